@@ -1,0 +1,448 @@
+//! Attention with AVX2 and FMA, on 6×16 register tiles.
+//!
+//! Keys and values of a head are packed into panels once; then, for each block of queries:
+//!
+//! - forward: the strip of scores `[block × t_k]` is computed, made into exponentials row by row, and multiplied
+//!   with v; the division by the row's sum waits until the rows of o are written.
+//! - backward: for each block of keys the strips p and ds are computed, and used three times: `ds·k` into the block's
+//!   dq, `dsᵀ·q` and `pᵀ·dy` into the head's dk and dv, which are kept in scratch until the last block.
+//!
+//! With a causal mask each tile stops at the diagonal: tiles of scores above it are not computed, and sums of
+//! products leave out the zeros, but for those inside the tiles on the diagonal.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::{Attention, Head, Out, Saved};
+use crate::cx::SharedMut;
+use crate::math::avx2::exp;
+use crate::tile::avx2::{Left, pack_panels, pack_transposed, panels_len, tile};
+use crate::tile::{TILE_COLS, TILE_ROWS, round_cols, row_stride};
+
+/// Queries of a block: whole tiles, and few enough that with one panel of keys they stay in L1.
+const QUERIES: usize = 48;
+/// Keys of a block in backward: whole tiles both ways. The two strips then take 150 KB of L2.
+const KEYS: usize = 384;
+
+/// Queries of a block in forward, where a strip is as long as the sequence and should not leave L2.
+fn queries(at: &Attention) -> usize {
+    if at.t_k <= 1024 { QUERIES } else { QUERIES / 2 }
+}
+
+pub(super) fn forward_len(at: &Attention) -> usize {
+    let rows = queries(at);
+    panels_len(at.d, at.t_k)
+        + panels_len(at.t_k, at.d)
+        + rows * row_stride(at.t_k)
+        + 2 * rows * row_stride(at.d)
+        + QUERIES
+}
+
+pub(super) fn backward_len(at: &Attention) -> usize {
+    2 * panels_len(at.d, at.t_k)
+        + 3 * panels_len(at.t_k, at.d)
+        + 2 * QUERIES * row_stride(at.t_k.min(KEYS))
+        + 3 * QUERIES * row_stride(at.d)
+        + QUERIES
+}
+
+/// Queries `rows` of one head.
+///
+/// # Safety
+/// The CPU has AVX2 and FMA; the inputs have the lengths of their layouts; nobody else has these rows of `o` and
+/// `lse`.
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn forward(
+    at: &Attention,
+    head: &Head,
+    rows: Range<usize>,
+    o: SharedMut<f32>,
+    lse: SharedMut<f32>,
+    scratch: &mut [f32],
+) {
+    let block = queries(at);
+    let keys = if rows.is_empty() { 0 } else { at.keys(rows.end - 1) };
+    let (strip_stride, d_stride) = (row_stride(at.t_k), row_stride(at.d));
+    let mut scratch = scratch;
+    let keys_t = take(&mut scratch, panels_len(at.d, keys));
+    let values = take(&mut scratch, panels_len(keys, at.d));
+    let strip = take(&mut scratch, block * strip_stride);
+    let q = take(&mut scratch, block * d_stride);
+    let sums = take(&mut scratch, block * d_stride);
+    let inverse = take(&mut scratch, block);
+
+    // SAFETY: `head` has `keys` rows of k and v, and the panels have room for them.
+    unsafe {
+        pack_transposed(head.k.as_ptr(), at.k.time, keys, at.d, keys_t.as_mut_ptr());
+        pack_panels(head.v.as_ptr(), at.v.time, at.d, keys, values.as_mut_ptr());
+    }
+    for start in rows.clone().step_by(block) {
+        let n = (rows.end - start).min(block);
+        copy_rows(at.scale, &head.q[start * at.q.time..], at.q.time, n, at.d, q, d_stride);
+        let bounds =
+            Bounds { causal: at.causal, query: start, key: 0, n_queries: n, n_keys: at.keys(start + n - 1) };
+        scores(&bounds, at.d, q, d_stride, keys_t, strip, strip_stride);
+
+        let lse_range = at.lse_range(head, start..start + n);
+        // SAFETY: the caller's promise.
+        let lse = unsafe { lse.slice(lse_range.start, n) };
+        for r in 0..n {
+            let seen = at.keys(start + r);
+            let row = &mut strip[r * strip_stride..][..strip_stride];
+            let (max, sum) = exponentials(row, seen, head.mask_row(start + r, 0, seen));
+            // A row that sees nothing is all zeros, and stays so.
+            let seen = sum != 0.0;
+            lse[r] = if seen { max + sum.ln() } else { max };
+            inverse[r] = if seen { 1.0 / sum } else { 0.0 };
+        }
+
+        rows_times_panels::<false>(&bounds, at.d, strip, strip_stride, values, keys, sums, d_stride);
+        for r in 0..n {
+            // SAFETY: the caller's promise.
+            let o = unsafe { o.slice(at.o.at(head.b, head.h) + (start + r) * at.o.time, at.d) };
+            scaled_copy(inverse[r], &sums[r * d_stride..][..at.d], o);
+        }
+    }
+}
+
+/// All gradients of one head.
+///
+/// # Safety
+/// The CPU has AVX2 and FMA; inputs have the lengths of their layouts; nobody else has this head's rows of the
+/// gradients, and they do not overlap each other.
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn backward(at: &Attention, head: &Head, saved: &Saved, out: &Out, scratch: &mut [f32]) {
+    let keys = if at.t_q == 0 { 0 } else { at.keys(at.t_q - 1) };
+    let (strip_stride, d_stride) = (row_stride(at.t_k.min(KEYS)), row_stride(at.d));
+    let d_cols = round_cols(at.d);
+    let mut scratch = scratch;
+    let keys_t = take(&mut scratch, panels_len(at.d, keys));
+    let values_t = take(&mut scratch, panels_len(at.d, keys));
+    let key_rows = take(&mut scratch, panels_len(keys, at.d));
+    let dk = take(&mut scratch, at.t_k * d_cols);
+    let dv = take(&mut scratch, at.t_k * d_cols);
+    let p = take(&mut scratch, QUERIES * strip_stride);
+    let ds = take(&mut scratch, QUERIES * strip_stride);
+    let q = take(&mut scratch, QUERIES * d_stride);
+    let dy = take(&mut scratch, QUERIES * d_stride);
+    let dq = take(&mut scratch, QUERIES * d_stride);
+    let delta = take(&mut scratch, QUERIES);
+
+    // SAFETY: `head` has `keys` rows of k and v, and the panels have room for them.
+    unsafe {
+        pack_transposed(head.k.as_ptr(), at.k.time, keys, at.d, keys_t.as_mut_ptr());
+        pack_transposed(head.v.as_ptr(), at.v.time, keys, at.d, values_t.as_mut_ptr());
+        pack_panels(head.k.as_ptr(), at.k.time, at.d, keys, key_rows.as_mut_ptr());
+    }
+    dk.fill(0.0);
+    dv.fill(0.0);
+
+    for start in (0..at.t_q).step_by(QUERIES) {
+        let n = (at.t_q - start).min(QUERIES);
+        // q carries the scale into the scores and into dk.
+        copy_rows(at.scale, &head.q[start * at.q.time..], at.q.time, n, at.d, q, d_stride);
+        copy_rows(1.0, &saved.dy[start * at.o.time..], at.o.time, n, at.d, dy, d_stride);
+        for r in 0..n {
+            delta[r] = dot(&dy[r * d_stride..][..at.d], &saved.o[(start + r) * at.o.time..][..at.d]);
+        }
+        dq.fill(0.0);
+
+        let seen_by_block = at.keys(start + n - 1);
+        for key in (0..seen_by_block).step_by(KEYS) {
+            let n_keys = (seen_by_block - key).min(KEYS);
+            let bounds = Bounds { causal: at.causal, query: start, key, n_queries: n, n_keys };
+            scores(&bounds, at.d, q, d_stride, &keys_t[key * at.d..], p, strip_stride);
+            scores(&bounds, at.d, dy, d_stride, &values_t[key * at.d..], ds, strip_stride);
+            for r in 0..n {
+                let seen = at.keys(start + r).saturating_sub(key).min(n_keys);
+                let mask = head.mask_row(start + r, key, seen);
+                let row = r * strip_stride..(r + 1) * strip_stride;
+                let lse = saved.lse[start + r];
+                probabilities(&mut p[row.clone()], &mut ds[row], seen, mask, lse, delta[r]);
+            }
+            let key_panels = &key_rows[key * TILE_COLS..];
+            rows_times_panels::<true>(&bounds, at.d, ds, strip_stride, key_panels, keys, dq, d_stride);
+            let (dk, dv) = (&mut dk[key * d_cols..], &mut dv[key * d_cols..]);
+            columns_times_rows(&bounds, [p, ds], strip_stride, [dy, q], d_stride, [dv, dk], d_cols);
+        }
+        for r in 0..n {
+            // SAFETY: the caller's promise.
+            let row = unsafe { out.dq.slice(at.q.at(head.b, head.h) + (start + r) * at.q.time, at.d) };
+            scaled_copy(at.scale, &dq[r * d_stride..][..at.d], row);
+        }
+    }
+    for j in 0..at.t_k {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let row = out.dk.slice(at.k.at(head.b, head.h) + j * at.k.time, at.d);
+            row.copy_from_slice(&dk[j * d_cols..][..at.d]);
+            let row = out.dv.slice(at.v.at(head.b, head.h) + j * at.v.time, at.d);
+            row.copy_from_slice(&dv[j * d_cols..][..at.d]);
+        }
+    }
+}
+
+/// A block of the scores: which queries and keys, and where the diagonal cuts it.
+struct Bounds {
+    causal: bool,
+    /// The first query and the first key.
+    query: usize,
+    key: usize,
+    n_queries: usize,
+    n_keys: usize,
+}
+
+impl Bounds {
+    /// How many of the block's keys matter to a tile of `n` queries from `row` on: those its last query sees.
+    fn depth(&self, row: usize, n: usize) -> usize {
+        if self.causal {
+            (self.query + row + n).saturating_sub(self.key).min(self.n_keys)
+        } else {
+            self.n_keys
+        }
+    }
+
+    /// The block's first query that sees a key `col` of the block.
+    fn first_row(&self, col: usize) -> usize {
+        if self.causal { (self.key + col).saturating_sub(self.query) } else { 0 }
+    }
+}
+
+/// `strip = rows · panelsᵀ`, tiles above the diagonal left out.
+#[target_feature(enable = "avx2,fma")]
+fn scores(
+    bounds: &Bounds,
+    d: usize,
+    rows: &[f32],
+    rows_stride: usize,
+    panels: &[f32],
+    strip: &mut [f32],
+    strip_stride: usize,
+) {
+    let n = bounds.n_queries;
+    assert!(rows.len() >= n * rows_stride && rows_stride >= d);
+    assert!(strip.len() >= n * strip_stride && strip_stride >= round_cols(bounds.n_keys));
+    assert!(panels.len() >= panels_len(d, bounds.n_keys));
+    for col in (0..bounds.n_keys).step_by(TILE_COLS) {
+        let first = bounds.first_row(col) / TILE_ROWS * TILE_ROWS;
+        for row in (first..n).step_by(TILE_ROWS) {
+            // SAFETY: rows, panel and tile are inside the slices, by the assertions.
+            unsafe {
+                tile::<false>(
+                    (n - row).min(TILE_ROWS),
+                    d,
+                    rows.as_ptr().add(row * rows_stride),
+                    Left::Rows(rows_stride),
+                    panels.as_ptr().add(col * d),
+                    TILE_COLS,
+                    strip.as_mut_ptr().add(row * strip_stride + col),
+                    strip_stride,
+                );
+            }
+        }
+    }
+}
+
+/// `out = strip · panels`, or `+=`, each tile up to the last key that it sees. A panel has `panel_depth` rows, the
+/// first of which belongs to the strip's first column.
+#[target_feature(enable = "avx2,fma")]
+fn rows_times_panels<const ADD: bool>(
+    bounds: &Bounds,
+    d: usize,
+    strip: &[f32],
+    strip_stride: usize,
+    panels: &[f32],
+    panel_depth: usize,
+    out: &mut [f32],
+    out_stride: usize,
+) {
+    let n = bounds.n_queries;
+    assert!(strip.len() >= n * strip_stride && strip_stride >= bounds.n_keys);
+    assert!(out.len() >= n * out_stride && out_stride >= round_cols(d));
+    for (panel, col) in (0..d).step_by(TILE_COLS).enumerate() {
+        let panel = &panels[panel * panel_depth * TILE_COLS..];
+        assert!(panel.len() >= bounds.n_keys * TILE_COLS);
+        for row in (0..n).step_by(TILE_ROWS) {
+            let tile_rows = (n - row).min(TILE_ROWS);
+            // SAFETY: rows, panel and tile are inside the slices, by the assertions.
+            unsafe {
+                tile::<ADD>(
+                    tile_rows,
+                    bounds.depth(row, tile_rows),
+                    strip.as_ptr().add(row * strip_stride),
+                    Left::Rows(strip_stride),
+                    panel.as_ptr(),
+                    TILE_COLS,
+                    out.as_mut_ptr().add(row * out_stride + col),
+                    out_stride,
+                );
+            }
+        }
+    }
+}
+
+/// `out[i] += stripᵀ[i] · rows[i]` for both pairs, each tile from the first query that sees its keys. Both pairs go
+/// together because they share bounds; their strips' lines stay in L1 for all columns.
+#[target_feature(enable = "avx2,fma")]
+fn columns_times_rows(
+    bounds: &Bounds,
+    strips: [&[f32]; 2],
+    strip_stride: usize,
+    rows: [&[f32]; 2],
+    rows_stride: usize,
+    out: [&mut [f32]; 2],
+    d_cols: usize,
+) {
+    let n = bounds.n_queries;
+    assert!(rows_stride >= d_cols && strip_stride >= bounds.n_keys);
+    for ((strip, rows), out) in strips.into_iter().zip(rows).zip(out) {
+        assert!(strip.len() >= n * strip_stride && rows.len() >= n * rows_stride);
+        assert!(out.len() >= bounds.n_keys * d_cols);
+        for key in (0..bounds.n_keys).step_by(TILE_ROWS) {
+            let first = bounds.first_row(key);
+            if first >= n {
+                break;
+            }
+            for col in (0..d_cols).step_by(TILE_COLS) {
+                // SAFETY: columns, rows and tile are inside the slices, by the assertions.
+                unsafe {
+                    tile::<true>(
+                        (bounds.n_keys - key).min(TILE_ROWS),
+                        n - first,
+                        strip.as_ptr().add(first * strip_stride + key),
+                        Left::Columns(strip_stride),
+                        rows.as_ptr().add(first * rows_stride + col),
+                        rows_stride,
+                        out.as_mut_ptr().add(key * d_cols + col),
+                        d_cols,
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Makes a row of `n` scores into `exp(s + mask − max)` and gives `(max, sum)`, the sum 0 if all
+/// are −∞. At least 8 zeros follow: tiles on the
+/// diagonal read up to 5 of them.
+#[target_feature(enable = "avx2,fma")]
+fn exponentials(row: &mut [f32], n: usize, mask: Option<&[f32]>) -> (f32, f32) {
+    let full = n.next_multiple_of(8);
+    let (body, rest) = row.split_at_mut(full);
+    rest[..8].fill(0.0);
+    if let Some(mask) = mask {
+        for (s, m) in body[..n].iter_mut().zip(&mask[..n]) {
+            *s += m;
+        }
+    }
+    // Lanes after the last key become zeros like any masked key.
+    body[n..].fill(f32::NEG_INFINITY);
+    let mut max = _mm256_set1_ps(f32::NEG_INFINITY);
+    for s in body.chunks_exact(8) {
+        // SAFETY: the chunk has 8 floats.
+        max = unsafe { _mm256_max_ps(max, _mm256_loadu_ps(s.as_ptr())) };
+    }
+    let max = lanes(max).into_iter().fold(f32::NEG_INFINITY, f32::max);
+    // Maxima pass over NaN, which must not end here.
+    if max == f32::NEG_INFINITY && body.iter().all(|&s| s == max) {
+        body.fill(0.0);
+        return (max, 0.0);
+    }
+    let (shift, mut sum) = (_mm256_set1_ps(max), _mm256_setzero_ps());
+    for s in body.chunks_exact_mut(8) {
+        // SAFETY: the chunk has 8 floats.
+        unsafe {
+            let e = exp(_mm256_sub_ps(_mm256_loadu_ps(s.as_ptr()), shift));
+            sum = _mm256_add_ps(sum, e);
+            _mm256_storeu_ps(s.as_mut_ptr(), e);
+        }
+    }
+    (max, lanes(sum).into_iter().sum())
+}
+
+/// Makes a row of `n` scores in `p` into probabilities, and `dp` in `ds` into `p·(dp − delta)`. At least 8 zeros
+/// follow in both.
+#[target_feature(enable = "avx2,fma")]
+fn probabilities(p: &mut [f32], ds: &mut [f32], n: usize, mask: Option<&[f32]>, lse: f32, delta: f32) {
+    let full = n.next_multiple_of(8);
+    let (p, p_rest) = p.split_at_mut(full);
+    let (ds, ds_rest) = ds.split_at_mut(full);
+    p_rest[..8].fill(0.0);
+    ds_rest[..8].fill(0.0);
+    if lse == f32::NEG_INFINITY {
+        p.fill(0.0);
+        ds.fill(0.0);
+        return;
+    }
+    if let Some(mask) = mask {
+        for (s, m) in p[..n].iter_mut().zip(&mask[..n]) {
+            *s += m;
+        }
+    }
+    p[n..].fill(f32::NEG_INFINITY);
+    // Scores after the last key are products with zeros or with keys not seen, and finite or not, p = 0 must win.
+    ds[n..].fill(0.0);
+    let (lse, delta) = (_mm256_set1_ps(lse), _mm256_set1_ps(delta));
+    for (p, ds) in p.chunks_exact_mut(8).zip(ds.chunks_exact_mut(8)) {
+        // SAFETY: the chunks have 8 floats.
+        unsafe {
+            let e = exp(_mm256_sub_ps(_mm256_loadu_ps(p.as_ptr()), lse));
+            let dp = _mm256_loadu_ps(ds.as_ptr());
+            _mm256_storeu_ps(p.as_mut_ptr(), e);
+            _mm256_storeu_ps(ds.as_mut_ptr(), _mm256_mul_ps(e, _mm256_sub_ps(dp, delta)));
+        }
+    }
+}
+
+/// `dst = scale·src` for `n` rows of `d`; what follows a row up to its stride is zeros.
+#[target_feature(enable = "avx2,fma")]
+fn copy_rows(
+    scale: f32,
+    src: &[f32],
+    src_stride: usize,
+    n: usize,
+    d: usize,
+    dst: &mut [f32],
+    dst_stride: usize,
+) {
+    for (r, dst) in dst.chunks_exact_mut(dst_stride).take(n).enumerate() {
+        scaled_copy(scale, &src[r * src_stride..][..d], dst);
+        dst[d..].fill(0.0);
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn scaled_copy(scale: f32, src: &[f32], dst: &mut [f32]) {
+    for (y, x) in dst.iter_mut().zip(src) {
+        *y = scale * x;
+    }
+}
+
+/// A sum of products in 8 lanes.
+#[target_feature(enable = "avx2,fma")]
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sum = [0.0; 8];
+    for (a, b) in a.chunks(8).zip(b.chunks(8)) {
+        for ((sum, a), b) in sum.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
+    }
+    sum.iter().sum()
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn lanes(x: __m256) -> [f32; 8] {
+    let mut lanes = [0.0; 8];
+    // SAFETY: eight floats of room.
+    unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), x) };
+    lanes
+}
+
+/// The next `n` floats, rounded up to a cache line.
+fn take<'a>(scratch: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
+    let (taken, rest) = std::mem::take(scratch).split_at_mut(round_cols(n));
+    *scratch = rest;
+    &mut taken[..n]
+}

@@ -1,0 +1,369 @@
+//! Scaled dot-product attention, fused, forward and backward.
+//!
+//! For each sequence and head, with rows q, k, v of `d` elements:
+//!
+//! ```text
+//! s[i,j] = scale·q[i]·k[j] + mask[i,j]        j ≤ i only, if causal
+//! lse[i] = ln Σ_j exp s[i,j]                  saved for backward
+//! p[i,j] = exp(s[i,j] − lse[i])
+//! o[i]   = Σ_j p[i,j]·v[j]
+//!
+//! delta[i] = dy[i]·o[i]
+//! ds[i,j]  = p[i,j]·(dy[i]·v[j] − delta[i])
+//! dq[i] = scale·Σ_j ds[i,j]·k[j]    dk[j] = scale·Σ_i ds[i,j]·q[i]    dv[j] = Σ_i p[i,j]·dy[i]
+//! ```
+//!
+//! Scores exist for a block of queries at a time, in scratch; backward computes them again. A causal mask is aligned
+//! at the top left, as PyTorch's `is_causal`. A row whose keys are all masked has `o = 0`, `lse = −∞`, and sends no
+//! gradient. There is no dropout, and no sharing of keys between heads.
+
+mod layout;
+mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+pub use layout::Layout;
+use layout::{Sizes, disjoint};
+
+use crate::Cx;
+use crate::cx::SharedMut;
+
+/// Attention of `t_q` queries to `t_k` keys in each of `heads` heads of `batch` sequences. The gradients dq, dk, dv
+/// lie as q, k, v do, and dy as o.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    /// How many sequences.
+    pub batch: usize,
+    /// How many heads.
+    pub heads: usize,
+    /// Queries of a sequence.
+    pub t_q: usize,
+    /// Keys of a sequence.
+    pub t_k: usize,
+    /// Elements of one query, key, value, and output row.
+    pub d: usize,
+    /// What scores are multiplied with, mostly `1/√d`.
+    pub scale: f32,
+    /// Query `i` sees keys `0..=i` only.
+    pub causal: bool,
+    /// The layout of q.
+    pub q: Layout,
+    /// The layout of k.
+    pub k: Layout,
+    /// The layout of v.
+    pub v: Layout,
+    /// The layout of o.
+    pub o: Layout,
+}
+
+/// Numbers that are added to the scores before the softmax; −∞ hides a key. Element (b, h, i, j) is
+/// `data[b*batch + h*head + i*row + j]`; a stride of zero repeats.
+#[derive(Clone, Copy, Debug)]
+pub struct Mask<'a> {
+    /// The numbers.
+    pub data: &'a [f32],
+    /// Elements from one sequence to the next.
+    pub batch: usize,
+    /// Elements from one head to the next.
+    pub head: usize,
+    /// Elements from one query to the next.
+    pub row: usize,
+}
+
+/// Where backward writes; overwritten, not added to. Elements between the rows are left alone.
+#[derive(Debug)]
+pub enum Grads<'a> {
+    /// dq, dk, dv in one buffer, at the offsets and strides of the layouts of q, k, v.
+    Packed(&'a mut [f32]),
+    /// dk and dv in one buffer.
+    PackedKv {
+        /// The gradient of q.
+        dq: &'a mut [f32],
+        /// The gradients of k and v.
+        dkv: &'a mut [f32],
+    },
+    /// A buffer for each.
+    Separate {
+        /// The gradient of q.
+        dq: &'a mut [f32],
+        /// The gradient of k.
+        dk: &'a mut [f32],
+        /// The gradient of v.
+        dv: &'a mut [f32],
+    },
+}
+
+impl Attention {
+    /// Self-attention on a packed `[batch, t, 3, heads, d]` of q, k, v, with `o` a contiguous `[batch, t, heads, d]`
+    /// and the scale `1/√d`. The same buffer is passed as q, k and v.
+    pub fn packed(batch: usize, t: usize, heads: usize, d: usize, causal: bool) -> Attention {
+        let [q, k, v] = [0, 1, 2].map(|part| Layout::packed(part, 3, t, heads, d));
+        Attention { q, k, v, ..Attention::separate(batch, t, t, heads, d, causal) }
+    }
+
+    /// Attention on contiguous `[batch, t_q, heads, d]` of q and o, and `[batch, t_k, heads, d]` of k and v, with the
+    /// scale `1/√d`.
+    pub fn separate(batch: usize, t_q: usize, t_k: usize, heads: usize, d: usize, causal: bool) -> Attention {
+        let (q, k) = (Layout::contiguous(t_q, heads, d), Layout::contiguous(t_k, heads, d));
+        let scale = 1.0 / (d.max(1) as f32).sqrt();
+        Attention { batch, heads, t_q, t_k, d, scale, causal, q, k, v: k, o: q }
+    }
+
+    /// How many floats of lse `[batch, heads, t_q]` there are.
+    pub fn lse_len(&self) -> usize {
+        self.batch * self.heads * self.t_q
+    }
+
+    /// How many floats of scratch `forward` wants with this many workers.
+    pub fn forward_scratch_len(&self, workers: usize) -> usize {
+        self.forward_worker_len() * workers + SPARE
+    }
+
+    /// How many floats of scratch `backward` wants with this many workers.
+    pub fn backward_scratch_len(&self, workers: usize) -> usize {
+        self.backward_worker_len() * workers + SPARE
+    }
+
+    /// Computes `o` and `lse [batch, heads, t_q]`.
+    pub fn forward(
+        &self,
+        cx: &Cx,
+        q: &[f32],
+        k: &[f32],
+        v: &[f32],
+        mask: Option<Mask>,
+        o: &mut [f32],
+        lse: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        self.check_inputs(q, k, v, mask, o, lse.len());
+        assert!(disjoint(&[(self.o, self.sizes_q())]), "rows of o overlap: {:?}", self.o);
+        assert!(
+            scratch.len() >= self.forward_scratch_len(cx.par.workers()),
+            "scratch of attention forward is short"
+        );
+        let per_worker = self.forward_worker_len();
+        let scratch = SharedMut::new(crate::tile::aligned(scratch));
+        let (o, lse) = (SharedMut::new(o), SharedMut::new(lse));
+
+        let chunk = self.query_chunk();
+        let chunks = self.t_q.div_ceil(chunk);
+        let units = self.batch * self.heads * chunks;
+        let flops = 4 * chunk.min(self.t_q) * self.t_k * self.d;
+        self.for_each_unit(cx, units, flops, &|unit, worker| {
+            let head = self.head(unit / chunks, q, k, v, mask);
+            let start = unit % chunks * chunk;
+            let rows = start..(start + chunk).min(self.t_q);
+            // SAFETY: a worker runs one task at a time, and has this part to itself.
+            let scratch = unsafe { scratch.slice(worker * per_worker, per_worker) };
+            #[cfg(target_arch = "x86_64")]
+            if cx.isa.has_avx2() {
+                // SAFETY: the instruction set was detected; `check_inputs` has proved the lengths; units have rows
+                // of their own in o and lse.
+                return unsafe { avx2::forward(self, &head, rows, o, lse, scratch) };
+            }
+            // SAFETY: as above.
+            unsafe { scalar::forward(self, &head, rows, o, lse, scratch) }
+        });
+    }
+
+    /// Computes the gradients from `dy` (which lies as `o`), the inputs, and what `forward` gave.
+    pub fn backward(
+        &self,
+        cx: &Cx,
+        dy: &[f32],
+        q: &[f32],
+        k: &[f32],
+        v: &[f32],
+        mask: Option<Mask>,
+        o: &[f32],
+        lse: &[f32],
+        grads: Grads,
+        scratch: &mut [f32],
+    ) {
+        self.check_inputs(q, k, v, mask, o, lse.len());
+        assert!(dy.len() >= self.o.span(self.sizes_q()), "dy is short");
+        assert!(
+            scratch.len() >= self.backward_scratch_len(cx.par.workers()),
+            "scratch of attention backward is short"
+        );
+        let out = self.check_grads(grads);
+        let per_worker = self.backward_worker_len();
+        let scratch = SharedMut::new(crate::tile::aligned(scratch));
+
+        let flops = 10 * self.t_q * self.t_k * self.d;
+        self.for_each_unit(cx, self.batch * self.heads, flops, &|unit, worker| {
+            let head = self.head(unit, q, k, v, mask);
+            let saved = self.saved(&head, dy, o, lse);
+            // SAFETY: a worker runs one task at a time, and has this part to itself.
+            let scratch = unsafe { scratch.slice(worker * per_worker, per_worker) };
+            #[cfg(target_arch = "x86_64")]
+            if cx.isa.has_avx2() {
+                // SAFETY: the instruction set was detected; lengths are proved above; `check_grads` has proved that
+                // no two heads share an element of the gradients.
+                return unsafe { avx2::backward(self, &head, &saved, &out, scratch) };
+            }
+            // SAFETY: as above.
+            unsafe { scalar::backward(self, &head, &saved, &out, scratch) }
+        });
+    }
+}
+
+/// Floats that scratch has to spare, to begin on a cache line.
+const SPARE: usize = 15;
+
+/// One head of one sequence: its inputs, each from its first element on.
+struct Head<'a> {
+    b: usize,
+    h: usize,
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    mask: Option<Mask<'a>>,
+}
+
+impl<'a> Head<'a> {
+    /// `n` elements of the mask's row for query `t`, from key `start` on.
+    fn mask_row(&self, t: usize, start: usize, n: usize) -> Option<&'a [f32]> {
+        // Without keys the data may end before the row begins.
+        self.mask.filter(|_| n > 0).map(|m| {
+            let at = self.b * m.batch + self.h * m.head + t * m.row + start;
+            &m.data[at..at + n]
+        })
+    }
+}
+
+/// What backward is given for one head, beside the inputs: each from its first element on.
+struct Saved<'a> {
+    dy: &'a [f32],
+    o: &'a [f32],
+    lse: &'a [f32],
+}
+
+/// The buffers of dq, dk, dv: three, or one three times.
+struct Out<'a> {
+    dq: SharedMut<'a, f32>,
+    dk: SharedMut<'a, f32>,
+    dv: SharedMut<'a, f32>,
+}
+
+impl Attention {
+    fn sizes_q(&self) -> Sizes {
+        Sizes { batch: self.batch, time: self.t_q, heads: self.heads, d: self.d }
+    }
+
+    fn sizes_k(&self) -> Sizes {
+        Sizes { time: self.t_k, ..self.sizes_q() }
+    }
+
+    /// How many keys query `t` sees.
+    fn keys(&self, t: usize) -> usize {
+        if self.causal { self.t_k.min(t + 1) } else { self.t_k }
+    }
+
+    /// Queries of one task: all, unless heads are too few to keep 16 workers busy. Each task packs the keys again,
+    /// which costs about a twentieth of what 96 queries cost.
+    fn query_chunk(&self) -> usize {
+        let tasks = 32usize.div_ceil((self.batch * self.heads).max(1));
+        self.t_q.div_ceil(tasks).next_multiple_of(48).max(96)
+    }
+
+    /// Runs `f(unit, worker)` on all units, several to a task where they are small.
+    fn for_each_unit(&self, cx: &Cx, units: usize, flops: usize, f: &(dyn Fn(usize, usize) + Sync)) {
+        // About 20 µs of work.
+        let group = (1_000_000 / flops.max(1)).clamp(1, units.max(1));
+        cx.par.run(units.div_ceil(group), &|task, worker| {
+            for unit in task * group..((task + 1) * group).min(units) {
+                f(unit, worker);
+            }
+        });
+    }
+
+    fn forward_worker_len(&self) -> usize {
+        let len = scalar::forward_len(self);
+        #[cfg(target_arch = "x86_64")]
+        let len = len.max(avx2::forward_len(self));
+        crate::tile::round_cols(len)
+    }
+
+    fn backward_worker_len(&self) -> usize {
+        let len = scalar::backward_len(self);
+        #[cfg(target_arch = "x86_64")]
+        let len = len.max(avx2::backward_len(self));
+        crate::tile::round_cols(len)
+    }
+
+    fn head<'a>(
+        &self,
+        unit: usize,
+        q: &'a [f32],
+        k: &'a [f32],
+        v: &'a [f32],
+        mask: Option<Mask<'a>>,
+    ) -> Head<'a> {
+        let (b, h) = (unit / self.heads, unit % self.heads);
+        // Without keys a buffer may be shorter than its first offset.
+        let from = |x: &'a [f32], l: Layout| &x[l.at(b, h).min(x.len())..];
+        Head { b, h, q: from(q, self.q), k: from(k, self.k), v: from(v, self.v), mask }
+    }
+
+    fn saved<'a>(&self, head: &Head, dy: &'a [f32], o: &'a [f32], lse: &'a [f32]) -> Saved<'a> {
+        let at = self.o.at(head.b, head.h);
+        let from = |x: &'a [f32]| &x[at.min(x.len())..];
+        Saved { dy: from(dy), o: from(o), lse: &lse[self.lse_range(head, 0..self.t_q)] }
+    }
+
+    fn lse_range(&self, head: &Head, rows: Range<usize>) -> Range<usize> {
+        let at = (head.b * self.heads + head.h) * self.t_q;
+        at + rows.start..at + rows.end
+    }
+
+    fn check_inputs(&self, q: &[f32], k: &[f32], v: &[f32], mask: Option<Mask>, o: &[f32], lse_len: usize) {
+        assert!(self.d > 0, "a head has at least one element");
+        assert!(q.len() >= self.q.span(self.sizes_q()), "q is short: {}", q.len());
+        assert!(k.len() >= self.k.span(self.sizes_k()), "k is short: {}", k.len());
+        assert!(v.len() >= self.v.span(self.sizes_k()), "v is short: {}", v.len());
+        assert!(o.len() >= self.o.span(self.sizes_q()), "o is short: {}", o.len());
+        assert_eq!(lse_len, self.lse_len(), "lse is [batch, heads, t_q]");
+        if let Some(m) = mask {
+            let layout = Layout { offset: 0, batch: m.batch, time: m.row, head: m.head };
+            let span = layout.span(Sizes { d: self.t_k, ..self.sizes_q() });
+            assert!(m.data.len() >= span, "the mask is short: {} of {span}", m.data.len());
+        }
+    }
+
+    /// Checks lengths and that no two gradients share an element.
+    fn check_grads<'a>(&self, grads: Grads<'a>) -> Out<'a> {
+        let (q, k, v) = ((self.q, self.sizes_q()), (self.k, self.sizes_k()), (self.v, self.sizes_k()));
+        let check = |buffer: &[f32], parts: &[(Layout, Sizes)], name: &str| {
+            for (layout, sizes) in parts {
+                assert!(buffer.len() >= layout.span(*sizes), "{name} is short: {}", buffer.len());
+            }
+            assert!(disjoint(parts), "{name} overlap: {parts:?}");
+        };
+        match grads {
+            Grads::Packed(all) => {
+                check(all, &[q, k, v], "packed gradients");
+                let all = SharedMut::new(all);
+                Out { dq: all, dk: all, dv: all }
+            }
+            Grads::PackedKv { dq, dkv } => {
+                check(dq, &[q], "rows of dq");
+                check(dkv, &[k, v], "packed gradients of k and v");
+                let dkv = SharedMut::new(dkv);
+                Out { dq: SharedMut::new(dq), dk: dkv, dv: dkv }
+            }
+            Grads::Separate { dq, dk, dv } => {
+                check(dq, &[q], "rows of dq");
+                check(dk, &[k], "rows of dk");
+                check(dv, &[v], "rows of dv");
+                Out { dq: SharedMut::new(dq), dk: SharedMut::new(dk), dv: SharedMut::new(dv) }
+            }
+        }
+    }
+}

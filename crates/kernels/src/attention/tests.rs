@@ -1,0 +1,302 @@
+//! Oracle against finite differences, AVX2 against the oracle, and the same bits for any order of tasks.
+
+use super::*;
+use crate::{Isa, Parallel};
+
+/// Runs tasks from the last to the first, dealing them out to its workers.
+struct Backwards(usize);
+
+// SAFETY: each index once, one at a time, on workers below the number stated.
+unsafe impl Parallel for Backwards {
+    fn workers(&self) -> usize {
+        self.0
+    }
+    fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
+        for i in (0..n_tasks).rev() {
+            task(i, i % self.0);
+        }
+    }
+}
+
+/// Numbers in −1..1.
+fn numbers(n: usize, seed: u32) -> Vec<f32> {
+    let mut x = seed.wrapping_mul(2_654_435_761) | 1;
+    let mut next = || {
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+        x as f32 / u32::MAX as f32 * 2.0 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// Which mask a row of the table asks for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    None,
+    /// `[t_q, t_k]`, numbers.
+    Shared,
+    /// `[batch, 1, t_k]`, −∞ on every third key.
+    Keys,
+    /// `[batch, heads, t_q, t_k]`, numbers and −∞, and all of row 0 hidden.
+    Full,
+}
+
+/// Everything a run gives.
+#[derive(PartialEq, Debug)]
+struct Results {
+    o: Vec<f32>,
+    lse: Vec<f32>,
+    dq: Vec<f32>,
+    dk: Vec<f32>,
+    dv: Vec<f32>,
+}
+
+struct Case {
+    at: Attention,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    dy: Vec<f32>,
+    mask: Vec<f32>,
+    kind: Kind,
+}
+
+impl Case {
+    fn new(batch: usize, heads: usize, t_q: usize, t_k: usize, d: usize, causal: bool, kind: Kind) -> Case {
+        let at = Attention::separate(batch, t_q, t_k, heads, d, causal);
+        let mut mask = numbers(batch * heads * t_q * t_k, 5);
+        for (i, m) in mask.iter_mut().enumerate() {
+            if kind == Kind::Keys && i % t_k % 3 == 1
+                || kind == Kind::Full && (i % 5 == 2 || (i / t_k).is_multiple_of(t_q))
+            {
+                *m = f32::NEG_INFINITY;
+            }
+        }
+        let (n_q, n_k) = (batch * t_q * heads * d, batch * t_k * heads * d);
+        // Scores of a few units, so that the softmax is not flat.
+        let q = numbers(n_q, 1).iter().map(|x| 3.0 * x).collect();
+        Case { at, q, k: numbers(n_k, 2), v: numbers(n_k, 3), dy: numbers(n_q, 4), mask, kind }
+    }
+
+    fn mask(&self) -> Option<Mask<'_>> {
+        let (data, t_k) = (&self.mask[..], self.at.t_k);
+        let all = self.at.t_q * t_k;
+        match self.kind {
+            Kind::None => None,
+            Kind::Shared => Some(Mask { data, batch: 0, head: 0, row: t_k }),
+            Kind::Keys => Some(Mask { data, batch: t_k, head: 0, row: 0 }),
+            Kind::Full => Some(Mask { data, batch: self.at.heads * all, head: all, row: t_k }),
+        }
+    }
+
+    fn forward(&self, cx: &Cx) -> (Vec<f32>, Vec<f32>) {
+        let mut scratch = vec![f32::NAN; self.at.forward_scratch_len(cx.par.workers())];
+        let (mut o, mut lse) = (vec![f32::NAN; self.q.len()], vec![f32::NAN; self.at.lse_len()]);
+        self.at.forward(cx, &self.q, &self.k, &self.v, self.mask(), &mut o, &mut lse, &mut scratch);
+        (o, lse)
+    }
+
+    fn run(&self, cx: &Cx) -> Results {
+        let (o, lse) = self.forward(cx);
+        let mut scratch = vec![f32::NAN; self.at.backward_scratch_len(cx.par.workers())];
+        let [mut dq, mut dk, mut dv] = [&self.q, &self.k, &self.v].map(|x| vec![f32::NAN; x.len()]);
+        let grads = Grads::Separate { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+        let mask = self.mask();
+        self.at.backward(cx, &self.dy, &self.q, &self.k, &self.v, mask, &o, &lse, grads, &mut scratch);
+        Results { o, lse, dq, dk, dv }
+    }
+
+    /// The loss `Σ dy·o`, in f64 and as plainly as possible.
+    fn loss(&self, q: &[f32], k: &[f32], v: &[f32]) -> f64 {
+        let at = &self.at;
+        let mut loss = 0.0;
+        for b in 0..at.batch {
+            for h in 0..at.heads {
+                for i in 0..at.t_q {
+                    let row = |x: &[f32], t_max: usize, t: usize| -> Vec<f64> {
+                        let start = ((b * t_max + t) * at.heads + h) * at.d;
+                        x[start..start + at.d].iter().map(|&x| x as f64).collect()
+                    };
+                    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+                    let (q, dy) = (row(q, at.t_q, i), row(&self.dy, at.t_q, i));
+                    let (mut sum, mut out) = (0.0, 0.0);
+                    for j in 0..at.t_k {
+                        let hidden = at.causal && j > i;
+                        let mask =
+                            self.mask().map_or(0.0, |m| m.data[b * m.batch + h * m.head + i * m.row + j]);
+                        if !hidden {
+                            let p = (dot(&q, &row(k, at.t_k, j)) * at.scale as f64 + mask as f64).exp();
+                            sum += p;
+                            out += p * dot(&dy, &row(v, at.t_k, j));
+                        }
+                    }
+                    loss += if sum > 0.0 { out / sum } else { 0.0 };
+                }
+            }
+        }
+        loss
+    }
+}
+
+fn close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        assert!(g == w || (g - w).abs() <= tolerance * (1.0 + w.abs()), "{what} at {i}: {g}, not {w}");
+    }
+}
+
+#[test]
+fn oracle_gradients_are_finite_differences() {
+    for (t_q, t_k, d, causal, kind) in [
+        (3, 3, 2, false, Kind::None),
+        (4, 4, 3, true, Kind::None),
+        (2, 5, 3, true, Kind::Shared),
+        (5, 2, 2, true, Kind::Full),
+        (3, 4, 2, false, Kind::Keys),
+        (3, 6, 1, false, Kind::Full),
+    ] {
+        let case = Case::new(2, 2, t_q, t_k, d, causal, kind);
+        let got = case.run(&Cx::oracle());
+        let loss: f64 = got.o.iter().zip(&case.dy).map(|(o, dy)| *o as f64 * *dy as f64).sum();
+        assert!((loss - case.loss(&case.q, &case.k, &case.v)).abs() < 1e-5, "loss of {t_q}×{t_k}");
+        let tensors = [&case.q, &case.k, &case.v];
+        for (which, grad) in [&got.dq, &got.dk, &got.dv].into_iter().enumerate() {
+            for i in 0..grad.len() {
+                let at = |step: f32| {
+                    let mut moved = tensors.map(Vec::clone);
+                    moved[which][i] += step;
+                    (case.loss(&moved[0], &moved[1], &moved[2]), moved[which][i] as f64)
+                };
+                let ((high, x1), (low, x0)) = (at(1e-3), at(-1e-3));
+                let want = (high - low) / (x1 - x0);
+                assert!(
+                    (grad[i] as f64 - want).abs() < 1e-4,
+                    "gradient {which} at {i}: {}, not {want}",
+                    grad[i]
+                );
+            }
+        }
+    }
+}
+
+/// AVX2 against the oracle, to 2e-5 of values near one (sums of up to 400 products), and the same bits for any runner.
+fn check(batch: usize, heads: usize, t_q: usize, t_k: usize, d: usize, causal: bool, kind: Kind) {
+    let what = format!("{batch}×{heads} heads, {t_q}×{t_k}×{d}, causal {causal}, mask {kind:?}");
+    let case = Case::new(batch, heads, t_q, t_k, d, causal, kind);
+    let want = case.run(&Cx::oracle());
+    let got = case.run(&Cx::serial());
+    close(&got.o, &want.o, 2e-5, &format!("o of {what}"));
+    close(&got.lse, &want.lse, 2e-5, &format!("lse of {what}"));
+    close(&got.dq, &want.dq, 2e-5, &format!("dq of {what}"));
+    close(&got.dk, &want.dk, 2e-5, &format!("dk of {what}"));
+    close(&got.dv, &want.dv, 2e-5, &format!("dv of {what}"));
+    for workers in [1, 3, 16] {
+        let cx = Cx { isa: Isa::detect(), par: &Backwards(workers) };
+        assert_eq!(case.run(&cx), got, "bits of {what} on {workers} workers");
+    }
+}
+
+#[test]
+fn avx2_is_the_oracle() {
+    for t in [1, 5, 6, 7, 8, 15, 16, 17, 48, 49, 97] {
+        for d in [1, 7, 8, 9, 16, 17, 64] {
+            check(1, 2, t, t, d, true, Kind::None);
+        }
+        check(2, 1, t, t, 12, false, Kind::None);
+    }
+    for (t_q, t_k) in [(1, 50), (50, 1), (13, 33), (100, 30), (30, 100), (7, 400), (60, 777), (450, 390)] {
+        for causal in [false, true] {
+            for kind in [Kind::None, Kind::Shared, Kind::Keys, Kind::Full] {
+                check(2, 2, t_q, t_k, 20, causal, kind);
+            }
+        }
+    }
+    check(1, 1, 40, 1100, 8, false, Kind::None);
+    check(40, 1, 20, 20, 32, true, Kind::None);
+}
+
+#[test]
+fn empty_shapes_give_zeros() {
+    for isa in [Isa::SCALAR, Isa::detect()] {
+        let cx = Cx { isa, par: &Backwards(2) };
+        let none = Case::new(1, 2, 3, 0, 4, false, Kind::None).run(&cx);
+        assert!(none.o.iter().chain(&none.dq).all(|&x| x == 0.0));
+        assert!(none.lse.iter().all(|&x| x == f32::NEG_INFINITY));
+        let none = Case::new(1, 2, 0, 3, 4, true, Kind::None).run(&cx);
+        assert!(none.dk.iter().chain(&none.dv).all(|&x| x == 0.0));
+        Case::new(0, 2, 3, 3, 4, true, Kind::None).run(&cx);
+        Case::new(2, 0, 3, 3, 4, true, Kind::None).run(&cx);
+    }
+}
+
+#[test]
+fn a_hidden_row_is_zeros_and_sends_no_gradient() {
+    for isa in [Isa::SCALAR, Isa::detect()] {
+        let case = Case::new(1, 1, 9, 20, 4, false, Kind::Full);
+        let got = case.run(&Cx { isa, par: &Backwards(1) });
+        assert_eq!(
+            (&got.o[..4], got.lse[0], &got.dq[..4]),
+            (&[0.0; 4][..], f32::NEG_INFINITY, &[0.0; 4][..])
+        );
+        assert!(got.o.iter().chain(&got.dq).chain(&got.dk).chain(&got.dv).all(|x| x.is_finite()));
+        assert!(got.o[4..].iter().any(|&x| x != 0.0));
+    }
+}
+
+#[test]
+fn a_nan_is_not_hidden() {
+    for isa in [Isa::SCALAR, Isa::detect()] {
+        for key in [0, 10] {
+            let mut case = Case::new(1, 1, 20, 20, 8, true, Kind::None);
+            case.k[key * 8] = f32::NAN;
+            let (o, lse) = case.forward(&Cx { isa, par: &Backwards(1) });
+            assert!(o[..key * 8].iter().chain(&lse[..key]).all(|x| !x.is_nan()), "rows before {key}");
+            assert!(o[key * 8..].iter().chain(&lse[key..]).all(|x| x.is_nan()), "rows that see {key}");
+        }
+    }
+}
+
+/// The packed form gives the bits of the separate form, and leaves what lies between alone.
+#[test]
+fn packed_is_separate() {
+    let (batch, t, heads, d) = (2, 21, 3, 10);
+    let case = Case::new(batch, heads, t, t, d, true, Kind::None);
+    let want = case.run(&Cx::serial());
+    let at = Attention::packed(batch, t, heads, d, true);
+    let pack = |parts: &[&[f32]]| -> Vec<f32> {
+        let row = heads * d;
+        (0..batch * t)
+            .flat_map(|i| parts.iter().flat_map(move |p| &p[i * row..(i + 1) * row]))
+            .copied()
+            .collect()
+    };
+    let qkv = pack(&[&case.q, &case.k, &case.v]);
+    let mut scratch = vec![f32::NAN; at.forward_scratch_len(1).max(at.backward_scratch_len(1))];
+    let (mut o, mut lse) = (vec![0.0; want.o.len()], vec![0.0; want.lse.len()]);
+    at.forward(&Cx::serial(), &qkv, &qkv, &qkv, None, &mut o, &mut lse, &mut scratch);
+    assert_eq!((&o, &lse), (&want.o, &want.lse));
+    let mut dqkv = vec![f32::NAN; qkv.len()];
+    let grads = Grads::Packed(&mut dqkv);
+    at.backward(&Cx::serial(), &case.dy, &qkv, &qkv, &qkv, None, &o, &lse, grads, &mut scratch);
+    assert_eq!(dqkv, pack(&[&want.dq, &want.dk, &want.dv]));
+
+    let [k, v] = [0, 1].map(|part| Layout::packed(part, 2, t, heads, d));
+    let at = Attention { k, v, ..case.at.clone() };
+    let kv = pack(&[&case.k, &case.v]);
+    let (mut dq, mut dkv) = (vec![f32::NAN; want.dq.len()], vec![f32::NAN; kv.len()]);
+    let grads = Grads::PackedKv { dq: &mut dq, dkv: &mut dkv };
+    at.backward(&Cx::serial(), &case.dy, &case.q, &kv, &kv, None, &o, &lse, grads, &mut scratch);
+    assert_eq!((dq, dkv), (want.dq, pack(&[&want.dk, &want.dv])));
+}
+
+#[test]
+#[should_panic(expected = "overlap")]
+fn gradients_on_each_other_are_refused() {
+    let case = Case::new(1, 2, 4, 4, 4, false, Kind::None);
+    let (o, lse) = case.forward(&Cx::serial());
+    let mut scratch = vec![0.0; case.at.backward_scratch_len(1)];
+    let mut all = vec![0.0; 3 * case.q.len()];
+    let grads = Grads::Packed(&mut all);
+    case.at.backward(&Cx::serial(), &case.dy, &case.q, &case.k, &case.v, None, &o, &lse, grads, &mut scratch);
+}

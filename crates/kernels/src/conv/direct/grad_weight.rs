@@ -1,0 +1,221 @@
+//! The weight gradient without packing: a tile is some consecutive floats of the patch by 16 channels of `dy`, and the
+//! sum runs over pixels. Both operands are read where they lie.
+//!
+//! Determinism: the units of work (some rows of an image) are cut into at most [`SLABS_MAX`] slabs by shape alone. Each
+//! slab sums its units in order into its own partial gradient, `[group][panel][patch][lanes]`, and the partials are
+//! added in the slabs' order. Where the weights are so many that few partials fit, tasks are also cut by panels.
+
+use super::super::Conv2d;
+use super::super::geometry::{Way, pieces};
+use super::super::micro::{self, ALIGN_SLACK, Sweep, aligned, padded, panel};
+use super::{Gather, View};
+use crate::Cx;
+use crate::cx::SharedMut;
+
+/// Enough for 16 workers.
+const SLABS_MAX: usize = 16;
+/// Floats in all partial gradients together: half of a 32 MB L3.
+const PARTIALS_MAX: usize = 1 << 22;
+
+/// From this patch length on, a panel of `dy` is copied together before it is read `patch / 6` times: with a power of
+/// two of channels its rows fall into few sets of the L1 cache. Measured, 28x28, 128 to 256 channels,
+/// 3x3, stride 2, batch 4: 8.6 ms without, 6.3 with.
+const PACK_PATCH_MIN: usize = 96;
+
+struct Cut {
+    gather: Gather,
+    /// Panels of one group, and of all.
+    group_panels: usize,
+    n_panels: usize,
+    /// Floats of a group's and of a whole partial gradient.
+    group_len: usize,
+    partial_len: usize,
+    slabs: usize,
+    units_per_slab: usize,
+    panels_per_task: usize,
+    /// Whether panels of `dy` are copied together.
+    packs: bool,
+}
+
+impl Cut {
+    fn new(s: &Conv2d) -> Cut {
+        let gather = Gather::new(s, Way::Forward);
+        let c_out = s.c_out / s.groups;
+        let group_panels = c_out.div_ceil(micro::PANEL);
+        let n_panels = group_panels * s.groups;
+        let group_len = gather.patch_len() * padded(c_out);
+        let partial_len = group_len * s.groups;
+        let units = gather.n * gather.units_per_image();
+        let slabs =
+            SLABS_MAX.min(units.div_ceil(gather.units_per_task())).min(PARTIALS_MAX / partial_len.max(1));
+        let units_per_slab = units.div_ceil(slabs.max(1));
+        let slabs = units.div_ceil(units_per_slab.max(1));
+        // With fewer slabs than workers might be, cut the panels too, but not below two: each cut reads x again.
+        let parts = SLABS_MAX.div_ceil(slabs.max(1)).min(n_panels.div_ceil(2)).max(1);
+        // A convolution that fits one task stays one.
+        let parts = if units <= gather.units_per_task() { 1 } else { parts };
+        let panels_per_task = n_panels.div_ceil(parts).max(1);
+        let packs = gather.patch_len() >= PACK_PATCH_MIN && s.c_out > micro::PANEL;
+        Cut {
+            gather,
+            group_panels,
+            n_panels,
+            group_len,
+            partial_len,
+            slabs,
+            units_per_slab,
+            panels_per_task,
+            packs,
+        }
+    }
+
+    fn view_len(&self) -> usize {
+        self.gather.view_len().next_multiple_of(16)
+    }
+
+    fn pack_len(&self) -> usize {
+        if self.packs { self.gather.unit_rows * self.gather.cols.made() * micro::PANEL } else { 0 }
+    }
+
+    fn parts(&self) -> usize {
+        self.n_panels.div_ceil(self.panels_per_task)
+    }
+}
+
+/// Floats of scratch.
+pub(super) fn scratch_len(s: &Conv2d, workers: usize) -> usize {
+    let cut = Cut::new(s);
+    cut.slabs * cut.partial_len + workers * (cut.view_len() + cut.pack_len()) + ALIGN_SLACK
+}
+
+/// `dweight` from `x` and `dy`.
+pub(in super::super) fn grad_weight(
+    s: &Conv2d,
+    cx: &Cx,
+    x: &[f32],
+    dy: &[f32],
+    dweight: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let cut = Cut::new(s);
+    let gather = &cut.gather;
+    let n_units = gather.n * gather.units_per_image();
+    let own_len = cut.view_len() + cut.pack_len();
+    let (partials, own) = aligned(scratch).split_at_mut(cut.slabs * cut.partial_len);
+    {
+        let (partials, own) = (SharedMut::new(partials), SharedMut::new(own));
+        let c_out = s.c_out / s.groups;
+        cx.par.run(cut.slabs * cut.parts(), &|task, worker| {
+            let (slab, part) = (task / cut.parts(), task % cut.parts());
+            // SAFETY: a worker runs one task at a time.
+            let (buffer, packed) =
+                unsafe { own.slice(worker * own_len, own_len) }.split_at_mut(cut.view_len());
+            for unit in slab * cut.units_per_slab..((slab + 1) * cut.units_per_slab).min(n_units) {
+                let (image, from, to) = gather.unit(unit);
+                let view = View::new(gather, x, image, from, to, buffer);
+                let pixel = (image * s.out_h() + from) * s.out_w();
+                let dy = &dy[pixel * s.c_out..][..(to - from) * s.out_w() * s.c_out];
+                for idx in part * cut.panels_per_task..((part + 1) * cut.panels_per_task).min(cut.n_panels) {
+                    let (group, (first, width, lanes)) =
+                        (idx / cut.group_panels, panel(c_out, idx % cut.group_panels));
+                    let start = slab * cut.partial_len + group * cut.group_len + gather.patch_len() * first;
+                    // SAFETY: panels of a slab are disjoint and belong to one task.
+                    let sums = unsafe { partials.slice(start, gather.patch_len() * width) };
+                    let add = unit > slab * cut.units_per_slab;
+                    let dy = &dy[group * c_out + first..];
+                    let dy = if cut.packs {
+                        let n_px = (to - from) * s.out_w();
+                        for (target, source) in
+                            packed.chunks_exact_mut(width).zip(dy.chunks(s.c_out)).take(n_px)
+                        {
+                            target[..lanes].copy_from_slice(&source[..lanes]);
+                            target[lanes..].fill(0.0);
+                        }
+                        Lanes { ptr: packed.as_ptr(), pixel: width, lanes: width }
+                    } else {
+                        Lanes { ptr: dy.as_ptr(), pixel: s.c_out, lanes }
+                    };
+                    // SAFETY: this runs only where there is AVX2; `dy` and the view are of these rows.
+                    unsafe { add_unit(s, gather, &view, dy, group, width, from, to, sums, add) };
+                }
+            }
+        });
+    }
+    finish(s, cx, &cut, partials, dweight);
+}
+
+/// One panel of `dy`: pixel after pixel, of which `lanes` floats may be read.
+#[derive(Clone, Copy)]
+struct Lanes {
+    ptr: *const f32,
+    pixel: usize,
+    lanes: usize,
+}
+
+/// Adds one unit's share to one panel of a partial gradient.
+///
+/// # Safety
+/// The CPU has AVX2 and FMA; the view and `dy` are of rows `from..to`.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn add_unit(
+    s: &Conv2d,
+    gather: &Gather,
+    view: &View,
+    dy: Lanes,
+    group: usize,
+    width: usize,
+    from: usize,
+    to: usize,
+    sums: &mut [f32],
+    add: bool,
+) {
+    let c_in = s.c_in / s.groups;
+    let (lh, lw) = (gather.rows.lattice(0), gather.cols.lattice(0));
+    let joined = lw.tap_step == 1 && s.groups == 1;
+    let (inner, len) = if joined { (1, s.kw * c_in) } else { (s.kw, c_in) };
+    let sweep = Sweep {
+        lines: to - from,
+        pixels: lw.count,
+        a_line: lh.read_step * view.row,
+        a_pixel: lw.read_step * s.c_in,
+        b_line: s.out_w() * dy.pixel,
+        b_pixel: dy.pixel,
+    };
+    for (kh, kw) in (0..s.kh * inner).map(|i| (i / inner, i % inner)) {
+        let row = lh.read_first + (from * lh.read_step + kh * lh.tap_step) as isize;
+        let col = lw.read_first + (kw * lw.tap_step) as isize;
+        for (at, rows) in pieces(len, micro::rows_max(width)) {
+            let sums = &mut sums[((kh * inner + kw) * len + at) * width..][..rows * width];
+            // SAFETY: the view covers every tap of these rows; `dy` has every pixel.
+            unsafe {
+                let a = view.at(row, col, group * c_in + at);
+                micro::reduce(rows, width, dy.lanes, &sweep, a, dy.ptr, sums.as_mut_ptr(), add);
+            }
+        }
+    }
+}
+
+/// Adds the partial gradients in order and turns them into OIHW, one panel a task.
+fn finish(s: &Conv2d, cx: &Cx, cut: &Cut, partials: &[f32], dweight: &mut [f32]) {
+    let (c_in, c_out, taps) = (s.c_in / s.groups, s.c_out / s.groups, s.kh * s.kw);
+    let filter = c_in * taps;
+    let dweight = SharedMut::new(dweight);
+    cx.par.run(cut.n_panels, &|idx, _| {
+        let (group, (first, width, lanes)) = (idx / cut.group_panels, panel(c_out, idx % cut.group_panels));
+        // SAFETY: panels are disjoint ranges of output channels.
+        let out = unsafe { dweight.slice((group * c_out + first) * filter, lanes * filter) };
+        for at in 0..filter {
+            let (tap, ci) = (at / c_in, at % c_in);
+            let start = group * cut.group_len + filter * first + at * width;
+            let mut sum = [0.0; micro::PANEL];
+            for slab in 0..cut.slabs {
+                for (v, p) in sum.iter_mut().zip(&partials[slab * cut.partial_len + start..][..width]) {
+                    *v += p;
+                }
+            }
+            for lane in 0..lanes {
+                out[lane * filter + ci * taps + tap] = sum[lane];
+            }
+        }
+    });
+}

@@ -1,0 +1,360 @@
+//! Convolution by register tiles that read patches where they lie.
+//!
+//! With channels last, the patch of an output pixel is, for each kernel row, one contiguous run of `kw · c` floats, and
+//! the patch of its right neighbour is the same run shifted by `stride · c`. So a tile of 6 pixels by 16 output
+//! channels is a small matrix product whose left side needs no packing: six pointers a fixed distance apart. Only the
+//! weights are repacked, into panels `[kh][kw][c][16]`, once a call. With dilation or groups the runs are `c / groups`
+//! long, one a tap; nothing else changes.
+//!
+//! Padding is a copy: a task makes a few rows of one image, and if any of their patches leaves the image it first
+//! copies the rows it will read, with zeros around, into its scratch. That *view* is small (a few rows) and is read
+//! `kh · kw · c_out` times.
+//!
+//! The input gradient is the same code on another [`Axis`]; see `geometry`. The weight gradient is in [`grad_weight`].
+//!
+//! A task is some rows of some images, by shape alone; each output is summed by one task, in the order of its patch.
+
+mod grad_weight;
+mod view;
+
+pub(super) use grad_weight::grad_weight;
+pub(super) use view::View;
+
+use super::geometry::{Axis, Way, pieces};
+use super::micro::{self, ALIGN_SLACK, Target, Walk, aligned, padded, panel, panels};
+use super::{Conv2d, Epilogue, Pass};
+use crate::Cx;
+use crate::cx::SharedMut;
+
+/// Multiply-adds that make a task worth starting: about 10 µs.
+const TASK_MACS_MIN: usize = 1 << 19;
+/// Floats that the rows made by one unit may take: they are still in L2 when the epilogue comes.
+const UNIT_MADE_MAX: usize = 1 << 15;
+/// Floats that a view may take: half of a 512 KB L2, beside the panel of weights and the rows made.
+const VIEW_MAX: usize = 1 << 16;
+
+/// Weights that are worth a task to repack: about 15 µs.
+const PACK_MIN: usize = 1 << 14;
+
+/// A convolution as a gather: what is read, what is made, and how the weights are strided.
+#[derive(Clone, Debug)]
+pub(super) struct Gather {
+    pub(super) n: usize,
+    pub(super) rows: Axis,
+    pub(super) cols: Axis,
+    /// Channels read, over all groups.
+    pub(super) c_read: usize,
+    /// Channels made, over all groups.
+    pub(super) c_made: usize,
+    pub(super) groups: usize,
+    /// Floats between the weights of neighbouring channels made, and read.
+    made_step: usize,
+    read_step: usize,
+    /// Rows made by one unit of work, at most.
+    pub(super) unit_rows: usize,
+}
+
+impl Gather {
+    /// The gather behind a pass.
+    pub(super) fn new(s: &Conv2d, way: Way) -> Gather {
+        let rows = Axis {
+            way,
+            input: s.h,
+            output: s.out_h(),
+            k: s.kh,
+            stride: s.stride.0,
+            padding: s.padding.0,
+            dilation: s.dilation.0,
+        };
+        let cols = Axis {
+            way,
+            input: s.w,
+            output: s.out_w(),
+            k: s.kw,
+            stride: s.stride.1,
+            padding: s.padding.1,
+            dilation: s.dilation.1,
+        };
+        let taps = s.kh * s.kw;
+        let filter = s.c_in / s.groups * taps;
+        let (c_read, c_made, made_step, read_step) = match way {
+            Way::Forward => (s.c_in, s.c_out, filter, taps),
+            Way::Backward => (s.c_out, s.c_in, taps, filter),
+        };
+        let mut gather = Gather {
+            n: s.n,
+            rows,
+            cols,
+            c_read,
+            c_made,
+            groups: s.groups,
+            made_step,
+            read_step,
+            unit_rows: 1,
+        };
+        if gather.made_len() > 0 {
+            // The most rows that keep both the view and what is made in cache.
+            while gather.unit_rows < rows.made()
+                && (gather.unit_rows + 1) * cols.made() * c_made <= UNIT_MADE_MAX
+                && rows.reads_max(gather.unit_rows + 1) * gather.view_row_len() <= VIEW_MAX
+            {
+                gather.unit_rows += 1;
+            }
+            // Units of even height.
+            gather.unit_rows = rows.made().div_ceil(rows.made().div_ceil(gather.unit_rows));
+        }
+        gather
+    }
+
+    fn made_len(&self) -> usize {
+        self.n * self.rows.made() * self.cols.made() * self.c_made
+    }
+
+    fn view_row_len(&self) -> usize {
+        self.cols.reads_max(self.cols.made().max(1)) * self.c_read
+    }
+
+    /// Floats of the largest view.
+    pub(super) fn view_len(&self) -> usize {
+        if self.made_len() == 0 { 0 } else { self.rows.reads_max(self.unit_rows) * self.view_row_len() }
+    }
+
+    /// Units of work in one image.
+    pub(super) fn units_per_image(&self) -> usize {
+        self.rows.made().div_ceil(self.unit_rows)
+    }
+
+    /// The image and the rows of a unit.
+    pub(super) fn unit(&self, idx: usize) -> (usize, usize, usize) {
+        let from = idx % self.units_per_image() * self.unit_rows;
+        (idx / self.units_per_image(), from, (from + self.unit_rows).min(self.rows.made()))
+    }
+
+    /// Units that one task takes.
+    pub(super) fn units_per_task(&self) -> usize {
+        let macs = self.unit_rows * self.cols.made() * self.c_made * self.patch_len() / self.phases();
+        TASK_MACS_MIN.div_ceil(macs.max(1))
+    }
+
+    fn phases(&self) -> usize {
+        self.rows.phases() * self.cols.phases()
+    }
+
+    /// All pairs of a row's and a column's phase.
+    fn phase_pairs(&self) -> impl Iterator<Item = (usize, usize)> {
+        let cols = self.cols.phases();
+        (0..self.phases()).map(move |i| (i / cols, i % cols))
+    }
+
+    /// Weights behind one channel made, over all phases.
+    pub(super) fn patch_len(&self) -> usize {
+        self.rows.k * self.cols.k * (self.c_read / self.groups)
+    }
+
+    fn packed_group_len(&self) -> usize {
+        self.patch_len() * padded(self.c_made / self.groups)
+    }
+
+    fn shared_len(&self) -> usize {
+        self.groups * (self.packed_group_len() + padded(self.c_made / self.groups))
+    }
+
+    fn scratch_len(&self, workers: usize) -> usize {
+        self.shared_len() + workers * self.view_len().next_multiple_of(16) + ALIGN_SLACK
+    }
+
+    /// Where in a group's packed weights a phase starts, in patch rows.
+    fn phase_start(&self, row_phase: usize, col_phase: usize) -> usize {
+        let before = self.rows.taps_before(row_phase) * self.cols.k
+            + self.rows.lattice(row_phase).taps * self.cols.taps_before(col_phase);
+        before * (self.c_read / self.groups)
+    }
+
+    /// Repacks one panel of one group's weights: for each phase `[tap row][tap column][channel read][lanes]`.
+    fn pack(&self, weight: &[f32], group: usize, idx: usize, packed: SharedMut<f32>) {
+        let (c_read, c_made) = (self.c_read / self.groups, self.c_made / self.groups);
+        let filters = weight.len() / self.groups;
+        let weight = &weight[group * filters..][..filters];
+        let (first, width, lanes) = panel(c_made, idx);
+        for (rh, rw) in self.phase_pairs() {
+            let (lh, lw) = (self.rows.lattice(rh), self.cols.lattice(rw));
+            let len = lh.taps * lw.taps * c_read;
+            let start =
+                group * self.packed_group_len() + self.phase_start(rh, rw) * padded(c_made) + len * first;
+            // SAFETY: panels of a phase are disjoint, and so are phases; each panel is packed by one task.
+            let panel = unsafe { packed.slice(start, len * width) };
+            for (at, lane) in panel.chunks_exact_mut(width).enumerate() {
+                let (c, tap) = (at % c_read, at / c_read);
+                let (kh, kw) = (lh.tap(tap / lw.taps), lw.tap(tap % lw.taps));
+                let from = c * self.read_step + kh * self.cols.k + kw + first * self.made_step;
+                for (l, v) in lane.iter_mut().enumerate() {
+                    *v = if l < lanes { weight[from + l * self.made_step] } else { 0.0 };
+                }
+            }
+        }
+    }
+
+    fn run(
+        &self,
+        cx: &Cx,
+        read: &[f32],
+        weight: &[f32],
+        bias: Option<&[f32]>,
+        made: &mut [f32],
+        epilogue: Option<&Epilogue>,
+        scratch: &mut [f32],
+    ) {
+        let (group_len, lanes) = (self.packed_group_len(), padded(self.c_made / self.groups));
+        let (packed, rest) = aligned(scratch).split_at_mut(self.groups * group_len);
+        let (init, rest) = rest.split_at_mut(self.groups * lanes);
+        let c_group = self.c_made / self.groups;
+        for (g, init) in init.chunks_exact_mut(lanes).enumerate() {
+            init.fill(0.0);
+            if let Some(bias) = bias {
+                init[..c_group].copy_from_slice(&bias[g * c_group..][..c_group]);
+            }
+        }
+        {
+            let packed = SharedMut::new(packed);
+            let group_panels = c_group.div_ceil(micro::PANEL);
+            // Small weights are packed by one task.
+            let n = self.groups * group_panels;
+            let per_task = n.div_ceil(packed.len().div_ceil(PACK_MIN));
+            cx.par.run(n.div_ceil(per_task), &|task, _| {
+                for idx in task * per_task..((task + 1) * per_task).min(n) {
+                    self.pack(weight, idx / group_panels, idx % group_panels, packed);
+                }
+            });
+        }
+        let (packed, init) = (&*packed, &*init);
+
+        let view_len = self.view_len().next_multiple_of(16);
+        let views = SharedMut::new(rest);
+        let made = SharedMut::new(made);
+        let row_len = self.cols.made() * self.c_made;
+        let n_units = self.n * self.units_per_image();
+        let per_task = self.units_per_task();
+        cx.par.run(n_units.div_ceil(per_task), &|task, worker| {
+            // SAFETY: a worker runs one task at a time.
+            let buffer = unsafe { views.slice(worker * view_len, view_len) };
+            for idx in task * per_task..((task + 1) * per_task).min(n_units) {
+                let (image, from, to) = self.unit(idx);
+                let line = image * self.rows.made() + from;
+                // SAFETY: units are disjoint ranges of rows.
+                let out = unsafe { made.slice(line * row_len, (to - from) * row_len) };
+                let view = View::new(self, read, image, from, to, buffer);
+                // SAFETY: this runs only where there is AVX2; the view has all that these rows read.
+                unsafe { self.make(&view, packed, init, from, to, out) };
+                if let Some(epilogue) = epilogue {
+                    epilogue(line * row_len, out);
+                }
+            }
+        });
+    }
+
+    /// Makes rows `from..to` of one image.
+    ///
+    /// # Safety
+    /// The CPU has AVX2 and FMA, and the view is of these rows.
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn make(
+        &self,
+        view: &View,
+        packed: &[f32],
+        init: &[f32],
+        from: usize,
+        to: usize,
+        out: &mut [f32],
+    ) {
+        let (c_read, c_made) = (self.c_read / self.groups, self.c_made / self.groups);
+        for (rh, rw) in self.phase_pairs() {
+            let (lh, lw) = (self.rows.lattice(rh), self.cols.lattice(rw));
+            let start = self.phase_start(rh, rw);
+            let len = lh.taps * lw.taps * c_read;
+            // Neighbouring taps of all channels are one run.
+            let joined = lw.tap_step == 1 && self.groups == 1;
+            let walk = Walk {
+                row: lw.read_step * self.c_read,
+                outer: 0,
+                outer_step: lh.tap_step * view.row,
+                inner: if joined { lw.taps.min(1) } else { lw.taps },
+                inner_step: lw.tap_step * self.c_read,
+                len: if joined { lw.taps * c_read } else { c_read },
+            };
+            for (group, (first, width, lanes)) in
+                (0..self.groups).flat_map(|g| panels(c_made).map(move |p| (g, p)))
+            {
+                let channel = group * c_made + first;
+                let panel = &packed[group * self.packed_group_len() + start * padded(c_made) + len * first..]
+                    [..len * width];
+                let init = &init[group * padded(c_made) + first..][..width];
+                for idx in lh.within(from, to) {
+                    let line = lh.made_first + idx * lh.made_step - from;
+                    // Rows of padding add nothing. Of columns the view must have the zeros: pixels of a tile go together.
+                    let row = lh.read_first + (idx * lh.read_step) as isize;
+                    let inside = lh.taps_inside(row, self.rows.read());
+                    let walk = Walk { outer: if lw.taps == 0 { 0 } else { inside.len() }, ..walk };
+                    let panel = &panel[inside.start * lw.taps * c_read * width..];
+                    for (px, rows) in pieces(lw.count, micro::rows_max(width)) {
+                        let column = lw.made_first + px * lw.made_step;
+                        let at = (line * self.cols.made() + column) * self.c_made + channel;
+                        debug_assert!(at + (rows - 1) * lw.made_step * self.c_made + lanes <= out.len());
+                        // SAFETY: the view covers every tap of these pixels; the last row ends inside `out`.
+                        unsafe {
+                            let a = if walk.outer == 0 {
+                                view.ptr
+                            } else {
+                                view.at(
+                                    row + (inside.start * lh.tap_step) as isize,
+                                    lw.read_first + (px * lw.read_step) as isize,
+                                    group * c_read,
+                                )
+                            };
+                            let target = Target {
+                                ptr: out.as_mut_ptr().add(at),
+                                row: lw.made_step * self.c_made,
+                                lanes,
+                            };
+                            micro::gather(rows, width, &walk, a, panel.as_ptr(), init.as_ptr(), target);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Floats of scratch.
+pub(super) fn scratch_len(s: &Conv2d, pass: Pass, workers: usize) -> usize {
+    match pass {
+        Pass::Forward => Gather::new(s, Way::Forward).scratch_len(workers),
+        Pass::GradInput => Gather::new(s, Way::Backward).scratch_len(workers),
+        Pass::GradWeight => grad_weight::scratch_len(s, workers),
+    }
+}
+
+/// `y = conv(x, weight) + bias`.
+pub(super) fn forward(
+    s: &Conv2d,
+    cx: &Cx,
+    x: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    y: &mut [f32],
+    epilogue: Option<&Epilogue>,
+    scratch: &mut [f32],
+) {
+    Gather::new(s, Way::Forward).run(cx, x, weight, bias, y, epilogue, scratch);
+}
+
+/// `dx` from `dy`.
+pub(super) fn grad_input(
+    s: &Conv2d,
+    cx: &Cx,
+    dy: &[f32],
+    weight: &[f32],
+    dx: &mut [f32],
+    scratch: &mut [f32],
+) {
+    Gather::new(s, Way::Backward).run(cx, dy, weight, None, dx, None, scratch);
+}

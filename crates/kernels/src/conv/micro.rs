@@ -1,0 +1,285 @@
+//! The two register tiles, in AVX2, that all heavy work here ends in. Neither packs anything: their callers lay data
+//! out as the tiles read it, or, for images, it already lies so.
+//!
+//! - [`gather`]: `out[r, lane] = init[lane] + Σ_k a[r, k] · b[k, lane]`. A row is an output pixel (or a Winograd tile),
+//!   `k` runs over its patch, lanes are output channels. `a` is broadcast from where the image lies, `b` is a panel of
+//!   repacked weights.
+//! - [`reduce`]: `out[r, lane] (+)= Σ_p a[p, r] · b[p, lane]`. The weight gradient: `p` runs over pixels, rows are
+//!   consecutive floats of the patch, lanes are channels of `dy`.
+//!
+//! A tile is 6 rows by 16 lanes, or 12 by 8 where there are 8 channels or fewer: 12 accumulators, enough to cover the
+//! latency of 4 at two multiply-adds a cycle, with registers left for the operands.
+
+use std::arch::x86_64::*;
+
+/// Lanes of a whole panel.
+pub(super) const PANEL: usize = 16;
+
+/// Rows of a tile over a panel of `width` lanes (8 or 16).
+pub(super) fn rows_max(width: usize) -> usize {
+    if width == PANEL { 6 } else { 12 }
+}
+
+/// `len` rounded up to whole vectors.
+pub(super) fn padded(len: usize) -> usize {
+    len.next_multiple_of(8)
+}
+
+/// The panels of `channels`: `(first channel, width, channels in it)`. All are 16 wide but the last, which is 8 where
+/// that is enough; a panel of `k` rows starts at `k * first` floats.
+pub(super) fn panels(channels: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    (0..channels.div_ceil(PANEL)).map(move |i| panel(channels, i))
+}
+
+/// Panel number `idx` of [`panels`].
+pub(super) fn panel(channels: usize, idx: usize) -> (usize, usize, usize) {
+    let first = idx * PANEL;
+    let lanes = (channels - first).min(PANEL);
+    (first, padded(lanes), lanes)
+}
+
+/// How [`gather`] walks `a`: `outer × inner` runs of `len` contiguous floats.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Walk {
+    /// Floats from one row to the next.
+    pub(super) row: usize,
+    pub(super) outer: usize,
+    pub(super) outer_step: usize,
+    pub(super) inner: usize,
+    pub(super) inner_step: usize,
+    pub(super) len: usize,
+}
+
+/// Where [`gather`] writes: rows `row` floats apart, of which the first `lanes` are stored.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    pub(super) ptr: *mut f32,
+    pub(super) row: usize,
+    pub(super) lanes: usize,
+}
+
+/// How [`reduce`] walks: `lines` lines of `pixels` pixels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sweep {
+    pub(super) lines: usize,
+    pub(super) pixels: usize,
+    pub(super) a_line: usize,
+    pub(super) a_pixel: usize,
+    pub(super) b_line: usize,
+    pub(super) b_pixel: usize,
+}
+
+/// One tile of `rows` by `width` (8 or 16) lanes; see the file's head.
+///
+/// # Safety
+/// The CPU has AVX2 and FMA. `a` is readable along the walk for each row, `b` for `outer·inner·len·width` floats,
+/// `init` for `width`; the target is writable.
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn gather(
+    rows: usize,
+    width: usize,
+    walk: &Walk,
+    a: *const f32,
+    b: *const f32,
+    init: *const f32,
+    target: Target,
+) {
+    macro_rules! pick {
+        ($vectors:literal: $($rows:literal)*) => {
+            match rows {
+                // SAFETY: the caller's promise.
+                $($rows => unsafe { gather_tile::<$rows, $vectors>(walk, a, b, init, target) },)*
+                _ => unreachable!("a tile has 1 to 12 rows"),
+            }
+        };
+    }
+    if width == PANEL { pick!(2: 1 2 3 4 5 6) } else { pick!(1: 1 2 3 4 5 6 7 8 9 10 11 12) }
+}
+
+#[target_feature(enable = "avx2,fma")]
+unsafe fn gather_tile<const R: usize, const V: usize>(
+    walk: &Walk,
+    a: *const f32,
+    b: *const f32,
+    init: *const f32,
+    target: Target,
+) {
+    let mut acc = [[_mm256_setzero_ps(); V]; R];
+    for r in 0..R {
+        for v in 0..V {
+            // SAFETY: `init` has `8 * V` floats.
+            acc[r][v] = unsafe { _mm256_loadu_ps(init.add(8 * v)) };
+        }
+    }
+    // Rows go by threes behind one pointer each, as far as an address can reach: base, base + row, base + 2·row. The
+    // compiler would rather chain additions from row to row; it must not know how the bases are related.
+    let mut bases = [0; 4];
+    for g in 0..R.div_ceil(3) {
+        bases[g] = std::hint::black_box(3 * g * walk.row);
+    }
+    let mut b = b;
+    for i in 0..walk.outer {
+        for j in 0..walk.inner {
+            // SAFETY: all reads are along the walk and inside the panel, by the caller's promise.
+            unsafe {
+                let run = a.add(i * walk.outer_step + j * walk.inner_step);
+                let mut from = [run; 4];
+                for g in 0..R.div_ceil(3) {
+                    from[g] = run.add(bases[g]);
+                }
+                for _ in 0..walk.len {
+                    let mut bv = [_mm256_setzero_ps(); V];
+                    for v in 0..V {
+                        bv[v] = _mm256_loadu_ps(b.add(8 * v));
+                    }
+                    b = b.add(8 * V);
+                    for r in 0..R {
+                        let av = _mm256_broadcast_ss(&*from[r / 3].add(r % 3 * walk.row));
+                        for v in 0..V {
+                            acc[r][v] = _mm256_fmadd_ps(av, bv[v], acc[r][v]);
+                        }
+                    }
+                    for g in 0..R.div_ceil(3) {
+                        from[g] = from[g].wrapping_add(1);
+                    }
+                }
+            }
+        }
+    }
+    for r in 0..R {
+        for v in 0..V {
+            // SAFETY: the target's rows have `lanes` floats.
+            unsafe {
+                store(target.ptr.add(r * target.row + 8 * v), acc[r][v], target.lanes.saturating_sub(8 * v))
+            };
+        }
+    }
+}
+
+/// Stores the first `lanes` lanes of `value`, all 8 if there are more.
+///
+/// # Safety
+/// The CPU has AVX2; `ptr` is writable for that many floats.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn store(ptr: *mut f32, value: __m256, lanes: usize) {
+    if lanes >= 8 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_storeu_ps(ptr, value) };
+    } else {
+        // Masked stores are dozens of micro-operations on Zen, and a copy of unknown length is a call.
+        // SAFETY: the pieces of 4, 2 and 1 floats add up to `lanes`.
+        unsafe {
+            let (mut ptr, mut rest) = (ptr, _mm256_castps256_ps128(value));
+            if lanes & 4 != 0 {
+                _mm_storeu_ps(ptr, rest);
+                (ptr, rest) = (ptr.add(4), _mm256_extractf128_ps::<1>(value));
+            }
+            if lanes & 2 != 0 {
+                _mm_storel_pd(ptr.cast(), _mm_castps_pd(rest));
+                (ptr, rest) = (ptr.add(2), _mm_movehl_ps(rest, rest));
+            }
+            if lanes & 1 != 0 {
+                _mm_store_ss(ptr, rest);
+            }
+        }
+    }
+}
+
+/// The mask of the first `lanes` lanes.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn mask(lanes: usize) -> __m256i {
+    _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
+}
+
+/// One tile of `rows` by `width` lanes, of which `b` has the first `lanes`; `out` has rows of `width` floats and is
+/// added to if `add`, else overwritten.
+///
+/// # Safety
+/// The CPU has AVX2 and FMA. `a` is readable along the sweep for `rows` floats, `b` for `lanes`; `out` is valid for
+/// `rows * width` floats.
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn reduce(
+    rows: usize,
+    width: usize,
+    lanes: usize,
+    sweep: &Sweep,
+    a: *const f32,
+    b: *const f32,
+    out: *mut f32,
+    add: bool,
+) {
+    macro_rules! pick {
+        ($vectors:literal, $masked:literal: $($rows:literal)*) => {
+            match rows {
+                // SAFETY: the caller's promise.
+                $($rows => unsafe { reduce_tile::<$rows, $vectors, $masked>(lanes, sweep, a, b, out, add) },)*
+                _ => unreachable!("a tile has 1 to 12 rows"),
+            }
+        };
+    }
+    match (width == PANEL, lanes == width) {
+        (true, true) => pick!(2, false: 1 2 3 4 5 6),
+        (true, false) => pick!(2, true: 1 2 3 4 5 6),
+        (false, true) => pick!(1, false: 1 2 3 4 5 6 7 8 9 10 11 12),
+        (false, false) => pick!(1, true: 1 2 3 4 5 6 7 8 9 10 11 12),
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+unsafe fn reduce_tile<const R: usize, const V: usize, const MASKED: bool>(
+    lanes: usize,
+    sweep: &Sweep,
+    a: *const f32,
+    b: *const f32,
+    out: *mut f32,
+    add: bool,
+) {
+    let last = mask(lanes - 8 * (V - 1));
+    let mut acc = [[_mm256_setzero_ps(); V]; R];
+    for line in 0..sweep.lines {
+        // SAFETY: all reads are along the sweep, by the caller's promise.
+        unsafe {
+            let mut a = a.add(line * sweep.a_line);
+            let mut b = b.add(line * sweep.b_line);
+            for _ in 0..sweep.pixels {
+                let mut bv = [_mm256_setzero_ps(); V];
+                for v in 0..V {
+                    bv[v] = if MASKED && v == V - 1 {
+                        _mm256_maskload_ps(b.add(8 * v), last)
+                    } else {
+                        _mm256_loadu_ps(b.add(8 * v))
+                    };
+                }
+                for r in 0..R {
+                    let av = _mm256_broadcast_ss(&*a.add(r));
+                    for v in 0..V {
+                        acc[r][v] = _mm256_fmadd_ps(av, bv[v], acc[r][v]);
+                    }
+                }
+                a = a.wrapping_add(sweep.a_pixel);
+                b = b.wrapping_add(sweep.b_pixel);
+            }
+        }
+    }
+    for r in 0..R {
+        for v in 0..V {
+            // SAFETY: `out` has `R` rows of `8 * V` floats.
+            unsafe {
+                let at = out.add((r * V + v) * 8);
+                let sum = if add { _mm256_add_ps(_mm256_loadu_ps(at), acc[r][v]) } else { acc[r][v] };
+                _mm256_storeu_ps(at, sum);
+            }
+        }
+    }
+}
+
+/// The part of `scratch` from the next cache line on. Scratch lengths have [`ALIGN_SLACK`] for it.
+pub(super) fn aligned(scratch: &mut [f32]) -> &mut [f32] {
+    let skip = scratch.as_ptr().align_offset(64).min(scratch.len());
+    &mut scratch[skip..]
+}
+
+/// Floats that [`aligned`] may skip.
+pub(super) const ALIGN_SLACK: usize = 16;

@@ -1,0 +1,114 @@
+//! The definition of convolution and its two gradients as plain loops: the oracle of the fast algorithms, and what
+//! runs where there are no vectors for them. Sums are in f64, so that a difference is the other side's.
+
+use super::{Conv2d, Epilogue};
+use crate::Cx;
+
+/// The input coordinate behind output `o` and tap `k`, or nothing in the padding.
+#[inline]
+fn tap(o: usize, k: usize, stride: usize, padding: usize, dilation: usize, len: usize) -> Option<usize> {
+    (o * stride + k * dilation).checked_sub(padding).filter(|&i| i < len)
+}
+
+impl Conv2d {
+    #[inline]
+    fn row_tap(&self, oh: usize, kh: usize) -> Option<usize> {
+        tap(oh, kh, self.stride.0, self.padding.0, self.dilation.0, self.h)
+    }
+    #[inline]
+    fn col_tap(&self, ow: usize, kw: usize) -> Option<usize> {
+        tap(ow, kw, self.stride.1, self.padding.1, self.dilation.1, self.w)
+    }
+}
+
+/// `y = conv(x, weight) + bias`, a row of output pixels a task.
+pub(super) fn forward(
+    s: &Conv2d,
+    cx: &Cx,
+    x: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    y: &mut [f32],
+    epilogue: Option<&Epilogue>,
+) {
+    let (oh_n, ow_n, cg, og) = (s.out_h(), s.out_w(), s.c_in / s.groups, s.c_out / s.groups);
+    cx.for_each_chunk(y, ow_n * s.c_out, |line, y_row| {
+        let (n, oh) = (line / oh_n, line % oh_n);
+        for (ow, y_px) in y_row.chunks_mut(s.c_out).enumerate() {
+            for (co, out) in y_px.iter_mut().enumerate() {
+                let mut sum = bias.map_or(0.0, |b| f64::from(b[co]));
+                for kh in 0..s.kh {
+                    let Some(ih) = s.row_tap(oh, kh) else { continue };
+                    for kw in 0..s.kw {
+                        let Some(iw) = s.col_tap(ow, kw) else { continue };
+                        let x0 = ((n * s.h + ih) * s.w + iw) * s.c_in + co / og * cg;
+                        for ci in 0..cg {
+                            let w = weight[((co * cg + ci) * s.kh + kh) * s.kw + kw];
+                            sum += f64::from(x[x0 + ci]) * f64::from(w);
+                        }
+                    }
+                }
+                *out = sum as f32;
+            }
+            if let Some(epilogue) = epilogue {
+                epilogue((line * ow_n + ow) * s.c_out, y_px);
+            }
+        }
+    });
+}
+
+/// `dx[ih, iw] = Σ dy[oh, ow] · weight` over the outputs that looked there; a row of input pixels a task.
+pub(super) fn grad_input(s: &Conv2d, cx: &Cx, dy: &[f32], weight: &[f32], dx: &mut [f32]) {
+    let (oh_n, ow_n, cg, og) = (s.out_h(), s.out_w(), s.c_in / s.groups, s.c_out / s.groups);
+    // The output that sees input `i` through tap `k`, if there is one.
+    let seen = |i: usize, k: usize, stride: usize, padding: usize, dilation: usize, n_out: usize| {
+        let from = (i + padding).checked_sub(k * dilation)?;
+        (from.is_multiple_of(stride) && from / stride < n_out).then_some(from / stride)
+    };
+    cx.for_each_chunk(dx, s.w * s.c_in, |line, dx_row| {
+        let (n, ih) = (line / s.h, line % s.h);
+        for (iw, dx_px) in dx_row.chunks_mut(s.c_in).enumerate() {
+            for (ci, out) in dx_px.iter_mut().enumerate() {
+                let mut sum = 0.0;
+                for kh in 0..s.kh {
+                    let Some(oh) = seen(ih, kh, s.stride.0, s.padding.0, s.dilation.0, oh_n) else {
+                        continue;
+                    };
+                    for kw in 0..s.kw {
+                        let Some(ow) = seen(iw, kw, s.stride.1, s.padding.1, s.dilation.1, ow_n) else {
+                            continue;
+                        };
+                        for co in ci / cg * og..(ci / cg + 1) * og {
+                            let w = weight[((co * cg + ci % cg) * s.kh + kh) * s.kw + kw];
+                            sum += f64::from(dy[((n * oh_n + oh) * ow_n + ow) * s.c_out + co]) * f64::from(w);
+                        }
+                    }
+                }
+                *out = sum as f32;
+            }
+        }
+    });
+}
+
+/// `dweight[co, ci, kh, kw] = Σ x[.., ih, iw, ci] · dy[.., oh, ow, co]`; one output channel a task.
+pub(super) fn grad_weight(s: &Conv2d, cx: &Cx, x: &[f32], dy: &[f32], dweight: &mut [f32]) {
+    let (oh_n, ow_n, cg, og) = (s.out_h(), s.out_w(), s.c_in / s.groups, s.c_out / s.groups);
+    cx.for_each_chunk(dweight, cg * s.kh * s.kw, |co, filter| {
+        for (at, out) in filter.iter_mut().enumerate() {
+            let (ci, kh, kw) = (at / (s.kh * s.kw), at / s.kw % s.kh, at % s.kw);
+            let mut sum = 0.0;
+            for n in 0..s.n {
+                for oh in 0..oh_n {
+                    let Some(ih) = s.row_tap(oh, kh) else { continue };
+                    for ow in 0..ow_n {
+                        let Some(iw) = s.col_tap(ow, kw) else { continue };
+                        let xv = x[((n * s.h + ih) * s.w + iw) * s.c_in + co / og * cg + ci];
+                        let dyv = dy[((n * oh_n + oh) * ow_n + ow) * s.c_out + co];
+                        sum += f64::from(xv) * f64::from(dyv);
+                    }
+                }
+            }
+            *out = sum as f32;
+        }
+    });
+}

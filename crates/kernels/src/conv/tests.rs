@@ -1,0 +1,334 @@
+//! Every algorithm and pass against the oracle over awkward shapes; the oracle against finite differences; the same
+//! bits whoever runs the tasks.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::{Isa, Parallel};
+
+/// Runs tasks backwards and hands out changing worker numbers.
+struct Backwards(usize);
+
+// SAFETY: each index is called once, one after the other.
+unsafe impl Parallel for Backwards {
+    fn workers(&self) -> usize {
+        self.0
+    }
+    fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
+        for i in (0..n_tasks).rev() {
+            task(i, (i * 7 + 3) % self.0);
+        }
+    }
+}
+
+/// Runs tasks on threads, whoever comes first.
+struct Threads(usize);
+
+// SAFETY: the counter hands out each index once, each thread has its own worker number, and the scope waits for all.
+unsafe impl Parallel for Threads {
+    fn workers(&self) -> usize {
+        self.0
+    }
+    fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for worker in 0..self.0 {
+                let next = &next;
+                scope.spawn(move || {
+                    loop {
+                        let i = next.fetch_add(1, Ordering::Relaxed);
+                        if i >= n_tasks {
+                            break;
+                        }
+                        task(i, worker);
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// Numbers in -1..1 that are not special.
+fn noise(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// `n h w c_in c_out kh kw stride padding dilation groups`, the same both ways unless said otherwise.
+fn conv(v: [usize; 11]) -> Conv2d {
+    let [n, h, w, c_in, c_out, kh, kw, s, p, d, groups] = v;
+    Conv2d { n, h, w, c_in, c_out, kh, kw, stride: (s, s), padding: (p, p), dilation: (d, d), groups }
+}
+
+/// `y` (after an epilogue), `dx`, `dweight`.
+fn all(s: &Conv2d, by: Algorithm, cx: &Cx, bias: bool) -> [Vec<f32>; 3] {
+    let (x, weight, dy) = (noise(s.x_len(), 1), noise(s.weight_len(), 2), noise(s.y_len(), 3));
+    let b = noise(s.c_out, 4);
+    // Scratch and results start as NaN: whatever is not written shows.
+    let scratch = |pass| vec![f32::NAN; s.scratch_len_by(by, pass, cx.par.workers())];
+    let (mut y, mut dx, mut dw) =
+        (vec![f32::NAN; s.y_len()], vec![f32::NAN; s.x_len()], vec![f32::NAN; s.weight_len()]);
+    let shift = |first: usize, piece: &mut [f32]| {
+        for (i, v) in piece.iter_mut().enumerate() {
+            let (pixel, channel) = ((first + i) / s.c_out, (first + i) % s.c_out);
+            *v += (pixel % 5) as f32 + (channel % 3) as f32 * 0.25;
+        }
+    };
+    let epilogue: Option<&Epilogue> = if bias { Some(&shift) } else { None };
+    s.forward_by(by, cx, &x, &weight, bias.then_some(&b[..]), &mut y, epilogue, &mut scratch(Pass::Forward));
+    s.grad_input_by(by, cx, &dy, &weight, &mut dx, &mut scratch(Pass::GradInput));
+    s.grad_weight_by(by, cx, &x, &dy, &mut dw, &mut scratch(Pass::GradWeight));
+    [y, dx, dw]
+}
+
+#[track_caller]
+fn assert_close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
+    let max = want.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        assert!(
+            (g - w).abs() <= tolerance * max.max(1e-3),
+            "{what}: [{i}] is {g}, should be {w} (max {max})"
+        );
+    }
+}
+
+#[track_caller]
+fn check_conv(s: &Conv2d, algorithm: Algorithm) {
+    let tolerance = if algorithm == Algorithm::Winograd { 1e-4 } else { 1e-5 };
+    for bias in [false, true] {
+        let want = all(s, algorithm, &Cx::oracle(), bias);
+        let got = all(s, algorithm, &Cx::serial(), bias);
+        for ((got, want), what) in got.iter().zip(&want).zip(["y", "dx", "dweight"]) {
+            assert_close(got, want, tolerance, &format!("{what} of {s:?}"));
+        }
+        let isa = Isa::detect();
+        for workers in [1, 2, 5] {
+            let again = all(s, algorithm, &Cx { isa, par: &Backwards(workers) }, bias);
+            for ((again, got), what) in again.iter().zip(&got).zip(["y", "dx", "dweight"]) {
+                let same = again.iter().zip(got).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{what} of {s:?} with {workers} workers");
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn check(v: [usize; 11], algorithm: Algorithm) {
+    check_conv(&conv(v), algorithm);
+}
+
+#[test]
+fn winograd() {
+    for v in [
+        [1, 4, 4, 16, 16, 3, 3, 1, 1, 1, 1],
+        [2, 8, 8, 16, 24, 3, 3, 1, 1, 1, 1],
+        [1, 5, 7, 17, 31, 3, 3, 1, 1, 1, 1],
+        [3, 3, 3, 33, 16, 3, 3, 1, 0, 1, 1],
+        [1, 9, 6, 16, 40, 3, 3, 1, 0, 1, 1],
+        [2, 6, 5, 20, 20, 3, 3, 1, 2, 1, 1],
+        [1, 4, 3, 16, 18, 3, 3, 1, 4, 1, 1],
+        [1, 1, 1, 16, 16, 3, 3, 1, 1, 1, 1],
+        [1, 1, 2, 16, 16, 3, 3, 1, 3, 1, 1],
+        [0, 8, 8, 16, 16, 3, 3, 1, 1, 1, 1],
+        [40, 16, 16, 16, 16, 3, 3, 1, 1, 1, 1],
+        [2, 8, 8, 64, 64, 3, 3, 1, 1, 1, 1],
+        [1, 8, 8, 128, 100, 3, 3, 1, 1, 1, 1],
+    ] {
+        check(v, Algorithm::Winograd);
+    }
+}
+
+/// The direct way is right on shapes that Winograd would take, too.
+#[test]
+fn three_by_three_directly() {
+    for v in [[2, 8, 8, 16, 24, 3, 3, 1, 1, 1, 1], [1, 5, 7, 17, 31, 3, 3, 1, 2, 1, 1]] {
+        check(v, Algorithm::Direct);
+    }
+}
+
+#[test]
+fn the_choice_goes_by_shape() {
+    for (v, want) in [
+        ([64, 32, 32, 64, 64, 3, 3, 1, 1, 1, 1], Algorithm::Winograd),
+        ([64, 8, 8, 256, 256, 3, 3, 1, 1, 1, 1], Algorithm::Winograd),
+        ([64, 32, 32, 3, 64, 3, 3, 1, 1, 1, 1], Algorithm::Direct),
+        ([64, 32, 32, 16, 16, 3, 3, 1, 1, 1, 1], Algorithm::Direct),
+        // Few tiles, then tiles that are mostly edge.
+        ([1, 7, 7, 512, 512, 3, 3, 1, 1, 1, 1], Algorithm::Direct),
+        ([64, 2, 2, 512, 512, 3, 3, 1, 1, 1, 1], Algorithm::Direct),
+        ([64, 32, 32, 64, 64, 3, 3, 2, 1, 1, 1], Algorithm::Direct),
+        ([64, 32, 32, 64, 64, 3, 3, 1, 2, 2, 1], Algorithm::Direct),
+        ([64, 32, 32, 64, 64, 3, 3, 1, 1, 1, 2], Algorithm::Direct),
+        ([64, 32, 32, 64, 64, 3, 3, 1, 1, 1, 64], Algorithm::Depthwise),
+        ([64, 32, 32, 64, 64, 1, 1, 1, 0, 1, 1], Algorithm::Pointwise),
+        ([64, 32, 32, 64, 64, 1, 1, 2, 0, 1, 1], Algorithm::Direct),
+    ] {
+        for pass in [Pass::Forward, Pass::GradInput, Pass::GradWeight] {
+            assert_eq!(conv(v).algorithm(pass), want, "{v:?}");
+        }
+    }
+}
+
+#[test]
+fn winograd_with_uneven_padding() {
+    let mut s = conv([2, 7, 9, 16, 16, 3, 3, 1, 1, 1, 1]);
+    s.padding = (0, 3);
+    check_conv(&s, Algorithm::Winograd);
+}
+
+#[test]
+fn direct() {
+    for v in [
+        // lenet, a stem, big kernels, and then the awkward.
+        [3, 32, 32, 3, 6, 5, 5, 1, 0, 1, 1],
+        [3, 14, 14, 6, 16, 5, 5, 1, 0, 1, 1],
+        [2, 12, 12, 3, 64, 3, 3, 1, 1, 1, 1],
+        [1, 30, 31, 3, 20, 7, 7, 2, 3, 1, 1],
+        [1, 39, 40, 3, 9, 11, 11, 4, 2, 1, 1],
+        [1, 1, 1, 1, 1, 3, 3, 1, 1, 1, 1],
+        [2, 5, 5, 1, 1, 5, 5, 1, 0, 1, 1],
+        [1, 9, 9, 24, 17, 3, 3, 2, 1, 1, 1],
+        [2, 10, 9, 7, 13, 3, 3, 3, 0, 1, 1],
+        [2, 8, 8, 20, 12, 1, 1, 2, 0, 1, 1],
+        [1, 9, 9, 5, 33, 1, 1, 3, 1, 1, 1],
+        [1, 11, 10, 4, 8, 3, 3, 1, 2, 2, 1],
+        [1, 13, 14, 4, 8, 3, 3, 2, 3, 2, 1],
+        [2, 13, 14, 6, 9, 3, 4, 4, 5, 6, 3],
+        [1, 13, 12, 5, 7, 4, 4, 2, 2, 3, 1],
+        [2, 7, 7, 8, 12, 3, 3, 1, 1, 1, 4],
+        [1, 7, 6, 36, 40, 3, 3, 1, 1, 1, 2],
+        [1, 6, 6, 6, 3, 2, 3, 2, 0, 1, 3],
+        [1, 4, 4, 3, 5, 3, 3, 1, 6, 1, 1],
+        [1, 4, 4, 3, 5, 2, 2, 5, 0, 1, 1],
+        [0, 8, 8, 3, 5, 3, 3, 1, 1, 1, 1],
+        [2, 56, 60, 3, 40, 3, 3, 1, 1, 1, 1],
+        [40, 6, 6, 2, 3, 3, 3, 1, 1, 1, 1],
+    ] {
+        check(v, Algorithm::Direct);
+    }
+}
+
+#[test]
+fn direct_with_different_axes() {
+    let mut s = conv([2, 11, 8, 6, 10, 5, 2, 1, 0, 1, 2]);
+    (s.stride, s.padding, s.dilation) = ((3, 2), (4, 0), (1, 3));
+    check_conv(&s, Algorithm::Direct);
+    // A kernel that does not fit: no output, and gradients of zero.
+    check([1, 2, 2, 3, 5, 5, 5, 1, 0, 1, 1], Algorithm::Direct);
+    // Nothing but padding.
+    check([2, 0, 3, 3, 5, 3, 3, 1, 2, 1, 1], Algorithm::Direct);
+}
+
+#[test]
+fn pointwise() {
+    for v in [
+        [1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1],
+        [2, 5, 3, 7, 19, 1, 1, 1, 0, 1, 1],
+        [2, 9, 9, 40, 33, 1, 1, 1, 0, 2, 1],
+        [0, 9, 9, 4, 3, 1, 1, 1, 0, 1, 1],
+    ] {
+        check(v, Algorithm::Pointwise);
+    }
+}
+
+#[test]
+fn depthwise() {
+    for v in [
+        [1, 5, 5, 2, 2, 3, 3, 1, 1, 1, 2],
+        [2, 8, 9, 8, 8, 3, 3, 1, 1, 1, 8],
+        [2, 9, 8, 19, 19, 3, 3, 2, 1, 1, 19],
+        [1, 10, 11, 16, 16, 5, 5, 1, 2, 1, 16],
+        [1, 12, 12, 9, 9, 3, 3, 1, 3, 2, 9],
+        [1, 12, 13, 9, 9, 3, 2, 3, 0, 2, 9],
+        [2, 7, 7, 5, 15, 3, 3, 1, 1, 1, 5],
+        [2, 9, 7, 6, 12, 3, 3, 2, 2, 1, 6],
+        [1, 4, 4, 3, 3, 1, 1, 2, 0, 1, 3],
+        [0, 4, 4, 3, 3, 3, 3, 1, 1, 1, 3],
+        [1, 40, 40, 40, 40, 7, 7, 1, 3, 1, 40],
+    ] {
+        check(v, Algorithm::Depthwise);
+    }
+}
+
+#[test]
+fn threads_make_the_same_bits() {
+    for v in [
+        [16, 16, 16, 32, 48, 3, 3, 1, 1, 1, 1],
+        [16, 30, 30, 3, 24, 5, 5, 2, 2, 1, 1],
+        [16, 20, 20, 24, 24, 3, 3, 1, 1, 1, 24],
+        [16, 14, 14, 24, 24, 3, 3, 1, 1, 1, 3],
+    ] {
+        let s = conv(v);
+        let by = s.algorithm(Pass::Forward);
+        let alone = all(&s, by, &Cx::serial(), true);
+        let together = all(&s, by, &Cx { isa: Isa::detect(), par: &Threads(4) }, true);
+        for (a, b) in alone.iter().flatten().zip(together.iter().flatten()) {
+            assert_eq!(a.to_bits(), b.to_bits(), "{s:?}");
+        }
+    }
+}
+
+/// `L = Σ y · r` has `dL/dy = r`; its slopes along `x` and `weight` are the gradients.
+#[test]
+fn the_oracle_has_the_slopes_of_finite_differences() {
+    let mut s = conv([1, 5, 4, 4, 6, 3, 2, 2, 1, 1, 2]);
+    s.dilation = (1, 2);
+    let cx = Cx::oracle();
+    let (mut x, mut weight, r) = (noise(s.x_len(), 5), noise(s.weight_len(), 6), noise(s.y_len(), 7));
+    let loss = |x: &[f32], weight: &[f32]| -> f64 {
+        let mut y = vec![0.0; s.y_len()];
+        scalar::forward(&s, &cx, x, weight, None, &mut y, None);
+        y.iter().zip(&r).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    };
+    let (mut dx, mut dw) = (vec![0.0; s.x_len()], vec![0.0; s.weight_len()]);
+    scalar::grad_input(&s, &cx, &r, &weight, &mut dx);
+    scalar::grad_weight(&s, &cx, &x, &r, &mut dw);
+    let step = 0.125f32;
+    for i in 0..x.len() {
+        let at = x[i];
+        x[i] = at + step;
+        let up = loss(&x, &weight);
+        x[i] = at - step;
+        let slope = (up - loss(&x, &weight)) / f64::from(2.0 * step);
+        x[i] = at;
+        assert!((slope - f64::from(dx[i])).abs() < 1e-4, "dx[{i}] {} {slope}", dx[i]);
+    }
+    for i in 0..weight.len() {
+        let at = weight[i];
+        weight[i] = at + step;
+        let up = loss(&x, &weight);
+        weight[i] = at - step;
+        let slope = (up - loss(&x, &weight)) / f64::from(2.0 * step);
+        weight[i] = at;
+        assert!((slope - f64::from(dw[i])).abs() < 1e-4, "dweight[{i}] {} {slope}", dw[i]);
+    }
+}
+
+#[test]
+fn the_epilogue_sees_every_value_once() {
+    for v in [
+        [9, 9, 7, 16, 24, 3, 3, 1, 1, 1, 1],
+        [2, 9, 7, 3, 20, 3, 3, 2, 1, 1, 1],
+        [2, 9, 7, 3, 20, 1, 1, 1, 0, 1, 1],
+        [2, 9, 7, 6, 12, 3, 3, 1, 1, 1, 6],
+    ] {
+        let s = conv(v);
+        let seen: Vec<AtomicUsize> = (0..s.y_len()).map(|_| AtomicUsize::new(0)).collect();
+        let count = |first: usize, piece: &mut [f32]| {
+            for i in 0..piece.len() {
+                seen[first + i].fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        for cx in [Cx::serial(), Cx::oracle()] {
+            let (x, weight, mut y) = (noise(s.x_len(), 1), noise(s.weight_len(), 2), vec![0.0; s.y_len()]);
+            let mut scratch = vec![0.0; s.scratch_len(Pass::Forward, 1)];
+            s.forward(&cx, &x, &weight, None, &mut y, Some(&count), &mut scratch);
+            assert!(seen.iter().all(|n| n.swap(0, Ordering::Relaxed) == 1), "{s:?}");
+        }
+    }
+}

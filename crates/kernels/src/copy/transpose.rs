@@ -1,0 +1,111 @@
+//! The transpose of a strip: eight by eight in registers where the instruction set allows it.
+
+use crate::Isa;
+
+/// Width of a strip, and of the blocks it is walked in: 64 rows on either side keep to the pages that the first
+/// level of the TLB holds.
+pub(super) const STRIP: usize = 64;
+/// Blocks are made of squares of whole cache lines on both sides, so that no line is needed twice.
+#[cfg(target_arch = "x86_64")]
+const SQUARE: usize = 16;
+
+/// `across` is contiguous in the source, `along` is contiguous in the target.
+pub(super) struct Tile {
+    pub across: usize,
+    pub along: usize,
+    /// How far the source moves for one step along.
+    pub source_stride: usize,
+    /// How far the target moves for one step across.
+    pub target_stride: usize,
+}
+
+impl Tile {
+    /// Copies the tile.
+    ///
+    /// # Safety
+    /// Every element of the tile lies inside the buffers that `s` and `t` point into, which do not overlap.
+    pub(super) unsafe fn run(&self, isa: Isa, s: *const u32, t: *mut u32) {
+        #[cfg(target_arch = "x86_64")]
+        if isa.has_avx2() {
+            let (across, along) = (self.across / 8 * 8, self.along / 8 * 8);
+            // SAFETY: the instruction set was detected; the rest is the caller's promise.
+            unsafe {
+                self.avx2(across, along, s, t);
+                self.scalar(0..across, along, s, t);
+                self.scalar(across..self.across, 0, s, t);
+            }
+            return;
+        }
+        let _ = isa;
+        // SAFETY: the caller's promise.
+        unsafe { self.scalar(0..self.across, 0, s, t) };
+    }
+
+    /// What lies at `across` and from `first_along` on.
+    ///
+    /// # Safety
+    /// As `run`.
+    unsafe fn scalar(&self, across: std::ops::Range<usize>, first_along: usize, s: *const u32, t: *mut u32) {
+        for j in first_along..self.along {
+            for i in across.clone() {
+                // SAFETY: the caller's promise.
+                unsafe { *t.add(i * self.target_stride + j) = *s.add(j * self.source_stride + i) };
+            }
+        }
+    }
+
+    /// # Safety
+    /// As `run`; `across` and `along` are multiples of eight inside the tile.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2(&self, across: usize, along: usize, s: *const u32, t: *mut u32) {
+        for block in (0..along).step_by(STRIP) {
+            for i in (0..across).step_by(SQUARE) {
+                for j in (block..along.min(block + STRIP)).step_by(SQUARE) {
+                    for j in (j..along.min(j + SQUARE)).step_by(8) {
+                        for i in (i..across.min(i + SQUARE)).step_by(8) {
+                            // SAFETY: eight rows of eight elements, inside the tile on both sides.
+                            unsafe {
+                                let s = s.add(j * self.source_stride + i).cast();
+                                let t = t.add(i * self.target_stride + j).cast();
+                                eight_by_eight(s, self.source_stride, t, self.target_stride);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// There are eight rows of eight elements on both sides, and they do not overlap.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn eight_by_eight(s: *const f32, s_stride: usize, t: *mut f32, t_stride: usize) {
+    use std::arch::x86_64::*;
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Halves of rows k and k + 4 side by side: what is left are moves inside 128 bits.
+        let load = |k: usize, half: usize| {
+            let low = _mm_loadu_ps(s.add(k * s_stride + half));
+            let high = _mm_loadu_ps(s.add((k + 4) * s_stride + half));
+            _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high)
+        };
+        for half in [0, 4] {
+            let (r0, r1, r2, r3) = (load(0, half), load(1, half), load(2, half), load(3, half));
+            let (a, b) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpackhi_ps(r0, r1));
+            let (c, d) = (_mm256_unpacklo_ps(r2, r3), _mm256_unpackhi_ps(r2, r3));
+            let rows = [
+                _mm256_shuffle_ps::<0x44>(a, c),
+                _mm256_shuffle_ps::<0xee>(a, c),
+                _mm256_shuffle_ps::<0x44>(b, d),
+                _mm256_shuffle_ps::<0xee>(b, d),
+            ];
+            for (k, row) in rows.into_iter().enumerate() {
+                _mm256_storeu_ps(t.add((half + k) * t_stride), row);
+            }
+        }
+    }
+}

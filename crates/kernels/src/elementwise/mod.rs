@@ -1,0 +1,24 @@
+//! Chains of element-wise ops, in one pass over memory.
+//!
+//! An [`Expr`] is a straight-line program over registers. A [`Fused`] is an expression compiled for fixed shapes:
+//! inputs broadcast against the output's shape as in NumPy. Running it walks the output once, in blocks that stay in
+//! the first-level cache; each op of the chain is a SIMD loop over a block. Inputs are read where they lie and the
+//! last op writes straight to the output, so a chain costs the memory traffic of its inputs and outputs alone.
+//!
+//! [`Fused::pieces`] binds everything but one row piece, for use as the epilogue of a matrix product.
+//!
+//! It is not a compiler of machine code, and it does not reduce: see [`crate::reduce`].
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod expr;
+mod fused;
+mod layout;
+mod plan;
+mod scalar;
+
+pub use expr::{Binary, Expr, ExprError, Instr, Reg, Unary};
+pub use fused::{Fused, FusedPieces, PieceSource, PieceTarget, Source};
+
+#[cfg(test)]
+mod tests;

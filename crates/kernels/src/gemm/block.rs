@@ -1,0 +1,392 @@
+//! What one task does: the loops around the tiles. How the product was cut into tasks is `plan`'s affair.
+
+use std::marker::PhantomData;
+
+use super::avx2::{TileFn, tile_fn};
+use super::plan::{Panels, Plan, part};
+use super::{Block, Epilogue, pack};
+
+/// Rows of a full tile.
+pub(super) const MR: usize = 6;
+/// Columns of a full tile.
+pub(super) const NR: usize = 16;
+/// Panels of C after which the epilogue runs. Few would leave C in L2, but push the rows out of it: for 2048×384 by
+/// 384×1536 with bias and GELU, 4 panels cost 4.7 ms beside the product, 16 cost 3.8 and 96 cost 3.3.
+const EPILOGUE_PANELS: usize = 96;
+
+/// One tile: `rows × k` by `k × cols`, where the rows are known to the kernel.
+pub(super) struct Tile {
+    /// Steps of k.
+    pub(super) k: usize,
+    /// The rows' operand. Contiguous along one dim, `p_stride` along the other.
+    pub(super) p: *const f32,
+    pub(super) p_stride: usize,
+    /// The columns' operand: `k` rows of 8 or 16 contiguous floats.
+    pub(super) q: *const f32,
+    pub(super) q_stride: usize,
+    /// Where the columns' operand is copied to, in rows of 16, by the kernels that copy.
+    pub(super) copy: *mut f32,
+    /// The lines to ask for in the meantime: one each four steps of k, `ahead_stride` apart, for later.
+    pub(super) ahead: *const f32,
+    pub(super) ahead_stride: usize,
+    /// The first element of C; rows are `c_row` apart. Transposed: the tile's rows are C's columns.
+    pub(super) c: *mut f32,
+    pub(super) c_row: usize,
+    /// How many of the tile's columns C has.
+    pub(super) cols: usize,
+    /// Adds to C.
+    pub(super) add: bool,
+    /// Stores the transpose.
+    pub(super) transposed: bool,
+}
+
+/// A product with its pointers, ready to be run in tasks.
+pub(super) struct Job<'a> {
+    pub(super) plan: Plan,
+    pub(super) a: *const f32,
+    pub(super) b: *const f32,
+    pub(super) c: *mut f32,
+    pub(super) c_batch: usize,
+    pub(super) c_row: usize,
+    pub(super) accumulate: bool,
+    pub(super) epilogue: Option<&'a Epilogue<'a>>,
+    /// The blocks of k of this round.
+    pub(super) blocks: std::ops::Range<usize>,
+    /// The shared panels of this round: per block of k, per panel.
+    pub(super) shared: *mut f32,
+    /// The workers' scratch, `plan.own_len()` each.
+    pub(super) own: *mut f32,
+}
+
+// SAFETY: tasks write disjoint parts of C and of the scratch, and only read the rest.
+unsafe impl Sync for Job<'_> {}
+
+/// How many rows the next tile takes of the `left` ones: 6, but never such that fewer than 4 are left over, as
+/// tiles below 4 rows wait for their own sums.
+pub(super) fn tile_rows(left: usize) -> usize {
+    match left {
+        7 | 8 => 4,
+        9 => 5,
+        _ => left.min(MR),
+    }
+}
+
+impl Job<'_> {
+    fn p(&self) -> *const f32 {
+        if self.plan.swap { self.b } else { self.a }
+    }
+    fn q(&self) -> *const f32 {
+        if self.plan.swap { self.a } else { self.b }
+    }
+
+    /// Where a panel lies in the shared scratch.
+    fn shared_panel(&self, kb: usize, panel: usize) -> *mut f32 {
+        let plan = &self.plan;
+        let (first, _) = part(plan.k, plan.n_kb, self.blocks.start);
+        let (l0, l1) = part(plan.k, plan.n_kb, kb);
+        self.shared.wrapping_add(((l0 - first) * plan.n_panels() + panel * (l1 - l0)) * NR)
+    }
+
+    /// Copies panels of every block of k of this round to the shared scratch.
+    ///
+    /// # Safety
+    /// AVX2 is there, the panels are below `n_panels`, nobody else copies or reads them now.
+    pub(super) unsafe fn share_panels(&self, panel0: usize, panel1: usize) {
+        let plan = &self.plan;
+        for kb in self.blocks.clone() {
+            let (l0, l1) = part(plan.k, plan.n_kb, kb);
+            // SAFETY: inside Q and inside the shared scratch, as `run` has checked.
+            unsafe {
+                let source = self.q().add(l0 * plan.q.k);
+                if plan.q.own == 1 {
+                    let target = self.shared_panel(kb, panel0);
+                    self.pack_wide(source.add(panel0 * NR), panel0, panel1, l1 - l0, target);
+                    continue;
+                }
+                for panel in panel0..panel1 {
+                    let cols = NR.min(plan.cols - panel * NR);
+                    let source = source.add(panel * NR * plan.q.own);
+                    pack::panel(source, plan.q.own, plan.q.k, cols, l1 - l0, self.shared_panel(kb, panel));
+                }
+            }
+        }
+    }
+
+    /// Copies panels of an operand that is contiguous along the columns; the last may not be whole.
+    ///
+    /// # Safety
+    /// AVX2 is there, `source` is the first element of `panel0`, `target` has room for the panels.
+    unsafe fn pack_wide(
+        &self,
+        source: *const f32,
+        panel0: usize,
+        panel1: usize,
+        kc: usize,
+        target: *mut f32,
+    ) {
+        let plan = &self.plan;
+        let whole = (plan.cols / NR).min(panel1) - panel0;
+        // SAFETY: the caller's promise; the panel that is not whole has `cols` columns.
+        unsafe {
+            pack::panels(source, plan.q.k, whole, kc, target);
+            if panel0 + whole < panel1 {
+                let cols = plan.cols - (panel0 + whole) * NR;
+                pack::panel(
+                    source.add(whole * NR),
+                    plan.q.own,
+                    plan.q.k,
+                    cols,
+                    kc,
+                    target.add(whole * kc * NR),
+                );
+            }
+        }
+    }
+
+    /// Runs one task: a block of rows by a range of panels, of one product of the batch.
+    ///
+    /// # Safety
+    /// AVX2 is there; `task` is below `n_tasks` and runs once; no other task runs as `worker` now.
+    pub(super) unsafe fn task(&self, task: usize, worker: usize) {
+        let plan = &self.plan;
+        let per_batch = plan.row_tasks * plan.col_tasks;
+        let (batch, in_batch) = (task / per_batch, task % per_batch);
+        let (r0, r1) = part(plan.rows, plan.row_tasks, in_batch / plan.col_tasks);
+        let (panel0, panel1) = part(plan.n_panels(), plan.col_tasks, in_batch % plan.col_tasks);
+        let n_sweeps = (r1 - r0).div_ceil(plan.mc_max);
+        // SAFETY: all offsets below are of elements that `run` has checked to be inside the slices; the scratch
+        // has `own_len` floats for each worker.
+        unsafe {
+            let own_panels = self.own.add(worker * plan.own_len());
+            let own_rows = own_panels.add(plan.own_panels_len());
+            for kb in self.blocks.clone() {
+                let (l0, l1) = part(plan.k, plan.n_kb, kb);
+                let kc = l1 - l0;
+                if plan.panels == Panels::OwnWide {
+                    let source = self.q().add(batch * plan.q.batch + panel0 * NR + l0 * plan.q.k);
+                    self.pack_wide(source, panel0, panel1, kc, own_panels);
+                }
+                for sweep in 0..n_sweeps {
+                    let (i0, i1) = part(r1 - r0, n_sweeps, sweep);
+                    let (i0, i1) = (r0 + i0, r0 + i1);
+                    let mut p = self.p().add(batch * plan.p.batch + i0 * plan.p.own + l0 * plan.p.k);
+                    if plan.pack_rows {
+                        pack::strips(p, plan.p.own, plan.p.k, i1 - i0, kc, own_rows);
+                        p = own_rows;
+                    }
+                    let [mut later_rows, mut later_panels] = self.later(task, kb, sweep);
+                    let mut done = panel0;
+                    for panel in panel0..panel1 {
+                        let s0 = panel * NR;
+                        let cols = NR.min(plan.cols - s0);
+                        let source = self.q().add(batch * plan.q.batch + s0 * plan.q.own + l0 * plan.q.k);
+                        let mut t = Tile {
+                            k: kc,
+                            p,
+                            p_stride: 0,
+                            q: source,
+                            q_stride: NR,
+                            copy: own_panels.add((panel - panel0) * kc * NR),
+                            ahead: source,
+                            ahead_stride: 0,
+                            c: self.c.add(batch * self.c_batch),
+                            c_row: self.c_row,
+                            cols,
+                            add: self.accumulate || kb > 0,
+                            transposed: plan.swap,
+                        };
+                        let mut copy = false;
+                        let mut next_panel = Ahead::NONE;
+                        match plan.panels {
+                            Panels::Shared => {
+                                t.q = self.shared_panel(kb, panel);
+                                if panel + 1 < panel1 {
+                                    next_panel = Ahead::new(t.q.wrapping_add(kc * NR), NR, kc, NR);
+                                }
+                            }
+                            Panels::InPlace if cols == NR => t.q_stride = plan.q.k,
+                            Panels::InPlace => {
+                                t.copy = own_panels;
+                                pack::panel(source, plan.q.own, plan.q.k, cols, kc, t.copy);
+                                t.q = t.copy;
+                            }
+                            Panels::OwnWide => t.q = t.copy,
+                            _ if sweep > 0 => t.q = t.copy,
+                            Panels::OnTheWay if cols == NR => {
+                                copy = true;
+                                t.q_stride = plan.q.k;
+                            }
+                            _ => {
+                                pack::panel(source, plan.q.own, plan.q.k, cols, kc, t.copy);
+                                t.q = t.copy;
+                            }
+                        }
+                        self.strips(
+                            &mut t,
+                            i0,
+                            i1,
+                            s0,
+                            copy,
+                            [&mut next_panel, &mut later_rows, &mut later_panels],
+                        );
+                        if kb + 1 == plan.n_kb {
+                            let rest = panel1 - panel - 1;
+                            if plan.swap {
+                                self.finish(batch, s0, s0 + cols, i0, i1);
+                            } else if rest == 0
+                                || (panel + 1 - done >= EPILOGUE_PANELS && rest >= EPILOGUE_PANELS / 2)
+                            {
+                                self.finish(batch, i0, i1, done * NR, s0 + cols);
+                                done = panel + 1;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// What this task, or the next one, reads after this sweep: its rows, and its panels if they are its own.
+    fn later(&self, task: usize, kb: usize, sweep: usize) -> [Ahead; 2] {
+        let plan = &self.plan;
+        let per_batch = plan.row_tasks * plan.col_tasks;
+        let n_sweeps = |task: usize| {
+            let (r0, r1) = part(plan.rows, plan.row_tasks, task % per_batch / plan.col_tasks);
+            (r1 - r0).div_ceil(plan.mc_max)
+        };
+        let (task, kb, sweep) = if sweep + 1 < n_sweeps(task) {
+            (task, kb, sweep + 1)
+        } else if kb + 1 < self.blocks.end {
+            (task, kb + 1, 0)
+        } else if task + 1 < plan.n_tasks() {
+            (task + 1, self.blocks.start, 0)
+        } else {
+            return [Ahead::NONE, Ahead::NONE];
+        };
+        let (batch, in_batch) = (task / per_batch, task % per_batch);
+        let (l0, l1) = part(plan.k, plan.n_kb, kb);
+        let (r0, r1) = part(plan.rows, plan.row_tasks, in_batch / plan.col_tasks);
+        let (i0, i1) = part(r1 - r0, n_sweeps(task), sweep);
+        let p = self.p().wrapping_add(batch * plan.p.batch + (r0 + i0) * plan.p.own + l0 * plan.p.k);
+        let rows = if plan.p.own == 1 {
+            Ahead::new(p, plan.p.k, l1 - l0, i1 - i0)
+        } else if plan.p.k == 1 && l1 - l0 >= SHORT_ROW {
+            Ahead::new(p, plan.p.own, i1 - i0, l1 - l0)
+        } else {
+            Ahead::NONE
+        };
+        let own = matches!(plan.panels, Panels::OnTheWay | Panels::OwnWide) && sweep == 0;
+        if !own {
+            return [rows, Ahead::NONE];
+        }
+        let (panel0, panel1) = part(plan.n_panels(), plan.col_tasks, in_batch % plan.col_tasks);
+        let q = self.q().wrapping_add(batch * plan.q.batch + panel0 * NR + l0 * plan.q.k);
+        [rows, Ahead::new(q, plan.q.k, l1 - l0, (panel1 - panel0) * NR)]
+    }
+
+    /// The tiles of rows `i0..i1` by the one panel in `t`.
+    ///
+    /// # Safety
+    /// As for `task`; `t` describes the panel, `t.p` is row `i0` and `t.c` the start of this product's C.
+    #[inline]
+    unsafe fn strips(
+        &self,
+        t: &mut Tile,
+        i0: usize,
+        i1: usize,
+        s0: usize,
+        mut copy: bool,
+        mut ahead: [&mut Ahead; 3],
+    ) {
+        let plan = &self.plan;
+        let vecs = t.cols.div_ceil(8);
+        let along_k = !plan.pack_rows && plan.p.k == 1;
+        let full: TileFn = tile_fn(MR, vecs, along_k, false);
+        let (p, c) = (t.p, t.c);
+        let mut current = 0;
+        let mut i = i0;
+        // SAFETY: rows `i0..i1` and columns `s0..s0 + t.cols` are of this task alone.
+        unsafe {
+            while i < i1 {
+                let rows = tile_rows(i1 - i);
+                if plan.pack_rows {
+                    t.p = p.add((i - i0) * t.k);
+                    t.p_stride = rows;
+                } else {
+                    t.p = p.add((i - i0) * plan.p.own);
+                    t.p_stride = if along_k { plan.p.own } else { plan.p.k };
+                }
+                t.c = c.add(if plan.swap { s0 * self.c_row + i } else { i * self.c_row + s0 });
+                let f = if rows == MR && !copy { full } else { tile_fn(rows, vecs, along_k, copy) };
+                while let Some(block) = ahead.get_mut(current) {
+                    if let Some(lines) = block.take(t.k / 4) {
+                        t.ahead = lines;
+                        t.ahead_stride = block.stride;
+                        break;
+                    }
+                    current += 1;
+                    t.ahead_stride = 0;
+                }
+                f(t);
+                if copy {
+                    copy = false;
+                    t.q = t.copy;
+                    t.q_stride = NR;
+                }
+                i += rows;
+            }
+        }
+    }
+
+    /// Calls the epilogue on rows `row0..row1`, columns `col0..col1` of C.
+    ///
+    /// # Safety
+    /// They are inside C, and of this task alone.
+    unsafe fn finish(&self, batch: usize, row0: usize, row1: usize, col0: usize, col1: usize) {
+        let Some(epilogue) = self.epilogue else { return };
+        // SAFETY: this part of C is this task's alone, and inside C.
+        let at = unsafe { self.c.add(batch * self.c_batch + row0 * self.c_row + col0) };
+        let (rows, cols, stride) = (row1 - row0, col1 - col0, self.c_row);
+        epilogue(Block { batch, row: row0, col: col0, rows, cols, at, stride, lent: PhantomData });
+    }
+}
+
+/// A block of memory that is wanted later, handed out to tiles that ask for it in the meantime: the strides hide it
+/// from the hardware's prefetchers.
+struct Ahead {
+    at: *const f32,
+    stride: usize,
+    rows: usize,
+    /// Floats of a row.
+    len: usize,
+    /// The next line: its first row, and where in the row.
+    row: usize,
+    col: usize,
+}
+
+impl Ahead {
+    const NONE: Ahead = Ahead::new(std::ptr::null(), 0, 0, 0);
+
+    /// A block of `rows` rows of `len` floats.
+    const fn new(at: *const f32, stride: usize, rows: usize, len: usize) -> Ahead {
+        Ahead { at, stride, rows, len, row: 0, col: 0 }
+    }
+    /// The first of the next `rows` lines, one below the other.
+    #[inline]
+    fn take(&mut self, rows: usize) -> Option<*const f32> {
+        if self.row >= self.rows {
+            return None;
+        }
+        let lines = self.at.wrapping_add(self.row * self.stride + self.col);
+        self.col += LINE;
+        if self.col >= self.len {
+            self.col = 0;
+            self.row += rows.max(1);
+        }
+        Some(lines)
+    }
+}
+/// Rows shorter than this lie so close that the hardware asks for them itself.
+const SHORT_ROW: usize = 128;
+/// Floats of a cache line.
+const LINE: usize = 16;

@@ -1,0 +1,238 @@
+//! Matrix products `C = A·B` or `C += A·B` on strided matrices, one or a batch of them.
+//!
+//! # How it goes
+//! **Tiles.** C is computed in tiles of 6×16, whose sums live in twelve registers over a block of k (`avx2`). A step of
+//! k multiplies 6 floats of the *rows' operand*, each broadcast, by 16 neighbours of the *columns' operand*. The rows'
+//! operand can be read where it lies, along either dim; the columns' operand wants its 16 floats side by side and close
+//! in memory, so it is mostly copied into *panels*: 16 columns, k after k.
+//!
+//! **Parts.** A plays the rows and B the columns, or the other way round, and then tiles are transposed as they are
+//! stored. The second way costs some fifty cycles a tile, and pays where it saves a large copy: in `x·Wᵀ` with a short
+//! `x` it is `x` that is copied, and `W` is read in place. `plan` estimates both ways.
+//!
+//! **Blocks.** k is cut into blocks of at most 800: a panel then stays near while up to 136 rows, which stay in L2, are
+//! swept over it. Every block but the first adds to C. k is never split between tasks, and the cut follows from the
+//! shape alone: the order of every sum, and so its bits, do not depend on who computes it.
+//!
+//! **Copies.** Panels are copied once for all tasks, in a round of their own (`Shared`), if several tasks want them;
+//! by the task that wants them (`Own`, `OwnWide`); by the first tile that reads them (`OnTheWay`); or not at all
+//! (`InPlace`). Rows are copied, in strips of 6, if they are not contiguous along k and are used often enough.
+//!
+//! **Waiting.** Strided blocks are invisible to the hardware's prefetchers. Every tile asks for some lines of what its
+//! task reads after this sweep (`Ahead`), so that copies find their source in L2. This is worth up to 15 %.
+//!
+//! **Tasks.** A task is a range of rows by a range of panels of one product. It alone writes its part of C, and calls
+//! the epilogue on it as soon as the last block of k is added, a sweep of rows at a time.
+//!
+//! A product with one row or one column goes another way (`thin`), and without AVX2 all go the oracle's (`scalar`).
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod block;
+#[cfg(target_arch = "x86_64")]
+mod pack;
+#[cfg(target_arch = "x86_64")]
+mod plan;
+mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod thin;
+
+use std::marker::PhantomData;
+
+use crate::Cx;
+
+/// Where element `(batch, row, col)` of a matrix lies: `batch*self.batch + row*self.row + col*self.col`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Strides {
+    /// Elements from one matrix of the batch to the next.
+    pub batch: usize,
+    /// Elements from one row to the next.
+    pub row: usize,
+    /// Elements from one column to the next.
+    pub col: usize,
+}
+
+/// What is called for each finished block of C, while it is still in cache.
+pub type Epilogue<'a> = dyn Fn(Block) + Sync + 'a;
+
+/// A finished block of C, lent to an epilogue.
+pub struct Block<'a> {
+    /// Which product.
+    pub batch: usize,
+    /// The first row.
+    pub row: usize,
+    /// The first column.
+    pub col: usize,
+    rows: usize,
+    cols: usize,
+    at: *mut f32,
+    stride: usize,
+    lent: PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> Block<'a> {
+    /// A piece of one row.
+    fn piece(batch: usize, row: usize, col: usize, piece: &'a mut [f32]) -> Block<'a> {
+        let (at, cols) = (piece.as_mut_ptr(), piece.len());
+        Block { batch, row, col, rows: 1, cols, at, stride: 0, lent: PhantomData }
+    }
+
+    /// The block's rows, one after the other.
+    pub fn into_rows(self) -> impl Iterator<Item = &'a mut [f32]> {
+        (0..self.rows).map(move |r| {
+            // SAFETY: whoever made the block lent all of it; each row is given once, and rows do not overlap.
+            unsafe { std::slice::from_raw_parts_mut(self.at.add(r * self.stride), self.cols) }
+        })
+    }
+}
+
+/// A product of `m×k` by `k×n`, `batch` times. The rows of C are contiguous (`c.col == 1`).
+#[derive(Clone, Debug)]
+pub struct Gemm {
+    /// How many products.
+    pub batch: usize,
+    /// Rows of A and C.
+    pub m: usize,
+    /// Columns of B and C.
+    pub n: usize,
+    /// Columns of A, rows of B.
+    pub k: usize,
+    /// The layout of A, `m×k`.
+    pub a: Strides,
+    /// The layout of B, `k×n`.
+    pub b: Strides,
+    /// The layout of C, `m×n`.
+    pub c: Strides,
+    /// Adds to C instead of overwriting it.
+    pub accumulate: bool,
+}
+
+impl Gemm {
+    /// How many floats of scratch `run` wants with this many workers. What is in them does not matter.
+    pub fn scratch_len(&self, workers: usize) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let plan = plan::Plan::new(self);
+            // One line more, to start on a line.
+            block::NR + plan.shared_len() + workers * plan.own_len()
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = workers;
+            0
+        }
+    }
+
+    /// Runs the product. `epilogue` is called exactly once for each element of C, from any task, after its last
+    /// write. A `k` of zero leaves zeros, or C as it was if it is added to. Strides of A and B may be zero or overlap.
+    ///
+    /// # Panics
+    /// If a slice is too short for its layout, if elements of C overlap, or if `scratch` is shorter than
+    /// `scratch_len(cx.par.workers())`.
+    pub fn run(
+        &self,
+        cx: &Cx,
+        a: &[f32],
+        b: &[f32],
+        c: &mut [f32],
+        epilogue: Option<&Epilogue>,
+        scratch: &mut [f32],
+    ) {
+        if self.batch == 0 || self.m == 0 || self.n == 0 {
+            return;
+        }
+        assert!(self.c.col == 1 || self.n == 1, "the rows of C are contiguous");
+        assert!(self.c_is_disjoint(), "the rows of C do not overlap: {self:?}");
+        assert!(c.len() >= self.c.reach(self.batch, self.m, self.n), "C is inside its slice");
+        if self.k > 0 {
+            assert!(a.len() >= self.a.reach(self.batch, self.m, self.k), "A is inside its slice");
+            assert!(b.len() >= self.b.reach(self.batch, self.k, self.n), "B is inside its slice");
+        }
+        #[cfg(target_arch = "x86_64")]
+        if cx.isa.has_avx2() && self.k > 0 {
+            if thin::suits(self) {
+                return thin::run(self, cx, a, b, c, epilogue);
+            }
+            return self.run_avx2(cx, a, b, c, epilogue, scratch);
+        }
+        let _ = (cx, scratch);
+        scalar::run(self, a, b, c, epilogue);
+    }
+
+    /// Whether no two elements of C are the same: batch outside rows, or (heads of attention) rows outside batch.
+    fn c_is_disjoint(&self) -> bool {
+        let fits = |inner: usize, n_inner: usize, outer: usize, n_outer: usize| {
+            (n_inner == 1 || inner >= self.n)
+                && (n_outer == 1 || outer >= inner.saturating_mul(n_inner - 1).saturating_add(self.n))
+        };
+        fits(self.c.row, self.m, self.c.batch, self.batch)
+            || fits(self.c.batch, self.batch, self.c.row, self.m)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn run_avx2(
+        &self,
+        cx: &Cx,
+        a: &[f32],
+        b: &[f32],
+        c: &mut [f32],
+        epilogue: Option<&Epilogue>,
+        scratch: &mut [f32],
+    ) {
+        let plan = plan::Plan::new(self);
+        let needed = plan.shared_len() + cx.par.workers() * plan.own_len();
+        assert!(scratch.len() >= needed + block::NR, "the scratch has scratch_len(workers) floats");
+        let line = scratch.as_ptr().align_offset(64).min(block::NR);
+        let scratch = &mut scratch[line..];
+        let (shared, own) = scratch.split_at_mut(plan.shared_len());
+        let round = plan.round_blocks();
+        for first in (0..plan.n_kb).step_by(round) {
+            let job = block::Job {
+                plan,
+                a: a.as_ptr(),
+                b: b.as_ptr(),
+                c: c.as_mut_ptr(),
+                c_batch: self.c.batch,
+                c_row: self.c.row,
+                accumulate: self.accumulate,
+                epilogue,
+                blocks: first..(first + round).min(plan.n_kb),
+                shared: shared.as_mut_ptr(),
+                own: own.as_mut_ptr(),
+            };
+            if plan.panels == plan::Panels::Shared {
+                let n = plan.n_panels().div_ceil(PANELS_A_TASK);
+                cx.par.run(n, &|task, _| {
+                    let end = ((task + 1) * PANELS_A_TASK).min(plan.n_panels());
+                    // SAFETY: the ISA has AVX2; each panel is in one task.
+                    unsafe { job.share_panels(task * PANELS_A_TASK, end) };
+                });
+            }
+            let task = |task: usize, worker: usize| {
+                // SAFETY: the ISA has AVX2, and the runner gives each task once, each worker one at a time.
+                unsafe { job.task(task, worker) }
+            };
+            match plan.n_tasks() {
+                1 => task(0, 0),
+                n => cx.par.run(n, &task),
+            }
+        }
+    }
+}
+
+/// Panels that one task copies to the shared scratch.
+#[cfg(target_arch = "x86_64")]
+const PANELS_A_TASK: usize = 4;
+
+impl Strides {
+    /// The length of the shortest slice that holds a whole batch of `rows × cols`, none of them zero.
+    fn reach(&self, batch: usize, rows: usize, cols: usize) -> usize {
+        let part = |n: usize, stride: usize| (n - 1).saturating_mul(stride);
+        let last = part(batch, self.batch).saturating_add(part(rows, self.row));
+        last.saturating_add(part(cols, self.col)).saturating_add(1)
+    }
+}
+
+#[cfg(test)]
+mod tests;

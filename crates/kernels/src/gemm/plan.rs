@@ -1,0 +1,231 @@
+//! How one product is cut: which operand plays which part, what is copied, and what is a task.
+//!
+//! A plan follows from the shape and the strides alone, so that the sums are made in the same order, to the same
+//! bits, for any number of workers.
+
+use super::Gemm;
+use super::block::{MR, NR};
+
+// The figures below were chosen on a Zen 3 core (32 KB of L1, 512 KB of L2) with `examples/gemm_shapes`, beside other
+// work: differences of a few percent were not visible, and those that are stated here were.
+
+/// The longest block of k. A panel of 16 columns then takes 50 KB, more than L1, but tiles ask for it ahead, and C is
+/// touched half as often as with 400: 94.7 becomes 97.0 GFLOP/s for 128×784 by 784×512.
+const KC_MAX: usize = 800;
+/// The same for small outputs, whose operands pass through L2 once: with those asked for ahead they fit in half of it.
+const KC_SMALL: usize = 200;
+/// Rows and columns together of a small output.
+const SMALL: usize = 160;
+/// The most rows that are swept over a panel.
+const MC_MAX: usize = 136;
+/// Floats of those rows: half of L2.
+const ROWS_MAX: usize = 1 << 16;
+/// Copying rows that are contiguous along the other dim pays from this many panels on, from half of it if the rows come
+/// from memory: 55 becomes 75 GFLOP/s for 36 products of 64×4096 by 4096×64, but 89 becomes 82 if they are in L2.
+const PACK_ROWS_PANELS: usize = 5;
+/// Floats of an operand that is not in the caches: 16 MB.
+const FROM_MEMORY: usize = 1 << 22;
+/// A columns' operand of this many floats stays in L1 as it is: 16 KB.
+const IN_PLACE_MAX: usize = 4096;
+/// Up to this many rows, panels are copied on the way.
+const ON_THE_WAY_ROWS: usize = 72;
+/// The work worth a task, in steps of k of a tile, six cycles: 15 µs.
+const TASK_WORK: usize = 8000;
+/// As many tasks as are wanted of a large product; four times that of a batch, as 36 products do not divide well.
+const TASKS: usize = 16;
+/// The fewest rows of a task: a panel is then used eight times for each time that it is fetched.
+const MIN_ROWS: usize = 48;
+/// Floats of shared panels that are made at once, if they are of more than one block of k: 4 MB.
+const SHARED_MAX: usize = 1 << 20;
+
+/// One operand seen from its part: `own` is its dim that C has too.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operand {
+    pub(super) batch: usize,
+    pub(super) own: usize,
+    pub(super) k: usize,
+}
+
+/// What happens to the panels of the columns' operand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Panels {
+    /// They are copied to shared scratch before the tasks start.
+    Shared,
+    /// Each task copies its own, one by one, before the first tile of each.
+    Own,
+    /// Each task copies its own, all of a block of k at once: for operands that are contiguous along the columns.
+    OwnWide,
+    /// Each task copies its own, in the course of the first tile of each.
+    OnTheWay,
+    /// They are read where they are, but for one that is not whole.
+    InPlace,
+}
+
+/// The cut of one product.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    /// How many products.
+    pub(super) batch: usize,
+    /// The rows' operand is B and the tiles are transposed when they are stored.
+    pub(super) swap: bool,
+    /// Rows of C, or its columns if the parts are swapped.
+    pub(super) rows: usize,
+    /// Columns of C, or its rows if the parts are swapped.
+    pub(super) cols: usize,
+    /// The dim that is summed over.
+    pub(super) k: usize,
+    /// The rows' operand.
+    pub(super) p: Operand,
+    /// The columns' operand.
+    pub(super) q: Operand,
+    /// The strips of rows are copied.
+    pub(super) pack_rows: bool,
+    /// What happens to the panels.
+    pub(super) panels: Panels,
+    /// Blocks of k.
+    pub(super) n_kb: usize,
+    /// The longest of them.
+    pub(super) kc_max: usize,
+    /// The most rows that are swept over a panel.
+    pub(super) mc_max: usize,
+    /// Parts of the rows that are tasks.
+    pub(super) row_tasks: usize,
+    /// Parts of the panels that are tasks.
+    pub(super) col_tasks: usize,
+}
+
+/// The `i`th of `n` nearly equal parts of `0..len`.
+pub(super) fn part(len: usize, n: usize, i: usize) -> (usize, usize) {
+    (len * i / n, len * (i + 1) / n)
+}
+
+/// Into how many parts the rows and the panels are cut.
+fn cut(batch: usize, rows: usize, n_panels: usize, k: usize, pack_rows: bool) -> (usize, usize) {
+    let work = batch * rows.div_ceil(MR) * n_panels * k;
+    let wanted =
+        (work / TASK_WORK).clamp(1, if batch == 1 { TASKS } else { 4 * TASKS }).div_ceil(batch.max(1));
+    let floor2 = |n: usize| if n == 0 { 1 } else { 1 << n.ilog2() };
+    let wanted = floor2(wanted);
+    if pack_rows || rows >= n_panels * NR {
+        let row_tasks = floor2(rows / MIN_ROWS).min(wanted);
+        let most = if pack_rows { 1 } else { floor2(n_panels / 2) };
+        (row_tasks, most.min(wanted / row_tasks))
+    } else {
+        let col_tasks = floor2(n_panels / 2).min(wanted);
+        (floor2(rows / MIN_ROWS).min(wanted / col_tasks), col_tasks)
+    }
+}
+
+impl Plan {
+    /// The cheaper of the two plans.
+    pub(super) fn new(g: &Gemm) -> Plan {
+        let straight = Plan::of(g, false);
+        let swapped = Plan::of(g, true);
+        if swapped.cost() < straight.cost() { swapped } else { straight }
+    }
+
+    /// The plan with the parts as they are, or swapped.
+    fn of(g: &Gemm, swap: bool) -> Plan {
+        let a = Operand { batch: g.a.batch, own: g.a.row, k: g.a.col };
+        let b = Operand { batch: g.b.batch, own: g.b.col, k: g.b.row };
+        let (mut p, mut q, rows, cols) = if swap { (b, a, g.n, g.m) } else { (a, b, g.m, g.n) };
+        // The stride of a dim of one does not count.
+        if rows == 1 {
+            p.own = 1;
+        }
+        if cols == 1 {
+            q.own = 1;
+        }
+        if g.k == 1 {
+            (p.k, q.k) = (1, 1);
+        }
+        let kc_max = if rows + cols <= SMALL { KC_SMALL } else { KC_MAX };
+        let n_kb = if g.k <= KC_MAX { 1 } else { g.k.div_ceil(kc_max) };
+        let n_panels = cols.div_ceil(NR);
+        let from_memory = g.batch * g.k * rows >= FROM_MEMORY;
+        let worth = n_panels >= PACK_ROWS_PANELS || (n_panels >= PACK_ROWS_PANELS / 2 && from_memory);
+        let pack_rows = p.k != 1 && (p.own != 1 || worth);
+        let (row_tasks, col_tasks) = cut(g.batch, rows, n_panels, g.k, pack_rows);
+        let panels = match q.own {
+            1 if rows <= 2 * MR || g.k * q.k <= IN_PLACE_MAX || q.k == NR => Panels::InPlace,
+            1 if rows <= ON_THE_WAY_ROWS => Panels::OnTheWay,
+            _ if g.batch == 1 && row_tasks > 1 => Panels::Shared,
+            1 => Panels::OwnWide,
+            _ => Panels::Own,
+        };
+        Plan {
+            swap,
+            rows,
+            cols,
+            k: g.k,
+            p,
+            q,
+            pack_rows,
+            panels,
+            n_kb,
+            kc_max: g.k.div_ceil(n_kb),
+            mc_max: (ROWS_MAX / g.k.div_ceil(n_kb).max(1) / MR * MR).clamp(MIN_ROWS, MC_MAX),
+            row_tasks,
+            col_tasks,
+            batch: g.batch,
+        }
+    }
+
+    /// An estimate in eighths of a cycle, to choose between the two parts that the operands can play.
+    fn cost(&self) -> usize {
+        let n_panels = self.cols.div_ceil(NR);
+        let strips = self.rows.div_ceil(MR);
+        let step = if self.pack_rows || self.p.k == 1 { 6 * 8 } else { 7 * 8 };
+        let tile = step * self.k + self.n_kb * 8 * if self.swap { 80 } else { 30 };
+        let copies = if self.panels == Panels::Shared { 1 } else { self.row_tasks };
+        let an_element = match self.panels {
+            Panels::InPlace => 0,
+            Panels::OnTheWay => 2,
+            _ if self.q.own == 1 => 4,
+            _ if self.q.k == 1 => 8,
+            _ => 24,
+        };
+        let rows = match (self.pack_rows, self.p.own) {
+            (false, _) => 0,
+            (true, 1) => 6,
+            _ => 24,
+        };
+        n_panels * strips * tile
+            + an_element * self.k * self.cols * copies
+            + rows * self.k * self.rows * self.col_tasks
+    }
+
+    pub(super) fn n_panels(&self) -> usize {
+        self.cols.div_ceil(NR)
+    }
+    pub(super) fn n_tasks(&self) -> usize {
+        self.batch * self.row_tasks * self.col_tasks
+    }
+    /// Blocks of k of one round.
+    pub(super) fn round_blocks(&self) -> usize {
+        match self.panels {
+            Panels::Shared => (SHARED_MAX / (self.kc_max * self.n_panels() * NR)).clamp(1, self.n_kb),
+            _ => self.n_kb,
+        }
+    }
+    /// Floats of the shared panels.
+    pub(super) fn shared_len(&self) -> usize {
+        match self.panels {
+            Panels::Shared => self.k.min(self.round_blocks() * self.kc_max) * self.n_panels() * NR,
+            _ => 0,
+        }
+    }
+    /// Floats of one worker's panels.
+    pub(super) fn own_panels_len(&self) -> usize {
+        match self.panels {
+            Panels::Shared => 0,
+            Panels::InPlace => self.kc_max * NR,
+            _ => self.kc_max * NR * self.n_panels().div_ceil(self.col_tasks),
+        }
+    }
+    /// Floats of one worker's scratch, a multiple of a cache line.
+    pub(super) fn own_len(&self) -> usize {
+        let rows = if self.pack_rows { self.mc_max.min(self.rows) * self.kc_max } else { 0 };
+        (self.own_panels_len() + rows).next_multiple_of(NR)
+    }
+}

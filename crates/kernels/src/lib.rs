@@ -1,0 +1,49 @@
+//! CPU math on slices: every kernel in a SIMD and a scalar form.
+//!
+//! A kernel is a descriptor of plain numbers (shapes, strides, options) that is made once, says how much scratch
+//! space it wants, and is then run any number of times on slices. Running allocates nothing.
+//!
+//! This crate deliberately knows nothing of tensors, graphs or threads. Work that can be done in parallel is handed
+//! to a [`Parallel`] as numbered tasks; the cutting into tasks depends on shapes alone, so results are the same bits
+//! whoever runs the tasks.
+//!
+//! # Layout
+//! - [`cx`]: what a kernel is given to run with: the instruction set and the tasks' runner.
+//! - [`gemm`]: matrix products.
+//! - `tile`: register tiles on packed panels, for kernels that fuse products with other work.
+//! - [`attention`]: fused scaled dot-product attention.
+//! - [`rnn`]: LSTM and GRU over whole sequences.
+//! - [`probe`]: what this core can do at most.
+//! - [`math`]: transcendental functions, one value or eight lanes at a time.
+//! - [`elementwise`]: chains of element-wise ops in one pass over memory.
+//! - [`norm`]: batch, group, layer and RMS normalisation.
+//! - [`softmax`]: softmax and log-softmax over an axis.
+//! - [`loss`]: cross entropy from logits and labels.
+//! - [`embedding`]: rows of a table picked by ids.
+//! - [`pool`]: max and average pooling, fixed and adaptive windows.
+//! - [`conv`]: 2-D convolution on channels-last images: forward and both gradients.
+//! - [`optim`]: optimizer steps, norms and clipping on flat arenas.
+
+pub mod attention;
+pub mod conv;
+pub mod convert;
+pub mod copy;
+pub mod cx;
+pub mod elementwise;
+pub mod embedding;
+mod exp_rows;
+pub mod gemm;
+mod lanes;
+pub mod loss;
+pub mod math;
+pub mod norm;
+pub mod optim;
+pub mod pool;
+pub mod probe;
+pub mod random;
+pub mod reduce;
+pub mod rnn;
+pub mod softmax;
+mod tile;
+
+pub use cx::{Cx, Isa, Parallel, Serial};

@@ -1,0 +1,420 @@
+//! Batch norm on channels-last rows: `y = (x - mean[c]) * rstd[c] * gamma[c] + beta[c]`, a ReLU after it if wanted.
+//!
+//! Training reads x twice (moments, then the output) and the backward reads dy and x twice: the passes are bound by
+//! memory. With `relu` the clamp costs nothing in the forward, and the backward finds the mask again from x, so that
+//! the clamped output needs neither to be kept nor read.
+
+use super::columns::{self, Affine, slab_range, slab_rows};
+use crate::Cx;
+use crate::cx::Epilogue;
+use crate::cx::SharedMut;
+
+/// Batch norm of a `[rows, channels]` matrix; rows are samples times pixels.
+#[derive(Clone, Debug)]
+pub struct BatchNorm {
+    /// Samples times pixels.
+    pub rows: usize,
+    /// Columns.
+    pub channels: usize,
+    /// Added to the variance.
+    pub eps: f32,
+    /// Whether a ReLU follows, in the same pass.
+    pub relu: bool,
+}
+
+/// The statistics for evaluation, updated as PyTorch does:
+/// `running = (1 - momentum) * running + momentum * now`, with the unbiased variance.
+pub struct RunningStats<'a> {
+    /// `[channels]`.
+    pub mean: &'a mut [f32],
+    /// `[channels]`.
+    pub var: &'a mut [f32],
+    /// The share of the new value.
+    pub momentum: f32,
+}
+
+/// Channels that are combined at a time, in f64 on the stack.
+const COMBINE: usize = 64;
+
+impl BatchNorm {
+    fn slabs(&self) -> usize {
+        self.rows.div_ceil(slab_rows(self.channels))
+    }
+
+    /// How many floats of scratch any method wants; it does not depend on the workers.
+    pub fn scratch_len(&self, _workers: usize) -> usize {
+        (self.slabs() + 1) * 3 * self.channels
+    }
+
+    /// Training: takes mean and variance of x, writes y, `mean[c]` and `rstd[c]` (for the backward), and updates the
+    /// running statistics. `epilogue` is called for each few finished rows while they are in cache.
+    ///
+    /// With one row there is no unbiased variance: the running variance then takes the biased one (0).
+    pub fn forward(
+        &self,
+        cx: &Cx,
+        x: &[f32],
+        gamma: &[f32],
+        beta: &[f32],
+        y: &mut [f32],
+        mean: &mut [f32],
+        rstd: &mut [f32],
+        running: Option<RunningStats>,
+        epilogue: Option<&Epilogue>,
+        scratch: &mut [f32],
+    ) {
+        let (rows, c) = (self.rows, self.channels);
+        assert_eq!(x.len(), rows * c, "x is [rows, channels]");
+        assert_eq!(mean.len(), c, "mean is [channels]");
+        assert_eq!(rstd.len(), c, "rstd is [channels]");
+        assert!(scratch.len() >= self.scratch_len(cx.par.workers()), "scratch is too short");
+        if rows == 0 || c == 0 {
+            return;
+        }
+        let (parts, rest) = scratch.split_at_mut(self.slabs() * 3 * c);
+        let shared = SharedMut::new(parts);
+        cx.par.run(self.slabs(), &|slab, _| {
+            let r = slab_range(slab, rows, c);
+            // SAFETY: each slab has its own part, and each task runs once.
+            let part = unsafe { shared.slice(slab * 3 * c, 3 * c) };
+            let (mean, part) = part.split_at_mut(c);
+            let (m2, first) = part.split_at_mut(c);
+            columns::moments(cx.isa, &x[r.start * c..r.end * c], c, mean, m2, first);
+        });
+        // `rstd` holds the biased variance until the running statistics have seen it.
+        self.combine(parts, mean, rstd);
+        if let Some(running) = running {
+            assert_eq!(running.mean.len(), c, "the running mean is [channels]");
+            assert_eq!(running.var.len(), c, "the running variance is [channels]");
+            let unbiased = rows as f64 / (rows as f64 - 1.0).max(1.0);
+            let (keep, take) = (1.0 - running.momentum, running.momentum);
+            for j in 0..c {
+                let var = (f64::from(rstd[j]) * unbiased) as f32;
+                running.mean[j] = keep * running.mean[j] + take * mean[j];
+                running.var[j] = keep * running.var[j] + take * var;
+            }
+        }
+        for v in rstd.iter_mut() {
+            *v = reciprocal_std(*v, self.eps);
+        }
+        self.normalise(cx, x, gamma, beta, mean, rstd, y, epilogue, &mut rest[..c]);
+    }
+
+    /// Evaluation: the running statistics stand for those of x.
+    pub fn forward_eval(
+        &self,
+        cx: &Cx,
+        x: &[f32],
+        gamma: &[f32],
+        beta: &[f32],
+        running_mean: &[f32],
+        running_var: &[f32],
+        y: &mut [f32],
+        epilogue: Option<&Epilogue>,
+        scratch: &mut [f32],
+    ) {
+        let c = self.channels;
+        assert_eq!(running_mean.len(), c, "the running mean is [channels]");
+        assert_eq!(running_var.len(), c, "the running variance is [channels]");
+        assert!(scratch.len() >= self.scratch_len(cx.par.workers()), "scratch is too short");
+        let (rstd, rest) = scratch.split_at_mut(c);
+        for j in 0..c {
+            rstd[j] = reciprocal_std(running_var[j], self.eps);
+        }
+        self.normalise(cx, x, gamma, beta, running_mean, rstd, y, epilogue, &mut rest[..c]);
+    }
+
+    /// The gradients of `forward`, from its x, mean and rstd. With `relu`, dy is that of the clamped output.
+    ///
+    /// With `g = dy` (masked by the ReLU), `n` rows and `h = (x - mean) * rstd`:
+    /// `dbeta = Σ g`, `dgamma = Σ g h`, `dx = gamma rstd (g - dbeta/n - h dgamma/n)`.
+    pub fn backward(
+        &self,
+        cx: &Cx,
+        dy: &[f32],
+        x: &[f32],
+        gamma: &[f32],
+        beta: &[f32],
+        mean: &[f32],
+        rstd: &[f32],
+        dx: &mut [f32],
+        dgamma: &mut [f32],
+        dbeta: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let (rows, c) = (self.rows, self.channels);
+        assert_eq!(x.len(), rows * c, "x is [rows, channels]");
+        assert_eq!(dy.len(), rows * c, "dy is [rows, channels]");
+        assert_eq!(dx.len(), rows * c, "dx is [rows, channels]");
+        for (name, v) in [("gamma", gamma), ("beta", beta), ("mean", mean), ("rstd", rstd)] {
+            assert_eq!(v.len(), c, "{name} is [channels]");
+        }
+        assert_eq!(dgamma.len(), c, "dgamma is [channels]");
+        assert_eq!(dbeta.len(), c, "dbeta is [channels]");
+        assert!(scratch.len() >= self.scratch_len(cx.par.workers()), "scratch is too short");
+        if rows == 0 || c == 0 {
+            dgamma.fill(0.0);
+            dbeta.fill(0.0);
+            return;
+        }
+        let (scale, rest) = scratch.split_at_mut(c);
+        let (k1, rest) = rest.split_at_mut(c);
+        let (k2, rest) = rest.split_at_mut(c);
+        for j in 0..c {
+            scale[j] = rstd[j] * gamma[j];
+        }
+        let p = Affine { mean, scale, beta };
+        let parts = &mut rest[..self.slabs() * 2 * c];
+        let shared = SharedMut::new(parts);
+        cx.par.run(self.slabs(), &|slab, _| {
+            let r = slab_range(slab, rows, c);
+            let r = r.start * c..r.end * c;
+            // SAFETY: each slab has its own part, and each task runs once.
+            let (sum_dy, sum_dyx) = unsafe { shared.slice(slab * 2 * c, 2 * c) }.split_at_mut(c);
+            columns::dot_sums(cx.isa, &dy[r.clone()], &x[r], c, p, self.relu, sum_dy, sum_dyx);
+        });
+        for j in 0..c {
+            let (mut sum_dy, mut sum_dyx) = (0.0f64, 0.0f64);
+            for part in parts.chunks_exact(2 * c) {
+                sum_dy += f64::from(part[j]);
+                sum_dyx += f64::from(part[c + j]);
+            }
+            let (r, n) = (f64::from(rstd[j]), rows as f64);
+            dbeta[j] = sum_dy as f32;
+            dgamma[j] = (sum_dyx * r) as f32;
+            let scale = f64::from(gamma[j]) * r;
+            k1[j] = (scale * sum_dy / n) as f32;
+            k2[j] = (scale * r * r * sum_dyx / n) as f32;
+        }
+        let dx = SharedMut::new(dx);
+        let slabs = self.slabs();
+        cx.par.run(slabs, &|task, _| {
+            // Backwards: the last slabs are those still in cache.
+            let r = slab_range(slabs - 1 - task, rows, c);
+            let r = r.start * c..r.end * c;
+            // SAFETY: slabs do not overlap, and each task runs once.
+            let dx = unsafe { dx.slice(r.start, r.len()) };
+            columns::input_grad(cx.isa, &dy[r.clone()], &x[r], c, p, k1, k2, self.relu, dx);
+        });
+    }
+
+    /// Mean and biased variance of all rows from those of the slabs, in f64, in the order of the slabs.
+    fn combine(&self, parts: &[f32], mean: &mut [f32], var: &mut [f32]) {
+        let (rows, c) = (self.rows, self.channels);
+        let mut first = 0;
+        while first < c {
+            let wide = COMBINE.min(c - first);
+            let (mut mu, mut m2) = ([0.0f64; COMBINE], [0.0f64; COMBINE]);
+            for (slab, part) in parts.chunks_exact(3 * c).enumerate() {
+                let n = slab_range(slab, rows, c).len() as f64;
+                for (m, &v) in mu.iter_mut().zip(&part[first..first + wide]) {
+                    *m += n * f64::from(v);
+                }
+            }
+            for m in &mut mu {
+                *m /= rows as f64;
+            }
+            for (slab, part) in parts.chunks_exact(3 * c).enumerate() {
+                let n = slab_range(slab, rows, c).len() as f64;
+                let (means, m2s) = (&part[first..first + wide], &part[c + first..c + first + wide]);
+                for j in 0..wide {
+                    let d = f64::from(means[j]) - mu[j];
+                    m2[j] += f64::from(m2s[j]) + n * d * d;
+                }
+            }
+            for j in 0..wide {
+                mean[first + j] = mu[j] as f32;
+                var[first + j] = (m2[j] / rows as f64) as f32;
+            }
+            first += wide;
+        }
+    }
+
+    fn normalise(
+        &self,
+        cx: &Cx,
+        x: &[f32],
+        gamma: &[f32],
+        beta: &[f32],
+        mean: &[f32],
+        rstd: &[f32],
+        y: &mut [f32],
+        epilogue: Option<&Epilogue>,
+        scale: &mut [f32],
+    ) {
+        let (rows, c) = (self.rows, self.channels);
+        assert_eq!(x.len(), rows * c, "x is [rows, channels]");
+        assert_eq!(y.len(), rows * c, "y is [rows, channels]");
+        assert_eq!(gamma.len(), c, "gamma is [channels]");
+        assert_eq!(beta.len(), c, "beta is [channels]");
+        if c == 0 {
+            return;
+        }
+        for j in 0..c {
+            scale[j] = rstd[j] * gamma[j];
+        }
+        let p = Affine { mean, scale, beta };
+        let y = SharedMut::new(y);
+        let slabs = self.slabs();
+        cx.par.run(slabs, &|task, _| {
+            // Backwards: the last slabs are those still in cache.
+            let r = slab_range(slabs - 1 - task, rows, c);
+            // SAFETY: slabs do not overlap, and each task runs once.
+            let y = unsafe { y.slice(r.start * c, r.len() * c) };
+            let x = &x[r.start * c..r.end * c];
+            let Some(epilogue) = epilogue else {
+                return columns::apply(cx.isa, x, c, p, self.relu, y);
+            };
+            // Sixteen rows at a time, so that the epilogue finds them in L1.
+            for (i, (x, y)) in x.chunks(16 * c).zip(y.chunks_mut(16 * c)).enumerate() {
+                columns::apply(cx.isa, x, c, p, self.relu, y);
+                epilogue((r.start + i * 16) * c, y);
+            }
+        });
+    }
+}
+
+/// `1 / sqrt(var + eps)`, rounded once.
+fn reciprocal_std(var: f32, eps: f32) -> f32 {
+    (1.0 / (f64::from(var) + f64::from(eps)).sqrt()) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lanes::testing::{close, contexts, data, same_bits};
+
+    /// The textbook in f64: y, mean, rstd, dx, dgamma, dbeta.
+    fn naive(
+        rows: usize,
+        c: usize,
+        eps: f64,
+        relu: bool,
+        x: &[f32],
+        dy: &[f32],
+        gamma: &[f32],
+        beta: &[f32],
+    ) -> [Vec<f64>; 7] {
+        let n = rows as f64;
+        let [mut y, mut dx] = [vec![0.0; rows * c], vec![0.0; rows * c]];
+        let [mut mean, mut rstd, mut var, mut dgamma, mut dbeta] = [const { Vec::new() }; 5];
+        for j in 0..c {
+            let at = |i: usize| f64::from(x[i * c + j]);
+            let (g, b) = (f64::from(gamma[j]), f64::from(beta[j]));
+            let m = (0..rows).map(at).sum::<f64>() / n;
+            let v = (0..rows).map(|i| (at(i) - m).powi(2)).sum::<f64>() / n;
+            let r = 1.0 / (v + eps).sqrt();
+            let hat = |i: usize| (at(i) - m) * r;
+            let grad = |i: usize| {
+                if relu && hat(i) * g + b <= 0.0 { 0.0 } else { f64::from(dy[i * c + j]) }
+            };
+            let db = (0..rows).map(grad).sum::<f64>();
+            let dg = (0..rows).map(|i| grad(i) * hat(i)).sum::<f64>();
+            for i in 0..rows {
+                let v = hat(i) * g + b;
+                y[i * c + j] = if relu { v.max(0.0) } else { v };
+                dx[i * c + j] = g * r * (grad(i) - db / n - hat(i) * dg / n);
+            }
+            mean.push(m);
+            rstd.push(r);
+            var.push(v);
+            dgamma.push(dg);
+            dbeta.push(db);
+        }
+        [y, mean, rstd, var, dx, dgamma, dbeta]
+    }
+
+    fn check(rows: usize, c: usize, relu: bool, offset: f32, tol: f64) {
+        let bn = BatchNorm { rows, channels: c, eps: 1e-5, relu };
+        let x: Vec<f32> = data(1, rows * c).iter().map(|v| v + offset).collect();
+        let (dy, gamma, beta) = (data(2, rows * c), data(3, c), data(4, c));
+        let mut runs = vec![];
+        for cx in contexts() {
+            let mut scratch = vec![f32::NAN; bn.scratch_len(cx.par.workers())];
+            let [mut y, mut dx] = [vec![f32::NAN; rows * c], vec![f32::NAN; rows * c]];
+            let [mut mean, mut rstd, mut dgamma, mut dbeta] = [const { Vec::new() }; 4].map(|mut v| {
+                v.resize(c, f32::NAN);
+                v
+            });
+            let (mut rm, mut rv) = (vec![0.5; c], vec![2.0; c]);
+            let running = RunningStats { mean: &mut rm, var: &mut rv, momentum: 0.1 };
+            bn.forward(
+                &cx,
+                &x,
+                &gamma,
+                &beta,
+                &mut y,
+                &mut mean,
+                &mut rstd,
+                Some(running),
+                None,
+                &mut scratch,
+            );
+            let (g, b, s) = (&mut dgamma, &mut dbeta, &mut scratch);
+            bn.backward(&cx, &dy, &x, &gamma, &beta, &mean, &rstd, &mut dx, g, b, s);
+            let mut seen = vec![f32::NAN; rows * c];
+            let ep = |first: usize, piece: &mut [f32]| {
+                for (k, v) in piece.iter_mut().enumerate() {
+                    *v = *v * 2.0 + ((first + k) / c) as f32;
+                }
+            };
+            let mut again = (vec![0.0; c], vec![0.0; c]);
+            let (m, r) = (&mut again.0, &mut again.1);
+            bn.forward(&cx, &x, &gamma, &beta, &mut seen, m, r, None, Some(&ep), &mut scratch);
+            for i in 0..rows * c {
+                assert_eq!(seen[i], y[i] * 2.0 + (i / c) as f32, "epilogue {i}");
+            }
+            let mut eval = vec![f32::NAN; rows * c];
+            bn.forward_eval(&cx, &x, &gamma, &beta, &rm, &rv, &mut eval, None, &mut scratch);
+            runs.push([y, mean, rstd, rm, rv, dx, dgamma, dbeta, eval].concat());
+        }
+        same_bits("batch norm", &runs);
+        let [y, mean, rstd, var, dx, dgamma, dbeta] = naive(rows, c, 1e-5, relu, &x, &dy, &gamma, &beta);
+        let unbiased = rows as f64 / (rows as f64 - 1.0).max(1.0);
+        let rm: Vec<f64> = mean.iter().map(|m| 0.45 + 0.1 * m).collect();
+        let rv: Vec<f64> = var.iter().map(|v| 1.8 + 0.1 * v * unbiased).collect();
+        let eval: Vec<f64> = (0..rows * c)
+            .map(|i| {
+                let j = i % c;
+                let v = (f64::from(x[i]) - rm[j]) / (rv[j] + 1e-5).sqrt() * f64::from(gamma[j]);
+                let v = v + f64::from(beta[j]);
+                if relu { v.max(0.0) } else { v }
+            })
+            .collect();
+        let mut at = 0;
+        for (name, want) in ["y", "mean", "rstd", "rm", "rv", "dx", "dgamma", "dbeta", "eval"]
+            .iter()
+            .zip([y, mean, rstd, rm, rv, dx, dgamma, dbeta, eval])
+        {
+            // One rounding of x near 100 is 8e-6 of the data's spread.
+            close(&format!("{rows}x{c} {name}"), &runs[0][at..at + want.len()], &want, tol);
+            at += want.len();
+        }
+    }
+
+    #[test]
+    fn matches_the_textbook() {
+        for (rows, c) in [(2, 1), (3, 3), (5, 7), (9, 8), (4, 9), (1029, 33), (2500, 16), (40, 1030)] {
+            check(rows, c, false, 0.0, 2e-5);
+            check(rows, c, false, 100.0, 1e-3);
+        }
+        // Few rows can put an output so near to 0 that f32 and f64 disagree on the mask; this seed does not.
+        check(1029, 33, true, 0.0, 2e-5);
+        check(2500, 16, true, 0.0, 2e-5);
+    }
+
+    #[test]
+    fn nothing_and_one_row_do_not_panic() {
+        for (rows, c) in [(0, 0), (0, 3), (3, 0), (1, 5)] {
+            let bn = BatchNorm { rows, channels: c, eps: 1e-5, relu: false };
+            let (x, p) = (vec![1.0; rows * c], vec![1.0; c]);
+            let mut s = vec![0.0; bn.scratch_len(1)];
+            let (mut y, mut m, mut r) = (x.clone(), p.clone(), p.clone());
+            bn.forward(&Cx::serial(), &x, &p, &p, &mut y, &mut m, &mut r, None, None, &mut s);
+            let (mut dx, mut dg, mut db) = (x.clone(), p.clone(), p.clone());
+            bn.backward(&Cx::serial(), &y, &x, &p, &p, &m, &r, &mut dx, &mut dg, &mut db, &mut s);
+            assert!(y.iter().all(|&v| v == 1.0), "a lone row is its own mean");
+            assert!(dx.iter().all(|&v| v == 0.0));
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What this core can do at most: multiply-adds a second, and bytes a second. Speeds are read against these.
+//!
+//! They measure the calling thread alone, and the machine as it is now: other work on it lowers them.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use crate::Cx;
+
+/// Short runs of which the best counts.
+const RUNS: usize = 10;
+/// Steps of a run: 20 multiply-adds of 8 floats, ten cycles; 2 ms at 2.5 GHz.
+const STEPS: usize = 500_000;
+
+/// Billions of f32 operations a second (a multiply-add is two) in a loop of independent multiply-adds. Takes 20 ms.
+pub fn fma_peak_gflops(cx: &Cx) -> f64 {
+    let (steps, run): (usize, fn(usize) -> f64) = if cx.isa.has_avx2() {
+        #[cfg(target_arch = "x86_64")]
+        {
+            // SAFETY: the ISA has AVX2 and FMA.
+            (STEPS, |steps| unsafe { avx2(steps) })
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        unreachable!("no AVX2 on this architecture")
+    } else {
+        (STEPS / 8, scalar)
+    };
+    best((0..RUNS).map(|_| {
+        let start = Instant::now();
+        let flops = run(steps);
+        flops / start.elapsed().as_secs_f64() * 1e-9
+    }))
+}
+
+/// Billions of bytes a second, read and written, of `target = source`. The slices should be larger than the last
+/// cache (64 MB each will do); the target keeps the source's values.
+pub fn copy_bandwidth_gbs(target: &mut [f32], source: &[f32]) -> f64 {
+    assert_eq!(target.len(), source.len(), "slices of the same length");
+    bandwidth(2 * size_of_val(source), || black_box(&mut *target).copy_from_slice(black_box(source)))
+}
+
+/// Billions of bytes a second, read and written, of `target += source`, as for [`copy_bandwidth_gbs`].
+pub fn add_bandwidth_gbs(target: &mut [f32], source: &[f32]) -> f64 {
+    assert_eq!(target.len(), source.len(), "slices of the same length");
+    bandwidth(3 * size_of_val(source), || {
+        for (t, s) in black_box(&mut *target).iter_mut().zip(black_box(source)) {
+            *t += s;
+        }
+    })
+}
+
+fn bandwidth(bytes: usize, mut pass: impl FnMut()) -> f64 {
+    // The first pass also faults the pages in.
+    pass();
+    best((0..3).map(|_| {
+        let start = Instant::now();
+        pass();
+        bytes as f64 / start.elapsed().as_secs_f64() * 1e-9
+    }))
+}
+
+fn best(speeds: impl Iterator<Item = f64>) -> f64 {
+    speeds.fold(0.0, f64::max)
+}
+
+/// Runs the loop and returns its operations. Ten chains: two adders of a latency of four or five cycles are full.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn avx2(steps: usize) -> f64 {
+    use std::arch::x86_64::*;
+    let mut sums = [_mm256_setzero_ps(); 10];
+    let (a, b) = (_mm256_set1_ps(black_box(0.5)), _mm256_set1_ps(black_box(0.25)));
+    for _ in 0..steps {
+        for _ in 0..2 {
+            for s in &mut sums {
+                *s = _mm256_fmadd_ps(*s, a, b);
+            }
+        }
+    }
+    black_box(sums);
+    (steps * 2 * 10 * 8 * 2) as f64
+}
+
+/// The same without SIMD by hand: a multiply and an add of 8 chains.
+fn scalar(steps: usize) -> f64 {
+    let mut sums = [0f32; 80];
+    let (a, b) = (black_box(0.5f32), black_box(0.25f32));
+    for _ in 0..steps {
+        for s in &mut sums {
+            *s = *s * a + b;
+        }
+    }
+    black_box(sums);
+    (steps * 80 * 2) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_of_a_computer() {
+        for cx in [Cx::serial(), Cx::oracle()] {
+            let peak = fma_peak_gflops(&cx);
+            assert!((0.05..10_000.0).contains(&peak), "{peak}");
+        }
+        let (mut target, source) = (vec![1.0; 1 << 18], vec![2.0; 1 << 18]);
+        let add = add_bandwidth_gbs(&mut target, &source);
+        assert!((0.01..10_000.0).contains(&add), "{add}");
+        assert_eq!(target[7], 9.0, "one pass to warm up and three that count");
+        let copy = copy_bandwidth_gbs(&mut target, &source);
+        assert!((0.01..10_000.0).contains(&copy), "{copy}");
+        assert_eq!(target, source);
+    }
+}

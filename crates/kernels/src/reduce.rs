@@ -1,0 +1,554 @@
+//! Sums, means, extremes and sums of squares over any axes.
+//!
+//! A shape is folded into alternating runs of kept and reduced dims, and each reduced run is one pass over
+//! `[outer, reduced, inner]`; nearly always there is one. Two kernels do all passes: rows (`inner == 1`) and columns.
+//! Rows are summed in 32 lanes over blocks of 1,024, and blocks in f64. Columns are summed four rows at a time over
+//! slabs of rows, into accumulators that stay in the first-level cache. Where blocks and slabs end depends on the
+//! shape alone, so the bits do not depend on the workers, and no sum has a long chain of f32 additions.
+//!
+//! Extremes give NaN when there is one. It does not say where an extreme lies.
+
+use crate::cx::{Cx, Isa, SharedMut};
+
+/// What a reduction computes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReduceKind {
+    /// The sum.
+    Sum,
+    /// The sum over the count.
+    Mean,
+    /// The greatest; −inf of nothing.
+    Max,
+    /// The smallest; inf of nothing.
+    Min,
+    /// The sum of squares.
+    SumSquares,
+}
+
+/// A reduction of a shape over some axes.
+#[derive(Clone, Debug)]
+pub struct Reduce {
+    kind: ReduceKind,
+    passes: Vec<Pass>,
+    x_len: usize,
+    y_len: usize,
+}
+
+/// One pass: `[outer, reduced, inner]` to `[outer, inner]`.
+#[derive(Clone, Copy, Debug)]
+struct Pass {
+    outer: usize,
+    reduced: usize,
+    inner: usize,
+}
+
+/// Elements of a row that one task sums.
+const ROW_CHUNK: usize = 32_768;
+/// Elements that a task should at least have.
+const TASK_ELEMENTS: usize = 32_768;
+/// Columns of a task: accumulators of 8 KB, and four rows streaming through.
+const COLUMNS: usize = 2_048;
+/// Rows that go into one chain of f32 additions, four at a time.
+const ROWS: usize = 256;
+/// The most slabs of rows of one column reduction.
+const SLABS_MAX: usize = 64;
+/// Narrower matrices than this are seen as fewer, wider rows.
+const NARROW: usize = 64;
+
+impl Reduce {
+    /// Reduces `shape` over `axes`; the output has the other dims, in order. Panics if an axis is not a dim.
+    pub fn new(kind: ReduceKind, shape: &[usize], axes: &[usize]) -> Reduce {
+        assert!(axes.iter().all(|&a| a < shape.len()), "axes {axes:?} of a shape of {} dims", shape.len());
+        let mut runs: Vec<(bool, usize)> = Vec::new();
+        for (d, &size) in shape.iter().enumerate() {
+            let reduced = axes.contains(&d);
+            match runs.last_mut() {
+                Some((r, n)) if *r == reduced => *n *= size,
+                _ => runs.push((reduced, size)),
+            }
+        }
+        runs.retain(|&(_, n)| n != 1);
+        let mut passes = Vec::new();
+        // From the innermost run out: that pass shrinks the most, and reads memory in order.
+        while let Some(at) = runs.iter().rposition(|&(reduced, _)| reduced) {
+            let size = |runs: &[(bool, usize)]| runs.iter().map(|r| r.1).product();
+            passes.push(Pass { outer: size(&runs[..at]), reduced: runs[at].1, inner: size(&runs[at + 1..]) });
+            runs.remove(at);
+        }
+        let y_len = runs.iter().map(|r| r.1).product();
+        if passes.is_empty() {
+            passes.push(Pass { outer: 1, reduced: 1, inner: y_len });
+        }
+        Reduce { kind, passes, x_len: shape.iter().product(), y_len }
+    }
+
+    /// How many floats the input has.
+    pub fn x_len(&self) -> usize {
+        self.x_len
+    }
+
+    /// How many floats the output has.
+    pub fn y_len(&self) -> usize {
+        self.y_len
+    }
+
+    /// How many floats of scratch `forward` wants; the same for any number of workers.
+    pub fn scratch_len(&self, _workers: usize) -> usize {
+        let (between, partial) = self.scratch_parts();
+        2 * between + partial
+    }
+
+    /// The longest result between passes, and the most partial results of a pass.
+    fn scratch_parts(&self) -> (usize, usize) {
+        let between = self.passes[..self.passes.len() - 1].iter().map(|p| p.outer * p.inner).max();
+        let partial = self.passes.iter().map(|p| p.partial_len()).max();
+        (between.unwrap_or(0), partial.unwrap_or(0))
+    }
+
+    /// Reduces `x` into `y`.
+    pub fn forward(&self, cx: &Cx, x: &[f32], y: &mut [f32], scratch: &mut [f32]) {
+        assert_eq!(x.len(), self.x_len, "length of x");
+        assert_eq!(y.len(), self.y_len, "length of y");
+        let scale = match self.kind {
+            ReduceKind::Mean => self.y_len as f64 / self.x_len as f64,
+            ReduceKind::Sum | ReduceKind::Max | ReduceKind::Min | ReduceKind::SumSquares => 1.0,
+        };
+        let (between, partial) = self.scratch_parts();
+        let (mut from_buf, rest) = scratch.split_at_mut(between);
+        let (mut to_buf, rest) = rest.split_at_mut(between);
+        let partials = &mut rest[..partial];
+        let n = self.passes.len();
+        for (i, pass) in self.passes.iter().enumerate() {
+            let x_pass = if i == 0 { x } else { &from_buf[..pass.outer * pass.reduced * pass.inner] };
+            let y_pass = if i + 1 == n { &mut *y } else { &mut to_buf[..pass.outer * pass.inner] };
+            let scale = if i + 1 == n { scale } else { 1.0 };
+            match self.kind {
+                ReduceKind::SumSquares if i == 0 => {
+                    pass.run::<SumSquares>(cx, x_pass, y_pass, scale, partials)
+                }
+                ReduceKind::Sum | ReduceKind::Mean | ReduceKind::SumSquares => {
+                    pass.run::<Sum>(cx, x_pass, y_pass, scale, partials);
+                }
+                ReduceKind::Max => pass.run::<Max>(cx, x_pass, y_pass, scale, partials),
+                ReduceKind::Min => pass.run::<Min>(cx, x_pass, y_pass, scale, partials),
+            }
+            std::mem::swap(&mut from_buf, &mut to_buf);
+        }
+    }
+}
+
+/// How a column pass is cut: rows are joined until they are wide enough, then cut into slabs and column blocks.
+struct Columns {
+    /// How many rows are seen as one.
+    joined: usize,
+    /// The width of a joined row.
+    width: usize,
+    /// How many joined rows, and how many rows are left over.
+    rows: usize,
+    left: usize,
+    slab_rows: usize,
+    n_slabs: usize,
+}
+
+impl Pass {
+    fn columns(&self) -> Columns {
+        let joined =
+            if self.inner < NARROW { (2 * NARROW / self.inner.max(1)).min(self.reduced.max(1)) } else { 1 };
+        let width = joined * self.inner;
+        let rows = self.reduced / joined;
+        let slab_rows = (2 * TASK_ELEMENTS / width.max(1)).max(rows.div_ceil(SLABS_MAX)).max(8);
+        let n_slabs = rows.div_ceil(slab_rows).max(1);
+        Columns { joined, width, rows, left: self.reduced % joined, slab_rows, n_slabs }
+    }
+
+    fn partial_len(&self) -> usize {
+        if self.inner == 1 {
+            let n_chunks = self.reduced.div_ceil(ROW_CHUNK);
+            if n_chunks > 1 { self.outer * n_chunks } else { 0 }
+        } else {
+            let c = self.columns();
+            if c.n_slabs > 1 || c.joined > 1 { self.outer * c.n_slabs * c.width } else { 0 }
+        }
+    }
+
+    fn run<F: Fold>(&self, cx: &Cx, x: &[f32], y: &mut [f32], scale: f64, partials: &mut [f32]) {
+        if self.inner == 1 {
+            self.run_rows::<F>(cx, x, y, scale, partials);
+        } else {
+            self.run_columns::<F>(cx, x, y, scale, partials);
+        }
+    }
+
+    fn run_rows<F: Fold>(&self, cx: &Cx, x: &[f32], y: &mut [f32], scale: f64, partials: &mut [f32]) {
+        let len = self.reduced;
+        if len == 0 {
+            y.fill((f64::from(F::INIT) * scale) as f32);
+            return;
+        }
+        let n_chunks = len.div_ceil(ROW_CHUNK);
+        if n_chunks == 1 {
+            let rows = (TASK_ELEMENTS / len).max(1);
+            cx.for_each_chunk(y, rows, |i, part| {
+                let x = &x[i * rows * len..][..part.len() * len];
+                fold_rows::<F>(cx.isa, x, len, part, scale);
+            });
+            return;
+        }
+        cx.for_each_chunk(&mut partials[..self.outer * n_chunks], 1, |i, part| {
+            let (row, start) = (i / n_chunks, i % n_chunks * ROW_CHUNK);
+            let x = &x[row * len + start..][..ROW_CHUNK.min(len - start)];
+            fold_rows::<F>(cx.isa, x, x.len(), part, 1.0);
+        });
+        for (v, parts) in y.iter_mut().zip(partials.chunks(n_chunks)) {
+            let total = parts.iter().fold(f64::from(F::INIT), |a, &p| F::join64(a, f64::from(p)));
+            *v = (total * scale) as f32;
+        }
+    }
+
+    fn run_columns<F: Fold>(&self, cx: &Cx, x: &[f32], y: &mut [f32], scale: f64, partials: &mut [f32]) {
+        if self.outer == 0 || self.inner == 0 {
+            return;
+        }
+        let c = self.columns();
+        let matrix = self.reduced * self.inner;
+        let straight = c.n_slabs == 1 && c.joined == 1;
+        let len = if straight { y.len() } else { self.outer * c.n_slabs * c.width };
+        let sums = SharedMut::new(if straight { &mut *y } else { &mut partials[..len] });
+        // One item is a block of columns of a slab; small items are done several to a task.
+        let n_blocks = c.width.div_ceil(COLUMNS);
+        let n_items = self.outer * c.n_slabs * n_blocks;
+        let group = (TASK_ELEMENTS / (c.slab_rows.min(c.rows.max(1)) * c.width.min(COLUMNS))).max(1);
+        cx.par.run(n_items.div_ceil(group), &|task, _| {
+            for item in task * group..n_items.min((task + 1) * group) {
+                let (slab, block) = (item / n_blocks, item % n_blocks);
+                let (outer, first) = (slab / c.n_slabs, slab % c.n_slabs * c.slab_rows);
+                let rows = c.slab_rows.min(c.rows - first);
+                let cols = COLUMNS.min(c.width - block * COLUMNS);
+                let x = &x[outer * matrix + first * c.width + block * COLUMNS..];
+                // SAFETY: each item has its own slab and columns.
+                let sum = unsafe { sums.slice(slab * c.width + block * COLUMNS, cols) };
+                fold_columns::<F>(cx.isa, x, rows, c.width, sum);
+            }
+        });
+        if straight {
+            if scale != 1.0 {
+                y.iter_mut().for_each(|v| *v = (f64::from(*v) * scale) as f32);
+            }
+            return;
+        }
+        let partials = &partials[..len];
+        let grain = (TASK_ELEMENTS / (c.n_slabs * c.joined)).max(1);
+        cx.for_each_chunk(y, grain, |i, part| {
+            for (k, v) in part.iter_mut().enumerate() {
+                let (outer, col) = ((i * grain + k) / self.inner, (i * grain + k) % self.inner);
+                let sums = &partials[outer * c.n_slabs * c.width..];
+                let mut total = f64::from(F::INIT);
+                for at in 0..c.n_slabs * c.joined {
+                    total = F::join64(total, f64::from(sums[at * self.inner + col]));
+                }
+                for row in self.reduced - c.left..self.reduced {
+                    total = F::join64(total, f64::from(F::see(x[outer * matrix + row * self.inner + col])));
+                }
+                *v = (total * scale) as f32;
+            }
+        });
+    }
+}
+
+/// How values are joined. `see` is applied to each input value first.
+trait Fold {
+    const INIT: f32;
+    fn see(x: f32) -> f32 {
+        x
+    }
+    fn join(a: f32, b: f32) -> f32;
+    fn join64(a: f64, b: f64) -> f64;
+}
+
+struct Sum;
+struct SumSquares;
+struct Max;
+struct Min;
+
+impl Fold for Sum {
+    const INIT: f32 = 0.0;
+    #[inline(always)]
+    fn join(a: f32, b: f32) -> f32 {
+        a + b
+    }
+    #[inline(always)]
+    fn join64(a: f64, b: f64) -> f64 {
+        a + b
+    }
+}
+
+impl Fold for SumSquares {
+    const INIT: f32 = 0.0;
+    #[inline(always)]
+    fn see(x: f32) -> f32 {
+        x * x
+    }
+    #[inline(always)]
+    fn join(a: f32, b: f32) -> f32 {
+        a + b
+    }
+    #[inline(always)]
+    fn join64(a: f64, b: f64) -> f64 {
+        a + b
+    }
+}
+
+impl Fold for Max {
+    const INIT: f32 = f32::NEG_INFINITY;
+    #[inline(always)]
+    fn join(a: f32, b: f32) -> f32 {
+        if b > a || b.is_nan() { b } else { a }
+    }
+    #[inline(always)]
+    fn join64(a: f64, b: f64) -> f64 {
+        if b > a || b.is_nan() { b } else { a }
+    }
+}
+
+impl Fold for Min {
+    const INIT: f32 = f32::INFINITY;
+    #[inline(always)]
+    fn join(a: f32, b: f32) -> f32 {
+        if b < a || b.is_nan() { b } else { a }
+    }
+    #[inline(always)]
+    fn join64(a: f64, b: f64) -> f64 {
+        if b < a || b.is_nan() { b } else { a }
+    }
+}
+
+/// Folds each row of `len` values into one of `y`.
+fn fold_rows<F: Fold>(isa: Isa, x: &[f32], len: usize, y: &mut [f32], scale: f64) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.has_avx2() {
+        #[target_feature(enable = "avx2,fma")]
+        fn lanes<F: Fold>(x: &[f32], len: usize, y: &mut [f32], scale: f64) {
+            fold_rows_body::<F>(x, len, y, scale);
+        }
+        // SAFETY: the instruction set was detected.
+        unsafe { lanes::<F>(x, len, y, scale) };
+        return;
+    }
+    let _ = isa;
+    fold_rows_body::<F>(x, len, y, scale);
+}
+
+/// One body for all instruction sets: the compiler makes lanes of the fixed-size loops, and the bits are the same.
+#[inline(always)]
+fn fold_rows_body<F: Fold>(x: &[f32], len: usize, y: &mut [f32], scale: f64) {
+    for (row, v) in x.chunks_exact(len).zip(y) {
+        if len < 16 {
+            let total = row.iter().fold(F::INIT, |a, &b| F::join(a, F::see(b)));
+            *v = (f64::from(total) * scale) as f32;
+            continue;
+        }
+        let mut total = f64::from(F::INIT);
+        for block in row.chunks(1024) {
+            let mut lanes = [F::INIT; 32];
+            let mut groups = block.chunks_exact(32);
+            for group in &mut groups {
+                for i in 0..32 {
+                    lanes[i] = F::join(lanes[i], F::see(group[i]));
+                }
+            }
+            for (lane, &b) in lanes.iter_mut().zip(groups.remainder()) {
+                *lane = F::join(*lane, F::see(b));
+            }
+            for half in [16, 8, 4, 2, 1] {
+                for i in 0..half {
+                    lanes[i] = F::join(lanes[i], lanes[i + half]);
+                }
+            }
+            total = F::join64(total, f64::from(lanes[0]));
+        }
+        *v = (total * scale) as f32;
+    }
+}
+
+/// Folds `rows` rows that are `stride` apart into `sum`, which is as wide as the part of the rows that is wanted.
+fn fold_columns<F: Fold>(isa: Isa, x: &[f32], rows: usize, stride: usize, sum: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.has_avx2() {
+        #[target_feature(enable = "avx2,fma")]
+        fn lanes<F: Fold>(x: &[f32], rows: usize, stride: usize, sum: &mut [f32]) {
+            fold_columns_body::<F>(x, rows, stride, sum);
+        }
+        // SAFETY: the instruction set was detected.
+        unsafe { lanes::<F>(x, rows, stride, sum) };
+        return;
+    }
+    let _ = isa;
+    fold_columns_body::<F>(x, rows, stride, sum);
+}
+
+#[inline(always)]
+fn fold_columns_body<F: Fold>(x: &[f32], rows: usize, stride: usize, sum: &mut [f32]) {
+    let n = sum.len();
+    sum.fill(F::INIT);
+    let mut acc = [F::INIT; COLUMNS];
+    let acc = &mut acc[..n];
+    for first in (0..rows).step_by(ROWS) {
+        let last = rows.min(first + ROWS);
+        let mut row = first;
+        acc.fill(F::INIT);
+        while row + 4 <= last {
+            let at = |k: usize| &x[(row + k) * stride..][..n];
+            let (r0, r1, r2, r3) = (at(0), at(1), at(2), at(3));
+            for i in 0..n {
+                let low = F::join(F::see(r0[i]), F::see(r1[i]));
+                let high = F::join(F::see(r2[i]), F::see(r3[i]));
+                acc[i] = F::join(acc[i], F::join(low, high));
+            }
+            row += 4;
+        }
+        for row in row..last {
+            let r = &x[row * stride..][..n];
+            for i in 0..n {
+                acc[i] = F::join(acc[i], F::see(r[i]));
+            }
+        }
+        for i in 0..n {
+            sum[i] = F::join(sum[i], acc[i]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cx::Parallel;
+
+    /// Runs tasks last first, claiming several workers.
+    struct Reverse(usize);
+
+    // SAFETY: each task runs once, in turn, with a worker number below `workers()`.
+    unsafe impl Parallel for Reverse {
+        fn workers(&self) -> usize {
+            self.0
+        }
+        fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
+            (0..n_tasks).rev().for_each(|i| task(i, i % self.0));
+        }
+    }
+
+    const KINDS: [ReduceKind; 5] =
+        [ReduceKind::Sum, ReduceKind::Mean, ReduceKind::Max, ReduceKind::Min, ReduceKind::SumSquares];
+
+    fn naive(kind: ReduceKind, shape: &[usize], axes: &[usize], x: &[f32]) -> Vec<f64> {
+        let kept: Vec<usize> = (0..shape.len()).filter(|d| !axes.contains(d)).collect();
+        let y_len: usize = kept.iter().map(|&d| shape[d]).product();
+        let init = match kind {
+            ReduceKind::Max => f64::NEG_INFINITY,
+            ReduceKind::Min => f64::INFINITY,
+            ReduceKind::Sum | ReduceKind::Mean | ReduceKind::SumSquares => 0.0,
+        };
+        let mut y = vec![init; y_len];
+        for (flat, &v) in x.iter().enumerate() {
+            let (mut rest, mut idx) = (flat, vec![0; shape.len()]);
+            for d in (0..shape.len()).rev() {
+                idx[d] = rest % shape[d];
+                rest /= shape[d];
+            }
+            let at = kept.iter().fold(0, |at, &d| at * shape[d] + idx[d]);
+            let v = f64::from(v);
+            y[at] = match kind {
+                ReduceKind::Sum | ReduceKind::Mean => y[at] + v,
+                ReduceKind::SumSquares => y[at] + v * v,
+                ReduceKind::Max => y[at].max(v),
+                ReduceKind::Min => y[at].min(v),
+            };
+        }
+        if kind == ReduceKind::Mean {
+            y.iter_mut().for_each(|v| *v *= y_len as f64 / x.len() as f64);
+        }
+        y
+    }
+
+    fn run(kind: ReduceKind, shape: &[usize], axes: &[usize], x: &[f32], cx: &Cx) -> Vec<f32> {
+        let reduce = Reduce::new(kind, shape, axes);
+        let mut y = vec![7.0; reduce.y_len()];
+        let mut scratch = vec![f32::NAN; reduce.scratch_len(cx.par.workers())];
+        reduce.forward(cx, x, &mut y, &mut scratch);
+        y
+    }
+
+    fn check(shape: &[usize], axes: &[usize]) {
+        let n: usize = shape.iter().product();
+        // All of one sign for a part, so that a lossy order of summation shows.
+        let x: Vec<f32> =
+            (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 1e7 - 0.1).collect();
+        for kind in KINDS {
+            let want = naive(kind, shape, axes, &x);
+            let first = run(kind, shape, axes, &x, &Cx::serial());
+            assert_eq!(first.len(), want.len());
+            for (i, (g, w)) in first.iter().zip(&want).enumerate() {
+                let close = f64::from(*g) == *w || (f64::from(*g) - w).abs() <= 1e-6 * w.abs().max(0.01);
+                assert!(close, "{kind:?} of {shape:?} over {axes:?} at {i}: {g}, not {w}");
+            }
+            for (isa, workers) in [(Isa::SCALAR, 1), (Isa::detect(), 3), (Isa::detect(), 16)] {
+                let again = run(kind, shape, axes, &x, &Cx { isa, par: &Reverse(workers) });
+                let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&first), bits(&again), "same bits");
+            }
+        }
+    }
+
+    #[test]
+    fn awkward_shapes() {
+        for (shape, axes) in [
+            (&[][..], &[][..]),
+            (&[1], &[0]),
+            (&[7], &[]),
+            (&[3, 5], &[0, 1]),
+            (&[3, 5], &[0]),
+            (&[3, 5], &[1]),
+            (&[5, 100], &[1]),
+            (&[100, 5], &[0]),
+            (&[33, 31], &[0]),
+            (&[1000, 64], &[0]),
+            (&[300, 2100], &[0]),
+            (&[70_001], &[0]),
+            (&[3, 40_001], &[1]),
+            (&[2, 50, 70], &[1]),
+            (&[50, 9, 3], &[1]),
+            (&[2, 3, 4, 5], &[0, 2]),
+            (&[2, 3, 4, 5], &[1, 3]),
+            (&[2, 3, 1, 5], &[2]),
+            (&[4, 6, 49], &[0, 2]),
+            (&[2, 3, 2, 3, 2], &[0, 2, 4]),
+            (&[30_000, 3], &[0]),
+            (&[2, 30_000, 3], &[1]),
+        ] {
+            check(shape, axes);
+        }
+    }
+
+    #[test]
+    fn of_nothing() {
+        let cx = Cx::serial();
+        assert_eq!(run(ReduceKind::Sum, &[2, 0], &[1], &[], &cx), [0.0; 2]);
+        assert_eq!(run(ReduceKind::Sum, &[0, 2], &[0], &[], &cx), [0.0; 2]);
+        assert_eq!(run(ReduceKind::Max, &[2, 0], &[1], &[], &cx), [f32::NEG_INFINITY; 2]);
+        assert_eq!(run(ReduceKind::Min, &[0, 2], &[0], &[], &cx), [f32::INFINITY; 2]);
+        assert_eq!(run(ReduceKind::Sum, &[0, 2], &[1], &[], &cx), [0.0; 0]);
+        assert!(run(ReduceKind::Mean, &[2, 0], &[1], &[], &cx)[0].is_nan());
+    }
+
+    #[test]
+    fn extremes_give_nan() {
+        for at in [0, 5, 99] {
+            for (shape, axis) in [([1, 100], 1), ([100, 1], 0), ([50, 2], 0), ([2, 50], 1)] {
+                let mut x = vec![1.0; 100];
+                x[at] = f32::NAN;
+                for kind in [ReduceKind::Max, ReduceKind::Min] {
+                    assert!(run(kind, &shape, &[axis], &x, &Cx::serial()).iter().any(|v| v.is_nan()));
+                }
+            }
+        }
+    }
+}
