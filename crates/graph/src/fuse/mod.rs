@@ -1,0 +1,257 @@
+//! Fusion: chains of element-wise ops become one pass over memory, and join the product before them where they can.
+//!
+//! Two rewrites in one walk. First, element-wise nodes of one shape are gathered into clusters. A cluster runs where
+//! its last member ran, so a member may join only if nobody outside reads the cluster's values before that. Second, a
+//! cluster whose latest operand is the first output of an op that takes an epilogue is moved up to that op and works
+//! on each piece of its result while the piece is in cache.
+//!
+//! Every element-wise node comes out as [`Op::Fused`] or inside an [`Op::Epilogue`]: executors see no others.
+
+mod norm_relu;
+
+use std::collections::HashMap;
+
+use polyreme_kernels::elementwise::{Expr, Instr, Reg};
+
+use crate::graph::{Graph, Rebuild, ValueId};
+use crate::op::{Epilogue, Op};
+
+/// The graph with element-wise chains fused.
+pub fn fuse(graph: &Graph) -> Graph {
+    let graph = &norm_relu::fuse(graph);
+    let clusters = Clusters::gather(graph);
+    let hosts = clusters.hosts(graph);
+    let mut to = Rebuild::new(graph);
+    let mut n_forward = 0;
+    for i in 0..graph.nodes.len() {
+        if let Some(&c) = hosts.get(&i) {
+            clusters.emit_epilogue(graph, &mut to, c, i);
+        } else if let Some(c) = clusters.of_node[i] {
+            let hosted = hosts.values().any(|&h| h == c);
+            if !hosted && clusters.list[c].members.last() == Some(&i) {
+                clusters.emit_fused(graph, &mut to, c);
+            }
+        } else {
+            to.copy(graph, i);
+        }
+        if i + 1 == graph.n_forward {
+            n_forward = to.graph.nodes.len();
+        }
+    }
+    to.graph.n_forward = n_forward;
+    let fused = to.finish(graph).without_dead();
+    fused.verify();
+    fused
+}
+
+#[derive(Default)]
+struct Cluster {
+    /// Nodes, ascending.
+    members: Vec<usize>,
+    /// Values read from outside, in order of first use; constants are not among them.
+    inputs: Vec<ValueId>,
+    /// Members' values that somebody outside reads.
+    outputs: Vec<ValueId>,
+}
+
+struct Clusters {
+    list: Vec<Cluster>,
+    of_node: Vec<Option<usize>>,
+    users: Vec<Vec<usize>>,
+    is_result: Vec<bool>,
+}
+
+impl Clusters {
+    fn gather(graph: &Graph) -> Clusters {
+        let mut users = vec![Vec::new(); graph.values.len()];
+        for (i, node) in graph.nodes.iter().enumerate() {
+            for v in &node.inputs {
+                users[v.idx()].push(i);
+            }
+        }
+        let mut is_result = vec![false; graph.values.len()];
+        for v in graph.results() {
+            is_result[v.idx()] = true;
+        }
+        let of_node = vec![None; graph.nodes.len()];
+        let mut clusters = Clusters { list: Vec::new(), of_node, users, is_result };
+        for i in 0..graph.nodes.len() {
+            if graph.nodes[i].op.is_elementwise() {
+                clusters.add(graph, i);
+            }
+        }
+        for c in 0..clusters.list.len() {
+            let members = std::mem::take(&mut clusters.list[c].members);
+            clusters.list[c] = clusters.describe(graph, members);
+        }
+        clusters
+    }
+
+    /// Puts node `i` into the clusters of its operands where that is allowed, or into one of its own.
+    fn add(&mut self, graph: &Graph, i: usize) {
+        let mut joined = vec![i];
+        let mut merged: Vec<usize> = Vec::new();
+        for &v in &graph.nodes[i].inputs {
+            let from = graph.value(v).producer.idx();
+            let Some(c) = self.of_node[from] else { continue };
+            let same_shape = graph.shape(v) == graph.shape(graph.nodes[i].outputs[0]);
+            let same_pass = (from < graph.n_forward) == (i < graph.n_forward);
+            if merged.contains(&c) || !same_shape || !same_pass {
+                continue;
+            }
+            let mut trial = [&self.list[c].members[..], &joined].concat();
+            trial.sort_unstable();
+            if self.may_wait(graph, &trial, i) && self.fits(graph, &trial) {
+                joined = trial;
+                merged.push(c);
+            }
+        }
+        let c = merged.first().copied().unwrap_or(self.list.len());
+        for &other in merged.iter().skip(1) {
+            self.list[other].members.clear();
+        }
+        for &m in &joined {
+            self.of_node[m] = Some(c);
+        }
+        let cluster = Cluster { members: joined, ..Cluster::default() };
+        if c == self.list.len() { self.list.push(cluster) } else { self.list[c] = cluster }
+    }
+
+    /// Whether the members' values can all be computed as late as node `at`.
+    fn may_wait(&self, graph: &Graph, members: &[usize], at: usize) -> bool {
+        members
+            .iter()
+            .flat_map(|&m| &graph.nodes[m].outputs)
+            .all(|v| self.users[v.idx()].iter().all(|u| *u >= at || members.binary_search(u).is_ok()))
+    }
+
+    fn fits(&self, graph: &Graph, members: &[usize]) -> bool {
+        let cluster = self.describe(graph, members.to_vec());
+        let instrs = members.len() + consts(graph, members);
+        // One register each, of at most 256; one input is kept free for the result of a host.
+        cluster.inputs.len() < Expr::INPUTS_MAX
+            && instrs <= Expr::INSTRS_MAX
+            && cluster.outputs.len() <= Expr::OUTPUTS_MAX
+    }
+
+    fn describe(&self, graph: &Graph, members: Vec<usize>) -> Cluster {
+        let inside = |n: usize| members.binary_search(&n).is_ok();
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        for &m in &members {
+            for &v in &graph.nodes[m].inputs {
+                let from = graph.value(v).producer.idx();
+                let constant = matches!(graph.nodes[from].op, Op::Const(_));
+                if !inside(from) && !constant && !inputs.contains(&v) {
+                    inputs.push(v);
+                }
+            }
+            for &v in &graph.nodes[m].outputs {
+                if self.is_result[v.idx()] || self.users[v.idx()].iter().any(|&u| !inside(u)) {
+                    outputs.push(v);
+                }
+            }
+        }
+        Cluster { members, inputs, outputs }
+    }
+
+    /// Decides which clusters become epilogues: `host node → cluster`.
+    fn hosts(&self, graph: &Graph) -> HashMap<usize, usize> {
+        let mut hosts = HashMap::new();
+        // Where each cluster runs: at its last member, until a host takes it.
+        let mut runs_at: Vec<_> = self.list.iter().map(|c| c.members.last().copied().unwrap_or(0)).collect();
+        for (c, cluster) in self.list.iter().enumerate() {
+            let Some(&last) = cluster.members.last() else { continue };
+            let Some(&latest) = cluster.inputs.iter().max_by_key(|v| graph.value(**v).producer) else {
+                continue;
+            };
+            let host = graph.value(latest).producer.idx();
+            let node = &graph.nodes[host];
+            let fits = node.op.takes_epilogue()
+                && node.outputs[0] == latest
+                && !cluster.outputs.is_empty()
+                && graph.shape(latest) == graph.shape(cluster.outputs[0])
+                && (host < graph.n_forward) == (last < graph.n_forward)
+                && !hosts.contains_key(&host)
+                && cluster.inputs.iter().all(|v| {
+                    let from = graph.value(*v).producer.idx();
+                    *v == latest || self.of_node[from].map_or(from, |k| runs_at[k]) < host
+                });
+            if fits {
+                hosts.insert(host, c);
+                runs_at[c] = host;
+            }
+        }
+        hosts
+    }
+
+    fn emit_fused(&self, graph: &Graph, to: &mut Rebuild, c: usize) {
+        let cluster = &self.list[c];
+        if cluster.outputs.is_empty() {
+            return;
+        }
+        let expr = express(graph, cluster, None);
+        let inputs: Vec<_> = cluster.inputs.iter().map(|&v| to.get(v)).collect();
+        let layer = &graph.nodes[*cluster.members.last().expect("not empty")].layer;
+        to.replace(graph, &cluster.outputs, Op::Fused(expr), &inputs, layer);
+    }
+
+    fn emit_epilogue(&self, graph: &Graph, to: &mut Rebuild, c: usize, host: usize) {
+        let (cluster, node) = (&self.list[c], &graph.nodes[host]);
+        let base = node.outputs[0];
+        let outside = |u: &usize| self.of_node[*u] != Some(c);
+        let keeps_base = self.is_result[base.idx()] || self.users[base.idx()].iter().any(outside);
+        let mut outputs = cluster.outputs.clone();
+        let mut values = vec![if keeps_base { base } else { outputs.remove(0) }];
+        values.extend_from_slice(&node.outputs[1..]);
+        values.extend(outputs);
+        let mut inputs: Vec<_> = node.inputs.iter().map(|&v| to.get(v)).collect();
+        inputs.extend(cluster.inputs.iter().filter(|v| **v != base).map(|&v| to.get(v)));
+        let expr = express(graph, cluster, Some(base));
+        let op = Epilogue { base: node.op.clone(), n_base_inputs: node.inputs.len(), expr, keeps_base };
+        to.replace(graph, &values, Op::Epilogue(Box::new(op)), &inputs, &node.layer);
+    }
+}
+
+fn consts(graph: &Graph, members: &[usize]) -> usize {
+    let inputs = members.iter().flat_map(|&m| &graph.nodes[m].inputs);
+    inputs.filter(|v| matches!(graph.producer(**v).op, Op::Const(_))).count()
+}
+
+/// The cluster as an expression; `first` is the operand that must be its input 0.
+fn express(graph: &Graph, cluster: &Cluster, first: Option<ValueId>) -> Expr {
+    let mut regs: HashMap<ValueId, Reg> = HashMap::new();
+    let order = first.into_iter().chain(cluster.inputs.iter().copied().filter(|v| Some(*v) != first));
+    for (r, v) in order.enumerate() {
+        regs.insert(v, r as Reg);
+    }
+    let n_inputs = cluster.inputs.len();
+    let mut instrs: Vec<Instr> = Vec::new();
+    for &m in &cluster.members {
+        let node = &graph.nodes[m];
+        let mut args = Vec::new();
+        for &v in &node.inputs {
+            let reg = *regs.entry(v).or_insert_with(|| {
+                let Op::Const(value) = graph.producer(v).op else {
+                    unreachable!("operands are inputs or members")
+                };
+                instrs.push(Instr::Const(value));
+                (n_inputs + instrs.len() - 1) as Reg
+            });
+            args.push(reg);
+        }
+        let instr = match &node.op {
+            Op::Unary(op) => Instr::Unary(*op, args[0]),
+            Op::Binary(op) => Instr::Binary(*op, args[0], args[1]),
+            Op::Select => Instr::Select(args[0], args[1], args[2]),
+            Op::Expand => {
+                regs.insert(node.outputs[0], args[0]);
+                continue;
+            }
+            other => unreachable!("{} is not element-wise", other.name()),
+        };
+        instrs.push(instr);
+        regs.insert(node.outputs[0], (n_inputs + instrs.len() - 1) as Reg);
+    }
+    let outputs = cluster.outputs.iter().map(|v| regs[v]).collect();
+    Expr::new(n_inputs, instrs, outputs).expect("`fits` keeps clusters within the limits")
+}

@@ -1,0 +1,149 @@
+//! Differentiation: a rewrite that appends to a graph the nodes that compute the gradient of each parameter.
+//!
+//! Forward nodes are walked backwards; each has a row in `rows` that says what reaches its operands. Contributions
+//! to the same value are added. A node is visited only if the loss depends on it and it depends on a parameter.
+
+mod elementwise;
+mod rows;
+
+use crate::error::{TraceError, TraceErrorKind};
+use crate::graph::{Graph, Node, ValueId};
+use crate::memory::reshape_root;
+use crate::op::{Op, ReduceKind};
+use crate::shape::{DType, Shape};
+
+use polyreme_kernels::elementwise::{Binary, Unary};
+
+/// The graph with a backward pass: the gradient of the scalar `loss` with respect to every parameter, in
+/// [`Graph::grads`].
+pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<Graph, TraceError> {
+    let shape = graph.shape(loss);
+    if shape.numel() != 1 {
+        let why = "a loss is one number; take its mean first".into();
+        let kind = TraceErrorKind::Shape { op: "loss", shape: shape.clone(), why };
+        return Err(TraceError { layer: graph.producer(loss).layer.clone(), kind });
+    }
+    let n_forward = graph.nodes.len();
+    let mut back = Backward {
+        graph: Graph { n_forward, ..graph.clone() },
+        grads: vec![None; graph.values.len()],
+        needed: depends_on_params(graph),
+        layer: "loss".into(),
+    };
+    let one = back.graph.push_leaf(Op::Const(1.0), Shape::scalar(), DType::F32, "loss");
+    let seed = back.graph.reshape(one, shape.clone(), "loss");
+    back.grads[loss.idx()] = Some(seed);
+    for node in graph.nodes.iter().rev() {
+        let dy: Vec<_> = node.outputs.iter().map(|v| back.grads[v.idx()]).collect();
+        if node.op.is_leaf() || dy.iter().all(Option::is_none) || !node.inputs.iter().any(|v| back.needs(*v))
+        {
+            continue;
+        }
+        back.layer.clone_from(&node.layer);
+        rows::row(&mut back, node, &dy).map_err(|kind| TraceError { layer: node.layer.clone(), kind })?;
+    }
+    let reached = graph.params.iter().map(|p| back.grads[p.value.idx()]).collect();
+    let grads = back.settled(reached);
+    let graph = Graph { grads, ..back.graph }.without_dead();
+    graph.verify();
+    Ok(graph)
+}
+
+/// The graph under construction, as the rows see it. Shapes of gradients follow from those of a graph that has been
+/// checked, so appending cannot fail.
+struct Backward {
+    graph: Graph,
+    /// What has reached each value so far.
+    grads: Vec<Option<ValueId>>,
+    /// Which values depend on a parameter.
+    needed: Vec<bool>,
+    layer: String,
+}
+
+impl Backward {
+    fn needs(&self, v: ValueId) -> bool {
+        self.needed[v.idx()]
+    }
+
+    /// Adds a contribution to the gradient of `v`.
+    fn reach(&mut self, v: ValueId, dv: ValueId) {
+        debug_assert_eq!(self.graph.shape(v), self.graph.shape(dv), "gradient of {v} in {}", self.layer);
+        let sum = match self.grads[v.idx()] {
+            Some(before) => self.binary(Binary::Add, before, dv),
+            None => dv,
+        };
+        self.grads[v.idx()] = Some(sum);
+    }
+
+    fn all(&mut self, op: Op, inputs: &[ValueId]) -> Vec<ValueId> {
+        let name = op.name();
+        match self.graph.push(op, inputs, &self.layer) {
+            Ok(outputs) => outputs,
+            Err(error) => unreachable!("the gradient row that uses {name} is wrong: {error}"),
+        }
+    }
+    fn one(&mut self, op: Op, inputs: &[ValueId]) -> ValueId {
+        self.all(op, inputs)[0]
+    }
+    fn unary(&mut self, op: Unary, x: ValueId) -> ValueId {
+        self.one(Op::Unary(op), &[x])
+    }
+    fn binary(&mut self, op: Binary, a: ValueId, b: ValueId) -> ValueId {
+        self.one(Op::Binary(op), &[a, b])
+    }
+    fn constant(&mut self, value: f32) -> ValueId {
+        self.graph.push_leaf(Op::Const(value), Shape::scalar(), DType::F32, &self.layer)
+    }
+    fn reshape(&mut self, x: ValueId, shape: Shape) -> ValueId {
+        self.graph.reshape(x, shape, &self.layer)
+    }
+    fn expand(&mut self, x: ValueId, shape: Shape) -> ValueId {
+        self.graph.expand(x, shape, &self.layer)
+    }
+
+    /// Sums a gradient over the dims that broadcasting repeated.
+    fn reduce_to(&mut self, dy: ValueId, shape: &Shape) -> ValueId {
+        let axes = shape.broadcast_axes(self.graph.shape(dy));
+        let sum =
+            if axes.is_empty() { dy } else { self.one(Op::Reduce { kind: ReduceKind::Sum, axes }, &[dy]) };
+        self.reshape(sum, shape.clone())
+    }
+
+    /// Gradients that can each lie in their own place of the gradients' arena: what is a leaf, or stands for two
+    /// parameters, is copied.
+    fn settled(&mut self, grads: Vec<Option<ValueId>>) -> Vec<Option<ValueId>> {
+        let mut roots = Vec::new();
+        let mut settle = |v: ValueId| {
+            let root = reshape_root(&self.graph, v);
+            let own = !self.graph.producer(root).op.is_leaf() && !roots.contains(&root);
+            roots.push(root);
+            if own { v } else { self.unary(Unary::Scale(1.0), v) }
+        };
+        grads.into_iter().map(|g| g.map(&mut settle)).collect()
+    }
+
+    /// A contribution that may have been broadcast.
+    fn reach_reduced(&mut self, v: ValueId, dv: ValueId) {
+        let shape = self.graph.shape(v).clone();
+        let dv = self.reduce_to(dv, &shape);
+        self.reach(v, dv);
+    }
+}
+
+fn depends_on_params(graph: &Graph) -> Vec<bool> {
+    let mut needed = vec![false; graph.values.len()];
+    for node in &graph.nodes {
+        let does = matches!(node.op, Op::Param(_)) || node.inputs.iter().any(|v| needed[v.idx()]);
+        for v in &node.outputs {
+            needed[v.idx()] = does && graph.value(*v).dtype != DType::I32;
+        }
+    }
+    needed
+}
+
+/// What a row gives back: nothing, or why there is no gradient.
+type Row = Result<(), TraceErrorKind>;
+
+fn no_gradient(node: &Node) -> Row {
+    Err(TraceErrorKind::NoGradient { op: node.op.name() })
+}

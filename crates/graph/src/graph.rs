@@ -1,0 +1,349 @@
+//! The graph: a list of nodes in the order in which they run. Plain data.
+//!
+//! A node's inputs are values of earlier nodes, so the list is its own topological order and every rewrite keeps it
+//! so. No threads, no IO, no ranks.
+
+use std::fmt;
+
+use crate::error::{TraceError, TraceErrorKind};
+use crate::infer::infer;
+use crate::op::Op;
+use crate::shape::{DType, Shape};
+
+/// Names a value of a graph.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ValueId(pub u32);
+
+/// Names a node of a graph: its place in the list.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct NodeId(pub u32);
+
+impl ValueId {
+    /// As an index into [`Graph::values`].
+    pub fn idx(self) -> usize {
+        self.0 as usize
+    }
+}
+impl NodeId {
+    /// As an index into [`Graph::nodes`].
+    pub fn idx(self) -> usize {
+        self.0 as usize
+    }
+}
+impl fmt::Display for ValueId {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "%{}", self.0)
+    }
+}
+
+/// The static part of a value.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Value {
+    /// Its dims.
+    pub shape: Shape,
+    /// Its element type.
+    pub dtype: DType,
+    /// Who computes it.
+    pub producer: NodeId,
+}
+
+impl Value {
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        self.shape.numel() * self.dtype.bytes()
+    }
+}
+
+/// One op and its operands.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Node {
+    /// What it computes.
+    pub op: Op,
+    /// From what.
+    pub inputs: Vec<ValueId>,
+    /// Into what; most ops have one.
+    pub outputs: Vec<ValueId>,
+    /// The path of the layer that it belongs to, for messages.
+    pub layer: String,
+}
+
+/// How a parameter starts.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Init {
+    /// All the same.
+    Const(f32),
+    /// Uniform in `-bound..bound`.
+    Uniform {
+        /// The bound.
+        bound: f32,
+    },
+    /// Normal around zero.
+    Normal {
+        /// The standard deviation.
+        std: f32,
+    },
+}
+
+/// Something fed to each run.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Input {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub value: ValueId,
+}
+
+/// A named tensor that outlives a step: a parameter, or a state without a gradient.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Stored {
+    /// Its name, as PyTorch's `state_dict` has it.
+    pub name: String,
+    /// Its value at the start of a step.
+    pub value: ValueId,
+    /// How it starts.
+    pub init: Init,
+}
+
+/// A traced model, or a whole step made from one.
+#[derive(Clone, Default, PartialEq, Debug)]
+pub struct Graph {
+    /// In the order in which they run.
+    pub nodes: Vec<Node>,
+    /// Every node's outputs.
+    pub values: Vec<Value>,
+    /// What is fed.
+    pub inputs: Vec<Input>,
+    /// What is learnt.
+    pub params: Vec<Stored>,
+    /// What is kept.
+    pub states: Vec<Stored>,
+    /// What each state becomes at the end of a step: `(state, value)`.
+    pub updates: Vec<(usize, ValueId)>,
+    /// What is read after a run, by name.
+    pub outputs: Vec<(String, ValueId)>,
+    /// The gradient of each parameter, once differentiated; `None` where the loss does not depend on it.
+    pub grads: Vec<Option<ValueId>>,
+    /// Nodes before this one are the forward pass.
+    pub n_forward: usize,
+}
+
+impl Graph {
+    /// The static part of `v`.
+    pub fn value(&self, v: ValueId) -> &Value {
+        &self.values[v.idx()]
+    }
+    /// The shape of `v`.
+    pub fn shape(&self, v: ValueId) -> &Shape {
+        &self.value(v).shape
+    }
+    /// The node that computes `v`.
+    pub fn producer(&self, v: ValueId) -> &Node {
+        &self.nodes[self.value(v).producer.idx()]
+    }
+    /// The output called `name`.
+    pub fn output(&self, name: &str) -> Option<ValueId> {
+        self.outputs.iter().find(|(n, _)| n == name).map(|&(_, v)| v)
+    }
+    /// How many elements all parameters have together.
+    pub fn param_numel(&self) -> usize {
+        self.params.iter().map(|p| self.shape(p.value).numel()).sum()
+    }
+
+    /// Appends a node; its outputs' shapes follow from its operands, or it is an error that names the layer.
+    pub fn push(&mut self, op: Op, inputs: &[ValueId], layer: &str) -> Result<Vec<ValueId>, TraceError> {
+        let operands: Vec<_> = inputs.iter().map(|&v| self.value(v)).collect();
+        let shapes = infer(&op, &operands).map_err(|kind| TraceError { layer: layer.to_string(), kind })?;
+        Ok(self.push_shaped(op, inputs, layer, shapes))
+    }
+
+    /// Appends a leaf, whose shape is given.
+    pub(crate) fn push_leaf(&mut self, op: Op, shape: Shape, dtype: DType, layer: &str) -> ValueId {
+        debug_assert!(op.is_leaf());
+        self.push_shaped(op, &[], layer, vec![(shape, dtype)])[0]
+    }
+
+    /// Appends a node whose outputs' shapes are known (reshapes, expansions, fused passes and leaves carry theirs in
+    /// the value).
+    pub(crate) fn push_shaped(
+        &mut self,
+        op: Op,
+        inputs: &[ValueId],
+        layer: &str,
+        shapes: Vec<(Shape, DType)>,
+    ) -> Vec<ValueId> {
+        let producer = NodeId(self.nodes.len() as u32);
+        let first = self.values.len() as u32;
+        let outputs: Vec<_> = (first..first + shapes.len() as u32).map(ValueId).collect();
+        self.values.extend(shapes.into_iter().map(|(shape, dtype)| Value { shape, dtype, producer }));
+        self.nodes.push(Node {
+            op,
+            inputs: inputs.to_vec(),
+            outputs: outputs.clone(),
+            layer: layer.to_string(),
+        });
+        outputs
+    }
+
+    /// Every value that must exist when the nodes have run: outputs, gradients and updates.
+    pub fn results(&self) -> impl Iterator<Item = ValueId> + '_ {
+        let outputs = self.outputs.iter().map(|&(_, v)| v);
+        let grads = self.grads.iter().flatten().copied();
+        let updates = self.updates.iter().map(|&(_, v)| v);
+        outputs.chain(grads).chain(updates)
+    }
+
+    /// For each value, how many times nodes and results use it.
+    pub fn use_counts(&self) -> Vec<usize> {
+        let mut counts = vec![0; self.values.len()];
+        for v in self.nodes.iter().flat_map(|n| n.inputs.iter().copied()).chain(self.results()) {
+            counts[v.idx()] += 1;
+        }
+        counts
+    }
+
+    /// Checks what every rewrite must keep: order, ownership, and shapes that follow from the operands. A failure
+    /// is a bug in the rewrite, so it panics with the node.
+    pub fn verify(&self) {
+        for (i, node) in self.nodes.iter().enumerate() {
+            for &v in &node.inputs {
+                let from = self.value(v).producer.idx();
+                assert!(from < i, "node {i} ({}) reads {v} of node {from}, which runs later", node.op.name());
+            }
+            for &v in &node.outputs {
+                assert_eq!(self.value(v).producer.idx(), i, "{v} is not owned by node {i}");
+            }
+            if node.op.is_leaf() || matches!(node.op, Op::Reshape | Op::Expand | Op::Fused(_)) {
+                self.verify_carried(i);
+                continue;
+            }
+            let operands: Vec<_> = node.inputs.iter().map(|&v| self.value(v)).collect();
+            match infer(&node.op, &operands) {
+                Ok(shapes) => {
+                    let have: Vec<_> =
+                        node.outputs.iter().map(|&v| (self.shape(v).clone(), self.value(v).dtype)).collect();
+                    assert_eq!(have, shapes, "node {i} ({}) of layer {}", node.op.name(), node.layer);
+                }
+                Err(kind) => panic!("node {i} of layer {}: {kind}", node.layer),
+            }
+        }
+        for v in self.results() {
+            assert!(v.idx() < self.values.len(), "result {v} does not exist");
+        }
+        for (param, grad) in self.params.iter().zip(&self.grads) {
+            if let Some(grad) = grad {
+                assert_eq!(self.shape(param.value), self.shape(*grad), "gradient of {}", param.name);
+            }
+        }
+        assert!(self.n_forward <= self.nodes.len());
+    }
+
+    /// Checks a node that carries its shape in its value: reshapes, and what expands its operands.
+    fn verify_carried(&self, i: usize) {
+        let node = &self.nodes[i];
+        let to = self.shape(node.outputs[0]);
+        for &v in &node.inputs {
+            let from = self.shape(v);
+            let fits = match node.op {
+                Op::Reshape => from.numel() == to.numel(),
+                _ => from.broadcast(to).as_ref() == Some(to),
+            };
+            assert!(fits, "node {i} ({}) of layer {}: {from} to {to}", node.op.name(), node.layer);
+        }
+        if let Op::Fused(expr) = &node.op {
+            assert_eq!(expr.n_inputs(), node.inputs.len(), "operands of node {i}");
+            assert_eq!(expr.outputs().len(), node.outputs.len(), "results of node {i}");
+            assert!(node.outputs.iter().all(|&v| self.shape(v) == to), "results of node {i} differ in shape");
+        }
+    }
+
+    /// A copy without the nodes on which no result depends. Inputs, parameters and states stay.
+    pub fn without_dead(&self) -> Graph {
+        let mut live = vec![false; self.nodes.len()];
+        for v in self.results() {
+            live[self.value(v).producer.idx()] = true;
+        }
+        for i in (0..self.nodes.len()).rev() {
+            let node = &self.nodes[i];
+            live[i] |= matches!(node.op, Op::Input(_) | Op::Param(_) | Op::State(_));
+            if live[i] {
+                for &v in &node.inputs {
+                    live[self.value(v).producer.idx()] = true;
+                }
+            }
+        }
+        let order: Vec<_> = (0..self.nodes.len()).filter(|&i| live[i]).collect();
+        self.reordered(&order)
+    }
+
+    /// A copy with these nodes in this order; values are numbered anew.
+    pub(crate) fn reordered(&self, order: &[usize]) -> Graph {
+        let mut to = Rebuild::new(self);
+        for &i in order {
+            if i == self.n_forward {
+                to.graph.n_forward = to.graph.nodes.len();
+            }
+            to.copy(self, i);
+        }
+        let forward = order.iter().filter(|&&i| i < self.n_forward).count();
+        to.graph.n_forward = forward;
+        to.finish(self)
+    }
+}
+
+/// A graph being made from another, node by node: what every rewrite is written with.
+pub(crate) struct Rebuild {
+    pub(crate) graph: Graph,
+    /// For each old value, the new one.
+    pub(crate) map: Vec<Option<ValueId>>,
+}
+
+impl Rebuild {
+    pub(crate) fn new(old: &Graph) -> Rebuild {
+        Rebuild { graph: Graph::default(), map: vec![None; old.values.len()] }
+    }
+
+    /// The new value of an old one that has been copied.
+    pub(crate) fn get(&self, old: ValueId) -> ValueId {
+        self.map[old.idx()].expect("operands are rebuilt before their users")
+    }
+
+    /// Copies node `i` as it is.
+    pub(crate) fn copy(&mut self, old: &Graph, i: usize) {
+        let node = &old.nodes[i];
+        let inputs: Vec<_> = node.inputs.iter().map(|&v| self.get(v)).collect();
+        self.replace(old, &node.outputs, node.op.clone(), &inputs, &node.layer);
+    }
+
+    /// Adds a node that computes these old values.
+    pub(crate) fn replace(
+        &mut self,
+        old: &Graph,
+        values: &[ValueId],
+        op: Op,
+        inputs: &[ValueId],
+        layer: &str,
+    ) {
+        let shapes = values.iter().map(|&v| (old.shape(v).clone(), old.value(v).dtype)).collect();
+        let new = self.graph.push_shaped(op, inputs, layer, shapes);
+        for (&v, n) in values.iter().zip(new) {
+            self.map[v.idx()] = Some(n);
+        }
+    }
+
+    /// Carries names and results over.
+    pub(crate) fn finish(mut self, old: &Graph) -> Graph {
+        let stored = |s: &Stored| Stored { value: self.get(s.value), ..s.clone() };
+        let params = old.params.iter().map(stored).collect();
+        let states = old.states.iter().map(stored).collect();
+        let inputs =
+            old.inputs.iter().map(|i| Input { name: i.name.clone(), value: self.get(i.value) }).collect();
+        let outputs = old.outputs.iter().map(|(n, v)| (n.clone(), self.get(*v))).collect();
+        let grads = old.grads.iter().map(|g| g.map(|v| self.get(v))).collect();
+        let updates = old.updates.iter().map(|&(s, v)| (s, self.get(v))).collect();
+        self.graph = Graph { params, states, inputs, outputs, grads, updates, ..self.graph };
+        self.graph
+    }
+}
+
+/// Shorthand for the errors of shape rules.
+pub(crate) type Shapes = Result<Vec<(Shape, DType)>, TraceErrorKind>;

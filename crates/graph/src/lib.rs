@@ -1,0 +1,43 @@
+//! A training step as plain data: ops, shapes, gradients, fusion, recomputation, the memory plan and the printer.
+//!
+//! A model is traced into a [`Graph`] by a [`Builder`]; [`differentiate`] appends the backward pass, [`recompute()`]
+//! trades time for memory, [`fuse()`] joins element-wise work, and [`MemoryPlan`] gives every value a place.
+//!
+//! There are no threads here, no IO and no ranks, and nothing is computed: kernels lend their vocabulary of
+//! element-wise ops and nothing else.
+//!
+//! # Layout
+//! - [`shape`], [`op`], [`graph`], [`error`]: the data.
+//! - [`builder`]: how models are traced.
+//! - `infer`, [`grad`], [`cost`], [`mod@print`]: the tables, a row for each op.
+//! - [`mod@fuse`], [`mod@recompute`]: rewrites.
+//! - [`memory`]: where every value lies.
+//! - [`program`]: what one rank does in one step.
+
+pub mod builder;
+pub mod cost;
+pub mod error;
+pub mod fuse;
+pub mod grad;
+pub mod graph;
+mod infer;
+pub mod memory;
+pub mod op;
+pub mod print;
+pub mod program;
+pub mod recompute;
+pub mod shape;
+
+#[cfg(test)]
+mod tests;
+
+pub use builder::{Builder, Tensor, Traced};
+pub use error::{TraceError, TraceErrorKind};
+pub use fuse::fuse;
+pub use grad::differentiate;
+pub use graph::{Graph, Init, NodeId, ValueId};
+pub use memory::{MemoryPlan, Place};
+pub use op::Op;
+pub use program::{Instr, Program};
+pub use recompute::recompute;
+pub use shape::{DType, Shape};

@@ -1,0 +1,268 @@
+//! The memory plan: where every value of a step lies, fixed before anything runs.
+//!
+//! Parameters, gradients and states have arenas of their own, in the order in which gradients become ready. All
+//! other values share one more: each has an offset for the time between its computation and its last use. A reshape
+//! shares its operand's place, and an element-wise result takes the place of an operand that nobody reads again.
+
+use crate::graph::{Graph, ValueId};
+use crate::op::Op;
+use crate::shape::DType;
+
+/// Offsets are multiples of this many bytes: a cache line, and two AVX2 vectors.
+pub const ALIGN_BYTES: usize = 64;
+
+/// Where a value lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// In the arena of activations, at a byte offset.
+    Arena(usize),
+    /// In the parameters' arena, at an element offset.
+    Param(usize),
+    /// In the gradients' arena, at an element offset: that of its parameter.
+    Grad(usize),
+    /// In the states' arena, at an element offset.
+    State(usize),
+    /// In the inputs' arena, at a byte offset.
+    Input(usize),
+    /// Never stored: only its users' fused passes know it.
+    Nowhere,
+}
+
+/// Every value's place and the sizes of the arenas.
+#[derive(Clone, PartialEq, Debug)]
+pub struct MemoryPlan {
+    /// By value.
+    pub places: Vec<Place>,
+    /// By node: the byte offset in the arena of activations of the node's scratch space.
+    pub scratch: Vec<usize>,
+    /// By node: bytes of scratch.
+    pub scratch_bytes: Vec<usize>,
+    /// By parameter: the element offset in the parameters' arena.
+    pub param_offsets: Vec<usize>,
+    /// Elements of the parameters' arena, and of that of gradients.
+    pub param_len: usize,
+    /// Elements of the states' arena.
+    pub state_len: usize,
+    /// Bytes of the inputs' arena.
+    pub input_bytes: usize,
+    /// Bytes of the arena of activations: the peak of what is alive at once, and what fragments.
+    pub arena_bytes: usize,
+}
+
+impl MemoryPlan {
+    /// Plans `graph`, whose nodes want `scratch_bytes` each while they run.
+    pub fn new(graph: &Graph, scratch_bytes: &[usize]) -> MemoryPlan {
+        assert_eq!(scratch_bytes.len(), graph.nodes.len(), "one size a node");
+        let mut plan = MemoryPlan {
+            places: vec![Place::Nowhere; graph.values.len()],
+            scratch: vec![0; graph.nodes.len()],
+            scratch_bytes: scratch_bytes.to_vec(),
+            param_offsets: vec![0; graph.params.len()],
+            param_len: 0,
+            state_len: 0,
+            input_bytes: 0,
+            arena_bytes: 0,
+        };
+        plan.place_stored(graph);
+        let mut blocks = lifetimes(graph, &plan.places);
+        for (i, &bytes) in scratch_bytes.iter().enumerate().filter(|(_, b)| **b > 0) {
+            blocks.push(Block { values: Vec::new(), scratch_of: Some(i), bytes, from: i, to: i, offset: 0 });
+        }
+        plan.arena_bytes = assign_offsets(&mut blocks);
+        for block in &blocks {
+            for v in &block.values {
+                plan.places[v.idx()] = Place::Arena(block.offset);
+            }
+            if let Some(i) = block.scratch_of {
+                plan.scratch[i] = block.offset;
+            }
+        }
+        // A reshape of something stored elsewhere lies there too.
+        for node in &graph.nodes {
+            if matches!(node.op, Op::Reshape) && plan.places[node.outputs[0].idx()] == Place::Nowhere {
+                plan.places[node.outputs[0].idx()] = plan.places[node.inputs[0].idx()];
+            }
+        }
+        plan.verify(graph);
+        plan
+    }
+
+    /// Bytes of all arenas, without optimizer state.
+    pub fn total_bytes(&self) -> usize {
+        2 * self.param_len * 4 + self.state_len * 4 + self.input_bytes + self.arena_bytes
+    }
+
+    fn place_stored(&mut self, graph: &Graph) {
+        for input in &graph.inputs {
+            self.places[input.value.idx()] = Place::Input(self.input_bytes);
+            self.input_bytes += graph.value(input.value).bytes().next_multiple_of(ALIGN_BYTES);
+        }
+        let lanes = ALIGN_BYTES / 4;
+        for state in &graph.states {
+            self.places[state.value.idx()] = Place::State(self.state_len);
+            self.state_len += graph.shape(state.value).numel().next_multiple_of(lanes);
+        }
+        for p in readiness(graph) {
+            let value = graph.params[p].value;
+            self.param_offsets[p] = self.param_len;
+            self.places[value.idx()] = Place::Param(self.param_len);
+            if let Some(grad) = graph.grads.get(p).copied().flatten() {
+                self.places[reshape_root(graph, grad).idx()] = Place::Grad(self.param_len);
+            }
+            self.param_len += graph.shape(value).numel().next_multiple_of(lanes);
+        }
+    }
+
+    /// Checks that nothing alive at the same time overlaps: what makes it sound to hand out slices by this plan.
+    fn verify(&self, graph: &Graph) {
+        let range = |v: ValueId| match self.places[v.idx()] {
+            Place::Arena(o) => Some((o, o + graph.value(v).bytes())),
+            _ => None,
+        };
+        let overlap = |a: (usize, usize), b: (usize, usize)| a.0 < b.1 && b.0 < a.1;
+        for (i, node) in graph.nodes.iter().enumerate().filter(|(_, n)| !matches!(n.op, Op::Reshape)) {
+            let scratch = (self.scratch[i], self.scratch[i] + self.scratch_bytes[i]);
+            for (k, a) in node.outputs.iter().enumerate() {
+                let Some(ra) = range(*a) else { continue };
+                assert!(!overlap(ra, scratch), "node {i}: output {a} overlaps scratch");
+                for b in &node.outputs[k + 1..] {
+                    assert!(range(*b).is_none_or(|rb| !overlap(ra, rb)), "node {i}: outputs {a} {b} overlap");
+                }
+                for b in &node.inputs {
+                    let in_place = matches!(node.op, Op::Fused(_)) && range(*b) == Some(ra);
+                    let clear = in_place || range(*b).is_none_or(|rb| !overlap(ra, rb));
+                    assert!(clear, "node {i} ({}): output {a} overlaps input {b}", node.op.name());
+                }
+            }
+            for b in &node.inputs {
+                assert!(
+                    range(*b).is_none_or(|rb| !overlap(rb, scratch)),
+                    "node {i}: input {b} overlaps scratch"
+                );
+            }
+        }
+    }
+}
+
+/// Parameters in the order in which their gradients are computed; those without one last.
+pub fn readiness(graph: &Graph) -> Vec<usize> {
+    let ready =
+        |p: usize| graph.grads.get(p).copied().flatten().map_or(u32::MAX, |g| graph.value(g).producer.0);
+    let mut order: Vec<_> = (0..graph.params.len()).collect();
+    order.sort_by_key(|&p| (ready(p), p));
+    order
+}
+
+/// The value whose elements `v` shows: itself unless it is a reshape.
+pub(crate) fn reshape_root(graph: &Graph, mut v: ValueId) -> ValueId {
+    while matches!(graph.producer(v).op, Op::Reshape) {
+        v = graph.producer(v).inputs[0];
+    }
+    v
+}
+
+/// Values (or a scratch space) that share a place, and when it is taken.
+struct Block {
+    values: Vec<ValueId>,
+    scratch_of: Option<usize>,
+    bytes: usize,
+    from: usize,
+    to: usize,
+    offset: usize,
+}
+
+/// Joins values into blocks: reshapes with their operands, in-place results with what they replace.
+fn lifetimes(graph: &Graph, places: &[Place]) -> Vec<Block> {
+    let end = graph.nodes.len();
+    let mut last_use = vec![0; graph.values.len()];
+    for (i, node) in graph.nodes.iter().enumerate() {
+        for v in &node.inputs {
+            last_use[v.idx()] = i;
+        }
+    }
+    for v in graph.results() {
+        last_use[v.idx()] = end;
+    }
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut of_value: Vec<Option<usize>> = vec![None; graph.values.len()];
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let mut taken: Option<usize> = None;
+        for &v in &node.outputs {
+            if places[v.idx()] != Place::Nowhere {
+                continue;
+            }
+            let to = last_use[v.idx()].max(i);
+            let shared = match &node.op {
+                Op::Reshape => match of_value[node.inputs[0].idx()] {
+                    Some(b) => Some(b),
+                    None => continue,
+                },
+                // A constant is written before the first step and must last.
+                Op::Const(_) => {
+                    let bytes = graph.value(v).bytes();
+                    of_value[v.idx()] = Some(blocks.len());
+                    blocks.push(Block {
+                        values: vec![v],
+                        scratch_of: None,
+                        bytes,
+                        from: 0,
+                        to: end,
+                        offset: 0,
+                    });
+                    continue;
+                }
+                Op::Fused(_) => node.inputs.iter().find_map(|u| {
+                    let b = of_value[u.idx()]?;
+                    let free = blocks[b].to == i && taken != Some(b);
+                    // Another view of the same block would be read at other places than it is written.
+                    let alone = node
+                        .inputs
+                        .iter()
+                        .all(|w| of_value[w.idx()] != Some(b) || graph.shape(*w) == graph.shape(v));
+                    (free && alone && graph.value(*u).dtype == DType::F32).then_some(b)
+                }),
+                _ => None,
+            };
+            let b = shared.unwrap_or_else(|| {
+                let bytes = graph.value(v).bytes();
+                blocks.push(Block { values: Vec::new(), scratch_of: None, bytes, from: i, to: i, offset: 0 });
+                blocks.len() - 1
+            });
+            if matches!(node.op, Op::Fused(_)) && shared.is_some() {
+                taken = Some(b);
+            }
+            blocks[b].values.push(v);
+            blocks[b].to = blocks[b].to.max(to);
+            of_value[v.idx()] = Some(b);
+        }
+    }
+    blocks
+}
+
+/// Largest first, each at the lowest offset that is free for its whole life. Returns the arena's size.
+fn assign_offsets(blocks: &mut [Block]) -> usize {
+    let mut order: Vec<_> = (0..blocks.len()).collect();
+    order.sort_by_key(|&b| (std::cmp::Reverse(blocks[b].bytes), blocks[b].from));
+    let mut placed: Vec<usize> = Vec::new();
+    let mut total = 0;
+    for b in order {
+        let mut busy: Vec<(usize, usize)> = placed
+            .iter()
+            .map(|&p| &blocks[p])
+            .filter(|p| p.from <= blocks[b].to && blocks[b].from <= p.to)
+            .map(|p| (p.offset, p.offset + p.bytes.next_multiple_of(ALIGN_BYTES)))
+            .collect();
+        busy.sort_unstable();
+        let mut offset = 0;
+        for (start, end) in busy {
+            if offset + blocks[b].bytes <= start {
+                break;
+            }
+            offset = offset.max(end);
+        }
+        blocks[b].offset = offset;
+        total = total.max(offset + blocks[b].bytes.next_multiple_of(ALIGN_BYTES));
+        placed.push(b);
+    }
+    total
+}
