@@ -1,0 +1,96 @@
+//! One contiguous allocation, cut up by a plan. The only place of this crate, beside the pool, with unsafe code.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+
+use polyreme_graph::memory::ALIGN_BYTES;
+
+/// Memory is asked for in huge pages where whole ones fit: fewer misses when products walk large matrices.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Zeroed memory of a fixed size.
+///
+/// Slices are handed out by offset through a shared reference, several at once; the callers (this crate's launches)
+/// follow a memory plan that has been verified to keep them apart.
+pub(crate) struct Arena {
+    ptr: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: an arena owns its memory.
+unsafe impl Send for Arena {}
+
+impl Arena {
+    /// Reserves `bytes`, zeroed and faulted in: the first step is as fast as the second.
+    pub(crate) fn new(bytes: usize) -> Arena {
+        let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { ALIGN_BYTES };
+        let layout = Layout::from_size_align(bytes.max(ALIGN_BYTES), align).expect("an arena fits in memory");
+        // SAFETY: the size is not zero.
+        let Some(ptr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
+        let arena = Arena { ptr, layout };
+        arena.fault_in();
+        arena
+    }
+
+    fn fault_in(&self) {
+        #[cfg(unix)]
+        if self.layout.align() == HUGE_PAGE_BYTES {
+            // SAFETY: advice on memory that this arena owns. A refusal costs speed only.
+            let refused = unsafe {
+                rustix::mm::madvise(
+                    self.ptr.as_ptr().cast(),
+                    self.layout.size() / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES,
+                    rustix::mm::Advice::LinuxHugepage,
+                )
+            };
+            let _: Result<(), _> = refused;
+        }
+        for offset in (0..self.layout.size()).step_by(4096) {
+            // SAFETY: inside the allocation; volatile so that the write of a zero is not dropped.
+            unsafe { self.ptr.as_ptr().add(offset).write_volatile(0) };
+        }
+    }
+
+    /// Elements `start..start + len` counted from byte `offset`.
+    ///
+    /// # Safety
+    /// Nobody may write this range while the slice lives.
+    pub(crate) unsafe fn slice<T: Element>(&self, offset: usize, len: usize) -> &[T] {
+        self.check::<T>(offset, len);
+        // SAFETY: in bounds and aligned by `check`; every bit pattern is a `T`; not written by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().add(offset).cast(), len) }
+    }
+
+    /// The same, to write.
+    ///
+    /// # Safety
+    /// Nobody else may hold this range while the slice lives.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn slice_mut<T: Element>(&self, offset: usize, len: usize) -> &mut [T] {
+        self.check::<T>(offset, len);
+        // SAFETY: as in `slice`, and held by nobody else by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().add(offset).cast(), len) }
+    }
+
+    fn check<T>(&self, offset: usize, len: usize) {
+        let bytes = len * size_of::<T>();
+        assert!(
+            offset <= self.layout.size() && bytes <= self.layout.size() - offset,
+            "slice inside the arena"
+        );
+        assert!(offset.is_multiple_of(align_of::<T>()), "slice aligned");
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.ptr.as_ptr(), self.layout) };
+    }
+}
+
+/// Plain numbers that an arena can hold: no padding, every bit pattern valid.
+pub(crate) trait Element: Copy {}
+impl Element for f32 {}
+impl Element for i32 {}
+impl Element for u16 {}

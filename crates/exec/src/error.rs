@@ -1,0 +1,77 @@
+//! What can go wrong while a program runs.
+
+use polyreme_kernels::copy::BadIndex;
+use polyreme_kernels::embedding::IdError;
+use polyreme_kernels::loss::LabelError;
+
+/// An error of a run. Parameters and optimizer state are as they were before the step.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum ExecError {
+    /// The data do not fit the model.
+    #[error("layer `{layer}`: {op}: {kind}")]
+    Data {
+        /// The layer's path.
+        layer: String,
+        /// The op.
+        op: &'static str,
+        /// What is wrong.
+        kind: DataError,
+    },
+    /// No such name.
+    #[error("no {what} `{name}`; there are {known}")]
+    Unknown {
+        /// `input`, `output`, `parameter` or `state`.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// The names that exist.
+        known: String,
+    },
+    /// The wrong number of elements.
+    #[error("{what} `{name}` has {want} elements, {got} were given")]
+    Length {
+        /// `input`, `parameter` or `state`.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// How many it has.
+        want: usize,
+        /// How many came.
+        got: usize,
+    },
+    /// The wrong element type.
+    #[error("input `{name}` is {want}, {got} was given")]
+    Type {
+        /// The name.
+        name: String,
+        /// What it is.
+        want: polyreme_graph::DType,
+        /// What came.
+        got: polyreme_graph::DType,
+    },
+    /// An output that cannot be read as f32.
+    #[error("output `{name}` is {dtype}, and outputs are read as f32; cast it in the model")]
+    OutputType {
+        /// The name.
+        name: String,
+        /// What it is.
+        dtype: polyreme_graph::DType,
+    },
+    /// A step of a program without an optimizer.
+    #[error("this program has no update; make it with an optimizer, or run it with `run`")]
+    NoOptimizer,
+}
+
+/// Data that a kernel refused before it wrote anything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DataError {
+    /// A label that is no class.
+    #[error(transparent)]
+    Label(#[from] LabelError),
+    /// An id that is no row of the table.
+    #[error(transparent)]
+    Id(#[from] IdError),
+    /// An index outside its dim.
+    #[error(transparent)]
+    Index(#[from] BadIndex),
+}

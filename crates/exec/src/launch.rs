@@ -1,0 +1,353 @@
+//! From a node to what runs it: kernels' descriptors, made once from the node's shapes.
+
+use polyreme_graph::graph::{Graph, Node};
+use polyreme_graph::op::{self, Cell, Op, Window};
+use polyreme_graph::{DType, Shape};
+use polyreme_kernels::attention::Attention;
+use polyreme_kernels::conv::{Conv2d, Pass};
+use polyreme_kernels::copy::{Gather, Pad, StridedCopy};
+use polyreme_kernels::elementwise::Fused;
+use polyreme_kernels::embedding::Embedding;
+use polyreme_kernels::gemm::{Gemm, Strides};
+use polyreme_kernels::loss::CrossEntropy;
+use polyreme_kernels::norm::{BatchNorm, GroupNorm, LayerNorm, RmsNorm};
+use polyreme_kernels::pool::{Fixed, Pool2d};
+use polyreme_kernels::reduce::{Reduce, ReduceKind};
+use polyreme_kernels::rnn::{Gru, Lstm};
+use polyreme_kernels::softmax::Axis;
+
+/// How a node is run.
+pub(crate) enum Launch {
+    /// Leaves and reshapes: the value is there already.
+    Nothing,
+    Fused(Fused),
+    /// Permutations and slices.
+    Copy(StridedCopy, DType),
+    /// One copy an operand.
+    Concat(Vec<StridedCopy>),
+    Pad(Pad, f32),
+    Gather(Gather),
+    ScatterAdd(Gather),
+    Cast {
+        from: DType,
+        to: DType,
+    },
+    Reduce(Reduce),
+    MatMul(Gemm),
+    Conv(Conv2d, Pass),
+    MaxPool(Pool2d),
+    MaxPoolGrad(Pool2d),
+    AvgPool(Pool2d),
+    AvgPoolGrad(Pool2d),
+    BatchNorm(BatchNorm, f32),
+    BatchNormGrad(BatchNorm),
+    LayerNorm(LayerNorm),
+    LayerNormGrad(LayerNorm),
+    RmsNorm(RmsNorm),
+    RmsNormGrad(RmsNorm),
+    GroupNorm(GroupNorm),
+    GroupNormGrad(GroupNorm),
+    Softmax(Axis),
+    SoftmaxGrad(Axis),
+    LogSoftmax(Axis),
+    LogSoftmaxGrad(Axis),
+    CrossEntropy(CrossEntropy),
+    CrossEntropyGrad(CrossEntropy),
+    Embedding(Embedding),
+    EmbeddingGrad(Embedding),
+    Attention(Attention, Masked),
+    AttentionGrad(Attention, Masked),
+    Dropout {
+        p: f32,
+        stream: u64,
+    },
+    Lstm(Lstm),
+    LstmGrad(Lstm),
+    Gru(Gru),
+    GruGrad(Gru),
+}
+
+/// How an attention's operands come.
+#[derive(Clone, Copy)]
+pub(crate) struct Masked {
+    pub(crate) packed: bool,
+    /// Strides of the mask, if there is one: of the batch, the head and the query.
+    pub(crate) mask: Option<[usize; 3]>,
+}
+
+/// Element-wise work on finished pieces of the launch's first output.
+pub(crate) struct Then {
+    pub(crate) fused: Fused,
+    pub(crate) keeps_base: bool,
+    /// How many of the node's inputs are the base's.
+    pub(crate) n_base_inputs: usize,
+    /// How many outputs the base has.
+    pub(crate) n_base_outputs: usize,
+}
+
+/// A node, ready to run.
+pub(crate) struct Prepared {
+    pub(crate) launch: Launch,
+    pub(crate) then: Option<Then>,
+    /// Bytes.
+    pub(crate) scratch: usize,
+}
+
+/// Prepares node `i` for a team of `workers`.
+pub(crate) fn prepare(graph: &Graph, i: usize, workers: usize) -> Prepared {
+    let node = &graph.nodes[i];
+    let (op, then) = match &node.op {
+        Op::Epilogue(e) => (&e.base, Some(then(graph, node, e))),
+        op => (op, None),
+    };
+    let launch = launch(graph, node, op);
+    let scratch = 4 * scratch_len(&launch, workers);
+    Prepared { launch, then, scratch }
+}
+
+fn then(graph: &Graph, node: &Node, e: &op::Epilogue) -> Then {
+    let out = graph.shape(node.outputs[0]).dims();
+    let extra = node.inputs[e.n_base_inputs..].iter().map(|&v| graph.shape(v).dims());
+    let shapes: Vec<_> = [out].into_iter().chain(extra).collect();
+    let fused = Fused::new(&e.expr, out, &shapes).expect("the graph was verified");
+    let n_extra = e.expr.outputs().len() - usize::from(!e.keeps_base);
+    Then {
+        fused,
+        keeps_base: e.keeps_base,
+        n_base_inputs: e.n_base_inputs,
+        n_base_outputs: node.outputs.len() - n_extra,
+    }
+}
+
+fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
+    let x = |k: usize| graph.shape(node.inputs[k]);
+    let y = |k: usize| graph.shape(node.outputs[k]);
+    match op {
+        Op::Input(_) | Op::Param(_) | Op::State(_) | Op::Const(_) | Op::Reshape => Launch::Nothing,
+        Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Expand | Op::Epilogue(_) => {
+            unreachable!("{} is fused before it runs", op.name())
+        }
+        Op::Fused(expr) => {
+            let shapes: Vec<_> = node.inputs.iter().map(|&v| graph.shape(v).dims()).collect();
+            Launch::Fused(Fused::new(expr, y(0).dims(), &shapes).expect("the graph was verified"))
+        }
+        Op::Permute(perm) => {
+            Launch::Copy(StridedCopy::permute(x(0).dims(), perm), graph.value(node.inputs[0]).dtype)
+        }
+        &Op::Slice { axis, start, .. } => {
+            let (starts, steps) = (at_axis(x(0), axis, start), vec![1; x(0).rank()]);
+            let copy = StridedCopy::slice(x(0).dims(), &starts, y(0).dims(), &steps);
+            Launch::Copy(copy, graph.value(node.inputs[0]).dtype)
+        }
+        &Op::Concat { axis } => {
+            let mut start = 0;
+            let steps = vec![1; y(0).rank()];
+            let part = |&v: &_| {
+                let part = graph.shape(v);
+                let copy =
+                    StridedCopy::into_slice(y(0).dims(), &at_axis(part, axis, start), part.dims(), &steps);
+                start += part.dims()[axis];
+                copy
+            };
+            Launch::Concat(node.inputs.iter().map(part).collect())
+        }
+        &Op::Pad { axis, before, after, value } => {
+            let (before, after) = (at_axis(x(0), axis, before), at_axis(x(0), axis, after));
+            Launch::Pad(Pad::new(x(0).dims(), &before, &after), value)
+        }
+        &Op::Gather { axis } => Launch::Gather(Gather::new(x(0).dims(), x(1).dims(), axis)),
+        &Op::ScatterAdd { axis, .. } => Launch::ScatterAdd(Gather::new(y(0).dims(), x(1).dims(), axis)),
+        &Op::Cast(to) => Launch::Cast { from: graph.value(node.inputs[0]).dtype, to },
+        Op::Reduce { kind, axes } => {
+            let kind = match kind {
+                op::ReduceKind::Sum => ReduceKind::Sum,
+                op::ReduceKind::Mean => ReduceKind::Mean,
+                op::ReduceKind::Max => ReduceKind::Max,
+                op::ReduceKind::Min => ReduceKind::Min,
+            };
+            Launch::Reduce(Reduce::new(kind, x(0).dims(), axes))
+        }
+        &Op::MatMul { ta, tb } => Launch::MatMul(gemm(x(0), x(1), ta, tb)),
+        Op::Conv2d(c) => Launch::Conv(conv(c, x(0), x(1)), Pass::Forward),
+        Op::Conv2dGradInput { conv: c, .. } => Launch::Conv(conv(c, y(0), x(1)), Pass::GradInput),
+        Op::Conv2dGradWeight { conv: c, .. } => Launch::Conv(conv(c, x(0), y(0)), Pass::GradWeight),
+        Op::MaxPool(w) => Launch::MaxPool(pool(w, x(0))),
+        Op::MaxPoolGrad { window, .. } => Launch::MaxPoolGrad(pool(window, y(0))),
+        Op::AvgPool(w) => Launch::AvgPool(pool(w, x(0))),
+        Op::AvgPoolGrad { window, .. } => Launch::AvgPoolGrad(pool(window, y(0))),
+        &Op::BatchNorm { eps, momentum, relu } => Launch::BatchNorm(batch_norm(x(0), eps, relu), momentum),
+        &Op::BatchNormGrad { relu } => Launch::BatchNormGrad(batch_norm(x(0), 0.0, relu)),
+        &Op::LayerNorm { eps } => Launch::LayerNorm(LayerNorm { rows: x(0).rows(), d: x(0).last(), eps }),
+        Op::LayerNormGrad => Launch::LayerNormGrad(LayerNorm { rows: x(0).rows(), d: x(0).last(), eps: 0.0 }),
+        &Op::RmsNorm { eps } => Launch::RmsNorm(RmsNorm { rows: x(0).rows(), d: x(0).last(), eps }),
+        Op::RmsNormGrad => Launch::RmsNormGrad(RmsNorm { rows: x(0).rows(), d: x(0).last(), eps: 0.0 }),
+        &Op::GroupNorm { groups, eps } => Launch::GroupNorm(group_norm(x(0), groups, eps)),
+        &Op::GroupNormGrad { groups } => Launch::GroupNormGrad(group_norm(x(0), groups, 0.0)),
+        &Op::Softmax { axis } => Launch::Softmax(along(x(0), axis)),
+        &Op::SoftmaxGrad { axis } => Launch::SoftmaxGrad(along(x(0), axis)),
+        &Op::LogSoftmax { axis } => Launch::LogSoftmax(along(x(0), axis)),
+        &Op::LogSoftmaxGrad { axis } => Launch::LogSoftmaxGrad(along(x(0), axis)),
+        Op::CrossEntropy(o) => Launch::CrossEntropy(cross_entropy(o, x(0))),
+        Op::CrossEntropyGrad(o) => Launch::CrossEntropyGrad(cross_entropy(o, x(1))),
+        Op::Embedding => {
+            let d = x(1).last();
+            Launch::Embedding(Embedding { rows: x(1).dims()[0], d, n: x(0).numel() })
+        }
+        &Op::EmbeddingGrad { rows } => {
+            Launch::EmbeddingGrad(Embedding { rows, d: x(1).last(), n: x(0).numel() })
+        }
+        Op::Attention(a) => {
+            let (attention, masked) = attention(graph, node, a, 0);
+            Launch::Attention(attention, masked)
+        }
+        Op::AttentionGrad(a) => {
+            let (attention, masked) = attention(graph, node, a, 3);
+            Launch::AttentionGrad(attention, masked)
+        }
+        &Op::Dropout { p, stream } => Launch::Dropout { p, stream },
+        &Op::Recurrent { cell, reverse } => {
+            let &[batch, time, hidden] = y(0).dims() else { unreachable!("verified") };
+            match cell {
+                Cell::Lstm => Launch::Lstm(Lstm { batch, time, hidden, reverse }),
+                Cell::Gru => Launch::Gru(Gru { batch, time, hidden, reverse }),
+            }
+        }
+        &Op::RecurrentGrad { cell, reverse } => {
+            let &[batch, time, hidden] = x(0).dims() else { unreachable!("verified") };
+            match cell {
+                Cell::Lstm => Launch::LstmGrad(Lstm { batch, time, hidden, reverse }),
+                Cell::Gru => Launch::GruGrad(Gru { batch, time, hidden, reverse }),
+            }
+        }
+    }
+}
+
+/// Floats of scratch.
+fn scratch_len(launch: &Launch, workers: usize) -> usize {
+    match launch {
+        Launch::Nothing
+        | Launch::Fused(_)
+        | Launch::Copy(..)
+        | Launch::Concat(_)
+        | Launch::Pad(..)
+        | Launch::Gather(_)
+        | Launch::ScatterAdd(_)
+        | Launch::Cast { .. }
+        | Launch::MaxPool(_)
+        | Launch::MaxPoolGrad(_)
+        | Launch::AvgPool(_)
+        | Launch::AvgPoolGrad(_)
+        | Launch::LayerNorm(_)
+        | Launch::RmsNorm(_)
+        | Launch::Softmax(_)
+        | Launch::SoftmaxGrad(_)
+        | Launch::LogSoftmax(_)
+        | Launch::LogSoftmaxGrad(_)
+        | Launch::CrossEntropyGrad(_)
+        | Launch::Embedding(_)
+        | Launch::EmbeddingGrad(_)
+        | Launch::Dropout { .. } => 0,
+        Launch::Reduce(r) => r.scratch_len(workers),
+        Launch::MatMul(g) => g.scratch_len(workers),
+        Launch::Conv(c, pass) => c.scratch_len(*pass, workers),
+        Launch::BatchNorm(n, _) | Launch::BatchNormGrad(n) => n.scratch_len(workers),
+        Launch::LayerNormGrad(n) => n.scratch_len(workers),
+        Launch::RmsNormGrad(n) => n.scratch_len(workers),
+        Launch::GroupNorm(n) | Launch::GroupNormGrad(n) => n.scratch_len(workers),
+        Launch::CrossEntropy(c) => c.scratch_len(workers),
+        Launch::Attention(a, _) => a.forward_scratch_len(workers),
+        Launch::AttentionGrad(a, _) => a.backward_scratch_len(workers),
+        Launch::Lstm(r) => r.forward_scratch_len(workers),
+        Launch::LstmGrad(r) => r.backward_scratch_len(workers),
+        Launch::Gru(r) => r.forward_scratch_len(workers),
+        Launch::GruGrad(r) => r.backward_scratch_len(workers),
+    }
+}
+
+/// Zeros, but for one dim.
+fn at_axis(shape: &Shape, axis: usize, value: usize) -> Vec<usize> {
+    (0..shape.rank()).map(|d| if d == axis { value } else { 0 }).collect()
+}
+
+fn gemm(a: &Shape, b: &Shape, ta: bool, tb: bool) -> Gemm {
+    let matrix = |s: &Shape, t: bool| {
+        let (r, c) = (s.dims()[s.rank() - 2], s.last());
+        let strides = if t { (1, c) } else { (c, 1) };
+        let (rows, cols) = if t { (c, r) } else { (r, c) };
+        (rows, cols, Strides { batch: r * c, row: strides.0, col: strides.1 })
+    };
+    let (mut m, k, a_strides) = matrix(a, ta);
+    let (_, n, b_strides) = matrix(b, tb);
+    let mut batch = a.dims()[..a.rank() - 2].iter().product();
+    if b.rank() == 2 && batch != 1 {
+        // One right operand: the whole batch is one tall matrix.
+        m *= batch;
+        batch = 1;
+    }
+    let c = Strides { batch: m * n, row: n, col: 1 };
+    Gemm { batch, m, n, k, a: a_strides, b: b_strides, c, accumulate: false }
+}
+
+fn conv(c: &op::Conv, image: &Shape, weight: &Shape) -> Conv2d {
+    let (&[n, h, w, c_in], &[c_out, _, kh, kw]) = (image.dims(), weight.dims()) else {
+        unreachable!("verified")
+    };
+    let op::Conv { stride, padding, dilation, groups } = *c;
+    Conv2d { n, h, w, c_in, c_out, kh, kw, stride, padding, dilation, groups }
+}
+
+fn pool(window: &Window, image: &Shape) -> Pool2d {
+    let &[n, h, w, c] = image.dims() else { unreachable!("verified") };
+    match *window {
+        Window::Fixed { kernel, stride, padding, count_include_pad } => {
+            let pair = |(a, b): (usize, usize)| [a, b];
+            let fixed = Fixed {
+                kernel: pair(kernel),
+                stride: pair(stride),
+                padding: pair(padding),
+                count_include_pad,
+            };
+            Pool2d::fixed(n, h, w, c, fixed)
+        }
+        Window::Adaptive { out } => Pool2d::adaptive(n, h, w, c, out.0, out.1),
+    }
+}
+
+fn batch_norm(x: &Shape, eps: f32, relu: bool) -> BatchNorm {
+    BatchNorm { rows: x.rows(), channels: x.last(), eps, relu }
+}
+
+fn group_norm(x: &Shape, groups: usize, eps: f32) -> GroupNorm {
+    let (n, channels) = (x.dims()[0], x.last());
+    GroupNorm { n, pixels: x.numel() / (n * channels).max(1), channels, groups, eps }
+}
+
+fn along(x: &Shape, axis: usize) -> Axis {
+    let (outer, axis, inner) = x.around(axis);
+    Axis { outer, axis, inner }
+}
+
+fn cross_entropy(o: &op::CrossEntropy, logits: &Shape) -> CrossEntropy {
+    let (n, classes) = (logits.rows(), logits.last());
+    CrossEntropy { n, classes, label_smoothing: o.label_smoothing, ignore_index: o.ignore_index }
+}
+
+fn attention(graph: &Graph, node: &Node, a: &op::Attention, first: usize) -> (Attention, Masked) {
+    let dims = |k: usize| graph.shape(node.inputs[first + k]).dims();
+    let (n, attention) = if a.packed {
+        let &[b, t, _, heads, d] = dims(0) else { unreachable!("verified") };
+        (1, Attention::packed(b, t, heads, d, a.causal))
+    } else {
+        let (&[b, t_q, heads, d], &[_, t_k, _, _]) = (dims(0), dims(1)) else { unreachable!("verified") };
+        (3, Attention::separate(b, t_q, t_k, heads, d, a.causal))
+    };
+    let (t_q, t_k) = (attention.t_q, attention.t_k);
+    let mask = (node.inputs.len() > first + n).then(|| match *dims(n) {
+        [_, _] => [0, 0, t_k],
+        [_, _, _] => [t_q * t_k, 0, t_k],
+        [_, 1, _, _] => [t_q * t_k, 0, t_k],
+        [_, heads, _, _] => [heads * t_q * t_k, t_q * t_k, t_k],
+        _ => unreachable!("verified"),
+    });
+    (Attention { scale: a.scale, ..attention }, Masked { packed: a.packed, mask })
+}

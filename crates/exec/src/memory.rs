@@ -1,0 +1,183 @@
+//! The arenas of one rank, and slices of them by value.
+//!
+//! This module turns the offsets of a verified [`MemoryPlan`] into references. Its unsafe code rests on two facts: the
+//! plan keeps apart what is alive at the same time, and a node is given each of its slices once.
+
+use std::cell::Cell;
+
+use polyreme_graph::{DType, Graph, MemoryPlan, Place, ValueId};
+use polyreme_kernels::elementwise::Source;
+
+use crate::arena::{Arena, Element};
+
+/// Everything that a rank keeps in memory.
+pub(crate) struct Memory {
+    pub(crate) plan: MemoryPlan,
+    activations: Arena,
+    params: Arena,
+    grads: Arena,
+    /// Elements of the gradients' arena: as many as of the parameters', or none.
+    grad_len: usize,
+    states: Arena,
+    inputs: Arena,
+    /// Up to two floats a parameter.
+    optimizer: [Arena; 2],
+    n_optimizer: usize,
+}
+
+impl Memory {
+    pub(crate) fn new(plan: MemoryPlan, state_per_param: usize, gradients: bool) -> Memory {
+        let per_param = |wanted: bool| Arena::new(if wanted { plan.param_len * 4 } else { 0 });
+        Memory {
+            activations: Arena::new(plan.arena_bytes),
+            params: per_param(true),
+            grads: per_param(gradients),
+            grad_len: if gradients { plan.param_len } else { 0 },
+            states: Arena::new(plan.state_len * 4),
+            inputs: Arena::new(plan.input_bytes),
+            optimizer: [per_param(state_per_param > 0), per_param(state_per_param > 1)],
+            n_optimizer: state_per_param,
+            plan,
+        }
+    }
+
+    fn find(&self, v: ValueId) -> (&Arena, usize) {
+        match self.plan.places[v.idx()] {
+            Place::Arena(offset) => (&self.activations, offset),
+            Place::Param(at) => (&self.params, at * 4),
+            Place::Grad(at) => (&self.grads, at * 4),
+            Place::State(at) => (&self.states, at * 4),
+            Place::Input(offset) => (&self.inputs, offset),
+            Place::Nowhere => unreachable!("{v} is not stored"),
+        }
+    }
+
+    /// A value between runs.
+    pub(crate) fn read<T: Element>(&self, graph: &Graph, v: ValueId) -> &[T] {
+        check_type::<T>(graph.value(v).dtype);
+        let (arena, offset) = self.find(v);
+        // SAFETY: `&self` between runs: only a run writes, and it takes `&mut`.
+        unsafe { arena.slice(offset, graph.shape(v).numel()) }
+    }
+
+    /// A value between runs, to write.
+    pub(crate) fn write<T: Element>(&mut self, graph: &Graph, v: ValueId) -> &mut [T] {
+        check_type::<T>(graph.value(v).dtype);
+        let (arena, offset) = self.find(v);
+        // SAFETY: `&mut self` between runs.
+        unsafe { arena.slice_mut(offset, graph.shape(v).numel()) }
+    }
+
+    /// Parameters `start..end` of the arena, their gradients and their optimizer state.
+    pub(crate) fn update_range(&mut self, start: usize, end: usize) -> UpdateRange<'_> {
+        let len = end - start;
+        // SAFETY: `&mut self`, and four different arenas.
+        unsafe {
+            UpdateRange {
+                params: self.params.slice_mut(start * 4, len),
+                grads: self.grads.slice(start * 4, len),
+                state1: self.optimizer[0].slice_mut(start * 4, if self.n_optimizer > 0 { len } else { 0 }),
+                state2: self.optimizer[1].slice_mut(start * 4, if self.n_optimizer > 1 { len } else { 0 }),
+            }
+        }
+    }
+
+    /// All gradients.
+    pub(crate) fn all_grads(&self) -> &[f32] {
+        // SAFETY: `&self` between runs.
+        unsafe { self.grads.slice(0, self.grad_len) }
+    }
+
+    /// Copies a value over another of the same length, in another arena.
+    pub(crate) fn copy(&mut self, graph: &Graph, from: ValueId, to: ValueId) {
+        let n = graph.shape(from).numel();
+        let ((source, at), (target, target_at)) = (self.find(from), self.find(to));
+        assert!(!std::ptr::eq(source, target), "values of one arena are not copied over each other");
+        // SAFETY: `&mut self`, and two arenas.
+        unsafe { target.slice_mut::<f32>(target_at, n).copy_from_slice(source.slice(at, n)) };
+    }
+
+    /// The slices of one node, for the time it runs. Takes `&mut`: one node at a time.
+    pub(crate) fn node<'a>(&'a mut self, graph: &'a Graph, node: usize) -> NodeMemory<'a> {
+        NodeMemory { memory: self, graph, node, taken: Cell::new(0) }
+    }
+}
+
+/// What an update works on.
+pub(crate) struct UpdateRange<'a> {
+    pub(crate) params: &'a mut [f32],
+    pub(crate) grads: &'a [f32],
+    pub(crate) state1: &'a mut [f32],
+    pub(crate) state2: &'a mut [f32],
+}
+
+/// The operands and results of a node that is running.
+pub(crate) struct NodeMemory<'a> {
+    memory: &'a Memory,
+    graph: &'a Graph,
+    node: usize,
+    /// Bit k: output k was handed out; bit 31: the scratch was.
+    taken: Cell<u32>,
+}
+
+impl<'a> NodeMemory<'a> {
+    fn value(&self, of: &[ValueId], k: usize) -> ValueId {
+        of[k]
+    }
+    fn take(&self, bit: usize) {
+        assert!(self.taken.get() >> bit & 1 == 0, "a slice is handed out once");
+        self.taken.set(self.taken.get() | 1 << bit);
+    }
+
+    /// Operand `k`.
+    pub(crate) fn input<T: Element>(&self, k: usize) -> &'a [T] {
+        let v = self.value(&self.graph.nodes[self.node].inputs, k);
+        self.memory.read(self.graph, v)
+    }
+
+    /// Operand `k`, or the output in whose place it lies.
+    pub(crate) fn source(&self, k: usize) -> Source<'a> {
+        let node = &self.graph.nodes[self.node];
+        // Lengths too: an empty value may be given any place.
+        let place = |v: ValueId| (self.memory.plan.places[v.idx()], self.graph.shape(v).numel());
+        match node.outputs.iter().position(|&o| place(o) == place(node.inputs[k])) {
+            Some(output) => Source::InPlace(output),
+            None => Source::Slice(self.input(k)),
+        }
+    }
+
+    /// How many operands there are.
+    pub(crate) fn n_inputs(&self) -> usize {
+        self.graph.nodes[self.node].inputs.len()
+    }
+
+    /// How many results there are.
+    pub(crate) fn n_outputs(&self) -> usize {
+        self.graph.nodes[self.node].outputs.len()
+    }
+
+    /// Result `k`; once.
+    pub(crate) fn output<T: Element>(&self, k: usize) -> &'a mut [T] {
+        self.take(k);
+        let v = self.value(&self.graph.nodes[self.node].outputs, k);
+        check_type::<T>(self.graph.value(v).dtype);
+        let (arena, offset) = self.memory.find(v);
+        // SAFETY: `node` took `&mut Memory`; this range is handed out once; the plan was verified to keep the
+        // outputs of a node from each other, from its scratch and from its inputs (an in-place operand of a fused
+        // pass is passed as `Source::InPlace`, not as a slice).
+        unsafe { arena.slice_mut(offset, self.graph.shape(v).numel()) }
+    }
+
+    /// The node's scratch space; once.
+    pub(crate) fn scratch(&self) -> &'a mut [f32] {
+        self.take(31);
+        let plan = &self.memory.plan;
+        let (offset, bytes) = (plan.scratch[self.node], plan.scratch_bytes[self.node]);
+        // SAFETY: as for outputs.
+        unsafe { self.memory.activations.slice_mut(offset, bytes / 4) }
+    }
+}
+
+fn check_type<T: Element>(dtype: DType) {
+    debug_assert_eq!(size_of::<T>(), dtype.bytes(), "element type");
+}

@@ -1,0 +1,288 @@
+//! The fork-join pool of one rank: the caller and `threads - 1` helpers, which spin briefly and then sleep.
+//!
+//! A step is hundreds of short parallel regions, so what counts is the time to start one. The caller publishes a job
+//! by opening a gate; whoever is awake passes it, takes task numbers from a shared counter, and leaves. The caller
+//! works too, closes the gate when the tasks are all taken, and waits only for those who are inside: a helper that
+//! slept through a job costs nothing. A panic in a task is carried to the caller.
+//!
+//! It is not a scheduler: one job at a time, no nesting, no queues.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use polyreme_kernels::Parallel;
+
+/// How often a waiting helper looks before it sleeps: about 100 µs. The gaps between the regions of a step are
+/// shorter; waking a sleeper takes 50 µs.
+const SPINS: usize = 4_000;
+
+/// A team of threads for one rank.
+pub struct Pool {
+    shared: Arc<Shared>,
+    helpers: Vec<JoinHandle<()>>,
+    /// Held while a job runs: a second caller does its tasks alone.
+    busy: AtomicBool,
+}
+
+type Task = dyn Fn(usize, usize) + Sync;
+
+struct Shared {
+    /// `generation << 16 | open << 15 | inside`: which job, whether it can still be joined, how many helpers are in.
+    gate: AtomicU64,
+    job: UnsafeCell<Job>,
+    next: AtomicUsize,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    stop: AtomicBool,
+    spins: usize,
+    n_asleep: AtomicUsize,
+    lock: Mutex<()>,
+    wake: Condvar,
+    /// Passed once, when all have started.
+    up: Barrier,
+}
+
+#[derive(Clone, Copy)]
+struct Job {
+    task: *const Task,
+    n_tasks: usize,
+}
+
+const OPEN: u64 = 1 << 15;
+const INSIDE: u64 = OPEN - 1;
+
+// SAFETY: `job` is written by the caller while the gate is closed and nobody is inside, and read only inside.
+unsafe impl Sync for Shared {}
+// SAFETY: the raw pointer in `job` is only followed while the caller that owns the task waits.
+unsafe impl Send for Shared {}
+
+impl Pool {
+    /// A team of `threads`, the caller included. With more threads than cores, helpers sleep at once instead of
+    /// taking the core from somebody who works. Returns when all of them are up: what the system does to start a
+    /// thread, allocations included, is not left to the first steps.
+    pub fn new(threads: usize) -> Pool {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let shared = Arc::new(Shared {
+            gate: AtomicU64::new(0),
+            job: UnsafeCell::new(Job { task: &|_, _| {}, n_tasks: 0 }),
+            next: AtomicUsize::new(0),
+            panic: Mutex::new(None),
+            stop: AtomicBool::new(false),
+            spins: if threads <= cores { SPINS } else { 0 },
+            n_asleep: AtomicUsize::new(0),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+            up: Barrier::new(threads.max(1)),
+        });
+        let helpers = (1..threads)
+            .map(|worker| {
+                let shared = shared.clone();
+                std::thread::Builder::new()
+                    .name(format!("polyreme-{worker}"))
+                    .spawn(move || {
+                        shared.up.wait();
+                        shared.help(worker);
+                    })
+                    .expect("the system can start a thread")
+            })
+            .collect();
+        shared.up.wait();
+        Pool { shared, helpers, busy: AtomicBool::new(false) }
+    }
+}
+
+// SAFETY: `next` gives each number once; the caller is worker 0 and each helper has its own number; `run` returns
+// after the gate is closed and nobody is inside, when every task taken has returned.
+unsafe impl Parallel for Pool {
+    fn workers(&self) -> usize {
+        self.helpers.len() + 1
+    }
+
+    fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
+        let alone = n_tasks <= 1 || self.helpers.is_empty() || self.busy.swap(true, Ordering::Acquire);
+        if alone {
+            for i in 0..n_tasks {
+                task(i, 0);
+            }
+            return;
+        }
+        let s = &*self.shared;
+        // SAFETY: the lifetime is erased only until `close` returns, after which nobody follows the pointer.
+        let task: *const Task = unsafe { std::mem::transmute(task) };
+        // SAFETY: the gate is closed and nobody is inside (the last `run` waited for it).
+        unsafe { *s.job.get() = Job { task, n_tasks } };
+        s.next.store(0, Ordering::Relaxed);
+        let generation = (s.gate.load(Ordering::Relaxed) >> 16) + 1;
+        s.gate.store(generation << 16 | OPEN, Ordering::SeqCst);
+        if s.n_asleep.load(Ordering::SeqCst) > 0 {
+            drop(s.lock.lock().unwrap_or_else(PoisonError::into_inner));
+            s.wake.notify_all();
+        }
+        s.work(Job { task, n_tasks }, 0);
+        s.close();
+        let panic = s.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.busy.store(false, Ordering::Release);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Shared {
+    /// Takes tasks until none is left.
+    fn work(&self, job: Job, worker: usize) {
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            loop {
+                let i = self.next.fetch_add(1, Ordering::Relaxed);
+                if i >= job.n_tasks {
+                    return;
+                }
+                // SAFETY: the caller keeps the task alive until everybody is out.
+                unsafe { (*job.task)(i, worker) };
+            }
+        }));
+        if let Err(panic) = result {
+            self.next.store(usize::MAX / 2, Ordering::Relaxed);
+            *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
+        }
+    }
+
+    /// Lets nobody else in and waits for those who are.
+    fn close(&self) {
+        let mut inside = self.gate.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE;
+        let mut spins = 0;
+        while inside > 0 {
+            spins += 1;
+            if spins < 10_000 {
+                std::hint::spin_loop()
+            } else {
+                std::thread::yield_now()
+            }
+            inside = self.gate.load(Ordering::Acquire) & INSIDE;
+        }
+    }
+
+    fn help(&self, worker: usize) {
+        let mut seen = 0;
+        while self.wait_for_job(seen) {
+            let gate = self.gate.load(Ordering::Acquire);
+            seen = gate >> 16;
+            let entered = gate & OPEN != 0
+                && self.gate.compare_exchange(gate, gate + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            if !entered {
+                // Somebody else moved the gate, or the job is over: look again.
+                if gate & OPEN != 0 {
+                    seen -= 1;
+                }
+                continue;
+            }
+            // SAFETY: being inside an open gate means that the job was published and stays.
+            let job = unsafe { *self.job.get() };
+            self.work(job, worker);
+            self.gate.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Returns true when there may be a job newer than `seen`, false when the pool ends.
+    fn wait_for_job(&self, seen: u64) -> bool {
+        let ready = || self.gate.load(Ordering::Acquire) >> 16 != seen || self.stop.load(Ordering::Acquire);
+        for _ in 0..self.spins {
+            if ready() {
+                return !self.stop.load(Ordering::Acquire);
+            }
+            std::hint::spin_loop();
+        }
+        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.n_asleep.fetch_add(1, Ordering::SeqCst);
+        while !(self.gate.load(Ordering::SeqCst) >> 16 != seen || self.stop.load(Ordering::SeqCst)) {
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.n_asleep.fetch_sub(1, Ordering::SeqCst);
+        drop(guard);
+        !self.stop.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        drop(self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.wake.notify_all();
+        for helper in self.helpers.drain(..) {
+            // A helper only panics if the pool itself is wrong; there is nobody left to tell.
+            drop(helper.join());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    #[test]
+    fn every_task_runs_once() {
+        for threads in [1, 2, 3, 8] {
+            let pool = Pool::new(threads);
+            assert_eq!(pool.workers(), threads);
+            for n in [0, 1, 2, 7, 100] {
+                for _ in 0..200 {
+                    let counts: Vec<_> = (0..n).map(|_| AtomicU32::new(0)).collect();
+                    pool.run(n, &|i, worker| {
+                        assert!(worker < threads);
+                        counts[i].fetch_add(1, Ordering::Relaxed);
+                    });
+                    assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn helpers_wake_after_a_sleep() {
+        let pool = Pool::new(4);
+        for _ in 0..5 {
+            std::thread::sleep(std::time::Duration::from_millis(3));
+            let sum = AtomicUsize::new(0);
+            pool.run(50, &|i, _| {
+                sum.fetch_add(i, Ordering::Relaxed);
+            });
+            assert_eq!(sum.into_inner(), 1225);
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives() {
+        let pool = Pool::new(3);
+        let caught = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(20, &|i, _| assert!(i != 7, "task seven"));
+        }));
+        assert!(caught.is_err());
+        let sum = AtomicUsize::new(0);
+        pool.run(10, &|i, _| {
+            sum.fetch_add(i, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 45);
+    }
+
+    #[test]
+    fn two_callers_do_not_meet() {
+        let pool = Pool::new(2);
+        std::thread::scope(|s| {
+            for _ in 0..2 {
+                s.spawn(|| {
+                    for _ in 0..500 {
+                        let sum = AtomicUsize::new(0);
+                        pool.run(10, &|i, _| {
+                            sum.fetch_add(i, Ordering::Relaxed);
+                        });
+                        assert_eq!(sum.into_inner(), 45);
+                    }
+                });
+            }
+        });
+    }
+}

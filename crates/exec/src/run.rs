@@ -1,0 +1,287 @@
+//! Runs one prepared node: slices in, kernel, slices out.
+
+use polyreme_graph::DType;
+use polyreme_kernels::attention::{Attention, Grads, Mask};
+use polyreme_kernels::conv::Pass;
+use polyreme_kernels::cx::SharedMut;
+use polyreme_kernels::elementwise::{Expr, Fused, FusedPieces, PieceSource, PieceTarget, Source};
+use polyreme_kernels::gemm::Block;
+use polyreme_kernels::norm::RunningStats;
+use polyreme_kernels::rnn::{GruBackward, GruForward, LstmBackward, LstmForward};
+use polyreme_kernels::{Cx, convert, random, softmax};
+
+use crate::error::DataError;
+use crate::launch::{Launch, Masked, Prepared, Then};
+use crate::memory::NodeMemory;
+
+/// What a step is told from outside, beside its inputs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct StepArgs {
+    /// Of the run: masks of dropout are a function of it.
+    pub(crate) seed: u64,
+    /// The number of the step, from 0.
+    pub(crate) step: u64,
+}
+
+/// Runs a node whose slices are `m`.
+pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, args: StepArgs) -> Result<(), DataError> {
+    let then = prepared.then.as_ref();
+    match &prepared.launch {
+        Launch::Nothing => {}
+        Launch::Fused(fused) => run_fused(cx, fused, m),
+        Launch::Copy(copy, DType::I32) => copy.run::<i32>(cx, m.input(0), m.output(0)),
+        Launch::Copy(copy, _) => copy.run::<f32>(cx, m.input(0), m.output(0)),
+        Launch::Concat(parts) => {
+            let y = m.output::<f32>(0);
+            for (k, part) in parts.iter().enumerate() {
+                part.run(cx, m.input(k), y);
+            }
+        }
+        Launch::Pad(pad, value) => pad.forward::<f32>(cx, *value, m.input(0), m.output(0)),
+        Launch::Gather(gather) => gather.forward::<f32>(cx, m.input(0), m.input(1), m.output(0))?,
+        Launch::ScatterAdd(gather) => {
+            let dx = m.output(0);
+            dx.fill(0.0);
+            gather.scatter_add(cx, m.input(0), m.input(1), dx)?;
+        }
+        Launch::Cast { from, to } => cast(cx, *from, *to, m),
+        Launch::Reduce(reduce) => reduce.forward(cx, m.input(0), m.output(0), m.scratch()),
+        Launch::MatMul(gemm) => {
+            let (rows, n) = (gemm.m, gemm.n);
+            let pieces = then.map(|t| pieces(cx, t, m));
+            let epilogue = |block: Block| {
+                if let Some(p) = &pieces {
+                    p.rows((block.batch * rows + block.row) * n + block.col, n, block.into_rows());
+                }
+            };
+            let epilogue = pieces.as_ref().map(|_| &epilogue as &_);
+            gemm.run(cx, m.input(0), m.input(1), m.output(0), epilogue, m.scratch());
+        }
+        Launch::Conv(conv, Pass::Forward) => {
+            let pieces = then.map(|t| pieces(cx, t, m));
+            let epilogue = |first: usize, piece: &mut [f32]| {
+                if let Some(p) = &pieces {
+                    p.piece(first, piece);
+                }
+            };
+            let epilogue = pieces.as_ref().map(|_| &epilogue as &_);
+            conv.forward(cx, m.input(0), m.input(1), None, m.output(0), epilogue, m.scratch());
+        }
+        Launch::Conv(conv, Pass::GradInput) => {
+            conv.grad_input(cx, m.input(0), m.input(1), m.output(0), m.scratch());
+        }
+        Launch::Conv(conv, Pass::GradWeight) => {
+            conv.grad_weight(cx, m.input(0), m.input(1), m.output(0), m.scratch());
+        }
+        Launch::MaxPool(pool) => pool.max_forward(cx, m.input(0), m.output(0), m.output(1)),
+        Launch::MaxPoolGrad(pool) => pool.max_backward(cx, m.input(0), m.input(1), m.output(0)),
+        Launch::AvgPool(pool) => pool.avg_forward(cx, m.input(0), m.output(0)),
+        Launch::AvgPoolGrad(pool) => pool.avg_backward(cx, m.input(0), m.output(0)),
+        Launch::BatchNorm(norm, momentum) => {
+            let (mean, var) = (m.output(3), m.output(4));
+            mean.copy_from_slice(m.input(3));
+            var.copy_from_slice(m.input(4));
+            let running = Some(RunningStats { mean, var, momentum: *momentum });
+            let pieces = then.map(|t| pieces(cx, t, m));
+            let epilogue = |first: usize, piece: &mut [f32]| {
+                if let Some(p) = &pieces {
+                    p.piece(first, piece);
+                }
+            };
+            let epilogue = pieces.as_ref().map(|_| &epilogue as &_);
+            let (y, mean, rstd) = (m.output(0), m.output(1), m.output(2));
+            norm.forward(
+                cx,
+                m.input(0),
+                m.input(1),
+                m.input(2),
+                y,
+                mean,
+                rstd,
+                running,
+                epilogue,
+                m.scratch(),
+            );
+        }
+        Launch::BatchNormGrad(norm) => {
+            let (dx, dgamma, dbeta) = (m.output(0), m.output(1), m.output(2));
+            let (dy, x, gamma, beta) = (m.input(0), m.input(1), m.input(2), m.input(3));
+            norm.backward(cx, dy, x, gamma, beta, m.input(4), m.input(5), dx, dgamma, dbeta, m.scratch());
+        }
+        Launch::LayerNorm(norm) => {
+            let (y, mean, rstd) = (m.output(0), m.output(1), m.output(2));
+            norm.forward(cx, m.input(0), Some(m.input(1)), Some(m.input(2)), y, mean, rstd);
+        }
+        Launch::LayerNormGrad(norm) => {
+            let (dx, dgamma, dbeta) = (m.output(0), Some(m.output(1)), Some(m.output(2)));
+            let (dy, x, gamma) = (m.input(0), m.input(1), Some(m.input(2)));
+            norm.backward(cx, dy, x, gamma, m.input(3), m.input(4), dx, dgamma, dbeta, m.scratch());
+        }
+        Launch::RmsNorm(norm) => {
+            norm.forward(cx, m.input(0), Some(m.input(1)), m.output(0), m.output(1));
+        }
+        Launch::RmsNormGrad(norm) => {
+            let (dx, dgamma) = (m.output(0), Some(m.output(1)));
+            norm.backward(cx, m.input(0), m.input(1), Some(m.input(2)), m.input(3), dx, dgamma, m.scratch());
+        }
+        Launch::GroupNorm(norm) => {
+            let (y, mean, rstd) = (m.output(0), m.output(1), m.output(2));
+            norm.forward(cx, m.input(0), m.input(1), m.input(2), y, mean, rstd, m.scratch());
+        }
+        Launch::GroupNormGrad(norm) => {
+            let (dx, dgamma, dbeta) = (m.output(0), m.output(1), m.output(2));
+            let (dy, x, gamma) = (m.input(0), m.input(1), m.input(2));
+            norm.backward(cx, dy, x, gamma, m.input(3), m.input(4), dx, dgamma, dbeta, m.scratch());
+        }
+        Launch::Softmax(axis) => softmax::softmax(cx, *axis, m.input(0), m.output(0)),
+        Launch::SoftmaxGrad(axis) => {
+            softmax::softmax_backward(cx, *axis, m.input(0), m.input(1), m.output(0))
+        }
+        Launch::LogSoftmax(axis) => softmax::log_softmax(cx, *axis, m.input(0), m.output(0)),
+        Launch::LogSoftmaxGrad(axis) => {
+            softmax::log_softmax_backward(cx, *axis, m.input(0), m.input(1), m.output(0));
+        }
+        Launch::CrossEntropy(loss) => {
+            let weights = (m.n_inputs() > 2).then(|| m.input(2));
+            let result = loss.forward(cx, m.input(0), m.input(1), weights, m.output(1), m.scratch())?;
+            m.output(0)[0] = result.mean;
+        }
+        Launch::CrossEntropyGrad(loss) => {
+            let weights = (m.n_inputs() > 4).then(|| m.input(4));
+            let dloss = m.input::<f32>(0)[0];
+            loss.backward(cx, dloss, m.input(1), m.input(2), weights, m.input(3), m.output(0));
+        }
+        Launch::Embedding(e) => e.forward(cx, m.input(1), m.input(0), m.output(0))?,
+        Launch::EmbeddingGrad(e) => e.backward(cx, m.input(1), m.input(0), m.output(0))?,
+        Launch::Attention(a, masked) => {
+            let [q, k, v] = qkv(m, masked, 0);
+            a.forward(cx, q, k, v, mask(m, masked, 0), m.output(0), m.output(1), m.scratch());
+        }
+        Launch::AttentionGrad(a, masked) => attention_grad(cx, a, masked, m),
+        Launch::Dropout { p, stream } => {
+            let key = args.seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            random::dropout(cx, *p, key, args.step, 0, m.input(0), m.output(0));
+        }
+        Launch::Lstm(lstm) => {
+            let x = LstmForward {
+                xp: m.input(0),
+                w_hh: m.input(1),
+                b_hh: Some(m.input(2)),
+                h0: m.input(3),
+                c0: m.input(4),
+                y: m.output(0),
+                c_all: m.output(1),
+                gates: m.output(2),
+            };
+            lstm.forward(cx, x, m.scratch());
+        }
+        Launch::LstmGrad(lstm) => {
+            let x = LstmBackward {
+                dy: m.input(0),
+                dh_n: None,
+                dc_n: None,
+                w_hh: m.input(1),
+                h0: m.input(2),
+                c0: m.input(3),
+                y: m.input(4),
+                c_all: m.input(5),
+                gates: m.input(6),
+                dxp: m.output(0),
+                dw_hh: m.output(1),
+                db_hh: Some(m.output(2)),
+                dh0: m.output(3),
+                dc0: m.output(4),
+            };
+            lstm.backward(cx, x, m.scratch());
+        }
+        Launch::Gru(gru) => {
+            let x = GruForward {
+                xp: m.input(0),
+                w_hh: m.input(1),
+                b_hh: Some(m.input(2)),
+                h0: m.input(3),
+                y: m.output(0),
+                gates: m.output(1),
+            };
+            gru.forward(cx, x, m.scratch());
+        }
+        Launch::GruGrad(gru) => {
+            let x = GruBackward {
+                dy: m.input(0),
+                dh_n: None,
+                w_hh: m.input(1),
+                h0: m.input(2),
+                y: m.input(3),
+                gates: m.input(4),
+                dxp: m.output(0),
+                dw_hh: m.output(1),
+                db_hh: Some(m.output(2)),
+                dh0: m.output(3),
+            };
+            gru.backward(cx, x, m.scratch());
+        }
+    }
+    Ok(())
+}
+
+fn run_fused(cx: &Cx, fused: &Fused, m: &NodeMemory) {
+    let mut inputs = [Source::Slice(&[]); Expr::INPUTS_MAX];
+    for (k, input) in inputs[..m.n_inputs()].iter_mut().enumerate() {
+        *input = m.source(k);
+    }
+    let mut outputs: [&mut [f32]; Expr::OUTPUTS_MAX] = Default::default();
+    for (k, output) in outputs[..m.n_outputs()].iter_mut().enumerate() {
+        *output = m.output(k);
+    }
+    fused.run(cx, &inputs[..m.n_inputs()], &mut outputs[..m.n_outputs()]);
+}
+
+/// Binds an epilogue: its first input is the piece, the others follow the base's; its outputs go over the piece (the
+/// first, unless the base's result is kept) and to the outputs behind the base's.
+fn pieces<'a>(cx: &Cx, then: &'a Then, m: &NodeMemory<'a>) -> FusedPieces<'a> {
+    let n_inputs = m.n_inputs() - then.n_base_inputs + 1;
+    let mut inputs = [PieceSource::Piece; Expr::INPUTS_MAX];
+    for k in 1..n_inputs {
+        inputs[k] = PieceSource::Slice(m.input(then.n_base_inputs + k - 1));
+    }
+    let over = usize::from(!then.keeps_base);
+    let n_outputs = m.n_outputs() - then.n_base_outputs + over;
+    let mut outputs = [PieceTarget::Piece; Expr::OUTPUTS_MAX];
+    for j in over..n_outputs {
+        outputs[j] = PieceTarget::Whole(SharedMut::new(m.output(then.n_base_outputs + j - over)));
+    }
+    // SAFETY: the kernels call an epilogue once for each piece, and pieces are disjoint; the wholes are outputs of
+    // this node, which the memory plan keeps apart, and are handed out to nobody else.
+    unsafe { then.fused.pieces(cx.isa, &inputs[..n_inputs], &outputs[..n_outputs]) }
+}
+
+fn cast(cx: &Cx, from: DType, to: DType, m: &NodeMemory) {
+    match (from, to) {
+        (DType::F32, DType::F16) => convert::f32_to_f16(cx, m.input(0), m.output(0)),
+        (DType::F32, DType::Bf16) => convert::f32_to_bf16(cx, m.input(0), m.output(0)),
+        (DType::F32, DType::I32) => convert::f32_to_i32(cx, m.input(0), m.output(0)),
+        (DType::F16, DType::F32) => convert::f16_to_f32(cx, m.input(0), m.output(0)),
+        (DType::Bf16, DType::F32) => convert::bf16_to_f32(cx, m.input(0), m.output(0)),
+        (DType::I32, DType::F32) => convert::i32_to_f32(cx, m.input(0), m.output(0)),
+        (from, to) => unreachable!("no cast from {from} to {to}: the graph goes by way of f32"),
+    }
+}
+
+fn qkv<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> [&'a [f32]; 3] {
+    if masked.packed { [m.input(first); 3] } else { [0, 1, 2].map(|k| m.input(first + k)) }
+}
+
+fn mask<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> Option<Mask<'a>> {
+    let at = first + if masked.packed { 1 } else { 3 };
+    masked.mask.map(|[batch, head, row]| Mask { data: m.input(at), batch, head, row })
+}
+
+fn attention_grad(cx: &Cx, a: &Attention, masked: &Masked, m: &NodeMemory) {
+    let [q, k, v] = qkv(m, masked, 3);
+    let grads = if masked.packed {
+        Grads::Packed(m.output(0))
+    } else {
+        Grads::Separate { dq: m.output(0), dk: m.output(1), dv: m.output(2) }
+    };
+    a.backward(cx, m.input(0), q, k, v, mask(m, masked, 3), m.input(1), m.input(2), grads, m.scratch());
+}

@@ -1,0 +1,16 @@
+//! The engine against what it should compute: finite differences, plain loops in f64, and itself in other settings.
+
+#![allow(clippy::unwrap_used)]
+
+mod check;
+mod edges;
+mod errors;
+mod forward;
+mod gradients;
+mod memory;
+mod nets;
+mod optimizers;
+mod oracle;
+mod random;
+mod random_graphs;
+mod same_bits;
