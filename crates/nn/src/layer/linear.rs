@@ -1,0 +1,38 @@
+//! `x·weightᵀ + bias`.
+
+use polyreme_graph::{Builder, Tensor, Traced};
+
+use super::{positive, uniform};
+
+/// A linear map of the last dim, as `torch.nn.Linear`: `weight [outputs, inputs]` and `bias [outputs]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Linear {
+    /// The length of the last dim that comes in.
+    pub inputs: usize,
+    /// The length of the last dim that goes out.
+    pub outputs: usize,
+    /// Whether something is added.
+    pub bias: bool,
+}
+
+impl Linear {
+    /// With a bias.
+    pub fn new(inputs: usize, outputs: usize) -> Linear {
+        Linear { inputs, outputs, bias: true }
+    }
+    /// The same without a bias.
+    pub fn without_bias(self) -> Linear {
+        Linear { bias: false, ..self }
+    }
+
+    /// `[.., inputs]` → `[.., outputs]`.
+    pub fn trace(&self, b: &mut Builder, name: &str, x: Tensor) -> Traced {
+        let &Linear { inputs, outputs, bias } = self;
+        b.layer(name, |b| {
+            positive(b, "linear", &[("inputs", inputs), ("outputs", outputs)])?;
+            let weight = b.param("weight", [outputs, inputs], uniform(inputs))?;
+            let bias = bias.then(|| b.param("bias", [outputs], uniform(inputs))).transpose()?;
+            b.linear(x, weight, bias)
+        })
+    }
+}

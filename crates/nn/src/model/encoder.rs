@@ -1,0 +1,56 @@
+//! A classifier of sequences by a transformer encoder.
+
+use polyreme_graph::{Builder, Tensor, Traced};
+
+use super::sequence;
+use crate::layer::{Embedding, LayerNorm, Linear, Positions, TransformerEncoderLayer};
+
+/// `tok` and learnt `pos`, pre-norm `encoder.layers.K` with GELU, `norm`, and `head` on the mean over time.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct EncoderClassifier {
+    /// How many tokens there are.
+    pub vocab: usize,
+    /// The width of a token's vector.
+    pub width: usize,
+    /// How many attention heads.
+    pub heads: usize,
+    /// The width between the linear layers of an encoder layer.
+    pub hidden: usize,
+    /// How many encoder layers.
+    pub layers: usize,
+    /// The longest sequence.
+    pub context: usize,
+    /// The share dropped in training.
+    pub dropout: f32,
+    /// How many classes.
+    pub classes: usize,
+}
+
+impl Default for EncoderClassifier {
+    fn default() -> EncoderClassifier {
+        let (vocab, width, heads, hidden, layers, context) = (64, 64, 4, 128, 2, 32);
+        EncoderClassifier { vocab, width, heads, hidden, layers, context, dropout: 0.0, classes: 5 }
+    }
+}
+
+impl EncoderClassifier {
+    /// `ids [b, t]` → `[b, classes]`.
+    pub fn logits(&self, b: &mut Builder, ids: Tensor, training: bool) -> Traced {
+        let &EncoderClassifier { vocab, width, heads, hidden, context, dropout, .. } = self;
+        let layer = TransformerEncoderLayer {
+            activation: "gelu".into(),
+            dropout,
+            norm_first: true,
+            ..TransformerEncoderLayer::new(width, heads, hidden)
+        };
+        sequence(b, ids)?;
+        let mut x = Embedding { rows: vocab, width }.trace(b, "tok", ids)?;
+        x = Positions { context, width }.trace(b, "pos", x)?;
+        for k in 0..self.layers {
+            x = layer.trace(b, &format!("encoder.layers.{k}"), x, None, training)?;
+        }
+        x = LayerNorm::new(width).trace(b, "norm", x)?;
+        x = b.mean(x, &[1])?;
+        Linear::new(width, self.classes).trace(b, "head", x)
+    }
+}

@@ -1,0 +1,37 @@
+//! Linear layers, one after another.
+
+use polyreme_graph::{Builder, Tensor, Traced};
+
+use crate::layer::Linear;
+
+/// `fc1`, `fc2`, ..: linear layers with an activation between. By default 784-512-512-10 with ReLU.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Mlp {
+    /// The width of a row.
+    pub inputs: usize,
+    /// The widths between.
+    pub hidden: Vec<usize>,
+    /// How many classes.
+    pub classes: usize,
+    /// What is between the layers, by its name in the graph's list.
+    pub activation: String,
+}
+
+impl Default for Mlp {
+    fn default() -> Mlp {
+        Mlp { inputs: 784, hidden: vec![512, 512], classes: 10, activation: "relu".into() }
+    }
+}
+
+impl Mlp {
+    /// `x [n, inputs]` → `[n, classes]`. Training makes no difference.
+    pub fn logits(&self, b: &mut Builder, x: Tensor, _training: bool) -> Traced {
+        let (mut x, mut width) = (x, self.inputs);
+        for (i, &next) in self.hidden.iter().enumerate() {
+            x = Linear::new(width, next).trace(b, &format!("fc{}", i + 1), x)?;
+            x = b.activation(&self.activation, x)?;
+            width = next;
+        }
+        Linear::new(width, self.classes).trace(b, &format!("fc{}", self.hidden.len() + 1), x)
+    }
+}

@@ -1,0 +1,237 @@
+//! The reference models: a closed set, each a struct of plain numbers whose defaults are the reference jobs'.
+//!
+//! A model's `logits` traces it inside a trace of one's own; [`Model::trace`] makes the whole graph, from the batch to
+//! the loss. Definitions and names of parameters are those of `references/models.py`, written for PyTorch.
+
+mod alexnet;
+mod cnn;
+mod encoder;
+mod gpt;
+mod lenet;
+mod mlp;
+mod recurrent;
+mod resnet;
+
+#[cfg(test)]
+mod references;
+#[cfg(test)]
+mod tests;
+
+pub use alexnet::AlexNet;
+pub use cnn::Cnn;
+pub use encoder::EncoderClassifier;
+pub use gpt::Gpt;
+pub use lenet::Lenet;
+pub use mlp::Mlp;
+pub use recurrent::RecurrentClassifier;
+pub use resnet::{Depth, ResNet, Stem};
+
+use polyreme_graph::op::{Cell, CrossEntropy};
+use polyreme_graph::{Builder, DType, Graph, Shape, Tensor, TraceErrorKind, Traced};
+
+use crate::layer::positive;
+
+/// Any of the reference models.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Model {
+    /// Linear layers.
+    Mlp(Mlp),
+    /// LeNet-5.
+    Lenet(Lenet),
+    /// Convolutions with batch norm.
+    Cnn(Cnn),
+    /// A decoder-only transformer.
+    Gpt(Gpt),
+    /// torchvision's AlexNet.
+    AlexNet(AlexNet),
+    /// torchvision's ResNets.
+    ResNet(ResNet),
+    /// A classifier of sequences by LSTM or GRU.
+    Recurrent(RecurrentClassifier),
+    /// A classifier of sequences by a transformer encoder.
+    Encoder(EncoderClassifier),
+}
+
+/// What a model is traced for.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct TraceOptions {
+    /// Images, rows or sequences at once.
+    pub batch: usize,
+    /// The length of sequences; `None`: the model's context.
+    pub time: Option<usize>,
+    /// Rows and columns of images; `None`: what the model was made for.
+    pub image: Option<(usize, usize)>,
+    /// Whether batch norm and dropout behave as in training.
+    pub training: bool,
+    /// Options of the loss.
+    pub loss: CrossEntropy,
+}
+
+impl TraceOptions {
+    /// A training step's forward pass, with a plain cross-entropy.
+    pub fn training(batch: usize) -> TraceOptions {
+        let loss = CrossEntropy { label_smoothing: 0.0, ignore_index: None };
+        TraceOptions { batch, time: None, image: None, training: true, loss }
+    }
+    /// A forward pass as it is after training.
+    pub fn evaluation(batch: usize) -> TraceOptions {
+        TraceOptions { training: false, ..TraceOptions::training(batch) }
+    }
+}
+
+/// What a model is fed.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ModelInput {
+    /// `x` for numbers, `ids` for integers.
+    pub name: &'static str,
+    /// `[batch, width]`, `[batch, channels, rows, columns]` or `[batch, time]`.
+    pub shape: Shape,
+    /// f32 or i32.
+    pub dtype: DType,
+}
+
+/// A name that is no model's.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("unknown model `{name}`; known are {}", Model::NAMES.join(", "))]
+pub struct UnknownModel {
+    /// The name.
+    pub name: String,
+}
+
+impl Model {
+    /// The names that [`Model::by_name`] knows.
+    pub const NAMES: [&str; 18] = [
+        "mlp",
+        "lenet",
+        "cnn",
+        "gpt",
+        "alexnet",
+        "resnet18",
+        "resnet34",
+        "resnet50",
+        "resnet101",
+        "resnet18_cifar",
+        "resnet34_cifar",
+        "resnet50_cifar",
+        "resnet101_cifar",
+        "lstm",
+        "gru",
+        "bilstm",
+        "bigru",
+        "encoder",
+    ];
+
+    /// A model with its default sizes. ResNets named `_cifar` have the stem for small images.
+    pub fn by_name(name: &str) -> Result<Model, UnknownModel> {
+        let resnet = |depth, stem| Model::ResNet(ResNet { depth, stem, ..ResNet::default() });
+        let recurrent = |cell, bidirectional| {
+            Model::Recurrent(RecurrentClassifier { cell, bidirectional, ..RecurrentClassifier::default() })
+        };
+        Ok(match name {
+            "mlp" => Model::Mlp(Mlp::default()),
+            "lenet" => Model::Lenet(Lenet::default()),
+            "cnn" => Model::Cnn(Cnn::default()),
+            "gpt" => Model::Gpt(Gpt::default()),
+            "alexnet" => Model::AlexNet(AlexNet::default()),
+            "resnet18" => resnet(Depth::D18, Stem::ImageNet),
+            "resnet34" => resnet(Depth::D34, Stem::ImageNet),
+            "resnet50" => resnet(Depth::D50, Stem::ImageNet),
+            "resnet101" => resnet(Depth::D101, Stem::ImageNet),
+            "resnet18_cifar" => resnet(Depth::D18, Stem::Cifar),
+            "resnet34_cifar" => resnet(Depth::D34, Stem::Cifar),
+            "resnet50_cifar" => resnet(Depth::D50, Stem::Cifar),
+            "resnet101_cifar" => resnet(Depth::D101, Stem::Cifar),
+            "lstm" => recurrent(Cell::Lstm, false),
+            "gru" => recurrent(Cell::Gru, false),
+            "bilstm" => recurrent(Cell::Lstm, true),
+            "bigru" => recurrent(Cell::Gru, true),
+            "encoder" => Model::Encoder(EncoderClassifier::default()),
+            _ => return Err(UnknownModel { name: name.into() }),
+        })
+    }
+
+    /// What the model is fed with these options.
+    pub fn input(&self, options: &TraceOptions) -> ModelInput {
+        let n = options.batch;
+        let numbers = |shape: Shape| ModelInput { name: "x", shape, dtype: DType::F32 };
+        let image = |channels, size| {
+            let (h, w) = options.image.unwrap_or(size);
+            numbers([n, channels, h, w].into())
+        };
+        let ids = |context| {
+            let shape = [n, options.time.unwrap_or(context)].into();
+            ModelInput { name: "ids", shape, dtype: DType::I32 }
+        };
+        match self {
+            Model::Mlp(m) => numbers([n, m.inputs].into()),
+            Model::Lenet(m) => image(m.channels, m.image),
+            Model::Cnn(m) => image(m.channels, Cnn::IMAGE),
+            Model::AlexNet(m) => image(m.channels, AlexNet::IMAGE),
+            Model::ResNet(m) => image(m.channels, m.stem.image()),
+            Model::Gpt(m) => ids(m.context),
+            Model::Recurrent(m) => ids(m.context),
+            Model::Encoder(m) => ids(m.context),
+        }
+    }
+
+    /// How many labels go with a batch: one a row, or one a token.
+    pub fn n_labels(&self, options: &TraceOptions) -> usize {
+        match self {
+            Model::Gpt(m) => options.batch * options.time.unwrap_or(m.context),
+            _ => options.batch,
+        }
+    }
+
+    /// How many classes the logits tell apart.
+    pub fn classes(&self) -> usize {
+        match self {
+            Model::Mlp(m) => m.classes,
+            Model::Lenet(m) => m.classes,
+            Model::Cnn(m) => m.classes,
+            Model::Gpt(m) => m.vocab,
+            Model::AlexNet(m) => m.classes,
+            Model::ResNet(m) => m.classes,
+            Model::Recurrent(m) => m.classes,
+            Model::Encoder(m) => m.classes,
+        }
+    }
+
+    /// What [`Model::input`] describes → `[labels, classes]`, inside a trace of one's own.
+    pub fn logits(&self, b: &mut Builder, x: Tensor, training: bool) -> Traced {
+        match self {
+            Model::Mlp(m) => m.logits(b, x, training),
+            Model::Lenet(m) => m.logits(b, x, training),
+            Model::Cnn(m) => m.logits(b, x, training),
+            Model::Gpt(m) => m.logits(b, x, training),
+            Model::AlexNet(m) => m.logits(b, x, training),
+            Model::ResNet(m) => m.logits(b, x, training),
+            Model::Recurrent(m) => m.logits(b, x, training),
+            Model::Encoder(m) => m.logits(b, x, training),
+        }
+    }
+
+    /// The graph from the inputs `x` or `ids`, and `labels` (i32), to the outputs `logits` and `loss`, the mean
+    /// cross-entropy.
+    pub fn trace(&self, options: &TraceOptions) -> Traced<Graph> {
+        let mut b = Builder::new();
+        let input = self.input(options);
+        let sizes: Vec<_> = input.shape.dims().iter().map(|&d| (input.name, d)).collect();
+        positive(&b, "input", &sizes)?;
+        let x = b.input(input.name, input.shape, input.dtype)?;
+        let labels = b.input("labels", [self.n_labels(options)], DType::I32)?;
+        let logits = self.logits(&mut b, x, options.training)?;
+        let loss = b.layer("loss", |b| b.cross_entropy(logits, labels, None, options.loss))?;
+        Ok(b.finish(&[("logits", logits), ("loss", loss)]))
+    }
+}
+
+/// `[batch, time]` of a batch of sequences.
+fn sequence(b: &Builder, ids: Tensor) -> Traced<[usize; 2]> {
+    match b.shape(ids).dims() {
+        &[batch, time] => Ok([batch, time]),
+        _ => {
+            let (shape, why) = (b.shape(ids).clone(), "2 dims are needed: [batch, time]".into());
+            b.error(TraceErrorKind::Shape { op: "ids", shape, why })
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! A classifier of sequences by LSTM or GRU.
+
+use polyreme_graph::op::Cell;
+use polyreme_graph::{Builder, Tensor, Traced};
+
+use super::sequence;
+use crate::layer::{Embedding, Linear, Recurrent, positive};
+
+/// `embed`, `lstm` or `gru`, and `head` on the last time step; in both directions, on the mean over time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecurrentClassifier {
+    /// Which cell.
+    pub cell: Cell,
+    /// How many tokens there are.
+    pub vocab: usize,
+    /// The width of a token's vector.
+    pub width: usize,
+    /// The width of the state.
+    pub hidden: usize,
+    /// How many recurrent layers.
+    pub layers: usize,
+    /// Whether they also run from the end of time.
+    pub bidirectional: bool,
+    /// The length of sequences, if not said otherwise; no limit.
+    pub context: usize,
+    /// How many classes.
+    pub classes: usize,
+}
+
+impl Default for RecurrentClassifier {
+    fn default() -> RecurrentClassifier {
+        let (cell, bidirectional) = (Cell::Lstm, false);
+        RecurrentClassifier {
+            cell,
+            vocab: 64,
+            width: 32,
+            hidden: 48,
+            layers: 2,
+            bidirectional,
+            context: 20,
+            classes: 5,
+        }
+    }
+}
+
+impl RecurrentClassifier {
+    /// `ids [b, t]` → `[b, classes]`. Training makes no difference.
+    pub fn logits(&self, b: &mut Builder, ids: Tensor, training: bool) -> Traced {
+        let &RecurrentClassifier { cell, vocab, width, hidden, layers, bidirectional, .. } = self;
+        let [batch, t] = sequence(b, ids)?;
+        positive(b, "ids", &[("time", t)])?;
+        let name = match cell {
+            Cell::Lstm => "lstm",
+            Cell::Gru => "gru",
+        };
+        let recurrent = Recurrent { layers, bidirectional, ..Recurrent::new(cell, width, hidden) };
+        let x = Embedding { rows: vocab, width }.trace(b, "embed", ids)?;
+        let y = recurrent.trace(b, name, x, training)?;
+        let y = if bidirectional {
+            b.mean(y, &[1])?
+        } else {
+            let last = b.slice(y, 1, t - 1, 1)?;
+            b.reshape(last, [batch, hidden])?
+        };
+        Linear::new(recurrent.outputs(), self.classes).trace(b, "head", y)
+    }
+}

@@ -1,0 +1,24 @@
+//! The engine against PyTorch. `references/README.md` says how the files were made.
+//!
+//! # Layout
+//! - `fill`: the generator of weights and batches.
+//! - `models`: whole models over 20 steps.
+//! - `ops`: operations one by one.
+
+// Tests all through; clippy takes only functions marked `#[test]` for that.
+#![allow(clippy::unwrap_used)]
+
+mod fill;
+mod models;
+mod ops;
+
+use std::path::PathBuf;
+
+use serde::de::DeserializeOwned;
+
+/// A file of `references/`.
+fn read<T: DeserializeOwned>(name: &str) -> T {
+    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("references/{name}.json"));
+    let text = std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()))
+}
