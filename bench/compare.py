@@ -1,0 +1,93 @@
+"""Training steps of Polyreme and of PyTorch, in turn, on this machine: medians and ratios.
+
+    python3 -m venv V && V/bin/pip install torch torchvision numpy
+    cargo build --release
+    V/bin/python bench/compare.py --threads 1 2 --rounds 5 [--jobs mlp lenet cnn gpt]
+
+Each round runs both sides in processes of their own, one after the other; nothing else should run meanwhile. A figure
+is the median over the rounds of each process's own median step. PyTorch runs convolutional jobs in both memory formats,
+and the faster one counts. Models, batches and optimizers are those of `crates/nn/references/models.py`, which the
+engine is also proved right against.
+"""
+
+import argparse
+import json
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+JOBS = ["mlp", "lenet", "cnn", "gpt"]
+
+
+def pytorch_step(name, threads):
+    """Prints what `polyreme bench step --json` prints, for PyTorch."""
+    sys.path.insert(0, str(ROOT / "crates/nn/references"))
+    import models
+    import torch
+    import torch.nn.functional as F
+
+    torch.set_num_threads(threads)
+
+    def measure(channels_last):
+        model, x, classes, n_labels, optimizer, steps = {
+            "mlp": lambda: (models.Mlp(), torch.randn(128, 784), 10, 128, sgd, 60),
+            "lenet": lambda: (models.LeNet(), torch.randn(64, 3, 32, 32), 10, 64, sgd, 60),
+            "cnn": lambda: (models.Cnn(), torch.randn(64, 3, 32, 32), 10, 64, sgd, 8),
+            "gpt": lambda: (models.Gpt(), torch.randint(0, 256, (8, 256)), 256, 2048, adamw, 8),
+        }[name]()
+        if channels_last:
+            model = model.to(memory_format=torch.channels_last)
+            x = x.to(memory_format=torch.channels_last)
+        labels = torch.randint(0, classes, (n_labels,))
+        opt = optimizer(model.parameters())
+        times = []
+        for k in range(steps + 4):
+            start = time.perf_counter()
+            opt.zero_grad()
+            F.cross_entropy(model(x), labels).backward()
+            opt.step()
+            if k >= 4:
+                times.append(time.perf_counter() - start)
+        return statistics.median(times) * 1e3
+
+    sgd = lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9)
+    adamw = lambda p: torch.optim.AdamW(p, lr=3e-4)
+    step_ms = min(measure(last) for last in ([False, True] if name in ("lenet", "cnn") else [False]))
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"version": torch.__version__, "step_ms": step_ms, "peak_rss_mib": rss}))
+
+
+def run(command):
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def compare(args):
+    print("| job | threads | Polyreme ms | PyTorch ms | ratio | Polyreme MiB (planned) | PyTorch MiB | ratio |")
+    print("|---|---|---|---|---|---|---|---|")
+    for threads in args.threads:
+        for name in args.jobs:
+            ours, theirs = [], []
+            for _ in range(args.rounds):
+                ours.append(run([args.binary, "bench", "step", "--json", "--job", name, "--threads", str(threads)]))
+                theirs.append(run([sys.executable, __file__, "--peer", name, str(threads)]))
+            median = lambda side, key: statistics.median(r[key] for r in side)
+            a, b = median(ours, "step_ms"), median(theirs, "step_ms")
+            m, p, q = median(ours, "peak_rss_mib"), median(ours, "planned_peak_mib"), median(theirs, "peak_rss_mib")
+            print(f"| {name} | {threads} | {a:.2f} | {b:.2f} | **{a / b:.2f}** | {m:.0f} ({p:.0f}) | {q:.0f} "
+                  f"| {m / q:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--peer"]:
+        pytorch_step(sys.argv[2], int(sys.argv[3]))
+    else:
+        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+        parser.add_argument("--jobs", nargs="+", default=JOBS, choices=JOBS)
+        parser.add_argument("--rounds", type=int, default=5)
+        parser.add_argument("--binary", default=str(ROOT / "target/release/polyreme"))
+        compare(parser.parse_args())

@@ -1,0 +1,177 @@
+//! `polyreme bench step`: whole training steps of the reference jobs.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use polyreme_exec::{Engine, ExecError, Options};
+use polyreme_graph::{Program, cost};
+use polyreme_kernels::{Cx, probe};
+use serde::Serialize;
+
+use super::median_seconds;
+use crate::jobs::Job;
+use crate::process;
+
+const MIB: f64 = (1 << 20) as f64;
+
+/// What one job came to.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepReport {
+    /// The job.
+    pub job: &'static str,
+    /// Threads of the one rank.
+    pub threads: usize,
+    /// The median time of a step.
+    pub step_ms: f64,
+    /// Multiply-adds times two, as if convolutions were computed directly, over the time.
+    pub gflops: f64,
+    /// Of the measured multiply-add peak of one core times the threads.
+    pub peak_share: f64,
+    /// What the process was to take at most: what it took before, the rest of its code, and the plan.
+    pub planned_peak_mib: f64,
+    /// What it took.
+    pub peak_rss_mib: f64,
+    /// From the start of the process to the end of the first step; of the first job only.
+    pub first_step_ms: f64,
+    /// The loss after the last step.
+    pub loss: f32,
+}
+
+/// How to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Threads of the one rank.
+    pub threads: usize,
+    /// Timed steps; as many as the job says if `None`.
+    pub steps: Option<usize>,
+    /// What an engine may take; activations are recomputed to fit.
+    pub budget_bytes: Option<usize>,
+}
+
+impl Settings {
+    fn program(&self, job: &Job) -> Result<Program, Box<dyn std::error::Error>> {
+        match self.budget_bytes {
+            Some(bytes) => job.program_within(bytes, self.threads),
+            None => Ok(job.program()?),
+        }
+    }
+}
+
+/// Measures `job`. `since_start` tells the milliseconds since the process began.
+pub fn measure(
+    job: &Job,
+    settings: Settings,
+    since_start: impl Fn() -> f64,
+) -> Result<StepReport, Box<dyn std::error::Error>> {
+    let threads = settings.threads;
+    process::reset_peak();
+    let program = settings.program(job)?;
+    let process = process::resident_bytes() + process::code_to_come_bytes();
+    let planned = process + Engine::footprint(&program, threads).total();
+    let flops = cost::product_flops(&program.graph);
+    let mut engine = Engine::new(program, Options::threads(threads));
+    job.fill(&mut engine)?;
+    engine.step(job.lr)?;
+    let first_step_ms = since_start();
+    let n = settings.steps.unwrap_or(job.timed_steps);
+    let seconds = median_seconds::<ExecError>(3, n, || engine.step(job.lr))?;
+    let peak_rss_mib = process::peak_resident_bytes() as f64 / MIB;
+    let gflops = flops as f64 / seconds / 1e9;
+    let peak = probe::fma_peak_gflops(&Cx::serial()) * threads as f64;
+    Ok(StepReport {
+        job: job.name,
+        threads,
+        step_ms: seconds * 1e3,
+        gflops,
+        peak_share: gflops / peak,
+        planned_peak_mib: planned as f64 / MIB,
+        peak_rss_mib,
+        first_step_ms,
+        loss: engine.output("loss")?[0],
+    })
+}
+
+/// Where the time of a step goes: one line for each kind of node, the slowest first.
+#[derive(Clone, Debug, Serialize)]
+pub struct OpReport {
+    /// The job.
+    pub job: &'static str,
+    /// The op, and the shape of its first result.
+    pub op: String,
+    /// How many such nodes a step has.
+    pub count: usize,
+    /// The median time of all of them in a step.
+    pub ms: f64,
+    /// Floating-point operations over the time.
+    pub gflops: f64,
+}
+
+/// Times the nodes of `job`, and its update.
+pub fn measure_ops(job: &Job, settings: Settings) -> Result<Vec<OpReport>, Box<dyn std::error::Error>> {
+    let steps = settings.steps.unwrap_or(job.timed_steps);
+    let mut engine = Engine::new(settings.program(job)?, Options::threads(settings.threads));
+    job.fill(&mut engine)?;
+    let graph = engine.program().graph.clone();
+    let mut times = vec![Vec::new(); graph.nodes.len()];
+    let mut updates = Vec::new();
+    for k in 0..steps + 2 {
+        engine.run_timed(&mut |node, time| times[node.idx()].push(time.as_secs_f64() * 1e3))?;
+        let start = Instant::now();
+        engine.update(job.lr);
+        updates.push(start.elapsed().as_secs_f64() * 1e3);
+        if k < 2 {
+            times.iter_mut().for_each(Vec::clear);
+            updates.clear();
+        }
+    }
+    let mut kinds: HashMap<String, (usize, f64, u64)> = HashMap::new();
+    for (node, times) in graph.nodes.iter().zip(&mut times) {
+        let flops = cost::cost(&graph, node).flops;
+        if flops == 0 && median(times) < 1e-3 {
+            continue;
+        }
+        let key = format!("{} {}", node.op.name(), graph.shape(node.outputs[0]));
+        let kind = kinds.entry(key).or_default();
+        *kind = (kind.0 + 1, kind.1 + median(times), kind.2 + flops);
+    }
+    kinds.insert("update".into(), (1, median(&mut updates), 0));
+    let report = |(op, (count, ms, flops)): (String, (usize, f64, u64))| {
+        let gflops = flops as f64 / ms.max(1e-9) / 1e6;
+        OpReport { job: job.name, op, count, ms, gflops }
+    };
+    let mut reports: Vec<_> = kinds.into_iter().map(report).collect();
+    reports.sort_by(|a, b| b.ms.total_cmp(&a.ms));
+    Ok(reports)
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(0.0)
+}
+
+impl std::fmt::Display for OpReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "  {:>10.3} ms {:>5}x {:>8.1} GFLOP/s  {}", self.ms, self.count, self.gflops, self.op)
+    }
+}
+
+/// The head of the table for people.
+pub const HEADER: &str =
+    "job     threads     step ms    GFLOP/s   of peak   planned MiB   actual MiB   first step ms";
+
+impl std::fmt::Display for StepReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(
+            f,
+            "{:<7} {:>7} {:>11.3} {:>10.1} {:>8.0}% {:>13.1} {:>12.1} {:>15.0}",
+            self.job,
+            self.threads,
+            self.step_ms,
+            self.gflops,
+            self.peak_share * 100.0,
+            self.planned_peak_mib,
+            self.peak_rss_mib,
+            self.first_step_ms
+        )
+    }
+}

@@ -1,0 +1,78 @@
+//! What the operating system says of this process and this machine.
+
+use std::fs;
+
+/// Resident bytes now; zero where the system does not say.
+pub fn resident_bytes() -> usize {
+    status_kib("VmRSS:") * 1024
+}
+
+/// Bytes of this program's code and constants that are not resident yet; they will be, as they are first used.
+pub fn code_to_come_bytes() -> usize {
+    let Ok(program) = std::env::current_exe() else { return 0 };
+    let maps = fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+    let (mut mapped, mut resident, mut ours) = (0, 0, false);
+    for line in maps.lines() {
+        // The first line of a mapping ends with its file; `Key: value` lines follow.
+        if line.split_whitespace().next().is_some_and(|word| !word.ends_with(':')) {
+            ours = line.ends_with(&*program.to_string_lossy());
+        } else if ours {
+            mapped += kib(line, "Size:") * 1024;
+            resident += kib(line, "Rss:") * 1024;
+        }
+    }
+    mapped.saturating_sub(resident)
+}
+
+/// The most bytes that were resident since the start, or since [`reset_peak`].
+pub fn peak_resident_bytes() -> usize {
+    status_kib("VmHWM:") * 1024
+}
+
+/// Starts the peak anew, so that one process can measure several jobs.
+pub fn reset_peak() {
+    // Where this is refused, the peak is that of the whole process: an upper bound.
+    drop(fs::write("/proc/self/clear_refs", "5"));
+}
+
+/// The name of the CPU.
+pub fn cpu_name() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = info.lines().find(|l| l.starts_with("model name"));
+    line.and_then(|l| l.split_once(':'))
+        .map_or_else(|| std::env::consts::ARCH.into(), |(_, n)| n.trim().into())
+}
+
+/// Bytes of memory of this machine; zero where the system does not say.
+pub fn memory_bytes() -> usize {
+    kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemTotal:") * 1024
+}
+
+/// How many cores this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+fn status_kib(key: &str) -> usize {
+    kib(&fs::read_to_string("/proc/self/status").unwrap_or_default(), key)
+}
+
+fn kib(text: &str, key: &str) -> usize {
+    let value = text.lines().find_map(|l| l.strip_prefix(key));
+    value.and_then(|v| v.trim().trim_end_matches("kB").trim().parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_seen_to_grow() {
+        let before = resident_bytes();
+        let block = vec![1u8; 64 << 20];
+        assert!(std::hint::black_box(&block).iter().step_by(4096).all(|&b| b == 1));
+        assert!(resident_bytes() >= before + (48 << 20), "64 MiB more are resident");
+        assert!(peak_resident_bytes() >= resident_bytes() - (1 << 20));
+        assert!(memory_bytes() > 64 << 20);
+    }
+}

@@ -1,0 +1,106 @@
+//! The binary itself: what it prints, what it refuses, how it exits.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn polyreme(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_polyreme")).args(args).output().unwrap()
+}
+
+/// The JSON objects that a command that succeeds prints, a line each.
+fn objects(args: &[&str]) -> Vec<Value> {
+    let out = polyreme(args);
+    let (text, errors) =
+        (String::from_utf8(out.stdout).unwrap(), String::from_utf8_lossy(&out.stderr).into_owned());
+    assert!(out.status.success(), "{args:?}: {errors}");
+    text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
+}
+
+/// What a command that is refused says.
+fn refusal(args: &[&str]) -> String {
+    let out = polyreme(args);
+    assert!(!out.status.success(), "{args:?} is refused");
+    assert!(out.stdout.is_empty(), "{args:?} says it on the other channel");
+    String::from_utf8(out.stderr).unwrap()
+}
+
+#[test]
+fn a_step_is_measured_and_stays_within_its_plan() {
+    let reports = objects(&[
+        "bench",
+        "step",
+        "--job",
+        "mlp",
+        "--job",
+        "lenet",
+        "--threads",
+        "2",
+        "--steps",
+        "3",
+        "--json",
+    ]);
+    assert_eq!(reports.len(), 2);
+    for (report, job) in reports.iter().zip(["mlp", "lenet"]) {
+        let number = |key: &str| report[key].as_f64().unwrap_or_else(|| panic!("{key} in {report}"));
+        assert_eq!(report["job"], job);
+        assert_eq!(report["threads"], 2);
+        assert!(number("step_ms") > 0.0 && number("gflops") > 0.0 && number("peak_share") > 0.0);
+        assert!(number("loss").is_finite());
+        let (planned, actual) = (number("planned_peak_mib"), number("peak_rss_mib"));
+        assert!((actual / planned - 1.0).abs() < 0.1, "{job}: planned {planned} MiB, took {actual}");
+    }
+}
+
+#[test]
+fn where_the_time_goes_is_told() {
+    let reports =
+        objects(&["bench", "step", "--job", "mlp", "--threads", "1", "--steps", "2", "--ops", "--json"]);
+    let ops: Vec<_> = reports.iter().filter_map(|r| r["op"].as_str()).collect();
+    assert!(ops.contains(&"update") && ops.iter().any(|op| op.starts_with("matmul")), "{ops:?}");
+}
+
+#[test]
+fn a_budget_is_kept_or_refused() {
+    let step = |mib: &str| {
+        objects(&["bench", "step", "--job", "cnn", "--steps", "1", "--json", "--memory-mib", mib])
+    };
+    let (wide, tight) = (step("200"), step("100"));
+    let planned = |reports: &[Value]| reports[0]["planned_peak_mib"].as_f64().unwrap();
+    // The budget is that of the engine; the process itself takes a few MiB more.
+    assert!(planned(&tight) < 110.0 && planned(&wide) > 120.0, "{tight:?} {wide:?}");
+    let out = polyreme(&["bench", "step", "--job", "cnn", "--steps", "1", "--memory-mib", "5"]);
+    assert!(!out.status.success());
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert!(said.contains("needs at least") && said.contains("smaller batch"), "{said}");
+}
+
+#[test]
+fn a_kernel_is_measured() {
+    let reports = objects(&["bench", "kernels", "matmul grad_weight", "--threads", "1", "--json"]);
+    assert!(reports.len() > 4);
+    assert!(reports.iter().all(|r| r["us"].as_f64().unwrap() > 0.0 && r["gflops"].as_f64().unwrap() > 0.0));
+}
+
+#[test]
+fn the_doctor_measures_the_machine() {
+    let reports = objects(&["doctor", "--json"]);
+    assert_eq!(reports.len(), 1);
+    assert!(reports[0]["simd"].is_string());
+    for key in ["fma_peak_gflops", "add_bandwidth_gbs", "copy_bandwidth_gbs"] {
+        assert!(reports[0][key].as_f64().unwrap() > 0.0, "{key}");
+    }
+}
+
+#[test]
+fn wrong_words_are_refused_with_the_right_ones() {
+    let said = refusal(&["bench", "step", "--job", "mpl"]);
+    assert!(said.contains("mpl") && said.contains("mlp") && said.contains("gpt"), "{said}");
+    let said = refusal(&["bench", "step", "--threads", "0"]);
+    assert!(said.contains("--threads"), "{said}");
+    let out = polyreme(&["bench", "kernels", "nosuch"]);
+    assert!(!out.status.success());
+    assert!(String::from_utf8(out.stderr).unwrap().contains("nosuch"));
+    let said = refusal(&["bensch"]);
+    assert!(said.contains("bench"), "{said}");
+}

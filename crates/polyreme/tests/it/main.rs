@@ -1,0 +1,6 @@
+//! The front door: documents that agree with the code, and the command line as people meet it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod architecture;
+mod commands;
