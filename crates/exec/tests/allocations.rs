@@ -6,7 +6,7 @@
 #[path = "engine/nets.rs"]
 mod nets;
 #[path = "engine/random.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the other test binary uses more of it")]
 mod random;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -14,6 +14,8 @@
 //! - [`memory`]: where every value lies.
 //! - [`program`]: what one rank does in one step.
 
+#![forbid(unsafe_code)]
+
 pub mod builder;
 pub mod cost;
 pub mod error;
