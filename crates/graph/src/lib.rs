@@ -40,6 +40,8 @@ pub use grad::differentiate;
 pub use graph::{Graph, Init, NodeId, ValueId};
 pub use memory::{MemoryPlan, Place};
 pub use op::Op;
+/// What updates do: the vocabulary of the kernels.
+pub use polyreme_kernels::optim::{Moments, Optimizer};
 pub use program::{Instr, Program};
 pub use recompute::recompute;
 pub use shape::{DType, Shape};

@@ -1,0 +1,68 @@
+//! Random access to samples. The seam between file formats and everything that chooses, changes and batches samples.
+
+use crate::error::DataError;
+use crate::spec::Spec;
+
+/// A set of samples, readable in any order by any number of threads.
+pub trait Dataset: Send + Sync {
+    /// What every sample looks like.
+    fn spec(&self) -> &Spec;
+
+    /// How many samples there are.
+    fn len(&self) -> usize;
+
+    /// The sample `idx`, which is below `len`. What lies in memory already (a map of a file) is lent as it is; what
+    /// must be decoded is decoded into `scratch`, whose memory is used again from call to call.
+    fn fetch<'a>(&'a self, idx: usize, scratch: &'a mut Scratch) -> Result<Fetched<'a>, DataError>;
+
+    /// The label of sample `idx` without its features, where that is cheaper; `None` for [`crate::Target::NextId`].
+    fn class(&self, idx: usize) -> Result<Option<usize>, DataError>;
+
+    /// Whether there is nothing.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Memory for samples that must be decoded; one per thread.
+#[derive(Default, Debug)]
+pub struct Scratch {
+    /// For decoded pixels.
+    pub bytes: Vec<u8>,
+    /// For numbers.
+    pub numbers: Vec<f32>,
+    /// For ids.
+    pub ids: Vec<i32>,
+    /// For what is read from a file before it is decoded.
+    pub file: Vec<u8>,
+}
+
+/// One sample as its set has it, before any transformation.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Fetched<'a> {
+    /// The features: as many as [`crate::Features::numel`], in the set's layout; one more for
+    /// [`crate::Target::NextId`], so that features are `[..time]` and labels `[1..]`.
+    pub values: Values<'a>,
+    /// The label.
+    pub label: Label,
+}
+
+/// The features of one sample.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Values<'a> {
+    /// Pixels or byte tokens.
+    U8(&'a [u8]),
+    /// Numbers.
+    F32(&'a [f32]),
+    /// Ids.
+    I32(&'a [i32]),
+}
+
+/// The label of one sample.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Label {
+    /// A class.
+    Class(usize),
+    /// Each position's label is the next id.
+    NextId,
+}

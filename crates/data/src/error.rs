@@ -1,0 +1,57 @@
+//! What can be wrong with data: always with the file and, inside a file, the offset.
+
+use std::io;
+use std::path::PathBuf;
+
+/// An error of a dataset.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// A file or folder that is not there.
+    #[error("{}: not found; {hint}", path.display())]
+    Missing {
+        /// What was looked for.
+        path: PathBuf,
+        /// What to do.
+        hint: String,
+    },
+    /// The system could not read or write.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file's content is not what it should be: truncated, corrupt or mislabelled.
+    #[error("{}: at byte {offset}: {why}", path.display())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        offset: u64,
+        /// What is there and what should be.
+        why: String,
+    },
+    /// Settings that this set cannot satisfy.
+    #[error("{why}")]
+    Setting {
+        /// What is wrong, and what to write instead.
+        why: String,
+    },
+}
+
+impl DataError {
+    /// An error of the system at `path`; a missing file becomes [`DataError::Missing`].
+    pub fn io(path: impl Into<PathBuf>, source: io::Error) -> DataError {
+        let path = path.into();
+        if source.kind() == io::ErrorKind::NotFound {
+            return DataError::Missing { path, hint: "check the path".into() };
+        }
+        DataError::Io { path, source }
+    }
+
+    /// Content that is not what it should be.
+    pub fn corrupt(path: impl Into<PathBuf>, offset: u64, why: impl Into<String>) -> DataError {
+        DataError::Corrupt { path: path.into(), offset, why: why.into() }
+    }
+}

@@ -1,0 +1,105 @@
+//! What one sample of a set is: its features and its target.
+
+/// What every sample of a set looks like.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Spec {
+    /// What a model is given.
+    pub features: Features,
+    /// What it is to say.
+    pub target: Target,
+}
+
+/// What a model is given of a sample.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Features {
+    /// An image; batches are `[n, channels, height, width]`, f32.
+    Image {
+        /// Colours.
+        channels: usize,
+        /// Rows.
+        height: usize,
+        /// Columns.
+        width: usize,
+        /// How the set stores it; batches are always planes.
+        layout: Layout,
+    },
+    /// A row of numbers; batches are `[n, width]`, f32.
+    Row {
+        /// How many.
+        width: usize,
+    },
+    /// A sequence of token ids; batches are `[n, time]`, i32.
+    Ids {
+        /// How many.
+        time: usize,
+        /// Ids are below this.
+        vocab: usize,
+    },
+}
+
+/// The order of an image's values in a set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Layout {
+    /// `[channels, height, width]`.
+    Planes,
+    /// `[height, width, channels]`.
+    Interleaved,
+}
+
+/// What a model is to say of a sample.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// One of some classes.
+    Class {
+        /// How many.
+        classes: usize,
+        /// Their names, if the set has names; as many as classes.
+        names: Vec<String>,
+    },
+    /// The next id at each position.
+    NextId,
+}
+
+impl Features {
+    /// Elements of one sample.
+    pub fn numel(&self) -> usize {
+        match *self {
+            Features::Image { channels, height, width, .. } => channels * height * width,
+            Features::Row { width } => width,
+            Features::Ids { time, .. } => time,
+        }
+    }
+
+    /// The dims of one sample in a batch.
+    pub fn dims(&self) -> Vec<usize> {
+        match *self {
+            Features::Image { channels, height, width, .. } => vec![channels, height, width],
+            Features::Row { width } => vec![width],
+            Features::Ids { time, .. } => vec![time],
+        }
+    }
+
+    /// Whether batches are integers.
+    pub fn is_ids(&self) -> bool {
+        matches!(self, Features::Ids { .. })
+    }
+}
+
+impl Spec {
+    /// Labels of one sample: one class, or one id a position.
+    pub fn n_labels(&self) -> usize {
+        match self.target {
+            Target::Class { .. } => 1,
+            Target::NextId => self.features.numel(),
+        }
+    }
+
+    /// How many classes, or ids, a label is one of.
+    pub fn classes(&self) -> usize {
+        match (&self.target, &self.features) {
+            (Target::Class { classes, .. }, _) => *classes,
+            (Target::NextId, Features::Ids { vocab, .. }) => *vocab,
+            (Target::NextId, _) => unreachable!("only ids have a next id"),
+        }
+    }
+}

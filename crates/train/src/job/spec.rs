@@ -1,0 +1,254 @@
+//! What a job is: plain values, as a job file or Rust gives them. Nothing here reads files or checks data.
+
+use std::path::PathBuf;
+
+use polyreme_nn::Model;
+
+/// Everything that a run needs to know.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Job {
+    /// The name of the run: of the job file, without its ending.
+    pub name: String,
+    /// `[model]`.
+    pub model: ModelSpec,
+    /// `[data]`.
+    pub data: DataSpec,
+    /// `[train]`.
+    pub train: TrainSpec,
+    /// `[parallel]`.
+    pub parallel: ParallelSpec,
+    /// `[output]`.
+    pub output: OutputSpec,
+}
+
+/// `[model]`: which network. Sizes that a file leaves out are taken from the data (`fit`).
+#[derive(Clone, PartialEq, Debug)]
+pub struct ModelSpec {
+    /// The network, with the file's sizes and defaults elsewhere.
+    pub model: Model,
+    /// Sizes that the file did not give, to be taken from the data: any of `inputs`, `channels`, `image`, `classes`,
+    /// `vocab`, `context`.
+    pub from_data: Vec<String>,
+    /// Weights to start from: a safetensors file.
+    pub weights: Option<PathBuf>,
+}
+
+/// `[data]`: which samples, and what is done to them.
+#[derive(Clone, PartialEq, Debug)]
+pub struct DataSpec {
+    /// Where samples come from.
+    pub source: Source,
+    /// The share of the training set that is kept for validation.
+    pub validation: f64,
+    /// Whether numbers are shifted and scaled by the training set's mean and deviation, channel by channel.
+    pub normalise: bool,
+    /// What is done to training images.
+    pub augment: Augment,
+    /// Weights of the classes in the loss.
+    pub class_weights: ClassWeights,
+    /// How samples are ordered.
+    pub order: OrderSpec,
+    /// The share of the training set that one epoch visits, in (0, 1].
+    pub fraction: f64,
+    /// Loader threads; `None`: chosen.
+    pub threads: Option<usize>,
+    /// Batches ready ahead.
+    pub prefetch: usize,
+}
+
+/// Where samples come from. Paths are absolute, or relative to the working folder.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Source {
+    /// IDX files, gzipped or not, by their usual names in a folder.
+    Idx {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// CIFAR's binary version.
+    Cifar {
+        /// The folder.
+        path: PathBuf,
+        /// 10, or 100 (fine labels).
+        classes: usize,
+    },
+    /// A table.
+    Csv {
+        /// The training file.
+        path: PathBuf,
+        /// The test file.
+        test: Option<PathBuf>,
+        /// The label's column, by name or number.
+        label: Option<String>,
+        /// Between fields.
+        delimiter: u8,
+        /// Whether the first line holds names; `None`: found out.
+        header: Option<bool>,
+    },
+    /// A folder with a folder of images for each class; or one with `train` and `test` (or `val`) of that kind.
+    Images {
+        /// The folder.
+        path: PathBuf,
+        /// Rows and columns that every image is brought to; `None`: all must have one size.
+        size: Option<(usize, usize)>,
+        /// Whether colours are dropped.
+        grey: bool,
+    },
+    /// Text.
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// The test file.
+        test: Option<PathBuf>,
+        /// `tokenizer.json`; `None`: bytes.
+        tokenizer: Option<PathBuf>,
+        /// Tokens a sample; `None`: the model's context.
+        context: Option<usize>,
+    },
+    /// Arrays in safetensors files.
+    Arrays {
+        /// The training file.
+        path: PathBuf,
+        /// The test file.
+        test: Option<PathBuf>,
+        /// The features' array.
+        x: String,
+        /// The labels' array.
+        labels: String,
+    },
+    /// Made up: classes are blobs around random centres.
+    Synthetic {
+        /// How many training samples; a fifth of it more for the test.
+        samples: usize,
+        /// Dims of a sample: `[width]`, or `[channels, height, width]`.
+        shape: Vec<usize>,
+        /// How many classes.
+        classes: usize,
+        /// The deviation within a class; centres are 1 apart.
+        noise: f64,
+    },
+    /// A set that the program brings (a job defined in Rust).
+    Given,
+}
+
+/// What is done to training images; zeros do nothing.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Augment {
+    /// Zeros put around before a random crop of the old size.
+    pub crop: usize,
+    /// Whether half of the images are mirrored left to right.
+    pub flip: bool,
+    /// Random shift by up to so many pixels, zeros follow.
+    pub shift: usize,
+    /// The chance that a random rectangle is erased.
+    pub erase: f64,
+}
+
+/// Weights of the classes in the loss.
+#[derive(Clone, PartialEq, Debug)]
+pub enum ClassWeights {
+    /// All 1.
+    None,
+    /// In inverse proportion to their frequency in the training set.
+    Balanced,
+    /// As given.
+    Given(Vec<f32>),
+}
+
+/// How samples are ordered in an epoch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OrderSpec {
+    /// As they lie.
+    InOrder,
+    /// Every sample at random.
+    Sample,
+    /// Blocks of neighbours at random, and samples at random inside a block: for files larger than memory.
+    Block(usize),
+}
+
+/// `[train]`: how to learn.
+#[derive(Clone, PartialEq, Debug)]
+pub struct TrainSpec {
+    /// Samples a step.
+    pub batch: usize,
+    /// When to stop.
+    pub length: Length,
+    /// The optimizer and its rate.
+    pub optimizer: OptimizerSpec,
+    /// How the rate changes.
+    pub schedule: crate::schedule::Schedule,
+    /// The maximum of the gradients' norm.
+    pub clip: Option<f64>,
+    /// Into how many microbatches a batch is cut.
+    pub accumulate: usize,
+    /// The decay of the averaged weights.
+    pub ema: Option<f64>,
+    /// Spread over the other classes.
+    pub label_smoothing: f32,
+    /// The parameter of mixup's beta distribution; 0: none.
+    pub mixup: f64,
+    /// When to give up.
+    pub early_stop: Option<EarlyStop>,
+    /// When to evaluate; `None`: after each epoch.
+    pub evaluate_every_steps: Option<u64>,
+    /// Steps between two lines of metrics.
+    pub log_every_steps: u64,
+    /// From which everything random follows.
+    pub seed: u64,
+    /// Activations are recomputed so that training takes at most this much.
+    pub memory_mib: Option<usize>,
+}
+
+/// When to stop.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Length {
+    /// After so many passes over the data.
+    Epochs(u64),
+    /// After so many steps.
+    Steps(u64),
+}
+
+/// `[train] optimizer`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct OptimizerSpec {
+    /// The rule, in the engine's vocabulary.
+    pub rule: polyreme_graph::Optimizer,
+    /// The base learning rate.
+    pub lr: f64,
+}
+
+/// When a run that no longer gets better ends.
+#[derive(Clone, PartialEq, Debug)]
+pub struct EarlyStop {
+    /// Which metric, such as `val_loss`.
+    pub metric: String,
+    /// Evaluations without a gain before the end.
+    pub patience: u64,
+    /// What counts as a gain.
+    pub min_delta: f64,
+}
+
+/// `[parallel]`: with what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ParallelSpec {
+    /// Threads; `None`: all cores.
+    pub threads: Option<usize>,
+}
+
+/// `[output]`: what is left behind.
+#[derive(Clone, PartialEq, Debug)]
+pub struct OutputSpec {
+    /// The run's folder; `None`: `runs/NAME`, with a number behind it if that is taken.
+    pub path: Option<PathBuf>,
+    /// A checkpoint after so many steps.
+    pub every_steps: Option<u64>,
+    /// A checkpoint after so many epochs.
+    pub every_epochs: Option<u64>,
+    /// A checkpoint after so many minutes.
+    pub every_minutes: Option<f64>,
+    /// How many checkpoints stay.
+    pub keep: usize,
+    /// The metric whose best checkpoint stays, such as `val_accuracy`; `None`: none.
+    pub best: Option<String>,
+    /// Whether TensorBoard files are written.
+    pub tensorboard: bool,
+}
