@@ -59,14 +59,16 @@ impl Footprint {
 
 /// Runs a program, step after step.
 pub struct Engine {
-    program: Program,
+    pub(crate) program: Program,
     prepared: Vec<Prepared>,
-    memory: Memory,
+    pub(crate) memory: Memory,
     pool: Pool,
     options: Options,
     /// Bounds of the parameters' tensors in their arena, in the order of readiness.
     tensors: Vec<Range<usize>>,
-    step: u64,
+    pub(crate) step: u64,
+    /// The place of the batch's first sample among those of the step.
+    pub(crate) first_sample: u64,
     grad_norm: Option<f64>,
 }
 
@@ -84,8 +86,9 @@ impl Engine {
         let state_per_param = program.optimizer.map_or(0, |o| o.state_per_param());
         let memory = Memory::new(plan, state_per_param, has_grads(&program.graph));
         let pool = Pool::new(options.threads.max(1));
+        let (step, first_sample, grad_norm) = (0, 0, None);
         let mut engine =
-            Engine { program, prepared, memory, pool, options, tensors, step: 0, grad_norm: None };
+            Engine { program, prepared, memory, pool, options, tensors, step, first_sample, grad_norm };
         engine.initialise();
         engine
     }
@@ -137,40 +140,64 @@ impl Engine {
 
     /// Runs every node; `watch(node, false)` before each and `watch(node, true)` after.
     fn run_watched(&mut self, watch: &mut dyn FnMut(NodeId, bool)) -> Result<(), ExecError> {
-        let args = StepArgs { seed: self.options.seed, step: self.step };
-        let cx = Cx { isa: self.options.isa, par: &self.pool };
-        let graph = &self.program.graph;
-        for instr in &self.program.instrs {
-            let Instr::Compute(node) = *instr else { continue };
+        for i in 0..self.program.instrs.len() {
+            let Instr::Compute(node) = self.program.instrs[i] else { continue };
             watch(node, false);
-            let slices = self.memory.node(graph, node.idx());
-            run(&cx, &self.prepared[node.idx()], &slices, args).map_err(|kind| {
-                let node = &graph.nodes[node.idx()];
-                ExecError::Data { layer: node.layer.clone(), op: node.op.name(), kind }
-            })?;
+            self.run_node(node.idx())?;
             watch(node, true);
         }
         Ok(())
     }
 
-    /// One training step with this learning rate: runs every node, then clips, updates and keeps.
+    pub(crate) fn run_node(&mut self, i: usize) -> Result<(), ExecError> {
+        let graph = &self.program.graph;
+        let args = StepArgs {
+            seed: self.options.seed,
+            step: self.step,
+            first_sample: self.first_sample,
+            batch: batch(graph),
+        };
+        let cx = Cx { isa: self.options.isa, par: &self.pool };
+        let slices = self.memory.node(graph, i);
+        run(&cx, &self.prepared[i], &slices, args).map_err(|kind| {
+            let node = &graph.nodes[i];
+            ExecError::Data { layer: node.layer.clone(), op: node.op.name(), kind }
+        })
+    }
+
+    pub(crate) fn cx(&self) -> Cx<'_> {
+        Cx { isa: self.options.isa, par: &self.pool }
+    }
+
+    /// One training step with this learning rate: runs every node, then keeps, clips and updates.
     pub fn step(&mut self, lr: f32) -> Result<(), ExecError> {
         if self.program.optimizer.is_none() {
             return Err(ExecError::NoOptimizer);
         }
         self.run()?;
+        self.keep();
         self.update(lr);
         Ok(())
     }
 
-    /// Clips, updates and keeps, from the gradients that the last run left; does nothing without an optimizer.
+    /// Takes over the states that the last run made.
+    pub fn keep(&mut self) {
+        for instr in &self.program.instrs {
+            if let Instr::Keep { state, value } = *instr {
+                let to = self.program.graph.states[state].value;
+                self.memory.copy(&self.program.graph, value, to);
+            }
+        }
+    }
+
+    /// Clips and updates, from the gradients that the last run left; without an optimizer it only counts the step.
     pub fn update(&mut self, lr: f32) {
         self.step += 1;
         let cx = Cx { isa: self.options.isa, par: &self.pool };
         let mut grad_scale = 1.0;
         for instr in &self.program.instrs {
             match *instr {
-                Instr::Compute(_) => {}
+                Instr::Compute(_) | Instr::Keep { .. } => {}
                 Instr::Clip { max_norm } => {
                     let norm = global_norm(&cx, self.memory.all_grads());
                     grad_scale = clip_scale(norm, max_norm);
@@ -184,10 +211,6 @@ impl Engine {
                     debug_assert_eq!(start, 0, "LAMB counts its tensors from the start of the range");
                     let r = self.memory.update_range(start, end);
                     optimizer.step(&cx, hyper, r.params, r.grads, r.state1, r.state2, tensors);
-                }
-                Instr::Keep { state, value } => {
-                    let to = self.program.graph.states[state].value;
-                    self.memory.copy(&self.program.graph, value, to);
                 }
             }
         }
@@ -280,6 +303,11 @@ impl Engine {
             }
         }
     }
+}
+
+/// Samples of a batch: the first dim of the first input.
+fn batch(graph: &Graph) -> usize {
+    graph.inputs.first().and_then(|i| graph.shape(i.value).dims().first().copied()).unwrap_or(1)
 }
 
 fn has_grads(graph: &Graph) -> bool {

@@ -9,6 +9,7 @@ use polyreme_graph::{DType, Graph, MemoryPlan, Place, ValueId};
 use polyreme_kernels::elementwise::Source;
 
 use crate::arena::{Arena, Element};
+use crate::weights::Kept;
 
 /// Everything that a rank keeps in memory.
 pub(crate) struct Memory {
@@ -86,6 +87,36 @@ impl Memory {
     pub(crate) fn all_grads(&self) -> &[f32] {
         // SAFETY: `&self` between runs.
         unsafe { self.grads.slice(0, self.grad_len) }
+    }
+
+    /// All gradients, to write.
+    pub(crate) fn all_grads_mut(&mut self) -> &mut [f32] {
+        // SAFETY: `&mut self` between runs.
+        unsafe { self.grads.slice_mut(0, self.grad_len) }
+    }
+
+    fn kept_arena(&self, what: Kept) -> (&Arena, usize) {
+        let moments = |n: usize| if self.n_optimizer > n { self.plan.param_len } else { 0 };
+        match what {
+            Kept::Params => (&self.params, self.plan.param_len),
+            Kept::States => (&self.states, self.plan.state_len),
+            Kept::Moment1 => (&self.optimizer[0], moments(0)),
+            Kept::Moment2 => (&self.optimizer[1], moments(1)),
+        }
+    }
+
+    /// A whole arena that outlives the step.
+    pub(crate) fn kept(&self, what: Kept) -> &[f32] {
+        let (arena, len) = self.kept_arena(what);
+        // SAFETY: `&self` between runs.
+        unsafe { arena.slice(0, len) }
+    }
+
+    /// A whole arena that outlives the step, to write.
+    pub(crate) fn kept_mut(&mut self, what: Kept) -> &mut [f32] {
+        let (arena, len) = self.kept_arena(what);
+        // SAFETY: `&mut self` between runs.
+        unsafe { arena.slice_mut(0, len) }
     }
 
     /// Copies a value over another of the same length, in another arena.

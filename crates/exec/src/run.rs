@@ -21,6 +21,17 @@ pub(crate) struct StepArgs {
     pub(crate) seed: u64,
     /// The number of the step, from 0.
     pub(crate) step: u64,
+    /// The place of the batch's first sample among those of the step.
+    pub(crate) first_sample: u64,
+    /// Samples of the batch.
+    pub(crate) batch: usize,
+}
+
+impl StepArgs {
+    /// Where a tensor of `len` elements, sample by sample, starts in the same tensor of the whole step.
+    fn offset(&self, len: usize) -> u64 {
+        self.first_sample * (len / self.batch.max(1)) as u64
+    }
 }
 
 /// Runs a node whose slices are `m`.
@@ -160,7 +171,8 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, args: StepArgs) 
         Launch::AttentionGrad(a, masked) => attention_grad(cx, a, masked, m),
         Launch::Dropout { p, stream } => {
             let key = args.seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            random::dropout(cx, *p, key, args.step, 0, m.input(0), m.output(0));
+            let y = m.output::<f32>(0);
+            random::dropout(cx, *p, key, args.step, args.offset(y.len()), m.input(0), y);
         }
         Launch::Lstm(lstm) => {
             let x = LstmForward {

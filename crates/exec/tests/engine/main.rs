@@ -14,3 +14,4 @@ mod oracle;
 mod random;
 mod random_graphs;
 mod same_bits;
+mod weights;

@@ -1,0 +1,85 @@
+//! Where a number that is not finite came from: the last run again, node by node.
+
+use std::fmt;
+
+use polyreme_graph::{DType, Place, ValueId};
+
+use crate::engine::Engine;
+use crate::error::ExecError;
+
+/// The first place in a step where a number is infinite or not a number.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NonFinite {
+    /// In the data.
+    Input {
+        /// The input.
+        name: String,
+        /// The element.
+        idx: usize,
+    },
+    /// In what an earlier update left.
+    Param {
+        /// The parameter or state.
+        name: String,
+    },
+    /// Made by a node out of finite operands.
+    Node {
+        /// The layer's path.
+        layer: String,
+        /// The op.
+        op: &'static str,
+        /// Whether it belongs to the backward pass.
+        backward: bool,
+    },
+}
+
+impl fmt::Display for NonFinite {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            NonFinite::Input { name, idx } => {
+                write!(f, "the data: element {idx} of the batch's `{name}` is not finite")
+            }
+            NonFinite::Param { name } => write!(f, "the last update: `{name}` is no longer finite"),
+            NonFinite::Node { layer, op, backward } => {
+                let pass = if *backward { "backward" } else { "forward" };
+                write!(f, "layer `{layer}`: {op}, in the {pass} pass, is the first that is not finite")
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// Runs the last batch again and looks at every result as it comes; `None` if all is finite.
+    ///
+    /// Slow: meant for the end of a run that has gone wrong.
+    pub fn find_non_finite(&mut self) -> Result<Option<NonFinite>, ExecError> {
+        let graph = self.program.graph.clone();
+        for input in &graph.inputs {
+            if let Some(idx) = self.first_bad(input.value) {
+                return Ok(Some(NonFinite::Input { name: input.name.clone(), idx }));
+            }
+        }
+        for stored in graph.params.iter().chain(&graph.states) {
+            if self.first_bad(stored.value).is_some() {
+                return Ok(Some(NonFinite::Param { name: stored.name.clone() }));
+            }
+        }
+        for i in 0..graph.nodes.len() {
+            self.run_node(i)?;
+            let node = &graph.nodes[i];
+            if node.outputs.iter().any(|&v| self.first_bad(v).is_some()) {
+                let (layer, op) = (node.layer.clone(), node.op.name());
+                return Ok(Some(NonFinite::Node { layer, op, backward: i >= graph.n_forward }));
+            }
+        }
+        Ok(None)
+    }
+
+    fn first_bad(&self, v: ValueId) -> Option<usize> {
+        let graph = &self.program.graph;
+        if graph.value(v).dtype != DType::F32 || self.memory.plan.places[v.idx()] == Place::Nowhere {
+            return None;
+        }
+        self.memory.read::<f32>(graph, v).iter().position(|x| !x.is_finite())
+    }
+}

@@ -1,0 +1,142 @@
+//! What an engine has learnt, seen from outside: whole arenas with a name for each range, for checkpoints, averages,
+//! accumulated gradients, and engines that share a model.
+
+use std::ops::Range;
+
+use polyreme_graph::Place;
+use polyreme_graph::graph::Stored;
+
+use crate::engine::Engine;
+use crate::error::ExecError;
+
+/// Elements that one task of a pass over an arena takes.
+const CHUNK: usize = 1 << 15;
+
+/// A named range of an arena.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Slot {
+    /// The parameter's or the state's name.
+    pub name: String,
+    /// Its dims.
+    pub dims: Vec<usize>,
+    /// Its elements in the arena.
+    pub range: Range<usize>,
+}
+
+/// An arena that outlives a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kept {
+    /// Parameters.
+    Params,
+    /// States without a gradient, such as running statistics.
+    States,
+    /// The optimizer's first number for each parameter (momentum, the mean of gradients).
+    Moment1,
+    /// Its second (the mean of squares).
+    Moment2,
+}
+
+impl Engine {
+    /// The parameters' ranges, in the order of their declaration. Gradients and moments have the same.
+    pub fn param_slots(&self) -> Vec<Slot> {
+        self.slots(&self.program.graph.params)
+    }
+
+    /// The states' ranges.
+    pub fn state_slots(&self) -> Vec<Slot> {
+        self.slots(&self.program.graph.states)
+    }
+
+    /// A whole arena; empty if this program has none of it.
+    pub fn kept(&self, what: Kept) -> &[f32] {
+        self.memory.kept(what)
+    }
+
+    /// A whole arena, to set.
+    pub fn kept_mut(&mut self, what: Kept) -> &mut [f32] {
+        self.memory.kept_mut(what)
+    }
+
+    /// All gradients, laid out as the parameters are.
+    pub fn grads(&self) -> &[f32] {
+        self.memory.all_grads()
+    }
+
+    /// All gradients, to set before [`Engine::update`].
+    pub fn grads_mut(&mut self) -> &mut [f32] {
+        self.memory.all_grads_mut()
+    }
+
+    /// Continues a run of which `steps` steps are done: moments are corrected and masks drawn for the next one.
+    pub fn set_steps_done(&mut self, steps: u64) {
+        self.step = steps;
+    }
+
+    /// Says that the batch starts at sample `first` of the step's: masks of dropout are a function of the sample's
+    /// place in the step, however the step is cut into batches.
+    pub fn set_first_sample(&mut self, first: u64) {
+        self.first_sample = first;
+    }
+
+    /// Parameters and states of another engine of the same model.
+    pub fn copy_weights_from(&mut self, other: &Engine) -> Result<(), ExecError> {
+        self.copy_params(&other.param_slots(), other.kept(Kept::Params))?;
+        self.copy_states_from(other)
+    }
+
+    /// States of another engine of the same model.
+    pub fn copy_states_from(&mut self, other: &Engine) -> Result<(), ExecError> {
+        for slot in other.state_slots() {
+            self.state_mut(&slot.name)?.copy_from_slice(&other.kept(Kept::States)[slot.range]);
+        }
+        Ok(())
+    }
+
+    /// Parameters by name, from an arena that is laid out as `slots` say.
+    pub fn copy_params(&mut self, slots: &[Slot], from: &[f32]) -> Result<(), ExecError> {
+        for slot in slots {
+            let (to, from) = (self.param_mut(&slot.name)?, &from[slot.range.clone()]);
+            if to.len() != from.len() {
+                let (want, got) = (to.len(), from.len());
+                return Err(ExecError::Length { what: "parameter", name: slot.name.clone(), want, got });
+            }
+            to.copy_from_slice(from);
+        }
+        Ok(())
+    }
+
+    /// `sum += weight · gradients`, with this engine's threads.
+    pub fn add_grads_to(&self, sum: &mut [f32], weight: f32) {
+        let grads = self.grads();
+        assert_eq!(sum.len(), grads.len(), "a sum for each gradient");
+        self.cx().for_each_chunk(sum, CHUNK, |i, sum| {
+            for (s, g) in sum.iter_mut().zip(&grads[i * CHUNK..]) {
+                *s += weight * g;
+            }
+        });
+    }
+
+    /// `average += (1 - decay) · (parameters - average)`, with this engine's threads.
+    pub fn average_params_into(&self, average: &mut [f32], decay: f32) {
+        let params = self.kept(Kept::Params);
+        assert_eq!(average.len(), params.len(), "an average for each parameter");
+        let share = 1.0 - decay;
+        self.cx().for_each_chunk(average, CHUNK, |i, average| {
+            for (a, p) in average.iter_mut().zip(&params[i * CHUNK..]) {
+                *a += share * (p - *a);
+            }
+        });
+    }
+
+    fn slots(&self, stored: &[Stored]) -> Vec<Slot> {
+        let graph = &self.program.graph;
+        let slot = |s: &Stored| {
+            let (Place::Param(start) | Place::State(start)) = self.memory.plan.places[s.value.idx()] else {
+                unreachable!("parameters and states lie in their own arenas")
+            };
+            let shape = graph.shape(s.value);
+            Slot { name: s.name.clone(), dims: shape.dims().to_vec(), range: start..start + shape.numel() }
+        };
+        stored.iter().map(slot).collect()
+    }
+}

@@ -1,0 +1,121 @@
+//! What is learnt, seen from outside: pieces of a batch against the whole, a copied engine against the first, and the
+//! search for what is not finite.
+
+use polyreme_exec::{Engine, Kept, NonFinite, Options};
+use polyreme_graph::{Builder, DType, Graph, Init, Optimizer, Program, differentiate};
+
+use crate::random::Random;
+
+const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+const BATCH: usize = 12;
+
+/// A net with dropout, on `batch` rows.
+fn step(batch: usize) -> Graph {
+    let mut b = Builder::new();
+    let x = b.input("x", [batch, 9], DType::F32).unwrap();
+    let t = b.input("t", [batch, 3], DType::F32).unwrap();
+    let hidden = b.layer("first", |b| {
+        let w = b.param("w", [9, 33], Init::Uniform { bound: 1.0 }).unwrap();
+        let h = b.matmul(x, w, false, false).unwrap();
+        let h = b.activation("exp", h).unwrap();
+        b.dropout(h, 0.5).unwrap()
+    });
+    let y = b.layer("second", |b| {
+        let w = b.param("w", [33, 3], Init::Uniform { bound: 0.1 }).unwrap();
+        b.matmul(hidden, w, false, false).unwrap()
+    });
+    let loss = b.mse(y, t).unwrap();
+    let forward = b.finish(&[("loss", loss)]);
+    differentiate(&forward, loss).unwrap()
+}
+
+fn fill(engine: &mut Engine, first: usize, rows: usize) {
+    let mut random = Random::new(5);
+    let whole: Vec<f32> = (0..BATCH * 9).map(|_| random.uniform(-1.0, 1.0)).collect();
+    engine.input_f32("x").unwrap().copy_from_slice(&whole[first * 9..(first + rows) * 9]);
+    engine.input_f32("t").unwrap().fill(0.25);
+}
+
+fn train(batch: usize) -> Engine {
+    Engine::new(Program::train(&step(batch), SGD, None), Options::threads(2))
+}
+
+#[test]
+fn pieces_of_a_batch_give_the_gradients_of_the_whole() {
+    let mut whole = train(BATCH);
+    fill(&mut whole, 0, BATCH);
+    whole.run().unwrap();
+    for rows in [1, 3, 4, 6] {
+        let mut piece = train(rows);
+        let mut sum = vec![0.0; piece.grads().len()];
+        for first in (0..BATCH).step_by(rows) {
+            fill(&mut piece, first, rows);
+            piece.set_first_sample(first as u64);
+            piece.run().unwrap();
+            piece.add_grads_to(&mut sum, rows as f32 / BATCH as f32);
+        }
+        for (k, (a, b)) in sum.iter().zip(whole.grads()).enumerate() {
+            assert!((a - b).abs() <= 1e-5 * b.abs().max(1.0), "{rows} rows, gradient {k}: {a} and {b}");
+        }
+    }
+}
+
+#[test]
+fn an_engine_with_the_same_arenas_goes_on_with_the_same_bits() {
+    let mut first = train(BATCH);
+    fill(&mut first, 0, BATCH);
+    for _ in 0..3 {
+        first.step(0.01).unwrap();
+    }
+    let mut second = train(BATCH);
+    fill(&mut second, 0, BATCH);
+    for what in [Kept::Params, Kept::States, Kept::Moment1, Kept::Moment2] {
+        second.kept_mut(what).copy_from_slice(first.kept(what));
+    }
+    second.set_steps_done(first.steps_done());
+    for engine in [&mut first, &mut second] {
+        engine.step(0.01).unwrap();
+    }
+    assert_eq!(first.kept(Kept::Params), second.kept(Kept::Params));
+}
+
+#[test]
+fn slots_name_every_parameter() {
+    let engine = train(BATCH);
+    for slot in engine.param_slots() {
+        assert_eq!(slot.dims.iter().product::<usize>(), slot.range.len());
+        assert_eq!(&engine.kept(Kept::Params)[slot.range], engine.param(&slot.name).unwrap());
+    }
+}
+
+#[test]
+fn an_average_follows_the_parameters() {
+    let engine = train(BATCH);
+    let mut average = vec![1.0; engine.kept(Kept::Params).len()];
+    engine.average_params_into(&mut average, 0.75);
+    for (a, p) in average.iter().zip(engine.kept(Kept::Params)) {
+        assert!((a - (0.75 + 0.25 * p)).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn the_first_that_is_not_finite_is_named() {
+    let mut engine = train(BATCH);
+    fill(&mut engine, 0, BATCH);
+    assert_eq!(engine.find_non_finite().unwrap(), None);
+
+    engine.input_f32("x").unwrap()[7] = f32::NAN;
+    assert_eq!(engine.find_non_finite().unwrap(), Some(NonFinite::Input { name: "x".into(), idx: 7 }));
+
+    fill(&mut engine, 0, BATCH);
+    engine.param_mut("second.w").unwrap()[2] = f32::INFINITY;
+    assert_eq!(engine.find_non_finite().unwrap(), Some(NonFinite::Param { name: "second.w".into() }));
+
+    engine.param_mut("second.w").unwrap()[2] = 0.0;
+    // exp of more than 88 is infinite.
+    engine.input_f32("x").unwrap().fill(1e4);
+    let Some(NonFinite::Node { layer, backward, .. }) = engine.find_non_finite().unwrap() else {
+        panic!("nothing was found")
+    };
+    assert_eq!((layer.as_str(), backward), ("first", false));
+}
