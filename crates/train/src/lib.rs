@@ -5,9 +5,21 @@
 //!
 //! # Layout
 //! - [`job`]: what to train, from a file or from Rust.
-//! - [`schedule`]: how the rate changes.
+//! - [`schedule`]: how the rate changes. [`pace`]: how a run is cut into epochs, steps and pieces. [`mod@mixup`].
+//! - [`net`], [`lower`]: from a network to programs. [`team`], [`judge`]: the engines that train and evaluate.
+//! - [`error`]: what can go wrong.
 
 #![forbid(unsafe_code)]
 
+pub mod error;
 pub mod job;
+pub mod judge;
+pub mod lower;
+pub mod mixup;
+pub mod net;
+pub mod pace;
 pub mod schedule;
+pub mod team;
+
+pub use error::TrainError;
+pub use net::Net;

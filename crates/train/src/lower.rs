@@ -1,0 +1,106 @@
+//! From a network and a batch to graphs and programs: what the loss is, what is fed, what is recomputed.
+
+use polyreme_data::Spec;
+use polyreme_exec::Engine;
+use polyreme_graph::op::CrossEntropy;
+use polyreme_graph::{Builder, DType, Graph, Optimizer, Program, Tensor, Traced, differentiate, recompute};
+
+use crate::error::TrainError;
+use crate::net::Net;
+
+/// The label of a row that does not count: what fills up the last batch of an evaluation.
+pub const IGNORED: i32 = -1;
+
+/// What the loss of a training step is.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Loss {
+    /// Spread over the other classes.
+    pub label_smoothing: f32,
+    /// Whether classes have weights: the input `class_weights`.
+    pub class_weights: bool,
+    /// Whether samples are mixed in pairs: the inputs `labels2` and `mix`.
+    pub mixup: bool,
+}
+
+/// The forward graph of a training step: inputs `x` or `ids`, `labels` and what [`Loss`] names; outputs `logits` and
+/// `loss`.
+pub fn training_graph(net: &Net, spec: &Spec, n: usize, loss: Loss) -> Result<Graph, TrainError> {
+    let (mut b, logits) = trace(net, spec, n, true)?;
+    let options = CrossEntropy { label_smoothing: loss.label_smoothing, ignore_index: None };
+    let value = training_loss(&mut b, logits, spec, n, loss, options)?;
+    Ok(b.finish(&[("logits", logits), ("loss", value)]))
+}
+
+/// The graph of an evaluation: rows labelled [`IGNORED`] do not count.
+pub fn evaluation_graph(net: &Net, spec: &Spec, n: usize) -> Result<Graph, TrainError> {
+    let (mut b, logits) = trace(net, spec, n, false)?;
+    let options = CrossEntropy { label_smoothing: 0.0, ignore_index: Some(IGNORED) };
+    let labels = b.input("labels", [n * spec.n_labels()], DType::I32)?;
+    let value = b.layer("loss", |b| b.cross_entropy(logits, labels, None, options))?;
+    Ok(b.finish(&[("logits", logits), ("loss", value)]))
+}
+
+/// The program of a training step, with activations recomputed if it is to take at most `budget_bytes`.
+pub fn training_program(
+    forward: &Graph,
+    optimizer: Option<(Optimizer, Option<f64>)>,
+    budget: Option<(usize, usize)>,
+) -> Result<Program, TrainError> {
+    let loss = forward.output("loss").expect("a training graph has a loss");
+    let mut step = differentiate(forward, loss)?;
+    let lower = |step: &Graph| match optimizer {
+        Some((optimizer, clip)) => Program::train(step, optimizer, clip),
+        None => Program::gradients(step),
+    };
+    if let Some((budget_bytes, threads)) = budget {
+        let measure = |step: &Graph| Engine::footprint(&lower(step), threads).total();
+        step = recompute(&step, budget_bytes, &measure)?.graph;
+    }
+    Ok(lower(&step))
+}
+
+fn trace(net: &Net, spec: &Spec, n: usize, training: bool) -> Result<(Builder, Tensor), TrainError> {
+    let mut b = Builder::new();
+    let input = net.input(spec, n, training);
+    let (want, have) = (input.shape.numel(), n * spec.features.numel());
+    let fits = want == have && (input.dtype == DType::I32) == spec.features.is_ids();
+    if !fits {
+        let (model, data) = (input.shape.dims()[1..].to_vec(), spec.features.dims());
+        return Err(TrainError::Misfit { model, ids: input.dtype == DType::I32, data });
+    }
+    let x = b.input(input.name, input.shape, input.dtype)?;
+    let logits = net.logits(&mut b, x, training)?;
+    let (got, want) = (b.dims(logits), vec![n * spec.n_labels(), spec.classes()]);
+    if got != want {
+        return Err(TrainError::Logits { got, want });
+    }
+    Ok((b, logits))
+}
+
+fn training_loss(
+    b: &mut Builder,
+    logits: Tensor,
+    spec: &Spec,
+    n: usize,
+    loss: Loss,
+    options: CrossEntropy,
+) -> Traced {
+    let n_labels = n * spec.n_labels();
+    let labels = b.input("labels", [n_labels], DType::I32)?;
+    let weights =
+        loss.class_weights.then(|| b.input("class_weights", [spec.classes()], DType::F32)).transpose()?;
+    if !loss.mixup {
+        return b.layer("loss", |b| b.cross_entropy(logits, labels, weights, options));
+    }
+    let labels2 = b.input("labels2", [n_labels], DType::I32)?;
+    let mix = b.input("mix", [1], DType::F32)?;
+    b.layer("loss", |b| {
+        let first = b.cross_entropy(logits, labels, weights, options)?;
+        let second = b.cross_entropy(logits, labels2, weights, options)?;
+        let mix = b.reshape(mix, polyreme_graph::Shape::scalar())?;
+        // second + mix · (first - second)
+        let difference = b.sub(first, second)?;
+        let part = b.mul(mix, difference)?;
+        b.add(second, part)
+    })
+}

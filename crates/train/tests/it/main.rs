@@ -1,0 +1,5 @@
+//! The crate's integration tests.
+
+#![allow(clippy::unwrap_used)]
+
+mod team;
