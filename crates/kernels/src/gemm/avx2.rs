@@ -201,7 +201,7 @@ unsafe fn store_transposed<const M: usize, const V: usize>(t: &Tile, acc: Sums) 
 
 /// Stores the transpose of `M` rows of 8 as eight rows of `M` floats: four, then what is left.
 #[inline(always)]
-unsafe fn store_eight<const M: usize>(r: [__m256; MR], c: *mut f32, c_row: usize, add: bool) {
+pub(super) unsafe fn store_eight<const M: usize>(r: [__m256; MR], c: *mut f32, c_row: usize, add: bool) {
     // SAFETY: the caller promises eight rows of M floats at `c`.
     unsafe {
         // A 4×4 transpose in each half: x<j> holds column j below and column j + 4 above.

@@ -353,9 +353,10 @@ impl Job<'_> {
 
 /// A block of memory that is wanted later, handed out to tiles that ask for it in the meantime: the strides hide it
 /// from the hardware's prefetchers.
-struct Ahead {
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
     at: *const f32,
-    stride: usize,
+    pub(super) stride: usize,
     rows: usize,
     /// Floats of a row.
     len: usize,
@@ -365,15 +366,15 @@ struct Ahead {
 }
 
 impl Ahead {
-    const NONE: Ahead = Ahead::new(std::ptr::null(), 0, 0, 0);
+    pub(super) const NONE: Ahead = Ahead::new(std::ptr::null(), 0, 0, 0);
 
     /// A block of `rows` rows of `len` floats.
-    const fn new(at: *const f32, stride: usize, rows: usize, len: usize) -> Ahead {
+    pub(super) const fn new(at: *const f32, stride: usize, rows: usize, len: usize) -> Ahead {
         Ahead { at, stride, rows, len, row: 0, col: 0 }
     }
     /// The first of the next `rows` lines, one below the other.
     #[inline]
-    fn take(&mut self, rows: usize) -> Option<*const f32> {
+    pub(super) fn take(&mut self, rows: usize) -> Option<*const f32> {
         if self.row >= self.rows {
             return None;
         }

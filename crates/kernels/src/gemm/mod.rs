@@ -24,6 +24,9 @@
 //! **Tasks.** A task is a range of rows by a range of panels of one product. It alone writes its part of C, and calls
 //! the epilogue on it as soon as the last block of k is added, a sweep of rows at a time.
 //!
+//! **Seven for eight.** A large product is cut into halves and takes seven products of them, an eighth less to multiply
+//! (`seven`), with tiles, panels and strips as above.
+//!
 //! A product with one row or one column goes another way (`thin`), and without AVX2 all go the oracle's (`scalar`).
 
 #[cfg(target_arch = "x86_64")]
@@ -35,6 +38,8 @@ mod pack;
 #[cfg(target_arch = "x86_64")]
 mod plan;
 mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod seven;
 #[cfg(target_arch = "x86_64")]
 mod thin;
 
@@ -113,6 +118,9 @@ impl Gemm {
     pub fn scratch_len(&self, workers: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         {
+            if let Some(cut) = seven::Cut::new(self) {
+                return block::NR + cut.shared_len() + workers * cut.own_len();
+            }
             let plan = plan::Plan::new(self);
             // One line more, to start on a line.
             block::NR + plan.shared_len() + workers * plan.own_len()
@@ -126,6 +134,7 @@ impl Gemm {
 
     /// Runs the product. `epilogue` is called exactly once for each element of C, from any task, after its last
     /// write. A `k` of zero leaves zeros, or C as it was if it is added to. Strides of A and B may be zero or overlap.
+    /// In a large product an element that is not finite may reach all of C, not only its row or column.
     ///
     /// # Panics
     /// If a slice is too short for its layout, if elements of C overlap, or if `scratch` is shorter than
@@ -180,6 +189,10 @@ impl Gemm {
         epilogue: Option<&Epilogue>,
         scratch: &mut [f32],
     ) {
+        if let Some(cut) = seven::Cut::new(self) {
+            let line = scratch.as_ptr().align_offset(64).min(block::NR);
+            return seven::run(self, cut, cx, a, b, c, epilogue, &mut scratch[line..]);
+        }
         let plan = plan::Plan::new(self);
         let needed = plan.shared_len() + cx.par.workers() * plan.own_len();
         assert!(scratch.len() >= needed + block::NR, "the scratch has scratch_len(workers) floats");

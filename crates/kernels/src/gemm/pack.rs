@@ -2,7 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::block::{NR, tile_rows};
+use super::avx2::store_eight;
+use super::block::{MR, NR, tile_rows};
 
 /// Copies `k` rows of `cols` (at most 16) columns to rows of 16, padded with zeros.
 ///
@@ -81,7 +82,7 @@ const LINES: usize = 8;
 /// Asks for rows `l0..l1` of `len` floats, which the strides keep hidden from the hardware's prefetchers.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn prefetch(source: *const f32, stride: usize, l0: usize, l1: usize, len: usize) {
+pub(super) unsafe fn prefetch(source: *const f32, stride: usize, l0: usize, l1: usize, len: usize) {
     for l in l0..l1 {
         for j in (0..len).step_by(16) {
             _mm_prefetch::<_MM_HINT_T0>(source.wrapping_add(l * stride + j) as *const i8);
@@ -119,6 +120,10 @@ pub(super) unsafe fn strips(
                     for l in l0..l1 {
                         _mm256_storeu_ps(to.add(l * 6), _mm256_loadu_ps(from.add(l * k_stride)));
                     }
+                } else if strip == MR && k_stride == 1 && l1 - l0 == LINES {
+                    let row = |r: usize| _mm256_loadu_ps(from.add(r * row_stride + l0));
+                    let rows = [row(0), row(1), row(2), row(3), row(4), row(5)];
+                    store_eight::<MR>(rows, to.add(l0 * MR), MR, false);
                 } else if row_stride == 1 && strip >= 4 {
                     for l in l0..l1 {
                         let (from, to) = (from.add(l * k_stride), to.add(l * strip));

@@ -144,6 +144,14 @@ fn blocks_of_every_dim_agree() {
 }
 
 #[test]
+fn large_products_agree() {
+    check(1, (1024, 256, 256), (0, 1), 0, false);
+    check(1, (1024, 256, 256), (2, 2), 1, true);
+    check(1, (1034, 262, 530), (0, 0), 2, true);
+    check(1, (1034, 262, 530), (1, 0), 0, false);
+}
+
+#[test]
 fn batches_agree() {
     for (batch, shape) in
         [(0, (3, 3, 3)), (36, (70, 20, 30)), (5, (200, 64, 64)), (3, (16, 16, 700)), (40, (4, 4, 4))]
