@@ -10,6 +10,7 @@
 //! - [`shape`], [`op`], [`graph`], [`error`]: the data.
 //! - [`builder`]: how models are traced.
 //! - `infer`, [`grad`], [`cost`], [`mod@print`]: the tables, a row for each op.
+//! - [`mod@dot`]: a graph as a picture.
 //! - [`mod@fuse`], [`mod@recompute`]: rewrites.
 //! - [`memory`]: where every value lies.
 //! - [`program`]: what one rank does in one step.
@@ -18,6 +19,7 @@
 
 pub mod builder;
 pub mod cost;
+pub mod dot;
 pub mod error;
 pub mod fuse;
 pub mod grad;

@@ -148,6 +148,85 @@ class Encoder(nn.Module):
         return self.head(self.norm(self.encoder(x)).mean(1))
 
 
+class Residual(nn.Sequential):
+    """x + f(x)."""
+
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class Positions(nn.Embedding):
+    """Learnt positions, added."""
+
+    def forward(self, x):
+        return x + self.weight[: x.shape[1]]
+
+
+class Causal(nn.TransformerEncoderLayer):
+    """An encoder layer in which a position sees only itself and earlier ones."""
+
+    def forward(self, x):
+        return super().forward(x, src_mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype))
+
+
+class Outputs(nn.LSTM):
+    """An LSTM without its last state."""
+
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+class Attention(nn.MultiheadAttention):
+    """Of a sequence with itself."""
+
+    def forward(self, x):
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+class PerToken(nn.Sequential):
+    """The rows of all tokens."""
+
+    def forward(self, x):
+        return super().forward(x).flatten(0, 1)
+
+
+def layers_image():
+    """A list of layers for images of 3x16x16."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        Residual(
+            nn.Conv2d(8, 8, 3, padding=1, groups=2),
+            nn.GroupNorm(4, 8),
+            nn.SiLU(),
+            nn.Conv2d(8, 8, (3, 1), padding=(2, 0), dilation=(2, 1)),
+        ),
+        nn.Tanh(),
+        nn.ConvTranspose2d(8, 6, 2, stride=2),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(6 * 8 * 8, 24),
+        nn.LayerNorm(24),
+        nn.GELU(),
+        nn.Linear(24, 10),
+    )
+
+
+def layers_ids():
+    """A list of layers for 12 ids out of 32, with a label for each."""
+    return PerToken(
+        nn.Embedding(32, 16),
+        Positions(12, 16),
+        Causal(16, 4, 32, dropout=0.0, batch_first=True, norm_first=True),
+        Outputs(16, 12, batch_first=True, bidirectional=True),
+        nn.RMSNorm(24),
+        Residual(Attention(24, 3, batch_first=True)),
+        nn.Linear(24, 32),
+    )
+
+
 def alexnet():
     """torchvision's AlexNet with ten classes and dropout off."""
     model = torchvision.models.alexnet(num_classes=10)
@@ -214,6 +293,8 @@ JOBS = {
     "gru": Job(Gru, (4, 20), 5, "adam", 1e-3, vocab=64),
     "bilstm": Job(BiLstm, (4, 20), 5, "adam", 1e-3, vocab=64),
     "encoder": Job(Encoder, (4, 32), 5, "adamw", 3e-4, vocab=64),
+    "layers_image": Job(layers_image, (4, 3, 16, 16), 10, "sgd", 0.01),
+    "layers_ids": Job(layers_ids, (2, 12), 32, "adam", 1e-3, vocab=32, labels=24),
     "alexnet": Job(alexnet, (2, 3, 63, 63), 10, "sgd", 1e-4, losses_in="float32"),
 }
 # Images are named so that no unit sits within 2.5e-6 of a ReLU's or a max pool's edge; README.md tells why.

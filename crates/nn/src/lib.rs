@@ -17,7 +17,8 @@
 //!
 //! # Layout
 //! - [`layer`]: the layers.
-//! - [`model`]: the reference models, each usable inside a trace of one's own; [`Model`] is all of them.
+//! - [`model`]: the reference models, each usable inside a trace of one's own; [`Model`] is all of them, and
+//!   lists of layers of one's own.
 //! - `references/`: what PyTorch gives for the same models, and how it was made.
 
 #![forbid(unsafe_code)]
@@ -25,4 +26,4 @@
 pub mod layer;
 pub mod model;
 
-pub use model::{Model, ModelInput, TraceOptions, UnknownModel};
+pub use model::{Answer, FitError, Fitted, Model, ModelInput, Sample, TraceOptions, UnknownModel};

@@ -2,11 +2,11 @@
 
 use polyreme_graph::{Builder, Tensor, Traced};
 
-use crate::layer::{BatchNorm2d, Conv2d, Linear, MaxPool2d, channels_last, global_mean};
+use crate::layer::{BatchNorm2d, Conv2d, Dropout, Linear, MaxPool2d, channels_last, global_mean};
 
 /// Pairs of `conv.K`, `norm.K` and ReLU with a 2x2 maximum between the pairs, the mean over pixels, `head`. By default
 /// 64 64 | 128 128 | 256 256 on 3x32x32.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Cnn {
     /// Channels of an image.
     pub channels: usize,
@@ -14,11 +14,13 @@ pub struct Cnn {
     pub widths: Vec<usize>,
     /// How many classes.
     pub classes: usize,
+    /// The share dropped in training before `head`.
+    pub dropout: f32,
 }
 
 impl Default for Cnn {
     fn default() -> Cnn {
-        Cnn { channels: 3, widths: vec![64, 128, 256], classes: 10 }
+        Cnn { channels: 3, widths: vec![64, 128, 256], classes: 10, dropout: 0.0 }
     }
 }
 
@@ -43,6 +45,7 @@ impl Cnn {
             }
         }
         x = global_mean(b, x)?;
+        x = Dropout { p: self.dropout }.trace(b, "drop", x, training)?;
         Linear::new(channels, self.classes).trace(b, "head", x)
     }
 }

@@ -2,7 +2,7 @@
 
 use polyreme_graph::{Builder, Tensor, Traced};
 
-use crate::layer::Linear;
+use crate::layer::{Dropout, Linear};
 
 /// `fc1`, `fc2`, ..: linear layers with an activation between. By default 784-512-512-10 with ReLU.
 #[derive(Clone, PartialEq, Debug)]
@@ -15,21 +15,25 @@ pub struct Mlp {
     pub classes: usize,
     /// What is between the layers, by its name in the graph's list.
     pub activation: String,
+    /// The share dropped in training behind each activation.
+    pub dropout: f32,
 }
 
 impl Default for Mlp {
     fn default() -> Mlp {
-        Mlp { inputs: 784, hidden: vec![512, 512], classes: 10, activation: "relu".into() }
+        Mlp { inputs: 784, hidden: vec![512, 512], classes: 10, activation: "relu".into(), dropout: 0.0 }
     }
 }
 
 impl Mlp {
-    /// `x [n, inputs]` → `[n, classes]`. Training makes no difference.
-    pub fn logits(&self, b: &mut Builder, x: Tensor, _training: bool) -> Traced {
+    /// `x [n, inputs]` → `[n, classes]`.
+    pub fn logits(&self, b: &mut Builder, x: Tensor, training: bool) -> Traced {
+        let drop = Dropout { p: self.dropout };
         let (mut x, mut width) = (x, self.inputs);
         for (i, &next) in self.hidden.iter().enumerate() {
             x = Linear::new(width, next).trace(b, &format!("fc{}", i + 1), x)?;
             x = b.activation(&self.activation, x)?;
+            x = drop.trace(b, &format!("drop{}", i + 1), x, training)?;
             width = next;
         }
         Linear::new(width, self.classes).trace(b, &format!("fc{}", self.hidden.len() + 1), x)

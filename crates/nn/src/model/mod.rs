@@ -1,4 +1,5 @@
-//! The reference models: a closed set, each a struct of plain numbers whose defaults are the reference jobs'.
+//! The reference models: a closed set, each a struct of plain numbers whose defaults are the reference jobs', and
+//! [`Stack`], a list of layers for a network of one's own.
 //!
 //! A model's `logits` traces it inside a trace of one's own; [`Model::trace`] makes the whole graph, from the batch to
 //! the loss. Definitions and names of parameters are those of `references/models.py`, written for PyTorch.
@@ -6,11 +7,13 @@
 mod alexnet;
 mod cnn;
 mod encoder;
+mod fit;
 mod gpt;
 mod lenet;
 mod mlp;
 mod recurrent;
 mod resnet;
+mod stack;
 
 #[cfg(test)]
 mod references;
@@ -20,18 +23,20 @@ mod tests;
 pub use alexnet::AlexNet;
 pub use cnn::Cnn;
 pub use encoder::EncoderClassifier;
+pub use fit::{Answer, FitError, Fitted, Sample};
 pub use gpt::Gpt;
 pub use lenet::Lenet;
 pub use mlp::Mlp;
 pub use recurrent::RecurrentClassifier;
 pub use resnet::{Depth, ResNet, Stem};
+pub use stack::{Stack, StackInput, StackLayer};
 
 use polyreme_graph::op::{Cell, CrossEntropy};
 use polyreme_graph::{Builder, DType, Graph, Shape, Tensor, TraceErrorKind, Traced};
 
 use crate::layer::positive;
 
-/// Any of the reference models.
+/// Any of the reference models, or one's own.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Model {
     /// Linear layers.
@@ -50,6 +55,8 @@ pub enum Model {
     Recurrent(RecurrentClassifier),
     /// A classifier of sequences by a transformer encoder.
     Encoder(EncoderClassifier),
+    /// A list of layers.
+    Layers(Stack),
 }
 
 /// What a model is traced for.
@@ -150,6 +157,35 @@ impl Model {
         })
     }
 
+    /// The name that [`Model::by_name`] knows; `layers` for a list of layers.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Model::Mlp(_) => "mlp",
+            Model::Lenet(_) => "lenet",
+            Model::Cnn(_) => "cnn",
+            Model::Gpt(_) => "gpt",
+            Model::AlexNet(_) => "alexnet",
+            Model::ResNet(m) => match (m.depth, m.stem) {
+                (Depth::D18, Stem::ImageNet) => "resnet18",
+                (Depth::D34, Stem::ImageNet) => "resnet34",
+                (Depth::D50, Stem::ImageNet) => "resnet50",
+                (Depth::D101, Stem::ImageNet) => "resnet101",
+                (Depth::D18, Stem::Cifar) => "resnet18_cifar",
+                (Depth::D34, Stem::Cifar) => "resnet34_cifar",
+                (Depth::D50, Stem::Cifar) => "resnet50_cifar",
+                (Depth::D101, Stem::Cifar) => "resnet101_cifar",
+            },
+            Model::Recurrent(m) => match (m.cell, m.bidirectional) {
+                (Cell::Lstm, false) => "lstm",
+                (Cell::Gru, false) => "gru",
+                (Cell::Lstm, true) => "bilstm",
+                (Cell::Gru, true) => "bigru",
+            },
+            Model::Encoder(_) => "encoder",
+            Model::Layers(_) => "layers",
+        }
+    }
+
     /// What the model is fed with these options.
     pub fn input(&self, options: &TraceOptions) -> ModelInput {
         let n = options.batch;
@@ -171,6 +207,7 @@ impl Model {
             Model::Gpt(m) => ids(m.context),
             Model::Recurrent(m) => ids(m.context),
             Model::Encoder(m) => ids(m.context),
+            Model::Layers(m) => m.input(options),
         }
     }
 
@@ -178,6 +215,10 @@ impl Model {
     pub fn n_labels(&self, options: &TraceOptions) -> usize {
         match self {
             Model::Gpt(m) => options.batch * options.time.unwrap_or(m.context),
+            Model::Layers(m) if m.is_per_token() => {
+                // Saturating: sizes that no memory holds are errors of the layers.
+                m.input(options).shape.dims().iter().fold(1, |n, &d| n.saturating_mul(d))
+            }
             _ => options.batch,
         }
     }
@@ -193,6 +234,7 @@ impl Model {
             Model::ResNet(m) => m.classes,
             Model::Recurrent(m) => m.classes,
             Model::Encoder(m) => m.classes,
+            Model::Layers(m) => m.classes(),
         }
     }
 
@@ -207,6 +249,7 @@ impl Model {
             Model::ResNet(m) => m.logits(b, x, training),
             Model::Recurrent(m) => m.logits(b, x, training),
             Model::Encoder(m) => m.logits(b, x, training),
+            Model::Layers(m) => m.logits(b, x, training),
         }
     }
 
@@ -214,6 +257,9 @@ impl Model {
     /// cross-entropy.
     pub fn trace(&self, options: &TraceOptions) -> Traced<Graph> {
         let mut b = Builder::new();
+        if let Model::Layers(m) = self {
+            m.closed(&b)?;
+        }
         let input = self.input(options);
         let sizes: Vec<_> = input.shape.dims().iter().map(|&d| (input.name, d)).collect();
         positive(&b, "input", &sizes)?;

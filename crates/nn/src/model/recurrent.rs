@@ -7,7 +7,7 @@ use super::sequence;
 use crate::layer::{Embedding, Linear, Recurrent, positive};
 
 /// `embed`, `lstm` or `gru`, and `head` on the last time step; in both directions, on the mean over time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct RecurrentClassifier {
     /// Which cell.
     pub cell: Cell,
@@ -23,6 +23,8 @@ pub struct RecurrentClassifier {
     pub bidirectional: bool,
     /// The length of sequences, if not said otherwise; no limit.
     pub context: usize,
+    /// The share dropped in training between recurrent layers.
+    pub dropout: f32,
     /// How many classes.
     pub classes: usize,
 }
@@ -38,22 +40,23 @@ impl Default for RecurrentClassifier {
             layers: 2,
             bidirectional,
             context: 20,
+            dropout: 0.0,
             classes: 5,
         }
     }
 }
 
 impl RecurrentClassifier {
-    /// `ids [b, t]` → `[b, classes]`. Training makes no difference.
+    /// `ids [b, t]` → `[b, classes]`.
     pub fn logits(&self, b: &mut Builder, ids: Tensor, training: bool) -> Traced {
-        let &RecurrentClassifier { cell, vocab, width, hidden, layers, bidirectional, .. } = self;
+        let &RecurrentClassifier { cell, vocab, width, hidden, layers, bidirectional, dropout, .. } = self;
         let [batch, t] = sequence(b, ids)?;
         positive(b, "ids", &[("time", t)])?;
         let name = match cell {
             Cell::Lstm => "lstm",
             Cell::Gru => "gru",
         };
-        let recurrent = Recurrent { layers, bidirectional, ..Recurrent::new(cell, width, hidden) };
+        let recurrent = Recurrent { layers, bidirectional, dropout, ..Recurrent::new(cell, width, hidden) };
         let x = Embedding { rows: vocab, width }.trace(b, "embed", ids)?;
         let y = recurrent.trace(b, name, x, training)?;
         let y = if bidirectional {

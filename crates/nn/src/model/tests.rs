@@ -150,3 +150,19 @@ fn lenet_forward() {
     let want = include_str!("../../snapshots/lenet_forward.txt");
     assert_eq!(got, want, "\n--- got ---\n{got}");
 }
+
+#[test]
+fn dropout_is_off_unless_asked_for() {
+    let drops = |model: &Model, training: bool| {
+        let graph = model.trace(&TraceOptions { training, ..TraceOptions::training(2) }).unwrap();
+        graph.nodes.iter().filter(|n| n.op.name() == "dropout").count()
+    };
+    let check = |model: Model, want: usize| {
+        assert_eq!((drops(&model, true), drops(&model, false)), (want, 0), "{}", model.name());
+    };
+    check(Model::Gpt(Gpt { layers: 2, ..Gpt::default() }), 0);
+    check(Model::Gpt(Gpt { layers: 2, dropout: 0.1, ..Gpt::default() }), 5);
+    check(Model::Mlp(Mlp { dropout: 0.1, ..Mlp::default() }), 2);
+    check(Model::Cnn(Cnn { dropout: 0.1, ..Cnn::default() }), 1);
+    check(Model::Recurrent(RecurrentClassifier { dropout: 0.1, ..RecurrentClassifier::default() }), 1);
+}

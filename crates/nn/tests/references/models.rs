@@ -2,8 +2,10 @@
 //! optimizer steps, running statistics, and logits in evaluation.
 
 use polyreme_exec::{Engine, Options};
+use polyreme_graph::op::{Cell, Conv};
 use polyreme_graph::{DType, Program, differentiate};
 use polyreme_kernels::optim::{Moments, Optimizer};
+use polyreme_nn::model::{Stack, StackInput, StackLayer};
 use polyreme_nn::{Model, TraceOptions};
 use serde::Deserialize;
 
@@ -204,7 +206,11 @@ fn optimizer(spec: &OptimizerSpec) -> (Optimizer, f32) {
 
 /// The model with the sizes of the reference.
 fn model(name: &str, want: &Reference) -> Model {
-    let mut model = Model::by_name(name).unwrap();
+    let mut model = match name {
+        "layers_image" => image_stack(),
+        "layers_ids" => ids_stack(),
+        _ => Model::by_name(name).unwrap(),
+    };
     match &mut model {
         Model::AlexNet(m) => {
             m.classes = want.classes as usize;
@@ -214,6 +220,70 @@ fn model(name: &str, want: &Reference) -> Model {
         _ => {}
     }
     model
+}
+
+fn activation(name: &str) -> StackLayer {
+    StackLayer::Activation { name: name.into() }
+}
+
+fn linear(outputs: usize) -> StackLayer {
+    StackLayer::Linear { outputs: Some(outputs), bias: true }
+}
+
+fn image_stack() -> Model {
+    let padded = Conv { padding: (1, 1), ..Conv::default() };
+    let conv = |kernel, conv, bias| StackLayer::Conv { outputs: 8, kernel, conv, bias };
+    let (kernel, stride, padding) = ((2, 2), (2, 2), (0, 0));
+    let tall = Conv { padding: (2, 0), dilation: (2, 1), ..Conv::default() };
+    let up = Conv { stride, ..Conv::default() };
+    Model::Layers(Stack {
+        input: StackInput::Image { channels: 3, height: 16, width: 16 },
+        layers: vec![
+            conv((3, 3), padded, false),
+            StackLayer::BatchNorm,
+            activation("relu"),
+            StackLayer::MaxPool { kernel, stride, padding },
+            StackLayer::Residual {
+                layers: vec![
+                    conv((3, 3), Conv { groups: 2, ..padded }, true),
+                    StackLayer::GroupNorm { groups: 4 },
+                    activation("silu"),
+                    conv((3, 1), tall, true),
+                ],
+            },
+            activation("tanh"),
+            StackLayer::ConvTranspose { outputs: 6, kernel, conv: up, output_padding: (0, 0), bias: true },
+            StackLayer::AvgPool { kernel, stride, padding },
+            StackLayer::Flatten,
+            linear(24),
+            StackLayer::LayerNorm,
+            activation("gelu"),
+            linear(10),
+        ],
+    })
+}
+
+fn ids_stack() -> Model {
+    let encoder = StackLayer::EncoderLayer {
+        heads: 4,
+        hidden: Some(32),
+        activation: "relu".into(),
+        dropout: 0.0,
+        norm_first: true,
+        causal: true,
+    };
+    Model::Layers(Stack {
+        input: StackInput::Ids { vocab: 32, context: 12 },
+        layers: vec![
+            StackLayer::Embedding { width: 16 },
+            StackLayer::Positions,
+            encoder,
+            StackLayer::Recurrent { cell: Cell::Lstm, hidden: 12, bidirectional: true },
+            StackLayer::RmsNorm,
+            StackLayer::Residual { layers: vec![StackLayer::Attention { heads: 3, causal: false }] },
+            linear(32),
+        ],
+    })
 }
 
 macro_rules! references {
@@ -226,7 +296,7 @@ macro_rules! references {
 }
 
 references! {
-    mlp lenet cnn gpt alexnet lstm gru bilstm encoder
+    mlp lenet cnn gpt alexnet lstm gru bilstm encoder layers_image layers_ids
     resnet18 resnet34 resnet50 resnet101
     resnet18_cifar resnet34_cifar resnet50_cifar resnet101_cifar
 }
