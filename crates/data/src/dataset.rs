@@ -66,3 +66,19 @@ pub enum Label {
     /// Each position's label is the next id.
     NextId,
 }
+
+impl Values<'_> {
+    /// How many.
+    pub fn len(&self) -> usize {
+        match self {
+            Values::U8(values) => values.len(),
+            Values::F32(values) => values.len(),
+            Values::I32(values) => values.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -38,6 +38,14 @@ pub enum DataError {
         /// What is wrong, and what to write instead.
         why: String,
     },
+    /// A bug: code that reads or chooses samples panicked.
+    #[error("{what} panicked: {why}; this is a bug in the code that reads the set")]
+    Panicked {
+        /// What was being done, with the sample.
+        what: String,
+        /// The panic's message.
+        why: String,
+    },
 }
 
 impl DataError {

@@ -5,13 +5,55 @@
 //!
 //! # Layout
 //! - [`spec`]: what a sample is. [`dataset`]: random access to samples. [`error`]: what can be wrong with files.
+//! - Formats: [`idx`] (MNIST), [`cifar`], [`table`] (CSV), [`images`] (a folder per class), [`arrays`] (safetensors),
+//!   [`text`] with [`bpe`], its tokenizers; over [`map`], files in memory.
+//! - [`memory`], [`synthetic`]: sets that are given as vectors, or made up. [`mod@split`]: parts of a set.
+//! - [`order`]: which sample stands where in an epoch; `permute` and `draw` are its randomness.
+//! - [`stats`]: means, deviations and class counts. [`augment`], [`transform`]: from a sample to its place in a batch.
+//! - [`batch`], [`loader`]: batches, and the threads that fill them ahead.
+//! - `fetch` (feature `download`): the well-known sets by name.
 
 #![deny(unsafe_code)]
 
+pub mod arrays;
+pub mod augment;
+pub mod batch;
+pub mod bpe;
+pub mod cifar;
+#[cfg(test)]
+mod damage;
 pub mod dataset;
+mod draw;
 pub mod error;
+#[cfg(feature = "download")]
+pub mod fetch;
+pub mod idx;
+pub mod images;
+pub mod loader;
+pub mod map;
+pub mod memory;
+pub mod order;
+mod permute;
+mod plane;
 pub mod spec;
+pub mod split;
+pub mod stats;
+pub mod synthetic;
+pub mod table;
+pub mod text;
+pub mod transform;
 
+pub use augment::Augment;
+pub use batch::{Batch, BatchValues, Span, spans};
+pub use bpe::Tokenizer;
 pub use dataset::{Dataset, Fetched, Label, Scratch, Values};
 pub use error::DataError;
+pub use loader::{BatchGuard, Loader, LoaderOptions};
+pub use memory::InMemory;
+pub use order::{Mode, Order};
 pub use spec::{Features, Layout, Spec, Target};
+pub use split::{Subset, split};
+pub use stats::{Stats, balanced_weights};
+pub use synthetic::Synthetic;
+pub use text::Text;
+pub use transform::Transform;

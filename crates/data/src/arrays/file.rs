@@ -1,0 +1,137 @@
+//! A safetensors file in memory and the arrays in it.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
+
+use crate::error::DataError;
+use crate::map::{self, Bytes};
+
+/// The length of the header stands before it.
+const LENGTH_BYTES: usize = 8;
+
+#[derive(Debug)]
+pub(super) struct File {
+    path: PathBuf,
+    bytes: Bytes,
+    arrays: safetensors::tensor::Metadata,
+    /// Where the arrays' bytes start.
+    data: usize,
+}
+
+/// Where an array is and what it holds.
+#[derive(Debug)]
+pub(super) struct Array {
+    name: String,
+    pub(super) dtype: Dtype,
+    /// Bytes of an element.
+    pub(super) size: usize,
+    pub(super) shape: Vec<usize>,
+    start: usize,
+}
+
+impl File {
+    pub(super) fn open(path: &Path) -> Result<File, DataError> {
+        let bytes = map::open(path)?;
+        let (header, arrays) = SafeTensors::read_metadata(&bytes).map_err(|e| broken(path, &bytes, &e))?;
+        Ok(File { path: path.into(), bytes, arrays, data: LENGTH_BYTES + header })
+    }
+
+    pub(super) fn array(&self, name: &str) -> Result<Array, DataError> {
+        let Some(info) = self.arrays.info(name) else {
+            let mut names = self.arrays.offset_keys();
+            names.truncate(20);
+            let why = format!("no array {name:?}; the file has {}", names.join(", "));
+            return Err(DataError::corrupt(&self.path, LENGTH_BYTES as u64, why));
+        };
+        let start = self.data + info.data_offsets.0;
+        let size = info.dtype.bitsize() / 8;
+        Ok(Array { name: name.into(), dtype: info.dtype, size, shape: info.shape.clone(), start })
+    }
+
+    /// The bytes of some elements.
+    pub(super) fn bytes(&self, array: &Array, elements: Range<usize>) -> &[u8] {
+        &self.bytes[array.start + elements.start * array.size..array.start + elements.end * array.size]
+    }
+
+    /// One more than the largest element; none may be negative or beyond what an id can be.
+    pub(super) fn count(&self, array: &Array, what: &str) -> Result<usize, DataError> {
+        self.check(array, what, i32::MAX as usize, "at most")
+    }
+
+    /// Checks that all elements are below `limit`; one more than the largest.
+    pub(super) fn check(
+        &self,
+        array: &Array,
+        what: &str,
+        limit: usize,
+        of: &str,
+    ) -> Result<usize, DataError> {
+        let n = array.shape.iter().product();
+        let mut max = -1;
+        for (i, element) in self.bytes(array, 0..n).chunks_exact(array.size).enumerate() {
+            let value = array.integer(element);
+            if value < 0 || value as u64 >= limit as u64 {
+                return Err(self.error(array, i, &format!("{what} {value}, but there are {limit} {of}")));
+            }
+            max = max.max(value);
+        }
+        Ok((max + 1) as usize)
+    }
+
+    /// An error at an element.
+    pub(super) fn error(&self, array: &Array, element: usize, why: &str) -> DataError {
+        let offset = array.start + element * array.size;
+        let why =
+            format!("array {:?} {:?} {:?}, element {element}: {why}", array.name, array.dtype, array.shape);
+        DataError::corrupt(&self.path, offset as u64, why)
+    }
+}
+
+impl Array {
+    pub(super) fn is_float(&self) -> bool {
+        matches!(self.dtype, Dtype::F32 | Dtype::F64)
+    }
+
+    pub(super) fn is_integer(&self) -> bool {
+        use Dtype::{I8, I16, I32, I64, U8, U16, U32, U64};
+        matches!(self.dtype, I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64)
+    }
+
+    /// An element of an array of integers; those beyond i64 are negative, and so refused.
+    pub(super) fn integer(&self, b: &[u8]) -> i64 {
+        match (self.dtype, b) {
+            (Dtype::U8, &[a]) => a.into(),
+            (Dtype::I8, &[a]) => (a as i8).into(),
+            (Dtype::U16, &[a, b]) => u16::from_le_bytes([a, b]).into(),
+            (Dtype::I16, &[a, b]) => i16::from_le_bytes([a, b]).into(),
+            (Dtype::U32, &[a, b, c, d]) => u32::from_le_bytes([a, b, c, d]).into(),
+            (Dtype::I32, &[a, b, c, d]) => i32::from_le_bytes([a, b, c, d]).into(),
+            (Dtype::I64 | Dtype::U64, &[a, b, c, d, e, f, g, h]) => {
+                i64::from_le_bytes([a, b, c, d, e, f, g, h])
+            }
+            (dtype, _) => unreachable!("{dtype:?} elements of {} bytes are no integers", b.len()),
+        }
+    }
+}
+
+fn broken(path: &Path, bytes: &[u8], error: &SafeTensorError) -> DataError {
+    let offset = match error {
+        SafeTensorError::HeaderTooSmall | SafeTensorError::MetadataIncompleteBuffer => bytes.len(),
+        SafeTensorError::HeaderTooLarge => 0,
+        SafeTensorError::InvalidHeaderLength => bytes.len(),
+        // A header of one line, as every writer makes it, tells where in it the error is.
+        SafeTensorError::InvalidHeaderDeserialization(json) if json.line() == 1 => {
+            LENGTH_BYTES + json.column() - 1
+        }
+        _ => LENGTH_BYTES,
+    };
+    let what = match error {
+        SafeTensorError::MetadataIncompleteBuffer => "the file does not end where its header says".into(),
+        SafeTensorError::InvalidHeaderLength => "the file ends here, inside its header".into(),
+        SafeTensorError::HeaderTooSmall => "the file ends here, before its header".into(),
+        other => other.to_string(),
+    };
+    DataError::corrupt(path, offset.min(bytes.len()) as u64, format!("not a whole safetensors file: {what}"))
+}

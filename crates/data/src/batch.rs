@@ -1,0 +1,167 @@
+//! Batches: which positions of an epoch one is made of, and the memory that it lies in.
+
+use crate::error::DataError;
+use crate::order::Order;
+use crate::spec::Spec;
+
+/// A range of positions of an epoch: what one batch is made of.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Span {
+    /// The order, and in it the epoch.
+    pub order: Order,
+    /// The first position.
+    pub start: usize,
+    /// How many.
+    pub len: usize,
+}
+
+/// An epoch cut into batches; the last may be short. A `batch` of 0 counts as 1.
+pub fn spans(order: Order, batch: usize) -> impl Iterator<Item = Span> + Send + 'static {
+    let (epoch_len, batch) = (order.epoch_len(), batch.max(1));
+    (0..epoch_len.div_ceil(batch)).map(move |i| {
+        let start = i * batch;
+        Span { order, start, len: batch.min(epoch_len - start) }
+    })
+}
+
+/// Samples in memory, ready for a step.
+#[derive(Debug)]
+pub struct Batch {
+    /// The features of `n` samples, one after the other, planes for images.
+    pub x: BatchValues,
+    /// The labels: `n` classes, or `n` times as many ids as a sample has positions.
+    pub labels: Vec<i32>,
+    /// How many samples.
+    pub n: usize,
+    /// Where they stand.
+    pub span: Span,
+}
+
+/// The features of a batch.
+#[derive(PartialEq, Debug)]
+pub enum BatchValues {
+    /// Images and rows.
+    F32(Vec<f32>),
+    /// Ids.
+    I32(Vec<i32>),
+}
+
+/// The features' place of one sample in a batch.
+#[derive(Debug)]
+pub enum SlotValues<'a> {
+    /// Images and rows.
+    F32(&'a mut [f32]),
+    /// Ids.
+    I32(&'a mut [i32]),
+}
+
+impl Batch {
+    /// An empty batch with memory for `n_max` samples; an error if there is not so much.
+    pub fn reserve(spec: &Spec, n_max: usize) -> Result<Batch, DataError> {
+        fn reserved<T>(n_max: usize, each: usize) -> Result<Vec<T>, DataError> {
+            let mut memory = Vec::new();
+            n_max.checked_mul(each).and_then(|n| memory.try_reserve_exact(n).ok()).ok_or_else(|| {
+                let why = format!(
+                    "no memory for a batch of {n_max} samples of {each} values; make batches smaller"
+                );
+                DataError::Setting { why }
+            })?;
+            Ok(memory)
+        }
+        let numel = spec.features.numel();
+        let x = match spec.features.is_ids() {
+            false => BatchValues::F32(reserved(n_max, numel)?),
+            true => BatchValues::I32(reserved(n_max, numel)?),
+        };
+        let span = Span { order: Order::in_order(0), start: 0, len: 0 };
+        Ok(Batch { x, labels: reserved(n_max, spec.n_labels())?, n: 0, span })
+    }
+
+    /// Makes this a batch of `n` samples, whose values are yet to be written. Takes no memory within what is reserved.
+    pub(crate) fn resize(&mut self, spec: &Spec, n: usize) {
+        self.n = n;
+        self.labels.resize(n * spec.n_labels(), 0);
+        let len = n * spec.features.numel();
+        match &mut self.x {
+            BatchValues::F32(x) => x.resize(len, 0.0),
+            BatchValues::I32(x) => x.resize(len, 0),
+        }
+    }
+
+    /// The places of sample `i` of `n`.
+    pub(crate) fn slot(&mut self, i: usize) -> (SlotValues<'_>, &mut [i32]) {
+        let x = match &mut self.x {
+            BatchValues::F32(x) => SlotValues::F32(part(x, i, self.n)),
+            BatchValues::I32(x) => SlotValues::I32(part(x, i, self.n)),
+        };
+        (x, part(&mut self.labels, i, self.n))
+    }
+}
+
+impl BatchValues {
+    /// The numbers, if they are numbers.
+    pub fn f32(&self) -> Option<&[f32]> {
+        match self {
+            BatchValues::F32(x) => Some(x),
+            BatchValues::I32(_) => None,
+        }
+    }
+
+    /// The ids, if they are ids.
+    pub fn i32(&self) -> Option<&[i32]> {
+        match self {
+            BatchValues::F32(_) => None,
+            BatchValues::I32(x) => Some(x),
+        }
+    }
+}
+
+/// Part `i` of `n` equal ones.
+fn part<T>(all: &mut [T], i: usize, n: usize) -> &mut [T] {
+    let each = all.len() / n;
+    &mut all[i * each..(i + 1) * each]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{Features, Target};
+
+    #[test]
+    fn spans_cover_an_epoch_and_end_short() {
+        for (len, batch, expected) in [
+            (10, 4, vec![(0, 4), (4, 4), (8, 2)]),
+            (8, 4, vec![(0, 4), (4, 4)]),
+            (3, 100, vec![(0, 3)]),
+            (2, 0, vec![(0, 1), (1, 1)]),
+            (0, 4, vec![]),
+        ] {
+            let cut: Vec<_> = spans(Order::in_order(len), batch).map(|span| (span.start, span.len)).collect();
+            assert_eq!(cut, expected, "{len} by {batch}");
+        }
+    }
+
+    #[test]
+    fn a_batch_that_fits_nowhere_is_an_error() {
+        let target = Target::Class { classes: 2, names: vec![] };
+        let spec = Spec { features: Features::Row { width: 1 << 40 }, target };
+        for n_max in [1 << 16, usize::MAX] {
+            let error = Batch::reserve(&spec, n_max).unwrap_err().to_string();
+            assert!(error.contains("make batches smaller"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_batch_changes_size_inside_its_memory() {
+        let spec = Spec { features: Features::Ids { time: 3, vocab: 9 }, target: Target::NextId };
+        let mut batch = Batch::reserve(&spec, 5).unwrap();
+        let place = batch.labels.as_ptr();
+        for n in [5, 2, 5, 0, 4] {
+            batch.resize(&spec, n);
+            assert_eq!(batch.x.i32().map(<[i32]>::len), Some(3 * n));
+            assert_eq!((batch.labels.len(), batch.labels.as_ptr()), (3 * n, place));
+        }
+        batch.slot(1).1.fill(7);
+        assert_eq!(batch.labels, [0, 0, 0, 7, 7, 7, 0, 0, 0, 0, 0, 0]);
+    }
+}

@@ -1,0 +1,185 @@
+//! From the bytes of a PNG or JPEG file to pixels: `[height, width, channels]` of bytes, three channels (RGB) or one
+//! (grey). Which of the two formats it is, the content says, not the name.
+//!
+//! As PIL's `convert("RGB")` and `convert("L")`, on which torchvision's `ImageFolder` rests: transparency is dropped, not
+//! blended; palettes and fewer than 8 bits are expanded, 16 bits are cut to 8; grey is 0.299 R + 0.587 G + 0.114 B. The
+//! orientation in EXIF is not applied. Stricter than PIL in one thing: a file that is cut or broken is an error, not a
+//! picture with a grey half.
+
+use std::io::Cursor;
+
+use png::{ColorType, Transformations};
+use zune_jpeg::JpegDecoder;
+use zune_jpeg::errors::DecodeErrors;
+use zune_jpeg::zune_core::bytestream::{ZByteReaderTrait, ZCursor};
+use zune_jpeg::zune_core::colorspace::ColorSpace;
+use zune_jpeg::zune_core::options::DecoderOptions;
+
+use super::resize::Size;
+
+/// No side of an image may be longer; checked before memory is taken.
+pub(super) const SIDE_MAX: usize = 16_384;
+/// Deflate packs at most this many bytes into one.
+const DEFLATE_RATIO_MAX: usize = 1032;
+/// A block of 8x8 pixels takes at least one bit of a JPEG.
+const JPEG_PIXELS_A_BYTE_MAX: usize = 512;
+
+/// What is wrong with a file, and where.
+#[derive(Debug)]
+pub(super) struct Flaw {
+    pub(super) offset: u64,
+    pub(super) why: String,
+}
+
+impl Flaw {
+    fn new(offset: usize, why: impl Into<String>) -> Flaw {
+        Flaw { offset: offset as u64, why: why.into() }
+    }
+}
+
+/// Decodes `file` into the front of `pixels`, which grows where it must.
+pub(super) fn decode(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<Size, Flaw> {
+    if file.starts_with(b"\x89PNG\r\n\x1a\n") {
+        decode_png(file, grey, pixels)
+    } else if file.starts_with(b"\xff\xd8\xff") {
+        decode_jpeg(file, grey, pixels)
+    } else {
+        Err(Flaw::new(0, "neither PNG nor JPEG; convert it, or take it out of the folder"))
+    }
+}
+
+fn decode_png(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<Size, Flaw> {
+    let mut cursor = Cursor::new(file);
+    let result = read_png(&mut cursor, file.len(), grey, pixels);
+    // The decoder reads ahead by a chunk's header at most, so this is in the chunk that is broken.
+    result.map_err(|why| Flaw::new((cursor.position() as usize).min(file.len()), why))
+}
+
+fn read_png(
+    cursor: &mut Cursor<&[u8]>,
+    len: usize,
+    grey: bool,
+    pixels: &mut Vec<u8>,
+) -> Result<Size, String> {
+    let broken = |e: png::DecodingError| format!("broken PNG: {e}");
+    let mut decoder = png::Decoder::new(cursor);
+    decoder.set_ignore_text_chunk(true);
+    decoder.set_ignore_iccp_chunk(true);
+    decoder.set_transformations(Transformations::EXPAND | Transformations::STRIP_16);
+    let info = decoder.read_header_info().map_err(broken)?;
+    let size = Size { height: info.height as usize, width: info.width as usize };
+    check_size(size)?;
+    let unpacked = info.raw_bytes();
+    if unpacked > len.saturating_mul(DEFLATE_RATIO_MAX) {
+        return Err(format!("{} x {} pixels cannot be in {len} bytes", size.height, size.width));
+    }
+    // Two lines of the largest image, and then some.
+    decoder.set_limits(png::Limits { bytes: 64 << 20 });
+    let mut reader = decoder.read_info().map_err(broken)?;
+    let bytes = reader.output_buffer_size().ok_or("too large")?;
+    let channels = if grey { 1 } else { 3 };
+    grow(pixels, bytes.max(size.pixels() * channels));
+    let frame = reader.next_frame(&mut pixels[..bytes]).map_err(broken)?;
+    if (frame.width as usize, frame.height as usize) != (size.width, size.height) {
+        return Err("broken PNG: the first frame is not the whole image".into());
+    }
+    reader.finish().map_err(broken)?;
+    let stored = match frame.color_type {
+        ColorType::Grayscale => 1,
+        ColorType::GrayscaleAlpha => 2,
+        ColorType::Rgb => 3,
+        ColorType::Rgba => 4,
+        ColorType::Indexed => return Err("broken PNG: its palette is missing".into()),
+    };
+    convert(pixels, size.pixels(), stored, channels);
+    Ok(size)
+}
+
+fn decode_jpeg(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<Size, Flaw> {
+    // Asked first, because the decoder does not miss the last rows.
+    if !file.ends_with(b"\xff\xd9") && !ends_after_scan(file) {
+        return Err(Flaw::new(file.len(), "broken JPEG: the file ends here, before the image does"));
+    }
+    read_jpeg(ZCursor::new(file), file.len(), grey, pixels).map_err(|why| {
+        // Once more with a reader that says how far it came; only files that are broken pay for it.
+        let mut cursor = Cursor::new(file);
+        let _same_error = read_jpeg(&mut cursor, file.len(), grey, pixels);
+        Flaw::new((cursor.position() as usize).min(file.len()), why)
+    })
+}
+
+fn read_jpeg<R: ZByteReaderTrait>(
+    reader: R,
+    len: usize,
+    grey: bool,
+    pixels: &mut Vec<u8>,
+) -> Result<Size, String> {
+    let broken = |e: DecodeErrors| format!("broken JPEG: {}", e.to_string().trim_end());
+    let options =
+        DecoderOptions::default().set_strict_mode(true).set_max_width(SIDE_MAX).set_max_height(SIDE_MAX);
+    let mut decoder = JpegDecoder::new_with_options(reader, options);
+    decoder.decode_headers().map_err(broken)?;
+    let (width, height) = decoder.dimensions().ok_or("broken JPEG: no size")?;
+    let size = Size { height, width };
+    check_size(size)?;
+    if size.pixels() > len.saturating_mul(JPEG_PIXELS_A_BYTE_MAX) {
+        return Err(format!("{height} x {width} pixels cannot be in {len} bytes"));
+    }
+    // Luma is grey already; the decoder then leaves out the colours.
+    let luma = grey && matches!(decoder.input_colorspace(), Some(ColorSpace::YCbCr | ColorSpace::Luma));
+    let (space, stored) = if luma { (ColorSpace::Luma, 1) } else { (ColorSpace::RGB, 3) };
+    decoder.set_options(options.jpeg_set_out_colorspace(space));
+    grow(pixels, size.pixels() * stored);
+    decoder.decode_into(&mut pixels[..size.pixels() * stored]).map_err(broken)?;
+    convert(pixels, size.pixels(), stored, if grey { 1 } else { 3 });
+    Ok(size)
+}
+
+/// Whether an end of image comes after the first scan: such a file has something else behind the image.
+fn ends_after_scan(file: &[u8]) -> bool {
+    let mut at = 2;
+    while let Some(&[0xff, marker, high, low]) = file.get(at..at + 4) {
+        if marker == 0xda {
+            return file[at..].windows(2).any(|pair| pair == b"\xff\xd9");
+        }
+        at += 2 + u16::from_be_bytes([high, low]) as usize;
+    }
+    false
+}
+
+fn check_size(size: Size) -> Result<(), String> {
+    let Size { height, width } = size;
+    if height == 0 || width == 0 || height > SIDE_MAX || width > SIDE_MAX {
+        return Err(format!("{height} x {width} pixels; sides are 1 to {SIDE_MAX}"));
+    }
+    Ok(())
+}
+
+fn grow(pixels: &mut Vec<u8>, len: usize) {
+    if pixels.len() < len {
+        pixels.resize(len, 0);
+    }
+}
+
+/// Changes the number of channels in place. Two and four channels are one and three with transparency.
+fn convert(pixels: &mut [u8], n: usize, from: usize, to: usize) {
+    match (from, to) {
+        (1, 3) | (2, 3) => {
+            // From the end, because the result is longer.
+            for i in (0..n).rev() {
+                let level = pixels[i * from];
+                pixels[3 * i..3 * i + 3].fill(level);
+            }
+        }
+        (2, 1) => (0..n).for_each(|i| pixels[i] = pixels[2 * i]),
+        (4, 3) => (0..n).for_each(|i| pixels.copy_within(4 * i..4 * i + 3, 3 * i)),
+        (3 | 4, 1) => {
+            for i in 0..n {
+                let [r, g, b] = [0, 1, 2].map(|c| u32::from(pixels[i * from + c]));
+                // As PIL: the weights in units of 2^-16, rounded.
+                pixels[i] = ((19_595 * r + 38_470 * g + 7_471 * b + 0x8000) >> 16) as u8;
+            }
+        }
+        _ => debug_assert_eq!(from, to),
+    }
+}

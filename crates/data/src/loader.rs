@@ -1,0 +1,360 @@
+//! Fills batches ahead of the step that needs them, in threads of its own.
+//!
+//! A thread takes the next span of the plan together with a number, fills a batch outside the lock, and puts it in the
+//! line under its number; the consumer takes batches from the line in order. One thread fills one batch, so threads
+//! wait for each other only at the line. At most `prefetch` batches are in the line, being filled or full, so memory
+//! is bounded however slow the consumer is. Batches that the consumer lets go of are filled again: once there are as
+//! many as `prefetch` and those that the consumer holds at a time, no more memory is taken.
+//!
+//! An error takes its batch's place in the line and ends it. A panic of the set or of the plan becomes an error. A
+//! dropped loader stops its threads at the next sample and waits for them.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::augment::Address;
+use crate::batch::{Batch, Span};
+use crate::dataset::{Dataset, Scratch};
+use crate::error::DataError;
+use crate::transform::Transform;
+
+/// How a loader works.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LoaderOptions {
+    /// The longest span: memory is reserved for so many samples.
+    pub batch_max: usize,
+    /// Threads that fill batches; with 0 the consumer fills each when it asks for it.
+    pub threads: usize,
+    /// Batches that are full or being filled ahead of the consumer; at least 1. Threads beyond it have nothing to do.
+    pub prefetch: usize,
+    /// Of augmentation.
+    pub seed: u64,
+}
+
+/// Batches in the order of a plan, filled ahead. An iterator; after an error it has ended.
+pub struct Loader {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    /// For filling without threads.
+    scratch: Scratch,
+    waited: Duration,
+}
+
+/// A batch that is lent to the consumer; its memory is used again once this is dropped.
+pub struct BatchGuard {
+    /// There until the drop.
+    batch: Option<Batch>,
+    shared: Arc<Shared>,
+}
+
+impl Loader {
+    /// Starts to fill batches of `set` as `plan` says. `transform` was made for the set's spec. The plan is asked under
+    /// the loader's lock, so it should answer quickly. If the system gives no thread, fewer do the work, or the
+    /// consumer itself.
+    pub fn start(
+        set: Arc<dyn Dataset>,
+        transform: Transform,
+        plan: impl Iterator<Item = Span> + Send + 'static,
+        options: LoaderOptions,
+    ) -> Loader {
+        let window = options.prefetch.max(1);
+        let line = Line {
+            plan: Some(Box::new(plan)),
+            // A window without end is no reason to reserve one.
+            slots: VecDeque::with_capacity(window.min(1024)),
+            first: 0,
+            free: Vec::with_capacity(window.min(1024) + 1),
+            n_batches: 0,
+        };
+        let fits = transform.spec() == set.spec();
+        let shared = Arc::new(Shared {
+            set,
+            transform,
+            fits,
+            options: LoaderOptions { prefetch: window, ..options },
+            line: Mutex::new(line),
+            room: Condvar::new(),
+            ready: Condvar::new(),
+            stopped: AtomicBool::new(false),
+        });
+        let threads = (0..options.threads.min(window))
+            .map_while(|i| {
+                let shared = Arc::clone(&shared);
+                thread::Builder::new().name(format!("load-{i}")).spawn(move || shared.work()).ok()
+            })
+            .collect();
+        Loader { shared, threads, scratch: Scratch::default(), waited: Duration::ZERO }
+    }
+
+    /// How long the consumer has waited for batches so far.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// How many batches there is memory for: those in the line, free and lent.
+    pub fn n_batches(&self) -> usize {
+        self.shared.lock().n_batches
+    }
+}
+
+impl Iterator for Loader {
+    type Item = Result<BatchGuard, DataError>;
+
+    /// The next batch; waits until it is full.
+    fn next(&mut self) -> Option<Result<BatchGuard, DataError>> {
+        let asked = Instant::now();
+        let mut line = self.shared.lock();
+        if self.threads.is_empty() {
+            let (number, task) = line.take()?;
+            drop(line);
+            let done = self.shared.run(task, &mut self.scratch);
+            line = self.shared.lock();
+            line.put(number, done);
+            self.waited += asked.elapsed();
+        } else if !line.is_decided() {
+            while !line.is_decided() {
+                line = self.shared.ready.wait(line).unwrap_or_else(|poisoned| poisoned.into_inner());
+            }
+            self.waited += asked.elapsed();
+        }
+        let done = line.pop()?;
+        drop(line);
+        self.shared.room.notify_one();
+        Some(done.map(|batch| BatchGuard { batch: Some(batch), shared: Arc::clone(&self.shared) }))
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Ordering::Relaxed);
+        // Under the lock, so that no thread is between looking and waiting.
+        drop(self.shared.lock());
+        self.shared.room.notify_all();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has nothing left to say: panics of sets and plans are caught.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Deref for BatchGuard {
+    type Target = Batch;
+
+    fn deref(&self) -> &Batch {
+        self.batch.as_ref().expect("it is there until the drop")
+    }
+}
+
+impl DerefMut for BatchGuard {
+    fn deref_mut(&mut self) -> &mut Batch {
+        self.batch.as_mut().expect("it is there until the drop")
+    }
+}
+
+impl Drop for BatchGuard {
+    fn drop(&mut self) {
+        if let Some(batch) = self.batch.take() {
+            self.shared.lock().free.push(batch);
+        }
+    }
+}
+
+/// What threads, consumer and lent batches share.
+struct Shared {
+    set: Arc<dyn Dataset>,
+    transform: Transform,
+    /// Whether the transform is one for this set.
+    fits: bool,
+    options: LoaderOptions,
+    line: Mutex<Line>,
+    /// Told when the line has room.
+    room: Condvar,
+    /// Told when the first of the line is decided.
+    ready: Condvar,
+    stopped: AtomicBool,
+}
+
+/// The batches ahead of the consumer.
+struct Line {
+    /// `None` when no more spans are to be taken.
+    plan: Option<Box<dyn Iterator<Item = Span> + Send>>,
+    /// What was taken and not yet handed out; `None` while it is being filled.
+    slots: VecDeque<Option<Result<Batch, DataError>>>,
+    /// The number of the first slot.
+    first: u64,
+    free: Vec<Batch>,
+    n_batches: usize,
+}
+
+/// What a thread does next: a span and memory for it, unless that is missing or the plan failed.
+type Task = Result<(Span, Option<Batch>), DataError>;
+
+impl Line {
+    /// The next task and its number; `None` when there is none.
+    fn take(&mut self) -> Option<(u64, Task)> {
+        let plan = self.plan.as_mut()?;
+        let task = match catch_unwind(AssertUnwindSafe(|| plan.next())) {
+            Ok(Some(span)) => Ok((span, self.free.pop())),
+            Ok(None) => {
+                self.plan = None;
+                return None;
+            }
+            Err(panic) => {
+                self.plan = None;
+                Err(panicked("choosing samples".into(), &*panic))
+            }
+        };
+        self.slots.push_back(None);
+        Some((self.first + self.slots.len() as u64 - 1, task))
+    }
+
+    /// Puts what became of a task in its place. Nothing is taken after an error.
+    fn put(&mut self, number: u64, done: Result<Batch, DataError>) {
+        if done.is_err() {
+            self.plan = None;
+        }
+        // The line was cleared past this number if an error came before it.
+        let slot = number.checked_sub(self.first).and_then(|i| self.slots.get_mut(usize::try_from(i).ok()?));
+        if let Some(slot) = slot {
+            *slot = Some(done);
+        }
+    }
+
+    /// Whether it is known what comes next.
+    fn is_decided(&self) -> bool {
+        match self.slots.front() {
+            Some(slot) => slot.is_some(),
+            None => self.plan.is_none(),
+        }
+    }
+
+    /// What comes next, which is decided.
+    fn pop(&mut self) -> Option<Result<Batch, DataError>> {
+        let done = self.slots.pop_front()??;
+        self.first += 1;
+        if done.is_err() {
+            // What was filled behind the error is not wanted.
+            self.first += self.slots.len() as u64;
+            self.slots.clear();
+        }
+        Some(done)
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Line> {
+        // Nothing panics under the lock but the plan, which is caught.
+        self.line.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A thread's life.
+    fn work(&self) {
+        let mut scratch = Scratch::default();
+        loop {
+            let mut line = self.lock();
+            let stopped = || self.stopped.load(Ordering::Relaxed);
+            while !stopped() && line.plan.is_some() && line.slots.len() >= self.options.prefetch {
+                line = self.room.wait(line).unwrap_or_else(|poisoned| poisoned.into_inner());
+            }
+            if stopped() {
+                return;
+            }
+            let Some((number, task)) = line.take() else {
+                // The consumer may be waiting to hear that nothing comes, other threads for room that nobody needs.
+                drop(line);
+                self.ready.notify_one();
+                self.room.notify_all();
+                return;
+            };
+            drop(line);
+            let done = self.run(task, &mut scratch);
+            let mut line = self.lock();
+            line.put(number, done);
+            if line.is_decided() {
+                self.ready.notify_one();
+            }
+            if line.plan.is_none() {
+                self.room.notify_all();
+            }
+        }
+    }
+
+    /// Fills a batch; whatever goes wrong is an error.
+    fn run(&self, task: Task, scratch: &mut Scratch) -> Result<Batch, DataError> {
+        let (span, free) = task?;
+        // Which sample it was, should the set panic.
+        let mut at = None;
+        catch_unwind(AssertUnwindSafe(|| self.fill(span, free, scratch, &mut at))).unwrap_or_else(|panic| {
+            let what =
+                at.map_or_else(|| "reading samples".into(), |idx: usize| format!("reading sample {idx}"));
+            Err(panicked(what, &*panic))
+        })
+    }
+
+    fn fill(
+        &self,
+        span: Span,
+        free: Option<Batch>,
+        scratch: &mut Scratch,
+        at: &mut Option<usize>,
+    ) -> Result<Batch, DataError> {
+        self.check(span)?;
+        let spec = self.set.spec();
+        let mut batch = match free {
+            Some(batch) => batch,
+            None => {
+                let batch = Batch::reserve(spec, self.options.batch_max)?;
+                self.lock().n_batches += 1;
+                batch
+            }
+        };
+        batch.resize(spec, span.len);
+        batch.span = span;
+        let (seed, epoch) = (self.options.seed, span.order.epoch);
+        for (i, idx) in span.order.walk(span.start).take(span.len).enumerate() {
+            if self.stopped.load(Ordering::Relaxed) {
+                // Nobody will see this batch.
+                break;
+            }
+            *at = Some(idx);
+            let sample = self.set.fetch(idx, scratch)?;
+            let (x, labels) = batch.slot(i);
+            self.transform.write(sample, Address { seed, epoch, idx }, x, labels)?;
+        }
+        Ok(batch)
+    }
+
+    /// Whether the span is one of this set, and fits.
+    fn check(&self, span: Span) -> Result<(), DataError> {
+        let (len, max) = (span.len, self.options.batch_max);
+        let epoch_len = span.order.epoch_len();
+        let why = if !self.fits {
+            "the transform was made for another set".into()
+        } else if len > max {
+            format!("a span of {len} samples is longer than batch_max, {max}")
+        } else if span.order.len > self.set.len() {
+            format!("an order of {} samples is longer than the set, {}", span.order.len, self.set.len())
+        } else if span.start.checked_add(len).is_none_or(|end| end > epoch_len) {
+            format!("{len} positions from {} are not in an epoch of {epoch_len}", span.start)
+        } else {
+            return Ok(());
+        };
+        Err(DataError::Setting { why })
+    }
+}
+
+fn panicked(what: String, panic: &(dyn Any + Send)) -> DataError {
+    let text = panic.downcast_ref::<&str>().copied();
+    let why =
+        text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message");
+    DataError::Panicked { what, why: why.into() }
+}
+
+#[cfg(test)]
+mod tests;

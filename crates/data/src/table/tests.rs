@@ -1,0 +1,160 @@
+//! Good, ragged, mislabelled and damaged tables.
+
+use std::fs;
+
+use super::*;
+use crate::damage;
+
+fn open(content: impl AsRef<[u8]>, options: &TableOptions) -> Result<Table, DataError> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), content).unwrap();
+    Table::open(file.path(), options)
+}
+
+fn label(label: &str) -> TableOptions {
+    TableOptions { label: Some(label.into()), ..TableOptions::default() }
+}
+
+/// Rows, their classes, names of classes.
+type Content<'a> = (&'a [&'a [f32]], &'a [usize], usize, &'a [&'a str]);
+
+#[track_caller]
+fn check(content: impl AsRef<[u8]>, options: &TableOptions, (rows, labels, n, names): Content) {
+    let table = open(content, options).unwrap();
+    let target = Target::Class { classes: n, names: names.iter().map(|n| n.to_string()).collect() };
+    assert_eq!(*table.spec(), Spec { features: Features::Row { width: rows[0].len() }, target });
+    assert_eq!(table.len(), rows.len());
+    damage::read_all(&table).unwrap();
+    for (i, (row, &label)) in rows.iter().zip(labels).enumerate() {
+        let mut scratch = Scratch::default();
+        let want = Fetched { values: Values::F32(row), label: Label::Class(label) };
+        assert_eq!(table.fetch(i, &mut scratch).unwrap(), want);
+    }
+}
+
+#[test]
+fn good_tables_are_read() {
+    let plain = TableOptions::default();
+    check("1,2.5,0\n-3e1,4,2\n", &plain, (&[&[1.0, 2.5], &[-30.0, 4.0]], &[0, 2], 3, &[]));
+    check("a,b,y\n1,2,1.0\n3,4,0.0", &plain, (&[&[1.0, 2.0], &[3.0, 4.0]], &[1, 0], 2, &[]));
+    check("1,cat\n2,ant\n3,cat\n", &plain, (&[&[1.0], &[2.0], &[3.0]], &[1, 0, 1], 2, &["ant", "cat"]));
+    check("1,-1\n2,10\n3,2\n", &plain, (&[&[1.0], &[2.0], &[3.0]], &[0, 2, 1], 3, &["-1", "2", "10"]));
+    check("1,70000\n2,5\n", &plain, (&[&[1.0], &[2.0]], &[1, 0], 2, &["5", "70000"]));
+    check("y,a,b\n1,7,8\n0,9,9\n", &label("y"), (&[&[7.0, 8.0], &[9.0, 9.0]], &[1, 0], 2, &[]));
+    check("1,7,8\n0,9,9\n", &label("0"), (&[&[7.0, 8.0], &[9.0, 9.0]], &[1, 0], 2, &[]));
+    check("7,1,8\n9,0,9\n", &label("-2"), (&[&[7.0, 8.0], &[9.0, 9.0]], &[1, 0], 2, &[]));
+    check("\u{feff}a,y\r\n1, 1\r\n\r\n\"2\" ,0\r\n\n", &plain, (&[&[1.0], &[2.0]], &[1, 0], 2, &[]));
+    check("1,\"a \"\"b\"\", c\"\n2,d\n", &plain, (&[&[1.0], &[2.0]], &[0, 1], 2, &["a \"b\", c", "d"]));
+    let tabs = TableOptions { delimiter: b'\t', header: Some(false), ..plain.clone() };
+    check("1\t0\n2\t1\n", &tabs, (&[&[1.0], &[2.0]], &[0, 1], 2, &[]));
+    let numbers_as_names = TableOptions { header: Some(true), ..plain };
+    check("10,20\n1,0\n", &numbers_as_names, (&[&[1.0]], &[0], 1, &[]));
+    assert_eq!(open("y,a,b\n1,7,8\n", &label("y")).unwrap().columns(), ["a", "b"]);
+}
+
+#[test]
+fn bad_tables_are_errors_with_file_offset_line_and_column() {
+    #[track_caller]
+    fn check(content: impl AsRef<[u8]>, options: &TableOptions, want: &str) {
+        let error = open(content, options).expect_err(want).to_string();
+        assert!(error.contains(&format!(": at byte {want}")), "{error:?} lacks {want:?}");
+    }
+    let plain = TableOptions::default();
+    check("", &plain, "0: line 1, column 1: the file is empty");
+    check("a,b,y\n", &TableOptions { header: Some(true), ..plain.clone() }, "6: line 2, column 1: no rows");
+    check("1,2,0\n3,4\n", &plain, "9: line 2, column 4: 2 fields, but the first row has 3");
+    check("1,2,0\n3,4,5,6\n", &plain, "12: line 2, column 7: 4 fields, but the first row has 3");
+    check("1,2,0\r\n3,,1\r\n", &plain, "9: line 2, column 3: field 1: is empty; fill it");
+    check("a,b,y\n1,2,0\n3,,1\n", &plain, "14: line 3, column 3: field \"b\": is empty");
+    check("1,2,0\n3,4,\n", &plain, "10: line 2, column 5: field 2: is empty");
+    check("1,2,0\nNaN,4,1\n", &plain, "6: line 2, column 1: field 0: \"NaN\" is not a finite number");
+    check("1,2,0\n3,1e39,1\n", &plain, "8: line 2, column 3: field 1: \"1e39\" is not a finite number");
+    check("1,2,0\n3,red,1\n", &plain, "8: line 2, column 3: field 1: \"red\" is not a number");
+    check("1,red,0\n3,red,1\n", &plain, "2: line 1, column 3: field 1: \"red\" is not a number");
+    check("1,0\n2,nan\n", &plain, "6: line 2, column 3: field 1: \"nan\" is no label");
+    check("1,0.5\n2,1\n", &plain, "2: line 1, column 3: label 0.5 is no class");
+    check("1\n2\n", &plain, "0: line 1, column 1: only one column");
+    check("a,b\n1,0\n", &label("c"), "0: line 1, column 1: no column \"c\"; the header has a, b");
+    check("1,0\n2,0\n", &label("c"), "0: line 1, column 1: no column \"c\": the table has no header");
+    check("1,0\n2,0\n", &label("2"), "0: line 1, column 1: no column 2: the table has 2, counted from 0");
+    check(
+        "\"1\",5\" nail,x,0\n2,3,4,0\n",
+        &TableOptions { header: Some(false), ..plain.clone() },
+        "4: line 1, column 5",
+    );
+    check("\"a\"\",\",b,y\n1,2,0\n3,q,0\n", &plain, "19: line 3, column 3: field \"b\"");
+    check(b"1,0\n\xff,1\n", &plain, "4: line 2, column 1: field 0: \"\u{fffd}\" is not a number");
+    check(b"1,a\n2,\xff\n", &plain, "6: line 2, column 3: field 1: \"\u{fffd}\" is not UTF-8");
+    check(
+        "\"a\nb\",y\n1,0\n\"2\n\",x\nq,0\n",
+        &plain,
+        "19: line 6, column 1: field \"a\\nb\": \"q\" is not a number",
+    );
+    let quote = TableOptions { delimiter: b'"', ..plain };
+    assert!(matches!(open("1,0\n", &quote), Err(DataError::Setting { .. })));
+}
+
+#[test]
+fn classes_are_shared() {
+    let plain = TableOptions::default();
+    let train = open("1,b\n2,c\n3,a\n", &plain).unwrap();
+    let test = open("1,c\n2,b\n", &plain).unwrap().with_classes(&train.spec().target).unwrap();
+    assert_eq!(test.spec(), train.spec());
+    assert_eq!((test.class(0).unwrap(), test.class(1).unwrap()), (Some(2), Some(1)));
+    let error =
+        open("1,c\n2,d\n", &plain).unwrap().with_classes(&train.spec().target).unwrap_err().to_string();
+    assert!(error.contains(
+        "at byte 6: line 2, column 3: label \"d\" is not among those of the training set: a, b, c"
+    ));
+
+    let numbers = open("1,0\n2,3\n", &plain).unwrap();
+    let test = open("1,2\n", &plain).unwrap().with_classes(&numbers.spec().target).unwrap();
+    assert_eq!((test.spec().classes(), test.class(0).unwrap()), (4, Some(2)));
+    let error = open("1,4\n", &plain).unwrap().with_classes(&numbers.spec().target).unwrap_err().to_string();
+    assert!(error.contains("at byte 2: line 1, column 3: label \"4\" is not among"), "{error}");
+    let signed = open("1,-1\n2,1\n", &plain).unwrap();
+    let test = open("1,1.0\n", &plain).unwrap().with_classes(&signed.spec().target).unwrap();
+    assert_eq!(test.class(0).unwrap(), Some(1));
+}
+
+#[test]
+fn features_alone_are_read_with_or_without_labels() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let read = |content: &str, width, options: &TableOptions| {
+        fs::write(file.path(), content).unwrap();
+        Table::features_only(file.path(), width, options)
+    };
+    let plain = TableOptions::default();
+    for (content, options) in [
+        ("1,2\n3,4\n", &plain),
+        ("a,b\n1,2\n3,4\n", &plain),
+        ("1,2,\n3,4,\n", &plain),
+        ("a,b,y\n1,2,cat\n3,4,dog\n", &plain),
+        ("y,a,b\n,1,2\n,3,4\n", &label("y")),
+    ] {
+        let table = read(content, 2, options).unwrap();
+        assert_eq!((table.len(), table.has_labels()), (2, false), "{content}");
+        let mut scratch = Scratch::default();
+        assert_eq!(table.fetch(1, &mut scratch).unwrap().values, Values::F32(&[3.0, 4.0]), "{content}");
+        damage::read_all(&table).unwrap();
+        let target = Target::Class { classes: 7, names: Vec::new() };
+        assert_eq!(table.with_classes(&target).unwrap().spec().classes(), 7);
+    }
+    let error = read("1,2\n", 5, &plain).unwrap_err().to_string();
+    assert!(error.contains("2 columns, but the model takes 5 features"), "{error}");
+    assert!(read("1\n", 0, &plain).is_err());
+}
+
+#[test]
+fn damaged_tables_never_panic() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for good in ["a,b,y\n1,2,cat\n3.5,4e2,dog\n-1,0,\"a cow\"\n", "1,2,0\r\n3,4,1\r\n5,6,2\r\n"] {
+        let path = file.path();
+        let both = || {
+            let alone = Table::features_only(path, 2, &TableOptions::default()).map(drop);
+            damage::read_all(&Table::open(path, &TableOptions::default())?)?;
+            alone
+        };
+        damage::each(good.as_bytes(), 400, path, both);
+    }
+}

@@ -1,0 +1,266 @@
+//! The text of a table: its heading, its rows, and where in the text a field is.
+
+use std::path::{Path, PathBuf};
+use std::str;
+
+use csv::{ByteRecord, Reader, ReaderBuilder, Trim};
+
+use super::TableOptions;
+use crate::error::DataError;
+use crate::map::{self, Bytes};
+
+/// A table's text and how it is written.
+pub(super) struct Text {
+    path: PathBuf,
+    bytes: Bytes,
+    options: TableOptions,
+}
+
+/// What the first rows say of the others.
+pub(super) struct Heading {
+    /// Whether the first row is names.
+    is_row: bool,
+    /// Those names.
+    pub(super) names: Vec<String>,
+    /// Columns, the label among them.
+    pub(super) width: usize,
+}
+
+/// A row and where it is.
+pub(super) struct Row<'a> {
+    text: &'a Text,
+    heading: &'a Heading,
+    record: &'a ByteRecord,
+}
+
+/// A place in a text, as people and as programs count.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    offset: u64,
+    line: usize,
+    column: usize,
+}
+
+impl Place {
+    pub(super) fn error(&self, path: &Path, why: &str) -> DataError {
+        DataError::corrupt(path, self.offset, format!("line {}, column {}: {why}", self.line, self.column))
+    }
+}
+
+impl Text {
+    pub(super) fn open(path: &Path, options: &TableOptions) -> Result<Text, DataError> {
+        if options.delimiter == b'"' || options.delimiter == b'\n' || options.delimiter == b'\r' {
+            return Err(DataError::Setting {
+                why: "the delimiter cannot be a quote or the end of a line".into(),
+            });
+        }
+        Ok(Text { path: path.into(), bytes: map::open(path)?, options: options.clone() })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Looks at the first two rows.
+    pub(super) fn heading(&self) -> Result<Heading, DataError> {
+        let mut reader = self.reader();
+        let (first, second) = (self.record(&mut reader)?, self.record(&mut reader)?);
+        let Some(first) = first else {
+            return Err(self.error(0, 0, "the file is empty"));
+        };
+        let by_name = self.options.label.as_ref().is_some_and(|label| {
+            label.parse::<i64>().is_err() && first.iter().any(|field| field == label.as_bytes())
+        });
+        let word_over_number = second.is_some_and(|second| {
+            first
+                .iter()
+                .zip(&second)
+                .any(|(first, second)| number(first).is_none() && number(second).is_some())
+        });
+        let is_row = self.options.header.unwrap_or(by_name || word_over_number);
+        let mut names = Vec::new();
+        if is_row {
+            for (i, field) in first.iter().enumerate() {
+                let name = str::from_utf8(field)
+                    .map_err(|_| self.error(start(&first), i, "the name is not UTF-8"))?;
+                names.push(name.to_owned());
+            }
+        }
+        Ok(Heading { is_row, names, width: first.len() })
+    }
+
+    /// Calls `each` with every row under the heading; all have as many fields as it.
+    pub(super) fn rows(
+        &self,
+        heading: &Heading,
+        mut each: impl FnMut(&Row) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let mut reader = self.reader();
+        let mut record = ByteRecord::new();
+        let (mut n, mut skip) = (0usize, heading.is_row);
+        while reader.read_byte_record(&mut record).map_err(|e| self.broken(&e))? {
+            if skip {
+                skip = false;
+                continue;
+            }
+            if record.len() != heading.width {
+                let at = record.len().min(heading.width);
+                let why = format!("{} fields, but the first row has {}", record.len(), heading.width);
+                return Err(self.error(start(&record), at, &why));
+            }
+            each(&Row { text: self, heading, record: &record })?;
+            n += 1;
+        }
+        if n == 0 {
+            return Err(self.error(
+                self.bytes.len(),
+                0,
+                "no rows under the header; if row 1 is data, set header = false",
+            ));
+        }
+        Ok(())
+    }
+
+    /// An error at a field of the record that starts at byte `start`.
+    pub(super) fn error(&self, start: usize, field: usize, why: &str) -> DataError {
+        self.place(start, field).error(&self.path, why)
+    }
+
+    fn reader(&self) -> Reader<&[u8]> {
+        let mut builder = ReaderBuilder::new();
+        builder.has_headers(false).flexible(true).trim(Trim::All).delimiter(self.options.delimiter);
+        builder.from_reader(&self.bytes)
+    }
+
+    fn record(&self, reader: &mut Reader<&[u8]>) -> Result<Option<ByteRecord>, DataError> {
+        let mut record = ByteRecord::new();
+        let there = reader.read_byte_record(&mut record).map_err(|e| self.broken(&e))?;
+        Ok(there.then_some(record))
+    }
+
+    fn broken(&self, error: &csv::Error) -> DataError {
+        let offset = error.position().map_or(0, |p| p.byte() as usize);
+        self.error(offset, 0, &error.to_string())
+    }
+
+    /// Where a field is: reads the record again, as its text is not kept. For errors, and once a class.
+    fn place(&self, start: usize, field: usize) -> Place {
+        let text: &[u8] = &self.bytes;
+        let mut at = start.min(text.len());
+        if at == 0 && text.starts_with(b"\xef\xbb\xbf") {
+            at = 3;
+        }
+        while matches!(text.get(at), Some(b'\r' | b'\n')) && at + 1 < text.len() {
+            at += 1;
+        }
+        for _ in 0..field {
+            let (end, more) = self.field_end(at);
+            at = end + usize::from(more);
+            if !more {
+                break;
+            }
+        }
+        let before = &text[..at];
+        let line_start = before.iter().rposition(|&b| b == b'\n').map_or(0, |n| n + 1);
+        let line = 1 + before.iter().filter(|&&b| b == b'\n').count();
+        Place { offset: at as u64, line, column: 1 + at - line_start }
+    }
+
+    /// Where the field that starts at `at` ends, and whether a delimiter ends it.
+    fn field_end(&self, mut at: usize) -> (usize, bool) {
+        // Quotes mean something only around a whole field.
+        let mut quoted = self.bytes.get(at) == Some(&b'"');
+        at += usize::from(quoted);
+        while let Some(&byte) = self.bytes.get(at) {
+            match byte {
+                b'"' if quoted && self.bytes.get(at + 1) == Some(&b'"') => at += 1,
+                b'"' if quoted => quoted = false,
+                _ if quoted => {}
+                b'\r' | b'\n' => return (at, false),
+                b if b == self.options.delimiter => return (at, true),
+                _ => {}
+            }
+            at += 1;
+        }
+        (at, false)
+    }
+}
+
+impl Heading {
+    /// The label's column.
+    pub(super) fn label(&self, text: &Text) -> Result<usize, DataError> {
+        let Some(label) = &text.options.label else {
+            return Ok(self.width - 1);
+        };
+        if let Some(column) = self.names.iter().position(|n| n == label) {
+            return Ok(column);
+        }
+        let wide = self.width as i64;
+        match label.parse::<i64>() {
+            Ok(n) if (-wide..wide).contains(&n) => Ok(n.rem_euclid(wide) as usize),
+            Ok(n) => Err(text.error(0, 0, &format!("no column {n}: the table has {wide}, counted from 0"))),
+            Err(_) if self.names.is_empty() => {
+                Err(text.error(0, 0, &format!("no column {label:?}: the table has no header; give a number")))
+            }
+            Err(_) => {
+                let shown = self.names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
+                Err(text.error(0, 0, &format!("no column {label:?}; the header has {shown}")))
+            }
+        }
+    }
+}
+
+impl Row<'_> {
+    /// A field as a finite number.
+    pub(super) fn number(&self, field: usize) -> Result<f32, DataError> {
+        match number(&self.record[field]) {
+            Some(number) if number.is_finite() => Ok(number),
+            Some(_) => Err(self.wrong(field, "is not a finite number of 32 bits")),
+            None if self.record[field].is_empty() => {
+                Err(self.wrong(field, "is empty; fill it, or leave out the row"))
+            }
+            None => Err(self.wrong(field, "is not a number")),
+        }
+    }
+
+    /// A field as a word.
+    pub(super) fn word(&self, field: usize) -> Result<&str, DataError> {
+        let word = str::from_utf8(&self.record[field]).map_err(|_| self.wrong(field, "is not UTF-8"))?;
+        if word.is_empty() {
+            return Err(self.wrong(field, "is empty; fill it, or leave out the row"));
+        }
+        if word.eq_ignore_ascii_case("nan") {
+            return Err(self.wrong(field, "is no label; fill it, or leave out the row"));
+        }
+        Ok(word)
+    }
+
+    pub(super) fn place(&self, field: usize) -> Place {
+        self.text.place(start(self.record), field)
+    }
+
+    pub(super) fn error(&self, field: usize, why: &str) -> DataError {
+        self.text.error(start(self.record), field, why)
+    }
+
+    fn wrong(&self, field: usize, what: &str) -> DataError {
+        let name = match self.heading.names.get(field) {
+            Some(name) => format!("{name:?}"),
+            None => field.to_string(),
+        };
+        let mut content: String = String::from_utf8_lossy(&self.record[field]).chars().take(40).collect();
+        if !content.is_empty() {
+            content = format!(" {content:?}");
+        }
+        self.error(field, &format!("field {name}:{content} {what}"))
+    }
+}
+
+/// Where a record starts.
+fn start(record: &ByteRecord) -> usize {
+    record.position().map_or(0, |p| p.byte() as usize)
+}
+
+fn number(field: &[u8]) -> Option<f32> {
+    str::from_utf8(field).ok()?.parse().ok()
+}
