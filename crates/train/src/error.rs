@@ -6,6 +6,11 @@ use polyreme_data::DataError;
 use polyreme_exec::{ExecError, NonFinite};
 use polyreme_graph::TraceError;
 use polyreme_graph::recompute::BudgetError;
+use polyreme_nn::model::FitError;
+
+use crate::checkpoint::CheckpointError;
+use crate::job::JobErrors;
+use crate::record::RecordError;
 
 /// An error of a run.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +55,53 @@ pub enum TrainError {
         /// Where it came from.
         place: Option<NonFinite>,
     },
+    /// The network's sizes.
+    #[error("{0}")]
+    Fit(#[from] FitError),
+    /// The job.
+    #[error("{0}")]
+    Job(#[from] JobErrors),
+    /// A checkpoint or a file of weights.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The records of the run.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// A folder that holds a run.
+    #[error("{} holds a run already; `polyreme resume {}` goes on with it, `--overwrite` replaces it, `--output` takes another folder", path.display(), path.display())]
+    Taken {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// No samples.
+    #[error("the training set is empty")]
+    Empty,
+    /// A job without data.
+    #[error("the job has no data; give it `[data]`, or sets from Rust")]
+    NoData,
+    /// Ids cannot be mixed.
+    #[error("train.mixup mixes images or numbers, and the data are token ids; leave it out")]
+    MixupOfIds,
+    /// Weights of classes that do not exist.
+    #[error("data.class_weights has {got} weights, and there are {want} classes")]
+    ClassWeights {
+        /// How many there are.
+        got: usize,
+        /// How many are needed.
+        want: usize,
+    },
+    /// A model that writes no text.
+    #[error("this model does not write text; give it files to label")]
+    NoText,
+    /// Weights without a run around them.
+    #[error("{}: a file of weights alone does not say what the model is; give the run's folder or a checkpoint", path.display())]
+    WeightsOnly {
+        /// The file.
+        path: PathBuf,
+    },
+    /// What a checkpoint says of the run.
+    #[error("the checkpoint's progress does not read: {0}")]
+    Progress(String),
     /// The system could not read or write.
     #[error("{}: {source}", path.display())]
     Io {
@@ -58,4 +110,11 @@ pub enum TrainError {
         /// Why.
         source: std::io::Error,
     },
+}
+
+impl TrainError {
+    /// An error of the system at `path`.
+    pub fn io(path: impl Into<PathBuf>, source: std::io::Error) -> TrainError {
+        TrainError::Io { path: path.into(), source }
+    }
 }

@@ -21,8 +21,14 @@ impl Judge {
     /// Compiles for batches of at most `n` samples.
     pub fn new(net: &Net, spec: &Spec, n: usize, threads: usize) -> Result<Judge, TrainError> {
         let graph = evaluation_graph(net, spec, n)?;
+        let classes = graph.shape(graph.output("logits").expect("an evaluation has logits")).last();
         let engine = Engine::new(Program::forward(&graph), Options::threads(threads));
-        Ok(Judge { engine, input: net.input(spec, 1, false).name, n, classes: spec.classes() })
+        Ok(Judge { engine, input: net.input(spec, 1, false).name, n, classes })
+    }
+
+    /// How many classes the logits tell apart.
+    pub fn classes(&self) -> usize {
+        self.classes
     }
 
     /// Samples that fit at once.

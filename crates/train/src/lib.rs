@@ -4,22 +4,38 @@
 //! programs, and engines run them.
 //!
 //! # Layout
-//! - [`job`]: what to train, from a file or from Rust.
+//! - [`job`]: what to train, from a file or from Rust. [`sets`]: its data, opened.
 //! - [`schedule`]: how the rate changes. [`pace`]: how a run is cut into epochs, steps and pieces. [`mod@mixup`].
 //! - [`net`], [`lower`]: from a network to programs. [`team`], [`judge`]: the engines that train and evaluate.
+//! - [`run`]: the loop. [`event`]: what it tells. [`mod@evaluate`], [`metrics`]: what is measured.
+//! - [`checkpoint`]: what a run leaves to go on from, whole or absent. [`weights`], [`mod@install`]: files of weights.
+//! - [`record`]: what a run leaves for people and tools.
+//! - [`trained`], [`preparation`], [`mod@generate`]: a model in use.
 //! - [`error`]: what can go wrong.
 
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 pub mod error;
+pub mod evaluate;
+pub mod event;
+pub mod generate;
+pub mod install;
 pub mod job;
 pub mod judge;
 pub mod lower;
+pub mod metrics;
 pub mod mixup;
 pub mod net;
 pub mod pace;
+pub mod preparation;
+pub mod record;
+pub mod run;
 pub mod schedule;
+pub mod sets;
 pub mod team;
+pub mod trained;
+pub mod weights;
 
 pub use error::TrainError;
 pub use net::Net;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+pub use polyreme_data::Augment;
 use polyreme_nn::Model;
 
 /// Everything that a run needs to know.
@@ -27,7 +28,7 @@ pub struct ModelSpec {
     /// The network, with the file's sizes and defaults elsewhere.
     pub model: Model,
     /// Sizes that the file did not give, to be taken from the data: any of `inputs`, `channels`, `image`, `classes`,
-    /// `vocab`, `context`.
+    /// `vocab`, `context`, `input` (of a list of layers).
     pub from_data: Vec<String>,
     /// Weights to start from: a safetensors file.
     pub weights: Option<PathBuf>,
@@ -63,6 +64,9 @@ pub enum Source {
     Idx {
         /// The folder.
         path: PathBuf,
+        /// `mnist` or `fashion-mnist`, if the set was named without a path. `path` is then
+        /// [`Source::default_folder`], and where that is not, a package of the system may have it.
+        known: Option<&'static str>,
     },
     /// CIFAR's binary version.
     Cifar {
@@ -128,19 +132,6 @@ pub enum Source {
     },
     /// A set that the program brings (a job defined in Rust).
     Given,
-}
-
-/// What is done to training images; zeros do nothing.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Augment {
-    /// Zeros put around before a random crop of the old size.
-    pub crop: usize,
-    /// Whether half of the images are mirrored left to right.
-    pub flip: bool,
-    /// Random shift by up to so many pixels, zeros follow.
-    pub shift: usize,
-    /// The chance that a random rectangle is erased.
-    pub erase: f64,
 }
 
 /// Weights of the classes in the loss.

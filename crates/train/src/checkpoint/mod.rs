@@ -1,0 +1,112 @@
+//! Checkpoints that are whole or absent.
+//!
+//! A checkpoint is a folder of safetensors files and a manifest with their lengths and checksums:
+//!
+//! ```text
+//! RUN/checkpoints/step-00000500/model.safetensors      what PyTorch reads, too
+//!                               optimizer.safetensors
+//!                               manifest.json          written last
+//! RUN/checkpoints/best -> step-00000500                a link, replaced by one rename
+//! RUN/checkpoints/.lock                                held by the process that trains
+//! ```
+//!
+//! # How it stays whole
+//! A folder is written under a name that begins with a dot (`.writing-…`): files first, each brought to the disk, then
+//! the manifest, then the folder itself. One rename gives it its real name. Deleting goes the other way: one rename to
+//! `.old-…`, then removal. So whatever stands under a real name is whole, whenever the process is killed.
+//!
+//! A step that is saved again appears as `step-00000500.new` first, which counts as a real name and comes before the
+//! plain one; then the old folder leaves and the new one takes its name. At each moment one of them is there.
+//!
+//! Leftovers under dotted names are removed by the next [`Store::open`], which holds the lock, so that they cannot
+//! belong to anyone alive. Readers take no lock.
+//!
+//! `best` is derived: of the checkpoints that are there, the one whose metric is best, the earliest of equals. It is
+//! never pruned, so it stays the best of the whole run.
+//!
+//! # Layout
+//! [`Store`] writes (in a thread of its own); [`list`], [`load`], [`latest_whole`] and [`resolve`] read;
+//! [`Manifest`] says what is in a checkpoint; [`CheckpointError`] and [`Difference`] say what is wrong.
+
+mod difference;
+mod disk;
+mod error;
+mod folder;
+mod manifest;
+mod read;
+mod store;
+pub(crate) mod tensors;
+mod write;
+
+#[cfg(test)]
+mod fault_tests;
+#[cfg(test)]
+mod mount_tests;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+pub use difference::{Difference, Lacking, Reshaped, Shape};
+pub(crate) use disk::Disk;
+pub use error::{CheckpointError, Skipped};
+pub use folder::{Entry, list};
+pub use manifest::{FileEntry, Manifest, model_id};
+pub use read::{Loaded, Place, latest_whole, load, load_at, resolve};
+pub use store::Store;
+pub use write::Written;
+
+/// The version of the folder's layout and of the manifest.
+pub const FORMAT: u64 = 1;
+
+/// The file that holds the model's parameters and states. Every checkpoint has it.
+pub const MODEL_FILE: &str = "model.safetensors";
+
+/// All that a checkpoint holds, at one moment of a run.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Steps done.
+    pub step: u64,
+    /// Epochs done.
+    pub epoch: u64,
+    /// The files; one of them is [`MODEL_FILE`].
+    pub shards: Vec<Shard>,
+    /// Whatever the loop must remember. Numbers come back exactly; JSON has no NaN and no infinities.
+    pub progress: serde_json::Value,
+    /// Metrics at this moment, such as `val_accuracy`; any number, NaN too.
+    pub metrics: Vec<(String, f64)>,
+    /// The job, as TOML with everything resolved.
+    pub job: String,
+}
+
+/// A copy of an arena, and where the tensors lie in it: one safetensors file.
+#[derive(Clone, Debug)]
+pub struct Shard {
+    /// The file's name, such as [`MODEL_FILE`]; it ends with `.safetensors`.
+    pub file: String,
+    /// The tensors, in the file's order. Shared, so that the next snapshot need not build it again.
+    pub tensors: Arc<[TensorAt]>,
+    /// The arena. Gaps between tensors are not written.
+    pub data: Vec<f32>,
+}
+
+/// Where a tensor lies in its shard.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TensorAt {
+    /// The tensor's name: PyTorch's.
+    pub name: String,
+    /// Its dims.
+    pub dims: Vec<usize>,
+    /// Its first element in [`Shard::data`].
+    pub start: usize,
+}
+
+impl Shard {
+    /// A shard with a copy of `arena` in `buffer`, whose old content is dropped. A recycled buffer
+    /// ([`Store::take_buffers`]) that is large enough makes this one copy and no allocation.
+    pub fn copy(file: &str, tensors: Arc<[TensorAt]>, arena: &[f32], mut buffer: Vec<f32>) -> Shard {
+        buffer.clear();
+        buffer.extend_from_slice(arena);
+        Shard { file: file.into(), tensors, data: buffer }
+    }
+}

@@ -1,0 +1,171 @@
+//! Reading checkpoints: nothing is believed before its length and checksum hold.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use super::manifest::MANIFEST_FILE;
+use super::{CheckpointError, Difference, FileEntry, MODEL_FILE, Manifest, Shape, Skipped, folder, tensors};
+use crate::weights::Weight;
+
+/// A checkpoint in memory.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Its folder.
+    pub path: PathBuf,
+    /// What it says about itself.
+    pub manifest: Manifest,
+    /// The tensors by file, in the manifest's order.
+    pub shards: Vec<(String, Vec<Weight>)>,
+}
+
+/// What a path that a person gives means.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// The folder of a run.
+    Run(PathBuf),
+    /// The folder of a checkpoint.
+    Checkpoint(PathBuf),
+    /// A file of weights.
+    Weights(PathBuf),
+}
+
+impl Loaded {
+    /// The tensors of a file, such as [`MODEL_FILE`].
+    pub fn shard(&self, file: &str) -> Option<&[Weight]> {
+        self.shards.iter().find(|(name, _)| name == file).map(|(_, weights)| weights.as_slice())
+    }
+
+    /// The tensors of a file, to be owned. It is gone from here.
+    pub fn take_shard(&mut self, file: &str) -> Option<Vec<Weight>> {
+        let at = self.shards.iter().position(|(name, _)| name == file)?;
+        Some(self.shards.remove(at).1)
+    }
+
+    /// Whether this is a checkpoint of the model with these tensors; if not, what differs.
+    pub fn check_model(&self, model: &[Shape]) -> Result<(), CheckpointError> {
+        let file = self.shard(MODEL_FILE).unwrap_or(&[]);
+        match Difference::between(model, file.iter().map(|w| (w.name.as_str(), w.dims.as_slice()))) {
+            None => Ok(()),
+            Some(difference) => {
+                Err(CheckpointError::OtherModel { path: self.path.clone(), difference: Box::new(difference) })
+            }
+        }
+    }
+}
+
+/// Reads the checkpoint in the folder `path`, and verifies every length and checksum.
+pub fn load(path: &Path) -> Result<Loaded, CheckpointError> {
+    let manifest = Manifest::read(path)?;
+    let mut shards = Vec::with_capacity(manifest.files.len());
+    for file in &manifest.files {
+        shards.push((file.name.clone(), load_file(&path.join(&file.name), file)?));
+    }
+    Ok(Loaded { path: path.into(), manifest, shards })
+}
+
+/// The newest checkpoint of a run that is whole, and those newer ones that are not. A checkpoint of a newer format is
+/// not damaged: it is an error, so that nobody goes back behind it unawares.
+pub fn latest_whole(run: &Path) -> Result<(Loaded, Vec<Skipped>), CheckpointError> {
+    let mut skipped = Vec::new();
+    for (step, path) in folder::steps(&folder::root(run))?.into_iter().rev() {
+        match load(&path) {
+            Ok(loaded) => return Ok((loaded, skipped)),
+            Err(newer @ CheckpointError::NewerFormat { .. }) => return Err(newer),
+            Err(why) => skipped.push(Skipped { step, path, why }),
+        }
+    }
+    match skipped.is_empty() {
+        true => {
+            Err(CheckpointError::missing(&folder::root(run), "the run has no checkpoint; train it first"))
+        }
+        false => Err(CheckpointError::NoneWhole { run: run.into(), skipped }),
+    }
+}
+
+/// What `path` means: a run's folder (or its `checkpoints`), a checkpoint's folder, a run's `best`, or a file of
+/// weights.
+pub fn resolve(path: &Path) -> Result<Place, CheckpointError> {
+    let run_of = |checkpoints: &Path| match checkpoints.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),
+        Some(parent) => parent.into(),
+        None => checkpoints.join(".."),
+    };
+    // `best` is a link that dangles for a moment while its step is replaced, and `RUN/best` is short for it.
+    if path.file_name().is_some_and(|name| name == "best") && !path.is_file() {
+        let parent = run_of(path);
+        for root in [folder::root(&parent), parent] {
+            if let Some(best) = folder::best_path(&root)? {
+                return Ok(Place::Checkpoint(best));
+            }
+        }
+    }
+    if path.is_file() {
+        let of_folder = path.file_name().is_some_and(|name| name == MANIFEST_FILE);
+        return Ok(if of_folder { Place::Checkpoint(run_of(path)) } else { Place::Weights(path.into()) });
+    }
+    if path.join(MANIFEST_FILE).is_file() {
+        return Ok(Place::Checkpoint(path.into()));
+    }
+    if folder::root(path).is_dir() {
+        return Ok(Place::Run(path.into()));
+    }
+    if !folder::steps(path).unwrap_or_default().is_empty() {
+        return Ok(Place::Run(run_of(path)));
+    }
+    let mut replacement = path.as_os_str().to_owned();
+    replacement.push(".new");
+    if Path::new(&replacement).join(MANIFEST_FILE).is_file() {
+        return Ok(Place::Checkpoint(replacement.into()));
+    }
+    let hint = "give the folder of a run or of a checkpoint, or a .safetensors file";
+    match fs::metadata(path) {
+        Ok(_) => Err(CheckpointError::missing(&path.join(MANIFEST_FILE), hint)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(CheckpointError::missing(path, hint)),
+        Err(e) => Err(CheckpointError::reading(path, e)),
+    }
+}
+
+/// Reads the checkpoint that `path` means; of a run, the newest whole one. A file of weights is none.
+pub fn load_at(path: &Path) -> Result<(Loaded, Vec<Skipped>), CheckpointError> {
+    match resolve(path)? {
+        Place::Run(run) => latest_whole(&run),
+        Place::Checkpoint(folder) => Ok((load(&folder)?, Vec::new())),
+        Place::Weights(file) => {
+            let hint =
+                "the file holds weights only; start from them with `model.weights`, or give a run's folder";
+            Err(CheckpointError::missing(&file.with_file_name(MANIFEST_FILE), hint))
+        }
+    }
+}
+
+fn load_file(path: &Path, entry: &FileEntry) -> Result<Vec<Weight>, CheckpointError> {
+    let reading = |e| CheckpointError::reading(path, e);
+    let file = File::open(path).map_err(reading)?;
+    let found = file.metadata().map_err(reading)?.len();
+    if found != entry.bytes {
+        return Err(CheckpointError::Length { path: path.into(), expected: entry.bytes, found });
+    }
+    let mut reader = Hashing { file, hasher: blake3::Hasher::new() };
+    let read = tensors::read(&mut reader, found, path);
+    // A damaged header ends the reading early; the rest is read for the checksum alone.
+    io::copy(&mut reader, &mut io::sink()).map_err(reading)?;
+    let found = reader.hasher.finalize().to_hex().to_string();
+    if found != entry.blake3 {
+        return Err(CheckpointError::Checksum { path: path.into(), expected: entry.blake3.clone(), found });
+    }
+    read
+}
+
+struct Hashing {
+    file: File,
+    hasher: blake3::Hasher,
+}
+
+impl Read for Hashing {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read(to)?;
+        self.hasher.update(&to[..n]);
+        Ok(n)
+    }
+}

@@ -1,0 +1,156 @@
+//! What a run tells whoever watches it, and what it asks: whether to stop.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// Watches a run. The terminal, JSON lines and tests are observers.
+pub trait Observer {
+    /// Something happened.
+    fn event(&mut self, event: Event<'_>);
+
+    /// Whether the run is to end after this step.
+    fn stop_requested(&self) -> bool {
+        false
+    }
+}
+
+/// Something that happened in a run.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// Everything is ready: what will run.
+    Started(&'a Outline),
+    /// A step is done.
+    Step(&'a StepDone),
+    /// A set was evaluated.
+    Evaluated {
+        /// Steps done.
+        step: u64,
+        /// Epochs begun.
+        epoch: u64,
+        /// Names and values.
+        metrics: &'a [(String, f64)],
+        /// Whether this is the best so far, by the job's metric.
+        best: bool,
+    },
+    /// A checkpoint was handed to the writer.
+    Saving {
+        /// Its step.
+        step: u64,
+        /// How long training was held.
+        held: Duration,
+    },
+    /// Something is wrong that does not end the run.
+    Warning(&'a str),
+    /// The run is over.
+    Finished(&'a Summary),
+}
+
+/// What a run is going to do.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Outline {
+    /// The job's name.
+    pub name: String,
+    /// The network in a few words.
+    pub model: String,
+    /// Parameters.
+    pub params: usize,
+    /// Training samples.
+    pub train_samples: usize,
+    /// Validation samples.
+    pub val_samples: usize,
+    /// Test samples.
+    pub test_samples: usize,
+    /// A sample in a few words.
+    pub sample: String,
+    /// Samples a step.
+    pub batch: usize,
+    /// Steps of an epoch.
+    pub steps_per_epoch: u64,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Steps done before.
+    pub first_step: u64,
+    /// Threads.
+    pub threads: usize,
+    /// What training takes, as planned.
+    pub memory_mib: f64,
+    /// GFLOP of a step's products.
+    pub step_gflop: f64,
+    /// The run's folder.
+    pub output: PathBuf,
+}
+
+/// A step that is done.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct StepDone {
+    /// Steps done, this one included.
+    pub step: u64,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Epochs begun.
+    pub epoch: u64,
+    /// Epochs of the run.
+    pub epochs: u64,
+    /// The mean loss of its samples.
+    pub loss: f64,
+    /// The learning rate.
+    pub lr: f64,
+    /// Samples of the step.
+    pub samples: usize,
+    /// Since the run began, those of resumed runs included.
+    pub seconds: f64,
+    /// The share of the time spent waiting for data.
+    pub waiting: f64,
+}
+
+/// Why a run ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// All steps are done.
+    Finished,
+    /// There was no gain any more.
+    EarlyStop,
+    /// Somebody asked for it.
+    Interrupted,
+}
+
+/// What a run came to.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Summary {
+    /// Steps done in all.
+    pub steps: u64,
+    /// Seconds of training and evaluation in all.
+    pub seconds: f64,
+    /// Training samples a second, evaluations left out.
+    pub samples_per_s: f64,
+    /// The mean training loss of the last epoch's worth of steps, as far as this process saw them.
+    pub final_loss: f64,
+    /// The last value of every metric.
+    pub metrics: serde_json::Map<String, serde_json::Value>,
+    /// The run's folder.
+    pub output: PathBuf,
+    /// The weights.
+    pub model: PathBuf,
+    /// Why it ended.
+    pub ending: Ending,
+    /// The step whose weights `model` has.
+    pub model_step: u64,
+}
+
+impl Summary {
+    /// How to go on with a run that was interrupted.
+    pub fn resume_hint(folder: &Path) -> String {
+        format!("polyreme resume {}", folder.display())
+    }
+}
+
+/// Watches nothing.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Silent;
+
+impl Observer for Silent {
+    fn event(&mut self, _: Event<'_>) {}
+}

@@ -1,0 +1,199 @@
+//! What holds where nothing is said, in a file or in Rust.
+
+use std::path::PathBuf;
+
+use polyreme_data::{Features, Spec, Target};
+use polyreme_graph::{Moments, Optimizer};
+use polyreme_nn::model::StackInput;
+use polyreme_nn::{Answer, FitError, Fitted, Model, Sample};
+
+use super::spec::*;
+use crate::schedule::{Schedule, Shape};
+
+/// Tokens a sample, where neither the data nor the model say it.
+const CONTEXT: usize = 256;
+
+impl Job {
+    /// A job with defaults all over: an `mlp` of the data's sizes, on a set that the program brings.
+    pub fn new(name: impl Into<String>) -> Job {
+        Job {
+            name: name.into(),
+            model: ModelSpec::default(),
+            data: DataSpec::default(),
+            train: TrainSpec::default(),
+            parallel: ParallelSpec { threads: None },
+            output: OutputSpec::default(),
+        }
+    }
+
+    /// Tokens a sample of text: what the data say, or else the model, or else 256.
+    pub fn context(&self) -> usize {
+        match self.data.source {
+            Source::Text { context: Some(context), .. } => context,
+            _ => self.model.context().unwrap_or(CONTEXT),
+        }
+    }
+}
+
+impl ModelSpec {
+    /// The model, with every size that data have taken from them; of a list of layers, those that it leaves open.
+    pub fn new(model: Model) -> ModelSpec {
+        let open = model.sizes_from_data().iter().filter(|key| match (&model, **key) {
+            (Model::Layers(m), "input") => m.input == StackInput::Open,
+            (Model::Layers(m), _) => m.is_open(),
+            _ => true,
+        });
+        let from_data = open.map(|s| s.to_string()).collect();
+        ModelSpec { model, from_data, weights: None }
+    }
+
+    /// The model as it is; data of other sizes are an error.
+    pub fn exact(model: Model) -> ModelSpec {
+        ModelSpec { model, from_data: Vec::new(), weights: None }
+    }
+
+    /// The length of sequences that the model is made for, if it takes sequences.
+    pub fn context(&self) -> Option<usize> {
+        match &self.model {
+            Model::Gpt(m) => Some(m.context),
+            Model::Recurrent(m) => Some(m.context),
+            Model::Encoder(m) => Some(m.context),
+            Model::Layers(m) => match m.input {
+                StackInput::Ids { context, .. } => Some(context),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Takes open sizes from the data and holds the others against them; nothing is open afterwards.
+    pub fn fit(&mut self, data: &Spec) -> Result<Fitted, FitError> {
+        let sample = match data.features {
+            Features::Image { channels, height, width, .. } => Sample::Image { channels, height, width },
+            Features::Row { width } => Sample::Row { width },
+            Features::Ids { time, vocab } => Sample::Ids { vocab, time },
+        };
+        let answer = match &data.target {
+            Target::Class { classes, .. } => Answer::Class { classes: *classes },
+            Target::NextId => Answer::NextId,
+        };
+        let fitted = self.model.fit(sample, answer, &self.from_data)?;
+        self.from_data.clear();
+        Ok(fitted)
+    }
+}
+
+impl Default for ModelSpec {
+    fn default() -> ModelSpec {
+        ModelSpec::new(Model::Mlp(polyreme_nn::model::Mlp::default()))
+    }
+}
+
+impl Default for DataSpec {
+    fn default() -> DataSpec {
+        DataSpec {
+            source: Source::Given,
+            validation: 0.1,
+            normalise: true,
+            augment: Augment::default(),
+            class_weights: ClassWeights::None,
+            order: OrderSpec::Sample,
+            fraction: 1.0,
+            threads: None,
+            prefetch: 4,
+        }
+    }
+}
+
+impl Source {
+    /// The name, as a job file has it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Source::Idx { known: Some(name), .. } => name,
+            Source::Idx { known: None, .. } => "idx",
+            Source::Cifar { classes: 100, .. } => "cifar100",
+            Source::Cifar { .. } => "cifar10",
+            Source::Csv { .. } => "csv",
+            Source::Images { .. } => "images",
+            Source::Text { .. } => "text",
+            Source::Arrays { .. } => "arrays",
+            Source::Synthetic { .. } => "synthetic",
+            Source::Given => "given",
+        }
+    }
+
+    /// The folder of a well-known set whose path was not given: `data/NAME` in the working folder, made absolute.
+    pub fn default_folder(name: &str) -> PathBuf {
+        let path = PathBuf::from("data").join(name);
+        std::path::absolute(&path).unwrap_or(path)
+    }
+}
+
+impl Default for TrainSpec {
+    fn default() -> TrainSpec {
+        TrainSpec {
+            batch: 64,
+            length: Length::Epochs(10),
+            optimizer: OptimizerSpec::default(),
+            schedule: Schedule { shape: Shape::Constant, warmup: 0 },
+            clip: None,
+            accumulate: 1,
+            ema: None,
+            label_smoothing: 0.0,
+            mixup: 0.0,
+            early_stop: None,
+            evaluate_every_steps: None,
+            log_every_steps: 50,
+            seed: 0,
+            memory_mib: None,
+        }
+    }
+}
+
+impl OptimizerSpec {
+    /// Stochastic gradient descent: rate 0.01, momentum 0.9.
+    pub fn sgd() -> OptimizerSpec {
+        let rule = Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+        OptimizerSpec { rule, lr: 0.01 }
+    }
+    /// Adam with PyTorch's defaults.
+    pub fn adam() -> OptimizerSpec {
+        OptimizerSpec { rule: Optimizer::Adam(Moments::DEFAULT), lr: 1e-3 }
+    }
+    /// AdamW with PyTorch's defaults.
+    pub fn adamw() -> OptimizerSpec {
+        let rule = Optimizer::AdamW(Moments { weight_decay: 0.01, ..Moments::DEFAULT });
+        OptimizerSpec { rule, lr: 1e-3 }
+    }
+    /// LAMB: rate 0.001, decay 0.01, eps 1e-6.
+    pub fn lamb() -> OptimizerSpec {
+        let rule = Optimizer::Lamb(Moments { weight_decay: 0.01, eps: 1e-6, ..Moments::DEFAULT });
+        OptimizerSpec { rule, lr: 1e-3 }
+    }
+}
+
+impl Default for OptimizerSpec {
+    fn default() -> OptimizerSpec {
+        OptimizerSpec::adamw()
+    }
+}
+
+impl Default for EarlyStop {
+    fn default() -> EarlyStop {
+        EarlyStop { metric: "val_loss".into(), patience: 3, min_delta: 0.0 }
+    }
+}
+
+impl Default for OutputSpec {
+    fn default() -> OutputSpec {
+        OutputSpec {
+            path: None,
+            every_steps: None,
+            every_epochs: Some(1),
+            every_minutes: None,
+            keep: 3,
+            best: Some("val_accuracy".into()),
+            tensorboard: true,
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Overrides: `--set train.optimizer.lr=0.1`, put into the tree before it is read, so that they are checked as the
+//! file is and their errors point at them.
+
+use std::ops::Range;
+
+use toml::de::DeValue;
+
+use super::error::{JobError, Place, Sources};
+use super::tree::{Entry, Node, Table, Value};
+
+/// What stands before an override in errors.
+pub(super) const PREFIX: &str = "--set ";
+
+/// Puts all overrides into the tree, in order; what cannot be put in is reported.
+pub(super) fn apply(root: &mut Table, sources: &Sources) -> Vec<JobError> {
+    let mut errors = Vec::new();
+    for (idx, text) in sources.sets.iter().enumerate() {
+        if let Err((span, key, message, hint)) = apply_one(root, idx + 1, text) {
+            let place = Place { source: idx + 1, span: Some(span) };
+            errors.push(sources.error(&place, &key, message, hint.into()));
+        }
+    }
+    errors
+}
+
+type Refused = (Range<usize>, String, String, &'static str);
+
+fn apply_one(root: &mut Table, source: usize, text: &str) -> Result<(), Refused> {
+    const FORM: &str = "write SECTION.KEY=VALUE, such as train.batch=128";
+    let start = PREFIX.len();
+    let Some(equals) = text[start..].find('=').map(|at| start + at) else {
+        return Err((start..text.len(), String::new(), "an override needs `=`".into(), FORM));
+    };
+    let path = &text[start..equals];
+    let mut parts = Vec::new();
+    let mut at = start;
+    for part in path.split('.') {
+        let lead = part.len() - part.trim_start().len();
+        let name = part.trim();
+        if name.is_empty() {
+            let message = "an override needs a name on each side of a dot".into();
+            return Err((start..equals, path.trim().into(), message, FORM));
+        }
+        parts.push((name, at + lead..at + lead + name.len()));
+        at += part.len() + 1;
+    }
+    let Some(((last, last_span), lead)) = parts.split_last() else {
+        unreachable!("split gives at least one part")
+    };
+
+    let value = value_of(&text[equals + 1..], source, equals + 1);
+    let place = |span: &Range<usize>| Place { source, span: Some(span.clone()) };
+    let mut here = Here::Table(root);
+    for (name, span) in lead {
+        here = here.down(name, place(span)).map_err(|m| (span.clone(), path.trim().into(), m, FORM))?;
+    }
+    here.put(last, place(last_span), value).map_err(|m| (last_span.clone(), path.trim().into(), m, FORM))
+}
+
+/// As TOML, or else as the text itself, so that quotes may be left out.
+fn value_of(text: &str, source: usize, shift: usize) -> Node {
+    let lead = text.len() - text.trim_start().len();
+    let trimmed = text.trim();
+    let place = Place { source, span: Some(shift + lead..shift + lead + trimmed.len()) };
+    match DeValue::parse(trimmed) {
+        Ok(value) => Node::of(value.get_ref(), place, source, shift + lead),
+        Err(_) => Node { place, value: Value::String(trimmed.into()) },
+    }
+}
+
+/// Something that can be gone into.
+enum Here<'a> {
+    Table(&'a mut Table),
+    Array(&'a mut Vec<Node>),
+}
+
+impl<'a> Here<'a> {
+    fn down(self, name: &str, place: Place) -> Result<Here<'a>, String> {
+        let mut short = matches!(name, "optimizer" | "schedule");
+        let node = match self {
+            Here::Table(table) => {
+                if table.get(name).is_none() {
+                    let value = Value::Table(Table::default());
+                    let node = Node { place: place.clone(), value };
+                    table.entries.push(Entry { key: name.into(), place, node });
+                }
+                let Some(entry) = table.get_mut(name) else { unreachable!("it was put in just now") };
+                &mut entry.node
+            }
+            Here::Array(items) => {
+                let n = items.len();
+                let idx = index(name, n)?;
+                // Of all arrays, only layers have something inside.
+                short = true;
+                &mut items[idx]
+            }
+        };
+        // `optimizer = "adam"` is short for a table with that kind.
+        if let Value::String(kind) = &node.value
+            && short
+        {
+            let kind = Node { place: node.place.clone(), value: Value::String(kind.clone()) };
+            let entry = Entry { key: "kind".into(), place: node.place.clone(), node: kind };
+            node.value = Value::Table(Table { entries: vec![entry] });
+        }
+        match &mut node.value {
+            Value::Table(table) => Ok(Here::Table(table)),
+            Value::Array(items) => Ok(Here::Array(items)),
+            other => Err(format!("`{name}` is {}; there is nothing inside", other.describe())),
+        }
+    }
+
+    fn put(self, name: &str, place: Place, node: Node) -> Result<(), String> {
+        match self {
+            Here::Table(table) => {
+                table.entries.retain(|e| e.key != name);
+                table.entries.push(Entry { key: name.into(), place, node });
+            }
+            Here::Array(items) => {
+                let idx = index(name, items.len())?;
+                items[idx] = node;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn index(name: &str, n: usize) -> Result<usize, String> {
+    name.parse()
+        .ok()
+        .filter(|&i: &usize| i < n)
+        .ok_or_else(|| format!("`{name}` is no element of an array of {n}; elements are counted from 0"))
+}

@@ -1,0 +1,514 @@
+//! Mistakes, and what is said about each: the texts are part of the interface.
+
+use super::*;
+
+/// The whole text of the errors; lines of `want` are indented by its first one.
+fn check(text: &str, sets: &[&str], want: &str) {
+    let got = read(text, sets).expect_err("a mistake").to_string();
+    let want = want.strip_prefix('\n').unwrap_or(want);
+    let indent = want.len() - want.trim_start().len();
+    let want: Vec<_> = want.lines().map(|l| l.get(indent..).unwrap_or("")).collect();
+    let want = want.join("\n");
+    assert_eq!(got, want.trim_end(), "\n--- got ---\n{got}\n");
+}
+
+/// One error's message and hint.
+fn check_one(text: &str, sets: &[&str], message: &str, hint: &str) {
+    let errors = read(text, sets).expect_err("a mistake").errors;
+    let got: Vec<_> = errors.iter().map(|e| (e.message.as_str(), e.hint.as_str())).collect();
+    assert_eq!(got, [(message, hint)], "\n{text}");
+}
+
+#[test]
+fn all_mistakes_are_reported_at_once() {
+    let text = r#"[modle]
+kind = "mlp"
+
+[data]
+kind = "idx"
+path = "digits"
+label = "species"
+validation = 1.5
+
+[train]
+bach = 64
+epochs = "3"
+optimizer = { kind = "adam", lr = -1, momentum = 0.9 }
+lr = 0.1
+
+[output]
+best = "accuracy"
+"#;
+    check(
+        text,
+        &["train.steps=0"],
+        r#"
+        error: unknown section [modle]
+         --> job.toml:1:2
+          |
+        1 | [modle]
+          |  ^^^^^
+          = help: did you mean [model]?
+
+        error: `label` does not belong to [data] of kind `idx`
+         --> job.toml:7:1
+          |
+        7 | label = "species"
+          | ^^^^^
+          = help: it belongs to csv
+
+        error: `data.validation` is 1.5; it must be at least 0 and less than 1
+         --> job.toml:8:14
+          |
+        8 | validation = 1.5
+          |              ^^^
+
+        error: unknown key `bach` in [train]
+          --> job.toml:11:1
+           |
+        11 | bach = 64
+           | ^^^^
+           = help: did you mean `batch`?
+
+        error: `train.epochs` is the string "3"; a whole number is needed
+          --> job.toml:12:10
+           |
+        12 | epochs = "3"
+           |          ^^^
+           = help: leave the quotes out: 3
+
+        error: `train.optimizer.lr` is -1.0; it must be more than 0
+          --> job.toml:13:35
+           |
+        13 | optimizer = { kind = "adam", lr = -1, momentum = 0.9 }
+           |                                   ^^
+
+        error: `momentum` does not belong to `train.optimizer` of kind `adam`
+          --> job.toml:13:39
+           |
+        13 | optimizer = { kind = "adam", lr = -1, momentum = 0.9 }
+           |                                       ^^^^^^^^
+           = help: it belongs to sgd
+
+        error: unknown key `lr` in [train]
+          --> job.toml:14:1
+           |
+        14 | lr = 0.1
+           | ^^
+           = help: `lr` is a key of `train.optimizer`
+
+        error: `output.best` is "accuracy", which is not known
+          --> job.toml:17:8
+           |
+        17 | best = "accuracy"
+           |        ^^^^^^^^^^
+           = help: did you mean "val_accuracy"?
+
+        error: `train.steps` is 0; it must be at least 1
+         --> command line
+          |
+          | --set train.steps=0
+          |                   ^
+
+        10 errors in job.toml"#,
+    );
+}
+
+#[test]
+fn what_is_missing() {
+    check(
+        "",
+        &[],
+        r#"
+        error: there is no section [model]
+         --> job.toml
+          = help: say what to train: [model] and kind = "mlp", or another
+
+        error: there is no section [data]
+         --> job.toml
+          = help: say what to train on: [data] and kind = "csv", or another
+
+        2 errors in job.toml"#,
+    );
+    check(
+        "[model]\nkind = \"mlp\"\n[data]\nkind = \"csv\"",
+        &[],
+        r#"
+        error: [data] needs `path`
+         --> job.toml:3:1
+          |
+        3 | [data]
+          | ^^^^^^
+          = help: say where the table is; paths are relative to the job file's folder
+
+        1 error in job.toml"#,
+    );
+    let kinds =
+        "known are idx, mnist, fashion-mnist, cifar10, cifar100, csv, images, text, arrays, synthetic, given";
+    check_one("[model]\nkind = \"mlp\"\n[data]", &[], "[data] needs `kind`", kinds);
+    let kinds = "known are mlp, lenet, cnn, gpt, alexnet, resnet18, resnet34, resnet50, resnet101, resnet18_cifar, \
+                 resnet34_cifar, resnet50_cifar, resnet101_cifar, lstm, gru, bilstm, bigru, encoder, layers";
+    check_one("[data]\nkind = \"synthetic\"\n[model]", &[], "[model] needs `kind`", kinds);
+}
+
+#[test]
+fn syntax() {
+    check(
+        "[model]\nkind = mlp\n[train\n",
+        &[],
+        r#"
+        error: not TOML: string values must be quoted, expected literal string
+         --> job.toml:2:8
+          |
+        2 | kind = mlp
+          |        ^^^
+
+        error: not TOML: unclosed table, expected `]`
+         --> job.toml:3:7
+          |
+        3 | [train
+          |       ^
+
+        2 errors in job.toml"#,
+    );
+    check_one(&format!("{SMALL}kind = \"csv\""), &[], "not TOML: duplicate key", "");
+    let deep = format!("{SMALL}\n[train]\nx = {}{}", "[".repeat(5000), "]".repeat(5000));
+    assert!(read(&deep, &[]).is_err());
+    let dotted = format!("{SMALL}\n[train]\n{}x = 1", "a.".repeat(50_000));
+    assert!(read(&dotted, &[]).is_err());
+}
+
+#[test]
+fn kinds_and_keys() {
+    let check = |text: &str, message: &str, hint: &str| check_one(text, &[], message, hint);
+    let model = |text: &str| format!("[data]\nkind = \"synthetic\"\n[model]\n{text}");
+    let data = |text: &str| format!("[model]\nkind = \"mlp\"\n[data]\n{text}");
+    let train = |text: &str| format!("{SMALL}[train]\n{text}");
+    let rest = |text: &str| format!("{SMALL}{text}");
+    check(
+        &model("kind = \"resnet-18\""),
+        "`model.kind` is \"resnet-18\", which is not known",
+        "did you mean \"resnet18\"?",
+    );
+    check(
+        &model("kind = \"gpt\"\nheads = 5"),
+        "`model.heads` of 5 does not divide `model.width` of 384",
+        "4 heads would",
+    );
+    check(
+        &model("kind = \"gpt\"\nlayers = [\"relu\"]"),
+        "`model.layers` is an array; a model of kind `gpt` has a number of layers",
+        "leave `kind` out for a list of layers of your own",
+    );
+    check(
+        &model("kind = \"mlp\"\nhidden = 64"),
+        "`model.hidden` is the number 64; an array of whole numbers is needed",
+        "",
+    );
+    check(&model("kind = \"mlp\"\nhidden = [64, 0]"), "`model.hidden[1]` is 0; it must be at least 1", "");
+    check(
+        &model("kind = \"mlp\"\nactivation = \"rel\""),
+        "`model.activation` is \"rel\", which is not known",
+        "did you mean \"relu\"?",
+    );
+    check(
+        &model("kind = \"resnet18\"\nwidth = 3"),
+        "`width` does not belong to [model] of kind `resnet18`",
+        "it belongs to gpt, lstm, gru, bilstm, bigru, encoder",
+    );
+    check(
+        &model("kind = \"mlp\"\nclasses = 99999999999999999999"),
+        "`model.classes` is 99999999999999999999; it must be at most 1048576",
+        "",
+    );
+    check(
+        &model("kind = \"mlp\"\nweights = \"\""),
+        "`model.weights` is no path",
+        "write the path of a file or a folder",
+    );
+    check(
+        &data("kind = \"text\"\npath = \"x\"\nnormalise = true"),
+        "`normalise` does not belong to [data] of kind `text`",
+        "it belongs to idx, mnist, fashion-mnist, cifar10, cifar100, csv, images, arrays, synthetic, given",
+    );
+    check(
+        &data("kind = \"csv\"\npath = \"x\"\ndelimiter = \"ab\""),
+        "`data.delimiter` is \"ab\"; one ASCII character is needed",
+        "such as \",\", \";\" or \"\\t\"",
+    );
+    check(&data("kind = \"csv\"\npath = 3"), "`data.path` is the number 3; a string is needed", "");
+    check(
+        &data("kind = \"synthetic\"\nshape = [3, 4]"),
+        "`data.shape` has 2 elements; [width] or [channels, height, width] is needed",
+        "",
+    );
+    check(
+        &data("kind = \"synthetic\"\nshape = [9999, 9999, 9999]"),
+        "`data.shape` has 999700029999 numbers a sample; at most 268435456 are possible",
+        "",
+    );
+    check(
+        &data("kind = \"synthetic\"\nblock = 8"),
+        "`data.block` is said, but `data.order` is not \"block\"",
+        "write order = \"block\"",
+    );
+    check(
+        &data("kind = \"synthetic\"\naugment = true"),
+        "`data.augment` is `true`; a table such as { crop = 4, flip = true } is needed",
+        "",
+    );
+    check(
+        &data("kind = \"synthetic\"\naugment = { flop = true }"),
+        "unknown key `flop` in `data.augment`",
+        "did you mean `flip`?",
+    );
+    check(
+        &data("kind = \"synthetic\"\nclass_weights = [1, -2]"),
+        "`data.class_weights[1]` is -2.0; it must be at least 0",
+        "",
+    );
+    check(
+        &data("kind = \"synthetic\"\nfraction = 0"),
+        "`data.fraction` is 0.0; it must be more than 0 and at most 1",
+        "",
+    );
+    check(
+        &train("epochs = 3\nsteps = 4"),
+        "`train.epochs` and `train.steps` are both said",
+        "keep the one that is meant",
+    );
+    check(
+        &train("batch = 64\naccumulate = 6"),
+        "`train.accumulate` of 6 does not divide `train.batch` of 64",
+        "4 would",
+    );
+    check(&train("batch = 2.5"), "`train.batch` is the number 2.5; a whole number is needed", "");
+    check(
+        &train("optimizer = \"sdg\""),
+        "`train.optimizer` is \"sdg\", which is not known",
+        "did you mean \"sgd\"?",
+    );
+    check(
+        &train("optimizer = { kind = \"sgd\", nesterov = true, momentum = 0 }"),
+        "`train.optimizer.nesterov` needs a momentum",
+        "write momentum = 0.9, or leave `nesterov` out",
+    );
+    check(
+        &train("optimizer = { learning_rate = 0.1 }"),
+        "unknown key `learning_rate` in `train.optimizer`",
+        "did you mean `lr`?",
+    );
+    check(
+        &train("optimizer = { betas = [0.9] }"),
+        "`train.optimizer.betas` has 1 elements; an array of two numbers is needed",
+        "",
+    );
+    check(&train("optimizer = { lr = 1e999 }"), "`train.optimizer.lr` is inf; it must be more than 0", "");
+    check(&train("optimizer = { lr = nan }"), "`train.optimizer.lr` is NaN; it must be more than 0", "");
+    check(
+        &train("schedule = { warmup = 3 }"),
+        "`train.schedule` needs `kind`",
+        "known are constant, step, exponential, cosine, one-cycle, linear",
+    );
+    check(
+        &train("schedule = { kind = \"one-cycle\", warmup = 3 }"),
+        "`warmup` does not belong to `train.schedule` of kind `one-cycle`",
+        "it belongs to constant, step, exponential, cosine, linear",
+    );
+    check(
+        &train("precision = \"bf16\""),
+        "`train.precision` is \"bf16\"; f32 is what there is",
+        "leave it out, or write \"f32\"",
+    );
+    check(
+        &train("early_stop = { metric = \"loss\" }"),
+        "`train.early_stop.metric` is \"loss\", which is not known",
+        "known are train_loss, val_loss, val_accuracy, val_top5, val_perplexity",
+    );
+    check(
+        &train("colour = 3"),
+        "unknown key `colour` in [train]",
+        "valid keys are batch, epochs, steps, optimizer, schedule, clip, accumulate, ema, label_smoothing, mixup, early_stop, evaluate_every, log_every, seed, precision, memory_mib",
+    );
+    check(
+        &rest("[parallel]\nthreads = \"all\""),
+        "`parallel.threads` is the string \"all\"; \"auto\" or a whole number is needed",
+        "",
+    );
+    check(&rest("[output]\nkeep = 0"), "`output.keep` is 0; it must be at least 1", "");
+    check(&rest("[output]\npath = 1979-05-27"), "`output.path` is a date; a string is needed", "");
+    check(&rest("[[output]]\nkeep = 1"), "`output` is an array; a section is needed", "write [output]");
+    check(
+        &format!("name = \"../x\"\n{SMALL}"),
+        "`name` is \"../x\"; it must do as the name of a folder",
+        "leave out slashes",
+    );
+    check(&format!("batch = 3\n{SMALL}"), "unknown key `batch` in the file", "`batch` is a key of [train]");
+    check(
+        &rest("[network]"),
+        "unknown section [network]",
+        "there are name, model, data, train, parallel, output",
+    );
+}
+
+#[test]
+fn layers() {
+    let check_list = |layers: &str, message: &str, hint: &str| {
+        let text = format!("[data]\nkind = \"synthetic\"\n[model]\ninput = [1, 8, 8]\nlayers = [{layers}]");
+        check_one(&text, &[], message, hint);
+    };
+    check_list(
+        "\"flatten\", \"rleu\", \"linear\"",
+        "`model.layers[1]` is \"rleu\", which is not known",
+        "did you mean \"relu\"?",
+    );
+    check_list(
+        "\"flatten\", \"linear\", \"relu\"",
+        "`model.layers[1]` needs `outputs`",
+        "only the last layer may leave it out, for the number of classes",
+    );
+    check_list(
+        "\"flatten\", 3, \"linear\"",
+        "`model.layers[1]` is the number 3; a layer (a table with a `kind`, or a kind alone) is needed",
+        "",
+    );
+    check_list(
+        "{ kind = \"conv\", outputs = 4, kernl = 3 }",
+        "unknown key `kernl` in `model.layers[0]`",
+        "did you mean `kernel`?",
+    );
+    check_list(
+        "{ kind = \"conv\", outputs = 4, kernel = [3, 3, 3] }",
+        "`model.layers[0].kernel` has 3 elements; a number or [rows, columns] is needed",
+        "",
+    );
+    check_list(
+        "{ kind = \"flatten\", outputs = 4 }",
+        "`outputs` does not belong to `model.layers[0]` of kind `flatten`",
+        "it belongs to linear, conv, conv_transpose",
+    );
+    check_list(
+        "{ kind = \"residual\", layers = [\"linear\"] }",
+        "`model.layers[0].layers[0]` needs `outputs`",
+        "only the last layer may leave it out, for the number of classes",
+    );
+    check_list("", "`model.layers` is empty; at least one layer is needed", "");
+    let text = r#"[data]
+kind = "synthetic"
+[model]
+input = [1, 8, 8]
+layers = [
+    { kind = "conv", outputs = 4, kernel = 3 },
+    { kind = "residual", layers = [
+        { kind = "group_norm", groups = 3 },
+    ] },
+    "flatten",
+    "linear",
+]
+"#;
+    check(
+        text,
+        &[],
+        r#"
+        error: layers[1].layers[0] (group_norm): group_norm: `groups` of 3 does not divide `channels` of 4
+         --> job.toml:8:9
+          |
+        8 |         { kind = "group_norm", groups = 3 },
+          |         ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+
+        1 error in job.toml"#,
+    );
+}
+
+#[test]
+fn overrides() {
+    check(
+        SMALL,
+        &["train.bach=12"],
+        r#"
+        error: unknown key `bach` in [train]
+         --> command line
+          |
+          | --set train.bach=12
+          |             ^^^^
+          = help: did you mean `batch`?
+
+        1 error in job.toml"#,
+    );
+    let form = "write SECTION.KEY=VALUE, such as train.batch=128";
+    check_one(SMALL, &["batch"], "an override needs `=`", form);
+    check_one(SMALL, &["train..batch=3"], "an override needs a name on each side of a dot", form);
+    check_one(SMALL, &["=3"], "an override needs a name on each side of a dot", form);
+    check_one(SMALL, &["batch=3"], "unknown key `batch` in the file", "`batch` is a key of [train]");
+    check_one(
+        SMALL,
+        &["train.batch=lots"],
+        "`train.batch` is the string \"lots\"; a whole number is needed",
+        "",
+    );
+    check_one(
+        SMALL,
+        &["train.optimizer.lr=x"],
+        "`train.optimizer.lr` is the string \"x\"; a number is needed",
+        "",
+    );
+    check_one(SMALL, &["data.kind.x=3"], "`kind` is the string \"synthetic\"; there is nothing inside", form);
+    check_one(SMALL, &["train=3"], "`train` is the number 3; a section is needed", "write [train]");
+    let list = "[data]\nkind = \"synthetic\"\n[model]\nlayers = [\"linear\"]";
+    check_one(
+        list,
+        &["model.layers.1.outputs=3"],
+        "`1` is no element of an array of 1; elements are counted from 0",
+        form,
+    );
+    let errors = read(SMALL, &["train.bach=12"]).unwrap_err();
+    let json = serde_json::to_value(&errors).unwrap();
+    assert_eq!(json["errors"][0]["origin"], "--set train.bach=12");
+    assert_eq!(json["errors"][0]["key"], "train.bach");
+}
+
+#[test]
+fn long_lines_and_odd_letters_keep_their_marks() {
+    let text = format!("{SMALL}[train]\n\t\"bätch\" = 3");
+    let shown = read(&text, &[]).unwrap_err().to_string();
+    assert!(shown.contains("job.toml:6:2\n  |\n6 |  \"bätch\" = 3\n  |  ^^^^^^^"), "{shown}");
+    let text = format!("{SMALL}[train]\noptimizer = {{ lr = 0.1,{}bach = 3 }}", " ".repeat(500));
+    let shown = read(&text, &[]).unwrap_err().to_string();
+    let lines: Vec<_> = shown.lines().collect();
+    let at = lines[3].find("bach").unwrap();
+    assert_eq!(lines[4].find("^^^^"), Some(at), "{shown}");
+    assert!(lines[3].len() < 140, "{shown}");
+}
+
+#[test]
+fn files_that_cannot_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("job.toml");
+    let check = |want: &str| {
+        let got = Job::from_file(&path, &[]).unwrap_err().errors;
+        assert_eq!((got.len(), got[0].line), (1, 0));
+        assert!(got[0].message.contains(want), "{}", got[0].message);
+    };
+    check("cannot read");
+    std::fs::write(&path, [b'a', 0xff]).unwrap();
+    check("is no text: byte 1 is not UTF-8");
+    std::fs::write(&path, vec![b' '; (1 << 20) + 1]).unwrap();
+    check("is larger than 1048576 bytes");
+}
+
+#[test]
+fn no_prefix_of_a_file_and_no_changed_byte_makes_it_panic() {
+    let text = include_str!("full.toml");
+    for end in (0..text.len()).filter(|&end| text.is_char_boundary(end)) {
+        let _ = read(&text[..end], &[]).map_err(|e| e.to_string());
+    }
+    for at in 0..text.len() {
+        for byte in [b'"', b'9', b'-', b'.', b'[', b'}', b'\n'] {
+            let mut bytes = text.as_bytes().to_vec();
+            bytes[at] = byte;
+            if let Ok(text) = String::from_utf8(bytes) {
+                let _ = read(&text, &[]).map_err(|e| e.to_string());
+            }
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Files that are right, and what they mean.
+
+use std::path::PathBuf;
+
+use polyreme_data::{Features, Layout, Spec, Target};
+use polyreme_graph::{Moments, Optimizer};
+use polyreme_nn::Model;
+use polyreme_nn::model::{Gpt, Stack, StackInput, StackLayer};
+
+use super::super::*;
+use super::{SMALL, good};
+use crate::schedule::{Schedule, Shape};
+
+#[test]
+fn a_small_file_has_defaults_all_over() {
+    let job = good(SMALL, &[]);
+    let source = Source::Synthetic { samples: 1000, shape: vec![16], classes: 10, noise: 0.2 };
+    let want = Job { data: DataSpec { source, ..DataSpec::default() }, ..Job::new("job") };
+    assert_eq!(job, want);
+}
+
+#[test]
+fn every_model_has_its_sizes() {
+    for name in Model::NAMES {
+        let job = good(&format!("[model]\nkind = \"{name}\"\n[data]\nkind = \"synthetic\""), &[]);
+        assert_eq!(job.model.model, Model::by_name(name).unwrap(), "{name}");
+        assert_eq!(job.model.from_data, job.model.model.sizes_from_data(), "{name}");
+    }
+    let check = |model: &str, want: &str, open: &[&str]| {
+        let job = good(&format!("[model]\n{model}\n[data]\nkind = \"synthetic\""), &[]);
+        assert_eq!(format!("{:?}", job.model.model), want);
+        assert_eq!(job.model.from_data, open);
+    };
+    check(
+        "kind = \"mlp\"\nhidden = [3]\nactivation = \"tanh\"\ninputs = 5\nclasses = 7\ndropout = 0.5",
+        "Mlp(Mlp { inputs: 5, hidden: [3], classes: 7, activation: \"tanh\", dropout: 0.5 })",
+        &[],
+    );
+    check(
+        "kind = \"lenet\"\nimage = 28\nchannels = 1",
+        "Lenet(Lenet { channels: 1, image: (28, 28), classes: 10 })",
+        &["classes"],
+    );
+    check(
+        "kind = \"cnn\"\nwidths = [8, 16]\nclasses = 3",
+        "Cnn(Cnn { channels: 3, widths: [8, 16], classes: 3, dropout: 0.0 })",
+        &["channels"],
+    );
+    check(
+        "kind = \"gpt\"\nwidth = 64\nheads = 4\nlayers = 2\ncontext = 32\nvocab = 65\ndropout = 0.25",
+        "Gpt(Gpt { vocab: 65, width: 64, heads: 4, layers: 2, context: 32, dropout: 0.25 })",
+        &[],
+    );
+    check(
+        "kind = \"resnet34_cifar\"\nchannels = 1\nclasses = 100",
+        "ResNet(ResNet { depth: D34, stem: Cifar, channels: 1, classes: 100 })",
+        &[],
+    );
+    check(
+        "kind = \"alexnet\"\ndropout = 0",
+        "AlexNet(AlexNet { channels: 3, classes: 10, dropout: 0.0 })",
+        &["channels", "classes"],
+    );
+    check(
+        "kind = \"bigru\"\nvocab = 9\nwidth = 8\nhidden = 7\nlayers = 1\ncontext = 6\nclasses = 2",
+        "Recurrent(RecurrentClassifier { cell: Gru, vocab: 9, width: 8, hidden: 7, layers: 1, bidirectional: true, \
+         context: 6, dropout: 0.0, classes: 2 })",
+        &[],
+    );
+    check(
+        "kind = \"encoder\"\nheads = 2\nwidth = 8\nhidden = 16",
+        "Encoder(EncoderClassifier { vocab: 64, width: 8, heads: 2, hidden: 16, layers: 2, context: 32, dropout: 0.0, \
+         classes: 5 })",
+        &["vocab", "context", "classes"],
+    );
+}
+
+#[test]
+fn lists_of_layers() {
+    let stack = |text: &str| {
+        let job = good(&format!("[model]\n{text}\n[data]\nkind = \"synthetic\""), &[]);
+        let Model::Layers(stack) = job.model.model else { panic!("layers") };
+        (stack, job.model.from_data)
+    };
+    let linear = |outputs| StackLayer::Linear { outputs, bias: true };
+    let (open, from_data) = stack("layers = [{ kind = \"linear\", outputs = 3 }, \"tanh\", \"linear\"]");
+    let tanh = StackLayer::Activation { name: "tanh".into() };
+    assert_eq!(open, Stack { input: StackInput::Open, layers: vec![linear(Some(3)), tanh, linear(None)] });
+    assert_eq!(from_data, ["input", "classes"]);
+    let (closed, from_data) = stack("kind = \"layers\"\ninput = [4]\nclasses = 5\nlayers = [\"linear\"]");
+    assert_eq!(closed, Stack { input: StackInput::Row { width: 4 }, layers: vec![linear(Some(5))] });
+    assert!(from_data.is_empty());
+    let text = "vocab = 9\ncontext = 4\nlayers = [{ kind = \"embedding\", width = 8 }, \"positions\", \
+                { kind = \"encoder_layer\", heads = 2, causal = true }, { kind = \"lstm\", hidden = 4 }, \
+                { kind = \"attention\", heads = 1 }, \"rms_norm\", \"mean_time\", \"linear\"]";
+    let (ids, from_data) = stack(text);
+    assert_eq!((ids.input, ids.layers.len()), (StackInput::Ids { vocab: 9, context: 4 }, 8));
+    assert_eq!(from_data, ["classes"]);
+}
+
+#[test]
+fn every_key_is_read() {
+    let job = good(include_str!("full.toml"), &[]);
+    let Model::Layers(stack) = &job.model.model else { panic!("layers") };
+    assert_eq!((job.name.as_str(), stack.layers.len()), ("all", 12));
+    assert_eq!(job.model.weights, Some(PathBuf::from("/jobs/start.safetensors")));
+    let want = DataSpec {
+        source: Source::Images { path: "/jobs/pictures".into(), size: Some((32, 32)), grey: false },
+        validation: 0.2,
+        normalise: true,
+        augment: Augment { crop: 4, flip: true, shift: 2, erase: 0.1 },
+        class_weights: ClassWeights::Given(vec![1.0, 2.5]),
+        order: OrderSpec::Block(128),
+        fraction: 0.5,
+        threads: Some(2),
+        prefetch: 8,
+    };
+    assert_eq!(job.data, want);
+    let moments = Moments { beta1: 0.8, beta2: 0.99, eps: 1e-7, weight_decay: 0.1 };
+    let want = TrainSpec {
+        batch: 96,
+        length: Length::Steps(1000),
+        optimizer: OptimizerSpec { rule: Optimizer::Lamb(moments), lr: 2e-3 },
+        schedule: Schedule { shape: Shape::Cosine { floor: 0.1, restarts: 2 }, warmup: 10 },
+        clip: Some(1.0),
+        accumulate: 4,
+        ema: Some(0.999),
+        label_smoothing: 0.1,
+        mixup: 0.2,
+        early_stop: Some(EarlyStop { metric: "val_top5".into(), patience: 5, min_delta: 0.001 }),
+        evaluate_every_steps: Some(100),
+        log_every_steps: 10,
+        seed: 7,
+        memory_mib: Some(4096),
+    };
+    assert_eq!(job.train, want);
+    assert_eq!(job.parallel.threads, Some(3));
+    let want = OutputSpec {
+        path: Some("/jobs/runs/all".into()),
+        every_steps: Some(500),
+        every_epochs: None,
+        every_minutes: Some(2.5),
+        keep: 5,
+        best: Some("val_loss".into()),
+        tensorboard: false,
+    };
+    assert_eq!(job.output, want);
+}
+
+#[test]
+fn sources() {
+    let check = |data: &str, want: Source| {
+        let job = good(&format!("[model]\nkind = \"mlp\"\n[data]\n{data}"), &[]);
+        assert_eq!(job.data.source, want);
+    };
+    let here = |path: &str| std::path::absolute(path).unwrap();
+    check("kind = \"idx\"\npath = \"d\"", Source::Idx { path: "/jobs/d".into(), known: None });
+    check("kind = \"mnist\"", Source::Idx { path: here("data/mnist"), known: Some("mnist") });
+    check("kind = \"mnist\"\npath = \"/m\"", Source::Idx { path: "/m".into(), known: None });
+    let fashion = Source::Idx { path: here("data/fashion-mnist"), known: Some("fashion-mnist") };
+    check("kind = \"fashion-mnist\"", fashion);
+    check("kind = \"cifar100\"", Source::Cifar { path: here("data/cifar100"), classes: 100 });
+    check(
+        "kind = \"csv\"\npath = \"a.csv\"\ntest = \"b.csv\"\nlabel = 4\ndelimiter = \"\\t\"\nheader = false",
+        Source::Csv {
+            path: "/jobs/a.csv".into(),
+            test: Some("/jobs/b.csv".into()),
+            label: Some("4".into()),
+            delimiter: b'\t',
+            header: Some(false),
+        },
+    );
+    check(
+        "kind = \"text\"\npath = \"a.txt\"\ntokenizer = \"t.json\"\ncontext = 8",
+        Source::Text {
+            path: "/jobs/a.txt".into(),
+            test: None,
+            tokenizer: Some("/jobs/t.json".into()),
+            context: Some(8),
+        },
+    );
+    check(
+        "kind = \"arrays\"\npath = \"a.safetensors\"",
+        Source::Arrays {
+            path: "/jobs/a.safetensors".into(),
+            test: None,
+            x: "x".into(),
+            labels: "labels".into(),
+        },
+    );
+    check("kind = \"given\"", Source::Given);
+}
+
+#[test]
+fn short_forms_and_defaults_by_kind() {
+    let job = good(&format!("{SMALL}[train]\noptimizer = \"sgd\"\nschedule = \"one-cycle\""), &[]);
+    assert_eq!(job.train.optimizer, OptimizerSpec::sgd());
+    let shape = Shape::OneCycle { start_share: 0.3, div: 25.0, final_div: 1e4 };
+    assert_eq!(job.train.schedule, Schedule { shape, warmup: 0 });
+    let text = "[model]\nkind = \"gpt\"\n[data]\nkind = \"text\"\npath = \"x\"";
+    let job = good(text, &[]);
+    assert_eq!(job.output.best.as_deref(), Some("val_loss"));
+    assert!(!job.data.normalise);
+    assert_eq!(job.context(), 256);
+    assert_eq!(good(text, &["data.context=64"]).context(), 64);
+    assert_eq!(good(text, &["model.context=32"]).context(), 32);
+    let job = good(&format!("{SMALL}[output]\nbest = \"none\"\nevery_epochs = 0"), &[]);
+    assert_eq!((job.output.best, job.output.every_epochs), (None, None));
+}
+
+#[test]
+fn overrides() {
+    let job = good(
+        &format!("{SMALL}[train]\nepochs = 3\noptimizer = \"adam\"\nschedule = {{ kind = \"cosine\" }}"),
+        &[
+            "train.batch = 128",
+            "train.steps=50",
+            "train.optimizer.lr=0.5",
+            "train.schedule.warmup=7",
+            "data.kind=csv",
+            "data.path=a=b.csv",
+            "model.hidden=[3, 4]",
+            "model.hidden.1=5",
+            "name=trial",
+        ],
+    );
+    assert_eq!((job.train.batch, job.train.length, job.name.as_str()), (128, Length::Steps(50), "trial"));
+    assert_eq!(job.train.optimizer, OptimizerSpec { lr: 0.5, ..OptimizerSpec::adam() });
+    assert_eq!(job.train.schedule.warmup, 7);
+    // An override's path is relative to where the command was given.
+    let Source::Csv { path, .. } = &job.data.source else { panic!("csv") };
+    assert_eq!(*path, std::path::absolute("a=b.csv").unwrap());
+    let Model::Mlp(m) = &job.model.model else { panic!("mlp") };
+    assert_eq!(m.hidden, [3, 5]);
+    let list = "[data]\nkind = \"synthetic\"\n[model]\nlayers = [\"linear\"]";
+    let job = good(list, &["model.layers.0.outputs=6", "train.optimizer.kind=lamb"]);
+    let Model::Layers(stack) = &job.model.model else { panic!("layers") };
+    assert_eq!(stack.layers, [StackLayer::Linear { outputs: Some(6), bias: true }]);
+    assert_eq!(job.train.optimizer, OptimizerSpec::lamb());
+}
+
+#[test]
+fn sizes_come_from_the_data() {
+    let mut job = good(SMALL, &[]);
+    let features = Features::Image { channels: 1, height: 8, width: 8, layout: Layout::Planes };
+    let target = Target::Class { classes: 3, names: Vec::new() };
+    job.model.fit(&Spec { features: features.clone(), target }).unwrap();
+    let Model::Mlp(m) = &job.model.model else { panic!("mlp") };
+    assert_eq!((m.inputs, m.classes), (64, 3));
+    assert!(job.model.from_data.is_empty());
+    let target = Target::Class { classes: 4, names: Vec::new() };
+    let error = job.model.fit(&Spec { features, target }).unwrap_err().to_string();
+    assert_eq!(error, "model.classes is 3, the data has 4 classes; leave it out to take it from the data");
+}
+
+#[test]
+fn jobs_are_made_in_rust() {
+    let job = Job {
+        model: ModelSpec::new(Model::Gpt(Gpt { layers: 2, ..Gpt::default() })),
+        train: TrainSpec { length: Length::Steps(10), ..TrainSpec::default() },
+        ..Job::new("mine")
+    };
+    assert_eq!(job.model.from_data, ["vocab", "context"]);
+    assert_eq!(ModelSpec::exact(job.model.model.clone()).from_data, Vec::<String>::new());
+    assert_eq!((job.train.batch, job.output.keep), (64, 3));
+}
+
+#[test]
+fn a_file_gives_its_name_and_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("digits.v2.toml");
+    std::fs::write(&path, "[model]\nkind = \"mlp\"\n[data]\nkind = \"csv\"\npath = \"x.csv\"").unwrap();
+    let job = Job::from_file(&path, &[]).unwrap();
+    assert_eq!(job.name, "digits.v2");
+    let Source::Csv { path, .. } = &job.data.source else { panic!("csv") };
+    assert_eq!(*path, folder.path().join("x.csv"));
+}

@@ -1,0 +1,242 @@
+//! What is written reads as the same job.
+
+use std::path::{Path, PathBuf};
+
+use polyreme_graph::op::{Cell, Conv};
+use polyreme_graph::{Moments, Optimizer};
+use polyreme_nn::Model;
+use polyreme_nn::model::{Stack, StackInput, StackLayer};
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::super::*;
+use super::{SMALL, good};
+use crate::schedule::{Schedule, Shape};
+
+fn check(job: &Job) {
+    let text = job.to_toml();
+    let again = Job::from_text(&text, "elsewhere.toml", Path::new("/elsewhere"), &[])
+        .unwrap_or_else(|e| panic!("{e}\n\n{text}"));
+    assert_eq!(again, *job, "\n{text}");
+}
+
+#[test]
+fn whole_files_read_again() {
+    check(&good(SMALL, &[]));
+    check(&good(include_str!("full.toml"), &[]));
+    for name in Model::NAMES {
+        check(&good(&format!("[model]\nkind = \"{name}\"\n[data]\nkind = \"mnist\""), &[]));
+        let model = ModelSpec::exact(Model::by_name(name).unwrap());
+        check(&Job { model, ..Job::new("exact") });
+    }
+    let nothing = OutputSpec { every_epochs: None, best: None, ..OutputSpec::default() };
+    check(&Job { output: nothing, ..Job::new("name with \"quotes\" and \u{e4}") });
+}
+
+fn names(names: &'static [&'static str]) -> impl Strategy<Value = String> {
+    select(names).prop_map(String::from)
+}
+
+fn layers(depth: u32) -> BoxedStrategy<Vec<StackLayer>> {
+    let window = ((1..9_usize, 1..9_usize), (1..9_usize, 1..9_usize), (0..9_usize, 0..9_usize));
+    let conv = ((1..9_usize, 1..9_usize), (0..9_usize, 0..9_usize), (1..9_usize, 1..9_usize), 1..9_usize)
+        .prop_map(|(stride, padding, dilation, groups)| Conv { stride, padding, dilation, groups });
+    let pair = || (1..9_usize, 1..9_usize);
+    let leaf = prop_oneof![
+        (1..999_usize, any::<bool>()).prop_map(|(n, bias)| StackLayer::Linear { outputs: Some(n), bias }),
+        (1..99_usize, pair(), conv.clone(), any::<bool>())
+            .prop_map(|(outputs, kernel, conv, bias)| StackLayer::Conv { outputs, kernel, conv, bias }),
+        (1..99_usize, pair(), conv, pair(), any::<bool>()).prop_map(
+            |(outputs, kernel, conv, output_padding, bias)| StackLayer::ConvTranspose {
+                outputs,
+                kernel,
+                conv,
+                output_padding,
+                bias
+            }
+        ),
+        window.clone().prop_map(|(kernel, stride, padding)| StackLayer::MaxPool { kernel, stride, padding }),
+        window.prop_map(|(kernel, stride, padding)| StackLayer::AvgPool { kernel, stride, padding }),
+        pair().prop_map(|out| StackLayer::AdaptiveAvgPool { out }),
+        select(vec![
+            StackLayer::GlobalMean,
+            StackLayer::BatchNorm,
+            StackLayer::LayerNorm,
+            StackLayer::RmsNorm,
+            StackLayer::Flatten,
+            StackLayer::Positions,
+            StackLayer::LastStep,
+            StackLayer::MeanTime,
+        ]),
+        names(&["relu", "gelu_tanh", "none"]).prop_map(|name| StackLayer::Activation { name }),
+        (1..9_usize).prop_map(|groups| StackLayer::GroupNorm { groups }),
+        (0.0..0.99_f32).prop_map(|p| StackLayer::Dropout { p }),
+        (1..99_usize).prop_map(|width| StackLayer::Embedding { width }),
+        (select(vec![Cell::Lstm, Cell::Gru]), 1..99_usize, any::<bool>())
+            .prop_map(|(cell, hidden, bidirectional)| StackLayer::Recurrent { cell, hidden, bidirectional }),
+        (1..9_usize, any::<bool>()).prop_map(|(heads, causal)| StackLayer::Attention { heads, causal }),
+        (
+            1..9_usize,
+            prop::option::of(1..99_usize),
+            names(&["relu", "gelu"]),
+            0.0..0.99_f32,
+            any::<bool>(),
+            any::<bool>()
+        )
+            .prop_map(|(heads, hidden, activation, dropout, norm_first, causal)| {
+                StackLayer::EncoderLayer { heads, hidden, activation, dropout, norm_first, causal }
+            }),
+    ];
+    let one = if depth == 0 {
+        leaf.boxed()
+    } else {
+        prop_oneof![9 => leaf, 1 => layers(depth - 1).prop_map(|layers| StackLayer::Residual { layers })]
+            .boxed()
+    };
+    prop::collection::vec(one, 1..6).boxed()
+}
+
+/// A list of layers with an open input: any list of layers can be read, whether they fit together or not.
+fn model() -> impl Strategy<Value = ModelSpec> {
+    prop_oneof![
+        select(&Model::NAMES[..]).prop_map(|name| ModelSpec::new(Model::by_name(name).unwrap())),
+        layers(2).prop_map(|layers| ModelSpec::new(Model::Layers(Stack { input: StackInput::Open, layers }))),
+    ]
+}
+
+fn path() -> impl Strategy<Value = PathBuf> {
+    "/[a-zA-Z\"'\\\\ äß=.]{1,12}x".prop_map(|p| std::path::absolute(p).unwrap())
+}
+
+fn source() -> impl Strategy<Value = Source> {
+    let test = || prop::option::of(path());
+    prop_oneof![
+        path().prop_map(|path| Source::Idx { path, known: None }),
+        (path(), select(vec![10, 100])).prop_map(|(path, classes)| Source::Cifar { path, classes }),
+        (path(), test(), prop::option::of("[a-z\" ]{0,9}"), select(b",;\t|".to_vec()), any::<Option<bool>>())
+            .prop_map(|(path, test, label, delimiter, header)| Source::Csv {
+                path,
+                test,
+                label,
+                delimiter,
+                header
+            }),
+        (path(), prop::option::of((1..99_usize, 1..99_usize)), any::<bool>())
+            .prop_map(|(path, size, grey)| Source::Images { path, size, grey }),
+        (path(), test(), "[a-z]{1,9}", "[a-z]{1,9}").prop_map(|(path, test, x, labels)| Source::Arrays {
+            path,
+            test,
+            x,
+            labels
+        }),
+        (1..9999_usize, prop::collection::vec(1..99_usize, 3), 1..99_usize, 0.0..9.0).prop_map(
+            |(samples, shape, classes, noise)| Source::Synthetic { samples, shape, classes, noise }
+        ),
+        Just(Source::Given),
+    ]
+}
+
+fn data() -> impl Strategy<Value = DataSpec> {
+    let weights = prop_oneof![
+        Just(ClassWeights::None),
+        Just(ClassWeights::Balanced),
+        prop::collection::vec(0.0..9.0_f32, 1..5).prop_map(ClassWeights::Given),
+    ];
+    let order = prop_oneof![
+        Just(OrderSpec::InOrder),
+        Just(OrderSpec::Sample),
+        (1..99_usize).prop_map(OrderSpec::Block)
+    ];
+    let rest =
+        (0.0..0.99, any::<bool>(), weights, order, 0.01..1.0, prop::option::of(1..9_usize), 1..9_usize);
+    (source(), rest, (0..9_usize, any::<bool>(), 0..9_usize, 0.0..1.0)).prop_map(
+        |(source, (validation, normalise, class_weights, order, fraction, threads, prefetch), augment)| {
+            let (crop, flip, shift, erase) = augment;
+            let is_table = matches!(source, Source::Csv { .. });
+            let augment = if is_table { Augment::default() } else { Augment { crop, flip, shift, erase } };
+            DataSpec {
+                source,
+                validation,
+                normalise,
+                augment,
+                class_weights,
+                order,
+                fraction,
+                threads,
+                prefetch,
+            }
+        },
+    )
+}
+
+fn optimizer() -> impl Strategy<Value = OptimizerSpec> {
+    let sgd = (0.01..0.99_f32, any::<bool>(), 0.0..1.0_f32)
+        .prop_map(|(momentum, nesterov, weight_decay)| Optimizer::Sgd { momentum, nesterov, weight_decay });
+    let moments = (0.0..0.99, 0.0..0.99, 1e-9..1e-3_f32, 0.0..1.0_f32);
+    let others = (moments, 0..3).prop_map(|((beta1, beta2, eps, weight_decay), which)| {
+        let moments = Moments { beta1, beta2, eps, weight_decay };
+        [Optimizer::Adam(moments), Optimizer::AdamW(moments), Optimizer::Lamb(moments)][which as usize]
+    });
+    (prop_oneof![sgd, others], 1e-9..10.0).prop_map(|(rule, lr)| OptimizerSpec { rule, lr })
+}
+
+fn schedule() -> impl Strategy<Value = Schedule> {
+    let shape = prop_oneof![
+        Just(Shape::Constant),
+        (1..99_u64, 0.01..2.0).prop_map(|(every_epochs, factor)| Shape::Step { every_epochs, factor }),
+        (0.01..2.0).prop_map(|factor| Shape::Exponential { factor }),
+        (0.0..1.0, 0..9_u64).prop_map(|(floor, restarts)| Shape::Cosine { floor, restarts }),
+        (0.01..0.99, 1.0..99.0, 1.0..1e5).prop_map(|(start_share, div, final_div)| Shape::OneCycle {
+            start_share,
+            div,
+            final_div
+        }),
+        (0.0..1.0).prop_map(|floor| Shape::Linear { floor }),
+    ];
+    (shape, 0..999_u64).prop_map(|(shape, warmup)| {
+        let warmup = if matches!(shape, Shape::OneCycle { .. }) { 0 } else { warmup };
+        Schedule { shape, warmup }
+    })
+}
+
+fn train() -> impl Strategy<Value = TrainSpec> {
+    let length = prop_oneof![(1..99_u64).prop_map(Length::Epochs), (1..9999_u64).prop_map(Length::Steps)];
+    let early_stop = (names(&["val_loss", "val_accuracy"]), 1..9_u64, 0.0..1.0)
+        .prop_map(|(metric, patience, min_delta)| EarlyStop { metric, patience, min_delta });
+    let options =
+        (prop::option::of(0.1..9.0), prop::option::of(0.1..0.99), prop::option::of(early_stop), any::<u64>());
+    let more = (1..9_usize, 1..9_usize, 0.0..0.99_f32, 0.0..2.0, 1..99_u64);
+    (length, optimizer(), schedule(), options, more).prop_map(
+        |(length, optimizer, schedule, options, more)| {
+            let (clip, ema, early_stop, seed) = options;
+            let (accumulate, times, label_smoothing, mixup, log_every_steps) = more;
+            TrainSpec {
+                batch: accumulate * times,
+                length,
+                optimizer,
+                schedule,
+                clip,
+                accumulate,
+                ema,
+                label_smoothing,
+                mixup,
+                early_stop,
+                evaluate_every_steps: (seed % 2 == 0).then_some(log_every_steps),
+                log_every_steps,
+                seed,
+                memory_mib: (seed % 3 == 0).then_some(times),
+            }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn any_job_reads_again(model in model(), data in data(), train in train(), threads in any::<Option<u8>>()) {
+        let threads = threads.map(|n| usize::from(n) + 1);
+        let name = "a name".to_string();
+        check(&Job { name, model, data, train, parallel: ParallelSpec { threads }, output: OutputSpec::default() });
+    }
+}

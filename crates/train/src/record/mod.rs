@@ -1,0 +1,20 @@
+//! What a run leaves behind for people and tools: `metrics.jsonl`, event files for TensorBoard, and at the end
+//! `report.html`. No checkpoints, and nothing that training needs to go on.
+//!
+//! - [`Recorder`] ties them together.
+//! - [`jsonl`] and [`tensorboard`] write, [`history`] reads back, [`report`] draws.
+//! - [`progress`] is the text of the line that a terminal shows meanwhile.
+
+pub mod history;
+pub mod jsonl;
+pub mod progress;
+pub mod report;
+pub mod tensorboard;
+
+mod append;
+mod error;
+mod recorder;
+mod wording;
+
+pub use error::RecordError;
+pub use recorder::{METRICS, Options, REPORT, Recorder};

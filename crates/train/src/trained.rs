@@ -1,0 +1,78 @@
+//! A trained model, ready to be asked: the job, the network, the weights, and how samples are prepared.
+
+use std::path::{Path, PathBuf};
+
+use polyreme_data::{Layout, Spec};
+use polyreme_exec::Kept;
+use serde::Deserialize;
+
+use crate::checkpoint::{self, Loaded, MODEL_FILE, Place};
+use crate::error::TrainError;
+use crate::install::{install, install_arena};
+use crate::job::Job;
+use crate::judge::Judge;
+use crate::net::Net;
+use crate::preparation::Preparation;
+use crate::run::{AVERAGE_FILE, Given, Progress};
+
+/// A model out of a checkpoint.
+pub struct Trained {
+    /// The job, as it was resolved.
+    pub job: Job,
+    /// How samples are prepared.
+    pub preparation: Preparation,
+    /// The checkpoint.
+    pub loaded: Loaded,
+    net: Net,
+}
+
+impl Trained {
+    /// Opens a run (its best checkpoint, or else its newest whole one) or a checkpoint.
+    pub fn open(path: &Path, given: &Given) -> Result<Trained, TrainError> {
+        let loaded = match checkpoint::resolve(path)? {
+            Place::Run(run) => {
+                let best = run.join("checkpoints/best");
+                if best.exists() { checkpoint::load(&best)? } else { checkpoint::latest_whole(&run)?.0 }
+            }
+            Place::Checkpoint(path) => checkpoint::load(&path)?,
+            Place::Weights(path) => return Err(TrainError::WeightsOnly { path }),
+        };
+        let origin = loaded.path.join("manifest.json");
+        let job = Job::from_text(&loaded.manifest.job, &origin.display().to_string(), Path::new("."), &[])?;
+        let progress = Progress::deserialize(&loaded.manifest.progress)
+            .map_err(|e| TrainError::Progress(format!("{}: {e}", loaded.path.display())))?;
+        let preparation = progress.preparation;
+        let mut model = job.model.clone();
+        let net = match &given.net {
+            Some(net) => net.clone(),
+            None => {
+                model.fit(&preparation.spec(Layout::Planes))?;
+                Net::Model(model.model)
+            }
+        };
+        Ok(Trained { job, preparation, loaded, net })
+    }
+
+    /// An engine with these weights for batches of at most `n` samples of `spec`.
+    pub fn judge(&self, spec: &Spec, n: usize, threads: usize) -> Result<Judge, TrainError> {
+        let mut judge = Judge::new(&self.net, spec, n, threads)?;
+        let engine = judge.engine_mut();
+        install(engine, self.loaded.shard(MODEL_FILE).unwrap_or(&[]), &self.loaded.path)?;
+        if let Some(average) = self.loaded.shard(AVERAGE_FILE) {
+            let slots = engine.param_slots();
+            let file = self.loaded.path.join(AVERAGE_FILE);
+            install_arena(engine.kept_mut(Kept::Params), &slots, Some(average), &file)?;
+        }
+        Ok(judge)
+    }
+
+    /// The network.
+    pub fn net(&self) -> &Net {
+        &self.net
+    }
+
+    /// The run's folder.
+    pub fn folder(&self) -> PathBuf {
+        self.loaded.path.parent().and_then(Path::parent).unwrap_or(&self.loaded.path).to_path_buf()
+    }
+}
