@@ -4,21 +4,27 @@
 //! is told.
 //!
 //! # Layout
-//! - [`jobs`]: the reference jobs.
-//! - [`mod@bench`], [`doctor`]: the commands.
+//! - [`app`]: a job defined in Rust, with the whole command line.
+//! - [`cli`]: the commands. [`mod@bench`], [`doctor`]: two of them that are libraries too.
 //! - [`process`]: the process and the machine, as the operating system sees them.
 
 #![forbid(unsafe_code)]
 
+pub mod app;
 pub mod bench;
+pub mod cli;
 pub mod doctor;
-pub mod jobs;
 pub mod process;
 
+pub use app::App;
+pub use polyreme_data as data;
 pub use polyreme_exec as exec;
 pub use polyreme_graph as graph;
 pub use polyreme_kernels as kernels;
 pub use polyreme_nn as nn;
+pub use polyreme_train as train;
+pub use polyreme_train::TrainError;
+pub use polyreme_train::job::Job;
 
 /// Runs the README's example as a test.
 #[cfg(doctest)]

@@ -62,6 +62,15 @@ fn kib(text: &str, key: &str) -> usize {
     value.and_then(|v| v.trim().trim_end_matches("kB").trim().parse().ok()).unwrap_or(0)
 }
 
+/// The machine and the program in a few lines, for a report.
+pub fn facts() -> Vec<(String, String)> {
+    vec![
+        ("CPU".into(), cpu_name()),
+        ("Cores".into(), cores().to_string()),
+        ("Polyreme".into(), env!("CARGO_PKG_VERSION").into()),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

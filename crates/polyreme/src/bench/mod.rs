@@ -1,18 +1,27 @@
 //! `polyreme bench`: how fast steps and kernels are, beside what the machine can do.
 
+pub mod jobs;
 pub mod kernels;
+pub mod load;
 pub mod step;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// The median of `n` timed calls, in seconds, after `warm_up` calls that do not count.
+/// Calls do not count for at least so long: a core that was idle takes this time to reach its clock rate (steps of
+/// `mlp` are 4 % slower before).
+const WARM_UP: Duration = Duration::from_millis(300);
+
+/// The median of `n` timed calls, in seconds, after at least `warm_up` calls that do not count.
 pub(crate) fn median_seconds<E>(
     warm_up: usize,
     n: usize,
     mut call: impl FnMut() -> Result<(), E>,
 ) -> Result<f64, E> {
-    for _ in 0..warm_up {
+    let began = Instant::now();
+    let mut calls = 0;
+    while calls < warm_up || began.elapsed() < WARM_UP {
         call()?;
+        calls += 1;
     }
     let mut times = Vec::with_capacity(n);
     for _ in 0..n.max(1) {

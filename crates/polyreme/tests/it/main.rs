@@ -3,4 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod architecture;
+mod binary;
 mod commands;
+mod examples;
+mod in_use;
+mod train;

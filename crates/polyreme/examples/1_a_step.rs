@@ -2,8 +2,8 @@
 
 use std::error::Error;
 
+use polyreme::bench::jobs::Job;
 use polyreme::exec::{Engine, Options};
-use polyreme::jobs::Job;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let name = std::env::args().nth(1).unwrap_or_else(|| "lenet".into());

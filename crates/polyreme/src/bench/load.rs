@@ -1,0 +1,60 @@
+//! `polyreme bench load`: how fast the samples of a job come out of their files, ready for a step.
+
+use std::fmt;
+use std::time::Instant;
+
+use polyreme_data::{Loader, LoaderOptions, spans};
+use polyreme_train::TrainError;
+use polyreme_train::run::Prepared;
+use serde::Serialize;
+
+/// What loading came to.
+#[derive(Clone, Debug, Serialize)]
+pub struct LoadReport {
+    /// The job.
+    pub job: String,
+    /// The kind of data.
+    pub kind: &'static str,
+    /// Samples of a pass.
+    pub samples: usize,
+    /// Loader threads.
+    pub threads: usize,
+    /// Samples a second of each pass: the first reads and decodes files, later ones may find them in memory.
+    pub samples_per_s: Vec<f64>,
+}
+
+/// Reads the training set `passes` times, shuffled, augmented and normalised as in training, and throws it away.
+pub fn measure(prepared: &Prepared, threads: usize, passes: u64) -> Result<LoadReport, TrainError> {
+    let (job, set) = (&prepared.job, &prepared.sets.train);
+    let options = LoaderOptions {
+        batch_max: job.train.batch,
+        threads,
+        prefetch: job.data.prefetch,
+        seed: job.train.seed,
+    };
+    let mut samples_per_s = Vec::new();
+    for epoch in 0..passes {
+        let plan = spans(prepared.order(epoch), job.train.batch);
+        let (began, mut n) = (Instant::now(), 0);
+        for batch in Loader::start(set.clone(), prepared.transform()?, plan, options) {
+            n += batch?.n;
+        }
+        samples_per_s.push(n as f64 / began.elapsed().as_secs_f64());
+    }
+    let (job, kind) = (job.name.clone(), job.data.source.kind());
+    Ok(LoadReport { job, kind, samples: prepared.order(0).epoch_len(), threads, samples_per_s })
+}
+
+impl fmt::Display for LoadReport {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(
+            f,
+            "{}: {} samples from {}, {} loader threads",
+            self.job, self.samples, self.kind, self.threads
+        )?;
+        for (pass, speed) in self.samples_per_s.iter().enumerate() {
+            write!(f, "\n  pass {}: {speed:.0} samples/s", pass + 1)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,150 @@
+//! `polyreme bench` and `polyreme doctor`.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::{Args, Subcommand};
+use polyreme_train::run::Prepared;
+
+use super::{Failure, Outcome, print};
+use crate::app::App;
+use crate::bench::jobs::Job;
+use crate::bench::{kernels, load, step, step::Settings};
+use crate::process;
+
+#[derive(Subcommand)]
+pub(super) enum Bench {
+    /// Whole training steps of the reference jobs: forward, backward, update; data in memory.
+    ///
+    /// Prints the median time of a step, GFLOP/s (convolutions counted as if computed directly), the share of the
+    /// measured multiply-add peak, and planned and actual peak memory.
+    Step(StepArgs),
+    /// Kernels one by one, at the shapes of the reference jobs.
+    Kernels(KernelArgs),
+    /// Loading of a job's training set: reading, decoding, augmentation, batches.
+    Load(LoadArgs),
+}
+
+#[derive(Args)]
+pub(super) struct StepArgs {
+    /// The jobs to run; all of them if none is named.
+    #[arg(long = "job", value_name = "NAME", value_parser = Job::NAMES)]
+    jobs: Vec<String>,
+    /// Threads of the one rank [default: all cores].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Timed steps of each job [default: what the job says, 8 to 60].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    steps: Option<u32>,
+    /// Recompute activations so that parameters, gradients, optimizer state and activations take at most this much.
+    #[arg(long, value_name = "MIB")]
+    memory_mib: Option<usize>,
+    /// Also say where the time goes: a line for each kind of node, the slowest first.
+    #[arg(long)]
+    ops: bool,
+    /// Print one JSON object a job.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+pub(super) struct KernelArgs {
+    /// Only kernels whose name contains this, such as `matmul` or `conv2d grad`.
+    #[arg(default_value = "")]
+    filter: String,
+    /// Threads [default: all cores].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Print one JSON object a kernel.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+pub(super) struct LoadArgs {
+    /// The job file.
+    #[arg(value_name = "JOB.toml")]
+    job: PathBuf,
+    /// Change a setting: `--set data.path=other/folder`.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+    /// Loader threads [default: all cores].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    threads: Option<u16>,
+    /// Passes over the set.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    passes: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Bench {
+    pub(super) fn run(&self, app: &App, start: Instant) -> Outcome {
+        match self {
+            Bench::Load(args) => {
+                let job = super::train::read_job(app, Some(&args.job), &args.sets)?;
+                let prepared = Prepared::new(job, app.given(), process::cores())?;
+                print(&load::measure(&prepared, threads(args.threads), args.passes)?, args.json)
+            }
+            Bench::Step(args) => bench_step(args, start),
+            Bench::Kernels(args) => bench_kernels(args),
+        }
+    }
+}
+
+fn bench_step(args: &StepArgs, start: Instant) -> Outcome {
+    let names: Vec<&str> = if args.jobs.is_empty() {
+        Job::NAMES.to_vec()
+    } else {
+        args.jobs.iter().map(String::as_str).collect()
+    };
+    if !args.json {
+        writeln!(io::stdout(), "{}", step::HEADER)?;
+    }
+    let mut since = start;
+    for name in names {
+        let job = Job::by_name(name).expect("the name was checked");
+        let settings = Settings {
+            threads: threads(args.threads),
+            steps: args.steps.map(|n| n as usize),
+            budget_bytes: args.memory_mib.map(|mib| mib << 20),
+        };
+        let report =
+            step::measure(&job, settings, || since.elapsed().as_secs_f64() * 1e3).map_err(Failure::boxed)?;
+        print(&report, args.json)?;
+        if args.ops {
+            for op in step::measure_ops(&job, settings).map_err(Failure::boxed)? {
+                print(&op, args.json)?;
+            }
+        }
+        since = Instant::now();
+    }
+    Ok(())
+}
+
+fn bench_kernels(args: &KernelArgs) -> Outcome {
+    if !args.json {
+        writeln!(io::stdout(), "{}", kernels::HEADER)?;
+    }
+    let mut outcome: Outcome = Ok(());
+    let mut n = 0;
+    kernels::measure(threads(args.threads), &args.filter, &mut |report| {
+        n += 1;
+        if outcome.is_ok() {
+            outcome = print(&report, args.json);
+        }
+    });
+    if n == 0 {
+        let filter = &args.filter;
+        return Err(Failure::usage(format!(
+            "no kernel's name contains `{filter}`; without a filter all are run"
+        )));
+    }
+    outcome
+}
+
+fn threads(asked: Option<u16>) -> usize {
+    asked.map_or_else(process::cores, usize::from)
+}

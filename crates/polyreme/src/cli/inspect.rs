@@ -1,0 +1,196 @@
+//! `polyreme inspect`: what is in a run, a checkpoint, a weights file or a job.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use polyreme_data::Layout;
+use polyreme_graph::dot::dot;
+use polyreme_graph::{Graph, Program, differentiate};
+use polyreme_train::checkpoint::{self, Place};
+use polyreme_train::lower::{Loss, training_graph};
+use polyreme_train::record::history::{Column, History};
+use polyreme_train::run::Prepared;
+use polyreme_train::trained::Trained;
+use polyreme_train::weights::{Weight, read_weights};
+use serde::Serialize;
+use serde_json::json;
+
+use super::{Outcome, print_json, train};
+use crate::app::App;
+use crate::process;
+
+#[derive(Args)]
+pub(super) struct InspectArgs {
+    /// A run's folder, a checkpoint, a `.safetensors` file, or a job file.
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
+    /// Print the graph instead: as text, as DOT for Graphviz, or as the program of a whole training step.
+    #[arg(long, value_enum, value_name = "FORM")]
+    graph: Option<Form>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Form {
+    Text,
+    Dot,
+    Program,
+}
+
+#[derive(Serialize)]
+struct Tensor {
+    name: String,
+    shape: Vec<usize>,
+    elements: usize,
+}
+
+pub(super) fn inspect(app: &App, args: &InspectArgs) -> Outcome {
+    if args.path.extension().is_some_and(|e| e == "toml") {
+        return inspect_job(app, args);
+    }
+    let place = checkpoint::resolve(&args.path)?;
+    if let Place::Weights(file) = &place {
+        let tensors: Vec<_> = read_weights(file)?.iter().map(tensor).collect();
+        return show_tensors(&tensors, args.json);
+    }
+    let trained = Trained::open(&args.path, &app.given())?;
+    if let Some(form) = args.graph {
+        let spec = trained.preparation.spec(Layout::Planes);
+        let graph = training_graph(trained.net(), &spec, trained.job.train.batch, Loss::default())?;
+        return show_graph(&graph, form);
+    }
+    let tensors: Vec<_> =
+        trained.loaded.shard(checkpoint::MODEL_FILE).unwrap_or(&[]).iter().map(tensor).collect();
+    let manifest = &trained.loaded.manifest;
+    let history = History::read(&trained.folder().join("metrics.jsonl")).unwrap_or_default();
+    if args.json {
+        let others: Vec<_> = checkpoint::list(&trained.folder())?.iter().map(|e| e.step).collect();
+        return print_json(&json!({
+            "checkpoint": trained.loaded.path, "step": manifest.step, "epoch": manifest.epoch,
+            "metrics": manifest.metrics, "bytes": manifest.n_bytes(), "checkpoints": others,
+            "parameters": tensors, "history": history_json(&history),
+        }));
+    }
+    let mut out = io::stdout().lock();
+    writeln!(out, "{}", trained.loaded.path.display())?;
+    writeln!(
+        out,
+        "  step {}, epoch {}, {}",
+        manifest.step,
+        manifest.epoch,
+        mib(manifest.n_bytes() as usize)
+    )?;
+    for (name, value) in &manifest.metrics {
+        writeln!(out, "  {name:<16} {value:.4}")?;
+    }
+    drop(out);
+    show_checkpoints(&trained.folder())?;
+    show_history(&history)?;
+    println!();
+    show_tensors(&tensors, false)
+}
+
+fn inspect_job(app: &App, args: &InspectArgs) -> Outcome {
+    let job = train::read_job(app, Some(&args.path), &[])?;
+    let prepared = Prepared::new(job, app.given(), process::cores())?;
+    let graph = training_graph(&prepared.net, &prepared.spec, prepared.pace.micro, prepared.team.loss)?;
+    if let Some(form) = args.graph {
+        return show_graph(&graph, form);
+    }
+    let tensors: Vec<_> = graph
+        .params
+        .iter()
+        .chain(&graph.states)
+        .map(|p| {
+            let shape = graph.shape(p.value);
+            Tensor { name: p.name.clone(), shape: shape.dims().to_vec(), elements: shape.numel() }
+        })
+        .collect();
+    show_tensors(&tensors, args.json)
+}
+
+fn tensor(weight: &Weight) -> Tensor {
+    Tensor { name: weight.name.clone(), shape: weight.dims.clone(), elements: weight.data.len() }
+}
+
+fn show_graph(graph: &Graph, form: Form) -> Outcome {
+    let text = match form {
+        Form::Text => graph.to_string(),
+        Form::Dot => dot(graph),
+        Form::Program => {
+            let loss = graph.output("loss").expect("a training graph has a loss");
+            Program::gradients(&differentiate(graph, loss)?).to_string()
+        }
+    };
+    Ok(io::stdout().lock().write_all(text.as_bytes())?)
+}
+
+fn show_tensors(tensors: &[Tensor], json: bool) -> Outcome {
+    if json {
+        return tensors.iter().try_for_each(print_json);
+    }
+    let wide = tensors.iter().map(|t| t.name.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for t in tensors {
+        writeln!(text, "  {:<wide$}  {:<20} {:>12}", t.name, format!("{:?}", t.shape), t.elements)?;
+    }
+    let total: usize = tensors.iter().map(|t| t.elements).sum();
+    writeln!(text, "  {} tensors, {total} elements, {}", tensors.len(), mib(total * 4))?;
+    Ok(io::stdout().lock().write_all(text.as_bytes())?)
+}
+
+fn show_checkpoints(folder: &Path) -> Outcome {
+    let mut out = io::stdout().lock();
+    writeln!(out, "\n  checkpoints")?;
+    for entry in checkpoint::list(folder)? {
+        let best = if entry.is_best { " (best)" } else { "" };
+        let state = entry.manifest.map_or_else(|e| format!("damaged: {e}"), |m| mib(m.n_bytes() as usize));
+        writeln!(out, "  step {:>8}  {state}{best}", entry.step)?;
+    }
+    Ok(())
+}
+
+/// The evaluations of a run, a line each; the middle of a long list is left out.
+fn show_history(history: &History) -> Outcome {
+    const SHOWN: usize = 12;
+    let columns: Vec<_> = history.columns().filter(|(name, _)| name.starts_with("val_")).collect();
+    let Some((_, first)) = columns.first() else { return Ok(()) };
+    let mut out = io::stdout().lock();
+    write!(out, "\n  {:>8}", "step")?;
+    for (name, _) in &columns {
+        write!(out, "  {name:>14}")?;
+    }
+    writeln!(out)?;
+    let n = first.steps.len();
+    for i in 0..n {
+        if n > 2 * SHOWN && (SHOWN..n - SHOWN).contains(&i) {
+            if i == SHOWN {
+                writeln!(out, "       ...")?;
+            }
+            continue;
+        }
+        write!(out, "  {:>8}", first.steps[i])?;
+        for (_, column) in &columns {
+            match column.values.get(i) {
+                Some(value) => write!(out, "  {value:>14.4}")?,
+                None => write!(out, "  {:>14}", "")?,
+            }
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+fn history_json(history: &History) -> serde_json::Map<String, serde_json::Value> {
+    let column =
+        |(name, c): (&str, &Column)| (name.to_string(), json!({"steps": c.steps, "values": c.values}));
+    history.columns().map(column).collect()
+}
+
+fn mib(bytes: usize) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}

@@ -1,0 +1,290 @@
+//! What a run looks like: a progress line on a terminal, plain lines elsewhere, JSON lines for programs.
+//!
+//! Progress and warnings go to the standard error, results to the standard output, so that a pipe gets results only.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use polyreme_train::event::{Ending, Event, Observer, Outline, StepDone, Summary};
+use polyreme_train::record::progress::{Pace, Progress};
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// A terminal's line is drawn at most so often.
+const FRAME: Duration = Duration::from_millis(80);
+/// Lines of a log come at least so far apart; epochs always have theirs.
+const LOG: Duration = Duration::from_secs(10);
+/// The width of a terminal that does not say.
+const WIDTH: usize = 80;
+
+/// How events are shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Style {
+    Line,
+    Plain,
+    Json,
+}
+
+/// Shows a run, and asks it to stop when somebody presses Ctrl-C.
+pub(super) struct Screen {
+    style: Style,
+    stop: Arc<AtomicBool>,
+    said_stop: bool,
+    shown: Option<Instant>,
+    drawn: bool,
+    pace: Pace,
+    /// A smoothed loss: the last one alone jumps about.
+    loss: Option<f64>,
+    metrics: Vec<(String, f64)>,
+    samples_per_step: usize,
+    broken: bool,
+}
+
+impl Screen {
+    /// For this process's terminal. From now on the first Ctrl-C (or a polite kill) stops after a step, and the second
+    /// at once.
+    pub(super) fn new(json: bool) -> io::Result<Screen> {
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone())?;
+            signal_hook::flag::register(signal, stop.clone())?;
+        }
+        let style = match (json, io::stderr().is_terminal()) {
+            (true, _) => Style::Json,
+            (false, true) => Style::Line,
+            (false, false) => Style::Plain,
+        };
+        Ok(Screen {
+            style,
+            stop,
+            said_stop: false,
+            shown: None,
+            drawn: false,
+            pace: Pace::default(),
+            loss: None,
+            metrics: Vec::new(),
+            samples_per_step: 0,
+            broken: false,
+        })
+    }
+
+    /// Takes the progress line away.
+    pub(super) fn clear(&mut self) {
+        if std::mem::take(&mut self.drawn) {
+            eprint!("\r\x1b[2K");
+        }
+    }
+
+    fn say(&mut self, line: &str) {
+        self.clear();
+        eprintln!("{line}");
+    }
+
+    fn json(&mut self, value: &serde_json::Value) {
+        // A reader that has gone does not end the training.
+        if !self.broken {
+            self.broken = writeln!(io::stdout(), "{value}").is_err();
+        }
+    }
+
+    fn step(&mut self, done: &StepDone) {
+        let smooth = self.loss.map_or(done.loss, |l| l + 0.1 * (done.loss - l));
+        self.loss = Some(smooth);
+        self.samples_per_step = self.samples_per_step.max(done.samples);
+        let wait = if self.style == Style::Line { FRAME } else { LOG };
+        if self.shown.is_some_and(|at| at.elapsed() < wait) {
+            return;
+        }
+        if self.shown.replace(Instant::now()).is_none() && self.style != Style::Line {
+            self.pace.observe(done.step, done.seconds);
+            return;
+        }
+        self.pace.observe(done.step, done.seconds);
+        let progress = self.progress(done, smooth);
+        match self.style {
+            Style::Line => {
+                let line = progress.line();
+                eprint!("\r\x1b[2K{line}");
+                // A terminal that does not take it loses a picture, nothing else.
+                let _ = io::stderr().flush();
+                self.drawn = true;
+            }
+            Style::Plain => eprintln!("{}", progress.plain()),
+            Style::Json => {
+                let speed = progress.samples_per_s;
+                let value = json!({"event": "step", "step": done.step, "steps": done.steps, "epoch": done.epoch,
+                    "loss": smooth, "lr": done.lr, "samples_per_s": speed, "seconds": done.seconds,
+                    "waiting": done.waiting});
+                self.json(&value);
+            }
+        }
+    }
+
+    fn progress(&self, done: &StepDone, loss: f64) -> Progress<'_> {
+        let speed = self.pace.steps_per_s().unwrap_or(0.0) * self.samples_per_step as f64;
+        Progress {
+            step: done.step,
+            steps: done.steps,
+            epoch: done.epoch,
+            epochs: done.epochs,
+            loss,
+            lr: done.lr,
+            samples_per_s: speed,
+            elapsed: done.seconds,
+            left: self.pace.left(done.step, done.steps),
+            metrics: &self.metrics,
+            width: width(),
+        }
+    }
+
+    fn evaluated(&mut self, step: u64, epoch: u64, metrics: &[(String, f64)], best: bool) {
+        self.metrics = metrics.iter().filter(|(n, _)| n != "val_loss").cloned().collect();
+        self.pace.pause();
+        if self.style == Style::Json {
+            let values: serde_json::Map<_, _> =
+                metrics.iter().map(|(n, v)| (n.clone(), (*v).into())).collect();
+            let value =
+                json!({"event": "evaluation", "step": step, "epoch": epoch, "best": best, "metrics": values});
+            return self.json(&value);
+        }
+        let is_test = metrics.iter().any(|(name, _)| name.starts_with("test"));
+        let mut line = if is_test {
+            format!("model of step {step}")
+        } else {
+            format!("epoch {epoch:>3}  step {step:>6}")
+        };
+        if let (Some(loss), false) = (self.loss, is_test) {
+            let _ = write!(line, "  loss {loss:.4}");
+        }
+        for (name, value) in metrics {
+            let _ = write!(line, "  {name} {value:.4}");
+        }
+        if best {
+            line.push_str("  *");
+        }
+        self.say(&line);
+    }
+
+    fn finished(&mut self, summary: &Summary) {
+        if self.style == Style::Json {
+            let value = serde_json::to_value(summary).unwrap_or_else(|e| json!({"error": e.to_string()}));
+            return self.json(&value);
+        }
+        self.clear();
+        print!("{}", summary_text(summary));
+    }
+}
+
+impl Observer for Screen {
+    fn event(&mut self, event: Event<'_>) {
+        match event {
+            Event::Started(outline) if self.style == Style::Json => {
+                let value = json!({"event": "started", "outline": outline});
+                self.json(&value);
+            }
+            Event::Started(outline) => eprint!("{}", outline_text(outline)),
+            Event::Step(done) => self.step(done),
+            Event::Evaluated { step, epoch, metrics, best } => self.evaluated(step, epoch, metrics, best),
+            Event::Saving { step, held } if self.style == Style::Json => {
+                self.json(&json!({"event": "checkpoint", "step": step, "held_ms": held.as_secs_f64() * 1e3}));
+            }
+            Event::Saving { .. } => {}
+            Event::Warning(text) if self.style == Style::Json => {
+                self.json(&json!({"event": "warning", "message": text}));
+            }
+            Event::Warning(text) => self.say(&format!("warning: {text}")),
+            Event::Finished(summary) => self.finished(summary),
+        }
+        if self.stop_requested() && !std::mem::replace(&mut self.said_stop, true) && self.style != Style::Json
+        {
+            self.say("stopping after this step; once more stops at once");
+        }
+    }
+
+    fn stop_requested(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// What is going to run, as a few lines.
+pub(super) fn outline_text(o: &Outline) -> String {
+    let mut sets = format!("{} samples to train", thousands(o.train_samples));
+    for (n, what) in [(o.val_samples, "to validate"), (o.test_samples, "to test")] {
+        if n > 0 {
+            let _ = write!(sets, ", {} {what}", thousands(n));
+        }
+    }
+    let from = if o.first_step > 0 { format!(", from step {}", o.first_step) } else { String::new() };
+    format!(
+        "{}: {}, {} parameters\n  data     {}; {}\n  training {} steps of {} samples, {} a pass{from}\n  machine  {} \
+         threads, {:.0} MiB planned, {:.2} GFLOP a step\n  output   {}\n",
+        o.name,
+        o.model,
+        thousands(o.params),
+        o.sample,
+        sets,
+        thousands(o.steps as usize),
+        o.batch,
+        thousands(o.steps_per_epoch as usize),
+        o.threads,
+        o.memory_mib,
+        o.step_gflop,
+        o.output.display(),
+    )
+}
+
+/// What a run came to, as a few lines.
+fn summary_text(s: &Summary) -> String {
+    let metric = |name: &str| s.metrics.get(name).and_then(serde_json::Value::as_f64);
+    let mut text = match s.ending {
+        Ending::Finished => format!("done: {} steps in {:.1} s", s.steps, s.seconds),
+        Ending::EarlyStop => {
+            format!("stopped early: no gain any more after {} steps, {:.1} s", s.steps, s.seconds)
+        }
+        Ending::Interrupted => format!("interrupted: {} steps are saved", s.steps),
+    };
+    let _ = write!(text, ", {:.0} samples/s, loss {:.4}", s.samples_per_s, s.final_loss);
+    for (name, what) in [
+        ("test_accuracy", "test accuracy"),
+        ("val_accuracy", "validation accuracy"),
+        ("val_perplexity", "perplexity"),
+    ] {
+        if let Some(value) = metric(name) {
+            let shown = if name.ends_with("accuracy") {
+                format!("{:.2} %", value * 100.0)
+            } else {
+                format!("{value:.3}")
+            };
+            let _ = write!(text, "\n  {what:<20} {shown}");
+            break;
+        }
+    }
+    if s.ending == Ending::Interrupted {
+        let _ = writeln!(text, "\n  to go on: {}", Summary::resume_hint(&s.output));
+        return text;
+    }
+    let _ = writeln!(text, "\n  model                {} (of step {})", s.model.display(), s.model_step);
+    let _ = writeln!(text, "  report               {}", s.output.join("report.html").display());
+    text
+}
+
+/// 1234567 as 1,234,567.
+fn thousands(n: usize) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn width() -> usize {
+    let size = rustix::termios::tcgetwinsize(io::stderr());
+    size.ok().map(|s| usize::from(s.ws_col)).filter(|w| *w > 0).unwrap_or(WIDTH)
+}
