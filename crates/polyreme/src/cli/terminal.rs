@@ -124,7 +124,9 @@ impl Screen {
     }
 
     fn progress(&self, done: &StepDone, loss: f64) -> Progress<'_> {
-        let speed = self.pace.steps_per_s().unwrap_or(0.0) * self.samples_per_step as f64;
+        // Before two glances the mean since the start is all that is known.
+        let steps_per_s = self.pace.steps_per_s().unwrap_or(done.step as f64 / done.seconds.max(1e-9));
+        let speed = steps_per_s * self.samples_per_step as f64;
         Progress {
             step: done.step,
             steps: done.steps,
