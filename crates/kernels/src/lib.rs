@@ -22,9 +22,11 @@
 //! - [`embedding`]: rows of a table picked by ids.
 //! - [`pool`]: max and average pooling, fixed and adaptive windows.
 //! - [`conv`]: 2-D convolution on channels-last images: forward and both gradients.
+//! - [`bytes`]: rows of pixels mixed into rows of numbers.
 //! - [`optim`]: optimizer steps, norms and clipping on flat arenas.
 
 pub mod attention;
+pub mod bytes;
 pub mod conv;
 pub mod convert;
 pub mod copy;

@@ -8,6 +8,9 @@
 
 use std::ops::Range;
 
+use polyreme_kernels::Isa;
+use polyreme_kernels::bytes::mix_rows;
+
 /// Scales `source`, `[height, width, channels]`, so that it covers the size of `out`, `[height, width, channels]`, and
 /// cuts out the middle. `row` is memory for two rows.
 pub(super) fn cover(
@@ -28,6 +31,7 @@ pub(super) fn cover(
         }
         return;
     }
+    let isa = Isa::detect();
     let rows = Mix::new(from.height, whole.height, top_down);
     let columns = Mix::new(from.width, whole.width, left_right);
     // The columns that the cut needs, and how many numbers a row of them is.
@@ -39,8 +43,8 @@ pub(super) fn cover(
     let (row, means) = row.split_at_mut(used + 1);
     for (y, out) in out.chunks_exact_mut(to.width * channels).enumerate() {
         let (start, weights) = rows.of(y);
-        let line = |t: usize| &source[((start + t) * from.width + first) * channels..][..used];
-        mix_rows(&mut row[..used], weights, line);
+        let lines = &source[(start * from.width + first) * channels..];
+        mix_rows(isa, lines, from.width * channels, weights, &mut row[..used]);
         match channels {
             1 => mix_columns::<1>(row, first, &columns, means),
             _ => mix_columns::<3>(row, first, &columns, means),
@@ -124,27 +128,6 @@ fn triangle(centre: f64, reach: f64, n: usize) -> (usize, Vec<f64>) {
     }
     let zeros = weights.iter().take_while(|&&w| w == 0.0).count().min(weights.len() - 1);
     (first + zeros, weights.split_off(zeros))
-}
-
-/// `row = Σ weight · line`, two lines at a time so that the row is read and written half as often.
-fn mix_rows<'a>(row: &mut [f32], weights: &[f32], line: impl Fn(usize) -> &'a [u8]) {
-    row.fill(0.0);
-    for (pair, weights) in weights.chunks(2).enumerate() {
-        let a = line(2 * pair);
-        match *weights {
-            [wa, wb] => {
-                let b = line(2 * pair + 1);
-                for ((r, &a), &b) in row.iter_mut().zip(a).zip(b) {
-                    *r += wa * f32::from(a) + wb * f32::from(b);
-                }
-            }
-            _ => {
-                for (r, &a) in row.iter_mut().zip(a) {
-                    *r += weights[0] * f32::from(a);
-                }
-            }
-        }
-    }
 }
 
 /// Each pixel of `means` from its pixels of `row`, which starts at column `first`. Few numbers of taps are most of what
