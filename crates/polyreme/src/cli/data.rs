@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use polyreme_data::fetch::{self, GetOptions, Progress};
+use serde_json::json;
 
-use super::Outcome;
+use super::{Outcome, print_json};
 
 #[derive(Subcommand)]
 pub(super) enum Data {
@@ -20,23 +21,37 @@ pub(super) enum Data {
         /// Another place to get the files from: a URL, or a folder.
         #[arg(long, value_name = "URL")]
         mirror: Option<String>,
+        /// Print JSON lines: what happens to each file, and at the end the folder.
+        #[arg(long)]
+        json: bool,
     },
     /// Name the sets that can be got.
-    List,
+    List {
+        /// Print a JSON object a set.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 impl Data {
     pub(super) fn run(&self) -> Outcome {
         match self {
-            Data::Get { name, into, mirror } => {
+            Data::Get { name, into, mirror, json } => {
                 let into = into.clone().unwrap_or_else(|| fetch::default_folder(name));
-                let mut line = Line { terminal: io::stderr().is_terminal() };
+                let mut line = Line { terminal: io::stderr().is_terminal(), json: *json };
                 let mut progress = |p: Progress<'_>| line.show(p);
                 let options = GetOptions { into: &into, mirror: mirror.as_deref(), progress: &mut progress };
                 let folder = fetch::get(name, options)?;
-                Ok(writeln!(io::stdout(), "{}", folder.display())?)
+                match json {
+                    true => print_json(&json!({"name": name, "folder": folder})),
+                    false => Ok(writeln!(io::stdout(), "{}", folder.display())?),
+                }
             }
-            Data::List => {
+            Data::List { json: true } => fetch::known().iter().try_for_each(|set| {
+                let bytes: u64 = set.files.iter().map(|f| f.bytes).sum();
+                print_json(&json!({"name": set.name, "bytes": bytes, "about": set.about}))
+            }),
+            Data::List { json: false } => {
                 let mut out = io::stdout().lock();
                 for set in fetch::known() {
                     let bytes: u64 = set.files.iter().map(|f| f.bytes).sum();
@@ -51,10 +66,14 @@ impl Data {
 /// How a download looks: one line that moves on a terminal, a line a file elsewhere.
 struct Line {
     terminal: bool,
+    json: bool,
 }
 
 impl Line {
     fn show(&mut self, progress: Progress<'_>) {
+        if self.json {
+            return self.line_of_json(progress);
+        }
         let clear = if self.terminal { "\r\x1b[2K" } else { "" };
         match progress {
             Progress::Present { file } => eprintln!("{clear}{file}: there"),
@@ -71,5 +90,20 @@ impl Line {
             Progress::Failed { file, from, why } => eprintln!("{clear}{file}: {from}: {why}"),
             Progress::Unpack { file } => eprintln!("{clear}{file}: unpacking"),
         }
+    }
+
+    /// A line a file and happening; bytes are too many to tell.
+    fn line_of_json(&self, progress: Progress<'_>) {
+        let value = match progress {
+            Progress::Present { file } => json!({"event": "present", "file": file}),
+            Progress::Begin { file, from } => json!({"event": "begin", "file": file, "from": from}),
+            Progress::Bytes { .. } => return,
+            Progress::Failed { file, from, why } => {
+                json!({"event": "failed", "file": file, "from": from, "why": why})
+            }
+            Progress::Unpack { file } => json!({"event": "unpack", "file": file}),
+        };
+        // A reader that has gone does not end the download.
+        let _ = print_json(&value);
     }
 }

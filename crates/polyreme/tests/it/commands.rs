@@ -104,3 +104,28 @@ fn wrong_words_are_refused_with_the_right_ones() {
     let said = refusal(&["bensch"]);
     assert!(said.contains("bench"), "{said}");
 }
+
+#[test]
+fn well_known_sets_are_named_and_a_folder_can_be_their_mirror() {
+    let sets = objects(&["data", "list", "--json"]);
+    assert!(
+        sets.iter().any(|s| s["name"] == "cifar10" && s["bytes"].as_u64() > Some(100_000_000)),
+        "{sets:?}"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let (empty, into) = (folder.path().join("empty"), folder.path().join("mnist"));
+    std::fs::create_dir(&empty).unwrap();
+    let refused = polyreme(&[
+        "data",
+        "get",
+        "mnist",
+        "--json",
+        "--mirror",
+        empty.to_str().unwrap(),
+        "--into",
+        into.to_str().unwrap(),
+    ]);
+    assert!(!refused.status.success());
+    let errors = String::from_utf8(refused.stderr).unwrap();
+    assert!(errors.contains("train-images-idx3-ubyte.gz"), "{errors}");
+}
