@@ -2,13 +2,14 @@
 
 use polyreme_data::{Layout, Tokenizer, Values};
 
+use crate::draw::Draw;
 use crate::error::TrainError;
 use crate::preparation::Sample;
 use crate::trained::Trained;
 
 /// How tokens are drawn.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Draw {
+pub struct Sampling {
     /// How many tokens.
     pub length: usize,
     /// 0: always the likeliest. 1: as the model says. More: wilder.
@@ -24,7 +25,7 @@ pub fn generate(
     trained: &Trained,
     tokenizer: &Tokenizer,
     prompt: &str,
-    draw: Draw,
+    how: Sampling,
     threads: usize,
     tell: &mut dyn FnMut(i32),
 ) -> Result<Vec<i32>, TrainError> {
@@ -37,15 +38,15 @@ pub fn generate(
     let start = ids.len();
     let mut judge = trained.judge(&trained.preparation.spec(Layout::Planes), 1, threads)?;
     let (mut window, labels) = (vec![0; time], vec![0; time]);
-    let mut random = draw.seed;
-    for _ in 0..draw.length {
+    let mut random = Draw::new(how.seed);
+    for _ in 0..how.length {
         // The last `time` tokens; what stands behind them cannot be seen by those before.
         let seen = &ids[ids.len().saturating_sub(time)..];
         window.fill(0);
         window[..seen.len()].copy_from_slice(seen);
         let (logits, _) = judge.run(Values::I32(&window), &labels)?;
         let last = &logits[(seen.len() - 1) * vocab..seen.len() * vocab];
-        let id = choose(last, draw, &mut random);
+        let id = choose(last, how, &mut random);
         ids.push(id);
         tell(id);
     }
@@ -53,21 +54,17 @@ pub fn generate(
 }
 
 /// An id, drawn from logits.
-fn choose(logits: &[f32], draw: Draw, random: &mut u64) -> i32 {
+fn choose(logits: &[f32], how: Sampling, random: &mut Draw) -> i32 {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
-    if draw.temperature <= 0.0 {
+    if how.temperature <= 0.0 {
         return order[0] as i32;
     }
-    let n = if draw.top == 0 { order.len() } else { draw.top.min(order.len()) };
+    let n = if how.top == 0 { order.len() } else { how.top.min(order.len()) };
     let best = f64::from(logits[order[0]]);
-    let weight = |i: usize| ((f64::from(logits[i]) - best) / draw.temperature).exp();
+    let weight = |i: usize| ((f64::from(logits[i]) - best) / how.temperature).exp();
     let total: f64 = order[..n].iter().map(|&i| weight(i)).sum();
-    *random = random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *random;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    let mut left = ((z ^ (z >> 31)) >> 11) as f64 / 2f64.powi(53) * total;
+    let mut left = random.uniform() * total;
     for &i in &order[..n] {
         left -= weight(i);
         if left < 0.0 {
@@ -85,10 +82,10 @@ mod tests {
     fn draws_follow_the_logits() {
         let logits = [0.0, 2f32.ln(), f32::NEG_INFINITY, 1f32.ln()];
         let count = |temperature, top| {
-            let (mut counts, mut random) = ([0; 4], 1);
+            let (mut counts, mut random) = ([0; 4], Draw::new(1));
             for _ in 0..4000 {
-                let draw = Draw { length: 1, temperature, top, seed: 0 };
-                counts[choose(&logits, draw, &mut random) as usize] += 1;
+                let how = Sampling { length: 1, temperature, top, seed: 0 };
+                counts[choose(&logits, how, &mut random) as usize] += 1;
             }
             counts
         };

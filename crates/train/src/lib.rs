@@ -11,11 +11,13 @@
 //! - [`checkpoint`]: what a run leaves to go on from, whole or absent. [`weights`], [`mod@install`]: files of weights.
 //! - [`record`]: what a run leaves for people and tools.
 //! - [`trained`], [`preparation`], [`mod@generate`]: a model in use.
-//! - [`error`]: what can go wrong.
+//! - [`error`]: what can go wrong. `draw`, `edits`: random numbers, and how far names are apart.
 
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+mod draw;
+mod edits;
 pub mod error;
 pub mod evaluate;
 pub mod event;

@@ -3,9 +3,11 @@
 //! One share a step, drawn from a beta distribution as a function of seed and step, so that a run that resumes draws
 //! what it would have drawn. Sample `i` of `n` is mixed with sample `n - 1 - i`: the batch is in random order already.
 
+use crate::draw::Draw;
+
 /// The share of the first sample at `step`: Beta(alpha, alpha), as a ratio of two gamma variates.
 pub fn share(alpha: f64, seed: u64, step: u64) -> f32 {
-    let mut draw = Draw(seed ^ (step + 1).wrapping_mul(0xD1B5_4A32_D192_ED03) ^ 0x6D69_7875_7000_0000);
+    let mut draw = Draw::new(seed ^ (step + 1).wrapping_mul(0xD1B5_4A32_D192_ED03) ^ 0x6D69_7875_7000_0000);
     let (a, b) = (draw.gamma(alpha), draw.gamma(alpha));
     // Both underflow for tiny alphas: then the distribution is a coin.
     if a + b > 0.0 { (a / (a + b)) as f32 } else { f32::from(draw.uniform() < 0.5) }
@@ -25,19 +27,7 @@ pub fn mix(x: &mut [f32], n: usize, share: f32) {
     }
 }
 
-/// A stream of numbers (splitmix64).
-struct Draw(u64);
-
 impl Draw {
-    /// In (0, 1).
-    fn uniform(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (((z ^ (z >> 31)) >> 11) as f64 + 0.5) / 2f64.powi(53)
-    }
-
     fn normal(&mut self) -> f64 {
         (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
     }

@@ -9,7 +9,7 @@ use polyreme_data::images::decode_file;
 use polyreme_data::table::{Table, TableOptions};
 use polyreme_data::{Augment, Dataset, InMemory, Layout, Tokenizer, Transform};
 use polyreme_train::evaluate::logits;
-use polyreme_train::generate::{Draw, generate};
+use polyreme_train::generate::{Sampling, generate};
 use polyreme_train::preparation::Sample;
 use polyreme_train::trained::Trained;
 use serde::Serialize;
@@ -153,8 +153,8 @@ fn write_on(trained: &Trained, args: &PredictArgs) -> Outcome {
         Some(path) => Tokenizer::from_file(path)?,
         None => Tokenizer::bytes(),
     };
-    let draw =
-        Draw { length: args.length, temperature: args.temperature, top: args.from_top, seed: args.seed };
+    let how =
+        Sampling { length: args.length, temperature: args.temperature, top: args.from_top, seed: args.seed };
     let mut prompts: Vec<String> = args.prompt.iter().cloned().collect();
     for file in &args.files {
         let text =
@@ -170,7 +170,7 @@ fn write_on(trained: &Trained, args: &PredictArgs) -> Outcome {
             write!(out, "{prompt}")?;
         }
         let (mut pending, mut broken) = (Vec::new(), None);
-        let ids = generate(trained, &tokenizer, prompt, draw, process::cores(), &mut |id| {
+        let ids = generate(trained, &tokenizer, prompt, how, process::cores(), &mut |id| {
             if args.json || broken.is_some() {
                 return;
             }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use polyreme_train::event::{Ending, Event, Observer, Outline, StepDone, Summary};
 use polyreme_train::record::progress::{Pace, Progress};
+use polyreme_train::record::thousands;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -213,10 +214,10 @@ impl Observer for Screen {
 
 /// What is going to run, as a few lines.
 pub(super) fn outline_text(o: &Outline) -> String {
-    let mut sets = format!("{} samples to train", thousands(o.train_samples));
+    let mut sets = format!("{} samples to train", thousands(o.train_samples as u64));
     for (n, what) in [(o.val_samples, "to validate"), (o.test_samples, "to test")] {
         if n > 0 {
-            let _ = write!(sets, ", {} {what}", thousands(n));
+            let _ = write!(sets, ", {} {what}", thousands(n as u64));
         }
     }
     let from = if o.first_step > 0 { format!(", from step {}", o.first_step) } else { String::new() };
@@ -225,12 +226,12 @@ pub(super) fn outline_text(o: &Outline) -> String {
          threads, {:.0} MiB planned, {:.2} GFLOP a step\n  output   {}\n",
         o.name,
         o.model,
-        thousands(o.params),
+        thousands(o.params as u64),
         o.sample,
         sets,
-        thousands(o.steps as usize),
+        thousands(o.steps),
         o.batch,
-        thousands(o.steps_per_epoch as usize),
+        thousands(o.steps_per_epoch),
         o.threads,
         o.memory_mib,
         o.step_gflop,
@@ -270,19 +271,6 @@ fn summary_text(s: &Summary) -> String {
     }
     let _ = writeln!(text, "\n  model                {} (of step {})", s.model.display(), s.model_step);
     let _ = writeln!(text, "  report               {}", s.output.join("report.html").display());
-    text
-}
-
-/// 1234567 as 1,234,567.
-fn thousands(n: usize) -> String {
-    let digits = n.to_string();
-    let mut text = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
     text
 }
 

@@ -1,5 +1,7 @@
 //! Which name was meant.
 
+use crate::edits::edits;
+
 /// What people coming from elsewhere write.
 const ELSEWHERE: [(&str, &str); 14] = [
     ("batchsize", "batch"),
@@ -29,7 +31,7 @@ pub(super) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) 
             return Some(candidate);
         }
         let to = plain(candidate);
-        let far = distance(&name, &to);
+        let far = edits(&name, &to);
         // A third of the letters may be wrong, and two letters are never enough to guess by.
         if far * 3 <= name.len().max(to.len()) && best.is_none_or(|(least, _)| far < least) {
             best = Some((far, candidate));
@@ -42,28 +44,6 @@ pub(super) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) 
 fn plain(name: &str) -> Vec<char> {
     let letters = name.chars().filter(|c| !matches!(c, '_' | '-' | ' '));
     letters.flat_map(char::to_lowercase).take(64).collect()
-}
-
-/// How many letters must be put in, left out, changed or swapped with their neighbour.
-fn distance(a: &[char], b: &[char]) -> usize {
-    let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];
-    for (i, row) in rows.iter_mut().enumerate() {
-        row[0] = i;
-    }
-    for j in 0..=b.len() {
-        rows[0][j] = j;
-    }
-    for i in 1..=a.len() {
-        for j in 1..=b.len() {
-            let change = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
-            let mut least = change.min(rows[i - 1][j] + 1).min(rows[i][j - 1] + 1);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                least = least.min(rows[i - 2][j - 2] + 1);
-            }
-            rows[i][j] = least;
-        }
-    }
-    rows[a.len()][b.len()]
 }
 
 #[cfg(test)]
@@ -92,7 +72,7 @@ mod tests {
 
     #[test]
     fn distances() {
-        let check = |a: &str, b: &str, want| assert_eq!(distance(&plain(a), &plain(b)), want, "{a} {b}");
+        let check = |a: &str, b: &str, want| assert_eq!(edits(&plain(a), &plain(b)), want, "{a} {b}");
         check("", "", 0);
         check("abc", "", 3);
         check("abc", "acb", 1);

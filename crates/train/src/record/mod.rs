@@ -18,3 +18,4 @@ mod wording;
 
 pub use error::RecordError;
 pub use recorder::{METRICS, Options, REPORT, Recorder};
+pub use wording::thousands;

@@ -36,7 +36,7 @@ pub(super) fn short(x: f64) -> String {
 }
 
 /// With a comma at every thousand.
-pub(super) fn thousands(n: u64) -> String {
+pub fn thousands(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
     for (i, digit) in digits.chars().enumerate() {
