@@ -1,5 +1,7 @@
 """Makes the image files and what PIL and torchvision make of them. Run: python make.py (Pillow, torchvision, numpy)."""
 import os
+import shutil
+import subprocess
 
 import numpy as np
 from PIL import Image
@@ -37,6 +39,14 @@ file("baseline.jpg", colours, quality=90)
 file("whole.jpg", colours, quality=95, subsampling=0)
 file("progressive.jpg", colours, quality=85, progressive=True)
 file("restarts.jpg", colours, quality=85, restart_marker_blocks=2)
+file("half.jpg", colours, quality=80, subsampling=1, restart_marker_rows=1)
+file("narrow.jpg", colours.crop((0, 0, 4, 9)), quality=90)
+file("coarse.jpg", picture(30, 50), quality=5, optimize=True)
+if shutil.which("jpegtran"):
+    path = os.path.join(HERE, "upright.jpg")
+    subprocess.run(["jpegtran", "-transpose", "-outfile", path, os.path.join(HERE, "half.jpg")], check=True)
+    with Image.open(path) as again:
+        write("upright.jpg.rgb", again.convert("RGB"))
 file("grey.jpg", colours.convert("L"), quality=90)
 file("cmyk.jpg", colours.convert("CMYK"), quality=95)
 file("palette.png", colours.quantize(17))

@@ -35,6 +35,8 @@ pub struct Scratch {
     pub ids: Vec<i32>,
     /// For what is read from a file before it is decoded.
     pub file: Vec<u8>,
+    /// For what images are decoded and scaled with.
+    pub(crate) images: crate::images::Work,
 }
 
 /// One sample as its set has it, before any transformation.

@@ -23,6 +23,8 @@
 //! - [`pool`]: max and average pooling, fixed and adaptive windows.
 //! - [`conv`]: 2-D convolution on channels-last images: forward and both gradients.
 //! - [`bytes`]: rows of pixels mixed into rows of numbers.
+//! - [`pixels`]: images scaled in integers.
+//! - [`jpeg`]: from coefficients to samples to colours.
 //! - [`optim`]: optimizer steps, norms and clipping on flat arenas.
 
 pub mod attention;
@@ -35,11 +37,13 @@ pub mod elementwise;
 pub mod embedding;
 mod exp_rows;
 pub mod gemm;
+pub mod jpeg;
 mod lanes;
 pub mod loss;
 pub mod math;
 pub mod norm;
 pub mod optim;
+pub mod pixels;
 pub mod pool;
 pub mod probe;
 pub mod random;

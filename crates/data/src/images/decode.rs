@@ -7,6 +7,7 @@
 //! picture with a grey half.
 
 use std::io::Cursor;
+use std::path::Path;
 
 use png::{ColorType, Transformations};
 use zune_jpeg::JpegDecoder;
@@ -15,14 +16,16 @@ use zune_jpeg::zune_core::bytestream::{ZByteReaderTrait, ZCursor};
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
-use super::resize::Size;
+use super::jpeg::Decoder;
+use super::resize::{Part, Size};
+use crate::error::DataError;
 
 /// No side of an image may be longer; checked before memory is taken.
 pub(super) const SIDE_MAX: usize = 16_384;
 /// Deflate packs at most this many bytes into one.
 const DEFLATE_RATIO_MAX: usize = 1032;
 /// A block of 8x8 pixels takes at least one bit of a JPEG.
-const JPEG_PIXELS_A_BYTE_MAX: usize = 512;
+pub(super) const JPEG_PIXELS_A_BYTE_MAX: usize = 512;
 
 /// What is wrong with a file, and where.
 #[derive(Debug)]
@@ -35,10 +38,31 @@ impl Flaw {
     fn new(offset: usize, why: impl Into<String>) -> Flaw {
         Flaw { offset: offset as u64, why: why.into() }
     }
+
+    /// As the error of a file.
+    pub(super) fn of(self, path: &Path) -> DataError {
+        DataError::Corrupt { path: path.into(), offset: self.offset, why: self.why }
+    }
 }
 
-/// Decodes `file` into the front of `pixels`, which grows where it must.
-pub(super) fn decode(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<Size, Flaw> {
+/// Decodes `file` into the front of `pixels`, which grows where it must. `jpeg` is tried first.
+pub(super) fn decode(
+    file: &[u8],
+    grey: bool,
+    pixels: &mut Vec<u8>,
+    jpeg: &mut Decoder,
+) -> Result<Size, Flaw> {
+    let Some(mut rows) = jpeg.decode(file, grey, Part::whole) else {
+        return decode_any(file, grey, pixels);
+    };
+    let (size, channels) = (rows.size(), if grey { 1 } else { 3 });
+    grow(pixels, size.pixels() * channels);
+    rows.write(&mut pixels[..size.pixels() * channels]);
+    Ok(size)
+}
+
+/// The same without that, for whatever kind of file; it says what is wrong.
+pub(super) fn decode_any(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<Size, Flaw> {
     if file.starts_with(b"\x89PNG\r\n\x1a\n") {
         decode_png(file, grey, pixels)
     } else if file.starts_with(b"\xff\xd8\xff") {
@@ -147,7 +171,7 @@ fn ends_after_scan(file: &[u8]) -> bool {
     false
 }
 
-fn check_size(size: Size) -> Result<(), String> {
+pub(super) fn check_size(size: Size) -> Result<(), String> {
     let Size { height, width } = size;
     if height == 0 || width == 0 || height > SIDE_MAX || width > SIDE_MAX {
         return Err(format!("{height} x {width} pixels; sides are 1 to {SIDE_MAX}"));
@@ -155,7 +179,7 @@ fn check_size(size: Size) -> Result<(), String> {
     Ok(())
 }
 
-fn grow(pixels: &mut Vec<u8>, len: usize) {
+pub(super) fn grow(pixels: &mut Vec<u8>, len: usize) {
     if pixels.len() < len {
         pixels.resize(len, 0);
     }

@@ -2,10 +2,12 @@
 //! decoded when a sample is asked for, and what was decoded is kept in memory up to a limit, so that later epochs read
 //! memory.
 //!
-//! What a pixel is made of is said in `decode` (transparency is dropped), how sizes are matched in `resize`.
+//! What a pixel is made of is said in `decode` (transparency is dropped), how sizes are matched in `resize`. The common kind
+//! of JPEG goes through `jpeg`, which is faster; what that refuses goes through `decode`.
 
 mod decode;
 mod folder;
+mod jpeg;
 mod resize;
 
 use std::fs::{self, File};
@@ -19,7 +21,7 @@ use crate::error::DataError;
 use crate::spec::{Features, Layout, Spec, Target};
 use decode::SIDE_MAX;
 pub use folder::{Found, find};
-use resize::Size;
+use resize::{Cut, Part, Pixels, Size};
 
 /// No file may be longer: the largest image, unpacked, is shorter.
 const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -64,7 +66,9 @@ impl Images {
             None => {
                 let mut scratch = Scratch::default();
                 read(&listing.files[0], &mut scratch.file)?;
-                (decoded(&listing.files[0], &scratch.file, options.grey, &mut scratch.bytes)?, false)
+                let Scratch { file, bytes, images, .. } = &mut scratch;
+                let size = decode::decode(file, options.grey, bytes, &mut images.jpeg);
+                (size.map_err(|flaw| flaw.of(&listing.files[0]))?, false)
             }
         };
         let features =
@@ -175,29 +179,65 @@ struct How {
     channels: usize,
 }
 
+/// What a thread decodes and scales images with, again and again.
+#[derive(Default, Debug)]
+pub(crate) struct Work {
+    jpeg: jpeg::Decoder,
+    /// Of the last image: mostly all have the same size.
+    cut: Option<Cut>,
+    levels: Vec<i16>,
+}
+
 impl How {
     fn sample<'a>(&self, path: &Path, scratch: &'a mut Scratch) -> Result<&'a [u8], DataError> {
+        let Scratch { file, bytes, numbers, images: Work { jpeg, cut, levels }, .. } = scratch;
         let (to, channels) = (self.size, self.channels);
-        read(path, &mut scratch.file)?;
-        let from = decoded(path, &scratch.file, channels == 1, &mut scratch.bytes)?;
+        let len = to.pixels() * channels;
+        read(path, file)?;
+        if let Some(mut rows) = jpeg.decode(file, channels == 1, |from| self.part(from, cut)) {
+            self.check(path, rows.size())?;
+            decode::grow(bytes, len);
+            match cut {
+                Some(cut) if rows.size() != to => {
+                    cut.write(&mut rows, &mut bytes[..len], channels, numbers, levels)
+                }
+                _ => rows.write(&mut bytes[..len]),
+            }
+            return Ok(&bytes[..len]);
+        }
+        let from = decode::decode_any(file, channels == 1, bytes).map_err(|flaw| flaw.of(path))?;
+        self.check(path, from)?;
         if from == to {
-            return Ok(&scratch.bytes[..to.pixels() * channels]);
+            return Ok(&bytes[..len]);
         }
-        if !self.scale {
-            let why = format!(
-                "{} x {} pixels, but the first image has {} x {}; set `size` to bring all to one size",
-                from.height, from.width, to.height, to.width
-            );
-            return Err(DataError::corrupt(path, 0, why));
-        }
+        let cut = Cut::again(cut, from, to);
         // The result goes behind the source.
-        let (source_len, len) = (from.pixels() * channels, to.pixels() * channels);
-        if scratch.bytes.len() < source_len + len {
-            scratch.bytes.resize(source_len + len, 0);
-        }
-        let (source, rest) = scratch.bytes.split_at_mut(source_len);
-        resize::cover(source, from, &mut rest[..len], to, channels, &mut scratch.numbers);
+        let source_len = from.pixels() * channels;
+        decode::grow(bytes, source_len + len);
+        let (source, rest) = bytes.split_at_mut(source_len);
+        let (stride, first) = (from.width * channels, cut.part().columns.start * channels);
+        cut.write(&mut Pixels { bytes: source, stride, first }, &mut rest[..len], channels, numbers, levels);
         Ok(&rest[..len])
+    }
+
+    /// Which part of an image is needed; makes the cut for it.
+    fn part(&self, from: Size, cut: &mut Option<Cut>) -> Part {
+        if from == self.size || !self.scale {
+            return Part::whole(from);
+        }
+        Cut::again(cut, from, self.size).part().clone()
+    }
+
+    fn check(&self, path: &Path, from: Size) -> Result<(), DataError> {
+        let to = self.size;
+        if self.scale || from == to {
+            return Ok(());
+        }
+        let why = format!(
+            "{} x {} pixels, but the first image has {} x {}; set `size` to bring all to one size",
+            from.height, from.width, to.height, to.width
+        );
+        Err(DataError::corrupt(path, 0, why))
     }
 }
 
@@ -220,17 +260,22 @@ fn read(path: &Path, content: &mut Vec<u8>) -> Result<(), DataError> {
     if found.len() > FILE_BYTES_MAX {
         return Err(DataError::corrupt(path, FILE_BYTES_MAX, "too long for an image"));
     }
-    content.clear();
-    File::open(path).map_err(fail)?.take(FILE_BYTES_MAX).read_to_end(content).map_err(fail)?;
+    // The memory of the last file is used again as it is: what it has too much is cut off behind.
+    let len = found.len() as usize;
+    decode::grow(content, len);
+    let mut file = File::open(path).map_err(fail)?;
+    let mut at = 0;
+    while at < len {
+        match file.read(&mut content[at..len]) {
+            Ok(0) => break,
+            Ok(n) => at += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(fail(e)),
+        }
+    }
+    content.truncate(at);
     Ok(())
 }
 
-fn decoded(path: &Path, file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<Size, DataError> {
-    decode::decode(file, grey, pixels).map_err(|flaw| DataError::Corrupt {
-        path: path.into(),
-        offset: flaw.offset,
-        why: flaw.why,
-    })
-}
 #[cfg(test)]
 mod tests;

@@ -64,11 +64,16 @@ fn files_decode_as_pil_decodes_them() {
         ("baseline.jpg", 6, 0.6),
         ("progressive.jpg", 6, 0.6),
         ("restarts.jpg", 6, 0.6),
+        ("half.jpg", 6, 0.6),
     ] {
         for (channels, kind) in [(3, "rgb"), (1, "grey")] {
             let (size, want) = pixels(&format!("{name}.{kind}"));
             let mut got = Vec::new();
-            assert_eq!(decode::decode(&reference(name), channels == 1, &mut got).unwrap(), size, "{name}");
+            assert_eq!(
+                decode::decode_any(&reference(name), channels == 1, &mut got).unwrap(),
+                size,
+                "{name}"
+            );
             let differences: Vec<u8> = got.iter().zip(&want).map(|(g, w)| g.abs_diff(*w)).collect();
             let worst = differences.iter().copied().max().unwrap();
             let average = differences.iter().map(|&d| f64::from(d)).sum::<f64>() / want.len() as f64;
@@ -94,9 +99,9 @@ fn every_kind_of_png_is_read() {
     let check = |colour, depth, data: &[u8], rgb: [u8; 3], grey: u8| {
         let file = png(1, 1, colour, depth, data);
         let mut got = Vec::new();
-        decode::decode(&file, false, &mut got).unwrap();
+        decode::decode_any(&file, false, &mut got).unwrap();
         assert_eq!(got[..3], rgb, "{colour:?} {depth:?}");
-        decode::decode(&file, true, &mut got).unwrap();
+        decode::decode_any(&file, true, &mut got).unwrap();
         assert_eq!(got[0], grey, "{colour:?} {depth:?}");
     };
     use BitDepth::{Eight, Four, One, Sixteen};
@@ -266,6 +271,8 @@ fn damaged_files_never_panic() {
         "baseline.jpg",
         "progressive.jpg",
         "restarts.jpg",
+        "half.jpg",
+        "whole.jpg",
         "cmyk.jpg",
         "grey.jpg",
         "palette.png",

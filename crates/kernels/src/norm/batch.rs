@@ -37,7 +37,7 @@ pub struct RunningStats<'a> {
 const COMBINE: usize = 64;
 
 impl BatchNorm {
-    fn slabs(&self) -> usize {
+    pub(super) fn slabs(&self) -> usize {
         self.rows.div_ceil(slab_rows(self.channels))
     }
 
@@ -72,31 +72,9 @@ impl BatchNorm {
             return;
         }
         let (parts, rest) = scratch.split_at_mut(self.slabs() * 3 * c);
-        let shared = SharedMut::new(parts);
-        cx.par.run(self.slabs(), &|slab, _| {
-            let r = slab_range(slab, rows, c);
-            // SAFETY: each slab has its own part, and each task runs once.
-            let part = unsafe { shared.slice(slab * 3 * c, 3 * c) };
-            let (mean, part) = part.split_at_mut(c);
-            let (m2, first) = part.split_at_mut(c);
-            columns::moments(cx.isa, &x[r.start * c..r.end * c], c, mean, m2, first);
-        });
         // `rstd` holds the biased variance until the running statistics have seen it.
-        self.combine(parts, mean, rstd);
-        if let Some(running) = running {
-            assert_eq!(running.mean.len(), c, "the running mean is [channels]");
-            assert_eq!(running.var.len(), c, "the running variance is [channels]");
-            let unbiased = rows as f64 / (rows as f64 - 1.0).max(1.0);
-            let (keep, take) = (1.0 - running.momentum, running.momentum);
-            for j in 0..c {
-                let var = (f64::from(rstd[j]) * unbiased) as f32;
-                running.mean[j] = keep * running.mean[j] + take * mean[j];
-                running.var[j] = keep * running.var[j] + take * var;
-            }
-        }
-        for v in rstd.iter_mut() {
-            *v = reciprocal_std(*v, self.eps);
-        }
+        self.moments(cx, x, parts, mean, rstd);
+        self.settle(rows as f64, mean, rstd, running);
         self.normalise(cx, x, gamma, beta, mean, rstd, y, epilogue, &mut rest[..c]);
     }
 
@@ -165,6 +143,56 @@ impl BatchNorm {
         }
         let p = Affine { mean, scale, beta };
         let parts = &mut rest[..self.slabs() * 2 * c];
+        self.grad_parts(cx, dy, x, p, parts);
+        for j in 0..c {
+            let (sum_dy, sum_dyx) = grad_sums_of(parts, c, j);
+            let (r, n) = (f64::from(rstd[j]), rows as f64);
+            dbeta[j] = sum_dy as f32;
+            dgamma[j] = (sum_dyx * r) as f32;
+            let scale = f64::from(gamma[j]) * r;
+            k1[j] = (scale * sum_dy / n) as f32;
+            k2[j] = (scale * r * r * sum_dyx / n) as f32;
+        }
+        self.input_grad(cx, dy, x, p, k1, k2, dx);
+    }
+
+    /// Mean and biased variance of x; `parts` is room for three sums of each slab.
+    pub(super) fn moments(&self, cx: &Cx, x: &[f32], parts: &mut [f32], mean: &mut [f32], var: &mut [f32]) {
+        let (rows, c) = (self.rows, self.channels);
+        let shared = SharedMut::new(parts);
+        cx.par.run(self.slabs(), &|slab, _| {
+            let r = slab_range(slab, rows, c);
+            // SAFETY: each slab has its own part, and each task runs once.
+            let part = unsafe { shared.slice(slab * 3 * c, 3 * c) };
+            let (mean, part) = part.split_at_mut(c);
+            let (m2, first) = part.split_at_mut(c);
+            columns::moments(cx.isa, &x[r.start * c..r.end * c], c, mean, m2, first);
+        });
+        self.combine(parts, mean, var);
+    }
+
+    /// Brings the running statistics forward by those of `n` rows, and then makes `rstd` of the variance in its place.
+    pub(super) fn settle(&self, n: f64, mean: &[f32], rstd: &mut [f32], running: Option<RunningStats>) {
+        if let Some(running) = running {
+            let c = self.channels;
+            assert_eq!(running.mean.len(), c, "the running mean is [channels]");
+            assert_eq!(running.var.len(), c, "the running variance is [channels]");
+            let unbiased = n / (n - 1.0).max(1.0);
+            let (keep, take) = (1.0 - running.momentum, running.momentum);
+            for j in 0..c {
+                let var = (f64::from(rstd[j]) * unbiased) as f32;
+                running.mean[j] = keep * running.mean[j] + take * mean[j];
+                running.var[j] = keep * running.var[j] + take * var;
+            }
+        }
+        for v in rstd.iter_mut() {
+            *v = reciprocal_std(*v, self.eps);
+        }
+    }
+
+    /// For each slab, the sums over its rows of `g` and of `g (x - mean)`.
+    pub(super) fn grad_parts(&self, cx: &Cx, dy: &[f32], x: &[f32], p: Affine<'_>, parts: &mut [f32]) {
+        let (rows, c) = (self.rows, self.channels);
         let shared = SharedMut::new(parts);
         cx.par.run(self.slabs(), &|slab, _| {
             let r = slab_range(slab, rows, c);
@@ -173,21 +201,21 @@ impl BatchNorm {
             let (sum_dy, sum_dyx) = unsafe { shared.slice(slab * 2 * c, 2 * c) }.split_at_mut(c);
             columns::dot_sums(cx.isa, &dy[r.clone()], &x[r], c, p, self.relu, sum_dy, sum_dyx);
         });
-        for j in 0..c {
-            let (mut sum_dy, mut sum_dyx) = (0.0f64, 0.0f64);
-            for part in parts.chunks_exact(2 * c) {
-                sum_dy += f64::from(part[j]);
-                sum_dyx += f64::from(part[c + j]);
-            }
-            let (r, n) = (f64::from(rstd[j]), rows as f64);
-            dbeta[j] = sum_dy as f32;
-            dgamma[j] = (sum_dyx * r) as f32;
-            let scale = f64::from(gamma[j]) * r;
-            k1[j] = (scale * sum_dy / n) as f32;
-            k2[j] = (scale * r * r * sum_dyx / n) as f32;
-        }
+    }
+
+    /// `dx = g * scale - k1 - (x - mean) * k2`.
+    pub(super) fn input_grad(
+        &self,
+        cx: &Cx,
+        dy: &[f32],
+        x: &[f32],
+        p: Affine<'_>,
+        k1: &[f32],
+        k2: &[f32],
+        dx: &mut [f32],
+    ) {
+        let (rows, c, slabs) = (self.rows, self.channels, self.slabs());
         let dx = SharedMut::new(dx);
-        let slabs = self.slabs();
         cx.par.run(slabs, &|task, _| {
             // Backwards: the last slabs are those still in cache.
             let r = slab_range(slabs - 1 - task, rows, c);
@@ -230,7 +258,7 @@ impl BatchNorm {
         }
     }
 
-    fn normalise(
+    pub(super) fn normalise(
         &self,
         cx: &Cx,
         x: &[f32],
@@ -272,6 +300,16 @@ impl BatchNorm {
             }
         });
     }
+}
+
+/// The sums of column `j` over all slabs, in f64, in the order of the slabs: of `g` and of `g (x - mean)`.
+pub(super) fn grad_sums_of(parts: &[f32], c: usize, j: usize) -> (f64, f64) {
+    let (mut sum_dy, mut sum_dyx) = (0.0f64, 0.0f64);
+    for part in parts.chunks_exact(2 * c) {
+        sum_dy += f64::from(part[j]);
+        sum_dyx += f64::from(part[c + j]);
+    }
+    (sum_dy, sum_dyx)
 }
 
 /// `1 / sqrt(var + eps)`, rounded once.

@@ -6,6 +6,7 @@
 //!
 //! # Layout
 //! - [`batch`]: over rows, a mean and a variance a channel.
+//! - [`synced`]: batch norm in parts, with its sums in the open, for a batch that lies on several ranks.
 //! - [`group`]: over pixels and the channels of a group, a mean and a variance a sample and group.
 //! - [`row`]: over the last dim, layer and RMS.
 //! - `columns`: the passes over a slab of rows that batch and group norm share.
@@ -14,6 +15,7 @@ pub mod batch;
 mod columns;
 pub mod group;
 pub mod row;
+pub mod synced;
 
 pub use batch::{BatchNorm, RunningStats};
 pub use group::GroupNorm;

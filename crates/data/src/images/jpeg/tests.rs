@@ -1,0 +1,115 @@
+//! The common kinds of JPEG against PIL's pixels, parts against the whole, and what is left to the other decoder.
+
+use std::fs;
+use std::path::Path;
+
+use super::*;
+use crate::images::resize::Lines;
+
+fn file(name: &str) -> Vec<u8> {
+    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("references").join(name)).unwrap()
+}
+
+fn whole(decoder: &mut Decoder, file: &[u8], grey: bool) -> Option<(Size, Vec<u8>)> {
+    let mut rows = decoder.decode(file, grey, Part::whole)?;
+    let size = rows.size();
+    let mut pixels = vec![0; size.pixels() * if grey { 1 } else { 3 }];
+    rows.write(&mut pixels);
+    Some((size, pixels))
+}
+
+const COMMON: [&str; 8] = [
+    "baseline.jpg",
+    "whole.jpg",
+    "restarts.jpg",
+    "grey.jpg",
+    "half.jpg",
+    "upright.jpg",
+    "narrow.jpg",
+    "coarse.jpg",
+];
+
+#[test]
+fn common_files_are_to_the_bit_as_pil_decodes_them() {
+    // One decoder for all: nothing of one file is left in the next.
+    let mut decoder = Decoder::default();
+    for isa in [Isa::detect(), Isa::SCALAR] {
+        decoder.isa = isa;
+        for name in COMMON {
+            let want = file(&format!("{name}.rgb"));
+            let (size, got) = whole(&mut decoder, &file(name), false).expect(name);
+            assert_eq!(want[..4], (size.height as u32).to_le_bytes(), "{name}");
+            assert_eq!(want[4..8], (size.width as u32).to_le_bytes(), "{name}");
+            assert!(got == want[8..], "{name}, {}", isa.name());
+        }
+    }
+}
+
+#[test]
+fn a_part_is_that_of_the_whole() {
+    let mut decoder = Decoder::default();
+    for name in COMMON {
+        for (grey, channels) in [(false, 3), (true, 1)] {
+            let (size, pixels) = whole(&mut decoder, &file(name), grey).expect(name);
+            let ranges = |n: usize| [0..n, 0..1, n - 1..n, n / 3..n - n / 3, n / 2..n, 0..n / 2 + 1];
+            for rows in ranges(size.height) {
+                for columns in ranges(size.width) {
+                    let part = Part { rows: rows.clone(), columns: columns.clone() };
+                    let mut got = decoder.decode(&file(name), grey, |_| part).expect(name);
+                    // Once as a whole, and once by lines from above to below, some of them again.
+                    let mut copied = vec![0; rows.len() * columns.len() * channels];
+                    got.write(&mut copied);
+                    for (i, y) in rows.clone().enumerate() {
+                        let at = (y * size.width + columns.start) * channels;
+                        let want = &pixels[at..at + columns.len() * channels];
+                        assert_eq!(
+                            &copied[i * want.len()..][..want.len()],
+                            want,
+                            "{name} {rows:?} {columns:?}"
+                        );
+                        let (lines, stride) = got.lines(y..(y + 1 + i % 3).min(rows.end));
+                        assert_eq!(&lines[..want.len()], want, "{name} {rows:?} {columns:?}");
+                        if i % 3 > 0 && y + 1 < rows.end {
+                            let below = &pixels[at + size.width * channels..][..want.len()];
+                            assert_eq!(&lines[stride..stride + want.len()], below, "{name}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn other_kinds_and_broken_files_are_left_to_others() {
+    let mut decoder = Decoder::default();
+    let mut none = |what: &str, file: &[u8]| {
+        assert!(whole(&mut decoder, file, false).is_none(), "{what}");
+    };
+    for name in ["progressive.jpg", "cmyk.jpg", "alpha.png"] {
+        none(name, &file(name));
+    }
+    for name in COMMON {
+        let good = file(name);
+        for keep in 0..good.len() {
+            none(name, &good[..keep]);
+        }
+    }
+    let good = file("restarts.jpg");
+    let with = |from: &[u8], to: &[u8]| {
+        let at = good.windows(from.len()).position(|w| w == from).unwrap();
+        [&good[..at], to, &good[at + from.len()..]].concat()
+    };
+    none("a restart is missing", &with(b"\xff\xd1", b""));
+    none("restarts out of order", &with(b"\xff\xd1", b"\xff\xd3"));
+    none("a byte too much", &with(b"\xff\xd1", b"\0\xff\xd1"));
+    none("a scan too much", &with(b"\xff\xd9", b"\xff\xda"));
+    none("too few rows", &with(&[0xff, 0xc0, 0, 17, 8, 0, 23], &[0xff, 0xc0, 0, 17, 8, 0, 7]));
+    none("too many rows", &with(&[0xff, 0xc0, 0, 17, 8, 0, 23], &[0xff, 0xc0, 0, 17, 8, 0, 33]));
+    none("no rows", &with(&[0xff, 0xc0, 0, 17, 8, 0, 23], &[0xff, 0xc0, 0, 17, 8, 0, 0]));
+    none("12 bits", &with(&[0xff, 0xc0, 0, 17, 8], &[0xff, 0xc0, 0, 17, 12]));
+    none("lossless", &with(&[0xff, 0xc0], &[0xff, 0xc3]));
+    // Something behind the image is nothing to worry about, nor are fill bytes before a marker.
+    let good = [&with(b"\xff\xc0", b"\xff\xff\xff\xc0")[..], b"more"].concat();
+    assert!(whole(&mut decoder, &good, false).is_some());
+}
