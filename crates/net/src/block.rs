@@ -1,0 +1,147 @@
+//! Memory that the ranks of one host can see: threads of one process, or processes that mapped the same pages.
+//!
+//! A block is only memory. When a rank may read or write which part of it is agreed between those who use it.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+/// Blocks start at such addresses: whole pages, as a mapping has them.
+pub const ALIGN_BYTES: usize = 4096;
+
+/// What the kernel hands out in one piece if it is asked to.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Zeroed memory of a fixed size, shared by everybody who holds a clone.
+#[derive(Clone)]
+pub struct Block {
+    ptr: NonNull<u8>,
+    bytes: usize,
+    _owner: Arc<Owner>,
+}
+
+/// What gives the memory back.
+enum Owner {
+    /// From this process's allocator.
+    Heap { ptr: NonNull<u8>, layout: Layout },
+    /// Pages of a file that others may have mapped too.
+    Mapping { ptr: NonNull<u8>, bytes: usize },
+}
+
+/// What may lie in memory that several ranks read and write at the same time.
+///
+/// # Safety
+/// Made of atomics only, laid out by `repr(C)`, and whole with any bytes in it, zeros above all.
+pub unsafe trait Shareable {}
+
+// SAFETY: atomics.
+unsafe impl Shareable for AtomicU8 {}
+// SAFETY: atomics.
+unsafe impl Shareable for AtomicU32 {}
+// SAFETY: atomics.
+unsafe impl Shareable for AtomicU64 {}
+// SAFETY: an array of such is such.
+unsafe impl<T: Shareable, const N: usize> Shareable for [T; N] {}
+
+// SAFETY: the owner only frees its memory, once.
+unsafe impl Send for Owner {}
+// SAFETY: as above.
+unsafe impl Sync for Owner {}
+// SAFETY: a block is an address and a length; whoever follows the address answers for the access.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// Memory of this process.
+    pub fn of_this_process(bytes: usize) -> Block {
+        let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { ALIGN_BYTES };
+        let layout = Layout::from_size_align(bytes.max(1), align).expect("a block fits in memory");
+        // SAFETY: the size is not zero.
+        let Some(ptr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
+        let block = Block { ptr, bytes, _owner: Arc::new(Owner::Heap { ptr, layout }) };
+        block.ask_for_huge_pages();
+        // Whole pages only: the allocator may keep its own books in the rest of the last one.
+        let _: Result<(), Errno> = block.fault_in(bytes / ALIGN_BYTES * ALIGN_BYTES);
+        block
+    }
+
+    /// Large blocks are walked by products, which miss fewer translations with huge pages. A refusal costs speed only.
+    fn ask_for_huge_pages(&self) {
+        let whole = self.bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+        if whole > 0 {
+            // SAFETY: advice on memory that this block owns.
+            let _: Result<(), Errno> =
+                unsafe { madvise(self.ptr.as_ptr().cast(), whole, Advice::LinuxHugepage) };
+        }
+    }
+
+    /// Pages of a file of at least so many bytes, seen by everybody who maps them.
+    pub(crate) fn of_file(file: BorrowedFd, bytes: usize) -> Result<Block, Errno> {
+        let (mapped, protection) = (bytes.max(1), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a new mapping at an address that the kernel chooses takes nothing from anybody.
+        let ptr = unsafe { mmap(std::ptr::null_mut(), mapped, protection, MapFlags::SHARED, file, 0)? };
+        let ptr = NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?;
+        let block = Block { ptr, bytes, _owner: Arc::new(Owner::Mapping { ptr, bytes: mapped }) };
+        block.ask_for_huge_pages();
+        Ok(block)
+    }
+
+    /// Has the first `bytes` backed by memory now, so that no later access stops for a page: a first touch runs at
+    /// 0.8 GiB/s, a warm one at 13.
+    pub(crate) fn fault_in(&self, bytes: usize) -> Result<(), Errno> {
+        let bytes = bytes.min(self.bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the range lies inside the mapping, and faulting pages in changes no byte.
+        match unsafe { madvise(self.ptr.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) } {
+            // Before Linux 5.14 pages come at the first touch.
+            Err(Errno::INVAL) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// What lies at an offset.
+    ///
+    /// # Panics
+    /// If it does not fit there.
+    pub fn at<T: Shareable>(&self, offset: usize) -> &T {
+        let end = offset.checked_add(size_of::<T>());
+        assert!(end.is_some_and(|end| end <= self.bytes), "{offset} is outside of a block of {}", self.bytes);
+        let ptr = self.ptr.as_ptr().wrapping_add(offset).cast::<T>();
+        assert!(ptr.is_aligned(), "nothing of this type can lie at {offset}");
+        // SAFETY: inside the block and aligned; the type promises that any bytes make one, and that others may
+        // write to it.
+        unsafe { &*ptr }
+    }
+
+    /// Where it starts in this process.
+    pub fn ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    /// How long it is.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        match *self {
+            // SAFETY: allocated with this layout.
+            Owner::Heap { ptr, layout } => unsafe { dealloc(ptr.as_ptr(), layout) },
+            Owner::Mapping { ptr, bytes } => {
+                // SAFETY: mapped with this size, and nobody holds the block any more.
+                // It cannot fail for a mapping that is there.
+                let _ = unsafe { munmap(ptr.as_ptr().cast(), bytes) };
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The control plane: who is still there, where they are in the job, and what all must know when one is lost.
+//!
+//! One thread a process, named `control`, on the connections to rank 0 that joining left. It never carries data of
+//! a step. Every wait here ends: with an answer, with the alarm, or with a limit.
+//!
+//! # Layout
+//! `watch`: the decisions. `plane`: the thread. `channel`, `message`, `bytes`: messages over a connection.
+
+mod bytes;
+pub(crate) mod channel;
+pub(crate) mod message;
+mod plane;
+mod watch;
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel as queue};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::alarm::Alarm;
+use crate::rendezvous::Member;
+use crate::report::{Cause, Report};
+use channel::Channel;
+use message::Place;
+pub use message::SHARE_BYTES_MAX;
+use plane::Plane;
+
+/// Longest name of an operation that is told to others; the rest is cut.
+pub const OP_BYTES_MAX: usize = 47;
+/// Time for the last words of a rank to leave it.
+const FLUSH_TIME: Duration = Duration::from_secs(1);
+/// How often a wait looks at the alarm.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// This rank's end of the control plane. Clones are the same end. When the last one is dropped without
+/// [`Control::goodbye`] the other ranks see this one as lost.
+#[derive(Clone)]
+pub struct Control(Arc<End>);
+
+struct End {
+    rank: usize,
+    hosts: Vec<String>,
+    shared: Arc<Shared>,
+    commands: Sender<Command>,
+    /// Exchanges are one after the other.
+    exchange: Mutex<()>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the thread and its callers both see.
+struct Shared {
+    alarm: Alarm,
+    spot: Mutex<Spot>,
+    wake: OwnedFd,
+}
+
+/// Where this rank is, without anything to allocate.
+#[derive(Clone, Copy)]
+struct Spot {
+    step: u64,
+    op: [u8; OP_BYTES_MAX],
+    n_op: u8,
+}
+
+/// What callers ask the thread for.
+enum Command {
+    Share { blob: Vec<u8>, answer: Sender<Vec<Vec<u8>>> },
+    Suspect { rank: usize, cause: Cause },
+    Flush { done: Sender<()> },
+    Goodbye { done: Sender<()> },
+    Stop,
+}
+
+impl Control {
+    /// Starts the thread on connections by rank.
+    pub(crate) fn start(
+        rank: usize,
+        members: &[Member],
+        channels: Vec<Option<Channel>>,
+        timeout: Duration,
+    ) -> std::io::Result<Control> {
+        let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        let shared =
+            Arc::new(Shared { alarm: Alarm::default(), spot: Mutex::new(Spot::new(0, "start")), wake });
+        let (commands, queued) = queue();
+        let hosts: Vec<String> = members.iter().map(|member| member.host.clone()).collect();
+        let plane = Plane::new(rank, hosts.clone(), channels, shared.clone(), queued, timeout);
+        let thread = std::thread::Builder::new().name("control".into()).spawn(move || plane.run())?;
+        let thread = Mutex::new(Some(thread));
+        Ok(Control(Arc::new(End { rank, hosts, shared, commands, exchange: Mutex::new(()), thread })))
+    }
+
+    /// The alarm that is raised when the job cannot go on. Raised by anybody in this process, it reaches all ranks.
+    pub fn alarm(&self) -> Alarm {
+        self.0.shared.alarm.clone()
+    }
+
+    /// Says where this rank is, for the report should it be lost. Costs some nanoseconds and never waits for a socket.
+    pub fn at(&self, step: u64, op: &str) {
+        *self.0.shared.spot.lock().unwrap_or_else(PoisonError::into_inner) = Spot::new(step, op);
+    }
+
+    /// Every rank gives some bytes, at most [`SHARE_BYTES_MAX`], and gets those of all by rank. All ranks call it
+    /// the same number of times and in the same order.
+    pub fn share(&self, blob: &[u8]) -> Result<Vec<Vec<u8>>, Report> {
+        if blob.len() > SHARE_BYTES_MAX {
+            let n = blob.len();
+            return Err(
+                self.fail(&format!("{n} bytes to share between ranks, and {SHARE_BYTES_MAX} are allowed"))
+            );
+        }
+        let _one = self.0.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        let (answer, answered) = queue();
+        self.ask(Command::Share { blob: blob.to_vec(), answer });
+        self.wait(&answered)
+    }
+
+    /// This rank cannot go on: all ranks get the reason, unless another report was first. Returns the one that all get.
+    pub fn fail(&self, why: &str) -> Report {
+        self.0.shared.alarm.raise(self.report(self.0.rank, Cause::Failed { why: why.into() }));
+        // The process may end right after this: see that the report is on its way.
+        let (done, flushed) = queue();
+        self.ask(Command::Flush { done });
+        let _ = flushed.recv_timeout(FLUSH_TIME);
+        self.raised_or(Cause::Failed { why: why.into() })
+    }
+
+    /// This rank lost sight of another one on a data connection. Rank 0 may know better what became of it, so this
+    /// asks, and waits for the report that all ranks get: two seconds at most.
+    pub fn suspect(&self, rank: usize, cause: Cause) -> Report {
+        let until = Instant::now() + Duration::from_millis(2 * watch::SUSPECT_MS);
+        self.ask(Command::Suspect { rank, cause: cause.clone() });
+        while Instant::now() < until {
+            if let Some(report) = self.0.shared.alarm.raised() {
+                return report;
+            }
+            std::thread::sleep(LOOK);
+        }
+        self.0.shared.alarm.raise(self.report(rank, cause.clone()));
+        self.raised_or(cause)
+    }
+
+    /// The regular end: the others do not miss this rank. Rank 0 waits until the others have ended too, because
+    /// until then they need it.
+    pub fn goodbye(&self) -> Result<(), Report> {
+        let (done, left) = queue();
+        self.ask(Command::Goodbye { done });
+        // The thread has a limit of its own for this.
+        let _ = left.recv();
+        match self.0.shared.alarm.raised() {
+            Some(report) => Err(report),
+            None => Ok(()),
+        }
+    }
+
+    fn ask(&self, command: Command) {
+        // If the thread has ended the queue drops the command, and with it whoever waits for the answer wakes up.
+        let _ = self.0.commands.send(command);
+        self.0.shared.wake();
+    }
+
+    /// An answer of the thread, or the alarm.
+    fn wait<T>(&self, answered: &Receiver<T>) -> Result<T, Report> {
+        loop {
+            match answered.recv_timeout(LOOK) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(self.raised_or(Cause::Failed { why: "its control plane has ended".into() }));
+                }
+            }
+            if let Some(report) = self.0.shared.alarm.raised() {
+                return Err(report);
+            }
+        }
+    }
+
+    fn raised_or(&self, cause: Cause) -> Report {
+        self.0.shared.alarm.raised().unwrap_or_else(|| self.report(self.0.rank, cause))
+    }
+
+    fn report(&self, rank: usize, cause: Cause) -> Report {
+        let Place { step, op } = self.0.shared.place();
+        Report { rank, host: self.0.hosts.get(rank).cloned().unwrap_or_default(), step, op, cause }
+    }
+}
+
+impl Shared {
+    fn place(&self) -> Place {
+        let spot = *self.spot.lock().unwrap_or_else(PoisonError::into_inner);
+        let op = String::from_utf8_lossy(&spot.op[..usize::from(spot.n_op)]).into_owned();
+        Place { step: spot.step, op }
+    }
+
+    fn wake(&self) {
+        // It fails only if the counter is full, and then the thread is awake.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Spot {
+    fn new(step: u64, op: &str) -> Spot {
+        let name = bytes::cut(op, OP_BYTES_MAX).as_bytes();
+        let mut op = [0; OP_BYTES_MAX];
+        op[..name.len()].copy_from_slice(name);
+        Spot { step, op, n_op: name.len() as u8 }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Stop);
+        self.shared.wake();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // A panic of the thread has raised the alarm already.
+        let _ = thread.map(JoinHandle::join);
+    }
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Control of rank {} of {}", self.0.rank, self.0.hosts.len())
+    }
+}

@@ -1,0 +1,226 @@
+//! The thread of the control plane: it moves messages between sockets and the watch, and does what the watch says.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::time::{Duration, Instant};
+
+use super::channel::Channel;
+use super::watch::{Action, Watch};
+use super::{Command, FLUSH_TIME, Shared};
+use crate::alarm::Alarm;
+use crate::ready;
+use crate::report::{Cause, Report};
+
+/// A rank other than 0 waits so long for the answer to its goodbye.
+const GOODBYE_TIME: Duration = Duration::from_secs(2);
+/// How often the thread looks whether somebody else raised the alarm.
+const LOOK_MS: u64 = 200;
+/// Messages of one connection in one turn, so that none keeps the others from being heard.
+const MESSAGES_A_TURN: usize = 64;
+
+/// Everything that the thread owns.
+pub(super) struct Plane {
+    rank: usize,
+    host: String,
+    watch: Watch,
+    channels: Vec<Option<Channel>>,
+    shared: Arc<Shared>,
+    queued: Receiver<Command>,
+    timeout: Duration,
+    started: Instant,
+    sharing: Option<Sender<Vec<Vec<u8>>>>,
+    flushing: Vec<(Instant, Sender<()>)>,
+    leaving: Option<(Instant, Sender<()>)>,
+}
+
+impl Plane {
+    pub(super) fn new(
+        rank: usize,
+        hosts: Vec<String>,
+        channels: Vec<Option<Channel>>,
+        shared: Arc<Shared>,
+        queued: Receiver<Command>,
+        timeout: Duration,
+    ) -> Plane {
+        let host = hosts[rank].clone();
+        let watch = Watch::new(rank, hosts, timeout.as_millis() as u64);
+        let started = Instant::now();
+        let flushing = Vec::new();
+        Plane {
+            rank,
+            host,
+            watch,
+            channels,
+            shared,
+            queued,
+            timeout,
+            started,
+            sharing: None,
+            flushing,
+            leaving: None,
+        }
+    }
+
+    /// Until this rank leaves.
+    pub(super) fn run(mut self) {
+        let _guard = Guard { alarm: self.shared.alarm.clone(), rank: self.rank, host: self.host.clone() };
+        while self.turn() {
+            let now_ms = self.now_ms();
+            let due_ms = self.watch.due_ms().clamp(now_ms + 1, now_ms + LOOK_MS);
+            let until = self.started + Duration::from_millis(due_ms);
+            let mut fds = vec![ready::interest(self.shared.wake.as_fd(), false)];
+            let channels = self.channels.iter().flatten();
+            fds.extend(channels.map(|channel| ready::interest(channel.as_fd(), channel.sending())));
+            if let Err(e) = ready::wait(&mut fds, until) {
+                let why = format!("its control plane cannot wait for sockets: {e}");
+                self.shared.alarm.raise(self.own(Cause::Failed { why }));
+                return;
+            }
+        }
+        self.flush_all();
+    }
+
+    /// One turn: hear everybody, do what callers ask, judge. Returns whether there is a next one.
+    fn turn(&mut self) -> bool {
+        let now_ms = self.now_ms();
+        let mut out = Vec::new();
+        self.watch.wake(now_ms, self.shared.place());
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.shared.wake, &mut count);
+        for from in 0..self.channels.len() {
+            self.hear(from, now_ms, &mut out);
+        }
+        let goes_on = self.obey(now_ms, &mut out);
+        if self.watch.report().is_none()
+            && let Some(report) = self.shared.alarm.raised()
+        {
+            // Somebody else in this process noticed first: the others learn it from here.
+            self.watch.adopt(report, None, &mut out);
+        }
+        self.watch.tick(now_ms, &mut out);
+        self.act(out);
+        self.flush();
+        goes_on && !self.depart()
+    }
+
+    fn hear(&mut self, from: usize, now_ms: u64, out: &mut Vec<Action>) {
+        for _ in 0..MESSAGES_A_TURN {
+            let Some(channel) = &mut self.channels[from] else { return };
+            match channel.receive() {
+                Ok(Some(message)) => self.watch.message(now_ms, from, message, out),
+                Ok(None) => return,
+                Err(ended) => {
+                    self.watch.closed(from, ended, out);
+                    self.channels[from] = None;
+                }
+            }
+        }
+    }
+
+    /// What callers ask for. Returns whether the thread goes on.
+    fn obey(&mut self, now_ms: u64, out: &mut Vec<Action>) -> bool {
+        loop {
+            match self.queued.try_recv() {
+                Ok(Command::Share { blob, answer }) => {
+                    self.sharing = Some(answer);
+                    self.watch.share(now_ms, blob, out);
+                }
+                Ok(Command::Suspect { rank, cause }) => self.watch.suspect(now_ms, rank, cause, out),
+                Ok(Command::Flush { done }) => self.flushing.push((Instant::now() + FLUSH_TIME, done)),
+                Ok(Command::Goodbye { done }) => {
+                    let limit = if self.rank == 0 { self.timeout } else { GOODBYE_TIME };
+                    self.leaving = Some((Instant::now() + limit, done));
+                    self.watch.leave(out);
+                }
+                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
+                Err(TryRecvError::Empty) => return true,
+            }
+        }
+    }
+
+    fn act(&mut self, out: Vec<Action>) {
+        for action in out {
+            match action {
+                Action::Send(to, message) => {
+                    if let Some(channel) = &mut self.channels[to] {
+                        channel.send(&message);
+                    }
+                }
+                Action::Raise(report) => drop(self.shared.alarm.raise(report)),
+                Action::Shared(blobs) => {
+                    // Who asked may have stopped waiting.
+                    let _ = self.sharing.take().map(|answer| answer.send(blobs));
+                }
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        let mut all = true;
+        for channel in self.channels.iter_mut().flatten() {
+            all &= channel.flush();
+        }
+        let now = Instant::now();
+        for (_, done) in self.flushing.extract_if(.., |(until, _)| all || *until <= now) {
+            let _ = done.send(());
+        }
+    }
+
+    /// Whether this rank said goodbye and may go.
+    fn depart(&mut self) -> bool {
+        let Some((until, _)) = &self.leaving else { return false };
+        if !self.watch.left() && Instant::now() < *until {
+            return false;
+        }
+        let mut out = Vec::new();
+        self.watch.leave_now(&mut out);
+        self.act(out);
+        self.flush_all();
+        self.channels.iter_mut().flatten().for_each(Channel::finish);
+        let _ = self.leaving.take().map(|(_, done)| done.send(()));
+        true
+    }
+
+    /// Sends the last words, waiting a little.
+    fn flush_all(&mut self) {
+        let until = Instant::now() + FLUSH_TIME;
+        loop {
+            let sending: Vec<&mut Channel> =
+                self.channels.iter_mut().flatten().filter_map(|c| (!c.flush()).then_some(c)).collect();
+            if sending.is_empty() || Instant::now() >= until {
+                return;
+            }
+            let mut fds: Vec<_> = sending.iter().map(|channel| ready::writable(channel.as_fd())).collect();
+            if ready::wait(&mut fds, until).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    fn own(&self, cause: Cause) -> Report {
+        let place = self.shared.place();
+        Report { rank: self.rank, host: self.host.clone(), step: place.step, op: place.op, cause }
+    }
+}
+
+/// A panic of the thread is a bug of ours, and must not leave anybody waiting.
+struct Guard {
+    alarm: Alarm,
+    rank: usize,
+    host: String,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let cause = Cause::Failed { why: "its control plane stopped by a bug".into() };
+            let op = "control".to_owned();
+            self.alarm.raise(Report { rank: self.rank, host: self.host.clone(), step: 0, op, cause });
+        }
+    }
+}

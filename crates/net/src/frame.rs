@@ -1,0 +1,252 @@
+//! The header of every message between ranks.
+//!
+//! A message is cut into segments; each is a header of [`HEADER_BYTES`] and a payload, each with its checksum. Both sides
+//! know how long a message is before it starts, so a length on the wire is compared and never believed: nothing is
+//! reserved for what a peer claims.
+
+/// Bytes of a header: little endian, no padding.
+pub const HEADER_BYTES: usize = 56;
+
+/// The longest payload of one segment. CPU time of 23 all-reduces of 64 MiB between two ranks on loopback, best of three:
+/// 2.1 s with 32 KiB, 1.7 s with 64 KiB, 1.5 s with 128 KiB, 1.4 s with 256 KiB, 1.5 s with 512 KiB and 1 MiB.
+pub const SEGMENT_BYTES_MAX: usize = 256 * 1024;
+
+/// Messages are cut at least so fine that checking, copying and reducing overlap, but not below this.
+const SEGMENT_BYTES_MIN: usize = 64 * 1024;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"PRF1");
+
+/// What a message belongs to. A new kind is a new number: old ones keep theirs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Op {
+    /// Everybody waits for everybody.
+    Barrier = 1,
+    /// Everybody gets the reduction of all.
+    AllReduce = 2,
+    /// Each gets the reduction of its range.
+    ReduceScatter = 3,
+    /// Everybody gets the ranges of all.
+    AllGather = 4,
+    /// Everybody gets what one has.
+    Broadcast = 5,
+    /// One gets the reduction of all.
+    Reduce = 6,
+    /// One gets the ranges of all.
+    Gather = 7,
+    /// Each gets its range of what one has.
+    Scatter = 8,
+    /// Each gets a range of each.
+    AllToAll = 9,
+    /// One to another.
+    Send = 10,
+    /// Not an operation: the sender ends, and says why.
+    Farewell = 255,
+}
+
+impl Op {
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Op::Barrier => "barrier",
+            Op::AllReduce => "all-reduce",
+            Op::ReduceScatter => "reduce-scatter",
+            Op::AllGather => "all-gather",
+            Op::Broadcast => "broadcast",
+            Op::Reduce => "reduce",
+            Op::Gather => "gather",
+            Op::Scatter => "scatter",
+            Op::AllToAll => "all-to-all",
+            Op::Send => "send and receive",
+            Op::Farewell => "farewell",
+        }
+    }
+
+    fn of_code(code: u8) -> Option<Op> {
+        use Op::*;
+        [
+            Barrier,
+            AllReduce,
+            ReduceScatter,
+            AllGather,
+            Broadcast,
+            Reduce,
+            Gather,
+            Scatter,
+            AllToAll,
+            Send,
+            Farewell,
+        ]
+        .into_iter()
+        .find(|op| *op as u8 == code)
+    }
+}
+
+/// What all messages of one operation have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tag {
+    /// The step that it belongs to.
+    pub step: u64,
+    /// The operation.
+    pub op: Op,
+    /// Its element type, as a number.
+    pub dtype: u8,
+    /// How many elements the whole operation is about.
+    pub count: u64,
+}
+
+/// What stands before the payload of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// The operation's number; see [`Op`].
+    pub op: u8,
+    /// As in [`Tag`].
+    pub dtype: u8,
+    /// Which membership of the job this is.
+    pub generation: u64,
+    /// As in [`Tag`].
+    pub step: u64,
+    /// The segment's number on this connection and in this direction.
+    pub sequence: u64,
+    /// As in [`Tag`].
+    pub count: u64,
+    /// Bytes of the payload.
+    pub length: u64,
+    /// The payload's checksum.
+    pub payload_crc: u32,
+}
+
+impl Header {
+    /// The header of a segment of an operation; `payload_crc` is left at zero.
+    pub fn of(tag: &Tag, generation: u64, sequence: u64, length: usize) -> Header {
+        Header {
+            op: tag.op as u8,
+            dtype: tag.dtype,
+            generation,
+            step: tag.step,
+            sequence,
+            count: tag.count,
+            length: length as u64,
+            payload_crc: 0,
+        }
+    }
+
+    /// As bytes, with its own checksum at the end.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4] = self.op;
+        bytes[5] = self.dtype;
+        let words = [self.generation, self.step, self.sequence, self.count, self.length];
+        for (k, word) in words.into_iter().enumerate() {
+            bytes[8 + 8 * k..16 + 8 * k].copy_from_slice(&word.to_le_bytes());
+        }
+        bytes[48..52].copy_from_slice(&self.payload_crc.to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[..52]);
+        bytes[52..56].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// From bytes; says what is wrong with them if they are not a header.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, &'static str> {
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        if half(0) != MAGIC {
+            return Err("what came is not a frame of this version");
+        }
+        if half(52) != crc32c::crc32c(&bytes[..52]) {
+            return Err("the checksum of a header is wrong");
+        }
+        Ok(Header {
+            op: bytes[4],
+            dtype: bytes[5],
+            generation: word(8),
+            step: word(16),
+            sequence: word(24),
+            count: word(32),
+            length: word(40),
+            payload_crc: half(48),
+        })
+    }
+
+    /// What is different from what was expected, in words; the payload's checksum is not compared.
+    pub fn disagreement(&self, expected: &Header) -> Option<String> {
+        if *expected == (Header { payload_crc: expected.payload_crc, ..*self }) {
+            return None;
+        }
+        let what = |name: &str, got: u64, want: u64| Some(format!("it has {name} {got}, expected {want}"));
+        if self.generation != expected.generation {
+            return what("generation", self.generation, expected.generation);
+        }
+        let one = (self.op, self.dtype, self.count, self.step);
+        let other = (expected.op, expected.dtype, expected.count, expected.step);
+        if one != other {
+            let name = |op: u8| Op::of_code(op).map_or("an unknown operation", Op::name);
+            let say = |h: &Header| {
+                format!("{} of {} elements of type {} at step {}", name(h.op), h.count, h.dtype, h.step)
+            };
+            return Some(format!("it is in {}, expected {}", say(self), say(expected)));
+        }
+        if self.sequence != expected.sequence {
+            return what("segment", self.sequence, expected.sequence);
+        }
+        what("a payload of bytes", self.length, expected.length)
+    }
+}
+
+/// The payload bytes of each segment of a message, except the last one. A function of the message's length alone, so
+/// that both sides cut alike. Always a multiple of every element's size.
+pub fn segment_bytes(message: usize) -> usize {
+    (message / 4).next_multiple_of(64).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAG: Tag = Tag { step: 7, op: Op::AllReduce, dtype: 2, count: 1000 };
+
+    #[test]
+    fn what_is_written_is_read() {
+        let header = Header { payload_crc: 99, ..Header::of(&TAG, 3, 12, 4000) };
+        assert_eq!(Header::decode(&header.encode()), Ok(header));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let good = Header::of(&TAG, 3, 12, 4000).encode();
+        for bit in 0..8 * HEADER_BYTES {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(Header::decode(&bad).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_disagreement_is_named() {
+        let want = Header::of(&TAG, 3, 12, 4000);
+        let rows = [
+            (Header { generation: 2, ..want }, "generation 2, expected 3"),
+            (Header { op: Op::Broadcast as u8, ..want }, "in broadcast of 1000"),
+            (Header { op: 77, ..want }, "an unknown operation"),
+            (Header { count: 1001, ..want }, "of 1001 elements"),
+            (Header { dtype: 4, ..want }, "of type 4"),
+            (Header { step: 8, ..want }, "at step 8"),
+            (Header { sequence: 13, ..want }, "segment 13, expected 12"),
+            (Header { length: 1 << 60, ..want }, "1152921504606846976, expected 4000"),
+        ];
+        for (got, says) in rows {
+            let what = got.disagreement(&want).expect("they differ");
+            assert!(what.contains(says), "{what}");
+        }
+        assert_eq!(Header { payload_crc: 5, ..want }.disagreement(&want), None);
+    }
+
+    #[test]
+    fn segments_hold_whole_elements() {
+        for message in [0, 1, 63, 4096, 300_001, 1 << 20, usize::MAX / 2] {
+            let bytes = segment_bytes(message);
+            assert!(bytes.is_multiple_of(64) && (SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&bytes));
+        }
+    }
+}

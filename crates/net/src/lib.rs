@@ -1,0 +1,45 @@
+//! Transports between the ranks of a job: memory that several see, and sockets.
+//!
+//! It moves bytes and says who is gone. It knows nothing of collectives, element types or graphs.
+//!
+//! # Layout
+//! - [`block`]: memory that the ranks of one host see.
+//! - [`segment`]: pages that processes of one host share. [`wait`]: counters in them that a rank can wait for.
+//! - [`notice`]: a failure that every rank of such memory sees. [`peers`]: whether the other processes still run.
+//! - [`frame`]: the header of every message. [`moves`]: who sends which bytes to whom, in which order.
+//! - [`links`]: connections to all other ranks, over which moves are run. [`loopback`]: such connections inside one host.
+//! - [`secret`]: what ranks know and strangers do not. [`rendezvous`]: how processes become ranks, with a stream
+//!   between every two. [`control`]: who is still there. [`environment`]: what another launcher says.
+//! - [`alarm`]: a failure that every wait of this process sees.
+//! - [`report`]: who failed, where and in which operation.
+//! - `ready`: waiting for several sockets.
+
+pub mod alarm;
+pub mod block;
+pub mod control;
+pub mod environment;
+pub mod frame;
+pub mod links;
+pub mod loopback;
+pub mod moves;
+pub mod notice;
+pub mod peers;
+mod ready;
+pub mod rendezvous;
+pub mod report;
+pub mod secret;
+pub mod segment;
+pub mod wait;
+
+pub use alarm::Alarm;
+pub use block::{Block, Shareable};
+pub use control::Control;
+pub use links::Links;
+pub use moves::{Move, Moves};
+pub use notice::Notice;
+pub use peers::Peers;
+pub use rendezvous::{JoinError, JoinOptions, Joined, Member, join};
+pub use report::{Cause, Report};
+pub use secret::Secret;
+pub use segment::{Segment, SegmentError};
+pub use wait::{Counter, Look, Pace};

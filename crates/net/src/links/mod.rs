@@ -1,0 +1,412 @@
+//! Connections to all other ranks, and one thread that keeps all of them moving.
+//!
+//! [`Links::run`] works through a list of [`Moves`]: everything that can be sent or received goes on at the same time. Bytes
+//! go from the caller's memory to the socket and from the socket to the caller's memory; what is to be combined passes
+//! through one segment of staging, which stays in the cache. Nothing is allocated once each peer has sent something to combine.
+//!
+//! # When a peer dies
+//! Its socket says so at once ([`Cause::Gone`]). Whoever notices first raises the alarm, tells all its other peers in a
+//! farewell, and its own run ends; they do the same. So everybody names the rank that was lost, not the neighbour that
+//! stopped because of it. A peer that is alive and silent is judged elsewhere, by the alarm, which every wait here looks
+//! at several times a second; and a last bound ends a wait that nobody else ended.
+
+mod farewell;
+mod peer;
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::net::TcpStream;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+
+use crate::alarm::Alarm;
+use crate::frame::{Header, Op, SEGMENT_BYTES_MAX, Tag, segment_bytes};
+use crate::loopback;
+use crate::moves::{Kind, Moves};
+use crate::report::{Cause, Report};
+use peer::{Peer, Step, Trouble};
+
+/// How often a wait looks at the alarm.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// How long waits may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Nothing moves for so long: the peer that is waited for is taken for lost.
+    pub stall: Duration,
+    /// After a connection closed, so long the alarm has time to say who was the cause.
+    pub grace: Duration,
+    /// Before the thread sleeps, it tries so long; for small messages the wake-up is the larger part.
+    pub spin: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        Bounds {
+            stall: Duration::from_secs(600),
+            grace: Duration::from_millis(300),
+            spin: Duration::from_micros(50),
+        }
+    }
+}
+
+/// One rank's connections to all others.
+pub struct Links {
+    rank: usize,
+    hosts: Vec<String>,
+    /// What reports call each rank.
+    names: Vec<usize>,
+    peers: Vec<Option<Peer>>,
+    generation: u64,
+    alarm: Alarm,
+    bounds: Bounds,
+    spins: bool,
+    epoll: OwnedFd,
+    /// Bytes done of each move, and for each queue the current send and receive; of the current run.
+    done: Vec<usize>,
+    at: Vec<(usize, usize)>,
+    failed: Option<Report>,
+}
+
+/// The memory that moves are about.
+struct Memory<'a> {
+    from: &'a [u8],
+    into: &'a mut [u8],
+}
+
+impl Memory<'_> {
+    fn sent(&self, kind: Kind, bytes: Range<usize>) -> &[u8] {
+        if kind == Kind::SendFrom { &self.from[bytes] } else { &self.into[bytes] }
+    }
+}
+
+/// Combines what is there (first) with what arrived (second), in the order that the last argument says.
+pub type Combine<'a> = &'a mut dyn FnMut(&mut [u8], &[u8], bool);
+
+impl Links {
+    /// Takes over connected streams: one for each other rank, none for this one.
+    pub fn over(
+        rank: usize,
+        hosts: Vec<String>,
+        streams: Vec<Option<TcpStream>>,
+        generation: u64,
+        alarm: Alarm,
+    ) -> io::Result<Links> {
+        assert!(hosts.len() == streams.len() && rank < hosts.len(), "a host and a stream for each rank");
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for stream in streams.iter().flatten() {
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)?;
+            if stream.local_addr()?.ip() == stream.peer_addr()?.ip() {
+                loopback::unpaced(stream);
+            }
+            // Edges are enough: before it waits, a run has tried every socket that it wants something of.
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+            epoll::add(&epoll, stream, epoll::EventData::new_u64(0), flags)?;
+        }
+        let here = hosts.iter().filter(|host| **host == hosts[rank]).count();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Links {
+            rank,
+            peers: streams.into_iter().map(|stream| stream.map(Peer::new)).collect(),
+            names: (0..hosts.len()).collect(),
+            hosts,
+            generation,
+            alarm,
+            bounds: Bounds::default(),
+            spins: here <= cores,
+            epoll,
+            done: Vec::new(),
+            at: Vec::new(),
+            failed: None,
+        })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// The hosts of all ranks.
+    pub fn hosts(&self) -> &[String] {
+        &self.hosts
+    }
+
+    /// Says what reports call each rank: for a group of some ranks of a job, their ranks in the job.
+    ///
+    /// # Panics
+    /// If there is not a name for each rank.
+    pub fn set_names(&mut self, names: Vec<usize>) {
+        assert_eq!(names.len(), self.hosts.len(), "a name for each rank");
+        self.names = names;
+    }
+
+    /// What reports call this rank, and its host.
+    pub fn name(&self) -> (usize, String) {
+        (self.names[self.rank], self.hosts[self.rank].clone())
+    }
+
+    /// What ends all waits.
+    pub fn alarm(&self) -> &Alarm {
+        &self.alarm
+    }
+
+    /// Sets how long waits may take.
+    pub fn set_bounds(&mut self, bounds: Bounds) {
+        self.bounds = bounds;
+    }
+
+    /// Says whether waits spin before they sleep: worth it if the core has nothing else to do. At first they do if this
+    /// host has a core for each of its ranks.
+    pub fn set_spins(&mut self, spins: bool) {
+        self.spins = spins;
+    }
+
+    /// Whether waits spin before they sleep.
+    pub fn spins(&self) -> bool {
+        self.spins
+    }
+
+    /// Runs moves: sends out of `from` and `into`, receives into `into`. After an error nothing more can be run, and what
+    /// `into` holds is not said.
+    ///
+    /// # Panics
+    /// If a move lies outside the memory, or names a peer to which there is no link.
+    pub fn run(
+        &mut self,
+        tag: &Tag,
+        moves: &Moves,
+        from: &[u8],
+        into: &mut [u8],
+        combine: Combine,
+    ) -> Result<(), Report> {
+        assert!(moves.ends.0 <= from.len() && moves.ends.1 <= into.len(), "moves inside the memory");
+        if let Some(report) = &self.failed {
+            return Err(report.clone());
+        }
+        let mut memory = Memory { from, into };
+        match self.work(tag, moves, &mut memory, combine) {
+            Ok(()) => Ok(()),
+            Err(report) => {
+                // The peers read a farewell only behind whole frames.
+                let rests = moves.queues.iter().zip(&self.at).filter_map(|(queue, at)| {
+                    let peer = self.peers[queue.peer].as_ref().filter(|peer| peer.writing)?;
+                    let k = queue.sends[at.0];
+                    let piece = piece(&moves.list[k].bytes, self.done[k]);
+                    let (head, payload) = peer.unwritten(memory.sent(moves.list[k].kind, piece));
+                    Some((queue.peer, [head, payload].concat()))
+                });
+                let rests: Vec<_> = rests.collect();
+                self.spread(&report, rests);
+                self.alarm.raise(report.clone());
+                self.failed = Some(report.clone());
+                Err(report)
+            }
+        }
+    }
+
+    /// Tells every peer that this rank ends, and why. Nothing can be run afterwards.
+    pub fn fail(&mut self, report: Report) {
+        if self.failed.is_none() {
+            self.spread(&report, Vec::new());
+            self.alarm.raise(report.clone());
+            self.failed = Some(report);
+        }
+    }
+
+    fn work(
+        &mut self,
+        tag: &Tag,
+        moves: &Moves,
+        memory: &mut Memory,
+        combine: Combine,
+    ) -> Result<(), Report> {
+        self.done.clear();
+        self.done.resize(moves.list.len(), 0);
+        self.at.clear();
+        self.at.resize(moves.queues.len(), (0, 0));
+        let mut idle_since = None;
+        loop {
+            let (mut moved, mut left) = (false, None);
+            for q in 0..moves.queues.len() {
+                let queue = &moves.queues[q];
+                let steps = self
+                    .push(tag, moves, q, memory)
+                    .and_then(|sent| Ok(sent | self.pull(tag, moves, q, memory, combine)?));
+                match steps {
+                    Ok(steps) => moved |= steps,
+                    Err(trouble) => return Err(self.report(queue.peer, tag, trouble)),
+                }
+                let (send, recv) = self.at[q];
+                if send < queue.sends.len() || recv < queue.recvs.len() {
+                    // The one to blame if nothing moves: rather one that owes something than one that does not take it.
+                    let owes = recv < queue.recvs.len();
+                    left = left.filter(|&(_, o)| o || !owes).or(Some((queue.peer, owes)));
+                }
+            }
+            let Some((peer, _)) = left else { return Ok(()) };
+            if let Some(report) = self.alarm.raised() {
+                return Err(report);
+            }
+            if moved {
+                idle_since = None;
+                continue;
+            }
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            let idle = since.elapsed();
+            if self.spins && idle < self.bounds.spin {
+                std::hint::spin_loop();
+                continue;
+            }
+            if idle > self.bounds.stall {
+                let cause = Cause::Silent { ms: idle.as_millis() as u64 };
+                return Err(self.blame(peer, tag, cause));
+            }
+            // Which sockets woke it does not matter, and an interrupted wait is one more round.
+            let _ = epoll::wait(&self.epoll, &mut [MaybeUninit::uninit(); 4], Some(&LOOK));
+        }
+    }
+
+    /// Sends up to a segment of what is next for the peer of a queue. Returns whether anything moved.
+    fn push(&mut self, tag: &Tag, moves: &Moves, q: usize, memory: &Memory) -> Result<bool, Trouble> {
+        let queue = &moves.queues[q];
+        let Some(&k) = queue.sends.get(self.at[q].0) else { return Ok(false) };
+        let peer = self.peers[queue.peer].as_mut().expect("a link to the peer of a move");
+        let whole = &moves.list[k].bytes;
+        let piece = piece(whole, self.done[k]);
+        let payload = memory.sent(moves.list[k].kind, piece.clone());
+        if !peer.writing {
+            if !moves.free(k, &piece, &self.done) {
+                return Ok(false);
+            }
+            peer.open(Header::of(tag, self.generation, peer.sent, payload.len()), payload);
+        }
+        // If the next segment follows at once, the kernel need not send the end of this one as a packet of its own.
+        let next = self::piece(whole, self.done[k] + payload.len());
+        let more = !next.is_empty() && moves.free(k, &next, &self.done);
+        let step = peer.push(payload, more)?;
+        if step == Step::Whole {
+            self.done[k] += payload.len();
+            self.at[q].0 += usize::from(piece.end == whole.end);
+        }
+        Ok(step != Step::Blocked)
+    }
+
+    /// Receives up to a segment of what is next from the peer of a queue. Returns whether anything moved.
+    fn pull(
+        &mut self,
+        tag: &Tag,
+        moves: &Moves,
+        q: usize,
+        memory: &mut Memory,
+        combine: Combine,
+    ) -> Result<bool, Trouble> {
+        let queue = &moves.queues[q];
+        let Some(&k) = queue.recvs.get(self.at[q].1) else { return Ok(false) };
+        let peer = self.peers[queue.peer].as_mut().expect("a link to the peer of a move");
+        let whole = &moves.list[k].bytes;
+        let piece = piece(whole, self.done[k]);
+        let free = moves.free(k, &piece, &self.done);
+        let mut step = Step::Blocked;
+        let expected = Header::of(tag, self.generation, peer.heard, piece.len());
+        if let Kind::Reduce { theirs_first } = moves.list[k].kind {
+            // It is read even if it cannot be combined yet. Else two ranks that send each other the bytes that they
+            // also reduce would both wait for the other to read.
+            if !peer.staged {
+                let mut staging = std::mem::take(&mut peer.staging);
+                staging.resize(SEGMENT_BYTES_MAX, 0);
+                let pulled = peer.pull(&mut staging[..piece.len()], &expected);
+                peer.staging = staging;
+                step = pulled?;
+                peer.staged = step == Step::Whole;
+            }
+            if !peer.staged || !free {
+                return Ok(step != Step::Blocked);
+            }
+            peer.staged = false;
+            combine(&mut memory.into[piece.clone()], &peer.staging[..piece.len()], theirs_first);
+        } else {
+            if !free {
+                return Ok(false);
+            }
+            step = peer.pull(&mut memory.into[piece.clone()], &expected)?;
+            if step != Step::Whole {
+                return Ok(step == Step::Moved);
+            }
+        }
+        self.done[k] += piece.len();
+        self.at[q].1 += usize::from(piece.end == whole.end);
+        Ok(true)
+    }
+
+    /// What to say about trouble with a peer. If the alarm or the peer itself knows a cause behind it, that one.
+    fn report(&self, peer: usize, tag: &Tag, trouble: Trouble) -> Report {
+        let cause = match trouble {
+            Trouble::Farewell(report) => return self.alarm.raised().unwrap_or(report),
+            Trouble::Damaged(what) => Cause::Damaged { what },
+            Trouble::Disagrees(what) => Cause::Disagrees { what },
+            Trouble::Gone => {
+                let start = Instant::now();
+                while start.elapsed() < self.bounds.grace {
+                    if let Some(report) = self.alarm.raised() {
+                        return report;
+                    }
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Cause::Gone
+            }
+        };
+        self.blame(peer, tag, cause)
+    }
+
+    fn blame(&self, rank: usize, tag: &Tag, cause: Cause) -> Report {
+        let (rank, host) = (self.names[rank], self.hosts[rank].clone());
+        Report { rank, host, step: tag.step, op: tag.op.name().into(), cause }
+    }
+
+    /// Tells all peers, as far as their sockets take it within a tenth of a second; `rests` come first.
+    fn spread(&mut self, report: &Report, rests: Vec<(usize, Vec<u8>)>) {
+        let text = farewell::encode(report);
+        let tag = Tag { step: report.step, op: Op::Farewell, dtype: 0, count: 0 };
+        let mut letters: Vec<(usize, Vec<u8>)> = Vec::new();
+        for (rank, peer) in self.peers.iter().enumerate() {
+            let Some(peer) = peer else { continue };
+            let header = Header::of(&tag, self.generation, peer.sent, text.len());
+            let header = Header { payload_crc: crc32c::crc32c(&text), ..header }.encode();
+            let mut letter =
+                rests.iter().find(|rest| rest.0 == rank).map_or(Vec::new(), |rest| rest.1.clone());
+            letter.extend_from_slice(&header);
+            letter.extend_from_slice(&text);
+            letters.push((rank, letter));
+        }
+        let start = Instant::now();
+        while !letters.is_empty() && start.elapsed() < Duration::from_millis(100) {
+            letters.retain_mut(|(rank, letter)| {
+                let Some(peer) = &self.peers[*rank] else { return false };
+                match peer::write(&peer.stream, &[IoSlice::new(letter)], false) {
+                    Ok(n) => letter.drain(..n),
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => return true,
+                    Err(_) => return false,
+                };
+                !letter.is_empty()
+            });
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The segment of a message that is next, if so many of its bytes are done.
+fn piece(message: &Range<usize>, done: usize) -> Range<usize> {
+    let start = message.start + done;
+    start..message.end.min(start + segment_bytes(message.len()))
+}

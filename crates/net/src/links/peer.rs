@@ -1,0 +1,219 @@
+//! One connection: the frame that is being written, the frame that is being read.
+
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+
+use super::farewell;
+use crate::frame::{HEADER_BYTES, Header, Op, SEGMENT_BYTES_MAX};
+use crate::report::Report;
+
+/// What a peer wrote before it ended is looked through up to this much.
+const LAST_WORDS_BYTES_MAX: usize = 64 << 20;
+
+/// How long the rest of a farewell that has begun may take.
+const FAREWELL_MS_MAX: u64 = 100;
+
+/// How far a call came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// The socket would block, and nothing moved.
+    Blocked,
+    /// Some bytes moved.
+    Moved,
+    /// The frame is whole.
+    Whole,
+}
+
+/// Why a connection cannot go on.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    Gone,
+    Damaged(String),
+    Disagrees(String),
+    Farewell(Report),
+}
+
+pub(super) struct Peer {
+    pub(super) stream: TcpStream,
+    /// The number of the next frame that is written, and of the next that is read.
+    pub(super) sent: u64,
+    pub(super) heard: u64,
+    /// The frame that is being written: its header, how much of it is written, and whether there is one.
+    head: [u8; HEADER_BYTES],
+    wrote: usize,
+    pub(super) writing: bool,
+    /// The frame that is being read.
+    header: [u8; HEADER_BYTES],
+    read: usize,
+    payload_crc: u32,
+    /// A segment on its way to being combined.
+    pub(super) staging: Vec<u8>,
+    /// Whether it is whole and checked, and waits for the bytes that it is combined with.
+    pub(super) staged: bool,
+}
+
+impl Peer {
+    pub(super) fn new(stream: TcpStream) -> Peer {
+        Peer {
+            stream,
+            sent: 0,
+            heard: 0,
+            head: [0; HEADER_BYTES],
+            wrote: 0,
+            writing: false,
+            header: [0; HEADER_BYTES],
+            read: 0,
+            payload_crc: 0,
+            staging: Vec::new(),
+            staged: false,
+        }
+    }
+
+    /// Begins a frame. The payload stays as it is until the frame is whole.
+    pub(super) fn open(&mut self, header: Header, payload: &[u8]) {
+        self.head = Header { payload_crc: crc32c::crc32c(payload), ..header }.encode();
+        (self.wrote, self.writing) = (0, true);
+    }
+
+    /// Writes what the socket takes of the frame that was opened; `more` says that another one follows at once.
+    pub(super) fn push(&mut self, payload: &[u8], more: bool) -> Result<Step, Trouble> {
+        let mut step = Step::Blocked;
+        while self.wrote < HEADER_BYTES + payload.len() {
+            let (head, rest) = self.unwritten(payload);
+            match write(&self.stream, &[IoSlice::new(head), IoSlice::new(rest)], more) {
+                Ok(n) => (self.wrote, step) = (self.wrote + n, Step::Moved),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(step),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Err(self.last_words()),
+            }
+        }
+        self.writing = false;
+        self.sent += 1;
+        Ok(Step::Whole)
+    }
+
+    /// What is left to write of the frame that was opened.
+    pub(super) fn unwritten<'a>(&'a self, payload: &'a [u8]) -> (&'a [u8], &'a [u8]) {
+        let (head, payload_at) =
+            (&self.head[self.wrote.min(HEADER_BYTES)..], self.wrote.saturating_sub(HEADER_BYTES));
+        (head, &payload[payload_at..])
+    }
+
+    /// Reads what has come of a frame whose payload goes to `target`, and checks it once it is whole.
+    pub(super) fn pull(&mut self, target: &mut [u8], expected: &Header) -> Result<Step, Trouble> {
+        let whole = HEADER_BYTES + target.len();
+        let mut step = Step::Blocked;
+        while self.read < whole {
+            let (head, payload_at) =
+                (&mut self.header[self.read.min(HEADER_BYTES)..], self.read.saturating_sub(HEADER_BYTES));
+            let headless = head.is_empty();
+            let n = if headless {
+                (&self.stream).read(&mut target[payload_at..])
+            } else {
+                let mut parts = [IoSliceMut::new(head), IoSliceMut::new(&mut target[..])];
+                (&self.stream).read_vectored(&mut parts)
+            };
+            match n {
+                Ok(0) => return Err(Trouble::Gone),
+                Ok(n) => (self.read, step) = (self.read + n, Step::Moved),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(step),
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                Err(_) => return Err(Trouble::Gone),
+            }
+            if !headless && self.read >= HEADER_BYTES {
+                self.check(target, expected)?;
+            }
+        }
+        if crc32c::crc32c(target) != self.payload_crc {
+            return Err(Trouble::Damaged(format!("the checksum of segment {} is wrong", self.heard)));
+        }
+        self.read = 0;
+        self.heard += 1;
+        Ok(Step::Whole)
+    }
+
+    fn check(&mut self, target: &mut [u8], expected: &Header) -> Result<(), Trouble> {
+        let header = Header::decode(&self.header).map_err(|what| Trouble::Damaged(what.into()))?;
+        if header.op == Op::Farewell as u8 {
+            let got = self.read - HEADER_BYTES;
+            return Err(self.farewell(&header, &target[..got]));
+        }
+        if let Some(what) = header.disagreement(expected) {
+            return Err(Trouble::Disagrees(what));
+        }
+        self.payload_crc = header.payload_crc;
+        Ok(())
+    }
+
+    /// Reads the rest of a farewell, of which `got` came already.
+    fn farewell(&self, header: &Header, got: &[u8]) -> Trouble {
+        let mut bytes = [0; farewell::BYTES_MAX];
+        let length = usize::try_from(header.length).unwrap_or(usize::MAX);
+        let Some(bytes) = bytes.get_mut(..length).filter(|b| b.len() >= got.len()) else {
+            return Trouble::Damaged("a farewell is too long".into());
+        };
+        bytes[..got.len()].copy_from_slice(got);
+        let (mut at, start) = (got.len(), Instant::now());
+        while at < bytes.len() {
+            match (&self.stream).read(&mut bytes[at..]) {
+                Ok(0) => return Trouble::Gone,
+                Ok(n) => at += n,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    if start.elapsed() > Duration::from_millis(FAREWELL_MS_MAX) {
+                        return Trouble::Gone;
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(_) => return Trouble::Gone,
+            }
+        }
+        if crc32c::crc32c(bytes) != header.payload_crc {
+            return Trouble::Damaged("the checksum of a farewell is wrong".into());
+        }
+        match farewell::decode(bytes) {
+            Some(report) => Trouble::Farewell(report),
+            None => Trouble::Damaged("a farewell cannot be read".into()),
+        }
+    }
+
+    /// A peer that closed may have said why, behind frames that nobody has read yet.
+    fn last_words(&mut self) -> Trouble {
+        let mut scratch = vec![0; SEGMENT_BYTES_MAX];
+        let mut seen = 0;
+        while seen < LAST_WORDS_BYTES_MAX {
+            while self.read < HEADER_BYTES {
+                match (&self.stream).read(&mut self.header[self.read..]) {
+                    Ok(n) if n > 0 => self.read += n,
+                    Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                    _ => return Trouble::Gone,
+                }
+            }
+            let Ok(header) = Header::decode(&self.header) else { return Trouble::Gone };
+            let skip = usize::try_from(header.length).unwrap_or(usize::MAX);
+            if header.op == Op::Farewell as u8 {
+                return self.farewell(&header, &[]);
+            }
+            let mut at = self.read - HEADER_BYTES;
+            while at < skip.min(SEGMENT_BYTES_MAX) {
+                match (&self.stream).read(&mut scratch[..skip.min(SEGMENT_BYTES_MAX) - at]) {
+                    Ok(n) if n > 0 => at += n,
+                    Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                    _ => return Trouble::Gone,
+                }
+            }
+            self.read = 0;
+            seen += HEADER_BYTES + at;
+        }
+        Trouble::Gone
+    }
+}
+
+/// Writes without a signal if the peer has closed.
+pub(super) fn write(stream: &TcpStream, parts: &[IoSlice], more: bool) -> io::Result<usize> {
+    let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
+    Ok(sendmsg(stream, parts, &mut SendAncillaryBuffer::default(), flags)?)
+}

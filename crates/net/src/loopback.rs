@@ -1,0 +1,57 @@
+//! Links between ranks of one process, over real sockets of the loopback interface: for tests and for measuring.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+use crate::alarm::Alarm;
+use crate::links::Links;
+
+/// One end for each of so many ranks, each with an alarm of its own.
+pub fn links(ranks: usize) -> io::Result<Vec<Links>> {
+    let streams = streams(ranks)?.into_iter().enumerate();
+    let hosts = vec!["localhost".to_string(); ranks];
+    streams.map(|(rank, row)| Links::over(rank, hosts.clone(), row, 0, Alarm::default())).collect()
+}
+
+/// Connected streams: row `r` has those of rank `r`, none for itself.
+pub fn streams(ranks: usize) -> io::Result<Vec<Vec<Option<TcpStream>>>> {
+    let mut rows: Vec<Vec<Option<TcpStream>>> =
+        (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    unpaced(&listener);
+    for one in 0..ranks {
+        for other in one + 1..ranks {
+            let ours = connect(listener.local_addr()?)?;
+            // Anybody on this machine may connect to the port: what is not ours is dropped.
+            let theirs = loop {
+                let (stream, from) = listener.accept()?;
+                if from == ours.local_addr()? {
+                    break stream;
+                }
+            };
+            rows[one][other] = Some(ours);
+            rows[other][one] = Some(theirs);
+        }
+    }
+    Ok(rows)
+}
+
+/// Connects to an address of this machine, without pacing.
+pub fn connect(to: SocketAddr) -> io::Result<TcpStream> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    unpaced(&socket);
+    rustix::net::connect(&socket, &to)?;
+    Ok(socket.into())
+}
+
+/// Keeps a socket that will talk inside this machine from pacing. BBR, where it is the system's default, paces with timers,
+/// which only costs where there is no line to share: an all-reduce of 64 MiB takes half as much time again in the
+/// kernel. Whoever starts with it keeps the timers, so this comes before the socket connects; a listener hands it down to
+/// what it accepts. A kernel without cubic keeps what it has.
+pub fn unpaced(socket: impl AsFd) {
+    let _ = rustix::net::sockopt::set_tcp_congestion(socket, "cubic");
+}

@@ -1,0 +1,163 @@
+//! What one rank sends and receives in one operation, as data.
+//!
+//! An algorithm is a list of [`Move`]s that could be done one after the other. They need not be: a move waits only for
+//! earlier ones that touch the same bytes, and only up to those bytes. So what has arrived of a chunk is sent on while the
+//! rest is in flight, and the result is that of the list in its order, always the same.
+
+use std::ops::Range;
+
+/// What happens to the bytes of a move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Sent, out of the memory that is only read.
+    SendFrom,
+    /// Sent, out of the memory that is worked on.
+    Send,
+    /// Received into their place.
+    Recv,
+    /// Received and combined with what is there. `theirs_first` is the order of the two: sums of NaNs and maxima of
+    /// zeros depend on it, and two ranks that combine the same pair must get the same bits.
+    Reduce {
+        /// Whether what is received stands first.
+        theirs_first: bool,
+    },
+}
+
+/// Bytes that go to or come from one peer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Move {
+    /// The other rank.
+    pub peer: usize,
+    /// Which way, and what for.
+    pub kind: Kind,
+    /// Which bytes. An empty range is a message too: a header alone.
+    pub bytes: Range<usize>,
+}
+
+impl Move {
+    /// A move that sends.
+    pub fn send(peer: usize, bytes: Range<usize>) -> Move {
+        Move { peer, kind: Kind::Send, bytes }
+    }
+
+    /// A move that sends out of the memory that is only read.
+    pub fn send_from(peer: usize, bytes: Range<usize>) -> Move {
+        Move { peer, kind: Kind::SendFrom, bytes }
+    }
+
+    /// A move that receives.
+    pub fn recv(peer: usize, bytes: Range<usize>) -> Move {
+        Move { peer, kind: Kind::Recv, bytes }
+    }
+
+    /// A move that receives and combines.
+    pub fn reduce(peer: usize, bytes: Range<usize>, theirs_first: bool) -> Move {
+        Move { peer, kind: Kind::Reduce { theirs_first }, bytes }
+    }
+
+    pub(crate) fn sends(&self) -> bool {
+        matches!(self.kind, Kind::Send | Kind::SendFrom)
+    }
+}
+
+/// A list of moves, with what each has to wait for.
+#[derive(Clone, Debug, Default)]
+pub struct Moves {
+    pub(crate) list: Vec<Move>,
+    /// For each move, the earlier ones whose bytes it must not overtake.
+    pub(crate) waits: Vec<Vec<usize>>,
+    /// The peers that take part, each with its sends and its receives in order.
+    pub(crate) queues: Vec<Queue>,
+    /// Where the furthest move ends: in the memory that is only read, and in that which is worked on.
+    pub(crate) ends: (usize, usize),
+}
+
+/// The moves of one peer.
+#[derive(Clone, Debug)]
+pub(crate) struct Queue {
+    pub(crate) peer: usize,
+    pub(crate) sends: Vec<usize>,
+    pub(crate) recvs: Vec<usize>,
+}
+
+impl Moves {
+    /// Works out what waits for what.
+    pub fn new(list: Vec<Move>) -> Moves {
+        let mut moves = Moves { waits: Vec::with_capacity(list.len()), ..Moves::default() };
+        for (k, this) in list.iter().enumerate() {
+            let conflicts = |earlier: &Move| {
+                let reads_only = this.sends() && earlier.sends();
+                let other_memory = this.kind == Kind::SendFrom || earlier.kind == Kind::SendFrom;
+                let apart = this.bytes.start >= earlier.bytes.end || earlier.bytes.start >= this.bytes.end;
+                !reads_only && !other_memory && !apart
+            };
+            moves.waits.push((0..k).filter(|&j| conflicts(&list[j])).collect());
+            let end = if this.kind == Kind::SendFrom { &mut moves.ends.0 } else { &mut moves.ends.1 };
+            *end = (*end).max(this.bytes.end);
+            let at = moves.queues.iter().position(|q| q.peer == this.peer).unwrap_or_else(|| {
+                moves.queues.push(Queue { peer: this.peer, sends: Vec::new(), recvs: Vec::new() });
+                moves.queues.len() - 1
+            });
+            let queue = &mut moves.queues[at];
+            if this.sends() { queue.sends.push(k) } else { queue.recvs.push(k) }
+        }
+        moves.list = list;
+        moves
+    }
+
+    /// The moves in their order.
+    pub fn list(&self) -> &[Move] {
+        &self.list
+    }
+
+    /// Whether the bytes `piece` of move `k` may be touched, given how many bytes of each move are done.
+    pub(crate) fn free(&self, k: usize, piece: &Range<usize>, done: &[usize]) -> bool {
+        self.waits[k].iter().all(|&j| {
+            let earlier = &self.list[j].bytes;
+            piece.start >= earlier.end
+                || piece.end <= earlier.start
+                || earlier.start + done[j] >= piece.end.min(earlier.end)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_move_waits_for_the_bytes_that_it_touches() {
+        let moves = Moves::new(vec![
+            Move::send(1, 0..100),
+            Move::reduce(2, 100..200, false),
+            Move::send(1, 100..200),
+            Move::recv(2, 50..150),
+            Move::send_from(1, 0..300),
+            Move::send(3, 0..0),
+        ]);
+        assert_eq!(moves.waits, [vec![], vec![], vec![1], vec![0, 1, 2], vec![], vec![]]);
+        assert_eq!(moves.ends, (300, 200));
+        let mut done = vec![0; 6];
+        let rows: [(usize, Range<usize>, [usize; 3], bool); 7] = [
+            (2, 100..150, [0, 49, 0], false),
+            (2, 100..150, [0, 50, 0], true),
+            (2, 150..200, [0, 50, 0], false),
+            (3, 50..100, [99, 0, 0], false),
+            (3, 50..100, [100, 0, 0], true),
+            (3, 90..120, [100, 20, 19], false),
+            (3, 90..120, [100, 20, 20], true),
+        ];
+        for (k, piece, first, free) in rows {
+            done[..3].copy_from_slice(&first);
+            assert_eq!(moves.free(k, &piece, &done), free, "move {k}, {piece:?}, done {first:?}");
+        }
+    }
+
+    #[test]
+    fn each_peer_has_its_moves_in_order() {
+        let moves = Moves::new(vec![Move::recv(4, 0..1), Move::send(2, 0..1), Move::send(4, 0..1)]);
+        let queues: Vec<_> =
+            moves.queues.iter().map(|q| (q.peer, q.sends.clone(), q.recvs.clone())).collect();
+        assert_eq!(queues, [(4, vec![2], vec![0]), (2, vec![1], vec![])]);
+    }
+}

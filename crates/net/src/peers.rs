@@ -1,0 +1,64 @@
+//! Whether the processes of other ranks still run, asked of the kernel and not of them.
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
+
+/// Processes that are watched. None of them is taken for another that got its number later.
+pub struct Peers(Vec<Peer>);
+
+enum Peer {
+    /// A file that becomes readable when the process ends.
+    Watched(OwnedFd),
+    /// There was no file to be had: asked by number, which does not tell zombies from the living.
+    Asked(Pid),
+    Ended,
+}
+
+impl Peers {
+    /// Watches processes by their numbers. One that has ended already counts as ended.
+    pub fn watch(pids: &[u32]) -> Peers {
+        let open = |pid: &u32| {
+            let Some(pid) = i32::try_from(*pid).ok().and_then(Pid::from_raw) else { return Peer::Ended };
+            match pidfd_open(pid, PidfdFlags::empty()) {
+                Ok(file) => Peer::Watched(file),
+                Err(Errno::SRCH) => Peer::Ended,
+                Err(_) => Peer::Asked(pid),
+            }
+        };
+        Peers(pids.iter().map(open).collect())
+    }
+
+    /// Whether a process has ended.
+    pub fn ended(&self, idx: usize) -> bool {
+        match &self.0[idx] {
+            Peer::Watched(process) => {
+                let mut asked = [PollFd::new(process, PollFlags::IN)];
+                let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+                matches!(poll(&mut asked, Some(&at_once)), Ok(1..))
+            }
+            Peer::Asked(pid) => test_kill_process(*pid) == Err(Errno::SRCH),
+            Peer::Ended => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_killed_process_is_seen_before_anybody_asks_for_its_end() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let peers = Peers::watch(&[std::process::id(), child.id(), 0]);
+        assert_eq!([0, 1, 2].map(|i| peers.ended(i)), [false, false, true]);
+        child.kill().unwrap();
+        while !peers.ended(1) {
+            std::thread::yield_now();
+        }
+        assert!(!peers.ended(0));
+        child.wait().unwrap();
+    }
+}

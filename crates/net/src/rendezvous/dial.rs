@@ -1,0 +1,144 @@
+//! Connecting to a listener of another rank and proving the secret to it, without waiting.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use rustix::event::PollFd;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
+
+use super::hello::{Handshake, Hello, Progress, Turned};
+use crate::loopback::unpaced;
+use crate::ready;
+use crate::secret::{Role, Secret};
+
+/// Buffers of a data connection: a whole bucket of gradients finds room in them.
+const BUFFER_BYTES: usize = 4 << 20;
+
+/// A connection that is being made.
+pub(crate) struct Dial {
+    stream: TcpStream,
+    connected: bool,
+    handshake: Handshake,
+    writes: bool,
+}
+
+/// How far it is.
+pub(crate) enum Dialled {
+    /// Not yet there.
+    Pending,
+    /// The other side proved itself.
+    Proved(Hello),
+    /// The connection was not made.
+    Unconnected(io::Error),
+    /// It was, and ended before the proof.
+    Turned(Turned),
+}
+
+impl Dial {
+    /// Begins.
+    pub(crate) fn start(addr: SocketAddr, secret: Secret, hello: Hello) -> io::Result<Dial> {
+        let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        widen(&socket);
+        if addr.ip().is_loopback() {
+            unpaced(&socket);
+        }
+        let connected = match connect(&socket, &addr) {
+            Ok(()) => true,
+            Err(Errno::INPROGRESS) => false,
+            Err(e) => return Err(e.into()),
+        };
+        let handshake = Handshake::new(Role::Connector, secret, hello);
+        Ok(Dial { stream: TcpStream::from(socket), connected, handshake, writes: true })
+    }
+
+    /// What to wait for before the next turn.
+    pub(crate) fn interest(&self) -> PollFd<'_> {
+        match self.connected {
+            false => ready::writable(self.stream.as_fd()),
+            true => ready::interest(self.stream.as_fd(), self.writes),
+        }
+    }
+
+    /// Goes on without waiting.
+    pub(crate) fn turn(&mut self) -> Dialled {
+        if !self.connected {
+            match self.stream.take_error() {
+                Ok(None) => {}
+                Ok(Some(e)) | Err(e) => return Dialled::Unconnected(e),
+            }
+            match (self.stream.peer_addr(), self.stream.local_addr()) {
+                // Linux connects a socket with itself if its own port is the one that nobody listens on.
+                (Ok(peer), Ok(local)) if peer == local => {
+                    return Dialled::Unconnected(io::ErrorKind::ConnectionRefused.into());
+                }
+                (Ok(_), _) => {}
+                (Err(e), _) if e.kind() == io::ErrorKind::NotConnected => return Dialled::Pending,
+                (Err(e), _) => return Dialled::Unconnected(e),
+            }
+            if let Err(e) = self.stream.set_nodelay(true) {
+                return Dialled::Unconnected(e);
+            }
+            self.connected = true;
+        }
+        match self.handshake.advance(&mut self.stream) {
+            Progress::Proved(hello) => Dialled::Proved(hello),
+            Progress::Turned(turned) => Dialled::Turned(turned),
+            Progress::Read => {
+                self.writes = false;
+                Dialled::Pending
+            }
+            Progress::Write => {
+                self.writes = true;
+                Dialled::Pending
+            }
+        }
+    }
+
+    /// Whether the other side has taken the connection, though it may have said nothing yet.
+    pub(crate) fn connected(&self) -> bool {
+        self.connected
+    }
+
+    /// Waits for the end, at most until then.
+    pub(crate) fn wait(&mut self, until: Instant) -> Dialled {
+        loop {
+            match self.turn() {
+                Dialled::Pending if Instant::now() >= until => {
+                    return Dialled::Unconnected(io::ErrorKind::TimedOut.into());
+                }
+                Dialled::Pending => {
+                    if let Err(e) = ready::wait(&mut [self.interest()], until) {
+                        return Dialled::Unconnected(e);
+                    }
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// The stream, not blocking.
+    pub(crate) fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+}
+
+/// Gives a socket large buffers if the system allows ones that large. Otherwise it is left alone: a size that was
+/// asked for is capped low on most systems, and switches off the kernel's own, which grow further than the cap.
+pub(crate) fn widen(socket: impl AsFd) {
+    let allowed = |name: &str| {
+        let text = std::fs::read_to_string(format!("/proc/sys/net/core/{name}")).unwrap_or_default();
+        text.trim().parse::<usize>().is_ok_and(|max| max >= BUFFER_BYTES)
+    };
+    // Slower without, but right: a failure is not worth more than that.
+    if allowed("wmem_max") {
+        let _ = sockopt::set_socket_send_buffer_size(&socket, BUFFER_BYTES);
+    }
+    if allowed("rmem_max") {
+        let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER_BYTES);
+    }
+}

@@ -1,0 +1,258 @@
+//! A listener that lets in only who proves the secret, and that nobody can keep busy.
+//!
+//! Every connection that has not proved anything yet has two seconds and a few dozen bytes. There is room for so
+//! many of them; when one more comes, the one that has been here longest goes. Ranks need milliseconds, so the
+//! oldest is the least likely to be one, and a rank that is sent away comes again.
+
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFd;
+
+use super::hello::{Handshake, Hello, Progress, Turned};
+use crate::ready;
+use crate::secret::{Role, Secret, nonce};
+
+/// Time for a stranger to prove that it is none.
+pub(crate) const STRANGER_TIME: Duration = Duration::from_secs(2);
+/// Places for strangers, besides one for each rank.
+pub(crate) const STRANGERS: usize = 64;
+/// Reasons that are kept for the error message; of the others only their number.
+const NOTES_MAX: usize = 8;
+/// Connections taken in one turn, so that a flood leaves time for those who are here.
+const ACCEPTS_A_TURN: usize = 256;
+/// How long not to accept after an accept failed for want of something, such as file descriptors.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The listener and those who have not proved anything yet.
+pub(crate) struct Gate {
+    listener: TcpListener,
+    secret: Secret,
+    /// What this side says; the nonce is new each time.
+    hello: Hello,
+    pending: Vec<Pending>,
+    n_pending_max: usize,
+    notes: Vec<String>,
+    n_turned: usize,
+    paused_until: Option<Instant>,
+}
+
+struct Pending {
+    stream: TcpStream,
+    addr: SocketAddr,
+    handshake: Handshake,
+    until: Instant,
+    writes: bool,
+}
+
+/// Somebody who proved the secret.
+pub(crate) struct Arrival {
+    pub(crate) stream: TcpStream,
+    pub(crate) addr: SocketAddr,
+    pub(crate) hello: Hello,
+}
+
+impl Gate {
+    /// Guards a listener for `n_expected` ranks.
+    pub(crate) fn new(
+        listener: TcpListener,
+        secret: Secret,
+        hello: Hello,
+        n_expected: usize,
+    ) -> io::Result<Gate> {
+        listener.set_nonblocking(true)?;
+        // All ranks may come at the same moment.
+        rustix::net::listen(&listener, 4096)?;
+        let n_pending_max = n_expected + STRANGERS;
+        let pending = Vec::new();
+        Ok(Gate {
+            listener,
+            secret,
+            hello,
+            pending,
+            n_pending_max,
+            notes: Vec::new(),
+            n_turned: 0,
+            paused_until: None,
+        })
+    }
+
+    /// Where it listens.
+    pub(crate) fn addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// What to wait for before the next turn.
+    pub(crate) fn interests<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        if self.paused_until.is_none() {
+            fds.push(ready::interest(self.listener.as_fd(), false));
+        }
+        fds.extend(self.pending.iter().map(|p| ready::interest(p.stream.as_fd(), p.writes)));
+    }
+
+    /// When the next turn is due even if nothing comes.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.pending.iter().map(|p| p.until).chain(self.paused_until).min()
+    }
+
+    /// Goes on with everybody who is here, and returns who has proved the secret.
+    pub(crate) fn turn(&mut self, now: Instant) -> Vec<Arrival> {
+        if self.paused_until.is_some_and(|until| until <= now) {
+            self.paused_until = None;
+        }
+        if self.paused_until.is_none() {
+            self.accept(now);
+        }
+        let mut arrivals = Vec::new();
+        let mut kept = Vec::with_capacity(self.pending.len());
+        for mut pending in std::mem::take(&mut self.pending) {
+            match pending.handshake.advance(&mut pending.stream) {
+                Progress::Proved(hello) => {
+                    arrivals.push(Arrival { stream: pending.stream, addr: pending.addr, hello });
+                }
+                Progress::Turned(turned) => self.note_turned(&pending, &turned),
+                Progress::Read | Progress::Write if pending.until <= now => {
+                    self.note(format!("{}: said too little in {STRANGER_TIME:?}", pending.addr));
+                }
+                Progress::Read => kept.push(Pending { writes: false, ..pending }),
+                Progress::Write => kept.push(Pending { writes: true, ..pending }),
+            }
+        }
+        self.pending = kept;
+        arrivals
+    }
+
+    /// Remembers why somebody was turned away.
+    pub(crate) fn note(&mut self, note: String) {
+        self.n_turned += 1;
+        if self.notes.len() < NOTES_MAX {
+            self.notes.push(note);
+        }
+    }
+
+    /// Who was turned away and why, as the end of a sentence; empty if nobody was.
+    pub(crate) fn turned_away(&self) -> String {
+        if self.n_turned == 0 {
+            return String::new();
+        }
+        let more = match self.n_turned - self.notes.len() {
+            0 => String::new(),
+            n => format!("; and {n} more"),
+        };
+        format!("; turned away: {}{more}", self.notes.join("; "))
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..ACCEPTS_A_TURN {
+            let (stream, addr) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {
+                    continue;
+                }
+                Err(e) => {
+                    self.note(format!("a connection could not be accepted: {e}"));
+                    self.paused_until = Some(now + PAUSE);
+                    return;
+                }
+            };
+            let Ok(nonce) = nonce() else { return };
+            if stream.set_nonblocking(true).is_err() || stream.set_nodelay(true).is_err() {
+                continue;
+            }
+            if self.pending.len() >= self.n_pending_max {
+                let oldest = self.pending.remove(0);
+                self.note(format!("{}: too many strangers at once", oldest.addr));
+            }
+            let handshake =
+                Handshake::new(Role::Acceptor, self.secret.clone(), Hello { nonce, ..self.hello });
+            self.pending.push(Pending { stream, addr, handshake, until: now + STRANGER_TIME, writes: false });
+        }
+    }
+
+    fn note_turned(&mut self, pending: &Pending, turned: &Turned) {
+        let addr = pending.addr;
+        let claim = match pending.handshake.claimed() {
+            Some(hello) => format!("{addr}, as rank {}", hello.rank),
+            None => addr.to_string(),
+        };
+        self.note(match turned {
+            Turned::Stranger => format!("{claim}: not a rank"),
+            Turned::Version(theirs) => {
+                let ours = super::PROTOCOL_VERSION;
+                format!("{claim}: speaks version {theirs} of the protocol, and this is version {ours}")
+            }
+            Turned::WrongSecret => format!("{claim}: wrong secret"),
+            Turned::Closed => format!("{claim}: closed without a proof"),
+            Turned::Failed(kind) => format!("{claim}: {kind}"),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use super::super::hello::Purpose;
+    use super::*;
+
+    fn gate() -> (Gate, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let secret = Secret::from_text("correct horse").unwrap();
+        let purpose = Purpose::Control;
+        let hello = Hello { purpose, job: 1, generation: 0, rank: 0, size: 2, peer: 0, nonce: [0; 32] };
+        (Gate::new(listener, secret, hello, 2).unwrap(), addr)
+    }
+
+    /// Whether the other side closed it.
+    fn closed(stream: &mut TcpStream) -> bool {
+        stream.set_nonblocking(true).unwrap();
+        let read = stream.read(&mut [0; 8]);
+        !matches!(read, Err(e) if e.kind() == ErrorKind::WouldBlock)
+    }
+
+    /// A word now and then does not buy time: the two seconds are for all of it.
+    #[test]
+    fn strangers_have_two_seconds_in_all() {
+        let (mut gate, addr) = gate();
+        let mut silent = TcpStream::connect(addr).unwrap();
+        let mut slow = TcpStream::connect(addr).unwrap();
+        let begun = Instant::now();
+        while gate.pending.len() < 2 {
+            ready::wait(&mut [ready::interest(gate.listener.as_fd(), false)], begun + STRANGER_TIME).unwrap();
+            assert!(gate.turn(begun).is_empty());
+        }
+        for tenth in 1..20 {
+            slow.write_all(b"P").unwrap();
+            gate.turn(begun + tenth * STRANGER_TIME / 20);
+            assert!(!closed(&mut silent));
+        }
+        assert_eq!(gate.due(), Some(begun + STRANGER_TIME));
+        gate.turn(begun + STRANGER_TIME);
+        assert!(closed(&mut silent) && closed(&mut slow) && gate.pending.is_empty());
+        assert!(gate.turned_away().contains("said too little in 2s"), "{}", gate.turned_away());
+    }
+
+    #[test]
+    fn there_is_room_for_so_many_strangers_and_the_newest_is_let_in() {
+        let (mut gate, addr) = gate();
+        let begun = Instant::now();
+        let mut strangers: Vec<TcpStream> = (0..150)
+            .map(|_| {
+                let stranger = TcpStream::connect(addr).unwrap();
+                gate.turn(begun);
+                assert!(gate.pending.len() <= 2 + STRANGERS);
+                stranger
+            })
+            .collect();
+        while gate.n_turned < 150 - 2 - STRANGERS {
+            ready::wait(&mut [ready::interest(gate.listener.as_fd(), false)], begun + STRANGER_TIME).unwrap();
+            gate.turn(begun);
+        }
+        assert!(closed(&mut strangers[0]) && !closed(&mut strangers[149]));
+        assert!(gate.turned_away().ends_with(&format!("and {} more", 150 - 2 - STRANGERS - NOTES_MAX)));
+    }
+}

@@ -1,0 +1,309 @@
+//! Rank 0's side of joining: it takes ranks in one after the other, without waiting for any of them.
+//!
+//! What only a wrongly started rank of this job can do (a wrong size, a rank that is taken) ends the joining for
+//! all, at once and with the reason. What a stranger or a rank of another job can do is turned away and remembered
+//! for the error message, should somebody be missing in the end.
+
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use super::gate::{Arrival, Gate};
+use super::hello::{Hello, Purpose};
+use super::mesh::{self, MeshOptions};
+use super::{Channels, JoinError, JoinOptions, Joined, MESH_TIME, Member, SLACK, describe, listen_for_data};
+use crate::control::Control;
+use crate::control::channel::{Channel, Ended};
+use crate::control::message::{Fault, Message};
+use crate::ready;
+
+/// How long the end of a connection may take to be seen.
+const LEAVING: Duration = Duration::from_millis(200);
+
+/// Faults that are told; more say nothing new.
+const FAULTS_MAX: usize = 32;
+/// After the first fault the others get so long to find theirs.
+const MORE_FAULTS_TIME: Duration = Duration::from_secs(1);
+
+/// A rank that has come.
+struct Seat {
+    addr: SocketAddr,
+    channel: Channel,
+    member: Option<Member>,
+}
+
+/// Everybody who has come to this rank 0.
+struct Hall {
+    options: JoinOptions,
+    hello: Hello,
+    until: Instant,
+    seats: Vec<Option<Seat>>,
+}
+
+/// What the ranks say of their connections.
+struct Found {
+    /// Who has not said anything yet.
+    waiting: Vec<usize>,
+    faults: Vec<Fault>,
+    /// When not to wait for more: the job cannot start, and the first to notice have been heard.
+    enough: Option<Instant>,
+    /// Whether rank 0's own connections are among it.
+    built: bool,
+}
+
+/// Waits for all ranks, connects them, and tells them so.
+pub(super) fn gather(mut options: JoinOptions, hello: Hello) -> Result<Joined, JoinError> {
+    let size = options.size;
+    let until = Instant::now() + options.timeout;
+    let (ip, gate) = match (size, options.listener.take()) {
+        // Alone: nobody to listen for.
+        (1, _) => (IpAddr::from([127, 0, 0, 1]), None),
+        (_, listener) => {
+            let listener = listener.map_or_else(|| listen(&options), Ok)?;
+            let ip = listener.local_addr()?.ip();
+            if ip.is_unspecified() {
+                let all = "rank 0 was given a listener on all interfaces: bind the address of one";
+                return Err(JoinError::Options(all.into()));
+            }
+            (ip, Some(Gate::new(listener, options.secret.clone(), hello, size)?))
+        }
+    };
+    let (data, here) = listen_for_data(&options, ip)?;
+    let mut hall = Hall { options, hello, until, seats: (0..size).map(|_| None).collect() };
+    let done = match gate {
+        None => Ok(vec![here]),
+        Some(gate) => hall.fill(gate, here),
+    };
+    let done = done.and_then(|members| hall.connect(data, members));
+    if let Err(e) = &done {
+        hall.tell_all(&Message::Refused { why: e.to_string() });
+    }
+    let (members, streams) = done?;
+    let channels: Channels = hall.seats.into_iter().map(|seat| seat.map(|seat| seat.channel)).collect();
+    let control = Control::start(0, &members, channels, hall.options.timeout)?;
+    Ok(Joined { rank: 0, size, members, streams, control })
+}
+
+fn listen(options: &JoinOptions) -> Result<TcpListener, JoinError> {
+    let failed = |addr: String, source, hint| JoinError::Listen { rank: 0, addr, source, hint };
+    let name = || options.master.clone();
+    let resolved = options.master.to_socket_addrs();
+    let mut addrs: Vec<SocketAddr> = resolved
+        .map_err(|e| failed(name(), e, "the address of rank 0 is a name or number of this host, and a port"))?
+        .collect();
+    if let Some(ip) = options.bind {
+        addrs = addrs.iter().map(|addr| SocketAddr::new(ip, addr.port())).collect();
+    }
+    if addrs.iter().any(|addr| addr.ip().is_unspecified()) {
+        let all =
+            format!("rank 0 cannot be reached at {}: give the address of one interface", options.master);
+        return Err(JoinError::Options(all));
+    }
+    TcpListener::bind(addrs.as_slice()).map_err(|e| {
+        let hint = match e.kind() {
+            std::io::ErrorKind::AddrInUse => "another rank 0 or another job is there: choose another port",
+            std::io::ErrorKind::AddrNotAvailable => "this host has no such address: start rank 0 where it is",
+            _ => "choose another address or port",
+        };
+        failed(name(), e, hint)
+    })
+}
+
+impl Found {
+    fn add(&mut self, faults: Vec<Fault>) {
+        if !faults.is_empty() {
+            self.enough.get_or_insert_with(|| Instant::now() + MORE_FAULTS_TIME);
+        }
+        self.faults.extend(faults);
+    }
+}
+
+impl Hall {
+    /// Until every rank has come and said where it is to be found.
+    fn fill(&mut self, mut gate: Gate, here: Member) -> Result<Vec<Member>, JoinError> {
+        let listening = gate.addr()?;
+        loop {
+            let now = Instant::now();
+            for arrival in gate.turn(now) {
+                self.admit(&mut gate, arrival)?;
+            }
+            for rank in 1..self.seats.len() {
+                self.listen_to(&mut gate, rank)?;
+            }
+            let missing: Vec<usize> =
+                (1..self.seats.len()).filter(|&rank| self.member(rank).is_none()).collect();
+            if missing.is_empty() {
+                let others = (1..self.seats.len()).filter_map(|rank| self.member(rank).cloned());
+                return Ok(std::iter::once(here).chain(others).collect());
+            }
+            if now >= self.until {
+                let loopback = listening.ip().is_loopback();
+                let note = if loopback { ", which only this host reaches" } else { "" };
+                let (timeout, turned_away) = (self.options.timeout, gate.turned_away());
+                return Err(JoinError::Missing { ranks: missing, timeout, listening, note, turned_away });
+            }
+            let mut fds = Vec::new();
+            gate.interests(&mut fds);
+            let seats = self.seats.iter().flatten();
+            fds.extend(seats.map(|seat| ready::interest(seat.channel.as_fd(), seat.channel.sending())));
+            ready::wait(&mut fds, gate.due().unwrap_or(self.until).min(self.until))?;
+        }
+    }
+
+    fn member(&self, rank: usize) -> Option<&Member> {
+        self.seats[rank].as_ref()?.member.as_ref()
+    }
+
+    /// Somebody knows the secret. Is it a rank of this job?
+    fn admit(&mut self, gate: &mut Gate, arrival: Arrival) -> Result<(), JoinError> {
+        let Arrival { stream, addr, hello } = arrival;
+        let (rank, size) = (hello.rank as usize, hello.size as usize);
+        let Ok(mut channel) = Channel::new(stream, Message::bytes_max_to_zero(self.options.size)) else {
+            return Ok(());
+        };
+        let mut refuse = |why: &str| channel.send(&Message::Refused { why: why.into() });
+        if hello.purpose != Purpose::Control {
+            gate.note(format!("{addr}: wanted data of rank {}", hello.peer));
+            return Ok(());
+        }
+        if hello.job != self.hello.job {
+            refuse(&format!(
+                "rank 0 at {} belongs to job {:?} and rank {rank} to another one: choose another port for one of the two",
+                self.options.master, self.options.job
+            ));
+            gate.note(format!("{addr}, as rank {rank}: of another job"));
+            return Ok(());
+        }
+        if hello.generation != self.hello.generation {
+            refuse(&format!(
+                "this is start {} of the job, and rank {rank} is of start {}",
+                self.hello.generation, hello.generation
+            ));
+            gate.note(format!("{addr}, as rank {rank}: of start {} of the job", hello.generation));
+            return Ok(());
+        }
+        if size != self.options.size {
+            let e = JoinError::Size { rank, addr, theirs: size, ours: self.options.size };
+            refuse(&e.to_string());
+            return Err(e);
+        }
+        if rank >= size {
+            return Err(JoinError::Protocol { rank, what: format!("a rank that none of {size} has") });
+        }
+        // Only if the first one is still there do two have this rank. Its end may come a moment late: a process that is
+        // just being started has its parent's sockets until it runs.
+        let until = Instant::now() + LEAVING;
+        self.listen_to(gate, rank)?;
+        while self.seats[rank].is_some() && Instant::now() < until {
+            std::thread::sleep(LEAVING / 20);
+            self.listen_to(gate, rank)?;
+        }
+        let first = match &self.seats[rank] {
+            _ if rank == 0 => Some("rank 0 itself".to_owned()),
+            Some(seat) => Some(seat.addr.to_string()),
+            None => None,
+        };
+        if let Some(first) = first {
+            let e = JoinError::Duplicate { rank, first, second: addr };
+            refuse(&e.to_string());
+            return Err(e);
+        }
+        let wait = self.until.saturating_duration_since(Instant::now());
+        channel.send(&Message::Welcome { wait_ms: wait.as_millis() as u64 });
+        self.seats[rank] = Some(Seat { addr, channel, member: None });
+        Ok(())
+    }
+
+    fn listen_to(&mut self, gate: &mut Gate, rank: usize) -> Result<(), JoinError> {
+        let Some(seat) = &mut self.seats[rank] else { return Ok(()) };
+        seat.channel.flush();
+        match seat.channel.receive() {
+            Ok(None) => {}
+            Ok(Some(Message::Here(member))) if member.rank == rank => seat.member = Some(member),
+            Ok(Some(_)) => {
+                return Err(JoinError::Protocol { rank, what: "something else than where it is".into() });
+            }
+            Err(Ended::Malformed { what }) => return Err(JoinError::Protocol { rank, what }),
+            // It may have been restarted, and come again.
+            Err(Ended::Closed) => {
+                gate.note(format!("{}, rank {rank}: came and left again", seat.addr));
+                self.seats[rank] = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives everybody the table, connects the pairs, and tells everybody what came of it.
+    fn connect(
+        &mut self,
+        data: TcpListener,
+        members: Vec<Member>,
+    ) -> Result<(Vec<Member>, Vec<Option<TcpStream>>), JoinError> {
+        self.tell_all(&Message::Table(members.clone()));
+        let until = Instant::now() + MESH_TIME;
+        let (secret, skip_same_host) = (&self.options.secret.clone(), self.options.skip_same_host);
+        let hello = self.hello;
+        let options = MeshOptions { rank: 0, members: &members, secret, hello, skip_same_host, until };
+        let mut found =
+            Found { waiting: (1..members.len()).collect(), faults: Vec::new(), enough: None, built: false };
+        let (streams, faults) = mesh::build(data, &options, &mut || self.collect(&members, &mut found))?;
+        found.add(faults);
+        found.built = true;
+        while !self.collect(&members, &mut found)? {
+            if let Some(&rank) = found.waiting.first().filter(|_| Instant::now() >= until + SLACK) {
+                return Err(JoinError::Left { rank, host: members[rank].host.clone() });
+            }
+            // Only those who are waited for: one that ended meanwhile would keep this loop awake.
+            let seats = found.waiting.iter().filter_map(|&rank| self.seats[rank].as_ref());
+            let mut fds: Vec<_> =
+                seats.map(|seat| ready::interest(seat.channel.as_fd(), seat.channel.sending())).collect();
+            ready::wait(&mut fds, found.enough.unwrap_or(until + SLACK))?;
+        }
+        found.faults.sort();
+        let mut pairs = describe(&found.faults, &members);
+        if pairs.is_empty() {
+            self.tell_all(&Message::Faults(Vec::new()));
+            return Ok((members, streams));
+        }
+        pairs.truncate(FAULTS_MAX);
+        Err(JoinError::Mesh { pairs })
+    }
+
+    /// Takes what the other ranks found so far. Returns whether it is enough to decide.
+    fn collect(&mut self, members: &[Member], found: &mut Found) -> Result<bool, JoinError> {
+        for rank in std::mem::take(&mut found.waiting) {
+            let seat = self.seats[rank].as_mut().expect("all seats are taken");
+            seat.channel.flush();
+            match seat.channel.receive() {
+                Ok(Some(Message::Faults(theirs))) => found.add(theirs),
+                Ok(Some(_)) => {
+                    return Err(JoinError::Protocol { rank, what: "no word of its connections".into() });
+                }
+                Ok(None) => found.waiting.push(rank),
+                Err(Ended::Closed) => {
+                    return Err(JoinError::Left { rank, host: members[rank].host.clone() });
+                }
+                Err(Ended::Malformed { what }) => return Err(JoinError::Protocol { rank, what }),
+            }
+        }
+        let enough = found.enough.is_some_and(|then| then <= Instant::now());
+        Ok(enough || (found.waiting.is_empty() && found.built))
+    }
+
+    /// Sends a message to all who have come, and waits a moment for it to leave.
+    fn tell_all(&mut self, message: &Message) {
+        let until = Instant::now() + SLACK;
+        self.seats.iter_mut().flatten().for_each(|seat| seat.channel.send(message));
+        loop {
+            let seats = self.seats.iter_mut().flatten();
+            let sending: Vec<&mut Seat> = seats.filter_map(|s| (!s.channel.flush()).then_some(s)).collect();
+            if sending.is_empty() || Instant::now() >= until {
+                return;
+            }
+            let mut fds: Vec<_> = sending.iter().map(|s| ready::writable(s.channel.as_fd())).collect();
+            if ready::wait(&mut fds, until).is_err() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! How processes that know a job's secret become its ranks: from nothing to connected, proven streams.
+//!
+//! Rank 0 listens; the others connect to it, prove the secret, and say where they are to be found. When all are
+//! there rank 0 sends everybody the table, each pair is connected and checked (`mesh`), and rank 0 tells all what
+//! came of it: all ranks join, or none, and each says why. The connections to rank 0 stay as the control plane.
+//! It is not elastic: a job has the ranks that it started with.
+//!
+//! # Layout
+//! `hello`: first words and proof. `gate`: a listener that strangers cannot keep busy. `dial`: connecting.
+//! `gather`: rank 0's side. `enlist`: the others'. `mesh`: the pairs. `host`: what a process knows of its host.
+
+mod dial;
+mod enlist;
+mod gate;
+mod gather;
+mod hello;
+mod host;
+mod mesh;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::control::Control;
+use crate::control::channel::Channel;
+use crate::control::message::Fault;
+use crate::secret::{Secret, SecretError, nonce};
+
+pub use hello::PROTOCOL_VERSION;
+use hello::{Hello, Purpose, fingerprint};
+
+/// How many ranks a job may have.
+pub const RANKS_MAX: usize = 1 << 14;
+/// The check of all pairs takes this long at most.
+pub(crate) const MESH_TIME: Duration = Duration::from_secs(10);
+/// Time for a message to get through after the one who sends it had to decide by then.
+pub(crate) const SLACK: Duration = Duration::from_secs(3);
+
+/// Nobody waits longer than this, whatever they are told.
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// What a process must know to join.
+#[derive(Debug)]
+pub struct JoinOptions {
+    /// Its rank.
+    pub rank: usize,
+    /// How many there are.
+    pub size: usize,
+    /// Where rank 0 listens: `host:port` or an address with a port.
+    pub master: String,
+    /// The interface on which this rank listens. By default the one that reaches rank 0.
+    pub bind: Option<IpAddr>,
+    /// The address that other ranks connect to, if it is not the one that is bound (a host behind a translated address).
+    pub advertise: Option<IpAddr>,
+    /// What all ranks know and strangers do not.
+    pub secret: Secret,
+    /// Which job this is: ranks of another one are turned away.
+    pub job: String,
+    /// Which start of the job this is.
+    pub generation: u64,
+    /// How long to wait for the others.
+    pub timeout: Duration,
+    /// Rank 0's listener, if whoever started it has bound one already.
+    pub listener: Option<TcpListener>,
+    /// No data streams between ranks of one host: they share memory.
+    pub skip_same_host: bool,
+    /// Says who shares a host with whom, instead of what the kernel says.
+    pub host_key: Option<String>,
+}
+
+/// One rank, as the others know it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// Its rank.
+    pub rank: usize,
+    /// Its host's name.
+    pub host: String,
+    /// Equal for ranks that can share memory.
+    pub host_key: String,
+    /// Its process.
+    pub pid: u32,
+    /// Where it listens for data.
+    pub addr: SocketAddr,
+}
+
+/// A rank of the job.
+#[derive(Debug)]
+pub struct Joined {
+    /// This rank.
+    pub rank: usize,
+    /// How many there are.
+    pub size: usize,
+    /// All of them, by rank.
+    pub members: Vec<Member>,
+    /// A blocking stream to each other rank, by rank; none to itself, nor within a host if they were not wanted.
+    pub streams: Vec<Option<TcpStream>>,
+    /// Who is still there.
+    pub control: Control,
+}
+
+/// Why a process did not become a rank.
+#[derive(Debug, Error)]
+pub enum JoinError {
+    /// The options contradict themselves.
+    #[error("{0}")]
+    Options(String),
+    /// Rank 0 cannot listen where it was told to.
+    #[error("rank {rank} cannot listen on {addr}: {source}; {hint}")]
+    Listen {
+        /// Who.
+        rank: usize,
+        /// Where.
+        addr: String,
+        /// What the system says.
+        source: io::Error,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// Rank 0 waited in vain.
+    #[error("{} did not join within {} s (rank 0 listens on {listening}{note}){turned_away}", some_ranks(.ranks), .timeout.as_secs_f64())]
+    Missing {
+        /// Who did not come.
+        ranks: Vec<usize>,
+        /// How long rank 0 waited.
+        timeout: Duration,
+        /// Where.
+        listening: SocketAddr,
+        /// What may be wrong with that.
+        note: &'static str,
+        /// Who was turned away meanwhile, and why.
+        turned_away: String,
+    },
+    /// Nobody answered at rank 0's address.
+    #[error("rank {rank} did not reach rank 0 at {master} within {} s: {why}", .timeout.as_secs_f64())]
+    Unreachable {
+        /// This rank.
+        rank: usize,
+        /// Where rank 0 should be.
+        master: String,
+        /// How long it was tried.
+        timeout: Duration,
+        /// The last failure.
+        why: String,
+    },
+    /// One of the two does not know the secret.
+    #[error(
+        "rank {rank} and rank 0 at {master} have different secrets: give every rank the same one, or choose another port if another job is there"
+    )]
+    WrongSecret {
+        /// This rank.
+        rank: usize,
+        /// Rank 0's address.
+        master: String,
+    },
+    /// The two were built from different versions.
+    #[error(
+        "rank 0 at {master} speaks version {theirs} of the protocol and this rank version {PROTOCOL_VERSION}: run the same polyreme everywhere"
+    )]
+    Version {
+        /// Rank 0's address.
+        master: String,
+        /// Its version.
+        theirs: u16,
+    },
+    /// Another program is there.
+    #[error("what answers at {master} is no rank of a job: choose another port")]
+    NoRank {
+        /// Where rank 0 should be.
+        master: String,
+    },
+    /// A process was started with another number of ranks.
+    #[error(
+        "rank {rank} at {addr} was started as one of {theirs} ranks, and rank 0 as one of {ours}: start all with the same number"
+    )]
+    Size {
+        /// Whose number is different.
+        rank: usize,
+        /// From where it came.
+        addr: SocketAddr,
+        /// Its number.
+        theirs: usize,
+        /// Rank 0's.
+        ours: usize,
+    },
+    /// Two processes have the same rank.
+    #[error("rank {rank} came twice, from {first} and from {second}: each process needs a rank of its own")]
+    Duplicate {
+        /// The rank.
+        rank: usize,
+        /// Who came first.
+        first: String,
+        /// And who then.
+        second: SocketAddr,
+    },
+    /// Rank 0 said no, or gave up, for this reason.
+    #[error("{why}")]
+    Refused {
+        /// What rank 0 says.
+        why: String,
+    },
+    /// A rank left while the others were joining.
+    #[error("rank {rank} ({host}) left while the ranks were joining: see its own error")]
+    Left {
+        /// Who.
+        rank: usize,
+        /// Where, if known.
+        host: String,
+    },
+    /// Some pairs cannot talk.
+    #[error("{} cannot talk: {}", if .pairs.len() == 1 { "a pair of ranks" } else { "some pairs of ranks" }, .pairs.join("; "))]
+    Mesh {
+        /// Each pair, and what is wrong between the two.
+        pairs: Vec<String>,
+    },
+    /// A rank does not keep to the protocol.
+    #[error("rank {rank} sent {what}")]
+    Protocol {
+        /// Who.
+        rank: usize,
+        /// What.
+        what: String,
+    },
+    /// No random numbers.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+    /// The system failed.
+    #[error("while joining: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl JoinOptions {
+    /// Options with defaults: an interface by itself, generation 0, a minute to wait, streams between all.
+    pub fn new(rank: usize, size: usize, master: impl Into<String>, secret: Secret) -> JoinOptions {
+        JoinOptions {
+            rank,
+            size,
+            master: master.into(),
+            bind: None,
+            advertise: None,
+            secret,
+            job: String::new(),
+            generation: 0,
+            timeout: Duration::from_secs(60),
+            listener: None,
+            skip_same_host: false,
+            host_key: None,
+        }
+    }
+}
+
+/// Joins a job: returns when all ranks have, and every two of them can talk. All ranks call it.
+pub fn join(mut options: JoinOptions) -> Result<Joined, JoinError> {
+    options.timeout = options.timeout.min(WAIT_MAX);
+    let JoinOptions { rank, size, .. } = options;
+    if size == 0 || size > RANKS_MAX {
+        return Err(JoinError::Options(format!("a job has 1 to {RANKS_MAX} ranks, and not {size}")));
+    }
+    if rank >= size {
+        return Err(JoinError::Options(format!(
+            "rank {rank} is none of {size} ranks: they are 0 to {}",
+            size - 1
+        )));
+    }
+    if options.bind.is_some_and(|ip| ip.is_unspecified()) {
+        return Err(JoinError::Options(
+            "a rank listens on one interface: give an address, not all of them".into(),
+        ));
+    }
+    let hello = Hello {
+        purpose: Purpose::Control,
+        job: fingerprint(&options.job),
+        generation: options.generation,
+        rank: rank as u32,
+        size: size as u32,
+        peer: 0,
+        nonce: nonce()?,
+    };
+    if rank == 0 { gather::gather(options, hello) } else { enlist::enlist(options, hello) }
+}
+
+/// This process, listening on an interface for data.
+fn listen_for_data(options: &JoinOptions, ip: IpAddr) -> Result<(TcpListener, Member), JoinError> {
+    let ip = options.bind.unwrap_or(ip);
+    let rank = options.rank;
+    let listener = TcpListener::bind((ip, 0)).map_err(|source| JoinError::Listen {
+        rank,
+        addr: ip.to_string(),
+        source,
+        hint: "give the address of an interface of this host",
+    })?;
+    if ip.is_loopback() {
+        crate::loopback::unpaced(&listener);
+    }
+    let port = listener.local_addr()?.port();
+    let addr = SocketAddr::new(options.advertise.unwrap_or(ip), port);
+    let host_key = options.host_key.clone().unwrap_or_else(host::key);
+    Ok((listener, Member { rank, host: host::name(), host_key, pid: std::process::id(), addr }))
+}
+
+/// Pairs that cannot talk, in words. What the one who connects saw says more than what the other one did not see.
+fn describe(faults: &[Fault], members: &[Member]) -> Vec<String> {
+    let known = |rank: u32| members.get(rank as usize);
+    let mut pairs = Vec::new();
+    for fault in faults {
+        let seen_by_connector = fault.from > fault.to;
+        let told = faults.iter().any(|other| (other.from, other.to) == (fault.to, fault.from));
+        if !seen_by_connector && told {
+            continue;
+        }
+        let (Some(from), Some(to)) = (known(fault.from), known(fault.to)) else { continue };
+        let verb = if seen_by_connector { "cannot reach" } else { "was not reached by" };
+        pairs.push(format!(
+            "rank {} ({}, {}) {verb} rank {} ({}, {}): {}",
+            from.rank, from.host, from.addr, to.rank, to.host, to.addr, fault.why
+        ));
+    }
+    pairs
+}
+
+/// `rank 3`, or `ranks 2, 5`.
+fn some_ranks(ranks: &[usize]) -> String {
+    let listed: Vec<String> = ranks.iter().take(20).map(usize::to_string).collect();
+    let more = if ranks.len() > 20 { format!(" and {} more", ranks.len() - 20) } else { String::new() };
+    format!("rank{} {}{more}", if ranks.len() == 1 { "" } else { "s" }, listed.join(", "))
+}
+
+/// Rank 0's channels by rank, or the others' one to rank 0.
+type Channels = Vec<Option<Channel>>;

@@ -1,0 +1,186 @@
+//! Counters in shared memory, and how a rank waits for one: it looks again for a while, then sleeps.
+//!
+//! Looking again costs nothing while every rank has a core, and finds a change in half a microsecond where a sleeper
+//! needs fifty. With more ranks than cores the rank that is awaited may need the very core that the waiting one holds:
+//! then a rank gives its core away at once, a few times, and sleeps after that.
+//!
+//! Nobody waits for ever. Whoever waits is asked to look around ([`Look`]) all the time; what ends the wait is its
+//! answer. The futexes are the shared kind, so that they work between processes.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::thread::futex;
+
+use crate::block::Shareable;
+
+/// A sleeper looks around so often.
+pub const LOOK_AROUND: Duration = Duration::from_millis(100);
+
+/// A number that one rank counts up and others wait for. It wraps around; targets lie less than 2^31 ahead.
+#[repr(C)]
+#[derive(Default, Debug)]
+pub struct Counter {
+    value: AtomicU32,
+    sleepers: AtomicU32,
+}
+
+// SAFETY: two atomics.
+unsafe impl Shareable for Counter {}
+
+/// How long a rank looks again before it sleeps.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Keeping the core.
+    pub spin: Duration,
+    /// After that, giving it away between looks.
+    pub yields: Duration,
+}
+
+/// When whoever waits is asked to look around.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// Every few microseconds: look at a word or two.
+    Glance,
+    /// Now and then: look whether the others still live. The counter has not moved for so long.
+    Around(Duration),
+}
+
+impl Pace {
+    /// For so many ranks that share so many cores.
+    ///
+    /// Even with a core for each a rank gives way after a while: the scheduler may have put two of them on one core, and
+    /// then each turn of pure spinning costs its whole length (48 us were measured for 4 KiB, against 3).
+    pub fn of(ranks: usize, cores: usize) -> Pace {
+        if ranks <= cores {
+            Pace { spin: Duration::from_micros(10), yields: Duration::from_micros(100) }
+        } else {
+            Pace { spin: Duration::ZERO, yields: Duration::from_micros(200) }
+        }
+    }
+}
+
+impl Counter {
+    /// What it says. Everything that was written before it was posted is seen.
+    pub fn get(&self) -> u32 {
+        self.value.load(Ordering::Acquire)
+    }
+
+    /// Whether it has come to a target.
+    pub fn reached(&self, target: u32) -> bool {
+        reached(self.get(), target)
+    }
+
+    /// Sets it and wakes who sleeps. Only one rank does so.
+    pub fn post(&self, value: u32) {
+        // Sequentially consistent against the sleeper, who counts itself and then looks at the value: one of both
+        // sees the other.
+        self.value.store(value, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.wake();
+        }
+    }
+
+    /// Wakes who sleeps, so that they look around.
+    pub fn wake(&self) {
+        // It fails only for an address that is none.
+        let _ = futex::wake(&self.value, futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    /// Waits until it has come to a target, or until `look` answers with an error.
+    pub fn wait<E>(
+        &self,
+        target: u32,
+        pace: Pace,
+        mut look: impl FnMut(Look) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.reached(target) {
+            return Ok(());
+        }
+        let start = Instant::now();
+        while start.elapsed() < pace.spin {
+            for _ in 0..64 {
+                if self.reached(target) {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            look(Look::Glance)?;
+        }
+        while start.elapsed() < pace.spin + pace.yields {
+            std::thread::yield_now();
+            if self.reached(target) {
+                return Ok(());
+            }
+            look(Look::Glance)?;
+        }
+        self.sleep(target, look)
+    }
+
+    fn sleep<E>(&self, target: u32, mut look: impl FnMut(Look) -> Result<(), E>) -> Result<(), E> {
+        let slice = futex::Timespec { tv_sec: 0, tv_nsec: LOOK_AROUND.as_nanos() as i64 };
+        let (mut last, mut since) = (self.get(), Instant::now());
+        while !reached(last, target) {
+            look(Look::Around(since.elapsed()))?;
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            let value = self.value.load(Ordering::SeqCst);
+            if value == last {
+                // Woken, timed out, interrupted or changed meanwhile: all the same, we look again.
+                let _ = futex::wait(&self.value, futex::Flags::empty(), value, Some(&slice));
+            }
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            let now = self.get();
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn reached(value: u32, target: u32) -> bool {
+    value.wrapping_sub(target) as i32 >= 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_threads_count_in_turn_at_any_pace() {
+        let none = Duration::ZERO;
+        for (spin, yields) in
+            [(Duration::from_micros(50), none), (none, Duration::from_micros(50)), (none, none)]
+        {
+            let (pace, start) = (Pace { spin, yields }, u32::MAX - 500);
+            let counters = [Counter::default(), Counter::default()];
+            counters.iter().for_each(|c| c.post(start));
+            std::thread::scope(|s| {
+                for me in 0..2 {
+                    let counters = &counters;
+                    s.spawn(move || {
+                        for turn in 1..=1000 {
+                            let target = start.wrapping_add(turn);
+                            counters[me].post(target);
+                            counters[1 - me].wait::<()>(target, pace, |_| Ok(())).unwrap();
+                        }
+                    });
+                }
+            });
+            assert!(counters.iter().all(|c| c.get() == 499));
+        }
+    }
+
+    #[test]
+    fn a_wait_ends_when_the_look_says_so() {
+        let counter = Counter::default();
+        let pace = Pace::of(2, 2);
+        assert_eq!(counter.wait(1, pace, |look| if look == Look::Glance { Err(3) } else { Ok(()) }), Err(3));
+        let quiet = Duration::from_millis(150);
+        let end = counter.wait(1, Pace::of(3, 2), |look| match look {
+            Look::Around(for_so_long) if for_so_long >= quiet => Err(for_so_long),
+            _ => Ok(()),
+        });
+        assert!(end.is_err_and(|after| after < quiet * 10));
+    }
+}

@@ -1,0 +1,484 @@
+//! Ranks as they are in the world: sockets on loopback, strangers among them, and processes that are killed.
+
+#![allow(clippy::unwrap_used, reason = "a test says by it what must hold")]
+
+#[allow(dead_code, reason = "its main is for the example; its run is a rank of these tests")]
+#[path = "../examples/join.rs"]
+mod example;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use polyreme_net::control::SHARE_BYTES_MAX;
+use polyreme_net::{Cause, JoinError, JoinOptions, Joined, Secret, join};
+
+const SECRET: &str = "correct horse battery";
+/// Everybody knows of a loss by then.
+const LIMIT: Duration = Duration::from_secs(5);
+
+fn secret() -> Secret {
+    Secret::from_text(SECRET).unwrap()
+}
+
+fn listener() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
+    (listener, addr)
+}
+
+type Tweak<'a> = &'a (dyn Fn(usize, &mut JoinOptions) + Sync);
+
+/// Starts those ranks as threads of this process, with options changed by `tweak`.
+fn start(ranks: &[usize], size: usize, tweak: Tweak) -> Vec<Result<Joined, JoinError>> {
+    let (listener, master) = listener();
+    start_at(ranks, size, listener, &master, tweak)
+}
+
+fn start_at(
+    ranks: &[usize],
+    size: usize,
+    listener: TcpListener,
+    master: &str,
+    tweak: Tweak,
+) -> Vec<Result<Joined, JoinError>> {
+    let mut listener = Some(listener);
+    std::thread::scope(|s| {
+        let mut threads = Vec::new();
+        for (i, &rank) in ranks.iter().enumerate() {
+            let mut options = JoinOptions::new(rank, size, master, secret());
+            options.timeout = Duration::from_secs(20);
+            options.listener = if rank == 0 { listener.take() } else { None };
+            threads.push(s.spawn(move || {
+                tweak(i, &mut options);
+                join(options)
+            }));
+        }
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn joined(size: usize) -> Vec<Joined> {
+    let ranks: Vec<usize> = (0..size).collect();
+    start(&ranks, size, &|_, _| {}).into_iter().map(Result::unwrap).collect()
+}
+
+/// All ranks at once, each in a thread.
+fn all<T: Send>(ranks: Vec<Joined>, act: impl Fn(Joined) -> T + Sync) -> Vec<T> {
+    let act = &act;
+    std::thread::scope(|s| {
+        let threads: Vec<_> = ranks.into_iter().map(|rank| s.spawn(move || act(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn ranks_join_talk_and_end() {
+    for size in [1, 2, 3, 5, 9] {
+        all(joined(size), |mut me| {
+            assert_eq!((me.size, me.members.len(), me.streams.len()), (size, size, size));
+            assert!(me.members.iter().all(|m| m.pid == std::process::id() && m.addr.ip().is_loopback()));
+            assert!(me.members.iter().all(|m| m.host_key == me.members[0].host_key && !m.host.is_empty()));
+            for peer in 0..size {
+                let Some(stream) = &mut me.streams[peer] else {
+                    assert_eq!(peer, me.rank);
+                    continue;
+                };
+                assert!(stream.nodelay().unwrap());
+                stream.write_all(&[me.rank as u8, peer as u8]).unwrap();
+                let mut heard = [0; 2];
+                stream.read_exact(&mut heard).unwrap();
+                assert_eq!(heard, [peer as u8, me.rank as u8]);
+            }
+            for round in 0..3u8 {
+                let blob = vec![round; me.rank * 7];
+                let expected: Vec<_> = (0..size).map(|rank| vec![round; rank * 7]).collect();
+                assert_eq!(me.control.share(&blob).unwrap(), expected);
+            }
+            let largest = me.control.share(&vec![me.rank as u8; SHARE_BYTES_MAX]).unwrap();
+            assert_eq!(largest[size - 1], vec![size as u8 - 1; SHARE_BYTES_MAX]);
+            me.control.goodbye().unwrap();
+            assert_eq!(me.control.alarm().raised(), None);
+        });
+    }
+}
+
+#[test]
+fn ranks_of_one_host_need_no_streams_if_they_share_memory() {
+    let hosts = ["a", "b", "a", "b"];
+    let ranks = start(&[0, 1, 2, 3], 4, &|i, options| {
+        options.skip_same_host = true;
+        options.host_key = Some(hosts[i].into());
+    });
+    all(ranks.into_iter().map(Result::unwrap).collect(), |me| {
+        let open: Vec<usize> = (0..4).filter(|&peer| me.streams[peer].is_some()).collect();
+        assert_eq!(open, [[1, 3], [0, 2]][me.rank % 2]);
+        me.control.goodbye().unwrap();
+    });
+}
+
+/// What is wrong, who starts, and what each of them says.
+#[test]
+fn who_is_started_wrongly_is_told_so() {
+    let check = |ranks: &[usize], size, tweak: Tweak, says: &[&str]| {
+        let begun = Instant::now();
+        for (got, says) in start(ranks, size, tweak).into_iter().zip(says) {
+            let e = got.expect_err(says).to_string();
+            assert!(says.split(" .. ").all(|part| e.contains(part)), "expected {says:?}, got {e:?}");
+        }
+        assert!(begun.elapsed() < LIMIT, "{says:?} took {:?}", begun.elapsed());
+    };
+    let second = Duration::from_secs(1);
+    let short = |options: &mut JoinOptions| options.timeout = second;
+    let missing = "ranks 2, 4 did not join within 1 s (rank 0 listens on 127.0.0.1";
+    check(&[0, 1, 3], 5, &|_, o| short(o), &[missing; 3]);
+    let twice = "rank 1 came twice";
+    check(&[0, 1, 1], 3, &|_, _| {}, &[twice; 3]);
+    let sizes = "was started as one of 4 ranks, and rank 0 as one of 3";
+    check(&[0, 2], 3, &|i, o| o.size += i, &[sizes; 2]);
+    let wrong = Secret::from_text("another horse").unwrap();
+    let wrongly = |i: usize, o: &mut JoinOptions| {
+        short(o);
+        if i == 1 {
+            o.secret = wrong.clone();
+        }
+    };
+    check(&[0, 1], 2, &wrongly, &["as rank 1: wrong secret", "rank 1 and rank 0 at 127.0.0.1"]);
+    let job = |i: usize, o: &mut JoinOptions| {
+        short(o);
+        o.job = ["night", "day"][i].into();
+    };
+    let other = "belongs to job \"night\" and rank 1 to another one";
+    check(&[0, 1], 2, &job, &["rank 1 did not join .. as rank 1: of another job", other]);
+    let generation = |i: usize, o: &mut JoinOptions| {
+        short(o);
+        o.generation = [8, 7][i];
+    };
+    check(
+        &[0, 1],
+        2,
+        &generation,
+        &["of start 7 of the job", "start 8 of the job, and rank 1 is of start 7"],
+    );
+    check(&[2], 2, &|_, _| {}, &["rank 2 is none of 2 ranks: they are 0 to 1"]);
+    check(&[0], 0, &|_, _| {}, &["a job has 1 to"]);
+    check(&[0], usize::MAX, &|_, _| {}, &["a job has 1 to"]);
+    let everywhere = |_: usize, o: &mut JoinOptions| o.bind = Some("0.0.0.0".parse::<IpAddr>().unwrap());
+    check(&[0], 2, &everywhere, &["listens on one interface"]);
+    let all = |_: usize, o: &mut JoinOptions| o.listener = Some(TcpListener::bind("0.0.0.0:0").unwrap());
+    check(&[0], 2, &all, &["a listener on all interfaces"]);
+    let nameless = |_: usize, o: &mut JoinOptions| (o.listener, o.master) = (None, "0.0.0.0:0".into());
+    check(&[0], 2, &nameless, &["give the address of one interface"]);
+    let portless = |_: usize, o: &mut JoinOptions| (o.listener, o.master) = (None, "localhost".into());
+    check(&[0], 2, &portless, &["rank 0 cannot listen on localhost"]);
+    check(&[1], 2, &portless, &["\"localhost\" is no host:port"]);
+    let elsewhere = |_: usize, o: &mut JoinOptions| (o.listener, o.master) = (None, "192.0.2.1:0".into());
+    check(&[0], 2, &elsewhere, &["this host has no such address"]);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = |_: usize, o: &mut JoinOptions| {
+        (o.listener, o.master) = (None, taken.local_addr().unwrap().to_string());
+    };
+    check(&[0], 2, &taken, &["another rank 0 or another job is there"]);
+    let nobody = |_: usize, o: &mut JoinOptions| {
+        short(o);
+        // This port had a listener, and has none now.
+        o.master = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    };
+    check(&[1], 2, &nobody, &["rank 1 did not reach rank 0 at 127.0.0.1"]);
+    let elsewhere = |i: usize, o: &mut JoinOptions| {
+        o.advertise = (i == 0).then(|| "127.0.0.2".parse().unwrap());
+    };
+    let unreachable =
+        "rank 1 ( .. cannot reach rank 0 ( .. , 127.0.0.2: .. ): connection refused .. rank 2 (";
+    check(&[0, 1, 2], 3, &elsewhere, &[unreachable; 3]);
+}
+
+/// A program that answers a rank with something else.
+#[test]
+fn who_answers_wrongly_at_rank_0s_address_is_named() {
+    let check = |answer: &dyn Fn(&mut TcpStream), says: &str| {
+        let (listener, master) = listener();
+        std::thread::scope(|s| {
+            let rank = s.spawn(move || {
+                let mut options = JoinOptions::new(1, 2, master, secret());
+                options.timeout = Duration::from_millis(700);
+                join(options).unwrap_err().to_string()
+            });
+            let (mut stream, _) = listener.accept().unwrap();
+            answer(&mut stream);
+            drop((stream, listener));
+            let e = rank.join().unwrap();
+            assert!(e.contains(says), "expected {says:?}, got {e:?}");
+        });
+    };
+    let hello = |stream: &mut TcpStream| {
+        let mut hello = [0; 72];
+        stream.read_exact(&mut hello).unwrap();
+        hello
+    };
+    check(&|stream| stream.write_all(&[b'H'; 200]).unwrap(), "is no rank of a job");
+    let newer = |stream: &mut TcpStream| {
+        let mut hello = hello(stream);
+        hello[8] = 77;
+        stream.write_all(&hello).unwrap();
+    };
+    check(&newer, "speaks version 77 of the protocol and this rank version 1");
+    let mirror = |stream: &mut TcpStream| {
+        let hello = hello(stream);
+        stream.write_all(&hello).unwrap();
+        let mut proof = [0; 33];
+        stream.read_exact(&mut proof[1..]).unwrap();
+        stream.write_all(&proof).unwrap();
+    };
+    check(&mirror, "have different secrets");
+    check(&|_| {}, "rank 1 did not reach rank 0");
+}
+
+/// Strangers of all kinds come before, between and after the ranks.
+#[test]
+fn strangers_are_turned_away_and_the_ranks_do_not_notice() {
+    let (listener, master) = listener();
+    let addr: SocketAddr = master.parse().unwrap();
+    let huge = [(1u64 << 60).to_le_bytes(), (1u64 << 60).to_be_bytes()].concat();
+    let mut claims = b"POLYREME".to_vec();
+    claims.extend([1, 0, 1, 0]);
+    claims.resize(200, 0xff);
+    let mut old = claims.clone();
+    old[8] = 0;
+    let says: [&[u8]; 6] =
+        [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", &huge.repeat(20), &claims, &claims[..71], &old];
+    // More at once than there is room for, and all of them stay.
+    let mut strangers = Vec::new();
+    for i in 0..120 {
+        let mut stream = TcpStream::connect(addr).unwrap();
+        stream.write_all(says[i % says.len()]).unwrap();
+        strangers.push(stream);
+    }
+    let begun = Instant::now();
+    let ranks = start_at(&[0, 1, 2], 3, listener, &master, &|_, _| {});
+    assert!(begun.elapsed() < LIMIT, "strangers held the ranks up for {:?}", begun.elapsed());
+    let mut answer = Vec::new();
+    for mut stream in strangers {
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        answer.clear();
+        // Closed or reset, with at most a hello and a refusal.
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.len() <= 72 + 33, "a stranger was told {} bytes", answer.len());
+    }
+    all(ranks.into_iter().map(Result::unwrap).collect(), |me| {
+        // Nobody listens any more.
+        for addr in me.members.iter().map(|member| member.addr).chain([addr]) {
+            TcpStream::connect(addr).unwrap_err();
+        }
+        assert_eq!(me.control.share(b"x").unwrap().len(), 3);
+        me.control.goodbye().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_came_and_went_may_come_again() {
+    let (listener, master) = listener();
+    std::thread::scope(|s| {
+        let early = {
+            let mut options = JoinOptions::new(1, 3, &master, secret());
+            options.timeout = Duration::from_secs(20);
+            // It fails after rank 0 took it in: no such interface.
+            options.bind = Some("192.0.2.1".parse().unwrap());
+            s.spawn(move || join(options).unwrap_err().to_string())
+        };
+        let others = s.spawn(|| start_at(&[0, 2], 3, listener, &master, &|_, _| {}));
+        assert!(early.join().unwrap().contains("rank 1 cannot listen on 192.0.2.1"));
+        let mut options = JoinOptions::new(1, 3, &master, secret());
+        options.timeout = Duration::from_secs(20);
+        let again = join(options).unwrap();
+        let mut ranks: Vec<Joined> = others.join().unwrap().into_iter().map(Result::unwrap).collect();
+        ranks.push(again);
+        all(ranks, |me| me.control.goodbye().unwrap());
+    });
+}
+
+/// One rank of three does something; all get the same report.
+#[test]
+fn all_ranks_get_the_same_report() {
+    let check = |actor: usize, act: &(dyn Fn(Joined) + Sync), says: &str| {
+        let reports = all(joined(3), |me| {
+            let begun = Instant::now();
+            let (rank, alarm) = (me.rank, me.control.alarm());
+            me.control.at(40 + rank as u64, "all_gather");
+            me.control.share(b"all are here").unwrap();
+            let stays = if rank == actor {
+                act(me);
+                None
+            } else {
+                Some(me)
+            };
+            while alarm.raised().is_none() && rank != actor {
+                assert!(begun.elapsed() < LIMIT, "rank {rank} did not hear of {says:?}");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if let Some(me) = &stays {
+                assert_eq!(me.control.share(b"").unwrap_err(), alarm.raised().unwrap());
+                assert_eq!(me.control.goodbye().unwrap_err(), alarm.raised().unwrap());
+            }
+            alarm.raised()
+        });
+        let mut said: Vec<String> = reports.iter().flatten().map(|report| report.to_string()).collect();
+        assert!(said.len() >= 2);
+        said.dedup();
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].contains(says), "{said:?}");
+    };
+    for rank in 0..3 {
+        let step = 40 + rank;
+        let disk = |me: Joined| drop(me.control.fail("disk full"));
+        check(rank, &disk, &format!("failed: disk full (at step {step}, in all_gather)"));
+        check(rank, &|me| drop(me), &format!("is gone (at step {step}, in all_gather)"));
+        let alarm = |me: Joined| {
+            let report = me.control.suspect(2 - me.rank, Cause::Damaged { what: "checksum".into() });
+            assert_eq!(report.rank, 2 - me.rank);
+        };
+        check(rank, &alarm, &format!("rank {} on ", 2 - rank));
+        let local = |me: Joined| {
+            // Somebody else in this process notices, and the process stays.
+            let cause = Cause::Disagrees { what: "op 7".into() };
+            me.control.alarm().raise(polyreme_net::Report {
+                rank: 1,
+                host: String::new(),
+                step: 3,
+                op: "x".into(),
+                cause,
+            });
+            std::mem::forget(me);
+        };
+        check(rank, &local, "rank 1 disagrees with the others: op 7 (at step 3, in x)");
+        let large = |me: Joined| drop(me.control.share(&vec![0; SHARE_BYTES_MAX + 1]).unwrap_err());
+        check(rank, &large, "65537 bytes to share between ranks, and 65536 are allowed");
+    }
+    // One ends, and the others go on to share.
+    all(joined(3), |me| match me.rank {
+        1 => me.control.goodbye().unwrap(),
+        _ => assert_eq!(me.control.share(b"").unwrap_err().rank, 1),
+    });
+}
+
+/// A process of the example, run by this test binary.
+struct Process {
+    child: Child,
+    said: BufReader<std::process::ChildStdout>,
+}
+
+const CHILD: &str = "POLYREME_TEST_RANK";
+
+/// Not a test of its own: what a [`Process`] runs.
+#[test]
+fn rank_process() {
+    let Ok(args) = std::env::var(CHILD) else { return };
+    let args: Vec<String> = args.split('\n').map(str::to_owned).collect();
+    if let Err(e) = example::run(&args) {
+        println!("error: {e}");
+    }
+}
+
+impl Process {
+    fn start(rank: usize, size: usize, master: &str) -> Process {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["rank_process", "--exact", "--nocapture"])
+            .env(CHILD, [&rank.to_string(), &size.to_string(), master, SECRET].join("\n"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap());
+        Process { child, said }
+    }
+
+    /// The next line that contains that.
+    fn line(&mut self, contains: &str) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.said.read_line(&mut line).unwrap() > 0, "it ended without {contains:?}");
+            if line.contains(contains) {
+                return line;
+            }
+        }
+    }
+
+    fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn processes(size: usize) -> Vec<Process> {
+    // Nobody else gets this port so soon: the system hands out others first.
+    let master = listener().1;
+    let mut ranks: Vec<_> = (0..size).map(|rank| Process::start(rank, size, &master)).collect();
+    for (rank, process) in ranks.iter_mut().enumerate() {
+        let line = process.line("joined");
+        assert!(line.contains(&format!("rank {rank} of {size} joined: blob 0, blob 1")), "{line}");
+    }
+    ranks
+}
+
+/// A process is lost; the others say so, in the same words, in time.
+fn check_lost(lost: usize, signal: &str, says: &str) {
+    let mut ranks = processes(4);
+    let begun = Instant::now();
+    ranks[lost].signal(signal);
+    let mut reports = Vec::new();
+    for (rank, process) in ranks.iter_mut().enumerate() {
+        if rank != lost {
+            reports.push(process.line("error: "));
+        }
+    }
+    assert!(begun.elapsed() < LIMIT, "it took {:?}", begun.elapsed());
+    reports.dedup();
+    assert_eq!(reports.len(), 1, "{reports:?}");
+    let step = "(at step 7, in all_reduce)";
+    let named = format!("rank {lost} on ");
+    assert!([says, step, &named].iter().all(|part| reports[0].contains(part)), "{reports:?}");
+    if signal == "-STOP" {
+        // It wakes up, and learns that the others went on without it.
+        ranks[lost].signal("-CONT");
+        let line = ranks[lost].line("error: ");
+        assert!(lost == 0 || line == reports[0], "{line}");
+    }
+}
+
+#[test]
+fn a_killed_rank_is_reported_by_all_others() {
+    check_lost(2, "-KILL", "is gone");
+}
+
+#[test]
+fn killing_rank_0_is_reported_by_all_others() {
+    check_lost(0, "-KILL", "is gone");
+}
+
+#[test]
+fn a_stopped_rank_is_reported_by_all_others() {
+    check_lost(3, "-STOP", "has been silent for 4.0 s");
+}
+
+#[test]
+fn stopping_rank_0_is_reported_by_all_others() {
+    check_lost(0, "-STOP", "has been silent for 4.0 s");
+}
+
+#[test]
+fn processes_end_when_they_are_done() {
+    let mut ranks = processes(3);
+    for (rank, process) in ranks.iter_mut().enumerate().rev() {
+        process.child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        process.line(&format!("rank {rank} ended"));
+    }
+}
