@@ -1,0 +1,145 @@
+//! The ways to the other ranks that are not memory: links, two levels, MPI.
+
+use polyreme_net::{Alarm, Report};
+
+use crate::comm::Comm;
+use crate::element::{DType, Element};
+use crate::links::{Linked, TwoLevel};
+#[cfg(feature = "mpi")]
+use crate::mpi::Mpi;
+use crate::work::{Span, Work};
+
+/// A way to the other ranks.
+pub(crate) enum Carrier {
+    /// Links between every two.
+    Links(Box<Linked>),
+    /// Memory inside hosts and links between their first ranks, for what everybody takes part in; links between every
+    /// two for the rest.
+    Levels { levels: Box<TwoLevel<Comm, Linked>>, every_two: Box<Linked> },
+    /// MPI's own.
+    #[cfg(feature = "mpi")]
+    Mpi(Mpi),
+}
+
+impl Carrier {
+    /// Does this rank's part of an operation. `spins` if the core has nothing else to do meanwhile.
+    ///
+    /// # Safety
+    /// The memory that `work` names is there, and nobody else touches it meanwhile.
+    pub(crate) unsafe fn run(&mut self, work: &Work, step: u64, spins: bool) -> Result<(), Report> {
+        match self {
+            Carrier::Links(linked) => {
+                linked.set_step(step);
+                let may = linked.links().spins();
+                linked.links().set_spins(may && spins);
+                // SAFETY: the caller's promise.
+                let done = unsafe { linked.work(work) };
+                linked.links().set_spins(may);
+                done
+            }
+            Carrier::Levels { levels, every_two } => {
+                every_two.set_step(step);
+                // SAFETY: the caller's promise.
+                unsafe { two_levels(levels, every_two, work) }
+            }
+            #[cfg(feature = "mpi")]
+            // SAFETY: the caller's promise.
+            Carrier::Mpi(mpi) => unsafe { mpi.run(work, step) },
+        }
+    }
+
+    /// Tells the others that this rank ends.
+    pub(crate) fn fail(&mut self, report: &Report) {
+        match self {
+            Carrier::Links(linked) => linked.links().fail(report.clone()),
+            Carrier::Levels { levels, every_two } => {
+                levels.fail(&report.to_string());
+                every_two.links().fail(report.clone());
+            }
+            #[cfg(feature = "mpi")]
+            Carrier::Mpi(mpi) => mpi.abort(report),
+        }
+    }
+
+    /// What reports call this rank, and its host.
+    pub(crate) fn name(&self) -> (usize, String) {
+        match self {
+            Carrier::Links(linked) => linked.name(),
+            Carrier::Levels { every_two, .. } => every_two.name(),
+            #[cfg(feature = "mpi")]
+            Carrier::Mpi(mpi) => (mpi.rank(), String::new()),
+        }
+    }
+
+    /// What ends this rank's waits.
+    pub(crate) fn alarm(&self) -> Alarm {
+        match self {
+            Carrier::Links(linked) => linked.alarm(),
+            Carrier::Levels { every_two, .. } => every_two.alarm(),
+            // MPI ends its ranks itself.
+            #[cfg(feature = "mpi")]
+            Carrier::Mpi(_) => Alarm::default(),
+        }
+    }
+}
+
+/// # Safety
+/// As [`Carrier::run`].
+unsafe fn two_levels(
+    levels: &mut TwoLevel<Comm, Linked>,
+    every_two: &mut Linked,
+    work: &Work,
+) -> Result<(), Report> {
+    let span = match work {
+        Work::AllReduce(span, _) | Work::Broadcast(span, _) => span,
+        Work::ReduceScatter(span, ..) | Work::AllGather(span, _) => span,
+        Work::Barrier => return levels.barrier(),
+        Work::Gather { .. }
+        | Work::Scatter { .. }
+        | Work::AllToAll { .. }
+        | Work::Send(..)
+        | Work::Recv(..) => {
+            // SAFETY: the caller's promise.
+            return unsafe { every_two.work(work) };
+        }
+    };
+    macro_rules! of_type {
+        ($t:ty) => {{
+            // SAFETY: the caller's promise; the span's type is this one.
+            let data = unsafe { elements::<$t>(span) };
+            match work {
+                Work::AllReduce(_, reduce) => levels.all_reduce(data, *reduce),
+                Work::ReduceScatter(_, cuts, reduce) => levels.reduce_scatter(data, cuts, *reduce),
+                Work::AllGather(_, cuts) => levels.all_gather(data, cuts),
+                Work::Broadcast(_, root) => levels.broadcast(data, *root),
+                _ => unreachable!("returned above"),
+            }
+        }};
+    }
+    match span.dtype {
+        DType::F32 => of_type!(f32),
+        DType::F64 => of_type!(f64),
+        DType::F16 => of_type!(half::f16),
+        DType::Bf16 => of_type!(half::bf16),
+        DType::I32 => of_type!(i32),
+        DType::I64 => of_type!(i64),
+        DType::U8 => of_type!(u8),
+    }
+}
+
+/// # Safety
+/// The span is of this type, its memory is there, and nobody else touches it while the slice lives.
+unsafe fn elements<'a, T: Element>(span: &Span) -> &'a mut [T] {
+    debug_assert_eq!(span.dtype, T::DTYPE, "the span's type");
+    if span.count == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(span.ptr.cast(), span.count) }
+}
+
+/// What the costs of links are measured by, before anything else goes over them.
+pub(crate) fn measured(mut linked: Linked) -> Result<Linked, Report> {
+    crate::links::measure(&mut linked)?;
+    Ok(linked)
+}

@@ -1,0 +1,330 @@
+//! One rank's end of a group of ranks.
+
+use std::time::Duration;
+
+use polyreme_net::{Alarm, Block, Links, Report, Segment, SegmentError};
+
+use crate::background::Background;
+use crate::carrier::{Carrier, measured};
+use crate::element::{Element, Reduce};
+use crate::links::{Linked, TwoLevel};
+#[cfg(feature = "mpi")]
+use crate::mpi::Mpi;
+use crate::shared::{PATIENCE, Shared, ShmSetup};
+use crate::work::{Cuts, Span, Ticket, Work};
+
+/// One rank's end of a group. Every rank calls the same operations in the same order.
+///
+/// An operation that returns a [`Report`] has ended the group: every other rank's waits end with the same report, and
+/// so does every later call. An end that is dropped without [`Comm::finish`] is gone for those who still wait for it.
+pub struct Comm {
+    rank: usize,
+    size: usize,
+    step: u64,
+    inner: Inner,
+    /// Operations that were started, and that were done.
+    started: u64,
+    done: u64,
+}
+
+/// The ways in which ranks can be connected.
+enum Inner {
+    Shared(Box<Shared>),
+    /// Sockets or MPI, with a thread that does the exchanges.
+    Background(Background),
+}
+
+impl Comm {
+    /// A group of one.
+    pub fn alone() -> Comm {
+        Comm::local(1).pop().expect("a group of one has a member")
+    }
+
+    /// A group of threads of this process: an end for each.
+    pub fn local(size: usize) -> Vec<Comm> {
+        Comm::threads(size, &Alarm::default(), PATIENCE)
+    }
+
+    /// The same, with an alarm that ends all waits, and so much patience with a thread that does not come.
+    pub fn threads(size: usize, alarm: &Alarm, patience: Duration) -> Vec<Comm> {
+        let ends = Shared::local(size, alarm, patience).into_iter().enumerate();
+        ends.map(|(rank, end)| Comm::new(rank, size, Inner::Shared(Box::new(end)))).collect()
+    }
+
+    /// One process of a group that shares memory. Returns when all have come.
+    pub fn shm(setup: ShmSetup) -> Result<Comm, Report> {
+        let (rank, size) = (setup.rank, setup.size);
+        Ok(Comm::new(rank, size, Inner::Shared(Box::new(Shared::shm(setup)?))))
+    }
+
+    /// Memory for a group of processes. One of them or their parent makes it, keeps it until all have joined, and tells
+    /// the others its path.
+    pub fn segment(size: usize) -> Result<Segment, SegmentError> {
+        Shared::segment(size)
+    }
+
+    /// What another process made with [`Comm::segment`].
+    pub fn open_segment(path: &str, size: usize) -> Result<Segment, SegmentError> {
+        Shared::open_segment(path, size)
+    }
+
+    /// One process of a group whose ranks can only send each other bytes: links between every two.
+    pub fn tcp(links: Links) -> Result<Comm, Report> {
+        let (rank, size) = (links.rank(), links.size());
+        let carrier = Carrier::Links(Box::new(measured(Linked::over(links))?));
+        Ok(Comm::new(rank, size, Inner::Background(Background::new(carrier))))
+    }
+
+    /// One process of a group on several hosts that have several ranks each: memory inside hosts, links between their
+    /// first ranks (`between`, which only those have), and links between every two for what is not for all. `hosts` has
+    /// the ranks of each host.
+    pub fn two_level(
+        hosts: Vec<Vec<usize>>,
+        inside: Comm,
+        between: Option<Links>,
+        every_two: Links,
+    ) -> Result<Comm, Report> {
+        let (rank, size) = (every_two.rank(), every_two.size());
+        let between = between.map(|links| measured(Linked::over(links))).transpose()?;
+        let levels = Box::new(TwoLevel::new(rank, hosts, inside, between));
+        let every_two = Box::new(measured(Linked::over(every_two))?);
+        let carrier = Carrier::Levels { levels, every_two };
+        Ok(Comm::new(rank, size, Inner::Background(Background::new(carrier))))
+    }
+
+    /// One process that `mpirun` or `srun` started: MPI's own collectives.
+    #[cfg(feature = "mpi")]
+    pub fn mpi() -> Result<Comm, String> {
+        let mpi = Mpi::start()?;
+        let (rank, size) = (mpi.rank(), mpi.size());
+        Ok(Comm::new(rank, size, Inner::Background(Background::new(Carrier::Mpi(mpi)))))
+    }
+
+    fn new(rank: usize, size: usize, inner: Inner) -> Comm {
+        Comm { rank, size, step: 0, inner, started: 0, done: 0 }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Whether all ranks see each other's memory, so that blocks of [`Comm::shared_block`] are one for all.
+    pub fn shares_memory(&self) -> bool {
+        match &self.inner {
+            Inner::Shared(_) => true,
+            Inner::Background(_) => false,
+        }
+    }
+
+    /// Says which step the next operations belong to, for reports.
+    pub fn set_step(&mut self, step: u64) {
+        self.step = step;
+        if let Inner::Background(background) = &mut self.inner {
+            background.set_step(step);
+        }
+    }
+
+    /// Tells the others that this rank ends with an error: their waits end with a report that says so.
+    pub fn fail(&mut self, why: &str) {
+        match &mut self.inner {
+            Inner::Shared(shared) => shared.fail(self.step, why),
+            Inner::Background(background) => background.fail(why),
+        }
+    }
+
+    /// Waits until every rank is here, and leaves. Nobody misses this rank after that.
+    pub fn finish(mut self) -> Result<(), Report> {
+        if matches!(self.inner, Inner::Background(_)) {
+            self.barrier()?;
+        }
+        match self.inner {
+            Inner::Shared(shared) => shared.finish(self.step),
+            Inner::Background(_) => Ok(()),
+        }
+    }
+
+    /// Memory of this rank that the others can read without a copy. All ranks ask for as much at the same time. It
+    /// stays as long as the group.
+    pub fn block(&mut self, bytes: usize) -> Result<Block, Report> {
+        self.wait_started()?;
+        match &mut self.inner {
+            Inner::Shared(shared) => shared.block(bytes, self.step),
+            Inner::Background(_) => Ok(Block::of_this_process(bytes)),
+        }
+    }
+
+    /// Memory that all ranks see, if they share memory; this rank's own otherwise. It stays as long as the group.
+    pub fn shared_block(&mut self, bytes: usize) -> Result<Block, Report> {
+        self.wait_started()?;
+        match &mut self.inner {
+            Inner::Shared(shared) => shared.shared_block(bytes, self.step),
+            Inner::Background(_) => Ok(Block::of_this_process(bytes)),
+        }
+    }
+
+    /// Starts an operation; at most a few dozen at a time. They run in the order in which they were started, and every
+    /// other operation waits for them. Between ranks that share memory this only tells the others; the work is done by
+    /// those who wait.
+    ///
+    /// # Safety
+    /// The memory is there, aligned for its elements, and stays, and nobody else touches it, until the operation was
+    /// waited for.
+    pub unsafe fn start(&mut self, work: Work) -> Ticket {
+        match &mut self.inner {
+            // SAFETY: promised by the caller.
+            Inner::Shared(shared) => unsafe { shared.start(work, self.step) },
+            // SAFETY: promised by the caller.
+            Inner::Background(background) => return unsafe { background.start(work) },
+        }
+        self.started += 1;
+        Ticket(self.started)
+    }
+
+    /// Waits until an operation, and those started before it, are done.
+    pub fn wait(&mut self, ticket: Ticket) -> Result<(), Report> {
+        match &mut self.inner {
+            Inner::Background(background) => background.wait(ticket),
+            Inner::Shared(shared) => {
+                while self.done < ticket.0.min(self.started) {
+                    shared.run_first(self.step)?;
+                    self.done += 1;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits until every rank is here.
+    pub fn barrier(&mut self) -> Result<(), Report> {
+        self.wait_started()?;
+        match &mut self.inner {
+            Inner::Shared(shared) => shared.barrier(self.step),
+            Inner::Background(_) => self.run(Work::Barrier),
+        }
+    }
+
+    /// Every rank gets the reduction of all.
+    pub fn all_reduce<T: Element>(&mut self, data: &mut [T], reduce: Reduce) -> Result<(), Report> {
+        self.run(Work::AllReduce(Span::of(data), reduce))
+    }
+
+    /// Each rank gets the reduction of its own range.
+    pub fn reduce_scatter<T: Element>(
+        &mut self,
+        data: &mut [T],
+        cuts: &Cuts,
+        reduce: Reduce,
+    ) -> Result<(), Report> {
+        self.run(Work::ReduceScatter(Span::of(data), cuts.clone(), reduce))
+    }
+
+    /// Every rank gets the ranges of all.
+    pub fn all_gather<T: Element>(&mut self, data: &mut [T], cuts: &Cuts) -> Result<(), Report> {
+        self.run(Work::AllGather(Span::of(data), cuts.clone()))
+    }
+
+    /// Every rank gets what `root` has.
+    pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<(), Report> {
+        self.run(Work::Broadcast(Span::of(data), root))
+    }
+
+    /// The root gets the ranges of all: `mine` is this rank's, `into` is the whole, which only the root has.
+    pub fn gather<T: Element>(
+        &mut self,
+        mine: &[T],
+        into: Option<&mut [T]>,
+        cuts: &Cuts,
+        root: usize,
+    ) -> Result<(), Report> {
+        self.wait_started()?;
+        match &mut self.inner {
+            Inner::Shared(shared) => {
+                shared.gather(Span::read(mine), into.map(Span::of), cuts, root, self.step)
+            }
+            Inner::Background(_) => {
+                let (mine, into, cuts) = (Span::read(mine), into.map(Span::of), cuts.clone());
+                self.run(Work::Gather { mine, into, cuts, root })
+            }
+        }
+    }
+
+    /// Each rank gets its range of what the root has: `mine` is this rank's, `from` is the whole, which only the root
+    /// has.
+    pub fn scatter<T: Element>(
+        &mut self,
+        mine: &mut [T],
+        from: Option<&[T]>,
+        cuts: &Cuts,
+        root: usize,
+    ) -> Result<(), Report> {
+        self.wait_started()?;
+        match &mut self.inner {
+            Inner::Shared(shared) => {
+                shared.scatter(Span::of(mine), from.map(Span::read), cuts, root, self.step)
+            }
+            Inner::Background(_) => {
+                let (mine, from, cuts) = (Span::of(mine), from.map(Span::read), cuts.clone());
+                self.run(Work::Scatter { mine, from, cuts, root })
+            }
+        }
+    }
+
+    /// Range `r` of what this rank sends goes to rank `r`; range `r` of what it receives is what rank `r` sends to it.
+    pub fn all_to_all<T: Element>(
+        &mut self,
+        send: &[T],
+        send_cuts: &Cuts,
+        recv: &mut [T],
+        recv_cuts: &Cuts,
+    ) -> Result<(), Report> {
+        self.wait_started()?;
+        match &mut self.inner {
+            Inner::Shared(shared) => {
+                shared.all_to_all(Span::read(send), send_cuts, Span::of(recv), recv_cuts, self.step)
+            }
+            Inner::Background(_) => {
+                let (send, send_cuts) = (Span::read(send), send_cuts.clone());
+                let (recv, recv_cuts) = (Span::of(recv), recv_cuts.clone());
+                self.run(Work::AllToAll { send, send_cuts, recv, recv_cuts })
+            }
+        }
+    }
+
+    /// Sends to one rank, which receives as many. It may return before that, or wait for it: two ranks that send to
+    /// each other at the same time may wait for ever, so one of them receives first.
+    pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), Report> {
+        match &mut self.inner {
+            Inner::Shared(shared) => shared.send(to, Span::read(data), self.step),
+            Inner::Background(_) => self.run(Work::Send(Span::read(data), to)),
+        }
+    }
+
+    /// Receives what one rank sends.
+    pub fn recv<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<(), Report> {
+        match &mut self.inner {
+            Inner::Shared(shared) => shared.recv(from, Span::of(data), self.step),
+            Inner::Background(_) => self.run(Work::Recv(Span::of(data), from)),
+        }
+    }
+
+    fn run(&mut self, work: Work) -> Result<(), Report> {
+        // SAFETY: the caller's borrow lasts until this returns, and nothing runs in the background after that.
+        let ticket = unsafe { self.start(work) };
+        self.wait(ticket)
+    }
+
+    /// Waits for everything that was started.
+    fn wait_started(&mut self) -> Result<(), Report> {
+        match self.inner {
+            // They run in order.
+            Inner::Background(_) => Ok(()),
+            Inner::Shared(_) => self.wait(Ticket(self.started)),
+        }
+    }
+}

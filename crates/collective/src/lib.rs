@@ -1,0 +1,31 @@
+//! Collectives: what several ranks do together to bytes of one element type.
+//!
+//! A [`Comm`] is one rank's end of a group. All ranks call the same operations in the same order; each call ends when
+//! this rank's part is done, or with a [`polyreme_net::Report`] that names who failed. It knows nothing of tensors.
+//!
+//! # Layout
+//! - [`comm`]: one rank's end. [`element`]: element types and reducers. [`work`]: operations that are started and waited for.
+//! - `mpi`, a feature: MPI's own collectives.
+//! - [`buffer`]: numbers that the others reach without a copy.
+//! - `shared`: ranks that see each other's memory.
+//! - [`links`]: ranks that can only send each other bytes. `background`: a thread that exchanges while the rank computes.
+//!   `carrier`: what it may own.
+
+mod background;
+pub mod buffer;
+mod carrier;
+pub mod comm;
+pub mod element;
+pub mod links;
+#[cfg(feature = "mpi")]
+pub mod mpi;
+mod shared;
+pub mod work;
+
+pub use buffer::Buffer;
+pub use comm::Comm;
+pub use element::{DType, Element, Reduce};
+pub use links::Linked;
+pub use polyreme_net::{Block, Cause, Report};
+pub use shared::{PATIENCE, ShmSetup};
+pub use work::{Cuts, Span, Ticket, Work};

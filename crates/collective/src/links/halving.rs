@@ -1,0 +1,149 @@
+//! Recursive halving and doubling: few rounds, with partners at distances that are powers of two.
+//!
+//! Let `p` be the largest power of two that is not above the number of ranks `n`, and `b` the bytes.
+//!
+//! - **Fold.** If `n > p`, the first `2 (n - p)` ranks form neighbouring pairs. The odd one of each pair gives its data to the
+//!   even one and sits out; at the end it is given the result. That leaves `p` *core* ranks, each of which stands for
+//!   one or two neighbouring ranks. Two more rounds and up to `2 b` more bytes.
+//! - **Halving** (reduce-scatter), `log2 p` rounds. First with the core rank at distance `p / 2`, then `p / 4`, down to 1: two
+//!   partners hold the same block of chunks, each sends the half that the other one is responsible for, and reduces the
+//!   half that it keeps. After the round with distance `d` a core rank holds the reduction of `p / d` core ranks for a
+//!   block of `d` chunks. `b (p - 1) / p` bytes.
+//! - **Doubling** (all-gather), `log2 p` rounds with distances 1, 2, up to `p / 2`: partners send each other all that they
+//!   have. As many bytes again.
+//! - **All-reduce** by halving, then doubling: `2 log2 p` rounds, `2 b (p - 1) / p` bytes.
+//! - **All-reduce by exchanging everything** (`Doubling`): `log2 p` rounds, in each of which partners exchange their whole
+//!   data and both reduce them: `b log2 p` bytes. For small data, where only rounds count; and for two ranks, where it
+//!   sends no more than the others.
+//!
+//! Both partners combine in the order of their ranks, so all ranks get the same bits. If a rank dies, its partner of the
+//! current round sees the connection close and tells everybody.
+
+use polyreme_net::Move;
+
+/// The core ranks: how many, and which ranks each stands for.
+struct Core {
+    p: usize,
+    pairs: usize,
+}
+
+impl Core {
+    fn of(n: usize) -> Core {
+        let p = 1 << n.ilog2();
+        Core { p, pairs: n - p }
+    }
+
+    /// The first rank that core rank `c` stands for: the one that takes part.
+    fn rank(&self, c: usize) -> usize {
+        c + c.min(self.pairs)
+    }
+
+    /// The core rank that stands for a rank.
+    fn of_rank(&self, rank: usize) -> usize {
+        if rank < 2 * self.pairs { rank / 2 } else { rank - self.pairs }
+    }
+
+    /// The rank that the even one of a pair stands for.
+    fn extra(&self, c: usize) -> Option<usize> {
+        (c < self.pairs).then_some(2 * c + 1)
+    }
+}
+
+/// Afterwards the rank holds the reduction of `cuts[rank]..cuts[rank + 1]`.
+pub(super) fn reduce_scatter(rank: usize, cuts: &[usize], list: &mut Vec<Move>) {
+    let n = cuts.len() - 1;
+    let (core, all) = (Core::of(n), cuts[0]..cuts[n]);
+    let c = core.of_rank(rank);
+    let own = |r: usize| cuts[r]..cuts[r + 1];
+    if core.rank(c) != rank {
+        list.push(Move::send(core.rank(c), all));
+        list.push(Move::recv(core.rank(c), own(rank)));
+        return;
+    }
+    if let Some(extra) = core.extra(c) {
+        list.push(Move::reduce(extra, all, false));
+    }
+    halve(&core, c, |c| cuts[core.rank(c)], list);
+    if let Some(extra) = core.extra(c) {
+        list.push(Move::send(extra, own(extra)));
+    }
+}
+
+/// Afterwards the rank holds all chunks.
+pub(super) fn all_gather(rank: usize, cuts: &[usize], list: &mut Vec<Move>) {
+    let n = cuts.len() - 1;
+    let core = Core::of(n);
+    let c = core.of_rank(rank);
+    let around = |r: usize| [cuts[0]..cuts[r], cuts[r + 1]..cuts[n]];
+    if core.rank(c) != rank {
+        list.push(Move::send(core.rank(c), cuts[rank]..cuts[rank + 1]));
+        list.extend(around(rank).map(|bytes| Move::recv(core.rank(c), bytes)));
+        return;
+    }
+    if let Some(extra) = core.extra(c) {
+        list.push(Move::recv(extra, cuts[extra]..cuts[extra + 1]));
+    }
+    double(&core, c, |c| cuts[core.rank(c)], list);
+    if let Some(extra) = core.extra(c) {
+        list.extend(around(extra).map(|bytes| Move::send(extra, bytes)));
+    }
+}
+
+/// Afterwards the rank holds the reduction of all. Chunks are cut by `even(parts)`.
+pub(super) fn all_reduce(rank: usize, n: usize, even: impl Fn(usize) -> Vec<usize>, list: &mut Vec<Move>) {
+    let core = Core::of(n);
+    let cuts = even(core.p);
+    fold(&core, rank, cuts[core.p], list, |c, list| {
+        halve(&core, c, |c| cuts[c], list);
+        double(&core, c, |c| cuts[c], list);
+    });
+}
+
+/// The same with the whole data in every round.
+pub(super) fn all_reduce_whole(rank: usize, n: usize, bytes: usize, list: &mut Vec<Move>) {
+    let core = Core::of(n);
+    fold(&core, rank, bytes, list, |c, list| {
+        for round in 0..core.p.ilog2() {
+            let partner = c ^ (1 << round);
+            list.push(Move::send(core.rank(partner), 0..bytes));
+            list.push(Move::reduce(core.rank(partner), 0..bytes, partner < c));
+        }
+    });
+}
+
+fn fold(core: &Core, rank: usize, bytes: usize, list: &mut Vec<Move>, inner: impl Fn(usize, &mut Vec<Move>)) {
+    let c = core.of_rank(rank);
+    if core.rank(c) != rank {
+        list.push(Move::send(core.rank(c), 0..bytes));
+        list.push(Move::recv(core.rank(c), 0..bytes));
+        return;
+    }
+    if let Some(extra) = core.extra(c) {
+        list.push(Move::reduce(extra, 0..bytes, false));
+    }
+    inner(c, list);
+    if let Some(extra) = core.extra(c) {
+        list.push(Move::send(extra, 0..bytes));
+    }
+}
+
+/// `cut(c)` is where the chunk of core rank `c` starts; that of `p` is the end.
+fn halve(core: &Core, c: usize, cut: impl Fn(usize) -> usize, list: &mut Vec<Move>) {
+    for round in (0..core.p.ilog2()).rev() {
+        let d = 1 << round;
+        let (partner, kept) = (c ^ d, c & !(d - 1));
+        let given = kept ^ d;
+        list.push(Move::send(core.rank(partner), cut(given)..cut(given + d)));
+        list.push(Move::reduce(core.rank(partner), cut(kept)..cut(kept + d), partner < c));
+    }
+}
+
+fn double(core: &Core, c: usize, cut: impl Fn(usize) -> usize, list: &mut Vec<Move>) {
+    for round in 0..core.p.ilog2() {
+        let d = 1 << round;
+        let (partner, had) = (c ^ d, c & !(d - 1));
+        let got = had ^ d;
+        list.push(Move::send(core.rank(partner), cut(had)..cut(had + d)));
+        list.push(Move::recv(core.rank(partner), cut(got)..cut(got + d)));
+    }
+}

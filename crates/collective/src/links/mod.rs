@@ -1,0 +1,352 @@
+//! Collectives over links: ranks that can only send each other bytes.
+//!
+//! An algorithm is a function that writes down what a rank sends and receives ([`polyreme_net::Moves`]); the links run it. So the
+//! files of the algorithms have neither sockets nor loops over bytes, and what they say of rounds and bytes can be
+//! counted.
+//!
+//! # Layout
+//! - [`ring`], [`halving`], [`tree`], [`direct`], [`barrier`]: the algorithms. `docs/algorithms.md` has a row for each.
+//! - [`choose`](mod@choose): which one is taken. [`measure`](mod@measure): what things cost here.
+//! - [`levels`]: inside hosts, then between them.
+//! - `plan`: operations as moves. `combine`: reducing bytes. `bytes`: elements as bytes.
+
+pub mod barrier;
+pub(crate) mod bytes;
+pub mod choose;
+mod combine;
+pub mod direct;
+pub mod halving;
+pub mod levels;
+pub mod measure;
+mod plan;
+pub mod ring;
+#[cfg(test)]
+mod tests;
+pub mod tree;
+
+use polyreme_net::frame::{Op, Tag};
+use polyreme_net::{Alarm, Cause, Links, Report};
+
+pub use choose::{Algorithm, Choice, Costs, choose};
+pub use levels::{Level, TwoLevel};
+pub use measure::measure;
+
+use crate::element::{DType, Element, Reduce};
+use crate::work::{Cuts, Work};
+use plan::{Key, Plans};
+
+/// One rank's end of a group that is held together by links. Every rank calls the same operations in the same order.
+///
+/// Cuts that do not fit the data, a root that is no rank and a range of the wrong length are mistakes of the caller: they
+/// panic, before anything is sent.
+pub struct Linked {
+    links: Links,
+    step: u64,
+    costs: Costs,
+    forced: Option<Algorithm>,
+    plans: Plans,
+}
+
+impl Linked {
+    /// A group over these links. Algorithms are chosen by default costs until [`Linked::set_costs`].
+    pub fn over(links: Links) -> Linked {
+        Linked { links, step: 0, costs: Costs::default(), forced: None, plans: Plans::default() }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.links.rank()
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.links.size()
+    }
+
+    /// What reports call this rank, and its host.
+    pub fn name(&self) -> (usize, String) {
+        self.links.name()
+    }
+
+    /// What ends this rank's waits.
+    pub fn alarm(&self) -> Alarm {
+        self.links.alarm().clone()
+    }
+
+    /// The links.
+    pub fn links(&mut self) -> &mut Links {
+        &mut self.links
+    }
+
+    /// Says which step the next operations belong to. All ranks say the same.
+    pub fn set_step(&mut self, step: u64) {
+        self.step = step;
+    }
+
+    /// Sets what algorithms are chosen by. All ranks set the same.
+    pub fn set_costs(&mut self, costs: Costs) {
+        self.costs = costs;
+    }
+
+    /// What algorithms are chosen by.
+    pub fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    /// Takes this algorithm wherever an operation has it. All ranks set the same.
+    pub fn set_algorithm(&mut self, algorithm: Option<Algorithm>) {
+        self.forced = algorithm;
+    }
+
+    /// Tells the others that this rank ends with an error: their waits end with a report that says so.
+    pub fn fail(&mut self, why: &str) {
+        let (rank, host) = self.links.name();
+        let cause = Cause::Failed { why: why.into() };
+        self.links.fail(Report { rank, host, step: self.step, op: "its own work".into(), cause });
+    }
+
+    /// Waits until every rank is here.
+    pub fn barrier(&mut self) -> Result<(), Report> {
+        let key = self.key(Op::Barrier, DType::U8, 0, 0, None);
+        self.run(key, DType::U8, &[], &mut [0; barrier::BYTES], Reduce::Sum)
+    }
+
+    /// Every rank gets the reduction of all.
+    pub fn all_reduce<T: Element>(&mut self, data: &mut [T], reduce: Reduce) -> Result<(), Report> {
+        self.all_reduce_bytes(bytes::of_mut(data), T::DTYPE, reduce)
+    }
+
+    /// The root gets the reduction of all; what the others' memory holds is not said.
+    pub fn reduce<T: Element>(&mut self, data: &mut [T], reduce: Reduce, root: usize) -> Result<(), Report> {
+        let key = self.key(Op::Reduce, T::DTYPE, data.len(), root, None);
+        self.run(key, T::DTYPE, &[], bytes::of_mut(data), reduce)
+    }
+
+    /// Each rank gets the reduction of its own range; what the rest of the memory holds is not said.
+    pub fn reduce_scatter<T: Element>(
+        &mut self,
+        data: &mut [T],
+        cuts: &Cuts,
+        reduce: Reduce,
+    ) -> Result<(), Report> {
+        self.reduce_scatter_bytes(bytes::of_mut(data), T::DTYPE, cuts, reduce)
+    }
+
+    /// Every rank gets the ranges of all.
+    pub fn all_gather<T: Element>(&mut self, data: &mut [T], cuts: &Cuts) -> Result<(), Report> {
+        self.all_gather_bytes(bytes::of_mut(data), T::DTYPE, cuts)
+    }
+
+    /// Every rank gets what `root` has.
+    pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<(), Report> {
+        self.broadcast_bytes(bytes::of_mut(data), T::DTYPE, root)
+    }
+
+    /// The root gets the ranges of all: `mine` is this rank's range, `into` the whole, at the root only.
+    pub fn gather<T: Element>(
+        &mut self,
+        mine: &[T],
+        into: Option<&mut [T]>,
+        cuts: &Cuts,
+        root: usize,
+    ) -> Result<(), Report> {
+        let into = into.map_or(&mut [] as &mut [u8], |into| bytes::of_mut(into));
+        self.gather_bytes(bytes::of(mine), into, T::DTYPE, cuts, root)
+    }
+
+    /// Each rank gets its range of what the root has: `from` is the whole, at the root only.
+    pub fn scatter<T: Element>(
+        &mut self,
+        mine: &mut [T],
+        from: Option<&[T]>,
+        cuts: &Cuts,
+        root: usize,
+    ) -> Result<(), Report> {
+        self.scatter_bytes(bytes::of_mut(mine), bytes::of(from.unwrap_or(&[])), T::DTYPE, cuts, root)
+    }
+
+    /// Each rank gets a range of each: rank `r` gets `send_cuts[r]..` of this one's `send`, and what rank `r` sends comes to
+    /// `recv_cuts[r]..` of `recv`.
+    pub fn all_to_all<T: Element>(
+        &mut self,
+        send: &[T],
+        send_cuts: &Cuts,
+        recv: &mut [T],
+        recv_cuts: &Cuts,
+    ) -> Result<(), Report> {
+        self.all_to_all_bytes(bytes::of(send), send_cuts, bytes::of_mut(recv), recv_cuts, T::DTYPE)
+    }
+
+    /// Sends to one rank, which receives as many elements.
+    pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), Report> {
+        self.send_bytes(to, bytes::of(data), T::DTYPE)
+    }
+
+    /// Receives from one rank, which sends as many elements.
+    pub fn recv<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<(), Report> {
+        self.recv_bytes(from, bytes::of_mut(data), T::DTYPE)
+    }
+
+    /// Does what is described by addresses.
+    ///
+    /// # Safety
+    /// The memory is there, and nobody else touches it, until this returns.
+    pub unsafe fn work(&mut self, work: &Work) -> Result<(), Report> {
+        // SAFETY: the caller's promise is what `of_span` asks for.
+        let bytes = |span| unsafe { bytes::of_span(span) };
+        match work {
+            Work::AllReduce(span, reduce) => self.all_reduce_bytes(bytes(span), span.dtype, *reduce),
+            Work::ReduceScatter(span, cuts, reduce) => {
+                self.reduce_scatter_bytes(bytes(span), span.dtype, cuts, *reduce)
+            }
+            Work::AllGather(span, cuts) => self.all_gather_bytes(bytes(span), span.dtype, cuts),
+            Work::Broadcast(span, root) => self.broadcast_bytes(bytes(span), span.dtype, *root),
+            Work::Barrier => self.barrier(),
+            Work::Gather { mine, into, cuts, root } => {
+                let into = into.as_ref().map_or(&mut [] as &mut [u8], bytes);
+                self.gather_bytes(bytes(mine), into, mine.dtype, cuts, *root)
+            }
+            Work::Scatter { mine, from, cuts, root } => {
+                let from = from.as_ref().map_or(&mut [] as &mut [u8], bytes);
+                self.scatter_bytes(bytes(mine), from, mine.dtype, cuts, *root)
+            }
+            Work::AllToAll { send, send_cuts, recv, recv_cuts } => {
+                self.all_to_all_bytes(bytes(send), send_cuts, bytes(recv), recv_cuts, send.dtype)
+            }
+            Work::Send(span, to) => self.send_bytes(*to, bytes(span), span.dtype),
+            Work::Recv(span, from) => self.recv_bytes(*from, bytes(span), span.dtype),
+        }
+    }
+
+    fn all_reduce_bytes(&mut self, data: &mut [u8], dtype: DType, reduce: Reduce) -> Result<(), Report> {
+        let key = self.key(Op::AllReduce, dtype, data.len() / dtype.bytes(), 0, None);
+        self.run(key, dtype, &[], data, reduce)
+    }
+
+    fn reduce_scatter_bytes(
+        &mut self,
+        data: &mut [u8],
+        dtype: DType,
+        cuts: &Cuts,
+        reduce: Reduce,
+    ) -> Result<(), Report> {
+        let key = self.key(Op::ReduceScatter, dtype, data.len() / dtype.bytes(), 0, Some(cuts));
+        self.run(key, dtype, &[], data, reduce)
+    }
+
+    fn all_gather_bytes(&mut self, data: &mut [u8], dtype: DType, cuts: &Cuts) -> Result<(), Report> {
+        let key = self.key(Op::AllGather, dtype, data.len() / dtype.bytes(), 0, Some(cuts));
+        self.run(key, dtype, &[], data, Reduce::Sum)
+    }
+
+    fn broadcast_bytes(&mut self, data: &mut [u8], dtype: DType, root: usize) -> Result<(), Report> {
+        let key = self.key(Op::Broadcast, dtype, data.len() / dtype.bytes(), root, None);
+        self.run(key, dtype, &[], data, Reduce::Sum)
+    }
+
+    pub(crate) fn gather_bytes(
+        &mut self,
+        mine: &[u8],
+        into: &mut [u8],
+        dtype: DType,
+        cuts: &Cuts,
+        root: usize,
+    ) -> Result<(), Report> {
+        let key = self.key(Op::Gather, dtype, cuts[cuts.len() - 1], root, Some(cuts));
+        let own = self.own(cuts, dtype);
+        assert_eq!(mine.len(), own.len(), "a rank gives its own range");
+        if self.rank() == root {
+            into[own].copy_from_slice(mine);
+        }
+        self.run(key, dtype, mine, into, Reduce::Sum)
+    }
+
+    pub(crate) fn scatter_bytes(
+        &mut self,
+        mine: &mut [u8],
+        from: &[u8],
+        dtype: DType,
+        cuts: &Cuts,
+        root: usize,
+    ) -> Result<(), Report> {
+        let key = self.key(Op::Scatter, dtype, cuts[cuts.len() - 1], root, Some(cuts));
+        let own = self.own(cuts, dtype);
+        assert_eq!(mine.len(), own.len(), "a rank gets its own range");
+        if self.rank() == root {
+            mine.copy_from_slice(&from[own]);
+        }
+        self.run(key, dtype, from, mine, Reduce::Sum)
+    }
+
+    pub(crate) fn all_to_all_bytes(
+        &mut self,
+        send: &[u8],
+        send_cuts: &Cuts,
+        recv: &mut [u8],
+        recv_cuts: &Cuts,
+        dtype: DType,
+    ) -> Result<(), Report> {
+        check_cuts(recv_cuts, self.size(), recv.len() / dtype.bytes());
+        check_cuts(send_cuts, self.size(), send.len() / dtype.bytes());
+        // How much goes from whom to whom only those two know.
+        let mut key = self.key(Op::AllToAll, dtype, 0, 0, None);
+        (key.cuts, key.received) = (Some(send_cuts.clone()), Some(recv_cuts.clone()));
+        recv[self.own(recv_cuts, dtype)].copy_from_slice(&send[self.own(send_cuts, dtype)]);
+        self.run(key, dtype, send, recv, Reduce::Sum)
+    }
+
+    pub(crate) fn send_bytes(&mut self, to: usize, data: &[u8], dtype: DType) -> Result<(), Report> {
+        assert_ne!(to, self.rank(), "the other rank is another one");
+        let key = self.key(Op::Send, dtype, data.len() / dtype.bytes(), to, None);
+        self.run(key, dtype, data, &mut [], Reduce::Sum)
+    }
+
+    pub(crate) fn recv_bytes(&mut self, from: usize, data: &mut [u8], dtype: DType) -> Result<(), Report> {
+        assert_ne!(from, self.rank(), "the other rank is another one");
+        let mut key = self.key(Op::Send, dtype, data.len() / dtype.bytes(), from, None);
+        key.receives = true;
+        self.run(key, dtype, &[], data, Reduce::Sum)
+    }
+
+    /// A rank's own range, in bytes.
+    fn own(&self, cuts: &Cuts, dtype: DType) -> std::ops::Range<usize> {
+        let rank = self.rank();
+        cuts[rank] * dtype.bytes()..cuts[rank + 1] * dtype.bytes()
+    }
+
+    fn key(&self, op: Op, dtype: DType, count: usize, root: usize, cuts: Option<&Cuts>) -> Key {
+        assert!(root < self.size(), "the root is a rank");
+        if let Some(cuts) = cuts {
+            check_cuts(cuts, self.size(), count);
+        }
+        let forced = self.forced.filter(|a| choose::candidates(op).contains(a));
+        let algorithm =
+            forced.unwrap_or_else(|| choose::quickly(op, count * dtype.bytes(), self.size(), &self.costs));
+        let key = Key::new(op, algorithm, count, dtype.bytes(), root);
+        Key { cuts: cuts.cloned(), ..key }
+    }
+
+    fn run(
+        &mut self,
+        key: Key,
+        dtype: DType,
+        from: &[u8],
+        into: &mut [u8],
+        reduce: Reduce,
+    ) -> Result<(), Report> {
+        let (rank, size) = (self.rank(), self.size());
+        if size == 1 {
+            return Ok(());
+        }
+        let moves = self.plans.get(rank, size, &key);
+        let tag = Tag { step: self.step, op: key.op, dtype: dtype as u8, count: key.count as u64 };
+        self.links.run(&tag, moves, from, into, &mut |into, arrived, theirs_first| {
+            combine::combine(dtype, reduce, into, arrived, theirs_first);
+        })
+    }
+}
+
+fn check_cuts(cuts: &Cuts, size: usize, count: usize) {
+    let rising = cuts.is_sorted() && cuts.last().is_some_and(|last| *last <= count);
+    assert!(cuts.len() == size + 1 && rising, "cuts {cuts:?} of {count} elements for {size} ranks");
+}

@@ -1,0 +1,136 @@
+//! Memory that others see without a copy: which blocks there are, and where an address lies in them.
+//!
+//! Threads see every address, and need a list only of what is one for all. Processes see what they have mapped: a block
+//! of each rank is a memory file, its number goes over the desks, and everybody maps the files of all. Blocks are
+//! counted, and as all ranks ask for them in the same order a count names the same block everywhere. They stay as long
+//! as the group: a rank cannot know which of them another one still uses.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use polyreme_net::segment::path_of;
+use polyreme_net::{Block, Cause, Report, Segment};
+
+use super::Shared;
+use super::call::{Call, Op, Place};
+use super::memory::Area;
+
+/// How a thread hands a block to the others.
+pub(super) type Handover = Arc<Mutex<Option<Block>>>;
+
+/// The blocks of a group.
+#[derive(Default)]
+pub(super) struct Blocks {
+    sets: Vec<Set>,
+}
+
+struct Set {
+    /// One block for all, or one of each rank.
+    common: bool,
+    mine: Block,
+    /// Each rank's, as this process sees them; empty if the ranks are threads.
+    of: Vec<Block>,
+}
+
+impl Blocks {
+    /// Where memory of this rank lies for the others.
+    pub(super) fn find(&self, ptr: *mut u8, bytes: usize, threads: bool) -> Place {
+        if bytes == 0 {
+            return Place::Nothing;
+        }
+        for (id, set) in self.sets.iter().enumerate() {
+            let start = set.mine.ptr().as_ptr() as usize;
+            let Some(offset) = (ptr as usize).checked_sub(start) else { continue };
+            if offset.checked_add(bytes).is_some_and(|end| end <= set.mine.bytes()) {
+                let (id, offset) = (id as u32, offset as u64);
+                return if set.common { Place::Common { id, offset } } else { Place::Block { id, offset } };
+            }
+        }
+        if threads { Place::Address(ptr as u64) } else { Place::Private }
+    }
+
+    /// What another rank published, as this rank sees it; none if it lies outside of what is shared.
+    ///
+    /// # Safety
+    /// An address comes from a thread of this process whose memory stays until the operation has ended.
+    pub(super) unsafe fn area(&self, place: Place, rank: usize, bytes: usize, threads: bool) -> Option<Area> {
+        let (id, offset) = match place {
+            Place::Private => return None,
+            Place::Nothing => return (bytes == 0).then(Area::nothing),
+            Place::Address(address) => {
+                // SAFETY: promised by the caller.
+                return threads.then(|| unsafe { Area::new(address as *mut u8, bytes) });
+            }
+            Place::Block { id, offset } | Place::Common { id, offset } => (id as usize, offset),
+        };
+        let set = self.sets.get(id)?;
+        let block = if set.of.is_empty() && set.common { &set.mine } else { set.of.get(rank)? };
+        let offset = usize::try_from(offset).ok()?;
+        let fits = offset.checked_add(bytes)? <= block.bytes();
+        // SAFETY: inside of a block that this group keeps.
+        fits.then(|| unsafe { Area::new(block.ptr().as_ptr().wrapping_add(offset), bytes) })
+    }
+}
+
+impl Shared {
+    /// A block of this rank that the others see.
+    pub(crate) fn block(&mut self, bytes: usize, step: u64) -> Result<Block, Report> {
+        if self.meet.peers.is_none() {
+            return Ok(Block::of_this_process(bytes));
+        }
+        self.call(Call::bare(Op::Block, bytes), step, |shared, call| {
+            shared.agree(call)?;
+            shared.exchange_blocks(bytes, false)
+        })
+    }
+
+    /// A block that all ranks see.
+    pub(crate) fn shared_block(&mut self, bytes: usize, step: u64) -> Result<Block, Report> {
+        self.call(Call::bare(Op::SharedBlock, bytes), step, |shared, call| {
+            shared.agree(call)?;
+            let Some(handover) = shared.handover.clone() else { return shared.exchange_blocks(bytes, true) };
+            let here = || handover.lock().unwrap_or_else(PoisonError::into_inner);
+            if shared.meet.rank == 0 {
+                *here() = Some(Block::of_this_process(bytes));
+            }
+            shared.meet.gather_here()?;
+            let block = here().clone().expect("rank 0 handed it over before everybody met");
+            shared.blocks.sets.push(Set { common: true, mine: block.clone(), of: Vec::new() });
+            shared.meet.gather_here()?;
+            Ok(block)
+        })
+    }
+
+    /// Every rank, or rank 0 for all, makes a file; everybody maps what was made.
+    fn exchange_blocks(&mut self, bytes: usize, common: bool) -> Result<Block, Report> {
+        let (rank, size) = (self.meet.rank, self.meet.size);
+        let failed = |shared: &Shared, why: String| shared.meet.raise(rank, Cause::Failed { why });
+        let made = if !common || rank == 0 {
+            let made = Segment::create(bytes, bytes).map_err(|e| failed(self, e.to_string()))?;
+            self.meet.my_desk().file.store(made.file_number().unwrap_or(0), Ordering::Release);
+            Some(made)
+        } else {
+            None
+        };
+        self.meet.gather_here()?;
+        let mut of = Vec::with_capacity(size);
+        for r in if common { 0..1 } else { 0..size } {
+            if let Some(made) = made.as_ref().filter(|_| r == rank) {
+                of.push(made.block().clone());
+                continue;
+            }
+            let desk = self.meet.desk(r);
+            let path = path_of(desk.pid.load(Ordering::Acquire), desk.file.load(Ordering::Acquire));
+            let theirs = Segment::open(&path, bytes, bytes).map_err(|e| failed(self, e.to_string()))?;
+            of.push(theirs.block().clone());
+        }
+        // The file may be closed, and the desk's number used again, when everybody has mapped it.
+        self.meet.gather_here()?;
+        if common {
+            of = vec![of[0].clone(); size];
+        }
+        let mine = of[rank].clone();
+        self.blocks.sets.push(Set { common, mine: mine.clone(), of });
+        Ok(mine)
+    }
+}

@@ -1,0 +1,222 @@
+//! What a rank tells the others about an operation before it begins: its code, element type, reducer, root, count,
+//! cuts, and where its memory lies.
+//!
+//! All ranks read what all have said, and come to the same verdict. So a disagreement is one report on every rank, and
+//! no rank follows another's numbers before they are known to be its own.
+
+use std::sync::atomic::Ordering;
+
+use crate::element::{DType, Reduce};
+use crate::work::{Cuts, Span};
+
+use super::layout::Entry;
+
+macro_rules! ops {
+    ($($op:ident = $name:literal),* $(,)?) => {
+        /// What ranks do together.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(super) enum Op { $($op),* }
+
+        const OPS: &[(Op, &str)] = &[$((Op::$op, $name)),*];
+    };
+}
+ops! {
+    Barrier = "barrier", AllReduce = "all-reduce", ReduceScatter = "reduce-scatter", AllGather = "all-gather",
+    Broadcast = "broadcast", Gather = "gather", Scatter = "scatter", AllToAll = "all-to-all", Block = "block",
+    SharedBlock = "shared block", Finish = "finish",
+}
+
+impl Op {
+    pub(super) fn name(self) -> &'static str {
+        OPS[self as usize].1
+    }
+}
+
+const DTYPES: [DType; 7] =
+    [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I32, DType::I64, DType::U8];
+
+/// One operation of this rank.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) op: Op,
+    pub(super) reduce: Reduce,
+    pub(super) root: usize,
+    /// What all ranks must say alike: elements, or bytes of a block.
+    pub(super) count: usize,
+    pub(super) cuts: Option<Cuts>,
+    /// The memory that others may look at.
+    pub(super) mine: Span,
+    pub(super) place: Place,
+}
+
+/// Where a rank's memory lies, in a form that the others understand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// Where nobody else can see it.
+    Private,
+    /// There is none that others would need.
+    Nothing,
+    /// At this address of the process that all ranks are threads of.
+    Address(u64),
+    /// In a block that every rank has one of.
+    Block { id: u32, offset: u64 },
+    /// In a block that is one for all.
+    Common { id: u32, offset: u64 },
+}
+
+/// What was read from another rank's desk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Said {
+    what: u64,
+    count: u64,
+    cuts: u64,
+    pub(super) place: Place,
+}
+
+impl Call {
+    /// An operation without data.
+    pub(super) fn bare(op: Op, count: usize) -> Call {
+        let mine = Span { ptr: std::ptr::null_mut(), count: 0, dtype: DType::U8 };
+        Call { op, reduce: Reduce::Sum, root: 0, count, cuts: None, mine, place: Place::Private }
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        self.mine.dtype
+    }
+
+    /// Whether the others can see this rank's memory.
+    pub(super) fn is_visible(&self) -> bool {
+        self.place != Place::Private
+    }
+
+    /// Whether all ranks work on one and the same memory: then nobody may copy to where another reads. All of them say
+    /// so, or they disagree.
+    pub(super) fn is_common(&self) -> bool {
+        let whole = matches!(self.op, Op::AllReduce | Op::ReduceScatter | Op::AllGather | Op::Broadcast);
+        whole && matches!(self.place, Place::Common { .. })
+    }
+
+    pub(super) fn said(&self) -> Said {
+        let parts = [self.op as u8, self.dtype() as u8, self.reduce as u8, self.is_common() as u8];
+        let what = u64::from(u32::from_le_bytes(parts)) | (self.root as u64) << 32;
+        let cuts = self.cuts.as_deref().map_or(0, digest);
+        Said { what, count: self.count as u64, cuts, place: self.place }
+    }
+}
+
+impl Said {
+    pub(super) fn write(&self, to: &Entry) {
+        let (place, offset) = match self.place {
+            Place::Private => (0, 0),
+            Place::Nothing => (4, 0),
+            Place::Address(address) => (1, address),
+            Place::Block { id, offset } => (2 | u64::from(id) << 8, offset),
+            Place::Common { id, offset } => (3 | u64::from(id) << 8, offset),
+        };
+        let words = [&to.what, &to.count, &to.cuts, &to.place, &to.offset];
+        for (to, word) in words.into_iter().zip([self.what, self.count, self.cuts, place, offset]) {
+            to.store(word, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn read(from: &Entry) -> Said {
+        let words = [&from.what, &from.count, &from.cuts, &from.place, &from.offset];
+        let [what, count, cuts, place, offset] = words.map(|word| word.load(Ordering::Relaxed));
+        let id = (place >> 8) as u32;
+        let place = match place & 0xff {
+            1 => Place::Address(offset),
+            2 => Place::Block { id, offset },
+            3 => Place::Common { id, offset },
+            4 => Place::Nothing,
+            _ => Place::Private,
+        };
+        Said { what, count, cuts, place }
+    }
+
+    /// The operation.
+    pub(super) fn name(&self) -> &'static str {
+        OPS.get(usize::from(self.what as u8)).map_or("something unknown", |(_, name)| name)
+    }
+
+    /// Count and element type, without the operation.
+    pub(super) fn elements(&self) -> String {
+        let [_, dtype, ..] = self.what.to_le_bytes();
+        match DTYPES.get(usize::from(dtype)) {
+            Some(dtype) => format!("{} {}", self.count, format!("{dtype:?}").to_lowercase()),
+            None => format!("{} elements of unknown type", self.count),
+        }
+    }
+
+    /// Whether both do the same.
+    pub(super) fn agrees(&self, other: &Said) -> bool {
+        (self.what, self.count, self.cuts) == (other.what, other.count, other.cuts)
+    }
+}
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let [op, _, reduce, common, ..] = self.what.to_le_bytes();
+        write!(f, "{}", self.name())?;
+        let Some((op, _)) = OPS.get(usize::from(op)) else { return Ok(()) };
+        match op {
+            Op::Barrier | Op::Finish => return Ok(()),
+            Op::Block | Op::SharedBlock => return write!(f, " of {} bytes", self.count),
+            Op::AllReduce | Op::ReduceScatter => {
+                let name = ["sum", "max", "min"].get(usize::from(reduce)).unwrap_or(&"unknown");
+                write!(f, " ({name}) of {}", self.elements())?;
+            }
+            Op::AllToAll | Op::AllGather | Op::Broadcast | Op::Gather | Op::Scatter => {
+                write!(f, " of {}", self.elements())?;
+            }
+        }
+        if matches!(op, Op::Broadcast | Op::Gather | Op::Scatter) {
+            write!(f, " with root {}", self.what >> 32)?;
+        }
+        if self.cuts != 0 {
+            write!(f, " with cuts {:04x}", self.cuts & 0xffff)?;
+        }
+        if common != 0 {
+            write!(f, " in a shared block")?;
+        }
+        Ok(())
+    }
+}
+
+/// A number for cuts: never 0, and other cuts have another with all but certainty.
+fn digest(cuts: &[usize]) -> u64 {
+    let step = |h: u64, c: &usize| (h ^ *c as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    cuts.iter().fold(cuts.len() as u64 + 1, step) | 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_and_names_stand_in_the_same_order() {
+        assert!(OPS.iter().enumerate().all(|(i, (op, _))| *op as usize == i));
+        assert!(DTYPES.iter().enumerate().all(|(i, d)| *d as usize == i));
+    }
+
+    #[test]
+    fn what_is_said_can_be_read_and_printed() {
+        let block = polyreme_net::Block::of_this_process(size_of::<super::super::layout::Desk>());
+        let desk = block.at::<super::super::layout::Desk>(0);
+        let mut call = Call::bare(Op::Broadcast, 12);
+        for place in
+            [Place::Private, Place::Nothing, Place::Address(7), Place::Block { id: 3, offset: 1 << 40 }]
+        {
+            call.place = place;
+            call.said().write(&desk.entries[1]);
+            assert_eq!(Said::read(&desk.entries[1]), call.said());
+        }
+        call.root = 2;
+        assert_eq!(call.said().to_string(), "broadcast of 12 u8 with root 2");
+        let mut call = Call::bare(Op::ReduceScatter, 3);
+        call.cuts = Some([0, 1, 3].into());
+        assert!(call.said().to_string().starts_with("reduce-scatter (sum) of 3 u8 with cuts "));
+        assert!(!call.said().agrees(&Call::bare(Op::ReduceScatter, 3).said()));
+        desk.entries[0].what.store(!0, Ordering::Relaxed);
+        assert_eq!(Said::read(&desk.entries[0]).to_string(), "something unknown");
+    }
+}

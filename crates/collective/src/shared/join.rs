@@ -1,0 +1,121 @@
+//! How a group of ranks that share memory comes together: threads get their ends at once, processes meet in a segment.
+//!
+//! A process writes its number on its desk and waits for the others; then it watches theirs. It does not matter who made
+//! the segment, a rank or the parent of all. A rank that dies before it joined is not known to anybody here: it is
+//! silent, unless whoever started it raises the alarm.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use polyreme_net::{Alarm, Cause, Peers, Report, Segment, SegmentError};
+
+use super::blocks::{Blocks, Handover};
+use super::layout::{Front, Layout, RANKS_MAX};
+use super::meet::Meet;
+use super::{PATIENCE, Shared};
+
+/// What a rank needs to join a group of processes that share memory.
+pub struct ShmSetup {
+    /// This rank.
+    pub rank: usize,
+    /// How many there are.
+    pub size: usize,
+    /// Made by [`crate::Comm::segment`], opened by [`crate::Comm::open_segment`].
+    pub segment: Segment,
+    /// This host's name, for reports.
+    pub host: String,
+    /// The ranks' numbers in the whole job, for reports; empty if they are the same.
+    pub world: Vec<usize>,
+    /// What every wait of this process sees.
+    pub alarm: Alarm,
+    /// How long a rank that lives may take.
+    pub patience: Duration,
+}
+
+impl ShmSetup {
+    /// A group that is the whole job, with the usual patience.
+    pub fn new(rank: usize, size: usize, segment: Segment) -> ShmSetup {
+        let (host, world, alarm) = (String::new(), Vec::new(), Alarm::default());
+        ShmSetup { rank, size, segment, host, world, alarm, patience: PATIENCE }
+    }
+}
+
+impl Shared {
+    /// Threads of this process.
+    pub(crate) fn local(size: usize, alarm: &Alarm, patience: Duration) -> Vec<Shared> {
+        assert!(size <= RANKS_MAX, "a group has up to {RANKS_MAX} ranks, not {size}");
+        let layout = Layout::of(size);
+        let memory = Segment::local(if size > 1 { layout.bytes() } else { layout.warm_bytes() });
+        let handover = Arc::new(Mutex::new(None));
+        let end = |rank| {
+            let memory = memory.block().clone();
+            let meet = Meet::new(rank, layout, memory, alarm.clone(), patience, String::new(), Vec::new());
+            Shared::at(meet, Some(handover.clone()))
+        };
+        (0..size).map(end).collect()
+    }
+
+    /// Memory for a group of processes.
+    pub(crate) fn segment(size: usize) -> Result<Segment, SegmentError> {
+        let layout = Layout::of(size.clamp(1, RANKS_MAX));
+        let segment = Segment::create(layout.bytes(), layout.warm_bytes())?;
+        segment.block().at::<Front>(0).mark.store(layout.mark(), Ordering::SeqCst);
+        Ok(segment)
+    }
+
+    /// The same, made by another process.
+    pub(crate) fn open_segment(path: &str, size: usize) -> Result<Segment, SegmentError> {
+        let layout = Layout::of(size.clamp(1, RANKS_MAX));
+        let segment = Segment::open(path, layout.bytes(), layout.warm_bytes())?;
+        if segment.block().at::<Front>(0).mark.load(Ordering::SeqCst) != layout.mark() {
+            let what = format!("it was not made for {size} ranks of this version");
+            return Err(SegmentError::Strange { path: path.into(), what });
+        }
+        Ok(segment)
+    }
+
+    /// One process of a group. Returns when all have come.
+    pub(crate) fn shm(setup: ShmSetup) -> Result<Shared, Report> {
+        let ShmSetup { rank, size, segment, host, world, alarm, patience } = setup;
+        let strange = |what: String| {
+            let cause = Cause::Disagrees { what };
+            Report { rank, host: host.clone(), step: 0, op: "joining".into(), cause }
+        };
+        if !(1..=RANKS_MAX).contains(&size) || rank >= size {
+            return Err(strange(format!("rank {rank} of {size} is not possible (1 to {RANKS_MAX} ranks)")));
+        }
+        let layout = Layout::of(size);
+        if segment.block().bytes() != layout.bytes() {
+            return Err(strange(format!("the shared memory was not made for {size} ranks")));
+        }
+        let memory = segment.block().clone();
+        let mut meet = Meet::new(rank, layout, memory, alarm, patience, host.clone(), world);
+        let taken =
+            meet.my_desk().pid.compare_exchange(0, std::process::id(), Ordering::SeqCst, Ordering::SeqCst);
+        if let Err(pid) = taken {
+            return Err(strange(format!("process {pid} has joined as this rank already")));
+        }
+        meet.gather_here()?;
+        let pids: Vec<_> = (0..size).map(|r| meet.desk(r).pid.load(Ordering::SeqCst)).collect();
+        meet.peers = Some(Peers::watch(&pids));
+        // Whoever made the segment may close it after this: everybody has it.
+        meet.gather_here()?;
+        Ok(Shared::at(meet, None))
+    }
+
+    fn at(meet: Meet, handover: Option<Handover>) -> Shared {
+        Shared {
+            meet,
+            blocks: Blocks::default(),
+            handover,
+            queue: VecDeque::new(),
+            published: 0,
+            done: 0,
+            piece: 0,
+            piece_posts: [0; 2],
+            said: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! How ranks that share memory meet: everybody counts up on its own desk, and waits for the desks of the others.
+//!
+//! A desk has two counters. `posted` counts the operations that its rank has published; `phase` counts the steps that
+//! it has made inside operations. Every rank makes the same steps in the same order, so "everybody has come to phase
+//! p" is a barrier, and a barrier is nothing else: one store, and a look at each other's line.
+//!
+//! # When a rank is lost
+//! Whoever finds out first puts up the notice and wakes all who sleep. Every wait ends with that same report:
+//! - a process that was killed is seen by the kernel's word, at the next look around (100 ms);
+//! - a rank that left without finishing has said so on its desk;
+//! - a rank that lives and does not come for as long as the patience lasts is silent. The one that is furthest behind
+//!   is named, for the others may be waiting for it too;
+//! - whatever raised this process's alarm ends the waits of the other processes, and the other way round.
+//!
+//! # Memory of a rank that gives up
+//! Threads read and write each other's memory in place. A rank whose operation ends with a report may free that memory
+//! at once, so it first waits until no other rank is touching any: who touches says so (`busy`) and looks at the notice
+//! after that, and who gives up looks for `busy` after the notice went up.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use polyreme_net::{Alarm, Block, Cause, Counter, Look, Notice, Pace, Peers, Report};
+
+use super::call::Op;
+use super::layout::{Desk, HERE, Layout};
+
+/// One rank's place among the others.
+pub(super) struct Meet {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) layout: Layout,
+    pub(super) memory: Block,
+    pub(super) alarm: Alarm,
+    pub(super) patience: Duration,
+    pub(super) host: String,
+    /// The ranks' numbers in the whole job, for reports.
+    pub(super) world: Vec<usize>,
+    /// Their processes; none if they are threads of this one.
+    pub(super) peers: Option<Peers>,
+    pub(super) step: u64,
+    pub(super) op: &'static str,
+    pace: Pace,
+    phase: u32,
+    /// How far everybody has come for certain.
+    seen_phase: u32,
+    seen_posted: u32,
+}
+
+/// Which counter of a desk.
+#[derive(Clone, Copy)]
+enum Which {
+    Posted,
+    Phase,
+}
+
+impl Meet {
+    pub(super) fn new(
+        rank: usize,
+        layout: Layout,
+        memory: Block,
+        alarm: Alarm,
+        patience: Duration,
+        host: String,
+        world: Vec<usize>,
+    ) -> Meet {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Meet {
+            rank,
+            size: layout.ranks,
+            layout,
+            memory,
+            alarm,
+            patience,
+            host,
+            world,
+            peers: None,
+            step: 0,
+            op: "joining",
+            pace: Pace::of(layout.ranks, cores),
+            phase: 0,
+            seen_phase: 0,
+            seen_posted: 0,
+        }
+    }
+
+    pub(super) fn desk(&self, rank: usize) -> &Desk {
+        self.memory.at(self.layout.desk(rank))
+    }
+
+    pub(super) fn my_desk(&self) -> &Desk {
+        self.desk(self.rank)
+    }
+
+    fn notice(&self) -> &Notice {
+        self.memory.at(self.layout.notice())
+    }
+
+    /// Says which operation follows, for reports.
+    pub(super) fn enter(&mut self, op: Op) {
+        self.op = op.name();
+    }
+
+    /// Makes a step that the others can wait for; every rank gives the same number to the same step.
+    pub(super) fn post(&mut self) -> u32 {
+        self.phase = self.phase.wrapping_add(1);
+        self.my_desk().phase.post(self.phase);
+        self.phase
+    }
+
+    /// Waits until everybody has made a step.
+    pub(super) fn wait_phase(&mut self, target: u32) -> Result<(), Report> {
+        if (self.seen_phase.wrapping_sub(target) as i32) < 0 {
+            self.wait_all(Which::Phase, target)?;
+            self.seen_phase = target;
+        }
+        Ok(())
+    }
+
+    /// Waits until everybody has published so many operations.
+    pub(super) fn wait_posted(&mut self, target: u32) -> Result<(), Report> {
+        if (self.seen_posted.wrapping_sub(target) as i32) < 0 {
+            self.wait_all(Which::Posted, target)?;
+            self.seen_posted = target;
+        }
+        Ok(())
+    }
+
+    /// Makes a step and waits until everybody has.
+    pub(super) fn gather_here(&mut self) -> Result<(), Report> {
+        let here = self.post();
+        self.wait_phase(here)
+    }
+
+    fn wait_all(&self, which: Which, target: u32) -> Result<(), Report> {
+        for i in 1..self.size {
+            let rank = (self.rank + i) % self.size;
+            let desk = self.desk(rank);
+            let counter = match which {
+                Which::Posted => &desk.posted,
+                Which::Phase => &desk.phase,
+            };
+            self.wait_counter(counter, rank, target)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for a counter that a rank counts up.
+    pub(super) fn wait_counter(&self, counter: &Counter, of: usize, target: u32) -> Result<(), Report> {
+        counter.wait(target, self.pace, |look| self.look(look, counter, of, target))
+    }
+
+    fn look(&self, look: Look, counter: &Counter, of: usize, target: u32) -> Result<(), Report> {
+        self.check()?;
+        let Look::Around(quiet) = look else { return Ok(()) };
+        // What a rank has posted it posted before it went: the counter is read after the state.
+        if self.desk(of).state.load(Ordering::SeqCst) != HERE && !counter.reached(target) {
+            return Err(self.raise(of, Cause::Gone));
+        }
+        if let Some(lost) = self.lost() {
+            return Err(self.raise(lost, Cause::Gone));
+        }
+        if quiet > self.patience {
+            let cause = Cause::Silent { ms: quiet.as_millis() as u64 };
+            return Err(self.raise(self.furthest_behind(of, counter), cause));
+        }
+        Ok(())
+    }
+
+    /// Whether the group can go on.
+    pub(super) fn check(&self) -> Result<(), Report> {
+        if self.notice().is_up() {
+            return Err(self.noticed());
+        }
+        match self.alarm.raised() {
+            Some(report) => Err(self.put_up(report)),
+            None => Ok(()),
+        }
+    }
+
+    /// A rank whose process ended before it came to the end of its work.
+    fn lost(&self) -> Option<usize> {
+        let peers = self.peers.as_ref()?;
+        // The state is read after the process was seen to have ended: nothing changes it any more.
+        let lost = |r: &usize| peers.ended(*r) && self.desk(*r).state.load(Ordering::SeqCst) == HERE;
+        (0..self.size).filter(|r| *r != self.rank).find(lost)
+    }
+
+    /// Among all ranks the one with the fewest steps; of a ring, the one at its other end.
+    fn furthest_behind(&self, of: usize, counter: &Counter) -> usize {
+        let desk = self.desk(of);
+        if !std::ptr::eq(counter, &desk.posted) && !std::ptr::eq(counter, &desk.phase) {
+            return of;
+        }
+        let mine = self.my_desk();
+        let ahead = |r: usize| {
+            let desk = self.desk(r);
+            let ahead = |theirs: &Counter, mine: &Counter| theirs.get().wrapping_sub(mine.get()) as i32;
+            (ahead(&desk.phase, &mine.phase), ahead(&desk.posted, &mine.posted))
+        };
+        (0..self.size).filter(|r| *r != self.rank).min_by_key(|r| ahead(*r)).unwrap_or(of)
+    }
+
+    /// A report about a rank of this group, at this place.
+    pub(super) fn report(&self, rank: usize, op: &str, cause: Cause) -> Report {
+        let rank = self.world.get(rank).copied().unwrap_or(rank);
+        Report { rank, host: self.host.clone(), step: self.step, op: op.into(), cause }
+    }
+
+    /// Ends every wait. What is returned is what all ranks say: this, or what was put up before.
+    pub(super) fn raise(&self, rank: usize, cause: Cause) -> Report {
+        self.put_up(self.report(rank, self.op, cause))
+    }
+
+    pub(super) fn put_up(&self, report: Report) -> Report {
+        if self.notice().put_up(&report) {
+            for rank in 0..self.size {
+                self.wake(rank);
+            }
+        }
+        self.noticed()
+    }
+
+    /// Wakes who waits for a rank.
+    pub(super) fn wake(&self, rank: usize) {
+        self.desk(rank).posted.wake();
+        self.desk(rank).phase.wake();
+    }
+
+    fn noticed(&self) -> Report {
+        let report = self.notice().read().expect("a notice that is up can be read, and is never taken down");
+        self.alarm.raise(report.clone());
+        report
+    }
+
+    /// Reads or writes memory of other ranks, unless the group has failed.
+    pub(super) fn touch(&self, work: impl FnOnce()) -> Result<(), Report> {
+        /// Taken back even if the work panics.
+        struct Busy<'a>(&'a Desk);
+        impl Drop for Busy<'_> {
+            fn drop(&mut self) {
+                self.0.busy.store(0, Ordering::SeqCst);
+            }
+        }
+        let desk = self.my_desk();
+        desk.busy.store(1, Ordering::SeqCst);
+        let busy = Busy(desk);
+        if self.notice().is_up() {
+            drop(busy);
+            return Err(self.noticed());
+        }
+        work();
+        Ok(())
+    }
+
+    /// After the group has failed: waits until no thread touches another's memory. They do not wait while they do.
+    /// Other processes have mappings of their own, and take nothing from us that could go away.
+    pub(super) fn stand_back(&self) {
+        if self.peers.is_some() || !self.notice().is_up() {
+            return;
+        }
+        for rank in (0..self.size).filter(|r| *r != self.rank) {
+            while self.desk(rank).busy.load(Ordering::SeqCst) != 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Send and receive between two ranks that share memory.
+//!
+//! Each ordered pair of ranks has a ring of cells, with a counter of written ones that the sender counts up and a
+//! counter of read ones that the receiver counts up. A message is a cell with its element type, its count and where it
+//! lies, and then:
+//! - *direct*, if it is long and the receiver can see it: nothing more. The receiver copies it from where it lies, and
+//!   the sender returns when the cell was read. One copy.
+//! - *staged* otherwise: its bytes, in as many cells as it takes, a quarter of the ring at a time. The sender returns
+//!   when the last of them is written: what fits in the ring is sent without anybody waiting. Two copies.
+//!
+//! Messages of a pair arrive in the order in which they were sent; they have nothing to do with operations that were
+//! started. Two ranks that send each other long messages at the same time wait for each other until their patience
+//! ends: one of them receives first, or both use an all-to-all.
+//!
+//! When a rank dies whoever waits for it ends with a report.
+
+use polyreme_net::{Cause, Report};
+
+use crate::work::Span;
+
+use super::call::{Call, Op, Place, Said};
+use super::layout::{Entry, Ring};
+use super::memory::Area;
+use super::{SHORT_BYTES, Shared};
+
+const CELL: usize = 64;
+
+impl Shared {
+    pub(crate) fn send(&mut self, to: usize, data: Span, step: u64) -> Result<(), Report> {
+        self.enter_pair(to, step, "send")?;
+        let result = self.send_now(to, data);
+        if result.is_err() {
+            self.meet.stand_back();
+        }
+        result
+    }
+
+    pub(crate) fn recv(&mut self, from: usize, data: Span, step: u64) -> Result<(), Report> {
+        self.enter_pair(from, step, "receive")?;
+        self.recv_now(from, data)
+    }
+
+    fn enter_pair(&mut self, other: usize, step: u64, op: &'static str) -> Result<(), Report> {
+        (self.meet.step, self.meet.op) = (step, op);
+        self.meet.check()?;
+        if other >= self.meet.size || other == self.meet.rank {
+            let what = format!("rank {other} is not another one of {} ranks", self.meet.size);
+            return Err(self.meet.raise(self.meet.rank, Cause::Disagrees { what }));
+        }
+        Ok(())
+    }
+
+    fn send_now(&mut self, to: usize, data: Span) -> Result<(), Report> {
+        let (rank, bytes) = (self.meet.rank, data.count * data.dtype.bytes());
+        let mut place = Place::Private;
+        if bytes > SHORT_BYTES {
+            place = self.blocks.find(data.ptr, bytes, self.handover.is_some());
+        }
+        let ring: &Ring = self.meet.memory.at(self.meet.layout.ring(rank, to));
+        let mut head = ring.head.get();
+        self.wait_room(ring, head, 1, to)?;
+        message(data, place).write(self.message_cell(rank, to, head));
+        head = head.wrapping_add(1);
+        ring.head.post(head);
+        if place != Place::Private {
+            return self.meet.wait_counter(&ring.tail, to, head);
+        }
+        // SAFETY: the caller's, borrowed until this returns.
+        let source = unsafe { Area::new(data.ptr, bytes) };
+        for (from, bytes) in self.bursts(bytes) {
+            let cells = bytes.div_ceil(CELL);
+            self.wait_room(ring, head, cells, to)?;
+            self.through_ring(rank, to, head, bytes, |cells, offset| {
+                source.part(from + offset, cells.bytes()).copy_to(cells);
+            });
+            head = head.wrapping_add(cells as u32);
+            ring.head.post(head);
+        }
+        Ok(())
+    }
+
+    fn recv_now(&mut self, from: usize, data: Span) -> Result<(), Report> {
+        let (rank, bytes) = (self.meet.rank, data.count * data.dtype.bytes());
+        let ring: &Ring = self.meet.memory.at(self.meet.layout.ring(from, rank));
+        let mut tail = ring.tail.get();
+        self.meet.wait_counter(&ring.head, from, tail.wrapping_add(1))?;
+        let sent = Said::read(self.message_cell(from, rank, tail));
+        let wanted = message(data, Place::Private);
+        if !sent.agrees(&wanted) {
+            let what = format!("it sends {}, rank {rank} expects {}", sent.elements(), wanted.elements());
+            return Err(self.meet.raise(from, Cause::Disagrees { what }));
+        }
+        tail = tail.wrapping_add(1);
+        // SAFETY: the caller's, borrowed until this returns.
+        let target = unsafe { Area::new(data.ptr, bytes) };
+        if sent.place != Place::Private {
+            // SAFETY: an address comes from a thread that waits until this cell was read, or until nobody touches.
+            let source = unsafe { self.blocks.area(sent.place, from, bytes, self.handover.is_some()) };
+            let Some(source) = source else {
+                let what = "it published memory outside of its blocks".into();
+                return Err(self.meet.raise(from, Cause::Damaged { what }));
+            };
+            self.meet.touch(|| source.copy_to(target))?;
+            ring.tail.post(tail);
+            return Ok(());
+        }
+        ring.tail.post(tail);
+        for (start, bytes) in self.bursts(bytes) {
+            let cells = bytes.div_ceil(CELL) as u32;
+            self.meet.wait_counter(&ring.head, from, tail.wrapping_add(cells))?;
+            self.through_ring(from, rank, tail, bytes, |cells, offset| {
+                cells.copy_to(target.part(start + offset, cells.bytes()));
+            });
+            tail = tail.wrapping_add(cells);
+            ring.tail.post(tail);
+        }
+        Ok(())
+    }
+
+    /// A quarter of the ring at a time.
+    fn bursts(&self, bytes: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let burst = self.meet.layout.ring_bytes / 4;
+        (0..bytes).step_by(burst).map(move |from| (from, burst.min(bytes - from)))
+    }
+
+    /// Waits until so many cells after `head` are free.
+    fn wait_room(&self, ring: &Ring, head: u32, cells: usize, to: usize) -> Result<(), Report> {
+        let all = (self.meet.layout.ring_bytes / CELL) as u32;
+        self.meet.wait_counter(&ring.tail, to, head.wrapping_add(cells as u32).wrapping_sub(all))
+    }
+
+    fn cell_offset(&self, from: usize, to: usize, cell: u32) -> usize {
+        let all = (self.meet.layout.ring_bytes / CELL) as u32;
+        self.meet.layout.cells(from, to) + (cell % all) as usize * CELL
+    }
+
+    fn message_cell(&self, from: usize, to: usize, cell: u32) -> &Entry {
+        self.meet.memory.at(self.cell_offset(from, to, cell))
+    }
+
+    /// Goes over `bytes` of the ring from a cell on: in one part, or in two if they pass its end.
+    fn through_ring(
+        &self,
+        from: usize,
+        to: usize,
+        cell: u32,
+        bytes: usize,
+        mut work: impl FnMut(Area, usize),
+    ) {
+        let start = self.cell_offset(from, to, cell);
+        let end = self.meet.layout.cells(from, to) + self.meet.layout.ring_bytes;
+        let first = bytes.min(end - start);
+        for (at, bytes, offset) in
+            [(start, first, 0), (end - self.meet.layout.ring_bytes, bytes - first, first)]
+        {
+            assert!(at + bytes <= self.meet.memory.bytes(), "rings lie inside the segment");
+            if bytes > 0 {
+                // SAFETY: inside of the segment; the counters say whose turn it is with these cells.
+                work(unsafe { Area::new(self.meet.memory.ptr().as_ptr().wrapping_add(at), bytes) }, offset);
+            }
+        }
+    }
+}
+
+/// What stands in the first cell of a message.
+fn message(data: Span, place: Place) -> Said {
+    let mut call = Call::bare(Op::AllToAll, data.count);
+    (call.mine, call.place) = (data, place);
+    call.said()
+}

@@ -1,0 +1,113 @@
+//! Operations that are started and waited for, so that a rank can compute meanwhile.
+
+use std::sync::Arc;
+
+use crate::element::{DType, Element, Reduce};
+
+/// Memory that an operation works on: an address, not a borrow.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    /// The first element.
+    pub ptr: *mut u8,
+    /// How many.
+    pub count: usize,
+    /// Of which type.
+    pub dtype: DType,
+}
+
+// SAFETY: whoever starts an operation promises that nobody else touches the memory until it is waited for.
+unsafe impl Send for Span {}
+
+impl Span {
+    /// The elements of a slice.
+    pub fn of<T: Element>(data: &mut [T]) -> Span {
+        Span { ptr: data.as_mut_ptr().cast(), count: data.len(), dtype: T::DTYPE }
+    }
+
+    /// The elements of a slice that is only read.
+    pub fn read<T: Element>(data: &[T]) -> Span {
+        Span { ptr: data.as_ptr().cast_mut().cast(), count: data.len(), dtype: T::DTYPE }
+    }
+
+    /// Bytes of all elements.
+    pub fn bytes(&self) -> usize {
+        self.count * self.dtype.bytes()
+    }
+}
+
+/// Which elements belong to which rank: rank `r` has `cuts[r]..cuts[r + 1]`; as many entries as ranks and one more.
+pub type Cuts = Arc<[usize]>;
+
+/// What ranks do together.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// Afterwards every rank has the reduction of all.
+    AllReduce(Span, Reduce),
+    /// Afterwards each rank has the reduction of its own range; what the rest of the memory holds is not said.
+    ReduceScatter(Span, Cuts, Reduce),
+    /// Afterwards every rank has the ranges of all.
+    AllGather(Span, Cuts),
+    /// Afterwards every rank has what this one had.
+    Broadcast(Span, usize),
+    /// Waits until every rank is here.
+    Barrier,
+    /// Afterwards `root` has everybody's elements, one rank's after the other's.
+    Gather {
+        /// This rank's.
+        mine: Span,
+        /// Where the root puts all of them.
+        into: Option<Span>,
+        /// Which belong to whom.
+        cuts: Cuts,
+        /// Who gets them.
+        root: usize,
+    },
+    /// Afterwards each rank has its range of what `root` had.
+    Scatter {
+        /// Where this rank puts its own.
+        mine: Span,
+        /// Those of all, at the root.
+        from: Option<Span>,
+        /// Which belong to whom.
+        cuts: Cuts,
+        /// Who has them.
+        root: usize,
+    },
+    /// Afterwards each rank has what every rank had for it.
+    AllToAll {
+        /// What this rank has for others.
+        send: Span,
+        /// Which is for whom.
+        send_cuts: Cuts,
+        /// Where it puts what others have for it.
+        recv: Span,
+        /// Which is from whom.
+        recv_cuts: Cuts,
+    },
+    /// Gives elements to one rank, which receives as many.
+    Send(Span, usize),
+    /// Takes elements from one rank.
+    Recv(Span, usize),
+}
+
+impl Work {
+    /// What it is called in reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Work::AllReduce(..) => "all-reduce",
+            Work::ReduceScatter(..) => "reduce-scatter",
+            Work::AllGather(..) => "all-gather",
+            Work::Broadcast(..) => "broadcast",
+            Work::Barrier => "barrier",
+            Work::Gather { .. } => "gather",
+            Work::Scatter { .. } => "scatter",
+            Work::AllToAll { .. } => "all-to-all",
+            Work::Send(..) => "send",
+            Work::Recv(..) => "receive",
+        }
+    }
+}
+
+/// An operation that was started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ticket(pub u64);
