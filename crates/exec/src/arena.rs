@@ -3,6 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
+use polyreme_collective::Block;
 use polyreme_graph::memory::ALIGN_BYTES;
 
 /// Memory is asked for in huge pages where whole ones fit: fewer misses when products walk large matrices.
@@ -15,6 +16,8 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 pub(crate) struct Arena {
     ptr: NonNull<u8>,
     layout: Layout,
+    /// Memory that somebody else gives back, and that other ranks may see.
+    block: Option<Block>,
 }
 
 // SAFETY: an arena owns its memory.
@@ -27,9 +30,15 @@ impl Arena {
         let layout = Layout::from_size_align(bytes.max(ALIGN_BYTES), align).expect("an arena fits in memory");
         // SAFETY: the size is not zero.
         let Some(ptr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
-        let arena = Arena { ptr, layout };
+        let arena = Arena { ptr, layout, block: None };
         arena.fault_in();
         arena
+    }
+
+    /// Memory that other ranks see too. When they may touch which part of it is fixed by the program that all run.
+    pub(crate) fn over(block: Block) -> Arena {
+        let layout = Layout::from_size_align(block.bytes(), ALIGN_BYTES).expect("a block fits in memory");
+        Arena { ptr: block.ptr(), layout, block: Some(block) }
     }
 
     fn fault_in(&self) {
@@ -84,8 +93,10 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.ptr.as_ptr(), self.layout) };
+        if self.block.is_none() {
+            // SAFETY: allocated with this layout.
+            unsafe { dealloc(self.ptr.as_ptr(), self.layout) };
+        }
     }
 }
 

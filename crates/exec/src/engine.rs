@@ -3,17 +3,20 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use polyreme_collective::Block;
 use polyreme_graph::graph::{Graph, Init, Stored};
 use polyreme_graph::memory::readiness;
-use polyreme_graph::{DType, Instr, MemoryPlan, NodeId, Op, Program, ValueId};
+use polyreme_graph::{DType, Instr, MemoryPlan, NodeId, Op, Program, Role, ValueId};
 use polyreme_kernels::optim::{StepHyper, clip_scale, global_norm};
 use polyreme_kernels::{Cx, Isa, random};
 
 use crate::error::ExecError;
+use crate::group::Group;
 use crate::launch::{Prepared, prepare};
-use crate::memory::Memory;
+use crate::memory::{Keeping, Memory, Workspace};
 use crate::pool::Pool;
 use crate::run::{StepArgs, run};
+use crate::timeline::Timeline;
 
 /// How to run a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,22 +62,49 @@ impl Footprint {
 
 /// Runs a program, step after step.
 pub struct Engine {
+    /// The other ranks. The first field, so that what runs in the background ends before its memory goes.
+    pub(crate) group: Option<Group>,
     pub(crate) program: Program,
-    prepared: Vec<Prepared>,
+    pub(crate) prepared: Vec<Prepared>,
     pub(crate) memory: Memory,
-    pool: Pool,
-    options: Options,
+    pub(crate) pool: Pool,
+    pub(crate) options: Options,
     /// Bounds of the parameters' tensors in their arena, in the order of readiness.
-    tensors: Vec<Range<usize>>,
+    pub(crate) tensors: Vec<Range<usize>>,
     pub(crate) step: u64,
     /// The place of the batch's first sample among those of the step.
     pub(crate) first_sample: u64,
-    grad_norm: Option<f64>,
+    pub(crate) grad_norm: Option<f64>,
+    /// The maximum that this step's norm is brought down to.
+    pub(crate) clip_max: Option<f64>,
+    /// Which batch size is in place, and the others.
+    pub(crate) selected: usize,
+    pub(crate) parked: Vec<Option<Parked>>,
+    /// Where the time goes, if somebody wants to know.
+    pub(crate) timeline: Option<Timeline>,
+}
+
+/// A batch size that is not in place.
+pub(crate) struct Parked {
+    pub(crate) program: Program,
+    pub(crate) prepared: Vec<Prepared>,
+    pub(crate) workspace: Workspace,
 }
 
 impl Engine {
     /// Plans and reserves everything, and initialises parameters and states.
     pub fn new(program: Program, options: Options) -> Engine {
+        let mut engine = Engine::reserve(program, options, None);
+        engine.initialise();
+        engine
+    }
+
+    /// The same without initial values; `blocks` are shared weights and visible gradients.
+    pub(crate) fn reserve(
+        program: Program,
+        options: Options,
+        blocks: Option<(Option<Block>, Block)>,
+    ) -> Engine {
         let (prepared, plan) = lay_out(&program.graph, options.threads);
         let tensors = readiness(&program.graph)
             .into_iter()
@@ -83,14 +113,32 @@ impl Engine {
                 start..start + program.graph.shape(program.graph.params[p].value).numel()
             })
             .collect();
-        let state_per_param = program.optimizer.map_or(0, |o| o.state_per_param());
-        let memory = Memory::new(plan, state_per_param, has_grads(&program.graph));
+        let keeping = Keeping {
+            state_per_param: program.optimizer.map_or(0, |o| o.state_per_param()),
+            moment_len: program.role.as_ref().map_or(plan.param_len, |role| moment_len(role, plan.param_len)),
+            gradients: has_grads(&program.graph),
+            blocks,
+        };
+        let memory = Memory::new(plan, keeping);
         let pool = Pool::new(options.threads.max(1));
         let (step, first_sample, grad_norm) = (0, 0, None);
-        let mut engine =
-            Engine { program, prepared, memory, pool, options, tensors, step, first_sample, grad_norm };
-        engine.initialise();
-        engine
+        let parked = vec![None];
+        Engine {
+            group: None,
+            program,
+            prepared,
+            memory,
+            pool,
+            options,
+            tensors,
+            step,
+            first_sample,
+            grad_norm,
+            clip_max: None,
+            selected: 0,
+            parked,
+            timeline: None,
+        }
     }
 
     /// What `program` would take with these options.
@@ -162,7 +210,11 @@ impl Engine {
         run(&cx, &self.prepared[i], &slices, args).map_err(|kind| {
             let node = &graph.nodes[i];
             ExecError::Data { layer: node.layer.clone(), op: node.op.name(), kind }
-        })
+        })?;
+        if let (Op::AxisSum, Some(group)) = (&graph.nodes[i].op, &mut self.group) {
+            group.sum_over_axis(self.memory.write(graph, graph.nodes[i].outputs[0]))?;
+        }
+        Ok(())
     }
 
     pub(crate) fn cx(&self) -> Cx<'_> {
@@ -198,6 +250,9 @@ impl Engine {
         for instr in &self.program.instrs {
             match *instr {
                 Instr::Compute(_) | Instr::Keep { .. } => {}
+                Instr::Start(_) | Instr::Wait(_) | Instr::UpdateOwn { .. } => {
+                    unreachable!("a program of several ranks is run by `finish`")
+                }
                 Instr::Clip { max_norm } => {
                     let norm = global_norm(&cx, self.memory.all_grads());
                     grad_scale = clip_scale(norm, max_norm);
@@ -209,7 +264,7 @@ impl Engine {
                     let (start, end) = (tensors[0].start, tensors[tensors.len() - 1].end);
                     let hyper = StepHyper { lr, step: self.step, grad_scale, decay_scale: 1.0 };
                     debug_assert_eq!(start, 0, "LAMB counts its tensors from the start of the range");
-                    let r = self.memory.update_range(start, end);
+                    let r = self.memory.update_range(start, end, start);
                     optimizer.step(&cx, hyper, r.params, r.grads, r.state1, r.state2, tensors);
                 }
             }
@@ -247,8 +302,9 @@ impl Engine {
         Ok(self.memory.read(&self.program.graph, v))
     }
 
-    /// The parameter `name`, to set.
+    /// The parameter `name`, to set. Ranks that share weights do it inside [`Engine::exclusively`].
     pub fn param_mut(&mut self, name: &str) -> Result<&mut [f32], ExecError> {
+        assert!(self.may_write_weights(), "weights that ranks share are written inside `exclusively`");
         let v = find(&self.program.graph.params, "parameter", name)?.1;
         Ok(self.memory.write(&self.program.graph, v))
     }
@@ -285,7 +341,7 @@ impl Engine {
     }
 
     /// Parameters and states from their initialisers (each its own stream of the seed), constants.
-    fn initialise(&mut self) {
+    pub(crate) fn initialise(&mut self) {
         let cx = Cx { isa: self.options.isa, par: &self.pool };
         let graph = &self.program.graph;
         for (i, stored) in graph.params.iter().chain(&graph.states).enumerate() {
@@ -297,6 +353,12 @@ impl Engine {
                 Init::Normal { std } => random::normal(&cx, key, 0, 0, 0.0, std, data),
             }
         }
+        self.set_constants();
+    }
+
+    /// Constants are written once: nobody else uses their places.
+    pub(crate) fn set_constants(&mut self) {
+        let graph = &self.program.graph;
         for node in &graph.nodes {
             if let Op::Const(value) = node.op {
                 self.memory.write::<f32>(graph, node.outputs[0])[0] = value;
@@ -310,11 +372,16 @@ fn batch(graph: &Graph) -> usize {
     graph.inputs.first().and_then(|i| graph.shape(i.value).dims().first().copied()).unwrap_or(1)
 }
 
+/// Parameters that a rank keeps moments for: what it updates, or everything.
+fn moment_len(role: &Role, param_len: usize) -> usize {
+    if role.sharded { role.own().iter().map(|r| r.len()).sum() } else { param_len }
+}
+
 fn has_grads(graph: &Graph) -> bool {
     graph.grads.iter().any(Option::is_some)
 }
 
-fn lay_out(graph: &Graph, threads: usize) -> (Vec<Prepared>, MemoryPlan) {
+pub(crate) fn lay_out(graph: &Graph, threads: usize) -> (Vec<Prepared>, MemoryPlan) {
     let prepared: Vec<_> = (0..graph.nodes.len()).map(|i| prepare(graph, i, threads.max(1))).collect();
     let scratch: Vec<_> = prepared.iter().map(|p| p.scratch).collect();
     (prepared, MemoryPlan::new(graph, &scratch))

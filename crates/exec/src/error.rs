@@ -57,6 +57,20 @@ pub enum ExecError {
         /// What it is.
         dtype: polyreme_graph::DType,
     },
+    /// Another rank was lost, or disagrees.
+    #[error(transparent)]
+    Rank(#[from] polyreme_collective::Report),
+    /// The loss of a step is not finite. Nothing was updated.
+    #[error("the loss is {loss}")]
+    NotFinite {
+        /// The loss over all ranks.
+        loss: f64,
+        /// Whether it came from this rank's samples.
+        here: bool,
+    },
+    /// A batch size whose program keeps its parameters elsewhere.
+    #[error("the program for another batch size lays out its parameters in another way")]
+    Layout,
     /// A step of a program without an optimizer.
     #[error("this program has no update; make it with an optimizer, or run it with `run`")]
     NoOptimizer,

@@ -51,8 +51,17 @@ impl fmt::Display for NonFinite {
 impl Engine {
     /// Runs the last batch again and looks at every result as it comes; `None` if all is finite.
     ///
-    /// Slow: meant for the end of a run that has gone wrong.
+    /// Slow: meant for the end of a run that has gone wrong. It asks nothing of other ranks, which may stop looking
+    /// elsewhere or not at all: sums over the ranks are those of this rank alone, and a number that came from another
+    /// rank is found there.
     pub fn find_non_finite(&mut self) -> Result<Option<NonFinite>, ExecError> {
+        let group = self.group.take();
+        let found = self.find_alone();
+        self.group = group;
+        found
+    }
+
+    fn find_alone(&mut self) -> Result<Option<NonFinite>, ExecError> {
         let graph = self.program.graph.clone();
         for input in &graph.inputs {
             if let Some(idx) = self.first_bad(input.value) {

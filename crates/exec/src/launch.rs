@@ -41,6 +41,12 @@ pub(crate) enum Launch {
     AvgPoolGrad(Pool2d),
     BatchNorm(BatchNorm, f32),
     BatchNormGrad(BatchNorm),
+    /// The node's own part: a copy. The engine then has it summed.
+    AxisSum,
+    BatchNormSums(BatchNorm),
+    BatchNormFromSums(BatchNorm, f32),
+    BatchNormGradSums(BatchNorm),
+    BatchNormGradFromSums(BatchNorm),
     LayerNorm(LayerNorm),
     LayerNormGrad(LayerNorm),
     RmsNorm(RmsNorm),
@@ -177,6 +183,13 @@ fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
         Op::AvgPoolGrad { window, .. } => Launch::AvgPoolGrad(pool(window, y(0))),
         &Op::BatchNorm { eps, momentum, relu } => Launch::BatchNorm(batch_norm(x(0), eps, relu), momentum),
         &Op::BatchNormGrad { relu } => Launch::BatchNormGrad(batch_norm(x(0), 0.0, relu)),
+        Op::AxisSum => Launch::AxisSum,
+        Op::BatchNormSums => Launch::BatchNormSums(batch_norm(x(0), 0.0, false)),
+        &Op::BatchNormFromSums { eps, momentum, relu } => {
+            Launch::BatchNormFromSums(batch_norm(x(0), eps, relu), momentum)
+        }
+        &Op::BatchNormGradSums { relu } => Launch::BatchNormGradSums(batch_norm(x(0), 0.0, relu)),
+        &Op::BatchNormGradFromSums { relu } => Launch::BatchNormGradFromSums(batch_norm(x(0), 0.0, relu)),
         &Op::LayerNorm { eps } => Launch::LayerNorm(LayerNorm { rows: x(0).rows(), d: x(0).last(), eps }),
         Op::LayerNormGrad => Launch::LayerNormGrad(LayerNorm { rows: x(0).rows(), d: x(0).last(), eps: 0.0 }),
         &Op::RmsNorm { eps } => Launch::RmsNorm(RmsNorm { rows: x(0).rows(), d: x(0).last(), eps }),
@@ -237,6 +250,7 @@ fn scratch_len(launch: &Launch, workers: usize) -> usize {
         | Launch::MaxPoolGrad(_)
         | Launch::AvgPool(_)
         | Launch::AvgPoolGrad(_)
+        | Launch::AxisSum
         | Launch::LayerNorm(_)
         | Launch::RmsNorm(_)
         | Launch::Softmax(_)
@@ -250,7 +264,12 @@ fn scratch_len(launch: &Launch, workers: usize) -> usize {
         Launch::Reduce(r) => r.scratch_len(workers),
         Launch::MatMul(g) => g.scratch_len(workers),
         Launch::Conv(c, pass) => c.scratch_len(*pass, workers),
-        Launch::BatchNorm(n, _) | Launch::BatchNormGrad(n) => n.scratch_len(workers),
+        Launch::BatchNorm(n, _)
+        | Launch::BatchNormGrad(n)
+        | Launch::BatchNormSums(n)
+        | Launch::BatchNormFromSums(n, _)
+        | Launch::BatchNormGradSums(n)
+        | Launch::BatchNormGradFromSums(n) => n.scratch_len(workers),
         Launch::LayerNormGrad(n) => n.scratch_len(workers),
         Launch::RmsNormGrad(n) => n.scratch_len(workers),
         Launch::GroupNorm(n) | Launch::GroupNormGrad(n) => n.scratch_len(workers),

@@ -3,10 +3,13 @@
 //! An [`Engine`] is one rank. It prepares a program once (descriptors of kernels, a memory plan, arenas) and then runs
 //! it any number of times without allocating. Results do not depend on the number of threads, bit for bit.
 //!
-//! It knows nothing of job files, datasets or other ranks.
+//! Several engines may be the ranks of one job: an engine that joined runs the exchanges of its program through a
+//! [`polyreme_collective::Comm`]. It knows nothing of job files or datasets.
 //!
 //! # Layout
 //! - [`engine`]: the engine. [`weights`]: what it has learnt, as whole arenas. [`finite`]: where a NaN came from.
+//! - [`step`]: a step of several pieces, or of several ranks. `group`: joining, and what all ranks do between steps.
+//!   `shards`: sums in a fixed tree. [`timeline`]: where the time goes.
 //! - `launch`, `run`: the row of each op: which kernel, with which slices.
 //! - `memory`, `arena`: where values lie, as slices.
 //! - [`pool`]: the team of threads.
@@ -16,14 +19,20 @@ mod arena;
 pub mod engine;
 pub mod error;
 pub mod finite;
+mod group;
 mod launch;
 mod memory;
 pub mod pool;
 mod run;
+mod shards;
+pub mod step;
+pub mod timeline;
 pub mod weights;
 
 pub use engine::{Engine, Footprint, Options};
 pub use error::{DataError, ExecError};
 pub use finite::NonFinite;
 pub use pool::Pool;
+pub use step::Totals;
+pub use timeline::{Moment, MomentKind, Timeline};
 pub use weights::{Kept, Slot};

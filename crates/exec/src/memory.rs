@@ -4,7 +4,9 @@
 //! plan keeps apart what is alive at the same time, and a node is given each of its slices once.
 
 use std::cell::Cell;
+use std::ops::Range;
 
+use polyreme_collective::Block;
 use polyreme_graph::{DType, Graph, MemoryPlan, Place, ValueId};
 use polyreme_kernels::elementwise::Source;
 
@@ -21,25 +23,82 @@ pub(crate) struct Memory {
     grad_len: usize,
     states: Arena,
     inputs: Arena,
-    /// Up to two floats a parameter.
+    /// Up to two floats for each parameter that this rank updates.
     optimizer: [Arena; 2],
     n_optimizer: usize,
+    /// Elements of each.
+    moment_len: usize,
+    /// The sums of a step's earlier pieces; made when first needed.
+    sums: Option<Arena>,
+}
+
+/// What a rank keeps beside the plan.
+pub(crate) struct Keeping {
+    /// Floats of optimizer state a parameter.
+    pub(crate) state_per_param: usize,
+    /// Parameters that this rank updates.
+    pub(crate) moment_len: usize,
+    /// Whether there are gradients.
+    pub(crate) gradients: bool,
+    /// Weights that ranks share, and gradients that the others can read.
+    pub(crate) blocks: Option<(Option<Block>, Block)>,
+}
+
+/// What belongs to one batch size: the plan and the memory of its values.
+pub(crate) struct Workspace {
+    pub(crate) plan: MemoryPlan,
+    activations: Arena,
+    inputs: Arena,
 }
 
 impl Memory {
-    pub(crate) fn new(plan: MemoryPlan, state_per_param: usize, gradients: bool) -> Memory {
-        let per_param = |wanted: bool| Arena::new(if wanted { plan.param_len * 4 } else { 0 });
+    pub(crate) fn new(plan: MemoryPlan, keeping: Keeping) -> Memory {
+        let floats = |wanted: bool, len: usize| Arena::new(if wanted { len * 4 } else { 0 });
+        let (n, moment_len) = (keeping.state_per_param, keeping.moment_len);
+        let (params, grads) = match keeping.blocks {
+            Some((params, grads)) => (params.map(Arena::over), Some(Arena::over(grads))),
+            None => (None, None),
+        };
         Memory {
             activations: Arena::new(plan.arena_bytes),
-            params: per_param(true),
-            grads: per_param(gradients),
-            grad_len: if gradients { plan.param_len } else { 0 },
+            params: params.unwrap_or_else(|| floats(true, plan.param_len)),
+            grads: grads.unwrap_or_else(|| floats(keeping.gradients, plan.param_len)),
+            grad_len: if keeping.gradients { plan.param_len } else { 0 },
             states: Arena::new(plan.state_len * 4),
             inputs: Arena::new(plan.input_bytes),
-            optimizer: [per_param(state_per_param > 0), per_param(state_per_param > 1)],
-            n_optimizer: state_per_param,
+            optimizer: [floats(n > 0, moment_len), floats(n > 1, moment_len)],
+            n_optimizer: n,
+            moment_len,
+            sums: None,
             plan,
         }
+    }
+
+    /// Changes places with the values of another batch size.
+    pub(crate) fn swap(&mut self, other: &mut Workspace) {
+        std::mem::swap(&mut self.plan, &mut other.plan);
+        std::mem::swap(&mut self.activations, &mut other.activations);
+        std::mem::swap(&mut self.inputs, &mut other.inputs);
+    }
+
+    /// The gradients of the last run, and the sums of earlier ones.
+    pub(crate) fn grads_and_sums(&mut self) -> (&mut [f32], &mut [f32]) {
+        let len = self.grad_len;
+        let sums = self.sums.get_or_insert_with(|| Arena::new(len * 4));
+        // SAFETY: `&mut self`, and two arenas.
+        unsafe { (self.grads.slice_mut(0, len), sums.slice_mut(0, len)) }
+    }
+
+    /// All gradients and all states.
+    pub(crate) fn grads_and_states(&mut self) -> (&mut [f32], &mut [f32]) {
+        // SAFETY: `&mut self`, and two arenas.
+        unsafe { (self.grads.slice_mut(0, self.grad_len), self.states.slice_mut(0, self.plan.state_len)) }
+    }
+
+    /// Elements of the parameters' arena as the ranks that share it see them.
+    pub(crate) fn params_range(&mut self, range: Range<usize>) -> &mut [f32] {
+        // SAFETY: `&mut self`; ranks that share weights agree on who touches what by the program that all run.
+        unsafe { self.params.slice_mut(range.start * 4, range.len()) }
     }
 
     fn find(&self, v: ValueId) -> (&Arena, usize) {
@@ -69,16 +128,18 @@ impl Memory {
         unsafe { arena.slice_mut(offset, graph.shape(v).numel()) }
     }
 
-    /// Parameters `start..end` of the arena, their gradients and their optimizer state.
-    pub(crate) fn update_range(&mut self, start: usize, end: usize) -> UpdateRange<'_> {
+    /// Parameters `start..end` of the arena, their gradients and their optimizer state, which begins at `moments_at`.
+    pub(crate) fn update_range(&mut self, start: usize, end: usize, moments_at: usize) -> UpdateRange<'_> {
         let len = end - start;
+        let moments = |n: usize| if self.n_optimizer > n { (moments_at * 4, len) } else { (0, 0) };
+        let ((at1, len1), (at2, len2)) = (moments(0), moments(1));
         // SAFETY: `&mut self`, and four different arenas.
         unsafe {
             UpdateRange {
                 params: self.params.slice_mut(start * 4, len),
                 grads: self.grads.slice(start * 4, len),
-                state1: self.optimizer[0].slice_mut(start * 4, if self.n_optimizer > 0 { len } else { 0 }),
-                state2: self.optimizer[1].slice_mut(start * 4, if self.n_optimizer > 1 { len } else { 0 }),
+                state1: self.optimizer[0].slice_mut(at1, len1),
+                state2: self.optimizer[1].slice_mut(at2, len2),
             }
         }
     }
@@ -96,7 +157,7 @@ impl Memory {
     }
 
     fn kept_arena(&self, what: Kept) -> (&Arena, usize) {
-        let moments = |n: usize| if self.n_optimizer > n { self.plan.param_len } else { 0 };
+        let moments = |n: usize| if self.n_optimizer > n { self.moment_len } else { 0 };
         match what {
             Kept::Params => (&self.params, self.plan.param_len),
             Kept::States => (&self.states, self.plan.state_len),
@@ -131,6 +192,14 @@ impl Memory {
     /// The slices of one node, for the time it runs. Takes `&mut`: one node at a time.
     pub(crate) fn node<'a>(&'a mut self, graph: &'a Graph, node: usize) -> NodeMemory<'a> {
         NodeMemory { memory: self, graph, node, taken: Cell::new(0) }
+    }
+}
+
+impl Workspace {
+    /// Reserves what another batch size needs.
+    pub(crate) fn new(plan: MemoryPlan) -> Workspace {
+        let (activations, inputs) = (Arena::new(plan.arena_bytes), Arena::new(plan.input_bytes));
+        Workspace { plan, activations, inputs }
     }
 }
 

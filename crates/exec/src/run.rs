@@ -119,6 +119,34 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, args: StepArgs) 
             let (dy, x, gamma, beta) = (m.input(0), m.input(1), m.input(2), m.input(3));
             norm.backward(cx, dy, x, gamma, beta, m.input(4), m.input(5), dx, dgamma, dbeta, m.scratch());
         }
+        Launch::AxisSum => m.output::<f32>(0).copy_from_slice(m.input(0)),
+        Launch::BatchNormSums(norm) => norm.sums(cx, m.input(0), m.input(1), m.output(0), m.scratch()),
+        Launch::BatchNormFromSums(norm, momentum) => {
+            let (mean, var) = (m.output(3), m.output(4));
+            mean.copy_from_slice(m.input(3));
+            var.copy_from_slice(m.input(4));
+            let running = Some(RunningStats { mean, var, momentum: *momentum });
+            let pieces = then.map(|t| pieces(cx, t, m));
+            let epilogue = |first: usize, piece: &mut [f32]| {
+                if let Some(p) = &pieces {
+                    p.piece(first, piece);
+                }
+            };
+            let epilogue = pieces.as_ref().map(|_| &epilogue as &_);
+            let (x, gamma, beta, shift, sums) = (m.input(0), m.input(1), m.input(2), m.input(3), m.input(5));
+            let (y, mean, rstd, s) = (m.output(0), m.output(1), m.output(2), m.scratch());
+            norm.forward_from_sums(cx, x, gamma, beta, shift, sums, y, mean, rstd, running, epilogue, s);
+        }
+        Launch::BatchNormGradSums(norm) => {
+            let (sums, dgamma, dbeta) = (m.output(0), m.output(1), m.output(2));
+            let (dy, x, gamma, beta) = (m.input(0), m.input(1), m.input(2), m.input(3));
+            norm.grad_sums(cx, dy, x, gamma, beta, m.input(4), m.input(5), sums, dgamma, dbeta, m.scratch());
+        }
+        Launch::BatchNormGradFromSums(norm) => {
+            let (dy, x, gamma, beta) = (m.input(0), m.input(1), m.input(2), m.input(3));
+            let (mean, rstd, sums) = (m.input(4), m.input(5), m.input(6));
+            norm.backward_from_sums(cx, dy, x, gamma, beta, mean, rstd, sums, m.output(0), m.scratch());
+        }
         Launch::LayerNorm(norm) => {
             let (y, mean, rstd) = (m.output(0), m.output(1), m.output(2));
             norm.forward(cx, m.input(0), Some(m.input(1)), Some(m.input(2)), y, mean, rstd);

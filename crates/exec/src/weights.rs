@@ -52,8 +52,11 @@ impl Engine {
         self.memory.kept(what)
     }
 
-    /// A whole arena, to set.
+    /// A whole arena, to set. Ranks that share weights do it inside [`Engine::exclusively`]; moments are those of the
+    /// parameters that this rank updates.
     pub fn kept_mut(&mut self, what: Kept) -> &mut [f32] {
+        let free = what != Kept::Params || self.may_write_weights();
+        assert!(free, "weights that ranks share are written inside `exclusively`");
         self.memory.kept_mut(what)
     }
 

@@ -360,6 +360,13 @@ impl Builder {
         self.push(Op::AvgPool(window), &[x])
     }
 
+    // Ranks.
+
+    /// The sum of `x` over the ranks of the data axis; what it is on one's own.
+    pub fn axis_sum(&mut self, x: Tensor) -> Traced {
+        self.push(Op::AxisSum, &[x])
+    }
+
     // Norms.
 
     /// Batch norm over all dims but the last. In training, the batch's statistics normalise and the running ones

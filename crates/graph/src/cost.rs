@@ -97,6 +97,12 @@ fn flops(graph: &Graph, node: &Node, op: &Op) -> u64 {
         Op::BatchNormGrad { .. } | Op::LayerNormGrad | Op::RmsNormGrad | Op::GroupNormGrad { .. } => {
             11 * n_in(0)
         }
+        // The same work in two nodes: what one rank adds here is nothing beside its wait for the others.
+        Op::AxisSum => n_out,
+        Op::BatchNormSums => 4 * n_in(0),
+        Op::BatchNormFromSums { .. } => 3 * n_in(0),
+        Op::BatchNormGradSums { .. } => 5 * n_in(0),
+        Op::BatchNormGradFromSums { .. } => 6 * n_in(0),
         Op::Softmax { .. } | Op::LogSoftmax { .. } | Op::SoftmaxGrad { .. } | Op::LogSoftmaxGrad { .. } => {
             4 * n_in(0)
         }

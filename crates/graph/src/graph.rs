@@ -291,38 +291,33 @@ impl Graph {
 }
 
 /// A graph being made from another, node by node: what every rewrite is written with.
-pub(crate) struct Rebuild {
-    pub(crate) graph: Graph,
+pub struct Rebuild {
+    /// The new graph, so far.
+    pub graph: Graph,
     /// For each old value, the new one.
-    pub(crate) map: Vec<Option<ValueId>>,
+    pub map: Vec<Option<ValueId>>,
 }
 
 impl Rebuild {
-    pub(crate) fn new(old: &Graph) -> Rebuild {
+    /// The start: nothing of `old` is there yet.
+    pub fn new(old: &Graph) -> Rebuild {
         Rebuild { graph: Graph::default(), map: vec![None; old.values.len()] }
     }
 
     /// The new value of an old one that has been copied.
-    pub(crate) fn get(&self, old: ValueId) -> ValueId {
+    pub fn get(&self, old: ValueId) -> ValueId {
         self.map[old.idx()].expect("operands are rebuilt before their users")
     }
 
     /// Copies node `i` as it is.
-    pub(crate) fn copy(&mut self, old: &Graph, i: usize) {
+    pub fn copy(&mut self, old: &Graph, i: usize) {
         let node = &old.nodes[i];
         let inputs: Vec<_> = node.inputs.iter().map(|&v| self.get(v)).collect();
         self.replace(old, &node.outputs, node.op.clone(), &inputs, &node.layer);
     }
 
     /// Adds a node that computes these old values.
-    pub(crate) fn replace(
-        &mut self,
-        old: &Graph,
-        values: &[ValueId],
-        op: Op,
-        inputs: &[ValueId],
-        layer: &str,
-    ) {
+    pub fn replace(&mut self, old: &Graph, values: &[ValueId], op: Op, inputs: &[ValueId], layer: &str) {
         let shapes = values.iter().map(|&v| (old.shape(v).clone(), old.value(v).dtype)).collect();
         let new = self.graph.push_shaped(op, inputs, layer, shapes);
         for (&v, n) in values.iter().zip(new) {
@@ -331,7 +326,7 @@ impl Rebuild {
     }
 
     /// Carries names and results over.
-    pub(crate) fn finish(mut self, old: &Graph) -> Graph {
+    pub fn finish(mut self, old: &Graph) -> Graph {
         let stored = |s: &Stored| Stored { value: self.get(s.value), ..s.clone() };
         let params = old.params.iter().map(stored).collect();
         let states = old.states.iter().map(stored).collect();

@@ -21,7 +21,7 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
             unreachable!("{name} carries its shape in its value")
         }
         Op::Const(_) => one(Shape::scalar()),
-        Op::Unary(_) | Op::Dropout { .. } => one(x[0].shape.clone()),
+        Op::Unary(_) | Op::Dropout { .. } | Op::AxisSum => one(x[0].shape.clone()),
         Op::Binary(_) => one(broadcast(name, &x[0].shape, &x[1].shape)?),
         Op::Select => {
             let both = broadcast(name, &x[1].shape, &x[2].shape)?;
@@ -160,6 +160,26 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
             same(name, &x[0].shape, &x[1].shape)?;
             let c = per_channel(name, x, 2..6)?;
             many(vec![x[0].shape.clone(), c.clone(), c])
+        }
+        Op::BatchNormSums => {
+            per_channel(name, x, 1..2)?;
+            one(channel_sums(&x[0].shape))
+        }
+        Op::BatchNormFromSums { .. } => {
+            let c = per_channel(name, x, 1..5)?;
+            same(name, &x[5].shape, &channel_sums(&x[0].shape))?;
+            many(vec![x[0].shape.clone(), c.clone(), c.clone(), c.clone(), c])
+        }
+        Op::BatchNormGradSums { .. } => {
+            same(name, &x[0].shape, &x[1].shape)?;
+            let c = per_channel(name, x, 2..6)?;
+            many(vec![channel_sums(&x[0].shape), c.clone(), c])
+        }
+        Op::BatchNormGradFromSums { .. } => {
+            same(name, &x[0].shape, &x[1].shape)?;
+            per_channel(name, x, 2..6)?;
+            same(name, &x[6].shape, &channel_sums(&x[0].shape))?;
+            one(x[0].shape.clone())
         }
         Op::LayerNormGrad | Op::GroupNormGrad { .. } => {
             same(name, &x[0].shape, &x[1].shape)?;
@@ -401,6 +421,11 @@ fn per_channel(
         }
     }
     Ok(c)
+}
+
+/// A count, and two sums for each of the last dim.
+fn channel_sums(x: &Shape) -> Shape {
+    [1 + 2 * x.last()].into()
 }
 
 /// One statistic for each row.

@@ -44,6 +44,6 @@ pub use memory::{MemoryPlan, Place};
 pub use op::Op;
 /// What updates do: the vocabulary of the kernels.
 pub use polyreme_kernels::optim::{Moments, Optimizer};
-pub use program::{Instr, Program};
+pub use program::{Exchange, Instr, Program, Role};
 pub use recompute::recompute;
 pub use shape::{DType, Shape};

@@ -4,6 +4,8 @@
 //! other values share one more: each has an offset for the time between its computation and its last use. A reshape
 //! shares its operand's place, and an element-wise result takes the place of an operand that nobody reads again.
 
+use std::ops::Range;
+
 use crate::graph::{Graph, ValueId};
 use crate::op::Op;
 use crate::shape::DType;
@@ -102,14 +104,14 @@ impl MemoryPlan {
             self.places[state.value.idx()] = Place::State(self.state_len);
             self.state_len += graph.shape(state.value).numel().next_multiple_of(lanes);
         }
-        for p in readiness(graph) {
+        for (p, range) in param_ranges(graph) {
             let value = graph.params[p].value;
-            self.param_offsets[p] = self.param_len;
-            self.places[value.idx()] = Place::Param(self.param_len);
+            self.param_offsets[p] = range.start;
+            self.places[value.idx()] = Place::Param(range.start);
             if let Some(grad) = graph.grads.get(p).copied().flatten() {
-                self.places[reshape_root(graph, grad).idx()] = Place::Grad(self.param_len);
+                self.places[reshape_root(graph, grad).idx()] = Place::Grad(range.start);
             }
-            self.param_len += graph.shape(value).numel().next_multiple_of(lanes);
+            self.param_len = range.end;
         }
     }
 
@@ -237,6 +239,18 @@ fn lifetimes(graph: &Graph, places: &[Place]) -> Vec<Block> {
         }
     }
     blocks
+}
+
+/// The parameters in the order in which gradients become ready, with the elements of the arena that each takes,
+/// filling included: the ranges follow each other without gaps.
+pub fn param_ranges(graph: &Graph) -> Vec<(usize, Range<usize>)> {
+    let mut next = 0;
+    let range = |p: usize| {
+        let start = next;
+        next += graph.shape(graph.params[p].value).numel().next_multiple_of(ALIGN_BYTES / 4);
+        (p, start..next)
+    };
+    readiness(graph).into_iter().map(range).collect()
 }
 
 /// Largest first, each at the lowest offset that is free for its whole life. Returns the arena's size.

@@ -234,6 +234,32 @@ pub enum Op {
         /// Whether `y` was clamped at zero; where it was is found from `x`.
         relu: bool,
     },
+    /// `x`, the sum over all who run this graph side by side on shards of one batch (the ranks of the data axis);
+    /// each gets the same. Who runs alone gets what it gave. Meant for small tensors: everybody waits for it.
+    AxisSum,
+    /// `(x [.., c], shift)` → `[1 + 2·c]`: how many rows, and of each channel the sums of `x - shift` and of its square.
+    BatchNormSums,
+    /// `(x [.., c], gamma, beta, running mean, running variance, sums)` → as [`Op::BatchNorm`], with the statistics of
+    /// the rows that were summed. The sums are those of [`Op::BatchNormSums`] about the running mean.
+    BatchNormFromSums {
+        /// Added to the variance.
+        eps: f32,
+        /// The weight of the batch in the running statistics.
+        momentum: f32,
+        /// Whether `y` is clamped at zero.
+        relu: bool,
+    },
+    /// `(dy, x, gamma, beta, mean, rstd)` → `(sums [1 + 2·c], dgamma, dbeta)`: how many rows, then `dbeta` and
+    /// `dgamma`, which are the gradients of these rows alone.
+    BatchNormGradSums {
+        /// Whether `y` was clamped at zero.
+        relu: bool,
+    },
+    /// `(dy, x, gamma, beta, mean, rstd, sums)` → `dx`.
+    BatchNormGradFromSums {
+        /// Whether `y` was clamped at zero.
+        relu: bool,
+    },
     /// `(x [.., c], gamma, beta)` → `(y, mean, rstd)` over the last dim.
     LayerNorm {
         /// Added to the variance.
@@ -372,6 +398,11 @@ impl Op {
             Op::AvgPoolGrad { .. } => "avg_pool_grad",
             Op::BatchNorm { .. } => "batch_norm",
             Op::BatchNormGrad { .. } => "batch_norm_grad",
+            Op::AxisSum => "axis_sum",
+            Op::BatchNormSums => "batch_norm_sums",
+            Op::BatchNormFromSums { .. } => "batch_norm_from_sums",
+            Op::BatchNormGradSums { .. } => "batch_norm_grad_sums",
+            Op::BatchNormGradFromSums { .. } => "batch_norm_grad_from_sums",
             Op::LayerNorm { .. } => "layer_norm",
             Op::LayerNormGrad => "layer_norm_grad",
             Op::RmsNorm { .. } => "rms_norm",
@@ -409,6 +440,9 @@ impl Op {
 
     /// Whether the executor can run element-wise work on finished pieces of the first output.
     pub fn takes_epilogue(&self) -> bool {
-        matches!(self, Op::MatMul { .. } | Op::Conv2d(_) | Op::BatchNorm { .. })
+        matches!(
+            self,
+            Op::MatMul { .. } | Op::Conv2d(_) | Op::BatchNorm { .. } | Op::BatchNormFromSums { .. }
+        )
     }
 }

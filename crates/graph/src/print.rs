@@ -94,10 +94,10 @@ fn options(graph: &Graph, op: &Op) -> String {
         Op::Conv2dGradInput { conv: c, .. } | Op::Conv2dGradWeight { conv: c, .. } => conv(c),
         Op::MaxPool(w) | Op::AvgPool(w) => window(w),
         Op::MaxPoolGrad { window: w, .. } | Op::AvgPoolGrad { window: w, .. } => window(w),
-        Op::BatchNorm { eps, momentum, relu } => {
+        Op::BatchNorm { eps, momentum, relu } | Op::BatchNormFromSums { eps, momentum, relu } => {
             format!("eps {eps} momentum {momentum}{}", if *relu { " relu" } else { "" })
         }
-        Op::BatchNormGrad { relu } => {
+        Op::BatchNormGrad { relu } | Op::BatchNormGradSums { relu } | Op::BatchNormGradFromSums { relu } => {
             if *relu {
                 "relu".into()
             } else {
@@ -130,9 +130,14 @@ fn options(graph: &Graph, op: &Op) -> String {
                 String::new()
             }
         }
-        Op::Select | Op::Reshape | Op::Expand | Op::LayerNormGrad | Op::RmsNormGrad | Op::Embedding => {
-            String::new()
-        }
+        Op::Select
+        | Op::Reshape
+        | Op::Expand
+        | Op::AxisSum
+        | Op::BatchNormSums
+        | Op::LayerNormGrad
+        | Op::RmsNormGrad
+        | Op::Embedding => String::new(),
     }
 }
 

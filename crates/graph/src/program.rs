@@ -1,6 +1,8 @@
 //! A program: what one rank does in one step. Plain data with several readers; `exec` is the one that runs it.
 
 use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
 
 use polyreme_kernels::optim::Optimizer;
 
@@ -8,7 +10,56 @@ use crate::error::TraceError;
 use crate::fuse::fuse;
 use crate::grad::differentiate;
 use crate::graph::{Graph, NodeId, ValueId};
-use crate::memory::readiness;
+use crate::memory::{param_ranges, readiness};
+
+/// What ranks do together in a step. Elements are those of the arenas of gradients and parameters.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Exchange {
+    /// Adds up the loss, the weight of the samples and a few more numbers.
+    Totals,
+    /// Adds up gradients. With cuts, each rank gets the sum of its own part; otherwise everybody gets all.
+    SumGrads {
+        /// The elements.
+        range: Range<usize>,
+        /// Rank `r` has `cuts[r]..cuts[r + 1]`, counted from the start of the range.
+        cuts: Option<Arc<[usize]>>,
+    },
+    /// Brings the parameters that each rank has updated to all.
+    GatherParams {
+        /// The elements.
+        range: Range<usize>,
+        /// As above.
+        cuts: Arc<[usize]>,
+    },
+    /// Waits until every rank has updated its part of weights that they share.
+    Meet,
+}
+
+/// How a rank stands to the others.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Role {
+    /// This rank.
+    pub rank: usize,
+    /// How many there are.
+    pub ranks: usize,
+    /// Whether all ranks work on one copy of the weights.
+    pub shared_weights: bool,
+    /// Reproducible: into how many logical shards the global batch is cut, whose gradients are added up in a fixed
+    /// tree.
+    pub shards: Option<usize>,
+    /// By rank: the parts of the arena that it updates, in their order. Its moments are those of these parts, one
+    /// after the other.
+    pub parts: Vec<Vec<Range<usize>>>,
+    /// Whether the parts are disjoint: each rank updates its own.
+    pub sharded: bool,
+}
+
+impl Role {
+    /// The parts of this rank.
+    pub fn own(&self) -> &[Range<usize>] {
+        &self.parts[self.rank]
+    }
+}
 
 /// One thing that a rank does.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -26,6 +77,19 @@ pub enum Instr {
         first: usize,
         /// One past the last.
         last: usize,
+    },
+    /// Starts an exchange, by its number in the program.
+    Start(usize),
+    /// Waits for an exchange that was started.
+    Wait(usize),
+    /// Updates elements `start..end` of the arena: a part of this rank's own.
+    UpdateOwn {
+        /// The first one.
+        start: usize,
+        /// One past the last.
+        end: usize,
+        /// Where their moments begin among this rank's.
+        moments_at: usize,
     },
     /// Takes a new value over into a state.
     Keep {
@@ -45,6 +109,10 @@ pub struct Program {
     pub instrs: Vec<Instr>,
     /// What updates do.
     pub optimizer: Option<Optimizer>,
+    /// What is done together with other ranks.
+    pub exchanges: Vec<Exchange>,
+    /// How this rank stands to others; `None` for a program that knows of none.
+    pub role: Option<Role>,
 }
 
 impl Program {
@@ -52,7 +120,7 @@ impl Program {
     pub fn forward(graph: &Graph) -> Program {
         let graph = fuse(&Graph { updates: Vec::new(), grads: Vec::new(), ..graph.clone() });
         let instrs = computes(&graph);
-        Program { graph, instrs, optimizer: None }
+        Program { graph, instrs, optimizer: None, exchanges: Vec::new(), role: None }
     }
 
     /// The forward and backward pass, without an update.
@@ -60,7 +128,7 @@ impl Program {
         let graph = fuse(step);
         let mut instrs = computes(&graph);
         instrs.extend(keeps(&graph));
-        Program { graph, instrs, optimizer: None }
+        Program { graph, instrs, optimizer: None, exchanges: Vec::new(), role: None }
     }
 
     /// A whole training step: forward, backward, clipping if asked for, update.
@@ -93,12 +161,31 @@ impl fmt::Display for Program {
                         order[*first..*last].iter().map(|&p| self.graph.params[p].name.as_str()).collect();
                     writeln!(f, "update {}", names.join(" "))?;
                 }
+                Instr::Start(i) => writeln!(f, "start {i}: {}", describe(&self.graph, &self.exchanges[*i]))?,
+                Instr::Wait(i) => writeln!(f, "wait {i}")?,
+                Instr::UpdateOwn { start, end, .. } => writeln!(f, "update elements {start}..{end}")?,
                 Instr::Keep { state, value } => {
                     writeln!(f, "keep {} = {value}", self.graph.states[*state].name)?
                 }
             }
         }
         Ok(())
+    }
+}
+
+/// An exchange in words, with the parameters that it touches.
+fn describe(graph: &Graph, exchange: &Exchange) -> String {
+    let names = |range: &Range<usize>| {
+        let within =
+            param_ranges(graph).into_iter().filter(|(_, r)| r.start < range.end && range.start < r.end);
+        within.map(|(p, _)| graph.params[p].name.clone()).collect::<Vec<_>>().join(" ")
+    };
+    match exchange {
+        Exchange::Totals => "sum totals".into(),
+        Exchange::SumGrads { range, cuts: None } => format!("all-reduce gradients of {}", names(range)),
+        Exchange::SumGrads { range, .. } => format!("reduce-scatter gradients of {}", names(range)),
+        Exchange::GatherParams { range, .. } => format!("all-gather {}", names(range)),
+        Exchange::Meet => "meet".into(),
     }
 }
 

@@ -5,7 +5,8 @@
 //! chosen by trying: first values that are cheap for their size, more and more of them; then everything but the
 //! values at the graph's narrow places (where one tensor is all that crosses, as between blocks of a residual
 //! network). The cheapest choice that fits the budget wins. Masks of dropout come from a counter, so they come out
-//! the same; statistics of batch norm are computed again, their running ones are updated once.
+//! the same; statistics of batch norm are computed again, their running ones are updated once. A sum over the ranks is
+//! never computed again: it is small, everybody would wait for it, and ranks need not have dropped the same.
 
 use std::collections::BTreeSet;
 
@@ -89,7 +90,7 @@ fn kept_values(graph: &Graph) -> BTreeSet<ValueId> {
     let forward = |v: ValueId| graph.value(v).producer.idx() < graph.n_forward;
     let may_drop = |v: ValueId| {
         let op = &graph.producer(v).op;
-        !op.is_leaf() && !matches!(op, Op::Reshape)
+        !op.is_leaf() && !matches!(op, Op::Reshape | Op::AxisSum)
     };
     let results: BTreeSet<_> = graph.results().collect();
     graph.nodes[graph.n_forward..]
@@ -151,7 +152,8 @@ impl Again<'_> {
     fn value(&mut self, to: &mut Rebuild, v: ValueId) -> ValueId {
         let at = self.graph.value(v).producer.idx();
         let node = &self.graph.nodes[at];
-        if at >= self.graph.n_forward || node.op.is_leaf() || !self.reaches_dropped(v) {
+        let stays = node.op.is_leaf() || matches!(node.op, Op::AxisSum);
+        if at >= self.graph.n_forward || stays || !self.reaches_dropped(v) {
             return to.get(v);
         }
         if let Some(made) = self.made[v.idx()] {

@@ -13,5 +13,7 @@ mod optimizers;
 mod oracle;
 mod random;
 mod random_graphs;
+mod ranks;
 mod same_bits;
+mod sync_norm;
 mod weights;

@@ -9,6 +9,8 @@
 
 mod norm_relu;
 
+pub use norm_relu::join_norm_relu;
+
 use std::collections::HashMap;
 
 use polyreme_kernels::elementwise::{Expr, Instr, Reg};
@@ -18,7 +20,7 @@ use crate::op::{Epilogue, Op};
 
 /// The graph with element-wise chains fused.
 pub fn fuse(graph: &Graph) -> Graph {
-    let graph = &norm_relu::fuse(graph);
+    let graph = &join_norm_relu(graph);
     let clusters = Clusters::gather(graph);
     let hosts = clusters.hosts(graph);
     let mut to = Rebuild::new(graph);

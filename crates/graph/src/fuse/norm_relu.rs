@@ -8,8 +8,9 @@ use polyreme_kernels::elementwise::{Binary, Unary};
 use crate::graph::{Graph, Rebuild, ValueId};
 use crate::op::Op;
 
-/// The graph with every such pair joined.
-pub(super) fn fuse(graph: &Graph) -> Graph {
+/// The graph with every such pair joined. The first part of [`fuse`](super::fuse), on its own for rewrites that take batch
+/// norms apart.
+pub fn join_norm_relu(graph: &Graph) -> Graph {
     let pairs = pairs(graph);
     if pairs.is_empty() {
         return graph.clone();

@@ -112,6 +112,11 @@ pub(super) fn row(b: &mut Backward, node: &Node, dys: &[Option<ValueId>]) -> Row
             let d = b.all(Op::BatchNormGrad { relu }, &[dy, x[0], x[1], x[2], y[1], y[2]]);
             reach_needed(b, &x[..3], &d);
         }
+        // Every rank's y is Σ x over the ranks, and the loss is the sum of the ranks' losses: dx = Σ dy over them.
+        Op::AxisSum => {
+            let dx = b.one(Op::AxisSum, &[dy]);
+            b.reach(x[0], dx);
+        }
         Op::LayerNorm { .. } => norm(b, node, Op::LayerNormGrad, dy),
         &Op::GroupNorm { groups, .. } => norm(b, node, Op::GroupNormGrad { groups }, dy),
         Op::RmsNorm { .. } => {
@@ -158,6 +163,11 @@ pub(super) fn row(b: &mut Backward, node: &Node, dys: &[Option<ValueId>]) -> Row
             let n_states = if cell == Cell::Lstm { 2 } else { 1 };
             reach_needed(b, &x[..3 + n_states], &d);
         }
+        // The parts of a synchronised batch norm are made from a step that has been differentiated.
+        Op::BatchNormSums
+        | Op::BatchNormFromSums { .. }
+        | Op::BatchNormGradSums { .. }
+        | Op::BatchNormGradFromSums { .. } => return no_gradient(node),
         Op::Fused(_)
         | Op::Epilogue(_)
         | Op::Conv2dGradWeight { .. }

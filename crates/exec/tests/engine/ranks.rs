@@ -1,0 +1,296 @@
+//! Ranks against one rank: the same weights after a few steps, whatever the plan, the number of ranks and the pieces.
+
+use std::ops::Range;
+
+use polyreme_collective::Comm;
+use polyreme_exec::{Engine, ExecError, Kept, Options, Totals};
+use polyreme_graph::builder::BatchNorm;
+use polyreme_graph::op::CrossEntropy;
+use polyreme_graph::{Builder, DType, Graph, Init, Moments, Optimizer, Tensor, differentiate};
+use polyreme_kernels::elementwise::Unary;
+use polyreme_parallel::tree::run_of;
+use polyreme_parallel::{DataPlan, data_parallel};
+
+use crate::random::Random;
+
+/// Samples of a step, and steps.
+const BATCH: usize = 24;
+const STEPS: usize = 6;
+
+/// Two linear layers with a batch norm between them if `norm`, for `n` samples; the loss is weighted.
+fn step_graph(n: usize, norm: bool) -> Graph {
+    let mut b = Builder::new();
+    let x = b.input("x", [n, 20], DType::F32).unwrap();
+    let labels = b.input("labels", [n], DType::I32).unwrap();
+    let weight = b.input("weight", [1], DType::F32).unwrap();
+    let linear = |b: &mut Builder, name: &str, x: Tensor, out: usize| {
+        b.layer(name, |b| {
+            let width = b.shape(x).last();
+            let w = b.param("weight", [out, width], Init::Uniform { bound: 0.2 })?;
+            let bias = b.param("bias", [out], Init::Uniform { bound: 0.1 })?;
+            b.linear(x, w, Some(bias))
+        })
+    };
+    let mut h = linear(&mut b, "a", x, 70).unwrap();
+    if norm {
+        h = b
+            .layer("norm", |b| {
+                let gamma = b.param("gamma", [70], Init::Const(1.0))?;
+                let beta = b.param("beta", [70], Init::Const(0.0))?;
+                let running_mean = b.state("mean", [70], Init::Const(0.0))?;
+                let running_var = b.state("var", [70], Init::Const(1.0))?;
+                let at = BatchNorm { gamma, beta, running_mean, running_var, eps: 1e-5, momentum: 0.1 };
+                b.batch_norm(h, at, true)
+            })
+            .unwrap();
+    }
+    let h = b.unary(Unary::Tanh, h).unwrap();
+    let logits = linear(&mut b, "b", h, 5).unwrap();
+    let options = CrossEntropy { label_smoothing: 0.0, ignore_index: None };
+    let loss = b.cross_entropy(logits, labels, None, options).unwrap();
+    let scalar = b.reshape(weight, polyreme_graph::Shape::scalar()).unwrap();
+    let weighted = b.mul(loss, scalar).unwrap();
+    let graph = b.finish(&[("loss", loss), ("weighted", weighted)]);
+    differentiate(&graph, weighted).unwrap()
+}
+
+fn feed(engine: &mut Engine, step: usize, samples: Range<usize>) {
+    let sample = |i: usize| Random::new((step * 1000 + i) as u64);
+    let x = engine.input_f32("x").unwrap();
+    for (row, i) in x.chunks_exact_mut(20).zip(samples.clone()) {
+        let mut random = sample(i);
+        row.fill_with(|| random.uniform(-1.0, 1.0));
+    }
+    let labels = engine.input_i32("labels").unwrap();
+    labels.iter_mut().zip(samples).for_each(|(l, i)| *l = (sample(i).below(5)) as i32);
+}
+
+#[derive(Clone)]
+struct Case {
+    ranks: usize,
+    plan: DataPlan,
+    optimizer: Optimizer,
+    clip: Option<f64>,
+    /// Whether the ranks are connected by sockets.
+    sockets: bool,
+    /// Pieces of each rank's part.
+    pieces: usize,
+    norm: bool,
+}
+
+struct Outcome {
+    params: Vec<f32>,
+    states: Vec<f32>,
+    moments: Vec<f32>,
+    losses: Vec<f64>,
+}
+
+/// Ranks that are connected by real sockets.
+fn connected(ranks: usize) -> Vec<Comm> {
+    let links = polyreme_net::loopback::links(ranks).unwrap();
+    // All measure their links together.
+    let joining: Vec<_> =
+        links.into_iter().map(|l| std::thread::spawn(move || Comm::tcp(l).unwrap())).collect();
+    joining.into_iter().map(|j| j.join().unwrap()).collect()
+}
+
+/// Trains and returns what rank 0 has in the end; all ranks must agree.
+fn train(case: &Case) -> Outcome {
+    let outcomes: Vec<Outcome> = std::thread::scope(|s| {
+        let rank = |comm: Comm| s.spawn(move || run_rank(case, comm).unwrap());
+        let comms: Vec<Comm> = match case.sockets {
+            false => Comm::local(case.ranks),
+            true => connected(case.ranks),
+        };
+        let ranks: Vec<_> = comms.into_iter().map(rank).collect();
+        ranks.into_iter().map(|r| r.join().unwrap()).collect()
+    });
+    let mut outcomes = outcomes.into_iter();
+    let first = outcomes.next().unwrap();
+    for other in outcomes {
+        assert_eq!((&other.params, &other.losses), (&first.params, &first.losses), "ranks agree");
+    }
+    first
+}
+
+fn run_rank(case: &Case, comm: Comm) -> Result<Outcome, ExecError> {
+    let plan = DataPlan { rank: comm.rank(), ranks: case.ranks, ..case.plan.clone() };
+    let program = |n: usize| data_parallel(&step_graph(n, case.norm), case.optimizer, case.clip, &plan);
+    let shards = plan.shards.unwrap_or(0);
+    let part = run_of(BATCH, case.ranks, plan.rank);
+    let cuts: Vec<Range<usize>> = match shards {
+        0 => (0..case.pieces)
+            .map(|k| run_of(part.len(), case.pieces, k))
+            .map(|r| part.start + r.start..part.start + r.end)
+            .collect(),
+        n => run_of(n, case.ranks, plan.rank).map(|k| run_of(BATCH, n, k)).collect(),
+    };
+    let cuts: Vec<_> = cuts.into_iter().filter(|r| !r.is_empty()).collect();
+    let mut sizes: Vec<usize> = cuts.iter().map(|r| r.len()).collect();
+    sizes.push(1);
+    sizes.dedup();
+    let mut engine = Engine::join(program(sizes[0]), Options { seed: 3, ..Options::threads(1) }, comm)?;
+    for &n in &sizes[1..] {
+        engine.add_batch(program(n))?;
+    }
+    let mut losses = Vec::new();
+    for step in 0..STEPS {
+        engine.begin_step();
+        let mut totals: Option<Totals> = None;
+        for (k, samples) in cuts.iter().enumerate() {
+            engine.select(sizes.iter().position(|n| *n == samples.len()).unwrap());
+            feed(&mut engine, step, samples.clone());
+            let weight = samples.len() as f64 / BATCH as f64;
+            if shards > 0 {
+                let first = run_of(shards, case.ranks, plan.rank).start;
+                engine.shard(first + k, Some(weight))?;
+            } else if k + 1 < cuts.len() {
+                engine.accumulate(weight)?;
+            } else {
+                totals = Some(engine.finish(weight, 0.05, [1.0, 2.0])?);
+            }
+        }
+        let totals = match totals {
+            Some(totals) => totals,
+            None if shards > 0 => engine.finish_shards(0.05, [1.0, 2.0])?,
+            None => engine.finish_empty(0.05, [1.0, 2.0])?,
+        };
+        let n = case.ranks as f64;
+        assert_eq!(totals.extra, [n, 2.0 * n]);
+        assert_eq!(totals.grad_norm.is_some(), case.clip.is_some());
+        losses.push(totals.loss);
+    }
+    engine.average_states()?;
+    let mut moments = vec![0.0; engine.kept(Kept::Params).len()];
+    let root = plan.rank == 0;
+    engine.gather_moments(Kept::Moment1, root.then_some(&mut moments[..]))?;
+    // And back, as after a restart.
+    engine.scatter_moments(Kept::Moment1, root.then_some(&moments[..]))?;
+    let mut again = vec![0.0; moments.len()];
+    engine.gather_moments(Kept::Moment1, root.then_some(&mut again[..]))?;
+    assert_eq!(moments, again);
+    let outcome = Outcome {
+        params: engine.kept(Kept::Params).to_vec(),
+        states: engine.kept(Kept::States).to_vec(),
+        moments,
+        losses,
+    };
+    engine.comm().barrier()?;
+    Ok(outcome)
+}
+
+fn near(what: &str, a: &[f32], b: &[f32]) {
+    let scale = b.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
+    let worst = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst <= 2e-5 * scale, "{what}: {worst} of {scale}");
+}
+
+fn base() -> Case {
+    Case {
+        ranks: 1,
+        plan: DataPlan::alone(),
+        optimizer: Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.01 },
+        clip: None,
+        sockets: false,
+        pieces: 1,
+        norm: false,
+    }
+}
+
+/// Sharded, with one copy of the weights, over sockets.
+const PLANS: [(bool, bool, bool); 5] = [
+    (false, false, false),
+    (true, false, false),
+    (true, true, false),
+    (false, false, true),
+    (true, false, true),
+];
+
+#[test]
+fn every_plan_gives_the_weights_of_one_rank() {
+    let optimizers = [
+        base().optimizer,
+        Optimizer::AdamW(Moments { weight_decay: 0.1, ..Moments::DEFAULT }),
+        Optimizer::Lamb(Moments::DEFAULT),
+    ];
+    for optimizer in optimizers {
+        for clip in [None, Some(0.3)] {
+            let one = train(&Case { optimizer, clip, ..base() });
+            for ranks in [2, 3, 4, 8] {
+                for (sharded, shared_weights, sockets) in PLANS {
+                    for (bucket_bytes, pieces) in [(1, 1), (4096, 2), (1 << 20, 3)] {
+                        let plan = DataPlan { sharded, shared_weights, bucket_bytes, ..DataPlan::alone() };
+                        let many = train(&Case { ranks, plan, optimizer, clip, pieces, sockets, ..base() });
+                        let what = format!(
+                            "{optimizer:?}, clip {clip:?}, {ranks} ranks, sharded {sharded}, shared {shared_weights}, {bucket_bytes}, {pieces}, {sockets}"
+                        );
+                        near(&what, &many.params, &one.params);
+                        near(&what, &many.moments, &one.moments);
+                        let (a, b) = (many.losses.last().unwrap(), one.losses.last().unwrap());
+                        assert!((a - b).abs() < 1e-6 * b, "{what}: {a} and {b}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_may_have_no_samples() {
+    let one = train(&base());
+    let plan = DataPlan { sharded: true, ..DataPlan::alone() };
+    // 24 samples for 30 ranks.
+    let many = train(&Case { ranks: 30, plan, ..base() });
+    near("30 ranks", &many.params, &one.params);
+}
+
+#[test]
+fn shards_give_the_same_bits_on_any_number_of_ranks() {
+    let adam = Optimizer::AdamW(Moments::DEFAULT);
+    for (optimizer, clip) in
+        [(base().optimizer, None), (adam, Some(0.3)), (Optimizer::Lamb(Moments::DEFAULT), None)]
+    {
+        let case = |ranks: usize, shared_weights: bool, sockets: bool| {
+            let plan = DataPlan { shards: Some(8), sharded: true, shared_weights, ..DataPlan::alone() };
+            train(&Case { ranks, plan, optimizer, clip, norm: true, sockets, ..base() })
+        };
+        let one = case(1, false, false);
+        for ranks in [2, 3, 4, 8, 11] {
+            for (_, shared, sockets) in PLANS {
+                let many = case(ranks, shared, sockets);
+                let what = format!("{optimizer:?}, {ranks} ranks, shared {shared}, sockets {sockets}");
+                assert_eq!(many.losses, one.losses, "{what}");
+                assert!(many.params == one.params, "{what}: parameters");
+                assert!(many.states == one.states, "{what}: states");
+                assert!(many.moments == one.moments, "{what}: moments");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_all_ranks_before_the_update() {
+    let errors: Vec<ExecError> = std::thread::scope(|s| {
+        let rank = |comm: Comm| {
+            s.spawn(move || {
+                let plan = DataPlan { rank: comm.rank(), ranks: 3, sharded: true, ..DataPlan::alone() };
+                let program = data_parallel(&step_graph(4, false), base().optimizer, None, &plan);
+                let mut engine = Engine::join(program, Options::threads(1), comm).unwrap();
+                let before = engine.kept(Kept::Params).to_vec();
+                engine.begin_step();
+                feed(&mut engine, 0, 0..4);
+                if plan.rank == 1 {
+                    engine.input_f32("x").unwrap()[7] = f32::NAN;
+                }
+                let error = engine.finish(1.0 / 3.0, 0.1, [0.0; 2]).unwrap_err();
+                assert!(engine.kept(Kept::Params) == before);
+                error
+            })
+        };
+        let ranks: Vec<_> = Comm::local(3).into_iter().map(rank).collect();
+        ranks.into_iter().map(|r| r.join().unwrap()).collect()
+    });
+    for (rank, error) in errors.iter().enumerate() {
+        assert!(matches!(error, ExecError::NotFinite { here, .. } if *here == (rank == 1)), "{error}");
+    }
+}

@@ -1,0 +1,116 @@
+//! The fixed tree in which the gradients of logical shards are added up: the same sums, in the same order, whoever
+//! computes them.
+//!
+//! The tree over shards `0..n` is cut at the largest power of two below `n`, and so on in both halves. A rank that has
+//! a run of shards adds up every subtree that it has whole; what is left are at most `2·log2(n)` sums. The owner of a
+//! range of elements gets those of all ranks and adds them up along the same tree.
+
+use std::ops::Range;
+
+/// A subtree: the shards below it.
+pub type Node = Range<usize>;
+
+/// Where a subtree of more than one shard is cut.
+pub fn cut(node: &Node) -> usize {
+    debug_assert!(node.len() > 1, "a shard is not cut");
+    node.start + (node.len().next_power_of_two() / 2)
+}
+
+/// Whether a run of shards is a subtree of the tree over `0..shards`.
+pub fn is_subtree(shards: usize, run: &Range<usize>) -> bool {
+    !run.is_empty() && whole_subtrees(shards, run) == [run.clone()]
+}
+
+/// The largest subtrees of the tree over `0..shards` that lie wholly within `run`, from left to right.
+pub fn whole_subtrees(shards: usize, run: &Range<usize>) -> Vec<Node> {
+    fn descend(node: Node, run: &Range<usize>, found: &mut Vec<Node>) {
+        if node.is_empty() || node.end <= run.start || run.end <= node.start {
+            return;
+        }
+        if run.start <= node.start && node.end <= run.end {
+            found.push(node);
+            return;
+        }
+        let at = cut(&node);
+        descend(node.start..at, run, found);
+        descend(at..node.end, run, found);
+    }
+    let mut found = Vec::new();
+    descend(0..shards, run, &mut found);
+    found
+}
+
+/// The run of shards that a rank computes.
+pub fn run_of(shards: usize, ranks: usize, rank: usize) -> Range<usize> {
+    shards * rank / ranks..shards * (rank + 1) / ranks
+}
+
+/// One addition or copy on the way from sums that are there to the sum of all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Add {
+    /// The sum that is added to, by its number among those given.
+    pub into: usize,
+    /// The one that is added.
+    pub from: usize,
+}
+
+/// The additions that turn the sums of `nodes` (from left to right, together all shards) into the sum of all, which
+/// ends up in the first.
+pub fn additions(shards: usize, nodes: &[Node]) -> Vec<Add> {
+    fn descend(node: Node, nodes: &[Node], adds: &mut Vec<Add>) -> usize {
+        if let Some(at) = nodes.iter().position(|n| *n == node) {
+            return at;
+        }
+        let at = cut(&node);
+        let left = descend(node.start..at, nodes, adds);
+        let right = descend(at..node.end, nodes, adds);
+        adds.push(Add { into: left, from: right });
+        left
+    }
+    let mut adds = Vec::new();
+    if shards > 0 {
+        descend(0..shards, nodes, &mut adds);
+    }
+    adds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Adds up in the tree, as text.
+    fn sum(shards: usize, ranks: usize) -> String {
+        let whole = |node: &Node| {
+            let leaves: Vec<Node> = node.clone().map(|k| k..k + 1).collect();
+            fn text(node: Node) -> String {
+                match node.len() {
+                    1 => node.start.to_string(),
+                    _ => {
+                        let at = cut(&node);
+                        format!("({}+{})", text(node.start..at), text(at..node.end))
+                    }
+                }
+            }
+            assert!(!leaves.is_empty());
+            text(node.clone())
+        };
+        let nodes: Vec<Node> =
+            (0..ranks).flat_map(|r| whole_subtrees(shards, &run_of(shards, ranks, r))).collect();
+        let mut sums: Vec<String> = nodes.iter().map(whole).collect();
+        for add in additions(shards, &nodes) {
+            sums[add.into] = format!("({}+{})", sums[add.into], sums[add.from]);
+        }
+        sums.swap_remove(0)
+    }
+
+    #[test]
+    fn the_sum_does_not_depend_on_the_ranks() {
+        for shards in 1..20 {
+            let one = sum(shards, 1);
+            for ranks in 1..=shards + 2 {
+                assert_eq!(sum(shards, ranks), one, "{shards} shards, {ranks} ranks");
+            }
+        }
+        assert_eq!(sum(5, 2), "(((0+1)+(2+3))+4)");
+    }
+}
