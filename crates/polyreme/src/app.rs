@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use polyreme_collective::Comm;
 use polyreme_graph::{Builder, Tensor, Traced};
 use polyreme_train::event::{Observer, Summary};
 use polyreme_train::job::Job;
-use polyreme_train::run::{Given, Prepared, Run, choose_folder};
+use polyreme_train::run::{Given, Prepared, choose_folder, run_ranks};
 use polyreme_train::sets::Sets;
 use polyreme_train::{Net, TrainError};
 
@@ -54,7 +55,8 @@ impl App {
         let mut prepared = Prepared::new(job, self.given, process::cores())?;
         prepared.system = process::facts();
         let folder = choose_folder(&prepared.job, false)?;
-        Run::new(prepared, &folder, None)?.train(observer)
+        let comms = Comm::local(prepared.ranks());
+        run_ranks(prepared, &folder, None, comms, observer)
     }
 
     /// The job's name, if there is a job.

@@ -1,9 +1,18 @@
 //! `polyreme doctor`: what this machine is, and what it can do at most.
 
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
 use polyreme_kernels::{Cx, Isa, probe};
+use polyreme_net::Segment;
 use serde::Serialize;
 
+use crate::cluster::cores::{self, Machine};
+use crate::cluster::interfaces::interfaces;
 use crate::process;
+
+/// A program that says its version does so within this time.
+const VERSION_TIME: Duration = Duration::from_secs(5);
 
 /// What was found and measured.
 #[derive(Clone, Debug, Serialize)]
@@ -12,6 +21,10 @@ pub struct Report {
     pub cpu: String,
     /// Cores that this process may use.
     pub cores: usize,
+    /// The cores of each NUMA node that this process may use, as `0-3,8`.
+    pub numa_nodes: Vec<String>,
+    /// Cores' worth of time that this process is granted, if that is less than the cores it may run on.
+    pub quota: Option<usize>,
     /// The instruction set that kernels use.
     pub simd: String,
     /// Memory of the machine.
@@ -22,6 +35,12 @@ pub struct Report {
     pub add_bandwidth_gbs: f64,
     /// A copy on one core.
     pub copy_bandwidth_gbs: f64,
+    /// This host's addresses, as `eth0 10.1.2.3/16`.
+    pub interfaces: Vec<String>,
+    /// What `mpirun --version` says; `None` if there is none.
+    pub mpi: Option<String>,
+    /// Whether processes of this host can share memory; otherwise why not.
+    pub shared_memory: Result<(), String>,
 }
 
 /// Looks and measures, for about a second.
@@ -29,25 +48,71 @@ pub fn examine() -> Report {
     let cx = Cx::serial();
     // Larger than any last-level cache that two cores share.
     let (mut target, source) = (vec![1.0; 16 << 20], vec![1.0; 16 << 20]);
+    let machine = Machine::read();
     Report {
         cpu: process::cpu_name(),
-        cores: process::cores(),
+        cores: machine.cores(),
+        numa_nodes: machine.nodes.iter().map(|node| cores::list(node)).collect(),
+        quota: machine.quota,
         simd: Isa::detect().name().into(),
         memory_gib: process::memory_bytes() as f64 / (1u64 << 30) as f64,
         fma_peak_gflops: probe::fma_peak_gflops(&cx),
         add_bandwidth_gbs: probe::add_bandwidth_gbs(&mut target, &source),
         copy_bandwidth_gbs: probe::copy_bandwidth_gbs(&mut target, &source),
+        interfaces: interfaces().iter().map(ToString::to_string).collect(),
+        mpi: mpi_version(),
+        shared_memory: share_memory(),
     }
+}
+
+/// The first line of `mpirun --version`.
+fn mpi_version() -> Option<String> {
+    let mut asked = Command::new("mpirun");
+    asked.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = asked.spawn().ok()?;
+    let until = Instant::now() + VERSION_TIME;
+    while child.try_wait().ok()?.is_none() {
+        if Instant::now() > until {
+            drop(child.kill());
+            drop(child.wait());
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let said = child.wait_with_output().ok().filter(|out| out.status.success())?;
+    String::from_utf8_lossy(&said.stdout).lines().next().map(|line| line.trim().to_string())
+}
+
+/// Makes memory as ranks of one host share it, and opens it as another process would.
+fn share_memory() -> Result<(), String> {
+    let bytes = 1 << 16;
+    let made = Segment::create(bytes, bytes).map_err(|e| e.to_string())?;
+    let path = made.path().ok_or("the memory has no path")?;
+    Segment::open(&path, bytes, bytes).map(drop).map_err(|e| e.to_string())
 }
 
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         writeln!(f, "cpu          {}", self.cpu)?;
         writeln!(f, "cores        {}", self.cores)?;
+        for (i, node) in self.numa_nodes.iter().enumerate() {
+            writeln!(f, "{:<12} node {i}: {node}", if i == 0 { "numa" } else { "" })?;
+        }
+        if let Some(quota) = self.quota {
+            writeln!(f, "quota        {quota} cores' worth of time; ranks are not pinned")?;
+        }
         writeln!(f, "simd         {}", self.simd)?;
         writeln!(f, "memory       {:.1} GiB", self.memory_gib)?;
         writeln!(f, "peak         {:.1} GFLOP/s a core, multiply-adds in f32", self.fma_peak_gflops)?;
         writeln!(f, "bandwidth    {:.1} GB/s a core for a += b", self.add_bandwidth_gbs)?;
-        write!(f, "             {:.1} GB/s a core for a copy", self.copy_bandwidth_gbs)
+        writeln!(f, "             {:.1} GB/s a core for a copy", self.copy_bandwidth_gbs)?;
+        for (i, interface) in self.interfaces.iter().enumerate() {
+            writeln!(f, "{:<12} {interface}", if i == 0 { "interfaces" } else { "" })?;
+        }
+        writeln!(f, "mpi          {}", self.mpi.as_deref().unwrap_or("no mpirun found"))?;
+        match &self.shared_memory {
+            Ok(()) => write!(f, "shm          processes of this host can share memory"),
+            Err(why) => write!(f, "shm          not to be had: {why}; take --transport tcp"),
+        }
     }
 }

@@ -6,6 +6,7 @@
 //! # Layout
 //! - [`app`]: a job defined in Rust, with the whole command line.
 //! - [`cli`]: the commands. [`mod@bench`], [`doctor`]: two of them that are libraries too.
+//! - [`cluster`]: how many ranks there are, on which cores, and who starts them.
 //! - [`process`]: the process and the machine, as the operating system sees them.
 
 #![forbid(unsafe_code)]
@@ -13,6 +14,7 @@
 pub mod app;
 pub mod bench;
 pub mod cli;
+pub mod cluster;
 pub mod doctor;
 pub mod process;
 

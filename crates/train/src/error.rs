@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use polyreme_collective::Report;
 use polyreme_data::DataError;
-use polyreme_exec::{ExecError, NonFinite};
+use polyreme_exec::ExecError;
 use polyreme_graph::TraceError;
 use polyreme_graph::recompute::BudgetError;
 use polyreme_nn::model::FitError;
@@ -26,7 +27,10 @@ pub enum TrainError {
     Budget(#[from] BudgetError),
     /// A step.
     #[error(transparent)]
-    Exec(#[from] ExecError),
+    Exec(ExecError),
+    /// Another rank failed, or is lost.
+    #[error(transparent)]
+    Rank(#[from] Report),
     /// Samples and the model's input differ.
     #[error("the model takes {} of {model:?}, and a sample of the data is {data:?}; change the model's sizes", if *ids { "ids" } else { "numbers" })]
     Misfit {
@@ -46,14 +50,16 @@ pub enum TrainError {
         want: Vec<usize>,
     },
     /// The loss is not a number any more.
-    #[error("step {step}: the loss is {loss}; it came from {}; try a lower `train.optimizer.lr`, or `train.clip = 1.0`", place.as_ref().map_or_else(|| "the loss itself".to_string(), ToString::to_string))]
+    #[error(
+        "step {step}: the loss is {loss}; it came from {place}; try a lower `train.optimizer.lr`, or `train.clip = 1.0`"
+    )]
     NotFinite {
         /// The step, counted from 0.
         step: u64,
         /// The loss.
         loss: f64,
         /// Where it came from.
-        place: Option<NonFinite>,
+        place: String,
     },
     /// The network's sizes.
     #[error("{0}")]
@@ -90,6 +96,35 @@ pub enum TrainError {
         /// How many are needed.
         want: usize,
     },
+    /// Weights of ranks that do not exist.
+    #[error(
+        "parallel.balance has {got} weights, and there are {want} ranks; write one for each, or \"auto\""
+    )]
+    Balance {
+        /// How many there are.
+        got: usize,
+        /// How many are needed.
+        want: usize,
+    },
+    /// A step that has too few samples for all ranks to have a part in every statistic.
+    #[error(
+        "parallel.sync_batch_norm: a step of {samples} samples does not give every one of {ranks} ranks a sample \
+         for each of its pieces; take fewer ranks, or a `train.batch` whose last step is longer"
+    )]
+    TooFew {
+        /// Samples of the step.
+        samples: usize,
+        /// How many ranks there are.
+        ranks: usize,
+    },
+    /// A rank's thread.
+    #[error("no thread for rank {rank}: {source}; take fewer ranks")]
+    Thread {
+        /// The rank.
+        rank: usize,
+        /// Why.
+        source: std::io::Error,
+    },
     /// A model that writes no text.
     #[error("this model does not write text; give it files to label")]
     NoText,
@@ -110,6 +145,15 @@ pub enum TrainError {
         /// Why.
         source: std::io::Error,
     },
+}
+
+impl From<ExecError> for TrainError {
+    fn from(error: ExecError) -> TrainError {
+        match error {
+            ExecError::Rank(report) => TrainError::Rank(report),
+            error => TrainError::Exec(error),
+        }
+    }
 }
 
 impl TrainError {

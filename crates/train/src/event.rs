@@ -41,6 +41,13 @@ pub enum Event<'a> {
         /// How long training was held.
         held: Duration,
     },
+    /// Samples are shared out among ranks in another way from now on.
+    Balanced {
+        /// Steps done.
+        step: u64,
+        /// What changed, and why.
+        why: &'a str,
+    },
     /// Something is wrong that does not end the run.
     Warning(&'a str),
     /// The run is over.
@@ -72,7 +79,9 @@ pub struct Outline {
     pub steps: u64,
     /// Steps done before.
     pub first_step: u64,
-    /// Threads.
+    /// How many ranks share a step.
+    pub ranks: usize,
+    /// Threads of each rank.
     pub threads: usize,
     /// What training takes, as planned.
     pub memory_mib: f64,
@@ -103,6 +112,8 @@ pub struct StepDone {
     pub seconds: f64,
     /// The share of the time spent waiting for data.
     pub waiting: f64,
+    /// The share of the time that ranks spent waiting for each other; 0 if there is one.
+    pub waiting_for_ranks: f64,
 }
 
 /// Why a run ended.

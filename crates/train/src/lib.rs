@@ -6,6 +6,7 @@
 //! # Layout
 //! - [`job`]: what to train, from a file or from Rust. [`sets`]: its data, opened.
 //! - [`schedule`]: how the rate changes. [`pace`]: how a run is cut into epochs, steps and pieces. [`mod@mixup`].
+//! - [`mod@share`]: how a step is shared out among ranks. [`balance`]: by their speed. `talk`: what they tell each other.
 //! - [`net`], [`lower`]: from a network to programs. [`team`], [`judge`]: the engines that train and evaluate.
 //! - [`run`]: the loop. [`event`]: what it tells. [`mod@evaluate`], [`metrics`]: what is measured.
 //! - [`checkpoint`]: what a run leaves to go on from, whole or absent. [`weights`], [`mod@install`]: files of weights.
@@ -15,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod balance;
 pub mod checkpoint;
 mod draw;
 mod edits;
@@ -35,6 +37,8 @@ pub mod record;
 pub mod run;
 pub mod schedule;
 pub mod sets;
+pub mod share;
+mod talk;
 pub mod team;
 pub mod trained;
 pub mod weights;

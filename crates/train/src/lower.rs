@@ -1,9 +1,12 @@
 //! From a network and a batch to graphs and programs: what the loss is, what is fed, what is recomputed.
 
 use polyreme_data::{Spec, Target};
-use polyreme_exec::Engine;
+use polyreme_exec::{Engine, Footprint};
 use polyreme_graph::op::CrossEntropy;
-use polyreme_graph::{Builder, DType, Graph, Optimizer, Program, Tensor, Traced, differentiate, recompute};
+use polyreme_graph::{
+    Builder, DType, Graph, Optimizer, Program, Shape, Tensor, Traced, differentiate, recompute,
+};
+use polyreme_parallel::{DataPlan, data_parallel, sync_batch_norm};
 
 use crate::error::TrainError;
 use crate::net::Net;
@@ -22,13 +25,18 @@ pub struct Loss {
     pub mixup: bool,
 }
 
-/// The forward graph of a training step: inputs `x` or `ids`, `labels` and what [`Loss`] names; outputs `logits` and
-/// `loss`.
+/// The forward graph of a training step: inputs `x` or `ids`, `labels`, what [`Loss`] names, and `weight`, by which the
+/// batch counts in its step; outputs `logits`, `loss`, and `weighted`, their product, which is what is differentiated.
 pub fn training_graph(net: &Net, spec: &Spec, n: usize, loss: Loss) -> Result<Graph, TrainError> {
     let (mut b, logits) = trace(net, spec, n, true)?;
     let options = CrossEntropy { label_smoothing: loss.label_smoothing, ignore_index: None };
     let value = training_loss(&mut b, logits, spec, n, loss, options)?;
-    Ok(b.finish(&[("logits", logits), ("loss", value)]))
+    let weight = b.input("weight", [1], DType::F32)?;
+    let weighted = b.layer("loss", |b| {
+        let weight = b.reshape(weight, Shape::scalar())?;
+        b.mul(value, weight)
+    })?;
+    Ok(b.finish(&[("logits", logits), ("loss", value), ("weighted", weighted)]))
 }
 
 /// The graph of an evaluation: rows labelled [`IGNORED`] do not count.
@@ -40,23 +48,55 @@ pub fn evaluation_graph(net: &Net, spec: &Spec, n: usize) -> Result<Graph, Train
     Ok(b.finish(&[("logits", logits), ("loss", value)]))
 }
 
-/// The program of a training step, with activations recomputed if it is to take at most `budget_bytes`.
-pub fn training_program(
-    forward: &Graph,
-    optimizer: Option<(Optimizer, Option<f64>)>,
-    budget: Option<(usize, usize)>,
-) -> Result<Program, TrainError> {
-    let loss = forward.output("loss").expect("a training graph has a loss");
-    let mut step = differentiate(forward, loss)?;
-    let lower = |step: &Graph| match optimizer {
-        Some((optimizer, clip)) => Program::train(step, optimizer, clip),
-        None => Program::gradients(step),
-    };
-    if let Some((budget_bytes, threads)) = budget {
-        let measure = |step: &Graph| Engine::footprint(&lower(step), threads).total();
-        step = recompute(&step, budget_bytes, &measure)?.graph;
+/// The differentiated graph of a training step: the gradients are those of `weighted`.
+pub fn step_graph(forward: &Graph) -> Result<Graph, TrainError> {
+    let weighted = forward.output("weighted").expect("a training graph has a weighted loss");
+    Ok(differentiate(forward, weighted)?)
+}
+
+/// How a program of training is made.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Lowering {
+    /// What updates do.
+    pub optimizer: Optimizer,
+    /// The maximum of the gradients' norm.
+    pub clip: Option<f64>,
+    /// How the step is split over ranks.
+    pub plan: DataPlan,
+    /// What one rank may take; activations are recomputed for it.
+    pub budget_bytes: Option<usize>,
+    /// Threads of the rank.
+    pub threads: usize,
+}
+
+impl Lowering {
+    /// The program of one rank's training step.
+    pub fn program(&self, forward: &Graph) -> Result<Program, TrainError> {
+        let mut step = step_graph(forward)?;
+        let mut plan = self.plan.clone();
+        // Before anything is recomputed: ranks with parts of different size may recompute different things, but they
+        // must meet for the same sums.
+        if std::mem::take(&mut plan.sync_batch_norm) && plan.ranks > 1 {
+            step = sync_batch_norm(&step);
+        }
+        let lower = |step: &Graph| data_parallel(step, self.optimizer, self.clip, &plan);
+        if let Some(budget_bytes) = self.budget_bytes {
+            let measure = |step: &Graph| self.rank_bytes(&lower(step));
+            step = recompute(&step, budget_bytes, &measure)?.graph;
+        }
+        Ok(lower(&step))
     }
-    Ok(lower(&step))
+
+    /// What a rank takes: its part of what ranks hold together, and all of the rest.
+    pub fn rank_bytes(&self, program: &Program) -> usize {
+        let Footprint { params, grads, optimizer, states, inputs, activations } =
+            Engine::footprint(program, self.threads);
+        let (shared, sharded) = program.role.as_ref().map_or((1, 1), |role| {
+            let parts = |held_once: bool| if held_once { role.ranks } else { 1 };
+            (parts(role.shared_weights), parts(role.sharded))
+        });
+        params / shared + optimizer / sharded + grads + states + inputs + activations
+    }
 }
 
 fn trace(net: &Net, spec: &Spec, n: usize, training: bool) -> Result<(Builder, Tensor), TrainError> {
@@ -99,7 +139,7 @@ fn training_loss(
     b.layer("loss", |b| {
         let first = b.cross_entropy(logits, labels, weights, options)?;
         let second = b.cross_entropy(logits, labels2, weights, options)?;
-        let mix = b.reshape(mix, polyreme_graph::Shape::scalar())?;
+        let mix = b.reshape(mix, Shape::scalar())?;
         // second + mix · (first - second)
         let difference = b.sub(first, second)?;
         let part = b.mul(mix, difference)?;

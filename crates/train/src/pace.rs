@@ -1,9 +1,14 @@
 //! How a run is cut into epochs, steps and pieces: pure arithmetic on positions.
 //!
-//! Position `p` of epoch `e` belongs to step `p / batch` of that epoch. The last step of an epoch may be short, and a
-//! step is cut into pieces of at most `micro` samples, whose gradients are added up.
+//! Position `p` of epoch `e` belongs to step `p / batch` of that epoch; the last step of an epoch may be short. So
+//! which samples make a step never depends on how many ranks there are. Each rank has a contiguous part of a step's
+//! positions ([`Part`]), and cuts it into pieces, whose gradients are added up. All ranks cut a step into as many
+//! pieces. A reproducible step is cut into a fixed number of logical shards instead, of which each rank has some.
+
+use polyreme_parallel::tree::run_of;
 
 use crate::job::Length;
+use crate::share::{counts, even, share};
 
 /// The sizes that everything follows from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,21 +17,40 @@ pub struct Pace {
     pub samples: usize,
     /// Samples of a step.
     pub batch: usize,
-    /// Samples of a piece.
-    pub micro: usize,
+}
+
+/// How a step is cut.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Cut {
+    /// A weight for each rank: samples are shared out in proportion.
+    pub weights: Vec<f64>,
+    /// Into how many pieces a rank cuts its part of a whole step.
+    pub accumulate: usize,
+    /// Reproducible: into how many logical shards the step is cut.
+    pub shards: Option<usize>,
 }
 
 /// A part of a step that goes through the engine at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// Its first position in the epoch.
-    pub start: usize,
     /// Its first position in the step.
     pub offset: usize,
-    /// Samples.
+    /// Samples; 0 in a logical shard of a short step that has none.
     pub len: usize,
-    /// Whether it is the last of its step.
-    pub last: bool,
+    /// Which logical shard it is, or else the how many-th of this rank's pieces.
+    pub number: usize,
+}
+
+/// What one rank does of every step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Part {
+    pace: Pace,
+    /// Of a step of `batch` samples.
+    whole: Vec<Piece>,
+    /// Of the short last step of an epoch.
+    short: Vec<Piece>,
+    /// The longest piece of any rank.
+    longest: usize,
 }
 
 impl Pace {
@@ -53,29 +77,93 @@ impl Pace {
         (step + 1).is_multiple_of(self.steps_per_epoch())
     }
 
-    /// The size of the one kind of piece that is shorter than `micro`; 0 if there is none.
+    /// Samples of the short last step of an epoch; 0 if all steps are whole.
     pub fn tail(&self) -> usize {
-        (self.samples % self.batch) % self.micro
+        self.samples % self.batch
+    }
+
+    /// The first position of a step in its epoch.
+    pub fn start(&self, step: u64) -> usize {
+        (step % self.steps_per_epoch()) as usize * self.batch
     }
 
     /// Samples of a step.
     pub fn len(&self, step: u64) -> usize {
-        let start = self.start(step);
-        self.batch.min(self.samples - start)
+        self.batch.min(self.samples - self.start(step))
+    }
+}
+
+impl Cut {
+    /// For one rank: a step is one piece.
+    pub fn alone() -> Cut {
+        Cut { weights: vec![1.0], accumulate: 1, shards: None }
     }
 
-    /// The pieces of a step.
-    pub fn pieces(self, step: u64) -> impl Iterator<Item = Piece> {
-        let (start, len) = (self.start(step), self.len(step));
-        (0..len.div_ceil(self.micro)).map(move |k| {
-            let offset = k * self.micro;
-            let piece = self.micro.min(len - offset);
-            Piece { start: start + offset, offset, len: piece, last: offset + piece == len }
-        })
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.weights.len()
     }
 
-    fn start(&self, step: u64) -> usize {
-        (step % self.steps_per_epoch()) as usize * self.batch
+    /// The pieces of rank `rank` in a step of `n` samples, of a run whose whole steps have `batch`.
+    fn pieces(&self, n: usize, batch: usize, rank: usize) -> Vec<Piece> {
+        if let Some(shards) = self.shards {
+            let piece = |number: usize| {
+                let range = even(n, shards, number);
+                Piece { offset: range.start, len: range.len(), number }
+            };
+            return run_of(shards, self.ranks(), rank).map(piece).collect();
+        }
+        let most = |n: usize| counts(n, &self.weights).into_iter().max().unwrap_or(0);
+        let micro = most(batch).div_ceil(self.accumulate.max(1)).max(1);
+        let n_pieces = most(n).div_ceil(micro);
+        let part = share(n, &self.weights, rank);
+        let piece = |number: usize| {
+            let range = even(part.len(), n_pieces, number);
+            Piece { offset: part.start + range.start, len: range.len(), number }
+        };
+        (0..n_pieces).map(piece).filter(|p| p.len > 0).collect()
+    }
+
+    /// The shortest piece that any rank has in a step of `n` samples; 0 if some rank has fewer pieces than others.
+    pub fn least(&self, pace: Pace, n: usize) -> usize {
+        let of_ranks: Vec<_> = (0..self.ranks()).map(|r| self.pieces(n, pace.batch, r)).collect();
+        let most = of_ranks.iter().map(Vec::len).max().unwrap_or(0);
+        if of_ranks.iter().any(|pieces| pieces.len() < most) {
+            return 0;
+        }
+        of_ranks.iter().flatten().map(|p| p.len).min().unwrap_or(0)
+    }
+}
+
+impl Part {
+    /// The part of rank `rank`.
+    pub fn new(pace: Pace, cut: &Cut, rank: usize) -> Part {
+        let pieces = |n: usize| cut.pieces(n, pace.batch, rank);
+        let longest =
+            (0..cut.ranks()).flat_map(|r| cut.pieces(pace.batch, pace.batch, r)).map(|p| p.len).max();
+        let longest = longest.unwrap_or(1).max(1);
+        Part { pace, whole: pieces(pace.batch), short: pieces(pace.tail()), longest }
+    }
+
+    /// The pieces of a step; none if this rank has no samples of it.
+    pub fn pieces(&self, step: u64) -> &[Piece] {
+        if self.pace.len(step) == self.pace.batch { &self.whole } else { &self.short }
+    }
+
+    /// Samples of this rank in a step.
+    pub fn samples(&self, step: u64) -> usize {
+        self.pieces(step).iter().map(|p| p.len).sum()
+    }
+
+    /// The lengths that pieces may have, each once, the longest first. At least one: a rank without samples has an
+    /// engine too.
+    pub fn lengths(&self) -> Vec<usize> {
+        let short: &[Piece] = if self.pace.tail() > 0 { &self.short } else { &[] };
+        let mut lengths: Vec<usize> =
+            self.whole.iter().chain(short).map(|p| p.len).filter(|n| *n > 0).collect();
+        lengths.sort_unstable_by(|a, b| b.cmp(a));
+        lengths.dedup();
+        if lengths.is_empty() { vec![self.longest] } else { lengths }
     }
 }
 
@@ -85,25 +173,80 @@ mod tests {
 
     use super::*;
 
+    fn cut() -> impl Strategy<Value = Cut> {
+        let weights = prop_oneof![
+            (1usize..9).prop_map(|ranks| vec![1.0; ranks]),
+            prop::collection::vec(0.1f64..9.0, 1..9),
+        ];
+        (weights, 1usize..5, prop::option::of(1usize..12)).prop_map(|(weights, accumulate, shards)| Cut {
+            weights,
+            accumulate,
+            shards,
+        })
+    }
+
     proptest! {
         #[test]
-        fn pieces_cover_an_epoch_once(samples in 1usize..500, batch in 1usize..80, cut in 1usize..5) {
-            let pace = Pace { samples, batch, micro: batch.div_ceil(cut) };
+        fn pieces_of_all_ranks_cover_an_epoch_once(samples in 1usize..500, batch in 1usize..80, cut in cut()) {
+            let pace = Pace { samples, batch: batch.min(samples) };
+            let parts: Vec<_> = (0..cut.ranks()).map(|rank| Part::new(pace, &cut, rank)).collect();
             let first = 3 * pace.steps_per_epoch();
             let mut next = 0;
             for step in first..first + pace.steps_per_epoch() {
-                let mut len = 0;
-                for piece in pace.pieces(step) {
-                    prop_assert_eq!((piece.start, piece.offset), (next, len));
-                    prop_assert!(piece.len == pace.micro || piece.len == pace.tail() || batch % pace.micro != 0);
-                    next += piece.len;
-                    len += piece.len;
-                    prop_assert_eq!(piece.last, len == pace.len(step));
+                prop_assert_eq!((pace.epoch(step), pace.start(step)), (3, next));
+                let mut offset = 0;
+                for part in &parts {
+                    for (k, piece) in part.pieces(step).iter().enumerate() {
+                        prop_assert_eq!(piece.offset, offset);
+                        prop_assert!(piece.len == 0 || part.lengths().contains(&piece.len));
+                        prop_assert!(piece.len > 0 || cut.shards.is_some());
+                        prop_assert!(cut.shards.is_some() || piece.number == k);
+                        offset += piece.len;
+                    }
                 }
-                prop_assert_eq!(pace.epoch(step), 3);
+                prop_assert_eq!(offset, pace.len(step));
+                next += offset;
             }
             prop_assert_eq!(next, samples);
             prop_assert!(pace.ends_epoch(first + pace.steps_per_epoch() - 1));
         }
+
+        #[test]
+        fn shards_do_not_depend_on_ranks(samples in 1usize..500, batch in 1usize..80, shards in 1usize..12, ranks in 1usize..9) {
+            let pace = Pace { samples, batch: batch.min(samples) };
+            let cut = |ranks: usize| Cut { weights: vec![1.0; ranks], accumulate: 1, shards: Some(shards) };
+            let one = Part::new(pace, &cut(1), 0);
+            let many: Vec<_> = (0..ranks).map(|rank| Part::new(pace, &cut(ranks), rank)).collect();
+            for step in 0..pace.steps_per_epoch() {
+                let together: Vec<Piece> = many.iter().flat_map(|part| part.pieces(step).to_vec()).collect();
+                prop_assert_eq!(&together[..], one.pieces(step));
+            }
+        }
+    }
+
+    #[test]
+    fn parts_by_hand() {
+        let check = |samples, batch, weights: &[f64], accumulate, rank, whole: &[usize], short: &[usize]| {
+            let pace = Pace { samples, batch };
+            let part = Part::new(pace, &Cut { weights: weights.to_vec(), accumulate, shards: None }, rank);
+            let lens = |step: u64| part.pieces(step).iter().map(|p| p.len).collect::<Vec<_>>();
+            assert_eq!((lens(0), lens(pace.steps_per_epoch() - 1)), (whole.to_vec(), short.to_vec()));
+        };
+        check(70, 32, &[1.0], 1, 0, &[32], &[6]);
+        // Pieces of at most a fourth of a batch, so a short step has fewer of them.
+        check(42, 32, &[1.0], 4, 0, &[8, 8, 8, 8], &[5, 5]);
+        check(42, 32, &[1.0, 1.0], 4, 1, &[4, 4, 4, 4], &[3, 2]);
+        check(33, 32, &[1.0, 1.0], 1, 0, &[16], &[1]);
+        check(33, 32, &[1.0, 1.0], 1, 1, &[16], &[]);
+        // All ranks have as many pieces, however long their parts are.
+        check(32, 32, &[3.0, 1.0], 3, 0, &[8, 8, 8], &[8, 8, 8]);
+        check(32, 32, &[3.0, 1.0], 3, 1, &[3, 3, 2], &[3, 3, 2]);
+    }
+
+    #[test]
+    fn the_least_piece_is_that_of_any_rank() {
+        let pace = Pace { samples: 33, batch: 32 };
+        let cut = Cut { weights: vec![1.0, 1.0], accumulate: 4, shards: None };
+        assert_eq!((cut.least(pace, 32), cut.least(pace, 1)), (4, 0));
     }
 }

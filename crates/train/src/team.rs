@@ -1,20 +1,28 @@
-//! The engines of training: one for whole pieces, which owns what is learnt, and one for the short piece at the end of
-//! an epoch, which takes the first one's weights before it runs.
+//! The engine of one rank's training: a program for each length of pieces, all over the same weights, and one for
+//! evaluations.
+//!
+//! Every rank has its own. What is collective says so: all ranks call it at the same time.
 
+use std::time::Duration;
+
+use polyreme_collective::{Comm, Reduce};
 use polyreme_data::{Spec, Values};
-use polyreme_exec::{Engine, Kept, Options, Slot};
-use polyreme_graph::Optimizer;
+use polyreme_exec::{Engine, ExecError, Kept, Options, Slot, Totals};
+use polyreme_graph::{Optimizer, Program};
+use polyreme_parallel::DataPlan;
 
 use crate::error::TrainError;
-use crate::lower::{Loss, training_graph, training_program};
+use crate::judge::{Judge, Trial};
+use crate::lower::{Loss, Lowering, training_graph};
 use crate::mixup;
 use crate::net::Net;
-use crate::pace::{Pace, Piece};
+use crate::pace::{Part, Piece};
+use crate::talk;
 
 /// How engines are made.
 #[derive(Clone, Debug)]
 pub struct TeamOptions {
-    /// Threads of each engine; one of them runs at a time.
+    /// Threads of each rank.
     pub threads: usize,
     /// From which weights and masks follow.
     pub seed: u64,
@@ -28,33 +36,68 @@ pub struct TeamOptions {
     pub class_weights: Vec<f32>,
     /// The decay of averaged weights.
     pub ema: Option<f64>,
-    /// What training may take.
+    /// What the training of one rank may take.
     pub memory_bytes: Option<usize>,
+    /// Whether each rank keeps the optimizer's state of its own range only, and weights are held once where ranks
+    /// share memory; `None` for where they do. Over a network it costs overlap: updated parameters are sent when
+    /// there is nothing left to compute.
+    pub sharded: Option<bool>,
+    /// Gradients are sent in buckets of at least so many bytes.
+    pub bucket_bytes: usize,
+    /// Whether batch norms take their statistics over all ranks.
+    pub sync_batch_norm: bool,
+    /// Reproducible: into how many logical shards a step is cut.
+    pub shards: Option<usize>,
 }
 
-/// The engines of training.
+impl TeamOptions {
+    /// How the program of a rank is made. `shares_memory` says whether the ranks can hold the weights together.
+    pub fn lowering(&self, rank: usize, ranks: usize, shares_memory: bool) -> Lowering {
+        let sharded = self.sharded.unwrap_or(shares_memory);
+        let plan = DataPlan {
+            rank,
+            ranks,
+            sharded,
+            shared_weights: sharded && shares_memory && ranks > 1,
+            bucket_bytes: self.bucket_bytes,
+            sync_batch_norm: self.sync_batch_norm,
+            shards: self.shards,
+        };
+        let (budget_bytes, threads) = (self.memory_bytes, self.threads);
+        Lowering { optimizer: self.optimizer, clip: self.clip, plan, budget_bytes, threads }
+    }
+}
+
+/// The engine of one rank.
 pub struct Team {
     options: TeamOptions,
+    lowering: Lowering,
+    net: Net,
+    spec: Spec,
     input: &'static str,
-    main: Engine,
-    /// For pieces of [`Pace::tail`] samples.
-    tail: Option<Engine>,
-    /// The sum of the pieces' weighted gradients; empty if every step is one piece.
-    sum: Vec<f32>,
-    /// The sum of the pieces' weights, and of their weighted losses.
-    weight: f64,
-    loss: f64,
-    /// The averaged parameters; empty without.
+    engine: Engine,
+    /// The lengths of pieces that there are programs for, and their numbers.
+    programs: Vec<(usize, usize)>,
+    trial: Option<Trial>,
+    /// Labels of the step that is under way, over all ranks.
+    step_labels: f64,
+    /// Where the first number of this step came from that is not finite.
+    bad: Option<String>,
+    /// The averaged parameters; rank 0's, and empty without.
     average: Vec<f32>,
 }
 
-/// What a finished step came to.
+/// What a finished step came to, over all ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepResult {
     /// The mean loss of its samples.
     pub loss: f64,
     /// The gradients' norm, if they are clipped.
     pub grad_norm: Option<f64>,
+    /// The caller's numbers, added up over the ranks.
+    pub extra: [f64; 2],
+    /// How long this rank waited for others.
+    pub waited: Duration,
 }
 
 /// What goes through an engine at once.
@@ -69,128 +112,217 @@ pub struct Batch<'a> {
 }
 
 impl Team {
-    /// Compiles and reserves everything for training.
-    pub fn new(net: &Net, spec: &Spec, pace: Pace, options: TeamOptions) -> Result<Team, TrainError> {
+    /// Compiles and reserves everything for one rank's training. Collective; the weights are those of rank 0.
+    pub fn new(
+        net: &Net,
+        spec: &Spec,
+        part: &Part,
+        options: TeamOptions,
+        mut comm: Comm,
+    ) -> Result<Team, TrainError> {
+        let lowering = options.lowering(comm.rank(), comm.size(), comm.shares_memory());
+        let lengths = part.lengths();
+        let compiled = training_graph(net, spec, lengths[0], options.loss).and_then(|g| lowering.program(&g));
+        // The others would wait for this rank.
+        let program = compiled.inspect_err(|error| comm.fail(&error.to_string()))?;
         let exec = Options { seed: options.seed, ..Options::threads(options.threads) };
-        let budget = options.memory_bytes.map(|bytes| (bytes, options.threads));
-        let forward = training_graph(net, spec, pace.micro, options.loss)?;
-        let update = Some((options.optimizer, options.clip));
-        let main = Engine::new(training_program(&forward, update, budget)?, exec);
-        let tail = match pace.tail() {
-            0 => None,
-            n => {
-                let forward = training_graph(net, spec, n, options.loss)?;
-                Some(Engine::new(training_program(&forward, None, budget)?, exec))
-            }
+        let rank = comm.rank();
+        let engine = Engine::join(program, exec, comm)?;
+        let averaged = options.ema.is_some() && rank == 0;
+        let average = if averaged { engine.kept(Kept::Params).to_vec() } else { Vec::new() };
+        let mut team = Team {
+            lowering,
+            net: net.clone(),
+            spec: spec.clone(),
+            input: net.input(spec, 1, true).name,
+            engine,
+            programs: vec![(lengths[0], 0)],
+            trial: None,
+            step_labels: 1.0,
+            bad: None,
+            average,
+            options,
         };
-        let pieces = pace.micro < pace.batch || tail.is_some();
-        let sum = vec![0.0; if pieces { main.grads().len() } else { 0 }];
-        let average = options.ema.map_or(Vec::new(), |_| main.kept(Kept::Params).to_vec());
-        let input = net.input(spec, 1, true).name;
-        let mut team = Team { options, input, main, tail, sum, weight: 0.0, loss: 0.0, average };
-        team.set_class_weights()?;
+        let ready = team.set_class_weights().and_then(|()| team.prepare(&lengths));
+        ready.inspect_err(|error| team.comm().fail(&error.to_string()))?;
         Ok(team)
     }
 
-    /// Runs a piece; with the last piece of a step, also the update.
-    pub fn piece(&mut self, piece: Piece, batch: Batch, lr: f32) -> Result<Option<StepResult>, TrainError> {
-        let whole = piece.last && piece.offset == 0 && piece.len == batch_of(&self.main);
-        let is_tail = piece.len != batch_of(&self.main);
-        if is_tail {
-            let tail = self.tail.as_mut().expect("pieces are whole, or of the one other length");
-            tail.copy_weights_from(&self.main)?;
-            tail.set_steps_done(self.main.steps_done());
+    /// Compiles for pieces of these lengths, as far as that has not been done.
+    pub fn prepare(&mut self, lengths: &[usize]) -> Result<(), TrainError> {
+        for &n in lengths {
+            if self.programs.iter().all(|(len, _)| *len != n) {
+                let graph = training_graph(&self.net, &self.spec, n, self.options.loss)?;
+                let number = self.engine.add_batch(self.lowering.program(&graph)?)?;
+                self.programs.push((n, number));
+                self.engine.select(number);
+                self.set_class_weights()?;
+            }
         }
-        let engine = if is_tail { self.tail.as_mut().expect("looked at above") } else { &mut self.main };
-        fill(engine, self.input, batch, self.options.loss.mixup)?;
-        engine.set_first_sample(piece.offset as u64);
-        engine.run()?;
-        let loss = f64::from(engine.output("loss")?[0]);
-        if !loss.is_finite() {
-            return Err(self.not_finite(is_tail, loss)?);
+        Ok(())
+    }
+
+    /// Compiles for evaluations of at most `n` samples of `spec` at once.
+    pub fn prepare_trial(&mut self, spec: &Spec, n: usize) -> Result<(), TrainError> {
+        let (graph, mut trial) = Trial::new(&self.net, spec, n)?;
+        trial.number = self.engine.add_batch(Program::forward(&graph))?;
+        self.trial = Some(trial);
+        Ok(())
+    }
+
+    /// The judge of this rank, with the weights that are being learnt; `None` before [`Team::prepare_trial`].
+    pub fn judge(&mut self) -> Option<Judge<&mut Engine>> {
+        let trial = self.trial?;
+        Some(Judge::over(&mut self.engine, trial))
+    }
+
+    /// Begins a step of `samples` samples over all ranks.
+    pub fn begin(&mut self, samples: usize) {
+        self.step_labels = (samples * self.spec.n_labels()).max(1) as f64;
+        self.bad = None;
+        // A rank without samples of the step still takes part in its exchanges.
+        self.engine.select(0);
+        self.engine.begin_step();
+    }
+
+    /// Runs a piece that is not the last of this rank's step; of a reproducible step, any.
+    pub fn piece(&mut self, piece: Piece, batch: Option<Batch>) -> Result<(), TrainError> {
+        let weight = batch.map(|batch| self.feed(piece, batch)).transpose()?;
+        match (self.options.shards, weight) {
+            (Some(_), weight) => self.engine.shard(piece.number, weight)?,
+            (None, Some(weight)) => self.engine.accumulate(weight)?,
+            (None, None) => return Ok(()),
         }
-        engine.keep();
-        if whole {
-            self.main.update(lr);
-            return Ok(Some(self.finish(loss)));
+        let loss = if weight.is_some() { self.engine.output("loss")?[0] } else { 0.0 };
+        if !loss.is_finite() && self.bad.is_none() {
+            self.find_bad()?;
         }
-        let weight = label_weight(batch.labels, &self.options.class_weights);
-        if piece.offset == 0 {
-            self.sum.fill(0.0);
-            (self.weight, self.loss) = (0.0, 0.0);
+        Ok(())
+    }
+
+    /// Ends a step, with this rank's last piece if it has one and the step is not cut into shards. Collective.
+    pub fn finish(
+        &mut self,
+        last: Option<(Piece, Batch)>,
+        lr: f32,
+        extra: [f64; 2],
+    ) -> Result<StepResult, TrainError> {
+        let weight = last.map(|(piece, batch)| self.feed(piece, batch)).transpose()?;
+        let outcome = match (self.options.shards, weight) {
+            (Some(_), _) => self.engine.finish_shards(lr, extra),
+            (None, Some(weight)) => self.engine.finish(weight, lr, extra),
+            (None, None) => self.engine.finish_empty(lr, extra),
+        };
+        let Totals { loss, extra, grad_norm, waited, .. } = match outcome {
+            Err(ExecError::NotFinite { loss, here }) => return Err(self.not_finite(loss, here)?),
+            outcome => outcome?,
+        };
+        if let (Some(decay), false) = (self.options.ema, self.average.is_empty()) {
+            let decay = warm_decay(decay, self.engine.steps_done());
+            self.engine.average_params_into(&mut self.average, decay);
         }
-        engine.add_grads_to(&mut self.sum, weight as f32);
-        self.weight += weight;
-        self.loss += weight * loss;
-        if is_tail {
-            let tail = self.tail.as_ref().expect("looked at above");
-            self.main.copy_states_from(tail)?;
-        }
-        if !piece.last {
-            return Ok(None);
-        }
-        let scale = (1.0 / self.weight) as f32;
-        for (g, s) in self.main.grads_mut().iter_mut().zip(&self.sum) {
-            *g = s * scale;
-        }
-        self.main.update(lr);
-        Ok(Some(self.finish(self.loss / self.weight)))
+        Ok(StepResult { loss, grad_norm, extra, waited })
     }
 
     /// Steps done.
     pub fn steps_done(&self) -> u64 {
-        self.main.steps_done()
+        self.engine.steps_done()
     }
 
-    /// Continues a run of which `steps` steps are done.
-    pub fn set_steps_done(&mut self, steps: u64) {
-        self.main.set_steps_done(steps);
-    }
-
-    /// The engine that owns what is learnt.
+    /// The engine.
     pub fn learner(&self) -> &Engine {
-        &self.main
+        &self.engine
     }
 
-    /// The same, to set weights.
+    /// The engine, for what all ranks do together.
     pub fn learner_mut(&mut self) -> &mut Engine {
-        &mut self.main
+        &mut self.engine
     }
 
-    /// The averaged parameters, laid out as the learner's; empty without averaging.
+    /// This rank's end of its group.
+    pub fn comm(&mut self) -> &mut Comm {
+        self.engine.comm()
+    }
+
+    /// The averaged parameters, laid out as the learner's; empty without averaging, and on other ranks than 0.
     pub fn average(&self) -> &[f32] {
         &self.average
     }
 
-    /// The same, to set.
-    pub fn average_mut(&mut self) -> &mut [f32] {
-        &mut self.average
+    /// Lets rank 0 set weights, states and averages; then all ranks have the weights and states. Collective.
+    pub fn exclusively(
+        &mut self,
+        write: impl FnOnce(&mut Engine, &mut [f32]) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        let average = &mut self.average;
+        self.engine.exclusively(|engine| write(engine, average))
     }
 
-    /// The parameters that are evaluated and shipped: the averaged ones if there are.
-    pub fn shipped(&self) -> (Vec<Slot>, &[f32]) {
-        let params = if self.average.is_empty() { self.main.kept(Kept::Params) } else { &self.average };
-        (self.main.param_slots(), params)
+    /// How many moments the optimizer keeps for each parameter.
+    pub fn n_moments(&self) -> usize {
+        self.options.optimizer.state_per_param()
     }
 
-    fn finish(&mut self, loss: f64) -> StepResult {
-        if let Some(decay) = self.options.ema {
-            self.main.average_params_into(&mut self.average, warm_decay(decay, self.main.steps_done()));
+    /// Puts the averaged parameters in the place of those that are being learnt; the second time, back. Collective.
+    /// Nothing without averaging.
+    pub fn swap_average(&mut self) -> Result<(), TrainError> {
+        if self.options.ema.is_none() {
+            return Ok(());
         }
-        StepResult { loss, grad_norm: self.main.grad_norm() }
+        self.exclusively(|engine, average| {
+            engine.kept_mut(Kept::Params).swap_with_slice(average);
+            Ok(())
+        })
     }
 
-    fn not_finite(&mut self, is_tail: bool, loss: f64) -> Result<TrainError, TrainError> {
-        let step = self.main.steps_done();
-        let engine = if is_tail { self.tail.as_mut().unwrap_or(&mut self.main) } else { &mut self.main };
-        Ok(TrainError::NotFinite { step, loss, place: engine.find_non_finite()? })
+    /// The parameters that are evaluated and shipped: the averaged ones if there are. Rank 0's to ask.
+    pub fn shipped(&self) -> (Vec<Slot>, &[f32]) {
+        let params = if self.average.is_empty() { self.engine.kept(Kept::Params) } else { &self.average };
+        (self.engine.param_slots(), params)
     }
 
+    /// Chooses the program for a piece, and fills its inputs. Returns the weight of the piece in its step.
+    fn feed(&mut self, piece: Piece, batch: Batch) -> Result<f64, TrainError> {
+        self.prepare(&[piece.len])?;
+        let program = self.programs.iter().find(|(len, _)| *len == piece.len);
+        self.engine.select(program.expect("it was prepared").1);
+        fill(&mut self.engine, self.input, piece.len, batch, self.options.loss.mixup)?;
+        self.engine.set_first_sample(piece.offset as u64);
+        Ok(label_weight(batch.labels, &self.options.class_weights) / self.step_labels)
+    }
+
+    /// Notes where the last run's loss got lost.
+    fn find_bad(&mut self) -> Result<(), TrainError> {
+        let place = self.engine.find_non_finite()?;
+        self.bad = Some(place.map_or_else(|| "the loss itself".into(), |place| place.to_string()));
+        Ok(())
+    }
+
+    /// All ranks come here together: the first one that knows where it came from tells the others.
+    fn not_finite(&mut self, loss: f64, here: bool) -> Result<TrainError, TrainError> {
+        if here && self.bad.is_none() {
+            self.find_bad()?;
+        }
+        let (step, bad) = (self.engine.steps_done(), self.bad.take());
+        let comm = self.engine.comm();
+        let mine = if bad.is_some() { comm.rank() } else { comm.size() };
+        let mut first = [mine as i64];
+        comm.all_reduce(&mut first, Reduce::Min)?;
+        let place = match usize::try_from(first[0]) {
+            Ok(rank) if rank < comm.size() => {
+                let text = talk::broadcast(comm, bad.unwrap_or_default().into_bytes(), rank)?;
+                String::from_utf8_lossy(&text).into_owned()
+            }
+            // Every rank's own loss is finite, and their sum is not.
+            _ => "the sum over the ranks".into(),
+        };
+        Ok(TrainError::NotFinite { step, loss, place })
+    }
+
+    /// Class weights are an input that stays.
     fn set_class_weights(&mut self) -> Result<(), TrainError> {
         if self.options.loss.class_weights {
-            for engine in [Some(&mut self.main), self.tail.as_mut()].into_iter().flatten() {
-                engine.input_f32("class_weights")?.copy_from_slice(&self.options.class_weights);
-            }
+            self.engine.input_f32("class_weights")?.copy_from_slice(&self.options.class_weights);
         }
         Ok(())
     }
@@ -210,13 +342,7 @@ fn label_weight(labels: &[i32], class_weights: &[f32]) -> f64 {
     labels.iter().map(|&l| f64::from(class_weights.get(l as usize).copied().unwrap_or(0.0))).sum()
 }
 
-fn batch_of(engine: &Engine) -> usize {
-    let graph = &engine.program().graph;
-    graph.shape(graph.inputs[0].value).dims()[0]
-}
-
-fn fill(engine: &mut Engine, input: &str, batch: Batch, mixup: bool) -> Result<(), TrainError> {
-    let n = batch_of(engine);
+fn fill(engine: &mut Engine, input: &str, n: usize, batch: Batch, mixup: bool) -> Result<(), TrainError> {
     match batch.x {
         Values::F32(x) => {
             let to = engine.input_f32(input)?;

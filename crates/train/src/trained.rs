@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use polyreme_data::{Layout, Spec};
 use polyreme_exec::Kept;
-use serde::Deserialize;
 
 use crate::checkpoint::{self, Loaded, MODEL_FILE, Place};
 use crate::error::TrainError;
@@ -39,9 +38,7 @@ impl Trained {
         };
         let origin = loaded.path.join("manifest.json");
         let job = Job::from_text(&loaded.manifest.job, &origin.display().to_string(), Path::new("."), &[])?;
-        let progress = Progress::deserialize(&loaded.manifest.progress)
-            .map_err(|e| TrainError::Progress(format!("{}: {e}", loaded.path.display())))?;
-        let preparation = progress.preparation;
+        let preparation = Progress::of(&loaded)?.preparation;
         let mut model = job.model.clone();
         let net = match &given.net {
             Some(net) => net.clone(),

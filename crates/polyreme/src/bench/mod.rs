@@ -1,8 +1,10 @@
 //! `polyreme bench`: how fast steps and kernels are, beside what the machine can do.
 
+pub mod collective;
 pub mod jobs;
 pub mod kernels;
 pub mod load;
+pub mod ranks;
 pub mod step;
 
 use std::time::{Duration, Instant};

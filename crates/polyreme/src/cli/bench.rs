@@ -2,15 +2,19 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Args, Subcommand};
 use polyreme_train::run::Prepared;
 
+use super::ranks::{RankArgs, part, show};
 use super::{Failure, Outcome, print};
 use crate::app::App;
+use crate::bench::collective::{self, Op};
 use crate::bench::jobs::Job;
-use crate::bench::{kernels, load, step, step::Settings};
+use crate::bench::{self, kernels, load, step, step::Settings};
+use crate::cluster::Asked;
 use crate::process;
 
 #[derive(Subcommand)]
@@ -20,6 +24,10 @@ pub(super) enum Bench {
     /// Prints the median time of a step, GFLOP/s (convolutions counted as if computed directly), the share of the
     /// measured multiply-add peak, and planned and actual peak memory.
     Step(StepArgs),
+    /// What ranks do together: all-reduce and its family, by size.
+    ///
+    /// Prints the mean time of a call on the slowest rank, and the bytes of each rank's buffer over it.
+    Collective(CollectiveArgs),
     /// Kernels one by one, at the shapes of the reference jobs.
     Kernels(KernelArgs),
     /// Loading of a job's training set: reading, decoding, augmentation, batches.
@@ -31,9 +39,6 @@ pub(super) struct StepArgs {
     /// The jobs to run; all of them if none is named.
     #[arg(long = "job", value_name = "NAME", value_parser = Job::NAMES)]
     jobs: Vec<String>,
-    /// Threads of the one rank [default: all cores].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
     /// Timed steps of each job [default: what the job says, 8 to 60].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     steps: Option<u32>,
@@ -46,6 +51,23 @@ pub(super) struct StepArgs {
     /// Print one JSON object a job.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    ranks: RankArgs,
+}
+
+#[derive(Args)]
+pub(super) struct CollectiveArgs {
+    /// What to do together; may be given several times.
+    #[arg(long = "op", value_name = "OP", default_value = "allreduce")]
+    ops: Vec<Op>,
+    /// Bytes of each rank's buffer, such as `4K,1M` [default: 4K,64K,1M,16M,64M].
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = collective::parse_size)]
+    sizes: Vec<usize>,
+    /// Print one JSON object a size.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    ranks: RankArgs,
 }
 
 #[derive(Args)]
@@ -88,26 +110,92 @@ impl Bench {
                 let prepared = Prepared::new(job, app.given(), process::cores())?;
                 print(&load::measure(&prepared, threads(args.threads), args.passes)?, args.json)
             }
+            Bench::Step(args) if args.ranks.any() => bench_ranks(args),
             Bench::Step(args) => bench_step(args, start),
+            Bench::Collective(args) => bench_collective(args),
             Bench::Kernels(args) => bench_kernels(args),
         }
     }
 }
 
-fn bench_step(args: &StepArgs, start: Instant) -> Outcome {
-    let names: Vec<&str> = if args.jobs.is_empty() {
-        Job::NAMES.to_vec()
-    } else {
-        args.jobs.iter().map(String::as_str).collect()
+impl StepArgs {
+    fn jobs(&self) -> Vec<Job> {
+        let names: Vec<&str> = match self.jobs.is_empty() {
+            true => Job::NAMES.to_vec(),
+            false => self.jobs.iter().map(String::as_str).collect(),
+        };
+        names.iter().map(|name| Job::by_name(name).expect("the name was checked")).collect()
+    }
+}
+
+/// Steps that several ranks share. Each job has a group of its own, as each run has.
+fn bench_ranks(args: &StepArgs) -> Outcome {
+    if args.ops || args.memory_mib.is_some() {
+        return Err(Failure::usage("--ops and --memory-mib are for one rank; leave out --ranks and its kin"));
+    }
+    let Some(mut group) = args.ranks.enter(Asked::default(), "bench step", Arc::default())? else {
+        return Ok(());
     };
+    let (speaks, threads, transport) = (group.speaks(), group.threads, group.rows[0].transport.clone());
+    if speaks && !args.json {
+        show(&group, false)?;
+        writeln!(io::stdout(), "{}", bench::ranks::HEADER)?;
+    }
+    let (jobs, steps) = (args.jobs(), args.steps.map(|n| n as usize));
+    let control = group.control.take();
+    let outcomes = group.run(|mut comm| -> Outcome {
+        for job in &jobs {
+            comm = match bench::ranks::measure(job, comm, threads, steps, &transport) {
+                Ok((report, comm)) => {
+                    if comm.rank() == 0 {
+                        print(&report, args.json)?;
+                    }
+                    comm
+                }
+                Err(error) => return Err(Failure::world(error)),
+            };
+        }
+        Ok(comm.finish()?)
+    });
+    part(control, outcomes.into_iter().collect())
+}
+
+fn bench_collective(args: &CollectiveArgs) -> Outcome {
+    let sizes = if args.sizes.is_empty() { collective::SIZES.to_vec() } else { args.sizes.clone() };
+    let Some(mut group) = args.ranks.enter(Asked::default(), "bench collective", Arc::default())? else {
+        return Ok(());
+    };
+    let (ranks, transport) = (group.size(), group.rows[0].transport.clone());
+    if group.speaks() && !args.json {
+        show(&group, false)?;
+        writeln!(io::stdout(), "{}", collective::HEADER)?;
+    }
+    let control = group.control.take();
+    let outcomes = group.run(|mut comm| -> Outcome {
+        for op in &args.ops {
+            // A barrier has no size.
+            let sizes = if *op == Op::Barrier { &[0][..] } else { &sizes[..] };
+            for &bytes in sizes {
+                let us = collective::measure(&mut comm, *op, bytes)?;
+                if comm.rank() == 0 {
+                    let (op, transport) = (op.name(), transport.clone());
+                    print(&collective::Report { op, transport, ranks, bytes, us }, args.json)?;
+                }
+            }
+        }
+        Ok(comm.finish()?)
+    });
+    part(control, outcomes.into_iter().collect())
+}
+
+fn bench_step(args: &StepArgs, start: Instant) -> Outcome {
     if !args.json {
         writeln!(io::stdout(), "{}", step::HEADER)?;
     }
     let mut since = start;
-    for name in names {
-        let job = Job::by_name(name).expect("the name was checked");
+    for job in args.jobs() {
         let settings = Settings {
-            threads: threads(args.threads),
+            threads: args.ranks.threads().unwrap_or_else(process::cores),
             steps: args.steps.map(|n| n as usize),
             budget_bytes: args.memory_mib.map(|mib| mib << 20),
         };

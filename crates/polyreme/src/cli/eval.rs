@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use polyreme_train::evaluate::evaluate;
+use polyreme_train::judge::block_samples;
 use polyreme_train::metrics::Scores;
 use polyreme_train::run::Prepared;
 use polyreme_train::trained::Trained;
@@ -72,8 +73,8 @@ pub(super) fn eval(app: &App, args: &EvalArgs) -> Outcome {
     let set = set.ok_or_else(|| {
         Failure::usage(format!("the job's data have no {on} part; `--on train` is always there, and `--set data.validation=0.1` makes one"))
     })?;
-    let n = prepared.pace.micro.min(set.len()).max(1);
-    let mut judge = trained.judge(set.spec(), n, prepared.threads)?;
+    // All cores are this one judge's.
+    let mut judge = trained.judge(set.spec(), block_samples(set.spec()), process::cores())?;
     let began = Instant::now();
     let scores = evaluate(&mut judge, set, &prepared.plain_transform(set.as_ref())?, 1)?;
     let seconds = began.elapsed().as_secs_f64();

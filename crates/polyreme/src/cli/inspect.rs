@@ -97,7 +97,7 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> Outcome {
 fn inspect_job(app: &App, args: &InspectArgs) -> Outcome {
     let job = train::read_job(app, Some(&args.path), &[])?;
     let prepared = Prepared::new(job, app.given(), process::cores())?;
-    let graph = training_graph(&prepared.net, &prepared.spec, prepared.pace.micro, prepared.team.loss)?;
+    let graph = training_graph(&prepared.net, &prepared.spec, prepared.micro(), prepared.team.loss)?;
     if let Some(form) = args.graph {
         return show_graph(&graph, form);
     }

@@ -7,7 +7,9 @@ mod bench;
 mod data;
 mod eval;
 mod inspect;
+mod launch;
 mod predict;
+mod ranks;
 mod terminal;
 mod train;
 
@@ -37,6 +39,8 @@ enum Command {
     /// Writes a folder: the job as it was resolved, checkpoints, `metrics.jsonl`, TensorBoard files, `report.html` and
     /// `model.safetensors`. Ctrl-C finishes the step, saves, and says how to go on.
     Train(train::TrainArgs),
+    /// Train on several hosts: a process for each slot of each host, started over ssh.
+    Launch(launch::LaunchArgs),
     /// Go on with a run from its last whole checkpoint, as if it had never stopped.
     Resume(train::ResumeArgs),
     /// Evaluate a trained model.
@@ -86,6 +90,21 @@ impl Failure {
         Failure { message: format!("error: {error}"), code: 1 }
     }
 
+    /// The world went wrong.
+    fn world(message: impl ToString) -> Failure {
+        Failure::coded(1, message)
+    }
+
+    /// Anything, with its exit code.
+    fn coded(code: u8, message: impl ToString) -> Failure {
+        Failure { message: format!("error: {}", message.to_string()), code }
+    }
+
+    /// A message that says itself what it is.
+    fn said(code: i32, message: &str) -> Failure {
+        Failure { message: message.into(), code: u8::try_from(code).unwrap_or(2) }
+    }
+
     /// Interrupted; what there was is saved, and it was said.
     fn interrupted() -> Failure {
         Failure { message: String::new(), code: 130 }
@@ -114,6 +133,7 @@ pub fn run(app: App) -> ExitCode {
     };
     let outcome = match &cli.command {
         Command::Train(args) => train::train(&app, args),
+        Command::Launch(args) => launch::launch(&app, args),
         Command::Resume(args) => train::resume(&app, args),
         Command::Eval(args) => eval::eval(&app, args),
         Command::Predict(args) => predict::predict(&app, args),

@@ -21,6 +21,11 @@ const LOG: Duration = Duration::from_secs(10);
 /// The width of a terminal that does not say.
 const WIDTH: usize = 80;
 
+/// Prints a line for people. Somebody who has gone, with their terminal or their ssh, does not end the training.
+macro_rules! say {
+    ($($what:tt)*) => { drop(writeln!(io::stderr(), $($what)*)) };
+}
+
 /// How events are shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Style {
@@ -41,24 +46,20 @@ pub(super) struct Screen {
     loss: Option<f64>,
     metrics: Vec<(String, f64)>,
     samples_per_step: usize,
+    /// Whether there are several.
+    has_ranks: bool,
     broken: bool,
 }
 
 impl Screen {
-    /// For this process's terminal. From now on the first Ctrl-C (or a polite kill) stops after a step, and the second
-    /// at once.
-    pub(super) fn new(json: bool) -> io::Result<Screen> {
-        let stop = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM] {
-            signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone())?;
-            signal_hook::flag::register(signal, stop.clone())?;
-        }
+    /// For this process's terminal; asks the run to stop when `stop` is set.
+    pub(super) fn new(json: bool, stop: Arc<AtomicBool>) -> Screen {
         let style = match (json, io::stderr().is_terminal()) {
             (true, _) => Style::Json,
             (false, true) => Style::Line,
             (false, false) => Style::Plain,
         };
-        Ok(Screen {
+        Screen {
             style,
             stop,
             said_stop: false,
@@ -68,20 +69,21 @@ impl Screen {
             loss: None,
             metrics: Vec::new(),
             samples_per_step: 0,
+            has_ranks: false,
             broken: false,
-        })
+        }
     }
 
     /// Takes the progress line away.
     pub(super) fn clear(&mut self) {
         if std::mem::take(&mut self.drawn) {
-            eprint!("\r\x1b[2K");
+            drop(write!(io::stderr(), "\r\x1b[2K"));
         }
     }
 
     fn say(&mut self, line: &str) {
         self.clear();
-        eprintln!("{line}");
+        say!("{line}");
     }
 
     fn json(&mut self, value: &serde_json::Value) {
@@ -108,17 +110,16 @@ impl Screen {
         match self.style {
             Style::Line => {
                 let line = progress.line();
-                eprint!("\r\x1b[2K{line}");
                 // A terminal that does not take it loses a picture, nothing else.
-                let _ = io::stderr().flush();
+                drop(write!(io::stderr(), "\r\x1b[2K{line}").and_then(|()| io::stderr().flush()));
                 self.drawn = true;
             }
-            Style::Plain => eprintln!("{}", progress.plain()),
+            Style::Plain => say!("{}", progress.plain()),
             Style::Json => {
                 let speed = progress.samples_per_s;
                 let value = json!({"event": "step", "step": done.step, "steps": done.steps, "epoch": done.epoch,
                     "loss": smooth, "lr": done.lr, "samples_per_s": speed, "seconds": done.seconds,
-                    "waiting": done.waiting});
+                    "waiting": done.waiting, "waiting_for_ranks": done.waiting_for_ranks});
                 self.json(&value);
             }
         }
@@ -138,6 +139,7 @@ impl Screen {
             samples_per_s: speed,
             elapsed: done.seconds,
             left: self.pace.left(done.step, done.steps),
+            waiting_for_ranks: self.has_ranks.then_some(done.waiting_for_ranks),
             metrics: &self.metrics,
             width: width(),
         }
@@ -177,24 +179,31 @@ impl Screen {
             return self.json(&value);
         }
         self.clear();
-        print!("{}", summary_text(summary));
+        drop(write!(io::stdout(), "{}", summary_text(summary)));
     }
 }
 
 impl Observer for Screen {
     fn event(&mut self, event: Event<'_>) {
+        if let Event::Started(outline) = event {
+            self.has_ranks = outline.ranks > 1;
+        }
         match event {
             Event::Started(outline) if self.style == Style::Json => {
                 let value = json!({"event": "started", "outline": outline});
                 self.json(&value);
             }
-            Event::Started(outline) => eprint!("{}", outline_text(outline)),
+            Event::Started(outline) => drop(write!(io::stderr(), "{}", outline_text(outline))),
             Event::Step(done) => self.step(done),
             Event::Evaluated { step, epoch, metrics, best } => self.evaluated(step, epoch, metrics, best),
             Event::Saving { step, held } if self.style == Style::Json => {
                 self.json(&json!({"event": "checkpoint", "step": step, "held_ms": held.as_secs_f64() * 1e3}));
             }
             Event::Saving { .. } => {}
+            Event::Balanced { step, why } if self.style == Style::Json => {
+                self.json(&json!({"event": "balanced", "step": step, "why": why}));
+            }
+            Event::Balanced { step, why } => self.say(&format!("step {step}: {why}")),
             Event::Warning(text) if self.style == Style::Json => {
                 self.json(&json!({"event": "warning", "message": text}));
             }
@@ -212,6 +221,15 @@ impl Observer for Screen {
     }
 }
 
+/// From now on the first Ctrl-C (or a polite kill) sets `stop`, and the second ends this process at once.
+pub(super) fn catch_interrupts(stop: &Arc<AtomicBool>) -> io::Result<()> {
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone())?;
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    Ok(())
+}
+
 /// What is going to run, as a few lines.
 pub(super) fn outline_text(o: &Outline) -> String {
     let mut sets = format!("{} samples to train", thousands(o.train_samples as u64));
@@ -221,9 +239,14 @@ pub(super) fn outline_text(o: &Outline) -> String {
         }
     }
     let from = if o.first_step > 0 { format!(", from step {}", o.first_step) } else { String::new() };
+    let threads = |n: usize| if n == 1 { "1 thread".to_string() } else { format!("{n} threads") };
+    let seats = match o.ranks {
+        1 => threads(o.threads),
+        ranks => format!("{ranks} ranks of {}", threads(o.threads)),
+    };
     format!(
-        "{}: {}, {} parameters\n  data     {}; {}\n  training {} steps of {} samples, {} a pass{from}\n  machine  {} \
-         threads, {:.0} MiB planned, {:.2} GFLOP a step\n  output   {}\n",
+        "{}: {}, {} parameters\n  data     {}; {}\n  training {} steps of {} samples, {} a pass{from}\n  machine  {}, \
+         {:.0} MiB planned, {:.2} GFLOP a step\n  output   {}\n",
         o.name,
         o.model,
         thousands(o.params as u64),
@@ -232,7 +255,7 @@ pub(super) fn outline_text(o: &Outline) -> String {
         thousands(o.steps),
         o.batch,
         thousands(o.steps_per_epoch),
-        o.threads,
+        seats,
         o.memory_mib,
         o.step_gflop,
         o.output.display(),

@@ -1,19 +1,43 @@
 //! `polyreme train` and `polyreme resume`.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use polyreme_train::checkpoint::{self, Loaded};
 use polyreme_train::event::Ending;
 use polyreme_train::job::Job;
-use polyreme_train::run::{Prepared, Run, choose_folder};
+use polyreme_train::run::{Prepared, choose_folder, run_ranks_at};
 
-use super::terminal::{Screen, outline_text};
+use super::ranks::{RankArgs, asked_by_job, part, show};
+use super::terminal::{Screen, catch_interrupts, outline_text};
 use super::{Failure, Outcome, print_json};
 use crate::app::App;
+use crate::cluster::cores::Machine;
+use crate::cluster::enter::Ranks;
+use crate::cluster::{Decided, Setup};
 use crate::process;
 
+/// What people learn from `train --help`.
+const EXAMPLES: &str = "\
+Examples:
+  Everything that this machine has:
+    polyreme train job.toml
+  Another batch, another folder, four ranks of two threads:
+    polyreme train job.toml --set train.batch=128 --output runs/wide --ranks 4 --threads 2
+  Four processes of this host, over shared memory:
+    polyreme train job.toml --processes 4
+  Started by somebody else, a rank for each process:
+    mpirun -n 8 polyreme train job.toml
+    srun --ntasks 8 polyreme train job.toml
+  Several hosts over ssh:
+    polyreme launch --hosts a,b,c:4 job.toml
+
+`train.batch` is that of all ranks together: the same job means the same training on any number of them.";
+
 #[derive(Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct TrainArgs {
     /// The job file.
     #[arg(value_name = "JOB.toml")]
@@ -33,6 +57,11 @@ pub(super) struct TrainArgs {
     /// Print JSON lines; the last one is the summary.
     #[arg(long)]
     json: bool,
+    /// Write a timeline of every rank: computing, exchanging, waiting. chrome://tracing and Perfetto show it.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    #[command(flatten)]
+    ranks: RankArgs,
 }
 
 #[derive(Args)]
@@ -46,6 +75,11 @@ pub(super) struct ResumeArgs {
     /// Print JSON lines; the last one is the summary.
     #[arg(long)]
     json: bool,
+    /// Write a timeline of every rank: computing, exchanging, waiting. chrome://tracing and Perfetto show it.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    #[command(flatten)]
+    ranks: RankArgs,
 }
 
 pub(super) fn train(app: &App, args: &TrainArgs) -> Outcome {
@@ -53,29 +87,117 @@ pub(super) fn train(app: &App, args: &TrainArgs) -> Outcome {
     if let Some(folder) = &args.output {
         job.output.path = Some(folder.clone());
     }
-    let prepared = Prepared::new(job, app.given(), process::cores())?;
-    let folder = choose_folder(&prepared.job, args.overwrite || args.check)?;
+    job.parallel.threads = args.ranks.threads().or(job.parallel.threads);
     if args.check {
-        let outline = prepared.outline(&folder, 0)?;
-        return match args.json {
-            true => print_json(&outline),
-            false => {
-                print!("{}", outline_text(&outline));
-                Ok(())
-            }
-        };
+        return check(app, job, args);
     }
-    if args.overwrite {
-        remove_run(&folder)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let Some((mut ranks, prepared)) = prepare(app, job, &args.ranks, &stop)? else { return Ok(()) };
+    let choose = |ranks: &mut Ranks| {
+        let folder = ranks.agree_on(|| Ok::<_, Failure>(choose_folder(&prepared.job, args.overwrite)?))?;
+        if args.overwrite && ranks.speaks() {
+            remove_run(&folder)?;
+        }
+        Ok(folder)
+    };
+    let folder = or_tell(&mut ranks, choose)?;
+    let prepared = Prepared { trace: args.trace.clone(), ..prepared };
+    start(prepared, &folder, None, ranks, args.json, stop)
+}
+
+/// The ranks of this process and the job, ready to run; `None` if this process was the launcher.
+fn prepare(
+    app: &App,
+    job: Job,
+    args: &RankArgs,
+    stop: &Arc<AtomicBool>,
+) -> Result<Option<(Ranks, Prepared)>, Failure> {
+    let (machine, name) = (Machine::read(), job.name.clone());
+    let decided = args.decide(asked_by_job(&job.parallel), &machine)?;
+    if decided.open {
+        let prepared = Prepared::new(job, app.given(), machine.cores())?;
+        let setup = Setup::Threads { ranks: prepared.ranks(), threads: prepared.threads };
+        let ranks = args.enter_as(Decided { setup, ..decided }, machine, &name, stop.clone())?;
+        return Ok(ranks.map(|ranks| (ranks, prepared)));
     }
-    start(prepared, &folder, None, args.json)
+    let Some(mut ranks) = args.enter_as(decided, machine, &name, stop.clone())? else { return Ok(None) };
+    let prepared =
+        or_tell(&mut ranks, |ranks| for_ranks(app, job, ranks.size(), ranks.threads, ranks.first()))?;
+    Ok(Some((ranks, prepared)))
+}
+
+/// A job for so many ranks of so many threads, whatever it says itself; its own words stay in it.
+fn for_ranks(
+    app: &App,
+    mut job: Job,
+    ranks: usize,
+    threads: usize,
+    first: usize,
+) -> Result<Prepared, Failure> {
+    let said = job.parallel.ranks.replace(ranks);
+    let mut prepared = Prepared::of_rank(job, app.given(), ranks * threads, first)?;
+    prepared.job.parallel.ranks = said;
+    Ok(prepared)
+}
+
+/// Says what would run, and writes nothing.
+fn check(app: &App, job: Job, args: &TrainArgs) -> Outcome {
+    let machine = Machine::read();
+    let decided = args.ranks.decide(asked_by_job(&job.parallel), &machine)?;
+    let prepared = match decided.setup {
+        _ if decided.open => Prepared::new(job, app.given(), machine.cores())?,
+        Setup::Threads { ranks, threads } => for_ranks(app, job, ranks, threads, 0)?,
+        Setup::Spawn { processes, threads, .. } => for_ranks(app, job, processes, threads, 0)?,
+        Setup::Process(place) => for_ranks(app, job, place.size, place.threads, place.rank)?,
+    };
+    let outline = prepared.outline(&choose_folder(&prepared.job, true)?, 0)?;
+    match args.json {
+        true => print_json(&outline),
+        false => {
+            print!("{}", outline_text(&outline));
+            Ok(())
+        }
+    }
 }
 
 pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
-    let (folder, loaded) = last_whole(&args.run)?;
-    let job = stored_job(&loaded, &folder, &args.sets)?;
-    let prepared = Prepared::new(job, app.given(), process::cores())?;
-    start(prepared, &folder, Some(&loaded), args.json)
+    // Rank 0 alone reads the run, which may lie on its host only.
+    let reads = args.ranks.speaks()?;
+    let found = reads.then(|| last_whole(&args.run)).transpose()?;
+    let mut job = match &found {
+        Some((folder, loaded)) => stored_job(loaded, folder, &args.sets)?,
+        None => Job::new("resume"),
+    };
+    job.parallel.threads = args.ranks.threads().or(job.parallel.threads);
+    let stop = Arc::new(AtomicBool::new(false));
+    let machine = Machine::read();
+    let decided = args.ranks.decide(asked_by_job(&job.parallel), &machine)?;
+    if decided.open {
+        let Some((ranks, prepared)) = prepare(app, job, &args.ranks, &stop)? else { return Ok(()) };
+        let (folder, loaded) = found.expect("threads of one process have rank 0");
+        let prepared = Prepared { trace: args.trace.clone(), ..prepared };
+        return start(prepared, &folder, Some(&loaded), ranks, args.json, stop);
+    }
+    let Some(mut ranks) = args.ranks.enter_as(decided, machine, "resume", stop.clone())? else {
+        return Ok(());
+    };
+    let hear = |ranks: &mut Ranks| {
+        let text = ranks.tell(job.to_toml().into_bytes())?;
+        let text = String::from_utf8_lossy(&text);
+        let job = Job::from_text(&text, "job.toml of rank 0", Path::new("."), &[]).map_err(Failure::job)?;
+        for_ranks(app, job, ranks.size(), ranks.threads, ranks.first())
+    };
+    let prepared = or_tell(&mut ranks, hear)?;
+    let (folder, loaded) = found.map_or((args.run.clone(), None), |(folder, loaded)| (folder, Some(loaded)));
+    let prepared = Prepared { trace: args.trace.clone(), ..prepared };
+    start(prepared, &folder, loaded.as_ref(), ranks, args.json, stop)
+}
+
+/// What has to be done before a run starts. If it fails here, the other ranks are told why.
+fn or_tell<T>(ranks: &mut Ranks, work: impl FnOnce(&mut Ranks) -> Result<T, Failure>) -> Result<T, Failure> {
+    work(ranks).inspect_err(|failure| {
+        ranks.comms.iter_mut().for_each(|comm| comm.fail(failure.message.trim_start_matches("error: ")));
+    })
 }
 
 /// The job that a checkpoint belongs to, with changes.
@@ -111,12 +233,24 @@ fn last_whole(path: &Path) -> Result<(PathBuf, Loaded), Failure> {
     Ok((folder, loaded))
 }
 
-fn start(mut prepared: Prepared, folder: &Path, resumed: Option<&Loaded>, json: bool) -> Outcome {
+fn start(
+    mut prepared: Prepared,
+    folder: &Path,
+    resumed: Option<&Loaded>,
+    ranks: Ranks,
+    json: bool,
+    stop: Arc<AtomicBool>,
+) -> Outcome {
     prepared.system = process::facts();
-    let mut screen = Screen::new(json)?;
-    let run = Run::new(prepared, folder, resumed)?;
-    let summary = run.train(&mut screen).inspect_err(|_| screen.clear())?;
-    match summary.ending {
+    catch_interrupts(&stop)?;
+    show(&ranks, json)?;
+    let mut screen = Screen::new(json, stop);
+    let Ranks { comms, seats, control, .. } = ranks;
+    let trained = run_ranks_at(prepared, folder, resumed, comms, &mut screen, &|rank| seats.pin(rank));
+    screen.clear();
+    let mut ending = Ending::Finished;
+    part(control, trained.map(|summary| ending = summary.ending).map_err(Failure::from))?;
+    match ending {
         Ending::Interrupted => Err(Failure::interrupted()),
         Ending::Finished | Ending::EarlyStop => Ok(()),
     }

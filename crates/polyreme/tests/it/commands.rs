@@ -90,6 +90,11 @@ fn the_doctor_measures_the_machine() {
     for key in ["fma_peak_gflops", "add_bandwidth_gbs", "copy_bandwidth_gbs"] {
         assert!(reports[0][key].as_f64().unwrap() > 0.0, "{key}");
     }
+    let list = |key: &str| reports[0][key].as_array().unwrap().clone();
+    assert!(!list("numa_nodes").is_empty());
+    assert!(list("interfaces").iter().any(|i| i.as_str().unwrap().contains("127.0.0.1/8")), "{reports:?}");
+    assert!(reports[0]["mpi"].is_string() || reports[0]["mpi"].is_null());
+    assert_eq!(reports[0]["shared_memory"], serde_json::json!({"Ok": null}));
 }
 
 #[test]

@@ -5,6 +5,9 @@
 mod architecture;
 mod binary;
 mod commands;
+mod deploy;
 mod examples;
 mod in_use;
+mod launch;
+mod ranks;
 mod train;

@@ -46,7 +46,7 @@ fn metrics(run: &Path) -> Vec<Value> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let line = |l: &str| {
         let mut line: Value = serde_json::from_str(l).unwrap();
-        for clock in ["seconds", "samples_per_s"] {
+        for clock in ["seconds", "samples_per_s", "wait_share"] {
             line.as_object_mut().unwrap().remove(clock);
         }
         line

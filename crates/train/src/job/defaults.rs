@@ -21,7 +21,7 @@ impl Job {
             model: ModelSpec::default(),
             data: DataSpec::default(),
             train: TrainSpec::default(),
-            parallel: ParallelSpec { threads: None },
+            parallel: ParallelSpec::default(),
             output: OutputSpec::default(),
         }
     }
@@ -181,6 +181,39 @@ impl Default for OptimizerSpec {
 impl Default for EarlyStop {
     fn default() -> EarlyStop {
         EarlyStop { metric: "val_loss".into(), patience: 3, min_delta: 0.0 }
+    }
+}
+
+impl Default for ParallelSpec {
+    fn default() -> ParallelSpec {
+        ParallelSpec {
+            ranks: None,
+            threads: None,
+            transport: Transport::Auto,
+            sync_batch_norm: false,
+            reproducible: false,
+            shards: 8,
+            shard_optimizer: None,
+            bucket_mib: 1.0,
+            balance: Balance::Equal,
+        }
+    }
+}
+
+impl Transport {
+    /// All of them.
+    pub const ALL: [Transport; 5] =
+        [Transport::Auto, Transport::Local, Transport::Shm, Transport::Tcp, Transport::Mpi];
+
+    /// The name, as a job file has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Auto => "auto",
+            Transport::Local => "local",
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+            Transport::Mpi => "mpi",
+        }
     }
 }
 

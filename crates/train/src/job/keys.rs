@@ -65,6 +65,9 @@ pub(super) const OPTIMIZER_KINDS: [&str; 4] = ["sgd", "adam", "adamw", "lamb"];
 pub(super) const SCHEDULE_KINDS: [&str; 6] =
     ["constant", "step", "exponential", "cosine", "one-cycle", "linear"];
 
+/// What ranks can talk over.
+pub(super) const TRANSPORTS: [&str; 5] = ["auto", "local", "shm", "tcp", "mpi"];
+
 /// What can be watched.
 pub(super) const METRICS: [&str; 5] =
     ["train_loss", "val_loss", "val_accuracy", "val_top5", "val_perplexity"];
@@ -252,7 +255,20 @@ pub(super) const GRAMMARS: [Grammar; 11] = [
         ],
     },
     Grammar { path: "train.early_stop", keys: &[all("metric"), all("patience"), all("min_delta")] },
-    Grammar { path: "parallel", keys: &[all("threads")] },
+    Grammar {
+        path: "parallel",
+        keys: &[
+            all("ranks"),
+            all("threads"),
+            all("transport"),
+            all("sync_batch_norm"),
+            all("reproducible"),
+            all("shards"),
+            all("shard_optimizer"),
+            all("bucket_mib"),
+            all("balance"),
+        ],
+    },
     Grammar {
         path: "output",
         keys: &[

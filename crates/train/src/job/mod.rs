@@ -8,7 +8,7 @@
 //! - `spec`: what a job is. `defaults`: what holds if nothing is said.
 //! - `error`: errors and how they are shown. `tree`: the file as values that know their places. `sets`: overrides.
 //! - `keys`: the keys there are. `nearest`: which of them was meant. `cursor`: reads tables by them.
-//! - `read`: the whole file; `model`, `layers`, `data`, `train`, `output`: its sections.
+//! - `read`: the whole file; `model`, `layers`, `data`, `train`, `parallel`, `output`: its sections.
 //! - `write`: the way back.
 
 mod cursor;
@@ -20,6 +20,7 @@ mod layers;
 mod model;
 mod nearest;
 mod output;
+mod parallel;
 mod read;
 mod sets;
 mod spec;

@@ -1,24 +1,12 @@
-//! `[parallel]` and `[output]`: with what, and what is left behind.
+//! `[output]`: what is left behind.
 
 use std::ops::Bound;
 
 use super::cursor::Cursor;
 use super::keys::METRICS;
-use super::spec::{OutputSpec, ParallelSpec, Source};
-use super::tree::Value;
+use super::spec::{OutputSpec, Source};
 
 const COUNT_MAX: u64 = 1 << 48;
-
-/// Reads `[parallel]`.
-pub(super) fn read_parallel(c: &Cursor) -> ParallelSpec {
-    let threads = c.get("threads").and_then(|at| match &at.node.value {
-        Value::String(s) if s == "auto" => None,
-        Value::Integer(_) => at.size(1..=(1 << 10)),
-        _ => at.wrong("\"auto\" or a whole number"),
-    });
-    c.finish();
-    ParallelSpec { threads }
-}
 
 /// Reads `[output]`. What is best depends on the labels, and so on the source.
 pub(super) fn read(c: &Cursor, source: Option<&Source>) -> OutputSpec {

@@ -10,7 +10,7 @@ use super::cursor::{At, Cursor, Reading};
 use super::error::{JobErrors, Place, Sources};
 use super::spec::{Job, OutputSpec, ParallelSpec, TrainSpec};
 use super::tree::{Table, Value};
-use super::{data, model, output, sets, train};
+use super::{data, model, output, parallel, sets, train};
 
 /// A job file is small; anything larger is another file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -107,7 +107,7 @@ fn job(reading: &Reading, root: &Table, origin: &str) -> Option<Job> {
     let model = section("model").and_then(|c| model::read(&c));
     let data = section("data").and_then(|c| data::read(&c));
     let train = section("train").map_or_else(TrainSpec::default, |c| train::read(&c));
-    let parallel = section("parallel").map_or(ParallelSpec { threads: None }, |c| output::read_parallel(&c));
+    let parallel = section("parallel").map_or_else(ParallelSpec::default, |c| parallel::read(&c, &train));
     let source = data.as_ref().map(|d| &d.source);
     let output = match section("output") {
         Some(c) => output::read(&c, source),

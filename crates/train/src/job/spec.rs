@@ -219,10 +219,53 @@ pub struct EarlyStop {
 }
 
 /// `[parallel]`: with what.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct ParallelSpec {
-    /// Threads; `None`: all cores.
+    /// How many ranks share a step; `None`: chosen.
+    pub ranks: Option<usize>,
+    /// Threads of each rank; `None`: the cores that its rank has.
     pub threads: Option<usize>,
+    /// What ranks talk over.
+    pub transport: Transport,
+    /// Whether batch norm takes the statistics of all ranks' samples.
+    pub sync_batch_norm: bool,
+    /// Whether the weights are the same bits on any number of ranks.
+    pub reproducible: bool,
+    /// Into how many pieces a reproducible step is cut, on any number of ranks.
+    pub shards: usize,
+    /// Whether each rank keeps the optimizer's state for its own range of the parameters only; `None` for where ranks
+    /// share memory.
+    pub shard_optimizer: Option<bool>,
+    /// How much of the gradients is reduced at once.
+    pub bucket_mib: f64,
+    /// How a step's samples are shared out.
+    pub balance: Balance,
+}
+
+/// What ranks talk over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transport {
+    /// What fits the way in which the job was started.
+    Auto,
+    /// Threads of one process.
+    Local,
+    /// Processes of one host, over shared memory.
+    Shm,
+    /// Sockets.
+    Tcp,
+    /// MPI.
+    Mpi,
+}
+
+/// How a step's samples are shared out among ranks.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Balance {
+    /// As many for each.
+    Equal,
+    /// By the speed of each, measured now and then.
+    Auto,
+    /// In proportion to these weights, one for each rank.
+    Given(Vec<f64>),
 }
 
 /// `[output]`: what is left behind.

@@ -25,7 +25,7 @@ impl Job {
         out.begin("train");
         train(&mut out, &self.train);
         out.begin("parallel");
-        out.put("threads", self.parallel.threads.map_or(text("auto"), |n| n.to_string()));
+        parallel(&mut out, &self.parallel);
         out.begin("output");
         output(&mut out, &self.output);
         out.text
@@ -344,6 +344,24 @@ fn optimizer(spec: &OptimizerSpec) -> String {
         Optimizer::Lamb(m) => ("lamb", moments(m)),
     };
     table(&[vec![("kind", text(kind)), ("lr", real(spec.lr))], rows].concat())
+}
+
+fn parallel(out: &mut Section, spec: &ParallelSpec) {
+    let or_auto = |n: Option<usize>| n.map_or(text("auto"), |n| n.to_string());
+    out.put("ranks", or_auto(spec.ranks));
+    out.put("threads", or_auto(spec.threads));
+    out.put("transport", text(spec.transport.name()));
+    out.put("sync_batch_norm", spec.sync_batch_norm.to_string());
+    out.put("reproducible", spec.reproducible.to_string());
+    out.maybe("shards", spec.reproducible.then(|| spec.shards.to_string()));
+    out.put("shard_optimizer", spec.shard_optimizer.map_or(text("auto"), |on| on.to_string()));
+    out.put("bucket_mib", real(spec.bucket_mib));
+    let balance = match &spec.balance {
+        Balance::Equal => text("equal"),
+        Balance::Auto => text("auto"),
+        Balance::Given(weights) => list(&weights.iter().map(|w| real(*w)).collect::<Vec<_>>()),
+    };
+    out.put("balance", balance);
 }
 
 fn output(out: &mut Section, spec: &OutputSpec) {

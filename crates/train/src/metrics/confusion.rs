@@ -54,6 +54,16 @@ impl Confusion {
         self.cells[truth * self.classes + predicted] += 1;
     }
 
+    /// All counts, row by row.
+    pub(crate) fn cells(&self) -> &[u64] {
+        &self.cells
+    }
+
+    /// The same, to set.
+    pub(crate) fn cells_mut(&mut self) -> &mut [u64] {
+        &mut self.cells
+    }
+
     /// How many classes there are.
     pub fn classes(&self) -> usize {
         self.classes

@@ -80,6 +80,25 @@ impl Scores {
         }
     }
 
+    /// Adds losses whose sum and number are known.
+    pub(crate) fn add_losses(&mut self, sum: f64, n: f64) {
+        self.loss_sum += sum;
+        self.loss_weight += n;
+    }
+
+    /// Everything that was counted, to be added up over ranks.
+    pub(crate) fn counts(&self) -> Vec<i64> {
+        let cells = self.confusion.iter().flat_map(|c| c.cells());
+        [self.rows, self.right, self.among_top].iter().chain(cells).map(|&n| n as i64).collect()
+    }
+
+    /// Takes counts over, laid out as [`Scores::counts`] gives them.
+    pub(crate) fn set_counts(&mut self, counts: &[i64]) {
+        let cells = self.confusion.iter_mut().flat_map(|c| c.cells_mut());
+        let own = [&mut self.rows, &mut self.right, &mut self.among_top];
+        own.into_iter().chain(cells).zip(counts).for_each(|(to, &n)| *to = n as u64);
+    }
+
     /// How many labels were counted: all that are not negative.
     pub fn rows(&self) -> u64 {
         self.rows
@@ -160,6 +179,18 @@ mod tests {
         check(&[([NAN, 1.0, 2.0, 3.0, 4.0, 5.0], 5), ([NAN; 6], 0)], 0, 0, 2, 0);
         check(&[([f32::NEG_INFINITY, 1.0, 0.0, 0.0, 0.0, f32::INFINITY], 5)], 1, 1, 1, 1);
         check(&[], 0, 0, 0, 0);
+    }
+
+    #[test]
+    fn counts_come_back() {
+        let mut scores = Scores::new(6, true);
+        scores.add(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0], &[5, 1], 0.0, 0.0);
+        let mut again = Scores::new(6, true);
+        again.set_counts(&scores.counts());
+        assert_eq!(again, scores);
+        let twice: Vec<i64> = scores.counts().iter().map(|n| 2 * n).collect();
+        again.set_counts(&twice);
+        assert_eq!((again.rows(), again.confusion().unwrap().total()), (4, 4));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //!
 //! - [`Recorder`] ties them together.
 //! - [`jsonl`] and [`tensorboard`] write, [`history`] reads back, [`report`] draws.
+//! - [`trace`] writes where the time of every rank went, if somebody asks.
 //! - [`progress`] is the text of the line that a terminal shows meanwhile.
 
 pub mod history;
@@ -10,6 +11,7 @@ pub mod jsonl;
 pub mod progress;
 pub mod report;
 pub mod tensorboard;
+pub mod trace;
 
 mod append;
 mod error;

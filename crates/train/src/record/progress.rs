@@ -28,6 +28,8 @@ pub struct Progress<'a> {
     pub elapsed: f64,
     /// Seconds until the end, as [`Pace`] guesses them.
     pub left: Option<f64>,
+    /// The share of the time that ranks wait for each other, if there are several.
+    pub waiting_for_ranks: Option<f64>,
     /// The metrics of the last evaluation, the most important first.
     pub metrics: &'a [(String, f64)],
     /// Columns of the terminal.
@@ -36,7 +38,7 @@ pub struct Progress<'a> {
 
 impl Progress<'_> {
     /// The line for a terminal: at most `width` columns. Parts are dropped where there is no room, the least important
-    /// first: metrics from the last, rate, time passed, epoch, bar, speed, time left, loss; the percentage stays.
+    /// first: metrics from the last, rate, time passed, epoch, waiting, bar, speed, time left, loss; the percentage stays.
     pub fn line(&self) -> String {
         // Parts in the order of the line, each with its importance; the greatest number goes first.
         let mut parts: Vec<(usize, String)> = vec![
@@ -49,6 +51,9 @@ impl Progress<'_> {
         }
         parts.push((8, format!("lr {}", trimmed(self.lr, 3))));
         parts.push((3, format!("{}/s", short(self.samples_per_s))));
+        if let Some(waiting) = self.waiting_for_ranks {
+            parts.push((5, format!("wait {:.0}%", waiting * 100.0)));
+        }
         parts.push((7, clock(self.elapsed)));
         if let Some(left) = self.left {
             parts.push((2, format!("{} left", clock(left))));
@@ -82,6 +87,9 @@ impl Progress<'_> {
             trimmed(self.lr, 3),
             short(self.samples_per_s),
         );
+        if let Some(waiting) = self.waiting_for_ranks {
+            line += &format!("  waiting for ranks {:.0}%", waiting * 100.0);
+        }
         for (name, value) in self.metrics {
             line += &format!("  {name} {}", figure(*value, 4));
         }
@@ -171,6 +179,7 @@ mod tests {
             samples_per_s: 12_345.0,
             elapsed: 83.0,
             left: Some(110.0),
+            waiting_for_ranks: None,
             metrics,
             width,
         }
@@ -196,6 +205,13 @@ mod tests {
         let plain = "step 430/1,000  epoch 5/10  loss 0.4123  lr 0.0003  12.3k samples/s  val_loss 0.3987  \
                      val_accuracy 0.8765  1:23 passed  1:50 left";
         assert_eq!(progress(&metrics, 20).plain(), plain);
+        let ranks = Progress { waiting_for_ranks: Some(0.042), ..progress(&[], 50) };
+        assert_eq!(ranks.line(), " 43%  loss 0.4123  12.3k/s  wait 4%  1:50 left");
+        assert!(
+            ranks.plain().contains("12.3k samples/s  waiting for ranks 4%  1:23 passed"),
+            "{}",
+            ranks.plain()
+        );
     }
 
     #[test]

@@ -1,15 +1,27 @@
-//! A run: a prepared job, its engines, its folder, and the loop over its steps.
+//! A run: a prepared job, its ranks, its folder, and the loop over its steps.
 //!
 //! # Layout
-//! - [`Prepared`]: the job with its data and its network, checked, before anything is reserved or written.
-//! - `folder`: where a run writes. `snapshot`: to and from checkpoints. `train`: the loop.
+//! - [`Prepared`]: the job with its data and its network, checked, before anything is reserved or written. `seats`: how
+//!   many ranks and threads that makes. `folder`: where a run writes.
+//! - [`run_ranks`]: the ranks of this process. `train`: the loop that each of them runs. `step`, `judged`:
+//!   its steps and its evaluations.
+//! - `files`: what rank 0 writes. `snapshot`: to and from checkpoints.
 
+mod files;
 mod folder;
+mod judged;
 mod prepared;
+mod ranks;
+mod seats;
 mod snapshot;
+mod step;
 mod train;
+
+#[cfg(test)]
+mod tests;
 
 pub use folder::choose as choose_folder;
 pub use prepared::{Given, Prepared};
-pub use snapshot::{AVERAGE_FILE, Progress, restore};
-pub use train::Run;
+pub use ranks::{run_ranks, run_ranks_at};
+pub use seats::{Seats, seats};
+pub use snapshot::{AVERAGE_FILE, Progress};

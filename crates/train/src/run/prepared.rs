@@ -1,20 +1,20 @@
 //! A job with its data and its network, checked: everything that can be wrong is said before anything is written.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use polyreme_data::{
     Augment, Dataset, Features, Mode, Order, Spec, Stats, Target, Transform, balanced_weights,
 };
-use polyreme_exec::Engine;
 use polyreme_graph::cost;
 
+use super::seats::{Seats, seats};
 use crate::error::TrainError;
 use crate::event::Outline;
-use crate::job::{ClassWeights, Job, OrderSpec};
-use crate::lower::{Loss, training_graph, training_program};
+use crate::job::{Balance, ClassWeights, Job, OrderSpec};
+use crate::lower::{Loss, training_graph};
 use crate::net::Net;
-use crate::pace::Pace;
+use crate::pace::{Cut, Pace, Part};
 use crate::preparation::Preparation;
 use crate::sets::{Sets, open};
 use crate::team::TeamOptions;
@@ -31,7 +31,8 @@ pub struct Given {
     pub sets: Option<Sets>,
 }
 
-/// A job, ready to run.
+/// A job, ready to run. A copy is cheap: data and networks are shared.
+#[derive(Clone)]
 pub struct Prepared {
     /// The job, with everything resolved.
     pub job: Job,
@@ -41,9 +42,11 @@ pub struct Prepared {
     pub sets: Sets,
     /// The training set's samples.
     pub spec: Spec,
-    /// Epochs, steps and pieces.
+    /// Epochs and steps.
     pub pace: Pace,
-    /// Threads of the engines.
+    /// How steps are cut, and so how many ranks there are.
+    pub cut: Cut,
+    /// Threads of each rank.
     pub threads: usize,
     /// The normalisation.
     pub stats: Option<Stats>,
@@ -51,12 +54,20 @@ pub struct Prepared {
     pub team: TeamOptions,
     /// The machine and the program, for the report.
     pub system: Vec<(String, String)>,
+    /// Where a timeline of all ranks goes; all ranks have it, or none.
+    pub trace: Option<PathBuf>,
 }
 
 impl Prepared {
-    /// Opens the data, fits the network to them, and checks that everything goes together. `cores` is what "auto"
-    /// threads come to.
-    pub fn new(mut job: Job, given: Given, cores: usize) -> Result<Prepared, TrainError> {
+    /// Opens the data, fits the network to them, and checks that everything goes together. `cores` is what all
+    /// ranks together have: "auto" ranks and threads come to it.
+    pub fn new(job: Job, given: Given, cores: usize) -> Result<Prepared, TrainError> {
+        Prepared::of_rank(job, given, cores, 0)
+    }
+
+    /// The same for a process whose first rank is `rank`. What is measured of the whole training set (mean and
+    /// deviation, frequencies of classes) is left to rank 0, which tells the others when they start.
+    pub fn of_rank(mut job: Job, given: Given, cores: usize, rank: usize) -> Result<Prepared, TrainError> {
         let sets = match given.sets {
             Some(sets) => sets,
             None => open(&mut job)?,
@@ -74,13 +85,12 @@ impl Prepared {
         if order.epoch_len() == 0 {
             return Err(TrainError::Empty);
         }
-        let micro = (train.batch / train.accumulate.max(1)).max(1);
-        let pace = Pace { samples: order.epoch_len(), batch: train.batch, micro };
-        // A set smaller than a batch is one short step; the engine for whole pieces is made for what there is.
-        let pace = Pace { batch: pace.batch.min(pace.samples), micro: micro.min(pace.samples), ..pace };
+        // A set smaller than a batch is one step; engines are made for what there is.
+        let pace = Pace { samples: order.epoch_len(), batch: train.batch.min(order.epoch_len()) };
         let normalise = job.data.normalise && !spec.features.is_ids();
-        let stats = normalise.then(|| Stats::of(sets.train.as_ref(), STATS_SAMPLES)).transpose()?;
-        let class_weights = class_weights(&job, sets.train.as_ref())?;
+        let measured = normalise && rank == 0;
+        let stats = measured.then(|| Stats::of(sets.train.as_ref(), STATS_SAMPLES)).transpose()?;
+        let class_weights = class_weights(&job, sets.train.as_ref(), rank == 0)?;
         let loss = Loss {
             label_smoothing: train.label_smoothing,
             class_weights: !class_weights.is_empty(),
@@ -89,7 +99,12 @@ impl Prepared {
         if loss.mixup && spec.features.is_ids() {
             return Err(TrainError::MixupOfIds);
         }
-        let threads = job.parallel.threads.unwrap_or(cores).max(1);
+        // Two samples: statistics of one make no sense.
+        let two = training_graph(&net, &spec, 2, loss)?;
+        let parallel = &job.parallel;
+        let Seats { ranks, threads } = seats(parallel, cores, pace.batch, !two.updates.is_empty());
+        let shards = parallel.reproducible.then_some(parallel.shards);
+        let cut = Cut { weights: vec![1.0; ranks], accumulate: train.accumulate, shards };
         let team = TeamOptions {
             threads,
             seed: train.seed,
@@ -99,19 +114,56 @@ impl Prepared {
             class_weights,
             ema: train.ema,
             memory_bytes: train.memory_mib.map(|mib| mib << 20),
+            sharded: parallel.shard_optimizer,
+            bucket_bytes: (parallel.bucket_mib * f64::from(1 << 20)) as usize,
+            sync_batch_norm: parallel.sync_batch_norm && !two.updates.is_empty(),
+            shards,
         };
-        let prepared = Prepared { net, sets, spec, pace, threads, stats, team, system: Vec::new(), job };
+        let system = Vec::new();
+        let prepared =
+            Prepared { net, sets, spec, pace, cut, threads, stats, team, system, trace: None, job };
         prepared.transform()?;
-        Ok(prepared)
+        prepared.for_ranks(ranks)
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.cut.ranks()
+    }
+
+    /// The same for so many ranks, whatever the job says.
+    pub fn for_ranks(mut self, ranks: usize) -> Result<Prepared, TrainError> {
+        let weights = match &self.job.parallel.balance {
+            Balance::Given(weights) => weights.clone(),
+            Balance::Equal | Balance::Auto => vec![1.0; ranks],
+        };
+        if weights.len() != ranks {
+            return Err(TrainError::Balance { got: weights.len(), want: ranks });
+        }
+        self.cut.weights = weights;
+        let (pace, cut) = (self.pace, &self.cut);
+        let meets = self.team.sync_batch_norm && ranks > 1;
+        let short = |n: &usize| *n > 0 && cut.least(pace, *n) == 0;
+        if let Some(samples) = [pace.batch, pace.tail()].into_iter().find(|n| meets && short(n)) {
+            return Err(TrainError::TooFew { samples, ranks });
+        }
+        Ok(self)
+    }
+
+    /// The longest piece of rank 0.
+    pub fn micro(&self) -> usize {
+        Part::new(self.pace, &self.cut, 0).lengths()[0]
     }
 
     /// What is going to run; `output` is where.
     pub fn outline(&self, output: &Path, first_step: u64) -> Result<Outline, TrainError> {
-        let forward = training_graph(&self.net, &self.spec, self.pace.micro, self.team.loss)?;
-        let budget = self.team.memory_bytes.map(|bytes| (bytes, self.threads));
-        let program = training_program(&forward, Some((self.team.optimizer, self.team.clip)), budget)?;
+        let (ranks, micro) = (self.ranks(), self.micro());
+        let forward = training_graph(&self.net, &self.spec, micro, self.team.loss)?;
+        let lowering = self.rank_options(ranks).lowering(0, ranks, true);
+        let program = lowering.program(&forward)?;
         let params = &program.graph.params;
-        let pieces = self.pace.batch as f64 / self.pace.micro as f64;
+        let pieces = self.pace.batch as f64 / micro as f64;
+        let bytes = lowering.rank_bytes(&program) * ranks;
         Ok(Outline {
             name: self.job.name.clone(),
             model: match &self.net {
@@ -127,11 +179,33 @@ impl Prepared {
             steps_per_epoch: self.pace.steps_per_epoch(),
             steps: self.pace.total_steps(self.job.train.length),
             first_step,
+            ranks,
             threads: self.threads,
-            memory_mib: Engine::footprint(&program, self.threads).total() as f64 / f64::from(1 << 20),
+            memory_mib: bytes as f64 / f64::from(1 << 20),
             step_gflop: cost::product_flops(&program.graph) as f64 * pieces / 1e9,
             output: output.to_path_buf(),
         })
+    }
+
+    /// How a rank's engine is made in a process of so many ranks, which share what training may take.
+    pub(crate) fn rank_options(&self, ranks: usize) -> TeamOptions {
+        let memory_bytes = self.team.memory_bytes.map(|bytes| bytes / ranks.max(1));
+        TeamOptions { memory_bytes, threads: self.threads, ..self.team.clone() }
+    }
+
+    /// What ranks must have in common to train together.
+    pub(crate) fn fingerprint(&self) -> String {
+        let lens = |set: &Option<Arc<dyn Dataset>>| set.as_ref().map(|s| s.len());
+        let sets = (self.sets.train.len(), lens(&self.sets.validation), lens(&self.sets.test));
+        let (job, team) = (&self.job, &self.team);
+        let data = (&job.data.augment, job.data.order, job.data.fraction, job.data.normalise);
+        let how = (team.sharded, team.bucket_bytes, team.sync_batch_norm, team.memory_bytes, team.loss);
+        let (train, output) =
+            (&job.train, (job.output.every_steps, job.output.every_epochs, &job.output.best));
+        format!(
+            "{:?}",
+            (&self.net, &self.spec.features, sets, self.pace, &self.cut, data, how, train, output)
+        )
     }
 
     /// The order of an epoch.
@@ -169,9 +243,11 @@ fn order(job: &Job, len: usize) -> Order {
     Order { len, seed: job.train.seed, epoch: 0, mode, fraction: job.data.fraction }
 }
 
-fn class_weights(job: &Job, set: &dyn Dataset) -> Result<Vec<f32>, TrainError> {
+/// Weights of the classes; frequencies are counted only if `count`, and the weights are all 1 otherwise.
+fn class_weights(job: &Job, set: &dyn Dataset, count: bool) -> Result<Vec<f32>, TrainError> {
     match &job.data.class_weights {
         ClassWeights::None => Ok(Vec::new()),
+        ClassWeights::Balanced if !count => Ok(vec![1.0; set.spec().classes()]),
         ClassWeights::Balanced => Ok(balanced_weights(set)?),
         ClassWeights::Given(weights) => match weights.len() == set.spec().classes() {
             true => Ok(weights.clone()),

@@ -1,8 +1,11 @@
 //! Between a run and its checkpoints: what is learnt, what the optimizer remembers, and how far the run has come.
+//!
+//! Rank 0 reads and writes. A checkpoint knows nothing of ranks: moments are gathered and scattered on the way.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use polyreme_exec::{Kept, Slot};
+use polyreme_exec::{Engine, Kept, Slot};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
@@ -42,6 +45,14 @@ pub struct Progress {
     pub preparation: Preparation,
 }
 
+impl Progress {
+    /// What a checkpoint says.
+    pub fn of(loaded: &Loaded) -> Result<Progress, TrainError> {
+        Progress::deserialize(&loaded.manifest.progress)
+            .map_err(|e| TrainError::Progress(format!("{}: {e}", loaded.path.display())))
+    }
+}
+
 /// What shards hold, made once.
 pub(crate) struct Tables {
     model: Arc<[TensorAt]>,
@@ -62,10 +73,11 @@ impl Tables {
         Tables { model: params.iter().cloned().chain(states).collect(), params: params.into() }
     }
 
-    /// A copy of everything, in recycled buffers as far as there are any.
+    /// A copy of everything, in recycled buffers as far as there are any. Collective: rank 0 calls this, the others
+    /// [`hand_over`].
     pub(crate) fn snapshot(
         &self,
-        team: &Team,
+        team: &mut Team,
         epoch: u64,
         progress: &Progress,
         job: &str,
@@ -74,15 +86,18 @@ impl Tables {
         // The largest first: the model's shard is the longest.
         buffers.sort_by_key(|b| std::cmp::Reverse(b.capacity()));
         let mut buffers = buffers.into_iter();
-        let learner = team.learner();
         let mut next = || buffers.next().unwrap_or_default();
-        let mut model = Shard::copy(MODEL_FILE, self.model.clone(), learner.kept(Kept::Params), next());
-        model.data.extend_from_slice(learner.kept(Kept::States));
+        team.learner_mut().average_states()?;
+        let params = team.learner().kept(Kept::Params);
+        let n_params = params.len();
+        let mut model = Shard::copy(MODEL_FILE, self.model.clone(), params, next());
+        model.data.extend_from_slice(team.learner().kept(Kept::States));
         let mut shards = vec![model];
-        for (file, what) in MOMENT_FILES {
-            if !learner.kept(what).is_empty() {
-                shards.push(Shard::copy(file, self.params.clone(), learner.kept(what), next()));
-            }
+        for (file, what) in moment_files(team) {
+            let mut shard = Shard::copy(file, self.params.clone(), &[], next());
+            shard.data.resize(n_params, 0.0);
+            team.learner_mut().gather_moments(what, Some(&mut shard.data))?;
+            shards.push(shard);
         }
         if !team.average().is_empty() {
             shards.push(Shard::copy(AVERAGE_FILE, self.params.clone(), team.average(), next()));
@@ -93,22 +108,64 @@ impl Tables {
     }
 }
 
-/// Brings `team` to where the checkpoint was, and says how far the run had come.
-pub fn restore(team: &mut Team, loaded: &Loaded) -> Result<Progress, TrainError> {
-    let progress = Progress::deserialize(&loaded.manifest.progress)
-        .map_err(|e| TrainError::Progress(format!("{}: {e}", loaded.path.display())))?;
-    let params = team.learner().param_slots();
-    let learner = team.learner_mut();
-    install(learner, loaded.shard(MODEL_FILE).unwrap_or(&[]), &loaded.path)?;
-    for (file, what) in MOMENT_FILES {
-        if !learner.kept(what).is_empty() {
-            install_arena(learner.kept_mut(what), &params, loaded.shard(file), &loaded.path.join(file))?;
+/// What other ranks than 0 do for a checkpoint. Collective, with [`Tables::snapshot`].
+pub(crate) fn hand_over(team: &mut Team) -> Result<(), TrainError> {
+    team.learner_mut().average_states()?;
+    for (_, what) in moment_files(team) {
+        team.learner_mut().gather_moments(what, None)?;
+    }
+    Ok(())
+}
+
+/// Brings all ranks to where the checkpoint was, which rank 0 has. Collective.
+pub(crate) fn restore(team: &mut Team, loaded: Option<&Loaded>) -> Result<(), TrainError> {
+    restore_weights(team, loaded)?;
+    let (params, len) = (team.learner().param_slots(), team.learner().kept(Kept::Params).len());
+    for (file, what) in moment_files(team) {
+        let moments = match loaded {
+            None => None,
+            Some(loaded) => {
+                let mut moments = vec![0.0; len];
+                install_arena(&mut moments, &params, loaded.shard(file), &loaded.path.join(file))?;
+                Some(moments)
+            }
+        };
+        team.learner_mut().scatter_moments(what, moments.as_deref())?;
+    }
+    Ok(())
+}
+
+/// The same without what the optimizer remembers: to evaluate and to ship. Collective.
+pub(crate) fn restore_weights(team: &mut Team, loaded: Option<&Loaded>) -> Result<(), TrainError> {
+    team.exclusively(|engine, average| {
+        let loaded = loaded.expect("rank 0 has the checkpoint");
+        install_average(engine, average, loaded)?;
+        install(engine, loaded.shard(MODEL_FILE).unwrap_or(&[]), &loaded.path)?;
+        engine.set_steps_done(loaded.manifest.step);
+        Ok(())
+    })
+}
+
+/// Weights to start from, which rank 0 reads. Collective.
+pub(crate) fn start_from(team: &mut Team, path: &Path) -> Result<(), TrainError> {
+    team.exclusively(|engine, average| {
+        crate::install::install_file(engine, path)?;
+        if !average.is_empty() {
+            average.copy_from_slice(engine.kept(Kept::Params));
         }
+        Ok(())
+    })
+}
+
+fn install_average(engine: &Engine, average: &mut [f32], loaded: &Loaded) -> Result<(), TrainError> {
+    if average.is_empty() {
+        return Ok(());
     }
-    if !team.average().is_empty() {
-        let file = loaded.path.join(AVERAGE_FILE);
-        install_arena(team.average_mut(), &params, loaded.shard(AVERAGE_FILE), &file)?;
-    }
-    team.set_steps_done(loaded.manifest.step);
-    Ok(progress)
+    let file = loaded.path.join(AVERAGE_FILE);
+    install_arena(average, &engine.param_slots(), loaded.shard(AVERAGE_FILE), &file)
+}
+
+/// The files of the moments that the optimizer has; the same on all ranks, also on those with an empty part.
+fn moment_files(team: &Team) -> impl Iterator<Item = (&'static str, Kept)> + use<> {
+    MOMENT_FILES.into_iter().take(team.n_moments())
 }

@@ -1,181 +1,208 @@
-//! The loop: batches in, steps, evaluations, checkpoints, records.
+//! The loop: batches in, steps, evaluations, checkpoints, records. Every rank runs it.
+//!
+//! Ranks take the same way through it, because all that decides the way is the same on all of them: the number of
+//! steps, the scores of evaluations, and what they told each other at the end of the step (somebody wants to stop, rank
+//! 0 finds that it is time for a checkpoint).
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use polyreme_data::{Loader, LoaderOptions, Span};
+use polyreme_collective::{Comm, Reduce};
+use polyreme_data::Loader;
+use polyreme_exec::Timeline;
+use serde::{Deserialize, Serialize};
 
+use super::files::Files;
 use super::prepared::Prepared;
-use super::snapshot::{Progress, Tables, restore};
-use crate::checkpoint::{self, Loaded, Store};
+use super::snapshot::{Progress, hand_over, restore, restore_weights, start_from};
+use crate::balance::Measured;
+use crate::checkpoint::{self, Loaded};
 use crate::error::TrainError;
-use crate::evaluate::{evaluate, values};
 use crate::event::{Ending, Event, Observer, StepDone, Summary};
-use crate::install::{install_file, ship};
-use crate::job::Source;
-use crate::judge::Judge;
-use crate::metrics::{Best, Confusion, Patience, Verdict};
-use crate::mixup;
-use crate::record::{self, Recorder};
-use crate::schedule::Horizon;
-use crate::team::{Batch, StepResult, Team};
+use crate::install::ship;
+use crate::judge::block_samples;
+use crate::metrics::{Best, Confusion, Patience};
+use crate::pace::Part;
+use crate::record::trace;
+use crate::talk;
+use crate::team::{StepResult, Team};
 
-/// Evaluations take at least so many samples at once: a forward pass alone needs little memory.
-const JUDGED_MIN: usize = 64;
-
-/// A run that has its engines and its folder.
-pub struct Run {
-    prepared: Prepared,
-    team: Team,
-    judge: Option<Judge>,
+/// One rank of a run.
+pub(super) struct Run {
+    pub(super) prepared: Prepared,
+    pub(super) rank: usize,
+    pub(super) team: Team,
+    pub(super) part: Part,
     folder: PathBuf,
-    store: Store,
-    recorder: Recorder,
-    tables: Tables,
-    progress: Progress,
-    /// The resolved job, for checkpoints.
-    job: String,
+    /// Rank 0's.
+    pub(super) files: Option<Files>,
+    pub(super) progress: Progress,
     /// When this process began to train, moved back by what earlier ones took.
     started: Instant,
     /// When the last checkpoint was taken.
     saved: Instant,
     saved_step: u64,
-    confusion: Option<Confusion>,
+    pub(super) confusion: Option<Confusion>,
+    /// How long this rank waited for others in the last step; and all ranks in all steps, on the average.
+    pub(super) waited_last: Duration,
+    waited: f64,
+    /// Since speeds were last looked at.
+    pub(super) measured: Measured,
+}
+
+/// What ranks wish, and tell each other in every step.
+#[derive(Clone, Copy)]
+pub(super) struct Wishes {
+    pub(super) stop: bool,
+    pub(super) save: bool,
+}
+
+/// How a run begins: rank 0 says it to the others.
+#[derive(Serialize, Deserialize)]
+struct Opening {
+    resumed: bool,
+    progress: Progress,
 }
 
 impl Run {
-    /// Reserves everything and makes the folder. With `resumed`, goes on from there.
-    pub fn new(mut prepared: Prepared, folder: &Path, resumed: Option<&Loaded>) -> Result<Run, TrainError> {
-        let mut team = Team::new(&prepared.net, &prepared.spec, prepared.pace, prepared.team.clone())?;
-        if let (Some(path), None) = (&prepared.job.model.weights, resumed) {
-            install_file(team.learner_mut(), path)?;
-        }
-        let job = prepared.job.to_toml();
-        let (best, stop) = (&prepared.job.output.best, &prepared.job.train.early_stop);
-        let mut progress = Progress {
-            seconds: 0.0,
-            evaluating: 0.0,
-            samples: 0,
-            window: (0.0, 0),
-            epoch: (0.0, 0),
-            last_epoch_loss: None,
-            best: best.as_ref().map(Best::new),
-            patience: stop.as_ref().map(|s| Patience::new(&s.metric, s.patience, s.min_delta)),
-            metrics: Vec::new(),
-            preparation: prepared.preparation(),
-        };
-        if let Some(loaded) = resumed {
-            progress = restore(&mut team, loaded)?;
-            // As before, whatever the files on the disk would give now.
-            prepared.stats = progress.preparation.stats();
-        }
-        let judge = match prepared.watched() {
-            None => None,
-            Some(set) => {
-                let n = prepared.pace.micro.max(if prepared.spec.features.is_ids() { 1 } else { JUDGED_MIN });
-                Some(Judge::new(&prepared.net, set.spec(), n.min(set.len()), prepared.threads)?)
-            }
-        };
-        std::fs::create_dir_all(folder).map_err(|source| TrainError::io(folder, source))?;
-        let mut store = Store::open(folder, prepared.job.output.keep, best.clone())?;
-        if let Some(loaded) = resumed {
-            store.go_back(loaded.manifest.step)?;
-        }
-        let options = record::Options { tensorboard: prepared.job.output.tensorboard, ..Default::default() };
-        let recorder = match resumed {
-            None => Recorder::create(folder, &options)?,
-            Some(_) => Recorder::resume(folder, team.steps_done(), &options)?,
-        };
-        let file = folder.join("job.toml");
-        std::fs::write(&file, &job).map_err(|source| TrainError::io(&file, source))?;
-        let (tables, now, saved_step) = (Tables::new(&team), Instant::now(), team.steps_done());
+    /// Reserves everything for one rank. Collective; `local` is the number of ranks in this process.
+    pub(super) fn new(prepared: Prepared, mut comm: Comm, local: usize) -> Result<Run, TrainError> {
+        let (what, op) = ("its job or its data are not those of rank 0; give all the same", "comparing jobs");
+        talk::agree(&mut comm, op, &prepared.fingerprint(), what)?;
+        // Programs must not differ, so the budget is that of the fullest process.
+        let mut most = [local as i64];
+        comm.all_reduce(&mut most, Reduce::Max)?;
+        let mut options = prepared.rank_options(usize::try_from(most[0]).unwrap_or(1));
+        comm.broadcast(&mut options.class_weights, 0)?;
+        let rank = comm.rank();
+        let part = Part::new(prepared.pace, &prepared.cut, rank);
+        let team = Team::new(&prepared.net, &prepared.spec, &part, options, comm)?;
+        let progress = first_progress(&prepared);
+        let now = Instant::now();
         Ok(Run {
-            prepared,
+            rank,
             team,
-            judge,
-            folder: folder.to_path_buf(),
-            store,
-            recorder,
-            tables,
+            part,
+            folder: PathBuf::new(),
+            files: None,
             progress,
-            job,
             started: now,
             saved: now,
-            saved_step,
+            saved_step: 0,
             confusion: None,
+            waited_last: Duration::ZERO,
+            waited: 0.0,
+            measured: Measured::default(),
+            prepared,
         })
     }
 
-    /// The engines.
-    pub fn team(&self) -> &Team {
-        &self.team
+    /// Brings the run to its beginning, or with `resumed` to where it was, and makes the folder. Collective.
+    pub(super) fn open(&mut self, folder: &Path, resumed: Option<&Loaded>) -> Result<(), TrainError> {
+        let layout = format!("{:?}", self.team.learner().param_slots());
+        let what = "its program lays out the parameters in another way; give all the same version";
+        talk::agree(self.team.comm(), "comparing programs", &layout, what)?;
+        let progress = match resumed {
+            Some(loaded) => Progress::of(loaded)?,
+            None => self.progress.clone(),
+        };
+        let opening = Opening { resumed: resumed.is_some(), progress };
+        let bad = |e: serde_json::Error| TrainError::Progress(e.to_string());
+        let bytes = serde_json::to_vec(&opening).map_err(bad)?;
+        let opening: Opening =
+            serde_json::from_slice(&talk::broadcast(self.team.comm(), bytes, 0)?).map_err(bad)?;
+        self.progress = opening.progress;
+        // As rank 0 measured it; or as before, whatever the files on the disk would give now.
+        self.prepared.stats = self.progress.preparation.stats();
+        let resumed = resumed.filter(|_| self.rank == 0);
+        match (&self.prepared.job.model.weights, opening.resumed) {
+            (_, true) => restore(&mut self.team, resumed)?,
+            (Some(path), false) => start_from(&mut self.team, path)?,
+            (None, false) => {}
+        }
+        if let Some(set) = self.prepared.watched() {
+            self.team.prepare_trial(set.spec(), block_samples(set.spec()))?;
+        }
+        self.folder = folder.to_path_buf();
+        if self.rank == 0 {
+            self.files = Some(Files::open(folder, &self.prepared, &self.team, resumed)?);
+        }
+        self.saved_step = self.team.steps_done();
+        self.saved = Instant::now();
+        Ok(())
     }
 
-    /// Trains to the end, or until `observer` wants to stop.
-    pub fn train(mut self, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
+    /// Tells the others that this rank ends here.
+    pub(super) fn fail(&mut self, why: &str) {
+        self.team.comm().fail(why);
+    }
+
+    /// Trains to the end, or until an observer of any rank wants to stop. Collective.
+    pub(super) fn train(&mut self, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
         let steps = self.prepared.pace.total_steps(self.prepared.job.train.length);
-        observer.event(Event::Started(&self.prepared.outline(&self.folder, self.team.steps_done())?));
+        if self.rank == 0 {
+            let outline = self.prepared.outline(&self.folder, self.team.steps_done())?;
+            observer.event(Event::Started(&outline));
+        }
+        self.begin_trace()?;
         self.started = Instant::now();
         let mut loader = self.loader(steps)?;
         let mut ending = Ending::Finished;
         while self.team.steps_done() < steps {
             let step = self.team.steps_done();
-            let (result, lr) = self.step(&mut loader, step, steps)?;
+            let wishes = Wishes { stop: observer.stop_requested(), save: self.is_time_to_save() };
+            let (result, lr, wishes) = self.step(&mut loader, step, steps, wishes)?;
             self.note(step, steps, result, lr, &loader, observer)?;
-            let stop = observer.stop_requested();
-            let stopped_early = self.end_of_step(step, step + 1 == steps || stop, observer)?;
+            let stopped_early = self.end_of_step(step, step + 1 == steps, wishes, observer)?;
             if stopped_early {
                 ending = Ending::EarlyStop;
                 break;
             }
-            if stop && step + 1 < steps {
+            if wishes.stop && step + 1 < steps {
                 ending = Ending::Interrupted;
                 break;
             }
+            if self.rebalance(step + 1, observer)? {
+                loader = self.loader(steps)?;
+            }
         }
         drop(loader);
+        self.end_trace()?;
         self.save(observer)?;
-        self.store.finish()?;
+        if let Some(files) = &mut self.files {
+            files.store.finish()?;
+        }
         self.finish(ending, observer)
     }
 
-    fn loader(&self, steps: u64) -> Result<Loader, TrainError> {
-        let (pace, first) = (self.prepared.pace, self.team.steps_done());
-        let order = self.prepared.order(0);
-        let plan = (first..steps).flat_map(move |step| {
-            let order = order.of_epoch(pace.epoch(step));
-            pace.pieces(step).map(move |p| Span { order, start: p.start, len: p.len })
-        });
-        let data = &self.prepared.job.data;
-        let cheap = !matches!(data.source, Source::Images { .. });
-        let threads = data.threads.unwrap_or(if cheap { 1 } else { self.prepared.threads });
-        let options = LoaderOptions {
-            batch_max: pace.micro,
-            threads,
-            prefetch: data.prefetch,
-            seed: self.prepared.job.train.seed,
-        };
-        Ok(Loader::start(self.prepared.sets.train.clone(), self.prepared.transform()?, plan, options))
+    /// From here on this rank records where its time goes, if it is to. Clocks start together. Collective.
+    fn begin_trace(&mut self) -> Result<(), TrainError> {
+        if self.prepared.trace.is_some() {
+            self.team.comm().barrier()?;
+            let timeline = Timeline::new(Instant::now(), trace::MOMENTS_MAX);
+            self.team.learner_mut().set_timeline(Some(timeline));
+        }
+        Ok(())
     }
 
-    fn step(&mut self, loader: &mut Loader, step: u64, steps: u64) -> Result<(StepResult, f64), TrainError> {
-        let (pace, train) = (self.prepared.pace, &self.prepared.job.train);
-        let horizon = Horizon { steps, steps_per_epoch: pace.steps_per_epoch() };
-        let lr = train.schedule.rate(train.optimizer.lr, step, horizon);
-        let mix = if train.mixup > 0.0 { mixup::share(train.mixup, train.seed, step) } else { 1.0 };
-        for piece in pace.pieces(step) {
-            let batch = loader.next().expect("the plan has a batch for each piece")?;
-            let batch = Batch { x: values(&batch), labels: &batch.labels, mix };
-            if let Some(result) = self.team.piece(piece, batch, lr as f32)? {
-                return Ok((result, lr));
-            }
-        }
-        unreachable!("the last piece of a step ends it")
+    /// Writes what all ranks recorded. Collective.
+    fn end_trace(&mut self) -> Result<(), TrainError> {
+        let Some(path) = self.prepared.trace.clone() else { return Ok(()) };
+        let moments = self.team.learner().timeline().map_or(Vec::new(), |t| t.moments().to_vec());
+        self.team.learner_mut().set_timeline(None);
+        trace::write(&path, self.team.comm(), &moments)
     }
 
     /// Seconds of the whole run, those before a resumption included.
-    fn seconds(&self) -> f64 {
+    pub(super) fn seconds(&self) -> f64 {
         self.progress.seconds + self.started.elapsed().as_secs_f64()
+    }
+
+    /// Whether rank 0 finds that too much would be lost.
+    fn is_time_to_save(&self) -> bool {
+        let minutes = self.saved.elapsed().as_secs_f64() / 60.0;
+        let limit = self.prepared.job.output.every_minutes;
+        self.rank == 0 && limit.is_some_and(|limit| minutes >= limit)
     }
 
     fn note(
@@ -187,14 +214,17 @@ impl Run {
         loader: &Loader,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        let (pace, seconds) = (self.prepared.pace, self.seconds());
+        let (pace, seconds, ranks) = (self.prepared.pace, self.seconds(), self.prepared.ranks());
         let samples = pace.len(step);
         self.progress.samples += samples as u64;
         for (sum, n) in [&mut self.progress.window, &mut self.progress.epoch] {
             *sum += result.loss;
             *n += 1;
         }
-        let here = self.started.elapsed().as_secs_f64();
+        let here = self.started.elapsed().as_secs_f64().max(1e-9);
+        // What a rank waits with nobody to wait for is the price of a look at the clock.
+        self.waited += if ranks > 1 { result.extra[1] / ranks as f64 } else { 0.0 };
+        let waiting_for_ranks = (self.waited / here).min(1.0);
         observer.event(Event::Step(&StepDone {
             step: step + 1,
             steps,
@@ -204,7 +234,8 @@ impl Run {
             lr,
             samples,
             seconds,
-            waiting: loader.waited().as_secs_f64() / here.max(1e-9),
+            waiting: loader.waited().as_secs_f64() / here,
+            waiting_for_ranks,
         }));
         let every = self.prepared.job.train.log_every_steps.max(1);
         if (step + 1).is_multiple_of(every) || step + 1 == steps {
@@ -216,6 +247,7 @@ impl Run {
                 ("samples_per_s".to_string(), self.progress.samples as f64 / training),
             ];
             line.extend(result.grad_norm.map(|norm| ("grad_norm".to_string(), norm)));
+            line.extend((ranks > 1).then(|| ("wait_share".to_string(), waiting_for_ranks)));
             self.record(step + 1, &line, observer);
         }
         if pace.ends_epoch(step) {
@@ -230,6 +262,7 @@ impl Run {
         &mut self,
         step: u64,
         last: bool,
+        wishes: Wishes,
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainError> {
         let (pace, train) = (self.prepared.pace, &self.prepared.job.train);
@@ -238,47 +271,21 @@ impl Run {
             Some(every) => done.is_multiple_of(every.max(1)),
             None => pace.ends_epoch(step),
         };
-        let finished = last && !observer.stop_requested();
+        let finished = last && !wishes.stop;
         let (best, stop) = if due || finished { self.evaluate(done, observer)? } else { (false, false) };
         let output = &self.prepared.job.output;
         let per_epoch = output.every_epochs.map(|n| n.max(1) * pace.steps_per_epoch());
-        let minutes = self.saved.elapsed().as_secs_f64() / 60.0;
         let save = best
+            || wishes.save
             || output.every_steps.is_some_and(|n| done.is_multiple_of(n.max(1)))
-            || per_epoch.is_some_and(|n| done.is_multiple_of(n))
-            || output.every_minutes.is_some_and(|limit| minutes >= limit);
+            || per_epoch.is_some_and(|n| done.is_multiple_of(n));
         if save {
             self.save(observer)?;
         }
         Ok(stop)
     }
 
-    /// Evaluates the watched set; whether it is the best, and whether patience is at its end.
-    fn evaluate(&mut self, done: u64, observer: &mut dyn Observer) -> Result<(bool, bool), TrainError> {
-        let (Some(judge), Some(set)) = (&mut self.judge, self.prepared.watched()) else {
-            return Ok((false, false));
-        };
-        let began = Instant::now();
-        judge.take(&self.team)?;
-        let scores = evaluate(judge, set, &self.prepared.plain_transform(set.as_ref())?, 1)?;
-        self.progress.evaluating += began.elapsed().as_secs_f64();
-        let metrics = scores.named("val");
-        self.confusion = scores.confusion().cloned();
-        let value = |name: &str| metrics.iter().find(|(n, _)| n == name).map(|(_, v)| *v);
-        let watched = self.progress.best.as_mut().and_then(|b| value(&b.metric).map(|v| b.observe(done, v)));
-        let stop = match &mut self.progress.patience {
-            Some(p) => value(p.metric()).is_some_and(|v| p.observe(v) == Verdict::Stop),
-            None => false,
-        };
-        let best = watched.unwrap_or(false);
-        remember(&mut self.progress.metrics, &metrics);
-        self.record(done, &metrics, observer);
-        let epoch = self.prepared.pace.epoch(done - 1) + 1;
-        observer.event(Event::Evaluated { step: done, epoch, metrics: &metrics, best });
-        Ok((best, stop))
-    }
-
-    /// Hands a checkpoint of this moment to the writer, unless there is one already.
+    /// Hands a checkpoint of this moment to the writer, unless there is one already. Collective.
     fn save(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let step = self.team.steps_done();
         if step == self.saved_step {
@@ -287,38 +294,39 @@ impl Run {
         let began = Instant::now();
         let progress = Progress { seconds: self.seconds(), ..self.progress.clone() };
         let epoch = step / self.prepared.pace.steps_per_epoch();
-        let buffers = self.store.take_buffers();
-        let snapshot = self.tables.snapshot(&self.team, epoch, &progress, &self.job, buffers)?;
-        let outcome = self.store.save(snapshot);
+        match &mut self.files {
+            Some(files) => files.save(&mut self.team, epoch, &progress, observer)?,
+            None => hand_over(&mut self.team)?,
+        }
         (self.saved, self.saved_step) = (Instant::now(), step);
         observer.event(Event::Saving { step, held: began.elapsed() });
-        if let Err(error) = outcome {
-            observer.event(Event::Warning(&format!("a checkpoint could not be written: {error}")));
-        }
         Ok(())
     }
 
-    fn record(&mut self, step: u64, values: &[(String, f64)], observer: &mut dyn Observer) {
-        let epoch = self.prepared.pace.epoch(step.saturating_sub(1));
-        let values: Vec<(&str, f64)> = values.iter().map(|(name, v)| (name.as_str(), *v)).collect();
-        if let Some(error) = self.recorder.log(step, epoch, self.seconds(), &values) {
-            observer.event(Event::Warning(&error.to_string()));
+    pub(super) fn record(&mut self, step: u64, values: &[(String, f64)], observer: &mut dyn Observer) {
+        let (epoch, seconds) = (self.prepared.pace.epoch(step.saturating_sub(1)), self.seconds());
+        if let Some(files) = &mut self.files {
+            files.record(step, epoch, seconds, values, observer);
         }
     }
 
-    /// Writes the model that the run ends with, evaluates the test set with it, and reports.
-    fn finish(mut self, ending: Ending, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
+    /// Writes the model that the run ends with, evaluates the test set with it, and reports. Collective.
+    fn finish(&mut self, ending: Ending, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
         let seconds = self.seconds();
         let model = self.folder.join("model.safetensors");
         let mut model_step = self.team.steps_done();
         if ending != Ending::Interrupted {
-            if let Some(best) = self.best_elsewhere() {
-                let loaded = checkpoint::load(&best)?;
-                restore(&mut self.team, &loaded)?;
-                model_step = loaded.manifest.step;
+            if let Some(step) = self.best_elsewhere() {
+                let folder = &self.folder;
+                let best = (self.rank == 0).then(|| checkpoint::load(&folder.join("checkpoints/best")));
+                let best = best.transpose()?;
+                restore_weights(&mut self.team, best.as_ref())?;
+                model_step = best.map_or(step, |loaded| loaded.manifest.step);
             }
             self.test(observer)?;
-            ship(&model, &self.team)?;
+            if self.files.is_some() {
+                ship(&model, &self.team)?;
+            }
         }
         let training = (seconds - self.progress.evaluating).max(1e-9);
         let (sum, n) = self.progress.epoch;
@@ -336,96 +344,35 @@ impl Run {
             ending,
             model_step,
         };
-        let report = self.report(&summary);
-        if let Err(error) = self.recorder.finish(&report) {
-            observer.event(Event::Warning(&error.to_string()));
+        if let Some(files) = self.files.take() {
+            files.finish(&self.prepared, &self.progress, self.confusion.as_ref(), &summary, observer);
         }
+        // Nobody is done before rank 0 has written everything: a rank that leaves may end its process.
+        self.team.comm().barrier()?;
         observer.event(Event::Finished(&summary));
         Ok(summary)
     }
 
-    fn report(&self, summary: &Summary) -> record::report::Summary {
-        let ended = match summary.ending {
-            Ending::Finished => "Finished",
-            Ending::EarlyStop => "Stopped early",
-            Ending::Interrupted => "Interrupted",
-        };
-        // The test set's figures are what counts.
-        let mut metrics = self.progress.metrics.clone();
-        metrics.sort_by_key(|(name, _)| !name.starts_with("test"));
-        record::report::Summary {
-            title: self.prepared.job.name.clone(),
-            ended: ended.into(),
-            steps: summary.steps,
-            seconds: summary.seconds,
-            samples_per_s: summary.samples_per_s,
-            metrics,
-            best: self.progress.best.clone(),
-            settings: settings(&self.job),
-            system: self.prepared.system.clone(),
-            confusion: self.confusion.clone(),
-            class_names: self.progress.preparation.names.clone(),
-            warnings: Vec::new(),
-        }
-    }
-
-    /// The best checkpoint, if it is another than the last.
-    fn best_elsewhere(&self) -> Option<PathBuf> {
+    /// The step of the best checkpoint, if it is another than the last.
+    fn best_elsewhere(&self) -> Option<u64> {
         let best = self.progress.best.as_ref().filter(|b| b.value.is_some())?;
-        (best.step != self.team.steps_done()).then(|| self.folder.join("checkpoints/best"))
-    }
-
-    /// Evaluates the test set with the weights that are shipped.
-    fn test(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        let (Some(judge), Some(set)) = (&mut self.judge, &self.prepared.sets.test) else { return Ok(()) };
-        judge.take(&self.team)?;
-        let scores = evaluate(judge, set, &self.prepared.plain_transform(set.as_ref())?, 1)?;
-        let metrics = scores.named("test");
-        self.confusion = scores.confusion().cloned();
-        remember(&mut self.progress.metrics, &metrics);
-        let (step, epoch) = (self.team.steps_done(), self.prepared.pace.epoch(self.team.steps_done()));
-        self.record(step, &metrics, observer);
-        observer.event(Event::Evaluated { step, epoch, metrics: &metrics, best: false });
-        Ok(())
+        (best.step != self.team.steps_done()).then_some(best.step)
     }
 }
 
-/// The last value of each metric.
-fn remember(known: &mut Vec<(String, f64)>, new: &[(String, f64)]) {
-    for (name, value) in new {
-        match known.iter_mut().find(|(n, _)| n == name) {
-            Some((_, v)) => *v = *value,
-            None => known.push((name.clone(), *value)),
-        }
-    }
-}
-
-/// The lines of a job as `section.key` and value; a list that goes over several lines is one value.
-fn settings(toml: &str) -> Vec<(String, String)> {
-    let mut section = "";
-    let mut settings: Vec<(String, String)> = Vec::new();
-    for line in toml.lines() {
-        let goes_on = line.starts_with([' ', ']']);
-        match (settings.last_mut(), line.split_once(" = ")) {
-            (Some((_, value)), _) if goes_on => {
-                value.push(' ');
-                value.push_str(line.trim());
-            }
-            (_, Some((key, value))) => settings.push((format!("{section}.{key}"), value.to_string())),
-            _ => section = line.trim_matches(['[', ']']),
-        }
-    }
-    settings
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn settings_are_the_lines_of_a_job() {
-        let job = "[model]\nlayers = [\n    \"relu\",\n    { kind = \"linear\" },\n]\n\n[train]\nbatch = 8\n";
-        let want = [("model.layers", "[ \"relu\", { kind = \"linear\" }, ]"), ("train.batch", "8")];
-        assert_eq!(settings(job), want.map(|(key, value)| (key.to_string(), value.to_string())));
+/// A run of which nothing is done.
+fn first_progress(prepared: &Prepared) -> Progress {
+    let (best, stop) = (&prepared.job.output.best, &prepared.job.train.early_stop);
+    Progress {
+        seconds: 0.0,
+        evaluating: 0.0,
+        samples: 0,
+        window: (0.0, 0),
+        epoch: (0.0, 0),
+        last_epoch_loss: None,
+        best: best.as_ref().map(Best::new),
+        patience: stop.as_ref().map(|s| Patience::new(&s.metric, s.patience, s.min_delta)),
+        metrics: Vec::new(),
+        preparation: prepared.preparation(),
     }
 }

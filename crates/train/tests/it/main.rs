@@ -2,4 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod failing;
+mod ranks;
+mod runs;
 mod team;

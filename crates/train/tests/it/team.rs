@@ -1,12 +1,14 @@
-//! Pieces of a batch against the whole batch: the same weights, with dropout, class weights and short last steps.
+//! Pieces of a batch, on one rank and on several, against the whole batch: the same weights, with dropout, class
+//! weights and short last steps.
 
+use polyreme_collective::Comm;
 use polyreme_data::{Features, Spec, Target, Values};
 use polyreme_exec::Kept;
 use polyreme_graph::{Moments, Optimizer, Traced};
 use polyreme_nn::layer::{BatchNorm2d, Dropout, Linear};
 use polyreme_train::lower::Loss;
-use polyreme_train::pace::Pace;
-use polyreme_train::team::{Batch, Team, TeamOptions};
+use polyreme_train::pace::{Cut, Pace, Part};
+use polyreme_train::team::{Batch, StepResult, Team, TeamOptions};
 use polyreme_train::{Net, TrainError};
 
 const WIDTH: usize = 10;
@@ -41,6 +43,10 @@ fn options(loss: Loss) -> TeamOptions {
         class_weights: if loss.class_weights { vec![0.5, 1.0, 4.0] } else { Vec::new() },
         ema: Some(0.9),
         memory_bytes: None,
+        sharded: Some(true),
+        bucket_bytes: 1 << 10,
+        sync_batch_norm: false,
+        shards: None,
     }
 }
 
@@ -48,27 +54,61 @@ fn number(i: usize) -> f32 {
     ((i as u32).wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0
 }
 
-/// Trains two epochs and returns parameters, averages and losses.
-fn train(pace: Pace, loss: Loss, norm: bool) -> (Vec<f32>, Vec<f32>, Vec<f64>) {
-    let x: Vec<f32> = (0..pace.samples * WIDTH).map(number).collect();
-    let labels: Vec<i32> = (0..pace.samples).map(|i| ((i * 7) % 5 % CLASSES) as i32).collect();
-    let mut team = Team::new(&net(norm), &spec(), pace, options(loss)).unwrap();
-    let mut losses = Vec::new();
-    for step in 0..2 * pace.steps_per_epoch() {
-        for piece in pace.pieces(step) {
-            let rows = piece.start..piece.start + piece.len;
-            let x = Values::F32(&x[rows.start * WIDTH..rows.end * WIDTH]);
-            let batch = Batch { x, labels: &labels[rows], mix: 1.0 };
-            losses.extend(team.piece(piece, batch, 0.01).unwrap().map(|r| r.loss));
-        }
+/// Samples of an epoch.
+struct Data {
+    x: Vec<f32>,
+    labels: Vec<i32>,
+}
+
+impl Data {
+    fn new(samples: usize) -> Data {
+        let labels = (0..samples).map(|i| ((i * 7) % 5 % CLASSES) as i32).collect();
+        Data { x: (0..samples * WIDTH).map(number).collect(), labels }
     }
-    (team.learner().kept(Kept::Params).to_vec(), team.average().to_vec(), losses)
+
+    /// One rank's part of a step.
+    fn step(&self, team: &mut Team, pace: Pace, part: &Part, step: u64) -> Result<StepResult, TrainError> {
+        team.begin(pace.len(step));
+        let pieces = part.pieces(step);
+        for (k, &piece) in pieces.iter().enumerate() {
+            let start = pace.start(step) + piece.offset;
+            let rows = start..start + piece.len;
+            let x = Values::F32(&self.x[rows.start * WIDTH..rows.end * WIDTH]);
+            let batch = Batch { x, labels: &self.labels[rows], mix: 1.0 };
+            if k + 1 == pieces.len() {
+                return team.finish(Some((piece, batch)), 0.01, [0.0; 2]);
+            }
+            team.piece(piece, Some(batch))?;
+        }
+        team.finish(None, 0.01, [0.0; 2])
+    }
+}
+
+/// Trains two epochs and returns rank 0's parameters, averages and losses.
+fn train(pace: Pace, cut: &Cut, loss: Loss) -> (Vec<f32>, Vec<f32>, Vec<f64>) {
+    let data = Data::new(pace.samples);
+    let rank = |comm: Comm| {
+        let part = Part::new(pace, cut, comm.rank());
+        let mut team = Team::new(&net(false), &spec(), &part, options(loss), comm).unwrap();
+        let steps = 0..2 * pace.steps_per_epoch();
+        let losses = steps.map(|step| data.step(&mut team, pace, &part, step).unwrap().loss).collect();
+        (team.learner().kept(Kept::Params).to_vec(), team.average().to_vec(), losses)
+    };
+    std::thread::scope(|s| {
+        let ranks: Vec<_> = Comm::local(cut.ranks()).into_iter().map(|comm| s.spawn(|| rank(comm))).collect();
+        let mut outcomes: Vec<(Vec<f32>, Vec<f32>, Vec<f64>)> =
+            ranks.into_iter().map(|r| r.join().unwrap()).collect();
+        assert!(outcomes.iter().all(|o| (&o.0, &o.2) == (&outcomes[0].0, &outcomes[0].2)), "ranks agree");
+        outcomes.swap_remove(0)
+    })
 }
 
 #[track_caller]
-fn check(samples: usize, batch: usize, micro: usize, loss: Loss) {
-    let whole = train(Pace { samples, batch, micro: batch }, loss, false);
-    let cut = train(Pace { samples, batch, micro }, loss, false);
+fn check(samples: usize, batch: usize, weights: &[f64], accumulate: usize, loss: Loss) {
+    let pace = Pace { samples, batch: batch.min(samples) };
+    let whole = train(pace, &Cut::alone(), loss);
+    let cut = Cut { weights: weights.to_vec(), accumulate, shards: None };
+    let cut = train(pace, &cut, loss);
     assert_eq!(whole.2.len(), cut.2.len());
     for (a, b) in whole.2.iter().zip(&cut.2) {
         assert!((a - b).abs() < 1e-5, "losses {a} and {b}");
@@ -80,26 +120,32 @@ fn check(samples: usize, batch: usize, micro: usize, loss: Loss) {
 
 #[test]
 fn accumulated_pieces_give_the_weights_of_the_large_batch() {
-    for (samples, batch, micro) in [(48, 24, 6), (48, 24, 24), (53, 24, 8), (5, 24, 8), (31, 10, 5)] {
-        check(samples, batch, micro, Loss::default());
-        check(samples, batch, micro, Loss { class_weights: true, ..Loss::default() });
-        check(samples, batch, micro, Loss { label_smoothing: 0.1, ..Loss::default() });
+    let rows: [(usize, usize, &[f64], usize); 8] = [
+        (48, 24, &[1.0], 4),
+        (53, 24, &[1.0], 3),
+        (5, 24, &[1.0], 3),
+        (31, 10, &[1.0], 2),
+        (48, 24, &[1.0, 1.0], 1),
+        (53, 24, &[1.0, 2.0, 0.5], 2),
+        // Ranks without a sample, in the last step and in all.
+        (26, 24, &[1.0; 4], 1),
+        (5, 3, &[1.0; 5], 2),
+    ];
+    for (samples, batch, weights, accumulate) in rows {
+        check(samples, batch, weights, accumulate, Loss::default());
+        check(samples, batch, weights, accumulate, Loss { class_weights: true, ..Loss::default() });
+        check(samples, batch, weights, accumulate, Loss { label_smoothing: 0.1, ..Loss::default() });
     }
 }
 
 #[test]
 fn the_short_last_step_feeds_the_running_statistics() {
-    let pace = Pace { samples: 11, batch: 8, micro: 8 };
-    let x: Vec<f32> = (0..pace.samples * WIDTH).map(number).collect();
-    let labels = vec![0; pace.samples];
-    let mut team = Team::new(&net(true), &spec(), pace, options(Loss::default())).unwrap();
+    let pace = Pace { samples: 11, batch: 8 };
+    let (data, part) = (Data::new(pace.samples), Part::new(pace, &Cut::alone(), 0));
+    let mut team = Team::new(&net(true), &spec(), &part, options(Loss::default()), Comm::alone()).unwrap();
     let mut seen = vec![team.learner().state("norm.running_mean").unwrap().to_vec()];
     for step in 0..2 {
-        for piece in pace.pieces(step) {
-            let rows = piece.start..piece.start + piece.len;
-            let x = Values::F32(&x[rows.start * WIDTH..rows.end * WIDTH]);
-            team.piece(piece, Batch { x, labels: &labels[rows], mix: 1.0 }, 0.01).unwrap();
-        }
+        data.step(&mut team, pace, &part, step).unwrap();
         let now = team.learner().state("norm.running_mean").unwrap().to_vec();
         assert!(!seen.contains(&now), "step {step} left the running mean as it was");
         seen.push(now);
@@ -108,26 +154,41 @@ fn the_short_last_step_feeds_the_running_statistics() {
 
 #[test]
 fn a_loss_that_is_not_finite_names_its_place() {
-    let pace = Pace { samples: 4, batch: 4, micro: 4 };
-    let mut team = Team::new(&net(false), &spec(), pace, options(Loss::default())).unwrap();
-    team.learner_mut().param_mut("fc2.bias").unwrap()[0] = f32::NAN;
-    let x = [0.5; 4 * WIDTH];
-    let batch = Batch { x: Values::F32(&x), labels: &[0, 1, 2, 0], mix: 1.0 };
-    let error = team.piece(pace.pieces(0).next().unwrap(), batch, 0.01).unwrap_err();
-    assert!(matches!(error, TrainError::NotFinite { step: 0, .. }));
-    assert!(error.to_string().contains("fc2.bias"), "{error}");
+    // In the only piece, in the first of two, and on one of two ranks.
+    for (weights, accumulate, bad) in [(vec![1.0], 1, 3), (vec![1.0], 2, 0), (vec![1.0, 1.0], 1, 3)] {
+        let pace = Pace { samples: 4, batch: 4 };
+        let cut = Cut { weights, accumulate, shards: None };
+        let mut data = Data::new(pace.samples);
+        data.x[bad * WIDTH] = f32::NAN;
+        let rank = |comm: Comm| {
+            let part = Part::new(pace, &cut, comm.rank());
+            let mut team = Team::new(&net(false), &spec(), &part, options(Loss::default()), comm).unwrap();
+            data.step(&mut team, pace, &part, 0).unwrap_err()
+        };
+        let errors: Vec<TrainError> = std::thread::scope(|s| {
+            let ranks: Vec<_> =
+                Comm::local(cut.ranks()).into_iter().map(|comm| s.spawn(|| rank(comm))).collect();
+            ranks.into_iter().map(|r| r.join().unwrap()).collect()
+        });
+        for error in errors {
+            assert!(matches!(error, TrainError::NotFinite { step: 0, .. }), "{error}");
+            assert!(error.to_string().contains("the batch's `x` is not finite"), "{error}");
+        }
+    }
 }
 
 #[test]
 fn mixed_labels_count_by_their_share() {
-    let pace = Pace { samples: 2, batch: 2, micro: 2 };
+    let pace = Pace { samples: 2, batch: 2 };
     let loss = Loss { mixup: true, ..Loss::default() };
     let one = |labels: &[i32; 2], mix: f32| {
-        let mut team = Team::new(&net(false), &spec(), pace, options(loss)).unwrap();
+        let part = Part::new(pace, &Cut::alone(), 0);
+        let mut team = Team::new(&net(false), &spec(), &part, options(loss), Comm::alone()).unwrap();
         // Both samples are the same, so that mixing leaves them as they are.
         let x = [0.5; 2 * WIDTH];
         let batch = Batch { x: Values::F32(&x), labels, mix };
-        team.piece(pace.pieces(0).next().unwrap(), batch, 0.01).unwrap().unwrap().loss
+        team.begin(2);
+        team.finish(Some((part.pieces(0)[0], batch)), 0.01, [0.0; 2]).unwrap().loss
     };
     let (mixed, first, second) = (one(&[0, 1], 0.3), one(&[0, 1], 1.0), one(&[1, 0], 1.0));
     assert!((mixed - (0.3 * first + 0.7 * second)).abs() < 1e-6, "{mixed}, {first}, {second}");

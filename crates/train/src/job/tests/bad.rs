@@ -512,3 +512,75 @@ fn no_prefix_of_a_file_and_no_changed_byte_makes_it_panic() {
         }
     }
 }
+
+#[test]
+fn ranks_and_shards() {
+    let row = |lines: &str, message: &str, hint: &str| {
+        check_one(&format!("{SMALL}[parallel]\n{lines}"), &[], message, hint);
+    };
+    row("ranks = 0", "`parallel.ranks` is 0; it must be at least 1", "");
+    row("ranks = true", "`parallel.ranks` is `true`; \"auto\" or a whole number is needed", "");
+    row(
+        "transport = \"tpc\"",
+        "`parallel.transport` is \"tpc\", which is not known",
+        "did you mean \"tcp\"?",
+    );
+    row("bucket_mib = 0", "`parallel.bucket_mib` is 0.0; it must be more than 0 and at most 1024", "");
+    row(
+        "ranks = 3\nbalance = [1, 2]",
+        "`parallel.balance` has 2 weights, and there are 3 ranks",
+        "write one weight for each rank, or \"auto\"",
+    );
+    row(
+        "balance = []",
+        "`parallel.balance` has 0 weights, and there are 1 ranks",
+        "write one weight for each rank, or \"auto\"",
+    );
+    row("balance = [1, 0]", "`parallel.balance[1]` is 0.0; it must be more than 0", "");
+    row(
+        "balance = 2",
+        "`parallel.balance` is the number 2; \"equal\", \"auto\" or a list of weights is needed",
+        "",
+    );
+    row("balance = \"atuo\"", "`parallel.balance` is \"atuo\", which is not known", "did you mean \"auto\"?");
+    row(
+        "shards = 4",
+        "`parallel.shards` is for reproducible runs",
+        "write reproducible = true, or leave `shards` out",
+    );
+    row(
+        "reproducible = true\nshards = 7",
+        "`parallel.shards` of 7 does not divide `train.batch` of 64",
+        "shards = 4 would",
+    );
+    row(
+        "reproducible = true\nranks = 9",
+        "`parallel.shards` of 8 leaves some of 9 ranks without work",
+        "take at least as many shards as ranks",
+    );
+    row(
+        "reproducible = true\nsync_batch_norm = true",
+        "`parallel.sync_batch_norm` needs all samples of a step at once, and shards come one by one",
+        "leave it out, or leave `reproducible` out",
+    );
+    row(
+        "reproducible = true\n[train]\naccumulate = 2",
+        "`train.accumulate` cuts a step, and so does `parallel.reproducible`",
+        "leave `accumulate` out and raise `shards`",
+    );
+    let text = format!("{SMALL}[train]\nbatch = 30\n[parallel]\nreproducible = true\n");
+    check(
+        &text,
+        &[],
+        r#"
+        error: `parallel.shards` of 8 does not divide `train.batch` of 30
+         --> job.toml:8:1
+          |
+        8 | reproducible = true
+          | ^^^^^^^^^^^^
+          = help: shards = 6 would
+
+        1 error in job.toml
+        "#,
+    );
+}

@@ -6,7 +6,7 @@ use polyreme_graph::builder::ACTIVATIONS;
 use polyreme_nn::Model;
 use polyreme_nn::model::StackLayer;
 
-use super::super::keys::{DATA_KINDS, GRAMMARS, METRICS, OPTIMIZER_KINDS, SCHEDULE_KINDS};
+use super::super::keys::{DATA_KINDS, GRAMMARS, METRICS, OPTIMIZER_KINDS, SCHEDULE_KINDS, TRANSPORTS};
 use super::good;
 
 const DOCUMENT: &str = include_str!("../../../../../docs/job-file.md");
@@ -47,6 +47,7 @@ fn kinds() {
     let layers = StackLayer::KINDS.into_iter().chain(ACTIVATIONS.map(|(name, _)| name));
     assert_eq!(rows("model.layers.kind"), set(layers));
     assert_eq!(rows("metrics"), set(METRICS));
+    assert_eq!(rows("parallel.transport"), set(TRANSPORTS));
 }
 
 #[test]

@@ -134,7 +134,18 @@ fn every_key_is_read() {
         memory_mib: Some(4096),
     };
     assert_eq!(job.train, want);
-    assert_eq!(job.parallel.threads, Some(3));
+    let want = ParallelSpec {
+        ranks: Some(4),
+        threads: Some(3),
+        transport: Transport::Shm,
+        sync_batch_norm: true,
+        reproducible: false,
+        shards: 8,
+        shard_optimizer: Some(false),
+        bucket_mib: 0.5,
+        balance: Balance::Given(vec![1.0, 1.0, 2.5, 1.0]),
+    };
+    assert_eq!(job.parallel, want);
     let want = OutputSpec {
         path: Some("/jobs/runs/all".into()),
         every_steps: Some(500),
@@ -274,4 +285,15 @@ fn a_file_gives_its_name_and_folder() {
     assert_eq!(job.name, "digits.v2");
     let Source::Csv { path, .. } = &job.data.source else { panic!("csv") };
     assert_eq!(*path, folder.path().join("x.csv"));
+}
+
+#[test]
+fn reproducible_steps_have_shards() {
+    let parallel = |lines: &str| good(&format!("{SMALL}[parallel]\n{lines}"), &[]).parallel;
+    assert_eq!(parallel("reproducible = true").shards, 8);
+    let spec = parallel("reproducible = true\nshards = 16\nranks = 16\nbalance = \"auto\"");
+    assert_eq!((spec.shards, spec.ranks, spec.balance), (16, Some(16), Balance::Auto));
+    let spec = parallel("ranks = \"auto\"\nbalance = [3, 1]");
+    assert_eq!((spec.ranks, spec.balance), (Some(2), Balance::Given(vec![3.0, 1.0])));
+    assert_eq!(good(SMALL, &[]).parallel, ParallelSpec::default());
 }

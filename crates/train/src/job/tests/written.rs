@@ -230,13 +230,51 @@ fn train() -> impl Strategy<Value = TrainSpec> {
     )
 }
 
+fn parallel() -> impl Strategy<Value = ParallelSpec> {
+    let transport = select(Transport::ALL.to_vec());
+    let balance = prop_oneof![
+        Just(Balance::Equal),
+        Just(Balance::Auto),
+        prop::collection::vec(0.01..99.0, 1..9).prop_map(Balance::Given),
+    ];
+    let numbers = (any::<Option<u8>>(), 9..99_usize, 0.01..99.0);
+    (transport, balance, numbers, any::<(bool, bool, Option<bool>)>()).prop_map(
+        |(transport, balance, numbers, flags)| {
+            let (threads, shards, bucket_mib) = numbers;
+            let (sync_batch_norm, reproducible, shard_optimizer) = flags;
+            let ranks = match &balance {
+                Balance::Given(weights) => Some(weights.len()),
+                _ => None,
+            };
+            let threads = threads.map(|n| usize::from(n) + 1);
+            let shards = if reproducible { shards } else { ParallelSpec::default().shards };
+            ParallelSpec {
+                ranks,
+                threads,
+                transport,
+                sync_batch_norm,
+                reproducible,
+                shards,
+                shard_optimizer,
+                bucket_mib,
+                balance,
+            }
+        },
+    )
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn any_job_reads_again(model in model(), data in data(), train in train(), threads in any::<Option<u8>>()) {
-        let threads = threads.map(|n| usize::from(n) + 1);
+    fn any_job_reads_again(model in model(), data in data(), train in train(), parallel in parallel()) {
         let name = "a name".to_string();
-        check(&Job { name, model, data, train, parallel: ParallelSpec { threads }, output: OutputSpec::default() });
+        let mut job = Job { name, model, data, train, parallel, output: OutputSpec::default() };
+        if job.parallel.reproducible {
+            job.parallel = ParallelSpec { sync_batch_norm: false, ..job.parallel };
+            job.train.batch *= job.parallel.shards;
+            job.train.accumulate = 1;
+        }
+        check(&job);
     }
 }

@@ -1,0 +1,155 @@
+//! `polyreme bench step --ranks N`: training steps of the reference jobs that several ranks share, each with the job's
+//! batch.
+
+use std::time::Instant;
+
+use polyreme_collective::{Comm, Reduce};
+use polyreme_exec::{Engine, ExecError, Options};
+use polyreme_graph::{Graph, cost};
+use polyreme_parallel::{DataPlan, data_parallel};
+use serde::Serialize;
+
+use super::WARM_UP;
+use super::jobs::Job;
+use crate::process;
+
+/// Buckets of gradients that are sent while the backward pass goes on.
+const BUCKET_BYTES: usize = 1 << 20;
+
+/// What one job came to.
+#[derive(Clone, Debug, Serialize)]
+pub struct RanksReport {
+    /// The job.
+    pub job: &'static str,
+    /// How many ranks.
+    pub ranks: usize,
+    /// What carried the data.
+    pub transport: String,
+    /// Threads of each.
+    pub threads: usize,
+    /// The median time of a step.
+    pub step_ms: f64,
+    /// Multiply-adds of all ranks times two, as if convolutions were computed directly, over the time.
+    pub gflops: f64,
+    /// The share of the time that rank 0 spent waiting for others.
+    pub waiting: f64,
+    /// What rank 0's process took.
+    pub peak_rss_mib: f64,
+    /// The loss of the last step, over all ranks.
+    pub loss: f64,
+}
+
+/// One rank's part of a measurement; every rank calls it with the same arguments. Gives the group back.
+pub fn measure(
+    job: &Job,
+    comm: Comm,
+    threads: usize,
+    steps: Option<usize>,
+    transport: &str,
+) -> Result<(RanksReport, Comm), Box<dyn std::error::Error + Send + Sync>> {
+    let (rank, ranks) = (comm.rank(), comm.size());
+    let plan = DataPlan {
+        rank,
+        ranks,
+        sharded: comm.shares_memory(),
+        shared_weights: comm.shares_memory(),
+        bucket_bytes: BUCKET_BYTES,
+        ..DataPlan::alone()
+    };
+    let step = job.weighted_step()?;
+    let flops = cost::product_flops(&step) * ranks as u64;
+    let program = data_parallel(&step, job.optimizer, None, &plan);
+    let mut engine = Engine::join(program, Options::threads(threads), comm)?;
+    job.fill(&mut engine)?;
+    let times = time(job, &mut engine, steps.unwrap_or(job.timed_steps))?;
+    let gflops = flops as f64 / times.seconds / 1e9;
+    let report = RanksReport {
+        job: job.name,
+        ranks,
+        transport: transport.into(),
+        threads,
+        step_ms: times.seconds * 1e3,
+        gflops,
+        waiting: times.waiting,
+        peak_rss_mib: process::peak_resident_bytes() as f64 / f64::from(1 << 20),
+        loss: times.loss,
+    };
+    Ok((report, engine.leave()))
+}
+
+struct Times {
+    seconds: f64,
+    waiting: f64,
+    loss: f64,
+}
+
+fn time(job: &Job, engine: &mut Engine, n: usize) -> Result<Times, ExecError> {
+    let weight = job.batch as f64;
+    let step = |engine: &mut Engine| {
+        engine.begin_step();
+        engine.finish(weight, job.lr, [0.0; 2])
+    };
+    let began = Instant::now();
+    for k in 0.. {
+        step(engine)?;
+        // Ranks agree on when they are warm: all of them, and three steps at least.
+        let mut cold = [f32::from(u8::from(k < 2 || began.elapsed() < WARM_UP))];
+        engine.comm().all_reduce(&mut cold, Reduce::Max)?;
+        if cold[0] == 0.0 {
+            break;
+        }
+    }
+    let (mut times, mut waited, mut loss) = (Vec::with_capacity(n), 0.0, f64::NAN);
+    for _ in 0..n.max(1) {
+        let start = Instant::now();
+        let totals = step(engine)?;
+        times.push(start.elapsed().as_secs_f64());
+        waited += totals.waited.as_secs_f64();
+        loss = totals.loss;
+    }
+    let waiting = waited / times.iter().sum::<f64>().max(1e-12);
+    times.sort_by(f64::total_cmp);
+    Ok(Times { seconds: times[times.len() / 2], waiting, loss })
+}
+
+/// The head of the table for people.
+pub const HEADER: &str =
+    "job     ranks  transport  threads     step ms    GFLOP/s   waiting   actual MiB       loss";
+
+impl std::fmt::Display for RanksReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(
+            f,
+            "{:<7} {:>5}  {:<9} {:>8} {:>11.3} {:>10.1} {:>8.1}% {:>12.1} {:>10.4}",
+            self.job,
+            self.ranks,
+            self.transport,
+            self.threads,
+            self.step_ms,
+            self.gflops,
+            self.waiting * 100.0,
+            self.peak_rss_mib,
+            self.loss
+        )
+    }
+}
+
+impl Job {
+    /// The graph of a rank's training step: the loss's gradient is multiplied by the input `weight`.
+    fn weighted_step(&self) -> Result<Graph, polyreme_graph::TraceError> {
+        use polyreme_graph::{Builder, DType, Shape, differentiate};
+        let options = polyreme_nn::TraceOptions::training(self.batch);
+        let mut b = Builder::new();
+        let input = self.model.input(&options);
+        let x = b.input(input.name, input.shape, input.dtype)?;
+        let labels = b.input("labels", [self.model.n_labels(&options)], DType::I32)?;
+        let weight = b.input("weight", [1], DType::F32)?;
+        let logits = self.model.logits(&mut b, x, true)?;
+        let (loss, weighted) = b.layer("loss", |b| {
+            let loss = b.cross_entropy(logits, labels, None, options.loss)?;
+            let weight = b.reshape(weight, Shape::scalar())?;
+            Ok((loss, b.mul(loss, weight)?))
+        })?;
+        differentiate(&b.finish(&[("loss", loss), ("weighted", weighted)]), weighted)
+    }
+}

@@ -1,0 +1,164 @@
+//! Flags about ranks, and what they come to.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::Args;
+use polyreme_net::Control;
+use polyreme_train::job::{ParallelSpec, Transport as JobTransport};
+use serde_json::json;
+
+use super::{Failure, Outcome, print_json};
+use crate::cluster::cores::Machine;
+use crate::cluster::crew::{End, Lost};
+use crate::cluster::enter::{Entered, Entry, Ranks, enter};
+use crate::cluster::places::Table;
+use crate::cluster::{Asked, Decided, Setup, Transport, decide};
+
+const HEADING: &str = "Ranks";
+
+/// Flags of every command that runs on ranks.
+#[derive(Args, Clone, Debug)]
+pub(super) struct RankArgs {
+    /// Ranks that share each step: threads of this process, or processes with --transport shm or tcp [default: as
+    /// many as the batch keeps busy].
+    #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    ranks: Option<u16>,
+    /// Processes of this host, a rank each.
+    #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    processes: Option<u16>,
+    /// What carries data between ranks [default: what fits the way they were started].
+    #[arg(long, value_name = "T", help_heading = HEADING)]
+    transport: Option<Transport>,
+    /// Threads of each rank [default: the cores of its share].
+    #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Let ranks run on any core, instead of each on its own.
+    #[arg(long, help_heading = HEADING)]
+    no_pin: bool,
+}
+
+impl RankArgs {
+    fn asked(&self) -> Asked {
+        Asked {
+            ranks: self.ranks.map(usize::from),
+            processes: self.processes.map(usize::from),
+            threads: self.threads.map(usize::from),
+            transport: self.transport,
+        }
+    }
+
+    /// What the flags, the job, the environment and this machine come to.
+    pub(super) fn decide(&self, job: Asked, machine: &Machine) -> Result<Decided, Failure> {
+        decide(self.asked(), job, &|key| std::env::var(key).ok(), machine).map_err(Failure::usage)
+    }
+
+    /// Makes the ranks of this process; `None` if it was the launcher, and everything is done. `stop` is set when a
+    /// launcher wants this process to stop.
+    pub(super) fn enter(
+        &self,
+        job: Asked,
+        name: &str,
+        stop: Arc<AtomicBool>,
+    ) -> Result<Option<Ranks>, Failure> {
+        let machine = Machine::read();
+        let decided = self.decide(job, &machine)?;
+        self.enter_as(decided, machine, name, stop)
+    }
+
+    /// The same, as it was decided.
+    pub(super) fn enter_as(
+        &self,
+        decided: Decided,
+        machine: Machine,
+        name: &str,
+        stop: Arc<AtomicBool>,
+    ) -> Result<Option<Ranks>, Failure> {
+        let (pin, job, program) = (!self.no_pin, name.to_string(), program()?);
+        let args = std::env::args_os().skip(1).collect();
+        match enter(Entry { decided, machine, pin, stop, job, program, args })
+            .map_err(|e| Failure::world(&e))?
+        {
+            Entered::Ranks(ranks) => Ok(Some(ranks)),
+            Entered::Over(end) => over(end, |lost| lost.to_string()).map(|()| None),
+        }
+    }
+
+    /// Whether anything about several ranks was said, by flags or by whoever started this process.
+    pub(super) fn any(&self) -> bool {
+        let said = self.ranks.is_some() || self.processes.is_some() || self.transport.is_some();
+        said || self
+            .decide(Asked::default(), &Machine::read())
+            .is_ok_and(|d| matches!(d.setup, Setup::Process(_)))
+    }
+
+    /// Whether rank 0 is, or will be, of this process.
+    pub(super) fn speaks(&self) -> Result<bool, Failure> {
+        let decided = self.decide(Asked::default(), &Machine::read())?;
+        Ok(!matches!(decided.setup, Setup::Process(place) if place.rank > 0))
+    }
+
+    /// Threads of each rank, as flags say.
+    pub(super) fn threads(&self) -> Option<usize> {
+        self.threads.map(usize::from)
+    }
+}
+
+/// What a job file asks for.
+pub(super) fn asked_by_job(spec: &ParallelSpec) -> Asked {
+    let transport = match spec.transport {
+        JobTransport::Auto => None,
+        JobTransport::Local => Some(Transport::Local),
+        JobTransport::Shm => Some(Transport::Shm),
+        JobTransport::Tcp => Some(Transport::Tcp),
+        JobTransport::Mpi => Some(Transport::Mpi),
+    };
+    Asked { ranks: spec.ranks, processes: None, threads: spec.threads, transport }
+}
+
+/// Says who runs where, if there are several.
+pub(super) fn show(ranks: &Ranks, as_json: bool) -> Result<(), Failure> {
+    if !ranks.speaks() || ranks.size() < 2 {
+        return Ok(());
+    }
+    if as_json {
+        return print_json(&json!({"event": "placed", "ranks": ranks.rows}));
+    }
+    // A terminal that has gone does not end the training.
+    drop(write!(io::stderr(), "{}", Table(&ranks.rows)));
+    Ok(())
+}
+
+/// The end of this process's part: the others are told that it is over, or why it failed.
+pub(super) fn part(control: Option<Control>, outcome: Outcome) -> Outcome {
+    let Some(control) = control else { return outcome };
+    match outcome {
+        Ok(()) => Ok(control.goodbye()?),
+        Err(failure) => {
+            control.fail(failure.message.trim_start_matches("error: "));
+            Err(failure)
+        }
+    }
+}
+
+/// The exit of a launcher: its ranks have said what there is to say, but for how the first one was lost.
+pub(super) fn over(end: End, explain: impl Fn(&Lost) -> String) -> Result<(), Failure> {
+    match end {
+        End::Done => Ok(()),
+        End::Interrupted => Err(Failure::interrupted()),
+        End::Lost(lost) => {
+            let code = match lost.how {
+                Ok(code @ 1..=2) => code as u8,
+                _ => 1,
+            };
+            Err(Failure::coded(code, explain(&lost)))
+        }
+    }
+}
+
+/// This program, to start copies of it.
+pub(super) fn program() -> Result<PathBuf, Failure> {
+    Ok(std::env::current_exe()?)
+}

@@ -1,0 +1,429 @@
+//! Processes that are started together, watched together and ended together: the ranks of a job, as copies of this
+//! program or at the far ends of ssh.
+//!
+//! What becomes of them:
+//! - Rank 0's output goes through as it is; the others' lines say whose they are.
+//! - Rank 0 says where it listens, and the others are told.
+//! - Ctrl-C and a polite kill become one `stop` for all: they finish the step, save, and end. Once more ends them.
+//! - When one dies, the others have [`GRACE`] to notice it and to say so; then they are ended.
+//! - When this process dies, their lifelines break, and they stop by themselves.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::lifeline::{Said, parse_listening};
+
+/// How long the others may take to stop when one is dead. Every wait of a rank ends within 5 seconds.
+pub const GRACE: Duration = Duration::from_secs(6);
+/// How long one that was told to end may take before it is killed.
+const LAST_GRACE: Duration = Duration::from_millis(700);
+/// How often children and signals are looked at.
+const GLANCE: Duration = Duration::from_millis(10);
+/// A line is cut after so many bytes.
+const LINE_BYTES_MAX: u64 = 64 << 10;
+/// So many different errors are remembered, to say each once.
+const ERRORS_MAX: usize = 64;
+/// The exit code of a rank that was interrupted and has saved.
+const INTERRUPTED: i32 = 130;
+
+/// A process to be started.
+pub struct Member {
+    /// Its rank.
+    pub rank: usize,
+    /// Where it runs; empty: here.
+    pub host: String,
+    /// How it is started. Streams are set by the crew.
+    pub command: Command,
+    /// How long to wait before that.
+    pub pause: Duration,
+}
+
+/// How a crew ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum End {
+    /// Every rank is done.
+    Done,
+    /// Somebody asked them to stop, and they have saved.
+    Interrupted,
+    /// One failed; it was the first.
+    Lost(Lost),
+}
+
+/// The rank that failed first.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Lost {
+    /// Which.
+    pub rank: usize,
+    /// Where; empty: here.
+    pub host: String,
+    /// Its process: that of ssh if it is on another host.
+    pub pid: u32,
+    /// Its exit code, or the signal that killed it.
+    pub how: Result<i32, i32>,
+    /// The last line that it said on its standard error, if that went through this process.
+    pub last_line: String,
+    /// Others that had to be ended because they did not stop by themselves.
+    pub ended: Vec<usize>,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "rank {}", self.rank)?;
+        match self.host.as_str() {
+            "" => write!(f, " (process {})", self.pid)?,
+            host => write!(f, " on {host}")?,
+        }
+        match self.how {
+            Ok(code) => write!(f, " ended with exit code {code}; what it said stands above")?,
+            Err(signal) => write!(f, " was killed by signal {signal}")?,
+        }
+        if !self.ended.is_empty() {
+            let list: Vec<_> = self.ended.iter().map(usize::to_string).collect();
+            write!(f, "; ranks that did not stop by themselves were ended: {}", list.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// What pumps tell.
+enum Event {
+    Listening(String),
+    Drained,
+}
+
+struct Running {
+    rank: usize,
+    host: String,
+    child: Child,
+    line: Option<ChildStdin>,
+    status: Option<ExitStatus>,
+    last_line: Arc<Mutex<String>>,
+}
+
+/// Starts all members, in the order of their ranks, and stays until the last one has ended.
+///
+/// With `through`, rank 0 writes to this process's standard error itself, so that it can draw on a terminal.
+pub fn run(members: Vec<Member>, secret: &str, through: bool) -> io::Result<End> {
+    let interrupt = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, interrupt.clone())?;
+    }
+    let (tell, events) = mpsc::channel();
+    let mut crew = Crew { running: Vec::new(), events, n_pumps: 0, interrupt, interrupts: 0, first: None };
+    let said = Arc::new(Mutex::new(HashMap::new()));
+    for member in members {
+        if let Err(error) = crew.start(member, secret, through, &tell, &said) {
+            crew.end_all();
+            return Err(error);
+        }
+    }
+    drop(tell);
+    let ended = crew.watch();
+    crew.drain();
+    Ok(crew.result(ended))
+}
+
+struct Crew {
+    running: Vec<Running>,
+    events: Receiver<Event>,
+    n_pumps: usize,
+    interrupt: Arc<AtomicBool>,
+    interrupts: usize,
+    /// Who failed first, and when that was seen.
+    first: Option<(usize, Instant)>,
+}
+
+impl Crew {
+    fn start(
+        &mut self,
+        member: Member,
+        secret: &str,
+        through: bool,
+        tell: &Sender<Event>,
+        said: &Arc<Mutex<HashMap<String, usize>>>,
+    ) -> io::Result<()> {
+        let Member { rank, host, mut command, pause } = member;
+        std::thread::sleep(pause);
+        let own_errors = rank == 0 && through;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.stderr(if own_errors { Stdio::inherit() } else { Stdio::piped() });
+        // The terminal's Ctrl-C reaches the launcher alone; a rank would take it and the launcher's word for two.
+        command.process_group(0);
+        let mut child = command.spawn().map_err(|error| {
+            let program = command.get_program().to_string_lossy().into_owned();
+            io::Error::new(error.kind(), format!("rank {rank}: `{program}` cannot be started: {error}"))
+        })?;
+        let last_line = Arc::new(Mutex::new(String::new()));
+        let mut line = child.stdin.take();
+        say(&mut line, &Said::Secret(secret.into()));
+        let mut pumps: Vec<Box<dyn FnOnce() + Send>> = Vec::new();
+        if let Some(out) = child.stdout.take() {
+            let tell = tell.clone();
+            match rank {
+                0 => pumps.push(Box::new(move || pass(out, io::stdout(), Some(&tell), None))),
+                _ => {
+                    let said = said.clone();
+                    pumps.push(Box::new(move || mark(out, rank, &said, None)));
+                }
+            }
+        }
+        if let Some(errors) = child.stderr.take() {
+            let (said, last) = (said.clone(), last_line.clone());
+            match rank {
+                0 => pumps.push(Box::new(move || pass(errors, io::stderr(), None, Some(&last)))),
+                _ => pumps.push(Box::new(move || mark(errors, rank, &said, Some(&last)))),
+            }
+        }
+        for pump in pumps {
+            let tell = tell.clone();
+            let body = move || {
+                pump();
+                drop(tell.send(Event::Drained));
+            };
+            std::thread::Builder::new().name(format!("output {rank}")).spawn(body)?;
+            self.n_pumps += 1;
+        }
+        self.running.push(Running { rank, host, child, line, status: None, last_line });
+        Ok(())
+    }
+
+    /// Stays until all have ended; those that had to be ended.
+    fn watch(&mut self) -> Vec<usize> {
+        loop {
+            match self.events.recv_timeout(GLANCE) {
+                Ok(Event::Listening(address)) => {
+                    let said = Said::Master(address);
+                    self.running.iter_mut().filter(|r| r.rank != 0).for_each(|r| say(&mut r.line, &said));
+                }
+                Ok(Event::Drained) => self.n_pumps -= 1,
+                // Without pumps there is nothing to hear, but still somebody to wait for.
+                Err(mpsc::RecvTimeoutError::Disconnected) => std::thread::sleep(GLANCE),
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+            }
+            if self.interrupt.swap(false, Ordering::Relaxed) {
+                self.interrupts += 1;
+                match self.interrupts {
+                    1 => self.running.iter_mut().for_each(|r| say(&mut r.line, &Said::Stop)),
+                    _ => return self.end_all(),
+                }
+            }
+            self.look();
+            if self.running.iter().all(|r| r.status.is_some()) {
+                return Vec::new();
+            }
+            if self.first.is_some_and(|(_, at)| at.elapsed() >= GRACE) {
+                return self.end_all();
+            }
+        }
+    }
+
+    /// Sees who has ended.
+    fn look(&mut self) {
+        for (i, r) in self.running.iter_mut().enumerate() {
+            if r.status.is_some() {
+                continue;
+            }
+            let Ok(Some(status)) = r.child.try_wait() else { continue };
+            r.status = Some(status);
+            r.line = None;
+            if !status.success() && status.code() != Some(INTERRUPTED) && self.first.is_none() {
+                self.first = Some((i, Instant::now()));
+            }
+        }
+    }
+
+    /// Ends those that still run: a word first, then by force. Returns whom.
+    fn end_all(&mut self) -> Vec<usize> {
+        self.look();
+        for r in &mut self.running {
+            say(&mut r.line, &Said::End);
+            r.line = None;
+        }
+        let began = Instant::now();
+        let living: Vec<_> = self.running.iter().filter(|r| r.status.is_none()).map(|r| r.rank).collect();
+        while self.running.iter().any(|r| r.status.is_none()) && began.elapsed() < LAST_GRACE {
+            std::thread::sleep(GLANCE);
+            self.look();
+        }
+        for r in self.running.iter_mut().filter(|r| r.status.is_none()) {
+            // It is a child that was not waited for yet, so the number is still its own.
+            drop(r.child.kill());
+            r.status = r.child.wait().ok();
+        }
+        living
+    }
+
+    /// Lets what was written come out. A stranger that holds a stream open is not waited for.
+    fn drain(&mut self) {
+        let until = Instant::now() + LAST_GRACE;
+        while self.n_pumps > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.events.recv_timeout(left) {
+                Ok(Event::Drained) => self.n_pumps -= 1,
+                Ok(Event::Listening(_)) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn result(&self, ended: Vec<usize>) -> End {
+        if let Some((i, _)) = self.first {
+            let r = &self.running[i];
+            let status = r.status.expect("it was seen to end");
+            let how = status.code().ok_or_else(|| status.signal().unwrap_or(0));
+            let last_line = r.last_line.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            // After a second Ctrl-C everybody was ended, and nobody is to blame.
+            if self.interrupts < 2 {
+                return End::Lost(Lost {
+                    rank: r.rank,
+                    host: r.host.clone(),
+                    pid: r.child.id(),
+                    how,
+                    last_line,
+                    ended,
+                });
+            }
+        }
+        let interrupted = |r: &Running| r.status.and_then(|s| s.code()) == Some(INTERRUPTED);
+        match self.interrupts > 1 || self.running.iter().any(interrupted) {
+            true => End::Interrupted,
+            false => End::Done,
+        }
+    }
+}
+
+/// Says a line. One that does not listen any more is noticed when it ends.
+fn say(line: &mut Option<ChildStdin>, said: &Said) {
+    if let Some(to) = line {
+        drop(write!(to, "{said}").and_then(|()| to.flush()));
+    }
+}
+
+/// Passes everything on as it comes, but for a first line that is meant for the launcher.
+fn pass(from: impl Read, mut to: impl Write, tell: Option<&Sender<Event>>, last: Option<&Mutex<String>>) {
+    let mut from = BufReader::new(from);
+    let mut gone = false;
+    if let Some(tell) = tell {
+        let mut line = Vec::new();
+        drop(from.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line));
+        match std::str::from_utf8(&line).ok().and_then(parse_listening) {
+            Some(address) => drop(tell.send(Event::Listening(address.into()))),
+            None => gone = to.write_all(&line).and_then(|()| to.flush()).is_err(),
+        }
+    }
+    loop {
+        let n = match from.fill_buf() {
+            Ok([]) | Err(_) => return,
+            Ok(bytes) => {
+                if let Some(last) = last {
+                    remember(last, &String::from_utf8_lossy(bytes));
+                }
+                // A reader that has gone does not end the job.
+                gone = gone || to.write_all(bytes).and_then(|()| to.flush()).is_err();
+                bytes.len()
+            }
+        };
+        from.consume(n);
+    }
+}
+
+/// Passes lines on with the rank in front of them. An error that several ranks share is said once.
+fn mark(from: impl Read, rank: usize, said: &Mutex<HashMap<String, usize>>, last: Option<&Mutex<String>>) {
+    let mut from = BufReader::new(from);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match from.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        let text = String::from_utf8_lossy(&line);
+        let text = text.trim_end_matches(['\n', '\r']);
+        if let Some(last) = last {
+            remember(last, text);
+        }
+        if text.starts_with("error") {
+            let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+            if said.len() < ERRORS_MAX && *said.entry(text.into()).or_insert(rank) != rank {
+                continue;
+            }
+        }
+        let mut to = io::stderr().lock();
+        // A progress line may stand there; it is drawn anew.
+        let clear = if to.is_terminal() { "\r\x1b[2K" } else { "" };
+        drop(writeln!(to, "{clear}[rank {rank}] {text}"));
+    }
+}
+
+fn remember(last: &Mutex<String>, text: &str) {
+    if let Some(line) = text.lines().rev().find(|l| !l.trim().is_empty()) {
+        *last.lock().unwrap_or_else(PoisonError::into_inner) = line.trim().chars().take(400).collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(scripts: &[&str]) -> Vec<Member> {
+        let member = |(rank, script): (usize, &&str)| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            Member { rank, host: String::new(), command, pause: Duration::ZERO }
+        };
+        scripts.iter().enumerate().map(member).collect()
+    }
+
+    #[test]
+    fn a_crew_ends_as_its_members_do() {
+        assert_eq!(run(shell(&["exit 0", "exit 0"]), "s", false).unwrap(), End::Done);
+        assert_eq!(run(shell(&["exit 130", "exit 130"]), "s", false).unwrap(), End::Interrupted);
+        let End::Lost(lost) = run(shell(&["read s; read x", "echo why >&2; exit 3"]), "s", false).unwrap()
+        else {
+            panic!("one is lost")
+        };
+        assert_eq!((lost.rank, lost.how, lost.last_line.as_str()), (1, Ok(3), "why"));
+        assert_eq!(lost.ended, [0], "the other one waited for ever");
+    }
+
+    #[test]
+    fn one_that_is_killed_is_named() {
+        let began = Instant::now();
+        let End::Lost(lost) = run(shell(&["exit 1", "kill -9 $$", "sleep 0.2; exit 1"]), "s", false).unwrap()
+        else {
+            panic!("one is lost")
+        };
+        assert!(lost.rank < 2 && lost.ended.is_empty(), "{lost}");
+        assert!(began.elapsed() < GRACE, "nobody was waited for");
+        let End::Lost(lost) = run(shell(&["exit 0", "kill -9 $$"]), "s", false).unwrap() else {
+            panic!("one is lost")
+        };
+        assert_eq!((lost.rank, lost.how), (1, Err(9)));
+        assert!(lost.to_string().contains("killed by signal 9"), "{lost}");
+    }
+
+    #[test]
+    fn the_others_are_told_where_rank_0_listens() {
+        let check = "read s; read m; test \"$s\" = 'secret 5ec' && test \"$m\" = 'master h:7'";
+        let crew = shell(&["read s; echo 'polyreme listening h:7'", check, check]);
+        assert_eq!(run(crew, "5ec", false).unwrap(), End::Done);
+    }
+
+    #[test]
+    fn what_cannot_be_started_is_said_and_nobody_stays() {
+        let mut crew = shell(&["read s; read x"]);
+        let command = Command::new("/no/such/program");
+        crew.push(Member { rank: 1, host: String::new(), command, pause: Duration::ZERO });
+        let error = run(crew, "s", false).unwrap_err().to_string();
+        assert!(error.contains("rank 1") && error.contains("/no/such/program"), "{error}");
+    }
+}

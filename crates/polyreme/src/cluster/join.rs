@@ -1,0 +1,226 @@
+//! How a process that is one rank finds the others: it learns the secret and where rank 0 is, meets them there, and
+//! connects to them over what carries the data.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use polyreme_collective::{Comm, ShmSetup};
+use polyreme_net::secret::SecretError;
+use polyreme_net::{Control, JoinError, JoinOptions, Joined, Links, Report, Secret, join as meet};
+
+use super::interfaces::{NoAddress, choose, interfaces};
+use super::levels::{by_host, over_levels};
+use super::lifeline::{Lifeline, Unsaid, listening};
+use super::{HOST, INTERFACE, Place, Transport};
+
+/// How long a rank waits for the others to be started.
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Ranks that are started together are of one generation; nobody joins later.
+pub(super) const GENERATION: u64 = 0;
+
+/// A rank that has found the others.
+pub struct Found {
+    /// Its end of the group.
+    pub comm: Comm,
+    /// Who is still there; none where somebody else watches, or where there is nobody else.
+    pub control: Option<Control>,
+    /// What carries its data.
+    pub transport: Transport,
+}
+
+/// The ranks did not find each other.
+#[derive(Debug)]
+pub enum JoinFailure {
+    /// Whoever started this rank did not tell what it needs.
+    Unsaid(Unsaid),
+    /// The secret is none.
+    Secret(SecretError),
+    /// No address to listen on.
+    Address(NoAddress),
+    /// Rank 0 cannot listen, or cannot say where.
+    Listen(io::Error),
+    /// Not all ranks came, or not every two can talk.
+    Join(JoinError),
+    /// Memory cannot be shared.
+    Memory(String),
+    /// A rank was lost on the way.
+    Lost(Report),
+    /// MPI did not start.
+    Mpi(String),
+    /// The environment does not say enough.
+    Unknown,
+}
+
+impl fmt::Display for JoinFailure {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            JoinFailure::Unsaid(error) => error.fmt(f),
+            JoinFailure::Secret(error) => error.fmt(f),
+            JoinFailure::Address(error) => error.fmt(f),
+            JoinFailure::Listen(error) => {
+                write!(f, "rank 0 cannot listen: {error}; name another --interface")
+            }
+            JoinFailure::Join(error) => error.fmt(f),
+            JoinFailure::Memory(why) => {
+                write!(f, "ranks of this host cannot share memory: {why}; take --transport tcp")
+            }
+            JoinFailure::Lost(report) => report.fmt(f),
+            JoinFailure::Mpi(why) => write!(f, "mpi: {why}"),
+            JoinFailure::Unknown => write!(
+                f,
+                "nobody says where rank 0 is, and what the secret; set MASTER_ADDR, MASTER_PORT and POLYREME_SECRET"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for JoinFailure {}
+
+/// Joins the others; returns when all are there and every two can talk. `stop` is set when a launcher wants this rank to
+/// stop, and `vars` are the environment.
+pub fn join(
+    place: &Place,
+    job: &str,
+    stop: Arc<AtomicBool>,
+    vars: &dyn Fn(&str) -> Option<String>,
+) -> Result<Found, JoinFailure> {
+    // It is followed to the end of the process, whatever becomes of the rest.
+    let lifeline = place.launched.then(|| Lifeline::listen(io::stdin(), stop, || std::process::exit(1)));
+    if place.size == 1 {
+        return Ok(Found { comm: Comm::alone(), control: None, transport: Transport::Local });
+    }
+    if place.transport == Some(Transport::Mpi) {
+        return by_mpi(place);
+    }
+    let options = match &lifeline {
+        Some(lifeline) => told(place, lifeline, vars)?,
+        None => found(place, vars)?,
+    };
+    let options = JoinOptions {
+        job: format!("{job} {}", place.start.as_deref().unwrap_or_default()),
+        generation: GENERATION,
+        timeout: PATIENCE,
+        skip_same_host: place.transport == Some(Transport::Shm),
+        host_key: vars(HOST),
+        ..options
+    };
+    let (secret, name) = (options.secret.clone(), options.job.clone());
+    let joined = meet(options).map_err(JoinFailure::Join)?;
+    let one_host = joined.members.iter().all(|m| m.host_key == joined.members[0].host_key);
+    match place.transport {
+        Some(Transport::Shm) | None if one_host => over_memory(joined),
+        Some(Transport::Shm) => Err(JoinFailure::Memory("they are not all on one host".into())),
+        // Said so: a stream between every two, whoever is where.
+        Some(_) => over_sockets(joined),
+        None => {
+            let keys: Vec<&str> = joined.members.iter().map(|m| m.host_key.as_str()).collect();
+            match by_host(&keys).iter().any(|ranks| ranks.len() > 1) {
+                true => over_levels(joined, secret, &name),
+                false => over_sockets(joined),
+            }
+        }
+    }
+}
+
+/// What a rank that a launcher of ours started is told; rank 0 tells where it listens.
+fn told(
+    place: &Place,
+    lifeline: &Lifeline,
+    vars: &dyn Fn(&str) -> Option<String>,
+) -> Result<JoinOptions, JoinFailure> {
+    let secret = lifeline.secret().map_err(JoinFailure::Unsaid)?;
+    let secret = Secret::from_text(&secret).map_err(JoinFailure::Secret)?;
+    let (wanted, ssh) = (vars(INTERFACE), vars("SSH_CONNECTION"));
+    let bind = || {
+        let one_host = place.local_size == place.size;
+        choose(wanted.as_deref(), ssh.as_deref(), one_host, &interfaces()).map_err(JoinFailure::Address)
+    };
+    if place.rank > 0 {
+        let master = lifeline.master().map_err(JoinFailure::Unsaid)?;
+        let bind = wanted.is_some().then(bind).transpose()?;
+        return Ok(JoinOptions { bind, ..JoinOptions::new(place.rank, place.size, master, secret) });
+    }
+    let bind = bind()?;
+    let listener = TcpListener::bind((bind, 0)).map_err(JoinFailure::Listen)?;
+    let address = listener.local_addr().map_err(JoinFailure::Listen)?.to_string();
+    let mut out = io::stdout().lock();
+    out.write_all(listening(&address).as_bytes()).and_then(|()| out.flush()).map_err(JoinFailure::Listen)?;
+    let options = JoinOptions::new(place.rank, place.size, address, secret);
+    Ok(JoinOptions { bind: Some(bind), listener: Some(listener), ..options })
+}
+
+/// What the environment says.
+fn found(place: &Place, vars: &dyn Fn(&str) -> Option<String>) -> Result<JoinOptions, JoinFailure> {
+    let (Some(master), Some(secret)) = (&place.master, &place.secret) else {
+        return Err(JoinFailure::Unknown);
+    };
+    let bind = match vars(INTERFACE) {
+        None => None,
+        Some(wanted) => {
+            Some(choose(Some(&wanted), None, false, &interfaces()).map_err(JoinFailure::Address)?)
+        }
+    };
+    Ok(JoinOptions { bind, ..JoinOptions::new(place.rank, place.size, master, secret.clone()) })
+}
+
+/// Processes of one host: rank 0 makes the memory, and the others open it.
+fn over_memory(joined: Joined) -> Result<Found, JoinFailure> {
+    let Joined { rank, size, members, control, .. } = joined;
+    let fail = |why: String| {
+        control.fail(&why);
+        JoinFailure::Memory(why)
+    };
+    let own = match rank {
+        0 => Some(Comm::segment(size).map_err(|e| fail(e.to_string()))?),
+        _ => None,
+    };
+    let path = own.as_ref().and_then(|s| s.path()).unwrap_or_default();
+    let paths = control.share(path.as_bytes()).map_err(JoinFailure::Lost)?;
+    let segment = match own {
+        Some(segment) => segment,
+        None => {
+            let path = String::from_utf8_lossy(&paths[0]);
+            Comm::open_segment(&path, size).map_err(|e| fail(e.to_string()))?
+        }
+    };
+    let host = members[rank].host.clone();
+    let setup = ShmSetup { host, alarm: control.alarm(), ..ShmSetup::new(rank, size, segment) };
+    let comm = Comm::shm(setup).map_err(JoinFailure::Lost)?;
+    Ok(Found { comm, control: Some(control), transport: Transport::Shm })
+}
+
+/// Hosts: a stream between every two ranks.
+fn over_sockets(joined: Joined) -> Result<Found, JoinFailure> {
+    let Joined { rank, members, streams, control, .. } = joined;
+    let hosts = members.into_iter().map(|m| m.host).collect();
+    let links =
+        Links::over(rank, hosts, streams, GENERATION, control.alarm()).map_err(JoinFailure::Listen)?;
+    let comm = Comm::tcp(links).map_err(JoinFailure::Lost)?;
+    Ok(Found { comm, control: Some(control), transport: Transport::Tcp })
+}
+
+/// Whatever MPI started. It watches its ranks itself.
+#[cfg(feature = "mpi")]
+fn by_mpi(place: &Place) -> Result<Found, JoinFailure> {
+    let comm = Comm::mpi().map_err(JoinFailure::Mpi)?;
+    if (comm.rank(), comm.size()) != (place.rank, place.size) {
+        return Err(JoinFailure::Mpi(format!(
+            "MPI says rank {} of {}, and the environment {} of {}; was this program built with the MPI whose mpirun started it?",
+            comm.rank(),
+            comm.size(),
+            place.rank,
+            place.size
+        )));
+    }
+    Ok(Found { comm, control: None, transport: Transport::Mpi })
+}
+
+#[cfg(not(feature = "mpi"))]
+fn by_mpi(_: &Place) -> Result<Found, JoinFailure> {
+    Err(JoinFailure::Mpi("this polyreme was built without it; build it with --features mpi".into()))
+}

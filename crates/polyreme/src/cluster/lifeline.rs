@@ -1,0 +1,214 @@
+//! What a rank hears from the launcher that started it: lines on its standard input, which stay open as long as the
+//! launcher lives.
+//!
+//! The same few lines serve a process of this host and one at the far end of ssh. The job's secret comes this way, so
+//! it stands in no command line and no environment. When the lines end, the launcher is gone: the rank finishes its step, saves and
+//! stops, and if it cannot, it is ended. So no rank outlives whoever started it.
+
+use std::fmt;
+use std::io::{BufRead, BufReader, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+/// A line of a lifeline is at most so long.
+const LINE_BYTES_MAX: u64 = 1024;
+/// The launcher has something to say this soon, or it is not there.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// A rank whose launcher is gone may finish its step and save for so long.
+const LAST_WORDS: Duration = Duration::from_secs(20);
+/// The first line of rank 0's standard output says where it listens.
+const LISTENING: &str = "polyreme listening ";
+
+/// What a launcher says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Said {
+    /// The job's secret.
+    Secret(String),
+    /// Where rank 0 listens.
+    Master(String),
+    /// Finish the step, save and stop.
+    Stop,
+    /// End at once.
+    End,
+}
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Said::Secret(secret) => writeln!(f, "secret {secret}"),
+            Said::Master(address) => writeln!(f, "master {address}"),
+            Said::Stop => writeln!(f, "stop"),
+            Said::End => writeln!(f, "end"),
+        }
+    }
+}
+
+impl Said {
+    fn parse(line: &str) -> Option<Said> {
+        match line.trim_end().split_once(' ').unwrap_or((line.trim_end(), "")) {
+            ("secret", secret) if !secret.is_empty() => Some(Said::Secret(secret.into())),
+            ("master", address) if !address.is_empty() => Some(Said::Master(address.into())),
+            ("stop", "") => Some(Said::Stop),
+            ("end", "") => Some(Said::End),
+            _ => None,
+        }
+    }
+}
+
+/// What rank 0 tells its launcher.
+pub fn listening(address: &str) -> String {
+    format!("{LISTENING}{address}\n")
+}
+
+/// Reads what [`listening`] writes.
+pub fn parse_listening(line: &str) -> Option<&str> {
+    line.strip_prefix(LISTENING).map(str::trim_end)
+}
+
+/// The launcher did not say what was to be said.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unsaid {
+    what: &'static str,
+    gone: bool,
+}
+
+impl fmt::Display for Unsaid {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Unsaid { what, gone } = self;
+        match gone {
+            true => write!(f, "the launcher is gone before it told {what}; start the job anew"),
+            false => write!(
+                f,
+                "the launcher did not tell {what} within {} s; unset POLYREME_LAUNCHED if there is none",
+                PATIENCE.as_secs()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Unsaid {}
+
+/// A rank's end.
+pub struct Lifeline {
+    heard: Receiver<Said>,
+}
+
+impl Lifeline {
+    /// Listens to `input` from now on. `stop` is set when the rank is to finish; `end` is called when it must end now.
+    pub fn listen(
+        input: impl Read + Send + 'static,
+        stop: Arc<AtomicBool>,
+        end: impl FnOnce() + Send + 'static,
+    ) -> Lifeline {
+        let (tell, heard) = mpsc::channel();
+        let body = move || {
+            let told_to_end = follow(input, &stop, &tell);
+            drop(tell);
+            stop.store(true, Ordering::Relaxed);
+            if !told_to_end {
+                std::thread::sleep(LAST_WORDS);
+            }
+            end();
+        };
+        std::thread::Builder::new()
+            .name("lifeline".into())
+            .spawn(body)
+            .expect("a process that starts can start a thread");
+        Lifeline { heard }
+    }
+
+    /// The job's secret.
+    pub fn secret(&self) -> Result<String, Unsaid> {
+        match self.next("the secret")? {
+            Said::Secret(secret) => Ok(secret),
+            _ => Err(Unsaid { what: "the secret", gone: false }),
+        }
+    }
+
+    /// Where rank 0 listens.
+    pub fn master(&self) -> Result<String, Unsaid> {
+        match self.next("where rank 0 is")? {
+            Said::Master(address) => Ok(address),
+            _ => Err(Unsaid { what: "where rank 0 is", gone: false }),
+        }
+    }
+
+    fn next(&self, what: &'static str) -> Result<Said, Unsaid> {
+        self.heard
+            .recv_timeout(PATIENCE)
+            .map_err(|e| Unsaid { what, gone: e == RecvTimeoutError::Disconnected })
+    }
+}
+
+/// Hears lines until they end, or until the rank is told to end; whether it was told.
+fn follow(input: impl Read, stop: &AtomicBool, tell: &Sender<Said>) -> bool {
+    let mut input = BufReader::new(input);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return false,
+            Ok(_) => {}
+        }
+        match std::str::from_utf8(&line).ok().and_then(Said::parse) {
+            Some(Said::Stop) => stop.store(true, Ordering::Relaxed),
+            Some(Said::End) => return true,
+            // A rank that does not ask any more does not mind.
+            Some(said) => drop(tell.send(said)),
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::time::Instant;
+
+    #[test]
+    fn lines_are_heard_in_order_and_the_end_is_noticed() {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (ended, end) = mpsc::channel();
+        let line = Lifeline::listen(reader, stop.clone(), move || ended.send(()).unwrap());
+        write!(writer, "{}", Said::Secret("ab12".into())).unwrap();
+        write!(writer, "nonsense\n{}", Said::Master("[::1]:80".into())).unwrap();
+        assert_eq!(line.secret().unwrap(), "ab12");
+        assert_eq!(line.master().unwrap(), "[::1]:80");
+        assert!(!stop.load(Ordering::Relaxed));
+        write!(writer, "{}", Said::Stop).unwrap();
+        write!(writer, "{}", Said::End).unwrap();
+        end.recv_timeout(Duration::from_secs(5)).unwrap();
+        assert!(stop.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_launcher_that_is_gone_is_said_at_once() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let line = Lifeline::listen(reader, stop.clone(), || {});
+        drop(writer);
+        let began = Instant::now();
+        assert!(line.secret().unwrap_err().to_string().contains("gone"));
+        assert!(began.elapsed() < Duration::from_secs(5));
+        while !stop.load(Ordering::Relaxed) {
+            assert!(began.elapsed() < Duration::from_secs(5));
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn every_line_is_read_back() {
+        for said in [Said::Secret("0f".into()), Said::Master("h:1".into()), Said::Stop, Said::End] {
+            assert_eq!(Said::parse(&said.to_string()), Some(said));
+        }
+        for bad in ["", "secret", "master ", "stop now", "x y"] {
+            assert_eq!(Said::parse(bad), None, "{bad:?}");
+        }
+        assert_eq!(parse_listening(&listening("a:1")), Some("a:1"));
+        assert_eq!(parse_listening("{}"), None);
+    }
+}

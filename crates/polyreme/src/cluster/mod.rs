@@ -1,0 +1,329 @@
+//! Starting a job of several ranks: who decides how many there are, which cores they get, and who starts them.
+//!
+//! What the flags, the job file, the environment and the machine come to is one pure function, [`decide`], which says
+//! why. Everything that touches the system stands in the modules below it.
+//!
+//! # Layout
+//! - [`cores`]: the machine's cores, and which rank gets which. [`interfaces`]: its addresses.
+//! - [`crew`]: processes that are started, watched and ended together. [`spawn`]: on this host. [`launch`]: over ssh.
+//! - [`enter`]: from a decision to ranks that can talk. [`join`]: how a process finds the others.
+//! - [`lifeline`]: what such a process hears from whoever started it.
+//! - [`places`]: who runs where.
+
+pub mod cores;
+pub mod crew;
+pub mod enter;
+pub mod interfaces;
+pub mod join;
+pub mod launch;
+mod levels;
+pub mod lifeline;
+pub mod places;
+pub mod spawn;
+
+use std::fmt;
+
+use polyreme_net::Secret;
+use polyreme_net::environment::{self, from_environment};
+
+use self::cores::Machine;
+
+/// Set in processes that a launcher of ours started: their standard input is a [`lifeline`].
+pub const LAUNCHED: &str = "POLYREME_LAUNCHED";
+/// The interface to use, as a name or as a network: `eth1`, `10.0.0.0/8`.
+pub const INTERFACE: &str = "POLYREME_INTERFACE";
+/// Ranks with the same word share memory, and others do not, instead of what the kernel says of hosts.
+pub const HOST: &str = "POLYREME_HOST";
+/// The transport that ranks use, if flags do not say.
+pub const TRANSPORT: &str = "POLYREME_TRANSPORT";
+/// The job's secret, where no launcher hands it over: hexadecimal digits, or any words.
+pub const SECRET: &str = environment::SECRET_VARIABLE;
+
+/// The most ranks that a job can ask for.
+pub const RANKS_MAX: usize = 4096;
+
+/// What carries data between ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum Transport {
+    /// Threads of one process.
+    Local,
+    /// Processes of one host, through memory that they share.
+    Shm,
+    /// Hosts.
+    Tcp,
+    /// The MPI of the cluster.
+    Mpi,
+}
+
+impl Transport {
+    /// Its name, as flags have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Local => "local",
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+            Transport::Mpi => "mpi",
+        }
+    }
+}
+
+/// What somebody asked for, by flags or in the job file.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Asked {
+    /// Ranks, of whichever kind.
+    pub ranks: Option<usize>,
+    /// Processes of this host, a rank each.
+    pub processes: Option<usize>,
+    /// Threads of each rank.
+    pub threads: Option<usize>,
+    /// What carries data.
+    pub transport: Option<Transport>,
+}
+
+/// How this process takes part.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Setup {
+    /// All ranks are threads of this process.
+    Threads {
+        /// How many.
+        ranks: usize,
+        /// Threads of each.
+        threads: usize,
+    },
+    /// This process starts others, a rank each, and watches them.
+    Spawn {
+        /// How many.
+        processes: usize,
+        /// Threads of each.
+        threads: usize,
+        /// What carries data between them.
+        transport: Transport,
+    },
+    /// This process is one rank.
+    Process(Place),
+}
+
+/// One rank among those of all hosts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Which rank.
+    pub rank: usize,
+    /// Of how many.
+    pub size: usize,
+    /// Which one of this host.
+    pub local_rank: usize,
+    /// Of how many of this host.
+    pub local_size: usize,
+    /// Where rank 0 listens, `host:port`; a launcher of ours tells it later.
+    pub master: Option<String>,
+    /// The job's secret, if the environment has it.
+    pub secret: Option<Secret>,
+    /// The starter's name for this start of the job, if it has one.
+    pub start: Option<String>,
+    /// Whether the standard input is a lifeline.
+    pub launched: bool,
+    /// What carries data; `None`: memory where all ranks share a host, sockets otherwise.
+    pub transport: Option<Transport>,
+    /// Threads of this rank.
+    pub threads: usize,
+}
+
+/// A setup and why it is so.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Decided {
+    /// What to do.
+    pub setup: Setup,
+    /// Why, in words.
+    pub why: String,
+    /// Nobody said how many ranks: whoever knows the job may choose better than by the machine alone.
+    pub open: bool,
+}
+
+/// What was asked for makes no sense.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unclear(pub String);
+
+impl fmt::Display for Unclear {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unclear {}
+
+/// Decides how this process takes part: flags first, then whoever started it as one rank of several, then the job file,
+/// then the machine.
+pub fn decide(
+    flags: Asked,
+    job: Asked,
+    vars: &dyn Fn(&str) -> Option<String>,
+    machine: &Machine,
+) -> Result<Decided, Unclear> {
+    let launched = vars(LAUNCHED).is_some();
+    let asked = flags.processes.or(flags.ranks);
+    let found = match found(vars, launched) {
+        // A batch script has the variables of an allocation and is no rank of it: flags may start some there.
+        Err(_) if asked.is_some() && !launched => None,
+        found => found?,
+    };
+    let threads = flags.threads.or(job.threads);
+    let transport = match (flags.transport, vars(TRANSPORT)) {
+        (None, Some(name)) => Some(transport_by_name(&name)?),
+        (said, _) => said.or(job.transport),
+    };
+    if let (Some(ranks), Some(processes)) = (flags.ranks, flags.processes)
+        && ranks != processes
+    {
+        return unclear(format!(
+            "--ranks {ranks} and --processes {processes} are both said; a process is one rank, so keep one of them"
+        ));
+    }
+    if let Some(found) = found.filter(|f| launched || f.size > 1) {
+        // The copies that a launcher starts have its flags, so those are not looked at.
+        if let (Some(n), false) = (asked, launched)
+            && n != found.size
+        {
+            return unclear(format!(
+                "{n} ranks are asked for, but {} says that this process is one of {}; leave the flag out, or unset the \
+                 variable",
+                found.by, found.size
+            ));
+        }
+        let why = format!("{} says rank {} of {}", found.by, found.rank, found.size);
+        return place(found, launched, transport, threads, machine, why);
+    }
+    if transport == Some(Transport::Mpi) {
+        return unclear("transport mpi needs an MPI start: `mpirun -n 4 polyreme train JOB.toml`".into());
+    }
+    let of_process = matches!(transport, Some(Transport::Shm | Transport::Tcp));
+    let open = flags.processes.is_none() && flags.ranks.is_none() && job.ranks.is_none();
+    let (n, why) = match (flags.processes, flags.ranks, job.ranks) {
+        (Some(n), ..) => (n, format!("--processes {n}")),
+        (None, Some(n), _) => (n, format!("--ranks {n}")),
+        (None, None, Some(n)) => (n, format!("`parallel.ranks` of the job is {n}")),
+        (None, None, None) => {
+            let n = if machine.quota.is_some() { 1 } else { machine.nodes.len().max(1) };
+            let n = if threads.is_some() { 1 } else { n };
+            (n, format!("nothing was said: a rank for each NUMA node, {} cores", machine.cores()))
+        }
+    };
+    if n == 0 || n > RANKS_MAX {
+        return unclear(format!("{n} ranks are asked for; from 1 to {RANKS_MAX} can be"));
+    }
+    let threads = threads.unwrap_or_else(|| fewest_threads(machine, n));
+    if flags.processes.is_none() && !of_process {
+        return Ok(Decided { setup: Setup::Threads { ranks: n, threads }, why, open });
+    }
+    match transport.unwrap_or(Transport::Shm) {
+        Transport::Local => unclear(
+            "--transport local is for threads of one process; take --ranks, or --transport shm".into(),
+        ),
+        transport => Ok(Decided { setup: Setup::Spawn { processes: n, threads, transport }, why, open }),
+    }
+}
+
+fn place(
+    found: Found,
+    launched: bool,
+    transport: Option<Transport>,
+    threads: Option<usize>,
+    machine: &Machine,
+    why: String,
+) -> Result<Decided, Unclear> {
+    let Found { rank, size, local_rank, local_size, master, secret, start, by } = found;
+    if rank >= size || local_rank >= local_size || local_size > size || size > RANKS_MAX {
+        return unclear(format!(
+            "{by} says rank {rank} of {size}, {local_rank} of {local_size} on this host, which cannot be; start the ranks \
+             with `polyreme train --processes N`"
+        ));
+    }
+    if transport == Some(Transport::Local) && size > 1 {
+        return unclear(format!(
+            "transport local is for threads of one process, but {by} says that there are {size} processes; leave it out"
+        ));
+    }
+    let by_mpi =
+        transport == Some(Transport::Mpi) || (transport.is_none() && master.is_none() && machine.mpi);
+    let meets = launched || by_mpi || size == 1;
+    if !meets && master.is_none() {
+        return unclear(format!(
+            "{by} says that this is rank {rank} of {size}, but nobody says where rank 0 is; set MASTER_ADDR and \
+             MASTER_PORT, or take a polyreme that was built with --features mpi"
+        ));
+    }
+    if !meets && secret.is_none() {
+        return unclear(format!(
+            "{by} says that this is rank {rank} of {size}, but the ranks share no secret; set {SECRET} to the same words \
+             for all of them"
+        ));
+    }
+    let own = if machine.bound { 1 } else { local_size };
+    let threads = threads.unwrap_or_else(|| fewest_threads(machine, own));
+    let transport = if by_mpi && !launched { Some(Transport::Mpi) } else { transport };
+    let place =
+        Place { rank, size, local_rank, local_size, master, secret, start, launched, transport, threads };
+    Ok(Decided { setup: Setup::Process(place), why, open: false })
+}
+
+/// Threads that every one of `ranks` ranks of this host can have.
+fn fewest_threads(machine: &Machine, ranks: usize) -> usize {
+    let shares = machine.shares(ranks);
+    shares.iter().map(|share| machine.threads(share, ranks)).min().unwrap_or(1)
+}
+
+fn unclear<T>(what: String) -> Result<T, Unclear> {
+    Err(Unclear(what))
+}
+
+fn transport_by_name(name: &str) -> Result<Transport, Unclear> {
+    let all = [Transport::Local, Transport::Shm, Transport::Tcp, Transport::Mpi];
+    let known = all.into_iter().find(|t| t.name() == name);
+    known.ok_or_else(|| Unclear(format!("{TRANSPORT} is {name:?}; known are local, shm, tcp and mpi")))
+}
+
+/// What the environment says of this process's place.
+struct Found {
+    rank: usize,
+    size: usize,
+    local_rank: usize,
+    local_size: usize,
+    master: Option<String>,
+    secret: Option<Secret>,
+    start: Option<String>,
+    /// Who says so.
+    by: String,
+}
+
+/// The ranks of this host, as each kind of starter calls them. Slurm's may be a list, `4(x2),3`.
+const LOCAL_SIZES: [&str; 5] = [
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_TASKS_PER_NODE",
+];
+
+fn found(vars: &dyn Fn(&str) -> Option<String>, launched: bool) -> Result<Option<Found>, Unclear> {
+    if launched {
+        // The copies of a launcher of ours hear everything else over their lifelines.
+        let number = |key: &str| vars(key).and_then(|v| v.trim().parse().ok());
+        let numbers = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"].map(number);
+        let [Some(rank), Some(size), Some(local_rank), Some(local_size)] = numbers else {
+            return unclear(format!("{LAUNCHED} is set, but no launcher set RANK and its kin; unset it"));
+        };
+        let (master, secret, start, by) = (None, None, None, "the launcher".into());
+        return Ok(Some(Found { rank, size, local_rank, local_size, master, secret, start, by }));
+    }
+    let Some(found) = from_environment(vars).map_err(|e| Unclear(e.to_string()))? else { return Ok(None) };
+    let digits = |text: String| text.split(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse().ok());
+    let local_size = LOCAL_SIZES.into_iter().find_map(|key| vars(key).and_then(digits));
+    let environment::Found { launcher, rank, size, local_rank, master, secret, job } = found;
+    let local_rank = local_rank.unwrap_or(0);
+    // Nodes of a list may have different numbers; what is certain is that this rank is one of them.
+    let local_size = local_size.unwrap_or(1).clamp(1, size.max(1)).max(local_rank.saturating_add(1));
+    let by = launcher.to_string();
+    Ok(Some(Found { rank, size, local_rank, local_size, master, secret, start: job, by }))
+}
+
+#[cfg(test)]
+mod tests;

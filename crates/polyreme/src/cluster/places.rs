@@ -1,0 +1,133 @@
+//! Who runs where: every rank says its host, its process and its cores, and rank 0 shows them.
+
+use std::fmt;
+
+use polyreme_collective::{Comm, Cuts};
+use polyreme_net::Report;
+use serde::Serialize;
+
+use super::cores;
+
+/// A rank's line goes over the wire in so many bytes.
+const RECORD_BYTES: usize = 512;
+
+/// Where a rank runs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Row {
+    /// The rank.
+    pub rank: usize,
+    /// Its host.
+    pub host: String,
+    /// Its process.
+    pub pid: u32,
+    /// Its threads.
+    pub threads: usize,
+    /// The cores that they may use, as `0-3,8`; empty if it is free to use any.
+    pub cores: String,
+    /// What carries its data.
+    pub transport: String,
+}
+
+impl Row {
+    /// Of this process.
+    pub fn here(rank: usize, threads: usize, pinned: Option<&[usize]>, transport: &str) -> Row {
+        Row {
+            rank,
+            host: host(),
+            pid: std::process::id(),
+            threads,
+            cores: pinned.map(cores::list).unwrap_or_default(),
+            transport: transport.into(),
+        }
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        // Names are cut rather than refused: this is for people.
+        let cut = |text: &str, n| text.chars().filter(|c| *c != '\t').take(n).collect::<String>();
+        let (host, cores) = (cut(&self.host, 60), cut(&self.cores, 120));
+        let line = format!("{host}\t{}\t{}\t{cores}\t{}", self.pid, self.threads, cut(&self.transport, 20));
+        let mut bytes = line.into_bytes();
+        bytes.resize(RECORD_BYTES, 0);
+        bytes
+    }
+
+    fn from_bytes(rank: usize, bytes: &[u8]) -> Row {
+        let text = String::from_utf8_lossy(bytes);
+        let mut words = text.trim_end_matches('\0').split('\t');
+        let mut word = || words.next().unwrap_or("?").to_string();
+        let host = word();
+        let (pid, threads) = (word().parse().unwrap_or(0), word().parse().unwrap_or(0));
+        Row { rank, host, pid, threads, cores: word(), transport: word() }
+    }
+}
+
+/// Every rank says its row; every rank gets all of them.
+pub fn gather(comm: &mut Comm, own: &Row) -> Result<Vec<Row>, Report> {
+    let size = comm.size();
+    let cuts: Cuts = (0..=size).map(|r| r * RECORD_BYTES).collect();
+    let mut bytes = vec![0u8; size * RECORD_BYTES];
+    let at = comm.rank() * RECORD_BYTES;
+    bytes[at..at + RECORD_BYTES].copy_from_slice(&own.to_bytes());
+    comm.all_gather(&mut bytes, &cuts)?;
+    let rows = bytes.chunks_exact(RECORD_BYTES).enumerate();
+    Ok(rows.map(|(rank, bytes)| Row::from_bytes(rank, bytes)).collect())
+}
+
+/// A table of rows for people.
+pub struct Table<'a>(pub &'a [Row]);
+
+impl fmt::Display for Table<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let wide =
+            |name: &str, of: &dyn Fn(&Row) -> usize| self.0.iter().map(of).max().unwrap_or(0).max(name.len());
+        let (host, cores) = (wide("host", &|r| r.host.len()), wide("cores", &|r| r.cores.len()));
+        writeln!(
+            f,
+            "  rank  {:<host$}  {:>8}  {:>7}  {:<cores$}  transport",
+            "host", "process", "threads", "cores"
+        )?;
+        for r in self.0 {
+            let shown = if r.cores.is_empty() { "any" } else { &r.cores };
+            writeln!(
+                f,
+                "  {:>4}  {:<host$}  {:>8}  {:>7}  {shown:<cores$}  {}",
+                r.rank, r.host, r.pid, r.threads, r.transport
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// This host's name.
+pub fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_gathered_and_shown() {
+        let ranks: Vec<_> = Comm::local(3)
+            .into_iter()
+            .map(|mut comm| {
+                std::thread::spawn(move || {
+                    let cores = [2 * comm.rank(), 2 * comm.rank() + 1];
+                    let own = Row { host: "h\tx".into(), ..Row::here(comm.rank(), 2, Some(&cores), "local") };
+                    gather(&mut comm, &own).unwrap()
+                })
+            })
+            .collect();
+        for rows in ranks.into_iter().map(|r| r.join().unwrap()) {
+            assert_eq!(rows.iter().map(|r| r.cores.as_str()).collect::<Vec<_>>(), ["0-1", "2-3", "4-5"]);
+            assert!(rows.iter().all(|r| r.host == "hx" && r.pid == std::process::id()), "{rows:?}");
+            let table = Table(&rows).to_string();
+            assert_eq!(table.lines().count(), 4);
+            assert!(table.contains("4-5") && table.contains("local"), "{table}");
+        }
+        assert!(!host().is_empty());
+        let long = Row { host: "é".repeat(500), ..Row::here(0, 1, None, "tcp") };
+        assert_eq!(Row::from_bytes(0, &long.to_bytes()).transport, "tcp");
+    }
+}

@@ -1,0 +1,155 @@
+//! What flags, job files, environments and machines come to.
+
+use super::*;
+
+fn machine(nodes: &[&str]) -> Machine {
+    let nodes = nodes.iter().map(|n| cores::parse_list(n).unwrap()).collect();
+    Machine { nodes, quota: None, bound: false, mpi: false }
+}
+
+fn asked(words: &str) -> Asked {
+    let mut asked = Asked::default();
+    for (key, value) in words.split_whitespace().map(|w| w.split_once('=').unwrap()) {
+        match key {
+            "ranks" => asked.ranks = Some(value.parse().unwrap()),
+            "processes" => asked.processes = Some(value.parse().unwrap()),
+            "threads" => asked.threads = Some(value.parse().unwrap()),
+            "transport" => asked.transport = Some(transport_by_name(value).unwrap()),
+            _ => panic!("{key}"),
+        }
+    }
+    asked
+}
+
+fn decide_with(flags: &str, job: &str, env: &str, machine: &Machine) -> Result<Decided, Unclear> {
+    let env: Vec<(&str, &str)> = env.split_whitespace().map(|w| w.split_once('=').unwrap()).collect();
+    let vars = |key: &str| env.iter().find(|(k, _)| *k == key).map(|(_, v)| v.to_string());
+    decide(asked(flags), asked(job), &vars, machine)
+}
+
+/// The setup as a line: `threads 2x4`, `spawn 2x4 shm`, `rank 1/4 local 1/2 x4`.
+#[track_caller]
+fn check(flags: &str, job: &str, env: &str, nodes: &[&str], want: &str) {
+    let decided = decide_with(flags, job, env, &machine(nodes)).unwrap();
+    let got = match decided.setup {
+        Setup::Threads { ranks, threads } => format!("threads {ranks}x{threads}"),
+        Setup::Spawn { processes, threads, transport } => {
+            format!("spawn {processes}x{threads} {}", transport.name())
+        }
+        Setup::Process(p) => {
+            let master = match (p.transport, p.master) {
+                (Some(Transport::Mpi), _) => "mpi".into(),
+                (_, master) => master.unwrap_or("-".into()),
+            };
+            format!(
+                "rank {}/{} local {}/{} x{} {master}",
+                p.rank, p.size, p.local_rank, p.local_size, p.threads
+            )
+        }
+    };
+    assert_eq!(got, want, "{flags} {job} {env}");
+    assert!(!decided.why.is_empty());
+}
+
+const TORCH: &str = "RANK=1 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=29500 POLYREME_SECRET=open-sesame";
+
+#[test]
+fn without_a_word_every_core_is_used() {
+    check("", "", "", &["0-1"], "threads 1x2");
+    check("", "", "", &["0-3", "4-7"], "threads 2x4");
+    check("", "threads=1", "", &["0-3", "4-7"], "threads 1x1");
+    check("threads=3", "threads=1", "", &["0-3"], "threads 1x3");
+}
+
+#[test]
+fn flags_come_before_the_job_file() {
+    check("ranks=2", "", "", &["0-7"], "threads 2x4");
+    check("ranks=4 threads=1", "", "", &["0-7"], "threads 4x1");
+    check("ranks=8", "", "", &["0-1"], "threads 8x1");
+    check("", "ranks=2", "", &["0-3"], "threads 2x2");
+    check("ranks=4", "ranks=2", "", &["0-3"], "threads 4x1");
+    check("processes=2", "", "", &["0-3"], "spawn 2x2 shm");
+    check("processes=2 transport=tcp", "", "", &["0-3"], "spawn 2x2 tcp");
+    check("ranks=2 transport=shm", "", "", &["0-3"], "spawn 2x2 shm");
+    check("ranks=2", "transport=tcp", "", &["0-3"], "spawn 2x2 tcp");
+    check("ranks=2 transport=local", "transport=tcp", "", &["0-3"], "threads 2x2");
+    check("ranks=2 processes=2", "", "", &["0-3"], "spawn 2x2 shm");
+    check("ranks=2", "", "WORLD_SIZE=1 RANK=0", &["0-3"], "threads 2x2");
+}
+
+#[test]
+fn whoever_started_this_as_one_rank_is_heard() {
+    check("", "", TORCH, &["0-3"], "rank 1/4 local 1/2 x2 a:29500");
+    check("", "ranks=2", TORCH, &["0-3"], "rank 1/4 local 1/2 x2 a:29500");
+    check("ranks=4", "", TORCH, &["0-3"], "rank 1/4 local 1/2 x2 a:29500");
+    check("threads=1", "", TORCH, &["0-3"], "rank 1/4 local 1/2 x1 a:29500");
+    let mpi = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3 \
+               OMPI_COMM_WORLD_LOCAL_SIZE=4 MASTER_ADDR=a MASTER_PORT=1 POLYREME_SECRET=open-sesame";
+    check("", "", mpi, &["0-7"], "rank 3/4 local 3/4 x2 a:1");
+    check("transport=mpi", "", mpi, &["0-7"], "rank 3/4 local 3/4 x2 mpi");
+    let slurm = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_STEP_ID=0 SLURM_JOB_ID=0 \
+                 MASTER_ADDR=n1 MASTER_PORT=15000 SLURM_STEP_TASKS_PER_NODE=4(x2) POLYREME_SECRET=open-sesame";
+    check("", "", slurm, &["0-7"], "rank 5/8 local 1/4 x2 n1:15000");
+    // A batch script is no rank, and may start some itself.
+    check("ranks=2", "", "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=1", &["0-7"], "threads 2x4");
+    // A rank that a launcher of ours started has its flags, and hears of the master later.
+    let ours = "POLYREME_LAUNCHED=1 RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2";
+    check("processes=2", "", ours, &["0-3"], "rank 0/2 local 0/2 x2 -");
+    let alone = "POLYREME_LAUNCHED=1 RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1";
+    check("processes=1", "", alone, &["0-3"], "rank 0/1 local 0/1 x4 -");
+}
+
+#[test]
+fn a_rank_that_was_bound_already_keeps_its_cores() {
+    let bound = Machine { bound: true, ..machine(&["2-3"]) };
+    let Setup::Process(place) = decide_with("", "", TORCH, &bound).unwrap().setup else {
+        panic!("a process")
+    };
+    assert_eq!(place.threads, 2);
+}
+
+#[test]
+fn mpi_is_taken_where_nothing_else_is_said() {
+    let with_mpi = Machine { mpi: true, ..machine(&["0-7"]) };
+    let env = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3";
+    let Setup::Process(place) = decide_with("", "", env, &with_mpi).unwrap().setup else {
+        panic!("a process")
+    };
+    assert_eq!(place.transport, Some(Transport::Mpi));
+    let said = decide_with("", "", env, &machine(&["0-7"])).unwrap_err().to_string();
+    assert!(said.contains("MASTER_ADDR") && said.contains("--features mpi"), "{said}");
+}
+
+#[test]
+fn a_quota_is_no_room_for_a_rank_a_node() {
+    let limited = Machine { quota: Some(3), ..machine(&["0-7", "8-15"]) };
+    let decided = decide_with("", "", "", &limited).unwrap();
+    assert_eq!(decided.setup, Setup::Threads { ranks: 1, threads: 3 });
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_what_to_do() {
+    let rows = [
+        ("ranks=2 processes=3", "", "keep one"),
+        ("ranks=2", TORCH, "leave the flag out"),
+        ("processes=2 transport=local", "", "shm"),
+        ("transport=mpi", "", "mpirun"),
+        ("transport=local", TORCH, "leave it out"),
+        ("ranks=0", "", "from 1"),
+        ("ranks=100000", "", "from 1"),
+        ("", "RANK=4 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1", "count from 0"),
+        ("", "RANK=x WORLD_SIZE=4", "whole number"),
+        ("", "RANK=0 WORLD_SIZE=4", "MASTER_ADDR"),
+        ("", "RANK=0 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=70000", "MASTER_PORT"),
+        ("", "RANK=0 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1", "POLYREME_SECRET"),
+        ("", "RANK=0 WORLD_SIZE=99999999 MASTER_ADDR=a MASTER_PORT=1", "cannot be"),
+        ("", "POLYREME_LAUNCHED=1", "unset it"),
+        ("processes=2", "POLYREME_LAUNCHED=1 RANK=3", "unset it"),
+        ("", "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=1", "srun"),
+        ("", "POLYREME_TRANSPORT=carrier-pigeon", "known are"),
+    ];
+    for (flags, env, say) in rows {
+        let said = decide_with(flags, "", env, &machine(&["0-3"])).unwrap_err().to_string();
+        assert!(said.contains(say), "{flags} {env}: {said}");
+    }
+}

@@ -1,0 +1,340 @@
+//! Jobs of several ranks through the binary: threads, processes and what becomes of them.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use polyreme::train::checkpoint;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
+
+use crate::binary::{command, folder, json, polyreme};
+
+/// A job of a second, with evaluations and checkpoints between.
+pub(crate) const JOB: &str = r#"
+[model]
+layers = [{ kind = "linear", outputs = 32 }, "relu", { kind = "linear" }]
+[data]
+kind = "synthetic"
+samples = 600
+shape = [16]
+classes = 5
+validation = 0.1
+[train]
+batch = 48
+epochs = 4
+optimizer = { kind = "adamw", lr = 3e-3 }
+log_every = 1
+[parallel]
+threads = 1
+[output]
+every_steps = 10
+best = "val_accuracy"
+"#;
+
+/// The job, as if it would never end.
+pub(crate) fn endless() -> String {
+    JOB.replace("epochs = 4", "epochs = 1000000").replace("every_steps = 10", "every_steps = 25")
+}
+
+/// The losses of a run, by step.
+fn losses(run: &Path) -> Vec<f64> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let loss = |l: &str| serde_json::from_str::<Value>(l).unwrap()["train_loss"].as_f64();
+    text.lines().filter_map(loss).collect()
+}
+
+/// The pids in the table of who runs where, by rank, once it is there.
+pub(crate) fn pids(errors: &Path, ranks: usize, until: Instant) -> Vec<i32> {
+    loop {
+        let text = fs::read_to_string(errors).unwrap_or_default();
+        let row = |line: &str| {
+            let words: Vec<_> = line.split_whitespace().collect();
+            let is_row = words.len() == 6 && words[0].parse::<usize>().is_ok();
+            is_row.then(|| words[2].parse().ok())?
+        };
+        let pids: Vec<i32> = text.lines().filter_map(row).collect();
+        // Training has begun when the run's outline is there.
+        if pids.len() == ranks && text.contains("output ") {
+            return pids;
+        }
+        assert!(Instant::now() < until, "no table of {ranks} ranks: {text}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A run in the background, with its standard error in a file.
+pub(crate) fn start(mut command: Command, errors: &Path) -> Child {
+    command.stdout(Stdio::piped()).stderr(fs::File::create(errors).unwrap()).spawn().unwrap()
+}
+
+/// Waits for the end, but not for ever.
+pub(crate) fn end(mut child: Child, limit: Duration) -> Output {
+    let until = Instant::now() + limit;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > until {
+            child.kill().unwrap();
+            panic!("it did not end within {limit:?}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// Waits for a checkpoint of this step or a later one: earlier ones make way.
+pub(crate) fn wait_for_step(run: &Path, step: u64, until: Instant) {
+    let saved = || {
+        let names = std::fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
+        names.filter_map(|e| e.file_name().to_str()?.strip_prefix("step-")?.parse().ok()).max()
+    };
+    while saved().is_none_or(|newest: u64| newest < step) {
+        assert!(Instant::now() < until, "no checkpoint of step {step} in {}", run.display());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+pub(crate) fn send(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+/// Processes that still run; a zombie that nobody waited for does not.
+pub(crate) fn living(pids: &[i32]) -> Vec<i32> {
+    let lives = |pid: &&i32| {
+        let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let zombie = state.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z'));
+        test_kill_process(Pid::from_raw(**pid).unwrap()).is_ok() && !zombie
+    };
+    pids.iter().filter(lives).copied().collect()
+}
+
+#[test]
+fn any_number_of_ranks_of_any_kind_trains_the_same() {
+    let folder = folder(JOB);
+    let run = |name: &str, flags: &[&str]| {
+        let args = [&["train", "job.toml", "--json", "--output", name][..], flags].concat();
+        let lines = json(folder.path(), &args);
+        (losses(&folder.path().join(name)), lines)
+    };
+    let (one, lines) = run("one", &["--ranks", "1"]);
+    assert_eq!(one.len(), 48);
+    assert!(lines.iter().all(|l| l["event"] != "placed"), "one rank is no table");
+    for (name, flags, ranks, transport) in [
+        ("two", &["--ranks", "2"][..], 2, "local"),
+        ("four", &["--ranks", "4", "--no-pin"], 4, "local"),
+        ("processes", &["--processes", "2"], 2, "shm"),
+        ("four_processes", &["--processes", "4"], 4, "shm"),
+        ("sockets", &["--ranks", "3", "--transport", "tcp"], 3, "tcp"),
+    ] {
+        let (some, lines) = run(name, flags);
+        let placed = lines.iter().find(|l| l["event"] == "placed").expect("who runs where");
+        let rows = placed["ranks"].as_array().unwrap();
+        assert_eq!(rows.len(), ranks, "{placed}");
+        assert!(rows.iter().all(|r| r["transport"] == transport && r["threads"] == 1), "{placed}");
+        assert_eq!(some.len(), one.len(), "{name}");
+        for (step, (a, b)) in one.iter().zip(&some).enumerate() {
+            assert!((a - b).abs() < 1e-5 * a.abs().max(1.0), "{name}: step {step}: {a} and {b}");
+        }
+        let model = folder.path().join(name).join("model.safetensors");
+        assert!(model.exists(), "{name}");
+    }
+}
+
+#[test]
+fn a_timeline_has_every_rank() {
+    let folder = folder(JOB);
+    for (flags, ranks) in [(["--ranks", "2"], 2), (["--processes", "3"], 3)] {
+        let args =
+            [&["train", "job.toml", "--overwrite", "--output", "run", "--trace", "trace.json"][..], &flags]
+                .concat();
+        let out = polyreme(folder.path(), &args);
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let text = fs::read_to_string(folder.path().join("trace.json")).unwrap();
+        let trace: Value = serde_json::from_str(&text).unwrap();
+        for rank in 0..ranks {
+            for kind in ["compute", "exchange", "wait"] {
+                let of = |e: &&Value| e["pid"] == rank && e["cat"] == kind;
+                assert!(
+                    trace["traceEvents"].as_array().unwrap().iter().any(|e| of(&e)),
+                    "{kind} of rank {rank}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_killed_rank_ends_the_others_with_a_report_and_three_go_on() {
+    let folder = folder(&endless());
+    let (run, errors) = (folder.path().join("run"), folder.path().join("errors"));
+    let until = Instant::now() + Duration::from_secs(60);
+    let args = ["train", "job.toml", "--processes", "4", "--output", "run"];
+    let launcher = start(command(folder.path(), &args), &errors);
+    let pids = pids(&errors, 4, until);
+    wait_for_step(&run, 25, until);
+    send(pids[2], Signal::KILL);
+    let killed = Instant::now();
+    let out = end(launcher, Duration::from_secs(30));
+    assert!(killed.elapsed() < Duration::from_secs(7), "{:?}", killed.elapsed());
+    assert_eq!(out.status.code(), Some(1));
+    let said = fs::read_to_string(&errors).unwrap();
+    assert!(said.contains("rank 2") && said.contains("is gone") && said.contains("at step"), "{said}");
+    assert!(said.contains(&format!("rank 2 (process {}) was killed by signal 9", pids[2])), "{said}");
+    assert_eq!(living(&pids), [0; 0]);
+    let (loaded, _) = checkpoint::latest_whole(&run).unwrap();
+    let steps = loaded.manifest.step + 30;
+    let lines = json(
+        folder.path(),
+        &["resume", "run", "--processes", "3", "--json", "--set", &format!("train.steps={steps}")],
+    );
+    assert_eq!(lines.last().unwrap()["steps"], steps);
+}
+
+#[test]
+fn ctrl_c_stops_all_processes_after_the_step_and_saves() {
+    let folder = folder(&endless());
+    let (run, errors) = (folder.path().join("run"), folder.path().join("errors"));
+    let until = Instant::now() + Duration::from_secs(60);
+    let launcher =
+        start(command(folder.path(), &["train", "job.toml", "--processes", "3", "--output", "run"]), &errors);
+    let pids = pids(&errors, 3, until);
+    wait_for_step(&run, 25, until);
+    send(launcher.id() as i32, Signal::INT);
+    let out = end(launcher, Duration::from_secs(30));
+    assert_eq!(out.status.code(), Some(130));
+    let said = String::from_utf8(out.stdout).unwrap();
+    assert!(said.contains("steps are saved") && said.contains("polyreme resume"), "{said}");
+    assert_eq!(living(&pids), [0; 0]);
+    let steps: u64 = said.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert_eq!(checkpoint::latest_whole(&run).unwrap().0.manifest.step, steps);
+}
+
+#[test]
+fn ranks_do_not_outlive_their_launcher() {
+    let folder = folder(&endless());
+    let (run, errors) = (folder.path().join("run"), folder.path().join("errors"));
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut launcher =
+        start(command(folder.path(), &["train", "job.toml", "--processes", "2", "--output", "run"]), &errors);
+    let pids = pids(&errors, 2, until);
+    wait_for_step(&run, 25, until);
+    send(launcher.id() as i32, Signal::KILL);
+    launcher.wait().unwrap();
+    let gone = Instant::now() + Duration::from_secs(25);
+    while !living(&pids).is_empty() {
+        assert!(Instant::now() < gone, "{:?} live on", living(&pids));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(checkpoint::latest_whole(&run).unwrap().0.manifest.step > 0);
+}
+
+/// Starts ranks as a stranger's launcher would; `hosts` says which host each counts as.
+fn by_environment(folder: &Path, hosts: &[&str]) -> Vec<Child> {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let rank = |(rank, host): (usize, &&str)| {
+        let mut command = command(folder, &["train", "job.toml", "--json", "--output", "run", "--overwrite"]);
+        let (rank, size) = (rank.to_string(), hosts.len().to_string());
+        command.envs([
+            ("RANK", &rank),
+            ("WORLD_SIZE", &size),
+            ("LOCAL_RANK", &rank),
+            ("LOCAL_WORLD_SIZE", &size),
+        ]);
+        command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port.to_string())]);
+        command.envs([("POLYREME_SECRET", "open sesame"), ("POLYREME_HOST", host)]);
+        start(command, &folder.join(format!("errors{rank}")))
+    };
+    hosts.iter().enumerate().map(rank).collect()
+}
+
+#[test]
+fn ranks_that_somebody_else_starts_find_each_other() {
+    let folder = folder(JOB);
+    for (hosts, carrier) in [
+        (&["a", "a"][..], "shm"),
+        (&["a", "b"], "tcp"),
+        (&["a", "a", "b", "b"], "tcp"),
+        (&["a", "b", "a"], "tcp"),
+    ] {
+        let outs: Vec<_> = by_environment(folder.path(), hosts)
+            .into_iter()
+            .map(|c| end(c, Duration::from_secs(90)))
+            .collect();
+        for (rank, out) in outs.iter().enumerate() {
+            let errors = fs::read_to_string(folder.path().join(format!("errors{rank}"))).unwrap();
+            assert!(out.status.success(), "{hosts:?}: rank {rank}: {errors}");
+        }
+        let said = String::from_utf8_lossy(&outs[0].stdout).into_owned();
+        assert!(said.contains(&format!("\"transport\":\"{carrier}\"")), "{hosts:?}: {said}");
+        assert_eq!(losses(&folder.path().join("run")).len(), 48);
+    }
+}
+
+#[test]
+fn what_one_rank_finds_wrong_is_said_once_and_ends_all() {
+    let folder = folder(
+        &JOB.replace("kind = \"synthetic\"", "kind = \"csv\"\npath = \"none.csv\"")
+            .replace("samples = 600\nshape = [16]\nclasses = 5\n", ""),
+    );
+    let began = Instant::now();
+    let out = polyreme(folder.path(), &["train", "job.toml", "--processes", "2"]);
+    assert!(!out.status.success() && began.elapsed() < Duration::from_secs(20));
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert!(said.contains("none.csv"), "{said}");
+    let out = polyreme(folder.path(), &["train", "job.toml", "--ranks", "2", "--processes", "3"]);
+    assert_eq!(out.status.code(), Some(2));
+}
+
+#[test]
+fn collectives_and_shared_steps_are_measured() {
+    for (transport, ranks) in [("local", 2), ("shm", 2), ("tcp", 2)] {
+        let n = ranks.to_string();
+        let args =
+            ["bench", "collective", "--transport", transport, "--ranks", &n, "--sizes", "4K,64K", "--json"];
+        let reports = json(Path::new("."), &args);
+        assert_eq!(reports.len(), 2);
+        for (report, bytes) in reports.iter().zip([4096, 65536]) {
+            assert_eq!((&report["op"], &report["transport"]), (&"allreduce".into(), &transport.into()));
+            assert_eq!((&report["ranks"], &report["bytes"]), (&ranks.into(), &bytes.into()));
+            assert!(report["us"].as_f64().unwrap() > 0.0);
+        }
+        let args = [
+            "bench",
+            "step",
+            "--job",
+            "mlp",
+            "--transport",
+            transport,
+            "--ranks",
+            &n,
+            "--threads",
+            "1",
+            "--steps",
+            "2",
+            "--json",
+        ];
+        let reports = json(Path::new("."), &args);
+        assert_eq!(reports.len(), 1);
+        assert_eq!((&reports[0]["job"], &reports[0]["ranks"]), (&"mlp".into(), &ranks.into()));
+        assert!(
+            reports[0]["step_ms"].as_f64().unwrap() > 0.0 && reports[0]["loss"].as_f64().unwrap().is_finite()
+        );
+    }
+}
+
+/// What `mpirun` of this machine starts are ranks, with MPI's own collectives.
+#[cfg(feature = "mpi")]
+#[test]
+fn mpirun_starts_ranks() {
+    let folder = folder(JOB);
+    let mut command = Command::new("mpirun");
+    command.args(["--allow-run-as-root", "--oversubscribe", "-n", "4", env!("CARGO_BIN_EXE_polyreme")]);
+    command.args(["train", "job.toml", "--json", "--output", "run"]).current_dir(folder.path());
+    let errors = folder.path().join("errors");
+    let out = end(start(command, &errors), Duration::from_secs(120));
+    assert!(out.status.success(), "{}", fs::read_to_string(&errors).unwrap());
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(said.contains("\"transport\":\"mpi\""), "{said}");
+    assert_eq!(losses(&folder.path().join("run")).len(), 48);
+    assert_eq!(said.matches("\"event\":\"started\"").count(), 1, "one rank speaks");
+}

@@ -1,0 +1,15 @@
+//! Ranks on hosts of their own: network namespaces with slow and late links. A binary of its own, and one test at a time,
+//! because what is measured here is bandwidth and overlap.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod hosts;
+mod over_networks;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Holds the machine: the others wait.
+fn alone() -> MutexGuard<'static, ()> {
+    static MACHINE: Mutex<()> = Mutex::new(());
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,143 @@
+//! What rank 0 writes: the folder of a run, its checkpoints, records and report. Other ranks have none of it.
+
+use std::path::Path;
+
+use super::prepared::Prepared;
+use super::snapshot::{Progress, Tables};
+use crate::checkpoint::{Loaded, Store};
+use crate::error::TrainError;
+use crate::event::{Ending, Event, Observer, Summary};
+use crate::metrics::Confusion;
+use crate::record::{self, Recorder};
+use crate::team::Team;
+
+/// The files of a run.
+pub(super) struct Files {
+    pub(super) store: Store,
+    recorder: Recorder,
+    tables: Tables,
+    /// The resolved job, for checkpoints.
+    job: String,
+}
+
+impl Files {
+    /// Makes the folder, or goes on with it.
+    pub(super) fn open(
+        folder: &Path,
+        prepared: &Prepared,
+        team: &Team,
+        resumed: Option<&Loaded>,
+    ) -> Result<Files, TrainError> {
+        let (job, output) = (prepared.job.to_toml(), &prepared.job.output);
+        std::fs::create_dir_all(folder).map_err(|source| TrainError::io(folder, source))?;
+        let mut store = Store::open(folder, output.keep, output.best.clone())?;
+        if let Some(loaded) = resumed {
+            store.go_back(loaded.manifest.step)?;
+        }
+        let options = record::Options { tensorboard: output.tensorboard, ..Default::default() };
+        let recorder = match resumed {
+            None => Recorder::create(folder, &options)?,
+            Some(_) => Recorder::resume(folder, team.steps_done(), &options)?,
+        };
+        let file = folder.join("job.toml");
+        std::fs::write(&file, &job).map_err(|source| TrainError::io(&file, source))?;
+        Ok(Files { store, recorder, tables: Tables::new(team), job })
+    }
+
+    /// Hands a checkpoint of this moment to the writer. Collective; other ranks hand over their part.
+    pub(super) fn save(
+        &mut self,
+        team: &mut Team,
+        epoch: u64,
+        progress: &Progress,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let buffers = self.store.take_buffers();
+        let snapshot = self.tables.snapshot(team, epoch, progress, &self.job, buffers)?;
+        if let Err(error) = self.store.save(snapshot) {
+            observer.event(Event::Warning(&format!("a checkpoint could not be written: {error}")));
+        }
+        Ok(())
+    }
+
+    /// Writes a line of metrics.
+    pub(super) fn record(
+        &mut self,
+        step: u64,
+        epoch: u64,
+        seconds: f64,
+        values: &[(String, f64)],
+        observer: &mut dyn Observer,
+    ) {
+        let values: Vec<(&str, f64)> = values.iter().map(|(name, v)| (name.as_str(), *v)).collect();
+        if let Some(error) = self.recorder.log(step, epoch, seconds, &values) {
+            observer.event(Event::Warning(&error.to_string()));
+        }
+    }
+
+    /// Writes the report.
+    pub(super) fn finish(
+        self,
+        prepared: &Prepared,
+        progress: &Progress,
+        confusion: Option<&Confusion>,
+        summary: &Summary,
+        observer: &mut dyn Observer,
+    ) {
+        let ended = match summary.ending {
+            Ending::Finished => "Finished",
+            Ending::EarlyStop => "Stopped early",
+            Ending::Interrupted => "Interrupted",
+        };
+        // The test set's figures are what counts.
+        let mut metrics = progress.metrics.clone();
+        metrics.sort_by_key(|(name, _)| !name.starts_with("test"));
+        let report = record::report::Summary {
+            title: prepared.job.name.clone(),
+            ended: ended.into(),
+            steps: summary.steps,
+            seconds: summary.seconds,
+            samples_per_s: summary.samples_per_s,
+            metrics,
+            best: progress.best.clone(),
+            settings: settings(&self.job),
+            system: prepared.system.clone(),
+            confusion: confusion.cloned(),
+            class_names: progress.preparation.names.clone(),
+            warnings: Vec::new(),
+        };
+        if let Err(error) = self.recorder.finish(&report) {
+            observer.event(Event::Warning(&error.to_string()));
+        }
+    }
+}
+
+/// The lines of a job as `section.key` and value; a list that goes over several lines is one value.
+fn settings(toml: &str) -> Vec<(String, String)> {
+    let mut section = "";
+    let mut settings: Vec<(String, String)> = Vec::new();
+    for line in toml.lines() {
+        let goes_on = line.starts_with([' ', ']']);
+        match (settings.last_mut(), line.split_once(" = ")) {
+            (Some((_, value)), _) if goes_on => {
+                value.push(' ');
+                value.push_str(line.trim());
+            }
+            (_, Some((key, value))) => settings.push((format!("{section}.{key}"), value.to_string())),
+            _ => section = line.trim_matches(['[', ']']),
+        }
+    }
+    settings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_the_lines_of_a_job() {
+        let job = "[model]\nlayers = [\n    \"relu\",\n    { kind = \"linear\" },\n]\n\n[train]\nbatch = 8\n";
+        let want = [("model.layers", "[ \"relu\", { kind = \"linear\" }, ]"), ("train.batch", "8")];
+        assert_eq!(settings(job), want.map(|(key, value)| (key.to_string(), value.to_string())));
+    }
+}

@@ -1,0 +1,58 @@
+//! Ranks of different speed, which tests of whole runs cannot bring about.
+
+use std::path::Path;
+
+use polyreme_collective::Comm;
+
+use super::prepared::{Given, Prepared};
+use super::train::Run;
+use crate::balance::Measured;
+use crate::event::{Event, Observer, Silent};
+use crate::job::{Job, Length};
+
+/// Remembers how samples were shared out.
+#[derive(Default)]
+struct Notes(Vec<String>);
+
+impl Observer for Notes {
+    fn event(&mut self, event: Event<'_>) {
+        if let Event::Balanced { step, why } = event {
+            self.0.push(format!("{step}: {why}"));
+        }
+    }
+}
+
+fn job() -> Job {
+    let lines = "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"synthetic\"\nsamples = 300\n[train]\n\
+                 batch = 30\nsteps = 20\n[parallel]\nranks = 2\nbalance = \"auto\"\n[output]\ntensorboard = false\n";
+    Job::from_text(lines, "job.toml", Path::new("/"), &[]).unwrap()
+}
+
+#[test]
+fn a_slow_rank_gets_fewer_samples_from_the_next_step_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let prepared = Prepared::new(job(), Given::default(), 1).unwrap();
+    let rank = |comm: Comm| {
+        let (mut notes, rank) = (Notes::default(), comm.rank());
+        let mut run = Run::new(prepared.clone(), comm, 2).unwrap();
+        run.open(&folder.path().join("run"), None).unwrap();
+        // Rank 1 takes twice as long for its samples.
+        run.measured = Measured { samples: 300.0, seconds: [1.0, 2.0][rank] };
+        assert!(!run.rebalance(19, &mut notes).unwrap(), "it is not time yet");
+        assert!(run.rebalance(20, &mut notes).unwrap());
+        assert_eq!(run.measured, Measured::default());
+        assert_eq!(run.prepared.cut.weights, [300.0, 150.0]);
+        run.measured = Measured { samples: 200.0 / (rank + 1) as f64, seconds: 1.0 };
+        assert!(!run.rebalance(40, &mut notes).unwrap(), "they are as fast as they were");
+        run.prepared.job.train.length = Length::Steps(15);
+        let summary = run.train(&mut Silent).unwrap();
+        assert_eq!(summary.steps, 15);
+        notes.0
+    };
+    let notes = std::thread::scope(|s| {
+        let ranks: Vec<_> = Comm::local(2).into_iter().map(|comm| s.spawn(|| rank(comm))).collect();
+        ranks.into_iter().map(|r| r.join().unwrap()).collect::<Vec<_>>()
+    });
+    let want = "20: ranks take 20, 10 samples a step from now on, by their speed; that wins 33 %";
+    assert_eq!(notes[0], [want]);
+}
