@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use polyreme_net::{Alarm, Block, Links, Report, Segment, SegmentError};
+use polyreme_net::{Alarm, Block, Control, Links, Report, Segment, SegmentError};
 
 use crate::background::Background;
 use crate::carrier::{Carrier, measured};
@@ -25,6 +25,8 @@ pub struct Comm {
     /// Operations that were started, and that were done.
     started: u64,
     done: u64,
+    /// Who is told where this rank is, so that a report about it can say so.
+    control: Option<Control>,
 }
 
 /// The ways in which ranks can be connected.
@@ -101,7 +103,12 @@ impl Comm {
     }
 
     fn new(rank: usize, size: usize, inner: Inner) -> Comm {
-        Comm { rank, size, step: 0, inner, started: 0, done: 0 }
+        Comm { rank, size, step: 0, inner, started: 0, done: 0, control: None }
+    }
+
+    /// From now on tells the others, with every sign of life, in which step and operation this rank is.
+    pub fn tell(&mut self, control: Control) {
+        self.control = Some(control);
     }
 
     /// This rank.
@@ -125,6 +132,7 @@ impl Comm {
     /// Says which step the next operations belong to, for reports.
     pub fn set_step(&mut self, step: u64) {
         self.step = step;
+        self.say("its own work");
         if let Inner::Background(background) = &mut self.inner {
             background.set_step(step);
         }
@@ -176,6 +184,7 @@ impl Comm {
     /// The memory is there, aligned for its elements, and stays, and nobody else touches it, until the operation was
     /// waited for.
     pub unsafe fn start(&mut self, work: Work) -> Ticket {
+        self.say(work.name());
         match &mut self.inner {
             // SAFETY: promised by the caller.
             Inner::Shared(shared) => unsafe { shared.start(work, self.step) },
@@ -310,6 +319,12 @@ impl Comm {
         match &mut self.inner {
             Inner::Shared(shared) => shared.recv(from, Span::of(data), self.step),
             Inner::Background(_) => self.run(Work::Recv(Span::of(data), from)),
+        }
+    }
+
+    fn say(&self, op: &str) {
+        if let Some(control) = &self.control {
+            control.at(self.step, op);
         }
     }
 

@@ -81,20 +81,6 @@ impl Engine {
         self.first_sample = first;
     }
 
-    /// Parameters and states of another engine of the same model.
-    pub fn copy_weights_from(&mut self, other: &Engine) -> Result<(), ExecError> {
-        self.copy_params(&other.param_slots(), other.kept(Kept::Params))?;
-        self.copy_states_from(other)
-    }
-
-    /// States of another engine of the same model.
-    pub fn copy_states_from(&mut self, other: &Engine) -> Result<(), ExecError> {
-        for slot in other.state_slots() {
-            self.state_mut(&slot.name)?.copy_from_slice(&other.kept(Kept::States)[slot.range]);
-        }
-        Ok(())
-    }
-
     /// Parameters by name, from an arena that is laid out as `slots` say.
     pub fn copy_params(&mut self, slots: &[Slot], from: &[f32]) -> Result<(), ExecError> {
         for slot in slots {
@@ -106,17 +92,6 @@ impl Engine {
             to.copy_from_slice(from);
         }
         Ok(())
-    }
-
-    /// `sum += weight · gradients`, with this engine's threads.
-    pub fn add_grads_to(&self, sum: &mut [f32], weight: f32) {
-        let grads = self.grads();
-        assert_eq!(sum.len(), grads.len(), "a sum for each gradient");
-        self.cx().for_each_chunk(sum, CHUNK, |i, sum| {
-            for (s, g) in sum.iter_mut().zip(&grads[i * CHUNK..]) {
-                *s += weight * g;
-            }
-        });
     }
 
     /// `average += (1 - decay) · (parameters - average)`, with this engine's threads.

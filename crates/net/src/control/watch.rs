@@ -264,7 +264,11 @@ impl Watch {
             if peer.state == State::Here {
                 peer.state = State::Lost;
             }
-            place = peer.place.clone();
+            // Its last word may be half a second old; rank 0, if it is ahead of that, waits for it now. When rank 0 is
+            // lost everybody takes its last word, so that all say the same.
+            if self.rank != 0 || peer.place.step >= place.step {
+                place = peer.place.clone();
+            }
         }
         let Place { step, op } = place;
         self.adopt(Report { rank, host: self.hosts[rank].clone(), step, op, cause }, None, out);

@@ -190,7 +190,8 @@ fn over_memory(joined: Joined) -> Result<Found, JoinFailure> {
     };
     let host = members[rank].host.clone();
     let setup = ShmSetup { host, alarm: control.alarm(), ..ShmSetup::new(rank, size, segment) };
-    let comm = Comm::shm(setup).map_err(JoinFailure::Lost)?;
+    let mut comm = Comm::shm(setup).map_err(JoinFailure::Lost)?;
+    comm.tell(control.clone());
     Ok(Found { comm, control: Some(control), transport: Transport::Shm })
 }
 
@@ -200,7 +201,8 @@ fn over_sockets(joined: Joined) -> Result<Found, JoinFailure> {
     let hosts = members.into_iter().map(|m| m.host).collect();
     let links =
         Links::over(rank, hosts, streams, GENERATION, control.alarm()).map_err(JoinFailure::Listen)?;
-    let comm = Comm::tcp(links).map_err(JoinFailure::Lost)?;
+    let mut comm = Comm::tcp(links).map_err(JoinFailure::Lost)?;
+    comm.tell(control.clone());
     Ok(Found { comm, control: Some(control), transport: Transport::Tcp })
 }
 

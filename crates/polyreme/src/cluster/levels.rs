@@ -82,7 +82,8 @@ pub(super) fn over_levels(joined: Joined, secret: Secret, job: &str) -> Result<F
     let names = members.iter().map(|m| m.host.clone()).collect();
     let every_two =
         Links::over(rank, names, streams, GENERATION, control.alarm()).map_err(JoinFailure::Listen)?;
-    let comm = Comm::two_level(hosts, inside, between, every_two).map_err(JoinFailure::Lost)?;
+    let mut comm = Comm::two_level(hosts, inside, between, every_two).map_err(JoinFailure::Lost)?;
+    comm.tell(control.clone());
     Ok(Found { comm, control: Some(control), transport: Transport::Tcp })
 }
 

@@ -190,6 +190,31 @@ fn a_killed_rank_ends_the_others_with_a_report_and_three_go_on() {
     assert_eq!(lines.last().unwrap()["steps"], steps);
 }
 
+/// A rank that hangs says nothing any more: the others know where it was.
+#[test]
+fn a_stopped_rank_is_named_with_the_step_it_was_in() {
+    let folder = folder(&endless());
+    for transport in ["shm", "tcp"] {
+        let (run, errors) =
+            (folder.path().join(transport), folder.path().join(format!("errors_{transport}")));
+        let until = Instant::now() + Duration::from_secs(60);
+        let args = ["train", "job.toml", "--processes", "3", "--transport", transport, "--output", transport];
+        let launcher = start(command(folder.path(), &args), &errors);
+        let pids = pids(&errors, 3, until);
+        wait_for_step(&run, 25, until);
+        send(pids[2], Signal::STOP);
+        let out = end(launcher, Duration::from_secs(30));
+        assert_eq!(out.status.code(), Some(1));
+        let said = fs::read_to_string(&errors).unwrap();
+        let report = said.lines().find(|l| l.contains("rank 2") && l.contains("silent"));
+        let report = report.unwrap_or_else(|| panic!("{transport}: {said}"));
+        let step =
+            report.split("at step ").nth(1).and_then(|rest| rest.split(',').next()?.parse::<u64>().ok());
+        assert!(step.is_some_and(|step| step >= 25), "{transport}: {report}");
+        assert_eq!(living(&pids), [0; 0]);
+    }
+}
+
 #[test]
 fn ctrl_c_stops_all_processes_after_the_step_and_saves() {
     let folder = folder(&endless());
