@@ -6,16 +6,19 @@ use std::marker::PhantomData;
 
 /// The instruction set that kernels dispatch on.
 ///
-/// A value other than [`Isa::SCALAR`] can only come from [`Isa::detect`], so holding one proves that this CPU has
+/// A value other than [`Isa::SCALAR`] can only come from [`Isa::detect`] and [`Isa::available`], so holding one proves that this CPU has
 /// those instructions: that is what makes the call of a `#[target_feature]` function sound.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Isa(Level);
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// From least to most; each has what those before it have.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Level {
     Scalar,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 impl Isa {
@@ -29,16 +32,45 @@ impl Isa {
             && std::is_x86_feature_detected!("fma")
             && std::is_x86_feature_detected!("f16c")
         {
+            if std::is_x86_feature_detected!("avx512f")
+                && std::is_x86_feature_detected!("avx512vl")
+                && std::is_x86_feature_detected!("avx512bw")
+                && std::is_x86_feature_detected!("avx512dq")
+            {
+                return Isa(Level::Avx512);
+            }
             return Isa(Level::Avx2);
         }
         Isa::SCALAR
+    }
+
+    /// All that this CPU has, the oracle first and the best last.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        #[cfg(target_arch = "x86_64")]
+        let levels = [Level::Scalar, Level::Avx2, Level::Avx512];
+        #[cfg(not(target_arch = "x86_64"))]
+        let levels = [Level::Scalar];
+        let best = Isa::detect().0;
+        levels.into_iter().filter(move |level| *level <= best).map(Isa)
     }
 
     /// Whether AVX2, FMA and F16C may be used.
     #[inline]
     pub fn has_avx2(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self.0 == Level::Avx2;
+        return self.0 >= Level::Avx2;
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
+    /// Whether AVX-512 (F, VL, BW and DQ) may be used, besides all of [`Isa::has_avx2`].
+    ///
+    /// A kernel for it gives the bits of its AVX2 twin: sums are made in the same order, only more of them at a time.
+    /// So machines with and without AVX-512 can share a reproducible run.
+    #[inline]
+    pub fn has_avx512(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.0 >= Level::Avx512;
         #[cfg(not(target_arch = "x86_64"))]
         false
     }
@@ -49,6 +81,8 @@ impl Isa {
             Level::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => "avx2+fma+f16c",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "avx512",
         }
     }
 }

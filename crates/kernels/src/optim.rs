@@ -503,7 +503,7 @@ mod tests {
         for n in [0, 1, 17, CHUNK, CHUNK * WAVE + 3] {
             let g = data(7, n);
             let want: f64 = g.iter().map(|&v| f64::from(v).powi(2)).sum();
-            let got = contexts().map(|cx| sum_of_squares(&cx, &g));
+            let got = contexts().iter().map(|cx| sum_of_squares(cx, &g)).collect::<Vec<_>>();
             assert!(got.iter().all(|v| v.to_bits() == got[0].to_bits()), "the same bits on any workers");
             assert!((got[0] - want).abs() <= 1e-12 * (1.0 + want), "{n}: {} for {want}", got[0]);
         }
