@@ -6,14 +6,14 @@
 
 use std::arch::x86_64::*;
 
-use super::block::{MR, NR, Tile};
+use super::block::{NR, Tile, TileFn};
 
-/// Computes one tile. The caller promises what [`Tile`] says of its pointers, and that AVX2 and FMA are there.
-pub(super) type TileFn = unsafe fn(&Tile);
+/// Rows of a full tile.
+pub(super) const MR: usize = 6;
 
-/// The kernel of tiles with `rows` rows, and `vecs` vectors of 8 columns. `along_k`: the rows' operand is contiguous
+/// The kernel of tiles with `rows` rows and `cols` columns, 16 at most. `along_k`: the rows' operand is contiguous
 /// along k, else along its rows. `copy`: also copies the panel as it goes (for 16 columns only).
-pub(super) fn tile_fn(rows: usize, vecs: usize, along_k: bool, copy: bool) -> TileFn {
+pub(super) fn tile_fn(rows: usize, cols: usize, along_k: bool, copy: bool) -> TileFn {
     macro_rules! rows_of {
         ($nv:literal, $along:literal, $copy:literal) => {
             const {
@@ -28,14 +28,14 @@ pub(super) fn tile_fn(rows: usize, vecs: usize, along_k: bool, copy: bool) -> Ti
             }
         };
     }
-    let table = match (vecs, along_k, copy) {
+    let table = match (cols.div_ceil(8), along_k, copy) {
         (1, false, false) => rows_of!(1, false, false),
         (1, true, false) => rows_of!(1, true, false),
         (2, false, false) => rows_of!(2, false, false),
         (2, true, false) => rows_of!(2, true, false),
         (2, false, true) => rows_of!(2, false, true),
         (2, true, true) => rows_of!(2, true, true),
-        _ => unreachable!("no kernel of {vecs} vectors, copy {copy}"),
+        _ => unreachable!("no kernel of {cols} columns, copy {copy}"),
     };
     table[rows - 1]
 }

@@ -2,13 +2,11 @@
 
 use std::marker::PhantomData;
 
-use super::avx2::{TileFn, tile_fn};
 use super::plan::{Panels, Plan, part};
-use super::{Block, Epilogue, pack};
+use super::{Block, Epilogue, avx2, avx512, pack};
+use crate::Isa;
 
-/// Rows of a full tile.
-pub(super) const MR: usize = 6;
-/// Columns of a full tile.
+/// Columns of a panel.
 pub(super) const NR: usize = 16;
 /// Panels of C after which the epilogue runs. Few would leave C in L2, but push the rows out of it: for 2048×384 by
 /// 384×1536 with bias and GELU, 4 panels cost 4.7 ms beside the product, 16 cost 3.8 and 96 cost 3.3.
@@ -21,12 +19,14 @@ pub(super) struct Tile {
     /// The rows' operand. Contiguous along one dim, `p_stride` along the other.
     pub(super) p: *const f32,
     pub(super) p_stride: usize,
-    /// The columns' operand: `k` rows of 8 or 16 contiguous floats.
+    /// The columns' operand: `k` rows of 8 or 16 contiguous floats; `q_next` floats on, if the tile has more than 16
+    /// columns, as many of the panel behind it.
     pub(super) q: *const f32,
     pub(super) q_stride: usize,
-    /// Where the columns' operand is copied to, in rows of 16, by the kernels that copy.
+    pub(super) q_next: usize,
+    /// Where the columns' operand is copied to, in rows of 16, by the kernels that copy: panel after panel.
     pub(super) copy: *mut f32,
-    /// The lines to ask for in the meantime: one each four steps of k, `ahead_stride` apart, for later.
+    /// The lines to ask for in the meantime, `ahead_stride` apart, for later.
     pub(super) ahead: *const f32,
     pub(super) ahead_stride: usize,
     /// The first element of C; rows are `c_row` apart. Transposed: the tile's rows are C's columns.
@@ -40,9 +40,61 @@ pub(super) struct Tile {
     pub(super) transposed: bool,
 }
 
+/// Computes one tile. The caller promises what [`Tile`] says of its pointers, and that the instructions are there.
+pub(super) type TileFn = unsafe fn(&Tile);
+
+/// What an instruction set computes at a time.
+pub(super) struct Tiles {
+    /// Rows of a full tile.
+    pub(super) rows: usize,
+    /// Whole panels that a tile takes at once.
+    panels: usize,
+    /// Steps of k between two lines that a tile asks for.
+    ahead_steps: usize,
+    /// The kernel for so many rows and columns: `(rows, cols, along_k, copy)`.
+    kernel: fn(usize, usize, bool, bool) -> TileFn,
+    /// Copies rows in strips, as [`Tiles::next_rows`] cuts them: [`pack::strips`] or its twin.
+    strips: unsafe fn(*const f32, usize, usize, usize, usize, *mut f32),
+}
+
+static AVX2: Tiles =
+    Tiles { rows: avx2::MR, panels: 1, ahead_steps: 4, kernel: avx2::tile_fn, strips: pack::strips };
+static AVX512: Tiles = Tiles {
+    rows: avx512::MR,
+    panels: 2,
+    ahead_steps: 1,
+    kernel: avx512::tile_fn,
+    strips: pack::avx512::strips,
+};
+
+impl Tiles {
+    /// Those of an instruction set that has AVX2 at least.
+    pub(super) fn of(isa: Isa) -> &'static Tiles {
+        if isa.has_avx512() { &AVX512 } else { &AVX2 }
+    }
+
+    /// How many rows the next tile takes of the `left` ones: all that it can, but never such that fewer than 4 are left
+    /// over, as tiles below 4 rows wait for their own sums.
+    pub(super) fn next_rows(&self, left: usize) -> usize {
+        next_rows(left, self.rows)
+    }
+}
+
+/// [`Tiles::next_rows`] for tiles of at most `most` rows.
+pub(super) fn next_rows(left: usize, most: usize) -> usize {
+    if left <= most {
+        left
+    } else if left < most + 4 {
+        left.div_ceil(2)
+    } else {
+        most
+    }
+}
+
 /// A product with its pointers, ready to be run in tasks.
 pub(super) struct Job<'a> {
     pub(super) plan: Plan,
+    pub(super) tiles: &'static Tiles,
     pub(super) a: *const f32,
     pub(super) b: *const f32,
     pub(super) c: *mut f32,
@@ -60,16 +112,6 @@ pub(super) struct Job<'a> {
 
 // SAFETY: tasks write disjoint parts of C and of the scratch, and only read the rest.
 unsafe impl Sync for Job<'_> {}
-
-/// How many rows the next tile takes of the `left` ones: 6, but never such that fewer than 4 are left over, as
-/// tiles below 4 rows wait for their own sums.
-pub(super) fn tile_rows(left: usize) -> usize {
-    match left {
-        7 | 8 => 4,
-        9 => 5,
-        _ => left.min(MR),
-    }
-}
 
 impl Job<'_> {
     fn p(&self) -> *const f32 {
@@ -171,14 +213,17 @@ impl Job<'_> {
                     let (i0, i1) = (r0 + i0, r0 + i1);
                     let mut p = self.p().add(batch * plan.p.batch + i0 * plan.p.own + l0 * plan.p.k);
                     if plan.pack_rows {
-                        pack::strips(p, plan.p.own, plan.p.k, i1 - i0, kc, own_rows);
+                        (self.tiles.strips)(p, plan.p.own, plan.p.k, i1 - i0, kc, own_rows);
                         p = own_rows;
                     }
                     let [mut later_rows, mut later_panels] = self.later(task, kb, sweep);
                     let mut done = panel0;
-                    for panel in panel0..panel1 {
+                    let mut panel = panel0;
+                    while panel < panel1 {
                         let s0 = panel * NR;
-                        let cols = NR.min(plan.cols - s0);
+                        let whole = (plan.cols / NR).min(panel1).saturating_sub(panel);
+                        let wide = self.tiles.panels.min(whole.max(1));
+                        let cols = (wide * NR).min(plan.cols - s0);
                         let source = self.q().add(batch * plan.q.batch + s0 * plan.q.own + l0 * plan.q.k);
                         let mut t = Tile {
                             k: kc,
@@ -186,6 +231,7 @@ impl Job<'_> {
                             p_stride: 0,
                             q: source,
                             q_stride: NR,
+                            q_next: kc * NR,
                             copy: own_panels.add((panel - panel0) * kc * NR),
                             ahead: source,
                             ahead_stride: 0,
@@ -200,11 +246,13 @@ impl Job<'_> {
                         match plan.panels {
                             Panels::Shared => {
                                 t.q = self.shared_panel(kb, panel);
-                                if panel + 1 < panel1 {
-                                    next_panel = Ahead::new(t.q.wrapping_add(kc * NR), NR, kc, NR);
-                                }
+                                let next = wide.min(panel1 - panel - wide);
+                                next_panel = Ahead::new(t.q.wrapping_add(wide * kc * NR), NR, next * kc, NR);
                             }
-                            Panels::InPlace if cols == NR => t.q_stride = plan.q.k,
+                            Panels::InPlace if whole > 0 => {
+                                t.q_stride = plan.q.k;
+                                t.q_next = NR;
+                            }
                             Panels::InPlace => {
                                 t.copy = own_panels;
                                 pack::panel(source, plan.q.own, plan.q.k, cols, kc, t.copy);
@@ -212,12 +260,17 @@ impl Job<'_> {
                             }
                             Panels::OwnWide => t.q = t.copy,
                             _ if sweep > 0 => t.q = t.copy,
-                            Panels::OnTheWay if cols == NR => {
+                            Panels::OnTheWay if whole > 0 => {
                                 copy = true;
                                 t.q_stride = plan.q.k;
+                                t.q_next = NR;
                             }
                             _ => {
-                                pack::panel(source, plan.q.own, plan.q.k, cols, kc, t.copy);
+                                for i in 0..wide {
+                                    let source = source.add(i * NR * plan.q.own);
+                                    let copy = t.copy.add(i * kc * NR);
+                                    pack::panel(source, plan.q.own, plan.q.k, NR.min(cols), kc, copy);
+                                }
                                 t.q = t.copy;
                             }
                         }
@@ -230,16 +283,17 @@ impl Job<'_> {
                             [&mut next_panel, &mut later_rows, &mut later_panels],
                         );
                         if kb + 1 == plan.n_kb {
-                            let rest = panel1 - panel - 1;
+                            let rest = panel1 - panel - wide;
                             if plan.swap {
                                 self.finish(batch, s0, s0 + cols, i0, i1);
                             } else if rest == 0
-                                || (panel + 1 - done >= EPILOGUE_PANELS && rest >= EPILOGUE_PANELS / 2)
+                                || (panel + wide - done >= EPILOGUE_PANELS && rest >= EPILOGUE_PANELS / 2)
                             {
                                 self.finish(batch, i0, i1, done * NR, s0 + cols);
-                                done = panel + 1;
+                                done = panel + wide;
                             }
                         }
+                        panel += wide;
                     }
                 }
             }
@@ -284,10 +338,10 @@ impl Job<'_> {
         [rows, Ahead::new(q, plan.q.k, l1 - l0, (panel1 - panel0) * NR)]
     }
 
-    /// The tiles of rows `i0..i1` by the one panel in `t`.
+    /// The tiles of rows `i0..i1` by the panels in `t`.
     ///
     /// # Safety
-    /// As for `task`; `t` describes the panel, `t.p` is row `i0` and `t.c` the start of this product's C.
+    /// As for `task`; `t` describes the panels, `t.p` is row `i0` and `t.c` the start of this product's C.
     #[inline]
     unsafe fn strips(
         &self,
@@ -299,16 +353,16 @@ impl Job<'_> {
         mut ahead: [&mut Ahead; 3],
     ) {
         let plan = &self.plan;
-        let vecs = t.cols.div_ceil(8);
+        let tiles = self.tiles;
         let along_k = !plan.pack_rows && plan.p.k == 1;
-        let full: TileFn = tile_fn(MR, vecs, along_k, false);
+        let full: TileFn = (tiles.kernel)(tiles.rows, t.cols, along_k, false);
         let (p, c) = (t.p, t.c);
         let mut current = 0;
         let mut i = i0;
         // SAFETY: rows `i0..i1` and columns `s0..s0 + t.cols` are of this task alone.
         unsafe {
             while i < i1 {
-                let rows = tile_rows(i1 - i);
+                let rows = tiles.next_rows(i1 - i);
                 if plan.pack_rows {
                     t.p = p.add((i - i0) * t.k);
                     t.p_stride = rows;
@@ -317,9 +371,13 @@ impl Job<'_> {
                     t.p_stride = if along_k { plan.p.own } else { plan.p.k };
                 }
                 t.c = c.add(if plan.swap { s0 * self.c_row + i } else { i * self.c_row + s0 });
-                let f = if rows == MR && !copy { full } else { tile_fn(rows, vecs, along_k, copy) };
+                let f = if rows == tiles.rows && !copy {
+                    full
+                } else {
+                    (tiles.kernel)(rows, t.cols, along_k, copy)
+                };
                 while let Some(block) = ahead.get_mut(current) {
-                    if let Some(lines) = block.take(t.k / 4) {
+                    if let Some(lines) = block.take(t.k / tiles.ahead_steps) {
                         t.ahead = lines;
                         t.ahead_stride = block.stride;
                         break;
@@ -332,6 +390,7 @@ impl Job<'_> {
                     copy = false;
                     t.q = t.copy;
                     t.q_stride = NR;
+                    t.q_next = t.k * NR;
                 }
                 i += rows;
             }

@@ -4,7 +4,8 @@
 //! **Tiles.** C is computed in tiles of 6×16, whose sums live in twelve registers over a block of k (`avx2`). A step of
 //! k multiplies 6 floats of the *rows' operand*, each broadcast, by 16 neighbours of the *columns' operand*. The rows'
 //! operand can be read where it lies, along either dim; the columns' operand wants its 16 floats side by side and close
-//! in memory, so it is mostly copied into *panels*: 16 columns, k after k.
+//! in memory, so it is mostly copied into *panels*: 16 columns, k after k. AVX-512 has twice the registers, twice as wide: a
+//! tile is then 12×32, two panels at a time (`avx512`), and all else stays as it is.
 //!
 //! **Parts.** A plays the rows and B the columns, or the other way round, and then tiles are transposed as they are
 //! stored. The second way costs some fifty cycles a tile, and pays where it saves a large copy: in `x·Wᵀ` with a short
@@ -31,6 +32,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod block;
 #[cfg(target_arch = "x86_64")]
@@ -163,7 +166,7 @@ impl Gemm {
             if thin::suits(self) {
                 return thin::run(self, cx, a, b, c, epilogue);
             }
-            return self.run_avx2(cx, a, b, c, epilogue, scratch);
+            return self.run_tiles(cx, a, b, c, epilogue, scratch);
         }
         let _ = (cx, scratch);
         scalar::run(self, a, b, c, epilogue);
@@ -180,7 +183,7 @@ impl Gemm {
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn run_avx2(
+    fn run_tiles(
         &self,
         cx: &Cx,
         a: &[f32],
@@ -203,6 +206,7 @@ impl Gemm {
         for first in (0..plan.n_kb).step_by(round) {
             let job = block::Job {
                 plan,
+                tiles: block::Tiles::of(cx.isa),
                 a: a.as_ptr(),
                 b: b.as_ptr(),
                 c: c.as_mut_ptr(),

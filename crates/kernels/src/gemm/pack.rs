@@ -2,8 +2,10 @@
 
 use std::arch::x86_64::*;
 
-use super::avx2::store_eight;
-use super::block::{MR, NR, tile_rows};
+use super::avx2::{MR, store_eight};
+use super::block::{NR, next_rows};
+
+pub(super) mod avx512;
 
 /// Copies `k` rows of `cols` (at most 16) columns to rows of 16, padded with zeros.
 ///
@@ -90,7 +92,7 @@ pub(super) unsafe fn prefetch(source: *const f32, stride: usize, l0: usize, l1: 
     }
 }
 
-/// Copies rows in strips, as `tile_rows` cuts them, so that the floats of one strip and step of k are neighbours.
+/// Copies rows in strips, as `next_rows` cuts them, so that the floats of one strip and step of k are neighbours.
 ///
 /// # Safety
 /// AVX2 is there; `source` has `rows` rows of `k` columns at these strides, `target` has room for `rows * k`.
@@ -114,7 +116,7 @@ pub(super) unsafe fn strips(
             let by_eights = row_stride == 1 && k_stride >= 2 && l1 < k;
             let mut i = 0;
             while i < rows {
-                let strip = tile_rows(rows - i);
+                let strip = next_rows(rows - i, MR);
                 let (from, to) = (source.add(i * row_stride), target.add(i * k));
                 if strip == 6 && by_eights {
                     for l in l0..l1 {

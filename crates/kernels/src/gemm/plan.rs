@@ -1,10 +1,12 @@
 //! How one product is cut: which operand plays which part, what is copied, and what is a task.
 //!
 //! A plan follows from the shape and the strides alone, so that the sums are made in the same order, to the same
-//! bits, for any number of workers.
+//! bits, for any number of workers and with any instruction set. It reckons in AVX2's tiles of 6×16; others take several
+//! of those at once.
 
 use super::Gemm;
-use super::block::{MR, NR};
+use super::avx2::MR;
+use super::block::NR;
 
 // The figures below were chosen on a Zen 3 core (32 KB of L1, 512 KB of L2) with `examples/gemm_shapes`, beside other
 // work: differences of a few percent were not visible, and those that are stated here were.

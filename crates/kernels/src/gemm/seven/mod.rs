@@ -20,15 +20,17 @@
 //! The price is paid in error: it is bounded by the largest elements of the operands, not by those that a sum is made of,
 //! and an element that is not finite may reach all of C.
 
+mod avx512;
 mod sums;
 mod tiles;
 
 use std::marker::PhantomData;
 
-use super::block::{Ahead, MR, NR};
+use super::avx2::MR;
+use super::block::{Ahead, NR};
 use super::plan::{Operand, part};
 use super::{Block, Epilogue, Gemm};
-use crate::Cx;
+use crate::{Cx, Isa};
 use sums::Quarters;
 use tiles::End;
 
@@ -118,9 +120,13 @@ impl Cut {
     fn slot(&self) -> usize {
         (self.mc * self.kc + 8).next_multiple_of(NR)
     }
+    /// Floats of tiles that wait, one of the three: of as many panels as any instruction set takes at once.
+    fn wait(&self) -> usize {
+        2 * self.mc * NR
+    }
     /// Floats of one worker's rows, and of tiles that wait.
     pub(super) fn own_len(&self) -> usize {
-        7 * self.slot() + 3 * self.mc * NR
+        7 * self.slot() + 3 * self.wait()
     }
     /// The two halves of a block of k.
     fn halves(&self, kb: usize) -> (usize, usize, usize) {
@@ -132,6 +138,7 @@ impl Cut {
 /// A product with its pointers.
 struct Job<'a> {
     cut: Cut,
+    isa: Isa,
     a: *const f32,
     b: *const f32,
     c: *mut f32,
@@ -163,6 +170,7 @@ pub(super) fn run(
     for first in (0..cut.n_kb).step_by(round) {
         let job = Job {
             cut,
+            isa: cx.isa,
             a: a.as_ptr(),
             b: b.as_ptr(),
             c: c.as_mut_ptr(),
@@ -205,7 +213,14 @@ impl Job<'_> {
                 [(l0, s0), (l0, s1), (l1, s0), (l1, s1)].map(|(l, s)| self.b.wrapping_add(l * k + s * own));
             let cols = cut.cols.min(panel1 * NR) - s0;
             // SAFETY: quarters of B, which `Gemm::run` has checked, go to panels of the shared scratch.
-            unsafe { sums::panels(&Quarters { at, own, k }, cols, kc, self.panels(kb, panel0)) };
+            unsafe {
+                let (from, to) = (Quarters { at, own, k }, self.panels(kb, panel0));
+                if self.isa.has_avx512() {
+                    sums::avx512::panels(&from, cols, kc, to);
+                } else {
+                    sums::panels(&from, cols, kc, to);
+                }
+            }
         }
     }
 
@@ -253,11 +268,20 @@ impl Job<'_> {
             let rows = self.own.add(worker * cut.own_len());
             for kb in self.blocks.clone() {
                 let (_, _, kc) = cut.halves(kb);
-                sums::strips(&self.quarters(kb, i0), i1 - i0, kc, rows, cut.slot());
+                let from = self.quarters(kb, i0);
+                if self.isa.has_avx512() {
+                    sums::avx512::strips(&from, i1 - i0, kc, rows, cut.slot());
+                } else {
+                    sums::strips(&from, i1 - i0, kc, rows, cut.slot());
+                }
                 let [a, b, c, d] = self.later(task, kb);
                 let mut ahead = [Ahead::NONE, a, b, c, d];
-                for panel in panel0..panel1 {
-                    self.seven(kb, panel, i0, i1, rows, &mut ahead);
+                let most = if self.isa.has_avx512() { 2 } else { 1 };
+                let mut panel = panel0;
+                while panel < panel1 {
+                    let wide = most.min((cut.cols / NR).min(panel1).saturating_sub(panel)).max(1);
+                    self.seven(kb, panel, wide, i0, i1, rows, &mut ahead);
+                    panel += wide;
                 }
             }
             if self.blocks.end == cut.n_kb {
@@ -274,7 +298,7 @@ impl Job<'_> {
         }
     }
 
-    /// The seven products of one panel with a sweep's rows.
+    /// The seven products of one panel, or of two whole ones, with a sweep's rows.
     ///
     /// # Safety
     /// As for `task`; `own` has the rows of the sweep and of this block of k.
@@ -282,6 +306,7 @@ impl Job<'_> {
         &self,
         kb: usize,
         panel: usize,
+        wide: usize,
         i0: usize,
         i1: usize,
         own: *mut f32,
@@ -296,13 +321,16 @@ impl Job<'_> {
         unsafe {
             // What waits: P1 and then U4, U2, U3.
             let x = own.add(7 * cut.slot());
-            let (y, z) = (x.add(cut.mc * NR), x.add(2 * cut.mc * NR));
+            let (y, z) = (x.add(cut.wait()), x.add(2 * cut.wait()));
             let nothing = std::ptr::null();
-            let keep = |to: *mut f32, plus: *const f32| Some(End { to, row: NR, cols: NR, add: false, plus });
+            let n_cols = wide * NR;
+            let keep = |to: *mut f32, plus: *const f32| {
+                Some(End { to, row: n_cols, cols: n_cols, add: false, plus })
+            };
             let done = |quarter: usize, plus: *const f32| {
                 let (row, col) = (quarter / 2 * cut.rows + i0, quarter % 2 * cut.cols + s0);
                 let to = self.c.add(row * self.c_row + col);
-                let (cols, add) = (NR.min(cut.cols - s0), kb > 0 || self.accumulate);
+                let (cols, add) = (n_cols.min(cut.cols - s0), kb > 0 || self.accumulate);
                 Some(End { to, row: self.c_row, cols, add, plus })
             };
             let ends = [
@@ -316,9 +344,14 @@ impl Job<'_> {
             ];
             for (product, ends) in ends.into_iter().enumerate() {
                 let q = panels.add(product * kc * NR);
+                let rows = own.add(product * cut.slot());
                 // The next panel lies behind this one.
                 ahead[0] = Ahead::new(q.wrapping_add(kc * NR), NR, kc, NR);
-                tiles::product(n, kc, own.add(product * cut.slot()), q, ahead, ends);
+                if self.isa.has_avx512() {
+                    avx512::product(n, kc, rows, q, wide, ahead, ends);
+                } else {
+                    tiles::product(n, kc, rows, q, ahead, ends);
+                }
             }
         }
     }

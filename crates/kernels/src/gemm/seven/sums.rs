@@ -2,8 +2,11 @@
 
 use std::arch::x86_64::*;
 
-use super::super::block::{MR, NR, tile_rows};
+use super::super::avx2::MR;
+use super::super::block::{NR, next_rows};
 use super::super::pack;
+
+pub(super) mod avx512;
 
 /// Seven slots for one operand, in the order in which the products are run: three are quarters, and four are sums.
 trait Order {
@@ -11,11 +14,45 @@ trait Order {
     const QUARTERS: [usize; 4];
     /// The slots of the sums.
     const SUMS: [usize; 4];
-    /// The sums of eight elements of each quarter.
+    /// The sums of a vector of each quarter.
     ///
     /// # Safety
-    /// AVX2 is there.
-    unsafe fn sums(quarters: [__m256; 4]) -> [__m256; 4];
+    /// The vector's instructions are there.
+    unsafe fn sums<V: Vector>(quarters: [V; 4]) -> [V; 4];
+}
+
+/// Eight floats, or sixteen.
+trait Vector: Copy {
+    /// # Safety
+    /// The vector's instructions are there.
+    unsafe fn plus(self, other: Self) -> Self;
+    /// # Safety
+    /// The vector's instructions are there.
+    unsafe fn minus(self, other: Self) -> Self;
+}
+impl Vector for __m256 {
+    #[inline(always)]
+    unsafe fn plus(self, other: Self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_add_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn minus(self, other: Self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_sub_ps(self, other) }
+    }
+}
+impl Vector for __m512 {
+    #[inline(always)]
+    unsafe fn plus(self, other: Self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_add_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn minus(self, other: Self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_sub_ps(self, other) }
+    }
 }
 
 /// The rows' operand: A11, A12, S2, S3, A22, S1, S4.
@@ -24,12 +61,12 @@ impl Order for Rows {
     const QUARTERS: [usize; 4] = [0, 1, 5, 4];
     const SUMS: [usize; 4] = [5, 2, 3, 6];
     #[inline(always)]
-    unsafe fn sums([a11, a12, a21, a22]: [__m256; 4]) -> [__m256; 4] {
+    unsafe fn sums<V: Vector>([a11, a12, a21, a22]: [V; 4]) -> [V; 4] {
         // SAFETY: the caller's promise.
         unsafe {
-            let s1 = _mm256_add_ps(a21, a22);
-            let s2 = _mm256_sub_ps(s1, a11);
-            [s1, s2, _mm256_sub_ps(a11, a21), _mm256_sub_ps(a12, s2)]
+            let s1 = a21.plus(a22);
+            let s2 = s1.minus(a11);
+            [s1, s2, a11.minus(a21), a12.minus(s2)]
         }
     }
 }
@@ -40,12 +77,12 @@ impl Order for Panels {
     const QUARTERS: [usize; 4] = [0, 5, 1, 6];
     const SUMS: [usize; 4] = [5, 2, 3, 4];
     #[inline(always)]
-    unsafe fn sums([b11, b12, b21, b22]: [__m256; 4]) -> [__m256; 4] {
+    unsafe fn sums<V: Vector>([b11, b12, b21, b22]: [V; 4]) -> [V; 4] {
         // SAFETY: the caller's promise.
         unsafe {
-            let t1 = _mm256_sub_ps(b12, b11);
-            let t2 = _mm256_sub_ps(b22, t1);
-            [t1, t2, _mm256_sub_ps(b22, b12), _mm256_sub_ps(b21, t2)]
+            let t1 = b12.minus(b11);
+            let t2 = b22.minus(t1);
+            [t1, t2, b22.minus(b12), b21.minus(t2)]
         }
     }
 }
@@ -147,7 +184,7 @@ pub(super) unsafe fn strips(from: &Quarters, rows: usize, kc: usize, target: *mu
     unsafe {
         let mut eights = 0;
         if from.own == 1 {
-            while eights + MR + 2 <= rows && tile_rows(rows - eights) == MR {
+            while eights + MR + 2 <= rows && next_rows(rows - eights, MR) == MR {
                 eights += MR;
             }
         }

@@ -32,10 +32,6 @@ fn layout(rows: usize, cols: usize, turned: bool, pad: usize) -> Strides {
 }
 
 fn check((m, n, k): (usize, usize, usize), turned: (bool, bool), pad: usize, accumulate: bool) {
-    let isa = Isa::detect();
-    if !isa.has_avx2() {
-        return;
-    }
     let (a, b, c) = (layout(m, k, turned.0, pad), layout(k, n, turned.1, pad), layout(m, n, false, pad));
     let g = Gemm { batch: 1, m, n, k, a, b, c, accumulate };
     let (av, bv) = (whole(m.max(k) * (m.min(k) + pad) + m.max(k) * pad, 1), whole((k + pad) * (n + pad), 2));
@@ -43,12 +39,14 @@ fn check((m, n, k): (usize, usize, usize), turned: (bool, bool), pad: usize, acc
     let mut want = before.clone();
     g.run(&Cx::oracle(), &av, &bv, &mut want, None, &mut []);
     let cut = Cut::of(&g).expect("the dims are even");
-    for workers in [1, 3] {
-        let mut got = before.clone();
-        // NaN shows what is read before it is written.
-        let mut scratch = vec![f32::NAN; cut.shared_len() + workers * cut.own_len()];
-        run(&g, cut, &Cx { isa, par: &Reverse(workers) }, &av, &bv, &mut got, None, &mut scratch);
-        assert!(want == got, "{g:?} on {workers} workers");
+    for isa in Isa::available().filter(|isa| isa.has_avx2()) {
+        for workers in [1, 3] {
+            let mut got = before.clone();
+            // NaN shows what is read before it is written.
+            let mut scratch = vec![f32::NAN; cut.shared_len() + workers * cut.own_len()];
+            run(&g, cut, &Cx { isa, par: &Reverse(workers) }, &av, &bv, &mut got, None, &mut scratch);
+            assert!(want == got, "{g:?} on {workers} workers with {}", isa.name());
+        }
     }
 }
 

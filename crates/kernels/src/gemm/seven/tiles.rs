@@ -5,7 +5,8 @@
 
 use std::arch::x86_64::*;
 
-use super::super::block::{Ahead, MR, NR, tile_rows};
+use super::super::avx2::MR;
+use super::super::block::{Ahead, NR, next_rows};
 
 /// A place where sums go: `to = sums + plus`, or `to += sums + plus`.
 #[derive(Clone, Copy)]
@@ -14,11 +15,11 @@ pub(super) struct End {
     pub(super) to: *mut f32,
     /// Floats from one row to the next.
     pub(super) row: usize,
-    /// How many of the 16 columns there are.
+    /// How many of the tile's columns there are.
     pub(super) cols: usize,
     /// Adds to what is there.
     pub(super) add: bool,
-    /// Rows of 16 that are added too, or null.
+    /// Rows of all the tile's columns that are added too, or null.
     pub(super) plus: *const f32,
 }
 
@@ -43,7 +44,7 @@ pub(super) unsafe fn product(
     let mut ahead = ahead.iter_mut();
     let mut block = ahead.next();
     while i < rows {
-        let n = tile_rows(rows - i);
+        let n = next_rows(rows - i, MR);
         let (mut lines, mut stride) = (panel, 0);
         while let Some(wanted) = &mut block {
             if let Some(at) = wanted.take(k / 4) {

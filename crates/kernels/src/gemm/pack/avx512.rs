@@ -1,0 +1,60 @@
+//! The copies whose form follows the tiles of AVX-512: strips of twelve rows.
+
+use std::arch::x86_64::*;
+
+use super::super::avx512::{MR, lanes, store_turned};
+use super::super::block::next_rows;
+use super::prefetch;
+
+/// Steps of k that are copied at a time: a vector of each row, where rows are contiguous along k.
+const LINES: usize = 16;
+
+/// Copies rows in strips, as [`super::strips`] does, for tiles of twelve rows.
+///
+/// # Safety
+/// AVX-512 is there; `source` has `rows` rows of `k` columns at these strides, `target` has room for `rows * k`.
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+pub(in super::super) unsafe fn strips(
+    source: *const f32,
+    row_stride: usize,
+    k_stride: usize,
+    rows: usize,
+    k: usize,
+    target: *mut f32,
+) {
+    // SAFETY: rows `< rows` and columns `< k` of the source are read; `rows * k` floats are written.
+    unsafe {
+        for l0 in (0..k).step_by(LINES) {
+            let l1 = (l0 + LINES).min(k);
+            if row_stride == 1 {
+                prefetch(source, k_stride, l1, (l1 + LINES).min(k), rows);
+            }
+            let mut i = 0;
+            while i < rows {
+                let strip = next_rows(rows - i, MR);
+                let (from, to) = (source.add(i * row_stride), target.add(i * k));
+                if row_stride == 1 {
+                    let mask = lanes(strip);
+                    for l in l0..l1 {
+                        let row = _mm512_maskz_loadu_ps(mask, from.add(l * k_stride));
+                        _mm512_mask_storeu_ps(to.add(l * strip), mask, row);
+                    }
+                } else if strip == MR && k_stride == 1 {
+                    let mask = lanes(l1 - l0);
+                    let mut x = [_mm512_setzero_ps(); MR];
+                    for r in 0..MR {
+                        x[r] = _mm512_maskz_loadu_ps(mask, from.add(r * row_stride + l0));
+                    }
+                    store_turned::<MR>(x, to.add(l0 * MR), MR, l1 - l0, false);
+                } else {
+                    for l in l0..l1 {
+                        for r in 0..strip {
+                            *to.add(l * strip + r) = *from.add(l * k_stride + r * row_stride);
+                        }
+                    }
+                }
+                i += strip;
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The copies with sums for AVX-512: sixteen floats at a time, strips of twelve rows.
+
+use std::arch::x86_64::*;
+
+use super::super::super::avx512::{MR, lanes, store_turned};
+use super::super::super::block::{NR, next_rows};
+use super::super::super::pack;
+use super::{LINES, Order, Panels, Quarters, Rows, in_place};
+
+/// The seven of one vector of each quarter, in the order of the slots.
+///
+/// # Safety
+/// AVX-512 is there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+unsafe fn seven<O: Order>(quarters: [__m512; 4]) -> [__m512; 7] {
+    let mut slots = [_mm512_setzero_ps(); 7];
+    for (s, quarter) in O::QUARTERS.into_iter().zip(quarters) {
+        slots[s] = quarter;
+    }
+    // SAFETY: the caller's promise.
+    for (s, sum) in O::SUMS.into_iter().zip(unsafe { O::sums(quarters) }) {
+        slots[s] = sum;
+    }
+    slots
+}
+
+/// The twin of [`super::panels`].
+///
+/// # Safety
+/// AVX-512 is there; the quarters have those columns and steps; `target` has room for `7 * 16 * kc` floats a panel.
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+pub(in super::super) unsafe fn panels(from: &Quarters, cols: usize, kc: usize, target: *mut f32) {
+    let slot = kc * NR;
+    let whole = if from.own == 1 { cols / NR } else { 0 };
+    // SAFETY: columns below `cols` and steps below `kc` are read; panel and slot are inside the target.
+    unsafe {
+        for l0 in (0..kc).step_by(LINES) {
+            let l1 = (l0 + LINES).min(kc);
+            for at in from.at {
+                pack::prefetch(at, from.k, l1, (l1 + LINES).min(kc), whole * NR);
+            }
+            for panel in 0..whole {
+                let to = target.add(7 * panel * slot);
+                for l in l0..l1 {
+                    let x = from.at.map(|at| _mm512_loadu_ps(at.add(l * from.k + panel * NR)));
+                    for (s, x) in seven::<Panels>(x).into_iter().enumerate() {
+                        _mm512_storeu_ps(to.add(s * slot + l * NR), x);
+                    }
+                }
+            }
+        }
+        for panel in whole..cols.div_ceil(NR) {
+            let to = target.add(7 * panel * slot);
+            let cols = NR.min(cols - panel * NR);
+            for (at, s) in from.at.into_iter().zip(Panels::QUARTERS) {
+                let at = at.add(panel * NR * from.own);
+                pack::panel(at, from.own, from.k, cols, kc, to.add(s * slot));
+            }
+            in_place::<Panels>(to, slot, slot);
+        }
+    }
+}
+
+/// The twin of [`super::strips`], for strips as tiles of twelve rows read them.
+///
+/// # Safety
+/// AVX-512 is there; the quarters have those rows and steps; a slot has `rows * kc` floats.
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+pub(in super::super) unsafe fn strips(
+    from: &Quarters,
+    rows: usize,
+    kc: usize,
+    target: *mut f32,
+    slot: usize,
+) {
+    // SAFETY: rows below `rows` and steps below `kc` are read; strips are inside their slots.
+    unsafe {
+        for l0 in (0..kc).step_by(NR) {
+            let l1 = (l0 + NR).min(kc);
+            if from.own == 1 {
+                for at in from.at {
+                    pack::prefetch(at, from.k, l1, (l1 + NR).min(kc), rows);
+                }
+            }
+            let mut i = 0;
+            while i < rows {
+                let strip = next_rows(rows - i, MR);
+                let to = target.add(i * kc);
+                if from.own == 1 {
+                    let mask = lanes(strip);
+                    for l in l0..l1 {
+                        let x = from.at.map(|at| _mm512_maskz_loadu_ps(mask, at.add(l * from.k + i)));
+                        for (s, x) in seven::<Rows>(x).into_iter().enumerate() {
+                            _mm512_mask_storeu_ps(to.add(s * slot + l * strip), mask, x);
+                        }
+                    }
+                } else {
+                    // Sums along the rows, where they are contiguous, and only then turned.
+                    let mask = lanes(l1 - l0);
+                    let mut slots = [[_mm512_setzero_ps(); MR]; 7];
+                    for r in 0..strip {
+                        let at = (i + r) * from.own + l0;
+                        let x = from.at.map(|from| _mm512_maskz_loadu_ps(mask, from.add(at)));
+                        for (s, x) in seven::<Rows>(x).into_iter().enumerate() {
+                            slots[s][r] = x;
+                        }
+                    }
+                    for (s, x) in slots.into_iter().enumerate() {
+                        store_strip(x, strip, to.add(s * slot + l0 * strip), l1 - l0);
+                    }
+                }
+                i += strip;
+            }
+        }
+    }
+}
+
+/// Stores `rows` rows of at most sixteen steps of k as steps of `rows` floats.
+///
+/// # Safety
+/// AVX-512 is there; `to` has room for `rows * steps` floats.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+unsafe fn store_strip(x: [__m512; MR], rows: usize, to: *mut f32, steps: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match rows {
+            1 => store_turned::<1>(x, to, 1, steps, false),
+            2 => store_turned::<2>(x, to, 2, steps, false),
+            3 => store_turned::<3>(x, to, 3, steps, false),
+            4 => store_turned::<4>(x, to, 4, steps, false),
+            5 => store_turned::<5>(x, to, 5, steps, false),
+            6 => store_turned::<6>(x, to, 6, steps, false),
+            7 => store_turned::<7>(x, to, 7, steps, false),
+            8 => store_turned::<8>(x, to, 8, steps, false),
+            9 => store_turned::<9>(x, to, 9, steps, false),
+            10 => store_turned::<10>(x, to, 10, steps, false),
+            11 => store_turned::<11>(x, to, 11, steps, false),
+            _ => store_turned::<12>(x, to, 12, steps, false),
+        }
+    }
+}
