@@ -159,6 +159,13 @@ impl Sum {
         *self = Sum(self.1, add(self.0, v));
     }
 
+    /// Adds the products of the next two vectors, rounded once.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    pub(crate) fn push_product(&mut self, a: V, b: V) {
+        *self = Sum(self.1, fmadd(a, b, self.0));
+    }
+
     /// The sum of all lanes: halves onto each other, down to one.
     #[inline]
     #[target_feature(enable = "avx2,fma")]

@@ -159,6 +159,13 @@ impl Sum {
         self.0 = add(self.0, v);
     }
 
+    /// Adds the products of the next two vectors, rounded once.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+    pub(crate) fn push_product(&mut self, a: V, b: V) {
+        self.0 = fmadd(a, b, self.0);
+    }
+
     /// The sum of all lanes: halves onto each other, down to one.
     #[inline]
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
