@@ -1,16 +1,21 @@
 //! Passes over one row with an exponential in them, for softmax and cross entropy.
 //!
-//! The AVX2 forms fill the last vector up with `-inf`, whose exponential is 0: a row of 10 classes takes two vectors
-//! and no loop over a tail. The twins differ by the rounding of their exponentials.
+//! The vector forms fill the last vector up with `-inf`, whose exponential is 0: a row of 10 classes takes no loop over
+//! a tail. They have the same bits, because their sums have 16 lanes whatever the vectors have, and an exponential of 0
+//! changes none. The scalar twin differs by the rounding of its exponentials.
 
 use crate::Isa;
+use crate::simd::twins;
 
 /// `y = e^(x - shift)`; returns the sum of y.
 pub(crate) fn exp_into(isa: Isa, x: &[f32], shift: f32, y: &mut [f32]) -> f32 {
     assert_eq!(x.len(), y.len(), "a result for each element");
     #[cfg(target_arch = "x86_64")]
-    if isa.has_avx2() {
-        // SAFETY: an `Isa` with AVX2 comes from detection alone, so this CPU has the instructions.
+    if isa.has_avx512() {
+        // SAFETY: an `Isa` with these comes from detection alone, so this CPU has the instructions.
+        return unsafe { avx512::exp_into(x, shift, y) };
+    } else if isa.has_avx2() {
+        // SAFETY: as above.
         return unsafe { avx2::exp_into(x, shift, y) };
     }
     let _ = isa;
@@ -20,7 +25,10 @@ pub(crate) fn exp_into(isa: Isa, x: &[f32], shift: f32, y: &mut [f32]) -> f32 {
 /// The sum of `e^(x - shift)`.
 pub(crate) fn exp_sum(isa: Isa, x: &[f32], shift: f32) -> f32 {
     #[cfg(target_arch = "x86_64")]
-    if isa.has_avx2() {
+    if isa.has_avx512() {
+        // SAFETY: as above.
+        return unsafe { avx512::exp_sum(x, shift) };
+    } else if isa.has_avx2() {
         // SAFETY: as above.
         return unsafe { avx2::exp_sum(x, shift) };
     }
@@ -32,7 +40,10 @@ pub(crate) fn exp_sum(isa: Isa, x: &[f32], shift: f32) -> f32 {
 pub(crate) fn exp_each(isa: Isa, x: &[f32], shifts: &[f32], y: &mut [f32]) {
     assert!(x.len() == y.len() && x.len() == shifts.len(), "a result and a shift for each element");
     #[cfg(target_arch = "x86_64")]
-    if isa.has_avx2() {
+    if isa.has_avx512() {
+        // SAFETY: as above.
+        return unsafe { avx512::exp_each(x, shifts, y) };
+    } else if isa.has_avx2() {
         // SAFETY: as above.
         return unsafe { avx2::exp_each(x, shifts, y) };
     }
@@ -62,103 +73,71 @@ mod scalar {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod avx2 {
-    use crate::math::avx2::exp;
-    use std::arch::x86_64::*;
-
-    const WIDTH: usize = 8;
-    type Lanes = [f32; WIDTH];
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn load(x: &Lanes) -> __m256 {
-        // SAFETY: eight floats are there to be read.
-        unsafe { _mm256_loadu_ps(x.as_ptr()) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn store(y: &mut Lanes, v: __m256) {
-        // SAFETY: eight floats are there to be written.
-        unsafe { _mm256_storeu_ps(y.as_mut_ptr(), v) }
-    }
-
-    /// A shorter piece, filled up with `-inf`.
-    #[inline]
-    fn padded(rest: &[f32]) -> Lanes {
-        let mut lanes = [f32::NEG_INFINITY; WIDTH];
-        lanes[..rest.len()].copy_from_slice(rest);
-        lanes
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn fold(a: __m256, b: __m256) -> f32 {
-        let mut lanes = [0.0; WIDTH];
-        store(&mut lanes, _mm256_add_ps(a, b));
-        let [a, b, c, d, e, f, g, h] = lanes;
-        ((a + e) + (c + g)) + ((b + f) + (d + h))
-    }
-
-    #[target_feature(enable = "avx2,fma")]
+twins! {
     pub(super) fn exp_into(x: &[f32], shift: f32, y: &mut [f32]) -> f32 {
-        let shift = _mm256_set1_ps(shift);
-        let ((x_lanes, x_rest), (y_lanes, y_rest)) = (x.as_chunks::<WIDTH>(), y.as_chunks_mut::<WIDTH>());
-        let (mut even, mut odd) = (_mm256_setzero_ps(), _mm256_setzero_ps());
-        for (x, y) in x_lanes.iter().zip(y_lanes) {
-            let e = exp(_mm256_sub_ps(load(x), shift));
-            store(y, e);
-            // The sums change places, so that each takes every other vector.
-            (even, odd) = (odd, _mm256_add_ps(even, e));
+        let shift = splat(shift);
+        let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<WIDTH>(), y.as_chunks_mut::<WIDTH>());
+        let mut sum = Sum::new();
+        for (x, y) in x.iter().zip(y) {
+            // SAFETY: both have `WIDTH` floats.
+            unsafe {
+                let e = exp(sub(load(x.as_ptr()), shift));
+                store(y.as_mut_ptr(), e);
+                sum.push(e);
+            }
         }
-        if !x_rest.is_empty() {
-            let e = exp(_mm256_sub_ps(load(&padded(x_rest)), shift));
-            let mut last = [0.0; WIDTH];
-            store(&mut last, e);
-            y_rest.copy_from_slice(&last[..y_rest.len()]);
-            (even, odd) = (odd, _mm256_add_ps(even, e));
+        let n = x_rest.len().min(y_rest.len());
+        if n > 0 {
+            // SAFETY: both have `n` floats.
+            unsafe {
+                let e = exp(sub(hide_after(n, load_first(x_rest.as_ptr(), n)), shift));
+                store_first(y_rest.as_mut_ptr(), n, e);
+                sum.push(e);
+            }
         }
-        fold(even, odd)
+        sum.total()
     }
 
-    #[target_feature(enable = "avx2,fma")]
     pub(super) fn exp_sum(x: &[f32], shift: f32) -> f32 {
-        let shift = _mm256_set1_ps(shift);
-        let (lanes, rest) = x.as_chunks::<WIDTH>();
-        let (mut even, mut odd) = (_mm256_setzero_ps(), _mm256_setzero_ps());
-        for x in lanes {
-            let e = exp(_mm256_sub_ps(load(x), shift));
-            (even, odd) = (odd, _mm256_add_ps(even, e));
+        let shift = splat(shift);
+        let (x, rest) = x.as_chunks::<WIDTH>();
+        let mut sum = Sum::new();
+        for x in x {
+            // SAFETY: there are `WIDTH` floats.
+            sum.push(exp(sub(unsafe { load(x.as_ptr()) }, shift)));
         }
         if !rest.is_empty() {
-            let e = exp(_mm256_sub_ps(load(&padded(rest)), shift));
-            (even, odd) = (odd, _mm256_add_ps(even, e));
+            // SAFETY: no more than there are.
+            let x = unsafe { load_first(rest.as_ptr(), rest.len()) };
+            sum.push(exp(sub(hide_after(rest.len(), x), shift)));
         }
-        fold(even, odd)
+        sum.total()
     }
 
-    #[target_feature(enable = "avx2,fma")]
     pub(super) fn exp_each(x: &[f32], shifts: &[f32], y: &mut [f32]) {
-        let ((x_lanes, x_rest), (y_lanes, y_rest)) = (x.as_chunks::<WIDTH>(), y.as_chunks_mut::<WIDTH>());
-        let (s_lanes, s_rest) = shifts.as_chunks::<WIDTH>();
-        for ((x, s), y) in x_lanes.iter().zip(s_lanes).zip(y_lanes) {
-            store(y, exp(_mm256_sub_ps(load(x), load(s))));
+        let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<WIDTH>(), y.as_chunks_mut::<WIDTH>());
+        let (s, s_rest) = shifts.as_chunks::<WIDTH>();
+        for ((x, s), y) in x.iter().zip(s).zip(y) {
+            // SAFETY: all have `WIDTH` floats.
+            unsafe { store(y.as_mut_ptr(), exp(sub(load(x.as_ptr()), load(s.as_ptr())))) };
         }
-        let mut last = [0.0; WIDTH];
-        store(&mut last, exp(_mm256_sub_ps(load(&padded(x_rest)), load(&padded(s_rest)))));
-        y_rest.copy_from_slice(&last[..y_rest.len()]);
+        let n = x_rest.len().min(s_rest.len()).min(y_rest.len());
+        // SAFETY: all have `n` floats.
+        unsafe {
+            let e = exp(sub(load_first(x_rest.as_ptr(), n), load_first(s_rest.as_ptr(), n)));
+            store_first(y_rest.as_mut_ptr(), n, e);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lanes::testing::{close, data};
+    use crate::lanes::testing::{close, data, same_bits};
 
     #[test]
     fn matches_f64_on_awkward_lengths() {
-        for isa in [Isa::SCALAR, Isa::detect()] {
+        for isa in Isa::available() {
             for n in [0, 1, 7, 8, 9, 15, 16, 17, 100] {
                 let x: Vec<f32> = data(1, n).iter().map(|v| v * 20.0).collect();
                 let shifts = data(2, n);
@@ -172,6 +151,23 @@ mod tests {
                     x.iter().zip(&shifts).map(|(&v, &s)| (f64::from(v) - f64::from(s)).exp()).collect();
                 exp_each(isa, &x, &shifts, &mut y);
                 close("exp each", &y, &want, 1e-5);
+            }
+        }
+    }
+    #[test]
+    fn vectors_of_any_width_give_the_same_bits() {
+        for n in [0, 1, 7, 8, 9, 15, 16, 17, 24, 31, 33, 47, 100, 1000] {
+            let x: Vec<f32> = data(1, n).iter().map(|v| v * 20.0).collect();
+            let shifts = data(2, n);
+            let mut runs = vec![];
+            for isa in Isa::available().filter(|isa| isa.has_avx2()) {
+                let (mut y, mut z) = (vec![f32::NAN; n], vec![f32::NAN; n]);
+                let sums = [exp_into(isa, &x, 3.0, &mut y), exp_sum(isa, &x, 3.0)];
+                exp_each(isa, &x, &shifts, &mut z);
+                runs.push([&sums[..], &y, &z].concat());
+            }
+            if !runs.is_empty() {
+                same_bits("exponentials", &runs);
             }
         }
     }

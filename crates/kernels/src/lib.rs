@@ -9,12 +9,13 @@
 //!
 //! # Layout
 //! - [`cx`]: what a kernel is given to run with: the instruction set and the tasks' runner.
+//! - `simd`, `lanes`: how one body becomes a kernel for each instruction set.
 //! - [`gemm`]: matrix products.
 //! - `tile`: register tiles on packed panels, for kernels that fuse products with other work.
 //! - [`attention`]: fused scaled dot-product attention.
 //! - [`rnn`]: LSTM and GRU over whole sequences.
 //! - [`probe`]: what this core can do at most.
-//! - [`math`]: transcendental functions, one value or eight lanes at a time.
+//! - [`math`]: transcendental functions, one value or one vector at a time.
 //! - [`elementwise`]: chains of element-wise ops in one pass over memory.
 //! - [`norm`]: batch, group, layer and RMS normalisation.
 //! - [`softmax`]: softmax and log-softmax over an axis.
@@ -49,6 +50,7 @@ pub mod probe;
 pub mod random;
 pub mod reduce;
 pub mod rnn;
+mod simd;
 pub mod softmax;
 mod tile;
 

@@ -21,9 +21,11 @@ mod layout;
 mod scalar;
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+mod rows;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod tiled;
 
 use std::ops::Range;
 
@@ -32,6 +34,8 @@ use layout::{Sizes, disjoint};
 
 use crate::Cx;
 use crate::cx::SharedMut;
+#[cfg(target_arch = "x86_64")]
+use crate::tile::{Avx2, Avx512};
 
 /// Attention of `t_q` queries to `t_k` keys in each of `heads` heads of `batch` sequences. The gradients dq, dk, dv
 /// lie as q, k, v do, and dy as o.
@@ -162,10 +166,13 @@ impl Attention {
             // SAFETY: a worker runs one task at a time, and has this part to itself.
             let scratch = unsafe { scratch.slice(worker * per_worker, per_worker) };
             #[cfg(target_arch = "x86_64")]
-            if cx.isa.has_avx2() {
+            if cx.isa.has_avx512() {
                 // SAFETY: the instruction set was detected; `check_inputs` has proved the lengths; units have rows
                 // of their own in o and lse.
-                return unsafe { avx2::forward(self, &head, rows, o, lse, scratch) };
+                return unsafe { tiled::forward::<Avx512>(self, &head, rows, o, lse, scratch) };
+            } else if cx.isa.has_avx2() {
+                // SAFETY: as above.
+                return unsafe { tiled::forward::<Avx2>(self, &head, rows, o, lse, scratch) };
             }
             // SAFETY: as above.
             unsafe { scalar::forward(self, &head, rows, o, lse, scratch) }
@@ -203,10 +210,13 @@ impl Attention {
             // SAFETY: a worker runs one task at a time, and has this part to itself.
             let scratch = unsafe { scratch.slice(worker * per_worker, per_worker) };
             #[cfg(target_arch = "x86_64")]
-            if cx.isa.has_avx2() {
+            if cx.isa.has_avx512() {
                 // SAFETY: the instruction set was detected; lengths are proved above; `check_grads` has proved that
                 // no two heads share an element of the gradients.
-                return unsafe { avx2::backward(self, &head, &saved, &out, scratch) };
+                return unsafe { tiled::backward::<Avx512>(self, &head, &saved, &out, scratch) };
+            } else if cx.isa.has_avx2() {
+                // SAFETY: as above.
+                return unsafe { tiled::backward::<Avx2>(self, &head, &saved, &out, scratch) };
             }
             // SAFETY: as above.
             unsafe { scalar::backward(self, &head, &saved, &out, scratch) }
@@ -287,14 +297,14 @@ impl Attention {
     fn forward_worker_len(&self) -> usize {
         let len = scalar::forward_len(self);
         #[cfg(target_arch = "x86_64")]
-        let len = len.max(avx2::forward_len(self));
+        let len = len.max(tiled::forward_len(self));
         crate::tile::round_cols(len)
     }
 
     fn backward_worker_len(&self) -> usize {
         let len = scalar::backward_len(self);
         #[cfg(target_arch = "x86_64")]
-        let len = len.max(avx2::backward_len(self));
+        let len = len.max(tiled::backward_len(self));
         crate::tile::round_cols(len)
     }
 

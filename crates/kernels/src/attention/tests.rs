@@ -1,4 +1,4 @@
-//! Oracle against finite differences, AVX2 against the oracle, and the same bits for any order of tasks.
+//! Oracle against finite differences, tiles against the oracle, and the same bits for any order of tasks and any tiles.
 
 use super::*;
 use crate::{Isa, Parallel};
@@ -180,7 +180,8 @@ fn oracle_gradients_are_finite_differences() {
     }
 }
 
-/// AVX2 against the oracle, to 2e-5 of values near one (sums of up to 400 products), and the same bits for any runner.
+/// Tiles against the oracle, to 2e-5 of values near one (sums of up to 400 products), and the same bits for any runner
+/// and any instruction set that has tiles.
 fn check(batch: usize, heads: usize, t_q: usize, t_k: usize, d: usize, causal: bool, kind: Kind) {
     let what = format!("{batch}×{heads} heads, {t_q}×{t_k}×{d}, causal {causal}, mask {kind:?}");
     let case = Case::new(batch, heads, t_q, t_k, d, causal, kind);
@@ -192,15 +193,17 @@ fn check(batch: usize, heads: usize, t_q: usize, t_k: usize, d: usize, causal: b
     close(&got.dk, &want.dk, 2e-5, &format!("dk of {what}"));
     close(&got.dv, &want.dv, 2e-5, &format!("dv of {what}"));
     for workers in [1, 3, 16] {
-        let cx = Cx { isa: Isa::detect(), par: &Backwards(workers) };
-        assert_eq!(case.run(&cx), got, "bits of {what} on {workers} workers");
+        for isa in Isa::available().filter(|isa| isa.has_avx2()) {
+            let cx = Cx { isa, par: &Backwards(workers) };
+            assert_eq!(case.run(&cx), got, "bits of {what} on {workers} workers with {}", isa.name());
+        }
     }
 }
 
 #[test]
-fn avx2_is_the_oracle() {
-    for t in [1, 5, 6, 7, 8, 15, 16, 17, 48, 49, 97] {
-        for d in [1, 7, 8, 9, 16, 17, 64] {
+fn tiles_are_the_oracle() {
+    for t in [1, 5, 6, 7, 8, 11, 12, 13, 15, 16, 17, 31, 32, 33, 48, 49, 97] {
+        for d in [1, 7, 8, 9, 16, 17, 33, 64] {
             check(1, 2, t, t, d, true, Kind::None);
         }
         check(2, 1, t, t, 12, false, Kind::None);
@@ -218,7 +221,7 @@ fn avx2_is_the_oracle() {
 
 #[test]
 fn empty_shapes_give_zeros() {
-    for isa in [Isa::SCALAR, Isa::detect()] {
+    for isa in Isa::available() {
         let cx = Cx { isa, par: &Backwards(2) };
         let none = Case::new(1, 2, 3, 0, 4, false, Kind::None).run(&cx);
         assert!(none.o.iter().chain(&none.dq).all(|&x| x == 0.0));
@@ -232,7 +235,7 @@ fn empty_shapes_give_zeros() {
 
 #[test]
 fn a_hidden_row_is_zeros_and_sends_no_gradient() {
-    for isa in [Isa::SCALAR, Isa::detect()] {
+    for isa in Isa::available() {
         let case = Case::new(1, 1, 9, 20, 4, false, Kind::Full);
         let got = case.run(&Cx { isa, par: &Backwards(1) });
         assert_eq!(
@@ -246,7 +249,7 @@ fn a_hidden_row_is_zeros_and_sends_no_gradient() {
 
 #[test]
 fn a_nan_is_not_hidden() {
-    for isa in [Isa::SCALAR, Isa::detect()] {
+    for isa in Isa::available() {
         for key in [0, 10] {
             let mut case = Case::new(1, 1, 20, 20, 8, true, Kind::None);
             case.k[key * 8] = f32::NAN;

@@ -1,6 +1,8 @@
 //! An expression compiled for fixed shapes, and its two ways to run: over whole tensors, or piece by piece.
 
 use super::expr::{Expr, ExprError};
+#[cfg(target_arch = "x86_64")]
+use super::lanes;
 use super::layout::{Layout, RowCursor, Walk};
 use super::plan::{Plan, Step};
 use super::scalar;
@@ -22,7 +24,10 @@ const TASK_NS: f64 = 12_000.0;
 /// The most tasks.
 const TASKS_MAX: usize = 64;
 
-/// Where a slot of the table points, and how far the next eight elements are: 8, or 0 for eight copies of one value.
+/// Copies that stand for a value that does not change: as many as the widest vector has lanes.
+pub(super) const SPLAT: usize = 16;
+
+/// Where a slot of the table points, and how far the next element is: 1, or 0 for [`SPLAT`] copies of one value.
 #[derive(Clone, Copy)]
 pub(super) struct Lane {
     pub ptr: *mut f32,
@@ -253,25 +258,25 @@ impl Fused {
     ) {
         let mut bufs = MaybeUninit::<Bufs<BUFS>>::uninit();
         let bufs: *mut f32 = bufs.as_mut_ptr().cast();
-        let mut splats = MaybeUninit::<[[f32; 8]; Expr::INPUTS_MAX]>::uninit();
-        let splats: *mut [f32; 8] = splats.as_mut_ptr().cast();
+        let mut splats = MaybeUninit::<[[f32; SPLAT]; Expr::INPUTS_MAX]>::uninit();
+        let splats: *mut [f32; SPLAT] = splats.as_mut_ptr().cast();
         let mut table = [const { MaybeUninit::<Lane>::uninit() }; SLOTS];
         for (c, v) in plan.consts.iter().enumerate() {
             table[plan.first_const() + c].write(Lane { ptr: v.as_ptr().cast_mut(), step: 0 });
         }
         for b in 0..plan.n_bufs {
-            table[plan.first_buf() + b].write(Lane { ptr: bufs.wrapping_add(b * SPACE), step: 8 });
+            table[plan.first_buf() + b].write(Lane { ptr: bufs.wrapping_add(b * SPACE), step: 1 });
         }
         let layout = &self.layout;
         for (k, walk) in layout.walks.iter().enumerate() {
             // SAFETY: there is a splat for each input; a uniform input has one float.
             unsafe {
                 match walk {
-                    Walk::Uniform => *splats.add(k) = [*bind.inputs[k]; 8],
+                    Walk::Uniform => *splats.add(k) = [*bind.inputs[k]; SPLAT],
                     Walk::Full | Walk::Cycle | Walk::Row | Walk::Splat => {}
                 }
             }
-            let step = if matches!(walk, Walk::Uniform) || (!spans && *walk == Walk::Splat) { 0 } else { 8 };
+            let step = if matches!(walk, Walk::Uniform) || (!spans && *walk == Walk::Splat) { 0 } else { 1 };
             table[k].write(Lane { ptr: splats.wrapping_add(k).cast(), step });
         }
         let table: *mut Lane = table.as_mut_ptr().cast();
@@ -303,7 +308,7 @@ impl Fused {
                         match walk {
                             Walk::Full => (*table.add(k)).ptr = bind.inputs[k].wrapping_add(at),
                             Walk::Cycle | Walk::Row => (*table.add(k)).ptr = row.wrapping_add(col),
-                            Walk::Splat => *splats.add(k) = [*row; 8],
+                            Walk::Splat => *splats.add(k) = [*row; SPLAT],
                             Walk::Uniform => {}
                         }
                     }
@@ -318,10 +323,10 @@ impl Fused {
                 // SAFETY: output slots are below `SLOTS`.
                 unsafe {
                     *table.add(plan.first_output() + j) =
-                        Lane { ptr: bind.outputs[j].wrapping_add(at), step: 8 }
+                        Lane { ptr: bind.outputs[j].wrapping_add(at), step: 1 }
                 };
             }
-            // SAFETY: every slot that the steps use points to `len` floats, or to eight with step 0.
+            // SAFETY: every slot that the steps use points to `len` floats, or to `SPLAT` with step 0.
             unsafe { steps(isa, &plan.steps, table, len) };
             at += len;
         }
@@ -423,14 +428,20 @@ struct Bufs<const N: usize>(#[allow(dead_code, reason = "used through a raw poin
 /// Evaluates the steps over a block of `len` elements.
 ///
 /// # Safety
-/// Every slot that the steps name points to `len` floats with step 8, or to eight with step 0 (destinations: step 8).
+/// Every slot that the steps name points to `len` floats with step 1, or to [`SPLAT`] with step 0 (destinations: step 1).
 #[inline]
 unsafe fn steps(isa: Isa, steps: &[Step], table: *const Lane, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    if isa.has_avx2() {
+    if isa.has_avx512() {
         for step in steps {
             // SAFETY: the instruction set was detected; the rest is the caller's promise.
-            unsafe { super::avx2::step(step, table, len) };
+            unsafe { lanes::avx512::step(step, table, len) };
+        }
+        return;
+    } else if isa.has_avx2() {
+        for step in steps {
+            // SAFETY: as above.
+            unsafe { lanes::avx2::step(step, table, len) };
         }
         return;
     }
@@ -477,8 +488,8 @@ impl FusedPieces<'_> {
         let col = if layout.dims.len() == 1 { 0 } else { first % inner };
         let mut bufs = MaybeUninit::<Bufs<ROWS_BUFS>>::uninit();
         let bufs: *mut f32 = bufs.as_mut_ptr().cast();
-        let mut splats = [[0f32; 8]; Expr::INPUTS_MAX];
-        let mut table = [Lane { ptr: std::ptr::null_mut(), step: 8 }; ROWS_SLOTS];
+        let mut splats = [[0f32; SPLAT]; Expr::INPUTS_MAX];
+        let mut table = [Lane { ptr: std::ptr::null_mut(), step: 1 }; ROWS_SLOTS];
         for (c, v) in plan.consts.iter().enumerate() {
             table[plan.first_const() + c] = Lane { ptr: v.as_ptr().cast_mut(), step: 0 };
         }
@@ -488,7 +499,7 @@ impl FusedPieces<'_> {
         for (k, _) in layout.walks.iter().enumerate().filter(|(_, w)| **w == Walk::Uniform) {
             // SAFETY: a uniform input has one float; if it is the piece, its value is set below.
             let value = if self.piece_inputs >> k & 1 == 1 { 0.0 } else { unsafe { *self.bind.inputs[k] } };
-            splats[k] = [value; 8];
+            splats[k] = [value; SPLAT];
             table[k] = Lane { ptr: splats[k].as_mut_ptr(), step: 0 };
         }
         let block = if plan.steps.len() == 1 { usize::MAX } else { BLOCK };
@@ -502,7 +513,7 @@ impl FusedPieces<'_> {
                 for (k, walk) in layout.walks.iter().enumerate() {
                     let input = self.bind.inputs[k];
                     match walk {
-                        _ if self.piece_inputs >> k & 1 == 1 => table[k] = Lane { ptr: here, step: 8 },
+                        _ if self.piece_inputs >> k & 1 == 1 => table[k] = Lane { ptr: here, step: 1 },
                         Walk::Full => table[k].ptr = input.wrapping_add(at + done),
                         Walk::Cycle | Walk::Row | Walk::Splat => {
                             table[k].ptr = input.wrapping_add(col + done)
@@ -513,9 +524,9 @@ impl FusedPieces<'_> {
                 for j in 0..plan.n_outputs {
                     let whole = self.bind.outputs[j].wrapping_add(at + done);
                     let ptr = if self.piece_outputs >> j & 1 == 1 { here } else { whole };
-                    table[plan.first_output() + j] = Lane { ptr, step: 8 };
+                    table[plan.first_output() + j] = Lane { ptr, step: 1 };
                 }
-                // SAFETY: every slot that the steps use points to `len` floats, or to eight with step 0: inputs and
+                // SAFETY: every slot that the steps use points to `len` floats, or to `SPLAT` with step 0: inputs and
                 // outputs were checked when bound, and this piece is inside its row and inside the whole;
                 // disjointness is the promise made to `Fused::pieces`.
                 unsafe { steps(self.isa, &plan.steps, table.as_ptr(), len) };

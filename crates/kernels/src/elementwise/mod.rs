@@ -9,10 +9,10 @@
 //!
 //! It is not a compiler of machine code, and it does not reduce: see [`crate::reduce`].
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
 mod expr;
 mod fused;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
 mod layout;
 mod plan;
 mod scalar;

@@ -4,6 +4,7 @@
 //! buffers, outputs.
 
 use super::expr::{Binary, Expr, Instr, Unary};
+use super::fused::SPLAT;
 
 /// What a step does.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -27,7 +28,7 @@ pub(crate) struct Step {
 pub(crate) struct Plan {
     pub steps: Vec<Step>,
     pub n_inputs: usize,
-    pub consts: Vec<[f32; 8]>,
+    pub consts: Vec<[f32; SPLAT]>,
     pub n_bufs: usize,
     pub n_outputs: usize,
     /// For each output, the inputs (as bits) that are read after the output was written.
@@ -72,7 +73,7 @@ struct Lowering<'a> {
     expr: &'a Expr,
     steps: Vec<(Op, [Place; 3], Place)>,
     place: Vec<Place>,
-    consts: Vec<[f32; 8]>,
+    consts: Vec<[f32; SPLAT]>,
     /// For each buffer, whether it is in use.
     bufs: Vec<bool>,
 }
@@ -115,7 +116,7 @@ impl<'a> Lowering<'a> {
         let op = match *instr {
             Instr::Const(v) => {
                 self.place[reg] = Place::Const(self.consts.len());
-                self.consts.push([v; 8]);
+                self.consts.push([v; SPLAT]);
                 return;
             }
             Instr::Unary(op, _) => Op::Unary(op),

@@ -145,7 +145,7 @@ pub(super) fn select(cond: f32, a: f32, b: f32) -> f32 {
 /// Evaluates one step over `len` elements.
 ///
 /// # Safety
-/// The slots that the step names point to `len` floats with step 8, or to eight with step 0.
+/// The slots that the step names point to `len` floats with step 1, or to `SPLAT` with step 0.
 pub(super) unsafe fn step(step: &Step, table: *const Lane, len: usize) {
     // SAFETY: the caller's promise.
     let lane = |slot: u8| unsafe { *table.add(usize::from(slot)) };

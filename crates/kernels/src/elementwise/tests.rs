@@ -78,9 +78,11 @@ fn check_values(expr: &Expr, out: &[usize], shapes: &[&[usize]], inputs: &[Vec<f
     let want = naive(expr, out, shapes, inputs);
     let fused = Fused::new(expr, out, shapes).unwrap();
     let n = fused.len();
-    let isas = [Isa::SCALAR, Isa::detect()];
-    for isa in isas {
-        let mut first: Option<Vec<Vec<f32>>> = None;
+    // The bits of one instruction set for any number of workers, and of all vectors, whatever their width.
+    let mut of_scalar: Option<Vec<Vec<f32>>> = None;
+    let mut of_vectors: Option<Vec<Vec<f32>>> = None;
+    for isa in Isa::available() {
+        let first = if isa.has_avx2() { &mut of_vectors } else { &mut of_scalar };
         for workers in [1, 2, 5] {
             let mut got = vec![vec![7.0; n]; want.len()];
             let sources: Vec<_> = inputs.iter().map(|v| Source::Slice(v)).collect();

@@ -1,6 +1,7 @@
 //! Transcendental functions of f32: exp, expm1, ln, ln1p, tanh, sigmoid, erf, sin, cos.
 //!
-//! `avx2` has them for eight lanes, to be inlined into other kernels; [`scalar`] has the twins, one value at a time.
+//! `avx2` has them for eight lanes and `avx512` for sixteen, to be inlined into other kernels, with the same bits;
+//! [`scalar`] has the twins, one value at a time.
 //! They are not correctly rounded. The bounds that the tests hold, against f64 over dense sweeps:
 //!
 //! | function | bound | notes |
@@ -17,8 +18,11 @@
 //! NaN in is NaN out, for all of them. The polynomials are minimax fits made for these files (Remez exchange).
 
 #[cfg(target_arch = "x86_64")]
-pub mod avx2;
+mod lanes;
 pub mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use lanes::{avx2, avx512};
 
 #[cfg(test)]
 mod tests;

@@ -99,38 +99,49 @@ fn scalar_bounds() {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod avx2 {
+mod lanes {
     use super::*;
     use crate::Isa;
-    use crate::math::avx2;
-    use std::arch::x86_64::*;
 
-    #[target_feature(enable = "avx2,fma")]
-    fn map(name: &str, xs: &[f32], ys: &mut [f32]) {
-        for (x, y) in xs.chunks_exact(8).zip(ys.chunks_exact_mut(8)) {
-            // SAFETY: the chunks have eight floats.
-            let v = unsafe { _mm256_loadu_ps(x.as_ptr()) };
-            let v = match name {
-                "exp" => avx2::exp(v),
-                "expm1" => avx2::expm1(v),
-                "ln" => avx2::ln(v),
-                "ln1p" => avx2::ln1p(v),
-                "tanh" => avx2::tanh(v),
-                "sigmoid" => avx2::sigmoid(v),
-                "erf" => avx2::erf(v),
-                "sin" => avx2::sin(v),
-                "cos" => avx2::cos(v),
-                _ => panic!("no {name}"),
-            };
-            // SAFETY: as above.
-            unsafe { _mm256_storeu_ps(y.as_mut_ptr(), v) };
+    crate::simd::twins! {
+        pub(super) fn map(name: &str, xs: &[f32], ys: &mut [f32]) {
+            for (x, y) in xs.chunks_exact(WIDTH).zip(ys.chunks_exact_mut(WIDTH)) {
+                // SAFETY: the chunks have `WIDTH` floats.
+                let v = unsafe { load(x.as_ptr()) };
+                let v = match name {
+                    "exp" => exp(v),
+                    "expm1" => expm1(v),
+                    "ln" => ln(v),
+                    "ln1p" => ln1p(v),
+                    "tanh" => tanh(v),
+                    "sigmoid" => sigmoid(v),
+                    "erf" => erf(v),
+                    "sin" => sin(v),
+                    "cos" => cos(v),
+                    _ => panic!("no {name}"),
+                };
+                // SAFETY: as above.
+                unsafe { store(y.as_mut_ptr(), v) };
+            }
         }
     }
 
+    /// The values by the widest vectors, which are the bits of any.
     fn run(name: &str, xs: &[f32]) -> Vec<f32> {
-        let mut ys = vec![0.0; xs.len()];
+        let mut padded = xs.to_vec();
+        padded.resize(xs.len().next_multiple_of(16), 1.0);
+        let mut ys = vec![0.0; padded.len()];
         // SAFETY: callers checked the instruction set.
-        unsafe { map(name, xs, &mut ys) };
+        unsafe { avx2::map(name, &padded, &mut ys) };
+        if Isa::detect().has_avx512() {
+            let mut wide = vec![0.0; padded.len()];
+            // SAFETY: the instruction set was detected.
+            unsafe { avx512::map(name, &padded, &mut wide) };
+            for (x, (y, w)) in padded.iter().zip(ys.iter().zip(&wide)) {
+                assert_eq!(y.to_bits(), w.to_bits(), "{name}({x}) in 8 lanes and in 16: {y} and {w}");
+            }
+        }
+        ys.truncate(xs.len());
         ys
     }
 

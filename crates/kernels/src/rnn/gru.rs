@@ -138,9 +138,13 @@ impl Gru {
                         y,
                     };
                     #[cfg(target_arch = "x86_64")]
-                    if cx.isa.has_avx2() {
+                    if cx.isa.has_avx512() {
                         // SAFETY: the instruction set was detected.
-                        unsafe { super::avx2::gru_forward(h, step) };
+                        unsafe { super::lanes::avx512::gru_forward(h, step) };
+                        continue;
+                    } else if cx.isa.has_avx2() {
+                        // SAFETY: as above.
+                        unsafe { super::lanes::avx2::gru_forward(h, step) };
                         continue;
                     }
                     super::scalar::gru_forward(h, step);
@@ -203,9 +207,12 @@ impl Gru {
                             dhp,
                         };
                         #[cfg(target_arch = "x86_64")]
-                        if cx.isa.has_avx2() {
+                        if cx.isa.has_avx512() {
                             // SAFETY: the instruction set was detected.
-                            unsafe { super::avx2::gru_backward(h, step) };
+                            unsafe { super::lanes::avx512::gru_backward(h, step) };
+                        } else if cx.isa.has_avx2() {
+                            // SAFETY: as above.
+                            unsafe { super::lanes::avx2::gru_backward(h, step) };
                         } else {
                             super::scalar::gru_backward(h, step);
                         }

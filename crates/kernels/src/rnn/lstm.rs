@@ -159,9 +159,13 @@ impl Lstm {
                     };
                     let state = &mut state[r * h..][..h];
                     #[cfg(target_arch = "x86_64")]
-                    if cx.isa.has_avx2() {
+                    if cx.isa.has_avx512() {
                         // SAFETY: the instruction set was detected.
-                        unsafe { super::avx2::lstm_forward(h, step, state) };
+                        unsafe { super::lanes::avx512::lstm_forward(h, step, state) };
+                        continue;
+                    } else if cx.isa.has_avx2() {
+                        // SAFETY: as above.
+                        unsafe { super::lanes::avx2::lstm_forward(h, step, state) };
                         continue;
                     }
                     super::scalar::lstm_forward(h, step, state);
@@ -231,9 +235,12 @@ impl Lstm {
                             dz,
                         };
                         #[cfg(target_arch = "x86_64")]
-                        if cx.isa.has_avx2() {
+                        if cx.isa.has_avx512() {
                             // SAFETY: the instruction set was detected.
-                            unsafe { super::avx2::lstm_backward(h, step) };
+                            unsafe { super::lanes::avx512::lstm_backward(h, step) };
+                        } else if cx.isa.has_avx2() {
+                            // SAFETY: as above.
+                            unsafe { super::lanes::avx2::lstm_backward(h, step) };
                         } else {
                             super::scalar::lstm_backward(h, step);
                         }

@@ -16,7 +16,7 @@ mod scalar;
 mod sequence;
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+mod lanes;
 #[cfg(test)]
 mod tests;
 

@@ -190,19 +190,11 @@ impl<'a> Weights<'a> {
         assert!(a.len() >= m * self.depth && out.len() >= m * stride, "operands of the recurrent product");
         #[cfg(target_arch = "x86_64")]
         if self.isa.has_avx2() {
+            use crate::tile::{Avx2, Avx512, product};
+            let run = if self.isa.has_avx512() { product::<Avx512, ADD> } else { product::<Avx2, ADD> };
+            let (a, panels, out) = (a.as_ptr(), self.data.as_ptr(), out.as_mut_ptr());
             // SAFETY: the instruction set was detected; lengths by the assertion and by `pack`.
-            return unsafe {
-                crate::tile::avx2::product::<ADD>(
-                    m,
-                    self.cols,
-                    self.depth,
-                    a.as_ptr(),
-                    self.depth,
-                    self.data.as_ptr(),
-                    out.as_mut_ptr(),
-                    stride,
-                )
-            };
+            return unsafe { run(m, self.cols, self.depth, a, self.depth, panels, out, stride) };
         }
         for r in 0..m {
             for c in 0..self.cols {

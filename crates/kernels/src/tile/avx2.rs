@@ -1,54 +1,39 @@
-//! The tile and its packing with AVX2 and FMA.
+//! The tile with AVX2 and FMA, and the packing, which serves wider tiles too.
 
 use std::arch::x86_64::*;
 
-use super::{TILE_COLS, TILE_ROWS};
+use super::{Avx2, Left, Right, TILE_COLS, Tiles};
 
-/// The left operand of a tile.
-#[derive(Clone, Copy)]
-pub(crate) enum Left {
-    /// Element (row, depth) lies at `row * stride + depth`.
-    Rows(usize),
-    /// Element (row, depth) lies at `depth * stride + row`.
-    Columns(usize),
-}
+impl Tiles for Avx2 {
+    const ROWS: usize = 6;
+    const COLS: usize = TILE_COLS;
 
-/// `c[rows×16] = a[rows×depth] · b[depth×16]`, or `+=`, for `rows` of 1 to 6.
-///
-/// # Safety
-/// The CPU has AVX2 and FMA. The pointers are valid for those elements: `a` as `left` says, row `i` of `b` at
-/// `i * b_stride`, row `i` of `c` at `i * c_stride`. `c` overlaps neither `a` nor `b`.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn tile<const ADD: bool>(
-    rows: usize,
-    depth: usize,
-    a: *const f32,
-    left: Left,
-    b: *const f32,
-    b_stride: usize,
-    c: *mut f32,
-    c_stride: usize,
-) {
-    // SAFETY: the caller's promise, passed on.
-    unsafe {
-        match left {
-            Left::Rows(stride) => match rows {
-                6 => fixed::<6, false, ADD>(depth, a, stride, b, b_stride, c, c_stride),
-                5 => fixed::<5, false, ADD>(depth, a, stride, b, b_stride, c, c_stride),
-                4 => fixed::<4, false, ADD>(depth, a, stride, b, b_stride, c, c_stride),
-                3 => fixed::<3, false, ADD>(depth, a, stride, b, b_stride, c, c_stride),
-                2 => fixed::<2, false, ADD>(depth, a, stride, b, b_stride, c, c_stride),
-                _ => fixed::<1, false, ADD>(depth, a, stride, b, b_stride, c, c_stride),
-            },
-            Left::Columns(stride) => match rows {
-                6 => fixed::<6, true, ADD>(depth, a, stride, b, b_stride, c, c_stride),
-                5 => fixed::<5, true, ADD>(depth, a, stride, b, b_stride, c, c_stride),
-                4 => fixed::<4, true, ADD>(depth, a, stride, b, b_stride, c, c_stride),
-                3 => fixed::<3, true, ADD>(depth, a, stride, b, b_stride, c, c_stride),
-                2 => fixed::<2, true, ADD>(depth, a, stride, b, b_stride, c, c_stride),
-                _ => fixed::<1, true, ADD>(depth, a, stride, b, b_stride, c, c_stride),
-            },
+    unsafe fn tile<const ADD: bool>(
+        rows: usize,
+        cols: usize,
+        depth: usize,
+        a: *const f32,
+        left: Left,
+        b: *const f32,
+        right: Right,
+        c: *mut f32,
+        c_stride: usize,
+    ) {
+        debug_assert_eq!(cols, TILE_COLS, "tiles are a panel wide");
+        macro_rules! with_rows {
+            ($stride:ident, $columns:literal: $($n:literal)*) => {
+                match rows {
+                    $($n => fixed::<$n, $columns, ADD>(depth, a, $stride, b, right.stride, c, c_stride),)*
+                    _ => unreachable!("tiles have 1 to 6 rows"),
+                }
+            };
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            match left {
+                Left::Rows(stride) => with_rows!(stride, false: 1 2 3 4 5 6),
+                Left::Columns(stride) => with_rows!(stride, true: 1 2 3 4 5 6),
+            }
         }
     }
 }
@@ -56,7 +41,7 @@ pub(crate) unsafe fn tile<const ADD: bool>(
 /// One tile with the number of rows known: 12 sums, 2 of `b`, and 1 broadcast fill the 16 registers.
 ///
 /// # Safety
-/// As for [`tile`].
+/// As for [`Tiles::tile`].
 #[target_feature(enable = "avx2,fma")]
 unsafe fn fixed<const R: usize, const COLUMNS: bool, const ADD: bool>(
     depth: usize,
@@ -177,48 +162,6 @@ pub(crate) unsafe fn pack_panels(src: *const f32, stride: usize, cols: usize, de
     }
 }
 
-/// `c[m×n] = a[m×depth] · panels`, or `+=`: tiles over all rows and panels. `n` is rounded up to whole panels, so the
-/// rows of `c` have room for them.
-///
-/// # Safety
-/// As for [`tile`], for all rows and panels.
-#[target_feature(enable = "avx2,fma")]
-pub(crate) unsafe fn product<const ADD: bool>(
-    m: usize,
-    n: usize,
-    depth: usize,
-    a: *const f32,
-    a_stride: usize,
-    panels: *const f32,
-    c: *mut f32,
-    c_stride: usize,
-) {
-    // Equal shares of rows: 8 rows are two tiles of 4, which cost less than one of 6 and one of 2.
-    let tiles = m.div_ceil(TILE_ROWS).max(1);
-    for (panel, c0) in (0..n).step_by(TILE_COLS).enumerate() {
-        let mut row = 0;
-        for t in 0..tiles {
-            let rows = (m - row).div_ceil(tiles - t);
-            if rows > 0 {
-                // SAFETY: rows row..row+rows and this panel are inside what the caller promises.
-                unsafe {
-                    tile::<ADD>(
-                        rows,
-                        depth,
-                        a.add(row * a_stride),
-                        Left::Rows(a_stride),
-                        panels.add(panel * depth * TILE_COLS),
-                        TILE_COLS,
-                        c.add(row * c_stride + c0),
-                        c_stride,
-                    );
-                }
-            }
-            row += rows;
-        }
-    }
-}
-
 /// `dst[j][i] = src[i][j]` for an 8×8 block.
 ///
 /// # Safety
@@ -242,69 +185,6 @@ unsafe fn transpose8(src: *const f32, src_stride: usize, dst: *mut f32, dst_stri
             _mm256_storeu_ps(dst.add(dst_stride), _mm256_shuffle_ps::<0xEE>(lo01, lo23));
             _mm256_storeu_ps(dst.add(2 * dst_stride), _mm256_shuffle_ps::<0x44>(hi01, hi23));
             _mm256_storeu_ps(dst.add(3 * dst_stride), _mm256_shuffle_ps::<0xEE>(hi01, hi23));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Isa;
-
-    fn numbers(n: usize) -> Vec<f32> {
-        (0..n).map(|i| ((i * 37 + 11) % 23) as f32 - 11.0).collect()
-    }
-
-    /// Small whole numbers: every sum is exact, so tiles equal the plain loops bit for bit.
-    fn check(m: usize, n: usize, depth: usize) {
-        if !Isa::detect().has_avx2() {
-            return;
-        }
-        let (a, b) = (numbers(m * depth), numbers(n * depth));
-        let ldc = super::super::round_cols(n);
-        let b_t: Vec<f32> = (0..n * depth).map(|x| b[(x % n.max(1)) * depth + x / n.max(1)]).collect();
-        let mut panels = [vec![f32::NAN; panels_len(depth, n)], vec![f32::NAN; panels_len(depth, n)]];
-        // SAFETY: AVX2 is there, and the buffers have the lengths that the functions state.
-        unsafe {
-            pack_transposed(b.as_ptr(), depth, n, depth, panels[0].as_mut_ptr());
-            pack_panels(b_t.as_ptr(), n, n, depth, panels[1].as_mut_ptr());
-        }
-        assert_eq!(panels[0], panels[1], "packing {n}×{depth}");
-        let mut c = vec![1.0; m * ldc];
-        // SAFETY: as above.
-        unsafe { product::<true>(m, n, depth, a.as_ptr(), depth, panels[0].as_ptr(), c.as_mut_ptr(), ldc) };
-        for i in 0..m {
-            for j in 0..n {
-                let want: f32 = (0..depth).map(|l| a[i * depth + l] * b[j * depth + l]).sum();
-                assert_eq!(c[i * ldc + j], want + 1.0, "{m}×{n}×{depth} at {i},{j}");
-            }
-        }
-        // The same with the left operand turned, one tile.
-        let rows = m.min(6);
-        let a_t: Vec<f32> =
-            (0..rows * depth).map(|x| a[(x % rows.max(1)) * depth + x / rows.max(1)]).collect();
-        if rows > 0 && n > 0 {
-            let mut c = vec![0.0; rows * 16];
-            let left = Left::Columns(rows);
-            // SAFETY: as above.
-            unsafe {
-                tile::<false>(rows, depth, a_t.as_ptr(), left, panels[0].as_ptr(), 16, c.as_mut_ptr(), 16)
-            };
-            for (i, row) in c.chunks(16).enumerate() {
-                let want: f32 = (0..depth).map(|l| a[i * depth + l] * b[l]).sum();
-                assert_eq!(row[0], want, "turned {rows}×{depth}");
-            }
-        }
-    }
-
-    #[test]
-    fn tiles_equal_plain_loops() {
-        for m in [0, 1, 2, 3, 4, 5, 6, 7, 8, 13] {
-            for n in [0, 1, 7, 8, 15, 16, 17, 33] {
-                for depth in [0, 1, 7, 8, 9, 20] {
-                    check(m, n, depth);
-                }
-            }
         }
     }
 }

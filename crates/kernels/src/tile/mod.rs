@@ -1,18 +1,127 @@
-//! Small products on operands that already lie in panels: a register tile of up to 6×16 sums, and the packing for it.
+//! Small products on operands that already lie in panels: a register tile of up to 6×16 sums with AVX2, of up to 12×32
+//! with AVX-512, and the packing for both.
 //!
 //! Kernels that fuse a product with what comes before and after it (attention, recurrent cells) keep their operands
 //! in scratch and walk over tiles themselves, with bounds that a general matrix product does not know. It is not a
 //! matrix product: that is [`crate::gemm`].
 //!
-//! A *panel* is 16 columns wide and stored row after row, so that a tile reads it as one stream.
+//! A *panel* is 16 columns wide and stored row after row, so that a tile reads it as one stream; a wider tile reads
+//! several. Each sum goes along the depth in one chain of fused multiply-adds that starts at 0, so tiles of all shapes
+//! give the same bits.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(test)]
+mod tests;
 
-/// Rows of a full tile.
-pub(crate) const TILE_ROWS: usize = 6;
-/// Columns of a tile, and of a panel: one cache line.
+/// Columns of a panel: one cache line.
 pub(crate) const TILE_COLS: usize = 16;
+
+/// The left operand of a tile.
+#[derive(Clone, Copy)]
+pub(crate) enum Left {
+    /// Element (row, depth) lies at `row * stride + depth`.
+    Rows(usize),
+    /// Element (row, depth) lies at `depth * stride + row`.
+    Columns(usize),
+}
+
+/// The right operand of a tile: element (depth, col) lies at `col / 16 * panel + depth * stride + col % 16`.
+#[derive(Clone, Copy)]
+pub(crate) struct Right {
+    pub(crate) stride: usize,
+    pub(crate) panel: usize,
+}
+
+impl Right {
+    /// Packed panels of this depth.
+    pub(crate) fn panels(depth: usize) -> Right {
+        Right { stride: TILE_COLS, panel: depth * TILE_COLS }
+    }
+
+    /// Rows as they lie.
+    pub(crate) fn rows(stride: usize) -> Right {
+        Right { stride, panel: TILE_COLS }
+    }
+}
+
+/// The tile of an instruction set.
+pub(crate) trait Tiles {
+    /// Rows of a full tile.
+    const ROWS: usize;
+    /// Columns of a full tile: whole panels.
+    const COLS: usize;
+
+    /// `c[rows×cols] = a[rows×depth] · b[depth×cols]`, or `+=`, for `rows` of 1 to `ROWS` and `cols` a multiple of 16 up
+    /// to `COLS`.
+    ///
+    /// # Safety
+    /// The CPU has the instructions. The pointers are valid for those elements: `a` and `b` as `left` and `right` say,
+    /// row `i` of `c` at `i * c_stride`. `c` overlaps neither `a` nor `b`.
+    unsafe fn tile<const ADD: bool>(
+        rows: usize,
+        cols: usize,
+        depth: usize,
+        a: *const f32,
+        left: Left,
+        b: *const f32,
+        right: Right,
+        c: *mut f32,
+        c_stride: usize,
+    );
+}
+
+/// Tiles of 6×16.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Avx2;
+/// Tiles of 12×32.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Avx512;
+
+/// `c[m×n] = a[m×depth] · panels`, or `+=`: tiles over all rows and panels. `n` is rounded up to whole panels, so the
+/// rows of `c` have room for them.
+///
+/// # Safety
+/// As for [`Tiles::tile`], for all rows and panels.
+pub(crate) unsafe fn product<T: Tiles, const ADD: bool>(
+    m: usize,
+    n: usize,
+    depth: usize,
+    a: *const f32,
+    a_stride: usize,
+    panels: *const f32,
+    c: *mut f32,
+    c_stride: usize,
+) {
+    // Equal shares of rows: 8 rows are two tiles of 4, which cost less than one of 6 and one of 2.
+    let tiles = m.div_ceil(T::ROWS).max(1);
+    for col in (0..n).step_by(T::COLS) {
+        let cols = round_cols(n - col).min(T::COLS);
+        let mut row = 0;
+        for t in 0..tiles {
+            let rows = (m - row).div_ceil(tiles - t);
+            if rows > 0 {
+                // SAFETY: rows row..row+rows and these panels are inside what the caller promises.
+                unsafe {
+                    T::tile::<ADD>(
+                        rows,
+                        cols,
+                        depth,
+                        a.add(row * a_stride),
+                        Left::Rows(a_stride),
+                        panels.add(col * depth),
+                        Right::panels(depth),
+                        c.add(row * c_stride + col),
+                        c_stride,
+                    );
+                }
+            }
+            row += rows;
+        }
+    }
+}
 
 /// `n` rounded up to whole panels.
 pub(crate) const fn round_cols(n: usize) -> usize {

@@ -1,4 +1,4 @@
-//! Attention with AVX2 and FMA, on 6×16 register tiles.
+//! Attention on register tiles, for any instruction set that has them.
 //!
 //! Keys and values of a head are packed into panels once; then, for each block of queries:
 //!
@@ -8,16 +8,40 @@
 //!   dq, `dsᵀ·q` and `pᵀ·dy` into the head's dk and dv, which are kept in scratch until the last block.
 //!
 //! With a causal mask each tile stops at the diagonal: tiles of scores above it are not computed, and sums of
-//! products leave out the zeros, but for those inside the tiles on the diagonal.
+//! products leave out the zeros, but for those inside the tiles on the diagonal. A zero more or less changes no sum, and
+//! blocks do not depend on the size of tiles, so all instruction sets give the same bits.
 
-use std::arch::x86_64::*;
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 
 use super::{Attention, Head, Out, Saved};
 use crate::cx::SharedMut;
-use crate::math::avx2::exp;
-use crate::tile::avx2::{Left, pack_panels, pack_transposed, panels_len, tile};
-use crate::tile::{TILE_COLS, TILE_ROWS, round_cols, row_stride};
+use crate::tile::avx2::{pack_panels, pack_transposed, panels_len};
+use crate::tile::{Left, Right, TILE_COLS, Tiles, round_cols, row_stride};
+
+/// What differs between instruction sets: tiles, and passes over a row.
+///
+/// # Safety
+/// All functions: the CPU has the instructions.
+pub(super) trait Kernel: Tiles {
+    /// Makes a row of `n` scores into `exp(s + mask − max)` and gives `(max, sum)`, the sum 0 if all are −∞. At least 16
+    /// zeros follow: tiles on the diagonal read up to `ROWS − 1` of them.
+    unsafe fn exponentials(row: &mut [f32], n: usize, mask: Option<&[f32]>) -> (f32, f32);
+    /// Makes a row of `n` scores in `p` into probabilities, and `dp` in `ds` into `p·(dp − delta)`. At least 16 zeros
+    /// follow in both.
+    unsafe fn probabilities(
+        p: &mut [f32],
+        ds: &mut [f32],
+        n: usize,
+        mask: Option<&[f32]>,
+        lse: f32,
+        delta: f32,
+    );
+    /// The sum of products.
+    unsafe fn dot(a: &[f32], b: &[f32]) -> f32;
+    /// `dst = scale·src`, as far as both go.
+    unsafe fn scaled_copy(scale: f32, src: &[f32], dst: &mut [f32]);
+}
 
 /// Queries of a block: whole tiles, and few enough that with one panel of keys they stay in L1.
 const QUERIES: usize = 48;
@@ -49,10 +73,9 @@ pub(super) fn backward_len(at: &Attention) -> usize {
 /// Queries `rows` of one head.
 ///
 /// # Safety
-/// The CPU has AVX2 and FMA; the inputs have the lengths of their layouts; nobody else has these rows of `o` and
+/// The CPU has the instructions; the inputs have the lengths of their layouts; nobody else has these rows of `o` and
 /// `lse`.
-#[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn forward(
+pub(super) unsafe fn forward<K: Kernel>(
     at: &Attention,
     head: &Head,
     rows: Range<usize>,
@@ -78,10 +101,12 @@ pub(super) unsafe fn forward(
     }
     for start in rows.clone().step_by(block) {
         let n = (rows.end - start).min(block);
-        copy_rows(at.scale, &head.q[start * at.q.time..], at.q.time, n, at.d, q, d_stride);
+        // SAFETY: the CPU has the instructions, here and below.
+        unsafe { copy_rows::<K>(at.scale, &head.q[start * at.q.time..], at.q.time, n, at.d, q, d_stride) };
         let bounds =
             Bounds { causal: at.causal, query: start, key: 0, n_queries: n, n_keys: at.keys(start + n - 1) };
-        scores(&bounds, at.d, q, d_stride, keys_t, strip, strip_stride);
+        // SAFETY: as above.
+        unsafe { scores::<K>(&bounds, at.d, q, d_stride, keys_t, strip, strip_stride) };
 
         let lse_range = at.lse_range(head, start..start + n);
         // SAFETY: the caller's promise.
@@ -90,18 +115,24 @@ pub(super) unsafe fn forward(
             ask_for(head.q, at.q.time, start + n + r, at.d);
             let seen = at.keys(start + r);
             let row = &mut strip[r * strip_stride..][..strip_stride];
-            let (max, sum) = exponentials(row, seen, head.mask_row(start + r, 0, seen));
+            // SAFETY: as above.
+            let (max, sum) = unsafe { K::exponentials(row, seen, head.mask_row(start + r, 0, seen)) };
             // A row that sees nothing is all zeros, and stays so.
             let seen = sum != 0.0;
             lse[r] = if seen { max + sum.ln() } else { max };
             inverse[r] = if seen { 1.0 / sum } else { 0.0 };
         }
 
-        rows_times_panels::<false>(&bounds, at.d, strip, strip_stride, values, keys, sums, d_stride);
+        // SAFETY: as above.
+        unsafe {
+            rows_times_panels::<K, false>(&bounds, at.d, strip, strip_stride, values, keys, sums, d_stride)
+        };
         for r in 0..n {
             // SAFETY: the caller's promise.
-            let o = unsafe { o.slice(at.o.at(head.b, head.h) + (start + r) * at.o.time, at.d) };
-            scaled_copy(inverse[r], &sums[r * d_stride..][..at.d], o);
+            unsafe {
+                let o = o.slice(at.o.at(head.b, head.h) + (start + r) * at.o.time, at.d);
+                K::scaled_copy(inverse[r], &sums[r * d_stride..][..at.d], o);
+            }
         }
     }
 }
@@ -109,10 +140,16 @@ pub(super) unsafe fn forward(
 /// All gradients of one head.
 ///
 /// # Safety
-/// The CPU has AVX2 and FMA; inputs have the lengths of their layouts; nobody else has this head's rows of the
+/// The CPU has the instructions; inputs have the lengths of their layouts; nobody else has this head's rows of the
 /// gradients, and they do not overlap each other.
-#[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn backward(at: &Attention, head: &Head, saved: &Saved, out: &Out, scratch: &mut [f32]) {
+pub(super) unsafe fn backward<K: Kernel>(
+    at: &Attention,
+    head: &Head,
+    saved: &Saved,
+    out: &Out,
+    scratch: &mut [f32],
+) {
+    const { assert!(K::ROWS <= 17 && QUERIES.is_multiple_of(K::ROWS) && KEYS.is_multiple_of(K::COLS)) };
     let keys = if at.t_q == 0 { 0 } else { at.keys(at.t_q - 1) };
     let (strip_stride, d_stride) = (row_stride(at.t_k.min(KEYS)), row_stride(at.d));
     let d_cols = round_cols(at.d);
@@ -141,10 +178,13 @@ pub(super) unsafe fn backward(at: &Attention, head: &Head, saved: &Saved, out: &
     for start in (0..at.t_q).step_by(QUERIES) {
         let n = (at.t_q - start).min(QUERIES);
         // q carries the scale into the scores and into dk.
-        copy_rows(at.scale, &head.q[start * at.q.time..], at.q.time, n, at.d, q, d_stride);
-        copy_rows(1.0, &saved.dy[start * at.o.time..], at.o.time, n, at.d, dy, d_stride);
-        for r in 0..n {
-            delta[r] = dot(&dy[r * d_stride..][..at.d], &saved.o[(start + r) * at.o.time..][..at.d]);
+        // SAFETY: the CPU has the instructions, here and below.
+        unsafe {
+            copy_rows::<K>(at.scale, &head.q[start * at.q.time..], at.q.time, n, at.d, q, d_stride);
+            copy_rows::<K>(1.0, &saved.dy[start * at.o.time..], at.o.time, n, at.d, dy, d_stride);
+            for r in 0..n {
+                delta[r] = K::dot(&dy[r * d_stride..][..at.d], &saved.o[(start + r) * at.o.time..][..at.d]);
+            }
         }
         dq.fill(0.0);
 
@@ -152,8 +192,11 @@ pub(super) unsafe fn backward(at: &Attention, head: &Head, saved: &Saved, out: &
         for key in (0..seen_by_block).step_by(KEYS) {
             let n_keys = (seen_by_block - key).min(KEYS);
             let bounds = Bounds { causal: at.causal, query: start, key, n_queries: n, n_keys };
-            scores(&bounds, at.d, q, d_stride, &keys_t[key * at.d..], p, strip_stride);
-            scores(&bounds, at.d, dy, d_stride, &values_t[key * at.d..], ds, strip_stride);
+            // SAFETY: as above.
+            unsafe {
+                scores::<K>(&bounds, at.d, q, d_stride, &keys_t[key * at.d..], p, strip_stride);
+                scores::<K>(&bounds, at.d, dy, d_stride, &values_t[key * at.d..], ds, strip_stride);
+            }
             for r in 0..n {
                 if key == 0 {
                     ask_for(head.q, at.q.time, start + n + r, at.d);
@@ -164,17 +207,23 @@ pub(super) unsafe fn backward(at: &Attention, head: &Head, saved: &Saved, out: &
                 let mask = head.mask_row(start + r, key, seen);
                 let row = r * strip_stride..(r + 1) * strip_stride;
                 let lse = saved.lse[start + r];
-                probabilities(&mut p[row.clone()], &mut ds[row], seen, mask, lse, delta[r]);
+                // SAFETY: as above.
+                unsafe { K::probabilities(&mut p[row.clone()], &mut ds[row], seen, mask, lse, delta[r]) };
             }
             let key_panels = &key_rows[key * TILE_COLS..];
-            rows_times_panels::<true>(&bounds, at.d, ds, strip_stride, key_panels, keys, dq, d_stride);
             let (dk, dv) = (&mut dk[key * d_cols..], &mut dv[key * d_cols..]);
-            columns_times_rows(&bounds, [p, ds], strip_stride, [dy, q], d_stride, [dv, dk], d_cols);
+            // SAFETY: as above.
+            unsafe {
+                rows_times_panels::<K, true>(&bounds, at.d, ds, strip_stride, key_panels, keys, dq, d_stride);
+                columns_times_rows::<K>(&bounds, [p, ds], strip_stride, [dy, q], d_stride, [dv, dk], d_cols);
+            }
         }
         for r in 0..n {
             // SAFETY: the caller's promise.
-            let row = unsafe { out.dq.slice(at.q.at(head.b, head.h) + (start + r) * at.q.time, at.d) };
-            scaled_copy(at.scale, &dq[r * d_stride..][..at.d], row);
+            unsafe {
+                let row = out.dq.slice(at.q.at(head.b, head.h) + (start + r) * at.q.time, at.d);
+                K::scaled_copy(at.scale, &dq[r * d_stride..][..at.d], row);
+            }
         }
     }
     for j in 0..at.t_k {
@@ -215,8 +264,10 @@ impl Bounds {
 }
 
 /// `strip = rows · panelsᵀ`, tiles above the diagonal left out.
-#[target_feature(enable = "avx2,fma")]
-fn scores(
+///
+/// # Safety
+/// The CPU has the instructions.
+unsafe fn scores<K: Kernel>(
     bounds: &Bounds,
     d: usize,
     rows: &[f32],
@@ -229,18 +280,22 @@ fn scores(
     assert!(rows.len() >= n * rows_stride && rows_stride >= d);
     assert!(strip.len() >= n * strip_stride && strip_stride >= round_cols(bounds.n_keys));
     assert!(panels.len() >= panels_len(d, bounds.n_keys));
-    for col in (0..bounds.n_keys).step_by(TILE_COLS) {
-        let first = bounds.first_row(col) / TILE_ROWS * TILE_ROWS;
-        for row in (first..n).step_by(TILE_ROWS) {
-            // SAFETY: rows, panel and tile are inside the slices, by the assertions.
+    for col in (0..bounds.n_keys).step_by(K::COLS) {
+        let first = bounds.first_row(col) / K::ROWS * K::ROWS;
+        for row in (first..n).step_by(K::ROWS) {
+            let tile_rows = (n - row).min(K::ROWS);
+            // On the diagonal not all of a wide tile's panels are seen.
+            let cols = round_cols(bounds.depth(row, tile_rows) - col).min(K::COLS);
+            // SAFETY: rows, panels and tile are inside the slices, by the assertions.
             unsafe {
-                tile::<false>(
-                    (n - row).min(TILE_ROWS),
+                K::tile::<false>(
+                    tile_rows,
+                    cols,
                     d,
                     rows.as_ptr().add(row * rows_stride),
                     Left::Rows(rows_stride),
                     panels.as_ptr().add(col * d),
-                    TILE_COLS,
+                    Right::panels(d),
                     strip.as_mut_ptr().add(row * strip_stride + col),
                     strip_stride,
                 );
@@ -251,8 +306,10 @@ fn scores(
 
 /// `out = strip · panels`, or `+=`, each tile up to the last key that it sees. A panel has `panel_depth` rows, the
 /// first of which belongs to the strip's first column.
-#[target_feature(enable = "avx2,fma")]
-fn rows_times_panels<const ADD: bool>(
+///
+/// # Safety
+/// The CPU has the instructions.
+unsafe fn rows_times_panels<K: Kernel, const ADD: bool>(
     bounds: &Bounds,
     d: usize,
     strip: &[f32],
@@ -265,20 +322,22 @@ fn rows_times_panels<const ADD: bool>(
     let n = bounds.n_queries;
     assert!(strip.len() >= n * strip_stride && strip_stride >= bounds.n_keys);
     assert!(out.len() >= n * out_stride && out_stride >= round_cols(d));
-    for (panel, col) in (0..d).step_by(TILE_COLS).enumerate() {
-        let panel = &panels[panel * panel_depth * TILE_COLS..];
-        assert!(panel.len() >= bounds.n_keys * TILE_COLS);
-        for row in (0..n).step_by(TILE_ROWS) {
-            let tile_rows = (n - row).min(TILE_ROWS);
-            // SAFETY: rows, panel and tile are inside the slices, by the assertions.
+    for col in (0..d).step_by(K::COLS) {
+        let cols = round_cols(d - col).min(K::COLS);
+        let panels = &panels[col * panel_depth..];
+        assert!(panels.len() >= (cols - TILE_COLS) * panel_depth + bounds.n_keys * TILE_COLS);
+        for row in (0..n).step_by(K::ROWS) {
+            let tile_rows = (n - row).min(K::ROWS);
+            // SAFETY: rows, panels and tile are inside the slices, by the assertions.
             unsafe {
-                tile::<ADD>(
+                K::tile::<ADD>(
                     tile_rows,
+                    cols,
                     bounds.depth(row, tile_rows),
                     strip.as_ptr().add(row * strip_stride),
                     Left::Rows(strip_stride),
-                    panel.as_ptr(),
-                    TILE_COLS,
+                    panels.as_ptr(),
+                    Right::panels(panel_depth),
                     out.as_mut_ptr().add(row * out_stride + col),
                     out_stride,
                 );
@@ -289,8 +348,10 @@ fn rows_times_panels<const ADD: bool>(
 
 /// `out[i] += stripᵀ[i] · rows[i]` for both pairs, each tile from the first query that sees its keys. Both pairs go
 /// together because they share bounds; their strips' lines stay in L1 for all columns.
-#[target_feature(enable = "avx2,fma")]
-fn columns_times_rows(
+///
+/// # Safety
+/// The CPU has the instructions.
+unsafe fn columns_times_rows<K: Kernel>(
     bounds: &Bounds,
     strips: [&[f32]; 2],
     strip_stride: usize,
@@ -304,21 +365,22 @@ fn columns_times_rows(
     for ((strip, rows), out) in strips.into_iter().zip(rows).zip(out) {
         assert!(strip.len() >= n * strip_stride && rows.len() >= n * rows_stride);
         assert!(out.len() >= bounds.n_keys * d_cols);
-        for key in (0..bounds.n_keys).step_by(TILE_ROWS) {
+        for key in (0..bounds.n_keys).step_by(K::ROWS) {
             let first = bounds.first_row(key);
             if first >= n {
                 break;
             }
-            for col in (0..d_cols).step_by(TILE_COLS) {
+            for col in (0..d_cols).step_by(K::COLS) {
                 // SAFETY: columns, rows and tile are inside the slices, by the assertions.
                 unsafe {
-                    tile::<true>(
-                        (bounds.n_keys - key).min(TILE_ROWS),
+                    K::tile::<true>(
+                        (bounds.n_keys - key).min(K::ROWS),
+                        (d_cols - col).min(K::COLS),
                         n - first,
                         strip.as_ptr().add(first * strip_stride + key),
                         Left::Columns(strip_stride),
                         rows.as_ptr().add(first * rows_stride + col),
-                        rows_stride,
+                        Right::rows(rows_stride),
                         out.as_mut_ptr().add(key * d_cols + col),
                         d_cols,
                     );
@@ -328,81 +390,11 @@ fn columns_times_rows(
     }
 }
 
-/// Makes a row of `n` scores into `exp(s + mask − max)` and gives `(max, sum)`, the sum 0 if all
-/// are −∞. At least 8 zeros follow: tiles on the
-/// diagonal read up to 5 of them.
-#[target_feature(enable = "avx2,fma")]
-fn exponentials(row: &mut [f32], n: usize, mask: Option<&[f32]>) -> (f32, f32) {
-    let full = n.next_multiple_of(8);
-    let (body, rest) = row.split_at_mut(full);
-    rest[..8].fill(0.0);
-    if let Some(mask) = mask {
-        for (s, m) in body[..n].iter_mut().zip(&mask[..n]) {
-            *s += m;
-        }
-    }
-    // Lanes after the last key become zeros like any masked key.
-    body[n..].fill(f32::NEG_INFINITY);
-    let mut max = _mm256_set1_ps(f32::NEG_INFINITY);
-    for s in body.chunks_exact(8) {
-        // SAFETY: the chunk has 8 floats.
-        max = unsafe { _mm256_max_ps(max, _mm256_loadu_ps(s.as_ptr())) };
-    }
-    let max = lanes(max).into_iter().fold(f32::NEG_INFINITY, f32::max);
-    // Maxima pass over NaN, which must not end here.
-    if max == f32::NEG_INFINITY && body.iter().all(|&s| s == max) {
-        body.fill(0.0);
-        return (max, 0.0);
-    }
-    let (shift, mut sum) = (_mm256_set1_ps(max), _mm256_setzero_ps());
-    for s in body.chunks_exact_mut(8) {
-        // SAFETY: the chunk has 8 floats.
-        unsafe {
-            let e = exp(_mm256_sub_ps(_mm256_loadu_ps(s.as_ptr()), shift));
-            sum = _mm256_add_ps(sum, e);
-            _mm256_storeu_ps(s.as_mut_ptr(), e);
-        }
-    }
-    (max, lanes(sum).into_iter().sum())
-}
-
-/// Makes a row of `n` scores in `p` into probabilities, and `dp` in `ds` into `p·(dp − delta)`. At least 8 zeros
-/// follow in both.
-#[target_feature(enable = "avx2,fma")]
-fn probabilities(p: &mut [f32], ds: &mut [f32], n: usize, mask: Option<&[f32]>, lse: f32, delta: f32) {
-    let full = n.next_multiple_of(8);
-    let (p, p_rest) = p.split_at_mut(full);
-    let (ds, ds_rest) = ds.split_at_mut(full);
-    p_rest[..8].fill(0.0);
-    ds_rest[..8].fill(0.0);
-    if lse == f32::NEG_INFINITY {
-        p.fill(0.0);
-        ds.fill(0.0);
-        return;
-    }
-    if let Some(mask) = mask {
-        for (s, m) in p[..n].iter_mut().zip(&mask[..n]) {
-            *s += m;
-        }
-    }
-    p[n..].fill(f32::NEG_INFINITY);
-    // Scores after the last key are products with zeros or with keys not seen, and finite or not, p = 0 must win.
-    ds[n..].fill(0.0);
-    let (lse, delta) = (_mm256_set1_ps(lse), _mm256_set1_ps(delta));
-    for (p, ds) in p.chunks_exact_mut(8).zip(ds.chunks_exact_mut(8)) {
-        // SAFETY: the chunks have 8 floats.
-        unsafe {
-            let e = exp(_mm256_sub_ps(_mm256_loadu_ps(p.as_ptr()), lse));
-            let dp = _mm256_loadu_ps(ds.as_ptr());
-            _mm256_storeu_ps(p.as_mut_ptr(), e);
-            _mm256_storeu_ps(ds.as_mut_ptr(), _mm256_mul_ps(e, _mm256_sub_ps(dp, delta)));
-        }
-    }
-}
-
 /// `dst = scale·src` for `n` rows of `d`; what follows a row up to its stride is zeros.
-#[target_feature(enable = "avx2,fma")]
-fn copy_rows(
+///
+/// # Safety
+/// The CPU has the instructions.
+unsafe fn copy_rows<K: Kernel>(
     scale: f32,
     src: &[f32],
     src_stride: usize,
@@ -412,48 +404,19 @@ fn copy_rows(
     dst_stride: usize,
 ) {
     for (r, dst) in dst.chunks_exact_mut(dst_stride).take(n).enumerate() {
-        scaled_copy(scale, &src[r * src_stride..][..d], dst);
+        // SAFETY: the caller's promise.
+        unsafe { K::scaled_copy(scale, &src[r * src_stride..][..d], dst) };
         dst[d..].fill(0.0);
     }
 }
 
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn scaled_copy(scale: f32, src: &[f32], dst: &mut [f32]) {
-    for (y, x) in dst.iter_mut().zip(src) {
-        *y = scale * x;
-    }
-}
-
-/// A sum of products in 8 lanes. Written out: from two iterators over chunks comes code with a mask for each lane, which took
-/// a tenth of backward.
-#[target_feature(enable = "avx2,fma")]
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
-    let mut sum = _mm256_setzero_ps();
-    for (a, b) in a.iter().zip(b) {
-        // SAFETY: the chunks have 8 floats.
-        sum = unsafe { _mm256_fmadd_ps(_mm256_loadu_ps(a.as_ptr()), _mm256_loadu_ps(b.as_ptr()), sum) };
-    }
-    lanes(sum).into_iter().sum::<f32>() + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f32>()
-}
-
 /// Asks for a row of `d` floats that the next block of queries reads: rows lie too far apart for the hardware to guess.
 #[inline]
-#[target_feature(enable = "avx2,fma")]
 fn ask_for(rows: &[f32], stride: usize, row: usize, d: usize) {
     for j in (0..d).step_by(TILE_COLS) {
-        _mm_prefetch::<_MM_HINT_T1>(rows.as_ptr().wrapping_add(row * stride + j) as *const i8);
+        // SAFETY: a hint, which reads nothing: any address will do.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(rows.as_ptr().wrapping_add(row * stride + j) as *const i8) };
     }
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn lanes(x: __m256) -> [f32; 8] {
-    let mut lanes = [0.0; 8];
-    // SAFETY: eight floats of room.
-    unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), x) };
-    lanes
 }
 
 /// The next `n` floats, rounded up to a cache line.

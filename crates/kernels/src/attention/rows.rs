@@ -1,0 +1,139 @@
+//! Passes over one row of scores, for each instruction set.
+
+use super::tiled::Kernel;
+use crate::simd::twins;
+use crate::tile::{Avx2, Avx512};
+
+/// A multiple of the lanes of any vector: how far rows are filled up, so that sums have the same zeros in all.
+const FULL: usize = 16;
+
+macro_rules! kernel {
+    ($name:ident, $twin:ident) => {
+        impl Kernel for $name {
+            unsafe fn exponentials(row: &mut [f32], n: usize, mask: Option<&[f32]>) -> (f32, f32) {
+                // SAFETY: the CPU has the instructions, by the caller's promise.
+                unsafe { $twin::exponentials(row, n, mask) }
+            }
+            unsafe fn probabilities(
+                p: &mut [f32],
+                ds: &mut [f32],
+                n: usize,
+                mask: Option<&[f32]>,
+                lse: f32,
+                delta: f32,
+            ) {
+                // SAFETY: as above.
+                unsafe { $twin::probabilities(p, ds, n, mask, lse, delta) }
+            }
+            unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
+                // SAFETY: as above.
+                unsafe { $twin::dot(a, b) }
+            }
+            unsafe fn scaled_copy(scale: f32, src: &[f32], dst: &mut [f32]) {
+                // SAFETY: as above.
+                unsafe { $twin::scaled_copy(scale, src, dst) }
+            }
+        }
+    };
+}
+kernel!(Avx2, avx2);
+kernel!(Avx512, avx512);
+
+twins! {
+    pub(super) fn exponentials(row: &mut [f32], n: usize, mask: Option<&[f32]>) -> (f32, f32) {
+        let (body, rest) = row.split_at_mut(n.next_multiple_of(FULL));
+        rest[..FULL].fill(0.0);
+        if let Some(mask) = mask {
+            for (s, m) in body[..n].iter_mut().zip(&mask[..n]) {
+                *s += m;
+            }
+        }
+        // Lanes after the last key become zeros like any masked key.
+        body[n..].fill(f32::NEG_INFINITY);
+        let mut most = splat(f32::NEG_INFINITY);
+        for s in body.chunks_exact(WIDTH) {
+            // SAFETY: the chunk has `WIDTH` floats.
+            most = max(most, unsafe { load(s.as_ptr()) });
+        }
+        let mut lanes = [0.0; WIDTH];
+        // SAFETY: the array has `WIDTH` floats.
+        unsafe { store(lanes.as_mut_ptr(), most) };
+        let most = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
+        // Maxima pass over NaN, which must not end here.
+        if most == f32::NEG_INFINITY && body.iter().all(|&s| s == most) {
+            body.fill(0.0);
+            return (most, 0.0);
+        }
+        let (shift, mut sum) = (splat(most), Sum::new());
+        for s in body.chunks_exact_mut(WIDTH) {
+            // SAFETY: the chunk has `WIDTH` floats.
+            unsafe {
+                let e = exp(sub(load(s.as_ptr()), shift));
+                sum.push(e);
+                store(s.as_mut_ptr(), e);
+            }
+        }
+        (most, sum.total())
+    }
+
+    pub(super) fn probabilities(
+        p: &mut [f32],
+        ds: &mut [f32],
+        n: usize,
+        mask: Option<&[f32]>,
+        lse: f32,
+        delta: f32,
+    ) {
+        let full = n.next_multiple_of(FULL);
+        let (p, p_rest) = p.split_at_mut(full);
+        let (ds, ds_rest) = ds.split_at_mut(full);
+        p_rest[..FULL].fill(0.0);
+        ds_rest[..FULL].fill(0.0);
+        if lse == f32::NEG_INFINITY {
+            p.fill(0.0);
+            ds.fill(0.0);
+            return;
+        }
+        if let Some(mask) = mask {
+            for (s, m) in p[..n].iter_mut().zip(&mask[..n]) {
+                *s += m;
+            }
+        }
+        p[n..].fill(f32::NEG_INFINITY);
+        // Scores after the last key are products with zeros or with keys not seen, and finite or not, p = 0 must win.
+        ds[n..].fill(0.0);
+        let (lse, delta) = (splat(lse), splat(delta));
+        for (p, ds) in p.chunks_exact_mut(WIDTH).zip(ds.chunks_exact_mut(WIDTH)) {
+            // SAFETY: the chunks have `WIDTH` floats.
+            unsafe {
+                let e = exp(sub(load(p.as_ptr()), lse));
+                let dp = load(ds.as_ptr());
+                store(p.as_mut_ptr(), e);
+                store(ds.as_mut_ptr(), mul(e, sub(dp, delta)));
+            }
+        }
+    }
+
+    /// Written out: from two iterators over chunks comes code with a mask for each lane, which took a tenth of backward.
+    pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
+        let n = a.len().min(b.len());
+        let ((a, a_rest), (b, b_rest)) = (a[..n].as_chunks::<WIDTH>(), b[..n].as_chunks::<WIDTH>());
+        let mut sum = Sum::new();
+        for (a, b) in a.iter().zip(b) {
+            // SAFETY: both have `WIDTH` floats.
+            unsafe { sum.push_product(load(a.as_ptr()), load(b.as_ptr())) };
+        }
+        let rest = n % WIDTH;
+        if rest > 0 {
+            // SAFETY: both have `rest` floats left.
+            unsafe { sum.push_product(load_first(a_rest.as_ptr(), rest), load_first(b_rest.as_ptr(), rest)) };
+        }
+        sum.total()
+    }
+
+    pub(super) fn scaled_copy(scale: f32, src: &[f32], dst: &mut [f32]) {
+        for (y, x) in dst.iter_mut().zip(src) {
+            *y = scale * x;
+        }
+    }
+}
