@@ -42,16 +42,20 @@ use tiles::End;
 const ROWS_MIN: usize = 1024;
 const COLS_MIN: usize = 256;
 const K_MIN: usize = 256;
-/// The longest half of a block of k. 192 does as well; 384 costs 1536×2048 by 2048×384 4 %, 512 costs it 8 %.
-const HALF_MAX: usize = 256;
+/// The longest half of a block of k. On Zen 3 256 does as well, 384 costs 1536×2048 by 2048×384 4 %, 512 costs it 8 %; with
+/// AVX-512, where two panels at a time fill L1 sooner, 256 costs it 4 % and 2048×1536 by 1536×384 2 %.
+const HALF_MAX: usize = 192;
 /// The most floats of one of the seven sums of a sweep's rows: together they take half of L2.
 const SLOT_MAX: usize = 9984;
-/// The most rows of a sweep, in each half: 24 and 72 are 1 to 3 % slower for 2048×384 by 384×1152.
+/// The most rows of a sweep, in each half: 24 and 72 are 1 to 3 % slower for 2048×384 by 384×1152; with AVX-512
+/// and 2 MB of L2, 96 are 5 to 15 % slower.
 const MC_MAX: usize = 48;
 /// As many tasks as are wanted.
 const TASKS: usize = 16;
 /// Panels that one task copies.
 const PANELS_A_TASK: usize = 4;
+/// The last panels of a task, during which it asks for the next rows.
+const ASK_PANELS: usize = 4;
 /// Floats of panels that are made at once: 4 MB.
 const SHARED_MAX: usize = 1 << 20;
 
@@ -274,12 +278,16 @@ impl Job<'_> {
                 } else {
                     sums::strips(&from, i1 - i0, kc, rows, cut.slot());
                 }
-                let [a, b, c, d] = self.later(task, kb);
-                let mut ahead = [Ahead::NONE, a, b, c, d];
+                let mut ahead = [Ahead::NONE; 6];
                 let most = if self.isa.has_avx512() { 2 } else { 1 };
+                // Late enough to be still there when it is wanted.
+                let first_ask = panel0 + (panel1 - panel0).saturating_sub(ASK_PANELS) / most * most;
                 let mut panel = panel0;
                 while panel < panel1 {
                     let wide = most.min((cut.cols / NR).min(panel1).saturating_sub(panel)).max(1);
+                    if panel == first_ask {
+                        ahead[2..].copy_from_slice(&self.later(task, kb));
+                    }
                     self.seven(kb, panel, wide, i0, i1, rows, &mut ahead);
                     panel += wide;
                 }
@@ -310,7 +318,7 @@ impl Job<'_> {
         i0: usize,
         i1: usize,
         own: *mut f32,
-        ahead: &mut [Ahead; 5],
+        ahead: &mut [Ahead; 6],
     ) {
         let cut = &self.cut;
         let (_, _, kc) = cut.halves(kb);
@@ -346,7 +354,9 @@ impl Job<'_> {
                 let q = panels.add(product * kc * NR);
                 let rows = own.add(product * cut.slot());
                 // The next panel lies behind this one.
-                ahead[0] = Ahead::new(q.wrapping_add(kc * NR), NR, kc, NR);
+                for (i, next) in ahead[..wide].iter_mut().enumerate() {
+                    *next = Ahead::new(q.wrapping_add((7 * i + 1) * kc * NR), NR, kc, NR);
+                }
                 if self.isa.has_avx512() {
                     avx512::product(n, kc, rows, q, wide, ahead, ends);
                 } else {

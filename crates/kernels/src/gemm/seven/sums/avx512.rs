@@ -1,6 +1,7 @@
 //! The copies with sums for AVX-512: sixteen floats at a time, strips of twelve rows.
 
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 use super::super::super::avx512::{MR, lanes, store_turned};
 use super::super::super::block::{NR, next_rows};
@@ -98,16 +99,16 @@ pub(in super::super) unsafe fn strips(
                 } else {
                     // Sums along the rows, where they are contiguous, and only then turned.
                     let mask = lanes(l1 - l0);
-                    let mut slots = [[_mm512_setzero_ps(); MR]; 7];
+                    let mut slots = [MaybeUninit::<[__m512; MR]>::uninit(); 7];
                     for r in 0..strip {
                         let at = (i + r) * from.own + l0;
                         let x = from.at.map(|from| _mm512_maskz_loadu_ps(mask, from.add(at)));
-                        for (s, x) in seven::<Rows>(x).into_iter().enumerate() {
-                            slots[s][r] = x;
+                        for (slot, x) in slots.iter_mut().zip(seven::<Rows>(x)) {
+                            slot.as_mut_ptr().cast::<__m512>().add(r).write(x);
                         }
                     }
-                    for (s, x) in slots.into_iter().enumerate() {
-                        store_strip(x, strip, to.add(s * slot + l0 * strip), l1 - l0);
+                    for (s, rows) in slots.iter().enumerate() {
+                        store_strip(rows.as_ptr().cast(), strip, to.add(s * slot + l0 * strip), l1 - l0);
                     }
                 }
                 i += strip;
@@ -119,25 +120,25 @@ pub(in super::super) unsafe fn strips(
 /// Stores `rows` rows of at most sixteen steps of k as steps of `rows` floats.
 ///
 /// # Safety
-/// AVX-512 is there; `to` has room for `rows * steps` floats.
+/// AVX-512 is there; `x` has `rows` vectors, `to` has room for `rows * steps` floats.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
-unsafe fn store_strip(x: [__m512; MR], rows: usize, to: *mut f32, steps: usize) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match rows {
-            1 => store_turned::<1>(x, to, 1, steps, false),
-            2 => store_turned::<2>(x, to, 2, steps, false),
-            3 => store_turned::<3>(x, to, 3, steps, false),
-            4 => store_turned::<4>(x, to, 4, steps, false),
-            5 => store_turned::<5>(x, to, 5, steps, false),
-            6 => store_turned::<6>(x, to, 6, steps, false),
-            7 => store_turned::<7>(x, to, 7, steps, false),
-            8 => store_turned::<8>(x, to, 8, steps, false),
-            9 => store_turned::<9>(x, to, 9, steps, false),
-            10 => store_turned::<10>(x, to, 10, steps, false),
-            11 => store_turned::<11>(x, to, 11, steps, false),
-            _ => store_turned::<12>(x, to, 12, steps, false),
-        }
+unsafe fn store_strip(x: *const __m512, rows: usize, to: *mut f32, steps: usize) {
+    macro_rules! store {
+        ($($n:literal)*) => {
+            match rows {
+                $($n => {
+                    let mut turned = [_mm512_setzero_ps(); MR];
+                    for r in 0..$n {
+                        // SAFETY: the caller's promise.
+                        turned[r] = unsafe { *x.add(r) };
+                    }
+                    // SAFETY: the caller's promise.
+                    unsafe { store_turned::<$n>(turned, to, $n, steps, false) }
+                })*
+                _ => unreachable!("a strip of {rows} rows"),
+            }
+        };
     }
+    store!(1 2 3 4 5 6 7 8 9 10 11 12);
 }
