@@ -7,10 +7,10 @@
 
 use super::super::Conv2d;
 use super::super::geometry::{Way, pieces};
-use super::super::micro::{self, ALIGN_SLACK, Sweep, aligned, padded, panel};
+use super::super::micro::{self, ALIGN_SLACK, Strip, Sweep, aligned, padded, panel};
 use super::{Gather, View};
-use crate::Cx;
 use crate::cx::SharedMut;
+use crate::{Cx, Isa};
 
 /// Enough for 16 workers.
 const SLABS_MAX: usize = 16;
@@ -74,7 +74,7 @@ impl Cut {
     }
 
     fn pack_len(&self) -> usize {
-        if self.packs { self.gather.unit_rows * self.gather.cols.made() * micro::PANEL } else { 0 }
+        if self.packs { self.gather.unit_rows * self.gather.cols.made() * micro::STRIP_MAX } else { 0 }
     }
 
     fn parts(&self) -> usize {
@@ -115,28 +115,26 @@ pub(in super::super) fn grad_weight(
                 let view = View::new(gather, x, image, from, to, buffer);
                 let pixel = (image * s.out_h() + from) * s.out_w();
                 let dy = &dy[pixel * s.c_out..][..(to - from) * s.out_w() * s.c_out];
-                for idx in part * cut.panels_per_task..((part + 1) * cut.panels_per_task).min(cut.n_panels) {
-                    let (group, (first, width, lanes)) =
-                        (idx / cut.group_panels, panel(c_out, idx % cut.group_panels));
-                    let start = slab * cut.partial_len + group * cut.group_len + gather.patch_len() * first;
+                let last = ((part + 1) * cut.panels_per_task).min(cut.n_panels);
+                let mut idx = part * cut.panels_per_task;
+                while idx < last {
+                    let (group, first) = (idx / cut.group_panels, idx % cut.group_panels);
+                    let end = (first + last - idx).min(cut.group_panels);
+                    let strip = Strip::at(cx.isa, c_out, first, end);
+                    idx += strip.panels();
+                    let start =
+                        slab * cut.partial_len + group * cut.group_len + gather.patch_len() * strip.first;
                     // SAFETY: panels of a slab are disjoint and belong to one task.
-                    let sums = unsafe { partials.slice(start, gather.patch_len() * width) };
+                    let sums = unsafe { partials.slice(start, gather.patch_len() * strip.width) };
                     let add = unit > slab * cut.units_per_slab;
-                    let dy = &dy[group * c_out + first..];
+                    let dy = &dy[group * c_out + strip.first..];
                     let dy = if cut.packs {
-                        let n_px = (to - from) * s.out_w();
-                        for (target, source) in
-                            packed.chunks_exact_mut(width).zip(dy.chunks(s.c_out)).take(n_px)
-                        {
-                            target[..lanes].copy_from_slice(&source[..lanes]);
-                            target[lanes..].fill(0.0);
-                        }
-                        Lanes { ptr: packed.as_ptr(), pixel: width, lanes: width }
+                        Lanes::pack(dy, s.c_out, strip, (to - from) * s.out_w(), packed)
                     } else {
-                        Lanes { ptr: dy.as_ptr(), pixel: s.c_out, lanes }
+                        Lanes { ptr: dy.as_ptr(), pixel: s.c_out, panel: micro::PANEL, lanes: strip.lanes }
                     };
                     // SAFETY: this runs only where there is AVX2; `dy` and the view are of these rows.
-                    unsafe { add_unit(s, gather, &view, dy, group, width, from, to, sums, add) };
+                    unsafe { add_unit(s, cx.isa, gather, &view, dy, group, strip, from, to, sums, add) };
                 }
             }
         });
@@ -144,26 +142,43 @@ pub(in super::super) fn grad_weight(
     finish(s, cx, &cut, partials, dweight);
 }
 
-/// One panel of `dy`: pixel after pixel, of which `lanes` floats may be read.
+/// One strip of `dy`: pixel after pixel, of which `lanes` floats may be read.
 #[derive(Clone, Copy)]
 struct Lanes {
     ptr: *const f32,
+    /// Floats from one pixel to the next, and from one panel to the next.
     pixel: usize,
+    panel: usize,
     lanes: usize,
 }
 
-/// Adds one unit's share to one panel of a partial gradient.
+impl Lanes {
+    /// A strip's channels of `n_px` pixels, copied together by panels.
+    fn pack(dy: &[f32], c_out: usize, strip: Strip, n_px: usize, packed: &mut [f32]) -> Lanes {
+        let width = strip.panel_width();
+        for (i, packed) in packed.chunks_exact_mut(n_px * width).take(strip.panels()).enumerate() {
+            let (first, lanes) = (i * width, (strip.lanes - i * width).min(width));
+            for (target, source) in packed.chunks_exact_mut(width).zip(dy.chunks(c_out)) {
+                target[..lanes].copy_from_slice(&source[first..first + lanes]);
+                target[lanes..].fill(0.0);
+            }
+        }
+        Lanes { ptr: packed.as_ptr(), pixel: width, panel: n_px * width, lanes: strip.width }
+    }
+}
+
+/// Adds one unit's share to one strip of a partial gradient.
 ///
 /// # Safety
-/// The CPU has AVX2 and FMA; the view and `dy` are of rows `from..to`.
-#[target_feature(enable = "avx2,fma")]
+/// `isa` has AVX2; the view and `dy` are of rows `from..to`.
 unsafe fn add_unit(
     s: &Conv2d,
+    isa: Isa,
     gather: &Gather,
     view: &View,
     dy: Lanes,
     group: usize,
-    width: usize,
+    strip: Strip,
     from: usize,
     to: usize,
     sums: &mut [f32],
@@ -180,16 +195,18 @@ unsafe fn add_unit(
         a_pixel: lw.read_step * s.c_in,
         b_line: s.out_w() * dy.pixel,
         b_pixel: dy.pixel,
+        b_panel: dy.panel,
+        out_panel: gather.patch_len() * micro::PANEL,
     };
     for (kh, kw) in (0..s.kh * inner).map(|i| (i / inner, i % inner)) {
         let row = lh.read_first + (from * lh.read_step + kh * lh.tap_step) as isize;
         let col = lw.read_first + (kw * lw.tap_step) as isize;
-        for (at, rows) in pieces(len, micro::rows_max(width)) {
-            let sums = &mut sums[((kh * inner + kw) * len + at) * width..][..rows * width];
-            // SAFETY: the view covers every tap of these rows; `dy` has every pixel.
+        for (at, rows) in pieces(len, micro::rows_max(isa, strip.width)) {
+            let sums = &mut sums[((kh * inner + kw) * len + at) * strip.panel_width()..];
+            // SAFETY: the view covers every tap of these rows; `dy` has every pixel; each panel of the sums has the rows.
             unsafe {
                 let a = view.at(row, col, group * c_in + at);
-                micro::reduce(rows, width, dy.lanes, &sweep, a, dy.ptr, sums.as_mut_ptr(), add);
+                micro::reduce(isa, rows, strip.width, dy.lanes, &sweep, a, dy.ptr, sums.as_mut_ptr(), add);
             }
         }
     }

@@ -21,10 +21,10 @@ pub(super) use grad_weight::grad_weight;
 pub(super) use view::View;
 
 use super::geometry::{Axis, Way, pieces};
-use super::micro::{self, ALIGN_SLACK, Target, Walk, aligned, padded, panel, panels};
+use super::micro::{self, ALIGN_SLACK, Strip, Target, Walk, aligned, padded, panel, strips};
 use super::{Conv2d, Epilogue, Pass};
-use crate::Cx;
 use crate::cx::SharedMut;
+use crate::{Cx, Isa};
 
 /// Multiply-adds that make a task worth starting: about 10 µs.
 const TASK_MACS_MIN: usize = 1 << 19;
@@ -244,7 +244,7 @@ impl Gather {
                 let out = unsafe { made.slice(line * row_len, (to - from) * row_len) };
                 let view = View::new(self, read, image, from, to, buffer);
                 // SAFETY: this runs only where there is AVX2; the view has all that these rows read.
-                unsafe { self.make(&view, packed, init, from, to, out) };
+                unsafe { self.make(cx.isa, &view, packed, init, from, to, out) };
                 if let Some(epilogue) = epilogue {
                     epilogue(line * row_len, out);
                 }
@@ -255,10 +255,10 @@ impl Gather {
     /// Makes rows `from..to` of one image.
     ///
     /// # Safety
-    /// The CPU has AVX2 and FMA, and the view is of these rows.
-    #[target_feature(enable = "avx2,fma")]
+    /// `isa` has AVX2, and the view is of these rows.
     unsafe fn make(
         &self,
+        isa: Isa,
         view: &View,
         packed: &[f32],
         init: &[f32],
@@ -280,10 +280,10 @@ impl Gather {
                 inner: if joined { lw.taps.min(1) } else { lw.taps },
                 inner_step: lw.tap_step * self.c_read,
                 len: if joined { lw.taps * c_read } else { c_read },
+                b_panel: len * micro::PANEL,
             };
-            for (group, (first, width, lanes)) in
-                (0..self.groups).flat_map(|g| panels(c_made).map(move |p| (g, p)))
-            {
+            for (group, strip) in (0..self.groups).flat_map(|g| strips(isa, c_made).map(move |s| (g, s))) {
+                let Strip { first, width, lanes } = strip;
                 let channel = group * c_made + first;
                 let panel = &packed[group * self.packed_group_len() + start * padded(c_made) + len * first..]
                     [..len * width];
@@ -294,8 +294,8 @@ impl Gather {
                     let row = lh.read_first + (idx * lh.read_step) as isize;
                     let inside = lh.taps_inside(row, self.rows.read());
                     let walk = Walk { outer: if lw.taps == 0 { 0 } else { inside.len() }, ..walk };
-                    let panel = &panel[inside.start * lw.taps * c_read * width..];
-                    for (px, rows) in pieces(lw.count, micro::rows_max(width)) {
+                    let panel = &panel[inside.start * lw.taps * c_read * strip.panel_width()..];
+                    for (px, rows) in pieces(lw.count, micro::rows_max(isa, width)) {
                         let column = lw.made_first + px * lw.made_step;
                         let at = (line * self.cols.made() + column) * self.c_made + channel;
                         debug_assert!(at + (rows - 1) * lw.made_step * self.c_made + lanes <= out.len());
@@ -315,7 +315,7 @@ impl Gather {
                                 row: lw.made_step * self.c_made,
                                 lanes,
                             };
-                            micro::gather(rows, width, &walk, a, panel.as_ptr(), init.as_ptr(), target);
+                            micro::gather(isa, rows, width, &walk, a, panel.as_ptr(), init.as_ptr(), target);
                         }
                     }
                 }

@@ -13,10 +13,10 @@
 
 use super::super::Conv2d;
 use super::super::geometry::pieces;
-use super::super::micro::{self, ALIGN_SLACK, Sweep, aligned, padded, panel, panels};
+use super::super::micro::{self, ALIGN_SLACK, Strip, Sweep, aligned, padded, panel, panels, strips};
 use super::{POINTS, SKEW, Tiling, transform};
-use crate::Cx;
 use crate::cx::SharedMut;
+use crate::{Cx, Isa};
 
 /// Floats of one transformed chunk: 10 MB of a 32 MB L3.
 const CHUNK_FLOATS: usize = 5 << 19;
@@ -118,10 +118,10 @@ impl Sums {
     /// Adds a chunk of `tiles` tiles to rows `from..to` of the sums at one point.
     ///
     /// # Safety
-    /// The CPU has AVX2 and FMA.
-    #[target_feature(enable = "avx2,fma")]
+    /// `isa` has AVX2; these rows of the sums are the caller's.
     unsafe fn multiply(
         &self,
+        isa: Isa,
         u: &[f32],
         v: &[f32],
         tiles: usize,
@@ -131,23 +131,29 @@ impl Sums {
         point: usize,
         add: bool,
     ) {
-        for (first, width, _) in panels(self.c_out) {
+        for strip in strips(isa, self.c_out) {
+            let Strip { first, width, .. } = strip;
             let sweep = Sweep {
                 lines: 1,
                 pixels: tiles,
                 a_line: 0,
                 a_pixel: self.u_pitch,
                 b_line: 0,
-                b_pixel: width,
+                b_pixel: strip.panel_width(),
+                b_panel: self.chunk * micro::PANEL,
+                out_panel: self.c_in * micro::PANEL,
             };
-            let v = &v[self.chunk * first..][..tiles * width];
-            for (row, rows) in pieces(to - from, micro::rows_max(width)) {
-                let at = point * self.sum_plane + self.c_in * first + (from + row) * width;
-                // SAFETY: these rows are this task's; u has `c_in` floats a tile, v `width`.
+            let v = &v[self.chunk * first..];
+            for (row, rows) in pieces(to - from, micro::rows_max(isa, width)) {
+                let at = point * self.sum_plane + self.c_in * first + (from + row) * strip.panel_width();
+                debug_assert!(
+                    at + (strip.panels() - 1) * sweep.out_panel + rows * strip.panel_width() <= sums.len()
+                );
+                // SAFETY: these rows of each panel are this task's; u has `c_in` floats a tile, v a panel's width.
                 unsafe {
-                    let sums = sums.slice(at, rows * width);
                     let a = u[from + row..].as_ptr();
-                    micro::reduce(rows, width, width, &sweep, a, v.as_ptr(), sums.as_mut_ptr(), add);
+                    let sums = sums.as_mut_ptr().add(at);
+                    micro::reduce(isa, rows, width, width, &sweep, a, v.as_ptr(), sums, add);
                 }
             }
         }
@@ -227,7 +233,7 @@ pub(in super::super) fn grad_weight(
             let to = (from + g.rows).min(g.c_in);
             let (u, v) = (&u[point * g.u_plane..][..g.u_plane], &v[point * g.v_plane..][..g.v_plane]);
             // SAFETY: this runs only where there is AVX2; tasks own disjoint rows of the sums.
-            unsafe { g.multiply(u, v, len, from, to, sums, point, start > 0) };
+            unsafe { g.multiply(cx.isa, u, v, len, from, to, sums, point, start > 0) };
         });
     }
     let sums = &*sums;

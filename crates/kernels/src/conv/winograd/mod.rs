@@ -30,10 +30,10 @@ mod transform;
 pub(super) use grad_weight::grad_weight;
 
 use super::geometry::pieces;
-use super::micro::{self, ALIGN_SLACK, Target, Walk, aligned, padded, panel, panels};
+use super::micro::{self, ALIGN_SLACK, Strip, Target, Walk, aligned, padded, panel, strips};
 use super::{Conv2d, Epilogue, Pass};
-use crate::Cx;
 use crate::cx::SharedMut;
+use crate::{Cx, Isa};
 
 /// Points of the transformed square.
 const POINTS: usize = 36;
@@ -201,7 +201,7 @@ impl Correlate {
             // SAFETY: this runs only where there is AVX2; tiles are disjoint parts of the image that is made.
             unsafe {
                 self.transform_patches(read, zeros, from, to, u);
-                self.multiply(filters, to - from, zeros, u, m);
+                self.multiply(cx.isa, filters, to - from, zeros, u, m);
                 self.transform_tiles(m, from, to, bias, made, epilogue);
             }
         });
@@ -269,25 +269,39 @@ impl Correlate {
     /// `m[36][tile][c_made] = u · filters`, point by point.
     ///
     /// # Safety
-    /// The CPU has AVX2 and FMA.
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn multiply(&self, filters: &[f32], tiles: usize, zeros: &[f32], u: &[f32], m: &mut [f32]) {
+    /// `isa` has AVX2.
+    unsafe fn multiply(
+        &self,
+        isa: Isa,
+        filters: &[f32],
+        tiles: usize,
+        zeros: &[f32],
+        u: &[f32],
+        m: &mut [f32],
+    ) {
         let (read_pitch, made_pitch) = (padded(self.c_read), padded(self.c_made));
-        let walk =
-            Walk { row: read_pitch, outer: 1, outer_step: 0, inner: 1, inner_step: 0, len: self.c_read };
+        let walk = Walk {
+            row: read_pitch,
+            outer: 1,
+            outer_step: 0,
+            inner: 1,
+            inner_step: 0,
+            len: self.c_read,
+            b_panel: self.c_read * micro::PANEL,
+        };
         for point in 0..POINTS {
             let u = &u[point * self.read_plane()..][..tiles * read_pitch];
             let m = &mut m[point * self.made_plane()..][..tiles * made_pitch];
             let filters = &filters[point * self.weight_plane()..][..self.weight_plane()];
-            for (first, width, _) in panels(self.c_made) {
-                for (tile, rows) in pieces(tiles, micro::rows_max(width)) {
+            for Strip { first, width, .. } in strips(isa, self.c_made) {
+                for (tile, rows) in pieces(tiles, micro::rows_max(isa, width)) {
                     // SAFETY: rows are tiles of this block; panels and rows are padded to `width` lanes.
                     unsafe {
                         let a = u.as_ptr().add(tile * read_pitch);
                         let b = filters.as_ptr().add(self.c_read * first);
                         let ptr = m.as_mut_ptr().add(tile * made_pitch + first);
                         let target = Target { ptr, row: made_pitch, lanes: width };
-                        micro::gather(rows, width, &walk, a, b, zeros.as_ptr(), target);
+                        micro::gather(isa, rows, width, &walk, a, b, zeros.as_ptr(), target);
                     }
                 }
             }
