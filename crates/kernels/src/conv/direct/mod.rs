@@ -10,11 +10,14 @@
 //! copies the rows it will read, with zeros around, into its scratch. That *view* is small (a few rows) and is read
 //! `kh · kw · c_out` times.
 //!
+//! Where few channels are made, lanes are pixels instead, with AVX-512; see [`planar`].
+//!
 //! The input gradient is the same code on another [`Axis`]; see `geometry`. The weight gradient is in [`grad_weight`].
 //!
 //! A task is some rows of some images, by shape alone; each output is summed by one task, in the order of its patch.
 
 mod grad_weight;
+mod planar;
 mod view;
 
 pub(super) use grad_weight::grad_weight;
@@ -160,7 +163,13 @@ impl Gather {
     }
 
     fn scratch_len(&self, workers: usize) -> usize {
-        self.shared_len() + workers * self.view_len().next_multiple_of(16) + ALIGN_SLACK
+        self.shared_len() + workers * self.own_len() + ALIGN_SLACK
+    }
+
+    /// Floats that a worker has for its views, of whichever kind.
+    fn own_len(&self) -> usize {
+        let planar = if planar::pays(self) { planar::view_len(self) } else { 0 };
+        self.view_len().max(planar).next_multiple_of(16)
     }
 
     /// Where in a group's packed weights a phase starts, in patch rows.
@@ -228,7 +237,9 @@ impl Gather {
         }
         let (packed, init) = (&*packed, &*init);
 
-        let view_len = self.view_len().next_multiple_of(16);
+        let by_planes = cx.isa.has_avx512() && planar::pays(self);
+        let image_len = self.rows.read() * self.cols.read() * self.c_read;
+        let view_len = self.own_len();
         let views = SharedMut::new(rest);
         let made = SharedMut::new(made);
         let row_len = self.cols.made() * self.c_made;
@@ -242,9 +253,14 @@ impl Gather {
                 let line = image * self.rows.made() + from;
                 // SAFETY: units are disjoint ranges of rows.
                 let out = unsafe { made.slice(line * row_len, (to - from) * row_len) };
-                let view = View::new(self, read, image, from, to, buffer);
-                // SAFETY: this runs only where there is AVX2; the view has all that these rows read.
-                unsafe { self.make(cx.isa, &view, packed, init, from, to, out) };
+                if by_planes {
+                    let image = &read[image * image_len..][..image_len];
+                    planar::make(cx.isa, self, image, buffer, packed, init, from, to, out);
+                } else {
+                    let view = View::new(self, read, image, from, to, buffer);
+                    // SAFETY: this runs only where there is AVX2; the view has all that these rows read.
+                    unsafe { self.make(cx.isa, &view, packed, init, from, to, out) };
+                }
                 if let Some(epilogue) = epilogue {
                     epilogue(line * row_len, out);
                 }

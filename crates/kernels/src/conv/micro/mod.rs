@@ -1,4 +1,4 @@
-//! The two register tiles that all heavy work here ends in. Neither packs anything: their callers lay data out as the
+//! The register tiles that all heavy work here ends in. None packs anything: their callers lay data out as the
 //! tiles read it, or, for images, it already lies so.
 //!
 //! - [`gather`]: `out[r, lane] = init[lane] + Σ_k a[r, k] · b[k, lane]`. A row is an output pixel (or a Winograd tile),
@@ -7,13 +7,20 @@
 //! - [`reduce`]: `out[r, lane] (+)= Σ_p a[p, r] · b[p, lane]`. The weight gradient: `p` runs over pixels, rows are
 //!   consecutive floats of the patch, lanes are channels of `dy`.
 //!
+//! With few channels both would leave most of a vector empty. For these there is, with AVX-512 only,
+//!
+//! - [`along`]: `out[r, lane] (+)= init[r] + Σ_k b[k, r] · a[k, lane]`. Rows are channels, and lanes lie along the image:
+//!   they are neighbouring pixels of one channel, or neighbouring floats of the patch.
+//!
 //! Channels lie in *panels* of 16, whatever the instruction set. A tile is some rows by a *strip* of channels: one panel,
 //! or with AVX-512 two where there are. Tiles of all sizes add the same products in the same order, so the bits of a
 //! sum do not depend on the tile that made it.
 
+mod along;
 mod avx2;
 mod avx512;
 
+pub(super) use along::{Lanes, Loops, ROWS_MAX, VECTORS_MAX, along};
 pub(super) use avx2::{mask, store};
 
 use crate::Isa;
