@@ -74,10 +74,10 @@ impl Sums {
     /// Transforms tiles `from..to` of the image into tiles `at..` of the chunk.
     ///
     /// # Safety
-    /// The CPU has AVX2 and FMA; nobody else writes these tiles of the planes.
-    #[target_feature(enable = "avx2,fma")]
+    /// `isa` has AVX2; nobody else writes these tiles of the planes.
     unsafe fn transform(
         &self,
+        isa: Isa,
         x: &[f32],
         dy: &[f32],
         zeros: *const f32,
@@ -100,16 +100,13 @@ impl Sums {
             // SAFETY: the pixels have `c_in` floats, each plane has `u_pitch` for this tile.
             unsafe {
                 let out = u.as_mut_ptr().add(at * self.u_pitch);
-                transform::patch(&patch, &ahead.0, self.c_in, out, self.u_plane);
+                transform::patch(isa, &patch, &ahead.0, self.c_in, out, self.u_plane);
             }
-            for (first, width, _) in panels(self.c_out) {
-                for c in (0..width).step_by(8) {
-                    // SAFETY: the pixels have `c_out` floats, each plane has a row of `width` for this tile.
-                    unsafe {
-                        let out = v.as_mut_ptr().add(self.chunk * first + at * width + c);
-                        let lanes = self.c_out.saturating_sub(first + c);
-                        transform::spread(&pixels, &ahead.1, first + c, lanes, out, self.v_plane);
-                    }
+            for (first, width, lanes) in panels(self.c_out) {
+                // SAFETY: the pixels have `c_out` floats, each plane has a row of `width` for this tile.
+                unsafe {
+                    let out = v.as_mut_ptr().add(self.chunk * first + at * width);
+                    transform::spread(isa, &pixels, &ahead.1, first, lanes, width, out, self.v_plane);
                 }
             }
         }
@@ -162,24 +159,17 @@ impl Sums {
     /// Transforms one panel of the sums back into `dweight`, which is `[lane][c_in][9]`.
     ///
     /// # Safety
-    /// The CPU has AVX2 and FMA.
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn finish(&self, sums: &[f32], idx: usize, dweight: &mut [f32]) {
+    /// `isa` has AVX2.
+    unsafe fn finish(&self, isa: Isa, sums: &[f32], idx: usize, dweight: &mut [f32]) {
         let (first, width, lanes) = panel(self.c_out, idx);
         let mut taps = [[0.0; micro::PANEL]; 9];
         assert!(sums.len() >= POINTS * self.sum_plane);
         for c in 0..self.c_in {
-            for v in (0..width).step_by(8) {
-                // SAFETY: every plane has the row of `width` sums of this panel and channel.
-                unsafe {
-                    let from = sums.as_ptr().add(self.c_in * first + c * width + v);
-                    transform::unfilter(
-                        from,
-                        self.sum_plane,
-                        taps.as_mut_ptr().cast::<f32>().add(v),
-                        micro::PANEL,
-                    );
-                }
+            // SAFETY: every plane has the row of `width` sums of this panel and channel.
+            unsafe {
+                let from = sums.as_ptr().add(self.c_in * first + c * width);
+                let taps = taps.as_mut_ptr().cast();
+                transform::unfilter(isa, from, self.sum_plane, width, taps, micro::PANEL);
             }
             for lane in 0..lanes {
                 for k in 0..9 {
@@ -222,7 +212,7 @@ pub(in super::super) fn grad_weight(
                 let at = task * TRANSFORM_TILES;
                 let end = (at + TRANSFORM_TILES).min(len);
                 // SAFETY: this runs only where there is AVX2; tiles are disjoint rows of the planes.
-                unsafe { g.transform(x, dy, zeros.as_ptr(), start + at, start + end, at, u, v) };
+                unsafe { g.transform(cx.isa, x, dy, zeros.as_ptr(), start + at, start + end, at, u, v) };
             });
         }
         let (u, v) = (&*u, &*v);
@@ -239,6 +229,6 @@ pub(in super::super) fn grad_weight(
     let sums = &*sums;
     cx.for_each_chunk(dweight, micro::PANEL * g.c_in * 9, |idx, dweight| {
         // SAFETY: this runs only where there is AVX2.
-        unsafe { g.finish(sums, idx, dweight) };
+        unsafe { g.finish(cx.isa, sums, idx, dweight) };
     });
 }
