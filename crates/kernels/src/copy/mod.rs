@@ -6,12 +6,16 @@
 
 mod gather;
 mod join;
+#[cfg(target_arch = "x86_64")]
+mod narrow;
 mod strided;
 mod transpose;
 
 pub use gather::{BadIndex, Gather};
 pub use join::{Concat, Pad};
 pub use strided::StridedCopy;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use transpose::Tile;
 
 /// An element of four bytes that may be copied as bits.
 pub trait Word: Copy + Send + Sync + Default + sealed::Sealed + 'static {}

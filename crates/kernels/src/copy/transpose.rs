@@ -1,5 +1,7 @@
 //! The transpose of a strip: eight by eight in registers where the instruction set allows it.
 
+#[cfg(target_arch = "x86_64")]
+use super::narrow;
 use crate::Isa;
 
 /// Width of a strip, and of the blocks it is walked in: 64 rows on either side keep to the pages that the first
@@ -10,8 +12,10 @@ pub(super) const STRIP: usize = 64;
 const SQUARE: usize = 16;
 
 /// `across` is contiguous in the source, `along` is contiguous in the target.
-pub(super) struct Tile {
+pub(crate) struct Tile {
+    /// How many elements lie side by side in the source.
     pub across: usize,
+    /// How many lie side by side in the target.
     pub along: usize,
     /// How far the source moves for one step along.
     pub source_stride: usize,
@@ -24,7 +28,12 @@ impl Tile {
     ///
     /// # Safety
     /// Every element of the tile lies inside the buffers that `s` and `t` point into, which do not overlap.
-    pub(super) unsafe fn run(&self, isa: Isa, s: *const u32, t: *mut u32) {
+    pub(crate) unsafe fn run(&self, isa: Isa, s: *const u32, t: *mut u32) {
+        // SAFETY: the caller's promise.
+        #[cfg(target_arch = "x86_64")]
+        if isa.has_avx512() && unsafe { self.narrow(s, t) } {
+            return;
+        }
         #[cfg(target_arch = "x86_64")]
         if isa.has_avx2() {
             let (across, along) = (self.across / 8 * 8, self.along / 8 * 8);
@@ -39,6 +48,57 @@ impl Tile {
         let _ = isa;
         // SAFETY: the caller's promise.
         unsafe { self.scalar(0..self.across, 0, s, t) };
+    }
+
+    /// Copies the tile if one side is a run of few elements after few; says whether it was.
+    ///
+    /// # Safety
+    /// As `run`; the CPU has AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn narrow(&self, s: *const u32, t: *mut u32) -> bool {
+        let (s, t) = (s.cast::<f32>(), t.cast::<f32>());
+        macro_rules! pick {
+            ($channels:expr, $c:ident => $call:expr) => {
+                match $channels {
+                    2 => {
+                        const $c: usize = 2;
+                        $call
+                    }
+                    3 => {
+                        const $c: usize = 3;
+                        $call
+                    }
+                    4 => {
+                        const $c: usize = 4;
+                        $call
+                    }
+                    5 => {
+                        const $c: usize = 5;
+                        $call
+                    }
+                    6 => {
+                        const $c: usize = 6;
+                        $call
+                    }
+                    7 => {
+                        const $c: usize = 7;
+                        $call
+                    }
+                    _ => return false,
+                }
+            };
+        }
+        // SAFETY: the caller's promise: every element that is read or written is of the tile.
+        unsafe {
+            if self.target_stride == self.along && self.along <= narrow::CHANNELS_MAX {
+                pick!(self.along, C => narrow::interleave::<C>(s, self.source_stride, self.across, t));
+            } else if self.source_stride == self.across && self.across <= narrow::CHANNELS_MAX {
+                pick!(self.across, C => narrow::part::<C>(s, self.along, t, self.target_stride));
+            } else {
+                return false;
+            }
+        }
+        true
     }
 
     /// What lies at `across` and from `first_along` on.

@@ -7,10 +7,10 @@
 
 use super::super::Conv2d;
 use super::super::geometry::{Way, pieces};
-use super::super::micro::{self, ALIGN_SLACK, Sweep, aligned, padded, panel};
+use super::super::micro::{self, ALIGN_SLACK, Lanes, Loops, Strip, Sweep, aligned, padded, panel};
 use super::{Gather, View};
-use crate::Cx;
 use crate::cx::SharedMut;
+use crate::{Cx, Isa};
 
 /// Enough for 16 workers.
 const SLABS_MAX: usize = 16;
@@ -21,6 +21,9 @@ const PARTIALS_MAX: usize = 1 << 22;
 /// two of channels its rows fall into few sets of the L1 cache. Measured, 28x28, 128 to 256 channels,
 /// 3x3, stride 2, batch 4: 8.6 ms without, 6.3 with.
 const PACK_PATCH_MIN: usize = 96;
+
+/// Floats of a vector.
+const LANES: usize = 16;
 
 struct Cut {
     gather: Gather,
@@ -35,6 +38,9 @@ struct Cut {
     panels_per_task: usize,
     /// Whether panels of `dy` are copied together.
     packs: bool,
+    /// Whether, with AVX-512, lanes are floats of the patch and rows are channels of `dy`: where the runs of the patch
+    /// fill vectors better than the channels do. A partial gradient is then `[group][channel][patch]`.
+    turns: bool,
 }
 
 impl Cut {
@@ -56,6 +62,8 @@ impl Cut {
         let parts = if units <= gather.units_per_task() { 1 } else { parts };
         let panels_per_task = n_panels.div_ceil(parts).max(1);
         let packs = gather.patch_len() >= PACK_PATCH_MIN && s.c_out > micro::PANEL;
+        let filled = |len: usize| len as f32 / len.next_multiple_of(LANES) as f32;
+        let turns = c_out < LANES && filled(run(s).1) >= 1.25 * filled(c_out);
         Cut {
             gather,
             group_panels,
@@ -66,6 +74,7 @@ impl Cut {
             units_per_slab,
             panels_per_task,
             packs,
+            turns,
         }
     }
 
@@ -74,7 +83,7 @@ impl Cut {
     }
 
     fn pack_len(&self) -> usize {
-        if self.packs { self.gather.unit_rows * self.gather.cols.made() * micro::PANEL } else { 0 }
+        if self.packs { self.gather.unit_rows * self.gather.cols.made() * micro::STRIP_MAX } else { 0 }
     }
 
     fn parts(&self) -> usize {
@@ -115,55 +124,83 @@ pub(in super::super) fn grad_weight(
                 let view = View::new(gather, x, image, from, to, buffer);
                 let pixel = (image * s.out_h() + from) * s.out_w();
                 let dy = &dy[pixel * s.c_out..][..(to - from) * s.out_w() * s.c_out];
-                for idx in part * cut.panels_per_task..((part + 1) * cut.panels_per_task).min(cut.n_panels) {
-                    let (group, (first, width, lanes)) =
-                        (idx / cut.group_panels, panel(c_out, idx % cut.group_panels));
-                    let start = slab * cut.partial_len + group * cut.group_len + gather.patch_len() * first;
+                if cut.turns && cx.isa.has_avx512() {
+                    // Few channels are one panel a group, and these are not cut.
+                    for group in part * cut.panels_per_task..((part + 1) * cut.panels_per_task).min(s.groups)
+                    {
+                        let start = slab * cut.partial_len + group * cut.group_len;
+                        // SAFETY: groups of a slab are disjoint and belong to one task.
+                        let sums = unsafe { partials.slice(start, gather.patch_len() * c_out) };
+                        let add = unit > slab * cut.units_per_slab;
+                        // SAFETY: there is AVX-512; `dy` and the view are of these rows.
+                        unsafe { add_unit_turned(s, gather, &view, dy, group, from, to, sums, add) };
+                    }
+                    continue;
+                }
+                let last = ((part + 1) * cut.panels_per_task).min(cut.n_panels);
+                let mut idx = part * cut.panels_per_task;
+                while idx < last {
+                    let (group, first) = (idx / cut.group_panels, idx % cut.group_panels);
+                    let end = (first + last - idx).min(cut.group_panels);
+                    let strip = Strip::at(cx.isa, c_out, first, end);
+                    idx += strip.panels();
+                    let start =
+                        slab * cut.partial_len + group * cut.group_len + gather.patch_len() * strip.first;
                     // SAFETY: panels of a slab are disjoint and belong to one task.
-                    let sums = unsafe { partials.slice(start, gather.patch_len() * width) };
+                    let sums = unsafe { partials.slice(start, gather.patch_len() * strip.width) };
                     let add = unit > slab * cut.units_per_slab;
-                    let dy = &dy[group * c_out + first..];
+                    let dy = &dy[group * c_out + strip.first..];
                     let dy = if cut.packs {
-                        let n_px = (to - from) * s.out_w();
-                        for (target, source) in
-                            packed.chunks_exact_mut(width).zip(dy.chunks(s.c_out)).take(n_px)
-                        {
-                            target[..lanes].copy_from_slice(&source[..lanes]);
-                            target[lanes..].fill(0.0);
-                        }
-                        Lanes { ptr: packed.as_ptr(), pixel: width, lanes: width }
+                        Channels::pack(dy, s.c_out, strip, (to - from) * s.out_w(), packed)
                     } else {
-                        Lanes { ptr: dy.as_ptr(), pixel: s.c_out, lanes }
+                        Channels { ptr: dy.as_ptr(), pixel: s.c_out, panel: micro::PANEL, lanes: strip.lanes }
                     };
                     // SAFETY: this runs only where there is AVX2; `dy` and the view are of these rows.
-                    unsafe { add_unit(s, gather, &view, dy, group, width, from, to, sums, add) };
+                    unsafe { add_unit(s, cx.isa, gather, &view, dy, group, strip, from, to, sums, add) };
                 }
             }
         });
     }
-    finish(s, cx, &cut, partials, dweight);
+    finish(s, cx, &cut, cut.turns && cx.isa.has_avx512(), partials, dweight);
 }
 
-/// One panel of `dy`: pixel after pixel, of which `lanes` floats may be read.
+/// One strip of `dy`: pixel after pixel, of which `lanes` floats may be read.
 #[derive(Clone, Copy)]
-struct Lanes {
+struct Channels {
     ptr: *const f32,
+    /// Floats from one pixel to the next, and from one panel to the next.
     pixel: usize,
+    panel: usize,
     lanes: usize,
 }
 
-/// Adds one unit's share to one panel of a partial gradient.
+impl Channels {
+    /// A strip's channels of `n_px` pixels, copied together by panels.
+    fn pack(dy: &[f32], c_out: usize, strip: Strip, n_px: usize, packed: &mut [f32]) -> Channels {
+        let width = strip.panel_width();
+        for (i, packed) in packed.chunks_exact_mut(n_px * width).take(strip.panels()).enumerate() {
+            let (first, lanes) = (i * width, (strip.lanes - i * width).min(width));
+            for (target, source) in packed.chunks_exact_mut(width).zip(dy.chunks(c_out)) {
+                target[..lanes].copy_from_slice(&source[first..first + lanes]);
+                target[lanes..].fill(0.0);
+            }
+        }
+        Channels { ptr: packed.as_ptr(), pixel: width, panel: n_px * width, lanes: strip.width }
+    }
+}
+
+/// Adds one unit's share to one strip of a partial gradient.
 ///
 /// # Safety
-/// The CPU has AVX2 and FMA; the view and `dy` are of rows `from..to`.
-#[target_feature(enable = "avx2,fma")]
+/// `isa` has AVX2; the view and `dy` are of rows `from..to`.
 unsafe fn add_unit(
     s: &Conv2d,
+    isa: Isa,
     gather: &Gather,
     view: &View,
-    dy: Lanes,
+    dy: Channels,
     group: usize,
-    width: usize,
+    strip: Strip,
     from: usize,
     to: usize,
     sums: &mut [f32],
@@ -171,8 +208,7 @@ unsafe fn add_unit(
 ) {
     let c_in = s.c_in / s.groups;
     let (lh, lw) = (gather.rows.lattice(0), gather.cols.lattice(0));
-    let joined = lw.tap_step == 1 && s.groups == 1;
-    let (inner, len) = if joined { (1, s.kw * c_in) } else { (s.kw, c_in) };
+    let (inner, len) = run(s);
     let sweep = Sweep {
         lines: to - from,
         pixels: lw.count,
@@ -180,23 +216,78 @@ unsafe fn add_unit(
         a_pixel: lw.read_step * s.c_in,
         b_line: s.out_w() * dy.pixel,
         b_pixel: dy.pixel,
+        b_panel: dy.panel,
+        out_panel: gather.patch_len() * micro::PANEL,
     };
     for (kh, kw) in (0..s.kh * inner).map(|i| (i / inner, i % inner)) {
         let row = lh.read_first + (from * lh.read_step + kh * lh.tap_step) as isize;
         let col = lw.read_first + (kw * lw.tap_step) as isize;
-        for (at, rows) in pieces(len, micro::rows_max(width)) {
-            let sums = &mut sums[((kh * inner + kw) * len + at) * width..][..rows * width];
-            // SAFETY: the view covers every tap of these rows; `dy` has every pixel.
+        for (at, rows) in pieces(len, micro::rows_max(isa, strip.width)) {
+            let sums = &mut sums[((kh * inner + kw) * len + at) * strip.panel_width()..];
+            // SAFETY: the view covers every tap of these rows; `dy` has every pixel; each panel of the sums has the rows.
             unsafe {
                 let a = view.at(row, col, group * c_in + at);
-                micro::reduce(rows, width, dy.lanes, &sweep, a, dy.ptr, sums.as_mut_ptr(), add);
+                micro::reduce(isa, rows, strip.width, dy.lanes, &sweep, a, dy.ptr, sums.as_mut_ptr(), add);
+            }
+        }
+    }
+}
+
+/// How many contiguous runs a row of the kernel reads, and how long they are: neighbouring taps of all channels are one.
+fn run(s: &Conv2d) -> (usize, usize) {
+    let c_in = s.c_in / s.groups;
+    if s.dilation.1 == 1 && s.groups == 1 { (1, s.kw * c_in) } else { (s.kw, c_in) }
+}
+
+/// As [`add_unit`], with lanes along the patch: `sums[channel][patch]`.
+///
+/// # Safety
+/// The CPU has AVX-512; the view and `dy` are of rows `from..to`.
+unsafe fn add_unit_turned(
+    s: &Conv2d,
+    gather: &Gather,
+    view: &View,
+    dy: &[f32],
+    group: usize,
+    from: usize,
+    to: usize,
+    sums: &mut [f32],
+    add: bool,
+) {
+    let (c_in, c_out) = (s.c_in / s.groups, s.c_out / s.groups);
+    let (lh, lw) = (gather.rows.lattice(0), gather.cols.lattice(0));
+    let (inner, len) = run(s);
+    let loops = Loops {
+        outer: 0..to - from,
+        middle: 1,
+        inner: lw.count,
+        a: [lh.read_step * view.row, 0, lw.read_step * s.c_in],
+        b: [s.out_w() * s.c_out, 0, s.c_out],
+    };
+    let per_run = len.div_ceil(LANES);
+    for (first, n) in pieces(s.kh * inner * per_run, micro::VECTORS_MAX) {
+        let lanes: [Lanes; micro::VECTORS_MAX] = std::array::from_fn(|i| {
+            let idx = first + i.min(n - 1);
+            let (tap, at) = (idx / per_run, idx % per_run * LANES);
+            let row = lh.read_first + (from * lh.read_step + tap / inner * lh.tap_step) as isize;
+            let col = lw.read_first + (tap % inner * lw.tap_step) as isize;
+            // SAFETY: the view covers every tap of these rows.
+            let a = unsafe { view.at(row, col, group * c_in + at) };
+            Lanes { a, out: tap * len + at, len: (len - at).min(LANES), active: loops.outer.clone() }
+        });
+        for (c, rows) in pieces(c_out, micro::ROWS_MAX) {
+            let sums = &mut sums[c * gather.patch_len()..][..rows * gather.patch_len()];
+            let b = dy[group * c_out + c..].as_ptr();
+            // SAFETY: the view has every pixel's patch, `dy` every pixel; `sums` has `rows` whole patches.
+            unsafe {
+                micro::along(rows, &loops, &lanes[..n], b, None, sums.as_mut_ptr(), gather.patch_len(), add);
             }
         }
     }
 }
 
 /// Adds the partial gradients in order and turns them into OIHW, one panel a task.
-fn finish(s: &Conv2d, cx: &Cx, cut: &Cut, partials: &[f32], dweight: &mut [f32]) {
+fn finish(s: &Conv2d, cx: &Cx, cut: &Cut, turned: bool, partials: &[f32], dweight: &mut [f32]) {
     let (c_in, c_out, taps) = (s.c_in / s.groups, s.c_out / s.groups, s.kh * s.kw);
     let filter = c_in * taps;
     let dweight = SharedMut::new(dweight);
@@ -206,11 +297,16 @@ fn finish(s: &Conv2d, cx: &Cx, cut: &Cut, partials: &[f32], dweight: &mut [f32])
         let out = unsafe { dweight.slice((group * c_out + first) * filter, lanes * filter) };
         for at in 0..filter {
             let (tap, ci) = (at / c_in, at % c_in);
-            let start = group * cut.group_len + filter * first + at * width;
             let mut sum = [0.0; micro::PANEL];
-            for slab in 0..cut.slabs {
-                for (v, p) in sum.iter_mut().zip(&partials[slab * cut.partial_len + start..][..width]) {
-                    *v += p;
+            for partial in partials[group * cut.group_len + filter * first..].chunks(cut.partial_len) {
+                if turned {
+                    for lane in 0..lanes {
+                        sum[lane] += partial[lane * filter + at];
+                    }
+                } else {
+                    for (v, p) in sum.iter_mut().zip(&partial[at * width..][..width]) {
+                        *v += p;
+                    }
                 }
             }
             for lane in 0..lanes {

@@ -10,21 +10,24 @@
 //! copies the rows it will read, with zeros around, into its scratch. That *view* is small (a few rows) and is read
 //! `kh · kw · c_out` times.
 //!
+//! Where few channels are made, lanes are pixels instead, with AVX-512; see [`planar`].
+//!
 //! The input gradient is the same code on another [`Axis`]; see `geometry`. The weight gradient is in [`grad_weight`].
 //!
 //! A task is some rows of some images, by shape alone; each output is summed by one task, in the order of its patch.
 
 mod grad_weight;
+mod planar;
 mod view;
 
 pub(super) use grad_weight::grad_weight;
 pub(super) use view::View;
 
 use super::geometry::{Axis, Way, pieces};
-use super::micro::{self, ALIGN_SLACK, Target, Walk, aligned, padded, panel, panels};
+use super::micro::{self, ALIGN_SLACK, Strip, Target, Walk, aligned, padded, panel, strips};
 use super::{Conv2d, Epilogue, Pass};
-use crate::Cx;
 use crate::cx::SharedMut;
+use crate::{Cx, Isa};
 
 /// Multiply-adds that make a task worth starting: about 10 µs.
 const TASK_MACS_MIN: usize = 1 << 19;
@@ -160,7 +163,13 @@ impl Gather {
     }
 
     fn scratch_len(&self, workers: usize) -> usize {
-        self.shared_len() + workers * self.view_len().next_multiple_of(16) + ALIGN_SLACK
+        self.shared_len() + workers * self.own_len() + ALIGN_SLACK
+    }
+
+    /// Floats that a worker has for its views, of whichever kind.
+    fn own_len(&self) -> usize {
+        let planar = if planar::pays(self) { planar::view_len(self) } else { 0 };
+        self.view_len().max(planar).next_multiple_of(16)
     }
 
     /// Where in a group's packed weights a phase starts, in patch rows.
@@ -228,7 +237,9 @@ impl Gather {
         }
         let (packed, init) = (&*packed, &*init);
 
-        let view_len = self.view_len().next_multiple_of(16);
+        let by_planes = cx.isa.has_avx512() && planar::pays(self);
+        let image_len = self.rows.read() * self.cols.read() * self.c_read;
+        let view_len = self.own_len();
         let views = SharedMut::new(rest);
         let made = SharedMut::new(made);
         let row_len = self.cols.made() * self.c_made;
@@ -242,9 +253,14 @@ impl Gather {
                 let line = image * self.rows.made() + from;
                 // SAFETY: units are disjoint ranges of rows.
                 let out = unsafe { made.slice(line * row_len, (to - from) * row_len) };
-                let view = View::new(self, read, image, from, to, buffer);
-                // SAFETY: this runs only where there is AVX2; the view has all that these rows read.
-                unsafe { self.make(&view, packed, init, from, to, out) };
+                if by_planes {
+                    let image = &read[image * image_len..][..image_len];
+                    planar::make(cx.isa, self, image, buffer, packed, init, from, to, out);
+                } else {
+                    let view = View::new(self, read, image, from, to, buffer);
+                    // SAFETY: this runs only where there is AVX2; the view has all that these rows read.
+                    unsafe { self.make(cx.isa, &view, packed, init, from, to, out) };
+                }
                 if let Some(epilogue) = epilogue {
                     epilogue(line * row_len, out);
                 }
@@ -255,10 +271,10 @@ impl Gather {
     /// Makes rows `from..to` of one image.
     ///
     /// # Safety
-    /// The CPU has AVX2 and FMA, and the view is of these rows.
-    #[target_feature(enable = "avx2,fma")]
+    /// `isa` has AVX2, and the view is of these rows.
     unsafe fn make(
         &self,
+        isa: Isa,
         view: &View,
         packed: &[f32],
         init: &[f32],
@@ -280,10 +296,10 @@ impl Gather {
                 inner: if joined { lw.taps.min(1) } else { lw.taps },
                 inner_step: lw.tap_step * self.c_read,
                 len: if joined { lw.taps * c_read } else { c_read },
+                b_panel: len * micro::PANEL,
             };
-            for (group, (first, width, lanes)) in
-                (0..self.groups).flat_map(|g| panels(c_made).map(move |p| (g, p)))
-            {
+            for (group, strip) in (0..self.groups).flat_map(|g| strips(isa, c_made).map(move |s| (g, s))) {
+                let Strip { first, width, lanes } = strip;
                 let channel = group * c_made + first;
                 let panel = &packed[group * self.packed_group_len() + start * padded(c_made) + len * first..]
                     [..len * width];
@@ -294,8 +310,8 @@ impl Gather {
                     let row = lh.read_first + (idx * lh.read_step) as isize;
                     let inside = lh.taps_inside(row, self.rows.read());
                     let walk = Walk { outer: if lw.taps == 0 { 0 } else { inside.len() }, ..walk };
-                    let panel = &panel[inside.start * lw.taps * c_read * width..];
-                    for (px, rows) in pieces(lw.count, micro::rows_max(width)) {
+                    let panel = &panel[inside.start * lw.taps * c_read * strip.panel_width()..];
+                    for (px, rows) in pieces(lw.count, micro::rows_max(isa, width)) {
                         let column = lw.made_first + px * lw.made_step;
                         let at = (line * self.cols.made() + column) * self.c_made + channel;
                         debug_assert!(at + (rows - 1) * lw.made_step * self.c_made + lanes <= out.len());
@@ -315,7 +331,7 @@ impl Gather {
                                 row: lw.made_step * self.c_made,
                                 lanes,
                             };
-                            micro::gather(rows, width, &walk, a, panel.as_ptr(), init.as_ptr(), target);
+                            micro::gather(isa, rows, width, &walk, a, panel.as_ptr(), init.as_ptr(), target);
                         }
                     }
                 }

@@ -13,10 +13,10 @@
 
 use super::super::Conv2d;
 use super::super::geometry::pieces;
-use super::super::micro::{self, ALIGN_SLACK, Sweep, aligned, padded, panel, panels};
+use super::super::micro::{self, ALIGN_SLACK, Strip, Sweep, aligned, padded, panel, panels, strips};
 use super::{POINTS, SKEW, Tiling, transform};
-use crate::Cx;
 use crate::cx::SharedMut;
+use crate::{Cx, Isa};
 
 /// Floats of one transformed chunk: 10 MB of a 32 MB L3.
 const CHUNK_FLOATS: usize = 5 << 19;
@@ -74,10 +74,10 @@ impl Sums {
     /// Transforms tiles `from..to` of the image into tiles `at..` of the chunk.
     ///
     /// # Safety
-    /// The CPU has AVX2 and FMA; nobody else writes these tiles of the planes.
-    #[target_feature(enable = "avx2,fma")]
+    /// `isa` has AVX2; nobody else writes these tiles of the planes.
     unsafe fn transform(
         &self,
+        isa: Isa,
         x: &[f32],
         dy: &[f32],
         zeros: *const f32,
@@ -100,16 +100,13 @@ impl Sums {
             // SAFETY: the pixels have `c_in` floats, each plane has `u_pitch` for this tile.
             unsafe {
                 let out = u.as_mut_ptr().add(at * self.u_pitch);
-                transform::patch(&patch, &ahead.0, self.c_in, out, self.u_plane);
+                transform::patch(isa, &patch, &ahead.0, self.c_in, out, self.u_plane);
             }
-            for (first, width, _) in panels(self.c_out) {
-                for c in (0..width).step_by(8) {
-                    // SAFETY: the pixels have `c_out` floats, each plane has a row of `width` for this tile.
-                    unsafe {
-                        let out = v.as_mut_ptr().add(self.chunk * first + at * width + c);
-                        let lanes = self.c_out.saturating_sub(first + c);
-                        transform::spread(&pixels, &ahead.1, first + c, lanes, out, self.v_plane);
-                    }
+            for (first, width, lanes) in panels(self.c_out) {
+                // SAFETY: the pixels have `c_out` floats, each plane has a row of `width` for this tile.
+                unsafe {
+                    let out = v.as_mut_ptr().add(self.chunk * first + at * width);
+                    transform::spread(isa, &pixels, &ahead.1, first, lanes, width, out, self.v_plane);
                 }
             }
         }
@@ -118,10 +115,10 @@ impl Sums {
     /// Adds a chunk of `tiles` tiles to rows `from..to` of the sums at one point.
     ///
     /// # Safety
-    /// The CPU has AVX2 and FMA.
-    #[target_feature(enable = "avx2,fma")]
+    /// `isa` has AVX2; these rows of the sums are the caller's.
     unsafe fn multiply(
         &self,
+        isa: Isa,
         u: &[f32],
         v: &[f32],
         tiles: usize,
@@ -131,23 +128,29 @@ impl Sums {
         point: usize,
         add: bool,
     ) {
-        for (first, width, _) in panels(self.c_out) {
+        for strip in strips(isa, self.c_out) {
+            let Strip { first, width, .. } = strip;
             let sweep = Sweep {
                 lines: 1,
                 pixels: tiles,
                 a_line: 0,
                 a_pixel: self.u_pitch,
                 b_line: 0,
-                b_pixel: width,
+                b_pixel: strip.panel_width(),
+                b_panel: self.chunk * micro::PANEL,
+                out_panel: self.c_in * micro::PANEL,
             };
-            let v = &v[self.chunk * first..][..tiles * width];
-            for (row, rows) in pieces(to - from, micro::rows_max(width)) {
-                let at = point * self.sum_plane + self.c_in * first + (from + row) * width;
-                // SAFETY: these rows are this task's; u has `c_in` floats a tile, v `width`.
+            let v = &v[self.chunk * first..];
+            for (row, rows) in pieces(to - from, micro::rows_max(isa, width)) {
+                let at = point * self.sum_plane + self.c_in * first + (from + row) * strip.panel_width();
+                debug_assert!(
+                    at + (strip.panels() - 1) * sweep.out_panel + rows * strip.panel_width() <= sums.len()
+                );
+                // SAFETY: these rows of each panel are this task's; u has `c_in` floats a tile, v a panel's width.
                 unsafe {
-                    let sums = sums.slice(at, rows * width);
                     let a = u[from + row..].as_ptr();
-                    micro::reduce(rows, width, width, &sweep, a, v.as_ptr(), sums.as_mut_ptr(), add);
+                    let sums = sums.as_mut_ptr().add(at);
+                    micro::reduce(isa, rows, width, width, &sweep, a, v.as_ptr(), sums, add);
                 }
             }
         }
@@ -156,24 +159,17 @@ impl Sums {
     /// Transforms one panel of the sums back into `dweight`, which is `[lane][c_in][9]`.
     ///
     /// # Safety
-    /// The CPU has AVX2 and FMA.
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn finish(&self, sums: &[f32], idx: usize, dweight: &mut [f32]) {
+    /// `isa` has AVX2.
+    unsafe fn finish(&self, isa: Isa, sums: &[f32], idx: usize, dweight: &mut [f32]) {
         let (first, width, lanes) = panel(self.c_out, idx);
         let mut taps = [[0.0; micro::PANEL]; 9];
         assert!(sums.len() >= POINTS * self.sum_plane);
         for c in 0..self.c_in {
-            for v in (0..width).step_by(8) {
-                // SAFETY: every plane has the row of `width` sums of this panel and channel.
-                unsafe {
-                    let from = sums.as_ptr().add(self.c_in * first + c * width + v);
-                    transform::unfilter(
-                        from,
-                        self.sum_plane,
-                        taps.as_mut_ptr().cast::<f32>().add(v),
-                        micro::PANEL,
-                    );
-                }
+            // SAFETY: every plane has the row of `width` sums of this panel and channel.
+            unsafe {
+                let from = sums.as_ptr().add(self.c_in * first + c * width);
+                let taps = taps.as_mut_ptr().cast();
+                transform::unfilter(isa, from, self.sum_plane, width, taps, micro::PANEL);
             }
             for lane in 0..lanes {
                 for k in 0..9 {
@@ -216,7 +212,7 @@ pub(in super::super) fn grad_weight(
                 let at = task * TRANSFORM_TILES;
                 let end = (at + TRANSFORM_TILES).min(len);
                 // SAFETY: this runs only where there is AVX2; tiles are disjoint rows of the planes.
-                unsafe { g.transform(x, dy, zeros.as_ptr(), start + at, start + end, at, u, v) };
+                unsafe { g.transform(cx.isa, x, dy, zeros.as_ptr(), start + at, start + end, at, u, v) };
             });
         }
         let (u, v) = (&*u, &*v);
@@ -227,12 +223,12 @@ pub(in super::super) fn grad_weight(
             let to = (from + g.rows).min(g.c_in);
             let (u, v) = (&u[point * g.u_plane..][..g.u_plane], &v[point * g.v_plane..][..g.v_plane]);
             // SAFETY: this runs only where there is AVX2; tasks own disjoint rows of the sums.
-            unsafe { g.multiply(u, v, len, from, to, sums, point, start > 0) };
+            unsafe { g.multiply(cx.isa, u, v, len, from, to, sums, point, start > 0) };
         });
     }
     let sums = &*sums;
     cx.for_each_chunk(dweight, micro::PANEL * g.c_in * 9, |idx, dweight| {
         // SAFETY: this runs only where there is AVX2.
-        unsafe { g.finish(sums, idx, dweight) };
+        unsafe { g.finish(cx.isa, sums, idx, dweight) };
     });
 }

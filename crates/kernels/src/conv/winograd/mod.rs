@@ -30,10 +30,10 @@ mod transform;
 pub(super) use grad_weight::grad_weight;
 
 use super::geometry::pieces;
-use super::micro::{self, ALIGN_SLACK, Target, Walk, aligned, padded, panel, panels};
+use super::micro::{self, ALIGN_SLACK, Strip, Target, Walk, aligned, padded, panel, strips};
 use super::{Conv2d, Epilogue, Pass};
-use crate::Cx;
 use crate::cx::SharedMut;
+use crate::{Cx, Isa};
 
 /// Points of the transformed square.
 const POINTS: usize = 36;
@@ -187,7 +187,7 @@ impl Correlate {
                 let from = task % ranges * WEIGHT_CHANNELS;
                 let to = (from + WEIGHT_CHANNELS).min(self.c_read);
                 // SAFETY: this runs only where there is AVX2; tasks write disjoint parts of each plane.
-                unsafe { self.transform_filters(weight, task / ranges, from, to, filters) };
+                unsafe { self.transform_filters(cx.isa, weight, task / ranges, from, to, filters) };
             });
         }
         let (zeros, filters) = (&*zeros, &*filters);
@@ -200,9 +200,9 @@ impl Correlate {
             let (from, to) = (task * block, ((task + 1) * block).min(tiles));
             // SAFETY: this runs only where there is AVX2; tiles are disjoint parts of the image that is made.
             unsafe {
-                self.transform_patches(read, zeros, from, to, u);
-                self.multiply(filters, to - from, zeros, u, m);
-                self.transform_tiles(m, from, to, bias, made, epilogue);
+                self.transform_patches(cx.isa, read, zeros, from, to, u);
+                self.multiply(cx.isa, filters, to - from, zeros, u, m);
+                self.transform_tiles(cx.isa, m, from, to, bias, made, epilogue);
             }
         });
     }
@@ -210,10 +210,10 @@ impl Correlate {
     /// Fills channels `from..to` of panel `idx` of the transformed weights, `[36][panel][c_read][lanes]`.
     ///
     /// # Safety
-    /// The CPU has AVX2 and FMA; nobody else writes that part.
-    #[target_feature(enable = "avx2,fma")]
+    /// `isa` has AVX2; nobody else writes that part.
     unsafe fn transform_filters(
         &self,
+        isa: Isa,
         weight: &[f32],
         idx: usize,
         from: usize,
@@ -229,18 +229,12 @@ impl Correlate {
                     taps[if self.turned { 8 - k } else { k }][lane] = *v;
                 }
             }
-            for v in (0..width).step_by(8) {
-                let at = self.c_read * first + c * width + v;
-                debug_assert!((POINTS - 1) * self.weight_plane() + at + 8 <= filters.len());
-                // SAFETY: `taps` has whole vectors, and every plane has this one.
-                unsafe {
-                    transform::filter(
-                        taps.as_ptr().cast::<f32>().add(v),
-                        micro::PANEL,
-                        filters.as_mut_ptr().add(at),
-                        self.weight_plane(),
-                    );
-                }
+            let at = self.c_read * first + c * width;
+            debug_assert!((POINTS - 1) * self.weight_plane() + at + width <= filters.len());
+            // SAFETY: `taps` has a panel, and every plane has this one.
+            unsafe {
+                let (taps, out) = (taps.as_ptr().cast(), filters.as_mut_ptr().add(at));
+                transform::filter(isa, taps, micro::PANEL, width, out, self.weight_plane());
             }
         }
     }
@@ -248,9 +242,16 @@ impl Correlate {
     /// `u[36][tile][c_read] = Bᵀ d B`.
     ///
     /// # Safety
-    /// The CPU has AVX2 and FMA.
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn transform_patches(&self, read: &[f32], zeros: &[f32], from: usize, to: usize, u: &mut [f32]) {
+    /// `isa` has AVX2.
+    unsafe fn transform_patches(
+        &self,
+        isa: Isa,
+        read: &[f32],
+        zeros: &[f32],
+        from: usize,
+        to: usize,
+        u: &mut [f32],
+    ) {
         let pitch = padded(self.c_read);
         assert!((POINTS - 1) * self.read_plane() + (to - from) * pitch <= u.len() && zeros.len() >= pitch);
         let find = |idx: usize| self.tiling.patch(idx.min(to - 1), read, self.c_read, zeros.as_ptr());
@@ -261,7 +262,7 @@ impl Correlate {
             // SAFETY: each of the pixels has `c_read` floats; the planes have this tile in whole vectors.
             unsafe {
                 let out = u.as_mut_ptr().add((idx - from) * pitch);
-                transform::patch(&patch, &ahead, self.c_read, out, self.read_plane());
+                transform::patch(isa, &patch, &ahead, self.c_read, out, self.read_plane());
             }
         }
     }
@@ -269,25 +270,39 @@ impl Correlate {
     /// `m[36][tile][c_made] = u · filters`, point by point.
     ///
     /// # Safety
-    /// The CPU has AVX2 and FMA.
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn multiply(&self, filters: &[f32], tiles: usize, zeros: &[f32], u: &[f32], m: &mut [f32]) {
+    /// `isa` has AVX2.
+    unsafe fn multiply(
+        &self,
+        isa: Isa,
+        filters: &[f32],
+        tiles: usize,
+        zeros: &[f32],
+        u: &[f32],
+        m: &mut [f32],
+    ) {
         let (read_pitch, made_pitch) = (padded(self.c_read), padded(self.c_made));
-        let walk =
-            Walk { row: read_pitch, outer: 1, outer_step: 0, inner: 1, inner_step: 0, len: self.c_read };
+        let walk = Walk {
+            row: read_pitch,
+            outer: 1,
+            outer_step: 0,
+            inner: 1,
+            inner_step: 0,
+            len: self.c_read,
+            b_panel: self.c_read * micro::PANEL,
+        };
         for point in 0..POINTS {
             let u = &u[point * self.read_plane()..][..tiles * read_pitch];
             let m = &mut m[point * self.made_plane()..][..tiles * made_pitch];
             let filters = &filters[point * self.weight_plane()..][..self.weight_plane()];
-            for (first, width, _) in panels(self.c_made) {
-                for (tile, rows) in pieces(tiles, micro::rows_max(width)) {
+            for Strip { first, width, .. } in strips(isa, self.c_made) {
+                for (tile, rows) in pieces(tiles, micro::rows_max(isa, width)) {
                     // SAFETY: rows are tiles of this block; panels and rows are padded to `width` lanes.
                     unsafe {
                         let a = u.as_ptr().add(tile * read_pitch);
                         let b = filters.as_ptr().add(self.c_read * first);
                         let ptr = m.as_mut_ptr().add(tile * made_pitch + first);
                         let target = Target { ptr, row: made_pitch, lanes: width };
-                        micro::gather(rows, width, &walk, a, b, zeros.as_ptr(), target);
+                        micro::gather(isa, rows, width, &walk, a, b, zeros.as_ptr(), target);
                     }
                 }
             }
@@ -297,10 +312,10 @@ impl Correlate {
     /// `made = Aᵀ m A + bias`, cut at the image's edges, and the epilogue.
     ///
     /// # Safety
-    /// The CPU has AVX2 and FMA; nobody else touches these tiles of `made`.
-    #[target_feature(enable = "avx2,fma")]
+    /// `isa` has AVX2; nobody else touches these tiles of `made`.
     unsafe fn transform_tiles(
         &self,
+        isa: Isa,
         m: &[f32],
         from: usize,
         to: usize,
@@ -326,7 +341,7 @@ impl Correlate {
                     cols,
                     channels: c,
                 };
-                transform::tile(source, self.made_plane(), bias, &target);
+                transform::tile(isa, source, self.made_plane(), bias, &target);
             }
             if let Some(epilogue) = epilogue {
                 for at in (0..rows).map(|i| (first + i * t.w) * c) {

@@ -1,75 +1,16 @@
-//! The two register tiles, in AVX2, that all heavy work here ends in. Neither packs anything: their callers lay data
-//! out as the tiles read it, or, for images, it already lies so.
-//!
-//! - [`gather`]: `out[r, lane] = init[lane] + Σ_k a[r, k] · b[k, lane]`. A row is an output pixel (or a Winograd tile),
-//!   `k` runs over its patch, lanes are output channels. `a` is broadcast from where the image lies, `b` is a panel of
-//!   repacked weights.
-//! - [`reduce`]: `out[r, lane] (+)= Σ_p a[p, r] · b[p, lane]`. The weight gradient: `p` runs over pixels, rows are
-//!   consecutive floats of the patch, lanes are channels of `dy`.
-//!
-//! A tile is 6 rows by 16 lanes, or 12 by 8 where there are 8 channels or fewer: 12 accumulators, enough to cover the
-//! latency of 4 at two multiply-adds a cycle, with registers left for the operands.
+//! The register tiles with AVX2 and FMA: 6 rows by 16 lanes, or 12 by 8 where there are 8 channels or fewer: 12
+//! accumulators, enough to cover the latency of 4 at two multiply-adds a cycle, with registers left for the operands.
 
 use std::arch::x86_64::*;
 
-/// Lanes of a whole panel.
-pub(super) const PANEL: usize = 16;
+use super::{PANEL, Sweep, Target, Walk};
 
-/// Rows of a tile over a panel of `width` lanes (8 or 16).
+/// Rows of a tile over a strip of `width` lanes (8 or 16).
 pub(super) fn rows_max(width: usize) -> usize {
     if width == PANEL { 6 } else { 12 }
 }
 
-/// `len` rounded up to whole vectors.
-pub(super) fn padded(len: usize) -> usize {
-    len.next_multiple_of(8)
-}
-
-/// The panels of `channels`: `(first channel, width, channels in it)`. All are 16 wide but the last, which is 8 where
-/// that is enough; a panel of `k` rows starts at `k * first` floats.
-pub(super) fn panels(channels: usize) -> impl Iterator<Item = (usize, usize, usize)> {
-    (0..channels.div_ceil(PANEL)).map(move |i| panel(channels, i))
-}
-
-/// Panel number `idx` of [`panels`].
-pub(super) fn panel(channels: usize, idx: usize) -> (usize, usize, usize) {
-    let first = idx * PANEL;
-    let lanes = (channels - first).min(PANEL);
-    (first, padded(lanes), lanes)
-}
-
-/// How [`gather`] walks `a`: `outer × inner` runs of `len` contiguous floats.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Walk {
-    /// Floats from one row to the next.
-    pub(super) row: usize,
-    pub(super) outer: usize,
-    pub(super) outer_step: usize,
-    pub(super) inner: usize,
-    pub(super) inner_step: usize,
-    pub(super) len: usize,
-}
-
-/// Where [`gather`] writes: rows `row` floats apart, of which the first `lanes` are stored.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Target {
-    pub(super) ptr: *mut f32,
-    pub(super) row: usize,
-    pub(super) lanes: usize,
-}
-
-/// How [`reduce`] walks: `lines` lines of `pixels` pixels.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sweep {
-    pub(super) lines: usize,
-    pub(super) pixels: usize,
-    pub(super) a_line: usize,
-    pub(super) a_pixel: usize,
-    pub(super) b_line: usize,
-    pub(super) b_pixel: usize,
-}
-
-/// One tile of `rows` by `width` (8 or 16) lanes; see the file's head.
+/// One tile of `rows` by `width` (8 or 16) lanes; see the module's head.
 ///
 /// # Safety
 /// The CPU has AVX2 and FMA. `a` is readable along the walk for each row, `b` for `outer·inner·len·width` floats,
@@ -162,7 +103,7 @@ unsafe fn gather_tile<const R: usize, const V: usize>(
 /// The CPU has AVX2; `ptr` is writable for that many floats.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn store(ptr: *mut f32, value: __m256, lanes: usize) {
+pub(in super::super) unsafe fn store(ptr: *mut f32, value: __m256, lanes: usize) {
     if lanes >= 8 {
         // SAFETY: the caller's promise.
         unsafe { _mm256_storeu_ps(ptr, value) };
@@ -189,7 +130,7 @@ pub(super) unsafe fn store(ptr: *mut f32, value: __m256, lanes: usize) {
 /// The mask of the first `lanes` lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn mask(lanes: usize) -> __m256i {
+pub(in super::super) fn mask(lanes: usize) -> __m256i {
     _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
 }
 
@@ -274,12 +215,3 @@ unsafe fn reduce_tile<const R: usize, const V: usize, const MASKED: bool>(
         }
     }
 }
-
-/// The part of `scratch` from the next cache line on. Scratch lengths have [`ALIGN_SLACK`] for it.
-pub(super) fn aligned(scratch: &mut [f32]) -> &mut [f32] {
-    let skip = scratch.as_ptr().align_offset(64).min(scratch.len());
-    &mut scratch[skip..]
-}
-
-/// Floats that [`aligned`] may skip.
-pub(super) const ALIGN_SLACK: usize = 16;
