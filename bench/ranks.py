@@ -5,7 +5,7 @@
     cargo build --release
     V/bin/python bench/ranks.py steps [--jobs mlp lenet cnn gpt] [--rounds 5]
     V/bin/python bench/ranks.py scaling [--jobs mlp cnn gpt] [--rounds 5]
-    V/bin/python bench/ranks.py collectives [--ranks 2 4] [--rounds 5]
+    V/bin/python bench/ranks.py collectives [--ranks 2 4] [--rounds 5] [--sides tcp gloo] [--sizes 4096 65536]
 
 Nothing else should run meanwhile. `steps`: two ranks with one thread and the job's batch each. `scaling`: the same
 against one rank with one thread. `collectives`: all-reduce of f32; mean of 20 calls after 3, and of the rounds the median.
@@ -24,6 +24,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 JOBS = ["mlp", "lenet", "cnn", "gpt"]
 SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
+SIDES = ["local", "shm", "tcp", "OpenMPI", "gloo"]
 
 MPI_PEER = r"""
 #include <mpi.h>
@@ -56,7 +57,7 @@ int main(int argc, char **argv) {
 
 
 def gloo_rank(rank, ranks, name, port):
-    """One rank of PyTorch: a job's step under DDP, or all-reduces if there is no job."""
+    """One rank of PyTorch: a job's step under DDP, or all-reduces of sizes with commas between them."""
     sys.path.insert(0, str(ROOT / "crates/nn/references"))
     import torch
     import torch.distributed as dist
@@ -66,7 +67,7 @@ def gloo_rank(rank, ranks, name, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    if name:
+    if name in JOBS:
         import models
 
         sgd = lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9)
@@ -95,7 +96,7 @@ def gloo_rank(rank, ranks, name, port):
         if rank == 0:
             print(json.dumps({"step_ms": statistics.median(times) * 1e3}), flush=True)
     else:
-        for size in SIZES:
+        for size in map(int, name.split(",")):
             data = torch.ones(size // 4)
             for call in range(-3, 20):
                 if call == 0:
@@ -153,26 +154,30 @@ def collectives(args):
         source.write_text(MPI_PEER)
         subprocess.run(["mpicc", "-O2", str(source), "-o", peer], check=True)
         mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n"]
+        sizes = args.sizes
         for ranks in args.ranks:
             ours = lambda transport: lines([args.binary, "bench", "collective", "--op", "allreduce", "--json",
+                                            "--sizes", ",".join(map(str, sizes)),
                                             "--transport", transport, "--ranks", str(ranks)])
             sides = {"local": lambda: ours("local"), "shm": lambda: ours("shm"), "tcp": lambda: ours("tcp"),
-                     "OpenMPI": lambda: lines([*mpirun, str(ranks), peer, *map(str, SIZES)]),
-                     "gloo": lambda: gloo(ranks, "")}
-            times = {side: {size: [] for size in SIZES} for side in sides}
+                     "OpenMPI": lambda: lines([*mpirun, str(ranks), peer, *map(str, sizes)]),
+                     "gloo": lambda: gloo(ranks, ",".join(map(str, sizes)))}
+            sides = {side: run for side, run in sides.items() if side in args.sides}
+            times = {side: {size: [] for size in sizes} for side in sides}
             for _ in range(args.rounds):
                 for side, run in sides.items():
                     for line in run():
                         if "us" in line:
                             times[side][line["bytes"]].append(line["us"])
-            print(f"\n{ranks} ranks, us\n\n| | " + " | ".join(f"{size >> 10} KiB" for size in SIZES) + " |")
-            print("|---" * (len(SIZES) + 1) + "|")
+            print(f"\n{ranks} ranks, us\n\n| | " + " | ".join(f"{size >> 10} KiB" for size in sizes) + " |")
+            print("|---" * (len(sizes) + 1) + "|")
             for side in sides:
-                cells = (f"{statistics.median(times[side][size]):.1f}" for size in SIZES)
+                cells = (f"{statistics.median(times[side][size]):.1f}" for size in sizes)
                 print(f"| {side} | " + " | ".join(cells) + " |", flush=True)
             for a, b in (("local", "OpenMPI"), ("shm", "OpenMPI"), ("tcp", "gloo")):
-                cells = (f"**{statistics.median(times[a][s]) / statistics.median(times[b][s]):.2f}**" for s in SIZES)
-                print(f"| {a} / {b} | " + " | ".join(cells) + " |", flush=True)
+                if a in sides and b in sides:
+                    cells = (f"**{statistics.median(times[a][s]) / statistics.median(times[b][s]):.2f}**" for s in sizes)
+                    print(f"| {a} / {b} | " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":
@@ -191,6 +196,8 @@ if __name__ == "__main__":
         parser.add_argument("--jobs", nargs="+", default=JOBS, choices=JOBS)
         parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
         parser.add_argument("--rounds", type=int, default=5)
+        parser.add_argument("--sides", nargs="+", default=SIDES, choices=SIDES)
+        parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
         parser.add_argument("--binary", default=str(ROOT / "target/release/polyreme"))
         arguments = parser.parse_args()
         {"steps": steps, "scaling": scaling, "collectives": collectives}[arguments.what](arguments)

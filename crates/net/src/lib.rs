@@ -12,10 +12,11 @@
 //!   between every two. [`control`]: who is still there. [`environment`]: what another launcher says.
 //! - [`alarm`]: a failure that every wait of this process sees.
 //! - [`report`]: who failed, where and in which operation.
-//! - `ready`: waiting for several sockets.
+//! - `checksum`: of what goes over sockets. `ready`: waiting for several sockets.
 
 pub mod alarm;
 pub mod block;
+mod checksum;
 pub mod control;
 pub mod environment;
 pub mod frame;

@@ -19,6 +19,8 @@
 //! Both partners combine in the order of their ranks, so all ranks get the same bits. If a rank dies, its partner of the
 //! current round sees the connection close and tells everybody.
 
+use std::ops::Range;
+
 use polyreme_net::Move;
 
 /// The core ranks: how many, and which ranks each stands for.
@@ -41,6 +43,12 @@ impl Core {
     /// The core rank that stands for a rank.
     fn of_rank(&self, rank: usize) -> usize {
         if rank < 2 * self.pairs { rank / 2 } else { rank - self.pairs }
+    }
+
+    /// The core rank of a rank that does not sit out.
+    fn takes_part(&self, rank: usize) -> Option<usize> {
+        let c = self.of_rank(rank);
+        (self.rank(c) == rank).then_some(c)
     }
 
     /// The rank that the even one of a pair stands for.
@@ -89,41 +97,61 @@ pub(super) fn all_gather(rank: usize, cuts: &[usize], list: &mut Vec<Move>) {
     }
 }
 
-/// Afterwards the rank holds the reduction of all. Chunks are cut by `even(parts)`.
-pub(super) fn all_reduce(rank: usize, n: usize, even: impl Fn(usize) -> Vec<usize>, list: &mut Vec<Move>) {
+/// The first half of an all-reduce of the bytes `cuts[0]..cuts[p]`, a chunk for each core rank: afterwards each of those
+/// holds the reduction of its own.
+pub(super) fn all_reduce_in(rank: usize, n: usize, cuts: &[usize], list: &mut Vec<Move>) {
     let core = Core::of(n);
-    let cuts = even(core.p);
-    fold(&core, rank, cuts[core.p], list, |c, list| {
+    if let Some(c) = fold_in(&core, rank, cuts[0]..cuts[core.p], list) {
         halve(&core, c, |c| cuts[c], list);
-        double(&core, c, |c| cuts[c], list);
-    });
+    }
 }
 
-/// The same with the whole data in every round.
+/// The second half: afterwards the rank holds the reduction of all.
+pub(super) fn all_reduce_out(rank: usize, n: usize, cuts: &[usize], list: &mut Vec<Move>) {
+    let core = Core::of(n);
+    if let Some(c) = core.takes_part(rank) {
+        double(&core, c, |c| cuts[c], list);
+    }
+    fold_out(&core, rank, cuts[0]..cuts[core.p], list);
+}
+
+/// How many ranks take part in the halving: into so many chunks the data are cut.
+pub(super) fn parts(n: usize) -> usize {
+    Core::of(n).p
+}
+
+/// All-reduce with the whole data in every round.
 pub(super) fn all_reduce_whole(rank: usize, n: usize, bytes: usize, list: &mut Vec<Move>) {
     let core = Core::of(n);
-    fold(&core, rank, bytes, list, |c, list| {
+    if let Some(c) = fold_in(&core, rank, 0..bytes, list) {
         for round in 0..core.p.ilog2() {
             let partner = c ^ (1 << round);
             list.push(Move::send(core.rank(partner), 0..bytes));
             list.push(Move::reduce(core.rank(partner), 0..bytes, partner < c));
         }
-    });
+    }
+    fold_out(&core, rank, 0..bytes, list);
 }
 
-fn fold(core: &Core, rank: usize, bytes: usize, list: &mut Vec<Move>, inner: impl Fn(usize, &mut Vec<Move>)) {
+/// Those who sit out give their data away; returns the core rank of the others.
+fn fold_in(core: &Core, rank: usize, bytes: Range<usize>, list: &mut Vec<Move>) -> Option<usize> {
+    let Some(c) = core.takes_part(rank) else {
+        list.push(Move::send(core.rank(core.of_rank(rank)), bytes));
+        return None;
+    };
+    if let Some(extra) = core.extra(c) {
+        list.push(Move::reduce(extra, bytes, false));
+    }
+    Some(c)
+}
+
+/// Those who sat out are given the result.
+fn fold_out(core: &Core, rank: usize, bytes: Range<usize>, list: &mut Vec<Move>) {
     let c = core.of_rank(rank);
     if core.rank(c) != rank {
-        list.push(Move::send(core.rank(c), 0..bytes));
-        list.push(Move::recv(core.rank(c), 0..bytes));
-        return;
-    }
-    if let Some(extra) = core.extra(c) {
-        list.push(Move::reduce(extra, 0..bytes, false));
-    }
-    inner(c, list);
-    if let Some(extra) = core.extra(c) {
-        list.push(Move::send(extra, 0..bytes));
+        list.push(Move::recv(core.rank(c), bytes));
+    } else if let Some(extra) = core.extra(c) {
+        list.push(Move::send(extra, bytes));
     }
 }
 

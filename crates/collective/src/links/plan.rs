@@ -1,5 +1,7 @@
 //! Operations as moves, kept for the next time: a step of training does the same ones again and again.
 
+use std::ops::Range;
+
 use polyreme_net::frame::Op;
 use polyreme_net::{Move, Moves};
 
@@ -9,6 +11,13 @@ use crate::work::Cuts;
 
 /// More plans than a step has operations; the oldest ones make room.
 const PLANS_MAX: usize = 256;
+
+/// Bytes of a block of an all-reduce. CPU time of 23 all-reduces of 64 MiB over loopback on two cores, with blocks of 2, 4 and
+/// 8 MiB and in one: two ranks 1.55, 1.58, 1.61 and 1.63 s, four ranks 3.83, 3.81, 3.73 and 3.99 s.
+const BLOCK_BYTES: usize = 4 << 20;
+
+/// Plans stay short: blocks of very large data are larger.
+const BLOCKS_MAX: usize = 64;
 
 /// What a plan depends on.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,9 +71,12 @@ pub(super) fn plan(rank: usize, n: usize, key: &Key) -> Vec<Move> {
     use Algorithm::*;
     let list = &mut Vec::new();
     let bytes = key.count * key.element_bytes;
-    let even = |parts: usize| -> Vec<usize> {
-        (0..=parts).map(|r| share(key.count, r, parts) * key.element_bytes).collect()
+    let within = |block: Range<usize>, parts: usize| -> Vec<usize> {
+        (0..=parts).map(|r| (block.start + share(block.len(), r, parts)) * key.element_bytes).collect()
     };
+    let even = |parts: usize| within(0..key.count, parts);
+    let n_blocks = n_blocks(bytes);
+    let blocks = (0..n_blocks).map(|k| share(key.count, k, n_blocks)..share(key.count, k + 1, n_blocks));
     let of = |cuts: &Option<Cuts>| -> Vec<usize> {
         let cuts = cuts.as_deref().expect("this operation has cuts");
         cuts.iter().map(|cut| cut * key.element_bytes).collect()
@@ -76,10 +88,23 @@ pub(super) fn plan(rank: usize, n: usize, key: &Key) -> Vec<Move> {
             direct::all_gather(rank, &even(n), list);
         }
         (Op::AllReduce, Doubling) => halving::all_reduce_whole(rank, n, bytes, list),
-        (Op::AllReduce, Halving) => halving::all_reduce(rank, n, even, list),
+        (Op::AllReduce, Halving) => {
+            let cuts: Vec<_> = blocks.map(|block| within(block, halving::parts(n))).collect();
+            in_blocks(
+                &cuts,
+                list,
+                |cuts, list| halving::all_reduce_in(rank, n, cuts, list),
+                |cuts, list| halving::all_reduce_out(rank, n, cuts, list),
+            );
+        }
         (Op::AllReduce, Ring) => {
-            ring::reduce_scatter(rank, &even(n), list);
-            ring::all_gather(rank, &even(n), list);
+            let cuts: Vec<_> = blocks.map(|block| within(block, n)).collect();
+            in_blocks(
+                &cuts,
+                list,
+                |cuts, list| ring::reduce_scatter(rank, cuts, list),
+                |cuts, list| ring::all_gather(rank, cuts, list),
+            );
         }
         (Op::AllReduce, Tree) => {
             tree::reduce(rank, n, bytes, 0, list);
@@ -104,6 +129,31 @@ pub(super) fn plan(rank: usize, n: usize, key: &Key) -> Vec<Move> {
         (Op::Farewell, _) => {}
     }
     std::mem::take(list)
+}
+
+/// How many blocks an all-reduce of so many bytes is done in.
+pub(super) fn n_blocks(bytes: usize) -> usize {
+    bytes.div_ceil(BLOCK_BYTES).clamp(1, BLOCKS_MAX)
+}
+
+/// An all-reduce block by block: each is reduced and scattered (`first`), then gathered (`second`), and of every two the
+/// next one is reduced before the one before is gathered. So what is gathered was reduced a short while ago and is still
+/// in the caches, and nobody waits for the end of one block before it begins the next.
+fn in_blocks(
+    cuts: &[Vec<usize>],
+    list: &mut Vec<Move>,
+    first: impl Fn(&[usize], &mut Vec<Move>),
+    second: impl Fn(&[usize], &mut Vec<Move>),
+) {
+    for (k, block) in cuts.iter().enumerate() {
+        first(block, list);
+        if k > 0 {
+            second(&cuts[k - 1], list);
+        }
+    }
+    if let Some(last) = cuts.last() {
+        second(last, list);
+    }
 }
 
 /// Where part `r` of so many even parts starts.

@@ -110,6 +110,24 @@ fn reductions_are_right() {
     }
 }
 
+/// Enough for several blocks of an all-reduce, the last of them as long as the others or not.
+#[test]
+fn large_data_go_in_blocks() {
+    for (n, count) in [(2, 3 << 20), (2, 2_500_001), (3, 4_200_017), (4, 3_333_331), (5, 2_200_003)] {
+        on_all(n, |linked| {
+            for algorithm in [Algorithm::Ring, Algorithm::Halving] {
+                linked.set_algorithm(Some(algorithm));
+                let r = linked.rank();
+                let mut data: Vec<f32> = (0..count).map(|i| f32::from(value(r, i))).collect();
+                linked.all_reduce(&mut data, Reduce::Sum).unwrap();
+                let wrong =
+                    data.iter().enumerate().find(|(i, x)| **x != f32::from(reduced(n, i % 8, Reduce::Sum)));
+                assert_eq!(wrong, None, "{algorithm:?} at rank {r} of {n}, {count} elements");
+            }
+        });
+    }
+}
+
 /// Operations that only move data, at one rank.
 fn check_moving(linked: &mut Linked, count: usize) {
     let (r, n) = (linked.rank(), linked.size());

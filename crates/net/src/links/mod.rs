@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 
 use crate::alarm::Alarm;
+use crate::checksum;
 use crate::frame::{Header, Op, SEGMENT_BYTES_MAX, Tag, segment_bytes};
 use crate::loopback;
 use crate::moves::{Kind, Moves};
@@ -382,7 +383,7 @@ impl Links {
         for (rank, peer) in self.peers.iter().enumerate() {
             let Some(peer) = peer else { continue };
             let header = Header::of(&tag, self.generation, peer.sent, text.len());
-            let header = Header { payload_crc: crc32c::crc32c(&text), ..header }.encode();
+            let header = Header { payload_crc: checksum::of(&text), ..header }.encode();
             let mut letter =
                 rests.iter().find(|rest| rest.0 == rank).map_or(Vec::new(), |rest| rest.1.clone());
             letter.extend_from_slice(&header);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::farewell;
+use crate::checksum;
 use crate::frame::{HEADER_BYTES, Header, Op, SEGMENT_BYTES_MAX};
 use crate::report::Report;
 
@@ -74,7 +75,7 @@ impl Peer {
 
     /// Begins a frame. The payload stays as it is until the frame is whole.
     pub(super) fn open(&mut self, header: Header, payload: &[u8]) {
-        self.head = Header { payload_crc: crc32c::crc32c(payload), ..header }.encode();
+        self.head = Header { payload_crc: checksum::of(payload), ..header }.encode();
         (self.wrote, self.writing) = (0, true);
     }
 
@@ -127,7 +128,7 @@ impl Peer {
                 self.check(target, expected)?;
             }
         }
-        if crc32c::crc32c(target) != self.payload_crc {
+        if checksum::of(target) != self.payload_crc {
             return Err(Trouble::Damaged(format!("the checksum of segment {} is wrong", self.heard)));
         }
         self.read = 0;
@@ -171,7 +172,7 @@ impl Peer {
                 Err(_) => return Trouble::Gone,
             }
         }
-        if crc32c::crc32c(bytes) != header.payload_crc {
+        if checksum::of(bytes) != header.payload_crc {
             return Trouble::Damaged("the checksum of a farewell is wrong".into());
         }
         match farewell::decode(bytes) {

@@ -105,7 +105,7 @@ fn two_levels_give_the_weights_of_one_rank() {
 fn the_ring_fills_the_link() {
     let _machine = crate::alone();
     // Each rank sends and receives 2 (n - 1) / n of the buffer.
-    for (mbit, bytes) in [(1000, 16usize << 20)] {
+    for (mbit, bytes) in [(1000, 16usize << 20), (100, 4 << 20)] {
         let hosts = Hosts::new(4, Link::Mbit(mbit));
         let size = bytes.to_string();
         let text = on_all(
