@@ -1,15 +1,15 @@
 //! Reductions in fixed lanes, and the macro that builds the twins of a memory-bound kernel.
 //!
-//! The memory-bound kernels of this crate are one `#[inline(always)]` body each, which [`twin!`] instantiates twice:
-//! for the baseline CPU (the scalar twin) and under `#[target_feature(enable = "avx2,fma")]`. The bodies sum in
-//! [`LANES`] fixed lanes and never ask for a fused multiply-add, so both twins round alike.
+//! The memory-bound kernels of this crate are one `#[inline(always)]` body each, which [`twin!`] instantiates for the
+//! baseline CPU (the scalar twin), with AVX2, and with AVX-512. The bodies sum in [`LANES`] fixed lanes and never ask for
+//! a fused multiply-add, so all twins round alike.
 //!
 //! This is not a SIMD library: there are no vector types here, and compute-bound kernels write their own intrinsics.
 
 /// How many partial sums a reduction keeps; lane `l` sums the elements whose index is `l` modulo this.
 pub(crate) const LANES: usize = 32;
 
-/// Makes `fn name(isa, args..)` out of an `#[inline(always)]` body: one dispatch, then the AVX2 or the scalar twin.
+/// Makes `fn name(isa, args..)` out of an `#[inline(always)]` body: one dispatch, then the twin of that level.
 /// Where the list of arguments starts with `isa;` the body is given it too, for kernels that it calls.
 macro_rules! twin {
     ($(#[$doc:meta])* $vis:vis fn $name:ident(isa; $($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:path) => {
@@ -28,8 +28,16 @@ macro_rules! twin {
                 fn avx2($($arg: $ty),*) $(-> $ret)? {
                     $body($($arg),*)
                 }
+                #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+                fn avx512($($arg: $ty),*) $(-> $ret)? {
+                    $body($($arg),*)
+                }
+                if isa.has_avx512() {
+                    // SAFETY: an `Isa` with AVX-512 comes from detection alone, so this CPU has the instructions.
+                    return unsafe { avx512($($arg),*) };
+                }
                 if isa.has_avx2() {
-                    // SAFETY: an `Isa` with AVX2 comes from detection alone, so this CPU has the instructions.
+                    // SAFETY: as above.
                     return unsafe { avx2($($arg),*) };
                 }
             }

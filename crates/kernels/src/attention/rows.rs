@@ -55,11 +55,8 @@ twins! {
             // SAFETY: the chunk has `WIDTH` floats.
             most = max(most, unsafe { load(s.as_ptr()) });
         }
-        let mut lanes = [0.0; WIDTH];
-        // SAFETY: the array has `WIDTH` floats.
-        unsafe { store(lanes.as_mut_ptr(), most) };
-        let most = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
-        // Maxima pass over NaN, which must not end here.
+        let most = largest(most);
+        // Maxima may pass over NaN, which must not end here.
         if most == f32::NEG_INFINITY && body.iter().all(|&s| s == most) {
             body.fill(0.0);
             return (most, 0.0);

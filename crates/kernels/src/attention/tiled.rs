@@ -48,6 +48,9 @@ const QUERIES: usize = 48;
 /// Keys of a block in backward: whole tiles both ways. The two strips then take 150 KB of L2.
 const KEYS: usize = 384;
 
+/// How many rows before its turn a row of dk and dv is asked for.
+const AHEAD: usize = 8;
+
 /// Queries of a block in forward, where a strip is as long as the sequence and should not leave L2.
 fn queries(at: &Attention) -> usize {
     if at.t_k <= 1024 { QUERIES } else { QUERIES / 2 }
@@ -99,6 +102,7 @@ pub(super) unsafe fn forward<K: Kernel>(
         pack_transposed(head.k.as_ptr(), at.k.time, keys, at.d, keys_t.as_mut_ptr());
         pack_panels(head.v.as_ptr(), at.v.time, at.d, keys, values.as_mut_ptr());
     }
+    let o_rows = o.as_mut_ptr().wrapping_add(at.o.at(head.b, head.h));
     for start in rows.clone().step_by(block) {
         let n = (rows.end - start).min(block);
         // SAFETY: the CPU has the instructions, here and below.
@@ -112,7 +116,8 @@ pub(super) unsafe fn forward<K: Kernel>(
         // SAFETY: the caller's promise.
         let lse = unsafe { lse.slice(lse_range.start, n) };
         for r in 0..n {
-            ask_for(head.q, at.q.time, start + n + r, at.d);
+            ask_for(head.q.as_ptr().wrapping_add((start + n + r) * at.q.time), at.d);
+            ask_for(o_rows.wrapping_add((start + r) * at.o.time), at.d);
             let seen = at.keys(start + r);
             let row = &mut strip[r * strip_stride..][..strip_stride];
             // SAFETY: as above.
@@ -175,6 +180,8 @@ pub(super) unsafe fn backward<K: Kernel>(
     dk.fill(0.0);
     dv.fill(0.0);
 
+    let [dq_rows, dk_rows, dv_rows] = [(&out.dq, at.q), (&out.dk, at.k), (&out.dv, at.v)]
+        .map(|(all, layout)| all.as_mut_ptr().wrapping_add(layout.at(head.b, head.h)));
     for start in (0..at.t_q).step_by(QUERIES) {
         let n = (at.t_q - start).min(QUERIES);
         // q carries the scale into the scores and into dk.
@@ -199,9 +206,10 @@ pub(super) unsafe fn backward<K: Kernel>(
             }
             for r in 0..n {
                 if key == 0 {
-                    ask_for(head.q, at.q.time, start + n + r, at.d);
-                    ask_for(saved.dy, at.o.time, start + n + r, at.d);
-                    ask_for(saved.o, at.o.time, start + n + r, at.d);
+                    ask_for(head.q.as_ptr().wrapping_add((start + n + r) * at.q.time), at.d);
+                    ask_for(saved.dy.as_ptr().wrapping_add((start + n + r) * at.o.time), at.d);
+                    ask_for(saved.o.as_ptr().wrapping_add((start + n + r) * at.o.time), at.d);
+                    ask_for(dq_rows.wrapping_add((start + r) * at.q.time), at.d);
                 }
                 let seen = at.keys(start + r).saturating_sub(key).min(n_keys);
                 let mask = head.mask_row(start + r, key, seen);
@@ -227,6 +235,8 @@ pub(super) unsafe fn backward<K: Kernel>(
         }
     }
     for j in 0..at.t_k {
+        ask_for(dk_rows.wrapping_add((j + AHEAD) * at.k.time), at.d);
+        ask_for(dv_rows.wrapping_add((j + AHEAD) * at.v.time), at.d);
         // SAFETY: the caller's promise.
         unsafe {
             let row = out.dk.slice(at.k.at(head.b, head.h) + j * at.k.time, at.d);
@@ -410,12 +420,12 @@ unsafe fn copy_rows<K: Kernel>(
     }
 }
 
-/// Asks for a row of `d` floats that the next block of queries reads: rows lie too far apart for the hardware to guess.
+/// Asks for a row of `d` floats, to be read or written soon: rows lie too far apart for the hardware to guess.
 #[inline]
-fn ask_for(rows: &[f32], stride: usize, row: usize, d: usize) {
+fn ask_for(row: *const f32, d: usize) {
     for j in (0..d).step_by(TILE_COLS) {
         // SAFETY: a hint, which reads nothing: any address will do.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(rows.as_ptr().wrapping_add(row * stride + j) as *const i8) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(j).cast()) };
     }
 }
 

@@ -83,6 +83,15 @@ pub(crate) fn lanes_set(mask: M) -> u32 {
     _mm256_movemask_ps(mask) as u32
 }
 
+/// The largest lane; whether a NaN among them shows is left open.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn largest(v: V) -> f32 {
+    let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+    _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+}
+
 /// A whole vector.
 ///
 /// # Safety

@@ -83,6 +83,13 @@ pub(crate) fn lanes_set(mask: M) -> u32 {
     u32::from(mask)
 }
 
+/// The largest lane; whether a NaN among them shows is left open.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+pub(crate) fn largest(v: V) -> f32 {
+    super::avx2::largest(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)))
+}
+
 /// A whole vector.
 ///
 /// # Safety

@@ -95,6 +95,9 @@ unsafe fn fixed<const R: usize, const COLUMNS: bool, const ADD: bool>(
     }
 }
 
+/// How many rows before its turn [`pack_panels`] asks for a row.
+const AHEAD: usize = 8;
+
 /// How many floats [`pack_transposed`] and [`pack_panels`] write for a `depth × cols` right operand.
 pub(crate) const fn panels_len(depth: usize, cols: usize) -> usize {
     depth * super::round_cols(cols)
@@ -122,6 +125,11 @@ pub(crate) unsafe fn pack_transposed(
                 let dst = dst.add(panel * depth * TILE_COLS + 8 * half);
                 let full = if n == 8 { depth / 8 * 8 } else { 0 };
                 for i in (0..full).step_by(8) {
+                    // The rows after this panel: they lie too far apart for the hardware to guess.
+                    for j in 0..if i % TILE_COLS == 0 { 8 } else { 0 } {
+                        let next = src.wrapping_add((c + TILE_COLS + j) * stride + i);
+                        _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                    }
                     transpose8(src.add(c * stride + i), stride, dst.add(i * TILE_COLS), TILE_COLS);
                 }
                 for i in full..depth {
@@ -142,13 +150,14 @@ pub(crate) unsafe fn pack_transposed(
 /// The CPU has AVX2. `src` is valid for reads of those rows, `dst` for writes of `panels_len(depth, cols)`.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn pack_panels(src: *const f32, stride: usize, cols: usize, depth: usize, dst: *mut f32) {
-    for (panel, c0) in (0..cols).step_by(TILE_COLS).enumerate() {
-        let n = (cols - c0).min(TILE_COLS);
-        for i in 0..depth {
-            // SAFETY: row i of src has columns c0..c0+n; the panel lies inside dst.
+    for i in 0..depth {
+        for (panel, c0) in (0..cols).step_by(TILE_COLS).enumerate() {
+            let n = (cols - c0).min(TILE_COLS);
+            // SAFETY: row i of src has columns c0..c0+n; the panel lies inside dst; what is asked for may be anywhere.
             unsafe {
                 let src = src.add(i * stride + c0);
                 let dst = dst.add((panel * depth + i) * TILE_COLS);
+                _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(AHEAD * stride).cast());
                 if n == TILE_COLS {
                     _mm256_storeu_ps(dst, _mm256_loadu_ps(src));
                     _mm256_storeu_ps(dst.add(8), _mm256_loadu_ps(src.add(8)));
