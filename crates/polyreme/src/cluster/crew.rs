@@ -22,8 +22,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::lifeline::{Said, parse_listening};
 
-/// How long the others may take to stop when one is dead. Every wait of a rank ends within 5 seconds.
-pub const GRACE: Duration = Duration::from_secs(6);
+/// How long the others may take to stop when one is dead. They see it at once, but one may be in a long computation, or
+/// hang; with the last grace all have ended within 5 seconds.
+pub const GRACE: Duration = Duration::from_secs(4);
 /// How long one that was told to end may take before it is killed.
 const LAST_GRACE: Duration = Duration::from_millis(700);
 /// How often children and signals are looked at.

@@ -9,5 +9,6 @@ mod deploy;
 mod examples;
 mod in_use;
 mod launch;
+mod lost;
 mod ranks;
 mod train;
