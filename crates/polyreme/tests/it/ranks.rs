@@ -300,20 +300,3 @@ fn collectives_and_shared_steps_are_measured() {
         assert_eq!(number("grad_mib"), 2.0 * params);
     }
 }
-
-/// What `mpirun` of this machine starts are ranks, with MPI's own collectives.
-#[cfg(feature = "mpi")]
-#[test]
-fn mpirun_starts_ranks() {
-    let folder = folder(JOB);
-    let mut command = Command::new("mpirun");
-    command.args(["--allow-run-as-root", "--oversubscribe", "-n", "4", env!("CARGO_BIN_EXE_polyreme")]);
-    command.args(["train", "job.toml", "--json", "--output", "run"]).current_dir(folder.path());
-    let errors = folder.path().join("errors");
-    let out = end(start(command, &errors), Duration::from_secs(120));
-    assert!(out.status.success(), "{}", fs::read_to_string(&errors).unwrap());
-    let said = String::from_utf8_lossy(&out.stdout).into_owned();
-    assert!(said.contains("\"transport\":\"mpi\""), "{said}");
-    assert_eq!(losses(&folder.path().join("run")).len(), 48);
-    assert_eq!(said.matches("\"event\":\"started\"").count(), 1, "one rank speaks");
-}
