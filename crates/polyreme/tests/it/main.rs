@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod architecture;
+mod balance;
 mod binary;
 mod commands;
 mod deploy;

@@ -39,7 +39,7 @@ pub(crate) fn endless() -> String {
 }
 
 /// The losses of a run, by step.
-fn losses(run: &Path) -> Vec<f64> {
+pub(crate) fn losses(run: &Path) -> Vec<f64> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let loss = |l: &str| serde_json::from_str::<Value>(l).unwrap()["train_loss"].as_f64();
     text.lines().filter_map(loss).collect()
