@@ -41,6 +41,11 @@ impl Arena {
         Arena { ptr: block.ptr(), layout, block: Some(block) }
     }
 
+    /// How large it is.
+    pub(crate) fn bytes(&self) -> usize {
+        self.layout.size()
+    }
+
     fn fault_in(&self) {
         #[cfg(unix)]
         if self.layout.align() == HUGE_PAGE_BYTES {

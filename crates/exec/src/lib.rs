@@ -35,4 +35,4 @@ pub use finite::NonFinite;
 pub use pool::Pool;
 pub use step::Totals;
 pub use timeline::{Moment, MomentKind, Timeline};
-pub use weights::{Kept, Slot};
+pub use weights::{Held, Kept, Slot};

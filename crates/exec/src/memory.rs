@@ -11,7 +11,7 @@ use polyreme_graph::{DType, Graph, MemoryPlan, Place, ValueId};
 use polyreme_kernels::elementwise::Source;
 
 use crate::arena::{Arena, Element};
-use crate::weights::Kept;
+use crate::weights::{Held, Kept};
 
 /// Everything that a rank keeps in memory.
 pub(crate) struct Memory {
@@ -71,6 +71,16 @@ impl Memory {
             moment_len,
             sums: None,
             plan,
+        }
+    }
+
+    /// What stays from one step to the next.
+    pub(crate) fn held(&self) -> Held {
+        Held {
+            params: self.params.bytes(),
+            grads: self.grads.bytes() + self.sums.as_ref().map_or(0, Arena::bytes),
+            optimizer: self.optimizer.iter().map(Arena::bytes).sum(),
+            states: self.states.bytes(),
         }
     }
 

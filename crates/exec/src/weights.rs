@@ -36,7 +36,29 @@ pub enum Kept {
     Moment2,
 }
 
+/// Bytes that an engine has reserved for what stays from one step to the next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// Parameters. Weights that ranks share are counted by rank 0.
+    pub params: usize,
+    /// Gradients, and the sums of a step's earlier pieces if there were any.
+    pub grads: usize,
+    /// Optimizer state of the parameters that this rank updates.
+    pub optimizer: usize,
+    /// States without a gradient.
+    pub states: usize,
+}
+
 impl Engine {
+    /// What this engine really holds, beside inputs and activations.
+    pub fn held(&self) -> Held {
+        let held = self.memory.held();
+        match &self.program.role {
+            Some(role) if role.shared_weights && role.rank > 0 => Held { params: 0, ..held },
+            _ => held,
+        }
+    }
+
     /// The parameters' ranges, in the order of their declaration. Gradients and moments have the same.
     pub fn param_slots(&self) -> Vec<Slot> {
         self.slots(&self.program.graph.params)

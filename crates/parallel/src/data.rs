@@ -29,6 +29,10 @@ use polyreme_graph::{Exchange, Graph, Instr, NodeId, Optimizer, Program, Role};
 /// Parts of ranks begin at multiples of so many elements: whole vectors, and sums of squares by fixed blocks.
 pub const PART_ALIGN: usize = 1024;
 
+/// The last bucket is at most this part of what the others are at least. A step of `cnn` on two hosts with 250 Mbit/s
+/// between them was 60 ms longer than one without a link, and is 24 ms longer with it; the gradients take 154 ms.
+const LAST_PART: usize = 4;
+
 /// How a step is split over the data axis.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DataPlan {
@@ -202,12 +206,17 @@ fn learnt(graph: &Graph) -> Vec<Learnt> {
     param_ranges(graph).into_iter().filter_map(of).collect()
 }
 
-/// Consecutive parameters until there are enough bytes.
+/// Consecutive parameters until there are enough bytes. What becomes ready last is sent while nothing is computed any
+/// more, so the last of them, which come to a part of a bucket, are not held together with earlier ones.
 fn buckets(learnt: &[Learnt], bytes_min: usize) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
+    let end = learnt.last().map_or(0, |param| param.range.end);
+    let is_last = |from: usize| (end - from) * 4 <= bytes_min / LAST_PART;
     for param in learnt {
         match buckets.last_mut() {
-            Some(b) if b.range.len() * 4 < bytes_min => {
+            Some(b)
+                if b.range.len() * 4 < bytes_min && is_last(b.range.start) == is_last(param.range.start) =>
+            {
                 b.range.end = param.range.end;
                 b.ready = b.ready.max(param.ready);
             }
@@ -235,4 +244,42 @@ fn own_updates(own: &[Range<usize>]) -> Vec<Instr> {
         update
     };
     own.iter().map(update).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Elements of buckets of at least 400 bytes, for parameters of so many elements.
+    fn check(params: &[usize], want: &[usize]) {
+        let mut at = 0;
+        let param = |(ready, &n): (usize, &usize)| {
+            at += n;
+            Learnt { range: at - n..at, ready }
+        };
+        let learnt: Vec<_> = params.iter().enumerate().map(param).collect();
+        let buckets = buckets(&learnt, 400);
+        assert_eq!(buckets.iter().map(|b| b.range.len()).collect::<Vec<_>>(), want, "{params:?}");
+        // Each is ready with its last parameter, and together they are all.
+        let mut at = 0;
+        for bucket in &buckets {
+            assert_eq!(bucket.range.start, at);
+            at = bucket.range.end;
+            assert_eq!(learnt[bucket.ready].range.end, at);
+        }
+        assert_eq!(at, params.iter().sum());
+    }
+
+    #[test]
+    fn what_is_ready_last_is_a_small_bucket() {
+        check(&[], &[]);
+        check(&[7], &[7]);
+        check(&[300, 50, 70, 200], &[300, 120, 200]);
+        // 25 elements are a fourth of 400 bytes.
+        check(&[100, 60, 25], &[100, 60, 25]);
+        check(&[100, 60, 20, 5], &[100, 60, 25]);
+        check(&[100, 60, 26], &[100, 86]);
+        check(&[10, 10, 5], &[25]);
+        check(&[10, 10, 10], &[10, 20]);
+    }
 }

@@ -3,6 +3,7 @@
 //! # Layout
 //! - `fill`: the generator of weights and batches.
 //! - `models`: whole models over 20 steps.
+//! - `norms`: batch norm on several ranks.
 //! - `ops`: operations one by one.
 
 // Tests all through; clippy takes only functions marked `#[test]` for that.
@@ -10,6 +11,7 @@
 
 mod fill;
 mod models;
+mod norms;
 mod ops;
 
 use std::path::PathBuf;

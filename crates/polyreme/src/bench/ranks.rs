@@ -5,13 +5,15 @@ use std::time::Instant;
 
 use polyreme_collective::{Comm, Reduce};
 use polyreme_exec::{Engine, ExecError, Options};
-use polyreme_graph::{Graph, cost};
+use polyreme_graph::{Graph, Program, TraceError, cost};
 use polyreme_parallel::{DataPlan, data_parallel};
 use serde::Serialize;
 
 use super::WARM_UP;
 use super::jobs::Job;
 use crate::process;
+
+const MIB: f64 = (1 << 20) as f64;
 
 /// Buckets of gradients that are sent while the backward pass goes on.
 const BUCKET_BYTES: usize = 1 << 20;
@@ -35,6 +37,12 @@ pub struct RanksReport {
     pub waiting: f64,
     /// What rank 0's process took.
     pub peak_rss_mib: f64,
+    /// Parameters of all ranks together; what they share counts once.
+    pub param_mib: f64,
+    /// Gradients of all ranks together.
+    pub grad_mib: f64,
+    /// Optimizer state of all ranks together.
+    pub optimizer_mib: f64,
     /// The loss of the last step, over all ranks.
     pub loss: f64,
 }
@@ -47,22 +55,17 @@ pub fn measure(
     steps: Option<usize>,
     transport: &str,
 ) -> Result<(RanksReport, Comm), Box<dyn std::error::Error + Send + Sync>> {
-    let (rank, ranks) = (comm.rank(), comm.size());
-    let plan = DataPlan {
-        rank,
-        ranks,
-        sharded: comm.shares_memory(),
-        shared_weights: comm.shares_memory(),
-        bucket_bytes: BUCKET_BYTES,
-        ..DataPlan::alone()
-    };
-    let step = job.weighted_step()?;
-    let flops = cost::product_flops(&step) * ranks as u64;
-    let program = data_parallel(&step, job.optimizer, None, &plan);
+    let ranks = comm.size();
+    let program = program(job, &comm)?;
+    let flops = cost::product_flops(&program.graph) * ranks as u64;
     let mut engine = Engine::join(program, Options::threads(threads), comm)?;
     job.fill(&mut engine)?;
     let times = time(job, &mut engine, steps.unwrap_or(job.timed_steps))?;
     let gflops = flops as f64 / times.seconds / 1e9;
+    let held = engine.held();
+    let mut bytes = [held.params as f64, held.grads as f64, held.optimizer as f64];
+    engine.comm().all_reduce(&mut bytes, Reduce::Sum)?;
+    let [param_mib, grad_mib, optimizer_mib] = bytes.map(|bytes| bytes / MIB);
     let report = RanksReport {
         job: job.name,
         ranks,
@@ -71,10 +74,26 @@ pub fn measure(
         step_ms: times.seconds * 1e3,
         gflops,
         waiting: times.waiting,
-        peak_rss_mib: process::peak_resident_bytes() as f64 / f64::from(1 << 20),
+        peak_rss_mib: process::peak_resident_bytes() as f64 / MIB,
+        param_mib,
+        grad_mib,
+        optimizer_mib,
         loss: times.loss,
     };
     Ok((report, engine.leave()))
+}
+
+/// What a rank of this group does in a step of `job`.
+pub fn program(job: &Job, comm: &Comm) -> Result<Program, TraceError> {
+    let plan = DataPlan {
+        rank: comm.rank(),
+        ranks: comm.size(),
+        sharded: comm.shares_memory(),
+        shared_weights: comm.shares_memory(),
+        bucket_bytes: BUCKET_BYTES,
+        ..DataPlan::alone()
+    };
+    Ok(data_parallel(&job.weighted_step()?, job.optimizer, None, &plan))
 }
 
 struct Times {
@@ -136,7 +155,7 @@ impl std::fmt::Display for RanksReport {
 
 impl Job {
     /// The graph of a rank's training step: the loss's gradient is multiplied by the input `weight`.
-    fn weighted_step(&self) -> Result<Graph, polyreme_graph::TraceError> {
+    fn weighted_step(&self) -> Result<Graph, TraceError> {
         use polyreme_graph::{Builder, DType, Shape, differentiate};
         let options = polyreme_nn::TraceOptions::training(self.batch);
         let mut b = Builder::new();

@@ -35,6 +35,12 @@ pub struct StepReport {
     pub planned_peak_mib: f64,
     /// What it took.
     pub peak_rss_mib: f64,
+    /// Parameters, of `peak_rss_mib`.
+    pub param_mib: f64,
+    /// Their gradients.
+    pub grad_mib: f64,
+    /// Optimizer state.
+    pub optimizer_mib: f64,
     /// From the start of the process to the end of the first step; of the first job only.
     pub first_step_ms: f64,
     /// The loss after the last step.
@@ -80,6 +86,7 @@ pub fn measure(
     let n = settings.steps.unwrap_or(job.timed_steps);
     let seconds = median_seconds::<ExecError>(3, n, || engine.step(job.lr))?;
     let peak_rss_mib = process::peak_resident_bytes() as f64 / MIB;
+    let held = engine.held();
     let gflops = flops as f64 / seconds / 1e9;
     let peak = probe::fma_peak_gflops(&Cx::serial()) * threads as f64;
     Ok(StepReport {
@@ -90,6 +97,9 @@ pub fn measure(
         peak_share: gflops / peak,
         planned_peak_mib: planned as f64 / MIB,
         peak_rss_mib,
+        param_mib: held.params as f64 / MIB,
+        grad_mib: held.grads as f64 / MIB,
+        optimizer_mib: held.optimizer as f64 / MIB,
         first_step_ms,
         loss: engine.output("loss")?[0],
     })

@@ -22,7 +22,8 @@ pub(super) enum Bench {
     /// Whole training steps of the reference jobs: forward, backward, update; data in memory.
     ///
     /// Prints the median time of a step, GFLOP/s (convolutions counted as if computed directly), the share of the
-    /// measured multiply-add peak, and planned and actual peak memory.
+    /// measured multiply-add peak, and planned and actual peak memory; with --json also what parameters, gradients and
+    /// optimizer state take of it, on all ranks together.
     Step(StepArgs),
     /// What ranks do together: all-reduce and its family, by size.
     ///

@@ -22,8 +22,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::lifeline::{Said, parse_listening};
 
-/// How long the others may take to stop when one is dead. Every wait of a rank ends within 5 seconds.
-pub const GRACE: Duration = Duration::from_secs(6);
+/// How long the others may take to stop when one is dead. They see it at once, but one may be in a long computation, or
+/// hang; with the last grace all have ended within 5 seconds.
+pub const GRACE: Duration = Duration::from_secs(4);
 /// How long one that was told to end may take before it is killed.
 const LAST_GRACE: Duration = Duration::from_millis(700);
 /// How often children and signals are looked at.
@@ -106,6 +107,8 @@ struct Running {
     child: Child,
     line: Option<ChildStdin>,
     status: Option<ExitStatus>,
+    /// Whether it had to be killed.
+    killed: bool,
     last_line: Arc<Mutex<String>>,
 }
 
@@ -192,7 +195,7 @@ impl Crew {
             std::thread::Builder::new().name(format!("output {rank}")).spawn(body)?;
             self.n_pumps += 1;
         }
-        self.running.push(Running { rank, host, child, line, status: None, last_line });
+        self.running.push(Running { rank, host, child, line, status: None, killed: false, last_line });
         Ok(())
     }
 
@@ -257,6 +260,7 @@ impl Crew {
         for r in self.running.iter_mut().filter(|r| r.status.is_none()) {
             // It is a child that was not waited for yet, so the number is still its own.
             drop(r.child.kill());
+            r.killed = true;
             r.status = r.child.wait().ok();
         }
         living
@@ -275,9 +279,17 @@ impl Crew {
         }
     }
 
+    /// Who failed first. The connections of one that was killed break before its process is gone, so others may have
+    /// said so and ended before: whoever a signal ended comes first.
+    fn culprit(&self) -> Option<&Running> {
+        let (first, _) = self.first?;
+        let signalled = |r: &&Running| !r.killed && r.status.and_then(|s| s.signal()).is_some();
+        let first = &self.running[first];
+        Some(first).filter(signalled).or_else(|| self.running.iter().find(signalled)).or(Some(first))
+    }
+
     fn result(&self, ended: Vec<usize>) -> End {
-        if let Some((i, _)) = self.first {
-            let r = &self.running[i];
+        if let Some(r) = self.culprit() {
             let status = r.status.expect("it was seen to end");
             let how = status.code().ok_or_else(|| status.signal().unwrap_or(0));
             let last_line = r.last_line.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -402,9 +414,14 @@ mod tests {
         else {
             panic!("one is lost")
         };
-        assert!(lost.rank < 2 && lost.ended.is_empty(), "{lost}");
+        assert!(lost.rank == 1 && lost.ended.is_empty(), "{lost}");
         assert!(began.elapsed() < GRACE, "nobody was waited for");
         let End::Lost(lost) = run(shell(&["exit 0", "kill -9 $$"]), "s", false).unwrap() else {
+            panic!("one is lost")
+        };
+        assert_eq!((lost.rank, lost.how), (1, Err(9)));
+        // Its end is seen after that of those who noticed it.
+        let End::Lost(lost) = run(shell(&["exit 1", "sleep 0.1; kill -9 $$"]), "s", false).unwrap() else {
             panic!("one is lost")
         };
         assert_eq!((lost.rank, lost.how), (1, Err(9)));

@@ -230,7 +230,7 @@ fn place(
     machine: &Machine,
     why: String,
 ) -> Result<Decided, Unclear> {
-    let Found { rank, size, local_rank, local_size, master, secret, start, by } = found;
+    let Found { rank, size, local_rank, local_size, master, secret, start, by, pmi } = found;
     if rank >= size || local_rank >= local_size || local_size > size || size > RANKS_MAX {
         return unclear(format!(
             "{by} says rank {rank} of {size}, {local_rank} of {local_size} on this host, which cannot be; start the ranks \
@@ -242,8 +242,10 @@ fn place(
             "transport local is for threads of one process, but {by} says that there are {size} processes; leave it out"
         ));
     }
-    let by_mpi =
-        transport == Some(Transport::Mpi) || (transport.is_none() && master.is_none() && machine.mpi);
+    // Slurm's list of nodes says where rank 0 would listen, also to ranks that MPI can start: without a secret they
+    // can only mean MPI.
+    let no_sockets = master.is_none() || (secret.is_none() && pmi);
+    let by_mpi = transport == Some(Transport::Mpi) || (transport.is_none() && no_sockets && machine.mpi);
     let meets = launched || by_mpi || size == 1;
     if !meets && master.is_none() {
         return unclear(format!(
@@ -254,7 +256,7 @@ fn place(
     if !meets && secret.is_none() {
         return unclear(format!(
             "{by} says that this is rank {rank} of {size}, but the ranks share no secret; set {SECRET} to the same words \
-             for all of them"
+             for all of them, or let mpirun or srun --mpi=pmix start a polyreme that was built with --features mpi"
         ));
     }
     let own = if machine.bound { 1 } else { local_size };
@@ -292,6 +294,8 @@ struct Found {
     start: Option<String>,
     /// Who says so.
     by: String,
+    /// Whether MPI can ask it for the other ranks.
+    pmi: bool,
 }
 
 /// The ranks of this host, as each kind of starter calls them. Slurm's may be a list, `4(x2),3`.
@@ -312,7 +316,8 @@ fn found(vars: &dyn Fn(&str) -> Option<String>, launched: bool) -> Result<Option
             return unclear(format!("{LAUNCHED} is set, but no launcher set RANK and its kin; unset it"));
         };
         let (master, secret, start, by) = (None, None, None, "the launcher".into());
-        return Ok(Some(Found { rank, size, local_rank, local_size, master, secret, start, by }));
+        let pmi = false;
+        return Ok(Some(Found { rank, size, local_rank, local_size, master, secret, start, by, pmi }));
     }
     let Some(found) = from_environment(vars).map_err(|e| Unclear(e.to_string()))? else { return Ok(None) };
     let digits = |text: String| text.split(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse().ok());
@@ -322,7 +327,8 @@ fn found(vars: &dyn Fn(&str) -> Option<String>, launched: bool) -> Result<Option
     // Nodes of a list may have different numbers; what is certain is that this rank is one of them.
     let local_size = local_size.unwrap_or(1).clamp(1, size.max(1)).max(local_rank.saturating_add(1));
     let by = launcher.to_string();
-    Ok(Some(Found { rank, size, local_rank, local_size, master, secret, start: job, by }))
+    let pmi = ["PMIX_RANK", "PMI_RANK"].into_iter().any(|key| vars(key).is_some());
+    Ok(Some(Found { rank, size, local_rank, local_size, master, secret, start: job, by, pmi }))
 }
 
 #[cfg(test)]

@@ -118,6 +118,21 @@ fn mpi_is_taken_where_nothing_else_is_said() {
     assert_eq!(place.transport, Some(Transport::Mpi));
     let said = decide_with("", "", env, &machine(&["0-7"])).unwrap_err().to_string();
     assert!(said.contains("MASTER_ADDR") && said.contains("--features mpi"), "{said}");
+    // Slurm says where rank 0 could listen; MPI is meant if it is there and nobody shares a secret.
+    let slurm = "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_JOB_ID=7 SLURM_STEP_NODELIST=n[1-2]";
+    for (more, want) in [
+        (" PMIX_RANK=1", Ok(Some(Transport::Mpi))),
+        (" PMIX_RANK=1 POLYREME_SECRET=open-sesame", Ok(None)),
+        (" POLYREME_SECRET=open-sesame", Ok(None)),
+        ("", Err("POLYREME_SECRET")),
+    ] {
+        let decided = decide_with("", "", &format!("{slurm}{more}"), &with_mpi);
+        match (decided.map(|d| d.setup), want) {
+            (Ok(Setup::Process(place)), Ok(want)) => assert_eq!(place.transport, want, "{more}"),
+            (Err(said), Err(want)) => assert!(said.to_string().contains(want), "{said}"),
+            (got, _) => panic!("{more}: {got:?}"),
+        }
+    }
 }
 
 #[test]

@@ -47,6 +47,8 @@ fn a_step_is_measured_and_stays_within_its_plan() {
         assert_eq!(report["threads"], 2);
         assert!(number("step_ms") > 0.0 && number("gflops") > 0.0 && number("peak_share") > 0.0);
         assert!(number("loss").is_finite());
+        assert!(number("param_mib") > 0.0 && number("grad_mib") == number("param_mib"));
+        assert!(number("optimizer_mib") >= number("param_mib"));
         let (planned, actual) = (number("planned_peak_mib"), number("peak_rss_mib"));
         assert!((actual / planned - 1.0).abs() < 0.1, "{job}: planned {planned} MiB, took {actual}");
     }

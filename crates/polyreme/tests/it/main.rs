@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod architecture;
+mod balance;
 mod binary;
 mod commands;
 mod deploy;
 mod examples;
 mod in_use;
 mod launch;
+mod lost;
 mod ranks;
 mod train;

@@ -4,9 +4,12 @@
 //! token bucket. Delay: each host has a tun, and a thread of the test carries packets between them, late.
 
 mod delay;
+mod ranks;
 
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+pub(crate) use ranks::root;
 
 /// Hosts that are there as long as this is.
 pub(crate) struct Hosts {

@@ -1,0 +1,126 @@
+//! Ranks that die or hang, through the binary: the others say who, where and when, within 5 seconds, and fewer go on.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use polyreme::train::checkpoint;
+use rustix::process::Signal;
+
+use crate::binary::{command, folder, json};
+use crate::ranks::{by_environment, end, endless, living, pids, send, start, wait_for_step};
+
+/// So soon after a rank was killed the others have said it and ended.
+const REPORT: Duration = Duration::from_secs(5);
+
+/// Every survivor for itself: no launcher passes on what it says.
+#[test]
+fn each_survivor_of_a_killed_rank_reports_it() {
+    let folder = folder(&endless());
+    let one_host = ["a"; 4];
+    for (hosts, victim) in
+        [(one_host, 2), (one_host, 0), (["a", "b", "a", "b"], 3), (["a", "b", "c", "d"], 0)]
+    {
+        drop(fs::remove_dir_all(folder.path().join("run")));
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut ranks = by_environment(folder.path(), &hosts, &[]);
+        wait_for_step(&folder.path().join("run"), 25, until);
+        send(ranks[victim].id() as i32, Signal::KILL);
+        let killed = Instant::now();
+        let mut reported = [None; 4];
+        while reported.iter().enumerate().any(|(rank, at)| rank != victim && at.is_none()) {
+            for (rank, at) in
+                reported.iter_mut().enumerate().filter(|(rank, at)| *rank != victim && at.is_none())
+            {
+                let said = fs::read_to_string(folder.path().join(format!("errors{rank}"))).unwrap();
+                let report =
+                    said.lines().find(|l| l.contains(&format!("rank {victim}")) && l.contains("is gone"));
+                if let Some(report) = report {
+                    assert!(report.contains("at step"), "{report}");
+                    *at = Some(killed.elapsed());
+                }
+                let late = killed.elapsed() >= REPORT;
+                assert!(!late, "{hosts:?}, {victim} killed: nothing of rank {rank} after {REPORT:?}: {said}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        println!("{hosts:?}, {victim} killed: {reported:?}");
+        for (rank, child) in ranks.drain(..).enumerate() {
+            let out = end(child, REPORT.saturating_sub(killed.elapsed()));
+            assert_eq!(out.status.code(), (rank != victim).then_some(1), "rank {rank}");
+        }
+    }
+}
+
+/// A survivor that cannot notice anything, because it hangs itself, is ended by the launcher in the same time.
+#[test]
+fn a_survivor_that_hangs_is_ended() {
+    let folder = folder(&endless());
+    let (run, errors) = (folder.path().join("run"), folder.path().join("errors"));
+    let until = Instant::now() + Duration::from_secs(60);
+    let args = ["train", "job.toml", "--processes", "4", "--output", "run"];
+    let launcher = start(command(folder.path(), &args), &errors);
+    let pids = pids(&errors, 4, until);
+    wait_for_step(&run, 25, until);
+    send(pids[1], Signal::STOP);
+    send(pids[2], Signal::KILL);
+    let killed = Instant::now();
+    let out = end(launcher, Duration::from_secs(30));
+    assert!(killed.elapsed() < REPORT, "{:?}", killed.elapsed());
+    assert_eq!(out.status.code(), Some(1));
+    let said = fs::read_to_string(&errors).unwrap();
+    assert!(said.contains("rank 2 on ") && said.contains("is gone"), "{said}");
+    assert!(said.contains("ranks that did not stop by themselves were ended: 1"), "{said}");
+    assert_eq!(living(&pids), [0; 0]);
+}
+
+#[test]
+fn a_killed_rank_ends_the_others_with_a_report_and_three_go_on() {
+    let folder = folder(&endless());
+    let (run, errors) = (folder.path().join("run"), folder.path().join("errors"));
+    let until = Instant::now() + Duration::from_secs(60);
+    let args = ["train", "job.toml", "--processes", "4", "--output", "run"];
+    let launcher = start(command(folder.path(), &args), &errors);
+    let pids = pids(&errors, 4, until);
+    wait_for_step(&run, 25, until);
+    send(pids[2], Signal::KILL);
+    let killed = Instant::now();
+    let out = end(launcher, Duration::from_secs(30));
+    assert!(killed.elapsed() < REPORT, "{:?}", killed.elapsed());
+    assert_eq!(out.status.code(), Some(1));
+    let said = fs::read_to_string(&errors).unwrap();
+    assert!(said.contains("rank 2") && said.contains("is gone") && said.contains("at step"), "{said}");
+    assert!(said.contains(&format!("rank 2 (process {}) was killed by signal 9", pids[2])), "{said}");
+    assert_eq!(living(&pids), [0; 0]);
+    let (loaded, _) = checkpoint::latest_whole(&run).unwrap();
+    let steps = loaded.manifest.step + 30;
+    let lines = json(
+        folder.path(),
+        &["resume", "run", "--processes", "3", "--json", "--set", &format!("train.steps={steps}")],
+    );
+    assert_eq!(lines.last().unwrap()["steps"], steps);
+}
+
+/// A rank that hangs says nothing any more: the others know where it was.
+#[test]
+fn a_stopped_rank_is_named_with_the_step_it_was_in() {
+    let folder = folder(&endless());
+    for transport in ["shm", "tcp"] {
+        let (run, errors) =
+            (folder.path().join(transport), folder.path().join(format!("errors_{transport}")));
+        let until = Instant::now() + Duration::from_secs(60);
+        let args = ["train", "job.toml", "--processes", "3", "--transport", transport, "--output", transport];
+        let launcher = start(command(folder.path(), &args), &errors);
+        let pids = pids(&errors, 3, until);
+        wait_for_step(&run, 25, until);
+        send(pids[2], Signal::STOP);
+        let out = end(launcher, Duration::from_secs(30));
+        assert_eq!(out.status.code(), Some(1));
+        let said = fs::read_to_string(&errors).unwrap();
+        let report = said.lines().find(|l| l.contains("rank 2") && l.contains("silent"));
+        let report = report.unwrap_or_else(|| panic!("{transport}: {said}"));
+        let step =
+            report.split("at step ").nth(1).and_then(|rest| rest.split(',').next()?.parse::<u64>().ok());
+        assert!(step.is_some_and(|step| step >= 25), "{transport}: {report}");
+        assert_eq!(living(&pids), [0; 0]);
+    }
+}
