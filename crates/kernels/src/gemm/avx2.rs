@@ -83,7 +83,7 @@ unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: 
         let mut acc: Sums = [[_mm256_setzero_ps(); 2]; MR];
         let (mut p, mut q, mut copy) = (t.p, t.q, t.copy);
         let (p_stride, q_stride) = (t.p_stride, t.q_stride);
-        let (mut ahead, ahead_stride) = (t.ahead, t.ahead_stride);
+        let (mut ahead, ahead_stride) = (t.ahead.at, t.ahead.stride);
         // The addresses p + {0,1,2}·stride and p3 + {0,1,2}·stride need two registers, not six.
         let mut p3 = if ALONG_K && M > 3 { p.add(3 * p_stride) } else { p };
         // A step of k, `$u` steps after where the pointers are.

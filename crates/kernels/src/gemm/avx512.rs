@@ -103,7 +103,7 @@ unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: 
         let mut acc: Sums = [[_mm512_setzero_ps(); 2]; MR];
         let (mut p, mut q, mut copy) = (t.p, t.q, t.copy);
         let (p_stride, q_stride, q_next, copy_next) = (t.p_stride, t.q_stride, t.q_next, t.k * NR);
-        let (mut ahead, ahead_stride) = (t.ahead, t.ahead_stride);
+        let (mut ahead, ahead_stride) = (t.ahead.at, t.ahead.stride);
         // The addresses p + {0,1,2}·stride, and the same from three later rows on, need four registers, not twelve.
         let later = |rows: usize| if ALONG_K && M > rows { p.add(rows * p_stride) } else { p };
         let (mut p3, mut p6, mut p9) = (later(3), later(6), later(9));
@@ -159,19 +159,25 @@ unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: 
                 }
             };
         }
-        for _ in 0..t.k / 4 {
-            step!(0);
-            step!(1);
-            step!(2);
-            step!(3);
-            if ALONG_K {
-                // The rows lie far apart, too many of them for the hardware to follow.
-                each!(M, |I| {
-                    let at = [p, p3, p6, p9][I / 3].wrapping_add((I % 3) * p_stride + ROWS_AHEAD);
-                    _mm_prefetch::<_MM_HINT_T0>(at as *const i8);
-                });
+        let mut fours = t.k / 4;
+        while fours > 0 {
+            let n = fours.min(t.ahead.rows / 4);
+            for _ in 0..n {
+                step!(0);
+                step!(1);
+                step!(2);
+                step!(3);
+                if ALONG_K {
+                    // The rows lie far apart, too many of them for the hardware to follow.
+                    each!(M, |I| {
+                        let at = [p, p3, p6, p9][I / 3].wrapping_add((I % 3) * p_stride + ROWS_AHEAD);
+                        _mm_prefetch::<_MM_HINT_T0>(at as *const i8);
+                    });
+                }
+                advance!(4);
             }
-            advance!(4);
+            fours -= n;
+            ahead = t.ahead.next(ahead);
         }
         for _ in 0..t.k % 4 {
             step!(0);

@@ -26,9 +26,8 @@ pub(super) struct Tile {
     pub(super) q_next: usize,
     /// Where the columns' operand is copied to, in rows of 16, by the kernels that copy: panel after panel.
     pub(super) copy: *mut f32,
-    /// The lines to ask for in the meantime, `ahead_stride` apart, for later.
-    pub(super) ahead: *const f32,
-    pub(super) ahead_stride: usize,
+    /// The lines to ask for in the meantime, for later.
+    pub(super) ahead: Lines,
     /// The first element of C; rows are `c_row` apart. Transposed: the tile's rows are C's columns.
     pub(super) c: *mut f32,
     pub(super) c_row: usize,
@@ -49,20 +48,28 @@ pub(super) struct Tiles {
     pub(super) rows: usize,
     /// Whole panels that a tile takes at once.
     panels: usize,
-    /// Steps of k between two lines that a tile asks for.
+    /// Steps of k between two lines that a tile asks for, and whether it goes on with [`Lines::next`].
     ahead_steps: usize,
+    ahead_turns: bool,
     /// The kernel for so many rows and columns: `(rows, cols, along_k, copy)`.
     kernel: fn(usize, usize, bool, bool) -> TileFn,
     /// Copies rows in strips, as [`Tiles::next_rows`] cuts them: [`pack::strips`] or its twin.
     strips: unsafe fn(*const f32, usize, usize, usize, usize, *mut f32),
 }
 
-static AVX2: Tiles =
-    Tiles { rows: avx2::MR, panels: 1, ahead_steps: 4, kernel: avx2::tile_fn, strips: pack::strips };
+static AVX2: Tiles = Tiles {
+    rows: avx2::MR,
+    panels: 1,
+    ahead_steps: 4,
+    ahead_turns: false,
+    kernel: avx2::tile_fn,
+    strips: pack::strips,
+};
 static AVX512: Tiles = Tiles {
     rows: avx512::MR,
     panels: 2,
     ahead_steps: 1,
+    ahead_turns: true,
     kernel: avx512::tile_fn,
     strips: pack::avx512::strips,
 };
@@ -233,8 +240,7 @@ impl Job<'_> {
                             q_stride: NR,
                             q_next: kc * NR,
                             copy: own_panels.add((panel - panel0) * kc * NR),
-                            ahead: source,
-                            ahead_stride: 0,
+                            ahead: Lines::none(source),
                             c: self.c.add(batch * self.c_batch),
                             c_row: self.c_row,
                             cols,
@@ -377,13 +383,12 @@ impl Job<'_> {
                     (tiles.kernel)(rows, t.cols, along_k, copy)
                 };
                 while let Some(block) = ahead.get_mut(current) {
-                    if let Some(lines) = block.take(t.k / tiles.ahead_steps) {
+                    if let Some(lines) = block.take(t.k / tiles.ahead_steps, tiles.ahead_turns) {
                         t.ahead = lines;
-                        t.ahead_stride = block.stride;
                         break;
                     }
                     current += 1;
-                    t.ahead_stride = 0;
+                    t.ahead.stride = 0;
                 }
                 f(t);
                 if copy {
@@ -410,12 +415,33 @@ impl Job<'_> {
     }
 }
 
+/// Lines that a tile asks for: `rows` of them, `stride` floats apart, then as many beside those, and so on.
+#[derive(Clone, Copy)]
+pub(super) struct Lines {
+    pub(super) at: *const f32,
+    pub(super) stride: usize,
+    pub(super) rows: usize,
+}
+
+impl Lines {
+    /// Nothing but a line that is there anyway, again and again.
+    pub(super) fn none(at: *const f32) -> Lines {
+        Lines { at, stride: 0, rows: usize::MAX }
+    }
+
+    /// The top of the lines beside those that end above `at`.
+    #[inline(always)]
+    pub(super) fn next(&self, at: *const f32) -> *const f32 {
+        at.wrapping_sub(self.rows.wrapping_mul(self.stride)).wrapping_add(LINE)
+    }
+}
+
 /// A block of memory that is wanted later, handed out to tiles that ask for it in the meantime: the strides hide it
 /// from the hardware's prefetchers.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
     at: *const f32,
-    pub(super) stride: usize,
+    stride: usize,
     rows: usize,
     /// Floats of a row.
     len: usize,
@@ -431,21 +457,33 @@ impl Ahead {
     pub(super) const fn new(at: *const f32, stride: usize, rows: usize, len: usize) -> Ahead {
         Ahead { at, stride, rows, len, row: 0, col: 0 }
     }
-    /// The first of the next `rows` lines, one below the other.
+
+    /// Lines for a tile that asks for `n`. One that `turns` goes on beside the last row; others go on below it, which is
+    /// where the rows of a later task are, if there are any.
     #[inline]
-    pub(super) fn take(&mut self, rows: usize) -> Option<*const f32> {
+    pub(super) fn take(&mut self, n: usize, turns: bool) -> Option<Lines> {
         if self.row >= self.rows {
             return None;
         }
-        let lines = self.at.wrapping_add(self.row * self.stride + self.col);
+        let at = self.at.wrapping_add(self.row * self.stride + self.col);
+        let rows = (self.rows - self.row).next_multiple_of(STEPS);
+        if turns && rows <= n {
+            self.col += n / rows * LINE;
+            if self.col >= self.len {
+                self.row = self.rows;
+            }
+            return Some(Lines { at, stride: self.stride, rows });
+        }
         self.col += LINE;
         if self.col >= self.len {
             self.col = 0;
-            self.row += rows.max(1);
+            self.row += n.max(1);
         }
-        Some(lines)
+        Some(Lines { at, stride: self.stride, rows: usize::MAX })
     }
 }
+/// Steps of k between two turns come in fours, as tiles make them.
+const STEPS: usize = 4;
 /// Rows shorter than this lie so close that the hardware asks for them itself.
 const SHORT_ROW: usize = 128;
 /// Floats of a cache line.

@@ -40,6 +40,11 @@ const MIN_ROWS: usize = 48;
 /// Floats of shared panels that are made at once, if they are of more than one block of k: 4 MB.
 const SHARED_MAX: usize = 1 << 20;
 
+/// Floats of shared panels that stay in L2, beside all else: 1 MB of 2.
+const L2_MAX: usize = 1 << 18;
+/// What reading a float of them costs if they do not, in eighths of a cycle.
+const FAR: usize = 2;
+
 /// One operand seen from its part: `own` is its dim that C has too.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operand {
@@ -192,7 +197,11 @@ impl Plan {
             (true, 1) => 6,
             _ => 24,
         };
+        // Every part of the rows reads the shared panels, from beyond L2 if a block of them does not stay there.
+        let far = self.panels == Panels::Shared && self.kc_max * self.cols > L2_MAX;
+        let again = if far { FAR * self.k * self.cols * self.row_tasks } else { 0 };
         n_panels * strips * tile
+            + again
             + an_element * self.k * self.cols * copies
             + rows * self.k * self.rows * self.col_tasks
     }

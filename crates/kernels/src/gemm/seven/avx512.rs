@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::super::avx512::{MR, PANEL_AHEAD, each, lanes, opaque};
-use super::super::block::{Ahead, NR, next_rows};
+use super::super::block::{Ahead, Lines, NR, next_rows};
 use super::tiles::End;
 
 /// Multiplies `rows` rows, in strips of `k` steps, by one panel or two; the blocks `ahead` are asked for in the meantime.
@@ -50,22 +50,22 @@ pub(super) unsafe fn product(
     let mut block = ahead.next();
     while i < rows {
         let n = next_rows(rows - i, MR);
-        let (mut lines, mut stride) = (panel, 0);
+        let mut lines = Lines::none(panel);
         while let Some(wanted) = &mut block {
-            if let Some(at) = wanted.take(k) {
-                (lines, stride) = (at, wanted.stride);
+            if let Some(next) = wanted.take(k, true) {
+                lines = next;
                 break;
             }
             block = ahead.next();
         }
         // SAFETY: strip `i` has `n` rows, as have the ends from row `i` on.
-        unsafe { kernels[n - 1](i, k, strips.add(i * k), panel, lines, stride, &ends) };
+        unsafe { kernels[n - 1](i, k, strips.add(i * k), panel, lines, &ends) };
         i += n;
     }
 }
 
-/// One tile: the sweep's row, steps of k, strip, panel, lines to ask for and how far they are apart, ends.
-type TileFn = unsafe fn(usize, usize, *const f32, *const f32, *const f32, usize, &[Option<End>; 2]);
+/// One tile: the sweep's row, steps of k, strip, panel, lines to ask for, ends.
+type TileFn = unsafe fn(usize, usize, *const f32, *const f32, Lines, &[Option<End>; 2]);
 
 /// `M` rows from row `i` of the sweep on, by `V` panels.
 ///
@@ -77,8 +77,7 @@ unsafe fn tile<const M: usize, const V: usize>(
     k: usize,
     strip: *const f32,
     panel: *const f32,
-    ahead: *const f32,
-    ahead_stride: usize,
+    lines: Lines,
     ends: &[Option<End>; 2],
 ) {
     // SAFETY: every address is an element that the caller promises, or is only asked for.
@@ -92,7 +91,7 @@ unsafe fn tile<const M: usize, const V: usize>(
             }
         }
         let mut acc = [[_mm512_setzero_ps(); 2]; MR];
-        let (mut p, mut q, mut ahead) = (strip, panel, ahead);
+        let (mut p, mut q, mut ahead) = (strip, panel, lines.at);
         let q_next = 7 * k * NR;
         macro_rules! step {
             () => {
@@ -113,14 +112,20 @@ unsafe fn tile<const M: usize, const V: usize>(
                 p = p.add(M);
                 q = q.add(NR);
                 _mm_prefetch::<_MM_HINT_T1>(ahead as *const i8);
-                ahead = ahead.wrapping_add(ahead_stride);
+                ahead = ahead.wrapping_add(lines.stride);
             };
         }
-        for _ in 0..k / 4 {
-            step!();
-            step!();
-            step!();
-            step!();
+        let mut fours = k / 4;
+        while fours > 0 {
+            let n = fours.min(lines.rows / 4);
+            for _ in 0..n {
+                step!();
+                step!();
+                step!();
+                step!();
+            }
+            fours -= n;
+            ahead = lines.next(ahead);
         }
         for _ in 0..k % 4 {
             step!();

@@ -50,6 +50,9 @@ const SLOT_MAX: usize = 9984;
 /// The most rows of a sweep, in each half: 24 and 72 are 1 to 3 % slower for 2048×384 by 384×1152; with AVX-512
 /// and 2 MB of L2, 96 are 5 to 15 % slower.
 const MC_MAX: usize = 48;
+/// The fewest that a sweep is cut to for the sake of tasks, and what they are a multiple of: whole tiles of any height.
+const MC_MIN: usize = 24;
+const MC_STEP: usize = 12;
 /// As many tasks as are wanted.
 const TASKS: usize = 16;
 /// Panels that one task copies.
@@ -93,7 +96,9 @@ impl Cut {
         let (rows, cols, k) = (g.m / 2, g.n / 2, g.k / 2);
         let n_kb = k.div_ceil(HALF_MAX);
         let kc = k.div_ceil(n_kb);
-        let mc = (SLOT_MAX / kc / MR * MR).clamp(MR, MC_MAX).min(rows);
+        // As many sweeps as tasks are wanted, if they are not too short: a part of the panels would copy the rows again.
+        let enough = rows.div_ceil(TASKS).next_multiple_of(MC_STEP).max(MC_MIN);
+        let mc = (SLOT_MAX / kc / MR * MR).clamp(MR, MC_MAX.min(enough)).min(rows);
         let sweeps = rows.div_ceil(mc);
         Some(Cut {
             rows,

@@ -47,8 +47,8 @@ pub(super) unsafe fn product(
         let n = next_rows(rows - i, MR);
         let (mut lines, mut stride) = (panel, 0);
         while let Some(wanted) = &mut block {
-            if let Some(at) = wanted.take(k / 4) {
-                (lines, stride) = (at, wanted.stride);
+            if let Some(next) = wanted.take(k / 4, false) {
+                (lines, stride) = (next.at, next.stride);
                 break;
             }
             block = ahead.next();
