@@ -28,7 +28,7 @@ const LN: [f32; 8] = [
 const SIN: [f32; 3] = [-0.000_195_166_56, 0.008_332_174, -0.166_666_55];
 /// (cos r − 1 + r²/2) / r⁴ in r², highest power first, for |r| ≤ π/4.
 const COS: [f32; 3] = [2.443_773e-5, -0.001_388_736_1, 0.041_666_647];
-/// Beyond this the three-part reduction of [`sin`] and [`cos`] is not trusted.
+/// Beyond this the three-part reduction of `sin` and `cos` is not trusted.
 const TRIG_MAX: f32 = 1e5;
 
 twins! {

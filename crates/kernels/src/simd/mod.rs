@@ -43,6 +43,7 @@ macro_rules! twins {
 pub(crate) use twins;
 
 /// Functions of vectors that are one instruction each.
+#[cfg(target_arch = "x86_64")]
 macro_rules! instructions {
     ($features:literal: $($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty = $intrinsic:expr;)*) => {
         $(
@@ -54,4 +55,5 @@ macro_rules! instructions {
         )*
     };
 }
+#[cfg(target_arch = "x86_64")]
 use instructions;

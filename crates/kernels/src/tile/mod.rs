@@ -13,13 +13,14 @@
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests;
 
 /// Columns of a panel: one cache line.
 pub(crate) const TILE_COLS: usize = 16;
 
 /// The left operand of a tile.
+#[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(crate) enum Left {
     /// Element (row, depth) lies at `row * stride + depth`.
@@ -29,12 +30,14 @@ pub(crate) enum Left {
 }
 
 /// The right operand of a tile: element (depth, col) lies at `col / 16 * panel + depth * stride + col % 16`.
+#[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(crate) struct Right {
     pub(crate) stride: usize,
     pub(crate) panel: usize,
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Right {
     /// Packed panels of this depth.
     pub(crate) fn panels(depth: usize) -> Right {
@@ -48,6 +51,7 @@ impl Right {
 }
 
 /// The tile of an instruction set.
+#[cfg(target_arch = "x86_64")]
 pub(crate) trait Tiles {
     /// Rows of a full tile.
     const ROWS: usize;
@@ -85,6 +89,7 @@ pub(crate) struct Avx512;
 ///
 /// # Safety
 /// As for [`Tiles::tile`], for all rows and panels.
+#[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn product<T: Tiles, const ADD: bool>(
     m: usize,
     n: usize,
