@@ -1,6 +1,8 @@
 //! Max pooling. Ties go to the first pixel in row-major order and a NaN wins over everything (the last one, if there
 //! are several), as in PyTorch.
 
+#[cfg(target_arch = "x86_64")]
+use super::pairs;
 use super::{Pool2d, Window};
 use crate::Cx;
 use crate::cx::SharedMut;
@@ -19,10 +21,18 @@ impl Pool2d {
         }
         let image = self.h * self.w * self.c;
         let (y, argmax) = (SharedMut::new(y), SharedMut::new(argmax));
+        #[cfg(target_arch = "x86_64")]
+        let pairs = cx.isa.has_avx512() && pairs::fit(self);
         self.outputs(cx, |row, n, window| {
             // SAFETY: output rows do not overlap, and each is visited once.
             let (y, argmax) = unsafe { (y.slice(row * out, out), argmax.slice(row * out, out)) };
-            forward_row(cx.isa, self, &x[n * image..(n + 1) * image], window, y, argmax);
+            let x = &x[n * image..(n + 1) * image];
+            #[cfg(target_arch = "x86_64")]
+            if pairs && window.end - window.start == 2 {
+                // SAFETY: there is AVX-512, and the windows fit.
+                return unsafe { pairs::forward_row(self, x, window, y, argmax) };
+            }
+            forward_row(cx.isa, self, x, window, y, argmax);
         });
     }
 

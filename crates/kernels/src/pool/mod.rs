@@ -9,6 +9,8 @@
 
 pub mod avg;
 pub mod max;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 
 use crate::Cx;
 use crate::cx::SharedMut;
@@ -228,9 +230,17 @@ mod tests {
 
     #[test]
     fn matches_the_textbook() {
-        for (n, h, w, c) in
-            [(0, 4, 4, 3), (1, 1, 1, 1), (2, 4, 4, 3), (1, 5, 7, 9), (3, 8, 6, 64), (2, 7, 7, 65)]
-        {
+        for (n, h, w, c) in [
+            (0, 4, 4, 3),
+            (1, 1, 1, 1),
+            (2, 4, 4, 3),
+            (2, 5, 38, 6),
+            (1, 4, 23, 1),
+            (1, 2, 40, 7),
+            (1, 5, 7, 9),
+            (3, 8, 6, 64),
+            (2, 7, 7, 65),
+        ] {
             // Coarse values make many ties.
             let x: Vec<f32> = data(5, n * h * w * c).iter().map(|v| (v * 4.0).round()).collect();
             for f in [
