@@ -61,12 +61,20 @@ impl Engine {
     }
 
     /// All gradients, laid out as the parameters are.
+    ///
+    /// # Panics
+    /// If this rank keeps its own part of them only.
     pub fn grads(&self) -> &[f32] {
+        assert!(self.program.buffers.is_none(), "{}", ExecError::NotKept);
         self.memory.all_grads()
     }
 
     /// All gradients, to set before [`Engine::update`].
+    ///
+    /// # Panics
+    /// If this rank keeps its own part of them only.
     pub fn grads_mut(&mut self) -> &mut [f32] {
+        assert!(self.program.buffers.is_none(), "{}", ExecError::NotKept);
         self.memory.all_grads_mut()
     }
 
