@@ -5,13 +5,15 @@ use std::time::Instant;
 
 use polyreme_collective::{Comm, Reduce};
 use polyreme_exec::{Engine, ExecError, Options};
-use polyreme_graph::{Graph, cost};
+use polyreme_graph::{Graph, Program, cost};
 use polyreme_parallel::{DataPlan, data_parallel};
 use serde::Serialize;
 
 use super::WARM_UP;
 use super::jobs::Job;
 use crate::process;
+
+const MIB: f64 = (1 << 20) as f64;
 
 /// Buckets of gradients that are sent while the backward pass goes on.
 const BUCKET_BYTES: usize = 1 << 20;
@@ -33,48 +35,83 @@ pub struct RanksReport {
     pub gflops: f64,
     /// The share of the time that rank 0 spent waiting for others.
     pub waiting: f64,
+    /// Whether ranks keep the gradients of their own range only.
+    pub shard_gradients: bool,
+    /// What the engines of rank 0's process were to take.
+    pub planned_mib: f64,
+    /// Of it, gradients.
+    pub gradients_mib: f64,
     /// What rank 0's process took.
     pub peak_rss_mib: f64,
     /// The loss of the last step, over all ranks.
     pub loss: f64,
 }
 
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Threads of each rank.
+    pub threads: usize,
+    /// Timed steps; as many as the job says if `None`.
+    pub steps: Option<usize>,
+    /// What carries the data, for the report.
+    pub transport: String,
+    /// How many ranks are threads of this process.
+    pub local: usize,
+    /// Whether ranks keep the gradients of their own range only.
+    pub shard_gradients: bool,
+}
+
 /// One rank's part of a measurement; every rank calls it with the same arguments. Gives the group back.
 pub fn measure(
     job: &Job,
     comm: Comm,
-    threads: usize,
-    steps: Option<usize>,
-    transport: &str,
+    settings: &Settings,
 ) -> Result<(RanksReport, Comm), Box<dyn std::error::Error + Send + Sync>> {
-    let (rank, ranks) = (comm.rank(), comm.size());
+    let (rank, ranks, shared_weights) = (comm.rank(), comm.size(), comm.shares_memory());
+    let Settings { threads, steps, shard_gradients, .. } = *settings;
     let plan = DataPlan {
-        rank,
         ranks,
-        sharded: comm.shares_memory(),
-        shared_weights: comm.shares_memory(),
+        sharded: shared_weights,
+        shard_gradients,
+        shared_weights,
         bucket_bytes: BUCKET_BYTES,
         ..DataPlan::alone()
     };
     let step = job.weighted_step()?;
     let flops = cost::product_flops(&step) * ranks as u64;
-    let program = data_parallel(&step, job.optimizer, None, &plan);
-    let mut engine = Engine::join(program, Options::threads(threads), comm)?;
+    let program = |rank: usize| data_parallel(&step, job.optimizer, None, &DataPlan { rank, ..plan.clone() });
+    let planned = if rank == 0 { plan_of(settings, shared_weights, program) } else { [0, 0] };
+    let mut engine = Engine::join(program(rank), Options::threads(threads), comm)?;
     job.fill(&mut engine)?;
     let times = time(job, &mut engine, steps.unwrap_or(job.timed_steps))?;
     let gflops = flops as f64 / times.seconds / 1e9;
     let report = RanksReport {
         job: job.name,
         ranks,
-        transport: transport.into(),
+        transport: settings.transport.clone(),
         threads,
         step_ms: times.seconds * 1e3,
         gflops,
         waiting: times.waiting,
-        peak_rss_mib: process::peak_resident_bytes() as f64 / f64::from(1 << 20),
+        shard_gradients,
+        planned_mib: planned[0] as f64 / MIB,
+        gradients_mib: planned[1] as f64 / MIB,
+        peak_rss_mib: process::peak_resident_bytes() as f64 / MIB,
         loss: times.loss,
     };
     Ok((report, engine.leave()))
+}
+
+/// Bytes that the engines of this process take, and of them those of gradients.
+fn plan_of(settings: &Settings, shared_weights: bool, program: impl Fn(usize) -> Program) -> [usize; 2] {
+    let mut planned = [0, 0];
+    for rank in 0..settings.local {
+        let footprint = Engine::footprint(&program(rank), settings.threads);
+        planned[0] += footprint.total() - if shared_weights && rank > 0 { footprint.params } else { 0 };
+        planned[1] += footprint.grads;
+    }
+    planned
 }
 
 struct Times {
@@ -113,14 +150,13 @@ fn time(job: &Job, engine: &mut Engine, n: usize) -> Result<Times, ExecError> {
 }
 
 /// The head of the table for people.
-pub const HEADER: &str =
-    "job     ranks  transport  threads     step ms    GFLOP/s   waiting   actual MiB       loss";
+pub const HEADER: &str = "job     ranks  transport  threads     step ms    GFLOP/s   waiting  planned MiB  gradients MiB  actual MiB       loss";
 
 impl std::fmt::Display for RanksReport {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         write!(
             f,
-            "{:<7} {:>5}  {:<9} {:>8} {:>11.3} {:>10.1} {:>8.1}% {:>12.1} {:>10.4}",
+            "{:<7} {:>5}  {:<9} {:>8} {:>11.3} {:>10.1} {:>8.1}% {:>12.1} {:>14.1} {:>11.1} {:>10.4}",
             self.job,
             self.ranks,
             self.transport,
@@ -128,6 +164,8 @@ impl std::fmt::Display for RanksReport {
             self.step_ms,
             self.gflops,
             self.waiting * 100.0,
+            self.planned_mib,
+            self.gradients_mib,
             self.peak_rss_mib,
             self.loss
         )

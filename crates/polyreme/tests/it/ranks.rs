@@ -140,6 +140,44 @@ fn any_number_of_ranks_of_any_kind_trains_the_same() {
     }
 }
 
+/// Gradients that only their owners keep, over everything that carries data. Of 50 samples in pieces of one, some ranks
+/// have fewer than others.
+#[test]
+fn ranks_of_any_kind_may_keep_their_own_gradients_only() {
+    let job = JOB.replace("batch = 48", "batch = 50\naccumulate = 25\nclip = 1.0");
+    let folder = folder(&job.replace("outputs = 32", "outputs = 160"));
+    let run = |name: &str, flags: &[&str]| {
+        let args = [&["train", "job.toml", "--json", "--output", name][..], flags].concat();
+        let lines = json(folder.path(), &args);
+        let started = lines.iter().find(|l| l["event"] == "started").expect("an outline").clone();
+        (losses(&folder.path().join(name)), started)
+    };
+    let (one, _) = run("one", &["--ranks", "1"]);
+    for (name, flags) in [
+        ("threads", &["--ranks", "4"][..]),
+        ("processes", &["--processes", "3"]),
+        ("sockets", &["--ranks", "3", "--transport", "tcp"]),
+    ] {
+        let set = ["--set", "parallel.shard_gradients=true", "--set", "parallel.bucket_mib=0.001"];
+        let (some, started) = run(name, &[flags, &set].concat());
+        assert_eq!(started["outline"]["shard_gradients"], true, "{started}");
+        assert_eq!(some.len(), one.len(), "{name}");
+        for (step, (a, b)) in one.iter().zip(&some).enumerate() {
+            assert!((a - b).abs() < 1e-5 * a.abs().max(1.0), "{name}: step {step}: {a} and {b}");
+        }
+    }
+    let said = |more: &[&str]| {
+        let args = [&["train", "job.toml", "--check", "--ranks", "4"][..], more].concat();
+        let out = polyreme(folder.path(), &args);
+        String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned()
+    };
+    let shard = "parallel.shard_gradients=true";
+    let text = said(&["--set", shard]);
+    assert!(text.contains("4 ranks of 1 thread, each with its part of the gradients"), "{text}");
+    let text = said(&["--set", shard, "--set", "train.optimizer=lamb"]);
+    assert!(text.contains("does not go with LAMB") && text.contains("take \"adamw\""), "{text}");
+}
+
 #[test]
 fn a_timeline_has_every_rank() {
     let folder = folder(JOB);
@@ -344,6 +382,17 @@ fn collectives_and_shared_steps_are_measured() {
         assert!(
             reports[0]["step_ms"].as_f64().unwrap() > 0.0 && reports[0]["loss"].as_f64().unwrap().is_finite()
         );
+        let own = json(Path::new("."), &[&args[..], &["--shard-gradients"]].concat());
+        assert_eq!(
+            (&own[0]["shard_gradients"], &reports[0]["shard_gradients"]),
+            (&true.into(), &false.into())
+        );
+        let (a, b) = (own[0]["loss"].as_f64().unwrap(), reports[0]["loss"].as_f64().unwrap());
+        assert!(a.is_finite() && b.is_finite());
+        // Of two ranks, half of the gradients each and two buckets: all of `mlp` fits into them.
+        let [own, all] = [&own, &reports].map(|r| r[0]["gradients_mib"].as_f64().unwrap());
+        let of_process = if transport == "local" { ranks } else { 1 } as f64;
+        assert!((own - all * 1.5).abs() < 0.01 * of_process, "{own} and {all}");
     }
 }
 
@@ -360,6 +409,20 @@ fn mpirun_starts_ranks() {
     assert!(out.status.success(), "{}", fs::read_to_string(&errors).unwrap());
     let said = String::from_utf8_lossy(&out.stdout).into_owned();
     assert!(said.contains("\"transport\":\"mpi\""), "{said}");
-    assert_eq!(losses(&folder.path().join("run")).len(), 48);
+    let whole = losses(&folder.path().join("run"));
+    assert_eq!(whole.len(), 48);
     assert_eq!(said.matches("\"event\":\"started\"").count(), 1, "one rank speaks");
+    // The same with gradients that only their owners keep.
+    let mut command = Command::new("mpirun");
+    command.args(["--allow-run-as-root", "--oversubscribe", "-n", "3", env!("CARGO_BIN_EXE_polyreme")]);
+    command.args(["train", "job.toml", "--json", "--output", "own"]).current_dir(folder.path());
+    command.args(["--set", "parallel.shard_gradients=true", "--set", "parallel.bucket_mib=0.001"]);
+    command.args(["--set", "train.accumulate=8"]);
+    let out = end(start(command, &errors), Duration::from_secs(120));
+    assert!(out.status.success(), "{}", fs::read_to_string(&errors).unwrap());
+    let own = losses(&folder.path().join("own"));
+    assert_eq!(own.len(), whole.len());
+    for (step, (a, b)) in whole.iter().zip(&own).enumerate() {
+        assert!((a - b).abs() < 1e-5 * a.abs().max(1.0), "step {step}: {a} and {b}");
+    }
 }

@@ -185,6 +185,7 @@ impl Prepared {
             first_step,
             ranks,
             threads: self.threads,
+            shard_gradients: program.buffers.is_some(),
             memory_mib: bytes as f64 / f64::from(1 << 20),
             step_gflop: cost::product_flops(&program.graph) as f64 * pieces / 1e9,
             output: output.to_path_buf(),
