@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use polyreme_collective::Block;
 use polyreme_graph::graph::{Graph, Init, Stored};
 use polyreme_graph::memory::readiness;
-use polyreme_graph::{DType, Instr, MemoryPlan, NodeId, Op, Program, Role, ValueId};
+use polyreme_graph::{DType, Instr, MemoryPlan, NodeId, Op, Program, ValueId};
 use polyreme_kernels::optim::{StepHyper, clip_scale, global_norm};
 use polyreme_kernels::{Cx, Isa, random};
 
@@ -105,7 +105,7 @@ impl Engine {
         options: Options,
         blocks: Option<(Option<Block>, Block)>,
     ) -> Engine {
-        let (prepared, plan) = lay_out(&program.graph, options.threads);
+        let (prepared, plan) = lay_out(&program, options.threads);
         let tensors = readiness(&program.graph)
             .into_iter()
             .map(|p| {
@@ -115,8 +115,9 @@ impl Engine {
             .collect();
         let keeping = Keeping {
             state_per_param: program.optimizer.map_or(0, |o| o.state_per_param()),
-            moment_len: program.role.as_ref().map_or(plan.param_len, |role| moment_len(role, plan.param_len)),
+            moment_len: moment_len(&program, &plan),
             gradients: has_grads(&program.graph),
+            own_gradients: program.buffers.is_some(),
             blocks,
         };
         let memory = Memory::new(plan, keeping);
@@ -141,14 +142,15 @@ impl Engine {
         }
     }
 
-    /// What `program` would take with these options.
+    /// What `program` would take with these options: of optimizer state and gradients, what this rank keeps.
     pub fn footprint(program: &Program, threads: usize) -> Footprint {
-        let (_, plan) = lay_out(&program.graph, threads);
-        let params = plan.param_len * 4;
+        let (_, plan) = lay_out(program, threads);
+        let own = moment_len(program, &plan) * 4;
+        let kept = if program.buffers.is_some() { own } else { 0 };
         Footprint {
-            params,
-            grads: if has_grads(&program.graph) { params } else { 0 },
-            optimizer: params * program.optimizer.map_or(0, |o| o.state_per_param()),
+            params: plan.param_len * 4,
+            grads: if has_grads(&program.graph) { plan.grad_len * 4 + kept } else { 0 },
+            optimizer: own * program.optimizer.map_or(0, |o| o.state_per_param()),
             states: plan.state_len * 4,
             inputs: plan.input_bytes,
             activations: plan.arena_bytes,
@@ -250,7 +252,7 @@ impl Engine {
         for instr in &self.program.instrs {
             match *instr {
                 Instr::Compute(_) | Instr::Keep { .. } => {}
-                Instr::Start(_) | Instr::Wait(_) | Instr::UpdateOwn { .. } => {
+                Instr::Start(_) | Instr::Wait(_) | Instr::Take { .. } | Instr::UpdateOwn { .. } => {
                     unreachable!("a program of several ranks is run by `finish`")
                 }
                 Instr::Clip { max_norm } => {
@@ -311,6 +313,9 @@ impl Engine {
 
     /// The gradient of the parameter `name` at the last run; `None` if the loss does not depend on it.
     pub fn grad(&self, name: &str) -> Result<Option<&[f32]>, ExecError> {
+        if self.program.buffers.is_some() {
+            return Err(ExecError::NotKept);
+        }
         let graph = &self.program.graph;
         let p = find(&graph.params, "parameter", name)?.0;
         Ok(graph.grads.get(p).copied().flatten().map(|v| self.memory.read(graph, v)))
@@ -373,18 +378,27 @@ fn batch(graph: &Graph) -> usize {
 }
 
 /// Parameters that a rank keeps moments for: what it updates, or everything.
-fn moment_len(role: &Role, param_len: usize) -> usize {
-    if role.sharded { role.own().iter().map(|r| r.len()).sum() } else { param_len }
+fn moment_len(program: &Program, plan: &MemoryPlan) -> usize {
+    match &program.role {
+        Some(role) if role.sharded => role.own().iter().map(|r| r.len()).sum(),
+        _ => plan.param_len,
+    }
 }
 
 fn has_grads(graph: &Graph) -> bool {
     graph.grads.iter().any(Option::is_some)
 }
 
-pub(crate) fn lay_out(graph: &Graph, threads: usize) -> (Vec<Prepared>, MemoryPlan) {
+pub(crate) fn lay_out(program: &Program, threads: usize) -> (Vec<Prepared>, MemoryPlan) {
+    let graph = &program.graph;
     let prepared: Vec<_> = (0..graph.nodes.len()).map(|i| prepare(graph, i, threads.max(1))).collect();
     let scratch: Vec<_> = prepared.iter().map(|p| p.scratch).collect();
-    (prepared, MemoryPlan::new(graph, &scratch))
+    let mut plan = MemoryPlan::new(graph, &scratch);
+    if let Some(buffers) = &program.buffers {
+        buffers.verify(program);
+        buffers.apply(&mut plan);
+    }
+    (prepared, plan)
 }
 
 fn find(list: &[Stored], what: &'static str, name: &str) -> Result<(usize, ValueId), ExecError> {

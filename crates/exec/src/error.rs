@@ -71,6 +71,11 @@ pub enum ExecError {
     /// A batch size whose program keeps its parameters elsewhere.
     #[error("the program for another batch size lays out its parameters in another way")]
     Layout,
+    /// A gradient was asked for that lay in a buffer and has been overwritten.
+    #[error(
+        "ranks keep their own part of the gradients only; make the program without `shard_gradients` to see them"
+    )]
+    NotKept,
     /// A step of a program without an optimizer.
     #[error("this program has no update; make it with an optimizer, or run it with `run`")]
     NoOptimizer,

@@ -32,6 +32,8 @@ pub(crate) struct Group {
     pub(crate) pieces: usize,
     /// Time spent waiting for others in this step.
     pub(crate) waited: Duration,
+    /// Whether the piece that is summed has no samples of this rank.
+    pub(crate) empty: bool,
     /// Whether this rank's own samples gave a loss that is not finite.
     pub(crate) not_finite_here: bool,
     pub(crate) shards: Option<ShardSums>,
@@ -55,13 +57,13 @@ impl Engine {
     pub fn join(program: Program, options: Options, mut comm: Comm) -> Result<Engine, ExecError> {
         let role = program.role.clone().expect("a program that was lowered for ranks");
         assert_eq!((role.rank, role.ranks), (comm.rank(), comm.size()), "the program of this rank");
-        let (_, plan) = lay_out(&program.graph, options.threads);
-        let bytes = plan.param_len * 4;
+        let (_, plan) = lay_out(&program, options.threads);
         let blocks = match role.ranks {
             1 => None,
             _ => {
-                let params = role.shared_weights.then(|| comm.shared_block(bytes)).transpose()?;
-                Some((params, comm.block(bytes)?))
+                let params =
+                    role.shared_weights.then(|| comm.shared_block(plan.param_len * 4)).transpose()?;
+                Some((params, comm.block(plan.grad_len * 4)?))
             }
         };
         let mut engine = Engine::reserve(program, options, blocks);
@@ -84,6 +86,7 @@ impl Engine {
             totals: Box::new([0.0; N_TOTALS]),
             pieces: 0,
             waited: Duration::ZERO,
+            empty: false,
             not_finite_here: false,
             shards,
             open: false,
@@ -108,7 +111,7 @@ impl Engine {
     /// The same model for another batch size, over the same weights, gradients, moments and states; a forward pass
     /// too, such as an evaluation's. Returns its number; that of the first program is 0.
     pub fn add_batch(&mut self, mut program: Program) -> Result<usize, ExecError> {
-        let (prepared, mut plan) = lay_out(&program.graph, self.options.threads);
+        let (prepared, mut plan) = lay_out(&program, self.options.threads);
         let here = &self.memory.plan;
         if program.role.is_none() {
             // Without gradients there is no order of readiness: parameters lie where the first program has them.
@@ -125,11 +128,15 @@ impl Engine {
             plan.param_len = here.param_len;
             // How ranks stand to each other, and what they keep, does not change with the program in place.
             program.role.clone_from(&self.program.role);
+            program.buffers.clone_from(&self.program.buffers);
             program.optimizer = self.program.optimizer;
+            plan.grad_len = here.grad_len;
         }
-        let same = (&plan.param_offsets, plan.param_len, plan.state_len)
-            == (&here.param_offsets, here.param_len, here.state_len);
-        if !same {
+        let same = (&plan.param_offsets, plan.param_len, plan.grad_len, plan.state_len)
+            == (&here.param_offsets, here.param_len, here.grad_len, here.state_len);
+        // Where buckets begin decides whose moments lie where, and what is summed together.
+        let parts = |p: &Program| p.role.as_ref().map(|r| r.parts.clone());
+        if !same || parts(&program) != parts(&self.program) || program.buffers != self.program.buffers {
             return Err(ExecError::Layout);
         }
         self.parked.push(Some(Parked { program, prepared, workspace: Workspace::new(plan) }));

@@ -8,8 +8,8 @@
 //!
 //! # Layout
 //! - [`engine`]: the engine. [`weights`]: what it has learnt, as whole arenas. [`finite`]: where a NaN came from.
-//! - [`step`]: a step of several pieces, or of several ranks. `group`: joining, and what all ranks do between steps.
-//!   `shards`: sums in a fixed tree. [`timeline`]: where the time goes.
+//! - [`step`]: a step of several pieces, or of several ranks. `exchange`: what it exchanges. `group`: joining, and what
+//!   all ranks do between steps. `shards`: sums in a fixed tree. [`timeline`]: where the time goes.
 //! - `launch`, `run`: the row of each op: which kernel, with which slices.
 //! - `memory`, `arena`: where values lie, as slices.
 //! - [`pool`]: the team of threads.
@@ -18,6 +18,7 @@
 mod arena;
 pub mod engine;
 pub mod error;
+mod exchange;
 pub mod finite;
 mod group;
 mod launch;

@@ -18,9 +18,12 @@ pub(crate) struct Memory {
     pub(crate) plan: MemoryPlan,
     activations: Arena,
     params: Arena,
+    /// All gradients, or the buffers in which buckets of them take turns.
     grads: Arena,
-    /// Elements of the gradients' arena: as many as of the parameters', or none.
+    /// Elements of it.
     grad_len: usize,
+    /// The sums of the gradients that this rank owns, if it keeps no others; laid out as its moments are.
+    own_grads: Option<Arena>,
     states: Arena,
     inputs: Arena,
     /// Up to two floats for each parameter that this rank updates.
@@ -40,6 +43,8 @@ pub(crate) struct Keeping {
     pub(crate) moment_len: usize,
     /// Whether there are gradients.
     pub(crate) gradients: bool,
+    /// Whether only those of the parameters that this rank updates outlive their buffers.
+    pub(crate) own_gradients: bool,
     /// Weights that ranks share, and gradients that the others can read.
     pub(crate) blocks: Option<(Option<Block>, Block)>,
 }
@@ -62,8 +67,9 @@ impl Memory {
         Memory {
             activations: Arena::new(plan.arena_bytes),
             params: params.unwrap_or_else(|| floats(true, plan.param_len)),
-            grads: grads.unwrap_or_else(|| floats(keeping.gradients, plan.param_len)),
-            grad_len: if keeping.gradients { plan.param_len } else { 0 },
+            grads: grads.unwrap_or_else(|| floats(keeping.gradients, plan.grad_len)),
+            grad_len: if keeping.gradients { plan.grad_len } else { 0 },
+            own_grads: keeping.own_gradients.then(|| floats(true, moment_len)),
             states: Arena::new(plan.state_len * 4),
             inputs: Arena::new(plan.input_bytes),
             optimizer: [floats(n > 0, moment_len), floats(n > 1, moment_len)],
@@ -78,7 +84,8 @@ impl Memory {
     pub(crate) fn held(&self) -> Held {
         Held {
             params: self.params.bytes(),
-            grads: self.grads.bytes() + self.sums.as_ref().map_or(0, Arena::bytes),
+            grads: self.grads.bytes()
+                + [&self.sums, &self.own_grads].into_iter().flatten().map(Arena::bytes).sum::<usize>(),
             optimizer: self.optimizer.iter().map(Arena::bytes).sum(),
             states: self.states.bytes(),
         }
@@ -91,12 +98,41 @@ impl Memory {
         std::mem::swap(&mut self.inputs, &mut other.inputs);
     }
 
-    /// The gradients of the last run, and the sums of earlier ones.
-    pub(crate) fn grads_and_sums(&mut self) -> (&mut [f32], &mut [f32]) {
-        let len = self.grad_len;
-        let sums = self.sums.get_or_insert_with(|| Arena::new(len * 4));
+    /// Gradients of the last run that no exchange is working on, and the sums of earlier ones.
+    pub(crate) fn grads_and_sums(&mut self, range: Range<usize>) -> (&mut [f32], &mut [f32]) {
+        let sums = self.sums.get_or_insert_with(|| Arena::new(self.grad_len * 4));
+        let (at, len) = (range.start * 4, range.len());
         // SAFETY: `&mut self`, and two arenas.
-        unsafe { (self.grads.slice_mut(0, len), sums.slice_mut(0, len)) }
+        unsafe { (self.grads.slice_mut(at, len), sums.slice_mut(at, len)) }
+    }
+
+    /// Elements of the gradients' arena that no exchange is working on. Others may be.
+    pub(crate) fn grads_range(&mut self, range: Range<usize>) -> &mut [f32] {
+        // SAFETY: `&mut self`, and these elements are this rank's until it hands them to an exchange.
+        unsafe { self.grads.slice_mut(range.start * 4, range.len()) }
+    }
+
+    /// Elements of a buffer whose sum is there, and the gradients of this rank from `to` on that they belong to.
+    pub(crate) fn buffer_and_own(&mut self, from: Range<usize>, to: usize) -> (&[f32], &mut [f32]) {
+        let own = self.own_grads.as_ref().expect("a program with buffers");
+        // SAFETY: `&mut self`, two arenas, and no exchange works on these elements.
+        unsafe { (self.grads.slice(from.start * 4, from.len()), own.slice_mut(to * 4, from.len())) }
+    }
+
+    /// Where the gradients of elements from `start` on lie that this rank updates, whose moments begin at
+    /// `moments_at`.
+    fn own_place(&self, start: usize, moments_at: usize) -> (&Arena, usize) {
+        match &self.own_grads {
+            Some(own) => (own, moments_at * 4),
+            None => (&self.grads, start * 4),
+        }
+    }
+
+    /// Gradients of `range`, a part that this rank updates, whose moments begin at `moments_at`.
+    pub(crate) fn own_grads(&self, range: Range<usize>, moments_at: usize) -> &[f32] {
+        let (arena, at) = self.own_place(range.start, moments_at);
+        // SAFETY: `&self` between runs.
+        unsafe { arena.slice(at, range.len()) }
     }
 
     /// All gradients and all states.
@@ -143,24 +179,25 @@ impl Memory {
         let len = end - start;
         let moments = |n: usize| if self.n_optimizer > n { (moments_at * 4, len) } else { (0, 0) };
         let ((at1, len1), (at2, len2)) = (moments(0), moments(1));
+        let (grads, grads_at) = self.own_place(start, moments_at);
         // SAFETY: `&mut self`, and four different arenas.
         unsafe {
             UpdateRange {
                 params: self.params.slice_mut(start * 4, len),
-                grads: self.grads.slice(start * 4, len),
+                grads: grads.slice(grads_at, len),
                 state1: self.optimizer[0].slice_mut(at1, len1),
                 state2: self.optimizer[1].slice_mut(at2, len2),
             }
         }
     }
 
-    /// All gradients.
+    /// All gradients, or their buffers.
     pub(crate) fn all_grads(&self) -> &[f32] {
         // SAFETY: `&self` between runs.
         unsafe { self.grads.slice(0, self.grad_len) }
     }
 
-    /// All gradients, to write.
+    /// All gradients or their buffers, to write.
     pub(crate) fn all_grads_mut(&mut self) -> &mut [f32] {
         // SAFETY: `&mut self` between runs.
         unsafe { self.grads.slice_mut(0, self.grad_len) }

@@ -14,7 +14,7 @@ use std::time::Instant;
 use polyreme_collective::{Comm, Cuts, Reduce};
 use polyreme_graph::{MemoryPlan, Role};
 use polyreme_kernels::Cx;
-use polyreme_parallel::data::{PART_ALIGN, cuts};
+use polyreme_parallel::buckets::{PART_ALIGN, cuts};
 use polyreme_parallel::tree::{Node, additions, is_subtree, run_of, whole_subtrees};
 
 use crate::engine::Engine;

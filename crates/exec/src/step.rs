@@ -3,14 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use polyreme_collective::{Reduce, Span, Work};
+use polyreme_collective::Reduce;
 use polyreme_graph::{Exchange, Instr, Op};
 use polyreme_kernels::Cx;
 use polyreme_kernels::optim::{StepHyper, clip_scale, sum_of_squares};
 
 use crate::engine::Engine;
 use crate::error::ExecError;
-use crate::group::Group;
 use crate::timeline::MomentKind;
 
 /// Elements that one task of a pass over gradients takes.
@@ -46,25 +45,25 @@ impl Engine {
 
     /// Runs a piece that is not the last of this rank's step: the loss's gradient is multiplied by `weight`, the
     /// input of that name, and the piece counts by it.
+    ///
+    /// Ranks that keep their own part of the gradients only sum every piece, so all of them have as many; see
+    /// [`Engine::accumulate_empty`].
     pub fn accumulate(&mut self, weight: f64) -> Result<(), ExecError> {
         self.set_weight(weight)?;
-        self.run_nodes()?;
+        match self.program.buffers.is_some() {
+            true => self.run_and_sum(false)?,
+            false => self.run_nodes()?,
+        }
         self.keep();
         self.count_loss(weight)?;
         let group = self.group.as_mut().expect("an engine that joined");
         let first = group.pieces == 0;
         group.pieces += 1;
-        let cx = Cx { isa: self.options.isa, par: &self.pool };
-        let (grads, sums) = self.memory.grads_and_sums();
-        let grads = &*grads;
-        cx.for_each_chunk(sums, CHUNK, |i, sums| {
-            let grads = &grads[i * CHUNK..i * CHUNK + sums.len()];
-            if first {
-                sums.copy_from_slice(grads);
-            } else {
-                sums.iter_mut().zip(grads).for_each(|(s, g)| *s += g);
-            }
-        });
+        if self.program.buffers.is_none() {
+            let cx = Cx { isa: self.options.isa, par: &self.pool };
+            let (grads, sums) = self.memory.grads_and_sums(0..self.memory.all_grads().len());
+            add_or_set(&cx, sums, grads, first);
+        }
         Ok(())
     }
 
@@ -78,14 +77,38 @@ impl Engine {
 
     /// Ends a step in which this rank has no samples.
     pub fn finish_empty(&mut self, lr: f32, extra: [f64; 2]) -> Result<Totals, ExecError> {
-        self.memory.all_grads_mut().fill(0.0);
+        if self.program.buffers.is_none() {
+            self.memory.all_grads_mut().fill(0.0);
+        }
         self.exchange_and_update(None, lr, extra)
     }
 
     /// Takes part in the sums over the ranks that a piece makes, without samples. Where batch norms see the rows of all
-    /// ranks, every rank makes as many pieces as the others, with this if it has nothing left.
+    /// ranks, and where ranks keep their own part of the gradients only, every rank makes as many pieces as the others,
+    /// with this if it has nothing left.
     pub fn accumulate_empty(&mut self) -> Result<(), ExecError> {
-        (0..self.program.graph.nodes.len()).try_for_each(|i| self.sum_nothing(i))
+        if self.program.buffers.is_none() {
+            return (0..self.program.graph.nodes.len()).try_for_each(|i| self.sum_nothing(i));
+        }
+        self.run_and_sum(true)?;
+        self.group.as_mut().expect("an engine that joined").pieces += 1;
+        Ok(())
+    }
+
+    /// Runs all nodes of a piece and sums its gradients over the ranks; without samples, adds nothing to the sums.
+    fn run_and_sum(&mut self, empty: bool) -> Result<(), ExecError> {
+        self.begin_exchanges(empty);
+        for i in 0..self.program.instrs.len() {
+            match self.program.instrs[i] {
+                Instr::Compute(node) if empty => self.sum_nothing(node.idx())?,
+                Instr::Compute(node) => self.run_recorded(node.idx())?,
+                Instr::Start(at) if self.sums_gradients(at) => self.start(at),
+                Instr::Wait(at) if self.sums_gradients(at) => self.wait(at)?,
+                Instr::Take { exchange, to } => self.take(exchange, to),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Adds nothing to a sum over the ranks; no other node is run.
@@ -105,10 +128,7 @@ impl Engine {
         lr: f32,
         extra: [f64; 2],
     ) -> Result<Totals, ExecError> {
-        let n = self.program.exchanges.len();
-        let group = self.group.as_mut().expect("an engine that joined");
-        group.tickets.clear();
-        group.tickets.resize(n, None);
+        self.begin_exchanges(weight.is_none());
         for i in 0..self.program.instrs.len() {
             match self.program.instrs[i] {
                 Instr::Compute(node) if weight.is_some() => self.run_recorded(node.idx())?,
@@ -132,6 +152,7 @@ impl Engine {
             Instr::Compute(_) => {}
             Instr::Start(at) => self.start(at),
             Instr::Wait(at) => self.wait(at)?,
+            Instr::Take { exchange, to } => self.take(exchange, to),
             Instr::Keep { state, value } => {
                 let to = self.program.graph.states[state].value;
                 self.memory.copy(&self.program.graph, value, to);
@@ -188,98 +209,18 @@ impl Engine {
         Ok(loss)
     }
 
-    fn start_totals(&mut self, at: usize, extra: [f64; 2]) {
-        let role_ranks = self.role().ranks;
-        let Group { comm, totals, tickets, .. } = self.group.as_mut().expect("an engine that joined");
-        (totals[2], totals[3]) = (extra[0], extra[1]);
-        if role_ranks > 1 {
-            let work = Work::AllReduce(Span::of(&mut totals[..]), Reduce::Sum);
-            // SAFETY: the totals lie on the heap and are not touched before `wait`.
-            tickets[at] = Some((unsafe { comm.start(work) }, Instant::now()));
-        }
-    }
-
-    fn start(&mut self, at: usize) {
-        let group = self.group.as_mut().expect("an engine that joined");
-        let work = match &self.program.exchanges[at] {
-            Exchange::Totals => unreachable!("totals are started with the caller's numbers"),
-            Exchange::SumGrads { range, cuts } => {
-                if group.pieces > 0 {
-                    let cx = Cx { isa: self.options.isa, par: &self.pool };
-                    let (grads, sums) = self.memory.grads_and_sums();
-                    add(&cx, &mut grads[range.clone()], &sums[range.clone()]);
-                }
-                let span = Span::of(&mut self.memory.all_grads_mut()[range.clone()]);
-                match cuts {
-                    Some(cuts) => Work::ReduceScatter(span, cuts.clone(), Reduce::Sum),
-                    None => Work::AllReduce(span, Reduce::Sum),
-                }
-            }
-            Exchange::GatherParams { range, cuts } => {
-                Work::AllGather(Span::of(self.memory.params_range(range.clone())), cuts.clone())
-            }
-            Exchange::Meet => return,
-        };
-        // SAFETY: these elements are not touched before `wait`: their gradients are complete, or their update is done.
-        let ticket = unsafe { group.comm.start(work) };
-        group.tickets[at] = Some((ticket, Instant::now()));
-    }
-
-    fn wait(&mut self, at: usize) -> Result<(), ExecError> {
-        let ranks = self.role().ranks;
-        let began = Instant::now();
-        let group = self.group.as_mut().expect("an engine that joined");
-        let ticket = group.tickets.get_mut(at).and_then(Option::take);
-        match (&self.program.exchanges[at], ticket) {
-            (Exchange::Meet, _) => group.comm.barrier()?,
-            (_, Some((ticket, _))) => group.comm.wait(ticket)?,
-            (_, None) => {}
-        }
-        group.waited += began.elapsed();
-        if let (Some(timeline), true) = (&mut self.timeline, ranks > 1) {
-            let name = || format!("{:?}", self.program.exchanges[at]);
-            if let Some((_, started)) = ticket {
-                timeline.push(name, MomentKind::Exchange, self.step, started);
-            }
-            timeline.push(name, MomentKind::Wait, self.step, began);
-        }
-        if matches!(self.program.exchanges[at], Exchange::Totals) {
-            self.look_at_totals()?;
-        }
-        Ok(())
-    }
-
-    /// After the totals are known everywhere: whether the step can be taken.
-    pub(crate) fn look_at_totals(&mut self) -> Result<(), ExecError> {
-        let alone = self.role().ranks == 1;
-        let group = self.group.as_mut().expect("an engine that joined");
-        let (loss, here) = (group.totals[0], group.not_finite_here);
-        if !loss.is_finite() {
-            // What is under way works on this engine's memory.
-            for (ticket, _) in group.tickets.iter_mut().filter_map(Option::take) {
-                group.comm.wait(ticket)?;
-            }
-            return Err(ExecError::NotFinite { loss, here });
-        }
-        if alone && group.pieces > 0 {
-            let cx = Cx { isa: self.options.isa, par: &self.pool };
-            let (grads, sums) = self.memory.grads_and_sums();
-            add(&cx, grads, sums);
-        }
-        self.grad_norm = None;
-        Ok(())
-    }
-
     fn clip(&mut self, max_norm: f64) -> Result<(), ExecError> {
         let role = self.role().clone();
         let cx = Cx { isa: self.options.isa, par: &self.pool };
-        let grads = self.memory.all_grads();
         let group = self.group.as_mut().expect("an engine that joined");
         let squares = match &mut group.shards {
-            Some(shards) => shards.squares(&cx, grads, &role, &mut group.comm)?,
+            Some(shards) => shards.squares(&cx, self.memory.all_grads(), &role, &mut group.comm)?,
             None => {
-                let mut squares =
-                    [role.own().iter().map(|r| sum_of_squares(&cx, &grads[r.clone()])).sum::<f64>()];
+                let (mut squares, mut moments_at) = ([0.0], 0);
+                for range in role.own() {
+                    squares[0] += sum_of_squares(&cx, self.memory.own_grads(range.clone(), moments_at));
+                    moments_at += range.len();
+                }
                 if role.sharded {
                     group.comm.all_reduce(&mut squares, Reduce::Sum)?;
                 }
@@ -308,6 +249,14 @@ impl Engine {
             timeline.push(|| "update".into(), MomentKind::Compute, self.step, began);
         }
     }
+}
+
+/// `to = from` if `set`, `to += from` otherwise.
+pub(crate) fn add_or_set(cx: &Cx, to: &mut [f32], from: &[f32], set: bool) {
+    if !set {
+        return add(cx, to, from);
+    }
+    cx.for_each_chunk(to, CHUNK, |i, to| to.copy_from_slice(&from[i * CHUNK..i * CHUNK + to.len()]));
 }
 
 /// `to += from`.

@@ -41,7 +41,7 @@ pub enum Kept {
 pub struct Held {
     /// Parameters. Weights that ranks share are counted by rank 0.
     pub params: usize,
-    /// Gradients, and the sums of a step's earlier pieces if there were any.
+    /// Gradients, or their buffers and this rank's own; and the sums of a step's earlier pieces if there were any.
     pub grads: usize,
     /// Optimizer state of the parameters that this rank updates.
     pub optimizer: usize,
@@ -83,12 +83,20 @@ impl Engine {
     }
 
     /// All gradients, laid out as the parameters are.
+    ///
+    /// # Panics
+    /// If this rank keeps its own part of them only.
     pub fn grads(&self) -> &[f32] {
+        assert!(self.program.buffers.is_none(), "{}", ExecError::NotKept);
         self.memory.all_grads()
     }
 
     /// All gradients, to set before [`Engine::update`].
+    ///
+    /// # Panics
+    /// If this rank keeps its own part of them only.
     pub fn grads_mut(&mut self) -> &mut [f32] {
+        assert!(self.program.buffers.is_none(), "{}", ExecError::NotKept);
         self.memory.all_grads_mut()
     }
 

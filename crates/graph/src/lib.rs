@@ -13,10 +13,11 @@
 //! - [`mod@dot`]: a graph as a picture.
 //! - [`mod@fuse`], [`mod@recompute`]: rewrites.
 //! - [`memory`]: where every value lies.
-//! - [`program`]: what one rank does in one step.
+//! - [`program`]: what one rank does in one step. [`buffers`]: gradients that are held only until they are summed.
 
 #![forbid(unsafe_code)]
 
+pub mod buffers;
 pub mod builder;
 pub mod cost;
 pub mod dot;
@@ -35,6 +36,7 @@ pub mod shape;
 #[cfg(test)]
 mod tests;
 
+pub use buffers::GradBuffers;
 pub use builder::{Builder, Tensor, Traced};
 pub use error::{TraceError, TraceErrorKind};
 pub use fuse::fuse;

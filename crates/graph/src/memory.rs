@@ -20,7 +20,7 @@ pub enum Place {
     Arena(usize),
     /// In the parameters' arena, at an element offset.
     Param(usize),
-    /// In the gradients' arena, at an element offset: that of its parameter.
+    /// In the gradients' arena, at an element offset: that of its parameter, unless buckets take turns there.
     Grad(usize),
     /// In the states' arena, at an element offset.
     State(usize),
@@ -41,8 +41,10 @@ pub struct MemoryPlan {
     pub scratch_bytes: Vec<usize>,
     /// By parameter: the element offset in the parameters' arena.
     pub param_offsets: Vec<usize>,
-    /// Elements of the parameters' arena, and of that of gradients.
+    /// Elements of the parameters' arena.
     pub param_len: usize,
+    /// Elements of the gradients' arena: as many, or those of the buffers that buckets take turns in.
+    pub grad_len: usize,
     /// Elements of the states' arena.
     pub state_len: usize,
     /// Bytes of the inputs' arena.
@@ -61,11 +63,13 @@ impl MemoryPlan {
             scratch_bytes: scratch_bytes.to_vec(),
             param_offsets: vec![0; graph.params.len()],
             param_len: 0,
+            grad_len: 0,
             state_len: 0,
             input_bytes: 0,
             arena_bytes: 0,
         };
         plan.place_stored(graph);
+        plan.grad_len = plan.param_len;
         let mut blocks = lifetimes(graph, &plan.places);
         for (i, &bytes) in scratch_bytes.iter().enumerate().filter(|(_, b)| **b > 0) {
             blocks.push(Block { values: Vec::new(), scratch_of: Some(i), bytes, from: i, to: i, offset: 0 });
@@ -91,7 +95,7 @@ impl MemoryPlan {
 
     /// Bytes of all arenas, without optimizer state.
     pub fn total_bytes(&self) -> usize {
-        2 * self.param_len * 4 + self.state_len * 4 + self.input_bytes + self.arena_bytes
+        (self.param_len + self.grad_len + self.state_len) * 4 + self.input_bytes + self.arena_bytes
     }
 
     fn place_stored(&mut self, graph: &Graph) {
@@ -156,7 +160,7 @@ pub fn readiness(graph: &Graph) -> Vec<usize> {
 }
 
 /// The value whose elements `v` shows: itself unless it is a reshape.
-pub(crate) fn reshape_root(graph: &Graph, mut v: ValueId) -> ValueId {
+pub fn reshape_root(graph: &Graph, mut v: ValueId) -> ValueId {
     while matches!(graph.producer(v).op, Op::Reshape) {
         v = graph.producer(v).inputs[0];
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use polyreme_kernels::optim::Optimizer;
 
+use crate::buffers::GradBuffers;
 use crate::error::TraceError;
 use crate::fuse::fuse;
 use crate::grad::differentiate;
@@ -23,6 +24,8 @@ pub enum Exchange {
         range: Range<usize>,
         /// Rank `r` has `cuts[r]..cuts[r + 1]`, counted from the start of the range.
         cuts: Option<Arc<[usize]>>,
+        /// Where the first of them lies in the arena of gradients: at the start of the range, or in a buffer.
+        at: usize,
     },
     /// Brings the parameters that each rank has updated to all.
     GatherParams {
@@ -82,6 +85,14 @@ pub enum Instr {
     Start(usize),
     /// Waits for an exchange that was started.
     Wait(usize),
+    /// Adds this rank's part of a sum that was waited for to its own gradients, and so frees the buffer. The first
+    /// piece of a step sets them.
+    Take {
+        /// The sum, by its number in the program.
+        exchange: usize,
+        /// Where the part begins among this rank's own gradients: where its moments do among this rank's.
+        to: usize,
+    },
     /// Updates elements `start..end` of the arena: a part of this rank's own.
     UpdateOwn {
         /// The first one.
@@ -113,6 +124,8 @@ pub struct Program {
     pub exchanges: Vec<Exchange>,
     /// How this rank stands to others; `None` for a program that knows of none.
     pub role: Option<Role>,
+    /// Where gradients lie until they are added up, if each rank keeps its own part of them only.
+    pub buffers: Option<GradBuffers>,
 }
 
 impl Program {
@@ -120,7 +133,7 @@ impl Program {
     pub fn forward(graph: &Graph) -> Program {
         let graph = fuse(&Graph { updates: Vec::new(), grads: Vec::new(), ..graph.clone() });
         let instrs = computes(&graph);
-        Program { graph, instrs, optimizer: None, exchanges: Vec::new(), role: None }
+        Program { graph, instrs, optimizer: None, exchanges: Vec::new(), role: None, buffers: None }
     }
 
     /// The forward and backward pass, without an update.
@@ -128,7 +141,7 @@ impl Program {
         let graph = fuse(step);
         let mut instrs = computes(&graph);
         instrs.extend(keeps(&graph));
-        Program { graph, instrs, optimizer: None, exchanges: Vec::new(), role: None }
+        Program { graph, instrs, optimizer: None, exchanges: Vec::new(), role: None, buffers: None }
     }
 
     /// A whole training step: forward, backward, clipping if asked for, update.
@@ -161,7 +174,16 @@ impl fmt::Display for Program {
                         order[*first..*last].iter().map(|&p| self.graph.params[p].name.as_str()).collect();
                     writeln!(f, "update {}", names.join(" "))?;
                 }
-                Instr::Start(i) => writeln!(f, "start {i}: {}", describe(&self.graph, &self.exchanges[*i]))?,
+                Instr::Start(i) => {
+                    write!(f, "start {i}: {}", describe(&self.graph, &self.exchanges[*i]))?;
+                    match (&self.exchanges[*i], &self.buffers) {
+                        (Exchange::SumGrads { range, at, .. }, Some(_)) => {
+                            writeln!(f, ", in {at}..{} of the buffers", at + range.len())?
+                        }
+                        _ => writeln!(f)?,
+                    }
+                }
+                Instr::Take { exchange, .. } => writeln!(f, "take own part of {exchange}")?,
                 Instr::Wait(i) => writeln!(f, "wait {i}")?,
                 Instr::UpdateOwn { start, end, .. } => writeln!(f, "update elements {start}..{end}")?,
                 Instr::Keep { state, value } => {
@@ -182,7 +204,7 @@ fn describe(graph: &Graph, exchange: &Exchange) -> String {
     };
     match exchange {
         Exchange::Totals => "sum totals".into(),
-        Exchange::SumGrads { range, cuts: None } => format!("all-reduce gradients of {}", names(range)),
+        Exchange::SumGrads { range, cuts: None, .. } => format!("all-reduce gradients of {}", names(range)),
         Exchange::SumGrads { range, .. } => format!("reduce-scatter gradients of {}", names(range)),
         Exchange::GatherParams { range, .. } => format!("all-gather {}", names(range)),
         Exchange::Meet => "meet".into(),

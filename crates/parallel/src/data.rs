@@ -18,20 +18,29 @@
 //! Ranks that share one copy of the weights have no gather: they meet before and after the updates. The sum of the
 //! last bucket starts after the last node, and is complete only when all ranks have started it; so nobody writes a
 //! parameter that another rank still reads. With shared memory there is no wire to keep busy either: one bucket.
+//!
+//! # Gradients too
+//! With `shard_gradients` a rank keeps its own part of the gradients only. Buckets take turns in two buffers
+//! ([`GradBuffers`]): before the first gradient of bucket `k` is written, the sum of bucket `k - 2` is waited for and
+//! this rank's part of it taken out. So bucket `k - 2` is summed while bucket `k - 1` is computed.
+//!
+//! ```text
+//!  compute … dW4         start sum of bucket 0
+//!  compute … dW3         start sum of bucket 1
+//!  wait 0, take own part of bucket 0
+//!  compute … dW2         start sum of bucket 2, in the place of bucket 0
+//!  wait 1, take own part of bucket 1; wait 2, take own part of bucket 2
+//! ```
+//!
+//! What would have to be summed at the end of a step's pieces is gone by then, so every piece is summed over the ranks,
+//! and own parts add up: with `n` pieces, `n` times the bytes of a reduce-scatter.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::buckets::{Bucket, buckets, cuts, in_turn, n_learnt};
 use crate::sync_norm::sync_batch_norm;
-use polyreme_graph::memory::param_ranges;
-use polyreme_graph::{Exchange, Graph, Instr, NodeId, Optimizer, Program, Role};
-
-/// Parts of ranks begin at multiples of so many elements: whole vectors, and sums of squares by fixed blocks.
-pub const PART_ALIGN: usize = 1024;
-
-/// The last bucket is at most this part of what the others are at least. A step of `cnn` on two hosts with 250 Mbit/s
-/// between them was 60 ms longer than one without a link, and is 24 ms longer with it; the gradients take 154 ms.
-const LAST_PART: usize = 4;
+use polyreme_graph::{Exchange, GradBuffers, Graph, Instr, NodeId, Optimizer, Program, Role};
 
 /// How a step is split over the data axis.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,6 +51,10 @@ pub struct DataPlan {
     pub ranks: usize,
     /// Whether each rank updates, and keeps moments for, a part only.
     pub sharded: bool,
+    /// Whether each rank keeps its part of the gradients only; it then updates, and keeps moments for, that part too.
+    /// Neither LAMB, which needs the gradients of whole tensors, nor logical shards, whose whole gradients are added up
+    /// in a tree, go with it.
+    pub shard_gradients: bool,
     /// Whether all ranks work on one copy of the weights.
     pub shared_weights: bool,
     /// Gradients are sent in buckets of at least so many bytes.
@@ -59,6 +72,7 @@ impl DataPlan {
             rank: 0,
             ranks: 1,
             sharded: false,
+            shard_gradients: false,
             shared_weights: false,
             bucket_bytes: 1 << 20,
             sync_batch_norm: false,
@@ -68,6 +82,9 @@ impl DataPlan {
 }
 
 /// The program of one rank: `step` is a differentiated graph with the output `loss`.
+///
+/// # Panics
+/// If a plan shards the gradients of LAMB, or of logical shards.
 pub fn data_parallel(step: &Graph, optimizer: Optimizer, clip: Option<f64>, plan: &DataPlan) -> Program {
     // Logical shards are computed one by one, each with statistics of its own.
     let sync = plan.sync_batch_norm && plan.ranks > 1 && plan.shards.is_none();
@@ -76,114 +93,133 @@ pub fn data_parallel(step: &Graph, optimizer: Optimizer, clip: Option<f64>, plan
     program.optimizer = Some(optimizer);
     // LAMB needs the norms of whole tensors. Shared weights are written by one rank each: they are always sharded.
     let lamb = matches!(optimizer, Optimizer::Lamb(_));
-    let sharded = plan.ranks > 1 && !lamb && (plan.sharded || plan.shared_weights || plan.shards.is_some());
+    assert!(!plan.shard_gradients || !lamb, "LAMB needs the gradients of whole tensors on every rank");
+    assert!(!plan.shard_gradients || plan.shards.is_none(), "logical shards need whole gradients");
+    // One rank owns everything.
+    let in_buffers = plan.shard_gradients && plan.ranks > 1;
+    let wanted = plan.sharded || plan.shared_weights || plan.shards.is_some() || in_buffers;
+    let sharded = plan.ranks > 1 && !lamb && wanted;
     let shared_weights = plan.shared_weights && sharded;
-    let learnt = learnt(&program.graph);
-    let one_bucket = shared_weights || plan.shards.is_some() || plan.ranks == 1;
-    let buckets = if one_bucket { buckets(&learnt, usize::MAX) } else { buckets(&learnt, plan.bucket_bytes) };
+    let one_bucket = (shared_weights && !in_buffers) || plan.shards.is_some() || plan.ranks == 1;
+    let mut buckets = buckets(&program.graph, if one_bucket { usize::MAX } else { plan.bucket_bytes });
+    if in_buffers {
+        buckets = in_turn(buckets);
+        program.buffers = Some(GradBuffers::new(buckets.iter().map(|b| b.range.clone()).collect()));
+    }
     let cuts: Vec<Arc<[usize]>> = buckets.iter().map(|b| cuts(b.range.len(), plan.ranks)).collect();
     let part = |rank: usize| match sharded {
         false => buckets.iter().map(|b| b.range.clone()).collect(),
-        true => buckets.iter().zip(&cuts).map(|(b, cuts)| own_part(b, cuts, rank)).collect(),
+        true => buckets.iter().zip(&cuts).map(|(b, cuts)| b.part(cuts, rank)).collect(),
     };
     let parts = (0..plan.ranks).map(part).collect();
     let (rank, ranks, shards) = (plan.rank, plan.ranks, plan.shards);
     let role = Role { rank, ranks, shared_weights, shards, parts, sharded };
-    let mut lowering = Lowering { exchanges: Vec::new(), instrs: Vec::new() };
-    lowering.backward(&program, &buckets, &cuts, &role);
     let updates: Vec<Instr> = match lamb || plan.ranks == 1 {
-        true => vec![Instr::Update { first: 0, last: learnt.len() }],
+        true => vec![Instr::Update { first: 0, last: n_learnt(&program.graph) }],
         false => own_updates(role.own()),
     };
-    lowering.updates(&buckets, &cuts, &role, clip, updates);
-    program.instrs = lowering.instrs;
-    program.exchanges = lowering.exchanges;
-    program.role = Some(role);
+    let mut lowering = Lowering {
+        program: &program,
+        buckets: &buckets,
+        cuts: &cuts,
+        role: &role,
+        exchanges: Vec::new(),
+        instrs: Vec::new(),
+        taken: 0,
+    };
+    lowering.backward();
+    lowering.updates(clip, &updates);
+    let Lowering { exchanges, instrs, .. } = lowering;
+    (program.exchanges, program.instrs, program.role) = (exchanges, instrs, Some(role));
     program
 }
 
-/// A learnt parameter: its elements and the node after which its gradient is there.
-struct Learnt {
-    range: Range<usize>,
-    ready: usize,
-}
-
-/// Gradients that are sent together.
-struct Bucket {
-    range: Range<usize>,
-    ready: usize,
-}
-
-struct Lowering {
+struct Lowering<'a> {
+    program: &'a Program,
+    buckets: &'a [Bucket],
+    cuts: &'a [Arc<[usize]>],
+    role: &'a Role,
     exchanges: Vec<Exchange>,
     instrs: Vec<Instr>,
+    /// Buckets that have been waited for and taken out of their buffers.
+    taken: usize,
 }
 
-impl Lowering {
+impl Lowering<'_> {
     fn exchange(&mut self, exchange: Exchange) -> usize {
         self.exchanges.push(exchange);
         self.exchanges.len() - 1
     }
 
     /// The nodes, with totals and buckets started where they are ready. Exchanges `1..=buckets` are the buckets.
-    fn backward(&mut self, program: &Program, buckets: &[Bucket], cuts: &[Arc<[usize]>], role: &Role) {
-        let graph = &program.graph;
+    fn backward(&mut self) {
+        let (graph, buckets, role) = (&self.program.graph, self.buckets, self.role);
         let totals = self.exchange(Exchange::Totals);
-        let ranks = role.ranks > 1;
         // Shards are summed by the engine, in a tree of its own.
-        let sums: Vec<usize> = match ranks && role.shards.is_none() {
-            false => Vec::new(),
-            true => buckets
-                .iter()
-                .zip(cuts)
-                .map(|(b, c)| {
-                    let cuts = role.sharded.then(|| c.clone());
-                    self.exchange(Exchange::SumGrads { range: b.range.clone(), cuts })
-                })
-                .collect(),
-        };
+        let n_sums = if role.ranks > 1 && role.shards.is_none() { buckets.len() } else { 0 };
+        for (k, bucket) in buckets[..n_sums].iter().enumerate() {
+            let range = bucket.range.clone();
+            let cuts = role.sharded.then(|| self.cuts[k].clone());
+            let at = self.program.buffers.as_ref().map_or(range.start, |buffers| buffers.at(k));
+            self.exchange(Exchange::SumGrads { range, cuts, at });
+        }
         let loss = graph.output("loss").map_or(0, |v| graph.value(v).producer.idx());
         let last = graph.nodes.len().saturating_sub(1);
         for i in 0..graph.nodes.len() {
+            if self.program.buffers.is_some() {
+                // Nobody writes where a sum is still under way.
+                let begun = buckets.iter().filter(|b| b.begins <= i).count();
+                self.take_until(begun.saturating_sub(2));
+            }
             self.instrs.push(Instr::Compute(NodeId(i as u32)));
             if i == loss {
                 self.instrs.push(Instr::Start(totals));
             }
-            for (k, &sum) in sums.iter().enumerate() {
-                let waits_for_all = role.shared_weights && k + 1 == sums.len();
-                if i == if waits_for_all { last } else { buckets[k].ready } {
-                    self.instrs.push(Instr::Start(sum));
+            for (k, bucket) in buckets[..n_sums].iter().enumerate() {
+                let waits_for_all = role.shared_weights && k + 1 == n_sums;
+                if i == if waits_for_all { last } else { bucket.ready } {
+                    self.instrs.push(Instr::Start(k + 1));
                 }
             }
         }
         // Nothing is taken over, and nothing updated, before all know that the loss is finite.
         self.instrs.push(Instr::Wait(totals));
-        self.instrs.extend(program.instrs.iter().filter(|i| matches!(i, Instr::Keep { .. })));
+        self.instrs.extend(self.program.instrs.iter().filter(|i| matches!(i, Instr::Keep { .. })));
     }
 
-    fn updates(
-        &mut self,
-        buckets: &[Bucket],
-        cuts: &[Arc<[usize]>],
-        role: &Role,
-        clip: Option<f64>,
-        updates: Vec<Instr>,
-    ) {
+    /// Waits for the sums of buckets up to `end`, and takes this rank's parts out of their buffers.
+    fn take_until(&mut self, end: usize) {
+        for k in self.taken..end {
+            let before = self.role.own()[..k].iter().map(Range::len).sum();
+            self.instrs.extend([Instr::Wait(k + 1), Instr::Take { exchange: k + 1, to: before }]);
+        }
+        self.taken = self.taken.max(end);
+    }
+
+    /// Makes sure that the sums of buckets up to `end` are there.
+    fn wait_until(&mut self, end: usize) {
+        if self.program.buffers.is_some() {
+            return self.take_until(end);
+        }
+        self.instrs.extend((self.taken..end).map(|k| Instr::Wait(k + 1)));
+        self.taken = self.taken.max(end);
+    }
+
+    fn updates(&mut self, clip: Option<f64>, updates: &[Instr]) {
+        let (buckets, role) = (self.buckets, self.role);
         let n_sums = self.exchanges.len() - 1;
         // The norm is that of all gradients, and shared weights are still read by others.
         let together = clip.is_some() || role.shared_weights || updates.len() != buckets.len();
         if together {
-            self.instrs.extend((0..n_sums).map(|k| Instr::Wait(k + 1)));
+            self.wait_until(n_sums);
             self.instrs.extend(clip.map(|max_norm| Instr::Clip { max_norm }));
         }
         let mut gathers = Vec::new();
         for (k, update) in updates.iter().enumerate() {
-            if !together && n_sums > 0 {
-                self.instrs.push(Instr::Wait(k + 1));
-            }
+            self.wait_until((k + 1).min(n_sums));
             self.instrs.push(*update);
             if role.sharded && !role.shared_weights {
-                let (range, cuts) = (buckets[k].range.clone(), cuts[k].clone());
+                let (range, cuts) = (buckets[k].range.clone(), self.cuts[k].clone());
                 let gather = self.exchange(Exchange::GatherParams { range, cuts });
                 self.instrs.push(Instr::Start(gather));
                 gathers.push(gather);
@@ -196,44 +232,6 @@ impl Lowering {
         }
         self.instrs.extend(gathers.into_iter().map(Instr::Wait));
     }
-}
-
-fn learnt(graph: &Graph) -> Vec<Learnt> {
-    let of = |(p, range): (usize, Range<usize>)| {
-        let grad = graph.grads.get(p).copied().flatten()?;
-        Some(Learnt { range, ready: graph.value(grad).producer.idx() })
-    };
-    param_ranges(graph).into_iter().filter_map(of).collect()
-}
-
-/// Consecutive parameters until there are enough bytes. What becomes ready last is sent while nothing is computed any
-/// more, so the last of them, which come to a part of a bucket, are not held together with earlier ones.
-fn buckets(learnt: &[Learnt], bytes_min: usize) -> Vec<Bucket> {
-    let mut buckets: Vec<Bucket> = Vec::new();
-    let end = learnt.last().map_or(0, |param| param.range.end);
-    let is_last = |from: usize| (end - from) * 4 <= bytes_min / LAST_PART;
-    for param in learnt {
-        match buckets.last_mut() {
-            Some(b)
-                if b.range.len() * 4 < bytes_min && is_last(b.range.start) == is_last(param.range.start) =>
-            {
-                b.range.end = param.range.end;
-                b.ready = b.ready.max(param.ready);
-            }
-            _ => buckets.push(Bucket { range: param.range.clone(), ready: param.ready }),
-        }
-    }
-    buckets
-}
-
-/// Nearly equal parts of `len` elements that begin at multiples of [`PART_ALIGN`].
-pub fn cuts(len: usize, ranks: usize) -> Arc<[usize]> {
-    let blocks = len.div_ceil(PART_ALIGN);
-    (0..=ranks).map(|r| (blocks * r / ranks * PART_ALIGN).min(len)).collect()
-}
-
-fn own_part(bucket: &Bucket, cuts: &[usize], rank: usize) -> Range<usize> {
-    bucket.range.start + cuts[rank]..bucket.range.start + cuts[rank + 1]
 }
 
 fn own_updates(own: &[Range<usize>]) -> Vec<Instr> {
@@ -249,37 +247,50 @@ fn own_updates(own: &[Range<usize>]) -> Vec<Instr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use polyreme_graph::{Builder, DType, Init, Moments, differentiate};
 
-    /// Elements of buckets of at least 400 bytes, for parameters of so many elements.
-    fn check(params: &[usize], want: &[usize]) {
-        let mut at = 0;
-        let param = |(ready, &n): (usize, &usize)| {
-            at += n;
-            Learnt { range: at - n..at, ready }
-        };
-        let learnt: Vec<_> = params.iter().enumerate().map(param).collect();
-        let buckets = buckets(&learnt, 400);
-        assert_eq!(buckets.iter().map(|b| b.range.len()).collect::<Vec<_>>(), want, "{params:?}");
-        // Each is ready with its last parameter, and together they are all.
-        let mut at = 0;
-        for bucket in &buckets {
-            assert_eq!(bucket.range.start, at);
-            at = bucket.range.end;
-            assert_eq!(learnt[bucket.ready].range.end, at);
+    /// Four products without a bias.
+    fn step() -> Graph {
+        let mut b = Builder::new();
+        let mut h = b.input("x", [4, 48], DType::F32).unwrap();
+        for name in ["a", "b", "c", "d"] {
+            let w = b.param(name, [48, 48], Init::Uniform { bound: 0.5 }).unwrap();
+            h = b.linear(h, w, None).unwrap();
         }
-        assert_eq!(at, params.iter().sum());
+        let loss = b.mean(h, &[0, 1]).unwrap();
+        differentiate(&b.finish(&[("loss", loss)]), loss).unwrap()
+    }
+
+    const ADAM: Optimizer = Optimizer::Adam(Moments::DEFAULT);
+
+    fn plan() -> DataPlan {
+        DataPlan { rank: 1, ranks: 2, shard_gradients: true, bucket_bytes: 1, ..DataPlan::alone() }
     }
 
     #[test]
-    fn what_is_ready_last_is_a_small_bucket() {
-        check(&[], &[]);
-        check(&[7], &[7]);
-        check(&[300, 50, 70, 200], &[300, 120, 200]);
-        // 25 elements are a fourth of 400 bytes.
-        check(&[100, 60, 25], &[100, 60, 25]);
-        check(&[100, 60, 20, 5], &[100, 60, 25]);
-        check(&[100, 60, 26], &[100, 86]);
-        check(&[10, 10, 5], &[25]);
-        check(&[10, 10, 10], &[10, 20]);
+    fn buckets_take_turns_over_a_network() {
+        let got = data_parallel(&step(), ADAM, None, &plan()).to_string();
+        assert_eq!(got, include_str!("../snapshots/shard_gradients.txt"), "\n--- got ---\n{got}");
+    }
+
+    #[test]
+    fn buckets_take_turns_where_weights_are_shared() {
+        let plan = DataPlan { shared_weights: true, ..plan() };
+        let got = data_parallel(&step(), ADAM, Some(1.0), &plan).to_string();
+        assert_eq!(got, include_str!("../snapshots/shard_gradients_shared.txt"), "\n--- got ---\n{got}");
+    }
+
+    #[test]
+    fn one_rank_has_nothing_to_shard() {
+        let plan = DataPlan { shard_gradients: true, ..DataPlan::alone() };
+        let program = data_parallel(&step(), ADAM, None, &plan);
+        assert_eq!(program.buffers, None);
+        assert_eq!(program.to_string(), data_parallel(&step(), ADAM, None, &DataPlan::alone()).to_string());
+    }
+
+    #[test]
+    #[should_panic(expected = "LAMB needs the gradients of whole tensors")]
+    fn lamb_is_refused() {
+        data_parallel(&step(), Optimizer::Lamb(Moments::DEFAULT), None, &plan());
     }
 }

@@ -45,7 +45,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 /// What all ranks hold, after two steps of `gpt`, as they say it; the allocator must say the same.
-fn held(ranks: usize) -> Held {
+fn held(ranks: usize, shard_gradients: bool) -> Held {
     // The batch makes activations, not weights.
     let job = Job { batch: 1, ..Job::by_name("gpt").unwrap() };
     let comms = Comm::local(ranks);
@@ -55,7 +55,7 @@ fn held(ranks: usize) -> Held {
         let rank = |comm: Comm| {
             let (job, meet) = (&job, &meet);
             s.spawn(move || {
-                let program = ranks::program(job, &comm).unwrap();
+                let program = ranks::program(job, &ranks::plan(&comm, shard_gradients)).unwrap();
                 let planned = Engine::footprint(&program, 1);
                 let mut engine = Engine::join(program, Options::threads(1), comm).unwrap();
                 job.fill(&mut engine).unwrap();
@@ -87,7 +87,7 @@ fn held(ranks: usize) -> Held {
 
 #[test]
 fn four_thread_ranks_have_the_weights_and_the_optimizer_of_one() {
-    let (one, four) = (held(1), held(4));
+    let (one, four) = (held(1, false), held(4, false));
     assert!(one.params > 4 * 10_000_000 && one.optimizer == 2 * one.params, "{one:?}");
     let learnt = |held: &Held| (held.params + held.optimizer) as f64;
     let ratio = learnt(&four) / learnt(&one);
@@ -95,4 +95,9 @@ fn four_thread_ranks_have_the_weights_and_the_optimizer_of_one() {
     assert!(ratio < 1.6, "{ratio}: {one:?} and {four:?}");
     // Each has gradients of its own, and nothing else that grows with the ranks.
     assert_eq!(four.grads, 4 * one.grads);
+    // On request gradients too: those of the ranks together once, and two buckets of 1 MiB and more on each.
+    let own = held(4, true);
+    println!("with gradients that only their owners keep: {own:?}");
+    assert_eq!((own.params, own.optimizer), (four.params, four.optimizer));
+    assert!(own.grads < 2 * one.grads, "{own:?}");
 }

@@ -78,6 +78,21 @@ fn losses_under_mpirun_are_those_of_one_rank() {
     }
 }
 
+/// Gradients that only their owners keep, in small buckets and several pieces.
+#[test]
+fn sharded_gradients_under_mpirun_give_the_losses_of_one_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    train(&folder, "one", None, &[]);
+    let sharded = ["parallel.shard_gradients=true", "parallel.bucket_mib=0.001", "train.accumulate=4"];
+    let sharded: Vec<_> = sharded.into_iter().flat_map(|set| ["--set", set]).collect();
+    train(&folder, "mpi3", Some(3), &sharded);
+    let (one, many) = (losses(&folder, "one"), losses(&folder, "mpi3"));
+    assert_eq!((one.len(), many.len()), (STEPS, STEPS));
+    for (step, (a, b)) in one.iter().zip(&many).enumerate() {
+        assert!((a - b).abs() <= 1e-5 * a.abs().max(1.0), "step {step}: {b} and not {a}");
+    }
+}
+
 #[test]
 fn reproducible_weights_under_mpirun_are_those_of_one_rank() {
     let folder = tempfile::tempdir().unwrap();

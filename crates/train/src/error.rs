@@ -117,6 +117,14 @@ pub enum TrainError {
         /// How many ranks there are.
         ranks: usize,
     },
+    /// Gradients that cannot be sharded.
+    #[error("{message}; {hint}")]
+    ShardGradients {
+        /// Why not.
+        message: &'static str,
+        /// What to write instead.
+        hint: &'static str,
+    },
     /// A rank's thread.
     #[error("no thread for rank {rank}: {source}; take fewer ranks")]
     Thread {

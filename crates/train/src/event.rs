@@ -83,6 +83,8 @@ pub struct Outline {
     pub ranks: usize,
     /// Threads of each rank.
     pub threads: usize,
+    /// Whether each rank keeps the gradients of its own range only.
+    pub shard_gradients: bool,
     /// What training takes, as planned.
     pub memory_mib: f64,
     /// GFLOP of a step's products.

@@ -1,5 +1,7 @@
 //! From a network and a batch to graphs and programs: what the loss is, what is fed, what is recomputed.
 
+use std::ops::Range;
+
 use polyreme_data::{Spec, Target};
 use polyreme_exec::{Engine, Footprint};
 use polyreme_graph::op::CrossEntropy;
@@ -87,15 +89,32 @@ impl Lowering {
         Ok(lower(&step))
     }
 
-    /// What a rank takes: its part of what ranks hold together, and all of the rest.
+    /// What a rank takes at most: its part of what ranks hold together, and all of the rest. The same on all ranks.
     pub fn rank_bytes(&self, program: &Program) -> usize {
-        let Footprint { params, grads, optimizer, states, inputs, activations } =
-            Engine::footprint(program, self.threads);
-        let (shared, sharded) = program.role.as_ref().map_or((1, 1), |role| {
-            let parts = |held_once: bool| if held_once { role.ranks } else { 1 };
-            (parts(role.shared_weights), parts(role.sharded))
-        });
-        params / shared + optimizer / sharded + grads + states + inputs + activations
+        let (rest, parts) = self.bytes(program);
+        rest + parts.into_iter().max().unwrap_or(0)
+    }
+
+    /// What all ranks of one host take together.
+    pub fn host_bytes(&self, program: &Program) -> usize {
+        let (rest, parts) = self.bytes(program);
+        rest * parts.len() + parts.iter().sum::<usize>()
+    }
+
+    /// What a rank takes apart from what it owns, and by rank what that is.
+    fn bytes(&self, program: &Program) -> (usize, Vec<usize>) {
+        let footprint = Engine::footprint(program, self.threads);
+        let Some(role) = &program.role else { return (footprint.total(), vec![0]) };
+        let moments = program.optimizer.map_or(0, |o| o.state_per_param());
+        let owned = match role.sharded {
+            true => 4 * (moments + usize::from(program.buffers.is_some())),
+            false => 0,
+        };
+        let of_rank = |parts: &Vec<Range<usize>>| owned * parts.iter().map(Range::len).sum::<usize>();
+        let owned: Vec<usize> = role.parts.iter().map(of_rank).collect();
+        let shared = if role.shared_weights { role.ranks } else { 1 };
+        let Footprint { params, .. } = footprint;
+        (footprint.total() - params + params / shared - owned[role.rank], owned)
     }
 }
 

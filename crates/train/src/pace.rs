@@ -51,6 +51,8 @@ pub struct Part {
     short: Vec<Piece>,
     /// The longest piece of any rank.
     longest: usize,
+    /// Of a whole step and of a short one: the most pieces that any rank has.
+    rounds: [usize; 2],
 }
 
 impl Pace {
@@ -142,12 +144,21 @@ impl Part {
         let longest =
             (0..cut.ranks()).flat_map(|r| cut.pieces(pace.batch, pace.batch, r)).map(|p| p.len).max();
         let longest = longest.unwrap_or(1).max(1);
-        Part { pace, whole: pieces(pace.batch), short: pieces(pace.tail()), longest }
+        let most = |n: usize| (0..cut.ranks()).map(|r| cut.pieces(n, pace.batch, r).len()).max().unwrap_or(0);
+        let rounds = [most(pace.batch), most(pace.tail())];
+        Part { pace, whole: pieces(pace.batch), short: pieces(pace.tail()), longest, rounds }
     }
 
     /// The pieces of a step; none if this rank has no samples of it.
     pub fn pieces(&self, step: u64) -> &[Piece] {
         if self.pace.len(step) == self.pace.batch { &self.whole } else { &self.short }
+    }
+
+    /// Pieces of a step that this rank has no samples of and others have, the last one left out: that one ends the step
+    /// on every rank.
+    pub fn missing(&self, step: u64) -> usize {
+        let short = usize::from(self.pace.len(step) != self.pace.batch);
+        self.rounds[short].saturating_sub(self.pieces(step).len().max(1))
     }
 
     /// Samples of this rank in a step.
@@ -238,6 +249,17 @@ mod tests {
         check(42, 32, &[1.0, 1.0], 4, 1, &[4, 4, 4, 4], &[3, 2]);
         check(33, 32, &[1.0, 1.0], 1, 0, &[16], &[1]);
         check(33, 32, &[1.0, 1.0], 1, 1, &[16], &[]);
+        // Whoever has fewer pieces than another knows how many it has to make up for.
+        let missing = |samples: usize, accumulate: usize| {
+            let pace = Pace { samples, batch: 32 };
+            let cut = Cut { weights: vec![10.0, 2.0, 2.0, 2.0], accumulate, shards: None };
+            [0, 1].map(|step| (0..4).map(|r| Part::new(pace, &cut, r).missing(step)).collect::<Vec<_>>())
+        };
+        assert_eq!(missing(33, 1), [[0, 0, 0, 0], [0, 0, 0, 0]]);
+        // 20, 4, 4 and 4 samples in 8 pieces; then 5, 1, 1 and 1 in 2.
+        assert_eq!(missing(40, 8), [[0, 3, 3, 3], [0, 1, 1, 1]]);
+        // 2 samples, 1 and none: whoever has none ends the step too.
+        assert_eq!(missing(35, 32), [[0, 16, 16, 16], [0, 1, 1, 1]]);
         // All ranks have as many pieces, however long their parts are.
         check(32, 32, &[3.0, 1.0], 3, 0, &[8, 8, 8], &[8, 8, 8]);
         check(32, 32, &[3.0, 1.0], 3, 1, &[3, 3, 2], &[3, 3, 2]);

@@ -42,6 +42,9 @@ pub struct TeamOptions {
     /// share memory; `None` for where they do. Over a network it costs overlap: updated parameters are sent when
     /// there is nothing left to compute.
     pub sharded: Option<bool>,
+    /// Whether each rank keeps the gradients of its own range only; everything is then sharded, whatever `sharded` says.
+    /// Every piece of a step is summed over the ranks.
+    pub shard_gradients: bool,
     /// Gradients are sent in buckets of at least so many bytes.
     pub bucket_bytes: usize,
     /// Whether batch norms take their statistics over all ranks.
@@ -53,11 +56,12 @@ pub struct TeamOptions {
 impl TeamOptions {
     /// How the program of a rank is made. `shares_memory` says whether the ranks can hold the weights together.
     pub fn lowering(&self, rank: usize, ranks: usize, shares_memory: bool) -> Lowering {
-        let sharded = self.sharded.unwrap_or(shares_memory);
+        let sharded = self.shard_gradients || self.sharded.unwrap_or(shares_memory);
         let plan = DataPlan {
             rank,
             ranks,
             sharded,
+            shard_gradients: self.shard_gradients,
             shared_weights: sharded && shares_memory && ranks > 1,
             bucket_bytes: self.bucket_bytes,
             sync_batch_norm: self.sync_batch_norm,
@@ -198,6 +202,15 @@ impl Team {
             self.find_bad()?;
         }
         Ok(())
+    }
+
+    /// Takes part in a piece of the step of which this rank has no samples. Where the pieces of a step are summed one by
+    /// one, all ranks call this or [`Team::piece`] as often as the others; otherwise it does nothing.
+    pub fn empty_piece(&mut self) -> Result<(), TrainError> {
+        match self.engine.program().buffers {
+            Some(_) => Ok(self.engine.accumulate_empty()?),
+            None => Ok(()),
+        }
     }
 
     /// Ends a step, with this rank's last piece if it has one and the step is not cut into shards. Collective.

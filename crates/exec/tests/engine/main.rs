@@ -15,5 +15,6 @@ mod random;
 mod random_graphs;
 mod ranks;
 mod same_bits;
+mod shard_gradients;
 mod sync_norm;
 mod weights;

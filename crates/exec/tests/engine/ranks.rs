@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use polyreme_collective::Comm;
+use polyreme_collective::{Comm, ShmSetup};
 use polyreme_exec::{Engine, ExecError, Kept, Options, Totals};
 use polyreme_graph::builder::BatchNorm;
 use polyreme_graph::op::CrossEntropy;
@@ -14,11 +14,11 @@ use polyreme_parallel::{DataPlan, data_parallel};
 use crate::random::Random;
 
 /// Samples of a step, and steps.
-const BATCH: usize = 24;
+pub(crate) const BATCH: usize = 24;
 const STEPS: usize = 6;
 
 /// Two linear layers with a batch norm between them if `norm`, for `n` samples; the loss is weighted.
-fn step_graph(n: usize, norm: bool) -> Graph {
+pub(crate) fn step_graph(n: usize, norm: bool) -> Graph {
     let mut b = Builder::new();
     let x = b.input("x", [n, 20], DType::F32).unwrap();
     let labels = b.input("labels", [n], DType::I32).unwrap();
@@ -54,7 +54,7 @@ fn step_graph(n: usize, norm: bool) -> Graph {
     differentiate(&graph, weighted).unwrap()
 }
 
-fn feed(engine: &mut Engine, step: usize, samples: Range<usize>) {
+pub(crate) fn feed(engine: &mut Engine, step: usize, samples: Range<usize>) {
     let sample = |i: usize| Random::new((step * 1000 + i) as u64);
     let x = engine.input_f32("x").unwrap();
     for (row, i) in x.chunks_exact_mut(20).zip(samples.clone()) {
@@ -65,24 +65,33 @@ fn feed(engine: &mut Engine, step: usize, samples: Range<usize>) {
     labels.iter_mut().zip(samples).for_each(|(l, i)| *l = (sample(i).below(5)) as i32);
 }
 
-#[derive(Clone)]
-struct Case {
-    ranks: usize,
-    plan: DataPlan,
-    optimizer: Optimizer,
-    clip: Option<f64>,
-    /// Whether the ranks are connected by sockets.
-    sockets: bool,
-    /// Pieces of each rank's part.
-    pieces: usize,
-    norm: bool,
+/// What connects the ranks.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Over {
+    Threads,
+    SharedMemory,
+    Sockets,
 }
 
-struct Outcome {
-    params: Vec<f32>,
-    states: Vec<f32>,
-    moments: Vec<f32>,
-    losses: Vec<f64>,
+#[derive(Clone)]
+pub(crate) struct Case {
+    pub(crate) ranks: usize,
+    pub(crate) plan: DataPlan,
+    pub(crate) optimizer: Optimizer,
+    pub(crate) clip: Option<f64>,
+    pub(crate) over: Over,
+    /// Pieces of each rank's part.
+    pub(crate) pieces: usize,
+    pub(crate) norm: bool,
+    /// A differentiated step of so many samples, with norms or without.
+    pub(crate) graph: fn(usize, bool) -> Graph,
+}
+
+pub(crate) struct Outcome {
+    pub(crate) params: Vec<f32>,
+    pub(crate) states: Vec<f32>,
+    pub(crate) moments: Vec<f32>,
+    pub(crate) losses: Vec<f64>,
 }
 
 /// Ranks that are connected by real sockets.
@@ -94,13 +103,26 @@ fn connected(ranks: usize) -> Vec<Comm> {
     joining.into_iter().map(|j| j.join().unwrap()).collect()
 }
 
+/// Ranks that share memory as processes do, whose own memory the others cannot see.
+fn shared(ranks: usize) -> Vec<Comm> {
+    let segment = Comm::segment(ranks).unwrap();
+    let path = segment.path().unwrap();
+    let join = |rank: usize| {
+        let setup = ShmSetup::new(rank, ranks, Comm::open_segment(&path, ranks).unwrap());
+        std::thread::spawn(move || Comm::shm(setup).unwrap())
+    };
+    let joining: Vec<_> = (0..ranks).map(join).collect();
+    joining.into_iter().map(|j| j.join().unwrap()).collect()
+}
+
 /// Trains and returns what rank 0 has in the end; all ranks must agree.
-fn train(case: &Case) -> Outcome {
+pub(crate) fn train(case: &Case) -> Outcome {
     let outcomes: Vec<Outcome> = std::thread::scope(|s| {
         let rank = |comm: Comm| s.spawn(move || run_rank(case, comm).unwrap());
-        let comms: Vec<Comm> = match case.sockets {
-            false => Comm::local(case.ranks),
-            true => connected(case.ranks),
+        let comms: Vec<Comm> = match case.over {
+            Over::Threads => Comm::local(case.ranks),
+            Over::SharedMemory => shared(case.ranks),
+            Over::Sockets => connected(case.ranks),
         };
         let ranks: Vec<_> = comms.into_iter().map(rank).collect();
         ranks.into_iter().map(|r| r.join().unwrap()).collect()
@@ -115,7 +137,7 @@ fn train(case: &Case) -> Outcome {
 
 fn run_rank(case: &Case, comm: Comm) -> Result<Outcome, ExecError> {
     let plan = DataPlan { rank: comm.rank(), ranks: case.ranks, ..case.plan.clone() };
-    let program = |n: usize| data_parallel(&step_graph(n, case.norm), case.optimizer, case.clip, &plan);
+    let program = |n: usize| data_parallel(&(case.graph)(n, case.norm), case.optimizer, case.clip, &plan);
     let shards = plan.shards.unwrap_or(0);
     let part = run_of(BATCH, case.ranks, plan.rank);
     let cuts: Vec<Range<usize>> = match shards {
@@ -125,8 +147,9 @@ fn run_rank(case: &Case, comm: Comm) -> Result<Outcome, ExecError> {
             .collect(),
         n => run_of(n, case.ranks, plan.rank).map(|k| run_of(BATCH, n, k)).collect(),
     };
-    let cuts: Vec<_> = cuts.into_iter().filter(|r| !r.is_empty()).collect();
-    let mut sizes: Vec<usize> = cuts.iter().map(|r| r.len()).collect();
+    // Where every piece is summed, all ranks have as many.
+    let cuts: Vec<_> = cuts.into_iter().filter(|r| plan.shard_gradients || !r.is_empty()).collect();
+    let mut sizes: Vec<usize> = cuts.iter().map(|r| r.len()).filter(|n| *n > 0).collect();
     sizes.push(1);
     sizes.dedup();
     let mut engine = Engine::join(program(sizes[0]), Options { seed: 3, ..Options::threads(1) }, comm)?;
@@ -138,6 +161,12 @@ fn run_rank(case: &Case, comm: Comm) -> Result<Outcome, ExecError> {
         engine.begin_step();
         let mut totals: Option<Totals> = None;
         for (k, samples) in cuts.iter().enumerate() {
+            if samples.is_empty() {
+                if k + 1 < cuts.len() {
+                    engine.accumulate_empty()?;
+                }
+                continue;
+            }
             engine.select(sizes.iter().position(|n| *n == samples.len()).unwrap());
             feed(&mut engine, step, samples.clone());
             let weight = samples.len() as f64 / BATCH as f64;
@@ -179,31 +208,33 @@ fn run_rank(case: &Case, comm: Comm) -> Result<Outcome, ExecError> {
     Ok(outcome)
 }
 
-fn near(what: &str, a: &[f32], b: &[f32]) {
+pub(crate) fn near(what: &str, a: &[f32], b: &[f32]) {
     let scale = b.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
     let worst = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst <= 2e-5 * scale, "{what}: {worst} of {scale}");
 }
 
-fn base() -> Case {
+pub(crate) fn base() -> Case {
     Case {
         ranks: 1,
         plan: DataPlan::alone(),
         optimizer: Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.01 },
         clip: None,
-        sockets: false,
+        over: Over::Threads,
         pieces: 1,
         norm: false,
+        graph: step_graph,
     }
 }
 
-/// Sharded, with one copy of the weights, over sockets.
-const PLANS: [(bool, bool, bool); 5] = [
-    (false, false, false),
-    (true, false, false),
-    (true, true, false),
-    (false, false, true),
-    (true, false, true),
+/// Sharded, with one copy of the weights, over what.
+const PLANS: [(bool, bool, Over); 6] = [
+    (false, false, Over::Threads),
+    (true, false, Over::Threads),
+    (true, true, Over::Threads),
+    (true, true, Over::SharedMemory),
+    (false, false, Over::Sockets),
+    (true, false, Over::Sockets),
 ];
 
 #[test]
@@ -217,12 +248,12 @@ fn every_plan_gives_the_weights_of_one_rank() {
         for clip in [None, Some(0.3)] {
             let one = train(&Case { optimizer, clip, ..base() });
             for ranks in [2, 3, 4, 8] {
-                for (sharded, shared_weights, sockets) in PLANS {
+                for (sharded, shared_weights, over) in PLANS {
                     for (bucket_bytes, pieces) in [(1, 1), (4096, 2), (1 << 20, 3)] {
                         let plan = DataPlan { sharded, shared_weights, bucket_bytes, ..DataPlan::alone() };
-                        let many = train(&Case { ranks, plan, optimizer, clip, pieces, sockets, ..base() });
+                        let many = train(&Case { ranks, plan, optimizer, clip, pieces, over, ..base() });
                         let what = format!(
-                            "{optimizer:?}, clip {clip:?}, {ranks} ranks, sharded {sharded}, shared {shared_weights}, {bucket_bytes}, {pieces}, {sockets}"
+                            "{optimizer:?}, clip {clip:?}, {ranks} ranks, sharded {sharded}, shared {shared_weights}, {bucket_bytes}, {pieces}, {over:?}"
                         );
                         near(&what, &many.params, &one.params);
                         near(&what, &many.moments, &one.moments);
@@ -250,15 +281,15 @@ fn shards_give_the_same_bits_on_any_number_of_ranks() {
     for (optimizer, clip) in
         [(base().optimizer, None), (adam, Some(0.3)), (Optimizer::Lamb(Moments::DEFAULT), None)]
     {
-        let case = |ranks: usize, shared_weights: bool, sockets: bool| {
+        let case = |ranks: usize, shared_weights: bool, over: Over| {
             let plan = DataPlan { shards: Some(8), sharded: true, shared_weights, ..DataPlan::alone() };
-            train(&Case { ranks, plan, optimizer, clip, norm: true, sockets, ..base() })
+            train(&Case { ranks, plan, optimizer, clip, norm: true, over, ..base() })
         };
-        let one = case(1, false, false);
+        let one = case(1, false, Over::Threads);
         for ranks in [2, 3, 4, 8, 11] {
-            for (_, shared, sockets) in PLANS {
-                let many = case(ranks, shared, sockets);
-                let what = format!("{optimizer:?}, {ranks} ranks, shared {shared}, sockets {sockets}");
+            for (_, shared, over) in PLANS {
+                let many = case(ranks, shared, over);
+                let what = format!("{optimizer:?}, {ranks} ranks, shared {shared}, {over:?}");
                 assert_eq!(many.losses, one.losses, "{what}");
                 assert!(many.params == one.params, "{what}: parameters");
                 assert!(many.states == one.states, "{what}: states");

@@ -80,7 +80,7 @@ pub(crate) fn alone(graph: &Graph) -> Program {
     }
     graph.verify();
     let instrs = (0..graph.nodes.len() as u32).map(|i| Instr::Compute(NodeId(i))).collect();
-    Program { graph, instrs, optimizer: None, exchanges: Vec::new(), role: None }
+    Program { graph, instrs, optimizer: None, exchanges: Vec::new(), role: None, buffers: None }
 }
 
 #[test]

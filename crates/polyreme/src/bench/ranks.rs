@@ -35,6 +35,10 @@ pub struct RanksReport {
     pub gflops: f64,
     /// The share of the time that rank 0 spent waiting for others.
     pub waiting: f64,
+    /// Whether ranks keep the gradients of their own range only.
+    pub shard_gradients: bool,
+    /// What the engines of rank 0's process were to take.
+    pub planned_mib: f64,
     /// What rank 0's process took.
     pub peak_rss_mib: f64,
     /// Parameters of all ranks together; what they share counts once.
@@ -47,18 +51,35 @@ pub struct RanksReport {
     pub loss: f64,
 }
 
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Threads of each rank.
+    pub threads: usize,
+    /// Timed steps; as many as the job says if `None`.
+    pub steps: Option<usize>,
+    /// What carries the data, for the report.
+    pub transport: String,
+    /// How many ranks are threads of this process.
+    pub local: usize,
+    /// Whether ranks keep the gradients of their own range only.
+    pub shard_gradients: bool,
+}
+
 /// One rank's part of a measurement; every rank calls it with the same arguments. Gives the group back.
 pub fn measure(
     job: &Job,
     comm: Comm,
-    threads: usize,
-    steps: Option<usize>,
-    transport: &str,
+    settings: &Settings,
 ) -> Result<(RanksReport, Comm), Box<dyn std::error::Error + Send + Sync>> {
-    let ranks = comm.size();
-    let program = program(job, &comm)?;
-    let flops = cost::product_flops(&program.graph) * ranks as u64;
-    let mut engine = Engine::join(program, Options::threads(threads), comm)?;
+    let rank = comm.rank();
+    let Settings { threads, steps, shard_gradients, .. } = *settings;
+    let plan = plan(&comm, shard_gradients);
+    let step = job.weighted_step()?;
+    let flops = cost::product_flops(&step) * comm.size() as u64;
+    let program = |rank: usize| data_parallel(&step, job.optimizer, None, &DataPlan { rank, ..plan.clone() });
+    let planned = if rank == 0 { planned_bytes(settings, plan.shared_weights, program) } else { 0 };
+    let mut engine = Engine::join(program(rank), Options::threads(threads), comm)?;
     job.fill(&mut engine)?;
     let times = time(job, &mut engine, steps.unwrap_or(job.timed_steps))?;
     let gflops = flops as f64 / times.seconds / 1e9;
@@ -68,12 +89,14 @@ pub fn measure(
     let [param_mib, grad_mib, optimizer_mib] = bytes.map(|bytes| bytes / MIB);
     let report = RanksReport {
         job: job.name,
-        ranks,
-        transport: transport.into(),
+        ranks: plan.ranks,
+        transport: settings.transport.clone(),
         threads,
         step_ms: times.seconds * 1e3,
         gflops,
         waiting: times.waiting,
+        shard_gradients,
+        planned_mib: planned as f64 / MIB,
         peak_rss_mib: process::peak_resident_bytes() as f64 / MIB,
         param_mib,
         grad_mib,
@@ -83,17 +106,32 @@ pub fn measure(
     Ok((report, engine.leave()))
 }
 
-/// What a rank of this group does in a step of `job`.
-pub fn program(job: &Job, comm: &Comm) -> Result<Program, TraceError> {
-    let plan = DataPlan {
+/// How a rank of this group shares a step.
+pub fn plan(comm: &Comm, shard_gradients: bool) -> DataPlan {
+    let shared_weights = comm.shares_memory();
+    DataPlan {
         rank: comm.rank(),
         ranks: comm.size(),
-        sharded: comm.shares_memory(),
-        shared_weights: comm.shares_memory(),
+        sharded: shared_weights,
+        shard_gradients,
+        shared_weights,
         bucket_bytes: BUCKET_BYTES,
         ..DataPlan::alone()
+    }
+}
+
+/// What a rank with this plan does in a step of `job`.
+pub fn program(job: &Job, plan: &DataPlan) -> Result<Program, TraceError> {
+    Ok(data_parallel(&job.weighted_step()?, job.optimizer, None, plan))
+}
+
+/// Bytes that the engines of this process take.
+fn planned_bytes(settings: &Settings, shared_weights: bool, program: impl Fn(usize) -> Program) -> usize {
+    let of_rank = |rank: usize| {
+        let footprint = Engine::footprint(&program(rank), settings.threads);
+        footprint.total() - if shared_weights && rank > 0 { footprint.params } else { 0 }
     };
-    Ok(data_parallel(&job.weighted_step()?, job.optimizer, None, &plan))
+    (0..settings.local).map(of_rank).sum()
 }
 
 struct Times {
@@ -132,14 +170,13 @@ fn time(job: &Job, engine: &mut Engine, n: usize) -> Result<Times, ExecError> {
 }
 
 /// The head of the table for people.
-pub const HEADER: &str =
-    "job     ranks  transport  threads     step ms    GFLOP/s   waiting   actual MiB       loss";
+pub const HEADER: &str = "job     ranks  transport  threads     step ms    GFLOP/s   waiting  planned MiB  gradients MiB  actual MiB       loss";
 
 impl std::fmt::Display for RanksReport {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         write!(
             f,
-            "{:<7} {:>5}  {:<9} {:>8} {:>11.3} {:>10.1} {:>8.1}% {:>12.1} {:>10.4}",
+            "{:<7} {:>5}  {:<9} {:>8} {:>11.3} {:>10.1} {:>8.1}% {:>12.1} {:>14.1} {:>11.1} {:>10.4}",
             self.job,
             self.ranks,
             self.transport,
@@ -147,6 +184,8 @@ impl std::fmt::Display for RanksReport {
             self.step_ms,
             self.gflops,
             self.waiting * 100.0,
+            self.planned_mib,
+            self.grad_mib,
             self.peak_rss_mib,
             self.loss
         )

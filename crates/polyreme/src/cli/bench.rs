@@ -46,6 +46,9 @@ pub(super) struct StepArgs {
     /// Recompute activations so that parameters, gradients, optimizer state and activations take at most this much.
     #[arg(long, value_name = "MIB")]
     memory_mib: Option<usize>,
+    /// Several ranks: each keeps the gradients of its own range only, as `parallel.shard_gradients` of a job.
+    #[arg(long)]
+    shard_gradients: bool,
     /// Also say where the time goes: a line for each kind of node, the slowest first.
     #[arg(long)]
     ops: bool,
@@ -137,16 +140,23 @@ fn bench_ranks(args: &StepArgs) -> Outcome {
     let Some(mut group) = args.ranks.enter(Asked::default(), "bench step", Arc::default())? else {
         return Ok(());
     };
-    let (speaks, threads, transport) = (group.speaks(), group.threads, group.rows[0].transport.clone());
-    if speaks && !args.json {
+    let transport = group.rows[0].transport.clone();
+    if group.speaks() && !args.json {
         show(&group, false)?;
         writeln!(io::stdout(), "{}", bench::ranks::HEADER)?;
     }
-    let (jobs, steps) = (args.jobs(), args.steps.map(|n| n as usize));
+    let jobs = args.jobs();
+    let settings = bench::ranks::Settings {
+        threads: group.threads,
+        steps: args.steps.map(|n| n as usize),
+        local: if transport == "local" { group.size() } else { 1 },
+        transport,
+        shard_gradients: args.shard_gradients,
+    };
     let control = group.control.take();
     let outcomes = group.run(|mut comm| -> Outcome {
         for job in &jobs {
-            comm = match bench::ranks::measure(job, comm, threads, steps, &transport) {
+            comm = match bench::ranks::measure(job, comm, &settings) {
                 Ok((report, comm)) => {
                     if comm.rank() == 0 {
                         print(&report, args.json)?;
@@ -190,6 +200,9 @@ fn bench_collective(args: &CollectiveArgs) -> Outcome {
 }
 
 fn bench_step(args: &StepArgs, start: Instant) -> Outcome {
+    if args.shard_gradients {
+        return Err(Failure::usage("--shard-gradients is for several ranks; say how many with --ranks"));
+    }
     if !args.json {
         writeln!(io::stdout(), "{}", step::HEADER)?;
     }

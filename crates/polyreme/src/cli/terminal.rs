@@ -242,6 +242,9 @@ pub(super) fn outline_text(o: &Outline) -> String {
     let threads = |n: usize| if n == 1 { "1 thread".to_string() } else { format!("{n} threads") };
     let seats = match o.ranks {
         1 => threads(o.threads),
+        ranks if o.shard_gradients => {
+            format!("{ranks} ranks of {}, each with its part of the gradients", threads(o.threads))
+        }
         ranks => format!("{ranks} ranks of {}", threads(o.threads)),
     };
     format!(

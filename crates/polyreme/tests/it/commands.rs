@@ -105,6 +105,8 @@ fn wrong_words_are_refused_with_the_right_ones() {
     assert!(said.contains("mpl") && said.contains("mlp") && said.contains("gpt"), "{said}");
     let said = refusal(&["bench", "step", "--threads", "0"]);
     assert!(said.contains("--threads"), "{said}");
+    let said = refusal(&["bench", "step", "--shard-gradients"]);
+    assert!(said.contains("--ranks"), "{said}");
     let out = polyreme(&["bench", "kernels", "nosuch"]);
     assert!(!out.status.success());
     assert!(String::from_utf8(out.stderr).unwrap().contains("nosuch"));

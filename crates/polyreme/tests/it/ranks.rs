@@ -140,6 +140,44 @@ fn any_number_of_ranks_of_any_kind_trains_the_same() {
     }
 }
 
+/// Gradients that only their owners keep, over everything that carries data. Of 50 samples in pieces of one, some ranks
+/// have fewer than others.
+#[test]
+fn ranks_of_any_kind_may_keep_their_own_gradients_only() {
+    let job = JOB.replace("batch = 48", "batch = 50\naccumulate = 25\nclip = 1.0");
+    let folder = folder(&job.replace("outputs = 32", "outputs = 160"));
+    let run = |name: &str, flags: &[&str]| {
+        let args = [&["train", "job.toml", "--json", "--output", name][..], flags].concat();
+        let lines = json(folder.path(), &args);
+        let started = lines.iter().find(|l| l["event"] == "started").expect("an outline").clone();
+        (losses(&folder.path().join(name)), started)
+    };
+    let (one, _) = run("one", &["--ranks", "1"]);
+    for (name, flags) in [
+        ("threads", &["--ranks", "4"][..]),
+        ("processes", &["--processes", "3"]),
+        ("sockets", &["--ranks", "3", "--transport", "tcp"]),
+    ] {
+        let set = ["--set", "parallel.shard_gradients=true", "--set", "parallel.bucket_mib=0.001"];
+        let (some, started) = run(name, &[flags, &set].concat());
+        assert_eq!(started["outline"]["shard_gradients"], true, "{started}");
+        assert_eq!(some.len(), one.len(), "{name}");
+        for (step, (a, b)) in one.iter().zip(&some).enumerate() {
+            assert!((a - b).abs() < 1e-5 * a.abs().max(1.0), "{name}: step {step}: {a} and {b}");
+        }
+    }
+    let said = |more: &[&str]| {
+        let args = [&["train", "job.toml", "--check", "--ranks", "4"][..], more].concat();
+        let out = polyreme(folder.path(), &args);
+        String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned()
+    };
+    let shard = "parallel.shard_gradients=true";
+    let text = said(&["--set", shard]);
+    assert!(text.contains("4 ranks of 1 thread, each with its part of the gradients"), "{text}");
+    let text = said(&["--set", shard, "--set", "train.optimizer=lamb"]);
+    assert!(text.contains("does not go with LAMB") && text.contains("take \"adamw\""), "{text}");
+}
+
 #[test]
 fn a_timeline_has_every_rank() {
     let folder = folder(JOB);
@@ -298,5 +336,14 @@ fn collectives_and_shared_steps_are_measured() {
         let (params, momentum) = (number("param_mib") / copies, number("optimizer_mib") / copies);
         assert!(params > 2.0 && (momentum / params - 1.0).abs() < 0.01, "{}", reports[0]);
         assert_eq!(number("grad_mib"), 2.0 * params);
+        let own = json(Path::new("."), &[&args[..], &["--shard-gradients"]].concat());
+        assert_eq!(
+            (&own[0]["shard_gradients"], &reports[0]["shard_gradients"]),
+            (&true.into(), &false.into())
+        );
+        assert!(own[0]["loss"].as_f64().unwrap().is_finite());
+        // Of two ranks, half of the gradients each and two buckets: nearly all of `mlp` fits into them.
+        let grads = own[0]["grad_mib"].as_f64().unwrap();
+        assert!((grads - 3.0 * params).abs() < 0.02, "{grads} MiB of gradients, {params} of weights");
     }
 }

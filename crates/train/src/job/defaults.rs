@@ -194,6 +194,7 @@ impl Default for ParallelSpec {
             reproducible: false,
             shards: 8,
             shard_optimizer: None,
+            shard_gradients: false,
             bucket_mib: 1.0,
             balance: Balance::Equal,
         }

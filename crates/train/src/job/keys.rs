@@ -265,6 +265,7 @@ pub(super) const GRAMMARS: [Grammar; 11] = [
             all("reproducible"),
             all("shards"),
             all("shard_optimizer"),
+            all("shard_gradients"),
             all("bucket_mib"),
             all("balance"),
         ],

@@ -2,6 +2,8 @@
 
 use std::ops::Bound;
 
+use polyreme_graph::Optimizer;
+
 use super::cursor::Cursor;
 use super::keys::TRANSPORTS;
 use super::spec::{Balance, ParallelSpec, TrainSpec, Transport};
@@ -28,6 +30,7 @@ pub(super) fn read(c: &Cursor, train: &TrainSpec) -> ParallelSpec {
         reproducible: c.flag("reproducible").unwrap_or(default.reproducible),
         shards: c.size("shards", 1..=SHARDS_MAX).unwrap_or(default.shards),
         shard_optimizer: auto_or_flag(c, "shard_optimizer"),
+        shard_gradients: c.flag("shard_gradients").unwrap_or(default.shard_gradients),
         bucket_mib: c.real("bucket_mib", BUCKET_MIB).unwrap_or(default.bucket_mib),
         balance,
     };
@@ -37,8 +40,36 @@ pub(super) fn read(c: &Cursor, train: &TrainSpec) -> ParallelSpec {
         let hint = "write reproducible = true, or leave `shards` out";
         fault(c, "shards", "`parallel.shards` is for reproducible runs", hint);
     }
+    if let Some((message, hint)) = spec.refuses_to_shard(&train.optimizer.rule) {
+        fault(c, "shard_gradients", message, hint);
+    }
     c.finish();
     spec
+}
+
+impl ParallelSpec {
+    /// Why gradients cannot be sharded, and what to write instead; `None` if they can, or need not be.
+    pub(crate) fn refuses_to_shard(&self, optimizer: &Optimizer) -> Option<(&'static str, &'static str)> {
+        if !self.shard_gradients {
+            return None;
+        }
+        if matches!(optimizer, Optimizer::Lamb(_)) {
+            let message = "`parallel.shard_gradients` does not go with LAMB, which needs the gradients of whole \
+                           tensors on every rank";
+            return Some((message, "take \"adamw\", or leave `shard_gradients` out"));
+        }
+        if self.reproducible {
+            let message = "`parallel.shard_gradients` does not go with `reproducible`, which adds up whole gradients \
+                           in a fixed tree";
+            return Some((message, "leave one of them out"));
+        }
+        if self.shard_optimizer == Some(false) {
+            let message = "`parallel.shard_gradients` needs `shard_optimizer`: with its part of the gradients, a rank \
+                           can update that part only";
+            return Some((message, "leave `shard_optimizer` out"));
+        }
+        None
+    }
 }
 
 /// A flag, or `"auto"` for none.

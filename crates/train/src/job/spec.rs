@@ -236,6 +236,8 @@ pub struct ParallelSpec {
     /// Whether each rank keeps the optimizer's state for its own range of the parameters only; `None` for where ranks
     /// share memory.
     pub shard_optimizer: Option<bool>,
+    /// Whether each rank keeps the gradients of its own range only, and so the optimizer's state too.
+    pub shard_gradients: bool,
     /// How much of the gradients is reduced at once.
     pub bucket_mib: f64,
     /// How a step's samples are shared out.

@@ -355,6 +355,7 @@ fn parallel(out: &mut Section, spec: &ParallelSpec) {
     out.put("reproducible", spec.reproducible.to_string());
     out.maybe("shards", spec.reproducible.then(|| spec.shards.to_string()));
     out.put("shard_optimizer", spec.shard_optimizer.map_or(text("auto"), |on| on.to_string()));
+    out.put("shard_gradients", spec.shard_gradients.to_string());
     out.put("bucket_mib", real(spec.bucket_mib));
     let balance = match &spec.balance {
         Balance::Equal => text("equal"),

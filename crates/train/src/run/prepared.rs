@@ -82,6 +82,9 @@ impl Prepared {
         };
         let order = order(&job, sets.train.len());
         let train = &job.train;
+        if let Some((message, hint)) = job.parallel.refuses_to_shard(&train.optimizer.rule) {
+            return Err(TrainError::ShardGradients { message, hint });
+        }
         if order.epoch_len() == 0 {
             return Err(TrainError::Empty);
         }
@@ -115,6 +118,7 @@ impl Prepared {
             ema: train.ema,
             memory_bytes: train.memory_mib.map(|mib| mib << 20),
             sharded: parallel.shard_optimizer,
+            shard_gradients: parallel.shard_gradients,
             bucket_bytes: (parallel.bucket_mib * f64::from(1 << 20)) as usize,
             sync_batch_norm: parallel.sync_batch_norm && !two.updates.is_empty(),
             shards,
@@ -163,7 +167,7 @@ impl Prepared {
         let program = lowering.program(&forward)?;
         let params = &program.graph.params;
         let pieces = self.pace.batch as f64 / micro as f64;
-        let bytes = lowering.rank_bytes(&program) * ranks;
+        let bytes = lowering.host_bytes(&program);
         Ok(Outline {
             name: self.job.name.clone(),
             model: match &self.net {
@@ -181,6 +185,7 @@ impl Prepared {
             first_step,
             ranks,
             threads: self.threads,
+            shard_gradients: program.buffers.is_some(),
             memory_mib: bytes as f64 / f64::from(1 << 20),
             step_gflop: cost::product_flops(&program.graph) as f64 * pieces / 1e9,
             output: output.to_path_buf(),
@@ -199,7 +204,8 @@ impl Prepared {
         let sets = (self.sets.train.len(), lens(&self.sets.validation), lens(&self.sets.test));
         let (job, team) = (&self.job, &self.team);
         let data = (&job.data.augment, job.data.order, job.data.fraction, job.data.normalise);
-        let how = (team.sharded, team.bucket_bytes, team.sync_batch_norm, team.memory_bytes, team.loss);
+        let sharded = (team.sharded, team.shard_gradients, team.bucket_bytes);
+        let how = (sharded, team.sync_batch_norm, team.memory_bytes, team.loss);
         let (train, output) =
             (&job.train, (job.output.every_steps, job.output.every_epochs, &job.output.best));
         format!(

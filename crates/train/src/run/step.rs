@@ -57,6 +57,9 @@ impl Run {
         let extra = [flags, self.waited_last.as_secs_f64()];
         let (began, waited_before) = (Instant::now(), loader.waited());
         self.team.begin(pace.len(step));
+        for _ in 0..self.part.missing(step) {
+            self.team.empty_piece()?;
+        }
         let pieces = self.part.pieces(step);
         // The last piece ends the step, unless the step is cut into shards.
         let last = if self.prepared.cut.shards.is_some() { None } else { pieces.len().checked_sub(1) };

@@ -99,7 +99,8 @@ impl Run {
 
     /// Brings the run to its beginning, or with `resumed` to where it was, and makes the folder. Collective.
     pub(super) fn open(&mut self, folder: &Path, resumed: Option<&Loaded>) -> Result<(), TrainError> {
-        let layout = format!("{:?}", self.team.learner().param_slots());
+        let learner = self.team.learner();
+        let layout = format!("{:?} {:?}", learner.param_slots(), learner.role().parts);
         let what = "its program lays out the parameters in another way; give all the same version";
         talk::agree(self.team.comm(), "comparing programs", &layout, what)?;
         let progress = match resumed {

@@ -120,7 +120,14 @@ fn what_cannot_be_shared_out_is_said_before_anything_runs() {
         "kind = \"mlp\"\nhidden = [8]",
         "layers = [{ kind = \"linear\", outputs = 4 }, \"batch_norm\", \"linear\"]",
     );
-    let given = Given { sets: Some(Sets::new(Arc::new(set()))), net: None };
+    // A job that was made in Rust comes by no reader of files.
+    let mut made = job(JOB);
+    made.parallel.shard_gradients = true;
+    made.parallel.reproducible = true;
+    let given = || Given { sets: Some(Sets::new(Arc::new(set()))), net: None };
+    let error = Prepared::new(made, given(), 1).err().unwrap().to_string();
+    assert!(error.contains("`parallel.shard_gradients` does not go with `reproducible`"), "{error}");
+    let given = given();
     let text = format!("{norm}[parallel]\nranks = 17\nsync_batch_norm = true");
     let error = Prepared::new(job(&text), given, 1).err().unwrap().to_string();
     assert!(error.contains("a step of 16 samples does not give every one of 17 ranks"), "{error}");

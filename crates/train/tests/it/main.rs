@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod buffers;
 mod failing;
 mod ranks;
 mod runs;

@@ -155,3 +155,53 @@ fn a_run_goes_on_with_another_number_of_ranks() {
         assert!((a - b).abs() <= 1e-5 * a.abs(), "{b} and not {a}");
     }
 }
+
+/// Everything that a step can be made of, with gradients that only their owners keep.
+#[test]
+fn ranks_may_keep_their_own_gradients_only() {
+    // Every epoch of 153 samples ends with a step of 5 or 3: some ranks have none of it. Of 50 samples in pieces of one,
+    // 8 ranks have 7 pieces or 6.
+    let train = "[train]\nsteps = 50\nevaluate_every = 20\nema = 0.9\n";
+    let more = "[parallel]\nshard_gradients = true\nbucket_mib = 0.001\n";
+    for optimizer in ["sgd", "adam", "adamw"] {
+        for extra in ["batch = 37\n", "batch = 37\nclip = 0.5\n", "batch = 50\naccumulate = 10\nclip = 0.5\n"]
+        {
+            let lines = format!("{MLP}{ROWS}{train}optimizer = \"{optimizer}\"\n{extra}{OUTPUT}");
+            check_with(&lines, more, &[1, 2, 3, 4, 8]);
+        }
+    }
+    let lines =
+        format!("{MLP}{ROWS}class_weights = \"balanced\"\n{train}batch = 36\naccumulate = 2\n{OUTPUT}");
+    check_with(&lines, &format!("{more}balance = [3, 1, 2]\n"), &[3]);
+    check_with(&lines, &format!("{more}balance = \"auto\"\n"), &[2]);
+    // Statistics of all ranks; a bias before a norm has no gradient but rounding.
+    let norms = NORMS.replace("padding = 1 }", "padding = 1, bias = false }");
+    let train = "[train]\nsteps = 50\nbatch = 36\nevaluate_every = 20\n";
+    let lines = format!("{norms}{IMAGES}{train}{OUTPUT}");
+    check_with(&lines, &format!("{more}sync_batch_norm = true\n"), &[2, 3]);
+    // Statistics of each rank: the same as where all gradients are kept.
+    let lines = format!("{lines}[parallel]\n");
+    let (all, own) = (
+        self::train(&lines, 3),
+        self::train(&format!("{lines}shard_gradients = true\nbucket_mib = 0.001\n"), 3),
+    );
+    assert_eq!(all.watcher.losses, own.watcher.losses);
+    same_bits(&all, &own, "statistics of each rank");
+}
+
+#[test]
+fn a_run_with_sharded_gradients_goes_on() {
+    let lines = format!("{MLP}{ROWS}{TRAIN}{OUTPUT}[parallel]\nshard_gradients = true\nbucket_mib = 0.001\n");
+    let whole = self::train(&lines, 4);
+    let go_on = |ranks: usize| {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("run");
+        run(&job(&lines), Given::default(), 4, &folder, Some(20)).unwrap();
+        run(&job(&lines), Given::default(), ranks, &folder, None).unwrap()
+    };
+    let rest = go_on(4);
+    assert_eq!(whole.watcher.losses[21..], rest.watcher.losses, "the same bits with as many ranks");
+    for (a, b) in whole.watcher.losses[21..].iter().zip(&go_on(3).watcher.losses) {
+        assert!((a - b).abs() <= 1e-5 * a.abs(), "{b} and not {a}");
+    }
+}

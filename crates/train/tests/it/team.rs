@@ -44,6 +44,7 @@ fn options(loss: Loss) -> TeamOptions {
         ema: Some(0.9),
         memory_bytes: None,
         sharded: Some(true),
+        shard_gradients: false,
         bucket_bytes: 1 << 10,
         sync_batch_norm: false,
         shards: None,
@@ -69,6 +70,9 @@ impl Data {
     /// One rank's part of a step.
     fn step(&self, team: &mut Team, pace: Pace, part: &Part, step: u64) -> Result<StepResult, TrainError> {
         team.begin(pace.len(step));
+        for _ in 0..part.missing(step) {
+            team.empty_piece()?;
+        }
         let pieces = part.pieces(step);
         for (k, &piece) in pieces.iter().enumerate() {
             let start = pace.start(step) + piece.offset;
@@ -85,11 +89,11 @@ impl Data {
 }
 
 /// Trains two epochs and returns rank 0's parameters, averages and losses.
-fn train(pace: Pace, cut: &Cut, loss: Loss) -> (Vec<f32>, Vec<f32>, Vec<f64>) {
+fn train(pace: Pace, cut: &Cut, options: &TeamOptions) -> (Vec<f32>, Vec<f32>, Vec<f64>) {
     let data = Data::new(pace.samples);
     let rank = |comm: Comm| {
         let part = Part::new(pace, cut, comm.rank());
-        let mut team = Team::new(&net(false), &spec(), &part, options(loss), comm).unwrap();
+        let mut team = Team::new(&net(false), &spec(), &part, options.clone(), comm).unwrap();
         let steps = 0..2 * pace.steps_per_epoch();
         let losses = steps.map(|step| data.step(&mut team, pace, &part, step).unwrap().loss).collect();
         (team.learner().kept(Kept::Params).to_vec(), team.average().to_vec(), losses)
@@ -106,15 +110,17 @@ fn train(pace: Pace, cut: &Cut, loss: Loss) -> (Vec<f32>, Vec<f32>, Vec<f64>) {
 #[track_caller]
 fn check(samples: usize, batch: usize, weights: &[f64], accumulate: usize, loss: Loss) {
     let pace = Pace { samples, batch: batch.min(samples) };
-    let whole = train(pace, &Cut::alone(), loss);
+    let whole = train(pace, &Cut::alone(), &options(loss));
     let cut = Cut { weights: weights.to_vec(), accumulate, shards: None };
-    let cut = train(pace, &cut, loss);
-    assert_eq!(whole.2.len(), cut.2.len());
-    for (a, b) in whole.2.iter().zip(&cut.2) {
-        assert!((a - b).abs() < 1e-5, "losses {a} and {b}");
-    }
-    for (a, b) in whole.0.iter().zip(&cut.0).chain(whole.1.iter().zip(&cut.1)) {
-        assert!((a - b).abs() < 1e-4, "weights {a} and {b}");
+    for shard_gradients in [false, true] {
+        let cut = train(pace, &cut, &TeamOptions { shard_gradients, ..options(loss) });
+        assert_eq!(whole.2.len(), cut.2.len());
+        for (a, b) in whole.2.iter().zip(&cut.2) {
+            assert!((a - b).abs() < 1e-5, "losses {a} and {b}, shard_gradients {shard_gradients}");
+        }
+        for (a, b) in whole.0.iter().zip(&cut.0).chain(whole.1.iter().zip(&cut.1)) {
+            assert!((a - b).abs() < 1e-4, "weights {a} and {b}, shard_gradients {shard_gradients}");
+        }
     }
 }
 
@@ -155,14 +161,21 @@ fn the_short_last_step_feeds_the_running_statistics() {
 #[test]
 fn a_loss_that_is_not_finite_names_its_place() {
     // In the only piece, in the first of two, and on one of two ranks.
-    for (weights, accumulate, bad) in [(vec![1.0], 1, 3), (vec![1.0], 2, 0), (vec![1.0, 1.0], 1, 3)] {
+    for (weights, accumulate, bad, shard_gradients) in [
+        (vec![1.0], 1, 3, false),
+        (vec![1.0], 2, 0, false),
+        (vec![1.0, 1.0], 1, 3, false),
+        (vec![1.0, 1.0], 1, 3, true),
+        (vec![1.0, 1.0], 2, 2, true),
+    ] {
         let pace = Pace { samples: 4, batch: 4 };
         let cut = Cut { weights, accumulate, shards: None };
         let mut data = Data::new(pace.samples);
         data.x[bad * WIDTH] = f32::NAN;
         let rank = |comm: Comm| {
             let part = Part::new(pace, &cut, comm.rank());
-            let mut team = Team::new(&net(false), &spec(), &part, options(Loss::default()), comm).unwrap();
+            let options = TeamOptions { shard_gradients, ..options(Loss::default()) };
+            let mut team = Team::new(&net(false), &spec(), &part, options, comm).unwrap();
             data.step(&mut team, pace, &part, 0).unwrap_err()
         };
         let errors: Vec<TrainError> = std::thread::scope(|s| {

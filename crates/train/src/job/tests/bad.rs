@@ -568,6 +568,21 @@ fn ranks_and_shards() {
         "`train.accumulate` cuts a step, and so does `parallel.reproducible`",
         "leave `accumulate` out and raise `shards`",
     );
+    row(
+        "shard_gradients = true\nreproducible = true",
+        "`parallel.shard_gradients` does not go with `reproducible`, which adds up whole gradients in a fixed tree",
+        "leave one of them out",
+    );
+    row(
+        "shard_gradients = true\nshard_optimizer = false",
+        "`parallel.shard_gradients` needs `shard_optimizer`: with its part of the gradients, a rank can update that part only",
+        "leave `shard_optimizer` out",
+    );
+    row(
+        "shard_gradients = true\n[train]\noptimizer = \"lamb\"",
+        "`parallel.shard_gradients` does not go with LAMB, which needs the gradients of whole tensors on every rank",
+        "take \"adamw\", or leave `shard_gradients` out",
+    );
     let text = format!("{SMALL}[train]\nbatch = 30\n[parallel]\nreproducible = true\n");
     check(
         &text,

@@ -142,6 +142,7 @@ fn every_key_is_read() {
         reproducible: false,
         shards: 8,
         shard_optimizer: Some(false),
+        shard_gradients: false,
         bucket_mib: 0.5,
         balance: Balance::Given(vec![1.0, 1.0, 2.5, 1.0]),
     };
@@ -285,6 +286,15 @@ fn a_file_gives_its_name_and_folder() {
     assert_eq!(job.name, "digits.v2");
     let Source::Csv { path, .. } = &job.data.source else { panic!("csv") };
     assert_eq!(*path, folder.path().join("x.csv"));
+}
+
+#[test]
+fn gradients_are_sharded_on_request() {
+    let parallel = |lines: &str| good(&format!("{SMALL}[parallel]\n{lines}"), &[]).parallel;
+    assert!(!parallel("").shard_gradients && !parallel("shard_gradients = false").shard_gradients);
+    let spec = parallel("shard_gradients = true");
+    assert_eq!((spec.shard_gradients, spec.shard_optimizer), (true, None));
+    assert!(parallel("shard_gradients = true\nshard_optimizer = true").shard_gradients);
 }
 
 #[test]

@@ -238,10 +238,10 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
         prop::collection::vec(0.01..99.0, 1..9).prop_map(Balance::Given),
     ];
     let numbers = (any::<Option<u8>>(), 9..99_usize, 0.01..99.0);
-    (transport, balance, numbers, any::<(bool, bool, Option<bool>)>()).prop_map(
+    (transport, balance, numbers, any::<(bool, bool, Option<bool>, bool)>()).prop_map(
         |(transport, balance, numbers, flags)| {
             let (threads, shards, bucket_mib) = numbers;
-            let (sync_batch_norm, reproducible, shard_optimizer) = flags;
+            let (sync_batch_norm, reproducible, shard_optimizer, shard_gradients) = flags;
             let ranks = match &balance {
                 Balance::Given(weights) => Some(weights.len()),
                 _ => None,
@@ -256,6 +256,7 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                 reproducible,
                 shards,
                 shard_optimizer,
+                shard_gradients,
                 bucket_mib,
                 balance,
             }
@@ -274,6 +275,9 @@ proptest! {
             job.parallel = ParallelSpec { sync_batch_norm: false, ..job.parallel };
             job.train.batch *= job.parallel.shards;
             job.train.accumulate = 1;
+        }
+        if job.parallel.refuses_to_shard(&job.train.optimizer.rule).is_some() {
+            job.parallel.shard_gradients = false;
         }
         check(&job);
     }

@@ -1,0 +1,226 @@
+//! Ranks that keep their own part of the gradients only, against ranks that keep all: the same weights, less memory.
+
+use polyreme_collective::Comm;
+use polyreme_exec::{Engine, ExecError, Kept, Options};
+use polyreme_graph::op::CrossEntropy;
+use polyreme_graph::{
+    Builder, DType, Graph, Init, Instr, Moments, Optimizer, Program, Tensor, differentiate,
+};
+use polyreme_kernels::elementwise::Unary;
+use polyreme_parallel::{DataPlan, data_parallel};
+
+use crate::ranks::{Case, Over, base, feed, near, step_graph, train};
+
+/// A weight that is used three times, a parameter whose gradient the backward pass goes on from, and one that the
+/// loss does not depend on.
+fn shared_graph(n: usize, _: bool) -> Graph {
+    let mut b = Builder::new();
+    let x = b.input("x", [n, 20], DType::F32).unwrap();
+    let labels = b.input("labels", [n], DType::I32).unwrap();
+    let weight = b.input("weight", [1], DType::F32).unwrap();
+    let uniform = Init::Uniform { bound: 0.2 };
+    let first = b.param("first", [90, 20], uniform).unwrap();
+    let tied = b.param("tied", [90, 90], uniform).unwrap();
+    let turn = b.param("turn", [90, 90], uniform).unwrap();
+    let shift = b.param("shift", [90, 90], uniform).unwrap();
+    let unused = b.param("unused", [300], uniform).unwrap();
+    let head = b.param("head", [5, 90], uniform).unwrap();
+    let mut h: Tensor = b.linear(x, first, None).unwrap();
+    for _ in 0..2 {
+        h = b.linear(h, tied, None).unwrap();
+        h = b.unary(Unary::Tanh, h).unwrap();
+    }
+    // The gradient of `sum` is that of `shift`, and products for those of `turn` and `tied` read it.
+    let turned = b.linear(tied, turn, None).unwrap();
+    let sum = b.add(turned, shift).unwrap();
+    h = b.linear(h, sum, None).unwrap();
+    let logits = b.linear(h, head, None).unwrap();
+    let options = CrossEntropy { label_smoothing: 0.0, ignore_index: None };
+    let loss = b.cross_entropy(logits, labels, None, options).unwrap();
+    let scalar = b.reshape(weight, polyreme_graph::Shape::scalar()).unwrap();
+    let weighted = b.mul(loss, scalar).unwrap();
+    let graph = b.finish(&[("loss", loss), ("weighted", weighted), ("unused", unused)]);
+    differentiate(&graph, weighted).unwrap()
+}
+
+fn sharded(over: Over, bucket_bytes: usize, shard_gradients: bool) -> DataPlan {
+    let shared_weights = over != Over::Sockets;
+    DataPlan { sharded: true, shard_gradients, shared_weights, bucket_bytes, ..DataPlan::alone() }
+}
+
+const OVER: [Over; 3] = [Over::Threads, Over::SharedMemory, Over::Sockets];
+
+/// Buckets of one tensor, of a few, and of all.
+const BUCKETS: [usize; 3] = [1, 30_000, 1 << 30];
+
+/// One piece without clipping: the same sums in the same order.
+#[test]
+fn one_piece_gives_the_same_bits() {
+    let adam = Optimizer::AdamW(Moments { weight_decay: 0.1, ..Moments::DEFAULT });
+    for graph in [step_graph as fn(usize, bool) -> Graph, shared_graph] {
+        for optimizer in [base().optimizer, adam] {
+            for over in OVER {
+                // 7 ranks: parts of 3 and 4 samples.
+                for ranks in [1, 2, 3, 4, 7, 8] {
+                    for bucket_bytes in BUCKETS {
+                        let case = |shard: bool| {
+                            let plan = sharded(over, bucket_bytes, shard);
+                            train(&Case { ranks, plan, optimizer, over, graph, ..base() })
+                        };
+                        let (all, own) = (case(false), case(true));
+                        let what = format!("{optimizer:?}, {over:?}, {ranks} ranks, {bucket_bytes}");
+                        // Over sockets, the speed of the links decides about the order of a sum.
+                        if over == Over::Sockets {
+                            near(&what, &own.params, &all.params);
+                            near(&what, &own.moments, &all.moments);
+                        } else {
+                            assert!(own.params == all.params, "{what}: parameters");
+                            assert!(own.moments == all.moments, "{what}: moments");
+                            assert_eq!(own.losses, all.losses, "{what}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn pieces_clipping_and_norms_give_the_weights_of_one_rank() {
+    let adam = Optimizer::Adam(Moments::DEFAULT);
+    for (optimizer, clip, graph) in [
+        (base().optimizer, None, step_graph as fn(usize, bool) -> Graph),
+        (base().optimizer, Some(0.3), shared_graph),
+        (adam, Some(0.3), step_graph),
+    ] {
+        let one = train(&Case { optimizer, clip, graph, ..base() });
+        for over in OVER {
+            for ranks in [2, 3, 4, 8] {
+                // Up to 5 pieces of 3 samples: some have none.
+                for (bucket_bytes, pieces) in [(1, 1), (4096, 2), (1 << 20, 3), (1, 5)] {
+                    let plan = sharded(over, bucket_bytes, true);
+                    let many = train(&Case { ranks, plan, optimizer, clip, pieces, over, graph, ..base() });
+                    let what = format!(
+                        "{optimizer:?}, clip {clip:?}, {over:?}, {ranks} ranks, {bucket_bytes}, {pieces} pieces"
+                    );
+                    near(&what, &many.params, &one.params);
+                    near(&what, &many.moments, &one.moments);
+                    let (a, b) = (many.losses.last().unwrap(), one.losses.last().unwrap());
+                    assert!((a - b).abs() < 1e-6 * b, "{what}: {a} and {b}");
+                }
+            }
+        }
+    }
+}
+
+/// With buckets of one tensor, that of `shift` would be on its way while products still read it.
+#[test]
+fn a_gradient_that_is_read_again_is_summed_later() {
+    let graph = shared_graph;
+    let one = train(&Case { graph, ..base() });
+    for shard_optimizer in [false, true] {
+        for ranks in [2, 3] {
+            let plan = DataPlan { sharded: shard_optimizer, ..sharded(Over::Sockets, 1, false) };
+            let many = train(&Case { ranks, plan, over: Over::Sockets, graph, ..base() });
+            near(&format!("{ranks} ranks, {shard_optimizer}"), &many.params, &one.params);
+        }
+    }
+}
+
+#[test]
+fn ranks_may_have_no_samples() {
+    let one = train(&base());
+    for over in OVER {
+        // 24 samples for 30 ranks; 11 ranks with up to 3 samples in 4 pieces.
+        for (ranks, pieces) in [(30, 1), (11, 4)] {
+            let many = train(&Case { ranks, plan: sharded(over, 1, true), pieces, over, ..base() });
+            near(&format!("{over:?}, {ranks} ranks"), &many.params, &one.params);
+        }
+    }
+}
+
+#[test]
+fn norms_over_one_rank_and_over_all() {
+    for over in OVER {
+        for (sync_batch_norm, pieces) in [(true, 1), (false, 1), (true, 2), (false, 2)] {
+            let case = |shard: bool| {
+                let plan = DataPlan { sync_batch_norm, ..sharded(over, 1, shard) };
+                train(&Case { ranks: 3, plan, pieces, over, norm: true, ..base() })
+            };
+            let (all, own) = (case(false), case(true));
+            near(&format!("{over:?}, {sync_batch_norm}, {pieces}"), &own.params, &all.params);
+            near(&format!("{over:?}, {sync_batch_norm}, {pieces}: states"), &own.states, &all.states);
+        }
+    }
+}
+
+fn program(rank: usize, ranks: usize, shard_gradients: bool) -> Program {
+    let plan = DataPlan { rank, ranks, ..sharded(Over::Threads, 1, shard_gradients) };
+    data_parallel(&shared_graph(4, false), base().optimizer, None, &plan)
+}
+
+#[test]
+fn a_rank_takes_its_part_and_two_buckets() {
+    let all = Engine::footprint(&program(0, 4, false), 1);
+    let own: Vec<_> = (0..4).map(|rank| Engine::footprint(&program(rank, 4, true), 1)).collect();
+    let buffers = program(0, 4, true).buffers.unwrap();
+    // The widest neighbours are the gradients of 90 x 90.
+    assert_eq!(buffers.len, 2 * (8100usize.next_multiple_of(16)));
+    let kept: usize = own.iter().map(|f| f.grads - buffers.len * 4).sum();
+    let learnt = 4 * buffers.buckets.last().unwrap().end;
+    assert_eq!(kept, learnt, "every gradient is kept once");
+    assert_eq!(all.grads, learnt + 4 * 300usize.next_multiple_of(16), "and by each rank otherwise");
+    for own in own {
+        assert_eq!((own.params, own.activations), (all.params, all.activations));
+    }
+}
+
+#[test]
+fn what_is_no_longer_there_cannot_be_read() {
+    let comms = Comm::local(2).into_iter();
+    std::thread::scope(|s| {
+        comms.for_each(|comm| {
+            s.spawn(move || {
+                let program = program(comm.rank(), 2, true);
+                assert!(program.instrs.iter().any(|i| matches!(i, Instr::Take { .. })));
+                let engine = Engine::join(program, Options::threads(1), comm).unwrap();
+                assert_eq!(engine.grad("tied"), Err(ExecError::NotKept));
+            });
+        });
+    });
+}
+
+#[test]
+fn a_loss_that_is_not_finite_leaves_nothing_under_way() {
+    for piece in [0, 1] {
+        std::thread::scope(|s| {
+            for comm in Comm::local(3) {
+                s.spawn(move || {
+                    let rank = comm.rank();
+                    let mut engine = Engine::join(program(rank, 3, true), Options::threads(1), comm).unwrap();
+                    let before = engine.kept(Kept::Params).to_vec();
+                    engine.begin_step();
+                    for k in 0..2 {
+                        feed(&mut engine, 0, 0..4);
+                        if (rank, k) == (1, piece) {
+                            engine.input_f32("x").unwrap()[7] = f32::NAN;
+                        }
+                        if k == 0 {
+                            engine.accumulate(0.5).unwrap();
+                        }
+                    }
+                    let error = engine.finish(0.5, 0.1, [0.0; 2]).unwrap_err();
+                    assert!(matches!(error, ExecError::NotFinite { here, .. } if here == (rank == 1)));
+                    assert!(engine.kept(Kept::Params) == before);
+                    // The next step begins anew.
+                    engine.begin_step();
+                    feed(&mut engine, 1, 0..4);
+                    let totals = engine.finish(1.0, 0.1, [0.0; 2]).unwrap();
+                    assert!(
+                        totals.loss.is_finite() && engine.kept(Kept::Params).iter().all(|p| p.is_finite())
+                    );
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,168 @@
+//! Gradients that a rank holds only until they are added up: buckets that take turns in two places.
+//!
+//! ```text
+//!  buffers  [ bucket 0        |          ]   written by the backward pass, then summed over the ranks
+//!           [ bucket 0 |        bucket 1 ]   written while bucket 0 is being summed
+//!           [ bucket 2    |     bucket 1 ]   when this rank has taken its part of bucket 0
+//! ```
+//!
+//! Even buckets begin at the start and odd ones end at the end, so the buffers are as long as the largest pair of
+//! neighbours. What a rank takes out of each sum, its own part, lies elsewhere for the rest of the step.
+//!
+//! Which bucket lies where follows from their lengths alone, so it is the same on all ranks and for all batch sizes.
+//! When a place is free again is a matter of the program's order, which [`GradBuffers::verify`] checks.
+
+use std::ops::Range;
+
+use crate::graph::ValueId;
+use crate::memory::{MemoryPlan, Place, param_ranges, reshape_root};
+use crate::op::Op;
+use crate::program::{Exchange, Instr, Program};
+
+/// Where gradients lie until they are added up, if each rank keeps those of its own part only.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GradBuffers {
+    /// In the order in which they become ready: the elements of the parameters' arena.
+    pub buckets: Vec<Range<usize>>,
+    /// Elements of the buffers.
+    pub len: usize,
+}
+
+impl GradBuffers {
+    /// Buffers for buckets of these parameters.
+    pub fn new(buckets: Vec<Range<usize>>) -> GradBuffers {
+        let alone = buckets.first().map_or(0, Range::len);
+        let len = buckets.windows(2).map(|w| w[0].len() + w[1].len()).max().unwrap_or(alone);
+        GradBuffers { buckets, len }
+    }
+
+    /// Where bucket `k` begins in the buffers.
+    pub fn at(&self, k: usize) -> usize {
+        if k.is_multiple_of(2) { 0 } else { self.len - self.buckets[k].len() }
+    }
+
+    /// Where the gradient of element `param` of the parameters' arena lies.
+    fn place_of(&self, param: usize) -> usize {
+        let k = self.buckets.partition_point(|b| b.end <= param);
+        self.at(k) + (param - self.buckets[k].start)
+    }
+
+    /// Moves the gradients of a plan into the buffers.
+    pub fn apply(&self, plan: &mut MemoryPlan) {
+        for place in &mut plan.places {
+            if let Place::Grad(at) = place {
+                *at = self.place_of(*at);
+            }
+        }
+        plan.grad_len = self.len;
+    }
+
+    /// Checks that no gradient is written where another one is still needed, and none is read after its sum has begun:
+    /// what makes it sound to hand out the same memory twice. A failure is a bug in the lowering, so it panics.
+    pub fn verify(&self, program: &Program) {
+        let bucket_of = self.buckets_of_values(program);
+        let spot = |k: usize| self.at(k)..self.at(k) + self.buckets[k].len();
+        let overlap = |a: usize, b: usize| spot(a).start < spot(b).end && spot(b).start < spot(a).end;
+        let mut stages = vec![Stage::Free; self.buckets.len()];
+        for instr in &program.instrs {
+            match *instr {
+                Instr::Compute(n) => {
+                    let node = &program.graph.nodes[n.idx()];
+                    if matches!(node.op, Op::Reshape) {
+                        continue;
+                    }
+                    for k in node.outputs.iter().filter_map(|v| bucket_of[v.idx()]) {
+                        assert!(stages[k] <= Stage::Written, "bucket {k} is written after its sum began");
+                        stages[k] = Stage::Written;
+                        let busy = |j: usize| matches!(stages[j], Stage::Written | Stage::Summed);
+                        let other = (0..stages.len()).find(|&j| j != k && busy(j) && overlap(j, k));
+                        assert_eq!(other, None, "bucket {k} is written over another");
+                    }
+                    for k in node.inputs.iter().filter_map(|v| bucket_of[v.idx()]) {
+                        assert_eq!(stages[k], Stage::Written, "bucket {k} is read when its sum has begun");
+                    }
+                }
+                Instr::Start(i) => {
+                    if let Some(k) = self.bucket_of_exchange(program, i) {
+                        assert_eq!(
+                            stages[k],
+                            Stage::Written,
+                            "bucket {k} is summed once, and written before"
+                        );
+                        stages[k] = Stage::Summed;
+                    }
+                }
+                Instr::Take { exchange, .. } => {
+                    let k = self.bucket_of_exchange(program, exchange).expect("a sum of a bucket");
+                    assert_eq!(stages[k], Stage::Summed, "bucket {k} is taken after its sum");
+                    stages[k] = Stage::Taken;
+                }
+                _ => {}
+            }
+        }
+        assert!(stages.iter().all(|s| *s == Stage::Taken), "every bucket is summed and taken: {stages:?}");
+    }
+
+    /// By value: the bucket that it lies in, if it is a gradient.
+    fn buckets_of_values(&self, program: &Program) -> Vec<Option<usize>> {
+        let graph = &program.graph;
+        let mut of_root = vec![None; graph.values.len()];
+        for (p, range) in param_ranges(graph) {
+            if let Some(grad) = graph.grads.get(p).copied().flatten() {
+                let k = self.buckets.partition_point(|b| b.end <= range.start);
+                let fits = self.buckets.get(k).is_some_and(|b| b.start <= range.start && range.end <= b.end);
+                assert!(fits, "the gradient of {} has a bucket", graph.params[p].name);
+                of_root[reshape_root(graph, grad).idx()] = Some(k);
+            }
+        }
+        let of_value = |v: usize| of_root[reshape_root(graph, ValueId(v as u32)).idx()];
+        (0..graph.values.len()).map(of_value).collect()
+    }
+
+    /// The bucket that an exchange adds up.
+    fn bucket_of_exchange(&self, program: &Program, i: usize) -> Option<usize> {
+        let Exchange::SumGrads { range, at, .. } = &program.exchanges[i] else { return None };
+        let k = self.buckets.iter().position(|b| b == range).expect("sums are of whole buckets");
+        assert_eq!(*at, self.at(k), "where bucket {k} lies");
+        Some(k)
+    }
+}
+
+/// What has happened to a bucket.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
+enum Stage {
+    Free,
+    Written,
+    Summed,
+    Taken,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_do_not_overlap() {
+        for lens in [&[5][..], &[1, 9], &[3, 4, 5, 1, 7, 7, 2], &[100, 1, 1, 50, 60], &[]] {
+            let mut end = 0;
+            let next = |len: &usize| {
+                end += len;
+                end - len..end
+            };
+            let buffers = GradBuffers::new(lens.iter().map(next).collect());
+            let spot = |k: usize| buffers.at(k)..buffers.at(k) + lens[k];
+            for k in 0..lens.len() {
+                assert!(spot(k).end <= buffers.len);
+                let next = if k + 1 < lens.len() { spot(k + 1) } else { 0..0 };
+                assert!(spot(k).end <= next.start || next.end <= spot(k).start, "{lens:?}: {k}");
+                assert_eq!(buffers.place_of(buffers.buckets[k].start), buffers.at(k));
+                assert_eq!(buffers.place_of(buffers.buckets[k].end - 1), buffers.at(k) + lens[k] - 1);
+            }
+        }
+        let len = |lens: [usize; 4]| {
+            let ends = [lens[0], lens[0] + lens[1], lens[0] + lens[1] + lens[2], lens.iter().sum()];
+            GradBuffers::new((0..4).map(|k| ends[k] - lens[k]..ends[k]).collect()).len
+        };
+        assert_eq!(len([8, 1, 1, 8]), 9, "the largest pair of neighbours, not twice the largest");
+    }
+}
