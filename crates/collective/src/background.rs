@@ -102,6 +102,25 @@ impl Background {
         state.failed.get_or_insert(report);
     }
 
+    /// Runs an operation now, after those that were started before it. If there are none the thread is not even woken: it
+    /// would only come to take the carrier away.
+    ///
+    /// # Safety
+    /// The memory stays, and nobody else touches it, until this returns.
+    pub(crate) unsafe fn run(&mut self, work: Work) -> Result<(), Report> {
+        let mut state = self.shared.lock();
+        if !state.queue.is_empty() || state.carrier.is_none() || state.failed.is_some() {
+            drop(state);
+            // SAFETY: the caller's promise.
+            let ticket = unsafe { self.start(work) };
+            return self.wait(ticket);
+        }
+        self.next += 1;
+        state.queue.push_back(Started { ticket: self.next, step: self.step, work });
+        let state = self.shared.run_first(state, true);
+        state.failed.clone().map_or(Ok(()), Err)
+    }
+
     /// Starts an operation; they run in the order in which they were started.
     ///
     /// # Safety

@@ -329,6 +329,13 @@ impl Comm {
     }
 
     fn run(&mut self, work: Work) -> Result<(), Report> {
+        if let Inner::Background(background) = &mut self.inner {
+            if let Some(control) = &self.control {
+                control.at(self.step, work.name());
+            }
+            // SAFETY: the caller's borrow lasts until this returns, and nobody works on it after that.
+            return unsafe { background.run(work) };
+        }
         // SAFETY: the caller's borrow lasts until this returns, and nothing runs in the background after that.
         let ticket = unsafe { self.start(work) };
         self.wait(ticket)

@@ -40,6 +40,8 @@ pub(super) struct Meet {
     pub(super) peers: Option<Peers>,
     pub(super) step: u64,
     pub(super) op: &'static str,
+    /// Whether every rank has a core for itself.
+    pub(super) roomy: bool,
     pace: Pace,
     phase: u32,
     /// How far everybody has come for certain.
@@ -77,6 +79,7 @@ impl Meet {
             peers: None,
             step: 0,
             op: "joining",
+            roomy: layout.ranks <= cores,
             pace: Pace::of(layout.ranks, cores),
             phase: 0,
             seen_phase: 0,

@@ -6,8 +6,8 @@
 //!
 //! *Staged*: every rank copies what others need into its own staging areas, piece by piece, and they take it from
 //! there. The pieces are small enough to stay in the caches, so that main memory sees each byte of the data as often
-//! as in the direct way. What is short goes this way always: one copy costs less than the second meeting that the
-//! direct way needs.
+//! as in the direct way. What is short goes this way too where ranks share cores: one copy costs less than the second
+//! meeting that the direct way needs.
 //!
 //! # Pieces
 //! A rank has [`layout::PIECES`] staging areas and uses them in turn, over all operations. One rule makes that safe:

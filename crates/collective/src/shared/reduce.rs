@@ -4,7 +4,8 @@
 //! reduce-scatter. Sums are made in the order of the ranks.
 //!
 //! # Short (all-reduce up to [`SHORT_BYTES`])
-//! One meeting. Everybody copies its `S` bytes into its staging area and posts; then everybody reads all `N` areas and
+//! Where every rank has a core and all see each other's memory it goes the direct way too: two meetings and half the data cost
+//! two ranks 0.8 us with 4 KiB, one meeting over staging areas 2.3. Otherwise one meeting. Everybody copies its `S` bytes into its staging area and posts; then everybody reads all `N` areas and
 //! makes the whole sum for itself. `S` written and `N S` read by each rank, which for a few KiB is cheaper than to meet
 //! again.
 //!
@@ -39,6 +40,13 @@ impl Shared {
         let (size, each) = (self.meet.size, call.dtype().bytes());
         let gather = call.op == Op::AllReduce;
         if gather && call.count * each <= SHORT_BYTES && !call.is_common() {
+            if call.is_visible() && self.meet.roomy {
+                // A rank whose memory is private does not ask, and goes the short way, as all do then.
+                self.agree(call)?;
+                if self.all_visible() {
+                    return self.reduce_direct(call, &even_cuts(call.count, size, each), gather);
+                }
+            }
             return self.reduce_short(call);
         }
         let cuts = match &call.cuts {
