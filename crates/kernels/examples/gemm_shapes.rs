@@ -1,6 +1,8 @@
 //! Prints the speed of the matrix products that the reference jobs are made of, on one core.
 //!
-//! `cargo run --release -p polyreme-kernels --example gemm_shapes [seconds a shape] [part of a name]`
+//! `cargo run --release -p polyreme-kernels --example gemm_shapes [seconds a shape] [part of a name] [copies]`
+//!
+//! With several copies of the operands, each product takes the next: they then come from as far away as in a step.
 
 use std::time::Instant;
 
@@ -68,6 +70,7 @@ fn main() {
     let mut args = std::env::args().skip(1);
     let seconds: f64 = args.next().and_then(|v| v.parse().ok()).unwrap_or(0.15);
     let wanted = args.next().unwrap_or_default();
+    let copies: usize = args.next().and_then(|v| v.parse().ok()).unwrap_or(1).max(1);
     let cx = Cx::serial();
     println!(
         "{:28} {:>5} {:>5} {:>5} {:>5}  {:>8} {:>8} {:>8}  GFLOP/s",
@@ -78,15 +81,16 @@ fn main() {
             continue;
         }
         let fill = |len: usize| (0..len).map(|i| (i % 31) as f32 - 15.0).collect::<Vec<f32>>();
-        let (a, b) = (fill(g.batch * g.m * g.k), fill(g.batch * g.k * g.n));
-        let mut c = vec![0.0; g.batch * g.m * g.n];
+        let (a_len, b_len, c_len) = (g.batch * g.m * g.k, g.batch * g.k * g.n, g.batch * g.m * g.n);
+        let (a, b, mut c) = (fill(copies * a_len), fill(copies * b_len), vec![0.0; copies * c_len]);
         let mut scratch = vec![0.0; g.scratch_len(1)];
         let peak = fma_peak_gflops(&cx);
         let mut times = Vec::new();
         let start = Instant::now();
         while times.len() < 5 || start.elapsed().as_secs_f64() < seconds {
+            let i = times.len() % copies;
             let t = Instant::now();
-            g.run(&cx, &a, &b, &mut c, None, &mut scratch);
+            g.run(&cx, &a[i * a_len..], &b[i * b_len..], &mut c[i * c_len..], None, &mut scratch);
             times.push(t.elapsed().as_secs_f64());
         }
         times.sort_by(f64::total_cmp);
