@@ -53,10 +53,14 @@ const OVER: [Over; 3] = [Over::Threads, Over::SharedMemory, Over::Sockets];
 /// Buckets of one tensor, of a few, and of all.
 const BUCKETS: [usize; 3] = [1, 30_000, 1 << 30];
 
+/// With the usual `eps` Adam makes a whole step out of the rounding of a gradient that is nearly zero, and sums in another
+/// order, which sockets may take, could not be compared.
+const CALM: Moments = Moments { eps: 1e-3, ..Moments::DEFAULT };
+
 /// One piece without clipping: the same sums in the same order.
 #[test]
 fn one_piece_gives_the_same_bits() {
-    let adam = Optimizer::AdamW(Moments { weight_decay: 0.1, ..Moments::DEFAULT });
+    let adam = Optimizer::AdamW(Moments { weight_decay: 0.1, ..CALM });
     for graph in [step_graph as fn(usize, bool) -> Graph, shared_graph] {
         for optimizer in [base().optimizer, adam] {
             for over in OVER {
@@ -87,7 +91,7 @@ fn one_piece_gives_the_same_bits() {
 
 #[test]
 fn pieces_clipping_and_norms_give_the_weights_of_one_rank() {
-    let adam = Optimizer::Adam(Moments::DEFAULT);
+    let adam = Optimizer::Adam(CALM);
     for (optimizer, clip, graph) in [
         (base().optimizer, None, step_graph as fn(usize, bool) -> Graph),
         (base().optimizer, Some(0.3), shared_graph),
