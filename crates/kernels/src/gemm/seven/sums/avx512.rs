@@ -1,7 +1,6 @@
 //! The copies with sums for AVX-512: sixteen floats at a time, strips of twelve rows.
 
 use std::arch::x86_64::*;
-use std::mem::MaybeUninit;
 
 use super::super::super::avx512::{MR, lanes, store_turned};
 use super::super::super::block::{NR, next_rows};
@@ -97,21 +96,45 @@ pub(in super::super) unsafe fn strips(
                         }
                     }
                 } else {
-                    // Sums along the rows, where they are contiguous, and only then turned.
                     let mask = lanes(l1 - l0);
-                    let mut slots = [MaybeUninit::<[__m512; MR]>::uninit(); 7];
-                    for r in 0..strip {
-                        let at = (i + r) * from.own + l0;
-                        let x = from.at.map(|from| _mm512_maskz_loadu_ps(mask, from.add(at)));
-                        for (slot, x) in slots.iter_mut().zip(seven::<Rows>(x)) {
-                            slot.as_mut_ptr().cast::<__m512>().add(r).write(x);
+                    for (at, s) in from.at.into_iter().zip(Rows::QUARTERS) {
+                        let mut x = [_mm512_setzero_ps(); MR];
+                        for r in 0..strip {
+                            x[r] = _mm512_maskz_loadu_ps(mask, at.add((i + r) * from.own + l0));
                         }
-                    }
-                    for (s, rows) in slots.iter().enumerate() {
-                        store_strip(rows.as_ptr().cast(), strip, to.add(s * slot + l0 * strip), l1 - l0);
+                        store_strip(&x, strip, to.add(s * slot + l0 * strip), l1 - l0);
                     }
                 }
                 i += strip;
+            }
+            if from.own == 1 {
+                continue;
+            }
+            // Four quarters are turned instead of seven sums; and all strips before the first is read again, so that what
+            // was stored in pieces is in the cache by then.
+            let mut i = 0;
+            while i < rows {
+                let strip = next_rows(rows - i, MR);
+                sums_in_place::<Rows>(target.add(i * kc + l0 * strip), slot, strip * (l1 - l0));
+                i += strip;
+            }
+        }
+    }
+}
+
+/// Makes the sums of quarters that are in their places, `slot` floats apart.
+///
+/// # Safety
+/// AVX-512 is there; `at` has seven slots, whose first `len` floats may be read and written.
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+unsafe fn sums_in_place<O: Order>(at: *mut f32, slot: usize, len: usize) {
+    for i in (0..len).step_by(NR) {
+        let mask = lanes(NR.min(len - i));
+        // SAFETY: inside the slots, by the caller's promise.
+        unsafe {
+            let quarters = O::QUARTERS.map(|s| _mm512_maskz_loadu_ps(mask, at.add(s * slot + i)));
+            for (s, sum) in O::SUMS.into_iter().zip(O::sums(quarters)) {
+                _mm512_mask_storeu_ps(at.add(s * slot + i), mask, sum);
             }
         }
     }
@@ -120,22 +143,15 @@ pub(in super::super) unsafe fn strips(
 /// Stores `rows` rows of at most sixteen steps of k as steps of `rows` floats.
 ///
 /// # Safety
-/// AVX-512 is there; `x` has `rows` vectors, `to` has room for `rows * steps` floats.
+/// AVX-512 is there; `to` has room for `rows * steps` floats.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
-unsafe fn store_strip(x: *const __m512, rows: usize, to: *mut f32, steps: usize) {
+unsafe fn store_strip(x: &[__m512; MR], rows: usize, to: *mut f32, steps: usize) {
     macro_rules! store {
         ($($n:literal)*) => {
             match rows {
-                $($n => {
-                    let mut turned = [_mm512_setzero_ps(); MR];
-                    for r in 0..$n {
-                        // SAFETY: the caller's promise.
-                        turned[r] = unsafe { *x.add(r) };
-                    }
-                    // SAFETY: the caller's promise.
-                    unsafe { store_turned::<$n>(turned, to, $n, steps, false) }
-                })*
+                // SAFETY: the caller's promise.
+                $($n => unsafe { store_turned::<$n>(*x, to, $n, steps, false) },)*
                 _ => unreachable!("a strip of {rows} rows"),
             }
         };
