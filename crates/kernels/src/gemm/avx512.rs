@@ -73,7 +73,7 @@ macro_rules! each {
 pub(super) use each;
 
 /// The same address, of which the compiler forgets how it was made. Otherwise it reckons the addresses, and even loads the
-/// floats, of four steps at once, runs out of registers, and keeps all that on the stack: 160 GFLOP/s become 110.
+/// floats, of four steps at once, runs out of registers, and keeps all that on the stack: a median of 150 GFLOP/s becomes 110.
 #[inline(always)]
 #[expect(
     clippy::pointers_in_nomem_asm_block,

@@ -43,12 +43,12 @@ const ROWS_MIN: usize = 1024;
 const COLS_MIN: usize = 256;
 const K_MIN: usize = 256;
 /// The longest half of a block of k. On Zen 3 256 does as well, 384 costs 1536×2048 by 2048×384 4 %, 512 costs it 8 %; with
-/// AVX-512, where two panels at a time fill L1 sooner, 256 costs it 4 % and 2048×1536 by 1536×384 2 %.
+/// AVX-512, where two panels at a time fill L1 sooner, 256 costs it about 5 % and 2048×1536 by 1536×384 1 %.
 const HALF_MAX: usize = 192;
 /// The most floats of one of the seven sums of a sweep's rows: together they take half of L2.
 const SLOT_MAX: usize = 9984;
 /// The most rows of a sweep, in each half: 24 and 72 are 1 to 3 % slower for 2048×384 by 384×1152; with AVX-512
-/// and 2 MB of L2, 96 are 5 to 15 % slower.
+/// and 2 MB of L2, 96 are 2 to 15 % slower.
 const MC_MAX: usize = 48;
 /// The fewest that a sweep is cut to for the sake of tasks, and what they are a multiple of: whole tiles of any height.
 const MC_MIN: usize = 24;
