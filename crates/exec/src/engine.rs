@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use polyreme_collective::Block;
 use polyreme_graph::graph::{Graph, Init, Stored};
 use polyreme_graph::memory::readiness;
-use polyreme_graph::{DType, Instr, MemoryPlan, NodeId, Op, Program, ValueId};
+use polyreme_graph::{DType, Instr, MemoryPlan, NodeId, Op, Place, Program, ValueId};
 use polyreme_kernels::optim::{StepHyper, clip_scale, global_norm};
 use polyreme_kernels::{Cx, Isa, random};
 
@@ -71,6 +71,8 @@ pub struct Engine {
     pub(crate) options: Options,
     /// Bounds of the parameters' tensors in their arena, in the order of readiness.
     pub(crate) tensors: Vec<Range<usize>>,
+    /// In the same order, where their gradients begin in theirs.
+    pub(crate) grad_starts: Vec<usize>,
     pub(crate) step: u64,
     /// The place of the batch's first sample among those of the step.
     pub(crate) first_sample: u64,
@@ -113,10 +115,11 @@ impl Engine {
                 start..start + program.graph.shape(program.graph.params[p].value).numel()
             })
             .collect();
+        let grad_starts = grad_starts(&program.graph, &plan);
         let keeping = Keeping {
             state_per_param: program.optimizer.map_or(0, |o| o.state_per_param()),
             moment_len: moment_len(&program, &plan),
-            gradients: has_grads(&program.graph),
+            gradients: has_grads(&program.graph) && plan.grad_len > 0,
             own_gradients: program.buffers.is_some(),
             blocks,
         };
@@ -132,6 +135,7 @@ impl Engine {
             pool,
             options,
             tensors,
+            grad_starts,
             step,
             first_sample,
             grad_norm,
@@ -190,6 +194,7 @@ impl Engine {
 
     /// Runs every node; `watch(node, false)` before each and `watch(node, true)` after.
     fn run_watched(&mut self, watch: &mut dyn FnMut(NodeId, bool)) -> Result<(), ExecError> {
+        self.keeps_gradients()?;
         for i in 0..self.program.instrs.len() {
             let Instr::Compute(node) = self.program.instrs[i] else { continue };
             watch(node, false);
@@ -225,12 +230,47 @@ impl Engine {
 
     /// One training step with this learning rate: runs every node, then keeps, clips and updates.
     pub fn step(&mut self, lr: f32) -> Result<(), ExecError> {
+        self.step_watched(lr, &mut |_, _| {})
+    }
+
+    /// The same, and tells how long each node took, and (`None`) what came after them.
+    pub fn step_timed(
+        &mut self,
+        lr: f32,
+        report: &mut dyn FnMut(Option<NodeId>, Duration),
+    ) -> Result<(), ExecError> {
+        let mut start = Instant::now();
+        self.step_watched(lr, &mut |node, ended| {
+            if ended {
+                report(node, start.elapsed());
+            }
+            start = Instant::now();
+        })
+    }
+
+    /// One training step; `watch(what, false)` before each node and the rest, and `watch(what, true)` after.
+    fn step_watched(
+        &mut self,
+        lr: f32,
+        watch: &mut dyn FnMut(Option<NodeId>, bool),
+    ) -> Result<(), ExecError> {
         if self.program.optimizer.is_none() {
             return Err(ExecError::NoOptimizer);
         }
-        self.run()?;
+        let hyper = StepHyper { lr, step: self.step + 1, grad_scale: 1.0, decay_scale: 1.0 };
+        for i in 0..self.program.instrs.len() {
+            let Some(node) = self.program.instrs[i].node() else { continue };
+            watch(Some(node), false);
+            match self.program.instrs[i] {
+                Instr::Apply { node, param } => self.apply(node, param, hyper),
+                _ => self.run_node(node.idx())?,
+            }
+            watch(Some(node), true);
+        }
+        watch(None, false);
         self.keep();
         self.update(lr);
+        watch(None, true);
         Ok(())
     }
 
@@ -251,7 +291,7 @@ impl Engine {
         let mut grad_scale = 1.0;
         for instr in &self.program.instrs {
             match *instr {
-                Instr::Compute(_) | Instr::Keep { .. } => {}
+                Instr::Compute(_) | Instr::Apply { .. } | Instr::Keep { .. } => {}
                 Instr::Start(_) | Instr::Wait(_) | Instr::Take { .. } | Instr::UpdateOwn { .. } => {
                     unreachable!("a program of several ranks is run by `finish`")
                 }
@@ -265,8 +305,11 @@ impl Engine {
                     let tensors = &self.tensors[first..last];
                     let (start, end) = (tensors[0].start, tensors[tensors.len() - 1].end);
                     let hyper = StepHyper { lr, step: self.step, grad_scale, decay_scale: 1.0 };
-                    debug_assert_eq!(start, 0, "LAMB counts its tensors from the start of the range");
-                    let r = self.memory.update_range(start, end, start);
+                    debug_assert!(
+                        start == 0 || optimizer.by_element(),
+                        "LAMB counts its tensors from the start of the range"
+                    );
+                    let r = self.memory.update_whole(start, end, self.grad_starts[first]);
                     optimizer.step(&cx, hyper, r.params, r.grads, r.state1, r.state2, tensors);
                 }
             }
@@ -316,6 +359,7 @@ impl Engine {
         if self.program.buffers.is_some() {
             return Err(ExecError::NotKept);
         }
+        self.keeps_gradients()?;
         let graph = &self.program.graph;
         let p = find(&graph.params, "parameter", name)?.0;
         Ok(graph.grads.get(p).copied().flatten().map(|v| self.memory.read(graph, v)))
@@ -385,15 +429,32 @@ fn moment_len(program: &Program, plan: &MemoryPlan) -> usize {
     }
 }
 
+/// Where the gradients of parameters begin in their arena, in the order of readiness.
+pub(crate) fn grad_starts(graph: &Graph, plan: &MemoryPlan) -> Vec<usize> {
+    let start = |p: usize| match graph.grads.get(p).copied().flatten().map(|g| plan.places[g.idx()]) {
+        Some(Place::Grad(at)) => at,
+        _ => 0,
+    };
+    readiness(graph).into_iter().map(start).collect()
+}
+
 fn has_grads(graph: &Graph) -> bool {
     graph.grads.iter().any(Option::is_some)
 }
 
 pub(crate) fn lay_out(program: &Program, threads: usize) -> (Vec<Prepared>, MemoryPlan) {
     let graph = &program.graph;
-    let prepared: Vec<_> = (0..graph.nodes.len()).map(|i| prepare(graph, i, threads.max(1))).collect();
+    let mut at_once = vec![false; graph.nodes.len()];
+    for instr in &program.instrs {
+        if let Instr::Apply { node, .. } = instr {
+            at_once[node.idx()] = true;
+        }
+    }
+    let prepared: Vec<_> =
+        at_once.iter().enumerate().map(|(i, &at_once)| prepare(graph, i, at_once, threads.max(1))).collect();
     let scratch: Vec<_> = prepared.iter().map(|p| p.scratch).collect();
     let mut plan = MemoryPlan::new(graph, &scratch);
+    program.place_gradients(&mut plan);
     if let Some(buffers) = &program.buffers {
         buffers.verify(program);
         buffers.apply(&mut plan);

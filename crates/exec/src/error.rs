@@ -76,6 +76,12 @@ pub enum ExecError {
         "ranks keep their own part of the gradients only; make the program without `shard_gradients` to see them"
     )]
     NotKept,
+    /// Gradients were asked for, or to be added up, that go into the update as they are computed.
+    #[error(
+        "this program updates parameters while it computes their gradients, and keeps none; make it with \
+         `Program::train` to see them or to run it in parts"
+    )]
+    AtOnce,
     /// A step of a program without an optimizer.
     #[error("this program has no update; make it with an optimizer, or run it with `run`")]
     NoOptimizer,

@@ -6,6 +6,7 @@ use polyreme_graph::{DType, Place, ValueId};
 
 use crate::engine::Engine;
 use crate::error::ExecError;
+use crate::launch::Launch;
 
 /// The first place in a step where a number is infinite or not a number.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -74,6 +75,9 @@ impl Engine {
             }
         }
         for i in 0..graph.nodes.len() {
+            if matches!(self.prepared[i].launch, Launch::Apply(_)) {
+                continue;
+            }
             self.run_node(i)?;
             let node = &graph.nodes[i];
             if node.outputs.iter().any(|&v| self.first_bad(v).is_some()) {

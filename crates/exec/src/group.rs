@@ -11,7 +11,7 @@ use polyreme_collective::{Comm, Cuts, Reduce, Ticket};
 use polyreme_graph::graph::Stored;
 use polyreme_graph::{Graph, Place, Program, Role};
 
-use crate::engine::{Engine, Options, Parked, lay_out};
+use crate::engine::{Engine, Options, Parked, grad_starts, lay_out};
 use crate::error::ExecError;
 use crate::memory::Workspace;
 use crate::shards::ShardSums;
@@ -113,7 +113,8 @@ impl Engine {
     pub fn add_batch(&mut self, mut program: Program) -> Result<usize, ExecError> {
         let (prepared, mut plan) = lay_out(&program, self.options.threads);
         let here = &self.memory.plan;
-        if program.role.is_none() {
+        let no_gradients = program.role.is_none();
+        if no_gradients {
             // Without gradients there is no order of readiness: parameters lie where the first program has them.
             let known = &self.program.graph.params;
             let shape = |g: &Graph, s: &Stored| (s.name.clone(), g.shape(s.value).numel());
@@ -134,6 +135,7 @@ impl Engine {
         }
         let same = (&plan.param_offsets, plan.param_len, plan.grad_len, plan.state_len)
             == (&here.param_offsets, here.param_len, here.grad_len, here.state_len);
+        let same = same && (no_gradients || grad_starts(&program.graph, &plan) == self.grad_starts);
         // Where buckets begin decides whose moments lie where, and what is summed together.
         let parts = |p: &Program| p.role.as_ref().map(|r| r.parts.clone());
         if !same || parts(&program) != parts(&self.program) || program.buffers != self.program.buffers {

@@ -34,6 +34,8 @@ pub(crate) enum Launch {
     },
     Reduce(Reduce),
     MatMul(Gemm),
+    /// A product that is a gradient, and goes into the update block by block.
+    Apply(Gemm),
     Conv(Conv2d, Pass),
     MaxPool(Pool2d),
     MaxPoolGrad(Pool2d),
@@ -99,14 +101,17 @@ pub(crate) struct Prepared {
     pub(crate) scratch: usize,
 }
 
-/// Prepares node `i` for a team of `workers`.
-pub(crate) fn prepare(graph: &Graph, i: usize, workers: usize) -> Prepared {
+/// Prepares what an instruction does with node `i`, for a team of `workers`.
+pub(crate) fn prepare(graph: &Graph, i: usize, at_once: bool, workers: usize) -> Prepared {
     let node = &graph.nodes[i];
     let (op, then) = match &node.op {
         Op::Epilogue(e) => (&e.base, Some(then(graph, node, e))),
         op => (op, None),
     };
-    let launch = launch(graph, node, op);
+    let launch = match launch(graph, node, op) {
+        Launch::MatMul(gemm) if at_once => Launch::Apply(gemm),
+        launch => launch,
+    };
     let scratch = 4 * scratch_len(&launch, workers);
     Prepared { launch, then, scratch }
 }
@@ -263,6 +268,7 @@ fn scratch_len(launch: &Launch, workers: usize) -> usize {
         | Launch::Dropout { .. } => 0,
         Launch::Reduce(r) => r.scratch_len(workers),
         Launch::MatMul(g) => g.scratch_len(workers),
+        Launch::Apply(g) => g.pass_scratch_len(workers),
         Launch::Conv(c, pass) => c.scratch_len(*pass, workers),
         Launch::BatchNorm(n, _)
         | Launch::BatchNormGrad(n)

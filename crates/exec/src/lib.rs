@@ -15,6 +15,7 @@
 //! - [`pool`]: the team of threads.
 //! - [`error`]: what can go wrong.
 
+mod apply;
 mod arena;
 pub mod engine;
 pub mod error;

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use polyreme_collective::Block;
 use polyreme_graph::{DType, Graph, MemoryPlan, Place, ValueId};
+use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::elementwise::Source;
 
 use crate::arena::{Arena, Element};
@@ -174,13 +175,31 @@ impl Memory {
         unsafe { arena.slice_mut(offset, graph.shape(v).numel()) }
     }
 
-    /// Parameters `start..end` of the arena, their gradients and their optimizer state, which begins at `moments_at`.
-    pub(crate) fn update_range(&mut self, start: usize, end: usize, moments_at: usize) -> UpdateRange<'_> {
+    /// Parameters `start..end` of the arena, a part that this rank updates, their gradients and their optimizer state,
+    /// which begins at `moments_at`.
+    pub(crate) fn update_own(&mut self, start: usize, end: usize, moments_at: usize) -> UpdateRange<'_> {
+        let (grads, grads_at) = self.own_place(start, moments_at);
+        self.update_range(start, end, moments_at, grads, grads_at)
+    }
+
+    /// Parameters `start..end` of the arena, their gradients, which begin at `grads_at`, and their optimizer state.
+    pub(crate) fn update_whole(&mut self, start: usize, end: usize, grads_at: usize) -> UpdateRange<'_> {
+        self.update_range(start, end, start, &self.grads, grads_at * 4)
+    }
+
+    /// The slices of an update; for those who have `&mut self`.
+    fn update_range<'a>(
+        &'a self,
+        start: usize,
+        end: usize,
+        moments_at: usize,
+        grads: &'a Arena,
+        grads_at: usize,
+    ) -> UpdateRange<'a> {
         let len = end - start;
         let moments = |n: usize| if self.n_optimizer > n { (moments_at * 4, len) } else { (0, 0) };
         let ((at1, len1), (at2, len2)) = (moments(0), moments(1));
-        let (grads, grads_at) = self.own_place(start, moments_at);
-        // SAFETY: `&mut self`, and four different arenas.
+        // SAFETY: the callers have `&mut self`, and these are four different arenas.
         unsafe {
             UpdateRange {
                 params: self.params.slice_mut(start * 4, len),
@@ -250,6 +269,14 @@ impl Workspace {
     }
 }
 
+/// What an update that is made block by block works on: a parameter and its moments.
+pub(crate) struct UpdateTarget<'a> {
+    pub(crate) params: SharedMut<'a, f32>,
+    /// Empty if the optimizer has no such state; so is the next.
+    pub(crate) state1: SharedMut<'a, f32>,
+    pub(crate) state2: SharedMut<'a, f32>,
+}
+
 /// What an update works on.
 pub(crate) struct UpdateRange<'a> {
     pub(crate) params: &'a mut [f32],
@@ -313,6 +340,23 @@ impl<'a> NodeMemory<'a> {
         // outputs of a node from each other, from its scratch and from its inputs (an in-place operand of a fused
         // pass is passed as `Source::InPlace`, not as a slice).
         unsafe { arena.slice_mut(offset, self.graph.shape(v).numel()) }
+    }
+
+    /// A parameter that no node reads from this one on, and its moments; in the place of the node's output.
+    pub(crate) fn update_target(&self, param: ValueId) -> UpdateTarget<'a> {
+        self.take(0);
+        let (memory, len) = (self.memory, self.graph.shape(param).numel());
+        let Place::Param(at) = memory.plan.places[param.idx()] else {
+            unreachable!("{param} is a parameter")
+        };
+        let state = |n: usize| {
+            let (at, len) = if memory.n_optimizer > n { (at * 4, len) } else { (0, 0) };
+            // SAFETY: `node` took `&mut Memory`, this is handed out once, and nodes have no other access to moments.
+            SharedMut::new(unsafe { memory.optimizer[n].slice_mut(at, len) })
+        };
+        // SAFETY: as above; the program was made so that neither this node nor a later one reads the parameter.
+        let params = SharedMut::new(unsafe { memory.params.slice_mut(at * 4, len) });
+        UpdateTarget { params, state1: state(0), state2: state(1) }
     }
 
     /// The node's scratch space; once.

@@ -5,7 +5,7 @@ use polyreme_kernels::attention::{Attention, Grads, Mask};
 use polyreme_kernels::conv::Pass;
 use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::elementwise::{Expr, Fused, FusedPieces, PieceSource, PieceTarget, Source};
-use polyreme_kernels::gemm::Block;
+use polyreme_kernels::gemm::{Block, Epilogue};
 use polyreme_kernels::norm::RunningStats;
 use polyreme_kernels::rnn::{GruBackward, GruForward, LstmBackward, LstmForward};
 use polyreme_kernels::{Cx, convert, random, softmax};
@@ -39,6 +39,7 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, args: StepArgs) 
     let then = prepared.then.as_ref();
     match &prepared.launch {
         Launch::Nothing => {}
+        Launch::Apply(_) => unreachable!("`Engine::apply` runs it"),
         Launch::Fused(fused) => run_fused(cx, fused, m),
         Launch::Copy(copy, DType::I32) => copy.run::<i32>(cx, m.input(0), m.output(0)),
         Launch::Copy(copy, _) => copy.run::<f32>(cx, m.input(0), m.output(0)),
@@ -65,7 +66,7 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, args: StepArgs) 
                     p.rows((block.batch * rows + block.row) * n + block.col, n, block.into_rows());
                 }
             };
-            let epilogue = pieces.as_ref().map(|_| &epilogue as &_);
+            let epilogue = pieces.as_ref().map(|_| Epilogue::new(&epilogue));
             gemm.run(cx, m.input(0), m.input(1), m.output(0), epilogue, m.scratch());
         }
         Launch::Conv(conv, Pass::Forward) => {

@@ -10,6 +10,7 @@ use polyreme_kernels::optim::{StepHyper, clip_scale, sum_of_squares};
 
 use crate::engine::Engine;
 use crate::error::ExecError;
+use crate::memory::{Memory, UpdateRange};
 use crate::timeline::MomentKind;
 
 /// Elements that one task of a pass over gradients takes.
@@ -49,6 +50,7 @@ impl Engine {
     /// Ranks that keep their own part of the gradients only sum every piece, so all of them have as many; see
     /// [`Engine::accumulate_empty`].
     pub fn accumulate(&mut self, weight: f64) -> Result<(), ExecError> {
+        self.keeps_gradients()?;
         self.set_weight(weight)?;
         match self.program.buffers.is_some() {
             true => self.run_and_sum(false)?,
@@ -77,6 +79,7 @@ impl Engine {
 
     /// Ends a step in which this rank has no samples.
     pub fn finish_empty(&mut self, lr: f32, extra: [f64; 2]) -> Result<Totals, ExecError> {
+        self.keeps_gradients()?;
         if self.program.buffers.is_none() {
             self.memory.all_grads_mut().fill(0.0);
         }
@@ -133,6 +136,7 @@ impl Engine {
             match self.program.instrs[i] {
                 Instr::Compute(node) if weight.is_some() => self.run_recorded(node.idx())?,
                 Instr::Compute(node) => self.sum_nothing(node.idx())?,
+                Instr::Apply { node, param } => self.apply(node, param, self.hyper(lr)),
                 Instr::Start(at) if matches!(self.program.exchanges[at], Exchange::Totals) => {
                     if let Some(weight) = weight {
                         self.count_loss(weight)?;
@@ -149,7 +153,7 @@ impl Engine {
     /// Instructions that need no samples: exchanges, the end of the step.
     pub(crate) fn after_backward(&mut self, instr: usize, lr: f32) -> Result<(), ExecError> {
         match self.program.instrs[instr] {
-            Instr::Compute(_) => {}
+            Instr::Compute(_) | Instr::Apply { .. } => {}
             Instr::Start(at) => self.start(at),
             Instr::Wait(at) => self.wait(at)?,
             Instr::Take { exchange, to } => self.take(exchange, to),
@@ -162,10 +166,13 @@ impl Engine {
                 if first < last {
                     let tensors = &self.tensors[first..last];
                     let (start, end) = (tensors[0].start, tensors[tensors.len() - 1].end);
-                    self.update_elements(start, end, start, lr);
+                    let grads_at = self.grad_starts[first];
+                    self.update_with(lr, |memory| memory.update_whole(start, end, grads_at));
                 }
             }
-            Instr::UpdateOwn { start, end, moments_at } => self.update_elements(start, end, moments_at, lr),
+            Instr::UpdateOwn { start, end, moments_at } => {
+                self.update_with(lr, |memory| memory.update_own(start, end, moments_at));
+            }
         }
         Ok(())
     }
@@ -232,18 +239,23 @@ impl Engine {
         Ok(())
     }
 
-    fn update_elements(&mut self, start: usize, end: usize, moments_at: usize, lr: f32) {
-        let Some(optimizer) = self.program.optimizer else { return };
-        let began = self.timeline.is_some().then(Instant::now);
+    /// What this step's updates are told; when the totals are known.
+    fn hyper(&self, lr: f32) -> StepHyper {
         let group = self.group.as_ref().expect("an engine that joined");
         let clip = match (self.grad_norm, self.clip_max) {
             (Some(norm), Some(max)) => clip_scale(norm, max),
             _ => 1.0,
         };
         let grad_scale = (1.0 / group.totals[1]) as f32 * clip;
-        let hyper = StepHyper { lr, step: self.step + 1, grad_scale, decay_scale: 1.0 };
+        StepHyper { lr, step: self.step + 1, grad_scale, decay_scale: 1.0 }
+    }
+
+    fn update_with(&mut self, lr: f32, range: impl FnOnce(&mut Memory) -> UpdateRange<'_>) {
+        let Some(optimizer) = self.program.optimizer else { return };
+        let began = self.timeline.is_some().then(Instant::now);
+        let hyper = self.hyper(lr);
         let cx = Cx { isa: self.options.isa, par: &self.pool };
-        let r = self.memory.update_range(start, end, moments_at);
+        let r = range(&mut self.memory);
         optimizer.step(&cx, hyper, r.params, r.grads, r.state1, r.state2, &self.tensors);
         if let (Some(began), Some(timeline)) = (began, &mut self.timeline) {
             timeline.push(|| "update".into(), MomentKind::Compute, self.step, began);

@@ -62,8 +62,12 @@ unsafe impl GlobalAlloc for Counting {
 #[test]
 fn a_steady_step_does_not_allocate() {
     for net in nets::all() {
-        for optimizer in [Optimizer::AdamW(Moments::DEFAULT), Optimizer::Lamb(Moments::DEFAULT)] {
-            let program = Program::train(&net.step, optimizer, Some(1.0));
+        let [adamw, lamb] = [Optimizer::AdamW(Moments::DEFAULT), Optimizer::Lamb(Moments::DEFAULT)];
+        for program in [
+            Program::train(&net.step, adamw, Some(1.0)),
+            Program::train(&net.step, lamb, Some(1.0)),
+            Program::train_at_once(&net.step, adamw),
+        ] {
             let footprint = Engine::footprint(&program, 2);
             let before = ARENA_BYTES.load(Ordering::Relaxed);
             let mut engine = Engine::new(program, Options::threads(2));

@@ -66,6 +66,9 @@ impl GradBuffers {
         let mut stages = vec![Stage::Free; self.buckets.len()];
         for instr in &program.instrs {
             match *instr {
+                Instr::Apply { .. } => {
+                    unreachable!("only a lone rank updates at once, and it has no buffers")
+                }
                 Instr::Compute(n) => {
                     let node = &program.graph.nodes[n.idx()];
                     if matches!(node.op, Op::Reshape) {

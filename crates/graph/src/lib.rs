@@ -14,9 +14,11 @@
 //! - [`mod@fuse`], [`mod@recompute`]: rewrites.
 //! - [`memory`]: where every value lies.
 //! - [`program`]: what one rank does in one step. [`buffers`]: gradients that are held only until they are summed.
+//!   [`at_once`]: gradients that go into the update block by block, and are held nowhere.
 
 #![forbid(unsafe_code)]
 
+pub mod at_once;
 pub mod buffers;
 pub mod builder;
 pub mod cost;

@@ -69,6 +69,14 @@ impl Role {
 pub enum Instr {
     /// Computes a node.
     Compute(NodeId),
+    /// Computes a node whose only result is the gradient of a parameter, and updates the parameter with each block of it.
+    /// The gradient is kept nowhere. See [`Program::train_at_once`].
+    Apply {
+        /// The node.
+        node: NodeId,
+        /// The parameter.
+        param: usize,
+    },
     /// Finds the factor that brings the norm of all gradients down to a maximum; the updates multiply by it.
     Clip {
         /// The maximum.
@@ -138,7 +146,11 @@ impl Program {
 
     /// The forward and backward pass, without an update.
     pub fn gradients(step: &Graph) -> Program {
-        let graph = fuse(step);
+        Program::of(fuse(step))
+    }
+
+    /// Every node of a fused graph in turn, and what is kept of it.
+    pub(crate) fn of(graph: Graph) -> Program {
         let mut instrs = computes(&graph);
         instrs.extend(keeps(&graph));
         Program { graph, instrs, optimizer: None, exchanges: Vec::new(), role: None, buffers: None }
@@ -167,6 +179,10 @@ impl fmt::Display for Program {
             match instr {
                 Instr::Compute(n) => {
                     writeln!(f, "{}", crate::print::line(&self.graph, &self.graph.nodes[n.idx()]))?
+                }
+                Instr::Apply { node, param } => {
+                    let line = crate::print::line(&self.graph, &self.graph.nodes[node.idx()]);
+                    writeln!(f, "{line}, update {}", self.graph.params[*param].name)?;
                 }
                 Instr::Clip { max_norm } => writeln!(f, "clip {max_norm}")?,
                 Instr::Update { first, last } => {

@@ -132,3 +132,20 @@ fn a_fused_pass_may_widen_its_operands() {
     assert_eq!((shape("y"), shape("halves")), (vec![2, 3], vec![4]));
     assert!(fused.nodes.iter().all(|n| n.op.name() != "expand"));
 }
+
+#[test]
+fn a_step_of_mlp_updates_while_it_computes_gradients() {
+    let mut b = Builder::new();
+    let (_, loss) = mlp(&mut b).unwrap();
+    let step = differentiate(&b.finish(&[("loss", loss)]), loss).unwrap();
+    let got = Program::train_at_once(&step, Optimizer::Adam(Moments::DEFAULT)).to_string();
+    assert_eq!(got, include_str!("../snapshots/mlp_at_once.txt"), "\n--- got ---\n{got}");
+    // The ratio of LAMB is that of whole tensors.
+    let lamb = Optimizer::Lamb(Moments::DEFAULT);
+    let (at_once, late) = (Program::train_at_once(&step, lamb).to_string(), Program::late_gradients(&step));
+    assert!(
+        at_once.starts_with(&late.to_string())
+            && at_once.ends_with("update fc2.bias fc2.weight fc1.bias fc1.weight\n"),
+        "{at_once}"
+    );
+}

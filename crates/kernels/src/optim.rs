@@ -5,9 +5,9 @@
 //! and only LAMB looks at where tensors begin and end. Clipping is a `grad_scale` that is multiplied on read, so it
 //! costs no pass of its own beyond [`sum_of_squares`].
 
-use crate::Cx;
 use crate::cx::SharedMut;
 use crate::lanes::twin;
+use crate::{Cx, Isa};
 use std::ops::Range;
 
 /// How parameters are updated: the settings that stay the same over a training.
@@ -80,6 +80,11 @@ impl Optimizer {
         }
     }
 
+    /// Whether an element's step depends on nothing but its own gradient and state: not LAMB's.
+    pub fn by_element(&self) -> bool {
+        !matches!(self, Optimizer::Lamb(_))
+    }
+
     /// One update of the range that the slices cover. `state1` and `state2` are as long as `p`, or empty if
     /// [`state_per_param`](Self::state_per_param) says that there is none; states start as zeros.
     ///
@@ -100,38 +105,60 @@ impl Optimizer {
         let states = self.state_per_param();
         assert_eq!(state1.len(), if states >= 1 { p.len() } else { 0 }, "the first state's length");
         assert_eq!(state2.len(), if states >= 2 { p.len() } else { 0 }, "the second state's length");
-        match *self {
-            Optimizer::Sgd { momentum, nesterov, weight_decay } => {
-                let k = Sgd {
-                    lr: hyper.lr,
-                    momentum,
-                    nesterov,
-                    decay: weight_decay * hyper.decay_scale,
-                    scale: hyper.grad_scale,
-                    first: hyper.step == 1,
-                };
-                each_chunk(cx, p, state1, state2, |at, p, m, _| match momentum == 0.0 {
-                    true => sgd_plain(cx.isa, k, p, &g[at]),
-                    false => sgd_momentum(cx.isa, k, p, &g[at], m),
-                });
+        if let Some(pass) = self.pass(hyper) {
+            each_chunk(cx, p, state1, state2, |at, p, m, v| pass.run(cx.isa, p, &g[at], m, v));
+        } else if let Optimizer::Lamb(m) = *self {
+            let (k, decay) =
+                (Adam::new(m, StepHyper { lr: 1.0, ..hyper }), m.weight_decay * hyper.decay_scale);
+            for r in tensors {
+                let (m, v) = (&mut state1[r.clone()], &mut state2[r.clone()]);
+                lamb_tensor(cx, k, hyper.lr, decay, &mut p[r.clone()], &g[r.clone()], m, v);
             }
+        }
+    }
+
+    /// The step of one element after the other, for callers that have gradients a piece at a time; `None` if an element's
+    /// step depends on others, as LAMB's.
+    pub fn pass(&self, hyper: StepHyper) -> Option<Pass> {
+        let kind = match *self {
+            Optimizer::Sgd { momentum, nesterov, weight_decay } => Kind::Sgd(Sgd {
+                lr: hyper.lr,
+                momentum,
+                nesterov,
+                decay: weight_decay * hyper.decay_scale,
+                scale: hyper.grad_scale,
+                first: hyper.step == 1,
+            }),
             Optimizer::Adam(m) => {
-                let k = Adam { l2: m.weight_decay * hyper.decay_scale, ..Adam::new(m, hyper) };
-                each_chunk(cx, p, state1, state2, |at, p, m, v| adam(cx.isa, k, p, &g[at], m, v));
+                Kind::Adam(Adam { l2: m.weight_decay * hyper.decay_scale, ..Adam::new(m, hyper) })
             }
             Optimizer::AdamW(m) => {
                 let keep = 1.0 - f64::from(hyper.lr) * f64::from(m.weight_decay * hyper.decay_scale);
-                let k = Adam { keep: keep as f32, ..Adam::new(m, hyper) };
-                each_chunk(cx, p, state1, state2, |at, p, m, v| adam(cx.isa, k, p, &g[at], m, v));
+                Kind::Adam(Adam { keep: keep as f32, ..Adam::new(m, hyper) })
             }
-            Optimizer::Lamb(m) => {
-                let (k, decay) =
-                    (Adam::new(m, StepHyper { lr: 1.0, ..hyper }), m.weight_decay * hyper.decay_scale);
-                for r in tensors {
-                    let (m, v) = (&mut state1[r.clone()], &mut state2[r.clone()]);
-                    lamb_tensor(cx, k, hyper.lr, decay, &mut p[r.clone()], &g[r.clone()], m, v);
-                }
-            }
+            Optimizer::Lamb(_) => return None,
+        };
+        Some(Pass(kind))
+    }
+}
+
+/// One step's update, an element at a time: [`Optimizer::pass`].
+#[derive(Clone, Copy)]
+pub struct Pass(Kind);
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Sgd(Sgd),
+    Adam(Adam),
+}
+
+impl Pass {
+    /// Updates these elements; states as for [`Optimizer::step`].
+    pub fn run(&self, isa: Isa, p: &mut [f32], g: &[f32], state1: &mut [f32], state2: &mut [f32]) {
+        match self.0 {
+            Kind::Sgd(k) if k.momentum == 0.0 => sgd_plain(isa, k, p, g),
+            Kind::Sgd(k) => sgd_momentum(isa, k, p, g, state1),
+            Kind::Adam(k) => adam(isa, k, p, g, state1, state2),
         }
     }
 }

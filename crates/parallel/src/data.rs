@@ -63,6 +63,9 @@ pub struct DataPlan {
     pub sync_batch_norm: bool,
     /// Reproducible: logical shards of the global batch.
     pub shards: Option<usize>,
+    /// Whether every step is one piece and nobody asks for gradients: a lone rank that does not clip them then updates
+    /// parameters while it computes their gradients.
+    pub at_once: bool,
 }
 
 impl DataPlan {
@@ -77,6 +80,7 @@ impl DataPlan {
             bucket_bytes: 1 << 20,
             sync_batch_norm: false,
             shards: None,
+            at_once: false,
         }
     }
 }
@@ -88,8 +92,12 @@ impl DataPlan {
 pub fn data_parallel(step: &Graph, optimizer: Optimizer, clip: Option<f64>, plan: &DataPlan) -> Program {
     // Logical shards are computed one by one, each with statistics of its own.
     let sync = plan.sync_batch_norm && plan.ranks > 1 && plan.shards.is_none();
-    let mut program =
-        if sync { Program::gradients(&sync_batch_norm(step)) } else { Program::gradients(step) };
+    let at_once = plan.at_once && plan.ranks == 1 && plan.shards.is_none() && clip.is_none();
+    let mut program = match (sync, at_once) {
+        (true, _) => Program::gradients(&sync_batch_norm(step)),
+        (false, true) => Program::late_gradients(step),
+        (false, false) => Program::gradients(step),
+    };
     program.optimizer = Some(optimizer);
     // LAMB needs the norms of whole tensors. Shared weights are written by one rank each: they are always sharded.
     let lamb = matches!(optimizer, Optimizer::Lamb(_));
@@ -126,11 +134,15 @@ pub fn data_parallel(step: &Graph, optimizer: Optimizer, clip: Option<f64>, plan
         exchanges: Vec::new(),
         instrs: Vec::new(),
         taken: 0,
+        at_once,
     };
     lowering.backward();
     lowering.updates(clip, &updates);
     let Lowering { exchanges, instrs, .. } = lowering;
     (program.exchanges, program.instrs, program.role) = (exchanges, instrs, Some(role));
+    if at_once {
+        program.update_at_once();
+    }
     program
 }
 
@@ -143,6 +155,8 @@ struct Lowering<'a> {
     instrs: Vec<Instr>,
     /// Buckets that have been waited for and taken out of their buffers.
     taken: usize,
+    /// Whether parameters are updated before the last node.
+    at_once: bool,
 }
 
 impl Lowering<'_> {
@@ -174,6 +188,7 @@ impl Lowering<'_> {
             self.instrs.push(Instr::Compute(NodeId(i as u32)));
             if i == loss {
                 self.instrs.push(Instr::Start(totals));
+                self.instrs.extend(self.at_once.then_some(Instr::Wait(totals)));
             }
             for (k, bucket) in buckets[..n_sums].iter().enumerate() {
                 let waits_for_all = role.shared_weights && k + 1 == n_sums;
@@ -183,7 +198,7 @@ impl Lowering<'_> {
             }
         }
         // Nothing is taken over, and nothing updated, before all know that the loss is finite.
-        self.instrs.push(Instr::Wait(totals));
+        self.instrs.extend((!self.at_once).then_some(Instr::Wait(totals)));
         self.instrs.extend(self.program.instrs.iter().filter(|i| matches!(i, Instr::Keep { .. })));
     }
 
@@ -278,6 +293,23 @@ mod tests {
         let plan = DataPlan { shared_weights: true, ..plan() };
         let got = data_parallel(&step(), ADAM, Some(1.0), &plan).to_string();
         assert_eq!(got, include_str!("../snapshots/shard_gradients_shared.txt"), "\n--- got ---\n{got}");
+    }
+
+    #[test]
+    fn one_rank_updates_at_once_when_it_knows_that_the_loss_is_finite() {
+        let plan = DataPlan { at_once: true, ..DataPlan::alone() };
+        let program = data_parallel(&step(), ADAM, None, &plan);
+        let at = |what: fn(&Instr) -> bool| program.instrs.iter().position(what);
+        let (waited, first) = (at(|i| matches!(i, Instr::Wait(0))), at(|i| matches!(i, Instr::Apply { .. })));
+        assert!(waited.is_some() && waited < first, "{program}");
+        // Whose gradients others wait for, or whose norm is wanted, are updated at the end.
+        let later = |clip: Option<f64>, plan: &DataPlan| {
+            let program = data_parallel(&step(), ADAM, clip, plan);
+            assert!(!program.instrs.iter().any(|i| matches!(i, Instr::Apply { .. })), "{program}");
+        };
+        later(Some(1.0), &plan);
+        later(None, &DataPlan { ranks: 2, ..plan.clone() });
+        later(None, &DataPlan { shards: Some(4), ..plan });
     }
 
     #[test]

@@ -51,6 +51,8 @@ pub struct TeamOptions {
     pub sync_batch_norm: bool,
     /// Reproducible: into how many logical shards a step is cut.
     pub shards: Option<usize>,
+    /// Whether a lone rank's step is one piece: it then updates parameters while it computes their gradients.
+    pub one_piece: bool,
 }
 
 impl TeamOptions {
@@ -66,6 +68,7 @@ impl TeamOptions {
             bucket_bytes: self.bucket_bytes,
             sync_batch_norm: self.sync_batch_norm,
             shards: self.shards,
+            at_once: self.one_piece,
         };
         let (budget_bytes, threads) = (self.memory_bytes, self.threads);
         Lowering { optimizer: self.optimizer, clip: self.clip, plan, budget_bytes, threads }

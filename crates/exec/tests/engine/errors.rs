@@ -209,7 +209,7 @@ fn a_loss_is_one_number() {
 }
 
 /// `x -> embedding -> gather -> linear -> cross entropy`, each of which can be fed nonsense.
-fn engine() -> Engine {
+fn engine(at_once: bool) -> Engine {
     let mut b = Builder::new();
     let ids = b.input("ids", [4], DType::I32).unwrap();
     let at = b.input("at", [4, 3], DType::I32).unwrap();
@@ -225,7 +225,11 @@ fn engine() -> Engine {
     });
     let loss = loss.unwrap();
     let forward = b.finish(&[("loss", loss)]);
-    let program = Program::train_loss(&forward, loss, Optimizer::AdamW(Moments::DEFAULT)).unwrap();
+    let (step, adamw) = (differentiate(&forward, loss).unwrap(), Optimizer::AdamW(Moments::DEFAULT));
+    let program = match at_once {
+        true => Program::train_at_once(&step, adamw),
+        false => Program::train(&step, adamw, None),
+    };
     let mut engine = Engine::new(program, Options::threads(2));
     engine.input_i32("ids").unwrap().copy_from_slice(&[0, 4, 2, 2]);
     engine.input_i32("at").unwrap().copy_from_slice(&[0, 5, 1, 2, 3, 4, 4, 4, 4, 0, 0, 0]);
@@ -235,8 +239,12 @@ fn engine() -> Engine {
 
 #[test]
 fn data_out_of_range_leaves_everything_as_it_was() {
+    [false, true].into_iter().for_each(check_out_of_range);
+}
+
+fn check_out_of_range(at_once: bool) {
     // What the next good steps come to if nothing bad was in between.
-    let mut good = engine();
+    let mut good = engine(at_once);
     good.step(0.1).unwrap();
     good.step(0.1).unwrap();
     for (input, value, parts) in [
@@ -249,7 +257,7 @@ fn data_out_of_range_leaves_everything_as_it_was() {
         ("at", -1, ["layer `pick`: gather", "index -1 at position 2", "0..6"]),
         ("at", i32::MAX, ["layer `pick`: gather", "at position 2", "0..6"]),
     ] {
-        let mut engine = engine();
+        let mut engine = engine(at_once);
         engine.step(0.1).unwrap();
         let before = ["embed.table", "w"].map(|p| engine.param(p).unwrap().to_vec());
         let kept = std::mem::replace(&mut engine.input_i32(input).unwrap()[2], value);
@@ -271,7 +279,7 @@ fn data_out_of_range_leaves_everything_as_it_was() {
 
 #[test]
 fn names_and_types_of_an_engine() {
-    let mut engine = engine();
+    let mut engine = engine(false);
     let message = |e: ExecError| e.to_string();
     assert_eq!(
         engine.input_i32("id").map(|_| ()).map_err(message),

@@ -3,7 +3,7 @@
 
 use super::{Conv2d, Epilogue, Pass};
 use crate::Cx;
-use crate::gemm::{Block, Gemm, Strides};
+use crate::gemm::{self, Block, Gemm, Strides};
 
 fn product(s: &Conv2d, pass: Pass) -> Gemm {
     let pixels = s.n * s.h * s.w;
@@ -46,8 +46,7 @@ pub(super) fn forward(
             }
         }
     };
-    let finish: Option<&crate::gemm::Epilogue> =
-        if bias.is_some() || epilogue.is_some() { Some(&finish) } else { None };
+    let finish = (bias.is_some() || epilogue.is_some()).then(|| gemm::Epilogue::new(&finish));
     product(s, Pass::Forward).run(cx, x, weight, y, finish, scratch);
 }
 

@@ -1,6 +1,7 @@
 //! What one task does: the loops around the tiles. How the product was cut into tasks is `plan`'s affair.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::plan::{Panels, Plan, part};
 use super::{Block, Epilogue, avx2, avx512, pack};
@@ -104,17 +105,27 @@ pub(super) struct Job<'a> {
     pub(super) tiles: &'static Tiles,
     pub(super) a: *const f32,
     pub(super) b: *const f32,
+    /// Null if no block of C is wanted after the epilogue: they then lie in the workers' scratch.
     pub(super) c: *mut f32,
     pub(super) c_batch: usize,
     pub(super) c_row: usize,
     pub(super) accumulate: bool,
-    pub(super) epilogue: Option<&'a Epilogue<'a>>,
+    pub(super) epilogue: Option<Epilogue<'a>>,
     /// The blocks of k of this round.
     pub(super) blocks: std::ops::Range<usize>,
     /// The shared panels of this round: per block of k, per panel.
     pub(super) shared: *mut f32,
-    /// The workers' scratch, `plan.own_len()` each.
+    /// The workers' scratch, `own_len` each: `plan.own_len()`, and a task's part of C if C itself is not wanted.
     pub(super) own: *mut f32,
+    pub(super) own_len: usize,
+}
+
+/// Where a task's part of one C is written.
+#[derive(Clone, Copy)]
+struct Target {
+    /// The first element of C, or where it would be if more than this part of it were there.
+    c: *mut f32,
+    row: usize,
 }
 
 // SAFETY: tasks write disjoint parts of C and of the scratch, and only read the rest.
@@ -206,8 +217,9 @@ impl Job<'_> {
         // SAFETY: all offsets below are of elements that `run` has checked to be inside the slices; the scratch
         // has `own_len` floats for each worker.
         unsafe {
-            let own_panels = self.own.add(worker * plan.own_len());
+            let own_panels = self.own.add(worker * self.own_len);
             let own_rows = own_panels.add(plan.own_panels_len());
+            let target = self.target(batch, r0, panel0, own_panels.wrapping_add(plan.own_len()));
             for kb in self.blocks.clone() {
                 let (l0, l1) = part(plan.k, plan.n_kb, kb);
                 let kc = l1 - l0;
@@ -241,8 +253,8 @@ impl Job<'_> {
                             q_next: kc * NR,
                             copy: own_panels.add((panel - panel0) * kc * NR),
                             ahead: Lines::none(source),
-                            c: self.c.add(batch * self.c_batch),
-                            c_row: self.c_row,
+                            c: target.c,
+                            c_row: target.row,
                             cols,
                             add: self.accumulate || kb > 0,
                             transposed: plan.swap,
@@ -280,22 +292,23 @@ impl Job<'_> {
                                 t.q = t.copy;
                             }
                         }
+                        let [mut b0, mut b1, mut b2] = self.beside(batch, kb, i0..i1, s0, cols);
                         self.strips(
                             &mut t,
                             i0,
                             i1,
                             s0,
                             copy,
-                            [&mut next_panel, &mut later_rows, &mut later_panels],
+                            [&mut b0, &mut b1, &mut b2, &mut next_panel, &mut later_rows, &mut later_panels],
                         );
                         if kb + 1 == plan.n_kb {
                             let rest = panel1 - panel - wide;
                             if plan.swap {
-                                self.finish(batch, s0, s0 + cols, i0, i1);
+                                self.finish(target, batch, s0, s0 + cols, i0, i1);
                             } else if rest == 0
                                 || (panel + wide - done >= EPILOGUE_PANELS && rest >= EPILOGUE_PANELS / 2)
                             {
-                                self.finish(batch, i0, i1, done * NR, s0 + cols);
+                                self.finish(target, batch, i0, i1, done * NR, s0 + cols);
                                 done = panel + wide;
                             }
                         }
@@ -344,6 +357,24 @@ impl Job<'_> {
         [rows, Ahead::new(q, plan.q.k, l1 - l0, (panel1 - panel0) * NR)]
     }
 
+    /// What the epilogue touches beside the tiles of these rows and columns.
+    fn beside(&self, batch: usize, kb: usize, rows: Range<usize>, col: usize, cols: usize) -> [Ahead; 3] {
+        let Some(epilogue) = self.epilogue.filter(|_| kb + 1 == self.plan.n_kb) else {
+            return [Ahead::NONE; 3];
+        };
+        epilogue.beside.map(|at| {
+            if at.is_null() {
+                return Ahead::NONE;
+            }
+            let at = at.wrapping_add(batch * self.c_batch);
+            if self.plan.swap {
+                Ahead::new(at.wrapping_add(col * self.c_row + rows.start), self.c_row, cols, rows.len())
+            } else {
+                Ahead::new(at.wrapping_add(rows.start * self.c_row + col), self.c_row, rows.len(), cols)
+            }
+        })
+    }
+
     /// The tiles of rows `i0..i1` by the panels in `t`.
     ///
     /// # Safety
@@ -356,7 +387,7 @@ impl Job<'_> {
         i1: usize,
         s0: usize,
         mut copy: bool,
-        mut ahead: [&mut Ahead; 3],
+        mut ahead: [&mut Ahead; 6],
     ) {
         let plan = &self.plan;
         let tiles = self.tiles;
@@ -376,7 +407,7 @@ impl Job<'_> {
                     t.p = p.add((i - i0) * plan.p.own);
                     t.p_stride = if along_k { plan.p.own } else { plan.p.k };
                 }
-                t.c = c.add(if plan.swap { s0 * self.c_row + i } else { i * self.c_row + s0 });
+                t.c = c.wrapping_add(if plan.swap { s0 * t.c_row + i } else { i * t.c_row + s0 });
                 let f = if rows == tiles.rows && !copy {
                     full
                 } else {
@@ -402,16 +433,33 @@ impl Job<'_> {
         }
     }
 
+    /// Where the part of C that begins at this row and panel goes; `block` is the worker's scratch for it.
+    fn target(&self, batch: usize, row: usize, panel: usize, block: *mut f32) -> Target {
+        if !self.c.is_null() {
+            return Target { c: self.c.wrapping_add(batch * self.c_batch), row: self.c_row };
+        }
+        let (row, col) = if self.plan.swap { (panel * NR, row) } else { (row, panel * NR) };
+        let stride = self.plan.block_row();
+        Target { c: block.wrapping_sub(row * stride + col), row: stride }
+    }
+
     /// Calls the epilogue on rows `row0..row1`, columns `col0..col1` of C.
     ///
     /// # Safety
-    /// They are inside C, and of this task alone.
-    unsafe fn finish(&self, batch: usize, row0: usize, row1: usize, col0: usize, col1: usize) {
+    /// They are inside the target, and of this task alone.
+    unsafe fn finish(
+        &self,
+        target: Target,
+        batch: usize,
+        row0: usize,
+        row1: usize,
+        col0: usize,
+        col1: usize,
+    ) {
         let Some(epilogue) = self.epilogue else { return };
-        // SAFETY: this part of C is this task's alone, and inside C.
-        let at = unsafe { self.c.add(batch * self.c_batch + row0 * self.c_row + col0) };
-        let (rows, cols, stride) = (row1 - row0, col1 - col0, self.c_row);
-        epilogue(Block { batch, row: row0, col: col0, rows, cols, at, stride, lent: PhantomData });
+        let at = target.c.wrapping_add(row0 * target.row + col0);
+        let (rows, cols, stride) = (row1 - row0, col1 - col0, target.row);
+        (epilogue.call)(Block { batch, row: row0, col: col0, rows, cols, at, stride, lent: PhantomData });
     }
 }
 

@@ -61,8 +61,25 @@ pub struct Strides {
     pub col: usize,
 }
 
-/// What is called for each finished block of C, while it is still in cache.
-pub type Epilogue<'a> = dyn Fn(Block) + Sync + 'a;
+/// What is done with each finished block of C, while it is still in cache.
+#[derive(Clone, Copy)]
+pub struct Epilogue<'a> {
+    /// Is called with it.
+    pub call: &'a (dyn Fn(Block) + Sync),
+    /// The starts of what else it touches, laid out as C is: asked for ahead, and never read here. Null if there is
+    /// nothing.
+    pub beside: [*const f32; 3],
+}
+
+// SAFETY: `beside` are addresses for prefetching only.
+unsafe impl Sync for Epilogue<'_> {}
+
+impl<'a> Epilogue<'a> {
+    /// One that touches nothing else that is worth asking for.
+    pub fn new(call: &'a (dyn Fn(Block) + Sync)) -> Epilogue<'a> {
+        Epilogue { call, beside: [std::ptr::null(); 3] }
+    }
+}
 
 /// A finished block of C, lent to an epilogue.
 pub struct Block<'a> {
@@ -122,11 +139,11 @@ impl Gemm {
         #[cfg(target_arch = "x86_64")]
         {
             if let Some(cut) = seven::Cut::new(self) {
-                return block::NR + cut.shared_len() + workers * cut.own_len();
+                return LINE + cut.shared_len() + workers * cut.own_len();
             }
             let plan = plan::Plan::new(self);
             // One line more, to start on a line.
-            block::NR + plan.shared_len() + workers * plan.own_len()
+            LINE + plan.shared_len() + workers * plan.own_len()
         }
         #[cfg(not(target_arch = "x86_64"))]
         {
@@ -148,7 +165,7 @@ impl Gemm {
         a: &[f32],
         b: &[f32],
         c: &mut [f32],
-        epilogue: Option<&Epilogue>,
+        epilogue: Option<Epilogue>,
         scratch: &mut [f32],
     ) {
         if self.batch == 0 || self.m == 0 || self.n == 0 {
@@ -157,19 +174,69 @@ impl Gemm {
         assert!(self.c.col == 1 || self.n == 1, "the rows of C are contiguous");
         assert!(self.c_is_disjoint(), "the rows of C do not overlap: {self:?}");
         assert!(c.len() >= self.c.reach(self.batch, self.m, self.n), "C is inside its slice");
-        if self.k > 0 {
-            assert!(a.len() >= self.a.reach(self.batch, self.m, self.k), "A is inside its slice");
-            assert!(b.len() >= self.b.reach(self.batch, self.k, self.n), "B is inside its slice");
-        }
+        self.check_operands(a, b);
         #[cfg(target_arch = "x86_64")]
         if cx.isa.has_avx2() && self.k > 0 {
             if thin::suits(self) {
                 return thin::run(self, cx, a, b, c, epilogue);
             }
-            return self.run_tiles(cx, a, b, c, epilogue, scratch);
+            if let Some(cut) = seven::Cut::new(self) {
+                return seven::run(self, cut, cx, a, b, c, epilogue, from_line(scratch));
+            }
+            return self.run_tiles(cx, a, b, c.as_mut_ptr(), epilogue, scratch);
         }
         let _ = (cx, scratch);
         scalar::run(self, a, b, c, epilogue);
+    }
+
+    /// How many floats of scratch `pass` wants with this many workers.
+    pub fn pass_scratch_len(&self, workers: usize) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.passes_blocks() {
+            return (self.scratch_len(workers) + workers * plan::Plan::new(self).block_len()).max(self.n);
+        }
+        // The whole of C, from a line on.
+        self.scratch_len(workers) + LINE + (self.batch * self.m * self.n).next_multiple_of(LINE)
+    }
+
+    /// Runs the product without keeping C: each block is lent to `epilogue` and then forgotten. The blocks have the bits
+    /// that `run` gives them. Where C lies does not matter, nor does its stride.
+    ///
+    /// # Panics
+    /// As `run`, with `pass_scratch_len`; or if C is to be added to.
+    pub fn pass(&self, cx: &Cx, a: &[f32], b: &[f32], epilogue: Epilogue, scratch: &mut [f32]) {
+        assert!(!self.accumulate, "there is no C to add to");
+        #[cfg(target_arch = "x86_64")]
+        if self.passes_blocks() {
+            if self.batch == 0 || self.m == 0 || self.n == 0 {
+                return;
+            }
+            self.check_operands(a, b);
+            if cx.isa.has_avx2() {
+                return self.run_tiles(cx, a, b, std::ptr::null_mut(), Some(epilogue), scratch);
+            }
+            // Row after row in one place.
+            let row = Gemm { c: Strides { batch: 0, row: 0, col: 1 }, ..self.clone() };
+            return scalar::run(&row, a, b, &mut scratch[..self.n], Some(epilogue));
+        }
+        let whole = Strides { batch: self.m * self.n, row: self.n, col: 1 };
+        let (c, rest) =
+            from_line(scratch).split_at_mut((self.batch * self.m * self.n).next_multiple_of(LINE));
+        Gemm { c: whole, ..self.clone() }.run(cx, a, b, c, Some(epilogue), rest);
+    }
+
+    /// Whether C need not be whole for `pass`.
+    #[cfg(target_arch = "x86_64")]
+    fn passes_blocks(&self) -> bool {
+        let tiles = self.k > 0 && !thin::suits(self) && seven::Cut::new(self).is_none();
+        tiles && plan::Plan::new(self).completes()
+    }
+
+    fn check_operands(&self, a: &[f32], b: &[f32]) {
+        if self.k > 0 {
+            assert!(a.len() >= self.a.reach(self.batch, self.m, self.k), "A is inside its slice");
+            assert!(b.len() >= self.b.reach(self.batch, self.k, self.n), "B is inside its slice");
+        }
     }
 
     /// Whether no two elements of C are the same: batch outside rows, or (heads of attention) rows outside batch.
@@ -182,25 +249,22 @@ impl Gemm {
             || fits(self.c.batch, self.batch, self.c.row, self.m)
     }
 
+    /// Runs the product in tiles; the slices have been checked. `c` is null if nobody wants C after the epilogue.
     #[cfg(target_arch = "x86_64")]
     fn run_tiles(
         &self,
         cx: &Cx,
         a: &[f32],
         b: &[f32],
-        c: &mut [f32],
-        epilogue: Option<&Epilogue>,
+        c: *mut f32,
+        epilogue: Option<Epilogue>,
         scratch: &mut [f32],
     ) {
-        if let Some(cut) = seven::Cut::new(self) {
-            let line = scratch.as_ptr().align_offset(64).min(block::NR);
-            return seven::run(self, cut, cx, a, b, c, epilogue, &mut scratch[line..]);
-        }
         let plan = plan::Plan::new(self);
-        let needed = plan.shared_len() + cx.par.workers() * plan.own_len();
-        assert!(scratch.len() >= needed + block::NR, "the scratch has scratch_len(workers) floats");
-        let line = scratch.as_ptr().align_offset(64).min(block::NR);
-        let scratch = &mut scratch[line..];
+        let own_len = plan.own_len() + if c.is_null() { plan.block_len() } else { 0 };
+        let needed = plan.shared_len() + cx.par.workers() * own_len;
+        let scratch = from_line(scratch);
+        assert!(scratch.len() >= needed, "the scratch has scratch_len(workers) floats");
         let (shared, own) = scratch.split_at_mut(plan.shared_len());
         let round = plan.round_blocks();
         for first in (0..plan.n_kb).step_by(round) {
@@ -209,7 +273,7 @@ impl Gemm {
                 tiles: block::Tiles::of(cx.isa),
                 a: a.as_ptr(),
                 b: b.as_ptr(),
-                c: c.as_mut_ptr(),
+                c,
                 c_batch: self.c.batch,
                 c_row: self.c.row,
                 accumulate: self.accumulate,
@@ -217,6 +281,7 @@ impl Gemm {
                 blocks: first..(first + round).min(plan.n_kb),
                 shared: shared.as_mut_ptr(),
                 own: own.as_mut_ptr(),
+                own_len,
             };
             if plan.panels == plan::Panels::Shared {
                 let n = plan.n_panels().div_ceil(PANELS_A_TASK);
@@ -237,6 +302,15 @@ impl Gemm {
         }
     }
 }
+
+/// The scratch from its first whole cache line on.
+fn from_line(scratch: &mut [f32]) -> &mut [f32] {
+    let line = scratch.as_ptr().align_offset(64).min(LINE).min(scratch.len());
+    &mut scratch[line..]
+}
+
+/// Floats of a cache line.
+const LINE: usize = 16;
 
 /// Panels that one task copies to the shared scratch.
 #[cfg(target_arch = "x86_64")]

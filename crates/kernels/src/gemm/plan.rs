@@ -211,6 +211,24 @@ impl Plan {
             _ => self.n_kb,
         }
     }
+    /// Whether the blocks of C are complete, one by one, when their tasks end: all of k is done in one round.
+    pub(super) fn completes(&self) -> bool {
+        self.round_blocks() == self.n_kb
+    }
+    /// Rows and panels of the largest task.
+    fn largest_task(&self) -> (usize, usize) {
+        (self.rows.div_ceil(self.row_tasks), self.n_panels().div_ceil(self.col_tasks))
+    }
+    /// Floats from one row to the next of a task's part of C, if that lies by itself.
+    pub(super) fn block_row(&self) -> usize {
+        let (rows, panels) = self.largest_task();
+        if self.swap { rows.next_multiple_of(NR) } else { panels * NR }
+    }
+    /// Floats of a task's part of C.
+    pub(super) fn block_len(&self) -> usize {
+        let (rows, panels) = self.largest_task();
+        self.block_row() * if self.swap { panels * NR } else { rows }
+    }
     /// Floats of the shared panels.
     pub(super) fn shared_len(&self) -> usize {
         match self.panels {

@@ -3,7 +3,7 @@
 use super::{Block, Epilogue, Gemm};
 
 /// The same as `Gemm::run`, on the calling thread.
-pub(super) fn run(g: &Gemm, a: &[f32], b: &[f32], c: &mut [f32], epilogue: Option<&Epilogue>) {
+pub(super) fn run(g: &Gemm, a: &[f32], b: &[f32], c: &mut [f32], epilogue: Option<Epilogue>) {
     for batch in 0..g.batch {
         let (a, b) = (&a[batch * g.a.batch..], &b[batch * g.b.batch..]);
         for i in 0..g.m {
@@ -19,7 +19,7 @@ pub(super) fn run(g: &Gemm, a: &[f32], b: &[f32], c: &mut [f32], epilogue: Optio
                 }
             }
             if let Some(epilogue) = epilogue {
-                epilogue(Block::piece(batch, i, 0, c_row));
+                (epilogue.call)(Block::piece(batch, i, 0, c_row));
             }
         }
     }

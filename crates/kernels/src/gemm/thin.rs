@@ -25,7 +25,7 @@ fn parts(g: &Gemm) -> ((usize, usize), usize) {
 }
 
 /// Runs the product; `Gemm::run` has checked the slices, and `suits` the shape.
-pub(super) fn run(g: &Gemm, cx: &Cx, a: &[f32], b: &[f32], c: &mut [f32], epilogue: Option<&Epilogue>) {
+pub(super) fn run(g: &Gemm, cx: &Cx, a: &[f32], b: &[f32], c: &mut [f32], epilogue: Option<Epilogue>) {
     let ((out_stride, k_stride), _) = parts(g);
     let n_out = g.m * g.n;
     let c_stride = if g.m == 1 { 1 } else { g.c.row };
@@ -60,11 +60,15 @@ pub(super) fn run(g: &Gemm, cx: &Cx, a: &[f32], b: &[f32], c: &mut [f32], epilog
             let base = batch * g.c.batch;
             if g.m == 1 {
                 // SAFETY: these elements are of this task alone.
-                epilogue(Block::piece(batch, 0, first, unsafe { c.slice(base + first, last - first) }));
+                (epilogue.call)(Block::piece(batch, 0, first, unsafe {
+                    c.slice(base + first, last - first)
+                }));
             } else {
                 for row in first..last {
                     // SAFETY: as above.
-                    epilogue(Block::piece(batch, row, 0, unsafe { c.slice(base + row * c_stride, 1) }));
+                    (epilogue.call)(Block::piece(batch, row, 0, unsafe {
+                        c.slice(base + row * c_stride, 1)
+                    }));
                 }
             }
         }

@@ -46,12 +46,12 @@ impl Job {
 
     /// The program of its training step.
     pub fn program(&self) -> Result<Program, TraceError> {
-        Ok(Program::train(&self.step()?, self.optimizer, None))
+        Ok(Program::train_at_once(&self.step()?, self.optimizer))
     }
 
     /// The same, with activations recomputed so that an engine of `threads` takes at most `budget_bytes`.
     pub fn program_within(&self, budget_bytes: usize, threads: usize) -> Result<Program, Box<dyn Error>> {
-        let train = |step: &Graph| Program::train(step, self.optimizer, None);
+        let train = |step: &Graph| Program::train_at_once(step, self.optimizer);
         let measure = |step: &Graph| Engine::footprint(&train(step), threads).total();
         Ok(train(&recompute(&self.step()?, budget_bytes, &measure)?.graph))
     }

@@ -1,10 +1,9 @@
 //! `polyreme bench step`: whole training steps of the reference jobs.
 
 use std::collections::HashMap;
-use std::time::Instant;
 
 use polyreme_exec::{Engine, ExecError, Options};
-use polyreme_graph::{Program, cost};
+use polyreme_graph::{Instr, Program, cost};
 use polyreme_kernels::{Cx, probe};
 use serde::Serialize;
 
@@ -129,13 +128,19 @@ pub fn measure_ops(job: &Job, settings: Settings) -> Result<Vec<OpReport>, Box<d
     let mut times = vec![Vec::new(); graph.nodes.len()];
     let mut updates = Vec::new();
     for k in 0..steps + 2 {
-        engine.run_timed(&mut |node, time| times[node.idx()].push(time.as_secs_f64() * 1e3))?;
-        let start = Instant::now();
-        engine.update(job.lr);
-        updates.push(start.elapsed().as_secs_f64() * 1e3);
+        engine.step_timed(job.lr, &mut |node, time| {
+            let times = node.map_or(&mut updates, |node| &mut times[node.idx()]);
+            times.push(time.as_secs_f64() * 1e3);
+        })?;
         if k < 2 {
             times.iter_mut().for_each(Vec::clear);
             updates.clear();
+        }
+    }
+    let mut at_once = vec![false; graph.values.len()];
+    for instr in &engine.program().instrs {
+        if let Instr::Apply { node, .. } = instr {
+            at_once[graph.nodes[node.idx()].outputs[0].idx()] = true;
         }
     }
     let mut kinds: HashMap<String, (usize, f64, u64)> = HashMap::new();
@@ -144,7 +149,8 @@ pub fn measure_ops(job: &Job, settings: Settings) -> Result<Vec<OpReport>, Box<d
         if flops == 0 && median(times) < 1e-3 {
             continue;
         }
-        let key = format!("{} {}", node.op.name(), graph.shape(node.outputs[0]));
+        let update = if at_once[node.outputs[0].idx()] { ", update" } else { "" };
+        let key = format!("{} {}{update}", node.op.name(), graph.shape(node.outputs[0]));
         let kind = kinds.entry(key).or_default();
         *kind = (kind.0 + 1, kind.1 + median(times), kind.2 + flops);
     }

@@ -122,6 +122,7 @@ impl Prepared {
             bucket_bytes: (parallel.bucket_mib * f64::from(1 << 20)) as usize,
             sync_batch_norm: parallel.sync_batch_norm && !two.updates.is_empty(),
             shards,
+            one_piece: train.accumulate <= 1,
         };
         let system = Vec::new();
         let prepared =

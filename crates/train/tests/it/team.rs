@@ -35,6 +35,7 @@ fn net(norm: bool) -> Net {
 
 fn options(loss: Loss) -> TeamOptions {
     TeamOptions {
+        one_piece: true,
         threads: 1,
         seed: 3,
         optimizer: Optimizer::AdamW(Moments::DEFAULT),

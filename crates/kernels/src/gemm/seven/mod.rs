@@ -153,7 +153,7 @@ struct Job<'a> {
     c: *mut f32,
     c_row: usize,
     accumulate: bool,
-    epilogue: Option<&'a Epilogue<'a>>,
+    epilogue: Option<Epilogue<'a>>,
     blocks: std::ops::Range<usize>,
     shared: *mut f32,
     own: *mut f32,
@@ -170,7 +170,7 @@ pub(super) fn run(
     a: &[f32],
     b: &[f32],
     c: &mut [f32],
-    epilogue: Option<&Epilogue>,
+    epilogue: Option<Epilogue>,
     scratch: &mut [f32],
 ) {
     assert!(scratch.len() >= cut.shared_len() + cx.par.workers() * cut.own_len(), "the scratch is whole");
@@ -380,7 +380,7 @@ impl Job<'_> {
         // SAFETY: this part of C is this task's alone, and inside C.
         let at = unsafe { self.c.add(row0 * self.c_row + col0) };
         let (rows, cols, stride) = (row1 - row0, col1 - col0, self.c_row);
-        epilogue(Block { batch: 0, row: row0, col: col0, rows, cols, at, stride, lent: PhantomData });
+        (epilogue.call)(Block { batch: 0, row: row0, col: col0, rows, cols, at, stride, lent: PhantomData });
     }
 }
 
