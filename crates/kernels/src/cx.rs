@@ -3,6 +3,7 @@
 //! It is not a thread pool: the pool lives above and implements [`Parallel`].
 
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// The instruction set that kernels dispatch on.
 ///
@@ -10,6 +11,12 @@ use std::marker::PhantomData;
 /// those instructions: that is what makes the call of a `#[target_feature]` function sound.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Isa(Level);
+
+/// The most that [`Isa::detect`] gives.
+static LIMIT: AtomicU8 = AtomicU8::new(NO_LIMIT);
+const SCALAR: u8 = 0;
+const AVX2: u8 = 1;
+const NO_LIMIT: u8 = 2;
 
 /// From least to most; each has what those before it have.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -25,8 +32,31 @@ impl Isa {
     /// Plain Rust, on every architecture; the oracle of the others.
     pub const SCALAR: Isa = Isa(Level::Scalar);
 
-    /// The best that this CPU has.
+    /// The best that this CPU has, and that [`Isa::limit`] allows.
     pub fn detect() -> Isa {
+        let limit = match LIMIT.load(Ordering::Relaxed) {
+            SCALAR => Level::Scalar,
+            #[cfg(target_arch = "x86_64")]
+            AVX2 => Level::Avx2,
+            _ => return Isa::of_cpu(),
+        };
+        Isa(Isa::of_cpu().0.min(limit))
+    }
+
+    /// Has this process use no more than `scalar`, `avx2` or `avx512`, from the next [`Isa::detect`] on: to see what a lesser
+    /// machine would do. Returns false if it is none of them.
+    pub fn limit(name: &str) -> bool {
+        let limit = match name {
+            "scalar" => SCALAR,
+            "avx2" => AVX2,
+            "avx512" => NO_LIMIT,
+            _ => return false,
+        };
+        LIMIT.store(limit, Ordering::Relaxed);
+        true
+    }
+
+    fn of_cpu() -> Isa {
         #[cfg(target_arch = "x86_64")]
         if std::is_x86_feature_detected!("avx2")
             && std::is_x86_feature_detected!("fma")
@@ -44,7 +74,7 @@ impl Isa {
         Isa::SCALAR
     }
 
-    /// All that this CPU has, the oracle first and the best last.
+    /// All up to [`Isa::detect`]'s, the oracle first.
     pub fn available() -> impl Iterator<Item = Isa> {
         #[cfg(target_arch = "x86_64")]
         let levels = [Level::Scalar, Level::Avx2, Level::Avx512];

@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use polyreme_kernels::Isa;
 use polyreme_train::job::JobErrors;
 use serde::Serialize;
 
@@ -56,6 +57,9 @@ enum Command {
     #[command(subcommand)]
     Bench(bench::Bench),
     /// Say what this machine is and what it can do at most: SIMD, cores, peak, bandwidth.
+    ///
+    /// Every command uses the best instructions that the CPU has. With POLYREME_ISA=avx2 or POLYREME_ISA=scalar in the
+    /// environment it uses no more than those, as a lesser machine would.
     Doctor {
         /// Print one JSON object.
         #[arg(long)]
@@ -131,17 +135,7 @@ pub fn run(app: App) -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    let outcome = match &cli.command {
-        Command::Train(args) => train::train(&app, args),
-        Command::Launch(args) => launch::launch(&app, args),
-        Command::Resume(args) => train::resume(&app, args),
-        Command::Eval(args) => eval::eval(&app, args),
-        Command::Predict(args) => predict::predict(&app, args),
-        Command::Inspect(args) => inspect::inspect(&app, args),
-        Command::Data(data) => data.run(),
-        Command::Bench(bench) => bench.run(&app, start),
-        Command::Doctor { json } => print(&doctor::examine(), *json),
-    };
+    let outcome = limit_isa().and_then(|()| execute(&cli.command, &app, start));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { message, code }) => {
@@ -150,6 +144,33 @@ pub fn run(app: App) -> ExitCode {
             }
             ExitCode::from(code)
         }
+    }
+}
+
+/// Keeps to the instruction set that the environment allows.
+fn limit_isa() -> Result<(), Failure> {
+    match std::env::var(ISA_VARIABLE) {
+        Ok(name) if !Isa::limit(&name) => {
+            Err(Failure::usage(format!("{ISA_VARIABLE}={name}: known are scalar, avx2 and avx512")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The most that kernels may use of the CPU's instructions.
+const ISA_VARIABLE: &str = "POLYREME_ISA";
+
+fn execute(command: &Command, app: &App, start: Instant) -> Result<(), Failure> {
+    match command {
+        Command::Train(args) => train::train(app, args),
+        Command::Launch(args) => launch::launch(app, args),
+        Command::Resume(args) => train::resume(app, args),
+        Command::Eval(args) => eval::eval(app, args),
+        Command::Predict(args) => predict::predict(app, args),
+        Command::Inspect(args) => inspect::inspect(app, args),
+        Command::Data(data) => data.run(),
+        Command::Bench(bench) => bench.run(app, start),
+        Command::Doctor { json } => print(&doctor::examine(), *json),
     }
 }
 

@@ -100,6 +100,26 @@ fn the_doctor_measures_the_machine() {
 }
 
 #[test]
+fn the_environment_limits_the_instructions_and_the_bits_stay() {
+    let with = |isa: &str, args: &[&str]| {
+        let out = Command::new(env!("CARGO_BIN_EXE_polyreme")).env("POLYREME_ISA", isa).args(args).output();
+        out.unwrap()
+    };
+    let said = |out: Output| String::from_utf8([out.stdout, out.stderr].concat()).unwrap();
+    assert!(said(with("scalar", &["doctor"])).contains("scalar"));
+    let step = ["bench", "step", "--job", "mlp", "--steps", "2", "--threads", "1", "--json"];
+    let loss =
+        |text: &str| serde_json::from_str::<Value>(text.lines().next().unwrap()).unwrap()["loss"].clone();
+    // Both are vectors, if this CPU has any, and have the same bits.
+    let (avx2, best) = (said(with("avx2", &step)), said(with("avx512", &step)));
+    assert_eq!(loss(&avx2), loss(&best));
+    let wrong = with("fast", &step);
+    assert_eq!(wrong.status.code(), Some(2));
+    let wrong = said(wrong);
+    assert!(wrong.contains("POLYREME_ISA=fast") && wrong.contains("avx2"), "{wrong}");
+}
+
+#[test]
 fn wrong_words_are_refused_with_the_right_ones() {
     let said = refusal(&["bench", "step", "--job", "mpl"]);
     assert!(said.contains("mpl") && said.contains("mlp") && said.contains("gpt"), "{said}");
