@@ -90,10 +90,17 @@ impl Channel {
         }
     }
 
-    /// No more will be sent.
-    pub(crate) fn finish(&mut self) {
-        // It fails only if the connection is gone, and then there is nothing to finish.
-        let _ = self.stream.shutdown(Shutdown::Write);
+    /// Sends what waits, then says that no more comes, and drops some of what the other side still sends. Returns whether
+    /// it may send more: call it again until it does not.
+    pub(crate) fn close(&mut self) -> bool {
+        if self.flush() {
+            // It fails only if the connection is gone, and then there is nothing to close.
+            let _ = self.stream.shutdown(Shutdown::Write);
+        }
+        match self.stream.read(&mut [0; CHUNK_BYTES]) {
+            Ok(n) => n > 0,
+            Err(e) => matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock),
+        }
     }
 
     fn next_whole(&mut self) -> Result<Option<Message>, Ended> {

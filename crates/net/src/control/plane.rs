@@ -78,7 +78,8 @@ impl Plane {
                 return;
             }
         }
-        self.flush_all();
+        self.close();
+        let _ = self.leaving.take().map(|(_, done)| done.send(()));
     }
 
     /// One turn: hear everybody, do what callers ask, judge. Returns whether there is a next one.
@@ -124,7 +125,7 @@ impl Plane {
             match self.queued.try_recv() {
                 Ok(Command::Share { blob, answer }) => {
                     self.sharing = Some(answer);
-                    self.watch.share(now_ms, blob, out);
+                    self.watch.share(now_ms, self.shared.place(), blob, out);
                 }
                 Ok(Command::Suspect { rank, cause }) => self.watch.suspect(now_ms, rank, cause, out),
                 Ok(Command::Flush { done }) => self.flushing.push((Instant::now() + FLUSH_TIME, done)),
@@ -176,23 +177,23 @@ impl Plane {
         let mut out = Vec::new();
         self.watch.leave_now(&mut out);
         self.act(out);
-        self.flush_all();
-        self.channels.iter_mut().flatten().for_each(Channel::finish);
-        let _ = self.leaving.take().map(|(_, done)| done.send(()));
         true
     }
 
-    /// Sends the last words, waiting a little.
-    fn flush_all(&mut self) {
+    /// Sends the last words and then reads on, within a limit, until the others have closed too. A connection that is
+    /// closed with something unread in it is reset, and a reset takes back what the other side has not received yet:
+    /// it would not learn why this rank ended. Who is lost is not waited for.
+    fn close(&mut self) {
         let until = Instant::now() + FLUSH_TIME;
         loop {
-            let sending: Vec<&mut Channel> =
-                self.channels.iter_mut().flatten().filter_map(|c| (!c.flush()).then_some(c)).collect();
-            if sending.is_empty() || Instant::now() >= until {
-                return;
+            let mut fds = Vec::new();
+            for (rank, channel) in self.channels.iter_mut().enumerate() {
+                let Some(channel) = channel else { continue };
+                if channel.close() && !self.watch.lost(rank) {
+                    fds.push(ready::interest((*channel).as_fd(), channel.sending()));
+                }
             }
-            let mut fds: Vec<_> = sending.iter().map(|channel| ready::writable(channel.as_fd())).collect();
-            if ready::wait(&mut fds, until).is_err() {
+            if fds.is_empty() || Instant::now() >= until || ready::wait(&mut fds, until).is_err() {
                 return;
             }
         }
@@ -222,5 +223,73 @@ impl Drop for Guard {
             let op = "control".to_owned();
             self.alarm.raise(Report { rank: self.rank, host: self.host.clone(), step: 0, op, cause });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::sync::Mutex;
+    use std::sync::mpsc::channel as queue;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::super::Spot;
+    use super::super::message::Message;
+    use super::*;
+    use crate::loopback;
+
+    /// Rank 1 of two, before its thread runs; its callers' end, and the stream to it.
+    fn rank_1() -> (Plane, Arc<Shared>, Sender<Command>, TcpStream) {
+        let mut rows = loopback::streams(2).unwrap();
+        let (theirs, ours) = (rows[0][1].take().unwrap(), rows[1][0].take().unwrap());
+        let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+        let spot = Mutex::new(Spot::new(0, "start"));
+        let shared = Arc::new(Shared { alarm: Alarm::default(), spot, wake });
+        let (commands, queued) = queue();
+        let channels = vec![Some(Channel::new(ours, 1 << 16).unwrap()), None];
+        let hosts = vec!["a".into(), "b".into()];
+        let plane = Plane::new(1, hosts, channels, shared.clone(), queued, Duration::from_secs(20));
+        (plane, shared, commands, theirs)
+    }
+
+    /// The thread may be in the middle of a turn when a caller says where it is and shares: the others are told that
+    /// place, and not the one at which the turn began.
+    #[test]
+    fn an_exchange_tells_the_place_of_its_caller() {
+        let (mut plane, shared, commands, _theirs) = rank_1();
+        plane.watch.wake(0, shared.place());
+        *shared.spot.lock().unwrap() = Spot::new(41, "all_gather");
+        let (answer, _answered) = queue();
+        commands.send(Command::Share { blob: vec![7], answer }).unwrap();
+        let mut out = Vec::new();
+        assert!(plane.obey(0, &mut out));
+        assert_eq!(out[0], Action::Send(0, Message::Beat(shared.place())));
+        assert!(matches!(out[1], Action::Send(0, Message::Share { seq: 0, .. })));
+    }
+
+    /// A rank that fails ends its connection in order even if more has come than it reads: a reset might overtake the
+    /// report.
+    #[test]
+    fn the_report_of_a_rank_that_ends_comes_whole() {
+        let (plane, shared, commands, mut theirs) = rank_1();
+        let beat = Message::Beat(shared.place()).encode();
+        let beat = [&(beat.len() as u32).to_le_bytes()[..], &beat].concat();
+        // More than one read of a channel, and less than a socket holds.
+        theirs.write_all(&beat.repeat((48 << 10) / beat.len())).unwrap();
+        let cause = Cause::Failed { why: "disk full".into() };
+        let report = Report { rank: 1, host: "b".into(), step: 3, op: "x".into(), cause };
+        shared.alarm.raise(report.clone());
+        commands.send(Command::Stop).unwrap();
+        let thread = std::thread::spawn(move || plane.run());
+        let mut heard = Vec::new();
+        theirs.read_to_end(&mut heard).unwrap();
+        let said = Message::Report(report).encode();
+        assert!(heard.windows(said.len()).any(|bytes| bytes == said), "no report in {} bytes", heard.len());
+        // Not reset: it would still take what comes.
+        theirs.peer_addr().unwrap();
+        drop(theirs);
+        thread.join().unwrap();
     }
 }

@@ -96,8 +96,8 @@ impl Watch {
         }
     }
 
-    /// Begins a turn, at that place of this rank. If this process itself slept (stopped, or its machine suspended), the time that it did not
-    /// listen is nobody's silence.
+    /// Begins a turn, at that place of this rank. If this process itself slept (stopped, or its machine suspended), the
+    /// time that it did not listen is nobody's silence.
     pub(crate) fn wake(&mut self, now_ms: u64, place: Place) {
         self.place = place;
         let slept_ms = now_ms.saturating_sub(self.woke_ms);
@@ -189,8 +189,10 @@ impl Watch {
         self.suspicion.as_ref().map_or(self.beat_ms, |(then_ms, ..)| self.beat_ms.min(*then_ms))
     }
 
-    /// This rank's part of the next exchange.
-    pub(crate) fn share(&mut self, now_ms: u64, blob: Vec<u8>, out: &mut Vec<Action>) {
+    /// This rank's part of the next exchange, and where it gave it. That may be later than where this turn began; and if
+    /// the others were told the place before, the rank would be reported there should it be lost.
+    pub(crate) fn share(&mut self, now_ms: u64, place: Place, blob: Vec<u8>, out: &mut Vec<Action>) {
+        self.place = place;
         let seq = self.share_seq;
         if self.rank == 0 {
             return self.part(now_ms, 0, seq, blob, out);
@@ -251,6 +253,11 @@ impl Watch {
     /// Whether this rank may end: nobody is left that needs it.
     pub(crate) fn left(&self) -> bool {
         self.leaving && (self.report.is_some() || self.here().is_empty())
+    }
+
+    /// Whether that rank is lost to the job.
+    pub(crate) fn lost(&self, rank: usize) -> bool {
+        matches!(&self.peers[rank], Some(Peer { state: State::Lost | State::Closed, .. }))
     }
 
     fn here(&self) -> Vec<usize> {
@@ -481,7 +488,7 @@ mod tests {
         let mut out = Vec::new();
         let mut hub = watch(0, 3);
         hub.message(1, 2, part(0, 2), &mut out);
-        hub.share(2, vec![0], &mut out);
+        hub.share(2, place(1), vec![0], &mut out);
         assert_eq!(out, []);
         hub.message(3, 1, part(0, 1), &mut out);
         let blobs = vec![vec![0], vec![1], vec![2]];
@@ -499,7 +506,7 @@ mod tests {
             assert!(report.to_string().contains(said), "{report}");
         };
         let late = |hub: &mut Watch, out: &mut Vec<Action>| {
-            hub.share(0, vec![], out);
+            hub.share(0, place(1), vec![], out);
             hub.message(0, 1, part(0, 1), out);
             for now_ms in (0..=60_000).step_by(500) {
                 hub.wake(now_ms, place(1));
@@ -511,7 +518,7 @@ mod tests {
         check(&late, 2, "did not come to exchange 0 within 60 s");
         let ended = |hub: &mut Watch, out: &mut Vec<Action>| {
             hub.message(0, 2, Message::Goodbye, out);
-            hub.share(0, vec![], out);
+            hub.share(0, place(1), vec![], out);
             hub.tick(1, out);
         };
         check(&ended, 2, "ended while others were in exchange 0");
