@@ -334,11 +334,6 @@ fn all_ranks_get_the_same_report() {
         let disk = |me: Joined| drop(me.control.fail("disk full"));
         check(rank, &disk, &format!("failed: disk full (at step {step}, in all_gather)"));
         check(rank, &|me| drop(me), &format!("is gone (at step {step}, in all_gather)"));
-        let alarm = |me: Joined| {
-            let report = me.control.suspect(2 - me.rank, Cause::Damaged { what: "checksum".into() });
-            assert_eq!(report.rank, 2 - me.rank);
-        };
-        check(rank, &alarm, &format!("rank {} on ", 2 - rank));
         let local = |me: Joined| {
             // Somebody else in this process notices, and the process stays.
             let cause = Cause::Disagrees { what: "op 7".into() };

@@ -51,8 +51,6 @@ pub(crate) enum Message {
     Shared { seq: u64, blobs: Vec<Vec<u8>> },
     /// The job cannot go on.
     Report(Report),
-    /// A rank lost sight of another one.
-    Suspect { rank: u32, cause: Cause },
     /// The regular end; answered in kind.
     Goodbye,
 }
@@ -122,11 +120,6 @@ impl Message {
                 out.put_text(&report.op);
                 put_cause(&mut out, &report.cause);
             }
-            Message::Suspect { rank, cause } => {
-                out.push(10);
-                out.put_u32(*rank);
-                put_cause(&mut out, cause);
-            }
             Message::Goodbye => out.push(11),
         }
         out
@@ -163,7 +156,6 @@ impl Message {
                 op: r.text()?,
                 cause: cause(&mut r)?,
             }),
-            10 => Message::Suspect { rank: r.u32()?, cause: cause(&mut r)? },
             11 => Message::Goodbye,
             _ => return Err(Malformed),
         };
@@ -262,7 +254,6 @@ mod tests {
             report(Cause::Disagrees { what: "x".into() }),
             report(Cause::Failed { why: "y".into() }),
             report(Cause::Damaged { what: "z".into() }),
-            Message::Suspect { rank: 2, cause: Cause::Gone },
             Message::Goodbye,
         ]
     }

@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel as queue};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -69,7 +69,6 @@ struct Spot {
 /// What callers ask the thread for.
 enum Command {
     Share { blob: Vec<u8>, answer: Sender<Vec<Vec<u8>>> },
-    Suspect { rank: usize, cause: Cause },
     Flush { done: Sender<()> },
     Goodbye { done: Sender<()> },
     Stop,
@@ -121,27 +120,12 @@ impl Control {
 
     /// This rank cannot go on: all ranks get the reason, unless another report was first. Returns the one that all get.
     pub fn fail(&self, why: &str) -> Report {
-        self.0.shared.alarm.raise(self.report(self.0.rank, Cause::Failed { why: why.into() }));
+        self.0.shared.alarm.raise(self.own(Cause::Failed { why: why.into() }));
         // The process may end right after this: see that the report is on its way.
         let (done, flushed) = queue();
         self.ask(Command::Flush { done });
         let _ = flushed.recv_timeout(FLUSH_TIME);
         self.raised_or(Cause::Failed { why: why.into() })
-    }
-
-    /// This rank lost sight of another one on a data connection. Rank 0 may know better what became of it, so this
-    /// asks, and waits for the report that all ranks get: two seconds at most.
-    pub fn suspect(&self, rank: usize, cause: Cause) -> Report {
-        let until = Instant::now() + Duration::from_millis(2 * watch::SUSPECT_MS);
-        self.ask(Command::Suspect { rank, cause: cause.clone() });
-        while Instant::now() < until {
-            if let Some(report) = self.0.shared.alarm.raised() {
-                return report;
-            }
-            std::thread::sleep(LOOK);
-        }
-        self.0.shared.alarm.raise(self.report(rank, cause.clone()));
-        self.raised_or(cause)
     }
 
     /// The regular end: the others do not miss this rank. Rank 0 waits until the others have ended too, because
@@ -180,12 +164,13 @@ impl Control {
     }
 
     fn raised_or(&self, cause: Cause) -> Report {
-        self.0.shared.alarm.raised().unwrap_or_else(|| self.report(self.0.rank, cause))
+        self.0.shared.alarm.raised().unwrap_or_else(|| self.own(cause))
     }
 
-    fn report(&self, rank: usize, cause: Cause) -> Report {
+    fn own(&self, cause: Cause) -> Report {
         let Place { step, op } = self.0.shared.place();
-        Report { rank, host: self.0.hosts.get(rank).cloned().unwrap_or_default(), step, op, cause }
+        let rank = self.0.rank;
+        Report { rank, host: self.0.hosts[rank].clone(), step, op, cause }
     }
 }
 

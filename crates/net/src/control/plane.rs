@@ -127,7 +127,6 @@ impl Plane {
                     self.sharing = Some(answer);
                     self.watch.share(now_ms, self.shared.place(), blob, out);
                 }
-                Ok(Command::Suspect { rank, cause }) => self.watch.suspect(now_ms, rank, cause, out),
                 Ok(Command::Flush { done }) => self.flushing.push((Instant::now() + FLUSH_TIME, done)),
                 Ok(Command::Goodbye { done }) => {
                     let limit = if self.rank == 0 { self.timeout } else { GOODBYE_TIME };

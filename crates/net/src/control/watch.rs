@@ -5,9 +5,8 @@
 //!
 //! - a connection that closes without a goodbye, or is silent for 4 s, is a lost rank: rank 0 reports it to all;
 //! - if it is rank 0's, nobody is left to tell anybody, and every rank makes the same report for itself;
-//! - a rank that fails says so itself, and rank 0 passes it on as it is;
-//! - a rank that loses sight of another one on a data connection only suspects it. Rank 0 waits a second for a better
-//!   reason, such as that rank's own error, before it reports the suspicion.
+//! - a rank that fails, or that finds another one at fault on a data connection, says so itself, and rank 0 passes it
+//!   on as it is. A data connection that merely closes is no such finding: whoever sees it waits for this plane's report.
 //!
 //! After its first report a watch changes nothing any more.
 
@@ -19,8 +18,6 @@ use crate::report::{Cause, Report};
 pub(crate) const BEAT_MS: u64 = 500;
 /// A rank that is silent for so long is lost. With a beat and the way of the report it stays below five seconds.
 pub(crate) const SILENT_MS: u64 = 4000;
-/// Rank 0 waits so long for a better reason than a suspicion.
-pub(crate) const SUSPECT_MS: u64 = 1000;
 
 /// What to do about it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -59,7 +56,6 @@ pub(crate) struct Watch {
     peers: Vec<Option<Peer>>,
     place: Place,
     report: Option<Report>,
-    suspicion: Option<(u64, usize, Cause)>,
     woke_ms: u64,
     beat_ms: u64,
     leaving: bool,
@@ -84,7 +80,6 @@ impl Watch {
             peers: (0..size).map(peer).collect(),
             hosts,
             report: None,
-            suspicion: None,
             woke_ms: 0,
             beat_ms: 0,
             leaving: false,
@@ -132,9 +127,6 @@ impl Watch {
                 self.share_since_ms = None;
                 out.push(Action::Shared(blobs));
             }
-            Message::Suspect { rank, cause } if self.rank == 0 => {
-                self.suspect(now_ms, rank as usize, cause, out)
-            }
             other => {
                 let what = format!("it sent {} while the job ran", name(&other));
                 self.lose(from, Cause::Disagrees { what }, out);
@@ -176,9 +168,6 @@ impl Watch {
                 self.lose(rank, Cause::Silent { ms: SILENT_MS }, out);
             }
         }
-        if let Some((_, rank, cause)) = self.suspicion.take_if(|(then_ms, ..)| *then_ms <= now_ms) {
-            self.lose(rank, cause, out);
-        }
         if let Some(since_ms) = self.share_since_ms {
             self.judge_share(now_ms.saturating_sub(since_ms), out);
         }
@@ -186,7 +175,7 @@ impl Watch {
 
     /// When the next tick is due.
     pub(crate) fn due_ms(&self) -> u64 {
-        self.suspicion.as_ref().map_or(self.beat_ms, |(then_ms, ..)| self.beat_ms.min(*then_ms))
+        self.beat_ms
     }
 
     /// This rank's part of the next exchange, and where it gave it. That may be later than where this turn began; and if
@@ -201,18 +190,6 @@ impl Watch {
         // With an exchange all learn where the others are, and need not wait for a beat.
         out.push(Action::Send(0, Message::Beat(self.place.clone())));
         out.push(Action::Send(0, Message::Share { seq, blob }));
-    }
-
-    /// Something is wrong with a rank, and it may be known better elsewhere.
-    pub(crate) fn suspect(&mut self, now_ms: u64, rank: usize, cause: Cause, out: &mut Vec<Action>) {
-        if self.report.is_some() || rank >= self.hosts.len() {
-            return;
-        }
-        if self.rank != 0 {
-            out.push(Action::Send(0, Message::Suspect { rank: rank as u32, cause }));
-        } else if self.suspicion.is_none() {
-            self.suspicion = Some((now_ms + SUSPECT_MS, rank, cause));
-        }
     }
 
     /// The job cannot go on: the first report is kept, raised here, and sent on.
@@ -334,7 +311,6 @@ fn name(message: &Message) -> &'static str {
         Message::Share { .. } => "a part of an exchange",
         Message::Shared { .. } => "an exchange that nobody is in",
         Message::Report(_) => "a report",
-        Message::Suspect { .. } => "a suspicion",
         Message::Goodbye => "a goodbye",
     }
 }
@@ -434,29 +410,12 @@ mod tests {
     }
 
     #[test]
-    fn a_suspicion_gives_way_to_a_better_reason() {
-        let suspicion = || Message::Suspect { rank: 2, cause: Cause::Gone };
-        let failed = report(2, 3, "load", Cause::Failed { why: "disk full".into() });
+    fn a_rank_at_fault_gets_the_report_about_it_too() {
+        let damaged = report(2, 3, "all_reduce", Cause::Damaged { what: "a checksum".into() });
         let mut out = Vec::new();
-        let mut hub = watch(0, 3);
-        hub.message(100, 1, suspicion(), &mut out);
-        hub.message(500, 2, Message::Report(failed.clone()), &mut out);
-        hub.tick(5000, &mut out);
-        assert_eq!(raised(&out).0, Some(failed));
-        let mut out = Vec::new();
-        let mut hub = watch(0, 3);
-        hub.message(100, 1, suspicion(), &mut out);
-        hub.tick(1099, &mut out);
-        assert_eq!(raised(&out).0, None);
-        hub.tick(1100, &mut out);
-        // The suspect learns it too.
-        assert_eq!(raised(&out), (Some(report(2, 0, "start", Cause::Gone)), vec![1, 2]));
-        // One about a rank that does not exist is nothing.
-        let mut out = Vec::new();
-        let mut hub = watch(0, 3);
-        hub.message(100, 1, Message::Suspect { rank: 9, cause: Cause::Gone }, &mut out);
-        hub.tick(1200, &mut out);
-        assert_eq!(raised(&out).0, None);
+        let mut hub = watch(0, 4);
+        hub.message(100, 1, Message::Report(damaged.clone()), &mut out);
+        assert_eq!(raised(&out), (Some(damaged), vec![2, 3]));
     }
 
     #[test]
