@@ -305,8 +305,12 @@ impl Comm {
         }
     }
 
-    /// Sends to one rank, which receives as many. It may return before that, or wait for it: two ranks that send to
-    /// each other at the same time may wait for ever, so one of them receives first.
+    /// Sends to one rank, which receives as many. Like `MPI_Send` it may return before that, or wait for it: short
+    /// messages are kept for the receiver, long ones wait until it receives them. So ranks that send to each other, two or
+    /// more in a circle, and receive only afterwards depend on the length of their messages. One of them has to receive
+    /// first, or all call [`Comm::all_to_all`]. Otherwise long messages end in a report that says so: at once between
+    /// ranks that share memory, after some seconds over sockets if they are two, and with the last bound on waiting if
+    /// they are more. MPI says nothing, and waits.
     pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), Report> {
         match &mut self.inner {
             Inner::Shared(shared) => shared.send(to, Span::read(data), self.step),

@@ -240,6 +240,17 @@ fn play(scene: &str, comm: &mut Comm) -> Result<(), Report> {
         "other message" if rank == 1 => comm.send(0, &[0u8; 4]),
         "other message" if rank == 0 => comm.recv(1, &mut [0u8; 5]),
         "other message" => comm.barrier(),
+        // Two of them, or all in a circle; short ones are kept for the receiver, long ones are not.
+        "crossed" if rank == 2 => comm.barrier(),
+        "crossed" | "circle" => {
+            let around = if scene == "circle" { comm.size() } else { 2 };
+            let (to, from) = ((rank + 1) % around, (rank + around - 1) % around);
+            for bytes in [1000, 200_000] {
+                comm.send(to, &vec![rank as u8; bytes])?;
+                comm.recv(from, &mut vec![0u8; bytes])?;
+            }
+            Ok(())
+        }
         "fails" if rank == 1 => {
             comm.fail("the disk is full");
             comm.barrier()
@@ -359,6 +370,13 @@ fn all_give_the_same_report() {
     check("other message", 3, &one("it sends 4 u8, rank 0 expects 5 u8", "receive"));
     check("other lengths", 3, &one("it sends 2 elements to rank 0, which expects 1", "all-to-all"));
     check("bad cuts", 3, &one("the cuts [0, 5, 2, 3] do not ascend up to 3", "reduce-scatter"));
+    let crossed = |ranks: &str| {
+        let todo = "let one of them receive first, or call all_to_all";
+        let what = format!("ranks {ranks} send to each other and none of them receives; {todo}");
+        format!("rank 0 on here failed: {what} (at step 7, in send)")
+    };
+    check("crossed", 3, &crossed("0, 1"));
+    check("circle", 4, &crossed("0, 1, 2, 3"));
     check("fails", 4, "rank 1 on here failed: the disk is full (at step 7, in its own work)");
     check("leaves", 4, "rank 1 on here is gone (at step 7, in all-reduce)");
 }

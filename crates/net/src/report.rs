@@ -44,6 +44,19 @@ pub enum Cause {
     },
 }
 
+impl Cause {
+    /// These ranks, at least two, send to each other in a circle, and none of them receives.
+    pub fn crossed(mut ranks: Vec<usize>) -> Cause {
+        ranks.sort_unstable();
+        let names: Vec<String> = ranks.iter().map(usize::to_string).collect();
+        let why = format!(
+            "ranks {} send to each other and none of them receives; let one of them receive first, or call all_to_all",
+            names.join(", ")
+        );
+        Cause::Failed { why }
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "rank {}", self.rank)?;

@@ -285,3 +285,28 @@ fn a_rank_that_disagrees_is_found() {
         assert!(report.rank == 1 && report.to_string().contains(says), "{report}");
     }
 }
+
+/// Two ranks that send first and receive then: what the sockets hold goes well, and more is reported by both.
+#[test]
+fn two_ranks_that_send_to_each_other_are_told_so() {
+    let both = std::sync::Barrier::new(2);
+    let ends = on_all(2, |linked| {
+        let other = 1 - linked.rank();
+        let mut exchange = |count: usize| {
+            let mut data = vec![linked.rank() as u8; count];
+            linked.send(other, &data)?;
+            linked.recv(other, &mut data)?;
+            assert!(data.iter().all(|x| *x == other as u8), "{count} elements");
+            Ok::<_, Report>(())
+        };
+        exchange(1000).unwrap();
+        let end = exchange(100 << 20);
+        // Each finds it by itself, and not by the end of the other.
+        both.wait();
+        end.unwrap_err().to_string()
+    });
+    for said in ends {
+        let expected = "failed: ranks 0, 1 send to each other and none of them receives; let one";
+        assert!(said.starts_with("rank 0 on localhost") && said.contains(expected), "{said}");
+    }
+}

@@ -45,7 +45,10 @@ pub(super) struct Desk {
     _room: [AtomicU32; 9],
     /// On a line of its own: whether it reads or writes another rank's memory at this moment.
     pub(super) busy: AtomicU32,
-    _rest: [AtomicU32; 15],
+    _gap: AtomicU32,
+    /// To whom it sends and which cell it waits for the other to read, if it has waited for long; 0 otherwise.
+    pub(super) sending: AtomicU64,
+    _rest: [AtomicU64; 6],
     pub(super) entries: [Entry; ENTRIES as usize],
 }
 // SAFETY: atomics and counters, in C's order.

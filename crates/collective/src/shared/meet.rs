@@ -150,7 +150,25 @@ impl Meet {
 
     /// Waits for a counter that a rank counts up.
     pub(super) fn wait_counter(&self, counter: &Counter, of: usize, target: u32) -> Result<(), Report> {
-        counter.wait(target, self.pace, |look| self.look(look, counter, of, target))
+        self.wait_unless(counter, of, target, || None)
+    }
+
+    /// Waits for a counter that a rank counts up. Whenever this looks around it asks `stuck` too: a rank, and why it never
+    /// will.
+    pub(super) fn wait_unless(
+        &self,
+        counter: &Counter,
+        of: usize,
+        target: u32,
+        stuck: impl Fn() -> Option<(usize, Cause)>,
+    ) -> Result<(), Report> {
+        counter.wait(target, self.pace, |look| {
+            self.look(look, counter, of, target)?;
+            match look {
+                Look::Glance => Ok(()),
+                Look::Around(_) => stuck().map_or(Ok(()), |(rank, cause)| Err(self.raise(rank, cause))),
+            }
+        })
     }
 
     fn look(&self, look: Look, counter: &Counter, of: usize, target: u32) -> Result<(), Report> {

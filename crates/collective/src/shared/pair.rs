@@ -9,10 +9,13 @@
 //!   when the last of them is written: what fits in the ring is sent without anybody waiting. Two copies.
 //!
 //! Messages of a pair arrive in the order in which they were sent; they have nothing to do with operations that were
-//! started. Two ranks that send each other long messages at the same time wait for each other until their patience
-//! ends: one of them receives first, or both use an all-to-all.
+//! started. Ranks that send each other long messages at the same time would wait for each other: one of them receives
+//! first, or all use an all-to-all. Who sends and has waited for long says so on its desk, and finds out if it is one of
+//! such a circle.
 //!
 //! When a rank dies whoever waits for it ends with a report.
+
+use std::sync::atomic::Ordering;
 
 use polyreme_net::{Cause, Report};
 
@@ -63,7 +66,7 @@ impl Shared {
         head = head.wrapping_add(1);
         ring.head.post(head);
         if place != Place::Private {
-            return self.meet.wait_counter(&ring.tail, to, head);
+            return self.wait_read(ring, head, to);
         }
         // SAFETY: the caller's, borrowed until this returns.
         let source = unsafe { Area::new(data.ptr, bytes) };
@@ -126,7 +129,53 @@ impl Shared {
     /// Waits until so many cells after `head` are free.
     fn wait_room(&self, ring: &Ring, head: u32, cells: usize, to: usize) -> Result<(), Report> {
         let all = (self.meet.layout.ring_bytes / CELL) as u32;
-        self.meet.wait_counter(&ring.tail, to, head.wrapping_add(cells as u32).wrapping_sub(all))
+        self.wait_read(ring, head.wrapping_add(cells as u32).wrapping_sub(all), to)
+    }
+
+    /// Waits until the receiver has read up to a cell.
+    fn wait_read(&self, ring: &Ring, cell: u32, to: usize) -> Result<(), Report> {
+        let sending = &self.meet.my_desk().sending;
+        let waited = self.meet.wait_unless(&ring.tail, to, cell, || {
+            sending.store(((to as u64 + 1) << 32) | u64::from(cell), Ordering::SeqCst);
+            let circle = self.circle(to)?;
+            let names = circle.iter().map(|&rank| self.meet.world.get(rank).copied().unwrap_or(rank));
+            Some((*circle.iter().min()?, Cause::crossed(names.collect())))
+        });
+        if sending.load(Ordering::Relaxed) != 0 {
+            sending.store(0, Ordering::SeqCst);
+        }
+        waited
+    }
+
+    /// The ranks each of which waits for the next one to receive, from this one on and back to it, if it sends to `to` and
+    /// that closes a circle. They are sought from this one backwards: a rank that waits for one that is stuck is stuck
+    /// too and stays so, so nothing that was found ceases to be true while the rest is sought.
+    fn circle(&self, to: usize) -> Option<Vec<usize>> {
+        let (rank, size) = (self.meet.rank, self.meet.size);
+        let mut next = vec![None; size];
+        let mut stuck = vec![rank];
+        let mut k = 0;
+        while k < stuck.len() && next[to].is_none() {
+            let waits = |sender: &usize| next[*sender].is_none() && self.waits_for(*sender) == Some(stuck[k]);
+            let more: Vec<usize> = (0..size).filter(|sender| *sender != rank).filter(waits).collect();
+            more.iter().for_each(|&sender| next[sender] = Some(stuck[k]));
+            stuck.extend(more);
+            k += 1;
+        }
+        let (mut circle, mut at) = (vec![rank], to);
+        while at != rank {
+            circle.push(at);
+            at = next[at]?;
+        }
+        Some(circle)
+    }
+
+    /// The rank that another one sends to and that has not read what it waits for.
+    fn waits_for(&self, sender: usize) -> Option<usize> {
+        let sending = self.meet.desk(sender).sending.load(Ordering::SeqCst);
+        let to = ((sending >> 32) as usize).checked_sub(1).filter(|to| *to < self.meet.size)?;
+        let ring: &Ring = self.meet.memory.at(self.meet.layout.ring(sender, to));
+        (!ring.tail.reached(sending as u32)).then_some(to)
     }
 
     fn cell_offset(&self, from: usize, to: usize, cell: u32) -> usize {

@@ -8,8 +8,10 @@
 //! Its socket says so at once ([`Cause::Gone`]). Whoever notices first raises the alarm, tells all its other peers in a
 //! farewell, and its own run ends; they do the same. So everybody names the rank that was lost, not the neighbour that
 //! stopped because of it. A peer that is alive and silent is judged elsewhere, by the alarm, which every wait here looks
-//! at several times a second; and a last bound ends a wait that nobody else ended.
+//! at several times a second; and a last bound ends a wait that nobody else ended. Two ranks that send to each other are
+//! found earlier (`crossed`).
 
+mod crossed;
 mod farewell;
 mod peer;
 #[cfg(test)]
@@ -237,6 +239,7 @@ impl Links {
         self.at.clear();
         self.at.resize(moves.queues.len(), (0, 0));
         let mut idle_since = None;
+        let mut unread = None;
         loop {
             let (mut moved, mut left) = (false, None);
             for q in 0..moves.queues.len() {
@@ -261,6 +264,7 @@ impl Links {
             }
             if moved {
                 idle_since = None;
+                unread = None;
                 continue;
             }
             let since = *idle_since.get_or_insert_with(Instant::now);
@@ -272,6 +276,12 @@ impl Links {
             if idle > self.bounds.stall {
                 let cause = Cause::Silent { ms: idle.as_millis() as u64 };
                 return Err(self.blame(peer, tag, cause));
+            }
+            let sends = tag.op == Op::Send && moves.queues.iter().all(|queue| queue.recvs.is_empty());
+            if sends && self.crossed(peer, &mut unread) {
+                let names = vec![self.names[peer], self.names[self.rank]];
+                // Both find it, and both report it of the same one.
+                return Err(self.blame(peer.min(self.rank), tag, Cause::crossed(names)));
             }
             // Which sockets woke it does not matter, and an interrupted wait is one more round.
             let _ = epoll::wait(&self.epoll, &mut [MaybeUninit::uninit(); 4], Some(&LOOK));

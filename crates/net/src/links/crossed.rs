@@ -1,0 +1,76 @@
+//! Two ranks that send to each other and do not receive: each waits until the other reads, so neither goes on.
+//!
+//! Short messages lie in the sockets until they are read, and the ranks never notice. With long ones nothing moves any
+//! more, and what one finds in its socket ends in the middle of a frame: the other one is still sending it.
+
+use std::time::{Duration, Instant};
+
+use rustix::io::ioctl_fionread;
+
+use super::Links;
+use crate::frame::{HEADER_BYTES, Header, Op};
+
+/// So long nothing moves in either direction before a rank looks at what it does not read.
+const STILL: Duration = Duration::from_secs(2);
+
+impl Links {
+    /// Whether a peer that does not take what this rank sends is itself in the middle of sending to this rank, and stuck.
+    /// Call it whenever nothing moved; `unread` is how much lay here, and since when, and none after something moved.
+    pub(super) fn crossed(&self, peer: usize, unread: &mut Option<(u64, Instant)>) -> bool {
+        let Some(peer) = &self.peers[peer] else { return false };
+        let here = ioctl_fionread(&peer.stream).unwrap_or(0);
+        match unread {
+            Some((before, since)) if *before == here => {
+                if since.elapsed() < STILL {
+                    return false;
+                }
+            }
+            _ => {
+                *unread = Some((here, Instant::now()));
+                return false;
+            }
+        }
+        *unread = None;
+        let mut bytes = vec![0; here as usize];
+        let n = peer.stream.peek(&mut bytes).unwrap_or(0);
+        ends_in_a_message(&bytes[..n])
+    }
+}
+
+/// Whether these are frames of messages, the last of which is not whole.
+fn ends_in_a_message(mut bytes: &[u8]) -> bool {
+    while let Some((header, payload)) = bytes.split_first_chunk::<HEADER_BYTES>() {
+        let Ok(header) = Header::decode(header) else { return false };
+        if header.op != Op::Send as u8 {
+            return false;
+        }
+        match usize::try_from(header.length).ok().and_then(|length| payload.get(length..)) {
+            Some(rest) => bytes = rest,
+            None => return true,
+        }
+    }
+    !bytes.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::Tag;
+
+    #[test]
+    fn only_a_message_that_is_not_whole_counts() {
+        let frame = |op: Op, length: usize| {
+            let tag = Tag { step: 0, op, dtype: 0, count: length as u64 };
+            [&Header::of(&tag, 0, 0, length).encode()[..], &vec![7; length]].concat()
+        };
+        let two = [frame(Op::Send, 100), frame(Op::Send, 0)].concat();
+        assert!(!ends_in_a_message(&two));
+        assert!(!ends_in_a_message(&[]));
+        for end in 1..two.len() {
+            let whole = end == HEADER_BYTES + 100;
+            assert_eq!(ends_in_a_message(&two[..end]), !whole, "cut at {end}");
+        }
+        assert!(!ends_in_a_message(&frame(Op::Farewell, 100)[..80]));
+        assert!(!ends_in_a_message(&[0; 80]));
+    }
+}
