@@ -58,6 +58,13 @@ impl Footprint {
     pub fn total(&self) -> usize {
         self.params + self.grads + self.optimizer + self.states + self.inputs + self.activations
     }
+
+    /// The same if steps have several pieces ([`Engine::accumulate`]): the sums of the earlier ones take as much as the
+    /// gradients of the last. Ranks that keep their own part of the gradients only sum every piece where it is kept.
+    pub fn in_pieces(self, program: &Program) -> Footprint {
+        let times = if program.buffers.is_some() { 1 } else { 2 };
+        Footprint { grads: times * self.grads, ..self }
+    }
 }
 
 /// Runs a program, step after step.

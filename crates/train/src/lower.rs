@@ -103,7 +103,11 @@ impl Lowering {
 
     /// What a rank takes apart from what it owns, and by rank what that is.
     fn bytes(&self, program: &Program) -> (usize, Vec<usize>) {
-        let footprint = Engine::footprint(program, self.threads);
+        let mut footprint = Engine::footprint(program, self.threads);
+        // A step may have several pieces.
+        if !self.plan.at_once {
+            footprint = footprint.in_pieces(program);
+        }
         let Some(role) = &program.role else { return (footprint.total(), vec![0]) };
         let moments = program.optimizer.map_or(0, |o| o.state_per_param());
         let owned = match role.sharded {

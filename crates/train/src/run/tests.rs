@@ -1,4 +1,4 @@
-//! Ranks of different speed, which tests of whole runs cannot bring about.
+//! Ranks of different speed, which tests of whole runs cannot bring about; and what is said before a run.
 
 use std::path::Path;
 
@@ -55,4 +55,21 @@ fn a_slow_rank_gets_fewer_samples_from_the_next_step_on() {
     });
     let want = "20: ranks take 20, 10 samples a step from now on, by their speed; that wins 33 %";
     assert_eq!(notes[0], [want]);
+}
+
+/// Twice as large a batch in twice as many pieces takes the same, and the sums of the pieces.
+#[test]
+fn the_outline_counts_the_sums_of_pieces() {
+    let outline = |batch: usize, accumulate: usize, shard_gradients: bool| {
+        let mut job = job();
+        (job.train.batch, job.train.accumulate) = (batch, accumulate);
+        job.parallel.shard_gradients = shard_gradients;
+        Prepared::new(job, Given::default(), 1).unwrap().outline(Path::new("/"), 0).unwrap()
+    };
+    let (whole, cut) = (outline(30, 1, false), outline(60, 2, false));
+    let more = (cut.memory_mib - whole.memory_mib) * f64::from(1 << 20);
+    // Gradients of both ranks; tensors begin at whole lines.
+    let (least, most) = (2 * 4 * whole.params, 2 * 4 * (whole.params + 4 * 16));
+    assert!((least as f64..=most as f64).contains(&more), "{more} bytes more for {} weights", whole.params);
+    assert_eq!(outline(30, 1, true).memory_mib, outline(60, 2, true).memory_mib);
 }

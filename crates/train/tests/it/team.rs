@@ -3,7 +3,8 @@
 
 use polyreme_collective::Comm;
 use polyreme_data::{Features, Spec, Target, Values};
-use polyreme_exec::Kept;
+use polyreme_exec::{Engine, Kept};
+use polyreme_graph::memory::ALIGN_BYTES;
 use polyreme_graph::{Moments, Optimizer, Traced};
 use polyreme_nn::layer::{BatchNorm2d, Dropout, Linear};
 use polyreme_train::lower::Loss;
@@ -142,6 +143,39 @@ fn accumulated_pieces_give_the_weights_of_the_large_batch() {
         check(samples, batch, weights, accumulate, Loss::default());
         check(samples, batch, weights, accumulate, Loss { class_weights: true, ..Loss::default() });
         check(samples, batch, weights, accumulate, Loss { label_smoothing: 0.1, ..Loss::default() });
+    }
+}
+
+/// What a rank was planned to take is what it holds once it has trained, however its steps are cut.
+#[test]
+fn the_plan_counts_the_sums_of_pieces() {
+    let pace = Pace { samples: 48, batch: 24 };
+    let data = Data::new(pace.samples);
+    for (accumulate, shard_gradients, ranks) in [(1, false, 1), (3, false, 1), (3, false, 2), (3, true, 2)] {
+        let cut = Cut { weights: vec![1.0; ranks], accumulate, shards: None };
+        let one_piece = accumulate == 1;
+        let options = TeamOptions { one_piece, shard_gradients, ..options(Loss::default()) };
+        let rank = |comm: Comm| {
+            let part = Part::new(pace, &cut, comm.rank());
+            let lowering = options.lowering(comm.rank(), comm.size(), true);
+            let mut team = Team::new(&net(true), &spec(), &part, options.clone(), comm).unwrap();
+            data.step(&mut team, pace, &part, 0).unwrap();
+            let engine = team.learner();
+            let (held, footprint) = (engine.held(), Engine::footprint(engine.program(), 1));
+            let held = held.params + held.grads + held.optimizer + held.states;
+            (held + footprint.inputs + footprint.activations, lowering.host_bytes(engine.program()))
+        };
+        let taken: Vec<(usize, usize)> = std::thread::scope(|s| {
+            let ranks: Vec<_> = Comm::local(ranks).into_iter().map(|comm| s.spawn(|| rank(comm))).collect();
+            ranks.into_iter().map(|r| r.join().unwrap()).collect()
+        });
+        let held: usize = taken.iter().map(|(held, _)| held).sum();
+        let what = format!("{accumulate} pieces, {ranks} ranks, shard_gradients {shard_gradients}");
+        // Each of a rank's arenas is rounded up to a line.
+        let rounding = ranks * 6 * ALIGN_BYTES;
+        for (_, planned) in taken {
+            assert!((planned..planned + rounding).contains(&held), "{what}: held {held}, planned {planned}");
+        }
     }
 }
 
