@@ -421,20 +421,7 @@ fn fold_columns_body<F: Fold>(x: &[f32], rows: usize, stride: usize, sum: &mut [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cx::Parallel;
-
-    /// Runs tasks last first, claiming several workers.
-    struct Reverse(usize);
-
-    // SAFETY: each task runs once, in turn, with a worker number below `workers()`.
-    unsafe impl Parallel for Reverse {
-        fn workers(&self) -> usize {
-            self.0
-        }
-        fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
-            (0..n_tasks).rev().for_each(|i| task(i, i % self.0));
-        }
-    }
+    use crate::lanes::testing::Reverse;
 
     const KINDS: [ReduceKind; 5] =
         [ReduceKind::Sum, ReduceKind::Mean, ReduceKind::Max, ReduceKind::Min, ReduceKind::SumSquares];

@@ -1,34 +1,8 @@
 //! Oracle against finite differences, tiles against the oracle, and the same bits for any order of tasks and any tiles.
 
 use super::*;
-use crate::{Isa, Parallel};
-
-/// Runs tasks from the last to the first, dealing them out to its workers.
-struct Backwards(usize);
-
-// SAFETY: each index once, one at a time, on workers below the number stated.
-unsafe impl Parallel for Backwards {
-    fn workers(&self) -> usize {
-        self.0
-    }
-    fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
-        for i in (0..n_tasks).rev() {
-            task(i, i % self.0);
-        }
-    }
-}
-
-/// Numbers in −1..1.
-fn numbers(n: usize, seed: u32) -> Vec<f32> {
-    let mut x = seed.wrapping_mul(2_654_435_761) | 1;
-    let mut next = || {
-        x ^= x << 13;
-        x ^= x >> 17;
-        x ^= x << 5;
-        x as f32 / u32::MAX as f32 * 2.0 - 1.0
-    };
-    (0..n).map(|_| next()).collect()
-}
+use crate::Isa;
+use crate::lanes::testing::{Reverse, data};
 
 /// Which mask a row of the table asks for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,7 +39,7 @@ struct Case {
 impl Case {
     fn new(batch: usize, heads: usize, t_q: usize, t_k: usize, d: usize, causal: bool, kind: Kind) -> Case {
         let at = Attention::separate(batch, t_q, t_k, heads, d, causal);
-        let mut mask = numbers(batch * heads * t_q * t_k, 5);
+        let mut mask = data(5, batch * heads * t_q * t_k);
         for (i, m) in mask.iter_mut().enumerate() {
             if kind == Kind::Keys && i % t_k % 3 == 1
                 || kind == Kind::Full && (i % 5 == 2 || (i / t_k).is_multiple_of(t_q))
@@ -75,8 +49,8 @@ impl Case {
         }
         let (n_q, n_k) = (batch * t_q * heads * d, batch * t_k * heads * d);
         // Scores of a few units, so that the softmax is not flat.
-        let q = numbers(n_q, 1).iter().map(|x| 3.0 * x).collect();
-        Case { at, q, k: numbers(n_k, 2), v: numbers(n_k, 3), dy: numbers(n_q, 4), mask, kind }
+        let q = data(1, n_q).iter().map(|x| 3.0 * x).collect();
+        Case { at, q, k: data(2, n_k), v: data(3, n_k), dy: data(4, n_q), mask, kind }
     }
 
     fn mask(&self) -> Option<Mask<'_>> {
@@ -194,7 +168,7 @@ fn check(batch: usize, heads: usize, t_q: usize, t_k: usize, d: usize, causal: b
     close(&got.dv, &want.dv, 2e-5, &format!("dv of {what}"));
     for workers in [1, 3, 16] {
         for isa in Isa::available().filter(|isa| isa.has_avx2()) {
-            let cx = Cx { isa, par: &Backwards(workers) };
+            let cx = Cx { isa, par: &Reverse(workers) };
             assert_eq!(case.run(&cx), got, "bits of {what} on {workers} workers with {}", isa.name());
         }
     }
@@ -222,7 +196,7 @@ fn tiles_are_the_oracle() {
 #[test]
 fn empty_shapes_give_zeros() {
     for isa in Isa::available() {
-        let cx = Cx { isa, par: &Backwards(2) };
+        let cx = Cx { isa, par: &Reverse(2) };
         let none = Case::new(1, 2, 3, 0, 4, false, Kind::None).run(&cx);
         assert!(none.o.iter().chain(&none.dq).all(|&x| x == 0.0));
         assert!(none.lse.iter().all(|&x| x == f32::NEG_INFINITY));
@@ -237,7 +211,7 @@ fn empty_shapes_give_zeros() {
 fn a_hidden_row_is_zeros_and_sends_no_gradient() {
     for isa in Isa::available() {
         let case = Case::new(1, 1, 9, 20, 4, false, Kind::Full);
-        let got = case.run(&Cx { isa, par: &Backwards(1) });
+        let got = case.run(&Cx { isa, par: &Reverse(1) });
         assert_eq!(
             (&got.o[..4], got.lse[0], &got.dq[..4]),
             (&[0.0; 4][..], f32::NEG_INFINITY, &[0.0; 4][..])
@@ -253,7 +227,7 @@ fn a_nan_is_not_hidden() {
         for key in [0, 10] {
             let mut case = Case::new(1, 1, 20, 20, 8, true, Kind::None);
             case.k[key * 8] = f32::NAN;
-            let (o, lse) = case.forward(&Cx { isa, par: &Backwards(1) });
+            let (o, lse) = case.forward(&Cx { isa, par: &Reverse(1) });
             assert!(o[..key * 8].iter().chain(&lse[..key]).all(|x| !x.is_nan()), "rows before {key}");
             assert!(o[key * 8..].iter().chain(&lse[key..]).all(|x| x.is_nan()), "rows that see {key}");
         }

@@ -4,22 +4,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
+use crate::lanes::testing::Reverse;
 use crate::{Isa, Parallel};
-
-/// Runs tasks backwards and hands out changing worker numbers.
-struct Backwards(usize);
-
-// SAFETY: each index is called once, one after the other.
-unsafe impl Parallel for Backwards {
-    fn workers(&self) -> usize {
-        self.0
-    }
-    fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
-        for i in (0..n_tasks).rev() {
-            task(i, (i * 7 + 3) % self.0);
-        }
-    }
-}
 
 /// Runs tasks on threads, whoever comes first.
 struct Threads(usize);
@@ -109,7 +95,7 @@ fn check_conv(s: &Conv2d, algorithm: Algorithm) {
         // Every instruction set but the oracle's gives the same bits, whoever runs the tasks.
         for isa in Isa::available().filter(|isa| isa.has_avx2()) {
             for workers in [1, 2, 5] {
-                let again = all(s, algorithm, &Cx { isa, par: &Backwards(workers) }, bias);
+                let again = all(s, algorithm, &Cx { isa, par: &Reverse(workers) }, bias);
                 for ((again, got), what) in again.iter().zip(&got).zip(["y", "dx", "dweight"]) {
                     let same = again.iter().zip(got).all(|(a, b)| a.to_bits() == b.to_bits());
                     assert!(same, "{what} of {s:?} with {workers} workers on {}", isa.name());

@@ -2,20 +2,8 @@
 
 use super::scalar;
 use super::*;
-use crate::cx::{Cx, Isa, Parallel, SharedMut};
-
-/// Runs tasks last first, claiming several workers.
-struct Reverse(usize);
-
-// SAFETY: each task runs once, in turn, with a worker number below `workers()`.
-unsafe impl Parallel for Reverse {
-    fn workers(&self) -> usize {
-        self.0
-    }
-    fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
-        (0..n_tasks).rev().for_each(|i| task(i, i % self.0));
-    }
-}
+use crate::cx::{Cx, Isa, SharedMut};
+use crate::lanes::testing::Reverse;
 
 fn noise(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);

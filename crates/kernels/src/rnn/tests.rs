@@ -1,34 +1,8 @@
 //! Oracles against an f64 model and finite differences, AVX2 against the oracles, and the same bits for any runner.
 
 use super::*;
-use crate::{Cx, Isa, Parallel};
-
-/// Runs tasks from the last to the first, dealing them out to its workers.
-struct Backwards(usize);
-
-// SAFETY: each index once, one at a time, on workers below the number stated.
-unsafe impl Parallel for Backwards {
-    fn workers(&self) -> usize {
-        self.0
-    }
-    fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
-        for i in (0..n_tasks).rev() {
-            task(i, i % self.0);
-        }
-    }
-}
-
-/// Numbers in −1..1.
-fn numbers(n: usize, seed: u32) -> Vec<f32> {
-    let mut x = seed.wrapping_mul(2_654_435_761) | 1;
-    let mut next = || {
-        x ^= x << 13;
-        x ^= x >> 17;
-        x ^= x << 5;
-        x as f32 / u32::MAX as f32 * 2.0 - 1.0
-    };
-    (0..n).map(|_| next()).collect()
-}
+use crate::lanes::testing::{Reverse, data};
+use crate::{Cx, Isa};
 
 /// Either cell, with inputs, and weights for its loss `Σ dy·y + dh_n·h_n + dc_n·c_n`.
 struct Case {
@@ -52,16 +26,16 @@ impl Case {
     fn new(lstm: bool, batch: usize, time: usize, hidden: usize, reverse: bool, bias: bool) -> Case {
         let gates = if lstm { 4 } else { 3 };
         let scale = 1.0 / (hidden.max(1) as f32).sqrt();
-        let w = numbers(gates * hidden * hidden, 2).iter().map(|x| x * 2.0 * scale).collect();
-        let last = |seed| bias.then(|| numbers(batch * hidden, seed));
+        let w = data(2, gates * hidden * hidden).iter().map(|x| x * 2.0 * scale).collect();
+        let last = |seed| bias.then(|| data(seed, batch * hidden));
         let inputs = [
-            numbers(batch * time * gates * hidden, 1),
+            data(1, batch * time * gates * hidden),
             w,
-            numbers(gates * hidden, 3),
-            numbers(batch * hidden, 4),
-            numbers(batch * hidden, 5),
+            data(3, gates * hidden),
+            data(4, batch * hidden),
+            data(5, batch * hidden),
         ];
-        let dy = numbers(batch * time * hidden, 6);
+        let dy = data(6, batch * time * hidden);
         Case { lstm, reverse, batch, time, hidden, bias, inputs, dy, dh_n: last(7), dc_n: last(8) }
     }
 
@@ -196,7 +170,7 @@ fn check(lstm: bool, batch: usize, time: usize, hidden: usize, reverse: bool) {
     }
     for workers in [1, 3, 16] {
         for isa in Isa::available().filter(|isa| isa.has_avx2()) {
-            let again = case.run(&Cx { isa, par: &Backwards(workers) });
+            let again = case.run(&Cx { isa, par: &Reverse(workers) });
             assert_eq!(again, got, "bits of {what} on {workers} workers with {}", isa.name());
         }
     }
