@@ -121,15 +121,10 @@ impl BatchNorm {
         scratch: &mut [f32],
     ) {
         let (rows, c) = (self.rows, self.channels);
-        assert_eq!(x.len(), rows * c, "x is [rows, channels]");
-        assert_eq!(dy.len(), rows * c, "dy is [rows, channels]");
-        assert_eq!(dx.len(), rows * c, "dx is [rows, channels]");
-        for (name, v) in [("gamma", gamma), ("beta", beta), ("mean", mean), ("rstd", rstd)] {
-            assert_eq!(v.len(), c, "{name} is [channels]");
-        }
+        self.check_backward(cx, dy, x, [gamma, beta, mean, rstd], scratch);
         assert_eq!(dgamma.len(), c, "dgamma is [channels]");
         assert_eq!(dbeta.len(), c, "dbeta is [channels]");
-        assert!(scratch.len() >= self.scratch_len(cx.par.workers()), "scratch is too short");
+        assert_eq!(dx.len(), x.len(), "dx is [rows, channels]");
         if rows == 0 || c == 0 {
             dgamma.fill(0.0);
             dbeta.fill(0.0);
@@ -154,6 +149,24 @@ impl BatchNorm {
             k2[j] = (scale * r * r * sum_dyx / n) as f32;
         }
         self.input_grad(cx, dy, x, p, k1, k2, dx);
+    }
+
+    /// Checks what every backward reads: `per_channel` are gamma, beta, mean and rstd.
+    pub(super) fn check_backward(
+        &self,
+        cx: &Cx,
+        dy: &[f32],
+        x: &[f32],
+        per_channel: [&[f32]; 4],
+        scratch: &[f32],
+    ) {
+        let (rows, c) = (self.rows, self.channels);
+        assert_eq!(x.len(), rows * c, "x is [rows, channels]");
+        assert_eq!(dy.len(), rows * c, "dy is [rows, channels]");
+        for (name, v) in ["gamma", "beta", "mean", "rstd"].into_iter().zip(per_channel) {
+            assert_eq!(v.len(), c, "{name} is [channels]");
+        }
+        assert!(scratch.len() >= self.scratch_len(cx.par.workers()), "scratch is too short");
     }
 
     /// Mean and biased variance of x; `parts` is room for three sums of each slab.

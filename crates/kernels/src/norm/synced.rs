@@ -104,11 +104,10 @@ impl BatchNorm {
         scratch: &mut [f32],
     ) {
         let (rows, c) = (self.rows, self.channels);
-        self.check_backward(dy, x, gamma, beta, mean, rstd);
-        assert_eq!(sums.len(), self.sums_len(), "sums is [1 + 2 * channels]");
+        self.check_backward(cx, dy, x, [gamma, beta, mean, rstd], scratch);
         assert_eq!(dgamma.len(), c, "dgamma is [channels]");
         assert_eq!(dbeta.len(), c, "dbeta is [channels]");
-        assert!(scratch.len() >= self.scratch_len(cx.par.workers()), "scratch is too short");
+        assert_eq!(sums.len(), self.sums_len(), "sums is [1 + 2 * channels]");
         sums[0] = rows as f32;
         if c == 0 {
             return;
@@ -143,10 +142,9 @@ impl BatchNorm {
         scratch: &mut [f32],
     ) {
         let c = self.channels;
-        self.check_backward(dy, x, gamma, beta, mean, rstd);
+        self.check_backward(cx, dy, x, [gamma, beta, mean, rstd], scratch);
         assert_eq!(dx.len(), x.len(), "dx is [rows, channels]");
         assert_eq!(sums.len(), self.sums_len(), "sums is [1 + 2 * channels]");
-        assert!(scratch.len() >= self.scratch_len(cx.par.workers()), "scratch is too short");
         if c == 0 {
             return;
         }
@@ -163,15 +161,6 @@ impl BatchNorm {
             k2[j] = (factor * r * f64::from(sum_gh[j])) as f32;
         }
         self.input_grad(cx, dy, x, Affine { mean, scale, beta }, k1, k2, dx);
-    }
-
-    fn check_backward(&self, dy: &[f32], x: &[f32], gamma: &[f32], beta: &[f32], mean: &[f32], rstd: &[f32]) {
-        let (rows, c) = (self.rows, self.channels);
-        assert_eq!(x.len(), rows * c, "x is [rows, channels]");
-        assert_eq!(dy.len(), rows * c, "dy is [rows, channels]");
-        for (name, v) in [("gamma", gamma), ("beta", beta), ("mean", mean), ("rstd", rstd)] {
-            assert_eq!(v.len(), c, "{name} is [channels]");
-        }
     }
 }
 
