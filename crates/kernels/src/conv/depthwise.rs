@@ -20,7 +20,7 @@ use crate::cx::SharedMut;
 /// Enough for 16 workers.
 const SLABS_MAX: usize = 16;
 
-struct Depthwise {
+pub(super) struct Depthwise {
     gather: Gather,
     /// Channels of `y`, and that in whole vectors.
     c: usize,
@@ -30,7 +30,7 @@ struct Depthwise {
 }
 
 impl Depthwise {
-    fn new(s: &Conv2d, way: Way) -> Depthwise {
+    pub(super) fn new(s: &Conv2d, way: Way) -> Depthwise {
         Depthwise { gather: Gather::new(s, way), c: s.c_out, c_pad: padded(s.c_out), m: s.c_out / s.c_in }
     }
 
@@ -126,7 +126,7 @@ impl Depthwise {
         (self.taps() + 1) * self.c_pad + workers * (self.view_len() + self.fold_len()) + ALIGN_SLACK
     }
 
-    fn run(
+    pub(super) fn run(
         &self,
         cx: &Cx,
         read: &[f32],
@@ -292,32 +292,6 @@ pub(super) fn scratch_len(s: &Conv2d, pass: Pass, workers: usize) -> usize {
             d.slabs().0 * d.taps() * d.c_pad + workers * d.view_len() + ALIGN_SLACK
         }
     }
-}
-
-/// `y = conv(x, weight) + bias`.
-pub(super) fn forward(
-    s: &Conv2d,
-    cx: &Cx,
-    x: &[f32],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    y: &mut [f32],
-    epilogue: Option<&Epilogue>,
-    scratch: &mut [f32],
-) {
-    Depthwise::new(s, Way::Forward).run(cx, x, weight, bias, y, epilogue, scratch);
-}
-
-/// `dx` from `dy`.
-pub(super) fn grad_input(
-    s: &Conv2d,
-    cx: &Cx,
-    dy: &[f32],
-    weight: &[f32],
-    dx: &mut [f32],
-    scratch: &mut [f32],
-) {
-    Depthwise::new(s, Way::Backward).run(cx, dy, weight, None, dx, None, scratch);
 }
 
 /// `dweight` from `x` and `dy`: slabs of units, each with a partial gradient `[tap][channel]`, added in order.

@@ -32,6 +32,8 @@ mod tests;
 #[cfg(target_arch = "x86_64")]
 mod winograd;
 
+#[cfg(target_arch = "x86_64")]
+use self::{depthwise::Depthwise, direct::Gather, geometry::Way, winograd::Correlate};
 use crate::Cx;
 use crate::cx::Epilogue;
 
@@ -225,11 +227,9 @@ impl Conv2d {
         match algorithm {
             Algorithm::Pointwise => pointwise::forward(self, cx, x, weight, bias, y, epilogue, scratch),
             #[cfg(target_arch = "x86_64")]
-            algorithm if cx.isa.has_avx2() => match algorithm {
-                Algorithm::Winograd => winograd::forward(self, cx, x, weight, bias, y, epilogue, scratch),
-                Algorithm::Depthwise => depthwise::forward(self, cx, x, weight, bias, y, epilogue, scratch),
-                _ => direct::forward(self, cx, x, weight, bias, y, epilogue, scratch),
-            },
+            algorithm if cx.isa.has_avx2() => {
+                self.correlate(algorithm, Pass::Forward, cx, x, weight, bias, y, epilogue, scratch);
+            }
             _ => scalar::forward(self, cx, x, weight, bias, y, epilogue),
         }
     }
@@ -251,12 +251,38 @@ impl Conv2d {
         match algorithm {
             Algorithm::Pointwise => pointwise::grad_input(self, cx, dy, weight, dx, scratch),
             #[cfg(target_arch = "x86_64")]
-            algorithm if cx.isa.has_avx2() => match algorithm {
-                Algorithm::Winograd => winograd::grad_input(self, cx, dy, weight, dx, scratch),
-                Algorithm::Depthwise => depthwise::grad_input(self, cx, dy, weight, dx, scratch),
-                _ => direct::grad_input(self, cx, dy, weight, dx, scratch),
-            },
+            algorithm if cx.isa.has_avx2() => {
+                self.correlate(algorithm, Pass::GradInput, cx, dy, weight, None, dx, None, scratch);
+            }
             _ => scalar::grad_input(self, cx, dy, weight, dx),
+        }
+    }
+
+    /// Forward or input gradient where there is AVX2.
+    #[cfg(target_arch = "x86_64")]
+    fn correlate(
+        &self,
+        algorithm: Algorithm,
+        pass: Pass,
+        cx: &Cx,
+        read: &[f32],
+        weight: &[f32],
+        bias: Option<&[f32]>,
+        made: &mut [f32],
+        epilogue: Option<&Epilogue>,
+        scratch: &mut [f32],
+    ) {
+        let way = if pass == Pass::Forward { Way::Forward } else { Way::Backward };
+        match algorithm {
+            Algorithm::Winograd => {
+                Correlate::new(self, pass).run(cx, read, weight, bias, made, epilogue, scratch);
+            }
+            Algorithm::Depthwise => {
+                Depthwise::new(self, way).run(cx, read, weight, bias, made, epilogue, scratch);
+            }
+            Algorithm::Direct | Algorithm::Pointwise => {
+                Gather::new(self, way).run(cx, read, weight, bias, made, epilogue, scratch);
+            }
         }
     }
 

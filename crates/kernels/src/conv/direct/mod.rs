@@ -203,7 +203,7 @@ impl Gather {
         }
     }
 
-    fn run(
+    pub(super) fn run(
         &self,
         cx: &Cx,
         read: &[f32],
@@ -347,30 +347,4 @@ pub(super) fn scratch_len(s: &Conv2d, pass: Pass, workers: usize) -> usize {
         Pass::GradInput => Gather::new(s, Way::Backward).scratch_len(workers),
         Pass::GradWeight => grad_weight::scratch_len(s, workers),
     }
-}
-
-/// `y = conv(x, weight) + bias`.
-pub(super) fn forward(
-    s: &Conv2d,
-    cx: &Cx,
-    x: &[f32],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    y: &mut [f32],
-    epilogue: Option<&Epilogue>,
-    scratch: &mut [f32],
-) {
-    Gather::new(s, Way::Forward).run(cx, x, weight, bias, y, epilogue, scratch);
-}
-
-/// `dx` from `dy`.
-pub(super) fn grad_input(
-    s: &Conv2d,
-    cx: &Cx,
-    dy: &[f32],
-    weight: &[f32],
-    dx: &mut [f32],
-    scratch: &mut [f32],
-) {
-    Gather::new(s, Way::Backward).run(cx, dy, weight, None, dx, None, scratch);
 }

@@ -104,7 +104,7 @@ impl Tiling {
 }
 
 /// Forward or input gradient.
-struct Correlate {
+pub(super) struct Correlate {
     tiling: Tiling,
     c_read: usize,
     c_made: usize,
@@ -116,7 +116,7 @@ struct Correlate {
 }
 
 impl Correlate {
-    fn new(s: &Conv2d, pass: Pass) -> Correlate {
+    pub(super) fn new(s: &Conv2d, pass: Pass) -> Correlate {
         let (oh, ow, p) = (s.out_h(), s.out_w(), (s.padding.0 as isize, s.padding.1 as isize));
         if pass == Pass::Forward {
             let tiling = Tiling { n: s.n, h: oh, w: ow, read_h: s.h, read_w: s.w, pad_h: p.0, pad_w: p.1 };
@@ -164,7 +164,7 @@ impl Correlate {
         zeros + POINTS * self.weight_plane() + workers * self.own_len() + ALIGN_SLACK
     }
 
-    fn run(
+    pub(super) fn run(
         &self,
         cx: &Cx,
         read: &[f32],
@@ -365,30 +365,4 @@ pub(super) fn scratch_len(s: &Conv2d, pass: Pass, workers: usize) -> usize {
         Pass::GradWeight => grad_weight::scratch_len(s),
         pass => Correlate::new(s, pass).scratch_len(workers),
     }
-}
-
-/// `y = conv(x, weight) + bias`.
-pub(super) fn forward(
-    s: &Conv2d,
-    cx: &Cx,
-    x: &[f32],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    y: &mut [f32],
-    epilogue: Option<&Epilogue>,
-    scratch: &mut [f32],
-) {
-    Correlate::new(s, Pass::Forward).run(cx, x, weight, bias, y, epilogue, scratch);
-}
-
-/// `dx` from `dy`.
-pub(super) fn grad_input(
-    s: &Conv2d,
-    cx: &Cx,
-    dy: &[f32],
-    weight: &[f32],
-    dx: &mut [f32],
-    scratch: &mut [f32],
-) {
-    Correlate::new(s, Pass::GradInput).run(cx, dy, weight, None, dx, None, scratch);
 }
