@@ -1,6 +1,8 @@
 //! Ranks that die or hang, through the binary: the others say who, where and when, within 5 seconds, and fewer go on.
 
 use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use polyreme::train::checkpoint;
@@ -11,6 +13,19 @@ use crate::ranks::{by_environment, end, endless, living, pids, send, start, wait
 
 /// So soon after a rank was killed the others have said it and ended.
 const REPORT: Duration = Duration::from_secs(5);
+
+/// So many processes with a launcher, in the middle of their training into a folder: the launcher, the processes, and
+/// the file with what is said.
+fn launched(folder: &Path, processes: usize, output: &str, more: &[&str]) -> (Child, Vec<i32>, PathBuf) {
+    let errors = folder.join(format!("errors_{output}"));
+    let until = Instant::now() + Duration::from_secs(60);
+    let n = processes.to_string();
+    let args = [&["train", "job.toml", "--processes", &n, "--output", output], more].concat();
+    let launcher = start(command(folder, &args), &errors);
+    let pids = pids(&errors, processes, until);
+    wait_for_step(&folder.join(output), 25, until);
+    (launcher, pids, errors)
+}
 
 /// Every survivor for itself: no launcher passes on what it says.
 #[test]
@@ -55,12 +70,7 @@ fn each_survivor_of_a_killed_rank_reports_it() {
 #[test]
 fn a_survivor_that_hangs_is_ended() {
     let folder = folder(&endless());
-    let (run, errors) = (folder.path().join("run"), folder.path().join("errors"));
-    let until = Instant::now() + Duration::from_secs(60);
-    let args = ["train", "job.toml", "--processes", "4", "--output", "run"];
-    let launcher = start(command(folder.path(), &args), &errors);
-    let pids = pids(&errors, 4, until);
-    wait_for_step(&run, 25, until);
+    let (launcher, pids, errors) = launched(folder.path(), 4, "run", &[]);
     send(pids[1], Signal::STOP);
     send(pids[2], Signal::KILL);
     let killed = Instant::now();
@@ -76,12 +86,7 @@ fn a_survivor_that_hangs_is_ended() {
 #[test]
 fn a_killed_rank_ends_the_others_with_a_report_and_three_go_on() {
     let folder = folder(&endless());
-    let (run, errors) = (folder.path().join("run"), folder.path().join("errors"));
-    let until = Instant::now() + Duration::from_secs(60);
-    let args = ["train", "job.toml", "--processes", "4", "--output", "run"];
-    let launcher = start(command(folder.path(), &args), &errors);
-    let pids = pids(&errors, 4, until);
-    wait_for_step(&run, 25, until);
+    let (launcher, pids, errors) = launched(folder.path(), 4, "run", &[]);
     send(pids[2], Signal::KILL);
     let killed = Instant::now();
     let out = end(launcher, Duration::from_secs(30));
@@ -91,7 +96,7 @@ fn a_killed_rank_ends_the_others_with_a_report_and_three_go_on() {
     assert!(said.contains("rank 2") && said.contains("is gone") && said.contains("at step"), "{said}");
     assert!(said.contains(&format!("rank 2 (process {}) was killed by signal 9", pids[2])), "{said}");
     assert_eq!(living(&pids), [0; 0]);
-    let (loaded, _) = checkpoint::latest_whole(&run).unwrap();
+    let (loaded, _) = checkpoint::latest_whole(&folder.path().join("run")).unwrap();
     let steps = loaded.manifest.step + 30;
     let lines = json(
         folder.path(),
@@ -105,13 +110,7 @@ fn a_killed_rank_ends_the_others_with_a_report_and_three_go_on() {
 fn a_stopped_rank_is_named_with_the_step_it_was_in() {
     let folder = folder(&endless());
     for transport in ["shm", "tcp"] {
-        let (run, errors) =
-            (folder.path().join(transport), folder.path().join(format!("errors_{transport}")));
-        let until = Instant::now() + Duration::from_secs(60);
-        let args = ["train", "job.toml", "--processes", "3", "--transport", transport, "--output", transport];
-        let launcher = start(command(folder.path(), &args), &errors);
-        let pids = pids(&errors, 3, until);
-        wait_for_step(&run, 25, until);
+        let (launcher, pids, errors) = launched(folder.path(), 3, transport, &["--transport", transport]);
         send(pids[2], Signal::STOP);
         let out = end(launcher, Duration::from_secs(30));
         assert_eq!(out.status.code(), Some(1));
