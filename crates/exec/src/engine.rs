@@ -16,6 +16,7 @@ use crate::launch::{Prepared, prepare};
 use crate::memory::{Keeping, Memory, Workspace};
 use crate::pool::Pool;
 use crate::run::{StepArgs, run};
+use crate::shards::ShardSums;
 use crate::timeline::Timeline;
 
 /// How to run a program.
@@ -43,6 +44,8 @@ pub struct Footprint {
     pub params: usize,
     /// Their gradients.
     pub grads: usize,
+    /// Sums of a step's logical shards, or of its earlier pieces.
+    pub sums: usize,
     /// Optimizer state.
     pub optimizer: usize,
     /// States without a gradient.
@@ -56,14 +59,15 @@ pub struct Footprint {
 impl Footprint {
     /// All of it.
     pub fn total(&self) -> usize {
-        self.params + self.grads + self.optimizer + self.states + self.inputs + self.activations
+        self.params + self.grads + self.sums + self.optimizer + self.states + self.inputs + self.activations
     }
 
     /// The same if steps have several pieces ([`Engine::accumulate`]): the sums of the earlier ones take as much as the
-    /// gradients of the last. Ranks that keep their own part of the gradients only sum every piece where it is kept.
+    /// gradients of the last. Ranks that keep their own part of the gradients only sum every piece where it is kept, and
+    /// logical shards have sums already.
     pub fn in_pieces(self, program: &Program) -> Footprint {
-        let times = if program.buffers.is_some() { 1 } else { 2 };
-        Footprint { grads: times * self.grads, ..self }
+        let elsewhere = program.buffers.is_some() || self.sums > 0;
+        Footprint { sums: if elsewhere { self.sums } else { self.grads }, ..self }
     }
 }
 
@@ -158,9 +162,11 @@ impl Engine {
         let (_, plan) = lay_out(program, threads);
         let own = moment_len(program, &plan) * 4;
         let kept = if program.buffers.is_some() { own } else { 0 };
+        let shards = program.role.as_ref().and_then(|role| Some((role.shards?, role.ranks)));
         Footprint {
             params: plan.param_len * 4,
             grads: if has_grads(&program.graph) { plan.grad_len * 4 + kept } else { 0 },
+            sums: shards.map_or(0, |(n, ranks)| 4 * ShardSums::floats(n, ranks, &plan)),
             optimizer: own * program.optimizer.map_or(0, |o| o.state_per_param()),
             states: plan.state_len * 4,
             inputs: plan.input_bytes,

@@ -58,6 +58,12 @@ impl ShardSums {
         }
     }
 
+    /// What these sums take of a rank, in floats: the most of all ranks, so that all plan alike.
+    pub(crate) fn floats(shards: usize, ranks: usize, plan: &MemoryPlan) -> usize {
+        let of = |rank| floats_of(shards, ranks, rank, plan.param_len, plan.state_len);
+        (0..ranks).map(of).max().unwrap_or(0)
+    }
+
     pub(crate) fn begin(&mut self) {
         self.free.extend(self.stack.drain(..).map(|(_, sums)| sums));
         self.losses.clear();
@@ -73,11 +79,7 @@ impl ShardSums {
     fn push(&mut self, cx: &Cx, shard: usize, sums: Vec<f32>) {
         self.stack.push((shard..shard + 1, sums));
         while let [.., (a, _), (b, _)] = &self.stack[..] {
-            let both = a.start..b.end;
-            let siblings = is_subtree(self.shards, &both) && polyreme_parallel::tree::cut(&both) == b.start;
-            if !siblings {
-                break;
-            }
+            let Some(both) = joined(self.shards, a, b) else { break };
             let (_, right) = self.stack.pop().expect("there are two");
             let (node, left) = self.stack.last_mut().expect("there were two");
             add(cx, left, &right);
@@ -112,6 +114,7 @@ impl ShardSums {
         let row = own.len() + self.state_len;
         let recv_cuts = sizes(&|r| nodes[r].len() * row);
         self.send.clear();
+        self.send.reserve_exact(send_cuts[self.ranks]);
         for rank in 0..self.ranks {
             for (_, sums) in &self.stack {
                 self.send.extend_from_slice(&sums[part(rank)]);
@@ -157,6 +160,32 @@ impl ShardSums {
         }
         Ok(sums.iter().sum())
     }
+}
+
+/// The subtree that two neighbours make, if they are its halves.
+fn joined(shards: usize, a: &Node, b: &Node) -> Option<Node> {
+    let both = a.start..b.end;
+    (is_subtree(shards, &both) && polyreme_parallel::tree::cut(&both) == b.start).then_some(both)
+}
+
+/// Floats that [`ShardSums`] of a rank reserve: subtrees, as many as there are at a time, what is sent, and what comes.
+fn floats_of(shards: usize, ranks: usize, rank: usize, grad_len: usize, state_len: usize) -> usize {
+    let (mut stack, mut most): (Vec<Node>, usize) = (Vec::new(), 0);
+    for shard in run_of(shards, ranks, rank) {
+        stack.push(shard..shard + 1);
+        most = most.max(stack.len());
+        while let [.., a, b] = &stack[..] {
+            let Some(both) = joined(shards, a, b) else { break };
+            stack.truncate(stack.len() - 2);
+            stack.push(both);
+        }
+    }
+    let nodes = |rank| whole_subtrees(shards, &run_of(shards, ranks, rank)).len();
+    let cuts = cuts(grad_len, ranks);
+    let row = cuts[rank + 1] - cuts[rank] + state_len;
+    most * (grad_len + state_len)
+        + stack.len() * (grad_len + ranks * state_len)
+        + (0..ranks).map(nodes).sum::<usize>() * row
 }
 
 impl Engine {
@@ -238,5 +267,55 @@ impl Engine {
             into[at..at + new.len()].copy_from_slice(new);
         }
         into.iter_mut().for_each(|s| *s *= weight);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polyreme_kernels::{Isa, Serial};
+
+    use super::*;
+
+    #[test]
+    fn what_sums_take_is_known_before() {
+        let (grad_len, state_len) = (1000, 10);
+        for (shards, ranks) in [(1, 1), (2, 1), (8, 1), (16, 1), (5, 2), (16, 3), (2, 3)] {
+            let rank = |mut comm: Comm| {
+                let rank = comm.rank();
+                let mut sums = ShardSums {
+                    shards,
+                    ranks,
+                    rank,
+                    grad_len,
+                    state_len,
+                    cuts: cuts(grad_len, ranks),
+                    stack: Vec::new(),
+                    free: Vec::new(),
+                    losses: Vec::new(),
+                    send: Vec::new(),
+                    recv: Vec::new(),
+                };
+                let cx = Cx { isa: Isa::SCALAR, par: &Serial };
+                let (mut grads, mut states) = (vec![0.0; grad_len], vec![0.0; state_len]);
+                // What is reserved in the first step serves for the others.
+                for _ in 0..3 {
+                    sums.begin();
+                    for shard in run_of(shards, ranks, rank) {
+                        let leaf = sums.leaf();
+                        sums.push(&cx, shard, leaf);
+                    }
+                    sums.exchange(&cx, &mut comm, &mut grads, &mut states).unwrap();
+                }
+                let trees = sums.stack.iter().map(|(_, sums)| sums).chain(&sums.free);
+                let took: usize = trees.chain([&sums.send, &sums.recv]).map(Vec::capacity).sum();
+                let known = floats_of(shards, ranks, rank, grad_len, state_len);
+                assert_eq!(took, known, "rank {rank} of {ranks}, {shards} shards");
+            };
+            std::thread::scope(|s| {
+                let ranks: Vec<_> =
+                    Comm::local(ranks).into_iter().map(|comm| s.spawn(|| rank(comm))).collect();
+                ranks.into_iter().for_each(|rank| rank.join().unwrap());
+            });
+        }
     }
 }

@@ -84,6 +84,7 @@ fn a_footprint_is_what_the_plan_says() {
             let want = Footprint {
                 params,
                 grads: params,
+                sums: 0,
                 optimizer: per_param * params,
                 states: plan.state_len * 4,
                 inputs: plan.input_bytes,

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use polyreme_collective::Comm;
+use polyreme_parallel::buckets::PART_ALIGN;
 
 use super::prepared::{Given, Prepared};
 use super::train::Run;
@@ -59,7 +60,7 @@ fn a_slow_rank_gets_fewer_samples_from_the_next_step_on() {
 
 /// Twice as large a batch in twice as many pieces takes the same, and the sums of the pieces.
 #[test]
-fn the_outline_counts_the_sums_of_pieces() {
+fn the_outline_counts_the_sums_of_pieces_and_shards() {
     let outline = |batch: usize, accumulate: usize, shard_gradients: bool| {
         let mut job = job();
         (job.train.batch, job.train.accumulate) = (batch, accumulate);
@@ -71,5 +72,13 @@ fn the_outline_counts_the_sums_of_pieces() {
     // Gradients of both ranks; tensors begin at whole lines.
     let (least, most) = (2 * 4 * whole.params, 2 * 4 * (whole.params + 4 * 16));
     assert!((least as f64..=most as f64).contains(&more), "{more} bytes more for {} weights", whole.params);
+    // A logical shard on each rank: its sums, what is sent of them, and what comes from both.
+    let mut shards = job();
+    (shards.parallel.reproducible, shards.parallel.shards) = (true, 2);
+    let shards = Prepared::new(shards, Given::default(), 1).unwrap().outline(Path::new("/"), 0).unwrap();
+    let more = (shards.memory_mib - whole.memory_mib) * f64::from(1 << 20);
+    // The larger part of what comes may be longer than half of it by a block.
+    let (least, most) = (3 * least, 3 * most + 2 * 2 * 4 * PART_ALIGN);
+    assert!((least as f64..=most as f64).contains(&more), "{more} bytes more for shards");
     assert_eq!(outline(30, 1, true).memory_mib, outline(60, 2, true).memory_mib);
 }
