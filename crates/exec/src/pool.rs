@@ -51,10 +51,12 @@ struct Shared {
     up: Barrier,
 }
 
-/// On a cache line of its own, and on that beside it, which comes along.
-#[repr(align(128))]
+/// Two cache lines long, so that no two share a line or lie on a pair of lines that come together.
 #[derive(Default)]
-struct Counter(AtomicUsize);
+struct Counter {
+    next: AtomicUsize,
+    _room: [usize; 15],
+}
 
 #[derive(Clone, Copy)]
 struct Job {
@@ -126,7 +128,7 @@ unsafe impl Parallel for Pool {
         // SAFETY: the gate is closed and nobody is inside (the last `run` waited for it).
         unsafe { *s.job.get() = Job { task, n_tasks } };
         for (worker, next) in s.next.iter().enumerate() {
-            next.0.store(s.run_of(n_tasks, worker).start, Ordering::Relaxed);
+            next.next.store(s.run_of(n_tasks, worker).start, Ordering::Relaxed);
         }
         let generation = (s.gate.load(Ordering::Relaxed) >> 16) + 1;
         s.gate.store(generation << 16 | OPEN, Ordering::SeqCst);
@@ -158,7 +160,7 @@ impl Shared {
             for owner in (worker..workers).chain(0..worker) {
                 let end = self.run_of(job.n_tasks, owner).end;
                 loop {
-                    let i = self.next[owner].0.fetch_add(1, Ordering::Relaxed);
+                    let i = self.next[owner].next.fetch_add(1, Ordering::Relaxed);
                     if i >= end {
                         break;
                     }
@@ -169,7 +171,7 @@ impl Shared {
         }));
         if let Err(panic) = result {
             for next in &self.next {
-                next.0.store(usize::MAX / 2, Ordering::Relaxed);
+                next.next.store(usize::MAX / 2, Ordering::Relaxed);
             }
             *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
         }

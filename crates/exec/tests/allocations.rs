@@ -20,9 +20,7 @@ use polyreme_kernels::optim::{Moments, Optimizer};
 struct Counting;
 
 static CALLS: AtomicUsize = AtomicUsize::new(0);
-/// The alignment of the pool's counters.
-const POOL_ALIGN: usize = 2 * ALIGN_BYTES;
-/// Bytes with the alignments of arenas, which nothing else here asks for.
+/// Bytes with the alignment of arenas, which nothing else here asks for.
 static ARENA_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 #[global_allocator]
@@ -30,7 +28,7 @@ static ALLOCATOR: Counting = Counting;
 
 fn count(layout: Layout) {
     CALLS.fetch_add(1, Ordering::Relaxed);
-    if layout.align() >= ALIGN_BYTES && layout.align() != POOL_ALIGN {
+    if layout.align() >= ALIGN_BYTES {
         ARENA_BYTES.fetch_add(layout.size(), Ordering::Relaxed);
     }
 }

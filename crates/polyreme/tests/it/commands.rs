@@ -4,6 +4,8 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+use crate::binary::root;
+
 fn polyreme(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_polyreme")).args(args).output().unwrap()
 }
@@ -47,7 +49,8 @@ fn a_step_is_measured_and_stays_within_its_plan() {
         assert_eq!(report["threads"], 2);
         assert!(number("step_ms") > 0.0 && number("gflops") > 0.0 && number("peak_share") > 0.0);
         assert!(number("loss").is_finite());
-        assert!(number("param_mib") > 0.0 && number("grad_mib") == number("param_mib"));
+        // Gradients of linear layers, most of both jobs, are kept nowhere.
+        assert!(number("param_mib") > 0.0 && number("grad_mib") < 0.5 * number("param_mib"));
         assert!(number("optimizer_mib") >= number("param_mib"));
         let (planned, actual) = (number("planned_peak_mib"), number("peak_rss_mib"));
         assert!((actual / planned - 1.0).abs() < 0.1, "{job}: planned {planned} MiB, took {actual}");
@@ -107,13 +110,17 @@ fn the_environment_limits_the_instructions_and_the_bits_stay() {
     };
     let said = |out: Output| String::from_utf8([out.stdout, out.stderr].concat()).unwrap();
     assert!(said(with("scalar", &["doctor"])).contains("scalar"));
-    let step = ["bench", "step", "--job", "mlp", "--steps", "2", "--threads", "1", "--json"];
-    let loss =
-        |text: &str| serde_json::from_str::<Value>(text.lines().next().unwrap()).unwrap()["loss"].clone();
+    let (folder, job) = (tempfile::tempdir().unwrap(), root().join("examples/digits.toml"));
+    let model = |isa: &str| {
+        let run = folder.path().join(isa);
+        let (job, run) = (job.to_str().unwrap(), run.to_str().unwrap());
+        let out = with(isa, &["train", job, "--set", "train.epochs=1", "--ranks", "1", "--output", run]);
+        assert!(out.status.success(), "{}", said(out));
+        std::fs::read(folder.path().join(isa).join("model.safetensors")).unwrap()
+    };
     // Both are vectors, if this CPU has any, and have the same bits.
-    let (avx2, best) = (said(with("avx2", &step)), said(with("avx512", &step)));
-    assert_eq!(loss(&avx2), loss(&best));
-    let wrong = with("fast", &step);
+    assert!(model("avx2") == model("avx512"));
+    let wrong = with("fast", &["doctor"]);
     assert_eq!(wrong.status.code(), Some(2));
     let wrong = said(wrong);
     assert!(wrong.contains("POLYREME_ISA=fast") && wrong.contains("avx2"), "{wrong}");
