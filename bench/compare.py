@@ -34,8 +34,8 @@ def pytorch_step(name, threads):
 
     def measure(channels_last):
         model, x, classes, n_labels, optimizer, steps = {
-            "mlp": lambda: (models.Mlp(), torch.randn(128, 784), 10, 128, sgd, 60),
-            "lenet": lambda: (models.LeNet(), torch.randn(64, 3, 32, 32), 10, 64, sgd, 60),
+            "mlp": lambda: (models.Mlp(), torch.randn(128, 784), 10, 128, sgd, 300),
+            "lenet": lambda: (models.LeNet(), torch.randn(64, 3, 32, 32), 10, 64, sgd, 300),
             "cnn": lambda: (models.Cnn(), torch.randn(64, 3, 32, 32), 10, 64, sgd, 8),
             "gpt": lambda: (models.Gpt(), torch.randint(0, 256, (8, 256)), 256, 2048, adamw, 8),
         }[name]()

@@ -73,8 +73,8 @@ def gloo_rank(rank, ranks, name, port):
         sgd = lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9)
         adamw = lambda p: torch.optim.AdamW(p, lr=3e-4)
         model, x, classes, n_labels, optimizer, steps = {
-            "mlp": lambda: (models.Mlp(), torch.randn(128, 784), 10, 128, sgd, 60),
-            "lenet": lambda: (models.LeNet(), torch.randn(64, 3, 32, 32), 10, 64, sgd, 60),
+            "mlp": lambda: (models.Mlp(), torch.randn(128, 784), 10, 128, sgd, 300),
+            "lenet": lambda: (models.LeNet(), torch.randn(64, 3, 32, 32), 10, 64, sgd, 300),
             "cnn": lambda: (models.Cnn(), torch.randn(64, 3, 32, 32), 10, 64, sgd, 8),
             "gpt": lambda: (models.Gpt(), torch.randint(0, 256, (8, 256)), 256, 2048, adamw, 6),
         }[name]()

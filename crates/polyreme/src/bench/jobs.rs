@@ -35,10 +35,10 @@ impl Job {
         let sgd = Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
         let adamw = Optimizer::AdamW(Moments { weight_decay: 0.01, ..Moments::DEFAULT });
         let (batch, optimizer, lr, timed_steps) = match name {
-            "mlp" => (128, sgd, 0.01, 60),
+            "mlp" => (128, sgd, 0.01, 300),
             "gpt" => (8, adamw, 3e-4, 8),
             "cnn" => (64, sgd, 0.01, 8),
-            _ => (64, sgd, 0.01, 60),
+            _ => (64, sgd, 0.01, 300),
         };
         let model = Model::by_name(name).ok()?;
         Some(Job { name, model, batch, optimizer, lr, timed_steps })

@@ -40,7 +40,7 @@ pub(super) struct StepArgs {
     /// The jobs to run; all of them if none is named.
     #[arg(long = "job", value_name = "NAME", value_parser = Job::NAMES)]
     jobs: Vec<String>,
-    /// Timed steps of each job [default: what the job says, 8 to 60].
+    /// Timed steps of each job [default: what the job says, 8 to 300].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     steps: Option<u32>,
     /// Recompute activations so that parameters, gradients, optimizer state and activations take at most this much.
