@@ -2,7 +2,7 @@
 //!
 //! A block is only memory. When a rank may read or write which part of it is agreed between those who use it.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -63,11 +63,13 @@ impl Block {
         let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { ALIGN_BYTES };
         let layout = Layout::from_size_align(bytes.max(1), align).expect("a block fits in memory");
         // SAFETY: the size is not zero.
-        let Some(ptr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
+        let Some(ptr) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
         let block = Block { ptr, bytes, _owner: Arc::new(Owner::Heap { ptr, layout }) };
+        // Before the first touch: the kernel does not make huge pages of those that are there. That is why the zeros are not
+        // the allocator's, which would write them at once.
         block.ask_for_huge_pages();
-        // Whole pages only: the allocator may keep its own books in the rest of the last one.
-        let _: Result<(), Errno> = block.fault_in(bytes / ALIGN_BYTES * ALIGN_BYTES);
+        // SAFETY: the memory is this long and nobody else has it.
+        unsafe { ptr.write_bytes(0, layout.size()) };
         block
     }
 
@@ -143,5 +145,48 @@ impl Drop for Owner {
                 let _ = unsafe { munmap(ptr.as_ptr().cast(), bytes) };
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On Linux, kilobytes of huge pages behind an address, if the system says so.
+    fn huge_kib(address: usize) -> Option<usize> {
+        let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+        let inside = |line: &str| {
+            let (start, end) = line.split(' ').next()?.split_once('-')?;
+            let (start, end) = (usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
+            Some((start..end).contains(&address))
+        };
+        let mut lines = maps.lines().skip_while(|line| inside(line) != Some(true));
+        lines.find_map(|line| line.strip_prefix("AnonHugePages:")?.trim().strip_suffix(" kB")?.parse().ok())
+    }
+
+    #[test]
+    fn blocks_are_zeros_at_whole_pages() {
+        for bytes in [0, 1, 5000, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES + 17] {
+            let block = Block::of_this_process(bytes);
+            let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { ALIGN_BYTES };
+            assert!(block.ptr().as_ptr().addr().is_multiple_of(align), "{bytes} bytes");
+            assert_eq!(block.bytes(), bytes);
+            for at in (0..bytes).step_by(1000).chain(bytes.checked_sub(1)) {
+                assert_eq!(block.at::<AtomicU8>(at).load(std::sync::atomic::Ordering::Relaxed), 0);
+            }
+        }
+    }
+
+    /// Where the system has huge pages for those who ask, a fresh large block is made of such.
+    #[test]
+    fn large_blocks_are_of_huge_pages() {
+        let mode = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+        if !mode.contains("[madvise]") && !mode.contains("[always]") {
+            return;
+        }
+        let blocks: Vec<_> = (0..4).map(|_| Block::of_this_process(8 * HUGE_PAGE_BYTES)).collect();
+        let huge: usize =
+            blocks.iter().map(|b| huge_kib(b.ptr().as_ptr().addr()).expect("a mapping of its own")).sum();
+        assert!(huge > 0, "none of {} MiB", 4 * 8 * HUGE_PAGE_BYTES >> 20);
     }
 }
