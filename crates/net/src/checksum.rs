@@ -13,12 +13,19 @@
 
 /// The checksum of some bytes.
 pub(crate) fn of(bytes: &[u8]) -> u32 {
+    append(0, bytes, &[])
+}
+
+/// The checksum of bytes whose first ones have the checksum `sum`, and these are the rest. Meanwhile `next`, which is to be
+/// changed soon, may be brought into the caches.
+pub(crate) fn append(sum: u32, bytes: &[u8], next: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if bytes.len() >= folding::BLOCK_BYTES && folding::possible() {
         // SAFETY: the CPU has the instructions.
-        return unsafe { folding::crc32c(bytes) };
+        return unsafe { folding::append(sum, bytes, next) };
     }
-    crc32c::crc32c(bytes)
+    let _ = next;
+    crc32c::crc32c_append(sum, bytes)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -60,18 +67,27 @@ mod folding {
     /// # Safety
     /// The CPU has these instructions.
     #[target_feature(enable = "avx512f,avx512vl,vpclmulqdq,pclmulqdq,sse4.2")]
-    pub(super) unsafe fn crc32c(bytes: &[u8]) -> u32 {
+    pub(super) unsafe fn append(sum: u32, bytes: &[u8], next: &[u8]) -> u32 {
         let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
-        let Some((first, blocks)) = blocks.split_first() else { return crc32c::crc32c(bytes) };
+        let Some((first, blocks)) = blocks.split_first() else {
+            return crc32c::crc32c_append(sum, bytes);
+        };
         let load = |block: &[u8; BLOCK_BYTES], k: usize| {
             let part: &[u8; 64] = block[64 * k..].first_chunk().expect("four parts of 64 bytes");
             // SAFETY: 64 bytes that are there; any alignment will do.
             unsafe { _mm512_loadu_si512(part.as_ptr().cast()) }
         };
         let mut sums = [load(first, 0), load(first, 1), load(first, 2), load(first, 3)];
-        // A CRC starts with all ones before the message.
-        sums[0] = _mm512_xor_si512(sums[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(-1)));
+        // What was before the message stands in its first bits, as a complement: all ones if there was nothing.
+        sums[0] = _mm512_xor_si512(sums[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(!sum as i32)));
         let by_block = constants::<BLOCK_BYTES>();
+        let (fetching, blocks) = blocks.split_at(blocks.len().min(next.len() / BLOCK_BYTES));
+        for (block, next) in fetching.iter().zip(next.as_chunks::<BLOCK_BYTES>().0) {
+            for (k, sum) in sums.iter_mut().enumerate() {
+                _mm_prefetch::<_MM_HINT_ET0>(next[64 * k..].as_ptr().cast());
+                *sum = fold(*sum, by_block, load(block, k));
+            }
+        }
         for block in blocks {
             for (k, sum) in sums.iter_mut().enumerate() {
                 *sum = fold(*sum, by_block, load(block, k));
@@ -132,6 +148,12 @@ mod tests {
             for length in (0..=1100).chain([2047, 2048, 2049, 4096, 4900]) {
                 let part = &bytes[start..start + length];
                 assert_eq!(of(part), crc32c::crc32c(part), "{length} bytes from {start}");
+                let (first, rest) = part.split_at(length / 3);
+                assert_eq!(
+                    append(of(first), rest, &bytes[..length / 2]),
+                    of(part),
+                    "{length} bytes from {start} in two"
+                );
             }
         }
     }

@@ -12,7 +12,7 @@
 //!   between every two. [`control`]: who is still there. [`environment`]: what another launcher says.
 //! - [`alarm`]: a failure that every wait of this process sees.
 //! - [`report`]: who failed, where and in which operation.
-//! - `checksum`: of what goes over sockets. `ready`: waiting for several sockets.
+//! - `checksum`: of what goes over sockets. `pieces`: which segments of a plan are alike. `ready`: waiting for several sockets.
 
 pub mod alarm;
 pub mod block;
@@ -25,6 +25,7 @@ pub mod loopback;
 pub mod moves;
 pub mod notice;
 pub mod peers;
+mod pieces;
 mod ready;
 pub mod rendezvous;
 pub mod report;

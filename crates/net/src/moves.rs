@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use crate::pieces::Pieces;
+
 /// What happens to the bytes of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -70,6 +72,8 @@ pub struct Moves {
     pub(crate) queues: Vec<Queue>,
     /// Where the furthest move ends: in the memory that is only read, and in that which is worked on.
     pub(crate) ends: (usize, usize),
+    /// Their segments.
+    pub(crate) pieces: Pieces,
 }
 
 /// The moves of one peer.
@@ -101,6 +105,7 @@ impl Moves {
             let queue = &mut moves.queues[at];
             if this.sends() { queue.sends.push(k) } else { queue.recvs.push(k) }
         }
+        moves.pieces = Pieces::new(&list);
         moves.list = list;
         moves
     }

@@ -14,6 +14,7 @@
 mod crossed;
 mod farewell;
 mod peer;
+mod reduce;
 #[cfg(test)]
 mod tests;
 
@@ -28,11 +29,13 @@ use rustix::event::{Timespec, epoll};
 
 use crate::alarm::Alarm;
 use crate::checksum;
-use crate::frame::{Header, Op, SEGMENT_BYTES_MAX, Tag, segment_bytes};
+use crate::frame::{Header, Op, SEGMENT_BYTES_MAX, Tag};
 use crate::loopback;
 use crate::moves::{Kind, Moves};
+use crate::pieces::piece;
 use crate::report::{Cause, Report};
 use peer::{Peer, Step, Trouble};
+use reduce::reduce;
 
 /// How often a wait looks at the alarm.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
@@ -73,6 +76,8 @@ pub struct Links {
     /// Bytes done of each move, and for each queue the current send and receive; of the current run.
     done: Vec<usize>,
     at: Vec<(usize, usize)>,
+    /// Checksums of segments, by the first one with the same bytes; of the current run.
+    sums: Vec<Option<u32>>,
     failed: Option<Report>,
 }
 
@@ -126,6 +131,7 @@ impl Links {
             epoll,
             done: Vec::new(),
             at: Vec::new(),
+            sums: Vec::new(),
             failed: None,
         })
     }
@@ -238,6 +244,8 @@ impl Links {
         self.done.resize(moves.list.len(), 0);
         self.at.clear();
         self.at.resize(moves.queues.len(), (0, 0));
+        self.sums.clear();
+        self.sums.resize(moves.pieces.len(), None);
         let mut idle_since = None;
         let mut unread = None;
         loop {
@@ -294,21 +302,24 @@ impl Links {
         let Some(&k) = queue.sends.get(self.at[q].0) else { return Ok(false) };
         let peer = self.peers[queue.peer].as_mut().expect("a link to the peer of a move");
         let whole = &moves.list[k].bytes;
-        let piece = piece(whole, self.done[k]);
-        let payload = memory.sent(moves.list[k].kind, piece.clone());
+        let bytes = piece(whole, self.done[k]);
+        let payload = memory.sent(moves.list[k].kind, bytes.clone());
         if !peer.writing {
-            if !moves.free(k, &piece, &self.done) {
+            if !moves.free(k, &bytes, &self.done) {
                 return Ok(false);
             }
-            peer.open(Header::of(tag, self.generation, peer.sent, payload.len()), payload);
+            let same = moves.pieces.same(moves.pieces.number(k, whole, self.done[k]));
+            let payload_crc = *self.sums[same].get_or_insert_with(|| checksum::of(payload));
+            let header = Header::of(tag, self.generation, peer.sent, payload.len());
+            peer.open(Header { payload_crc, ..header });
         }
         // If the next segment follows at once, the kernel need not send the end of this one as a packet of its own.
-        let next = self::piece(whole, self.done[k] + payload.len());
+        let next = piece(whole, self.done[k] + payload.len());
         let more = !next.is_empty() && moves.free(k, &next, &self.done);
         let step = peer.push(payload, more)?;
         if step == Step::Whole {
             self.done[k] += payload.len();
-            self.at[q].0 += usize::from(piece.end == whole.end);
+            self.at[q].0 += usize::from(bytes.end == whole.end);
         }
         Ok(step != Step::Blocked)
     }
@@ -330,6 +341,7 @@ impl Links {
         let free = moves.free(k, &piece, &self.done);
         let mut step = Step::Blocked;
         let expected = Header::of(tag, self.generation, peer.heard, piece.len());
+        let number = moves.pieces.number(k, whole, self.done[k]);
         if let Kind::Reduce { theirs_first } = moves.list[k].kind {
             // It is read even if it cannot be combined yet. Else two ranks that send each other the bytes that they
             // also reduce would both wait for the other to read.
@@ -345,15 +357,20 @@ impl Links {
                 return Ok(step != Step::Blocked);
             }
             peer.staged = false;
-            combine(&mut memory.into[piece.clone()], &peer.staging[..piece.len()], theirs_first);
+            let (into, arrived) = (&mut memory.into[piece.clone()], &peer.staging[..piece.len()]);
+            let (came, made) = reduce(into, arrived, theirs_first, moves.pieces.wanted(number), combine);
+            peer.checked(came)?;
+            self.sums[number] = made;
         } else {
             if !free {
                 return Ok(false);
             }
-            step = peer.pull(&mut memory.into[piece.clone()], &expected)?;
+            let target = &mut memory.into[piece.clone()];
+            step = peer.pull(target, &expected)?;
             if step != Step::Whole {
                 return Ok(step == Step::Moved);
             }
+            self.sums[number] = Some(peer.checked(checksum::of(target))?);
         }
         self.done[k] += piece.len();
         self.at[q].1 += usize::from(piece.end == whole.end);
@@ -414,10 +431,4 @@ impl Links {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-}
-
-/// The segment of a message that is next, if so many of its bytes are done.
-fn piece(message: &Range<usize>, done: usize) -> Range<usize> {
-    let start = message.start + done;
-    start..message.end.min(start + segment_bytes(message.len()))
 }

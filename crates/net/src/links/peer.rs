@@ -74,8 +74,8 @@ impl Peer {
     }
 
     /// Begins a frame. The payload stays as it is until the frame is whole.
-    pub(super) fn open(&mut self, header: Header, payload: &[u8]) {
-        self.head = Header { payload_crc: checksum::of(payload), ..header }.encode();
+    pub(super) fn open(&mut self, header: Header) {
+        self.head = header.encode();
         (self.wrote, self.writing) = (0, true);
     }
 
@@ -103,7 +103,8 @@ impl Peer {
         (head, &payload[payload_at..])
     }
 
-    /// Reads what has come of a frame whose payload goes to `target`, and checks it once it is whole.
+    /// Reads what has come of a frame whose payload goes to `target`. The header is checked; once the frame is whole the
+    /// caller sums the payload, and asks [`Peer::checked`].
     pub(super) fn pull(&mut self, target: &mut [u8], expected: &Header) -> Result<Step, Trouble> {
         let whole = HEADER_BYTES + target.len();
         let mut step = Step::Blocked;
@@ -128,12 +129,17 @@ impl Peer {
                 self.check(target, expected)?;
             }
         }
-        if checksum::of(target) != self.payload_crc {
-            return Err(Trouble::Damaged(format!("the checksum of segment {} is wrong", self.heard)));
-        }
         self.read = 0;
         self.heard += 1;
         Ok(Step::Whole)
+    }
+
+    /// Compares the checksum of the payload that came last with what its header says.
+    pub(super) fn checked(&mut self, sum: u32) -> Result<u32, Trouble> {
+        if sum == self.payload_crc {
+            return Ok(sum);
+        }
+        Err(Trouble::Damaged(format!("the checksum of segment {} is wrong", self.heard - 1)))
     }
 
     fn check(&mut self, target: &mut [u8], expected: &Header) -> Result<(), Trouble> {

@@ -1,9 +1,10 @@
 //! Links between threads, and peers that do not play by the rules.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::thread;
 
 use super::*;
+use crate::frame::{HEADER_BYTES, segment_bytes};
 use crate::moves::Move;
 
 const TAG: Tag = Tag { step: 5, op: Op::AllReduce, dtype: 0, count: 100_000 };
@@ -39,8 +40,17 @@ fn sending_and_reducing_the_same_bytes_does_not_lock_up() {
     }
 }
 
-/// What a rank says that waits for `want` bytes of a peer that writes `raw` and closes, or keeps quiet.
+/// What a rank says that waits for `want` bytes of a peer that writes `raw` and closes, or keeps quiet. Whether it is to
+/// receive or to combine them makes no difference.
 fn hears(raw: &[u8], want: usize, closes: bool) -> Report {
+    let received = hears_as(Move::recv(1, 0..want), raw, closes);
+    let combined = hears_as(Move::reduce(1, 0..want, true), raw, closes);
+    assert_eq!(std::mem::discriminant(&received.cause), std::mem::discriminant(&combined.cause));
+    received
+}
+
+fn hears_as(this: Move, raw: &[u8], closes: bool) -> Report {
+    let want = this.bytes.len();
     let mut rows = loopback::streams(2).unwrap();
     let mut stranger = rows[1][0].take().unwrap();
     let hosts = vec!["a".to_string(), "b".to_string()];
@@ -49,7 +59,7 @@ fn hears(raw: &[u8], want: usize, closes: bool) -> Report {
     links.set_bounds(Bounds { stall, grace, ..Bounds::default() });
     stranger.write_all(raw).unwrap();
     let held = Some(stranger).filter(|_| !closes);
-    let moves = Moves::new(vec![Move::recv(1, 0..want)]);
+    let moves = Moves::new(vec![this]);
     let mut data = vec![0; want];
     let report = links.run(&TAG, &moves, &[], &mut data, &mut add).unwrap_err();
     assert_eq!(links.run(&TAG, &moves, &[], &mut data, &mut add), Err(report.clone()), "it stays");
@@ -92,6 +102,111 @@ fn a_peer_that_breaks_the_rules_is_named() {
     }
     let report = hears(&frame(bye, &text), 3, false);
     assert_eq!(report, said, "a farewell longer than what was expected");
+}
+
+/// A rank, and the other ends of its connections to the others.
+fn among_strangers(ranks: usize) -> (Links, Vec<TcpStream>) {
+    let mut rows = loopback::streams(ranks).unwrap();
+    let strangers = (1..ranks).map(|r| rows[r][0].take().unwrap()).collect();
+    let hosts = (0..ranks).map(|r| format!("host {r}")).collect();
+    (Links::over(0, hosts, rows.remove(0), 9, Alarm::default()).unwrap(), strangers)
+}
+
+/// Reads the next frame.
+fn next_frame(from: &mut TcpStream) -> (Header, Vec<u8>) {
+    let mut header = [0; HEADER_BYTES];
+    from.read_exact(&mut header).unwrap();
+    let header = Header::decode(&header).unwrap();
+    let mut payload = vec![0; header.length as usize];
+    from.read_exact(&mut payload).unwrap();
+    (header, payload)
+}
+
+fn numbers(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|i| (i * i % 253) as u8).collect()
+}
+
+/// What is passed on has the checksum that it came with, or that of what was made of it.
+#[test]
+fn segments_are_passed_on_with_their_checksums() {
+    let bytes = 300_001;
+    for combined in [false, true] {
+        let (mut links, mut strangers) = among_strangers(3);
+        let (mut to, mut from) = (strangers.remove(1), strangers.remove(0));
+        let data = numbers(bytes);
+        let sent = data.clone();
+        let writer = thread::spawn(move || {
+            for (k, payload) in sent.chunks(segment_bytes(bytes)).enumerate() {
+                let header = Header::of(&TAG, 9, k as u64, payload.len());
+                let header = Header { payload_crc: crc32c::crc32c(payload), ..header };
+                from.write_all(&[&header.encode()[..], payload].concat()).unwrap();
+            }
+            from
+        });
+        let comes = if combined { Move::reduce(1, 0..bytes, true) } else { Move::recv(1, 0..bytes) };
+        let moves = Moves::new(vec![comes, Move::send(2, 0..bytes)]);
+        let mut into = vec![1; bytes];
+        links.run(&TAG, &moves, &[], &mut into, &mut add).unwrap();
+        let mut heard = Vec::new();
+        while heard.len() < bytes {
+            let (header, payload) = next_frame(&mut to);
+            assert_eq!(header.payload_crc, crc32c::crc32c(&payload));
+            heard.extend(payload);
+        }
+        let want = data.iter().map(|x| if combined { x + 1 } else { *x });
+        assert!(heard.into_iter().eq(want), "combined: {combined}");
+        drop(writer.join().unwrap());
+    }
+}
+
+/// Rank 0 passes on to rank 1 what it got from rank 2; on the way a bit is flipped in the last segment.
+#[test]
+fn damage_is_found_on_what_was_passed_on() {
+    let bytes = 300_000;
+    for bytes in [bytes, 10 * bytes] {
+        let frame_bytes = HEADER_BYTES + segment_bytes(bytes);
+        let mut rows = loopback::streams(3).unwrap();
+        let mut tapped = loopback::streams(2).unwrap();
+        // Rank 0 and rank 1 both talk to somebody in between.
+        let (mut near, mut far) = (rows[1][0].take().unwrap(), tapped[0][1].take().unwrap());
+        rows[1][0] = tapped[1][0].take();
+        let back = (far.try_clone().unwrap(), near.try_clone().unwrap());
+        let between = thread::spawn(move || {
+            let n_frames = bytes.div_ceil(segment_bytes(bytes));
+            let mut raw = vec![0; bytes + n_frames * HEADER_BYTES];
+            near.read_exact(&mut raw).unwrap();
+            raw[(n_frames - 1) * frame_bytes + HEADER_BYTES + 7] ^= 4;
+            far.write_all(&raw).unwrap();
+        });
+        let answers = thread::spawn(move || {
+            let (mut from, mut to) = back;
+            let _ = std::io::copy(&mut from, &mut to);
+        });
+        let lists = [
+            vec![Move::recv(2, 0..bytes), Move::send(1, 0..bytes)],
+            vec![Move::recv(0, 0..bytes)],
+            vec![Move::send(0, 0..bytes)],
+        ];
+        let ranks: Vec<_> = lists
+            .into_iter()
+            .zip(rows)
+            .enumerate()
+            .map(|(rank, (list, row))| {
+                thread::spawn(move || {
+                    let hosts = ["a", "b", "c"].map(String::from).to_vec();
+                    let mut links = Links::over(rank, hosts, row, 9, Alarm::default()).unwrap();
+                    let mut data = if rank == 2 { numbers(bytes) } else { vec![0; bytes] };
+                    links.run(&TAG, &Moves::new(list), &[], &mut data, &mut add)
+                })
+            })
+            .collect();
+        let done: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        let damaged = done[1].clone().unwrap_err();
+        assert!(damaged.rank == 0 && matches!(damaged.cause, Cause::Damaged { .. }), "{damaged}");
+        assert!(done[2].is_ok());
+        between.join().unwrap();
+        answers.join().unwrap();
+    }
 }
 
 /// Rank 2 of three is gone; rank 1 waits for it and rank 0 waits for rank 1: both name rank 2.
