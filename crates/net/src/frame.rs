@@ -14,7 +14,7 @@ pub const SEGMENT_BYTES_MAX: usize = 256 * 1024;
 /// Messages are cut at least so fine that checking, copying and reducing overlap, but not below this.
 const SEGMENT_BYTES_MIN: usize = 64 * 1024;
 
-const MAGIC: u32 = u32::from_le_bytes(*b"PRF1");
+const MAGIC: u32 = u32::from_le_bytes(*b"PRF2");
 
 /// What a message belongs to. A new kind is a new number: old ones keep theirs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -40,6 +40,8 @@ pub enum Op {
     AllToAll = 9,
     /// One to another.
     Send = 10,
+    /// Not an operation: the sender has taken all that was lent to it.
+    Receipt = 254,
     /// Not an operation: the sender ends, and says why.
     Farewell = 255,
 }
@@ -58,6 +60,7 @@ impl Op {
             Op::Scatter => "scatter",
             Op::AllToAll => "all-to-all",
             Op::Send => "send and receive",
+            Op::Receipt => "receipt",
             Op::Farewell => "farewell",
         }
     }
@@ -75,6 +78,7 @@ impl Op {
             Scatter,
             AllToAll,
             Send,
+            Receipt,
             Farewell,
         ]
         .into_iter()
@@ -102,6 +106,8 @@ pub struct Header {
     pub op: u8,
     /// As in [`Tag`].
     pub dtype: u8,
+    /// Whether the payload still lies in the sender's memory, which waits for a [`Op::Receipt`].
+    pub lent: bool,
     /// Which membership of the job this is.
     pub generation: u64,
     /// As in [`Tag`].
@@ -117,11 +123,12 @@ pub struct Header {
 }
 
 impl Header {
-    /// The header of a segment of an operation; `payload_crc` is left at zero.
+    /// The header of a segment of an operation that is not lent; `payload_crc` is left at zero.
     pub fn of(tag: &Tag, generation: u64, sequence: u64, length: usize) -> Header {
         Header {
             op: tag.op as u8,
             dtype: tag.dtype,
+            lent: false,
             generation,
             step: tag.step,
             sequence,
@@ -137,6 +144,7 @@ impl Header {
         bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4] = self.op;
         bytes[5] = self.dtype;
+        bytes[6] = u8::from(self.lent);
         let words = [self.generation, self.step, self.sequence, self.count, self.length];
         for (k, word) in words.into_iter().enumerate() {
             bytes[8 + 8 * k..16 + 8 * k].copy_from_slice(&word.to_le_bytes());
@@ -160,6 +168,7 @@ impl Header {
         Ok(Header {
             op: bytes[4],
             dtype: bytes[5],
+            lent: bytes[6] != 0,
             generation: word(8),
             step: word(16),
             sequence: word(24),
@@ -169,9 +178,9 @@ impl Header {
         })
     }
 
-    /// What is different from what was expected, in words; the payload's checksum is not compared.
+    /// What is different from what was expected, in words; the payload's checksum, and whether it is lent, is not compared.
     pub fn disagreement(&self, expected: &Header) -> Option<String> {
-        if *expected == (Header { payload_crc: expected.payload_crc, ..*self }) {
+        if *expected == (Header { payload_crc: expected.payload_crc, lent: expected.lent, ..*self }) {
             return None;
         }
         let what = |name: &str, got: u64, want: u64| Some(format!("it has {name} {got}, expected {want}"));
@@ -208,8 +217,10 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let header = Header { payload_crc: 99, ..Header::of(&TAG, 3, 12, 4000) };
-        assert_eq!(Header::decode(&header.encode()), Ok(header));
+        for lent in [false, true] {
+            let header = Header { payload_crc: 99, lent, ..Header::of(&TAG, 3, 12, 4000) };
+            assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
     }
 
     #[test]
@@ -239,7 +250,7 @@ mod tests {
             let what = got.disagreement(&want).expect("they differ");
             assert!(what.contains(says), "{what}");
         }
-        assert_eq!(Header { payload_crc: 5, ..want }.disagreement(&want), None);
+        assert_eq!(Header { payload_crc: 5, lent: true, ..want }.disagreement(&want), None);
     }
 
     #[test]

@@ -8,6 +8,10 @@ use std::ops::Range;
 
 use crate::pieces::Pieces;
 
+/// A peer to which a run can lend less gets copies: what is saved would not pay for its receipt. All-reduce between two ranks
+/// on loopback, lent and copied: 0.38 and 0.28 ms for 1 MiB, 1.07 and 1.24 ms for 4 MiB.
+const LENT_BYTES_MIN: usize = 2 << 20;
+
 /// What happens to the bytes of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -74,6 +78,8 @@ pub struct Moves {
     pub(crate) ends: (usize, usize),
     /// Their segments.
     pub(crate) pieces: Pieces,
+    /// For each move, whether its bytes may be lent: they are sent, and stay as they are until the peer has taken them.
+    pub(crate) lends: Vec<bool>,
 }
 
 /// The moves of one peer.
@@ -106,8 +112,35 @@ impl Moves {
             if this.sends() { queue.sends.push(k) } else { queue.recvs.push(k) }
         }
         moves.pieces = Pieces::new(&list);
+        moves.lends = vec![false; list.len()];
         moves.list = list;
         moves
+    }
+
+    /// Lets bytes be lent to ranks of the same host, instead of copied, if they are sent and not written again. A run then
+    /// ends only when those peers have taken them: for operations that all of them come to without another one first.
+    ///
+    /// `results` says that this is a reduction whose result comes back to those who gave to it: what is received (and not
+    /// combined) over bytes that were sent is made of them, so the peer has taken them before. Then these can be lent too. An
+    /// error there does not stay unnoticed: the checksums of what was lent are wrong.
+    pub fn lending(mut self, results: bool) -> Moves {
+        let list = &self.list;
+        let mut lends = vec![true; list.len()];
+        for (k, waits) in self.waits.iter().enumerate() {
+            let harmless = list[k].sends() || results && list[k].kind == Kind::Recv;
+            if !harmless {
+                waits.iter().for_each(|&j| lends[j] = false);
+            }
+        }
+        for queue in &self.queues {
+            queue.recvs.iter().for_each(|&k| lends[k] = false);
+            let bytes: usize = queue.sends.iter().filter(|&&k| lends[k]).map(|&k| list[k].bytes.len()).sum();
+            if bytes < LENT_BYTES_MIN {
+                queue.sends.iter().for_each(|&k| lends[k] = false);
+            }
+        }
+        self.lends = lends;
+        self
     }
 
     /// The moves in their order.
@@ -155,6 +188,26 @@ mod tests {
         for (k, piece, first, free) in rows {
             done[..3].copy_from_slice(&first);
             assert_eq!(moves.free(k, &piece, &done), free, "move {k}, {piece:?}, done {first:?}");
+        }
+    }
+
+    #[test]
+    fn what_stays_until_the_peer_has_it_is_lent() {
+        let all = LENT_BYTES_MIN;
+        let rows = [
+            (vec![Move::send(1, 0..all)], [true, true]),
+            (vec![Move::send_from(1, 0..all), Move::reduce(1, 0..all, true)], [true, true]),
+            (vec![Move::send(1, 0..all - 1)], [false, false]),
+            (vec![Move::send(1, 0..all), Move::recv(2, 9..10)], [false, true]),
+            (vec![Move::send(1, 0..all), Move::reduce(2, 9..10, true)], [false, false]),
+            (vec![Move::send(1, 0..all), Move::recv(2, all..all + 1)], [true, true]),
+            (vec![Move::recv(1, 0..all)], [false, false]),
+        ];
+        for (list, lends) in rows {
+            let moves = Moves::new(list.clone());
+            assert!(!moves.lends[0], "only those who say so lend");
+            let said = [false, true].map(|results| moves.clone().lending(results).lends[0]);
+            assert_eq!(said, lends, "{list:?}");
         }
     }
 

@@ -68,7 +68,7 @@ pub fn candidates(op: Op) -> &'static [Algorithm] {
         Op::ReduceScatter | Op::AllGather => &[Direct, Halving, Ring],
         Op::Broadcast | Op::Reduce => &[Tree, Ring],
         Op::Barrier => &[Doubling],
-        Op::Gather | Op::Scatter | Op::AllToAll | Op::Send | Op::Farewell => &[Direct],
+        Op::Gather | Op::Scatter | Op::AllToAll | Op::Send | Op::Receipt | Op::Farewell => &[Direct],
     }
 }
 
@@ -164,7 +164,7 @@ fn estimate(op: Op, algorithm: Algorithm, bytes: usize, ranks: usize) -> Effort 
         (Op::Barrier, _) => (high, high, high, 0.0),
         (Op::Gather | Op::Scatter | Op::AllToAll, _) => (1.0, n - 1.0, chunks, 0.0),
         (Op::Send, _) => (1.0, 1.0, b, 0.0),
-        (Op::Farewell, _) => (0.0, 0.0, 0.0, 0.0),
+        (Op::Receipt | Op::Farewell, _) => (0.0, 0.0, 0.0, 0.0),
     };
     // In each of its rounds halving turns to another partner, to which nothing is in flight, and about a segment's time
     // passes before the link is full again. The ring has one stream, which never ends. Four hosts, 4 MiB at 100 Mbit/s: the

@@ -52,7 +52,17 @@ pub(super) struct Plans {
 impl Plans {
     pub(super) fn get(&mut self, rank: usize, ranks: usize, key: &Key) -> &Moves {
         let at = self.kept.iter().position(|(k, _)| k == key).unwrap_or_else(|| {
-            let plan = (key.clone(), Moves::new(plan(rank, ranks, key)));
+            let moves = Moves::new(plan(rank, ranks, key));
+            let moves = match (key.op, key.algorithm) {
+                // Two ranks that both send before they receive rely on a send that ends when the socket has it.
+                (Op::Send, _) => moves,
+                // It sends what it also reduces.
+                (Op::AllReduce, Algorithm::Doubling) => moves.lending(false),
+                // Who gets a result gets it from ranks that have all of what it gave.
+                (Op::AllReduce, _) => moves.lending(true),
+                _ => moves.lending(false),
+            };
+            let plan = (key.clone(), moves);
             if self.kept.len() < PLANS_MAX {
                 self.kept.push(plan);
                 return self.kept.len() - 1;
@@ -126,7 +136,7 @@ pub(super) fn plan(rank: usize, n: usize, key: &Key) -> Vec<Move> {
         (Op::Barrier, _) => barrier::barrier(rank, n, list),
         (Op::Send, _) if key.receives => list.push(Move::recv(key.root, 0..bytes)),
         (Op::Send, _) => list.push(Move::send_from(key.root, 0..bytes)),
-        (Op::Farewell, _) => {}
+        (Op::Receipt | Op::Farewell, _) => {}
     }
     std::mem::take(list)
 }

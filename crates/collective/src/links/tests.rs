@@ -128,6 +128,32 @@ fn large_data_go_in_blocks() {
     }
 }
 
+/// Large data are lent to the other ranks of this host: they may be changed as soon as a call has ended, and by no algorithm
+/// does a rank overwrite what another one still reads.
+#[test]
+fn large_data_are_free_after_each_call() {
+    for (n, count) in [(2, 1_500_007), (3, 2_000_003), (4, 2_500_001), (6, 1_300_021)] {
+        on_all(n, |linked| {
+            let r = linked.rank();
+            let mut data = vec![0; count];
+            for (round, &algorithm) in candidates(Op::AllReduce).iter().flat_map(|a| [a; 4]).enumerate() {
+                linked.set_algorithm(Some(algorithm));
+                data.iter_mut().enumerate().for_each(|(i, x)| *x = (i * (r + 1) + round) as i32);
+                linked.all_reduce(&mut data, Reduce::Sum).unwrap();
+                let sum = |i: usize| (i * n * (n + 1) / 2 + n * round) as i32;
+                let wrong = data.iter().enumerate().find(|(i, x)| **x != sum(*i));
+                assert_eq!(wrong, None, "{algorithm:?} at rank {r} of {n} in round {round}");
+            }
+            linked.set_algorithm(None);
+            for (root, what) in (0..n).flat_map(|root| [(root, 1), (root, 2)]) {
+                data.fill(if r == root { what } else { 0 });
+                linked.broadcast(&mut data, root).unwrap();
+                assert!(data.iter().all(|x| *x == what), "broadcast from {root} at rank {r} of {n}");
+            }
+        });
+    }
+}
+
 /// Operations that only move data, at one rank.
 fn check_moving(linked: &mut Linked, count: usize) {
     let (r, n) = (linked.rank(), linked.size());

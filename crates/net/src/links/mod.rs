@@ -3,6 +3,7 @@
 //! [`Links::run`] works through a list of [`Moves`]: everything that can be sent or received goes on at the same time. Bytes
 //! go from the caller's memory to the socket and from the socket to the caller's memory; what is to be combined passes
 //! through one segment of staging, which stays in the cache. Nothing is allocated once each peer has sent something to combine.
+//! Between ranks of one host large messages are not copied into the socket but lent to the receiver (`lend`).
 //!
 //! # When a peer dies
 //! Its socket says so at once ([`Cause::Gone`]). Whoever notices first raises the alarm, tells all its other peers in a
@@ -13,6 +14,7 @@
 
 mod crossed;
 mod farewell;
+mod lend;
 mod peer;
 mod reduce;
 #[cfg(test)]
@@ -39,6 +41,9 @@ use reduce::reduce;
 
 /// How often a wait looks at the alarm.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// Shorter payloads are copied even where others are lent.
+const LENT_BYTES_MIN: usize = 16 * 1024;
 
 /// How long waits may take.
 #[derive(Clone, Copy, Debug)]
@@ -107,21 +112,28 @@ impl Links {
     ) -> io::Result<Links> {
         assert!(hosts.len() == streams.len() && rank < hosts.len(), "a host and a stream for each rank");
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for stream in streams.iter().flatten() {
+        let mut peers = Vec::with_capacity(streams.len());
+        for stream in streams {
+            let Some(stream) = stream else {
+                peers.push(None);
+                continue;
+            };
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
-            if stream.local_addr()?.ip() == stream.peer_addr()?.ip() {
-                loopback::unpaced(stream);
+            let here = stream.local_addr()?.ip() == stream.peer_addr()?.ip();
+            if here {
+                loopback::unpaced(&stream);
             }
             // Edges are enough: before it waits, a run has tried every socket that it wants something of.
             let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-            epoll::add(&epoll, stream, epoll::EventData::new_u64(0), flags)?;
+            epoll::add(&epoll, &stream, epoll::EventData::new_u64(0), flags)?;
+            peers.push(Some(Peer::new(stream, here)));
         }
         let here = hosts.iter().filter(|host| **host == hosts[rank]).count();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Links {
             rank,
-            peers: streams.into_iter().map(|stream| stream.map(Peer::new)).collect(),
+            peers,
             names: (0..hosts.len()).collect(),
             hosts,
             generation,
@@ -210,7 +222,9 @@ impl Links {
                 // The peers read a farewell only behind whole frames.
                 let rests = moves.queues.iter().zip(&self.at).filter_map(|(queue, at)| {
                     let peer = self.peers[queue.peer].as_ref().filter(|peer| peer.writing)?;
-                    let k = queue.sends[at.0];
+                    let Some(&k) = queue.sends.get(at.0) else {
+                        return Some((queue.peer, peer.unwritten(&[]).0.to_vec()));
+                    };
                     let piece = piece(&moves.list[k].bytes, self.done[k]);
                     let (head, payload) = peer.unwritten(memory.sent(moves.list[k].kind, piece));
                     Some((queue.peer, [head, payload].concat()))
@@ -260,9 +274,10 @@ impl Links {
                     Err(trouble) => return Err(self.report(queue.peer, tag, trouble)),
                 }
                 let (send, recv) = self.at[q];
-                if send < queue.sends.len() || recv < queue.recvs.len() {
-                    // The one to blame if nothing moves: rather one that owes something than one that does not take it.
-                    let owes = recv < queue.recvs.len();
+                let peer = self.peers[queue.peer].as_ref().expect("a link to the peer of a move");
+                // The one to blame if nothing moves: rather one that owes something than one that does not take it.
+                let owes = recv < queue.recvs.len() || peer.lent;
+                if owes || send < queue.sends.len() || peer.borrowed {
                     left = left.filter(|&(_, o)| o || !owes).or(Some((queue.peer, owes)));
                 }
             }
@@ -299,8 +314,12 @@ impl Links {
     /// Sends up to a segment of what is next for the peer of a queue. Returns whether anything moved.
     fn push(&mut self, tag: &Tag, moves: &Moves, q: usize, memory: &Memory) -> Result<bool, Trouble> {
         let queue = &moves.queues[q];
-        let Some(&k) = queue.sends.get(self.at[q].0) else { return Ok(false) };
         let peer = self.peers[queue.peer].as_mut().expect("a link to the peer of a move");
+        let Some(&k) = queue.sends.get(self.at[q].0) else {
+            // The last thing that a peer gets is the receipt for what it lent.
+            let all_taken = self.at[q].1 == queue.recvs.len();
+            return if all_taken { peer.push_receipt(tag, self.generation) } else { Ok(false) };
+        };
         let whole = &moves.list[k].bytes;
         let bytes = piece(whole, self.done[k]);
         let payload = memory.sent(moves.list[k].kind, bytes.clone());
@@ -311,7 +330,8 @@ impl Links {
             let same = moves.pieces.same(moves.pieces.number(k, whole, self.done[k]));
             let payload_crc = *self.sums[same].get_or_insert_with(|| checksum::of(payload));
             let header = Header::of(tag, self.generation, peer.sent, payload.len());
-            peer.open(Header { payload_crc, ..header });
+            let lent = peer.lends && moves.lends[k] && payload.len() >= LENT_BYTES_MIN;
+            peer.open(Header { payload_crc, lent, ..header });
         }
         // If the next segment follows at once, the kernel need not send the end of this one as a packet of its own.
         let next = piece(whole, self.done[k] + payload.len());
@@ -334,8 +354,11 @@ impl Links {
         combine: Combine,
     ) -> Result<bool, Trouble> {
         let queue = &moves.queues[q];
-        let Some(&k) = queue.recvs.get(self.at[q].1) else { return Ok(false) };
         let peer = self.peers[queue.peer].as_mut().expect("a link to the peer of a move");
+        let Some(&k) = queue.recvs.get(self.at[q].1) else {
+            let all_given = self.at[q].0 == queue.sends.len();
+            return if all_given { peer.pull_receipt(tag, self.generation) } else { Ok(false) };
+        };
         let whole = &moves.list[k].bytes;
         let piece = piece(whole, self.done[k]);
         let free = moves.free(k, &piece, &self.done);

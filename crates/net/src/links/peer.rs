@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::farewell;
+use super::lend::Pipe;
 use crate::checksum;
-use crate::frame::{HEADER_BYTES, Header, Op, SEGMENT_BYTES_MAX};
+use crate::frame::{HEADER_BYTES, Header, Op, SEGMENT_BYTES_MAX, Tag};
 use crate::report::Report;
 
 /// What a peer wrote before it ended is looked through up to this much.
@@ -46,10 +47,19 @@ pub(super) struct Peer {
     head: [u8; HEADER_BYTES],
     wrote: usize,
     pub(super) writing: bool,
+    /// Whether that frame is lent, and what it goes through.
+    lending: bool,
+    pipe: Option<Pipe>,
+    /// Whether frames may be lent to this peer at all.
+    pub(super) lends: bool,
+    /// Whether it owes a receipt for what was lent to it in this run, and whether it is owed one.
+    pub(super) lent: bool,
+    pub(super) borrowed: bool,
     /// The frame that is being read.
     header: [u8; HEADER_BYTES],
     read: usize,
     payload_crc: u32,
+    came_lent: bool,
     /// A segment on its way to being combined.
     pub(super) staging: Vec<u8>,
     /// Whether it is whole and checked, and waits for the bytes that it is combined with.
@@ -57,7 +67,8 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(stream: TcpStream) -> Peer {
+    /// Takes over a stream; `lends` if it leads to a rank of this host.
+    pub(super) fn new(stream: TcpStream, lends: bool) -> Peer {
         Peer {
             stream,
             sent: 0,
@@ -65,29 +76,37 @@ impl Peer {
             head: [0; HEADER_BYTES],
             wrote: 0,
             writing: false,
+            lending: false,
+            pipe: None,
+            lends,
+            lent: false,
+            borrowed: false,
             header: [0; HEADER_BYTES],
             read: 0,
             payload_crc: 0,
+            came_lent: false,
             staging: Vec::new(),
             staged: false,
         }
     }
 
-    /// Begins a frame. The payload stays as it is until the frame is whole.
+    /// Begins a frame. The payload stays as it is until the frame is whole, or if it is lent until the peer has taken it.
     pub(super) fn open(&mut self, header: Header) {
         self.head = header.encode();
-        (self.wrote, self.writing) = (0, true);
+        (self.wrote, self.writing, self.lending) = (0, true, header.lent);
+        self.lent |= header.lent;
     }
 
     /// Writes what the socket takes of the frame that was opened; `more` says that another one follows at once.
     pub(super) fn push(&mut self, payload: &[u8], more: bool) -> Result<Step, Trouble> {
         let mut step = Step::Blocked;
         while self.wrote < HEADER_BYTES + payload.len() {
-            let (head, rest) = self.unwritten(payload);
-            match write(&self.stream, &[IoSlice::new(head), IoSlice::new(rest)], more) {
+            match self.write(payload, more) {
                 Ok(n) => (self.wrote, step) = (self.wrote + n, Step::Moved),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(step),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                // Pipes and pages may be refused where sockets are not: then the rest is copied, as all that follows.
+                Err(_) if self.lending => (self.lending, self.lends, self.pipe) = (false, false, None),
                 Err(_) => return Err(self.last_words()),
             }
         }
@@ -96,8 +115,23 @@ impl Peer {
         Ok(Step::Whole)
     }
 
+    fn write(&mut self, payload: &[u8], more: bool) -> io::Result<usize> {
+        let (head, rest) = self.unwritten(payload);
+        if !self.lending {
+            return write(&self.stream, &[IoSlice::new(head), IoSlice::new(rest)], more);
+        }
+        if !head.is_empty() {
+            return write(&self.stream, &[IoSlice::new(head)], true);
+        }
+        if self.pipe.is_none() {
+            self.pipe = Some(Pipe::new()?);
+        }
+        let pipe = self.pipe.as_mut().expect("made above");
+        pipe.lend(&self.stream, rest, more)
+    }
+
     /// What is left to write of the frame that was opened.
-    pub(super) fn unwritten<'a>(&'a self, payload: &'a [u8]) -> (&'a [u8], &'a [u8]) {
+    pub(super) fn unwritten<'a, 'b>(&'a self, payload: &'b [u8]) -> (&'a [u8], &'b [u8]) {
         let (head, payload_at) =
             (&self.head[self.wrote.min(HEADER_BYTES)..], self.wrote.saturating_sub(HEADER_BYTES));
         (head, &payload[payload_at..])
@@ -139,7 +173,33 @@ impl Peer {
         if sum == self.payload_crc {
             return Ok(sum);
         }
-        Err(Trouble::Damaged(format!("the checksum of segment {} is wrong", self.heard - 1)))
+        let damaged = Trouble::Damaged(format!("the checksum of segment {} is wrong", self.heard - 1));
+        // A peer whose run failed may have changed what it had lent; then it has said why it failed.
+        Err(if self.came_lent { self.farewell_or(damaged) } else { damaged })
+    }
+
+    /// Sends the receipt for what the peer lent in this run, if it lent anything. Returns whether anything moved.
+    pub(super) fn push_receipt(&mut self, tag: &Tag, generation: u64) -> Result<bool, Trouble> {
+        if !self.borrowed {
+            return Ok(false);
+        }
+        if !self.writing {
+            self.open(Header::of(&Tag { op: Op::Receipt, ..*tag }, generation, self.sent, 0));
+        }
+        let step = self.push(&[], false)?;
+        self.borrowed = step != Step::Whole;
+        Ok(step != Step::Blocked)
+    }
+
+    /// Receives the receipt for what was lent to the peer in this run, if anything was. Returns whether anything moved.
+    pub(super) fn pull_receipt(&mut self, tag: &Tag, generation: u64) -> Result<bool, Trouble> {
+        if !self.lent {
+            return Ok(false);
+        }
+        let expected = Header::of(&Tag { op: Op::Receipt, ..*tag }, generation, self.heard, 0);
+        let step = self.pull(&mut [], &expected)?;
+        self.lent = step != Step::Whole;
+        Ok(step != Step::Blocked)
     }
 
     fn check(&mut self, target: &mut [u8], expected: &Header) -> Result<(), Trouble> {
@@ -152,6 +212,8 @@ impl Peer {
             return Err(Trouble::Disagrees(what));
         }
         self.payload_crc = header.payload_crc;
+        self.borrowed |= header.lent;
+        self.came_lent = header.lent;
         Ok(())
     }
 
@@ -184,6 +246,13 @@ impl Peer {
         match farewell::decode(bytes) {
             Some(report) => Trouble::Farewell(report),
             None => Trouble::Damaged("a farewell cannot be read".into()),
+        }
+    }
+
+    fn farewell_or(&mut self, trouble: Trouble) -> Trouble {
+        match self.last_words() {
+            Trouble::Farewell(report) => Trouble::Farewell(report),
+            _ => trouble,
         }
     }
 

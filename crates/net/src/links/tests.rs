@@ -81,7 +81,10 @@ fn a_peer_that_breaks_the_rules_is_named() {
     let text = farewell::encode(&said);
     let bye = Tag { op: Op::Farewell, ..TAG };
     let bye = Header { payload_crc: crc32c::crc32c(&text), ..Header::of(&bye, 9, 0, text.len()) };
-    let rows: [(Vec<u8>, bool, &str); 13] = [
+    let lent = |payload: &[u8]| frame(Header { lent: true, ..good }, payload);
+    let mut changed = payload;
+    changed[999] ^= 1;
+    let rows: [(Vec<u8>, bool, &str); 16] = [
         (vec![], true, "rank 1 on b is gone (at step 5, in all-reduce)"),
         (frame(good, &payload[..10]), true, "is gone"),
         (frame(good, &payload[..10]), false, "has been silent"),
@@ -95,6 +98,10 @@ fn a_peer_that_breaks_the_rules_is_named() {
         (frame(Header { sequence: 1, ..good }, &payload), false, "segment 1, expected 0"),
         (frame(bye, &text), true, "rank 4 on d is gone (at step 5, in x)"),
         (frame(Header { length: 1 << 40, ..bye }, &text), false, "a farewell is too long"),
+        // What was lent may change when the lender fails; then it has said why. Otherwise it is damage as any other.
+        (lent(&changed), false, "checksum of segment 0 is wrong"),
+        (lent(&changed), true, "checksum of segment 0 is wrong"),
+        ([lent(&changed), frame(bye, &text)].concat(), true, "rank 4 on d is gone"),
     ];
     for (raw, closes, says) in rows {
         let report = hears(&raw, 1000, closes).to_string();
@@ -124,6 +131,67 @@ fn next_frame(from: &mut TcpStream) -> (Header, Vec<u8>) {
 
 fn numbers(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i * i % 253) as u8).collect()
+}
+
+/// A large message is lent, from any place in memory, and the run waits until the peer says that it has it.
+#[test]
+fn what_is_lent_waits_for_its_receipt() {
+    for (start, receipt) in [(0, true), (1, true), (4097, true), (64, false)] {
+        let (mut links, mut strangers) = among_strangers(2);
+        let data = numbers(3 << 20);
+        let moves = Moves::new(vec![Move::send_from(1, start..data.len())]).lending(false);
+        let mut peer = strangers.remove(0);
+        let reader = thread::spawn(move || {
+            let mut heard = Vec::new();
+            let mut n_frames = 0;
+            while heard.len() < (3 << 20) - start {
+                let (header, payload) = next_frame(&mut peer);
+                assert!(header.lent && header.payload_crc == crc32c::crc32c(&payload));
+                heard.extend(payload);
+                n_frames += 1;
+            }
+            if receipt {
+                let tag = Tag { op: Op::Receipt, ..TAG };
+                peer.write_all(&Header::of(&tag, 9, 0, 0).encode()).unwrap();
+            }
+            assert!(n_frames > 1);
+            heard
+        });
+        let done = links.run(&TAG, &moves, &data, &mut [], &mut add);
+        assert!(reader.join().unwrap() == data[start..], "from {start}");
+        match receipt {
+            true => assert_eq!(done, Ok(())),
+            false => assert_eq!(done.unwrap_err().cause, Cause::Gone),
+        }
+    }
+}
+
+/// Memory is changed as soon as a run has ended, and no peer sees it, however late it reads.
+#[test]
+fn a_run_ends_when_its_memory_is_free() {
+    let bytes = 3 << 20;
+    let ranks: Vec<_> = loopback::links(2)
+        .unwrap()
+        .into_iter()
+        .enumerate()
+        .map(|(rank, mut links)| {
+            thread::spawn(move || {
+                let there = Moves::new(vec![Move::send(1, 0..bytes)]).lending(false);
+                let here = Moves::new(vec![Move::recv(0, 0..bytes)]);
+                let mut data = vec![0; bytes];
+                for round in 1..=20 {
+                    if rank == 0 {
+                        data.fill(round);
+                        links.run(&TAG, &there, &[], &mut data, &mut add).unwrap();
+                    } else {
+                        links.run(&TAG, &here, &[], &mut data, &mut add).unwrap();
+                        assert!(data.iter().all(|x| *x == round), "round {round}");
+                    }
+                }
+            })
+        })
+        .collect();
+    ranks.into_iter().for_each(|rank| rank.join().unwrap());
 }
 
 /// What is passed on has the checksum that it came with, or that of what was made of it.
@@ -163,7 +231,8 @@ fn segments_are_passed_on_with_their_checksums() {
 #[test]
 fn damage_is_found_on_what_was_passed_on() {
     let bytes = 300_000;
-    for bytes in [bytes, 10 * bytes] {
+    for lent in [false, true] {
+        let bytes = if lent { bytes * 10 } else { bytes };
         let frame_bytes = HEADER_BYTES + segment_bytes(bytes);
         let mut rows = loopback::streams(3).unwrap();
         let mut tapped = loopback::streams(2).unwrap();
@@ -196,14 +265,15 @@ fn damage_is_found_on_what_was_passed_on() {
                     let hosts = ["a", "b", "c"].map(String::from).to_vec();
                     let mut links = Links::over(rank, hosts, row, 9, Alarm::default()).unwrap();
                     let mut data = if rank == 2 { numbers(bytes) } else { vec![0; bytes] };
-                    links.run(&TAG, &Moves::new(list), &[], &mut data, &mut add)
+                    links.run(&TAG, &Moves::new(list).lending(false), &[], &mut data, &mut add)
                 })
             })
             .collect();
         let done: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
         let damaged = done[1].clone().unwrap_err();
         assert!(damaged.rank == 0 && matches!(damaged.cause, Cause::Damaged { .. }), "{damaged}");
-        assert!(done[2].is_ok());
+        // A lender waits for the receipt, and hears what happened instead.
+        assert_eq!(done[0], if lent { Err(damaged) } else { Ok(()) });
         between.join().unwrap();
         answers.join().unwrap();
     }
