@@ -11,7 +11,10 @@
 //!   block of `d` chunks. `b (p - 1) / p` bytes.
 //! - **Doubling** (all-gather), `log2 p` rounds with distances 1, 2, up to `p / 2`: partners send each other all that they
 //!   have. As many bytes again.
-//! - **All-reduce** by halving, then doubling: `2 log2 p` rounds, `2 b (p - 1) / p` bytes.
+//! - **All-reduce** by halving, then doubling: `2 log2 p` rounds, `2 b (p - 1) / p` bytes. Here a core rank need not end with the
+//!   chunk of its own number, so the rounds go the other way: distance 1 first, with half of the data, up to `p / 2`, and back.
+//!   A core rank is then responsible for the chunk whose number has its bits in the other order. Neighbours are often on one
+//!   core or one host: four ranks on two cores take 55 ms for 64 MiB, and 62 ms with distance 2 first.
 //! - **All-reduce by exchanging everything** (`Doubling`): `log2 p` rounds, in each of which partners exchange their whole
 //!   data and both reduce them: `b log2 p` bytes. For small data, where only rounds count; and for two ranks, where it
 //!   sends no more than the others.
@@ -38,6 +41,12 @@ impl Core {
     /// The first rank that core rank `c` stands for: the one that takes part.
     fn rank(&self, c: usize) -> usize {
         c + c.min(self.pairs)
+    }
+
+    /// A core rank's number with its bits in the other order, and the other way round: the chunk that is its own in an
+    /// all-reduce, where the largest halves go between neighbours.
+    fn turned(&self, c: usize) -> usize {
+        (0..self.p.ilog2()).fold(0, |turned, bit| turned << 1 | c >> bit & 1)
     }
 
     /// The core rank that stands for a rank.
@@ -71,7 +80,7 @@ pub(super) fn reduce_scatter(rank: usize, cuts: &[usize], list: &mut Vec<Move>) 
     if let Some(extra) = core.extra(c) {
         list.push(Move::reduce(extra, all, false));
     }
-    halve(&core, c, |c| cuts[core.rank(c)], list);
+    halve(core.p, c, |c| core.rank(c), |c| cuts[core.rank(c)], list);
     if let Some(extra) = core.extra(c) {
         list.push(Move::send(extra, own(extra)));
     }
@@ -91,7 +100,7 @@ pub(super) fn all_gather(rank: usize, cuts: &[usize], list: &mut Vec<Move>) {
     if let Some(extra) = core.extra(c) {
         list.push(Move::recv(extra, cuts[extra]..cuts[extra + 1]));
     }
-    double(&core, c, |c| cuts[core.rank(c)], list);
+    double(core.p, c, |c| core.rank(c), |c| cuts[core.rank(c)], list);
     if let Some(extra) = core.extra(c) {
         list.extend(around(extra).map(|bytes| Move::send(extra, bytes)));
     }
@@ -102,7 +111,7 @@ pub(super) fn all_gather(rank: usize, cuts: &[usize], list: &mut Vec<Move>) {
 pub(super) fn all_reduce_in(rank: usize, n: usize, cuts: &[usize], list: &mut Vec<Move>) {
     let core = Core::of(n);
     if let Some(c) = fold_in(&core, rank, cuts[0]..cuts[core.p], list) {
-        halve(&core, c, |c| cuts[c], list);
+        halve(core.p, core.turned(c), |c| core.rank(core.turned(c)), |c| cuts[c], list);
     }
 }
 
@@ -110,7 +119,7 @@ pub(super) fn all_reduce_in(rank: usize, n: usize, cuts: &[usize], list: &mut Ve
 pub(super) fn all_reduce_out(rank: usize, n: usize, cuts: &[usize], list: &mut Vec<Move>) {
     let core = Core::of(n);
     if let Some(c) = core.takes_part(rank) {
-        double(&core, c, |c| cuts[c], list);
+        double(core.p, core.turned(c), |c| core.rank(core.turned(c)), |c| cuts[c], list);
     }
     fold_out(&core, rank, cuts[0]..cuts[core.p], list);
 }
@@ -156,22 +165,34 @@ fn fold_out(core: &Core, rank: usize, bytes: Range<usize>, list: &mut Vec<Move>)
 }
 
 /// `cut(c)` is where the chunk of core rank `c` starts; that of `p` is the end.
-fn halve(core: &Core, c: usize, cut: impl Fn(usize) -> usize, list: &mut Vec<Move>) {
-    for round in (0..core.p.ilog2()).rev() {
+fn halve(
+    p: usize,
+    c: usize,
+    rank: impl Fn(usize) -> usize,
+    cut: impl Fn(usize) -> usize,
+    list: &mut Vec<Move>,
+) {
+    for round in (0..p.ilog2()).rev() {
         let d = 1 << round;
         let (partner, kept) = (c ^ d, c & !(d - 1));
         let given = kept ^ d;
-        list.push(Move::send(core.rank(partner), cut(given)..cut(given + d)));
-        list.push(Move::reduce(core.rank(partner), cut(kept)..cut(kept + d), partner < c));
+        list.push(Move::send(rank(partner), cut(given)..cut(given + d)));
+        list.push(Move::reduce(rank(partner), cut(kept)..cut(kept + d), partner < c));
     }
 }
 
-fn double(core: &Core, c: usize, cut: impl Fn(usize) -> usize, list: &mut Vec<Move>) {
-    for round in 0..core.p.ilog2() {
+fn double(
+    p: usize,
+    c: usize,
+    rank: impl Fn(usize) -> usize,
+    cut: impl Fn(usize) -> usize,
+    list: &mut Vec<Move>,
+) {
+    for round in 0..p.ilog2() {
         let d = 1 << round;
         let (partner, had) = (c ^ d, c & !(d - 1));
         let got = had ^ d;
-        list.push(Move::send(core.rank(partner), cut(had)..cut(had + d)));
-        list.push(Move::recv(core.rank(partner), cut(got)..cut(got + d)));
+        list.push(Move::send(rank(partner), cut(had)..cut(had + d)));
+        list.push(Move::recv(rank(partner), cut(got)..cut(got + d)));
     }
 }
