@@ -52,7 +52,7 @@ pub struct Bounds {
     pub stall: Duration,
     /// After a connection closed, so long the alarm has time to say who was the cause.
     pub grace: Duration,
-    /// Before the thread sleeps, it tries so long; for small messages the wake-up is the larger part.
+    /// Before the thread sleeps, it tries again for so long; for small messages the wake-up is the larger part.
     pub spin: Duration,
 }
 
@@ -77,6 +77,8 @@ pub struct Links {
     alarm: Alarm,
     bounds: Bounds,
     spins: bool,
+    /// Whether ranks of this host share cores: then whoever tries again lets others have the core meanwhile.
+    crowded: bool,
     epoll: OwnedFd,
     /// Bytes done of each move, and for each queue the current send and receive; of the current run.
     done: Vec<usize>,
@@ -139,7 +141,8 @@ impl Links {
             generation,
             alarm,
             bounds: Bounds::default(),
-            spins: here <= cores,
+            spins: true,
+            crowded: here > cores,
             epoll,
             done: Vec::new(),
             at: Vec::new(),
@@ -187,8 +190,8 @@ impl Links {
         self.bounds = bounds;
     }
 
-    /// Says whether waits spin before they sleep: worth it if the core has nothing else to do. At first they do if this
-    /// host has a core for each of its ranks.
+    /// Says whether waits spin before they sleep: worth it if this rank has nothing else to do, as is taken for granted
+    /// at first. Where ranks share cores, the others have the core meanwhile.
     pub fn set_spins(&mut self, spins: bool) {
         self.spins = spins;
     }
@@ -293,7 +296,11 @@ impl Links {
             let since = *idle_since.get_or_insert_with(Instant::now);
             let idle = since.elapsed();
             if self.spins && idle < self.bounds.spin {
-                std::hint::spin_loop();
+                if self.crowded {
+                    std::thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
+                }
                 continue;
             }
             if idle > self.bounds.stall {
