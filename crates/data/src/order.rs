@@ -19,6 +19,11 @@ pub enum Mode {
     /// Blocks of so many neighbours at random, and samples at random inside a block: for files larger than memory.
     /// The last block may be shorter; 0 counts as 1.
     Block(usize),
+    /// The set is cut into as many parts of neighbours as a batch has samples, and every batch takes one sample of each part,
+    /// in the order of the parts; at random inside a part. So the first half of every batch comes from the first
+    /// half of the set, and so on: ranks that share batches out in the same way read their own part of the files only.
+    /// 0 counts as 1. In epochs of a fraction of the set that do not begin with a pass, parts and places are shifted.
+    Parts(usize),
 }
 
 /// The order of one epoch.
@@ -117,6 +122,7 @@ enum Pass {
     InOrder,
     Sample(Permutation),
     Block(Blocks),
+    Parts(Parts),
 }
 
 impl Pass {
@@ -127,6 +133,12 @@ impl Pass {
                 Pass::Sample(Permutation::new(order.len, word64(order.seed, Purpose::Pass, number, 0)))
             }
             Mode::Block(size) => Pass::Block(Blocks::new(order, size.max(1), number)),
+            Mode::Parts(batch) => Pass::Parts(Parts {
+                seed: order.seed,
+                number,
+                len: order.len,
+                batch: batch.clamp(1, order.len.max(1)),
+            }),
         }
     }
 
@@ -135,6 +147,7 @@ impl Pass {
             Pass::InOrder => within,
             Pass::Sample(permutation) => permutation.at(within),
             Pass::Block(blocks) => blocks.at(within),
+            Pass::Parts(parts) => parts.at(within),
         }
     }
 }
@@ -190,6 +203,36 @@ impl Blocks {
     }
 }
 
+/// A pass in batches that take one sample of each part. Parts differ by one sample at most, and the last batch, if it is
+/// short, takes what the longer ones have more.
+#[derive(Clone, Copy, Debug)]
+struct Parts {
+    seed: u64,
+    number: u64,
+    len: usize,
+    /// Samples of a batch, and parts.
+    batch: usize,
+}
+
+impl Parts {
+    fn at(&self, within: usize) -> usize {
+        let (step, place) = (within / self.batch, within % self.batch);
+        let (whole, longer) = (self.len / self.batch, self.len % self.batch);
+        let part = match step < whole {
+            true => place,
+            // Before part p there are ⌊p·longer/batch⌋ longer ones.
+            false => ((place as u128 + 1) * self.batch as u128).div_ceil(longer as u128) as usize - 1,
+        };
+        let (start, end) = (self.start(part), self.start(part + 1));
+        let key = word64(self.seed, Purpose::Block, self.number, part as u64);
+        start + Permutation::new(end - start, key).at(step)
+    }
+
+    fn start(&self, part: usize) -> usize {
+        (part as u128 * self.len as u128 / self.batch as u128) as usize
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -207,6 +250,8 @@ mod tests {
             Just(Mode::Sample),
             (0_usize..100).prop_map(Mode::Block),
             Just(Mode::Block(usize::MAX)),
+            (0_usize..100).prop_map(Mode::Parts),
+            Just(Mode::Parts(usize::MAX)),
         ]
     }
 
@@ -263,9 +308,27 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn places_of_a_batch_have_their_part_of_the_set(
+            len in 1_usize..1000, seed: u64, epoch in 0_u64..9, batch in 1_usize..70,
+        ) {
+            let batch = batch.min(len);
+            let order = order(len, seed, epoch, Mode::Parts(batch), 1.0);
+            for (position, sample) in order.walk(0).enumerate() {
+                let (step, place) = (position / batch, position % batch);
+                let n = batch.min(len - step * batch);
+                // The share of the batch before this sample, and that of the set; a short batch skips parts.
+                let (of_batch, of_set) = (place as f64 / n as f64, sample as f64 / len as f64);
+                let (part, one) = (1.0 / n as f64 + 1.0 / batch as f64, 1.0 / len as f64);
+                prop_assert!(of_set > of_batch - one && of_set < of_batch + part, "{}: {}", position, sample);
+            }
+        }
+    }
+
     #[test]
     fn epochs_and_seeds_differ() {
-        for mode in [Mode::Sample, Mode::Block(1), Mode::Block(10), Mode::Block(1000)] {
+        for mode in [Mode::Parts(4), Mode::Sample, Mode::Block(1), Mode::Block(10), Mode::Block(1000)] {
             let read = |seed, epoch| order(100, seed, epoch, mode, 1.0).walk(0).collect::<Vec<_>>();
             let base = read(3, 0);
             assert_eq!(base, read(3, 0));

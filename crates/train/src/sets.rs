@@ -7,8 +7,9 @@ use polyreme_data::arrays::Arrays;
 use polyreme_data::cifar::{self, Cifar};
 use polyreme_data::idx::{self, Idx};
 use polyreme_data::images::{self, ImageOptions, Images};
+use polyreme_data::joined::files;
 use polyreme_data::table::{Table, TableOptions};
-use polyreme_data::{DataError, Dataset, Features, Synthetic, Target, Text, Tokenizer, split};
+use polyreme_data::{DataError, Dataset, Features, Joined, Spec, Synthetic, Target, Text, Tokenizer, split};
 
 use crate::error::TrainError;
 use crate::job::{Job, Source};
@@ -80,10 +81,15 @@ fn open_source(job: &Job) -> Result<Sets, TrainError> {
         }
         Source::Csv { path, test, label, delimiter, header } => {
             let options = TableOptions { label: label.clone(), delimiter: *delimiter, header: *header };
-            let train = Table::open(path, &options)?;
+            let paths = files(path)?;
+            let train = join(Table::open_all(&paths, &options)?.into_iter().map(shared), &paths)?;
             let target = train.spec().target.clone();
-            let test = test.as_ref().map(|p| Table::open(p, &options)?.with_classes(&target)).transpose()?;
-            both(Arc::new(train), test.map(shared))
+            let open = |p: &PathBuf| -> Result<_, DataError> {
+                let paths = files(p)?;
+                let parts = paths.iter().map(|p| Table::open(p, &options)?.with_classes(&target).map(shared));
+                join(parts.collect::<Result<Vec<_>, _>>()?, &paths)
+            };
+            both(train, test.as_ref().map(open).transpose()?)
         }
         Source::Images { path, size, grey } => {
             let found = images::find(path)?;
@@ -109,16 +115,18 @@ fn open_source(job: &Job) -> Result<Sets, TrainError> {
                 None => Tokenizer::bytes(),
             };
             let context = job.context();
-            let train = Text::open(path, &tokens, context)?;
-            let test = test.as_ref().map(|p| Text::open(p, &tokens, context)).transpose()?;
-            Sets { tokenizer: tokenizer.clone(), ..both(Arc::new(train), test.map(shared)) }
+            let open = |path: &PathBuf| -> Result<_, DataError> {
+                let paths = files(path)?;
+                let parts = paths.iter().map(|p| Text::open(p, &tokens, context).map(shared));
+                join(parts.collect::<Result<Vec<_>, _>>()?, &paths)
+            };
+            let test = test.as_ref().map(open).transpose()?;
+            Sets { tokenizer: tokenizer.clone(), ..both(open(path)?, test) }
         }
         Source::Arrays { path, test, x, labels } => {
-            let train = Arrays::open(path, x, labels)?;
-            let classes = train.spec().classes();
-            let test =
-                test.as_ref().map(|p| Arrays::open(p, x, labels)?.with_classes(classes)).transpose()?;
-            both(Arc::new(train), test.map(shared))
+            let train = arrays(path, x, labels, None)?;
+            let test = test.as_ref().map(|p| arrays(p, x, labels, Some(train.spec()))).transpose()?;
+            both(train, test)
         }
         Source::Synthetic { samples, shape, classes, noise } => {
             let (n, seed) = (*samples, job.train.seed);
@@ -137,6 +145,44 @@ fn idx_folder(path: &Path, known: Option<&'static str>) -> PathBuf {
         return installed.to_path_buf();
     }
     path.to_path_buf()
+}
+
+/// The arrays of the files that a path stands for, with the classes and ids of `like`, or of all of them together.
+fn arrays(path: &Path, x: &str, labels: &str, like: Option<&Spec>) -> Result<Arc<dyn Dataset>, DataError> {
+    let paths = files(path)?;
+    let parts = paths.iter().map(|p| Arrays::open(p, x, labels)).collect::<Result<Vec<_>, _>>()?;
+    let vocab = |spec: &Spec| match spec.features {
+        Features::Ids { vocab, .. } => Some(vocab),
+        _ => None,
+    };
+    let most = |of: &dyn Fn(&Spec) -> Option<usize>| match like {
+        Some(spec) => of(spec),
+        None => parts.iter().filter_map(|p| of(p.spec())).max(),
+    };
+    let (classes, ids) = (most(&|spec| Some(spec.classes())), most(&vocab));
+    let alike = |part: Arrays| -> Result<Arc<dyn Dataset>, DataError> {
+        let part = match classes {
+            Some(classes) => part.with_classes(classes)?,
+            None => part,
+        };
+        match ids.filter(|_| part.spec().features.is_ids()) {
+            Some(vocab) => part.with_vocab(vocab).map(shared),
+            None => Ok(shared(part)),
+        }
+    };
+    join(parts.into_iter().map(alike).collect::<Result<Vec<_>, _>>()?, &paths)
+}
+
+/// Parts of a set as one.
+fn join(
+    parts: impl IntoIterator<Item = Arc<dyn Dataset>>,
+    paths: &[PathBuf],
+) -> Result<Arc<dyn Dataset>, DataError> {
+    let mut parts: Vec<_> = parts.into_iter().collect();
+    match parts.len() {
+        1 => Ok(parts.remove(0)),
+        _ => Joined::new(parts, paths).map(shared),
+    }
 }
 
 fn shared(set: impl Dataset + 'static) -> Arc<dyn Dataset> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::text::{Place, Text};
+use super::text::Place;
 use crate::error::DataError;
 use crate::spec::Target;
 
@@ -19,7 +19,7 @@ pub(super) struct Distinct {
 }
 
 /// The classes that these labels make, and the class of each.
-pub(super) fn number(text: &Text, distinct: &[Distinct]) -> Result<(Target, Vec<u32>), DataError> {
+pub(super) fn number(path: &Path, distinct: &[Distinct]) -> Result<(Target, Vec<u32>), DataError> {
     let integers: Option<Vec<i64>> = distinct.iter().map(|d| integer(&d.text)).collect();
     if let Some(integers) = integers {
         let max = integers.iter().copied().max().unwrap_or(0);
@@ -34,7 +34,7 @@ pub(super) fn number(text: &Text, distinct: &[Distinct]) -> Result<(Target, Vec<
         && let Some(fraction) = distinct.iter().find(|d| integer(&d.text).is_none())
     {
         let why = format!("label {} is no class; labels are integers or names", fraction.text);
-        return Err(fraction.place.error(text.path(), &why));
+        return Err(fraction.place.error(path, &why));
     }
     let texts: Vec<String> = distinct.iter().map(|d| d.text.clone()).collect();
     let (sorted, class_of) = sorted(&texts);

@@ -6,7 +6,7 @@
 mod classes;
 mod text;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
@@ -62,9 +62,24 @@ impl Table {
             ));
         }
         let mut table = Table::read(&text, &heading, Some(label), true)?;
-        let (target, class_of) = classes::number(&text, &table.distinct)?;
+        let (target, class_of) = classes::number(text.path(), &table.distinct)?;
         (table.spec.target, table.class_of) = (target, class_of);
         Ok(table)
+    }
+
+    /// Reads the tables at these paths, parts of one: their classes are those of all of them together.
+    pub fn open_all(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<Table>, DataError> {
+        let tables: Vec<Table> = paths.iter().map(|p| Table::open(p, options)).collect::<Result<_, _>>()?;
+        let (mut seen, mut distinct) = (HashSet::new(), Vec::new());
+        for label in tables.iter().flat_map(|t| &t.distinct) {
+            if seen.insert(&label.text) {
+                distinct.push(label.clone());
+            }
+        }
+        let Some(first) = tables.first() else { return Ok(tables) };
+        let (target, _) = classes::number(&first.path, &distinct)?;
+        drop(seen);
+        tables.into_iter().map(|t| t.with_classes(&target)).collect()
     }
 
     /// Reads rows of `width` features for prediction. A table that has one column more has labels, which are left out:

@@ -11,5 +11,6 @@ mod examples;
 mod in_use;
 mod launch;
 mod lost;
+mod parts;
 mod ranks;
 mod train;

@@ -142,7 +142,7 @@ fn delimiter(c: &Cursor) -> u8 {
 }
 
 fn order(c: &Cursor) -> OrderSpec {
-    let order = c.choice("order", &["sample", "block", "in-order"]);
+    let order = c.choice("order", &["sample", "block", "parts", "in-order"]);
     let block = c.size("block", 1..=(1 << 32));
     if c.has("block") && order != Some("block") {
         let message = "`data.block` is said, but `data.order` is not \"block\"";
@@ -150,6 +150,7 @@ fn order(c: &Cursor) -> OrderSpec {
     }
     match order {
         Some("in-order") => OrderSpec::InOrder,
+        Some("parts") => OrderSpec::Parts,
         Some("block") => OrderSpec::Block(block.unwrap_or(4096)),
         _ => OrderSpec::Sample,
     }

@@ -154,6 +154,8 @@ pub enum OrderSpec {
     Sample,
     /// Blocks of neighbours at random, and samples at random inside a block: for files larger than memory.
     Block(usize),
+    /// Every place of a batch has its own part of the set, at random inside it: each rank reads its part only.
+    Parts,
 }
 
 /// `[train]`: how to learn.

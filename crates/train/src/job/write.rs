@@ -268,6 +268,7 @@ fn data(out: &mut Section, spec: &DataSpec) {
     match spec.order {
         OrderSpec::InOrder => out.put("order", text("in-order")),
         OrderSpec::Sample => out.put("order", text("sample")),
+        OrderSpec::Parts => out.put("order", text("parts")),
         OrderSpec::Block(n) => {
             out.put("order", text("block"));
             out.put("block", n.to_string());

@@ -246,6 +246,7 @@ fn order(job: &Job, len: usize) -> Order {
         OrderSpec::InOrder => Mode::InOrder,
         OrderSpec::Sample => Mode::Sample,
         OrderSpec::Block(n) => Mode::Block(n),
+        OrderSpec::Parts => Mode::Parts(job.train.batch),
     };
     Order { len, seed: job.train.seed, epoch: 0, mode, fraction: job.data.fraction }
 }

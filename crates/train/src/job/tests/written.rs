@@ -145,6 +145,7 @@ fn data() -> impl Strategy<Value = DataSpec> {
     let order = prop_oneof![
         Just(OrderSpec::InOrder),
         Just(OrderSpec::Sample),
+        Just(OrderSpec::Parts),
         (1..99_usize).prop_map(OrderSpec::Block)
     ];
     let rest =

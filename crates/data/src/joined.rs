@@ -1,0 +1,200 @@
+//! A set that lies in several files: its parts one after the other, as one set.
+//!
+//! A path whose last name has a `*` stands for all files that match, in the order of their names, numbers by value:
+//! `part-2` comes before `part-10`. Every rank opens all of them; what is mapped (arrays, texts of bytes) is read only
+//! where a rank's own samples lie.
+
+use std::cmp::Ordering;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::dataset::{Dataset, Fetched, Scratch};
+use crate::error::DataError;
+use crate::spec::Spec;
+
+/// Sets of one kind, one after the other.
+pub struct Joined {
+    parts: Vec<Arc<dyn Dataset>>,
+    /// Where each part ends among the samples of all.
+    ends: Vec<usize>,
+}
+
+impl Joined {
+    /// Joins parts that look alike; `names` are for the error if they do not.
+    pub fn new(parts: Vec<Arc<dyn Dataset>>, names: &[PathBuf]) -> Result<Joined, DataError> {
+        let Some(first) = parts.first() else {
+            return Err(DataError::Setting { why: "a set has at least one part".into() });
+        };
+        if let Some(other) = parts.iter().position(|p| p.spec() != first.spec()) {
+            let name =
+                |k: usize| names.get(k).map_or_else(|| format!("part {k}"), |p| p.display().to_string());
+            let dims = |k: usize| (parts[k].spec().features.dims(), parts[k].spec().classes());
+            let ((a, in_a), (b, in_b)) = (dims(0), dims(other));
+            let why = format!(
+                "{}: samples of {b:?} in {in_b} classes, but those of {} are {a:?} in {in_a}; parts of a set look alike",
+                name(other),
+                name(0)
+            );
+            return Err(DataError::Setting { why });
+        }
+        let mut end = 0;
+        let ends = parts.iter().map(|p| {
+            end += p.len();
+            end
+        });
+        Ok(Joined { ends: ends.collect(), parts })
+    }
+
+    /// The part that a sample is in, and its number there.
+    fn find(&self, idx: usize) -> (&dyn Dataset, usize) {
+        let k = self.ends.partition_point(|&end| end <= idx);
+        (&*self.parts[k], idx - k.checked_sub(1).map_or(0, |before| self.ends[before]))
+    }
+}
+
+impl Dataset for Joined {
+    fn spec(&self) -> &Spec {
+        self.parts[0].spec()
+    }
+
+    fn len(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    fn fetch<'a>(&'a self, idx: usize, scratch: &'a mut Scratch) -> Result<Fetched<'a>, DataError> {
+        let (part, idx) = self.find(idx);
+        part.fetch(idx, scratch)
+    }
+
+    fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
+        let (part, idx) = self.find(idx);
+        part.class(idx)
+    }
+}
+
+/// The files that a path stands for: itself, or those that match if its last name has a `*`.
+pub fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let Some(pattern) = path.file_name().and_then(|n| n.to_str()).filter(|n| n.contains('*')) else {
+        return Ok(vec![path.to_path_buf()]);
+    };
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let entries = std::fs::read_dir(folder).map_err(|e| DataError::io(folder, e))?;
+    let mut found = Vec::new();
+    for entry in entries {
+        let file = entry.map_err(|e| DataError::io(folder, e))?.path();
+        let name = file.file_name().and_then(|n| n.to_str());
+        // As in a shell, a name with a dot is meant only if the pattern has it.
+        let hidden = |n: &str| n.starts_with('.') && !pattern.starts_with('.');
+        if name.is_some_and(|n| matches(pattern, n) && !hidden(n)) && file.is_file() {
+            found.push(file);
+        }
+    }
+    if found.is_empty() {
+        let hint = format!("no file in {} has such a name", folder.display());
+        return Err(DataError::Missing { path: path.to_path_buf(), hint });
+    }
+    let name = |p: &PathBuf| p.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    found.sort_by(|a, b| by_value(&name(a), &name(b)));
+    Ok(found)
+}
+
+/// Whether a name is the pattern with something, or nothing, for each `*`.
+fn matches(pattern: &str, name: &str) -> bool {
+    let mut pieces = pattern.split('*');
+    let Some(mut rest) = name.strip_prefix(pieces.next().unwrap_or_default()) else { return false };
+    let Some(last) = pieces.next_back() else { return rest.is_empty() };
+    for piece in pieces {
+        // The earliest place leaves most for the others.
+        match rest.find(piece) {
+            Some(at) => rest = &rest[at + piece.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+/// Names in order, with runs of digits as numbers.
+fn by_value(a: &str, b: &str) -> Ordering {
+    fn digits(s: &str) -> usize {
+        s.bytes().take_while(u8::is_ascii_digit).count()
+    }
+    let (mut x, mut y) = (a, b);
+    while let (Some(c), Some(d)) = (x.chars().next(), y.chars().next()) {
+        let (m, n) = (digits(x), digits(y));
+        let order = if m > 0 && n > 0 {
+            let (p, q) = (x[..m].trim_start_matches('0'), y[..n].trim_start_matches('0'));
+            (x, y) = (&x[m..], &y[n..]);
+            p.len().cmp(&q.len()).then_with(|| p.cmp(q))
+        } else {
+            (x, y) = (&x[c.len_utf8()..], &y[d.len_utf8()..]);
+            c.cmp(&d)
+        };
+        if order != Ordering::Equal {
+            return order;
+        }
+    }
+    x.len().cmp(&y.len()).then_with(|| a.cmp(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synthetic::Synthetic;
+
+    #[test]
+    fn names_match_and_have_their_order() {
+        for (pattern, name, expected) in [
+            ("a-*.csv", "a-1.csv", true),
+            ("a-*.csv", "a-.csv", true),
+            ("a-*.csv", "b-1.csv", false),
+            ("a-*.csv", "a-1.txt", false),
+            ("*", "anything", true),
+            ("a*b*c", "aXbYbZc", true),
+            ("a*b*c", "ac", false),
+            ("a*a", "a", false),
+            ("*ab*ab", "ab", false),
+        ] {
+            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
+        }
+        let mut names = ["p10", "p9", "p09", "p1", "q0", "p", "p1a", "p1b2", "p1b10"];
+        names.sort_by(|a, b| by_value(a, b));
+        assert_eq!(names, ["p", "p1", "p1a", "p1b2", "p1b10", "p09", "p9", "p10", "q0"]);
+    }
+
+    #[test]
+    fn files_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["x-2", "x-10", "x-1", ".x-3", "y-1"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        std::fs::create_dir(folder.path().join("x-4")).unwrap();
+        let found = files(&folder.path().join("x-*")).unwrap();
+        assert_eq!(found, ["x-1", "x-2", "x-10"].map(|n| folder.path().join(n)));
+        let alone = folder.path().join("nosuch");
+        assert_eq!(files(&alone).unwrap(), std::slice::from_ref(&alone));
+        let error = files(&folder.path().join("z*")).unwrap_err().to_string();
+        assert!(error.contains("z*") && error.contains("no file"), "{error}");
+        assert!(files(&alone.join("*")).is_err());
+    }
+
+    #[test]
+    fn parts_are_one_set() {
+        let part = |n: usize, first: usize| -> Arc<dyn Dataset> {
+            Arc::new(Synthetic::new(n, &[5], 3, 0.2, 7, first).unwrap())
+        };
+        // Samples of a synthetic set depend on their number alone.
+        let (whole, joined) =
+            (part(12, 0), Joined::new(vec![part(5, 0), part(1, 5), part(6, 6)], &[]).unwrap());
+        assert_eq!((joined.len(), joined.spec()), (12, whole.spec()));
+        let (mut a, mut b) = (Scratch::default(), Scratch::default());
+        for i in 0..12 {
+            assert_eq!(joined.fetch(i, &mut a).unwrap(), whole.fetch(i, &mut b).unwrap(), "{i}");
+            assert_eq!(joined.class(i).unwrap(), whole.class(i).unwrap());
+        }
+        let other: Arc<dyn Dataset> = Arc::new(Synthetic::new(3, &[4], 3, 0.2, 7, 0).unwrap());
+        let error =
+            Joined::new(vec![part(5, 0), other], &["a".into(), "b".into()]).err().unwrap().to_string();
+        assert!(error.starts_with("b: ") && error.contains("[4]") && error.contains("[5]"), "{error}");
+        assert!(Joined::new(Vec::new(), &[]).is_err());
+    }
+}
