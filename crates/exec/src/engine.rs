@@ -191,28 +191,11 @@ impl Engine {
 
     /// Runs every node: the forward pass, and the backward pass if the program has one. Nothing is updated.
     pub fn run(&mut self) -> Result<(), ExecError> {
-        self.run_watched(&mut |_, _| {})
-    }
-
-    /// The same, and tells how long each node took.
-    pub fn run_timed(&mut self, report: &mut dyn FnMut(NodeId, Duration)) -> Result<(), ExecError> {
-        let mut start = Instant::now();
-        self.run_watched(&mut |node, ended| {
-            if ended {
-                report(node, start.elapsed());
-            }
-            start = Instant::now();
-        })
-    }
-
-    /// Runs every node; `watch(node, false)` before each and `watch(node, true)` after.
-    fn run_watched(&mut self, watch: &mut dyn FnMut(NodeId, bool)) -> Result<(), ExecError> {
         self.keeps_gradients()?;
         for i in 0..self.program.instrs.len() {
-            let Instr::Compute(node) = self.program.instrs[i] else { continue };
-            watch(node, false);
-            self.run_node(node.idx())?;
-            watch(node, true);
+            if let Instr::Compute(node) = self.program.instrs[i] {
+                self.run_node(node.idx())?;
+            }
         }
         Ok(())
     }
