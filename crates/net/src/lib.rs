@@ -10,6 +10,7 @@
 //! - [`links`]: connections to all other ranks, over which moves are run. [`loopback`]: such connections inside one host.
 //! - [`secret`]: what ranks know and strangers do not. [`rendezvous`]: how processes become ranks, with a stream
 //!   between every two. [`control`]: who is still there. [`environment`]: what another launcher says.
+//! - [`socket`], [`system`]: connections, time and waiting, real or simulated.
 //! - [`alarm`]: a failure that every wait of this process sees.
 //! - [`report`]: who failed, where and in which operation.
 //! - `checksum`: of what goes over sockets. `pieces`: which segments of a plan are alike. `ready`: waiting for several sockets.
@@ -31,6 +32,10 @@ pub mod rendezvous;
 pub mod report;
 pub mod secret;
 pub mod segment;
+#[cfg(any(test, feature = "simulation"))]
+pub mod simulation;
+pub mod socket;
+pub mod system;
 pub mod wait;
 
 pub use alarm::Alarm;
@@ -44,4 +49,6 @@ pub use rendezvous::{JoinError, JoinOptions, Joined, Member, join};
 pub use report::{Cause, Report};
 pub use secret::Secret;
 pub use segment::{Segment, SegmentError};
+pub use socket::{Listener, Stream};
+pub use system::{Os, System};
 pub use wait::{Counter, Look, Pace};

@@ -8,6 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::alarm::Alarm;
 use crate::links::Links;
+use crate::socket::Stream;
 
 /// One end for each of so many ranks, each with an alarm of its own.
 pub fn links(ranks: usize) -> io::Result<Vec<Links>> {
@@ -17,9 +18,8 @@ pub fn links(ranks: usize) -> io::Result<Vec<Links>> {
 }
 
 /// Connected streams: row `r` has those of rank `r`, none for itself.
-pub fn streams(ranks: usize) -> io::Result<Vec<Vec<Option<TcpStream>>>> {
-    let mut rows: Vec<Vec<Option<TcpStream>>> =
-        (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
+pub fn streams(ranks: usize) -> io::Result<Vec<Vec<Option<Stream>>>> {
+    let mut rows: Vec<Vec<Option<Stream>>> = (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     unpaced(&listener);
     for one in 0..ranks {
@@ -32,8 +32,8 @@ pub fn streams(ranks: usize) -> io::Result<Vec<Vec<Option<TcpStream>>>> {
                     break stream;
                 }
             };
-            rows[one][other] = Some(ours);
-            rows[other][one] = Some(theirs);
+            rows[one][other] = Some(ours.into());
+            rows[other][one] = Some(theirs.into());
         }
     }
     Ok(rows)

@@ -49,7 +49,7 @@ fn start_at(
         for (i, &rank) in ranks.iter().enumerate() {
             let mut options = JoinOptions::new(rank, size, master, secret());
             options.timeout = Duration::from_secs(20);
-            options.listener = if rank == 0 { listener.take() } else { None };
+            options.listener = if rank == 0 { listener.take().map(Into::into) } else { None };
             threads.push(s.spawn(move || {
                 tweak(i, &mut options);
                 join(options)
@@ -85,7 +85,7 @@ fn ranks_join_talk_and_end() {
                     assert_eq!(peer, me.rank);
                     continue;
                 };
-                assert!(stream.nodelay().unwrap());
+                assert!(rustix::net::sockopt::tcp_nodelay(&*stream).unwrap());
                 stream.write_all(&[me.rank as u8, peer as u8]).unwrap();
                 let mut heard = [0; 2];
                 stream.read_exact(&mut heard).unwrap();
@@ -166,7 +166,9 @@ fn who_is_started_wrongly_is_told_so() {
     check(&[0], usize::MAX, &|_, _| {}, &["a job has 1 to"]);
     let everywhere = |_: usize, o: &mut JoinOptions| o.bind = Some("0.0.0.0".parse::<IpAddr>().unwrap());
     check(&[0], 2, &everywhere, &["listens on one interface"]);
-    let all = |_: usize, o: &mut JoinOptions| o.listener = Some(TcpListener::bind("0.0.0.0:0").unwrap());
+    let all = |_: usize, o: &mut JoinOptions| {
+        o.listener = Some(TcpListener::bind("0.0.0.0:0").unwrap().into());
+    };
     check(&[0], 2, &all, &["a listener on all interfaces"]);
     let nameless = |_: usize, o: &mut JoinOptions| (o.listener, o.master) = (None, "0.0.0.0:0".into());
     check(&[0], 2, &nameless, &["give the address of one interface"]);

@@ -2,10 +2,10 @@
 //! part is kept until the rest is there.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::message::Message;
+use crate::socket::Stream;
 
 /// Bytes of the length in front of each message.
 const LENGTH_BYTES: usize = 4;
@@ -26,7 +26,7 @@ pub(crate) enum Ended {
 
 /// One connection.
 pub(crate) struct Channel {
-    stream: TcpStream,
+    stream: Stream,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
     message_bytes_max: usize,
@@ -35,9 +35,9 @@ pub(crate) struct Channel {
 
 impl Channel {
     /// Takes a stream; incoming messages may be that long.
-    pub(crate) fn new(stream: TcpStream, message_bytes_max: usize) -> std::io::Result<Channel> {
+    pub(crate) fn new(stream: Stream, message_bytes_max: usize) -> std::io::Result<Channel> {
         stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
+        stream.set_nodelay()?;
         Ok(Channel { stream, inbox: Vec::new(), outbox: Vec::new(), message_bytes_max, ended: None })
     }
 
@@ -95,7 +95,7 @@ impl Channel {
     pub(crate) fn close(&mut self) -> bool {
         if self.flush() {
             // It fails only if the connection is gone, and then there is nothing to close.
-            let _ = self.stream.shutdown(Shutdown::Write);
+            let _ = self.stream.shutdown_write();
         }
         match self.stream.read(&mut [0; CHUNK_BYTES]) {
             Ok(n) => n > 0,

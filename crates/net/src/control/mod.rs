@@ -24,6 +24,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::alarm::Alarm;
 use crate::rendezvous::Member;
 use crate::report::{Cause, Report};
+use crate::system::System;
 use channel::Channel;
 use message::Place;
 pub use message::SHARE_BYTES_MAX;
@@ -54,6 +55,7 @@ struct End {
 /// What the thread and its callers both see.
 struct Shared {
     alarm: Alarm,
+    system: Arc<dyn System>,
     spot: Mutex<Spot>,
     wake: OwnedFd,
 }
@@ -77,18 +79,19 @@ enum Command {
 impl Control {
     /// Starts the thread on connections by rank.
     pub(crate) fn start(
+        system: Arc<dyn System>,
         rank: usize,
         members: &[Member],
         channels: Vec<Option<Channel>>,
         timeout: Duration,
     ) -> std::io::Result<Control> {
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        let shared =
-            Arc::new(Shared { alarm: Alarm::default(), spot: Mutex::new(Spot::new(0, "start")), wake });
+        let (alarm, spot) = (Alarm::default(), Mutex::new(Spot::new(0, "start")));
+        let shared = Arc::new(Shared { alarm, system: system.clone(), spot, wake });
         let (commands, queued) = queue();
         let hosts: Vec<String> = members.iter().map(|member| member.host.clone()).collect();
         let plane = Plane::new(rank, hosts.clone(), channels, shared.clone(), queued, timeout);
-        let thread = std::thread::Builder::new().name("control".into()).spawn(move || plane.run())?;
+        let thread = system.spawn("control", Box::new(move || plane.run()))?;
         let thread = Mutex::new(Some(thread));
         Ok(Control(Arc::new(End { rank, hosts, shared, commands, exchange: Mutex::new(()), thread })))
     }
@@ -124,7 +127,7 @@ impl Control {
         // The process may end right after this: see that the report is on its way.
         let (done, flushed) = queue();
         self.ask(Command::Flush { done });
-        let _ = flushed.recv_timeout(FLUSH_TIME);
+        let _ = self.0.shared.system.receive(&flushed, FLUSH_TIME);
         self.raised_or(Cause::Failed { why: why.into() })
     }
 
@@ -134,7 +137,7 @@ impl Control {
         let (done, left) = queue();
         self.ask(Command::Goodbye { done });
         // The thread has a limit of its own for this.
-        let _ = left.recv();
+        while let Err(RecvTimeoutError::Timeout) = self.0.shared.system.receive(&left, LOOK) {}
         match self.0.shared.alarm.raised() {
             Some(report) => Err(report),
             None => Ok(()),
@@ -150,7 +153,7 @@ impl Control {
     /// An answer of the thread, or the alarm.
     fn wait<T>(&self, answered: &Receiver<T>) -> Result<T, Report> {
         loop {
-            match answered.recv_timeout(LOOK) {
+            match self.0.shared.system.receive(answered, LOOK) {
                 Ok(answer) => return Ok(answer),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
@@ -202,7 +205,7 @@ impl Drop for End {
         self.shared.wake();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         // A panic of the thread has raised the alarm already.
-        let _ = thread.map(JoinHandle::join);
+        let _ = thread.map(|thread| self.shared.system.join(thread));
     }
 }
 

@@ -45,7 +45,7 @@ impl Plane {
     ) -> Plane {
         let host = hosts[rank].clone();
         let watch = Watch::new(rank, hosts, timeout.as_millis() as u64);
-        let started = Instant::now();
+        let started = shared.system.now();
         let flushing = Vec::new();
         Plane {
             rank,
@@ -72,7 +72,7 @@ impl Plane {
             let mut fds = vec![ready::interest(self.shared.wake.as_fd(), false)];
             let channels = self.channels.iter().flatten();
             fds.extend(channels.map(|channel| ready::interest(channel.as_fd(), channel.sending())));
-            if let Err(e) = ready::wait(&mut fds, until) {
+            if let Err(e) = self.shared.system.wait(&mut fds, until) {
                 let why = format!("its control plane cannot wait for sockets: {e}");
                 self.shared.alarm.raise(self.own(Cause::Failed { why }));
                 return;
@@ -127,10 +127,10 @@ impl Plane {
                     self.sharing = Some(answer);
                     self.watch.share(now_ms, self.shared.place(), blob, out);
                 }
-                Ok(Command::Flush { done }) => self.flushing.push((Instant::now() + FLUSH_TIME, done)),
+                Ok(Command::Flush { done }) => self.flushing.push((self.now() + FLUSH_TIME, done)),
                 Ok(Command::Goodbye { done }) => {
                     let limit = if self.rank == 0 { self.timeout } else { GOODBYE_TIME };
-                    self.leaving = Some((Instant::now() + limit, done));
+                    self.leaving = Some((self.now() + limit, done));
                     self.watch.leave(out);
                 }
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
@@ -161,7 +161,7 @@ impl Plane {
         for channel in self.channels.iter_mut().flatten() {
             all &= channel.flush();
         }
-        let now = Instant::now();
+        let now = self.now();
         for (_, done) in self.flushing.extract_if(.., |(until, _)| all || *until <= now) {
             let _ = done.send(());
         }
@@ -170,7 +170,7 @@ impl Plane {
     /// Whether this rank said goodbye and may go.
     fn depart(&mut self) -> bool {
         let Some((until, _)) = &self.leaving else { return false };
-        if !self.watch.left() && Instant::now() < *until {
+        if !self.watch.left() && self.now() < *until {
             return false;
         }
         let mut out = Vec::new();
@@ -183,7 +183,8 @@ impl Plane {
     /// closed with something unread in it is reset, and a reset takes back what the other side has not received yet:
     /// it would not learn why this rank ended. Who is lost is not waited for.
     fn close(&mut self) {
-        let until = Instant::now() + FLUSH_TIME;
+        let system = self.shared.system.clone();
+        let until = system.now() + FLUSH_TIME;
         loop {
             let mut fds = Vec::new();
             for (rank, channel) in self.channels.iter_mut().enumerate() {
@@ -192,14 +193,18 @@ impl Plane {
                     fds.push(ready::interest((*channel).as_fd(), channel.sending()));
                 }
             }
-            if fds.is_empty() || Instant::now() >= until || ready::wait(&mut fds, until).is_err() {
+            if fds.is_empty() || system.now() >= until || system.wait(&mut fds, until).is_err() {
                 return;
             }
         }
     }
 
     fn now_ms(&self) -> u64 {
-        self.started.elapsed().as_millis() as u64
+        self.now().saturating_duration_since(self.started).as_millis() as u64
+    }
+
+    fn now(&self) -> Instant {
+        self.shared.system.now()
     }
 
     fn own(&self, cause: Cause) -> Report {
@@ -228,7 +233,6 @@ impl Drop for Guard {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::TcpStream;
     use std::sync::Mutex;
     use std::sync::mpsc::channel as queue;
 
@@ -238,14 +242,16 @@ mod tests {
     use super::super::message::Message;
     use super::*;
     use crate::loopback;
+    use crate::socket::Stream;
+    use crate::system::Os;
 
     /// Rank 1 of two, before its thread runs; its callers' end, and the stream to it.
-    fn rank_1() -> (Plane, Arc<Shared>, Sender<Command>, TcpStream) {
+    fn rank_1() -> (Plane, Arc<Shared>, Sender<Command>, Stream) {
         let mut rows = loopback::streams(2).unwrap();
         let (theirs, ours) = (rows[0][1].take().unwrap(), rows[1][0].take().unwrap());
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
         let spot = Mutex::new(Spot::new(0, "start"));
-        let shared = Arc::new(Shared { alarm: Alarm::default(), spot, wake });
+        let shared = Arc::new(Shared { alarm: Alarm::default(), system: Arc::new(Os), spot, wake });
         let (commands, queued) = queue();
         let channels = vec![Some(Channel::new(ours, 1 << 16).unwrap()), None];
         let hosts = vec!["a".into(), "b".into()];

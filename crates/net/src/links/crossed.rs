@@ -17,16 +17,17 @@ impl Links {
     /// Whether a peer that does not take what this rank sends is itself in the middle of sending to this rank, and stuck.
     /// Call it whenever nothing moved; `unread` is how much lay here, and since when, and none after something moved.
     pub(super) fn crossed(&self, peer: usize, unread: &mut Option<(u64, Instant)>) -> bool {
+        let now = self.system.now();
         let Some(peer) = &self.peers[peer] else { return false };
         let here = ioctl_fionread(&peer.stream).unwrap_or(0);
         match unread {
             Some((before, since)) if *before == here => {
-                if since.elapsed() < STILL {
+                if now.saturating_duration_since(*since) < STILL {
                     return false;
                 }
             }
             _ => {
-                *unread = Some((here, Instant::now()));
+                *unread = Some((here, now));
                 return false;
             }
         }

@@ -11,13 +11,13 @@
 //! kernel holds the pages for as long as it needs them.
 
 use std::io;
-use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice, vmsplice};
 
 use crate::frame::SEGMENT_BYTES_MAX;
+use crate::socket::Stream;
 
 /// What pages go through on their way to a socket.
 pub(super) struct Pipe {
@@ -37,7 +37,7 @@ impl Pipe {
 
     /// Gives a socket as many of these bytes as it takes, without a copy; `more` says that others follow at once. Who
     /// calls it again goes on with those that were not taken.
-    pub(super) fn lend(&mut self, stream: &TcpStream, bytes: &[u8], more: bool) -> io::Result<usize> {
+    pub(super) fn lend(&mut self, stream: &Stream, bytes: &[u8], more: bool) -> io::Result<usize> {
         if self.held == 0 {
             let part = [IoSliceRaw::from_slice(bytes)];
             // SAFETY: the bytes are there, and are only read. That they stay as they are is what the plan and the receipt

@@ -22,9 +22,9 @@ mod tests;
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::net::TcpStream;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
@@ -35,12 +35,15 @@ use crate::frame::{Header, Op, SEGMENT_BYTES_MAX, Tag};
 use crate::loopback;
 use crate::moves::{Kind, Moves};
 use crate::pieces::piece;
+use crate::ready;
 use crate::report::{Cause, Report};
+use crate::socket::Stream;
+use crate::system::{Os, System};
 use peer::{Peer, Step, Trouble};
 use reduce::reduce;
 
 /// How often a wait looks at the alarm.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Shorter payloads are copied even where others are lent.
 const LENT_BYTES_MIN: usize = 16 * 1024;
@@ -68,6 +71,7 @@ impl Default for Bounds {
 
 /// One rank's connections to all others.
 pub struct Links {
+    system: Arc<dyn System>,
     rank: usize,
     hosts: Vec<String>,
     /// What reports call each rank.
@@ -108,7 +112,19 @@ impl Links {
     pub fn over(
         rank: usize,
         hosts: Vec<String>,
-        streams: Vec<Option<TcpStream>>,
+        streams: Vec<Option<Stream>>,
+        generation: u64,
+        alarm: Alarm,
+    ) -> io::Result<Links> {
+        Links::in_system(Arc::new(Os), rank, hosts, streams, generation, alarm)
+    }
+
+    /// The same, with the time and the waits of a system.
+    pub fn in_system(
+        system: Arc<dyn System>,
+        rank: usize,
+        hosts: Vec<String>,
+        streams: Vec<Option<Stream>>,
         generation: u64,
         alarm: Alarm,
     ) -> io::Result<Links> {
@@ -121,19 +137,20 @@ impl Links {
                 continue;
             };
             stream.set_nonblocking(true)?;
-            stream.set_nodelay(true)?;
-            let here = stream.local_addr()?.ip() == stream.peer_addr()?.ip();
+            stream.set_nodelay()?;
+            let here = stream.stays_here()?;
             if here {
                 loopback::unpaced(&stream);
             }
             // Edges are enough: before it waits, a run has tried every socket that it wants something of.
             let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
             epoll::add(&epoll, &stream, epoll::EventData::new_u64(0), flags)?;
-            peers.push(Some(Peer::new(stream, here)));
+            peers.push(Some(Peer::new(stream, system.clone(), here)));
         }
         let here = hosts.iter().filter(|host| **host == hosts[rank]).count();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Links {
+            system,
             rank,
             peers,
             names: (0..hosts.len()).collect(),
@@ -293,8 +310,8 @@ impl Links {
                 unread = None;
                 continue;
             }
-            let since = *idle_since.get_or_insert_with(Instant::now);
-            let idle = since.elapsed();
+            let now = self.system.now();
+            let idle = now.saturating_duration_since(*idle_since.get_or_insert(now));
             if self.spins && idle < self.bounds.spin {
                 if self.crowded {
                     std::thread::yield_now();
@@ -313,9 +330,20 @@ impl Links {
                 // Both find it, and both report it of the same one.
                 return Err(self.blame(peer.min(self.rank), tag, Cause::crossed(names)));
             }
-            // Which sockets woke it does not matter, and an interrupted wait is one more round.
-            let _ = epoll::wait(&self.epoll, &mut [MaybeUninit::uninit(); 4], Some(&LOOK));
+            self.rest(now);
         }
+    }
+
+    /// Sleeps until a socket has something, or for long enough that the alarm should be looked at.
+    fn rest(&self, now: Instant) {
+        let mut at_once = None;
+        if self.system.is_simulated() {
+            let _ = self.system.wait(&mut [ready::interest(self.epoll.as_fd(), false)], now + LOOK);
+            at_once = Some(Timespec { tv_sec: 0, tv_nsec: 0 });
+        }
+        let look = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+        // Which sockets woke it does not matter, and an interrupted wait is one more round.
+        let _ = epoll::wait(&self.epoll, &mut [MaybeUninit::uninit(); 4], Some(&at_once.unwrap_or(look)));
     }
 
     /// Sends up to a segment of what is next for the peer of a queue. Returns whether anything moved.
@@ -414,12 +442,12 @@ impl Links {
             Trouble::Damaged(what) => Cause::Damaged { what },
             Trouble::Disagrees(what) => Cause::Disagrees { what },
             Trouble::Gone => {
-                let start = Instant::now();
-                while start.elapsed() < self.bounds.grace {
+                let until = self.system.now() + self.bounds.grace;
+                while self.system.now() < until {
                     if let Some(report) = self.alarm.raised() {
                         return report;
                     }
-                    std::thread::sleep(Duration::from_millis(5));
+                    self.system.sleep(Duration::from_millis(5));
                 }
                 Cause::Gone
             }
@@ -447,18 +475,18 @@ impl Links {
             letter.extend_from_slice(&text);
             letters.push((rank, letter));
         }
-        let start = Instant::now();
-        while !letters.is_empty() && start.elapsed() < Duration::from_millis(100) {
+        let until = self.system.now() + Duration::from_millis(100);
+        while !letters.is_empty() && self.system.now() < until {
             letters.retain_mut(|(rank, letter)| {
                 let Some(peer) = &self.peers[*rank] else { return false };
-                match peer::write(&peer.stream, &[IoSlice::new(letter)], false) {
+                match peer.stream.send(&[IoSlice::new(letter)], false) {
                     Ok(n) => letter.drain(..n),
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => return true,
                     Err(_) => return false,
                 };
                 !letter.is_empty()
             });
-            std::thread::sleep(Duration::from_millis(1));
+            self.system.sleep(Duration::from_millis(1));
         }
     }
 }

@@ -1,22 +1,22 @@
 //! One connection: the frame that is being written, the frame that is being read.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read};
-use std::net::TcpStream;
-use std::time::{Duration, Instant};
-
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use std::sync::Arc;
+use std::time::Duration;
 
 use super::farewell;
 use super::lend::Pipe;
 use crate::checksum;
 use crate::frame::{HEADER_BYTES, Header, Op, SEGMENT_BYTES_MAX, Tag};
 use crate::report::Report;
+use crate::socket::Stream;
+use crate::system::System;
 
 /// What a peer wrote before it ended is looked through up to this much.
 const LAST_WORDS_BYTES_MAX: usize = 64 << 20;
 
 /// How long the rest of a farewell that has begun may take.
-const FAREWELL_MS_MAX: u64 = 100;
+const FAREWELL_TIME_MAX: Duration = Duration::from_millis(100);
 
 /// How far a call came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,7 +39,8 @@ pub(super) enum Trouble {
 }
 
 pub(super) struct Peer {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Stream,
+    system: Arc<dyn System>,
     /// The number of the next frame that is written, and of the next that is read.
     pub(super) sent: u64,
     pub(super) heard: u64,
@@ -68,9 +69,10 @@ pub(super) struct Peer {
 
 impl Peer {
     /// Takes over a stream; `lends` if it leads to a rank of this host.
-    pub(super) fn new(stream: TcpStream, lends: bool) -> Peer {
+    pub(super) fn new(stream: Stream, system: Arc<dyn System>, lends: bool) -> Peer {
         Peer {
             stream,
+            system,
             sent: 0,
             heard: 0,
             head: [0; HEADER_BYTES],
@@ -118,10 +120,10 @@ impl Peer {
     fn write(&mut self, payload: &[u8], more: bool) -> io::Result<usize> {
         let (head, rest) = self.unwritten(payload);
         if !self.lending {
-            return write(&self.stream, &[IoSlice::new(head), IoSlice::new(rest)], more);
+            return self.stream.send(&[IoSlice::new(head), IoSlice::new(rest)], more);
         }
         if !head.is_empty() {
-            return write(&self.stream, &[IoSlice::new(head)], true);
+            return self.stream.send(&[IoSlice::new(head)], true);
         }
         if self.pipe.is_none() {
             self.pipe = Some(Pipe::new()?);
@@ -225,17 +227,17 @@ impl Peer {
             return Trouble::Damaged("a farewell is too long".into());
         };
         bytes[..got.len()].copy_from_slice(got);
-        let (mut at, start) = (got.len(), Instant::now());
+        let (mut at, until) = (got.len(), self.system.now() + FAREWELL_TIME_MAX);
         while at < bytes.len() {
             match (&self.stream).read(&mut bytes[at..]) {
                 Ok(0) => return Trouble::Gone,
                 Ok(n) => at += n,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    if start.elapsed() > Duration::from_millis(FAREWELL_MS_MAX) {
+                    if self.system.now() > until {
                         return Trouble::Gone;
                     }
-                    std::thread::sleep(Duration::from_millis(1));
+                    self.system.sleep(Duration::from_millis(1));
                 }
                 Err(_) => return Trouble::Gone,
             }
@@ -286,10 +288,4 @@ impl Peer {
         }
         Trouble::Gone
     }
-}
-
-/// Writes without a signal if the peer has closed.
-pub(super) fn write(stream: &TcpStream, parts: &[IoSlice], more: bool) -> io::Result<usize> {
-    let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
-    Ok(sendmsg(stream, parts, &mut SendAncillaryBuffer::default(), flags)?)
 }

@@ -112,7 +112,7 @@ fn a_peer_that_breaks_the_rules_is_named() {
 }
 
 /// A rank, and the other ends of its connections to the others.
-fn among_strangers(ranks: usize) -> (Links, Vec<TcpStream>) {
+fn among_strangers(ranks: usize) -> (Links, Vec<Stream>) {
     let mut rows = loopback::streams(ranks).unwrap();
     let strangers = (1..ranks).map(|r| rows[r][0].take().unwrap()).collect();
     let hosts = (0..ranks).map(|r| format!("host {r}")).collect();
@@ -120,7 +120,7 @@ fn among_strangers(ranks: usize) -> (Links, Vec<TcpStream>) {
 }
 
 /// Reads the next frame.
-fn next_frame(from: &mut TcpStream) -> (Header, Vec<u8>) {
+fn next_frame(from: &mut Stream) -> (Header, Vec<u8>) {
     let mut header = [0; HEADER_BYTES];
     from.read_exact(&mut header).unwrap();
     let header = Header::decode(&header).unwrap();
@@ -237,19 +237,20 @@ fn damage_is_found_on_what_was_passed_on() {
         let mut rows = loopback::streams(3).unwrap();
         let mut tapped = loopback::streams(2).unwrap();
         // Rank 0 and rank 1 both talk to somebody in between.
-        let (mut near, mut far) = (rows[1][0].take().unwrap(), tapped[0][1].take().unwrap());
+        let (near, far) = (rows[1][0].take().unwrap(), tapped[0][1].take().unwrap());
+        let (near, far) = (Arc::new(near), Arc::new(far));
         rows[1][0] = tapped[1][0].take();
-        let back = (far.try_clone().unwrap(), near.try_clone().unwrap());
+        let back = (far.clone(), near.clone());
         let between = thread::spawn(move || {
             let n_frames = bytes.div_ceil(segment_bytes(bytes));
             let mut raw = vec![0; bytes + n_frames * HEADER_BYTES];
-            near.read_exact(&mut raw).unwrap();
+            (&*near).read_exact(&mut raw).unwrap();
             raw[(n_frames - 1) * frame_bytes + HEADER_BYTES + 7] ^= 4;
-            far.write_all(&raw).unwrap();
+            (&*far).write_all(&raw).unwrap();
         });
         let answers = thread::spawn(move || {
-            let (mut from, mut to) = back;
-            let _ = std::io::copy(&mut from, &mut to);
+            let (from, to) = back;
+            let _ = std::io::copy(&mut &*from, &mut &*to);
         });
         let lists = [
             vec![Move::recv(2, 0..bytes), Move::send(1, 0..bytes)],

@@ -1,25 +1,25 @@
 //! Connecting to a listener of another rank and proving the secret to it, without waiting.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
 use rustix::event::PollFd;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
+use rustix::net::sockopt;
 
 use super::hello::{Handshake, Hello, Progress, Turned};
-use crate::loopback::unpaced;
 use crate::ready;
 use crate::secret::{Role, Secret};
+use crate::socket::Stream;
+use crate::system::System;
 
 /// Buffers of a data connection: a whole bucket of gradients finds room in them.
 const BUFFER_BYTES: usize = 4 << 20;
 
 /// A connection that is being made.
 pub(crate) struct Dial {
-    stream: TcpStream,
+    stream: Stream,
     connected: bool,
     handshake: Handshake,
     writes: bool,
@@ -39,21 +39,15 @@ pub(crate) enum Dialled {
 
 impl Dial {
     /// Begins.
-    pub(crate) fn start(addr: SocketAddr, secret: Secret, hello: Hello) -> io::Result<Dial> {
-        let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-        widen(&socket);
-        if addr.ip().is_loopback() {
-            unpaced(&socket);
-        }
-        let connected = match connect(&socket, &addr) {
-            Ok(()) => true,
-            Err(Errno::INPROGRESS) => false,
-            Err(e) => return Err(e.into()),
-        };
+    pub(crate) fn start(
+        system: &dyn System,
+        addr: SocketAddr,
+        secret: Secret,
+        hello: Hello,
+    ) -> io::Result<Dial> {
+        let (stream, connected) = system.connect(addr, &|socket| widen(socket))?;
         let handshake = Handshake::new(Role::Connector, secret, hello);
-        Ok(Dial { stream: TcpStream::from(socket), connected, handshake, writes: true })
+        Ok(Dial { stream, connected, handshake, writes: true })
     }
 
     /// What to wait for before the next turn.
@@ -80,7 +74,7 @@ impl Dial {
                 (Err(e), _) if e.kind() == io::ErrorKind::NotConnected => return Dialled::Pending,
                 (Err(e), _) => return Dialled::Unconnected(e),
             }
-            if let Err(e) = self.stream.set_nodelay(true) {
+            if let Err(e) = self.stream.set_nodelay() {
                 return Dialled::Unconnected(e);
             }
             self.connected = true;
@@ -105,14 +99,14 @@ impl Dial {
     }
 
     /// Waits for the end, at most until then.
-    pub(crate) fn wait(&mut self, until: Instant) -> Dialled {
+    pub(crate) fn wait(&mut self, system: &dyn System, until: Instant) -> Dialled {
         loop {
             match self.turn() {
-                Dialled::Pending if Instant::now() >= until => {
+                Dialled::Pending if system.now() >= until => {
                     return Dialled::Unconnected(io::ErrorKind::TimedOut.into());
                 }
                 Dialled::Pending => {
-                    if let Err(e) = ready::wait(&mut [self.interest()], until) {
+                    if let Err(e) = system.wait(&mut [self.interest()], until) {
                         return Dialled::Unconnected(e);
                     }
                 }
@@ -122,7 +116,7 @@ impl Dial {
     }
 
     /// The stream, not blocking.
-    pub(crate) fn into_stream(self) -> TcpStream {
+    pub(crate) fn into_stream(self) -> Stream {
         self.stream
     }
 }

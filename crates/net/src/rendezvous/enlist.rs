@@ -15,6 +15,8 @@ use crate::control::channel::{Channel, Ended};
 use crate::control::message::Message;
 use crate::ready;
 use crate::secret::nonce;
+use crate::socket::Stream;
+use crate::system::System;
 
 /// One try to connect and to prove the secret.
 const TRY_TIME: Duration = Duration::from_secs(5);
@@ -25,50 +27,53 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Joins as a rank that is not 0.
 pub(super) fn enlist(options: JoinOptions, hello: Hello) -> Result<Joined, JoinError> {
     let JoinOptions { rank, size, .. } = options;
+    let system = &*options.system.clone();
     let stream = find(&options, hello)?;
     let ip = stream.local_addr()?.ip();
     let mut channel = Channel::new(stream, Message::bytes_max_from_zero(size))?;
     let left = || JoinError::Left { rank: 0, host: options.master.clone() };
-    let Message::Welcome { wait_ms } = hear(&mut channel, Instant::now() + SLACK + STRANGER_TIME, left)?
+    let Message::Welcome { wait_ms } =
+        hear(system, &mut channel, system.now() + SLACK + STRANGER_TIME, left)?
     else {
         return Err(unexpected("something else than a welcome"));
     };
     let (data, here) = listen_for_data(&options, ip)?;
     channel.send(&Message::Here(here.clone()));
     let wait = Duration::from_millis(wait_ms).min(WAIT_MAX);
-    let Message::Table(members) = hear(&mut channel, Instant::now() + wait + SLACK, left)? else {
+    let Message::Table(members) = hear(system, &mut channel, system.now() + wait + SLACK, left)? else {
         return Err(unexpected("something else than the table of ranks"));
     };
     let whole = members.len() == size && members.iter().enumerate().all(|(i, member)| member.rank == i);
     if !whole || members[rank] != here {
         return Err(unexpected("a table of ranks that is not the one of this job"));
     }
-    let until = Instant::now() + MESH_TIME;
+    let until = system.now() + MESH_TIME;
     let (secret, skip_same_host) = (&options.secret, options.skip_same_host);
-    let mesh = MeshOptions { rank, members: &members, secret, hello, skip_same_host, until };
+    let mesh = MeshOptions { system, rank, members: &members, secret, hello, skip_same_host, until };
     let (streams, faults) = mesh::build(data, &mesh, &mut || match next(&mut channel, left)? {
         None => Ok(false),
         Some(_) => Err(unexpected("a message while the ranks were being connected")),
     })?;
     channel.send(&Message::Faults(faults));
     // Rank 0 waits for the slowest rank, which may have begun later than this one.
-    match hear(&mut channel, until + 3 * SLACK, left)? {
+    match hear(system, &mut channel, until + 3 * SLACK, left)? {
         Message::Faults(faults) if faults.is_empty() => {}
         _ => return Err(unexpected("something else than what came of the connections")),
     }
     let mut channels: Vec<Option<Channel>> = (0..size).map(|_| None).collect();
     channels[0] = Some(channel);
-    let control = Control::start(rank, &members, channels, options.timeout)?;
+    let control = Control::start(options.system, rank, &members, channels, options.timeout)?;
     Ok(Joined { rank, size, members, streams, control })
 }
 
 /// A proven connection to rank 0.
-fn find(options: &JoinOptions, hello: Hello) -> Result<std::net::TcpStream, JoinError> {
+fn find(options: &JoinOptions, hello: Hello) -> Result<Stream, JoinError> {
     let JoinOptions { rank, ref master, timeout, .. } = *options;
-    let until = Instant::now() + timeout;
+    let system = &*options.system;
+    let until = system.now() + timeout;
     let mut pause = PAUSE_MIN;
     let mut why = "no time to try".to_owned();
-    while Instant::now() < until {
+    while system.now() < until {
         // Names may become known while one waits, so they are looked up each time.
         let addrs: Vec<SocketAddr> = match master.to_socket_addrs() {
             Ok(addrs) => addrs.collect(),
@@ -82,14 +87,14 @@ fn find(options: &JoinOptions, hello: Hello) -> Result<std::net::TcpStream, Join
         };
         for addr in addrs {
             let hello = Hello { nonce: nonce()?, ..hello };
-            let mut dial = match Dial::start(addr, options.secret.clone(), hello) {
+            let mut dial = match Dial::start(system, addr, options.secret.clone(), hello) {
                 Ok(dial) => dial,
                 Err(e) => {
                     why = e.to_string();
                     continue;
                 }
             };
-            match dial.wait(until.min(Instant::now() + TRY_TIME)) {
+            match dial.wait(system, until.min(system.now() + TRY_TIME)) {
                 Dialled::Proved(theirs) if theirs.rank == 0 && theirs.purpose == Purpose::Control => {
                     return Ok(dial.into_stream());
                 }
@@ -112,21 +117,26 @@ fn find(options: &JoinOptions, hello: Hello) -> Result<std::net::TcpStream, Join
                 Dialled::Pending => {}
             }
         }
-        std::thread::sleep(pause.min(until.saturating_duration_since(Instant::now())));
+        system.sleep(pause.min(until.saturating_duration_since(system.now())));
         pause = (2 * pause).min(PAUSE_MAX);
     }
     Err(JoinError::Unreachable { rank, master: master.clone(), timeout, why })
 }
 
 /// The next message of rank 0, until then.
-fn hear(channel: &mut Channel, until: Instant, left: impl Fn() -> JoinError) -> Result<Message, JoinError> {
+fn hear(
+    system: &dyn System,
+    channel: &mut Channel,
+    until: Instant,
+    left: impl Fn() -> JoinError,
+) -> Result<Message, JoinError> {
     loop {
         match next(channel, &left)? {
             Some(message) => return Ok(message),
-            None if Instant::now() >= until => return Err(left()),
+            None if system.now() >= until => return Err(left()),
             None => {}
         }
-        ready::wait(&mut [ready::interest(channel.as_fd(), channel.sending())], until)?;
+        system.wait(&mut [ready::interest(channel.as_fd(), channel.sending())], until)?;
     }
 }
 

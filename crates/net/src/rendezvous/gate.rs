@@ -5,7 +5,7 @@
 //! oldest is the least likely to be one, and a rank that is sent away comes again.
 
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use rustix::event::PollFd;
 use super::hello::{Handshake, Hello, Progress, Turned};
 use crate::ready;
 use crate::secret::{Role, Secret, nonce};
+use crate::socket::{Listener, Stream};
 
 /// Time for a stranger to prove that it is none.
 pub(crate) const STRANGER_TIME: Duration = Duration::from_secs(2);
@@ -28,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// The listener and those who have not proved anything yet.
 pub(crate) struct Gate {
-    listener: TcpListener,
+    listener: Listener,
     secret: Secret,
     /// What this side says; the nonce is new each time.
     hello: Hello,
@@ -40,7 +41,7 @@ pub(crate) struct Gate {
 }
 
 struct Pending {
-    stream: TcpStream,
+    stream: Stream,
     addr: SocketAddr,
     handshake: Handshake,
     until: Instant,
@@ -49,7 +50,7 @@ struct Pending {
 
 /// Somebody who proved the secret.
 pub(crate) struct Arrival {
-    pub(crate) stream: TcpStream,
+    pub(crate) stream: Stream,
     pub(crate) addr: SocketAddr,
     pub(crate) hello: Hello,
 }
@@ -57,7 +58,7 @@ pub(crate) struct Arrival {
 impl Gate {
     /// Guards a listener for `n_expected` ranks.
     pub(crate) fn new(
-        listener: TcpListener,
+        listener: Listener,
         secret: Secret,
         hello: Hello,
         n_expected: usize,
@@ -159,7 +160,7 @@ impl Gate {
                 }
             };
             let Ok(nonce) = nonce() else { return };
-            if stream.set_nonblocking(true).is_err() || stream.set_nodelay(true).is_err() {
+            if stream.set_nonblocking(true).is_err() || stream.set_nodelay().is_err() {
                 continue;
             }
             if self.pending.len() >= self.n_pending_max {
@@ -194,9 +195,11 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
 
     use super::super::hello::Purpose;
     use super::*;
+    use crate::system::{Os, System};
 
     fn gate() -> (Gate, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -204,7 +207,7 @@ mod tests {
         let secret = Secret::from_text("correct horse").unwrap();
         let purpose = Purpose::Control;
         let hello = Hello { purpose, job: 1, generation: 0, rank: 0, size: 2, peer: 0, nonce: [0; 32] };
-        (Gate::new(listener, secret, hello, 2).unwrap(), addr)
+        (Gate::new(listener.into(), secret, hello, 2).unwrap(), addr)
     }
 
     /// Whether the other side closed it.
@@ -222,7 +225,8 @@ mod tests {
         let mut slow = TcpStream::connect(addr).unwrap();
         let begun = Instant::now();
         while gate.pending.len() < 2 {
-            ready::wait(&mut [ready::interest(gate.listener.as_fd(), false)], begun + STRANGER_TIME).unwrap();
+            let mut fds = [ready::interest(gate.listener.as_fd(), false)];
+            Os.wait(&mut fds, begun + STRANGER_TIME).unwrap();
             assert!(gate.turn(begun).is_empty());
         }
         for tenth in 1..20 {
@@ -249,7 +253,8 @@ mod tests {
             })
             .collect();
         while gate.n_turned < 150 - 2 - STRANGERS {
-            ready::wait(&mut [ready::interest(gate.listener.as_fd(), false)], begun + STRANGER_TIME).unwrap();
+            let mut fds = [ready::interest(gate.listener.as_fd(), false)];
+            Os.wait(&mut fds, begun + STRANGER_TIME).unwrap();
             gate.turn(begun);
         }
         assert!(closed(&mut strangers[0]) && !closed(&mut strangers[149]));

@@ -4,7 +4,7 @@
 //! all, at once and with the reason. What a stranger or a rank of another job can do is turned away and remembered
 //! for the error message, should somebody be missing in the end.
 
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use crate::control::Control;
 use crate::control::channel::{Channel, Ended};
 use crate::control::message::{Fault, Message};
 use crate::ready;
+use crate::socket::{Listener, Stream};
 
 /// How long the end of a connection may take to be seen.
 const LEAVING: Duration = Duration::from_millis(200);
@@ -54,7 +55,7 @@ struct Found {
 /// Waits for all ranks, connects them, and tells them so.
 pub(super) fn gather(mut options: JoinOptions, hello: Hello) -> Result<Joined, JoinError> {
     let size = options.size;
-    let until = Instant::now() + options.timeout;
+    let until = options.system.now() + options.timeout;
     let (ip, gate) = match (size, options.listener.take()) {
         // Alone: nobody to listen for.
         (1, _) => (IpAddr::from([127, 0, 0, 1]), None),
@@ -80,11 +81,11 @@ pub(super) fn gather(mut options: JoinOptions, hello: Hello) -> Result<Joined, J
     }
     let (members, streams) = done?;
     let channels: Channels = hall.seats.into_iter().map(|seat| seat.map(|seat| seat.channel)).collect();
-    let control = Control::start(0, &members, channels, hall.options.timeout)?;
+    let control = Control::start(hall.options.system, 0, &members, channels, hall.options.timeout)?;
     Ok(Joined { rank: 0, size, members, streams, control })
 }
 
-fn listen(options: &JoinOptions) -> Result<TcpListener, JoinError> {
+fn listen(options: &JoinOptions) -> Result<Listener, JoinError> {
     let failed = |addr: String, source, hint| JoinError::Listen { rank: 0, addr, source, hint };
     let name = || options.master.clone();
     let resolved = options.master.to_socket_addrs();
@@ -99,7 +100,7 @@ fn listen(options: &JoinOptions) -> Result<TcpListener, JoinError> {
             format!("rank 0 cannot be reached at {}: give the address of one interface", options.master);
         return Err(JoinError::Options(all));
     }
-    TcpListener::bind(addrs.as_slice()).map_err(|e| {
+    options.system.listen(&addrs).map_err(|e| {
         let hint = match e.kind() {
             std::io::ErrorKind::AddrInUse => "another rank 0 or another job is there: choose another port",
             std::io::ErrorKind::AddrNotAvailable => "this host has no such address: start rank 0 where it is",
@@ -110,9 +111,9 @@ fn listen(options: &JoinOptions) -> Result<TcpListener, JoinError> {
 }
 
 impl Found {
-    fn add(&mut self, faults: Vec<Fault>) {
+    fn add(&mut self, faults: Vec<Fault>, now: Instant) {
         if !faults.is_empty() {
-            self.enough.get_or_insert_with(|| Instant::now() + MORE_FAULTS_TIME);
+            self.enough.get_or_insert(now + MORE_FAULTS_TIME);
         }
         self.faults.extend(faults);
     }
@@ -123,7 +124,7 @@ impl Hall {
     fn fill(&mut self, mut gate: Gate, here: Member) -> Result<Vec<Member>, JoinError> {
         let listening = gate.addr()?;
         loop {
-            let now = Instant::now();
+            let now = self.options.system.now();
             for arrival in gate.turn(now) {
                 self.admit(&mut gate, arrival)?;
             }
@@ -146,7 +147,7 @@ impl Hall {
             gate.interests(&mut fds);
             let seats = self.seats.iter().flatten();
             fds.extend(seats.map(|seat| ready::interest(seat.channel.as_fd(), seat.channel.sending())));
-            ready::wait(&mut fds, gate.due().unwrap_or(self.until).min(self.until))?;
+            self.options.system.wait(&mut fds, gate.due().unwrap_or(self.until).min(self.until))?;
         }
     }
 
@@ -192,10 +193,11 @@ impl Hall {
         }
         // Only if the first one is still there do two have this rank. Its end may come a moment late: a process that is
         // just being started has its parent's sockets until it runs.
-        let until = Instant::now() + LEAVING;
+        let system = self.options.system.clone();
+        let until = system.now() + LEAVING;
         self.listen_to(gate, rank)?;
-        while self.seats[rank].is_some() && Instant::now() < until {
-            std::thread::sleep(LEAVING / 20);
+        while self.seats[rank].is_some() && system.now() < until {
+            system.sleep(LEAVING / 20);
             self.listen_to(gate, rank)?;
         }
         let first = match &self.seats[rank] {
@@ -208,7 +210,7 @@ impl Hall {
             refuse(&e.to_string());
             return Err(e);
         }
-        let wait = self.until.saturating_duration_since(Instant::now());
+        let wait = self.until.saturating_duration_since(system.now());
         channel.send(&Message::Welcome { wait_ms: wait.as_millis() as u64 });
         self.seats[rank] = Some(Seat { addr, channel, member: None });
         Ok(())
@@ -236,28 +238,30 @@ impl Hall {
     /// Gives everybody the table, connects the pairs, and tells everybody what came of it.
     fn connect(
         &mut self,
-        data: TcpListener,
+        data: Listener,
         members: Vec<Member>,
-    ) -> Result<(Vec<Member>, Vec<Option<TcpStream>>), JoinError> {
+    ) -> Result<(Vec<Member>, Vec<Option<Stream>>), JoinError> {
         self.tell_all(&Message::Table(members.clone()));
-        let until = Instant::now() + MESH_TIME;
+        let system = &*self.options.system.clone();
+        let until = system.now() + MESH_TIME;
         let (secret, skip_same_host) = (&self.options.secret.clone(), self.options.skip_same_host);
         let hello = self.hello;
-        let options = MeshOptions { rank: 0, members: &members, secret, hello, skip_same_host, until };
+        let options =
+            MeshOptions { system, rank: 0, members: &members, secret, hello, skip_same_host, until };
         let mut found =
             Found { waiting: (1..members.len()).collect(), faults: Vec::new(), enough: None, built: false };
         let (streams, faults) = mesh::build(data, &options, &mut || self.collect(&members, &mut found))?;
-        found.add(faults);
+        found.add(faults, system.now());
         found.built = true;
         while !self.collect(&members, &mut found)? {
-            if let Some(&rank) = found.waiting.first().filter(|_| Instant::now() >= until + SLACK) {
+            if let Some(&rank) = found.waiting.first().filter(|_| system.now() >= until + SLACK) {
                 return Err(JoinError::Left { rank, host: members[rank].host.clone() });
             }
             // Only those who are waited for: one that ended meanwhile would keep this loop awake.
             let seats = found.waiting.iter().filter_map(|&rank| self.seats[rank].as_ref());
             let mut fds: Vec<_> =
                 seats.map(|seat| ready::interest(seat.channel.as_fd(), seat.channel.sending())).collect();
-            ready::wait(&mut fds, found.enough.unwrap_or(until + SLACK))?;
+            system.wait(&mut fds, found.enough.unwrap_or(until + SLACK))?;
         }
         found.faults.sort();
         let mut pairs = describe(&found.faults, &members);
@@ -275,7 +279,7 @@ impl Hall {
             let seat = self.seats[rank].as_mut().expect("all seats are taken");
             seat.channel.flush();
             match seat.channel.receive() {
-                Ok(Some(Message::Faults(theirs))) => found.add(theirs),
+                Ok(Some(Message::Faults(theirs))) => found.add(theirs, self.options.system.now()),
                 Ok(Some(_)) => {
                     return Err(JoinError::Protocol { rank, what: "no word of its connections".into() });
                 }
@@ -286,22 +290,23 @@ impl Hall {
                 Err(Ended::Malformed { what }) => return Err(JoinError::Protocol { rank, what }),
             }
         }
-        let enough = found.enough.is_some_and(|then| then <= Instant::now());
+        let enough = found.enough.is_some_and(|then| then <= self.options.system.now());
         Ok(enough || (found.waiting.is_empty() && found.built))
     }
 
     /// Sends a message to all who have come, and waits a moment for it to leave.
     fn tell_all(&mut self, message: &Message) {
-        let until = Instant::now() + SLACK;
+        let system = &*self.options.system.clone();
+        let until = system.now() + SLACK;
         self.seats.iter_mut().flatten().for_each(|seat| seat.channel.send(message));
         loop {
             let seats = self.seats.iter_mut().flatten();
             let sending: Vec<&mut Seat> = seats.filter_map(|s| (!s.channel.flush()).then_some(s)).collect();
-            if sending.is_empty() || Instant::now() >= until {
+            if sending.is_empty() || system.now() >= until {
                 return;
             }
             let mut fds: Vec<_> = sending.iter().map(|s| ready::writable(s.channel.as_fd())).collect();
-            if ready::wait(&mut fds, until).is_err() {
+            if system.wait(&mut fds, until).is_err() {
                 return;
             }
         }

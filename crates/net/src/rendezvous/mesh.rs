@@ -6,7 +6,6 @@
 //! fault, with what was last seen of it. A rank that dies meanwhile is a fault of all its pairs.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -17,6 +16,8 @@ use super::{JoinError, Member};
 use crate::control::message::Fault;
 use crate::ready;
 use crate::secret::{Secret, nonce};
+use crate::socket::{Listener, Stream};
+use crate::system::System;
 
 /// More than the largest packet in use (jumbo frames of 9000 bytes).
 const PROBE_BYTES: usize = 16 << 10;
@@ -29,6 +30,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Who builds it, and for how long.
 pub(crate) struct MeshOptions<'a> {
+    pub(crate) system: &'a dyn System,
     pub(crate) rank: usize,
     pub(crate) members: &'a [Member],
     pub(crate) secret: &'a Secret,
@@ -57,20 +59,20 @@ enum Way {
         until: Instant,
     },
     Probing {
-        stream: TcpStream,
+        stream: Stream,
         probe: Probe,
     },
-    Open(TcpStream),
+    Open(Stream),
     Failed(String),
 }
 
 /// Builds this rank's part. Returns its streams by rank, and the ranks that it cannot talk with. If `over` says that
 /// somebody else's fault ended it for all, what is not settled by then is no fault.
 pub(crate) fn build(
-    listener: TcpListener,
+    listener: Listener,
     options: &MeshOptions,
     over: &mut dyn FnMut() -> Result<bool, JoinError>,
-) -> Result<(Vec<Option<TcpStream>>, Vec<Fault>), JoinError> {
+) -> Result<(Vec<Option<Stream>>, Vec<Fault>), JoinError> {
     let MeshOptions { rank, members, .. } = *options;
     widen(&listener);
     let hello =
@@ -79,7 +81,7 @@ pub(crate) fn build(
     let mut ways: Vec<Way> = members.iter().map(|peer| first(options, peer)).collect();
     let mut n_dials = vec![0; members.len()];
     let interrupted = loop {
-        let now = Instant::now();
+        let now = options.system.now();
         for arrival in gate.turn(now) {
             take(&mut ways, rank, &hello, arrival);
         }
@@ -107,7 +109,7 @@ pub(crate) fn build(
                 Way::None | Way::Awaited { .. } | Way::Open(_) | Way::Failed(_) => {}
             }
         }
-        ready::wait(&mut fds, until)?;
+        options.system.wait(&mut fds, until)?;
     };
     let mut faults = Vec::new();
     let mut streams = Vec::new();
@@ -137,7 +139,7 @@ fn first(options: &MeshOptions, peer: &Member) -> Way {
     if peer.rank == options.rank || (options.skip_same_host && same_host) {
         Way::None
     } else if peer.rank < options.rank {
-        Way::Resting { until: Instant::now(), last: "no time to connect".into() }
+        Way::Resting { until: options.system.now(), last: "no time to connect".into() }
     } else {
         Way::Awaited { last: "it did not connect" }
     }
@@ -171,7 +173,8 @@ fn advance(
     Ok(match way {
         Way::Resting { until, .. } if until <= now => {
             let hello = Hello { peer: peer as u32, nonce: nonce()?, ..hello };
-            let dialled = Dial::start(options.members[peer].addr, options.secret.clone(), hello);
+            let dialled =
+                Dial::start(options.system, options.members[peer].addr, options.secret.clone(), hello);
             *n_dials += 1;
             match dialled {
                 Ok(dial) => {
@@ -247,7 +250,7 @@ impl Probe {
     }
 
     /// Whether both messages are through.
-    fn advance(&mut self, stream: &mut TcpStream) -> Result<bool, String> {
+    fn advance(&mut self, stream: &mut Stream) -> Result<bool, String> {
         let mut input = [0; 4096];
         let (mut can_write, mut can_read) = (true, true);
         while can_write && self.writes() {
@@ -289,7 +292,10 @@ fn interrupted(e: io::Error) -> Result<bool, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
+    use crate::system::Os;
 
     const TIME: Duration = Duration::from_millis(1500);
 
@@ -312,8 +318,9 @@ mod tests {
                 let secret = &Secret::from_text(secret).unwrap();
                 let until = Instant::now() + TIME;
                 let hello = hello(generation);
-                let options = MeshOptions { rank, members, secret, hello, skip_same_host, until };
-                let (streams, faults) = build(listener, &options, &mut || Ok(false)).unwrap();
+                let options =
+                    MeshOptions { system: &Os, rank, members, secret, hello, skip_same_host, until };
+                let (streams, faults) = build(listener.into(), &options, &mut || Ok(false)).unwrap();
                 let faults = faults.iter().map(|f| format!("{} to {}: {}", f.from, f.to, f.why)).collect();
                 (streams.iter().map(Option::is_some).collect::<Vec<_>>(), faults)
             };

@@ -18,7 +18,8 @@ mod host;
 mod mesh;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use thiserror::Error;
@@ -27,6 +28,8 @@ use crate::control::Control;
 use crate::control::channel::Channel;
 use crate::control::message::Fault;
 use crate::secret::{Secret, SecretError, nonce};
+use crate::socket::{Listener, Stream};
+use crate::system::{Os, System};
 
 pub use hello::PROTOCOL_VERSION;
 use hello::{Hello, Purpose, fingerprint};
@@ -63,11 +66,13 @@ pub struct JoinOptions {
     /// How long to wait for the others.
     pub timeout: Duration,
     /// Rank 0's listener, if whoever started it has bound one already.
-    pub listener: Option<TcpListener>,
+    pub listener: Option<Listener>,
     /// No data streams between ranks of one host: they share memory.
     pub skip_same_host: bool,
     /// Says who shares a host with whom, instead of what the kernel says.
     pub host_key: Option<String>,
+    /// Time and sockets.
+    pub system: Arc<dyn System>,
 }
 
 /// One rank, as the others know it.
@@ -95,7 +100,7 @@ pub struct Joined {
     /// All of them, by rank.
     pub members: Vec<Member>,
     /// A blocking stream to each other rank, by rank; none to itself, nor within a host if they were not wanted.
-    pub streams: Vec<Option<TcpStream>>,
+    pub streams: Vec<Option<Stream>>,
     /// Who is still there.
     pub control: Control,
 }
@@ -246,6 +251,7 @@ impl JoinOptions {
             listener: None,
             skip_same_host: false,
             host_key: None,
+            system: Arc::new(Os),
         }
     }
 }
@@ -281,10 +287,10 @@ pub fn join(mut options: JoinOptions) -> Result<Joined, JoinError> {
 }
 
 /// This process, listening on an interface for data.
-fn listen_for_data(options: &JoinOptions, ip: IpAddr) -> Result<(TcpListener, Member), JoinError> {
+fn listen_for_data(options: &JoinOptions, ip: IpAddr) -> Result<(Listener, Member), JoinError> {
     let ip = options.bind.unwrap_or(ip);
     let rank = options.rank;
-    let listener = TcpListener::bind((ip, 0)).map_err(|source| JoinError::Listen {
+    let listener = options.system.listen(&[SocketAddr::new(ip, 0)]).map_err(|source| JoinError::Listen {
         rank,
         addr: ip.to_string(),
         source,

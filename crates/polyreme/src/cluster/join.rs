@@ -151,7 +151,7 @@ fn told(
     let mut out = io::stdout().lock();
     out.write_all(listening(&address).as_bytes()).and_then(|()| out.flush()).map_err(JoinFailure::Listen)?;
     let options = JoinOptions::new(place.rank, place.size, address, secret);
-    Ok(JoinOptions { bind: Some(bind), listener: Some(listener), ..options })
+    Ok(JoinOptions { bind: Some(bind), listener: Some(listener.into()), ..options })
 }
 
 /// What the environment says.

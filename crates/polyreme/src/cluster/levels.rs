@@ -68,6 +68,7 @@ pub(super) fn over_levels(joined: Joined, secret: Secret, job: &str) -> Result<F
             let bind = Some(members[rank].addr.ip());
             let job = format!("{job}, first ranks of hosts");
             let generation = GENERATION;
+            let listener = listener.map(Into::into);
             let options = JoinOptions { bind, listener, job, generation, timeout: PATIENCE, ..options };
             let met = meet(options).map_err(JoinFailure::Join)?;
             // The first meeting's control watches over all; this one is only for its streams.

@@ -1,0 +1,225 @@
+//! Connections and listeners. Between ranks they are TCP's; a simulated network hands out pairs of local sockets instead,
+//! so that what is tested there is the code that runs here.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+#[cfg(any(test, feature = "simulation"))]
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+
+/// A connection to another rank.
+#[derive(Debug)]
+pub enum Stream {
+    /// Over the network.
+    Tcp(TcpStream),
+    /// One end of a pair of local sockets; the simulated network has the other.
+    #[cfg(any(test, feature = "simulation"))]
+    Local {
+        /// The end.
+        socket: UnixStream,
+        /// The addresses that it stands for: this side's and the other's.
+        ends: (SocketAddr, SocketAddr),
+    },
+}
+
+/// Where connections arrive.
+#[derive(Debug)]
+pub enum Listener {
+    /// Over the network.
+    Tcp(TcpListener),
+    /// Where the simulated network connects.
+    #[cfg(any(test, feature = "simulation"))]
+    Local {
+        /// The socket. What it accepts first says, in 18 bytes, which address it stands for.
+        socket: UnixListener,
+        /// The address that it stands for.
+        addr: SocketAddr,
+    },
+}
+
+impl Stream {
+    /// Sets whether reading and writing wait.
+    pub fn set_nonblocking(&self, yes: bool) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.set_nonblocking(yes),
+            #[cfg(any(test, feature = "simulation"))]
+            Stream::Local { socket, .. } => socket.set_nonblocking(yes),
+        }
+    }
+
+    /// Has small messages sent at once.
+    pub fn set_nodelay(&self) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.set_nodelay(true),
+            #[cfg(any(test, feature = "simulation"))]
+            Stream::Local { .. } => Ok(()),
+        }
+    }
+
+    /// This side's address.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match self {
+            Stream::Tcp(stream) => stream.local_addr(),
+            #[cfg(any(test, feature = "simulation"))]
+            Stream::Local { ends, .. } => Ok(ends.0),
+        }
+    }
+
+    /// The other side's address.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        match self {
+            Stream::Tcp(stream) => stream.peer_addr(),
+            #[cfg(any(test, feature = "simulation"))]
+            Stream::Local { ends, .. } => Ok(ends.1),
+        }
+    }
+
+    /// An error that is waiting to be seen, for instance of a connection that was not made.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        match self {
+            Stream::Tcp(stream) => stream.take_error(),
+            #[cfg(any(test, feature = "simulation"))]
+            Stream::Local { socket, .. } => socket.take_error(),
+        }
+    }
+
+    /// Says that this side sends no more.
+    pub fn shutdown_write(&self) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
+            #[cfg(any(test, feature = "simulation"))]
+            Stream::Local { socket, .. } => socket.shutdown(Shutdown::Write),
+        }
+    }
+
+    /// Whether both ends are on one host, and the kernel can pass pages from one to the other.
+    pub(crate) fn stays_here(&self) -> io::Result<bool> {
+        match self {
+            Stream::Tcp(stream) => Ok(stream.local_addr()?.ip() == stream.peer_addr()?.ip()),
+            #[cfg(any(test, feature = "simulation"))]
+            Stream::Local { .. } => Ok(false),
+        }
+    }
+
+    /// Writes without a signal if the other side has closed; `more` says that more follows at once.
+    pub(crate) fn send(&self, parts: &[IoSlice], more: bool) -> io::Result<usize> {
+        let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
+        Ok(sendmsg(self, parts, &mut SendAncillaryBuffer::default(), flags)?)
+    }
+
+    /// What has come, without taking it.
+    pub(crate) fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
+        Ok(recv(self, into, RecvFlags::PEEK)?.0)
+    }
+}
+
+impl Read for &Stream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => (&mut &*stream).read(into),
+            #[cfg(any(test, feature = "simulation"))]
+            Stream::Local { socket, .. } => (&mut &*socket).read(into),
+        }
+    }
+
+    fn read_vectored(&mut self, into: &mut [IoSliceMut]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => (&mut &*stream).read_vectored(into),
+            #[cfg(any(test, feature = "simulation"))]
+            Stream::Local { socket, .. } => (&mut &*socket).read_vectored(into),
+        }
+    }
+}
+
+impl Write for &Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.send(&[IoSlice::new(bytes)], false)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        (&mut &*self).read(into)
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&mut &*self).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Tcp(stream) => stream.as_fd(),
+            #[cfg(any(test, feature = "simulation"))]
+            Stream::Local { socket, .. } => socket.as_fd(),
+        }
+    }
+}
+
+impl From<TcpStream> for Stream {
+    fn from(stream: TcpStream) -> Stream {
+        Stream::Tcp(stream)
+    }
+}
+
+impl Listener {
+    /// Where it listens.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match self {
+            Listener::Tcp(listener) => listener.local_addr(),
+            #[cfg(any(test, feature = "simulation"))]
+            Listener::Local { addr, .. } => Ok(*addr),
+        }
+    }
+
+    /// Sets whether accepting waits.
+    pub(crate) fn set_nonblocking(&self, yes: bool) -> io::Result<()> {
+        match self {
+            Listener::Tcp(listener) => listener.set_nonblocking(yes),
+            #[cfg(any(test, feature = "simulation"))]
+            Listener::Local { socket, .. } => socket.set_nonblocking(yes),
+        }
+    }
+
+    /// Takes a connection, and says from where it comes.
+    pub(crate) fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+        match self {
+            Listener::Tcp(listener) => listener.accept().map(|(stream, addr)| (Stream::Tcp(stream), addr)),
+            #[cfg(any(test, feature = "simulation"))]
+            Listener::Local { socket, addr } => {
+                let (mut socket, _) = socket.accept()?;
+                let from = crate::simulation::read_addr(&mut socket)?;
+                Ok((Stream::Local { socket, ends: (*addr, from) }, from))
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            #[cfg(any(test, feature = "simulation"))]
+            Listener::Local { socket, .. } => socket.as_fd(),
+        }
+    }
+}
+
+impl From<TcpListener> for Listener {
+    fn from(listener: TcpListener) -> Listener {
+        Listener::Tcp(listener)
+    }
+}

@@ -1,0 +1,122 @@
+//! What this crate asks of the operating system while ranks talk: the time, to wait, to connect, to listen, and threads.
+//!
+//! Everything that waits or looks at a clock does so through a [`System`] that was passed in. [`Os`] is the real one. A
+//! simulated one has virtual time and a network that can be late, cut or slow; the code above does not know.
+
+use std::fmt::Debug;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+
+use crate::loopback::unpaced;
+use crate::socket::{Listener, Stream};
+
+/// Time, waiting, sockets and threads.
+pub trait System: Send + Sync + Debug {
+    /// The time.
+    fn now(&self) -> Instant;
+
+    /// Waits until one of the files is ready, or that moment has come. May return early.
+    fn wait(&self, fds: &mut [PollFd<'_>], until: Instant) -> io::Result<()>;
+
+    /// Begins to connect, without waiting. Returns whether the connection is made already.
+    fn connect(&self, to: SocketAddr, prepare: &dyn Fn(&Stream)) -> io::Result<(Stream, bool)>;
+
+    /// Listens on the first of these addresses on which it can.
+    fn listen(&self, on: &[SocketAddr]) -> io::Result<Listener>;
+
+    /// Starts a thread with a name.
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>;
+
+    /// Whether only calls of this trait may wait: time stands still in all others.
+    fn is_simulated(&self) -> bool;
+}
+
+impl dyn System {
+    /// Waits for so long.
+    pub(crate) fn sleep(&self, time: Duration) {
+        let until = self.now() + time;
+        while self.now() < until {
+            // Nothing to wait for, so nothing can fail.
+            let _ = self.wait(&mut [], until);
+        }
+    }
+
+    /// What comes out of a queue within that time. It may be late by as much.
+    pub(crate) fn receive<T>(&self, queue: &Receiver<T>, within: Duration) -> Result<T, RecvTimeoutError> {
+        if !self.is_simulated() {
+            return queue.recv_timeout(within);
+        }
+        match queue.try_recv() {
+            Ok(item) => return Ok(item),
+            Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
+            Err(TryRecvError::Empty) => self.sleep(within),
+        }
+        queue.try_recv().map_err(|e| match e {
+            TryRecvError::Empty => RecvTimeoutError::Timeout,
+            TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+        })
+    }
+
+    /// Waits for the end of a thread that [`System::spawn`] started.
+    pub(crate) fn join(&self, thread: JoinHandle<()>) -> std::thread::Result<()> {
+        while self.is_simulated() && !thread.is_finished() {
+            self.sleep(Duration::from_millis(1));
+        }
+        thread.join()
+    }
+}
+
+/// The operating system.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Os;
+
+impl System for Os {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn wait(&self, fds: &mut [PollFd<'_>], until: Instant) -> io::Result<()> {
+        let left = until.saturating_duration_since(Instant::now());
+        // A wait is at most an hour long; who wants more comes again.
+        let left = left.min(Duration::from_secs(3600));
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(fds, Some(&left)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn connect(&self, to: SocketAddr, prepare: &dyn Fn(&Stream)) -> io::Result<(Stream, bool)> {
+        let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = Stream::Tcp(TcpStream::from(socket_with(family, SocketType::STREAM, flags, None)?));
+        if to.ip().is_loopback() {
+            unpaced(&socket);
+        }
+        prepare(&socket);
+        match connect(&socket, &to) {
+            Ok(()) => Ok((socket, true)),
+            Err(Errno::INPROGRESS) => Ok((socket, false)),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn listen(&self, on: &[SocketAddr]) -> io::Result<Listener> {
+        TcpListener::bind(on).map(Listener::Tcp)
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
+        std::thread::Builder::new().name(name.into()).spawn(body)
+    }
+
+    fn is_simulated(&self) -> bool {
+        false
+    }
+}
