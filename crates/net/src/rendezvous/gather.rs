@@ -200,15 +200,22 @@ impl Hall {
             system.sleep(LEAVING / 20);
             self.listen_to(gate, rank)?;
         }
+        // One that has not said where it is may be an old connection of the rank that has come now: it gave up waiting for
+        // the end of the proof, which the network held back, and the end of that connection is still under way.
         let first = match &self.seats[rank] {
             _ if rank == 0 => Some("rank 0 itself".to_owned()),
-            Some(seat) => Some(seat.addr.to_string()),
-            None => None,
+            Some(Seat { addr, member: Some(_), .. }) => Some(addr.to_string()),
+            Some(Seat { member: None, .. }) | None => None,
         };
         if let Some(first) = first {
             let e = JoinError::Duplicate { rank, first, second: addr };
             refuse(&e.to_string());
             return Err(e);
+        }
+        if let Some(seat) = &mut self.seats[rank] {
+            let why = format!("rank {rank} came again from {addr}: each process needs a rank of its own");
+            seat.channel.send(&Message::Refused { why });
+            gate.note(format!("{}, rank {rank}: came again from {addr}", seat.addr));
         }
         let wait = self.until.saturating_duration_since(system.now());
         channel.send(&Message::Welcome { wait_ms: wait.as_millis() as u64 });
