@@ -21,6 +21,9 @@ use crate::socket::{Listener, Stream};
 /// How long the end of a connection may take to be seen.
 const LEAVING: Duration = Duration::from_millis(200);
 
+/// Time for those who are refused to read why.
+const CLOSE_TIME: Duration = Duration::from_secs(1);
+
 /// Faults that are told; more say nothing new.
 const FAULTS_MAX: usize = 32;
 /// After the first fault the others get so long to find theirs.
@@ -78,6 +81,7 @@ pub(super) fn gather(mut options: JoinOptions, hello: Hello) -> Result<Joined, J
     let done = done.and_then(|members| hall.connect(data, members));
     if let Err(e) = &done {
         hall.tell_all(&Message::Refused { why: e.to_string() });
+        hall.close();
     }
     let (members, streams) = done?;
     let channels: Channels = hall.seats.into_iter().map(|seat| seat.map(|seat| seat.channel)).collect();
@@ -299,6 +303,24 @@ impl Hall {
         }
         let enough = found.enough.is_some_and(|then| then <= self.options.system.now());
         Ok(enough || (found.waiting.is_empty() && found.built))
+    }
+
+    /// Reads on, within a limit, until those who were told have closed. A connection that is closed with something unread in it
+    /// is reset, and the reset may overtake what was said.
+    fn close(&mut self) {
+        let system = &*self.options.system.clone();
+        let until = system.now() + CLOSE_TIME;
+        loop {
+            let mut fds = Vec::new();
+            for seat in self.seats.iter_mut().flatten() {
+                if seat.channel.close() {
+                    fds.push(ready::interest((*seat).channel.as_fd(), seat.channel.sending()));
+                }
+            }
+            if fds.is_empty() || system.now() >= until || system.wait(&mut fds, until).is_err() {
+                return;
+            }
+        }
     }
 
     /// Sends a message to all who have come, and waits a moment for it to leave.
