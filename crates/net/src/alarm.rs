@@ -13,6 +13,9 @@ pub struct Alarm(Arc<Inner>);
 struct Inner {
     raised: AtomicBool,
     report: Mutex<Option<Report>>,
+    /// Whether a control plane judges suspicions.
+    judged: AtomicBool,
+    suspicion: Mutex<Option<Report>>,
 }
 
 impl Alarm {
@@ -31,5 +34,27 @@ impl Alarm {
             return None;
         }
         self.0.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Says what this rank finds wrong with another one. All ranks must say the same of it, and another one may have found
+    /// something else, so rank 0 decides; its report raises the alarm. Returns whether there is a control plane to ask it.
+    pub(crate) fn suspect(&self, report: Report) -> bool {
+        self.0.suspicion.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(report);
+        self.judged()
+    }
+
+    /// What was suspected first.
+    pub(crate) fn suspicion(&self) -> Option<Report> {
+        self.0.suspicion.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether suspicions are judged.
+    pub(crate) fn judged(&self) -> bool {
+        self.0.judged.load(Ordering::Acquire)
+    }
+
+    /// Says whether suspicions are judged.
+    pub(crate) fn set_judged(&self, yes: bool) {
+        self.0.judged.store(yes, Ordering::Release);
     }
 }

@@ -65,6 +65,7 @@ impl Plane {
     /// Until this rank leaves.
     pub(super) fn run(mut self) {
         let _guard = Guard { alarm: self.shared.alarm.clone(), rank: self.rank, host: self.host.clone() };
+        self.shared.alarm.set_judged(true);
         while self.turn() {
             let now_ms = self.now_ms();
             let due_ms = self.watch.due_ms().clamp(now_ms + 1, now_ms + LOOK_MS);
@@ -98,6 +99,8 @@ impl Plane {
         {
             // Somebody else in this process noticed first: the others learn it from here.
             self.watch.adopt(report, None, &mut out);
+        } else if let Some(suspicion) = self.shared.alarm.suspicion() {
+            self.watch.suspect(suspicion, &mut out);
         }
         self.watch.tick(now_ms, &mut out);
         self.act(out);
@@ -222,6 +225,7 @@ struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
+        self.alarm.set_judged(false);
         if std::thread::panicking() {
             let cause = Cause::Failed { why: "its control plane stopped by a bug".into() };
             let op = "control".to_owned();

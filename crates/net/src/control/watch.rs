@@ -5,8 +5,9 @@
 //!
 //! - a connection that closes without a goodbye, or is silent for 4 s, is a lost rank: rank 0 reports it to all;
 //! - if it is rank 0's, nobody is left to tell anybody, and every rank makes the same report for itself;
-//! - a rank that fails, or that finds another one at fault on a data connection, says so itself, and rank 0 passes it
-//!   on as it is. A data connection that merely closes is no such finding: whoever sees it waits for this plane's report.
+//! - a rank that fails says so itself, and rank 0 passes it on as it is;
+//! - a rank that finds another one at fault on a data connection suspects it. Rank 0 hears the suspicion, makes the first one
+//!   the report, and tells all, also the rank that suspected: both ends of a connection that broke would blame each other.
 //!
 //! After its first report a watch changes nothing any more.
 
@@ -59,6 +60,8 @@ pub(crate) struct Watch {
     woke_ms: u64,
     beat_ms: u64,
     leaving: bool,
+    /// Whether rank 0 was told what this rank suspects.
+    suspected: bool,
     share_seq: u64,
     /// On rank 0, the parts of the exchange that goes on.
     parts: Vec<Option<Vec<u8>>>,
@@ -83,6 +86,7 @@ impl Watch {
             woke_ms: 0,
             beat_ms: 0,
             leaving: false,
+            suspected: false,
             share_seq: 0,
             parts: vec![None; size],
             share_since_ms: None,
@@ -192,6 +196,19 @@ impl Watch {
         out.push(Action::Send(0, Message::Share { seq, blob }));
     }
 
+    /// This rank found another one at fault. Others may have found something else, so rank 0 decides, and tells all.
+    pub(crate) fn suspect(&mut self, suspicion: Report, out: &mut Vec<Action>) {
+        if self.report.is_some() || self.suspected {
+            return;
+        }
+        self.suspected = true;
+        if self.rank != 0 && self.here() == [0] {
+            out.push(Action::Send(0, Message::Report(suspicion)));
+        } else {
+            self.adopt(suspicion, None, out);
+        }
+    }
+
     /// The job cannot go on: the first report is kept, raised here, and sent on.
     pub(crate) fn adopt(&mut self, report: Report, from: Option<usize>, out: &mut Vec<Action>) {
         if self.report.is_some() {
@@ -201,7 +218,8 @@ impl Watch {
         out.push(Action::Raise(report.clone()));
         for (rank, peer) in self.peers.iter().enumerate() {
             let reached = matches!(peer, Some(Peer { state: State::Here | State::Lost, .. }));
-            if reached && Some(rank) != from {
+            // On rank 0 also to the one who said it: it may have suspected it only, and waits for the answer.
+            if reached && (self.rank == 0 || Some(rank) != from) {
                 out.push(Action::Send(rank, Message::Report(report.clone())));
             }
         }
@@ -415,7 +433,7 @@ mod tests {
         let mut out = Vec::new();
         let mut hub = watch(0, 4);
         hub.message(100, 1, Message::Report(damaged.clone()), &mut out);
-        assert_eq!(raised(&out), (Some(damaged), vec![2, 3]));
+        assert_eq!(raised(&out), (Some(damaged), vec![1, 2, 3]));
     }
 
     #[test]

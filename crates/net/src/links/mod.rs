@@ -238,7 +238,8 @@ impl Links {
         let mut memory = Memory { from, into };
         match self.work(tag, moves, &mut memory, combine) {
             Ok(()) => Ok(()),
-            Err(report) => {
+            Err(found) => {
+                let report = self.verdict(found);
                 // The peers read a farewell only behind whole frames.
                 let rests = moves.queues.iter().zip(&self.at).filter_map(|(queue, at)| {
                     let peer = self.peers[queue.peer].as_ref().filter(|peer| peer.writing)?;
@@ -453,6 +454,21 @@ impl Links {
             }
         };
         self.blame(peer, tag, cause)
+    }
+
+    /// What all ranks say, if this one found that: the same, unless another rank found something else at the same time.
+    fn verdict(&self, found: Report) -> Report {
+        if found.rank == self.names[self.rank] || !self.alarm.suspect(found.clone()) {
+            return self.alarm.raised().unwrap_or(found);
+        }
+        let until = self.system.now() + self.bounds.stall;
+        while self.alarm.judged() && self.system.now() < until {
+            if let Some(report) = self.alarm.raised() {
+                return report;
+            }
+            self.system.sleep(Duration::from_millis(5));
+        }
+        self.alarm.raised().unwrap_or(found)
     }
 
     fn blame(&self, rank: usize, tag: &Tag, cause: Cause) -> Report {
