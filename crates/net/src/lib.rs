@@ -10,7 +10,7 @@
 //! - [`links`]: connections to all other ranks, over which moves are run. [`loopback`]: such connections inside one host.
 //! - [`secret`]: what ranks know and strangers do not. [`rendezvous`]: how processes become ranks, with a stream
 //!   between every two. [`control`]: who is still there. [`environment`]: what another launcher says.
-//! - [`socket`], [`system`]: connections, time and waiting, real or simulated.
+//! - [`socket`], [`system`]: connections, time and waiting, real or simulated. `simulation`: the simulated ones, for tests.
 //! - [`alarm`]: a failure that every wait of this process sees.
 //! - [`report`]: who failed, where and in which operation.
 //! - `checksum`: of what goes over sockets. `pieces`: which segments of a plan are alike. `ready`: waiting for several sockets.

@@ -4,10 +4,11 @@
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-#[cfg(any(test, feature = "simulation"))]
-use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+
+#[cfg(any(test, feature = "simulation"))]
+use crate::simulation::{LocalListener, LocalStream};
 
 /// A connection to another rank.
 #[derive(Debug)]
@@ -16,12 +17,7 @@ pub enum Stream {
     Tcp(TcpStream),
     /// One end of a pair of local sockets; the simulated network has the other.
     #[cfg(any(test, feature = "simulation"))]
-    Local {
-        /// The end.
-        socket: UnixStream,
-        /// The addresses that it stands for: this side's and the other's.
-        ends: (SocketAddr, SocketAddr),
-    },
+    Local(LocalStream),
 }
 
 /// Where connections arrive.
@@ -31,12 +27,7 @@ pub enum Listener {
     Tcp(TcpListener),
     /// Where the simulated network connects.
     #[cfg(any(test, feature = "simulation"))]
-    Local {
-        /// The socket. What it accepts first says, in 18 bytes, which address it stands for.
-        socket: UnixListener,
-        /// The address that it stands for.
-        addr: SocketAddr,
-    },
+    Local(LocalListener),
 }
 
 impl Stream {
@@ -45,7 +36,7 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.set_nonblocking(yes),
             #[cfg(any(test, feature = "simulation"))]
-            Stream::Local { socket, .. } => socket.set_nonblocking(yes),
+            Stream::Local(stream) => stream.socket().set_nonblocking(yes),
         }
     }
 
@@ -54,7 +45,7 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.set_nodelay(true),
             #[cfg(any(test, feature = "simulation"))]
-            Stream::Local { .. } => Ok(()),
+            Stream::Local(_) => Ok(()),
         }
     }
 
@@ -63,7 +54,7 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.local_addr(),
             #[cfg(any(test, feature = "simulation"))]
-            Stream::Local { ends, .. } => Ok(ends.0),
+            Stream::Local(stream) => Ok(stream.local_addr()),
         }
     }
 
@@ -72,7 +63,7 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.peer_addr(),
             #[cfg(any(test, feature = "simulation"))]
-            Stream::Local { ends, .. } => Ok(ends.1),
+            Stream::Local(stream) => stream.peer_addr(),
         }
     }
 
@@ -81,7 +72,7 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.take_error(),
             #[cfg(any(test, feature = "simulation"))]
-            Stream::Local { socket, .. } => socket.take_error(),
+            Stream::Local(stream) => stream.take_error(),
         }
     }
 
@@ -90,7 +81,7 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
             #[cfg(any(test, feature = "simulation"))]
-            Stream::Local { socket, .. } => socket.shutdown(Shutdown::Write),
+            Stream::Local(stream) => stream.socket().shutdown(Shutdown::Write),
         }
     }
 
@@ -99,7 +90,7 @@ impl Stream {
         match self {
             Stream::Tcp(stream) => Ok(stream.local_addr()?.ip() == stream.peer_addr()?.ip()),
             #[cfg(any(test, feature = "simulation"))]
-            Stream::Local { .. } => Ok(false),
+            Stream::Local(_) => Ok(false),
         }
     }
 
@@ -120,7 +111,7 @@ impl Read for &Stream {
         match self {
             Stream::Tcp(stream) => (&mut &*stream).read(into),
             #[cfg(any(test, feature = "simulation"))]
-            Stream::Local { socket, .. } => (&mut &*socket).read(into),
+            Stream::Local(stream) => (&mut stream.socket()).read(into),
         }
     }
 
@@ -128,7 +119,7 @@ impl Read for &Stream {
         match self {
             Stream::Tcp(stream) => (&mut &*stream).read_vectored(into),
             #[cfg(any(test, feature = "simulation"))]
-            Stream::Local { socket, .. } => (&mut &*socket).read_vectored(into),
+            Stream::Local(stream) => (&mut stream.socket()).read_vectored(into),
         }
     }
 }
@@ -164,7 +155,7 @@ impl AsFd for Stream {
         match self {
             Stream::Tcp(stream) => stream.as_fd(),
             #[cfg(any(test, feature = "simulation"))]
-            Stream::Local { socket, .. } => socket.as_fd(),
+            Stream::Local(stream) => stream.socket().as_fd(),
         }
     }
 }
@@ -181,7 +172,7 @@ impl Listener {
         match self {
             Listener::Tcp(listener) => listener.local_addr(),
             #[cfg(any(test, feature = "simulation"))]
-            Listener::Local { addr, .. } => Ok(*addr),
+            Listener::Local(listener) => Ok(listener.local_addr()),
         }
     }
 
@@ -190,7 +181,17 @@ impl Listener {
         match self {
             Listener::Tcp(listener) => listener.set_nonblocking(yes),
             #[cfg(any(test, feature = "simulation"))]
-            Listener::Local { socket, .. } => socket.set_nonblocking(yes),
+            // It never waits.
+            Listener::Local(_) => Ok(()),
+        }
+    }
+
+    /// Lets so many connections wait to be accepted.
+    pub(crate) fn set_backlog(&self, connections: i32) -> io::Result<()> {
+        match self {
+            Listener::Tcp(listener) => Ok(rustix::net::listen(listener, connections)?),
+            #[cfg(any(test, feature = "simulation"))]
+            Listener::Local(_) => Ok(()),
         }
     }
 
@@ -199,10 +200,8 @@ impl Listener {
         match self {
             Listener::Tcp(listener) => listener.accept().map(|(stream, addr)| (Stream::Tcp(stream), addr)),
             #[cfg(any(test, feature = "simulation"))]
-            Listener::Local { socket, addr } => {
-                let (mut socket, _) = socket.accept()?;
-                let from = crate::simulation::read_addr(&mut socket)?;
-                Ok((Stream::Local { socket, ends: (*addr, from) }, from))
+            Listener::Local(listener) => {
+                listener.accept().map(|(stream, addr)| (Stream::Local(stream), addr))
             }
         }
     }
@@ -213,7 +212,7 @@ impl AsFd for Listener {
         match self {
             Listener::Tcp(listener) => listener.as_fd(),
             #[cfg(any(test, feature = "simulation"))]
-            Listener::Local { socket, .. } => socket.as_fd(),
+            Listener::Local(listener) => listener.as_fd(),
         }
     }
 }

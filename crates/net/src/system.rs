@@ -34,6 +34,9 @@ pub trait System: Send + Sync + Debug {
     /// Starts a thread with a name.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>;
 
+    /// Waits for the end of a thread that [`System::spawn`] started.
+    fn join(&self, thread: JoinHandle<()>) -> std::thread::Result<()>;
+
     /// Whether only calls of this trait may wait: time stands still in all others.
     fn is_simulated(&self) -> bool;
 }
@@ -62,14 +65,6 @@ impl dyn System {
             TryRecvError::Empty => RecvTimeoutError::Timeout,
             TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
         })
-    }
-
-    /// Waits for the end of a thread that [`System::spawn`] started.
-    pub(crate) fn join(&self, thread: JoinHandle<()>) -> std::thread::Result<()> {
-        while self.is_simulated() && !thread.is_finished() {
-            self.sleep(Duration::from_millis(1));
-        }
-        thread.join()
     }
 }
 
@@ -114,6 +109,10 @@ impl System for Os {
 
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
         std::thread::Builder::new().name(name.into()).spawn(body)
+    }
+
+    fn join(&self, thread: JoinHandle<()>) -> std::thread::Result<()> {
+        thread.join()
     }
 
     fn is_simulated(&self) -> bool {

@@ -29,6 +29,8 @@ use channel::Channel;
 use message::Place;
 pub use message::SHARE_BYTES_MAX;
 use plane::Plane;
+#[cfg(test)]
+pub(crate) use watch::SILENT_MS;
 
 /// Longest name of an operation that is told to others; the rest is cut.
 pub const OP_BYTES_MAX: usize = 47;

@@ -14,6 +14,8 @@
 use super::channel::Ended;
 use super::message::{Message, Place};
 use crate::report::{Cause, Report};
+#[cfg(test)]
+use crate::simulation::{Bug, makes};
 
 /// Between two signs of life.
 pub(crate) const BEAT_MS: u64 = 500;
@@ -99,6 +101,10 @@ impl Watch {
     /// time that it did not listen is nobody's silence.
     pub(crate) fn wake(&mut self, now_ms: u64, place: Place) {
         self.place = place;
+        #[cfg(test)]
+        if makes(Bug::JudgesAcrossPauses) {
+            return;
+        }
         let slept_ms = now_ms.saturating_sub(self.woke_ms);
         if slept_ms > 2 * BEAT_MS {
             for peer in self.peers.iter_mut().flatten() {
@@ -118,6 +124,8 @@ impl Watch {
             Message::Goodbye => {
                 let answered = peer.state == State::Departed;
                 peer.state = State::Departed;
+                #[cfg(test)]
+                let answered = answered || makes(Bug::ForgetsGoodbyes);
                 if self.rank == 0 && !answered {
                     out.push(Action::Send(from, Message::Goodbye));
                 }
@@ -161,6 +169,10 @@ impl Watch {
     pub(crate) fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) {
         if now_ms >= self.beat_ms {
             self.beat_ms = now_ms + BEAT_MS;
+            #[cfg(test)]
+            if makes(Bug::ForgetsBeats) {
+                return;
+            }
             for rank in self.here() {
                 out.push(Action::Send(rank, Message::Beat(self.place.clone())));
             }
@@ -202,6 +214,10 @@ impl Watch {
             return;
         }
         self.suspected = true;
+        #[cfg(test)]
+        if makes(Bug::JudgesAlone) {
+            return self.adopt(suspicion, None, out);
+        }
         if self.rank != 0 && self.here() == [0] {
             out.push(Action::Send(0, Message::Report(suspicion)));
         } else {
@@ -216,6 +232,10 @@ impl Watch {
         }
         self.report = Some(report.clone());
         out.push(Action::Raise(report.clone()));
+        #[cfg(test)]
+        if makes(Bug::TellsNobody) {
+            return;
+        }
         for (rank, peer) in self.peers.iter().enumerate() {
             let reached = matches!(peer, Some(Peer { state: State::Here | State::Lost, .. }));
             // On rank 0 also to the one who said it: it may have suspected it only, and waits for the answer.

@@ -65,7 +65,7 @@ impl Gate {
     ) -> io::Result<Gate> {
         listener.set_nonblocking(true)?;
         // All ranks may come at the same moment.
-        rustix::net::listen(&listener, 4096)?;
+        listener.set_backlog(4096)?;
         let n_pending_max = n_expected + STRANGERS;
         let pending = Vec::new();
         Ok(Gate {

@@ -1,0 +1,105 @@
+//! What a simulated network is like, and what goes wrong in it.
+
+use std::ops::Range;
+use std::time::Duration;
+
+/// A network and the machines on it.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How long bytes are under way.
+    pub delay: Range<Duration>,
+    /// How often, in a thousand, a packet is lost: what it carried, and all behind it, comes when it was sent again.
+    pub losses: u32,
+    /// How late a thread may run after what it waited for has come: most by far less, a few by this much.
+    pub lag: Duration,
+    /// What a socket holds, in bytes.
+    pub buffer_bytes: usize,
+    /// All must be over by then, or a wait has not ended.
+    pub time_max: Duration,
+    /// What goes wrong, and when.
+    pub faults: Vec<(Duration, Fault)>,
+    /// A mistake that is made on purpose.
+    pub bug: Option<Bug>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            delay: Duration::from_micros(50)..Duration::from_micros(500),
+            losses: 0,
+            lag: Duration::from_millis(1),
+            buffer_bytes: 64 << 10,
+            time_max: Duration::from_secs(3600),
+            faults: Vec::new(),
+            bug: None,
+        }
+    }
+}
+
+/// Something that goes wrong.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// A rank's threads do not run: its process is stopped, or its machine swaps. Its sockets stay open.
+    Pause {
+        /// Which rank.
+        rank: usize,
+        /// For how long.
+        time: Duration,
+    },
+    /// A rank's first thread does not run, its others do.
+    PauseMain {
+        /// Which rank.
+        rank: usize,
+        /// For how long.
+        time: Duration,
+    },
+    /// Nothing gets through between these ranks and the others; what was sent comes later.
+    Hold {
+        /// One side.
+        ranks: Vec<usize>,
+        /// For how long.
+        time: Duration,
+    },
+    /// One connection between two ranks breaks: both see its end, and what was under way may be lost.
+    Cut {
+        /// One side.
+        one: usize,
+        /// The other side.
+        other: usize,
+        /// Which of the connections between them, in the order in which they were made.
+        nth: usize,
+    },
+    /// A rank's process is killed: its connections close.
+    Kill {
+        /// Which rank.
+        rank: usize,
+    },
+    /// A rank's machine loses power: nothing more comes from it, not even the end of its connections.
+    Vanish {
+        /// Which rank.
+        rank: usize,
+    },
+}
+
+/// A mistake that is made on purpose, to show that a check finds it. Those of ranks are made in tests of this crate only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bug {
+    /// The network delivers some bytes twice.
+    Doubles,
+    /// The network drops some bytes without a trace.
+    Drops,
+    /// The network lets some bytes overtake others.
+    Overtakes,
+    /// A rank does not ask rank 0 before it reports another one.
+    JudgesAlone,
+    /// A rank keeps a report for itself.
+    TellsNobody,
+    /// A rank takes the time in which it was stopped itself for silence of the others.
+    JudgesAcrossPauses,
+    /// A rank beats only when it has something else to say.
+    ForgetsBeats,
+    /// Rank 0 does not answer goodbyes.
+    ForgetsGoodbyes,
+    /// A run over links does not look at the alarm.
+    IgnoresAlarm,
+}

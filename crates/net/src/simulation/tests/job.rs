@@ -1,0 +1,157 @@
+//! What simulated ranks do: join, work together over links and over the control plane, and part. All of it is the code that
+//! runs on real machines; what is written here is only in which order it is called.
+
+use std::time::Duration;
+
+use super::super::{Rank, master};
+use crate::frame::{Op, Tag};
+use crate::{Control, JoinError, JoinOptions, Links, Move, Moves, Report, Secret, join};
+
+/// One thing that all ranks do together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Act {
+    /// Each is busy for so long by itself; one more, if it is a rank, for the second time.
+    Compute { each: Duration, longer: Option<(usize, Duration)> },
+    /// Some bytes over the control plane.
+    Share { bytes: usize },
+    /// A sum of all, around a ring or from each to each.
+    AllReduce { bytes: usize, ring: bool },
+    /// From one to all.
+    Broadcast { bytes: usize, root: usize },
+    /// A rank cannot go on.
+    Fail { rank: usize },
+}
+
+/// How a rank's part ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// All that it computed is right, and it left in order; so long it took to leave.
+    Fine { parting: Duration },
+    /// It computed something else.
+    Wrong(String),
+    /// It did not join.
+    Alone(JoinError),
+    /// It says who was lost.
+    Lost(Report),
+}
+
+/// A rank's whole life.
+pub(super) fn work(rank: Rank, acts: &[Act]) -> End {
+    let mut options = JoinOptions::new(rank.rank, rank.size, master(), secret());
+    options.system = rank.system.clone();
+    options.host_key = Some(format!("host {}", rank.rank));
+    let joined = match join(options) {
+        Ok(joined) => joined,
+        Err(e) => return End::Alone(e),
+    };
+    let control = joined.control.clone();
+    let hosts = joined.members.iter().map(|member| member.host.clone()).collect();
+    let links = Links::in_system(rank.system.clone(), rank.rank, hosts, joined.streams, 0, control.alarm());
+    let mut links = links.expect("a file to wait for streams");
+    for (step, act) in acts.iter().enumerate() {
+        let done = perform(&rank, step as u64, act, &control, &mut links);
+        match done {
+            Ok(Ok(())) => {}
+            Ok(Err(wrong)) => return End::Wrong(format!("{wrong} at step {step}")),
+            Err(report) => {
+                // As the program does: the others are told why this one ends.
+                control.fail(&report.to_string());
+                return End::Lost(report);
+            }
+        }
+    }
+    control.at(acts.len() as u64, "end");
+    let begun = rank.system.now();
+    match control.goodbye() {
+        Ok(()) => End::Fine { parting: rank.system.now() - begun },
+        Err(report) => End::Lost(report),
+    }
+}
+
+type Done = Result<Result<(), String>, Report>;
+
+fn perform(rank: &Rank, step: u64, act: &Act, control: &Control, links: &mut Links) -> Done {
+    let (me, size) = (rank.rank, rank.size);
+    control.at(step, "work");
+    match *act {
+        Act::Compute { each, longer } => {
+            let longer = longer.filter(|(rank, _)| *rank == me).map_or(Duration::ZERO, |longer| longer.1);
+            rank.system.sleep(each + longer);
+        }
+        Act::Share { bytes } => {
+            let parts = control.share(&data(me, step, bytes))?;
+            let expected: Vec<_> = (0..size).map(|rank| data(rank, step, bytes)).collect();
+            if parts != expected {
+                return Ok(Err("the parts of an exchange are wrong".into()));
+            }
+        }
+        Act::AllReduce { bytes, ring } => {
+            let moves = if ring { around(me, size, bytes) } else { to_each(me, size, bytes) };
+            let mine = data(me, step, bytes);
+            let mut sum = mine.clone();
+            links.run(&tag(step, Op::AllReduce, bytes), &moves, &mine, &mut sum, &mut add)?;
+            let mut expected = vec![0; bytes];
+            (0..size).for_each(|rank| add(&mut expected, &data(rank, step, bytes), false));
+            if sum != expected {
+                return Ok(Err("a sum is wrong".into()));
+            }
+        }
+        Act::Broadcast { bytes, root } => {
+            let peers = (0..size).filter(|&rank| rank != root);
+            let moves = match me == root {
+                true => peers.map(|peer| Move::send(peer, 0..bytes)).collect(),
+                false => vec![Move::recv(root, 0..bytes)],
+            };
+            let mut all = if me == root { data(root, step, bytes) } else { vec![0; bytes] };
+            links.run(&tag(step, Op::Broadcast, bytes), &Moves::new(moves), &[], &mut all, &mut add)?;
+            if all != data(root, step, bytes) {
+                return Ok(Err("what one sent to all is wrong".into()));
+            }
+        }
+        Act::Fail { rank } if rank == me => return Err(control.fail("its disk is full")),
+        Act::Fail { .. } => {}
+    }
+    Ok(Ok(()))
+}
+
+fn secret() -> Secret {
+    Secret::from_text(&"5e".repeat(32)).expect("64 hexadecimal digits")
+}
+
+fn tag(step: u64, op: Op, bytes: usize) -> Tag {
+    Tag { step, op, dtype: 0, count: bytes as u64 }
+}
+
+fn data(rank: usize, step: u64, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|i| (i * 7 + (i >> 8) + rank * 31 + step as usize) as u8).collect()
+}
+
+fn add(into: &mut [u8], arrived: &[u8], _: bool) {
+    into.iter_mut().zip(arrived).for_each(|(a, b)| *a = a.wrapping_add(*b));
+}
+
+/// Everybody sends everything to everybody.
+fn to_each(me: usize, size: usize, bytes: usize) -> Moves {
+    let peers = || (0..size).filter(move |&peer| peer != me);
+    let sends = peers().map(|peer| Move::send_from(peer, 0..bytes));
+    Moves::new(sends.chain(peers().map(|peer| Move::reduce(peer, 0..bytes, false))).collect())
+}
+
+/// Around a ring: sums first, then the sums of all.
+fn around(me: usize, size: usize, bytes: usize) -> Moves {
+    let part = |i: usize| {
+        let i = i % size;
+        i * bytes / size..(i + 1) * bytes / size
+    };
+    let (next, last) = ((me + 1) % size, (me + size - 1) % size);
+    let mut moves = Vec::new();
+    for k in 0..size - 1 {
+        moves.push(Move::send(next, part(me + size - k)));
+        moves.push(Move::reduce(last, part(me + 2 * size - k - 1), false));
+    }
+    for k in 0..size - 1 {
+        moves.push(Move::send(next, part(me + size + 1 - k)));
+        moves.push(Move::recv(last, part(me + size - k)));
+    }
+    Moves::new(moves)
+}

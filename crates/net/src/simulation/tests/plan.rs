@@ -1,0 +1,280 @@
+//! A schedule of a seed: how many ranks, what they do, what goes wrong, and what must come of it.
+
+use std::mem::{Discriminant, discriminant};
+use std::time::Duration;
+
+use super::super::{Fault, Outcome, Random, Settings, Simulation};
+use super::job::{Act, End, work};
+use crate::control::SILENT_MS;
+use crate::{Cause, JoinError};
+
+/// So long a rank may be silent.
+pub(super) const PATIENCE: Duration = Duration::from_millis(SILENT_MS);
+/// So long it may be silent without a fault: a beat, a packet that is lost thrice, threads that run late.
+const SLACK: Duration = Duration::from_millis(2000);
+
+/// What must come of a schedule.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Verdict {
+    /// All ranks do what they have to, and none reports anything.
+    AllFine,
+    /// This rank is lost. Those that are left agree on it, if they say anything.
+    Loses { rank: usize },
+    /// A connection between these breaks. All agree on one of the two, but for the second one, if it has no other way to
+    /// the others.
+    Breaks { ends: [usize; 2] },
+    /// This rank says that it failed, and all say so too.
+    Fails { rank: usize },
+}
+
+/// Everything that follows from a seed.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) seed: u64,
+    pub(super) size: usize,
+    pub(super) acts: Vec<Act>,
+    pub(super) settings: Settings,
+    pub(super) verdict: Verdict,
+}
+
+impl Plan {
+    pub(super) fn new(seed: u64) -> Plan {
+        let mut random = Random::new(seed);
+        let size = random.within(2..7) as usize;
+        let mut acts: Vec<_> = (0..random.within(0..8)).map(|_| act(&mut random, size)).collect();
+        let far = [500, 5_000, 50_000][random.within(0..3) as usize];
+        let mut settings = Settings {
+            delay: micros(20)..micros(random.within(50..far)),
+            losses: [0, 2, 20][random.within(0..3) as usize],
+            lag: micros(random.within(10..100_000)),
+            buffer_bytes: random.within(4 << 10..256 << 10) as usize,
+            ..Settings::default()
+        };
+        let phases = phases(&acts, &settings);
+        small_faults(&mut random, size, phases, &mut settings.faults);
+        let verdict = large_fault(&mut random, size, phases, &mut acts, &mut settings.faults);
+        let busy: Duration = acts.iter().map(Act::time).sum();
+        let late: Duration = settings.faults.iter().map(|(_, fault)| 2 * time(fault)).sum();
+        // Joining has its own bound; behind it all that is done, once more as late as faults make it, and the time in which a
+        // loss is noticed and told.
+        settings.time_max = Duration::from_secs(120) + busy + late + 3 * PATIENCE;
+        Plan { seed, size, acts, settings, verdict }
+    }
+
+    pub(super) fn run(&self) -> Outcome<End> {
+        let acts = self.acts.clone();
+        Simulation::new(self.seed, self.settings.clone()).run(self.size, move |rank| work(rank, &acts))
+    }
+
+    /// What is wrong with what came of it.
+    pub(super) fn judge(&self, outcome: &Outcome<End>) -> Result<(), String> {
+        if let Some(failure) = &outcome.failure {
+            return Err(failure.clone());
+        }
+        let mut said: Option<(usize, Discriminant<Cause>)> = None;
+        for (rank, end) in outcome.results.iter().enumerate() {
+            let culprit = match &self.verdict {
+                Verdict::AllFine => false,
+                Verdict::Loses { rank: lost } => *lost == rank,
+                Verdict::Breaks { ends } => ends.contains(&rank) && ends[0] == 0 && ends[1] == rank,
+                Verdict::Fails { .. } => false,
+            };
+            match end {
+                None if culprit => {}
+                None => return Err(format!("rank {rank} did not come to its end")),
+                Some(End::Wrong(what)) => return Err(format!("rank {rank}: {what}")),
+                Some(End::Fine { parting }) => self.judge_parting(rank, *parting)?,
+                _ if self.verdict == Verdict::AllFine => {
+                    return Err(format!("rank {rank} gives up: {end:?}"));
+                }
+                Some(End::Alone(e)) if !culprit && !self.names(e) => {
+                    return Err(format!("rank {rank} does not join, and blames others than it should: {e}"));
+                }
+                Some(End::Lost(report)) if !culprit => {
+                    let says = (report.rank, discriminant(&report.cause));
+                    if !self.blames(report.rank, &report.cause) {
+                        return Err(format!("rank {rank} reports what did not happen: {report}"));
+                    }
+                    if *said.get_or_insert(says) != says {
+                        return Err(format!(
+                            "rank {rank} says something else than the ranks before: {report}"
+                        ));
+                    }
+                }
+                Some(End::Alone(_) | End::Lost(_)) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// A rank that leaves is answered at once, unless something is late.
+    fn judge_parting(&self, rank: usize, parting: Duration) -> Result<(), String> {
+        let Settings { faults, losses, .. } = &self.settings;
+        if rank > 0 && faults.is_empty() && *losses == 0 && parting > Duration::from_secs(1) {
+            return Err(format!("rank {rank} took {parting:?} to leave"));
+        }
+        Ok(())
+    }
+
+    fn blames(&self, rank: usize, cause: &Cause) -> bool {
+        match self.verdict {
+            Verdict::AllFine => false,
+            Verdict::Loses { rank: lost } => {
+                rank == lost && matches!(cause, Cause::Gone | Cause::Silent { .. })
+            }
+            Verdict::Breaks { ends } => ends.contains(&rank) && matches!(cause, Cause::Gone),
+            Verdict::Fails { rank: failed } => rank == failed && matches!(cause, Cause::Failed { .. }),
+        }
+    }
+
+    fn names(&self, e: &JoinError) -> bool {
+        let culprits = match self.verdict {
+            Verdict::AllFine | Verdict::Fails { .. } => vec![],
+            Verdict::Loses { rank } => vec![rank],
+            Verdict::Breaks { ends } => ends.to_vec(),
+        };
+        let in_text = |text: &str| culprits.iter().any(|rank| text.contains(&format!("rank {rank} ")));
+        match e {
+            JoinError::Left { rank, .. } => culprits.contains(rank),
+            JoinError::Missing { ranks, .. } => culprits.iter().any(|rank| ranks.contains(rank)),
+            JoinError::Unreachable { .. } => culprits.contains(&0),
+            JoinError::Mesh { pairs } => pairs.iter().any(|pair| in_text(pair)),
+            // A rank 0 that was cut off may blame anyone, and be heard later.
+            JoinError::Refused { why } => in_text(why) || culprits.contains(&0),
+            _ => false,
+        }
+    }
+}
+
+impl Act {
+    fn time(&self) -> Duration {
+        match self {
+            Act::Compute { each, longer } => *each + longer.map_or(Duration::ZERO, |longer| longer.1),
+            Act::Share { .. } => Duration::from_secs(1),
+            Act::AllReduce { bytes, .. } | Act::Broadcast { bytes, .. } => {
+                // In the smallest buffers, over the slowest network.
+                Duration::from_secs(1) + Duration::from_millis(*bytes as u64 / 20)
+            }
+            Act::Fail { .. } => Duration::ZERO,
+        }
+    }
+}
+
+fn micros(n: u64) -> Duration {
+    Duration::from_micros(n)
+}
+
+fn act(random: &mut Random, size: usize) -> Act {
+    let bytes = [0, 1, 100, 5_000, 70_000, 150_000][random.within(0..6) as usize];
+    let bytes = (bytes + random.within(0..1 + bytes / 10)) as usize;
+    let someone = random.within(0..size as u64) as usize;
+    match random.within(0..10) {
+        0..3 => {
+            let long = if random.chance(100) { 30_000_000 } else { 2_000_000 };
+            let longer = (someone, micros(random.within(0..long)));
+            let each = micros(random.within(0..500_000));
+            Act::Compute { each, longer: Some(longer).filter(|_| random.chance(500)) }
+        }
+        3..5 => Act::Share { bytes: bytes.min(40_000) },
+        5..7 => Act::AllReduce { bytes, ring: true },
+        7..9 => Act::AllReduce { bytes, ring: false },
+        _ => Act::Broadcast { bytes, root: someone },
+    }
+}
+
+/// About how long joining and working take, in microseconds, if nothing goes wrong.
+fn phases(acts: &[Act], settings: &Settings) -> [u64; 2] {
+    let turn = (settings.delay.end + settings.lag / 20).as_micros() as u64;
+    let busy = |act: &Act| match act {
+        Act::Compute { each, longer } => {
+            (*each + longer.map_or(Duration::ZERO, |longer| longer.1)).as_micros() as u64
+        }
+        Act::Share { .. } => 20_000 + 2 * turn,
+        Act::AllReduce { bytes, .. } | Act::Broadcast { bytes, .. } => {
+            (4 + (bytes / settings.buffer_bytes) as u64) * turn
+        }
+        Act::Fail { .. } => 0,
+    };
+    [12 * turn, acts.iter().map(busy).sum()]
+}
+
+/// A moment: while ranks join, while they work, or about when they end.
+fn moment(random: &mut Random, [joining, working]: [u64; 2]) -> Duration {
+    micros(match random.within(0..10) {
+        0..4 => random.within(0..joining),
+        4..8 => joining + random.within(0..working),
+        _ => joining + working + random.within(0..joining),
+    })
+}
+
+/// How long a fault keeps something from going on. What is sent again after a hold may take as long once more.
+fn time(fault: &Fault) -> Duration {
+    match fault {
+        Fault::Pause { time, .. } | Fault::PauseMain { time, .. } => *time,
+        Fault::Hold { time, .. } => 2 * *time,
+        Fault::Cut { .. } | Fault::Kill { .. } | Fault::Vanish { .. } => Duration::ZERO,
+    }
+}
+
+/// Faults that all together keep nobody silent for too long.
+fn small_faults(random: &mut Random, size: usize, phases: [u64; 2], faults: &mut Vec<(Duration, Fault)>) {
+    let mut left = PATIENCE - SLACK;
+    for _ in 0..random.within(0..4) {
+        let length = micros(random.within(0..left.as_micros() as u64));
+        let rank = random.within(0..size as u64) as usize;
+        let fault = match random.within(0..3) {
+            0 => Fault::Pause { rank, time: length },
+            1 => Fault::PauseMain { rank, time: length },
+            _ => Fault::Hold { ranks: vec![rank], time: length / 2 },
+        };
+        left -= time(&fault);
+        faults.push((moment(random, phases), fault));
+    }
+}
+
+/// At most one fault that ends the job.
+fn large_fault(
+    random: &mut Random,
+    size: usize,
+    phases: [u64; 2],
+    acts: &mut Vec<Act>,
+    faults: &mut Vec<(Duration, Fault)>,
+) -> Verdict {
+    let rank = random.within(0..size as u64) as usize;
+    let other = (rank + random.within(1..size as u64) as usize) % size;
+    let long = PATIENCE + SLACK + micros(random.within(0..20_000_000));
+    let at = moment(random, phases);
+    let (fault, verdict) = match random.within(0..12) {
+        0 | 1 => (Fault::Kill { rank }, Verdict::Loses { rank }),
+        2 => (Fault::Vanish { rank }, Verdict::Loses { rank }),
+        3 => (Fault::Pause { rank, time: long }, Verdict::Loses { rank }),
+        4 => (Fault::Hold { ranks: vec![rank], time: long }, Verdict::Loses { rank }),
+        5 | 6 => {
+            let (one, other) = (rank.min(other), rank.max(other));
+            // With rank 0 there are two connections, the first one of the control plane.
+            let nth = if one == 0 { random.within(0..2) as usize } else { 0 };
+            // A connection that nobody uses any more is not missed.
+            acts.push(Act::AllReduce { bytes: 70_000, ring: false });
+            (Fault::Cut { one, other, nth }, Verdict::Breaks { ends: [one, other] })
+        }
+        7 => {
+            let at = random.within(0..acts.len() as u64 + 1) as usize;
+            acts.insert(at, Act::Fail { rank });
+            // Without this the others may be done before they hear of it.
+            acts.push(Act::Share { bytes: 1 });
+            return Verdict::Fails { rank };
+        }
+        // All machines stop at the same time and go on at the same time: a suspended laptop, a migrated rack. Before, the ranks
+        // have joined, which is bounded by the clock.
+        8 => {
+            acts.insert(0, Act::Compute { each: Duration::from_secs(6), longer: None });
+            let at = Duration::from_secs(4) + at.min(Duration::from_secs(2));
+            faults.retain(|(_, fault)| matches!(fault, Fault::Hold { .. }));
+            faults.extend((0..size).map(|rank| (at, Fault::Pause { rank, time: long })));
+            return Verdict::AllFine;
+        }
+        _ => return Verdict::AllFine,
+    };
+    faults.push((at, fault));
+    verdict
+}

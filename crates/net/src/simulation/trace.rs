@@ -1,0 +1,71 @@
+//! What happened in a simulation, in order: two runs of the same seed leave the same.
+
+use std::fmt;
+
+/// One thing that happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A thread went on.
+    Ran {
+        /// Its rank.
+        rank: usize,
+        /// Its number.
+        task: usize,
+    },
+    /// Bytes arrived.
+    Bytes {
+        /// Of whom.
+        from: usize,
+        /// At whom.
+        to: usize,
+        /// How many.
+        bytes: usize,
+    },
+    /// Something else arrived.
+    Arrived {
+        /// Of whom.
+        from: usize,
+        /// At whom.
+        to: usize,
+        /// What.
+        what: &'static str,
+    },
+    /// Something went wrong: the number of the fault.
+    Fault {
+        /// In the order of the settings.
+        nth: usize,
+    },
+    /// A thread ended.
+    Ended {
+        /// Its rank.
+        rank: usize,
+        /// Its number.
+        task: usize,
+    },
+}
+
+/// All of it, with the virtual time in nanoseconds.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Trace(pub Vec<(u64, Event)>);
+
+impl Trace {
+    pub(super) fn add(&mut self, now: u64, event: Event) {
+        self.0.push((now, event));
+    }
+}
+
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        for (now, event) in &self.0 {
+            write!(f, "{:13.6} s  ", *now as f64 / 1e9)?;
+            match event {
+                Event::Ran { rank, task } => writeln!(f, "rank {rank}: thread {task} goes on")?,
+                Event::Bytes { from, to, bytes } => writeln!(f, "{from} -> {to}: {bytes} bytes")?,
+                Event::Arrived { from, to, what } => writeln!(f, "{from} -> {to}: {what}")?,
+                Event::Fault { nth } => writeln!(f, "fault {nth}")?,
+                Event::Ended { rank, task } => writeln!(f, "rank {rank}: thread {task} ends")?,
+            }
+        }
+        Ok(())
+    }
+}
