@@ -34,6 +34,9 @@ pub trait System: Send + Sync + Debug {
     /// Starts a thread with a name.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>;
 
+    /// The processor time that this process has used.
+    fn processor_time(&self) -> Duration;
+
     /// Whether only calls of this trait may wait: time stands still in all others.
     fn is_simulated(&self) -> bool;
 }
@@ -114,6 +117,11 @@ impl System for Os {
 
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
         std::thread::Builder::new().name(name.into()).spawn(body)
+    }
+
+    fn processor_time(&self) -> Duration {
+        let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Duration::new(used.tv_sec as u64, used.tv_nsec as u32)
     }
 
     fn is_simulated(&self) -> bool {

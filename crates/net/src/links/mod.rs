@@ -34,6 +34,7 @@ use crate::checksum;
 use crate::frame::{Header, Op, SEGMENT_BYTES_MAX, Tag};
 use crate::loopback;
 use crate::moves::{Kind, Moves};
+use crate::patience::{Patience, STALL};
 use crate::pieces::piece;
 use crate::ready;
 use crate::report::{Cause, Report};
@@ -51,7 +52,7 @@ const LENT_BYTES_MIN: usize = 16 * 1024;
 /// How long waits may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Nothing moves for so long: the peer that is waited for is taken for lost.
+    /// Nothing moves for so long: the job ends. Where a control plane watches, it is the one to judge that.
     pub stall: Duration,
     /// After a connection closed, so long the alarm has time to say who was the cause.
     pub grace: Duration,
@@ -59,13 +60,16 @@ pub struct Bounds {
     pub spin: Duration,
 }
 
+impl Bounds {
+    /// For links whose control plane judges who is lost and who is stuck: they wait for its word.
+    pub fn watched(patience: Patience) -> Bounds {
+        Bounds { stall: Duration::MAX, grace: patience.silence, ..Bounds::default() }
+    }
+}
+
 impl Default for Bounds {
     fn default() -> Bounds {
-        Bounds {
-            stall: Duration::from_secs(600),
-            grace: Duration::from_millis(300),
-            spin: Duration::from_micros(50),
-        }
+        Bounds { stall: STALL, grace: Duration::from_millis(300), spin: Duration::from_micros(50) }
     }
 }
 
@@ -321,7 +325,7 @@ impl Links {
                 continue;
             }
             if idle > self.bounds.stall {
-                let cause = Cause::Silent { ms: idle.as_millis() as u64 };
+                let cause = Cause::Stalled { ms: idle.as_millis() as u64 };
                 return Err(self.blame(peer, tag, cause));
             }
             let sends = tag.op == Op::Send && moves.queues.iter().all(|queue| queue.recvs.is_empty());
