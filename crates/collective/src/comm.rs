@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use polyreme_net::{Alarm, Block, Control, Links, Report, Segment, SegmentError};
+use polyreme_net::control::Voice;
+use polyreme_net::patience::STALL;
+use polyreme_net::{Alarm, Block, Control, Doing, Links, Pulse, Report, Segment, SegmentError};
 
 use crate::background::Background;
 use crate::carrier::{Carrier, measured};
@@ -10,7 +12,7 @@ use crate::element::{Element, Reduce};
 use crate::links::{Linked, TwoLevel};
 #[cfg(feature = "mpi")]
 use crate::mpi::Mpi;
-use crate::shared::{PATIENCE, Shared, ShmSetup};
+use crate::shared::{Shared, ShmSetup};
 use crate::work::{Cuts, Span, Ticket, Work};
 
 /// One rank's end of a group. Every rank calls the same operations in the same order.
@@ -25,8 +27,10 @@ pub struct Comm {
     /// Operations that were started, and that were done.
     started: u64,
     done: u64,
-    /// Who is told where this rank is, so that a report about it can say so.
-    control: Option<Control>,
+    /// Where this rank says how it gets on.
+    pulse: Pulse,
+    /// The kind of the operation that was started last.
+    last: Doing,
 }
 
 /// The ways in which ranks can be connected.
@@ -44,13 +48,16 @@ impl Comm {
 
     /// A group of threads of this process: an end for each.
     pub fn local(size: usize) -> Vec<Comm> {
-        Comm::threads(size, &Alarm::default(), PATIENCE)
+        Comm::threads(size, &Alarm::default(), STALL)
     }
 
-    /// The same, with an alarm that ends all waits, and so much patience with a thread that does not come.
-    pub fn threads(size: usize, alarm: &Alarm, patience: Duration) -> Vec<Comm> {
-        let ends = Shared::local(size, alarm, patience).into_iter().enumerate();
-        ends.map(|(rank, end)| Comm::new(rank, size, Inner::Shared(Box::new(end)))).collect()
+    /// The same, with an alarm that ends all waits, and a bound on how long all of them may stand still.
+    pub fn threads(size: usize, alarm: &Alarm, stall: Duration) -> Vec<Comm> {
+        let pulses: Vec<Pulse> = (0..size).map(|_| Pulse::default()).collect();
+        let ends = Shared::local(size, alarm, stall, &pulses).into_iter().zip(pulses).enumerate();
+        let end =
+            |(rank, (end, pulse))| Comm { pulse, ..Comm::new(rank, size, Inner::Shared(Box::new(end))) };
+        ends.map(end).collect()
     }
 
     /// One process of a group that shares memory. Returns when all have come.
@@ -103,12 +110,26 @@ impl Comm {
     }
 
     fn new(rank: usize, size: usize, inner: Inner) -> Comm {
-        Comm { rank, size, step: 0, inner, started: 0, done: 0, control: None }
+        let (pulse, last) = (Pulse::default(), Doing::OwnWork);
+        Comm { rank, size, step: 0, inner, started: 0, done: 0, pulse, last }
     }
 
     /// From now on tells the others, with every sign of life, in which step and operation this rank is.
-    pub fn tell(&mut self, control: Control) {
-        self.control = Some(control);
+    pub fn tell(&mut self, control: &Control) {
+        self.pulse = control.pulse();
+    }
+
+    /// What to do with words about a long wait, for ranks that are threads; those that have a control plane ask that.
+    pub fn on_long_wait(&mut self, voice: Voice) {
+        match &mut self.inner {
+            Inner::Shared(shared) => shared.on_long_wait(voice),
+            Inner::Background(_) => {}
+        }
+    }
+
+    /// Says what this rank does alone, until its next exchange.
+    pub fn set_doing(&mut self, doing: Doing) {
+        self.pulse.at(self.step, doing);
     }
 
     /// This rank.
@@ -132,7 +153,7 @@ impl Comm {
     /// Says which step the next operations belong to, for reports.
     pub fn set_step(&mut self, step: u64) {
         self.step = step;
-        self.say("its own work");
+        self.pulse.at(step, Doing::OwnWork);
         if let Inner::Background(background) = &mut self.inner {
             background.set_step(step);
         }
@@ -151,6 +172,7 @@ impl Comm {
         if matches!(self.inner, Inner::Background(_)) {
             self.barrier()?;
         }
+        self.pulse.at(self.step, Doing::Finish);
         match self.inner {
             Inner::Shared(shared) => shared.finish(self.step),
             Inner::Background(_) => Ok(()),
@@ -160,20 +182,24 @@ impl Comm {
     /// Memory of this rank that the others can read without a copy. All ranks ask for as much at the same time. It
     /// stays as long as the group.
     pub fn block(&mut self, bytes: usize) -> Result<Block, Report> {
-        self.wait_started()?;
-        match &mut self.inner {
-            Inner::Shared(shared) => shared.block(bytes, self.step),
-            Inner::Background(_) => Ok(Block::of_this_process(bytes)),
-        }
+        self.during(Doing::Block, |comm| {
+            comm.wait_started()?;
+            match &mut comm.inner {
+                Inner::Shared(shared) => shared.block(bytes, comm.step),
+                Inner::Background(_) => Ok(Block::of_this_process(bytes)),
+            }
+        })
     }
 
     /// Memory that all ranks see, if they share memory; this rank's own otherwise. It stays as long as the group.
     pub fn shared_block(&mut self, bytes: usize) -> Result<Block, Report> {
-        self.wait_started()?;
-        match &mut self.inner {
-            Inner::Shared(shared) => shared.shared_block(bytes, self.step),
-            Inner::Background(_) => Ok(Block::of_this_process(bytes)),
-        }
+        self.during(Doing::Block, |comm| {
+            comm.wait_started()?;
+            match &mut comm.inner {
+                Inner::Shared(shared) => shared.shared_block(bytes, comm.step),
+                Inner::Background(_) => Ok(Block::of_this_process(bytes)),
+            }
+        })
     }
 
     /// Starts an operation; at most a few dozen at a time. They run in the order in which they were started, and every
@@ -184,7 +210,7 @@ impl Comm {
     /// The memory is there, aligned for its elements, and stays, and nobody else touches it, until the operation was
     /// waited for.
     pub unsafe fn start(&mut self, work: Work) -> Ticket {
-        self.say(work.name());
+        self.last = work.doing();
         match &mut self.inner {
             // SAFETY: promised by the caller.
             Inner::Shared(shared) => unsafe { shared.start(work, self.step) },
@@ -197,25 +223,25 @@ impl Comm {
 
     /// Waits until an operation, and those started before it, are done.
     pub fn wait(&mut self, ticket: Ticket) -> Result<(), Report> {
-        match &mut self.inner {
+        self.during(self.last, |comm| match &mut comm.inner {
             Inner::Background(background) => background.wait(ticket),
             Inner::Shared(shared) => {
-                while self.done < ticket.0.min(self.started) {
-                    shared.run_first(self.step)?;
-                    self.done += 1;
+                while comm.done < ticket.0.min(comm.started) {
+                    shared.run_first(comm.step)?;
+                    comm.done += 1;
                 }
                 Ok(())
             }
-        }
+        })
     }
 
     /// Waits until every rank is here.
     pub fn barrier(&mut self) -> Result<(), Report> {
         self.wait_started()?;
-        match &mut self.inner {
-            Inner::Shared(shared) => shared.barrier(self.step),
-            Inner::Background(_) => self.run(Work::Barrier),
-        }
+        self.during(Doing::Barrier, |comm| match &mut comm.inner {
+            Inner::Shared(shared) => shared.barrier(comm.step),
+            Inner::Background(_) => comm.run(Work::Barrier),
+        })
     }
 
     /// Every rank gets the reduction of all.
@@ -252,15 +278,15 @@ impl Comm {
         root: usize,
     ) -> Result<(), Report> {
         self.wait_started()?;
-        match &mut self.inner {
+        self.during(Doing::Gather, |comm| match &mut comm.inner {
             Inner::Shared(shared) => {
-                shared.gather(Span::read(mine), into.map(Span::of), cuts, root, self.step)
+                shared.gather(Span::read(mine), into.map(Span::of), cuts, root, comm.step)
             }
             Inner::Background(_) => {
                 let (mine, into, cuts) = (Span::read(mine), into.map(Span::of), cuts.clone());
-                self.run(Work::Gather { mine, into, cuts, root })
+                comm.run(Work::Gather { mine, into, cuts, root })
             }
-        }
+        })
     }
 
     /// Each rank gets its range of what the root has: `mine` is this rank's, `from` is the whole, which only the root
@@ -273,15 +299,15 @@ impl Comm {
         root: usize,
     ) -> Result<(), Report> {
         self.wait_started()?;
-        match &mut self.inner {
+        self.during(Doing::Scatter, |comm| match &mut comm.inner {
             Inner::Shared(shared) => {
-                shared.scatter(Span::of(mine), from.map(Span::read), cuts, root, self.step)
+                shared.scatter(Span::of(mine), from.map(Span::read), cuts, root, comm.step)
             }
             Inner::Background(_) => {
                 let (mine, from, cuts) = (Span::of(mine), from.map(Span::read), cuts.clone());
-                self.run(Work::Scatter { mine, from, cuts, root })
+                comm.run(Work::Scatter { mine, from, cuts, root })
             }
-        }
+        })
     }
 
     /// Range `r` of what this rank sends goes to rank `r`; range `r` of what it receives is what rank `r` sends to it.
@@ -293,16 +319,16 @@ impl Comm {
         recv_cuts: &Cuts,
     ) -> Result<(), Report> {
         self.wait_started()?;
-        match &mut self.inner {
+        self.during(Doing::AllToAll, |comm| match &mut comm.inner {
             Inner::Shared(shared) => {
-                shared.all_to_all(Span::read(send), send_cuts, Span::of(recv), recv_cuts, self.step)
+                shared.all_to_all(Span::read(send), send_cuts, Span::of(recv), recv_cuts, comm.step)
             }
             Inner::Background(_) => {
                 let (send, send_cuts) = (Span::read(send), send_cuts.clone());
                 let (recv, recv_cuts) = (Span::of(recv), recv_cuts.clone());
-                self.run(Work::AllToAll { send, send_cuts, recv, recv_cuts })
+                comm.run(Work::AllToAll { send, send_cuts, recv, recv_cuts })
             }
-        }
+        })
     }
 
     /// Sends to one rank, which receives as many. Like `MPI_Send` it may return before that, or wait for it: short
@@ -312,33 +338,35 @@ impl Comm {
     /// ranks that share memory, after some seconds over sockets if they are two, and with the last bound on waiting if
     /// they are more. MPI says nothing, and waits.
     pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), Report> {
-        match &mut self.inner {
-            Inner::Shared(shared) => shared.send(to, Span::read(data), self.step),
-            Inner::Background(_) => self.run(Work::Send(Span::read(data), to)),
-        }
+        self.during(Doing::Send, |comm| match &mut comm.inner {
+            Inner::Shared(shared) => shared.send(to, Span::read(data), comm.step),
+            Inner::Background(_) => comm.run(Work::Send(Span::read(data), to)),
+        })
     }
 
     /// Receives what one rank sends.
     pub fn recv<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<(), Report> {
-        match &mut self.inner {
-            Inner::Shared(shared) => shared.recv(from, Span::of(data), self.step),
-            Inner::Background(_) => self.run(Work::Recv(Span::of(data), from)),
-        }
+        self.during(Doing::Receive, |comm| match &mut comm.inner {
+            Inner::Shared(shared) => shared.recv(from, Span::of(data), comm.step),
+            Inner::Background(_) => comm.run(Work::Recv(Span::of(data), from)),
+        })
     }
 
-    fn say(&self, op: &str) {
-        if let Some(control) = &self.control {
-            control.at(self.step, op);
-        }
+    /// Does something in which this rank waits for others.
+    fn during<R>(&mut self, doing: Doing, work: impl FnOnce(&mut Comm) -> R) -> R {
+        self.pulse.at(self.step, doing);
+        let done = work(self);
+        self.pulse.at(self.step, Doing::OwnWork);
+        done
     }
 
     fn run(&mut self, work: Work) -> Result<(), Report> {
-        if let Inner::Background(background) = &mut self.inner {
-            if let Some(control) = &self.control {
-                control.at(self.step, work.name());
-            }
-            // SAFETY: the caller's borrow lasts until this returns, and nobody works on it after that.
-            return unsafe { background.run(work) };
+        if let Inner::Background(_) = &self.inner {
+            return self.during(work.doing(), |comm| match &mut comm.inner {
+                // SAFETY: the caller's borrow lasts until this returns, and nobody works on it after that.
+                Inner::Background(background) => unsafe { background.run(work) },
+                Inner::Shared(_) => unreachable!("asked above"),
+            });
         }
         // SAFETY: the caller's borrow lasts until this returns, and nothing runs in the background after that.
         let ticket = unsafe { self.start(work) };

@@ -26,6 +26,6 @@ pub use buffer::Buffer;
 pub use comm::Comm;
 pub use element::{DType, Element, Reduce};
 pub use links::Linked;
-pub use polyreme_net::{Block, Cause, Report};
-pub use shared::{PATIENCE, ShmSetup};
+pub use polyreme_net::{Block, Cause, Doing, Report, patience};
+pub use shared::ShmSetup;
 pub use work::{Cuts, Span, Ticket, Work};

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use polyreme_net::Doing;
+
 use crate::element::{DType, Element, Reduce};
 
 /// Memory that an operation works on: an address, not a borrow.
@@ -91,20 +93,25 @@ pub enum Work {
 }
 
 impl Work {
+    /// What a rank does that waits for it.
+    pub fn doing(&self) -> Doing {
+        match self {
+            Work::AllReduce(..) => Doing::AllReduce,
+            Work::ReduceScatter(..) => Doing::ReduceScatter,
+            Work::AllGather(..) => Doing::AllGather,
+            Work::Broadcast(..) => Doing::Broadcast,
+            Work::Barrier => Doing::Barrier,
+            Work::Gather { .. } => Doing::Gather,
+            Work::Scatter { .. } => Doing::Scatter,
+            Work::AllToAll { .. } => Doing::AllToAll,
+            Work::Send(..) => Doing::Send,
+            Work::Recv(..) => Doing::Receive,
+        }
+    }
+
     /// What it is called in reports.
     pub fn name(&self) -> &'static str {
-        match self {
-            Work::AllReduce(..) => "all-reduce",
-            Work::ReduceScatter(..) => "reduce-scatter",
-            Work::AllGather(..) => "all-gather",
-            Work::Broadcast(..) => "broadcast",
-            Work::Barrier => "barrier",
-            Work::Gather { .. } => "gather",
-            Work::Scatter { .. } => "scatter",
-            Work::AllToAll { .. } => "all-to-all",
-            Work::Send(..) => "send",
-            Work::Recv(..) => "receive",
-        }
+        self.doing().name()
     }
 }
 

@@ -256,6 +256,24 @@ fn play(scene: &str, comm: &mut Comm) -> Result<(), Report> {
             comm.barrier()
         }
         "leaves" if rank == 1 => Ok(()),
+        // Threads of this process: one works alone for longer than a stall may last, the others wait for it.
+        "works" => {
+            let work = |mut comm: Comm| {
+                let until = Instant::now() + Duration::from_secs(6);
+                while comm.rank() == 1 && Instant::now() < until {
+                    std::hint::spin_loop();
+                }
+                comm.barrier()?;
+                // And now nobody does anything.
+                if comm.rank() == 1 {
+                    std::thread::park_timeout(Duration::from_secs(60));
+                }
+                comm.barrier()
+            };
+            let ranks = Comm::threads(3, &Alarm::default(), Duration::from_secs(3)).into_iter();
+            let ranks: Vec<_> = ranks.map(|comm| std::thread::spawn(move || work(comm))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).next().unwrap()
+        }
         "fails" | "leaves" => comm.all_reduce(&mut [0.0f32; 100_000], Reduce::Sum),
         other => panic!("no scene {other}"),
     }
@@ -273,13 +291,13 @@ fn threads(scene: &'static str, size: usize) -> Vec<Result<(), Report>> {
 const RANK: &str = "POLYREME_TEST_RANK";
 
 /// Starts a group of processes. What a rank has to say it prints.
-fn processes(scene: &str, size: usize, patience_ms: u64) -> (Segment, Vec<Child>) {
+fn processes(scene: &str, size: usize, stall_ms: u64) -> (Segment, Vec<Child>) {
     let segment = Comm::segment(size).unwrap();
     let path = segment.path().unwrap();
     let start = |rank| {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "one_rank_of_a_group", "--nocapture", "--test-threads=1"])
-            .env(RANK, format!("{rank} {size} {patience_ms} {path} {scene}"))
+            .env(RANK, format!("{rank} {size} {stall_ms} {path} {scene}"))
             .stdout(Stdio::piped())
             .spawn()
             .unwrap()
@@ -299,13 +317,13 @@ fn end_of(child: Child) -> String {
 #[test]
 fn one_rank_of_a_group() {
     let Ok(line) = std::env::var(RANK) else { return };
-    let [rank, size, patience, path, scene] = line.splitn(5, ' ').collect::<Vec<_>>()[..] else {
+    let [rank, size, stall, path, scene] = line.splitn(5, ' ').collect::<Vec<_>>()[..] else {
         panic!("{line}")
     };
     let size = size.parse().unwrap();
     let setup = ShmSetup {
         host: "here".into(),
-        patience: Duration::from_millis(patience.parse().unwrap()),
+        stall: Duration::from_millis(stall.parse().unwrap()),
         ..ShmSetup::new(rank.parse().unwrap(), size, Comm::open_segment(path, size).unwrap())
     };
     let mut comm = Comm::shm(setup).unwrap();
@@ -382,8 +400,8 @@ fn all_give_the_same_report() {
 }
 
 /// A rank of four is sent a signal in the middle of its work; the others say why they end, and when.
-fn check_signal(signal: Signal, patience_ms: u64, within: Duration, want: &str) {
-    let (_segment, mut children) = processes("endless", 4, patience_ms);
+fn check_signal(signal: Signal, stall_ms: u64, within: Duration, want: &str) {
+    let (_segment, mut children) = processes("endless", 4, stall_ms);
     let mut struck = children.remove(2);
     let mut first = [0; 1];
     let mut printed = struck.stdout.take().unwrap();
@@ -419,7 +437,22 @@ fn a_killed_process_ends_the_waits_of_the_others() {
 
 #[test]
 fn a_stopped_process_ends_the_waits_of_the_others() {
-    check_signal(Signal::STOP, 1_000, Duration::from_secs(10), "rank 2 on here has been silent for 1.");
+    check_signal(
+        Signal::STOP,
+        1_000,
+        Duration::from_secs(10),
+        "rank 2 on here lives, but nothing has moved for 1 s",
+    );
+}
+
+#[test]
+fn a_thread_that_works_is_waited_for_and_one_that_does_nothing_is_not() {
+    let (_segment, children) = processes("works", 1, 60_000);
+    for child in children {
+        let end = end_of(child);
+        assert!(end.starts_with("rank 1 lives, but nothing has moved for 3 s"), "{end}");
+        assert!(end.ends_with("(at step 0, in barrier)"), "{end}");
+    }
 }
 
 #[test]

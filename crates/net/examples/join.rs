@@ -11,6 +11,7 @@ use std::io::Read;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use polyreme_net::Doing;
 use polyreme_net::rendezvous::{JoinOptions, join};
 use polyreme_net::secret::Secret;
 
@@ -33,8 +34,9 @@ pub(crate) fn run(args: &[String]) -> Result<(), Box<dyn std::error::Error>> {
     let mut options = JoinOptions::new(rank.parse()?, size.parse()?, master, Secret::from_text(secret)?);
     options.job = rest.first().cloned().unwrap_or_default();
     options.timeout = Duration::from_secs(20);
+    options.patience.silence = Duration::from_secs(4);
     let joined = join(options)?;
-    joined.control.at(7, "all_reduce");
+    joined.control.pulse().at(7, Doing::AllReduce);
     let shared = joined.control.share(format!("blob {}", joined.rank).as_bytes())?;
     let shared: Vec<_> = shared.iter().map(|blob| String::from_utf8_lossy(blob)).collect();
     println!("rank {} of {} joined: {}", joined.rank, joined.size, shared.join(", "));

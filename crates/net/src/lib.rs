@@ -11,6 +11,7 @@
 //! - [`secret`]: what ranks know and strangers do not. [`rendezvous`]: how processes become ranks, with a stream
 //!   between every two. [`control`]: who is still there. [`environment`]: what another launcher says.
 //! - [`socket`], [`system`]: connections, time and waiting, real or simulated. `simulation`: the simulated ones, for tests.
+//! - [`patience`]: how long ranks wait for each other. [`pulse`]: where a rank is, and whether it gets on.
 //! - [`alarm`]: a failure that every wait of this process sees.
 //! - [`report`]: who failed, where and in which operation.
 //! - `checksum`: of what goes over sockets. `pieces`: which segments of a plan are alike. `ready`: waiting for several sockets.
@@ -25,8 +26,10 @@ pub mod links;
 pub mod loopback;
 pub mod moves;
 pub mod notice;
+pub mod patience;
 pub mod peers;
 mod pieces;
+pub mod pulse;
 mod ready;
 pub mod rendezvous;
 pub mod report;
@@ -44,7 +47,9 @@ pub use control::Control;
 pub use links::Links;
 pub use moves::{Move, Moves};
 pub use notice::Notice;
+pub use patience::Patience;
 pub use peers::Peers;
+pub use pulse::{Doing, Pulse};
 pub use rendezvous::{JoinError, JoinOptions, Joined, Member, join};
 pub use report::{Cause, Report};
 pub use secret::Secret;

@@ -44,6 +44,7 @@ impl Notice {
         let (kind, ms, text) = match &report.cause {
             Cause::Gone => (0, 0, ""),
             Cause::Silent { ms } => (1, *ms, ""),
+            Cause::Stalled { ms } => (5, *ms, ""),
             Cause::Disagrees { what } => (2, 0, &what[..]),
             Cause::Failed { why } => (3, 0, &why[..]),
             Cause::Damaged { what } => (4, 0, &what[..]),
@@ -75,6 +76,7 @@ impl Notice {
             1 => Cause::Silent { ms: self.ms.load(Ordering::Relaxed) },
             2 => Cause::Disagrees { what: text },
             3 => Cause::Failed { why: text },
+            5 => Cause::Stalled { ms: self.ms.load(Ordering::Relaxed) },
             _ => Cause::Damaged { what: text },
         };
         Some(Report {
@@ -114,6 +116,7 @@ mod tests {
         for cause in [
             Cause::Gone,
             Cause::Silent { ms: 60_000 },
+            Cause::Stalled { ms: 1_800_000 },
             Cause::Disagrees { what: "10, not 12".into() },
             Cause::Failed { why: "ä".repeat(2000) },
             Cause::Damaged { what: String::new() },

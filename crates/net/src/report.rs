@@ -27,6 +27,11 @@ pub enum Cause {
         /// How long.
         ms: u64,
     },
+    /// It lives, and neither it nor any other rank has got on for so many milliseconds.
+    Stalled {
+        /// How long.
+        ms: u64,
+    },
     /// It did something else than the others.
     Disagrees {
         /// What it did and what was expected.
@@ -66,6 +71,10 @@ impl fmt::Display for Report {
         match &self.cause {
             Cause::Gone => write!(f, " is gone")?,
             Cause::Silent { ms } => write!(f, " has been silent for {:.1} s", *ms as f64 / 1e3)?,
+            Cause::Stalled { ms } => {
+                let s = *ms as f64 / 1e3;
+                write!(f, " lives, but nothing has moved for {s:.0} s (`parallel.stall` allows no more)")?;
+            }
             Cause::Disagrees { what } => write!(f, " disagrees with the others: {what}")?,
             Cause::Failed { why } => write!(f, " failed: {why}")?,
             Cause::Damaged { what } => write!(f, " sent damaged data: {what}")?,

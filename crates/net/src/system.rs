@@ -37,6 +37,9 @@ pub trait System: Send + Sync + Debug {
     /// Waits for the end of a thread that [`System::spawn`] started.
     fn join(&self, thread: JoinHandle<()>) -> std::thread::Result<()>;
 
+    /// The processor time that this process has used.
+    fn processor_time(&self) -> Duration;
+
     /// Whether only calls of this trait may wait: time stands still in all others.
     fn is_simulated(&self) -> bool;
 }
@@ -113,6 +116,11 @@ impl System for Os {
 
     fn join(&self, thread: JoinHandle<()>) -> std::thread::Result<()> {
         thread.join()
+    }
+
+    fn processor_time(&self) -> Duration {
+        let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Duration::new(used.tv_sec as u64, used.tv_nsec as u32)
     }
 
     fn is_simulated(&self) -> bool {

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use polyreme_net::control::SHARE_BYTES_MAX;
-use polyreme_net::{Cause, JoinError, JoinOptions, Joined, Secret, join};
+use polyreme_net::{Cause, Doing, JoinError, JoinOptions, Joined, Secret, join};
 
 const SECRET: &str = "correct horse battery";
 /// Everybody knows of a loss by then.
@@ -307,7 +307,7 @@ fn all_ranks_get_the_same_report() {
         let reports = all(joined(3), |me| {
             let begun = Instant::now();
             let (rank, alarm) = (me.rank, me.control.alarm());
-            me.control.at(40 + rank as u64, "all_gather");
+            me.control.pulse().at(40 + rank as u64, Doing::AllGather);
             me.control.share(b"all are here").unwrap();
             let stays = if rank == actor {
                 act(me);
@@ -334,8 +334,8 @@ fn all_ranks_get_the_same_report() {
     for rank in 0..3 {
         let step = 40 + rank;
         let disk = |me: Joined| drop(me.control.fail("disk full"));
-        check(rank, &disk, &format!("failed: disk full (at step {step}, in all_gather)"));
-        check(rank, &|me| drop(me), &format!("is gone (at step {step}, in all_gather)"));
+        check(rank, &disk, &format!("failed: disk full (at step {step}, in all-gather)"));
+        check(rank, &|me| drop(me), &format!("is gone (at step {step}, in all-gather)"));
         let local = |me: Joined| {
             // Somebody else in this process notices, and the process stays.
             let cause = Cause::Disagrees { what: "op 7".into() };
@@ -440,7 +440,7 @@ fn check_lost(lost: usize, signal: &str, says: &str) {
     assert!(begun.elapsed() < LIMIT, "it took {:?}", begun.elapsed());
     reports.dedup();
     assert_eq!(reports.len(), 1, "{reports:?}");
-    let step = "(at step 7, in all_reduce)";
+    let step = "(at step 7, in all-reduce)";
     let named = format!("rank {lost} on ");
     assert!([says, step, &named].iter().all(|part| reports[0].contains(part)), "{reports:?}");
     if signal == "-STOP" {

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 /// Resident bytes now; zero where the system does not say.
 pub fn resident_bytes() -> usize {
     status_kib("VmRSS:") * 1024
@@ -46,6 +48,15 @@ pub fn cpu_name() -> String {
 /// Bytes of memory of this machine; zero where the system does not say.
 pub fn memory_bytes() -> usize {
     kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemTotal:") * 1024
+}
+
+/// Lets this process and those that it starts have as many open files as the system allows. A rank has a connection to each
+/// rank that it talks with, a launcher three pipes to each that it started; the usual soft limit of 1024 is one of
+/// old programs that cannot count further.
+pub fn raise_open_files() {
+    let limits = getrlimit(Resource::Nofile);
+    // Where this is refused, what there is has to do: a connection that finds no file says so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, maximum: limits.maximum });
 }
 
 /// How many cores this process may use.

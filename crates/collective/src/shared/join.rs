@@ -1,20 +1,22 @@
 //! How a group of ranks that share memory comes together: threads get their ends at once, processes meet in a segment.
 //!
 //! A process writes its number on its desk and waits for the others; then it watches theirs. It does not matter who made
-//! the segment, a rank or the parent of all. A rank that dies before it joined is not known to anybody here: it is
-//! silent, unless whoever started it raises the alarm.
+//! the segment, a rank or the parent of all. A rank that dies before it joined is not known to anybody here: the
+//! control plane that started it raises the alarm.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use polyreme_net::{Alarm, Cause, Peers, Report, Segment, SegmentError};
+use polyreme_net::patience::STALL;
+use polyreme_net::{Alarm, Cause, Peers, Pulse, Report, Segment, SegmentError};
 
+use super::Shared;
 use super::blocks::{Blocks, Handover};
+use super::lateness::Lateness;
 use super::layout::{Front, Layout, RANKS_MAX};
 use super::meet::Meet;
-use super::{PATIENCE, Shared};
 
 /// What a rank needs to join a group of processes that share memory.
 pub struct ShmSetup {
@@ -30,28 +32,29 @@ pub struct ShmSetup {
     pub world: Vec<usize>,
     /// What every wait of this process sees.
     pub alarm: Alarm,
-    /// How long a rank that lives may take.
-    pub patience: Duration,
+    /// How long the ranks may all stand still; [`Duration::MAX`] where a control plane judges that.
+    pub stall: Duration,
 }
 
 impl ShmSetup {
-    /// A group that is the whole job, with the usual patience.
+    /// A group that is the whole job, and that nobody else watches.
     pub fn new(rank: usize, size: usize, segment: Segment) -> ShmSetup {
         let (host, world, alarm) = (String::new(), Vec::new(), Alarm::default());
-        ShmSetup { rank, size, segment, host, world, alarm, patience: PATIENCE }
+        ShmSetup { rank, size, segment, host, world, alarm, stall: STALL }
     }
 }
 
 impl Shared {
     /// Threads of this process.
-    pub(crate) fn local(size: usize, alarm: &Alarm, patience: Duration) -> Vec<Shared> {
+    pub(crate) fn local(size: usize, alarm: &Alarm, stall: Duration, pulses: &[Pulse]) -> Vec<Shared> {
         assert!(size <= RANKS_MAX, "a group has up to {RANKS_MAX} ranks, not {size}");
         let layout = Layout::of(size);
         let memory = Segment::local(if size > 1 { layout.bytes() } else { layout.warm_bytes() });
         let handover = Arc::new(Mutex::new(None));
         let end = |rank| {
             let memory = memory.block().clone();
-            let meet = Meet::new(rank, layout, memory, alarm.clone(), patience, String::new(), Vec::new());
+            let lateness = Lateness::new(stall, pulses.to_vec());
+            let meet = Meet::new(rank, layout, memory, alarm.clone(), lateness, String::new(), Vec::new());
             Shared::at(meet, Some(handover.clone()))
         };
         (0..size).map(end).collect()
@@ -78,7 +81,7 @@ impl Shared {
 
     /// One process of a group. Returns when all have come.
     pub(crate) fn shm(setup: ShmSetup) -> Result<Shared, Report> {
-        let ShmSetup { rank, size, segment, host, world, alarm, patience } = setup;
+        let ShmSetup { rank, size, segment, host, world, alarm, stall } = setup;
         let strange = |what: String| {
             let cause = Cause::Disagrees { what };
             Report { rank, host: host.clone(), step: 0, op: "joining".into(), cause }
@@ -91,7 +94,8 @@ impl Shared {
             return Err(strange(format!("the shared memory was not made for {size} ranks")));
         }
         let memory = segment.block().clone();
-        let mut meet = Meet::new(rank, layout, memory, alarm, patience, host.clone(), world);
+        let mut meet =
+            Meet::new(rank, layout, memory, alarm, Lateness::new(stall, Vec::new()), host.clone(), world);
         let taken =
             meet.my_desk().pid.compare_exchange(0, std::process::id(), Ordering::SeqCst, Ordering::SeqCst);
         if let Err(pid) = taken {

@@ -8,8 +8,8 @@
 //! Whoever finds out first puts up the notice and wakes all who sleep. Every wait ends with that same report:
 //! - a process that was killed is seen by the kernel's word, at the next look around (100 ms);
 //! - a rank that left without finishing has said so on its desk;
-//! - a rank that lives and does not come for as long as the patience lasts is silent. The one that is furthest behind
-//!   is named, for the others may be waiting for it too;
+//! - a rank that lives is waited for. When nothing at all has moved for as long as a stall may last ([`Lateness`]), the
+//!   one that is furthest behind is named, for the others may be waiting for it too;
 //! - whatever raised this process's alarm ends the waits of the other processes, and the other way round.
 //!
 //! # Memory of a rank that gives up
@@ -18,11 +18,11 @@
 //! after that, and who gives up looks for `busy` after the notice went up.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use polyreme_net::{Alarm, Block, Cause, Counter, Look, Notice, Pace, Peers, Report};
 
 use super::call::Op;
+use super::lateness::Lateness;
 use super::layout::{Desk, HERE, Layout};
 
 /// One rank's place among the others.
@@ -32,7 +32,7 @@ pub(super) struct Meet {
     pub(super) layout: Layout,
     pub(super) memory: Block,
     pub(super) alarm: Alarm,
-    pub(super) patience: Duration,
+    pub(super) lateness: Lateness,
     pub(super) host: String,
     /// The ranks' numbers in the whole job, for reports.
     pub(super) world: Vec<usize>,
@@ -62,7 +62,7 @@ impl Meet {
         layout: Layout,
         memory: Block,
         alarm: Alarm,
-        patience: Duration,
+        lateness: Lateness,
         host: String,
         world: Vec<usize>,
     ) -> Meet {
@@ -73,7 +73,7 @@ impl Meet {
             layout,
             memory,
             alarm,
-            patience,
+            lateness,
             host,
             world,
             peers: None,
@@ -181,11 +181,12 @@ impl Meet {
         if let Some(lost) = self.lost() {
             return Err(self.raise(lost, Cause::Gone));
         }
-        if quiet > self.patience {
-            let cause = Cause::Silent { ms: quiet.as_millis() as u64 };
-            return Err(self.raise(self.furthest_behind(of, counter), cause));
+        let late = self.furthest_behind(of, counter);
+        self.lateness.say(quiet, late);
+        match self.lateness.judge(quiet, self.counted()) {
+            Some(still) => Err(self.raise(late, Cause::Stalled { ms: still.as_millis() as u64 })),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Whether the group can go on.
@@ -205,6 +206,12 @@ impl Meet {
         // The state is read after the process was seen to have ended: nothing changes it any more.
         let lost = |r: &usize| peers.ended(*r) && self.desk(*r).state.load(Ordering::SeqCst) == HERE;
         (0..self.size).filter(|r| *r != self.rank).find(lost)
+    }
+
+    /// What all ranks have counted up to: it changes when any of them gets on.
+    fn counted(&self) -> u32 {
+        let desks = (0..self.size).map(|rank| self.desk(rank));
+        desks.fold(0, |sum: u32, desk| sum.wrapping_add(desk.posted.get()).wrapping_add(desk.phase.get()))
     }
 
     /// Among all ranks the one with the fewest steps; of a ring, the one at its other end.

@@ -23,7 +23,7 @@
 //! What happens when a rank is lost stands in [`meet`].
 //!
 //! # Layout
-//! [`layout`]: what lies where. [`join`]: how a group comes together. [`meet`]: counters, waits, failures. [`call`]: what is published. [`blocks`]: memory
+//! [`layout`]: what lies where. [`join`]: how a group comes together. [`meet`]: counters, waits, failures. [`lateness`]: when a wait is too long. [`call`]: what is published. [`blocks`]: memory
 //! that others see. [`memory`]: copies and sums, and the unsafe code. [`reduce`], [`spread`], [`exchange`], [`pair`]:
 //! the operations.
 
@@ -31,6 +31,7 @@ mod blocks;
 mod call;
 mod exchange;
 mod join;
+mod lateness;
 mod layout;
 mod meet;
 mod memory;
@@ -40,8 +41,8 @@ mod spread;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
+use polyreme_net::control::Voice;
 use polyreme_net::{Cause, Report};
 
 use crate::element::Reduce;
@@ -53,9 +54,6 @@ pub use join::ShmSetup;
 use layout::{ENTRIES, FINISHED, HERE, LEFT};
 use meet::Meet;
 use memory::Area;
-
-/// A rank that lives and does not come for so long is taken for lost.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Data up to so many bytes goes over staging areas even where the direct way is open, and is reduced by every rank
 /// for itself. With four ranks on two cores one meeting of 4 KiB takes 7 us and two take 10; at 16 KiB it is 15 and 13.
@@ -79,6 +77,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// What to do with words about a long wait of this rank.
+    pub(crate) fn on_long_wait(&mut self, voice: Voice) {
+        self.meet.lateness.set_voice(voice);
+    }
+
     pub(crate) fn fail(&mut self, step: u64, why: &str) {
         self.meet.step = step;
         let cause = Cause::Failed { why: why.into() };

@@ -6,18 +6,12 @@
 use std::net::SocketAddr;
 
 use super::bytes::{Malformed, Put, Reader};
+use crate::pulse::{Doing, Place};
 use crate::rendezvous::Member;
 use crate::report::{Cause, Report};
 
 /// Longest blob of an exchange.
 pub const SHARE_BYTES_MAX: usize = 64 << 10;
-
-/// Where a rank is in the job.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Place {
-    pub(crate) step: u64,
-    pub(crate) op: String,
-}
 
 /// Two ranks that cannot talk, as one of them saw it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -33,8 +27,8 @@ pub(crate) struct Fault {
 /// One message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Message {
-    /// Rank 0 takes a rank in, and goes on waiting for the others for so long.
-    Welcome { wait_ms: u64 },
+    /// Rank 0 takes a rank in, goes on waiting for the others for so long, and says how patient all ranks are.
+    Welcome { wait_ms: u64, patience_ms: u64, stall_ms: u64 },
     /// Rank 0 does not take a rank in, or gives up.
     Refused { why: String },
     /// A rank says where it is to be found.
@@ -70,9 +64,9 @@ impl Message {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         match self {
-            Message::Welcome { wait_ms } => {
+            Message::Welcome { wait_ms, patience_ms, stall_ms } => {
                 out.push(1);
-                out.put_u64(*wait_ms);
+                [wait_ms, patience_ms, stall_ms].into_iter().for_each(|ms| out.put_u64(*ms));
             }
             Message::Refused { why } => {
                 out.push(2);
@@ -99,7 +93,9 @@ impl Message {
             Message::Beat(place) => {
                 out.push(6);
                 out.put_u64(place.step);
-                out.put_text(&place.op);
+                out.push(place.doing as u8);
+                out.put_u64(place.count);
+                out.put_u64(place.effort);
             }
             Message::Share { seq, blob } => {
                 out.push(7);
@@ -129,7 +125,7 @@ impl Message {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Message, Malformed> {
         let mut r = Reader(bytes);
         let message = match r.u8()? {
-            1 => Message::Welcome { wait_ms: r.u64()? },
+            1 => Message::Welcome { wait_ms: r.u64()?, patience_ms: r.u64()?, stall_ms: r.u64()? },
             2 => Message::Refused { why: r.text()? },
             3 => Message::Here(member(&mut r)?),
             4 => {
@@ -141,7 +137,12 @@ impl Message {
                 let fault = |r: &mut Reader| Ok(Fault { from: r.u32()?, to: r.u32()?, why: r.text()? });
                 Message::Faults((0..n).map(|_| fault(&mut r)).collect::<Result<_, _>>()?)
             }
-            6 => Message::Beat(Place { step: r.u64()?, op: r.text()? }),
+            6 => Message::Beat(Place {
+                step: r.u64()?,
+                doing: Doing::of_code(r.u8()?).ok_or(Malformed)?,
+                count: r.u64()?,
+                effort: r.u64()?,
+            }),
             7 => Message::Share { seq: r.u64()?, blob: r.bytes(SHARE_BYTES_MAX)?.to_vec() },
             8 => {
                 let seq = r.u64()?;
@@ -191,6 +192,10 @@ fn put_cause(out: &mut Vec<u8>, cause: &Cause) {
             out.push(2);
             out.put_u64(*ms);
         }
+        Cause::Stalled { ms } => {
+            out.push(6);
+            out.put_u64(*ms);
+        }
         Cause::Disagrees { what } => {
             out.push(3);
             out.put_text(what);
@@ -213,6 +218,7 @@ fn cause(r: &mut Reader) -> Result<Cause, Malformed> {
         3 => Cause::Disagrees { what: r.text()? },
         4 => Cause::Failed { why: r.text()? },
         5 => Cause::Damaged { what: r.text()? },
+        6 => Cause::Stalled { ms: r.u64()? },
         _ => return Err(Malformed),
     })
 }
@@ -239,18 +245,19 @@ mod tests {
             })
         };
         vec![
-            Message::Welcome { wait_ms: 5 },
+            Message::Welcome { wait_ms: 5, patience_ms: 6, stall_ms: 7 },
             Message::Refused { why: "no".into() },
             Message::Here(member.clone()),
             Message::Table(vec![]),
             Message::Table(vec![member; 3]),
             Message::Faults(vec![Fault { from: 1, to: 0, why: "timed out".into() }]),
-            Message::Beat(Place { step: 9, op: "broadcast".into() }),
+            Message::Beat(Place { step: 9, doing: Doing::Broadcast, count: 1 << 50, effort: 3 }),
             Message::Share { seq: 1, blob: vec![] },
             Message::Share { seq: 2, blob: vec![7; SHARE_BYTES_MAX] },
             Message::Shared { seq: 2, blobs: vec![vec![1], vec![], vec![2, 3]] },
             report(Cause::Gone),
             report(Cause::Silent { ms: 4000 }),
+            report(Cause::Stalled { ms: 4000 }),
             report(Cause::Disagrees { what: "x".into() }),
             report(Cause::Failed { why: "y".into() }),
             report(Cause::Damaged { what: "z".into() }),

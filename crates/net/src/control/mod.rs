@@ -22,18 +22,16 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::alarm::Alarm;
+use crate::patience::Patience;
+use crate::pulse::Pulse;
 use crate::rendezvous::Member;
 use crate::report::{Cause, Report};
 use crate::system::System;
 use channel::Channel;
-use message::Place;
 pub use message::SHARE_BYTES_MAX;
 use plane::Plane;
-#[cfg(test)]
-pub(crate) use watch::SILENT_MS;
+pub use watch::Waiting;
 
-/// Longest name of an operation that is told to others; the rest is cut.
-pub const OP_BYTES_MAX: usize = 47;
 /// Time for the last words of a rank to leave it.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 /// How often a wait looks at the alarm.
@@ -46,6 +44,7 @@ pub struct Control(Arc<End>);
 
 struct End {
     rank: usize,
+    patience: Patience,
     hosts: Vec<String>,
     shared: Arc<Shared>,
     commands: Sender<Command>,
@@ -58,17 +57,14 @@ struct End {
 struct Shared {
     alarm: Alarm,
     system: Arc<dyn System>,
-    spot: Mutex<Spot>,
+    pulse: Pulse,
+    /// What is done with words about a long wait.
+    voice: Mutex<Option<Voice>>,
     wake: OwnedFd,
 }
 
-/// Where this rank is, without anything to allocate.
-#[derive(Clone, Copy)]
-struct Spot {
-    step: u64,
-    op: [u8; OP_BYTES_MAX],
-    n_op: u8,
-}
+/// What is called with words about a long wait. It must not block.
+pub type Voice = Arc<dyn Fn(&Waiting) + Send + Sync>;
 
 /// What callers ask the thread for.
 enum Command {
@@ -85,17 +81,25 @@ impl Control {
         rank: usize,
         members: &[Member],
         channels: Vec<Option<Channel>>,
-        timeout: Duration,
+        patience: Patience,
     ) -> std::io::Result<Control> {
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        let (alarm, spot) = (Alarm::default(), Mutex::new(Spot::new(0, "start")));
-        let shared = Arc::new(Shared { alarm, system: system.clone(), spot, wake });
+        let (alarm, pulse, voice) = (Alarm::default(), Pulse::default(), Mutex::new(None));
+        let shared = Arc::new(Shared { alarm, system: system.clone(), pulse, voice, wake });
         let (commands, queued) = queue();
         let hosts: Vec<String> = members.iter().map(|member| member.host.clone()).collect();
-        let plane = Plane::new(rank, hosts.clone(), channels, shared.clone(), queued, timeout);
+        let plane = Plane::new(rank, hosts.clone(), channels, shared.clone(), queued, patience);
         let thread = system.spawn("control", Box::new(move || plane.run()))?;
         let thread = Mutex::new(Some(thread));
-        Ok(Control(Arc::new(End { rank, hosts, shared, commands, exchange: Mutex::new(()), thread })))
+        Ok(Control(Arc::new(End {
+            rank,
+            patience,
+            hosts,
+            shared,
+            commands,
+            exchange: Mutex::new(()),
+            thread,
+        })))
     }
 
     /// The alarm that is raised when the job cannot go on. Raised by anybody in this process, it reaches all ranks.
@@ -103,9 +107,19 @@ impl Control {
         self.0.shared.alarm.clone()
     }
 
-    /// Says where this rank is, for the report should it be lost. Costs some nanoseconds and never waits for a socket.
-    pub fn at(&self, step: u64, op: &str) {
-        *self.0.shared.spot.lock().unwrap_or_else(PoisonError::into_inner) = Spot::new(step, op);
+    /// Where this rank says how it gets on.
+    pub fn pulse(&self) -> Pulse {
+        self.0.shared.pulse.clone()
+    }
+
+    /// How patient all ranks are.
+    pub fn patience(&self) -> Patience {
+        self.0.patience
+    }
+
+    /// On rank 0: what to do with words about a long wait.
+    pub fn on_long_wait(&self, voice: Voice) {
+        *self.0.shared.voice.lock().unwrap_or_else(PoisonError::into_inner) = Some(voice);
     }
 
     /// Every rank gives some bytes, at most [`SHARE_BYTES_MAX`], and gets those of all by rank. All ranks call it
@@ -138,7 +152,7 @@ impl Control {
     pub fn goodbye(&self) -> Result<(), Report> {
         let (done, left) = queue();
         self.ask(Command::Goodbye { done });
-        // The thread has a limit of its own for this.
+        // The thread sees that it ends.
         while let Err(RecvTimeoutError::Timeout) = self.0.shared.system.receive(&left, LOOK) {}
         match self.0.shared.alarm.raised() {
             Some(report) => Err(report),
@@ -173,31 +187,16 @@ impl Control {
     }
 
     fn own(&self, cause: Cause) -> Report {
-        let Place { step, op } = self.0.shared.place();
-        let rank = self.0.rank;
+        let place = self.0.shared.pulse.place();
+        let (rank, step, op) = (self.0.rank, place.step, place.doing.name().to_owned());
         Report { rank, host: self.0.hosts[rank].clone(), step, op, cause }
     }
 }
 
 impl Shared {
-    fn place(&self) -> Place {
-        let spot = *self.spot.lock().unwrap_or_else(PoisonError::into_inner);
-        let op = String::from_utf8_lossy(&spot.op[..usize::from(spot.n_op)]).into_owned();
-        Place { step: spot.step, op }
-    }
-
     fn wake(&self) {
         // It fails only if the counter is full, and then the thread is awake.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-}
-
-impl Spot {
-    fn new(step: u64, op: &str) -> Spot {
-        let name = bytes::cut(op, OP_BYTES_MAX).as_bytes();
-        let mut op = [0; OP_BYTES_MAX];
-        op[..name.len()].copy_from_slice(name);
-        Spot { step, op, n_op: name.len() as u8 }
     }
 }
 

@@ -1,14 +1,16 @@
 //! The thread of the control plane: it moves messages between sockets and the watch, and does what the watch says.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::channel::Channel;
 use super::watch::{Action, Watch};
 use super::{Command, FLUSH_TIME, Shared};
 use crate::alarm::Alarm;
+use crate::patience::Patience;
+use crate::pulse::{Effort, Place};
 use crate::ready;
 use crate::report::{Cause, Report};
 
@@ -27,11 +29,13 @@ pub(super) struct Plane {
     channels: Vec<Option<Channel>>,
     shared: Arc<Shared>,
     queued: Receiver<Command>,
-    timeout: Duration,
     started: Instant,
+    /// Whether this process uses the processor, and how often it was seen to.
+    effort: Effort,
+    efforts: u64,
     sharing: Option<Sender<Vec<Vec<u8>>>>,
     flushing: Vec<(Instant, Sender<()>)>,
-    leaving: Option<(Instant, Sender<()>)>,
+    leaving: Option<(Option<Instant>, Sender<()>)>,
 }
 
 impl Plane {
@@ -41,11 +45,12 @@ impl Plane {
         channels: Vec<Option<Channel>>,
         shared: Arc<Shared>,
         queued: Receiver<Command>,
-        timeout: Duration,
+        patience: Patience,
     ) -> Plane {
         let host = hosts[rank].clone();
-        let watch = Watch::new(rank, hosts, timeout.as_millis() as u64);
+        let watch = Watch::new(rank, hosts, patience);
         let started = shared.system.now();
+        let effort = Effort::new(started, shared.system.processor_time());
         let flushing = Vec::new();
         Plane {
             rank,
@@ -54,8 +59,9 @@ impl Plane {
             channels,
             shared,
             queued,
-            timeout,
             started,
+            effort,
+            efforts: 0,
             sharing: None,
             flushing,
             leaving: None,
@@ -87,7 +93,10 @@ impl Plane {
     fn turn(&mut self) -> bool {
         let now_ms = self.now_ms();
         let mut out = Vec::new();
-        self.watch.wake(now_ms, self.shared.place());
+        if self.effort.worked(self.now(), self.shared.system.processor_time()) == Some(true) {
+            self.efforts += 1;
+        }
+        self.watch.wake(now_ms, self.place());
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.shared.wake, &mut count);
         for from in 0..self.channels.len() {
@@ -128,12 +137,13 @@ impl Plane {
             match self.queued.try_recv() {
                 Ok(Command::Share { blob, answer }) => {
                     self.sharing = Some(answer);
-                    self.watch.share(now_ms, self.shared.place(), blob, out);
+                    self.watch.share(now_ms, self.place(), blob, out);
                 }
                 Ok(Command::Flush { done }) => self.flushing.push((self.now() + FLUSH_TIME, done)),
                 Ok(Command::Goodbye { done }) => {
-                    let limit = if self.rank == 0 { self.timeout } else { GOODBYE_TIME };
-                    self.leaving = Some((self.now() + limit, done));
+                    // Rank 0 stays for as long as the others live.
+                    let until = (self.rank != 0).then(|| self.now() + GOODBYE_TIME);
+                    self.leaving = Some((until, done));
                     self.watch.leave(out);
                 }
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
@@ -151,6 +161,10 @@ impl Plane {
                     }
                 }
                 Action::Raise(report) => drop(self.shared.alarm.raise(report)),
+                Action::Say(waiting) => {
+                    let voice = self.shared.voice.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                    let _ = voice.map(|voice| voice(&waiting));
+                }
                 Action::Shared(blobs) => {
                     // Who asked may have stopped waiting.
                     let _ = self.sharing.take().map(|answer| answer.send(blobs));
@@ -173,13 +187,7 @@ impl Plane {
     /// Whether this rank said goodbye and may go.
     fn depart(&mut self) -> bool {
         let Some((until, _)) = &self.leaving else { return false };
-        if !self.watch.left() && self.now() < *until {
-            return false;
-        }
-        let mut out = Vec::new();
-        self.watch.leave_now(&mut out);
-        self.act(out);
-        true
+        self.watch.left() || until.is_some_and(|until| self.now() >= until)
     }
 
     /// Sends the last words and then reads on, within a limit, until the others have closed too. A connection that is
@@ -206,13 +214,18 @@ impl Plane {
         self.now().saturating_duration_since(self.started).as_millis() as u64
     }
 
+    fn place(&self) -> Place {
+        Place { effort: self.efforts, ..self.shared.pulse.place() }
+    }
+
     fn now(&self) -> Instant {
         self.shared.system.now()
     }
 
     fn own(&self, cause: Cause) -> Report {
-        let place = self.shared.place();
-        Report { rank: self.rank, host: self.host.clone(), step: place.step, op: place.op, cause }
+        let place = self.place();
+        let (step, op) = (place.step, place.doing.name().to_owned());
+        Report { rank: self.rank, host: self.host.clone(), step, op, cause }
     }
 }
 
@@ -242,10 +255,10 @@ mod tests {
 
     use rustix::event::{EventfdFlags, eventfd};
 
-    use super::super::Spot;
     use super::super::message::Message;
     use super::*;
     use crate::loopback;
+    use crate::pulse::{Doing, Pulse};
     use crate::socket::Stream;
     use crate::system::Os;
 
@@ -254,12 +267,12 @@ mod tests {
         let mut rows = loopback::streams(2).unwrap();
         let (theirs, ours) = (rows[0][1].take().unwrap(), rows[1][0].take().unwrap());
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
-        let spot = Mutex::new(Spot::new(0, "start"));
-        let shared = Arc::new(Shared { alarm: Alarm::default(), system: Arc::new(Os), spot, wake });
+        let (alarm, pulse, voice) = (Alarm::default(), Pulse::default(), Mutex::new(None));
+        let shared = Arc::new(Shared { alarm, system: Arc::new(Os), pulse, voice, wake });
         let (commands, queued) = queue();
         let channels = vec![Some(Channel::new(ours, 1 << 16).unwrap()), None];
         let hosts = vec!["a".into(), "b".into()];
-        let plane = Plane::new(1, hosts, channels, shared.clone(), queued, Duration::from_secs(20));
+        let plane = Plane::new(1, hosts, channels, shared.clone(), queued, Patience::default());
         (plane, shared, commands, theirs)
     }
 
@@ -268,13 +281,13 @@ mod tests {
     #[test]
     fn an_exchange_tells_the_place_of_its_caller() {
         let (mut plane, shared, commands, _theirs) = rank_1();
-        plane.watch.wake(0, shared.place());
-        *shared.spot.lock().unwrap() = Spot::new(41, "all_gather");
+        plane.watch.wake(0, shared.pulse.place());
+        shared.pulse.at(41, Doing::AllGather);
         let (answer, _answered) = queue();
         commands.send(Command::Share { blob: vec![7], answer }).unwrap();
         let mut out = Vec::new();
         assert!(plane.obey(0, &mut out));
-        assert_eq!(out[0], Action::Send(0, Message::Beat(shared.place())));
+        assert_eq!(out[0], Action::Send(0, Message::Beat(shared.pulse.place())));
         assert!(matches!(out[1], Action::Send(0, Message::Share { seq: 0, .. })));
     }
 
@@ -283,7 +296,7 @@ mod tests {
     #[test]
     fn the_report_of_a_rank_that_ends_comes_whole() {
         let (plane, shared, commands, mut theirs) = rank_1();
-        let beat = Message::Beat(shared.place()).encode();
+        let beat = Message::Beat(shared.pulse.place()).encode();
         let beat = [&(beat.len() as u32).to_le_bytes()[..], &beat].concat();
         // More than one read of a channel, and less than a socket holds.
         theirs.write_all(&beat.repeat((48 << 10) / beat.len())).unwrap();

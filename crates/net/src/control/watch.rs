@@ -3,24 +3,27 @@
 //! The plane is a star. Rank 0 hears everybody and tells everybody; the others hear and tell rank 0 only. So there is
 //! one order of events, rank 0's, and when one rank is lost all ranks get the one report that rank 0 made:
 //!
-//! - a connection that closes without a goodbye, or is silent for 4 s, is a lost rank: rank 0 reports it to all;
+//! - a connection that closes without a goodbye, or is silent for longer than patience lasts, is a lost rank: rank 0
+//!   reports it to all;
 //! - if it is rank 0's, nobody is left to tell anybody, and every rank makes the same report for itself;
 //! - a rank that fails says so itself, and rank 0 passes it on as it is;
 //! - a rank that finds another one at fault on a data connection suspects it. Rank 0 hears the suspicion, makes the first one
-//!   the report, and tells all, also the rank that suspected: both ends of a connection that broke would blame each other.
+//!   the report, and tells all, also the rank that suspected: both ends of a connection that broke would blame each other;
+//! - a rank that lives is waited for. Only when no rank at all has got on for as long as a stall may last, rank 0 ends the
+//!   job, and names the one that is furthest behind.
 //!
 //! After its first report a watch changes nothing any more.
 
 use super::channel::Ended;
-use super::message::{Message, Place};
+use super::message::Message;
+use crate::patience::Patience;
+use crate::pulse::{Place, furthest_behind};
 use crate::report::{Cause, Report};
 #[cfg(test)]
 use crate::simulation::{Bug, makes};
 
-/// Between two signs of life.
-pub(crate) const BEAT_MS: u64 = 500;
-/// A rank that is silent for so long is lost. With a beat and the way of the report it stays below five seconds.
-pub(crate) const SILENT_MS: u64 = 4000;
+/// A wait of rank 0 that takes so long is worth a word, and then when it has taken twice as long, and so on.
+const LONG_WAIT_MS: u64 = 10_000;
 
 /// What to do about it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -31,6 +34,21 @@ pub(crate) enum Action {
     Raise(Report),
     /// An exchange is complete.
     Shared(Vec<Vec<u8>>),
+    /// Rank 0 has been waiting for a long time.
+    Say(Waiting),
+}
+
+/// Whom a long wait is for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Waiting {
+    /// How long rank 0 has been waiting.
+    pub ms: u64,
+    /// The rank that is furthest behind.
+    pub rank: usize,
+    /// Its host.
+    pub host: String,
+    /// Where it is.
+    pub place: Place,
 }
 
 /// A rank with a connection to this one.
@@ -59,40 +77,49 @@ pub(crate) struct Watch {
     peers: Vec<Option<Peer>>,
     place: Place,
     report: Option<Report>,
+    patience: Patience,
     woke_ms: u64,
     beat_ms: u64,
+    /// When a rank was last seen to get on; and since when this one has been where it is.
+    moved_ms: u64,
+    here_ms: u64,
+    /// How long a wait must be to be worth the next word.
+    word_ms: u64,
     leaving: bool,
     /// Whether rank 0 was told what this rank suspects.
     suspected: bool,
     share_seq: u64,
     /// On rank 0, the parts of the exchange that goes on.
     parts: Vec<Option<Vec<u8>>>,
-    share_since_ms: Option<u64>,
-    share_ms_max: u64,
+    /// Whether this rank waits for an exchange.
+    sharing: bool,
 }
 
 impl Watch {
     /// The watch of a rank; the others' hosts by rank.
-    pub(crate) fn new(rank: usize, hosts: Vec<String>, share_ms_max: u64) -> Watch {
+    pub(crate) fn new(rank: usize, hosts: Vec<String>, patience: Patience) -> Watch {
         let size = hosts.len();
-        let place = Place { step: 0, op: "start".into() };
+        let place = Place::START;
         let peer = |other: usize| {
             let connected = other != rank && (rank == 0 || other == 0);
-            connected.then(|| Peer { state: State::Here, heard_ms: 0, place: place.clone() })
+            connected.then(|| Peer { state: State::Here, heard_ms: 0, place })
         };
         Watch {
             rank,
             peers: (0..size).map(peer).collect(),
             hosts,
             report: None,
+            patience,
             woke_ms: 0,
             beat_ms: 0,
+            moved_ms: 0,
+            here_ms: 0,
+            word_ms: LONG_WAIT_MS,
             leaving: false,
             suspected: false,
             share_seq: 0,
             parts: vec![None; size],
-            share_since_ms: None,
-            share_ms_max,
+            sharing: false,
             place,
         }
     }
@@ -100,18 +127,18 @@ impl Watch {
     /// Begins a turn, at that place of this rank. If this process itself slept (stopped, or its machine suspended), the
     /// time that it did not listen is nobody's silence.
     pub(crate) fn wake(&mut self, now_ms: u64, place: Place) {
-        self.place = place;
-        #[cfg(test)]
-        if makes(Bug::JudgesAcrossPauses) {
-            return;
-        }
         let slept_ms = now_ms.saturating_sub(self.woke_ms);
-        if slept_ms > 2 * BEAT_MS {
+        #[cfg(test)]
+        let slept_ms = if makes(Bug::JudgesAcrossPauses) { 0 } else { slept_ms };
+        let beat_ms = self.beat();
+        if slept_ms > 2 * beat_ms {
             for peer in self.peers.iter_mut().flatten() {
-                peer.heard_ms += slept_ms - BEAT_MS;
+                peer.heard_ms += slept_ms - beat_ms;
             }
+            self.moved_ms += slept_ms - beat_ms;
         }
         self.woke_ms = now_ms;
+        self.arrive(now_ms, place);
     }
 
     /// A message came.
@@ -119,7 +146,12 @@ impl Watch {
         let Some(peer) = &mut self.peers[from] else { return };
         peer.heard_ms = now_ms;
         match message {
-            Message::Beat(place) => peer.place = place,
+            Message::Beat(place) => {
+                if place != peer.place {
+                    self.moved_ms = now_ms;
+                }
+                peer.place = place;
+            }
             Message::Report(report) => self.adopt(report, Some(from), out),
             Message::Goodbye => {
                 let answered = peer.state == State::Departed;
@@ -130,13 +162,16 @@ impl Watch {
                     out.push(Action::Send(from, Message::Goodbye));
                 }
             }
-            Message::Share { seq, blob } if self.rank == 0 => self.part(now_ms, from, seq, blob, out),
+            Message::Share { seq, blob } if self.rank == 0 => {
+                self.moved_ms = now_ms;
+                self.part(from, seq, blob, out);
+            }
             Message::Shared { seq, blobs } if from == 0 && seq == self.share_seq => {
                 if blobs.len() != self.hosts.len() {
                     return self.lose(from, Cause::Disagrees { what: "parts of too few ranks".into() }, out);
                 }
                 self.share_seq += 1;
-                self.share_since_ms = None;
+                self.sharing = false;
                 out.push(Action::Shared(blobs));
             }
             other => {
@@ -168,24 +203,27 @@ impl Watch {
     /// Time went by. Call it after all messages that have come.
     pub(crate) fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) {
         if now_ms >= self.beat_ms {
-            self.beat_ms = now_ms + BEAT_MS;
-            #[cfg(test)]
-            if makes(Bug::ForgetsBeats) {
-                return;
-            }
+            self.beat_ms = now_ms + self.beat();
             for rank in self.here() {
-                out.push(Action::Send(rank, Message::Beat(self.place.clone())));
+                #[cfg(test)]
+                if makes(Bug::ForgetsBeats) {
+                    continue;
+                }
+                out.push(Action::Send(rank, Message::Beat(self.place)));
             }
         }
         for rank in self.here() {
             let heard_ms = self.peers[rank].as_ref().map_or(now_ms, |peer| peer.heard_ms);
-            if now_ms.saturating_sub(heard_ms) >= SILENT_MS {
+            let ms = self.patience.silence.as_millis() as u64;
+            if now_ms.saturating_sub(heard_ms) >= ms {
                 // The limit and not the time: every rank that counts for itself must come to the same report.
-                self.lose(rank, Cause::Silent { ms: SILENT_MS }, out);
+                self.lose(rank, Cause::Silent { ms }, out);
             }
         }
-        if let Some(since_ms) = self.share_since_ms {
-            self.judge_share(now_ms.saturating_sub(since_ms), out);
+        self.judge_share(out);
+        if self.rank == 0 && !self.here().is_empty() {
+            self.judge_stall(now_ms, out);
+            self.say_who_is_late(now_ms, out);
         }
     }
 
@@ -197,14 +235,14 @@ impl Watch {
     /// This rank's part of the next exchange, and where it gave it. That may be later than where this turn began; and if
     /// the others were told the place before, the rank would be reported there should it be lost.
     pub(crate) fn share(&mut self, now_ms: u64, place: Place, blob: Vec<u8>, out: &mut Vec<Action>) {
-        self.place = place;
+        self.arrive(now_ms, place);
         let seq = self.share_seq;
+        self.sharing = true;
         if self.rank == 0 {
-            return self.part(now_ms, 0, seq, blob, out);
+            return self.part(0, seq, blob, out);
         }
-        self.share_since_ms = Some(now_ms);
         // With an exchange all learn where the others are, and need not wait for a beat.
-        out.push(Action::Send(0, Message::Beat(self.place.clone())));
+        out.push(Action::Send(0, Message::Beat(self.place)));
         out.push(Action::Send(0, Message::Share { seq, blob }));
     }
 
@@ -258,13 +296,6 @@ impl Watch {
         }
     }
 
-    /// Rank 0 has waited long enough for the others.
-    pub(crate) fn leave_now(&mut self, out: &mut Vec<Action>) {
-        if self.rank == 0 {
-            out.extend(self.here().into_iter().map(|rank| Action::Send(rank, Message::Goodbye)));
-        }
-    }
-
     /// Whether this rank may end: nobody is left that needs it.
     pub(crate) fn left(&self) -> bool {
         self.leaving && (self.report.is_some() || self.here().is_empty())
@@ -281,7 +312,7 @@ impl Watch {
     }
 
     fn lose(&mut self, rank: usize, cause: Cause, out: &mut Vec<Action>) {
-        let mut place = self.place.clone();
+        let mut place = self.place;
         if let Some(peer) = &mut self.peers[rank] {
             if peer.state == State::Here {
                 peer.state = State::Lost;
@@ -289,35 +320,37 @@ impl Watch {
             // Its last word may be half a second old; rank 0, if it is ahead of that, waits for it now. When rank 0 is
             // lost everybody takes its last word, so that all say the same.
             if self.rank != 0 || peer.place.step >= place.step {
-                place = peer.place.clone();
+                place = peer.place;
             }
         }
-        let Place { step, op } = place;
+        let (step, op) = (place.step, place.doing.name().to_owned());
         self.adopt(Report { rank, host: self.hosts[rank].clone(), step, op, cause }, None, out);
     }
 
     /// On rank 0: a part of the exchange that goes on.
-    fn part(&mut self, now_ms: u64, from: usize, seq: u64, blob: Vec<u8>, out: &mut Vec<Action>) {
+    fn part(&mut self, from: usize, seq: u64, blob: Vec<u8>, out: &mut Vec<Action>) {
         if seq != self.share_seq || self.parts[from].is_some() {
             let what = format!("it is in exchange {seq} and the others are in exchange {}", self.share_seq);
             return self.lose(from, Cause::Disagrees { what }, out);
         }
         self.parts[from] = Some(blob);
-        self.share_since_ms.get_or_insert(now_ms);
         if self.parts.iter().all(Option::is_some) {
             let blobs: Vec<Vec<u8>> = self.parts.iter_mut().filter_map(Option::take).collect();
             self.share_seq += 1;
-            self.share_since_ms = None;
+            self.sharing = false;
             for rank in self.here() {
-                out.push(Action::Send(rank, Message::Beat(self.place.clone())));
+                out.push(Action::Send(rank, Message::Beat(self.place)));
                 out.push(Action::Send(rank, Message::Shared { seq, blobs: blobs.clone() }));
             }
             out.push(Action::Shared(blobs));
         }
     }
 
-    /// An exchange that cannot end, or does not, is somebody's fault.
-    fn judge_share(&mut self, waited_ms: u64, out: &mut Vec<Action>) {
+    /// An exchange cannot end once a rank has left that has given nothing to it.
+    fn judge_share(&mut self, out: &mut Vec<Action>) {
+        if !self.sharing && self.parts.iter().all(Option::is_none) {
+            return;
+        }
         let seq = self.share_seq;
         let lacking: Vec<usize> = match self.rank {
             0 => (0..self.parts.len()).filter(|&rank| self.parts[rank].is_none()).collect(),
@@ -327,14 +360,69 @@ impl Watch {
             |rank: &&usize| matches!(&self.peers[**rank], Some(peer) if peer.state == State::Departed);
         if let Some(&rank) = lacking.iter().find(departed) {
             let what = format!("it ended while others were in exchange {seq}");
-            return self.lose(rank, Cause::Disagrees { what }, out);
-        }
-        // The others leave it to rank 0 to say who is late, and give it time for that.
-        let ms_max = self.share_ms_max + if self.rank == 0 { 0 } else { SILENT_MS };
-        if let Some(&rank) = lacking.first().filter(|_| waited_ms >= ms_max) {
-            let what = format!("it did not come to exchange {seq} within {} s", ms_max / 1000);
             self.lose(rank, Cause::Disagrees { what }, out);
         }
+    }
+
+    /// On rank 0: the rank that is furthest behind, itself included.
+    fn latest(&self) -> Option<(usize, Place)> {
+        let here = |rank: usize| self.peers[rank].as_ref().filter(|peer| peer.state == State::Here);
+        let others = (1..self.peers.len()).filter_map(|rank| here(rank).map(|peer| (rank, &peer.place)));
+        let rank = furthest_behind(others.chain(std::iter::once((0, &self.place))))?;
+        Some((rank, here(rank).map_or(self.place, |peer| peer.place)))
+    }
+
+    fn judge_stall(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+        let ms = self.patience.stall.as_millis() as u64;
+        if now_ms.saturating_sub(self.moved_ms) < ms || self.report.is_some() {
+            return;
+        }
+        let Some((rank, place)) = self.latest() else { return };
+        let (step, op) = (place.step, place.doing.name().to_owned());
+        let report = Report { rank, host: self.hosts[rank].clone(), step, op, cause: Cause::Stalled { ms } };
+        self.adopt(report, None, out);
+    }
+
+    /// A person who sees nothing happen is told whom rank 0 waits for.
+    fn say_who_is_late(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+        let ms = now_ms.saturating_sub(self.here_ms);
+        if !(self.sharing || self.place.doing.waits()) || ms < self.word_ms || self.report.is_some() {
+            return;
+        }
+        self.word_ms = 2 * self.word_ms;
+        if let Some((rank, place)) = self.latest().filter(|(rank, _)| *rank != 0) {
+            out.push(Action::Say(Waiting { ms, rank, host: self.hosts[rank].clone(), place }));
+        }
+    }
+
+    /// This rank is at a place.
+    fn arrive(&mut self, now_ms: u64, place: Place) {
+        if place != self.place {
+            self.moved_ms = now_ms;
+        }
+        if (Place { effort: self.place.effort, ..place }) != self.place {
+            (self.here_ms, self.word_ms) = (now_ms, LONG_WAIT_MS);
+        }
+        self.place = place;
+    }
+
+    /// Between two signs of life.
+    fn beat(&self) -> u64 {
+        self.patience.beat().as_millis() as u64
+    }
+}
+
+impl Waiting {
+    /// In words.
+    pub fn text(&self) -> String {
+        let Waiting { ms, rank, host, place } = self;
+        let host = if host.is_empty() { String::new() } else { format!(" on {host}") };
+        format!(
+            "waiting for rank {rank}{host} for {} s: it is at step {}, in {}",
+            ms / 1000,
+            place.step,
+            place.doing.name()
+        )
     }
 }
 
@@ -355,14 +443,21 @@ fn name(message: &Message) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::pulse::Doing;
+
+    const SILENT_MS: u64 = 4000;
+    const PATIENCE: Patience =
+        Patience { silence: Duration::from_millis(SILENT_MS), stall: Duration::from_secs(60) };
 
     fn watch(rank: usize, size: usize) -> Watch {
-        Watch::new(rank, (0..size).map(|i| format!("h{i}")).collect(), 60_000)
+        Watch::new(rank, (0..size).map(|i| format!("h{i}")).collect(), PATIENCE)
     }
 
     fn place(step: u64) -> Place {
-        Place { step, op: "all_reduce".into() }
+        Place { step, doing: Doing::AllReduce, ..Place::START }
     }
 
     fn report(rank: usize, step: u64, op: &str, cause: Cause) -> Report {
@@ -392,7 +487,7 @@ mod tests {
         let mut hub = watch(0, 4);
         hub.message(100, 2, Message::Beat(place(9)), &mut out);
         hub.closed(2, Ended::Closed, &mut out);
-        assert_eq!(raised(&out), (Some(report(2, 9, "all_reduce", Cause::Gone)), vec![1, 3]));
+        assert_eq!(raised(&out), (Some(report(2, 9, "all-reduce", Cause::Gone)), vec![1, 3]));
         // What follows from the first loss is no second one.
         out.clear();
         hub.closed(3, Ended::Closed, &mut out);
@@ -443,13 +538,13 @@ mod tests {
             spoke.tick(SILENT_MS + 100 + late_ms, &mut out);
             raised(&out).0
         };
-        let expected = report(0, 5, "all_reduce", Cause::Silent { ms: SILENT_MS });
+        let expected = report(0, 5, "all-reduce", Cause::Silent { ms: SILENT_MS });
         assert_eq!((lost(1, 0), lost(2, 333)), (Some(expected.clone()), Some(expected)));
     }
 
     #[test]
     fn a_rank_at_fault_gets_the_report_about_it_too() {
-        let damaged = report(2, 3, "all_reduce", Cause::Damaged { what: "a checksum".into() });
+        let damaged = report(2, 3, "all-reduce", Cause::Damaged { what: "a checksum".into() });
         let mut out = Vec::new();
         let mut hub = watch(0, 4);
         hub.message(100, 1, Message::Report(damaged.clone()), &mut out);
@@ -502,17 +597,6 @@ mod tests {
             assert_eq!(report.rank, rank);
             assert!(report.to_string().contains(said), "{report}");
         };
-        let late = |hub: &mut Watch, out: &mut Vec<Action>| {
-            hub.share(0, place(1), vec![], out);
-            hub.message(0, 1, part(0, 1), out);
-            for now_ms in (0..=60_000).step_by(500) {
-                hub.wake(now_ms, place(1));
-                hub.message(now_ms, 1, Message::Beat(place(1)), out);
-                hub.message(now_ms, 2, Message::Beat(place(1)), out);
-                hub.tick(now_ms, out);
-            }
-        };
-        check(&late, 2, "did not come to exchange 0 within 60 s");
         let ended = |hub: &mut Watch, out: &mut Vec<Action>| {
             hub.message(0, 2, Message::Goodbye, out);
             hub.share(0, place(1), vec![], out);
@@ -528,5 +612,47 @@ mod tests {
         check(&ahead, 1, "it is in exchange 4 and the others are in exchange 0");
         let join = |hub: &mut Watch, out: &mut Vec<Action>| hub.message(0, 1, Message::Table(vec![]), out);
         check(&join, 1, "it sent a table of ranks while the job ran");
+    }
+    /// Rank 0 in an exchange, rank 1 in its own work, both beating; what each second brings, and what comes of it.
+    fn play(seconds: u64, mut at: impl FnMut(u64) -> (Place, Place)) -> Vec<Action> {
+        let mut hub = watch(0, 2);
+        let mut out = Vec::new();
+        for now_ms in (0..=seconds * 1000).step_by(500) {
+            let (mine, theirs) = at(now_ms / 1000);
+            hub.wake(now_ms, mine);
+            hub.message(now_ms, 1, Message::Beat(theirs), &mut out);
+            hub.tick(now_ms, &mut out);
+        }
+        out
+    }
+
+    #[test]
+    fn a_rank_that_lives_and_gets_on_is_waited_for() {
+        let mine = place(7);
+        let own = Place { step: 7, doing: Doing::OwnWork, ..Place::START };
+        // Ten minutes of a checkpoint: its process works.
+        let busy = play(601, |s| (mine, Place { effort: s / 30, ..own }));
+        assert_eq!(raised(&busy).0, None);
+        // A minute without anything: nobody gets on.
+        let stuck = play(61, |_| (mine, own));
+        let want = report(1, 7, "its own work", Cause::Stalled { ms: 60_000 });
+        assert_eq!(raised(&stuck), (Some(want), vec![1]));
+        // It got on half-way.
+        let once = play(61, |s| (mine, Place { count: s / 31, ..own }));
+        assert_eq!(raised(&once).0, None);
+    }
+
+    #[test]
+    fn a_long_wait_says_for_whom_and_what_that_rank_does() {
+        let mine = place(7);
+        let own = Place { step: 7, doing: Doing::Preparing, ..Place::START };
+        let out = play(45, |s| (mine, Place { effort: s, ..own }));
+        let said: Vec<String> =
+            out.iter().filter_map(|a| if let Action::Say(w) = a { Some(w.text()) } else { None }).collect();
+        let word = |s: u64| format!("waiting for rank 1 on h1 for {s} s: it is at step 7, in preparing data");
+        assert_eq!(said, [10, 20, 40].map(word));
+        // One that moves on every nine seconds is not worth a word.
+        let out = play(45, |s| (Place { count: s / 9, ..mine }, own));
+        assert!(!out.iter().any(|a| matches!(a, Action::Say(_))));
     }
 }

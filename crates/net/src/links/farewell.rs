@@ -12,6 +12,7 @@ pub(super) fn encode(report: &Report) -> Vec<u8> {
     let (code, ms, text) = match &report.cause {
         Cause::Gone => (0u8, 0, ""),
         Cause::Silent { ms } => (1, *ms, ""),
+        Cause::Stalled { ms } => (5, *ms, ""),
         Cause::Disagrees { what } => (2, 0, what.as_str()),
         Cause::Failed { why } => (3, 0, why.as_str()),
         Cause::Damaged { what } => (4, 0, what.as_str()),
@@ -39,6 +40,7 @@ pub(super) fn decode(mut bytes: &[u8]) -> Option<Report> {
         2 => Cause::Disagrees { what: text },
         3 => Cause::Failed { why: text },
         4 => Cause::Damaged { what: text },
+        5 => Cause::Stalled { ms },
         _ => return None,
     };
     Some(Report { rank: usize::try_from(rank).ok()?, host, step, op, cause })
@@ -66,6 +68,7 @@ mod tests {
         let rows = [
             Cause::Gone,
             Cause::Silent { ms: 4000 },
+            Cause::Stalled { ms: 5000 },
             Cause::Disagrees { what: "it is elsewhere".into() },
             Cause::Failed { why: "ä".repeat(100) },
             Cause::Damaged { what: String::new() },

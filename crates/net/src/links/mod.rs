@@ -34,6 +34,7 @@ use crate::checksum;
 use crate::frame::{Header, Op, SEGMENT_BYTES_MAX, Tag};
 use crate::loopback;
 use crate::moves::{Kind, Moves};
+use crate::patience::{Patience, STALL};
 use crate::pieces::piece;
 use crate::ready;
 use crate::report::{Cause, Report};
@@ -50,10 +51,14 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Shorter payloads are copied even where others are lent.
 const LENT_BYTES_MIN: usize = 16 * 1024;
 
+/// A rank that ends says why by another connection, which may be late: so long that is waited for before a connection that
+/// closed is told.
+const WATCHED_GRACE: Duration = Duration::from_secs(2);
+
 /// How long waits may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Nothing moves for so long: the peer that is waited for is taken for lost.
+    /// Nothing moves for so long: the job ends. Where a control plane watches, it is the one to judge that.
     pub stall: Duration,
     /// After a connection closed, so long the alarm has time to say who was the cause.
     pub grace: Duration,
@@ -61,13 +66,16 @@ pub struct Bounds {
     pub spin: Duration,
 }
 
+impl Bounds {
+    /// For links whose control plane judges who is lost and who is stuck: they wait for its word.
+    pub fn watched(patience: Patience) -> Bounds {
+        Bounds { stall: Duration::MAX, grace: WATCHED_GRACE.min(patience.silence), ..Bounds::default() }
+    }
+}
+
 impl Default for Bounds {
     fn default() -> Bounds {
-        Bounds {
-            stall: Duration::from_secs(600),
-            grace: Duration::from_millis(300),
-            spin: Duration::from_micros(50),
-        }
+        Bounds { stall: STALL, grace: Duration::from_millis(300), spin: Duration::from_micros(50) }
     }
 }
 
@@ -327,7 +335,7 @@ impl Links {
                 continue;
             }
             if idle > self.bounds.stall {
-                let cause = Cause::Silent { ms: idle.as_millis() as u64 };
+                let cause = Cause::Stalled { ms: idle.as_millis() as u64 };
                 return Err(self.blame(peer, tag, cause));
             }
             let sends = tag.op == Op::Send && moves.queues.iter().all(|queue| queue.recvs.is_empty());
@@ -466,8 +474,8 @@ impl Links {
         if found.rank == self.names[self.rank] || !self.alarm.suspect(found.clone()) {
             return self.alarm.raised().unwrap_or(found);
         }
-        let until = self.system.now() + self.bounds.stall;
-        while self.alarm.judged() && self.system.now() < until {
+        // It answers, or loses rank 0, who would.
+        while self.alarm.judged() {
             if let Some(report) = self.alarm.raised() {
                 return report;
             }

@@ -87,7 +87,7 @@ fn a_peer_that_breaks_the_rules_is_named() {
     let rows: [(Vec<u8>, bool, &str); 16] = [
         (vec![], true, "rank 1 on b is gone (at step 5, in all-reduce)"),
         (frame(good, &payload[..10]), true, "is gone"),
-        (frame(good, &payload[..10]), false, "has been silent"),
+        (frame(good, &payload[..10]), false, "nothing has moved"),
         (vec![0; 2000], false, "not a frame of this version"),
         (bent, false, "checksum of a header is wrong"),
         (flipped, false, "checksum of segment 0 is wrong"),

@@ -6,13 +6,13 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::dial::{Dial, Dialled};
-use super::gate::STRANGER_TIME;
 use super::hello::{Hello, Purpose, Turned};
 use super::mesh::{self, MeshOptions};
-use super::{JoinError, JoinOptions, Joined, MESH_TIME, SLACK, WAIT_MAX, listen_for_data};
+use super::{JoinError, JoinOptions, Joined, SLACK, WAIT_MAX, listen_for_data, mesh_time};
 use crate::control::Control;
 use crate::control::channel::{Channel, Ended};
 use crate::control::message::Message;
+use crate::patience::Patience;
 use crate::ready;
 use crate::secret::nonce;
 use crate::socket::Stream;
@@ -32,22 +32,27 @@ pub(super) fn enlist(options: JoinOptions, hello: Hello) -> Result<Joined, JoinE
     let ip = stream.local_addr()?.ip();
     let mut channel = Channel::new(stream, Message::bytes_max_from_zero(size))?;
     let left = || JoinError::Left { rank: 0, host: options.master.clone() };
-    let Message::Welcome { wait_ms } =
-        hear(system, &mut channel, system.now() + SLACK + STRANGER_TIME, left)?
-    else {
+    let until = system.now() + options.patience.silence + SLACK;
+    let Message::Welcome { wait_ms, patience_ms, stall_ms } = hear(system, &mut channel, until, left)? else {
         return Err(unexpected("something else than a welcome"));
+    };
+    let patience = Patience {
+        silence: Duration::from_millis(patience_ms).min(WAIT_MAX),
+        stall: Duration::from_millis(stall_ms).min(WAIT_MAX),
     };
     let (data, here) = listen_for_data(&options, ip)?;
     channel.send(&Message::Here(here.clone()));
     let wait = Duration::from_millis(wait_ms).min(WAIT_MAX);
-    let Message::Table(members) = hear(system, &mut channel, system.now() + wait + SLACK, left)? else {
+    let Message::Table(members) =
+        hear(system, &mut channel, system.now() + wait + patience.silence + SLACK, left)?
+    else {
         return Err(unexpected("something else than the table of ranks"));
     };
     let whole = members.len() == size && members.iter().enumerate().all(|(i, member)| member.rank == i);
     if !whole || members[rank] != here {
         return Err(unexpected("a table of ranks that is not the one of this job"));
     }
-    let until = system.now() + MESH_TIME;
+    let until = system.now() + mesh_time(size, patience);
     let (secret, skip_same_host) = (&options.secret, options.skip_same_host);
     let mesh = MeshOptions { system, rank, members: &members, secret, hello, skip_same_host, until };
     let (streams, faults) = mesh::build(data, &mesh, &mut || match next(&mut channel, left)? {
@@ -56,13 +61,13 @@ pub(super) fn enlist(options: JoinOptions, hello: Hello) -> Result<Joined, JoinE
     })?;
     channel.send(&Message::Faults(faults));
     // Rank 0 waits for the slowest rank, which may have begun later than this one.
-    match hear(system, &mut channel, until + 3 * SLACK, left)? {
+    match hear(system, &mut channel, until + (patience.silence + SLACK) * 2, left)? {
         Message::Faults(faults) if faults.is_empty() => {}
         _ => return Err(unexpected("something else than what came of the connections")),
     }
     let mut channels: Vec<Option<Channel>> = (0..size).map(|_| None).collect();
     channels[0] = Some(channel);
-    let control = Control::start(options.system, rank, &members, channels, options.timeout)?;
+    let control = Control::start(options.system, rank, &members, channels, patience)?;
     Ok(Joined { rank, size, members, streams, control })
 }
 

@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use super::gate::{Arrival, Gate};
 use super::hello::{Hello, Purpose};
 use super::mesh::{self, MeshOptions};
-use super::{Channels, JoinError, JoinOptions, Joined, MESH_TIME, Member, SLACK, describe, listen_for_data};
+use super::{Channels, JoinError, JoinOptions, Joined, Member, SLACK, describe, listen_for_data, mesh_time};
 use crate::control::Control;
 use crate::control::channel::{Channel, Ended};
 use crate::control::message::{Fault, Message};
+use crate::patience::Patience;
 use crate::ready;
 use crate::socket::{Listener, Stream};
 
@@ -85,7 +86,7 @@ pub(super) fn gather(mut options: JoinOptions, hello: Hello) -> Result<Joined, J
     }
     let (members, streams) = done?;
     let channels: Channels = hall.seats.into_iter().map(|seat| seat.map(|seat| seat.channel)).collect();
-    let control = Control::start(hall.options.system, 0, &members, channels, hall.options.timeout)?;
+    let control = Control::start(hall.options.system, 0, &members, channels, hall.options.patience)?;
     Ok(Joined { rank: 0, size, members, streams, control })
 }
 
@@ -222,7 +223,12 @@ impl Hall {
             gate.note(format!("{}, rank {rank}: came again from {addr}", seat.addr));
         }
         let wait = self.until.saturating_duration_since(system.now());
-        channel.send(&Message::Welcome { wait_ms: wait.as_millis() as u64 });
+        let Patience { silence, stall } = self.options.patience;
+        channel.send(&Message::Welcome {
+            wait_ms: wait.as_millis() as u64,
+            patience_ms: silence.as_millis() as u64,
+            stall_ms: stall.as_millis() as u64,
+        });
         self.seats[rank] = Some(Seat { addr, channel, member: None });
         Ok(())
     }
@@ -254,7 +260,8 @@ impl Hall {
     ) -> Result<(Vec<Member>, Vec<Option<Stream>>), JoinError> {
         self.tell_all(&Message::Table(members.clone()));
         let system = &*self.options.system.clone();
-        let until = system.now() + MESH_TIME;
+        let until = system.now() + mesh_time(members.len(), self.options.patience);
+        let enough = until + self.options.patience.silence + SLACK;
         let (secret, skip_same_host) = (&self.options.secret.clone(), self.options.skip_same_host);
         let hello = self.hello;
         let options =
@@ -265,14 +272,14 @@ impl Hall {
         found.add(faults, system.now());
         found.built = true;
         while !self.collect(&members, &mut found)? {
-            if let Some(&rank) = found.waiting.first().filter(|_| system.now() >= until + SLACK) {
+            if let Some(&rank) = found.waiting.first().filter(|_| system.now() >= enough) {
                 return Err(JoinError::Left { rank, host: members[rank].host.clone() });
             }
             // Only those who are waited for: one that ended meanwhile would keep this loop awake.
             let seats = found.waiting.iter().filter_map(|&rank| self.seats[rank].as_ref());
             let mut fds: Vec<_> =
                 seats.map(|seat| ready::interest(seat.channel.as_fd(), seat.channel.sending())).collect();
-            system.wait(&mut fds, found.enough.unwrap_or(until + SLACK))?;
+            system.wait(&mut fds, found.enough.unwrap_or(enough))?;
         }
         found.faults.sort();
         let mut pairs = describe(&found.faults, &members);

@@ -196,7 +196,11 @@ fn advance(
             Dialled::Turned(Turned::Closed) => again(*n_dials, "it closed the connection".into()),
             Dialled::Turned(Turned::Failed(kind)) => again(*n_dials, kind.to_string()),
             Dialled::Unconnected(e) => again(*n_dials, explain(&e)),
-            Dialled::Pending if until <= now && now < options.until => again(*n_dials, overdue(&dial).into()),
+            Dialled::Pending if until <= now && now < options.until => {
+                // It may stand still for a while: that is no refusal, and does not count as one.
+                *n_dials -= 1;
+                again(*n_dials, overdue(&dial).into())
+            }
             Dialled::Pending => Way::Dialling { dial, until },
         },
         Way::Probing { mut stream, mut probe } => match probe.advance(&mut stream) {

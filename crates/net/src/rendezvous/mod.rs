@@ -27,6 +27,7 @@ use thiserror::Error;
 use crate::control::Control;
 use crate::control::channel::Channel;
 use crate::control::message::Fault;
+use crate::patience::Patience;
 use crate::secret::{Secret, SecretError, nonce};
 use crate::socket::{Listener, Stream};
 use crate::system::{Os, System};
@@ -36,9 +37,10 @@ use hello::{Hello, Purpose, fingerprint};
 
 /// How many ranks a job may have.
 pub const RANKS_MAX: usize = 1 << 14;
-/// The check of all pairs takes this long at most.
+/// The check of all pairs takes this long at most if every rank runs, and so much more for each of them.
 pub(crate) const MESH_TIME: Duration = Duration::from_secs(10);
-/// Time for a message to get through after the one who sends it had to decide by then.
+pub(crate) const MESH_TIME_PER_RANK: Duration = Duration::from_millis(50);
+/// Time for a message to get through.
 pub(crate) const SLACK: Duration = Duration::from_secs(3);
 
 /// Nobody waits longer than this, whatever they are told.
@@ -63,8 +65,10 @@ pub struct JoinOptions {
     pub job: String,
     /// Which start of the job this is.
     pub generation: u64,
-    /// How long to wait for the others.
+    /// How long to wait for the others to be started.
     pub timeout: Duration,
+    /// How long to wait for them afterwards. Rank 0's is that of all.
+    pub patience: Patience,
     /// Rank 0's listener, if whoever started it has bound one already.
     pub listener: Option<Listener>,
     /// No data streams between ranks of one host: they share memory.
@@ -248,6 +252,7 @@ impl JoinOptions {
             job: String::new(),
             generation: 0,
             timeout: Duration::from_secs(60),
+            patience: Patience::default(),
             listener: None,
             skip_same_host: false,
             host_key: None,
@@ -284,6 +289,11 @@ pub fn join(mut options: JoinOptions) -> Result<Joined, JoinError> {
         nonce: nonce()?,
     };
     if rank == 0 { gather::gather(options, hello) } else { enlist::enlist(options, hello) }
+}
+
+/// How long the check of all pairs may take: a rank of it may stand still for as long as patience lasts.
+fn mesh_time(size: usize, patience: Patience) -> Duration {
+    MESH_TIME + MESH_TIME_PER_RANK * size as u32 + patience.silence
 }
 
 /// This process, listening on an interface for data.

@@ -60,6 +60,10 @@ impl System for Machine {
         thread.join()
     }
 
+    fn processor_time(&self) -> Duration {
+        self.world.worked(self.rank)
+    }
+
     fn is_simulated(&self) -> bool {
         true
     }

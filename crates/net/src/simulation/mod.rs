@@ -70,6 +70,21 @@ pub struct Rank {
     pub size: usize,
     /// Its machine.
     pub system: Arc<dyn System>,
+    machine: Arc<Machine>,
+}
+
+impl Rank {
+    /// Waits for so long, and counts as using the processor all the while.
+    pub fn compute(&self, time: Duration) {
+        self.machine.world.set_working(self.rank, true);
+        self.system.sleep(time);
+        self.machine.world.set_working(self.rank, false);
+    }
+
+    /// Waits for so long without using the processor.
+    pub fn sleep(&self, time: Duration) {
+        self.system.sleep(time);
+    }
 }
 
 /// What became of it.
@@ -109,8 +124,9 @@ impl Simulation {
             let task = world.add(rank, "main", true, 0);
             let (world, results, body) = (world.clone(), results.clone(), body.clone());
             threads.push(std::thread::spawn(move || {
-                let system = Arc::new(Machine { world: world.clone(), rank });
-                let done = world.live(task, || body(Rank { rank, size, system }));
+                let machine = Arc::new(Machine { world: world.clone(), rank });
+                let system = machine.clone();
+                let done = world.live(task, || body(Rank { rank, size, system, machine }));
                 results.lock().unwrap_or_else(PoisonError::into_inner)[rank] = done;
             }));
         }

@@ -77,6 +77,9 @@ struct Host {
     killed: bool,
     paused_until: u64,
     main_paused_until: u64,
+    /// The processor time that it has used, and since when it uses more.
+    worked: u64,
+    works_since: Option<u64>,
     /// Whether something came since its threads' files were last looked at.
     reached: bool,
 }
@@ -178,6 +181,21 @@ impl World {
             drop(state);
             resume_unwind(Box::new(Killed));
         }
+    }
+
+    /// Says that a rank uses the processor from now on, or no longer.
+    pub(super) fn set_working(&self, rank: usize, yes: bool) {
+        let now = self.clock.load(Ordering::SeqCst);
+        let host = &mut self.lock().hosts[rank];
+        host.worked += host.works_since.map_or(0, |since| now - since);
+        host.works_since = yes.then_some(now);
+    }
+
+    /// The processor time that a rank has used.
+    pub(super) fn worked(&self, rank: usize) -> Duration {
+        let now = self.clock.load(Ordering::SeqCst);
+        let host = &self.lock().hosts[rank];
+        Duration::from_nanos(host.worked + host.works_since.map_or(0, |since| now - since))
     }
 
     /// Whether a thread of the simulation has ended.

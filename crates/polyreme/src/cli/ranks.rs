@@ -4,9 +4,10 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use clap::Args;
-use polyreme_net::Control;
+use polyreme_net::{Control, Patience};
 use polyreme_train::job::{ParallelSpec, Transport as JobTransport};
 use serde_json::json;
 
@@ -47,6 +48,7 @@ impl RankArgs {
             processes: self.processes.map(usize::from),
             threads: self.threads.map(usize::from),
             transport: self.transport,
+            patience: Patience::default(),
         }
     }
 
@@ -115,7 +117,11 @@ pub(super) fn asked_by_job(spec: &ParallelSpec) -> Asked {
         JobTransport::Tcp => Some(Transport::Tcp),
         JobTransport::Mpi => Some(Transport::Mpi),
     };
-    Asked { ranks: spec.ranks, processes: None, threads: spec.threads, transport }
+    let patience = Patience {
+        silence: Duration::from_secs_f64(spec.patience),
+        stall: Duration::from_secs_f64(spec.stall),
+    };
+    Asked { ranks: spec.ranks, processes: None, threads: spec.threads, transport, patience }
 }
 
 /// Says who runs where, if there are several.

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
+use polyreme_net::Doing;
+use polyreme_net::control::Voice;
 use polyreme_train::checkpoint::{self, Loaded};
 use polyreme_train::event::Ending;
 use polyreme_train::job::Job;
@@ -121,6 +123,7 @@ fn prepare(
         return Ok(ranks.map(|ranks| (ranks, prepared)));
     }
     let Some(mut ranks) = args.enter_as(decided, machine, &name, stop.clone())? else { return Ok(None) };
+    ranks.comms.iter_mut().for_each(|comm| comm.set_doing(Doing::Preparing));
     let prepared =
         or_tell(&mut ranks, |ranks| for_ranks(app, job, ranks.size(), ranks.threads, ranks.first()))?;
     Ok(Some((ranks, prepared)))
@@ -184,6 +187,7 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
     let hear = |ranks: &mut Ranks| {
         let text = ranks.tell(job.to_toml().into_bytes())?;
         let text = String::from_utf8_lossy(&text);
+        ranks.comms.iter_mut().for_each(|comm| comm.set_doing(Doing::Preparing));
         let job = Job::from_text(&text, "job.toml of rank 0", Path::new("."), &[]).map_err(Failure::job)?;
         for_ranks(app, job, ranks.size(), ranks.threads, ranks.first())
     };
@@ -245,7 +249,12 @@ fn start(
     catch_interrupts(&stop)?;
     show(&ranks, json)?;
     let mut screen = Screen::new(json, stop);
-    let Ranks { comms, seats, control, .. } = ranks;
+    let Ranks { mut comms, seats, control, .. } = ranks;
+    let voice: Voice = Arc::new(|waiting| eprintln!("{}", waiting.text()));
+    match &control {
+        Some(control) => control.on_long_wait(voice),
+        None => comms[0].on_long_wait(voice),
+    }
     let trained = run_ranks_at(prepared, folder, resumed, comms, &mut screen, &|rank| seats.pin(rank));
     screen.clear();
     let mut ending = Ending::Finished;

@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use polyreme_collective::Comm;
-use polyreme_net::{Control, Report};
+use polyreme_net::{Alarm, Control, Report};
 
 use super::cores::{self, Machine};
 use super::join::{self, JoinFailure};
 use super::places::{self, Row};
 use super::{Decided, Setup, Transport, crew, spawn};
+use crate::process;
 
 /// A job file or a path is shorter than this.
 const TOLD_BYTES_MAX: usize = 16 << 20;
@@ -99,6 +100,7 @@ impl Seats {
 /// Does what was decided. A launcher returns when all ranks have ended.
 pub fn enter(entry: Entry) -> Result<Entered, EnterError> {
     let Entry { decided, machine, pin, stop, job, program, args } = entry;
+    process::raise_open_files();
     // A share of the time is no core of one's own.
     let pin = pin && machine.quota.is_none();
     match decided.setup {
@@ -115,7 +117,7 @@ pub fn enter(entry: Entry) -> Result<Entered, EnterError> {
             };
             let rows = cores.iter().enumerate().map(row).collect();
             Ok(Entered::Ranks(Ranks {
-                comms: Comm::local(ranks),
+                comms: Comm::threads(ranks, &Alarm::default(), decided.patience.stall),
                 seats: Seats { first: 0, cores },
                 threads,
                 rows,
@@ -135,7 +137,7 @@ pub fn enter(entry: Entry) -> Result<Entered, EnterError> {
                 warn_unpinned(cores::pin(cores));
             }
             let vars = |key: &str| std::env::var(key).ok();
-            let found = join::join(&place, &job, stop, &vars).map_err(EnterError::Join)?;
+            let found = join::join(&place, &job, decided.patience, stop, &vars).map_err(EnterError::Join)?;
             let (mut comm, control) = (found.comm, found.control);
             let row = Row::here(place.rank, threads, own.as_deref(), found.transport.name());
             let rows = places::gather(&mut comm, &row).map_err(|r| EnterError::Join(JoinFailure::Lost(r)))?;
@@ -239,6 +241,7 @@ mod tests {
                     setup: Setup::Threads { ranks: 2, threads: 1 },
                     why: String::new(),
                     open: false,
+                    patience: Default::default(),
                 },
                 machine: Machine { quota: None, ..machine.clone() },
                 pin,

@@ -9,16 +9,24 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use polyreme_collective::{Comm, ShmSetup};
+use polyreme_net::links::Bounds;
 use polyreme_net::secret::SecretError;
-use polyreme_net::{Control, JoinError, JoinOptions, Joined, Links, Report, Secret, join as meet};
+use polyreme_net::{Control, JoinError, JoinOptions, Joined, Links, Patience, Report, Secret, join as meet};
 
 use super::interfaces::{NoAddress, choose, interfaces};
 use super::levels::{by_host, over_levels};
 use super::lifeline::{Lifeline, Unsaid, listening};
 use super::{HOST, INTERFACE, Place, Transport};
 
-/// How long a rank waits for the others to be started.
-pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a rank waits for the others to be started, and how much longer for each of them: launchers start many one
+/// after the other.
+const START_TIME: Duration = Duration::from_secs(120);
+const START_TIME_PER_RANK: Duration = Duration::from_millis(500);
+
+/// How long a rank waits for so many to be started.
+pub(super) fn start_time(ranks: usize) -> Duration {
+    START_TIME + START_TIME_PER_RANK * ranks as u32
+}
 
 /// Ranks that are started together are of one generation; nobody joins later.
 pub(super) const GENERATION: u64 = 0;
@@ -86,6 +94,7 @@ impl std::error::Error for JoinFailure {}
 pub fn join(
     place: &Place,
     job: &str,
+    patience: Patience,
     stop: Arc<AtomicBool>,
     vars: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Found, JoinFailure> {
@@ -104,7 +113,8 @@ pub fn join(
     let options = JoinOptions {
         job: format!("{job} {}", place.start.as_deref().unwrap_or_default()),
         generation: GENERATION,
-        timeout: PATIENCE,
+        timeout: start_time(place.size),
+        patience,
         skip_same_host: place.transport == Some(Transport::Shm),
         host_key: vars(HOST),
         ..options
@@ -189,9 +199,11 @@ fn over_memory(joined: Joined) -> Result<Found, JoinFailure> {
         }
     };
     let host = members[rank].host.clone();
-    let setup = ShmSetup { host, alarm: control.alarm(), ..ShmSetup::new(rank, size, segment) };
+    // The control plane judges who is stuck.
+    let (alarm, stall) = (control.alarm(), Duration::MAX);
+    let setup = ShmSetup { host, alarm, stall, ..ShmSetup::new(rank, size, segment) };
     let mut comm = Comm::shm(setup).map_err(JoinFailure::Lost)?;
-    comm.tell(control.clone());
+    comm.tell(&control);
     Ok(Found { comm, control: Some(control), transport: Transport::Shm })
 }
 
@@ -199,10 +211,11 @@ fn over_memory(joined: Joined) -> Result<Found, JoinFailure> {
 fn over_sockets(joined: Joined) -> Result<Found, JoinFailure> {
     let Joined { rank, members, streams, control, .. } = joined;
     let hosts = members.into_iter().map(|m| m.host).collect();
-    let links =
-        Links::over(rank, hosts, streams, GENERATION, control.alarm()).map_err(JoinFailure::Listen)?;
+    let links = Links::over(rank, hosts, streams, GENERATION, control.alarm());
+    let mut links = links.map_err(JoinFailure::Listen)?;
+    links.set_bounds(Bounds::watched(control.patience()));
     let mut comm = Comm::tcp(links).map_err(JoinFailure::Lost)?;
-    comm.tell(control.clone());
+    comm.tell(&control);
     Ok(Found { comm, control: Some(control), transport: Transport::Tcp })
 }
 

@@ -1,12 +1,14 @@
 //! Several hosts with several ranks each: memory inside hosts, sockets between their first ranks.
 
 use std::net::TcpListener;
+use std::time::Duration;
 
 use polyreme_collective::{Comm, ShmSetup};
+use polyreme_net::links::Bounds;
 use polyreme_net::{JoinOptions, Joined, Links, Secret, join as meet};
 
 use super::Transport;
-use super::join::{Found, GENERATION, JoinFailure, PATIENCE};
+use super::join::{Found, GENERATION, JoinFailure, start_time};
 
 /// The ranks of each host, hosts in the order of their first ranks.
 pub(super) fn by_host(keys: &[&str]) -> Vec<Vec<usize>> {
@@ -56,7 +58,9 @@ pub(super) fn over_levels(joined: Joined, secret: Secret, job: &str) -> Result<F
             let place = ranks.iter().position(|r| *r == rank).expect("its host has the rank");
             let (name, world) = (members[rank].host.clone(), ranks.clone());
             let setup = ShmSetup::new(place, here, segment);
-            let setup = ShmSetup { host: name, world, alarm: control.alarm(), ..setup };
+            // The control plane judges who is stuck.
+            let (alarm, stall) = (control.alarm(), Duration::MAX);
+            let setup = ShmSetup { host: name, world, alarm, stall, ..setup };
             Comm::shm(setup).map_err(JoinFailure::Lost)?
         }
     };
@@ -69,7 +73,8 @@ pub(super) fn over_levels(joined: Joined, secret: Secret, job: &str) -> Result<F
             let job = format!("{job}, first ranks of hosts");
             let generation = GENERATION;
             let listener = listener.map(Into::into);
-            let options = JoinOptions { bind, listener, job, generation, timeout: PATIENCE, ..options };
+            let (timeout, patience) = (start_time(hosts.len()), control.patience());
+            let options = JoinOptions { bind, listener, job, generation, timeout, patience, ..options };
             let met = meet(options).map_err(JoinFailure::Join)?;
             // The first meeting's control watches over all; this one is only for its streams.
             met.control.goodbye().map_err(JoinFailure::Lost)?;
@@ -77,14 +82,16 @@ pub(super) fn over_levels(joined: Joined, secret: Secret, job: &str) -> Result<F
             let links = Links::over(host, names, met.streams, GENERATION, control.alarm());
             let mut links = links.map_err(JoinFailure::Listen)?;
             links.set_names(leaders);
+            links.set_bounds(Bounds::watched(control.patience()));
             Some(links)
         }
     };
     let names = members.iter().map(|m| m.host.clone()).collect();
-    let every_two =
-        Links::over(rank, names, streams, GENERATION, control.alarm()).map_err(JoinFailure::Listen)?;
+    let every_two = Links::over(rank, names, streams, GENERATION, control.alarm());
+    let mut every_two = every_two.map_err(JoinFailure::Listen)?;
+    every_two.set_bounds(Bounds::watched(control.patience()));
     let mut comm = Comm::two_level(hosts, inside, between, every_two).map_err(JoinFailure::Lost)?;
-    comm.tell(control.clone());
+    comm.tell(&control);
     Ok(Found { comm, control: Some(control), transport: Transport::Tcp })
 }
 

@@ -12,12 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
+use polyreme_net::patience::SILENCE;
+
 /// A line of a lifeline is at most so long.
 const LINE_BYTES_MAX: u64 = 1024;
 /// The launcher has something to say this soon, or it is not there.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// A rank whose launcher is gone may finish its step and save for so long.
-const LAST_WORDS: Duration = Duration::from_secs(20);
+const LAST_WORDS: Duration = SILENCE;
 /// The first line of rank 0's standard output says where it listens.
 const LISTENING: &str = "polyreme listening ";
 

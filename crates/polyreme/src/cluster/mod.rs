@@ -23,8 +23,8 @@ pub mod spawn;
 
 use std::fmt;
 
-use polyreme_net::Secret;
 use polyreme_net::environment::{self, from_environment};
+use polyreme_net::{Patience, Secret};
 
 use self::cores::Machine;
 
@@ -78,6 +78,8 @@ pub struct Asked {
     pub threads: Option<usize>,
     /// What carries data.
     pub transport: Option<Transport>,
+    /// How long ranks wait for each other; only a job file says so.
+    pub patience: Patience,
 }
 
 /// How this process takes part.
@@ -137,6 +139,8 @@ pub struct Decided {
     pub why: String,
     /// Nobody said how many ranks: whoever knows the job may choose better than by the machine alone.
     pub open: bool,
+    /// How long ranks wait for each other.
+    pub patience: Patience,
 }
 
 /// What was asked for makes no sense.
@@ -160,6 +164,7 @@ pub fn decide(
     machine: &Machine,
 ) -> Result<Decided, Unclear> {
     let launched = vars(LAUNCHED).is_some();
+    let patience = job.patience;
     let asked = flags.processes.or(flags.ranks);
     let found = match found(vars, launched) {
         // A batch script has the variables of an allocation and is no rank of it: flags may start some there.
@@ -190,7 +195,8 @@ pub fn decide(
             ));
         }
         let why = format!("{} says rank {} of {}", found.by, found.rank, found.size);
-        return place(found, launched, transport, threads, machine, why);
+        let decided = place(found, launched, transport, threads, machine, why)?;
+        return Ok(Decided { patience, ..decided });
     }
     if transport == Some(Transport::Mpi) {
         return unclear("transport mpi needs an MPI start: `mpirun -n 4 polyreme train JOB.toml`".into());
@@ -212,13 +218,15 @@ pub fn decide(
     }
     let threads = threads.unwrap_or_else(|| fewest_threads(machine, n));
     if flags.processes.is_none() && !of_process {
-        return Ok(Decided { setup: Setup::Threads { ranks: n, threads }, why, open });
+        return Ok(Decided { setup: Setup::Threads { ranks: n, threads }, why, open, patience });
     }
     match transport.unwrap_or(Transport::Shm) {
         Transport::Local => unclear(
             "--transport local is for threads of one process; take --ranks, or --transport shm".into(),
         ),
-        transport => Ok(Decided { setup: Setup::Spawn { processes: n, threads, transport }, why, open }),
+        transport => {
+            Ok(Decided { setup: Setup::Spawn { processes: n, threads, transport }, why, open, patience })
+        }
     }
 }
 
@@ -264,7 +272,7 @@ fn place(
     let transport = if by_mpi && !launched { Some(Transport::Mpi) } else { transport };
     let place =
         Place { rank, size, local_rank, local_size, master, secret, start, launched, transport, threads };
-    Ok(Decided { setup: Setup::Process(place), why, open: false })
+    Ok(Decided { setup: Setup::Process(place), why, open: false, patience: Patience::default() })
 }
 
 /// Threads that every one of `ranks` ranks of this host can have.

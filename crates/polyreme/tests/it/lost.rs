@@ -9,7 +9,7 @@ use polyreme::train::checkpoint;
 use rustix::process::Signal;
 
 use crate::binary::{command, folder, json};
-use crate::ranks::{by_environment, end, endless, living, pids, send, start, wait_for_step};
+use crate::ranks::{by_environment, end, endless, living, pids, send, start, steps_in, wait_for_step};
 
 /// So soon after a rank was killed the others have said it and ended.
 const REPORT: Duration = Duration::from_secs(5);
@@ -105,12 +105,38 @@ fn a_killed_rank_ends_the_others_with_a_report_and_three_go_on() {
     assert_eq!(lines.last().unwrap()["steps"], steps);
 }
 
+/// A machine that swaps, or is moved, stands still for a while: nobody is lost, and a person is told who is late.
+#[test]
+fn a_rank_that_is_paused_is_waited_for() {
+    let folder = folder(&endless());
+    for (transport, pause) in [("shm", Duration::from_secs(12)), ("tcp", Duration::from_secs(6))] {
+        let output = format!("paused_{transport}");
+        let (launcher, pids, errors) = launched(folder.path(), 2, &output, &["--transport", transport]);
+        send(pids[1], Signal::STOP);
+        std::thread::sleep(pause);
+        send(pids[1], Signal::CONT);
+        let run = folder.path().join(&output);
+        let so_far = steps_in(&run);
+        wait_for_step(&run, so_far + 25, Instant::now() + Duration::from_secs(60));
+        let said = fs::read_to_string(&errors).unwrap();
+        assert_eq!(said.contains("waiting for rank 1 on "), pause >= Duration::from_secs(11), "{said}");
+        assert_eq!(living(&pids), pids, "{said}");
+        send(launcher.id() as i32, Signal::INT);
+        assert_eq!(end(launcher, Duration::from_secs(60)).status.code(), Some(130));
+    }
+}
+
 /// A rank that hangs says nothing any more: the others know where it was.
 #[test]
 fn a_stopped_rank_is_named_with_the_step_it_was_in() {
     let folder = folder(&endless());
     for transport in ["shm", "tcp"] {
-        let (launcher, pids, errors) = launched(folder.path(), 3, transport, &["--transport", transport]);
+        let (launcher, pids, errors) = launched(
+            folder.path(),
+            3,
+            transport,
+            &["--transport", transport, "--set", "parallel.patience=4"],
+        );
         send(pids[2], Signal::STOP);
         let out = end(launcher, Duration::from_secs(30));
         assert_eq!(out.status.code(), Some(1));

@@ -84,14 +84,16 @@ pub(crate) fn end(mut child: Child, limit: Duration) -> Output {
 
 /// Waits for a checkpoint of this step or a later one: earlier ones make way.
 pub(crate) fn wait_for_step(run: &Path, step: u64, until: Instant) {
-    let saved = || {
-        let names = std::fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
-        names.filter_map(|e| e.file_name().to_str()?.strip_prefix("step-")?.parse().ok()).max()
-    };
-    while saved().is_none_or(|newest: u64| newest < step) {
+    while steps_in(run) < step {
         assert!(Instant::now() < until, "no checkpoint of step {step} in {}", run.display());
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// The step of the newest checkpoint; 0 if there is none.
+pub(crate) fn steps_in(run: &Path) -> u64 {
+    let names = std::fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
+    names.filter_map(|e| e.file_name().to_str()?.strip_prefix("step-")?.parse().ok()).max().unwrap_or(0)
 }
 
 pub(crate) fn send(pid: i32, signal: Signal) {
@@ -138,6 +140,18 @@ fn any_number_of_ranks_of_any_kind_trains_the_same() {
         let model = folder.path().join(name).join("model.safetensors");
         assert!(model.exists(), "{name}");
     }
+}
+
+/// A launcher has three pipes to each of its processes, and each of those a connection to every other.
+#[test]
+fn more_ranks_than_the_soft_limit_of_open_files_allows() {
+    let folder = folder(JOB);
+    let program = env!("CARGO_BIN_EXE_polyreme");
+    let line = format!(
+        "ulimit -S -n 20; exec '{program}' train job.toml --ranks 8 --transport tcp --set train.epochs=1"
+    );
+    let out = Command::new("sh").current_dir(folder.path()).args(["-c", &line]).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
 }
 
 /// Gradients that only their owners keep, over everything that carries data. Of 50 samples in pieces of one, some ranks

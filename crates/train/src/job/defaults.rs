@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use polyreme_collective::patience::{SILENCE, STALL};
 use polyreme_data::{Features, Spec, Target};
 use polyreme_graph::{Moments, Optimizer};
 use polyreme_nn::model::StackInput;
@@ -196,6 +197,8 @@ impl Default for ParallelSpec {
             shard_optimizer: None,
             shard_gradients: false,
             bucket_mib: 1.0,
+            patience: SILENCE.as_secs_f64(),
+            stall: STALL.as_secs_f64(),
             balance: Balance::Equal,
         }
     }

@@ -268,6 +268,8 @@ pub(super) const GRAMMARS: [Grammar; 11] = [
             all("shard_gradients"),
             all("bucket_mib"),
             all("balance"),
+            all("patience"),
+            all("stall"),
         ],
     },
     Grammar {

@@ -15,6 +15,9 @@ const SHARDS_MAX: usize = 1 << 12;
 /// More than 0; a bucket of a GiB is as good as none.
 const BUCKET_MIB: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Included(1024.0));
 
+/// At least what a few signs of life take; a week is as good as for ever.
+const SECONDS: (Bound<f64>, Bound<f64>) = (Bound::Included(1.0), Bound::Included(604_800.0));
+
 /// Reads the section; what is wrong has been reported, and is as if not said.
 pub(super) fn read(c: &Cursor, train: &TrainSpec) -> ParallelSpec {
     let default = ParallelSpec::default();
@@ -33,7 +36,18 @@ pub(super) fn read(c: &Cursor, train: &TrainSpec) -> ParallelSpec {
         shard_gradients: c.flag("shard_gradients").unwrap_or(default.shard_gradients),
         bucket_mib: c.real("bucket_mib", BUCKET_MIB).unwrap_or(default.bucket_mib),
         balance,
+        patience: c.real("patience", SECONDS).unwrap_or(default.patience),
+        stall: c.real("stall", SECONDS).unwrap_or(default.stall),
     };
+    if spec.stall < spec.patience {
+        let message = format!(
+            "`parallel.stall` of {} s is shorter than `parallel.patience` of {} s: a rank that only stands still would \
+             end the run before it counts as lost",
+            spec.stall, spec.patience
+        );
+        let key = if c.has("stall") { "stall" } else { "patience" };
+        fault(c, key, &message, "take a stall of at least the patience");
+    }
     if spec.reproducible {
         check_reproducible(c, &spec, train);
     } else if c.has("shards") {

@@ -364,6 +364,8 @@ fn parallel(out: &mut Section, spec: &ParallelSpec) {
         Balance::Given(weights) => list(&weights.iter().map(|w| real(*w)).collect::<Vec<_>>()),
     };
     out.put("balance", balance);
+    out.put("patience", real(spec.patience));
+    out.put("stall", real(spec.stall));
 }
 
 fn output(out: &mut Section, spec: &OutputSpec) {

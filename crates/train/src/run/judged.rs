@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use polyreme_collective::Doing;
 use polyreme_data::Dataset;
 
 use super::train::Run;
@@ -57,6 +58,7 @@ impl Run {
         self.team.learner_mut().average_states()?;
         self.team.swap_average()?;
         let transform = self.prepared.plain_transform(set.as_ref())?;
+        self.team.comm().set_doing(Doing::Evaluating);
         let mut judge = self.team.judge().expect("a set to watch, and so an evaluation");
         let blocks = share(n_blocks(&judge, set.as_ref()), &self.prepared.cut.weights, self.rank);
         let part = evaluate_blocks(&mut judge, set, &transform, 1, blocks)?;

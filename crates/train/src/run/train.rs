@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use polyreme_collective::{Comm, Reduce};
+use polyreme_collective::{Comm, Doing, Reduce};
 use polyreme_data::Loader;
 use polyreme_exec::Timeline;
 use serde::{Deserialize, Serialize};
@@ -116,6 +116,7 @@ impl Run {
         // As rank 0 measured it; or as before, whatever the files on the disk would give now.
         self.prepared.stats = self.progress.preparation.stats();
         let resumed = resumed.filter(|_| self.rank == 0);
+        self.team.comm().set_doing(Doing::Loading);
         match (&self.prepared.job.model.weights, opening.resumed) {
             (_, true) => restore(&mut self.team, resumed)?,
             (Some(path), false) => start_from(&mut self.team, path)?,
@@ -170,6 +171,7 @@ impl Run {
         drop(loader);
         self.end_trace()?;
         self.save(observer)?;
+        self.team.comm().set_doing(Doing::Saving);
         if let Some(files) = &mut self.files {
             files.store.finish()?;
         }
@@ -325,6 +327,7 @@ impl Run {
                 model_step = best.map_or(step, |loaded| loaded.manifest.step);
             }
             self.test(observer)?;
+            self.team.comm().set_doing(Doing::Saving);
             if self.files.is_some() {
                 ship(&model, &self.team)?;
             }

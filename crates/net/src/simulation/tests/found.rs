@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::super::{Fault, Settings};
 use super::job::{Act, End};
 use super::plan::{Plan, Verdict};
+use crate::patience::Patience;
 
 const MOMENTS: u64 = 40;
 
@@ -24,7 +25,8 @@ fn plans(
             faults: vec![(at, fault.clone())],
             ..Settings::default()
         };
-        Plan { seed, size, acts: acts.to_vec(), settings, verdict: verdict.clone() }
+        let patience = Patience { silence: Duration::from_secs(4), ..Patience::default() };
+        Plan { seed, size, patience, acts: acts.to_vec(), settings, verdict: verdict.clone() }
     })
 }
 

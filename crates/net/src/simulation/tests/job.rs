@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use super::super::{Rank, master};
 use crate::frame::{Op, Tag};
+use crate::links::Bounds;
+use crate::patience::Patience;
+use crate::pulse::Doing;
 use crate::{Control, JoinError, JoinOptions, Links, Move, Moves, Report, Secret, join};
 
 /// One thing that all ranks do together.
@@ -20,6 +23,19 @@ pub(super) enum Act {
     Broadcast { bytes: usize, root: usize },
     /// A rank cannot go on.
     Fail { rank: usize },
+    /// A rank waits for so long and does nothing else.
+    Idle { rank: usize, time: Duration },
+}
+
+impl Act {
+    fn doing(&self) -> Doing {
+        match self {
+            Act::Compute { .. } | Act::Fail { .. } | Act::Idle { .. } => Doing::OwnWork,
+            Act::Share { .. } => Doing::AllGather,
+            Act::AllReduce { .. } => Doing::AllReduce,
+            Act::Broadcast { .. } => Doing::Broadcast,
+        }
+    }
 }
 
 /// How a rank's part ended.
@@ -36,9 +52,10 @@ pub(super) enum End {
 }
 
 /// A rank's whole life.
-pub(super) fn work(rank: Rank, acts: &[Act]) -> End {
+pub(super) fn work(rank: Rank, patience: Patience, acts: &[Act]) -> End {
     let mut options = JoinOptions::new(rank.rank, rank.size, master(), secret());
     options.system = rank.system.clone();
+    options.patience = patience;
     options.host_key = Some(format!("host {}", rank.rank));
     let joined = match join(options) {
         Ok(joined) => joined,
@@ -48,6 +65,7 @@ pub(super) fn work(rank: Rank, acts: &[Act]) -> End {
     let hosts = joined.members.iter().map(|member| member.host.clone()).collect();
     let links = Links::in_system(rank.system.clone(), rank.rank, hosts, joined.streams, 0, control.alarm());
     let mut links = links.expect("a file to wait for streams");
+    links.set_bounds(Bounds::watched(control.patience()));
     for (step, act) in acts.iter().enumerate() {
         let done = perform(&rank, step as u64, act, &control, &mut links);
         match done {
@@ -60,7 +78,7 @@ pub(super) fn work(rank: Rank, acts: &[Act]) -> End {
             }
         }
     }
-    control.at(acts.len() as u64, "end");
+    control.pulse().at(acts.len() as u64, Doing::Finish);
     let begun = rank.system.now();
     match control.goodbye() {
         Ok(()) => End::Fine { parting: rank.system.now() - begun },
@@ -72,11 +90,11 @@ type Done = Result<Result<(), String>, Report>;
 
 fn perform(rank: &Rank, step: u64, act: &Act, control: &Control, links: &mut Links) -> Done {
     let (me, size) = (rank.rank, rank.size);
-    control.at(step, "work");
+    control.pulse().at(step, act.doing());
     match *act {
         Act::Compute { each, longer } => {
             let longer = longer.filter(|(rank, _)| *rank == me).map_or(Duration::ZERO, |longer| longer.1);
-            rank.system.sleep(each + longer);
+            rank.compute(each + longer);
         }
         Act::Share { bytes } => {
             let parts = control.share(&data(me, step, bytes))?;
@@ -109,7 +127,8 @@ fn perform(rank: &Rank, step: u64, act: &Act, control: &Control, links: &mut Lin
             }
         }
         Act::Fail { rank } if rank == me => return Err(control.fail("its disk is full")),
-        Act::Fail { .. } => {}
+        Act::Idle { rank: idle, time } if idle == me => rank.sleep(time),
+        Act::Fail { .. } | Act::Idle { .. } => {}
     }
     Ok(Ok(()))
 }

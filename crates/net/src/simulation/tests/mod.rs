@@ -79,7 +79,7 @@ fn a_seed_leaves_the_same_trace_each_time() {
     for seed in 0..40 {
         let plan = Plan::new(seed);
         let [first, second] = [plan.run(), plan.run()];
-        assert!(first.trace.0.len() > 20, "seed {seed}: something happened");
+        assert!(first.trace.0.len() > 5, "seed {seed}: something happened");
         let differ = first.trace.0.iter().zip(&second.trace.0).position(|(a, b)| a != b);
         assert_eq!(differ, None, "seed {seed}: the first of {} events", first.trace.0.len());
         assert_eq!((first.trace.0.len(), first.time), (second.trace.0.len(), second.time), "seed {seed}");

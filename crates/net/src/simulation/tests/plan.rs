@@ -5,11 +5,9 @@ use std::time::Duration;
 
 use super::super::{Fault, Outcome, Random, Settings, Simulation};
 use super::job::{Act, End, work};
-use crate::control::SILENT_MS;
+use crate::patience::Patience;
 use crate::{Cause, JoinError};
 
-/// So long a rank may be silent.
-pub(super) const PATIENCE: Duration = Duration::from_millis(SILENT_MS);
 /// So long it may be silent without a fault: a beat, a packet that is lost thrice, threads that run late.
 const SLACK: Duration = Duration::from_millis(2000);
 
@@ -25,6 +23,8 @@ pub(super) enum Verdict {
     Breaks { ends: [usize; 2] },
     /// This rank says that it failed, and all say so too.
     Fails { rank: usize },
+    /// No rank gets on because of this one, and all say so.
+    Stalls { rank: usize },
 }
 
 /// Everything that follows from a seed.
@@ -32,6 +32,7 @@ pub(super) enum Verdict {
 pub(super) struct Plan {
     pub(super) seed: u64,
     pub(super) size: usize,
+    pub(super) patience: Patience,
     pub(super) acts: Vec<Act>,
     pub(super) settings: Settings,
     pub(super) verdict: Verdict,
@@ -50,20 +51,30 @@ impl Plan {
             buffer_bytes: random.within(4 << 10..256 << 10) as usize,
             ..Settings::default()
         };
+        let silence = Duration::from_secs([4, 4, 4, 7, 7, 60][random.within(0..6) as usize]);
+        let patience = Patience { silence, stall: 5 * silence + Duration::from_secs(60) };
         let phases = phases(&acts, &settings);
-        small_faults(&mut random, size, phases, &mut settings.faults);
-        let verdict = large_fault(&mut random, size, phases, &mut acts, &mut settings.faults);
-        let busy: Duration = acts.iter().map(Act::time).sum();
-        let late: Duration = settings.faults.iter().map(|(_, fault)| 2 * time(fault)).sum();
-        // Joining has its own bound; behind it all that is done, once more as late as faults make it, and the time in which a
-        // loss is noticed and told.
-        settings.time_max = Duration::from_secs(120) + busy + late + 3 * PATIENCE;
-        Plan { seed, size, acts, settings, verdict }
+        small_faults(&mut random, size, silence, phases, &mut settings.faults);
+        let verdict = large_fault(&mut random, size, patience, phases, &mut acts, &mut settings.faults);
+        let mut plan = Plan { seed, size, patience, acts, settings, verdict };
+        plan.settings.time_max = plan.time_max();
+        plan
+    }
+
+    /// Joining has its own bound; behind it all that is done, once more as late as faults make it, and the time in which a
+    /// loss or a stall is noticed and told.
+    pub(super) fn time_max(&self) -> Duration {
+        let busy: Duration = self.acts.iter().map(Act::time).sum();
+        let late: Duration = self.settings.faults.iter().map(|(_, fault)| 2 * time(fault)).sum();
+        let stall =
+            if matches!(self.verdict, Verdict::Stalls { .. }) { self.patience.stall } else { Duration::ZERO };
+        Duration::from_secs(120) + busy + late + 5 * self.patience.silence + stall
     }
 
     pub(super) fn run(&self) -> Outcome<End> {
-        let acts = self.acts.clone();
-        Simulation::new(self.seed, self.settings.clone()).run(self.size, move |rank| work(rank, &acts))
+        let (acts, patience) = (self.acts.clone(), self.patience);
+        Simulation::new(self.seed, self.settings.clone())
+            .run(self.size, move |rank| work(rank, patience, &acts))
     }
 
     /// What is wrong with what came of it.
@@ -77,7 +88,7 @@ impl Plan {
                 Verdict::AllFine => false,
                 Verdict::Loses { rank: lost } => *lost == rank,
                 Verdict::Breaks { ends } => ends.contains(&rank) && ends[0] == 0 && ends[1] == rank,
-                Verdict::Fails { .. } => false,
+                Verdict::Fails { .. } | Verdict::Stalls { .. } => false,
             };
             match end {
                 None if culprit => {}
@@ -110,7 +121,8 @@ impl Plan {
     /// A rank that leaves is answered at once, unless something is late.
     fn judge_parting(&self, rank: usize, parting: Duration) -> Result<(), String> {
         let Settings { faults, losses, .. } = &self.settings;
-        if rank > 0 && faults.is_empty() && *losses == 0 && parting > Duration::from_secs(1) {
+        let at_once = Duration::from_secs(1);
+        if rank > 0 && faults.is_empty() && *losses == 0 && parting > at_once {
             return Err(format!("rank {rank} took {parting:?} to leave"));
         }
         Ok(())
@@ -124,12 +136,13 @@ impl Plan {
             }
             Verdict::Breaks { ends } => ends.contains(&rank) && matches!(cause, Cause::Gone),
             Verdict::Fails { rank: failed } => rank == failed && matches!(cause, Cause::Failed { .. }),
+            Verdict::Stalls { rank: stuck } => rank == stuck && matches!(cause, Cause::Stalled { .. }),
         }
     }
 
     fn names(&self, e: &JoinError) -> bool {
         let culprits = match self.verdict {
-            Verdict::AllFine | Verdict::Fails { .. } => vec![],
+            Verdict::AllFine | Verdict::Fails { .. } | Verdict::Stalls { .. } => vec![],
             Verdict::Loses { rank } => vec![rank],
             Verdict::Breaks { ends } => ends.to_vec(),
         };
@@ -156,6 +169,7 @@ impl Act {
                 Duration::from_secs(1) + Duration::from_millis(*bytes as u64 / 20)
             }
             Act::Fail { .. } => Duration::ZERO,
+            Act::Idle { time, .. } => *time,
         }
     }
 }
@@ -193,7 +207,7 @@ fn phases(acts: &[Act], settings: &Settings) -> [u64; 2] {
         Act::AllReduce { bytes, .. } | Act::Broadcast { bytes, .. } => {
             (4 + (bytes / settings.buffer_bytes) as u64) * turn
         }
-        Act::Fail { .. } => 0,
+        Act::Fail { .. } | Act::Idle { .. } => 0,
     };
     [12 * turn, acts.iter().map(busy).sum()]
 }
@@ -217,8 +231,14 @@ fn time(fault: &Fault) -> Duration {
 }
 
 /// Faults that all together keep nobody silent for too long.
-fn small_faults(random: &mut Random, size: usize, phases: [u64; 2], faults: &mut Vec<(Duration, Fault)>) {
-    let mut left = PATIENCE - SLACK;
+fn small_faults(
+    random: &mut Random,
+    size: usize,
+    silence: Duration,
+    phases: [u64; 2],
+    faults: &mut Vec<(Duration, Fault)>,
+) {
+    let mut left = silence - SLACK;
     for _ in 0..random.within(0..4) {
         let length = micros(random.within(0..left.as_micros() as u64));
         let rank = random.within(0..size as u64) as usize;
@@ -236,13 +256,14 @@ fn small_faults(random: &mut Random, size: usize, phases: [u64; 2], faults: &mut
 fn large_fault(
     random: &mut Random,
     size: usize,
+    patience: Patience,
     phases: [u64; 2],
     acts: &mut Vec<Act>,
     faults: &mut Vec<(Duration, Fault)>,
 ) -> Verdict {
     let rank = random.within(0..size as u64) as usize;
     let other = (rank + random.within(1..size as u64) as usize) % size;
-    let long = PATIENCE + SLACK + micros(random.within(0..20_000_000));
+    let long = patience.silence + SLACK + micros(random.within(0..20_000_000));
     let at = moment(random, phases);
     let (fault, verdict) = match random.within(0..12) {
         0 | 1 => (Fault::Kill { rank }, Verdict::Loses { rank }),
@@ -264,12 +285,19 @@ fn large_fault(
             acts.push(Act::Share { bytes: 1 });
             return Verdict::Fails { rank };
         }
+        // It waits for something that does not come, and the others wait for it.
+        9 if random.chance(300) => {
+            let at = random.within(0..acts.len() as u64 + 1) as usize;
+            acts.insert(at, Act::Idle { rank, time: 2 * patience.stall });
+            acts.push(Act::Share { bytes: 1 });
+            return Verdict::Stalls { rank };
+        }
         // All machines stop at the same time and go on at the same time: a suspended laptop, a migrated rack. Before, the ranks
         // have joined, which is bounded by the clock.
         8 => {
             acts.insert(0, Act::Compute { each: Duration::from_secs(6), longer: None });
             let at = Duration::from_secs(4) + at.min(Duration::from_secs(2));
-            faults.retain(|(_, fault)| matches!(fault, Fault::Hold { .. }));
+            faults.clear();
             faults.extend((0..size).map(|rank| (at, Fault::Pause { rank, time: long })));
             return Verdict::AllFine;
         }

@@ -525,6 +525,13 @@ fn ranks_and_shards() {
         "`parallel.transport` is \"tpc\", which is not known",
         "did you mean \"tcp\"?",
     );
+    row("patience = 0.5", "`parallel.patience` is 0.5; it must be at least 1 and at most 604800", "");
+    row(
+        "patience = 90\nstall = 30",
+        "`parallel.stall` of 30 s is shorter than `parallel.patience` of 90 s: a rank that only stands still would end \
+         the run before it counts as lost",
+        "take a stall of at least the patience",
+    );
     row("bucket_mib = 0", "`parallel.bucket_mib` is 0.0; it must be more than 0 and at most 1024", "");
     row(
         "ranks = 3\nbalance = [1, 2]",

@@ -144,6 +144,8 @@ fn every_key_is_read() {
         shard_optimizer: Some(false),
         shard_gradients: false,
         bucket_mib: 0.5,
+        patience: 3.0,
+        stall: 90.5,
         balance: Balance::Given(vec![1.0, 1.0, 2.5, 1.0]),
     };
     assert_eq!(job.parallel, want);
