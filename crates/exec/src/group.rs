@@ -196,6 +196,29 @@ impl Engine {
         Ok(())
     }
 
+    /// All ranks at the same time: rank 0 gets the states of all, one after the other; `None` where all have the same,
+    /// and on other ranks. Nothing changes.
+    pub fn gather_states(&mut self) -> Result<Option<Vec<f32>>, ExecError> {
+        let (rank, ranks, len) = (self.role().rank, self.role().ranks, self.memory.plan.state_len);
+        if ranks == 1 || len == 0 || self.role().shards.is_some() {
+            return Ok(None);
+        }
+        let mut all = vec![0.0f32; if rank == 0 { ranks * len } else { 0 }];
+        let group = self.group.as_mut().expect("an engine that joined");
+        let mine = self.memory.kept(Kept::States);
+        group.comm.gather(mine, (rank == 0).then_some(&mut all[..]), &even_cuts(ranks, len), 0)?;
+        let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+        let differ = rank == 0 && !all.chunks_exact(len).all(|states| same(states, mine));
+        Ok(differ.then_some(all))
+    }
+
+    /// The other way round: each rank gets its own of the states that rank 0 has of all.
+    pub fn scatter_states(&mut self, from: Option<&[f32]>) -> Result<(), ExecError> {
+        let cuts = even_cuts(self.role().ranks, self.memory.plan.state_len);
+        let group = self.group.as_mut().expect("an engine that joined");
+        Ok(group.comm.scatter(self.memory.kept_mut(Kept::States), from, &cuts, 0)?)
+    }
+
     /// All ranks at the same time: rank 0 gets the moments of all parameters, laid out as the parameters are.
     pub fn gather_moments(&mut self, which: Kept, into: Option<&mut [f32]>) -> Result<(), ExecError> {
         // A forward pass that was selected on some ranks has no optimizer; all ranks look at the same program.
@@ -300,6 +323,11 @@ impl Engine {
         self.step = step[0] as u64;
         Ok(group.comm.barrier()?)
     }
+}
+
+/// Parts of the same length, one of each rank.
+fn even_cuts(ranks: usize, len: usize) -> Cuts {
+    (0..=ranks).map(|rank| rank * len).collect()
 }
 
 /// Where the moments of each rank lie when they are put one after the other.

@@ -6,7 +6,7 @@ use polyreme_collective::Comm;
 use polyreme_graph::{Builder, Tensor, Traced};
 use polyreme_train::event::{Observer, Summary};
 use polyreme_train::job::Job;
-use polyreme_train::run::{Given, Prepared, choose_folder, run_ranks};
+use polyreme_train::run::{Given, Hold, Prepared, run_ranks_at};
 use polyreme_train::sets::Sets;
 use polyreme_train::{Net, TrainError};
 
@@ -54,9 +54,9 @@ impl App {
         let job = self.job.unwrap_or_else(|| Job::new("job"));
         let mut prepared = Prepared::new(job, self.given, process::cores())?;
         prepared.system = process::facts();
-        let folder = choose_folder(&prepared.job, false)?;
-        let comms = Comm::local(prepared.ranks());
-        run_ranks(prepared, &folder, None, comms, observer)
+        let hold = Hold::new(&prepared.job, false)?;
+        let (folder, comms) = (hold.folder().to_path_buf(), Comm::local(prepared.ranks()));
+        run_ranks_at(prepared, &folder, Some(hold), None, comms, observer, &|_| ())
     }
 
     /// The job's name, if there is a job.

@@ -29,10 +29,10 @@ impl Trained {
     /// Opens a run (its best checkpoint, or else its newest whole one) or a checkpoint.
     pub fn open(path: &Path, given: &Given) -> Result<Trained, TrainError> {
         let loaded = match checkpoint::resolve(path)? {
-            Place::Run(run) => {
-                let best = run.join("checkpoints/best");
-                if best.exists() { checkpoint::load(&best)? } else { checkpoint::latest_whole(&run)?.0 }
-            }
+            Place::Run(run) => match checkpoint::best(&run)? {
+                Some(best) => checkpoint::load(&best)?,
+                None => checkpoint::latest_whole(&run)?.0,
+            },
             Place::Checkpoint(path) => checkpoint::load(&path)?,
             Place::Weights(path) => return Err(TrainError::WeightsOnly { path }),
         };

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use crate::checkpoint::tensors::{self, Layout};
-use crate::checkpoint::{CheckpointError, Difference, Disk, Shape};
+use crate::checkpoint::{CheckpointError, Difference, Disk, Shape, above};
 
 /// A tensor from a file.
 #[derive(Clone, PartialEq, Debug)]
@@ -74,13 +74,21 @@ pub fn write_weights(
     tensors: &[View<'_>],
     batch_norm_steps: Option<u64>,
 ) -> Result<(), CheckpointError> {
+    write_weights_on(&Disk::default(), path, tensors, batch_norm_steps)
+}
+
+pub(crate) fn write_weights_on(
+    disk: &Disk,
+    path: &Path,
+    tensors: &[View<'_>],
+    batch_norm_steps: Option<u64>,
+) -> Result<(), CheckpointError> {
     let Some(name) = path.file_name() else {
         return Err(CheckpointError::missing(path, "give the path of a file"));
     };
     let name = name.to_string_lossy();
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = above(path);
     let layout = Layout::new(tensors, batch_norm_steps, &name)?;
-    let disk = Disk::default();
     let aside = folder.join(format!(".writing-{name}-{}", std::process::id()));
     let write = || -> Result<(), CheckpointError> {
         let mut sink = disk.create(&aside)?;

@@ -1,4 +1,4 @@
-//! A process that writes checkpoints is killed at random moments, for real, fifty times. Whatever it leaves under a
+//! A process that writes checkpoints is killed for real, fifty times, at moments that the folder shows. Whatever it leaves under a
 //! real name must be whole, and what it reported as written must be there.
 //!
 //! The process is this binary itself, run again with `RUN` set: then its second test is the writer.
@@ -22,24 +22,19 @@ const RUN: &str = "CHECKPOINT_KILL_RUN";
 const N: usize = 250_000;
 
 #[test]
-fn killed_at_random_moments_it_leaves_whole_checkpoints() {
+fn fifty_kills_leave_whole_checkpoints() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path();
     let mut random = Random(0x5eed);
     let (mut newest, mut n_leftovers) = (0, 0);
     for kill in 0..KILLS {
-        let (mut child, mut lines) = start(run);
-        // Some saves further, and then up to the time of about two more.
-        let reported = (0..1 + random.below(3)).map(|_| next_step(&mut lines)).max().unwrap();
-        let pause = Duration::from_micros(random.below(60_000));
-        let since = Instant::now();
-        while since.elapsed() < pause {
-            std::hint::spin_loop();
-        }
+        let (mut child, lines) = start(run);
+        wait_for(&mut child, run, newest + 1 + random.below(3), MOMENTS[random.below(6) as usize]);
         child.kill().unwrap();
         child.wait().unwrap();
         n_leftovers += u64::from(has_leftovers(run));
-        newest = check(run, newest.max(reported), kill);
+        // What it had said by then is still in the pipe.
+        newest = check(run, newest.max(reported(lines)), kill);
     }
     eprintln!("{KILLS} kills, {n_leftovers} of them inside a write or a delete, up to step {newest}");
     assert!(n_leftovers > 0, "no kill hit a write: the test shows nothing");
@@ -93,15 +88,47 @@ fn start(run: &Path) -> (Child, BufReader<ChildStdout>) {
     (child, lines)
 }
 
-/// The next step that the writer reports as written.
-fn next_step(lines: &mut BufReader<ChildStdout>) -> u64 {
+/// What the writer may be doing when it is killed, as the folder shows it: a name's beginning, and a file that it has.
+const MOMENTS: [(&str, &str); 6] = [
+    (".writing-", ""),
+    (".writing-", MODEL_FILE),
+    (".writing-", "optimizer.safetensors"),
+    (".writing-", "manifest.json"),
+    ("step-", "manifest.json"),
+    (".old-", ""),
+];
+
+/// Waits until the writer has saved `step`, and then for the moment; or, since a moment may be too short to be seen, for a
+/// few steps more.
+fn wait_for(child: &mut Child, run: &Path, step: u64, (begin, file): (&str, &str)) {
+    let root = run.join("checkpoints");
+    let began = Instant::now();
     loop {
-        let mut line = String::new();
-        assert!(lines.read_line(&mut line).unwrap() > 0, "the writer ended by itself");
-        if let Some((_, step)) = line.trim().split_once("written ") {
-            return step.parse().unwrap();
+        let names: Vec<String> = std::fs::read_dir(&root)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect();
+        let saved = |name: &String| name.strip_prefix("step-").and_then(|step| step.parse::<u64>().ok());
+        let newest = names.iter().filter_map(saved).max().unwrap_or(0);
+        let is_moment = |name: &String| name.starts_with(begin) && root.join(name).join(file).exists();
+        if newest > step + 5 || newest >= step && names.iter().any(is_moment) {
+            return;
         }
+        assert!(child.try_wait().unwrap().is_none(), "the writer ended by itself");
+        assert!(began.elapsed() < Duration::from_secs(120), "step {step} was not written in two minutes");
+        std::thread::yield_now();
     }
+}
+
+/// The newest step that the writer reported as written. A report may be cut off.
+fn reported(lines: BufReader<ChildStdout>) -> u64 {
+    let text = lines.lines().map_while(Result::ok);
+    let step = |line: String| {
+        line.trim().split_once("written ").and_then(|(_, step)| step.strip_suffix('.')?.parse().ok())
+    };
+    text.filter_map(step).max().unwrap_or(0)
 }
 
 /// In the process to be killed: resumes, saves that step again, and goes on for ever. Otherwise nothing.
@@ -136,14 +163,14 @@ fn writer() {
         for written in store.take_written() {
             // Not `println!`: the test harness may hold it back.
             let mut out = std::io::stdout().lock();
-            writeln!(out, "written {}", written.step).unwrap();
+            writeln!(out, "written {}.", written.step).unwrap();
             out.flush().unwrap();
         }
         step += 1;
     }
 }
 
-/// Marsaglia's xorshift: a fixed seed, so that a failure can be met again, as far as the clock allows.
+/// Marsaglia's xorshift: a fixed seed.
 struct Random(u64);
 
 impl Random {

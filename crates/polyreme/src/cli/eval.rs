@@ -55,7 +55,7 @@ struct Report<'a> {
 
 pub(super) fn eval(app: &App, args: &EvalArgs) -> Outcome {
     let trained = Trained::open(&args.run, &app.given())?;
-    let job = train::stored_job(&trained.loaded, &trained.folder(), &args.sets)?;
+    let job = train::stored_job(&trained.loaded.manifest.job, &trained.folder(), &args.sets)?;
     let mut prepared = Prepared::new(job, app.given(), process::cores())?;
     // As in training, whatever the data here would give.
     prepared.stats = trained.preparation.stats();

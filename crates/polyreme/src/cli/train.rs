@@ -7,10 +7,10 @@ use std::sync::atomic::AtomicBool;
 use clap::Args;
 use polyreme_net::Doing;
 use polyreme_net::control::Voice;
-use polyreme_train::checkpoint::{self, Loaded};
+use polyreme_train::checkpoint::Loaded;
 use polyreme_train::event::Ending;
 use polyreme_train::job::Job;
-use polyreme_train::run::{Prepared, choose_folder, run_ranks_at};
+use polyreme_train::run::{Found, Hold, Prepared, likely_folder, run_ranks_at};
 
 use super::ranks::{RankArgs, asked_by_job, part, show};
 use super::terminal::{Screen, catch_interrupts, outline_text};
@@ -53,7 +53,7 @@ pub(super) struct TrainArgs {
     /// The run's folder [default: `output.path` of the job, or runs/NAME].
     #[arg(long, short, value_name = "FOLDER")]
     output: Option<PathBuf>,
-    /// Replace the run that the folder holds.
+    /// Replace the run that the folder holds; refused while that run is being trained.
     #[arg(long)]
     overwrite: bool,
     /// Print JSON lines; the last one is the summary.
@@ -68,7 +68,8 @@ pub(super) struct TrainArgs {
 
 #[derive(Args)]
 pub(super) struct ResumeArgs {
-    /// The run's folder, or one of its checkpoints.
+    /// The run's folder, or one of its checkpoints: RUN/checkpoints/step-N, or RUN/best. Later checkpoints are then set
+    /// aside under another name; nothing is deleted. A run without a checkpoint starts at step 0.
     #[arg(value_name = "RUN")]
     run: PathBuf,
     /// Change a setting, such as `train.epochs=20` to train for longer.
@@ -95,16 +96,14 @@ pub(super) fn train(app: &App, args: &TrainArgs) -> Outcome {
     }
     let stop = Arc::new(AtomicBool::new(false));
     let Some((mut ranks, prepared)) = prepare(app, job, &args.ranks, &stop)? else { return Ok(()) };
-    let choose = |ranks: &mut Ranks| {
-        let folder = ranks.agree_on(|| Ok::<_, Failure>(choose_folder(&prepared.job, args.overwrite)?))?;
-        if args.overwrite && ranks.speaks() {
-            remove_run(&folder)?;
-        }
-        Ok(folder)
+    let mut hold = None;
+    let mut choose = || {
+        let hold = hold.insert(Hold::new(&prepared.job, args.overwrite)?);
+        Ok::<_, Failure>(hold.folder().to_path_buf())
     };
-    let folder = or_tell(&mut ranks, choose)?;
+    let folder = or_tell(&mut ranks, |ranks| ranks.agree_on(&mut choose))?;
     let prepared = Prepared { trace: args.trace.clone(), ..prepared };
-    start(prepared, &folder, None, ranks, args.json, stop)
+    start(prepared, &folder, hold, None, ranks, args.json, stop)
 }
 
 /// The ranks of this process and the job, ready to run; `None` if this process was the launcher.
@@ -153,7 +152,7 @@ fn check(app: &App, job: Job, args: &TrainArgs) -> Outcome {
         Setup::Spawn { processes, threads, .. } => for_ranks(app, job, processes, threads, 0)?,
         Setup::Process(place) => for_ranks(app, job, place.size, place.threads, place.rank)?,
     };
-    let outline = prepared.outline(&choose_folder(&prepared.job, true)?, 0)?;
+    let outline = prepared.outline(&likely_folder(&prepared.job), 0)?;
     match args.json {
         true => print_json(&outline),
         false => {
@@ -166,35 +165,40 @@ fn check(app: &App, job: Job, args: &TrainArgs) -> Outcome {
 pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
     // Rank 0 alone reads the run, which may lie on its host only.
     let reads = args.ranks.speaks()?;
-    let found = reads.then(|| last_whole(&args.run)).transpose()?;
+    let found = reads.then(|| Found::at(&args.run)).transpose()?;
     let mut job = match &found {
-        Some((folder, loaded)) => stored_job(loaded, folder, &args.sets)?,
+        Some(found) => stored_job(&found.job, &found.folder, &args.sets)?,
         None => Job::new("resume"),
     };
     job.parallel.threads = args.ranks.threads().or(job.parallel.threads);
     let stop = Arc::new(AtomicBool::new(false));
     let machine = Machine::read();
     let decided = args.ranks.decide(asked_by_job(&job.parallel), &machine)?;
-    if decided.open {
-        let Some((ranks, prepared)) = prepare(app, job, &args.ranks, &stop)? else { return Ok(()) };
-        let (folder, loaded) = found.expect("threads of one process have rank 0");
-        let prepared = Prepared { trace: args.trace.clone(), ..prepared };
-        return start(prepared, &folder, Some(&loaded), ranks, args.json, stop);
-    }
-    let Some(mut ranks) = args.ranks.enter_as(decided, machine, "resume", stop.clone())? else {
-        return Ok(());
+    let (mut ranks, prepared) = if decided.open {
+        let Some(entered) = prepare(app, job, &args.ranks, &stop)? else { return Ok(()) };
+        entered
+    } else {
+        let entered = args.ranks.enter_as(decided, machine, "resume", stop.clone())?;
+        let Some(mut ranks) = entered else { return Ok(()) };
+        let hear = |ranks: &mut Ranks| {
+            let text = ranks.tell(job.to_toml().into_bytes())?;
+            let text = String::from_utf8_lossy(&text);
+            ranks.comms.iter_mut().for_each(|comm| comm.set_doing(Doing::Preparing));
+            let job =
+                Job::from_text(&text, "job.toml of rank 0", Path::new("."), &[]).map_err(Failure::job)?;
+            for_ranks(app, job, ranks.size(), ranks.threads, ranks.first())
+        };
+        let prepared = or_tell(&mut ranks, hear)?;
+        (ranks, prepared)
     };
-    let hear = |ranks: &mut Ranks| {
-        let text = ranks.tell(job.to_toml().into_bytes())?;
-        let text = String::from_utf8_lossy(&text);
-        ranks.comms.iter_mut().for_each(|comm| comm.set_doing(Doing::Preparing));
-        let job = Job::from_text(&text, "job.toml of rank 0", Path::new("."), &[]).map_err(Failure::job)?;
-        for_ranks(app, job, ranks.size(), ranks.threads, ranks.first())
-    };
-    let prepared = or_tell(&mut ranks, hear)?;
-    let (folder, loaded) = found.map_or((args.run.clone(), None), |(folder, loaded)| (folder, Some(loaded)));
     let prepared = Prepared { trace: args.trace.clone(), ..prepared };
-    start(prepared, &folder, loaded.as_ref(), ranks, args.json, stop)
+    // A launcher has returned by now: the lock is taken by the process that trains.
+    let Some(found) = found else {
+        return start(prepared, &args.run, None, None, ranks, args.json, stop);
+    };
+    let warn = &mut |note: &str| eprintln!("warning: {note}");
+    let (hold, loaded) = or_tell(&mut ranks, |_| Ok(found.hold(warn)?))?;
+    start(prepared, &found.folder, Some(hold), loaded.as_ref(), ranks, args.json, stop)
 }
 
 /// What has to be done before a run starts. If it fails here, the other ranks are told why.
@@ -204,11 +208,11 @@ fn or_tell<T>(ranks: &mut Ranks, work: impl FnOnce(&mut Ranks) -> Result<T, Fail
     })
 }
 
-/// The job that a checkpoint belongs to, with changes.
-pub(super) fn stored_job(loaded: &Loaded, folder: &Path, sets: &[String]) -> Result<Job, Failure> {
+/// The job that a run has stored, with changes.
+pub(super) fn stored_job(text: &str, folder: &Path, sets: &[String]) -> Result<Job, Failure> {
     let origin = folder.join("job.toml");
-    let mut job = Job::from_text(&loaded.manifest.job, &origin.display().to_string(), Path::new("."), sets)
-        .map_err(Failure::job)?;
+    let mut job =
+        Job::from_text(text, &origin.display().to_string(), Path::new("."), sets).map_err(Failure::job)?;
     job.output.path = Some(folder.to_path_buf());
     Ok(job)
 }
@@ -227,19 +231,10 @@ pub(super) fn read_job(app: &App, file: Option<&Path>, sets: &[String]) -> Resul
     }
 }
 
-/// The newest whole checkpoint of a run, and the run's folder. Damaged ones are named and passed over.
-fn last_whole(path: &Path) -> Result<(PathBuf, Loaded), Failure> {
-    let (loaded, skipped) = checkpoint::latest_whole(path)?;
-    for skipped in skipped {
-        eprintln!("warning: {} is passed over: {}", skipped.path.display(), skipped.why);
-    }
-    let folder = loaded.path.parent().and_then(Path::parent).unwrap_or(path).to_path_buf();
-    Ok((folder, loaded))
-}
-
 fn start(
     mut prepared: Prepared,
     folder: &Path,
+    hold: Option<Hold>,
     resumed: Option<&Loaded>,
     ranks: Ranks,
     json: bool,
@@ -255,7 +250,7 @@ fn start(
         Some(control) => control.on_long_wait(voice),
         None => comms[0].on_long_wait(voice),
     }
-    let trained = run_ranks_at(prepared, folder, resumed, comms, &mut screen, &|rank| seats.pin(rank));
+    let trained = run_ranks_at(prepared, folder, hold, resumed, comms, &mut screen, &|rank| seats.pin(rank));
     screen.clear();
     let mut ending = Ending::Finished;
     part(control, trained.map(|summary| ending = summary.ending).map_err(Failure::from))?;
@@ -263,22 +258,4 @@ fn start(
         Ending::Interrupted => Err(Failure::interrupted()),
         Ending::Finished | Ending::EarlyStop => Ok(()),
     }
-}
-
-/// Takes away what a run left in its folder, and nothing else.
-fn remove_run(folder: &Path) -> Outcome {
-    let gone = |result: std::io::Result<()>| match result {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
-    };
-    gone(std::fs::remove_dir_all(folder.join("checkpoints")))?;
-    for file in ["job.toml", "metrics.jsonl", "report.html", "model.safetensors"] {
-        gone(std::fs::remove_file(folder.join(file)))?;
-    }
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with("events.out.tfevents.") {
-            std::fs::remove_file(entry.path())?;
-        }
-    }
-    Ok(())
 }

@@ -13,4 +13,5 @@ mod launch;
 mod lost;
 mod parts;
 mod ranks;
+mod saved;
 mod train;

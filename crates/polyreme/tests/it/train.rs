@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::binary::{command, folder, json, polyreme, root};
 
 /// A job that takes a second or two: checkpoints after every step, evaluation, dropout, augmentation's kin.
-const JOB: &str = r#"
+pub(crate) const JOB: &str = r#"
 [model]
 layers = [
     { kind = "linear", outputs = 64 }, "relu", { kind = "dropout", p = 0.2 },
@@ -181,23 +181,30 @@ fn fifty_kills_leave_whole_checkpoints_and_the_same_weights() {
     let folder = folder(JOB);
     json(folder.path(), &["train", "job.toml", "--json", "--output", "whole", "--set", "train.epochs=40"]);
     let run = folder.path().join("killed");
-    let (mut kills, mut random) = (0, 0x9E37_79B9_7F4A_7C15_u64);
-    let mut done = false;
-    while kills < 50 {
-        assert!(!done, "the run ended after {kills} kills");
-        let args: &[&str] = if checkpoint::latest_whole(&run).is_ok() {
-            &["resume", "killed", "--json"]
-        } else {
-            &["train", "job.toml", "--json", "--overwrite", "--output", "killed", "--set", "train.epochs=40"]
+    let mut random = 0x9E37_79B9_7F4A_7C15_u64;
+    for kills in 1..=50 {
+        // As a script does that starts a run again and again.
+        let args: &[&str] = match run.join("job.toml").exists() {
+            true => &["resume", "killed", "--json"],
+            false => &["train", "job.toml", "--json", "--output", "killed", "--set", "train.epochs=40"],
         };
+        let before = newest(&run);
         let mut child = spawn(folder.path(), args);
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        std::thread::sleep(Duration::from_micros(20_000 + (random >> 33) % 60_000));
-        done = child.try_wait().unwrap().is_some();
+        let steps = (random >> 33) % 4;
+        // Killed when it has the folder, or some steps later, and then at once or inside the next write.
+        let has_folder = || {
+            let holder = fs::read_to_string(run.join("checkpoints/.lock")).unwrap_or_default();
+            run.join("job.toml").exists() && holder.trim() == child.id().to_string()
+        };
+        wait_until("the run has its folder", has_folder);
+        wait_until("steps are saved", || newest(&run) >= before + steps);
+        if random >> 40 & 1 == 1 {
+            wait_until("a checkpoint is being written", || is_writing(&run));
+        }
         signal(&child, rustix::process::Signal::KILL);
-        child.wait().unwrap();
-        kills += 1;
-        for entry in checkpoint::list(&run).unwrap_or_default() {
+        assert_eq!(child.wait().unwrap().code(), None, "the run ended before kill {kills}");
+        for entry in checkpoint::list(&run).unwrap() {
             checkpoint::load(&entry.path).unwrap_or_else(|e| panic!("after {kills} kills: {e}"));
         }
     }
@@ -205,7 +212,27 @@ fn fifty_kills_leave_whole_checkpoints_and_the_same_weights() {
     same_outcome(&folder.path().join("whole"), &run);
 }
 
-fn same_outcome(a: &Path, b: &Path) {
+/// The newest step that is saved.
+fn newest(run: &Path) -> u64 {
+    checkpoint::list(run).unwrap_or_default().last().map_or(0, |entry| entry.step)
+}
+
+/// Whether there is something half written.
+fn is_writing(run: &Path) -> bool {
+    let names = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
+    names.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with(".writing-"))
+}
+
+/// Waits for something that the file system shows; a slow machine has its time.
+pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(120), "{what}: not in two minutes");
+        std::thread::yield_now();
+    }
+}
+
+pub(crate) fn same_outcome(a: &Path, b: &Path) {
     assert_eq!(
         fs::read(a.join("model.safetensors")).unwrap(),
         fs::read(b.join("model.safetensors")).unwrap()
@@ -219,22 +246,18 @@ fn same_outcome(a: &Path, b: &Path) {
     }
 }
 
-fn spawn(folder: &Path, args: &[&str]) -> Child {
+pub(crate) fn spawn(folder: &Path, args: &[&str]) -> Child {
     command(folder, args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-fn signal(child: &Child, signal: rustix::process::Signal) {
+pub(crate) fn signal(child: &Child, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_child(child);
     // It may have ended by itself.
     let _ = rustix::process::kill_process(pid, signal);
 }
 
-fn wait_for_step(run: &Path, step: u64) {
-    let start = Instant::now();
-    while checkpoint::list(run).unwrap_or_default().iter().all(|e| e.step < step) {
-        assert!(start.elapsed() < Duration::from_secs(60), "step {step} never came");
-        std::thread::yield_now();
-    }
+pub(crate) fn wait_for_step(run: &Path, step: u64) {
+    wait_until(&format!("step {step} is saved"), || newest(run) >= step);
 }
 
 #[test]

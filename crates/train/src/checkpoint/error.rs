@@ -117,6 +117,29 @@ pub enum CheckpointError {
         /// The newest format that is known here.
         known: u64,
     },
+    /// A checkpoint that may be whole, but cannot be read now.
+    #[error(
+        "{source}; {} may be whole, so nothing is changed: make it readable{}",
+        path.display(), or_older(older.as_deref())
+    )]
+    Unread {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Why it cannot be read.
+        source: Box<CheckpointError>,
+        /// The one before it, if there is.
+        older: Option<PathBuf>,
+    },
+    /// A checkpoint that lies outside of a run.
+    #[error(
+        "{}: a checkpoint outside of a run cannot be gone on with; give RUN/checkpoints/step-N, or start from its \
+         weights with `model.weights`",
+        path.display()
+    )]
+    Stray {
+        /// The checkpoint.
+        path: PathBuf,
+    },
     /// There are checkpoints, but none of them is whole.
     #[error("{}: no whole checkpoint{}", run.display(), reasons(skipped))]
     NoneWhole {
@@ -184,6 +207,29 @@ impl CheckpointError {
         }
     }
 
+    /// Whether this is certain damage: what is there is not what was written. Anything else (a permission, a disk that
+    /// does not answer, a file that is not there) may pass.
+    pub(crate) fn is_damage(&self) -> bool {
+        match self {
+            CheckpointError::HalfWritten { .. }
+            | CheckpointError::Length { .. }
+            | CheckpointError::Checksum { .. }
+            | CheckpointError::Corrupt { .. } => true,
+            CheckpointError::DiskFull { .. }
+            | CheckpointError::Unwritable { .. }
+            | CheckpointError::Locked { .. }
+            | CheckpointError::Missing { .. }
+            | CheckpointError::Io { .. }
+            | CheckpointError::OtherModel { .. }
+            | CheckpointError::NewerFormat { .. }
+            | CheckpointError::Unread { .. }
+            | CheckpointError::Stray { .. }
+            | CheckpointError::NoneWhole { .. }
+            | CheckpointError::Backwards { .. }
+            | CheckpointError::Snapshot { .. } => false,
+        }
+    }
+
     /// Something that is not there.
     pub(crate) fn missing(path: &Path, hint: &str) -> CheckpointError {
         CheckpointError::Missing { path: path.into(), hint: hint.into() }
@@ -214,6 +260,12 @@ fn room(needed: u64, free: u64) -> String {
 
 fn still_whole(previous: Option<&Path>) -> String {
     previous.map_or(String::new(), |path| format!("; {} is still whole", path.display()))
+}
+
+fn or_older(older: Option<&Path>) -> String {
+    older.map_or(String::new(), |path| {
+        format!(", or go on from an older one with `polyreme resume {}`", path.display())
+    })
 }
 
 fn process(pid: Option<u32>) -> String {

@@ -18,8 +18,10 @@ fn folder() -> tempfile::TempDir {
 
 /// Saves all; gives the newest step whose save was reported as done, and how many saves were reported as failed.
 fn save_all(run: &Path, faults: &Arc<Faults>) -> (u64, usize) {
-    let disk = Disk::with_faults(faults.clone());
-    let mut store = Store::open_on(disk, run, 2, Some("val_accuracy".into())).unwrap();
+    // Faults begin after the folder is there: what cannot be opened has saved nothing.
+    std::fs::create_dir_all(run.join("checkpoints")).unwrap();
+    let lock = Lock::take_on(Disk::with_faults(faults.clone()), run).unwrap();
+    let mut store = Store::open_held(lock, 2, Some("val_accuracy".into())).unwrap();
     let (mut newest, mut n_failed) = (0, 0);
     for (step, value) in SAVES {
         store.save(snapshot(step, &[("val_accuracy", value)])).unwrap();

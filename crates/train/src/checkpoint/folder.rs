@@ -1,16 +1,21 @@
 //! The folder of checkpoints: which names mean what, what is there, which is best, and what may go.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use super::disk::above;
 use super::{CheckpointError, Disk, Manifest};
 
 /// Begins the name of what is being written.
 pub(super) const WRITING: &str = ".writing-";
 /// Begins the name of what is being deleted.
 const OLD: &str = ".old-";
+/// Begins the name of a whole checkpoint that the run has gone back behind. It stays.
+const ASIDE: &str = "aside-";
+/// Begins the name of a damaged checkpoint. It stays until a newer one is whole.
+const DAMAGED: &str = "damaged-";
 /// Ends the name of a checkpoint that replaces one of the same step.
 const NEW: &str = ".new";
 /// The link to the best checkpoint.
@@ -73,6 +78,15 @@ pub(super) fn steps(root: &Path) -> Result<BTreeMap<u64, PathBuf>, CheckpointErr
     Ok(found)
 }
 
+/// The best checkpoint of a run, if there is one.
+pub fn best(run: &Path) -> Result<Option<PathBuf>, CheckpointError> {
+    let root = root(run);
+    let copy = root.join(BEST);
+    // A copy of a run may hold a folder where the link was, and the step itself no more.
+    let copy = copy.join(super::manifest::MANIFEST_FILE).is_file().then_some(copy);
+    Ok(best_path(&root)?.or(copy))
+}
+
 /// The checkpoint that `best` means.
 pub(super) fn best_path(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
     let Some(step) = best_step(root) else { return Ok(None) };
@@ -81,20 +95,34 @@ pub(super) fn best_path(root: &Path) -> Result<Option<PathBuf>, CheckpointError>
 
 fn best_step(root: &Path) -> Option<u64> {
     let best = root.join(BEST);
-    match fs::read_link(&best) {
-        Ok(target) => parse(target.to_str()?).map(|(step, _)| step),
-        // A copy of a run may hold a folder where the link was.
-        Err(_) => Manifest::read(&best).ok().map(|manifest| manifest.step),
+    if let Ok(target) = fs::read_link(&best) {
+        return parse(target.to_str()?).map(|(step, _)| step);
     }
+    // Where there are no links it is a file; and a copy of a run may hold a folder where the link was.
+    if best.is_file() {
+        let mut name = String::new();
+        File::open(&best).ok()?.take(64).read_to_string(&mut name).ok()?;
+        return parse(name.trim()).map(|(step, _)| step);
+    }
+    Manifest::read(&best).ok().map(|manifest| manifest.step)
+}
+
+/// The run that a checkpoint's folder belongs to, and its step.
+pub(super) fn run_of_step(path: &Path) -> Option<(PathBuf, u64)> {
+    let (step, _) = parse(path.file_name()?.to_str()?)?;
+    let root = path.parent().filter(|root| root.ends_with("checkpoints"))?;
+    Some((above(root).to_path_buf(), step))
 }
 
 /// Removes what killed processes left, and finishes a replacement that was cut off. Only for who holds the lock.
 pub(super) fn clean(disk: &Disk, root: &Path) -> Result<(), CheckpointError> {
-    for name in names(root)? {
-        if name.starts_with(WRITING) || name.starts_with(OLD) {
-            disk.remove(&root.join(name))?;
-        }
+    let mut left = names(root)?;
+    left.retain(|name| name.starts_with(WRITING) || name.starts_with(OLD));
+    if !left.is_empty() {
+        // The disk may know an old name still.
+        disk.sync_dir(root)?;
     }
+    left.iter().try_for_each(|name| disk.remove(&root.join(name)))?;
     for name in names(root)? {
         if let Some((step, true)) = parse(&name) {
             take_place(disk, root, step)?;
@@ -131,9 +159,63 @@ fn take_place(disk: &Disk, root: &Path, step: u64) -> Result<(), CheckpointError
     old.map_or(Ok(()), |old| disk.remove(&old))
 }
 
-/// Takes a checkpoint's name away by one rename, then removes it.
-pub(super) fn discard(disk: &Disk, root: &Path, path: &Path) -> Result<(), CheckpointError> {
-    set_aside(disk, root, path)?.map_or(Ok(()), |old| disk.remove(&old))
+/// Takes names away by renames, and removes what had them when the disk knows that.
+fn discard<'a>(
+    disk: &Disk,
+    root: &Path,
+    paths: impl IntoIterator<Item = &'a Path>,
+) -> Result<(), CheckpointError> {
+    let olds = paths.into_iter().map(|path| set_aside(disk, root, path)).collect::<Result<Vec<_>, _>>()?;
+    let mut olds = olds.into_iter().flatten().peekable();
+    if olds.peek().is_some() {
+        disk.sync_dir(root)?;
+    }
+    olds.try_for_each(|old| disk.remove(&old))
+}
+
+/// Gives all later checkpoints than `step` other names, and says which: those of `damaged` steps go when a newer one is
+/// whole, the others stay.
+pub(super) fn go_back(
+    disk: &Disk,
+    root: &Path,
+    step: u64,
+    damaged: &[u64],
+) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+    let mut moved = Vec::new();
+    for (step, path) in steps(root)?.split_off(&step.saturating_add(1)).into_iter().rev() {
+        let begin = if damaged.contains(&step) { DAMAGED } else { ASIDE };
+        let numbered = |k: u64| match k {
+            1 => root.join(format!("{begin}{}", step_name(step))),
+            k => root.join(format!("{begin}{}-{k}", step_name(step))),
+        };
+        let to = (1..).map(numbered).find(|to| to.symlink_metadata().is_err());
+        let to = to.expect("a folder has a last name");
+        disk.rename(&path, &to)?;
+        moved.push((step, to));
+    }
+    if !moved.is_empty() {
+        disk.sync_dir(root)?;
+    }
+    Ok(moved)
+}
+
+/// Removes damaged checkpoints that were set aside, now that `step` is whole.
+pub(super) fn forget_damaged(disk: &Disk, root: &Path, step: u64) -> Result<(), CheckpointError> {
+    let is_older = |name: &String| {
+        let digits = name.strip_prefix(DAMAGED).and_then(|name| name.strip_prefix("step-"));
+        let damaged = digits.and_then(|digits| digits.split('-').next()?.parse::<u64>().ok());
+        damaged.is_some_and(|damaged| damaged <= step)
+    };
+    let mut left = names(root)?.into_iter().filter(is_older);
+    left.try_for_each(|name| disk.remove(&root.join(name)))
+}
+
+/// Removes every checkpoint, those that were set aside too.
+pub(super) fn remove_all(disk: &Disk, root: &Path) -> Result<(), CheckpointError> {
+    let all: Vec<PathBuf> = steps(root)?.into_values().chain([root.join(BEST)]).collect();
+    discard(disk, root, all.iter().map(PathBuf::as_path))?;
+    let is_aside = |name: &String| name.starts_with(ASIDE) || name.starts_with(DAMAGED);
+    names(root)?.into_iter().filter(is_aside).try_for_each(|name| disk.remove(&root.join(name)))
 }
 
 fn set_aside(disk: &Disk, root: &Path, path: &Path) -> Result<Option<PathBuf>, CheckpointError> {
@@ -145,12 +227,18 @@ fn set_aside(disk: &Disk, root: &Path, path: &Path) -> Result<Option<PathBuf>, C
     Ok(Some(old))
 }
 
-/// Lets `best` mean the best checkpoint that is there. Gives its step.
-pub(super) fn elect(disk: &Disk, root: &Path, metric: Option<&str>) -> Result<Option<u64>, CheckpointError> {
+/// Lets `best` mean the best checkpoint that is there, up to the step `last`. Gives its step.
+pub(super) fn elect(
+    disk: &Disk,
+    root: &Path,
+    metric: Option<&str>,
+    last: u64,
+) -> Result<Option<u64>, CheckpointError> {
     let link = root.join(BEST);
     let values = match metric {
         Some(metric) => entries(root)?
             .into_iter()
+            .filter(|entry| entry.step <= last)
             .filter_map(|entry| Some((entry.step, entry.manifest.ok()?.metric(metric)?)))
             .collect(),
         None => Vec::new(),
@@ -160,11 +248,12 @@ pub(super) fn elect(disk: &Disk, root: &Path, metric: Option<&str>) -> Result<Op
         return Ok(None);
     };
     let target = step_name(best);
-    if fs::read_link(&link).is_ok_and(|now| now == Path::new(&target)) {
+    let is_copy = link.symlink_metadata().is_ok_and(|at| at.is_dir());
+    if !is_copy && best_step(root) == Some(best) {
         return Ok(Some(best));
     }
-    if link.symlink_metadata().is_ok_and(|at| at.is_dir()) {
-        discard(disk, root, &link)?;
+    if is_copy {
+        discard(disk, root, [link.as_path()])?;
     }
     let writing = root.join(format!("{WRITING}{BEST}"));
     disk.remove(&writing)?;
@@ -197,7 +286,7 @@ pub(super) fn prune(disk: &Disk, root: &Path, keep: usize, best: Option<u64>) ->
     let whole: Vec<Entry> = entries(root)?.into_iter().filter(|entry| entry.manifest.is_ok()).collect();
     let n_old = whole.len().saturating_sub(keep.max(1));
     let old = whole.iter().take(n_old).filter(|entry| Some(entry.step) != best);
-    old.into_iter().try_for_each(|entry| discard(disk, root, &entry.path))
+    discard(disk, root, old.map(|entry| entry.path.as_path()))
 }
 
 /// The step of a real name, and whether it is one that replaces another.
@@ -212,7 +301,9 @@ fn parse(name: &str) -> Option<(u64, bool)> {
 fn names(root: &Path) -> Result<Vec<String>, CheckpointError> {
     let reading = |e| CheckpointError::reading(root, e);
     let dir = match fs::read_dir(root) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
         dir => dir.map_err(reading)?,
     };
     let mut names = Vec::new();

@@ -140,7 +140,7 @@ fn seal(body: &str) -> String {
 }
 
 /// Metrics as pairs in their order. JSON has no NaN and no infinities: those are written as words.
-mod numbers {
+pub(crate) mod numbers {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     #[derive(Serialize, Deserialize)]
@@ -148,20 +148,23 @@ mod numbers {
     enum Number {
         Finite(f64),
         Word(String),
+        /// What earlier versions wrote for a number that is not finite.
+        Lost(()),
     }
 
-    pub(super) fn serialize<S: Serializer>(metrics: &[(String, f64)], to: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(metrics: &[(String, f64)], to: S) -> Result<S::Ok, S::Error> {
         to.collect_seq(metrics.iter().map(|(name, value)| match value.is_finite() {
             true => (name, Number::Finite(*value)),
             false => (name, Number::Word(value.to_string())),
         }))
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(String, f64)>, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(String, f64)>, D::Error> {
         let pairs: Vec<(String, Number)> = Vec::deserialize(from)?;
         let number = |number| match number {
             Number::Finite(value) => Ok(value),
             Number::Word(word) => word.parse().map_err(serde::de::Error::custom),
+            Number::Lost(()) => Ok(f64::NAN),
         };
         pairs.into_iter().map(|(name, value)| Ok((name, number(value)?))).collect()
     }

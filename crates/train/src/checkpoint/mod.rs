@@ -7,13 +7,17 @@
 //!                               optimizer.safetensors
 //!                               manifest.json          written last
 //! RUN/checkpoints/best -> step-00000500                a link, replaced by one rename
+//! RUN/checkpoints/aside-step-00000700                  whole, but the run has gone back behind it
+//! RUN/checkpoints/damaged-step-00000600                goes when a newer one is whole
 //! RUN/checkpoints/.lock                                held by the process that trains
 //! ```
 //!
 //! # How it stays whole
 //! A folder is written under a name that begins with a dot (`.writing-…`): files first, each brought to the disk, then
 //! the manifest, then the folder itself. One rename gives it its real name. Deleting goes the other way: one rename to
-//! `.old-…`, then removal. So whatever stands under a real name is whole, whenever the process is killed.
+//! `.old-…`, which is brought to the disk, then removal. So whatever stands under a real name is whole, whenever the
+//! process is killed or the power is cut. `crash` tries every moment of that on a disk that keeps any part of what was
+//! not synced.
 //!
 //! A step that is saved again appears as `step-00000500.new` first, which counts as a real name and comes before the
 //! plain one; then the old folder leaves and the new one takes its name. At each moment one of them is there.
@@ -21,17 +25,24 @@
 //! Leftovers under dotted names are removed by the next [`Store::open`], which holds the lock, so that they cannot
 //! belong to anyone alive. Readers take no lock.
 //!
+//! # How nothing is lost
+//! The lock comes first: nothing is cleaned, set aside or deleted without it. Only certain damage (a checksum, a length,
+//! a format) is passed over; an error of the disk stops. A run that goes back renames what is newer and deletes nothing:
+//! damaged checkpoints stay until a newer one is whole, whole ones until they are removed by hand.
+//!
 //! `best` is derived: of the checkpoints that are there, the one whose metric is best, the earliest of equals. It is
 //! never pruned, so it stays the best of the whole run.
 //!
 //! # Layout
-//! [`Store`] writes (in a thread of its own); [`list`], [`load`], [`latest_whole`] and [`resolve`] read;
+//! [`Lock`] keeps others out; [`Store`] writes (in a thread of its own); [`list`], [`load`], [`latest_whole`] and [`resolve`] read;
 //! [`Manifest`] says what is in a checkpoint; [`CheckpointError`] and [`Difference`] say what is wrong.
 
 mod difference;
 mod disk;
 mod error;
 mod folder;
+mod lacks;
+mod lock;
 mod manifest;
 mod read;
 mod store;
@@ -39,7 +50,13 @@ pub(crate) mod tensors;
 mod write;
 
 #[cfg(test)]
+mod crash;
+#[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
 mod fault_tests;
+#[cfg(test)]
+mod lack_tests;
 #[cfg(test)]
 mod mount_tests;
 #[cfg(test)]
@@ -48,11 +65,13 @@ mod tests;
 use std::sync::Arc;
 
 pub use difference::{Difference, Lacking, Reshaped, Shape};
-pub(crate) use disk::Disk;
+pub(crate) use disk::{Disk, above};
 pub use error::{CheckpointError, Skipped};
-pub use folder::{Entry, list};
+pub use folder::{Entry, best, list};
+pub use lock::Lock;
+pub(crate) use manifest::numbers;
 pub use manifest::{FileEntry, Manifest, model_id};
-pub use read::{Loaded, Place, latest_whole, load, load_at, resolve};
+pub use read::{Loaded, Place, latest_whole, load, load_at, load_step, resolve, run_of};
 pub use store::Store;
 pub use write::Written;
 

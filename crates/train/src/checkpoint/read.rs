@@ -64,15 +64,21 @@ pub fn load(path: &Path) -> Result<Loaded, CheckpointError> {
     Ok(Loaded { path: path.into(), manifest, shards })
 }
 
-/// The newest checkpoint of a run that is whole, and those newer ones that are not. A checkpoint of a newer format is
-/// not damaged: it is an error, so that nobody goes back behind it unawares.
+/// The newest checkpoint of a run that is whole, and those newer ones that are damaged. Only what is certainly damaged is
+/// passed over: a checkpoint that cannot be read now, or of a newer format, is an error, so that nobody goes back behind
+/// it unawares.
 pub fn latest_whole(run: &Path) -> Result<(Loaded, Vec<Skipped>), CheckpointError> {
     let mut skipped = Vec::new();
-    for (step, path) in folder::steps(&folder::root(run))?.into_iter().rev() {
+    let mut steps = folder::steps(&folder::root(run))?;
+    while let Some((step, path)) = steps.pop_last() {
         match load(&path) {
             Ok(loaded) => return Ok((loaded, skipped)),
+            Err(why) if why.is_damage() => skipped.push(Skipped { step, path, why }),
             Err(newer @ CheckpointError::NewerFormat { .. }) => return Err(newer),
-            Err(why) => skipped.push(Skipped { step, path, why }),
+            Err(source) => {
+                let older = steps.pop_last().map(|(_, path)| path);
+                return Err(CheckpointError::Unread { path, source: Box::new(source), older });
+            }
         }
     }
     match skipped.is_empty() {
@@ -81,6 +87,18 @@ pub fn latest_whole(run: &Path) -> Result<(Loaded, Vec<Skipped>), CheckpointErro
         }
         false => Err(CheckpointError::NoneWhole { run: run.into(), skipped }),
     }
+}
+
+/// The checkpoint of a run at `step`.
+pub fn load_step(run: &Path, step: u64) -> Result<Loaded, CheckpointError> {
+    let root = folder::root(run);
+    let path = folder::steps(&root)?.remove(&step).unwrap_or_else(|| root.join(folder::step_name(step)));
+    load(&path)
+}
+
+/// The run that a checkpoint's folder belongs to, and its step.
+pub fn run_of(checkpoint: &Path) -> Result<(PathBuf, u64), CheckpointError> {
+    folder::run_of_step(checkpoint).ok_or_else(|| CheckpointError::Stray { path: checkpoint.into() })
 }
 
 /// What `path` means: a run's folder (or its `checkpoints`), a checkpoint's folder, a run's `best`, or a file of
@@ -92,7 +110,7 @@ pub fn resolve(path: &Path) -> Result<Place, CheckpointError> {
         None => checkpoints.join(".."),
     };
     // `best` is a link that dangles for a moment while its step is replaced, and `RUN/best` is short for it.
-    if path.file_name().is_some_and(|name| name == "best") && !path.is_file() {
+    if path.file_name().is_some_and(|name| name == "best") {
         let parent = run_of(path);
         for root in [folder::root(&parent), parent] {
             if let Some(best) = folder::best_path(&root)? {
@@ -142,7 +160,11 @@ pub fn load_at(path: &Path) -> Result<(Loaded, Vec<Skipped>), CheckpointError> {
 fn load_file(path: &Path, entry: &FileEntry) -> Result<Vec<Weight>, CheckpointError> {
     let reading = |e| CheckpointError::reading(path, e);
     let file = File::open(path).map_err(reading)?;
-    let found = file.metadata().map_err(reading)?.len();
+    let about = file.metadata().map_err(reading)?;
+    if !about.is_file() {
+        return Err(CheckpointError::missing(path, "there is something else in its place"));
+    }
+    let found = about.len();
     if found != entry.bytes {
         return Err(CheckpointError::Length { path: path.into(), expected: entry.bytes, found });
     }

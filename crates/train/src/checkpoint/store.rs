@@ -3,23 +3,15 @@
 //! One snapshot is in flight at most. So memory holds one copy of the arenas, and a run that saves faster than its
 //! disk writes is slowed down to the disk.
 
-use std::fs::{self, File, TryLockError};
-use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::thread::JoinHandle;
 
 use super::write::{Keep, write};
-use super::{CheckpointError, Disk, Snapshot, Written, folder};
-
-/// How long a lock is waited for.
-const LOCK_WAIT: Duration = Duration::from_millis(500);
+use super::{CheckpointError, Disk, Lock, Snapshot, Written, folder};
 
 /// The checkpoints of a run that is being trained. While it lives, no other process can train into the folder.
 pub struct Store {
-    run: PathBuf,
-    root: PathBuf,
     best: Option<String>,
     /// The newest step that was there, or was handed over since.
     newest: Option<u64>,
@@ -28,8 +20,7 @@ pub struct Store {
     buffers: Vec<Vec<f32>>,
     failed: Option<CheckpointError>,
     written: Vec<Written>,
-    /// The system lets go of it when the process ends, however that ends.
-    _lock: File,
+    lock: Lock,
 }
 
 struct Writer {
@@ -48,18 +39,12 @@ impl Store {
     /// left behind. After each save the newest `keep` checkpoints stay (at least one), and the one whose metric
     /// `best` is best; less is better for a loss, an error or a perplexity, more for anything else.
     pub fn open(run: &Path, keep: usize, best: Option<String>) -> Result<Store, CheckpointError> {
-        Store::open_on(Disk::default(), run, keep, best)
+        Store::open_held(Lock::take(run)?, keep, best)
     }
 
-    pub(super) fn open_on(
-        disk: Disk,
-        run: &Path,
-        keep: usize,
-        best: Option<String>,
-    ) -> Result<Store, CheckpointError> {
-        let root = folder::root(run);
-        fs::create_dir_all(&root).map_err(|e| CheckpointError::writing(&root, e))?;
-        let lock = lock(run, &root)?;
+    /// The same, for who holds the run's lock already.
+    pub fn open_held(lock: Lock, keep: usize, best: Option<String>) -> Result<Store, CheckpointError> {
+        let (disk, root) = (lock.disk().another(), lock.root().to_path_buf());
         folder::clean(&disk, &root)?;
         let newest = folder::steps(&root)?.into_keys().next_back();
         let keep = Keep { newest: keep.max(1), best };
@@ -70,10 +55,8 @@ impl Store {
         let thread = std::thread::Builder::new()
             .name("checkpoint".into())
             .spawn(move || run_writer(&disk, &at, &keep, &snapshots, &outcomes))
-            .map_err(|source| CheckpointError::Io { path: root.clone(), source })?;
+            .map_err(|source| CheckpointError::Io { path: root, source })?;
         Ok(Store {
-            run: run.into(),
-            root,
             best,
             newest,
             writer: Some(Writer { to, from, thread }),
@@ -81,8 +64,13 @@ impl Store {
             buffers: Vec::new(),
             failed: None,
             written: Vec::new(),
-            _lock: lock,
+            lock,
         })
+    }
+
+    /// What is to be said about the file system: each thing once.
+    pub fn take_notes(&self) -> Vec<&'static str> {
+        self.lock.disk().take_notes()
     }
 
     /// The buffers of the last snapshot, in the order of its shards, to be filled again ([`super::Shard::copy`]).
@@ -110,7 +98,11 @@ impl Store {
     /// nothing was handed over.
     pub fn save(&mut self, snapshot: Snapshot) -> Result<(), CheckpointError> {
         if let Some(newest) = self.newest.filter(|newest| snapshot.step < *newest) {
-            return Err(CheckpointError::Backwards { run: self.run.clone(), step: snapshot.step, newest });
+            return Err(CheckpointError::Backwards {
+                run: self.lock.run().into(),
+                step: snapshot.step,
+                newest,
+            });
         }
         self.wait();
         self.newest = Some(snapshot.step);
@@ -136,20 +128,17 @@ impl Store {
         std::mem::take(&mut self.written)
     }
 
-    /// Goes back to `step`: deletes all later checkpoints, whole or not, and gives their steps. For a run that
-    /// resumes from a checkpoint that is not the newest.
-    pub fn go_back(&mut self, step: u64) -> Result<Vec<u64>, CheckpointError> {
+    /// Goes back to `step`: all later checkpoints get other names, which are given with their steps. Those of `damaged`
+    /// steps are removed when a newer one is whole, the others stay. For a run that resumes from a checkpoint that is
+    /// not the newest.
+    pub fn go_back(&mut self, step: u64, damaged: &[u64]) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
         self.wait();
-        let disk = Disk::default();
-        let later = folder::steps(&self.root)?.split_off(&step.saturating_add(1));
-        let mut gone = Vec::new();
-        for (step, path) in later.into_iter().rev() {
-            folder::discard(&disk, &self.root, &path)?;
-            gone.push(step);
-        }
-        folder::elect(&disk, &self.root, self.best.as_deref())?;
-        self.newest = folder::steps(&self.root)?.into_keys().next_back();
-        Ok(gone)
+        let (disk, root) = (self.lock.disk(), self.lock.root());
+        // First, so that `best` never means one that has gone.
+        folder::elect(disk, root, self.best.as_deref(), step)?;
+        let moved = folder::go_back(disk, root, step, damaged)?;
+        self.newest = folder::steps(root)?.into_keys().next_back();
+        Ok(moved)
     }
 
     fn wait(&mut self) {
@@ -207,31 +196,4 @@ fn run_writer(
         // A store that was dropped needs neither.
         let _ = outcomes.send(Outcome { result, buffers });
     }
-}
-
-/// Takes the folder's lock, and writes into it who holds it.
-fn lock(run: &Path, root: &Path) -> Result<File, CheckpointError> {
-    let path = root.join(".lock");
-    let writing = |e| CheckpointError::writing(&path, e);
-    let mut file =
-        File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(writing)?;
-    let began = Instant::now();
-    loop {
-        match file.try_lock() {
-            Ok(()) => break,
-            // A child that somebody started holds what its parent held until it has become another program, so a lock
-            // whose owner has gone may stay for a moment.
-            Err(TryLockError::WouldBlock) if began.elapsed() < LOCK_WAIT => thread::sleep(LOCK_WAIT / 50),
-            Err(TryLockError::WouldBlock) => {
-                let mut text = String::new();
-                let _ = file.take(32).read_to_string(&mut text);
-                return Err(CheckpointError::Locked { run: run.into(), pid: text.trim().parse().ok() });
-            }
-            Err(TryLockError::Error(e)) => return Err(writing(e)),
-        }
-    }
-    // The number is for the other's message only: on a full disk it may be missing.
-    let _ =
-        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
-    Ok(file)
 }

@@ -168,11 +168,20 @@ fn steps_go_forward_until_one_goes_back() {
     let (run, mut store) = saved(&[(1, 0.1), (2, 0.2), (3, 0.9)], 5, Some("val_accuracy"));
     let refused = store.save(snapshot(2, &[]));
     assert!(matches!(refused, Err(CheckpointError::Backwards { step: 2, newest: 3, .. })));
-    assert_eq!(store.go_back(1).unwrap(), [3, 2]);
+    // What is newer gets another name. Damaged ones stay until a newer one is whole, whole ones for good.
+    let root = run.path().join("checkpoints");
+    let aside = [(3, root.join("aside-step-00000003")), (2, root.join("damaged-step-00000002"))];
+    assert_eq!(store.go_back(1, &[2]).unwrap(), aside);
     assert_eq!(steps_in(run.path()), [1]);
     assert!(list(run.path()).unwrap()[0].is_best);
+    assert!(aside.iter().all(|(step, path)| load(path).unwrap().manifest.step == *step));
     save(&mut store, snapshot(2, &[]));
     assert_eq!(steps_in(run.path()), [1, 2]);
+    assert!(aside[0].1.exists() && !aside[1].1.exists());
+    // Once more behind the same step: both stay.
+    save(&mut store, snapshot(3, &[]));
+    assert_eq!(store.go_back(2, &[]).unwrap(), [(3, root.join("aside-step-00000003-2"))]);
+    assert!(load(&aside[0].1).is_ok());
 }
 
 #[test]
@@ -212,20 +221,12 @@ fn leftovers_go_when_a_store_opens() {
 fn damage_is_named_and_passed_over() {
     type Damage = fn(&Path);
     type Is = fn(&CheckpointError) -> bool;
-    let rows: [(Damage, Is); 7] = [
+    let rows: [(Damage, Is); 5] = [
         (|at| flip(&at.join(MODEL_FILE), -1), |e| matches!(e, CheckpointError::Checksum { .. })),
         (|at| flip(&at.join(MODEL_FILE), 0), |e| matches!(e, CheckpointError::Checksum { .. })),
         (|at| flip(&at.join(MODEL_FILE), 9), |e| matches!(e, CheckpointError::Checksum { .. })),
         (|at| cut(&at.join("optimizer.safetensors")), |e| matches!(e, CheckpointError::Length { .. })),
         (|at| cut(&at.join("manifest.json")), |e| matches!(e, CheckpointError::HalfWritten { .. })),
-        (
-            |at| fs::remove_file(at.join(MODEL_FILE)).unwrap(),
-            |e| matches!(e, CheckpointError::Missing { .. }),
-        ),
-        (
-            |at| fs::remove_file(at.join("manifest.json")).unwrap(),
-            |e| matches!(e, CheckpointError::Missing { .. }),
-        ),
     ];
     for (i, (damage, is)) in rows.into_iter().enumerate() {
         let (run, mut store) = saved(&[(1, 0.1), (2, 0.2)], 5, None);
@@ -245,6 +246,36 @@ fn damage_is_named_and_passed_over() {
         // The step that is saved again takes the damaged one's place.
         save(&mut store, snapshot(2, &[]));
         assert_eq!(latest_whole(run.path()).unwrap().0.manifest.step, 2, "row {i}");
+    }
+}
+
+/// A checkpoint that cannot be read now may be whole: nobody goes back behind it unasked.
+#[test]
+fn what_cannot_be_read_now_is_not_passed_over() {
+    type Harm = fn(&Path);
+    let gone: Harm = |at| fs::remove_file(at.join(MODEL_FILE)).unwrap();
+    let no_manifest: Harm = |at| fs::remove_file(at.join("manifest.json")).unwrap();
+    // Root may read everything: folders and links that go nowhere are what cannot be read.
+    let broken: Harm = |at| {
+        fs::remove_file(at.join("optimizer.safetensors")).unwrap();
+        fs::create_dir(at.join("optimizer.safetensors")).unwrap();
+    };
+    let looping: Harm = |at| {
+        fs::remove_file(at.join(MODEL_FILE)).unwrap();
+        std::os::unix::fs::symlink(MODEL_FILE, at.join(MODEL_FILE)).unwrap();
+    };
+    for (i, harm) in [gone, no_manifest, broken, looping].into_iter().enumerate() {
+        let (run, _store) = saved(&[(1, 0.1), (2, 0.2)], 5, None);
+        let (older, newest) = (step_folder(run.path(), 1), step_folder(run.path(), 2));
+        harm(&newest);
+        let error = latest_whole(run.path()).unwrap_err();
+        let CheckpointError::Unread { path, older: Some(other), .. } = &error else {
+            panic!("row {i}: {error}")
+        };
+        assert_eq!((path, other), (&newest, &older), "row {i}");
+        let text = error.to_string();
+        assert!(text.ends_with(&format!("`polyreme resume {}`", older.display())), "row {i}: {text}");
+        assert_eq!(steps_in(run.path()), [1, 2], "row {i}");
     }
 }
 

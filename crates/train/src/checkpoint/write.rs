@@ -57,8 +57,9 @@ pub(super) fn write(
         }
     };
     let seconds = started.elapsed().as_secs_f64();
-    let best = folder::elect(disk, root, keep.best.as_deref())?;
+    let best = folder::elect(disk, root, keep.best.as_deref(), u64::MAX)?;
     folder::prune(disk, root, keep.newest, best)?;
+    folder::forget_damaged(disk, root, step)?;
     Ok(Written { step, path, bytes, seconds, is_best: best == Some(step) })
 }
 

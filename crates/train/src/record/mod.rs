@@ -20,4 +20,5 @@ mod wording;
 
 pub use error::RecordError;
 pub use recorder::{METRICS, Options, REPORT, Recorder};
+pub(crate) use tensorboard::is_event_file;
 pub use wording::thousands;

@@ -84,6 +84,11 @@ pub fn tag(name: &str) -> String {
     }
 }
 
+/// Whether this is the name of an event file.
+pub(crate) fn is_event_file(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
 /// Seconds since 1970.
 pub(super) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())

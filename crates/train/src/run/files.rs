@@ -1,10 +1,9 @@
 //! What rank 0 writes: the folder of a run, its checkpoints, records and report. Other ranks have none of it.
 
-use std::path::Path;
-
+use super::folder::{Hold, JOB_FILE};
 use super::prepared::Prepared;
 use super::snapshot::{Progress, Tables};
-use crate::checkpoint::{Loaded, Store};
+use crate::checkpoint::{Disk, Loaded, Store};
 use crate::error::TrainError;
 use crate::event::{Ending, Event, Observer, Summary};
 use crate::metrics::Confusion;
@@ -13,35 +12,55 @@ use crate::team::Team;
 
 /// The files of a run.
 pub(super) struct Files {
-    pub(super) store: Store,
+    store: Store,
     recorder: Recorder,
     tables: Tables,
     /// The resolved job, for checkpoints.
     job: String,
+    /// What is to be told.
+    notes: Vec<String>,
 }
 
 impl Files {
-    /// Makes the folder, or goes on with it.
+    /// Begins the run in its folder, or goes on with it.
     pub(super) fn open(
-        folder: &Path,
+        hold: Hold,
         prepared: &Prepared,
         team: &Team,
         resumed: Option<&Loaded>,
     ) -> Result<Files, TrainError> {
         let (job, output) = (prepared.job.to_toml(), &prepared.job.output);
-        std::fs::create_dir_all(folder).map_err(|source| TrainError::io(folder, source))?;
-        let mut store = Store::open(folder, output.keep, output.best.clone())?;
-        if let Some(loaded) = resumed {
-            store.go_back(loaded.manifest.step)?;
-        }
+        let folder = hold.folder().to_path_buf();
+        let (store, goes_on, notes) = hold.begin(output.keep, output.best.clone(), resumed)?;
+        // Before anything else: from here on the run can go on, whenever it is killed.
+        Disk::default().write_whole(&folder.join(JOB_FILE), job.as_bytes())?;
         let options = record::Options { tensorboard: output.tensorboard, ..Default::default() };
-        let recorder = match resumed {
-            None => Recorder::create(folder, &options)?,
-            Some(_) => Recorder::resume(folder, team.steps_done(), &options)?,
+        let recorder = match goes_on {
+            false => Recorder::create(&folder, &options)?,
+            true => Recorder::resume(&folder, team.steps_done(), &options)?,
         };
-        let file = folder.join("job.toml");
-        std::fs::write(&file, &job).map_err(|source| TrainError::io(&file, source))?;
-        Ok(Files { store, recorder, tables: Tables::new(team), job })
+        Ok(Files { store, recorder, tables: Tables::new(team), job, notes })
+    }
+
+    /// Tells what there is to be said about the folder.
+    pub(super) fn tell(&mut self, observer: &mut dyn Observer) {
+        self.notes.extend(self.store.take_notes().into_iter().map(String::from));
+        self.notes.drain(..).for_each(|note| observer.event(Event::Warning(&note)));
+    }
+
+    /// Waits for the last checkpoint. That it failed is an error for a run that is to go on from it; one that has
+    /// finished has its model to write still.
+    pub(super) fn settle(&mut self, ending: Ending, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let written = self.store.finish();
+        self.tell(observer);
+        match (written, ending) {
+            (Ok(()), _) => Ok(()),
+            (Err(error), Ending::Interrupted) => Err(error.into()),
+            (Err(error), Ending::Finished | Ending::EarlyStop) => {
+                observer.event(Event::Warning(&format!("the last checkpoint could not be written: {error}")));
+                Ok(())
+            }
+        }
     }
 
     /// Hands a checkpoint of this moment to the writer. Collective; other ranks hand over their part.
@@ -57,6 +76,7 @@ impl Files {
         if let Err(error) = self.store.save(snapshot) {
             observer.event(Event::Warning(&format!("a checkpoint could not be written: {error}")));
         }
+        self.tell(observer);
         Ok(())
     }
 

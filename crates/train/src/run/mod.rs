@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //! - [`Prepared`]: the job with its data and its network, checked, before anything is reserved or written. `seats`: how
-//!   many ranks and threads that makes. `folder`: where a run writes.
+//!   many ranks and threads that makes. [`Hold`]: where a run writes, under its lock; [`Found`]: a run that goes on.
 //! - [`run_ranks`]: the ranks of this process. `train`: the loop that each of them runs. `step`, `judged`:
 //!   its steps and its evaluations.
 //! - `files`: what rank 0 writes. `snapshot`: to and from checkpoints.
@@ -20,7 +20,7 @@ mod train;
 #[cfg(test)]
 mod tests;
 
-pub use folder::choose as choose_folder;
+pub use folder::{Found, Hold, likely_folder};
 pub use prepared::{Given, Prepared};
 pub use ranks::{run_ranks, run_ranks_at};
 pub use seats::{Seats, seats};

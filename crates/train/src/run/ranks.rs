@@ -10,6 +10,7 @@ use std::thread;
 
 use polyreme_collective::Comm;
 
+use super::folder::Hold;
 use super::prepared::Prepared;
 use super::train::Run;
 use crate::checkpoint::Loaded;
@@ -31,17 +32,19 @@ pub fn run_ranks(
     comms: Vec<Comm>,
     observer: &mut dyn Observer,
 ) -> Result<Summary, TrainError> {
-    run_ranks_at(prepared, folder, resumed, comms, observer, &|_| ())
+    run_ranks_at(prepared, folder, None, resumed, comms, observer, &|_| ())
 }
 
-/// The same, with something that is done first on each rank's own thread: the place to choose its cores, which all
-/// threads that it starts inherit.
+/// The same in a folder whose lock is held already (rank 0's process takes it otherwise, when it begins to write), and
+/// with something that is done first on each rank's own thread: the place to choose its cores, which all threads that it
+/// starts inherit.
 ///
 /// # Panics
 /// As [`run_ranks`].
 pub fn run_ranks_at(
     prepared: Prepared,
     folder: &Path,
+    hold: Option<Hold>,
     resumed: Option<&Loaded>,
     comms: Vec<Comm>,
     observer: &mut dyn Observer,
@@ -57,7 +60,7 @@ pub fn run_ranks_at(
             let (rank, prepared) = (comm.rank(), prepared.clone());
             let body = move || {
                 begin(rank);
-                one_rank(prepared, folder, resumed, comm, local, &mut Silent)
+                one_rank(prepared, folder, None, resumed, comm, local, &mut Silent)
             };
             match thread::Builder::new().name(format!("rank {rank}")).spawn_scoped(scope, body) {
                 Ok(thread) => others.push(thread),
@@ -71,8 +74,8 @@ pub fn run_ranks_at(
         }
         begin(first.rank());
         let mine = match first.rank() {
-            0 => one_rank(prepared, folder, resumed, first, local, observer),
-            _ => one_rank(prepared, folder, None, first, local, &mut Deaf(observer)),
+            0 => one_rank(prepared, folder, hold, resumed, first, local, observer),
+            _ => one_rank(prepared, folder, None, None, first, local, &mut Deaf(observer)),
         };
         // What went wrong on another rank, a panic included, it has told this one.
         others.into_iter().for_each(|other| drop(other.join()));
@@ -94,6 +97,7 @@ enum Stop {
 fn one_rank(
     prepared: Prepared,
     folder: &Path,
+    hold: Option<Hold>,
     resumed: Option<&Loaded>,
     comm: Comm,
     local: usize,
@@ -101,7 +105,7 @@ fn one_rank(
 ) -> Result<Summary, Stop> {
     let mut run = Run::new(prepared, comm, local).map_err(Stop::Error)?;
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        run.open(folder, resumed)?;
+        run.open(folder, hold, resumed)?;
         run.train(observer)
     }));
     match outcome {

@@ -1,6 +1,9 @@
 //! Between a run and its checkpoints: what is learnt, what the optimizer remembers, and how far the run has come.
 //!
-//! Rank 0 reads and writes. A checkpoint knows nothing of ranks: moments are gathered and scattered on the way.
+//! Rank 0 reads and writes. A checkpoint knows nothing of ranks: moments are gathered and scattered on the way. But for
+//! one file: where ranks have statistics of their own (batch norms without `sync_batch_norm`), it keeps those of each, so
+//! that the same number of ranks goes on with the same bits; another number starts from their mean. Taking a checkpoint
+//! changes nothing in the run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +11,7 @@ use std::sync::Arc;
 use polyreme_exec::{Engine, Kept, Slot};
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
+use crate::checkpoint::{self, Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
 use crate::error::TrainError;
 use crate::install::{install, install_arena};
 use crate::metrics::{Best, Patience};
@@ -17,6 +20,8 @@ use crate::team::Team;
 
 /// The averaged parameters' file.
 pub const AVERAGE_FILE: &str = "average.safetensors";
+/// The states of each rank, where they differ.
+const STATES_FILE: &str = "states.safetensors";
 const MOMENT_FILES: [(&str, Kept); 2] =
     [("moment1.safetensors", Kept::Moment1), ("moment2.safetensors", Kept::Moment2)];
 
@@ -39,7 +44,8 @@ pub struct Progress {
     pub best: Option<Best>,
     /// Early stopping.
     pub patience: Option<Patience>,
-    /// The last value of each metric.
+    /// The last value of each metric, which may be NaN.
+    #[serde(with = "checkpoint::numbers")]
     pub metrics: Vec<(String, f64)>,
     /// How samples are prepared.
     pub preparation: Preparation,
@@ -57,6 +63,8 @@ impl Progress {
 pub(crate) struct Tables {
     model: Arc<[TensorAt]>,
     params: Arc<[TensorAt]>,
+    /// Of each rank, one after the other.
+    states: Arc<[TensorAt]>,
 }
 
 impl Tables {
@@ -70,7 +78,11 @@ impl Tables {
         let n_params = learner.kept(Kept::Params).len();
         let params: Vec<_> = learner.param_slots().into_iter().map(|s| at(s, 0)).collect();
         let states = learner.state_slots().into_iter().map(|s| at(s, n_params));
-        Tables { model: params.iter().cloned().chain(states).collect(), params: params.into() }
+        Tables {
+            model: params.iter().cloned().chain(states).collect(),
+            params: params.into(),
+            states: states_of_ranks(learner).into_iter().map(|s| at(s, 0)).collect(),
+        }
     }
 
     /// A copy of everything, in recycled buffers as far as there are any. Collective: rank 0 calls this, the others
@@ -87,12 +99,21 @@ impl Tables {
         buffers.sort_by_key(|b| std::cmp::Reverse(b.capacity()));
         let mut buffers = buffers.into_iter();
         let mut next = || buffers.next().unwrap_or_default();
-        team.learner_mut().average_states()?;
+        let states = team.learner_mut().gather_states()?;
         let params = team.learner().kept(Kept::Params);
         let n_params = params.len();
         let mut model = Shard::copy(MODEL_FILE, self.model.clone(), params, next());
-        model.data.extend_from_slice(team.learner().kept(Kept::States));
+        let own = team.learner().kept(Kept::States);
+        match &states {
+            Some(all) => model.data.extend(mean(all, own.len())),
+            None => model.data.extend_from_slice(own),
+        }
         let mut shards = vec![model];
+        shards.extend(states.map(|data| Shard {
+            file: STATES_FILE.into(),
+            tensors: self.states.clone(),
+            data,
+        }));
         for (file, what) in moment_files(team) {
             let mut shard = Shard::copy(file, self.params.clone(), &[], next());
             shard.data.resize(n_params, 0.0);
@@ -110,7 +131,7 @@ impl Tables {
 
 /// What other ranks than 0 do for a checkpoint. Collective, with [`Tables::snapshot`].
 pub(crate) fn hand_over(team: &mut Team) -> Result<(), TrainError> {
-    team.learner_mut().average_states()?;
+    team.learner_mut().gather_states()?;
     for (_, what) in moment_files(team) {
         team.learner_mut().gather_moments(what, None)?;
     }
@@ -120,6 +141,7 @@ pub(crate) fn hand_over(team: &mut Team) -> Result<(), TrainError> {
 /// Brings all ranks to where the checkpoint was, which rank 0 has. Collective.
 pub(crate) fn restore(team: &mut Team, loaded: Option<&Loaded>) -> Result<(), TrainError> {
     restore_weights(team, loaded)?;
+    restore_states(team, loaded)?;
     let (params, len) = (team.learner().param_slots(), team.learner().kept(Kept::Params).len());
     for (file, what) in moment_files(team) {
         let moments = match loaded {
@@ -133,6 +155,48 @@ pub(crate) fn restore(team: &mut Team, loaded: Option<&Loaded>) -> Result<(), Tr
         team.learner_mut().scatter_moments(what, moments.as_deref())?;
     }
     Ok(())
+}
+
+/// Gives each rank its own states, if the checkpoint is of as many ranks; otherwise all keep the mean. Collective.
+fn restore_states(team: &mut Team, loaded: Option<&Loaded>) -> Result<(), TrainError> {
+    let slots = states_of_ranks(team.learner());
+    let shard = loaded.and_then(|loaded| Some((loaded, loaded.shard(STATES_FILE)?)));
+    let states = match shard.filter(|(_, shard)| shard.len() == slots.len()) {
+        None => None,
+        Some((loaded, shard)) => {
+            let mut states = vec![0.0; team.learner().kept(Kept::States).len() * team.learner().role().ranks];
+            install_arena(&mut states, &slots, Some(shard), &loaded.path.join(STATES_FILE))?;
+            Some(states)
+        }
+    };
+    let mut there = [i64::from(states.is_some())];
+    team.comm().broadcast(&mut there, 0)?;
+    match there {
+        [0] => Ok(()),
+        _ => Ok(team.learner_mut().scatter_states(states.as_deref())?),
+    }
+}
+
+/// The states of all ranks, one after the other.
+fn states_of_ranks(engine: &Engine) -> Vec<Slot> {
+    let (slots, len) = (engine.state_slots(), engine.kept(Kept::States).len());
+    let of = |rank: usize| {
+        slots.iter().map(move |slot| Slot {
+            name: format!("rank{rank}.{}", slot.name),
+            dims: slot.dims.clone(),
+            range: rank * len + slot.range.start..rank * len + slot.range.end,
+        })
+    };
+    (0..engine.role().ranks).flat_map(of).collect()
+}
+
+/// The mean of parts of `len` numbers; exactly the number where all parts have the same.
+fn mean(parts: &[f32], len: usize) -> impl Iterator<Item = f32> {
+    let n = parts.len() / len.max(1);
+    (0..len).map(move |i| {
+        let sum: f64 = parts[i..].iter().step_by(len).map(|x| f64::from(*x)).sum();
+        (sum / n as f64) as f32
+    })
 }
 
 /// The same without what the optimizer remembers: to evaluate and to ship. Collective.

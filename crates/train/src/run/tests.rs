@@ -36,7 +36,7 @@ fn a_slow_rank_gets_fewer_samples_from_the_next_step_on() {
     let rank = |comm: Comm| {
         let (mut notes, rank) = (Notes::default(), comm.rank());
         let mut run = Run::new(prepared.clone(), comm, 2).unwrap();
-        run.open(&folder.path().join("run"), None).unwrap();
+        run.open(&folder.path().join("run"), None, None).unwrap();
         // Rank 1 takes twice as long for its samples.
         run.measured = Measured { samples: 300.0, seconds: [1.0, 2.0][rank] };
         assert!(!run.rebalance(19, &mut notes).unwrap(), "it is not time yet");

@@ -13,10 +13,11 @@ use polyreme_exec::Timeline;
 use serde::{Deserialize, Serialize};
 
 use super::files::Files;
+use super::folder::{Hold, hold_given};
 use super::prepared::Prepared;
 use super::snapshot::{Progress, hand_over, restore, restore_weights, start_from};
 use crate::balance::Measured;
-use crate::checkpoint::{self, Loaded};
+use crate::checkpoint::{self, CheckpointError, Loaded};
 use crate::error::TrainError;
 use crate::event::{Ending, Event, Observer, StepDone, Summary};
 use crate::install::ship;
@@ -98,7 +99,12 @@ impl Run {
     }
 
     /// Brings the run to its beginning, or with `resumed` to where it was, and makes the folder. Collective.
-    pub(super) fn open(&mut self, folder: &Path, resumed: Option<&Loaded>) -> Result<(), TrainError> {
+    pub(super) fn open(
+        &mut self,
+        folder: &Path,
+        hold: Option<Hold>,
+        resumed: Option<&Loaded>,
+    ) -> Result<(), TrainError> {
         let learner = self.team.learner();
         let layout = format!("{:?} {:?}", learner.param_slots(), learner.role().parts);
         let what = "its program lays out the parameters in another way; give all the same version";
@@ -127,7 +133,8 @@ impl Run {
         }
         self.folder = folder.to_path_buf();
         if self.rank == 0 {
-            self.files = Some(Files::open(folder, &self.prepared, &self.team, resumed)?);
+            let hold = hold.map_or_else(|| hold_given(folder, resumed.is_some()), Ok)?;
+            self.files = Some(Files::open(hold, &self.prepared, &self.team, resumed)?);
         }
         self.saved_step = self.team.steps_done();
         self.saved = Instant::now();
@@ -145,6 +152,9 @@ impl Run {
         if self.rank == 0 {
             let outline = self.prepared.outline(&self.folder, self.team.steps_done())?;
             observer.event(Event::Started(&outline));
+        }
+        if let Some(files) = &mut self.files {
+            files.tell(observer);
         }
         self.begin_trace()?;
         self.started = Instant::now();
@@ -173,7 +183,7 @@ impl Run {
         self.save(observer)?;
         self.team.comm().set_doing(Doing::Saving);
         if let Some(files) = &mut self.files {
-            files.store.finish()?;
+            files.settle(ending, observer)?;
         }
         self.finish(ending, observer)
     }
@@ -319,12 +329,9 @@ impl Run {
         let model = self.folder.join("model.safetensors");
         let mut model_step = self.team.steps_done();
         if ending != Ending::Interrupted {
-            if let Some(step) = self.best_elsewhere() {
-                let folder = &self.folder;
-                let best = (self.rank == 0).then(|| checkpoint::load(&folder.join("checkpoints/best")));
-                let best = best.transpose()?;
-                restore_weights(&mut self.team, best.as_ref())?;
-                model_step = best.map_or(step, |loaded| loaded.manifest.step);
+            match self.best_elsewhere() {
+                Some(step) => model_step = self.take_best(step, observer)?,
+                None => self.team.learner_mut().average_states()?,
             }
             self.test(observer)?;
             self.team.comm().set_doing(Doing::Saving);
@@ -355,6 +362,31 @@ impl Run {
         self.team.comm().barrier()?;
         observer.event(Event::Finished(&summary));
         Ok(summary)
+    }
+
+    /// Takes the weights of the best checkpoint, and gives its step; if it cannot be read, the last ones stay.
+    /// Collective.
+    fn take_best(&mut self, step: u64, observer: &mut dyn Observer) -> Result<u64, TrainError> {
+        let missing =
+            || CheckpointError::missing(&self.folder.join("checkpoints/best"), "it was not written");
+        let read = |path: Option<PathBuf>| checkpoint::load(&path.ok_or_else(missing)?);
+        let best = (self.rank == 0).then(|| checkpoint::best(&self.folder).and_then(read));
+        let mut there = [i64::from(matches!(best, Some(Ok(_))))];
+        self.team.comm().broadcast(&mut there, 0)?;
+        let best = match best.transpose() {
+            Ok(best) => best,
+            Err(error) => {
+                let what = "the best checkpoint cannot be read, so the model has the last weights";
+                observer.event(Event::Warning(&format!("{what}: {error}")));
+                None
+            }
+        };
+        if there == [0] {
+            self.team.learner_mut().average_states()?;
+            return Ok(self.team.steps_done());
+        }
+        restore_weights(&mut self.team, best.as_ref())?;
+        Ok(best.map_or(step, |loaded| loaded.manifest.step))
     }
 
     /// The step of the best checkpoint, if it is another than the last.

@@ -6,4 +6,5 @@ mod buffers;
 mod failing;
 mod ranks;
 mod runs;
+mod saved;
 mod team;
