@@ -1,5 +1,6 @@
 //! `polyreme train` and `polyreme resume`.
 
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,8 +17,8 @@ use super::{Failure, Outcome, print_json};
 use crate::app::App;
 use crate::cluster::cores::Machine;
 use crate::cluster::enter::Ranks;
-use crate::cluster::{Decided, Setup};
-use crate::process;
+use crate::cluster::{Decided, LAUNCHED, Setup};
+use crate::{output, process};
 
 /// What people learn from `train --help`.
 const EXAMPLES: &str = "\
@@ -54,7 +55,7 @@ pub(super) struct TrainArgs {
     /// Replace the run that the folder holds.
     #[arg(long)]
     overwrite: bool,
-    /// Print JSON lines; the last one is the summary.
+    /// Print JSON lines; the last one is the summary, or the error.
     #[arg(long)]
     json: bool,
     /// Write a timeline of every rank: computing, exchanging, waiting. chrome://tracing and Perfetto show it.
@@ -72,7 +73,7 @@ pub(super) struct ResumeArgs {
     /// Change a setting, such as `train.epochs=20` to train for longer.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
-    /// Print JSON lines; the last one is the summary.
+    /// Print JSON lines; the last one is the summary, or the error.
     #[arg(long)]
     json: bool,
     /// Write a timeline of every rank: computing, exchanging, waiting. chrome://tracing and Perfetto show it.
@@ -153,10 +154,7 @@ fn check(app: &App, job: Job, args: &TrainArgs) -> Outcome {
     let outline = prepared.outline(&choose_folder(&prepared.job, true)?, 0)?;
     match args.json {
         true => print_json(&outline),
-        false => {
-            print!("{}", outline_text(&outline));
-            Ok(())
-        }
+        false => Ok(write!(io::stdout(), "{}", outline_text(&outline, output::out().width()))?),
     }
 }
 
@@ -227,7 +225,7 @@ pub(super) fn read_job(app: &App, file: Option<&Path>, sets: &[String]) -> Resul
 fn last_whole(path: &Path) -> Result<(PathBuf, Loaded), Failure> {
     let (loaded, skipped) = checkpoint::latest_whole(path)?;
     for skipped in skipped {
-        eprintln!("warning: {} is passed over: {}", skipped.path.display(), skipped.why);
+        output::say(&format!("warning: {} is passed over: {}", skipped.path.display(), skipped.why));
     }
     let folder = loaded.path.parent().and_then(Path::parent).unwrap_or(path).to_path_buf();
     Ok((folder, loaded))
@@ -242,14 +240,15 @@ fn start(
     stop: Arc<AtomicBool>,
 ) -> Outcome {
     prepared.system = process::facts();
-    catch_interrupts(&stop)?;
-    show(&ranks, json)?;
+    catch_interrupts(&stop, std::env::var_os(LAUNCHED).is_some())?;
+    show(&ranks, json);
     let mut screen = Screen::new(json, stop);
     let Ranks { comms, seats, control, .. } = ranks;
     let trained = run_ranks_at(prepared, folder, resumed, comms, &mut screen, &|rank| seats.pin(rank));
-    screen.clear();
     let mut ending = Ending::Finished;
-    part(control, trained.map(|summary| ending = summary.ending).map_err(Failure::from))?;
+    let parted = part(control, trained.map(|summary| ending = summary.ending).map_err(Failure::from));
+    screen.close();
+    parted?;
     match ending {
         Ending::Interrupted => Err(Failure::interrupted()),
         Ending::Finished | Ending::EarlyStop => Ok(()),
