@@ -7,15 +7,19 @@
 //! - [`app`]: a job defined in Rust, with the whole command line.
 //! - [`cli`]: the commands. [`mod@bench`], [`doctor`]: two of them that are libraries too.
 //! - [`cluster`]: how many ranks there are, on which cores, and who starts them.
+//! - [`output`]: the standard streams, which hold nobody who trains.
 //! - [`process`]: the process and the machine, as the operating system sees them.
 
 #![forbid(unsafe_code)]
+// They panic when their reader has gone; see `output`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod app;
 pub mod bench;
 pub mod cli;
 pub mod cluster;
 pub mod doctor;
+pub mod output;
 pub mod process;
 
 pub use app::App;

@@ -64,6 +64,14 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
+/// Whether this process was started with a signal ignored, as `nohup` does.
+pub fn ignores(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
+}
+
 fn status_kib(key: &str) -> usize {
     kib(&fs::read_to_string("/proc/self/status").unwrap_or_default(), key)
 }
@@ -85,6 +93,12 @@ pub fn facts() -> Vec<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_ignored_signal_is_seen() {
+        // Rust ignores SIGPIPE in every program, and nothing else.
+        assert!(ignores(13) && !ignores(15));
+    }
 
     #[test]
     fn memory_is_seen_to_grow() {

@@ -15,7 +15,7 @@ use crate::bench::collective::{self, Op};
 use crate::bench::jobs::Job;
 use crate::bench::{self, kernels, load, step, step::Settings};
 use crate::cluster::Asked;
-use crate::process;
+use crate::{output, process};
 
 #[derive(Subcommand)]
 pub(super) enum Bench {
@@ -142,7 +142,8 @@ fn bench_ranks(args: &StepArgs) -> Outcome {
     };
     let transport = group.rows[0].transport.clone();
     if group.speaks() && !args.json {
-        show(&group, false)?;
+        show(&group, false);
+        output::err().settle();
         writeln!(io::stdout(), "{}", bench::ranks::HEADER)?;
     }
     let jobs = args.jobs();
@@ -178,7 +179,8 @@ fn bench_collective(args: &CollectiveArgs) -> Outcome {
     };
     let (ranks, transport) = (group.size(), group.rows[0].transport.clone());
     if group.speaks() && !args.json {
-        show(&group, false)?;
+        show(&group, false);
+        output::err().settle();
         writeln!(io::stdout(), "{}", collective::HEADER)?;
     }
     let control = group.control.take();

@@ -8,6 +8,7 @@ use polyreme_data::fetch::{self, GetOptions, Progress};
 use serde_json::json;
 
 use super::{Outcome, print_json};
+use crate::output::{self, CLEAR};
 
 #[derive(Subcommand)]
 pub(super) enum Data {
@@ -38,10 +39,12 @@ impl Data {
         match self {
             Data::Get { name, into, mirror, json } => {
                 let into = into.clone().unwrap_or_else(|| fetch::default_folder(name));
-                let mut line = Line { terminal: io::stderr().is_terminal(), json: *json };
+                let mut line =
+                    Line { terminal: io::stderr().is_terminal(), json: *json, failures: Vec::new() };
                 let mut progress = |p: Progress<'_>| line.show(p);
                 let options = GetOptions { into: &into, mirror: mirror.as_deref(), progress: &mut progress };
                 let folder = fetch::get(name, options)?;
+                line.show_failures();
                 match json {
                     true => print_json(&json!({"name": name, "folder": folder})),
                     false => Ok(writeln!(io::stdout(), "{}", folder.display())?),
@@ -67,6 +70,8 @@ impl Data {
 struct Line {
     terminal: bool,
     json: bool,
+    /// Sources that did not give the file that is being fetched. If none does, the error has them all.
+    failures: Vec<String>,
 }
 
 impl Line {
@@ -74,21 +79,40 @@ impl Line {
         if self.json {
             return self.line_of_json(progress);
         }
-        let clear = if self.terminal { "\r\x1b[2K" } else { "" };
         match progress {
-            Progress::Present { file } => eprintln!("{clear}{file}: there"),
-            Progress::Begin { file, from } => eprintln!("{clear}{file}: from {from}"),
+            Progress::Present { file } => {
+                self.show_failures();
+                self.say(&format!("{file}: there"));
+            }
+            Progress::Begin { file, from } => {
+                if !self.failures.iter().all(|f| f.starts_with(&format!("{file}: "))) {
+                    self.show_failures();
+                }
+                self.say(&format!("{file}: from {from}"));
+            }
             Progress::Bytes { file, have, total } if self.terminal => {
                 let share = 100.0 * have as f64 / total.max(1) as f64;
-                eprint!(
-                    "{clear}{file}: {:.1} of {:.1} MB, {share:.0}%",
-                    have as f64 / 1e6,
-                    total as f64 / 1e6
-                );
+                let (have, total) = (have as f64 / 1e6, total as f64 / 1e6);
+                // A terminal that does not take it loses a picture, nothing else.
+                drop(write!(io::stderr(), "{CLEAR}{file}: {have:.1} of {total:.1} MB, {share:.0}%"));
             }
             Progress::Bytes { .. } => {}
-            Progress::Failed { file, from, why } => eprintln!("{clear}{file}: {from}: {why}"),
-            Progress::Unpack { file } => eprintln!("{clear}{file}: unpacking"),
+            Progress::Failed { file, from, why } => self.failures.push(format!("{file}: {from}: {why}")),
+            Progress::Unpack { file } => {
+                self.show_failures();
+                self.say(&format!("{file}: unpacking"));
+            }
+        }
+    }
+
+    fn say(&self, line: &str) {
+        output::say(&format!("{}{line}", if self.terminal { CLEAR } else { "" }));
+    }
+
+    /// Says which sources did not give a file that another one gave.
+    fn show_failures(&mut self) {
+        for failure in std::mem::take(&mut self.failures) {
+            self.say(&format!("warning: {failure}"));
         }
     }
 

@@ -90,7 +90,7 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> Outcome {
     drop(out);
     show_checkpoints(&trained.folder())?;
     show_history(&history)?;
-    println!();
+    writeln!(io::stdout())?;
     show_tensors(&tensors, false)
 }
 

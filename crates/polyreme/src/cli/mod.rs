@@ -1,10 +1,8 @@
-//! The command line: flags in, events and results out, exit codes that mean something.
-//!
-//! 0: done. 1: the world went wrong (a file, a disk, a number that is not finite). 2: what was asked for makes no sense
-//! (flags, a job file). 130: interrupted, and saved.
+//! The command line: flags in, events and results out, exit codes that mean something (`polyreme --help` lists them).
 
 mod bench;
 mod data;
+mod ending;
 mod eval;
 mod inspect;
 mod launch;
@@ -19,15 +17,18 @@ use std::time::Instant;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use polyreme_kernels::Isa;
-use polyreme_train::job::JobErrors;
 use serde::Serialize;
 
+use self::ending::Failure;
 use crate::app::App;
 use crate::doctor;
 
+/// What a command comes to.
+type Outcome = Result<(), Failure>;
+
 /// Trains neural networks on all the cores and machines that somebody has.
 #[derive(Parser)]
-#[command(version, propagate_version = true, arg_required_else_help = true)]
+#[command(version, propagate_version = true, arg_required_else_help = true, after_help = ending::EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -67,63 +68,6 @@ enum Command {
     },
 }
 
-/// An error with the exit code that it ends in.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    /// What is printed; empty if everything was said.
-    message: String,
-    code: u8,
-}
-
-/// What a command comes to.
-type Outcome = Result<(), Failure>;
-
-impl Failure {
-    /// What was asked for makes no sense.
-    fn usage(message: impl ToString) -> Failure {
-        Failure { message: format!("error: {}", message.to_string()), code: 2 }
-    }
-
-    /// The mistakes of a job, which say themselves that they are errors.
-    fn job(errors: JobErrors) -> Failure {
-        Failure { message: errors.to_string(), code: 2 }
-    }
-
-    /// An error of any kind.
-    fn boxed(error: Box<dyn std::error::Error>) -> Failure {
-        Failure { message: format!("error: {error}"), code: 1 }
-    }
-
-    /// The world went wrong.
-    fn world(message: impl ToString) -> Failure {
-        Failure::coded(1, message)
-    }
-
-    /// Anything, with its exit code.
-    fn coded(code: u8, message: impl ToString) -> Failure {
-        Failure { message: format!("error: {}", message.to_string()), code }
-    }
-
-    /// A message that says itself what it is.
-    fn said(code: i32, message: &str) -> Failure {
-        Failure { message: message.into(), code: u8::try_from(code).unwrap_or(2) }
-    }
-
-    /// Interrupted; what there was is saved, and it was said.
-    fn interrupted() -> Failure {
-        Failure { message: String::new(), code: 130 }
-    }
-}
-
-impl<E: std::error::Error + 'static> From<E> for Failure {
-    fn from(error: E) -> Failure {
-        // Whoever reads has read enough, as `head` does.
-        let code = if is_broken_pipe(&error) { 0 } else { 1 };
-        let message = if code == 0 { String::new() } else { format!("error: {error}") };
-        Failure { message, code }
-    }
-}
-
 /// Runs the command line of this process for `app` and returns the exit code.
 pub fn run(app: App) -> ExitCode {
     let start = Instant::now();
@@ -131,20 +75,12 @@ pub fn run(app: App) -> ExitCode {
     if let Some(name) = app.name() {
         command = command.bin_name(name.to_string()).about(format!("Trains and uses `{name}`."));
     }
-    let cli = match command.try_get_matches().and_then(|m| Cli::from_arg_matches(&m)) {
-        Ok(cli) => cli,
-        Err(error) => error.exit(),
+    let json = std::env::args_os().any(|word| word == "--json");
+    let outcome = match command.try_get_matches().and_then(|m| Cli::from_arg_matches(&m)) {
+        Ok(cli) => limit_isa().and_then(|()| execute(&cli.command, &app, start)),
+        Err(refused) => ending::refuse(&refused),
     };
-    let outcome = limit_isa().and_then(|()| execute(&cli.command, &app, start));
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure { message, code }) => {
-            if !message.is_empty() {
-                eprintln!("{}", message.trim_end());
-            }
-            ExitCode::from(code)
-        }
-    }
+    ending::end(outcome, json)
 }
 
 /// Keeps to the instruction set that the environment allows.
@@ -187,10 +123,4 @@ fn print_json<T: Serialize>(report: &T) -> Outcome {
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, report)?;
     Ok(writeln!(out)?)
-}
-
-fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
-    let io_error = error.downcast_ref::<io::Error>().map(io::Error::kind);
-    let json_error = error.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
-    io_error.or(json_error) == Some(io::ErrorKind::BrokenPipe)
 }

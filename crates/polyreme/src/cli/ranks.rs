@@ -1,6 +1,5 @@
 //! Flags about ranks, and what they come to.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,12 +10,14 @@ use polyreme_net::{Control, Patience};
 use polyreme_train::job::{ParallelSpec, Transport as JobTransport};
 use serde_json::json;
 
-use super::{Failure, Outcome, print_json};
+use super::ending::INTERRUPTED;
+use super::{Failure, Outcome};
 use crate::cluster::cores::Machine;
 use crate::cluster::crew::{End, Lost};
 use crate::cluster::enter::{Entered, Entry, Ranks, enter};
 use crate::cluster::places::Table;
 use crate::cluster::{Asked, Decided, Setup, Transport, decide};
+use crate::output::{self, fit::cut};
 
 const HEADING: &str = "Ranks";
 
@@ -125,16 +126,15 @@ pub(super) fn asked_by_job(spec: &ParallelSpec) -> Asked {
 }
 
 /// Says who runs where, if there are several.
-pub(super) fn show(ranks: &Ranks, as_json: bool) -> Result<(), Failure> {
+pub(super) fn show(ranks: &Ranks, as_json: bool) {
     if !ranks.speaks() || ranks.size() < 2 {
-        return Ok(());
+        return;
     }
     if as_json {
-        return print_json(&json!({"event": "placed", "ranks": ranks.rows}));
+        return output::out().line(&json!({"event": "placed", "ranks": ranks.rows}).to_string());
     }
-    // A terminal that has gone does not end the training.
-    drop(write!(io::stderr(), "{}", Table(&ranks.rows)));
-    Ok(())
+    let table = cut(&Table(&ranks.rows).to_string(), output::err().width());
+    output::err().text(table.into_bytes());
 }
 
 /// The end of this process's part: the others are told that it is over, or why it failed.
@@ -153,13 +153,20 @@ pub(super) fn part(control: Option<Control>, outcome: Outcome) -> Outcome {
 pub(super) fn over(end: End, explain: impl Fn(&Lost) -> String) -> Result<(), Failure> {
     match end {
         End::Done => Ok(()),
-        End::Interrupted => Err(Failure::interrupted()),
+        End::Interrupted { saved: true } => Err(Failure::interrupted()),
+        End::Interrupted { saved: false } => Err(Failure::coded(
+            INTERRUPTED,
+            "interrupted; the ranks ended at once, and nothing more was saved",
+        )),
         End::Lost(lost) => {
             let code = match lost.how {
                 Ok(code @ 1..=2) => code as u8,
                 _ => 1,
             };
-            Err(Failure::coded(code, explain(&lost)))
+            let json = explain(&lost);
+            // People have read the rank's own words already.
+            let message = explain(&Lost { error: None, ..lost });
+            Err(Failure { json: Some(json), ..Failure::coded(code, message) })
         }
     }
 }

@@ -1,30 +1,30 @@
 //! What a run looks like: a progress line on a terminal, plain lines elsewhere, JSON lines for programs.
 //!
-//! Progress and warnings go to the standard error, results to the standard output, so that a pipe gets results only.
+//! Progress and warnings go to the standard error, results to the standard output, so that a pipe gets results only. Both
+//! go through [`output`], so that training never waits for a reader.
 
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal, Write};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use polyreme_train::event::{Ending, Event, Observer, Outline, StepDone, Summary};
-use polyreme_train::record::progress::{Pace, Progress};
+use polyreme_train::record::progress::{Evaluation, Pace, Progress};
 use polyreme_train::record::thousands;
 use serde_json::json;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::output::{self, fit::fold};
+use crate::process;
 
 /// A terminal's line is drawn at most so often.
 const FRAME: Duration = Duration::from_millis(80);
 /// Lines of a log come at least so far apart; epochs always have theirs.
 const LOG: Duration = Duration::from_secs(10);
-/// The width of a terminal that does not say.
-const WIDTH: usize = 80;
-
-/// Prints a line for people. Somebody who has gone, with their terminal or their ssh, does not end the training.
-macro_rules! say {
-    ($($what:tt)*) => { drop(writeln!(io::stderr(), $($what)*)) };
-}
+/// Where the texts of an outline and of a summary stand, behind their names.
+const OUTLINE_HANG: usize = 11;
+const SUMMARY_HANG: usize = 4;
 
 /// How events are shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,6 @@ pub(super) struct Screen {
     stop: Arc<AtomicBool>,
     said_stop: bool,
     shown: Option<Instant>,
-    drawn: bool,
     pace: Pace,
     /// A smoothed loss: the last one alone jumps about.
     loss: Option<f64>,
@@ -48,49 +47,51 @@ pub(super) struct Screen {
     samples_per_step: usize,
     /// Whether there are several.
     has_ranks: bool,
-    broken: bool,
+    /// What is said when everything else was.
+    summary: Option<String>,
 }
 
 impl Screen {
     /// For this process's terminal; asks the run to stop when `stop` is set.
     pub(super) fn new(json: bool, stop: Arc<AtomicBool>) -> Screen {
-        let style = match (json, io::stderr().is_terminal()) {
+        let style = match (json, output::err().width()) {
             (true, _) => Style::Json,
-            (false, true) => Style::Line,
-            (false, false) => Style::Plain,
+            (false, Some(_)) => Style::Line,
+            (false, None) => Style::Plain,
         };
         Screen {
             style,
             stop,
             said_stop: false,
             shown: None,
-            drawn: false,
             pace: Pace::default(),
             loss: None,
             metrics: Vec::new(),
             samples_per_step: 0,
             has_ranks: false,
-            broken: false,
+            summary: None,
         }
     }
 
-    /// Takes the progress line away.
-    pub(super) fn clear(&mut self) {
-        if std::mem::take(&mut self.drawn) {
-            drop(write!(io::stderr(), "\r\x1b[2K"));
+    /// The last of a run: takes the progress line away and says the summary. Waits for a reader, but not for ever.
+    pub(super) fn close(self) {
+        if self.style == Style::Line {
+            output::err().clear();
+        }
+        if let Some(summary) = self.summary {
+            // A launcher brings the standard output to the terminal that this process draws on.
+            output::err().settle();
+            output::out().last(&summary);
         }
     }
 
-    fn say(&mut self, line: &str) {
-        self.clear();
-        say!("{line}");
+    /// Says a line to people.
+    fn say(&self, line: &str) {
+        output::err().line(&fold(line, output::err().width(), 2));
     }
 
-    fn json(&mut self, value: &serde_json::Value) {
-        // A reader that has gone does not end the training.
-        if !self.broken {
-            self.broken = writeln!(io::stdout(), "{value}").is_err();
-        }
+    fn json(&self, value: &serde_json::Value) {
+        output::out().line(&value.to_string());
     }
 
     fn step(&mut self, done: &StepDone) {
@@ -108,13 +109,8 @@ impl Screen {
         self.pace.observe(done.step, done.seconds);
         let progress = self.progress(done, smooth);
         match self.style {
-            Style::Line => {
-                let line = progress.line();
-                // A terminal that does not take it loses a picture, nothing else.
-                drop(write!(io::stderr(), "\r\x1b[2K{line}").and_then(|()| io::stderr().flush()));
-                self.drawn = true;
-            }
-            Style::Plain => say!("{}", progress.plain()),
+            Style::Line => output::err().frame(&progress.line()),
+            Style::Plain => output::err().line(&progress.plain()),
             Style::Json => {
                 let speed = progress.samples_per_s;
                 let value = json!({"event": "step", "step": done.step, "steps": done.steps, "epoch": done.epoch,
@@ -141,7 +137,7 @@ impl Screen {
             left: self.pace.left(done.step, done.steps),
             waiting_for_ranks: self.has_ranks.then_some(done.waiting_for_ranks),
             metrics: &self.metrics,
-            width: width(),
+            width: output::err().width().unwrap_or(usize::MAX),
         }
     }
 
@@ -155,31 +151,17 @@ impl Screen {
                 json!({"event": "evaluation", "step": step, "epoch": epoch, "best": best, "metrics": values});
             return self.json(&value);
         }
-        let is_test = metrics.iter().any(|(name, _)| name.starts_with("test"));
-        let mut line = if is_test {
-            format!("model of step {step}")
-        } else {
-            format!("epoch {epoch:>3}  step {step:>6}")
-        };
-        if let (Some(loss), false) = (self.loss, is_test) {
-            let _ = write!(line, "  loss {loss:.4}");
-        }
-        for (name, value) in metrics {
-            let _ = write!(line, "  {name} {value:.4}");
-        }
-        if best {
-            line.push_str("  *");
-        }
-        self.say(&line);
+        let evaluation = Evaluation { step, epoch, loss: self.loss, metrics, best };
+        output::err().line(&evaluation.line(output::err().width()));
     }
 
     fn finished(&mut self, summary: &Summary) {
         if self.style == Style::Json {
             let value = serde_json::to_value(summary).unwrap_or_else(|e| json!({"error": e.to_string()}));
-            return self.json(&value);
+            self.summary = Some(format!("{value}\n"));
+            return;
         }
-        self.clear();
-        drop(write!(io::stdout(), "{}", summary_text(summary)));
+        self.summary = Some(fold(&summary_text(summary), output::out().width(), SUMMARY_HANG));
     }
 }
 
@@ -193,7 +175,9 @@ impl Observer for Screen {
                 let value = json!({"event": "started", "outline": outline});
                 self.json(&value);
             }
-            Event::Started(outline) => drop(write!(io::stderr(), "{}", outline_text(outline))),
+            Event::Started(outline) => {
+                output::err().text(outline_text(outline, output::err().width()).into_bytes());
+            }
             Event::Step(done) => self.step(done),
             Event::Evaluated { step, epoch, metrics, best } => self.evaluated(step, epoch, metrics, best),
             Event::Saving { step, held } if self.style == Style::Json => {
@@ -221,17 +205,26 @@ impl Observer for Screen {
     }
 }
 
-/// From now on the first Ctrl-C (or a polite kill) sets `stop`, and the second ends this process at once.
-pub(super) fn catch_interrupts(stop: &Arc<AtomicBool>) -> io::Result<()> {
+/// From now on the first Ctrl-C (or a polite kill) sets `stop`, and the second ends this process at once. A terminal that
+/// goes away sets `stop` too, however often it says so.
+///
+/// A rank that a launcher started leaves the second one to the launcher: the terminal reaches both.
+pub(super) fn catch_interrupts(stop: &Arc<AtomicBool>, launched: bool) -> io::Result<()> {
     for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone())?;
+        if !launched {
+            signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone())?;
+        }
         signal_hook::flag::register(signal, stop.clone())?;
+    }
+    // `nohup` has said that nobody minds.
+    if !process::ignores(SIGHUP) {
+        signal_hook::flag::register(SIGHUP, stop.clone())?;
     }
     Ok(())
 }
 
-/// What is going to run, as a few lines.
-pub(super) fn outline_text(o: &Outline) -> String {
+/// What is going to run, as a few lines of at most `width` columns.
+pub(super) fn outline_text(o: &Outline, width: Option<usize>) -> String {
     let mut sets = format!("{} samples to train", thousands(o.train_samples as u64));
     for (n, what) in [(o.val_samples, "to validate"), (o.test_samples, "to test")] {
         if n > 0 {
@@ -247,7 +240,7 @@ pub(super) fn outline_text(o: &Outline) -> String {
         }
         ranks => format!("{ranks} ranks of {}", threads(o.threads)),
     };
-    format!(
+    let text = format!(
         "{}: {}, {} parameters\n  data     {}; {}\n  training {} steps of {} samples, {} a pass{from}\n  machine  {}, \
          {:.0} MiB planned, {:.2} GFLOP a step\n  output   {}\n",
         o.name,
@@ -262,7 +255,8 @@ pub(super) fn outline_text(o: &Outline) -> String {
         o.memory_mib,
         o.step_gflop,
         o.output.display(),
-    )
+    );
+    fold(&text, width, OUTLINE_HANG)
 }
 
 /// What a run came to, as a few lines.
@@ -298,9 +292,4 @@ fn summary_text(s: &Summary) -> String {
     let _ = writeln!(text, "\n  model                {} (of step {})", s.model.display(), s.model_step);
     let _ = writeln!(text, "  report               {}", s.output.join("report.html").display());
     text
-}
-
-fn width() -> usize {
-    let size = rustix::termios::tcgetwinsize(io::stderr());
-    size.ok().map(|s| usize::from(s.ws_col)).filter(|w| *w > 0).unwrap_or(WIDTH)
 }

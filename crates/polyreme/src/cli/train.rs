@@ -1,5 +1,6 @@
 //! `polyreme train` and `polyreme resume`.
 
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -18,8 +19,8 @@ use super::{Failure, Outcome, print_json};
 use crate::app::App;
 use crate::cluster::cores::Machine;
 use crate::cluster::enter::Ranks;
-use crate::cluster::{Decided, Setup};
-use crate::process;
+use crate::cluster::{Decided, LAUNCHED, Setup};
+use crate::{output, process};
 
 /// What people learn from `train --help`.
 const EXAMPLES: &str = "\
@@ -56,7 +57,7 @@ pub(super) struct TrainArgs {
     /// Replace the run that the folder holds; refused while that run is being trained.
     #[arg(long)]
     overwrite: bool,
-    /// Print JSON lines; the last one is the summary.
+    /// Print JSON lines; the last one is the summary, or the error.
     #[arg(long)]
     json: bool,
     /// Write a timeline of every rank: computing, exchanging, waiting. chrome://tracing and Perfetto show it.
@@ -75,7 +76,7 @@ pub(super) struct ResumeArgs {
     /// Change a setting, such as `train.epochs=20` to train for longer.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
-    /// Print JSON lines; the last one is the summary.
+    /// Print JSON lines; the last one is the summary, or the error.
     #[arg(long)]
     json: bool,
     /// Write a timeline of every rank: computing, exchanging, waiting. chrome://tracing and Perfetto show it.
@@ -155,10 +156,7 @@ fn check(app: &App, job: Job, args: &TrainArgs) -> Outcome {
     let outline = prepared.outline(&likely_folder(&prepared.job), 0)?;
     match args.json {
         true => print_json(&outline),
-        false => {
-            print!("{}", outline_text(&outline));
-            Ok(())
-        }
+        false => Ok(write!(io::stdout(), "{}", outline_text(&outline, output::out().width()))?),
     }
 }
 
@@ -196,7 +194,7 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
     let Some(found) = found else {
         return start(prepared, &args.run, None, None, ranks, args.json, stop);
     };
-    let warn = &mut |note: &str| eprintln!("warning: {note}");
+    let warn = &mut |note: &str| output::say(&format!("warning: {note}"));
     let (hold, loaded) = or_tell(&mut ranks, |_| Ok(found.hold(warn)?))?;
     start(prepared, &found.folder, Some(hold), loaded.as_ref(), ranks, args.json, stop)
 }
@@ -241,19 +239,20 @@ fn start(
     stop: Arc<AtomicBool>,
 ) -> Outcome {
     prepared.system = process::facts();
-    catch_interrupts(&stop)?;
-    show(&ranks, json)?;
+    catch_interrupts(&stop, std::env::var_os(LAUNCHED).is_some())?;
+    show(&ranks, json);
     let mut screen = Screen::new(json, stop);
     let Ranks { mut comms, seats, control, .. } = ranks;
-    let voice: Voice = Arc::new(|waiting| eprintln!("{}", waiting.text()));
+    let voice: Voice = Arc::new(|waiting| output::say(&waiting.text()));
     match &control {
         Some(control) => control.on_long_wait(voice),
         None => comms[0].on_long_wait(voice),
     }
     let trained = run_ranks_at(prepared, folder, hold, resumed, comms, &mut screen, &|rank| seats.pin(rank));
-    screen.clear();
     let mut ending = Ending::Finished;
-    part(control, trained.map(|summary| ending = summary.ending).map_err(Failure::from))?;
+    let parted = part(control, trained.map(|summary| ending = summary.ending).map_err(Failure::from));
+    screen.close();
+    parted?;
     match ending {
         Ending::Interrupted => Err(Failure::interrupted()),
         Ending::Finished | Ending::EarlyStop => Ok(()),

@@ -2,15 +2,19 @@
 //! program or at the far ends of ssh.
 //!
 //! What becomes of them:
-//! - Rank 0's output goes through as it is; the others' lines say whose they are.
+//! - Rank 0's output goes through as it is; the others' lines say whose they are. Who reads them, or does not, holds no
+//!   rank (see [`crate::output`]). The error that a rank reports as JSON is kept for the launcher's own.
 //! - Rank 0 says where it listens, and the others are told.
-//! - Ctrl-C and a polite kill become one `stop` for all: they finish the step, save, and end. Once more ends them.
+//! - Ctrl-C, a polite kill and a terminal that goes away become one `stop` for all: they finish the step, save, and end. Once
+//!   more of the first two ends them.
+//! - Ranks of this host are of the launcher's process group: Ctrl-Z stops and `fg` continues all of them together. Ctrl-C
+//!   reaches them too, and means no more to them than the launcher's `stop`. An ssh has a group of its own, because
+//!   Ctrl-C would end it.
 //! - When one dies, the others have [`GRACE`] to notice it and to say so; then they are ended.
 //! - When this process dies, their lifelines break, and they stop by themselves.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,9 +22,11 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::lifeline::{Said, parse_listening};
+use super::lifeline::Said;
+use super::pumps::{Event, Pump, SaidErrors, Words};
+use crate::process;
 
 /// How long the others may take to stop when one is dead. They see it at once, but one may be in a long computation, or
 /// hang; with the last grace all have ended within 5 seconds.
@@ -29,10 +35,6 @@ pub const GRACE: Duration = Duration::from_secs(4);
 const LAST_GRACE: Duration = Duration::from_millis(700);
 /// How often children and signals are looked at.
 const GLANCE: Duration = Duration::from_millis(10);
-/// A line is cut after so many bytes.
-const LINE_BYTES_MAX: u64 = 64 << 10;
-/// So many different errors are remembered, to say each once.
-const ERRORS_MAX: usize = 64;
 /// The exit code of a rank that was interrupted and has saved.
 const INTERRUPTED: i32 = 130;
 
@@ -53,8 +55,11 @@ pub struct Member {
 pub enum End {
     /// Every rank is done.
     Done,
-    /// Somebody asked them to stop, and they have saved.
-    Interrupted,
+    /// The user asked them to stop.
+    Interrupted {
+        /// Whether they have saved: not when the user asked twice, or before they trained.
+        saved: bool,
+    },
     /// One failed; it was the first.
     Lost(Lost),
 }
@@ -72,6 +77,8 @@ pub struct Lost {
     pub how: Result<i32, i32>,
     /// The last line that it said on its standard error, if that went through this process.
     pub last_line: String,
+    /// The error that it reported as JSON.
+    pub error: Option<String>,
     /// Others that had to be ended because they did not stop by themselves.
     pub ended: Vec<usize>,
 }
@@ -84,7 +91,13 @@ impl fmt::Display for Lost {
             host => write!(f, " on {host}")?,
         }
         match self.how {
-            Ok(code) => write!(f, " ended with exit code {code}; what it said stands above")?,
+            Ok(code) => {
+                write!(f, " ended with exit code {code}")?;
+                match &self.error {
+                    Some(error) => write!(f, ": {error}")?,
+                    None => write!(f, "; what it said stands above")?,
+                }
+            }
             Err(signal) => write!(f, " was killed by signal {signal}")?,
         }
         if !self.ended.is_empty() {
@@ -95,12 +108,6 @@ impl fmt::Display for Lost {
     }
 }
 
-/// What pumps tell.
-enum Event {
-    Listening(String),
-    Drained,
-}
-
 struct Running {
     rank: usize,
     host: String,
@@ -109,20 +116,25 @@ struct Running {
     status: Option<ExitStatus>,
     /// Whether it had to be killed.
     killed: bool,
-    last_line: Arc<Mutex<String>>,
+    words: Arc<Mutex<Words>>,
 }
 
 /// Starts all members, in the order of their ranks, and stays until the last one has ended.
 ///
 /// With `through`, rank 0 writes to this process's standard error itself, so that it can draw on a terminal.
 pub fn run(members: Vec<Member>, secret: &str, through: bool) -> io::Result<End> {
-    let interrupt = Arc::new(AtomicBool::new(false));
+    let (interrupt, hangup) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, interrupt.clone())?;
     }
+    // `nohup` has said that nobody minds.
+    if !process::ignores(SIGHUP) {
+        signal_hook::flag::register(SIGHUP, hangup.clone())?;
+    }
     let (tell, events) = mpsc::channel();
-    let mut crew = Crew { running: Vec::new(), events, n_pumps: 0, interrupt, interrupts: 0, first: None };
-    let said = Arc::new(Mutex::new(HashMap::new()));
+    let mut crew =
+        Crew { running: Vec::new(), events, n_pumps: 0, interrupt, hangup, interrupts: 0, first: None };
+    let said = Arc::new(SaidErrors::default());
     for member in members {
         if let Err(error) = crew.start(member, secret, through, &tell, &said) {
             crew.end_all();
@@ -140,6 +152,8 @@ struct Crew {
     events: Receiver<Event>,
     n_pumps: usize,
     interrupt: Arc<AtomicBool>,
+    /// The terminal is gone. The system and the shell both say so.
+    hangup: Arc<AtomicBool>,
     interrupts: usize,
     /// Who failed first, and when that was seen.
     first: Option<(usize, Instant)>,
@@ -152,50 +166,33 @@ impl Crew {
         secret: &str,
         through: bool,
         tell: &Sender<Event>,
-        said: &Arc<Mutex<HashMap<String, usize>>>,
+        said: &Arc<SaidErrors>,
     ) -> io::Result<()> {
         let Member { rank, host, mut command, pause } = member;
         std::thread::sleep(pause);
         let own_errors = rank == 0 && through;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         command.stderr(if own_errors { Stdio::inherit() } else { Stdio::piped() });
-        // The terminal's Ctrl-C reaches the launcher alone; a rank would take it and the launcher's word for two.
-        command.process_group(0);
+        if !host.is_empty() {
+            command.process_group(0);
+        }
         let mut child = command.spawn().map_err(|error| {
             let program = command.get_program().to_string_lossy().into_owned();
             io::Error::new(error.kind(), format!("rank {rank}: `{program}` cannot be started: {error}"))
         })?;
-        let last_line = Arc::new(Mutex::new(String::new()));
+        let words = Arc::new(Mutex::new(Words::default()));
         let mut line = child.stdin.take();
         say(&mut line, &Said::Secret(secret.into()));
-        let mut pumps: Vec<Box<dyn FnOnce() + Send>> = Vec::new();
+        let pump = Pump { rank, tell: tell.clone(), said: said.clone(), words: words.clone() };
         if let Some(out) = child.stdout.take() {
-            let tell = tell.clone();
-            match rank {
-                0 => pumps.push(Box::new(move || pass(out, io::stdout(), Some(&tell), None))),
-                _ => {
-                    let said = said.clone();
-                    pumps.push(Box::new(move || mark(out, rank, &said, None)));
-                }
-            }
-        }
-        if let Some(errors) = child.stderr.take() {
-            let (said, last) = (said.clone(), last_line.clone());
-            match rank {
-                0 => pumps.push(Box::new(move || pass(errors, io::stderr(), None, Some(&last)))),
-                _ => pumps.push(Box::new(move || mark(errors, rank, &said, Some(&last)))),
-            }
-        }
-        for pump in pumps {
-            let tell = tell.clone();
-            let body = move || {
-                pump();
-                drop(tell.send(Event::Drained));
-            };
-            std::thread::Builder::new().name(format!("output {rank}")).spawn(body)?;
+            pump.clone().start_out(out)?;
             self.n_pumps += 1;
         }
-        self.running.push(Running { rank, host, child, line, status: None, killed: false, last_line });
+        if let Some(errors) = child.stderr.take() {
+            pump.start_err(errors)?;
+            self.n_pumps += 1;
+        }
+        self.running.push(Running { rank, host, child, line, status: None, killed: false, words });
         Ok(())
     }
 
@@ -212,7 +209,8 @@ impl Crew {
                 Err(mpsc::RecvTimeoutError::Disconnected) => std::thread::sleep(GLANCE),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
             }
-            if self.interrupt.swap(false, Ordering::Relaxed) {
+            let hangup = self.hangup.swap(false, Ordering::Relaxed) && self.interrupts == 0;
+            if self.interrupt.swap(false, Ordering::Relaxed) || hangup {
                 self.interrupts += 1;
                 match self.interrupts {
                     1 => self.running.iter_mut().for_each(|r| say(&mut r.line, &Said::Stop)),
@@ -289,25 +287,25 @@ impl Crew {
     }
 
     fn result(&self, ended: Vec<usize>) -> End {
+        let code = |r: &Running| r.status.and_then(|s| s.code());
+        let interrupted =
+            End::Interrupted { saved: self.running.first().and_then(code) == Some(INTERRUPTED) };
         if let Some(r) = self.culprit() {
             let status = r.status.expect("it was seen to end");
             let how = status.code().ok_or_else(|| status.signal().unwrap_or(0));
-            let last_line = r.last_line.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            // After a second Ctrl-C everybody was ended, and nobody is to blame.
-            if self.interrupts < 2 {
-                return End::Lost(Lost {
-                    rank: r.rank,
-                    host: r.host.clone(),
-                    pid: r.child.id(),
-                    how,
-                    last_line,
-                    ended,
-                });
+            // After a second Ctrl-C everybody was ended, and nobody is to blame; nor after one that came before ranks
+            // could listen to it.
+            let early = self.interrupts > 0 && matches!(how, Err(SIGINT | SIGTERM | SIGHUP));
+            if self.interrupts > 1 || early {
+                return interrupted;
             }
+            let words = r.words.lock().unwrap_or_else(PoisonError::into_inner);
+            let (last_line, error) = (words.last_line.clone(), words.error.clone());
+            let (rank, host, pid) = (r.rank, r.host.clone(), r.child.id());
+            return End::Lost(Lost { rank, host, pid, how, last_line, error, ended });
         }
-        let interrupted = |r: &Running| r.status.and_then(|s| s.code()) == Some(INTERRUPTED);
-        match self.interrupts > 1 || self.running.iter().any(interrupted) {
-            true => End::Interrupted,
+        match self.interrupts > 1 || self.running.iter().any(|r| code(r) == Some(INTERRUPTED)) {
+            true => interrupted,
             false => End::Done,
         }
     }
@@ -317,68 +315,6 @@ impl Crew {
 fn say(line: &mut Option<ChildStdin>, said: &Said) {
     if let Some(to) = line {
         drop(write!(to, "{said}").and_then(|()| to.flush()));
-    }
-}
-
-/// Passes everything on as it comes, but for a first line that is meant for the launcher.
-fn pass(from: impl Read, mut to: impl Write, tell: Option<&Sender<Event>>, last: Option<&Mutex<String>>) {
-    let mut from = BufReader::new(from);
-    let mut gone = false;
-    if let Some(tell) = tell {
-        let mut line = Vec::new();
-        drop(from.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line));
-        match std::str::from_utf8(&line).ok().and_then(parse_listening) {
-            Some(address) => drop(tell.send(Event::Listening(address.into()))),
-            None => gone = to.write_all(&line).and_then(|()| to.flush()).is_err(),
-        }
-    }
-    loop {
-        let n = match from.fill_buf() {
-            Ok([]) | Err(_) => return,
-            Ok(bytes) => {
-                if let Some(last) = last {
-                    remember(last, &String::from_utf8_lossy(bytes));
-                }
-                // A reader that has gone does not end the job.
-                gone = gone || to.write_all(bytes).and_then(|()| to.flush()).is_err();
-                bytes.len()
-            }
-        };
-        from.consume(n);
-    }
-}
-
-/// Passes lines on with the rank in front of them. An error that several ranks share is said once.
-fn mark(from: impl Read, rank: usize, said: &Mutex<HashMap<String, usize>>, last: Option<&Mutex<String>>) {
-    let mut from = BufReader::new(from);
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        match from.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
-            Ok(0) | Err(_) => return,
-            Ok(_) => {}
-        }
-        let text = String::from_utf8_lossy(&line);
-        let text = text.trim_end_matches(['\n', '\r']);
-        if let Some(last) = last {
-            remember(last, text);
-        }
-        if text.starts_with("error") {
-            let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-            if said.len() < ERRORS_MAX && *said.entry(text.into()).or_insert(rank) != rank {
-                continue;
-            }
-        }
-        let mut to = io::stderr().lock();
-        // A progress line may stand there; it is drawn anew.
-        let clear = if to.is_terminal() { "\r\x1b[2K" } else { "" };
-        drop(writeln!(to, "{clear}[rank {rank}] {text}"));
-    }
-}
-
-fn remember(last: &Mutex<String>, text: &str) {
-    if let Some(line) = text.lines().rev().find(|l| !l.trim().is_empty()) {
-        *last.lock().unwrap_or_else(PoisonError::into_inner) = line.trim().chars().take(400).collect();
     }
 }
 
@@ -398,7 +334,10 @@ mod tests {
     #[test]
     fn a_crew_ends_as_its_members_do() {
         assert_eq!(run(shell(&["exit 0", "exit 0"]), "s", false).unwrap(), End::Done);
-        assert_eq!(run(shell(&["exit 130", "exit 130"]), "s", false).unwrap(), End::Interrupted);
+        assert_eq!(
+            run(shell(&["exit 130", "exit 130"]), "s", false).unwrap(),
+            End::Interrupted { saved: true }
+        );
         let End::Lost(lost) = run(shell(&["read s; read x", "echo why >&2; exit 3"]), "s", false).unwrap()
         else {
             panic!("one is lost")
@@ -426,6 +365,17 @@ mod tests {
         };
         assert_eq!((lost.rank, lost.how), (1, Err(9)));
         assert!(lost.to_string().contains("killed by signal 9"), "{lost}");
+    }
+
+    #[test]
+    fn an_error_for_programs_is_kept_for_the_launcher() {
+        use super::super::pumps::ErrorLine;
+        let line = ErrorLine::new("the \"data\"\nare gone", 1).to_string();
+        let script = format!("cat <<'E'\n{line}\nE\nexit 1");
+        for members in [&[&script[..], "exit 0"], &["exit 0", &script[..]]] {
+            let End::Lost(lost) = run(shell(members), "s", false).unwrap() else { panic!("one is lost") };
+            assert_eq!(lost.error.as_deref(), Some("the \"data\"\nare gone"));
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::cores::{self, Machine};
 use super::join::{self, JoinFailure};
 use super::places::{self, Row};
 use super::{Decided, Setup, Transport, crew, spawn};
-use crate::process;
+use crate::{output, process};
 
 /// A job file or a path is shorter than this.
 const TOLD_BYTES_MAX: usize = 16 << 20;
@@ -223,7 +223,8 @@ impl Ranks {
 /// A rank that cannot be kept on its cores is slower, and nothing else.
 fn warn_unpinned(pinned: std::io::Result<()>) {
     if let Err(error) = pinned {
-        eprintln!("warning: a rank cannot be kept on its cores ({error}); --no-pin does not try");
+        let warning = format!("warning: a rank cannot be kept on its cores ({error}); --no-pin does not try");
+        output::err().line(&warning);
     }
 }
 

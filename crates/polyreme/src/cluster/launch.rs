@@ -276,6 +276,7 @@ mod tests {
             pid: 1,
             how: Ok(code),
             last_line: "Connection refused".into(),
+            error: None,
             ended: vec![],
         };
         for (code, parts) in [

@@ -5,7 +5,8 @@
 //!
 //! # Layout
 //! - [`cores`]: the machine's cores, and which rank gets which. [`interfaces`]: its addresses.
-//! - [`crew`]: processes that are started, watched and ended together. [`spawn`]: on this host. [`launch`]: over ssh.
+//! - [`crew`]: processes that are started, watched and ended together. [`pumps`]: what they say. [`spawn`]: on this host.
+//!   [`launch`]: over ssh.
 //! - [`enter`]: from a decision to ranks that can talk. [`join`]: how a process finds the others.
 //! - [`lifeline`]: what such a process hears from whoever started it.
 //! - [`places`]: who runs where.
@@ -19,6 +20,7 @@ pub mod launch;
 mod levels;
 pub mod lifeline;
 pub mod places;
+pub mod pumps;
 pub mod spawn;
 
 use std::fmt;

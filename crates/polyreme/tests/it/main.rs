@@ -11,6 +11,7 @@ mod examples;
 mod in_use;
 mod launch;
 mod lost;
+mod manners;
 mod parts;
 mod ranks;
 mod saved;

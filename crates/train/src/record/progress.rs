@@ -1,4 +1,5 @@
-//! The text of a progress line. Pure: the caller knows the terminal and its width, and prints.
+//! The text of a progress line, and of the line of an evaluation. Pure: the caller knows the terminal and its width, and
+//! prints.
 
 use super::wording::{clock, figure, short, thousands, trimmed};
 
@@ -113,6 +114,59 @@ impl Progress<'_> {
     }
 }
 
+/// What an evaluation came to.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Evaluation<'a> {
+    /// Steps done.
+    pub step: u64,
+    /// Epochs begun.
+    pub epoch: u64,
+    /// The training loss, if it is known.
+    pub loss: Option<f64>,
+    /// Names and values.
+    pub metrics: &'a [(String, f64)],
+    /// Whether it is the best so far.
+    pub best: bool,
+}
+
+impl Evaluation<'_> {
+    /// One line, of at most `width` columns. Parts are dropped where there is no room, the least important first: the step, further
+    /// metrics from the last, the loss of the evaluation, that of training; the epoch and the first metric stay
+    /// longest. Without a width nothing is dropped.
+    pub fn line(&self, width: Option<usize>) -> String {
+        let is_test = self.metrics.iter().any(|(name, _)| name.starts_with("test"));
+        let mut parts: Vec<(usize, String)> = match is_test {
+            true => vec![(0, format!("model of step {}", self.step))],
+            false => {
+                vec![(0, format!("epoch {:>3}", self.epoch)), (usize::MAX, format!("step {:>6}", self.step))]
+            }
+        };
+        if let (Some(loss), false) = (self.loss, is_test) {
+            parts.push((2, format!("loss {loss:.4}")));
+        }
+        let mut importance = [1].into_iter().chain(4..);
+        for (name, value) in self.metrics {
+            let importance = if name.ends_with("_loss") { Some(3) } else { importance.next() };
+            parts.push((importance.unwrap_or(usize::MAX), format!("{name} {value:.4}")));
+        }
+        if self.best {
+            parts.push((0, "*".into()));
+        }
+        let width = width.unwrap_or(usize::MAX);
+        let columns = |parts: &[(usize, String)]| {
+            parts.iter().map(|part| part.1.chars().count() + 2).sum::<usize>().saturating_sub(2)
+        };
+        while let (true, Some(least)) =
+            (columns(&parts) > width, parts.iter().map(|part| part.0).filter(|&rank| rank > 0).max())
+        {
+            parts.retain(|part| part.0 != least);
+        }
+        let parts: Vec<String> = parts.into_iter().map(|part| part.1).collect();
+        // A width below that of the epoch.
+        parts.join("  ").chars().take(width).collect()
+    }
+}
+
 fn bar(share: f64, columns: usize) -> String {
     let halves = (share * 2.0 * columns as f64) as usize;
     let (full, half) = (halves / 2, halves % 2);
@@ -212,6 +266,37 @@ mod tests {
             "{}",
             ranks.plain()
         );
+    }
+
+    #[test]
+    fn an_evaluation_keeps_its_metric_longest() {
+        let named = |list: &[(&str, f64)]| list.iter().map(|(n, v)| (n.to_string(), *v)).collect::<Vec<_>>();
+        let metrics = named(&[("val_loss", 0.3260), ("val_accuracy", 0.98), ("val_top5", 0.999)]);
+        let epoch = Evaluation { step: 30, epoch: 2, loss: Some(0.6788), metrics: &metrics, best: true };
+        let whole =
+            "epoch   2  step     30  loss 0.6788  val_loss 0.3260  val_accuracy 0.9800  val_top5 0.9990  *";
+        for (width, want) in [
+            (None, whole),
+            (Some(200), whole),
+            (Some(80), "epoch   2  loss 0.6788  val_loss 0.3260  val_accuracy 0.9800  val_top5 0.9990  *"),
+            (Some(79), "epoch   2  loss 0.6788  val_loss 0.3260  val_accuracy 0.9800  *"),
+            (Some(60), "epoch   2  loss 0.6788  val_accuracy 0.9800  *"),
+            (Some(40), "epoch   2  val_accuracy 0.9800  *"),
+            (Some(20), "epoch   2  *"),
+            (Some(5), "epoch"),
+        ] {
+            assert_eq!(epoch.line(width), want, "{width:?}");
+        }
+        let metrics = named(&[("test_loss", 0.3498), ("test_accuracy", 0.97)]);
+        let test = Evaluation { metrics: &metrics, best: false, ..epoch };
+        assert_eq!(test.line(Some(40)), "model of step 30  test_accuracy 0.9700");
+        assert_eq!(test.line(None), "model of step 30  test_loss 0.3498  test_accuracy 0.9700");
+        let none = Evaluation { metrics: &[], loss: None, ..test };
+        for width in 0..90 {
+            for line in [&epoch, &test, &none].map(|e| e.line(Some(width))) {
+                assert!(line.chars().count() <= width, "{width}: {line}");
+            }
+        }
     }
 
     #[test]
