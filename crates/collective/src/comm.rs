@@ -326,6 +326,15 @@ impl Comm {
         }
     }
 
+    /// See [`Shared::force_roomy`].
+    #[cfg(test)]
+    pub(crate) fn force_roomy(&mut self, roomy: bool, openly: bool) {
+        match &mut self.inner {
+            Inner::Shared(shared) => shared.force_roomy(roomy, openly),
+            Inner::Background(_) => panic!("only ranks that share memory choose by their cores"),
+        }
+    }
+
     fn say(&self, op: &str) {
         if let Some(control) = &self.control {
             control.at(self.step, op);

@@ -1,6 +1,7 @@
 //! How a group of ranks that share memory comes together: threads get their ends at once, processes meet in a segment.
 //!
-//! A process writes its number on its desk and waits for the others; then it watches theirs. It does not matter who made
+//! A process writes its number on its desk, and how many cores it may run on, and waits for the others; then it watches
+//! theirs, and all choose their ways by the fewest cores. It does not matter who made
 //! the segment, a rank or the parent of all. A rank that dies before it joined is not known to anybody here: it is
 //! silent, unless whoever started it raises the alarm.
 
@@ -13,7 +14,7 @@ use polyreme_net::{Alarm, Cause, Peers, Report, Segment, SegmentError};
 
 use super::blocks::{Blocks, Handover};
 use super::layout::{Front, Layout, RANKS_MAX};
-use super::meet::Meet;
+use super::meet::{Meet, cores};
 use super::{PATIENCE, Shared};
 
 /// What a rank needs to join a group of processes that share memory.
@@ -48,10 +49,12 @@ impl Shared {
         assert!(size <= RANKS_MAX, "a group has up to {RANKS_MAX} ranks, not {size}");
         let layout = Layout::of(size);
         let memory = Segment::local(if size > 1 { layout.bytes() } else { layout.warm_bytes() });
-        let handover = Arc::new(Mutex::new(None));
+        let (handover, cores) = (Arc::new(Mutex::new(None)), cores());
         let end = |rank| {
             let memory = memory.block().clone();
-            let meet = Meet::new(rank, layout, memory, alarm.clone(), patience, String::new(), Vec::new());
+            let mut meet =
+                Meet::new(rank, layout, memory, alarm.clone(), patience, String::new(), Vec::new());
+            meet.agree_on_cores(cores);
             Shared::at(meet, Some(handover.clone()))
         };
         (0..size).map(end).collect()
@@ -97,7 +100,10 @@ impl Shared {
         if let Err(pid) = taken {
             return Err(strange(format!("process {pid} has joined as this rank already")));
         }
+        meet.my_desk().cores.store(u32::try_from(cores()).unwrap_or(u32::MAX), Ordering::SeqCst);
         meet.gather_here()?;
+        let fewest = (0..size).map(|r| meet.desk(r).cores.load(Ordering::SeqCst)).min();
+        meet.agree_on_cores(fewest.unwrap_or(0) as usize);
         let pids: Vec<_> = (0..size).map(|r| meet.desk(r).pid.load(Ordering::SeqCst)).collect();
         meet.peers = Some(Peers::watch(&pids));
         // Whoever made the segment may close it after this: everybody has it.

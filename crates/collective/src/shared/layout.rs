@@ -42,7 +42,9 @@ pub(super) struct Desk {
     pub(super) pid: AtomicU32,
     /// The file of a block that it offers.
     pub(super) file: AtomicU32,
-    _room: [AtomicU32; 9],
+    /// How many cores it may run on.
+    pub(super) cores: AtomicU32,
+    _room: [AtomicU32; 8],
     /// On a line of its own: whether it reads or writes another rank's memory at this moment.
     pub(super) busy: AtomicU32,
     _gap: AtomicU32,
@@ -114,7 +116,7 @@ impl Layout {
 
     /// What the first word says if the memory is of this layout.
     pub(super) fn mark(&self) -> u64 {
-        0x706f_6c79_0001_0000 | self.ranks as u64
+        0x706f_6c79_0002_0000 | self.ranks as u64
     }
 
     pub(super) fn notice(&self) -> usize {
