@@ -306,7 +306,7 @@ impl Meet {
         }
         for rank in (0..self.size).filter(|r| *r != self.rank) {
             while self.desk(rank).busy.load(Ordering::SeqCst) != 0 {
-                std::thread::yield_now();
+                polyreme_sync::thread::yield_now();
             }
         }
     }
