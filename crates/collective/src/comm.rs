@@ -360,6 +360,15 @@ impl Comm {
         done
     }
 
+    /// See [`Shared::force_roomy`].
+    #[cfg(test)]
+    pub(crate) fn force_roomy(&mut self, roomy: bool, openly: bool) {
+        match &mut self.inner {
+            Inner::Shared(shared) => shared.force_roomy(roomy, openly),
+            Inner::Background(_) => panic!("only ranks that share memory choose by their cores"),
+        }
+    }
+
     fn run(&mut self, work: Work) -> Result<(), Report> {
         if let Inner::Background(_) = &self.inner {
             return self.during(work.doing(), |comm| match &mut comm.inner {

@@ -15,6 +15,8 @@ mod background;
 pub mod buffer;
 mod carrier;
 pub mod comm;
+#[cfg(test)]
+mod differences;
 pub mod element;
 pub mod links;
 #[cfg(feature = "mpi")]

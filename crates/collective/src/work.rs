@@ -40,6 +40,12 @@ impl Span {
 /// Which elements belong to which rank: rank `r` has `cuts[r]..cuts[r + 1]`; as many entries as ranks and one more.
 pub type Cuts = Arc<[usize]>;
 
+/// A number for cuts: never 0, and other cuts have another with all but certainty.
+pub(crate) fn digest(cuts: &[usize]) -> u64 {
+    let step = |h: u64, c: &usize| (h ^ *c as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    cuts.iter().fold(cuts.len() as u64 + 1, step) | 1
+}
+
 /// What ranks do together.
 #[derive(Clone, Debug)]
 pub enum Work {

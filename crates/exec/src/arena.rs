@@ -3,7 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
-use polyreme_collective::Block;
+use polyreme_collective::{Block, DType, Span};
 use polyreme_graph::memory::ALIGN_BYTES;
 
 /// Memory is asked for in huge pages where whole ones fit: fewer misses when products walk large matrices.
@@ -84,6 +84,13 @@ impl Arena {
         self.check::<T>(offset, len);
         // SAFETY: as in `slice`, and held by nobody else by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().add(offset).cast(), len) }
+    }
+
+    /// Where floats `start..start + len` lie, for an exchange with ranks that may see the same memory: an address, which
+    /// borrows nothing.
+    pub(crate) fn span(&self, start: usize, len: usize) -> Span {
+        self.check::<f32>(start * 4, len);
+        Span { ptr: self.ptr.as_ptr().wrapping_add(start * 4), count: len, dtype: DType::F32 }
     }
 
     fn check<T>(&self, offset: usize, len: usize) {

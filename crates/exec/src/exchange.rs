@@ -62,7 +62,7 @@ impl Engine {
                 }
             }
             Exchange::GatherParams { range, cuts } => {
-                Work::AllGather(Span::of(self.memory.params_range(range.clone())), cuts.clone())
+                Work::AllGather(self.memory.params_span(range.clone()), cuts.clone())
             }
             Exchange::Meet => return,
         };

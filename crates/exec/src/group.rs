@@ -312,10 +312,9 @@ impl Engine {
         if ranks == 1 {
             return Ok(());
         }
-        let len = self.memory.plan.param_len;
         let group = self.group.as_mut().expect("an engine that joined");
         if !shared {
-            group.comm.broadcast(self.memory.params_range(0..len), 0)?;
+            group.comm.broadcast(self.memory.kept_mut(Kept::Params), 0)?;
         }
         group.comm.broadcast(self.memory.kept_mut(Kept::States), 0)?;
         let mut step = [self.step as i64];

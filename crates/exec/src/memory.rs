@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use polyreme_collective::Block;
+use polyreme_collective::{Block, Span};
 use polyreme_graph::{DType, Graph, MemoryPlan, Place, ValueId};
 use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::elementwise::Source;
@@ -142,10 +142,10 @@ impl Memory {
         unsafe { (self.grads.slice_mut(0, self.grad_len), self.states.slice_mut(0, self.plan.state_len)) }
     }
 
-    /// Elements of the parameters' arena as the ranks that share it see them.
-    pub(crate) fn params_range(&mut self, range: Range<usize>) -> &mut [f32] {
-        // SAFETY: `&mut self`; ranks that share weights agree on who touches what by the program that all run.
-        unsafe { self.params.slice_mut(range.start * 4, range.len()) }
+    /// Where elements of the parameters' arena lie. No slice: of weights that ranks share every rank names the same
+    /// elements at the same time, and some of them may still be updated by the rank that they belong to.
+    pub(crate) fn params_span(&self, range: Range<usize>) -> Span {
+        self.params.span(range.start, range.len())
     }
 
     fn find(&self, v: ValueId) -> (&Arena, usize) {

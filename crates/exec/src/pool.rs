@@ -15,15 +15,16 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, PoisonError};
 
 use polyreme_kernels::Parallel;
+use polyreme_sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use polyreme_sync::thread::{self, JoinHandle};
+use polyreme_sync::{Barrier, CHECKED, Condvar, Mutex, hint};
 
 /// How often a waiting helper looks before it sleeps: about 100 µs. The gaps between the regions of a step are
 /// shorter; waking a sleeper takes 50 µs.
-const SPINS: usize = 4_000;
+const SPINS: usize = if CHECKED { 2 } else { 4_000 };
 
 /// A team of threads for one rank.
 pub struct Pool {
@@ -93,7 +94,7 @@ impl Pool {
         let helpers = (1..threads)
             .map(|worker| {
                 let shared = shared.clone();
-                std::thread::Builder::new()
+                thread::Builder::new()
                     .name(format!("polyreme-{worker}"))
                     .spawn(move || {
                         shared.up.wait();
@@ -184,9 +185,9 @@ impl Shared {
         while inside > 0 {
             spins += 1;
             if spins < 10_000 {
-                std::hint::spin_loop()
+                hint::spin_loop()
             } else {
-                std::thread::yield_now()
+                thread::yield_now()
             }
             inside = self.gate.load(Ordering::Acquire) & INSIDE;
         }
@@ -220,7 +221,7 @@ impl Shared {
             if ready() {
                 return !self.stop.load(Ordering::Acquire);
             }
-            std::hint::spin_loop();
+            hint::spin_loop();
         }
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.n_asleep.fetch_add(1, Ordering::SeqCst);

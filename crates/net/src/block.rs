@@ -6,8 +6,8 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
+use polyreme_sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 

@@ -14,7 +14,11 @@ pub const SEGMENT_BYTES_MAX: usize = 256 * 1024;
 /// Messages are cut at least so fine that checking, copying and reducing overlap, but not below this.
 const SEGMENT_BYTES_MIN: usize = 64 * 1024;
 
-const MAGIC: u32 = u32::from_le_bytes(*b"PRF2");
+/// What a header has room for.
+const LENGTH_MAX: u64 = (1 << 24) - 1;
+const _: () = assert!(SEGMENT_BYTES_MAX as u64 <= LENGTH_MAX);
+
+const MAGIC: u32 = u32::from_le_bytes(*b"PRF3");
 
 /// What a message belongs to. A new kind is a new number: old ones keep theirs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -97,6 +101,31 @@ pub struct Tag {
     pub dtype: u8,
     /// How many elements the whole operation is about.
     pub count: u64,
+    /// How it is done.
+    pub terms: Terms,
+}
+
+/// What ranks must mean alike by an operation beside its name, its element type and its length: numbers of those who run
+/// the operation, which are only compared here.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Terms {
+    /// How two elements become one.
+    pub reducer: u8,
+    /// Which algorithm; below 16.
+    pub algorithm: u8,
+    /// The rank that gives or gets.
+    pub root: u16,
+    /// A number made of the cuts.
+    pub cuts: u16,
+    /// Which one of the group's operations it is, counted round.
+    pub turn: u8,
+}
+
+impl std::fmt::Display for Terms {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let Terms { reducer, algorithm, root, cuts, turn } = self;
+        write!(f, "reducer {reducer}, algorithm {algorithm}, root {root}, cuts {cuts:04x}, turn {turn}")
+    }
 }
 
 /// What stands before the payload of a segment.
@@ -116,6 +145,8 @@ pub struct Header {
     pub sequence: u64,
     /// As in [`Tag`].
     pub count: u64,
+    /// As in [`Tag`].
+    pub terms: Terms,
     /// Bytes of the payload.
     pub length: u64,
     /// The payload's checksum.
@@ -133,6 +164,7 @@ impl Header {
             step: tag.step,
             sequence,
             count: tag.count,
+            terms: tag.terms,
             length: length as u64,
             payload_crc: 0,
         }
@@ -144,8 +176,13 @@ impl Header {
         bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4] = self.op;
         bytes[5] = self.dtype;
-        bytes[6] = u8::from(self.lent);
-        let words = [self.generation, self.step, self.sequence, self.count, self.length];
+        bytes[6] = u8::from(self.lent) | self.terms.algorithm << 4;
+        bytes[7] = self.terms.reducer;
+        // No segment is longer than its maximum, which leaves room in the word of its length.
+        let Terms { root, cuts, turn, .. } = self.terms;
+        let beside = u64::from(turn) << 24 | u64::from(root) << 32 | u64::from(cuts) << 48;
+        let length = self.length.min(LENGTH_MAX) | beside;
+        let words = [self.generation, self.step, self.sequence, self.count, length];
         for (k, word) in words.into_iter().enumerate() {
             bytes[8 + 8 * k..16 + 8 * k].copy_from_slice(&word.to_le_bytes());
         }
@@ -168,12 +205,19 @@ impl Header {
         Ok(Header {
             op: bytes[4],
             dtype: bytes[5],
-            lent: bytes[6] != 0,
+            lent: bytes[6] & 1 != 0,
             generation: word(8),
             step: word(16),
             sequence: word(24),
             count: word(32),
-            length: word(40),
+            terms: Terms {
+                reducer: bytes[7],
+                algorithm: bytes[6] >> 4,
+                root: (word(40) >> 32) as u16,
+                cuts: (word(40) >> 48) as u16,
+                turn: (word(40) >> 24) as u8,
+            },
+            length: word(40) & LENGTH_MAX,
             payload_crc: half(48),
         })
     }
@@ -196,6 +240,10 @@ impl Header {
             };
             return Some(format!("it is in {}, expected {}", say(self), say(expected)));
         }
+        if self.terms != expected.terms {
+            let name = Op::of_code(self.op).map_or("an unknown operation", Op::name);
+            return Some(format!("it is in {name} with {}, expected {}", self.terms, expected.terms));
+        }
         if self.sequence != expected.sequence {
             return what("segment", self.sequence, expected.sequence);
         }
@@ -213,7 +261,8 @@ pub fn segment_bytes(message: usize) -> usize {
 mod tests {
     use super::*;
 
-    const TAG: Tag = Tag { step: 7, op: Op::AllReduce, dtype: 2, count: 1000 };
+    const TERMS: Terms = Terms { reducer: 1, algorithm: 15, root: 40_000, cuts: 0xbeef, turn: 200 };
+    const TAG: Tag = Tag { step: 7, op: Op::AllReduce, dtype: 2, count: 1000, terms: TERMS };
 
     #[test]
     fn what_is_written_is_read() {
@@ -243,6 +292,14 @@ mod tests {
             (Header { count: 1001, ..want }, "of 1001 elements"),
             (Header { dtype: 4, ..want }, "of type 4"),
             (Header { step: 8, ..want }, "at step 8"),
+            (
+                Header { terms: Terms { reducer: 2, ..TERMS }, ..want },
+                "all-reduce with reducer 2, algorithm 15, root 40000, cuts beef, turn 200, expected reducer 1",
+            ),
+            (Header { terms: Terms { algorithm: 3, ..TERMS }, ..want }, "algorithm 3"),
+            (Header { terms: Terms { root: 5, ..TERMS }, ..want }, "root 5"),
+            (Header { terms: Terms { turn: 201, ..TERMS }, ..want }, "turn 201, expected"),
+            (Header { terms: Terms { cuts: 0, ..TERMS }, ..want }, "cuts 0000, turn"),
             (Header { sequence: 13, ..want }, "segment 13, expected 12"),
             (Header { length: 1 << 60, ..want }, "1152921504606846976, expected 4000"),
         ];

@@ -1,7 +1,9 @@
 //! A failure written where every rank of shared memory sees it: the first one stays, and all give the same report.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use polyreme_sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use polyreme_sync::{Instant, thread};
 
 use crate::block::Shareable;
 use crate::report::{Cause, Report};
@@ -66,7 +68,7 @@ impl Notice {
         loop {
             match self.state.load(Ordering::SeqCst) {
                 NONE => return None,
-                WRITING if start.elapsed() < WRITER_MAX => std::thread::yield_now(),
+                WRITING if start.elapsed() < WRITER_MAX => thread::yield_now(),
                 _ => break,
             }
         }

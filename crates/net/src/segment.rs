@@ -129,8 +129,8 @@ fn is_file_of_process(path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use polyreme_sync::atomic::{AtomicU32, Ordering};
     use std::os::fd::AsRawFd;
-    use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
     fn what_one_writes_the_other_reads() {

@@ -5,12 +5,12 @@
 //! then a rank gives its core away at once, a few times, and sleeps after that.
 //!
 //! Nobody waits for ever. Whoever waits is asked to look around ([`Look`]) all the time; what ends the wait is its
-//! answer. The futexes are the shared kind, so that they work between processes.
+//! answer.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::thread::futex;
+use polyreme_sync::atomic::{AtomicU32, Ordering};
+use polyreme_sync::{Instant, futex, hint, thread};
 
 use crate::block::Shareable;
 
@@ -83,8 +83,7 @@ impl Counter {
 
     /// Wakes who sleeps, so that they look around.
     pub fn wake(&self) {
-        // It fails only for an address that is none.
-        let _ = futex::wake(&self.value, futex::Flags::empty(), i32::MAX as u32);
+        futex::wake(&self.value);
     }
 
     /// Waits until it has come to a target, or until `look` answers with an error.
@@ -103,12 +102,12 @@ impl Counter {
                 if self.reached(target) {
                     return Ok(());
                 }
-                std::hint::spin_loop();
+                hint::spin_loop();
             }
             look(Look::Glance)?;
         }
         while start.elapsed() < pace.spin + pace.yields {
-            std::thread::yield_now();
+            thread::yield_now();
             if self.reached(target) {
                 return Ok(());
             }
@@ -118,7 +117,6 @@ impl Counter {
     }
 
     fn sleep<E>(&self, target: u32, mut look: impl FnMut(Look) -> Result<(), E>) -> Result<(), E> {
-        let slice = futex::Timespec { tv_sec: 0, tv_nsec: LOOK_AROUND.as_nanos() as i64 };
         let (mut last, mut since) = (self.get(), Instant::now());
         while !reached(last, target) {
             look(Look::Around(since.elapsed()))?;
@@ -126,7 +124,7 @@ impl Counter {
             let value = self.value.load(Ordering::SeqCst);
             if value == last {
                 // Woken, timed out, interrupted or changed meanwhile: all the same, we look again.
-                let _ = futex::wait(&self.value, futex::Flags::empty(), value, Some(&slice));
+                futex::wait(&self.value, value, LOOK_AROUND);
             }
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
             let now = self.get();

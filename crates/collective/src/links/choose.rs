@@ -122,7 +122,7 @@ fn estimate(op: Op, algorithm: Algorithm, bytes: usize, ranks: usize) -> Effort 
     let (n, b) = (ranks as f64, bytes as f64);
     let (low, high) = (f64::from(ranks.ilog2()), f64::from(ranks.next_power_of_two().ilog2()));
     // Bytes of all chunks but one; of all core ranks' chunks but one; and one if ranks are folded in.
-    let p = low.exp2();
+    let p = (1u64 << ranks.ilog2()) as f64;
     let (chunks, core, fold) = (b * (n - 1.0) / n, b * (p - 1.0) / p, if p < n { 1.0 } else { 0.0 });
     // With a range per rank, the core ranks that stand for two have more, and the first blocks are all theirs.
     let extra = ranks - (1 << ranks.ilog2());

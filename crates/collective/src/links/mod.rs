@@ -24,7 +24,7 @@ pub mod ring;
 mod tests;
 pub mod tree;
 
-use polyreme_net::frame::{Op, Tag};
+use polyreme_net::frame::{Op, Tag, Terms};
 use polyreme_net::{Alarm, Cause, Links, Report};
 
 pub use choose::{Algorithm, Choice, Costs, choose};
@@ -32,7 +32,7 @@ pub use levels::{Level, TwoLevel};
 pub use measure::measure;
 
 use crate::element::{DType, Element, Reduce};
-use crate::work::{Cuts, Work};
+use crate::work::{Cuts, Work, digest};
 use plan::{Key, Plans};
 
 /// One rank's end of a group that is held together by links. Every rank calls the same operations in the same order.
@@ -45,12 +45,14 @@ pub struct Linked {
     costs: Costs,
     forced: Option<Algorithm>,
     plans: Plans,
+    /// Operations of the whole group, counted round.
+    turn: u8,
 }
 
 impl Linked {
     /// A group over these links. Algorithms are chosen by default costs until [`Linked::set_costs`].
     pub fn over(links: Links) -> Linked {
-        Linked { links, step: 0, costs: Costs::default(), forced: None, plans: Plans::default() }
+        Linked { links, step: 0, costs: Costs::default(), forced: None, plans: Plans::default(), turn: 0 }
     }
 
     /// This rank.
@@ -326,6 +328,24 @@ impl Linked {
         Key { cuts: cuts.cloned(), ..key }
     }
 
+    /// What all ranks must mean alike by their next operation. What is between two of them is counted by nobody else: a send,
+    /// whose other end has another root, and the cuts of an all-to-all.
+    fn terms(&mut self, key: &Key, reduce: Reduce) -> Terms {
+        if key.op == Op::Send {
+            return Terms::default();
+        }
+        self.turn = self.turn.wrapping_add(1);
+        let cuts = key.cuts.as_deref().filter(|_| key.op != Op::AllToAll);
+        Terms {
+            reducer: reduce as u8,
+            algorithm: key.algorithm as u8,
+            // Only compared: the lower part is enough.
+            root: key.root as u16,
+            cuts: cuts.map_or(0, digest) as u16,
+            turn: self.turn,
+        }
+    }
+
     fn run(
         &mut self,
         key: Key,
@@ -338,8 +358,9 @@ impl Linked {
         if size == 1 {
             return Ok(());
         }
+        let terms = self.terms(&key, reduce);
         let moves = self.plans.get(rank, size, &key);
-        let tag = Tag { step: self.step, op: key.op, dtype: dtype as u8, count: key.count as u64 };
+        let tag = Tag { step: self.step, op: key.op, dtype: dtype as u8, count: key.count as u64, terms };
         self.links.run(&tag, moves, from, into, &mut |into, arrived, theirs_first| {
             combine::combine(dtype, reduce, into, arrived, theirs_first);
         })

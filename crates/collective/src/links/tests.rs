@@ -312,6 +312,37 @@ fn a_rank_that_disagrees_is_found() {
     }
 }
 
+/// Ranks that mean different things by the same operation, of the same length: they would sum wrongly, or take for one
+/// operation's data what belongs to another.
+#[test]
+fn ranks_that_mean_another_reducer_root_cuts_or_algorithm_are_told_so() {
+    type Call = fn(&mut Linked, usize) -> Result<(), Report>;
+    let rows: [(&str, Call); 4] = [
+        ("reducer 1", |linked, odd| linked.all_reduce(&mut [1.0f32; 100], [Reduce::Sum, Reduce::Max][odd])),
+        // Both give, and neither takes: it is found by what comes next.
+        ("it is in broadcast", |linked, odd| {
+            linked.broadcast(&mut [1.0f32; 100], odd)?;
+            linked.broadcast(&mut [1.0f32; 100], 0)?;
+            linked.barrier()
+        }),
+        ("cuts", |linked, odd| {
+            let cuts = [[0, 40, 80], [20, 60, 100]][odd];
+            linked.reduce_scatter(&mut [1.0f32; 100], &cuts.into(), Reduce::Sum)
+        }),
+        ("algorithm 4", |linked, odd| {
+            linked.set_algorithm(Some([Algorithm::Doubling, Algorithm::Tree][odd]));
+            linked.all_reduce(&mut [1.0f32; 100], Reduce::Sum)
+        }),
+    ];
+    for (says, call) in rows {
+        let ends = on_all(2, |linked| call(linked, linked.rank()));
+        for end in ends {
+            let report = end.expect_err(says).to_string();
+            assert!(report.contains("disagrees with the others") && report.contains(says), "{report}");
+        }
+    }
+}
+
 /// Two ranks that send first and receive then: what the sockets hold goes well, and more is reported by both.
 #[test]
 fn two_ranks_that_send_to_each_other_are_told_so() {

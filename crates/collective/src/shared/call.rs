@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::element::{DType, Reduce};
-use crate::work::{Cuts, Span};
+use crate::work::{Cuts, Span, digest};
 
 use super::layout::Entry;
 
@@ -47,7 +47,20 @@ pub(super) struct Call {
     /// The memory that others may look at.
     pub(super) mine: Span,
     pub(super) place: Place,
+    /// What this rank takes for granted when it chooses its way.
+    pub(super) grounds: Grounds,
 }
+
+/// What decides which way data take, beside what the call itself says. Ranks agree on it when they join.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Grounds {
+    /// Whether every rank has a core for itself.
+    pub(super) roomy: bool,
+}
+
+/// Bits of what was said: all ranks work on one memory; what [`Grounds`] has.
+const COMMON: u8 = 1;
+const ROOMY: u8 = 2;
 
 /// Where a rank's memory lies, in a form that the others understand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,7 +90,8 @@ impl Call {
     /// An operation without data.
     pub(super) fn bare(op: Op, count: usize) -> Call {
         let mine = Span { ptr: std::ptr::null_mut(), count: 0, dtype: DType::U8 };
-        Call { op, reduce: Reduce::Sum, root: 0, count, cuts: None, mine, place: Place::Private }
+        let (place, grounds) = (Place::Private, Grounds::default());
+        Call { op, reduce: Reduce::Sum, root: 0, count, cuts: None, mine, place, grounds }
     }
 
     pub(super) fn dtype(&self) -> DType {
@@ -97,7 +111,8 @@ impl Call {
     }
 
     pub(super) fn said(&self) -> Said {
-        let parts = [self.op as u8, self.dtype() as u8, self.reduce as u8, self.is_common() as u8];
+        let how = if self.is_common() { COMMON } else { 0 } | if self.grounds.roomy { ROOMY } else { 0 };
+        let parts = [self.op as u8, self.dtype() as u8, self.reduce as u8, how];
         let what = u64::from(u32::from_le_bytes(parts)) | (self.root as u64) << 32;
         let cuts = self.cuts.as_deref().map_or(0, digest);
         Said { what, count: self.count as u64, cuts, place: self.place }
@@ -147,7 +162,17 @@ impl Said {
         }
     }
 
-    /// Whether both do the same.
+    /// What both take for granted, if it is not the same.
+    pub(super) fn other_grounds(&self, other: &Said) -> Option<&'static str> {
+        let of = |said: &Said| said.what.to_le_bytes()[3] & ROOMY != 0;
+        (of(self) != of(other)).then_some(if of(self) {
+            "it counts on a core for each rank and the others do not"
+        } else {
+            "it does not count on a core for each rank and the others do"
+        })
+    }
+
+    /// Whether both do the same, on the same grounds.
     pub(super) fn agrees(&self, other: &Said) -> bool {
         (self.what, self.count, self.cuts) == (other.what, other.count, other.cuts)
     }
@@ -155,7 +180,7 @@ impl Said {
 
 impl std::fmt::Display for Said {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        let [op, _, reduce, common, ..] = self.what.to_le_bytes();
+        let [op, _, reduce, how, ..] = self.what.to_le_bytes();
         write!(f, "{}", self.name())?;
         let Some((op, _)) = OPS.get(usize::from(op)) else { return Ok(()) };
         match op {
@@ -175,17 +200,11 @@ impl std::fmt::Display for Said {
         if self.cuts != 0 {
             write!(f, " with cuts {:04x}", self.cuts & 0xffff)?;
         }
-        if common != 0 {
+        if how & COMMON != 0 {
             write!(f, " in a shared block")?;
         }
         Ok(())
     }
-}
-
-/// A number for cuts: never 0, and other cuts have another with all but certainty.
-fn digest(cuts: &[usize]) -> u64 {
-    let step = |h: u64, c: &usize| (h ^ *c as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-    cuts.iter().fold(cuts.len() as u64 + 1, step) | 1
 }
 
 #[cfg(test)]

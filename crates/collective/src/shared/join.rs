@@ -1,8 +1,8 @@
 //! How a group of ranks that share memory comes together: threads get their ends at once, processes meet in a segment.
 //!
-//! A process writes its number on its desk and waits for the others; then it watches theirs. It does not matter who made
-//! the segment, a rank or the parent of all. A rank that dies before it joined is not known to anybody here: the
-//! control plane that started it raises the alarm.
+//! A process writes its number on its desk, and how many cores it may run on, and waits for the others; then it watches
+//! theirs, and all choose their ways by the fewest cores. It does not matter who made the segment, a rank or the parent of
+//! all. A rank that dies before it joined is not known to anybody here: the control plane that started it raises the alarm.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use super::Shared;
 use super::blocks::{Blocks, Handover};
 use super::lateness::Lateness;
 use super::layout::{Front, Layout, RANKS_MAX};
-use super::meet::Meet;
+use super::meet::{Meet, cores};
 
 /// What a rank needs to join a group of processes that share memory.
 pub struct ShmSetup {
@@ -50,11 +50,13 @@ impl Shared {
         assert!(size <= RANKS_MAX, "a group has up to {RANKS_MAX} ranks, not {size}");
         let layout = Layout::of(size);
         let memory = Segment::local(if size > 1 { layout.bytes() } else { layout.warm_bytes() });
-        let handover = Arc::new(Mutex::new(None));
+        let (handover, cores) = (Arc::new(Mutex::new(None)), cores());
         let end = |rank| {
             let memory = memory.block().clone();
             let lateness = Lateness::new(stall, pulses.to_vec());
-            let meet = Meet::new(rank, layout, memory, alarm.clone(), lateness, String::new(), Vec::new());
+            let mut meet =
+                Meet::new(rank, layout, memory, alarm.clone(), lateness, String::new(), Vec::new());
+            meet.agree_on_cores(cores);
             Shared::at(meet, Some(handover.clone()))
         };
         (0..size).map(end).collect()
@@ -101,7 +103,10 @@ impl Shared {
         if let Err(pid) = taken {
             return Err(strange(format!("process {pid} has joined as this rank already")));
         }
+        meet.my_desk().cores.store(u32::try_from(cores()).unwrap_or(u32::MAX), Ordering::SeqCst);
         meet.gather_here()?;
+        let fewest = (0..size).map(|r| meet.desk(r).cores.load(Ordering::SeqCst)).min();
+        meet.agree_on_cores(fewest.unwrap_or(0) as usize);
         let pids: Vec<_> = (0..size).map(|r| meet.desk(r).pid.load(Ordering::SeqCst)).collect();
         meet.peers = Some(Peers::watch(&pids));
         // Whoever made the segment may close it after this: everybody has it.

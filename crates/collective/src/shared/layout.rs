@@ -4,9 +4,9 @@
 //! [`PIECES`] for each rank; a ring for each ordered pair of ranks. All zeros is a group that has not begun. Desks and
 //! staging areas are faulted in ahead, rings come when they are first used.
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
-
 use polyreme_net::{Counter, Notice, Shareable};
+use polyreme_sync::CHECKED;
+use polyreme_sync::atomic::{AtomicU32, AtomicU64};
 
 /// Staging areas of a rank: one that is written, two that others may still read, and one that nobody needs any more.
 pub(super) const PIECES: u32 = 4;
@@ -42,7 +42,9 @@ pub(super) struct Desk {
     pub(super) pid: AtomicU32,
     /// The file of a block that it offers.
     pub(super) file: AtomicU32,
-    _room: [AtomicU32; 9],
+    /// How many cores it may run on.
+    pub(super) cores: AtomicU32,
+    _room: [AtomicU32; 8],
     /// On a line of its own: whether it reads or writes another rank's memory at this moment.
     pub(super) busy: AtomicU32,
     _gap: AtomicU32,
@@ -108,13 +110,13 @@ const _: () = assert!(NOTICE + size_of::<Notice>() <= PAGE);
 
 impl Layout {
     pub(super) fn of(ranks: usize) -> Layout {
-        let ring_bytes = ((1 << 20) / ranks.next_power_of_two()).clamp(PAGE, 64 << 10);
+        let ring_bytes = ((1 << 20) / ranks.next_power_of_two()).clamp(PAGE, RING_BYTES_MAX);
         Layout { ranks, piece_bytes: PIECE_BYTES, ring_bytes }
     }
 
     /// What the first word says if the memory is of this layout.
     pub(super) fn mark(&self) -> u64 {
-        0x706f_6c79_0001_0000 | self.ranks as u64
+        0x706f_6c79_0002_0000 | self.ranks as u64
     }
 
     pub(super) fn notice(&self) -> usize {
@@ -156,7 +158,10 @@ impl Layout {
 /// Bytes of a staging area. Measured with 128 KiB to 2 MiB on a machine with 512 KiB of L2 a core: smaller ones cost
 /// four ranks on two cores more meetings, larger ones fall out of the caches (16 MiB: 9.0, 6.3, 8.5 and 11.9 ms with
 /// 256 KiB, 512 KiB, 1 MiB and 2 MiB).
-const PIECE_BYTES: usize = 512 << 10;
+const PIECE_BYTES: usize = if CHECKED { 8 << 10 } else { 512 << 10 };
+
+/// Bytes of the cells of a ring, with few ranks.
+const RING_BYTES_MAX: usize = if CHECKED { PAGE } else { 64 << 10 };
 
 /// Cuts for elements of so many bytes that give every rank about the same, in whole lines.
 pub(super) fn even_cuts(count: usize, ranks: usize, bytes: usize) -> Vec<usize> {

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 
 use polyreme_net::{Alarm, Block, Cause, Counter, Look, Notice, Pace, Peers, Report};
 
-use super::call::Op;
+use super::call::{Call, Grounds, Op};
 use super::lateness::Lateness;
 use super::layout::{Desk, HERE, Layout};
 
@@ -40,13 +40,21 @@ pub(super) struct Meet {
     pub(super) peers: Option<Peers>,
     pub(super) step: u64,
     pub(super) op: &'static str,
-    /// Whether every rank has a core for itself.
-    pub(super) roomy: bool,
+    /// What ways are chosen by; the same on all ranks.
+    pub(super) grounds: Grounds,
+    /// What a test has this rank go by instead, without a word to the others.
+    #[cfg(test)]
+    pub(super) forced_roomy: Option<bool>,
     pace: Pace,
     phase: u32,
     /// How far everybody has come for certain.
     seen_phase: u32,
     seen_posted: u32,
+}
+
+/// How many cores this rank may run on, which is not what the others may.
+pub(super) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
 /// Which counter of a desk.
@@ -66,7 +74,7 @@ impl Meet {
         host: String,
         world: Vec<usize>,
     ) -> Meet {
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let cores = cores();
         Meet {
             rank,
             size: layout.ranks,
@@ -79,12 +87,28 @@ impl Meet {
             peers: None,
             step: 0,
             op: "joining",
-            roomy: layout.ranks <= cores,
+            grounds: Grounds::default(),
+            #[cfg(test)]
+            forced_roomy: None,
             pace: Pace::of(layout.ranks, cores),
             phase: 0,
             seen_phase: 0,
             seen_posted: 0,
         }
+    }
+
+    /// Sets what ways are chosen by, from the cores of the rank that has the fewest. All ranks have been told the same.
+    pub(super) fn agree_on_cores(&mut self, fewest: usize) {
+        self.grounds = Grounds { roomy: self.size <= fewest };
+    }
+
+    /// Whether a call may count on a core for each rank.
+    pub(super) fn is_roomy(&self, call: &Call) -> bool {
+        #[cfg(test)]
+        if let Some(forced) = self.forced_roomy {
+            return forced;
+        }
+        call.grounds.roomy
     }
 
     pub(super) fn desk(&self, rank: usize) -> &Desk {
@@ -289,7 +313,7 @@ impl Meet {
         }
         for rank in (0..self.size).filter(|r| *r != self.rank) {
             while self.desk(rank).busy.load(Ordering::SeqCst) != 0 {
-                std::thread::yield_now();
+                polyreme_sync::thread::yield_now();
             }
         }
     }

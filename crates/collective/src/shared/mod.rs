@@ -113,10 +113,20 @@ impl Shared {
         self.publish();
     }
 
+    /// Has this rank choose short ways as if every rank had a core for itself, or not, whatever the others were told. `openly`
+    /// if it says so to them, as every call does.
+    #[cfg(test)]
+    pub(crate) fn force_roomy(&mut self, roomy: bool, openly: bool) {
+        match openly {
+            true => self.meet.grounds.roomy = roomy,
+            false => self.meet.forced_roomy = Some(roomy),
+        }
+    }
+
     fn on(&self, op: Op, mine: Span, cuts: Option<Cuts>, root: usize, reduce: Reduce) -> Call {
         let bytes = mine.count * mine.dtype.bytes();
         let place = self.blocks.find(mine.ptr, bytes, self.handover.is_some());
-        Call { op, reduce, root, count: mine.count, cuts, mine, place }
+        Call { op, reduce, root, count: mine.count, cuts, mine, place, grounds: self.meet.grounds }
     }
 
     /// A call that no rank can carry out fails the group before anybody begins.
@@ -241,7 +251,11 @@ impl Shared {
         match who_differs(&self.said) {
             None => Ok(()),
             Some((rank, usual)) => {
-                let what = format!("it calls {}, rank {usual} calls {}", self.said[rank], self.said[usual]);
+                let (odd, other) = (self.said[rank], self.said[usual]);
+                let what = match odd.other_grounds(&other) {
+                    Some(what) => what.to_string(),
+                    None => format!("it calls {odd}, rank {usual} calls {other}"),
+                };
                 // Named after what most ranks do, so that all say the same.
                 let report = self.meet.report(rank, self.said[usual].name(), Cause::Disagrees { what });
                 Err(self.meet.put_up(report))

@@ -40,7 +40,7 @@ impl Shared {
         let (size, each) = (self.meet.size, call.dtype().bytes());
         let gather = call.op == Op::AllReduce;
         if gather && call.count * each <= SHORT_BYTES && !call.is_common() {
-            if call.is_visible() && self.meet.roomy {
+            if call.is_visible() && self.meet.is_roomy(call) {
                 // A rank whose memory is private does not ask, and goes the short way, as all do then.
                 self.agree(call)?;
                 if self.all_visible() {

@@ -56,12 +56,12 @@ fn ends_in_a_message(mut bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::Tag;
+    use crate::frame::{Tag, Terms};
 
     #[test]
     fn only_a_message_that_is_not_whole_counts() {
         let frame = |op: Op, length: usize| {
-            let tag = Tag { step: 0, op, dtype: 0, count: length as u64 };
+            let tag = Tag { step: 0, op, dtype: 0, count: length as u64, terms: Terms::default() };
             [&Header::of(&tag, 0, 0, length).encode()[..], &vec![7; length]].concat()
         };
         let two = [frame(Op::Send, 100), frame(Op::Send, 0)].concat();

@@ -31,7 +31,7 @@ use rustix::event::{Timespec, epoll};
 
 use crate::alarm::Alarm;
 use crate::checksum;
-use crate::frame::{Header, Op, SEGMENT_BYTES_MAX, Tag};
+use crate::frame::{Header, Op, SEGMENT_BYTES_MAX, Tag, Terms};
 use crate::loopback;
 use crate::moves::{Kind, Moves};
 use crate::patience::{Patience, STALL};
@@ -492,7 +492,8 @@ impl Links {
     /// Tells all peers, as far as their sockets take it within a tenth of a second; `rests` come first.
     fn spread(&mut self, report: &Report, rests: Vec<(usize, Vec<u8>)>) {
         let text = farewell::encode(report);
-        let tag = Tag { step: report.step, op: Op::Farewell, dtype: 0, count: 0 };
+        let terms = Terms::default();
+        let tag = Tag { step: report.step, op: Op::Farewell, dtype: 0, count: 0, terms };
         let mut letters: Vec<(usize, Vec<u8>)> = Vec::new();
         for (rank, peer) in self.peers.iter().enumerate() {
             let Some(peer) = peer else { continue };

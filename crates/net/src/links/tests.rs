@@ -4,10 +4,11 @@ use std::io::{Read, Write};
 use std::thread;
 
 use super::*;
-use crate::frame::{HEADER_BYTES, segment_bytes};
+use crate::frame::{HEADER_BYTES, Terms, segment_bytes};
 use crate::moves::Move;
 
-const TAG: Tag = Tag { step: 5, op: Op::AllReduce, dtype: 0, count: 100_000 };
+const TERMS: Terms = Terms { reducer: 0, algorithm: 0, root: 0, cuts: 0, turn: 0 };
+const TAG: Tag = Tag { step: 5, op: Op::AllReduce, dtype: 0, count: 100_000, terms: TERMS };
 
 fn add(into: &mut [u8], arrived: &[u8], _: bool) {
     into.iter_mut().zip(arrived).for_each(|(a, b)| *a = a.wrapping_add(*b));

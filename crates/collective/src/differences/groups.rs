@@ -1,0 +1,213 @@
+//! Groups of ranks: threads of this process, processes that share memory, sockets, and two levels of both.
+//!
+//! Every rank may be put on cores of its own choice, as `taskset` and launchers do. Linux keeps that by thread, so ranks that
+//! are threads with sockets of their own differ in it just as processes do.
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
+
+use polyreme_net::{Alarm, Links, loopback};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use super::rows;
+use crate::comm::Comm;
+use crate::shared::ShmSetup;
+
+/// How ranks reach each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Transport {
+    /// Threads that see each other's memory.
+    Threads,
+    /// Processes with a segment of shared memory.
+    Processes,
+    /// Links between every two.
+    Sockets,
+    /// Shared memory inside hosts, links between them.
+    TwoLevels,
+}
+
+/// Which cores ranks may run on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Cores {
+    /// All of them, all.
+    Equal,
+    /// Even ranks on one, odd ones on all.
+    Unequal,
+}
+
+/// A bug that is put in on purpose.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fault {
+    /// None.
+    None,
+    /// Ranks choose their ways by their own cores, and do not say so.
+    SecretWays,
+    /// Rank 0 takes for granted that every rank has a core, the others do not, and all say so.
+    OpenWays,
+    /// A result of rank 2 is changed before it is looked at.
+    OneElement,
+}
+
+const FAULTS: [Fault; 4] = [Fault::None, Fault::SecretWays, Fault::OpenWays, Fault::OneElement];
+
+/// What each rank of a group says of its rows.
+pub(super) fn run(transport: Transport, ranks: usize, cores: Cores, fault: Fault) -> Vec<Result<(), String>> {
+    assert!(cores_here() > 1, "unequal cores need two cores");
+    match transport {
+        Transport::Threads => {
+            let ends: Vec<_> = Comm::local(ranks).into_iter().map(|end| Mutex::new(Some(end))).collect();
+            on_threads(ranks, cores, fault, |rank| {
+                Ok(ends[rank].lock().expect("taken once").take().expect("taken once"))
+            })
+        }
+        Transport::Processes => processes(ranks, cores, fault),
+        Transport::Sockets => {
+            let sockets = Sockets::new(ranks);
+            on_threads(ranks, cores, fault, |rank| Comm::tcp(sockets.links(rank)).map_err(|r| r.to_string()))
+        }
+        Transport::TwoLevels => two_levels(ranks, cores, fault),
+    }
+}
+
+/// A thread for each rank, which makes its end of the group on its cores.
+fn on_threads(
+    ranks: usize,
+    cores: Cores,
+    fault: Fault,
+    end: impl Fn(usize) -> Result<Comm, String> + Sync,
+) -> Vec<Result<(), String>> {
+    let end = &end;
+    thread::scope(|scope| {
+        let rank = |rank| {
+            scope.spawn(move || {
+                stay_on(cores, rank);
+                play(end(rank)?, fault)
+            })
+        };
+        let ranks: Vec<_> = (0..ranks).map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank says what is wrong")).collect()
+    })
+}
+
+fn play(mut comm: Comm, fault: Fault) -> Result<(), String> {
+    match fault {
+        Fault::SecretWays => comm.force_roomy(comm.size() <= cores_here(), false),
+        Fault::OpenWays => comm.force_roomy(comm.rank() == 0, true),
+        Fault::None | Fault::OneElement => {}
+    }
+    rows::run(&mut comm, fault)?;
+    comm.finish().map_err(|report| report.to_string())
+}
+
+fn cores_here() -> usize {
+    thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+fn allowed() -> CpuSet {
+    sched_getaffinity(None).expect("the system says which cores")
+}
+
+/// Puts the calling thread, and those that it starts, on the cores of a rank.
+fn stay_on(cores: Cores, rank: usize) {
+    if cores == Cores::Equal || rank % 2 == 1 {
+        return;
+    }
+    let all = allowed();
+    let first = (0..CpuSet::MAX_CPU).find(|core| all.is_set(*core)).expect("there is a core");
+    let mut one = CpuSet::new();
+    one.set(first);
+    sched_setaffinity(None, &one).expect("a core that this thread may run on");
+}
+
+/// Connected streams, taken by the ranks that they belong to.
+struct Sockets {
+    rows: Vec<Mutex<Option<Vec<Option<std::net::TcpStream>>>>>,
+}
+
+impl Sockets {
+    fn new(ranks: usize) -> Sockets {
+        let rows = loopback::streams(ranks).expect("sockets of this machine");
+        Sockets { rows: rows.into_iter().map(|row| Mutex::new(Some(row))).collect() }
+    }
+
+    fn links(&self, rank: usize) -> Links {
+        let row = self.rows[rank].lock().expect("taken once").take().expect("taken once");
+        let hosts = vec!["localhost".to_string(); self.rows.len()];
+        Links::over(rank, hosts, row, 0, Alarm::default()).expect("sockets that are connected")
+    }
+}
+
+/// Hosts of different sizes, and with five ranks hosts whose ranks do not follow each other.
+fn hosts(ranks: usize) -> Vec<Vec<usize>> {
+    match ranks {
+        1 => vec![vec![0]],
+        2 => vec![vec![0], vec![1]],
+        3 => vec![vec![0, 1], vec![2]],
+        4 => vec![vec![0, 1], vec![2, 3]],
+        5 => vec![vec![0, 2], vec![1, 3, 4]],
+        n => vec![vec![0, 1, 2], (3..n - 1).collect(), vec![n - 1]],
+    }
+}
+
+fn two_levels(ranks: usize, cores: Cores, fault: Fault) -> Vec<Result<(), String>> {
+    let hosts = hosts(ranks);
+    let (between, every_two) = (Sockets::new(hosts.len()), Sockets::new(ranks));
+    let segments: Vec<_> =
+        hosts.iter().map(|host| Comm::segment(host.len()).expect("shared memory")).collect();
+    on_threads(ranks, cores, fault, |rank| {
+        let host = hosts.iter().position(|host| host.contains(&rank)).expect("a host has it");
+        let place = hosts[host].iter().position(|r| *r == rank).expect("its host has it");
+        let (size, path) = (hosts[host].len(), segments[host].path().expect("a file"));
+        let segment = Comm::open_segment(&path, size).expect("the segment of its host");
+        let inside = Comm::shm(ShmSetup::new(place, size, segment)).map_err(|r| r.to_string())?;
+        let between = (place == 0).then(|| between.links(host));
+        Comm::two_level(hosts.clone(), inside, between, every_two.links(rank)).map_err(|r| r.to_string())
+    })
+}
+
+const RANK: &str = "POLYREME_DIFFERENCES_RANK";
+
+fn processes(ranks: usize, cores: Cores, fault: Fault) -> Vec<Result<(), String>> {
+    let segment = Comm::segment(ranks).expect("shared memory");
+    let path = segment.path().expect("a file");
+    let start = |rank: usize| {
+        let (unequal, fault) = (cores == Cores::Unequal, fault as usize);
+        Command::new(std::env::current_exe().expect("this binary"))
+            .args(["--exact", "differences::one_rank", "--nocapture", "--test-threads=1"])
+            .env(RANK, format!("{rank} {ranks} {unequal} {fault} {path}"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this binary starts")
+    };
+    let children: Vec<_> = (0..ranks).map(start).collect();
+    children.into_iter().map(end_of).collect()
+}
+
+/// What a process printed as its end.
+fn end_of(mut child: Child) -> Result<(), String> {
+    let mut text = String::new();
+    child.stdout.take().expect("a pipe").read_to_string(&mut text).expect("text");
+    let status = child.wait().expect("a child");
+    match text.lines().find_map(|line| line.split_once("end: ")) {
+        Some((_, "well")) => Ok(()),
+        Some((_, what)) => Err(what.to_string()),
+        None => Err(format!("ended with {status}, saying {text}")),
+    }
+}
+
+/// One process of a group, if this is one.
+pub(super) fn rank_of_processes() {
+    let Ok(line) = std::env::var(RANK) else { return };
+    let [rank, size, unequal, fault, path] = line.splitn(5, ' ').collect::<Vec<_>>()[..] else {
+        panic!("{line}")
+    };
+    let number = |text: &str| text.parse::<usize>().expect("a number");
+    let (rank, size, fault) = (number(rank), number(size), FAULTS[number(fault)]);
+    stay_on(if unequal == "true" { Cores::Unequal } else { Cores::Equal }, rank);
+    let segment = Comm::open_segment(path, size).expect("the parent's memory");
+    let end = Comm::shm(ShmSetup::new(rank, size, segment)).map_err(|report| report.to_string());
+    let end = end.and_then(|comm| play(comm, fault));
+    println!("end: {}", end.map_or_else(|what| what, |()| "well".into()));
+}

@@ -1,0 +1,92 @@
+//! Differences: every collective over every transport, element type, reducer and length against one oracle, with ranks that
+//! may run on different cores.
+//!
+//! The oracle folds plain numbers in the order of the ranks ([`whole`]). The numbers are small and whole, so that sums are exact
+//! in every type and every order, and what comes back is compared with `==`. A rank runs all rows ([`rows`]) in a group
+//! ([`groups`]) and says what was wrong, in words; a report of the group counts as wrong too.
+//!
+//! # Layout
+//! [`whole`]: numbers, and the oracle. [`rows`]: what is run and compared. [`groups`]: ranks as threads, as processes that
+//! share memory, over sockets, on two levels.
+
+mod groups;
+mod rows;
+mod whole;
+
+use groups::{Cores, Fault, Transport};
+
+const RANKS: [usize; 6] = [1, 2, 3, 4, 5, 8];
+
+/// With equal cores: a core for each rank, and not. Everything else is the same as with unequal ones.
+const EQUAL_RANKS: [usize; 2] = [2, 4];
+
+/// What the ranks of a group found wrong.
+fn wrong(transport: Transport, ranks: usize, cores: Cores, fault: Fault) -> Vec<String> {
+    groups::run(transport, ranks, cores, fault).into_iter().filter_map(Result::err).collect()
+}
+
+fn all_are_right(transport: Transport) {
+    let equal = EQUAL_RANKS.map(|ranks| (ranks, Cores::Equal));
+    for (ranks, cores) in equal.into_iter().chain(RANKS.map(|ranks| (ranks, Cores::Unequal))) {
+        let wrong = wrong(transport, ranks, cores, Fault::None);
+        assert!(wrong.is_empty(), "{transport:?}, {ranks} ranks, {cores:?} cores: {wrong:#?}");
+    }
+}
+
+#[test]
+fn sums_of_threads_are_right_whatever_the_cores() {
+    all_are_right(Transport::Threads);
+}
+
+#[test]
+fn sums_of_processes_are_right_whatever_the_cores() {
+    all_are_right(Transport::Processes);
+}
+
+#[test]
+fn sums_over_sockets_are_right_whatever_the_cores() {
+    all_are_right(Transport::Sockets);
+}
+
+#[test]
+fn sums_on_two_levels_are_right_whatever_the_cores() {
+    all_are_right(Transport::TwoLevels);
+}
+
+/// Ranks that choose their ways by their own cores, without a word to the others, get wrong sums; the rows find that.
+#[test]
+fn the_rows_find_ranks_that_go_different_ways() {
+    for transport in [Transport::Threads, Transport::Processes] {
+        let wrong = wrong(transport, 2, Cores::Unequal, Fault::SecretWays);
+        assert!(wrong.iter().any(|what| what.contains("all-reduce")), "{transport:?}: {wrong:#?}");
+    }
+}
+
+/// If ranks were told different things after all, the first call ends on all of them with one report.
+#[test]
+fn ranks_that_count_on_different_cores_say_so_before_they_sum() {
+    for transport in [Transport::Threads, Transport::Processes] {
+        let wrong = wrong(transport, 3, Cores::Equal, Fault::OpenWays);
+        assert_eq!(wrong.len(), 3, "{transport:?}: {wrong:#?}");
+        for what in wrong {
+            let expected =
+                "rank 0 disagrees with the others: it counts on a core for each rank and the others do not";
+            assert!(what.contains(expected), "{transport:?}: {what}");
+        }
+    }
+}
+
+/// The oracle sees a single element that is wrong on a single rank, over any transport.
+#[test]
+fn the_rows_find_one_wrong_element() {
+    for transport in [Transport::Threads, Transport::Sockets, Transport::TwoLevels] {
+        let wrong = wrong(transport, 3, Cores::Equal, Fault::OneElement);
+        assert!(wrong.iter().any(|what| what.contains("at rank 2")), "{transport:?}: {wrong:#?}");
+    }
+}
+
+/// A rank of [`Transport::Processes`]: this binary, started again.
+#[test]
+fn one_rank() {
+    groups::rank_of_processes();
+}

@@ -1,0 +1,33 @@
+//! The pool, counters, notices and meetings of ranks, as they are, under a checker that chooses who goes on and how late stores
+//! arrive (`polyreme_sync::model`). Each scene is run a few hundred times on a sound machine, and must hold; and on one
+//! with a fault, where it must not: that shows that the scene would see such a bug.
+//!
+//!     cargo test --workspace --features polyreme-exec/interleave --test interleavings
+
+#![allow(clippy::unwrap_used)] // a test that panics is a test that fails
+
+mod counters;
+mod meetings;
+mod notices;
+mod pool;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use polyreme_sync::atomic::Ordering;
+use polyreme_sync::model::{Faults, SOUND, check};
+
+/// What is `SeqCst` in the code is `Release`: stores stay in order, and arrive behind loads that follow them.
+const LATE: Faults = Faults { stores: Some(Ordering::Release), ..SOUND };
+/// What is `SeqCst` in the code is `Relaxed`: stores arrive in any order.
+const UNORDERED: Faults = Faults { stores: Some(Ordering::Relaxed), ..SOUND };
+
+/// A fault is found in so many runs, or it is not seen at all.
+const RUNS_WITH_FAULT: usize = 20_000;
+
+/// A scene ends with a panic on a machine with these faults; what it says.
+fn found(faults: Faults, scene: fn()) -> String {
+    let ended = catch_unwind(AssertUnwindSafe(|| check(RUNS_WITH_FAULT, faults, scene)));
+    let panic = ended.expect_err("the fault is seen");
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()
+}
