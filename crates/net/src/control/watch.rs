@@ -102,7 +102,7 @@ impl Watch {
         let place = Place::START;
         let peer = |other: usize| {
             let connected = other != rank && (rank == 0 || other == 0);
-            connected.then(|| Peer { state: State::Here, heard_ms: 0, place })
+            connected.then_some(Peer { state: State::Here, heard_ms: 0, place })
         };
         Watch {
             rank,
@@ -389,7 +389,7 @@ impl Watch {
         if !(self.sharing || self.place.doing.waits()) || ms < self.word_ms || self.report.is_some() {
             return;
         }
-        self.word_ms = 2 * self.word_ms;
+        self.word_ms *= 2;
         if let Some((rank, place)) = self.latest().filter(|(rank, _)| *rank != 0) {
             out.push(Action::Say(Waiting { ms, rank, host: self.hosts[rank].clone(), place }));
         }

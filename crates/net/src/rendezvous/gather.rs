@@ -321,7 +321,7 @@ impl Hall {
             let mut fds = Vec::new();
             for seat in self.seats.iter_mut().flatten() {
                 if seat.channel.close() {
-                    fds.push(ready::interest((*seat).channel.as_fd(), seat.channel.sending()));
+                    fds.push(ready::interest(seat.channel.as_fd(), seat.channel.sending()));
                 }
             }
             if fds.is_empty() || system.now() >= until || system.wait(&mut fds, until).is_err() {
