@@ -19,13 +19,16 @@ use crate::output;
 pub(super) const EXIT_CODES: &str = "\
 Exit codes:
   0    done
-  1    something went wrong on the way: a file, a disk, a lost rank, a loss that is not finite, output that could not be
-       written
-  2    refused before anything was started: wrong flags, errors in the job file, a model that does not fit the data
-  130  interrupted by Ctrl-C, SIGTERM or SIGHUP; training has saved, unless it was interrupted twice
-  141  as the shell says it: the reader of the output has gone, as `| head` does; training goes on without one
+  1    something went wrong on the way: a file, a disk, a lost rank, a loss
+       that is not finite, output that could not be written
+  2    refused before anything was started: wrong flags, errors in the job
+       file, a model that does not fit the data
+  130  interrupted by Ctrl-C, SIGTERM or SIGHUP; training has saved, unless it
+       was interrupted twice
+  141  in a shell: the reader of the output has gone, as with `| head`;
+       training goes on without one
 
-With --json the last line of a command that fails is {\"event\":\"error\",\"message\":...,\"exit\":...}.";
+With --json the last line of a command that fails is\n{\"event\":\"error\",\"message\":...,\"exit\":...}.";
 
 const WENT_WRONG: u8 = 1;
 const REFUSED: u8 = 2;

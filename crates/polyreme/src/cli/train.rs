@@ -243,7 +243,7 @@ fn start(
     show(&ranks, json);
     let mut screen = Screen::new(json, stop);
     let Ranks { mut comms, seats, control, .. } = ranks;
-    let voice: Voice = Arc::new(|waiting| output::say(&waiting.text()));
+    let voice: Voice = Arc::new(|waiting| output::err().line(&waiting.text()));
     match &control {
         Some(control) => control.on_long_wait(voice),
         None => comms[0].on_long_wait(voice),
