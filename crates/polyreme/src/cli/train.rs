@@ -72,6 +72,9 @@ pub(super) struct ResumeArgs {
     /// Change a setting, such as `train.epochs=20` to train for longer.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
+    /// Go on although the data are not those that the run began with.
+    #[arg(long)]
+    changed_data: bool,
     /// Print JSON lines; the last one is the summary.
     #[arg(long)]
     json: bool,
@@ -175,7 +178,7 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
     if decided.open {
         let Some((ranks, prepared)) = prepare(app, job, &args.ranks, &stop)? else { return Ok(()) };
         let (folder, loaded) = found.expect("threads of one process have rank 0");
-        let prepared = Prepared { trace: args.trace.clone(), ..prepared };
+        let prepared = Prepared { trace: args.trace.clone(), changed_data: args.changed_data, ..prepared };
         return start(prepared, &folder, Some(&loaded), ranks, args.json, stop);
     }
     let Some(mut ranks) = args.ranks.enter_as(decided, machine, "resume", stop.clone())? else {
@@ -189,7 +192,7 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
     };
     let prepared = or_tell(&mut ranks, hear)?;
     let (folder, loaded) = found.map_or((args.run.clone(), None), |(folder, loaded)| (folder, Some(loaded)));
-    let prepared = Prepared { trace: args.trace.clone(), ..prepared };
+    let prepared = Prepared { trace: args.trace.clone(), changed_data: args.changed_data, ..prepared };
     start(prepared, &folder, loaded.as_ref(), ranks, args.json, stop)
 }
 

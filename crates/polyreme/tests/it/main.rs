@@ -14,3 +14,5 @@ mod lost;
 mod parts;
 mod ranks;
 mod train;
+mod wrong_data;
+mod wrong_weights;
