@@ -111,6 +111,10 @@ impl Dataset for Cifar {
         Ok(Fetched { values: Values::U8(&bytes[at..][..IMAGE_BYTES]), label })
     }
 
+    fn intact(&self) -> Result<(), DataError> {
+        self.files.iter().try_for_each(|(_, bytes)| bytes.intact())
+    }
+
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
         Ok(Some(self.labels[idx] as usize))
     }

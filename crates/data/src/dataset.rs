@@ -18,6 +18,13 @@ pub trait Dataset: Send + Sync {
     /// The label of sample `idx` without its features, where that is cheaper; `None` for [`crate::Target::NextId`].
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError>;
 
+    /// An error if what was read since the set was opened may not be what its files held: a mapped file that is cut short
+    /// reads as zeros. Asked after samples were read. A set that wraps others may leave it as it is: all maps of the
+    /// process are then asked.
+    fn intact(&self) -> Result<(), DataError> {
+        crate::map::all_intact()
+    }
+
     /// Whether there is nothing.
     fn is_empty(&self) -> bool {
         self.len() == 0

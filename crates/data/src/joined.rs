@@ -66,6 +66,10 @@ impl Dataset for Joined {
         part.fetch(idx, scratch)
     }
 
+    fn intact(&self) -> Result<(), DataError> {
+        self.parts.iter().try_for_each(|part| part.intact())
+    }
+
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
         let (part, idx) = self.find(idx);
         part.class(idx)

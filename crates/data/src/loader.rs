@@ -316,6 +316,20 @@ impl Shared {
         };
         batch.resize(spec, span.len);
         batch.span = span;
+        let read = self.read(&mut batch, scratch, at);
+        // Asked first: what a file that was cut reads as may be wrong in any way, or in none.
+        self.set.intact()?;
+        read.map(|()| batch)
+    }
+
+    /// Reads the samples of the batch's span into it.
+    fn read(
+        &self,
+        batch: &mut Batch,
+        scratch: &mut Scratch,
+        at: &mut Option<usize>,
+    ) -> Result<(), DataError> {
+        let span = batch.span;
         let (seed, epoch) = (self.options.seed, span.order.epoch);
         for (i, idx) in span.order.walk(span.start).take(span.len).enumerate() {
             if self.stopped.load(Ordering::Relaxed) {
@@ -327,7 +341,7 @@ impl Shared {
             let (x, labels) = batch.slot(i);
             self.transform.write(sample, Address { seed, epoch, idx }, x, labels)?;
         }
-        Ok(batch)
+        Ok(())
     }
 
     /// Whether the span is one of this set, and fits.

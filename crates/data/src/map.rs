@@ -3,16 +3,21 @@
 //!
 //! # Why a map is sound enough
 //! A map is a view of a file, and the file belongs to whoever put it there. This process never writes to it and maps it
-//! read-only and private. If somebody else changes the file while we train, samples change, and if they cut it short
-//! the system ends the process (SIGBUS): that is theirs to avoid, as it is for every program that maps its input, and
-//! replacing a file by rename, as every tool that replaces data does, is safe. No code here keeps a conclusion about
-//! mapped bytes that memory safety rests on: lengths are the map's own, every index is checked, and numbers are read as
-//! types for which every bit pattern is a value.
+//! read-only and private. If another process changes the file while we train, samples change; if it cuts the file short,
+//! reads give zeros and [`Bytes::intact`] gives an error (`cut` says how); replacing a file by rename, as every tool that
+//! replaces data does, is safe. No code here keeps a conclusion about mapped bytes that memory safety rests on: lengths
+//! are the map's own, every index is checked, numbers are read as types for which every bit pattern is a value, and
+//! nothing mapped is ever lent as `str`.
 
+mod cut;
+
+use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Deref;
 use std::path::Path;
+
+use cut::Watch;
 
 use crate::error::DataError;
 
@@ -20,9 +25,32 @@ use crate::error::DataError;
 #[derive(Debug)]
 pub enum Bytes {
     /// The file as it lies on the disk.
-    Mapped(memmap2::Mmap),
+    Mapped(Map),
     /// What was unpacked from it.
     Owned(Vec<u8>),
+}
+
+/// A file in memory.
+pub struct Map {
+    /// Before the map, so that the addresses are given back before others may get them.
+    watch: Watch,
+    map: memmap2::Mmap,
+}
+
+impl Bytes {
+    /// An error if the file was cut, or could not be read, since it was mapped: what was read may then have been zeros.
+    pub fn intact(&self) -> Result<(), DataError> {
+        match self {
+            Bytes::Mapped(map) => map.watch.intact(),
+            Bytes::Owned(_) => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Map {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Map").field(&self.map).finish()
+    }
 }
 
 impl Deref for Bytes {
@@ -30,7 +58,7 @@ impl Deref for Bytes {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Bytes::Mapped(map) => map,
+            Bytes::Mapped(map) => &map.map,
             Bytes::Owned(bytes) => bytes,
         }
     }
@@ -39,18 +67,35 @@ impl Deref for Bytes {
 /// Maps the file at `path`; an empty file is an empty slice.
 #[allow(unsafe_code)]
 pub fn open(path: &Path) -> Result<Bytes, DataError> {
-    // Asked before opening, because opening a pipe waits for whoever writes into it.
-    let found = fs::metadata(path).map_err(|e| DataError::io(path, e))?;
-    if !found.is_file() {
-        let kind = if found.is_dir() { "a folder" } else { "a device or a pipe" };
-        let why = format!("this is {kind}; give a file");
-        return Err(DataError::Io { path: path.into(), source: io::Error::other(why) });
-    }
+    check_is_file(path)?;
     let file = File::open(path).map_err(|e| DataError::io(path, e))?;
-    // SAFETY: the map is read-only and this process never writes to a file that it maps; what follows if somebody else
-    // does is said at the head of this file.
+    // SAFETY: the map is read-only and this process never writes to a file that it maps; what follows if another does is
+    // said at the head of this file.
     let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| DataError::io(path, e))?;
-    Ok(Bytes::Mapped(map))
+    let found = file.metadata().map_err(|e| DataError::io(path, e))?;
+    Ok(Bytes::Mapped(Map { watch: Watch::new(path, &found, &map), map }))
+}
+
+/// Reads the whole file at `path`: for what must not change while it is used, such as text.
+pub fn read(path: &Path) -> Result<Vec<u8>, DataError> {
+    check_is_file(path)?;
+    fs::read(path).map_err(|e| DataError::io(path, e))
+}
+
+/// An error if any file that this process has mapped was cut, or could not be read, since then.
+pub fn all_intact() -> Result<(), DataError> {
+    cut::all_intact()
+}
+
+/// Asked before opening, because opening a pipe waits for a writer.
+fn check_is_file(path: &Path) -> Result<(), DataError> {
+    let found = fs::metadata(path).map_err(|e| DataError::io(path, e))?;
+    if found.is_file() {
+        return Ok(());
+    }
+    let kind = if found.is_dir() { "a folder" } else { "a device or a pipe" };
+    let why = format!("this is {kind}; give a file");
+    Err(DataError::Io { path: path.into(), source: io::Error::other(why) })
 }
 
 /// A number that may be read from any bytes in place.

@@ -105,6 +105,10 @@ impl Dataset for InMemory {
         })
     }
 
+    fn intact(&self) -> Result<(), DataError> {
+        Ok(())
+    }
+
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
         Ok(self.labels.get(idx).copied())
     }

@@ -127,6 +127,10 @@ impl Dataset for Subset {
         self.set.fetch(self.place(idx), scratch)
     }
 
+    fn intact(&self) -> Result<(), DataError> {
+        self.set.intact()
+    }
+
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
         self.set.class(self.place(idx))
     }

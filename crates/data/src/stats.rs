@@ -41,6 +41,7 @@ impl Stats {
                 Values::I32(_) => return Err(DataError::Setting { why: IDS.into() }),
             }
         }
+        set.intact()?;
         let (mean, std) = sums.iter().map(Sums::mean_and_deviation).unzip();
         let stats = Stats { mean, std };
         match stats.mean.iter().zip(&stats.std).position(|(mean, std)| !mean.is_finite() || !std.is_finite())
@@ -73,6 +74,7 @@ pub fn class_counts(set: &dyn Dataset) -> Result<Vec<usize>, DataError> {
         };
         *count += 1;
     }
+    set.intact()?;
     Ok(counts)
 }
 

@@ -87,6 +87,10 @@ impl Dataset for Synthetic {
         Ok(Fetched { values: Values::F32(centre), label: Label::Class(class) })
     }
 
+    fn intact(&self) -> Result<(), DataError> {
+        Ok(())
+    }
+
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
         Ok(Some((self.first_idx + idx) % self.classes))
     }

@@ -38,10 +38,16 @@ impl Text {
                 why: "a context of 0 tokens has nothing to learn from; use 1 or more".into(),
             });
         }
-        let bytes = map::open(path)?;
-        let n_bytes = bytes.len();
-        let tokens =
-            if tokenizer.is_bytes() { Tokens::Bytes(bytes) } else { encode(path, &bytes, tokenizer)? };
+        let (tokens, n_bytes) = if tokenizer.is_bytes() {
+            let bytes = map::open(path)?;
+            let n_bytes = bytes.len();
+            (Tokens::Bytes(bytes), n_bytes)
+        } else {
+            // A copy: a mapped file may change, and a text that was found to be UTF-8 must stay so.
+            let bytes = map::read(path)?;
+            let n_bytes = bytes.len();
+            (encode(path, bytes, tokenizer)?, n_bytes)
+        };
         if tokens.len() <= context {
             let why = format!(
                 "{}: {n_bytes} bytes are {} tokens, and one sample with context {context} needs {}; \
@@ -87,6 +93,13 @@ impl Dataset for Text {
         Ok(Fetched { values, label: Label::NextId })
     }
 
+    fn intact(&self) -> Result<(), DataError> {
+        match &self.tokens {
+            Tokens::Bytes(bytes) => bytes.intact(),
+            Tokens::Short(_) | Tokens::Long(_) => Ok(()),
+        }
+    }
+
     fn class(&self, _idx: usize) -> Result<Option<usize>, DataError> {
         Ok(None)
     }
@@ -102,13 +115,14 @@ impl Tokens {
     }
 }
 
-fn encode(path: &Path, bytes: &[u8], tokenizer: &Tokenizer) -> Result<Tokens, DataError> {
-    let text = std::str::from_utf8(bytes).map_err(|err| {
-        let offset = err.valid_up_to();
-        let why = format!("0x{:02x} is not UTF-8; convert the text, or train on bytes", bytes[offset]);
+fn encode(path: &Path, bytes: Vec<u8>, tokenizer: &Tokenizer) -> Result<Tokens, DataError> {
+    let text = String::from_utf8(bytes).map_err(|err| {
+        let offset = err.utf8_error().valid_up_to();
+        let byte = err.as_bytes()[offset];
+        let why = format!("0x{byte:02x} is not UTF-8; convert the text, or train on bytes");
         DataError::corrupt(path, offset as u64, why)
     })?;
-    let ids = tokenizer.encode(text);
+    let ids = tokenizer.encode(&text);
     // All ids are below the vocabulary, so the conversion does not cut any.
     if tokenizer.vocab() <= 1 << 16 {
         return Ok(Tokens::Short(ids.into_iter().map(|id| id as u16).collect()));

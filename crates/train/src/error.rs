@@ -85,6 +85,30 @@ pub enum TrainError {
     /// A job without data.
     #[error("the job has no data; give it `[data]`, or sets from Rust")]
     NoData,
+    /// The data of a run that goes on are others.
+    #[error(
+        "the data are not those that the run began with: {what}; restore them, or go on with them as they are with \
+         `polyreme resume --changed-data`"
+    )]
+    DataChanged {
+        /// What is not as it was.
+        what: String,
+    },
+    /// The data of a run that goes on have another meaning.
+    #[error("the data do not fit the model that the run has: {what}; restore them, or train anew")]
+    DataMisfit {
+        /// What is not as it was.
+        what: String,
+    },
+    /// There is nothing to take a metric of.
+    #[error(
+        "train.early_stop.metric is {metric:?}, and there is no validation set; set `data.validation` to a share of the \
+         training set such as 0.1, or watch \"train_loss\""
+    )]
+    NoValidation {
+        /// The metric.
+        metric: String,
+    },
     /// Ids cannot be mixed.
     #[error("train.mixup mixes images or numbers, and the data are token ids; leave it out")]
     MixupOfIds,

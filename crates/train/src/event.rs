@@ -71,6 +71,8 @@ pub struct Outline {
     pub test_samples: usize,
     /// A sample in a few words.
     pub sample: String,
+    /// Which step the model is of that the run ends with, in a few words.
+    pub model_of: String,
     /// Samples a step.
     pub batch: usize,
     /// Steps of an epoch.

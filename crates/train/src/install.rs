@@ -7,7 +7,7 @@ use polyreme_exec::{Engine, Kept, Slot};
 use crate::checkpoint::{CheckpointError, Shape};
 use crate::error::TrainError;
 use crate::team::Team;
-use crate::weights::{View, Weight, match_weights, read_weights, write_weights};
+use crate::weights::{View, Weight, WeightsFile, match_weights, write_weights};
 
 /// Parameters and states of an engine from tensors that must be just those. `path` is for the error.
 pub fn install(engine: &mut Engine, weights: &[Weight], path: &Path) -> Result<(), TrainError> {
@@ -33,13 +33,19 @@ pub fn install_arena(
     Ok(())
 }
 
-/// Parameters and states of an engine from a safetensors file, ours or PyTorch's.
-pub fn install_file(engine: &mut Engine, path: &Path) -> Result<(), TrainError> {
-    install(engine, &read_weights(path)?, path)
+/// Parameters and states of an engine from a safetensors file, ours or PyTorch's. Returns how many batches its batch norms
+/// have seen. Numbers that are not finite are refused here: in training they would be blamed on the learning rate.
+pub fn install_file(engine: &mut Engine, path: &Path) -> Result<u64, TrainError> {
+    let file = WeightsFile::read(path)?;
+    let wanted: Vec<Slot> = engine.param_slots().into_iter().chain(engine.state_slots()).collect();
+    file.check(wanted.iter().map(|slot| slot.name.as_str()), path)?;
+    install(engine, &file.weights, path)?;
+    Ok(file.batches_tracked())
 }
 
-/// Writes the model that a team would ship: its parameters, averaged if they are, and its states.
-pub fn ship(path: &Path, team: &Team) -> Result<(), CheckpointError> {
+/// Writes the model that a team would ship: its parameters, averaged if they are, and its states. `batches_before` is how
+/// many batches its batch norms had seen before the first step.
+pub fn ship(path: &Path, team: &Team, batches_before: u64) -> Result<(), CheckpointError> {
     let (params, arena) = team.shipped();
     let states = team.learner().state_slots();
     let state_arena = team.learner().kept(Kept::States);
@@ -52,7 +58,7 @@ pub fn ship(path: &Path, team: &Team) -> Result<(), CheckpointError> {
             data: &state_arena[s.range.clone()],
         }))
         .collect();
-    write_weights(path, &views, Some(team.steps_done()))
+    write_weights(path, &views, Some(team.steps_done().saturating_add(batches_before)))
 }
 
 /// Names and dims.

@@ -4,7 +4,7 @@
 //! programs, and engines run them.
 //!
 //! # Layout
-//! - [`job`]: what to train, from a file or from Rust. [`sets`]: its data, opened.
+//! - [`job`]: what to train, from a file or from Rust. [`sets`]: its data, opened. [`fingerprint`]: whether they changed.
 //! - [`schedule`]: how the rate changes. [`pace`]: how a run is cut into epochs, steps and pieces. [`mod@mixup`].
 //! - [`mod@share`]: how a step is shared out among ranks. [`balance`]: by their speed. `talk`: what they tell each other.
 //! - [`net`], [`lower`]: from a network to programs. [`team`], [`judge`]: the engines that train and evaluate.
@@ -23,6 +23,7 @@ mod edits;
 pub mod error;
 pub mod evaluate;
 pub mod event;
+pub mod fingerprint;
 pub mod generate;
 pub mod install;
 pub mod job;

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use polyreme_data::table::Columns;
 use polyreme_data::{Features, Layout, Spec, Stats, Target};
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,12 @@ pub struct Preparation {
     pub std: Vec<f32>,
     /// The tokenizer's file; `None`: bytes.
     pub tokenizer: Option<PathBuf>,
+    /// The names of a table's features, in their order; empty without a header.
+    #[serde(default)]
+    pub columns: Vec<String>,
+    /// The name of its label's column.
+    #[serde(default)]
+    pub label: Option<String>,
 }
 
 /// What a sample is, as a checkpoint keeps it.
@@ -63,7 +70,28 @@ impl Preparation {
             Target::NextId => (0, Vec::new()),
         };
         let (mean, std) = stats.map_or_else(Default::default, |s| (s.mean.clone(), s.std.clone()));
-        Preparation { sample, classes, names, mean, std, tokenizer }
+        let (columns, label) = (Vec::new(), None);
+        Preparation { sample, classes, names, mean, std, tokenizer, columns, label }
+    }
+
+    /// The same for a table with these columns.
+    pub fn with_columns(self, columns: Columns) -> Preparation {
+        Preparation { columns: columns.features, label: columns.label, ..self }
+    }
+
+    /// The columns of the table that was trained on.
+    pub fn columns(&self) -> Columns {
+        Columns { features: self.columns.clone(), label: self.label.clone() }
+    }
+
+    /// What of the data is not as a model with `self` has it, in words: samples cannot be read as they were.
+    pub fn misfit(&self, now: &Preparation) -> Option<String> {
+        let list = |names: &[String]| names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
+        if !self.columns.is_empty() && !now.columns.is_empty() && self.columns != now.columns {
+            return Some(format!("columns are {} and were {}", list(&now.columns), list(&self.columns)));
+        }
+        (self.names != now.names)
+            .then(|| format!("classes are {} and were {}", list(&now.names), list(&self.names)))
     }
 
     /// The spec of samples that are to be predicted; images lie as `layout` says.

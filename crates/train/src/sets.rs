@@ -8,11 +8,15 @@ use polyreme_data::cifar::{self, Cifar};
 use polyreme_data::idx::{self, Idx};
 use polyreme_data::images::{self, ImageOptions, Images};
 use polyreme_data::joined::files;
-use polyreme_data::table::{Table, TableOptions};
-use polyreme_data::{DataError, Dataset, Features, Joined, Spec, Synthetic, Target, Text, Tokenizer, split};
+use polyreme_data::table::{Columns, Table, TableOptions};
+use polyreme_data::{
+    DataError, Dataset, Features, Joined, Layout, Spec, Synthetic, Target, Text, Tokenizer, split,
+};
 
 use crate::error::TrainError;
+use crate::fingerprint::{IMAGES, Origin};
 use crate::job::{Job, Source};
+use crate::preparation::Preparation;
 
 /// Where Debian's package puts Fashion-MNIST.
 const DEBIAN_FASHION: &str = "/usr/share/datasets/fashion-mnist";
@@ -31,12 +35,23 @@ pub struct Sets {
     pub test: Option<Arc<dyn Dataset>>,
     /// The tokenizer's file.
     pub tokenizer: Option<PathBuf>,
+    /// The names of a table's columns.
+    pub columns: Columns,
+    /// Where they come from.
+    pub origin: Origin,
 }
 
 impl Sets {
-    /// Sets that a program brings.
+    /// Sets that a program brings. Without a validation set nothing is chosen by its score.
     pub fn new(train: Arc<dyn Dataset>) -> Sets {
-        Sets { train, validation: None, test: None, tokenizer: None }
+        Sets {
+            train,
+            validation: None,
+            test: None,
+            tokenizer: None,
+            columns: Columns::default(),
+            origin: Origin::default(),
+        }
     }
 
     /// The same with a set for the test.
@@ -47,26 +62,41 @@ impl Sets {
 
 /// Opens the sets that a job names. The job then says where they were found.
 pub fn open(job: &mut Job) -> Result<Sets, TrainError> {
+    open_as(job, None)
+}
+
+/// The same for a model that was trained before: columns and classes are those of its training data, by name.
+pub fn open_as(job: &mut Job, trained: Option<&Preparation>) -> Result<Sets, TrainError> {
     if let Source::Idx { path, known } = &mut job.data.source {
         *path = idx_folder(path, known.take());
     }
-    let mut sets = open_source(job)?;
+    let mut sets = open_source(job, trained)?;
     if sets.validation.is_none() {
         let (train, validation) = split(sets.train, job.data.validation, job.train.seed)?;
+        let how = format!("{} by seed {}", job.data.validation, job.train.seed);
+        sets.origin.split = validation.is_some().then_some(how);
         (sets.train, sets.validation) = (train, validation);
+    }
+    // Labels were read, and perhaps more.
+    for set in [Some(&sets.train), sets.validation.as_ref(), sets.test.as_ref()].into_iter().flatten() {
+        set.intact()?;
     }
     Ok(sets)
 }
 
-fn open_source(job: &Job) -> Result<Sets, TrainError> {
+fn open_source(job: &Job, trained: Option<&Preparation>) -> Result<Sets, TrainError> {
     let both = |train: Arc<dyn Dataset>, test: Option<Arc<dyn Dataset>>| Sets { test, ..Sets::new(train) };
+    let with_files =
+        |sets: Sets, files: Vec<PathBuf>| Sets { origin: Origin { files, ..Origin::default() }, ..sets };
     Ok(match &job.data.source {
         Source::Idx { path, .. } => {
             let files = idx::find(path)?;
             let train = Idx::open(&files.train.0, &files.train.1)?;
             let classes = train.spec().classes();
-            let test = files.test.map(|(x, y)| Idx::open(&x, &y)?.with_classes(classes)).transpose()?;
-            both(Arc::new(train), test.map(shared))
+            let test =
+                files.test.as_ref().map(|(x, y)| Idx::open(x, y)?.with_classes(classes)).transpose()?;
+            let paths = [Some(files.train), files.test].into_iter().flatten().flat_map(|(x, y)| [x, y]);
+            with_files(both(Arc::new(train), test.map(shared)), paths.collect())
         }
         Source::Cifar { path, classes } => {
             let found = cifar::find(path)?;
@@ -77,24 +107,49 @@ fn open_source(job: &Job) -> Result<Sets, TrainError> {
             }
             let open = |files: &[PathBuf]| Cifar::open(found.kind, files)?.with_names(found.names.clone());
             let test = found.test.as_ref().map(|file| open(std::slice::from_ref(file))).transpose()?;
-            both(Arc::new(open(&found.train)?), test.map(shared))
+            let sets = both(Arc::new(open(&found.train)?), test.map(shared));
+            with_files(sets, found.train.into_iter().chain(found.test).collect())
         }
         Source::Csv { path, test, label, delimiter, header } => {
-            let options = TableOptions { label: label.clone(), delimiter: *delimiter, header: *header };
-            let paths = files(path)?;
-            let train = join(Table::open_all(&paths, &options)?.into_iter().map(shared), &paths)?;
-            let target = train.spec().target.clone();
-            let open = |p: &PathBuf| -> Result<_, DataError> {
-                let paths = files(p)?;
-                let parts = paths.iter().map(|p| Table::open(p, &options)?.with_classes(&target).map(shared));
-                join(parts.collect::<Result<Vec<_>, _>>()?, &paths)
+            let options = TableOptions {
+                label: label.clone(),
+                delimiter: *delimiter,
+                header: *header,
+                columns: trained.map(Preparation::columns).unwrap_or_default(),
+                // Who says how many classes there are knows that there are classes.
+                surely_classes: !job.model.from_data.iter().any(|size| size == "classes"),
             };
-            both(train, test.as_ref().map(open).transpose()?)
+            let paths = files(path)?;
+            let tables = match trained {
+                None => Table::open_all(&paths, &options)?,
+                Some(trained) => {
+                    let target = trained.spec(Layout::Planes).target;
+                    let open = |p: &PathBuf| Table::open_as(p, &options, &target);
+                    paths.iter().map(open).collect::<Result<_, _>>()?
+                }
+            };
+            let columns = match tables.first() {
+                Some(table) if options.columns.is_empty() => table.columns().clone(),
+                _ => options.columns.clone(),
+            };
+            let train = join(tables.into_iter().map(shared), &paths)?;
+            let target = train.spec().target.clone();
+            let options = TableOptions { columns: columns.clone(), ..options };
+            let test_paths = test.as_ref().map(|p| files(p)).transpose()?;
+            let open = |paths: &Vec<PathBuf>| -> Result<_, DataError> {
+                let parts = paths.iter().map(|p| Table::open_as(p, &options, &target).map(shared));
+                join(parts.collect::<Result<Vec<_>, _>>()?, paths)
+            };
+            let sets = Sets { columns, ..both(train, test_paths.as_ref().map(open).transpose()?) };
+            with_files(sets, paths.into_iter().chain(test_paths.into_iter().flatten()).collect())
         }
         Source::Images { path, size, grey } => {
             let found = images::find(path)?;
             let options = ImageOptions { size: *size, grey: *grey, cache_bytes: IMAGE_CACHE_BYTES };
-            let train = Images::open(&found.train, &options)?;
+            let mut train = Images::open(&found.train, &options)?;
+            if let Some(trained) = trained {
+                train = train.with_classes(&trained.names)?;
+            }
             let Target::Class { names, .. } = train.spec().target.clone() else {
                 unreachable!("images have classes")
             };
@@ -104,10 +159,13 @@ fn open_source(job: &Job) -> Result<Sets, TrainError> {
                 _ => *size,
             };
             let options = ImageOptions { size, ..options };
-            let open = |folder: &PathBuf| Images::open(folder, &options)?.with_classes(&names).map(shared);
+            let open = |folder: &PathBuf| Images::open(folder, &options)?.with_classes(&names);
             let validation = found.validation.as_ref().map(open).transpose()?;
             let test = found.test.as_ref().map(open).transpose()?;
-            Sets { validation, ..both(Arc::new(train), test) }
+            let parts = [(&found.train, Some(&train)), (path, validation.as_ref()), (path, test.as_ref())];
+            let origin = origin_of_images(&parts);
+            let sets = both(Arc::new(train), test.map(shared));
+            Sets { validation: validation.map(shared), origin, ..sets }
         }
         Source::Text { path, test, tokenizer, .. } => {
             let tokens = match tokenizer {
@@ -115,18 +173,25 @@ fn open_source(job: &Job) -> Result<Sets, TrainError> {
                 None => Tokenizer::bytes(),
             };
             let context = job.context();
-            let open = |path: &PathBuf| -> Result<_, DataError> {
+            let mut all = Vec::new();
+            let mut open = |path: &PathBuf| -> Result<_, DataError> {
                 let paths = files(path)?;
                 let parts = paths.iter().map(|p| Text::open(p, &tokens, context).map(shared));
-                join(parts.collect::<Result<Vec<_>, _>>()?, &paths)
+                let set = join(parts.collect::<Result<Vec<_>, _>>()?, &paths);
+                all.extend(paths);
+                set
             };
+            let train = open(path)?;
             let test = test.as_ref().map(open).transpose()?;
-            Sets { tokenizer: tokenizer.clone(), ..both(open(path)?, test) }
+            all.extend(tokenizer.clone());
+            with_files(Sets { tokenizer: tokenizer.clone(), ..both(train, test) }, all)
         }
         Source::Arrays { path, test, x, labels } => {
             let train = arrays(path, x, labels, None)?;
+            let all = [Some(path), test.as_ref()].into_iter().flatten().map(|p| files(p));
+            let all = all.collect::<Result<Vec<_>, _>>()?.concat();
             let test = test.as_ref().map(|p| arrays(p, x, labels, Some(train.spec()))).transpose()?;
-            both(train, test)
+            with_files(both(train, test), all)
         }
         Source::Synthetic { samples, shape, classes, noise } => {
             let (n, seed) = (*samples, job.train.seed);
@@ -136,6 +201,22 @@ fn open_source(job: &Job) -> Result<Sets, TrainError> {
         }
         Source::Given => return Err(TrainError::NoData),
     })
+}
+
+/// All names of some sets of images, each under its folder, and some of the files.
+fn origin_of_images(parts: &[(&PathBuf, Option<&Images>)]) -> Origin {
+    let (mut names, mut n, mut some) = (blake3::Hasher::new(), 0, Vec::new());
+    for (folder, images) in parts {
+        let Some(images) = images else { continue };
+        for idx in 0..images.len() {
+            let name = images.path(idx).strip_prefix(folder).unwrap_or(images.path(idx));
+            names.update(name.as_os_str().as_encoded_bytes()).update(b"\n");
+        }
+        n += images.len();
+        let picked = images.len().min(IMAGES);
+        some.extend((0..picked).map(|i| images.path(i * images.len() / picked).to_path_buf()));
+    }
+    Origin { files: some, names: Some((n, names.finalize().to_hex().to_string())), split: None }
 }
 
 /// The folder of IDX files; a known set that is not there may be installed.

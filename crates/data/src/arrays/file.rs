@@ -55,6 +55,10 @@ impl File {
         &self.bytes[array.start + elements.start * array.size..array.start + elements.end * array.size]
     }
 
+    pub(super) fn intact(&self) -> Result<(), DataError> {
+        self.bytes.intact()
+    }
+
     /// One more than the largest element; none may be negative or beyond what an id can be.
     pub(super) fn count(&self, array: &Array, what: &str) -> Result<usize, DataError> {
         self.check(array, what, i32::MAX as usize, "at most")

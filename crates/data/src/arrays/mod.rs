@@ -126,6 +126,10 @@ impl Dataset for Arrays {
         Ok(Fetched { values, label: Label::Class(self.label(idx)) })
     }
 
+    fn intact(&self) -> Result<(), DataError> {
+        self.file.intact()
+    }
+
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
         Ok(Some(self.label(idx)))
     }

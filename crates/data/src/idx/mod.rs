@@ -90,6 +90,10 @@ impl Dataset for Idx {
         Ok(Fetched { values, label: Label::Class(self.labels.elements()[idx] as usize) })
     }
 
+    fn intact(&self) -> Result<(), DataError> {
+        self.images.bytes.intact().and_then(|()| self.labels.bytes.intact())
+    }
+
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
         Ok(Some(self.labels.elements()[idx] as usize))
     }

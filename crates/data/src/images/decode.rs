@@ -26,6 +26,11 @@ pub(super) const SIDE_MAX: usize = 16_384;
 const DEFLATE_RATIO_MAX: usize = 1032;
 /// A block of 8x8 pixels takes at least one bit of a JPEG.
 pub(super) const JPEG_PIXELS_A_BYTE_MAX: usize = 512;
+/// What is within those bounds may still be half a megabyte that claims 800 MB of memory in each loader thread. So an
+/// image of more pixels than these (96 MiB in colour) ..
+const LARGE_PIXELS: usize = 32 << 20;
+/// .. must have a byte for so many of them. Photographs, however coarse, take one for far fewer.
+const LARGE_PIXELS_A_BYTE: usize = 64;
 
 /// What is wrong with a file, and where.
 #[derive(Debug)]
@@ -92,7 +97,7 @@ fn read_png(
     decoder.set_transformations(Transformations::EXPAND | Transformations::STRIP_16);
     let info = decoder.read_header_info().map_err(broken)?;
     let size = Size { height: info.height as usize, width: info.width as usize };
-    check_size(size)?;
+    check_size(size, len)?;
     let unpacked = info.raw_bytes();
     if unpacked > len.saturating_mul(DEFLATE_RATIO_MAX) {
         return Err(format!("{} x {} pixels cannot be in {len} bytes", size.height, size.width));
@@ -145,7 +150,7 @@ fn read_jpeg<R: ZByteReaderTrait>(
     decoder.decode_headers().map_err(broken)?;
     let (width, height) = decoder.dimensions().ok_or("broken JPEG: no size")?;
     let size = Size { height, width };
-    check_size(size)?;
+    check_size(size, len)?;
     if size.pixels() > len.saturating_mul(JPEG_PIXELS_A_BYTE_MAX) {
         return Err(format!("{height} x {width} pixels cannot be in {len} bytes"));
     }
@@ -171,10 +176,21 @@ fn ends_after_scan(file: &[u8]) -> bool {
     false
 }
 
-pub(super) fn check_size(size: Size) -> Result<(), String> {
+/// Whether a file of `len` bytes may hold an image that large; asked before memory is taken for it.
+pub(super) fn check_size(size: Size, len: usize) -> Result<(), String> {
     let Size { height, width } = size;
     if height == 0 || width == 0 || height > SIDE_MAX || width > SIDE_MAX {
         return Err(format!("{height} x {width} pixels; sides are 1 to {SIDE_MAX}"));
+    }
+    let limit = len.saturating_mul(LARGE_PIXELS_A_BYTE).max(LARGE_PIXELS);
+    if size.pixels() > limit {
+        let why = "the file is damaged, or nearly all of one colour: scale the image down, or take it out";
+        let millions = |pixels: usize| pixels as f64 / 1e6;
+        return Err(format!(
+            "claims {height} x {width} pixels ({:.1} million), and at most {:.1} million are read from {len} bytes; {why}",
+            millions(size.pixels()),
+            millions(limit)
+        ));
     }
     Ok(())
 }

@@ -146,6 +146,10 @@ impl Dataset for Images {
         Ok(Fetched { values: Values::U8(pixels), label })
     }
 
+    fn intact(&self) -> Result<(), DataError> {
+        Ok(())
+    }
+
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
         Ok(Some(self.labels[idx] as usize))
     }

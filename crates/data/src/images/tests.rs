@@ -217,7 +217,11 @@ fn bad_files_are_errors_with_file_and_offset() {
     large[16..24].copy_from_slice(&[16_384u32.to_be_bytes(), 16_384u32.to_be_bytes()].concat());
     let sum = crc(&large[12..29]);
     large[29..33].copy_from_slice(&sum.to_be_bytes());
-    check(&one(&large), None, "16384 x 16384 pixels cannot be in");
+    check(
+        &one(&large),
+        None,
+        "claims 16384 x 16384 pixels (268.4 million), and at most 33.6 million are read from",
+    );
 
     for keep in [3, 30, 400, 700, jpeg.len() - 40, jpeg.len() - 2, jpeg.len() - 1] {
         check(&one(&jpeg[..keep]), None, &format!("a/x.png: at byte {keep}: broken JPEG"));
@@ -225,7 +229,11 @@ fn bad_files_are_errors_with_file_and_offset() {
     let sof = jpeg.windows(2).position(|m| m == [0xff, 0xc0]).unwrap();
     let mut large = jpeg.clone();
     large[sof + 5..sof + 9].copy_from_slice(&[0x40, 0, 0x40, 0]);
-    check(&one(&large), None, "16384 x 16384 pixels cannot be in");
+    check(
+        &one(&large),
+        None,
+        "claims 16384 x 16384 pixels (268.4 million), and at most 33.6 million are read from",
+    );
     large[sof + 5] = 0x41;
     check(&one(&large), None, "a/x.png: at byte");
 
@@ -245,6 +253,27 @@ fn bad_files_are_errors_with_file_and_offset() {
     assert!(absent.unwrap_err().to_string().contains("/no/such.png: not found"));
     let row = decode_file(Path::new("/no/such.png"), &Features::Row { width: 3 });
     assert!(matches!(row, Err(DataError::Setting { .. })));
+}
+
+/// Half a megabyte of a photograph's kind, whose header claims what 800 MB of pixels would be.
+#[test]
+fn a_file_that_claims_far_more_than_it_holds_is_refused_before_memory_is_taken() {
+    let mut jpeg = reference("baseline.jpg");
+    let sof = jpeg.windows(2).position(|m| m == [0xff, 0xc0]).unwrap();
+    jpeg[sof + 5..sof + 9].copy_from_slice(&[0x40, 0, 0x40, 0]);
+    let end = jpeg.len() - 2;
+    jpeg.splice(end..end, vec![0x55; (512 << 10) - end - 2]);
+    let folder = folder(&[("x.jpg", jpeg)]);
+    let path = folder.path().join("x.jpg");
+    let mut scratch = Scratch::default();
+    let how = How { size: Size { height: 8, width: 8 }, scale: true, channels: 3 };
+    let error = how.sample(&path, &mut scratch).unwrap_err().to_string();
+    let want =
+        "claims 16384 x 16384 pixels (268.4 million), and at most 33.6 million are read from 524288 bytes";
+    assert!(error.contains("x.jpg: at byte ") && error.contains(want), "{error}");
+    assert!(scratch.bytes.capacity() < 1 << 20, "{} bytes were taken", scratch.bytes.capacity());
+    // A photograph of 200 million pixels, 24 MB of it.
+    assert!(decode::check_size(Size { height: 12_240, width: 16_320 }, 24 << 20).is_ok());
 }
 
 /// The checksum of a PNG's chunk.

@@ -1,6 +1,14 @@
 //! From the different labels of a table to classes.
+//!
+//! Only classification is supported, and a column of numbers to be predicted must not become hundreds of classes unseen.
+//! So labels are refused that are fractions; integers of which there are more than [`FEW`], if they have gaps as amounts have
+//! (fewer than half of those between the least and the largest occur) or have fewer than [`ROWS_A_NUMBER`] rows each on the
+//! average; and words of which there are more than [`FEW`], if they have fewer than [`ROWS_A_WORD`] rows each. What is
+//! refused is a matter of judgement: options that say that labels are classes end it.
 
+use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::text::Place;
 use crate::error::DataError;
@@ -10,50 +18,104 @@ use crate::spec::Target;
 pub(super) const CLASSES_MAX: usize = 65_536;
 /// Integers below this are classes as they are, even if few of them occur; larger ones only if at least half occur.
 const SMALL: i64 = 1000;
+/// So many different labels are believed to be classes, whatever they are.
+const FEW: usize = 50;
+/// More integers than that need so many rows each.
+const ROWS_A_NUMBER: usize = 10;
+/// More words than that need so many rows each.
+const ROWS_A_WORD: usize = 2;
 
-/// A label that occurs, and where it did first.
+/// A label that occurs, where it did first, and how often.
 #[derive(Clone, Debug)]
 pub(super) struct Distinct {
+    pub(super) path: Arc<Path>,
     pub(super) text: String,
     pub(super) place: Place,
+    pub(super) rows: usize,
 }
 
-/// The classes that these labels make, and the class of each.
-pub(super) fn number(path: &Path, distinct: &[Distinct]) -> Result<(Target, Vec<u32>), DataError> {
+/// The classes that these labels make. `column` is the name of the label's column, for errors.
+pub(super) fn number(
+    column: Option<&str>,
+    distinct: &[Distinct],
+    surely_classes: bool,
+) -> Result<Target, DataError> {
+    let rows: usize = distinct.iter().map(|d| d.rows).sum();
+    let refuse = |at: &Distinct, what: String, target: Option<Target>| {
+        let why = refusal(column, (distinct.len(), rows), &what, target.as_ref());
+        Err(at.place.error(&at.path, &why))
+    };
+    let many = distinct.len() > FEW && !surely_classes;
     let integers: Option<Vec<i64>> = distinct.iter().map(|d| integer(&d.text)).collect();
-    if let Some(integers) = integers {
+    if let (Some(integers), Some(first)) = (integers, distinct.first()) {
         let max = integers.iter().copied().max().unwrap_or(0);
-        if integers.iter().all(|&i| i >= 0) && (max < SMALL || max < 2 * integers.len() as i64) {
-            let target = Target::Class { classes: max as usize + 1, names: Vec::new() };
-            return Ok((target, integers.iter().map(|&i| i as u32).collect()));
+        let min = integers.iter().copied().min().unwrap_or(0);
+        let gaps = max.saturating_sub(min) >= 2 * integers.len() as i64;
+        let as_they_are =
+            integers.iter().all(|&i| i >= 0) && (max < SMALL || max < 2 * integers.len() as i64);
+        let target = match as_they_are {
+            true => Target::Class { classes: max as usize + 1, names: Vec::new() },
+            false => named(sorted(integers).iter().map(|i| i.to_string()).collect()),
+        };
+        if many && (gaps || rows < ROWS_A_NUMBER * distinct.len()) {
+            return refuse(first, format!("integers from {min} to {max}"), Some(target));
         }
-        let (sorted, class_of) = sorted(&integers);
-        return Ok((named(sorted.iter().map(|i| i.to_string()).collect()), class_of));
+        return Ok(target);
     }
     if distinct.iter().all(|d| d.text.parse::<f64>().is_ok())
         && let Some(fraction) = distinct.iter().find(|d| integer(&d.text).is_none())
     {
-        let why = format!("label {} is no class; labels are integers or names", fraction.text);
-        return Err(fraction.place.error(path, &why));
+        return refuse(fraction, format!("numbers such as {}", fraction.text), None);
     }
-    let texts: Vec<String> = distinct.iter().map(|d| d.text.clone()).collect();
-    let (sorted, class_of) = sorted(&texts);
-    Ok((named(sorted), class_of))
+    let target = named(sorted(distinct.iter().map(|d| d.text.clone()).collect()));
+    match distinct.first().filter(|_| many && rows < ROWS_A_WORD * distinct.len()) {
+        Some(first) => refuse(first, format!("words such as {:?}", first.text), Some(target)),
+        None => Ok(target),
+    }
+}
+
+/// Why labels are no classes, and what to write instead; `target` is what they would be as classes.
+fn refusal(column: Option<&str>, (n, rows): (usize, usize), what: &str, target: Option<&Target>) -> String {
+    let classes = match target {
+        Some(Target::Class { classes, .. }) => {
+            format!("; if each value is a class, set `model.classes = {classes}`")
+        }
+        Some(Target::NextId) | None => String::new(),
+    };
+    format!(
+        "{} has {n} different values in {rows} rows, {what}: these do not look like classes, and only classification is \
+         supported; name the label's column with `data.label`, or write classes there, such as low, middle and high for \
+         ranges of a number{classes}",
+        the_label(column)
+    )
+}
+
+/// What is said of more labels than there can be classes.
+pub(super) fn too_many(column: Option<&str>) -> String {
+    format!(
+        "{} has over {CLASSES_MAX} different values, and only classification is supported; name the label's column with \
+         `data.label`, or write classes there",
+        the_label(column)
+    )
+}
+
+fn the_label(column: Option<&str>) -> String {
+    column.map_or("the label's column".into(), |name| format!("the label's column {name:?}"))
 }
 
 /// The class of each label among classes that are known already.
 pub(super) fn look_up(
-    path: &Path,
     distinct: &[Distinct],
     classes: usize,
     names: &[String],
 ) -> Result<Vec<u32>, DataError> {
+    let by_name: HashMap<&str, usize> = names.iter().enumerate().map(|(i, n)| (n.as_str(), i)).collect();
     let class_of = |d: &Distinct| {
         let class = if names.is_empty() {
             integer(&d.text).and_then(|i| usize::try_from(i).ok()).filter(|&i| i < classes)
         } else {
-            let normal = integer(&d.text).map(|i| i.to_string());
-            names.iter().position(|n| *n == d.text || Some(n) == normal.as_ref())
+            let normal = || by_name.get(integer(&d.text)?.to_string().as_str());
+            by_name.get(d.text.as_str()).or_else(normal).copied()
         };
         class.map(|c| c as u32).ok_or_else(|| {
             let known = match names {
@@ -62,7 +124,7 @@ pub(super) fn look_up(
                 names => format!("{}, .. ({} classes)", names[..10].join(", "), names.len()),
             };
             let why = format!("label {:?} is not among those of the training set: {known}", d.text);
-            d.place.error(path, &why)
+            d.place.error(&d.path, &why)
         })
     };
     distinct.iter().map(class_of).collect()
@@ -72,13 +134,11 @@ fn named(names: Vec<String>) -> Target {
     Target::Class { classes: names.len(), names }
 }
 
-/// The different values in order, and the position of each in that order.
-fn sorted<T: Ord + Clone>(values: &[T]) -> (Vec<T>, Vec<u32>) {
-    let mut sorted = values.to_vec();
-    sorted.sort();
-    sorted.dedup();
-    let class_of = values.iter().map(|v| sorted.partition_point(|s| s < v) as u32).collect();
-    (sorted, class_of)
+/// The different values in order.
+fn sorted<T: Ord>(mut values: Vec<T>) -> Vec<T> {
+    values.sort();
+    values.dedup();
+    values
 }
 
 /// An integer, also if written as `3.0`, as tools that keep all columns as floats do.

@@ -49,7 +49,7 @@ fn good_tables_are_read() {
     check("1\t0\n2\t1\n", &tabs, (&[&[1.0], &[2.0]], &[0, 1], 2, &[]));
     let numbers_as_names = TableOptions { header: Some(true), ..plain };
     check("10,20\n1,0\n", &numbers_as_names, (&[&[1.0]], &[0], 1, &[]));
-    assert_eq!(open("y,a,b\n1,7,8\n", &label("y")).unwrap().columns(), ["a", "b"]);
+    assert_eq!(open("y,a,b\n1,7,8\n", &label("y")).unwrap().columns().features, ["a", "b"]);
 }
 
 #[test]
@@ -72,7 +72,16 @@ fn bad_tables_are_errors_with_file_offset_line_and_column() {
     check("1,2,0\n3,red,1\n", &plain, "8: line 2, column 3: field 1: \"red\" is not a number");
     check("1,red,0\n3,red,1\n", &plain, "2: line 1, column 3: field 1: \"red\" is not a number");
     check("1,0\n2,nan\n", &plain, "6: line 2, column 3: field 1: \"nan\" is no label");
-    check("1,0.5\n2,1\n", &plain, "2: line 1, column 3: label 0.5 is no class");
+    check(
+        "1,0.5\n2,1\n",
+        &plain,
+        "2: line 1, column 3: the label's column has 2 different values in 2 rows, numbers such as 0.5",
+    );
+    check("1,a\n2,\"b\n3,c\n", &plain, "6: line 2, column 3: a quote opens here and is never closed");
+    let missing =
+        "6: line 2, column 3: a quote opens here and closes at line 4, column 3, where the field goes on";
+    check("1,a\n2,\"b\n3,c\n4,\"d\n", &plain, missing);
+    check("1,a\n2,\"b\n3,c\"\n", &plain, "6: line 2, column 3: field 1: \"b\\n3,c\" goes on in another line");
     check("1\n2\n", &plain, "0: line 1, column 1: only one column");
     check("a,b\n1,0\n", &label("c"), "0: line 1, column 1: no column \"c\"; the header has a, b");
     check("1,0\n2,0\n", &label("c"), "0: line 1, column 1: no column \"c\": the table has no header");

@@ -9,6 +9,9 @@ use super::TableOptions;
 use crate::error::DataError;
 use crate::map::{self, Bytes};
 
+/// What some programs put before a text in UTF-8.
+const BOM: &[u8] = b"\xef\xbb\xbf";
+
 /// A table's text and how it is written.
 pub(super) struct Text {
     path: PathBuf,
@@ -54,7 +57,9 @@ impl Text {
                 why: "the delimiter cannot be a quote or the end of a line".into(),
             });
         }
-        Ok(Text { path: path.into(), bytes: map::open(path)?, options: options.clone() })
+        let text = Text { path: path.into(), bytes: map::open(path)?, options: options.clone() };
+        text.check_quotes()?;
+        Ok(text)
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -77,7 +82,9 @@ impl Text {
                 .zip(&second)
                 .any(|(first, second)| number(first).is_none() && number(second).is_some())
         });
-        let is_row = self.options.header.unwrap_or(by_name || word_over_number);
+        let known = &self.options.columns.features;
+        let has_known = first.iter().any(|field| known.iter().any(|name| name.as_bytes() == field));
+        let is_row = self.options.header.unwrap_or(by_name || word_over_number || has_known);
         let mut names = Vec::new();
         if is_row {
             for (i, field) in first.iter().enumerate() {
@@ -98,19 +105,26 @@ impl Text {
         let mut reader = self.reader();
         let mut record = ByteRecord::new();
         let (mut n, mut skip) = (0usize, heading.is_row);
-        while reader.read_byte_record(&mut record).map_err(|e| self.broken(&e))? {
-            if skip {
-                skip = false;
-                continue;
+        let mut read = || -> Result<(), DataError> {
+            while reader.read_byte_record(&mut record).map_err(|e| self.broken(&e))? {
+                if skip {
+                    skip = false;
+                    continue;
+                }
+                if record.len() != heading.width {
+                    let at = record.len().min(heading.width);
+                    let why = format!("{} fields, but the first row has {}", record.len(), heading.width);
+                    return Err(self.error(start(&record), at, &why));
+                }
+                each(&Row { text: self, heading, record: &record })?;
+                n += 1;
             }
-            if record.len() != heading.width {
-                let at = record.len().min(heading.width);
-                let why = format!("{} fields, but the first row has {}", record.len(), heading.width);
-                return Err(self.error(start(&record), at, &why));
-            }
-            each(&Row { text: self, heading, record: &record })?;
-            n += 1;
-        }
+            Ok(())
+        };
+        let outcome = read();
+        // Asked first: what a file that was cut reads as may be wrong in any way, or in none.
+        self.bytes.intact()?;
+        outcome?;
         if n == 0 {
             return Err(self.error(
                 self.bytes.len(),
@@ -124,6 +138,40 @@ impl Text {
     /// An error at a field of the record that starts at byte `start`.
     pub(super) fn error(&self, start: usize, field: usize, why: &str) -> DataError {
         self.place(start, field).error(&self.path, why)
+    }
+
+    /// An error where a quote opens that is never closed, or that is closed by one which was to open another field: all
+    /// rows between would be one field.
+    fn check_quotes(&self) -> Result<(), DataError> {
+        let text: &[u8] = &self.bytes;
+        if !text.contains(&b'"') {
+            return Ok(());
+        }
+        let mut at = if text.starts_with(BOM) { BOM.len() } else { 0 };
+        while at < text.len() {
+            let open = at;
+            let quoted = text[open] == b'"';
+            if quoted {
+                let Some(close) = self.closing_quote(open) else {
+                    let why = "a quote opens here and is never closed; close it, or write it twice (\"\") inside quotes \
+                               if it belongs to the text";
+                    return Err(self.place_at(open).error(&self.path, why));
+                };
+                at = close + 1;
+            }
+            let (end, _) = self.unquoted_end(at);
+            if quoted && !text[at..end].iter().all(u8::is_ascii_whitespace) {
+                let why = format!(
+                    "a quote opens here and closes at line {}, column {}, where the field goes on; is one missing, or \
+                     to be written twice (\"\")?",
+                    self.place_at(at - 1).line,
+                    self.place_at(at - 1).column
+                );
+                return Err(self.place_at(open).error(&self.path, &why));
+            }
+            at = end + 1;
+        }
+        Ok(())
     }
 
     fn reader(&self) -> Reader<&[u8]> {
@@ -147,8 +195,8 @@ impl Text {
     fn place(&self, start: usize, field: usize) -> Place {
         let text: &[u8] = &self.bytes;
         let mut at = start.min(text.len());
-        if at == 0 && text.starts_with(b"\xef\xbb\xbf") {
-            at = 3;
+        if at == 0 && text.starts_with(BOM) {
+            at = BOM.len();
         }
         while matches!(text.get(at), Some(b'\r' | b'\n')) && at + 1 < text.len() {
             at += 1;
@@ -160,36 +208,59 @@ impl Text {
                 break;
             }
         }
-        let before = &text[..at];
+        self.place_at(at)
+    }
+
+    fn place_at(&self, at: usize) -> Place {
+        let before = &self.bytes[..at];
         let line_start = before.iter().rposition(|&b| b == b'\n').map_or(0, |n| n + 1);
         let line = 1 + before.iter().filter(|&&b| b == b'\n').count();
         Place { offset: at as u64, line, column: 1 + at - line_start }
     }
 
     /// Where the field that starts at `at` ends, and whether a delimiter ends it.
-    fn field_end(&self, mut at: usize) -> (usize, bool) {
+    fn field_end(&self, at: usize) -> (usize, bool) {
         // Quotes mean something only around a whole field.
-        let mut quoted = self.bytes.get(at) == Some(&b'"');
-        at += usize::from(quoted);
-        while let Some(&byte) = self.bytes.get(at) {
-            match byte {
-                b'"' if quoted && self.bytes.get(at + 1) == Some(&b'"') => at += 1,
-                b'"' if quoted => quoted = false,
-                _ if quoted => {}
-                b'\r' | b'\n' => return (at, false),
-                b if b == self.options.delimiter => return (at, true),
-                _ => {}
+        let quoted = self.bytes.get(at) == Some(&b'"');
+        let from = match quoted.then(|| self.closing_quote(at)) {
+            None => at,
+            Some(Some(close)) => close + 1,
+            Some(None) => self.bytes.len(),
+        };
+        self.unquoted_end(from)
+    }
+
+    /// The quote that closes the one at `open`; two in a row are one of the text.
+    fn closing_quote(&self, open: usize) -> Option<usize> {
+        let mut at = open + 1;
+        loop {
+            at += self.bytes.get(at..)?.iter().position(|&b| b == b'"')?;
+            if self.bytes.get(at + 1) != Some(&b'"') {
+                return Some(at);
             }
-            at += 1;
+            at += 2;
         }
-        (at, false)
+    }
+
+    /// The next delimiter or end of a line from `at` on, and whether it is a delimiter.
+    fn unquoted_end(&self, at: usize) -> (usize, bool) {
+        let ends = |b: &u8| *b == self.options.delimiter || matches!(b, b'\r' | b'\n');
+        let end = at + self.bytes[at..].iter().position(ends).unwrap_or(self.bytes.len() - at);
+        (end, self.bytes.get(end) == Some(&self.options.delimiter))
     }
 }
 
 impl Heading {
     /// The label's column.
     pub(super) fn label(&self, text: &Text) -> Result<usize, DataError> {
+        if let Some(known) = self.known_label(text) {
+            return Ok(known);
+        }
         let Some(label) = &text.options.label else {
+            if let (Some(name), true) = (&text.options.columns.label, self.is_known(text)) {
+                let why = format!("no column {name:?}, which is the label's in the training file");
+                return Err(text.error(0, 0, &why));
+            }
             return Ok(self.width - 1);
         };
         if let Some(column) = self.names.iter().position(|n| n == label) {
@@ -210,7 +281,51 @@ impl Heading {
     }
 }
 
+impl Heading {
+    /// The name of a column.
+    pub(super) fn name(&self, field: usize) -> Option<&str> {
+        self.names.get(field).map(String::as_str)
+    }
+
+    /// Whether columns are found by name: there is a header, and it is known which are wanted.
+    pub(super) fn is_known(&self, text: &Text) -> bool {
+        self.is_row && !text.options.columns.is_empty()
+    }
+
+    /// The column that has the name of the label that was trained on.
+    pub(super) fn known_label(&self, text: &Text) -> Option<usize> {
+        let name = text.options.columns.label.as_ref().filter(|_| self.is_known(text))?;
+        self.names.iter().position(|n| n == name)
+    }
+
+    /// The columns of the features: all but the label, in the order of those that are wanted.
+    pub(super) fn features(&self, text: &Text, label: Option<usize>) -> Result<Vec<usize>, DataError> {
+        let wanted = &text.options.columns;
+        if self.is_known(text) {
+            return wanted.find(&self.names, label).map_err(|why| text.error(0, 0, &why));
+        }
+        let features: Vec<usize> = (0..self.width).filter(|&field| Some(field) != label).collect();
+        if !wanted.is_empty() && features.len() != wanted.features.len() {
+            let why = format!(
+                "{} features without names, and the training file has {}; give as many, in its order, or a header",
+                features.len(),
+                wanted.features.len()
+            );
+            return Err(text.error(0, 0, &why));
+        }
+        Ok(features)
+    }
+}
+
 impl Row<'_> {
+    /// An error if a quoted field goes over several lines.
+    pub(super) fn on_one_line(&self, field: usize) -> Result<(), DataError> {
+        match self.record[field].iter().any(|b| matches!(b, b'\r' | b'\n')) {
+            true => Err(self.wrong(field, "goes on in another line; is a quote missing, or one too many?")),
+            false => Ok(()),
+        }
+    }
+
     /// A field as a finite number.
     pub(super) fn number(&self, field: usize) -> Result<f32, DataError> {
         match number(&self.record[field]) {

@@ -56,7 +56,7 @@ struct Report<'a> {
 pub(super) fn eval(app: &App, args: &EvalArgs) -> Outcome {
     let trained = Trained::open(&args.run, &app.given())?;
     let job = train::stored_job(&trained.loaded.manifest.job, &trained.folder(), &args.sets)?;
-    let mut prepared = Prepared::new(job, app.given(), process::cores())?;
+    let mut prepared = Prepared::to_use(job, app.given(), process::cores(), &trained.preparation)?;
     // As in training, whatever the data here would give.
     prepared.stats = trained.preparation.stats();
     let sets = &prepared.sets;

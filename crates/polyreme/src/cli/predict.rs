@@ -10,6 +10,7 @@ use polyreme_data::table::{Table, TableOptions};
 use polyreme_data::{Augment, Dataset, InMemory, Layout, Tokenizer, Transform};
 use polyreme_train::evaluate::logits;
 use polyreme_train::generate::{Sampling, generate};
+use polyreme_train::job::Source;
 use polyreme_train::preparation::Sample;
 use polyreme_train::trained::Trained;
 use serde::Serialize;
@@ -26,8 +27,8 @@ pub(super) struct PredictArgs {
     /// A run's folder (its best checkpoint counts), or a checkpoint.
     #[arg(value_name = "RUN")]
     run: PathBuf,
-    /// Images (PNG, JPEG), tables (CSV with the columns of the training file, the label left out), or text files
-    /// to go on from.
+    /// Images (PNG, JPEG), tables (CSV with the columns of the training file, in any order if they have names; the label
+    /// may be left out), or text files to go on from.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Text to go on from.
@@ -103,12 +104,12 @@ pub(super) fn predict(app: &App, args: &PredictArgs) -> Outcome {
 
 /// The rows of a table, and what each is called.
 fn table(trained: &Trained, file: &Path, width: usize) -> Result<(Table, Vec<String>), Failure> {
-    let options = TableOptions { label: None, delimiter: b',', header: None };
+    let columns = trained.preparation.columns();
     let options = match &trained.job.data.source {
-        polyreme_train::job::Source::Csv { delimiter, .. } => {
-            TableOptions { delimiter: *delimiter, ..options }
+        Source::Csv { delimiter, label, .. } => {
+            TableOptions { delimiter: *delimiter, label: label.clone(), columns, ..TableOptions::default() }
         }
-        _ => options,
+        _ => TableOptions { columns, ..TableOptions::default() },
     };
     let target = trained.preparation.spec(Layout::Planes).target;
     let set = Table::features_only(file, width, &options)?.with_classes(&target)?;

@@ -76,6 +76,9 @@ pub(super) struct ResumeArgs {
     /// Change a setting, such as `train.epochs=20` to train for longer.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
+    /// Go on although the data are not those that the run began with.
+    #[arg(long)]
+    changed_data: bool,
     /// Print JSON lines; the last one is the summary, or the error.
     #[arg(long)]
     json: bool,
@@ -189,7 +192,7 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
         let prepared = or_tell(&mut ranks, hear)?;
         (ranks, prepared)
     };
-    let prepared = Prepared { trace: args.trace.clone(), ..prepared };
+    let prepared = Prepared { trace: args.trace.clone(), changed_data: args.changed_data, ..prepared };
     // A launcher has returned by now: the lock is taken by the process that trains.
     let Some(found) = found else {
         return start(prepared, &args.run, None, None, ranks, args.json, stop);

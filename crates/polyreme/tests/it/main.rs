@@ -16,3 +16,5 @@ mod parts;
 mod ranks;
 mod saved;
 mod train;
+mod wrong_data;
+mod wrong_weights;

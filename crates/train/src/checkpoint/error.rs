@@ -107,6 +107,14 @@ pub enum CheckpointError {
         /// What differs.
         difference: Box<Difference>,
     },
+    /// A file of weights that cannot be used as it is.
+    #[error("{}: {why}", path.display())]
+    Weights {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        why: String,
+    },
     /// Written by a newer version of this program.
     #[error("{}: format {found}, and this version reads up to {known}; use a newer version", path.display())]
     NewerFormat {

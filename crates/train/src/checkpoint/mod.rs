@@ -96,6 +96,8 @@ pub struct Snapshot {
     pub metrics: Vec<(String, f64)>,
     /// The job, as TOML with everything resolved.
     pub job: String,
+    /// Batches that batch norms have seen: the steps, and those before the first.
+    pub batches: u64,
 }
 
 /// A copy of an arena, and where the tensors lie in it: one safetensors file.

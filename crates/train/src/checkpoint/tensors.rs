@@ -10,7 +10,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::CheckpointError;
 use super::disk::Sink;
-use crate::weights::{View, Weight};
+use crate::weights::{Integers, View, Weight, WeightsFile};
 
 /// The longest header that readers of the format accept.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -19,7 +19,7 @@ const PIECE_BYTES: usize = 256 * 1024;
 
 /// The last part of the name of a batch norm's mean, and of the counter that PyTorch keeps beside it.
 const MEAN: &str = "running_mean";
-const COUNTER: &str = "num_batches_tracked";
+pub(crate) const COUNTER: &str = "num_batches_tracked";
 
 /// A file to be written: its header, made and checked, and its numbers, still where they are.
 pub(crate) struct Layout<'a> {
@@ -110,6 +110,15 @@ pub(crate) fn read(
     n_bytes: u64,
     path: &Path,
 ) -> Result<Vec<Weight>, CheckpointError> {
+    Ok(read_all(reader, n_bytes, path)?.weights)
+}
+
+/// The same, and what is known of those that are passed over.
+pub(crate) fn read_all(
+    reader: &mut impl Read,
+    n_bytes: u64,
+    path: &Path,
+) -> Result<WeightsFile, CheckpointError> {
     let corrupt = |offset: u64, why: String| CheckpointError::corrupt(path, offset, why);
     if n_bytes < 8 {
         return Err(corrupt(n_bytes, "too short for a safetensors file".into()));
@@ -131,7 +140,7 @@ pub(crate) fn read(
         let want = (metadata.data_len() as u64).saturating_add(start);
         return Err(corrupt(n_bytes, format!("{n_bytes} bytes long where the header says {want}; cut off?")));
     }
-    let mut weights = Vec::new();
+    let (mut weights, mut integers) = (Vec::new(), Vec::new());
     let mut piece = vec![0; PIECE_BYTES];
     for name in metadata.offset_keys() {
         let Some(info) = metadata.info(&name) else { continue };
@@ -160,9 +169,13 @@ pub(crate) fn read(
         }
         if kind != Kind::Skip {
             weights.push(Weight { name, dims: info.shape.clone(), data });
+            continue;
         }
+        let alone = info.dtype == Dtype::I64 && info.data_offsets.1 - info.data_offsets.0 == 8;
+        let value = piece.first_chunk().filter(|_| alone).map(|bytes| i64::from_le_bytes(*bytes));
+        integers.push(Integers { name, dtype: format!("{:?}", info.dtype), value });
     }
-    Ok(weights)
+    Ok(WeightsFile { weights, integers })
 }
 
 fn fill(reader: &mut impl Read, bytes: &mut [u8], path: &Path) -> Result<(), CheckpointError> {

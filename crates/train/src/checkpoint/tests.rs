@@ -34,6 +34,7 @@ pub(super) fn snapshot(step: u64, metrics: &[(&str, f64)]) -> Snapshot {
         progress: json!({ "seed": u64::MAX, "rate": 0.1 }),
         metrics: metrics.iter().map(|(name, value)| (name.to_string(), *value)).collect(),
         job: "[train]\nbatch = 8\n".into(),
+        batches: step,
     }
 }
 

@@ -67,7 +67,7 @@ pub(super) fn write(
 fn write_aside(disk: &Disk, root: &Path, aside: &Path, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
     let views = snapshot.shards.iter().map(views).collect::<Result<Vec<_>, _>>()?;
     let layouts = (snapshot.shards.iter().zip(&views))
-        .map(|(shard, views)| Layout::new(views, Some(snapshot.step), &shard.file))
+        .map(|(shard, views)| Layout::new(views, Some(snapshot.batches), &shard.file))
         .collect::<Result<Vec<_>, _>>()?;
     let mut manifest = manifest_of(snapshot, &layouts)?;
     // Checksums that are not known yet have their final length already.

@@ -13,20 +13,30 @@ use crate::event::{Event, Observer};
 use crate::metrics::{Scores, Verdict};
 use crate::share::share;
 
+/// The one metric that needs no set to be evaluated.
+const TRAIN_LOSS: &str = "train_loss";
+
 impl Run {
-    /// Evaluates the watched set; whether it is the best, and whether patience is at its end. Collective.
+    /// Evaluates the validation set, if there is one; whether it is the best, and whether patience is at its end. The test
+    /// set has no say in either. Collective.
     pub(super) fn evaluate(
         &mut self,
         done: u64,
         observer: &mut dyn Observer,
     ) -> Result<(bool, bool), TrainError> {
-        let Some(set) = self.prepared.watched().cloned() else { return Ok((false, false)) };
-        let began = Instant::now();
-        let scores = self.scores(&set)?;
-        self.progress.evaluating += began.elapsed().as_secs_f64();
-        let metrics = scores.named("val");
-        self.confusion = scores.confusion().cloned();
-        let value = |name: &str| metrics.iter().find(|(n, _)| n == name).map(|(_, v)| *v);
+        let mut metrics = Vec::new();
+        if let Some(set) = self.prepared.sets.validation.clone() {
+            let began = Instant::now();
+            let scores = self.scores(&set)?;
+            self.progress.evaluating += began.elapsed().as_secs_f64();
+            metrics = scores.named("val");
+            self.confusion = scores.confusion().cloned();
+        }
+        let train_loss = self.train_loss();
+        let value = |name: &str| match name {
+            TRAIN_LOSS => train_loss,
+            name => metrics.iter().find(|(n, _)| n == name).map(|(_, v)| *v),
+        };
         let watched = self.progress.best.as_mut().and_then(|b| value(&b.metric).map(|v| b.observe(done, v)));
         let stop = match &mut self.progress.patience {
             Some(p) => value(p.metric()).is_some_and(|v| p.observe(v) == Verdict::Stop),
@@ -34,10 +44,27 @@ impl Run {
         };
         let best = watched.unwrap_or(false);
         remember(&mut self.progress.metrics, &metrics);
-        self.record(done, &metrics, observer);
+        if let (Some(b), Some(loss)) = (&self.progress.best, train_loss)
+            && b.metric == TRAIN_LOSS
+        {
+            // Which checkpoint is the best is decided by its metrics.
+            remember(&mut self.progress.metrics, &[(TRAIN_LOSS.into(), loss)]);
+        }
+        if metrics.is_empty() {
+            // Its record has the loss already; who watches is told what there is.
+            metrics.extend(train_loss.map(|loss| (TRAIN_LOSS.to_string(), loss)));
+        } else {
+            self.record(done, &metrics, observer);
+        }
         let epoch = self.prepared.pace.epoch(done - 1) + 1;
         observer.event(Event::Evaluated { step: done, epoch, metrics: &metrics, best });
         Ok((best, stop))
+    }
+
+    /// The mean loss of the training steps of this epoch, or of the one that has just ended.
+    fn train_loss(&self) -> Option<f64> {
+        let (sum, n) = self.progress.epoch;
+        if n > 0 { Some(sum / n as f64) } else { self.progress.last_epoch_loss }
     }
 
     /// Evaluates the test set with the weights that are shipped. Collective.
@@ -59,7 +86,7 @@ impl Run {
         self.team.swap_average()?;
         let transform = self.prepared.plain_transform(set.as_ref())?;
         self.team.comm().set_doing(Doing::Evaluating);
-        let mut judge = self.team.judge().expect("a set to watch, and so an evaluation");
+        let mut judge = self.team.judge().expect("a set to evaluate, and so an evaluation");
         let blocks = share(n_blocks(&judge, set.as_ref()), &self.prepared.cut.weights, self.rank);
         let part = evaluate_blocks(&mut judge, set, &transform, 1, blocks)?;
         let scores = part.gather(self.team.comm())?;

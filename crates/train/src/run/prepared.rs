@@ -16,7 +16,7 @@ use crate::lower::{Loss, training_graph};
 use crate::net::Net;
 use crate::pace::{Cut, Pace, Part};
 use crate::preparation::Preparation;
-use crate::sets::{Sets, open};
+use crate::sets::{Sets, open_as};
 use crate::team::TeamOptions;
 
 /// So many samples, evenly spread, are enough to know mean and deviation.
@@ -56,6 +56,8 @@ pub struct Prepared {
     pub system: Vec<(String, String)>,
     /// Where a timeline of all ranks goes; all ranks have it, or none.
     pub trace: Option<PathBuf>,
+    /// Whether a run may go on with data that changed since it began.
+    pub changed_data: bool,
 }
 
 impl Prepared {
@@ -67,11 +69,40 @@ impl Prepared {
 
     /// The same for a process whose first rank is `rank`. What is measured of the whole training set (mean and
     /// deviation, frequencies of classes) is left to rank 0, which tells the others when they start.
-    pub fn of_rank(mut job: Job, given: Given, cores: usize, rank: usize) -> Result<Prepared, TrainError> {
+    pub fn of_rank(job: Job, given: Given, cores: usize, rank: usize) -> Result<Prepared, TrainError> {
+        Prepared::build(job, given, cores, rank, None)
+    }
+
+    /// The same to use a model that was trained before: columns and classes of the data are found by the names that they
+    /// had in training, and what only matters in training is not checked.
+    pub fn to_use(
+        job: Job,
+        given: Given,
+        cores: usize,
+        trained: &Preparation,
+    ) -> Result<Prepared, TrainError> {
+        Prepared::build(job, given, cores, 0, Some(trained))
+    }
+
+    fn build(
+        mut job: Job,
+        given: Given,
+        cores: usize,
+        rank: usize,
+        trained: Option<&Preparation>,
+    ) -> Result<Prepared, TrainError> {
         let sets = match given.sets {
             Some(sets) => sets,
-            None => open(&mut job)?,
+            None => open_as(&mut job, trained)?,
         };
+        if sets.validation.is_none() {
+            let stop = job.train.early_stop.as_ref().filter(|s| is_of_validation(&s.metric));
+            if let Some(stop) = stop.filter(|_| trained.is_none()) {
+                return Err(TrainError::NoValidation { metric: stop.metric.clone() });
+            }
+            // The test set is never chosen by: the last model counts.
+            job.output.best = job.output.best.take().filter(|metric| !is_of_validation(metric));
+        }
         let spec = sets.train.spec().clone();
         let net = match given.net {
             Some(net) => net,
@@ -125,8 +156,9 @@ impl Prepared {
             one_piece: train.accumulate <= 1,
         };
         let system = Vec::new();
+        let (trace, changed_data) = (None, false);
         let prepared =
-            Prepared { net, sets, spec, pace, cut, threads, stats, team, system, trace: None, job };
+            Prepared { net, sets, spec, pace, cut, threads, stats, team, system, trace, changed_data, job };
         prepared.transform()?;
         prepared.for_ranks(ranks)
     }
@@ -180,6 +212,10 @@ impl Prepared {
             val_samples: self.sets.validation.as_ref().map_or(0, |s| s.len()),
             test_samples: self.sets.test.as_ref().map_or(0, |s| s.len()),
             sample: describe(&self.spec),
+            model_of: match &self.job.output.best {
+                Some(metric) => format!("the step with the best {metric}"),
+                None => "the last step".into(),
+            },
             batch: self.pace.batch,
             steps_per_epoch: self.pace.steps_per_epoch(),
             steps: self.pace.total_steps(self.job.train.length),
@@ -230,15 +266,21 @@ impl Prepared {
         Ok(Transform::new(set.spec(), self.stats.as_ref(), Augment::default())?)
     }
 
-    /// The set that is evaluated during the run: for validation, or else for the test.
-    pub fn watched(&self) -> Option<&Arc<dyn Dataset>> {
+    /// A set that is evaluated, during the run or at its end.
+    pub(crate) fn evaluated(&self) -> Option<&Arc<dyn Dataset>> {
         self.sets.validation.as_ref().or(self.sets.test.as_ref())
     }
 
     /// What a model needs to know of its data later.
     pub fn preparation(&self) -> Preparation {
         Preparation::new(&self.spec, self.stats.as_ref(), self.sets.tokenizer.clone())
+            .with_columns(self.sets.columns.clone())
     }
+}
+
+/// Whether a metric is one of the validation set.
+pub(crate) fn is_of_validation(metric: &str) -> bool {
+    metric.starts_with("val_")
 }
 
 fn order(job: &Job, len: usize) -> Order {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{self, Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
 use crate::error::TrainError;
+use crate::fingerprint::Fingerprint;
 use crate::install::{install, install_arena};
 use crate::metrics::{Best, Patience};
 use crate::preparation::Preparation;
@@ -49,6 +50,12 @@ pub struct Progress {
     pub metrics: Vec<(String, f64)>,
     /// How samples are prepared.
     pub preparation: Preparation,
+    /// What the data were; not known of runs of earlier versions.
+    #[serde(default)]
+    pub data: Option<Fingerprint>,
+    /// Batches that the batch norms had seen in the file of weights that the run began with.
+    #[serde(default)]
+    pub batches_before: u64,
 }
 
 impl Progress {
@@ -124,8 +131,9 @@ impl Tables {
             shards.push(Shard::copy(AVERAGE_FILE, self.params.clone(), team.average(), next()));
         }
         let metrics = progress.metrics.clone();
+        let (step, batches) = (team.steps_done(), team.steps_done().saturating_add(progress.batches_before));
         let progress = serde_json::to_value(progress).map_err(|e| TrainError::Progress(e.to_string()))?;
-        Ok(Snapshot { step: team.steps_done(), epoch, shards, progress, metrics, job: job.to_string() })
+        Ok(Snapshot { step, epoch, shards, progress, metrics, job: job.to_string(), batches })
     }
 }
 
@@ -210,15 +218,17 @@ pub(crate) fn restore_weights(team: &mut Team, loaded: Option<&Loaded>) -> Resul
     })
 }
 
-/// Weights to start from, which rank 0 reads. Collective.
-pub(crate) fn start_from(team: &mut Team, path: &Path) -> Result<(), TrainError> {
+/// Weights to start from, which rank 0 reads; it gets the number of batches that they have seen. Collective.
+pub(crate) fn start_from(team: &mut Team, path: &Path) -> Result<u64, TrainError> {
+    let mut batches = 0;
     team.exclusively(|engine, average| {
-        crate::install::install_file(engine, path)?;
+        batches = crate::install::install_file(engine, path)?;
         if !average.is_empty() {
             average.copy_from_slice(engine.kept(Kept::Params));
         }
         Ok(())
-    })
+    })?;
+    Ok(batches)
 }
 
 fn install_average(engine: &Engine, average: &mut [f32], loaded: &Loaded) -> Result<(), TrainError> {

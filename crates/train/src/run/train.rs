@@ -14,12 +14,13 @@ use serde::{Deserialize, Serialize};
 
 use super::files::Files;
 use super::folder::{Hold, hold_given};
-use super::prepared::Prepared;
+use super::prepared::{Prepared, is_of_validation};
 use super::snapshot::{Progress, hand_over, restore, restore_weights, start_from};
 use crate::balance::Measured;
 use crate::checkpoint::{self, CheckpointError, Loaded};
 use crate::error::TrainError;
 use crate::event::{Ending, Event, Observer, StepDone, Summary};
+use crate::fingerprint::Fingerprint;
 use crate::install::ship;
 use crate::judge::block_samples;
 use crate::metrics::{Best, Confusion, Patience};
@@ -44,6 +45,8 @@ pub(super) struct Run {
     saved: Instant,
     saved_step: u64,
     pub(super) confusion: Option<Confusion>,
+    /// What is not as it was in data that may change; rank 0's.
+    changed: Option<String>,
     /// How long this rank waited for others in the last step; and all ranks in all steps, on the average.
     pub(super) waited_last: Duration,
     waited: f64,
@@ -91,6 +94,7 @@ impl Run {
             saved: now,
             saved_step: 0,
             confusion: None,
+            changed: None,
             waited_last: Duration::ZERO,
             waited: 0.0,
             measured: Measured::default(),
@@ -109,15 +113,22 @@ impl Run {
         let layout = format!("{:?} {:?}", learner.param_slots(), learner.role().parts);
         let what = "its program lays out the parameters in another way; give all the same version";
         talk::agree(self.team.comm(), "comparing programs", &layout, what)?;
-        let progress = match resumed {
+        let mut progress = match resumed {
             Some(loaded) => Progress::of(loaded)?,
             None => self.progress.clone(),
         };
+        if self.rank == 0 {
+            self.compare_data(&mut progress)?;
+        }
         let opening = Opening { resumed: resumed.is_some(), progress };
         let bad = |e: serde_json::Error| TrainError::Progress(e.to_string());
         let bytes = serde_json::to_vec(&opening).map_err(bad)?;
         let opening: Opening =
             serde_json::from_slice(&talk::broadcast(self.team.comm(), bytes, 0)?).map_err(bad)?;
+        let now = self.prepared.preparation();
+        if let Some(what) = opening.progress.preparation.misfit(&now).filter(|_| opening.resumed) {
+            return Err(TrainError::DataMisfit { what });
+        }
         self.progress = opening.progress;
         // As rank 0 measured it; or as before, whatever the files on the disk would give now.
         self.prepared.stats = self.progress.preparation.stats();
@@ -125,10 +136,10 @@ impl Run {
         self.team.comm().set_doing(Doing::Loading);
         match (&self.prepared.job.model.weights, opening.resumed) {
             (_, true) => restore(&mut self.team, resumed)?,
-            (Some(path), false) => start_from(&mut self.team, path)?,
+            (Some(path), false) => self.progress.batches_before = start_from(&mut self.team, path)?,
             (None, false) => {}
         }
-        if let Some(set) = self.prepared.watched() {
+        if let Some(set) = self.prepared.evaluated() {
             self.team.prepare_trial(set.spec(), block_samples(set.spec()))?;
         }
         self.folder = folder.to_path_buf();
@@ -138,6 +149,25 @@ impl Run {
         }
         self.saved_step = self.team.steps_done();
         self.saved = Instant::now();
+        Ok(())
+    }
+
+    /// Whether the data are those that the run began with, which `progress` knows; from now on it knows these.
+    fn compare_data(&mut self, progress: &mut Progress) -> Result<(), TrainError> {
+        let now = Fingerprint::of(&self.prepared.sets)?;
+        let changes = progress.data.as_ref().map_or(Vec::new(), |before| now.changes(before));
+        if !changes.is_empty() {
+            let what = changes.join("; ");
+            if !self.prepared.changed_data {
+                return Err(TrainError::DataChanged { what });
+            }
+            self.changed = Some(format!("the data changed since the run began: {what}"));
+        }
+        progress.data = Some(now);
+        // What runs without a validation set chose by before it was one of the test set.
+        if self.prepared.sets.validation.is_none() {
+            progress.best = progress.best.take().filter(|best| !is_of_validation(&best.metric));
+        }
         Ok(())
     }
 
@@ -152,6 +182,9 @@ impl Run {
         if self.rank == 0 {
             let outline = self.prepared.outline(&self.folder, self.team.steps_done())?;
             observer.event(Event::Started(&outline));
+        }
+        if let Some(changed) = self.changed.take() {
+            observer.event(Event::Warning(&changed));
         }
         if let Some(files) = &mut self.files {
             files.tell(observer);
@@ -336,7 +369,7 @@ impl Run {
             self.test(observer)?;
             self.team.comm().set_doing(Doing::Saving);
             if self.files.is_some() {
-                ship(&model, &self.team)?;
+                ship(&model, &self.team, self.progress.batches_before)?;
             }
         }
         let training = (seconds - self.progress.evaluating).max(1e-9);
@@ -410,5 +443,7 @@ fn first_progress(prepared: &Prepared) -> Progress {
         patience: stop.as_ref().map(|s| Patience::new(&s.metric, s.patience, s.min_delta)),
         metrics: Vec::new(),
         preparation: prepared.preparation(),
+        data: None,
+        batches_before: 0,
     }
 }

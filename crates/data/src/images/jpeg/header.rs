@@ -67,7 +67,7 @@ pub(super) fn read(file: &[u8]) -> Option<Header<'_>> {
             0xdd => restart = usize::from(u16::from_be_bytes(segment.try_into().ok()?)),
             0xda => {
                 let (size, components) = components(frame?, segment, &tables, jfif)?;
-                check_size(size).ok()?;
+                check_size(size, file.len()).ok()?;
                 if size.pixels() > file.len().saturating_mul(JPEG_PIXELS_A_BYTE_MAX) {
                     return None;
                 }

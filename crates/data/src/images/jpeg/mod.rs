@@ -95,7 +95,8 @@ impl Decoder {
         let mut scan = header.scan;
         let n_units = frame.down * frame.across;
         let mut unit = 0;
-        for stretch in 0u8.. {
+        // Restart markers are numbered from 0 to 7, over and over.
+        for restart in (0..8).cycle() {
             let (len, marker, behind) = clean(scan, &mut self.stream)?;
             scan = behind;
             let mut bits = Bits::new(&self.stream, len);
@@ -134,7 +135,7 @@ impl Decoder {
             if !bits.at_end()? {
                 return None;
             }
-            let expected = if unit == n_units { END } else { RESTART + stretch % 8 };
+            let expected = if unit == n_units { END } else { RESTART + restart };
             if marker != expected {
                 return None;
             }

@@ -113,3 +113,27 @@ fn other_kinds_and_broken_files_are_left_to_others() {
     let good = [&with(b"\xff\xc0", b"\xff\xff\xff\xc0")[..], b"more"].concat();
     assert!(whole(&mut decoder, &good, false).is_some());
 }
+
+/// A grey strip of 300 blocks, each an interval of its own.
+#[test]
+fn a_file_of_three_hundred_restart_intervals_is_read() {
+    let segment = |marker: u8, body: &[u8]| {
+        [&[0xff, marker], &(body.len() as u16 + 2).to_be_bytes()[..], body].concat()
+    };
+    // One code of one bit: nothing changes, and the block ends.
+    let codes = |class: u8| [&[class, 1][..], &[0; 15], &[0]].concat();
+    let mut file = vec![0xff, 0xd8];
+    file.extend(segment(0xdb, &[&[0][..], &[1; 64]].concat()));
+    file.extend(segment(0xc0, &[8, (2400u16 >> 8) as u8, 2400u16 as u8, 0, 8, 1, 1, 0x11, 0]));
+    file.extend(segment(0xc4, &codes(0)));
+    file.extend(segment(0xc4, &codes(0x10)));
+    file.extend(segment(0xdd, &[0, 1]));
+    file.extend(segment(0xda, &[1, 1, 0, 0, 63, 0]));
+    for interval in 0..300 {
+        file.extend([0b0011_1111, 0xff, RESTART + (interval % 8) as u8]);
+    }
+    *file.last_mut().unwrap() = END;
+    let (size, pixels) = whole(&mut Decoder::default(), &file, true).unwrap();
+    assert_eq!((size.height, size.width), (2400, 8));
+    assert!(pixels.iter().all(|&p| p == 128));
+}
