@@ -154,6 +154,7 @@ fn writer() {
         let snapshot = Snapshot {
             step,
             epoch: 0,
+            batches: step,
             shards: shards.into(),
             progress: serde_json::json!({ "step": step }),
             metrics: vec![("val_accuracy".into(), (step % 7) as f64)],

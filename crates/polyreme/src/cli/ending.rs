@@ -132,6 +132,9 @@ fn code_of_training(error: &TrainError) -> u8 {
         | TrainError::Job(_)
         | TrainError::Taken { .. }
         | TrainError::NoData
+        | TrainError::DataChanged { .. }
+        | TrainError::DataMisfit { .. }
+        | TrainError::NoValidation { .. }
         | TrainError::MixupOfIds
         | TrainError::ClassWeights { .. }
         | TrainError::Balance { .. }

@@ -72,7 +72,7 @@ fn fates(n: usize, seed: u64) -> Vec<Vec<Fate>> {
 }
 
 /// What is checked of a folder: the last that was said (newest, best), and what is said next.
-type Check = dyn Fn(&Path, (u64, u64), (u64, u64)) -> Result<(), String>;
+type Check<'a> = dyn Fn(&Path, (u64, u64), (u64, u64)) -> Result<(), String> + 'a;
 
 /// Cuts the power after every record, in every way that [`fates`] has, and checks what is left. `check` gets the folder, the
 /// last that was said (newest, best) and what is said next. Gives how many different disks there were.

@@ -229,6 +229,7 @@ impl CheckpointError {
             | CheckpointError::Missing { .. }
             | CheckpointError::Io { .. }
             | CheckpointError::OtherModel { .. }
+            | CheckpointError::Weights { .. }
             | CheckpointError::NewerFormat { .. }
             | CheckpointError::Unread { .. }
             | CheckpointError::Stray { .. }
