@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::super::{Rank, master};
-use crate::frame::{Op, Tag};
+use crate::frame::{Op, Tag, Terms};
 use crate::links::Bounds;
 use crate::patience::Patience;
 use crate::pulse::Doing;
@@ -138,7 +138,7 @@ fn secret() -> Secret {
 }
 
 fn tag(step: u64, op: Op, bytes: usize) -> Tag {
-    Tag { step, op, dtype: 0, count: bytes as u64 }
+    Tag { step, op, dtype: 0, count: bytes as u64, terms: Terms::default() }
 }
 
 fn data(rank: usize, step: u64, bytes: usize) -> Vec<u8> {
