@@ -117,11 +117,15 @@ fn a_damaged_checkpoint_is_set_aside_until_a_newer_one_is_whole() {
 #[test]
 fn resume_of_a_step_goes_on_from_it_and_keeps_the_later_ones() {
     let folder = folder(JOB);
-    json(folder.path(), &["train", "job.toml", "--json", "--output", "whole", "--set", "output.keep=1000"]);
+    let train = |name: &str| {
+        let sets = ["--set", "output.keep=1000", "--set", "train.epochs=2"];
+        json(folder.path(), &[&["train", "job.toml", "--json", "--output", name], &sets[..]].concat())
+    };
+    train("whole");
     let run = folder.path().join("run");
-    json(folder.path(), &["train", "job.toml", "--json", "--output", "run", "--set", "output.keep=1000"]);
-    let later = steps(&run).into_iter().filter(|step| *step > 40).collect::<Vec<_>>();
-    let lines = json(folder.path(), &["resume", "run/checkpoints/step-00000040", "--json"]);
+    train("run");
+    let later = steps(&run).into_iter().filter(|step| *step > 20).collect::<Vec<_>>();
+    let lines = json(folder.path(), &["resume", "run/checkpoints/step-00000020", "--json"]);
     same_outcome(&folder.path().join("whole"), &run);
     for step in &later {
         let aside = run.join(format!("checkpoints/aside-step-{step:08}"));
@@ -134,9 +138,9 @@ fn resume_of_a_step_goes_on_from_it_and_keeps_the_later_ones() {
     // The best by its name; and a checkpoint that belongs to no run.
     let out = polyreme(folder.path(), &["resume", "run/best", "--json"]);
     assert!(out.status.success(), "{}", said(&out));
-    let stray = folder.path().join("step-00000040");
-    fs::rename(step_folder(&run, 40), &stray).unwrap();
-    let out = polyreme(folder.path(), &["resume", "step-00000040"]);
+    let stray = folder.path().join("step-00000020");
+    fs::rename(step_folder(&run, 20), &stray).unwrap();
+    let out = polyreme(folder.path(), &["resume", "step-00000020"]);
     assert!(!out.status.success() && said(&out).contains("outside of a run"), "{}", said(&out));
 }
 

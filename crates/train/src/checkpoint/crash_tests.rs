@@ -71,16 +71,16 @@ fn fates(n: usize, seed: u64) -> Vec<Vec<Fate>> {
     all
 }
 
-/// What is checked of a folder: the last that was said (newest, best), and what is said next.
+/// What must hold of a folder, by what was said before (newest and best step) and is said next.
 type Check<'a> = dyn Fn(&Path, (u64, u64), (u64, u64)) -> Result<(), String> + 'a;
 
-/// Cuts the power after every record, in every way that [`fates`] has, and checks what is left. `check` gets the folder, the
-/// last that was said (newest, best) and what is said next. Gives how many different disks there were.
+/// Cuts the power after every record, in every way that [`fates`] has, and checks what is left. Gives how many
+/// different disks there were.
 fn cut_everywhere(
     base: &Path,
     journal: &[Record],
     bug: Option<Bug>,
-    check: &Check,
+    check: &Check<'_>,
 ) -> Result<usize, String> {
     let mut model = Model::new(base, bug);
     let (mut said, mut seen) = ((0, 0), HashSet::new());

@@ -317,8 +317,8 @@ impl Run {
             Some(every) => done.is_multiple_of(every.max(1)),
             None => pace.ends_epoch(step),
         };
-        let finished = last && !wishes.stop;
-        let (best, stop) = if due || finished { self.evaluate(done, observer)? } else { (false, false) };
+        // Also if a stop is wished: a run that was interrupted in its last step ends as one that was not.
+        let (best, stop) = if due || last { self.evaluate(done, observer)? } else { (false, false) };
         let output = &self.prepared.job.output;
         let per_epoch = output.every_epochs.map(|n| n.max(1) * pace.steps_per_epoch());
         let save = best
