@@ -123,7 +123,7 @@ fn stay_on(cores: Cores, rank: usize) {
 
 /// Connected streams, taken by the ranks that they belong to.
 struct Sockets {
-    rows: Vec<Mutex<Option<Vec<Option<std::net::TcpStream>>>>>,
+    rows: Vec<Mutex<Option<Vec<Option<polyreme_net::Stream>>>>>,
 }
 
 impl Sockets {
