@@ -14,8 +14,6 @@ use crate::pulse::{Effort, Place};
 use crate::ready;
 use crate::report::{Cause, Report};
 
-/// A rank other than 0 waits so long for the answer to its goodbye.
-const GOODBYE_TIME: Duration = Duration::from_secs(2);
 /// How often the thread looks whether somebody else raised the alarm.
 const LOOK_MS: u64 = 200;
 /// Messages of one connection in one turn, so that none keeps the others from being heard.
@@ -35,7 +33,7 @@ pub(super) struct Plane {
     efforts: u64,
     sharing: Option<Sender<Vec<Vec<u8>>>>,
     flushing: Vec<(Instant, Sender<()>)>,
-    leaving: Option<(Option<Instant>, Sender<()>)>,
+    leaving: Option<Sender<()>>,
 }
 
 impl Plane {
@@ -86,7 +84,7 @@ impl Plane {
             }
         }
         self.close();
-        let _ = self.leaving.take().map(|(_, done)| done.send(()));
+        let _ = self.leaving.take().map(|done| done.send(()));
     }
 
     /// One turn: hear everybody, do what callers ask, judge. Returns whether there is a next one.
@@ -141,9 +139,7 @@ impl Plane {
                 }
                 Ok(Command::Flush { done }) => self.flushing.push((self.now() + FLUSH_TIME, done)),
                 Ok(Command::Goodbye { done }) => {
-                    // Rank 0 stays for as long as the others live.
-                    let until = (self.rank != 0).then(|| self.now() + GOODBYE_TIME);
-                    self.leaving = Some((until, done));
+                    self.leaving = Some(done);
                     self.watch.leave(out);
                 }
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
@@ -184,10 +180,10 @@ impl Plane {
         }
     }
 
-    /// Whether this rank said goodbye and may go.
-    fn depart(&mut self) -> bool {
-        let Some((until, _)) = &self.leaving else { return false };
-        self.watch.left() || until.is_some_and(|until| self.now() >= until)
+    /// Whether this rank said goodbye and may go. Rank 0 stays for as long as the others live. They stay until it answers: what
+    /// is sent to a process that has ended is reset, and the reset may overtake a goodbye that is still under way.
+    fn depart(&self) -> bool {
+        self.leaving.is_some() && self.watch.left()
     }
 
     /// Sends the last words and then reads on, within a limit, until the others have closed too. A connection that is

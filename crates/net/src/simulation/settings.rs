@@ -98,8 +98,8 @@ pub enum Bug {
     JudgesAcrossPauses,
     /// A rank beats only when it has something else to say.
     ForgetsBeats,
-    /// Rank 0 does not answer goodbyes.
-    ForgetsGoodbyes,
+    /// A rank leaves without a goodbye.
+    ForgetsGoodbye,
     /// A run over links does not look at the alarm.
     IgnoresAlarm,
 }

@@ -63,3 +63,16 @@ fn both_ends_of_a_broken_connection_report_the_same() {
         plan.judge(&outcome).unwrap_or_else(|why| panic!("SEED={}: {why}", plan.seed));
     }
 }
+
+/// A rank left though rank 0 had not heard its goodbye yet, because the network held it back. What rank 0 still sent was
+/// reset, and the reset overtook the goodbye: a job that was done ended with "rank 1 is gone".
+#[test]
+fn a_rank_that_is_done_leaves_only_when_rank_0_knows() {
+    let hold = Fault::Hold { ranks: vec![0], time: Duration::from_secs(8) };
+    let acts = [Act::Share { bytes: 10 }];
+    for mut plan in plans(3, &acts, hold, [10_000, 200_000], Verdict::AllFine) {
+        plan.patience = Patience::default();
+        let outcome = plan.run();
+        plan.judge(&outcome).unwrap_or_else(|why| panic!("SEED={}: {why}", plan.seed));
+    }
+}

@@ -66,7 +66,9 @@ pub(super) fn work(rank: Rank, patience: Patience, acts: &[Act]) -> End {
     let links = Links::in_system(rank.system.clone(), rank.rank, hosts, joined.streams, 0, control.alarm());
     let mut links = links.expect("a file to wait for streams");
     links.set_bounds(Bounds::watched(control.patience()));
-    for (step, act) in acts.iter().enumerate() {
+    // As the program does: nobody leaves before all are done.
+    let last = Act::AllReduce { bytes: 1, ring: false };
+    for (step, act) in acts.iter().chain([&last]).enumerate() {
         let done = perform(&rank, step as u64, act, &control, &mut links);
         match done {
             Ok(Ok(())) => {}

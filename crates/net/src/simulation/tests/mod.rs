@@ -7,6 +7,7 @@
 mod found;
 mod job;
 mod plan;
+mod stalls;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -99,7 +100,7 @@ fn mistakes_are_found() {
         Bug::TellsNobody,
         Bug::JudgesAcrossPauses,
         Bug::ForgetsBeats,
-        Bug::ForgetsGoodbyes,
+        Bug::ForgetsGoodbye,
         Bug::IgnoresAlarm,
     ];
     for bug in bugs {

@@ -1,0 +1,88 @@
+//! Something stands still for 5, 61 or 601 seconds, with the patience that jobs have by default: at the start, in
+//! training, while a rank saves, and at the end.
+
+use std::time::Duration;
+
+use super::super::{Fault, Settings};
+use super::job::{Act, End};
+use super::plan::{Plan, Verdict};
+use crate::patience::{Patience, SILENCE, STALL};
+
+const RANKS: usize = 3;
+
+/// What the ranks are at, and when, in microseconds.
+const PHASES: [(&str, u64); 5] =
+    [("start", 300), ("start", 1_200), ("training", 2_010_000), ("saving", 4_000_000), ("end", 6_500_000)];
+
+/// Computes, sums, saves on rank 0, sums, and a last rank that is late.
+fn acts() -> Vec<Act> {
+    let compute = |each, longer| Act::Compute { each: Duration::from_secs(each), longer };
+    let mut acts = vec![compute(2, None)];
+    acts.extend(vec![Act::AllReduce { bytes: 150_000, ring: true }; 20]);
+    acts.push(Act::Share { bytes: 100 });
+    acts.push(compute(0, Some((0, Duration::from_secs(4)))));
+    acts.push(Act::AllReduce { bytes: 5000, ring: false });
+    acts.push(compute(0, Some((1, Duration::from_secs(1)))));
+    acts
+}
+
+/// Runs the job with one fault, and says whether a rank reported anything.
+fn reports(acts: Vec<Act>, at: u64, fault: Option<Fault>, verdict: Verdict) -> bool {
+    let faults: Vec<_> = fault.into_iter().map(|fault| (Duration::from_micros(at), fault)).collect();
+    let settings = Settings { faults, ..Settings::default() };
+    let mut plan = Plan { seed: at, size: RANKS, patience: Patience::default(), acts, settings, verdict };
+    plan.settings.time_max = plan.time_max();
+    let outcome = plan.run();
+    let all = || format!("{plan:?}: {:?}", outcome.results);
+    plan.judge(&outcome).unwrap_or_else(|why| panic!("{why} ({})", all()));
+    !outcome.results.iter().flatten().all(|end| matches!(end, End::Fine { .. }))
+}
+
+fn check(seconds: u64) {
+    let time = Duration::from_secs(seconds);
+    for (phase, at) in PHASES {
+        // Rank 0 or another one in turns.
+        for rank in [at as usize % 7 % 2] {
+            let joining = phase == "start";
+            let verdict = |waited_for: bool| match waited_for {
+                true => Verdict::AllFine,
+                false => Verdict::Loses { rank },
+            };
+            // All of its threads: nothing is heard of it.
+            let pause = Fault::Pause { rank, time };
+            let reported = reports(acts(), at, Some(pause), verdict(time < SILENCE));
+            assert!(joining || reported == (time > SILENCE), "rank {rank} paused for {seconds} s at {phase}");
+            // The thread that works: the one that says that the rank lives goes on, once there is one.
+            let pause = Fault::PauseMain { rank, time };
+            reports(acts(), at, Some(pause), verdict(!joining || time < SILENCE));
+            // The network: what was sent again and again may take as long once more.
+            let hold = Fault::Hold { ranks: vec![rank], time };
+            reports(acts(), at, Some(hold), verdict(2 * time < SILENCE));
+        }
+    }
+}
+
+#[test]
+fn stalls_of_5_seconds_are_waited_for() {
+    check(5);
+}
+
+#[test]
+fn stalls_of_61_seconds_are_waited_for_if_the_rank_is_heard() {
+    check(61);
+}
+
+#[test]
+fn stalls_of_601_seconds_are_waited_for_if_the_rank_is_heard() {
+    check(601);
+}
+
+#[test]
+fn a_checkpoint_that_takes_longer_than_a_stall_is_waited_for_and_a_rank_that_hangs_is_not() {
+    let long = STALL + Duration::from_secs(60);
+    let saves = Act::Compute { each: Duration::ZERO, longer: Some((0, long)) };
+    let after = Act::AllReduce { bytes: 100, ring: true };
+    assert!(!reports(vec![saves, after.clone()], 0, None, Verdict::AllFine));
+    let hangs = Act::Idle { rank: 2, time: long };
+    assert!(reports(vec![hangs, after], 0, None, Verdict::Stalls { rank: 2 }));
+}
