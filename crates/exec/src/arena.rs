@@ -117,3 +117,23 @@ pub(crate) trait Element: Copy {}
 impl Element for f32 {}
 impl Element for i32 {}
 impl Element for u16 {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranks that share weights name the same elements at the same time, also while one of them writes its own part.
+    #[test]
+    fn ranks_name_shared_memory_without_borrowing_it() {
+        let block = Block::of_this_process(4096);
+        let ranks = [Arena::over(block.clone()), Arena::over(block)];
+        // SAFETY: the only slice of this memory.
+        let own: &mut [f32] = unsafe { ranks[0].slice_mut(256, 64) };
+        let named = ranks.each_ref().map(|arena| arena.span(0, 1024));
+        own.fill(1.0);
+        assert!(
+            named.iter().all(|span| span.ptr == named[0].ptr && (span.count, span.bytes()) == (1024, 4096))
+        );
+        assert_eq!(own.as_mut_ptr().cast(), named[1].ptr.wrapping_add(256));
+    }
+}
