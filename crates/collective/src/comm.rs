@@ -10,7 +10,7 @@ use crate::element::{Element, Reduce};
 use crate::links::{Linked, TwoLevel};
 #[cfg(feature = "mpi")]
 use crate::mpi::Mpi;
-use crate::shared::{PATIENCE, Shared, ShmSetup};
+use crate::shared::{PATIENCE, Shared, ShmSetup, no_memory};
 use crate::work::{Cuts, Span, Ticket, Work};
 
 /// One rank's end of a group. Every rank calls the same operations in the same order.
@@ -43,14 +43,30 @@ impl Comm {
     }
 
     /// A group of threads of this process: an end for each.
+    ///
+    /// # Panics
+    /// If there is no memory for them to meet in; see [`Comm::try_local`].
     pub fn local(size: usize) -> Vec<Comm> {
         Comm::threads(size, &Alarm::default(), PATIENCE)
     }
 
     /// The same, with an alarm that ends all waits, and so much patience with a thread that does not come.
+    ///
+    /// # Panics
+    /// As [`Comm::local`].
     pub fn threads(size: usize, alarm: &Alarm, patience: Duration) -> Vec<Comm> {
-        let ends = Shared::local(size, alarm, patience).into_iter().enumerate();
-        ends.map(|(rank, end)| Comm::new(rank, size, Inner::Shared(Box::new(end)))).collect()
+        Comm::ends(Shared::local(size, alarm, patience).unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    /// [`Comm::local`]; an error if there is no memory for the threads to meet in.
+    pub fn try_local(size: usize) -> Result<Vec<Comm>, SegmentError> {
+        Ok(Comm::ends(Shared::local(size, &Alarm::default(), PATIENCE)?))
+    }
+
+    fn ends(ends: Vec<Shared>) -> Vec<Comm> {
+        let size = ends.len();
+        let end = |(rank, end)| Comm::new(rank, size, Inner::Shared(Box::new(end)));
+        ends.into_iter().enumerate().map(end).collect()
     }
 
     /// One process of a group that shares memory. Returns when all have come.
@@ -142,7 +158,7 @@ impl Comm {
     pub fn fail(&mut self, why: &str) {
         match &mut self.inner {
             Inner::Shared(shared) => shared.fail(self.step, why),
-            Inner::Background(background) => background.fail(why),
+            Inner::Background(background) => drop(background.fail(why)),
         }
     }
 
@@ -158,21 +174,22 @@ impl Comm {
     }
 
     /// Memory of this rank that the others can read without a copy. All ranks ask for as much at the same time. It
-    /// stays as long as the group.
-    pub fn block(&mut self, bytes: usize) -> Result<Block, Report> {
+    /// stays as long as the group. If there is none, the report says for `what`.
+    pub fn block(&mut self, bytes: usize, what: &str) -> Result<Block, Report> {
         self.wait_started()?;
         match &mut self.inner {
-            Inner::Shared(shared) => shared.block(bytes, self.step),
-            Inner::Background(_) => Ok(Block::of_this_process(bytes)),
+            Inner::Shared(shared) => shared.block(bytes, what, self.step),
+            Inner::Background(background) => own_block(background, bytes, what),
         }
     }
 
-    /// Memory that all ranks see, if they share memory; this rank's own otherwise. It stays as long as the group.
-    pub fn shared_block(&mut self, bytes: usize) -> Result<Block, Report> {
+    /// Memory that all ranks see, if they share memory; this rank's own otherwise. It stays as long as the group. If
+    /// there is none, the report says for `what`.
+    pub fn shared_block(&mut self, bytes: usize, what: &str) -> Result<Block, Report> {
         self.wait_started()?;
         match &mut self.inner {
-            Inner::Shared(shared) => shared.shared_block(bytes, self.step),
-            Inner::Background(_) => Ok(Block::of_this_process(bytes)),
+            Inner::Shared(shared) => shared.shared_block(bytes, what, self.step),
+            Inner::Background(background) => own_block(background, bytes, what),
         }
     }
 
@@ -353,4 +370,10 @@ impl Comm {
             Inner::Shared(_) => self.wait(Ticket(self.started)),
         }
     }
+}
+
+/// Memory of this process, for a rank whose others cannot see it.
+fn own_block(background: &mut Background, bytes: usize, what: &str) -> Result<Block, Report> {
+    let made = Segment::local(bytes).map(|segment| segment.block().clone());
+    made.map_err(|error| background.fail(&no_memory(what, &error)))
 }

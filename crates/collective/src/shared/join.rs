@@ -44,17 +44,17 @@ impl ShmSetup {
 
 impl Shared {
     /// Threads of this process.
-    pub(crate) fn local(size: usize, alarm: &Alarm, patience: Duration) -> Vec<Shared> {
+    pub(crate) fn local(size: usize, alarm: &Alarm, patience: Duration) -> Result<Vec<Shared>, SegmentError> {
         assert!(size <= RANKS_MAX, "a group has up to {RANKS_MAX} ranks, not {size}");
         let layout = Layout::of(size);
-        let memory = Segment::local(if size > 1 { layout.bytes() } else { layout.warm_bytes() });
+        let memory = Segment::local(if size > 1 { layout.bytes() } else { layout.warm_bytes() })?;
         let handover = Arc::new(Mutex::new(None));
         let end = |rank| {
             let memory = memory.block().clone();
             let meet = Meet::new(rank, layout, memory, alarm.clone(), patience, String::new(), Vec::new());
             Shared::at(meet, Some(handover.clone()))
         };
-        (0..size).map(end).collect()
+        Ok((0..size).map(end).collect())
     }
 
     /// Memory for a group of processes.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use polyreme_collective::Comm;
-use polyreme_net::{Control, Report};
+use polyreme_net::{Control, Report, SegmentError};
 
 use super::cores::{self, Machine};
 use super::join::{self, JoinFailure};
@@ -52,6 +52,8 @@ pub enum EnterError {
     Start(std::io::Error),
     /// The ranks did not find each other.
     Join(JoinFailure),
+    /// There is no memory for the ranks to meet in.
+    Memory(SegmentError),
 }
 
 impl fmt::Display for EnterError {
@@ -59,6 +61,7 @@ impl fmt::Display for EnterError {
         match self {
             EnterError::Start(error) => error.fmt(f),
             EnterError::Join(error) => error.fmt(f),
+            EnterError::Memory(error) => error.fmt(f),
         }
     }
 }
@@ -115,7 +118,7 @@ pub fn enter(entry: Entry) -> Result<Entered, EnterError> {
             };
             let rows = cores.iter().enumerate().map(row).collect();
             Ok(Entered::Ranks(Ranks {
-                comms: Comm::local(ranks),
+                comms: Comm::try_local(ranks).map_err(EnterError::Memory)?,
                 seats: Seats { first: 0, cores },
                 threads,
                 rows,
