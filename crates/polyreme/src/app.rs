@@ -6,11 +6,11 @@ use polyreme_collective::Comm;
 use polyreme_graph::{Builder, Tensor, Traced};
 use polyreme_train::event::{Observer, Summary};
 use polyreme_train::job::Job;
-use polyreme_train::run::{Given, Prepared, choose_folder, run_ranks};
+use polyreme_train::run::{Given, Lodging, Prepared, choose_folder, run_ranks};
 use polyreme_train::sets::Sets;
 use polyreme_train::{Net, TrainError};
 
-use crate::process;
+use crate::{memory, process};
 
 /// What a program brings to the command line: nothing, or a job defined in Rust.
 ///
@@ -55,6 +55,7 @@ impl App {
         let mut prepared = Prepared::new(job, self.given, process::cores())?;
         prepared.system = process::facts();
         let folder = choose_folder(&prepared.job, false)?;
+        prepared.fit(Lodging::threads(prepared.ranks()), &memory::limits())?;
         let comms = Comm::local(prepared.ranks());
         run_ranks(prepared, &folder, None, comms, observer)
     }

@@ -16,6 +16,7 @@ pub mod bench;
 pub mod cli;
 pub mod cluster;
 pub mod doctor;
+pub mod memory;
 pub mod process;
 
 pub use app::App;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
+use polyreme_train::TrainError;
 use polyreme_train::checkpoint::{self, Loaded};
 use polyreme_train::event::Ending;
 use polyreme_train::job::Job;
@@ -17,7 +18,7 @@ use crate::app::App;
 use crate::cluster::cores::Machine;
 use crate::cluster::enter::Ranks;
 use crate::cluster::{Decided, Setup};
-use crate::process;
+use crate::{memory, process};
 
 /// What people learn from `train --help`.
 const EXAMPLES: &str = "\
@@ -117,13 +118,35 @@ fn prepare(
     if decided.open {
         let prepared = Prepared::new(job, app.given(), machine.cores())?;
         let setup = Setup::Threads { ranks: prepared.ranks(), threads: prepared.threads };
+        fit(&prepared, &setup)?;
         let ranks = args.enter_as(Decided { setup, ..decided }, machine, &name, stop.clone())?;
         return Ok(ranks.map(|ranks| (ranks, prepared)));
     }
+    let setup = decided.setup.clone();
     let Some(mut ranks) = args.enter_as(decided, machine, &name, stop.clone())? else { return Ok(None) };
-    let prepared =
-        or_tell(&mut ranks, |ranks| for_ranks(app, job, ranks.size(), ranks.threads, ranks.first()))?;
+    let prepared = or_tell(&mut ranks, |ranks| {
+        let prepared = for_ranks(app, job, ranks.size(), ranks.threads, ranks.first())?;
+        fit(&prepared, &setup)?;
+        Ok(prepared)
+    })?;
     Ok(Some((ranks, prepared)))
+}
+
+/// Refuses a job that does not fit into memory. One process of each host looks.
+fn fit(prepared: &Prepared, setup: &Setup) -> Outcome {
+    if matches!(setup, Setup::Process(place) if place.local_rank > 0) {
+        return Ok(());
+    }
+    match prepared.fit(setup.lodging(), &memory::limits()) {
+        Ok(need) => {
+            if let Some(warning) = memory::warning(&need) {
+                eprintln!("warning: {warning}");
+            }
+            Ok(())
+        }
+        Err(TrainError::TooLarge(too_large)) => Err(Failure::usage(too_large)),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// A job for so many ranks of so many threads, whatever it says itself; its own words stay in it.
@@ -144,20 +167,22 @@ fn for_ranks(
 fn check(app: &App, job: Job, args: &TrainArgs) -> Outcome {
     let machine = Machine::read();
     let decided = args.ranks.decide(asked_by_job(&job.parallel), &machine)?;
-    let prepared = match decided.setup {
+    let mut setup = decided.setup;
+    let prepared = match &setup {
         _ if decided.open => Prepared::new(job, app.given(), machine.cores())?,
-        Setup::Threads { ranks, threads } => for_ranks(app, job, ranks, threads, 0)?,
-        Setup::Spawn { processes, threads, .. } => for_ranks(app, job, processes, threads, 0)?,
+        Setup::Threads { ranks, threads } => for_ranks(app, job, *ranks, *threads, 0)?,
+        Setup::Spawn { processes, threads, .. } => for_ranks(app, job, *processes, *threads, 0)?,
         Setup::Process(place) => for_ranks(app, job, place.size, place.threads, place.rank)?,
     };
+    if decided.open {
+        setup = Setup::Threads { ranks: prepared.ranks(), threads: prepared.threads };
+    }
     let outline = prepared.outline(&choose_folder(&prepared.job, true)?, 0)?;
     match args.json {
-        true => print_json(&outline),
-        false => {
-            print!("{}", outline_text(&outline));
-            Ok(())
-        }
+        true => print_json(&outline)?,
+        false => print!("{}", outline_text(&outline)),
     }
+    fit(&prepared, &setup)
 }
 
 pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
@@ -178,6 +203,7 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
         let prepared = Prepared { trace: args.trace.clone(), ..prepared };
         return start(prepared, &folder, Some(&loaded), ranks, args.json, stop);
     }
+    let setup = decided.setup.clone();
     let Some(mut ranks) = args.ranks.enter_as(decided, machine, "resume", stop.clone())? else {
         return Ok(());
     };
@@ -185,7 +211,9 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
         let text = ranks.tell(job.to_toml().into_bytes())?;
         let text = String::from_utf8_lossy(&text);
         let job = Job::from_text(&text, "job.toml of rank 0", Path::new("."), &[]).map_err(Failure::job)?;
-        for_ranks(app, job, ranks.size(), ranks.threads, ranks.first())
+        let prepared = for_ranks(app, job, ranks.size(), ranks.threads, ranks.first())?;
+        fit(&prepared, &setup)?;
+        Ok(prepared)
     };
     let prepared = or_tell(&mut ranks, hear)?;
     let (folder, loaded) = found.map_or((args.run.clone(), None), |(folder, loaded)| (folder, Some(loaded)));
