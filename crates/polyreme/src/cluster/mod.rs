@@ -27,6 +27,7 @@ use std::fmt;
 
 use polyreme_net::environment::{self, from_environment};
 use polyreme_net::{Patience, Secret};
+use polyreme_train::run::Lodging;
 
 use self::cores::Machine;
 
@@ -105,6 +106,33 @@ pub enum Setup {
     },
     /// This process is one rank.
     Process(Place),
+}
+
+impl Setup {
+    /// How the ranks lie in memory, as far as it is known before they meet.
+    pub fn lodging(&self) -> Lodging {
+        match self {
+            Setup::Threads { ranks, .. } => Lodging::threads(*ranks),
+            Setup::Spawn { processes, transport, .. } => Lodging {
+                here: *processes,
+                threads: false,
+                shared: *transport == Transport::Shm,
+                together: true,
+                flag: Some("--processes"),
+            },
+            Setup::Process(place) => {
+                let alone = place.local_size == place.size;
+                Lodging {
+                    here: place.local_size,
+                    threads: place.size == 1,
+                    shared: alone && matches!(place.transport, None | Some(Transport::Shm)),
+                    // What another starter puts into one control group is not known.
+                    together: alone && place.launched,
+                    flag: (alone && place.launched).then_some("--processes"),
+                }
+            }
+        }
+    }
 }
 
 /// One rank among those of all hosts.
