@@ -10,7 +10,8 @@
 //! - [`links`]: connections to all other ranks, over which moves are run. [`loopback`]: such connections inside one host.
 //! - [`secret`]: what ranks know and strangers do not. [`rendezvous`]: how processes become ranks, with a stream
 //!   between every two. [`control`]: who is still there. [`environment`]: what another launcher says.
-//! - [`socket`], [`system`]: connections, time and waiting, real or simulated.
+//! - [`connection`]: what joining leaves of each pair of ranks. [`socket`], [`system`]: streams, time and waiting, real
+//!   or simulated.
 //! - [`alarm`]: a failure that every wait of this process sees.
 //! - [`report`]: who failed, where and in which operation.
 //! - `checksum`: of what goes over sockets. `pieces`: which segments of a plan are alike. `ready`: waiting for several sockets.
@@ -18,6 +19,7 @@
 pub mod alarm;
 pub mod block;
 mod checksum;
+pub mod connection;
 pub mod control;
 pub mod environment;
 pub mod frame;
@@ -40,6 +42,7 @@ pub mod wait;
 
 pub use alarm::Alarm;
 pub use block::{Block, Shareable};
+pub use connection::Connection;
 pub use control::Control;
 pub use links::Links;
 pub use moves::{Move, Moves};

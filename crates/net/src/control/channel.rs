@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::message::Message;
+use crate::connection::Connection;
 use crate::socket::Stream;
 
 /// Bytes of the length in front of each message.
@@ -34,8 +35,12 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Takes a stream; incoming messages may be that long.
-    pub(crate) fn new(stream: Stream, message_bytes_max: usize) -> std::io::Result<Channel> {
+    /// Takes over a connection; incoming messages may be that long.
+    pub(crate) fn new(
+        connection: impl Into<Connection>,
+        message_bytes_max: usize,
+    ) -> std::io::Result<Channel> {
+        let Connection { stream } = connection.into();
         stream.set_nonblocking(true)?;
         stream.set_nodelay()?;
         Ok(Channel { stream, inbox: Vec::new(), outbox: Vec::new(), message_bytes_max, ended: None })

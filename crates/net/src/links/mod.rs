@@ -31,13 +31,13 @@ use rustix::event::{Timespec, epoll};
 
 use crate::alarm::Alarm;
 use crate::checksum;
+use crate::connection::Connection;
 use crate::frame::{Header, Op, SEGMENT_BYTES_MAX, Tag};
 use crate::loopback;
 use crate::moves::{Kind, Moves};
 use crate::pieces::piece;
 use crate::ready;
 use crate::report::{Cause, Report};
-use crate::socket::Stream;
 use crate::system::{Os, System};
 use peer::{Peer, Step, Trouble};
 use reduce::reduce;
@@ -108,11 +108,11 @@ impl Memory<'_> {
 pub type Combine<'a> = &'a mut dyn FnMut(&mut [u8], &[u8], bool);
 
 impl Links {
-    /// Takes over connected streams: one for each other rank, none for this one.
-    pub fn over(
+    /// Takes over connections: one for each other rank, none for this one.
+    pub fn over<C: Into<Connection>>(
         rank: usize,
         hosts: Vec<String>,
-        streams: Vec<Option<Stream>>,
+        streams: Vec<Option<C>>,
         generation: u64,
         alarm: Alarm,
     ) -> io::Result<Links> {
@@ -120,32 +120,33 @@ impl Links {
     }
 
     /// The same, with the time and the waits of a system.
-    pub fn in_system(
+    pub fn in_system<C: Into<Connection>>(
         system: Arc<dyn System>,
         rank: usize,
         hosts: Vec<String>,
-        streams: Vec<Option<Stream>>,
+        streams: Vec<Option<C>>,
         generation: u64,
         alarm: Alarm,
     ) -> io::Result<Links> {
         assert!(hosts.len() == streams.len() && rank < hosts.len(), "a host and a stream for each rank");
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let mut peers = Vec::with_capacity(streams.len());
-        for stream in streams {
-            let Some(stream) = stream else {
+        for connection in streams {
+            let Some(connection) = connection.map(Into::<Connection>::into) else {
                 peers.push(None);
                 continue;
             };
+            let stream = &connection.stream;
             stream.set_nonblocking(true)?;
             stream.set_nodelay()?;
             let here = stream.stays_here()?;
             if here {
-                loopback::unpaced(&stream);
+                loopback::unpaced(stream);
             }
             // Edges are enough: before it waits, a run has tried every socket that it wants something of.
             let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-            epoll::add(&epoll, &stream, epoll::EventData::new_u64(0), flags)?;
-            peers.push(Some(Peer::new(stream, system.clone(), here)));
+            epoll::add(&epoll, stream, epoll::EventData::new_u64(0), flags)?;
+            peers.push(Some(Peer::new(connection, system.clone(), here)));
         }
         let here = hosts.iter().filter(|host| **host == hosts[rank]).count();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::farewell;
 use super::lend::Pipe;
 use crate::checksum;
+use crate::connection::Connection;
 use crate::frame::{HEADER_BYTES, Header, Op, SEGMENT_BYTES_MAX, Tag};
 use crate::report::Report;
 use crate::socket::Stream;
@@ -68,10 +69,10 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Takes over a stream; `lends` if it leads to a rank of this host.
-    pub(super) fn new(stream: Stream, system: Arc<dyn System>, lends: bool) -> Peer {
+    /// Takes over a connection; `lends` if it leads to a rank of this host.
+    pub(super) fn new(connection: Connection, system: Arc<dyn System>, lends: bool) -> Peer {
         Peer {
-            stream,
+            stream: connection.stream,
             system,
             sent: 0,
             heard: 0,

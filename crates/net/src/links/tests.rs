@@ -6,6 +6,7 @@ use std::thread;
 use super::*;
 use crate::frame::{HEADER_BYTES, segment_bytes};
 use crate::moves::Move;
+use crate::socket::Stream;
 
 const TAG: Tag = Tag { step: 5, op: Op::AllReduce, dtype: 0, count: 100_000 };
 

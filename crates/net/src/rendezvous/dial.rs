@@ -9,6 +9,7 @@ use rustix::event::PollFd;
 use rustix::net::sockopt;
 
 use super::hello::{Handshake, Hello, Progress, Turned};
+use crate::connection::Proven;
 use crate::ready;
 use crate::secret::{Role, Secret};
 use crate::socket::Stream;
@@ -20,6 +21,7 @@ const BUFFER_BYTES: usize = 4 << 20;
 /// A connection that is being made.
 pub(crate) struct Dial {
     stream: Stream,
+    addr: SocketAddr,
     connected: bool,
     handshake: Handshake,
     writes: bool,
@@ -27,14 +29,16 @@ pub(crate) struct Dial {
 
 /// How far it is.
 pub(crate) enum Dialled {
-    /// Not yet there.
-    Pending,
+    /// Not yet there: to be gone on with.
+    Pending(Box<Dial>),
     /// The other side proved itself.
-    Proved(Hello),
+    Proved(Proven),
     /// The connection was not made.
     Unconnected(io::Error),
     /// It was, and ended before the proof.
     Turned(Turned),
+    /// The time is over; whether the other side had taken the connection.
+    Overdue { connected: bool },
 }
 
 impl Dial {
@@ -44,10 +48,10 @@ impl Dial {
         addr: SocketAddr,
         secret: Secret,
         hello: Hello,
-    ) -> io::Result<Dial> {
+    ) -> io::Result<Box<Dial>> {
         let (stream, connected) = system.connect(addr, &|socket| widen(socket))?;
         let handshake = Handshake::new(Role::Connector, secret, hello);
-        Ok(Dial { stream, connected, handshake, writes: true })
+        Ok(Box::new(Dial { stream, addr, connected, handshake, writes: true }))
     }
 
     /// What to wait for before the next turn.
@@ -59,7 +63,7 @@ impl Dial {
     }
 
     /// Goes on without waiting.
-    pub(crate) fn turn(&mut self) -> Dialled {
+    pub(crate) fn turn(mut self: Box<Dial>) -> Dialled {
         if !self.connected {
             match self.stream.take_error() {
                 Ok(None) => {}
@@ -71,7 +75,7 @@ impl Dial {
                     return Dialled::Unconnected(io::ErrorKind::ConnectionRefused.into());
                 }
                 (Ok(_), _) => {}
-                (Err(e), _) if e.kind() == io::ErrorKind::NotConnected => return Dialled::Pending,
+                (Err(e), _) if e.kind() == io::ErrorKind::NotConnected => return Dialled::Pending(self),
                 (Err(e), _) => return Dialled::Unconnected(e),
             }
             if let Err(e) = self.stream.set_nodelay() {
@@ -80,15 +84,17 @@ impl Dial {
             self.connected = true;
         }
         match self.handshake.advance(&mut self.stream) {
-            Progress::Proved(hello) => Dialled::Proved(hello),
+            Progress::Proved(hello) => {
+                Dialled::Proved(Proven { connection: self.stream.into(), addr: self.addr, hello })
+            }
             Progress::Turned(turned) => Dialled::Turned(turned),
             Progress::Read => {
                 self.writes = false;
-                Dialled::Pending
+                Dialled::Pending(self)
             }
             Progress::Write => {
                 self.writes = true;
-                Dialled::Pending
+                Dialled::Pending(self)
             }
         }
     }
@@ -99,25 +105,19 @@ impl Dial {
     }
 
     /// Waits for the end, at most until then.
-    pub(crate) fn wait(&mut self, system: &dyn System, until: Instant) -> Dialled {
+    pub(crate) fn wait(mut self: Box<Dial>, system: &dyn System, until: Instant) -> Dialled {
         loop {
             match self.turn() {
-                Dialled::Pending if system.now() >= until => {
-                    return Dialled::Unconnected(io::ErrorKind::TimedOut.into());
+                Dialled::Pending(dial) if system.now() >= until => {
+                    return Dialled::Overdue { connected: dial.connected };
                 }
-                Dialled::Pending => {
-                    if let Err(e) = system.wait(&mut [self.interest()], until) {
-                        return Dialled::Unconnected(e);
-                    }
-                }
+                Dialled::Pending(dial) => self = dial,
                 done => return done,
             }
+            if let Err(e) = system.wait(&mut [self.interest()], until) {
+                return Dialled::Unconnected(e);
+            }
         }
-    }
-
-    /// The stream, not blocking.
-    pub(crate) fn into_stream(self) -> Stream {
-        self.stream
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFd;
 
 use super::hello::{Handshake, Hello, Progress, Turned};
+use crate::connection::Proven;
 use crate::ready;
 use crate::secret::{Role, Secret, nonce};
 use crate::socket::{Listener, Stream};
@@ -46,13 +47,6 @@ struct Pending {
     handshake: Handshake,
     until: Instant,
     writes: bool,
-}
-
-/// Somebody who proved the secret.
-pub(crate) struct Arrival {
-    pub(crate) stream: Stream,
-    pub(crate) addr: SocketAddr,
-    pub(crate) hello: Hello,
 }
 
 impl Gate {
@@ -99,7 +93,7 @@ impl Gate {
     }
 
     /// Goes on with everybody who is here, and returns who has proved the secret.
-    pub(crate) fn turn(&mut self, now: Instant) -> Vec<Arrival> {
+    pub(crate) fn turn(&mut self, now: Instant) -> Vec<Proven> {
         if self.paused_until.is_some_and(|until| until <= now) {
             self.paused_until = None;
         }
@@ -111,7 +105,8 @@ impl Gate {
         for mut pending in std::mem::take(&mut self.pending) {
             match pending.handshake.advance(&mut pending.stream) {
                 Progress::Proved(hello) => {
-                    arrivals.push(Arrival { stream: pending.stream, addr: pending.addr, hello });
+                    let Pending { stream, addr, .. } = pending;
+                    arrivals.push(Proven { connection: stream.into(), addr, hello });
                 }
                 Progress::Turned(turned) => self.note_turned(&pending, &turned),
                 Progress::Read | Progress::Write if pending.until <= now => {

@@ -8,15 +8,16 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use super::gate::{Arrival, Gate};
+use super::gate::Gate;
 use super::hello::{Hello, Purpose};
 use super::mesh::{self, MeshOptions};
 use super::{Channels, JoinError, JoinOptions, Joined, MESH_TIME, Member, SLACK, describe, listen_for_data};
+use crate::connection::{Connection, Proven};
 use crate::control::Control;
 use crate::control::channel::{Channel, Ended};
 use crate::control::message::{Fault, Message};
 use crate::ready;
-use crate::socket::{Listener, Stream};
+use crate::socket::Listener;
 
 /// How long the end of a connection may take to be seen.
 const LEAVING: Duration = Duration::from_millis(200);
@@ -156,10 +157,10 @@ impl Hall {
     }
 
     /// Somebody knows the secret. Is it a rank of this job?
-    fn admit(&mut self, gate: &mut Gate, arrival: Arrival) -> Result<(), JoinError> {
-        let Arrival { stream, addr, hello } = arrival;
+    fn admit(&mut self, gate: &mut Gate, arrival: Proven) -> Result<(), JoinError> {
+        let Proven { connection, addr, hello } = arrival;
         let (rank, size) = (hello.rank as usize, hello.size as usize);
-        let Ok(mut channel) = Channel::new(stream, Message::bytes_max_to_zero(self.options.size)) else {
+        let Ok(mut channel) = Channel::new(connection, Message::bytes_max_to_zero(self.options.size)) else {
             return Ok(());
         };
         let mut refuse = |why: &str| channel.send(&Message::Refused { why: why.into() });
@@ -240,7 +241,7 @@ impl Hall {
         &mut self,
         data: Listener,
         members: Vec<Member>,
-    ) -> Result<(Vec<Member>, Vec<Option<Stream>>), JoinError> {
+    ) -> Result<(Vec<Member>, Vec<Option<Connection>>), JoinError> {
         self.tell_all(&Message::Table(members.clone()));
         let system = &*self.options.system.clone();
         let until = system.now() + MESH_TIME;

@@ -10,9 +10,10 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::dial::{Dial, Dialled, widen};
-use super::gate::{Arrival, Gate};
+use super::gate::Gate;
 use super::hello::{Hello, Purpose, Turned};
 use super::{JoinError, Member};
+use crate::connection::{Connection, Proven};
 use crate::control::message::Fault;
 use crate::ready;
 use crate::secret::{Secret, nonce};
@@ -59,10 +60,10 @@ enum Way {
         until: Instant,
     },
     Probing {
-        stream: Stream,
+        connection: Connection,
         probe: Probe,
     },
-    Open(Stream),
+    Open(Connection),
     Failed(String),
 }
 
@@ -72,7 +73,7 @@ pub(crate) fn build(
     listener: Listener,
     options: &MeshOptions,
     over: &mut dyn FnMut() -> Result<bool, JoinError>,
-) -> Result<(Vec<Option<Stream>>, Vec<Fault>), JoinError> {
+) -> Result<(Vec<Option<Connection>>, Vec<Fault>), JoinError> {
     let MeshOptions { rank, members, .. } = *options;
     widen(&listener);
     let hello =
@@ -105,7 +106,9 @@ pub(crate) fn build(
                     fds.push(dial.interest());
                     until = until.min(*then);
                 }
-                Way::Probing { stream, probe } => fds.push(ready::interest(stream.as_fd(), probe.writes())),
+                Way::Probing { connection, probe } => {
+                    fds.push(ready::interest(connection.stream.as_fd(), probe.writes()));
+                }
                 Way::None | Way::Awaited { .. } | Way::Open(_) | Way::Failed(_) => {}
             }
         }
@@ -116,19 +119,19 @@ pub(crate) fn build(
     for (peer, way) in ways.into_iter().enumerate() {
         let (stream, why) = match way {
             Way::None => (None, None),
-            Way::Open(stream) => (Some(stream), None),
+            Way::Open(connection) => (Some(connection), None),
             Way::Failed(why) => (None, Some(why)),
             _ if interrupted => (None, None),
             Way::Awaited { last } => (None, Some(last.to_owned())),
             Way::Resting { last, .. } => (None, Some(last)),
-            Way::Dialling { dial, .. } => (None, Some(overdue(&dial).to_owned())),
+            Way::Dialling { dial, .. } => (None, Some(overdue(dial.connected()).to_owned())),
             Way::Probing { probe, .. } => (None, Some(probe.stalled())),
         };
         faults.extend(why.map(|why| Fault { from: rank as u32, to: peer as u32, why }));
         streams.push(stream);
     }
-    for stream in streams.iter().flatten() {
-        stream.set_nonblocking(false)?;
+    for connection in streams.iter().flatten() {
+        connection.stream.set_nonblocking(false)?;
     }
     Ok((streams, faults))
 }
@@ -146,7 +149,7 @@ fn first(options: &MeshOptions, peer: &Member) -> Way {
 }
 
 /// Somebody proved the secret: is it one of the ranks that are awaited?
-fn take(ways: &mut [Way], rank: usize, mine: &Hello, arrival: Arrival) {
+fn take(ways: &mut [Way], rank: usize, mine: &Hello, arrival: Proven) {
     let theirs = arrival.hello;
     let peer = theirs.rank as usize;
     let agrees = theirs.purpose == Purpose::Data
@@ -154,7 +157,7 @@ fn take(ways: &mut [Way], rank: usize, mine: &Hello, arrival: Arrival) {
         && (theirs.job, theirs.generation, theirs.size) == (mine.job, mine.generation, mine.size);
     // A rank that comes a second time lost its first connection.
     if agrees && peer > rank && peer < ways.len() && !matches!(ways[peer], Way::None) {
-        ways[peer] = Way::Probing { stream: arrival.stream, probe: Probe::new(rank, peer) };
+        ways[peer] = Way::Probing { connection: arrival.connection, probe: Probe::new(rank, peer) };
     }
 }
 
@@ -177,17 +180,17 @@ fn advance(
                 Dial::start(options.system, options.members[peer].addr, options.secret.clone(), hello);
             *n_dials += 1;
             match dialled {
-                Ok(dial) => {
-                    Way::Dialling { dial: Box::new(dial), until: (now + DIAL_TIME).min(options.until) }
-                }
+                Ok(dial) => Way::Dialling { dial, until: (now + DIAL_TIME).min(options.until) },
                 Err(e) => again(*n_dials, explain(&e)),
             }
         }
-        Way::Dialling { mut dial, until } => match dial.turn() {
-            Dialled::Proved(theirs) if theirs.rank as usize == peer && theirs.purpose == Purpose::Data => {
-                Way::Probing { stream: dial.into_stream(), probe: Probe::new(options.rank, peer) }
+        Way::Dialling { dial, until } => match dial.turn() {
+            Dialled::Proved(Proven { connection, hello: theirs, .. })
+                if theirs.rank as usize == peer && theirs.purpose == Purpose::Data =>
+            {
+                Way::Probing { connection, probe: Probe::new(options.rank, peer) }
             }
-            Dialled::Proved(theirs) => Way::Failed(format!("rank {} answers there", theirs.rank)),
+            Dialled::Proved(proven) => Way::Failed(format!("rank {} answers there", proven.hello.rank)),
             Dialled::Turned(Turned::WrongSecret) => Way::Failed("it does not know the job's secret".into()),
             Dialled::Turned(Turned::Stranger) => Way::Failed("something else than a rank answers".into()),
             Dialled::Turned(Turned::Version(v)) => {
@@ -196,12 +199,15 @@ fn advance(
             Dialled::Turned(Turned::Closed) => again(*n_dials, "it closed the connection".into()),
             Dialled::Turned(Turned::Failed(kind)) => again(*n_dials, kind.to_string()),
             Dialled::Unconnected(e) => again(*n_dials, explain(&e)),
-            Dialled::Pending if until <= now && now < options.until => again(*n_dials, overdue(&dial).into()),
-            Dialled::Pending => Way::Dialling { dial, until },
+            Dialled::Pending(dial) if until <= now && now < options.until => {
+                again(*n_dials, overdue(dial.connected()).into())
+            }
+            Dialled::Pending(dial) => Way::Dialling { dial, until },
+            Dialled::Overdue { connected } => again(*n_dials, overdue(connected).into()),
         },
-        Way::Probing { mut stream, mut probe } => match probe.advance(&mut stream) {
-            Ok(true) => Way::Open(stream),
-            Ok(false) => Way::Probing { stream, probe },
+        Way::Probing { mut connection, mut probe } => match probe.advance(&mut connection.stream) {
+            Ok(true) => Way::Open(connection),
+            Ok(false) => Way::Probing { connection, probe },
             Err(_) if peer > options.rank => Way::Awaited { last: "it closed the connection" },
             Err(why) => Way::Failed(why),
         },
@@ -209,8 +215,8 @@ fn advance(
     })
 }
 
-fn overdue(dial: &Dial) -> &'static str {
-    if dial.connected() { "it accepted the connection and did not answer" } else { "connection timed out" }
+fn overdue(connected: bool) -> &'static str {
+    if connected { "it accepted the connection and did not answer" } else { "connection timed out" }
 }
 
 /// An error without the number that the system gives it.

@@ -13,7 +13,7 @@ mod dial;
 mod enlist;
 mod gate;
 mod gather;
-mod hello;
+pub(crate) mod hello;
 mod host;
 mod mesh;
 
@@ -24,11 +24,12 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::connection::Connection;
 use crate::control::Control;
 use crate::control::channel::Channel;
 use crate::control::message::Fault;
 use crate::secret::{Secret, SecretError, nonce};
-use crate::socket::{Listener, Stream};
+use crate::socket::Listener;
 use crate::system::{Os, System};
 
 pub use hello::PROTOCOL_VERSION;
@@ -99,8 +100,8 @@ pub struct Joined {
     pub size: usize,
     /// All of them, by rank.
     pub members: Vec<Member>,
-    /// A blocking stream to each other rank, by rank; none to itself, nor within a host if they were not wanted.
-    pub streams: Vec<Option<Stream>>,
+    /// A blocking connection to each other rank, by rank; none to itself, nor within a host if they were not wanted.
+    pub streams: Vec<Option<Connection>>,
     /// Who is still there.
     pub control: Control,
 }
