@@ -3,12 +3,15 @@
 use std::net::SocketAddr;
 
 use crate::rendezvous::hello::Hello;
+use crate::seal::Seals;
 use crate::socket::Stream;
 
 /// A connection to another rank.
 #[derive(Debug)]
 pub struct Connection {
     pub(crate) stream: Stream,
+    /// What frames are sealed with, if this connection is encrypted.
+    pub(crate) seals: Option<Box<Seals>>,
 }
 
 /// A connection and what its other end said of itself, which is proved. Whether it is the rank that was expected is for
@@ -24,11 +27,16 @@ impl Connection {
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
+
+    /// Whether what goes over it is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.seals.is_some()
+    }
 }
 
-/// A connection inside a test or a measurement, which nobody had to prove anything for.
+/// A plain connection inside a test or a measurement, which nobody had to prove anything for.
 impl From<Stream> for Connection {
     fn from(stream: Stream) -> Connection {
-        Connection { stream }
+        Connection { stream, seals: None }
     }
 }

@@ -8,7 +8,7 @@
 //! - [`notice`]: a failure that every rank of such memory sees. [`peers`]: whether the other processes still run.
 //! - [`frame`]: the header of every message. [`moves`]: who sends which bytes to whom, in which order.
 //! - [`links`]: connections to all other ranks, over which moves are run. [`loopback`]: such connections inside one host.
-//! - [`secret`]: what ranks know and strangers do not. [`rendezvous`]: how processes become ranks, with a stream
+//! - [`secret`]: what ranks know and strangers do not. [`seal`]: encryption between hosts. [`rendezvous`]: how processes become ranks, with a stream
 //!   between every two. [`control`]: who is still there. [`environment`]: what another launcher says.
 //! - [`connection`]: what joining leaves of each pair of ranks. [`socket`], [`system`]: streams, time and waiting, real
 //!   or simulated.
@@ -32,6 +32,7 @@ mod pieces;
 mod ready;
 pub mod rendezvous;
 pub mod report;
+pub mod seal;
 pub mod secret;
 pub mod segment;
 #[cfg(any(test, feature = "simulation"))]
@@ -48,8 +49,9 @@ pub use links::Links;
 pub use moves::{Move, Moves};
 pub use notice::Notice;
 pub use peers::Peers;
-pub use rendezvous::{JoinError, JoinOptions, Joined, Member, join};
+pub use rendezvous::{JoinError, JoinOptions, Joined, Member, Tell, join};
 pub use report::{Cause, Report};
+pub use seal::Encrypt;
 pub use secret::Secret;
 pub use segment::{Segment, SegmentError};
 pub use socket::{Listener, Stream};

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use polyreme_net::control::SHARE_BYTES_MAX;
 use polyreme_net::{Cause, Connection, JoinError, JoinOptions, Joined, Secret, join};
 
-const SECRET: &str = "correct horse battery";
+const SECRET: &str = "8f3a61c0d94e27b5508c1f7ae2639db47016ce8f25a3d0b9614f7c82ee5d930a";
 /// Everybody knows of a loss by then.
 const LIMIT: Duration = Duration::from_secs(5);
 
@@ -137,7 +137,7 @@ fn who_is_started_wrongly_is_told_so() {
     check(&[0, 1, 1], 3, &|_, _| {}, &[twice; 3]);
     let sizes = "was started as one of 4 ranks, and rank 0 as one of 3";
     check(&[0, 2], 3, &|i, o| o.size += i, &[sizes; 2]);
-    let wrong = Secret::from_text("another horse").unwrap();
+    let wrong = Secret::random().unwrap();
     let wrongly = |i: usize, o: &mut JoinOptions| {
         short(o);
         if i == 1 {
@@ -225,7 +225,7 @@ fn who_answers_wrongly_at_rank_0s_address_is_named() {
         hello[8] = 77;
         stream.write_all(&hello).unwrap();
     };
-    check(&newer, "speaks version 77 of the protocol and this rank version 1");
+    check(&newer, "speaks version 77 of the protocol and this rank version 2");
     let mirror = |stream: &mut TcpStream| {
         let hello = hello(stream);
         stream.write_all(&hello).unwrap();
@@ -244,7 +244,7 @@ fn strangers_are_turned_away_and_the_ranks_do_not_notice() {
     let addr: SocketAddr = master.parse().unwrap();
     let huge = [(1u64 << 60).to_le_bytes(), (1u64 << 60).to_be_bytes()].concat();
     let mut claims = b"POLYREME".to_vec();
-    claims.extend([1, 0, 1, 0]);
+    claims.extend([2, 0, 1, 0]);
     claims.resize(200, 0xff);
     let mut old = claims.clone();
     old[8] = 0;

@@ -9,7 +9,7 @@ use rustix::event::PollFd;
 use rustix::net::sockopt;
 
 use super::hello::{Handshake, Hello, Progress, Turned};
-use crate::connection::Proven;
+use crate::connection::{Connection, Proven};
 use crate::ready;
 use crate::secret::{Role, Secret};
 use crate::socket::Stream;
@@ -22,8 +22,10 @@ const BUFFER_BYTES: usize = 4 << 20;
 pub(crate) struct Dial {
     stream: Stream,
     addr: SocketAddr,
-    connected: bool,
-    handshake: Handshake,
+    secret: Secret,
+    hello: Hello,
+    /// None before the connection is made: what is said depends on the addresses that it has.
+    handshake: Option<Handshake>,
     writes: bool,
 }
 
@@ -50,13 +52,16 @@ impl Dial {
         hello: Hello,
     ) -> io::Result<Box<Dial>> {
         let (stream, connected) = system.connect(addr, &|socket| widen(socket))?;
-        let handshake = Handshake::new(Role::Connector, secret, hello);
-        Ok(Box::new(Dial { stream, addr, connected, handshake, writes: true }))
+        let mut dial = Dial { stream, addr, secret, hello, handshake: None, writes: true };
+        if connected {
+            dial.greet()?;
+        }
+        Ok(Box::new(dial))
     }
 
     /// What to wait for before the next turn.
     pub(crate) fn interest(&self) -> PollFd<'_> {
-        match self.connected {
+        match self.connected() {
             false => ready::writable(self.stream.as_fd()),
             true => ready::interest(self.stream.as_fd(), self.writes),
         }
@@ -64,7 +69,7 @@ impl Dial {
 
     /// Goes on without waiting.
     pub(crate) fn turn(mut self: Box<Dial>) -> Dialled {
-        if !self.connected {
+        if !self.connected() {
             match self.stream.take_error() {
                 Ok(None) => {}
                 Ok(Some(e)) | Err(e) => return Dialled::Unconnected(e),
@@ -78,14 +83,16 @@ impl Dial {
                 (Err(e), _) if e.kind() == io::ErrorKind::NotConnected => return Dialled::Pending(self),
                 (Err(e), _) => return Dialled::Unconnected(e),
             }
-            if let Err(e) = self.stream.set_nodelay() {
+            if let Err(e) = self.greet() {
                 return Dialled::Unconnected(e);
             }
-            self.connected = true;
         }
-        match self.handshake.advance(&mut self.stream) {
+        let Some(handshake) = &mut self.handshake else { return Dialled::Pending(self) };
+        match handshake.advance(&mut self.stream) {
             Progress::Proved(hello) => {
-                Dialled::Proved(Proven { connection: self.stream.into(), addr: self.addr, hello })
+                let seals = handshake.take_seals();
+                let connection = Connection { stream: self.stream, seals };
+                Dialled::Proved(Proven { connection, addr: self.addr, hello })
             }
             Progress::Turned(turned) => Dialled::Turned(turned),
             Progress::Read => {
@@ -101,7 +108,16 @@ impl Dial {
 
     /// Whether the other side has taken the connection, though it may have said nothing yet.
     pub(crate) fn connected(&self) -> bool {
-        self.connected
+        self.handshake.is_some()
+    }
+
+    /// The connection is made: the first words.
+    fn greet(&mut self) -> io::Result<()> {
+        self.stream.set_nodelay()?;
+        let hello = Hello { here: self.stream.stays_on_host()?, ..self.hello };
+        let handshake = Handshake::new(Role::Connector, self.secret.clone(), hello);
+        self.handshake = Some(handshake.map_err(io::Error::other)?);
+        Ok(())
     }
 
     /// Waits for the end, at most until then.
@@ -109,7 +125,7 @@ impl Dial {
         loop {
             match self.turn() {
                 Dialled::Pending(dial) if system.now() >= until => {
-                    return Dialled::Overdue { connected: dial.connected };
+                    return Dialled::Overdue { connected: dial.connected() };
                 }
                 Dialled::Pending(dial) => self = dial,
                 done => return done,

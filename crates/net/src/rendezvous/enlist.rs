@@ -15,7 +15,6 @@ use crate::control::Control;
 use crate::control::channel::{Channel, Ended};
 use crate::control::message::Message;
 use crate::ready;
-use crate::secret::nonce;
 use crate::system::System;
 
 /// One try to connect and to prove the secret.
@@ -48,8 +47,8 @@ pub(super) fn enlist(options: JoinOptions, hello: Hello) -> Result<Joined, JoinE
         return Err(unexpected("a table of ranks that is not the one of this job"));
     }
     let until = system.now() + MESH_TIME;
-    let (secret, skip_same_host) = (&options.secret, options.skip_same_host);
-    let mesh = MeshOptions { system, rank, members: &members, secret, hello, skip_same_host, until };
+    let (secret, skip_same_host, tell) = (&options.secret, options.skip_same_host, &options.tell);
+    let mesh = MeshOptions { system, rank, members: &members, secret, hello, skip_same_host, tell, until };
     let (streams, faults) = mesh::build(data, &mesh, &mut || match next(&mut channel, left)? {
         None => Ok(false),
         Some(_) => Err(unexpected("a message while the ranks were being connected")),
@@ -86,7 +85,6 @@ fn find(options: &JoinOptions, hello: Hello) -> Result<Connection, JoinError> {
             }
         };
         for addr in addrs {
-            let hello = Hello { nonce: nonce()?, ..hello };
             let dial = match Dial::start(system, addr, options.secret.clone(), hello) {
                 Ok(dial) => dial,
                 Err(e) => {
@@ -105,6 +103,9 @@ fn find(options: &JoinOptions, hello: Hello) -> Result<Connection, JoinError> {
                 }
                 Dialled::Turned(Turned::WrongSecret) => {
                     return Err(JoinError::WrongSecret { rank, master: master.clone() });
+                }
+                Dialled::Turned(Turned::Encryption(zeros)) => {
+                    return Err(JoinError::Encryption { rank, theirs: hello.encrypt, zeros });
                 }
                 Dialled::Turned(Turned::Version(theirs)) => {
                     return Err(JoinError::Version { master: master.clone(), theirs });

@@ -67,7 +67,7 @@ pub(super) fn gather(mut options: JoinOptions, hello: Hello) -> Result<Joined, J
                 let all = "rank 0 was given a listener on all interfaces: bind the address of one";
                 return Err(JoinError::Options(all.into()));
             }
-            (ip, Some(Gate::new(listener, options.secret.clone(), hello, size)?))
+            (ip, Some(Gate::new(listener, options.secret.clone(), hello, size, options.tell.clone())?))
         }
     };
     let (data, here) = listen_for_data(&options, ip)?;
@@ -129,6 +129,10 @@ impl Hall {
             for arrival in gate.turn(now) {
                 self.admit(&mut gate, arrival)?;
             }
+            if let Some(theirs) = gate.unlike.take().filter(|theirs| self.is_ours(theirs)) {
+                let (rank, zeros) = (theirs.rank as usize, self.hello.encrypt);
+                return Err(JoinError::Encryption { rank, theirs: theirs.encrypt, zeros });
+            }
             for rank in 1..self.seats.len() {
                 self.listen_to(&mut gate, rank)?;
             }
@@ -150,6 +154,10 @@ impl Hall {
             fds.extend(seats.map(|seat| ready::interest(seat.channel.as_fd(), seat.channel.sending())));
             self.options.system.wait(&mut fds, gate.due().unwrap_or(self.until).min(self.until))?;
         }
+    }
+
+    fn is_ours(&self, theirs: &Hello) -> bool {
+        (theirs.job, theirs.generation) == (self.hello.job, self.hello.generation)
     }
 
     fn member(&self, rank: usize) -> Option<&Member> {
@@ -246,9 +254,10 @@ impl Hall {
         let system = &*self.options.system.clone();
         let until = system.now() + MESH_TIME;
         let (secret, skip_same_host) = (&self.options.secret.clone(), self.options.skip_same_host);
+        let tell = &self.options.tell.clone();
         let hello = self.hello;
         let options =
-            MeshOptions { system, rank: 0, members: &members, secret, hello, skip_same_host, until };
+            MeshOptions { system, rank: 0, members: &members, secret, hello, skip_same_host, tell, until };
         let mut found =
             Found { waiting: (1..members.len()).collect(), faults: Vec::new(), enough: None, built: false };
         let (streams, faults) = mesh::build(data, &options, &mut || self.collect(&members, &mut found))?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
-use polyreme_net::Control;
+use polyreme_net::{Control, Encrypt};
 use polyreme_train::job::{ParallelSpec, Transport as JobTransport};
 use serde_json::json;
 
@@ -32,6 +32,10 @@ pub(super) struct RankArgs {
     /// What carries data between ranks [default: what fits the way they were started].
     #[arg(long, value_name = "T", help_heading = HEADING)]
     transport: Option<Transport>,
+    /// Encrypt what ranks send each other over sockets: auto (where it leaves the host), true or false [default:
+    /// `parallel.encrypt` of the job, or auto].
+    #[arg(long, value_name = "WHEN", help_heading = HEADING, value_parser = encrypt)]
+    encrypt: Option<Encrypt>,
     /// Threads of each rank [default: the cores of its share].
     #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -47,6 +51,7 @@ impl RankArgs {
             processes: self.processes.map(usize::from),
             threads: self.threads.map(usize::from),
             transport: self.transport,
+            encrypt: self.encrypt,
         }
     }
 
@@ -106,6 +111,16 @@ impl RankArgs {
     }
 }
 
+/// Reads `auto`, `true` or `false`.
+fn encrypt(text: &str) -> Result<Encrypt, &'static str> {
+    match text {
+        "auto" => Ok(Encrypt::Auto),
+        "true" => Ok(Encrypt::Always),
+        "false" => Ok(Encrypt::Never),
+        _ => Err("auto, true or false"),
+    }
+}
+
 /// What a job file asks for.
 pub(super) fn asked_by_job(spec: &ParallelSpec) -> Asked {
     let transport = match spec.transport {
@@ -115,7 +130,12 @@ pub(super) fn asked_by_job(spec: &ParallelSpec) -> Asked {
         JobTransport::Tcp => Some(Transport::Tcp),
         JobTransport::Mpi => Some(Transport::Mpi),
     };
-    Asked { ranks: spec.ranks, processes: None, threads: spec.threads, transport }
+    let encrypt = match spec.encrypt {
+        None => Encrypt::Auto,
+        Some(true) => Encrypt::Always,
+        Some(false) => Encrypt::Never,
+    };
+    Asked { ranks: spec.ranks, processes: None, threads: spec.threads, transport, encrypt: Some(encrypt) }
 }
 
 /// Says who runs where, if there are several.

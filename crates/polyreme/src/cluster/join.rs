@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use polyreme_collective::{Comm, ShmSetup};
 use polyreme_net::secret::SecretError;
-use polyreme_net::{Control, JoinError, JoinOptions, Joined, Links, Report, Secret, join as meet};
+use polyreme_net::{Control, JoinError, JoinOptions, Joined, Links, Report, Secret, Tell, join as meet};
 
 use super::interfaces::{NoAddress, choose, interfaces};
 use super::levels::{by_host, over_levels};
@@ -107,9 +107,12 @@ pub fn join(
         timeout: PATIENCE,
         skip_same_host: place.transport == Some(Transport::Shm),
         host_key: vars(HOST),
+        encrypt: place.encrypt,
+        // A terminal that has gone does not end the job.
+        tell: Tell::to(|line| drop(writeln!(io::stderr(), "warning: {line}"))),
         ..options
     };
-    let (secret, name) = (options.secret.clone(), options.job.clone());
+    let (secret, name, encrypt) = (options.secret.clone(), options.job.clone(), options.encrypt);
     let joined = meet(options).map_err(JoinFailure::Join)?;
     let one_host = joined.members.iter().all(|m| m.host_key == joined.members[0].host_key);
     match place.transport {
@@ -120,7 +123,7 @@ pub fn join(
         None => {
             let keys: Vec<&str> = joined.members.iter().map(|m| m.host_key.as_str()).collect();
             match by_host(&keys).iter().any(|ranks| ranks.len() > 1) {
-                true => over_levels(joined, secret, &name),
+                true => over_levels(joined, secret, encrypt, &name),
                 false => over_sockets(joined),
             }
         }

@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 
 use polyreme_collective::{Comm, ShmSetup};
-use polyreme_net::{JoinOptions, Joined, Links, Secret, join as meet};
+use polyreme_net::{Encrypt, JoinOptions, Joined, Links, Secret, join as meet};
 
 use super::Transport;
 use super::join::{Found, GENERATION, JoinFailure, PATIENCE};
@@ -21,7 +21,12 @@ pub(super) fn by_host(keys: &[&str]) -> Vec<Vec<usize>> {
 }
 
 /// Joins the two levels. All ranks have found each other; first ranks of hosts meet once more.
-pub(super) fn over_levels(joined: Joined, secret: Secret, job: &str) -> Result<Found, JoinFailure> {
+pub(super) fn over_levels(
+    joined: Joined,
+    secret: Secret,
+    encrypt: Encrypt,
+    job: &str,
+) -> Result<Found, JoinFailure> {
     let Joined { rank, members, streams, control, .. } = joined;
     let keys: Vec<&str> = members.iter().map(|m| m.host_key.as_str()).collect();
     let hosts = by_host(&keys);
@@ -69,7 +74,8 @@ pub(super) fn over_levels(joined: Joined, secret: Secret, job: &str) -> Result<F
             let job = format!("{job}, first ranks of hosts");
             let generation = GENERATION;
             let listener = listener.map(Into::into);
-            let options = JoinOptions { bind, listener, job, generation, timeout: PATIENCE, ..options };
+            let options =
+                JoinOptions { bind, listener, job, generation, encrypt, timeout: PATIENCE, ..options };
             let met = meet(options).map_err(JoinFailure::Join)?;
             // The first meeting's control watches over all; this one is only for its streams.
             met.control.goodbye().map_err(JoinFailure::Lost)?;
