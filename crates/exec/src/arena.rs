@@ -142,7 +142,7 @@ mod tests {
     /// Ranks that share weights name the same elements at the same time, also while one of them writes its own part.
     #[test]
     fn ranks_name_shared_memory_without_borrowing_it() {
-        let block = Block::of_this_process(4096);
+        let block = Block::of_this_process(4096).unwrap();
         let ranks = [Arena::over(block.clone()), Arena::over(block)];
         // SAFETY: the only slice of this memory.
         let own: &mut [f32] = unsafe { ranks[0].slice_mut(256, 64) };

@@ -159,7 +159,6 @@ fn writer() {
             progress: serde_json::json!({ "step": step }),
             metrics: vec![("val_accuracy".into(), (step % 7) as f64)],
             job: String::new(),
-            batches: step,
         };
         store.save(snapshot).unwrap();
         for written in store.take_written() {

@@ -146,7 +146,7 @@ fn fit(prepared: &Prepared, setup: &Setup) -> Outcome {
     match prepared.fit(setup.lodging(), &memory::limits()) {
         Ok(need) => {
             if let Some(warning) = memory::warning(&need) {
-                eprintln!("warning: {warning}");
+                output::say(&format!("warning: {warning}"));
             }
             Ok(())
         }

@@ -123,7 +123,7 @@ impl Prepared {
         let Lodging { here, threads, shared, together, .. } = lodging;
         let (ranks, options) = (self.ranks(), self.rank_options(if threads { here } else { 1 }));
         let lowering = options.lowering(0, ranks, shared);
-        let trial = match self.watched() {
+        let trial = match self.evaluated() {
             Some(set) => values(&self.trial_program(set.spec())?, self.threads),
             None => 0,
         };
