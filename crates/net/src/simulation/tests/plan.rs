@@ -51,7 +51,8 @@ impl Plan {
             buffer_bytes: random.within(4 << 10..256 << 10) as usize,
             ..Settings::default()
         };
-        let silence = Duration::from_secs([4, 4, 4, 7, 7, 60][random.within(0..6) as usize]);
+        let silence =
+            Duration::from_secs([4, 4, 4, 4, 4, 7, 7, 7, 7, 7, 7, 60][random.within(0..12) as usize]);
         let patience = Patience { silence, stall: 5 * silence + Duration::from_secs(60) };
         let phases = phases(&acts, &settings);
         small_faults(&mut random, size, silence, phases, &mut settings.faults);

@@ -6,13 +6,19 @@ use std::time::Duration;
 use super::super::{Fault, Settings};
 use super::job::{Act, End};
 use super::plan::{Plan, Verdict};
-use crate::patience::{Patience, SILENCE, STALL};
+use crate::patience::{Patience, SILENCE};
 
 const RANKS: usize = 3;
 
-/// What the ranks are at, and when, in microseconds.
-const PHASES: [(&str, u64); 5] =
-    [("start", 300), ("start", 1_200), ("training", 2_010_000), ("saving", 4_000_000), ("end", 6_500_000)];
+/// What the ranks are at, when, in microseconds, and which of them stands still.
+const PHASES: [(&str, u64, usize); 6] = [
+    ("start", 300, 0),
+    ("start", 1_200, 1),
+    ("training", 2_010_000, 0),
+    ("training", 2_020_000, 1),
+    ("saving", 4_000_000, 0),
+    ("end", 6_500_000, 1),
+];
 
 /// Computes, sums, saves on rank 0, sums, and a last rank that is late.
 fn acts() -> Vec<Act> {
@@ -27,10 +33,12 @@ fn acts() -> Vec<Act> {
 }
 
 /// Runs the job with one fault, and says whether a rank reported anything.
-fn reports(acts: Vec<Act>, at: u64, fault: Option<Fault>, verdict: Verdict) -> bool {
-    let faults: Vec<_> = fault.into_iter().map(|fault| (Duration::from_micros(at), fault)).collect();
-    let settings = Settings { faults, ..Settings::default() };
-    let mut plan = Plan { seed: at, size: RANKS, patience: Patience::default(), acts, settings, verdict };
+fn reports(at: u64, fault: Fault, verdict: Verdict) -> bool {
+    let settings = Settings { faults: vec![(Duration::from_micros(at), fault)], ..Settings::default() };
+    come_of(Plan { seed: at, size: RANKS, patience: Patience::default(), acts: acts(), settings, verdict })
+}
+
+fn come_of(mut plan: Plan) -> bool {
     plan.settings.time_max = plan.time_max();
     let outcome = plan.run();
     let all = || format!("{plan:?}: {:?}", outcome.results);
@@ -40,25 +48,22 @@ fn reports(acts: Vec<Act>, at: u64, fault: Option<Fault>, verdict: Verdict) -> b
 
 fn check(seconds: u64) {
     let time = Duration::from_secs(seconds);
-    for (phase, at) in PHASES {
-        // Rank 0 or another one in turns.
-        for rank in [at as usize % 7 % 2] {
-            let joining = phase == "start";
-            let verdict = |waited_for: bool| match waited_for {
-                true => Verdict::AllFine,
-                false => Verdict::Loses { rank },
-            };
-            // All of its threads: nothing is heard of it.
-            let pause = Fault::Pause { rank, time };
-            let reported = reports(acts(), at, Some(pause), verdict(time < SILENCE));
-            assert!(joining || reported == (time > SILENCE), "rank {rank} paused for {seconds} s at {phase}");
-            // The thread that works: the one that says that the rank lives goes on, once there is one.
-            let pause = Fault::PauseMain { rank, time };
-            reports(acts(), at, Some(pause), verdict(!joining || time < SILENCE));
-            // The network: what was sent again and again may take as long once more.
-            let hold = Fault::Hold { ranks: vec![rank], time };
-            reports(acts(), at, Some(hold), verdict(2 * time < SILENCE));
-        }
+    for (phase, at, rank) in PHASES {
+        let joining = phase == "start";
+        let verdict = |waited_for: bool| match waited_for {
+            true => Verdict::AllFine,
+            false => Verdict::Loses { rank },
+        };
+        // All of its threads: nothing is heard of it.
+        let pause = Fault::Pause { rank, time };
+        let reported = reports(at, pause, verdict(time < SILENCE));
+        assert!(joining || reported == (time > SILENCE), "rank {rank} paused for {seconds} s at {phase}");
+        // The thread that works: the one that says that the rank lives goes on, once there is one.
+        let pause = Fault::PauseMain { rank, time };
+        reports(at, pause, verdict(!joining || time < SILENCE));
+        // The network: what was sent again and again may take as long once more.
+        let hold = Fault::Hold { ranks: vec![rank], time };
+        reports(at, hold, verdict(2 * time < SILENCE));
     }
 }
 
@@ -79,10 +84,13 @@ fn stalls_of_601_seconds_are_waited_for_if_the_rank_is_heard() {
 
 #[test]
 fn a_checkpoint_that_takes_longer_than_a_stall_is_waited_for_and_a_rank_that_hangs_is_not() {
-    let long = STALL + Duration::from_secs(60);
+    let patience = Patience { stall: Duration::from_secs(120), ..Patience::default() };
+    let long = patience.stall * 2;
+    let ends = |first: Act, verdict: Verdict| {
+        let acts = vec![first, Act::AllReduce { bytes: 100, ring: true }];
+        come_of(Plan { seed: 1, size: RANKS, patience, acts, settings: Settings::default(), verdict })
+    };
     let saves = Act::Compute { each: Duration::ZERO, longer: Some((0, long)) };
-    let after = Act::AllReduce { bytes: 100, ring: true };
-    assert!(!reports(vec![saves, after.clone()], 0, None, Verdict::AllFine));
-    let hangs = Act::Idle { rank: 2, time: long };
-    assert!(reports(vec![hangs, after], 0, None, Verdict::Stalls { rank: 2 }));
+    assert!(!ends(saves, Verdict::AllFine));
+    assert!(ends(Act::Idle { rank: 2, time: long }, Verdict::Stalls { rank: 2 }));
 }
