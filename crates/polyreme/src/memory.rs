@@ -5,7 +5,7 @@
 //! warning only. Swap does not count: a step touches everything that training holds, so a job that fits with swap alone
 //! runs at the disk's pace. Of a ulimit, what this process has taken already is gone.
 //!
-//! What is read are functions of file contents, given by a reader; [`limits`] and [`available_bytes`] ask the system.
+//! What is read are functions of file contents, given by a reader; [`limits`] and [`warning`] ask the system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
