@@ -32,6 +32,8 @@ use crate::secret::{Secret, SecretError, nonce};
 use crate::socket::{Listener, Stream};
 use crate::system::{Os, System};
 
+#[cfg(test)]
+pub(crate) use gather::CLOSE_TIME;
 pub use hello::PROTOCOL_VERSION;
 use hello::{Hello, Purpose, fingerprint};
 
