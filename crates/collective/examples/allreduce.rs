@@ -82,8 +82,9 @@ fn time(comm: &mut Comm, options: &Options) {
     for kib in &options.kib {
         let n = kib * 256;
         let mut data = vec![1.0f32; n];
-        let block =
-            comm.block(if options.transport == "block" { n * 4 } else { 0 }).expect("there is memory");
+        let block = comm
+            .block(if options.transport == "block" { n * 4 } else { 0 }, "numbers")
+            .expect("there is memory");
         let mut turn = |comm: &mut Comm| {
             let span = match &options.transport[..] {
                 "block" => Span { ptr: block.ptr().as_ptr(), ..Span::of(&mut data) },

@@ -87,8 +87,8 @@ impl Background {
     }
 
     /// Tells the others that this rank ends with an error: their waits end with a report that says so. What was started
-    /// and not begun is not done any more; what is being done ends with this report.
-    pub(crate) fn fail(&mut self, why: &str) {
+    /// and not begun is not done any more; what is being done ends with this report, which is returned.
+    pub(crate) fn fail(&mut self, why: &str) -> Report {
         let (rank, host) = self.name.clone();
         let cause = Cause::Failed { why: why.into() };
         let report = Report { rank, host, step: self.step, op: "its own work".into(), cause };
@@ -99,7 +99,7 @@ impl Background {
             // Whoever has the carrier sees the alarm, and tells the others.
             None => drop(self.alarm.raise(report.clone())),
         }
-        state.failed.get_or_insert(report);
+        state.failed.get_or_insert(report).clone()
     }
 
     /// Runs an operation now, after those that were started before it. If there are none the thread is not even woken: it

@@ -19,7 +19,7 @@ impl Comm {
     /// Zeros in memory of the group. All ranks ask for as many at the same time. The memory stays as long as the group.
     pub fn buffer<T: Element>(&mut self, len: usize) -> Result<Buffer<T>, Report> {
         let bytes = len.checked_mul(size_of::<T>()).expect("a buffer fits in memory");
-        let block = self.block(bytes)?;
+        let block = self.block(bytes, "a buffer")?;
         assert!(block.bytes() >= bytes, "a block is as long as it was asked for");
         Ok(Buffer { block, len, of: PhantomData })
     }

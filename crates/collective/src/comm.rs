@@ -12,7 +12,7 @@ use crate::element::{Element, Reduce};
 use crate::links::{Linked, TwoLevel};
 #[cfg(feature = "mpi")]
 use crate::mpi::Mpi;
-use crate::shared::{Shared, ShmSetup};
+use crate::shared::{Shared, ShmSetup, no_memory};
 use crate::work::{Cuts, Span, Ticket, Work};
 
 /// One rank's end of a group. Every rank calls the same operations in the same order.
@@ -47,17 +47,28 @@ impl Comm {
     }
 
     /// A group of threads of this process: an end for each.
+    ///
+    /// # Panics
+    /// If there is no memory for them to meet in; see [`Comm::try_local`].
     pub fn local(size: usize) -> Vec<Comm> {
         Comm::threads(size, &Alarm::default(), STALL)
     }
 
     /// The same, with an alarm that ends all waits, and a bound on how long all of them may stand still.
+    ///
+    /// # Panics
+    /// As [`Comm::local`].
     pub fn threads(size: usize, alarm: &Alarm, stall: Duration) -> Vec<Comm> {
+        Comm::try_threads(size, alarm, stall).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// [`Comm::threads`]; an error if there is no memory for the threads to meet in.
+    pub fn try_threads(size: usize, alarm: &Alarm, stall: Duration) -> Result<Vec<Comm>, SegmentError> {
         let pulses: Vec<Pulse> = (0..size).map(|_| Pulse::default()).collect();
-        let ends = Shared::local(size, alarm, stall, &pulses).into_iter().zip(pulses).enumerate();
+        let ends = Shared::local(size, alarm, stall, &pulses)?.into_iter().zip(pulses).enumerate();
         let end =
             |(rank, (end, pulse))| Comm { pulse, ..Comm::new(rank, size, Inner::Shared(Box::new(end))) };
-        ends.map(end).collect()
+        Ok(ends.map(end).collect())
     }
 
     /// One process of a group that shares memory. Returns when all have come.
@@ -163,7 +174,7 @@ impl Comm {
     pub fn fail(&mut self, why: &str) {
         match &mut self.inner {
             Inner::Shared(shared) => shared.fail(self.step, why),
-            Inner::Background(background) => background.fail(why),
+            Inner::Background(background) => drop(background.fail(why)),
         }
     }
 
@@ -180,24 +191,25 @@ impl Comm {
     }
 
     /// Memory of this rank that the others can read without a copy. All ranks ask for as much at the same time. It
-    /// stays as long as the group.
-    pub fn block(&mut self, bytes: usize) -> Result<Block, Report> {
+    /// stays as long as the group. If there is none, the report says for `what`.
+    pub fn block(&mut self, bytes: usize, what: &str) -> Result<Block, Report> {
         self.during(Doing::Block, |comm| {
             comm.wait_started()?;
             match &mut comm.inner {
-                Inner::Shared(shared) => shared.block(bytes, comm.step),
-                Inner::Background(_) => Ok(Block::of_this_process(bytes)),
+                Inner::Shared(shared) => shared.block(bytes, what, comm.step),
+                Inner::Background(background) => own_block(background, bytes, what),
             }
         })
     }
 
-    /// Memory that all ranks see, if they share memory; this rank's own otherwise. It stays as long as the group.
-    pub fn shared_block(&mut self, bytes: usize) -> Result<Block, Report> {
+    /// Memory that all ranks see, if they share memory; this rank's own otherwise. It stays as long as the group. If
+    /// there is none, the report says for `what`.
+    pub fn shared_block(&mut self, bytes: usize, what: &str) -> Result<Block, Report> {
         self.during(Doing::Block, |comm| {
             comm.wait_started()?;
             match &mut comm.inner {
-                Inner::Shared(shared) => shared.shared_block(bytes, comm.step),
-                Inner::Background(_) => Ok(Block::of_this_process(bytes)),
+                Inner::Shared(shared) => shared.shared_block(bytes, what, comm.step),
+                Inner::Background(background) => own_block(background, bytes, what),
             }
         })
     }
@@ -390,4 +402,10 @@ impl Comm {
             Inner::Shared(_) => self.wait(Ticket(self.started)),
         }
     }
+}
+
+/// Memory of this process, for a rank whose others cannot see it.
+fn own_block(background: &mut Background, bytes: usize, what: &str) -> Result<Block, Report> {
+    let made = Segment::local(bytes).map(|segment| segment.block().clone());
+    made.map_err(|error| background.fail(&no_memory(what, &error)))
 }

@@ -126,8 +126,8 @@ fn grid(comm: &mut Comm) -> Result<(), Report> {
 /// What others see without a copy: blocks of each, and one for all.
 fn blocks(comm: &mut Comm) -> Result<(), Report> {
     let (rank, size, n) = (comm.rank(), comm.size(), 300_000);
-    let block = comm.block(n * 4 + 64)?;
-    let one = comm.shared_block(n * 4)?;
+    let block = comm.block(n * 4 + 64, "a test")?;
+    let one = comm.shared_block(n * 4, "a test")?;
     // SAFETY: this rank's own, and used by the others only inside of operations.
     let mine = unsafe { std::slice::from_raw_parts_mut(block.ptr().as_ptr().cast::<f32>(), n + 16) };
     assert!(mine.iter().all(|x| *x == 0.0), "blocks are zeroed");
@@ -493,6 +493,31 @@ fn threads_that_give_up_leave_no_memory_that_others_still_touch() {
         for rank in ranks {
             let report = rank.join().unwrap().unwrap_err();
             assert_eq!((report.rank, report.cause), (3, Cause::Failed { why: "enough".into() }));
+        }
+    }
+}
+
+#[test]
+fn memory_that_is_not_there_is_a_report_on_all_ranks() {
+    for common in [false, true] {
+        let ranks: Vec<_> = Comm::local(3)
+            .into_iter()
+            .map(|mut comm| {
+                std::thread::spawn(move || {
+                    let made = match common {
+                        true => comm.shared_block(1 << 62, "the weights").map(drop),
+                        false => comm.block(1 << 62, "the gradients").map(drop),
+                    };
+                    let report = made.and_then(|()| comm.barrier()).unwrap_err();
+                    assert!(matches!(report.cause, Cause::Failed { .. }), "{report}");
+                    report.to_string()
+                })
+            })
+            .collect();
+        for report in ranks.into_iter().map(|r| r.join().unwrap()) {
+            let what = if common { "the weights" } else { "the gradients" };
+            assert!(report.contains(&format!("no memory for {what}: ")), "{report}");
+            assert!(report.contains("4611686018427387904 bytes"), "{report}");
         }
     }
 }

@@ -1,10 +1,12 @@
 //! One contiguous allocation, cut up by a plan. The only place of this crate, beside the pool, with unsafe code.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use polyreme_collective::{Block, DType, Span};
 use polyreme_graph::memory::ALIGN_BYTES;
+
+use crate::error::ExecError;
 
 /// Memory is asked for in huge pages where whole ones fit: fewer misses when products walk large matrices.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -24,15 +26,16 @@ pub(crate) struct Arena {
 unsafe impl Send for Arena {}
 
 impl Arena {
-    /// Reserves `bytes`, zeroed and faulted in: the first step is as fast as the second.
-    pub(crate) fn new(bytes: usize) -> Arena {
+    /// Reserves `bytes` for `what`, zeroed and faulted in: the first step is as fast as the second.
+    pub(crate) fn new(bytes: usize, what: &'static str) -> Result<Arena, ExecError> {
+        let missing = ExecError::Reserve { what, bytes };
         let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { ALIGN_BYTES };
-        let layout = Layout::from_size_align(bytes.max(ALIGN_BYTES), align).expect("an arena fits in memory");
+        let Ok(layout) = Layout::from_size_align(bytes.max(ALIGN_BYTES), align) else { return Err(missing) };
         // SAFETY: the size is not zero.
-        let Some(ptr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
+        let Some(ptr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { return Err(missing) };
         let arena = Arena { ptr, layout, block: None };
         arena.fault_in();
-        arena
+        Ok(arena)
     }
 
     /// Memory that other ranks see too. When they may touch which part of it is fixed by the program that all run.
@@ -112,8 +115,54 @@ impl Drop for Arena {
     }
 }
 
+/// `len` zeros for `what`, outside of any plan; an error if there is no memory for them.
+pub fn floats(len: usize, what: &'static str) -> Result<Vec<f32>, ExecError> {
+    let mut floats = Vec::new();
+    make_room(&mut floats, len, what)?;
+    floats.resize(len, 0.0);
+    Ok(floats)
+}
+
+/// Lets a vector hold `len` elements, those that it has included; an error if there is no memory for them.
+pub fn make_room<T>(vec: &mut Vec<T>, len: usize, what: &'static str) -> Result<(), ExecError> {
+    let bytes = len.saturating_mul(size_of::<T>());
+    vec.try_reserve_exact(len.saturating_sub(vec.len())).map_err(|_| ExecError::Reserve { what, bytes })
+}
+
 /// Plain numbers that an arena can hold: no padding, every bit pattern valid.
 pub(crate) trait Element: Copy {}
 impl Element for f32 {}
 impl Element for i32 {}
 impl Element for u16 {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranks that share weights name the same elements at the same time, also while one of them writes its own part.
+    #[test]
+    fn ranks_name_shared_memory_without_borrowing_it() {
+        let block = Block::of_this_process(4096).unwrap();
+        let ranks = [Arena::over(block.clone()), Arena::over(block)];
+        // SAFETY: the only slice of this memory.
+        let own: &mut [f32] = unsafe { ranks[0].slice_mut(256, 64) };
+        let named = ranks.each_ref().map(|arena| arena.span(0, 1024));
+        own.fill(1.0);
+        assert!(
+            named.iter().all(|span| span.ptr == named[0].ptr && (span.count, span.bytes()) == (1024, 4096))
+        );
+        assert_eq!(own.as_mut_ptr().cast(), named[1].ptr.wrapping_add(256));
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error_that_says_for_what() {
+        for bytes in [1 << 62, isize::MAX as usize, usize::MAX] {
+            let error = Arena::new(bytes, "activations").err().expect("more than there is");
+            assert_eq!(error, ExecError::Reserve { what: "activations", bytes });
+            assert!(error.to_string().contains("for activations"), "{error}");
+        }
+        let error = floats(1 << 60, "sums").unwrap_err();
+        assert_eq!(error, ExecError::Reserve { what: "sums", bytes: 1 << 62 });
+        assert_eq!(floats(3, "sums").unwrap(), [0.0; 3]);
+    }
+}

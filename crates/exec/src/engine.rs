@@ -106,10 +106,10 @@ pub(crate) struct Parked {
 
 impl Engine {
     /// Plans and reserves everything, and initialises parameters and states.
-    pub fn new(program: Program, options: Options) -> Engine {
-        let mut engine = Engine::reserve(program, options, None);
+    pub fn new(program: Program, options: Options) -> Result<Engine, ExecError> {
+        let mut engine = Engine::reserve(program, options, None)?;
         engine.initialise();
-        engine
+        Ok(engine)
     }
 
     /// The same without initial values; `blocks` are shared weights and visible gradients.
@@ -117,7 +117,7 @@ impl Engine {
         program: Program,
         options: Options,
         blocks: Option<(Option<Block>, Block)>,
-    ) -> Engine {
+    ) -> Result<Engine, ExecError> {
         let (prepared, plan) = lay_out(&program, options.threads);
         let tensors = readiness(&program.graph)
             .into_iter()
@@ -134,11 +134,11 @@ impl Engine {
             own_gradients: program.buffers.is_some(),
             blocks,
         };
-        let memory = Memory::new(plan, keeping);
-        let pool = Pool::new(options.threads.max(1));
+        let memory = Memory::new(plan, keeping)?;
+        let pool = Pool::new(options.threads.max(1)).map_err(|e| ExecError::Thread { why: e.to_string() })?;
         let (step, first_sample, grad_norm) = (0, 0, None);
         let parked = vec![None];
-        Engine {
+        Ok(Engine {
             group: None,
             program,
             prepared,
@@ -154,7 +154,7 @@ impl Engine {
             selected: 0,
             parked,
             timeline: None,
-        }
+        })
     }
 
     /// What `program` would take with these options: of optimizer state and gradients, what this rank keeps.

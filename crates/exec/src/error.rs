@@ -57,6 +57,24 @@ pub enum ExecError {
         /// What it is.
         dtype: polyreme_graph::DType,
     },
+    /// The system has no memory for something.
+    #[error(
+        "no memory for {what}: {} MiB ({bytes} bytes) could not be reserved; make batches smaller, or raise the limit \
+         (`ulimit -v`, `ulimit -d`, or that of the container)",
+        bytes >> 20
+    )]
+    Reserve {
+        /// What was to lie there.
+        what: &'static str,
+        /// How much.
+        bytes: usize,
+    },
+    /// The system has no more threads.
+    #[error("no thread for a rank: {why}; take fewer threads, or raise the limit (`ulimit -u`, `ulimit -v`)")]
+    Thread {
+        /// The system's reason.
+        why: String,
+    },
     /// Another rank was lost, or disagrees.
     #[error(transparent)]
     Rank(#[from] polyreme_collective::Report),

@@ -11,6 +11,7 @@ use polyreme_collective::{Comm, Cuts, Reduce, Ticket};
 use polyreme_graph::graph::Stored;
 use polyreme_graph::{Graph, Place, Program, Role};
 
+use crate::arena::floats;
 use crate::engine::{Engine, Options, Parked, grad_starts, lay_out};
 use crate::error::ExecError;
 use crate::memory::Workspace;
@@ -61,12 +62,16 @@ impl Engine {
         let blocks = match role.ranks {
             1 => None,
             _ => {
-                let params =
-                    role.shared_weights.then(|| comm.shared_block(plan.param_len * 4)).transpose()?;
-                Some((params, comm.block(plan.grad_len * 4)?))
+                let params = role
+                    .shared_weights
+                    .then(|| comm.shared_block(plan.param_len * 4, "parameters"))
+                    .transpose()?;
+                Some((params, comm.block(plan.grad_len * 4, "gradients")?))
             }
         };
-        let mut engine = Engine::reserve(program, options, blocks);
+        // The others would wait for this rank.
+        let reserved = Engine::reserve(program, options, blocks);
+        let mut engine = reserved.inspect_err(|error| comm.fail(&error.to_string()))?;
         engine.attach(comm);
         engine.set_constants();
         engine.exclusively(|engine| {
@@ -141,12 +146,21 @@ impl Engine {
         if !same || parts(&program) != parts(&self.program) || program.buffers != self.program.buffers {
             return Err(ExecError::Layout);
         }
-        self.parked.push(Some(Parked { program, prepared, workspace: Workspace::new(plan) }));
+        self.parked.push(Some(Parked { program, prepared, workspace: Workspace::new(plan)? }));
         let (number, before) = (self.parked.len() - 1, self.selected);
         self.select(number);
         self.set_constants();
         self.select(before);
         Ok(number)
+    }
+
+    /// Gives back the memory of a batch size that is not needed any more. The first one stays.
+    pub fn remove_batch(&mut self, number: usize) {
+        assert!(number != 0, "the first program says where everything lies");
+        if number == self.selected {
+            self.select(0);
+        }
+        self.parked[number] = None;
     }
 
     /// Inputs, outputs and runs are from now on those of this batch size.
@@ -236,7 +250,7 @@ impl Engine {
             return Ok(());
         }
         let cuts = packed_cuts(&role);
-        let mut packed = vec![0.0f32; if role.rank == 0 { cuts[role.ranks] } else { 0 }];
+        let mut packed = floats(if role.rank == 0 { cuts[role.ranks] } else { 0 }, "moments of all ranks")?;
         group.comm.gather(mine, (role.rank == 0).then_some(&mut packed[..]), &cuts, 0)?;
         if let (0, Some(into)) = (role.rank, into) {
             let mut at = 0;

@@ -31,6 +31,7 @@ pub mod step;
 pub mod timeline;
 pub mod weights;
 
+pub use arena::{floats, make_room};
 pub use engine::{Engine, Footprint, Options};
 pub use error::{DataError, ExecError};
 pub use finite::NonFinite;

@@ -12,7 +12,12 @@ use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::elementwise::Source;
 
 use crate::arena::{Arena, Element};
+use crate::error::ExecError;
 use crate::weights::{Held, Kept};
+
+/// What arenas are called if there is no memory for them.
+const ACTIVATIONS: &str = "activations";
+const INPUTS: &str = "inputs";
 
 /// Everything that a rank keeps in memory.
 pub(crate) struct Memory {
@@ -58,27 +63,30 @@ pub(crate) struct Workspace {
 }
 
 impl Memory {
-    pub(crate) fn new(plan: MemoryPlan, keeping: Keeping) -> Memory {
-        let floats = |wanted: bool, len: usize| Arena::new(if wanted { len * 4 } else { 0 });
+    pub(crate) fn new(plan: MemoryPlan, keeping: Keeping) -> Result<Memory, ExecError> {
+        let floats = |wanted: bool, len: usize, what| Arena::new(if wanted { len * 4 } else { 0 }, what);
         let (n, moment_len) = (keeping.state_per_param, keeping.moment_len);
         let (params, grads) = match keeping.blocks {
             Some((params, grads)) => (params.map(Arena::over), Some(Arena::over(grads))),
             None => (None, None),
         };
-        Memory {
-            activations: Arena::new(plan.arena_bytes),
-            params: params.unwrap_or_else(|| floats(true, plan.param_len)),
-            grads: grads.unwrap_or_else(|| floats(keeping.gradients, plan.grad_len)),
+        Ok(Memory {
+            activations: Arena::new(plan.arena_bytes, ACTIVATIONS)?,
+            params: params.map_or_else(|| floats(true, plan.param_len, "parameters"), Ok)?,
+            grads: grads.map_or_else(|| floats(keeping.gradients, plan.grad_len, "gradients"), Ok)?,
             grad_len: if keeping.gradients { plan.grad_len } else { 0 },
-            own_grads: keeping.own_gradients.then(|| floats(true, moment_len)),
-            states: Arena::new(plan.state_len * 4),
-            inputs: Arena::new(plan.input_bytes),
-            optimizer: [floats(n > 0, moment_len), floats(n > 1, moment_len)],
+            own_grads: keeping.own_gradients.then(|| floats(true, moment_len, "gradients")).transpose()?,
+            states: Arena::new(plan.state_len * 4, "states")?,
+            inputs: Arena::new(plan.input_bytes, INPUTS)?,
+            optimizer: [
+                floats(n > 0, moment_len, "the optimizer's state")?,
+                floats(n > 1, moment_len, "the optimizer's state")?,
+            ],
             n_optimizer: n,
             moment_len,
             sums: None,
             plan,
-        }
+        })
     }
 
     /// What stays from one step to the next.
@@ -101,10 +109,18 @@ impl Memory {
 
     /// Gradients of the last run that no exchange is working on, and the sums of earlier ones.
     pub(crate) fn grads_and_sums(&mut self, range: Range<usize>) -> (&mut [f32], &mut [f32]) {
-        let sums = self.sums.get_or_insert_with(|| Arena::new(self.grad_len * 4));
+        let sums = self.sums.as_ref().expect("the first piece of a step made them");
         let (at, len) = (range.start * 4, range.len());
         // SAFETY: `&mut self`, and two arenas.
         unsafe { (self.grads.slice_mut(at, len), sums.slice_mut(at, len)) }
+    }
+
+    /// Makes room for the sums of a step's earlier pieces, the first time.
+    pub(crate) fn make_sums(&mut self) -> Result<(), ExecError> {
+        if self.sums.is_none() {
+            self.sums = Some(Arena::new(self.grad_len * 4, "sums of gradients")?);
+        }
+        Ok(())
     }
 
     /// Elements of the gradients' arena that no exchange is working on. Others may be.
@@ -263,9 +279,10 @@ impl Memory {
 
 impl Workspace {
     /// Reserves what another batch size needs.
-    pub(crate) fn new(plan: MemoryPlan) -> Workspace {
-        let (activations, inputs) = (Arena::new(plan.arena_bytes), Arena::new(plan.input_bytes));
-        Workspace { plan, activations, inputs }
+    pub(crate) fn new(plan: MemoryPlan) -> Result<Workspace, ExecError> {
+        let activations = Arena::new(plan.arena_bytes, ACTIVATIONS)?;
+        let inputs = Arena::new(plan.input_bytes, INPUTS)?;
+        Ok(Workspace { plan, activations, inputs })
     }
 }
 

@@ -13,6 +13,7 @@
 
 use std::any::Any;
 use std::cell::UnsafeCell;
+use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, PoisonError};
@@ -20,7 +21,7 @@ use std::sync::{Arc, PoisonError};
 use polyreme_kernels::Parallel;
 use polyreme_sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use polyreme_sync::thread::{self, JoinHandle};
-use polyreme_sync::{Barrier, CHECKED, Condvar, Mutex, hint};
+use polyreme_sync::{CHECKED, Condvar, Mutex, hint};
 
 /// How often a waiting helper looks before it sleeps: about 100 µs. The gaps between the regions of a step are
 /// shorter; waking a sleeper takes 50 µs.
@@ -48,8 +49,8 @@ struct Shared {
     n_asleep: AtomicUsize,
     lock: Mutex<()>,
     wake: Condvar,
-    /// Passed once, when all have started.
-    up: Barrier,
+    /// Helpers that have started.
+    n_up: AtomicUsize,
 }
 
 /// Two cache lines long, so that no two share a line or lie on a pair of lines that come together.
@@ -77,7 +78,7 @@ impl Pool {
     /// A team of `threads`, the caller included. With more threads than cores, helpers sleep at once instead of
     /// taking the core from somebody who works. Returns when all of them are up: what the system does to start a
     /// thread, allocations included, is not left to the first steps.
-    pub fn new(threads: usize) -> Pool {
+    pub fn new(threads: usize) -> io::Result<Pool> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let shared = Arc::new(Shared {
             gate: AtomicU64::new(0),
@@ -89,22 +90,28 @@ impl Pool {
             n_asleep: AtomicUsize::new(0),
             lock: Mutex::new(()),
             wake: Condvar::new(),
-            up: Barrier::new(threads.max(1)),
+            n_up: AtomicUsize::new(0),
         });
-        let helpers = (1..threads)
-            .map(|worker| {
-                let shared = shared.clone();
-                thread::Builder::new()
-                    .name(format!("polyreme-{worker}"))
-                    .spawn(move || {
-                        shared.up.wait();
-                        shared.help(worker);
-                    })
-                    .expect("the system can start a thread")
-            })
-            .collect();
-        shared.up.wait();
-        Pool { shared, helpers, busy: AtomicBool::new(false) }
+        let mut pool = Pool { shared, helpers: Vec::new(), busy: AtomicBool::new(false) };
+        for worker in 1..threads {
+            let shared = pool.shared.clone();
+            let help = move || {
+                shared.n_up.fetch_add(1, Ordering::SeqCst);
+                drop(shared.lock.lock().unwrap_or_else(PoisonError::into_inner));
+                shared.wake.notify_all();
+                shared.help(worker);
+            };
+            // If there is no thread, those that have started end with the pool.
+            let thread = thread::Builder::new().name(format!("polyreme-{worker}")).spawn(help)?;
+            pool.helpers.push(thread);
+        }
+        let shared = &*pool.shared;
+        let mut guard = shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        while shared.n_up.load(Ordering::SeqCst) < pool.helpers.len() {
+            guard = shared.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(guard);
+        Ok(pool)
     }
 }
 
@@ -254,7 +261,7 @@ mod tests {
     #[test]
     fn every_task_runs_once() {
         for threads in [1, 2, 3, 8] {
-            let pool = Pool::new(threads);
+            let pool = Pool::new(threads).unwrap();
             assert_eq!(pool.workers(), threads);
             for n in [0, 1, 2, 7, 100] {
                 for _ in 0..200 {
@@ -271,7 +278,7 @@ mod tests {
 
     #[test]
     fn helpers_wake_after_a_sleep() {
-        let pool = Pool::new(4);
+        let pool = Pool::new(4).unwrap();
         for _ in 0..5 {
             std::thread::sleep(std::time::Duration::from_millis(3));
             let sum = AtomicUsize::new(0);
@@ -284,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_lives() {
-        let pool = Pool::new(3);
+        let pool = Pool::new(3).unwrap();
         let caught = catch_unwind(AssertUnwindSafe(|| {
             pool.run(20, &|i, _| assert!(i != 7, "task seven"));
         }));
@@ -298,7 +305,7 @@ mod tests {
 
     #[test]
     fn two_callers_do_not_meet() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2).unwrap();
         std::thread::scope(|s| {
             for _ in 0..2 {
                 s.spawn(|| {

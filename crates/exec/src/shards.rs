@@ -9,6 +9,7 @@
 //! Per step a rank sends each of its at most `2·log2(shards)` sums once, whole. If a rank dies, the exchange ends with
 //! a report and nothing is updated.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use polyreme_collective::{Comm, Cuts, Reduce};
@@ -17,10 +18,14 @@ use polyreme_kernels::Cx;
 use polyreme_parallel::buckets::{PART_ALIGN, cuts};
 use polyreme_parallel::tree::{Node, additions, is_subtree, run_of, whole_subtrees};
 
+use crate::arena::{floats, make_room};
 use crate::engine::Engine;
 use crate::error::ExecError;
 use crate::step::{Totals, add};
 use crate::weights::Kept;
+
+/// What they are called if there is no memory for them.
+const SUMS: &str = "sums of logical shards";
 
 /// What a rank holds of the sums of one step.
 pub(crate) struct ShardSums {
@@ -30,6 +35,8 @@ pub(crate) struct ShardSums {
     /// Elements of the gradients and of the states behind them.
     grad_len: usize,
     state_len: usize,
+    /// Which shards each rank has.
+    runs: Vec<Range<usize>>,
     /// Which gradients each rank adds up.
     cuts: Cuts,
     /// Subtrees that are complete, from left to right, and their sums.
@@ -49,6 +56,7 @@ impl ShardSums {
             rank: role.rank,
             grad_len: plan.param_len,
             state_len: plan.state_len,
+            runs: (0..role.ranks).map(|rank| run_of(shards, role.ranks, rank)).collect(),
             cuts: cuts(plan.param_len, role.ranks),
             stack: Vec::new(),
             free: Vec::new(),
@@ -71,8 +79,8 @@ impl ShardSums {
     }
 
     /// A leaf of the tree, to fill.
-    fn leaf(&mut self) -> Vec<f32> {
-        self.free.pop().unwrap_or_else(|| vec![0.0; self.grad_len + self.state_len])
+    fn leaf(&mut self) -> Result<Vec<f32>, ExecError> {
+        self.free.pop().map_or_else(|| floats(self.grad_len + self.state_len, SUMS), Ok)
     }
 
     /// Takes the sum of a shard, and adds up what has become whole.
@@ -96,7 +104,7 @@ impl ShardSums {
         grads: &mut [f32],
         states: &mut [f32],
     ) -> Result<(), ExecError> {
-        let nodes_of = |rank: usize| whole_subtrees(self.shards, &run_of(self.shards, self.ranks, rank));
+        let nodes_of = |rank: usize| whole_subtrees(self.shards, &self.runs[rank]);
         let nodes: Vec<Vec<Node>> = (0..self.ranks).map(nodes_of).collect();
         let part = |rank: usize| self.cuts[rank]..self.cuts[rank + 1];
         let sizes = |len: &dyn Fn(usize) -> usize| -> Cuts {
@@ -114,13 +122,14 @@ impl ShardSums {
         let row = own.len() + self.state_len;
         let recv_cuts = sizes(&|r| nodes[r].len() * row);
         self.send.clear();
-        self.send.reserve_exact(send_cuts[self.ranks]);
+        make_room(&mut self.send, send_cuts[self.ranks], SUMS)?;
         for rank in 0..self.ranks {
             for (_, sums) in &self.stack {
                 self.send.extend_from_slice(&sums[part(rank)]);
                 self.send.extend_from_slice(&sums[self.grad_len..]);
             }
         }
+        make_room(&mut self.recv, recv_cuts[self.ranks], SUMS)?;
         self.recv.resize(recv_cuts[self.ranks], 0.0);
         comm.all_to_all(&self.send, &send_cuts, &mut self.recv, &recv_cuts)?;
         let all: Vec<Node> = nodes.into_iter().flatten().collect();
@@ -192,7 +201,7 @@ impl Engine {
     /// Runs logical shard `shard` of a reproducible step; a rank's shards come in their order. `weight` as in
     /// [`Engine::accumulate`]; `None` if the shard has no samples.
     pub fn shard(&mut self, shard: usize, weight: Option<f64>) -> Result<(), ExecError> {
-        let mut leaf = self.shard_sums().leaf();
+        let mut leaf = self.shard_sums().leaf()?;
         match weight {
             None => leaf.fill(0.0),
             Some(weight) => {
@@ -210,6 +219,18 @@ impl Engine {
         let shards = group.as_mut().and_then(|g| g.shards.as_mut()).expect("a reproducible program");
         shards.push(&cx, shard, leaf);
         Ok(())
+    }
+
+    /// Says which logical shards each rank has from the next step on: runs that follow each other, some of them empty
+    /// perhaps. All ranks say the same. The sums have the same bits whoever has which.
+    ///
+    /// # Panics
+    /// If the runs are not those of all ranks, or not all shards.
+    pub fn set_shard_runs(&mut self, runs: Vec<Range<usize>>) {
+        let sums = self.shard_sums();
+        let ends = runs.iter().try_fold(0, |at, run| (run.start == at && at <= run.end).then_some(run.end));
+        assert_eq!((runs.len(), ends), (sums.ranks, Some(sums.shards)), "every shard belongs to one rank");
+        sums.runs = runs;
     }
 
     /// Ends a reproducible step: adds up over all ranks and updates.
@@ -288,6 +309,7 @@ mod tests {
                     rank,
                     grad_len,
                     state_len,
+                    runs: (0..ranks).map(|rank| run_of(shards, ranks, rank)).collect(),
                     cuts: cuts(grad_len, ranks),
                     stack: Vec::new(),
                     free: Vec::new(),
@@ -301,7 +323,7 @@ mod tests {
                 for _ in 0..3 {
                     sums.begin();
                     for shard in run_of(shards, ranks, rank) {
-                        let leaf = sums.leaf();
+                        let leaf = sums.leaf().unwrap();
                         sums.push(&cx, shard, leaf);
                     }
                     sums.exchange(&cx, &mut comm, &mut grads, &mut states).unwrap();

@@ -63,6 +63,7 @@ impl Engine {
         group.pieces += 1;
         if self.program.buffers.is_none() {
             let cx = Cx { isa: self.options.isa, par: &self.pool };
+            self.memory.make_sums()?;
             let (grads, sums) = self.memory.grads_and_sums(0..self.memory.all_grads().len());
             add_or_set(&cx, sums, grads, first);
         }

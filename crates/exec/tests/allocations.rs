@@ -68,7 +68,7 @@ fn a_steady_step_does_not_allocate() {
         ] {
             let footprint = Engine::footprint(&program, 2);
             let before = ARENA_BYTES.load(Ordering::Relaxed);
-            let mut engine = Engine::new(program, Options::threads(2));
+            let mut engine = Engine::new(program, Options::threads(2)).unwrap();
             let reserved = ARENA_BYTES.load(Ordering::Relaxed) - before;
             // An arena of nothing takes one line.
             let nothing = if footprint.states == 0 { ALIGN_BYTES } else { 0 };

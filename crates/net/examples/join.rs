@@ -4,8 +4,8 @@
 //! join RANK SIZE HOST:PORT SECRET [JOB]
 //! ```
 //!
-//! With standard input closed it ends at once; with a pipe it stays until something is written. The secret stands on
-//! the command line only because this is an example: other users of a host see command lines.
+//! The secret is 64 hexadecimal digits; it stands on the command line only because this is an example: other users of a
+//! host see command lines. With standard input closed it ends at once; with a pipe it stays until something is written.
 
 use std::io::Read;
 use std::process::ExitCode;

@@ -2,7 +2,7 @@
 //!
 //! A block is only memory. When a rank may read or write which part of it is agreed between those who use it.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -58,19 +58,19 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Memory of this process.
-    pub fn of_this_process(bytes: usize) -> Block {
+    /// Memory of this process; an error if there is not so much.
+    pub fn of_this_process(bytes: usize) -> Result<Block, Errno> {
         let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { ALIGN_BYTES };
-        let layout = Layout::from_size_align(bytes.max(1), align).expect("a block fits in memory");
+        let layout = Layout::from_size_align(bytes.max(1), align).map_err(|_| Errno::NOMEM)?;
         // SAFETY: the size is not zero.
-        let Some(ptr) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
+        let ptr = NonNull::new(unsafe { alloc(layout) }).ok_or(Errno::NOMEM)?;
         let block = Block { ptr, bytes, _owner: Arc::new(Owner::Heap { ptr, layout }) };
         // Before the first touch: the kernel does not make huge pages of those that are there. That is why the zeros are not
         // the allocator's, which would write them at once.
         block.ask_for_huge_pages();
         // SAFETY: the memory is this long and nobody else has it.
         unsafe { ptr.write_bytes(0, layout.size()) };
-        block
+        Ok(block)
     }
 
     /// Large blocks are walked by products, which miss fewer translations with huge pages. A refusal costs speed only.
@@ -167,13 +167,20 @@ mod tests {
     #[test]
     fn blocks_are_zeros_at_whole_pages() {
         for bytes in [0, 1, 5000, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES + 17] {
-            let block = Block::of_this_process(bytes);
+            let block = Block::of_this_process(bytes).unwrap();
             let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { ALIGN_BYTES };
             assert!(block.ptr().as_ptr().addr().is_multiple_of(align), "{bytes} bytes");
             assert_eq!(block.bytes(), bytes);
             for at in (0..bytes).step_by(1000).chain(bytes.checked_sub(1)) {
                 assert_eq!(block.at::<AtomicU8>(at).load(std::sync::atomic::Ordering::Relaxed), 0);
             }
+        }
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error() {
+        for bytes in [1 << 62, isize::MAX as usize, usize::MAX] {
+            assert_eq!(Block::of_this_process(bytes).err(), Some(Errno::NOMEM), "{bytes} bytes");
         }
     }
 
@@ -184,7 +191,7 @@ mod tests {
         if !mode.contains("[madvise]") && !mode.contains("[always]") {
             return;
         }
-        let blocks: Vec<_> = (0..4).map(|_| Block::of_this_process(8 * HUGE_PAGE_BYTES)).collect();
+        let blocks: Vec<_> = (0..4).map(|_| Block::of_this_process(8 * HUGE_PAGE_BYTES).unwrap()).collect();
         let huge: usize =
             blocks.iter().map(|b| huge_kib(b.ptr().as_ptr().addr()).expect("a mapping of its own")).sum();
         assert!(huge > 0, "no huge page in {} blocks", blocks.len());

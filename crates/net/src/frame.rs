@@ -2,7 +2,7 @@
 //!
 //! A message is cut into segments; each is a header of [`HEADER_BYTES`] and a payload, each with its checksum. Both sides
 //! know how long a message is before it starts, so a length on the wire is compared and never believed: nothing is
-//! reserved for what a peer claims.
+//! reserved for what a peer claims. On an encrypted connection both are sealed ([`crate::seal`]), and no checksum is computed.
 
 /// Bytes of a header: little endian, no padding.
 pub const HEADER_BYTES: usize = 56;
@@ -172,6 +172,14 @@ impl Header {
 
     /// As bytes, with its own checksum at the end.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = self.encode_unsummed();
+        let crc = crc32c::crc32c(&bytes[..52]);
+        bytes[52..56].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// As bytes, without a checksum: for a header that is sealed.
+    pub(crate) fn encode_unsummed(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4] = self.op;
@@ -187,20 +195,24 @@ impl Header {
             bytes[8 + 8 * k..16 + 8 * k].copy_from_slice(&word.to_le_bytes());
         }
         bytes[48..52].copy_from_slice(&self.payload_crc.to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[..52]);
-        bytes[52..56].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
 
     /// From bytes; says what is wrong with them if they are not a header.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, &'static str> {
+        let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        if half(0) == MAGIC && half(52) != crc32c::crc32c(&bytes[..52]) {
+            return Err("the checksum of a header is wrong");
+        }
+        Header::decode_unsummed(bytes)
+    }
+
+    /// From bytes of a header that was sealed.
+    pub(crate) fn decode_unsummed(bytes: &[u8; HEADER_BYTES]) -> Result<Header, &'static str> {
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         if half(0) != MAGIC {
             return Err("what came is not a frame of this version");
-        }
-        if half(52) != crc32c::crc32c(&bytes[..52]) {
-            return Err("the checksum of a header is wrong");
         }
         Ok(Header {
             op: bytes[4],

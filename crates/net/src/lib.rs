@@ -8,9 +8,10 @@
 //! - [`notice`]: a failure that every rank of such memory sees. [`peers`]: whether the other processes still run.
 //! - [`frame`]: the header of every message. [`moves`]: who sends which bytes to whom, in which order.
 //! - [`links`]: connections to all other ranks, over which moves are run. [`loopback`]: such connections inside one host.
-//! - [`secret`]: what ranks know and strangers do not. [`rendezvous`]: how processes become ranks, with a stream
+//! - [`secret`]: what ranks know and strangers do not. [`seal`]: encryption between hosts. [`rendezvous`]: how processes become ranks, with a stream
 //!   between every two. [`control`]: who is still there. [`environment`]: what another launcher says.
-//! - [`socket`], [`system`]: connections, time and waiting, real or simulated. `simulation`: the simulated ones, for tests.
+//! - [`connection`]: what joining leaves of each pair of ranks. [`socket`], [`system`]: streams, time and waiting, real
+//!   or simulated. `simulation`: the simulated ones, for tests.
 //! - [`patience`]: how long ranks wait for each other. [`pulse`]: where a rank is, and whether it gets on.
 //! - [`alarm`]: a failure that every wait of this process sees.
 //! - [`report`]: who failed, where and in which operation.
@@ -19,6 +20,7 @@
 pub mod alarm;
 pub mod block;
 mod checksum;
+pub mod connection;
 pub mod control;
 pub mod environment;
 pub mod frame;
@@ -33,6 +35,7 @@ pub mod pulse;
 mod ready;
 pub mod rendezvous;
 pub mod report;
+pub mod seal;
 pub mod secret;
 pub mod segment;
 #[cfg(any(test, feature = "simulation"))]
@@ -43,6 +46,7 @@ pub mod wait;
 
 pub use alarm::Alarm;
 pub use block::{Block, Shareable};
+pub use connection::Connection;
 pub use control::Control;
 pub use links::Links;
 pub use moves::{Move, Moves};
@@ -50,8 +54,9 @@ pub use notice::Notice;
 pub use patience::Patience;
 pub use peers::Peers;
 pub use pulse::{Doing, Pulse};
-pub use rendezvous::{JoinError, JoinOptions, Joined, Member, join};
+pub use rendezvous::{JoinError, JoinOptions, Joined, Member, Tell, join};
 pub use report::{Cause, Report};
+pub use seal::Encrypt;
 pub use secret::Secret;
 pub use segment::{Segment, SegmentError};
 pub use socket::{Listener, Stream};

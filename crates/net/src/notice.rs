@@ -123,7 +123,7 @@ mod tests {
             Cause::Failed { why: "ä".repeat(2000) },
             Cause::Damaged { what: String::new() },
         ] {
-            let block = Block::of_this_process(size_of::<Notice>());
+            let block = Block::of_this_process(size_of::<Notice>()).unwrap();
             let notice = block.at::<Notice>(0);
             assert!(!notice.is_up() && notice.read().is_none());
             assert!(notice.put_up(&report(cause.clone())));

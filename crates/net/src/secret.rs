@@ -1,22 +1,21 @@
 //! What the ranks of a job know and strangers do not, and how they prove it without saying it.
 //!
 //! Both sides of a connection prove it, each over everything that both said so far and under its own role. A proof
-//! sent back to its sender has the wrong role; one from an earlier connection has the wrong nonces. It is proof of
-//! who connects, not encryption: the network between hosts is trusted to carry what was sent.
+//! sent back to its sender has the wrong role; one from an earlier connection is over other keys. Who hears a proof can
+//! try secrets on it at leisure, so a secret is 256 random bits and never words.
 
 use std::fmt;
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
+use ring::hkdf;
+use ring::hmac;
+use ring::rand::{SecureRandom, SystemRandom};
 use thiserror::Error;
 
-/// Bytes of a secret, of a nonce and of a proof.
+/// Bytes of a secret, of a public key and of a proof.
 pub const SECRET_BYTES: usize = 32;
-/// A passphrase shorter than this could be guessed by trying.
-const PHRASE_CHARS_MIN: usize = 8;
-/// Keeps hashed passphrases apart from other uses of the same hash.
-const PHRASE_LABEL: &[u8] = b"polyreme passphrase 1\0";
+
+/// What the manifests of `deploy` have in place of a secret begins like this.
+const PLACEHOLDER: &str = "change me";
 
 /// The job's secret.
 #[derive(Clone, PartialEq, Eq)]
@@ -25,15 +24,24 @@ pub struct Secret([u8; SECRET_BYTES]);
 /// Why there is no secret.
 #[derive(Debug, Error)]
 pub enum SecretError {
-    /// Too short to keep anybody out.
-    #[error("a job secret needs {PHRASE_CHARS_MIN} characters or more, and this one has {chars}")]
-    TooShort {
+    /// What stood in the manifest was left there.
+    #[error(
+        "the secret is still the placeholder `{PLACEHOLDER}` of the manifest: put 64 hexadecimal digits in its place, as \
+         `openssl rand -hex 32` prints them"
+    )]
+    Placeholder,
+    /// Words can be guessed.
+    #[error(
+        "a job secret is 64 hexadecimal digits and this one is not ({chars} characters; words can be guessed): take what \
+         `openssl rand -hex 32` prints, the same for every rank"
+    )]
+    NotHex {
         /// How long it is.
         chars: usize,
     },
     /// The system gave no random bytes.
-    #[error("the system gave no random bytes for a secret: {0}")]
-    NoRandom(String),
+    #[error("the system gave no random bytes for a secret")]
+    NoRandom,
 }
 
 /// Which end of a connection proves the secret.
@@ -45,24 +53,34 @@ pub(crate) enum Role {
     Acceptor,
 }
 
+impl Role {
+    fn label(self) -> &'static [u8] {
+        match self {
+            Role::Connector => b"polyreme connector 2\0",
+            Role::Acceptor => b"polyreme acceptor 2\0",
+        }
+    }
+}
+
 impl Secret {
     /// A new one.
     pub fn random() -> Result<Secret, SecretError> {
-        Ok(Secret(nonce()?))
+        let mut bytes = [0; SECRET_BYTES];
+        SystemRandom::new().fill(&mut bytes).map_err(|_| SecretError::NoRandom)?;
+        Ok(Secret(bytes))
     }
 
-    /// The one that a text stands for: 64 hex digits are the secret itself, anything else is a passphrase.
+    /// The one that 64 hexadecimal digits are.
     pub fn from_text(text: &str) -> Result<Secret, SecretError> {
         let text = text.trim();
         if let Some(bytes) = from_hex(text) {
             return Ok(Secret(bytes));
         }
-        let chars = text.chars().count();
-        if chars < PHRASE_CHARS_MIN {
-            return Err(SecretError::TooShort { chars });
+        let placeholder = text.get(..PLACEHOLDER.len()).is_some_and(|t| t.eq_ignore_ascii_case(PLACEHOLDER));
+        match placeholder {
+            true => Err(SecretError::Placeholder),
+            false => Err(SecretError::NotHex { chars: text.chars().count() }),
         }
-        let hash = Sha256::new().chain_update(PHRASE_LABEL).chain_update(text.as_bytes());
-        Ok(Secret(hash.finalize().into()))
     }
 
     /// As 64 hex digits, for [`Secret::from_text`] in another process. Keep it out of logs and command lines.
@@ -72,23 +90,25 @@ impl Secret {
 
     /// Proof that this end knows the secret: over what both ends said, and under this end's role.
     pub(crate) fn proof(&self, role: Role, connector: &[u8], acceptor: &[u8]) -> [u8; SECRET_BYTES] {
-        let label: &[u8] = match role {
-            Role::Connector => b"polyreme connector 1\0",
-            Role::Acceptor => b"polyreme acceptor 1\0",
-        };
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("hmac takes keys of any length");
-        mac.update(label);
-        // The lengths keep the border between the two from moving.
-        for said in [connector, acceptor] {
-            mac.update(&(said.len() as u64).to_le_bytes());
-            mac.update(said);
-        }
-        mac.finalize().into_bytes().into()
+        hmac::sign(&self.key(), &transcript(role.label(), connector, acceptor))
+            .as_ref()
+            .try_into()
+            .expect("SHA-256 has 32 bytes")
     }
 
     /// Whether that end proved it. Takes the same time for every wrong proof.
     pub(crate) fn proved(&self, proof: &[u8], role: Role, connector: &[u8], acceptor: &[u8]) -> bool {
-        self.proof(role, connector, acceptor).as_slice().ct_eq(proof).into()
+        hmac::verify(&self.key(), &transcript(role.label(), connector, acceptor), proof).is_ok()
+    }
+
+    /// What the two ends of a connection alone know: made of the secret, of what they agreed on in private, and of all
+    /// that they said. Keys for each direction come out of it.
+    pub(crate) fn session(&self, agreed: &[u8]) -> hkdf::Prk {
+        hkdf::Salt::new(hkdf::HKDF_SHA256, &self.0).extract(agreed)
+    }
+
+    fn key(&self) -> hmac::Key {
+        hmac::Key::new(hmac::HMAC_SHA256, &self.0)
     }
 }
 
@@ -99,11 +119,10 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Bytes that nobody saw before.
-pub(crate) fn nonce() -> Result<[u8; SECRET_BYTES], SecretError> {
-    let mut bytes = [0; SECRET_BYTES];
-    getrandom::fill(&mut bytes).map_err(|e| SecretError::NoRandom(e.to_string()))?;
-    Ok(bytes)
+/// What both ends said, under a label. The lengths keep the border between the two from moving.
+fn transcript(label: &[u8], connector: &[u8], acceptor: &[u8]) -> Vec<u8> {
+    let length = |said: &[u8]| (said.len() as u64).to_le_bytes();
+    [label, &length(connector), connector, &length(acceptor), acceptor].concat()
 }
 
 fn from_hex(text: &str) -> Option<[u8; SECRET_BYTES]> {
@@ -121,24 +140,35 @@ fn from_hex(text: &str) -> Option<[u8; SECRET_BYTES]> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use ring::digest::{SHA256, digest};
+
     use super::*;
 
+    /// The secret that a word stands for in tests.
+    pub(crate) fn secret(word: &str) -> Secret {
+        Secret(digest(&SHA256, word.as_bytes()).as_ref().try_into().unwrap())
+    }
+
     #[test]
-    fn texts_and_what_they_stand_for() {
+    fn only_digits_are_a_secret_and_a_placeholder_is_called_one() {
         let hex = "00ff".repeat(16);
-        let check = |text: &str, same_as: Option<&str>| match (Secret::from_text(text), same_as) {
-            (Ok(a), Some(b)) => assert_eq!(a, Secret::from_text(b).unwrap(), "{text:?}"),
-            (Err(SecretError::TooShort { .. }), None) => {}
-            (got, _) => panic!("{text:?}: {got:?}"),
-        };
-        check(&hex, Some(&hex.to_uppercase()));
-        check(&format!(" {hex}\n"), Some(&hex));
-        check("correct horse", Some("correct horse "));
-        check("", None);
-        check("  1234567  ", None);
-        assert_eq!(Secret::from_text(&hex).unwrap().to_hex(), hex);
-        assert_ne!(Secret::from_text("correct horse").unwrap(), Secret::from_text("correct hors3").unwrap());
+        for text in [hex.clone(), hex.to_uppercase(), format!(" {hex}\n")] {
+            assert_eq!(Secret::from_text(&text).unwrap().to_hex(), hex, "{text:?}");
+        }
+        let rows = [
+            ("", "64 hexadecimal digits and this one is not (0 characters"),
+            ("correct horse battery staple", "openssl rand -hex 32"),
+            (&hex[1..], "(63 characters"),
+            (&format!("{}g", &hex[1..]), "(64 characters"),
+            ("change me: 64 hexadecimal digits", "still the placeholder"),
+            (" Change me", "still the placeholder"),
+        ];
+        for (text, says) in rows {
+            let e = Secret::from_text(text).unwrap_err().to_string();
+            assert!(e.contains(says) && e.contains("openssl rand -hex 32"), "{text:?}: {e}");
+            assert!(text.is_empty() || !e.contains("horse"), "a secret stands in no message");
+        }
         assert_ne!(Secret::random().unwrap(), Secret::random().unwrap());
         assert!(!format!("{:?}", Secret::from_text(&hex).unwrap()).contains("ff"));
     }
@@ -146,7 +176,7 @@ mod tests {
     /// Everything that a proof must not prove: another role, other words, another border, another secret.
     #[test]
     fn a_proof_holds_only_for_what_was_said() {
-        let secret = Secret::from_text("correct horse").unwrap();
+        let secret = secret("correct horse");
         let proof = secret.proof(Role::Connector, b"abc", b"de");
         let check = |secret: &Secret, proof: &[u8], role, connector: &[u8], acceptor: &[u8], holds| {
             assert_eq!(secret.proved(proof, role, connector, acceptor), holds, "{connector:?} {acceptor:?}");
@@ -159,6 +189,6 @@ mod tests {
         check(&secret, &proof[..31], Role::Connector, b"abc", b"de", false);
         check(&secret, &[0; 32], Role::Connector, b"abc", b"de", false);
         check(&secret, &[], Role::Connector, b"abc", b"de", false);
-        check(&Secret::from_text("other horse").unwrap(), &proof, Role::Connector, b"abc", b"de", false);
+        check(&super::tests::secret("other horse"), &proof, Role::Connector, b"abc", b"de", false);
     }
 }

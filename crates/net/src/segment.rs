@@ -54,8 +54,10 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 impl Segment {
     /// Memory of this process, for its threads.
-    pub fn local(bytes: usize) -> Segment {
-        Segment { block: Block::of_this_process(bytes), file: None }
+    pub fn local(bytes: usize) -> Result<Segment, SegmentError> {
+        let made = Block::of_this_process(bytes);
+        let block = made.map_err(|source| SegmentError::Make { bytes, source })?;
+        Ok(Segment { block, file: None })
     }
 
     /// New zeroed memory that other processes of this user can open; its first `warm` bytes are faulted in.
@@ -141,7 +143,7 @@ mod tests {
             ours.block().at::<AtomicU32>(4).store(77, Ordering::Release);
             assert_eq!(theirs.block().at::<AtomicU32>(4).load(Ordering::Acquire), 77);
         }
-        assert!(Segment::local(100).path().is_none());
+        assert!(Segment::local(100).unwrap().path().is_none());
         assert_eq!(Segment::create(0, 0).unwrap().block().bytes(), 0);
     }
 
@@ -168,6 +170,9 @@ mod tests {
         check(&number(pipe.as_raw_fd()), 0, "");
         check(&ours.path().unwrap(), 4097, "it has 4096 bytes, not 4097");
         check(&ours.path().unwrap(), 0, "it has 4096 bytes");
-        assert!(Segment::create(usize::MAX / 2, 0).is_err());
+        for made in [Segment::create(usize::MAX / 2, 0), Segment::local(usize::MAX / 2)] {
+            let error = made.err().expect("more than there is").to_string();
+            assert!(error.contains("9223372036854775807 bytes") && error.contains("free memory"), "{error}");
+        }
     }
 }

@@ -85,6 +85,12 @@ impl Stream {
         }
     }
 
+    /// Whether no network is between the two ends: one address, or both of the loopback interface.
+    pub(crate) fn stays_on_host(&self) -> io::Result<bool> {
+        let (one, two) = (self.local_addr()?.ip(), self.peer_addr()?.ip());
+        Ok(one == two || (one.is_loopback() && two.is_loopback()))
+    }
+
     /// Whether both ends are on one host, and the kernel can pass pages from one to the other.
     pub(crate) fn stays_here(&self) -> io::Result<bool> {
         match self {

@@ -9,7 +9,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let name = std::env::args().nth(1).unwrap_or_else(|| "lenet".into());
     let job =
         Job::by_name(&name).ok_or_else(|| format!("no job `{name}`; there are {}", Job::NAMES.join(", ")))?;
-    let mut engine = Engine::new(job.program()?, Options::threads(2));
+    let mut engine = Engine::new(job.program()?, Options::threads(2))?;
     job.fill(&mut engine)?;
     for step in 1..=20 {
         engine.step(job.lr)?;

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let forward = model.trace(&TraceOptions::training(16))?;
     let loss = forward.output("loss").ok_or("models have a loss")?;
     let sgd = Optimizer::Sgd { momentum: 0.9, nesterov: true, weight_decay: 1e-4 };
-    let mut engine = Engine::new(Program::train_loss(&forward, loss, sgd)?, Options::threads(2));
+    let mut engine = Engine::new(Program::train_loss(&forward, loss, sgd)?, Options::threads(2))?;
     let mut lr = 0.05;
     for step in 0..60 {
         for (i, label) in engine.input_i32("labels")?.iter_mut().enumerate() {

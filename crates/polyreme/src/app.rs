@@ -6,11 +6,11 @@ use polyreme_collective::Comm;
 use polyreme_graph::{Builder, Tensor, Traced};
 use polyreme_train::event::{Observer, Summary};
 use polyreme_train::job::Job;
-use polyreme_train::run::{Given, Hold, Prepared, run_ranks_at};
+use polyreme_train::run::{Given, Hold, Lodging, Prepared, run_ranks_at};
 use polyreme_train::sets::Sets;
 use polyreme_train::{Net, TrainError};
 
-use crate::process;
+use crate::{memory, process};
 
 /// What a program brings to the command line: nothing, or a job defined in Rust.
 ///
@@ -54,6 +54,7 @@ impl App {
         let job = self.job.unwrap_or_else(|| Job::new("job"));
         let mut prepared = Prepared::new(job, self.given, process::cores())?;
         prepared.system = process::facts();
+        prepared.fit(Lodging::threads(prepared.ranks()), &memory::limits())?;
         let hold = Hold::new(&prepared.job, false)?;
         let (folder, comms) = (hold.folder().to_path_buf(), Comm::local(prepared.ranks()));
         run_ranks_at(prepared, &folder, Some(hold), None, comms, observer, &|_| ())

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use polyreme_kernels::{Cx, Isa, probe};
-use polyreme_net::Segment;
+use polyreme_net::{Segment, seal};
 use serde::Serialize;
 
 use crate::cluster::cores::{self, Machine};
@@ -35,6 +35,10 @@ pub struct Report {
     pub add_bandwidth_gbs: f64,
     /// A copy on one core.
     pub copy_bandwidth_gbs: f64,
+    /// Encrypting a segment on one core, with the copy that it takes.
+    pub seal_gbs: f64,
+    /// Decrypting and checking it on one core.
+    pub open_gbs: f64,
     /// This host's addresses, as `eth0 10.1.2.3/16`.
     pub interfaces: Vec<String>,
     /// What `mpirun --version` says; `None` if there is none.
@@ -49,6 +53,8 @@ pub fn examine() -> Report {
     // Larger than any last-level cache that two cores share.
     let (mut target, source) = (vec![1.0; 16 << 20], vec![1.0; 16 << 20]);
     let machine = Machine::read();
+    // Without random numbers nothing can be sealed, and nothing is.
+    let (seal_gbs, open_gbs) = seal::speed().map_or((0.0, 0.0), |s| (s.seal_gbs, s.open_gbs));
     Report {
         cpu: process::cpu_name(),
         cores: machine.cores(),
@@ -59,6 +65,8 @@ pub fn examine() -> Report {
         fma_peak_gflops: probe::fma_peak_gflops(&cx),
         add_bandwidth_gbs: probe::add_bandwidth_gbs(&mut target, &source),
         copy_bandwidth_gbs: probe::copy_bandwidth_gbs(&mut target, &source),
+        seal_gbs,
+        open_gbs,
         interfaces: interfaces().iter().map(ToString::to_string).collect(),
         mpi: mpi_version(),
         shared_memory: share_memory(),
@@ -106,6 +114,11 @@ impl std::fmt::Display for Report {
         writeln!(f, "peak         {:.1} GFLOP/s a core, multiply-adds in f32", self.fma_peak_gflops)?;
         writeln!(f, "bandwidth    {:.1} GB/s a core for a += b", self.add_bandwidth_gbs)?;
         writeln!(f, "             {:.1} GB/s a core for a copy", self.copy_bandwidth_gbs)?;
+        writeln!(
+            f,
+            "encryption   {:.1} GB/s a core to seal, {:.1} GB/s to open",
+            self.seal_gbs, self.open_gbs
+        )?;
         for (i, interface) in self.interfaces.iter().enumerate() {
             writeln!(f, "{:<12} {interface}", if i == 0 { "interfaces" } else { "" })?;
         }

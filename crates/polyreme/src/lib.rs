@@ -19,6 +19,7 @@ pub mod bench;
 pub mod cli;
 pub mod cluster;
 pub mod doctor;
+pub mod memory;
 pub mod output;
 pub mod process;
 

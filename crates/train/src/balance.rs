@@ -1,9 +1,20 @@
 //! How many samples each rank gets where machines differ in speed: decided now and then, from what was measured.
 //!
 //! A step takes as long as its slowest rank. If a rank gets samples in proportion to its speed, all are done at the
-//! same time. The gradient stays exact: every piece counts by its samples. A change has a price (batches that were
-//! read ahead are thrown away, programs for other lengths are compiled), so a small gain is left alone.
+//! same time. The gradient stays exact: every piece counts by its samples. A change has a price (batches that were read
+//! ahead are thrown away, programs for other lengths are compiled), and timings are noisy (another process takes a core
+//! for a moment, a page has to be fetched). Shares that follow the noise are worse than equal ones, so:
+//!
+//! - A rank says how long a unit of its work took as a few medians, each over a few steps: a single hiccup does not
+//!   show. A unit is a sample; in a reproducible run a logical shard, which moves whole.
+//! - Another sharing is judged by what it would have won in each of those times, over the last looks: its mean gain
+//!   less twice its standard error must still be worth a change. How far looks scatter is learnt, and assumed to be much
+//!   until it is known: so a rank at half the speed is believed after two looks, and one that is a fifth slower later.
+//! - What it wins in the steps that are left must exceed what the last change cost.
+//! - A change that did not win what was promised was a mistake: the next one needs twice as many looks, until nothing
+//!   has changed for a while.
 
+use std::collections::VecDeque;
 use std::fmt;
 
 use crate::share::counts;
@@ -11,29 +22,71 @@ use crate::share::counts;
 /// Speeds are looked at after so many steps.
 pub const EVERY_STEPS: u64 = 20;
 
+/// A look has so many medians of a rank: each over five steps, of which two may be anything.
+pub const BLOCKS: usize = 4;
+
 /// What a change must win of a step's time.
 pub const GAIN_MIN: f64 = 0.05;
 
-/// What a rank did since the last look.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Measured {
-    /// Samples that it ran.
-    pub samples: f64,
-    /// Seconds that it took for them; waiting for data or for others not counted.
-    pub seconds: f64,
+/// The fewest looks that a change rests on.
+const LOOKS_MIN: usize = 2;
+/// The most: older ones say little of today.
+const LOOKS_MAX: usize = 16;
+
+/// How far single looks lie apart, as long as few have shown it; counts as much as two looks.
+const SCATTER: f64 = 0.1;
+/// What is left of the scatter of a look when the next one comes.
+const SCATTER_KEPT: f64 = 0.97;
+/// After so many looks without a change an old mistake is half forgotten.
+const CALM_LOOKS: usize = 100;
+/// Standard errors that a gain must exceed.
+const ERRORS: f64 = 2.5;
+/// A change is made for no more steps than this: speeds do not stay for ever.
+const HORIZON_STEPS: u64 = 1000;
+
+/// The times of one rank's steps since the last look.
+#[derive(Clone, Debug)]
+pub struct Timings {
+    /// Seconds of a unit, by step.
+    steps: Vec<f64>,
 }
 
-/// What to do about it.
+impl Timings {
+    /// Nothing was noted yet. Room for all that a look covers: steps reserve no memory.
+    #[allow(clippy::new_without_default, reason = "an empty one would have no room")]
+    pub fn new() -> Timings {
+        Timings { steps: Vec::with_capacity(EVERY_STEPS as usize) }
+    }
+
+    /// Notes a whole step of this rank: its units and the seconds that it took for them, waiting for data or for others
+    /// not counted.
+    pub fn note(&mut self, units: usize, seconds: f64) {
+        if units > 0 && seconds > 0.0 && seconds.is_finite() {
+            self.steps.push(seconds / units as f64);
+        }
+    }
+
+    /// Medians of what was noted, and starts anew; zeros where nothing was.
+    pub fn take(&mut self) -> [f64; BLOCKS] {
+        let n = self.steps.len();
+        let medians = std::array::from_fn(|b| median(&mut self.steps[b * n / BLOCKS..(b + 1) * n / BLOCKS]));
+        self.steps.clear();
+        medians
+    }
+}
+
+/// One look: the seconds of a unit, in each block of steps, by rank; zero where a rank had nothing to do.
+pub type Look = Vec<[f64; BLOCKS]>;
+
+/// What to do about the looks.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Decision {
     /// Nothing.
     Stay(Reason),
-    /// Share out by these weights from now on.
+    /// Share out in another way from now on.
     Change {
-        /// One for each rank.
-        weights: Vec<f64>,
-        /// Samples of each rank in a whole step.
-        samples: Vec<usize>,
+        /// Units of each rank in a whole step.
+        counts: Vec<usize>,
         /// The share of a step's time that it wins.
         gain: f64,
     },
@@ -42,108 +95,253 @@ pub enum Decision {
 /// Why nothing is changed.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Reason {
-    /// No rank has run anything yet.
+    /// Too little has been measured yet.
     Unknown,
-    /// The samples of a step are shared out so already.
+    /// The units of a step are shared out so already.
     Same,
-    /// It would win too little.
+    /// It would win too little, or too little for how much timings scatter.
     Small {
-        /// The share of a step's time.
+        /// The share of a step's time that it would win.
+        gain: f64,
+        /// Its standard error.
+        error: f64,
+    },
+    /// A change costs more than it would win in the steps that are left.
+    Dear {
+        /// The share of a step's time that it would win.
         gain: f64,
     },
 }
 
-/// Whether to share out a step of `batch` samples in another way than by `weights`.
-pub fn decide(batch: usize, weights: &[f64], measured: &[Measured]) -> Decision {
-    let speed = |m: &Measured| {
-        (m.samples > 0.0 && m.seconds > 0.0).then(|| m.samples / m.seconds).filter(|s| s.is_finite())
-    };
-    let known: Vec<f64> = measured.iter().filter_map(speed).collect();
-    let Some(slowest) = known.iter().copied().reduce(f64::min) else {
-        return Decision::Stay(Reason::Unknown);
-    };
-    // A rank that had nothing to do is tried as if it were the slowest.
-    let speeds: Vec<f64> = measured.iter().map(|m| speed(m).unwrap_or(slowest)).collect();
-    let (now, then) = (counts(batch, weights), counts(batch, &speeds));
-    if now == then {
-        return Decision::Stay(Reason::Same);
-    }
-    let seconds =
-        |counts: &[usize]| counts.iter().zip(&speeds).map(|(&n, speed)| n as f64 / speed).fold(0.0, f64::max);
-    let gain = 1.0 - seconds(&then) / seconds(&now);
-    if gain < GAIN_MIN || gain.is_nan() {
-        return Decision::Stay(Reason::Small { gain });
-    }
-    Decision::Change { weights: speeds, samples: then, gain }
+/// What a decision rests on beside the looks.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Stakes {
+    /// The fewest looks.
+    pub looks_min: usize,
+    /// Steps that are left.
+    pub steps_left: u64,
+    /// Seconds that the last change cost; 0 if there was none.
+    pub cost_s: f64,
+    /// How far single looks lie apart, relative.
+    pub scatter: f64,
 }
 
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Decision::Stay(Reason::Unknown) => f.write_str("no rank has been measured yet"),
-            Decision::Stay(Reason::Same) => f.write_str("samples are shared out by speed already"),
-            Decision::Stay(Reason::Small { gain }) => {
-                write!(f, "another sharing would win {:.1} % of a step, too little", gain * 100.0)
+/// Whether to share out a step in another way than by `now`, the units of each rank. A pure function. `looks` are those
+/// since the last change, the newest last: the last few of them decide, or twice as many, and so on, so that a large
+/// difference is seen soon and a small one at all.
+pub fn decide(now: &[usize], looks: &[Look], stakes: Stakes) -> Decision {
+    let mut n = stakes.looks_min.max(1);
+    let mut reason = Reason::Unknown;
+    while n <= looks.len() {
+        match weigh(now, &looks[looks.len() - n..], stakes) {
+            Decision::Stay(why) => reason = why,
+            change @ Decision::Change { .. } => return change,
+        }
+        n += n.div_ceil(2);
+    }
+    Decision::Stay(reason)
+}
+
+/// The same from these looks alone.
+fn weigh(now: &[usize], looks: &[Look], stakes: Stakes) -> Decision {
+    let times = |rank: usize| looks.iter().flat_map(move |look| look[rank]).filter(|t| *t > 0.0);
+    let typical: Vec<f64> = (0..now.len()).map(|r| median(&mut times(r).collect::<Vec<_>>())).collect();
+    let slowest = typical.iter().copied().fold(0.0, f64::max);
+    if slowest == 0.0 {
+        return Decision::Stay(Reason::Unknown);
+    }
+    // A rank that had nothing to do is tried as if it were the slowest.
+    let typical: Vec<f64> = typical.into_iter().map(|t| if t > 0.0 { t } else { slowest }).collect();
+    let then = fair(now.iter().sum(), &typical);
+    if then == now {
+        return Decision::Stay(Reason::Same);
+    }
+    let gains: Vec<f64> = looks.iter().map(|look| gain(now, &then, look, &typical)).collect();
+    let n = gains.len() as f64;
+    let gain = mean(&gains);
+    let squares: f64 = gains.iter().map(|g| (g - gain) * (g - gain)).sum();
+    let error = ((2.0 * stakes.scatter * stakes.scatter + squares) / (n + 1.0) / n).sqrt();
+    if gain.is_nan() || gain - ERRORS * error < GAIN_MIN {
+        return Decision::Stay(Reason::Small { gain, error });
+    }
+    let step_s = mean(&looks.iter().map(|look| step_s(now, look, &typical)).collect::<Vec<_>>());
+    if gain * step_s * stakes.steps_left.min(HORIZON_STEPS) as f64 <= stakes.cost_s {
+        return Decision::Stay(Reason::Dear { gain });
+    }
+    Decision::Change { counts: then, gain }
+}
+
+/// The share of a look's time that `then` would have won over `now`.
+fn gain(now: &[usize], then: &[usize], look: &Look, typical: &[f64]) -> f64 {
+    1.0 - step_s(then, look, typical) / step_s(now, look, typical)
+}
+
+/// What a step of a look would take if it were shared out so, in seconds: as long as its slowest rank, block by block.
+fn step_s(counts: &[usize], look: &Look, typical: &[f64]) -> f64 {
+    let of_rank = |rank: usize, block: usize| {
+        let t = look[rank][block];
+        counts[rank] as f64 * if t > 0.0 { t } else { typical[rank] }
+    };
+    let of_block = |block: usize| (0..counts.len()).map(|rank| of_rank(rank, block)).fold(0.0, f64::max);
+    (0..BLOCKS).map(of_block).sum::<f64>() / BLOCKS as f64
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Units in proportion to speed. A rank without any would never be measured again, so each has one if there are enough.
+fn fair(units: usize, seconds: &[f64]) -> Vec<usize> {
+    let speeds: Vec<f64> = seconds.iter().map(|s| 1.0 / s).collect();
+    match units.checked_sub(seconds.len()) {
+        None => counts(units, &speeds),
+        Some(_) => {
+            let mut fair = counts(units, &speeds);
+            while let Some(idle) = fair.iter().position(|n| *n == 0) {
+                let most = (0..fair.len()).max_by_key(|&r| fair[r]).unwrap_or(idle);
+                fair[most] -= 1;
+                fair[idle] += 1;
             }
-            Decision::Change { samples, gain, .. } => {
-                let samples: Vec<_> = samples.iter().map(usize::to_string).collect();
-                let (samples, gain) = (samples.join(", "), gain * 100.0);
-                write!(
-                    f,
-                    "ranks take {samples} samples a step from now on, by their speed; that wins {gain:.0} %"
-                )
+            fair
+        }
+    }
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        _ => *values.select_nth_unstable_by(middle, f64::total_cmp).1,
+    }
+}
+
+/// How a step is shared out, and what has been measured of it: the same on every rank.
+#[derive(Clone, Debug)]
+pub struct Balancer {
+    counts: Vec<usize>,
+    /// What a unit is called.
+    unit: &'static str,
+    /// Since the last change.
+    looks: VecDeque<Look>,
+    looks_min: usize,
+    /// Looks since the last change, or since a mistake was half forgotten.
+    calm: usize,
+    scatter: Scatter,
+    cost_s: f64,
+    /// What the last change promised, until it is known whether it was kept.
+    promised: Option<Promise>,
+}
+
+#[derive(Clone, Debug)]
+struct Promise {
+    /// The counts before it.
+    before: Vec<usize>,
+    gain: f64,
+}
+
+impl Balancer {
+    /// A step of which each rank has so many units; `unit` is their name, such as `samples`.
+    pub fn new(counts: Vec<usize>, unit: &'static str) -> Balancer {
+        let (looks, promised) = (VecDeque::with_capacity(LOOKS_MAX), None);
+        let scatter = Scatter { squares: 2.0 * SCATTER * SCATTER, looks: 2.0 };
+        Balancer { counts, unit, looks, looks_min: LOOKS_MIN, calm: 0, scatter, cost_s: 0.0, promised }
+    }
+
+    /// Units of each rank.
+    pub fn counts(&self) -> &[usize] {
+        &self.counts
+    }
+
+    /// Takes a look, with `steps_left` steps to go and the seconds that a change cost since the one before. Returns what
+    /// to say if the counts have changed, which they do if the new ones are `allowed`.
+    pub fn look(
+        &mut self,
+        look: Look,
+        steps_left: u64,
+        cost_s: f64,
+        allowed: &dyn Fn(&[usize]) -> bool,
+    ) -> Option<String> {
+        if cost_s > 0.0 {
+            self.cost_s = cost_s;
+        }
+        if let Some(last) = self.looks.back() {
+            self.scatter.add(last, &look);
+        }
+        if self.looks.len() == LOOKS_MAX {
+            self.looks.pop_front();
+        }
+        self.looks.push_back(look);
+        let looks = &*self.looks.make_contiguous();
+        if looks.len() >= self.looks_min
+            && let Some(promise) = self.promised.take()
+            && !kept(&promise, &self.counts, looks)
+        {
+            self.looks_min = (2 * self.looks_min).min(LOOKS_MAX);
+        }
+        self.calm += 1;
+        if self.calm == CALM_LOOKS {
+            (self.calm, self.looks_min) = (0, (self.looks_min / 2).max(LOOKS_MIN));
+        }
+        let scatter = (self.scatter.squares / self.scatter.looks).sqrt().max(SCATTER);
+        let stakes = Stakes { looks_min: self.looks_min, steps_left, cost_s: self.cost_s, scatter };
+        match decide(&self.counts, looks, stakes) {
+            Decision::Stay(_) => None,
+            Decision::Change { counts, .. } if !allowed(&counts) => None,
+            Decision::Change { counts, gain } => {
+                let before = std::mem::replace(&mut self.counts, counts);
+                self.looks.clear();
+                self.calm = 0;
+                self.promised = Some(Promise { before, gain });
+                Some(Said { counts: &self.counts, unit: self.unit, gain }.to_string())
             }
         }
+    }
+}
+
+/// How far looks that follow each other lie apart. A speed that changes and stays shows once.
+#[derive(Clone, Copy, Debug)]
+struct Scatter {
+    squares: f64,
+    looks: f64,
+}
+
+impl Scatter {
+    fn add(&mut self, last: &Look, next: &Look) {
+        // A rank's time relative to that of all: what is slow for all ranks changes no share.
+        let relative = |look: &Look| -> Option<Vec<f64>> {
+            let logs: Vec<f64> = look.iter().map(|t| median(&mut t.clone()).ln()).collect();
+            let mean = logs.iter().sum::<f64>() / logs.len() as f64;
+            mean.is_finite().then(|| logs.iter().map(|l| l - mean).collect())
+        };
+        let (Some(a), Some(b)) = (relative(last), relative(next)) else { return };
+        let apart = a.iter().zip(&b).map(|(a, b)| (b - a) * (b - a) / 2.0).sum::<f64>() / a.len() as f64;
+        self.squares = SCATTER_KEPT * self.squares + apart;
+        self.looks = SCATTER_KEPT * self.looks + 1.0;
+    }
+}
+
+/// Whether the looks since a change would have been longer without it, by a quarter of what was promised at least.
+/// Steps before and after it say little: they were long before it, or nothing would have been changed.
+fn kept(promise: &Promise, counts: &[usize], looks: &[Look]) -> bool {
+    let idle = vec![0.0; counts.len()];
+    let gains: Vec<f64> = looks.iter().map(|look| gain(&promise.before, counts, look, &idle)).collect();
+    mean(&gains) >= promise.gain / 4.0
+}
+
+/// What is said of a change.
+struct Said<'a> {
+    counts: &'a [usize],
+    unit: &'static str,
+    gain: f64,
+}
+
+impl fmt::Display for Said<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let counts: Vec<_> = self.counts.iter().map(usize::to_string).collect();
+        let (counts, unit, gain) = (counts.join(", "), self.unit, self.gain * 100.0);
+        write!(f, "ranks take {counts} {unit} a step from now on, by their speed; that wins {gain:.0} %")
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(speeds: &[f64]) -> Vec<Measured> {
-        let measured = |&speed: &f64| match speed {
-            0.0 => Measured::default(),
-            speed => Measured { samples: 10.0 * speed, seconds: 10.0 },
-        };
-        speeds.iter().map(measured).collect()
-    }
-
-    /// What becomes of 30 samples, or why nothing does.
-    fn check(weights: &[f64], speeds: &[f64], want: Result<(&[usize], f64), Reason>) {
-        let got = decide(30, weights, &at(speeds));
-        match (&got, want) {
-            (Decision::Change { samples, gain, weights }, Ok((want, want_gain))) => {
-                assert_eq!(samples, want);
-                assert_eq!(counts(30, weights), *samples);
-                assert!((gain - want_gain).abs() < 1e-9, "{gain}");
-            }
-            (Decision::Stay(got), Err(want)) => assert_eq!(*got, want),
-            (got, want) => panic!("{got:?} and not {want:?}"),
-        }
-    }
-
-    #[test]
-    fn a_slow_rank_gets_fewer_samples() {
-        let even = [1.0; 3];
-        check(&even, &[100.0, 100.0, 100.0], Err(Reason::Same));
-        // Ten samples at half the speed took 0.2 s; twelve and six take 0.12 s.
-        check(&even, &[100.0, 50.0, 100.0], Ok((&[12, 6, 12], 0.4)));
-        check(&[100.0, 50.0, 100.0], &[100.0, 50.0, 100.0], Err(Reason::Same));
-        // Less than a sample's worth.
-        check(&even, &[100.0, 97.0, 100.0], Err(Reason::Same));
-        check(&[20.0, 5.0, 5.0], &[100.0, 100.0, 100.0], Ok((&[10, 10, 10], 0.5)));
-        check(&even, &[0.0, 0.0, 0.0], Err(Reason::Unknown));
-        // One that had nothing to do is tried.
-        check(&[1.0, 1.0, 1e-9], &[100.0, 100.0, 0.0], Ok((&[10, 10, 10], 1.0 / 3.0)));
-    }
-
-    #[test]
-    fn small_gains_are_left_alone() {
-        let speeds = at(&[100.0, 96.0]);
-        let Decision::Stay(Reason::Small { gain }) = decide(100, &[1.0, 1.0], &speeds) else { panic!() };
-        assert!(gain > 0.0 && gain < GAIN_MIN, "{gain}");
-        let text = decide(30, &[1.0, 1.0], &at(&[100.0, 50.0])).to_string();
-        assert_eq!(text, "ranks take 20, 10 samples a step from now on, by their speed; that wins 33 %");
-    }
-}
+mod tests;

@@ -12,6 +12,7 @@ use polyreme_nn::model::FitError;
 use crate::checkpoint::CheckpointError;
 use crate::job::JobErrors;
 use crate::record::RecordError;
+use crate::run::TooLarge;
 
 /// An error of a run.
 #[derive(Debug, thiserror::Error)]
@@ -149,6 +150,9 @@ pub enum TrainError {
         /// What to write instead.
         hint: &'static str,
     },
+    /// A job that needs more memory than there is.
+    #[error(transparent)]
+    TooLarge(Box<TooLarge>),
     /// A rank's thread.
     #[error("no thread for rank {rank}: {source}; take fewer ranks")]
     Thread {

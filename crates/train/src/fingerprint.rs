@@ -1,8 +1,8 @@
 //! What tells the data of a run from others: a run that goes on with data that changed is another run, and says so.
 //!
 //! Cheap rather than complete: the number of samples of each set, how the validation part was split off, and of the files
-//! their names, their lengths, and a checksum of the content: of all of it up to [`WHOLE_BYTES`], else of [`BLOCKS`] blocks
-//! spread evenly from the first byte to the last. Of a folder of images, all names and the content of [`IMAGES`] files of
+//! their names, their lengths, and a checksum of the content: of all of it up to `WHOLE_BYTES`, else of `BLOCKS` blocks
+//! spread evenly from the first byte to the last. Of a folder of images, all names and the content of `IMAGES` files of
 //! each part. Of sets that a program brings, or that are made up, the numbers of samples alone. Where files lie does not
 //! matter.
 
@@ -133,7 +133,10 @@ fn file(path: &Path) -> std::io::Result<(u64, blake3::Hash)> {
     let mut block = vec![0; BLOCK_BYTES];
     let starts: Vec<u64> = match len {
         0..=WHOLE_BYTES => (0..len.div_ceil(BLOCK_BYTES as u64)).map(|i| i * BLOCK_BYTES as u64).collect(),
-        _ => (0..BLOCKS).map(|i| (len - BLOCK_BYTES as u64) / (BLOCKS - 1) * i).collect(),
+        _ => {
+            let last = u128::from(len - BLOCK_BYTES as u64);
+            (0..BLOCKS).map(|i| (last * u128::from(i) / u128::from(BLOCKS - 1)) as u64).collect()
+        }
     };
     for start in starts {
         file.seek(SeekFrom::Start(start))?;
@@ -178,28 +181,30 @@ mod tests {
     fn a_file_that_changed_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let (short, long) = (folder.path().join("short"), folder.path().join("long"));
-        let write = |path: &Path, len: usize, at: usize| {
+        let write = |path: &Path, len: usize, changed: Option<usize>| {
             let mut bytes = vec![7u8; len];
-            bytes[at] = 8;
+            changed.into_iter().for_each(|at| bytes[at] = 8);
             fs::write(path, bytes).unwrap();
         };
         let (small, large) = (200_000, WHOLE_BYTES as usize + 5000);
-        write(&short, small, 0);
-        write(&long, large, 0);
+        write(&short, small, None);
+        write(&long, large, None);
         let print = || Fingerprint::of(&sets(&[&short, &long])).unwrap();
         let before = print();
         assert_eq!(print().changes(&before), [""; 0]);
-        for at in [1, 65_535, 65_536, 150_000, small - 1] {
-            write(&short, small, at);
+        for at in [0, 1, 65_535, 65_536, 150_000, small - 1] {
+            write(&short, small, Some(at));
             assert_eq!(print().changes(&before), ["short: other content"], "at {at}");
         }
-        write(&short, small, 0);
-        write(&long, large, large - 1);
-        assert_eq!(print().changes(&before), ["long: other content"]);
-        write(&long, large + 1, 0);
+        write(&short, small, None);
+        for at in [0, large - 1] {
+            write(&long, large, Some(at));
+            assert_eq!(print().changes(&before), ["long: other content"], "at {at}");
+        }
+        write(&long, large + 1, None);
         let want = format!("long: {} bytes now, {large} bytes before", large + 1);
         assert_eq!(print().changes(&before), [want]);
-        write(&long, large, 0);
+        write(&long, large, None);
         assert_eq!(print().changes(&before), [""; 0]);
         let alone = Fingerprint::of(&sets(&[&long])).unwrap();
         assert_eq!(alone.changes(&before), ["short (200000 bytes) is gone"]);

@@ -52,7 +52,7 @@ impl Judge {
     /// Compiles for batches of at most `n` samples, with an engine of its own.
     pub fn new(net: &Net, spec: &Spec, n: usize, threads: usize) -> Result<Judge, TrainError> {
         let (graph, trial) = Trial::new(net, spec, n)?;
-        Ok(Judge { engine: Engine::new(Program::forward(&graph), Options::threads(threads)), trial })
+        Ok(Judge { engine: Engine::new(Program::forward(&graph), Options::threads(threads))?, trial })
     }
 
     /// The engine, to set its weights from elsewhere.

@@ -101,6 +101,17 @@ impl Lowering {
         rest * parts.len() + parts.iter().sum::<usize>()
     }
 
+    /// What a rank takes at least: with its part of what ranks hold together; of that and the rest what its process
+    /// maps; and what no other process sees, if with `visible` others map its parameters and gradients.
+    pub(crate) fn rank_bytes_at_least(&self, program: &Program, visible: bool) -> [usize; 3] {
+        let (rest, parts) = self.bytes(program);
+        let all = rest + parts.into_iter().min().unwrap_or(0);
+        let Footprint { params, grads, .. } = Engine::footprint(program, self.threads);
+        let shared = program.role.as_ref().map_or(1, |r| if r.shared_weights { r.ranks } else { 1 });
+        let mapped = all + params - params / shared;
+        [all, mapped, if visible { mapped.saturating_sub(params + grads) } else { mapped }]
+    }
+
     /// What a rank takes apart from what it owns, and by rank what that is.
     fn bytes(&self, program: &Program) -> (usize, Vec<usize>) {
         let mut footprint = Engine::footprint(program, self.threads);

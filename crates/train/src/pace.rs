@@ -5,6 +5,8 @@
 //! positions ([`Part`]), and cuts it into pieces, whose gradients are added up. All ranks cut a step into as many
 //! pieces. A reproducible step is cut into a fixed number of logical shards instead, of which each rank has some.
 
+use std::ops::Range;
+
 use polyreme_parallel::tree::run_of;
 
 use crate::job::Length;
@@ -101,6 +103,16 @@ impl Cut {
         Cut { weights: vec![1.0], accumulate: 1, shards: None }
     }
 
+    /// The same, shared out by other weights.
+    pub fn by(&self, weights: Vec<f64>) -> Cut {
+        Cut { weights, ..self.clone() }
+    }
+
+    /// Whether every rank has a sample for each of its pieces, in whole steps and in short ones.
+    pub fn all_meet(&self, pace: Pace) -> bool {
+        [pace.batch, pace.tail()].into_iter().all(|n| n == 0 || self.least(pace, n) > 0)
+    }
+
     /// How many ranks there are.
     pub fn ranks(&self) -> usize {
         self.weights.len()
@@ -113,7 +125,7 @@ impl Cut {
                 let range = even(n, shards, number);
                 Piece { offset: range.start, len: range.len(), number }
             };
-            return run_of(shards, self.ranks(), rank).map(piece).collect();
+            return self.shard_run(shards, rank).map(piece).collect();
         }
         let most = |n: usize| counts(n, &self.weights).into_iter().max().unwrap_or(0);
         let micro = most(batch).div_ceil(self.accumulate.max(1)).max(1);
@@ -124,6 +136,27 @@ impl Cut {
             Piece { offset: part.start + range.start, len: range.len(), number }
         };
         (0..n_pieces).map(piece).filter(|p| p.len > 0).collect()
+    }
+
+    /// Reproducible: which logical shards each rank has.
+    pub fn shard_runs(&self) -> Option<Vec<Range<usize>>> {
+        self.shards.map(|shards| (0..self.ranks()).map(|rank| self.shard_run(shards, rank)).collect())
+    }
+
+    /// The logical shards of a rank, which move whole where ranks have different weights.
+    fn shard_run(&self, shards: usize, rank: usize) -> Range<usize> {
+        match self.weights.iter().all(|w| *w == self.weights[0]) {
+            true => run_of(shards, self.ranks(), rank),
+            false => share(shards, &self.weights, rank),
+        }
+    }
+
+    /// What each rank has of a step of `batch` samples: samples, or logical shards; and what they are called.
+    pub fn units(&self, batch: usize) -> (Vec<usize>, &'static str) {
+        match self.shard_runs() {
+            Some(runs) => (runs.iter().map(Range::len).collect(), "shards"),
+            None => (counts(batch, &self.weights), "samples"),
+        }
     }
 
     /// The shortest piece that any rank has in a step of `n` samples; 0 if some rank has fewer pieces than others.
@@ -184,12 +217,12 @@ mod tests {
 
     use super::*;
 
+    fn weights() -> impl Strategy<Value = Vec<f64>> {
+        prop_oneof![(1usize..9).prop_map(|ranks| vec![1.0; ranks]), prop::collection::vec(0.1f64..9.0, 1..9),]
+    }
+
     fn cut() -> impl Strategy<Value = Cut> {
-        let weights = prop_oneof![
-            (1usize..9).prop_map(|ranks| vec![1.0; ranks]),
-            prop::collection::vec(0.1f64..9.0, 1..9),
-        ];
-        (weights, 1usize..5, prop::option::of(1usize..12)).prop_map(|(weights, accumulate, shards)| Cut {
+        (weights(), 1usize..5, prop::option::of(1usize..12)).prop_map(|(weights, accumulate, shards)| Cut {
             weights,
             accumulate,
             shards,
@@ -223,11 +256,12 @@ mod tests {
         }
 
         #[test]
-        fn shards_do_not_depend_on_ranks(samples in 1usize..500, batch in 1usize..80, shards in 1usize..12, ranks in 1usize..9) {
+        fn shards_do_not_depend_on_ranks(samples in 1usize..500, batch in 1usize..80, shards in 1usize..12, weights in weights()) {
             let pace = Pace { samples, batch: batch.min(samples) };
-            let cut = |ranks: usize| Cut { weights: vec![1.0; ranks], accumulate: 1, shards: Some(shards) };
-            let one = Part::new(pace, &cut(1), 0);
-            let many: Vec<_> = (0..ranks).map(|rank| Part::new(pace, &cut(ranks), rank)).collect();
+            let cut = |weights: &[f64]| Cut { weights: weights.into(), accumulate: 1, shards: Some(shards) };
+            let (one, many) = (Part::new(pace, &cut(&[1.0]), 0), cut(&weights));
+            prop_assert_eq!(many.units(pace.batch).0.iter().sum::<usize>(), shards);
+            let many: Vec<_> = (0..weights.len()).map(|rank| Part::new(pace, &many, rank)).collect();
             for step in 0..pace.steps_per_epoch() {
                 let together: Vec<Piece> = many.iter().flat_map(|part| part.pieces(step).to_vec()).collect();
                 prop_assert_eq!(&together[..], one.pieces(step));

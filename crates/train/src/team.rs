@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use polyreme_collective::{Comm, Reduce};
 use polyreme_data::{Spec, Values};
-use polyreme_exec::{Engine, ExecError, Kept, Options, Slot, Totals};
+use polyreme_exec::{Engine, ExecError, Kept, Options, Slot, Totals, floats};
 use polyreme_graph::{Optimizer, Program};
 use polyreme_parallel::DataPlan;
 
@@ -134,9 +134,11 @@ impl Team {
         let program = compiled.inspect_err(|error| comm.fail(&error.to_string()))?;
         let exec = Options { seed: options.seed, ..Options::threads(options.threads) };
         let rank = comm.rank();
-        let engine = Engine::join(program, exec, comm)?;
-        let averaged = options.ema.is_some() && rank == 0;
-        let average = if averaged { engine.kept(Kept::Params).to_vec() } else { Vec::new() };
+        let mut engine = Engine::join(program, exec, comm)?;
+        let averaged = if options.ema.is_some() && rank == 0 { engine.kept(Kept::Params).len() } else { 0 };
+        let room = floats(averaged, "averaged parameters");
+        let mut average = room.inspect_err(|error| engine.comm().fail(&error.to_string()))?;
+        average.copy_from_slice(&engine.kept(Kept::Params)[..averaged]);
         let mut team = Team {
             lowering,
             net: net.clone(),
@@ -167,6 +169,18 @@ impl Team {
             }
         }
         Ok(())
+    }
+
+    /// Gives back the memory of programs for other lengths than these.
+    pub fn keep_only(&mut self, lengths: &[usize]) {
+        let engine = &mut self.engine;
+        self.programs.retain(|(len, number)| {
+            let kept = *number == 0 || lengths.contains(len);
+            if !kept {
+                engine.remove_batch(*number);
+            }
+            kept
+        });
     }
 
     /// Compiles for evaluations of at most `n` samples of `spec` at once.

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use polyreme_net::segment::path_of;
-use polyreme_net::{Block, Cause, Report, Segment};
+use polyreme_net::{Block, Cause, Report, Segment, SegmentError};
 
 use super::Shared;
 use super::call::{Call, Op, Place};
@@ -72,26 +72,35 @@ impl Blocks {
     }
 }
 
+/// What a rank says that has no memory for `what`.
+pub(crate) fn no_memory(what: &str, error: &SegmentError) -> String {
+    format!("no memory for {what}: {error}")
+}
+
 impl Shared {
     /// A block of this rank that the others see.
-    pub(crate) fn block(&mut self, bytes: usize, step: u64) -> Result<Block, Report> {
+    pub(crate) fn block(&mut self, bytes: usize, what: &str, step: u64) -> Result<Block, Report> {
         if self.meet.peers.is_none() {
-            return Ok(Block::of_this_process(bytes));
+            let (rank, made) = (self.meet.rank, Segment::local(bytes));
+            return made.map(|s| s.block().clone()).map_err(|e| failed(self, rank, what, &e));
         }
         self.call(Call::bare(Op::Block, bytes), step, |shared, call| {
             shared.agree(call)?;
-            shared.exchange_blocks(bytes, false)
+            shared.exchange_blocks(bytes, what, false)
         })
     }
 
     /// A block that all ranks see.
-    pub(crate) fn shared_block(&mut self, bytes: usize, step: u64) -> Result<Block, Report> {
+    pub(crate) fn shared_block(&mut self, bytes: usize, what: &str, step: u64) -> Result<Block, Report> {
         self.call(Call::bare(Op::SharedBlock, bytes), step, |shared, call| {
             shared.agree(call)?;
-            let Some(handover) = shared.handover.clone() else { return shared.exchange_blocks(bytes, true) };
+            let Some(handover) = shared.handover.clone() else {
+                return shared.exchange_blocks(bytes, what, true);
+            };
             let here = || handover.lock().unwrap_or_else(PoisonError::into_inner);
             if shared.meet.rank == 0 {
-                *here() = Some(Block::of_this_process(bytes));
+                let made = Segment::local(bytes).map_err(|e| failed(shared, 0, what, &e))?;
+                *here() = Some(made.block().clone());
             }
             shared.meet.gather_here()?;
             let block = here().clone().expect("rank 0 handed it over before everybody met");
@@ -102,11 +111,10 @@ impl Shared {
     }
 
     /// Every rank, or rank 0 for all, makes a file; everybody maps what was made.
-    fn exchange_blocks(&mut self, bytes: usize, common: bool) -> Result<Block, Report> {
+    fn exchange_blocks(&mut self, bytes: usize, what: &str, common: bool) -> Result<Block, Report> {
         let (rank, size) = (self.meet.rank, self.meet.size);
-        let failed = |shared: &Shared, why: String| shared.meet.raise(rank, Cause::Failed { why });
         let made = if !common || rank == 0 {
-            let made = Segment::create(bytes, bytes).map_err(|e| failed(self, e.to_string()))?;
+            let made = Segment::create(bytes, bytes).map_err(|e| failed(self, rank, what, &e))?;
             self.meet.my_desk().file.store(made.file_number().unwrap_or(0), Ordering::Release);
             Some(made)
         } else {
@@ -121,7 +129,7 @@ impl Shared {
             }
             let desk = self.meet.desk(r);
             let path = path_of(desk.pid.load(Ordering::Acquire), desk.file.load(Ordering::Acquire));
-            let theirs = Segment::open(&path, bytes, bytes).map_err(|e| failed(self, e.to_string()))?;
+            let theirs = Segment::open(&path, bytes, bytes).map_err(|e| failed(self, rank, what, &e))?;
             of.push(theirs.block().clone());
         }
         // The file may be closed, and the desk's number used again, when everybody has mapped it.
@@ -133,4 +141,9 @@ impl Shared {
         self.blocks.sets.push(Set { common, mine: mine.clone(), of });
         Ok(mine)
     }
+}
+
+/// Tells the others that this rank has no memory for `what`.
+fn failed(shared: &Shared, rank: usize, what: &str, error: &SegmentError) -> Report {
+    shared.meet.raise(rank, Cause::Failed { why: no_memory(what, error) })
 }

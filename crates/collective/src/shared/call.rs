@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_is_said_can_be_read_and_printed() {
-        let block = polyreme_net::Block::of_this_process(size_of::<super::super::layout::Desk>());
+        let block = polyreme_net::Block::of_this_process(size_of::<super::super::layout::Desk>()).unwrap();
         let desk = block.at::<super::super::layout::Desk>(0);
         let mut call = Call::bare(Op::Broadcast, 12);
         for place in

@@ -46,10 +46,15 @@ impl ShmSetup {
 
 impl Shared {
     /// Threads of this process.
-    pub(crate) fn local(size: usize, alarm: &Alarm, stall: Duration, pulses: &[Pulse]) -> Vec<Shared> {
+    pub(crate) fn local(
+        size: usize,
+        alarm: &Alarm,
+        stall: Duration,
+        pulses: &[Pulse],
+    ) -> Result<Vec<Shared>, SegmentError> {
         assert!(size <= RANKS_MAX, "a group has up to {RANKS_MAX} ranks, not {size}");
         let layout = Layout::of(size);
-        let memory = Segment::local(if size > 1 { layout.bytes() } else { layout.warm_bytes() });
+        let memory = Segment::local(if size > 1 { layout.bytes() } else { layout.warm_bytes() })?;
         let (handover, cores) = (Arc::new(Mutex::new(None)), cores());
         let end = |rank| {
             let memory = memory.block().clone();
@@ -59,7 +64,7 @@ impl Shared {
             meet.agree_on_cores(cores);
             Shared::at(meet, Some(handover.clone()))
         };
-        (0..size).map(end).collect()
+        Ok((0..size).map(end).collect())
     }
 
     /// Memory for a group of processes.

@@ -48,6 +48,7 @@ use polyreme_net::{Cause, Report};
 use crate::element::Reduce;
 use crate::work::{Cuts, Span, Work};
 
+pub(crate) use blocks::no_memory;
 use blocks::{Blocks, Handover};
 use call::{Call, Op, Place, Said};
 pub use join::ShmSetup;

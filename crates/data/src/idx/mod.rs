@@ -199,6 +199,10 @@ impl Content {
             return Err(self.at(4, why));
         }
         let read = header.len();
+        if header.try_reserve_exact(total - read).is_err() {
+            let why = format!("no memory for {total} unpacked bytes; unpack the file, which is then mapped");
+            return Err(self.at(4, why));
+        }
         header.resize(total, 0);
         self.read(&mut decoder, &mut header[read..])?;
         // The end of the stream also proves the checksum.

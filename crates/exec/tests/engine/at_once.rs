@@ -28,7 +28,7 @@ fn n_at_once(program: &Program) -> usize {
 /// Losses, parameters and moments of three steps, by name: parameters lie elsewhere if gradients come in another order.
 fn train(net: &Net, program: Program, options: Options) -> Vec<(String, Vec<u32>)> {
     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
-    let mut engine = Engine::new(program, options);
+    let mut engine = Engine::new(program, options).unwrap();
     let mut seen = Vec::new();
     for step in 0..3 {
         net.feed(&mut engine, step);
@@ -84,7 +84,7 @@ fn gradients_that_are_kept_nowhere_take_no_memory() {
         };
         let less: usize = program.instrs.iter().map(applied).sum();
         let [at_end, at_once] = [Program::train(&net.step, sgd, None), program.clone()].map(|program| {
-            (Engine::footprint(&program, 2), Engine::new(program, Options::threads(2)).held())
+            (Engine::footprint(&program, 2), Engine::new(program, Options::threads(2)).unwrap().held())
         });
         assert!(less > 0, "{}", net.name);
         // Gradients begin on cache lines.
@@ -96,7 +96,8 @@ fn gradients_that_are_kept_nowhere_take_no_memory() {
 #[test]
 fn gradients_cannot_be_asked_for() {
     let net = &nets::all()[1];
-    let mut engine = Engine::new(Program::train_at_once(&net.step, OPTIMIZERS[1]), Options::threads(1));
+    let mut engine =
+        Engine::new(Program::train_at_once(&net.step, OPTIMIZERS[1]), Options::threads(1)).unwrap();
     net.feed(&mut engine, 0);
     let before = engine.kept(Kept::Params).to_vec();
     assert_eq!(engine.run(), Err(ExecError::AtOnce));

@@ -124,7 +124,7 @@ impl Check {
     fn compare(&self, forward: &Graph, step: &Graph, options: Options) -> Vec<(String, Vec<f32>)> {
         let name = &self.name;
         let mut random = Random::new(1);
-        let mut engine = Engine::new(Program::gradients(step), options);
+        let mut engine = Engine::new(Program::gradients(step), options).unwrap();
         let mut w = vec![0.0; forward.shape(forward.output("y").unwrap()).numel()];
         w.fill_with(|| random.signed(0.5, 1.0));
         let params: Vec<Vec<f32>> = forward
@@ -146,7 +146,7 @@ impl Check {
             let again = bits(engine.grad(&p.name).unwrap());
             assert!(first == again, "{name}: the gradient of {} differs in a second run", p.name);
         }
-        let mut outer = Engine::new(Program::forward(forward), options);
+        let mut outer = Engine::new(Program::forward(forward), options).unwrap();
         let y = self.outputs(&mut outer, &w, &params);
         let mut results = vec![("y".to_string(), y.clone())];
         for (a, b) in y.iter().zip(engine.output("y").unwrap()) {

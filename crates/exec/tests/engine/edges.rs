@@ -29,7 +29,7 @@ fn outputs_may_be_leaves_and_views_of_them() {
         ("column", column),
         ("again", flat),
     ];
-    let mut engine = Engine::new(Program::forward(&b.finish(&outputs)), Options::threads(2));
+    let mut engine = Engine::new(Program::forward(&b.finish(&outputs)), Options::threads(2)).unwrap();
     for k in 0..2 {
         engine.input_f32("x").unwrap().fill(k as f32);
         engine.run().unwrap();
@@ -49,7 +49,7 @@ fn a_parameter_may_be_the_loss() {
     let mut b = Builder::new();
     let p = b.param("p", [1], Init::Const(2.0)).unwrap();
     let program = Program::train_loss(&b.finish(&[("loss", p)]), p, SGD).unwrap();
-    let mut engine = Engine::new(program, Options::threads(1));
+    let mut engine = Engine::new(program, Options::threads(1)).unwrap();
     engine.step(0.25).unwrap();
     engine.step(0.25).unwrap();
     assert_eq!(engine.param("p").unwrap(), [1.5]);
@@ -64,7 +64,7 @@ fn two_parameters_with_one_gradient_are_both_updated() {
     let sum = b.add(p, q).unwrap();
     let loss = b.sum(sum, &[0]).unwrap();
     let program = Program::train_loss(&b.finish(&[("loss", loss)]), loss, SGD).unwrap();
-    let mut engine = Engine::new(program, Options::threads(1));
+    let mut engine = Engine::new(program, Options::threads(1)).unwrap();
     engine.step(0.5).unwrap();
     assert_eq!((engine.param("p").unwrap(), engine.param("q").unwrap()), (&[0.5; 3][..], &[1.5; 3][..]));
 }
@@ -77,7 +77,8 @@ fn a_step_with_nothing_to_learn_changes_nothing() {
     let loss = b.mean(x, &[0]).unwrap();
     let step = differentiate(&b.finish(&[("loss", loss)]), loss).unwrap();
     for optimizer in [SGD, Optimizer::AdamW(Moments::DEFAULT), Optimizer::Lamb(Moments::DEFAULT)] {
-        let mut engine = Engine::new(Program::train(&step, optimizer, Some(1.0)), Options::threads(1));
+        let mut engine =
+            Engine::new(Program::train(&step, optimizer, Some(1.0)), Options::threads(1)).unwrap();
         engine.step(0.5).unwrap();
         assert_eq!(engine.param("p").unwrap(), [1.0; 100]);
         assert_eq!(engine.grad_norm(), Some(0.0));
@@ -108,7 +109,7 @@ fn states_become_what_they_are_told() {
     let y = b.mul(x, p).unwrap();
     let loss = b.mean(y, &[0]).unwrap();
     let program = Program::train_loss(&b.finish(&[("loss", loss)]), loss, SGD).unwrap();
-    let mut engine = Engine::new(program, Options::threads(2));
+    let mut engine = Engine::new(program, Options::threads(2)).unwrap();
     let rows = [
         (1.0, [1.0, 0.0, 1.0, 0.0, 1.0]),
         (2.0, [2.0, 1.0, 3.0, 1.0, 1.0]),
@@ -158,7 +159,7 @@ fn nothing_to_compute() {
         let step = differentiate(&b.finish(&[("loss", loss)]), loss).unwrap();
         for isa in [Isa::detect(), Isa::SCALAR] {
             let options = Options { isa, ..Options::threads(2) };
-            let mut engine = Engine::new(Program::train(&step, SGD, Some(1.0)), options);
+            let mut engine = Engine::new(Program::train(&step, SGD, Some(1.0)), options).unwrap();
             engine.step(0.1).unwrap();
             assert_eq!(engine.output("loss").unwrap(), [0.0], "{name}");
             for i in 0..shapes.len() {
@@ -176,7 +177,8 @@ fn nothing_to_compute() {
     let mut engine = Engine::new(
         Program::train_loss(&b.finish(&[("loss", loss)]), loss, SGD).unwrap(),
         Options::threads(1),
-    );
+    )
+    .unwrap();
     engine.run().unwrap();
     assert!(engine.output("loss").unwrap()[0].is_nan(), "as in PyTorch");
 }

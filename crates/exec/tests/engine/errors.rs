@@ -230,7 +230,7 @@ fn engine(at_once: bool) -> Engine {
         true => Program::train_at_once(&step, adamw),
         false => Program::train(&step, adamw, None),
     };
-    let mut engine = Engine::new(program, Options::threads(2));
+    let mut engine = Engine::new(program, Options::threads(2)).unwrap();
     engine.input_i32("ids").unwrap().copy_from_slice(&[0, 4, 2, 2]);
     engine.input_i32("at").unwrap().copy_from_slice(&[0, 5, 1, 2, 3, 4, 4, 4, 4, 0, 0, 0]);
     engine.input_i32("labels").unwrap().copy_from_slice(&[0, 1, 1, -7]);
@@ -301,7 +301,8 @@ fn an_output_that_is_not_f32_is_an_error() {
     let x = b.input("x", [3], DType::F32).unwrap();
     let (half, integer) = (b.cast(x, DType::F16).unwrap(), b.cast(x, DType::I32).unwrap());
     let mut engine =
-        Engine::new(Program::forward(&b.finish(&[("half", half), ("int", integer)])), Options::threads(1));
+        Engine::new(Program::forward(&b.finish(&[("half", half), ("int", integer)])), Options::threads(1))
+            .unwrap();
     engine.run().unwrap();
     for (name, dtype) in [("half", "f16"), ("int", "i32")] {
         let error = engine.output(name).unwrap_err().to_string();

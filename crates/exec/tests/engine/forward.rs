@@ -449,7 +449,7 @@ fn running_statistics_follow_the_batch_once_a_step() {
     let loss = b.mean(y, &[0, 1]).unwrap();
     let sgd = polyreme_kernels::optim::Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
     let program = Program::train_loss(&b.finish(&[("loss", loss)]), loss, sgd).unwrap();
-    let mut engine = Engine::new(program, Options::threads(2));
+    let mut engine = Engine::new(program, Options::threads(2)).unwrap();
     let (mut mean, mut var) = ([0.5; 2], [2.0; 2]);
     let mut random = Random::new(2);
     for _ in 0..3 {
@@ -619,7 +619,7 @@ fn dropout_keeps_the_mean_and_changes_from_step_to_step() {
     let sgd = polyreme_kernels::optim::Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
     let program =
         Program::train_loss(&b.finish(&[("one", one), ("two", two), ("loss", loss)]), loss, sgd).unwrap();
-    let mut engine = Engine::new(program, Options::threads(2));
+    let mut engine = Engine::new(program, Options::threads(2)).unwrap();
     engine.input_f32("x").unwrap().fill(3.0);
     let mut masks = Vec::new();
     for _ in 0..2 {

@@ -16,7 +16,7 @@ fn activations(step: &Graph) -> usize {
 /// Losses, gradients, parameters and states of two steps.
 fn train(net: &nets::Net, step: &Graph) -> Vec<(String, Vec<f32>)> {
     let program = Program::train(step, Optimizer::AdamW(Moments::DEFAULT), None);
-    let mut engine = Engine::new(program, Options::threads(THREADS));
+    let mut engine = Engine::new(program, Options::threads(THREADS)).unwrap();
     let mut seen = Vec::new();
     for i in 0..2 {
         net.feed(&mut engine, i);

@@ -86,7 +86,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
 
 fn check(optimizer: Optimizer, clip: Option<f64>) {
     let name = format!("{optimizer:?} clip {clip:?}");
-    let mut engine = Engine::new(Program::train(&step(), optimizer, clip), Options::threads(2));
+    let mut engine = Engine::new(Program::train(&step(), optimizer, clip), Options::threads(2)).unwrap();
     let mut random = Random::new(11);
     let mut naive = PARAMS.map(|p| {
         let p = wide(engine.param(p).unwrap());
@@ -159,7 +159,7 @@ fn clipping() {
 
 #[test]
 fn a_program_without_an_update_does_not_step() {
-    let mut engine = Engine::new(Program::gradients(&step()), Options::threads(1));
+    let mut engine = Engine::new(Program::gradients(&step()), Options::threads(1)).unwrap();
     assert_eq!(engine.step(0.1), Err(ExecError::NoOptimizer));
     assert_eq!(engine.steps_done(), 0);
 }

@@ -75,7 +75,7 @@ pub(crate) fn check_with(
     let dims = b.dims(y);
     let program = Program::forward(&b.finish(&[("y", y)]));
     for isa in [Isa::detect(), Isa::SCALAR] {
-        let mut engine = Engine::new(program.clone(), Options { isa, ..Options::threads(2) });
+        let mut engine = Engine::new(program.clone(), Options { isa, ..Options::threads(2) }).unwrap();
         let mut random = Random::new(9);
         let mut operands = Vec::new();
         for (i, dims) in shapes.iter().enumerate() {

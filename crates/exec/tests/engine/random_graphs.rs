@@ -150,7 +150,7 @@ fn rewrites_change_nothing() {
         let small = recompute(&step, least, &measure).unwrap().graph;
         recomputed += usize::from(small != step);
         let run = |program: Program, threads| {
-            let mut engine = Engine::new(program, Options::threads(threads));
+            let mut engine = Engine::new(program, Options::threads(threads)).unwrap();
             engine.run().unwrap();
             let mut seen: Vec<_> =
                 ["loss", "middle"].map(|n| (n.to_string(), engine.output(n).unwrap().to_vec())).into();

@@ -15,7 +15,7 @@ fn adamw() -> Optimizer {
 
 /// Losses, gradients, parameters and states of three steps.
 fn train(net: &Net, program: &Program, options: Options) -> Vec<(String, Vec<f32>)> {
-    let mut engine = Engine::new(program.clone(), options);
+    let mut engine = Engine::new(program.clone(), options).unwrap();
     let mut seen = Vec::new();
     for step in 0..3 {
         net.feed(&mut engine, step);
@@ -90,7 +90,7 @@ fn fused_and_unfused_agree() {
             let options = Options { isa, ..Options::threads(2) };
             let programs = [Program::gradients(&net.step), alone(&net.step)];
             assert!(programs[0].graph.nodes.len() < programs[1].graph.nodes.len(), "{}: fused", net.name);
-            let [mut fused, mut plain] = programs.map(|p| Engine::new(p, options));
+            let [mut fused, mut plain] = programs.map(|p| Engine::new(p, options).unwrap());
             for engine in [&mut fused, &mut plain] {
                 net.feed(engine, 0);
                 engine.run().unwrap();

@@ -64,7 +64,7 @@ struct Results {
 
 /// Two steps of samples `first..first + n` of `total`; results of the second.
 fn run(step: &Graph, first: usize, n: usize, total: usize, comm: Option<Comm>, threads: usize) -> Results {
-    let mut engine = Engine::new(Program::train(step, SGD, None), Options::threads(threads));
+    let mut engine = Engine::new(Program::train(step, SGD, None), Options::threads(threads)).unwrap();
     if let Some(comm) = comm {
         engine.attach(comm);
     }
@@ -166,7 +166,7 @@ fn the_gradient_of_a_sum_over_ranks_is_the_sum_of_gradients() {
                 let square = b.mul(total, total).unwrap();
                 let loss = b.scale(square, w[r]).unwrap();
                 let step = differentiate(&b.finish(&[("total", total)]), loss).unwrap();
-                let mut engine = Engine::new(Program::gradients(&step), Options::threads(1));
+                let mut engine = Engine::new(Program::gradients(&step), Options::threads(1)).unwrap();
                 engine.attach(comm);
                 engine.run().unwrap();
                 (engine.output("total").unwrap()[0], engine.grad("p").unwrap().unwrap()[0])
@@ -180,7 +180,8 @@ fn the_gradient_of_a_sum_over_ranks_is_the_sum_of_gradients() {
 
 #[test]
 fn a_sum_that_fails_changes_nothing() {
-    let mut engine = Engine::new(Program::train(&sync_batch_norm(&step(2)), SGD, None), Options::threads(1));
+    let mut engine =
+        Engine::new(Program::train(&sync_batch_norm(&step(2)), SGD, None), Options::threads(1)).unwrap();
     let before = engine.param("stem.weight").unwrap().to_vec();
     engine.param_mut("x").unwrap().fill(0.5);
     engine.input_f32("w").unwrap().fill(1.0);

@@ -37,7 +37,7 @@ fn fill(engine: &mut Engine, first: usize, rows: usize) {
 }
 
 fn train(batch: usize) -> Engine {
-    Engine::new(Program::train(&step(batch), SGD, None), Options::threads(2))
+    Engine::new(Program::train(&step(batch), SGD, None), Options::threads(2)).unwrap()
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Messages over one proven connection, without waiting: what cannot be sent now waits here, and what has come in
-//! part is kept until the rest is there.
+//! part is kept until the rest is there. On an encrypted connection each message is a sealed frame; its head is the length.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::message::Message;
+use crate::connection::Connection;
+use crate::seal::{SEAL_BYTES, Seals};
 use crate::socket::Stream;
 
 /// Bytes of the length in front of each message.
@@ -27,24 +29,51 @@ pub(crate) enum Ended {
 /// One connection.
 pub(crate) struct Channel {
     stream: Stream,
+    seals: Option<Box<Seals>>,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
     message_bytes_max: usize,
+    /// The length of the next message, once it is known.
+    length: Option<usize>,
+    malformed: bool,
     ended: Option<Ended>,
 }
 
 impl Channel {
-    /// Takes a stream; incoming messages may be that long.
-    pub(crate) fn new(stream: Stream, message_bytes_max: usize) -> std::io::Result<Channel> {
+    /// Takes over a connection; incoming messages may be that long.
+    pub(crate) fn new(
+        connection: impl Into<Connection>,
+        message_bytes_max: usize,
+    ) -> std::io::Result<Channel> {
+        let Connection { stream, seals } = connection.into();
         stream.set_nonblocking(true)?;
         stream.set_nodelay()?;
-        Ok(Channel { stream, inbox: Vec::new(), outbox: Vec::new(), message_bytes_max, ended: None })
+        let (inbox, outbox) = (Vec::new(), Vec::new());
+        Ok(Channel {
+            stream,
+            seals,
+            inbox,
+            outbox,
+            message_bytes_max,
+            length: None,
+            malformed: false,
+            ended: None,
+        })
     }
 
     /// Sends a message, now or by a later [`Channel::flush`]. One to a connection that has ended is dropped.
     pub(crate) fn send(&mut self, message: &Message) {
-        let bytes = message.encode();
-        self.outbox.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+        let mut bytes = message.encode();
+        let length = (bytes.len() as u32).to_le_bytes();
+        match &mut self.seals {
+            None => self.outbox.extend_from_slice(&length),
+            Some(seals) => {
+                let mut head = [0; LENGTH_BYTES + SEAL_BYTES];
+                head[..LENGTH_BYTES].copy_from_slice(&length);
+                seals.out.seal(&mut head, &mut bytes);
+                self.outbox.extend_from_slice(&head);
+            }
+        }
         self.outbox.extend_from_slice(&bytes);
         self.flush();
     }
@@ -70,11 +99,20 @@ impl Channel {
         !self.outbox.is_empty()
     }
 
-    /// The next message that has come whole, if any. After the last one the reason why no more come.
+    /// The next message that has come whole, if any. After the last one the reason why no more come. What follows
+    /// something malformed cannot be trusted, and is dropped; messages can still be sent.
     pub(crate) fn receive(&mut self) -> Result<Option<Message>, Ended> {
         loop {
-            if let Some(message) = self.next_whole()? {
-                return Ok(Some(message));
+            if self.malformed {
+                self.inbox.clear();
+            }
+            match self.next_whole() {
+                Ok(Some(message)) => return Ok(Some(message)),
+                Ok(None) => {}
+                Err(what) => {
+                    self.malformed = true;
+                    return Err(Ended::Malformed { what });
+                }
             }
             if let Some(ended) = &self.ended {
                 return Err(ended.clone());
@@ -103,24 +141,131 @@ impl Channel {
         }
     }
 
-    fn next_whole(&mut self) -> Result<Option<Message>, Ended> {
-        let Some((length, rest)) = self.inbox.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
-        let length = u32::from_le_bytes(*length) as usize;
+    /// The next message if all of it is here; what is wrong with it, if something is.
+    fn next_whole(&mut self) -> Result<Option<Message>, String> {
+        let changed = |_| "a control message that is not what it sealed".to_owned();
+        let length = match (self.length, &mut self.seals) {
+            (Some(length), _) => length,
+            (None, None) => {
+                let Some(length) = self.inbox.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+                u32::from_le_bytes(*length) as usize
+            }
+            (None, Some(seals)) => {
+                const HEAD_BYTES: usize = LENGTH_BYTES + SEAL_BYTES;
+                let Some(head) = self.inbox.first_chunk_mut::<HEAD_BYTES>() else { return Ok(None) };
+                seals.into.open_head(head).map_err(changed)?;
+                u32::from_le_bytes(*head.first_chunk().expect("a head begins with the length")) as usize
+            }
+        };
         let max = self.message_bytes_max;
         if length > max {
-            return Err(Ended::Malformed {
-                what: format!("a message of {length} bytes, and {max} are allowed"),
-            });
+            return Err(format!("a message of {length} bytes, and {max} are allowed"));
         }
-        let Some(bytes) = rest.get(..length) else { return Ok(None) };
+        self.length = Some(length);
+        let head_bytes = LENGTH_BYTES + self.seals.as_ref().map_or(0, |_| SEAL_BYTES);
+        let Some(bytes) = self.inbox.get_mut(head_bytes..head_bytes + length) else { return Ok(None) };
+        if let Some(seals) = &mut self.seals {
+            seals.into.open_payload(bytes).map_err(changed)?;
+        }
         let message = Message::decode(bytes);
-        self.inbox.drain(..LENGTH_BYTES + length);
-        message.map(Some).map_err(|_| Ended::Malformed { what: "a control message that is none".into() })
+        self.inbox.drain(..head_bytes + length);
+        self.length = None;
+        message.map(Some).map_err(|_| "a control message that is none".into())
     }
 }
 
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pulse::Place;
+    use crate::{loopback, seal};
+
+    /// Two ends of a connection; between them a stream on which the test stands.
+    fn ends(sealed: bool) -> (Channel, Stream, Stream, Channel) {
+        let mut streams = (0..2).map(|_| loopback::streams(2).unwrap());
+        let (mut one, mut two) = (streams.next().unwrap(), streams.next().unwrap());
+        let (near, tap) = (one[0][1].take().unwrap(), one[1][0].take().unwrap());
+        let (give, far) = (two[0][1].take().unwrap(), two[1][0].take().unwrap());
+        let (ours, theirs) = seal::pair().unwrap();
+        let end = |stream, seals| Connection { stream, seals: sealed.then(|| Box::new(seals)) };
+        let channel = |connection| Channel::new(connection, 20_000).unwrap();
+        (channel(end(near, ours)), tap, give, channel(end(far, theirs)))
+    }
+
+    fn share(bytes: usize) -> Message {
+        Message::Share { seq: 3, blob: vec![b'x'; bytes] }
+    }
+
+    /// What a channel hears next, when all of it has come.
+    fn hear(channel: &mut Channel) -> Result<Message, Ended> {
+        loop {
+            if let Some(message) = channel.receive()? {
+                return Ok(message);
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Sends messages through a pair of ends, and says what the other side heard of each; `meddle` has the bytes between.
+    fn through(
+        sealed: bool,
+        messages: &[Message],
+        meddle: impl FnOnce(&mut Vec<u8>),
+    ) -> (Vec<Result<Message, Ended>>, Vec<u8>) {
+        let (mut one, mut tap, mut give, mut two) = ends(sealed);
+        messages.iter().for_each(|message| one.send(message));
+        assert!(one.flush());
+        drop(one);
+        let mut wire = Vec::new();
+        tap.read_to_end(&mut wire).unwrap();
+        let seen = wire.clone();
+        meddle(&mut wire);
+        give.write_all(&wire).unwrap();
+        drop(give);
+        (messages.iter().map(|_| hear(&mut two)).collect(), seen)
+    }
+
+    #[test]
+    fn messages_come_through_and_seals_hide_them() {
+        let messages = [share(0), share(9000), Message::Beat(Place::START), share(100)];
+        for sealed in [false, true] {
+            let (heard, wire) = through(sealed, &messages, |_| {});
+            assert!(heard.into_iter().eq(messages.iter().cloned().map(Ok)), "sealed: {sealed}");
+            assert_eq!(wire.windows(50).any(|bytes| bytes == [b'x'; 50]), !sealed);
+        }
+    }
+
+    #[test]
+    fn a_sealed_message_that_was_changed_ends_the_connection() {
+        let n = through(true, &[share(100)], |_| {}).1.len();
+        let check = |name: &str, meddle: &dyn Fn(&mut Vec<u8>)| {
+            let (heard, _) = through(true, &[share(100), share(100)], meddle);
+            let ended = heard.into_iter().find_map(Result::err).expect(name);
+            assert!(
+                matches!(&ended, Ended::Malformed { what } if what.contains("sealed")),
+                "{name}: {ended:?}"
+            );
+        };
+        for at in [0, 3, 4, 35, 36, 90, n - 1, n, 2 * n - 1] {
+            check(&format!("byte {at}"), &|wire| wire[at] ^= 1);
+        }
+        check("the first left out", &|wire| drop(wire.drain(..n)));
+        check("the first twice", &|wire| wire.copy_within(..n, n));
+    }
+
+    /// A length that is not allowed is found before anything is reserved for it, sealed or not.
+    #[test]
+    fn lengths_are_checked_before_memory_is_reserved() {
+        for sealed in [false, true] {
+            let (heard, _) = through(sealed, &[share(30_000)], |wire| wire.truncate(100));
+            let what = "a message of 30013 bytes, and 20000 are allowed".to_string();
+            assert_eq!(heard, [Err(Ended::Malformed { what })], "sealed: {sealed}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::channel::Channel;
+use super::channel::{Channel, Ended};
 use super::watch::{Action, Watch};
 use super::{Command, FLUSH_TIME, Shared};
 use crate::alarm::Alarm;
@@ -122,8 +122,11 @@ impl Plane {
                 Ok(Some(message)) => self.watch.message(now_ms, from, message, out),
                 Ok(None) => return,
                 Err(ended) => {
+                    let closed = ended == Ended::Closed;
                     self.watch.closed(from, ended, out);
-                    self.channels[from] = None;
+                    if closed {
+                        self.channels[from] = None;
+                    }
                 }
             }
         }

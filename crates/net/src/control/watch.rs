@@ -190,9 +190,12 @@ impl Watch {
             peer.state = State::Departed;
             return;
         }
-        peer.state = State::Closed;
         let cause = match ended {
-            Ended::Closed => Cause::Gone,
+            Ended::Closed => {
+                peer.state = State::Closed;
+                Cause::Gone
+            }
+            // It still hears, and should know what it is blamed for.
             Ended::Malformed { what } => Cause::Damaged { what },
         };
         self.lose(from, cause, out);

@@ -334,13 +334,14 @@ mod tests {
         check("SLURM_PROCID=0 SLURM_NTASKS=4", "start it with srun");
         let nodes = "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_JOB_NODELIST=a[1";
         check(nodes, "\"a[1\" is no list of hosts");
-        let short = "RANK=0 WORLD_SIZE=1 POLYREME_SECRET=abc";
-        check(short, "POLYREME_SECRET: a job secret needs 8 characters");
+        let words = "RANK=0 WORLD_SIZE=1 POLYREME_SECRET=correct-horse-battery";
+        check(words, "POLYREME_SECRET: a job secret is 64 hexadecimal digits and this one is not");
     }
 
     #[test]
     fn a_secret_comes_along() {
-        let found = read("RANK=0 WORLD_SIZE=1 POLYREME_SECRET=correct-horse").unwrap().unwrap();
-        assert_eq!(found.secret, Some(Secret::from_text("correct-horse").unwrap()));
+        let digits = "00ff".repeat(16);
+        let found = read(&format!("RANK=0 WORLD_SIZE=1 POLYREME_SECRET={digits}")).unwrap().unwrap();
+        assert_eq!(found.secret, Some(Secret::from_text(&digits).unwrap()));
     }
 }

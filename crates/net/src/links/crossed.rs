@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::ioctl_fionread;
 
 use super::Links;
-use crate::frame::{HEADER_BYTES, Header, Op};
+use crate::frame::{Header, Op};
 
 /// So long nothing moves in either direction before a rank looks at what it does not read.
 const STILL: Duration = Duration::from_secs(2);
@@ -34,14 +34,21 @@ impl Links {
         *unread = None;
         let mut bytes = vec![0; here as usize];
         let n = peer.stream.peek(&mut bytes).unwrap_or(0);
-        ends_in_a_message(&bytes[..n])
+        ends_in_a_message(&bytes[..n], peer.head_bytes(), |ahead, head| peer.decode_ahead(ahead, head))
     }
 }
 
-/// Whether these are frames of messages, the last of which is not whole.
-fn ends_in_a_message(mut bytes: &[u8]) -> bool {
-    while let Some((header, payload)) = bytes.split_first_chunk::<HEADER_BYTES>() {
-        let Ok(header) = Header::decode(header) else { return false };
+/// Whether these are frames of messages, the last of which is not whole. `decode` is given the number of a frame and its
+/// head.
+fn ends_in_a_message(
+    mut bytes: &[u8],
+    head_bytes: usize,
+    decode: impl Fn(u64, &[u8]) -> Option<Header>,
+) -> bool {
+    let mut n = 0;
+    while let Some((head, payload)) = bytes.split_at_checked(head_bytes) {
+        let Some(header) = decode(n, head) else { return false };
+        n += 1;
         if header.op != Op::Send as u8 {
             return false;
         }
@@ -56,7 +63,11 @@ fn ends_in_a_message(mut bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::{Tag, Terms};
+    use crate::frame::{HEADER_BYTES, Tag, Terms};
+
+    fn ends_in_a_message(bytes: &[u8]) -> bool {
+        super::ends_in_a_message(bytes, HEADER_BYTES, |_, head| Header::decode(head.first_chunk()?).ok())
+    }
 
     #[test]
     fn only_a_message_that_is_not_whole_counts() {

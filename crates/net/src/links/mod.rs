@@ -31,6 +31,7 @@ use rustix::event::{Timespec, epoll};
 
 use crate::alarm::Alarm;
 use crate::checksum;
+use crate::connection::Connection;
 use crate::frame::{Header, Op, SEGMENT_BYTES_MAX, Tag, Terms};
 use crate::loopback;
 use crate::moves::{Kind, Moves};
@@ -40,7 +41,6 @@ use crate::ready;
 use crate::report::{Cause, Report};
 #[cfg(test)]
 use crate::simulation::{Bug, makes};
-use crate::socket::Stream;
 use crate::system::{Os, System};
 use peer::{Peer, Step, Trouble};
 use reduce::reduce;
@@ -118,11 +118,11 @@ impl Memory<'_> {
 pub type Combine<'a> = &'a mut dyn FnMut(&mut [u8], &[u8], bool);
 
 impl Links {
-    /// Takes over connected streams: one for each other rank, none for this one.
-    pub fn over(
+    /// Takes over connections: one for each other rank, none for this one.
+    pub fn over<C: Into<Connection>>(
         rank: usize,
         hosts: Vec<String>,
-        streams: Vec<Option<Stream>>,
+        streams: Vec<Option<C>>,
         generation: u64,
         alarm: Alarm,
     ) -> io::Result<Links> {
@@ -130,32 +130,33 @@ impl Links {
     }
 
     /// The same, with the time and the waits of a system.
-    pub fn in_system(
+    pub fn in_system<C: Into<Connection>>(
         system: Arc<dyn System>,
         rank: usize,
         hosts: Vec<String>,
-        streams: Vec<Option<Stream>>,
+        streams: Vec<Option<C>>,
         generation: u64,
         alarm: Alarm,
     ) -> io::Result<Links> {
         assert!(hosts.len() == streams.len() && rank < hosts.len(), "a host and a stream for each rank");
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let mut peers = Vec::with_capacity(streams.len());
-        for stream in streams {
-            let Some(stream) = stream else {
+        for connection in streams {
+            let Some(connection) = connection.map(Into::<Connection>::into) else {
                 peers.push(None);
                 continue;
             };
+            let stream = &connection.stream;
             stream.set_nonblocking(true)?;
             stream.set_nodelay()?;
             let here = stream.stays_here()?;
             if here {
-                loopback::unpaced(&stream);
+                loopback::unpaced(stream);
             }
             // Edges are enough: before it waits, a run has tried every socket that it wants something of.
             let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-            epoll::add(&epoll, &stream, epoll::EventData::new_u64(0), flags)?;
-            peers.push(Some(Peer::new(stream, system.clone(), here)));
+            epoll::add(&epoll, stream, epoll::EventData::new_u64(0), flags)?;
+            peers.push(Some(Peer::new(connection, system.clone(), here)));
         }
         let here = hosts.iter().filter(|host| **host == hosts[rank]).count();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -376,11 +377,13 @@ impl Links {
             if !moves.free(k, &bytes, &self.done) {
                 return Ok(false);
             }
-            let same = moves.pieces.same(moves.pieces.number(k, whole, self.done[k]));
-            let payload_crc = *self.sums[same].get_or_insert_with(|| checksum::of(payload));
-            let header = Header::of(tag, self.generation, peer.sent, payload.len());
-            let lent = peer.lends && moves.lends[k] && payload.len() >= LENT_BYTES_MIN;
-            peer.open(Header { payload_crc, lent, ..header });
+            let mut header = Header::of(tag, self.generation, peer.sent, payload.len());
+            if !peer.seals() {
+                let same = moves.pieces.same(moves.pieces.number(k, whole, self.done[k]));
+                header.payload_crc = *self.sums[same].get_or_insert_with(|| checksum::of(payload));
+                header.lent = peer.lends && moves.lends[k] && payload.len() >= LENT_BYTES_MIN;
+            }
+            peer.open(header, payload);
         }
         // If the next segment follows at once, the kernel need not send the end of this one as a packet of its own.
         let next = piece(whole, self.done[k] + payload.len());
@@ -430,9 +433,14 @@ impl Links {
             }
             peer.staged = false;
             let (into, arrived) = (&mut memory.into[piece.clone()], &peer.staging[..piece.len()]);
-            let (came, made) = reduce(into, arrived, theirs_first, moves.pieces.wanted(number), combine);
-            peer.checked(came)?;
-            self.sums[number] = made;
+            if peer.seals() {
+                // It was opened, which checked it. A peer without seals that is sent the result has it summed then.
+                combine(into, arrived, theirs_first);
+            } else {
+                let (came, made) = reduce(into, arrived, theirs_first, moves.pieces.wanted(number), combine);
+                peer.checked(came)?;
+                self.sums[number] = made;
+            }
         } else {
             if !free {
                 return Ok(false);
@@ -442,7 +450,9 @@ impl Links {
             if step != Step::Whole {
                 return Ok(step == Step::Moved);
             }
-            self.sums[number] = Some(peer.checked(checksum::of(target))?);
+            if !peer.seals() {
+                self.sums[number] = Some(peer.checked(checksum::of(target))?);
+            }
         }
         self.done[k] += piece.len();
         self.at[q].1 += usize::from(piece.end == whole.end);
@@ -495,14 +505,11 @@ impl Links {
         let terms = Terms::default();
         let tag = Tag { step: report.step, op: Op::Farewell, dtype: 0, count: 0, terms };
         let mut letters: Vec<(usize, Vec<u8>)> = Vec::new();
-        for (rank, peer) in self.peers.iter().enumerate() {
+        for (rank, peer) in self.peers.iter_mut().enumerate() {
             let Some(peer) = peer else { continue };
-            let header = Header::of(&tag, self.generation, peer.sent, text.len());
-            let header = Header { payload_crc: checksum::of(&text), ..header }.encode();
             let mut letter =
                 rests.iter().find(|rest| rest.0 == rank).map_or(Vec::new(), |rest| rest.1.clone());
-            letter.extend_from_slice(&header);
-            letter.extend_from_slice(&text);
+            letter.extend(peer.letter(&tag, self.generation, &text));
             letters.push((rank, letter));
         }
         let until = self.system.now() + Duration::from_millis(100);

@@ -7,13 +7,18 @@ use std::time::Duration;
 use super::farewell;
 use super::lend::Pipe;
 use crate::checksum;
+use crate::connection::Connection;
 use crate::frame::{HEADER_BYTES, Header, Op, SEGMENT_BYTES_MAX, Tag};
 use crate::report::Report;
+use crate::seal::{self, Forged, SEAL_BYTES, Seals};
 use crate::socket::Stream;
 use crate::system::System;
 
 /// What a peer wrote before it ended is looked through up to this much.
 const LAST_WORDS_BYTES_MAX: usize = 64 << 20;
+
+/// A header, and what sealing adds to it.
+const HEAD_BYTES_MAX: usize = HEADER_BYTES + SEAL_BYTES;
 
 /// How long the rest of a farewell that has begun may take.
 const FAREWELL_TIME_MAX: Duration = Duration::from_millis(100);
@@ -40,14 +45,18 @@ pub(super) enum Trouble {
 
 pub(super) struct Peer {
     pub(super) stream: Stream,
+    /// What frames are sealed with, if they are.
+    seals: Option<Box<Seals>>,
     system: Arc<dyn System>,
     /// The number of the next frame that is written, and of the next that is read.
     pub(super) sent: u64,
     pub(super) heard: u64,
     /// The frame that is being written: its header, how much of it is written, and whether there is one.
-    head: [u8; HEADER_BYTES],
+    head: [u8; HEAD_BYTES_MAX],
     wrote: usize,
     pub(super) writing: bool,
+    /// Its payload, sealed: what is sent must stay readable here.
+    sealed: Vec<u8>,
     /// Whether that frame is lent, and what it goes through.
     lending: bool,
     pipe: Option<Pipe>,
@@ -57,7 +66,7 @@ pub(super) struct Peer {
     pub(super) lent: bool,
     pub(super) borrowed: bool,
     /// The frame that is being read.
-    header: [u8; HEADER_BYTES],
+    header: [u8; HEAD_BYTES_MAX],
     read: usize,
     payload_crc: u32,
     came_lent: bool,
@@ -68,22 +77,25 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Takes over a stream; `lends` if it leads to a rank of this host.
-    pub(super) fn new(stream: Stream, system: Arc<dyn System>, lends: bool) -> Peer {
+    /// Takes over a connection; `here` if it leads to a rank of this host. Pages that are lent cannot be sealed.
+    pub(super) fn new(connection: Connection, system: Arc<dyn System>, here: bool) -> Peer {
+        let Connection { stream, seals } = connection;
         Peer {
+            lends: here && seals.is_none(),
             stream,
+            seals,
             system,
             sent: 0,
             heard: 0,
-            head: [0; HEADER_BYTES],
+            head: [0; HEAD_BYTES_MAX],
             wrote: 0,
             writing: false,
+            sealed: Vec::new(),
             lending: false,
             pipe: None,
-            lends,
             lent: false,
             borrowed: false,
-            header: [0; HEADER_BYTES],
+            header: [0; HEAD_BYTES_MAX],
             read: 0,
             payload_crc: 0,
             came_lent: false,
@@ -92,9 +104,29 @@ impl Peer {
         }
     }
 
+    /// Whether frames are sealed: then nobody sums them.
+    pub(super) fn seals(&self) -> bool {
+        self.seals.is_some()
+    }
+
+    /// Bytes of a header on this connection.
+    pub(super) fn head_bytes(&self) -> usize {
+        if self.seals() { HEAD_BYTES_MAX } else { HEADER_BYTES }
+    }
+
     /// Begins a frame. The payload stays as it is until the frame is whole, or if it is lent until the peer has taken it.
-    pub(super) fn open(&mut self, header: Header) {
-        self.head = header.encode();
+    pub(super) fn open(&mut self, header: Header, payload: &[u8]) {
+        match &mut self.seals {
+            None => self.head[..HEADER_BYTES].copy_from_slice(&header.encode()),
+            Some(seals) => {
+                self.head[..HEADER_BYTES].copy_from_slice(&header.encode_unsummed());
+                // Once, for all segments that follow.
+                self.sealed.resize(SEGMENT_BYTES_MAX, 0);
+                let sealed = &mut self.sealed[..payload.len()];
+                seal::copy(sealed, payload);
+                seals.out.seal(&mut self.head, sealed);
+            }
+        }
         (self.wrote, self.writing, self.lending) = (0, true, header.lent);
         self.lent |= header.lent;
     }
@@ -102,7 +134,7 @@ impl Peer {
     /// Writes what the socket takes of the frame that was opened; `more` says that another one follows at once.
     pub(super) fn push(&mut self, payload: &[u8], more: bool) -> Result<Step, Trouble> {
         let mut step = Step::Blocked;
-        while self.wrote < HEADER_BYTES + payload.len() {
+        while self.wrote < self.head_bytes() + payload.len() {
             match self.write(payload, more) {
                 Ok(n) => (self.wrote, step) = (self.wrote + n, Step::Moved),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(step),
@@ -129,24 +161,27 @@ impl Peer {
             self.pipe = Some(Pipe::new()?);
         }
         let pipe = self.pipe.as_mut().expect("made above");
-        pipe.lend(&self.stream, rest, more)
+        pipe.lend(&self.stream, &payload[self.wrote - HEADER_BYTES..], more)
     }
 
     /// What is left to write of the frame that was opened.
-    pub(super) fn unwritten<'a, 'b>(&'a self, payload: &'b [u8]) -> (&'a [u8], &'b [u8]) {
-        let (head, payload_at) =
-            (&self.head[self.wrote.min(HEADER_BYTES)..], self.wrote.saturating_sub(HEADER_BYTES));
-        (head, &payload[payload_at..])
+    pub(super) fn unwritten<'a>(&'a self, payload: &'a [u8]) -> (&'a [u8], &'a [u8]) {
+        let whole = self.head_bytes();
+        let payload = if self.seals() { &self.sealed[..payload.len()] } else { payload };
+        (&self.head[self.wrote.min(whole)..whole], &payload[self.wrote.saturating_sub(whole)..])
     }
 
-    /// Reads what has come of a frame whose payload goes to `target`. The header is checked; once the frame is whole the
-    /// caller sums the payload, and asks [`Peer::checked`].
+    /// Reads what has come of a frame whose payload goes to `target`. The header is checked; once the frame is whole a
+    /// sealed payload is opened, and another one is summed by the caller, who asks [`Peer::checked`].
     pub(super) fn pull(&mut self, target: &mut [u8], expected: &Header) -> Result<Step, Trouble> {
-        let whole = HEADER_BYTES + target.len();
+        let head_bytes = self.head_bytes();
+        let whole = head_bytes + target.len();
         let mut step = Step::Blocked;
         while self.read < whole {
-            let (head, payload_at) =
-                (&mut self.header[self.read.min(HEADER_BYTES)..], self.read.saturating_sub(HEADER_BYTES));
+            let (head, payload_at) = (
+                &mut self.header[self.read.min(head_bytes)..head_bytes],
+                self.read.saturating_sub(head_bytes),
+            );
             let headless = head.is_empty();
             let n = if headless {
                 (&self.stream).read(&mut target[payload_at..])
@@ -161,9 +196,13 @@ impl Peer {
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
                 Err(_) => return Err(Trouble::Gone),
             }
-            if !headless && self.read >= HEADER_BYTES {
+            if !headless && self.read >= head_bytes {
                 self.check(target, expected)?;
             }
+        }
+        if let Some(seals) = &mut self.seals {
+            let forged = |Forged| Trouble::Damaged(format!("segment {} is not what it sealed", self.heard));
+            seals.into.open_payload(target).map_err(forged)?;
         }
         self.read = 0;
         self.heard += 1;
@@ -186,7 +225,7 @@ impl Peer {
             return Ok(false);
         }
         if !self.writing {
-            self.open(Header::of(&Tag { op: Op::Receipt, ..*tag }, generation, self.sent, 0));
+            self.open(Header::of(&Tag { op: Op::Receipt, ..*tag }, generation, self.sent, 0), &[]);
         }
         let step = self.push(&[], false)?;
         self.borrowed = step != Step::Whole;
@@ -205,9 +244,9 @@ impl Peer {
     }
 
     fn check(&mut self, target: &mut [u8], expected: &Header) -> Result<(), Trouble> {
-        let header = Header::decode(&self.header).map_err(|what| Trouble::Damaged(what.into()))?;
+        let header = self.decode().map_err(|what| Trouble::Damaged(what.into()))?;
         if header.op == Op::Farewell as u8 {
-            let got = self.read - HEADER_BYTES;
+            let got = self.read - self.head_bytes();
             return Err(self.farewell(&header, &target[..got]));
         }
         if let Some(what) = header.disagreement(expected) {
@@ -219,8 +258,43 @@ impl Peer {
         Ok(())
     }
 
+    /// The header that has come.
+    fn decode(&mut self) -> Result<Header, &'static str> {
+        let (header, _) = self.header.split_first_chunk_mut().expect("a head begins with a header");
+        let Some(seals) = &mut self.seals else { return Header::decode(header) };
+        match seals.into.open_head(&mut self.header) {
+            Ok(()) => {
+                Header::decode_unsummed(self.header.first_chunk().expect("a head begins with a header"))
+            }
+            Err(Forged) => Err("a header is not what it sealed"),
+        }
+    }
+
+    /// The header of a frame so many frames ahead, out of bytes that have come and were not taken.
+    pub(super) fn decode_ahead(&self, ahead: u64, head: &[u8]) -> Option<Header> {
+        let Some(seals) = &self.seals else { return Header::decode(head.first_chunk()?).ok() };
+        let mut head: [u8; HEAD_BYTES_MAX] = head.try_into().ok()?;
+        seals.into.open_ahead(ahead, &mut head).ok()?;
+        Header::decode_unsummed(head.first_chunk()?).ok()
+    }
+
+    /// The frame of a farewell as it goes over the wire; it comes behind the frame that is being written, if there is one.
+    pub(super) fn letter(&mut self, tag: &Tag, generation: u64, text: &[u8]) -> Vec<u8> {
+        let header = Header::of(tag, generation, self.sent + u64::from(self.writing), text.len());
+        match &mut self.seals {
+            None => [&Header { payload_crc: checksum::of(text), ..header }.encode()[..], text].concat(),
+            Some(seals) => {
+                let mut head = [0; HEAD_BYTES_MAX];
+                head[..HEADER_BYTES].copy_from_slice(&header.encode_unsummed());
+                let mut text = text.to_vec();
+                seals.out.seal(&mut head, &mut text);
+                [&head[..], &text].concat()
+            }
+        }
+    }
+
     /// Reads the rest of a farewell, of which `got` came already.
-    fn farewell(&self, header: &Header, got: &[u8]) -> Trouble {
+    fn farewell(&mut self, header: &Header, got: &[u8]) -> Trouble {
         let mut bytes = [0; farewell::BYTES_MAX];
         let length = usize::try_from(header.length).unwrap_or(usize::MAX);
         let Some(bytes) = bytes.get_mut(..length).filter(|b| b.len() >= got.len()) else {
@@ -242,8 +316,12 @@ impl Peer {
                 Err(_) => return Trouble::Gone,
             }
         }
-        if checksum::of(bytes) != header.payload_crc {
-            return Trouble::Damaged("the checksum of a farewell is wrong".into());
+        let whole = match &mut self.seals {
+            None => checksum::of(bytes) == header.payload_crc,
+            Some(seals) => seals.into.open_payload(bytes).is_ok(),
+        };
+        if !whole {
+            return Trouble::Damaged("a farewell is not what it sent".into());
         }
         match farewell::decode(bytes) {
             Some(report) => Trouble::Farewell(report),
@@ -261,21 +339,29 @@ impl Peer {
     /// A peer that closed may have said why, behind frames that nobody has read yet.
     fn last_words(&mut self) -> Trouble {
         let mut scratch = vec![0; SEGMENT_BYTES_MAX];
+        let head_bytes = self.head_bytes();
         let mut seen = 0;
+        // A header that is here already was opened when it came.
+        let mut opened = self.read >= head_bytes;
         while seen < LAST_WORDS_BYTES_MAX {
-            while self.read < HEADER_BYTES {
-                match (&self.stream).read(&mut self.header[self.read..]) {
+            while self.read < head_bytes {
+                match (&self.stream).read(&mut self.header[self.read..head_bytes]) {
                     Ok(n) if n > 0 => self.read += n,
                     Err(e) if e.kind() == ErrorKind::Interrupted => {}
                     _ => return Trouble::Gone,
                 }
             }
-            let Ok(header) = Header::decode(&self.header) else { return Trouble::Gone };
+            let header = match (opened, self.header.first_chunk()) {
+                (true, Some(header)) if self.seals() => Header::decode_unsummed(header),
+                _ => self.decode(),
+            };
+            opened = false;
+            let Ok(header) = header else { return Trouble::Gone };
             let skip = usize::try_from(header.length).unwrap_or(usize::MAX);
             if header.op == Op::Farewell as u8 {
                 return self.farewell(&header, &[]);
             }
-            let mut at = self.read - HEADER_BYTES;
+            let mut at = self.read - head_bytes;
             while at < skip.min(SEGMENT_BYTES_MAX) {
                 match (&self.stream).read(&mut scratch[..skip.min(SEGMENT_BYTES_MAX) - at]) {
                     Ok(n) if n > 0 => at += n,
@@ -283,8 +369,11 @@ impl Peer {
                     _ => return Trouble::Gone,
                 }
             }
+            if let Some(seals) = &mut self.seals {
+                seals.into.skip_payload();
+            }
             self.read = 0;
-            seen += HEADER_BYTES + at;
+            seen += head_bytes + at;
         }
         Trouble::Gone
     }

@@ -9,6 +9,7 @@ use rustix::event::PollFd;
 use rustix::net::sockopt;
 
 use super::hello::{Handshake, Hello, Progress, Turned};
+use crate::connection::{Connection, Proven};
 use crate::ready;
 use crate::secret::{Role, Secret};
 use crate::socket::Stream;
@@ -20,21 +21,26 @@ const BUFFER_BYTES: usize = 4 << 20;
 /// A connection that is being made.
 pub(crate) struct Dial {
     stream: Stream,
-    connected: bool,
-    handshake: Handshake,
+    addr: SocketAddr,
+    secret: Secret,
+    hello: Hello,
+    /// None before the connection is made: what is said depends on the addresses that it has.
+    handshake: Option<Handshake>,
     writes: bool,
 }
 
 /// How far it is.
 pub(crate) enum Dialled {
-    /// Not yet there.
-    Pending,
+    /// Not yet there: to be gone on with.
+    Pending(Box<Dial>),
     /// The other side proved itself.
-    Proved(Hello),
+    Proved(Proven),
     /// The connection was not made.
     Unconnected(io::Error),
     /// It was, and ended before the proof.
     Turned(Turned),
+    /// The time is over; whether the other side had taken the connection.
+    Overdue { connected: bool },
 }
 
 impl Dial {
@@ -44,23 +50,26 @@ impl Dial {
         addr: SocketAddr,
         secret: Secret,
         hello: Hello,
-    ) -> io::Result<Dial> {
+    ) -> io::Result<Box<Dial>> {
         let (stream, connected) = system.connect(addr, &|socket| widen(socket))?;
-        let handshake = Handshake::new(Role::Connector, secret, hello);
-        Ok(Dial { stream, connected, handshake, writes: true })
+        let mut dial = Dial { stream, addr, secret, hello, handshake: None, writes: true };
+        if connected {
+            dial.greet()?;
+        }
+        Ok(Box::new(dial))
     }
 
     /// What to wait for before the next turn.
     pub(crate) fn interest(&self) -> PollFd<'_> {
-        match self.connected {
+        match self.connected() {
             false => ready::writable(self.stream.as_fd()),
             true => ready::interest(self.stream.as_fd(), self.writes),
         }
     }
 
     /// Goes on without waiting.
-    pub(crate) fn turn(&mut self) -> Dialled {
-        if !self.connected {
+    pub(crate) fn turn(mut self: Box<Dial>) -> Dialled {
+        if !self.connected() {
             match self.stream.take_error() {
                 Ok(None) => {}
                 Ok(Some(e)) | Err(e) => return Dialled::Unconnected(e),
@@ -71,53 +80,60 @@ impl Dial {
                     return Dialled::Unconnected(io::ErrorKind::ConnectionRefused.into());
                 }
                 (Ok(_), _) => {}
-                (Err(e), _) if e.kind() == io::ErrorKind::NotConnected => return Dialled::Pending,
+                (Err(e), _) if e.kind() == io::ErrorKind::NotConnected => return Dialled::Pending(self),
                 (Err(e), _) => return Dialled::Unconnected(e),
             }
-            if let Err(e) = self.stream.set_nodelay() {
+            if let Err(e) = self.greet() {
                 return Dialled::Unconnected(e);
             }
-            self.connected = true;
         }
-        match self.handshake.advance(&mut self.stream) {
-            Progress::Proved(hello) => Dialled::Proved(hello),
+        let Some(handshake) = &mut self.handshake else { return Dialled::Pending(self) };
+        match handshake.advance(&mut self.stream) {
+            Progress::Proved(hello) => {
+                let seals = handshake.take_seals();
+                let connection = Connection { stream: self.stream, seals };
+                Dialled::Proved(Proven { connection, addr: self.addr, hello })
+            }
             Progress::Turned(turned) => Dialled::Turned(turned),
             Progress::Read => {
                 self.writes = false;
-                Dialled::Pending
+                Dialled::Pending(self)
             }
             Progress::Write => {
                 self.writes = true;
-                Dialled::Pending
+                Dialled::Pending(self)
             }
         }
     }
 
     /// Whether the other side has taken the connection, though it may have said nothing yet.
     pub(crate) fn connected(&self) -> bool {
-        self.connected
+        self.handshake.is_some()
+    }
+
+    /// The connection is made: the first words.
+    fn greet(&mut self) -> io::Result<()> {
+        self.stream.set_nodelay()?;
+        let hello = Hello { here: self.stream.stays_on_host()?, ..self.hello };
+        let handshake = Handshake::new(Role::Connector, self.secret.clone(), hello);
+        self.handshake = Some(handshake.map_err(io::Error::other)?);
+        Ok(())
     }
 
     /// Waits for the end, at most until then.
-    pub(crate) fn wait(&mut self, system: &dyn System, until: Instant) -> Dialled {
+    pub(crate) fn wait(mut self: Box<Dial>, system: &dyn System, until: Instant) -> Dialled {
         loop {
             match self.turn() {
-                Dialled::Pending if system.now() >= until => {
-                    return Dialled::Unconnected(io::ErrorKind::TimedOut.into());
+                Dialled::Pending(dial) if system.now() >= until => {
+                    return Dialled::Overdue { connected: dial.connected() };
                 }
-                Dialled::Pending => {
-                    if let Err(e) = system.wait(&mut [self.interest()], until) {
-                        return Dialled::Unconnected(e);
-                    }
-                }
+                Dialled::Pending(dial) => self = dial,
                 done => return done,
             }
+            if let Err(e) = system.wait(&mut [self.interest()], until) {
+                return Dialled::Unconnected(e);
+            }
         }
-    }
-
-    /// The stream, not blocking.
-    pub(crate) fn into_stream(self) -> Stream {
-        self.stream
     }
 }
 

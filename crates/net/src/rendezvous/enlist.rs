@@ -9,13 +9,12 @@ use super::dial::{Dial, Dialled};
 use super::hello::{Hello, Purpose, Turned};
 use super::mesh::{self, MeshOptions};
 use super::{JoinError, JoinOptions, Joined, SLACK, WAIT_MAX, listen_for_data, mesh_time};
+use crate::connection::{Connection, Proven};
 use crate::control::Control;
 use crate::control::channel::{Channel, Ended};
 use crate::control::message::Message;
 use crate::patience::Patience;
 use crate::ready;
-use crate::secret::nonce;
-use crate::socket::Stream;
 use crate::system::System;
 
 /// One try to connect and to prove the secret.
@@ -28,9 +27,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 pub(super) fn enlist(options: JoinOptions, hello: Hello) -> Result<Joined, JoinError> {
     let JoinOptions { rank, size, .. } = options;
     let system = &*options.system.clone();
-    let stream = find(&options, hello)?;
-    let ip = stream.local_addr()?.ip();
-    let mut channel = Channel::new(stream, Message::bytes_max_from_zero(size))?;
+    let connection = find(&options, hello)?;
+    let ip = connection.stream.local_addr()?.ip();
+    let mut channel = Channel::new(connection, Message::bytes_max_from_zero(size))?;
     let left = || JoinError::Left { rank: 0, host: options.master.clone() };
     let until = system.now() + options.patience.silence + SLACK;
     let Message::Welcome { wait_ms, patience_ms, stall_ms } = hear(system, &mut channel, until, left)? else {
@@ -53,8 +52,8 @@ pub(super) fn enlist(options: JoinOptions, hello: Hello) -> Result<Joined, JoinE
         return Err(unexpected("a table of ranks that is not the one of this job"));
     }
     let until = system.now() + mesh_time(size, patience);
-    let (secret, skip_same_host) = (&options.secret, options.skip_same_host);
-    let mesh = MeshOptions { system, rank, members: &members, secret, hello, skip_same_host, until };
+    let (secret, skip_same_host, tell) = (&options.secret, options.skip_same_host, &options.tell);
+    let mesh = MeshOptions { system, rank, members: &members, secret, hello, skip_same_host, tell, until };
     let (streams, faults) = mesh::build(data, &mesh, &mut || match next(&mut channel, left)? {
         None => Ok(false),
         Some(_) => Err(unexpected("a message while the ranks were being connected")),
@@ -72,7 +71,7 @@ pub(super) fn enlist(options: JoinOptions, hello: Hello) -> Result<Joined, JoinE
 }
 
 /// A proven connection to rank 0.
-fn find(options: &JoinOptions, hello: Hello) -> Result<Stream, JoinError> {
+fn find(options: &JoinOptions, hello: Hello) -> Result<Connection, JoinError> {
     let JoinOptions { rank, ref master, timeout, .. } = *options;
     let system = &*options.system;
     let until = system.now() + timeout;
@@ -91,8 +90,7 @@ fn find(options: &JoinOptions, hello: Hello) -> Result<Stream, JoinError> {
             }
         };
         for addr in addrs {
-            let hello = Hello { nonce: nonce()?, ..hello };
-            let mut dial = match Dial::start(system, addr, options.secret.clone(), hello) {
+            let dial = match Dial::start(system, addr, options.secret.clone(), hello) {
                 Ok(dial) => dial,
                 Err(e) => {
                     why = e.to_string();
@@ -100,12 +98,19 @@ fn find(options: &JoinOptions, hello: Hello) -> Result<Stream, JoinError> {
                 }
             };
             match dial.wait(system, until.min(system.now() + TRY_TIME)) {
-                Dialled::Proved(theirs) if theirs.rank == 0 && theirs.purpose == Purpose::Control => {
-                    return Ok(dial.into_stream());
+                Dialled::Proved(Proven { connection, hello: theirs, .. })
+                    if theirs.rank == 0 && theirs.purpose == Purpose::Control =>
+                {
+                    return Ok(connection);
                 }
-                Dialled::Proved(theirs) => why = format!("rank {} answers there", theirs.rank),
+                Dialled::Proved(Proven { hello: theirs, .. }) => {
+                    why = format!("rank {} answers there", theirs.rank);
+                }
                 Dialled::Turned(Turned::WrongSecret) => {
                     return Err(JoinError::WrongSecret { rank, master: master.clone() });
+                }
+                Dialled::Turned(Turned::Encryption(zeros)) => {
+                    return Err(JoinError::Encryption { rank, theirs: hello.encrypt, zeros });
                 }
                 Dialled::Turned(Turned::Version(theirs)) => {
                     return Err(JoinError::Version { master: master.clone(), theirs });
@@ -115,11 +120,12 @@ fn find(options: &JoinOptions, hello: Hello) -> Result<Stream, JoinError> {
                 }
                 Dialled::Turned(Turned::Closed) => why = "it closed the connection".into(),
                 Dialled::Turned(Turned::Failed(kind)) => why = kind.to_string(),
-                Dialled::Unconnected(e) if e.kind() == io::ErrorKind::TimedOut && dial.connected() => {
+                Dialled::Overdue { connected: true } => {
                     why = "it accepted the connection and did not answer".into();
                 }
+                Dialled::Overdue { connected: false } => why = "connection timed out".into(),
                 Dialled::Unconnected(e) => why = e.to_string(),
-                Dialled::Pending => {}
+                Dialled::Pending(_) => {}
             }
         }
         system.sleep(pause.min(until.saturating_duration_since(system.now())));

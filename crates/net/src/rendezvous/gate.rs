@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFd;
 
 use super::hello::{Handshake, Hello, Progress, Turned};
+use super::knock::{Knocks, Tell};
+use crate::connection::{Connection, Proven};
 use crate::ready;
-use crate::secret::{Role, Secret, nonce};
+use crate::secret::{Role, Secret};
 use crate::socket::{Listener, Stream};
 
 /// Time for a stranger to prove that it is none.
@@ -31,12 +33,15 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct Gate {
     listener: Listener,
     secret: Secret,
-    /// What this side says; the nonce is new each time.
+    /// What this side says; the key is new each time.
     hello: Hello,
     pending: Vec<Pending>,
     n_pending_max: usize,
     notes: Vec<String>,
     n_turned: usize,
+    knocks: Knocks,
+    /// One who proved the secret and wants something else of encryption: the last one.
+    pub(crate) unlike: Option<Hello>,
     paused_until: Option<Instant>,
 }
 
@@ -48,13 +53,6 @@ struct Pending {
     writes: bool,
 }
 
-/// Somebody who proved the secret.
-pub(crate) struct Arrival {
-    pub(crate) stream: Stream,
-    pub(crate) addr: SocketAddr,
-    pub(crate) hello: Hello,
-}
-
 impl Gate {
     /// Guards a listener for `n_expected` ranks.
     pub(crate) fn new(
@@ -62,6 +60,7 @@ impl Gate {
         secret: Secret,
         hello: Hello,
         n_expected: usize,
+        tell: Tell,
     ) -> io::Result<Gate> {
         listener.set_nonblocking(true)?;
         // All ranks may come at the same moment.
@@ -76,6 +75,8 @@ impl Gate {
             n_pending_max,
             notes: Vec::new(),
             n_turned: 0,
+            knocks: Knocks::new(tell),
+            unlike: None,
             paused_until: None,
         })
     }
@@ -99,7 +100,7 @@ impl Gate {
     }
 
     /// Goes on with everybody who is here, and returns who has proved the secret.
-    pub(crate) fn turn(&mut self, now: Instant) -> Vec<Arrival> {
+    pub(crate) fn turn(&mut self, now: Instant) -> Vec<Proven> {
         if self.paused_until.is_some_and(|until| until <= now) {
             self.paused_until = None;
         }
@@ -111,9 +112,11 @@ impl Gate {
         for mut pending in std::mem::take(&mut self.pending) {
             match pending.handshake.advance(&mut pending.stream) {
                 Progress::Proved(hello) => {
-                    arrivals.push(Arrival { stream: pending.stream, addr: pending.addr, hello });
+                    let Pending { stream, addr, mut handshake, .. } = pending;
+                    let connection = Connection { stream, seals: handshake.take_seals() };
+                    arrivals.push(Proven { connection, addr, hello });
                 }
-                Progress::Turned(turned) => self.note_turned(&pending, &turned),
+                Progress::Turned(turned) => self.note_turned(now, &pending, &turned),
                 Progress::Read | Progress::Write if pending.until <= now => {
                     self.note(format!("{}: said too little in {STRANGER_TIME:?}", pending.addr));
                 }
@@ -159,36 +162,50 @@ impl Gate {
                     return;
                 }
             };
-            let Ok(nonce) = nonce() else { return };
             if stream.set_nonblocking(true).is_err() || stream.set_nodelay().is_err() {
                 continue;
             }
+            let Ok(here) = stream.stays_on_host() else { continue };
+            let hello = Hello { here, ..self.hello };
+            let Ok(handshake) = Handshake::new(Role::Acceptor, self.secret.clone(), hello) else { return };
             if self.pending.len() >= self.n_pending_max {
                 let oldest = self.pending.remove(0);
                 self.note(format!("{}: too many strangers at once", oldest.addr));
             }
-            let handshake =
-                Handshake::new(Role::Acceptor, self.secret.clone(), Hello { nonce, ..self.hello });
             self.pending.push(Pending { stream, addr, handshake, until: now + STRANGER_TIME, writes: false });
         }
     }
 
-    fn note_turned(&mut self, pending: &Pending, turned: &Turned) {
+    fn note_turned(&mut self, now: Instant, pending: &Pending, turned: &Turned) {
         let addr = pending.addr;
         let claim = match pending.handshake.claimed() {
             Some(hello) => format!("{addr}, as rank {}", hello.rank),
             None => addr.to_string(),
         };
-        self.note(match turned {
+        let note = match turned {
             Turned::Stranger => format!("{claim}: not a rank"),
             Turned::Version(theirs) => {
                 let ours = super::PROTOCOL_VERSION;
                 format!("{claim}: speaks version {theirs} of the protocol, and this is version {ours}")
             }
             Turned::WrongSecret => format!("{claim}: wrong secret"),
+            Turned::Encryption(theirs) => {
+                let ours = self.hello.encrypt;
+                format!("{claim}: has parallel.encrypt = {theirs}, and this rank {ours}")
+            }
             Turned::Closed => format!("{claim}: closed without a proof"),
             Turned::Failed(kind) => format!("{claim}: {kind}"),
-        });
+        };
+        // Who speaks like a rank may be one that was started wrongly: whoever waits for it should know at once.
+        match turned {
+            Turned::Version(_) | Turned::WrongSecret => self.knocks.note(now, &note),
+            Turned::Encryption(_) => {
+                self.unlike = pending.handshake.claimed();
+                self.knocks.note(now, &note);
+            }
+            Turned::Stranger | Turned::Closed | Turned::Failed(_) => {}
+        }
+        self.note(note);
     }
 }
 
@@ -199,15 +216,17 @@ mod tests {
 
     use super::super::hello::Purpose;
     use super::*;
+    use crate::seal::Encrypt;
     use crate::system::{Os, System};
 
     fn gate() -> (Gate, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
-        let secret = Secret::from_text("correct horse").unwrap();
+        let secret = crate::secret::tests::secret("correct horse");
         let purpose = Purpose::Control;
-        let hello = Hello { purpose, job: 1, generation: 0, rank: 0, size: 2, peer: 0, nonce: [0; 32] };
-        (Gate::new(listener.into(), secret, hello, 2).unwrap(), addr)
+        let (encrypt, here, key) = (Encrypt::Auto, false, [0; 32]);
+        let hello = Hello { purpose, job: 1, generation: 0, rank: 0, size: 2, peer: 0, encrypt, here, key };
+        (Gate::new(listener.into(), secret, hello, 2, Tell::default()).unwrap(), addr)
     }
 
     /// Whether the other side closed it.

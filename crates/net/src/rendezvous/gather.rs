@@ -8,16 +8,17 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use super::gate::{Arrival, Gate};
+use super::gate::Gate;
 use super::hello::{Hello, Purpose};
 use super::mesh::{self, MeshOptions};
 use super::{Channels, JoinError, JoinOptions, Joined, Member, SLACK, describe, listen_for_data, mesh_time};
+use crate::connection::{Connection, Proven};
 use crate::control::Control;
 use crate::control::channel::{Channel, Ended};
 use crate::control::message::{Fault, Message};
 use crate::patience::Patience;
 use crate::ready;
-use crate::socket::{Listener, Stream};
+use crate::socket::Listener;
 
 /// How long the end of a connection may take to be seen.
 const LEAVING: Duration = Duration::from_millis(200);
@@ -70,7 +71,7 @@ pub(super) fn gather(mut options: JoinOptions, hello: Hello) -> Result<Joined, J
                 let all = "rank 0 was given a listener on all interfaces: bind the address of one";
                 return Err(JoinError::Options(all.into()));
             }
-            (ip, Some(Gate::new(listener, options.secret.clone(), hello, size)?))
+            (ip, Some(Gate::new(listener, options.secret.clone(), hello, size, options.tell.clone())?))
         }
     };
     let (data, here) = listen_for_data(&options, ip)?;
@@ -133,6 +134,10 @@ impl Hall {
             for arrival in gate.turn(now) {
                 self.admit(&mut gate, arrival)?;
             }
+            if let Some(theirs) = gate.unlike.take().filter(|theirs| self.is_ours(theirs)) {
+                let (rank, zeros) = (theirs.rank as usize, self.hello.encrypt);
+                return Err(JoinError::Encryption { rank, theirs: theirs.encrypt, zeros });
+            }
             for rank in 1..self.seats.len() {
                 self.listen_to(&mut gate, rank)?;
             }
@@ -156,15 +161,19 @@ impl Hall {
         }
     }
 
+    fn is_ours(&self, theirs: &Hello) -> bool {
+        (theirs.job, theirs.generation) == (self.hello.job, self.hello.generation)
+    }
+
     fn member(&self, rank: usize) -> Option<&Member> {
         self.seats[rank].as_ref()?.member.as_ref()
     }
 
     /// Somebody knows the secret. Is it a rank of this job?
-    fn admit(&mut self, gate: &mut Gate, arrival: Arrival) -> Result<(), JoinError> {
-        let Arrival { stream, addr, hello } = arrival;
+    fn admit(&mut self, gate: &mut Gate, arrival: Proven) -> Result<(), JoinError> {
+        let Proven { connection, addr, hello } = arrival;
         let (rank, size) = (hello.rank as usize, hello.size as usize);
-        let Ok(mut channel) = Channel::new(stream, Message::bytes_max_to_zero(self.options.size)) else {
+        let Ok(mut channel) = Channel::new(connection, Message::bytes_max_to_zero(self.options.size)) else {
             return Ok(());
         };
         let mut refuse = |why: &str| channel.send(&Message::Refused { why: why.into() });
@@ -257,15 +266,16 @@ impl Hall {
         &mut self,
         data: Listener,
         members: Vec<Member>,
-    ) -> Result<(Vec<Member>, Vec<Option<Stream>>), JoinError> {
+    ) -> Result<(Vec<Member>, Vec<Option<Connection>>), JoinError> {
         self.tell_all(&Message::Table(members.clone()));
         let system = &*self.options.system.clone();
         let until = system.now() + mesh_time(members.len(), self.options.patience);
         let enough = until + self.options.patience.silence + SLACK;
         let (secret, skip_same_host) = (&self.options.secret.clone(), self.options.skip_same_host);
+        let tell = &self.options.tell.clone();
         let hello = self.hello;
         let options =
-            MeshOptions { system, rank: 0, members: &members, secret, hello, skip_same_host, until };
+            MeshOptions { system, rank: 0, members: &members, secret, hello, skip_same_host, tell, until };
         let mut found =
             Found { waiting: (1..members.len()).collect(), faults: Vec::new(), enough: None, built: false };
         let (streams, faults) = mesh::build(data, &options, &mut || self.collect(&members, &mut found))?;

@@ -10,13 +10,16 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::dial::{Dial, Dialled, widen};
-use super::gate::{Arrival, Gate};
+use super::gate::Gate;
 use super::hello::{Hello, Purpose, Turned};
+use super::knock::Tell;
 use super::{JoinError, Member};
+use crate::connection::{Connection, Proven};
 use crate::control::message::Fault;
 use crate::ready;
-use crate::secret::{Secret, nonce};
-use crate::socket::{Listener, Stream};
+use crate::seal::SEAL_BYTES;
+use crate::secret::Secret;
+use crate::socket::Listener;
 use crate::system::System;
 
 /// More than the largest packet in use (jumbo frames of 9000 bytes).
@@ -38,6 +41,7 @@ pub(crate) struct MeshOptions<'a> {
     pub(crate) hello: Hello,
     /// No streams between ranks with equal host keys.
     pub(crate) skip_same_host: bool,
+    pub(crate) tell: &'a Tell,
     pub(crate) until: Instant,
 }
 
@@ -59,10 +63,10 @@ enum Way {
         until: Instant,
     },
     Probing {
-        stream: Stream,
+        connection: Connection,
         probe: Probe,
     },
-    Open(Stream),
+    Open(Connection),
     Failed(String),
 }
 
@@ -72,12 +76,12 @@ pub(crate) fn build(
     listener: Listener,
     options: &MeshOptions,
     over: &mut dyn FnMut() -> Result<bool, JoinError>,
-) -> Result<(Vec<Option<Stream>>, Vec<Fault>), JoinError> {
+) -> Result<(Vec<Option<Connection>>, Vec<Fault>), JoinError> {
     let MeshOptions { rank, members, .. } = *options;
     widen(&listener);
     let hello =
         Hello { purpose: Purpose::Data, rank: rank as u32, size: members.len() as u32, ..options.hello };
-    let mut gate = Gate::new(listener, options.secret.clone(), hello, members.len())?;
+    let mut gate = Gate::new(listener, options.secret.clone(), hello, members.len(), options.tell.clone())?;
     let mut ways: Vec<Way> = members.iter().map(|peer| first(options, peer)).collect();
     let mut n_dials = vec![0; members.len()];
     let interrupted = loop {
@@ -105,7 +109,9 @@ pub(crate) fn build(
                     fds.push(dial.interest());
                     until = until.min(*then);
                 }
-                Way::Probing { stream, probe } => fds.push(ready::interest(stream.as_fd(), probe.writes())),
+                Way::Probing { connection, probe } => {
+                    fds.push(ready::interest(connection.stream.as_fd(), probe.writes()));
+                }
                 Way::None | Way::Awaited { .. } | Way::Open(_) | Way::Failed(_) => {}
             }
         }
@@ -116,19 +122,19 @@ pub(crate) fn build(
     for (peer, way) in ways.into_iter().enumerate() {
         let (stream, why) = match way {
             Way::None => (None, None),
-            Way::Open(stream) => (Some(stream), None),
+            Way::Open(connection) => (Some(connection), None),
             Way::Failed(why) => (None, Some(why)),
             _ if interrupted => (None, None),
             Way::Awaited { last } => (None, Some(last.to_owned())),
             Way::Resting { last, .. } => (None, Some(last)),
-            Way::Dialling { dial, .. } => (None, Some(overdue(&dial).to_owned())),
+            Way::Dialling { dial, .. } => (None, Some(overdue(dial.connected()).to_owned())),
             Way::Probing { probe, .. } => (None, Some(probe.stalled())),
         };
         faults.extend(why.map(|why| Fault { from: rank as u32, to: peer as u32, why }));
         streams.push(stream);
     }
-    for stream in streams.iter().flatten() {
-        stream.set_nonblocking(false)?;
+    for connection in streams.iter().flatten() {
+        connection.stream.set_nonblocking(false)?;
     }
     Ok((streams, faults))
 }
@@ -146,7 +152,7 @@ fn first(options: &MeshOptions, peer: &Member) -> Way {
 }
 
 /// Somebody proved the secret: is it one of the ranks that are awaited?
-fn take(ways: &mut [Way], rank: usize, mine: &Hello, arrival: Arrival) {
+fn take(ways: &mut [Way], rank: usize, mine: &Hello, mut arrival: Proven) {
     let theirs = arrival.hello;
     let peer = theirs.rank as usize;
     let agrees = theirs.purpose == Purpose::Data
@@ -154,7 +160,8 @@ fn take(ways: &mut [Way], rank: usize, mine: &Hello, arrival: Arrival) {
         && (theirs.job, theirs.generation, theirs.size) == (mine.job, mine.generation, mine.size);
     // A rank that comes a second time lost its first connection.
     if agrees && peer > rank && peer < ways.len() && !matches!(ways[peer], Way::None) {
-        ways[peer] = Way::Probing { stream: arrival.stream, probe: Probe::new(rank, peer) };
+        let probe = Probe::new(rank, peer, &mut arrival.connection);
+        ways[peer] = Way::Probing { connection: arrival.connection, probe };
     }
 }
 
@@ -172,23 +179,27 @@ fn advance(
     };
     Ok(match way {
         Way::Resting { until, .. } if until <= now => {
-            let hello = Hello { peer: peer as u32, nonce: nonce()?, ..hello };
+            let hello = Hello { peer: peer as u32, ..hello };
             let dialled =
                 Dial::start(options.system, options.members[peer].addr, options.secret.clone(), hello);
             *n_dials += 1;
             match dialled {
-                Ok(dial) => {
-                    Way::Dialling { dial: Box::new(dial), until: (now + DIAL_TIME).min(options.until) }
-                }
+                Ok(dial) => Way::Dialling { dial, until: (now + DIAL_TIME).min(options.until) },
                 Err(e) => again(*n_dials, explain(&e)),
             }
         }
-        Way::Dialling { mut dial, until } => match dial.turn() {
-            Dialled::Proved(theirs) if theirs.rank as usize == peer && theirs.purpose == Purpose::Data => {
-                Way::Probing { stream: dial.into_stream(), probe: Probe::new(options.rank, peer) }
+        Way::Dialling { dial, until } => match dial.turn() {
+            Dialled::Proved(Proven { mut connection, hello: theirs, .. })
+                if theirs.rank as usize == peer && theirs.purpose == Purpose::Data =>
+            {
+                let probe = Probe::new(options.rank, peer, &mut connection);
+                Way::Probing { connection, probe }
             }
-            Dialled::Proved(theirs) => Way::Failed(format!("rank {} answers there", theirs.rank)),
+            Dialled::Proved(proven) => Way::Failed(format!("rank {} answers there", proven.hello.rank)),
             Dialled::Turned(Turned::WrongSecret) => Way::Failed("it does not know the job's secret".into()),
+            Dialled::Turned(Turned::Encryption(theirs)) => {
+                Way::Failed(format!("it has parallel.encrypt = {theirs}"))
+            }
             Dialled::Turned(Turned::Stranger) => Way::Failed("something else than a rank answers".into()),
             Dialled::Turned(Turned::Version(v)) => {
                 Way::Failed(format!("it speaks version {v} of the protocol"))
@@ -196,16 +207,17 @@ fn advance(
             Dialled::Turned(Turned::Closed) => again(*n_dials, "it closed the connection".into()),
             Dialled::Turned(Turned::Failed(kind)) => again(*n_dials, kind.to_string()),
             Dialled::Unconnected(e) => again(*n_dials, explain(&e)),
-            Dialled::Pending if until <= now && now < options.until => {
+            Dialled::Pending(dial) if until <= now && now < options.until => {
                 // It may stand still for a while: that is no refusal, and does not count as one.
                 *n_dials -= 1;
-                again(*n_dials, overdue(&dial).into())
+                again(*n_dials, overdue(dial.connected()).into())
             }
-            Dialled::Pending => Way::Dialling { dial, until },
+            Dialled::Pending(dial) => Way::Dialling { dial, until },
+            Dialled::Overdue { connected } => again(*n_dials, overdue(connected).into()),
         },
-        Way::Probing { mut stream, mut probe } => match probe.advance(&mut stream) {
-            Ok(true) => Way::Open(stream),
-            Ok(false) => Way::Probing { stream, probe },
+        Way::Probing { mut connection, mut probe } => match probe.advance(&mut connection) {
+            Ok(true) => Way::Open(connection),
+            Ok(false) => Way::Probing { connection, probe },
             Err(_) if peer > options.rank => Way::Awaited { last: "it closed the connection" },
             Err(why) => Way::Failed(why),
         },
@@ -213,8 +225,8 @@ fn advance(
     })
 }
 
-fn overdue(dial: &Dial) -> &'static str {
-    if dial.connected() { "it accepted the connection and did not answer" } else { "connection timed out" }
+fn overdue(connected: bool) -> &'static str {
+    if connected { "it accepted the connection and did not answer" } else { "connection timed out" }
 }
 
 /// An error without the number that the system gives it.
@@ -227,57 +239,72 @@ fn explain(e: &io::Error) -> String {
     }
 }
 
-/// The message that each of a pair sends the other.
+/// The message that each of a pair sends the other: the first frame of the connection, sealed if it is encrypted.
 struct Probe {
     output: Vec<u8>,
     n_sent: usize,
+    input: Vec<u8>,
     n_received: usize,
     peer: usize,
 }
 
 impl Probe {
-    fn new(rank: usize, peer: usize) -> Probe {
-        let output = (0..PROBE_BYTES).map(|i| pattern(rank, i)).collect();
-        Probe { output, n_sent: 0, n_received: 0, peer }
+    fn new(rank: usize, peer: usize, connection: &mut Connection) -> Probe {
+        let mut output: Vec<u8> = (0..PROBE_BYTES).map(|i| pattern(rank, i)).collect();
+        if let Some(seals) = &mut connection.seals {
+            let mut head = [0; SEAL_BYTES];
+            seals.out.seal(&mut head, &mut output);
+            output.splice(..0, head);
+        }
+        Probe { n_sent: 0, input: vec![0; output.len()], output, n_received: 0, peer }
     }
 
     fn writes(&self) -> bool {
-        self.n_sent < PROBE_BYTES
+        self.n_sent < self.output.len()
     }
 
     fn stalled(&self) -> String {
         let Probe { n_sent, n_received, .. } = self;
         format!(
-            "connected, but a message of {PROBE_BYTES} bytes does not get through \
-             ({n_sent} bytes sent, {n_received} received)"
+            "connected, but a message of {} bytes does not get through ({n_sent} bytes sent, {n_received} received)",
+            self.output.len()
         )
     }
 
     /// Whether both messages are through.
-    fn advance(&mut self, stream: &mut Stream) -> Result<bool, String> {
-        let mut input = [0; 4096];
+    fn advance(&mut self, connection: &mut Connection) -> Result<bool, String> {
         let (mut can_write, mut can_read) = (true, true);
         while can_write && self.writes() {
-            match stream.write(&self.output[self.n_sent..]) {
+            match connection.stream.write(&self.output[self.n_sent..]) {
                 Ok(n) => self.n_sent += n,
                 Err(e) => can_write = interrupted(e)?,
             }
         }
-        while can_read && self.n_received < PROBE_BYTES {
-            let n_max = input.len().min(PROBE_BYTES - self.n_received);
-            match stream.read(&mut input[..n_max]) {
+        while can_read && self.n_received < self.input.len() {
+            match connection.stream.read(&mut self.input[self.n_received..]) {
                 Ok(0) => return Err("it closed the connection".into()),
-                Ok(n) => {
-                    let expected = (self.n_received..).map(|i| pattern(self.peer, i));
-                    if !input[..n].iter().copied().eq(expected.take(n)) {
-                        return Err("what it sent arrived damaged".into());
-                    }
-                    self.n_received += n;
-                }
+                Ok(n) => self.n_received += n,
                 Err(e) => can_read = interrupted(e)?,
             }
+            if self.n_received == self.input.len() && !self.is_whole(connection) {
+                return Err("what it sent arrived damaged".into());
+            }
         }
-        Ok(!self.writes() && self.n_received == PROBE_BYTES)
+        Ok(!self.writes() && self.n_received == self.input.len())
+    }
+
+    /// Whether all that came is what the other side sent.
+    fn is_whole(&mut self, connection: &mut Connection) -> bool {
+        let mut input = &mut self.input[..];
+        if let Some(seals) = &mut connection.seals {
+            let (head, payload) = input.split_at_mut(SEAL_BYTES);
+            let opened = seals.into.open_head(head).and_then(|()| seals.into.open_payload(payload));
+            if opened.is_err() {
+                return false;
+            }
+            input = payload;
+        }
+        input.iter().copied().eq((0..PROBE_BYTES).map(|i| pattern(self.peer, i)))
     }
 }
 
@@ -299,6 +326,7 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
+    use crate::seal::Encrypt;
     use crate::system::Os;
 
     const TIME: Duration = Duration::from_millis(1500);
@@ -309,7 +337,8 @@ mod tests {
     }
 
     fn hello(generation: u64) -> Hello {
-        Hello { purpose: Purpose::Control, job: 1, generation, rank: 0, size: 0, peer: 0, nonce: [0; 32] }
+        let (encrypt, here, key) = (Encrypt::Always, false, [0; 32]);
+        Hello { purpose: Purpose::Control, job: 1, generation, rank: 0, size: 0, peer: 0, encrypt, here, key }
     }
 
     /// Ranks of this test, each with its secret and generation; `None` is a listener that never answers.
@@ -319,11 +348,12 @@ mod tests {
         let members = &members;
         std::thread::scope(|s| {
             let build = |rank: usize, listener: TcpListener, (secret, generation): (&str, u64)| {
-                let secret = &Secret::from_text(secret).unwrap();
+                let secret = &crate::secret::tests::secret(secret);
+                let tell = &Tell::default();
                 let until = Instant::now() + TIME;
                 let hello = hello(generation);
                 let options =
-                    MeshOptions { system: &Os, rank, members, secret, hello, skip_same_host, until };
+                    MeshOptions { system: &Os, rank, members, secret, hello, skip_same_host, tell, until };
                 let (streams, faults) = build(listener.into(), &options, &mut || Ok(false)).unwrap();
                 let faults = faults.iter().map(|f| format!("{} to {}: {}", f.from, f.to, f.why)).collect();
                 (streams.iter().map(Option::is_some).collect::<Vec<_>>(), faults)

@@ -8,13 +8,15 @@
 //! # Layout
 //! `hello`: first words and proof. `gate`: a listener that strangers cannot keep busy. `dial`: connecting.
 //! `gather`: rank 0's side. `enlist`: the others'. `mesh`: the pairs. `host`: what a process knows of its host.
+//! `knock`: what is said of those who are turned away.
 
 mod dial;
 mod enlist;
 mod gate;
 mod gather;
-mod hello;
+pub(crate) mod hello;
 mod host;
+mod knock;
 mod mesh;
 
 use std::io;
@@ -24,18 +26,21 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::connection::Connection;
 use crate::control::Control;
 use crate::control::channel::Channel;
 use crate::control::message::Fault;
 use crate::patience::Patience;
-use crate::secret::{Secret, SecretError, nonce};
-use crate::socket::{Listener, Stream};
+use crate::seal::Encrypt;
+use crate::secret::{Secret, SecretError};
+use crate::socket::Listener;
 use crate::system::{Os, System};
 
 #[cfg(test)]
 pub(crate) use gather::CLOSE_TIME;
 pub use hello::PROTOCOL_VERSION;
 use hello::{Hello, Purpose, fingerprint};
+pub use knock::Tell;
 
 /// How many ranks a job may have.
 pub const RANKS_MAX: usize = 1 << 14;
@@ -75,6 +80,10 @@ pub struct JoinOptions {
     pub listener: Option<Listener>,
     /// No data streams between ranks of one host: they share memory.
     pub skip_same_host: bool,
+    /// Whether connections are encrypted; the same on all ranks.
+    pub encrypt: Encrypt,
+    /// Takes what the user should know while this rank waits.
+    pub tell: Tell,
     /// Says who shares a host with whom, instead of what the kernel says.
     pub host_key: Option<String>,
     /// Time and sockets.
@@ -105,8 +114,8 @@ pub struct Joined {
     pub size: usize,
     /// All of them, by rank.
     pub members: Vec<Member>,
-    /// A blocking stream to each other rank, by rank; none to itself, nor within a host if they were not wanted.
-    pub streams: Vec<Option<Stream>>,
+    /// A blocking connection to each other rank, by rank; none to itself, nor within a host if they were not wanted.
+    pub streams: Vec<Option<Connection>>,
     /// Who is still there.
     pub control: Control,
 }
@@ -164,6 +173,18 @@ pub enum JoinError {
         rank: usize,
         /// Rank 0's address.
         master: String,
+    },
+    /// A rank wants something else of encryption than rank 0.
+    #[error(
+        "rank {rank} has parallel.encrypt = {theirs} and rank 0 has {zeros}: give every rank the same job file and flags"
+    )]
+    Encryption {
+        /// Who.
+        rank: usize,
+        /// What it wants.
+        theirs: Encrypt,
+        /// What rank 0 wants.
+        zeros: Encrypt,
     },
     /// The two were built from different versions.
     #[error(
@@ -257,6 +278,8 @@ impl JoinOptions {
             patience: Patience::default(),
             listener: None,
             skip_same_host: false,
+            encrypt: Encrypt::Auto,
+            tell: Tell::default(),
             host_key: None,
             system: Arc::new(Os),
         }
@@ -288,7 +311,9 @@ pub fn join(mut options: JoinOptions) -> Result<Joined, JoinError> {
         rank: rank as u32,
         size: size as u32,
         peer: 0,
-        nonce: nonce()?,
+        encrypt: options.encrypt,
+        here: false,
+        key: [0; 32],
     };
     if rank == 0 { gather::gather(options, hello) } else { enlist::enlist(options, hello) }
 }

@@ -118,7 +118,7 @@ fn check(name: &'static str) {
     let forward = model.trace(&training).unwrap();
     let step = differentiate(&forward, forward.output("loss").unwrap()).unwrap();
     let (optimizer, lr) = optimizer(&want.optimizer);
-    let mut engine = Engine::new(Program::train(&step, optimizer, None), Options::threads(2));
+    let mut engine = Engine::new(Program::train(&step, optimizer, None), Options::threads(2)).unwrap();
     feed(&mut engine, &want);
     assert_eq!(forward.params.len(), want.params.len(), "{name}: number of parameters");
     for param in &want.params {
@@ -148,7 +148,7 @@ fn check(name: &'static str) {
     }
 
     let evaluation = model.trace(&TraceOptions { training: false, ..training }).unwrap();
-    let mut after = Engine::new(Program::forward(&evaluation), Options::threads(2));
+    let mut after = Engine::new(Program::forward(&evaluation), Options::threads(2)).unwrap();
     feed(&mut after, &want);
     for param in &evaluation.params {
         after.param_mut(&param.name).unwrap().copy_from_slice(engine.param(&param.name).unwrap());

@@ -141,7 +141,7 @@ fn once(file: &File, case: &Case) -> Got {
     let ranks = on_ranks(case, |comm, part| {
         let sgd = Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
         let program = Program::train(&norm_step(file, part.len()), sgd, None);
-        let mut engine = Engine::new(program, Options::threads(1));
+        let mut engine = Engine::new(program, Options::threads(1)).unwrap();
         engine.attach(comm);
         file.start(case, &mut engine);
         file.rows(case, "x", part.clone(), engine.param_mut("x").unwrap());

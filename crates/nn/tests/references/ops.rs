@@ -472,7 +472,8 @@ fn run(case: &Case, forward: Graph, isa: Isa) -> (Got, Got) {
     let step = differentiate(&forward, forward.output("loss").expect("`trace` made it"));
     let step = step.unwrap_or_else(|e| panic!("{name}: {e}"));
     let still = Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
-    let mut engine = Engine::new(Program::train(&step, still, None), Options { isa, ..Options::threads(2) });
+    let mut engine =
+        Engine::new(Program::train(&step, still, None), Options { isa, ..Options::threads(2) }).unwrap();
     for input in &case.inputs {
         feed(case, input, &forward, &mut engine);
     }

@@ -1,5 +1,7 @@
 //! `polyreme bench kernels`: kernels one by one, at the shapes of the reference jobs.
 
+use std::io;
+
 use polyreme_exec::Pool;
 use polyreme_kernels::attention::{Attention, Grads};
 use polyreme_kernels::conv::{Conv2d, Pass};
@@ -46,8 +48,8 @@ struct Bench<'a> {
 }
 
 /// Measures every kernel whose name contains `filter`, and reports each as it is done.
-pub fn measure(threads: usize, filter: &str, report: &mut dyn FnMut(KernelReport)) {
-    let pool = Pool::new(threads);
+pub fn measure(threads: usize, filter: &str, report: &mut dyn FnMut(KernelReport)) -> io::Result<()> {
+    let pool = Pool::new(threads)?;
     let cx = Cx { isa: Isa::detect(), par: &pool };
     let peak = probe::fma_peak_gflops(&cx) * threads as f64;
     let mut bench = Bench { cx, threads, peak, filter, report };
@@ -57,6 +59,7 @@ pub fn measure(threads: usize, filter: &str, report: &mut dyn FnMut(KernelReport
     bench.norms();
     bench.element_wise();
     bench.optimizers();
+    Ok(())
 }
 
 impl Bench<'_> {

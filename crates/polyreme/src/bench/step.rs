@@ -78,7 +78,7 @@ pub fn measure(
     let process = process::resident_bytes() + process::code_to_come_bytes().min(STEP_CODE_BYTES);
     let planned = process + Engine::footprint(&program, threads).total();
     let flops = cost::product_flops(&program.graph);
-    let mut engine = Engine::new(program, Options::threads(threads));
+    let mut engine = Engine::new(program, Options::threads(threads))?;
     job.fill(&mut engine)?;
     engine.step(job.lr)?;
     let first_step_ms = since_start();
@@ -122,7 +122,7 @@ pub struct OpReport {
 /// Times the nodes of `job`, and its update.
 pub fn measure_ops(job: &Job, settings: Settings) -> Result<Vec<OpReport>, Box<dyn std::error::Error>> {
     let steps = settings.steps.unwrap_or(job.timed_steps);
-    let mut engine = Engine::new(settings.program(job)?, Options::threads(settings.threads));
+    let mut engine = Engine::new(settings.program(job)?, Options::threads(settings.threads))?;
     job.fill(&mut engine)?;
     let graph = engine.program().graph.clone();
     let mut times = vec![Vec::new(); graph.nodes.len()];

@@ -239,7 +239,7 @@ fn bench_kernels(args: &KernelArgs) -> Outcome {
         if outcome.is_ok() {
             outcome = print(&report, args.json);
         }
-    });
+    })?;
     if n == 0 {
         let filter = &args.filter;
         return Err(Failure::usage(format!(

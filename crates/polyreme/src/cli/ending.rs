@@ -132,6 +132,7 @@ fn code_of_training(error: &TrainError) -> u8 {
         | TrainError::Job(_)
         | TrainError::Taken { .. }
         | TrainError::NoData
+        | TrainError::TooLarge(_)
         | TrainError::DataChanged { .. }
         | TrainError::DataMisfit { .. }
         | TrainError::NoValidation { .. }

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::Args;
-use polyreme_net::{Control, Patience};
+use polyreme_net::{Control, Encrypt, Patience};
 use polyreme_train::job::{ParallelSpec, Transport as JobTransport};
 use serde_json::json;
 
@@ -34,6 +34,10 @@ pub(super) struct RankArgs {
     /// What carries data between ranks [default: what fits the way they were started].
     #[arg(long, value_name = "T", help_heading = HEADING)]
     transport: Option<Transport>,
+    /// Encrypt what ranks send each other over sockets: auto (where it leaves the host), true or false [default:
+    /// `parallel.encrypt` of the job, or auto].
+    #[arg(long, value_name = "WHEN", help_heading = HEADING, value_parser = encrypt)]
+    encrypt: Option<Encrypt>,
     /// Threads of each rank [default: the cores of its share].
     #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -49,6 +53,7 @@ impl RankArgs {
             processes: self.processes.map(usize::from),
             threads: self.threads.map(usize::from),
             transport: self.transport,
+            encrypt: self.encrypt,
             patience: Patience::default(),
         }
     }
@@ -109,6 +114,16 @@ impl RankArgs {
     }
 }
 
+/// Reads `auto`, `true` or `false`.
+fn encrypt(text: &str) -> Result<Encrypt, &'static str> {
+    match text {
+        "auto" => Ok(Encrypt::Auto),
+        "true" => Ok(Encrypt::Always),
+        "false" => Ok(Encrypt::Never),
+        _ => Err("auto, true or false"),
+    }
+}
+
 /// What a job file asks for.
 pub(super) fn asked_by_job(spec: &ParallelSpec) -> Asked {
     let transport = match spec.transport {
@@ -118,11 +133,17 @@ pub(super) fn asked_by_job(spec: &ParallelSpec) -> Asked {
         JobTransport::Tcp => Some(Transport::Tcp),
         JobTransport::Mpi => Some(Transport::Mpi),
     };
+    let encrypt = match spec.encrypt {
+        None => Encrypt::Auto,
+        Some(true) => Encrypt::Always,
+        Some(false) => Encrypt::Never,
+    };
     let patience = Patience {
         silence: Duration::from_secs_f64(spec.patience),
         stall: Duration::from_secs_f64(spec.stall),
     };
-    Asked { ranks: spec.ranks, processes: None, threads: spec.threads, transport, patience }
+    let (ranks, threads, encrypt) = (spec.ranks, spec.threads, Some(encrypt));
+    Asked { ranks, processes: None, threads, transport, encrypt, patience }
 }
 
 /// Says who runs where, if there are several.

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use clap::Args;
 use polyreme_net::Doing;
 use polyreme_net::control::Voice;
+use polyreme_train::TrainError;
 use polyreme_train::checkpoint::Loaded;
 use polyreme_train::event::Ending;
 use polyreme_train::job::Job;
@@ -20,7 +21,7 @@ use crate::app::App;
 use crate::cluster::cores::Machine;
 use crate::cluster::enter::Ranks;
 use crate::cluster::{Decided, LAUNCHED, Setup};
-use crate::{output, process};
+use crate::{memory, output, process};
 
 /// What people learn from `train --help`.
 const EXAMPLES: &str = "\
@@ -122,14 +123,36 @@ fn prepare(
     if decided.open {
         let prepared = Prepared::new(job, app.given(), machine.cores())?;
         let setup = Setup::Threads { ranks: prepared.ranks(), threads: prepared.threads };
+        fit(&prepared, &setup)?;
         let ranks = args.enter_as(Decided { setup, ..decided }, machine, &name, stop.clone())?;
         return Ok(ranks.map(|ranks| (ranks, prepared)));
     }
+    let setup = decided.setup.clone();
     let Some(mut ranks) = args.enter_as(decided, machine, &name, stop.clone())? else { return Ok(None) };
     ranks.comms.iter_mut().for_each(|comm| comm.set_doing(Doing::Preparing));
-    let prepared =
-        or_tell(&mut ranks, |ranks| for_ranks(app, job, ranks.size(), ranks.threads, ranks.first()))?;
+    let prepared = or_tell(&mut ranks, |ranks| {
+        let prepared = for_ranks(app, job, ranks.size(), ranks.threads, ranks.first())?;
+        fit(&prepared, &setup)?;
+        Ok(prepared)
+    })?;
     Ok(Some((ranks, prepared)))
+}
+
+/// Refuses a job that does not fit into memory. One process of each host looks.
+fn fit(prepared: &Prepared, setup: &Setup) -> Outcome {
+    if matches!(setup, Setup::Process(place) if place.local_rank > 0) {
+        return Ok(());
+    }
+    match prepared.fit(setup.lodging(), &memory::limits()) {
+        Ok(need) => {
+            if let Some(warning) = memory::warning(&need) {
+                output::say(&format!("warning: {warning}"));
+            }
+            Ok(())
+        }
+        Err(TrainError::TooLarge(too_large)) => Err(Failure::usage(too_large)),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// A job for so many ranks of so many threads, whatever it says itself; its own words stay in it.
@@ -150,17 +173,22 @@ fn for_ranks(
 fn check(app: &App, job: Job, args: &TrainArgs) -> Outcome {
     let machine = Machine::read();
     let decided = args.ranks.decide(asked_by_job(&job.parallel), &machine)?;
-    let prepared = match decided.setup {
+    let mut setup = decided.setup;
+    let prepared = match &setup {
         _ if decided.open => Prepared::new(job, app.given(), machine.cores())?,
-        Setup::Threads { ranks, threads } => for_ranks(app, job, ranks, threads, 0)?,
-        Setup::Spawn { processes, threads, .. } => for_ranks(app, job, processes, threads, 0)?,
+        Setup::Threads { ranks, threads } => for_ranks(app, job, *ranks, *threads, 0)?,
+        Setup::Spawn { processes, threads, .. } => for_ranks(app, job, *processes, *threads, 0)?,
         Setup::Process(place) => for_ranks(app, job, place.size, place.threads, place.rank)?,
     };
+    if decided.open {
+        setup = Setup::Threads { ranks: prepared.ranks(), threads: prepared.threads };
+    }
     let outline = prepared.outline(&likely_folder(&prepared.job), 0)?;
     match args.json {
-        true => print_json(&outline),
-        false => Ok(write!(io::stdout(), "{}", outline_text(&outline, output::out().width()))?),
+        true => print_json(&outline)?,
+        false => write!(io::stdout(), "{}", outline_text(&outline, output::out().width()))?,
     }
+    fit(&prepared, &setup)
 }
 
 pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
@@ -179,6 +207,7 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
         let Some(entered) = prepare(app, job, &args.ranks, &stop)? else { return Ok(()) };
         entered
     } else {
+        let setup = decided.setup.clone();
         let entered = args.ranks.enter_as(decided, machine, "resume", stop.clone())?;
         let Some(mut ranks) = entered else { return Ok(()) };
         let hear = |ranks: &mut Ranks| {
@@ -187,7 +216,9 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
             ranks.comms.iter_mut().for_each(|comm| comm.set_doing(Doing::Preparing));
             let job =
                 Job::from_text(&text, "job.toml of rank 0", Path::new("."), &[]).map_err(Failure::job)?;
-            for_ranks(app, job, ranks.size(), ranks.threads, ranks.first())
+            let prepared = for_ranks(app, job, ranks.size(), ranks.threads, ranks.first())?;
+            fit(&prepared, &setup)?;
+            Ok(prepared)
         };
         let prepared = or_tell(&mut ranks, hear)?;
         (ranks, prepared)

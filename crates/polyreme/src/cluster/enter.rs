@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use polyreme_collective::Comm;
-use polyreme_net::{Alarm, Control, Report};
+use polyreme_net::{Alarm, Control, Report, SegmentError};
 
 use super::cores::{self, Machine};
 use super::join::{self, JoinFailure};
@@ -53,6 +53,8 @@ pub enum EnterError {
     Start(std::io::Error),
     /// The ranks did not find each other.
     Join(JoinFailure),
+    /// There is no memory for the ranks to meet in.
+    Memory(SegmentError),
 }
 
 impl fmt::Display for EnterError {
@@ -60,6 +62,7 @@ impl fmt::Display for EnterError {
         match self {
             EnterError::Start(error) => error.fmt(f),
             EnterError::Join(error) => error.fmt(f),
+            EnterError::Memory(error) => error.fmt(f),
         }
     }
 }
@@ -117,7 +120,8 @@ pub fn enter(entry: Entry) -> Result<Entered, EnterError> {
             };
             let rows = cores.iter().enumerate().map(row).collect();
             Ok(Entered::Ranks(Ranks {
-                comms: Comm::threads(ranks, &Alarm::default(), decided.patience.stall),
+                comms: Comm::try_threads(ranks, &Alarm::default(), decided.patience.stall)
+                    .map_err(EnterError::Memory)?,
                 seats: Seats { first: 0, cores },
                 threads,
                 rows,

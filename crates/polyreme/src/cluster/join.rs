@@ -11,7 +11,11 @@ use std::time::Duration;
 use polyreme_collective::{Comm, ShmSetup};
 use polyreme_net::links::Bounds;
 use polyreme_net::secret::SecretError;
-use polyreme_net::{Control, JoinError, JoinOptions, Joined, Links, Patience, Report, Secret, join as meet};
+use polyreme_net::{
+    Control, JoinError, JoinOptions, Joined, Links, Patience, Report, Secret, Tell, join as meet,
+};
+
+use crate::output;
 
 use super::interfaces::{NoAddress, choose, interfaces};
 use super::levels::{by_host, over_levels};
@@ -117,9 +121,11 @@ pub fn join(
         patience,
         skip_same_host: place.transport == Some(Transport::Shm),
         host_key: vars(HOST),
+        encrypt: place.encrypt,
+        tell: Tell::to(|line| output::err().line(&format!("warning: {line}"))),
         ..options
     };
-    let (secret, name) = (options.secret.clone(), options.job.clone());
+    let (secret, name, encrypt) = (options.secret.clone(), options.job.clone(), options.encrypt);
     let joined = meet(options).map_err(JoinFailure::Join)?;
     let one_host = joined.members.iter().all(|m| m.host_key == joined.members[0].host_key);
     match place.transport {
@@ -130,7 +136,7 @@ pub fn join(
         None => {
             let keys: Vec<&str> = joined.members.iter().map(|m| m.host_key.as_str()).collect();
             match by_host(&keys).iter().any(|ranks| ranks.len() > 1) {
-                true => over_levels(joined, secret, &name),
+                true => over_levels(joined, secret, encrypt, &name),
                 false => over_sockets(joined),
             }
         }

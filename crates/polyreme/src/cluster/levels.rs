@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use polyreme_collective::{Comm, ShmSetup};
 use polyreme_net::links::Bounds;
-use polyreme_net::{JoinOptions, Joined, Links, Secret, join as meet};
+use polyreme_net::{Encrypt, JoinOptions, Joined, Links, Secret, join as meet};
 
 use super::Transport;
 use super::join::{Found, GENERATION, JoinFailure, start_time};
@@ -23,7 +23,12 @@ pub(super) fn by_host(keys: &[&str]) -> Vec<Vec<usize>> {
 }
 
 /// Joins the two levels. All ranks have found each other; first ranks of hosts meet once more.
-pub(super) fn over_levels(joined: Joined, secret: Secret, job: &str) -> Result<Found, JoinFailure> {
+pub(super) fn over_levels(
+    joined: Joined,
+    secret: Secret,
+    encrypt: Encrypt,
+    job: &str,
+) -> Result<Found, JoinFailure> {
     let Joined { rank, members, streams, control, .. } = joined;
     let keys: Vec<&str> = members.iter().map(|m| m.host_key.as_str()).collect();
     let hosts = by_host(&keys);
@@ -74,7 +79,8 @@ pub(super) fn over_levels(joined: Joined, secret: Secret, job: &str) -> Result<F
             let generation = GENERATION;
             let listener = listener.map(Into::into);
             let (timeout, patience) = (start_time(hosts.len()), control.patience());
-            let options = JoinOptions { bind, listener, job, generation, timeout, patience, ..options };
+            let options =
+                JoinOptions { bind, listener, job, generation, encrypt, timeout, patience, ..options };
             let met = meet(options).map_err(JoinFailure::Join)?;
             // The first meeting's control watches over all; this one is only for its streams.
             met.control.goodbye().map_err(JoinFailure::Lost)?;

@@ -26,7 +26,8 @@ pub mod spawn;
 use std::fmt;
 
 use polyreme_net::environment::{self, from_environment};
-use polyreme_net::{Patience, Secret};
+use polyreme_net::{Encrypt, Patience, Secret};
+use polyreme_train::run::Lodging;
 
 use self::cores::Machine;
 
@@ -38,7 +39,7 @@ pub const INTERFACE: &str = "POLYREME_INTERFACE";
 pub const HOST: &str = "POLYREME_HOST";
 /// The transport that ranks use, if flags do not say.
 pub const TRANSPORT: &str = "POLYREME_TRANSPORT";
-/// The job's secret, where no launcher hands it over: hexadecimal digits, or any words.
+/// The job's secret, where no launcher hands it over: 64 hexadecimal digits.
 pub const SECRET: &str = environment::SECRET_VARIABLE;
 
 /// The most ranks that a job can ask for.
@@ -80,6 +81,8 @@ pub struct Asked {
     pub threads: Option<usize>,
     /// What carries data.
     pub transport: Option<Transport>,
+    /// Whether connections are encrypted.
+    pub encrypt: Option<Encrypt>,
     /// How long ranks wait for each other; only a job file says so.
     pub patience: Patience,
 }
@@ -107,6 +110,33 @@ pub enum Setup {
     Process(Place),
 }
 
+impl Setup {
+    /// How the ranks lie in memory, as far as it is known before they meet.
+    pub fn lodging(&self) -> Lodging {
+        match self {
+            Setup::Threads { ranks, .. } => Lodging::threads(*ranks),
+            Setup::Spawn { processes, transport, .. } => Lodging {
+                here: *processes,
+                threads: false,
+                shared: *transport == Transport::Shm,
+                together: true,
+                flag: Some("--processes"),
+            },
+            Setup::Process(place) => {
+                let alone = place.local_size == place.size;
+                Lodging {
+                    here: place.local_size,
+                    threads: place.size == 1,
+                    shared: alone && matches!(place.transport, None | Some(Transport::Shm)),
+                    // What another starter puts into one control group is not known.
+                    together: alone && place.launched,
+                    flag: (alone && place.launched).then_some("--processes"),
+                }
+            }
+        }
+    }
+}
+
 /// One rank among those of all hosts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Place {
@@ -128,6 +158,8 @@ pub struct Place {
     pub launched: bool,
     /// What carries data; `None`: memory where all ranks share a host, sockets otherwise.
     pub transport: Option<Transport>,
+    /// Whether connections are encrypted.
+    pub encrypt: Encrypt,
     /// Threads of this rank.
     pub threads: usize,
 }
@@ -197,7 +229,8 @@ pub fn decide(
             ));
         }
         let why = format!("{} says rank {} of {}", found.by, found.rank, found.size);
-        let decided = place(found, launched, transport, threads, machine, why)?;
+        let encrypt = flags.encrypt.or(job.encrypt).unwrap_or_default();
+        let decided = place(found, launched, transport, encrypt, threads, machine, why)?;
         return Ok(Decided { patience, ..decided });
     }
     if transport == Some(Transport::Mpi) {
@@ -236,6 +269,7 @@ fn place(
     found: Found,
     launched: bool,
     transport: Option<Transport>,
+    encrypt: Encrypt,
     threads: Option<usize>,
     machine: &Machine,
     why: String,
@@ -256,6 +290,13 @@ fn place(
     // can only mean MPI.
     let no_sockets = master.is_none() || (secret.is_none() && pmi);
     let by_mpi = transport == Some(Transport::Mpi) || (transport.is_none() && no_sockets && machine.mpi);
+    if by_mpi && encrypt == Encrypt::Always {
+        return unclear(
+            "parallel.encrypt = true is asked for, and MPI sends as it is set up to; take --transport tcp, or leave `encrypt` \
+             out"
+            .into(),
+        );
+    }
     let meets = launched || by_mpi || size == 1;
     if !meets && master.is_none() {
         return unclear(format!(
@@ -265,15 +306,26 @@ fn place(
     }
     if !meets && secret.is_none() {
         return unclear(format!(
-            "{by} says that this is rank {rank} of {size}, but the ranks share no secret; set {SECRET} to the same words \
-             for all of them, or let mpirun or srun --mpi=pmix start a polyreme that was built with --features mpi"
+            "{by} says that this is rank {rank} of {size}, but the ranks share no secret; set {SECRET} to the same 64 \
+             hexadecimal digits for all of them (`openssl rand -hex 32`), or let mpirun or srun --mpi=pmix start a polyreme that was built with --features mpi"
         ));
     }
     let own = if machine.bound { 1 } else { local_size };
     let threads = threads.unwrap_or_else(|| fewest_threads(machine, own));
     let transport = if by_mpi && !launched { Some(Transport::Mpi) } else { transport };
-    let place =
-        Place { rank, size, local_rank, local_size, master, secret, start, launched, transport, threads };
+    let place = Place {
+        rank,
+        size,
+        local_rank,
+        local_size,
+        master,
+        secret,
+        start,
+        launched,
+        transport,
+        encrypt,
+        threads,
+    };
     Ok(Decided { setup: Setup::Process(place), why, open: false, patience: Patience::default() })
 }
 

@@ -14,6 +14,7 @@ fn asked(words: &str) -> Asked {
             "ranks" => asked.ranks = Some(value.parse().unwrap()),
             "processes" => asked.processes = Some(value.parse().unwrap()),
             "threads" => asked.threads = Some(value.parse().unwrap()),
+            "encrypt" => asked.encrypt = Some(if value == "true" { Encrypt::Always } else { Encrypt::Never }),
             "transport" => asked.transport = Some(transport_by_name(value).unwrap()),
             _ => panic!("{key}"),
         }
@@ -51,7 +52,7 @@ fn check(flags: &str, job: &str, env: &str, nodes: &[&str], want: &str) {
     assert!(!decided.why.is_empty());
 }
 
-const TORCH: &str = "RANK=1 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=29500 POLYREME_SECRET=open-sesame";
+const TORCH: &str = "RANK=1 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=29500 POLYREME_SECRET=8f3a61c0d94e27b5508c1f7ae2639db47016ce8f25a3d0b9614f7c82ee5d930a";
 
 #[test]
 fn without_a_word_every_core_is_used() {
@@ -84,11 +85,11 @@ fn whoever_started_this_as_one_rank_is_heard() {
     check("ranks=4", "", TORCH, &["0-3"], "rank 1/4 local 1/2 x2 a:29500");
     check("threads=1", "", TORCH, &["0-3"], "rank 1/4 local 1/2 x1 a:29500");
     let mpi = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3 \
-               OMPI_COMM_WORLD_LOCAL_SIZE=4 MASTER_ADDR=a MASTER_PORT=1 POLYREME_SECRET=open-sesame";
+               OMPI_COMM_WORLD_LOCAL_SIZE=4 MASTER_ADDR=a MASTER_PORT=1 POLYREME_SECRET=8f3a61c0d94e27b5508c1f7ae2639db47016ce8f25a3d0b9614f7c82ee5d930a";
     check("", "", mpi, &["0-7"], "rank 3/4 local 3/4 x2 a:1");
     check("transport=mpi", "", mpi, &["0-7"], "rank 3/4 local 3/4 x2 mpi");
     let slurm = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_STEP_ID=0 SLURM_JOB_ID=0 \
-                 MASTER_ADDR=n1 MASTER_PORT=15000 SLURM_STEP_TASKS_PER_NODE=4(x2) POLYREME_SECRET=open-sesame";
+                 MASTER_ADDR=n1 MASTER_PORT=15000 SLURM_STEP_TASKS_PER_NODE=4(x2) POLYREME_SECRET=8f3a61c0d94e27b5508c1f7ae2639db47016ce8f25a3d0b9614f7c82ee5d930a";
     check("", "", slurm, &["0-7"], "rank 5/8 local 1/4 x2 n1:15000");
     // A batch script is no rank, and may start some itself.
     check("ranks=2", "", "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=1", &["0-7"], "threads 2x4");
@@ -122,8 +123,11 @@ fn mpi_is_taken_where_nothing_else_is_said() {
     let slurm = "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_JOB_ID=7 SLURM_STEP_NODELIST=n[1-2]";
     for (more, want) in [
         (" PMIX_RANK=1", Ok(Some(Transport::Mpi))),
-        (" PMIX_RANK=1 POLYREME_SECRET=open-sesame", Ok(None)),
-        (" POLYREME_SECRET=open-sesame", Ok(None)),
+        (
+            " PMIX_RANK=1 POLYREME_SECRET=8f3a61c0d94e27b5508c1f7ae2639db47016ce8f25a3d0b9614f7c82ee5d930a",
+            Ok(None),
+        ),
+        (" POLYREME_SECRET=8f3a61c0d94e27b5508c1f7ae2639db47016ce8f25a3d0b9614f7c82ee5d930a", Ok(None)),
         ("", Err("POLYREME_SECRET")),
     ] {
         let decided = decide_with("", "", &format!("{slurm}{more}"), &with_mpi);
@@ -133,6 +137,25 @@ fn mpi_is_taken_where_nothing_else_is_said() {
             (got, _) => panic!("{more}: {got:?}"),
         }
     }
+}
+
+#[test]
+fn flags_and_then_the_job_say_what_is_encrypted() {
+    let rows = [
+        ("", "", Encrypt::Auto),
+        ("", "encrypt=true", Encrypt::Always),
+        ("encrypt=false", "encrypt=true", Encrypt::Never),
+    ];
+    for (flags, job, want) in rows {
+        let Setup::Process(place) = decide_with(flags, job, TORCH, &machine(&["0-3"])).unwrap().setup else {
+            panic!("a process")
+        };
+        assert_eq!(place.encrypt, want, "{flags} {job}");
+    }
+    let mpi = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3";
+    let said =
+        decide_with("encrypt=true transport=mpi", "", mpi, &machine(&["0-3"])).unwrap_err().to_string();
+    assert!(said.contains("take --transport tcp"), "{said}");
 }
 
 #[test]
@@ -156,7 +179,8 @@ fn what_makes_no_sense_is_refused_with_what_to_do() {
         ("", "RANK=x WORLD_SIZE=4", "whole number"),
         ("", "RANK=0 WORLD_SIZE=4", "MASTER_ADDR"),
         ("", "RANK=0 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=70000", "MASTER_PORT"),
-        ("", "RANK=0 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1", "POLYREME_SECRET"),
+        ("", "RANK=0 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1", "openssl rand -hex 32"),
+        ("", "RANK=0 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1 POLYREME_SECRET=open-sesame", "hexadecimal"),
         ("", "RANK=0 WORLD_SIZE=99999999 MASTER_ADDR=a MASTER_PORT=1", "cannot be"),
         ("", "POLYREME_LAUNCHED=1", "unset it"),
         ("processes=2", "POLYREME_LAUNCHED=1 RANK=3", "unset it"),

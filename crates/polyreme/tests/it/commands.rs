@@ -92,7 +92,7 @@ fn the_doctor_measures_the_machine() {
     let reports = objects(&["doctor", "--json"]);
     assert_eq!(reports.len(), 1);
     assert!(reports[0]["simd"].is_string());
-    for key in ["fma_peak_gflops", "add_bandwidth_gbs", "copy_bandwidth_gbs"] {
+    for key in ["fma_peak_gflops", "add_bandwidth_gbs", "copy_bandwidth_gbs", "seal_gbs", "open_gbs"] {
         assert!(reports[0][key].as_f64().unwrap() > 0.0, "{key}");
     }
     let list = |key: &str| reports[0][key].as_array().unwrap().clone();

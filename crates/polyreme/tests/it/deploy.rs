@@ -6,7 +6,7 @@ use std::path::Path;
 
 use yaml_rust2::{Yaml, YamlLoader};
 
-use crate::binary::{polyreme, root};
+use crate::binary::{command, polyreme, root};
 
 /// The help of a subcommand such as `bench collective`, asked once.
 struct Helps(HashMap<String, Option<String>>);
@@ -120,6 +120,15 @@ fn the_pytorch_job_is_what_its_operator_wants() {
     let env = &job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["env"][0];
     assert_eq!(env["name"].as_str(), Some("POLYREME_SECRET"));
     assert_eq!(env["valueFrom"]["secretKeyRef"]["name"], secret["metadata"]["name"]);
+    // Whoever forgets to write a secret is told so, and what to write.
+    let placeholder = secret["stringData"]["secret"].as_str().unwrap();
+    let mut rank = command(&root(), &["train", "examples/digits.toml"]);
+    rank.envs([("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")]);
+    let out = rank.env("POLYREME_SECRET", placeholder).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{said}");
+    assert!(said.contains("POLYREME_SECRET: the secret is still the placeholder"), "{said}");
+    assert!(said.contains("openssl rand -hex 32"), "{said}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod binary;
 mod commands;
 mod deploy;
 mod examples;
+mod fits;
 mod in_use;
 mod launch;
 mod lost;

@@ -1,6 +1,7 @@
 //! Jobs of several ranks through the binary: threads, processes and what becomes of them.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -32,6 +33,9 @@ threads = 1
 every_steps = 10
 best = "val_accuracy"
 "#;
+
+/// What ranks that a test starts by itself know.
+pub(crate) const SECRET: &str = "8f3a61c0d94e27b5508c1f7ae2639db47016ce8f25a3d0b9614f7c82ee5d930a";
 
 /// The job, as if it would never end.
 pub(crate) fn endless() -> String {
@@ -268,10 +272,37 @@ pub(crate) fn by_environment(folder: &Path, hosts: &[&str], more: &[&str]) -> Ve
             ("LOCAL_WORLD_SIZE", &size),
         ]);
         command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port.to_string())]);
-        command.envs([("POLYREME_SECRET", "open sesame"), ("POLYREME_HOST", host)]);
+        command.envs([("POLYREME_SECRET", SECRET), ("POLYREME_HOST", host)]);
         start(command, &folder.join(format!("errors{rank}")))
     };
     hosts.iter().enumerate().map(rank).collect()
+}
+
+/// A rank with another secret ends at once; rank 0, which still waits, says on its terminal who was turned away.
+#[test]
+fn rank_0_says_who_came_with_another_secret() {
+    let folder = folder(JOB);
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let rank = |rank: &str, secret: &str| {
+        let mut command = command(folder.path(), &["train", "job.toml", "--output", "run"]);
+        command.envs([
+            ("RANK", rank),
+            ("WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", &port),
+        ]);
+        command.env("POLYREME_SECRET", secret).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+    };
+    let mut zero = rank("0", SECRET);
+    let out = rank("1", &SECRET.replace('0', "1")).wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && said.contains("have different secrets"), "{said}");
+    let errors = BufReader::new(zero.stderr.take().unwrap());
+    let line = errors.lines().map(Result::unwrap).find(|line| line.contains("turned away")).unwrap();
+    zero.kill().unwrap();
+    zero.wait().unwrap();
+    assert!(line.starts_with("warning: turned away 127.0.0.1:"), "{line}");
+    assert!(line.contains("as rank 1: wrong secret"), "{line}");
 }
 
 #[test]

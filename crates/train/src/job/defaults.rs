@@ -191,6 +191,7 @@ impl Default for ParallelSpec {
             ranks: None,
             threads: None,
             transport: Transport::Auto,
+            encrypt: None,
             sync_batch_norm: false,
             reproducible: false,
             shards: 8,

@@ -261,6 +261,7 @@ pub(super) const GRAMMARS: [Grammar; 11] = [
             all("ranks"),
             all("threads"),
             all("transport"),
+            all("encrypt"),
             all("sync_batch_norm"),
             all("reproducible"),
             all("shards"),

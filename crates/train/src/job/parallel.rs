@@ -29,6 +29,7 @@ pub(super) fn read(c: &Cursor, train: &TrainSpec) -> ParallelSpec {
         ranks: ranks.or(listed),
         threads: number(c, "threads", THREADS_MAX),
         transport: transport(c).unwrap_or(default.transport),
+        encrypt: auto_or_flag(c, "encrypt"),
         sync_batch_norm: c.flag("sync_batch_norm").unwrap_or(default.sync_batch_norm),
         reproducible: c.flag("reproducible").unwrap_or(default.reproducible),
         shards: c.size("shards", 1..=SHARDS_MAX).unwrap_or(default.shards),

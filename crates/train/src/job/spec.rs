@@ -229,6 +229,8 @@ pub struct ParallelSpec {
     pub threads: Option<usize>,
     /// What ranks talk over.
     pub transport: Transport,
+    /// Whether what ranks send over sockets is encrypted; `None` for where it leaves a host.
+    pub encrypt: Option<bool>,
     /// Whether batch norm takes the statistics of all ranks' samples.
     pub sync_batch_norm: bool,
     /// Whether the weights are the same bits on any number of ranks.

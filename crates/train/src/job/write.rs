@@ -352,6 +352,7 @@ fn parallel(out: &mut Section, spec: &ParallelSpec) {
     out.put("ranks", or_auto(spec.ranks));
     out.put("threads", or_auto(spec.threads));
     out.put("transport", text(spec.transport.name()));
+    out.put("encrypt", spec.encrypt.map_or(text("auto"), |on| on.to_string()));
     out.put("sync_batch_norm", spec.sync_batch_norm.to_string());
     out.put("reproducible", spec.reproducible.to_string());
     out.maybe("shards", spec.reproducible.then(|| spec.shards.to_string()));

@@ -3,11 +3,14 @@
 //! # Layout
 //! - [`Prepared`]: the job with its data and its network, checked, before anything is reserved or written. `seats`: how
 //!   many ranks and threads that makes. [`Hold`]: where a run writes, under its lock; [`Found`]: a run that goes on.
+//! - [`fit`]: whether it fits into memory. [`advice`]: what would.
 //! - [`run_ranks`]: the ranks of this process. `train`: the loop that each of them runs. `step`, `judged`:
 //!   its steps and its evaluations.
 //! - `files`: what rank 0 writes. `snapshot`: to and from checkpoints.
 
+pub mod advice;
 mod files;
+pub mod fit;
 mod folder;
 mod judged;
 mod prepared;
@@ -20,6 +23,7 @@ mod train;
 #[cfg(test)]
 mod tests;
 
+pub use fit::{Limit, Lodging, Need, Scope, TooLarge};
 pub use folder::{Found, Hold, likely_folder};
 pub use prepared::{Given, Prepared};
 pub use ranks::{run_ranks, run_ranks_at};

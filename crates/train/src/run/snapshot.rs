@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use polyreme_exec::{Engine, Kept, Slot};
+use polyreme_exec::{Engine, Kept, Slot, floats, make_room};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{self, Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
@@ -105,12 +105,16 @@ impl Tables {
         // The largest first: the model's shard is the longest.
         buffers.sort_by_key(|b| std::cmp::Reverse(b.capacity()));
         let mut buffers = buffers.into_iter();
-        let mut next = || buffers.next().unwrap_or_default();
+        let mut next = |len: usize| {
+            let mut buffer = buffers.next().unwrap_or_default();
+            buffer.clear();
+            make_room(&mut buffer, len, "the copy that a checkpoint is written from").map(|()| buffer)
+        };
         let states = team.learner_mut().gather_states()?;
         let params = team.learner().kept(Kept::Params);
         let n_params = params.len();
-        let mut model = Shard::copy(MODEL_FILE, self.model.clone(), params, next());
         let own = team.learner().kept(Kept::States);
+        let mut model = Shard::copy(MODEL_FILE, self.model.clone(), params, next(n_params + own.len())?);
         match &states {
             Some(all) => model.data.extend(mean(all, own.len())),
             None => model.data.extend_from_slice(own),
@@ -122,13 +126,13 @@ impl Tables {
             data,
         }));
         for (file, what) in moment_files(team) {
-            let mut shard = Shard::copy(file, self.params.clone(), &[], next());
+            let mut shard = Shard::copy(file, self.params.clone(), &[], next(n_params)?);
             shard.data.resize(n_params, 0.0);
             team.learner_mut().gather_moments(what, Some(&mut shard.data))?;
             shards.push(shard);
         }
         if !team.average().is_empty() {
-            shards.push(Shard::copy(AVERAGE_FILE, self.params.clone(), team.average(), next()));
+            shards.push(Shard::copy(AVERAGE_FILE, self.params.clone(), team.average(), next(n_params)?));
         }
         let metrics = progress.metrics.clone();
         let (step, batches) = (team.steps_done(), team.steps_done().saturating_add(progress.batches_before));
@@ -155,7 +159,7 @@ pub(crate) fn restore(team: &mut Team, loaded: Option<&Loaded>) -> Result<(), Tr
         let moments = match loaded {
             None => None,
             Some(loaded) => {
-                let mut moments = vec![0.0; len];
+                let mut moments = floats(len, "the optimizer's state")?;
                 install_arena(&mut moments, &params, loaded.shard(file), &loaded.path.join(file))?;
                 Some(moments)
             }

@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use polyreme_data::{Loader, LoaderOptions, Span};
 
+use super::prepared::Prepared;
 use super::train::{Run, Wishes};
-use crate::balance::{self, Decision, Measured, decide};
+use crate::balance::{BLOCKS, Balancer, EVERY_STEPS, Timings};
 use crate::error::TrainError;
 use crate::evaluate::values;
 use crate::event::{Event, Observer};
@@ -82,8 +83,13 @@ impl Run {
             None => self.team.finish(None, lr as f32, extra)?,
         };
         let idle = result.waited + (loader.waited() - waited_before);
-        self.measured.samples += self.part.samples(step) as f64;
-        self.measured.seconds += began.elapsed().saturating_sub(idle).as_secs_f64();
+        if let Some(pulse) = &mut self.pulse
+            && pace.len(step) == pace.batch
+        {
+            let units =
+                if self.prepared.cut.shards.is_some() { pieces.len() } else { self.part.samples(step) };
+            pulse.timings.note(units, began.elapsed().saturating_sub(idle).as_secs_f64());
+        }
         self.waited_last = result.waited;
         let save = result.extra[0] >= SAVE;
         let stop = result.extra[0] - if save { SAVE } else { 0.0 } > 0.0;
@@ -92,28 +98,89 @@ impl Run {
 
     /// Looks at the ranks' speeds now and then; whether samples are shared out in another way from now on. Collective.
     pub(super) fn rebalance(&mut self, done: u64, observer: &mut dyn Observer) -> Result<bool, TrainError> {
-        let (ranks, batch) = (self.prepared.ranks(), self.prepared.pace.batch);
-        let looks = self.prepared.job.parallel.balance == Balance::Auto && self.prepared.cut.shards.is_none();
-        if !looks || ranks == 1 || !done.is_multiple_of(balance::EVERY_STEPS) {
+        let Some(pulse) = self.pulse.as_mut().filter(|_| done.is_multiple_of(EVERY_STEPS)) else {
             return Ok(false);
-        }
-        let mine = std::mem::take(&mut self.measured);
-        let all = talk::gather_all(self.team.comm(), &[mine.samples, mine.seconds])?;
-        let all: Vec<_> = all.chunks_exact(2).map(|m| Measured { samples: m[0], seconds: m[1] }).collect();
+        };
+        let mut mine = [0.0; BLOCKS + 1];
+        mine[..BLOCKS].copy_from_slice(&pulse.timings.take());
+        mine[BLOCKS] = std::mem::take(&mut pulse.cost_s);
+        let all = talk::gather_all(self.team.comm(), &mine)?;
+        let look = all.chunks_exact(BLOCKS + 1).map(|m| std::array::from_fn(|b| m[b])).collect();
+        let cost_s = all.iter().skip(BLOCKS).step_by(BLOCKS + 1).copied().fold(0.0, f64::max);
+        // Rank 0 decides for all: another machine might round in another way.
         let mut weights = self.prepared.cut.weights.clone();
-        let decision = decide(batch, &weights, &all);
-        if let (0, Decision::Change { weights: new, .. }) = (self.rank, &decision) {
-            weights.clone_from(new);
+        let mut why = None;
+        if let Some(balancer) = &mut pulse.balancer {
+            let (pace, cut) = (self.prepared.pace, &self.prepared.cut);
+            let steps = pace.total_steps(self.prepared.job.train.length);
+            let meets = self.prepared.team.sync_batch_norm;
+            let allowed = |counts: &[usize]| !meets || cut.by(weights_of(counts)).all_meet(pace);
+            why = balancer.look(look, steps.saturating_sub(done), cost_s, &allowed);
+            if why.is_some() {
+                weights = weights_of(balancer.counts());
+            }
         }
-        // Rank 0's word counts, should another machine round in another way.
         self.team.comm().broadcast(&mut weights, 0)?;
         if weights == self.prepared.cut.weights {
             return Ok(false);
         }
-        self.prepared.cut.weights = weights;
-        self.part = Part::new(self.prepared.pace, &self.prepared.cut, self.rank);
-        self.team.prepare(&self.part.lengths())?;
-        observer.event(Event::Balanced { step: done, why: &decision.to_string() });
+        self.share_out(weights, done, why, observer)
+    }
+
+    /// Shares samples out by these weights from now on; whether all ranks can. Collective.
+    fn share_out(
+        &mut self,
+        weights: Vec<f64>,
+        done: u64,
+        why: Option<String>,
+        observer: &mut dyn Observer,
+    ) -> Result<bool, TrainError> {
+        let began = Instant::now();
+        let cut = self.prepared.cut.by(weights);
+        let part = Part::new(self.prepared.pace, &cut, self.rank);
+        let ready = self.team.prepare(&part.lengths());
+        // A longer part may take more memory than there is: then all stay as they are.
+        let able = talk::gather_all(self.team.comm(), &[f64::from(u8::from(ready.is_ok()))])?;
+        if able.contains(&0.0) {
+            self.pulse = None;
+            self.team.keep_only(&self.part.lengths());
+            let why =
+                ready.err().map_or_else(|| "another rank has no memory for it".into(), |e| e.to_string());
+            observer.event(Event::Warning(&format!("samples are shared out as before from now on: {why}")));
+            return Ok(false);
+        }
+        (self.prepared.cut, self.part) = (cut, part);
+        self.team.keep_only(&self.part.lengths());
+        if let Some(runs) = self.prepared.cut.shard_runs() {
+            self.team.learner_mut().set_shard_runs(runs);
+        }
+        if let Some(pulse) = &mut self.pulse {
+            pulse.cost_s = began.elapsed().as_secs_f64();
+        }
+        observer.event(Event::Balanced { step: done, why: &why.unwrap_or_default() });
         Ok(true)
+    }
+}
+
+fn weights_of(counts: &[usize]) -> Vec<f64> {
+    counts.iter().map(|n| *n as f64).collect()
+}
+
+/// What a rank knows of its speed, if samples are shared out by it.
+pub(super) struct Pulse {
+    pub(super) timings: Timings,
+    /// Seconds that the last change took, until the others have been told.
+    cost_s: f64,
+    /// Rank 0's.
+    balancer: Option<Balancer>,
+}
+
+impl Pulse {
+    /// Of a rank of a prepared job; `None` if nothing is shared out by speed.
+    pub(super) fn new(prepared: &Prepared, rank: usize) -> Option<Pulse> {
+        let looks = prepared.job.parallel.balance == Balance::Auto && prepared.ranks() > 1;
+        let (counts, unit) = prepared.cut.units(prepared.pace.batch);
+        let balancer = (rank == 0).then(|| Balancer::new(counts, unit));
+        looks.then(|| Pulse { timings: Timings::new(), cost_s: 0.0, balancer })
     }
 }

@@ -7,7 +7,6 @@ use polyreme_parallel::buckets::PART_ALIGN;
 
 use super::prepared::{Given, Prepared};
 use super::train::Run;
-use crate::balance::Measured;
 use crate::event::{Event, Observer, Silent};
 use crate::job::{Job, Length};
 
@@ -25,7 +24,7 @@ impl Observer for Notes {
 
 fn job() -> Job {
     let lines = "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"synthetic\"\nsamples = 300\n[train]\n\
-                 batch = 30\nsteps = 20\n[parallel]\nranks = 2\nbalance = \"auto\"\n[output]\ntensorboard = false\n";
+                 batch = 30\nsteps = 500\n[parallel]\nranks = 2\nbalance = \"auto\"\n[output]\ntensorboard = false\n";
     Job::from_text(lines, "job.toml", Path::new("/"), &[]).unwrap()
 }
 
@@ -37,14 +36,23 @@ fn a_slow_rank_gets_fewer_samples_from_the_next_step_on() {
         let (mut notes, rank) = (Notes::default(), comm.rank());
         let mut run = Run::new(prepared.clone(), comm, 2).unwrap();
         run.open(&folder.path().join("run"), None, None).unwrap();
-        // Rank 1 takes twice as long for its samples.
-        run.measured = Measured { samples: 300.0, seconds: [1.0, 2.0][rank] };
-        assert!(!run.rebalance(19, &mut notes).unwrap(), "it is not time yet");
-        assert!(run.rebalance(20, &mut notes).unwrap());
-        assert_eq!(run.measured, Measured::default());
-        assert_eq!(run.prepared.cut.weights, [300.0, 150.0]);
-        run.measured = Measured { samples: 200.0 / (rank + 1) as f64, seconds: 1.0 };
-        assert!(!run.rebalance(40, &mut notes).unwrap(), "they are as fast as they were");
+        // Rank 1 takes twice as long for a sample, and then for a while rank 0 does.
+        let mut look = |run: &mut Run, step: u64, seconds: [f64; 2]| {
+            let pulse = run.pulse.as_mut().unwrap();
+            (0..20).for_each(|_| pulse.timings.note(10, 10.0 * seconds[rank]));
+            run.rebalance(step, &mut notes).unwrap()
+        };
+        assert!(!look(&mut run, 19, [1.0, 2.0]), "it is not time yet");
+        assert!(!look(&mut run, 20, [1.0, 2.0]), "one look may mislead");
+        assert!(look(&mut run, 40, [1.0, 2.0]));
+        assert_eq!(run.prepared.cut.weights, [20.0, 10.0]);
+        assert_eq!(run.part.lengths(), [[20], [10]][rank]);
+        for step in [60, 80, 100] {
+            assert!(!look(&mut run, step, [1.0, 2.0]), "they are as fast as they were");
+        }
+        assert!(!look(&mut run, 120, [2.0, 1.0]), "one look may mislead");
+        assert!(look(&mut run, 140, [2.0, 1.0]));
+        assert_eq!(run.part.lengths(), [[10], [20]][rank]);
         run.prepared.job.train.length = Length::Steps(15);
         let summary = run.train(&mut Silent).unwrap();
         assert_eq!(summary.steps, 15);
@@ -54,8 +62,11 @@ fn a_slow_rank_gets_fewer_samples_from_the_next_step_on() {
         let ranks: Vec<_> = Comm::local(2).into_iter().map(|comm| s.spawn(|| rank(comm))).collect();
         ranks.into_iter().map(|r| r.join().unwrap()).collect::<Vec<_>>()
     });
-    let want = "20: ranks take 20, 10 samples a step from now on, by their speed; that wins 33 %";
-    assert_eq!(notes[0], [want]);
+    let want = [
+        "40: ranks take 20, 10 samples a step from now on, by their speed; that wins 33 %",
+        "140: ranks take 10, 20 samples a step from now on, by their speed; that wins 50 %",
+    ];
+    assert_eq!(notes[0], want);
 }
 
 /// Twice as large a batch in twice as many pieces takes the same, and the sums of the pieces.

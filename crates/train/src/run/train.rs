@@ -16,7 +16,7 @@ use super::files::Files;
 use super::folder::{Hold, hold_given};
 use super::prepared::{Prepared, is_of_validation};
 use super::snapshot::{Progress, hand_over, restore, restore_weights, start_from};
-use crate::balance::Measured;
+use super::step::Pulse;
 use crate::checkpoint::{self, CheckpointError, Loaded};
 use crate::error::TrainError;
 use crate::event::{Ending, Event, Observer, StepDone, Summary};
@@ -50,8 +50,8 @@ pub(super) struct Run {
     /// How long this rank waited for others in the last step; and all ranks in all steps, on the average.
     pub(super) waited_last: Duration,
     waited: f64,
-    /// Since speeds were last looked at.
-    pub(super) measured: Measured,
+    /// Its speed, if samples are shared out by it.
+    pub(super) pulse: Option<Pulse>,
 }
 
 /// What ranks wish, and tell each other in every step.
@@ -80,7 +80,10 @@ impl Run {
         comm.broadcast(&mut options.class_weights, 0)?;
         let rank = comm.rank();
         let part = Part::new(prepared.pace, &prepared.cut, rank);
-        let team = Team::new(&prepared.net, &prepared.spec, &part, options, comm)?;
+        let mut team = Team::new(&prepared.net, &prepared.spec, &part, options, comm)?;
+        if let Some(runs) = prepared.cut.shard_runs() {
+            team.learner_mut().set_shard_runs(runs);
+        }
         let progress = first_progress(&prepared);
         let now = Instant::now();
         Ok(Run {
@@ -97,7 +100,7 @@ impl Run {
             changed: None,
             waited_last: Duration::ZERO,
             waited: 0.0,
-            measured: Measured::default(),
+            pulse: Pulse::new(&prepared, rank),
             prepared,
         })
     }

@@ -5,6 +5,9 @@ use std::process::{Child, Command, Stdio};
 
 use super::Hosts;
 
+/// What the ranks of tests know.
+pub(crate) const SECRET: &str = "8f3a61c0d94e27b5508c1f7ae2639db47016ce8f25a3d0b9614f7c82ee5d930a";
+
 impl Hosts {
     /// Runs `polyreme` with these arguments, `per_host` ranks on each host, neighbours together; what rank 0 printed.
     pub(crate) fn run(&self, binary: &str, per_host: usize, args: &[&str]) -> String {
@@ -13,7 +16,7 @@ impl Hosts {
             let mut command: Command = self.command(rank / per_host, binary);
             command.args(args).env("RANK", rank.to_string()).env("WORLD_SIZE", n.to_string());
             command.env("MASTER_ADDR", self.address(0)).env("MASTER_PORT", "29500");
-            command.env("POLYREME_SECRET", "a secret of this test").current_dir(root());
+            command.env("POLYREME_SECRET", SECRET).current_dir(root());
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         };
         let ranks: Vec<Child> = (0..n).map(start).collect();

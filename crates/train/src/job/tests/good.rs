@@ -138,6 +138,7 @@ fn every_key_is_read() {
         ranks: Some(4),
         threads: Some(3),
         transport: Transport::Shm,
+        encrypt: Some(true),
         sync_batch_norm: true,
         reproducible: false,
         shards: 8,
@@ -297,6 +298,20 @@ fn gradients_are_sharded_on_request() {
     let spec = parallel("shard_gradients = true");
     assert_eq!((spec.shard_gradients, spec.shard_optimizer), (true, None));
     assert!(parallel("shard_gradients = true\nshard_optimizer = true").shard_gradients);
+}
+
+#[test]
+fn encryption_is_left_to_the_hosts_unless_it_is_said() {
+    let parallel = |lines: &str| good(&format!("{SMALL}[parallel]\n{lines}"), &[]).parallel;
+    let rows = [
+        ("", None),
+        ("encrypt = \"auto\"", None),
+        ("encrypt = true", Some(true)),
+        ("encrypt = false", Some(false)),
+    ];
+    for (lines, want) in rows {
+        assert_eq!(parallel(lines).encrypt, want, "{lines}");
+    }
 }
 
 #[test]

@@ -239,10 +239,10 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
         prop::collection::vec(0.01..99.0, 1..9).prop_map(Balance::Given),
     ];
     let numbers = (any::<Option<u8>>(), 9..99_usize, 0.01..99.0, 1.0..99.0, 99.0..9999.0);
-    (transport, balance, numbers, any::<(bool, bool, Option<bool>, bool)>()).prop_map(
+    (transport, balance, numbers, any::<(bool, bool, Option<bool>, bool, Option<bool>)>()).prop_map(
         |(transport, balance, numbers, flags)| {
             let (threads, shards, bucket_mib, patience, stall) = numbers;
-            let (sync_batch_norm, reproducible, shard_optimizer, shard_gradients) = flags;
+            let (sync_batch_norm, reproducible, shard_optimizer, shard_gradients, encrypt) = flags;
             let ranks = match &balance {
                 Balance::Given(weights) => Some(weights.len()),
                 _ => None,
@@ -253,6 +253,7 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                 ranks,
                 threads,
                 transport,
+                encrypt,
                 sync_batch_norm,
                 reproducible,
                 shards,

@@ -1,0 +1,216 @@
+//! A job fits into memory or it is refused, with what would fit; and memory that is not there is an error, not an abort.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::binary::{command, folder, polyreme};
+
+/// Two layers of which the wide one is far larger than the data.
+fn job(width: usize, batch: usize) -> String {
+    format!(
+        r#"
+[model]
+layers = [{{ kind = "linear", outputs = {width} }}, "relu", {{ kind = "linear" }}]
+[data]
+kind = "synthetic"
+samples = {samples}
+shape = [16]
+classes = 5
+validation = 0
+[train]
+batch = {batch}
+steps = 3
+[parallel]
+ranks = 2
+threads = 1
+[output]
+best = "none"
+"#,
+        samples = 2 * batch
+    )
+}
+
+fn said(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+/// What stands behind `before` in a text, as a number.
+#[track_caller]
+fn number_behind(text: &str, before: &str) -> usize {
+    let rest = text.split_once(before).unwrap_or_else(|| panic!("no {before:?} in {text}")).1;
+    let digits: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == ',').collect();
+    digits.replace(',', "").parse().unwrap_or_else(|_| panic!("no number behind {before:?} in {text}"))
+}
+
+/// The same, under a shell's `ulimit`.
+fn limited(folder: &Path, ulimit: &str, args: &[&str]) -> Output {
+    let script = format!("ulimit {ulimit} && exec \"$0\" \"$@\"");
+    let mut shell = Command::new("sh");
+    let program = command(folder, args);
+    shell.current_dir(folder).args(["-c", &script]).arg(program.get_program()).args(args);
+    shell.output().unwrap()
+}
+
+#[test]
+fn a_job_larger_than_the_machine_is_refused_with_what_would_fit() {
+    // Terabytes for each of some values.
+    let folder = folder(&job(1_000_000, 1_000_000));
+    let check = |sets: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
+        let out = polyreme(folder.path(), &[&["train", "job.toml", "--check"][..], &sets].concat());
+        (out.status.code(), said(&out))
+    };
+    let (code, text) = check(&[]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("the job does not fit: it takes at least "), "{text}");
+    assert!(text.contains(" MiB on this host, and this machine has "), "{text}");
+    let batch = number_behind(&text, "the largest batch that fits: train.batch = ");
+    assert!(batch > 1000, "{text}");
+    let (code, why) = check(&[&format!("train.batch={batch}")]);
+    assert_eq!(code, Some(0), "a batch of {batch}: {why}");
+    let (code, why) = check(&[&format!("train.batch={}", batch + batch / 100 + 2)]);
+    assert_eq!(code, Some(2), "a batch larger than {batch}: {why}");
+    // Every option does what is said of it.
+    let (mut fits, mut n) = (true, [0, 0]);
+    for line in text.lines() {
+        fits &= !line.contains("not enough by themselves");
+        let Some((setting, _)) = line.strip_prefix("    ").and_then(|line| line.split_once(" takes ")) else {
+            continue;
+        };
+        n[usize::from(fits)] += 1;
+        let (code, why) = match setting.strip_prefix("--ranks ") {
+            Some(ranks) => check(&[&format!("parallel.ranks={ranks}")]),
+            None => check(&[setting]),
+        };
+        assert_eq!(code, Some(if fits { 0 } else { 2 }), "{setting}: {why}");
+    }
+    assert!(text.contains("train.accumulate = ") && n[1] > 0, "{text}");
+
+    // It does not start either, as threads, as processes, or again.
+    for flags in [&["--ranks", "2"][..], &["--processes", "2"]] {
+        let out = polyreme(folder.path(), &[&["train", "job.toml", "--output", "run"][..], flags].concat());
+        let text = said(&out);
+        assert_eq!(out.status.code(), Some(2), "{text}");
+        assert!(text.contains("the job does not fit") && text.contains("train.batch = "), "{text}");
+        assert!(!folder.path().join("run").exists(), "nothing was made");
+    }
+}
+
+/// Ranks over sockets hold everything for themselves; threads share the weights.
+#[test]
+fn processes_that_share_nothing_are_counted_one_by_one() {
+    let folder = folder(&job(1_000_000, 64));
+    let need = |flags: &[&str]| {
+        let args = [&["train", "job.toml", "--check"][..], flags].concat();
+        let out = limited(folder.path(), "-v 600000", &args);
+        let text = said(&out);
+        assert_eq!(out.status.code(), Some(2), "{text}");
+        assert!(text.contains("in one process, and `ulimit -v` leaves "), "{text}");
+        number_behind(&text, "it takes at least ")
+    };
+    let (threads, sockets) = (need(&["--ranks", "3"]), need(&["--processes", "3", "--transport", "tcp"]));
+    let shm = need(&["--processes", "3"]);
+    assert!(shm < threads, "{shm} MiB of one process, {threads} of three ranks");
+    assert!(sockets > shm && sockets < threads, "{shm}, {sockets} and {threads} MiB");
+}
+
+#[test]
+fn a_job_larger_than_a_ulimit_is_refused_and_one_that_fits_is_not() {
+    let folder = folder(&job(16_384, 4000));
+    for (flag, name) in [("-v", "`ulimit -v` leaves"), ("-d", "`ulimit -d` leaves")] {
+        let out = limited(folder.path(), &format!("{flag} 500000"), &["train", "job.toml", "--check"]);
+        let text = said(&out);
+        assert_eq!(out.status.code(), Some(2), "{text}");
+        assert!(text.contains("in one process, and ") && text.contains(name), "{text}");
+        let batch = number_behind(&text, "train.batch = ");
+        let args = ["train", "job.toml", "--check", "--set", &format!("train.batch={}", batch / 2)];
+        let out = limited(folder.path(), &format!("{flag} 500000"), &args);
+        assert_eq!(out.status.code(), Some(0), "{}", said(&out));
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_reserved_is_an_error_that_names_it() {
+    // Nothing looks ahead here.
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["bench", "step", "--job", "gpt", "--steps", "1", "--threads", "1"];
+    let out = limited(folder.path(), "-v 250000", &args);
+    let text = said(&out);
+    assert_eq!(out.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("error: no memory for activations: ") && text.contains(" bytes) could not be"),
+        "{text}"
+    );
+}
+
+/// Limits just above what is certainly needed: what is not counted may find no room then, and that is no abort.
+#[test]
+fn a_limit_that_is_hardly_enough_ends_in_an_error_if_at_all() {
+    let folder = folder(&job(700_000, 64));
+    let (kib, args) = (300_000, ["train", "job.toml", "--output", "run", "--overwrite"]);
+    let out = limited(folder.path(), &format!("-v {kib}"), &args);
+    let text = said(&out);
+    assert_eq!(out.status.code(), Some(2), "{text}");
+    let over = number_behind(&text, "it takes at least ") - number_behind(&text, "`ulimit -v` leaves ");
+    for more in [2, 8, 24] {
+        let out = limited(folder.path(), &format!("-v {}", kib + 1024 * (over + more)), &args);
+        let text = said(&out);
+        println!("{more} MiB more: {:?} {}", out.status, text.lines().last().unwrap_or(""));
+        match out.status.code() {
+            Some(0 | 2) => {}
+            Some(1) => {
+                assert!(text.contains("no memory for ") || text.contains("no thread for "), "{text}");
+                assert!(text.contains(" bytes") || text.contains("no thread"), "{text}");
+            }
+            code => panic!("{more} MiB more: {code:?}, {:?}: {text}", out.status),
+        }
+    }
+}
+
+/// A memory cgroup of version 1 below this process's own, gone at the end.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(bytes: usize) -> Option<Group> {
+        let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let own = groups.lines().find_map(|line| line.split_once(":memory:"))?.1;
+        let own = Path::new("/sys/fs/cgroup/memory").join(own.trim_start_matches('/'));
+        let group = Group(own.join(format!("polyreme-test-{}", std::process::id())));
+        fs::create_dir(&group.0).ok()?;
+        fs::write(group.0.join("memory.limit_in_bytes"), bytes.to_string()).ok()?;
+        Some(group)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _: std::io::Result<()> = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_job_larger_than_its_control_group_is_refused() {
+    let Some(group) = Group::new(256 << 20) else {
+        assert!(std::env::var_os("CI").is_none(), "needs root and a memory cgroup of version 1");
+        eprintln!("skipped: needs root and a memory cgroup of version 1");
+        return;
+    };
+    let folder = folder(&job(16_384, 4000));
+    let within = |args: &[&str]| {
+        let script = "echo $$ > \"$GROUP/cgroup.procs\" && exec \"$0\" \"$@\"";
+        let mut shell = Command::new("sh");
+        let program = command(folder.path(), args);
+        shell.current_dir(folder.path()).env("GROUP", &group.0);
+        shell.args(["-c", script]).arg(program.get_program()).args(args).output().unwrap()
+    };
+    let out = within(&["train", "job.toml", "--check"]);
+    let text = said(&out);
+    assert_eq!(out.status.code(), Some(2), "{text}");
+    let by = format!("its control group allows ({}/memory.limit_in_bytes) 256 MiB", group.0.display());
+    assert!(text.contains(&by), "{text}");
+    let batch = number_behind(&text, "train.batch = ");
+    let half = format!("train.batch={}", batch / 2);
+    let out = within(&["train", "job.toml", "--set", &half, "--output", "run"]);
+    assert_eq!(out.status.code(), Some(0), "{}", said(&out));
+}

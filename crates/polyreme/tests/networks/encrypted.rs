@@ -1,0 +1,24 @@
+//! What somebody on the network between two hosts sees of a sum over their ranks.
+
+use crate::hosts::{Hosts, Link};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_polyreme");
+
+/// `bench collective` sums buffers that are full of ones, so the first thing that goes over the wire is sixteen of them.
+#[test]
+fn a_capture_between_hosts_shows_no_plain_gradient() {
+    let _machine = crate::alone();
+    let ones: Vec<u8> = 1.0f32.to_le_bytes().repeat(16);
+    let hosts = Hosts::new(2, Link::Mbit(1000));
+    let sums = ["bench", "collective", "--transport", "tcp", "--no-pin", "--sizes", "1M"];
+    let seen = |more: &[&str]| {
+        let capture = hosts.capture(ones.clone());
+        hosts.run(BINARY, 1, &[&sums[..], more].concat());
+        let (bytes, found) = capture.end();
+        assert!(bytes > 10 << 20, "{more:?}: {bytes} bytes were seen, and there were more");
+        found
+    };
+    assert!(seen(&["--encrypt", "false"]) > 0, "the search finds what is plain");
+    assert_eq!(seen(&[]), 0, "by default");
+    assert_eq!(seen(&["--encrypt", "true"]), 0);
+}

@@ -1,0 +1,220 @@
+//! Whether a job fits into memory: what it certainly takes, by the memory plan, before anything is reserved.
+//!
+//! Counted is what every run reserves and touches: parameters, gradients, optimizer state, the values of every length of
+//! pieces and of evaluations, averaged weights, and the copy that its last checkpoint is written from. Not counted is
+//! what depends on the moment: batches that are read ahead, the data, threads. So a job that is refused cannot run, and
+//! one that is not may still be close. What would make a job fit stands in `advice`.
+
+use std::fmt;
+
+use polyreme_exec::{Engine, Footprint};
+use polyreme_graph::Program;
+
+use super::advice::Advice;
+use super::prepared::Prepared;
+use crate::error::TrainError;
+use crate::judge::{Trial, block_samples};
+use crate::lower::training_graph;
+use crate::pace::Part;
+use crate::record::thousands;
+
+/// Of so many ranks each is counted for itself; of more, all are taken to be like the last one, which has the least.
+const RANKS_COUNTED: usize = 16;
+
+/// How the ranks of a job lie in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lodging {
+    /// Ranks of this host.
+    pub here: usize,
+    /// Whether they are threads of one process.
+    pub threads: bool,
+    /// Whether all ranks of the job see each other's memory, and so hold some of it together.
+    pub shared: bool,
+    /// Whether what bounds a group of processes bounds all ranks of this host together.
+    pub together: bool,
+    /// Whether the user may choose how many ranks there are, and what the flag is called.
+    pub flag: Option<&'static str>,
+}
+
+impl Lodging {
+    /// All ranks are threads of one process.
+    pub fn threads(ranks: usize) -> Lodging {
+        Lodging { here: ranks, threads: true, shared: true, together: true, flag: Some("--ranks") }
+    }
+}
+
+/// Bytes that a job certainly takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Need {
+    /// All ranks of this host together.
+    pub host: usize,
+    /// The largest process, with what it shares.
+    pub mapped: usize,
+    /// The largest process, without that.
+    pub private: usize,
+    /// What a group of processes that are bounded together takes: all of this host, or one.
+    pub group: usize,
+}
+
+/// What a limit bounds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scope {
+    /// All processes of the host.
+    Host,
+    /// A group of processes.
+    Group,
+    /// The address space of one process.
+    Mapped,
+    /// Memory of one process that no other sees.
+    Private,
+}
+
+/// A bound on memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Limit {
+    /// What it bounds.
+    pub scope: Scope,
+    /// How much.
+    pub bytes: usize,
+    /// Who says so, as `this machine has`.
+    pub by: String,
+}
+
+/// A job that does not fit.
+#[derive(Clone, PartialEq, Debug)]
+pub struct TooLarge {
+    /// What it takes.
+    pub need: Need,
+    /// The limit that it exceeds by most.
+    pub limit: Limit,
+    /// What would fit.
+    pub advice: Advice,
+}
+
+impl Need {
+    /// What counts for a limit.
+    pub fn of(&self, scope: Scope) -> usize {
+        match scope {
+            Scope::Host => self.host,
+            Scope::Group => self.group,
+            Scope::Mapped => self.mapped,
+            Scope::Private => self.private,
+        }
+    }
+
+    /// The limit that this exceeds by most.
+    pub fn exceeds<'a>(&self, limits: &'a [Limit]) -> Option<&'a Limit> {
+        let over = |limit: &Limit| self.of(limit.scope).saturating_sub(limit.bytes);
+        limits.iter().filter(|limit| over(limit) > 0).max_by_key(|limit| over(limit))
+    }
+}
+
+impl Prepared {
+    /// Refuses a job that cannot run within `limits`, and says what could. Returns what it certainly takes.
+    pub fn fit(&self, lodging: Lodging, limits: &[Limit]) -> Result<Need, TrainError> {
+        let need = self.need(lodging)?;
+        let Some(limit) = need.exceeds(limits) else { return Ok(need) };
+        let advice = Advice::new(self, lodging, limits, need)?;
+        Err(TrainError::TooLarge(Box::new(TooLarge { need, limit: limit.clone(), advice })))
+    }
+
+    /// What the job certainly takes.
+    pub(super) fn need(&self, lodging: Lodging) -> Result<Need, TrainError> {
+        let Lodging { here, threads, shared, together, .. } = lodging;
+        let (ranks, options) = (self.ranks(), self.rank_options(if threads { here } else { 1 }));
+        let lowering = options.lowering(0, ranks, shared);
+        let trial = match self.evaluated() {
+            Some(set) => values(&self.trial_program(set.spec())?, self.threads),
+            None => 0,
+        };
+        // By rank: what it takes for itself, and what of that others see.
+        let mut lengths_seen: Vec<(Vec<usize>, [usize; 3])> = Vec::new();
+        let mut of_lengths = |lengths: Vec<usize>| -> Result<[usize; 3], TrainError> {
+            if let Some((_, bytes)) = lengths_seen.iter().find(|(known, _)| *known == lengths) {
+                return Ok(*bytes);
+            }
+            let mut bytes = [trial; 3];
+            for (k, &n) in lengths.iter().enumerate() {
+                let program = lowering.program(&training_graph(&self.net, &self.spec, n, options.loss)?)?;
+                let more = match k {
+                    0 => lowering.rank_bytes_at_least(&program, shared && !threads),
+                    _ => [values(&program, self.threads); 3],
+                };
+                bytes = std::array::from_fn(|i| bytes[i] + more[i]);
+            }
+            lengths_seen.push((lengths, bytes));
+            Ok(bytes)
+        };
+        let mut of_rank = |rank: usize| of_lengths(Part::new(self.pace, &self.cut, rank).lengths());
+        let last = of_rank(ranks - 1)?;
+        let mut all = vec![last; here.max(1)];
+        if here == ranks && ranks <= RANKS_COUNTED {
+            for (rank, bytes) in all.iter_mut().enumerate() {
+                *bytes = of_rank(rank)?;
+            }
+        }
+        // Rank 0 has more; where it is elsewhere is not known.
+        let more = self.kept_by_rank_0()?;
+        if here == ranks {
+            all[0].iter_mut().for_each(|bytes| *bytes += more);
+        }
+        let host = all.iter().map(|[host, ..]| host).sum();
+        let most = |k: usize| all.iter().map(|bytes| bytes[k]).max().unwrap_or(0);
+        let (mapped, private) = if threads { (host, host) } else { (most(1), most(2)) };
+        Ok(Need { host, mapped, private, group: if together { host } else { private } })
+    }
+
+    /// What the training of one process takes by the plan: what `train.memory_mib` bounds.
+    pub(super) fn plan_bytes(&self, lodging: Lodging) -> Result<usize, TrainError> {
+        let local = if lodging.threads { lodging.here } else { 1 };
+        let lowering = self.rank_options(local).lowering(0, self.ranks(), lodging.shared);
+        let graph = training_graph(&self.net, &self.spec, self.micro(), self.team.loss)?;
+        Ok(local * lowering.rank_bytes(&lowering.program(&graph)?))
+    }
+
+    /// Averaged weights, and the copy that a checkpoint is written from.
+    fn kept_by_rank_0(&self) -> Result<usize, TrainError> {
+        // Two samples: statistics of one make no sense.
+        let graph = training_graph(&self.net, &self.spec, 2, self.team.loss)?;
+        let floats = |stored: &[polyreme_graph::graph::Stored]| -> usize {
+            stored.iter().map(|s| graph.shape(s.value).numel()).sum()
+        };
+        let (params, states) = (floats(&graph.params), floats(&graph.states));
+        let averaged = usize::from(self.team.ema.is_some());
+        let copies = 1 + self.team.optimizer.state_per_param() + averaged;
+        Ok(4 * ((copies + averaged) * params + states))
+    }
+
+    fn trial_program(&self, spec: &polyreme_data::Spec) -> Result<Program, TrainError> {
+        let (graph, _) = Trial::new(&self.net, spec, block_samples(spec))?;
+        Ok(Program::forward(&graph))
+    }
+}
+
+/// What the values of a further program take.
+fn values(program: &Program, threads: usize) -> usize {
+    let Footprint { inputs, activations, .. } = Engine::footprint(program, threads);
+    inputs + activations
+}
+
+/// Bytes as whole MiB, rounded up.
+pub(super) fn mib(bytes: usize) -> String {
+    format!("{} MiB", thousands(bytes.div_ceil(1 << 20) as u64))
+}
+
+impl fmt::Display for TooLarge {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Limit { scope, bytes, by } = &self.limit;
+        let whose = match scope {
+            Scope::Host => "on this host",
+            Scope::Group => "in this control group",
+            Scope::Mapped | Scope::Private => "in one process",
+        };
+        let room = thousands((bytes >> 20) as u64);
+        let need = mib(self.need.of(*scope));
+        write!(f, "the job does not fit: it takes at least {need} {whose}, and {by} {room} MiB")?;
+        self.advice.write(f, *scope)
+    }
+}
+
+impl std::error::Error for TooLarge {}
