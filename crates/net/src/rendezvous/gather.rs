@@ -24,7 +24,7 @@ use crate::socket::Listener;
 const LEAVING: Duration = Duration::from_millis(200);
 
 /// Time for those who are refused to read why.
-const CLOSE_TIME: Duration = Duration::from_secs(1);
+pub(crate) const CLOSE_TIME: Duration = Duration::from_secs(1);
 
 /// Faults that are told; more say nothing new.
 const FAULTS_MAX: usize = 32;

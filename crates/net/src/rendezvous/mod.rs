@@ -36,6 +36,8 @@ use crate::secret::{Secret, SecretError};
 use crate::socket::Listener;
 use crate::system::{Os, System};
 
+#[cfg(test)]
+pub(crate) use gather::CLOSE_TIME;
 pub use hello::PROTOCOL_VERSION;
 use hello::{Hello, Purpose, fingerprint};
 pub use knock::Tell;
