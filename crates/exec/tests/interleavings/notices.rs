@@ -14,7 +14,7 @@ fn report(rank: usize) -> Report {
 }
 
 fn first_one_stays() {
-    let block = Arc::new(Block::of_this_process(size_of::<Notice>()));
+    let block = Arc::new(Block::of_this_process(size_of::<Notice>()).unwrap());
     let puts_up = |rank: usize| {
         let block = block.clone();
         thread::spawn(move || {

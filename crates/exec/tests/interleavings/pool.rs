@@ -38,7 +38,7 @@ fn run(pool: &Pool, tasks: usize) {
 
 /// Not dropped after a failure, when its threads are gone; and never moved, because stores to it may be under way.
 fn boxed(threads: usize) -> ManuallyDrop<Box<Pool>> {
-    ManuallyDrop::new(Box::new(Pool::new(threads)))
+    ManuallyDrop::new(Box::new(Pool::new(threads).unwrap()))
 }
 
 fn runs_of_any_length() {
