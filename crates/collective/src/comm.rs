@@ -49,7 +49,7 @@ impl Comm {
     /// A group of threads of this process: an end for each.
     ///
     /// # Panics
-    /// If there is no memory for them to meet in; see [`Comm::try_local`].
+    /// If there is no memory for them to meet in; see [`Comm::try_threads`].
     pub fn local(size: usize) -> Vec<Comm> {
         Comm::threads(size, &Alarm::default(), STALL)
     }

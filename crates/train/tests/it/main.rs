@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod buffers;
+mod digests;
 mod failing;
 mod ranks;
 mod runs;
