@@ -3,7 +3,7 @@
 use polyreme_net::{Alarm, Report};
 
 use crate::comm::Comm;
-use crate::element::{DType, Element};
+use crate::element::{Bool, DType, Element};
 use crate::links::{Linked, TwoLevel};
 #[cfg(feature = "mpi")]
 use crate::mpi::Mpi;
@@ -124,13 +124,15 @@ unsafe fn two_levels(
         DType::I32 => of_type!(i32),
         DType::I64 => of_type!(i64),
         DType::U8 => of_type!(u8),
+        DType::I8 => of_type!(i8),
+        DType::Bool => of_type!(Bool),
     }
 }
 
 /// # Safety
 /// The span is of this type, its memory is there, and nobody else touches it while the slice lives.
 unsafe fn elements<'a, T: Element>(span: &Span) -> &'a mut [T] {
-    debug_assert_eq!(span.dtype, T::DTYPE, "the span's type");
+    assert_eq!(span.dtype, T::DTYPE, "the span's type");
     if span.count == 0 {
         return &mut [];
     }

@@ -26,7 +26,7 @@ pub mod work;
 
 pub use buffer::Buffer;
 pub use comm::Comm;
-pub use element::{DType, Element, Reduce};
+pub use element::{Bool, DType, Element, Reduce};
 pub use links::Linked;
 pub use polyreme_net::{Block, Cause, Doing, Report, patience};
 pub use shared::ShmSetup;

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
-use polyreme_collective::{Comm, Cuts, Element, Reduce, ShmSetup};
+use polyreme_collective::{Bool, Comm, Cuts, Element, Reduce, ShmSetup};
 use polyreme_net::{Alarm, Cause, Report, Segment};
 use rustix::process::{Pid, Signal};
 
@@ -25,7 +25,7 @@ macro_rules! whole {
     ($($t:ty: $of:expr),*) => { $(impl Whole for $t { fn of(x: u32) -> $t { $of(x) } })* };
 }
 whole!(f32: |x| x as f32, f64: f64::from, f16: |x| f16::from_f32(x as f32), bf16: |x| bf16::from_f32(x as f32),
-    i32: |x| x as i32, i64: i64::from, u8: |x| x as u8);
+    i32: |x| x as i32, i64: i64::from, u8: |x| x as u8, i8: |x| x as i8, Bool: |x| Bool::from(x > 0));
 
 /// Element `i` of rank `r`.
 fn value(r: usize, i: usize) -> u32 {
@@ -118,6 +118,8 @@ fn grid(comm: &mut Comm) -> Result<(), Report> {
             every_op::<bf16>(comm, n)?;
             every_op::<i32>(comm, n)?;
             every_op::<i64>(comm, n)?;
+            every_op::<i8>(comm, n)?;
+            every_op::<Bool>(comm, n)?;
         }
     }
     Ok(())

@@ -3,7 +3,8 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use polyreme_collective::{Block, DType, Span};
+use polyreme_collective::{Block, Span};
+use polyreme_dtype::Element;
 use polyreme_graph::memory::ALIGN_BYTES;
 
 use crate::error::ExecError;
@@ -93,7 +94,7 @@ impl Arena {
     /// borrows nothing.
     pub(crate) fn span(&self, start: usize, len: usize) -> Span {
         self.check::<f32>(start * 4, len);
-        Span { ptr: self.ptr.as_ptr().wrapping_add(start * 4), count: len, dtype: DType::F32 }
+        Span { ptr: self.ptr.as_ptr().wrapping_add(start * 4), count: len, dtype: f32::DTYPE }
     }
 
     fn check<T>(&self, offset: usize, len: usize) {
@@ -128,12 +129,6 @@ pub fn make_room<T>(vec: &mut Vec<T>, len: usize, what: &'static str) -> Result<
     let bytes = len.saturating_mul(size_of::<T>());
     vec.try_reserve_exact(len.saturating_sub(vec.len())).map_err(|_| ExecError::Reserve { what, bytes })
 }
-
-/// Plain numbers that an arena can hold: no padding, every bit pattern valid.
-pub(crate) trait Element: Copy {}
-impl Element for f32 {}
-impl Element for i32 {}
-impl Element for u16 {}
 
 #[cfg(test)]
 mod tests {

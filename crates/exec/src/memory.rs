@@ -7,11 +7,12 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use polyreme_collective::{Block, Span};
-use polyreme_graph::{DType, Graph, MemoryPlan, Place, ValueId};
+use polyreme_dtype::{DType, Element};
+use polyreme_graph::{Graph, MemoryPlan, Place, ValueId};
 use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::elementwise::Source;
 
-use crate::arena::{Arena, Element};
+use crate::arena::Arena;
 use crate::error::ExecError;
 use crate::weights::{Held, Kept};
 
@@ -264,6 +265,7 @@ impl Memory {
 
     /// Copies a value over another of the same length, in another arena.
     pub(crate) fn copy(&mut self, graph: &Graph, from: ValueId, to: ValueId) {
+        [from, to].into_iter().for_each(|v| check_type::<f32>(graph.value(v).dtype));
         let n = graph.shape(from).numel();
         let ((source, at), (target, target_at)) = (self.find(from), self.find(to));
         assert!(!std::ptr::eq(source, target), "values of one arena are not copied over each other");
@@ -386,6 +388,46 @@ impl<'a> NodeMemory<'a> {
     }
 }
 
+/// A slice is of the type that the graph gave its value, in release builds too: a kernel that is wired up wrongly stops
+/// here, instead of reading bits as numbers of another type.
 fn check_type<T: Element>(dtype: DType) {
-    debug_assert_eq!(size_of::<T>(), dtype.bytes(), "element type");
+    assert_eq!(T::DTYPE, dtype, "the element type of a slice is that of its value");
+}
+
+#[cfg(test)]
+mod tests {
+    use polyreme_dtype::{bf16, f16};
+    use polyreme_graph::Builder;
+
+    use super::*;
+
+    /// Of types that are equally long, only a value's own is handed out.
+    #[test]
+    fn a_slice_has_the_type_of_its_value() {
+        let mut b = Builder::new();
+        let x = b.input("x", [4], DType::F32).unwrap();
+        let half = b.cast(x, DType::F16).unwrap();
+        let graph = b.finish(&[("half", half)]);
+        let (x, half) = (graph.nodes[0].outputs[0], graph.output("half").unwrap());
+        let keeping = Keeping {
+            state_per_param: 0,
+            moment_len: 0,
+            gradients: false,
+            own_gradients: false,
+            blocks: None,
+        };
+        let plan = MemoryPlan::new(&graph, &vec![0; graph.nodes.len()]);
+        let mut memory = Memory::new(plan, keeping).unwrap();
+        memory.write::<f32>(&graph, x).fill(1.0);
+        assert_eq!(memory.read::<f32>(&graph, x), [1.0; 4]);
+        assert_eq!(memory.read::<f16>(&graph, half), [f16::ZERO; 4]);
+
+        fn refused(run: impl FnOnce()) -> bool {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err()
+        }
+        assert!(refused(|| _ = memory.read::<i32>(&graph, x)));
+        assert!(refused(|| _ = memory.read::<bf16>(&graph, half)));
+        assert!(refused(|| _ = memory.write::<i32>(&graph, x)));
+        assert!(refused(|| _ = memory.node(&graph, 1).output::<bf16>(0)));
+    }
 }

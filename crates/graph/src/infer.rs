@@ -93,7 +93,7 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
             same(name, &x[0].shape, &x[1].shape)?;
             one(x[0].shape.with_dim(axis, len))
         }
-        &Op::Cast(to) => Ok(vec![(x[0].shape.clone(), to)]),
+        &Op::Cast(to) => cast(x[0], to),
         Op::Reduce { axes, .. } => {
             let mut out = x[0].shape.clone();
             for &axis in axes {
@@ -455,6 +455,19 @@ fn shape(op: &'static str, s: &Shape, why: String) -> TraceErrorKind {
 
 fn shapes(op: &'static str, left: &Shape, right: &Shape, why: &str) -> TraceErrorKind {
     TraceErrorKind::Shapes { op, left: left.clone(), right: right.clone(), why: why.into() }
+}
+
+/// Between f32 and the types that kernels convert it from and to.
+fn cast(x: &Value, to: DType) -> Shapes {
+    use DType::{Bf16, F16, F32, I32};
+    match (x.dtype, to) {
+        (F32, F16 | Bf16 | I32) | (F16 | Bf16 | I32, F32) => Ok(vec![(x.shape.clone(), to)]),
+        (from, _) => {
+            let why =
+                format!("no kernel converts {from} to {to}; f32 is converted from and to f16, bf16 and i32");
+            Err(TraceErrorKind::Option { op: "cast", why })
+        }
+    }
 }
 
 fn expect(op: &'static str, x: &[&Value], operand: usize, want: DType) -> Result<(), TraceErrorKind> {

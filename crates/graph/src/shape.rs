@@ -2,39 +2,7 @@
 
 use std::fmt;
 
-/// The type of an element.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum DType {
-    /// 32-bit float: what every kernel computes in.
-    F32,
-    /// IEEE half, for storage; cast to compute.
-    F16,
-    /// bfloat16, for storage; cast to compute.
-    Bf16,
-    /// 32-bit integer: labels and indices.
-    I32,
-}
-
-impl DType {
-    /// Bytes of one element.
-    pub fn bytes(self) -> usize {
-        match self {
-            DType::F32 | DType::I32 => 4,
-            DType::F16 | DType::Bf16 => 2,
-        }
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(match self {
-            DType::F32 => "f32",
-            DType::F16 => "f16",
-            DType::Bf16 => "bf16",
-            DType::I32 => "i32",
-        })
-    }
-}
+pub use polyreme_dtype::DType;
 
 /// The lengths of a tensor's dims; none for a scalar.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

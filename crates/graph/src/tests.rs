@@ -149,3 +149,22 @@ fn a_step_of_mlp_updates_while_it_computes_gradients() {
         "{at_once}"
     );
 }
+
+#[test]
+fn casts_without_a_kernel_are_errors_where_they_are_traced() {
+    use DType::{Bf16, Bool, F16, F32, F64, I8, I32, I64, U8};
+    for from in DType::ALL {
+        for to in DType::ALL {
+            let mut b = Builder::new();
+            let x = b.input("x", [2], from).unwrap();
+            let converted = |dtype| matches!(dtype, F32 | F16 | Bf16 | I32);
+            match b.cast(x, to) {
+                Ok(y) => assert!(from == to || converted(from) && converted(to), "{from} to {to}: {y:?}"),
+                Err(error) => {
+                    assert!([from, to].iter().any(|d| matches!(d, F64 | I64 | U8 | I8 | Bool)), "{error}");
+                    assert!(error.to_string().contains("no kernel converts"), "{error}");
+                }
+            }
+        }
+    }
+}

@@ -1,7 +1,9 @@
-//! Number formats: f16, bf16 and i32 from and to f32. Half formats are their bits, in `u16`.
+//! Number formats: f16, bf16 and i32 from and to f32. Half formats are the types of the `half` crate.
 //!
 //! Rounding is to nearest, ties to even. Infinities, subnormals and signs are kept; a NaN stays a NaN (made quiet,
 //! with the payload bits that fit). The scalar and the lane forms give the same bits.
+
+use polyreme_dtype::{bf16, f16};
 
 use crate::Cx;
 
@@ -10,7 +12,12 @@ const CHUNK: usize = 32_768;
 
 /// The f16 nearest to `x`.
 #[inline(always)]
-pub fn f16_from_f32(x: f32) -> u16 {
+pub fn f16_from_f32(x: f32) -> f16 {
+    f16::from_bits(f16_bits(x))
+}
+
+#[inline(always)]
+fn f16_bits(x: f32) -> u16 {
     let bits = x.to_bits();
     let sign = (bits >> 16) as u16 & 0x8000;
     let abs = bits & 0x7fff_ffff;
@@ -32,7 +39,8 @@ pub fn f16_from_f32(x: f32) -> u16 {
 
 /// The f32 of an f16: exact.
 #[inline(always)]
-pub fn f32_from_f16(h: u16) -> f32 {
+pub fn f32_from_f16(h: f16) -> f32 {
+    let h = h.to_bits();
     let sign = u32::from(h & 0x8000) << 16;
     let abs = u32::from(h & 0x7fff);
     let bits = if abs > 0x7c00 {
@@ -50,20 +58,20 @@ pub fn f32_from_f16(h: u16) -> f32 {
 
 /// The bf16 nearest to `x`.
 #[inline(always)]
-pub fn bf16_from_f32(x: f32) -> u16 {
+pub fn bf16_from_f32(x: f32) -> bf16 {
     let bits = x.to_bits();
     let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
-    if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded }
+    bf16::from_bits(if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded })
 }
 
 /// The f32 of a bf16: exact.
 #[inline(always)]
-pub fn f32_from_bf16(b: u16) -> f32 {
-    f32::from_bits(u32::from(b) << 16)
+pub fn f32_from_bf16(b: bf16) -> f32 {
+    f32::from_bits(u32::from(b.to_bits()) << 16)
 }
 
 /// f32 to f16.
-pub fn f32_to_f16(cx: &Cx, x: &[f32], y: &mut [u16]) {
+pub fn f32_to_f16(cx: &Cx, x: &[f32], y: &mut [f16]) {
     assert_eq!(x.len(), y.len(), "lengths of x and y");
     cx.for_each_chunk(y, CHUNK, |i, y| {
         let x = &x[i * CHUNK..][..y.len()];
@@ -77,7 +85,7 @@ pub fn f32_to_f16(cx: &Cx, x: &[f32], y: &mut [u16]) {
 }
 
 /// f16 to f32.
-pub fn f16_to_f32(cx: &Cx, x: &[u16], y: &mut [f32]) {
+pub fn f16_to_f32(cx: &Cx, x: &[f16], y: &mut [f32]) {
     assert_eq!(x.len(), y.len(), "lengths of x and y");
     cx.for_each_chunk(y, CHUNK, |i, y| {
         let x = &x[i * CHUNK..][..y.len()];
@@ -91,12 +99,12 @@ pub fn f16_to_f32(cx: &Cx, x: &[u16], y: &mut [f32]) {
 }
 
 /// f32 to bf16.
-pub fn f32_to_bf16(cx: &Cx, x: &[f32], y: &mut [u16]) {
+pub fn f32_to_bf16(cx: &Cx, x: &[f32], y: &mut [bf16]) {
     convert(cx, x, y, bf16_from_f32);
 }
 
 /// bf16 to f32.
-pub fn bf16_to_f32(cx: &Cx, x: &[u16], y: &mut [f32]) {
+pub fn bf16_to_f32(cx: &Cx, x: &[bf16], y: &mut [f32]) {
     convert(cx, x, y, f32_from_bf16);
 }
 
@@ -139,8 +147,10 @@ fn map<S: Copy, T>(x: &[S], y: &mut [T], f: impl Fn(S) -> T) {
 mod avx2 {
     use std::arch::x86_64::*;
 
+    use polyreme_dtype::f16;
+
     #[target_feature(enable = "avx2,f16c")]
-    pub(super) fn f32_to_f16(x: &[f32], y: &mut [u16]) {
+    pub(super) fn f32_to_f16(x: &[f32], y: &mut [f16]) {
         let (mut xs, mut ys) = (x.chunks_exact(8), y.chunks_exact_mut(8));
         for (x, y) in (&mut xs).zip(&mut ys) {
             // SAFETY: eight floats are read and eight halves are written.
@@ -153,7 +163,7 @@ mod avx2 {
     }
 
     #[target_feature(enable = "avx2,f16c")]
-    pub(super) fn f16_to_f32(x: &[u16], y: &mut [f32]) {
+    pub(super) fn f16_to_f32(x: &[f16], y: &mut [f32]) {
         let (mut xs, mut ys) = (x.chunks_exact(8), y.chunks_exact_mut(8));
         for (x, y) in (&mut xs).zip(&mut ys) {
             // SAFETY: eight halves are read and eight floats are written.
@@ -169,6 +179,14 @@ mod avx2 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Bits, because a NaN is not equal to itself.
+    fn f16_bits_of(y: &[f16]) -> Vec<u16> {
+        y.iter().map(|h| h.to_bits()).collect()
+    }
+    fn bf16_bits_of(y: &[bf16]) -> Vec<u16> {
+        y.iter().map(|b| b.to_bits()).collect()
+    }
 
     /// The value of an f16, from its definition.
     fn f16_value(h: u16) -> f64 {
@@ -187,8 +205,9 @@ mod tests {
         let all: Vec<u16> = (0..=u16::MAX).collect();
         for cx in [Cx::oracle(), Cx::serial()] {
             let mut wide = vec![0.0; all.len()];
-            let mut back = vec![0; all.len()];
-            f16_to_f32(&cx, &all, &mut wide);
+            let halves: Vec<f16> = all.iter().map(|&b| f16::from_bits(b)).collect();
+            let mut back = vec![f16::ZERO; all.len()];
+            f16_to_f32(&cx, &halves, &mut wide);
             f32_to_f16(&cx, &wide, &mut back);
             for i in 0..all.len() {
                 let want = f16_value(all[i]);
@@ -196,14 +215,16 @@ mod tests {
                     f64::from(wide[i]).to_bits() == want.to_bits() || (wide[i].is_nan() && want.is_nan())
                 );
                 let quiet = if want.is_nan() { all[i] | 0x200 } else { all[i] };
-                assert_eq!(back[i], quiet, "f16 {:#06x} there and back", all[i]);
+                assert_eq!(back[i].to_bits(), quiet, "f16 {:#06x} there and back", all[i]);
             }
-            bf16_to_f32(&cx, &all, &mut wide);
+            let brains: Vec<bf16> = all.iter().map(|&b| bf16::from_bits(b)).collect();
+            let mut back = vec![bf16::ZERO; all.len()];
+            bf16_to_f32(&cx, &brains, &mut wide);
             f32_to_bf16(&cx, &wide, &mut back);
             for i in 0..all.len() {
                 assert_eq!(wide[i].to_bits(), u32::from(all[i]) << 16);
                 let quiet = if wide[i].is_nan() { all[i] | 0x40 } else { all[i] };
-                assert_eq!(back[i], quiet, "bf16 {:#06x} there and back", all[i]);
+                assert_eq!(back[i].to_bits(), quiet, "bf16 {:#06x} there and back", all[i]);
             }
         }
     }
@@ -220,12 +241,12 @@ mod tests {
             half.extend([h, even, h + 1]);
         }
         for cx in [Cx::oracle(), Cx::serial()] {
-            let mut y = vec![0; x.len()];
+            let mut y = vec![f16::ZERO; x.len()];
             f32_to_f16(&cx, &x, &mut y);
-            assert_eq!(y, half);
+            assert_eq!(f16_bits_of(&y), half);
             let minus: Vec<f32> = x.iter().map(|v| -v).collect();
             f32_to_f16(&cx, &minus, &mut y);
-            assert!(y.iter().zip(&half).all(|(y, h)| *y == h | 0x8000));
+            assert!(y.iter().zip(&half).all(|(y, h)| y.to_bits() == h | 0x8000));
         }
         x.clear();
         for b in 0..0x7f80u16 {
@@ -234,9 +255,9 @@ mod tests {
             brain.extend([b, if b & 1 == 0 { b } else { b + 1 }, b + 1]);
         }
         for cx in [Cx::oracle(), Cx::serial()] {
-            let mut y = vec![0; x.len()];
+            let mut y = vec![bf16::ZERO; x.len()];
             f32_to_bf16(&cx, &x, &mut y);
-            assert_eq!(y, brain);
+            assert_eq!(bf16_bits_of(&y), brain);
         }
     }
 
@@ -246,14 +267,15 @@ mod tests {
         let nan = [f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(0xffff_ffff)];
         let x: Vec<f32> = ends.into_iter().chain(nan).cycle().take(70_003).collect();
         for n in [0, 1, 7, 8, 9, 70_003] {
-            let (mut a, mut b) = (vec![0; n], vec![0; n]);
+            let (mut a, mut b) = (vec![f16::ZERO; n], vec![f16::ZERO; n]);
             f32_to_f16(&Cx::oracle(), &x[..n], &mut a);
             f32_to_f16(&Cx::serial(), &x[..n], &mut b);
-            assert_eq!(a, b);
+            assert_eq!(f16_bits_of(&a), f16_bits_of(&b));
             assert!(a.iter().zip(&x).all(|(h, x)| f32_from_f16(*h).is_nan() == x.is_nan()));
+            let (mut a, mut b) = (vec![bf16::ZERO; n], vec![bf16::ZERO; n]);
             f32_to_bf16(&Cx::oracle(), &x[..n], &mut a);
             f32_to_bf16(&Cx::serial(), &x[..n], &mut b);
-            assert_eq!(a, b);
+            assert_eq!(bf16_bits_of(&a), bf16_bits_of(&b));
             assert!(a.iter().zip(&x).all(|(h, x)| f32_from_bf16(*h).is_nan() == x.is_nan()));
         }
     }

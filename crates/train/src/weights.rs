@@ -7,6 +7,8 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
+use polyreme_dtype::Stored;
+
 use crate::checkpoint::tensors::{self, Layout};
 use crate::checkpoint::{CheckpointError, Difference, Disk, Shape, above};
 
@@ -54,7 +56,7 @@ pub struct Integers {
     /// Its name.
     pub name: String,
     /// Its type, as the format calls it.
-    pub dtype: String,
+    pub dtype: Stored,
     /// Its only element, if it is one of 64 bits.
     pub value: Option<i64>,
 }

@@ -6,7 +6,7 @@ use super::groups::Fault;
 use super::whole::{Whole, folded, value};
 use crate::buffer::Buffer;
 use crate::comm::Comm;
-use crate::element::Reduce;
+use crate::element::{Bool, Reduce};
 use crate::work::Cuts;
 
 /// Data up to so many bytes may go another way than longer ones.
@@ -37,7 +37,9 @@ pub(super) fn run(comm: &mut Comm, fault: Fault) -> Result<(), String> {
     of_type::<f16>(comm, None, fault)?;
     of_type::<i32>(comm, None, fault)?;
     of_type::<i64>(comm, None, fault)?;
-    of_type::<u8>(comm, None, fault)
+    of_type::<u8>(comm, None, fault)?;
+    of_type::<i8>(comm, None, fault)?;
+    of_type::<Bool>(comm, None, fault)
 }
 
 fn of_type<T: Whole>(comm: &mut Comm, large: Option<(usize, Reduce)>, fault: Fault) -> Result<(), String> {

@@ -2,11 +2,11 @@
 
 use half::{bf16, f16};
 
-use crate::element::{Element, Reduce};
+use crate::element::{Bool, Element, Reduce};
 
 /// A number of the rows.
 pub(super) trait Whole: Element + PartialEq + PartialOrd + std::fmt::Debug {
-    /// A small whole number; of bytes, what is left of it.
+    /// A small whole number; of bytes, what is left of it; of truth values, its sign.
     fn of(x: i32) -> Self;
     fn plus(self, other: Self) -> Self;
 }
@@ -25,6 +25,8 @@ whole! {
     i32: |x| x, i32::wrapping_add;
     i64: i64::from, i64::wrapping_add;
     u8: |x| x as u8, u8::wrapping_add;
+    i8: |x| x as i8, i8::wrapping_add;
+    Bool: |x| Bool::from(x > 0), |a: Bool, b: Bool| Bool::from(a.get() || b.get());
 }
 
 /// Element `i` of rank `r`: of both signs, and as different from rank to rank as from place to place.

@@ -3,7 +3,7 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use crate::element::{DType, Reduce};
+use crate::element::{Bool, DType, Reduce};
 
 /// `into` becomes `into ∘ arrived`, or `arrived ∘ into` if theirs stands first.
 pub(super) fn combine(dtype: DType, reduce: Reduce, into: &mut [u8], arrived: &[u8], theirs_first: bool) {
@@ -35,6 +35,8 @@ pub(super) fn combine(dtype: DType, reduce: Reduce, into: &mut [u8], arrived: &[
         DType::I32 => numbers!(i32, i32::wrapping_add),
         DType::I64 => numbers!(i64, i64::wrapping_add),
         DType::U8 => numbers!(u8, u8::wrapping_add),
+        DType::I8 => numbers!(i8, i8::wrapping_add),
+        DType::Bool => numbers!(Bool, |a: Bool, b: Bool| a | b),
     }
 }
 

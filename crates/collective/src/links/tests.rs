@@ -105,6 +105,7 @@ fn reductions_are_right() {
                 check(linked, count, i32::from, Reduce::Max);
                 check(linked, count, i64::from, Reduce::Min);
                 check(linked, count, |x| x, Reduce::Sum);
+                check(linked, count, |x| x as i8, Reduce::Sum);
             }
         });
     }

@@ -87,6 +87,8 @@ pub(super) fn dtype_code(dtype: DType) -> c_int {
         DType::I32 => 4,
         DType::I64 => 5,
         DType::U8 => 6,
+        DType::I8 => 7,
+        DType::Bool => 8,
     }
 }
 

@@ -19,6 +19,7 @@ static MPI_Datatype type_of(int dtype) {
     case 3: return half_type;
     case 4: return MPI_INT32_T;
     case 5: return MPI_INT64_T;
+    case 7: return MPI_INT8_T;
     default: return MPI_UINT8_T;
     }
 }
@@ -26,6 +27,8 @@ static MPI_Datatype type_of(int dtype) {
 static MPI_Op op_of(int dtype, int reduce) {
     static const int sum = 0, max = 1;
     if (dtype == 2 || dtype == 3) return half_ops[dtype - 2][reduce];
+    /* Truth values: of bytes that are zero or not, the largest says whether any is true. */
+    if (dtype == 8 && reduce == sum) return MPI_MAX;
     return reduce == sum ? MPI_SUM : reduce == max ? MPI_MAX : MPI_MIN;
 }
 

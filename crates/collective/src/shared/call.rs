@@ -32,9 +32,6 @@ impl Op {
     }
 }
 
-const DTYPES: [DType; 7] =
-    [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I32, DType::I64, DType::U8];
-
 /// One operation of this rank.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
@@ -156,8 +153,8 @@ impl Said {
     /// Count and element type, without the operation.
     pub(super) fn elements(&self) -> String {
         let [_, dtype, ..] = self.what.to_le_bytes();
-        match DTYPES.get(usize::from(dtype)) {
-            Some(dtype) => format!("{} {}", self.count, format!("{dtype:?}").to_lowercase()),
+        match DType::ALL.get(usize::from(dtype)) {
+            Some(dtype) => format!("{} {dtype}", self.count),
             None => format!("{} elements of unknown type", self.count),
         }
     }
@@ -214,7 +211,6 @@ mod tests {
     #[test]
     fn codes_and_names_stand_in_the_same_order() {
         assert!(OPS.iter().enumerate().all(|(i, (op, _))| *op as usize == i));
-        assert!(DTYPES.iter().enumerate().all(|(i, d)| *d as usize == i));
     }
 
     #[test]

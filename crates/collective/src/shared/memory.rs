@@ -11,7 +11,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::element::{DType, Reduce};
+use crate::element::{Bool, DType, Reduce};
 
 /// Elements of a tile: with eight bytes each, 4 KiB, so that a tile and what is added to it fit in 32 KiB.
 const TILE: usize = 512;
@@ -88,6 +88,8 @@ pub(super) fn fold(inputs: &[Area], outputs: &[Area], dtype: DType, reduce: Redu
         DType::I32 => fold_of::<i32>(inputs, outputs, reduce),
         DType::I64 => fold_of::<i64>(inputs, outputs, reduce),
         DType::U8 => fold_of::<u8>(inputs, outputs, reduce),
+        DType::I8 => fold_of::<i8>(inputs, outputs, reduce),
+        DType::Bool => fold_of::<Bool>(inputs, outputs, reduce),
     }
 }
 
@@ -174,7 +176,10 @@ macro_rules! numbers {
         }
     })* };
 }
-numbers!(f32: |a, b| a + b, f64: |a, b| a + b, i32: i32::wrapping_add, i64: i64::wrapping_add, u8: u8::wrapping_add);
+numbers!(
+    f32: |a, b| a + b, f64: |a, b| a + b, i32: i32::wrapping_add, i64: i64::wrapping_add, u8: u8::wrapping_add,
+    i8: i8::wrapping_add, Bool: |a, b| a | b
+);
 
 macro_rules! halves {
     ($($t:ty),*) => { $(impl Number for $t {

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use safetensors::{Dtype, SafeTensorError, SafeTensors};
+use polyreme_dtype::{DType, Stored};
+use safetensors::{SafeTensorError, SafeTensors};
 
 use crate::error::DataError;
 use crate::map::{self, Bytes};
@@ -24,9 +25,7 @@ pub(super) struct File {
 #[derive(Debug)]
 pub(super) struct Array {
     name: String,
-    pub(super) dtype: Dtype,
-    /// Bytes of an element.
-    pub(super) size: usize,
+    pub(super) dtype: Stored,
     pub(super) shape: Vec<usize>,
     start: usize,
 }
@@ -46,13 +45,20 @@ impl File {
             return Err(DataError::corrupt(&self.path, LENGTH_BYTES as u64, why));
         };
         let start = self.data + info.data_offsets.0;
-        let size = info.dtype.bitsize() / 8;
-        Ok(Array { name: name.into(), dtype: info.dtype, size, shape: info.shape.clone(), start })
+        let Some(dtype) = Stored::parse(&info.dtype.to_string()) else {
+            let why = format!(
+                "array {name:?} has elements of type {}, which cannot be read; save it as F32, U8 or I32",
+                info.dtype
+            );
+            return Err(DataError::corrupt(&self.path, start as u64, why));
+        };
+        Ok(Array { name: name.into(), dtype, shape: info.shape.clone(), start })
     }
 
     /// The bytes of some elements.
     pub(super) fn bytes(&self, array: &Array, elements: Range<usize>) -> &[u8] {
-        &self.bytes[array.start + elements.start * array.size..array.start + elements.end * array.size]
+        let size = array.dtype.bytes();
+        &self.bytes[array.start + elements.start * size..array.start + elements.end * size]
     }
 
     pub(super) fn intact(&self) -> Result<(), DataError> {
@@ -74,7 +80,7 @@ impl File {
     ) -> Result<usize, DataError> {
         let n = array.shape.iter().product();
         let mut max = -1;
-        for (i, element) in self.bytes(array, 0..n).chunks_exact(array.size).enumerate() {
+        for (i, element) in self.bytes(array, 0..n).chunks_exact(array.dtype.bytes()).enumerate() {
             let value = array.integer(element);
             if value < 0 || value as u64 >= limit as u64 {
                 return Err(self.error(array, i, &format!("{what} {value}, but there are {limit} {of}")));
@@ -86,36 +92,35 @@ impl File {
 
     /// An error at an element.
     pub(super) fn error(&self, array: &Array, element: usize, why: &str) -> DataError {
-        let offset = array.start + element * array.size;
+        let offset = array.start + element * array.dtype.bytes();
         let why =
-            format!("array {:?} {:?} {:?}, element {element}: {why}", array.name, array.dtype, array.shape);
+            format!("array {:?} {} {:?}, element {element}: {why}", array.name, array.dtype, array.shape);
         DataError::corrupt(&self.path, offset as u64, why)
     }
 }
 
 impl Array {
     pub(super) fn is_float(&self) -> bool {
-        matches!(self.dtype, Dtype::F32 | Dtype::F64)
+        matches!(self.dtype, Stored::Element(DType::F32 | DType::F64))
     }
 
-    pub(super) fn is_integer(&self) -> bool {
-        use Dtype::{I8, I16, I32, I64, U8, U16, U32, U64};
-        matches!(self.dtype, I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64)
+    pub(super) fn is_image_type(&self) -> bool {
+        self.is_float() || self.dtype == Stored::Element(DType::U8)
     }
 
     /// An element of an array of integers; those beyond i64 are negative, and so refused.
     pub(super) fn integer(&self, b: &[u8]) -> i64 {
         match (self.dtype, b) {
-            (Dtype::U8, &[a]) => a.into(),
-            (Dtype::I8, &[a]) => (a as i8).into(),
-            (Dtype::U16, &[a, b]) => u16::from_le_bytes([a, b]).into(),
-            (Dtype::I16, &[a, b]) => i16::from_le_bytes([a, b]).into(),
-            (Dtype::U32, &[a, b, c, d]) => u32::from_le_bytes([a, b, c, d]).into(),
-            (Dtype::I32, &[a, b, c, d]) => i32::from_le_bytes([a, b, c, d]).into(),
-            (Dtype::I64 | Dtype::U64, &[a, b, c, d, e, f, g, h]) => {
+            (Stored::Element(DType::U8), &[a]) => a.into(),
+            (Stored::Element(DType::I8), &[a]) => (a as i8).into(),
+            (Stored::U16, &[a, b]) => u16::from_le_bytes([a, b]).into(),
+            (Stored::I16, &[a, b]) => i16::from_le_bytes([a, b]).into(),
+            (Stored::U32, &[a, b, c, d]) => u32::from_le_bytes([a, b, c, d]).into(),
+            (Stored::Element(DType::I32), &[a, b, c, d]) => i32::from_le_bytes([a, b, c, d]).into(),
+            (Stored::Element(DType::I64) | Stored::U64, &[a, b, c, d, e, f, g, h]) => {
                 i64::from_le_bytes([a, b, c, d, e, f, g, h])
             }
-            (dtype, _) => unreachable!("{dtype:?} elements of {} bytes are no integers", b.len()),
+            (dtype, _) => unreachable!("{dtype} elements of {} bytes are no integers", b.len()),
         }
     }
 }

@@ -11,7 +11,7 @@ mod file;
 
 use std::path::Path;
 
-use safetensors::Dtype;
+use polyreme_dtype::{DType, Stored};
 
 use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
@@ -36,7 +36,7 @@ impl Arrays {
         let file = File::open(path)?;
         let (x, labels) = (file.array(x)?, file.array(labels)?);
         let n = match labels.shape[..] {
-            [n] if n > 0 && labels.is_integer() => n,
+            [n] if n > 0 && labels.dtype.is_integer() => n,
             _ => {
                 return Err(file.error(
                     &labels,
@@ -52,11 +52,9 @@ impl Arrays {
             |channels, height, width| Features::Image { channels, height, width, layout: Layout::Planes };
         let features = match x.shape[1..] {
             [width] if x.is_float() => Features::Row { width },
-            [time] if x.is_integer() => Features::Ids { time, vocab: file.count(&x, "id")? },
-            [height, width] if x.is_float() || x.dtype == Dtype::U8 => image(1, height, width),
-            [channels, height, width] if x.is_float() || x.dtype == Dtype::U8 => {
-                image(channels, height, width)
-            }
+            [time] if x.dtype.is_integer() => Features::Ids { time, vocab: file.count(&x, "id")? },
+            [height, width] if x.is_image_type() => image(1, height, width),
+            [channels, height, width] if x.is_image_type() => image(channels, height, width),
             _ => {
                 let why = "features are rows [n, width] of f32 or f64, images [n, height, width] or [n, channels, \
                            height, width] of u8, f32 or f64, or ids [n, time] of integers";
@@ -108,10 +106,10 @@ impl Dataset for Arrays {
         let numel = self.spec.features.numel();
         let bytes = self.file.bytes(&self.x, idx * numel..(idx + 1) * numel);
         let values = match self.x.dtype {
-            Dtype::U8 => Values::U8(bytes),
-            Dtype::F32 => Values::F32(map::in_place(bytes, &mut scratch.numbers)),
-            Dtype::I32 => Values::I32(map::in_place(bytes, &mut scratch.ids)),
-            Dtype::F64 => {
+            Stored::Element(DType::U8) => Values::U8(bytes),
+            Stored::Element(DType::F32) => Values::F32(map::in_place(bytes, &mut scratch.numbers)),
+            Stored::Element(DType::I32) => Values::I32(map::in_place(bytes, &mut scratch.ids)),
+            Stored::Element(DType::F64) => {
                 scratch.numbers.clear();
                 let number = |b: &[u8]| f64::from_le_bytes(b.try_into().expect("cut to eight bytes")) as f32;
                 scratch.numbers.extend(bytes.chunks_exact(8).map(number));
@@ -119,7 +117,9 @@ impl Dataset for Arrays {
             }
             _ => {
                 scratch.ids.clear();
-                scratch.ids.extend(bytes.chunks_exact(self.x.size).map(|b| self.x.integer(b) as i32));
+                scratch
+                    .ids
+                    .extend(bytes.chunks_exact(self.x.dtype.bytes()).map(|b| self.x.integer(b) as i32));
                 Values::I32(&scratch.ids)
             }
         };

@@ -101,6 +101,9 @@ fn bad_files_are_errors_with_file_and_offset() {
     check(&with(("F32", &[0, 3], &[]), ("U8", &[0], &[])), "element 0: labels are integers");
     check(&with(("F32", &[2, 0], &[]), y), "element 0: samples hold nothing");
     check(&with(("F16", &[2, 3], &[0; 12]), y), "element 0: features are rows");
+    let unknown = with(("F8_E4M3", &[2, 3], &[0; 6]), y);
+    check(&unknown, &format!("{}: array \"x\" has elements of type F8_E4M3", unknown.len() - 8));
+    check(&with(x, ("BOOL", &[2], &[0; 2])), "element 0: labels are integers");
     check(&with(("I64", &[2, 1, 1], &[0; 16]), y), "element 0: features are rows");
     check(&with(("F32", &[2], &[0; 8]), y), "element 0: features are rows");
     let ids = le(&[0i32, 1, 2, -1], i32::to_le_bytes);

@@ -135,7 +135,7 @@ fn depends_on_params(graph: &Graph) -> Vec<bool> {
     for node in &graph.nodes {
         let does = matches!(node.op, Op::Param(_)) || node.inputs.iter().any(|v| needed[v.idx()]);
         for v in &node.outputs {
-            needed[v.idx()] = does && graph.value(*v).dtype != DType::I32;
+            needed[v.idx()] = does && graph.value(*v).dtype.is_float();
         }
     }
     needed

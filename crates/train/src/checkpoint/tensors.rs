@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Read};
 use std::path::Path;
 
+use polyreme_dtype::{DType, Stored, bf16, f16};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::CheckpointError;
@@ -61,7 +62,7 @@ impl<'a> Layout<'a> {
                 return Err(wrong(format!("tensor {name}: {} numbers for dims {dims:?}", data.len())));
             }
             let start = end;
-            end += 4 * data.len();
+            end += size_of_val(*data);
             let info = TensorInfo { dtype: Dtype::F32, shape: dims.to_vec(), data_offsets: (start, end) };
             infos.push((name.to_string(), info));
         }
@@ -146,14 +147,14 @@ pub(crate) fn read_all(
         let Some(info) = metadata.info(&name) else { continue };
         let n_left = info.data_offsets.1 - info.data_offsets.0;
         let mut data = Vec::new();
-        let kind = Kind::of(info.dtype).ok_or_else(|| {
+        let dtype = Stored::parse(&info.dtype.to_string()).ok_or_else(|| {
             let why =
-                format!("tensor {name} has type {:?}; only F64, F32, F16 and BF16 can be read", info.dtype);
+                format!("tensor {name} has type {}; only F64, F32, F16 and BF16 can be read", info.dtype);
             corrupt(start + info.data_offsets.0 as u64, why)
         })?;
-        if kind != Kind::Skip {
+        if dtype.is_float() {
             // The file's length bounds this, but a file may be larger than memory.
-            let reserved = data.try_reserve_exact(n_left / kind.n_bytes());
+            let reserved = data.try_reserve_exact(n_left / dtype.bytes());
             reserved.map_err(|_| CheckpointError::Io {
                 path: path.into(),
                 source: io::ErrorKind::OutOfMemory.into(),
@@ -164,16 +165,17 @@ pub(crate) fn read_all(
             // The piece is a multiple of every element's size, so that none is cut.
             let n = n_left.min(PIECE_BYTES);
             fill(reader, &mut piece[..n], path)?;
-            kind.convert(&piece[..n], &mut data);
+            convert(dtype, &piece[..n], &mut data);
             n_left -= n;
         }
-        if kind != Kind::Skip {
+        if dtype.is_float() {
             weights.push(Weight { name, dims: info.shape.clone(), data });
             continue;
         }
-        let alone = info.dtype == Dtype::I64 && info.data_offsets.1 - info.data_offsets.0 == 8;
+        let alone = dtype == Stored::Element(DType::I64)
+            && info.data_offsets.1 - info.data_offsets.0 == dtype.bytes();
         let value = piece.first_chunk().filter(|_| alone).map(|bytes| i64::from_le_bytes(*bytes));
-        integers.push(Integers { name, dtype: format!("{:?}", info.dtype), value });
+        integers.push(Integers { name, dtype, value });
     }
     Ok(WeightsFile { weights, integers })
 }
@@ -182,63 +184,15 @@ fn fill(reader: &mut impl Read, bytes: &mut [u8], path: &Path) -> Result<(), Che
     reader.read_exact(bytes).map_err(|source| CheckpointError::Io { path: path.into(), source })
 }
 
-/// What is done with a type of elements.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    F64,
-    F32,
-    F16,
-    Bf16,
-    Skip,
-}
-
-impl Kind {
-    fn of(dtype: Dtype) -> Option<Kind> {
-        Some(match dtype {
-            Dtype::F64 => Kind::F64,
-            Dtype::F32 => Kind::F32,
-            Dtype::F16 => Kind::F16,
-            Dtype::BF16 => Kind::Bf16,
-            Dtype::BOOL | Dtype::U8 | Dtype::I8 | Dtype::U16 | Dtype::I16 => Kind::Skip,
-            Dtype::U32 | Dtype::I32 | Dtype::U64 | Dtype::I64 => Kind::Skip,
-            _ => return None,
-        })
-    }
-
-    fn n_bytes(self) -> usize {
-        match self {
-            Kind::F64 => 8,
-            Kind::F32 => 4,
-            Kind::F16 | Kind::Bf16 => 2,
-            Kind::Skip => 1,
-        }
-    }
-
-    fn convert(self, bytes: &[u8], to: &mut Vec<f32>) {
-        match self {
-            Kind::F64 => to.extend(bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b) as f32)),
-            Kind::F32 => to.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
-            Kind::F16 => to.extend(bytes.as_chunks().0.iter().map(|b| f16_to_f32(u16::from_le_bytes(*b)))),
-            Kind::Bf16 => to.extend(
-                bytes.as_chunks().0.iter().map(|b| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16)),
-            ),
-            Kind::Skip => {}
-        }
-    }
-}
-
-/// The f32 that an f16's bits mean: 1 sign, 5 exponent (bias 15), 10 fraction. Every f16 is an f32.
-fn f16_to_f32(bits: u16) -> f32 {
-    let bits = u32::from(bits);
-    let (sign, exponent, fraction) = (bits >> 15 << 31, bits >> 10 & 31, bits & 1023);
-    match exponent {
-        // Zero and subnormals: so many times 2^-24, which is exact.
-        0 => {
-            let size = fraction as f32 * f32::from_bits((127 - 24) << 23);
-            f32::from_bits(sign | size.to_bits())
-        }
-        31 => f32::from_bits(sign | 255 << 23 | fraction << 13),
-        _ => f32::from_bits(sign | (exponent + 127 - 15) << 23 | fraction << 13),
+/// Appends the numbers of a floating type as f32; nothing of another type.
+fn convert(dtype: Stored, bytes: &[u8], to: &mut Vec<f32>) {
+    let Stored::Element(dtype) = dtype else { return };
+    match dtype {
+        DType::F64 => to.extend(bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b) as f32)),
+        DType::F32 => to.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
+        DType::F16 => to.extend(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
+        DType::Bf16 => to.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
+        DType::I32 | DType::I64 | DType::U8 | DType::I8 | DType::Bool => {}
     }
 }
 
@@ -256,7 +210,9 @@ mod tests {
                 31 => f64::NAN,
                 _ => (1.0 + fraction / 1024.0) * 2f64.powi(exponent - 15),
             };
-            let got = f16_to_f32(bits);
+            let mut got = Vec::new();
+            convert(Stored::Element(DType::F16), &bits.to_le_bytes(), &mut got);
+            let [got] = got[..] else { panic!("one number") };
             assert_eq!(got.is_sign_negative(), bits >> 15 == 1, "{bits:x}");
             assert!(f64::from(got.abs()) == size || got.is_nan() && size.is_nan(), "{bits:x}: {got}");
         }
