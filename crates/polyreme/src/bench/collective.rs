@@ -1,12 +1,12 @@
 //! `polyreme bench collective`: how long ranks take to do something together, by size.
 //!
 //! Timed as `allreduce_mpi.c` and `ddp.py` time their peers: three calls that do not count, a barrier, the mean of twenty;
-//! of the ranks, the slowest.
+//! of the ranks, the slowest. What was timed is also checked, before and after: a fast sum that is wrong is no result.
 
 use std::fmt;
 use std::time::Instant;
 
-use polyreme_collective::{Comm, Cuts, Reduce};
+use polyreme_collective::{Buffer, Comm, Cuts, Reduce};
 use polyreme_net::Report as Lost;
 use serde::Serialize;
 
@@ -66,6 +66,8 @@ pub struct Report {
     pub bytes: usize,
     /// The mean time of a call on the slowest rank.
     pub us: f64,
+    /// Elements that were wrong, on all ranks together.
+    pub wrong: u64,
 }
 
 /// The head of the table for people.
@@ -73,44 +75,116 @@ pub const HEADER: &str = "op              transport  ranks        bytes         
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Report { op, transport, ranks, bytes, us } = self;
+        let Report { op, transport, ranks, bytes, us, .. } = self;
         let speed = *bytes as f64 / us / 1e3;
         write!(f, "{op:<14}  {transport:<9} {ranks:>6} {bytes:>12} {us:>13.1} {speed:>11.2}")
     }
 }
 
-/// One rank's part of a measurement; every rank calls it with the same arguments, and gets the slowest one's
-/// microseconds.
-pub fn measure(comm: &mut Comm, op: Op, bytes: usize) -> Result<f64, Lost> {
-    let n = bytes / 4;
-    let size = comm.size();
-    // Gradients lie in such memory too.
-    let mut data = comm.buffer::<f32>(n)?;
-    data.fill(1.0);
-    let mut other = comm.buffer::<f32>(if op == Op::AllToAll { n } else { 0 })?;
-    let cuts: Cuts = (0..=size).map(|r| n * r / size).collect();
-    // All-to-all: everybody gets as much from each as it sends to it, so parts are equal and the rest stays.
-    let part = n / size;
-    let parts: Cuts = (0..=size).map(|r| part * r).collect();
-    let mut call = |comm: &mut Comm| match op {
-        Op::Allreduce => comm.all_reduce(&mut data, Reduce::Sum),
-        Op::ReduceScatter => comm.reduce_scatter(&mut data, &cuts, Reduce::Sum),
-        Op::AllGather => comm.all_gather(&mut data, &cuts),
-        Op::Broadcast => comm.broadcast(&mut data, 0),
-        Op::AllToAll => comm.all_to_all(&data[..part * size], &parts, &mut other[..part * size], &parts),
-        Op::Barrier => comm.barrier(),
-    };
+/// What one rank measured: the same on all ranks.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Measured {
+    /// The mean time of a call on the slowest rank.
+    pub us: f64,
+    /// Elements that were wrong, on all ranks together.
+    pub wrong: u64,
+}
+
+/// One rank's part of a measurement; every rank calls it with the same arguments.
+pub fn measure(comm: &mut Comm, op: Op, bytes: usize) -> Result<Measured, Lost> {
+    let mut call = Call::new(comm, op, bytes / 4)?;
+    let mut wrong = call.wrong(comm)?;
+    call.data.fill(1.0);
     for _ in 0..WARM_UP {
-        call(comm)?;
+        call.run(comm)?;
     }
     comm.barrier()?;
     let start = Instant::now();
     for _ in 0..TIMED {
-        call(comm)?;
+        call.run(comm)?;
     }
     let mut us = [start.elapsed().as_secs_f64() * 1e6 / TIMED as f64];
     comm.all_reduce(&mut us, Reduce::Max)?;
-    Ok(us[0])
+    wrong += call.wrong(comm)?;
+    let mut all = [wrong as f64];
+    comm.all_reduce(&mut all, Reduce::Sum)?;
+    Ok(Measured { us: us[0], wrong: all[0] as u64 })
+}
+
+/// An operation and the memory that it works on.
+struct Call {
+    op: Op,
+    data: Buffer<f32>,
+    other: Buffer<f32>,
+    cuts: Cuts,
+    parts: Cuts,
+}
+
+impl Call {
+    fn new(comm: &mut Comm, op: Op, n: usize) -> Result<Call, Lost> {
+        let size = comm.size();
+        // All-to-all: everybody gets as much from each as it sends to it, so parts are equal and the rest stays.
+        let part = n / size;
+        Ok(Call {
+            op,
+            // Gradients lie in such memory too.
+            data: comm.buffer(n)?,
+            other: comm.buffer(if op == Op::AllToAll { n } else { 0 })?,
+            cuts: (0..=size).map(|r| n * r / size).collect(),
+            parts: (0..=size).map(|r| part * r).collect(),
+        })
+    }
+
+    fn run(&mut self, comm: &mut Comm) -> Result<(), Lost> {
+        let Call { op, data, other, cuts, parts } = self;
+        match op {
+            Op::Allreduce => comm.all_reduce(data, Reduce::Sum),
+            Op::ReduceScatter => comm.reduce_scatter(data, cuts, Reduce::Sum),
+            Op::AllGather => comm.all_gather(data, cuts),
+            Op::Broadcast => comm.broadcast(data, 0),
+            Op::AllToAll => {
+                let end = parts[comm.size()];
+                comm.all_to_all(&data[..end], parts, &mut other[..end], parts)
+            }
+            Op::Barrier => comm.barrier(),
+        }
+    }
+
+    /// Calls it once with numbers of which every rank can tell what they come to; how many are not that here.
+    fn wrong(&mut self, comm: &mut Comm) -> Result<u64, Lost> {
+        let rank = comm.rank();
+        self.data.iter_mut().enumerate().for_each(|(i, x)| *x = given(rank, i));
+        self.run(comm)?;
+        Ok(self.off(comm.rank(), comm.size()))
+    }
+
+    /// How many elements are not what the call comes to for this rank.
+    fn off(&self, rank: usize, size: usize) -> u64 {
+        let (data, cuts, parts) = (&self.data[..], &self.cuts, &self.parts);
+        let ranks: f32 = (0..size).map(|r| given(r, 0)).sum();
+        let sum = |i: usize| size as f32 * given(0, i) + ranks;
+        let count = |found: &[f32], first: usize, want: &dyn Fn(usize) -> f32| {
+            found.iter().zip(first..).filter(|(x, i)| **x != want(*i)).count() as u64
+        };
+        match self.op {
+            Op::Allreduce => count(data, 0, &sum),
+            Op::ReduceScatter => count(&data[cuts[rank]..cuts[rank + 1]], cuts[rank], &sum),
+            Op::AllGather => {
+                (0..size).map(|r| count(&data[cuts[r]..cuts[r + 1]], cuts[r], &|i| given(r, i))).sum()
+            }
+            Op::Broadcast => count(data, 0, &|i| given(0, i)),
+            Op::AllToAll => {
+                let from = |r: usize| &self.other[parts[r]..parts[r + 1]];
+                (0..size).map(|r| count(from(r), parts[rank], &|i| given(r, i))).sum()
+            }
+            Op::Barrier => 0,
+        }
+    }
+}
+
+/// What a rank has at a place before a call: unlike its neighbours', unlike the other ranks', and so small that sums are exact.
+fn given(rank: usize, i: usize) -> f32 {
+    (rank % 64 + i % 61) as f32
 }
 
 /// Reads `4096`, `64K`, `16M` or `1G`.
@@ -136,13 +210,26 @@ mod tests {
         use clap::ValueEnum;
         for op in Op::value_variants() {
             for (ranks, bytes) in [(1, 4096), (2, 0), (2, 4), (3, 4096)] {
-                let times: Vec<_> = std::thread::scope(|s| {
+                let found: Vec<_> = std::thread::scope(|s| {
                     let rank = |mut comm: Comm| s.spawn(move || measure(&mut comm, *op, bytes).unwrap());
                     let ranks: Vec<_> = Comm::local(ranks).into_iter().map(rank).collect();
                     ranks.into_iter().map(|r| r.join().unwrap()).collect()
                 });
-                assert!(times.iter().all(|t| *t > 0.0 && *t == times[0]), "{op:?}: {times:?}");
+                assert!(found.iter().all(|f| f.us > 0.0 && *f == found[0]), "{op:?}: {found:?}");
+                assert_eq!(found[0].wrong, 0, "{op:?} on {ranks} ranks of {bytes} bytes");
             }
+        }
+    }
+
+    #[test]
+    fn one_wrong_element_is_counted() {
+        for op in [Op::Allreduce, Op::ReduceScatter, Op::AllGather, Op::Broadcast, Op::AllToAll] {
+            let mut comm = Comm::alone();
+            let mut call = Call::new(&mut comm, op, 64).unwrap();
+            assert_eq!(call.wrong(&mut comm).unwrap(), 0);
+            let found = if op == Op::AllToAll { &mut call.other } else { &mut call.data };
+            found[62] += 1.0;
+            assert_eq!(call.off(0, 1), 1, "{op:?}");
         }
     }
 

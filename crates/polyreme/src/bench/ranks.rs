@@ -15,6 +15,9 @@ use crate::process;
 
 const MIB: f64 = (1 << 20) as f64;
 
+/// Steps whose losses are reported, however fast the machine is.
+const FIRST: usize = 3;
+
 /// Buckets of gradients that are sent while the backward pass goes on.
 const BUCKET_BYTES: usize = 1 << 20;
 
@@ -49,6 +52,8 @@ pub struct RanksReport {
     pub optimizer_mib: f64,
     /// The loss of the last step, over all ranks.
     pub loss: f64,
+    /// The losses of the first steps, over all ranks: each rank has the same batch, so they are those of one rank.
+    pub first_losses: [f64; FIRST],
 }
 
 /// How to measure.
@@ -102,6 +107,7 @@ pub fn measure(
         grad_mib,
         optimizer_mib,
         loss: times.loss,
+        first_losses: times.first_losses,
     };
     Ok((report, engine.leave()))
 }
@@ -138,6 +144,7 @@ struct Times {
     seconds: f64,
     waiting: f64,
     loss: f64,
+    first_losses: [f64; FIRST],
 }
 
 fn time(job: &Job, engine: &mut Engine, n: usize) -> Result<Times, ExecError> {
@@ -147,10 +154,14 @@ fn time(job: &Job, engine: &mut Engine, n: usize) -> Result<Times, ExecError> {
         engine.finish(weight, job.lr, [0.0; 2])
     };
     let began = Instant::now();
+    let mut first_losses = [f64::NAN; FIRST];
     for k in 0.. {
-        step(engine)?;
-        // Ranks agree on when they are warm: all of them, and three steps at least.
-        let mut cold = [f32::from(u8::from(k < 2 || began.elapsed() < WARM_UP))];
+        let totals = step(engine)?;
+        if let Some(first) = first_losses.get_mut(k) {
+            *first = totals.loss;
+        }
+        // Ranks agree on when they are warm: all of them, and the first steps at least.
+        let mut cold = [f32::from(u8::from(k + 1 < FIRST || began.elapsed() < WARM_UP))];
         engine.comm().all_reduce(&mut cold, Reduce::Max)?;
         if cold[0] == 0.0 {
             break;
@@ -166,7 +177,7 @@ fn time(job: &Job, engine: &mut Engine, n: usize) -> Result<Times, ExecError> {
     }
     let waiting = waited / times.iter().sum::<f64>().max(1e-12);
     times.sort_by(f64::total_cmp);
-    Ok(Times { seconds: times[times.len() / 2], waiting, loss })
+    Ok(Times { seconds: times[times.len() / 2], waiting, loss, first_losses })
 }
 
 /// The head of the table for people.

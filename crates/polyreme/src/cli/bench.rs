@@ -11,7 +11,7 @@ use polyreme_train::run::Prepared;
 use super::ranks::{RankArgs, part, show};
 use super::{Failure, Outcome, print};
 use crate::app::App;
-use crate::bench::collective::{self, Op};
+use crate::bench::collective::{self, Measured, Op};
 use crate::bench::jobs::Job;
 use crate::bench::{self, kernels, load, step, step::Settings};
 use crate::cluster::Asked;
@@ -27,7 +27,8 @@ pub(super) enum Bench {
     Step(StepArgs),
     /// What ranks do together: all-reduce and its family, by size.
     ///
-    /// Prints the mean time of a call on the slowest rank, and the bytes of each rank's buffer over it.
+    /// Prints the mean time of a call on the slowest rank, and the bytes of each rank's buffer over it. What was timed is
+    /// checked too: wrong elements are an error.
     Collective(CollectiveArgs),
     /// Kernels one by one, at the shapes of the reference jobs.
     Kernels(KernelArgs),
@@ -189,10 +190,15 @@ fn bench_collective(args: &CollectiveArgs) -> Outcome {
             // A barrier has no size.
             let sizes = if *op == Op::Barrier { &[0][..] } else { &sizes[..] };
             for &bytes in sizes {
-                let us = collective::measure(&mut comm, *op, bytes)?;
+                let Measured { us, wrong } = collective::measure(&mut comm, *op, bytes)?;
+                let (op, transport) = (op.name(), transport.clone());
                 if comm.rank() == 0 {
-                    let (op, transport) = (op.name(), transport.clone());
-                    print(&collective::Report { op, transport, ranks, bytes, us }, args.json)?;
+                    print(&collective::Report { op, transport, ranks, bytes, us, wrong }, args.json)?;
+                }
+                if wrong > 0 {
+                    return Err(Failure::world(format!(
+                        "{op} of {bytes} bytes: {wrong} elements were wrong; please report it with what `polyreme doctor` says"
+                    )));
                 }
             }
         }

@@ -345,6 +345,20 @@ fn what_one_rank_finds_wrong_is_said_once_and_ends_all() {
 
 #[test]
 fn collectives_and_shared_steps_are_measured() {
+    let ops = ["allreduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all"];
+    let first_losses = |report: &Value| {
+        let losses = report["first_losses"].as_array().unwrap().iter();
+        losses.map(|loss| loss.as_f64().unwrap()).collect::<Vec<f64>>()
+    };
+    let step = ["bench", "step", "--job", "mlp", "--threads", "1", "--steps", "2", "--json"];
+    let one = first_losses(&json(Path::new("."), &[&step[..], &["--ranks", "1"]].concat())[0]);
+    assert!(one.len() == 3 && one[2] < one[0], "it learns: {one:?}");
+    // Every rank has the same batch, so a step with gradients that were not summed, or summed twice, shows in the next loss.
+    let same = |report: &Value| {
+        let losses = first_losses(report);
+        let off = one.iter().zip(&losses).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max);
+        assert!(off < 1e-6 && losses.len() == one.len(), "{losses:?} and of one rank {one:?}");
+    };
     for (transport, ranks) in [("local", 2), ("shm", 2), ("tcp", 2)] {
         let n = ranks.to_string();
         let args =
@@ -354,28 +368,21 @@ fn collectives_and_shared_steps_are_measured() {
         for (report, bytes) in reports.iter().zip([4096, 65536]) {
             assert_eq!((&report["op"], &report["transport"]), (&"allreduce".into(), &transport.into()));
             assert_eq!((&report["ranks"], &report["bytes"]), (&ranks.into(), &bytes.into()));
-            assert!(report["us"].as_f64().unwrap() > 0.0);
+            assert!(report["us"].as_f64().unwrap() > 0.0 && report["wrong"] == 0, "{report}");
         }
-        let args = [
-            "bench",
-            "step",
-            "--job",
-            "mlp",
-            "--transport",
-            transport,
-            "--ranks",
-            &n,
-            "--threads",
-            "1",
-            "--steps",
-            "2",
-            "--json",
-        ];
+        // Three ranks, and lengths that do not divide by them: what each of them holds afterwards is right.
+        let mut all = vec!["bench", "collective", "--transport", transport, "--ranks", "3", "--json"];
+        all.extend(["--sizes", "4,4K,1M"].into_iter().chain(ops.iter().flat_map(|op| ["--op", op])));
+        let reports = json(Path::new("."), &all);
+        assert_eq!(reports.len(), 3 * ops.len());
+        reports.iter().for_each(|report| assert_eq!(report["wrong"], 0, "{report}"));
+        let args = [&step[..], &["--transport", transport, "--ranks", &n]].concat();
         let reports = json(Path::new("."), &args);
         assert_eq!(reports.len(), 1);
         assert_eq!((&reports[0]["job"], &reports[0]["ranks"]), (&"mlp".into(), &ranks.into()));
         let number = |key: &str| reports[0][key].as_f64().unwrap();
         assert!(number("step_ms") > 0.0 && number("loss").is_finite());
+        same(&reports[0]);
         // Momentum is as large as the weights. Ranks that share memory share both, others have their own.
         let copies = if transport == "tcp" { 2.0 } else { 1.0 };
         let (params, momentum) = (number("param_mib") / copies, number("optimizer_mib") / copies);
@@ -387,6 +394,7 @@ fn collectives_and_shared_steps_are_measured() {
             (&true.into(), &false.into())
         );
         assert!(own[0]["loss"].as_f64().unwrap().is_finite());
+        same(&own[0]);
         // Of two ranks, half of the gradients each and two buckets: nearly all of `mlp` fits into them.
         let grads = own[0]["grad_mib"].as_f64().unwrap();
         assert!((grads - 3.0 * params).abs() < 0.02, "{grads} MiB of gradients, {params} of weights");
