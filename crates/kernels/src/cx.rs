@@ -247,4 +247,17 @@ mod tests {
             assert_eq!(data, (1..=len as u32).collect::<Vec<_>>());
         }
     }
+
+    /// Tests take every instruction set that this machine has, and pass without the others; in CI that must not go unseen.
+    #[test]
+    fn the_machine_of_ci_has_the_instructions_that_are_tested() {
+        let isa = Isa::detect();
+        assert!(
+            std::env::var_os("CI").is_none() || isa.has_avx2(),
+            "tests of vectors must run in CI: no AVX2 here"
+        );
+        if !isa.has_avx512() {
+            eprintln!("skipped: everything with AVX-512");
+        }
+    }
 }
