@@ -1,9 +1,10 @@
 //! Something stands still for 5, 61 or 601 seconds, with the patience that jobs have by default: at the start, in
-//! training, while a rank saves, and at the end.
+//! training, in an evaluation, while a rank saves, and at the end; and while data are prepared or a checkpoint is loaded, which one
+//! rank does after all have joined.
 
 use std::time::Duration;
 
-use super::super::{Fault, Settings};
+use super::super::{Bug, Fault, Settings};
 use super::job::{Act, End};
 use super::plan::{Plan, Verdict};
 use crate::patience::{Patience, SILENCE};
@@ -11,16 +12,21 @@ use crate::patience::{Patience, SILENCE};
 const RANKS: usize = 3;
 
 /// What the ranks are at, when, in microseconds, and which of them stands still.
-const PHASES: [(&str, u64, usize); 6] = [
+const PHASES: [(&str, u64, usize); 10] = [
     ("start", 300, 0),
     ("start", 1_200, 1),
+    ("preparing", 500_000, 0),
+    ("preparing", 700_000, 1),
     ("training", 2_010_000, 0),
     ("training", 2_020_000, 1),
     ("saving", 4_000_000, 0),
-    ("end", 6_500_000, 1),
+    ("evaluation", 7_500_000, 0),
+    ("evaluation", 7_600_000, 2),
+    ("end", 11_500_000, 1),
 ];
 
-/// Computes, sums, saves on rank 0, sums, and a last rank that is late.
+/// Prepares on all ranks, trains, saves on rank 0, evaluates (each rank its share of the set, and then the sums of all), and a last
+/// rank that is late.
 fn acts() -> Vec<Act> {
     let compute = |each, longer| Act::Compute { each: Duration::from_secs(each), longer };
     let mut acts = vec![compute(2, None)];
@@ -28,22 +34,25 @@ fn acts() -> Vec<Act> {
     acts.push(Act::Share { bytes: 100 });
     acts.push(compute(0, Some((0, Duration::from_secs(4)))));
     acts.push(Act::AllReduce { bytes: 5000, ring: false });
+    acts.push(compute(3, Some((2, Duration::from_secs(2)))));
+    acts.push(Act::AllReduce { bytes: 64, ring: false });
     acts.push(compute(0, Some((1, Duration::from_secs(1)))));
     acts
 }
 
-/// Runs the job with one fault, and says whether a rank reported anything.
-fn reports(at: u64, fault: Fault, verdict: Verdict) -> bool {
+/// The job with one fault.
+fn plan(at: u64, fault: Fault, verdict: Verdict) -> Plan {
     let settings = Settings { faults: vec![(Duration::from_micros(at), fault)], ..Settings::default() };
-    come_of(Plan { seed: at, size: RANKS, patience: Patience::default(), acts: acts(), settings, verdict })
+    Plan { seed: at, size: RANKS, patience: Patience::default(), acts: acts(), settings, verdict }
 }
 
-fn come_of(mut plan: Plan) -> bool {
+/// Whether a rank reported anything, or what is wrong with what came of it.
+fn come_of(mut plan: Plan) -> Result<bool, String> {
     plan.settings.time_max = plan.time_max();
     let outcome = plan.run();
-    let all = || format!("{plan:?}: {:?}", outcome.results);
-    plan.judge(&outcome).unwrap_or_else(|why| panic!("{why} ({})", all()));
-    !outcome.results.iter().flatten().all(|end| matches!(end, End::Fine { .. }))
+    let all = |why| format!("{why} ({plan:?}: {:?})", outcome.results);
+    plan.judge(&outcome).map_err(all)?;
+    Ok(!outcome.results.iter().flatten().all(|end| matches!(end, End::Fine { .. })))
 }
 
 fn check(seconds: u64) {
@@ -56,14 +65,14 @@ fn check(seconds: u64) {
         };
         // All of its threads: nothing is heard of it.
         let pause = Fault::Pause { rank, time };
-        let reported = reports(at, pause, verdict(time < SILENCE));
+        let reported = come_of(plan(at, pause, verdict(time < SILENCE))).unwrap();
         assert!(joining || reported == (time > SILENCE), "rank {rank} paused for {seconds} s at {phase}");
         // The thread that works: the one that says that the rank lives goes on, once there is one.
         let pause = Fault::PauseMain { rank, time };
-        reports(at, pause, verdict(!joining || time < SILENCE));
+        come_of(plan(at, pause, verdict(!joining || time < SILENCE))).unwrap();
         // The network: what was sent again and again may take as long once more.
         let hold = Fault::Hold { ranks: vec![rank], time };
-        reports(at, hold, verdict(2 * time < SILENCE));
+        come_of(plan(at, hold, verdict(2 * time < SILENCE))).unwrap();
     }
 }
 
@@ -88,9 +97,35 @@ fn a_checkpoint_that_takes_longer_than_a_stall_is_waited_for_and_a_rank_that_han
     let long = patience.stall * 2;
     let ends = |first: Act, verdict: Verdict| {
         let acts = vec![first, Act::AllReduce { bytes: 100, ring: true }];
-        come_of(Plan { seed: 1, size: RANKS, patience, acts, settings: Settings::default(), verdict })
+        let settings = Settings::default();
+        come_of(Plan { seed: 1, size: RANKS, patience, acts, settings, verdict }).unwrap()
     };
     let saves = Act::Compute { each: Duration::ZERO, longer: Some((0, long)) };
     assert!(!ends(saves, Verdict::AllFine));
     assert!(ends(Act::Idle { rank: 2, time: long }, Verdict::Stalls { rank: 2 }));
+}
+
+/// Mistakes that are made on purpose are found in every phase: signs of life that a thread at work does not send, and patience as
+/// short as it once was.
+#[test]
+fn stalls_find_a_rank_that_is_not_heard_while_it_works_and_one_that_is_given_up_too_soon() {
+    for (phase, at, rank) in PHASES.into_iter().filter(|(phase, ..)| *phase != "start") {
+        for seconds in [61, 601] {
+            let pause = Fault::PauseMain { rank, time: Duration::from_secs(seconds) };
+            let mut silent = plan(at, pause, Verdict::AllFine);
+            silent.settings.bug = Some(Bug::ForgetsBeats);
+            let found = come_of(silent);
+            assert!(
+                found.is_err(),
+                "rank {rank} is not heard for {seconds} s at {phase}, and that is not found"
+            );
+        }
+        let pause = Fault::Pause { rank, time: Duration::from_secs(5) };
+        let mut hasty = plan(at, pause, Verdict::AllFine);
+        hasty.patience.silence = Duration::from_secs(4);
+        assert!(
+            come_of(hasty).is_err(),
+            "rank {rank} is given up after 4 s at {phase}, and that is not found"
+        );
+    }
 }
