@@ -101,6 +101,13 @@ fn containers(node: &Yaml, found: &mut Vec<(String, Vec<String>)>) {
     }
 }
 
+/// The commands of a file's containers of this name.
+pub(crate) fn commands_of(file: &str, container: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    documents(file).iter().for_each(|document| containers(document, &mut found));
+    found.into_iter().filter(|(name, _)| name == container).map(|(_, words)| words).collect()
+}
+
 #[test]
 fn the_pytorch_job_is_what_its_operator_wants() {
     let documents = documents("deploy/kubernetes/pytorchjob.yaml");

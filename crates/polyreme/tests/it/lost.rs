@@ -126,6 +126,30 @@ fn a_rank_that_is_paused_is_waited_for() {
     }
 }
 
+/// Rank 0 alone measures the training set, for longer than ranks are patient with one that is silent or stands still: the others
+/// wait for it, however they are connected.
+#[test]
+fn a_rank_that_measures_the_data_for_long_before_the_start_is_waited_for() {
+    let patience = 3;
+    // Of so many samples the mean and the deviation are taken; all of that is computed.
+    let folder = folder(&format!(
+        "[model]\nlayers = [{{ kind = 'conv', outputs = 1, kernel = 3, stride = 3 }}, 'global_mean', 'linear']\n\
+         [data]\nkind = 'synthetic'\nsamples = 20000\nshape = [3, 72, 72]\nclasses = 2\nvalidation = 0\n\
+         normalise = true\n[train]\nbatch = 4\nsteps = 2\n\
+         [parallel]\nthreads = 1\npatience = {patience}\nstall = {patience}\n[output]\nbest = 'none'\n"
+    ));
+    for flags in [&["--processes", "2"][..], &["--processes", "2", "--transport", "tcp"], &["--ranks", "2"]] {
+        let output = flags.last().unwrap().to_string();
+        let began = Instant::now();
+        let lines = json(
+            folder.path(),
+            &[&["train", "job.toml", "--json", "--output", &output], flags, &["--overwrite"]].concat(),
+        );
+        assert_eq!(lines.last().unwrap()["ending"], "finished", "{flags:?}");
+        assert!(began.elapsed() > Duration::from_secs(patience), "{flags:?}: too short to show anything");
+    }
+}
+
 /// A rank that hangs says nothing any more: the others know where it was.
 #[test]
 fn a_stopped_rank_is_named_with_the_step_it_was_in() {

@@ -6,8 +6,10 @@ use std::process::{Command, Output, Stdio};
 
 use polyreme::train::checkpoint;
 use rustix::process::Signal;
+use tempfile::TempDir;
 
 use crate::binary::{command, folder, json, polyreme, root};
+use crate::deploy::commands_of;
 use crate::train::{JOB, same_outcome, signal, spawn, wait_for_step, wait_until};
 
 /// Steps of the checkpoints that are there.
@@ -218,34 +220,69 @@ fn runs_of_one_job_started_together_all_get_a_folder() {
     assert!(!folder.path().join("none").exists());
 }
 
-/// The script as Slurm runs it, with `srun` and `scontrol` that do what they would do for one task.
-#[test]
-fn the_slurm_script_goes_on_with_a_run_that_was_killed_at_once() {
-    let folder = folder(&JOB.replace("every_steps = 1", "every_epochs = 0\nevery_steps = 1000000"));
-    let tools = folder.path().join("tools");
-    fs::create_dir(&tools).unwrap();
-    let tool = |name: &str, text: &str| {
-        let path = tools.join(name);
-        fs::write(&path, format!("#!/bin/bash\n{text}\n")).unwrap();
-        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    };
-    tool("srun", "shift; unset MASTER_ADDR MASTER_PORT; exec \"$@\"");
-    tool("scontrol", "echo localhost");
-    tool("polyreme", &format!("exec {} \"$@\"", env!("CARGO_BIN_EXE_polyreme")));
-    let script = || {
-        let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
-        let mut script = Command::new("bash");
-        script.arg(root().join("deploy/slurm/train.sbatch")).arg("job.toml").current_dir(folder.path());
-        script.env("PATH", path).env("SLURM_JOB_NODELIST", "localhost").env("SLURM_JOB_ID", "7");
-        script.stdout(Stdio::piped()).stderr(Stdio::piped());
-        script
-    };
-    let run = folder.path().join("runs/job");
-    let mut child = script().spawn().unwrap();
+/// Starts what `script` makes, kills it as soon as its run has begun, and starts it again: the run ends as it should.
+#[track_caller]
+fn goes_on_after_a_kill(script: impl Fn() -> Command, run: &Path) {
+    let mut child = script().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     wait_until("the run has begun", || run.join("job.toml").exists());
     signal(&child, Signal::KILL);
     child.wait().unwrap();
     let out = script().output().unwrap();
     assert!(out.status.success(), "{}", said(&out));
     assert!(run.join("model.safetensors").exists());
+}
+
+/// A folder with a job that writes no checkpoint before its end, and a `PATH` on which these tools come first: this `polyreme`,
+/// and whatever else starts it.
+fn with_tools(tools: &[(&str, &str)]) -> (TempDir, String) {
+    let folder = folder(&JOB.replace("every_steps = 1", "every_epochs = 0\nevery_steps = 1000000"));
+    let bin = folder.path().join("tools");
+    fs::create_dir(&bin).unwrap();
+    let polyreme = format!("exec {} \"$@\"", env!("CARGO_BIN_EXE_polyreme"));
+    for (name, text) in tools.iter().chain([&("polyreme", polyreme.as_str())]) {
+        let path = bin.join(name);
+        fs::write(&path, format!("#!/bin/bash\n{text}\n")).unwrap();
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    (folder, path)
+}
+
+/// The script as Slurm runs it, with `srun` and `scontrol` that do what they would do for one task.
+#[test]
+fn the_slurm_script_goes_on_with_a_run_that_was_killed_at_once() {
+    let srun = ("srun", "shift; unset MASTER_ADDR MASTER_PORT; exec \"$@\"");
+    let (folder, path) = with_tools(&[srun, ("scontrol", "echo localhost")]);
+    let script = || {
+        let mut script = Command::new("bash");
+        script.arg(root().join("deploy/slurm/train.sbatch")).arg("job.toml").current_dir(folder.path());
+        script.env("PATH", &path).env("SLURM_JOB_NODELIST", "localhost").env("SLURM_JOB_ID", "7");
+        script
+    };
+    goes_on_after_a_kill(script, &folder.path().join("runs/job"));
+}
+
+/// The containers' commands as Kubernetes runs them, on one rank: a restart must not end as the start did.
+#[test]
+fn the_kubernetes_jobs_go_on_with_a_run_that_was_killed_at_once() {
+    // `mpirun -n 8 --bind-to none polyreme … --transport mpi`, for one process.
+    let mpirun = ("mpirun", "shift 4; exec \"${@:1:$#-2}\"");
+    for (file, container) in [("pytorchjob.yaml", "pytorch"), ("mpijob.yaml", "launcher")] {
+        let (folder, path) = with_tools(&[mpirun]);
+        let commands = commands_of(&format!("deploy/kubernetes/{file}"), container);
+        assert!(!commands.is_empty(), "{file}");
+        for (i, words) in commands.iter().enumerate() {
+            let [shell, flag, script] = &words[..] else { panic!("{file}: {words:?}") };
+            let data = folder.path().join(format!("data{i}"));
+            fs::create_dir(&data).unwrap();
+            fs::copy(folder.path().join("job.toml"), data.join("job.toml")).unwrap();
+            let script = script.replace("/data/", &format!("{}/", data.display()));
+            let start = || {
+                let mut start = Command::new(shell);
+                start.args([flag, &script]).current_dir(folder.path()).env("PATH", &path);
+                start
+            };
+            goes_on_after_a_kill(start, &data.join("runs/job"));
+        }
+    }
 }
