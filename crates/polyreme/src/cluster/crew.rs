@@ -37,6 +37,8 @@ const LAST_GRACE: Duration = Duration::from_millis(700);
 const GLANCE: Duration = Duration::from_millis(10);
 /// The exit code of a rank that was interrupted and has saved.
 const INTERRUPTED: i32 = 130;
+/// The exit code of a rank that refuses its job: it does not fit, or something in it is wrong.
+const REFUSED: i32 = 2;
 
 /// A process to be started.
 pub struct Member {
@@ -278,12 +280,15 @@ impl Crew {
     }
 
     /// Who failed first. The connections of one that was killed break before its process is gone, so others may have
-    /// said so and ended before: whoever a signal ended comes first.
+    /// said so and ended before: whoever a signal ended comes first. Nor need one that refuses the job be the first to end:
+    /// it tells the others why, and those fail.
     fn culprit(&self) -> Option<&Running> {
         let (first, _) = self.first?;
         let signalled = |r: &&Running| !r.killed && r.status.and_then(|s| s.signal()).is_some();
-        let first = &self.running[first];
-        Some(first).filter(signalled).or_else(|| self.running.iter().find(signalled)).or(Some(first))
+        let refused = |r: &&Running| r.status.and_then(|s| s.code()) == Some(REFUSED);
+        // Of several, the one that was seen first.
+        let in_order = || std::iter::once(&self.running[first]).chain(&self.running);
+        in_order().find(signalled).or_else(|| in_order().find(refused)).or(Some(&self.running[first]))
     }
 
     fn result(&self, ended: Vec<usize>) -> End {
@@ -365,6 +370,15 @@ mod tests {
         };
         assert_eq!((lost.rank, lost.how), (1, Err(9)));
         assert!(lost.to_string().contains("killed by signal 9"), "{lost}");
+    }
+
+    /// Rank 0 finds that the job does not fit and tells rank 1, which may end before it.
+    #[test]
+    fn a_job_that_a_rank_refuses_is_refused_whoever_ends_first() {
+        for members in [["sleep 0.1; exit 2", "exit 1"], ["exit 2", "sleep 0.1; exit 1"]] {
+            let End::Lost(lost) = run(shell(&members), "s", false).unwrap() else { panic!("one is lost") };
+            assert_eq!((lost.rank, lost.how), (0, Ok(2)), "{members:?}");
+        }
     }
 
     #[test]
