@@ -136,6 +136,10 @@ fn what_is_not_supported_or_wrong_is_named() {
         (json!({"added_tokens": token("new", 5)}), "\"%\" and \"new\" both have the id 5"),
         (json!({"added_tokens": token("a", 5)}), "\"a\" is 65 in the vocabulary and 5 as added token"),
         (json!({"added_tokens": token("new", -5)}), "the id of \"new\" is -5"),
+        (
+            json!({"added_tokens": token("new", 16_000_000)}),
+            "the id of \"new\" is 16000000, and the file has 1258 tokens; number them without large gaps",
+        ),
         (json!({"added_tokens": [{}]}), "an added token has no content"),
     ] {
         let found = from_value(&patched(&replace)).unwrap_err().to_string();
