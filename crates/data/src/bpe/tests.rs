@@ -13,12 +13,12 @@ fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
 }
 
-fn fixture_json(name: &str) -> Value {
+pub(super) fn fixture_json(name: &str) -> Value {
     serde_json::from_slice(&fs::read(fixture(name)).unwrap()).unwrap()
 }
 
 /// The fixture with some entries, and some of its model, replaced.
-fn patched(replace: &Value) -> Value {
+pub(super) fn patched(replace: &Value) -> Value {
     let mut file = fixture_json("bpe.json");
     for (name, value) in replace.as_object().unwrap() {
         if name == "model" {

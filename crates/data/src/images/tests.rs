@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::damage;
 
-fn reference(name: &str) -> Vec<u8> {
+pub(super) fn reference(name: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("references").join(name)).unwrap()
 }
 

@@ -171,11 +171,14 @@ pub(crate) mod numbers {
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn manifest(metrics: Vec<(String, f64)>, progress: serde_json::Value) -> Manifest {
+    pub(super) fn manifest(metrics: Vec<(String, f64)>, progress: serde_json::Value) -> Manifest {
         let files = vec![FileEntry {
             name: "model.safetensors".into(),
             bytes: 12,
