@@ -270,11 +270,15 @@ pub fn segment_bytes(message: usize) -> usize {
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
-    const TERMS: Terms = Terms { reducer: 1, algorithm: 15, root: 40_000, cuts: 0xbeef, turn: 200 };
-    const TAG: Tag = Tag { step: 7, op: Op::AllReduce, dtype: 2, count: 1000, terms: TERMS };
+    pub(super) const TERMS: Terms =
+        Terms { reducer: 1, algorithm: 15, root: 40_000, cuts: 0xbeef, turn: 200 };
+    pub(super) const TAG: Tag = Tag { step: 7, op: Op::AllReduce, dtype: 2, count: 1000, terms: TERMS };
 
     #[test]
     fn what_is_written_is_read() {

@@ -136,4 +136,6 @@ impl Dataset for Arrays {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use super::*;
 use crate::damage;
 
 /// A file as the format says, written by hand so that alignment can be chosen: `pad` spaces after the header.
-fn file(arrays: &[(&str, &str, &[usize], &[u8])], pad: usize) -> Vec<u8> {
+pub(super) fn file(arrays: &[(&str, &str, &[usize], &[u8])], pad: usize) -> Vec<u8> {
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
     for (name, dtype, shape, bytes) in arrays {
         let offsets = [data.len(), data.len() + bytes.len()];
@@ -26,7 +26,7 @@ fn open(content: &[u8]) -> Result<Arrays, DataError> {
     Arrays::open(file.path(), "x", "y")
 }
 
-fn le<const N: usize, T: Copy>(values: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
+pub(super) fn le<const N: usize, T: Copy>(values: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
     values.iter().flat_map(|&v| bytes(v)).collect()
 }
 

@@ -15,8 +15,12 @@ use super::merge::Merges;
 use super::split::Rule;
 use crate::error::DataError;
 
-/// Ids are below this: far above any vocabulary, and a table of it is small.
+/// Ids are below this: far above any vocabulary.
 const IDS_MAX: u64 = 1 << 24;
+/// Ids may leave numbers out, but the table of them is not to be far longer than the file: so many for each token, and so
+/// many beside that.
+const IDS_A_TOKEN_MAX: usize = 4;
+const IDS_LEFT_OUT_MAX: usize = 1 << 15;
 
 /// Reads a tokenizer from the text of a file; `path` is for errors.
 pub(super) fn read(json: &[u8], path: &Path) -> Result<Bpe, DataError> {
@@ -217,7 +221,16 @@ impl Source<'_> {
 
     fn id(&self, token: &str, id: &Value) -> Result<u32, DataError> {
         match id.as_u64() {
-            Some(id) if id < IDS_MAX => Ok(id as u32),
+            Some(id) if id < IDS_MAX => {
+                let vocab = self.value["model"]["vocab"].as_object().map_or(0, serde_json::Map::len);
+                let n = vocab + self.value["added_tokens"].as_array().map_or(0, Vec::len);
+                if id as usize >= IDS_LEFT_OUT_MAX + IDS_A_TOKEN_MAX * n {
+                    return Err(self.wrong(format!(
+                        "the id of {token:?} is {id}, and the file has {n} tokens; number them without large gaps"
+                    )));
+                }
+                Ok(id as u32)
+            }
             _ => Err(self.wrong(format!("the id of {token:?} is {id}: not a whole number below {IDS_MAX}"))),
         }
     }

@@ -169,4 +169,6 @@ impl Encoder<'_> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

@@ -13,12 +13,12 @@ fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
 }
 
-fn fixture_json(name: &str) -> Value {
+pub(super) fn fixture_json(name: &str) -> Value {
     serde_json::from_slice(&fs::read(fixture(name)).unwrap()).unwrap()
 }
 
 /// The fixture with some entries, and some of its model, replaced.
-fn patched(replace: &Value) -> Value {
+pub(super) fn patched(replace: &Value) -> Value {
     let mut file = fixture_json("bpe.json");
     for (name, value) in replace.as_object().unwrap() {
         if name == "model" {
@@ -136,6 +136,10 @@ fn what_is_not_supported_or_wrong_is_named() {
         (json!({"added_tokens": token("new", 5)}), "\"%\" and \"new\" both have the id 5"),
         (json!({"added_tokens": token("a", 5)}), "\"a\" is 65 in the vocabulary and 5 as added token"),
         (json!({"added_tokens": token("new", -5)}), "the id of \"new\" is -5"),
+        (
+            json!({"added_tokens": token("new", 16_000_000)}),
+            "the id of \"new\" is 16000000, and the file has 1258 tokens; number them without large gaps",
+        ),
         (json!({"added_tokens": [{}]}), "an added token has no content"),
     ] {
         let found = from_value(&patched(&replace)).unwrap_err().to_string();

@@ -284,4 +284,6 @@ impl Content {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

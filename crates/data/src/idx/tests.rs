@@ -9,14 +9,14 @@ use tempfile::TempDir;
 use super::*;
 use crate::damage;
 
-fn file(dims: &[u32], elements: &[u8]) -> Vec<u8> {
+pub(super) fn file(dims: &[u32], elements: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0, 0, UNSIGNED_BYTE, dims.len() as u8];
     bytes.extend(dims.iter().flat_map(|d| d.to_be_bytes()));
     bytes.extend(elements);
     bytes
 }
 
-fn packed(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn packed(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(bytes).unwrap();
     encoder.finish().unwrap()

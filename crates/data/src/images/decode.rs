@@ -105,6 +105,7 @@ fn read_png(
     // Two lines of the largest image, and then some.
     decoder.set_limits(png::Limits { bytes: 64 << 20 });
     let mut reader = decoder.read_info().map_err(broken)?;
+    check_palette(reader.info())?;
     let bytes = reader.output_buffer_size().ok_or("too large")?;
     let channels = if grey { 1 } else { 3 };
     grow(pixels, bytes.max(size.pixels() * channels));
@@ -122,6 +123,22 @@ fn read_png(
     };
     convert(pixels, size.pixels(), stored, channels);
     Ok(size)
+}
+
+/// Whether a palette is one, and transparency has no more entries than it: the decoder relies on both, and panics.
+fn check_palette(info: &png::Info<'_>) -> Result<(), String> {
+    let (ColorType::Indexed, Some(palette)) = (info.color_type, &info.palette) else { return Ok(()) };
+    let (colours, bytes) = (palette.len() / 3, palette.len());
+    if bytes % 3 != 0 {
+        return Err(format!("broken PNG: a palette of {bytes} bytes, and a colour has 3"));
+    }
+    match &info.trns {
+        Some(alphas) if alphas.len() > colours => {
+            let n = alphas.len();
+            Err(format!("broken PNG: transparency of {n} colours, and the palette has {colours}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn decode_jpeg(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<Size, Flaw> {

@@ -282,4 +282,6 @@ fn read(path: &Path, content: &mut Vec<u8>) -> Result<(), DataError> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

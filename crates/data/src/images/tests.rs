@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::damage;
 
-fn reference(name: &str) -> Vec<u8> {
+pub(super) fn reference(name: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("references").join(name)).unwrap()
 }
 
@@ -113,6 +113,32 @@ fn every_kind_of_png_is_read() {
     check(ColorType::Rgb, Eight, &[255, 0, 0], [255, 0, 0], 76);
     check(ColorType::Rgb, Sixteen, &[1, 2, 3, 4, 5, 6], [1, 3, 5], 3);
     check(ColorType::Rgba, Eight, &[0, 255, 0, 128], [0, 255, 0], 150);
+}
+
+/// The decoder relies on whole colours and on no more transparency than colours; it panicked, and with it the thread that loads.
+#[test]
+fn a_png_with_a_broken_palette_is_an_error_and_not_a_crash() {
+    let indexed = |palette: &[u8], alphas: &[u8]| {
+        let mut file = Vec::new();
+        let mut encoder = Encoder::new(&mut file, 2, 1);
+        encoder.set_color(ColorType::Indexed);
+        encoder.set_palette(palette);
+        encoder.set_trns(alphas);
+        let mut writer = encoder.write_header().unwrap();
+        writer.write_image_data(&[0, 1]).unwrap();
+        writer.finish().unwrap();
+        let mut pixels = Vec::new();
+        decode::decode_any(&file, false, &mut pixels).map(|_| pixels).map_err(|flaw| flaw.why)
+    };
+    assert_eq!(indexed(&[1, 2, 3, 4, 5, 6], &[7, 8]).unwrap()[..6], [1, 2, 3, 4, 5, 6]);
+    for (palette, alphas, says) in [
+        (&[0; 8][..], &[7][..], "broken PNG: a palette of 8 bytes, and a colour has 3"),
+        (&[0; 771], &[7], "broken PNG: Chunk length wrong"),
+        (&[0; 6], &[7, 8, 9], "broken PNG: transparency of 3 colours, and the palette has 2"),
+    ] {
+        let why = indexed(palette, alphas).unwrap_err();
+        assert!(why.starts_with(says), "{why}");
+    }
 }
 
 #[test]

@@ -237,4 +237,6 @@ impl Dataset for Table {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

@@ -181,6 +181,9 @@ impl AsFd for Channel {
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::pulse::Place;

@@ -224,10 +224,13 @@ fn cause(r: &mut Reader) -> Result<Cause, Malformed> {
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
-    fn samples() -> Vec<Message> {
+    pub(super) fn samples() -> Vec<Message> {
         let member = Member {
             rank: 3,
             host: "höst".into(),

@@ -378,3 +378,6 @@ impl Peer {
         Trouble::Gone
     }
 }
+
+#[cfg(test)]
+mod fuzz;

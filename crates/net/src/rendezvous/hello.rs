@@ -359,6 +359,9 @@ fn wait_or_fail(e: io::Error) -> Result<bool, Turned> {
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use std::io::Cursor;
 
@@ -366,9 +369,9 @@ mod tests {
     use crate::secret::tests::secret;
 
     /// A peer that said all of this already, and hears what it is told.
-    struct Tape {
-        says: Cursor<Vec<u8>>,
-        hears: Vec<u8>,
+    pub(super) struct Tape {
+        pub(super) says: Cursor<Vec<u8>>,
+        pub(super) hears: Vec<u8>,
     }
 
     impl Read for Tape {
@@ -390,7 +393,7 @@ mod tests {
         }
     }
 
-    fn hello(rank: u32) -> Hello {
+    pub(super) fn hello(rank: u32) -> Hello {
         Hello {
             purpose: Purpose::Data,
             job: 7,

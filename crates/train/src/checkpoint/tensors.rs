@@ -197,6 +197,9 @@ fn convert(dtype: Stored, bytes: &[u8], to: &mut Vec<f32>) {
 }
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -9,6 +9,9 @@ use super::keys::{GRAMMARS, Grammar};
 use super::nearest::nearest;
 use super::tree::{Node, Table, Value};
 
+/// So many errors show their line, which may be as long as the file; those behind say where it is.
+const LINES_SHOWN_MAX: usize = 100;
+
 /// What all cursors of a job share.
 pub(super) struct Reading {
     /// The texts, for errors.
@@ -31,8 +34,12 @@ impl Reading {
         message: impl Into<String>,
         hint: impl Into<String>,
     ) {
-        let error = self.sources.error(place, key, message.into(), hint.into());
-        self.faults.borrow_mut().push((place.clone(), error));
+        let mut error = self.sources.error(place, key, message.into(), hint.into());
+        let mut faults = self.faults.borrow_mut();
+        if faults.len() >= LINES_SHOWN_MAX {
+            error.text = String::new();
+        }
+        faults.push((place.clone(), error));
     }
 
     pub(super) fn n_faults(&self) -> usize {

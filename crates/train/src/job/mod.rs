@@ -29,6 +29,8 @@ mod tree;
 mod write;
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;
 
 pub use error::{JobError, JobErrors};

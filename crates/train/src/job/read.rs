@@ -14,6 +14,8 @@ use super::{data, model, output, parallel, sets, train};
 
 /// A job file is small; anything larger is another file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Mistakes of syntax that are told: most that follow a few are no mistakes, and a file of another kind has one at each comma.
+const SYNTAX_ERRORS_MAX: usize = 20;
 
 impl Job {
     /// Reads a job file, with overrides such as `train.batch=128`. The job is named after the file.
@@ -55,12 +57,18 @@ impl Job {
         };
         let (table, syntax) = DeTable::parse_recoverable(text);
         if !syntax.is_empty() {
-            let errors = syntax.iter().map(|e| {
+            let mut syntax: Vec<_> = syntax.iter().collect();
+            syntax.sort_by_key(|e| e.span().map_or(0, |span| span.start));
+            let told = &syntax[..syntax.len().min(SYNTAX_ERRORS_MAX)];
+            let errors = told.iter().map(|e| {
                 let place = Place { source: 0, span: e.span() };
                 sources.error(&place, "", format!("not TOML: {}", e.message()), String::new())
             });
             let mut errors: Vec<_> = errors.collect();
-            errors.sort_by_key(|e| (e.line, e.column));
+            if let Some(last) = errors.last_mut().filter(|_| told.len() < syntax.len()) {
+                let n = syntax.len() - told.len();
+                last.hint = format!("{n} more errors follow; is this a job file?");
+            }
             return Err(JobErrors { file: sources.file.clone(), errors });
         }
         let mut root = Table::of(table.get_ref(), 0, 0);

@@ -21,4 +21,4 @@ fn good(text: &str, sets: &[&str]) -> Job {
 }
 
 /// A job that is right, as far as its `[model]` and `[data]` go.
-const SMALL: &str = "[model]\nkind = \"mlp\"\n[data]\nkind = \"synthetic\"\n";
+pub(super) const SMALL: &str = "[model]\nkind = \"mlp\"\n[data]\nkind = \"synthetic\"\n";

@@ -254,4 +254,6 @@ fn samples(pixels: &Range<usize>, scale: usize, n: usize) -> Range<usize> {
 const _: () = assert!(PLACES[0] == 0, "the first coefficient is first");
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

@@ -6,11 +6,11 @@ use std::path::Path;
 use super::*;
 use crate::images::resize::Lines;
 
-fn file(name: &str) -> Vec<u8> {
+pub(super) fn file(name: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("references").join(name)).unwrap()
 }
 
-fn whole(decoder: &mut Decoder, file: &[u8], grey: bool) -> Option<(Size, Vec<u8>)> {
+pub(super) fn whole(decoder: &mut Decoder, file: &[u8], grey: bool) -> Option<(Size, Vec<u8>)> {
     let mut rows = decoder.decode(file, grey, Part::whole)?;
     let size = rows.size();
     let mut pixels = vec![0; size.pixels() * if grey { 1 } else { 3 }];
@@ -18,7 +18,7 @@ fn whole(decoder: &mut Decoder, file: &[u8], grey: bool) -> Option<(Size, Vec<u8
     Some((size, pixels))
 }
 
-const COMMON: [&str; 8] = [
+pub(super) const COMMON: [&str; 8] = [
     "baseline.jpg",
     "whole.jpg",
     "restarts.jpg",

@@ -606,3 +606,20 @@ fn ranks_and_shards() {
         "#,
     );
 }
+
+/// Each of a million errors kept a copy of its line, a megabyte long.
+#[test]
+fn another_file_given_as_a_job_is_refused_in_few_words_and_little_memory() {
+    let json = format!("{{\"a\": [{}0]}}", "1,,".repeat(20_000));
+    let errors = read(&json, &[]).unwrap_err().errors;
+    assert!((1..=20).contains(&errors.len()), "{} errors", errors.len());
+    let more = errors.last().map(|e| e.hint.as_str());
+    assert!(errors.len() < 20 || more.is_some_and(|hint| hint.contains("more errors follow")), "{more:?}");
+    let keys: String = (0..3000).map(|i| format!("k{i} = 1, ")).collect();
+    let errors =
+        read(&format!("{SMALL}[train]\noptimizer = {{ {keys} kind = \"sgd\" }}"), &[]).unwrap_err().errors;
+    assert!(errors.len() >= 3000, "all unknown keys are named");
+    let shown: usize = errors.iter().map(|e| e.text.capacity()).sum();
+    assert!(shown < 8 << 20, "{shown} bytes of lines");
+    assert!(errors.iter().all(|e| e.line == 6));
+}

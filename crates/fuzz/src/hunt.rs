@@ -1,0 +1,144 @@
+//! The loop: make an input, have it read, judge what came of it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::memory;
+use crate::mutate::Mutator;
+use crate::random::Random;
+use crate::shrink::shrink;
+use crate::target::{Answer, Found, Summary, Target};
+use crate::watch::Watch;
+
+/// No input of a few KB takes a core so long.
+const SLOW: Duration = Duration::from_secs(1);
+/// Inputs that were answered in a new way and are changed further.
+const POOL_MAX: usize = 4000;
+
+/// Inputs between two words of a long run.
+const PROGRESS: u64 = 100_000;
+
+pub(crate) type Check<'a> = dyn FnMut(&[u8]) -> Answer + 'a;
+
+pub(crate) fn hunt(target: &Target<'_>, n: u64, seed: u64, check: &mut Check<'_>) -> Result<Summary, Found> {
+    let start = Instant::now();
+    let watch = Watch::new(target.name).unwrap_or_else(|e| panic!("{}: no room to watch: {e}", target.name));
+    let longest = target.corpus.iter().map(Vec::len).max().unwrap_or(0);
+    let mutator = Mutator { words: target.words, bytes_max: (4 * longest).max(4096) };
+    let mut random = Random::new(seed);
+    let (mut pool, mut kinds) = (target.corpus.clone(), HashSet::new());
+    let mut read = 0;
+    for number in 0..n {
+        // A long run says how far it is.
+        if number > 0 && number % PROGRESS == 0 {
+            println!("{}: {number} inputs, {:.0?}", target.name, start.elapsed());
+        }
+        let input = match target.corpus.get(number as usize) {
+            Some(good) => good.clone(),
+            None => made(target, &mutator, &pool, &mut random),
+        };
+        watch.next(&input);
+        let began = Instant::now();
+        match judge(target, &input, check) {
+            Ok(answer) => {
+                read += u64::from(answer.is_ok());
+                if kinds.insert(kind(&answer)) && pool.len() < POOL_MAX {
+                    pool.push(input);
+                }
+            }
+            Err(why) => {
+                if began.elapsed() > SLOW {
+                    return Err(Found { input, why, number });
+                }
+                let mend = |input: &mut Vec<u8>| (target.mend)(input, &mut Random::new(number));
+                let (input, why) = shrink(input, why, mend, |shorter| judge(target, shorter, check).err());
+                return Err(Found { input, why, number });
+            }
+        }
+    }
+    Ok(Summary { inputs: n, read, kinds: kinds.len(), time: start.elapsed() })
+}
+
+fn made(target: &Target<'_>, mutator: &Mutator<'_>, pool: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
+    // Half of them one way from a good input, half wherever answers have led.
+    let from = if random.one_in(2) { random.pick(&target.corpus) } else { random.pick(pool) };
+    let mut input = from.clone();
+    // Few changes reach further in; what the format changes by itself may be the only one.
+    for _ in 0..random.below(5) {
+        let other = random.pick(pool);
+        mutator.change(&mut input, other, random);
+    }
+    // Without it checksums and lengths would be the only thing that is tested; with it always, never.
+    if !random.one_in(16) {
+        (target.mend)(&mut input, random);
+    }
+    input
+}
+
+/// What came of an input, or what is wrong with that.
+fn judge(target: &Target<'_>, input: &[u8], check: &mut Check<'_>) -> Result<Answer, String> {
+    let start = processor_time();
+    let (answer, peak) = memory::peak(|| quietly(|| check(input)));
+    let time = processor_time() - start;
+    let answer = answer?;
+    let allowed = (target.memory)(input.len()) as u64;
+    if peak > allowed {
+        return Err(format!(
+            "{peak} bytes of memory for an input of {}, and {allowed} are allowed",
+            input.len()
+        ));
+    }
+    if time > SLOW {
+        return Err(format!("{time:.1?} for an input of {} bytes", input.len()));
+    }
+    Ok(answer)
+}
+
+/// What this thread has computed: a machine that is busy with something else makes nothing slow.
+pub(crate) fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+thread_local! {
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+    static SAID: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// The answer, or what a panic said, which is not printed: there are many while an input is made shorter.
+fn quietly(work: impl FnOnce() -> Answer) -> Result<Answer, String> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |info| match QUIET.get() {
+            true => SAID.set(info.to_string()),
+            false => usual(info),
+        }));
+    });
+    QUIET.set(true);
+    let answer = panic::catch_unwind(AssertUnwindSafe(work));
+    QUIET.set(false);
+    answer.map_err(|_| SAID.take())
+}
+
+/// An answer without what differs from input to input: numbers, and what is quoted.
+fn kind(answer: &Answer) -> String {
+    let (Ok(words) | Err(words)) = answer;
+    let mut kind = String::from(if answer.is_ok() { "read: " } else { "" });
+    let mut quote = None;
+    for c in words.chars().take(300) {
+        match (quote, c) {
+            (Some(open), _) if c == open => quote = None,
+            (Some(_), _) => {}
+            (None, '"' | '`') => quote = Some(c),
+            (None, _) if c.is_ascii_digit() => {}
+            (None, _) => kind.push(c),
+        }
+    }
+    kind
+}
