@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::super::{Fault, Settings};
-use super::job::{Act, End};
+use super::job::{Act, Early, End};
 use super::plan::{Plan, Verdict};
 use crate::patience::{Patience, SILENCE};
 
@@ -33,9 +33,16 @@ fn acts() -> Vec<Act> {
 }
 
 /// Runs the job with one fault, and says whether a rank reported anything.
-fn reports(at: u64, fault: Fault, verdict: Verdict) -> bool {
+fn reports(at: u64, joining: bool, fault: Fault, verdict: Verdict) -> bool {
     let settings = Settings { faults: vec![(Duration::from_micros(at), fault)], ..Settings::default() };
-    come_of(Plan { seed: at, size: RANKS, patience: Patience::default(), acts: acts(), settings, verdict })
+    // Connected before, or when they first talk: it makes no difference to what is waited for.
+    let reported = [Early::EveryTwo, Early::Nobody].map(|early| {
+        let (settings, verdict) = (settings.clone(), verdict.clone());
+        let patience = Patience::default();
+        come_of(Plan { seed: at, size: RANKS, patience, early, acts: acts(), settings, verdict })
+    });
+    assert!(joining || reported[0] == reported[1], "{settings:?}");
+    reported[0]
 }
 
 fn come_of(mut plan: Plan) -> bool {
@@ -56,14 +63,14 @@ fn check(seconds: u64) {
         };
         // All of its threads: nothing is heard of it.
         let pause = Fault::Pause { rank, time };
-        let reported = reports(at, pause, verdict(time < SILENCE));
+        let reported = reports(at, joining, pause, verdict(time < SILENCE));
         assert!(joining || reported == (time > SILENCE), "rank {rank} paused for {seconds} s at {phase}");
         // The thread that works: the one that says that the rank lives goes on, once there is one.
         let pause = Fault::PauseMain { rank, time };
-        reports(at, pause, verdict(!joining || time < SILENCE));
+        reports(at, joining, pause, verdict(!joining || time < SILENCE));
         // The network: what was sent again and again may take as long once more.
         let hold = Fault::Hold { ranks: vec![rank], time };
-        reports(at, hold, verdict(2 * time < SILENCE));
+        reports(at, joining, hold, verdict(2 * time < SILENCE));
     }
 }
 
@@ -88,7 +95,8 @@ fn a_checkpoint_that_takes_longer_than_a_stall_is_waited_for_and_a_rank_that_han
     let long = patience.stall * 2;
     let ends = |first: Act, verdict: Verdict| {
         let acts = vec![first, Act::AllReduce { bytes: 100, ring: true }];
-        come_of(Plan { seed: 1, size: RANKS, patience, acts, settings: Settings::default(), verdict })
+        let (early, settings) = (Early::Nobody, Settings::default());
+        come_of(Plan { seed: 1, size: RANKS, patience, early, acts, settings, verdict })
     };
     let saves = Act::Compute { each: Duration::ZERO, longer: Some((0, long)) };
     assert!(!ends(saves, Verdict::AllFine));
