@@ -479,11 +479,13 @@ impl Links {
 
     /// What to say about trouble with a peer. If the alarm or the peer itself knows a cause behind it, that one.
     fn report(&self, peer: usize, tag: &Tag, trouble: Trouble) -> Report {
+        let lost_me = |report: &Report| report.rank == self.names[self.rank] && report.cause == Cause::Gone;
         let cause = match trouble {
-            Trouble::Farewell(report) => return self.alarm.raised().unwrap_or(report),
+            // It takes this rank for gone, which lives: a connection between the two broke, and all ranks must say the same of it.
+            Trouble::Farewell(report) if !lost_me(&report) => return self.alarm.raised().unwrap_or(report),
             Trouble::Damaged(what) => Cause::Damaged { what },
             Trouble::Disagrees(what) => Cause::Disagrees { what },
-            Trouble::Gone => {
+            Trouble::Gone | Trouble::Farewell(_) => {
                 let until = self.system.now() + self.bounds.grace;
                 while self.system.now() < until {
                     if let Some(report) = self.alarm.raised() {
