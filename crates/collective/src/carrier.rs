@@ -11,9 +11,9 @@ use crate::work::{Span, Work};
 
 /// A way to the other ranks.
 pub(crate) enum Carrier {
-    /// Links between every two.
+    /// Links.
     Links(Box<Linked>),
-    /// Memory inside hosts and links between their first ranks, for what everybody takes part in; links between every
+    /// Memory inside hosts and links between their first ranks, for what everybody takes part in; links between any
     /// two for the rest.
     Levels { levels: Box<TwoLevel<Comm, Linked>>, every_two: Box<Linked> },
     /// MPI's own.

@@ -18,7 +18,7 @@ const SEGMENT_BYTES_MIN: usize = 64 * 1024;
 const LENGTH_MAX: u64 = (1 << 24) - 1;
 const _: () = assert!(SEGMENT_BYTES_MAX as u64 <= LENGTH_MAX);
 
-const MAGIC: u32 = u32::from_le_bytes(*b"PRF3");
+pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"PRF3");
 
 /// What a message belongs to. A new kind is a new number: old ones keep theirs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -7,9 +7,9 @@
 //! - [`segment`]: pages that processes of one host share. [`wait`]: counters in them that a rank can wait for.
 //! - [`notice`]: a failure that every rank of such memory sees. [`peers`]: whether the other processes still run.
 //! - [`frame`]: the header of every message. [`moves`]: who sends which bytes to whom, in which order.
-//! - [`links`]: connections to all other ranks, over which moves are run. [`loopback`]: such connections inside one host.
-//! - [`secret`]: what ranks know and strangers do not. [`seal`]: encryption between hosts. [`rendezvous`]: how processes become ranks, with a stream
-//!   between every two. [`control`]: who is still there. [`environment`]: what another launcher says.
+//! - [`links`]: connections to other ranks, made when two first talk, over which moves are run. [`loopback`]: such connections inside one host.
+//! - [`secret`]: what ranks know and strangers do not. [`seal`]: encryption between hosts. [`rendezvous`]: how processes become ranks, and
+//!   how two of them are connected. [`control`]: who is still there. [`environment`]: what another launcher says.
 //! - [`connection`]: what joining leaves of each pair of ranks. [`socket`], [`system`]: streams, time and waiting, real
 //!   or simulated. `simulation`: the simulated ones, for tests.
 //! - [`patience`]: how long ranks wait for each other. [`pulse`]: where a rank is, and whether it gets on.
@@ -54,7 +54,7 @@ pub use notice::Notice;
 pub use patience::Patience;
 pub use peers::Peers;
 pub use pulse::{Doing, Pulse};
-pub use rendezvous::{JoinError, JoinOptions, Joined, Member, Tell, join};
+pub use rendezvous::{First, JoinError, JoinOptions, Joined, Member, Tell, join};
 pub use report::{Cause, Report};
 pub use seal::Encrypt;
 pub use secret::Secret;

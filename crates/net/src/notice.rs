@@ -47,6 +47,7 @@ impl Notice {
             Cause::Gone => (0, 0, ""),
             Cause::Silent { ms } => (1, *ms, ""),
             Cause::Stalled { ms } => (5, *ms, ""),
+            Cause::Unreachable { what } => (6, 0, &what[..]),
             Cause::Disagrees { what } => (2, 0, &what[..]),
             Cause::Failed { why } => (3, 0, &why[..]),
             Cause::Damaged { what } => (4, 0, &what[..]),
@@ -79,6 +80,7 @@ impl Notice {
             2 => Cause::Disagrees { what: text },
             3 => Cause::Failed { why: text },
             5 => Cause::Stalled { ms: self.ms.load(Ordering::Relaxed) },
+            6 => Cause::Unreachable { what: text },
             _ => Cause::Damaged { what: text },
         };
         Some(Report {

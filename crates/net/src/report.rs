@@ -32,6 +32,11 @@ pub enum Cause {
         /// How long.
         ms: u64,
     },
+    /// Another rank wanted to talk with it for the first time, and cannot connect to it.
+    Unreachable {
+        /// Which rank, and what is in the way.
+        what: String,
+    },
     /// It did something else than the others.
     Disagrees {
         /// What it did and what was expected.
@@ -75,6 +80,7 @@ impl fmt::Display for Report {
                 let s = *ms as f64 / 1e3;
                 write!(f, " lives, but nothing has moved for {s:.0} s (`parallel.stall` allows no more)")?;
             }
+            Cause::Unreachable { what } => write!(f, " cannot be reached: {what}")?,
             Cause::Disagrees { what } => write!(f, " disagrees with the others: {what}")?,
             Cause::Failed { why } => write!(f, " failed: {why}")?,
             Cause::Damaged { what } => write!(f, " sent damaged data: {what}")?,

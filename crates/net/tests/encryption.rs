@@ -46,7 +46,8 @@ fn on_one_host_only_who_asks_for_it_is_encrypted() {
         let (listener, addr) = listener();
         let ranks = two(listener, &addr, &secret, [want; 2]).map(Result::unwrap);
         for me in &ranks {
-            let connection = me.streams[1 - me.rank].as_ref().unwrap();
+            let streams = me.streams().unwrap();
+            let connection = streams[1 - me.rank].as_ref().unwrap();
             assert_eq!(connection.is_encrypted(), encrypted, "{want} at rank {}", me.rank);
         }
         let threads = ranks.map(|me| {

@@ -9,10 +9,15 @@ mod example;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use polyreme_net::control::SHARE_BYTES_MAX;
-use polyreme_net::{Cause, Connection, Doing, JoinError, JoinOptions, Joined, Secret, join};
+use polyreme_net::frame::{Op, Tag, Terms};
+use polyreme_net::{
+    Cause, Connection, Doing, First, JoinError, JoinOptions, Joined, Links, Member, Move, Moves, Report,
+    Secret, join,
+};
 
 const SECRET: &str = "8f3a61c0d94e27b5508c1f7ae2639db47016ce8f25a3d0b9614f7c82ee5d930a";
 /// Everybody knows of a loss by then.
@@ -77,11 +82,12 @@ fn all<T: Send>(ranks: Vec<Joined>, act: impl Fn(Joined) -> T + Sync) -> Vec<T> 
 fn ranks_join_talk_and_end() {
     for size in [1, 2, 3, 5, 9] {
         all(joined(size), |me| {
-            assert_eq!((me.size, me.members.len(), me.streams.len()), (size, size, size));
+            let streams = me.streams().unwrap();
+            assert_eq!((me.size, me.members.len(), streams.len()), (size, size, size));
             assert!(me.members.iter().all(|m| m.pid == std::process::id() && m.addr.ip().is_loopback()));
             assert!(me.members.iter().all(|m| m.host_key == me.members[0].host_key && !m.host.is_empty()));
             for peer in 0..size {
-                let Some(stream) = me.streams[peer].as_ref().map(Connection::stream) else {
+                let Some(stream) = streams[peer].as_ref().map(Connection::stream) else {
                     assert_eq!(peer, me.rank);
                     continue;
                 };
@@ -105,14 +111,19 @@ fn ranks_join_talk_and_end() {
 }
 
 #[test]
-fn ranks_of_one_host_need_no_streams_if_they_share_memory() {
+fn only_pairs_that_talk_first_are_connected_while_ranks_join() {
     let hosts = ["a", "b", "a", "b"];
     let ranks = start(&[0, 1, 2, 3], 4, &|i, options| {
-        options.skip_same_host = true;
+        let talks = |members: &[Member], rank: usize| {
+            let elsewhere = |peer: &usize| members[*peer].host_key != members[rank].host_key;
+            (0..members.len()).filter(elsewhere).map(|peer| (0, peer)).collect()
+        };
+        options.first = First::Some(Arc::new(talks));
         options.host_key = Some(hosts[i].into());
     });
     all(ranks.into_iter().map(Result::unwrap).collect(), |me| {
-        let open: Vec<usize> = (0..4).filter(|&peer| me.streams[peer].is_some()).collect();
+        let streams = me.streams().unwrap();
+        let open: Vec<usize> = (0..4).filter(|&peer| streams[peer].is_some()).collect();
         assert_eq!(open, [[1, 3], [0, 2]][me.rank % 2]);
         me.control.goodbye().unwrap();
     });
@@ -225,7 +236,7 @@ fn who_answers_wrongly_at_rank_0s_address_is_named() {
         hello[8] = 77;
         stream.write_all(&hello).unwrap();
     };
-    check(&newer, "speaks version 77 of the protocol and this rank version 2");
+    check(&newer, "speaks version 77 of the protocol and this rank version 3");
     let mirror = |stream: &mut TcpStream| {
         let hello = hello(stream);
         stream.write_all(&hello).unwrap();
@@ -244,7 +255,7 @@ fn strangers_are_turned_away_and_the_ranks_do_not_notice() {
     let addr: SocketAddr = master.parse().unwrap();
     let huge = [(1u64 << 60).to_le_bytes(), (1u64 << 60).to_be_bytes()].concat();
     let mut claims = b"POLYREME".to_vec();
-    claims.extend([2, 0, 1, 0]);
+    claims.extend([3, 0, 1, 0]);
     claims.resize(200, 0xff);
     let mut old = claims.clone();
     old[8] = 0;
@@ -269,12 +280,14 @@ fn strangers_are_turned_away_and_the_ranks_do_not_notice() {
         assert!(answer.len() <= 72 + 33, "a stranger was told {} bytes", answer.len());
     }
     all(ranks.into_iter().map(Result::unwrap).collect(), |me| {
-        // Nobody listens any more.
-        for addr in me.members.iter().map(|member| member.addr).chain([addr]) {
-            TcpStream::connect(addr).unwrap_err();
-        }
+        // Nobody joins any more.
+        TcpStream::connect(addr).unwrap_err();
         assert_eq!(me.control.share(b"x").unwrap().len(), 3);
         me.control.goodbye().unwrap();
+        // Once its links are gone, nobody connects with a rank.
+        let addr = me.members[me.rank].addr;
+        drop(me);
+        TcpStream::connect(addr).unwrap_err();
     });
 }
 
@@ -357,6 +370,154 @@ fn all_ranks_get_the_same_report() {
         1 => me.control.goodbye().unwrap(),
         _ => assert_eq!(me.control.share(b"").unwrap_err().rank, 1),
     });
+}
+
+fn all_links(me: &Joined) -> Links {
+    me.links(0, &(0..me.size).collect::<Vec<_>>()).unwrap()
+}
+
+fn nobody_first(_: usize, options: &mut JoinOptions) {
+    options.first = First::Nobody;
+}
+
+/// One byte to the next rank, and one from the one before.
+fn around(links: &mut Links, step: u64) -> Result<(), Report> {
+    let (rank, size) = (links.rank(), links.size());
+    let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+    let moves = Moves::new(vec![Move::send_from(next, 0..1), Move::recv(before, 0..1)]);
+    let tag = Tag { step, op: Op::AllGather, dtype: 0, count: 1, terms: Terms::default() };
+    let mut heard = [0];
+    links.run(&tag, &moves, &[rank as u8], &mut heard, &mut |_, _, _| {})?;
+    assert_eq!(usize::from(heard[0]), before);
+    Ok(())
+}
+
+#[test]
+fn a_ring_of_sixteen_ranks_needs_two_connections_a_rank() {
+    let ranks: Vec<usize> = (0..16).collect();
+    let ranks = start(&ranks, 16, &nobody_first).into_iter().map(Result::unwrap).collect();
+    all(ranks, |me| {
+        let mut links = all_links(&me);
+        assert_eq!(links.linked(), []);
+        for step in 0..10 {
+            around(&mut links, step).unwrap();
+        }
+        let mut neighbours = [(me.rank + 15) % 16, (me.rank + 1) % 16];
+        neighbours.sort_unstable();
+        assert_eq!(links.linked(), neighbours);
+        me.control.share(b"all are done").unwrap();
+        me.control.goodbye().unwrap();
+    });
+}
+
+/// Two ranks first talk in the middle of a job. The one that receives is busy and has strangers at its door; the one that
+/// sends, the lower as well as the higher of the two, does not wait for it to receive.
+#[test]
+fn two_ranks_first_talk_while_the_other_one_is_busy() {
+    let tag = Tag { step: 7, op: Op::Send, dtype: 0, count: 5, terms: Terms::default() };
+    let send = Moves::new(vec![Move::send_from(2, 0..5)]);
+    let back = Moves::new(vec![Move::send_from(0, 0..5)]);
+    for (from, to, moves) in [(0, 2, send), (2, 0, back)] {
+        // Four around a ring: these two are not neighbours.
+        let ranks = start(&[0, 1, 2, 3], 4, &nobody_first).into_iter().map(Result::unwrap).collect();
+        all(ranks, |me| {
+            let mut links = all_links(&me);
+            around(&mut links, 0).unwrap();
+            assert!(me.rank != from || !links.linked().contains(&to));
+            let mut strangers = Vec::new();
+            if me.rank == from {
+                for _ in 0..100 {
+                    let mut stranger = TcpStream::connect(me.members[to].addr).unwrap();
+                    stranger.write_all(b"GET / HTTP/1.1").unwrap();
+                    strangers.push(stranger);
+                }
+                links.run(&tag, &moves, b"hello", &mut [], &mut |_, _, _| {}).unwrap();
+            }
+            // Only now does the other one turn to it.
+            me.control.share(b"it is sent").unwrap();
+            if me.rank == to {
+                let mut heard = [0; 5];
+                let moves = Moves::new(vec![Move::recv(from, 0..5)]);
+                links.run(&tag, &moves, &[], &mut heard, &mut |_, _, _| {}).unwrap();
+                assert_eq!(&heard, b"hello");
+            }
+            me.control.share(b"it is heard").unwrap();
+            me.control.goodbye().unwrap();
+        });
+    }
+}
+
+/// Nobody can connect to rank 1 at the address that it gave: found when rank 2 first talks with it.
+#[test]
+fn a_pair_that_cannot_connect_is_reported_alike_by_all_ranks() {
+    let ranks = start(&[0, 1, 2], 3, &|i, options| {
+        nobody_first(i, options);
+        options.advertise = (i == 1).then(|| "127.0.0.2".parse().unwrap());
+    });
+    let reports = all(ranks.into_iter().map(Result::unwrap).collect(), |me| {
+        let begun = Instant::now();
+        let mut links = all_links(&me);
+        me.control.pulse().at(5, Doing::AllGather);
+        // The first turn around reaches rank 0 without the two.
+        let report = (0..3).find_map(|_| around(&mut links, 5).err()).unwrap();
+        assert!(begun.elapsed() < 4 * LIMIT, "it took {:?}", begun.elapsed());
+        report
+    });
+    assert!(reports.iter().all(|report| *report == reports[0]), "{reports:?}");
+    let said = reports[0].to_string();
+    let names = ["rank 1 on ", "cannot be reached: rank 2 on ", "cannot connect to it at 127.0.0.2:"];
+    assert!(names.iter().all(|name| said.contains(name)), "{said}");
+    assert!(said.ends_with("connection refused (at step 5, in all-gather)"), "{said}");
+}
+
+const RING: &str = "POLYREME_TEST_RING";
+
+/// Not a test of its own: one process of a ring. It says how many sockets and threads it has.
+#[test]
+fn ring_process() {
+    let Ok(args) = std::env::var(RING) else { return };
+    let args: Vec<&str> = args.split('\n').collect();
+    let mut options = JoinOptions::new(args[0].parse().unwrap(), args[1].parse().unwrap(), args[2], secret());
+    options.first = First::Nobody;
+    let me = join(options).unwrap();
+    let mut links = all_links(&me);
+    (0..3).for_each(|step| around(&mut links, step).unwrap());
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let kinds = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    let sockets = kinds.filter(|kind| kind.to_string_lossy().starts_with("socket:")).count();
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
+    println!("{sockets} sockets, {threads} threads, ring");
+    me.control.share(b"all have said it").unwrap();
+    me.control.goodbye().unwrap();
+}
+
+/// Open sockets and threads of a process follow from whom it talks with, not from how many there are.
+#[test]
+fn sixty_four_processes_form_a_group() {
+    let (size, master) = (64, listener().1);
+    let begun = Instant::now();
+    let start = |rank: usize| {
+        let args = [&rank.to_string(), &size.to_string(), &master[..]].join("\n");
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["ring_process", "--exact", "--nocapture"])
+            .env(RING, args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut child = child.unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap());
+        Process { child, said }
+    };
+    let mut ranks: Vec<Process> = (0..size).map(start).collect();
+    for (rank, process) in ranks.iter_mut().enumerate() {
+        let line = process.line("ring");
+        // Two neighbours, a listener, and the connection to rank 0; which has as many of those as there are others.
+        let sockets = if rank == 0 { 2 + 1 + size - 1 } else { 4 };
+        // Two of the test, and two for the others: control and door.
+        assert!(line.contains(&format!("{sockets} sockets, 4 threads")), "rank {rank}: {line}");
+    }
+    println!("64 processes formed a group and went three times around it in {:?}", begun.elapsed());
+    assert!(ranks.iter_mut().all(|process| process.child.wait().unwrap().success()));
 }
 
 /// A process of the example, run by this test binary.

@@ -7,6 +7,7 @@
 //! # Layout
 //! - [`ring`], [`halving`], [`tree`], [`direct`], [`barrier`]: the algorithms. `docs/algorithms.md` has a row for each.
 //! - [`choose`](mod@choose): which one is taken. [`measure`](mod@measure): what things cost here.
+//! - [`peers`](mod@peers): who talks with whom in them.
 //! - [`levels`]: inside hosts, then between them.
 //! - `plan`: operations as moves. `combine`: reducing bytes. `bytes`: elements as bytes.
 
@@ -18,6 +19,7 @@ pub mod direct;
 pub mod halving;
 pub mod levels;
 pub mod measure;
+pub mod peers;
 mod plan;
 pub mod ring;
 #[cfg(test)]
@@ -30,6 +32,7 @@ use polyreme_net::{Alarm, Cause, Links, Report};
 pub use choose::{Algorithm, Choice, Costs, choose};
 pub use levels::{Level, TwoLevel};
 pub use measure::measure;
+pub use peers::peers;
 
 use crate::element::{DType, Element, Reduce};
 use crate::work::{Cuts, Work, digest};

@@ -196,6 +196,10 @@ fn put_cause(out: &mut Vec<u8>, cause: &Cause) {
             out.push(6);
             out.put_u64(*ms);
         }
+        Cause::Unreachable { what } => {
+            out.push(7);
+            out.put_text(what);
+        }
         Cause::Disagrees { what } => {
             out.push(3);
             out.put_text(what);
@@ -219,6 +223,7 @@ fn cause(r: &mut Reader) -> Result<Cause, Malformed> {
         4 => Cause::Failed { why: r.text()? },
         5 => Cause::Damaged { what: r.text()? },
         6 => Cause::Stalled { ms: r.u64()? },
+        7 => Cause::Unreachable { what: r.text()? },
         _ => return Err(Malformed),
     })
 }
@@ -261,6 +266,7 @@ mod tests {
             report(Cause::Gone),
             report(Cause::Silent { ms: 4000 }),
             report(Cause::Stalled { ms: 4000 }),
+            report(Cause::Unreachable { what: "w".into() }),
             report(Cause::Disagrees { what: "x".into() }),
             report(Cause::Failed { why: "y".into() }),
             report(Cause::Damaged { what: "z".into() }),

@@ -13,6 +13,7 @@ pub(super) fn encode(report: &Report) -> Vec<u8> {
         Cause::Gone => (0u8, 0, ""),
         Cause::Silent { ms } => (1, *ms, ""),
         Cause::Stalled { ms } => (5, *ms, ""),
+        Cause::Unreachable { what } => (6, 0, what.as_str()),
         Cause::Disagrees { what } => (2, 0, what.as_str()),
         Cause::Failed { why } => (3, 0, why.as_str()),
         Cause::Damaged { what } => (4, 0, what.as_str()),
@@ -41,6 +42,7 @@ pub(super) fn decode(mut bytes: &[u8]) -> Option<Report> {
         3 => Cause::Failed { why: text },
         4 => Cause::Damaged { what: text },
         5 => Cause::Stalled { ms },
+        6 => Cause::Unreachable { what: text },
         _ => return None,
     };
     Some(Report { rank: usize::try_from(rank).ok()?, host, step, op, cause })
@@ -69,6 +71,7 @@ mod tests {
             Cause::Gone,
             Cause::Silent { ms: 4000 },
             Cause::Stalled { ms: 5000 },
+            Cause::Unreachable { what: "rank 4 cannot connect to it".into() },
             Cause::Disagrees { what: "it is elsewhere".into() },
             Cause::Failed { why: "ä".repeat(100) },
             Cause::Damaged { what: String::new() },

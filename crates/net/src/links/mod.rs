@@ -1,9 +1,11 @@
-//! Connections to all other ranks, and one thread that keeps all of them moving.
+//! Connections to other ranks, and one thread that keeps all of them moving.
 //!
 //! [`Links::run`] works through a list of [`Moves`]: everything that can be sent or received goes on at the same time. Bytes
 //! go from the caller's memory to the socket and from the socket to the caller's memory; what is to be combined passes
 //! through one segment of staging, which stays in the cache. Nothing is allocated once each peer has sent something to combine.
 //! Between ranks of one host large messages are not copied into the socket but lent to the receiver (`lend`).
+//!
+//! A pair is connected when it first talks, unless it was before (`meeting`): moves with other peers go on meanwhile.
 //!
 //! # When a peer dies
 //! Its socket says so at once ([`Cause::Gone`]). Whoever notices first raises the alarm, tells all its other peers in a
@@ -15,6 +17,7 @@
 mod crossed;
 mod farewell;
 mod lend;
+mod meeting;
 mod peer;
 mod reduce;
 #[cfg(test)]
@@ -42,6 +45,7 @@ use crate::report::{Cause, Report};
 #[cfg(test)]
 use crate::simulation::{Bug, makes};
 use crate::system::{Os, System};
+pub(crate) use meeting::Meeting;
 use peer::{Peer, Step, Trouble};
 use reduce::reduce;
 
@@ -79,14 +83,16 @@ impl Default for Bounds {
     }
 }
 
-/// One rank's connections to all others.
+/// One rank's connections to the others of a group.
 pub struct Links {
     system: Arc<dyn System>,
     rank: usize,
     hosts: Vec<String>,
     /// What reports call each rank.
     names: Vec<usize>,
+    /// None for this rank, and for those with which it has not talked yet.
     peers: Vec<Option<Peer>>,
+    meeting: Option<Meeting>,
     generation: u64,
     alarm: Alarm,
     bounds: Bounds,
@@ -118,7 +124,7 @@ impl Memory<'_> {
 pub type Combine<'a> = &'a mut dyn FnMut(&mut [u8], &[u8], bool);
 
 impl Links {
-    /// Takes over connections: one for each other rank, none for this one.
+    /// Takes over connections: one for each other rank that this one talks with, none for this one.
     pub fn over<C: Into<Connection>>(
         rank: usize,
         hosts: Vec<String>,
@@ -140,30 +146,13 @@ impl Links {
     ) -> io::Result<Links> {
         assert!(hosts.len() == streams.len() && rank < hosts.len(), "a host and a stream for each rank");
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let mut peers = Vec::with_capacity(streams.len());
-        for connection in streams {
-            let Some(connection) = connection.map(Into::<Connection>::into) else {
-                peers.push(None);
-                continue;
-            };
-            let stream = &connection.stream;
-            stream.set_nonblocking(true)?;
-            stream.set_nodelay()?;
-            let here = stream.stays_here()?;
-            if here {
-                loopback::unpaced(stream);
-            }
-            // Edges are enough: before it waits, a run has tried every socket that it wants something of.
-            let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-            epoll::add(&epoll, stream, epoll::EventData::new_u64(0), flags)?;
-            peers.push(Some(Peer::new(connection, system.clone(), here)));
-        }
         let here = hosts.iter().filter(|host| **host == hosts[rank]).count();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(Links {
+        let mut links = Links {
             system,
             rank,
-            peers,
+            peers: hosts.iter().map(|_| None).collect(),
+            meeting: None,
             names: (0..hosts.len()).collect(),
             hosts,
             generation,
@@ -176,7 +165,29 @@ impl Links {
             at: Vec::new(),
             sums: Vec::new(),
             failed: None,
-        })
+        };
+        for (peer, connection) in streams.into_iter().enumerate() {
+            if let Some(connection) = connection {
+                links.link(peer, connection.into())?;
+            }
+        }
+        Ok(links)
+    }
+
+    /// Takes over the connection to a peer.
+    fn link(&mut self, peer: usize, connection: Connection) -> io::Result<()> {
+        let stream = &connection.stream;
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay()?;
+        let here = stream.stays_here()?;
+        if here {
+            loopback::unpaced(stream);
+        }
+        // Edges are enough: before it waits, a run has tried every socket that it wants something of.
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, stream, epoll::EventData::new_u64(0), flags)?;
+        self.peers[peer] = Some(Peer::new(connection, self.system.clone(), here));
+        Ok(())
     }
 
     /// This rank.
@@ -295,7 +306,7 @@ impl Links {
         let mut idle_since = None;
         let mut unread = None;
         loop {
-            let (mut moved, mut left) = (false, None);
+            let (mut moved, mut left, mut lacks) = (false, None, false);
             for q in 0..moves.queues.len() {
                 let queue = &moves.queues[q];
                 let steps = self
@@ -306,7 +317,11 @@ impl Links {
                     Err(trouble) => return Err(self.report(queue.peer, tag, trouble)),
                 }
                 let (send, recv) = self.at[q];
-                let peer = self.peers[queue.peer].as_ref().expect("a link to the peer of a move");
+                let Some(peer) = self.peers[queue.peer].as_ref() else {
+                    lacks = true;
+                    left = left.filter(|&(_, owes)| owes).or(Some((queue.peer, true)));
+                    continue;
+                };
                 // The one to blame if nothing moves: rather one that owes something than one that does not take it.
                 let owes = recv < queue.recvs.len() || peer.lent;
                 if owes || send < queue.sends.len() || peer.borrowed {
@@ -319,6 +334,9 @@ impl Links {
             let raised = raised.filter(|_| !makes(Bug::IgnoresAlarm));
             if let Some(report) = raised {
                 return Err(report);
+            }
+            if lacks && self.meet(moves).map_err(|e| self.cannot_link(tag, &e))? {
+                moved = true;
             }
             if moved {
                 idle_since = None;
@@ -364,7 +382,7 @@ impl Links {
     /// Sends up to a segment of what is next for the peer of a queue. Returns whether anything moved.
     fn push(&mut self, tag: &Tag, moves: &Moves, q: usize, memory: &Memory) -> Result<bool, Trouble> {
         let queue = &moves.queues[q];
-        let peer = self.peers[queue.peer].as_mut().expect("a link to the peer of a move");
+        let Some(peer) = self.peers[queue.peer].as_mut() else { return Ok(false) };
         let Some(&k) = queue.sends.get(self.at[q].0) else {
             // The last thing that a peer gets is the receipt for what it lent.
             let all_taken = self.at[q].1 == queue.recvs.len();
@@ -406,7 +424,7 @@ impl Links {
         combine: Combine,
     ) -> Result<bool, Trouble> {
         let queue = &moves.queues[q];
-        let peer = self.peers[queue.peer].as_mut().expect("a link to the peer of a move");
+        let Some(peer) = self.peers[queue.peer].as_mut() else { return Ok(false) };
         let Some(&k) = queue.recvs.get(self.at[q].1) else {
             let all_given = self.at[q].0 == queue.sends.len();
             return if all_given { peer.pull_receipt(tag, self.generation) } else { Ok(false) };
@@ -461,11 +479,13 @@ impl Links {
 
     /// What to say about trouble with a peer. If the alarm or the peer itself knows a cause behind it, that one.
     fn report(&self, peer: usize, tag: &Tag, trouble: Trouble) -> Report {
+        let lost_me = |report: &Report| report.rank == self.names[self.rank] && report.cause == Cause::Gone;
         let cause = match trouble {
-            Trouble::Farewell(report) => return self.alarm.raised().unwrap_or(report),
+            // It takes this rank for gone, which lives: a connection between the two broke, and all ranks must say the same of it.
+            Trouble::Farewell(report) if !lost_me(&report) => return self.alarm.raised().unwrap_or(report),
             Trouble::Damaged(what) => Cause::Damaged { what },
             Trouble::Disagrees(what) => Cause::Disagrees { what },
-            Trouble::Gone => {
+            Trouble::Gone | Trouble::Farewell(_) => {
                 let until = self.system.now() + self.bounds.grace;
                 while self.system.now() < until {
                     if let Some(report) = self.alarm.raised() {
@@ -477,6 +497,11 @@ impl Links {
             }
         };
         self.blame(peer, tag, cause)
+    }
+
+    /// A connection was made and cannot be used here.
+    fn cannot_link(&self, tag: &Tag, e: &io::Error) -> Report {
+        self.blame(self.rank, tag, Cause::Failed { why: format!("it cannot use a new connection: {e}") })
     }
 
     /// What all ranks say, if this one found that: the same, unless another rank found something else at the same time.

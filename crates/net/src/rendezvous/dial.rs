@@ -152,3 +152,13 @@ pub(crate) fn widen(socket: impl AsFd) {
         let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER_BYTES);
     }
 }
+
+/// An error without the number that the system gives it.
+pub(crate) fn explain(e: &io::Error) -> String {
+    match e.kind() {
+        io::ErrorKind::TimedOut => "connection timed out".into(),
+        io::ErrorKind::ConnectionRefused => "connection refused".into(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "it closed the connection".into(),
+        _ => e.to_string(),
+    }
+}

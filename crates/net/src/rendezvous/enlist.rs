@@ -5,20 +5,19 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use super::bounds::{dial_time, mesh_time, slack};
 use super::dial::{Dial, Dialled};
 use super::hello::{Hello, Purpose, Turned};
-use super::mesh::{self, MeshOptions};
-use super::{JoinError, JoinOptions, Joined, SLACK, WAIT_MAX, listen_for_data, mesh_time};
+use super::{JoinError, JoinOptions, Joined, WAIT_MAX, joined, listen_for_data, mesh};
 use crate::connection::{Connection, Proven};
-use crate::control::Control;
 use crate::control::channel::{Channel, Ended};
 use crate::control::message::Message;
 use crate::patience::Patience;
 use crate::ready;
 use crate::system::System;
 
-/// One try to connect and to prove the secret.
-const TRY_TIME: Duration = Duration::from_secs(5);
+/// One try to connect to rank 0 and to prove the secret takes so much longer than one between two others: all come to it.
+const TRY_TIME: Duration = Duration::from_secs(2);
 /// Pauses between tries double from here to there.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -30,8 +29,9 @@ pub(super) fn enlist(options: JoinOptions, hello: Hello) -> Result<Joined, JoinE
     let connection = find(&options, hello)?;
     let ip = connection.stream.local_addr()?.ip();
     let mut channel = Channel::new(connection, Message::bytes_max_from_zero(size))?;
-    let left = || JoinError::Left { rank: 0, host: options.master.clone() };
-    let until = system.now() + options.patience.silence + SLACK;
+    let master = options.master.clone();
+    let left = || JoinError::Left { rank: 0, host: master.clone() };
+    let until = system.now() + options.patience.silence + slack(size);
     let Message::Welcome { wait_ms, patience_ms, stall_ms } = hear(system, &mut channel, until, left)? else {
         return Err(unexpected("something else than a welcome"));
     };
@@ -43,7 +43,7 @@ pub(super) fn enlist(options: JoinOptions, hello: Hello) -> Result<Joined, JoinE
     channel.send(&Message::Here(here.clone()));
     let wait = Duration::from_millis(wait_ms).min(WAIT_MAX);
     let Message::Table(members) =
-        hear(system, &mut channel, system.now() + wait + patience.silence + SLACK, left)?
+        hear(system, &mut channel, system.now() + wait + patience.silence + slack(size), left)?
     else {
         return Err(unexpected("something else than the table of ranks"));
     };
@@ -52,22 +52,21 @@ pub(super) fn enlist(options: JoinOptions, hello: Hello) -> Result<Joined, JoinE
         return Err(unexpected("a table of ranks that is not the one of this job"));
     }
     let until = system.now() + mesh_time(size, patience);
-    let (secret, skip_same_host, tell) = (&options.secret, options.skip_same_host, &options.tell);
-    let mesh = MeshOptions { system, rank, members: &members, secret, hello, skip_same_host, tell, until };
-    let (streams, faults) = mesh::build(data, &mesh, &mut || match next(&mut channel, left)? {
+    let mut mesh = mesh(&options, data, hello, &members, patience)?;
+    let edges = options.first.edges(&members, rank);
+    let (open, faults) = mesh.build(edges, until, &mut || match next(&mut channel, left)? {
         None => Ok(false),
         Some(_) => Err(unexpected("a message while the ranks were being connected")),
     })?;
     channel.send(&Message::Faults(faults));
     // Rank 0 waits for the slowest rank, which may have begun later than this one.
-    match hear(system, &mut channel, until + (patience.silence + SLACK) * 2, left)? {
+    match hear(system, &mut channel, until + (patience.silence + slack(size)) * 2, left)? {
         Message::Faults(faults) if faults.is_empty() => {}
         _ => return Err(unexpected("something else than what came of the connections")),
     }
     let mut channels: Vec<Option<Channel>> = (0..size).map(|_| None).collect();
     channels[0] = Some(channel);
-    let control = Control::start(options.system, rank, &members, channels, patience)?;
-    Ok(Joined { rank, size, members, streams, control })
+    joined(options, members, channels, patience, mesh, open)
 }
 
 /// A proven connection to rank 0.
@@ -97,7 +96,7 @@ fn find(options: &JoinOptions, hello: Hello) -> Result<Connection, JoinError> {
                     continue;
                 }
             };
-            match dial.wait(system, until.min(system.now() + TRY_TIME)) {
+            match dial.wait(system, until.min(system.now() + TRY_TIME + dial_time(options.size))) {
                 Dialled::Proved(Proven { connection, hello: theirs, .. })
                     if theirs.rank == 0 && theirs.purpose == Purpose::Control =>
                 {

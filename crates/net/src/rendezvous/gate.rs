@@ -1,6 +1,6 @@
 //! A listener that lets in only who proves the secret, and that nobody can keep busy.
 //!
-//! Every connection that has not proved anything yet has two seconds and a few dozen bytes. There is room for so
+//! Every connection that has not proved anything yet has some seconds and a few dozen bytes. There is room for so
 //! many of them; when one more comes, the one that has been here longest goes. Ranks need milliseconds, so the
 //! oldest is the least likely to be one, and a rank that is sent away comes again.
 
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFd;
 
+use super::bounds::stranger_time;
 use super::hello::{Handshake, Hello, Progress, Turned};
 use super::knock::{Knocks, Tell};
 use crate::connection::{Connection, Proven};
@@ -18,8 +19,6 @@ use crate::ready;
 use crate::secret::{Role, Secret};
 use crate::socket::{Listener, Stream};
 
-/// Time for a stranger to prove that it is none.
-pub(crate) const STRANGER_TIME: Duration = Duration::from_secs(2);
 /// Places for strangers, besides one for each rank.
 pub(crate) const STRANGERS: usize = 64;
 /// Reasons that are kept for the error message; of the others only their number.
@@ -37,6 +36,8 @@ pub(crate) struct Gate {
     hello: Hello,
     pending: Vec<Pending>,
     n_pending_max: usize,
+    /// What each of them has.
+    time: Duration,
     notes: Vec<String>,
     n_turned: usize,
     knocks: Knocks,
@@ -73,6 +74,7 @@ impl Gate {
             hello,
             pending,
             n_pending_max,
+            time: stranger_time(n_expected),
             notes: Vec::new(),
             n_turned: 0,
             knocks: Knocks::new(tell),
@@ -118,7 +120,7 @@ impl Gate {
                 }
                 Progress::Turned(turned) => self.note_turned(now, &pending, &turned),
                 Progress::Read | Progress::Write if pending.until <= now => {
-                    self.note(format!("{}: said too little in {STRANGER_TIME:?}", pending.addr));
+                    self.note(format!("{}: said too little in {:?}", pending.addr, self.time));
                 }
                 Progress::Read => kept.push(Pending { writes: false, ..pending }),
                 Progress::Write => kept.push(Pending { writes: true, ..pending }),
@@ -172,7 +174,7 @@ impl Gate {
                 let oldest = self.pending.remove(0);
                 self.note(format!("{}: too many strangers at once", oldest.addr));
             }
-            self.pending.push(Pending { stream, addr, handshake, until: now + STRANGER_TIME, writes: false });
+            self.pending.push(Pending { stream, addr, handshake, until: now + self.time, writes: false });
         }
     }
 
@@ -225,7 +227,8 @@ mod tests {
         let secret = crate::secret::tests::secret("correct horse");
         let purpose = Purpose::Control;
         let (encrypt, here, key) = (Encrypt::Auto, false, [0; 32]);
-        let hello = Hello { purpose, job: 1, generation: 0, rank: 0, size: 2, peer: 0, encrypt, here, key };
+        let (job, generation, rank, size, peer, group) = (1, 0, 0, 2, 0, 0);
+        let hello = Hello { purpose, job, generation, rank, size, peer, group, encrypt, here, key };
         (Gate::new(listener.into(), secret, hello, 2, Tell::default()).unwrap(), addr)
     }
 
@@ -236,27 +239,28 @@ mod tests {
         !matches!(read, Err(e) if e.kind() == ErrorKind::WouldBlock)
     }
 
-    /// A word now and then does not buy time: the two seconds are for all of it.
+    /// A word now and then does not buy time: the seconds are for all of it.
     #[test]
-    fn strangers_have_two_seconds_in_all() {
+    fn strangers_have_some_seconds_in_all() {
         let (mut gate, addr) = gate();
+        let time = stranger_time(2);
         let mut silent = TcpStream::connect(addr).unwrap();
         let mut slow = TcpStream::connect(addr).unwrap();
         let begun = Instant::now();
         while gate.pending.len() < 2 {
             let mut fds = [ready::interest(gate.listener.as_fd(), false)];
-            Os.wait(&mut fds, begun + STRANGER_TIME).unwrap();
+            Os.wait(&mut fds, begun + time).unwrap();
             assert!(gate.turn(begun).is_empty());
         }
         for tenth in 1..20 {
             slow.write_all(b"P").unwrap();
-            gate.turn(begun + tenth * STRANGER_TIME / 20);
+            gate.turn(begun + tenth * time / 20);
             assert!(!closed(&mut silent));
         }
-        assert_eq!(gate.due(), Some(begun + STRANGER_TIME));
-        gate.turn(begun + STRANGER_TIME);
+        assert_eq!(gate.due(), Some(begun + time));
+        gate.turn(begun + time);
         assert!(closed(&mut silent) && closed(&mut slow) && gate.pending.is_empty());
-        assert!(gate.turned_away().contains("said too little in 2s"), "{}", gate.turned_away());
+        assert!(gate.turned_away().contains("said too little in 2.02s"), "{}", gate.turned_away());
     }
 
     #[test]
@@ -273,7 +277,7 @@ mod tests {
             .collect();
         while gate.n_turned < 150 - 2 - STRANGERS {
             let mut fds = [ready::interest(gate.listener.as_fd(), false)];
-            Os.wait(&mut fds, begun + STRANGER_TIME).unwrap();
+            Os.wait(&mut fds, begun + stranger_time(2)).unwrap();
             gate.turn(begun);
         }
         assert!(closed(&mut strangers[0]) && !closed(&mut strangers[149]));

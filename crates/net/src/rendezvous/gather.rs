@@ -8,12 +8,12 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use super::bounds::{mesh_time, slack};
 use super::gate::Gate;
 use super::hello::{Hello, Purpose};
-use super::mesh::{self, MeshOptions};
-use super::{Channels, JoinError, JoinOptions, Joined, Member, SLACK, describe, listen_for_data, mesh_time};
-use crate::connection::{Connection, Proven};
-use crate::control::Control;
+use super::mesh::{Mesh, Opened};
+use super::{Channels, JoinError, JoinOptions, Joined, Member, describe, joined, listen_for_data, mesh};
+use crate::connection::Proven;
 use crate::control::channel::{Channel, Ended};
 use crate::control::message::{Fault, Message};
 use crate::patience::Patience;
@@ -57,6 +57,9 @@ struct Found {
     built: bool,
 }
 
+/// All ranks, and this one's connections.
+type Connected = (Vec<Member>, Mesh, Opened);
+
 /// Waits for all ranks, connects them, and tells them so.
 pub(super) fn gather(mut options: JoinOptions, hello: Hello) -> Result<Joined, JoinError> {
     let size = options.size;
@@ -85,10 +88,10 @@ pub(super) fn gather(mut options: JoinOptions, hello: Hello) -> Result<Joined, J
         hall.tell_all(&Message::Refused { why: e.to_string() });
         hall.close();
     }
-    let (members, streams) = done?;
+    let (members, mesh, open) = done?;
     let channels: Channels = hall.seats.into_iter().map(|seat| seat.map(|seat| seat.channel)).collect();
-    let control = Control::start(hall.options.system, 0, &members, channels, hall.options.patience)?;
-    Ok(Joined { rank: 0, size, members, streams, control })
+    let patience = hall.options.patience;
+    joined(hall.options, members, channels, patience, mesh, open)
 }
 
 fn listen(options: &JoinOptions) -> Result<Listener, JoinError> {
@@ -262,23 +265,17 @@ impl Hall {
     }
 
     /// Gives everybody the table, connects the pairs, and tells everybody what came of it.
-    fn connect(
-        &mut self,
-        data: Listener,
-        members: Vec<Member>,
-    ) -> Result<(Vec<Member>, Vec<Option<Connection>>), JoinError> {
+    fn connect(&mut self, data: Listener, members: Vec<Member>) -> Result<Connected, JoinError> {
         self.tell_all(&Message::Table(members.clone()));
         let system = &*self.options.system.clone();
-        let until = system.now() + mesh_time(members.len(), self.options.patience);
-        let enough = until + self.options.patience.silence + SLACK;
-        let (secret, skip_same_host) = (&self.options.secret.clone(), self.options.skip_same_host);
-        let tell = &self.options.tell.clone();
-        let hello = self.hello;
-        let options =
-            MeshOptions { system, rank: 0, members: &members, secret, hello, skip_same_host, tell, until };
+        let patience = self.options.patience;
+        let until = system.now() + mesh_time(members.len(), patience);
+        let enough = until + patience.silence + slack(members.len());
+        let mut mesh = mesh(&self.options, data, self.hello, &members, patience)?;
+        let edges = self.options.first.edges(&members, 0);
         let mut found =
             Found { waiting: (1..members.len()).collect(), faults: Vec::new(), enough: None, built: false };
-        let (streams, faults) = mesh::build(data, &options, &mut || self.collect(&members, &mut found))?;
+        let (open, faults) = mesh.build(edges, until, &mut || self.collect(&members, &mut found))?;
         found.add(faults, system.now());
         found.built = true;
         while !self.collect(&members, &mut found)? {
@@ -295,7 +292,7 @@ impl Hall {
         let mut pairs = describe(&found.faults, &members);
         if pairs.is_empty() {
             self.tell_all(&Message::Faults(Vec::new()));
-            return Ok((members, streams));
+            return Ok((members, mesh, open));
         }
         pairs.truncate(FAULTS_MAX);
         Err(JoinError::Mesh { pairs })
@@ -343,7 +340,7 @@ impl Hall {
     /// Sends a message to all who have come, and waits a moment for it to leave.
     fn tell_all(&mut self, message: &Message) {
         let system = &*self.options.system.clone();
-        let until = system.now() + SLACK;
+        let until = system.now() + slack(self.seats.len());
         self.seats.iter_mut().flatten().for_each(|seat| seat.channel.send(message));
         loop {
             let seats = self.seats.iter_mut().flatten();

@@ -23,8 +23,8 @@ use crate::seal::{Encrypt, Pair, Seals};
 use crate::secret::{Role, SECRET_BYTES, Secret, SecretError};
 
 /// The version of everything that is said on connections between ranks. Ranks of one job have the same.
-pub const PROTOCOL_VERSION: u16 = 2;
-/// Bytes of a [`Hello`].
+pub const PROTOCOL_VERSION: u16 = 3;
+/// Bytes of a [`Hello`]: as many in every version, so that two versions can tell each other which they are.
 pub(crate) const HELLO_BYTES: usize = 72;
 const MAGIC: [u8; 8] = *b"POLYREME";
 const STATUS_WELCOME: u8 = 0;
@@ -38,6 +38,8 @@ pub(crate) enum Purpose {
     Control,
     /// Data between two ranks.
     Data,
+    /// Nothing but a request: the speaker wants a data connection, which it is for the other rank to make.
+    Call,
 }
 
 /// Who speaks. Everything in it is part of the proof.
@@ -54,7 +56,9 @@ pub(crate) struct Hello {
     /// How many ranks the speaker thinks there are.
     pub(crate) size: u32,
     /// The rank that it wants to speak with.
-    pub(crate) peer: u32,
+    pub(crate) peer: u16,
+    /// For which group of ranks: two ranks have a data connection for each group that has both.
+    pub(crate) group: u16,
     /// Whether it wants connections encrypted.
     pub(crate) encrypt: Encrypt,
     /// Whether it sees this connection stay on its host.
@@ -129,6 +133,7 @@ impl Hello {
         let purpose = match self.purpose {
             Purpose::Control => 1,
             Purpose::Data => 2,
+            Purpose::Call => 3,
         };
         let encrypt = match self.encrypt {
             Encrypt::Auto => 0,
@@ -144,24 +149,27 @@ impl Hello {
         bytes[20..28].copy_from_slice(&self.generation.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.rank.to_le_bytes());
         bytes[32..36].copy_from_slice(&self.size.to_le_bytes());
-        bytes[36..40].copy_from_slice(&self.peer.to_le_bytes());
+        bytes[36..38].copy_from_slice(&self.peer.to_le_bytes());
+        bytes[38..40].copy_from_slice(&self.group.to_le_bytes());
         bytes[40..].copy_from_slice(&self.key);
         bytes
     }
 
     pub(crate) fn from_bytes(bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Turned> {
+        let u16_at = |at: usize| u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"));
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         if bytes[..8] != MAGIC {
             return Err(Turned::Stranger);
         }
-        let version = u16::from_le_bytes([bytes[8], bytes[9]]);
+        let version = u16_at(8);
         if version != PROTOCOL_VERSION {
             return Err(Turned::Version(version));
         }
         let purpose = match bytes[10] {
             1 => Purpose::Control,
             2 => Purpose::Data,
+            3 => Purpose::Call,
             _ => return Err(Turned::Stranger),
         };
         let encrypt = match bytes[11] & 0x7f {
@@ -176,7 +184,8 @@ impl Hello {
             generation: u64_at(20),
             rank: u32_at(28),
             size: u32_at(32),
-            peer: u32_at(36),
+            peer: u16_at(36),
+            group: u16_at(38),
             encrypt,
             here: bytes[11] & 0x80 != 0,
             key: bytes[40..].try_into().expect("the key is the rest"),
@@ -401,6 +410,7 @@ mod tests {
             rank,
             size: 3,
             peer: 0,
+            group: 0,
             encrypt: Encrypt::Auto,
             here: false,
             key: [0; 32],
@@ -523,7 +533,7 @@ mod tests {
         let huge = [(1u64 << 60).to_le_bytes().as_slice(), &[0; 64]].concat();
         check(Role::Acceptor, &huge, stranger(), 0);
         let mut purpose = genuine.clone();
-        purpose[10] = 3;
+        purpose[10] = 4;
         check(Role::Acceptor, &purpose, stranger(), 0);
         let mut encrypt = genuine.clone();
         encrypt[11] = 3;

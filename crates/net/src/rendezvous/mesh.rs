@@ -1,57 +1,112 @@
-//! A connection between every two ranks, made and checked before step 0.
+//! Connections between pairs of ranks, made when they are wanted and checked before anything goes over them.
 //!
-//! Rank i connects to every j < i, and both prove the secret again. Then each sends the other a message that is
-//! longer than a packet, so that a path that carries the proof but loses full packets is found here and not in the
-//! first all-reduce. All pairs go on at once in one loop without threads; a pair that is not there at the end is a
-//! fault, with what was last seen of it. A rank that dies meanwhile is a fault of all its pairs.
+//! Of two ranks the higher one connects to the lower one, and both prove the secret again. Then each sends the other a
+//! message that is longer than a packet (`probe`). All pairs go on at once, without threads: whoever drives a [`Mesh`] calls
+//! [`Mesh::turn`] whenever a socket has something. While ranks join that is their own thread ([`Mesh::build`]), for the pairs
+//! that are known to talk; a pair that is not there at the end is a fault, with what was last seen of it. Afterwards
+//! it is the thread of `door`, for pairs that talk later.
+//!
+//! # Who wants it
+//! A pair that is connected while ranks join is known to both. Later one of them may come to talk long before the
+//! other one does. If that is the higher one it connects, and the lower one takes the connection whether it wanted it yet or not.
+//! If it is the lower one, it waits for a moment and then calls: a connection that carries nothing but the proof and the
+//! wish, upon which the higher one connects as it would have by itself. So there is never more than one rank that makes the
+//! connection of a pair, and two that come at the same time need not agree which of two connections to take.
+//!
+//! A call that does not get through is no fault, and is made again: the other rank may be reached in one direction only, and
+//! connects when it comes to talk itself. Only who has to connect and cannot reports it. One that lives is waited for:
+//! that a rank does not answer for a while counts as little as while ranks join.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::dial::{Dial, Dialled, widen};
+use rustix::event::PollFd;
+
+use super::bounds::{dial_time, mesh_time};
+use super::dial::{Dial, Dialled, explain, widen};
 use super::gate::Gate;
 use super::hello::{Hello, Purpose, Turned};
 use super::knock::Tell;
+use super::probe::Probe;
 use super::{JoinError, Member};
 use crate::connection::{Connection, Proven};
 use crate::control::message::Fault;
+use crate::patience::Patience;
 use crate::ready;
-use crate::seal::SEAL_BYTES;
 use crate::secret::Secret;
+#[cfg(test)]
+use crate::simulation::{Bug, makes};
 use crate::socket::Listener;
 use crate::system::System;
 
-/// More than the largest packet in use (jumbo frames of 9000 bytes).
-const PROBE_BYTES: usize = 16 << 10;
-/// A connection that is not made in this time is tried anew.
-const DIAL_TIME: Duration = Duration::from_secs(3);
-const DIALS_MAX: usize = 5;
+/// So many refusals make a fault.
+const REFUSALS_MAX: usize = 5;
 const DIAL_PAUSE: Duration = Duration::from_millis(200);
+/// A rank that is gone refuses connections, and the control plane may hear of it a little later: so long its word is waited
+/// for before a pair is reported that cannot connect while the job runs.
+const GRACE: Duration = Duration::from_secs(2);
+/// So long the lower rank waits before it calls: mostly both come to talk at about the same time.
+const CALL_AFTER: Duration = Duration::from_millis(20);
+/// The longest pause between two calls that did not get through.
+const CALL_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How often to look whether the others have given up.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Who builds it, and for how long.
-pub(crate) struct MeshOptions<'a> {
-    pub(crate) system: &'a dyn System,
+/// What a connection is between: this rank, and another one of a group. Ranks are the job's.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Edge {
+    pub(crate) group: u16,
+    pub(crate) peer: usize,
+}
+
+/// What became of an edge: a connection, or why there is none.
+pub(crate) type Settled = (Edge, Result<Connection, String>);
+
+/// Connections that were made.
+pub(crate) type Opened = Vec<(Edge, Connection)>;
+
+/// Who connects with whom.
+pub(crate) struct MeshOptions {
+    pub(crate) system: Arc<dyn System>,
     pub(crate) rank: usize,
-    pub(crate) members: &'a [Member],
-    pub(crate) secret: &'a Secret,
+    pub(crate) members: Arc<[Member]>,
+    pub(crate) secret: Secret,
     /// Job and generation are taken from it.
     pub(crate) hello: Hello,
-    /// No streams between ranks with equal host keys.
-    pub(crate) skip_same_host: bool,
-    pub(crate) tell: &'a Tell,
-    pub(crate) until: Instant,
+    pub(crate) patience: Patience,
+    pub(crate) tell: Tell,
+}
+
+/// One rank's connections that are being made.
+pub(crate) struct Mesh {
+    options: MeshOptions,
+    hello: Hello,
+    gate: Gate,
+    ways: BTreeMap<Edge, Way>,
+    /// Whether ranks are still joining.
+    joining: bool,
 }
 
 /// The way to one other rank.
-enum Way {
-    /// No stream is wanted.
-    None,
+struct Way {
+    stage: Stage,
+    /// Whether this rank asked for it.
+    wanted: bool,
+    /// When to give up.
+    until: Instant,
+    /// How often the other rank refused, and since when.
+    n_refusals: usize,
+    refused: Option<Instant>,
+}
+
+enum Stage {
     /// The other rank connects to this one.
     Awaited {
         last: &'static str,
+        call: Call,
     },
     /// This rank connects to it, from then on.
     Resting {
@@ -66,259 +121,318 @@ enum Way {
         connection: Connection,
         probe: Probe,
     },
+    /// Whoever drives the mesh knows what came of it.
+    Settled,
+}
+
+/// Whether the other rank knows that it is to connect.
+enum Call {
+    /// It is told then; if that fails, again after the pause.
+    Resting {
+        until: Instant,
+        pause: Duration,
+    },
+    Dialling {
+        dial: Box<Dial>,
+        until: Instant,
+        pause: Duration,
+    },
+    Heard,
+}
+
+/// What a stage comes to.
+enum Next {
+    Stage(Stage),
     Open(Connection),
     Failed(String),
+    /// Nobody here wants it any more.
+    Forgotten,
 }
 
-/// Builds this rank's part. Returns its streams by rank, and the ranks that it cannot talk with. If `over` says that
-/// somebody else's fault ended it for all, what is not settled by then is no fault.
-pub(crate) fn build(
-    listener: Listener,
-    options: &MeshOptions,
-    over: &mut dyn FnMut() -> Result<bool, JoinError>,
-) -> Result<(Vec<Option<Connection>>, Vec<Fault>), JoinError> {
-    let MeshOptions { rank, members, .. } = *options;
-    widen(&listener);
-    let hello =
-        Hello { purpose: Purpose::Data, rank: rank as u32, size: members.len() as u32, ..options.hello };
-    let mut gate = Gate::new(listener, options.secret.clone(), hello, members.len(), options.tell.clone())?;
-    let mut ways: Vec<Way> = members.iter().map(|peer| first(options, peer)).collect();
-    let mut n_dials = vec![0; members.len()];
-    let interrupted = loop {
-        let now = options.system.now();
-        for arrival in gate.turn(now) {
-            take(&mut ways, rank, &hello, arrival);
+impl Mesh {
+    /// Nothing is wanted yet.
+    pub(crate) fn new(listener: Listener, options: MeshOptions) -> Result<Mesh, JoinError> {
+        widen(&listener);
+        let (rank, size) = (options.rank as u32, options.members.len());
+        let hello = Hello { purpose: Purpose::Data, rank, size: size as u32, ..options.hello };
+        let gate = Gate::new(listener, options.secret.clone(), hello, size, options.tell.clone())?;
+        Ok(Mesh { options, hello, gate, ways: BTreeMap::new(), joining: true })
+    }
+
+    /// Has an edge connected, unless it is or is about to be.
+    pub(crate) fn want(&mut self, edge: Edge) {
+        let now = self.options.system.now();
+        let until = now + mesh_time(self.options.members.len(), self.options.patience);
+        let lower = edge.peer < self.options.rank;
+        let way = self.ways.entry(edge).or_insert_with(|| {
+            let stage = match lower {
+                true => Stage::Resting { until: now, last: "no time to connect".into() },
+                false => Stage::awaited(now, "it did not connect"),
+            };
+            Way { wanted: true, ..Way::new(stage, until) }
+        });
+        way.wanted = true;
+    }
+
+    /// Goes on with everything, without waiting. Returns the edges that are settled now.
+    pub(crate) fn turn(&mut self) -> Vec<Settled> {
+        let now = self.options.system.now();
+        for arrival in self.gate.turn(now) {
+            self.take(arrival, now);
         }
-        for (peer, way) in ways.iter_mut().enumerate() {
-            *way = advance(std::mem::replace(way, Way::None), peer, options, hello, &mut n_dials[peer], now)?;
-        }
-        let open = |way: &Way| matches!(way, Way::None | Way::Open(_) | Way::Failed(_));
-        if ways.iter().all(open) || now >= options.until {
-            break false;
-        }
-        if over()? {
-            break true;
-        }
-        let mut fds = Vec::new();
-        gate.interests(&mut fds);
-        let mut until = gate.due().unwrap_or(options.until).min(options.until).min(now + LOOK);
-        for way in &ways {
-            match way {
-                Way::Resting { until: then, .. } => until = until.min(*then),
-                Way::Dialling { dial, until: then } => {
-                    fds.push(dial.interest());
-                    until = until.min(*then);
+        let mut settled = Vec::new();
+        let edges: Vec<Edge> =
+            self.ways.iter().filter(|(_, way)| !way.is_settled()).map(|(e, _)| *e).collect();
+        for edge in edges {
+            let Some(mut way) = self.ways.remove(&edge) else { continue };
+            let stage = std::mem::replace(&mut way.stage, Stage::Settled);
+            way.stage = match self.advance(edge, &mut way, stage, now) {
+                Next::Stage(stage) => stage,
+                Next::Forgotten => continue,
+                Next::Open(connection) => {
+                    settled.push((edge, Ok(connection)));
+                    Stage::Settled
                 }
-                Way::Probing { connection, probe } => {
+                Next::Failed(why) => {
+                    settled.push((edge, Err(why)));
+                    Stage::Settled
+                }
+            };
+            self.ways.insert(edge, way);
+        }
+        settled
+    }
+
+    /// What to wait for before the next turn.
+    pub(crate) fn interests<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        self.gate.interests(fds);
+        for way in self.ways.values() {
+            match &way.stage {
+                Stage::Dialling { dial, .. } => fds.push(dial.interest()),
+                Stage::Awaited { call: Call::Dialling { dial, .. }, .. } => fds.push(dial.interest()),
+                Stage::Probing { connection, probe } => {
                     fds.push(ready::interest(connection.stream.as_fd(), probe.writes()));
                 }
-                Way::None | Way::Awaited { .. } | Way::Open(_) | Way::Failed(_) => {}
+                Stage::Awaited { .. } | Stage::Resting { .. } | Stage::Settled => {}
             }
         }
-        options.system.wait(&mut fds, until)?;
-    };
-    let mut faults = Vec::new();
-    let mut streams = Vec::new();
-    for (peer, way) in ways.into_iter().enumerate() {
-        let (stream, why) = match way {
-            Way::None => (None, None),
-            Way::Open(connection) => (Some(connection), None),
-            Way::Failed(why) => (None, Some(why)),
-            _ if interrupted => (None, None),
-            Way::Awaited { last } => (None, Some(last.to_owned())),
-            Way::Resting { last, .. } => (None, Some(last)),
-            Way::Dialling { dial, .. } => (None, Some(overdue(dial.connected()).to_owned())),
-            Way::Probing { probe, .. } => (None, Some(probe.stalled())),
+    }
+
+    /// When the next turn is due even if nothing comes.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let stages =
+            self.ways.iter().filter_map(|(edge, way)| match &way.stage {
+                Stage::Resting { until, .. } | Stage::Dialling { until, .. } => Some((*until).min(way.until)),
+                Stage::Awaited {
+                    call: Call::Resting { until, .. } | Call::Dialling { until, .. }, ..
+                } if !self.joining => Some(*until),
+                Stage::Probing { .. } if edge.peer < self.options.rank => Some(way.until),
+                Stage::Awaited { .. } | Stage::Probing { .. } | Stage::Settled => None,
+            });
+        stages.chain(self.gate.due()).min()
+    }
+
+    /// While ranks join: connects what both ends of each edge want. Returns the connections, and the ranks that this one
+    /// cannot talk with. If `over` says that another rank's fault ended it for all, what is not settled by then is no fault.
+    pub(crate) fn build(
+        &mut self,
+        edges: Vec<Edge>,
+        until: Instant,
+        over: &mut dyn FnMut() -> Result<bool, JoinError>,
+    ) -> Result<(Opened, Vec<Fault>), JoinError> {
+        let (mut open, mut faults) = (Vec::new(), Vec::new());
+        let from = self.options.rank as u32;
+        let fault = |edge: Edge, why: String| Fault { from, to: edge.peer as u32, why };
+        edges.into_iter().for_each(|edge| self.want(edge));
+        let interrupted = loop {
+            for (edge, done) in self.turn() {
+                match done {
+                    Ok(connection) => open.push((edge, connection)),
+                    Err(why) => faults.push(fault(edge, why)),
+                }
+            }
+            let now = self.options.system.now();
+            if self.ways.values().all(Way::is_settled) || now >= until {
+                break false;
+            }
+            if over()? {
+                break true;
+            }
+            let mut fds = Vec::new();
+            self.interests(&mut fds);
+            let until = self.due().unwrap_or(until).min(until).min(now + LOOK);
+            self.options.system.wait(&mut fds, until)?;
         };
-        faults.extend(why.map(|why| Fault { from: rank as u32, to: peer as u32, why }));
-        streams.push(stream);
-    }
-    for connection in streams.iter().flatten() {
-        connection.stream.set_nonblocking(false)?;
-    }
-    Ok((streams, faults))
-}
-
-fn first(options: &MeshOptions, peer: &Member) -> Way {
-    let here = &options.members[options.rank];
-    let same_host = peer.host_key == here.host_key;
-    if peer.rank == options.rank || (options.skip_same_host && same_host) {
-        Way::None
-    } else if peer.rank < options.rank {
-        Way::Resting { until: options.system.now(), last: "no time to connect".into() }
-    } else {
-        Way::Awaited { last: "it did not connect" }
-    }
-}
-
-/// Somebody proved the secret: is it one of the ranks that are awaited?
-fn take(ways: &mut [Way], rank: usize, mine: &Hello, mut arrival: Proven) {
-    let theirs = arrival.hello;
-    let peer = theirs.rank as usize;
-    let agrees = theirs.purpose == Purpose::Data
-        && theirs.peer as usize == rank
-        && (theirs.job, theirs.generation, theirs.size) == (mine.job, mine.generation, mine.size);
-    // A rank that comes a second time lost its first connection.
-    if agrees && peer > rank && peer < ways.len() && !matches!(ways[peer], Way::None) {
-        let probe = Probe::new(rank, peer, &mut arrival.connection);
-        ways[peer] = Way::Probing { connection: arrival.connection, probe };
-    }
-}
-
-fn advance(
-    way: Way,
-    peer: usize,
-    options: &MeshOptions,
-    hello: Hello,
-    n_dials: &mut usize,
-    now: Instant,
-) -> Result<Way, JoinError> {
-    let again = |n_dials: usize, last: String| match n_dials {
-        DIALS_MAX.. => Way::Failed(last),
-        _ => Way::Resting { until: now + DIAL_PAUSE, last },
-    };
-    Ok(match way {
-        Way::Resting { until, .. } if until <= now => {
-            let hello = Hello { peer: peer as u32, ..hello };
-            let dialled =
-                Dial::start(options.system, options.members[peer].addr, options.secret.clone(), hello);
-            *n_dials += 1;
-            match dialled {
-                Ok(dial) => Way::Dialling { dial, until: (now + DIAL_TIME).min(options.until) },
-                Err(e) => again(*n_dials, explain(&e)),
-            }
+        for (edge, way) in self.ways.iter().filter(|(_, way)| !interrupted && !way.is_settled()) {
+            faults.push(fault(*edge, way.stage.unsettled()));
         }
-        Way::Dialling { dial, until } => match dial.turn() {
-            Dialled::Proved(Proven { mut connection, hello: theirs, .. })
-                if theirs.rank as usize == peer && theirs.purpose == Purpose::Data =>
-            {
-                let probe = Probe::new(options.rank, peer, &mut connection);
-                Way::Probing { connection, probe }
+        faults.sort();
+        self.joining = false;
+        Ok((open, faults))
+    }
+
+    /// Who has proved the secret: is it a rank that this one talks with, or that wants to?
+    fn take(&mut self, arrival: Proven, now: Instant) {
+        let (rank, size) = (self.options.rank, self.options.members.len());
+        let Proven { mut connection, hello: theirs, .. } = arrival;
+        let edge = Edge { group: theirs.group, peer: theirs.rank as usize };
+        let mine = (self.hello.job, self.hello.generation, self.hello.size);
+        let agrees = usize::from(theirs.peer) == rank
+            && edge.peer < size
+            && (theirs.job, theirs.generation, theirs.size) == mine;
+        match theirs.purpose {
+            Purpose::Call if agrees && edge.peer < rank => self.want(edge),
+            Purpose::Data if agrees && edge.peer > rank => {
+                #[cfg(test)]
+                if makes(Bug::TakesOnlyWhatItWants) && !self.ways.contains_key(&edge) {
+                    return;
+                }
+                let until = now + mesh_time(size, self.options.patience);
+                // A rank that comes a second time gave its first connection up before it was proved, so nothing went over
+                // that one. One that comes behind a connection that is settled has no business here.
+                if self.ways.get(&edge).is_some_and(Way::is_settled) {
+                    return;
+                }
+                let probe = Probe::new(rank, edge.peer, &mut connection);
+                let stage = Stage::Probing { connection, probe };
+                match self.ways.get_mut(&edge) {
+                    Some(way) => way.stage = stage,
+                    None => drop(self.ways.insert(edge, Way::new(stage, until))),
+                }
             }
-            Dialled::Proved(proven) => Way::Failed(format!("rank {} answers there", proven.hello.rank)),
-            Dialled::Turned(Turned::WrongSecret) => Way::Failed("it does not know the job's secret".into()),
-            Dialled::Turned(Turned::Encryption(theirs)) => {
-                Way::Failed(format!("it has parallel.encrypt = {theirs}"))
+            Purpose::Call | Purpose::Data | Purpose::Control => {}
+        }
+    }
+
+    fn advance(&self, edge: Edge, way: &mut Way, stage: Stage, now: Instant) -> Next {
+        let dials = edge.peer < self.options.rank;
+        if dials && way.until <= now && !self.joining {
+            return Next::Failed(stage.unsettled());
+        }
+        let grace = if self.joining { Duration::ZERO } else { GRACE.min(self.options.patience.silence) };
+        let rest = |last: String| Next::Stage(Stage::Resting { until: now + DIAL_PAUSE, last });
+        let mut refused = |last: String| {
+            way.n_refusals += 1;
+            let since = *way.refused.get_or_insert(now);
+            if way.n_refusals >= REFUSALS_MAX && now >= since + grace {
+                Next::Failed(last)
+            } else {
+                rest(last)
             }
-            Dialled::Turned(Turned::Stranger) => Way::Failed("something else than a rank answers".into()),
-            Dialled::Turned(Turned::Version(v)) => {
-                Way::Failed(format!("it speaks version {v} of the protocol"))
+        };
+        match stage {
+            Stage::Resting { until, .. } if until <= now => match self.dial(edge, Purpose::Data) {
+                Ok(dial) => {
+                    let until = (now + dial_time(self.options.members.len())).min(way.until);
+                    Next::Stage(Stage::Dialling { dial, until })
+                }
+                Err(e) => refused(explain(&e)),
+            },
+            Stage::Dialling { dial, until } => match dial.turn() {
+                Dialled::Proved(proven) => self.proved(edge, proven),
+                Dialled::Turned(turned) => match turned {
+                    Turned::WrongSecret => Next::Failed("it does not know the job's secret".into()),
+                    Turned::Encryption(theirs) => Next::Failed(format!("it has parallel.encrypt = {theirs}")),
+                    Turned::Stranger => Next::Failed("something else than a rank answers".into()),
+                    Turned::Version(v) => Next::Failed(format!("it speaks version {v} of the protocol")),
+                    Turned::Closed => refused("it closed the connection".into()),
+                    Turned::Failed(kind) => refused(kind.to_string()),
+                },
+                Dialled::Unconnected(e) => refused(explain(&e)),
+                Dialled::Pending(dial) if until <= now && now < way.until => {
+                    // It may stand still for a while: that is no refusal, and does not count as one.
+                    rest(overdue(dial.connected()).into())
+                }
+                Dialled::Pending(dial) => Next::Stage(Stage::Dialling { dial, until }),
+                Dialled::Overdue { connected } => rest(overdue(connected).into()),
+            },
+            Stage::Probing { mut connection, mut probe } => match probe.advance(&mut connection) {
+                Ok(true) => Next::Open(connection),
+                Ok(false) => Next::Stage(Stage::Probing { connection, probe }),
+                Err(why) if dials => Next::Failed(why),
+                Err(_) if way.wanted => Next::Stage(Stage::awaited(now, "it closed the connection")),
+                Err(_) => Next::Forgotten,
+            },
+            Stage::Awaited { last, call } if !self.joining => {
+                Next::Stage(Stage::Awaited { last, call: self.call(edge, call, now) })
             }
-            Dialled::Turned(Turned::Closed) => again(*n_dials, "it closed the connection".into()),
-            Dialled::Turned(Turned::Failed(kind)) => again(*n_dials, kind.to_string()),
-            Dialled::Unconnected(e) => again(*n_dials, explain(&e)),
-            Dialled::Pending(dial) if until <= now && now < options.until => {
-                // It may stand still for a while: that is no refusal, and does not count as one.
-                *n_dials -= 1;
-                again(*n_dials, overdue(dial.connected()).into())
-            }
-            Dialled::Pending(dial) => Way::Dialling { dial, until },
-            Dialled::Overdue { connected } => again(*n_dials, overdue(connected).into()),
-        },
-        Way::Probing { mut connection, mut probe } => match probe.advance(&mut connection) {
-            Ok(true) => Way::Open(connection),
-            Ok(false) => Way::Probing { connection, probe },
-            Err(_) if peer > options.rank => Way::Awaited { last: "it closed the connection" },
-            Err(why) => Way::Failed(why),
-        },
-        other => other,
-    })
+            stage => Next::Stage(stage),
+        }
+    }
+
+    /// The other side of a connection that this rank made is proved: is it the right one?
+    fn proved(&self, edge: Edge, proven: Proven) -> Next {
+        let Proven { mut connection, hello: theirs, .. } = proven;
+        if theirs.rank as usize != edge.peer || theirs.purpose != Purpose::Data {
+            return Next::Failed(format!("rank {} answers there", theirs.rank));
+        }
+        let probe = Probe::new(self.options.rank, edge.peer, &mut connection);
+        Next::Stage(Stage::Probing { connection, probe })
+    }
+
+    /// Asks a higher rank to connect.
+    fn call(&self, edge: Edge, call: Call, now: Instant) -> Call {
+        let rest = |pause: Duration| Call::Resting {
+            until: now + pause,
+            pause: (2 * pause).clamp(DIAL_PAUSE, CALL_PAUSE_MAX),
+        };
+        #[cfg(test)]
+        if makes(Bug::NeverCalls) {
+            return rest(CALL_PAUSE_MAX);
+        }
+        match call {
+            Call::Resting { until, pause } if until <= now => match self.dial(edge, Purpose::Call) {
+                Ok(dial) => {
+                    Call::Dialling { dial, until: now + dial_time(self.options.members.len()), pause }
+                }
+                Err(_) => rest(pause),
+            },
+            Call::Dialling { dial, until, pause } => match dial.turn() {
+                Dialled::Proved(proven) if proven.hello.rank as usize == edge.peer => Call::Heard,
+                Dialled::Pending(dial) if now < until => Call::Dialling { dial, until, pause },
+                _ => rest(pause),
+            },
+            call => call,
+        }
+    }
+
+    fn dial(&self, edge: Edge, purpose: Purpose) -> io::Result<Box<Dial>> {
+        let MeshOptions { system, members, secret, .. } = &self.options;
+        let hello = Hello { purpose, peer: edge.peer as u16, group: edge.group, ..self.hello };
+        Dial::start(&**system, members[edge.peer].addr, secret.clone(), hello)
+    }
+}
+
+impl Way {
+    fn new(stage: Stage, until: Instant) -> Way {
+        Way { stage, wanted: false, until, n_refusals: 0, refused: None }
+    }
+
+    fn is_settled(&self) -> bool {
+        matches!(self.stage, Stage::Settled)
+    }
+}
+
+impl Stage {
+    /// The other rank has to connect, and may have to be told.
+    fn awaited(now: Instant, last: &'static str) -> Stage {
+        Stage::Awaited { last, call: Call::Resting { until: now + CALL_AFTER, pause: DIAL_PAUSE } }
+    }
+
+    /// What was last seen of a connection that was not made.
+    fn unsettled(&self) -> String {
+        match self {
+            Stage::Awaited { last, .. } => (*last).to_owned(),
+            Stage::Resting { last, .. } => last.clone(),
+            Stage::Dialling { dial, .. } => overdue(dial.connected()).to_owned(),
+            Stage::Probing { probe, .. } => probe.stalled(),
+            Stage::Settled => String::new(),
+        }
+    }
 }
 
 fn overdue(connected: bool) -> &'static str {
     if connected { "it accepted the connection and did not answer" } else { "connection timed out" }
-}
-
-/// An error without the number that the system gives it.
-fn explain(e: &io::Error) -> String {
-    match e.kind() {
-        ErrorKind::TimedOut => "connection timed out".into(),
-        ErrorKind::ConnectionRefused => "connection refused".into(),
-        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => "it closed the connection".into(),
-        _ => e.to_string(),
-    }
-}
-
-/// The message that each of a pair sends the other: the first frame of the connection, sealed if it is encrypted.
-struct Probe {
-    output: Vec<u8>,
-    n_sent: usize,
-    input: Vec<u8>,
-    n_received: usize,
-    peer: usize,
-}
-
-impl Probe {
-    fn new(rank: usize, peer: usize, connection: &mut Connection) -> Probe {
-        let mut output: Vec<u8> = (0..PROBE_BYTES).map(|i| pattern(rank, i)).collect();
-        if let Some(seals) = &mut connection.seals {
-            let mut head = [0; SEAL_BYTES];
-            seals.out.seal(&mut head, &mut output);
-            output.splice(..0, head);
-        }
-        Probe { n_sent: 0, input: vec![0; output.len()], output, n_received: 0, peer }
-    }
-
-    fn writes(&self) -> bool {
-        self.n_sent < self.output.len()
-    }
-
-    fn stalled(&self) -> String {
-        let Probe { n_sent, n_received, .. } = self;
-        format!(
-            "connected, but a message of {} bytes does not get through ({n_sent} bytes sent, {n_received} received)",
-            self.output.len()
-        )
-    }
-
-    /// Whether both messages are through.
-    fn advance(&mut self, connection: &mut Connection) -> Result<bool, String> {
-        let (mut can_write, mut can_read) = (true, true);
-        while can_write && self.writes() {
-            match connection.stream.write(&self.output[self.n_sent..]) {
-                Ok(n) => self.n_sent += n,
-                Err(e) => can_write = interrupted(e)?,
-            }
-        }
-        while can_read && self.n_received < self.input.len() {
-            match connection.stream.read(&mut self.input[self.n_received..]) {
-                Ok(0) => return Err("it closed the connection".into()),
-                Ok(n) => self.n_received += n,
-                Err(e) => can_read = interrupted(e)?,
-            }
-            if self.n_received == self.input.len() && !self.is_whole(connection) {
-                return Err("what it sent arrived damaged".into());
-            }
-        }
-        Ok(!self.writes() && self.n_received == self.input.len())
-    }
-
-    /// Whether all that came is what the other side sent.
-    fn is_whole(&mut self, connection: &mut Connection) -> bool {
-        let mut input = &mut self.input[..];
-        if let Some(seals) = &mut connection.seals {
-            let (head, payload) = input.split_at_mut(SEAL_BYTES);
-            let opened = seals.into.open_head(head).and_then(|()| seals.into.open_payload(payload));
-            if opened.is_err() {
-                return false;
-            }
-            input = payload;
-        }
-        input.iter().copied().eq((0..PROBE_BYTES).map(|i| pattern(self.peer, i)))
-    }
-}
-
-fn pattern(rank: usize, i: usize) -> u8 {
-    (rank.wrapping_mul(31).wrapping_add(i.wrapping_mul(7)).wrapping_add(i >> 8)) as u8
-}
-
-/// Whether to try again at once.
-fn interrupted(e: io::Error) -> Result<bool, String> {
-    match e.kind() {
-        ErrorKind::Interrupted => Ok(true),
-        ErrorKind::WouldBlock => Ok(false),
-        _ => Err(explain(&e)),
-    }
 }
 
 #[cfg(test)]
@@ -338,25 +452,45 @@ mod tests {
 
     fn hello(generation: u64) -> Hello {
         let (encrypt, here, key) = (Encrypt::Always, false, [0; 32]);
-        Hello { purpose: Purpose::Control, job: 1, generation, rank: 0, size: 0, peer: 0, encrypt, here, key }
+        let (purpose, job, rank, size, peer, group) = (Purpose::Control, 1, 0, 0, 0, 0);
+        Hello { purpose, job, generation, rank, size, peer, group, encrypt, here, key }
     }
 
-    /// Ranks of this test, each with its secret and generation; `None` is a listener that never answers.
-    fn mesh(ranks: &[Option<(&str, u64)>], skip_same_host: bool) -> Vec<(Vec<bool>, Vec<String>)> {
-        let listeners: Vec<_> = ranks.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let members: Vec<_> = listeners.iter().enumerate().map(|(i, l)| member(i, l)).collect();
+    fn mesh(rank: usize, listener: TcpListener, members: &[Member], secret: &str, generation: u64) -> Mesh {
+        let options = MeshOptions {
+            system: Arc::new(Os),
+            rank,
+            members: members.into(),
+            secret: crate::secret::tests::secret(secret),
+            hello: hello(generation),
+            patience: Patience::default(),
+            tell: Tell::default(),
+        };
+        Mesh::new(listener.into(), options).unwrap()
+    }
+
+    fn listeners(n: usize) -> (Vec<TcpListener>, Vec<Member>) {
+        let listeners: Vec<_> = (0..n).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let members = listeners.iter().enumerate().map(|(i, l)| member(i, l)).collect();
+        (listeners, members)
+    }
+
+    type Talks<'a> = &'a (dyn Fn(usize, usize) -> bool + Sync);
+
+    /// Ranks of this test, each with its secret and generation; `None` is a listener that never answers. Which two talk first.
+    fn build(ranks: &[Option<(&str, u64)>], talks: Talks) -> Vec<(Vec<usize>, Vec<String>)> {
+        let (listeners, members) = listeners(ranks.len());
         let members = &members;
         std::thread::scope(|s| {
             let build = |rank: usize, listener: TcpListener, (secret, generation): (&str, u64)| {
-                let secret = &crate::secret::tests::secret(secret);
-                let tell = &Tell::default();
-                let until = Instant::now() + TIME;
-                let hello = hello(generation);
-                let options =
-                    MeshOptions { system: &Os, rank, members, secret, hello, skip_same_host, tell, until };
-                let (streams, faults) = build(listener.into(), &options, &mut || Ok(false)).unwrap();
+                let mut mesh = mesh(rank, listener, members, secret, generation);
+                let peers = (0..members.len()).filter(|&peer| peer != rank && talks(rank, peer));
+                let edges = peers.map(|peer| Edge { group: 3, peer }).collect();
+                let (open, faults) = mesh.build(edges, Instant::now() + TIME, &mut || Ok(false)).unwrap();
                 let faults = faults.iter().map(|f| format!("{} to {}: {}", f.from, f.to, f.why)).collect();
-                (streams.iter().map(Option::is_some).collect::<Vec<_>>(), faults)
+                let mut open: Vec<usize> = open.iter().map(|(edge, _)| edge.peer).collect();
+                open.sort_unstable();
+                (open, faults)
             };
             let mut silent = Vec::new();
             let mut running = Vec::new();
@@ -372,10 +506,8 @@ mod tests {
 
     #[test]
     fn pairs_that_cannot_talk_are_named_and_the_others_talk() {
-        let check = |ranks: &[Option<(&str, u64)>], skip: bool, expected: &[(&[usize], &[&str])]| {
-            let got = mesh(ranks, skip);
-            for ((streams, faults), (to, says)) in got.iter().zip(expected) {
-                let open: Vec<usize> = (0..streams.len()).filter(|&i| streams[i]).collect();
+        let check = |ranks: &[Option<(&str, u64)>], talks: Talks, expected: &[(&[usize], &[&str])]| {
+            for ((open, faults), (to, says)) in build(ranks, talks).iter().zip(expected) {
                 assert_eq!((open.as_slice(), faults.len()), (*to, says.len()), "{ranks:?}: {faults:?}");
                 for (fault, says) in faults.iter().zip(*says) {
                     assert!(fault.contains(says), "{ranks:?}: {fault}");
@@ -383,14 +515,15 @@ mod tests {
             }
         };
         let good = Some(("correct horse", 1));
-        check(&[good; 3], false, &[(&[1, 2], &[]), (&[0, 2], &[]), (&[0, 1], &[])]);
-        // Ranks 0 and 1 share a host.
-        check(&[good; 3], true, &[(&[2], &[]), (&[2], &[]), (&[0, 1], &[])]);
+        let all: Talks = &|_, _| true;
+        check(&[good; 3], all, &[(&[1, 2], &[]), (&[0, 2], &[]), (&[0, 1], &[])]);
+        // Ranks 0 and 1 do not talk.
+        check(&[good; 3], &|one, other| one + other > 1, &[(&[2], &[]), (&[2], &[]), (&[0, 1], &[])]);
         let deaf: &[(&[usize], &[&str])] = &[
             (&[2], &["0 to 1: it did not connect"]),
             (&[0], &["2 to 1: it accepted the connection and did not answer"]),
         ];
-        check(&[good, None, good], false, deaf);
+        check(&[good, None, good], all, deaf);
         let secret: &[(&[usize], &[&str])] = &[
             (&[1], &["0 to 2: it did not connect"]),
             (&[0], &["1 to 2: it did not connect"]),
@@ -399,9 +532,73 @@ mod tests {
                 &["2 to 0: it does not know the job's secret", "2 to 1: it does not know the job's secret"],
             ),
         ];
-        check(&[good, good, Some(("wrong horse", 1))], false, secret);
+        check(&[good, good, Some(("wrong horse", 1))], all, secret);
         let old: &[(&[usize], &[&str])] =
             &[(&[], &["0 to 1: it did not connect"]), (&[], &["1 to 0: it closed the connection"])];
-        check(&[good, Some(("correct horse", 2))], false, old);
+        check(&[good, Some(("correct horse", 2))], all, old);
+    }
+
+    /// Drives meshes until they have settled so many edges: which, at whom, and how.
+    fn settle(meshes: &mut [Mesh], n: usize) -> Vec<(usize, Edge, Result<Connection, String>)> {
+        let begun = Instant::now();
+        let mut settled = Vec::new();
+        loop {
+            for (rank, mesh) in meshes.iter_mut().enumerate() {
+                settled.extend(mesh.turn().into_iter().map(|(edge, how)| (rank, edge, how)));
+            }
+            if settled.len() == n {
+                return settled;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "{} of {n} are settled", settled.len());
+            let mut fds = Vec::new();
+            meshes.iter().for_each(|mesh| mesh.interests(&mut fds));
+            let due = meshes.iter().filter_map(Mesh::due).min().unwrap_or(begun + Duration::from_secs(60));
+            Os.wait(&mut fds, due).unwrap();
+        }
+    }
+
+    fn running(n: usize) -> Vec<Mesh> {
+        let (listeners, members) = listeners(n);
+        let ranks = listeners.into_iter().enumerate();
+        let mesh = |(rank, listener)| Mesh { joining: false, ..mesh(rank, listener, &members, "a", 1) };
+        ranks.map(mesh).collect()
+    }
+
+    /// Whoever wants to talk first, the pair gets one connection, which both have.
+    #[test]
+    fn either_of_two_can_want_to_talk_first_or_both() {
+        for wants in [&[0][..], &[1], &[0, 1]] {
+            let mut meshes = running(2);
+            for group in [0, 7] {
+                wants.iter().for_each(|&rank| meshes[rank].want(Edge { group, peer: 1 - rank }));
+                let mut settled = settle(&mut meshes, 2);
+                settled.sort_by_key(|(rank, ..)| *rank);
+                for (rank, (by, edge, how)) in settled.iter().enumerate() {
+                    assert_eq!((*by, *edge), (rank, Edge { group, peer: 1 - rank }), "{wants:?}");
+                    assert!(how.is_ok(), "{how:?}");
+                }
+            }
+            // It was made once, and wanting it again changes nothing.
+            wants.iter().for_each(|&rank| meshes[rank].want(Edge { group: 7, peer: 1 - rank }));
+            assert!(meshes.iter_mut().all(|mesh| mesh.turn().is_empty() && mesh.due().is_none()));
+        }
+    }
+
+    /// Nobody listens at the lower rank's address: the higher one finds out, also if it was only asked to connect.
+    #[test]
+    fn who_has_to_connect_says_why_it_cannot() {
+        for wants in [0, 1] {
+            let mut meshes = running(2);
+            let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+            let mut members = meshes[1].options.members.to_vec();
+            members[0].addr = gone;
+            meshes[1].options.members = members.into();
+            let begun = Instant::now();
+            meshes[wants].want(Edge { group: 0, peer: 1 - wants });
+            let settled = settle(&mut meshes, 1);
+            let [(1, Edge { peer: 0, .. }, Err(why))] = &settled[..] else { panic!("{settled:?}") };
+            assert_eq!(why, "connection refused");
+            assert!(begun.elapsed() >= GRACE, "the control plane has time to say that it is gone");
+        }
     }
 }

@@ -1,24 +1,29 @@
 //! How processes that know a job's secret become its ranks: from nothing to connected, proven streams.
 //!
 //! Rank 0 listens; the others connect to it, prove the secret, and say where they are to be found. When all are
-//! there rank 0 sends everybody the table, each pair is connected and checked (`mesh`), and rank 0 tells all what
-//! came of it: all ranks join, or none, and each says why. The connections to rank 0 stay as the control plane.
-//! It is not elastic: a job has the ranks that it started with.
+//! there rank 0 sends everybody the table, the pairs that are known to talk are connected and checked (`mesh`), and rank 0 tells
+//! all what came of it: all ranks join, or none, and each says why. The connections to rank 0 stay as the control plane.
+//! Other pairs are connected when they first talk (`door`). It is not elastic: a job has the ranks that it started with.
 //!
 //! # Layout
 //! `hello`: first words and proof. `gate`: a listener that strangers cannot keep busy. `dial`: connecting.
-//! `gather`: rank 0's side. `enlist`: the others'. `mesh`: the pairs. `host`: what a process knows of its host.
-//! `knock`: what is said of those who are turned away.
+//! `gather`: rank 0's side. `enlist`: the others'. `mesh`: the pairs. `probe`: the first message of each. `door`: pairs that talk
+//! later. `bounds`: how long all of it may take. `host`: what a process knows of its host. `knock`: what is said of those who
+//! are turned away.
 
+mod bounds;
 mod dial;
+pub(crate) mod door;
 mod enlist;
 mod gate;
 mod gather;
 pub(crate) mod hello;
 mod host;
 mod knock;
-mod mesh;
+pub(crate) mod mesh;
+mod probe;
 
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -30,26 +35,23 @@ use crate::connection::Connection;
 use crate::control::Control;
 use crate::control::channel::Channel;
 use crate::control::message::Fault;
+use crate::links::{Bounds, Links, Meeting};
 use crate::patience::Patience;
 use crate::seal::Encrypt;
 use crate::secret::{Secret, SecretError};
 use crate::socket::Listener;
 use crate::system::{Os, System};
 
+use door::Door;
 #[cfg(test)]
 pub(crate) use gather::CLOSE_TIME;
 pub use hello::PROTOCOL_VERSION;
 use hello::{Hello, Purpose, fingerprint};
 pub use knock::Tell;
+use mesh::{Edge, Mesh, MeshOptions, Opened};
 
 /// How many ranks a job may have.
 pub const RANKS_MAX: usize = 1 << 14;
-/// The check of all pairs takes this long at most if every rank runs, and so much more for each of them.
-pub(crate) const MESH_TIME: Duration = Duration::from_secs(10);
-pub(crate) const MESH_TIME_PER_RANK: Duration = Duration::from_millis(50);
-/// Time for a message to get through.
-pub(crate) const SLACK: Duration = Duration::from_secs(3);
-
 /// Nobody waits longer than this, whatever they are told.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -78,8 +80,8 @@ pub struct JoinOptions {
     pub patience: Patience,
     /// Rank 0's listener, if whoever started it has bound one already.
     pub listener: Option<Listener>,
-    /// No data streams between ranks of one host: they share memory.
-    pub skip_same_host: bool,
+    /// Which pairs are connected while ranks join.
+    pub first: First,
     /// Whether connections are encrypted; the same on all ranks.
     pub encrypt: Encrypt,
     /// Takes what the user should know while this rank waits.
@@ -89,6 +91,23 @@ pub struct JoinOptions {
     /// Time and sockets.
     pub system: Arc<dyn System>,
 }
+
+/// Which pairs of ranks are connected and checked before [`join`] returns, so that what is wrong between them is known before
+/// anything has begun. All others are connected when they first talk.
+#[derive(Clone, Default)]
+pub enum First {
+    /// Every two, for the group of all ranks, which is group 0.
+    #[default]
+    EveryTwo,
+    /// None.
+    Nobody,
+    /// With whom a rank talks, given all and its number: pairs of a group and another rank. Whoever is in the list of another rank
+    /// has that one in its own list.
+    Some(Arc<Talks>),
+}
+
+/// With whom a rank talks.
+pub type Talks = dyn Fn(&[Member], usize) -> Vec<(u16, usize)> + Send + Sync;
 
 /// One rank, as the others know it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -114,10 +133,46 @@ pub struct Joined {
     pub size: usize,
     /// All of them, by rank.
     pub members: Vec<Member>,
-    /// A blocking connection to each other rank, by rank; none to itself, nor within a host if they were not wanted.
-    pub streams: Vec<Option<Connection>>,
     /// Who is still there.
     pub control: Control,
+    generation: u64,
+    system: Arc<dyn System>,
+    door: Door,
+}
+
+impl Joined {
+    /// This rank's links to a group of the job's ranks, in this order. Over links a pair is connected when it first talks, if it was
+    /// not while ranks joined. The group's number is the same on all of them, and each of them calls this once.
+    ///
+    /// # Panics
+    /// If this rank is not in the group.
+    pub fn links(&self, group: u16, ranks: &[usize]) -> io::Result<Links> {
+        let meeting = Meeting::new(self.door.clone(), group, ranks)?;
+        let place = ranks.iter().position(|rank| *rank == self.rank).expect("a group that this rank is in");
+        let hosts = ranks.iter().map(|&rank| self.members[rank].host.clone()).collect();
+        let mut links = Links::meeting(
+            self.system.clone(),
+            place,
+            hosts,
+            meeting,
+            self.generation,
+            self.control.alarm(),
+        )?;
+        links.set_bounds(Bounds::watched(self.control.patience()));
+        Ok(links)
+    }
+
+    /// The connections of group 0 that joining made, by rank, as blocking ones. They are given away.
+    pub fn streams(&self) -> io::Result<Vec<Option<Connection>>> {
+        let stream = |peer| {
+            let connection = self.door.take(Edge { group: 0, peer });
+            if let Some(connection) = &connection {
+                connection.stream.set_nonblocking(false)?;
+            }
+            Ok(connection)
+        };
+        (0..self.size).map(stream).collect()
+    }
 }
 
 /// Why a process did not become a rank.
@@ -263,7 +318,7 @@ pub enum JoinError {
 }
 
 impl JoinOptions {
-    /// Options with defaults: an interface by itself, generation 0, a minute to wait, streams between all.
+    /// Options with defaults: an interface by itself, generation 0, a minute to wait, every two connected.
     pub fn new(rank: usize, size: usize, master: impl Into<String>, secret: Secret) -> JoinOptions {
         JoinOptions {
             rank,
@@ -277,7 +332,7 @@ impl JoinOptions {
             timeout: Duration::from_secs(60),
             patience: Patience::default(),
             listener: None,
-            skip_same_host: false,
+            first: First::EveryTwo,
             encrypt: Encrypt::Auto,
             tell: Tell::default(),
             host_key: None,
@@ -286,7 +341,7 @@ impl JoinOptions {
     }
 }
 
-/// Joins a job: returns when all ranks have, and every two of them can talk. All ranks call it.
+/// Joins a job: returns when all ranks have, and all pairs that talk first can. All ranks call it.
 pub fn join(mut options: JoinOptions) -> Result<Joined, JoinError> {
     options.timeout = options.timeout.min(WAIT_MAX);
     let JoinOptions { rank, size, .. } = options;
@@ -311,6 +366,7 @@ pub fn join(mut options: JoinOptions) -> Result<Joined, JoinError> {
         rank: rank as u32,
         size: size as u32,
         peer: 0,
+        group: 0,
         encrypt: options.encrypt,
         here: false,
         key: [0; 32],
@@ -318,9 +374,28 @@ pub fn join(mut options: JoinOptions) -> Result<Joined, JoinError> {
     if rank == 0 { gather::gather(options, hello) } else { enlist::enlist(options, hello) }
 }
 
-/// How long the check of all pairs may take: a rank of it may stand still for as long as patience lasts.
-fn mesh_time(size: usize, patience: Patience) -> Duration {
-    MESH_TIME + MESH_TIME_PER_RANK * size as u32 + patience.silence
+impl First {
+    /// What a rank connects while ranks join.
+    fn edges(&self, members: &[Member], rank: usize) -> Vec<Edge> {
+        let others = (0..members.len()).filter(|&peer| peer != rank);
+        match self {
+            First::EveryTwo => others.map(|peer| Edge { group: 0, peer }).collect(),
+            First::Nobody => Vec::new(),
+            First::Some(talks) => {
+                talks(members, rank).into_iter().map(|(group, peer)| Edge { group, peer }).collect()
+            }
+        }
+    }
+}
+
+impl fmt::Debug for First {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            First::EveryTwo => "EveryTwo",
+            First::Nobody => "Nobody",
+            First::Some(_) => "Some(..)",
+        })
+    }
 }
 
 /// This process, listening on an interface for data.
@@ -367,6 +442,41 @@ fn some_ranks(ranks: &[usize]) -> String {
     let listed: Vec<String> = ranks.iter().take(20).map(usize::to_string).collect();
     let more = if ranks.len() > 20 { format!(" and {} more", ranks.len() - 20) } else { String::new() };
     format!("rank{} {}{more}", if ranks.len() == 1 { "" } else { "s" }, listed.join(", "))
+}
+
+/// The mesh of a rank that has the table of all.
+fn mesh(
+    options: &JoinOptions,
+    listener: Listener,
+    hello: Hello,
+    members: &[Member],
+    patience: Patience,
+) -> Result<Mesh, JoinError> {
+    let options = MeshOptions {
+        system: options.system.clone(),
+        rank: options.rank,
+        members: members.into(),
+        secret: options.secret.clone(),
+        hello,
+        patience,
+        tell: options.tell.clone(),
+    };
+    Mesh::new(listener, options)
+}
+
+/// The end of joining: all pairs that talk first can.
+fn joined(
+    options: JoinOptions,
+    members: Vec<Member>,
+    channels: Channels,
+    patience: Patience,
+    mesh: Mesh,
+    open: Opened,
+) -> Result<Joined, JoinError> {
+    let JoinOptions { rank, size, generation, system, .. } = options;
+    let control = Control::start(system.clone(), rank, &members, channels, patience)?;
+    let door = Door::start(system.clone(), rank, members[..].into(), mesh, open, &control)?;
+    Ok(Joined { rank, size, members, control, generation, system, door })
 }
 
 /// Rank 0's channels by rank, or the others' one to rank 0.

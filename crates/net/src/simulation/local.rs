@@ -84,6 +84,15 @@ impl LocalStream {
     }
 }
 
+/// A connection that is given up before it is made is waited for by nobody, and its file may be another one's next.
+impl Drop for LocalStream {
+    fn drop(&mut self) {
+        if self.making.get() == Made::Pending {
+            self.making.set(Made::Refused);
+        }
+    }
+}
+
 /// Where connections arrive at a rank.
 #[derive(Debug)]
 pub struct LocalListener {

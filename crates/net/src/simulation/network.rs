@@ -35,6 +35,8 @@ pub(super) struct Network {
     connections: Vec<Connection>,
     /// Ranks between which nothing gets through, until when, and since when.
     holds: Vec<(Vec<usize>, u64, u64)>,
+    /// Pairs between which nothing gets through any more.
+    parted: Vec<[usize; 2]>,
     ranks: Vec<Reach>,
     port: u16,
     buffer: Vec<u8>,
@@ -94,6 +96,7 @@ impl Network {
             listeners: Vec::new(),
             connections: Vec::new(),
             holds: Vec::new(),
+            parted: Vec::new(),
             ranks: vec![Reach::Alive; ranks],
             port: PORTS_FROM,
             buffer: vec![0; 256 << 10],
@@ -203,6 +206,10 @@ impl Network {
         self.holds.push((ranks, until, now));
     }
 
+    pub(super) fn part(&mut self, one: usize, other: usize) {
+        self.parted.extend([[one, other], [other, one]]);
+    }
+
     pub(super) fn cut(&mut self, one: usize, other: usize, nth: usize, random: &mut Random) -> bool {
         let between = |c: &&mut Connection| {
             let ranks = [c.sides[0].rank, c.sides[1].rank];
@@ -244,7 +251,7 @@ impl Network {
     /// Since when and until when nothing gets through this connection.
     fn held(&self, c: usize, now: u64) -> Option<(u64, u64)> {
         let ranks = [0, 1].map(|s| self.connections[c].sides[s].rank);
-        if ranks.iter().any(|&rank| self.ranks[rank] == Reach::Vanished) {
+        if ranks.iter().any(|&rank| self.ranks[rank] == Reach::Vanished) || self.parted.contains(&ranks) {
             return Some((now, u64::MAX));
         }
         let apart = |among: &[usize]| among.contains(&ranks[0]) != among.contains(&ranks[1]);

@@ -60,6 +60,13 @@ pub enum Fault {
         /// For how long.
         time: Duration,
     },
+    /// Nothing gets through between two ranks any more, in either direction, and neither is told.
+    Part {
+        /// One side.
+        one: usize,
+        /// The other side.
+        other: usize,
+    },
     /// One connection between two ranks breaks: both see its end, and what was under way may be lost.
     Cut {
         /// One side.
@@ -102,4 +109,8 @@ pub enum Bug {
     ForgetsGoodbye,
     /// A run over links does not look at the alarm.
     IgnoresAlarm,
+    /// A rank that wants to talk with a higher one waits until that one wants to.
+    NeverCalls,
+    /// A rank drops a connection that comes before it wants to talk.
+    TakesOnlyWhatItWants,
 }

@@ -413,6 +413,7 @@ impl State {
                 self.hosts[rank].main_paused_until = self.hosts[rank].main_paused_until.max(until(time));
             }
             Fault::Hold { ranks, time } => self.network.hold(ranks, now, until(time)),
+            Fault::Part { one, other } => self.network.part(one, other),
             Fault::Cut { one, other, nth } => {
                 self.network.cut(one, other, nth, &mut self.random);
             }

@@ -8,17 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use polyreme_collective::links::peers;
 use polyreme_collective::{Comm, ShmSetup};
-use polyreme_net::links::Bounds;
 use polyreme_net::secret::SecretError;
 use polyreme_net::{
-    Control, JoinError, JoinOptions, Joined, Links, Patience, Report, Secret, Tell, join as meet,
+    Control, First, JoinError, JoinOptions, Joined, Member, Patience, Report, Secret, Tell, join as meet,
 };
 
 use crate::output;
 
 use super::interfaces::{NoAddress, choose, interfaces};
-use super::levels::{by_host, over_levels};
+use super::levels::{self, over_levels};
 use super::lifeline::{Lifeline, Unsaid, listening};
 use super::{HOST, INTERFACE, Place, Transport};
 
@@ -33,7 +33,10 @@ pub(super) fn start_time(ranks: usize) -> Duration {
 }
 
 /// Ranks that are started together are of one generation; nobody joins later.
-pub(super) const GENERATION: u64 = 0;
+const GENERATION: u64 = 0;
+
+/// The group that all ranks are in.
+pub(super) const ALL_RANKS: u16 = 0;
 
 /// A rank that has found the others.
 pub struct Found {
@@ -56,7 +59,7 @@ pub enum JoinFailure {
     Address(NoAddress),
     /// Rank 0 cannot listen, or cannot say where.
     Listen(io::Error),
-    /// Not all ranks came, or not every two can talk.
+    /// Not all ranks came, or not all pairs that have to can talk.
     Join(JoinError),
     /// Memory cannot be shared.
     Memory(String),
@@ -93,7 +96,7 @@ impl fmt::Display for JoinFailure {
 
 impl std::error::Error for JoinFailure {}
 
-/// Joins the others; returns when all are there and every two can talk. `stop` is set when a launcher wants this rank to
+/// Joins the others; returns when all are there and those who will talk can. `stop` is set when a launcher wants this rank to
 /// stop, and `vars` are the environment.
 pub fn join(
     place: &Place,
@@ -114,32 +117,54 @@ pub fn join(
         Some(lifeline) => told(place, lifeline, vars)?,
         None => found(place, vars)?,
     };
+    let transport = place.transport;
     let options = JoinOptions {
         job: format!("{job} {}", place.start.as_deref().unwrap_or_default()),
         generation: GENERATION,
         timeout: start_time(place.size),
         patience,
-        skip_same_host: place.transport == Some(Transport::Shm),
+        first: First::Some(Arc::new(move |members, rank| talks(transport, members, rank))),
         host_key: vars(HOST),
         encrypt: place.encrypt,
         tell: Tell::to(|line| output::err().line(&format!("warning: {line}"))),
         ..options
     };
-    let (secret, name, encrypt) = (options.secret.clone(), options.job.clone(), options.encrypt);
     let joined = meet(options).map_err(JoinFailure::Join)?;
-    let one_host = joined.members.iter().all(|m| m.host_key == joined.members[0].host_key);
-    match place.transport {
-        Some(Transport::Shm) | None if one_host => over_memory(joined),
-        Some(Transport::Shm) => Err(JoinFailure::Memory("they are not all on one host".into())),
-        // Said so: a stream between every two, whoever is where.
-        Some(_) => over_sockets(joined),
-        None => {
-            let keys: Vec<&str> = joined.members.iter().map(|m| m.host_key.as_str()).collect();
-            match by_host(&keys).iter().any(|ranks| ranks.len() > 1) {
-                true => over_levels(joined, secret, encrypt, &name),
-                false => over_sockets(joined),
-            }
-        }
+    match carried(transport, &joined.members) {
+        Carried::Memory => over_memory(joined),
+        Carried::Nothing => Err(JoinFailure::Memory("they are not all on one host".into())),
+        Carried::Sockets => over_sockets(joined),
+        Carried::Levels => over_levels(joined),
+    }
+}
+
+/// What carries the data of these ranks.
+enum Carried {
+    Memory,
+    Sockets,
+    Levels,
+    /// Memory was asked for, and they do not share any.
+    Nothing,
+}
+
+fn carried(transport: Option<Transport>, members: &[Member]) -> Carried {
+    let hosts = levels::hosts(members);
+    match transport {
+        Some(Transport::Shm) | None if hosts.len() == 1 => Carried::Memory,
+        Some(Transport::Shm) => Carried::Nothing,
+        // Said so: sockets, whoever is where.
+        Some(_) => Carried::Sockets,
+        None if hosts.iter().any(|ranks| ranks.len() > 1) => Carried::Levels,
+        None => Carried::Sockets,
+    }
+}
+
+/// With whom a rank will talk, in which group: what is connected and checked before step 0.
+fn talks(transport: Option<Transport>, members: &[Member], rank: usize) -> Vec<(u16, usize)> {
+    match carried(transport, members) {
+        Carried::Memory | Carried::Nothing => Vec::new(),
+        Carried::Levels => levels::talks(members, rank),
+        Carried::Sockets => peers(rank, members.len()).into_iter().map(|peer| (ALL_RANKS, peer)).collect(),
     }
 }
 
@@ -213,16 +238,13 @@ fn over_memory(joined: Joined) -> Result<Found, JoinFailure> {
     Ok(Found { comm, control: Some(control), transport: Transport::Shm })
 }
 
-/// Hosts: a stream between every two ranks.
+/// Hosts: streams between ranks that talk.
 fn over_sockets(joined: Joined) -> Result<Found, JoinFailure> {
-    let Joined { rank, members, streams, control, .. } = joined;
-    let hosts = members.into_iter().map(|m| m.host).collect();
-    let links = Links::over(rank, hosts, streams, GENERATION, control.alarm());
-    let mut links = links.map_err(JoinFailure::Listen)?;
-    links.set_bounds(Bounds::watched(control.patience()));
+    let all: Vec<usize> = (0..joined.size).collect();
+    let links = joined.links(ALL_RANKS, &all).map_err(JoinFailure::Listen)?;
     let mut comm = Comm::tcp(links).map_err(JoinFailure::Lost)?;
-    comm.tell(&control);
-    Ok(Found { comm, control: Some(control), transport: Transport::Tcp })
+    comm.tell(&joined.control);
+    Ok(Found { comm, control: Some(joined.control), transport: Transport::Tcp })
 }
 
 /// Whatever MPI started. It watches its ranks itself.

@@ -146,7 +146,7 @@ fn any_number_of_ranks_of_any_kind_trains_the_same() {
     }
 }
 
-/// A launcher has three pipes to each of its processes, and each of those a connection to every other.
+/// A launcher has three pipes to each of its processes, and rank 0 a connection to every other.
 #[test]
 fn more_ranks_than_the_soft_limit_of_open_files_allows() {
     let folder = folder(JOB);
@@ -326,6 +326,27 @@ fn ranks_that_somebody_else_starts_find_each_other() {
         assert!(said.contains(&format!("\"transport\":\"{carrier}\"")), "{hosts:?}: {said}");
         assert_eq!(losses(&folder.path().join("run")).len(), 48);
     }
+}
+
+/// Two hosts with four ranks each: between hosts only the first ranks talk, so nobody else has a connection for data.
+#[test]
+fn ranks_of_two_hosts_are_connected_with_those_they_talk_with() {
+    let folder = folder(&endless());
+    let hosts = ["a", "a", "a", "a", "b", "b", "b", "b"];
+    let mut ranks = by_environment(folder.path(), &hosts, &[]);
+    wait_for_step(&folder.path().join("run"), 25, Instant::now() + Duration::from_secs(120));
+    let sockets = |pid: u32| {
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+        let kinds = files.filter_map(|file| fs::read_link(file.path()).ok());
+        kinds.filter(|kind| kind.to_string_lossy().starts_with("socket:")).count()
+    };
+    let open: Vec<usize> = ranks.iter().map(|rank| sockets(rank.id())).collect();
+    for rank in &mut ranks {
+        rank.kill().unwrap();
+        rank.wait().unwrap();
+    }
+    // Each has a listener and a connection to rank 0, and rank 0 all of those; first ranks have one more, to each other.
+    assert_eq!(open, [9, 2, 2, 2, 3, 2, 2, 2]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::{Fault, Settings};
-use super::job::{Act, End};
+use super::job::{Act, Early, End};
 use super::plan::{Plan, Verdict};
 use crate::patience::Patience;
 
@@ -26,7 +26,15 @@ fn plans(
             ..Settings::default()
         };
         let patience = Patience { silence: Duration::from_secs(4), ..Patience::default() };
-        Plan { seed, size, patience, acts: acts.to_vec(), settings, verdict: verdict.clone() }
+        Plan {
+            seed,
+            size,
+            patience,
+            early: Early::EveryTwo,
+            acts: acts.to_vec(),
+            settings,
+            verdict: verdict.clone(),
+        }
     })
 }
 

@@ -1,14 +1,14 @@
 //! What simulated ranks do: join, work together over links and over the control plane, and part. All of it is the code that
 //! runs on real machines; what is written here is only in which order it is called.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::{Rank, master};
 use crate::frame::{Op, Tag, Terms};
-use crate::links::Bounds;
 use crate::patience::Patience;
 use crate::pulse::Doing;
-use crate::{Control, JoinError, JoinOptions, Links, Move, Moves, Report, Secret, join};
+use crate::{Control, First, JoinError, JoinOptions, Links, Move, Moves, Report, Secret, join};
 
 /// One thing that all ranks do together.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,6 +21,8 @@ pub(super) enum Act {
     AllReduce { bytes: usize, ring: bool },
     /// From one to all.
     Broadcast { bytes: usize, root: usize },
+    /// One sends another a few bytes and does not wait until that one receives them, which it does after all have met.
+    Letter { from: usize, to: usize },
     /// A rank cannot go on.
     Fail { rank: usize },
     /// A rank waits for so long and does nothing else.
@@ -34,6 +36,26 @@ impl Act {
             Act::Share { .. } => Doing::AllGather,
             Act::AllReduce { .. } => Doing::AllReduce,
             Act::Broadcast { .. } => Doing::Broadcast,
+            Act::Letter { .. } => Doing::Send,
+        }
+    }
+}
+
+/// Which pairs are connected while ranks join; the others are when they first talk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Early {
+    EveryTwo,
+    Neighbours,
+    Nobody,
+}
+
+impl Early {
+    /// Whether these two are.
+    pub(super) fn connects(self, one: usize, other: usize, size: usize) -> bool {
+        match self {
+            Early::EveryTwo => true,
+            Early::Neighbours => (one + 1) % size == other || (other + 1) % size == one,
+            Early::Nobody => false,
         }
     }
 }
@@ -52,20 +74,22 @@ pub(super) enum End {
 }
 
 /// A rank's whole life.
-pub(super) fn work(rank: Rank, patience: Patience, acts: &[Act]) -> End {
+pub(super) fn work(rank: Rank, patience: Patience, early: Early, acts: &[Act]) -> End {
     let mut options = JoinOptions::new(rank.rank, rank.size, master(), secret());
     options.system = rank.system.clone();
     options.patience = patience;
+    options.first = First::Some(Arc::new(move |members, me| {
+        let peers = (0..members.len()).filter(|&peer| peer != me);
+        peers.filter(|&peer| early.connects(me, peer, members.len())).map(|peer| (0, peer)).collect()
+    }));
     options.host_key = Some(format!("host {}", rank.rank));
     let joined = match join(options) {
         Ok(joined) => joined,
         Err(e) => return End::Alone(e),
     };
     let control = joined.control.clone();
-    let hosts = joined.members.iter().map(|member| member.host.clone()).collect();
-    let links = Links::in_system(rank.system.clone(), rank.rank, hosts, joined.streams, 0, control.alarm());
-    let mut links = links.expect("a file to wait for streams");
-    links.set_bounds(Bounds::watched(control.patience()));
+    let all: Vec<usize> = (0..rank.size).collect();
+    let mut links = joined.links(0, &all).expect("a file to wait for streams");
     // As the program does: nobody leaves before all are done.
     let last = Act::AllReduce { bytes: 1, ring: false };
     for (step, act) in acts.iter().chain([&last]).enumerate() {
@@ -126,6 +150,22 @@ fn perform(rank: &Rank, step: u64, act: &Act, control: &Control, links: &mut Lin
             links.run(&tag(step, Op::Broadcast, bytes), &Moves::new(moves), &[], &mut all, &mut add)?;
             if all != data(root, step, bytes) {
                 return Ok(Err("what one sent to all is wrong".into()));
+            }
+        }
+        Act::Letter { from, to } => {
+            let (bytes, mut got) = (100, vec![0; 100]);
+            let tag = tag(step, Op::Send, bytes);
+            if me == from {
+                let moves = Moves::new(vec![Move::send_from(to, 0..bytes)]);
+                links.run(&tag, &moves, &data(me, step, bytes), &mut [], &mut add)?;
+            }
+            control.share(b"all have met")?;
+            if me == to {
+                let moves = Moves::new(vec![Move::recv(from, 0..bytes)]);
+                links.run(&tag, &moves, &[], &mut got, &mut add)?;
+                if got != data(from, step, bytes) {
+                    return Ok(Err("a letter is wrong".into()));
+                }
             }
         }
         Act::Fail { rank } if rank == me => return Err(control.fail("its disk is full")),

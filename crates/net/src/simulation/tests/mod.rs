@@ -102,6 +102,8 @@ fn mistakes_are_found() {
         Bug::ForgetsBeats,
         Bug::ForgetsGoodbye,
         Bug::IgnoresAlarm,
+        Bug::NeverCalls,
+        Bug::TakesOnlyWhatItWants,
     ];
     for bug in bugs {
         let found = wrong(0..SCHEDULES, 1, |plan| plan.settings.bug = Some(bug));

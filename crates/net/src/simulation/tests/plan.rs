@@ -4,7 +4,7 @@ use std::mem::{Discriminant, discriminant};
 use std::time::Duration;
 
 use super::super::{Fault, Outcome, Random, Settings, Simulation};
-use super::job::{Act, End, work};
+use super::job::{Act, Early, End, work};
 use crate::patience::Patience;
 use crate::rendezvous::CLOSE_TIME;
 use crate::{Cause, JoinError};
@@ -22,6 +22,8 @@ pub(super) enum Verdict {
     /// A connection between these breaks. All agree on one of the two, but for the second one, if it has no other way to
     /// the others.
     Breaks { ends: [usize; 2] },
+    /// These two cannot be connected. All ranks say so, of the one to which the other connects.
+    Parts { ends: [usize; 2] },
     /// This rank says that it failed, and all say so too.
     Fails { rank: usize },
     /// No rank gets on because of this one, and all say so.
@@ -34,6 +36,7 @@ pub(super) struct Plan {
     pub(super) seed: u64,
     pub(super) size: usize,
     pub(super) patience: Patience,
+    pub(super) early: Early,
     pub(super) acts: Vec<Act>,
     pub(super) settings: Settings,
     pub(super) verdict: Verdict,
@@ -44,6 +47,10 @@ impl Plan {
         let mut random = Random::new(seed);
         let size = random.within(2..7) as usize;
         let mut acts: Vec<_> = (0..random.within(0..8)).map(|_| act(&mut random, size)).collect();
+        // From numbers of their own, so that a seed otherwise makes what it made before.
+        let mut more = Random::new(!seed);
+        let early = [Early::EveryTwo, Early::Neighbours, Early::Nobody][more.within(0..3) as usize];
+        letters(&mut more, size, &mut acts);
         let far = [500, 5_000, 50_000][random.within(0..3) as usize];
         let mut settings = Settings {
             delay: micros(20)..micros(random.within(50..far)),
@@ -57,8 +64,11 @@ impl Plan {
         let patience = Patience { silence, stall: 5 * silence + Duration::from_secs(60) };
         let phases = phases(&acts, &settings);
         small_faults(&mut random, size, silence, phases, &mut settings.faults);
-        let verdict = large_fault(&mut random, size, patience, phases, &mut acts, &mut settings.faults);
-        let mut plan = Plan { seed, size, patience, acts, settings, verdict };
+        let mut verdict = large_fault(&mut random, size, patience, phases, &mut acts, &mut settings.faults);
+        if verdict == Verdict::AllFine && size > 2 && more.chance(150) {
+            verdict = part(&mut more, size, &mut settings.faults);
+        }
+        let mut plan = Plan { seed, size, patience, early, acts, settings, verdict };
         plan.settings.time_max = plan.time_max();
         plan
     }
@@ -72,9 +82,9 @@ impl Plan {
     }
 
     pub(super) fn run(&self) -> Outcome<End> {
-        let (acts, patience) = (self.acts.clone(), self.patience);
+        let (acts, patience, early) = (self.acts.clone(), self.patience, self.early);
         Simulation::new(self.seed, self.settings.clone())
-            .run(self.size, move |rank| work(rank, patience, &acts))
+            .run(self.size, move |rank| work(rank, patience, early, &acts))
     }
 
     /// What is wrong with what came of it.
@@ -88,7 +98,7 @@ impl Plan {
                 Verdict::AllFine => false,
                 Verdict::Loses { rank: lost } => *lost == rank,
                 Verdict::Breaks { ends } => ends.contains(&rank) && ends[0] == 0 && ends[1] == rank,
-                Verdict::Fails { .. } | Verdict::Stalls { .. } => false,
+                Verdict::Parts { .. } | Verdict::Fails { .. } | Verdict::Stalls { .. } => false,
             };
             match end {
                 None if culprit => {}
@@ -107,7 +117,9 @@ impl Plan {
                     if !blames && !self.last_words_lost(outcome, &report.cause) {
                         return Err(format!("rank {rank} reports what did not happen: {report}"));
                     }
-                    if *said.get_or_insert(says) != says && !self.cuts_rank_0_off() {
+                    // A rank 0 that fails while it is held back has left before all have heard why.
+                    let unheard = self.verdict == Verdict::Fails { rank: 0 } && self.holds_last_words();
+                    if *said.get_or_insert(says) != says && !self.cuts_rank_0_off() && !unheard {
                         return Err(format!(
                             "rank {rank} says something else than the ranks before: {report}"
                         ));
@@ -138,16 +150,32 @@ impl Plan {
     }
 
     fn blames(&self, rank: usize, cause: &Cause) -> bool {
+        let unreachable = matches!(cause, Cause::Unreachable { .. });
         match self.verdict {
             Verdict::AllFine => false,
             Verdict::Loses { rank: lost } => {
                 let silent = matches!(cause, Cause::Silent { .. });
-                (rank == lost && (silent || *cause == Cause::Gone)) || (silent && self.cuts_rank_0_off())
+                let lost = rank == lost && (silent || unreachable || *cause == Cause::Gone);
+                lost || (silent && self.cuts_rank_0_off())
             }
-            Verdict::Breaks { ends } => ends.contains(&rank) && matches!(cause, Cause::Gone),
-            Verdict::Fails { rank: failed } => rank == failed && matches!(cause, Cause::Failed { .. }),
+            Verdict::Breaks { ends } => ends.contains(&rank) && (unreachable || *cause == Cause::Gone),
+            Verdict::Parts { ends } => {
+                (rank == ends[0].min(ends[1]) && unreachable)
+                    || (matches!(cause, Cause::Stalled { .. }) && self.calls_in_vain(ends))
+            }
+            Verdict::Fails { rank: failed } => {
+                let gone = *cause == Cause::Gone && failed == 0 && self.holds_last_words();
+                rank == failed && (gone || matches!(cause, Cause::Failed { .. }))
+            }
             Verdict::Stalls { rank: stuck } => rank == stuck && matches!(cause, Cause::Stalled { .. }),
         }
+    }
+
+    /// Whether the lower of two parted ranks is the first to talk. Its calls do not get through, which is no fault: the higher one
+    /// may reach it. That one does not try before it wants to talk, and it may wait for the lower one until then.
+    fn calls_in_vain(&self, ends: [usize; 2]) -> bool {
+        let (lower, higher) = (ends[0].min(ends[1]), ends[0].max(ends[1]));
+        self.acts.contains(&Act::Letter { from: lower, to: higher })
     }
 
     /// Whether rank 0 is cut off from the others: it takes them for silent, as they do it. A rank that has not judged yet when the
@@ -170,7 +198,7 @@ impl Plan {
         let culprits = match self.verdict {
             Verdict::AllFine | Verdict::Fails { .. } | Verdict::Stalls { .. } => vec![],
             Verdict::Loses { rank } => vec![rank],
-            Verdict::Breaks { ends } => ends.to_vec(),
+            Verdict::Breaks { ends } | Verdict::Parts { ends } => ends.to_vec(),
         };
         let in_text = |text: &str| culprits.iter().any(|rank| text.contains(&format!("rank {rank} ")));
         match e {
@@ -191,7 +219,7 @@ impl Act {
     fn time(&self) -> Duration {
         match self {
             Act::Compute { each, longer } => *each + longer.map_or(Duration::ZERO, |longer| longer.1),
-            Act::Share { .. } => Duration::from_secs(1),
+            Act::Share { .. } | Act::Letter { .. } => Duration::from_secs(1),
             Act::AllReduce { bytes, .. } | Act::Broadcast { bytes, .. } => {
                 // In the smallest buffers, over the slowest network.
                 Duration::from_secs(1) + Duration::from_millis(*bytes as u64 / 20)
@@ -224,6 +252,25 @@ fn act(random: &mut Random, size: usize) -> Act {
     }
 }
 
+/// Some letters between other things: each may be the first talk of two ranks.
+fn letters(random: &mut Random, size: usize, acts: &mut Vec<Act>) {
+    for _ in 0..random.within(0..3) {
+        let from = random.within(0..size as u64) as usize;
+        let to = (from + random.within(1..size as u64) as usize) % size;
+        acts.insert(random.within(0..acts.len() as u64 + 1) as usize, Act::Letter { from, to });
+    }
+}
+
+/// Two ranks other than 0, through which all hear of each other, never reach each other.
+fn part(random: &mut Random, size: usize, faults: &mut Vec<(Duration, Fault)>) -> Verdict {
+    let others = size as u64 - 1;
+    let first = random.within(0..others);
+    let second = (first + random.within(1..others)) % others;
+    let [one, other] = [first, second].map(|rank| rank as usize + 1);
+    faults.push((Duration::ZERO, Fault::Part { one, other }));
+    Verdict::Parts { ends: [one, other] }
+}
+
 /// About how long joining and working take, in microseconds, if nothing goes wrong.
 fn phases(acts: &[Act], settings: &Settings) -> [u64; 2] {
     let turn = (settings.delay.end + settings.lag / 20).as_micros() as u64;
@@ -231,7 +278,7 @@ fn phases(acts: &[Act], settings: &Settings) -> [u64; 2] {
         Act::Compute { each, longer } => {
             (*each + longer.map_or(Duration::ZERO, |longer| longer.1)).as_micros() as u64
         }
-        Act::Share { .. } => 20_000 + 2 * turn,
+        Act::Share { .. } | Act::Letter { .. } => 20_000 + 2 * turn,
         Act::AllReduce { bytes, .. } | Act::Broadcast { bytes, .. } => {
             (4 + (bytes / settings.buffer_bytes) as u64) * turn
         }
@@ -254,7 +301,7 @@ fn time(fault: &Fault) -> Duration {
     match fault {
         Fault::Pause { time, .. } | Fault::PauseMain { time, .. } => *time,
         Fault::Hold { time, .. } => 2 * *time,
-        Fault::Cut { .. } | Fault::Kill { .. } | Fault::Vanish { .. } => Duration::ZERO,
+        Fault::Part { .. } | Fault::Cut { .. } | Fault::Kill { .. } | Fault::Vanish { .. } => Duration::ZERO,
     }
 }
 

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::super::{Bug, Fault, Settings};
-use super::job::{Act, End};
+use super::job::{Act, Early, End};
 use super::plan::{Plan, Verdict};
 use crate::patience::{Patience, SILENCE};
 
@@ -40,10 +40,19 @@ fn acts() -> Vec<Act> {
     acts
 }
 
-/// The job with one fault.
-fn plan(at: u64, fault: Fault, verdict: Verdict) -> Plan {
+/// The job with one fault; pairs are connected before, or when they first talk.
+fn plan(at: u64, early: Early, fault: Fault, verdict: Verdict) -> Plan {
     let settings = Settings { faults: vec![(Duration::from_micros(at), fault)], ..Settings::default() };
-    Plan { seed: at, size: RANKS, patience: Patience::default(), acts: acts(), settings, verdict }
+    Plan { seed: at, size: RANKS, patience: Patience::default(), early, acts: acts(), settings, verdict }
+}
+
+/// Runs the job with one fault, and says whether a rank reported anything.
+fn reports(at: u64, joining: bool, fault: Fault, verdict: Verdict) -> bool {
+    // When pairs are connected makes no difference to what is waited for.
+    let reported = [Early::EveryTwo, Early::Nobody]
+        .map(|early| come_of(plan(at, early, fault.clone(), verdict.clone())).unwrap());
+    assert!(joining || reported[0] == reported[1], "{fault:?} at {at}");
+    reported[0]
 }
 
 /// Whether a rank reported anything, or what is wrong with what came of it.
@@ -65,14 +74,14 @@ fn check(seconds: u64) {
         };
         // All of its threads: nothing is heard of it.
         let pause = Fault::Pause { rank, time };
-        let reported = come_of(plan(at, pause, verdict(time < SILENCE))).unwrap();
+        let reported = reports(at, joining, pause, verdict(time < SILENCE));
         assert!(joining || reported == (time > SILENCE), "rank {rank} paused for {seconds} s at {phase}");
         // The thread that works: the one that says that the rank lives goes on, once there is one.
         let pause = Fault::PauseMain { rank, time };
-        come_of(plan(at, pause, verdict(!joining || time < SILENCE))).unwrap();
+        reports(at, joining, pause, verdict(!joining || time < SILENCE));
         // The network: what was sent again and again may take as long once more.
         let hold = Fault::Hold { ranks: vec![rank], time };
-        come_of(plan(at, hold, verdict(2 * time < SILENCE))).unwrap();
+        reports(at, joining, hold, verdict(2 * time < SILENCE));
     }
 }
 
@@ -97,8 +106,8 @@ fn a_checkpoint_that_takes_longer_than_a_stall_is_waited_for_and_a_rank_that_han
     let long = patience.stall * 2;
     let ends = |first: Act, verdict: Verdict| {
         let acts = vec![first, Act::AllReduce { bytes: 100, ring: true }];
-        let settings = Settings::default();
-        come_of(Plan { seed: 1, size: RANKS, patience, acts, settings, verdict }).unwrap()
+        let (early, settings) = (Early::Nobody, Settings::default());
+        come_of(Plan { seed: 1, size: RANKS, patience, early, acts, settings, verdict }).unwrap()
     };
     let saves = Act::Compute { each: Duration::ZERO, longer: Some((0, long)) };
     assert!(!ends(saves, Verdict::AllFine));
@@ -112,7 +121,7 @@ fn stalls_find_a_rank_that_is_not_heard_while_it_works_and_one_that_is_given_up_
     for (phase, at, rank) in PHASES.into_iter().filter(|(phase, ..)| *phase != "start") {
         for seconds in [61, 601] {
             let pause = Fault::PauseMain { rank, time: Duration::from_secs(seconds) };
-            let mut silent = plan(at, pause, Verdict::AllFine);
+            let mut silent = plan(at, Early::EveryTwo, pause, Verdict::AllFine);
             silent.settings.bug = Some(Bug::ForgetsBeats);
             let found = come_of(silent);
             assert!(
@@ -121,7 +130,7 @@ fn stalls_find_a_rank_that_is_not_heard_while_it_works_and_one_that_is_given_up_
             );
         }
         let pause = Fault::Pause { rank, time: Duration::from_secs(5) };
-        let mut hasty = plan(at, pause, Verdict::AllFine);
+        let mut hasty = plan(at, Early::EveryTwo, pause, Verdict::AllFine);
         hasty.patience.silence = Duration::from_secs(4);
         assert!(
             come_of(hasty).is_err(),

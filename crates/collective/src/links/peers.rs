@@ -1,0 +1,63 @@
+//! With whom a rank talks in the usual operations of a group: what is worth connecting and checking before the first of them.
+//!
+//! Rings, halving, trees of any root and barriers turn to ranks at distances that are powers of two, or one: of `n` ranks at
+//! most `3 log2 n`. Other pairs talk only if they send to each other, or if an operation goes from each to each, and are
+//! connected then.
+
+use polyreme_net::frame::Op;
+
+use super::choose::{Algorithm, candidates};
+use super::plan::{Key, plan};
+
+/// Those with whom a rank of a group of `n` talks, in order. Whoever is in the list of another has that one in its own list.
+pub fn peers(rank: usize, n: usize) -> Vec<usize> {
+    let barrier = Key::new(Op::Barrier, Algorithm::Doubling, 0, 1, 0);
+    let usual = candidates(Op::AllReduce).iter().filter(|algorithm| **algorithm != Algorithm::Direct);
+    let sums = usual.map(|algorithm| Key::new(Op::AllReduce, *algorithm, n, 1, 0));
+    let plans = sums.chain([barrier]).flat_map(|key| plan(rank, n, &key));
+    let mut peers: Vec<usize> = plans.map(|this| this.peer).collect();
+    peers.sort_unstable();
+    peers.dedup();
+    peers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_agree_that_they_talk_and_there_are_few() {
+        for n in 1..=70 {
+            let all: Vec<_> = (0..n).map(|rank| peers(rank, n)).collect();
+            for (rank, theirs) in all.iter().enumerate() {
+                assert!(
+                    theirs.iter().all(|peer| *peer != rank && all[*peer].contains(&rank)),
+                    "{rank} of {n}"
+                );
+                let log = n.next_power_of_two().ilog2() as usize;
+                assert!(theirs.len() <= 3 * log, "rank {rank} of {n} talks with {theirs:?}");
+            }
+        }
+    }
+
+    /// Trees and chains of any root, and what is cut by rank, need nobody else.
+    #[test]
+    fn no_usual_operation_talks_with_others() {
+        let ops = [Op::AllReduce, Op::ReduceScatter, Op::AllGather, Op::Broadcast, Op::Reduce, Op::Barrier];
+        for n in 2..=20 {
+            for op in ops {
+                for &algorithm in candidates(op).iter().filter(|a| **a != Algorithm::Direct) {
+                    for root in 0..n {
+                        let cuts = Some((0..=n).collect());
+                        let key = Key { cuts, ..Key::new(op, algorithm, n, 1, root) };
+                        for rank in 0..n {
+                            let known = peers(rank, n);
+                            let stranger = plan(rank, n, &key).into_iter().find(|m| !known.contains(&m.peer));
+                            assert_eq!(stranger, None, "{op:?} by {algorithm:?}, rank {rank} of {n}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
