@@ -3,189 +3,213 @@
 use std::ops::Bound;
 use std::path::PathBuf;
 
-use super::cursor::{At, Cursor};
-use super::keys::{DATA_KINDS, Grammar};
+use super::cursor::Cursor;
+use super::declare::{field, keys, kinds, section};
+use super::key::Key;
 use super::model::{CONTEXT_MAX, SIDE_MAX, WIDTH_MAX};
+use super::parallel::THREADS_MAX;
+use super::section::{Kind, Section};
+use super::shape::Bounds;
 use super::spec::{Augment, ClassWeights, DataSpec, OrderSpec, Source};
-use super::tree::Value;
+use super::types::{
+    Type, either, flag, list, maybe, one_of, pair, path, real, single, table, text, whole, within,
+};
 
-/// More than this is a slip, not a setting.
-const THREADS_MAX: usize = 1 << 10;
+/// Samples of a set, or of a block.
+const SAMPLES_MAX: u64 = 1 << 32;
+/// More than 0, up to everything.
+const FRACTION: Bounds = Bounds { low: Bound::Excluded(0.0), high: Bound::Included(1.0) };
 
-/// Reads the section; `None` if the source is wrong, which has then been reported.
-pub(super) fn read(c: &Cursor) -> Option<DataSpec> {
-    let kind = match c.get("kind") {
-        Some(said) => said.choice(&DATA_KINDS),
-        None => {
-            c.require("kind", &format!("known are {}", DATA_KINDS.join(", ")));
-            None
-        }
+section! { DataSpec => {
+    let section = Section::of_kinds("data", "a section", kinds(), |s| s.source.kind(), keys());
+    let unwritten = |s: &DataSpec, key: &str| match key {
+        // A well-known set whose folder was not given is looked for again.
+        "path" => matches!(s.source, Source::Idx { known: Some(_), .. }),
+        "augment" => s.augment == Augment::default(),
+        _ => false,
     };
-    let mut spec = DataSpec::default();
-    if let Some(validation) = c.real("validation", 0.0..1.0) {
-        spec.validation = validation;
+    section.unwritten(unwritten).check(check)
+} }
+
+fn kinds() -> Vec<Kind<DataSpec>> {
+    kinds! {
+        /// IDX files, gzipped or not, by their usual names in a folder
+        "idx" => |_| of(Source::Idx { path: PathBuf::new(), known: None });
+        /// the same, by name; without a folder of its own, Fashion-MNIST is also taken from the system's package
+        "mnist" | "fashion-mnist" => |name| of(Source::Idx { path: Source::default_folder(name), known: Some(name) });
+        /// the binary version of CIFAR-10
+        "cifar10" => |name| of(Source::Cifar { path: Source::default_folder(name), classes: 10 });
+        /// the binary version of CIFAR-100, with fine labels
+        "cifar100" => |name| of(Source::Cifar { path: Source::default_folder(name), classes: 100 });
+        /// a table
+        "csv" => |_| of(Source::Csv { path: PathBuf::new(), test: None, label: None, delimiter: b',', header: None });
+        /// a folder of images for each class, or `train` and `test` with such folders in them
+        "images" => |_| of(Source::Images { path: PathBuf::new(), size: None, grey: false });
+        /// a text; labels are the next tokens
+        "text" => |_| of(Source::Text { path: PathBuf::new(), test: None, tokenizer: None, context: None });
+        /// arrays in a safetensors file
+        "arrays" => |_| of(Source::Arrays { path: PathBuf::new(), test: None, x: "x".into(), labels: "labels".into() });
+        /// generated: each class is a blob around a random centre
+        "synthetic" => |_| of(Source::Synthetic { samples: 1000, shape: vec![16], classes: 10, noise: 0.2 });
+        /// a dataset that the program brings, for jobs defined in Rust
+        "given" => |_| of(Source::Given);
     }
-    if let Some(fraction) = c.real("fraction", (Bound::Excluded(0.0), Bound::Included(1.0))) {
-        spec.fraction = fraction;
-    }
-    spec.threads = c.size("threads", 1..=THREADS_MAX);
-    if let Some(prefetch) = c.size("prefetch", 1..=THREADS_MAX) {
-        spec.prefetch = prefetch;
-    }
-    spec.order = order(c);
-    let Some(kind) = kind else {
-        c.finish_kind(None);
-        return None;
-    };
-    let has = |key: &str| Grammar::at("data").keys_of(Some(kind)).any(|k| k == key);
+}
+
+fn of(source: Source) -> DataSpec {
     // Ids have no mean.
-    spec.normalise = has("normalise");
-    if has("normalise") {
-        spec.normalise = c.flag("normalise").unwrap_or(true);
-    }
-    if has("augment") {
-        spec.augment = augment(c);
-    }
-    if has("class_weights") {
-        spec.class_weights = class_weights(c);
-    }
-    let source = source(c, kind);
-    c.finish_kind(Some(kind));
-    spec.source = source?;
-    Some(spec)
+    let normalise = !matches!(source, Source::Text { .. });
+    DataSpec { source, normalise, ..DataSpec::default() }
 }
 
-/// All keys are asked for before one that is wrong ends it.
-fn source(c: &Cursor, kind: &'static str) -> Option<Source> {
-    let folder = |what: &str| {
-        c.require("path", &format!("say where {what}; paths are relative to the job file's folder"));
-        c.path("path")
-    };
-    let known = |name| match c.get("path") {
-        Some(path) => path.path(),
-        None => Some(Source::default_folder(name)),
-    };
-    let optional = |key| c.path(key);
-    Some(match kind {
-        "idx" => Source::Idx { path: folder("the IDX files are")?, known: None },
-        "mnist" | "fashion-mnist" => {
-            let path: PathBuf = known(kind)?;
-            Source::Idx { path, known: (!c.has("path")).then_some(kind) }
-        }
-        "cifar10" => Source::Cifar { path: known(kind)?, classes: 10 },
-        "cifar100" => Source::Cifar { path: known(kind)?, classes: 100 },
-        "csv" => {
-            let (path, test) = (folder("the table is"), optional("test"));
-            let (label, delimiter, header) = (label(c), delimiter(c), c.flag("header"));
-            Source::Csv { path: path?, test, label, delimiter, header }
-        }
-        "images" => {
-            let path = folder("the folder of images is");
-            let size = c.pair("size", 1..=SIDE_MAX);
-            let grey = c.flag("grey").unwrap_or(false);
-            Source::Images { path: path?, size, grey }
-        }
-        "text" => {
-            let (path, test) = (folder("the text is"), optional("test"));
-            let (tokenizer, context) = (optional("tokenizer"), c.size("context", 1..=CONTEXT_MAX));
-            Source::Text { path: path?, test, tokenizer, context }
-        }
-        "arrays" => {
-            let (path, test) = (folder("the safetensors file is"), optional("test"));
-            let x = c.string("x").unwrap_or("x").into();
-            let labels = c.string("labels").unwrap_or("labels").into();
-            Source::Arrays { path: path?, test, x, labels }
-        }
-        "synthetic" => {
-            let samples = c.size("samples", 1..=(1 << 32)).unwrap_or(1000);
-            let classes = c.size("classes", 1..=WIDTH_MAX).unwrap_or(10);
-            let noise = c.real("noise", 0.0..).unwrap_or(0.2);
-            let shape = shape(c);
-            Source::Synthetic { samples, shape: shape?, classes, noise }
-        }
-        _ => Source::Given,
-    })
-}
-
-fn shape(c: &Cursor) -> Option<Vec<usize>> {
-    let Some(at) = c.get("shape") else { return Some(vec![16]) };
-    let shape = at.sizes(&[1, 3], "[width] or [channels, height, width]", 1..=(1 << 24))?;
-    let numel = shape.iter().fold(1_usize, |n, &d| n.saturating_mul(d));
-    if numel > 1 << 28 {
-        at.fault(format!("`{}` has {numel} numbers a sample; at most {} are possible", at.path, 1 << 28), "");
-        return None;
-    }
-    Some(shape)
-}
-
-/// The label's column, by name or number.
-fn label(c: &Cursor) -> Option<String> {
-    let at = c.get("label")?;
-    match &at.node.value {
-        Value::Integer(_) => at.whole(0..=u64::from(u32::MAX)).map(|n| n.to_string()),
-        Value::String(name) => Some(name.clone()),
-        _ => at.wrong("a column's name or number"),
-    }
-}
-
-fn delimiter(c: &Cursor) -> u8 {
-    let Some(at) = c.get("delimiter") else { return b',' };
-    let Some(text) = at.string() else { return b',' };
-    match text.as_bytes() {
-        [byte] if byte.is_ascii() && !matches!(byte, b'"' | b'\n' | b'\r') => *byte,
-        _ => {
-            let message = format!("`{}` is {text:?}; one ASCII character is needed", at.path);
-            at.fault(message, "such as \",\", \";\" or \"\\t\"");
-            b','
-        }
-    }
-}
-
-fn order(c: &Cursor) -> OrderSpec {
-    let order = c.choice("order", &["sample", "block", "parts", "in-order"]);
-    let block = c.size("block", 1..=(1 << 32));
-    if c.has("block") && order != Some("block") {
-        let message = "`data.block` is said, but `data.order` is not \"block\"";
-        c.reading.fault(c.place_of("block"), &c.path_of("block"), message, "write order = \"block\"");
-    }
-    match order {
-        Some("in-order") => OrderSpec::InOrder,
-        Some("parts") => OrderSpec::Parts,
-        Some("block") => OrderSpec::Block(block.unwrap_or(4096)),
-        _ => OrderSpec::Sample,
-    }
-}
-
-fn augment(c: &Cursor) -> Augment {
-    let needed = "a table such as { crop = 4, flip = true }";
-    let Some(c) = c.get("augment").and_then(|at| at.table("data.augment", needed)) else {
-        return Augment::default();
-    };
-    let augment = Augment {
-        crop: c.size("crop", 0..=SIDE_MAX).unwrap_or(0),
-        flip: c.flag("flip").unwrap_or(false),
-        shift: c.size("shift", 0..=SIDE_MAX).unwrap_or(0),
-        erase: c.real("erase", 0.0..=1.0).unwrap_or(0.0),
-    };
-    c.finish();
-    augment
-}
-
-fn class_weights(c: &Cursor) -> ClassWeights {
-    let Some(at) = c.get("class_weights") else { return ClassWeights::None };
-    let given = |at: &At| -> Option<Vec<f32>> {
-        let items = at.items("\"balanced\" or an array of numbers")?;
-        if items.is_empty() {
-            at.fault(format!("`{}` is empty; one number a class is needed", at.path), "");
-        }
-        let weights: Vec<_> = items.iter().map(|item| item.real(0.0..)).collect();
-        weights.into_iter().map(|w| w.map(|w| w as f32)).collect()
-    };
-    match &at.node.value {
-        Value::String(_) => match at.choice(&["balanced"]) {
-            Some(_) => ClassWeights::Balanced,
-            None => ClassWeights::None,
+fn keys() -> Vec<Key<DataSpec>> {
+    let shape = list(whole(1..=1 << 24), &[1, 3], "[width] or [channels, height, width]").check(
+        |shape: &Vec<usize>| {
+            let numel = shape.iter().fold(1_usize, |n, &d| n.saturating_mul(d));
+            let most = 1 << 28;
+            (numel > most)
+                .then(|| (format!("has {numel} numbers per sample; at most {most} are possible"), ""))
         },
-        _ => given(&at).map_or(ClassWeights::None, ClassWeights::Given),
+    );
+    let weights = list(single(Bounds::FROM_0), &[], "an array of numbers").check(|weights: &Vec<f32>| {
+        weights.is_empty().then(|| ("is empty; one number per class is needed".into(), ""))
+    });
+    let given = |w: &ClassWeights| if let ClassWeights::Given(w) = w { Some(w.clone()) } else { None };
+    let class_weights =
+        either(one_of([("balanced", ClassWeights::Balanced, "")]), weights.map(ClassWeights::Given, given));
+    let has_images = |s: &mut DataSpec| !matches!(s.source, Source::Csv { .. } | Source::Text { .. });
+    let has_classes = |s: &mut DataSpec| !matches!(s.source, Source::Text { .. });
+    keys! { DataSpec;
+        /// the file; several files if the last name has a `*`, as in `data/part-*.csv`
+        path: path() => |s| match &mut s.source {
+            Source::Csv { path, .. } | Source::Text { path, .. } | Source::Arrays { path, .. } => Some(path),
+            _ => None,
+        }; needed "say where the file is; paths are relative to the job file's folder";
+        /// the folder
+        path: path() => |s| match &mut s.source {
+            Source::Idx { path, known: None } | Source::Images { path, .. } => Some(path),
+            _ => None,
+        }; needed "say where the folder is; paths are relative to the job file's folder";
+        /// the folder
+        path: path() => |s| match &mut s.source {
+            Source::Idx { path, known: Some(_) } | Source::Cifar { path, .. } => Some(path),
+            _ => None,
+        }; or "`data/KIND` in the working folder";
+        /// the test file, or files; evaluated once, at the end, and nothing is chosen by it
+        test: maybe(path()) => field!(Source::{Csv | Text | Arrays}.test in source);
+        /// the column with the labels, by name or by number from 0
+        label: maybe(column()) => field!(Source::{Csv}.label in source); or "the last column";
+        /// the character between fields
+        delimiter: delimiter() => field!(Source::{Csv}.delimiter in source);
+        /// whether the first line holds names
+        header: maybe(flag()) => field!(Source::{Csv}.header in source); or "detected";
+        /// the size that every image is brought to
+        size: maybe(pair(1..=SIDE_MAX)) => field!(Source::{Images}.size in source);
+            or "all images must have the same size";
+        /// whether colours are dropped
+        grey: flag() => field!(Source::{Images}.grey in source);
+        /// a `tokenizer.json`
+        tokenizer: maybe(path()) => field!(Source::{Text}.tokenizer in source); or "bytes are tokens";
+        /// tokens per sample
+        context: maybe(whole(1..=CONTEXT_MAX)) => field!(Source::{Text}.context in source); or "the model's";
+        /// the name of the array of features
+        x: text() => field!(Source::{Arrays}.x in source);
+        /// the name of the array of labels
+        labels: text() => field!(Source::{Arrays}.labels in source);
+        /// training samples; the test set has a fifth as many
+        samples: whole(1..=SAMPLES_MAX) => field!(Source::{Synthetic}.samples in source);
+        /// the dimensions of a sample
+        shape: shape => field!(Source::{Synthetic}.shape in source);
+        /// how many classes
+        classes: whole(1..=WIDTH_MAX) => field!(Source::{Synthetic}.classes in source);
+        /// the standard deviation within a class; centres are 1 apart
+        noise: real(0.0..) => field!(Source::{Synthetic}.noise in source);
+        /// the share of the training set that is kept for validation; with 0 there are no `val_` metrics
+        validation: real(0.0..1.0) => |s| Some(&mut s.validation);
+        /// shift and scale by the mean and standard deviation of the training set
+        normalise: flag() => |s| Some(&mut s.normalise); only has_classes;
+        /// random changes of training images
+        augment: table() => |s| Some(&mut s.augment); only has_images; or "none";
+        /// weights of the classes in the loss; balanced: in inverse proportion to their frequency
+        class_weights: class_weights => |s| Some(&mut s.class_weights); only has_classes; or "all 1";
+        /// how samples are ordered in an epoch, see below
+        order: order() => |s| Some(&mut s.order);
+        /// samples in a block, for `order = "block"`
+        block: whole(1..=SAMPLES_MAX) => |s| s.order.block(), |s, n| if let OrderSpec::Block(b) = &mut s.order { *b = n };
+            or "4096";
+        /// the share of the training set that one epoch visits
+        fraction: within(FRACTION) => |s| Some(&mut s.fraction);
+        /// loader threads
+        threads: maybe(whole(1..=THREADS_MAX)) => |s| Some(&mut s.threads); or "chosen by the cores";
+        /// batches that are loaded ahead
+        prefetch: whole(1..=THREADS_MAX) => |s| Some(&mut s.prefetch);
     }
 }
+
+/// Samples in a block by default.
+const BLOCK: usize = 4096;
+
+fn order() -> Type<OrderSpec> {
+    one_of([
+        ("sample", OrderSpec::Sample, "every sample at random"),
+        (
+            "block",
+            OrderSpec::Block(BLOCK),
+            "blocks of neighbours at random, and samples at random inside a block",
+        ),
+        ("parts", OrderSpec::Parts, "each rank reads its own part of the set, at random"),
+        ("in-order", OrderSpec::InOrder, "as they are stored"),
+    ])
+    .map(|order| order, |order| Some(order.block().map_or(*order, |_| OrderSpec::Block(BLOCK))))
+}
+
+impl OrderSpec {
+    /// Samples in a block, if there are blocks.
+    fn block(&self) -> Option<usize> {
+        if let OrderSpec::Block(n) = self { Some(*n) } else { None }
+    }
+}
+
+/// A column, by name or number; kept as a string.
+fn column() -> Type<String> {
+    either(text(), whole(0..=u64::from(u32::MAX)).map(|n: u64| n.to_string(), |_| None))
+}
+
+fn delimiter() -> Type<u8> {
+    let one = text().check(|text| match text.as_bytes() {
+        [byte] if byte.is_ascii() && !matches!(byte, b'"' | b'\n' | b'\r') => None,
+        _ => {
+            let message = format!("is {text:?}; one ASCII character is needed");
+            Some((message, "such as \",\", \";\" or \"\\t\""))
+        }
+    });
+    one.map(|text| text.as_bytes()[0], |byte| Some(char::from(*byte).to_string()))
+}
+
+fn check(spec: &mut DataSpec, c: &Cursor) {
+    if c.has("block") && spec.order.block().is_none() {
+        let message = "`data.block` is given, but `data.order` is not \"block\"";
+        c.fault("block", message, "write order = \"block\"");
+    }
+    // A folder that was given is just a folder with IDX files.
+    if let Source::Idx { known, .. } = &mut spec.source
+        && c.has("path")
+    {
+        *known = None;
+    }
+}
+
+section! { Augment => {
+    let such_as = "a table such as { crop = 4, flip = true }";
+    let keys = keys! { Augment;
+        /// zeros added on each side before a random crop of the old size
+        crop: whole(0..=SIDE_MAX) => |s| Some(&mut s.crop);
+        /// half of the images are mirrored left to right
+        flip: flag() => |s| Some(&mut s.flip);
+        /// the most pixels that an image is shifted by
+        shift: whole(0..=SIDE_MAX) => |s| Some(&mut s.shift);
+        /// the probability that a random rectangle is erased
+        erase: real(0.0..=1.0) => |s| Some(&mut s.erase);
+    };
+    Section::new("data.augment", such_as, |_| Augment::default(), keys)
+} }

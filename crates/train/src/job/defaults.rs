@@ -1,4 +1,4 @@
-//! What holds where nothing is said, in a file or in Rust.
+//! Defaults, for job files and for jobs made in Rust.
 
 use std::path::PathBuf;
 
@@ -218,6 +218,19 @@ impl Transport {
             Transport::Shm => "shm",
             Transport::Tcp => "tcp",
             Transport::Mpi => "mpi",
+        }
+    }
+
+    /// What it is.
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Transport::Auto => {
+                "threads of one process, or what fits the way in which the processes were started"
+            }
+            Transport::Local => "threads of one process",
+            Transport::Shm => "processes of one host, over shared memory",
+            Transport::Tcp => "sockets",
+            Transport::Mpi => "MPI, if the program was built with it",
         }
     }
 }

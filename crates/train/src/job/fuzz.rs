@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use polyreme_fuzz::{Random, Target};
-use polyreme_nn::Model;
 
-use super::keys::{DATA_KINDS, GRAMMARS};
+use super::read::outlines;
 use super::tests::SMALL;
 use super::*;
 
@@ -46,9 +45,9 @@ fn job_file() {
         "#set train.batch=7\n[model]\nkind = \"mlp\"\nhidden = [5, 6]\n[data]\nkind = \"csv\"\npath = \"x.csv\"\nlabel = \"y\"\n",
     ];
     let lines: Vec<&str> = examples.iter().flat_map(|text| text.lines()).collect();
-    let keys = GRAMMARS.iter().flat_map(|g| g.keys).map(|key| key.name.as_bytes());
-    let quoted: Vec<String> =
-        DATA_KINDS.iter().chain(&Model::NAMES).map(|kind| format!("{kind:?}")).collect();
+    let keys = outlines().into_iter().flat_map(|o| &o.rows).map(|row| row.name.as_bytes());
+    let kinds = outlines().into_iter().flat_map(|o| &o.kinds);
+    let quoted: Vec<String> = kinds.map(|(kind, _)| format!("{kind:?}")).collect();
     let signs: [&[u8]; 12] = [
         b"[[",
         b"]]",

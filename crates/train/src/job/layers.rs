@@ -1,28 +1,203 @@
-//! `layers = [..]`: a network of one's own, layer by layer. A layer is a table with a kind, or its kind alone.
+//! `layers = [..]`: custom layers, one after another. A layer is a table with a kind, or its kind alone.
 
 use polyreme_graph::builder::ACTIVATIONS;
 use polyreme_graph::op::{Cell, Conv};
 use polyreme_nn::model::StackLayer;
 
 use super::cursor::{At, Cursor};
+use super::declare::{field, keys, kinds, section};
 use super::error::Place;
-use super::model::WIDTH_MAX;
-use super::tree::{Node, Table, Value};
+use super::key::Key;
+use super::model::{CHANNELS_MAX, WIDTH_MAX};
+use super::section::{self, Keyed, Kind, Section};
+use super::shape::Bounds;
+use super::tree::{Node, Value};
+use super::types::{Type, flag, list, maybe, name_of, pair, single, table, whole};
 
 /// Kernels, strides, paddings and dilations.
-const WINDOW_MAX: usize = 1 << 12;
-const CHANNELS_MAX: usize = 1 << 16;
+const WINDOW_MAX: u64 = 1 << 12;
 
-/// Reads a list of layers; `last`: its last layer may leave the outputs to the data. `None` if something is wrong.
-pub(super) fn read(list: &At, last: bool) -> Option<Vec<StackLayer>> {
-    let items = list.items("a list of layers")?;
-    if items.is_empty() {
-        list.fault(format!("`{}` is empty; at least one layer is needed", list.path), "");
+/// Rows and columns.
+type Pair = (usize, usize);
+
+section! { StackLayer => {
+    let such_as = "a layer (a table with a `kind`, or a kind alone)";
+    let section = Section::of_kinds("model.layers", such_as, kinds(), StackLayer::kind, keys());
+    section.short().check(check)
+} }
+
+fn kinds() -> Vec<Kind<StackLayer>> {
+    // What must be given is 0 until it is.
+    const NONE: Pair = (0, 0);
+    let mut kinds = kinds! {
+        /// fully connected, from rows to rows, or step by step from sequences to sequences
+        "linear" => |_| StackLayer::Linear { outputs: None, bias: true };
+        /// a convolution, from images to images
+        "conv" => |_| StackLayer::Conv { outputs: 0, kernel: NONE, conv: Conv::default(), bias: true };
+        /// a transposed convolution, from images to images
+        "conv_transpose" => |_| StackLayer::ConvTranspose {
+            outputs: 0, kernel: NONE, conv: Conv::default(), output_padding: (0, 0), bias: true
+        };
+        /// the maximum of each window, from images to images
+        "max_pool" => |_| StackLayer::MaxPool { kernel: NONE, stride: NONE, padding: (0, 0) };
+        /// the mean of each window, from images to images; padding counts as zeros
+        "avg_pool" => |_| StackLayer::AvgPool { kernel: NONE, stride: NONE, padding: (0, 0) };
+        /// the means of windows that cut an image into `out`, from images to images
+        "adaptive_avg_pool" => |_| StackLayer::AdaptiveAvgPool { out: NONE };
+        /// the mean of each channel, from images to rows
+        "global_mean" => |_| StackLayer::GlobalMean;
+        /// batch norm, channel by channel, of anything but ids
+        "batch_norm" => |_| StackLayer::BatchNorm;
+        /// layer norm over the last dimension, or over the channels of each pixel, of anything but ids
+        "layer_norm" => |_| StackLayer::LayerNorm;
+        /// RMS norm over the last dimension, or over the channels of each pixel, of anything but ids
+        "rms_norm" => |_| StackLayer::RmsNorm;
+        /// group norm, of anything but ids
+        "group_norm" => |_| StackLayer::GroupNorm { groups: 0 };
+        /// sets elements to 0 at random in training, of anything but ids
+        "dropout" => |_| StackLayer::Dropout { p: 0.5 };
+        /// from images or sequences to rows, in PyTorch's order
+        "flatten" => |_| StackLayer::Flatten;
+        /// from ids to sequences of vectors
+        "embedding" => |_| StackLayer::Embedding { width: 0 };
+        /// adds a learnt vector at each position of a sequence
+        "positions" => |_| StackLayer::Positions;
+        /// a long short-term memory, from sequences to sequences
+        "lstm" => |_| StackLayer::Recurrent { cell: Cell::Lstm, hidden: 0, bidirectional: false };
+        /// a gated recurrent unit, from sequences to sequences
+        "gru" => |_| StackLayer::Recurrent { cell: Cell::Gru, hidden: 0, bidirectional: false };
+        /// the last step, from sequences to rows
+        "last_step" => |_| StackLayer::LastStep;
+        /// the mean over time, from sequences to rows
+        "mean_time" => |_| StackLayer::MeanTime;
+        /// self-attention, from sequences to sequences
+        "attention" => |_| StackLayer::Attention { heads: 0, causal: false };
+        /// a transformer layer as PyTorch's `TransformerEncoderLayer`, from sequences to sequences
+        "encoder_layer" => |_| StackLayer::EncoderLayer {
+            heads: 0, hidden: None, activation: "relu".into(), dropout: 0.1, norm_first: false, causal: false
+        };
+        /// x + f(x), of anything but ids; f must keep the shape
+        "residual" => |_| StackLayer::Residual { layers: Vec::new() };
+    };
+    let activation = |name: &'static str| StackLayer::Activation { name: name.into() };
+    let words = "an activation, element by element, of anything but ids";
+    kinds.extend(section::kinds(&ACTIVATIONS.map(|(name, _)| name), activation, words));
+    kinds
+}
+
+fn keys() -> Vec<Key<StackLayer>> {
+    let window = |least| pair(least..=WINDOW_MAX);
+    let channels = || whole(1..=CHANNELS_MAX);
+    let activation = name_of(ACTIVATIONS.map(|(name, _)| name));
+    keys! { StackLayer;
+        /// the width of the output
+        outputs: maybe(whole(1..=WIDTH_MAX)) => field!(StackLayer::{Linear}.outputs);
+            or "in the last layer the number of classes, needed elsewhere";
+        /// channels of the output
+        outputs: channels() => field!(StackLayer::{Conv | ConvTranspose}.outputs);
+            needed "say how many channels go out, such as outputs = 32";
+        /// the size of the window
+        kernel: window(1) => field!(StackLayer::{Conv | ConvTranspose | MaxPool | AvgPool}.kernel);
+            needed "say the rows and columns of the window, such as kernel = 3";
+        /// pixels from one window to the next
+        stride: window(1) => |s| steps(s).map(|[stride, _]| stride); or "1; the kernel in pools";
+        /// pixels added on each side
+        padding: window(0) => |s| steps(s).map(|[_, padding]| padding); or "0";
+        /// pixels from one tap of the kernel to the next
+        dilation: window(1) => |s| conv(s).map(|c| &mut c.dilation); or "1";
+        /// groups of channels that do not mix
+        groups: channels() => |s| conv(s).map(|c| &mut c.groups);
+        /// groups of channels that are normalised together
+        groups: channels() => field!(StackLayer::{GroupNorm}.groups);
+            needed "say how many groups of channels, such as groups = 8";
+        /// rows and columns added at the end of the output
+        output_padding: window(0) => field!(StackLayer::{ConvTranspose}.output_padding); or "0";
+        /// whether a learnt vector is added
+        bias: flag() => field!(StackLayer::{Linear | Conv | ConvTranspose}.bias);
+        /// the size of the output
+        out: window(1) => field!(StackLayer::{AdaptiveAvgPool}.out);
+            needed "say how many rows and columns go out, such as out = 1";
+        /// the share dropped in training
+        p: single(Bounds::BELOW_1) => field!(StackLayer::{Dropout}.p);
+        /// the length of each vector
+        width: channels() => field!(StackLayer::{Embedding}.width);
+            needed "say the length of each token's vector, such as width = 128";
+        /// the width of the state
+        hidden: channels() => field!(StackLayer::{Recurrent}.hidden);
+            needed "say the width of the state, such as hidden = 128";
+        /// the width between its two linear layers
+        hidden: maybe(channels()) => field!(StackLayer::{EncoderLayer}.hidden); or "4 times the width of the sequence";
+        /// whether it also runs backwards in time; outputs are concatenated
+        bidirectional: flag() => field!(StackLayer::{Recurrent}.bidirectional);
+        /// attention heads
+        heads: channels() => field!(StackLayer::{Attention | EncoderLayer}.heads);
+            needed "say how many attention heads, such as heads = 4";
+        /// the activation between its two linear layers
+        activation: activation => field!(StackLayer::{EncoderLayer}.activation);
+        /// the share dropped in training
+        dropout: single(Bounds::BELOW_1) => field!(StackLayer::{EncoderLayer}.dropout);
+        /// whether norms come before attention and linear layers, or after their sums
+        norm_first: flag() => field!(StackLayer::{EncoderLayer}.norm_first);
+        /// whether a position sees only itself and earlier ones
+        causal: flag() => field!(StackLayer::{Attention | EncoderLayer}.causal);
+        /// the layers of f
+        layers: layers(false) => field!(StackLayer::{Residual}.layers);
+            needed "say what is added to x, as a list of layers";
     }
-    let n = items.len();
-    // All layers are read before one that is wrong ends it.
-    let layers: Vec<_> = items.iter().enumerate().map(|(i, item)| layer(item, last && i + 1 == n)).collect();
-    layers.into_iter().collect()
+}
+
+fn conv(layer: &mut StackLayer) -> Option<&mut Conv> {
+    match layer {
+        StackLayer::Conv { conv, .. } | StackLayer::ConvTranspose { conv, .. } => Some(conv),
+        _ => None,
+    }
+}
+
+/// Stride and padding of what has windows.
+fn steps(layer: &mut StackLayer) -> Option<[&mut Pair; 2]> {
+    match layer {
+        StackLayer::Conv { conv, .. } | StackLayer::ConvTranspose { conv, .. } => {
+            Some([&mut conv.stride, &mut conv.padding])
+        }
+        StackLayer::MaxPool { stride, padding, .. } | StackLayer::AvgPool { stride, padding, .. } => {
+            Some([stride, padding])
+        }
+        _ => None,
+    }
+}
+
+/// Windows of pools lie side by side by default.
+fn check(layer: &mut StackLayer, c: &Cursor) {
+    if let StackLayer::MaxPool { kernel, stride, .. } | StackLayer::AvgPool { kernel, stride, .. } = layer
+        && !c.has("stride")
+    {
+        *stride = *kernel;
+    }
+}
+
+/// A list of layers. Only the last one of a model may leave its outputs to the data.
+pub(super) fn layers(of_model: bool) -> Type<Vec<StackLayer>> {
+    let Type { shape, write, .. } = list(table::<StackLayer>(), &[], "an array of layers");
+    let needed = shape.clone();
+    let read = move |at: &At| {
+        let items = at.items(&needed)?;
+        if items.is_empty() {
+            at.fault(format!("`{}` is empty; at least one layer is needed", at.path), "");
+        }
+        let layer = |(i, item): (usize, &At)| {
+            let layer = StackLayer::section().read(item)?;
+            let is_open = matches!(layer, StackLayer::Linear { outputs: None, .. });
+            if is_open && !(of_model && i + 1 == items.len()) {
+                let hint = "only the last layer may leave it out, for the number of classes";
+                item.cursor(&StackLayer::section().outline)?.require("outputs", hint);
+            }
+            Some(layer)
+        };
+        // All layers are read before one that is wrong ends it.
+        let layers: Vec<_> = items.iter().enumerate().map(layer).collect();
+        layers.into_iter().collect()
+    };
+    Type { shape, read: Box::new(read), write }
 }
 
 /// The place of a layer by its path, such as `layers[2].layers[0]`; `list` is the outermost.
@@ -40,155 +215,4 @@ pub(super) fn place_of<'a>(list: &'a Node, path: &str) -> Option<&'a Place> {
         }
     }
     found
-}
-
-fn layer(item: &At, open: bool) -> Option<StackLayer> {
-    let nothing = Table::default();
-    let known: Vec<&'static str> =
-        StackLayer::KINDS.into_iter().chain(ACTIVATIONS.map(|(name, _)| name)).collect();
-    let reading = item.reading();
-    let (cursor, kind);
-    match &item.node.value {
-        // The kind alone.
-        Value::String(_) => {
-            kind = item.choice(&known)?;
-            cursor = Cursor::new(reading, &nothing, &item.node.place, "model.layers", item.path.clone());
-            cursor.get("kind");
-        }
-        Value::Table(_) => {
-            cursor = item.table("model.layers", "a layer")?;
-            cursor.require("kind", &format!("known are {}", known.join(", ")));
-            let Some(said) = cursor.choice("kind", &known) else {
-                cursor.finish_kind(None);
-                return None;
-            };
-            kind = said;
-        }
-        _ => return item.wrong("a layer (a table with a `kind`, or a kind alone)"),
-    }
-    let layer = of_kind(&cursor, kind, open);
-    cursor.finish_kind(Some(kind));
-    layer
-}
-
-/// All keys are asked for before one that is wrong ends it.
-fn of_kind(c: &Cursor, kind: &str, open: bool) -> Option<StackLayer> {
-    let kernel = || {
-        c.require("kernel", "say the rows and columns of the window, such as kernel = 3");
-        c.pair("kernel", 1..=WINDOW_MAX)
-    };
-    let outputs = || {
-        c.require("outputs", "say how many channels go out, such as outputs = 32");
-        c.size("outputs", 1..=CHANNELS_MAX)
-    };
-    let pair = |key, least, default| {
-        if c.has(key) {
-            c.pair(key, least..=WINDOW_MAX)
-        } else {
-            c.get(key);
-            Some(default)
-        }
-    };
-    let conv = || {
-        let stride = pair("stride", 1, (1, 1));
-        let padding = pair("padding", 0, (0, 0));
-        let dilation = pair("dilation", 1, (1, 1));
-        let groups = c.size("groups", 1..=CHANNELS_MAX);
-        Some(Conv {
-            stride: stride?,
-            padding: padding?,
-            dilation: dilation?,
-            groups: groups.or((!c.has("groups")).then_some(1))?,
-        })
-    };
-    let bias = || c.flag("bias").unwrap_or(true);
-    let heads = || {
-        c.require("heads", "say how many attention heads share the width, such as heads = 4");
-        c.size("heads", 1..=CHANNELS_MAX)
-    };
-    let window = || {
-        let kernel = kernel();
-        let stride = pair("stride", 1, kernel.unwrap_or((1, 1)));
-        let padding = pair("padding", 0, (0, 0));
-        Some((kernel?, stride?, padding?))
-    };
-    let recurrent = |cell| {
-        c.require("hidden", "say the width of the state, such as hidden = 128");
-        let hidden = c.size("hidden", 1..=CHANNELS_MAX);
-        let bidirectional = c.flag("bidirectional").unwrap_or(false);
-        Some(StackLayer::Recurrent { cell, hidden: hidden?, bidirectional })
-    };
-    Some(match kind {
-        "linear" => {
-            if !open {
-                c.require("outputs", "only the last layer may leave it out, for the number of classes");
-            }
-            let outputs = c.size("outputs", 1..=WIDTH_MAX);
-            StackLayer::Linear { outputs, bias: bias() }
-        }
-        "conv" => {
-            let (outputs, kernel, conv, bias) = (outputs(), kernel(), conv(), bias());
-            StackLayer::Conv { outputs: outputs?, kernel: kernel?, conv: conv?, bias }
-        }
-        "conv_transpose" => {
-            let (outputs, kernel, conv, bias) = (outputs(), kernel(), conv(), bias());
-            let output_padding = pair("output_padding", 0, (0, 0))?;
-            StackLayer::ConvTranspose {
-                outputs: outputs?,
-                kernel: kernel?,
-                conv: conv?,
-                output_padding,
-                bias,
-            }
-        }
-        "max_pool" => {
-            let (kernel, stride, padding) = window()?;
-            StackLayer::MaxPool { kernel, stride, padding }
-        }
-        "avg_pool" => {
-            let (kernel, stride, padding) = window()?;
-            StackLayer::AvgPool { kernel, stride, padding }
-        }
-        "adaptive_avg_pool" => {
-            c.require("out", "say how many rows and columns go out, such as out = 1");
-            StackLayer::AdaptiveAvgPool { out: c.pair("out", 1..=WINDOW_MAX)? }
-        }
-        "global_mean" => StackLayer::GlobalMean,
-        "batch_norm" => StackLayer::BatchNorm,
-        "layer_norm" => StackLayer::LayerNorm,
-        "rms_norm" => StackLayer::RmsNorm,
-        "group_norm" => {
-            c.require("groups", "say how many groups of channels, such as groups = 8");
-            StackLayer::GroupNorm { groups: c.size("groups", 1..=CHANNELS_MAX)? }
-        }
-        "dropout" => StackLayer::Dropout { p: c.real("p", 0.0..1.0).unwrap_or(0.5) as f32 },
-        "flatten" => StackLayer::Flatten,
-        "embedding" => {
-            c.require("width", "say the length of each token's vector, such as width = 128");
-            StackLayer::Embedding { width: c.size("width", 1..=CHANNELS_MAX)? }
-        }
-        "positions" => StackLayer::Positions,
-        "lstm" => recurrent(Cell::Lstm)?,
-        "gru" => recurrent(Cell::Gru)?,
-        "last_step" => StackLayer::LastStep,
-        "mean_time" => StackLayer::MeanTime,
-        "attention" => {
-            let (heads, causal) = (heads(), c.flag("causal").unwrap_or(false));
-            StackLayer::Attention { heads: heads?, causal }
-        }
-        "encoder_layer" => {
-            let heads = heads();
-            let hidden = c.size("hidden", 1..=CHANNELS_MAX);
-            let activation = c.choice("activation", &ACTIVATIONS.map(|(n, _)| n)).unwrap_or("relu").into();
-            let dropout = c.real("dropout", 0.0..1.0).unwrap_or(0.1) as f32;
-            let norm_first = c.flag("norm_first").unwrap_or(false);
-            let causal = c.flag("causal").unwrap_or(false);
-            StackLayer::EncoderLayer { heads: heads?, hidden, activation, dropout, norm_first, causal }
-        }
-        "residual" => {
-            c.require("layers", "say what is added to x, as a list of layers");
-            StackLayer::Residual { layers: read(&c.get("layers")?, false)? }
-        }
-        activation => StackLayer::Activation { name: activation.into() },
-    })
 }

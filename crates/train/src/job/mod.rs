@@ -1,31 +1,41 @@
-//! Jobs: what to train, on what, how, with what, and what to leave behind.
+//! Jobs: what to train, on what, how, with what, and what to write.
 //!
 //! A job comes from a file ([`Job::from_file`]) or from Rust ([`Job::new`]), and goes to a file again
-//! ([`Job::to_toml`]). `docs/job-file.md` describes the file. A file's errors are all found at once, each with its place
-//! and the nearest thing that would be right.
+//! ([`Job::to_toml`]). `docs/job-file.md` describes the file, and [`schema`] describes it to editors. All errors of a file
+//! are reported at once, each with its place and the nearest thing that would be right.
+//!
+//! Every key is declared once, in the file of its section. Reading, writing, overrides, the page and the schema follow.
 //!
 //! # Layout
-//! - `spec`: what a job is. `defaults`: what holds if nothing is said.
-//! - `error`: errors and how they are shown. `tree`: the file as values that know their places. `sets`: overrides.
-//! - `keys`: the keys there are. `nearest`: which of them was meant. `cursor`: reads tables by them.
-//! - `read`: the whole file; `model`, `layers`, `data`, `train`, `parallel`, `output`: its sections.
-//! - `write`: the way back.
+//! - `spec`: what a job is. `defaults`: its defaults.
+//! - `read`: the whole file; `model`, `layers`, `data`, `train`, `parallel`, `output`: the keys of its sections.
+//! - `declare`: how keys are written down. `section`, `key`: tables and keys, read and written. `types`: types of values.
+//! - `outline`, `shape`: tables, keys and what they accept, as plain data.
+//! - `tree`: the file as values that know their places. `sets`: overrides. `cursor`: tables while they are read.
+//! - `error`: errors and how they are shown. `nearest`: which name was meant.
+//! - `write`: a job as a file. `schema`: the keys as a JSON schema.
 
 mod cursor;
 mod data;
+mod declare;
 mod defaults;
 mod error;
-mod keys;
+mod key;
 mod layers;
 mod model;
 mod nearest;
+mod outline;
 mod output;
 mod parallel;
 mod read;
+mod schema;
+mod section;
 mod sets;
+mod shape;
 mod spec;
 mod train;
 mod tree;
+mod types;
 mod write;
 
 #[cfg(test)]
@@ -34,4 +44,5 @@ mod fuzz;
 mod tests;
 
 pub use error::{JobError, JobErrors};
+pub use schema::schema;
 pub use spec::*;

@@ -1,228 +1,236 @@
 //! `[model]`: one of the reference models with its sizes, or a list of layers.
 
-use std::ops::RangeInclusive;
-
 use polyreme_graph::builder::ACTIVATIONS;
-use polyreme_nn::model::{Stack, StackInput};
+use polyreme_nn::model::{Stack, StackInput, StackLayer};
 use polyreme_nn::{Model, TraceOptions};
 
 use super::cursor::{At, Cursor};
-use super::layers;
+use super::declare::{keys, kinds, section};
+use super::key::Key;
+use super::layers::{self, layers};
+use super::section::{Kind, Section};
+use super::shape::Bounds;
 use super::spec::ModelSpec;
-use super::tree::Value;
+use super::tree::{Node, Value};
+use super::types::{Type, list, maybe, name_of, pair, path, single, whole};
 
 /// Widths, channels and vocabularies. With the other limits, no product of sizes overflows.
-pub(super) const WIDTH_MAX: usize = 1 << 20;
-/// Channels of images.
-const CHANNELS_MAX: usize = 1 << 16;
+pub(super) const WIDTH_MAX: u64 = 1 << 20;
+/// Channels of images, and widths of sequences.
+pub(super) const CHANNELS_MAX: u64 = 1 << 16;
 /// Rows and columns of images.
-pub(super) const SIDE_MAX: usize = 1 << 12;
+pub(super) const SIDE_MAX: u64 = 1 << 12;
 /// Ids of a sequence.
-pub(super) const CONTEXT_MAX: usize = 1 << 16;
+pub(super) const CONTEXT_MAX: u64 = 1 << 16;
 /// Layers of a model that has a number of them.
-const LAYERS_MAX: usize = 1 << 10;
+const LAYERS_MAX: u64 = 1 << 10;
+/// Numbers in a row.
+const INPUTS_MAX: u64 = 1 << 28;
 
-/// Reads the section; `None` if it is wrong, which has then been reported.
-pub(super) fn read(c: &Cursor) -> Option<ModelSpec> {
-    let weights = c.path("weights");
-    let Some(kind) = kind(c) else {
-        c.finish_kind(None);
-        return None;
-    };
-    let n_faults = c.reading.n_faults();
-    let model = if kind == "layers" { stack(c) } else { reference(c, kind) };
-    c.finish_kind(Some(kind));
-    if c.reading.n_faults() > n_faults {
-        return None;
+section! { ModelSpec => {
+    let section = Section::of_kinds("model", "a section", kinds(), |s| s.model.name(), keys());
+    let open = |s: &ModelSpec, key: &str| s.from_data.iter().any(|open| open == key);
+    section.fallback("layers", Some("layers")).unwritten(open).check(check)
+} }
+
+fn kinds() -> Vec<Kind<ModelSpec>> {
+    let named = |name| ModelSpec::new(Model::by_name(name).expect("kinds are called as the models are"));
+    kinds! {
+        /// linear layers with an activation between them, on rows or flattened images
+        "mlp" => named;
+        /// LeNet-5
+        "lenet" => named;
+        /// pairs of 3x3 convolutions with batch norm
+        "cnn" => named;
+        /// a decoder-only transformer that predicts the next token
+        "gpt" => named;
+        /// torchvision's AlexNet, for images of 63x63 or more
+        "alexnet" => named;
+        /// torchvision's ResNets
+        "resnet18" | "resnet34" | "resnet50" | "resnet101" => named;
+        /// the same with a stem for small images
+        "resnet18_cifar" | "resnet34_cifar" | "resnet50_cifar" | "resnet101_cifar" => named;
+        /// recurrent networks that classify sequences, in one direction or in both
+        "lstm" | "gru" | "bilstm" | "bigru" => named;
+        /// a transformer encoder that classifies sequences
+        "encoder" => named;
+        /// a list of custom layers
+        "layers" => |_| ModelSpec::new(Model::Layers(Stack { input: StackInput::Open, layers: Vec::new() }));
     }
-    let model = model?;
-    let open = model.sizes_from_data().iter().filter(|key| match (&model, **key) {
-        (Model::Layers(m), "input") => m.input == StackInput::Open,
-        (Model::Layers(m), _) => m.is_open(),
-        (_, key) => !c.has(key),
+}
+
+fn keys() -> Vec<Key<ModelSpec>> {
+    // The field of the models that have it.
+    macro_rules! field {
+        ($field:ident of $($model:ident)|+) => {
+            |s| match &mut s.model { $(Model::$model(m) => Some(&mut m.$field),)+ _ => None }
+        };
+    }
+    let channels = || whole(1..=CHANNELS_MAX);
+    let widths = |most| list(whole(1..=most), &[], "an array of whole numbers");
+    let activation = name_of(ACTIVATIONS.map(|(name, _)| name));
+    let is_list = |s: &mut ModelSpec| matches!(s.model, Model::Layers(_));
+    keys! { ModelSpec;
+        /// a safetensors file to start from, with exactly the model's tensors, of a floating-point type and finite;
+        /// batch norms go on counting batches where it ended
+        weights: maybe(path()) => |s| Some(&mut s.weights);
+        /// how many layers
+        layers: n_layers() => field!(layers of Gpt | Recurrent | Encoder);
+        /// the layers, see below
+        layers: layers(true) => |s| stack(s).map(|m| &mut m.layers);
+            needed "write layers = [{ kind = \"linear\", outputs = 64 }, \"relu\", \"linear\"]";
+        /// the input, for rows and images
+        input: input() => |s| stack(s).map(|m| &mut m.input); or "from the data";
+        /// the width of the input
+        inputs: whole(1..=INPUTS_MAX) => field!(inputs of Mlp); or "from the data";
+        /// the widths of the hidden layers
+        hidden: widths(WIDTH_MAX) => field!(hidden of Mlp);
+        /// the width of the state
+        hidden: channels() => field!(hidden of Recurrent);
+        /// the width between the two linear layers of each encoder layer
+        hidden: channels() => field!(hidden of Encoder);
+        /// the activation between layers
+        activation: activation => field!(activation of Mlp);
+        /// the channels of images
+        channels: channels() => field!(channels of Lenet | Cnn | AlexNet | ResNet); or "from the data";
+        /// the size of images
+        image: pair(1..=SIDE_MAX) => field!(image of Lenet); or "from the data";
+        /// the channels of each pair of convolutions
+        widths: widths(CHANNELS_MAX) => field!(widths of Cnn);
+        /// the length of each token's vector
+        width: channels() => field!(width of Gpt | Recurrent | Encoder);
+        /// attention heads; must divide `width`
+        heads: channels() => field!(heads of Gpt | Encoder);
+        /// how many tokens there are
+        vocab: whole(1..=WIDTH_MAX) => field!(vocab of Gpt | Recurrent | Encoder); or "from the data";
+        /// the longest sequence, in tokens
+        context: whole(1..=CONTEXT_MAX) => field!(context of Gpt | Recurrent | Encoder);
+            or "from the data, or else 256 (gpt), 20 (lstm, gru, bilstm, bigru), 32 (encoder)";
+        /// how many tokens there are, for ids; together with `context`
+        vocab: whole(1..=WIDTH_MAX) => |s| ids(s).map(|(vocab, _)| vocab), |s, n| set_ids(s, Some(n), None);
+            only is_list; or "from the data";
+        /// the longest sequence, for ids; together with `vocab`
+        context: whole(1..=CONTEXT_MAX) => |s| ids(s).map(|(_, context)| context), |s, n| set_ids(s, None, Some(n));
+            only is_list; or "from the data, or else 256";
+        /// the share dropped in training
+        dropout: single(Bounds::BELOW_1) => field!(dropout of Mlp | Cnn | Gpt | AlexNet | Recurrent | Encoder);
+        /// how many classes; if given, the labels of a table are taken as classes however many there are
+        classes: whole(1..=WIDTH_MAX) => field!(classes of Mlp | Lenet | Cnn | AlexNet | ResNet | Recurrent | Encoder);
+            or "from the data";
+        /// how many classes: the outputs of the last layer, if that leaves them open
+        classes: whole(1..=WIDTH_MAX) => |_| None, |s, n| if let Some(m) = stack(s) { m.set_classes(n) };
+            only is_list; or "from the data";
+    }
+}
+
+/// A number; a list of layers is for another kind.
+fn n_layers() -> Type<usize> {
+    let Type { shape, read, write } = whole(1..=LAYERS_MAX);
+    let read = move |at: &At| {
+        if !matches!(at.node.value, Value::Array(_)) {
+            return read(at);
+        }
+        let message = format!("`{}` is an array; a model of this kind has a number of layers", at.path);
+        at.fault(message, "leave `kind` out for a list of custom layers");
+        None
+    };
+    Type { shape, read: Box::new(read), write }
+}
+
+fn stack(spec: &mut ModelSpec) -> Option<&mut Stack> {
+    if let Model::Layers(stack) = &mut spec.model { Some(stack) } else { None }
+}
+
+fn ids(spec: &ModelSpec) -> Option<(usize, usize)> {
+    match &spec.model {
+        Model::Layers(Stack { input: StackInput::Ids { vocab, context }, .. }) => Some((*vocab, *context)),
+        _ => None,
+    }
+}
+
+/// Sets one of the sizes of ids, and keeps the other one if there is one.
+fn set_ids(spec: &mut ModelSpec, vocab: Option<usize>, context: Option<usize>) {
+    let (old_vocab, old_context) = ids(spec).unwrap_or((1, 1));
+    if let Some(stack) = stack(spec) {
+        let (vocab, context) = (vocab.unwrap_or(old_vocab), context.unwrap_or(old_context));
+        stack.input = StackInput::Ids { vocab, context };
+    }
+}
+
+/// `[width]` or `[channels, height, width]`.
+fn input() -> Type<StackInput> {
+    let dims = list(whole(1..=INPUTS_MAX), &[1, 3], "[width] or [channels, height, width]");
+    let dims = dims.check(|dims: &Vec<usize>| match *dims.as_slice() {
+        [channels, height, width]
+            if channels as u64 > CHANNELS_MAX || height.max(width) as u64 > SIDE_MAX =>
+        {
+            Some((format!("is too large; images have at most {SIDE_MAX} rows and columns"), ""))
+        }
+        _ => None,
     });
-    let from_data = open.map(|key| key.to_string()).collect();
-    Some(ModelSpec { model, from_data, weights })
-}
-
-/// The kind; a list of layers needs none.
-fn kind(c: &Cursor) -> Option<&'static str> {
-    let known: Vec<&'static str> = Model::NAMES.into_iter().chain(["layers"]).collect();
-    let said = c.get("kind");
-    if let Some(said) = said {
-        return said.choice(&known);
-    }
-    if c.has("layers") {
-        return Some("layers");
-    }
-    c.require("kind", &format!("known are {}", known.join(", ")));
-    None
-}
-
-/// A reference model, with the sizes that are said.
-fn reference(c: &Cursor, kind: &str) -> Option<Model> {
-    let mut model = Model::by_name(kind).ok()?;
-    let set = |key, to: &mut usize, max: usize| {
-        let Some(at) = c.get(key) else { return };
-        if key == "layers" && matches!(at.node.value, Value::Array(_)) {
-            let message =
-                format!("`{}` is an array; a model of kind `{kind}` has a number of layers", at.path);
-            at.fault(message, "leave `kind` out for a list of layers of your own");
-        } else if let Some(n) = at.size(1..=max) {
-            *to = n;
-        }
+    let to = |dims: Vec<usize>| match *dims.as_slice() {
+        [width] => StackInput::Row { width },
+        [channels, height, width] => StackInput::Image { channels, height, width },
+        _ => unreachable!("the type has one length or three"),
     };
-    let dropout = |to: &mut f32| {
-        if let Some(p) = c.real("dropout", 0.0..1.0) {
-            *to = p as f32;
-        }
+    dims.map(to, |input| match *input {
+        StackInput::Row { width } => Some(vec![width]),
+        StackInput::Image { channels, height, width } => Some(vec![channels, height, width]),
+        StackInput::Open | StackInput::Ids { .. } => None,
+    })
+}
+
+fn check(spec: &mut ModelSpec, c: &Cursor) {
+    let heads = match &spec.model {
+        Model::Gpt(m) => Some((m.heads, m.width)),
+        Model::Encoder(m) => Some((m.heads, m.width)),
+        _ => None,
     };
-    match &mut model {
-        Model::Mlp(m) => {
-            set("inputs", &mut m.inputs, 1 << 28);
-            set("classes", &mut m.classes, WIDTH_MAX);
-            if let Some(hidden) = sizes(c.get("hidden"), 1..=WIDTH_MAX) {
-                m.hidden = hidden;
-            }
-            if let Some(name) = c.choice("activation", &ACTIVATIONS.map(|(n, _)| n)) {
-                m.activation = name.into();
-            }
-            dropout(&mut m.dropout);
-        }
-        Model::Lenet(m) => {
-            set("channels", &mut m.channels, CHANNELS_MAX);
-            set("classes", &mut m.classes, WIDTH_MAX);
-            if let Some(image) = c.pair("image", 1..=SIDE_MAX) {
-                m.image = image;
-            }
-        }
-        Model::Cnn(m) => {
-            set("channels", &mut m.channels, CHANNELS_MAX);
-            set("classes", &mut m.classes, WIDTH_MAX);
-            if let Some(widths) = sizes(c.get("widths"), 1..=CHANNELS_MAX) {
-                m.widths = widths;
-            }
-            dropout(&mut m.dropout);
-        }
-        Model::AlexNet(m) => {
-            set("channels", &mut m.channels, CHANNELS_MAX);
-            set("classes", &mut m.classes, WIDTH_MAX);
-            dropout(&mut m.dropout);
-        }
-        Model::ResNet(m) => {
-            set("channels", &mut m.channels, CHANNELS_MAX);
-            set("classes", &mut m.classes, WIDTH_MAX);
-        }
-        Model::Gpt(m) => {
-            set("vocab", &mut m.vocab, WIDTH_MAX);
-            set("context", &mut m.context, CONTEXT_MAX);
-            set("width", &mut m.width, CHANNELS_MAX);
-            set("heads", &mut m.heads, CHANNELS_MAX);
-            set("layers", &mut m.layers, LAYERS_MAX);
-            dropout(&mut m.dropout);
-            divides(c, m.heads, m.width);
-        }
-        Model::Recurrent(m) => {
-            set("vocab", &mut m.vocab, WIDTH_MAX);
-            set("context", &mut m.context, CONTEXT_MAX);
-            set("width", &mut m.width, CHANNELS_MAX);
-            set("hidden", &mut m.hidden, CHANNELS_MAX);
-            set("layers", &mut m.layers, LAYERS_MAX);
-            set("classes", &mut m.classes, WIDTH_MAX);
-            dropout(&mut m.dropout);
-        }
-        Model::Encoder(m) => {
-            set("vocab", &mut m.vocab, WIDTH_MAX);
-            set("context", &mut m.context, CONTEXT_MAX);
-            set("width", &mut m.width, CHANNELS_MAX);
-            set("heads", &mut m.heads, CHANNELS_MAX);
-            set("hidden", &mut m.hidden, CHANNELS_MAX);
-            set("layers", &mut m.layers, LAYERS_MAX);
-            set("classes", &mut m.classes, WIDTH_MAX);
-            dropout(&mut m.dropout);
-            divides(c, m.heads, m.width);
-        }
-        Model::Layers(_) => unreachable!("no reference model is a list of layers"),
-    }
-    Some(model)
-}
-
-fn sizes(at: Option<At>, range: RangeInclusive<usize>) -> Option<Vec<usize>> {
-    at?.sizes(&[], "an array of whole numbers", range)
-}
-
-fn divides(c: &Cursor, heads: usize, width: usize) {
-    if !width.is_multiple_of(heads) {
+    if let Some((heads, width)) = heads
+        && !width.is_multiple_of(heads)
+    {
         let key = if c.has("heads") { "heads" } else { "width" };
         let message = format!("`model.heads` of {heads} does not divide `model.width` of {width}");
         let near = (1..=heads).rev().find(|h| width.is_multiple_of(*h)).unwrap_or(1);
-        c.reading.fault(c.place_of(key), &c.path_of(key), message, format!("{near} heads would"));
+        c.fault(key, message, format!("heads = {near} would"));
     }
+    if let Model::Layers(stack) = &spec.model {
+        check_stack(stack, c);
+    }
+    let open = ModelSpec::new(spec.model.clone()).from_data;
+    let is_layers = matches!(spec.model, Model::Layers(_));
+    spec.from_data = open.into_iter().filter(|key| is_layers || !c.has(key)).collect();
 }
 
-/// A list of layers. Where the input is said, they are traced once, so that a layer that does not fit is found here.
-fn stack(c: &Cursor) -> Option<Model> {
-    let n_faults = c.reading.n_faults();
-    let input = input(c);
-    let classes = c.size("classes", 1..=WIDTH_MAX);
-    c.require("layers", "write layers = [{ kind = \"linear\", outputs = 64 }, \"relu\", \"linear\"]");
-    let list = c.get("layers")?;
-    if matches!(list.node.value, Value::Integer(_)) {
-        return list.wrong("a list of layers");
-    }
-    let layers = layers::read(&list, true)?;
-    let mut stack = Stack { input: input?, layers };
-    if let Some(classes) = classes {
-        if !stack.is_open() {
-            let message = "`model.classes` is said, but the last layer does not leave its `outputs` open";
-            let hint = "end with \"linear\", or leave `classes` out";
-            c.reading.fault(c.place_of("classes"), &c.path_of("classes"), message, hint);
-        }
-        stack.set_classes(classes);
-    }
-    if stack.input != StackInput::Open && c.reading.n_faults() == n_faults {
-        let mut closed = stack.clone();
-        closed.set_classes(2);
-        if let Err(e) = Model::Layers(closed).trace(&TraceOptions::evaluation(2)) {
-            // The error's layer is the layer's path below [model], and its kind.
-            let path = e.layer.split(' ').next().unwrap_or_default();
-            let place = layers::place_of(list.node, path).unwrap_or(c.place_of("layers"));
-            let message = format!("{}: {}", e.layer, e.kind);
-            c.reading.fault(place, &c.path_of(path), message, "");
+/// Layers whose input is given are traced once, so that a layer that does not fit is found here.
+fn check_stack(stack: &Stack, c: &Cursor) {
+    if c.has("vocab") || c.has("context") {
+        let hint = "token ids have both; leave both out to take them from the data";
+        c.require("vocab", hint);
+        c.require("context", hint);
+        if c.has("input") {
+            let message = "`model.input` cannot be given together with `model.vocab` or `model.context`";
+            c.fault("input", message, "`input` is for rows and images, the others are for token ids");
         }
     }
-    Some(Model::Layers(stack))
-}
-
-/// `input = [width]`, `[channels, height, width]`, or `vocab` and `context`. Nothing: open. `None`: wrong.
-fn input(c: &Cursor) -> Option<StackInput> {
-    let (shape, vocab, context) = (c.get("input"), c.has("vocab"), c.has("context"));
-    let vocab_size = c.size("vocab", 1..=WIDTH_MAX);
-    let context_size = c.size("context", 1..=CONTEXT_MAX);
-    let Some(shape) = shape else {
-        if vocab || context {
-            let hint = "token ids have both; leave both out to take them from the data";
-            c.require("vocab", hint);
-            c.require("context", hint);
-            return Some(StackInput::Ids { vocab: vocab_size?, context: context_size? });
+    if let (true, Some(last)) = (c.has("classes"), stack.layers.last()) {
+        let has_outputs = |item: &Node| matches!(&item.value, Value::Table(t) if t.get("outputs").is_some());
+        let is_said = c.get("layers").is_some_and(|at| at.node.items().last().is_some_and(has_outputs));
+        if is_said || !matches!(last, StackLayer::Linear { .. }) {
+            let message = "`model.classes` is given, but the last layer does not leave its `outputs` open";
+            c.fault("classes", message, "end with \"linear\", or leave `classes` out");
         }
-        return Some(StackInput::Open);
-    };
-    if vocab || context {
-        let message = "`model.input` and `model.vocab` or `model.context` cannot both be said";
-        shape.fault(message, "`input` is for rows and images, the others are for token ids");
     }
-    let dims = shape.sizes(&[1, 3], "[width] or [channels, height, width]", 1..=(1 << 28))?;
-    match *dims.as_slice() {
-        [width] => Some(StackInput::Row { width }),
-        [channels, height, width] if channels <= CHANNELS_MAX && height.max(width) <= SIDE_MAX => {
-            Some(StackInput::Image { channels, height, width })
-        }
-        _ => {
-            let message =
-                format!("`{}` is too large; images have at most {SIDE_MAX} rows and columns", shape.path);
-            shape.fault(message, "");
-            None
-        }
+    if stack.input == StackInput::Open || stack.layers.is_empty() || !c.is_clean() {
+        return;
+    }
+    let mut closed = stack.clone();
+    closed.set_classes(2);
+    if let (Err(e), Some(list)) = (Model::Layers(closed).trace(&TraceOptions::evaluation(2)), c.get("layers"))
+    {
+        // The error's layer is the layer's path below [model], and its kind.
+        let path = e.layer.split(' ').next().unwrap_or_default();
+        let place = layers::place_of(list.node, path).unwrap_or(&list.node.place);
+        c.reading.fault(place, &c.path_of(path), format!("{}: {}", e.layer, e.kind), "");
     }
 }

@@ -1,46 +1,43 @@
-//! `[output]`: what is left behind.
-
-use std::ops::Bound;
+//! `[output]`: what a run writes.
 
 use super::cursor::Cursor;
-use super::keys::METRICS;
-use super::spec::{OutputSpec, Source};
+use super::declare::{keys, section};
+use super::key::Key;
+use super::section::Section;
+use super::shape::Bounds;
+use super::spec::OutputSpec;
+use super::train::{COUNT_MAX, METRICS};
+use super::types::{flag, maybe, one_of, path, whole, within};
 
-const COUNT_MAX: u64 = 1 << 48;
+section! { OutputSpec => Section::new("output", "a section", |_| OutputSpec::default(), keys()).check(check) }
 
-/// Reads `[output]`. What is best depends on the labels, and so on the source.
-pub(super) fn read(c: &Cursor, source: Option<&Source>) -> OutputSpec {
-    let count = |key, least| c.whole(key, least..=COUNT_MAX);
-    let every_steps = count("every_steps", 1);
-    let every_minutes = c.real("every_minutes", (Bound::Excluded(0.0), Bound::Unbounded));
-    // 0 is for a job that is to have no checkpoints on the way.
-    let every_epochs = count("every_epochs", 0);
-    let said = ["every_steps", "every_epochs", "every_minutes"].iter().any(|key| c.has(key));
-    let best = match c.get("best") {
-        None => Some(default_best(source).to_string()),
-        Some(at) => {
-            let known: Vec<_> = METRICS.into_iter().chain(["none"]).collect();
-            at.choice(&known).filter(|&name| name != "none").map(String::from)
-        }
-    };
-    let default = OutputSpec::default();
-    let spec = OutputSpec {
-        path: c.path("path"),
-        every_steps,
-        every_epochs: if said { every_epochs.filter(|&n| n > 0) } else { default.every_epochs },
-        every_minutes,
-        keep: c.size("keep", 1..=(1 << 20)).unwrap_or(default.keep),
-        best,
-        tensorboard: c.flag("tensorboard").unwrap_or(default.tensorboard),
-    };
-    c.finish();
-    spec
+fn keys() -> Vec<Key<OutputSpec>> {
+    // 0 is for a job that is to have no checkpoints at the ends of epochs.
+    let or_none = whole(0..=COUNT_MAX).map(|n: u64| Some(n).filter(|&n| n > 0), |n| Some(n.unwrap_or(0)));
+    let metric = METRICS.map(|(name, words)| (name, Some(name.to_string()), words));
+    let best = one_of(metric.into_iter().chain([("none", None, "")]));
+    keys! { OutputSpec;
+        /// the run's folder
+        path: maybe(path()) => |s| Some(&mut s.path);
+            or "`runs/NAME` in the working folder, with a number appended if that is taken";
+        /// steps from one checkpoint to the next
+        every_steps: maybe(whole(1..=COUNT_MAX)) => |s| Some(&mut s.every_steps);
+        /// epochs from one checkpoint to the next; 0 for none
+        every_epochs: or_none => |s| Some(&mut s.every_epochs); or "1, if there is no other `every_`";
+        /// minutes from one checkpoint to the next
+        every_minutes: maybe(within(Bounds::POSITIVE)) => |s| Some(&mut s.every_minutes);
+        /// how many of the latest checkpoints are kept
+        keep: whole(1..=1 << 20) => |s| Some(&mut s.keep);
+        /// the metric whose best checkpoint is kept too, and becomes the model
+        best: best => |s| Some(&mut s.best); or "`\"val_accuracy\"`; for text `\"val_loss\"`";
+        /// whether TensorBoard files are written
+        tensorboard: flag() => |s| Some(&mut s.tensorboard);
+    }
 }
 
-/// The metric whose best checkpoint stays, if none is said.
-pub(super) fn default_best(source: Option<&Source>) -> &'static str {
-    match source {
-        Some(Source::Text { .. }) => "val_loss",
-        _ => "val_accuracy",
+/// Checkpoints after each epoch are for jobs that ask for no others.
+fn check(spec: &mut OutputSpec, c: &Cursor) {
+    if !c.has("every_epochs") && (c.has("every_steps") || c.has("every_minutes")) {
+        spec.every_epochs = None;
     }
 }

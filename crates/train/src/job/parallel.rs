@@ -1,65 +1,130 @@
-//! `[parallel]`: with what.
+//! `[parallel]`: what a run uses, and how ranks share a step.
 
 use std::ops::Bound;
 
 use polyreme_graph::Optimizer;
 
 use super::cursor::Cursor;
-use super::keys::TRANSPORTS;
+use super::declare::{keys, section};
+use super::key::Key;
+use super::section::Section;
+use super::shape::Bounds;
 use super::spec::{Balance, ParallelSpec, TrainSpec, Transport};
-use super::tree::Value;
+use super::types::{auto, either, flag, list, one_of, real, whole, within};
 
-const RANKS_MAX: usize = 1 << 16;
-const THREADS_MAX: usize = 1 << 10;
-const SHARDS_MAX: usize = 1 << 12;
-/// More than 0; a bucket of a GiB is as good as none.
-const BUCKET_MIB: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Included(1024.0));
-
+const RANKS_MAX: u64 = 1 << 16;
+/// More than this is a slip, not a setting.
+pub(super) const THREADS_MAX: u64 = 1 << 10;
+const SHARDS_MAX: u64 = 1 << 12;
+/// A bucket of a GiB is as good as none.
+const BUCKET_MIB: Bounds = Bounds { low: Bound::Excluded(0.0), high: Bound::Included(1024.0) };
 /// At least what a few signs of life take; a week is as good as for ever.
-const SECONDS: (Bound<f64>, Bound<f64>) = (Bound::Included(1.0), Bound::Included(604_800.0));
+const SECONDS: std::ops::RangeInclusive<f64> = 1.0..=604_800.0;
 
-/// Reads the section; what is wrong has been reported, and is as if not said.
-pub(super) fn read(c: &Cursor, train: &TrainSpec) -> ParallelSpec {
-    let default = ParallelSpec::default();
-    let ranks = number(c, "ranks", RANKS_MAX);
-    let balance = balance(c, ranks).unwrap_or(default.balance);
-    // A list of weights says how many ranks there are.
-    let listed = if let Balance::Given(weights) = &balance { Some(weights.len()) } else { None };
-    let spec = ParallelSpec {
-        ranks: ranks.or(listed),
-        threads: number(c, "threads", THREADS_MAX),
-        transport: transport(c).unwrap_or(default.transport),
-        encrypt: auto_or_flag(c, "encrypt"),
-        sync_batch_norm: c.flag("sync_batch_norm").unwrap_or(default.sync_batch_norm),
-        reproducible: c.flag("reproducible").unwrap_or(default.reproducible),
-        shards: c.size("shards", 1..=SHARDS_MAX).unwrap_or(default.shards),
-        shard_optimizer: auto_or_flag(c, "shard_optimizer"),
-        shard_gradients: c.flag("shard_gradients").unwrap_or(default.shard_gradients),
-        bucket_mib: c.real("bucket_mib", BUCKET_MIB).unwrap_or(default.bucket_mib),
-        balance,
-        patience: c.real("patience", SECONDS).unwrap_or(default.patience),
-        stall: c.real("stall", SECONDS).unwrap_or(default.stall),
-    };
+section! { ParallelSpec => {
+    let section = Section::new("parallel", "a section", |_| ParallelSpec::default(), keys());
+    section.unwritten(|s, key| key == "shards" && !s.reproducible).check(check)
+} }
+
+fn keys() -> Vec<Key<ParallelSpec>> {
+    let balance = either(
+        one_of([("equal", Balance::Equal, ""), ("auto", Balance::Auto, "")]),
+        list(within(Bounds::POSITIVE), &[], "an array of weights").map(Balance::Given, |b| {
+            if let Balance::Given(weights) = b { Some(weights.clone()) } else { None }
+        }),
+    );
+    let transport = one_of(Transport::ALL.map(|t| (t.name(), t, t.words())));
+    keys! { ParallelSpec;
+        /// how many ranks share a step; auto: as many as were started, or as `balance` has weights; else cores
+        /// are split into ranks of at least 16 samples a step, 32 with batch norm
+        ranks: auto(whole(1..=RANKS_MAX)) => |s| Some(&mut s.ranks);
+        /// threads of each rank; auto: the cores that the rank has
+        threads: auto(whole(1..=THREADS_MAX)) => |s| Some(&mut s.threads);
+        /// what ranks communicate over, see below
+        transport: transport => |s| Some(&mut s.transport);
+        /// whether what ranks send over sockets is encrypted; auto: where it leaves a host. It must be the same
+        /// on all ranks
+        encrypt: auto(flag()) => |s| Some(&mut s.encrypt);
+        /// batch norm takes the statistics of all ranks' samples
+        sync_batch_norm: flag() => |s| Some(&mut s.sync_batch_norm);
+        /// weights have the same bits on any number of ranks
+        reproducible: flag() => |s| Some(&mut s.reproducible);
+        /// how many microbatches a reproducible step is cut into; must divide `train.batch`
+        shards: whole(1..=SHARDS_MAX) => |s| Some(&mut s.shards); or "8";
+        /// each rank keeps the optimizer state of its own range of the parameters only; auto: where ranks share
+        /// memory
+        shard_optimizer: auto(flag()) => |s| Some(&mut s.shard_optimizer);
+        /// each rank keeps the gradients of its own range only, and so the optimizer state too
+        shard_gradients: flag() => |s| Some(&mut s.shard_gradients);
+        /// how much of the gradients is reduced at once
+        bucket_mib: within(BUCKET_MIB) => |s| Some(&mut s.bucket_mib);
+        /// how samples are divided among ranks: equally, by measured speed, or in proportion to these weights
+        balance: balance => |s| Some(&mut s.balance);
+        /// seconds after which a silent rank counts as lost, since its host vanished. A process that ends is
+        /// noticed at once; one that computes, reads, writes or is paused for less is waited for
+        patience: real(SECONDS) => |s| Some(&mut s.patience);
+        /// seconds without progress on any rank, though all of them are alive, after which the run ends with a
+        /// report. A rank that uses its processor makes progress
+        stall: real(SECONDS) => |s| Some(&mut s.stall);
+    }
+}
+
+fn check(spec: &mut ParallelSpec, c: &Cursor) {
+    if let Balance::Given(weights) = &spec.balance {
+        let (got, want) = (weights.len(), spec.ranks.unwrap_or(weights.len()));
+        if got != want || got == 0 {
+            let message = match want {
+                0 | 1 => format!("`parallel.balance` has {got} weights for 1 rank"),
+                _ => format!("`parallel.balance` has {got} weights for {want} ranks"),
+            };
+            c.fault("balance", message, "write one weight for each rank, or \"auto\"");
+        }
+        // The weights say how many ranks there are.
+        spec.ranks = Some(want);
+    }
     if spec.stall < spec.patience {
         let message = format!(
-            "`parallel.stall` of {} s is shorter than `parallel.patience` of {} s: a rank that only stands still would \
+            "`parallel.stall` of {} s is shorter than `parallel.patience` of {} s: a rank that makes no progress would \
              end the run before it counts as lost",
             spec.stall, spec.patience
         );
         let key = if c.has("stall") { "stall" } else { "patience" };
-        fault(c, key, &message, "take a stall of at least the patience");
+        c.fault(key, message, "choose a stall of at least the patience");
     }
-    if spec.reproducible {
-        check_reproducible(c, &spec, train);
-    } else if c.has("shards") {
+    if !spec.reproducible && c.has("shards") {
         let hint = "write reproducible = true, or leave `shards` out";
-        fault(c, "shards", "`parallel.shards` is for reproducible runs", hint);
+        c.fault("shards", "`parallel.shards` is for reproducible runs", hint);
     }
+    if spec.reproducible && spec.sync_batch_norm {
+        let message = "`parallel.sync_batch_norm` needs all samples of a step at once, but shards are computed one by one";
+        c.fault("sync_batch_norm", message, "leave it out, or leave `reproducible` out");
+    }
+}
+
+/// What does not go together with `[train]`; `c` is in `[parallel]`.
+pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
     if let Some((message, hint)) = spec.refuses_to_shard(&train.optimizer.rule) {
-        fault(c, "shard_gradients", message, hint);
+        c.fault("shard_gradients", message, hint);
     }
-    c.finish();
-    spec
+    if !spec.reproducible {
+        return;
+    }
+    let key = if c.has("shards") { "shards" } else { "reproducible" };
+    if !train.batch.is_multiple_of(spec.shards) {
+        let message =
+            format!("`parallel.shards` of {} does not divide `train.batch` of {}", spec.shards, train.batch);
+        let near = (1..=spec.shards).rev().find(|n| train.batch.is_multiple_of(*n)).unwrap_or(1);
+        c.fault(key, message, format!("shards = {near} would"));
+    }
+    if let Some(ranks) = spec.ranks.filter(|&ranks| ranks > spec.shards) {
+        let message =
+            format!("`parallel.shards` of {} leaves some of {ranks} ranks without work", spec.shards);
+        c.fault(key, message, "choose at least as many shards as ranks");
+    }
+    if train.accumulate > 1 {
+        let message = "`train.accumulate` and `parallel.reproducible` both cut a step into microbatches";
+        c.fault("reproducible", message, "leave `accumulate` out and raise `shards`");
+    }
 }
 
 impl ParallelSpec {
@@ -69,12 +134,12 @@ impl ParallelSpec {
             return None;
         }
         if matches!(optimizer, Optimizer::Lamb(_)) {
-            let message = "`parallel.shard_gradients` does not go with LAMB, which needs the gradients of whole \
+            let message = "`parallel.shard_gradients` does not work with LAMB, which needs the gradients of whole \
                            tensors on every rank";
-            return Some((message, "take \"adamw\", or leave `shard_gradients` out"));
+            return Some((message, "choose \"adamw\", or leave `shard_gradients` out"));
         }
         if self.reproducible {
-            let message = "`parallel.shard_gradients` does not go with `reproducible`, which adds up whole gradients \
+            let message = "`parallel.shard_gradients` does not work with `reproducible`, which adds up whole gradients \
                            in a fixed tree";
             return Some((message, "leave one of them out"));
         }
@@ -85,80 +150,4 @@ impl ParallelSpec {
         }
         None
     }
-}
-
-/// A flag, or `"auto"` for none.
-fn auto_or_flag(c: &Cursor, key: &'static str) -> Option<bool> {
-    c.get(key).and_then(|at| match &at.node.value {
-        Value::String(s) if s == "auto" => None,
-        _ => c.flag(key),
-    })
-}
-
-/// A number, or `"auto"` for none.
-fn number(c: &Cursor, key: &'static str, max: usize) -> Option<usize> {
-    c.get(key).and_then(|at| match &at.node.value {
-        Value::String(s) if s == "auto" => None,
-        Value::Integer(_) => at.size(1..=max),
-        _ => at.wrong("\"auto\" or a whole number"),
-    })
-}
-
-fn transport(c: &Cursor) -> Option<Transport> {
-    let name = c.choice("transport", &TRANSPORTS)?;
-    Transport::ALL.into_iter().find(|t| t.name() == name)
-}
-
-fn balance(c: &Cursor, ranks: Option<usize>) -> Option<Balance> {
-    let at = c.get("balance")?;
-    match &at.node.value {
-        Value::String(_) => match at.choice(&["equal", "auto"])? {
-            "auto" => Some(Balance::Auto),
-            _ => Some(Balance::Equal),
-        },
-        Value::Array(_) => {
-            let items = at.items("a list of numbers")?;
-            let positive = (Bound::Excluded(0.0), Bound::Unbounded);
-            // All elements are read before one that is wrong ends it.
-            let weights: Vec<_> = items.iter().map(|item| item.real(positive)).collect();
-            let weights: Vec<f64> = weights.into_iter().collect::<Option<_>>()?;
-            let (got, want) = (weights.len(), ranks.unwrap_or(weights.len()));
-            if got != want || got == 0 {
-                let message = format!("`{}` has {got} weights, and there are {} ranks", at.path, want.max(1));
-                at.fault(message, "write one weight for each rank, or \"auto\"");
-                return None;
-            }
-            Some(Balance::Given(weights))
-        }
-        _ => at.wrong("\"equal\", \"auto\" or a list of weights"),
-    }
-}
-
-/// What does not go together with the same bits on any number of ranks.
-fn check_reproducible(c: &Cursor, spec: &ParallelSpec, train: &TrainSpec) {
-    let key = if c.has("shards") { "shards" } else { "reproducible" };
-    if !train.batch.is_multiple_of(spec.shards) {
-        let message =
-            format!("`parallel.shards` of {} does not divide `train.batch` of {}", spec.shards, train.batch);
-        let near = (1..=spec.shards).rev().find(|n| train.batch.is_multiple_of(*n)).unwrap_or(1);
-        fault(c, key, &message, &format!("shards = {near} would"));
-    }
-    if let Some(ranks) = spec.ranks.filter(|&ranks| ranks > spec.shards) {
-        let message =
-            format!("`parallel.shards` of {} leaves some of {ranks} ranks without work", spec.shards);
-        fault(c, key, &message, "take at least as many shards as ranks");
-    }
-    if train.accumulate > 1 {
-        let message = "`train.accumulate` cuts a step, and so does `parallel.reproducible`";
-        fault(c, "reproducible", message, "leave `accumulate` out and raise `shards`");
-    }
-    if spec.sync_batch_norm {
-        let message =
-            "`parallel.sync_batch_norm` needs all samples of a step at once, and shards come one by one";
-        fault(c, "sync_batch_norm", message, "leave it out, or leave `reproducible` out");
-    }
-}
-
-fn fault(c: &Cursor, key: &str, message: &str, hint: &str) {
-    c.reading.fault(c.place_of(key), &c.path_of(key), message, hint);
 }

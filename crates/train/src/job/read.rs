@@ -6,11 +6,15 @@ use std::path::Path;
 
 use toml::de::DeTable;
 
-use super::cursor::{At, Cursor, Reading};
+use super::cursor::{Cursor, Reading};
+use super::declare::{keys, section};
 use super::error::{JobErrors, Place, Sources};
-use super::spec::{Job, OutputSpec, ParallelSpec, TrainSpec};
-use super::tree::{Table, Value};
-use super::{data, model, output, parallel, sets, train};
+use super::outline::Outline;
+use super::section::{Keyed, Section};
+use super::spec::{Job, Source};
+use super::tree::Table;
+use super::types::{table, text};
+use super::{parallel, sets};
 
 /// A job file is small; anything larger is another file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -35,12 +39,12 @@ impl Job {
             ));
         }
         if bytes.len() as u64 > FILE_BYTES_MAX {
-            let message = format!("{file} is larger than {FILE_BYTES_MAX} bytes, so it is no job file");
+            let message = format!("{file} is larger than {FILE_BYTES_MAX} bytes, so it is not a job file");
             return Err(refuse(message, ""));
         }
         let text = String::from_utf8(bytes).map_err(|e| {
             let at = e.utf8_error().valid_up_to();
-            refuse(format!("{file} is no text: byte {at} is not UTF-8"), "job files are TOML, in UTF-8")
+            refuse(format!("{file} is not text: byte {at} is not UTF-8"), "job files are TOML, in UTF-8")
         })?;
         let whole = std::path::absolute(path).unwrap_or_else(|_| path.into());
         let base = whole.parent().unwrap_or(Path::new("/"));
@@ -74,63 +78,64 @@ impl Job {
         let mut root = Table::of(table.get_ref(), 0, 0);
         let mut errors = sets::apply(&mut root, &sources);
         let reading = Reading::new(sources, base);
-        let job = job(&reading, &root, origin);
+        let name = Path::new(origin).file_stem().map(|s| s.to_string_lossy().into_owned());
+        let start = Job::new(name.filter(|s| !s.is_empty()).unwrap_or_else(|| "job".into()));
+        let c = Cursor::root(&reading, &root, &Job::section().outline);
+        let job = Job::section().read_into(start, &c);
         let (sources, faults) = reading.into_faults();
         errors.splice(0..0, faults);
-        match job {
-            Some(job) if errors.is_empty() => Ok(job),
-            _ => Err(JobErrors { file: sources.file, errors }),
-        }
+        if errors.is_empty() { Ok(job) } else { Err(JobErrors { file: sources.file, errors }) }
     }
 }
 
-/// The job, if nothing is wrong with it.
-fn job(reading: &Reading, root: &Table, origin: &str) -> Option<Job> {
-    let c = Cursor::new(reading, root, &Place::FILE, "", "");
-    let stem = Path::new(origin).file_stem().map(|s| s.to_string_lossy().into_owned());
-    let name = match c.get("name") {
-        Some(at) => name(&at),
-        None => stem.filter(|s| !s.is_empty()).unwrap_or_else(|| "job".into()),
+section! { Job => {
+    let name = text().check(|name| {
+        let fits = !name.contains(['/', '\\']) && !name.contains(char::is_control);
+        let message = || format!("is {name:?}; it must be usable as the name of a folder");
+        (!fits || name.trim_matches(['.', ' ']).is_empty()).then(|| (message(), "leave out slashes"))
+    });
+    let keys = keys! { Job;
+        /// the name of the run
+        name: name => |s| Some(&mut s.name); or "the name of the file without its ending";
+        /// which network to train
+        model: table() => |s| Some(&mut s.model);
+            needed "say what to train: [model] and kind = \"mlp\", or another";
+        /// which samples to train it on
+        data: table() => |s| Some(&mut s.data);
+            needed "say what to train on: [data] and kind = \"csv\", or another";
+        /// how to train
+        train: table() => |s| Some(&mut s.train); or "defaults";
+        /// how many ranks and threads, and how they work together
+        parallel: table() => |s| Some(&mut s.parallel); or "defaults";
+        /// what the run writes
+        output: table() => |s| Some(&mut s.output); or "defaults";
     };
-    let section = |key: &'static str| {
-        let at = c.get(key)?;
-        match &at.node.value {
-            Value::Table(_) => at.table(key, "a section"),
-            _ => {
-                at.fault(
-                    format!("`{key}` is {}; a section is needed", at.node.value.describe()),
-                    format!("write [{key}]"),
-                );
-                None
+    Section::new("", "a job", |_| Job::new("job"), keys).check(check)
+} }
+
+/// What follows from several sections, and what does not go together.
+fn check(job: &mut Job, c: &Cursor) {
+    if let Some(c) = c.inside("parallel") {
+        parallel::check_with(&job.parallel, &job.train, &c);
+    }
+    // The next token is right too seldom for accuracy to choose by.
+    let is_best_given = c.inside("output").is_some_and(|c| c.has("best"));
+    if matches!(job.data.source, Source::Text { .. }) && !is_best_given {
+        job.output.best = Some("val_loss".into());
+    }
+}
+
+/// The tables there are, in the order of the page.
+pub(super) fn outlines() -> Vec<&'static Outline> {
+    let mut found = vec![&Job::section().outline];
+    let mut next = 0;
+    while let Some(outline) = found.get(next).copied() {
+        for inside in outline.rows.iter().filter_map(|row| row.shape.inside()) {
+            if !found.iter().any(|known| known.path == inside.path) {
+                found.push(inside);
             }
         }
-    };
-    let missing = |key: &str, hint: &str| {
-        if !c.has(key) && !c.has_slip_of(key) {
-            reading.fault(&Place::FILE, key, format!("there is no section [{key}]"), hint);
-        }
-    };
-    missing("model", "say what to train: [model] and kind = \"mlp\", or another");
-    missing("data", "say what to train on: [data] and kind = \"csv\", or another");
-    let model = section("model").and_then(|c| model::read(&c));
-    let data = section("data").and_then(|c| data::read(&c));
-    let train = section("train").map_or_else(TrainSpec::default, |c| train::read(&c));
-    let parallel = section("parallel").map_or_else(ParallelSpec::default, |c| parallel::read(&c, &train));
-    let source = data.as_ref().map(|d| &d.source);
-    let output = match section("output") {
-        Some(c) => output::read(&c, source),
-        None => OutputSpec { best: Some(output::default_best(source).into()), ..OutputSpec::default() },
-    };
-    c.finish();
-    Some(Job { name, model: model?, data: data?, train, parallel, output })
-}
-
-/// A name becomes a folder's.
-fn name(at: &At) -> String {
-    let name = at.string().unwrap_or_default();
-    let fits = !name.contains(['/', '\\']) && !name.contains(char::is_control);
-    if matches!(at.node.value, Value::String(_)) && (!fits || name.trim_matches(['.', ' ']).is_empty()) {
-        at.fault(format!("`name` is {name:?}; it must do as the name of a folder"), "leave out slashes");
+        next += 1;
     }
-    name.into()
+    found
 }

@@ -6,6 +6,9 @@ use std::ops::Range;
 use toml::de::DeValue;
 
 use super::error::{JobError, Place, Sources};
+use super::outline::Outline;
+use super::section::Keyed;
+use super::spec::Job;
 use super::tree::{Entry, Node, Table, Value};
 
 /// What stands before an override in errors.
@@ -50,7 +53,7 @@ fn apply_one(root: &mut Table, source: usize, text: &str) -> Result<(), Refused>
 
     let value = value_of(&text[equals + 1..], source, equals + 1);
     let place = |span: &Range<usize>| Place { source, span: Some(span.clone()) };
-    let mut here = Here::Table(root);
+    let mut here = Here { value: Inside::Table(root), outline: Some(&Job::section().outline) };
     for (name, span) in lead {
         here = here.down(name, place(span)).map_err(|m| (span.clone(), path.trim().into(), m, FORM))?;
     }
@@ -68,55 +71,62 @@ fn value_of(text: &str, source: usize, shift: usize) -> Node {
     }
 }
 
-/// Something that can be gone into.
-enum Here<'a> {
+/// Where an override has got to: something with elements, and what is declared of it.
+struct Here<'a> {
+    value: Inside<'a>,
+    /// The table that this is or whose elements are; none, where there is none.
+    outline: Option<&'static Outline>,
+}
+
+enum Inside<'a> {
     Table(&'a mut Table),
     Array(&'a mut Vec<Node>),
 }
 
 impl<'a> Here<'a> {
     fn down(self, name: &str, place: Place) -> Result<Here<'a>, String> {
-        let mut short = matches!(name, "optimizer" | "schedule");
-        let node = match self {
-            Here::Table(table) => {
+        let (node, outline) = match self.value {
+            Inside::Table(table) => {
                 if table.get(name).is_none() {
                     let value = Value::Table(Table::default());
                     let node = Node { place: place.clone(), value };
                     table.entries.push(Entry { key: name.into(), place, node });
                 }
                 let Some(entry) = table.get_mut(name) else { unreachable!("it was put in just now") };
-                &mut entry.node
+                (&mut entry.node, self.outline.and_then(|o| o.inside(name)))
             }
-            Here::Array(items) => {
-                let n = items.len();
-                let idx = index(name, n)?;
-                // Of all arrays, only layers have something inside.
-                short = true;
-                &mut items[idx]
+            Inside::Array(items) => {
+                let idx = index(name, items.len())?;
+                (&mut items[idx], self.outline)
             }
         };
         // `optimizer = "adam"` is short for a table with that kind.
         if let Value::String(kind) = &node.value
-            && short
+            && outline.is_some_and(|o| o.short)
         {
             let kind = Node { place: node.place.clone(), value: Value::String(kind.clone()) };
             let entry = Entry { key: "kind".into(), place: node.place.clone(), node: kind };
             node.value = Value::Table(Table { entries: vec![entry] });
         }
-        match &mut node.value {
-            Value::Table(table) => Ok(Here::Table(table)),
-            Value::Array(items) => Ok(Here::Array(items)),
-            other => Err(format!("`{name}` is {}; there is nothing inside", other.describe())),
-        }
+        let value = match &mut node.value {
+            Value::Table(table) => Inside::Table(table),
+            Value::Array(items) => Inside::Array(items),
+            other => return Err(format!("`{name}` is {}, which has no keys", other.describe())),
+        };
+        Ok(Here { value, outline })
     }
 
     fn put(self, name: &str, place: Place, node: Node) -> Result<(), String> {
-        match self {
-            Here::Table(table) => {
-                table.entries.retain(|e| e.key != name);
+        match self.value {
+            Inside::Table(table) => {
+                // What cannot be there together with the key is replaced, unless it is an override too.
+                let rival = self.outline.and_then(|o| o.rival(name));
+                let goes =
+                    |e: &Entry| e.key == name || (rival == Some(e.key.as_str()) && !e.place.is_override());
+                table.entries.retain(|e| !goes(e));
                 table.entries.push(Entry { key: name.into(), place, node });
             }
-            Here::Array(items) => {
+            Inside::Array(items) => {
                 let idx = index(name, items.len())?;
                 items[idx] = node;
             }
@@ -126,8 +136,7 @@ impl<'a> Here<'a> {
 }
 
 fn index(name: &str, n: usize) -> Result<usize, String> {
-    name.parse()
-        .ok()
-        .filter(|&i: &usize| i < n)
-        .ok_or_else(|| format!("`{name}` is no element of an array of {n}; elements are counted from 0"))
+    name.parse().ok().filter(|&i: &usize| i < n).ok_or_else(|| {
+        format!("there is no element `{name}` in an array of {n}; elements are counted from 0")
+    })
 }

@@ -1,8 +1,10 @@
 //! Job files, good and bad: what is read, what is said about mistakes, and that what is written reads the same.
 
 mod bad;
-mod documented;
+mod declared;
 mod good;
+mod page;
+mod shapes;
 mod written;
 
 use std::path::Path;

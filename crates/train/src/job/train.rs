@@ -1,49 +1,72 @@
-//! `[train]`: how to learn.
-
-use std::ops::Bound;
+//! `[train]`: how to train.
 
 use polyreme_graph::{Moments, Optimizer};
 
-use super::cursor::{At, Cursor};
-use super::keys::{METRICS, OPTIMIZER_KINDS, SCHEDULE_KINDS};
+use super::cursor::Cursor;
+use super::declare::{field, keys, kinds, section};
+use super::key::Key;
+use super::section::Section;
+use super::shape::Bounds;
 use super::spec::{EarlyStop, Length, OptimizerSpec, TrainSpec};
-use super::tree::Value;
+use super::types::{flag, list, maybe, one_of, real, single, table, whole, within};
 use crate::schedule::{Schedule, Shape};
 
-const BATCH_MAX: usize = 1 << 20;
-const COUNT_MAX: u64 = 1 << 48;
-/// More than 0.
-const POSITIVE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Unbounded);
+const BATCH_MAX: u64 = 1 << 20;
+/// Steps and epochs.
+pub(super) const COUNT_MAX: u64 = 1 << 48;
 
-/// Reads the section; what is wrong has been reported, and is as if not said.
-pub(super) fn read(c: &Cursor) -> TrainSpec {
-    let default = TrainSpec::default();
-    let count = |key| c.whole(key, 1..=COUNT_MAX);
-    let spec = TrainSpec {
-        batch: c.size("batch", 1..=BATCH_MAX).unwrap_or(default.batch),
-        length: length(c).unwrap_or(default.length),
-        optimizer: optimizer(c).unwrap_or(default.optimizer),
-        schedule: schedule(c).unwrap_or(default.schedule),
-        clip: c.real("clip", POSITIVE),
-        accumulate: c.size("accumulate", 1..=BATCH_MAX).unwrap_or(default.accumulate),
-        ema: c.real("ema", (Bound::Excluded(0.0), Bound::Excluded(1.0))),
-        label_smoothing: c.real("label_smoothing", 0.0..1.0).unwrap_or(0.0) as f32,
-        mixup: c.real("mixup", 0.0..).unwrap_or(default.mixup),
-        early_stop: early_stop(c),
-        evaluate_every_steps: count("evaluate_every"),
-        log_every_steps: count("log_every").unwrap_or(default.log_every_steps),
-        seed: c.whole("seed", 0..=u64::MAX).unwrap_or(default.seed),
-        memory_mib: c.size("memory_mib", 1..=(1 << 32)),
-    };
-    if let Some(at) = c.get("precision")
-        && let Some(precision) = at.string()
-        && precision != "f32"
-    {
-        at.fault(
-            format!("`{}` is {precision:?}; f32 is what there is", at.path),
-            "leave it out, or write \"f32\"",
-        );
+/// What can be watched, and what each is.
+pub(super) const METRICS: [(&str, &str); 5] = [
+    ("train_loss", "the mean loss of the training steps of the epoch, up to the evaluation"),
+    ("val_loss", "the mean loss on the validation set"),
+    ("val_accuracy", "the share of correct answers on the validation set"),
+    ("val_top5", "the share of validation samples whose label is among the five likeliest classes"),
+    ("val_perplexity", "e to the power of `val_loss`"),
+];
+
+section! { TrainSpec => Section::new("train", "a section", |_| TrainSpec::default(), keys()).check(check) }
+
+fn keys() -> Vec<Key<TrainSpec>> {
+    let count = || whole(1..=COUNT_MAX);
+    let epochs = |s: &TrainSpec| if let Length::Epochs(n) = s.length { Some(n) } else { None };
+    let steps = |s: &TrainSpec| if let Length::Steps(n) = s.length { Some(n) } else { None };
+    keys! { TrainSpec;
+        /// samples per step, of all ranks together
+        batch: whole(1..=BATCH_MAX) => |s| Some(&mut s.batch);
+        /// how many times the training set is visited
+        epochs: count() => epochs, |s, n| s.length = Length::Epochs(n);
+        /// how many optimizer steps, in place of `epochs`
+        steps: count() => steps, |s, n| s.length = Length::Steps(n); instead_of "epochs";
+        /// the optimizer and its learning rate
+        optimizer: table() => |s| Some(&mut s.optimizer); or "`\"adamw\"`";
+        /// how the learning rate changes over the run
+        schedule: table() => |s| Some(&mut s.schedule); or "`\"constant\"`";
+        /// the largest norm of all gradients together; larger ones are scaled down to it
+        clip: maybe(within(Bounds::POSITIVE)) => |s| Some(&mut s.clip);
+        /// how many microbatches a step is cut into; must divide `batch`
+        accumulate: whole(1..=BATCH_MAX) => |s| Some(&mut s.accumulate);
+        /// the decay of an exponential moving average of the weights, which is then evaluated and saved
+        ema: maybe(within(Bounds::SHARE)) => |s| Some(&mut s.ema);
+        /// the share of each label that is spread over all classes
+        label_smoothing: single(Bounds::BELOW_1) => |s| Some(&mut s.label_smoothing);
+        /// the parameter of mixup's beta distribution; 0 for no mixup
+        mixup: real(0.0..) => |s| Some(&mut s.mixup);
+        /// when a run that no longer improves ends
+        early_stop: maybe(table()) => |s| Some(&mut s.early_stop);
+        /// steps from one evaluation to the next
+        evaluate_every: maybe(count()) => |s| Some(&mut s.evaluate_every_steps); or "after each epoch";
+        /// steps from one line of metrics to the next
+        log_every: count() => |s| Some(&mut s.log_every_steps);
+        /// everything random follows from it
+        seed: whole(0..=u64::MAX) => |s| Some(&mut s.seed);
+        /// the element type of weights and activations; only f32 is supported
+        precision: one_of([("f32", (), "")]) => |_| Some(()), |_, ()| {};
+        /// activations are recomputed so that training takes at most this much memory in each process
+        memory_mib: maybe(whole(1..=1 << 32)) => |s| Some(&mut s.memory_mib);
     }
+}
+
+fn check(spec: &mut TrainSpec, c: &Cursor) {
     if !spec.batch.is_multiple_of(spec.accumulate) {
         let key = if c.has("accumulate") { "accumulate" } else { "batch" };
         let message = format!(
@@ -51,152 +74,150 @@ pub(super) fn read(c: &Cursor) -> TrainSpec {
             spec.accumulate, spec.batch
         );
         let near = (1..=spec.accumulate).rev().find(|n| spec.batch.is_multiple_of(*n)).unwrap_or(1);
-        c.reading.fault(c.place_of(key), &c.path_of(key), message, format!("{near} would"));
-    }
-    c.finish();
-    spec
-}
-
-/// Exactly one of `epochs` and `steps`. An override of one puts the file's other aside.
-fn length(c: &Cursor) -> Option<Length> {
-    let epochs = c.whole("epochs", 1..=COUNT_MAX).map(Length::Epochs);
-    let steps = c.whole("steps", 1..=COUNT_MAX).map(Length::Steps);
-    if !(c.has("epochs") && c.has("steps")) {
-        return epochs.or(steps);
-    }
-    match (c.place_of("epochs").is_override(), c.place_of("steps").is_override()) {
-        (true, false) => epochs,
-        (false, true) => steps,
-        _ => {
-            let message = "`train.epochs` and `train.steps` are both said";
-            c.reading.fault(c.place_of("steps"), &c.path_of("steps"), message, "keep the one that is meant");
-            None
-        }
+        c.fault(key, message, format!("accumulate = {near} would"));
     }
 }
 
-/// A table with a kind, or the kind alone. The kind is `None` where it is wrong or not said.
-fn kinded<'a>(
-    at: &At<'a>,
-    grammar: &'static str,
-    kinds: &[&'static str],
-    default: Option<&'static str>,
-    needed: &str,
-) -> Option<(&'static str, Option<Cursor<'a>>)> {
-    if matches!(at.node.value, Value::String(_)) {
-        return Some((at.choice(kinds)?, None));
-    }
-    let c = at.table(grammar, needed)?;
-    let kind = match (c.get("kind"), default) {
-        (Some(said), _) => said.choice(kinds),
-        (None, Some(default)) => Some(default),
-        (None, None) => {
-            c.require("kind", &format!("known are {}", kinds.join(", ")));
-            None
-        }
+section! { OptimizerSpec => {
+    let kinds = kinds! {
+        /// gradient descent with momentum, as PyTorch's SGD
+        "sgd" => |_| OptimizerSpec::sgd();
+        /// as PyTorch's Adam; weight decay is added to the gradient
+        "adam" => |_| OptimizerSpec::adam();
+        /// as PyTorch's AdamW; weight decay is separate from the gradient
+        "adamw" => |_| OptimizerSpec::adamw();
+        /// Adam with a learning rate for each tensor, for large batches
+        "lamb" => |_| OptimizerSpec::lamb();
     };
-    match kind {
-        Some(kind) => Some((kind, Some(c))),
-        None => {
-            c.finish_kind(None);
-            None
+    let such_as = "an optimizer's name, or a table such as { kind = \"adamw\", lr = 0.001 }";
+    let section =
+        Section::of_kinds("train.optimizer", such_as, kinds, OptimizerSpec::kind, optimizer());
+    section.short().fallback("adamw", None).check(check_optimizer)
+} }
+
+impl OptimizerSpec {
+    /// The name, as a job file has it.
+    pub(super) fn kind(&self) -> &'static str {
+        match self.rule {
+            Optimizer::Sgd { .. } => "sgd",
+            Optimizer::Adam(_) => "adam",
+            Optimizer::AdamW(_) => "adamw",
+            Optimizer::Lamb(_) => "lamb",
+        }
+    }
+
+    fn moments(&mut self) -> Option<&mut Moments> {
+        match &mut self.rule {
+            Optimizer::Sgd { .. } => None,
+            Optimizer::Adam(m) | Optimizer::AdamW(m) | Optimizer::Lamb(m) => Some(m),
+        }
+    }
+
+    fn weight_decay(&mut self) -> Option<&mut f32> {
+        match &mut self.rule {
+            Optimizer::Sgd { weight_decay, .. } => Some(weight_decay),
+            Optimizer::Adam(m) | Optimizer::AdamW(m) | Optimizer::Lamb(m) => Some(&mut m.weight_decay),
         }
     }
 }
 
-fn optimizer(c: &Cursor) -> Option<OptimizerSpec> {
-    let needed = "an optimizer's name, or a table such as { kind = \"adamw\", lr = 0.001 }";
-    let (kind, c) = kinded(&c.get("optimizer")?, "train.optimizer", &OPTIMIZER_KINDS, Some("adamw"), needed)?;
-    let mut spec = match kind {
-        "sgd" => OptimizerSpec::sgd(),
-        "adam" => OptimizerSpec::adam(),
-        "adamw" => OptimizerSpec::adamw(),
-        _ => OptimizerSpec::lamb(),
-    };
-    let Some(c) = c else { return Some(spec) };
-    if let Some(lr) = c.real("lr", POSITIVE) {
-        spec.lr = lr;
-    }
-    let decay = c.real("weight_decay", 0.0..).map(|d| d as f32);
-    match &mut spec.rule {
-        Optimizer::Sgd { momentum, nesterov, weight_decay } => {
-            *weight_decay = decay.unwrap_or(*weight_decay);
-            *momentum = c.real("momentum", 0.0..1.0).map_or(*momentum, |m| m as f32);
-            *nesterov = c.flag("nesterov").unwrap_or(*nesterov);
-            if *nesterov && *momentum == 0.0 {
-                let message = format!("`{}.nesterov` needs a momentum", c.path);
-                let hint = "write momentum = 0.9, or leave `nesterov` out";
-                c.reading.fault(c.place_of("nesterov"), &c.path_of("nesterov"), message, hint);
+fn optimizer() -> Vec<Key<OptimizerSpec>> {
+    let betas = list(real(0.0..1.0), &[2], "an array of two numbers");
+    keys! { OptimizerSpec;
+        /// the base learning rate
+        lr: within(Bounds::POSITIVE) => |s| Some(&mut s.lr);
+        /// how strongly weights are pulled towards 0
+        weight_decay: single(Bounds::FROM_0) => OptimizerSpec::weight_decay;
+        /// the share of the last update that is kept
+        momentum: single(Bounds::BELOW_1) => field!(Optimizer::{Sgd}.momentum in rule);
+        /// Nesterov's momentum, which looks ahead; needs a momentum
+        nesterov: flag() => field!(Optimizer::{Sgd}.nesterov in rule);
+        /// the decays of the running means of the gradient and of its square
+        betas: betas => |s| s.clone().moments().map(|m| vec![m.beta1, m.beta2]), |s, betas| {
+            if let (Some(m), [beta1, beta2]) = (s.moments(), betas.as_slice()) {
+                (m.beta1, m.beta2) = (*beta1, *beta2);
             }
-        }
-        Optimizer::Adam(m) | Optimizer::AdamW(m) | Optimizer::Lamb(m) => {
-            m.weight_decay = decay.unwrap_or(m.weight_decay);
-            m.eps = c.real("eps", POSITIVE).map_or(m.eps, |e| e as f32);
-            betas(&c, m);
-        }
-    }
-    c.finish_kind(Some(kind));
-    Some(spec)
-}
-
-fn betas(c: &Cursor, moments: &mut Moments) {
-    let Some(at) = c.get("betas") else { return };
-    let needed = "an array of two numbers";
-    let Some(items) = at.items(needed) else { return };
-    if items.len() != 2 {
-        at.fault(format!("`{}` has {} elements; {needed} is needed", at.path, items.len()), "");
-        return;
-    }
-    if let (Some(beta1), Some(beta2)) = (items[0].real(0.0..1.0), items[1].real(0.0..1.0)) {
-        (moments.beta1, moments.beta2) = (beta1, beta2);
+        }; only |s| s.moments().is_some();
+        /// added to the root of the mean square
+        eps: single(Bounds::POSITIVE) => |s| s.moments().map(|m| &mut m.eps);
     }
 }
 
-fn schedule(c: &Cursor) -> Option<Schedule> {
-    let needed = "a schedule's name, or a table such as { kind = \"cosine\", warmup = 100 }";
-    let (kind, c) = kinded(&c.get("schedule")?, "train.schedule", &SCHEDULE_KINDS, None, needed)?;
-    let floor = |c: &Option<Cursor>| c.as_ref().and_then(|c| c.real("floor", 0.0..=1.0)).unwrap_or(0.0);
-    let real = |key, least: (Bound<f64>, Bound<f64>), default: f64| {
-        c.as_ref().and_then(|c| c.real(key, least)).unwrap_or(default)
-    };
-    let share = (Bound::Excluded(0.0), Bound::Excluded(1.0));
-    let shape = match kind {
-        "step" => {
-            let every_epochs = c.as_ref().and_then(|c| c.whole("every_epochs", 1..=COUNT_MAX)).unwrap_or(10);
-            Shape::Step { every_epochs, factor: real("factor", POSITIVE, 0.1) }
-        }
-        "exponential" => Shape::Exponential { factor: real("factor", POSITIVE, 0.95) },
-        "cosine" => {
-            let restarts = c.as_ref().and_then(|c| c.whole("restarts", 0..=COUNT_MAX)).unwrap_or(0);
-            Shape::Cosine { floor: floor(&c), restarts }
-        }
-        "one-cycle" => Shape::OneCycle {
-            start_share: real("start_share", share, 0.3),
-            div: real("div", POSITIVE, 25.0),
-            final_div: real("final_div", POSITIVE, 1e4),
-        },
-        "linear" => Shape::Linear { floor: floor(&c) },
-        _ => Shape::Constant,
-    };
-    let mut warmup = 0;
-    if let Some(c) = &c {
-        if kind != "one-cycle" {
-            warmup = c.whole("warmup", 0..=COUNT_MAX).unwrap_or(0);
-        }
-        c.finish_kind(Some(kind));
+fn check_optimizer(spec: &mut OptimizerSpec, c: &Cursor) {
+    if matches!(spec.rule, Optimizer::Sgd { nesterov: true, momentum: 0.0, .. }) {
+        let message = "`train.optimizer.nesterov` needs a momentum";
+        c.fault("nesterov", message, "write momentum = 0.9, or leave `nesterov` out");
     }
-    Some(Schedule { shape, warmup })
 }
 
-fn early_stop(c: &Cursor) -> Option<EarlyStop> {
-    let needed = "a table such as { metric = \"val_loss\", patience = 3 }";
-    let c = c.get("early_stop")?.table("train.early_stop", needed)?;
-    let default = EarlyStop::default();
-    let stop = EarlyStop {
-        metric: c.choice("metric", &METRICS).map_or(default.metric, String::from),
-        patience: c.whole("patience", 1..=COUNT_MAX).unwrap_or(default.patience),
-        min_delta: c.real("min_delta", 0.0..).unwrap_or(default.min_delta),
+section! { Schedule => {
+    let kinds = kinds! {
+        /// the base learning rate throughout
+        "constant" => |_| of(Shape::Constant);
+        /// multiplied by `factor` after every `every_epochs`
+        "step" => |_| of(Shape::Step { every_epochs: 10, factor: 0.1 });
+        /// multiplied by `factor` after each epoch
+        "exponential" => |_| of(Shape::Exponential { factor: 0.95 });
+        /// half a cosine down to `floor`, with restarts if wanted
+        "cosine" => |_| of(Shape::Cosine { floor: 0.0, restarts: 0 });
+        /// up to the base learning rate, then down to nearly 0
+        "one-cycle" => |_| of(Shape::OneCycle { start_share: 0.3, div: 25.0, final_div: 1e4 });
+        /// a straight line down to `floor`
+        "linear" => |_| of(Shape::Linear { floor: 0.0 });
     };
-    c.finish();
-    Some(stop)
+    let such_as = "a schedule's name, or a table such as { kind = \"cosine\", warmup = 100 }";
+    let section = Section::of_kinds("train.schedule", such_as, kinds, schedule_kind, schedule());
+    section.short()
+} }
+
+fn of(shape: Shape) -> Schedule {
+    Schedule { shape, warmup: 0 }
 }
+
+fn schedule_kind(schedule: &Schedule) -> &'static str {
+    match schedule.shape {
+        Shape::Constant => "constant",
+        Shape::Step { .. } => "step",
+        Shape::Exponential { .. } => "exponential",
+        Shape::Cosine { .. } => "cosine",
+        Shape::OneCycle { .. } => "one-cycle",
+        Shape::Linear { .. } => "linear",
+    }
+}
+
+fn schedule() -> Vec<Key<Schedule>> {
+    // One-cycle has its own warm-up.
+    let warmup = |s: &mut Schedule| !matches!(s.shape, Shape::OneCycle { .. });
+    keys! { Schedule;
+        /// epochs from one cut to the next
+        every_epochs: whole(1..=COUNT_MAX) => field!(Shape::{Step}.every_epochs in shape);
+        /// what the learning rate is multiplied by
+        factor: within(Bounds::POSITIVE) => field!(Shape::{Step | Exponential}.factor in shape);
+        /// the share of the base learning rate at the end
+        floor: real(0.0..=1.0) => field!(Shape::{Cosine | Linear}.floor in shape);
+        /// how many times it starts again from the base learning rate
+        restarts: whole(0..=COUNT_MAX) => field!(Shape::{Cosine}.restarts in shape);
+        /// the share of the run in which the learning rate grows
+        start_share: within(Bounds::SHARE) => field!(Shape::{OneCycle}.start_share in shape);
+        /// the base learning rate divided by the first one
+        div: within(Bounds::POSITIVE) => field!(Shape::{OneCycle}.div in shape);
+        /// the first learning rate divided by the last one
+        final_div: within(Bounds::POSITIVE) => field!(Shape::{OneCycle}.final_div in shape);
+        /// steps in which the learning rate grows from nearly 0
+        warmup: whole(0..=COUNT_MAX) => |s| Some(&mut s.warmup); only warmup;
+    }
+}
+
+section! { EarlyStop => {
+    let such_as = "a table such as { metric = \"val_loss\", patience = 3 }";
+    let metric = one_of(METRICS.map(|(name, words)| (name, name.to_string(), words)));
+    let keys = keys! { EarlyStop;
+        /// the metric that is watched
+        metric: metric => |s| Some(&mut s.metric);
+        /// evaluations without an improvement before the run ends
+        patience: whole(1..=COUNT_MAX) => |s| Some(&mut s.patience);
+        /// the least change that counts as an improvement
+        min_delta: real(0.0..) => |s| Some(&mut s.min_delta);
+    };
+    Section::new("train.early_stop", such_as, |_| EarlyStop::default(), keys)
+} }

@@ -3,6 +3,7 @@
 use toml::de::{DeTable, DeValue};
 
 use super::error::Place;
+use super::shape::Shape;
 
 /// A value and its place.
 #[derive(Clone, Debug)]
@@ -26,6 +27,20 @@ pub(super) enum Value {
 }
 
 impl Value {
+    /// Whether it is of a sort that a shape accepts, right or wrong as it may be.
+    pub(super) fn may_be(&self, shape: &Shape) -> bool {
+        match (self, shape) {
+            (_, Shape::Either(a, b)) => self.may_be(a) || self.may_be(b),
+            (Value::String(_), Shape::Text | Shape::Path | Shape::Names(_)) => true,
+            (Value::Integer(_), Shape::Whole { .. } | Shape::Real(_)) => true,
+            (Value::Float(_), Shape::Real(_)) => true,
+            (Value::Bool(_), Shape::Flag) => true,
+            (Value::Array(_), Shape::List { .. }) => true,
+            (Value::Table(_), Shape::Table(_)) => true,
+            _ => false,
+        }
+    }
+
     /// What it is, for a reader.
     pub(super) fn describe(&self) -> String {
         match self {
@@ -57,6 +72,8 @@ pub(super) struct Entry {
 }
 
 impl Table {
+    pub(super) const EMPTY: &Table = &Table { entries: Vec::new() };
+
     pub(super) fn get(&self, key: &str) -> Option<&Entry> {
         self.entries.iter().find(|e| e.key == key)
     }
@@ -79,6 +96,16 @@ impl Table {
 }
 
 impl Node {
+    /// A value that is to be written, and stands nowhere yet.
+    pub(super) fn written(value: Value) -> Node {
+        Node { place: Place::FILE, value }
+    }
+
+    /// The elements, if it is an array.
+    pub(super) fn items(&self) -> &[Node] {
+        if let Value::Array(items) = &self.value { items } else { &[] }
+    }
+
     /// The parser's value.
     pub(super) fn of(value: &DeValue, at: Place, source: usize, shift: usize) -> Node {
         let value = match value {

@@ -126,7 +126,7 @@ fn what_cannot_be_shared_out_is_said_before_anything_runs() {
     made.parallel.reproducible = true;
     let given = || Given { sets: Some(Sets::new(Arc::new(set()))), net: None };
     let error = Prepared::new(made, given(), 1).err().unwrap().to_string();
-    assert!(error.contains("`parallel.shard_gradients` does not go with `reproducible`"), "{error}");
+    assert!(error.contains("`parallel.shard_gradients` does not work with `reproducible`"), "{error}");
     let given = given();
     let text = format!("{norm}[parallel]\nranks = 17\nsync_batch_norm = true");
     let error = Prepared::new(job(&text), given, 1).err().unwrap().to_string();

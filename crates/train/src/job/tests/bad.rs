@@ -41,7 +41,7 @@ best = "accuracy"
 "#;
     check(
         text,
-        &["train.steps=0"],
+        &["train.log_every=0"],
         r#"
         error: unknown section [modle]
          --> job.toml:1:2
@@ -104,11 +104,11 @@ best = "accuracy"
            |        ^^^^^^^^^^
            = help: did you mean "val_accuracy"?
 
-        error: `train.steps` is 0; it must be at least 1
+        error: `train.log_every` is 0; it must be at least 1
          --> command line
           |
-          | --set train.steps=0
-          |                   ^
+          | --set train.log_every=0
+          |                       ^
 
         10 errors in job.toml"#,
     );
@@ -139,7 +139,7 @@ fn what_is_missing() {
           |
         3 | [data]
           | ^^^^^^
-          = help: say where the table is; paths are relative to the job file's folder
+          = help: say where the file is; paths are relative to the job file's folder
 
         1 error in job.toml"#,
     );
@@ -193,12 +193,12 @@ fn kinds_and_keys() {
     check(
         &model("kind = \"gpt\"\nheads = 5"),
         "`model.heads` of 5 does not divide `model.width` of 384",
-        "4 heads would",
+        "heads = 4 would",
     );
     check(
         &model("kind = \"gpt\"\nlayers = [\"relu\"]"),
-        "`model.layers` is an array; a model of kind `gpt` has a number of layers",
-        "leave `kind` out for a list of layers of your own",
+        "`model.layers` is an array; a model of this kind has a number of layers",
+        "leave `kind` out for a list of custom layers",
     );
     check(
         &model("kind = \"mlp\"\nhidden = 64"),
@@ -223,7 +223,7 @@ fn kinds_and_keys() {
     );
     check(
         &model("kind = \"mlp\"\nweights = \"\""),
-        "`model.weights` is no path",
+        "`model.weights` is not a path",
         "write the path of a file or a folder",
     );
     check(
@@ -244,12 +244,12 @@ fn kinds_and_keys() {
     );
     check(
         &data("kind = \"synthetic\"\nshape = [9999, 9999, 9999]"),
-        "`data.shape` has 999700029999 numbers a sample; at most 268435456 are possible",
+        "`data.shape` has 999700029999 numbers per sample; at most 268435456 are possible",
         "",
     );
     check(
         &data("kind = \"synthetic\"\nblock = 8"),
-        "`data.block` is said, but `data.order` is not \"block\"",
+        "`data.block` is given, but `data.order` is not \"block\"",
         "write order = \"block\"",
     );
     check(
@@ -274,13 +274,13 @@ fn kinds_and_keys() {
     );
     check(
         &train("epochs = 3\nsteps = 4"),
-        "`train.epochs` and `train.steps` are both said",
-        "keep the one that is meant",
+        "`train.epochs` and `train.steps` are both given",
+        "remove one of the two",
     );
     check(
         &train("batch = 64\naccumulate = 6"),
         "`train.accumulate` of 6 does not divide `train.batch` of 64",
-        "4 would",
+        "accumulate = 4 would",
     );
     check(&train("batch = 2.5"), "`train.batch` is the number 2.5; a whole number is needed", "");
     check(
@@ -300,7 +300,7 @@ fn kinds_and_keys() {
     );
     check(
         &train("optimizer = { betas = [0.9] }"),
-        "`train.optimizer.betas` has 1 elements; an array of two numbers is needed",
+        "`train.optimizer.betas` has 1 element; an array of two numbers is needed",
         "",
     );
     check(&train("optimizer = { lr = 1e999 }"), "`train.optimizer.lr` is inf; it must be more than 0", "");
@@ -315,11 +315,7 @@ fn kinds_and_keys() {
         "`warmup` does not belong to `train.schedule` of kind `one-cycle`",
         "it belongs to constant, step, exponential, cosine, linear",
     );
-    check(
-        &train("precision = \"bf16\""),
-        "`train.precision` is \"bf16\"; f32 is what there is",
-        "leave it out, or write \"f32\"",
-    );
+    check(&train("precision = \"bf16\""), "`train.precision` is \"bf16\"; only \"f32\" is supported", "");
     check(
         &train("early_stop = { metric = \"loss\" }"),
         "`train.early_stop.metric` is \"loss\", which is not known",
@@ -340,7 +336,7 @@ fn kinds_and_keys() {
     check(&rest("[[output]]\nkeep = 1"), "`output` is an array; a section is needed", "write [output]");
     check(
         &format!("name = \"../x\"\n{SMALL}"),
-        "`name` is \"../x\"; it must do as the name of a folder",
+        "`name` is \"../x\"; it must be usable as the name of a folder",
         "leave out slashes",
     );
     check(&format!("batch = 3\n{SMALL}"), "unknown key `batch` in the file", "`batch` is a key of [train]");
@@ -379,7 +375,7 @@ fn layers() {
     );
     check_list(
         "{ kind = \"conv\", outputs = 4, kernel = [3, 3, 3] }",
-        "`model.layers[0].kernel` has 3 elements; a number or [rows, columns] is needed",
+        "`model.layers[0].kernel` has 3 elements; [rows, columns] is needed",
         "",
     );
     check_list(
@@ -452,13 +448,13 @@ fn overrides() {
         "`train.optimizer.lr` is the string \"x\"; a number is needed",
         "",
     );
-    check_one(SMALL, &["data.kind.x=3"], "`kind` is the string \"synthetic\"; there is nothing inside", form);
+    check_one(SMALL, &["data.kind.x=3"], "`kind` is the string \"synthetic\", which has no keys", form);
     check_one(SMALL, &["train=3"], "`train` is the number 3; a section is needed", "write [train]");
     let list = "[data]\nkind = \"synthetic\"\n[model]\nlayers = [\"linear\"]";
     check_one(
         list,
         &["model.layers.1.outputs=3"],
-        "`1` is no element of an array of 1; elements are counted from 0",
+        "there is no element `1` in an array of 1; elements are counted from 0",
         form,
     );
     let errors = read(SMALL, &["train.bach=12"]).unwrap_err();
@@ -491,7 +487,7 @@ fn files_that_cannot_be_read() {
     };
     check("cannot read");
     std::fs::write(&path, [b'a', 0xff]).unwrap();
-    check("is no text: byte 1 is not UTF-8");
+    check("is not text: byte 1 is not UTF-8");
     std::fs::write(&path, vec![b' '; (1 << 20) + 1]).unwrap();
     check("is larger than 1048576 bytes");
 }
@@ -528,25 +524,25 @@ fn ranks_and_shards() {
     row("patience = 0.5", "`parallel.patience` is 0.5; it must be at least 1 and at most 604800", "");
     row(
         "patience = 90\nstall = 30",
-        "`parallel.stall` of 30 s is shorter than `parallel.patience` of 90 s: a rank that only stands still would end \
+        "`parallel.stall` of 30 s is shorter than `parallel.patience` of 90 s: a rank that makes no progress would end \
          the run before it counts as lost",
-        "take a stall of at least the patience",
+        "choose a stall of at least the patience",
     );
     row("bucket_mib = 0", "`parallel.bucket_mib` is 0.0; it must be more than 0 and at most 1024", "");
     row(
         "ranks = 3\nbalance = [1, 2]",
-        "`parallel.balance` has 2 weights, and there are 3 ranks",
+        "`parallel.balance` has 2 weights for 3 ranks",
         "write one weight for each rank, or \"auto\"",
     );
     row(
         "balance = []",
-        "`parallel.balance` has 0 weights, and there are 1 ranks",
+        "`parallel.balance` has 0 weights for 1 rank",
         "write one weight for each rank, or \"auto\"",
     );
     row("balance = [1, 0]", "`parallel.balance[1]` is 0.0; it must be more than 0", "");
     row(
         "balance = 2",
-        "`parallel.balance` is the number 2; \"equal\", \"auto\" or a list of weights is needed",
+        "`parallel.balance` is the number 2; \"equal\", \"auto\" or an array of weights is needed",
         "",
     );
     row("balance = \"atuo\"", "`parallel.balance` is \"atuo\", which is not known", "did you mean \"auto\"?");
@@ -563,21 +559,21 @@ fn ranks_and_shards() {
     row(
         "reproducible = true\nranks = 9",
         "`parallel.shards` of 8 leaves some of 9 ranks without work",
-        "take at least as many shards as ranks",
+        "choose at least as many shards as ranks",
     );
     row(
         "reproducible = true\nsync_batch_norm = true",
-        "`parallel.sync_batch_norm` needs all samples of a step at once, and shards come one by one",
+        "`parallel.sync_batch_norm` needs all samples of a step at once, but shards are computed one by one",
         "leave it out, or leave `reproducible` out",
     );
     row(
         "reproducible = true\n[train]\naccumulate = 2",
-        "`train.accumulate` cuts a step, and so does `parallel.reproducible`",
+        "`train.accumulate` and `parallel.reproducible` both cut a step into microbatches",
         "leave `accumulate` out and raise `shards`",
     );
     row(
         "shard_gradients = true\nreproducible = true",
-        "`parallel.shard_gradients` does not go with `reproducible`, which adds up whole gradients in a fixed tree",
+        "`parallel.shard_gradients` does not work with `reproducible`, which adds up whole gradients in a fixed tree",
         "leave one of them out",
     );
     row(
@@ -587,8 +583,8 @@ fn ranks_and_shards() {
     );
     row(
         "shard_gradients = true\n[train]\noptimizer = \"lamb\"",
-        "`parallel.shard_gradients` does not go with LAMB, which needs the gradients of whole tensors on every rank",
-        "take \"adamw\", or leave `shard_gradients` out",
+        "`parallel.shard_gradients` does not work with LAMB, which needs the gradients of whole tensors on every rank",
+        "choose \"adamw\", or leave `shard_gradients` out",
     );
     let text = format!("{SMALL}[train]\nbatch = 30\n[parallel]\nreproducible = true\n");
     check(
