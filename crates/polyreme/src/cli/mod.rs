@@ -26,7 +26,7 @@ use crate::doctor;
 /// What a command comes to.
 type Outcome = Result<(), Failure>;
 
-/// Trains neural networks on all the cores and machines that somebody has.
+/// Trains neural networks on all your cores and machines.
 #[derive(Parser)]
 #[command(version, propagate_version = true, arg_required_else_help = true, after_help = ending::EXIT_CODES)]
 struct Cli {
@@ -51,6 +51,10 @@ enum Command {
     Predict(predict::PredictArgs),
     /// Show a run, a checkpoint, a weights file or a job: parameters, history, graph.
     Inspect(inspect::InspectArgs),
+    /// Print the JSON schema of job files, with which editors complete and check them.
+    ///
+    /// Save it beside the job file as `job.schema.json`, and begin the job file with `#:schema ./job.schema.json`.
+    Schema,
     /// Get well-known datasets.
     #[command(subcommand)]
     Data(data::Data),
@@ -104,10 +108,18 @@ fn execute(command: &Command, app: &App, start: Instant) -> Result<(), Failure> 
         Command::Eval(args) => eval::eval(app, args),
         Command::Predict(args) => predict::predict(app, args),
         Command::Inspect(args) => inspect::inspect(app, args),
+        Command::Schema => schema(),
         Command::Data(data) => data.run(),
         Command::Bench(bench) => bench.run(app, start),
         Command::Doctor { json } => print(&doctor::examine(), *json),
     }
+}
+
+/// Prints the schema of job files, for people to read too.
+fn schema() -> Outcome {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer_pretty(&mut out, &polyreme_train::job::schema())?;
+    Ok(writeln!(out)?)
 }
 
 /// Prints a report for people, or as one line of JSON.

@@ -88,6 +88,17 @@ fn a_kernel_is_measured() {
 }
 
 #[test]
+fn the_schema_of_job_files_is_printed() {
+    let out = polyreme(&["schema"]);
+    assert!(out.status.success());
+    let schema: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+    assert_eq!(schema["required"], serde_json::json!(["model", "data"]));
+    let batch = &schema["$defs"]["train"]["properties"]["batch"];
+    assert_eq!((&batch["type"], &batch["minimum"]), (&"integer".into(), &1.into()));
+}
+
+#[test]
 fn the_doctor_measures_the_machine() {
     let reports = objects(&["doctor", "--json"]);
     assert_eq!(reports.len(), 1);
