@@ -3,7 +3,7 @@
 
 use std::f32::consts::FRAC_1_SQRT_2;
 
-use polyreme_kernels::{Cx, random};
+use polyreme_kernels::{Cx, Isa, random};
 
 use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::draw::{Purpose, stream};
@@ -19,6 +19,7 @@ pub struct Synthetic {
     noise: f32,
     seed: u64,
     first_idx: usize,
+    isa: Isa,
 }
 
 impl Synthetic {
@@ -59,7 +60,12 @@ impl Synthetic {
             return Err(DataError::Setting { why: format!("{samples} samples are too many") });
         }
         let spec = Spec { features, target: Target::Class { classes, names: vec![] } };
-        Ok(Synthetic { spec, samples, classes, noise: noise as f32, seed, first_idx })
+        Ok(Synthetic { spec, samples, classes, noise: noise as f32, seed, first_idx, isa: Isa::detect() })
+    }
+
+    /// The same, drawn with no more than these instructions.
+    pub fn with_isa(self, isa: Isa) -> Synthetic {
+        Synthetic { isa, ..self }
     }
 }
 
@@ -78,7 +84,7 @@ impl Dataset for Synthetic {
         let numel = self.spec.features.numel();
         scratch.numbers.resize(2 * numel, 0.0);
         let (centre, noise) = scratch.numbers.split_at_mut(numel);
-        let cx = Cx::serial();
+        let cx = Cx { isa: self.isa, ..Cx::serial() };
         random::normal(&cx, stream(self.seed, Purpose::Centre), class as u64, 0, 0.0, FRAC_1_SQRT_2, centre);
         random::normal(&cx, stream(self.seed, Purpose::Noise), number as u64, 0, 0.0, self.noise, noise);
         for (x, noise) in centre.iter_mut().zip(noise) {

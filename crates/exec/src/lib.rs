@@ -35,6 +35,7 @@ pub use arena::{floats, make_room};
 pub use engine::{Engine, Footprint, Options};
 pub use error::{DataError, ExecError};
 pub use finite::NonFinite;
+pub use polyreme_kernels::Isa;
 pub use pool::Pool;
 pub use step::Totals;
 pub use timeline::{Moment, MomentKind, Timeline};

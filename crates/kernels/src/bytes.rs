@@ -1,6 +1,6 @@
 //! Bytes of images: rows of pixels mixed into one row of numbers. What weighs how much is the caller's affair.
 
-use crate::cx::Isa;
+use crate::Isa;
 
 /// `row[j] = Σ weights[t] · source[t · stride + j]`.
 pub fn mix_rows(isa: Isa, source: &[u8], stride: usize, weights: &[f32], row: &mut [f32]) {

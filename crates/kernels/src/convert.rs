@@ -76,7 +76,7 @@ pub fn f32_to_f16(cx: &Cx, x: &[f32], y: &mut [f16]) {
     cx.for_each_chunk(y, CHUNK, |i, y| {
         let x = &x[i * CHUNK..][..y.len()];
         #[cfg(target_arch = "x86_64")]
-        if cx.isa.has_avx2() {
+        if cx.isa.has_f16c() {
             // SAFETY: the instruction set was detected.
             return unsafe { avx2::f32_to_f16(x, y) };
         }
@@ -90,7 +90,7 @@ pub fn f16_to_f32(cx: &Cx, x: &[f16], y: &mut [f32]) {
     cx.for_each_chunk(y, CHUNK, |i, y| {
         let x = &x[i * CHUNK..][..y.len()];
         #[cfg(target_arch = "x86_64")]
-        if cx.isa.has_avx2() {
+        if cx.isa.has_f16c() {
             // SAFETY: the instruction set was detected.
             return unsafe { avx2::f16_to_f32(x, y) };
         }

@@ -9,6 +9,7 @@
 //!
 //! # Layout
 //! - [`cx`]: what a kernel is given to run with: the instruction set and the tasks' runner.
+//! - [`isa`]: instruction sets as sets of features, of which kernels use those that this CPU has.
 //! - `simd`, `lanes`: how one body becomes a kernel for each instruction set.
 //! - [`gemm`]: matrix products.
 //! - `tile`: register tiles on packed panels, for kernels that fuse products with other work.
@@ -38,6 +39,7 @@ pub mod elementwise;
 pub mod embedding;
 mod exp_rows;
 pub mod gemm;
+pub mod isa;
 pub mod jpeg;
 mod lanes;
 pub mod loss;
@@ -54,4 +56,5 @@ mod simd;
 pub mod softmax;
 mod tile;
 
-pub use cx::{Cx, Isa, Parallel, Serial};
+pub use cx::{Cx, Parallel, Serial};
+pub use isa::{Feature, Isa};

@@ -4,7 +4,7 @@
 //! Between the two a level is a number of 1/128. A result is less than 0.01 levels for each weight away from the exact one
 //! before it is rounded.
 
-use crate::cx::Isa;
+use crate::Isa;
 
 /// More weights than this are refused: each adds to the error.
 pub const WEIGHTS_MAX: usize = 16;

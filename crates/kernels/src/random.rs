@@ -4,7 +4,8 @@
 //! alone, on any machine, in any order, with the same bits, in scalar code as in lanes. Position `i` of a step is
 //! lane `i % 4` of the block with counter `i / 4`.
 
-use crate::cx::{Cx, Isa, SharedMut};
+use crate::Isa;
+use crate::cx::{Cx, SharedMut};
 
 /// Multipliers of a round and increments of the key.
 const MUL: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];

@@ -8,7 +8,8 @@
 //!
 //! Extremes give NaN when there is one. It does not say where an extreme lies.
 
-use crate::cx::{Cx, Isa, SharedMut};
+use crate::Isa;
+use crate::cx::{Cx, SharedMut};
 
 /// What a reduction computes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use polyreme_collective::Comm;
+use polyreme_exec::Isa;
 use polyreme_graph::{Builder, Tensor, Traced};
 use polyreme_train::event::{Observer, Summary};
 use polyreme_train::job::Job;
@@ -45,6 +46,12 @@ impl App {
     /// Takes the data from the program.
     pub fn data(mut self, sets: Sets) -> App {
         self.given.sets = Some(sets);
+        self
+    }
+
+    /// Has kernels use no more than these instructions, of all that the CPU has.
+    pub fn isa(mut self, isa: Isa) -> App {
+        self.given.isa = isa;
         self
     }
 

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use polyreme_kernels::{Cx, Isa, probe};
+use polyreme_kernels::{Cx, Feature, Isa, probe};
 use polyreme_net::{Segment, seal};
 use serde::Serialize;
 
@@ -25,8 +25,10 @@ pub struct Report {
     pub numa_nodes: Vec<String>,
     /// Cores' worth of time that this process is granted, if that is less than the cores it may run on.
     pub quota: Option<usize>,
-    /// The instruction set that kernels use.
+    /// The instruction set that most kernels use.
     pub simd: String,
+    /// Everything that kernels may use, as POLYREME_ISA names it.
+    pub features: Vec<&'static str>,
     /// Memory of the machine.
     pub memory_gib: f64,
     /// Multiply-adds of one core, times two.
@@ -47,9 +49,9 @@ pub struct Report {
     pub shared_memory: Result<(), String>,
 }
 
-/// Looks and measures, for about a second.
-pub fn examine() -> Report {
-    let cx = Cx::serial();
+/// Looks and measures with these instructions, for about a second.
+pub fn examine(isa: Isa) -> Report {
+    let cx = Cx { isa, ..Cx::serial() };
     // Larger than any last-level cache that two cores share.
     let (mut target, source) = (vec![1.0; 16 << 20], vec![1.0; 16 << 20]);
     let machine = Machine::read();
@@ -60,7 +62,8 @@ pub fn examine() -> Report {
         cores: machine.cores(),
         numa_nodes: machine.nodes.iter().map(|node| cores::list(node)).collect(),
         quota: machine.quota,
-        simd: Isa::detect().name().into(),
+        simd: isa.name().into(),
+        features: isa.features().map(Feature::name).collect(),
         memory_gib: process::memory_bytes() as f64 / (1u64 << 30) as f64,
         fma_peak_gflops: probe::fma_peak_gflops(&cx),
         add_bandwidth_gbs: probe::add_bandwidth_gbs(&mut target, &source),
@@ -110,6 +113,8 @@ impl std::fmt::Display for Report {
             writeln!(f, "quota        {quota} cores' worth of time; ranks are not pinned")?;
         }
         writeln!(f, "simd         {}", self.simd)?;
+        let features = if self.features.is_empty() { "none".into() } else { self.features.join(" ") };
+        writeln!(f, "features     {features}")?;
         writeln!(f, "memory       {:.1} GiB", self.memory_gib)?;
         writeln!(f, "peak         {:.1} GFLOP/s a core, multiply-adds in f32", self.fma_peak_gflops)?;
         writeln!(f, "bandwidth    {:.1} GB/s a core for a += b", self.add_bandwidth_gbs)?;

@@ -3,7 +3,7 @@
 use std::borrow::BorrowMut;
 
 use polyreme_data::{Features, Spec, Values};
-use polyreme_exec::{Engine, Options};
+use polyreme_exec::{Engine, Isa, Options};
 use polyreme_graph::{Graph, Program};
 
 use crate::error::TrainError;
@@ -50,9 +50,10 @@ pub struct Judge<E = Engine> {
 
 impl Judge {
     /// Compiles for batches of at most `n` samples, with an engine of its own.
-    pub fn new(net: &Net, spec: &Spec, n: usize, threads: usize) -> Result<Judge, TrainError> {
+    pub fn new(net: &Net, spec: &Spec, n: usize, threads: usize, isa: Isa) -> Result<Judge, TrainError> {
         let (graph, trial) = Trial::new(net, spec, n)?;
-        Ok(Judge { engine: Engine::new(Program::forward(&graph), Options::threads(threads))?, trial })
+        let options = Options { isa, ..Options::threads(threads) };
+        Ok(Judge { engine: Engine::new(Program::forward(&graph), options)?, trial })
     }
 
     /// The engine, to set its weights from elsewhere.

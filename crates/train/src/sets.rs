@@ -12,6 +12,7 @@ use polyreme_data::table::{Columns, Table, TableOptions};
 use polyreme_data::{
     DataError, Dataset, Features, Joined, Layout, Spec, Synthetic, Target, Text, Tokenizer, split,
 };
+use polyreme_exec::Isa;
 
 use crate::error::TrainError;
 use crate::fingerprint::{IMAGES, Origin};
@@ -62,15 +63,16 @@ impl Sets {
 
 /// Opens the sets that a job names. The job then says where they were found.
 pub fn open(job: &mut Job) -> Result<Sets, TrainError> {
-    open_as(job, None)
+    open_as(job, None, Isa::detect())
 }
 
-/// The same for a model that was trained before: columns and classes are those of its training data, by name.
-pub fn open_as(job: &mut Job, trained: Option<&Preparation>) -> Result<Sets, TrainError> {
+/// The same for a model that was trained before: columns and classes are those of its training data, by name. Samples are
+/// decoded with `isa`.
+pub fn open_as(job: &mut Job, trained: Option<&Preparation>, isa: Isa) -> Result<Sets, TrainError> {
     if let Source::Idx { path, known } = &mut job.data.source {
         *path = idx_folder(path, known.take());
     }
-    let mut sets = open_source(job, trained)?;
+    let mut sets = open_source(job, trained, isa)?;
     if sets.validation.is_none() {
         let (train, validation) = split(sets.train, job.data.validation, job.train.seed)?;
         let how = format!("{} by seed {}", job.data.validation, job.train.seed);
@@ -84,7 +86,7 @@ pub fn open_as(job: &mut Job, trained: Option<&Preparation>) -> Result<Sets, Tra
     Ok(sets)
 }
 
-fn open_source(job: &Job, trained: Option<&Preparation>) -> Result<Sets, TrainError> {
+fn open_source(job: &Job, trained: Option<&Preparation>, isa: Isa) -> Result<Sets, TrainError> {
     let both = |train: Arc<dyn Dataset>, test: Option<Arc<dyn Dataset>>| Sets { test, ..Sets::new(train) };
     let with_files =
         |sets: Sets, files: Vec<PathBuf>| Sets { origin: Origin { files, ..Origin::default() }, ..sets };
@@ -145,7 +147,7 @@ fn open_source(job: &Job, trained: Option<&Preparation>) -> Result<Sets, TrainEr
         }
         Source::Images { path, size, grey } => {
             let found = images::find(path)?;
-            let options = ImageOptions { size: *size, grey: *grey, cache_bytes: IMAGE_CACHE_BYTES };
+            let options = ImageOptions { size: *size, grey: *grey, cache_bytes: IMAGE_CACHE_BYTES, isa };
             let mut train = Images::open(&found.train, &options)?;
             if let Some(trained) = trained {
                 train = train.with_classes(&trained.names)?;
@@ -197,7 +199,7 @@ fn open_source(job: &Job, trained: Option<&Preparation>) -> Result<Sets, TrainEr
             let (n, seed) = (*samples, job.train.seed);
             let train = Synthetic::new(n, shape, *classes, *noise, seed, 0)?;
             let test = Synthetic::new((n / 5).max(1), shape, *classes, *noise, seed, n)?;
-            both(Arc::new(train), Some(Arc::new(test)))
+            both(Arc::new(train.with_isa(isa)), Some(Arc::new(test.with_isa(isa))))
         }
         Source::Given => return Err(TrainError::NoData),
     })

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use polyreme_collective::{Comm, Reduce};
 use polyreme_data::{Spec, Values};
-use polyreme_exec::{Engine, ExecError, Kept, Options, Slot, Totals, floats};
+use polyreme_exec::{Engine, ExecError, Isa, Kept, Options, Slot, Totals, floats};
 use polyreme_graph::{Optimizer, Program};
 use polyreme_parallel::DataPlan;
 
@@ -24,6 +24,8 @@ use crate::talk;
 pub struct TeamOptions {
     /// Threads of each rank.
     pub threads: usize,
+    /// The instructions that kernels may use.
+    pub isa: Isa,
     /// From which weights and masks follow.
     pub seed: u64,
     /// What updates do.
@@ -132,7 +134,8 @@ impl Team {
         let compiled = training_graph(net, spec, lengths[0], options.loss).and_then(|g| lowering.program(&g));
         // The others would wait for this rank.
         let program = compiled.inspect_err(|error| comm.fail(&error.to_string()))?;
-        let exec = Options { seed: options.seed, ..Options::threads(options.threads) };
+        let TeamOptions { threads, isa, seed, .. } = options;
+        let exec = Options { threads, isa, seed };
         let rank = comm.rank();
         let mut engine = Engine::join(program, exec, comm)?;
         let averaged = if options.ema.is_some() && rank == 0 { engine.kept(Kept::Params).len() } else { 0 };

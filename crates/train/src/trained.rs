@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use polyreme_data::{Layout, Spec};
-use polyreme_exec::Kept;
+use polyreme_exec::{Isa, Kept};
 
 use crate::checkpoint::{self, Loaded, MODEL_FILE, Place};
 use crate::error::TrainError;
@@ -23,6 +23,7 @@ pub struct Trained {
     /// The checkpoint.
     pub loaded: Loaded,
     net: Net,
+    isa: Isa,
 }
 
 impl Trained {
@@ -47,12 +48,12 @@ impl Trained {
                 Net::Model(model.model)
             }
         };
-        Ok(Trained { job, preparation, loaded, net })
+        Ok(Trained { job, preparation, loaded, net, isa: given.isa })
     }
 
     /// An engine with these weights for batches of at most `n` samples of `spec`.
     pub fn judge(&self, spec: &Spec, n: usize, threads: usize) -> Result<Judge, TrainError> {
-        let mut judge = Judge::new(&self.net, spec, n, threads)?;
+        let mut judge = Judge::new(&self.net, spec, n, threads, self.isa)?;
         let engine = judge.engine_mut();
         install(engine, self.loaded.shard(MODEL_FILE).unwrap_or(&[]), &self.loaded.path)?;
         if let Some(average) = self.loaded.shard(AVERAGE_FILE) {

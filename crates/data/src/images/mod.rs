@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use polyreme_kernels::Isa;
+
 use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
 use crate::spec::{Features, Layout, Spec, Target};
@@ -36,11 +38,13 @@ pub struct ImageOptions {
     pub grey: bool,
     /// How much memory decoded images may take.
     pub cache_bytes: usize,
+    /// What images are decoded and scaled with; pixels are the same with each.
+    pub isa: Isa,
 }
 
 impl Default for ImageOptions {
     fn default() -> ImageOptions {
-        ImageOptions { size: None, grey: false, cache_bytes: 1 << 30 }
+        ImageOptions { size: None, grey: false, cache_bytes: 1 << 30, isa: Isa::detect() }
     }
 }
 
@@ -67,6 +71,7 @@ impl Images {
                 let mut scratch = Scratch::default();
                 read(&listing.files[0], &mut scratch.file)?;
                 let Scratch { file, bytes, images, .. } = &mut scratch;
+                images.jpeg.isa = options.isa;
                 let size = decode::decode(file, options.grey, bytes, &mut images.jpeg);
                 (size.map_err(|flaw| flaw.of(&listing.files[0]))?, false)
             }
@@ -77,7 +82,7 @@ impl Images {
         let cache = listing.files.iter().map(|_| OnceLock::new()).collect();
         Ok(Images {
             spec: Spec { features, target },
-            how: How { size, scale, channels },
+            how: How { size, scale, channels, isa: options.isa },
             files: listing.files,
             labels: listing.labels,
             cache,
@@ -157,13 +162,13 @@ impl Dataset for Images {
 
 /// Decodes one file into what a model of `features` takes, in their layout: scaled to cover the size, the middle cut out,
 /// in one channel or three.
-pub fn decode_file(path: &Path, features: &Features) -> Result<Vec<u8>, DataError> {
+pub fn decode_file(path: &Path, features: &Features, isa: Isa) -> Result<Vec<u8>, DataError> {
     let Features::Image { channels: channels @ (1 | 3), height, width, layout } = *features else {
         return Err(DataError::Setting {
             why: "an image file has one channel or three; this model takes others".into(),
         });
     };
-    let how = How { size: checked(height, width)?, scale: true, channels };
+    let how = How { size: checked(height, width)?, scale: true, channels, isa };
     let mut scratch = Scratch::default();
     let pixels = how.sample(path, &mut scratch)?;
     Ok(match layout {
@@ -181,6 +186,7 @@ struct How {
     /// Whether other sizes are scaled to it.
     scale: bool,
     channels: usize,
+    isa: Isa,
 }
 
 /// What a thread decodes and scales images with, again and again.
@@ -198,12 +204,13 @@ impl How {
         let (to, channels) = (self.size, self.channels);
         let len = to.pixels() * channels;
         read(path, file)?;
+        jpeg.isa = self.isa;
         if let Some(mut rows) = jpeg.decode(file, channels == 1, |from| self.part(from, cut)) {
             self.check(path, rows.size())?;
             decode::grow(bytes, len);
             match cut {
                 Some(cut) if rows.size() != to => {
-                    cut.write(&mut rows, &mut bytes[..len], channels, numbers, levels)
+                    cut.write(self.isa, &mut rows, &mut bytes[..len], channels, numbers, levels)
                 }
                 _ => rows.write(&mut bytes[..len]),
             }
@@ -220,7 +227,8 @@ impl How {
         decode::grow(bytes, source_len + len);
         let (source, rest) = bytes.split_at_mut(source_len);
         let (stride, first) = (from.width * channels, cut.part().columns.start * channels);
-        cut.write(&mut Pixels { bytes: source, stride, first }, &mut rest[..len], channels, numbers, levels);
+        let source = &mut Pixels { bytes: source, stride, first };
+        cut.write(self.isa, source, &mut rest[..len], channels, numbers, levels);
         Ok(&rest[..len])
     }
 

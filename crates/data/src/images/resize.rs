@@ -98,6 +98,7 @@ impl Cut {
     /// channels]`, of which the middle is written. `row` and `levels` are memory for rows.
     pub(super) fn write(
         &self,
+        isa: Isa,
         source: &mut impl Lines,
         out: &mut [u8],
         channels: usize,
@@ -112,7 +113,6 @@ impl Cut {
             }
             return;
         };
-        let isa = Isa::detect();
         let first = self.part.columns.start;
         let used = self.part.columns.len() * channels;
         if let (3, Some(fixed)) = (channels, &self.fixed) {
@@ -348,6 +348,7 @@ mod tests {
                     let cut = Cut::new(from, to);
                     let (stride, first) = (from.width * channels, cut.part().columns.start * channels);
                     cut.write(
+                        Isa::detect(),
                         &mut Pixels { bytes: &source, stride, first },
                         &mut out,
                         channels,

@@ -87,7 +87,9 @@ fn sizes_are_matched_as_torchvision_matches_them() {
     for (name, side) in [("shrunk", 20), ("tall", 32), ("grown", 16), ("odd", 15), ("same", 12)] {
         let (size, want) = pixels(&format!("{name}.png.{side}"));
         let folder = folder(&[("file", reference(&format!("{name}.png")))]);
-        let got = decode_file(&folder.path().join("file"), &image(size, 3, Layout::Interleaved)).unwrap();
+        let got =
+            decode_file(&folder.path().join("file"), &image(size, 3, Layout::Interleaved), Isa::detect())
+                .unwrap();
         let worst = got.iter().zip(&want).map(|(g, w)| g.abs_diff(*w)).max().unwrap();
         assert_eq!((size.height, got.len()), (side, want.len()));
         assert!(worst <= 1, "{name}: {worst}");
@@ -274,10 +276,13 @@ fn bad_files_are_errors_with_file_and_offset() {
     check(&[("x.png", good.clone())], None, "not found; the folder of a set has a folder per class");
     check(&one(&good), Some((0, 4)), "size is 0 x 4; sides are 1 to 16384 pixels");
 
-    let absent =
-        decode_file(Path::new("/no/such.png"), &image(Size { height: 1, width: 1 }, 3, Layout::Planes));
+    let absent = decode_file(
+        Path::new("/no/such.png"),
+        &image(Size { height: 1, width: 1 }, 3, Layout::Planes),
+        Isa::detect(),
+    );
     assert!(absent.unwrap_err().to_string().contains("/no/such.png: not found"));
-    let row = decode_file(Path::new("/no/such.png"), &Features::Row { width: 3 });
+    let row = decode_file(Path::new("/no/such.png"), &Features::Row { width: 3 }, Isa::detect());
     assert!(matches!(row, Err(DataError::Setting { .. })));
 }
 
@@ -292,7 +297,7 @@ fn a_file_that_claims_far_more_than_it_holds_is_refused_before_memory_is_taken()
     let folder = folder(&[("x.jpg", jpeg)]);
     let path = folder.path().join("x.jpg");
     let mut scratch = Scratch::default();
-    let how = How { size: Size { height: 8, width: 8 }, scale: true, channels: 3 };
+    let how = How { size: Size { height: 8, width: 8 }, scale: true, channels: 3, isa: Isa::detect() };
     let error = how.sample(&path, &mut scratch).unwrap_err().to_string();
     let want =
         "claims 16384 x 16384 pixels (268.4 million), and at most 33.6 million are read from 524288 bytes";
@@ -314,7 +319,8 @@ fn one_file_is_decoded_into_planes() {
     let (file, data) = counting(1, 2, 10);
     let folder = folder(&[("x.png", file)]);
     let size = Size { height: 1, width: 2 };
-    let planes = decode_file(&folder.path().join("x.png"), &image(size, 3, Layout::Planes)).unwrap();
+    let planes =
+        decode_file(&folder.path().join("x.png"), &image(size, 3, Layout::Planes), Isa::detect()).unwrap();
     assert_eq!(planes, [data[0], data[3], data[1], data[4], data[2], data[5]]);
 }
 
@@ -336,7 +342,7 @@ fn damaged_files_never_panic() {
     for name in names {
         let read = || {
             let features = image(Size { height: 8, width: 8 }, 3, Layout::Planes);
-            let all = decode_file(&path, &features)?;
+            let all = decode_file(&path, &features, Isa::detect())?;
             assert_eq!(all.len(), 3 * 8 * 8);
             Ok(())
         };

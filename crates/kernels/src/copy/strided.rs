@@ -1,7 +1,7 @@
 //! A copy with strides on both sides, and the shapes of it that people name.
 
 use super::{Word, contiguous, transpose};
-use crate::cx::{Cx, Isa};
+use crate::{Cx, Isa};
 
 /// The most loops after folding.
 const LOOPS_MAX: usize = 8;

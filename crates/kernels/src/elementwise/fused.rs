@@ -6,7 +6,8 @@ use super::lanes;
 use super::layout::{Layout, RowCursor, Walk};
 use super::plan::{Plan, Step};
 use super::scalar;
-use crate::cx::{Cx, Isa, SharedMut};
+use crate::Isa;
+use crate::cx::{Cx, SharedMut};
 use std::mem::MaybeUninit;
 
 /// Elements of a block: four buffers of it take a quarter of a 32 KB first-level cache.

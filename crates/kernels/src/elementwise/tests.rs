@@ -2,7 +2,8 @@
 
 use super::scalar;
 use super::*;
-use crate::cx::{Cx, Isa, SharedMut};
+use crate::Isa;
+use crate::cx::{Cx, SharedMut};
 use crate::lanes::testing::Reverse;
 
 fn noise(n: usize, seed: u32) -> Vec<f32> {

@@ -3,7 +3,7 @@
 //! With `cb` and `cr` counted from 128: `r = y + 1.402 cr`, `g = y - 0.34414 cb - 0.71414 cr`, `b = y + 1.772 cb`, each in
 //! units of 2^-16 and rounded once, as libjpeg does.
 
-use crate::cx::Isa;
+use crate::Isa;
 
 /// Factors in units of 2^-16, without their nearest integers (1, -1 and 2), so that they fit 16 bits.
 const RED_CR: i32 = 91_881 - 65_536;

@@ -4,7 +4,7 @@
 //! odd ones, and sums and differences of these are the 8 outputs. The factors are those of libjpeg's `islow` after its
 //! shared terms are multiplied out, which changes no integer.
 
-use crate::cx::Isa;
+use crate::Isa;
 
 /// Where [`idct`] expects the coefficient of row `v` and column `u`: at `PLACES[8 * v + u]`. Rows 0 and 4, 2 and 6, 1 and 5,
 /// 3 and 7 lie in pairs, interleaved, because one instruction multiplies pairs and adds them.

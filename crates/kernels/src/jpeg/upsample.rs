@@ -1,7 +1,7 @@
 //! Rows of samples at half size to whole size: each new sample is three parts the nearest old one and one part the next
 //! nearest, in one dim or in both. Beyond the edge is the edge. Halves are rounded up and down in turn, as libjpeg does.
 
-use crate::cx::Isa;
+use crate::Isa;
 
 /// A row twice as long as `row`.
 pub fn double(isa: Isa, row: &[u8], out: &mut [u8]) {

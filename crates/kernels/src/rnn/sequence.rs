@@ -2,7 +2,8 @@
 //! recurrent weights, and their gradient.
 
 use crate::Cx;
-use crate::cx::{Isa, SharedMut};
+use crate::Isa;
+use crate::cx::SharedMut;
 use crate::gemm::{Gemm, Strides};
 use crate::tile::round_cols;
 

@@ -48,9 +48,14 @@ struct Bench<'a> {
 }
 
 /// Measures every kernel whose name contains `filter`, and reports each as it is done.
-pub fn measure(threads: usize, filter: &str, report: &mut dyn FnMut(KernelReport)) -> io::Result<()> {
+pub fn measure(
+    threads: usize,
+    isa: Isa,
+    filter: &str,
+    report: &mut dyn FnMut(KernelReport),
+) -> io::Result<()> {
     let pool = Pool::new(threads)?;
-    let cx = Cx { isa: Isa::detect(), par: &pool };
+    let cx = Cx { isa, par: &pool };
     let peak = probe::fma_peak_gflops(&cx) * threads as f64;
     let mut bench = Bench { cx, threads, peak, filter, report };
     bench.products();

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use polyreme_collective::{Comm, Reduce};
-use polyreme_exec::{Engine, ExecError, Options};
+use polyreme_exec::{Engine, ExecError, Isa, Options};
 use polyreme_graph::{Graph, Program, TraceError, cost};
 use polyreme_parallel::{DataPlan, data_parallel};
 use serde::Serialize;
@@ -61,6 +61,8 @@ pub struct RanksReport {
 pub struct Settings {
     /// Threads of each rank.
     pub threads: usize,
+    /// The instructions that kernels may use.
+    pub isa: Isa,
     /// Timed steps; as many as the job says if `None`.
     pub steps: Option<usize>,
     /// What carries the data, for the report.
@@ -78,13 +80,13 @@ pub fn measure(
     settings: &Settings,
 ) -> Result<(RanksReport, Comm), Box<dyn std::error::Error + Send + Sync>> {
     let rank = comm.rank();
-    let Settings { threads, steps, shard_gradients, .. } = *settings;
+    let Settings { threads, isa, steps, shard_gradients, .. } = *settings;
     let plan = plan(&comm, shard_gradients);
     let step = job.weighted_step()?;
     let flops = cost::product_flops(&step) * comm.size() as u64;
     let program = |rank: usize| data_parallel(&step, job.optimizer, None, &DataPlan { rank, ..plan.clone() });
     let planned = if rank == 0 { planned_bytes(settings, plan.shared_weights, program) } else { 0 };
-    let mut engine = Engine::join(program(rank), Options::threads(threads), comm)?;
+    let mut engine = Engine::join(program(rank), Options { isa, ..Options::threads(threads) }, comm)?;
     job.fill(&mut engine)?;
     let times = time(job, &mut engine, steps.unwrap_or(job.timed_steps))?;
     let gflops = flops as f64 / times.seconds / 1e9;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use polyreme_exec::{Engine, ExecError, Options};
 use polyreme_graph::{Instr, Program, cost};
-use polyreme_kernels::{Cx, probe};
+use polyreme_kernels::{Cx, Isa, probe};
 use serde::Serialize;
 
 use super::jobs::Job;
@@ -51,6 +51,8 @@ pub struct StepReport {
 pub struct Settings {
     /// Threads of the one rank.
     pub threads: usize,
+    /// The instructions that kernels may use.
+    pub isa: Isa,
     /// Timed steps; as many as the job says if `None`.
     pub steps: Option<usize>,
     /// What an engine may take; activations are recomputed to fit.
@@ -72,13 +74,13 @@ pub fn measure(
     settings: Settings,
     since_start: impl Fn() -> f64,
 ) -> Result<StepReport, Box<dyn std::error::Error>> {
-    let threads = settings.threads;
+    let Settings { threads, isa, .. } = settings;
     process::reset_peak();
     let program = settings.program(job)?;
     let process = process::resident_bytes() + process::code_to_come_bytes().min(STEP_CODE_BYTES);
     let planned = process + Engine::footprint(&program, threads).total();
     let flops = cost::product_flops(&program.graph);
-    let mut engine = Engine::new(program, Options::threads(threads))?;
+    let mut engine = Engine::new(program, Options { isa, ..Options::threads(threads) })?;
     job.fill(&mut engine)?;
     engine.step(job.lr)?;
     let first_step_ms = since_start();
@@ -87,7 +89,7 @@ pub fn measure(
     let peak_rss_mib = process::peak_resident_bytes() as f64 / MIB;
     let held = engine.held();
     let gflops = flops as f64 / seconds / 1e9;
-    let peak = probe::fma_peak_gflops(&Cx::serial()) * threads as f64;
+    let peak = probe::fma_peak_gflops(&Cx { isa, ..Cx::serial() }) * threads as f64;
     Ok(StepReport {
         job: job.name,
         threads,
@@ -122,7 +124,8 @@ pub struct OpReport {
 /// Times the nodes of `job`, and its update.
 pub fn measure_ops(job: &Job, settings: Settings) -> Result<Vec<OpReport>, Box<dyn std::error::Error>> {
     let steps = settings.steps.unwrap_or(job.timed_steps);
-    let mut engine = Engine::new(settings.program(job)?, Options::threads(settings.threads))?;
+    let options = Options { isa: settings.isa, ..Options::threads(settings.threads) };
+    let mut engine = Engine::new(settings.program(job)?, options)?;
     job.fill(&mut engine)?;
     let graph = engine.program().graph.clone();
     let mut times = vec![Vec::new(); graph.nodes.len()];

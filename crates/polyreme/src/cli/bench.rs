@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Args, Subcommand};
+use polyreme_exec::Isa;
 use polyreme_train::run::Prepared;
 
 use super::ranks::{RankArgs, part, show};
@@ -115,10 +116,10 @@ impl Bench {
                 let prepared = Prepared::new(job, app.given(), process::cores())?;
                 print(&load::measure(&prepared, threads(args.threads), args.passes)?, args.json)
             }
-            Bench::Step(args) if args.ranks.any() => bench_ranks(args),
-            Bench::Step(args) => bench_step(args, start),
+            Bench::Step(args) if args.ranks.any() => bench_ranks(args, app.given().isa),
+            Bench::Step(args) => bench_step(args, app.given().isa, start),
             Bench::Collective(args) => bench_collective(args),
-            Bench::Kernels(args) => bench_kernels(args),
+            Bench::Kernels(args) => bench_kernels(args, app.given().isa),
         }
     }
 }
@@ -134,7 +135,7 @@ impl StepArgs {
 }
 
 /// Steps that several ranks share. Each job has a group of its own, as each run has.
-fn bench_ranks(args: &StepArgs) -> Outcome {
+fn bench_ranks(args: &StepArgs, isa: Isa) -> Outcome {
     if args.ops || args.memory_mib.is_some() {
         return Err(Failure::usage("--ops and --memory-mib are for one rank; leave out --ranks and its kin"));
     }
@@ -150,6 +151,7 @@ fn bench_ranks(args: &StepArgs) -> Outcome {
     let jobs = args.jobs();
     let settings = bench::ranks::Settings {
         threads: group.threads,
+        isa,
         steps: args.steps.map(|n| n as usize),
         local: if transport == "local" { group.size() } else { 1 },
         transport,
@@ -207,7 +209,7 @@ fn bench_collective(args: &CollectiveArgs) -> Outcome {
     part(control, outcomes.into_iter().collect())
 }
 
-fn bench_step(args: &StepArgs, start: Instant) -> Outcome {
+fn bench_step(args: &StepArgs, isa: Isa, start: Instant) -> Outcome {
     if args.shard_gradients {
         return Err(Failure::usage("--shard-gradients is for several ranks; say how many with --ranks"));
     }
@@ -218,6 +220,7 @@ fn bench_step(args: &StepArgs, start: Instant) -> Outcome {
     for job in args.jobs() {
         let settings = Settings {
             threads: args.ranks.threads().unwrap_or_else(process::cores),
+            isa,
             steps: args.steps.map(|n| n as usize),
             budget_bytes: args.memory_mib.map(|mib| mib << 20),
         };
@@ -234,13 +237,13 @@ fn bench_step(args: &StepArgs, start: Instant) -> Outcome {
     Ok(())
 }
 
-fn bench_kernels(args: &KernelArgs) -> Outcome {
+fn bench_kernels(args: &KernelArgs, isa: Isa) -> Outcome {
     if !args.json {
         writeln!(io::stdout(), "{}", kernels::HEADER)?;
     }
     let mut outcome: Outcome = Ok(());
     let mut n = 0;
-    kernels::measure(threads(args.threads), &args.filter, &mut |report| {
+    kernels::measure(threads(args.threads), isa, &args.filter, &mut |report| {
         n += 1;
         if outcome.is_ok() {
             outcome = print(&report, args.json);

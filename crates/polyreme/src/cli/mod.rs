@@ -16,7 +16,6 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use polyreme_kernels::Isa;
 use serde::Serialize;
 
 use self::ending::Failure;
@@ -63,8 +62,9 @@ enum Command {
     Bench(bench::Bench),
     /// Say what this machine is and what it can do at most: SIMD, cores, peak, bandwidth.
     ///
-    /// Every command uses the best instructions that the CPU has. With POLYREME_ISA=avx2 or POLYREME_ISA=scalar in the
-    /// environment it uses no more than those, as a lesser machine would.
+    /// Every command uses the best instructions that the CPU has. With POLYREME_ISA=avx2 (or scalar, or avx512) in the
+    /// environment it uses no more than those, as a lesser machine would; POLYREME_ISA=-amx,-avx512_bf16 takes features
+    /// away, by the names that this command prints.
     Doctor {
         /// Print one JSON object.
         #[arg(long)]
@@ -81,23 +81,21 @@ pub fn run(app: App) -> ExitCode {
     }
     let json = std::env::args_os().any(|word| word == "--json");
     let outcome = match command.try_get_matches().and_then(|m| Cli::from_arg_matches(&m)) {
-        Ok(cli) => limit_isa().and_then(|()| execute(&cli.command, &app, start)),
+        Ok(cli) => allowed(app).and_then(|app| execute(&cli.command, &app, start)),
         Err(refused) => ending::refuse(&refused),
     };
     ending::end(outcome, json)
 }
 
-/// Keeps to the instruction set that the environment allows.
-fn limit_isa() -> Result<(), Failure> {
-    match std::env::var(ISA_VARIABLE) {
-        Ok(name) if !Isa::limit(&name) => {
-            Err(Failure::usage(format!("{ISA_VARIABLE}={name}: known are scalar, avx2 and avx512")))
-        }
-        _ => Ok(()),
-    }
+/// The app with no more instructions than the environment allows.
+fn allowed(app: App) -> Result<App, Failure> {
+    let Some(words) = std::env::var_os(ISA_VARIABLE) else { return Ok(app) };
+    let words = words.to_string_lossy();
+    let isa = app.given().isa.limited(&words);
+    isa.map(|isa| app.isa(isa)).map_err(|e| Failure::usage(format!("{ISA_VARIABLE}={words}: {e}")))
 }
 
-/// The most that kernels may use of the CPU's instructions.
+/// Limits what kernels may use of the CPU's instructions.
 const ISA_VARIABLE: &str = "POLYREME_ISA";
 
 fn execute(command: &Command, app: &App, start: Instant) -> Result<(), Failure> {
@@ -111,7 +109,7 @@ fn execute(command: &Command, app: &App, start: Instant) -> Result<(), Failure> 
         Command::Schema => schema(),
         Command::Data(data) => data.run(),
         Command::Bench(bench) => bench.run(app, start),
-        Command::Doctor { json } => print(&doctor::examine(), *json),
+        Command::Doctor { json } => print(&doctor::examine(app.given().isa), *json),
     }
 }
 

@@ -86,7 +86,7 @@ pub(super) fn predict(app: &App, args: &PredictArgs) -> Outcome {
             let spec = trained.preparation.spec(Layout::Interleaved);
             let mut pixels = Vec::new();
             for file in &args.files {
-                pixels.extend(decode_file(file, &spec.features)?);
+                pixels.extend(decode_file(file, &spec.features, app.given().isa)?);
             }
             let set = InMemory::new(spec, pixels, vec![0; args.files.len()])?;
             let names: Vec<_> = args.files.iter().map(|f| f.display().to_string()).collect();

@@ -2,6 +2,7 @@
 
 use std::process::{Command, Output};
 
+use polyreme_kernels::{Feature, Isa};
 use serde_json::Value;
 
 use crate::binary::root;
@@ -120,7 +121,16 @@ fn the_environment_limits_the_instructions_and_the_bits_stay() {
         out.unwrap()
     };
     let said = |out: Output| String::from_utf8([out.stdout, out.stderr].concat()).unwrap();
-    assert!(said(with("scalar", &["doctor"])).contains("scalar"));
+    let doctor = |isa: &str| -> serde_json::Value {
+        serde_json::from_slice(&with(isa, &["doctor", "--json"]).stdout).unwrap()
+    };
+    let scalar = doctor("scalar");
+    assert_eq!((&scalar["simd"], &scalar["features"]), (&"scalar".into(), &serde_json::json!([])));
+    // What is taken away is not there, and the rest is what the CPU has.
+    let all = Isa::detect().without(Feature::AmxTile).without(Feature::Avx512Bf16);
+    let less = doctor("-amx,-avx512_bf16");
+    assert_eq!(less["features"], serde_json::json!(all.features().map(Feature::name).collect::<Vec<_>>()));
+    assert_eq!(less["simd"], all.name());
     let (folder, job) = (tempfile::tempdir().unwrap(), root().join("examples/digits.toml"));
     let model = |isa: &str| {
         let run = folder.path().join(isa);
@@ -134,7 +144,8 @@ fn the_environment_limits_the_instructions_and_the_bits_stay() {
     let wrong = with("fast", &["doctor"]);
     assert_eq!(wrong.status.code(), Some(2));
     let wrong = said(wrong);
-    assert!(wrong.contains("POLYREME_ISA=fast") && wrong.contains("avx2"), "{wrong}");
+    assert!(wrong.contains("POLYREME_ISA=fast") && wrong.contains("scalar, avx2, avx512"), "{wrong}");
+    assert!(Feature::ALL.iter().all(|f| wrong.contains(&format!("-{}", f.name()))), "{wrong}");
 }
 
 #[test]

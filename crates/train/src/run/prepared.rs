@@ -6,6 +6,7 @@ use std::sync::Arc;
 use polyreme_data::{
     Augment, Dataset, Features, Mode, Order, Spec, Stats, Target, Transform, balanced_weights,
 };
+use polyreme_exec::Isa;
 use polyreme_graph::cost;
 
 use super::seats::{Seats, seats};
@@ -29,6 +30,8 @@ pub struct Given {
     pub net: Option<Net>,
     /// The data, instead of `[data]`'s source.
     pub sets: Option<Sets>,
+    /// The instructions that kernels may use.
+    pub isa: Isa,
 }
 
 /// A job, ready to run. A copy is cheap: data and networks are shared.
@@ -93,7 +96,7 @@ impl Prepared {
     ) -> Result<Prepared, TrainError> {
         let sets = match given.sets {
             Some(sets) => sets,
-            None => open_as(&mut job, trained)?,
+            None => open_as(&mut job, trained, given.isa)?,
         };
         if sets.validation.is_none() {
             let stop = job.train.early_stop.as_ref().filter(|s| is_of_validation(&s.metric));
@@ -141,6 +144,7 @@ impl Prepared {
         let cut = Cut { weights: vec![1.0; ranks], accumulate: train.accumulate, shards };
         let team = TeamOptions {
             threads,
+            isa: given.isa,
             seed: train.seed,
             optimizer: train.optimizer.rule,
             clip: train.clip,

@@ -51,7 +51,8 @@ fn one_report_names_the_rank() {
         [(2, false, "unreadable"), (4, false, "unreadable"), (3, true, "a hole in the set")]
     {
         let folder = tempfile::tempdir().unwrap();
-        let given = Given { sets: Some(Sets::new(Arc::new(Broken { set: set(), panics }))), net: None };
+        let given =
+            Given { sets: Some(Sets::new(Arc::new(Broken { set: set(), panics }))), ..Given::default() };
         let error = run(&job(JOB), given, ranks, &folder.path().join("run"), None).err().unwrap();
         let TrainError::Rank(report) = &error else { panic!("{error}") };
         assert_eq!((report.rank, report.step), (ranks - 1, 3), "{error}");
@@ -59,7 +60,8 @@ fn one_report_names_the_rank() {
     }
     // Rank 0's own errors are as they are.
     let folder = tempfile::tempdir().unwrap();
-    let given = Given { sets: Some(Sets::new(Arc::new(Broken { set: set(), panics: false }))), net: None };
+    let given =
+        Given { sets: Some(Sets::new(Arc::new(Broken { set: set(), panics: false }))), ..Given::default() };
     let error = run(&job(JOB), given, 1, &folder.path().join("run"), None).err().unwrap();
     assert!(matches!(error, TrainError::Data(_)), "{error}");
 }
@@ -70,7 +72,8 @@ fn processes_without_rank_0_write_nothing() {
     let (mine, theirs) = (folder.path().join("mine"), folder.path().join("theirs"));
     let text = JOB.replace("normalise = false", "normalise = true\nclass_weights = \"balanced\"");
     let job = job(&text);
-    let given = || Given { sets: Some(Sets::new(Arc::new(set())).with_test(Arc::new(set()))), net: None };
+    let given =
+        || Given { sets: Some(Sets::new(Arc::new(set())).with_test(Arc::new(set()))), ..Given::default() };
     let mut comms = Comm::local(4);
     let back = comms.split_off(2);
     let (first, second) = std::thread::scope(|s| {
@@ -89,7 +92,7 @@ fn processes_without_rank_0_write_nothing() {
 #[test]
 fn a_rank_with_another_job_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let given = || Given { sets: Some(Sets::new(Arc::new(set()))), net: None };
+    let given = || Given { sets: Some(Sets::new(Arc::new(set()))), ..Given::default() };
     let other = Job { train: polyreme_train::job::TrainSpec { batch: 8, ..job(JOB).train }, ..job(JOB) };
     let mut comms = Comm::local(2);
     let back = comms.split_off(1);
@@ -110,7 +113,7 @@ fn a_rank_with_another_job_is_named() {
 #[test]
 fn what_cannot_be_shared_out_is_said_before_anything_runs() {
     let check = |lines: &str, ranks: usize, want: &str| {
-        let given = Given { sets: Some(Sets::new(Arc::new(set()))), net: None };
+        let given = Given { sets: Some(Sets::new(Arc::new(set()))), ..Given::default() };
         let prepared = Prepared::new(job(&format!("{JOB}{lines}")), given, 1).unwrap();
         let error = prepared.for_ranks(ranks).err().unwrap().to_string();
         assert!(error.contains(want), "{error}");
@@ -124,7 +127,7 @@ fn what_cannot_be_shared_out_is_said_before_anything_runs() {
     let mut made = job(JOB);
     made.parallel.shard_gradients = true;
     made.parallel.reproducible = true;
-    let given = || Given { sets: Some(Sets::new(Arc::new(set()))), net: None };
+    let given = || Given { sets: Some(Sets::new(Arc::new(set()))), ..Given::default() };
     let error = Prepared::new(made, given(), 1).err().unwrap().to_string();
     assert!(error.contains("`parallel.shard_gradients` does not work with `reproducible`"), "{error}");
     let given = given();

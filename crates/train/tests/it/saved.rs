@@ -49,7 +49,7 @@ fn a_validation_metric_that_is_not_finite_leaves_a_checkpoint_that_goes_on() {
         let folder = folder.path().join("run");
         let job = job(JOB);
         let flat = || Arc::new(Flat { set: set(), x: [x; 8] });
-        let given = || Given { sets: Some(Sets::new(Arc::new(set())).with_test(flat())), net: None };
+        let given = || Given { sets: Some(Sets::new(Arc::new(set())).with_test(flat())), ..Given::default() };
         let half = run(&job, given(), 2, &folder, Some(5)).unwrap();
         assert_eq!((half.summary.ending, half.summary.steps), (Ending::Interrupted, 6));
         let loaded = checkpoint::latest_whole(&folder).unwrap().0;
@@ -96,7 +96,7 @@ impl Observer for Thief {
 #[test]
 fn the_model_is_written_even_if_the_last_checkpoint_is_not() {
     let lines = JOB.replace("evaluate_every = 4\n", "");
-    let given = || Given { sets: Some(Sets::new(Arc::new(set()))), net: None };
+    let given = || Given { sets: Some(Sets::new(Arc::new(set()))), ..Given::default() };
     let train = |folder: &Path, after: u64, stops: bool| {
         let prepared = Prepared::new(job(&lines), given(), 1).unwrap();
         let checkpoints = folder.join("checkpoints");

@@ -3,7 +3,7 @@
 
 use polyreme_collective::Comm;
 use polyreme_data::{Features, Spec, Target, Values};
-use polyreme_exec::{Engine, Kept};
+use polyreme_exec::{Engine, Isa, Kept};
 use polyreme_graph::memory::ALIGN_BYTES;
 use polyreme_graph::{Moments, Optimizer, Traced};
 use polyreme_nn::layer::{BatchNorm2d, Dropout, Linear};
@@ -36,6 +36,7 @@ fn net(norm: bool) -> Net {
 
 fn options(loss: Loss) -> TeamOptions {
     TeamOptions {
+        isa: Isa::detect(),
         one_piece: true,
         threads: 1,
         seed: 3,

@@ -27,7 +27,8 @@ const END: u8 = 0xd9;
 /// Decodes one file after the other in the same memory.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    isa: Isa,
+    /// What it runs with; the pixels are the same with each.
+    pub(super) isa: Isa,
     dc: [Table; 4],
     ac: [Table; 4],
     /// A cleaned stretch of the stream.
