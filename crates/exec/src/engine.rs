@@ -12,6 +12,7 @@ use polyreme_kernels::{Cx, Isa, random};
 
 use crate::error::ExecError;
 use crate::group::Group;
+use crate::kernel_types::check_kernels;
 use crate::launch::{Prepared, prepare};
 use crate::memory::{Keeping, Memory, Workspace};
 use crate::pool::Pool;
@@ -118,6 +119,7 @@ impl Engine {
         options: Options,
         blocks: Option<(Option<Block>, Block)>,
     ) -> Result<Engine, ExecError> {
+        check_kernels(&program.graph)?;
         let (prepared, plan) = lay_out(&program, options.threads);
         let tensors = readiness(&program.graph)
             .into_iter()

@@ -57,6 +57,16 @@ pub enum ExecError {
         /// What it is.
         dtype: polyreme_graph::DType,
     },
+    /// An op on elements of a type that no kernel runs on.
+    #[error("layer `{layer}`: there is no kernel for {op} of {dtype}; cast to f32 before it")]
+    NoKernel {
+        /// The layer's path.
+        layer: String,
+        /// The op; `fused` for element-wise ops.
+        op: &'static str,
+        /// The type.
+        dtype: polyreme_graph::DType,
+    },
     /// The system has no memory for something.
     #[error(
         "no memory for {what}: {} MiB ({bytes} bytes) could not be reserved; make batches smaller, or raise the limit \

@@ -14,6 +14,7 @@ use polyreme_graph::{Graph, Place, Program, Role};
 use crate::arena::floats;
 use crate::engine::{Engine, Options, Parked, grad_starts, lay_out};
 use crate::error::ExecError;
+use crate::kernel_types::check_kernels;
 use crate::memory::Workspace;
 use crate::shards::ShardSums;
 use crate::timeline::Timeline;
@@ -116,6 +117,7 @@ impl Engine {
     /// The same model for another batch size, over the same weights, gradients, moments and states; a forward pass
     /// too, such as an evaluation's. Returns its number; that of the first program is 0.
     pub fn add_batch(&mut self, mut program: Program) -> Result<usize, ExecError> {
+        check_kernels(&program.graph)?;
         let (prepared, mut plan) = lay_out(&program, self.options.threads);
         let here = &self.memory.plan;
         let no_gradients = program.role.is_none();

@@ -10,7 +10,7 @@
 //! - [`engine`]: the engine. [`weights`]: what it has learnt, as whole arenas. [`finite`]: where a NaN came from.
 //! - [`step`]: a step of several pieces, or of several ranks. `exchange`: what it exchanges. `group`: joining, and what
 //!   all ranks do between steps. `shards`: sums in a fixed tree. [`timeline`]: where the time goes.
-//! - `launch`, `run`: the row of each op: which kernel, with which slices.
+//! - `launch`, `run`: the row of each op: which kernel, with which slices. `kernel_types`: for which element types.
 //! - `memory`, `arena`: where values lie, as slices.
 //! - [`pool`]: the team of threads.
 //! - [`error`]: what can go wrong.
@@ -22,6 +22,7 @@ pub mod error;
 mod exchange;
 pub mod finite;
 mod group;
+mod kernel_types;
 mod launch;
 mod memory;
 pub mod pool;

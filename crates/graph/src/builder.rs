@@ -196,6 +196,14 @@ impl Builder {
         }
     }
 
+    /// In f32, if it is in half precision.
+    fn wide(&mut self, x: Tensor) -> Traced {
+        match self.graph.value(x).dtype {
+            DType::F16 | DType::Bf16 => self.cast(x, DType::F32),
+            _ => Ok(x),
+        }
+    }
+
     // Shapes.
 
     /// The same elements in another shape.
@@ -383,9 +391,12 @@ impl Builder {
         let var = self.unary(Unary::Offset(eps), running_var)?;
         let rstd = self.unary(Unary::Rsqrt, var)?;
         let factor = self.mul(rstd, gamma)?;
+        // Statistics are f32; the result has the type of the data, as in training.
+        let (own, x) = (self.graph.value(x).dtype, self.wide(x)?);
         let centred = self.sub(x, running_mean)?;
         let scaled = self.mul(centred, factor)?;
-        self.add(scaled, beta)
+        let y = self.add(scaled, beta)?;
+        self.cast(y, own)
     }
     /// Layer norm over the last dim.
     pub fn layer_norm(&mut self, x: Tensor, gamma: Tensor, beta: Tensor, eps: f32) -> Traced {
@@ -423,6 +434,7 @@ impl Builder {
     }
     /// The mean squared difference.
     pub fn mse(&mut self, x: Tensor, target: Tensor) -> Traced {
+        let (x, target) = (self.wide(x)?, self.wide(target)?);
         let d = self.sub(x, target)?;
         let d2 = self.unary(Unary::Square, d)?;
         self.mean_all(d2)
@@ -430,6 +442,7 @@ impl Builder {
     /// The mean binary cross-entropy of logits and targets in 0..=1.
     pub fn bce_with_logits(&mut self, x: Tensor, target: Tensor) -> Traced {
         // -(t·ln σ(x) + (1-t)·ln(1-σ(x))) = softplus(x) - t·x, which does not overflow.
+        let (x, target) = (self.wide(x)?, self.wide(target)?);
         let s = self.unary(Unary::Softplus, x)?;
         let tx = self.mul(x, target)?;
         let each = self.sub(s, tx)?;
@@ -470,6 +483,8 @@ impl Builder {
             let (b, h) = (self.shape(xp).dims().first().copied().unwrap_or(0), self.shape(w_hh).last());
             let zero = self.constant(0.0);
             let zeros = self.expand(zero, [b, h])?;
+            let own = self.graph.value(xp).dtype;
+            let zeros = if own.is_float() { self.cast(zeros, own)? } else { zeros };
             operands.extend(std::iter::repeat_n(zeros, n_states));
         } else if initial.len() == n_states {
             operands.extend_from_slice(initial);

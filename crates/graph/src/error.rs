@@ -47,7 +47,7 @@ pub enum TraceErrorKind {
         /// What it is.
         got: DType,
         /// What it should be.
-        want: DType,
+        want: String,
     },
     /// A name that is not known.
     #[error("unknown {what} `{name}`; known are {known}")]

@@ -248,11 +248,15 @@ impl Graph {
                 _ => from.broadcast(to).as_ref() == Some(to),
             };
             assert!(fits, "node {i} ({}) of layer {}: {from} to {to}", node.op.name(), node.layer);
+            let (from, to) = (self.value(v).dtype, self.value(node.outputs[0]).dtype);
+            assert_eq!(from, to, "types of node {i} ({}) of layer {}", node.op.name(), node.layer);
         }
         if let Op::Fused(expr) = &node.op {
             assert_eq!(expr.n_inputs(), node.inputs.len(), "operands of node {i}");
             assert_eq!(expr.outputs().len(), node.outputs.len(), "results of node {i}");
-            assert!(node.outputs.iter().all(|&v| self.shape(v) == to), "results of node {i} differ in shape");
+            let first = self.value(node.outputs[0]);
+            let alike = |v: &Value| v.shape == first.shape && v.dtype == first.dtype;
+            assert!(node.outputs.iter().all(|&v| alike(self.value(v))), "results of node {i} differ");
         }
     }
 

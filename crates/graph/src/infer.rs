@@ -1,18 +1,25 @@
-//! The shape rule of each op: what its outputs look like, or why its operands do not fit.
+//! The shape rule of each op: what its outputs look like, or why its operands do not fit. Types have a table of their own,
+//! `types`.
 
 use crate::error::TraceErrorKind;
 use crate::graph::{Shapes, Value};
 use crate::op::{Conv, Op, Window};
-use crate::shape::{DType, Shape};
+use crate::shape::Shape;
+use crate::types::types;
 
 use polyreme_kernels::elementwise::Expr;
 
 /// The shapes and element types of an op's outputs.
 pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
+    let types = types(op, x)?;
+    let shapes = infer_shapes(op, x)?;
+    assert_eq!(types.len(), shapes.len(), "outputs of {} in the tables of types and shapes", op.name());
+    Ok(shapes.into_iter().zip(types).collect())
+}
+
+fn infer_shapes(op: &Op, x: &[&Value]) -> Result<Vec<Shape>, TraceErrorKind> {
     let name = op.name();
-    let one = |shape: Shape| Ok(vec![(shape, DType::F32)]);
-    let many = |shapes: Vec<Shape>| Ok(shapes.into_iter().map(|s| (s, DType::F32)).collect());
-    expect_floats(op, x)?;
+    let one = |shape: Shape| Ok(vec![shape]);
     if let Some(v) = x.iter().find(|v| v.shape.rank() > Expr::RANK_MAX) {
         return Err(shape(name, &v.shape, format!("at most {} dims are supported", Expr::RANK_MAX)));
     }
@@ -21,24 +28,22 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
             unreachable!("{name} carries its shape in its value")
         }
         Op::Const(_) => one(Shape::scalar()),
-        Op::Unary(_) | Op::Dropout { .. } | Op::AxisSum => one(x[0].shape.clone()),
+        Op::Unary(_) | Op::Dropout { .. } | Op::Cast(_) | Op::AxisSum => one(x[0].shape.clone()),
         Op::Binary(_) => one(broadcast(name, &x[0].shape, &x[1].shape)?),
         Op::Select => {
             let both = broadcast(name, &x[1].shape, &x[2].shape)?;
             one(broadcast(name, &x[0].shape, &both)?)
         }
         Op::Epilogue(e) => {
-            let base = infer(&e.base, &x[..e.n_base_inputs])?;
-            let (first, rest) = base.split_first().expect("every op has an output");
+            let mut out = infer_shapes(&e.base, &x[..e.n_base_inputs])?;
+            let first = out[0].clone();
             for v in &x[e.n_base_inputs..] {
-                if broadcast(name, &first.0, &v.shape)? != first.0 {
-                    return Err(shapes(name, &first.0, &v.shape, "an epilogue's operand must not be wider"));
+                if broadcast(name, &first, &v.shape)? != first {
+                    return Err(shapes(name, &first, &v.shape, "an epilogue's operand must not be wider"));
                 }
             }
             let extra = e.expr.outputs().len() - usize::from(!e.keeps_base);
-            let mut out = vec![first.clone()];
-            out.extend_from_slice(rest);
-            out.extend(std::iter::repeat_n(first.clone(), extra));
+            out.extend(std::iter::repeat_n(first, extra));
             Ok(out)
         }
         Op::Permute(perm) => {
@@ -48,7 +53,7 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
             if sorted != (0..dims.len()).collect::<Vec<_>>() {
                 return Err(shape(name, &x[0].shape, format!("{perm:?} is not an order of its dims")));
             }
-            Ok(vec![(perm.iter().map(|&p| dims[p]).collect::<Vec<_>>().into(), x[0].dtype)])
+            one(perm.iter().map(|&p| dims[p]).collect::<Vec<_>>().into())
         }
         &Op::Slice { axis, start, len } => {
             let have = dim(name, &x[0].shape, axis)?;
@@ -56,7 +61,7 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
                 let why = format!("{start}..{} is outside dim {axis}", start.saturating_add(len));
                 return Err(shape(name, &x[0].shape, why));
             }
-            Ok(vec![(x[0].shape.with_dim(axis, len), x[0].dtype)])
+            one(x[0].shape.with_dim(axis, len))
         }
         &Op::Concat { axis } => {
             let mut total = 0;
@@ -80,7 +85,6 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
             one(x[0].shape.with_dim(axis, before + have + after))
         }
         &Op::Gather { axis } => {
-            expect(name, x, 1, DType::I32)?;
             dim(name, &x[0].shape, axis)?;
             let (data, index) = (&x[0].shape, &x[1].shape);
             if data.rank() != index.rank() || data.with_dim(axis, 0) != index.with_dim(axis, 0) {
@@ -89,11 +93,9 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
             one(index.clone())
         }
         &Op::ScatterAdd { axis, len } => {
-            expect(name, x, 1, DType::I32)?;
             same(name, &x[0].shape, &x[1].shape)?;
             one(x[0].shape.with_dim(axis, len))
         }
-        &Op::Cast(to) => cast(x[0], to),
         Op::Reduce { axes, .. } => {
             let mut out = x[0].shape.clone();
             for &axis in axes {
@@ -125,7 +127,7 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
         }
         Op::MaxPool(window) => {
             let y = pool(name, window, &x[0].shape)?;
-            Ok(vec![(y.clone(), DType::F32), (y, DType::I32)])
+            Ok(vec![y.clone(), y])
         }
         Op::AvgPool(window) => one(pool(name, window, &x[0].shape)?),
         &Op::MaxPoolGrad { window, size } | &Op::AvgPoolGrad { window, size } => {
@@ -137,16 +139,16 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
         }
         Op::BatchNorm { .. } => {
             let c = per_channel(name, x, 1..5)?;
-            many(vec![x[0].shape.clone(), c.clone(), c.clone(), c.clone(), c])
+            Ok(vec![x[0].shape.clone(), c.clone(), c.clone(), c.clone(), c])
         }
         Op::LayerNorm { .. } => {
             per_channel(name, x, 1..3)?;
             let rows = rows(&x[0].shape);
-            many(vec![x[0].shape.clone(), rows.clone(), rows])
+            Ok(vec![x[0].shape.clone(), rows.clone(), rows])
         }
         Op::RmsNorm { .. } => {
             per_channel(name, x, 1..2)?;
-            many(vec![x[0].shape.clone(), rows(&x[0].shape)])
+            Ok(vec![x[0].shape.clone(), rows(&x[0].shape)])
         }
         &Op::GroupNorm { groups, .. } => {
             per_channel(name, x, 1..3)?;
@@ -154,12 +156,12 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
                 return Err(shape(name, &x[0].shape, format!("{groups} groups must divide the last dim")));
             }
             let stats = Shape::from([x[0].shape.dims()[0], groups]);
-            many(vec![x[0].shape.clone(), stats.clone(), stats])
+            Ok(vec![x[0].shape.clone(), stats.clone(), stats])
         }
         Op::BatchNormGrad { .. } => {
             same(name, &x[0].shape, &x[1].shape)?;
             let c = per_channel(name, x, 2..6)?;
-            many(vec![x[0].shape.clone(), c.clone(), c])
+            Ok(vec![x[0].shape.clone(), c.clone(), c])
         }
         Op::BatchNormSums => {
             per_channel(name, x, 1..2)?;
@@ -168,12 +170,12 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
         Op::BatchNormFromSums { .. } => {
             let c = per_channel(name, x, 1..5)?;
             same(name, &x[5].shape, &channel_sums(&x[0].shape))?;
-            many(vec![x[0].shape.clone(), c.clone(), c.clone(), c.clone(), c])
+            Ok(vec![x[0].shape.clone(), c.clone(), c.clone(), c.clone(), c])
         }
         Op::BatchNormGradSums { .. } => {
             same(name, &x[0].shape, &x[1].shape)?;
             let c = per_channel(name, x, 2..6)?;
-            many(vec![channel_sums(&x[0].shape), c.clone(), c])
+            Ok(vec![channel_sums(&x[0].shape), c.clone(), c])
         }
         Op::BatchNormGradFromSums { .. } => {
             same(name, &x[0].shape, &x[1].shape)?;
@@ -184,12 +186,12 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
         Op::LayerNormGrad | Op::GroupNormGrad { .. } => {
             same(name, &x[0].shape, &x[1].shape)?;
             let c = per_channel(name, x, 2..3)?;
-            many(vec![x[0].shape.clone(), c.clone(), c])
+            Ok(vec![x[0].shape.clone(), c.clone(), c])
         }
         Op::RmsNormGrad => {
             same(name, &x[0].shape, &x[1].shape)?;
             let c = per_channel(name, x, 2..3)?;
-            many(vec![x[0].shape.clone(), c])
+            Ok(vec![x[0].shape.clone(), c])
         }
         &Op::Softmax { axis } | &Op::LogSoftmax { axis } => {
             dim(name, &x[0].shape, axis)?;
@@ -206,31 +208,27 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
                 let why = format!("label smoothing {} is not in 0..1", o.label_smoothing);
                 return Err(TraceErrorKind::Option { op: name, why });
             }
-            many(vec![Shape::scalar(), x[1].shape.clone()])
+            Ok(vec![Shape::scalar(), x[1].shape.clone()])
         }
         Op::CrossEntropyGrad(_) => {
             cross_entropy(name, x, 1)?;
             one(x[1].shape.clone())
         }
         Op::Embedding => {
-            expect(name, x, 0, DType::I32)?;
             rank(name, &x[1].shape, 2, "[rows, width]")?;
             let mut dims = x[0].shape.dims().to_vec();
             dims.push(x[1].shape.last());
             one(dims.into())
         }
-        &Op::EmbeddingGrad { rows } => {
-            expect(name, x, 0, DType::I32)?;
-            one([rows, x[1].shape.last()].into())
-        }
+        &Op::EmbeddingGrad { rows } => one([rows, x[1].shape.last()].into()),
         Op::Attention(a) => {
             let [b, t, _, heads, d] = attention(name, a.packed, x)?;
-            many(vec![[b, t, heads, d].into(), [b, heads, t].into()])
+            Ok(vec![[b, t, heads, d].into(), [b, heads, t].into()])
         }
         Op::AttentionGrad(a) => {
             attention(name, a.packed, &x[3..])?;
             let n = if a.packed { 1 } else { 3 };
-            many(x[3..3 + n].iter().map(|v| v.shape.clone()).collect())
+            Ok(x[3..3 + n].iter().map(|v| v.shape.clone()).collect())
         }
         Op::Recurrent { cell, .. } => {
             let [b, t, h] = recurrent(name, cell.gates(), &x[0].shape, &x[1].shape)?;
@@ -241,7 +239,7 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
             same(name, &x[2].shape, &[cell.gates() * h].into())?;
             let seq = Shape::from([b, t, h]);
             let saved = Shape::from([b, t, 4 * h]);
-            many(if n_states == 2 { vec![seq.clone(), seq, saved] } else { vec![seq, saved] })
+            Ok(if n_states == 2 { vec![seq.clone(), seq, saved] } else { vec![seq, saved] })
         }
         Op::RecurrentGrad { cell, .. } => {
             let [b, t, h] = match x[0].shape.dims() {
@@ -253,7 +251,7 @@ pub(crate) fn infer(op: &Op, x: &[&Value]) -> Shapes {
             if cell.gates() == 4 {
                 out.push([b, h].into());
             }
-            many(out)
+            Ok(out)
         }
     }
 }
@@ -396,7 +394,6 @@ fn recurrent(op: &'static str, gates: usize, xp: &Shape, w_hh: &Shape) -> Result
 }
 
 fn cross_entropy(op: &'static str, x: &[&Value], logits: usize) -> Result<(), TraceErrorKind> {
-    expect(op, x, logits + 1, DType::I32)?;
     let (z, y) = (&x[logits].shape, &x[logits + 1].shape);
     if z.rank() != 2 || y.rank() != 1 || z.dims()[0] != y.dims()[0] {
         return Err(shapes(op, z, y, "logits are [samples, classes] and labels [samples]"));
@@ -455,35 +452,4 @@ fn shape(op: &'static str, s: &Shape, why: String) -> TraceErrorKind {
 
 fn shapes(op: &'static str, left: &Shape, right: &Shape, why: &str) -> TraceErrorKind {
     TraceErrorKind::Shapes { op, left: left.clone(), right: right.clone(), why: why.into() }
-}
-
-/// Between f32 and the types that kernels convert it from and to.
-fn cast(x: &Value, to: DType) -> Shapes {
-    use DType::{Bf16, F16, F32, I32};
-    match (x.dtype, to) {
-        (F32, F16 | Bf16 | I32) | (F16 | Bf16 | I32, F32) => Ok(vec![(x.shape.clone(), to)]),
-        (from, _) => {
-            let why =
-                format!("no kernel converts {from} to {to}; f32 is converted from and to f16, bf16 and i32");
-            Err(TraceErrorKind::Option { op: "cast", why })
-        }
-    }
-}
-
-fn expect(op: &'static str, x: &[&Value], operand: usize, want: DType) -> Result<(), TraceErrorKind> {
-    let got = x[operand].dtype;
-    if got == want { Ok(()) } else { Err(TraceErrorKind::DType { op, operand, got, want }) }
-}
-
-/// Every operand is f32, except the integers that some ops take and what only moves.
-fn expect_floats(op: &Op, x: &[&Value]) -> Result<(), TraceErrorKind> {
-    let integer = match op {
-        Op::Cast(_) | Op::Reshape | Op::Epilogue(_) => return Ok(()),
-        Op::Permute(_) | Op::Slice { .. } if x[0].dtype == DType::I32 => return Ok(()),
-        Op::Gather { .. } | Op::ScatterAdd { .. } | Op::MaxPoolGrad { .. } | Op::CrossEntropy(_) => Some(1),
-        Op::CrossEntropyGrad(_) => Some(2),
-        Op::Embedding | Op::EmbeddingGrad { .. } => Some(0),
-        _ => None,
-    };
-    (0..x.len()).filter(|&i| Some(i) != integer).try_for_each(|i| expect(op.name(), x, i, DType::F32))
 }

@@ -9,7 +9,7 @@
 //! # Layout
 //! - [`shape`], [`op`], [`graph`], [`error`]: the data.
 //! - [`builder`]: how models are traced.
-//! - `infer`, [`grad`], [`cost`], [`mod@print`]: the tables, a row for each op.
+//! - `infer`, `types`, [`grad`], [`cost`], [`mod@print`]: the tables, a row for each op.
 //! - [`mod@dot`]: a graph as a picture.
 //! - [`mod@fuse`], [`mod@recompute`]: rewrites.
 //! - [`memory`]: where every value lies.
@@ -34,6 +34,7 @@ pub mod print;
 pub mod program;
 pub mod recompute;
 pub mod shape;
+mod types;
 
 #[cfg(test)]
 mod tests;

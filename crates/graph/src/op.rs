@@ -1,5 +1,5 @@
-//! The closed set of ops. A new op is one row in each table: its shape (`infer`), its gradient (`grad`), its cost
-//! (`cost`), its printed form (`print`) and its kernel (in `exec`).
+//! The closed set of ops. A new op is one row in each table: its shape (`infer`), its types (`types`), its gradient
+//! (`grad`), its cost (`cost`), its printed form (`print`) and its kernel (in `exec`).
 //!
 //! Images are channels-last, `[n, h, w, c]`; weights keep PyTorch's layouts. Legend: `m`, `k`, `n` of a product,
 //! `c` channels, `t` time, `h` hidden.

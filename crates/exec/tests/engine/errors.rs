@@ -309,3 +309,31 @@ fn an_output_that_is_not_f32_is_an_error() {
         assert!(error.contains(&format!("`{name}` is {dtype}")), "{error}");
     }
 }
+
+/// What graphs can say and kernels cannot do yet is an error with a layer's name, not a panic.
+#[test]
+fn types_without_kernels_are_errors_when_an_engine_is_made() {
+    let refused = |f: &dyn Fn(&mut Builder, Tensor) -> Traced, dtype: DType| {
+        let mut b = Builder::new();
+        let x = b.input("x", [2, 3], DType::F32).unwrap();
+        let x = b.cast(x, dtype).unwrap();
+        let y = f(&mut b, x).unwrap();
+        let y = b.cast(y, DType::F32).unwrap();
+        Engine::new(Program::forward(&b.finish(&[("y", y)])), Options::threads(1))
+            .err()
+            .map(|e| e.to_string())
+    };
+    let wide = |b: &mut Builder, x| b.expand(x, [4, 2, 3]);
+    for dtype in [DType::F16, DType::Bf16] {
+        let said = |op: &str| {
+            Some(format!("layer `model`: there is no kernel for {op} of {dtype}; cast to f32 before it"))
+        };
+        assert_eq!(refused(&|b, x| b.scale(x, 2.0), dtype), said("fused"));
+        assert_eq!(refused(&wide, dtype), said("fused"));
+        assert_eq!(refused(&|b, x| b.matmul(x, x, false, true), dtype), said("matmul"));
+        assert_eq!(refused(&|b, x| b.transpose(x, 0, 1), dtype), said("permute"));
+        assert_eq!(refused(&|b, x| b.reshape(x, [6]), dtype), None);
+    }
+    assert!(refused(&wide, DType::I32).is_some());
+    assert_eq!(refused(&|b, x| b.transpose(x, 0, 1), DType::I32), None);
+}

@@ -6,6 +6,8 @@
 mod elementwise;
 mod rows;
 
+use std::collections::HashMap;
+
 use crate::error::{TraceError, TraceErrorKind};
 use crate::graph::{Graph, Node, ValueId};
 use crate::memory::reshape_root;
@@ -28,6 +30,7 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<Graph, TraceError> 
         graph: Graph { n_forward, ..graph.clone() },
         grads: vec![None; graph.values.len()],
         needed: depends_on_params(graph),
+        wide: HashMap::new(),
         layer: "loss".into(),
     };
     let one = back.graph.push_leaf(Op::Const(1.0), Shape::scalar(), DType::F32, "loss");
@@ -57,6 +60,8 @@ struct Backward {
     grads: Vec<Option<ValueId>>,
     /// Which values depend on a parameter.
     needed: Vec<bool>,
+    /// Values in half precision, and what they were cast to.
+    wide: HashMap<ValueId, ValueId>,
     layer: String,
 }
 
@@ -68,6 +73,7 @@ impl Backward {
     /// Adds a contribution to the gradient of `v`.
     fn reach(&mut self, v: ValueId, dv: ValueId) {
         debug_assert_eq!(self.graph.shape(v), self.graph.shape(dv), "gradient of {v} in {}", self.layer);
+        debug_assert_eq!(self.graph.value(dv).dtype, DType::F32, "gradient of {v} in {}", self.layer);
         let sum = match self.grads[v.idx()] {
             Some(before) => self.binary(Binary::Add, before, dv),
             None => dv,
@@ -75,12 +81,29 @@ impl Backward {
         self.grads[v.idx()] = Some(sum);
     }
 
+    /// Appends a node. Gradients are computed in f32: operands that the forward pass has in half precision are cast.
     fn all(&mut self, op: Op, inputs: &[ValueId]) -> Vec<ValueId> {
         let name = op.name();
-        match self.graph.push(op, inputs, &self.layer) {
+        let inputs: Vec<_> = inputs.iter().map(|&v| self.wide(v)).collect();
+        match self.graph.push(op, &inputs, &self.layer) {
             Ok(outputs) => outputs,
             Err(error) => unreachable!("the gradient row that uses {name} is wrong: {error}"),
         }
+    }
+    /// The value in f32, cast once for all rows; integers as they are.
+    fn wide(&mut self, v: ValueId) -> ValueId {
+        match self.graph.value(v).dtype {
+            DType::F16 | DType::Bf16 => {}
+            _ => return v,
+        }
+        if let Some(&wide) = self.wide.get(&v) {
+            return wide;
+        }
+        let shape = self.graph.shape(v).clone();
+        let wide =
+            self.graph.push_shaped(Op::Cast(DType::F32), &[v], &self.layer, vec![(shape, DType::F32)])[0];
+        self.wide.insert(v, wide);
+        wide
     }
     fn one(&mut self, op: Op, inputs: &[ValueId]) -> ValueId {
         self.all(op, inputs)[0]

@@ -1,0 +1,20 @@
+//! Which element types there are kernels for: f32, integers where an op takes them, and conversions. A graph may say
+//! more, and is then refused before anything is reserved.
+
+use polyreme_graph::{DType, Graph, Op};
+
+use crate::error::ExecError;
+
+/// Whether every node has a kernel for the types of its operands and results; if not, the first that has none.
+pub(crate) fn check_kernels(graph: &Graph) -> Result<(), ExecError> {
+    for node in &graph.nodes {
+        let computes = !node.op.is_leaf() && !matches!(node.op, Op::Reshape | Op::Cast(_));
+        let element_wise = matches!(node.op, Op::Fused(_) | Op::Epilogue(_));
+        let has = |dtype: DType| dtype == DType::F32 || dtype == DType::I32 && !element_wise;
+        let types = node.inputs.iter().chain(&node.outputs).map(|&v| graph.value(v).dtype);
+        if let Some(dtype) = types.into_iter().find(|&dtype| computes && !has(dtype)) {
+            return Err(ExecError::NoKernel { layer: node.layer.clone(), op: node.op.name(), dtype });
+        }
+    }
+    Ok(())
+}
