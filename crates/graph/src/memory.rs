@@ -95,7 +95,9 @@ impl MemoryPlan {
 
     /// Bytes of all arenas, without optimizer state.
     pub fn total_bytes(&self) -> usize {
-        (self.param_len + self.grad_len + self.state_len) * 4 + self.input_bytes + self.arena_bytes
+        (self.param_len + self.grad_len + self.state_len) * size_of::<f32>()
+            + self.input_bytes
+            + self.arena_bytes
     }
 
     fn place_stored(&mut self, graph: &Graph) {

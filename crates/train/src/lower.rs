@@ -122,7 +122,7 @@ impl Lowering {
         let Some(role) = &program.role else { return (footprint.total(), vec![0]) };
         let moments = program.optimizer.map_or(0, |o| o.state_per_param());
         let owned = match role.sharded {
-            true => 4 * (moments + usize::from(program.buffers.is_some())),
+            true => size_of::<f32>() * (moments + usize::from(program.buffers.is_some())),
             false => 0,
         };
         let of_rank = |parts: &Vec<Range<usize>>| owned * parts.iter().map(Range::len).sum::<usize>();

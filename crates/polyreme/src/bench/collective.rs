@@ -92,7 +92,7 @@ pub struct Measured {
 
 /// One rank's part of a measurement; every rank calls it with the same arguments.
 pub fn measure(comm: &mut Comm, op: Op, bytes: usize) -> Result<Measured, Lost> {
-    let mut call = Call::new(comm, op, bytes / 4)?;
+    let mut call = Call::new(comm, op, bytes / size_of::<f32>())?;
     let mut wrong = call.wrong(comm)?;
     call.data.fill(1.0);
     for _ in 0..WARM_UP {

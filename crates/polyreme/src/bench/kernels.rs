@@ -276,7 +276,7 @@ impl Bench<'_> {
             let inputs = &inputs[..expr.n_inputs()];
             let shapes = vec![&shape[..]; inputs.len()];
             let Ok(fused) = Fused::new(&expr, &shape, &shapes) else { continue };
-            let work = Work::Bytes((4 * n * (inputs.len() + 1)) as f64);
+            let work = Work::Bytes((size_of::<f32>() * n * (inputs.len() + 1)) as f64);
             self.time(name, format!("gpt {}x{}", shape[0], shape[1]), work, |cx| {
                 fused.run(cx, inputs, &mut [&mut y]);
             });
@@ -295,9 +295,14 @@ impl Bench<'_> {
             }
             let (mut p, g) = (noise(n), noise(n));
             let (mut s1, mut s2) = (vec![0.0; n], vec![0.0; if words == 7 { n } else { 0 }]);
-            self.time(name, format!("{n} parameters"), Work::Bytes((4 * words * n) as f64), |cx| {
-                optimizer.step(cx, hyper, &mut p, &g, &mut s1, &mut s2, &[]);
-            });
+            self.time(
+                name,
+                format!("{n} parameters"),
+                Work::Bytes((size_of::<f32>() * words * n) as f64),
+                |cx| {
+                    optimizer.step(cx, hyper, &mut p, &g, &mut s1, &mut s2, &[]);
+                },
+            );
         }
     }
 }

@@ -139,7 +139,7 @@ fn show_tensors(tensors: &[Tensor], json: bool) -> Outcome {
         writeln!(text, "  {:<wide$}  {:<20} {:>12}", t.name, format!("{:?}", t.shape), t.elements)?;
     }
     let total: usize = tensors.iter().map(|t| t.elements).sum();
-    writeln!(text, "  {} tensors, {total} elements, {}", tensors.len(), mib(total * 4))?;
+    writeln!(text, "  {} tensors, {total} elements, {}", tensors.len(), mib(total * size_of::<f32>()))?;
     Ok(io::stdout().lock().write_all(text.as_bytes())?)
 }
 

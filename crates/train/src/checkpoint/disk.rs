@@ -259,12 +259,12 @@ impl Sink<'_> {
     /// Writes numbers in little-endian order, bit for bit.
     pub(crate) fn numbers(&mut self, mut numbers: &[f32]) -> Result<(), CheckpointError> {
         while !numbers.is_empty() {
-            let (space, _) = self.space(4)?.as_chunks_mut::<4>();
+            let (space, _) = self.space(size_of::<f32>())?.as_chunks_mut::<{ size_of::<f32>() }>();
             let n = numbers.len().min(space.len());
-            for (four, x) in space.iter_mut().zip(&numbers[..n]) {
-                *four = x.to_le_bytes();
+            for (bytes, x) in space.iter_mut().zip(&numbers[..n]) {
+                *bytes = x.to_le_bytes();
             }
-            self.n_filled += 4 * n;
+            self.n_filled += size_of_val(&numbers[..n]);
             numbers = &numbers[n..];
         }
         Ok(())

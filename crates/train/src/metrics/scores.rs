@@ -226,7 +226,7 @@ mod tests {
             })
             .min()
             .unwrap();
-        let bytes_per_s = (logits.len() * 4) as f64 / best.as_secs_f64();
+        let bytes_per_s = size_of_val(&logits[..]) as f64 / best.as_secs_f64();
         eprintln!("{:.1} GB/s", bytes_per_s / 1e9);
         assert!(bytes_per_s > 1e9, "{bytes_per_s} bytes a second");
     }

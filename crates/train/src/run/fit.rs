@@ -182,7 +182,7 @@ impl Prepared {
         let (params, states) = (floats(&graph.params), floats(&graph.states));
         let averaged = usize::from(self.team.ema.is_some());
         let copies = 1 + self.team.optimizer.state_per_param() + averaged;
-        Ok(4 * ((copies + averaged) * params + states))
+        Ok(size_of::<f32>() * ((copies + averaged) * params + states))
     }
 
     fn trial_program(&self, spec: &polyreme_data::Spec) -> Result<Program, TrainError> {
