@@ -49,7 +49,8 @@ fn a_validation_metric_that_is_not_finite_leaves_a_checkpoint_that_goes_on() {
         let folder = folder.path().join("run");
         let job = job(JOB);
         let flat = || Arc::new(Flat { set: set(), x: [x; 8] });
-        let given = || Given { sets: Some(Sets::new(Arc::new(set())).with_test(flat())), ..Given::default() };
+        let sets = || Sets { validation: Some(flat()), ..Sets::new(Arc::new(set())) };
+        let given = || Given { sets: Some(sets()), ..Given::default() };
         let half = run(&job, given(), 2, &folder, Some(5)).unwrap();
         assert_eq!((half.summary.ending, half.summary.steps), (Ending::Interrupted, 6));
         let loaded = checkpoint::latest_whole(&folder).unwrap().0;
