@@ -5,7 +5,6 @@ use polyreme_net::{Alarm, Report};
 use crate::comm::Comm;
 use crate::element::{Bool, DType, Element};
 use crate::links::{Linked, TwoLevel};
-#[cfg(feature = "mpi")]
 use crate::mpi::Mpi;
 use crate::work::{Span, Work};
 
@@ -17,8 +16,7 @@ pub(crate) enum Carrier {
     /// two for the rest.
     Levels { levels: Box<TwoLevel<Comm, Linked>>, every_two: Box<Linked> },
     /// MPI's own.
-    #[cfg(feature = "mpi")]
-    Mpi(Mpi),
+    Mpi(Box<Mpi>),
 }
 
 impl Carrier {
@@ -42,7 +40,6 @@ impl Carrier {
                 // SAFETY: the caller's promise.
                 unsafe { two_levels(levels, every_two, work) }
             }
-            #[cfg(feature = "mpi")]
             // SAFETY: the caller's promise.
             Carrier::Mpi(mpi) => unsafe { mpi.run(work, step) },
         }
@@ -56,7 +53,6 @@ impl Carrier {
                 levels.fail(&report.to_string());
                 every_two.links().fail(report.clone());
             }
-            #[cfg(feature = "mpi")]
             Carrier::Mpi(mpi) => mpi.abort(report),
         }
     }
@@ -66,7 +62,6 @@ impl Carrier {
         match self {
             Carrier::Links(linked) => linked.name(),
             Carrier::Levels { every_two, .. } => every_two.name(),
-            #[cfg(feature = "mpi")]
             Carrier::Mpi(mpi) => (mpi.rank(), String::new()),
         }
     }
@@ -77,7 +72,6 @@ impl Carrier {
             Carrier::Links(linked) => linked.alarm(),
             Carrier::Levels { every_two, .. } => every_two.alarm(),
             // MPI ends its ranks itself.
-            #[cfg(feature = "mpi")]
             Carrier::Mpi(_) => Alarm::default(),
         }
     }

@@ -10,8 +10,7 @@ use crate::background::Background;
 use crate::carrier::{Carrier, measured};
 use crate::element::{Element, Reduce};
 use crate::links::{Linked, TwoLevel};
-#[cfg(feature = "mpi")]
-use crate::mpi::Mpi;
+use crate::mpi::{self, Mpi};
 use crate::shared::{Shared, ShmSetup, no_memory};
 use crate::work::{Cuts, Span, Ticket, Work};
 
@@ -114,12 +113,11 @@ impl Comm {
         Ok(Comm::new(rank, size, Inner::Background(Background::new(carrier))))
     }
 
-    /// One process that `mpirun` or `srun` started: MPI's own collectives.
-    #[cfg(feature = "mpi")]
-    pub fn mpi() -> Result<Comm, String> {
-        let mpi = Mpi::start()?;
+    /// One process that `mpirun` or `srun` started: MPI's own collectives, through a library that was found.
+    pub fn mpi(library: &mpi::Found) -> Result<Comm, String> {
+        let mpi = Mpi::start(library)?;
         let (rank, size) = (mpi.rank(), mpi.size());
-        Ok(Comm::new(rank, size, Inner::Background(Background::new(Carrier::Mpi(mpi)))))
+        Ok(Comm::new(rank, size, Inner::Background(Background::new(Carrier::Mpi(Box::new(mpi))))))
     }
 
     fn new(rank: usize, size: usize, inner: Inner) -> Comm {

@@ -5,7 +5,7 @@
 //!
 //! # Layout
 //! - [`comm`]: one rank's end. [`element`]: element types and reducers. [`work`]: operations that are started and waited for.
-//! - `mpi`, a feature: MPI's own collectives.
+//! - [`mpi`]: MPI's own collectives, through a library that is loaded at run time.
 //! - [`buffer`]: numbers that the others reach without a copy.
 //! - `shared`: ranks that see each other's memory.
 //! - [`links`]: ranks that can only send each other bytes. `background`: a thread that exchanges while the rank computes.
@@ -19,7 +19,6 @@ pub mod comm;
 mod differences;
 pub mod element;
 pub mod links;
-#[cfg(feature = "mpi")]
 pub mod mpi;
 mod shared;
 pub mod work;

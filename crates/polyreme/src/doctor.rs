@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::cluster::cores::{self, Machine};
 use crate::cluster::interfaces::interfaces;
+use crate::cluster::mpi;
 use crate::process;
 
 /// A program that says its version does so within this time.
@@ -45,6 +46,8 @@ pub struct Report {
     pub interfaces: Vec<String>,
     /// What `mpirun --version` says; `None` if there is none.
     pub mpi: Option<String>,
+    /// The MPI libraries that ranks would load, by the launcher that starts them.
+    pub mpi_libraries: Vec<String>,
     /// Whether processes of this host can share memory; otherwise why not.
     pub shared_memory: Result<(), String>,
 }
@@ -72,11 +75,13 @@ pub fn examine(isa: Isa) -> Report {
         open_gbs,
         interfaces: interfaces().iter().map(ToString::to_string).collect(),
         mpi: mpi_version(),
+        mpi_libraries: mpi::installed(),
         shared_memory: share_memory(),
     }
 }
 
-/// The first line of `mpirun --version`.
+/// What tells the version in the output of `mpirun --version`: the first line, and the next with it where that only has the
+/// name, as MPICH's.
 fn mpi_version() -> Option<String> {
     let mut asked = Command::new("mpirun");
     asked.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -91,7 +96,13 @@ fn mpi_version() -> Option<String> {
         std::thread::sleep(Duration::from_millis(5));
     }
     let said = child.wait_with_output().ok().filter(|out| out.status.success())?;
-    String::from_utf8_lossy(&said.stdout).lines().next().map(|line| line.trim().to_string())
+    let text = String::from_utf8_lossy(&said.stdout);
+    let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    let first = lines.next()?;
+    match first.ends_with(':') {
+        true => Some(format!("{first} {}", lines.next().unwrap_or_default())),
+        false => Some(first),
+    }
 }
 
 /// Makes memory as ranks of one host share it, and opens it as another process would.
@@ -128,6 +139,9 @@ impl std::fmt::Display for Report {
             writeln!(f, "{:<12} {interface}", if i == 0 { "interfaces" } else { "" })?;
         }
         writeln!(f, "mpi          {}", self.mpi.as_deref().unwrap_or("no mpirun found"))?;
+        for library in &self.mpi_libraries {
+            writeln!(f, "             {library}")?;
+        }
         match &self.shared_memory {
             Ok(()) => write!(f, "shm          processes of this host can share memory"),
             Err(why) => write!(f, "shm          not to be had: {why}; take --transport tcp"),

@@ -1,39 +1,55 @@
-//! Ranks that `mpirun` of this machine starts, with MPI's own collectives, against one rank.
+//! Ranks that OpenMPI's and MPICH's `mpirun` start, with MPI's own collectives, against one rank.
 //!
-//! The program must have been built with `--features mpi`, which needs `mpicc`. So `cargo test` alone leaves this out,
-//! and `.ci/run` names it together with such a build:
+//! Both have to be installed, so `cargo test` alone leaves this out, and `.ci/run` names it together with a release build:
 //!
 //! ```text
-//! cargo build --release --features mpi
+//! apt-get install openmpi-bin mpich
+//! cargo build --release
 //! POLYREME_BINARY=$PWD/target/release/polyreme cargo test --workspace --test mpi
 //! ```
+//!
+//! `POLYREME_MPIRUN` names one more `mpirun` of MPICH's kind, for example of a version with the standard's ABI.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
 const STEPS: usize = 50;
 
-fn binary() -> String {
-    match std::env::var("POLYREME_BINARY") {
-        Ok(binary) => binary,
-        Err(_) if cfg!(feature = "mpi") => env!("CARGO_BIN_EXE_polyreme").into(),
-        Err(_) => panic!("set POLYREME_BINARY to a build with --features mpi, or test with that feature"),
-    }
+/// A program that starts ranks, with what it takes to start more of them than there are cores, as root.
+#[derive(Clone)]
+struct Launcher {
+    program: String,
+    flags: &'static [&'static str],
+    /// The library of the other family.
+    wrong_library: &'static str,
 }
 
-/// Trains digits for [`STEPS`] steps: `ranks` of them under mpirun, or one rank without it. What it said.
-fn train(folder: &TempDir, name: &str, ranks: Option<usize>, more: &[&str]) -> String {
+fn launchers() -> Vec<Launcher> {
+    let flags: &[&str] = &["--allow-run-as-root", "--oversubscribe"];
+    let openmpi = Launcher { program: "mpirun.openmpi".into(), flags, wrong_library: "libmpich.so.12" };
+    let mpich = |program: String| Launcher { program, flags: &[], wrong_library: "libmpi.so.40" };
+    let mut all = vec![openmpi, mpich("mpirun.mpich".into())];
+    all.extend(std::env::var("POLYREME_MPIRUN").ok().map(mpich));
+    all
+}
+
+fn binary() -> String {
+    std::env::var("POLYREME_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_polyreme").into())
+}
+
+/// Training digits for [`STEPS`] steps: `ranks` of them under a launcher, or one rank without it.
+fn command(folder: &TempDir, name: &str, ranks: Option<(&Launcher, usize)>, more: &[&str]) -> Command {
     let mut command = match ranks {
         None => Command::new(binary()),
-        Some(ranks) => {
-            let mut command = Command::new("mpirun");
-            command.args(["--allow-run-as-root", "--oversubscribe", "-n", &ranks.to_string(), &binary()]);
+        Some((launcher, ranks)) => {
+            let mut command = Command::new(&launcher.program);
+            command.args(launcher.flags).args(["-n", &ranks.to_string(), &binary()]);
             command
         }
     };
@@ -43,10 +59,19 @@ fn train(folder: &TempDir, name: &str, ranks: Option<usize>, more: &[&str]) -> S
     if ranks.is_none() {
         command.args(["--ranks", "1"]);
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
-    let out = command.current_dir(root).output().unwrap();
+    command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap());
+    command
+}
+
+/// Runs it; what it said.
+fn train(folder: &TempDir, name: &str, ranks: Option<(&Launcher, usize)>, more: &[&str]) -> String {
+    let out = output(&mut command(folder, name, ranks, more));
     assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
     String::from_utf8(out.stdout).unwrap()
+}
+
+fn output(command: &mut Command) -> Output {
+    command.output().unwrap_or_else(|error| panic!("{:?}: {error}", command.get_program()))
 }
 
 /// The losses of a run, by step.
@@ -62,19 +87,24 @@ fn losses_under_mpirun_are_those_of_one_rank() {
     train(&folder, "one", None, &[]);
     let one = losses(&folder, "one");
     assert_eq!(one.len(), STEPS);
-    for ranks in [1, 2, 3, 4, 8] {
-        let name = format!("mpi{ranks}");
-        let said = train(&folder, &name, Some(ranks), &[]);
+    let rows = launchers().into_iter().flat_map(|l| [1, 2, 3, 4, 8].map(|ranks| (l.clone(), ranks)));
+    for (k, (launcher, ranks)) in rows.enumerate() {
+        let name = format!("mpi{k}");
+        let said = train(&folder, &name, Some((&launcher, ranks)), &[]);
         assert_eq!(said.matches("\"event\":\"started\"").count(), 1, "one rank speaks: {said}");
         assert!(ranks == 1 || said.contains("\"transport\":\"mpi\""), "{said}");
         let many = losses(&folder, &name);
         assert_eq!(many.len(), STEPS, "{ranks} ranks");
+        let program = &launcher.program;
         let mut far = 0.0f64;
         for (step, (a, b)) in one.iter().zip(&many).enumerate() {
             far = far.max((a - b).abs() / a.abs().max(1.0));
-            assert!((a - b).abs() <= 1e-5 * a.abs().max(1.0), "{ranks} ranks, step {step}: {b} and not {a}");
+            assert!(
+                (a - b).abs() <= 1e-5 * a.abs().max(1.0),
+                "{program}, {ranks} ranks, step {step}: {b} and not {a}"
+            );
         }
-        println!("{ranks} ranks under mpirun: losses off by {far:.1e} at most");
+        println!("{ranks} ranks under {program}: losses off by {far:.1e} at most");
     }
 }
 
@@ -85,11 +115,15 @@ fn sharded_gradients_under_mpirun_give_the_losses_of_one_rank() {
     train(&folder, "one", None, &[]);
     let sharded = ["parallel.shard_gradients=true", "parallel.bucket_mib=0.001", "train.accumulate=4"];
     let sharded: Vec<_> = sharded.into_iter().flat_map(|set| ["--set", set]).collect();
-    train(&folder, "mpi3", Some(3), &sharded);
-    let (one, many) = (losses(&folder, "one"), losses(&folder, "mpi3"));
-    assert_eq!((one.len(), many.len()), (STEPS, STEPS));
-    for (step, (a, b)) in one.iter().zip(&many).enumerate() {
-        assert!((a - b).abs() <= 1e-5 * a.abs().max(1.0), "step {step}: {b} and not {a}");
+    for (k, launcher) in launchers().into_iter().enumerate() {
+        let name = format!("mpi{k}");
+        train(&folder, &name, Some((&launcher, 3)), &sharded);
+        let (one, many) = (losses(&folder, "one"), losses(&folder, &name));
+        assert_eq!((one.len(), many.len()), (STEPS, STEPS));
+        for (step, (a, b)) in one.iter().zip(&many).enumerate() {
+            let program = &launcher.program;
+            assert!((a - b).abs() <= 1e-5 * a.abs().max(1.0), "{program}, step {step}: {b} and not {a}");
+        }
     }
 }
 
@@ -99,9 +133,27 @@ fn reproducible_weights_under_mpirun_are_those_of_one_rank() {
     let reproducible = ["--set", "parallel.reproducible=true"];
     train(&folder, "one", None, &reproducible);
     let weights = |name: &str| fs::read(folder.path().join(name).join("model.safetensors")).unwrap();
-    for ranks in [2, 4] {
-        let name = format!("mpi{ranks}");
-        train(&folder, &name, Some(ranks), &reproducible);
-        assert!(weights(&name) == weights("one"), "{ranks} ranks: the same bits");
+    let rows = launchers().into_iter().flat_map(|l| [2, 4].map(|ranks| (l.clone(), ranks)));
+    for (k, (launcher, ranks)) in rows.enumerate() {
+        let name = format!("mpi{k}");
+        train(&folder, &name, Some((&launcher, ranks)), &reproducible);
+        assert!(weights(&name) == weights("one"), "{ranks} ranks under {}: the same bits", launcher.program);
+    }
+}
+
+/// A library that does not find the launcher's ranks starts a world of one, which must not train.
+#[test]
+fn the_library_of_another_launcher_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for launcher in launchers() {
+        let library = launcher.wrong_library;
+        let mut command = command(&folder, "wrong", Some((&launcher, 2)), &[]);
+        let out = output(command.env("POLYREME_MPI", library));
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(!out.status.success(), "{}: {said}", launcher.program);
+        for word in [library, "says rank 0 of 1", "as rank 1 of 2", "POLYREME_MPI"] {
+            assert!(said.contains(word), "{}: no {word:?} in {said}", launcher.program);
+        }
+        assert!(!folder.path().join("wrong").exists(), "nothing was written");
     }
 }

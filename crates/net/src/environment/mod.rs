@@ -5,6 +5,7 @@
 //! leaves behind. Variables that say half of it are an error and never a guess: a rank that starts alone by
 //! mistake would train a model of its own.
 
+mod mpi;
 mod nodes;
 
 use std::fmt;
@@ -13,6 +14,7 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::secret::{Secret, SecretError};
+pub use mpi::{MpiFamily, mpi_families};
 pub use nodes::expand;
 
 /// The variable with the job's secret.

@@ -10,9 +10,6 @@ use std::path::Path;
 use rustix::process::{Pid, getppid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Whether MPI was built in.
-const MPI: bool = cfg!(feature = "mpi");
-
 /// The cores that this process may use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Machine {
@@ -23,8 +20,6 @@ pub struct Machine {
     pub quota: Option<usize>,
     /// Somebody chose these cores for this process alone, as `mpirun` and `srun` do: ranks beside it have others.
     pub bound: bool,
-    /// Whether this program can use the MPI of the machine.
-    pub mpi: bool,
 }
 
 impl Machine {
@@ -32,17 +27,12 @@ impl Machine {
     pub fn read() -> Machine {
         let parallel = std::thread::available_parallelism().map_or(1, |n| n.get());
         let Some(allowed) = affinity(None) else {
-            return Machine {
-                nodes: vec![(0..parallel).collect()],
-                quota: Some(parallel),
-                bound: false,
-                mpi: MPI,
-            };
+            return Machine { nodes: vec![(0..parallel).collect()], quota: Some(parallel), bound: false };
         };
         let of_parent = getppid().and_then(|parent| affinity(Some(parent)));
         let bound = of_parent.is_some_and(|parent| parent.len() > allowed.len());
         let quota = (parallel < allowed.len()).then_some(parallel);
-        Machine { nodes: by_node(Path::new("/sys/devices/system"), &allowed), quota, bound, mpi: MPI }
+        Machine { nodes: by_node(Path::new("/sys/devices/system"), &allowed), quota, bound }
     }
 
     /// How many threads can run at once.
@@ -173,7 +163,7 @@ mod tests {
 
     fn machine(nodes: &[&str]) -> Machine {
         let nodes = nodes.iter().map(|n| parse_list(n).unwrap()).collect();
-        Machine { nodes, quota: None, bound: false, mpi: false }
+        Machine { nodes, quota: None, bound: false }
     }
 
     #[track_caller]

@@ -20,7 +20,7 @@ use crate::output;
 use super::interfaces::{NoAddress, choose, interfaces};
 use super::levels::{self, over_levels};
 use super::lifeline::{Lifeline, Unsaid, listening};
-use super::{HOST, INTERFACE, Place, Transport};
+use super::{HOST, INTERFACE, MPI_LIBRARY, Place, Transport, mpi};
 
 /// How long a rank waits for the others to be started, and how much longer for each of them: launchers start many one
 /// after the other.
@@ -111,7 +111,7 @@ pub fn join(
         return Ok(Found { comm: Comm::alone(), control: None, transport: Transport::Local });
     }
     if place.transport == Some(Transport::Mpi) {
-        return by_mpi(place);
+        return by_mpi(place, vars);
     }
     let options = match &lifeline {
         Some(lifeline) => told(place, lifeline, vars)?,
@@ -248,12 +248,13 @@ fn over_sockets(joined: Joined) -> Result<Found, JoinFailure> {
 }
 
 /// Whatever MPI started. It watches its ranks itself.
-#[cfg(feature = "mpi")]
-fn by_mpi(place: &Place) -> Result<Found, JoinFailure> {
-    let comm = Comm::mpi().map_err(JoinFailure::Mpi)?;
+fn by_mpi(place: &Place, vars: &dyn Fn(&str) -> Option<String>) -> Result<Found, JoinFailure> {
+    let library = mpi::library(&place.mpi, vars).map_err(JoinFailure::Mpi)?;
+    let comm = Comm::mpi(&library).map_err(|why| JoinFailure::Mpi(format!("{library}: {why}")))?;
     if (comm.rank(), comm.size()) != (place.rank, place.size) {
         return Err(JoinFailure::Mpi(format!(
-            "MPI says rank {} of {}, and the environment {} of {}; was this program built with the MPI whose mpirun started it?",
+            "{library} says rank {} of {}, and the launcher started this process as rank {} of {}; is it the library of \
+             that launcher? Name the right one in {MPI_LIBRARY}",
             comm.rank(),
             comm.size(),
             place.rank,
@@ -261,9 +262,4 @@ fn by_mpi(place: &Place) -> Result<Found, JoinFailure> {
         )));
     }
     Ok(Found { comm, control: None, transport: Transport::Mpi })
-}
-
-#[cfg(not(feature = "mpi"))]
-fn by_mpi(_: &Place) -> Result<Found, JoinFailure> {
-    Err(JoinFailure::Mpi("this polyreme was built without it; build it with --features mpi".into()))
 }

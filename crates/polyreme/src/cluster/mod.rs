@@ -8,6 +8,7 @@
 //! - [`crew`]: processes that are started, watched and ended together. [`pumps`]: what they say. [`spawn`]: on this host.
 //!   [`launch`]: over ssh.
 //! - [`enter`]: from a decision to ranks that can talk. [`join`]: how a process finds the others.
+//! - [`mpi`]: the MPI library of the launcher that started this process.
 //! - [`lifeline`]: what such a process hears from whoever started it.
 //! - [`places`]: who runs where.
 
@@ -19,13 +20,14 @@ pub mod join;
 pub mod launch;
 mod levels;
 pub mod lifeline;
+pub mod mpi;
 pub mod places;
 pub mod pumps;
 pub mod spawn;
 
 use std::fmt;
 
-use polyreme_net::environment::{self, from_environment};
+use polyreme_net::environment::{self, MpiFamily, from_environment, mpi_families};
 use polyreme_net::{Encrypt, Patience, Secret};
 use polyreme_train::run::Lodging;
 
@@ -39,6 +41,8 @@ pub const INTERFACE: &str = "POLYREME_INTERFACE";
 pub const HOST: &str = "POLYREME_HOST";
 /// The transport that ranks use, if flags do not say.
 pub const TRANSPORT: &str = "POLYREME_TRANSPORT";
+/// The MPI library to load, instead of the one that is found by the launcher.
+pub const MPI_LIBRARY: &str = "POLYREME_MPI";
 /// The job's secret, where no launcher hands it over: 64 hexadecimal digits.
 pub const SECRET: &str = environment::SECRET_VARIABLE;
 
@@ -158,6 +162,8 @@ pub struct Place {
     pub launched: bool,
     /// What carries data; `None`: memory where all ranks share a host, sockets otherwise.
     pub transport: Option<Transport>,
+    /// MPI libraries that can find the other ranks, the likeliest first.
+    pub mpi: Vec<MpiFamily>,
     /// Whether connections are encrypted.
     pub encrypt: Encrypt,
     /// Threads of this rank.
@@ -274,7 +280,7 @@ fn place(
     machine: &Machine,
     why: String,
 ) -> Result<Decided, Unclear> {
-    let Found { rank, size, local_rank, local_size, master, secret, start, by, pmi } = found;
+    let Found { rank, size, local_rank, local_size, master, secret, start, by, mpi } = found;
     if rank >= size || local_rank >= local_size || local_size > size || size > RANKS_MAX {
         return unclear(format!(
             "{by} says rank {rank} of {size}, {local_rank} of {local_size} on this host, which cannot be; start the ranks \
@@ -288,8 +294,8 @@ fn place(
     }
     // Slurm's list of nodes says where rank 0 would listen, also to ranks that MPI can start: without a secret they
     // can only mean MPI.
-    let no_sockets = master.is_none() || (secret.is_none() && pmi);
-    let by_mpi = transport == Some(Transport::Mpi) || (transport.is_none() && no_sockets && machine.mpi);
+    let only_mpi = !mpi.is_empty() && (master.is_none() || secret.is_none());
+    let by_mpi = transport == Some(Transport::Mpi) || (transport.is_none() && only_mpi);
     if by_mpi && encrypt == Encrypt::Always {
         return unclear(
             "parallel.encrypt = true is asked for, and MPI sends as it is set up to; take --transport tcp, or leave `encrypt` \
@@ -301,13 +307,13 @@ fn place(
     if !meets && master.is_none() {
         return unclear(format!(
             "{by} says that this is rank {rank} of {size}, but nobody says where rank 0 is; set MASTER_ADDR and \
-             MASTER_PORT, or take a polyreme that was built with --features mpi"
+             MASTER_PORT, or let MPI find it: leave --transport out and start with mpirun or srun --mpi=pmix"
         ));
     }
     if !meets && secret.is_none() {
         return unclear(format!(
             "{by} says that this is rank {rank} of {size}, but the ranks share no secret; set {SECRET} to the same 64 \
-             hexadecimal digits for all of them (`openssl rand -hex 32`), or let mpirun or srun --mpi=pmix start a polyreme that was built with --features mpi"
+             hexadecimal digits for all of them (`openssl rand -hex 32`), or start with mpirun or srun --mpi=pmix"
         ));
     }
     let own = if machine.bound { 1 } else { local_size };
@@ -323,6 +329,7 @@ fn place(
         start,
         launched,
         transport,
+        mpi,
         encrypt,
         threads,
     };
@@ -356,8 +363,8 @@ struct Found {
     start: Option<String>,
     /// Who says so.
     by: String,
-    /// Whether MPI can ask it for the other ranks.
-    pmi: bool,
+    /// MPI libraries that can ask it for the other ranks.
+    mpi: Vec<MpiFamily>,
 }
 
 /// The ranks of this host, as each kind of starter calls them. Slurm's may be a list, `4(x2),3`.
@@ -378,8 +385,8 @@ fn found(vars: &dyn Fn(&str) -> Option<String>, launched: bool) -> Result<Option
             return unclear(format!("{LAUNCHED} is set, but no launcher set RANK and its kin; unset it"));
         };
         let (master, secret, start, by) = (None, None, None, "the launcher".into());
-        let pmi = false;
-        return Ok(Some(Found { rank, size, local_rank, local_size, master, secret, start, by, pmi }));
+        let mpi = Vec::new();
+        return Ok(Some(Found { rank, size, local_rank, local_size, master, secret, start, by, mpi }));
     }
     let Some(found) = from_environment(vars).map_err(|e| Unclear(e.to_string()))? else { return Ok(None) };
     let digits = |text: String| text.split(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse().ok());
@@ -389,8 +396,8 @@ fn found(vars: &dyn Fn(&str) -> Option<String>, launched: bool) -> Result<Option
     // Nodes of a list may have different numbers; what is certain is that this rank is one of them.
     let local_size = local_size.unwrap_or(1).clamp(1, size.max(1)).max(local_rank.saturating_add(1));
     let by = launcher.to_string();
-    let pmi = ["PMIX_RANK", "PMI_RANK"].into_iter().any(|key| vars(key).is_some());
-    Ok(Some(Found { rank, size, local_rank, local_size, master, secret, start: job, by, pmi }))
+    let mpi = mpi_families(vars);
+    Ok(Some(Found { rank, size, local_rank, local_size, master, secret, start: job, by, mpi }))
 }
 
 #[cfg(test)]

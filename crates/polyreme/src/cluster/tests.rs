@@ -4,7 +4,7 @@ use super::*;
 
 fn machine(nodes: &[&str]) -> Machine {
     let nodes = nodes.iter().map(|n| cores::parse_list(n).unwrap()).collect();
-    Machine { nodes, quota: None, bound: false, mpi: false }
+    Machine { nodes, quota: None, bound: false }
 }
 
 fn asked(words: &str) -> Asked {
@@ -111,15 +111,19 @@ fn a_rank_that_was_bound_already_keeps_its_cores() {
 
 #[test]
 fn mpi_is_taken_where_nothing_else_is_said() {
-    let with_mpi = Machine { mpi: true, ..machine(&["0-7"]) };
-    let env = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3";
-    let Setup::Process(place) = decide_with("", "", env, &with_mpi).unwrap().setup else {
-        panic!("a process")
-    };
-    assert_eq!(place.transport, Some(Transport::Mpi));
-    let said = decide_with("", "", env, &machine(&["0-7"])).unwrap_err().to_string();
-    assert!(said.contains("MASTER_ADDR") && said.contains("--features mpi"), "{said}");
-    // Slurm says where rank 0 could listen; MPI is meant if it is there and nobody shares a secret.
+    let cores = machine(&["0-7"]);
+    for (env, family) in [
+        ("OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3", MpiFamily::OpenMpi),
+        ("PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=3 MPI_LOCALNRANKS=4", MpiFamily::Mpich),
+    ] {
+        let Setup::Process(place) = decide_with("", "", env, &cores).unwrap().setup else {
+            panic!("a process")
+        };
+        assert_eq!((place.transport, place.mpi), (Some(Transport::Mpi), vec![family]));
+        let said = decide_with("transport=tcp", "", env, &cores).unwrap_err().to_string();
+        assert!(said.contains("MASTER_ADDR") && said.contains("leave --transport out"), "{said}");
+    }
+    // Slurm says where rank 0 could listen; MPI is meant if it can be asked and nobody shares a secret.
     let slurm = "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_JOB_ID=7 SLURM_STEP_NODELIST=n[1-2]";
     for (more, want) in [
         (" PMIX_RANK=1", Ok(Some(Transport::Mpi))),
@@ -130,7 +134,7 @@ fn mpi_is_taken_where_nothing_else_is_said() {
         (" POLYREME_SECRET=8f3a61c0d94e27b5508c1f7ae2639db47016ce8f25a3d0b9614f7c82ee5d930a", Ok(None)),
         ("", Err("POLYREME_SECRET")),
     ] {
-        let decided = decide_with("", "", &format!("{slurm}{more}"), &with_mpi);
+        let decided = decide_with("", "", &format!("{slurm}{more}"), &cores);
         match (decided.map(|d| d.setup), want) {
             (Ok(Setup::Process(place)), Ok(want)) => assert_eq!(place.transport, want, "{more}"),
             (Err(said), Err(want)) => assert!(said.to_string().contains(want), "{said}"),

@@ -111,6 +111,10 @@ fn the_doctor_measures_the_machine() {
     assert!(!list("numa_nodes").is_empty());
     assert!(list("interfaces").iter().any(|i| i.as_str().unwrap().contains("127.0.0.1/8")), "{reports:?}");
     assert!(reports[0]["mpi"].is_string() || reports[0]["mpi"].is_null());
+    let libraries = list("mpi_libraries");
+    for (library, family) in libraries.iter().zip(["OpenMPI: ", "MPICH: "]) {
+        assert!(library.as_str().unwrap().starts_with(family), "{libraries:?}");
+    }
     assert_eq!(reports[0]["shared_memory"], serde_json::json!({"Ok": null}));
 }
 

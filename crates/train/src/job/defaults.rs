@@ -230,7 +230,7 @@ impl Transport {
             Transport::Local => "threads of one process",
             Transport::Shm => "processes of one host, over shared memory",
             Transport::Tcp => "sockets",
-            Transport::Mpi => "MPI, if the program was built with it",
+            Transport::Mpi => "MPI, through the library of the `mpirun` or `srun` that started the ranks",
         }
     }
 }

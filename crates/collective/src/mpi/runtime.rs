@@ -1,0 +1,164 @@
+//! A started MPI library: its functions, and the handles of the types and operators that ranks use.
+
+use std::ffi::{c_int, c_void};
+
+use super::abi::{Abi, Constant, Handle, TEXT_BYTES_MAX};
+use super::calls::Calls;
+use super::find::Found;
+use super::half::{OPERATORS, operator_idx};
+use crate::element::{DType, Reduce};
+
+/// Bytes of a half-precision float.
+const HALF_BYTES: c_int = 2;
+/// Sums of half-precision floats may be made in any order of operands.
+const COMMUTES: c_int = 1;
+
+/// A started library.
+pub(super) struct Runtime<H> {
+    pub(super) calls: Calls<H>,
+    pub(super) abi: Abi,
+    pub(super) world: H,
+    pub(super) null_type: H,
+    types: Types<H>,
+    ops: [H; 3],
+    /// For f16 and for bf16.
+    half_ops: [[H; 3]; 2],
+}
+
+/// Handles of element types. Half-precision ones are two bytes to MPI.
+struct Types<H> {
+    f32: H,
+    f64: H,
+    i32: H,
+    i64: H,
+    u8: H,
+    i8: H,
+    half: H,
+}
+
+impl<H: Handle> Runtime<H> {
+    /// Starts MPI, if it is not.
+    ///
+    /// # Safety
+    /// The library's handles are of type `H`.
+    pub(super) unsafe fn start(found: &Found) -> Result<Runtime<H>, String> {
+        let library = &found.library;
+        library.join_global(&found.path).map_err(|why| format!("it cannot be loaded: {why:?}"))?;
+        // SAFETY: the caller's promise.
+        let calls = unsafe { Calls::<H>::load(library)? };
+        let constant = |which: Constant| {
+            H::constant(which, found.abi, library).ok_or_else(|| format!("it has no {which:?}"))
+        };
+        let (world, errors_return) = (constant(Constant::World)?, constant(Constant::ErrorsReturn)?);
+        let mut already = 0;
+        // SAFETY: out-parameters are there, and handles are the library's own.
+        unsafe {
+            check(&calls, (calls.initialized)(&mut already))?;
+            if already == 0 {
+                let (wanted, mut level) = (found.abi.thread_serialized(), 0);
+                let (no_args, no_argv) = (std::ptr::null_mut(), std::ptr::null_mut());
+                check(&calls, (calls.init_thread)(no_args, no_argv, wanted, &mut level))?;
+                if level < wanted {
+                    return Err("it was built without threads: MPI_THREAD_SERIALIZED is needed".into());
+                }
+            }
+            check(&calls, (calls.set_errhandler)(world, errors_return))?;
+        }
+        let mut half = H::UNSET;
+        let mut half_ops = [[H::UNSET; 3]; 2];
+        let byte = constant(Constant::Byte)?;
+        // SAFETY: as above; the operators live for ever.
+        unsafe {
+            check(&calls, (calls.type_contiguous)(HALF_BYTES, byte, &mut half))?;
+            check(&calls, (calls.type_commit)(&mut half))?;
+            for (ops, operators) in half_ops.iter_mut().zip(OPERATORS) {
+                for (op, operator) in ops.iter_mut().zip(operators) {
+                    check(&calls, (calls.op_create)(operator, COMMUTES, op))?;
+                }
+            }
+        }
+        let element = |dtype| constant(Constant::Type(dtype));
+        let types = Types {
+            f32: element(DType::F32)?,
+            f64: element(DType::F64)?,
+            i32: element(DType::I32)?,
+            i64: element(DType::I64)?,
+            u8: element(DType::U8)?,
+            i8: element(DType::I8)?,
+            half,
+        };
+        let op = |reduce| constant(Constant::Op(reduce));
+        let ops = [op(Reduce::Sum)?, op(Reduce::Max)?, op(Reduce::Min)?];
+        let (abi, null_type) = (found.abi, constant(Constant::NullType)?);
+        Ok(Runtime { calls, abi, world, null_type, types, ops, half_ops })
+    }
+
+    /// What MPI calls an element type.
+    pub(super) fn dtype(&self, dtype: DType) -> H {
+        match dtype {
+            DType::F32 => self.types.f32,
+            DType::F64 => self.types.f64,
+            DType::F16 | DType::Bf16 => self.types.half,
+            DType::I32 => self.types.i32,
+            DType::I64 => self.types.i64,
+            DType::U8 | DType::Bool => self.types.u8,
+            DType::I8 => self.types.i8,
+        }
+    }
+
+    /// What MPI calls a reducer of an element type.
+    pub(super) fn op(&self, dtype: DType, reduce: Reduce) -> H {
+        let at = operator_idx(reduce);
+        match dtype {
+            DType::F16 => self.half_ops[0][at],
+            DType::Bf16 => self.half_ops[1][at],
+            // Of bytes that are zero or one, the largest says whether any is true.
+            DType::Bool if reduce == Reduce::Sum => self.ops[operator_idx(Reduce::Max)],
+            DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U8 | DType::I8 | DType::Bool => {
+                self.ops[at]
+            }
+        }
+    }
+
+    /// `MPI_IN_PLACE`.
+    pub(super) fn in_place(&self) -> *const c_void {
+        self.abi.in_place()
+    }
+
+    /// What an error code means.
+    pub(super) fn check(&self, code: c_int) -> Result<(), String> {
+        check(&self.calls, code)
+    }
+
+    /// Ends all ranks.
+    pub(super) fn abort(&self) {
+        // SAFETY: the world's handle is the library's own.
+        unsafe { (self.calls.abort)(self.world, 1) };
+    }
+}
+
+impl<H> Drop for Runtime<H> {
+    /// Ends MPI; all ranks at the same time. Nobody is left to tell of an error.
+    fn drop(&mut self) {
+        let mut over = 0;
+        // SAFETY: the out-parameter is there.
+        unsafe {
+            (self.calls.finalized)(&mut over);
+            if over == 0 {
+                (self.calls.finalize)();
+            }
+        }
+    }
+}
+
+fn check<H>(calls: &Calls<H>, code: c_int) -> Result<(), String> {
+    if code == 0 {
+        return Ok(());
+    }
+    let mut text = vec![0u8; TEXT_BYTES_MAX];
+    let mut len = 0;
+    // SAFETY: the buffer is longer than any text of MPI.
+    unsafe { (calls.error_string)(code, text.as_mut_ptr().cast(), &mut len) };
+    text.truncate(len.max(0) as usize);
+    Err(format!("MPI error {code}: {}", String::from_utf8_lossy(&text)))
+}

@@ -1,0 +1,296 @@
+//! Groups of some ranks of a group: the rows and columns of a mesh.
+//!
+//! [`Comm::split`] shares out the ranks of a group over new ones, and every rank gets its end of the one that it is in. A new
+//! group has a way to its ranks for itself, so its operations run beside those of the old group and of other new ones, in
+//! any order, and nothing can be mixed up:
+//!
+//! - ranks that share memory meet in a segment of their own. What lies in blocks that the old group had by then is reached
+//!   without a copy in the new one too;
+//! - ranks over sockets have connections of their own ([`Connect`]), with a thread that exchanges while the rank computes;
+//! - of ranks on several hosts, those groups that lie on one host share memory, and the others have connections;
+//! - under MPI a group is a communicator.
+//!
+//! Reports name ranks as the whole job does. The alarm of the process is one for all groups, so a rank that is lost in one
+//! ends the waits in all of them.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use polyreme_net::{Alarm, Cause, Links, Pulse, Report};
+
+use crate::background::Background;
+use crate::carrier::{Carrier, measured};
+use crate::comm::{Comm, Inner};
+use crate::element::Reduce;
+use crate::shared::{Shared, ShmSetup, no_memory};
+use crate::work::{Cuts, digest};
+
+/// Connects some ranks of the job, named as the job names them, in this order: this rank's links to the others. A group's
+/// number is the same on all of its ranks, and no two groups that have a pair of ranks in common have the same one.
+pub type Connect = Arc<dyn Fn(u16, &[usize]) -> io::Result<Links> + Send + Sync>;
+
+/// Numbers up to this one are for groups that the job is started with.
+const NUMBERS_KEPT: u64 = 16;
+
+/// Room for the path of a segment.
+const PATH_BYTES: usize = 128;
+
+/// What a group knows of its ranks, to make others of them.
+#[derive(Clone)]
+pub(crate) struct Ways {
+    /// What the job calls each rank.
+    pub(crate) names: Vec<usize>,
+    /// How ranks of one host get memory in common, if they do.
+    local: Option<Local>,
+    /// The host of each rank, as a number.
+    hosts: Vec<usize>,
+    pub(crate) connect: Option<Connect>,
+    /// The last number that a group of this process was given.
+    number: Arc<AtomicU64>,
+}
+
+/// Ranks that see each other's memory.
+#[derive(Clone)]
+enum Local {
+    Threads(Arc<Lobby>),
+    Processes { host: String, alarm: Alarm, stall: Duration },
+}
+
+/// Where threads leave ends of new groups for each other.
+struct Lobby {
+    alarm: Alarm,
+    stall: Duration,
+    pulses: Vec<Pulse>,
+    /// By the number of the group and the name of its first rank, who made them.
+    ends: Mutex<HashMap<(u64, usize), Vec<Option<Shared>>>>,
+}
+
+impl Ways {
+    fn new(local: Option<Local>, hosts: Vec<usize>) -> Ways {
+        let names = (0..hosts.len()).collect();
+        Ways { names, local, hosts, connect: None, number: Arc::new(AtomicU64::new(NUMBERS_KEPT)) }
+    }
+
+    pub(crate) fn threads(alarm: &Alarm, stall: Duration, pulses: &[Pulse]) -> Ways {
+        let (alarm, pulses, ends) = (alarm.clone(), pulses.to_vec(), Mutex::default());
+        let size = pulses.len();
+        let lobby = Lobby { alarm, stall, pulses, ends };
+        Ways::new(Some(Local::Threads(Arc::new(lobby))), vec![0; size])
+    }
+
+    pub(crate) fn processes(setup: &ShmSetup) -> Ways {
+        let (host, alarm, stall) = (setup.host.clone(), setup.alarm.clone(), setup.stall);
+        let ways = Ways::new(Some(Local::Processes { host, alarm, stall }), vec![0; setup.size]);
+        if setup.world.is_empty() { ways } else { Ways { names: setup.world.clone(), ..ways } }
+    }
+
+    pub(crate) fn apart(size: usize) -> Ways {
+        Ways::new(None, (0..size).collect())
+    }
+
+    /// Ranks on hosts whose ranks share memory as those of `inside` do.
+    pub(crate) fn levels(hosts: &[Vec<usize>], inside: &Ways) -> Ways {
+        let size = hosts.iter().map(Vec::len).sum();
+        let of = |rank| hosts.iter().position(|ranks| ranks.contains(&rank)).expect("every rank has a host");
+        let local = inside.local.clone().filter(|local| matches!(local, Local::Processes { .. }));
+        Ways::new(local, (0..size).map(of).collect())
+    }
+
+    /// Those of some of the ranks.
+    fn of(&self, members: &[usize]) -> Ways {
+        let names = members.iter().map(|&rank| self.names[rank]).collect();
+        Ways { names, hosts: members.iter().map(|&rank| self.hosts[rank]).collect(), ..self.clone() }
+    }
+
+    fn share_memory(&self) -> bool {
+        self.local.is_some() && self.hosts.iter().all(|host| *host == self.hosts[0])
+    }
+}
+
+impl Comm {
+    /// Shares out the ranks of this group over new ones: this rank's end of the one that it is in. All ranks call it at the
+    /// same time with the same `groups`, which name every rank of this group once; in a new group ranks count in the order of
+    /// its list. Nothing that was started in this group or in another may be on its way.
+    ///
+    /// # Panics
+    /// If `groups` do not name every rank once.
+    pub fn split(&mut self, groups: &[Vec<usize>]) -> Result<Comm, Report> {
+        let (color, members) = group_of(groups, self.rank(), self.size());
+        let number = self.agree_on(groups)?;
+        let ways = self.ways.of(members);
+        let place = members.iter().position(|rank| *rank == self.rank()).expect("the group has this rank");
+        let inner = match &mut self.inner {
+            Inner::Background(background) if background.is_mpi() => {
+                Inner::Background(background.split_mpi(color, place, &ways.names)?)
+            }
+            _ => self.connect_group(number, place, members, &ways)?,
+        };
+        Ok(self.child(place, members.len(), inner, ways))
+    }
+
+    /// Says how ranks of the job are connected that a group over sockets is made of.
+    pub fn set_connect(&mut self, connect: Connect) {
+        self.ways.connect = Some(connect);
+    }
+
+    /// A number for the next groups, larger than any that a rank of this one has; an error if ranks mean different groups.
+    fn agree_on(&mut self, groups: &[Vec<usize>]) -> Result<u64, Report> {
+        let lists: Vec<u64> = groups.iter().map(|ranks| digest(ranks)).collect();
+        let all = lists.iter().fold(groups.len() as u64, |h, list| h.rotate_left(7) ^ list);
+        // As a positive number, so that its negative has the same size.
+        let all = (all >> 2) as i64;
+        let mut said = [self.ways.number.load(Ordering::SeqCst) as i64 + 1, all, -all];
+        self.all_reduce(&mut said, Reduce::Max)?;
+        if said[1] != -said[2] {
+            let why = "ranks split their group into different ones; all have to name the same";
+            return Err(self.failed(why));
+        }
+        self.ways.number.store(said[0] as u64, Ordering::SeqCst);
+        Ok(said[0] as u64)
+    }
+
+    fn connect_group(
+        &mut self,
+        number: u64,
+        place: usize,
+        members: &[usize],
+        ways: &Ways,
+    ) -> Result<Inner, Report> {
+        let mut path = String::new();
+        let mut made = None;
+        let leads = place == 0 && ways.share_memory() && members.len() > 1;
+        if let (true, Some(local)) = (leads, &ways.local) {
+            match local {
+                Local::Threads(lobby) => {
+                    let pulses: Vec<_> = ways.names.iter().map(|&rank| lobby.pulses[rank].clone()).collect();
+                    let ends = Shared::local(&lobby.alarm, lobby.stall, &pulses, &ways.names);
+                    let ends = ends.map_err(|error| self.failed(&no_memory("a group", &error)))?;
+                    lobby.leave((number, ways.names[0]), ends);
+                }
+                Local::Processes { .. } => {
+                    let segment = Shared::segment(members.len());
+                    let segment = segment.map_err(|error| self.failed(&no_memory("a group", &error)))?;
+                    path = segment.path().unwrap_or_default();
+                    made = Some(segment);
+                }
+            }
+        }
+        // Everybody has made what others take before anybody goes on.
+        let paths = if self.ways.local.is_some() { self.tell_path(&path)? } else { Vec::new() };
+        if members.len() == 1 {
+            return Ok(Inner::Shared(Box::new(self.alone(ways)?)));
+        }
+        let shared = match &ways.local {
+            Some(Local::Threads(lobby)) => Some(lobby.take((number, ways.names[0]), place)),
+            Some(Local::Processes { host, alarm, stall }) if ways.share_memory() => {
+                let segment = match made {
+                    Some(segment) => segment,
+                    None => Shared::open_segment(&paths[members[0]], members.len())
+                        .map_err(|error| self.failed(&no_memory("a group", &error)))?,
+                };
+                let (host, alarm, world) = (host.clone(), alarm.clone(), ways.names.clone());
+                let setup = ShmSetup::new(place, members.len(), segment);
+                Some(Shared::shm(ShmSetup { host, alarm, world, stall: *stall, ..setup })?)
+            }
+            _ => None,
+        };
+        if let Some(mut shared) = shared {
+            if let Inner::Shared(parent) = &self.inner {
+                shared.inherit(parent, members);
+            }
+            return Ok(Inner::Shared(Box::new(shared)));
+        }
+        let Some(connect) = &ways.connect else {
+            return Err(self.failed("this group was made without a way to connect some of its ranks"));
+        };
+        let group = u16::try_from(number).map_err(|_| self.failed("65,535 groups were made"))?;
+        let connected = connect(group, &ways.names);
+        let mut links =
+            connected.map_err(|error| self.failed(&format!("a group cannot be connected: {error}")))?;
+        links.set_names(ways.names.clone());
+        let carrier = Carrier::Links(Box::new(measured(crate::links::Linked::over(links))?));
+        Ok(Inner::Background(Background::new(carrier)))
+    }
+
+    /// A group of this rank alone.
+    fn alone(&mut self, ways: &Ways) -> Result<Shared, Report> {
+        let made = Shared::local(&Alarm::default(), Duration::MAX, &[self.pulse()], &ways.names);
+        let made = made.map_err(|error| self.failed(&no_memory("a group", &error)))?;
+        Ok(made.into_iter().next().expect("a group of one has a member"))
+    }
+
+    /// Every rank gets the paths of all.
+    fn tell_path(&mut self, path: &str) -> Result<Vec<String>, Report> {
+        if path.len() > PATH_BYTES {
+            return Err(self.failed("the path of shared memory is too long"));
+        }
+        let (rank, size) = (self.rank(), self.size());
+        let mut told = vec![0u8; size * PATH_BYTES];
+        told[rank * PATH_BYTES..][..path.len()].copy_from_slice(path.as_bytes());
+        let cuts: Cuts = (0..=size).map(|rank| rank * PATH_BYTES).collect();
+        self.all_gather(&mut told, &cuts)?;
+        let text = |row: &[u8]| String::from_utf8_lossy(row).trim_end_matches('\0').to_owned();
+        Ok(told.chunks_exact(PATH_BYTES).map(text).collect())
+    }
+
+    /// Ends this group because of this rank; the report says why.
+    fn failed(&mut self, why: &str) -> Report {
+        self.fail(why);
+        let (rank, step) = (self.ways.names[self.rank()], self.step());
+        let cause = Cause::Failed { why: why.into() };
+        Report { rank, host: String::new(), step, op: "split".into(), cause }
+    }
+}
+
+impl Lobby {
+    fn leave(&self, group: (u64, usize), ends: Vec<Shared>) {
+        let mut all = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(group, ends.into_iter().map(Some).collect());
+    }
+
+    /// Everybody takes its end once, and the last one clears up.
+    fn take(&self, group: (u64, usize), place: usize) -> Shared {
+        let mut all = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        let ends = all.get_mut(&group).expect("the first rank left them before everybody met");
+        let end = ends[place].take().expect("every rank takes its end once");
+        if ends.iter().all(Option::is_none) {
+            all.remove(&group);
+        }
+        end
+    }
+}
+
+/// The group that a rank is in, and which one that is.
+fn group_of(groups: &[Vec<usize>], rank: usize, size: usize) -> (usize, &[usize]) {
+    let mut all: Vec<usize> = groups.iter().flatten().copied().collect();
+    all.sort_unstable();
+    assert!(all.into_iter().eq(0..size), "groups {groups:?} name every one of {size} ranks once");
+    let color = groups.iter().position(|ranks| ranks.contains(&rank)).expect("every rank is named");
+    (color, &groups[color])
+}
+
+/// The groups along one axis of a mesh of ranks: those whose coordinates differ in that axis only. `sizes` are those of the
+/// axes, and the last one's coordinate counts fastest.
+pub fn along(sizes: &[usize], axis: usize) -> Vec<Vec<usize>> {
+    let stride: usize = sizes[axis + 1..].iter().product();
+    let (size, all) = (sizes[axis], sizes.iter().product());
+    let firsts = (0..all).filter(|rank| rank / stride % size == 0);
+    firsts.map(|first| (0..size).map(|k| first + k * stride).collect()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_of_a_mesh() {
+        assert_eq!(along(&[2, 3], 0), [[0, 3], [1, 4], [2, 5]]);
+        assert_eq!(along(&[2, 3], 1), [[0, 1, 2], [3, 4, 5]]);
+        assert_eq!(along(&[2, 2, 2], 1), [[0, 2], [1, 3], [4, 6], [5, 7]]);
+        assert_eq!(along(&[3], 0), [[0, 1, 2]]);
+        assert_eq!(along(&[2, 1], 1), [[0], [1]]);
+    }
+}
