@@ -34,6 +34,7 @@ pub(crate) struct Background {
     /// What reports call this rank, and its host.
     name: (usize, String),
     alarm: Alarm,
+    mpi: bool,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -65,7 +66,7 @@ struct Started {
 impl Background {
     /// Starts the thread.
     pub(crate) fn new(carrier: Carrier) -> Background {
-        let (name, alarm) = (carrier.name(), carrier.alarm());
+        let (name, alarm, mpi) = (carrier.name(), carrier.alarm(), matches!(carrier, Carrier::Mpi(_)));
         let state = State {
             queue: VecDeque::with_capacity(STARTED_MAX),
             carrier: Some(Box::new(carrier)),
@@ -78,7 +79,30 @@ impl Background {
         let for_thread = shared.clone();
         let thread = std::thread::Builder::new().name(format!("links of rank {}", name.0));
         let thread = thread.spawn(move || for_thread.work()).expect("the system can start a thread");
-        Background { step: 0, next: 0, name, alarm, shared, thread: Some(thread) }
+        Background { step: 0, next: 0, name, alarm, mpi, shared, thread: Some(thread) }
+    }
+
+    /// Whether MPI carries the data.
+    pub(crate) fn is_mpi(&self) -> bool {
+        self.mpi
+    }
+
+    /// A group of some ranks of this one, which is MPI's; nothing is on its way. See [`Mpi::split`].
+    pub(crate) fn split_mpi(
+        &mut self,
+        color: usize,
+        place: usize,
+        names: &[usize],
+    ) -> Result<Background, Report> {
+        self.wait(Ticket(u64::MAX))?;
+        let mut state = self.shared.lock();
+        let split = match state.carrier.as_deref_mut() {
+            Some(Carrier::Mpi(mpi)) => mpi.split(color, place, names),
+            _ => Err("it is not MPI's, or something is on its way".into()),
+        };
+        drop(state);
+        let split = split.map_err(|why| self.fail(&format!("a group cannot be made: {why}")))?;
+        Ok(Background::new(Carrier::Mpi(Box::new(split))))
     }
 
     /// Says which step the next operations belong to. All ranks say the same.

@@ -62,7 +62,7 @@ impl Carrier {
         match self {
             Carrier::Links(linked) => linked.name(),
             Carrier::Levels { every_two, .. } => every_two.name(),
-            Carrier::Mpi(mpi) => (mpi.rank(), String::new()),
+            Carrier::Mpi(mpi) => (mpi.name(), String::new()),
         }
     }
 

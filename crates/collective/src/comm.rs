@@ -1,5 +1,7 @@
 //! One rank's end of a group of ranks.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use polyreme_net::control::Voice;
@@ -12,6 +14,7 @@ use crate::element::{Element, Reduce};
 use crate::links::{Linked, TwoLevel};
 use crate::mpi::{self, Mpi};
 use crate::shared::{Shared, ShmSetup, no_memory};
+use crate::split::Ways;
 use crate::work::{Cuts, Span, Ticket, Work};
 
 /// One rank's end of a group. Every rank calls the same operations in the same order.
@@ -21,8 +24,10 @@ use crate::work::{Cuts, Span, Ticket, Work};
 pub struct Comm {
     rank: usize,
     size: usize,
-    step: u64,
-    inner: Inner,
+    /// The step that operations belong to; one for all groups of a rank.
+    step: Arc<AtomicU64>,
+    pub(crate) inner: Inner,
+    pub(crate) ways: Ways,
     /// Operations that were started, and that were done.
     started: u64,
     done: u64,
@@ -33,7 +38,7 @@ pub struct Comm {
 }
 
 /// The ways in which ranks can be connected.
-enum Inner {
+pub(crate) enum Inner {
     Shared(Box<Shared>),
     /// Sockets or MPI, with a thread that does the exchanges.
     Background(Background),
@@ -64,16 +69,20 @@ impl Comm {
     /// [`Comm::threads`]; an error if there is no memory for the threads to meet in.
     pub fn try_threads(size: usize, alarm: &Alarm, stall: Duration) -> Result<Vec<Comm>, SegmentError> {
         let pulses: Vec<Pulse> = (0..size).map(|_| Pulse::default()).collect();
-        let ends = Shared::local(size, alarm, stall, &pulses)?.into_iter().zip(pulses).enumerate();
-        let end =
-            |(rank, (end, pulse))| Comm { pulse, ..Comm::new(rank, size, Inner::Shared(Box::new(end))) };
+        let ways = Ways::threads(alarm, stall, &pulses);
+        let ends = Shared::local(alarm, stall, &pulses, &ways.names)?.into_iter().zip(pulses).enumerate();
+        let end = |(rank, (end, pulse))| Comm {
+            pulse,
+            ..Comm::new(rank, size, Inner::Shared(Box::new(end)), ways.clone())
+        };
         Ok(ends.map(end).collect())
     }
 
     /// One process of a group that shares memory. Returns when all have come.
     pub fn shm(setup: ShmSetup) -> Result<Comm, Report> {
         let (rank, size) = (setup.rank, setup.size);
-        Ok(Comm::new(rank, size, Inner::Shared(Box::new(Shared::shm(setup)?))))
+        let ways = Ways::processes(&setup);
+        Ok(Comm::new(rank, size, Inner::Shared(Box::new(Shared::shm(setup)?)), ways))
     }
 
     /// Memory for a group of processes. One of them or their parent makes it, keeps it until all have joined, and tells
@@ -91,7 +100,7 @@ impl Comm {
     pub fn tcp(links: Links) -> Result<Comm, Report> {
         let (rank, size) = (links.rank(), links.size());
         let carrier = Carrier::Links(Box::new(measured(Linked::over(links))?));
-        Ok(Comm::new(rank, size, Inner::Background(Background::new(carrier))))
+        Ok(Comm::new(rank, size, Inner::Background(Background::new(carrier)), Ways::apart(size)))
     }
 
     /// One process of a group on several hosts that have several ranks each: memory inside hosts, links between their
@@ -105,24 +114,42 @@ impl Comm {
     ) -> Result<Comm, Report> {
         let (rank, size) = (every_two.rank(), every_two.size());
         let between = between.map(|links| measured(Linked::over(links))).transpose()?;
+        let ways = Ways::levels(&hosts, &inside.ways);
         let levels = Box::new(TwoLevel::new(rank, hosts, inside, between));
         // Whatever goes over these has one way to be done, so nothing is chosen by what it costs; and pairs that never talk this
         // way stay unconnected.
         let every_two = Box::new(Linked::over(every_two));
         let carrier = Carrier::Levels { levels, every_two };
-        Ok(Comm::new(rank, size, Inner::Background(Background::new(carrier))))
+        Ok(Comm::new(rank, size, Inner::Background(Background::new(carrier)), ways))
     }
 
     /// One process that `mpirun` or `srun` started: MPI's own collectives, through a library that was found.
     pub fn mpi(library: &mpi::Found) -> Result<Comm, String> {
         let mpi = Mpi::start(library)?;
         let (rank, size) = (mpi.rank(), mpi.size());
-        Ok(Comm::new(rank, size, Inner::Background(Background::new(Carrier::Mpi(Box::new(mpi))))))
+        let inner = Inner::Background(Background::new(Carrier::Mpi(Box::new(mpi))));
+        Ok(Comm::new(rank, size, inner, Ways::apart(size)))
     }
 
-    fn new(rank: usize, size: usize, inner: Inner) -> Comm {
+    fn new(rank: usize, size: usize, inner: Inner, ways: Ways) -> Comm {
         let (pulse, last) = (Pulse::default(), Doing::OwnWork);
-        Comm { rank, size, step: 0, inner, started: 0, done: 0, pulse, last }
+        Comm { rank, size, step: Arc::default(), inner, ways, started: 0, done: 0, pulse, last }
+    }
+
+    /// This rank's end of a group that was made of this one.
+    pub(crate) fn child(&self, rank: usize, size: usize, inner: Inner, ways: Ways) -> Comm {
+        let (step, pulse) = (self.step.clone(), self.pulse.clone());
+        Comm { step, pulse, ..Comm::new(rank, size, inner, ways) }
+    }
+
+    /// Where this rank says how it gets on.
+    pub(crate) fn pulse(&self) -> Pulse {
+        self.pulse.clone()
+    }
+
+    /// The step that operations belong to.
+    pub(crate) fn step(&self) -> u64 {
+        self.step.load(Ordering::Relaxed)
     }
 
     /// From now on tells the others, with every sign of life, in which step and operation this rank is.
@@ -140,7 +167,7 @@ impl Comm {
 
     /// Says what this rank does alone, until its next exchange.
     pub fn set_doing(&mut self, doing: Doing) {
-        self.pulse.at(self.step, doing);
+        self.pulse.at(self.step(), doing);
     }
 
     /// This rank.
@@ -161,20 +188,22 @@ impl Comm {
         }
     }
 
-    /// Says which step the next operations belong to, for reports.
+    /// Says which step the next operations belong to, for reports: those of this group, and of all that were made of it or that
+    /// it was made of.
     pub fn set_step(&mut self, step: u64) {
-        self.step = step;
+        self.step.store(step, Ordering::Relaxed);
         self.pulse.at(step, Doing::OwnWork);
-        if let Inner::Background(background) = &mut self.inner {
-            background.set_step(step);
-        }
     }
 
     /// Tells the others that this rank ends with an error: their waits end with a report that says so.
     pub fn fail(&mut self, why: &str) {
+        let step = self.step();
         match &mut self.inner {
-            Inner::Shared(shared) => shared.fail(self.step, why),
-            Inner::Background(background) => drop(background.fail(why)),
+            Inner::Shared(shared) => shared.fail(step, why),
+            Inner::Background(background) => {
+                background.set_step(step);
+                drop(background.fail(why));
+            }
         }
     }
 
@@ -183,9 +212,10 @@ impl Comm {
         if matches!(self.inner, Inner::Background(_)) {
             self.barrier()?;
         }
-        self.pulse.at(self.step, Doing::Finish);
+        let step = self.step();
+        self.pulse.at(step, Doing::Finish);
         match self.inner {
-            Inner::Shared(shared) => shared.finish(self.step),
+            Inner::Shared(shared) => shared.finish(step),
             Inner::Background(_) => Ok(()),
         }
     }
@@ -193,10 +223,10 @@ impl Comm {
     /// Memory of this rank that the others can read without a copy. All ranks ask for as much at the same time. It
     /// stays as long as the group. If there is none, the report says for `what`.
     pub fn block(&mut self, bytes: usize, what: &str) -> Result<Block, Report> {
-        self.during(Doing::Block, |comm| {
+        self.during(Doing::Block, |comm, step| {
             comm.wait_started()?;
             match &mut comm.inner {
-                Inner::Shared(shared) => shared.block(bytes, what, comm.step),
+                Inner::Shared(shared) => shared.block(bytes, what, step),
                 Inner::Background(background) => own_block(background, bytes, what),
             }
         })
@@ -205,10 +235,10 @@ impl Comm {
     /// Memory that all ranks see, if they share memory; this rank's own otherwise. It stays as long as the group. If
     /// there is none, the report says for `what`.
     pub fn shared_block(&mut self, bytes: usize, what: &str) -> Result<Block, Report> {
-        self.during(Doing::Block, |comm| {
+        self.during(Doing::Block, |comm, step| {
             comm.wait_started()?;
             match &mut comm.inner {
-                Inner::Shared(shared) => shared.shared_block(bytes, what, comm.step),
+                Inner::Shared(shared) => shared.shared_block(bytes, what, step),
                 Inner::Background(background) => own_block(background, bytes, what),
             }
         })
@@ -223,11 +253,15 @@ impl Comm {
     /// waited for.
     pub unsafe fn start(&mut self, work: Work) -> Ticket {
         self.last = work.doing();
+        let step = self.step();
         match &mut self.inner {
             // SAFETY: promised by the caller.
-            Inner::Shared(shared) => unsafe { shared.start(work, self.step) },
-            // SAFETY: promised by the caller.
-            Inner::Background(background) => return unsafe { background.start(work) },
+            Inner::Shared(shared) => unsafe { shared.start(work, step) },
+            Inner::Background(background) => {
+                background.set_step(step);
+                // SAFETY: promised by the caller.
+                return unsafe { background.start(work) };
+            }
         }
         self.started += 1;
         Ticket(self.started)
@@ -235,11 +269,11 @@ impl Comm {
 
     /// Waits until an operation, and those started before it, are done.
     pub fn wait(&mut self, ticket: Ticket) -> Result<(), Report> {
-        self.during(self.last, |comm| match &mut comm.inner {
+        self.during(self.last, |comm, step| match &mut comm.inner {
             Inner::Background(background) => background.wait(ticket),
             Inner::Shared(shared) => {
                 while comm.done < ticket.0.min(comm.started) {
-                    shared.run_first(comm.step)?;
+                    shared.run_first(step)?;
                     comm.done += 1;
                 }
                 Ok(())
@@ -250,8 +284,8 @@ impl Comm {
     /// Waits until every rank is here.
     pub fn barrier(&mut self) -> Result<(), Report> {
         self.wait_started()?;
-        self.during(Doing::Barrier, |comm| match &mut comm.inner {
-            Inner::Shared(shared) => shared.barrier(comm.step),
+        self.during(Doing::Barrier, |comm, step| match &mut comm.inner {
+            Inner::Shared(shared) => shared.barrier(step),
             Inner::Background(_) => comm.run(Work::Barrier),
         })
     }
@@ -290,10 +324,8 @@ impl Comm {
         root: usize,
     ) -> Result<(), Report> {
         self.wait_started()?;
-        self.during(Doing::Gather, |comm| match &mut comm.inner {
-            Inner::Shared(shared) => {
-                shared.gather(Span::read(mine), into.map(Span::of), cuts, root, comm.step)
-            }
+        self.during(Doing::Gather, |comm, step| match &mut comm.inner {
+            Inner::Shared(shared) => shared.gather(Span::read(mine), into.map(Span::of), cuts, root, step),
             Inner::Background(_) => {
                 let (mine, into, cuts) = (Span::read(mine), into.map(Span::of), cuts.clone());
                 comm.run(Work::Gather { mine, into, cuts, root })
@@ -311,10 +343,8 @@ impl Comm {
         root: usize,
     ) -> Result<(), Report> {
         self.wait_started()?;
-        self.during(Doing::Scatter, |comm| match &mut comm.inner {
-            Inner::Shared(shared) => {
-                shared.scatter(Span::of(mine), from.map(Span::read), cuts, root, comm.step)
-            }
+        self.during(Doing::Scatter, |comm, step| match &mut comm.inner {
+            Inner::Shared(shared) => shared.scatter(Span::of(mine), from.map(Span::read), cuts, root, step),
             Inner::Background(_) => {
                 let (mine, from, cuts) = (Span::of(mine), from.map(Span::read), cuts.clone());
                 comm.run(Work::Scatter { mine, from, cuts, root })
@@ -331,9 +361,9 @@ impl Comm {
         recv_cuts: &Cuts,
     ) -> Result<(), Report> {
         self.wait_started()?;
-        self.during(Doing::AllToAll, |comm| match &mut comm.inner {
+        self.during(Doing::AllToAll, |comm, step| match &mut comm.inner {
             Inner::Shared(shared) => {
-                shared.all_to_all(Span::read(send), send_cuts, Span::of(recv), recv_cuts, comm.step)
+                shared.all_to_all(Span::read(send), send_cuts, Span::of(recv), recv_cuts, step)
             }
             Inner::Background(_) => {
                 let (send, send_cuts) = (Span::read(send), send_cuts.clone());
@@ -350,25 +380,29 @@ impl Comm {
     /// ranks that share memory, after some seconds over sockets if they are two, and with the last bound on waiting if
     /// they are more. MPI says nothing, and waits.
     pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), Report> {
-        self.during(Doing::Send, |comm| match &mut comm.inner {
-            Inner::Shared(shared) => shared.send(to, Span::read(data), comm.step),
+        self.during(Doing::Send, |comm, step| match &mut comm.inner {
+            Inner::Shared(shared) => shared.send(to, Span::read(data), step),
             Inner::Background(_) => comm.run(Work::Send(Span::read(data), to)),
         })
     }
 
     /// Receives what one rank sends.
     pub fn recv<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<(), Report> {
-        self.during(Doing::Receive, |comm| match &mut comm.inner {
-            Inner::Shared(shared) => shared.recv(from, Span::of(data), comm.step),
+        self.during(Doing::Receive, |comm, step| match &mut comm.inner {
+            Inner::Shared(shared) => shared.recv(from, Span::of(data), step),
             Inner::Background(_) => comm.run(Work::Recv(Span::of(data), from)),
         })
     }
 
     /// Does something in which this rank waits for others.
-    fn during<R>(&mut self, doing: Doing, work: impl FnOnce(&mut Comm) -> R) -> R {
-        self.pulse.at(self.step, doing);
-        let done = work(self);
-        self.pulse.at(self.step, Doing::OwnWork);
+    fn during<R>(&mut self, doing: Doing, work: impl FnOnce(&mut Comm, u64) -> R) -> R {
+        let step = self.step();
+        self.pulse.at(step, doing);
+        if let Inner::Background(background) = &mut self.inner {
+            background.set_step(step);
+        }
+        let done = work(self, step);
+        self.pulse.at(self.step(), Doing::OwnWork);
         done
     }
 
@@ -383,7 +417,7 @@ impl Comm {
 
     fn run(&mut self, work: Work) -> Result<(), Report> {
         if let Inner::Background(_) = &self.inner {
-            return self.during(work.doing(), |comm| match &mut comm.inner {
+            return self.during(work.doing(), |comm, _| match &mut comm.inner {
                 // SAFETY: the caller's borrow lasts until this returns, and nobody works on it after that.
                 Inner::Background(background) => unsafe { background.run(work) },
                 Inner::Shared(_) => unreachable!("asked above"),

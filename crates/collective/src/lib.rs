@@ -6,6 +6,7 @@
 //! # Layout
 //! - [`comm`]: one rank's end. [`element`]: element types and reducers. [`work`]: operations that are started and waited for.
 //! - [`mpi`]: MPI's own collectives, through a library that is loaded at run time.
+//! - [`split`]: groups of some ranks of a group.
 //! - [`buffer`]: numbers that the others reach without a copy.
 //! - `shared`: ranks that see each other's memory.
 //! - [`links`]: ranks that can only send each other bytes. `background`: a thread that exchanges while the rank computes.
@@ -21,6 +22,7 @@ pub mod element;
 pub mod links;
 pub mod mpi;
 mod shared;
+pub mod split;
 pub mod work;
 
 pub use buffer::Buffer;
@@ -29,4 +31,5 @@ pub use element::{Bool, DType, Element, Reduce};
 pub use links::Linked;
 pub use polyreme_net::{Block, Cause, Doing, Report, patience};
 pub use shared::ShmSetup;
+pub use split::{Connect, along};
 pub use work::{Cuts, Span, Ticket, Work};

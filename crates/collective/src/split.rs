@@ -59,13 +59,16 @@ enum Local {
     Processes { host: String, alarm: Alarm, stall: Duration },
 }
 
+/// The ends of a group, each until its rank takes it.
+type Ends = Vec<Option<Shared>>;
+
 /// Where threads leave ends of new groups for each other.
 struct Lobby {
     alarm: Alarm,
     stall: Duration,
     pulses: Vec<Pulse>,
     /// By the number of the group and the name of its first rank, who made them.
-    ends: Mutex<HashMap<(u64, usize), Vec<Option<Shared>>>>,
+    ends: Mutex<HashMap<(u64, usize), Ends>>,
 }
 
 impl Ways {
@@ -114,6 +117,10 @@ impl Comm {
     /// Shares out the ranks of this group over new ones: this rank's end of the one that it is in. All ranks call it at the
     /// same time with the same `groups`, which name every rank of this group once; in a new group ranks count in the order of
     /// its list. Nothing that was started in this group or in another may be on its way.
+    ///
+    /// Operations of several groups may be started in any order. Ranks that share memory do their part of an operation while they
+    /// wait for it, so they must not wait for operations of several groups in a circle: one for the row first, the next one for
+    /// the column. Programs that wait for groups in one order everywhere do not.
     ///
     /// # Panics
     /// If `groups` do not name every rank once.
@@ -181,7 +188,7 @@ impl Comm {
         // Everybody has made what others take before anybody goes on.
         let paths = if self.ways.local.is_some() { self.tell_path(&path)? } else { Vec::new() };
         if members.len() == 1 {
-            return Ok(Inner::Shared(Box::new(self.alone(ways)?)));
+            return Ok(Inner::Shared(Box::new(self.one(ways)?)));
         }
         let shared = match &ways.local {
             Some(Local::Threads(lobby)) => Some(lobby.take((number, ways.names[0]), place)),
@@ -216,7 +223,7 @@ impl Comm {
     }
 
     /// A group of this rank alone.
-    fn alone(&mut self, ways: &Ways) -> Result<Shared, Report> {
+    fn one(&mut self, ways: &Ways) -> Result<Shared, Report> {
         let made = Shared::local(&Alarm::default(), Duration::MAX, &[self.pulse()], &ways.names);
         let made = made.map_err(|error| self.failed(&no_memory("a group", &error)))?;
         Ok(made.into_iter().next().expect("a group of one has a member"))
@@ -277,7 +284,7 @@ fn group_of(groups: &[Vec<usize>], rank: usize, size: usize) -> (usize, &[usize]
 pub fn along(sizes: &[usize], axis: usize) -> Vec<Vec<usize>> {
     let stride: usize = sizes[axis + 1..].iter().product();
     let (size, all) = (sizes[axis], sizes.iter().product());
-    let firsts = (0..all).filter(|rank| rank / stride % size == 0);
+    let firsts = (0..all).filter(|rank| (rank / stride).is_multiple_of(size));
     firsts.map(|first| (0..size).map(|k| first + k * stride).collect()).collect()
 }
 

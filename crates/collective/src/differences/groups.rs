@@ -3,17 +3,20 @@
 //! Every rank may be put on cores of its own choice, as `taskset` and launchers do. Linux keeps that by thread, so ranks that
 //! are threads with sockets of their own differ in it just as processes do.
 
+use std::collections::HashMap;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use polyreme_net::{Alarm, Links, loopback};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::rows;
+use super::rows::Fault;
+use super::{meshes, rows};
 use crate::comm::Comm;
 use crate::shared::ShmSetup;
+use crate::split::Connect;
 
 /// How ranks reach each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,37 +40,61 @@ pub(super) enum Cores {
     Unequal,
 }
 
-/// A bug that is put in on purpose.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Fault {
-    /// None.
-    None,
-    /// Ranks choose their ways by their own cores, and do not say so.
-    SecretWays,
-    /// Rank 0 takes for granted that every rank has a core, the others do not, and all say so.
-    OpenWays,
-    /// A result of rank 2 is changed before it is looked at.
-    OneElement,
-}
-
 const FAULTS: [Fault; 4] = [Fault::None, Fault::SecretWays, Fault::OpenWays, Fault::OneElement];
 
-/// What each rank of a group says of its rows.
-pub(super) fn run(transport: Transport, ranks: usize, cores: Cores, fault: Fault) -> Vec<Result<(), String>> {
+/// What the ranks of a group do.
+#[derive(Clone, Debug)]
+pub(super) enum Play {
+    /// All rows, with a bug.
+    Rows(Fault),
+    /// Rows in the groups of a mesh with axes of these sizes.
+    Mesh(Vec<usize>),
+    /// The last rank of a mesh goes away in the middle of a step.
+    LostRank(Vec<usize>),
+}
+
+impl Play {
+    fn to_text(&self) -> String {
+        let list = |sizes: &[usize]| sizes.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
+        match self {
+            Play::Rows(fault) => format!("rows:{}", *fault as usize),
+            Play::Mesh(sizes) => format!("mesh:{}", list(sizes)),
+            Play::LostRank(sizes) => format!("lost:{}", list(sizes)),
+        }
+    }
+
+    fn of_text(text: &str) -> Play {
+        let (kind, rest) = text.split_once(':').expect("a kind and numbers");
+        let numbers: Vec<usize> = rest.split('x').map(|n| n.parse().expect("a number")).collect();
+        match kind {
+            "rows" => Play::Rows(FAULTS[numbers[0]]),
+            "mesh" => Play::Mesh(numbers),
+            _ => Play::LostRank(numbers),
+        }
+    }
+}
+
+/// What each rank of a group says of what it did.
+pub(super) fn run(transport: Transport, ranks: usize, cores: Cores, play: &Play) -> Vec<Result<(), String>> {
     assert!(cores_here() > 1, "unequal cores need two cores");
     match transport {
         Transport::Threads => {
             let ends: Vec<_> = Comm::local(ranks).into_iter().map(|end| Mutex::new(Some(end))).collect();
-            on_threads(ranks, cores, fault, |rank| {
+            on_threads(ranks, cores, play, |rank| {
                 Ok(ends[rank].lock().expect("taken once").take().expect("taken once"))
             })
         }
-        Transport::Processes => processes(ranks, cores, fault),
+        Transport::Processes => processes(ranks, cores, play),
         Transport::Sockets => {
             let sockets = Sockets::new(ranks);
-            on_threads(ranks, cores, fault, |rank| Comm::tcp(sockets.links(rank)).map_err(|r| r.to_string()))
+            let exchange = Exchange::default();
+            on_threads(ranks, cores, play, |rank| {
+                let mut comm = Comm::tcp(sockets.links(rank)).map_err(|r| r.to_string())?;
+                comm.set_connect(exchange.connect(rank));
+                Ok(comm)
+            })
         }
-        Transport::TwoLevels => two_levels(ranks, cores, fault),
+        Transport::TwoLevels => two_levels(ranks, cores, play),
     }
 }
 
@@ -75,7 +102,7 @@ pub(super) fn run(transport: Transport, ranks: usize, cores: Cores, fault: Fault
 fn on_threads(
     ranks: usize,
     cores: Cores,
-    fault: Fault,
+    play: &Play,
     end: impl Fn(usize) -> Result<Comm, String> + Sync,
 ) -> Vec<Result<(), String>> {
     let end = &end;
@@ -83,7 +110,7 @@ fn on_threads(
         let rank = |rank| {
             scope.spawn(move || {
                 stay_on(cores, rank);
-                play(end(rank)?, fault)
+                act(end(rank)?, play)
             })
         };
         let ranks: Vec<_> = (0..ranks).map(rank).collect();
@@ -91,7 +118,12 @@ fn on_threads(
     })
 }
 
-fn play(mut comm: Comm, fault: Fault) -> Result<(), String> {
+fn act(mut comm: Comm, play: &Play) -> Result<(), String> {
+    let fault = match play {
+        Play::Rows(fault) => *fault,
+        Play::Mesh(sizes) => return meshes::run(comm, sizes),
+        Play::LostRank(sizes) => return meshes::lose_one(comm, sizes),
+    };
     match fault {
         Fault::SecretWays => comm.force_roomy(comm.size() <= cores_here(), false),
         Fault::OpenWays => comm.force_roomy(comm.rank() == 0, true),
@@ -139,6 +171,25 @@ impl Sockets {
     }
 }
 
+/// Where ranks of one process find the links of groups that they make: the first one of a group makes those of all.
+#[derive(Clone, Default)]
+struct Exchange(Arc<Mutex<HashMap<Group, Sockets>>>);
+
+/// A group's number and its ranks.
+type Group = (u16, Vec<usize>);
+
+impl Exchange {
+    fn connect(&self, rank: usize) -> Connect {
+        let exchange = self.clone();
+        Arc::new(move |group, names| {
+            let mut all = exchange.0.lock().expect("nobody failed with it");
+            let sockets = all.entry((group, names.to_vec()));
+            let place = names.iter().position(|name| *name == rank).expect("the group has this rank");
+            Ok(sockets.or_insert_with(|| Sockets::new(names.len())).links(place))
+        })
+    }
+}
+
 /// Hosts of different sizes, and with five ranks hosts whose ranks do not follow each other.
 fn hosts(ranks: usize) -> Vec<Vec<usize>> {
     match ranks {
@@ -151,32 +202,36 @@ fn hosts(ranks: usize) -> Vec<Vec<usize>> {
     }
 }
 
-fn two_levels(ranks: usize, cores: Cores, fault: Fault) -> Vec<Result<(), String>> {
+fn two_levels(ranks: usize, cores: Cores, play: &Play) -> Vec<Result<(), String>> {
     let hosts = hosts(ranks);
     let (between, every_two) = (Sockets::new(hosts.len()), Sockets::new(ranks));
     let segments: Vec<_> =
         hosts.iter().map(|host| Comm::segment(host.len()).expect("shared memory")).collect();
-    on_threads(ranks, cores, fault, |rank| {
+    let exchange = Exchange::default();
+    on_threads(ranks, cores, play, |rank| {
         let host = hosts.iter().position(|host| host.contains(&rank)).expect("a host has it");
         let place = hosts[host].iter().position(|r| *r == rank).expect("its host has it");
         let (size, path) = (hosts[host].len(), segments[host].path().expect("a file"));
         let segment = Comm::open_segment(&path, size).expect("the segment of its host");
         let inside = Comm::shm(ShmSetup::new(place, size, segment)).map_err(|r| r.to_string())?;
         let between = (place == 0).then(|| between.links(host));
-        Comm::two_level(hosts.clone(), inside, between, every_two.links(rank)).map_err(|r| r.to_string())
+        let comm = Comm::two_level(hosts.clone(), inside, between, every_two.links(rank));
+        let mut comm = comm.map_err(|r| r.to_string())?;
+        comm.set_connect(exchange.connect(rank));
+        Ok(comm)
     })
 }
 
 const RANK: &str = "POLYREME_DIFFERENCES_RANK";
 
-fn processes(ranks: usize, cores: Cores, fault: Fault) -> Vec<Result<(), String>> {
+fn processes(ranks: usize, cores: Cores, play: &Play) -> Vec<Result<(), String>> {
     let segment = Comm::segment(ranks).expect("shared memory");
     let path = segment.path().expect("a file");
     let start = |rank: usize| {
-        let (unequal, fault) = (cores == Cores::Unequal, fault as usize);
+        let (unequal, play) = (cores == Cores::Unequal, play.to_text());
         Command::new(std::env::current_exe().expect("this binary"))
             .args(["--exact", "differences::one_rank", "--nocapture", "--test-threads=1"])
-            .env(RANK, format!("{rank} {ranks} {unequal} {fault} {path}"))
+            .env(RANK, format!("{rank} {ranks} {unequal} {play} {path}"))
             .stdout(Stdio::piped())
             .spawn()
             .expect("this binary starts")
@@ -200,14 +255,14 @@ fn end_of(mut child: Child) -> Result<(), String> {
 /// One process of a group, if this is one.
 pub(super) fn rank_of_processes() {
     let Ok(line) = std::env::var(RANK) else { return };
-    let [rank, size, unequal, fault, path] = line.splitn(5, ' ').collect::<Vec<_>>()[..] else {
+    let [rank, size, unequal, play, path] = line.splitn(5, ' ').collect::<Vec<_>>()[..] else {
         panic!("{line}")
     };
     let number = |text: &str| text.parse::<usize>().expect("a number");
-    let (rank, size, fault) = (number(rank), number(size), FAULTS[number(fault)]);
+    let (rank, size, play) = (number(rank), number(size), Play::of_text(play));
     stay_on(if unequal == "true" { Cores::Unequal } else { Cores::Equal }, rank);
     let segment = Comm::open_segment(path, size).expect("the parent's memory");
     let end = Comm::shm(ShmSetup::new(rank, size, segment)).map_err(|report| report.to_string());
-    let end = end.and_then(|comm| play(comm, fault));
+    let end = end.and_then(|comm| act(comm, &play));
     println!("end: {}", end.map_or_else(|what| what, |()| "well".into()));
 }

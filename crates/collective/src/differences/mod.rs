@@ -6,14 +6,17 @@
 //! ([`groups`]) and says what was wrong, in words; a report of the group counts as wrong too.
 //!
 //! # Layout
-//! [`whole`]: numbers, and the oracle. [`rows`]: what is run and compared. [`groups`]: ranks as threads, as processes that
+//! [`whole`]: numbers, and the oracle. [`rows`]: what is run and compared. [`meshes`]: the same rows in
+//! groups of some ranks. [`groups`]: ranks as threads, as processes that
 //! share memory, over sockets, on two levels.
 
 mod groups;
+mod meshes;
 mod rows;
 mod whole;
 
-use groups::{Cores, Fault, Transport};
+use groups::{Cores, Play, Transport};
+use rows::Fault;
 
 const RANKS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 
@@ -22,7 +25,7 @@ const EQUAL_RANKS: [usize; 2] = [2, 4];
 
 /// What the ranks of a group found wrong.
 fn wrong(transport: Transport, ranks: usize, cores: Cores, fault: Fault) -> Vec<String> {
-    groups::run(transport, ranks, cores, fault).into_iter().filter_map(Result::err).collect()
+    groups::run(transport, ranks, cores, &Play::Rows(fault)).into_iter().filter_map(Result::err).collect()
 }
 
 fn all_are_right(transport: Transport) {
@@ -82,6 +85,49 @@ fn the_rows_find_one_wrong_element() {
     for transport in [Transport::Threads, Transport::Sockets, Transport::TwoLevels] {
         let wrong = wrong(transport, 3, Cores::Equal, Fault::OneElement);
         assert!(wrong.iter().any(|what| what.contains("at rank 2")), "{transport:?}: {wrong:#?}");
+    }
+}
+
+const TRANSPORTS: [Transport; 4] =
+    [Transport::Threads, Transport::Processes, Transport::Sockets, Transport::TwoLevels];
+
+fn right_on_meshes(transport: Transport) {
+    for sizes in [vec![2, 2], vec![2, 3], vec![2, 2, 2]] {
+        let (ranks, play) = (sizes.iter().product(), Play::Mesh(sizes.clone()));
+        let said = groups::run(transport, ranks, Cores::Equal, &play);
+        let wrong: Vec<_> = said.into_iter().filter_map(Result::err).collect();
+        assert!(wrong.is_empty(), "{transport:?}, mesh {sizes:?}: {wrong:#?}");
+    }
+}
+
+#[test]
+fn threads_on_meshes_are_right() {
+    right_on_meshes(Transport::Threads);
+}
+
+#[test]
+fn processes_on_meshes_are_right() {
+    right_on_meshes(Transport::Processes);
+}
+
+#[test]
+fn sockets_on_meshes_are_right() {
+    right_on_meshes(Transport::Sockets);
+}
+
+#[test]
+fn two_levels_on_meshes_are_right() {
+    right_on_meshes(Transport::TwoLevels);
+}
+
+/// Whoever waits for a lost rank in a group says what the job calls it, and in which step and operation it was missed.
+#[test]
+fn a_rank_that_is_lost_in_a_group_is_named_as_in_the_job() {
+    for transport in TRANSPORTS {
+        let play = Play::LostRank(vec![2, 2]);
+        let said = groups::run(transport, 4, Cores::Equal, &play);
+        let wrong: Vec<_> = said.into_iter().filter_map(Result::err).collect();
+        assert!(wrong.is_empty(), "{transport:?}: {wrong:#?}");
     }
 }
 

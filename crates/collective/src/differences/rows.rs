@@ -2,7 +2,6 @@
 
 use half::{bf16, f16};
 
-use super::groups::Fault;
 use super::whole::{Whole, folded, value};
 use crate::buffer::Buffer;
 use crate::comm::Comm;
@@ -16,6 +15,19 @@ const SHORT_BYTES: usize = 4 << 10;
 const LARGE: usize = 200_003;
 
 const REDUCERS: [Reduce; 3] = [Reduce::Sum, Reduce::Max, Reduce::Min];
+
+/// A bug that is put in on purpose.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fault {
+    /// None.
+    None,
+    /// Ranks choose their ways by their own cores, and do not say so.
+    SecretWays,
+    /// Rank 0 takes for granted that every rank has a core, the others do not, and all say so.
+    OpenWays,
+    /// A result of rank 2 is changed before it is looked at.
+    OneElement,
+}
 
 /// Where the data of a row lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

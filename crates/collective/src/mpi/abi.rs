@@ -80,7 +80,7 @@ pub(super) enum Constant {
 }
 
 /// A handle as it is passed to functions.
-pub(super) trait Handle: Copy + Send + 'static {
+pub(super) trait Handle: Copy + Send + Sync + 'static {
     /// The handle of an object that the library has from the start; `None` if the library does not have it.
     fn constant(which: Constant, abi: Abi, library: &Library) -> Option<Self>;
 

@@ -55,7 +55,11 @@ calls! {
     size = c"MPI_Comm_size" (H, *mut c_int);
     type_contiguous = c"MPI_Type_contiguous" (c_int, H, *mut H);
     type_commit = c"MPI_Type_commit" (*mut H);
+    type_free = c"MPI_Type_free" (*mut H);
+    op_free = c"MPI_Op_free" (*mut H);
     op_create = c"MPI_Op_create" (Reducer, c_int, *mut H);
+    comm_split = c"MPI_Comm_split" (H, c_int, c_int, *mut H);
+    test = c"MPI_Test" (*mut H, *mut c_int, Out);
     barrier = c"MPI_Barrier" (H);
     all_reduce = c"MPI_Allreduce" (In, Out, c_int, H, H, H);
     reduce_scatter = c"MPI_Reduce_scatter" (In, Out, Counts, H, H, H);
@@ -64,6 +68,14 @@ calls! {
     gather = c"MPI_Gatherv" (In, c_int, H, Out, Counts, Counts, H, c_int, H);
     scatter = c"MPI_Scatterv" (In, Counts, Counts, H, Out, c_int, H, c_int, H);
     all_to_all = c"MPI_Alltoallv" (In, Counts, Counts, H, Out, Counts, Counts, H, H);
-    send = c"MPI_Send" (In, c_int, H, c_int, c_int, H);
-    recv = c"MPI_Recv" (Out, c_int, H, c_int, c_int, H, Out);
+    start_barrier = c"MPI_Ibarrier" (H, *mut H);
+    start_all_reduce = c"MPI_Iallreduce" (In, Out, c_int, H, H, H, *mut H);
+    start_reduce_scatter = c"MPI_Ireduce_scatter" (In, Out, Counts, H, H, H, *mut H);
+    start_all_gather = c"MPI_Iallgatherv" (In, c_int, H, Out, Counts, Counts, H, H, *mut H);
+    start_broadcast = c"MPI_Ibcast" (Out, c_int, H, c_int, H, *mut H);
+    start_gather = c"MPI_Igatherv" (In, c_int, H, Out, Counts, Counts, H, c_int, H, *mut H);
+    start_scatter = c"MPI_Iscatterv" (In, Counts, Counts, H, Out, c_int, H, c_int, H, *mut H);
+    start_all_to_all = c"MPI_Ialltoallv" (In, Counts, Counts, H, Out, Counts, Counts, H, H, *mut H);
+    start_send = c"MPI_Isend" (In, c_int, H, c_int, c_int, H, *mut H);
+    start_recv = c"MPI_Irecv" (Out, c_int, H, c_int, c_int, H, *mut H);
 }

@@ -1,6 +1,13 @@
 //! One rank's end of an MPI communicator: each operation as MPI's own call.
+//!
+//! A rank that is in one communicator only makes blocking calls. Once it was split, its communicators have a thread each, and
+//! MPI allows one call at a time: a blocking call would keep the others waiting that its own end may depend on. So from then on
+//! operations are started, and asked after until they are done, with the turn given away in between; what has arrived for any
+//! communicator gets on whenever any of them asks. All ranks of a communicator know whether it was split, as they have to: a
+//! blocking call of one does not match a started one of another.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 use super::abi::Handle;
 use super::runtime::Runtime;
@@ -11,26 +18,68 @@ const COUNT_MAX: usize = 1 << 30;
 /// What messages between two ranks carry.
 const TAG: c_int = 7;
 
-/// One rank's end.
+/// One rank's end. A communicator that was made by [`Group::split`] is left to the end of MPI: to free it is an operation of all its
+/// ranks, and they may be done with it at different times.
 pub(super) struct Group<H: Handle> {
-    runtime: Runtime<H>,
+    runtime: Arc<Runtime<H>>,
     comm: H,
     pub(super) rank: usize,
     pub(super) size: usize,
+    /// What the job calls this rank.
+    pub(super) name: usize,
+    /// Whether other communicators of this rank may be at work.
+    beside_others: bool,
     /// Where this rank's part of a reduction is made.
     own: Vec<u64>,
+}
+
+/// A call as a blocking one, or started and asked after.
+macro_rules! call {
+    ($group:expr, $blocking:ident, $started:ident, $($arg:expr),*) => {{
+        let group: &Group<_> = $group;
+        let calls = &group.runtime.calls;
+        match group.beside_others {
+            // SAFETY: promised where it is used.
+            false => unsafe { group.runtime.check((calls.$blocking)($($arg),*)) },
+            // SAFETY: promised where it is used; memory and counts stay until this returns.
+            true => group.until_done(|request| unsafe { (calls.$started)($($arg,)* request) }),
+        }
+    }};
 }
 
 impl<H: Handle> Group<H> {
     /// All ranks that the launcher started.
     pub(super) fn world(runtime: Runtime<H>) -> Result<Group<H>, String> {
-        let (comm, mut rank, mut size) = (runtime.world, 0, 0);
-        // SAFETY: the world's handle is the library's own, and out-parameters are there.
+        let comm = runtime.world;
+        Group::of(Arc::new(runtime), comm, None)
+    }
+
+    fn of(runtime: Arc<Runtime<H>>, comm: H, names: Option<&[usize]>) -> Result<Group<H>, String> {
+        let (mut rank, mut size) = (0, 0);
+        let turn = runtime.turn();
+        // SAFETY: the communicator's handle is the library's own, and out-parameters are there.
         unsafe {
             runtime.check((runtime.calls.rank)(comm, &mut rank))?;
             runtime.check((runtime.calls.size)(comm, &mut size))?;
         }
-        Ok(Group { runtime, comm, rank: rank as usize, size: size as usize, own: Vec::new() })
+        drop(turn);
+        let (rank, size) = (rank as usize, size as usize);
+        let name = names.map_or(rank, |names| names[rank]);
+        Ok(Group { runtime, comm, rank, size, name, beside_others: names.is_some(), own: Vec::new() })
+    }
+
+    /// The ranks that say the same color, in the order of their places. All ranks of the communicator call it, and nothing is on
+    /// its way in any.
+    pub(super) fn split(&mut self, color: usize, place: usize, names: &[usize]) -> Result<Group<H>, String> {
+        self.beside_others = true;
+        let mut comm = H::UNSET;
+        let turn = self.runtime.turn();
+        // SAFETY: the communicator's handle is the library's own, and the out-parameter is there.
+        let code =
+            unsafe { (self.runtime.calls.comm_split)(self.comm, color as c_int, place as c_int, &mut comm) };
+        drop(turn);
+        self.runtime.check(code)?;
+        Group::of(self.runtime.clone(), comm, Some(names))
     }
 
     /// Ends all ranks.
@@ -38,27 +87,46 @@ impl<H: Handle> Group<H> {
         self.runtime.abort();
     }
 
-    /// Does its part of an operation; one thread at a time.
+    /// Starts something, and asks after it until it is done.
+    fn until_done(&self, start: impl FnOnce(*mut H) -> c_int) -> Result<(), String> {
+        let mut request = H::UNSET;
+        let turn = self.runtime.turn();
+        let code = start(&mut request);
+        drop(turn);
+        self.runtime.check(code)?;
+        loop {
+            let mut done = 0;
+            let turn = self.runtime.turn();
+            // SAFETY: the request is one that was started, and out-parameters are there.
+            let code = unsafe {
+                (self.runtime.calls.test)(&mut request, &mut done, self.runtime.abi.status_ignore())
+            };
+            drop(turn);
+            self.runtime.check(code)?;
+            if done != 0 {
+                return Ok(());
+            }
+            // Other communicators of this rank, and other ranks of this core, have something to do meanwhile.
+            std::thread::yield_now();
+        }
+    }
+
+    /// Does its part of an operation.
     ///
     /// # Safety
     /// The memory that `work` names is there, and nobody else touches it meanwhile.
     pub(super) unsafe fn run(&mut self, work: &Work) -> Result<(), String> {
-        let (calls, comm) = (&self.runtime.calls, self.comm);
+        let comm = self.comm;
         let dtype = |span: &Span| self.runtime.dtype(span.dtype);
-        let check = |code| self.runtime.check(code);
-        // SAFETY (of every call below): the caller's promise; parts lie inside their spans by `parts`, and there is one
-        // for each rank.
+        // Every call below: the caller's promise; parts lie inside their spans by `parts`, and there is one for each rank.
         match work {
-            // SAFETY: no memory is given.
-            Work::Barrier => check(unsafe { (calls.barrier)(comm) }),
+            Work::Barrier => call!(self, barrier, start_barrier, comm),
             Work::AllReduce(span, reduce) => pieces(span).try_for_each(|(ptr, count)| {
                 let (from, op) = (self.runtime.in_place(), self.runtime.op(span.dtype, *reduce));
-                // SAFETY: see above.
-                check(unsafe { (calls.all_reduce)(from, ptr.cast(), count, dtype(span), op, comm) })
+                call!(self, all_reduce, start_all_reduce, from, ptr, count, dtype(span), op, comm)
             }),
             Work::Broadcast(span, root) => pieces(span).try_for_each(|(ptr, count)| {
-                // SAFETY: see above.
-                check(unsafe { (calls.broadcast)(ptr.cast(), count, dtype(span), *root as c_int, comm) })
+                call!(self, broadcast, start_broadcast, ptr, count, dtype(span), *root as c_int, comm)
             }),
             Work::ReduceScatter(span, cuts, reduce) => {
                 let parts = self.parts(cuts, span.count)?;
@@ -66,61 +134,69 @@ impl<H: Handle> Group<H> {
                 let size = span.dtype.bytes();
                 let bytes = (end - start) * size;
                 let op = self.runtime.op(span.dtype, *reduce);
-                let (from, counts, dtype) = (span.ptr.cast(), parts.counts.as_ptr(), dtype(span));
+                let (from, counts, dtype) = (address(span), parts.counts.as_ptr(), dtype(span));
                 self.own.resize(bytes.div_ceil(8).max(1), 0);
                 let own = self.own.as_mut_ptr().cast::<u8>();
-                // SAFETY: see above; `own` is as long as this rank's part.
-                unsafe {
-                    let code = (calls.reduce_scatter)(from, own.cast(), counts, dtype, op, comm);
-                    self.runtime.check(code)?;
-                    std::ptr::copy_nonoverlapping(own, span.ptr.add(start * size), bytes);
-                }
+                call!(self, reduce_scatter, start_reduce_scatter, from, own.cast(), counts, dtype, op, comm)?;
+                // SAFETY: the caller's promise; `own` is as long as this rank's part.
+                unsafe { std::ptr::copy_nonoverlapping(own, span.ptr.add(start * size), bytes) };
                 Ok(())
             }
             Work::AllGather(span, cuts) => {
                 let parts = self.parts(cuts, span.count)?;
                 let (counts, starts) = (parts.counts.as_ptr(), parts.starts.as_ptr());
-                let (from, null, into) = (self.runtime.in_place(), self.runtime.null_type, span.ptr.cast());
-                // SAFETY: see above.
-                check(unsafe { (calls.all_gather)(from, 0, null, into, counts, starts, dtype(span), comm) })
+                let (from, null, into) = (self.runtime.in_place(), self.runtime.null_type, address(span));
+                let dtype = dtype(span);
+                call!(self, all_gather, start_all_gather, from, 0, null, into, counts, starts, dtype, comm)
             }
             Work::Gather { mine, into, cuts, root } => {
                 let parts = self.parts(cuts, into.map_or(cuts[self.size], |s| s.count))?;
-                let into = into.map_or(std::ptr::null_mut(), |s| s.ptr.cast());
-                let (from, n, dtype, root) =
-                    (mine.ptr.cast(), count(mine.count)?, dtype(mine), *root as c_int);
+                let into = into.map_or(std::ptr::null_mut(), |s| address(&s));
+                let (from, n, dtype, root) = (address(mine), count(mine.count)?, dtype(mine), *root as c_int);
                 let (counts, starts) = (parts.counts.as_ptr(), parts.starts.as_ptr());
-                // SAFETY: see above.
-                check(unsafe { (calls.gather)(from, n, dtype, into, counts, starts, dtype, root, comm) })
+                call!(self, gather, start_gather, from, n, dtype, into, counts, starts, dtype, root, comm)
             }
             Work::Scatter { mine, from, cuts, root } => {
                 let parts = self.parts(cuts, from.map_or(cuts[self.size], |s| s.count))?;
-                let from = from.map_or(std::ptr::null(), |s| s.ptr.cast_const().cast());
-                let (into, n, dtype, root) =
-                    (mine.ptr.cast(), count(mine.count)?, dtype(mine), *root as c_int);
+                let from = from.map_or(std::ptr::null_mut(), |s| address(&s));
+                let (into, n, dtype, root) = (address(mine), count(mine.count)?, dtype(mine), *root as c_int);
                 let (counts, starts) = (parts.counts.as_ptr(), parts.starts.as_ptr());
-                // SAFETY: see above.
-                check(unsafe { (calls.scatter)(from, counts, starts, dtype, into, n, dtype, root, comm) })
+                call!(self, scatter, start_scatter, from, counts, starts, dtype, into, n, dtype, root, comm)
             }
             Work::AllToAll { send, send_cuts, recv, recv_cuts } => {
                 let sends = self.parts(send_cuts, send.count)?;
                 let recvs = self.parts(recv_cuts, recv.count)?;
-                let (from, into, dtype) = (send.ptr.cast(), recv.ptr.cast(), dtype(send));
+                let (from, into, dtype) = (address(send), address(recv), dtype(send));
                 let (n_from, at_from) = (sends.counts.as_ptr(), sends.starts.as_ptr());
                 let (n_into, at_into) = (recvs.counts.as_ptr(), recvs.starts.as_ptr());
-                // SAFETY: see above.
-                check(unsafe {
-                    (calls.all_to_all)(from, n_from, at_from, dtype, into, n_into, at_into, dtype, comm)
-                })
+                call!(
+                    self,
+                    all_to_all,
+                    start_all_to_all,
+                    from,
+                    n_from,
+                    at_from,
+                    dtype,
+                    into,
+                    n_into,
+                    at_into,
+                    dtype,
+                    comm
+                )
             }
             Work::Send(span, to) => pieces(span).try_for_each(|(ptr, count)| {
+                let (calls, dtype) = (&self.runtime.calls, dtype(span));
                 // SAFETY: see above.
-                check(unsafe { (calls.send)(ptr.cast(), count, dtype(span), *to as c_int, TAG, comm) })
+                self.until_done(|request| unsafe {
+                    (calls.start_send)(ptr, count, dtype, *to as c_int, TAG, comm, request)
+                })
             }),
             Work::Recv(span, from) => pieces(span).try_for_each(|(ptr, count)| {
-                let (from, status) = (*from as c_int, self.runtime.abi.status_ignore());
+                let (calls, dtype) = (&self.runtime.calls, dtype(span));
                 // SAFETY: see above.
-                check(unsafe { (calls.recv)(ptr.cast(), count, dtype(span), from, TAG, comm, status) })
+                self.until_done(|request| unsafe {
+                    (calls.start_recv)(ptr, count, dtype, *from as c_int, TAG, comm, request)
+                })
             }),
         }
     }
@@ -151,15 +227,22 @@ impl Parts {
     }
 }
 
+/// Where a span lies. An empty one of bytes may lie at address 1, as no memory is needed for it, and that means `MPI_IN_PLACE` to
+/// some libraries.
+fn address(span: &Span) -> *mut c_void {
+    static NOWHERE: u64 = 0;
+    if span.count == 0 { (&raw const NOWHERE).cast_mut().cast() } else { span.ptr.cast() }
+}
+
 fn count(n: usize) -> Result<c_int, String> {
     c_int::try_from(n).map_err(|_| format!("{n} elements are more than MPI counts"))
 }
 
 /// A span in pieces that MPI can count; one even if it is empty, as all ranks make the same calls.
-fn pieces(span: &Span) -> impl Iterator<Item = (*mut u8, c_int)> {
-    let (ptr, total, size) = (span.ptr, span.count, span.dtype.bytes());
+fn pieces(span: &Span) -> impl Iterator<Item = (*mut c_void, c_int)> {
+    let (ptr, total, size) = (address(span), span.count, span.dtype.bytes());
     (0..total.div_ceil(COUNT_MAX).max(1)).map(move |k| {
         let start = k * COUNT_MAX;
-        (ptr.wrapping_add(start * size), COUNT_MAX.min(total - start) as c_int)
+        (ptr.wrapping_byte_add(start * size), COUNT_MAX.min(total - start) as c_int)
     })
 }

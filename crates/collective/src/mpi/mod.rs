@@ -2,12 +2,12 @@
 //! run time.
 //!
 //! MPI is fail-stop: when a rank dies, its launcher ends the others and says so; a rank that fails by itself says why
-//! and aborts the job. Calls come from one thread at a time. Counts are 32-bit in MPI: all-reduces and
+//! and aborts the job. Calls come from one thread at a time, also where a rank is in several groups. Counts are 32-bit in MPI: all-reduces and
 //! broadcasts of more elements are cut, other operations refuse them.
 //!
 //! # Layout
 //! - [`find`]: the library. `dl`: how libraries are loaded. [`abi`]: what libraries disagree on.
-//! - `calls`: its functions. `runtime`: the library, started. `half`: sums that MPI does not have.
+//! - `calls`: its functions. `runtime`: the library, started. `operators`: sums that MPI does not have.
 //! - `group`: one rank's end of a communicator.
 
 pub mod abi;
@@ -15,7 +15,7 @@ mod calls;
 mod dl;
 pub mod find;
 mod group;
-mod half;
+mod operators;
 mod runtime;
 
 use std::ffi::c_int;
@@ -70,6 +70,20 @@ impl Mpi {
         either!(&self.0, group => group.size)
     }
 
+    /// What the job calls this rank.
+    pub fn name(&self) -> usize {
+        either!(&self.0, group => group.name)
+    }
+
+    /// This rank's end of a group of those ranks that say the same color, in the order of their places; `names` is what the job
+    /// calls them. All ranks call it, and nothing is on its way in any group.
+    pub fn split(&mut self, color: usize, place: usize, names: &[usize]) -> Result<Mpi, String> {
+        Ok(Mpi(match &mut self.0 {
+            Inner::Pointers(group) => Inner::Pointers(group.split(color, place, names)?),
+            Inner::Numbers(group) => Inner::Numbers(group.split(color, place, names)?),
+        }))
+    }
+
     /// Says why, and ends all ranks.
     pub fn abort(&self, report: &Report) {
         eprintln!("{report}; the job is aborted");
@@ -84,7 +98,7 @@ impl Mpi {
         // SAFETY: the caller's promise.
         let outcome = unsafe { either!(&mut self.0, group => group.run(work)) };
         outcome.map_err(|why| Report {
-            rank: self.rank(),
+            rank: self.name(),
             host: String::new(),
             step,
             op: work.name().into(),

@@ -1,28 +1,31 @@
 //! A started MPI library: its functions, and the handles of the types and operators that ranks use.
 
 use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::abi::{Abi, Constant, Handle, TEXT_BYTES_MAX};
 use super::calls::Calls;
 use super::find::Found;
-use super::half::{OPERATORS, operator_idx};
+use super::operators::{OPERATORS, TYPES, operator_idx, type_idx};
 use crate::element::{DType, Reduce};
 
 /// Bytes of a half-precision float.
 const HALF_BYTES: c_int = 2;
-/// Sums of half-precision floats may be made in any order of operands.
+/// Operands may be taken in any order.
 const COMMUTES: c_int = 1;
 
 /// A started library.
 pub(super) struct Runtime<H> {
     pub(super) calls: Calls<H>,
+    /// Held by the thread that is in a call.
+    turn: Mutex<()>,
     pub(super) abi: Abi,
     pub(super) world: H,
     pub(super) null_type: H,
     types: Types<H>,
     ops: [H; 3],
-    /// For f16 and for bf16.
-    half_ops: [[H; 3]; 2],
+    /// Our own, for types that have such.
+    own_ops: [[H; 3]; TYPES],
 }
 
 /// Handles of element types. Half-precision ones are two bytes to MPI.
@@ -65,13 +68,13 @@ impl<H: Handle> Runtime<H> {
             check(&calls, (calls.set_errhandler)(world, errors_return))?;
         }
         let mut half = H::UNSET;
-        let mut half_ops = [[H::UNSET; 3]; 2];
+        let mut own_ops = [[H::UNSET; 3]; TYPES];
         let byte = constant(Constant::Byte)?;
         // SAFETY: as above; the operators live for ever.
         unsafe {
             check(&calls, (calls.type_contiguous)(HALF_BYTES, byte, &mut half))?;
             check(&calls, (calls.type_commit)(&mut half))?;
-            for (ops, operators) in half_ops.iter_mut().zip(OPERATORS) {
+            for (ops, operators) in own_ops.iter_mut().zip(OPERATORS) {
                 for (op, operator) in ops.iter_mut().zip(operators) {
                     check(&calls, (calls.op_create)(operator, COMMUTES, op))?;
                 }
@@ -90,7 +93,13 @@ impl<H: Handle> Runtime<H> {
         let op = |reduce| constant(Constant::Op(reduce));
         let ops = [op(Reduce::Sum)?, op(Reduce::Max)?, op(Reduce::Min)?];
         let (abi, null_type) = (found.abi, constant(Constant::NullType)?);
-        Ok(Runtime { calls, abi, world, null_type, types, ops, half_ops })
+        let turn = Mutex::new(());
+        Ok(Runtime { calls, turn, abi, world, null_type, types, ops, own_ops })
+    }
+
+    /// Waits until no other thread is in a call, and has none be until this is dropped.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What MPI calls an element type.
@@ -108,16 +117,10 @@ impl<H: Handle> Runtime<H> {
 
     /// What MPI calls a reducer of an element type.
     pub(super) fn op(&self, dtype: DType, reduce: Reduce) -> H {
-        let at = operator_idx(reduce);
-        match dtype {
-            DType::F16 => self.half_ops[0][at],
-            DType::Bf16 => self.half_ops[1][at],
-            // Of bytes that are zero or one, the largest says whether any is true.
-            DType::Bool if reduce == Reduce::Sum => self.ops[operator_idx(Reduce::Max)],
-            DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U8 | DType::I8 | DType::Bool => {
-                self.ops[at]
-            }
-        }
+        // Of bytes that are zero or one, the largest says whether any is true.
+        let any = dtype == DType::Bool && reduce == Reduce::Sum;
+        let at = operator_idx(if any { Reduce::Max } else { reduce });
+        type_idx(dtype).map_or(self.ops[at], |own| self.own_ops[own][at])
     }
 
     /// `MPI_IN_PLACE`.
@@ -145,6 +148,11 @@ impl<H> Drop for Runtime<H> {
         unsafe {
             (self.calls.finalized)(&mut over);
             if over == 0 {
+                // MPICH warns of what is left behind.
+                (self.calls.type_free)(&mut self.types.half);
+                self.own_ops.iter_mut().flatten().for_each(|op| {
+                    (self.calls.op_free)(op);
+                });
                 (self.calls.finalize)();
             }
         }

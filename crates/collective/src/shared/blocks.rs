@@ -33,6 +33,17 @@ struct Set {
 }
 
 impl Blocks {
+    /// The same blocks, for a group of some of the ranks in which this one has another number. All of its ranks take over the
+    /// same ones, so that a count still names the same block everywhere.
+    pub(super) fn of_members(&self, members: &[usize], rank: usize) -> Blocks {
+        let of = |set: &Set| {
+            let of: Vec<Block> = members.iter().filter_map(|&member| set.of.get(member)).cloned().collect();
+            let mine = of.get(rank).unwrap_or(&set.mine).clone();
+            Set { common: set.common, mine, of }
+        };
+        Blocks { sets: self.sets.iter().map(of).collect() }
+    }
+
     /// Where memory of this rank lies for the others.
     pub(super) fn find(&self, ptr: *mut u8, bytes: usize, threads: bool) -> Place {
         if bytes == 0 {

@@ -45,13 +45,14 @@ impl ShmSetup {
 }
 
 impl Shared {
-    /// Threads of this process.
+    /// Threads of this process: a pulse for each, and what reports call it.
     pub(crate) fn local(
-        size: usize,
         alarm: &Alarm,
         stall: Duration,
         pulses: &[Pulse],
+        names: &[usize],
     ) -> Result<Vec<Shared>, SegmentError> {
+        let size = pulses.len();
         assert!(size <= RANKS_MAX, "a group has up to {RANKS_MAX} ranks, not {size}");
         let layout = Layout::of(size);
         let memory = Segment::local(if size > 1 { layout.bytes() } else { layout.warm_bytes() })?;
@@ -60,7 +61,7 @@ impl Shared {
             let memory = memory.block().clone();
             let lateness = Lateness::new(stall, pulses.to_vec());
             let mut meet =
-                Meet::new(rank, layout, memory, alarm.clone(), lateness, String::new(), Vec::new());
+                Meet::new(rank, layout, memory, alarm.clone(), lateness, String::new(), names.to_vec());
             meet.agree_on_cores(cores);
             Shared::at(meet, Some(handover.clone()))
         };
@@ -117,6 +118,11 @@ impl Shared {
         // Whoever made the segment may close it after this: everybody has it.
         meet.gather_here()?;
         Ok(Shared::at(meet, None))
+    }
+
+    /// In a new group: takes over the blocks of the group that it was made of, as far as they are of its members.
+    pub(crate) fn inherit(&mut self, parent: &Shared, members: &[usize]) {
+        self.blocks = parent.blocks.of_members(members, self.meet.rank);
     }
 
     fn at(meet: Meet, handover: Option<Handover>) -> Shared {

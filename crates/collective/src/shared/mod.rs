@@ -321,6 +321,10 @@ impl Drop for Shared {
             self.meet.raise(self.meet.rank, Cause::Gone);
             self.meet.stand_back();
         }
+        // What ended this process in another group is why it leaves this one.
+        if let Some(report) = self.meet.alarm.raised() {
+            self.meet.put_up(report);
+        }
         self.meet.my_desk().state.store(LEFT, Ordering::SeqCst);
         self.meet.wake(self.meet.rank);
     }

@@ -1,0 +1,143 @@
+//! Rows in the groups of a mesh, and what groups do beside each other.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::rows::{self, Fault};
+use crate::comm::Comm;
+use crate::element::Reduce;
+use crate::split::along;
+use crate::work::{Span, Work};
+
+/// Elements of what is summed in several groups at once: one operation that fits in every cell and staging area, and one that
+/// does not.
+const LENGTHS: [usize; 2] = [100, 200_003];
+
+/// Splits into the groups of every axis, runs all rows in each, and then operations of all groups beside each other.
+pub(super) fn run(mut comm: Comm, sizes: &[usize]) -> Result<(), String> {
+    // Every rank's numbers lie in memory that the old group knows already.
+    let mut known = comm.buffer::<f32>(LENGTHS[1]).map_err(said)?;
+    let mut axes = split(&mut comm, sizes)?;
+    for group in &mut axes {
+        rows::run(group, Fault::None)?;
+    }
+    for len in LENGTHS {
+        beside(&mut comm, &mut axes, sizes, len)?;
+    }
+    for (axis, group) in axes.iter_mut().enumerate() {
+        let number = |rank: usize| (rank + 1) as f32;
+        known.fill(number(comm.rank()));
+        group.all_reduce(&mut known, Reduce::Sum).map_err(said)?;
+        let sum: f32 = members(sizes, axis, comm.rank()).into_iter().map(number).sum();
+        if let Some(x) = known.iter().find(|x| **x != sum) {
+            return Err(format!("axis {axis} at rank {}: {x} in a block of the job, not {sum}", comm.rank()));
+        }
+        let shared = group.shared_block(64, "a test").map_err(said)?;
+        one_for_all(group, &shared)?;
+    }
+    // A group of a group: the first two axes of three.
+    if sizes.len() == 3 {
+        let mut plane = comm.split(&planes(sizes)).map_err(said)?;
+        let mut line = plane.split(&along(&sizes[1..], 1)).map_err(said)?;
+        rows::run(&mut line, Fault::None)?;
+        line.finish().map_err(said)?;
+        plane.finish().map_err(said)?;
+    }
+    axes.into_iter().try_for_each(Comm::finish).map_err(said)?;
+    comm.finish().map_err(said)
+}
+
+/// What the first rank of a group writes to a shared block the others read, if they share memory.
+fn one_for_all(group: &mut Comm, shared: &polyreme_net::Block) -> Result<(), String> {
+    let word = shared.at::<Word>(0);
+    if group.rank() == 0 {
+        word.0.store(77, Ordering::SeqCst);
+    }
+    group.barrier().map_err(said)?;
+    let expected = if group.rank() == 0 || group.shares_memory() { 77 } else { 0 };
+    match word.0.load(Ordering::SeqCst) {
+        found if found == expected => Ok(()),
+        found => Err(format!("{found} in a shared block, not {expected}")),
+    }
+}
+
+/// A number that several ranks see.
+#[repr(C)]
+struct Word(AtomicU64);
+// SAFETY: an atomic.
+unsafe impl polyreme_net::Shareable for Word {}
+
+/// The last rank goes away in step 7, and those who share a group with it find out there.
+pub(super) fn lose_one(mut comm: Comm, sizes: &[usize]) -> Result<(), String> {
+    let (rank, last) = (comm.rank(), comm.size() - 1);
+    let mut axes = split(&mut comm, sizes)?;
+    comm.set_step(7);
+    if rank == last {
+        return Ok(());
+    }
+    // Whoever shares no group with it does not notice.
+    let Some(axis) = (0..sizes.len()).find(|axis| members(sizes, *axis, rank).contains(&last)) else {
+        return Ok(());
+    };
+    let found = axes[axis].all_reduce(&mut [1.0f32; 1000], Reduce::Sum).err();
+    let found = found.ok_or("nobody missed the last rank")?;
+    let named = (found.rank, found.step, found.op.as_str()) == (last, 7, "all-reduce");
+    if named { Ok(()) } else { Err(format!("not as it was: {found}")) }
+}
+
+fn split(comm: &mut Comm, sizes: &[usize]) -> Result<Vec<Comm>, String> {
+    let mut axes = Vec::new();
+    for axis in 0..sizes.len() {
+        let group = comm.split(&along(sizes, axis)).map_err(said)?;
+        let members = members(sizes, axis, comm.rank());
+        let place = members.iter().position(|rank| *rank == comm.rank());
+        if (Some(group.rank()), group.size()) != (place, sizes[axis]) {
+            return Err(format!("rank {} of {} along axis {axis}", group.rank(), group.size()));
+        }
+        axes.push(group);
+    }
+    Ok(axes)
+}
+
+/// Starts an operation in each group and in the group of all, in another order on every rank, and waits for them.
+fn beside(comm: &mut Comm, axes: &mut [Comm], sizes: &[usize], len: usize) -> Result<(), String> {
+    let rank = comm.rank();
+    let n = axes.len() + 1;
+    let mut data: Vec<Vec<i64>> =
+        (0..n).map(|k| (0..len).map(|i| (i * (rank + k)) as i64).collect()).collect();
+    let mut tickets = vec![None; n];
+    for turn in 0..n {
+        let k = (turn + rank) % n;
+        let group = if k < axes.len() { &mut axes[k] } else { &mut *comm };
+        // SAFETY: the numbers stay where they are until all tickets were waited for, below.
+        tickets[k] = Some(unsafe { group.start(Work::AllReduce(Span::of(&mut data[k]), Reduce::Sum)) });
+    }
+    for k in 0..n {
+        let group = if k < axes.len() { &mut axes[k] } else { &mut *comm };
+        group.wait(tickets[k].expect("started above")).map_err(said)?;
+    }
+    for (k, data) in data.iter().enumerate() {
+        let members = if k < axes.len() { members(sizes, k, rank) } else { (0..comm.size()).collect() };
+        let sum = |i: usize| members.iter().map(|r| (i * (r + k)) as i64).sum::<i64>();
+        if let Some(i) = (0..len).find(|i| data[*i] != sum(*i)) {
+            return Err(format!("group {k} beside others at rank {rank}: element {i} is {}", data[i]));
+        }
+    }
+    Ok(())
+}
+
+/// The ranks along an axis that a rank is one of, by its coordinates.
+fn members(sizes: &[usize], axis: usize, rank: usize) -> Vec<usize> {
+    let stride: usize = sizes[axis + 1..].iter().product();
+    let first = rank - rank / stride % sizes[axis] * stride;
+    (0..sizes[axis]).map(|k| first + k * stride).collect()
+}
+
+/// Ranks that have the first coordinate in common.
+fn planes(sizes: &[usize]) -> Vec<Vec<usize>> {
+    let each: usize = sizes[1..].iter().product();
+    (0..sizes[0]).map(|k| (k * each..(k + 1) * each).collect()).collect()
+}
+
+fn said(report: polyreme_net::Report) -> String {
+    report.to_string()
+}
