@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use polyreme_net::{Alarm, Cause, Report};
 
 use crate::carrier::Carrier;
+use crate::mpi::MpiMail;
 use crate::work::{Ticket, Work};
 
 /// Operations that may be started and not yet done; whoever starts one more does some of them first.
@@ -85,6 +86,19 @@ impl Background {
     /// Whether MPI carries the data.
     pub(crate) fn is_mpi(&self) -> bool {
         self.mpi
+    }
+
+    /// What ends this rank's waits.
+    pub(crate) fn alarm(&self) -> Alarm {
+        self.alarm.clone()
+    }
+
+    /// Messages beside the operations of a group that is MPI's and was split.
+    pub(crate) fn mpi_mail(&self) -> Option<MpiMail> {
+        match self.shared.lock().carrier.as_deref() {
+            Some(Carrier::Mpi(mpi)) => mpi.mail(),
+            _ => None,
+        }
     }
 
     /// A group of some ranks of this one, which is MPI's; nothing is on its way. See [`Mpi::split`].

@@ -91,8 +91,8 @@ unsafe fn two_levels(
         Work::Gather { .. }
         | Work::Scatter { .. }
         | Work::AllToAll { .. }
-        | Work::Send(..)
-        | Work::Recv(..) => {
+        | Work::Send { .. }
+        | Work::Receive { .. } => {
             // SAFETY: the caller's promise.
             return unsafe { every_two.work(work) };
         }

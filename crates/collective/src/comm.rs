@@ -11,8 +11,9 @@ use polyreme_net::{Alarm, Block, Control, Doing, Links, Pulse, Report, Segment, 
 use crate::background::Background;
 use crate::carrier::{Carrier, measured};
 use crate::element::{Element, Reduce};
+use crate::lane::Lane;
 use crate::links::{Linked, TwoLevel};
-use crate::mpi::{self, Mpi};
+use crate::mpi::{self, Mpi, MpiMail};
 use crate::shared::{Shared, ShmSetup, no_memory};
 use crate::split::Ways;
 use crate::work::{Cuts, Span, Ticket, Work};
@@ -28,6 +29,9 @@ pub struct Comm {
     step: Arc<AtomicU64>,
     pub(crate) inner: Inner,
     pub(crate) ways: Ways,
+    /// Messages, where they do not go with the other operations; and why one was not started.
+    pub(crate) mail: Option<Mail>,
+    no_mail: Option<Report>,
     /// Operations that were started, and that were done.
     started: u64,
     done: u64,
@@ -43,6 +47,15 @@ pub(crate) enum Inner {
     /// Sockets or MPI, with a thread that does the exchanges.
     Background(Background),
 }
+
+/// Messages that go beside the operations of a group.
+pub(crate) enum Mail {
+    Links(Lane),
+    Mpi(MpiMail),
+}
+
+/// A bit of tickets of messages.
+const MESSAGE: u64 = 1 << 62;
 
 impl Comm {
     /// A group of one.
@@ -133,7 +146,19 @@ impl Comm {
 
     fn new(rank: usize, size: usize, inner: Inner, ways: Ways) -> Comm {
         let (pulse, last) = (Pulse::default(), Doing::OwnWork);
-        Comm { rank, size, step: Arc::default(), inner, ways, started: 0, done: 0, pulse, last }
+        Comm {
+            rank,
+            size,
+            step: Arc::default(),
+            inner,
+            ways,
+            mail: None,
+            no_mail: None,
+            started: 0,
+            done: 0,
+            pulse,
+            last,
+        }
     }
 
     /// This rank's end of a group that was made of this one.
@@ -214,6 +239,9 @@ impl Comm {
         }
         let step = self.step();
         self.pulse.at(step, Doing::Finish);
+        if let Some(Mail::Links(lane)) = self.mail.take() {
+            lane.finish();
+        }
         match self.inner {
             Inner::Shared(shared) => shared.finish(step),
             Inner::Background(_) => Ok(()),
@@ -248,12 +276,20 @@ impl Comm {
     /// other operation waits for them. Between ranks that share memory this only tells the others; the work is done by
     /// those who wait.
     ///
+    /// Messages go beside them: a send and a receive wait for nothing but each other, are matched by tag, and a send never waits for
+    /// the other rank's receive, so ranks may start them in any order. That takes a way of their own: over sockets
+    /// [`Comm::set_connect`], under MPI a group that was split or is the result of it. Otherwise they run in order too.
+    ///
     /// # Safety
     /// The memory is there, aligned for its elements, and stays, and nobody else touches it, until the operation was
     /// waited for.
     pub unsafe fn start(&mut self, work: Work) -> Ticket {
         self.last = work.doing();
         let step = self.step();
+        if matches!(work, Work::Send { .. } | Work::Receive { .. }) && self.has_mail() {
+            // SAFETY: promised by the caller.
+            return unsafe { self.start_message(work, step) };
+        }
         match &mut self.inner {
             // SAFETY: promised by the caller.
             Inner::Shared(shared) => unsafe { shared.start(work, step) },
@@ -267,8 +303,57 @@ impl Comm {
         Ticket(self.started)
     }
 
-    /// Waits until an operation, and those started before it, are done.
+    /// Whether messages go beside other operations.
+    fn has_mail(&self) -> bool {
+        matches!(self.inner, Inner::Shared(_)) || self.mail.is_some()
+    }
+
+    /// # Safety
+    /// As [`Comm::start`].
+    unsafe fn start_message(&mut self, work: Work, step: u64) -> Ticket {
+        // SAFETY: promised by the caller, to each of them.
+        let started = unsafe {
+            match (&mut self.inner, &mut self.mail, work) {
+                (_, Some(Mail::Mpi(mail)), work) => mail.start(&work, step),
+                (_, Some(Mail::Links(lane)), Work::Send { to, tag, span }) => {
+                    lane.send(to, tag, span, step).map(|()| 0)
+                }
+                (_, Some(Mail::Links(lane)), Work::Receive { from, tag, span }) => {
+                    lane.receive(from, tag, span, step)
+                }
+                (Inner::Shared(shared), None, Work::Send { to, tag, span }) => {
+                    shared.send_letter(to, tag, span, step).map(|()| 0)
+                }
+                (Inner::Shared(shared), None, Work::Receive { from, tag, span }) => {
+                    shared.expect_letter(from, tag, span, step)
+                }
+                (_, _, work) => unreachable!("{} is not a message that goes beside others", work.name()),
+            }
+        };
+        let id = started.unwrap_or_else(|report| {
+            self.no_mail.get_or_insert(report);
+            0
+        });
+        Ticket(MESSAGE | id)
+    }
+
+    fn wait_message(&mut self, id: u64, step: u64) -> Result<(), Report> {
+        if let Some(report) = &self.no_mail {
+            return Err(report.clone());
+        }
+        match (&mut self.inner, &mut self.mail) {
+            (_, Some(Mail::Mpi(mail))) => mail.wait(id, step),
+            (_, Some(Mail::Links(lane))) => lane.wait(id, step),
+            (Inner::Shared(shared), None) => shared.wait_letter(id, step),
+            (Inner::Background(_), None) => Ok(()),
+        }
+    }
+
+    /// Waits until an operation, and those started before it, are done; or until a message is, whatever was started before it.
     pub fn wait(&mut self, ticket: Ticket) -> Result<(), Report> {
+        if ticket.0 >> 62 == 1 {
+            return self.during(self.last, |comm, step| comm.wait_message(ticket.0 & !MESSAGE, step));
+        }
         self.during(self.last, |comm, step| match &mut comm.inner {
             Inner::Background(background) => background.wait(ticket),
             Inner::Shared(shared) => {
@@ -382,15 +467,15 @@ impl Comm {
     pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), Report> {
         self.during(Doing::Send, |comm, step| match &mut comm.inner {
             Inner::Shared(shared) => shared.send(to, Span::read(data), step),
-            Inner::Background(_) => comm.run(Work::Send(Span::read(data), to)),
+            Inner::Background(_) => comm.run(Work::Send { to, tag: 0, span: Span::read(data) }),
         })
     }
 
-    /// Receives what one rank sends.
+    /// Receives what one rank sends with [`Comm::send`].
     pub fn recv<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<(), Report> {
         self.during(Doing::Receive, |comm, step| match &mut comm.inner {
             Inner::Shared(shared) => shared.recv(from, Span::of(data), step),
-            Inner::Background(_) => comm.run(Work::Recv(Span::of(data), from)),
+            Inner::Background(_) => comm.run(Work::Receive { from, tag: 0, span: Span::of(data) }),
         })
     }
 

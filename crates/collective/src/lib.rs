@@ -10,7 +10,7 @@
 //! - [`buffer`]: numbers that the others reach without a copy.
 //! - `shared`: ranks that see each other's memory.
 //! - [`links`]: ranks that can only send each other bytes. `background`: a thread that exchanges while the rank computes.
-//!   `carrier`: what it may own.
+//!   `carrier`: what it may own. `lane`: messages over sockets, beside it. `inbox`: where messages meet receives.
 
 mod background;
 pub mod buffer;
@@ -19,6 +19,8 @@ pub mod comm;
 #[cfg(test)]
 mod differences;
 pub mod element;
+mod inbox;
+mod lane;
 pub mod links;
 pub mod mpi;
 mod shared;

@@ -23,8 +23,9 @@ use polyreme_net::{Alarm, Cause, Links, Pulse, Report};
 
 use crate::background::Background;
 use crate::carrier::{Carrier, measured};
-use crate::comm::{Comm, Inner};
+use crate::comm::{Comm, Inner, Mail};
 use crate::element::Reduce;
+use crate::lane::Lane;
 use crate::shared::{Shared, ShmSetup, no_memory};
 use crate::work::{Cuts, digest};
 
@@ -32,8 +33,12 @@ use crate::work::{Cuts, digest};
 /// number is the same on all of its ranks, and no two groups that have a pair of ranks in common have the same one.
 pub type Connect = Arc<dyn Fn(u16, &[usize]) -> io::Result<Links> + Send + Sync>;
 
-/// Numbers up to this one are for groups that the job is started with.
+/// Numbers up to this one are for groups that the job is started with; the last three are for its messages.
 const NUMBERS_KEPT: u64 = 16;
+/// The number of the group of all, as its messages count: see [`NUMBERS_EACH`].
+const WORLD: u16 = 13;
+/// A group has a number for itself, and one for messages in each direction.
+const NUMBERS_EACH: u64 = 3;
 
 /// Room for the path of a segment.
 const PATH_BYTES: usize = 128;
@@ -135,12 +140,31 @@ impl Comm {
             }
             _ => self.connect_group(number, place, members, &ways)?,
         };
-        Ok(self.child(place, members.len(), inner, ways))
+        let mut group = self.child(place, members.len(), inner, ways);
+        group.open_mail(u16::try_from(number).unwrap_or(u16::MAX));
+        if self.mail.is_none() {
+            self.open_mail(WORLD);
+        }
+        Ok(group)
     }
 
-    /// Says how ranks of the job are connected that a group over sockets is made of.
+    /// Has messages go beside operations, where nothing else does that already.
+    fn open_mail(&mut self, number: u16) {
+        let Inner::Background(background) = &self.inner else { return };
+        self.mail = match (&self.ways.connect, background.is_mpi()) {
+            (_, true) => background.mpi_mail().map(Mail::Mpi),
+            (Some(connect), false) => {
+                let (names, connect, alarm) = (self.ways.names.clone(), connect.clone(), background.alarm());
+                Some(Mail::Links(Lane::new(self.rank(), names, connect, number, alarm)))
+            }
+            (None, false) => None,
+        };
+    }
+
+    /// Says how ranks of the job are connected that a group over sockets is made of, and that send each other messages.
     pub fn set_connect(&mut self, connect: Connect) {
         self.ways.connect = Some(connect);
+        self.open_mail(WORLD);
     }
 
     /// A number for the next groups, larger than any that a rank of this one has; an error if ranks mean different groups.
@@ -155,7 +179,7 @@ impl Comm {
             let why = "ranks split their group into different ones; all have to name the same";
             return Err(self.failed(why));
         }
-        self.ways.number.store(said[0] as u64, Ordering::SeqCst);
+        self.ways.number.store(said[0] as u64 + NUMBERS_EACH - 1, Ordering::SeqCst);
         Ok(said[0] as u64)
     }
 
@@ -213,7 +237,9 @@ impl Comm {
         let Some(connect) = &ways.connect else {
             return Err(self.failed("this group was made without a way to connect some of its ranks"));
         };
-        let group = u16::try_from(number).map_err(|_| self.failed("65,535 groups were made"))?;
+        let group = u16::try_from(number).ok().filter(|n| u64::from(*n) + NUMBERS_EACH < 1 << 16);
+        let group =
+            group.ok_or_else(|| self.failed("no more groups can be made: there are 21,800 of them"))?;
         let connected = connect(group, &ways.names);
         let mut links =
             connected.map_err(|error| self.failed(&format!("a group cannot be connected: {error}")))?;

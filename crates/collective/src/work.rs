@@ -92,10 +92,25 @@ pub enum Work {
         /// Which is from whom.
         recv_cuts: Cuts,
     },
-    /// Gives elements to one rank, which receives as many.
-    Send(Span, usize),
+    /// Gives elements to one rank, which receives as many. Messages from one rank to another with one tag arrive in the order in
+    /// which they were started; those with different tags have nothing to do with each other.
+    Send {
+        /// Which rank gets them.
+        to: usize,
+        /// What the receive must say too; MPI counts on up to 32,767.
+        tag: u16,
+        /// The elements.
+        span: Span,
+    },
     /// Takes elements from one rank.
-    Recv(Span, usize),
+    Receive {
+        /// Which rank gives them.
+        from: usize,
+        /// What the send says too.
+        tag: u16,
+        /// Where they go.
+        span: Span,
+    },
 }
 
 impl Work {
@@ -110,8 +125,8 @@ impl Work {
             Work::Gather { .. } => Doing::Gather,
             Work::Scatter { .. } => Doing::Scatter,
             Work::AllToAll { .. } => Doing::AllToAll,
-            Work::Send(..) => Doing::Send,
-            Work::Recv(..) => Doing::Receive,
+            Work::Send { .. } => Doing::Send,
+            Work::Receive { .. } => Doing::Receive,
         }
     }
 

@@ -19,6 +19,8 @@ pub use polyreme_collective::{buffer, comm, element, split, work};
 #[allow(dead_code, reason = "MPI ends the job itself when a rank is lost")]
 #[path = "../src/differences/meshes.rs"]
 mod meshes;
+#[path = "../src/differences/messages.rs"]
+mod messages;
 #[allow(dead_code, reason = "bugs of shared memory cannot be put in here")]
 #[path = "../src/differences/rows.rs"]
 mod rows;

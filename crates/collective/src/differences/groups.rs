@@ -5,11 +5,12 @@
 
 use std::collections::HashMap;
 use std::io::Read;
+use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use polyreme_net::{Alarm, Links, loopback};
+use polyreme_net::{Alarm, Encrypt, JoinOptions, Links, Secret, join, loopback};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::rows::Fault;
@@ -29,6 +30,8 @@ pub(super) enum Transport {
     Sockets,
     /// Shared memory inside hosts, links between them.
     TwoLevels,
+    /// Links between ranks that joined as those of a job do, with everything encrypted.
+    Joined,
 }
 
 /// Which cores ranks may run on.
@@ -51,6 +54,8 @@ pub(super) enum Play {
     Mesh(Vec<usize>),
     /// The last rank of a mesh goes away in the middle of a step.
     LostRank(Vec<usize>),
+    /// The same, and the others wait for its messages.
+    LostSender(Vec<usize>),
 }
 
 impl Play {
@@ -60,6 +65,7 @@ impl Play {
             Play::Rows(fault) => format!("rows:{}", *fault as usize),
             Play::Mesh(sizes) => format!("mesh:{}", list(sizes)),
             Play::LostRank(sizes) => format!("lost:{}", list(sizes)),
+            Play::LostSender(sizes) => format!("sender:{}", list(sizes)),
         }
     }
 
@@ -69,7 +75,8 @@ impl Play {
         match kind {
             "rows" => Play::Rows(FAULTS[numbers[0]]),
             "mesh" => Play::Mesh(numbers),
-            _ => Play::LostRank(numbers),
+            "lost" => Play::LostRank(numbers),
+            _ => Play::LostSender(numbers),
         }
     }
 }
@@ -95,6 +102,12 @@ pub(super) fn run(transport: Transport, ranks: usize, cores: Cores, play: &Play)
             })
         }
         Transport::TwoLevels => two_levels(ranks, cores, play),
+        Transport::Joined => {
+            let master = TcpListener::bind("127.0.0.1:0").expect("a port of this machine");
+            let address = master.local_addr().expect("it is bound").to_string();
+            let master = Mutex::new(Some(master));
+            on_threads(ranks, cores, play, |rank| joined(rank, ranks, &address, &master))
+        }
     }
 }
 
@@ -122,7 +135,8 @@ fn act(mut comm: Comm, play: &Play) -> Result<(), String> {
     let fault = match play {
         Play::Rows(fault) => *fault,
         Play::Mesh(sizes) => return meshes::run(comm, sizes),
-        Play::LostRank(sizes) => return meshes::lose_one(comm, sizes),
+        Play::LostRank(sizes) => return meshes::lose_one(comm, sizes, meshes::Missed::Sum),
+        Play::LostSender(sizes) => return meshes::lose_one(comm, sizes, meshes::Missed::Message),
     };
     match fault {
         Fault::SecretWays => comm.force_roomy(comm.size() <= cores_here(), false),
@@ -220,6 +234,29 @@ fn two_levels(ranks: usize, cores: Cores, play: &Play) -> Vec<Result<(), String>
         comm.set_connect(exchange.connect(rank));
         Ok(comm)
     })
+}
+
+/// Joins as a rank of a job, and stays with it.
+fn joined(
+    rank: usize,
+    size: usize,
+    address: &str,
+    master: &Mutex<Option<TcpListener>>,
+) -> Result<Comm, String> {
+    let secret = Secret::from_text(&"5a".repeat(32)).map_err(|e| e.to_string())?;
+    let mut options = JoinOptions::new(rank, size, address, secret);
+    options.encrypt = Encrypt::Always;
+    if rank == 0 {
+        options.listener = master.lock().expect("taken once").take().map(Into::into);
+    }
+    let joined = join(options).map_err(|e| e.to_string())?;
+    // Nobody is missed when it ends: the others may be in their last operation.
+    std::mem::forget(joined.control.clone());
+    let all: Vec<usize> = (0..size).collect();
+    let links = joined.links(0, &all).map_err(|e| e.to_string())?;
+    let mut comm = Comm::tcp(links).map_err(|r| r.to_string())?;
+    comm.set_connect(Arc::new(move |group, ranks| joined.links(group, ranks)));
+    Ok(comm)
 }
 
 const RANK: &str = "POLYREME_DIFFERENCES_RANK";

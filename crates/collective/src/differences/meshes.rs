@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::messages;
 use super::rows::{self, Fault};
 use crate::comm::Comm;
 use crate::element::Reduce;
@@ -19,7 +20,9 @@ pub(super) fn run(mut comm: Comm, sizes: &[usize]) -> Result<(), String> {
     let mut axes = split(&mut comm, sizes)?;
     for group in &mut axes {
         rows::run(group, Fault::None)?;
+        messages::run(group)?;
     }
+    messages::run(&mut comm)?;
     for len in LENGTHS {
         beside(&mut comm, &mut axes, sizes, len)?;
     }
@@ -66,21 +69,59 @@ struct Word(AtomicU64);
 // SAFETY: an atomic.
 unsafe impl polyreme_net::Shareable for Word {}
 
+/// What the others wait for when they miss a rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Missed {
+    Sum,
+    Message,
+}
+
 /// The last rank goes away in step 7, and those who share a group with it find out there.
-pub(super) fn lose_one(mut comm: Comm, sizes: &[usize]) -> Result<(), String> {
+pub(super) fn lose_one(mut comm: Comm, sizes: &[usize], missed: Missed) -> Result<(), String> {
     let (rank, last) = (comm.rank(), comm.size() - 1);
     let mut axes = split(&mut comm, sizes)?;
     comm.set_step(7);
     if rank == last {
+        // Its last words, by which the others have a connection to miss.
+        let mut word = [77i32];
+        for group in axes.iter_mut().filter(|_| missed == Missed::Message) {
+            let work = Work::Send { to: 0, tag: 9, span: Span::of(&mut word) };
+            let mut heard = [0i32];
+            let answer = Work::Receive { from: 0, tag: 10, span: Span::of(&mut heard) };
+            // SAFETY: the words stay until they were waited for.
+            let ticket = unsafe {
+                group.start(work);
+                group.start(answer)
+            };
+            group.wait(ticket).map_err(said)?;
+        }
         return Ok(());
     }
     // Whoever shares no group with it does not notice.
     let Some(axis) = (0..sizes.len()).find(|axis| members(sizes, *axis, rank).contains(&last)) else {
         return Ok(());
     };
-    let found = axes[axis].all_reduce(&mut [1.0f32; 1000], Reduce::Sum).err();
+    let (group, mut data) = (&mut axes[axis], [1.0f32; 1000]);
+    let (found, op) = match missed {
+        Missed::Sum => (group.all_reduce(&mut data, Reduce::Sum).err(), "all-reduce"),
+        Missed::Message => {
+            let (from, mut word) = (group.size() - 1, [0i32]);
+            let work = Work::Receive { from, tag: 3, span: Span::of(&mut data) };
+            let last_word = Work::Receive { from, tag: 9, span: Span::of(&mut word) };
+            // SAFETY: the data stay until they were waited for.
+            let (ticket, heard) = unsafe { (group.start(work), group.start(last_word)) };
+            group.wait(heard).map_err(said)?;
+            if word != [77] {
+                return Err(format!("{} is not the last word", word[0]));
+            }
+            let answer = Work::Send { to: from, tag: 10, span: Span::of(&mut word) };
+            // SAFETY: the word stays until the end of this function, and the group is not dropped before it was sent.
+            unsafe { group.start(answer) };
+            (group.wait(ticket).err(), "receive")
+        }
+    };
     let found = found.ok_or("nobody missed the last rank")?;
-    let named = (found.rank, found.step, found.op.as_str()) == (last, 7, "all-reduce");
+    let named = (found.rank, found.step, found.op.as_str()) == (last, 7, op);
     if named { Ok(()) } else { Err(format!("not as it was: {found}")) }
 }
 

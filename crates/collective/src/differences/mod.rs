@@ -6,17 +6,21 @@
 //! ([`groups`]) and says what was wrong, in words; a report of the group counts as wrong too.
 //!
 //! # Layout
-//! [`whole`]: numbers, and the oracle. [`rows`]: what is run and compared. [`meshes`]: the same rows in
+//! [`whole`]: numbers, and the oracle. [`rows`]: what is run and compared. [`messages`]: those that are started. [`meshes`]: the same in
 //! groups of some ranks. [`groups`]: ranks as threads, as processes that
 //! share memory, over sockets, on two levels.
 
 mod groups;
 mod meshes;
+mod messages;
 mod rows;
 mod whole;
 
 use groups::{Cores, Play, Transport};
 use rows::Fault;
+
+use crate::comm::Comm;
+use crate::work::{Span, Work};
 
 const RANKS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 
@@ -120,14 +124,48 @@ fn two_levels_on_meshes_are_right() {
     right_on_meshes(Transport::TwoLevels);
 }
 
+#[test]
+fn joined_ranks_on_meshes_are_right() {
+    right_on_meshes(Transport::Joined);
+}
+
 /// Whoever waits for a lost rank in a group says what the job calls it, and in which step and operation it was missed.
 #[test]
 fn a_rank_that_is_lost_in_a_group_is_named_as_in_the_job() {
     for transport in TRANSPORTS {
-        let play = Play::LostRank(vec![2, 2]);
-        let said = groups::run(transport, 4, Cores::Equal, &play);
-        let wrong: Vec<_> = said.into_iter().filter_map(Result::err).collect();
-        assert!(wrong.is_empty(), "{transport:?}: {wrong:#?}");
+        for play in [Play::LostRank(vec![2, 2]), Play::LostSender(vec![2, 2])] {
+            let said = groups::run(transport, 4, Cores::Equal, &play);
+            let wrong: Vec<_> = said.into_iter().filter_map(Result::err).collect();
+            assert!(wrong.is_empty(), "{transport:?}, {play:?}: {wrong:#?}");
+        }
+    }
+}
+
+/// A message that is not as long as what is expected, or of another type, is an error that says so, whoever came first.
+#[test]
+fn messages_that_do_not_fit_are_reported() {
+    for (late, count) in [(true, 3), (false, 3), (true, 4), (false, 4)] {
+        let mut ends = Comm::local(2);
+        let (mut receiver, mut sender) = (ends.remove(0), ends.remove(0));
+        let (mut sent, mut got) = (vec![1i32; count], vec![0.0f32; 4]);
+        let send = Work::Send { to: 0, tag: 5, span: Span::of(&mut sent) };
+        let receive = Work::Receive { from: 1, tag: 5, span: Span::of(&mut got) };
+        // SAFETY: the data outlive both ends.
+        let ticket = unsafe {
+            if late {
+                sender.start(send);
+                receiver.start(receive)
+            } else {
+                let ticket = receiver.start(receive);
+                sender.start(send);
+                ticket
+            }
+        };
+        let report = receiver.wait(ticket).unwrap_err().to_string();
+        let expected =
+            format!("rank 1 disagrees with the others: it sends {} bytes of i32, and 16 of f32", 4 * count);
+        assert!(report.contains(&expected), "{report}");
+        assert_eq!(got, [0.0; 4], "nothing was written");
     }
 }
 

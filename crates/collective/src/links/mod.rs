@@ -50,12 +50,22 @@ pub struct Linked {
     plans: Plans,
     /// Operations of the whole group, counted round.
     turn: u8,
+    /// What the message says that is sent or received.
+    message: u16,
 }
 
 impl Linked {
     /// A group over these links. Algorithms are chosen by default costs until [`Linked::set_costs`].
     pub fn over(links: Links) -> Linked {
-        Linked { links, step: 0, costs: Costs::default(), forced: None, plans: Plans::default(), turn: 0 }
+        Linked {
+            links,
+            step: 0,
+            costs: Costs::default(),
+            forced: None,
+            plans: Plans::default(),
+            turn: 0,
+            message: 0,
+        }
     }
 
     /// This rank.
@@ -184,12 +194,12 @@ impl Linked {
 
     /// Sends to one rank, which receives as many elements.
     pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), Report> {
-        self.send_bytes(to, bytes::of(data), T::DTYPE)
+        self.send_bytes(to, 0, bytes::of(data), T::DTYPE)
     }
 
     /// Receives from one rank, which sends as many elements.
     pub fn recv<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<(), Report> {
-        self.recv_bytes(from, bytes::of_mut(data), T::DTYPE)
+        self.recv_bytes(from, 0, bytes::of_mut(data), T::DTYPE)
     }
 
     /// Does what is described by addresses.
@@ -218,8 +228,8 @@ impl Linked {
             Work::AllToAll { send, send_cuts, recv, recv_cuts } => {
                 self.all_to_all_bytes(bytes(send), send_cuts, bytes(recv), recv_cuts, send.dtype)
             }
-            Work::Send(span, to) => self.send_bytes(*to, bytes(span), span.dtype),
-            Work::Recv(span, from) => self.recv_bytes(*from, bytes(span), span.dtype),
+            Work::Send { to, tag, span } => self.send_bytes(*to, *tag, bytes(span), span.dtype),
+            Work::Receive { from, tag, span } => self.recv_bytes(*from, *tag, bytes(span), span.dtype),
         }
     }
 
@@ -300,14 +310,28 @@ impl Linked {
         self.run(key, dtype, send, recv, Reduce::Sum)
     }
 
-    pub(crate) fn send_bytes(&mut self, to: usize, data: &[u8], dtype: DType) -> Result<(), Report> {
+    pub(crate) fn send_bytes(
+        &mut self,
+        to: usize,
+        tag: u16,
+        data: &[u8],
+        dtype: DType,
+    ) -> Result<(), Report> {
         assert_ne!(to, self.rank(), "the other rank is another one");
+        self.message = tag;
         let key = self.key(Op::Send, dtype, data.len() / dtype.bytes(), to, None);
         self.run(key, dtype, data, &mut [], Reduce::Sum)
     }
 
-    pub(crate) fn recv_bytes(&mut self, from: usize, data: &mut [u8], dtype: DType) -> Result<(), Report> {
+    pub(crate) fn recv_bytes(
+        &mut self,
+        from: usize,
+        tag: u16,
+        data: &mut [u8],
+        dtype: DType,
+    ) -> Result<(), Report> {
         assert_ne!(from, self.rank(), "the other rank is another one");
+        self.message = tag;
         let mut key = self.key(Op::Send, dtype, data.len() / dtype.bytes(), from, None);
         key.receives = true;
         self.run(key, dtype, &[], data, Reduce::Sum)
@@ -335,7 +359,7 @@ impl Linked {
     /// whose other end has another root, and the cuts of an all-to-all.
     fn terms(&mut self, key: &Key, reduce: Reduce) -> Terms {
         if key.op == Op::Send {
-            return Terms::default();
+            return Terms { cuts: self.message, ..Terms::default() };
         }
         self.turn = self.turn.wrapping_add(1);
         let cuts = key.cuts.as_deref().filter(|_| key.op != Op::AllToAll);

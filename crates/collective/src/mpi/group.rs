@@ -6,17 +6,17 @@
 //! communicator gets on whenever any of them asks. All ranks of a communicator know whether it was split, as they have to: a
 //! blocking call of one does not match a started one of another.
 
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use super::abi::Handle;
+use super::mail::Mail;
 use super::runtime::Runtime;
 use crate::work::{Span, Work};
 
 /// Elements of one call of MPI, which counts in 32 bits.
 const COUNT_MAX: usize = 1 << 30;
-/// What messages between two ranks carry.
-const TAG: c_int = 7;
 
 /// One rank's end. A communicator that was made by [`Group::split`] is left to the end of MPI: to free it is an operation of all its
 /// ranks, and they may be done with it at different times.
@@ -94,21 +94,14 @@ impl<H: Handle> Group<H> {
         let code = start(&mut request);
         drop(turn);
         self.runtime.check(code)?;
-        loop {
-            let mut done = 0;
-            let turn = self.runtime.turn();
-            // SAFETY: the request is one that was started, and out-parameters are there.
-            let code = unsafe {
-                (self.runtime.calls.test)(&mut request, &mut done, self.runtime.abi.status_ignore())
-            };
-            drop(turn);
-            self.runtime.check(code)?;
-            if done != 0 {
-                return Ok(());
-            }
-            // Other communicators of this rank, and other ranks of this core, have something to do meanwhile.
-            std::thread::yield_now();
-        }
+        self.runtime.wait(request)
+    }
+
+    /// Messages that are started beside operations; only once this was split, as calls block before that.
+    pub(super) fn mail(&self) -> Option<Mail<H>> {
+        let mail =
+            || Mail { runtime: self.runtime.clone(), comm: self.comm, next: 0, requests: HashMap::new() };
+        self.beside_others.then(mail)
     }
 
     /// Does its part of an operation.
@@ -184,18 +177,18 @@ impl<H: Handle> Group<H> {
                     comm
                 )
             }
-            Work::Send(span, to) => pieces(span).try_for_each(|(ptr, count)| {
+            Work::Send { to, tag, span } => pieces(span).try_for_each(|(ptr, count)| {
                 let (calls, dtype) = (&self.runtime.calls, dtype(span));
                 // SAFETY: see above.
                 self.until_done(|request| unsafe {
-                    (calls.start_send)(ptr, count, dtype, *to as c_int, TAG, comm, request)
+                    (calls.start_send)(ptr, count, dtype, *to as c_int, c_int::from(*tag), comm, request)
                 })
             }),
-            Work::Recv(span, from) => pieces(span).try_for_each(|(ptr, count)| {
+            Work::Receive { from, tag, span } => pieces(span).try_for_each(|(ptr, count)| {
                 let (calls, dtype) = (&self.runtime.calls, dtype(span));
                 // SAFETY: see above.
                 self.until_done(|request| unsafe {
-                    (calls.start_recv)(ptr, count, dtype, *from as c_int, TAG, comm, request)
+                    (calls.start_recv)(ptr, count, dtype, *from as c_int, c_int::from(*tag), comm, request)
                 })
             }),
         }
@@ -239,7 +232,7 @@ fn count(n: usize) -> Result<c_int, String> {
 }
 
 /// A span in pieces that MPI can count; one even if it is empty, as all ranks make the same calls.
-fn pieces(span: &Span) -> impl Iterator<Item = (*mut c_void, c_int)> {
+pub(super) fn pieces(span: &Span) -> impl Iterator<Item = (*mut c_void, c_int)> {
     let (ptr, total, size) = (address(span), span.count, span.dtype.bytes());
     (0..total.div_ceil(COUNT_MAX).max(1)).map(move |k| {
         let start = k * COUNT_MAX;

@@ -8,13 +8,14 @@
 //! # Layout
 //! - [`find`]: the library. `dl`: how libraries are loaded. [`abi`]: what libraries disagree on.
 //! - `calls`: its functions. `runtime`: the library, started. `operators`: sums that MPI does not have.
-//! - `group`: one rank's end of a communicator.
+//! - `group`: one rank's end of a communicator. `mail`: messages in it.
 
 pub mod abi;
 mod calls;
 mod dl;
 pub mod find;
 mod group;
+mod mail;
 mod operators;
 mod runtime;
 
@@ -25,6 +26,7 @@ use polyreme_net::{Cause, Report};
 use self::abi::{Abi, Pointer};
 pub use self::find::{Found, NotFound, Search, find};
 use self::group::Group;
+use self::mail::Mail;
 use self::runtime::Runtime;
 use crate::work::Work;
 
@@ -84,6 +86,15 @@ impl Mpi {
         }))
     }
 
+    /// This group's messages, which are started beside its operations; none before it was split.
+    pub(crate) fn mail(&self) -> Option<MpiMail> {
+        let name = self.name();
+        match &self.0 {
+            Inner::Pointers(group) => group.mail().map(|mail| MpiMail { name, inner: Mails::Pointers(mail) }),
+            Inner::Numbers(group) => group.mail().map(|mail| MpiMail { name, inner: Mails::Numbers(mail) }),
+        }
+    }
+
     /// Says why, and ends all ranks.
     pub fn abort(&self, report: &Report) {
         eprintln!("{report}; the job is aborted");
@@ -104,5 +115,48 @@ impl Mpi {
             op: work.name().into(),
             cause: Cause::Failed { why },
         })
+    }
+}
+
+/// One rank's messages in a group.
+pub(crate) struct MpiMail {
+    name: usize,
+    inner: Mails,
+}
+
+/// The two kinds of handles.
+enum Mails {
+    Pointers(Mail<Pointer>),
+    Numbers(Mail<c_int>),
+}
+
+impl MpiMail {
+    /// Starts a message; returns the number to wait for.
+    ///
+    /// # Safety
+    /// The memory is there, and nobody else touches it, until the number was waited for.
+    pub(crate) unsafe fn start(&mut self, work: &Work, step: u64) -> Result<u64, Report> {
+        // SAFETY: the caller's promise.
+        let started = unsafe {
+            match &mut self.inner {
+                Mails::Pointers(mail) => mail.start(work),
+                Mails::Numbers(mail) => mail.start(work),
+            }
+        };
+        started.map_err(|why| self.report(why, step, work.name()))
+    }
+
+    /// Waits until a message was sent, or has come.
+    pub(crate) fn wait(&mut self, id: u64, step: u64) -> Result<(), Report> {
+        let waited = match &mut self.inner {
+            Mails::Pointers(mail) => mail.wait(id),
+            Mails::Numbers(mail) => mail.wait(id),
+        };
+        waited.map_err(|why| self.report(why, step, "send and receive"))
+    }
+
+    fn report(&self, why: String, step: u64, op: &str) -> Report {
+        let cause = Cause::Failed { why };
+        Report { rank: self.name, host: String::new(), step, op: op.into(), cause }
     }
 }

@@ -102,6 +102,23 @@ impl<H: Handle> Runtime<H> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Asks after something that was started until it is done.
+    pub(super) fn wait(&self, mut request: H) -> Result<(), String> {
+        loop {
+            let mut done = 0;
+            let turn = self.turn();
+            // SAFETY: the request is one that was started, and out-parameters are there.
+            let code = unsafe { (self.calls.test)(&mut request, &mut done, self.abi.status_ignore()) };
+            drop(turn);
+            self.check(code)?;
+            if done != 0 {
+                return Ok(());
+            }
+            // Other communicators of this rank, and other ranks of this core, have something to do meanwhile.
+            std::thread::yield_now();
+        }
+    }
+
     /// What MPI calls an element type.
     pub(super) fn dtype(&self, dtype: DType) -> H {
         match dtype {

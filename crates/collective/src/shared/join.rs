@@ -16,6 +16,7 @@ use super::Shared;
 use super::blocks::{Blocks, Handover};
 use super::lateness::Lateness;
 use super::layout::{Front, Layout, RANKS_MAX};
+use super::letters::Letters;
 use super::meet::{Meet, cores};
 
 /// What a rank needs to join a group of processes that share memory.
@@ -57,13 +58,14 @@ impl Shared {
         let layout = Layout::of(size);
         let memory = Segment::local(if size > 1 { layout.bytes() } else { layout.warm_bytes() })?;
         let (handover, cores) = (Arc::new(Mutex::new(None)), cores());
+        let boxes = Letters::boxes(size);
         let end = |rank| {
             let memory = memory.block().clone();
             let lateness = Lateness::new(stall, pulses.to_vec());
             let mut meet =
                 Meet::new(rank, layout, memory, alarm.clone(), lateness, String::new(), names.to_vec());
             meet.agree_on_cores(cores);
-            Shared::at(meet, Some(handover.clone()))
+            Shared::at(meet, Some(handover.clone()), Letters::new(boxes.clone()))
         };
         Ok((0..size).map(end).collect())
     }
@@ -117,7 +119,7 @@ impl Shared {
         meet.peers = Some(Peers::watch(&pids));
         // Whoever made the segment may close it after this: everybody has it.
         meet.gather_here()?;
-        Ok(Shared::at(meet, None))
+        Ok(Shared::at(meet, None, Letters::new(Letters::boxes(1))))
     }
 
     /// In a new group: takes over the blocks of the group that it was made of, as far as they are of its members.
@@ -125,11 +127,12 @@ impl Shared {
         self.blocks = parent.blocks.of_members(members, self.meet.rank);
     }
 
-    fn at(meet: Meet, handover: Option<Handover>) -> Shared {
+    fn at(meet: Meet, handover: Option<Handover>, letters: Letters) -> Shared {
         Shared {
             meet,
             blocks: Blocks::default(),
             handover,
+            letters,
             queue: VecDeque::new(),
             published: 0,
             done: 0,

@@ -1,7 +1,7 @@
 //! What lies where in the memory that the ranks share.
 //!
 //! In this order: a page with the size of the group and the notice of a failure; a desk for each rank; staging areas,
-//! [`PIECES`] for each rank; a ring for each ordered pair of ranks. All zeros is a group that has not begun. Desks and
+//! [`PIECES`] for each rank; a ring for each ordered pair of ranks, and a page for its messages with tags. All zeros is a group that has not begun. Desks and
 //! staging areas are faulted in ahead, rings come when they are first used.
 
 use polyreme_net::{Counter, Notice, Shareable};
@@ -13,6 +13,9 @@ pub(super) const PIECES: u32 = 4;
 
 /// Operations of a rank that the others can see; one that is older than that has been done by all.
 pub(super) const ENTRIES: u32 = 32;
+
+/// Messages from one process to another that were not taken in; they and their counters fit in a page.
+pub(super) const LETTERS: u32 = 32;
 
 /// A group has no more ranks than this: each pair has a ring.
 pub(super) const RANKS_MAX: usize = 1024;
@@ -106,6 +109,7 @@ pub(super) struct Layout {
 
 const DESK_BYTES: usize = size_of::<Desk>().next_multiple_of(PAGE);
 const NOTICE: usize = 1024;
+const _: () = assert!(size_of::<Ring>() + LETTERS as usize * size_of::<Entry>() <= PAGE);
 const _: () = assert!(NOTICE + size_of::<Notice>() <= PAGE);
 
 impl Layout {
@@ -116,7 +120,7 @@ impl Layout {
 
     /// What the first word says if the memory is of this layout.
     pub(super) fn mark(&self) -> u64 {
-        0x706f_6c79_0002_0000 | self.ranks as u64
+        0x706f_6c79_0003_0000 | self.ranks as u64
     }
 
     pub(super) fn notice(&self) -> usize {
@@ -133,12 +137,17 @@ impl Layout {
     }
 
     pub(super) fn ring(&self, from: usize, to: usize) -> usize {
-        let stride = self.ring_bytes + PAGE;
+        let stride = self.ring_bytes + 2 * PAGE;
         self.piece(self.ranks, 0) + (from * self.ranks + to) * stride
     }
 
     pub(super) fn cells(&self, from: usize, to: usize) -> usize {
         self.ring(from, to) + PAGE
+    }
+
+    /// The counters of messages with tags, followed by their cells.
+    pub(super) fn letters(&self, from: usize, to: usize) -> usize {
+        self.cells(from, to) + self.ring_bytes
     }
 
     pub(super) fn warm_bytes(&self) -> usize {
@@ -187,7 +196,8 @@ mod tests {
             assert_eq!(l.piece(ranks - 1, 3) + l.piece_bytes, l.ring(0, 0));
             assert_eq!(l.piece(0, 0), l.piece(0, 4));
             assert!(l.cells(0, 0) >= l.ring(0, 0) + size_of::<Ring>());
-            assert_eq!(l.cells(ranks - 1, ranks - 1) + l.ring_bytes, l.bytes());
+            assert_eq!(l.letters(0, 0), l.cells(0, 0) + l.ring_bytes);
+            assert_eq!(l.letters(ranks - 1, ranks - 1) + PAGE, l.bytes());
             assert!(l.region_bytes() >= LINE && l.region_bytes() * ranks <= l.piece_bytes);
             assert!(l.ring_bytes.is_power_of_two());
         }

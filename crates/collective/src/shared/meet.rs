@@ -195,6 +195,22 @@ impl Meet {
         })
     }
 
+    /// Whether a rank takes part no more.
+    pub(super) fn is_gone(&self, rank: usize) -> bool {
+        let ended = self.peers.as_ref().is_some_and(|peers| peers.ended(rank));
+        ended || self.desk(rank).state.load(Ordering::SeqCst) != HERE
+    }
+
+    /// Gives others of this core a turn in a wait without a counter, and looks whether the group can go on and `of` is there.
+    pub(super) fn pause(&self, of: usize) -> Result<(), Report> {
+        self.check()?;
+        if self.is_gone(of) {
+            return Err(self.raise(of, Cause::Gone));
+        }
+        polyreme_sync::thread::yield_now();
+        Ok(())
+    }
+
     fn look(&self, look: Look, counter: &Counter, of: usize, target: u32) -> Result<(), Report> {
         self.check()?;
         let Look::Around(quiet) = look else { return Ok(()) };

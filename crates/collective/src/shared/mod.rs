@@ -24,7 +24,7 @@
 //!
 //! # Layout
 //! [`layout`]: what lies where. [`join`]: how a group comes together. [`meet`]: counters, waits, failures. [`lateness`]: when a wait is too long. [`call`]: what is published. [`blocks`]: memory
-//! that others see. [`memory`]: copies and sums, and the unsafe code. [`reduce`], [`spread`], [`exchange`], [`pair`]:
+//! that others see. [`letters`]: messages with tags. [`memory`]: copies and sums, and the unsafe code. [`reduce`], [`spread`], [`exchange`], [`pair`]:
 //! the operations.
 
 mod blocks;
@@ -33,6 +33,7 @@ mod exchange;
 mod join;
 mod lateness;
 mod layout;
+mod letters;
 mod meet;
 mod memory;
 mod pair;
@@ -53,6 +54,7 @@ use blocks::{Blocks, Handover};
 use call::{Call, Op, Place, Said};
 pub use join::ShmSetup;
 use layout::{ENTRIES, FINISHED, HERE, LEFT};
+use letters::Letters;
 use meet::Meet;
 use memory::Area;
 
@@ -66,6 +68,7 @@ pub(crate) struct Shared {
     blocks: Blocks,
     /// How threads hand over a block; none for processes.
     handover: Option<Handover>,
+    letters: Letters,
     /// What was started and is not done; the front is operation number `done`.
     queue: VecDeque<Call>,
     published: u32,
@@ -106,8 +109,8 @@ impl Shared {
             | Work::Gather { .. }
             | Work::Scatter { .. }
             | Work::AllToAll { .. }
-            | Work::Send(..)
-            | Work::Recv(..) => unreachable!("done at once, by functions of their own"),
+            | Work::Send { .. }
+            | Work::Receive { .. } => unreachable!("by functions of their own"),
         };
         self.check_call(&call);
         self.queue.push_back(call);
@@ -312,6 +315,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        self.take_back_letters();
         let state = &self.meet.my_desk().state;
         if state.load(Ordering::SeqCst) != HERE {
             return;

@@ -43,7 +43,7 @@ impl Shared {
         self.recv_now(from, data)
     }
 
-    fn enter_pair(&mut self, other: usize, step: u64, op: &'static str) -> Result<(), Report> {
+    pub(super) fn enter_pair(&mut self, other: usize, step: u64, op: &'static str) -> Result<(), Report> {
         (self.meet.step, self.meet.op) = (step, op);
         self.meet.check()?;
         if other >= self.meet.size || other == self.meet.rank {

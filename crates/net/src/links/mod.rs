@@ -229,6 +229,11 @@ impl Links {
         self.bounds = bounds;
     }
 
+    /// How long waits may take.
+    pub fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
     /// Says whether waits spin before they sleep: worth it if this rank has nothing else to do, as is taken for granted
     /// at first. Where ranks share cores, the others have the core meanwhile.
     pub fn set_spins(&mut self, spins: bool) {

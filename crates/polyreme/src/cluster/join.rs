@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use polyreme_collective::links::peers;
-use polyreme_collective::{Comm, ShmSetup};
+use polyreme_collective::{Comm, Connect, ShmSetup};
 use polyreme_net::secret::SecretError;
 use polyreme_net::{
     Control, First, JoinError, JoinOptions, Joined, Member, Patience, Report, Secret, Tell, join as meet,
@@ -243,8 +243,15 @@ fn over_sockets(joined: Joined) -> Result<Found, JoinFailure> {
     let all: Vec<usize> = (0..joined.size).collect();
     let links = joined.links(ALL_RANKS, &all).map_err(JoinFailure::Listen)?;
     let mut comm = Comm::tcp(links).map_err(JoinFailure::Lost)?;
-    comm.tell(&joined.control);
-    Ok(Found { comm, control: Some(joined.control), transport: Transport::Tcp })
+    let control = joined.control.clone();
+    comm.tell(&control);
+    comm.set_connect(connect(joined));
+    Ok(Found { comm, control: Some(control), transport: Transport::Tcp })
+}
+
+/// How groups of some ranks, and ranks that send each other messages, are connected.
+pub(super) fn connect(joined: Joined) -> Connect {
+    Arc::new(move |group, ranks| joined.links(group, ranks))
 }
 
 /// Whatever MPI started. It watches its ranks itself.

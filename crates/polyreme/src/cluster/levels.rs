@@ -7,7 +7,7 @@ use polyreme_collective::{Comm, ShmSetup};
 use polyreme_net::{Joined, Member};
 
 use super::Transport;
-use super::join::{ALL_RANKS, Found, JoinFailure};
+use super::join::{ALL_RANKS, Found, JoinFailure, connect};
 
 /// The ranks of each host, hosts in the order of their first ranks.
 pub(super) fn by_host(keys: &[&str]) -> Vec<Vec<usize>> {
@@ -80,7 +80,9 @@ pub(super) fn over_levels(joined: Joined) -> Result<Found, JoinFailure> {
     let every_two = joined.links(ALL_RANKS, &all).map_err(JoinFailure::Listen)?;
     let mut comm = Comm::two_level(hosts, inside, between, every_two).map_err(JoinFailure::Lost)?;
     comm.tell(control);
-    Ok(Found { comm, control: Some(control.clone()), transport: Transport::Tcp })
+    let control = control.clone();
+    comm.set_connect(connect(joined));
+    Ok(Found { comm, control: Some(control), transport: Transport::Tcp })
 }
 
 #[cfg(test)]

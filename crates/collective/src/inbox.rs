@@ -1,0 +1,113 @@
+//! Where messages for one rank meet the receives that it started.
+
+use std::collections::HashMap;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::element::DType;
+use crate::work::Span;
+
+/// Where messages for one rank meet its receives.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    inside: Mutex<Inside>,
+    /// Something came.
+    came: Condvar,
+}
+
+#[derive(Default)]
+struct Inside {
+    /// Receives without a message, in the order in which they were started.
+    wanted: Vec<Wanted>,
+    /// Messages without a receive, by sender and tag, in the order in which they were sent.
+    unasked: Vec<Letter>,
+    /// Receives that have their message and were not waited for.
+    done: HashMap<u64, Result<(), String>>,
+}
+
+struct Wanted {
+    id: u64,
+    from: usize,
+    tag: u16,
+    span: Span,
+}
+
+struct Letter {
+    from: usize,
+    tag: u16,
+    dtype: u8,
+    bytes: Vec<u8>,
+}
+
+impl Inbox {
+    /// A message comes.
+    ///
+    /// # Safety
+    /// The receives that were started say where they want it by memory that is there until they were waited for or taken back.
+    pub(crate) unsafe fn deliver(&self, from: usize, tag: u16, dtype: u8, bytes: &[u8]) {
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = inside.wanted.iter().position(|w| (w.from, w.tag) == (from, tag)) else {
+            inside.unasked.push(Letter { from, tag, dtype, bytes: bytes.to_vec() });
+            return;
+        };
+        let wanted = inside.wanted.remove(at);
+        // SAFETY: the caller's promise. The lock is held: nobody takes the receive back meanwhile.
+        let end = unsafe { put(&wanted.span, dtype, bytes) };
+        inside.done.insert(wanted.id, end);
+        self.came.notify_all();
+    }
+
+    /// A receive is started.
+    ///
+    /// # Safety
+    /// The memory is there, and nobody else touches it, until the receive was waited for or taken back.
+    pub(crate) unsafe fn want(&self, id: u64, from: usize, tag: u16, span: Span) {
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        match inside.unasked.iter().position(|letter| (letter.from, letter.tag) == (from, tag)) {
+            None => inside.wanted.push(Wanted { id, from, tag, span }),
+            Some(at) => {
+                let letter = inside.unasked.remove(at);
+                // SAFETY: the caller's promise.
+                let end = unsafe { put(&span, letter.dtype, &letter.bytes) };
+                inside.done.insert(id, end);
+            }
+        }
+    }
+
+    /// The end of a receive, if it has come.
+    pub(crate) fn end_of(&self, id: u64) -> Option<Result<(), String>> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner).done.remove(&id)
+    }
+
+    /// The same; waits for it, but not for longer than so.
+    pub(crate) fn wait_end(&self, id: u64, longest: Duration) -> Option<Result<(), String>> {
+        let inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = |inside: &mut Inside| !inside.done.contains_key(&id);
+        let waited = self.came.wait_timeout_while(inside, longest, waits);
+        waited.unwrap_or_else(PoisonError::into_inner).0.done.remove(&id)
+    }
+
+    /// Takes back all receives: from now on nobody writes to their memory.
+    pub(crate) fn take_back(&self) {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner).wanted.clear();
+    }
+}
+
+/// Copies a message to where it is wanted; what is wrong with it otherwise.
+///
+/// # Safety
+/// The span's memory is there, and nobody else touches it.
+unsafe fn put(span: &Span, dtype: u8, bytes: &[u8]) -> Result<(), String> {
+    if (dtype, bytes.len()) != (span.dtype as u8, span.bytes()) {
+        let sent = DType::ALL.get(usize::from(dtype)).map_or("unknown".into(), ToString::to_string);
+        return Err(format!(
+            "it sends {} bytes of {sent}, and {} of {} are expected",
+            bytes.len(),
+            span.bytes(),
+            span.dtype
+        ));
+    }
+    // SAFETY: the caller's promise; they are equally long.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), span.ptr, bytes.len()) };
+    Ok(())
+}

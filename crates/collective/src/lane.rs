@@ -1,0 +1,274 @@
+//! Messages over sockets that are started and waited for, with tags, beside everything else that a group does.
+//!
+//! Each direction between two ranks has a connection of its own, made when the first message goes that way, with a thread at
+//! either end. A send copies the message to the thread that writes, and is done: so ranks may send to each other in any
+//! order and in any circle. The thread that reads takes whatever comes into the rank's inbox, whether or not a receive was started for
+//! it. Messages that nobody asked for yet lie in memory of the receiver, as many as the sender was ahead.
+//!
+//! A connection begins each message with a head: tag, element type and length. The last head of all says that it was the last.
+//! When a rank is lost, the thread that reads from it finds out, and raises the alarm of the process; so does a writer.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use polyreme_net::frame::{Op, Tag, Terms};
+use polyreme_net::links::Bounds;
+use polyreme_net::{Alarm, Cause, Links, Move, Moves, Report};
+
+use crate::element::DType;
+use crate::inbox::Inbox;
+use crate::links::bytes;
+use crate::split::Connect;
+use crate::work::Span;
+
+/// Bytes of a head: tag, element type, length.
+const HEAD_BYTES: usize = 16;
+/// The length that the last head says.
+const LAST: u64 = u64::MAX;
+/// How often a wait looks at the alarm.
+const LOOK: Duration = Duration::from_millis(100);
+/// A message is no longer than this: whoever says otherwise sent damaged data.
+const MESSAGE_BYTES_MAX: u64 = 1 << 40;
+
+/// One rank's messages.
+pub(crate) struct Lane {
+    rank: usize,
+    names: Vec<usize>,
+    connect: Connect,
+    /// The number of the group; the two after it are those of its two directions.
+    number: u16,
+    inbox: Arc<Inbox>,
+    writers: HashMap<usize, Writer>,
+    readers: HashMap<usize, JoinHandle<()>>,
+    next: u64,
+    /// From whom each receive that was not waited for comes.
+    from: HashMap<u64, usize>,
+    shared: Arc<Shared>,
+}
+
+/// What the threads share with the rank.
+struct Shared {
+    alarm: Alarm,
+    failed: Mutex<Option<Report>>,
+}
+
+struct Writer {
+    letters: Sender<Letter>,
+    thread: JoinHandle<()>,
+}
+
+/// A message on its way; none for the last one.
+type Letter = Option<Sent>;
+
+struct Sent {
+    tag: u16,
+    dtype: DType,
+    bytes: Vec<u8>,
+}
+
+impl Lane {
+    pub(crate) fn new(rank: usize, names: Vec<usize>, connect: Connect, number: u16, alarm: Alarm) -> Lane {
+        let shared = Arc::new(Shared { alarm, failed: Mutex::new(None) });
+        let (inbox, writers, readers, from) =
+            (Arc::default(), HashMap::new(), HashMap::new(), HashMap::new());
+        Lane { rank, names, connect, number, inbox, writers, readers, next: 0, from, shared }
+    }
+
+    /// Sends a message. It is on its way, and the memory is the caller's again, when this returns.
+    ///
+    /// # Safety
+    /// The memory is there, and nobody writes to it, until this returns.
+    pub(crate) unsafe fn send(&mut self, to: usize, tag: u16, span: Span, step: u64) -> Result<(), Report> {
+        self.check_peer(to);
+        self.shared.check()?;
+        // SAFETY: the caller's promise.
+        let (dtype, bytes) = (span.dtype, unsafe { bytes::of_span(&span) }.to_vec());
+        if !self.writers.contains_key(&to) {
+            let links = self.links(self.rank, to, step)?;
+            let (letters, queue) = channel();
+            let (place, shared) = (other(&links), self.shared.clone());
+            let thread = self.thread("sends", to, move || shared.note(write(links, place, &queue)));
+            self.writers.insert(to, Writer { letters, thread });
+        }
+        // A writer that is gone has said why.
+        let _ = self.writers[&to].letters.send(Some(Sent { tag, dtype, bytes }));
+        Ok(())
+    }
+
+    /// Starts to receive a message; returns the number to wait for.
+    ///
+    /// # Safety
+    /// The memory is there, and nobody else touches it, until the number was waited for or this is dropped.
+    pub(crate) unsafe fn receive(
+        &mut self,
+        from: usize,
+        tag: u16,
+        span: Span,
+        step: u64,
+    ) -> Result<u64, Report> {
+        self.check_peer(from);
+        self.shared.check()?;
+        if !self.readers.contains_key(&from) {
+            let links = self.links(from, self.rank, step)?;
+            let (place, shared, inbox) = (other(&links), self.shared.clone(), self.inbox.clone());
+            let thread = self.thread("receives", from, move || shared.note(read(links, place, from, &inbox)));
+            self.readers.insert(from, thread);
+        }
+        self.next += 1;
+        self.from.insert(self.next, from);
+        // SAFETY: the caller's promise; whoever gives up takes it back.
+        unsafe { self.inbox.want(self.next, from, tag, span) };
+        Ok(self.next)
+    }
+
+    /// Waits until a message has come.
+    pub(crate) fn wait(&mut self, id: u64, step: u64) -> Result<(), Report> {
+        let Some(from) = self.from.remove(&id) else { return self.shared.check() };
+        let end = loop {
+            match self.inbox.wait_end(id, LOOK) {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(what)) => {
+                    let (rank, cause) = (self.names[from], Cause::Disagrees { what });
+                    let report = Report { rank, host: String::new(), step, op: "receive".into(), cause };
+                    break self.shared.fail(report);
+                }
+                None => {
+                    if let Err(report) = self.shared.check() {
+                        break report;
+                    }
+                }
+            }
+        };
+        self.inbox.take_back();
+        // Where this rank missed it, and not where its thread was.
+        Err(Report { step, op: "receive".into(), ..end })
+    }
+
+    /// The last messages go out, and those of the others have come in. All ranks call it.
+    pub(crate) fn finish(mut self) {
+        for (_, writer) in self.writers.drain() {
+            let _ = writer.letters.send(None);
+            // A thread that failed has said why.
+            let _ = writer.thread.join();
+        }
+        for (_, reader) in self.readers.drain() {
+            let _ = reader.join();
+        }
+    }
+
+    /// This rank's end of the connection from one rank to another.
+    fn links(&self, from: usize, to: usize, step: u64) -> Result<Links, Report> {
+        let (low, high) = (from.min(to), from.max(to));
+        let number = self.number + if from < to { 1 } else { 2 };
+        let names = [self.names[low], self.names[high]];
+        let made = (self.connect)(number, &names);
+        let mut links = made.map_err(|error| {
+            let why = format!("a way for messages cannot be made: {error}");
+            let (rank, cause) = (self.names[self.rank], Cause::Failed { why });
+            let op = "send and receive".into();
+            self.shared.fail(Report { rank, host: String::new(), step, op, cause })
+        })?;
+        links.set_names(names.to_vec());
+        // Nothing comes for as long as the other one has nothing to say.
+        links.set_bounds(Bounds { stall: Duration::MAX, ..links.bounds() });
+        links.set_spins(false);
+        Ok(links)
+    }
+
+    fn thread(&self, does: &str, peer: usize, work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+        let name = format!("rank {} {does} {}", self.names[self.rank], self.names[peer]);
+        std::thread::Builder::new().name(name).spawn(work).expect("the system can start a thread")
+    }
+
+    fn check_peer(&self, peer: usize) {
+        assert!(peer < self.names.len() && peer != self.rank, "the other rank is another one");
+    }
+}
+
+impl Drop for Lane {
+    /// From here on nobody writes to memory of receives. Threads end by themselves: those that write have no more to do, and those
+    /// that read when the other end is gone.
+    fn drop(&mut self) {
+        self.inbox.take_back();
+    }
+}
+
+impl Shared {
+    fn check(&self) -> Result<(), Report> {
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        failed.or_else(|| self.alarm.raised()).map_or(Ok(()), Err)
+    }
+
+    fn fail(&self, report: Report) -> Report {
+        self.alarm.raise(report.clone());
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(report).clone()
+    }
+
+    fn note(&self, end: Result<(), Report>) {
+        if let Err(report) = end {
+            self.fail(report);
+        }
+    }
+}
+
+/// The other one of two.
+fn other(links: &Links) -> usize {
+    1 - links.rank()
+}
+
+/// What both ends of a connection call what goes over it. They may be in different steps.
+fn label(count: usize) -> Tag {
+    Tag { step: 0, op: Op::Send, dtype: DType::U8 as u8, count: count as u64, terms: Terms::default() }
+}
+
+/// What a thread does that writes.
+fn write(mut links: Links, to: usize, queue: &Receiver<Letter>) -> Result<(), Report> {
+    let mut put = |bytes: &[u8]| {
+        let moves = Moves::new(vec![Move::send_from(to, 0..bytes.len())]);
+        links.run(&label(bytes.len()), &moves, bytes, &mut [], &mut |_, _, _| {})
+    };
+    // A rank that ends without `finish` says nothing more.
+    while let Ok(letter) = queue.recv() {
+        let Some(Sent { tag, dtype, bytes }) = letter else { return put(&head(0, 0, LAST)) };
+        put(&head(tag, dtype as u8, bytes.len() as u64))?;
+        put(&bytes)?;
+    }
+    Ok(())
+}
+
+fn head(tag: u16, dtype: u8, length: u64) -> [u8; HEAD_BYTES] {
+    let mut head = [0; HEAD_BYTES];
+    head[..2].copy_from_slice(&tag.to_le_bytes());
+    head[2] = dtype;
+    head[8..].copy_from_slice(&length.to_le_bytes());
+    head
+}
+
+/// What a thread does that reads.
+fn read(mut links: Links, from: usize, rank: usize, inbox: &Inbox) -> Result<(), Report> {
+    let take = |links: &mut Links, bytes: &mut [u8]| {
+        let moves = Moves::new(vec![Move::recv(from, 0..bytes.len())]);
+        links.run(&label(bytes.len()), &moves, &[], bytes, &mut |_, _, _| {})
+    };
+    loop {
+        let mut head = [0; HEAD_BYTES];
+        take(&mut links, &mut head)?;
+        let [a, b, dtype, ..] = head;
+        let length = u64::from_le_bytes(*head.last_chunk().expect("a head ends with a length"));
+        if length == LAST {
+            return Ok(());
+        }
+        if length > MESSAGE_BYTES_MAX {
+            let (name, host) = links.name();
+            let cause = Cause::Damaged { what: format!("a message of {length} bytes") };
+            return Err(Report { rank: name, host, step: 0, op: "receive".into(), cause });
+        }
+        let mut bytes = vec![0; length as usize];
+        take(&mut links, &mut bytes)?;
+        // SAFETY: receives that were started are waited for or taken back.
+        unsafe { inbox.deliver(rank, u16::from_le_bytes([a, b]), dtype, &bytes) };
+    }
+}
