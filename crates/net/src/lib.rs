@@ -8,6 +8,7 @@
 //! - [`notice`]: a failure that every rank of such memory sees. [`peers`]: whether the other processes still run.
 //! - [`frame`]: the header of every message. [`moves`]: who sends which bytes to whom, in which order.
 //! - [`links`]: connections to other ranks, made when two first talk, over which moves are run. [`loopback`]: such connections inside one host.
+//! - [`mailbox`]: letters between any two ranks, in any order.
 //! - [`secret`]: what ranks know and strangers do not. [`seal`]: encryption between hosts. [`rendezvous`]: how processes become ranks, and
 //!   how two of them are connected. [`control`]: who is still there. [`environment`]: what another launcher says.
 //! - [`connection`]: what joining leaves of each pair of ranks. [`socket`], [`system`]: streams, time and waiting, real
@@ -26,6 +27,7 @@ pub mod environment;
 pub mod frame;
 pub mod links;
 pub mod loopback;
+pub mod mailbox;
 pub mod moves;
 pub mod notice;
 pub mod patience;
@@ -49,6 +51,7 @@ pub use block::{Block, Shareable};
 pub use connection::Connection;
 pub use control::Control;
 pub use links::Links;
+pub use mailbox::Mailbox;
 pub use moves::{Move, Moves};
 pub use notice::Notice;
 pub use patience::Patience;

@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,24 @@ impl dyn System {
             // Nothing to wait for, so nothing can fail.
             let _ = self.wait(&mut [], until);
         }
+    }
+
+    /// Waits for a condition, for so long at most; like every wait for one it may end early. Where time is simulated nobody
+    /// wakes it.
+    pub(crate) fn wait_on<'a, T>(
+        &self,
+        condition: &Condvar,
+        mutex: &'a Mutex<T>,
+        guard: MutexGuard<'a, T>,
+        within: Duration,
+    ) -> MutexGuard<'a, T> {
+        if !self.is_simulated() {
+            let waited = condition.wait_timeout(guard, within);
+            return waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(guard);
+        self.sleep(within);
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What comes out of a queue within that time. It may be late by as much.

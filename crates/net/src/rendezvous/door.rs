@@ -98,6 +98,13 @@ impl Door {
         self.0.shared.edges().open.remove(&edge)
     }
 
+    /// The connections of a group that are there and were not taken, with the rank at their other end.
+    pub(crate) fn take_all(&self, group: u16) -> Vec<(usize, Connection)> {
+        let open = &mut self.0.shared.edges().open;
+        let taken = open.extract_if(.., |edge, _| edge.group == group);
+        taken.map(|(edge, connection)| (edge.peer, connection)).collect()
+    }
+
     /// A file that becomes readable whenever a connection of a group is there.
     pub(crate) fn bell(&self, group: u16) -> io::Result<Arc<OwnedFd>> {
         let file = Arc::new(bell()?);
@@ -193,11 +200,13 @@ impl fmt::Debug for Door {
     }
 }
 
-fn bell() -> io::Result<OwnedFd> {
+/// A file to wake a thread with.
+pub(crate) fn bell() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?)
 }
 
-fn ring(bell: &OwnedFd) {
+/// Makes it readable.
+pub(crate) fn ring(bell: &OwnedFd) {
     // It fails only if the counter is full, and then it is readable.
     let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }

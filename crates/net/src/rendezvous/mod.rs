@@ -36,6 +36,7 @@ use crate::control::Control;
 use crate::control::channel::Channel;
 use crate::control::message::Fault;
 use crate::links::{Bounds, Links, Meeting};
+use crate::mailbox::{self, Limits, Mailbox, MailboxOptions};
 use crate::patience::Patience;
 use crate::seal::Encrypt;
 use crate::secret::{Secret, SecretError};
@@ -145,8 +146,9 @@ impl Joined {
     /// not while ranks joined. The group's number is the same on all of them, and each of them calls this once.
     ///
     /// # Panics
-    /// If this rank is not in the group.
+    /// If this rank is not in the group, or the number is one of a mailbox.
     pub fn links(&self, group: u16, ranks: &[usize]) -> io::Result<Links> {
+        assert!(group < mailbox::GROUPS_FROM, "group {group} is one of a mailbox");
         let meeting = Meeting::new(self.door.clone(), group, ranks)?;
         let place = ranks.iter().position(|rank| *rank == self.rank).expect("a group that this rank is in");
         let hosts = ranks.iter().map(|&rank| self.members[rank].host.clone()).collect();
@@ -160,6 +162,21 @@ impl Joined {
         )?;
         links.set_bounds(Bounds::watched(self.control.patience()));
         Ok(links)
+    }
+
+    /// One of this rank's mailboxes, by number: letters between any two ranks of the job. Each rank calls this once for a number,
+    /// with the same limits. Two ranks are connected when they first talk.
+    pub fn mailbox(&self, number: u8, limits: Limits) -> io::Result<Mailbox> {
+        Mailbox::start(MailboxOptions {
+            system: self.system.clone(),
+            rank: self.rank,
+            members: &self.members,
+            generation: self.generation,
+            number,
+            limits,
+            door: self.door.clone(),
+            control: &self.control,
+        })
     }
 
     /// The connections of group 0 that joining made, by rank, as blocking ones. They are given away.

@@ -113,4 +113,10 @@ pub enum Bug {
     NeverCalls,
     /// A rank drops a connection that comes before it wants to talk.
     TakesOnlyWhatItWants,
+    /// A mailbox reads letters for which its inbox has no room.
+    ReadsWithoutRoom,
+    /// A mailbox that has room again does not go on reading.
+    ForgetsRoom,
+    /// A mailbox that is closed does not wait until its letters are sent.
+    ClosesAtOnce,
 }

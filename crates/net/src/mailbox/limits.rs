@@ -1,0 +1,90 @@
+//! What a letter is addressed with, the two classes of letters, and how much of each is held.
+
+/// Which way a letter takes. Each class has connections, a thread and bounds of its own, so neither waits for the other.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u8)]
+pub enum Class {
+    /// Membership and other decisions: short, and taken first.
+    Urgent = 0,
+    /// Everything that may be long.
+    Data = 1,
+}
+
+impl Class {
+    /// Both, in the order in which they are taken.
+    pub const ALL: [Class; 2] = [Class::Urgent, Class::Data];
+
+    /// Its name in reports and in names of threads.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Urgent => "urgent",
+            Class::Data => "data",
+        }
+    }
+}
+
+/// What a sender writes on a letter: numbers that are carried and not looked at. A request of a range needs no bytes beside
+/// them, and the bytes of a range need none in front of them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+pub struct Label {
+    /// What kind of letter it is.
+    pub kind: u16,
+    /// Which request it makes or answers.
+    pub ticket: u64,
+    /// Which place it is about: where a range begins, a clock, a version.
+    pub place: u64,
+}
+
+/// How much of one class is held. All ranks have the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bounds {
+    /// The longest letter, in bytes. A longer one is refused where it is posted, and where it would arrive.
+    pub letter_bytes_max: usize,
+    /// Bytes of one sender that have come and were not taken. Above it nothing more is read of that sender, which slows it down.
+    pub inbox_bytes_max: usize,
+    /// Bytes for one receiver that were posted and not sent. Above it a post waits.
+    pub outbox_bytes_max: usize,
+}
+
+/// How much a mailbox holds. A letter that is longer than a bound of an inbox or outbox is held if it is the only one there, so
+/// at most the larger of the two is held for each peer, class and direction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Of urgent letters.
+    pub urgent: Bounds,
+    /// Of data.
+    pub data: Bounds,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        let urgent =
+            Bounds { letter_bytes_max: 1 << 20, inbox_bytes_max: 1 << 20, outbox_bytes_max: 1 << 20 };
+        let data =
+            Bounds { letter_bytes_max: 1 << 30, inbox_bytes_max: 64 << 20, outbox_bytes_max: 64 << 20 };
+        Limits { urgent, data }
+    }
+}
+
+impl Limits {
+    /// Those of a class.
+    pub fn of(&self, class: Class) -> Bounds {
+        match class {
+            Class::Urgent => self.urgent,
+            Class::Data => self.data,
+        }
+    }
+}
+
+/// What a letter counts beside its bytes, so that empty ones are bounded too.
+const LETTER_BYTES: usize = 128;
+
+/// What a letter of so many bytes counts.
+pub(super) fn weight(bytes: usize) -> usize {
+    bytes.saturating_add(LETTER_BYTES)
+}
+
+/// Whether a letter fits: within the bound, or because it is the only one.
+pub(super) fn fits(held: usize, bytes: usize, max: usize) -> bool {
+    held == 0 || held.saturating_add(weight(bytes)) <= max
+}

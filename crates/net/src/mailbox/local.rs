@@ -1,0 +1,49 @@
+//! Mailboxes of threads of one process: each one's inbox, which the others put letters into themselves.
+
+use std::sync::Arc;
+
+use super::inbox::Inbox;
+use super::limits::Limits;
+use super::{Mailbox, Way};
+use crate::alarm::Alarm;
+use crate::report::{Cause, Report};
+use crate::system::Os;
+
+/// The inboxes of all ranks, and what ends their waits.
+#[derive(Clone)]
+pub(super) struct Neighbours {
+    inboxes: Arc<[Arc<Inbox>]>,
+    alarm: Alarm,
+}
+
+/// Mailboxes for so many ranks, which are threads of this process; the alarm ends the waits of all. A rank whose mailbox is
+/// dropped before it was closed is lost.
+pub fn within(ranks: usize, limits: Limits, alarm: Alarm) -> Vec<Mailbox> {
+    let inboxes = (0..ranks).map(|_| Inbox::new(ranks, limits)).collect();
+    let neighbours = Neighbours { inboxes, alarm };
+    let mailbox = |(rank, inbox): (usize, &Arc<Inbox>)| {
+        let (system, way) = (Arc::new(Os), Way::Threads(neighbours.clone()));
+        Mailbox { system, rank, limits, inbox: inbox.clone(), way }
+    };
+    neighbours.inboxes.iter().enumerate().map(mailbox).collect()
+}
+
+impl Neighbours {
+    pub(super) fn inbox(&self, rank: usize) -> &Inbox {
+        &self.inboxes[rank]
+    }
+
+    pub(super) fn alarm(&self) -> &Alarm {
+        &self.alarm
+    }
+
+    /// A rank ended without a word: whoever waits is told at once.
+    pub(super) fn lose(&self, rank: usize) {
+        let op = "mailbox".to_owned();
+        self.alarm.raise(Report { rank, host: String::new(), step: 0, op, cause: Cause::Gone });
+        for inbox in self.inboxes.iter() {
+            inbox.came.notify_all();
+            inbox.room.notify_all();
+        }
+    }
+}
