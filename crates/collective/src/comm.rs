@@ -14,6 +14,7 @@ use crate::element::{Element, Reduce};
 use crate::lane::Lane;
 use crate::links::{Linked, TwoLevel};
 use crate::mpi::{self, Mpi, MpiMail};
+use crate::record::Record;
 use crate::shared::{Shared, ShmSetup, no_memory};
 use crate::split::Ways;
 use crate::work::{Cuts, Span, Ticket, Work};
@@ -39,6 +40,8 @@ pub struct Comm {
     pulse: Pulse,
     /// The kind of the operation that was started last.
     last: Doing,
+    /// What was called.
+    pub(crate) record: Record,
 }
 
 /// The ways in which ranks can be connected.
@@ -158,6 +161,7 @@ impl Comm {
             done: 0,
             pulse,
             last,
+            record: Record::default(),
         }
     }
 
@@ -284,6 +288,14 @@ impl Comm {
     /// The memory is there, aligned for its elements, and stays, and nobody else touches it, until the operation was
     /// waited for.
     pub unsafe fn start(&mut self, work: Work) -> Ticket {
+        self.note_work(&work);
+        // SAFETY: promised by the caller.
+        unsafe { self.start_noted(work) }
+    }
+
+    /// # Safety
+    /// As [`Comm::start`].
+    unsafe fn start_noted(&mut self, work: Work) -> Ticket {
         self.last = work.doing();
         let step = self.step();
         if matches!(work, Work::Send { .. } | Work::Receive { .. }) && self.has_mail() {
@@ -368,6 +380,7 @@ impl Comm {
 
     /// Waits until every rank is here.
     pub fn barrier(&mut self) -> Result<(), Report> {
+        self.note(Doing::Barrier, None);
         self.wait_started()?;
         self.during(Doing::Barrier, |comm, step| match &mut comm.inner {
             Inner::Shared(shared) => shared.barrier(step),
@@ -377,7 +390,7 @@ impl Comm {
 
     /// Every rank gets the reduction of all.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], reduce: Reduce) -> Result<(), Report> {
-        self.run(Work::AllReduce(Span::of(data), reduce))
+        self.call(Work::AllReduce(Span::of(data), reduce))
     }
 
     /// Each rank gets the reduction of its own range.
@@ -387,17 +400,17 @@ impl Comm {
         cuts: &Cuts,
         reduce: Reduce,
     ) -> Result<(), Report> {
-        self.run(Work::ReduceScatter(Span::of(data), cuts.clone(), reduce))
+        self.call(Work::ReduceScatter(Span::of(data), cuts.clone(), reduce))
     }
 
     /// Every rank gets the ranges of all.
     pub fn all_gather<T: Element>(&mut self, data: &mut [T], cuts: &Cuts) -> Result<(), Report> {
-        self.run(Work::AllGather(Span::of(data), cuts.clone()))
+        self.call(Work::AllGather(Span::of(data), cuts.clone()))
     }
 
     /// Every rank gets what `root` has.
     pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<(), Report> {
-        self.run(Work::Broadcast(Span::of(data), root))
+        self.call(Work::Broadcast(Span::of(data), root))
     }
 
     /// The root gets the ranges of all: `mine` is this rank's, `into` is the whole, which only the root has.
@@ -408,6 +421,7 @@ impl Comm {
         cuts: &Cuts,
         root: usize,
     ) -> Result<(), Report> {
+        self.note(Doing::Gather, Some(Span::read(mine)));
         self.wait_started()?;
         self.during(Doing::Gather, |comm, step| match &mut comm.inner {
             Inner::Shared(shared) => shared.gather(Span::read(mine), into.map(Span::of), cuts, root, step),
@@ -427,6 +441,7 @@ impl Comm {
         cuts: &Cuts,
         root: usize,
     ) -> Result<(), Report> {
+        self.note(Doing::Scatter, Some(Span::of(mine)));
         self.wait_started()?;
         self.during(Doing::Scatter, |comm, step| match &mut comm.inner {
             Inner::Shared(shared) => shared.scatter(Span::of(mine), from.map(Span::read), cuts, root, step),
@@ -445,6 +460,7 @@ impl Comm {
         recv: &mut [T],
         recv_cuts: &Cuts,
     ) -> Result<(), Report> {
+        self.note(Doing::AllToAll, Some(Span::read(send)));
         self.wait_started()?;
         self.during(Doing::AllToAll, |comm, step| match &mut comm.inner {
             Inner::Shared(shared) => {
@@ -465,6 +481,7 @@ impl Comm {
     /// ranks that share memory, after some seconds over sockets if they are two, and with the last bound on waiting if
     /// they are more. MPI says nothing, and waits.
     pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), Report> {
+        self.note(Doing::Send, Some(Span::read(data)));
         self.during(Doing::Send, |comm, step| match &mut comm.inner {
             Inner::Shared(shared) => shared.send(to, Span::read(data), step),
             Inner::Background(_) => comm.run(Work::Send { to, tag: 0, span: Span::read(data) }),
@@ -473,6 +490,7 @@ impl Comm {
 
     /// Receives what one rank sends with [`Comm::send`].
     pub fn recv<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<(), Report> {
+        self.note(Doing::Receive, Some(Span::of(data)));
         self.during(Doing::Receive, |comm, step| match &mut comm.inner {
             Inner::Shared(shared) => shared.recv(from, Span::of(data), step),
             Inner::Background(_) => comm.run(Work::Receive { from, tag: 0, span: Span::of(data) }),
@@ -500,6 +518,11 @@ impl Comm {
         }
     }
 
+    fn call(&mut self, work: Work) -> Result<(), Report> {
+        self.note_work(&work);
+        self.run(work)
+    }
+
     fn run(&mut self, work: Work) -> Result<(), Report> {
         if let Inner::Background(_) = &self.inner {
             return self.during(work.doing(), |comm, _| match &mut comm.inner {
@@ -509,7 +532,7 @@ impl Comm {
             });
         }
         // SAFETY: the caller's borrow lasts until this returns, and nothing runs in the background after that.
-        let ticket = unsafe { self.start(work) };
+        let ticket = unsafe { self.start_noted(work) };
         self.wait(ticket)
     }
 

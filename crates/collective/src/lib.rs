@@ -7,7 +7,7 @@
 //! - [`comm`]: one rank's end. [`element`]: element types and reducers. [`work`]: operations that are started and waited for.
 //! - [`mpi`]: MPI's own collectives, through a library that is loaded at run time.
 //! - [`split`]: groups of some ranks of a group.
-//! - [`buffer`]: numbers that the others reach without a copy.
+//! - [`record`]: what was called. [`buffer`]: numbers that the others reach without a copy.
 //! - `shared`: ranks that see each other's memory.
 //! - [`links`]: ranks that can only send each other bytes. `background`: a thread that exchanges while the rank computes.
 //!   `carrier`: what it may own. `lane`: messages over sockets, beside it. `inbox`: where messages meet receives.
@@ -23,6 +23,7 @@ mod inbox;
 mod lane;
 pub mod links;
 pub mod mpi;
+pub mod record;
 mod shared;
 pub mod split;
 pub mod work;
@@ -32,6 +33,7 @@ pub use comm::Comm;
 pub use element::{Bool, DType, Element, Reduce};
 pub use links::Linked;
 pub use polyreme_net::{Block, Cause, Doing, Report, patience};
+pub use record::Called;
 pub use shared::ShmSetup;
 pub use split::{Connect, along};
 pub use work::{Cuts, Span, Ticket, Work};

@@ -6,7 +6,7 @@
 //! broadcasts of more elements are cut, other operations refuse them.
 //!
 //! # Layout
-//! - [`find`]: the library. `dl`: how libraries are loaded. [`abi`]: what libraries disagree on.
+//! - [`mod@find`]: the library. `dl`: how libraries are loaded. [`abi`]: what libraries disagree on.
 //! - `calls`: its functions. `runtime`: the library, started. `operators`: sums that MPI does not have.
 //! - `group`: one rank's end of a communicator. `mail`: messages in it.
 

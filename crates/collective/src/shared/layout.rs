@@ -115,7 +115,9 @@ const _: () = assert!(NOTICE + size_of::<Notice>() <= PAGE);
 impl Layout {
     pub(super) fn of(ranks: usize) -> Layout {
         let ring_bytes = ((1 << 20) / ranks.next_power_of_two()).clamp(PAGE, RING_BYTES_MAX);
-        Layout { ranks, piece_bytes: PIECE_BYTES, ring_bytes }
+        // A lone rank hands nothing over: it is not to take megabytes for it.
+        let piece_bytes = if ranks > 1 { PIECE_BYTES } else { PAGE };
+        Layout { ranks, piece_bytes, ring_bytes }
     }
 
     /// What the first word says if the memory is of this layout.

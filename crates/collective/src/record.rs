@@ -1,0 +1,67 @@
+//! A record of the operations that a rank has called: what a program lists can be held to what was really done.
+
+use polyreme_net::Doing;
+
+use crate::comm::Comm;
+use crate::element::DType;
+use crate::work::{Span, Work};
+
+/// An operation that was called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Called {
+    /// Which.
+    pub op: Doing,
+    /// Of which elements, if it has any: their type, how many, and where they lie.
+    pub of: Option<(DType, usize, *mut u8)>,
+}
+
+/// What was called.
+#[derive(Default)]
+pub(crate) struct Record {
+    n_calls: u64,
+    kept: Option<Vec<Called>>,
+}
+
+// SAFETY: the addresses are only compared.
+unsafe impl Send for Record {}
+
+impl Comm {
+    /// How many operations this rank has called on this group, started ones included.
+    pub fn n_calls(&self) -> u64 {
+        self.record.n_calls
+    }
+
+    /// Keeps every call from now on, for [`Comm::recorded`].
+    pub fn record(&mut self) {
+        self.record.kept = Some(Vec::new());
+    }
+
+    /// The calls since [`Comm::record`] or the last time.
+    pub fn recorded(&mut self) -> Vec<Called> {
+        self.record.kept.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Notes a call.
+    pub(crate) fn note(&mut self, op: Doing, of: Option<Span>) {
+        self.record.n_calls += 1;
+        if let Some(kept) = &mut self.record.kept {
+            kept.push(Called { op, of: of.map(|span| (span.dtype, span.count, span.ptr)) });
+        }
+    }
+
+    /// Notes the call of an operation that is described as a whole.
+    pub(crate) fn note_work(&mut self, work: &Work) {
+        let of = match work {
+            Work::AllReduce(span, _)
+            | Work::ReduceScatter(span, ..)
+            | Work::AllGather(span, _)
+            | Work::Broadcast(span, _)
+            | Work::Send { span, .. }
+            | Work::Receive { span, .. } => Some(*span),
+            Work::Gather { mine, .. } | Work::Scatter { mine, .. } => Some(*mine),
+            Work::AllToAll { send, .. } => Some(*send),
+            Work::Barrier => None,
+        };
+        self.note(work.doing(), of);
+    }
+}
