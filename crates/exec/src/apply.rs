@@ -1,43 +1,27 @@
 //! Gradients that go into the update block by block, while they are computed.
 
-use std::time::Instant;
-
-use polyreme_graph::NodeId;
 use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::gemm::{Block, Epilogue, Gemm};
-use polyreme_kernels::optim::{Pass, StepHyper};
+use polyreme_kernels::optim::Pass;
 use polyreme_kernels::{Cx, Isa};
 
-use crate::engine::Engine;
-use crate::error::ExecError;
+use crate::engine::{Engine, Loaded};
 use crate::launch::Launch;
 use crate::memory::{NodeMemory, UpdateTarget};
-use crate::timeline::MomentKind;
 
 impl Engine {
     /// Computes the gradient of a parameter, and updates it meanwhile.
-    pub(crate) fn apply(&mut self, node: NodeId, param: usize, hyper: StepHyper) {
-        let began = self.timeline.is_some().then(Instant::now);
-        let graph = &self.program.graph;
-        let Launch::Apply(gemm) = &self.prepared[node.idx()].launch else {
+    pub(crate) fn apply(&mut self, loaded: &Loaded, body: usize, slot: usize, node: usize, param: usize) {
+        let hyper = self.hyper();
+        let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
+        let Launch::Apply(gemm) = &ready.prepared[node].launch else {
             unreachable!("prepared as the program says")
         };
-        let pass = self.program.optimizer.and_then(|o| o.pass(hyper)).expect("an update by elements");
-        let cx = Cx { isa: self.options.isa, par: &self.pool };
-        let slices = self.memory.node(graph, node.idx());
-        let stored = &graph.params[param];
-        let target = slices.update_target(stored.value);
+        let pass = loaded.program.optimizer.and_then(|o| o.pass(hyper)).expect("an update by elements");
+        let cx = Cx { isa: self.options.isa, par: &*self.pool };
+        let slices = self.memory.node(ready, slot, node);
+        let target = slices.update_target(ready.body.graph.params[param].value);
         run(&cx, gemm, &slices, pass, &target);
-        if let (Some(began), Some(timeline)) = (began, &mut self.timeline) {
-            let name = || format!("gradient and update {}", stored.name);
-            timeline.push(name, MomentKind::Compute, self.step, began);
-        }
-    }
-
-    /// An error if the program keeps no gradients that could be asked for, or added up.
-    pub(crate) fn keeps_gradients(&self) -> Result<(), ExecError> {
-        let at_once = self.prepared.iter().any(|p| matches!(p.launch, Launch::Apply(_)));
-        if at_once { Err(ExecError::AtOnce) } else { Ok(()) }
     }
 }
 

@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use polyreme_collective::{Block, Span};
-use polyreme_dtype::Element;
+use polyreme_dtype::{DType, Element};
 use polyreme_graph::memory::ALIGN_BYTES;
 
 use crate::error::ExecError;
@@ -31,7 +31,13 @@ impl Arena {
     pub(crate) fn new(bytes: usize, what: &'static str) -> Result<Arena, ExecError> {
         let missing = ExecError::Reserve { what, bytes };
         let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { ALIGN_BYTES };
-        let Ok(layout) = Layout::from_size_align(bytes.max(ALIGN_BYTES), align) else { return Err(missing) };
+        let Ok(layout) = Layout::from_size_align(bytes.next_multiple_of(ALIGN_BYTES), align) else {
+            return Err(missing);
+        };
+        if bytes == 0 {
+            let nowhere = std::ptr::without_provenance_mut(ALIGN_BYTES);
+            return Ok(Arena { ptr: NonNull::new(nowhere).expect("not null"), layout, block: None });
+        }
         // SAFETY: the size is not zero.
         let Some(ptr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { return Err(missing) };
         let arena = Arena { ptr, layout, block: None };
@@ -74,7 +80,7 @@ impl Arena {
     /// # Safety
     /// Nobody may write this range while the slice lives.
     pub(crate) unsafe fn slice<T: Element>(&self, offset: usize, len: usize) -> &[T] {
-        self.check::<T>(offset, len);
+        self.check(offset, len * size_of::<T>(), align_of::<T>());
         // SAFETY: in bounds and aligned by `check`; every bit pattern is a `T`; not written by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().add(offset).cast(), len) }
     }
@@ -85,31 +91,47 @@ impl Arena {
     /// Nobody else may hold this range while the slice lives.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn slice_mut<T: Element>(&self, offset: usize, len: usize) -> &mut [T] {
-        self.check::<T>(offset, len);
+        self.check(offset, len * size_of::<T>(), align_of::<T>());
         // SAFETY: as in `slice`, and held by nobody else by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().add(offset).cast(), len) }
     }
 
-    /// Where floats `start..start + len` lie, for an exchange with ranks that may see the same memory: an address, which
-    /// borrows nothing.
-    pub(crate) fn span(&self, start: usize, len: usize) -> Span {
-        self.check::<f32>(start * 4, len);
-        Span { ptr: self.ptr.as_ptr().wrapping_add(start * 4), count: len, dtype: f32::DTYPE }
+    /// Where elements lie, for an exchange with ranks that may see the same memory: an address, which borrows nothing.
+    pub(crate) fn span(&self, offset: usize, count: usize, dtype: DType) -> Span {
+        self.check(offset, count * dtype.bytes(), dtype.bytes());
+        Span { ptr: self.ptr.as_ptr().wrapping_add(offset), count, dtype }
     }
 
-    fn check<T>(&self, offset: usize, len: usize) {
-        let bytes = len * size_of::<T>();
+    /// Makes it at least so large; what it held is lost then. On an error it is as large as it was.
+    pub(crate) fn grow(&mut self, bytes: usize, what: &'static str) -> Result<(), ExecError> {
+        if bytes <= self.bytes() {
+            return Ok(());
+        }
+        // Both at once may be more than there is.
+        let before = self.bytes();
+        *self = Arena::new(0, what)?;
+        match Arena::new(bytes, what) {
+            Ok(larger) => *self = larger,
+            Err(error) => {
+                *self = Arena::new(before, what)?;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, offset: usize, bytes: usize, align: usize) {
         assert!(
             offset <= self.layout.size() && bytes <= self.layout.size() - offset,
             "slice inside the arena"
         );
-        assert!(offset.is_multiple_of(align_of::<T>()), "slice aligned");
+        assert!(offset.is_multiple_of(align), "slice aligned");
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        if self.block.is_none() {
+        if self.block.is_none() && self.layout.size() > 0 {
             // SAFETY: allocated with this layout.
             unsafe { dealloc(self.ptr.as_ptr(), self.layout) };
         }
@@ -141,7 +163,7 @@ mod tests {
         let ranks = [Arena::over(block.clone()), Arena::over(block)];
         // SAFETY: the only slice of this memory.
         let own: &mut [f32] = unsafe { ranks[0].slice_mut(256, 64) };
-        let named = ranks.each_ref().map(|arena| arena.span(0, 1024));
+        let named = ranks.each_ref().map(|arena| arena.span(0, 1024, DType::F32));
         own.fill(1.0);
         assert!(
             named.iter().all(|span| span.ptr == named[0].ptr && (span.count, span.bytes()) == (1024, 4096))
@@ -151,7 +173,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_not_there_is_an_error_that_says_for_what() {
-        for bytes in [1 << 62, isize::MAX as usize, usize::MAX] {
+        for bytes in [1 << 62, isize::MAX as usize, usize::MAX - ALIGN_BYTES] {
             let error = Arena::new(bytes, "activations").err().expect("more than there is");
             assert_eq!(error, ExecError::Reserve { what: "activations", bytes });
             assert!(error.to_string().contains("for activations"), "{error}");

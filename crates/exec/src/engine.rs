@@ -1,27 +1,31 @@
-//! The engine of one rank: a program, its memory and its team of threads.
+//! The engine of one rank: programs, the memory that they run on, what they have learnt, and a team of threads.
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use polyreme_collective::Block;
+use polyreme_collective::Span;
 use polyreme_graph::graph::{Graph, Init, Stored};
-use polyreme_graph::memory::readiness;
-use polyreme_graph::{DType, Instr, MemoryPlan, NodeId, Op, Place, Program, ValueId};
-use polyreme_kernels::optim::{StepHyper, clip_scale, global_norm};
+use polyreme_graph::memory::{ALIGN_BYTES, readiness};
+use polyreme_graph::{DType, Place, Program, Region, ValueId};
 use polyreme_kernels::{Cx, Isa, random};
 
 use crate::error::ExecError;
+use crate::feed::{Filled, Inputs};
 use crate::group::Group;
 use crate::kernel_types::check_kernels;
-use crate::launch::{Prepared, prepare};
-use crate::memory::{Keeping, Memory, Workspace};
+use crate::memory::Memory;
 use crate::pool::Pool;
-use crate::run::{StepArgs, run};
-use crate::shards::ShardSums;
+use crate::reader::{Progress, StepArgs};
+use crate::run::{Draw, run};
+use crate::state::{Blocks, Lengths, State};
 use crate::timeline::Timeline;
+use crate::workspace::{Ready, Workspace};
 
-/// How to run a program.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Bytes of an element of parameters, gradients and moments.
+const F32_BYTES: usize = DType::F32.bytes();
+
+/// How to run programs.
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Threads of this rank, the caller's included.
     pub threads: usize,
@@ -29,12 +33,14 @@ pub struct Options {
     pub isa: Isa,
     /// From which parameters and masks of dropout follow.
     pub seed: u64,
+    /// The team of threads, if it is not to be an own one.
+    pub pool: Option<Arc<Pool>>,
 }
 
 impl Options {
     /// So many threads, the best instruction set, seed 0.
     pub fn threads(threads: usize) -> Options {
-        Options { threads, isa: Isa::detect(), seed: 0 }
+        Options { threads, isa: Isa::detect(), seed: 0, pool: None }
     }
 }
 
@@ -45,7 +51,7 @@ pub struct Footprint {
     pub params: usize,
     /// Their gradients.
     pub grads: usize,
-    /// Sums of a step's logical shards, or of its earlier pieces.
+    /// Buffers for the time of a step: sums of earlier microbatches or of logical shards.
     pub sums: usize,
     /// Optimizer state.
     pub optimizer: usize,
@@ -62,273 +68,269 @@ impl Footprint {
     pub fn total(&self) -> usize {
         self.params + self.grads + self.sums + self.optimizer + self.states + self.inputs + self.activations
     }
-
-    /// The same if steps have several pieces ([`Engine::accumulate`]): the sums of the earlier ones take as much as the
-    /// gradients of the last. Ranks that keep their own part of the gradients only sum every piece where it is kept, and
-    /// logical shards have sums already.
-    pub fn in_pieces(self, program: &Program) -> Footprint {
-        let elsewhere = program.buffers.is_some() || self.sums > 0;
-        Footprint { sums: if elsewhere { self.sums } else { self.grads }, ..self }
-    }
 }
 
-/// Runs a program, step after step.
+/// A program that was prepared.
+pub(crate) struct Loaded {
+    pub(crate) program: Program,
+    /// By body of the program, its number in the engine.
+    pub(crate) bodies: Vec<usize>,
+    /// By buffer of the program, its number in the workspace.
+    pub(crate) buffers: Vec<usize>,
+}
+
+/// Runs programs over the same parameters, step after step.
 pub struct Engine {
     /// The other ranks. The first field, so that what runs in the background ends before its memory goes.
     pub(crate) group: Option<Group>,
-    pub(crate) program: Program,
-    pub(crate) prepared: Vec<Prepared>,
+    /// By number; the first one says where everything lies.
+    programs: Vec<Option<Arc<Loaded>>>,
+    selected: usize,
+    pub(crate) bodies: Vec<Option<Ready>>,
     pub(crate) memory: Memory,
-    pub(crate) pool: Pool,
+    pub(crate) pool: Arc<Pool>,
     pub(crate) options: Options,
     /// Bounds of the parameters' tensors in their arena, in the order of readiness.
     pub(crate) tensors: Vec<Range<usize>>,
-    /// In the same order, where their gradients begin in theirs.
-    pub(crate) grad_starts: Vec<usize>,
-    pub(crate) step: u64,
-    /// The place of the batch's first sample among those of the step.
-    pub(crate) first_sample: u64,
-    pub(crate) grad_norm: Option<f64>,
-    /// The maximum that this step's norm is brought down to.
-    pub(crate) clip_max: Option<f64>,
-    /// Which batch size is in place, and the others.
-    pub(crate) selected: usize,
-    pub(crate) parked: Vec<Option<Parked>>,
+    pub(crate) progress: Progress,
     /// Where the time goes, if somebody wants to know.
     pub(crate) timeline: Option<Timeline>,
-}
-
-/// A batch size that is not in place.
-pub(crate) struct Parked {
-    pub(crate) program: Program,
-    pub(crate) prepared: Vec<Prepared>,
-    pub(crate) workspace: Workspace,
 }
 
 impl Engine {
     /// Plans and reserves everything, and initialises parameters and states.
     pub fn new(program: Program, options: Options) -> Result<Engine, ExecError> {
-        let mut engine = Engine::reserve(program, options, None)?;
+        let mut engine = Engine::reserve(program, options, Blocks::default())?;
         engine.initialise();
         Ok(engine)
     }
 
     /// The same without initial values; `blocks` are shared weights and visible gradients.
-    pub(crate) fn reserve(
-        program: Program,
-        options: Options,
-        blocks: Option<(Option<Block>, Block)>,
-    ) -> Result<Engine, ExecError> {
-        check_kernels(&program.graph)?;
-        let (prepared, plan) = lay_out(&program, options.threads);
-        let tensors = readiness(&program.graph)
-            .into_iter()
-            .map(|p| {
-                let start = plan.param_offsets[p];
-                start..start + program.graph.shape(program.graph.params[p].value).numel()
-            })
-            .collect();
-        let grad_starts = grad_starts(&program.graph, &plan);
-        let keeping = Keeping {
-            state_per_param: program.optimizer.map_or(0, |o| o.state_per_param()),
-            moment_len: moment_len(&program, &plan),
-            gradients: has_grads(&program.graph) && plan.grad_len > 0,
-            own_gradients: program.buffers.is_some(),
-            blocks,
+    pub(crate) fn reserve(program: Program, options: Options, blocks: Blocks) -> Result<Engine, ExecError> {
+        check_kernels(&program.bodies[0].graph)?;
+        let threads = options.threads.max(1);
+        let pool = match &options.pool {
+            Some(pool) => pool.clone(),
+            None => Arc::new(Pool::new(threads).map_err(|e| ExecError::Thread { why: e.to_string() })?),
         };
-        let memory = Memory::new(plan, keeping)?;
-        let pool = Pool::new(options.threads.max(1)).map_err(|e| ExecError::Thread { why: e.to_string() })?;
-        let (step, first_sample, grad_norm) = (0, 0, None);
-        let parked = vec![None];
-        Ok(Engine {
+        let first = Ready::new(&program, &program.bodies[0], threads);
+        let graph = &first.body.graph;
+        let tensor = |p: usize| {
+            let start = first.plan.param_offsets[p];
+            start..start + graph.shape(graph.params[p].value).numel()
+        };
+        let tensors = readiness(graph).into_iter().map(tensor).collect();
+        let lengths = lengths(&program, &first);
+        let memory = Memory { state: State::new(lengths, blocks)?, work: Workspace::new()? };
+        let mut engine = Engine {
             group: None,
-            program,
-            prepared,
+            programs: Vec::new(),
+            selected: 0,
+            bodies: vec![Some(first)],
             memory,
             pool,
             options,
             tensors,
-            grad_starts,
-            step,
-            first_sample,
-            grad_norm,
-            clip_max: None,
-            selected: 0,
-            parked,
+            progress: Progress::default(),
             timeline: None,
-        })
+        };
+        engine.add(program)?;
+        Ok(engine)
     }
 
-    /// What `program` would take with these options: of optimizer state and gradients, what this rank keeps.
+    /// What `program` would take with so many threads: of optimizer state and gradients, what this rank keeps.
     pub fn footprint(program: &Program, threads: usize) -> Footprint {
-        let (_, plan) = lay_out(program, threads);
-        let own = moment_len(program, &plan) * 4;
-        let kept = if program.buffers.is_some() { own } else { 0 };
-        let shards = program.role.as_ref().and_then(|role| Some((role.shards?, role.ranks)));
-        Footprint {
-            params: plan.param_len * 4,
-            grads: if has_grads(&program.graph) { plan.grad_len * 4 + kept } else { 0 },
-            sums: shards.map_or(0, |(n, ranks)| 4 * ShardSums::floats(n, ranks, &plan)),
-            optimizer: own * program.optimizer.map_or(0, |o| o.state_per_param()),
-            states: plan.state_len * 4,
-            inputs: plan.input_bytes,
-            activations: plan.arena_bytes,
+        let ready: Vec<Ready> = program.bodies.iter().map(|b| Ready::new(program, b, threads)).collect();
+        let lengths = lengths(program, &ready[0]);
+        let most = |of: &dyn Fn(&Ready) -> usize| program.slots * ready.iter().map(of).max().unwrap_or(0);
+        let buffers = program.buffers.iter().map(|b| (b.len * b.dtype.bytes()).next_multiple_of(ALIGN_BYTES));
+        let own: usize = match (&program.role, program.grad_buffers.is_some()) {
+            (Some(role), true) => role.own().iter().map(|r| r.len() * F32_BYTES).sum::<usize>(),
+            _ => 0,
         }
+        .next_multiple_of(ALIGN_BYTES);
+        Footprint {
+            params: lengths.params * F32_BYTES,
+            grads: lengths.grads * F32_BYTES + own,
+            sums: buffers.sum::<usize>() - own,
+            optimizer: lengths.moments * lengths.n_moments * F32_BYTES,
+            states: lengths.states * F32_BYTES,
+            inputs: most(&|r| r.plan.input_bytes),
+            activations: most(&|r| r.plan.arena_bytes),
+        }
+    }
+
+    /// Prepares another program over the same parameters, gradients, moments and states: for steps of another shape, or an
+    /// evaluation. Bodies that are prepared already are shared. Returns its number; that of the first program is 0.
+    pub fn add(&mut self, program: Program) -> Result<usize, ExecError> {
+        if let Some(first) = self.programs.first().and_then(Option::as_ref) {
+            fits(&first.program, &program)?;
+        }
+        let known = |body: &Arc<polyreme_graph::Body>| {
+            let same = |r: &Option<Ready>| r.as_ref().is_some_and(|r| Arc::ptr_eq(&r.body, body));
+            self.bodies.iter().position(same)
+        };
+        // Prepared here, and put in place when nothing can go wrong any more.
+        let mut new: Vec<Ready> = Vec::new();
+        let mut numbers = Vec::new();
+        for body in &program.bodies {
+            if let Some(number) = known(body) {
+                numbers.push(number);
+                continue;
+            }
+            check_kernels(&body.graph)?;
+            let first = self.bodies[0].as_ref().expect("the first body stays");
+            let mut ready = Ready::new(&program, body, self.options.threads);
+            match ready.learns() {
+                true => same_layout(first, &ready)?,
+                false => ready.follow(first)?,
+            }
+            numbers.push(self.bodies.len() + new.len());
+            new.push(ready);
+        }
+        let at = |number: &usize| match self.bodies.get(*number) {
+            Some(ready) => ready.as_ref().expect("bodies of a program stay with it"),
+            None => &new[*number - self.bodies.len()],
+        };
+        let ready: Vec<&Ready> = numbers.iter().map(at).collect();
+        let buffers = self.memory.work.make_room(&program, &ready)?;
+        self.bodies.extend(new.into_iter().map(Some));
+        self.programs.push(Some(Arc::new(Loaded { program, bodies: numbers, buffers })));
+        Ok(self.programs.len() - 1)
+    }
+
+    /// Gives up a program that is not needed any more, and bodies that no other one has. The first one stays.
+    pub fn remove(&mut self, number: usize) {
+        assert!(number != 0, "the first program says where everything lies");
+        if number == self.selected {
+            self.select(0);
+        }
+        self.programs[number] = None;
+        let used =
+            |body: usize| body == 0 || self.programs.iter().flatten().any(|p| p.bodies.contains(&body));
+        for body in 0..self.bodies.len() {
+            if !used(body) {
+                self.bodies[body] = None;
+            }
+        }
+    }
+
+    /// Inputs, outputs and runs are from now on those of this program.
+    pub fn select(&mut self, number: usize) {
+        assert!(self.programs[number].is_some(), "a number that `add` gave");
+        self.selected = number;
+    }
+
+    pub(crate) fn loaded(&self) -> Arc<Loaded> {
+        self.programs[self.selected].clone().expect("the selected program is there")
+    }
+
+    fn selected(&self) -> &Loaded {
+        self.programs[self.selected].as_ref().expect("the selected program is there")
+    }
+
+    /// The first program, which says what is kept, and by whom.
+    pub(crate) fn first(&self) -> &Program {
+        &self.programs[0].as_ref().expect("the first program stays").program
+    }
+
+    /// The body of the first program, and where its values lie.
+    pub(crate) fn layout(&self) -> &Ready {
+        self.bodies[0].as_ref().expect("the first body stays")
     }
 
     /// The program.
     pub fn program(&self) -> &Program {
-        &self.program
+        &self.selected().program
     }
 
     /// How many steps have been done.
     pub fn steps_done(&self) -> u64 {
-        self.step
+        self.memory.state.step
     }
 
     /// The norm of all gradients at the last clipping.
     pub fn grad_norm(&self) -> Option<f64> {
-        self.grad_norm
+        self.progress.grad_norm
     }
 
-    /// Runs every node: the forward pass, and the backward pass if the program has one. Nothing is updated.
+    /// Where the elements of a region of the selected program lie.
+    pub fn span(&self, region: &Region) -> Span {
+        self.memory.span(self.selected(), &self.bodies, region)
+    }
+
+    /// Runs a program that updates nothing, with inputs that are filled already.
     pub fn run(&mut self) -> Result<(), ExecError> {
-        self.keeps_gradients()?;
-        for i in 0..self.program.instrs.len() {
-            if let Instr::Compute(node) = self.program.instrs[i] {
-                self.run_node(node.idx())?;
-            }
+        if self.program().optimizer.is_some() {
+            return Err(ExecError::Updates);
         }
-        Ok(())
+        self.step_with::<ExecError>(&mut Filled { weight: 1.0 }, StepArgs::default()).map(|_| ())
     }
 
-    pub(crate) fn run_node(&mut self, i: usize) -> Result<(), ExecError> {
-        let graph = &self.program.graph;
-        let args = StepArgs {
-            seed: self.options.seed,
-            step: self.step,
-            first_sample: self.first_sample,
-            batch: batch(graph),
-        };
-        let cx = Cx { isa: self.options.isa, par: &self.pool };
-        let slices = self.memory.node(graph, i);
-        run(&cx, &self.prepared[i], &slices, args).map_err(|kind| {
-            let node = &graph.nodes[i];
-            ExecError::Data { layer: node.layer.clone(), op: node.op.name(), kind }
-        })?;
-        if let (Op::AxisSum, Some(group)) = (&graph.nodes[i].op, &mut self.group) {
-            group.sum_over_axis(self.memory.write(graph, graph.nodes[i].outputs[0]))?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn cx(&self) -> Cx<'_> {
-        Cx { isa: self.options.isa, par: &self.pool }
-    }
-
-    /// One training step with this learning rate: runs every node, then keeps, clips and updates.
+    /// One training step with this learning rate, with inputs that are filled already.
     pub fn step(&mut self, lr: f32) -> Result<(), ExecError> {
-        self.step_watched(lr, &mut |_, _| {})
+        if self.program().optimizer.is_none() {
+            return Err(ExecError::NoOptimizer);
+        }
+        let args = StepArgs { lr, ..StepArgs::default() };
+        self.step_with::<ExecError>(&mut Filled { weight: 1.0 }, args).map(|_| ())
     }
 
-    /// The same, and tells how long each node took, and (`None`) what came after them.
-    pub fn step_timed(
+    /// Runs a node on a slot; the slot's microbatch begins with the step's sample `first_sample`.
+    pub(crate) fn run_node(
         &mut self,
-        lr: f32,
-        report: &mut dyn FnMut(Option<NodeId>, Duration),
+        body: usize,
+        slot: usize,
+        node: usize,
+        first_sample: u64,
     ) -> Result<(), ExecError> {
-        let mut start = Instant::now();
-        self.step_watched(lr, &mut |node, ended| {
-            if ended {
-                report(node, start.elapsed());
-            }
-            start = Instant::now();
+        let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
+        let (seed, step) = (self.options.seed, self.memory.state.step);
+        let draw = Draw { seed, step, first_sample, samples: ready.body.samples() };
+        let cx = Cx { isa: self.options.isa, par: &*self.pool };
+        let slices = self.memory.node(ready, slot, node);
+        run(&cx, &ready.prepared[node], &slices, draw).map_err(|kind| {
+            let node = &ready.body.graph.nodes[node];
+            ExecError::Data { layer: node.layer.clone(), op: node.op.name(), kind }
         })
     }
 
-    /// One training step; `watch(what, false)` before each node and the rest, and `watch(what, true)` after.
-    fn step_watched(
-        &mut self,
-        lr: f32,
-        watch: &mut dyn FnMut(Option<NodeId>, bool),
-    ) -> Result<(), ExecError> {
-        if self.program.optimizer.is_none() {
-            return Err(ExecError::NoOptimizer);
-        }
-        let hyper = StepHyper { lr, step: self.step + 1, grad_scale: 1.0, decay_scale: 1.0 };
-        for i in 0..self.program.instrs.len() {
-            let Some(node) = self.program.instrs[i].node() else { continue };
-            watch(Some(node), false);
-            match self.program.instrs[i] {
-                Instr::Apply { node, param } => self.apply(node, param, hyper),
-                _ => self.run_node(node.idx())?,
-            }
-            watch(Some(node), true);
-        }
-        watch(None, false);
-        self.keep();
-        self.update(lr);
-        watch(None, true);
-        Ok(())
+    pub(crate) fn cx(&self) -> Cx<'_> {
+        Cx { isa: self.options.isa, par: &*self.pool }
     }
 
-    /// Takes over the states that the last run made.
-    pub fn keep(&mut self) {
-        for instr in &self.program.instrs {
-            if let Instr::Keep { state, value } = *instr {
-                let to = self.program.graph.states[state].value;
-                self.memory.copy(&self.program.graph, value, to);
-            }
-        }
+    /// The body of the selected program's last microbatch, whose results are there after a run.
+    fn last_body(&self) -> usize {
+        let loaded = self.selected();
+        loaded.bodies[loaded.program.microbatches.last().map_or(0, |m| m.body)]
     }
 
-    /// Clips and updates, from the gradients that the last run left; without an optimizer it only counts the step.
-    pub fn update(&mut self, lr: f32) {
-        self.step += 1;
-        let cx = Cx { isa: self.options.isa, par: &self.pool };
-        let mut grad_scale = 1.0;
-        for instr in &self.program.instrs {
-            match *instr {
-                Instr::Compute(_) | Instr::Apply { .. } | Instr::Keep { .. } => {}
-                Instr::Start(_) | Instr::Wait(_) | Instr::Take { .. } | Instr::UpdateOwn { .. } => {
-                    unreachable!("a program of several ranks is run by `finish`")
-                }
-                Instr::Clip { max_norm } => {
-                    let norm = global_norm(&cx, self.memory.all_grads());
-                    grad_scale = clip_scale(norm, max_norm);
-                    self.grad_norm = Some(norm);
-                }
-                Instr::Update { first, last } => {
-                    let (Some(optimizer), true) = (self.program.optimizer, first < last) else { continue };
-                    let tensors = &self.tensors[first..last];
-                    let (start, end) = (tensors[0].start, tensors[tensors.len() - 1].end);
-                    let hyper = StepHyper { lr, step: self.step, grad_scale, decay_scale: 1.0 };
-                    debug_assert!(
-                        start == 0 || optimizer.by_element(),
-                        "LAMB counts its tensors from the start of the range"
-                    );
-                    let r = self.memory.update_whole(start, end, self.grad_starts[first]);
-                    optimizer.step(&cx, hyper, r.params, r.grads, r.state1, r.state2, tensors);
-                }
-            }
-        }
+    /// The inputs of the selected program's first microbatch.
+    fn inputs(&mut self) -> Inputs<'_> {
+        let loaded = self.programs[self.selected].as_ref().expect("the selected program is there");
+        let body = loaded.bodies[loaded.program.microbatches.first().map_or(0, |m| m.body)];
+        let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
+        Inputs { memory: &mut self.memory, ready, slot: 0 }
     }
 
     /// The input `name`, to fill before a run; f32.
     pub fn input_f32(&mut self, name: &str) -> Result<&mut [f32], ExecError> {
-        let v = self.input(name, DType::F32)?;
-        Ok(self.memory.write(&self.program.graph, v))
+        self.inputs().of(name)
     }
 
     /// The input `name`, to fill before a run; i32.
     pub fn input_i32(&mut self, name: &str) -> Result<&mut [i32], ExecError> {
-        let v = self.input(name, DType::I32)?;
-        Ok(self.memory.write(&self.program.graph, v))
+        self.inputs().of(name)
     }
 
     /// The output `name` of the last run.
     pub fn output(&self, name: &str) -> Result<&[f32], ExecError> {
-        let graph = &self.program.graph;
+        self.output_of(self.last_body(), 0, name)
+    }
+
+    pub(crate) fn output_of(&self, body: usize, slot: usize, name: &str) -> Result<&[f32], ExecError> {
+        let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
+        let graph = &ready.body.graph;
         let v = graph
             .output(name)
             .ok_or_else(|| unknown("output", name, graph.outputs.iter().map(|(n, _)| n.as_str())))?;
@@ -336,128 +338,116 @@ impl Engine {
         if dtype != DType::F32 {
             return Err(ExecError::OutputType { name: name.into(), dtype });
         }
-        Ok(self.memory.read(graph, v))
+        Ok(self.memory.read(ready, slot, v))
     }
 
     /// The parameter `name`.
     pub fn param(&self, name: &str) -> Result<&[f32], ExecError> {
-        let v = find(&self.program.graph.params, "parameter", name)?.1;
-        Ok(self.memory.read(&self.program.graph, v))
+        let ready = self.layout();
+        let v = find(&ready.body.graph.params, "parameter", name)?.1;
+        Ok(self.memory.read(ready, 0, v))
     }
 
     /// The parameter `name`, to set. Ranks that share weights do it inside [`Engine::exclusively`].
     pub fn param_mut(&mut self, name: &str) -> Result<&mut [f32], ExecError> {
         assert!(self.may_write_weights(), "weights that ranks share are written inside `exclusively`");
-        let v = find(&self.program.graph.params, "parameter", name)?.1;
-        Ok(self.memory.write(&self.program.graph, v))
+        let ready = self.bodies[0].as_ref().expect("the first body stays");
+        let v = find(&ready.body.graph.params, "parameter", name)?.1;
+        Ok(self.memory.write(ready, 0, v))
     }
 
     /// The gradient of the parameter `name` at the last run; `None` if the loss does not depend on it.
     pub fn grad(&self, name: &str) -> Result<Option<&[f32]>, ExecError> {
-        if self.program.buffers.is_some() {
+        if self.first().grad_buffers.is_some() {
             return Err(ExecError::NotKept);
         }
-        self.keeps_gradients()?;
-        let graph = &self.program.graph;
+        let ready = self.layout();
+        if ready.body.updates_at_once() {
+            return Err(ExecError::AtOnce);
+        }
+        let graph = &ready.body.graph;
         let p = find(&graph.params, "parameter", name)?.0;
-        Ok(graph.grads.get(p).copied().flatten().map(|v| self.memory.read(graph, v)))
+        Ok(graph.grads.get(p).copied().flatten().map(|v| self.memory.read(ready, 0, v)))
     }
 
     /// The state `name`.
     pub fn state(&self, name: &str) -> Result<&[f32], ExecError> {
-        let v = find(&self.program.graph.states, "state", name)?.1;
-        Ok(self.memory.read(&self.program.graph, v))
+        let ready = self.layout();
+        let v = find(&ready.body.graph.states, "state", name)?.1;
+        Ok(self.memory.read(ready, 0, v))
     }
 
     /// The state `name`, to set.
     pub fn state_mut(&mut self, name: &str) -> Result<&mut [f32], ExecError> {
-        let v = find(&self.program.graph.states, "state", name)?.1;
-        Ok(self.memory.write(&self.program.graph, v))
+        let ready = self.bodies[0].as_ref().expect("the first body stays");
+        let v = find(&ready.body.graph.states, "state", name)?.1;
+        Ok(self.memory.write(ready, 0, v))
     }
 
-    fn input(&self, name: &str, got: DType) -> Result<ValueId, ExecError> {
-        let graph = &self.program.graph;
-        let input = graph.inputs.iter().find(|i| i.name == name);
-        let input =
-            input.ok_or_else(|| unknown("input", name, graph.inputs.iter().map(|i| i.name.as_str())))?;
-        let want = graph.value(input.value).dtype;
-        if want != got {
-            return Err(ExecError::Type { name: name.into(), want, got });
-        }
-        Ok(input.value)
-    }
-
-    /// Parameters and states from their initialisers (each its own stream of the seed), constants.
+    /// Parameters and states from their initialisers, each from its own stream of the seed.
     pub(crate) fn initialise(&mut self) {
-        let cx = Cx { isa: self.options.isa, par: &self.pool };
-        let graph = &self.program.graph;
+        let cx = Cx { isa: self.options.isa, par: &*self.pool };
+        let ready = self.bodies[0].as_ref().expect("the first body stays");
+        let graph = &ready.body.graph;
         for (i, stored) in graph.params.iter().chain(&graph.states).enumerate() {
             let key = self.options.seed ^ (i as u64 + 1).wrapping_mul(0xD1B5_4A32_D192_ED03);
-            let data = self.memory.write::<f32>(graph, stored.value);
+            let data = self.memory.write::<f32>(ready, 0, stored.value);
             match stored.init {
                 Init::Const(value) => data.fill(value),
                 Init::Uniform { bound } => random::uniform(&cx, key, 0, 0, -bound, bound, data),
                 Init::Normal { std } => random::normal(&cx, key, 0, 0, 0.0, std, data),
             }
         }
-        self.set_constants();
-    }
-
-    /// Constants are written once: nobody else uses their places.
-    pub(crate) fn set_constants(&mut self) {
-        let graph = &self.program.graph;
-        for node in &graph.nodes {
-            if let Op::Const(value) = node.op {
-                self.memory.write::<f32>(graph, node.outputs[0])[0] = value;
-            }
-        }
     }
 }
 
-/// Samples of a batch: the first dim of the first input.
-fn batch(graph: &Graph) -> usize {
-    graph.inputs.first().and_then(|i| graph.shape(i.value).dims().first().copied()).unwrap_or(1)
-}
-
-/// Parameters that a rank keeps moments for: what it updates, or everything.
-fn moment_len(program: &Program, plan: &MemoryPlan) -> usize {
-    match &program.role {
-        Some(role) if role.sharded => role.own().iter().map(|r| r.len()).sum(),
+/// Elements of the arenas that a rank with this program has.
+fn lengths(program: &Program, first: &Ready) -> Lengths {
+    let plan = &first.plan;
+    let moments = match &program.role {
+        Some(role) if role.sharded() => role.own().iter().map(Range::len).sum(),
         _ => plan.param_len,
+    };
+    Lengths {
+        params: plan.param_len,
+        grads: if first.learns() { plan.grad_len } else { 0 },
+        states: plan.state_len,
+        moments,
+        n_moments: program.optimizer.map_or(0, |o| o.state_per_param()),
     }
+}
+
+/// Bytes of the parameters and of the arena of gradients.
+pub(crate) fn param_and_grad_bytes(program: &Program, threads: usize) -> (usize, usize) {
+    let Lengths { params, grads, .. } = lengths(program, &Ready::new(program, &program.bodies[0], threads));
+    (params * F32_BYTES, grads * F32_BYTES)
+}
+
+/// Whether a program keeps things as the first one does. Where buckets begin decides whose moments lie where, and what is
+/// summed together. One that knows of no ranks, such as a forward pass, changes nothing that is kept.
+fn fits(first: &Program, program: &Program) -> Result<(), ExecError> {
+    let kept = |p: &Program| p.role.as_ref().map(|r| (r.keeps, r.weights, r.parts.clone()));
+    let same = program.role.is_none()
+        || (kept(first) == kept(program) && first.grad_buffers == program.grad_buffers);
+    if same { Ok(()) } else { Err(ExecError::Layout) }
+}
+
+/// Whether a body has parameters, gradients and states where the first one has them.
+fn same_layout(first: &Ready, other: &Ready) -> Result<(), ExecError> {
+    let stored =
+        |r: &Ready| (r.plan.param_offsets.clone(), r.plan.param_len, r.plan.grad_len, r.plan.state_len);
+    let grads = |r: &Ready| grad_starts(&r.body.graph, r);
+    let same = stored(first) == stored(other) && grads(first) == grads(other);
+    if same { Ok(()) } else { Err(ExecError::Layout) }
 }
 
 /// Where the gradients of parameters begin in their arena, in the order of readiness.
-pub(crate) fn grad_starts(graph: &Graph, plan: &MemoryPlan) -> Vec<usize> {
-    let start = |p: usize| match graph.grads.get(p).copied().flatten().map(|g| plan.places[g.idx()]) {
-        Some(Place::Grad(at)) => at,
-        _ => 0,
+fn grad_starts(graph: &Graph, ready: &Ready) -> Vec<Option<usize>> {
+    let start = |p: usize| match graph.grads.get(p).copied().flatten().map(|g| ready.plan.places[g.idx()]) {
+        Some(Place::Grad(at)) => Some(at),
+        _ => None,
     };
     readiness(graph).into_iter().map(start).collect()
-}
-
-fn has_grads(graph: &Graph) -> bool {
-    graph.grads.iter().any(Option::is_some)
-}
-
-pub(crate) fn lay_out(program: &Program, threads: usize) -> (Vec<Prepared>, MemoryPlan) {
-    let graph = &program.graph;
-    let mut at_once = vec![false; graph.nodes.len()];
-    for instr in &program.instrs {
-        if let Instr::Apply { node, .. } = instr {
-            at_once[node.idx()] = true;
-        }
-    }
-    let prepared: Vec<_> =
-        at_once.iter().enumerate().map(|(i, &at_once)| prepare(graph, i, at_once, threads.max(1))).collect();
-    let scratch: Vec<_> = prepared.iter().map(|p| p.scratch).collect();
-    let mut plan = MemoryPlan::new(graph, &scratch);
-    program.place_gradients(&mut plan);
-    if let Some(buffers) = &program.buffers {
-        buffers.verify(program);
-        buffers.apply(&mut plan);
-    }
-    (prepared, plan)
 }
 
 fn find(list: &[Stored], what: &'static str, name: &str) -> Result<(usize, ValueId), ExecError> {
@@ -465,7 +455,7 @@ fn find(list: &[Stored], what: &'static str, name: &str) -> Result<(usize, Value
     at.map(|i| (i, list[i].value)).ok_or_else(|| unknown(what, name, list.iter().map(|s| s.name.as_str())))
 }
 
-fn unknown<'a>(what: &'static str, name: &str, known: impl Iterator<Item = &'a str>) -> ExecError {
+pub(crate) fn unknown<'a>(what: &'static str, name: &str, known: impl Iterator<Item = &'a str>) -> ExecError {
     let known: Vec<_> = known.collect();
     ExecError::Unknown { what, name: name.into(), known: known.join(", ") }
 }

@@ -95,6 +95,8 @@ pub enum ExecError {
         loss: f64,
         /// Whether it came from this rank's samples.
         here: bool,
+        /// Where it came from, if it came from there.
+        place: Option<crate::finite::NonFinite>,
     },
     /// A batch size whose program keeps its parameters elsewhere.
     #[error("the program for another batch size lays out its parameters in another way")]
@@ -110,6 +112,9 @@ pub enum ExecError {
          `Program::train` to see them or to run it in parts"
     )]
     AtOnce,
+    /// A training step was to be run as if it updated nothing.
+    #[error("this program updates parameters; run it with `step`, or make it without an optimizer")]
+    Updates,
     /// A step of a program without an optimizer.
     #[error("this program has no update; make it with an optimizer, or run it with `run`")]
     NoOptimizer,

@@ -6,7 +6,6 @@ use polyreme_graph::{DType, Place, ValueId};
 
 use crate::engine::Engine;
 use crate::error::ExecError;
-use crate::launch::Launch;
 
 /// The first place in a step where a number is infinite or not a number.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,37 +49,43 @@ impl fmt::Display for NonFinite {
 }
 
 impl Engine {
-    /// Runs the last batch again and looks at every result as it comes; `None` if all is finite.
+    /// Runs the last microbatch again and looks at every result as it comes; `None` if all is finite.
     ///
     /// Slow: meant for the end of a run that has gone wrong. It asks nothing of other ranks, which may stop looking
     /// elsewhere or not at all: sums over the ranks are those of this rank alone, and a number that came from another
     /// rank is found there.
     pub fn find_non_finite(&mut self) -> Result<Option<NonFinite>, ExecError> {
-        let group = self.group.take();
-        let found = self.find_alone();
-        self.group = group;
-        found
+        let loaded = self.loaded();
+        let Some(last) = loaded.program.microbatches.last() else { return Ok(None) };
+        let body = loaded.bodies[last.body];
+        let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
+        self.memory.set_constants(ready, 0);
+        self.find_non_finite_in(body, 0, last.first_sample as u64)
     }
 
-    fn find_alone(&mut self) -> Result<Option<NonFinite>, ExecError> {
-        let graph = self.program.graph.clone();
+    /// The same for the microbatch that lies in a slot.
+    pub(crate) fn find_non_finite_in(
+        &mut self,
+        body: usize,
+        slot: usize,
+        first_sample: u64,
+    ) -> Result<Option<NonFinite>, ExecError> {
+        let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
+        let compiled = ready.body.clone();
+        let graph = &compiled.graph;
         for input in &graph.inputs {
-            if let Some(idx) = self.first_bad(input.value) {
+            if let Some(idx) = self.first_bad(body, slot, input.value) {
                 return Ok(Some(NonFinite::Input { name: input.name.clone(), idx }));
             }
         }
         for stored in graph.params.iter().chain(&graph.states) {
-            if self.first_bad(stored.value).is_some() {
+            if self.first_bad(body, slot, stored.value).is_some() {
                 return Ok(Some(NonFinite::Param { name: stored.name.clone() }));
             }
         }
-        for i in 0..graph.nodes.len() {
-            if matches!(self.prepared[i].launch, Launch::Apply(_)) {
-                continue;
-            }
-            self.run_node(i)?;
-            let node = &graph.nodes[i];
-            if node.outputs.iter().any(|&v| self.first_bad(v).is_some()) {
+        for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| compiled.applied[*i].is_none()) {
+            self.run_node(body, slot, i, first_sample)?;
+            if node.outputs.iter().any(|&v| self.first_bad(body, slot, v).is_some()) {
                 let (layer, op) = (node.layer.clone(), node.op.name());
                 return Ok(Some(NonFinite::Node { layer, op, backward: i >= graph.n_forward }));
             }
@@ -88,11 +93,11 @@ impl Engine {
         Ok(None)
     }
 
-    fn first_bad(&self, v: ValueId) -> Option<usize> {
-        let graph = &self.program.graph;
-        if graph.value(v).dtype != DType::F32 || self.memory.plan.places[v.idx()] == Place::Nowhere {
+    fn first_bad(&self, body: usize, slot: usize, v: ValueId) -> Option<usize> {
+        let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
+        if ready.body.graph.value(v).dtype != DType::F32 || ready.plan.places[v.idx()] == Place::Nowhere {
             return None;
         }
-        self.memory.read::<f32>(graph, v).iter().position(|x| !x.is_finite())
+        self.memory.read::<f32>(ready, slot, v).iter().position(|x| !x.is_finite())
     }
 }

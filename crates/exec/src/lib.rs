@@ -7,11 +7,12 @@
 //! [`polyreme_collective::Comm`]. It knows nothing of job files or datasets.
 //!
 //! # Layout
-//! - [`engine`]: the engine. [`weights`]: what it has learnt, as whole arenas. [`finite`]: where a NaN came from.
-//! - [`step`]: a step of several pieces, or of several ranks. `exchange`: what it exchanges. `group`: joining, and what
-//!   all ranks do between steps. `shards`: sums in a fixed tree. [`timeline`]: where the time goes.
-//! - `launch`, `run`: the row of each op: which kernel, with which slices. `kernel_types`: for which element types.
-//! - `memory`, `arena`: where values lie, as slices.
+//! - [`engine`]: the engine. `reader`: the one reader of instructions. [`feed`]: what programs are fed. `vectors`: instructions on
+//!   long vectors.
+//! - `state`: what is learnt. [`weights`]: the same from outside, as whole arenas. `group`: joining, and what all ranks do between
+//!   steps. [`finite`]: where a NaN came from. [`timeline`]: where the time goes.
+//! - `launch`, `run`, `apply`: the row of each op: which kernel, with which slices. `kernel_types`: for which element types.
+//! - `workspace`: prepared bodies, activations, inputs and buffers. `memory`, `arena`: where values lie, as slices.
 //! - [`pool`]: the team of threads.
 //! - [`error`]: what can go wrong.
 
@@ -19,25 +20,28 @@ mod apply;
 mod arena;
 pub mod engine;
 pub mod error;
-mod exchange;
+pub mod feed;
 pub mod finite;
 mod group;
 mod kernel_types;
 mod launch;
 mod memory;
 pub mod pool;
+mod reader;
 mod run;
-mod shards;
-pub mod step;
+mod state;
 pub mod timeline;
+mod vectors;
 pub mod weights;
+mod workspace;
 
 pub use arena::{floats, make_room};
 pub use engine::{Engine, Footprint, Options};
 pub use error::{DataError, ExecError};
+pub use feed::{Feed, Filled, Inputs};
 pub use finite::NonFinite;
 pub use polyreme_kernels::Isa;
 pub use pool::Pool;
-pub use step::Totals;
+pub use reader::{StepArgs, Totals};
 pub use timeline::{Moment, MomentKind, Timeline};
 pub use weights::{Held, Kept, Slot};

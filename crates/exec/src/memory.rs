@@ -1,290 +1,192 @@
-//! The arenas of one rank, and slices of them by value.
+//! The memory of one rank, and slices of it by value or by region.
 //!
-//! This module turns the offsets of a verified [`MemoryPlan`] into references. Its unsafe code rests on two facts: the
-//! plan keeps apart what is alive at the same time, and a node is given each of its slices once.
+//! This module turns the offsets of verified [`MemoryPlan`](polyreme_graph::MemoryPlan)s, and the regions of programs, into
+//! references. Its unsafe code rests on three facts: a plan keeps apart what is alive at the same time, a node is given each of
+//! its slices once, and instructions that name two regions name disjoint ones.
 
 use std::cell::Cell;
-use std::ops::Range;
 
-use polyreme_collective::{Block, Span};
+use polyreme_collective::Span;
 use polyreme_dtype::{DType, Element};
-use polyreme_graph::{Graph, MemoryPlan, Place, ValueId};
+use polyreme_graph::{Place, Region, ValueId};
 use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::elementwise::Source;
 
 use crate::arena::Arena;
-use crate::error::ExecError;
-use crate::weights::{Held, Kept};
+use crate::engine::Loaded;
+use crate::state::State;
+use crate::workspace::{Ready, Workspace};
 
-/// What arenas are called if there is no memory for them.
-const ACTIVATIONS: &str = "activations";
-const INPUTS: &str = "inputs";
+/// Bytes of an element of parameters, gradients and states.
+const F32_BYTES: usize = DType::F32.bytes();
 
 /// Everything that a rank keeps in memory.
 pub(crate) struct Memory {
-    pub(crate) plan: MemoryPlan,
-    activations: Arena,
-    params: Arena,
-    /// All gradients, or the buffers in which buckets of them take turns.
-    grads: Arena,
-    /// Elements of it.
-    grad_len: usize,
-    /// The sums of the gradients that this rank owns, if it keeps no others; laid out as its moments are.
-    own_grads: Option<Arena>,
-    states: Arena,
-    inputs: Arena,
-    /// Up to two floats for each parameter that this rank updates.
-    optimizer: [Arena; 2],
-    n_optimizer: usize,
-    /// Elements of each.
-    moment_len: usize,
-    /// The sums of a step's earlier pieces; made when first needed.
-    sums: Option<Arena>,
+    pub(crate) state: State,
+    pub(crate) work: Workspace,
 }
 
-/// What a rank keeps beside the plan.
-pub(crate) struct Keeping {
-    /// Floats of optimizer state a parameter.
-    pub(crate) state_per_param: usize,
-    /// Parameters that this rank updates.
-    pub(crate) moment_len: usize,
-    /// Whether there are gradients.
-    pub(crate) gradients: bool,
-    /// Whether only those of the parameters that this rank updates outlive their buffers.
-    pub(crate) own_gradients: bool,
-    /// Weights that ranks share, and gradients that the others can read.
-    pub(crate) blocks: Option<(Option<Block>, Block)>,
-}
-
-/// What belongs to one batch size: the plan and the memory of its values.
-pub(crate) struct Workspace {
-    pub(crate) plan: MemoryPlan,
-    activations: Arena,
-    inputs: Arena,
+/// Elements that lie one behind the other.
+struct Located<'a> {
+    arena: &'a Arena,
+    /// In bytes.
+    offset: usize,
+    len: usize,
+    dtype: DType,
 }
 
 impl Memory {
-    pub(crate) fn new(plan: MemoryPlan, keeping: Keeping) -> Result<Memory, ExecError> {
-        let floats = |wanted: bool, len: usize, what| Arena::new(if wanted { len * 4 } else { 0 }, what);
-        let (n, moment_len) = (keeping.state_per_param, keeping.moment_len);
-        let (params, grads) = match keeping.blocks {
-            Some((params, grads)) => (params.map(Arena::over), Some(Arena::over(grads))),
-            None => (None, None),
-        };
-        Ok(Memory {
-            activations: Arena::new(plan.arena_bytes, ACTIVATIONS)?,
-            params: params.map_or_else(|| floats(true, plan.param_len, "parameters"), Ok)?,
-            grads: grads.map_or_else(|| floats(keeping.gradients, plan.grad_len, "gradients"), Ok)?,
-            grad_len: if keeping.gradients { plan.grad_len } else { 0 },
-            own_grads: keeping.own_gradients.then(|| floats(true, moment_len, "gradients")).transpose()?,
-            states: Arena::new(plan.state_len * 4, "states")?,
-            inputs: Arena::new(plan.input_bytes, INPUTS)?,
-            optimizer: [
-                floats(n > 0, moment_len, "the optimizer's state")?,
-                floats(n > 1, moment_len, "the optimizer's state")?,
-            ],
-            n_optimizer: n,
-            moment_len,
-            sums: None,
-            plan,
-        })
-    }
-
-    /// What stays from one step to the next.
-    pub(crate) fn held(&self) -> Held {
-        Held {
-            params: self.params.bytes(),
-            grads: self.grads.bytes()
-                + [&self.sums, &self.own_grads].into_iter().flatten().map(Arena::bytes).sum::<usize>(),
-            optimizer: self.optimizer.iter().map(Arena::bytes).sum(),
-            states: self.states.bytes(),
-        }
-    }
-
-    /// Changes places with the values of another batch size.
-    pub(crate) fn swap(&mut self, other: &mut Workspace) {
-        std::mem::swap(&mut self.plan, &mut other.plan);
-        std::mem::swap(&mut self.activations, &mut other.activations);
-        std::mem::swap(&mut self.inputs, &mut other.inputs);
-    }
-
-    /// Gradients of the last run that no exchange is working on, and the sums of earlier ones.
-    pub(crate) fn grads_and_sums(&mut self, range: Range<usize>) -> (&mut [f32], &mut [f32]) {
-        let sums = self.sums.as_ref().expect("the first piece of a step made them");
-        let (at, len) = (range.start * 4, range.len());
-        // SAFETY: `&mut self`, and two arenas.
-        unsafe { (self.grads.slice_mut(at, len), sums.slice_mut(at, len)) }
-    }
-
-    /// Makes room for the sums of a step's earlier pieces, the first time.
-    pub(crate) fn make_sums(&mut self) -> Result<(), ExecError> {
-        if self.sums.is_none() {
-            self.sums = Some(Arena::new(self.grad_len * 4, "sums of gradients")?);
-        }
-        Ok(())
-    }
-
-    /// Elements of the gradients' arena that no exchange is working on. Others may be.
-    pub(crate) fn grads_range(&mut self, range: Range<usize>) -> &mut [f32] {
-        // SAFETY: `&mut self`, and these elements are this rank's until it hands them to an exchange.
-        unsafe { self.grads.slice_mut(range.start * 4, range.len()) }
-    }
-
-    /// Elements of a buffer whose sum is there, and the gradients of this rank from `to` on that they belong to.
-    pub(crate) fn buffer_and_own(&mut self, from: Range<usize>, to: usize) -> (&[f32], &mut [f32]) {
-        let own = self.own_grads.as_ref().expect("a program with buffers");
-        // SAFETY: `&mut self`, two arenas, and no exchange works on these elements.
-        unsafe { (self.grads.slice(from.start * 4, from.len()), own.slice_mut(to * 4, from.len())) }
-    }
-
-    /// Where the gradients of elements from `start` on lie that this rank updates, whose moments begin at
-    /// `moments_at`.
-    fn own_place(&self, start: usize, moments_at: usize) -> (&Arena, usize) {
-        match &self.own_grads {
-            Some(own) => (own, moments_at * 4),
-            None => (&self.grads, start * 4),
-        }
-    }
-
-    /// Gradients of `range`, a part that this rank updates, whose moments begin at `moments_at`.
-    pub(crate) fn own_grads(&self, range: Range<usize>, moments_at: usize) -> &[f32] {
-        let (arena, at) = self.own_place(range.start, moments_at);
-        // SAFETY: `&self` between runs.
-        unsafe { arena.slice(at, range.len()) }
-    }
-
-    /// All gradients and all states.
-    pub(crate) fn grads_and_states(&mut self) -> (&mut [f32], &mut [f32]) {
-        // SAFETY: `&mut self`, and two arenas.
-        unsafe { (self.grads.slice_mut(0, self.grad_len), self.states.slice_mut(0, self.plan.state_len)) }
-    }
-
-    /// Where elements of the parameters' arena lie. No slice: of weights that ranks share every rank names the same
-    /// elements at the same time, and some of them may still be updated by the rank that they belong to.
-    pub(crate) fn params_span(&self, range: Range<usize>) -> Span {
-        self.params.span(range.start, range.len())
-    }
-
-    fn find(&self, v: ValueId) -> (&Arena, usize) {
-        match self.plan.places[v.idx()] {
-            Place::Arena(offset) => (&self.activations, offset),
-            Place::Param(at) => (&self.params, at * 4),
-            Place::Grad(at) => (&self.grads, at * 4),
-            Place::State(at) => (&self.states, at * 4),
-            Place::Input(offset) => (&self.inputs, offset),
+    fn find(&self, ready: &Ready, slot: usize, v: ValueId) -> Located<'_> {
+        let value = ready.body.graph.value(v);
+        let (arena, offset) = match ready.plan.places[v.idx()] {
+            Place::Arena(offset) => (&self.work.activations, slot * self.work.activation_bytes + offset),
+            Place::Param(at) => (&self.state.params, at * F32_BYTES),
+            Place::Grad(at) => (&self.state.grads, at * F32_BYTES),
+            Place::State(at) => (&self.state.states, at * F32_BYTES),
+            Place::Input(offset) => (&self.work.inputs, slot * self.work.input_bytes + offset),
             Place::Nowhere => unreachable!("{v} is not stored"),
-        }
+        };
+        Located { arena, offset, len: value.shape.numel(), dtype: value.dtype }
     }
 
-    /// A value between runs.
-    pub(crate) fn read<T: Element>(&self, graph: &Graph, v: ValueId) -> &[T] {
-        check_type::<T>(graph.value(v).dtype);
-        let (arena, offset) = self.find(v);
-        // SAFETY: `&self` between runs: only a run writes, and it takes `&mut`.
-        unsafe { arena.slice(offset, graph.shape(v).numel()) }
-    }
-
-    /// A value between runs, to write.
-    pub(crate) fn write<T: Element>(&mut self, graph: &Graph, v: ValueId) -> &mut [T] {
-        check_type::<T>(graph.value(v).dtype);
-        let (arena, offset) = self.find(v);
-        // SAFETY: `&mut self` between runs.
-        unsafe { arena.slice_mut(offset, graph.shape(v).numel()) }
-    }
-
-    /// Parameters `start..end` of the arena, a part that this rank updates, their gradients and their optimizer state,
-    /// which begins at `moments_at`.
-    pub(crate) fn update_own(&mut self, start: usize, end: usize, moments_at: usize) -> UpdateRange<'_> {
-        let (grads, grads_at) = self.own_place(start, moments_at);
-        self.update_range(start, end, moments_at, grads, grads_at)
-    }
-
-    /// Parameters `start..end` of the arena, their gradients, which begin at `grads_at`, and their optimizer state.
-    pub(crate) fn update_whole(&mut self, start: usize, end: usize, grads_at: usize) -> UpdateRange<'_> {
-        self.update_range(start, end, start, &self.grads, grads_at * 4)
-    }
-
-    /// The slices of an update; for those who have `&mut self`.
-    fn update_range<'a>(
-        &'a self,
-        start: usize,
-        end: usize,
-        moments_at: usize,
-        grads: &'a Arena,
-        grads_at: usize,
-    ) -> UpdateRange<'a> {
-        let len = end - start;
-        let moments = |n: usize| if self.n_optimizer > n { (moments_at * 4, len) } else { (0, 0) };
-        let ((at1, len1), (at2, len2)) = (moments(0), moments(1));
-        // SAFETY: the callers have `&mut self`, and these are four different arenas.
-        unsafe {
-            UpdateRange {
-                params: self.params.slice_mut(start * 4, len),
-                grads: grads.slice(grads_at, len),
-                state1: self.optimizer[0].slice_mut(at1, len1),
-                state2: self.optimizer[1].slice_mut(at2, len2),
+    fn locate(&self, loaded: &Loaded, bodies: &[Option<Ready>], region: &Region) -> Located<'_> {
+        let of = |arena, start: usize, len: usize, dtype: DType| Located {
+            arena,
+            offset: start * dtype.bytes(),
+            len,
+            dtype,
+        };
+        match region {
+            Region::Params(r) => of(&self.state.params, r.start, r.len(), DType::F32),
+            Region::Grads(r) => of(&self.state.grads, r.start, r.len(), DType::F32),
+            Region::States(r) => of(&self.state.states, r.start, r.len(), DType::F32),
+            Region::Buffer(buffer, r) => {
+                let (buffer, arena) = &self.work.buffers[loaded.buffers[*buffer]];
+                of(arena, r.start, r.len(), buffer.dtype)
+            }
+            Region::Value { slot, body, value } => {
+                let ready = bodies[loaded.bodies[*body]].as_ref().expect("bodies of a program stay with it");
+                self.find(ready, *slot, *value)
             }
         }
     }
 
-    /// All gradients, or their buffers.
-    pub(crate) fn all_grads(&self) -> &[f32] {
-        // SAFETY: `&self` between runs.
-        unsafe { self.grads.slice(0, self.grad_len) }
+    /// A region, to write.
+    pub(crate) fn region<T: Element>(
+        &mut self,
+        loaded: &Loaded,
+        bodies: &[Option<Ready>],
+        region: &Region,
+    ) -> &mut [T] {
+        let at = self.locate(loaded, bodies, region);
+        // SAFETY: `&mut self`, and no exchange that is under way works on these elements: the program waits for it first.
+        unsafe { at.slice_mut() }
     }
 
-    /// All gradients or their buffers, to write.
-    pub(crate) fn all_grads_mut(&mut self) -> &mut [f32] {
-        // SAFETY: `&mut self` between runs.
-        unsafe { self.grads.slice_mut(0, self.grad_len) }
+    /// Two regions: one to read, one to write.
+    ///
+    /// # Panics
+    /// If they overlap.
+    pub(crate) fn two_regions<T: Element, U: Element>(
+        &mut self,
+        loaded: &Loaded,
+        bodies: &[Option<Ready>],
+        [from, into]: [&Region; 2],
+    ) -> (&[T], &mut [U]) {
+        let (from, into) = (self.locate(loaded, bodies, from), self.locate(loaded, bodies, into));
+        assert!(!from.overlaps(&into), "an instruction reads and writes different elements");
+        // SAFETY: `&mut self`, the two do not overlap, and as above.
+        unsafe { (from.slice(), into.slice_mut()) }
     }
 
-    fn kept_arena(&self, what: Kept) -> (&Arena, usize) {
-        let moments = |n: usize| if self.n_optimizer > n { self.moment_len } else { 0 };
-        match what {
-            Kept::Params => (&self.params, self.plan.param_len),
-            Kept::States => (&self.states, self.plan.state_len),
-            Kept::Moment1 => (&self.optimizer[0], moments(0)),
-            Kept::Moment2 => (&self.optimizer[1], moments(1)),
+    /// Where the elements of a region lie, for an exchange. No slice: of weights that ranks share every rank names the same
+    /// elements at the same time, and some of them may still be updated by the rank that they belong to.
+    pub(crate) fn span(&self, loaded: &Loaded, bodies: &[Option<Ready>], region: &Region) -> Span {
+        let at = self.locate(loaded, bodies, region);
+        at.arena.span(at.offset, at.len, at.dtype)
+    }
+
+    /// Parameters `start..start + len` of the arena, their gradients and their optimizer state, which begins at `moments_at`.
+    pub(crate) fn update(
+        &mut self,
+        loaded: &Loaded,
+        bodies: &[Option<Ready>],
+        (start, len): (usize, usize),
+        grads: &Region,
+        moments_at: usize,
+    ) -> UpdateRange<'_> {
+        let grads = self.locate(loaded, bodies, grads);
+        let state = &self.state;
+        assert!(!std::ptr::eq(grads.arena, &state.params), "gradients are no parameters");
+        let moments = |k: usize| if state.lengths.n_moments > k { (moments_at, len) } else { (0, 0) };
+        let ((at1, len1), (at2, len2)) = (moments(0), moments(1));
+        // SAFETY: `&mut self`, and these are four different arenas.
+        unsafe {
+            UpdateRange {
+                params: state.params.slice_mut(start * F32_BYTES, len),
+                grads: grads.slice(),
+                state1: state.moments[0].slice_mut(at1 * F32_BYTES, len1),
+                state2: state.moments[1].slice_mut(at2 * F32_BYTES, len2),
+            }
         }
     }
 
-    /// A whole arena that outlives the step.
-    pub(crate) fn kept(&self, what: Kept) -> &[f32] {
-        let (arena, len) = self.kept_arena(what);
-        // SAFETY: `&self` between runs.
-        unsafe { arena.slice(0, len) }
+    /// A value between runs.
+    pub(crate) fn read<T: Element>(&self, ready: &Ready, slot: usize, v: ValueId) -> &[T] {
+        // SAFETY: `&self` between runs: only a run writes, and it takes `&mut`.
+        unsafe { self.find(ready, slot, v).slice() }
     }
 
-    /// A whole arena that outlives the step, to write.
-    pub(crate) fn kept_mut(&mut self, what: Kept) -> &mut [f32] {
-        let (arena, len) = self.kept_arena(what);
+    /// A value between runs, to write.
+    pub(crate) fn write<T: Element>(&mut self, ready: &Ready, slot: usize, v: ValueId) -> &mut [T] {
         // SAFETY: `&mut self` between runs.
-        unsafe { arena.slice_mut(0, len) }
+        unsafe { self.find(ready, slot, v).slice_mut() }
+    }
+
+    /// Constants of a body into a slot.
+    pub(crate) fn set_constants(&mut self, ready: &Ready, slot: usize) {
+        let base = slot * self.work.activation_bytes;
+        for (offset, value) in ready.constants() {
+            // SAFETY: `&mut self`.
+            unsafe { self.work.activations.slice_mut::<f32>(base + offset, 1)[0] = value };
+        }
     }
 
     /// Copies a value over another of the same length, in another arena.
-    pub(crate) fn copy(&mut self, graph: &Graph, from: ValueId, to: ValueId) {
-        [from, to].into_iter().for_each(|v| check_type::<f32>(graph.value(v).dtype));
-        let n = graph.shape(from).numel();
-        let ((source, at), (target, target_at)) = (self.find(from), self.find(to));
-        assert!(!std::ptr::eq(source, target), "values of one arena are not copied over each other");
+    pub(crate) fn copy(&mut self, ready: &Ready, slot: usize, from: ValueId, to: ValueId) {
+        let (from, to) = (self.find(ready, slot, from), self.find(ready, slot, to));
+        assert!(!std::ptr::eq(from.arena, to.arena), "values of one arena are not copied over each other");
         // SAFETY: `&mut self`, and two arenas.
-        unsafe { target.slice_mut::<f32>(target_at, n).copy_from_slice(source.slice(at, n)) };
+        unsafe { to.slice_mut::<f32>().copy_from_slice(from.slice()) };
     }
 
     /// The slices of one node, for the time it runs. Takes `&mut`: one node at a time.
-    pub(crate) fn node<'a>(&'a mut self, graph: &'a Graph, node: usize) -> NodeMemory<'a> {
-        NodeMemory { memory: self, graph, node, taken: Cell::new(0) }
+    pub(crate) fn node<'a>(&'a mut self, ready: &'a Ready, slot: usize, node: usize) -> NodeMemory<'a> {
+        NodeMemory { memory: self, ready, slot, node, taken: Cell::new(0) }
     }
 }
 
-impl Workspace {
-    /// Reserves what another batch size needs.
-    pub(crate) fn new(plan: MemoryPlan) -> Result<Workspace, ExecError> {
-        let activations = Arena::new(plan.arena_bytes, ACTIVATIONS)?;
-        let inputs = Arena::new(plan.input_bytes, INPUTS)?;
-        Ok(Workspace { plan, activations, inputs })
+impl<'a> Located<'a> {
+    fn overlaps(&self, other: &Located) -> bool {
+        let range = |at: &Located| (at.offset, at.offset + at.len * at.dtype.bytes());
+        let (a, b) = (range(self), range(other));
+        std::ptr::eq(self.arena, other.arena) && a.0 < b.1 && b.0 < a.1
+    }
+
+    /// # Safety
+    /// Nobody may write these elements while the slice lives.
+    unsafe fn slice<T: Element>(self) -> &'a [T] {
+        check_type::<T>(self.dtype);
+        // SAFETY: the caller's promise.
+        unsafe { self.arena.slice(self.offset, self.len) }
+    }
+
+    /// # Safety
+    /// Nobody else may hold these elements while the slice lives.
+    unsafe fn slice_mut<T: Element>(self) -> &'a mut [T] {
+        check_type::<T>(self.dtype);
+        // SAFETY: the caller's promise.
+        unsafe { self.arena.slice_mut(self.offset, self.len) }
     }
 }
 
@@ -307,16 +209,19 @@ pub(crate) struct UpdateRange<'a> {
 /// The operands and results of a node that is running.
 pub(crate) struct NodeMemory<'a> {
     memory: &'a Memory,
-    graph: &'a Graph,
+    ready: &'a Ready,
+    slot: usize,
     node: usize,
     /// Bit k: output k was handed out; bit 31: the scratch was.
     taken: Cell<u32>,
 }
 
 impl<'a> NodeMemory<'a> {
-    fn value(&self, of: &[ValueId], k: usize) -> ValueId {
-        of[k]
+    fn operands(&self) -> (&'a [ValueId], &'a [ValueId]) {
+        let node = &self.ready.body.graph.nodes[self.node];
+        (&node.inputs, &node.outputs)
     }
+
     fn take(&self, bit: usize) {
         assert!(self.taken.get() >> bit & 1 == 0, "a slice is handed out once");
         self.taken.set(self.taken.get() | 1 << bit);
@@ -324,16 +229,16 @@ impl<'a> NodeMemory<'a> {
 
     /// Operand `k`.
     pub(crate) fn input<T: Element>(&self, k: usize) -> &'a [T] {
-        let v = self.value(&self.graph.nodes[self.node].inputs, k);
-        self.memory.read(self.graph, v)
+        self.memory.read(self.ready, self.slot, self.operands().0[k])
     }
 
     /// Operand `k`, or the output in whose place it lies.
     pub(crate) fn source(&self, k: usize) -> Source<'a> {
-        let node = &self.graph.nodes[self.node];
+        let (inputs, outputs) = self.operands();
+        let (plan, graph) = (&self.ready.plan, &self.ready.body.graph);
         // Lengths too: an empty value may be given any place.
-        let place = |v: ValueId| (self.memory.plan.places[v.idx()], self.graph.shape(v).numel());
-        match node.outputs.iter().position(|&o| place(o) == place(node.inputs[k])) {
+        let place = |v: ValueId| (plan.places[v.idx()], graph.shape(v).numel());
+        match outputs.iter().position(|&o| place(o) == place(inputs[k])) {
             Some(output) => Source::InPlace(output),
             None => Source::Slice(self.input(k)),
         }
@@ -341,50 +246,49 @@ impl<'a> NodeMemory<'a> {
 
     /// How many operands there are.
     pub(crate) fn n_inputs(&self) -> usize {
-        self.graph.nodes[self.node].inputs.len()
+        self.operands().0.len()
     }
 
     /// How many results there are.
     pub(crate) fn n_outputs(&self) -> usize {
-        self.graph.nodes[self.node].outputs.len()
+        self.operands().1.len()
     }
 
     /// Result `k`; once.
     pub(crate) fn output<T: Element>(&self, k: usize) -> &'a mut [T] {
         self.take(k);
-        let v = self.value(&self.graph.nodes[self.node].outputs, k);
-        check_type::<T>(self.graph.value(v).dtype);
-        let (arena, offset) = self.memory.find(v);
+        let at = self.memory.find(self.ready, self.slot, self.operands().1[k]);
         // SAFETY: `node` took `&mut Memory`; this range is handed out once; the plan was verified to keep the
         // outputs of a node from each other, from its scratch and from its inputs (an in-place operand of a fused
         // pass is passed as `Source::InPlace`, not as a slice).
-        unsafe { arena.slice_mut(offset, self.graph.shape(v).numel()) }
+        unsafe { at.slice_mut() }
     }
 
     /// A parameter that no node reads from this one on, and its moments; in the place of the node's output.
     pub(crate) fn update_target(&self, param: ValueId) -> UpdateTarget<'a> {
         self.take(0);
-        let (memory, len) = (self.memory, self.graph.shape(param).numel());
-        let Place::Param(at) = memory.plan.places[param.idx()] else {
+        let state = &self.memory.state;
+        let len = self.ready.body.graph.shape(param).numel();
+        let Place::Param(at) = self.ready.plan.places[param.idx()] else {
             unreachable!("{param} is a parameter")
         };
-        let state = |n: usize| {
-            let (at, len) = if memory.n_optimizer > n { (at * 4, len) } else { (0, 0) };
+        let moments = |n: usize| {
+            let (at, len) = if state.lengths.n_moments > n { (at, len) } else { (0, 0) };
             // SAFETY: `node` took `&mut Memory`, this is handed out once, and nodes have no other access to moments.
-            SharedMut::new(unsafe { memory.optimizer[n].slice_mut(at, len) })
+            SharedMut::new(unsafe { state.moments[n].slice_mut(at * F32_BYTES, len) })
         };
         // SAFETY: as above; the program was made so that neither this node nor a later one reads the parameter.
-        let params = SharedMut::new(unsafe { memory.params.slice_mut(at * 4, len) });
-        UpdateTarget { params, state1: state(0), state2: state(1) }
+        let params = SharedMut::new(unsafe { state.params.slice_mut(at * F32_BYTES, len) });
+        UpdateTarget { params, state1: moments(0), state2: moments(1) }
     }
 
     /// The node's scratch space; once.
     pub(crate) fn scratch(&self) -> &'a mut [f32] {
         self.take(31);
-        let plan = &self.memory.plan;
+        let (plan, work) = (&self.ready.plan, &self.memory.work);
         let (offset, bytes) = (plan.scratch[self.node], plan.scratch_bytes[self.node]);
         // SAFETY: as for outputs.
-        unsafe { self.memory.activations.slice_mut(offset, bytes / 4) }
+        unsafe { work.activations.slice_mut(self.slot * work.activation_bytes + offset, bytes / F32_BYTES) }
     }
 }
 
@@ -396,10 +300,13 @@ fn check_type<T: Element>(dtype: DType) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use polyreme_dtype::{bf16, f16};
-    use polyreme_graph::Builder;
+    use polyreme_graph::{Body, Builder, Program};
 
     use super::*;
+    use crate::state::{Blocks, Lengths};
 
     /// Of types that are equally long, only a value's own is handed out.
     #[test]
@@ -409,25 +316,24 @@ mod tests {
         let half = b.cast(x, DType::F16).unwrap();
         let graph = b.finish(&[("half", half)]);
         let (x, half) = (graph.nodes[0].outputs[0], graph.output("half").unwrap());
-        let keeping = Keeping {
-            state_per_param: 0,
-            moment_len: 0,
-            gradients: false,
-            own_gradients: false,
-            blocks: None,
-        };
-        let plan = MemoryPlan::new(&graph, &vec![0; graph.nodes.len()]);
-        let mut memory = Memory::new(plan, keeping).unwrap();
-        memory.write::<f32>(&graph, x).fill(1.0);
-        assert_eq!(memory.read::<f32>(&graph, x), [1.0; 4]);
-        assert_eq!(memory.read::<f16>(&graph, half), [f16::ZERO; 4]);
+        let body = Arc::new(Body::new(&graph));
+        let program = Program::empty(vec![body.clone()]);
+        let ready = Ready::new(&program, &body, 1);
+        let lengths = Lengths { params: 0, grads: 0, states: 0, moments: 0, n_moments: 0 };
+        let state = State::new(lengths, Blocks::default()).unwrap();
+        let mut work = Workspace::new().unwrap();
+        work.make_room(&program, &[&ready]).unwrap();
+        let mut memory = Memory { state, work };
+        memory.write::<f32>(&ready, 0, x).fill(1.0);
+        assert_eq!(memory.read::<f32>(&ready, 0, x), [1.0; 4]);
+        assert_eq!(memory.read::<f16>(&ready, 0, half), [f16::ZERO; 4]);
 
         fn refused(run: impl FnOnce()) -> bool {
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err()
         }
-        assert!(refused(|| _ = memory.read::<i32>(&graph, x)));
-        assert!(refused(|| _ = memory.read::<bf16>(&graph, half)));
-        assert!(refused(|| _ = memory.write::<i32>(&graph, x)));
-        assert!(refused(|| _ = memory.node(&graph, 1).output::<bf16>(0)));
+        assert!(refused(|| _ = memory.read::<i32>(&ready, 0, x)));
+        assert!(refused(|| _ = memory.read::<bf16>(&ready, 0, half)));
+        assert!(refused(|| _ = memory.write::<i32>(&ready, 0, x)));
+        assert!(refused(|| _ = memory.node(&ready, 0, 1).output::<bf16>(0)));
     }
 }

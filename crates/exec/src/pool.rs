@@ -35,6 +35,12 @@ pub struct Pool {
     busy: AtomicBool,
 }
 
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.debug_struct("Pool").field("threads", &(self.helpers.len() + 1)).finish_non_exhaustive()
+    }
+}
+
 type Task = dyn Fn(usize, usize) + Sync;
 
 struct Shared {

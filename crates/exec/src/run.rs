@@ -14,28 +14,28 @@ use crate::error::DataError;
 use crate::launch::{Launch, Masked, Prepared, Then};
 use crate::memory::NodeMemory;
 
-/// What a step is told from outside, beside its inputs.
+/// What random draws are functions of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct StepArgs {
-    /// Of the run: masks of dropout are a function of it.
+pub(crate) struct Draw {
+    /// Of the run.
     pub(crate) seed: u64,
     /// The number of the step, from 0.
     pub(crate) step: u64,
-    /// The place of the batch's first sample among those of the step.
+    /// The place of the microbatch's first sample among those of the step.
     pub(crate) first_sample: u64,
-    /// Samples of the batch.
-    pub(crate) batch: usize,
+    /// Samples of the microbatch.
+    pub(crate) samples: usize,
 }
 
-impl StepArgs {
+impl Draw {
     /// Where a tensor of `len` elements, sample by sample, starts in the same tensor of the whole step.
     fn offset(&self, len: usize) -> u64 {
-        self.first_sample * (len / self.batch.max(1)) as u64
+        self.first_sample * (len / self.samples.max(1)) as u64
     }
 }
 
 /// Runs a node whose slices are `m`.
-pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, args: StepArgs) -> Result<(), DataError> {
+pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: Draw) -> Result<(), DataError> {
     let then = prepared.then.as_ref();
     match &prepared.launch {
         Launch::Nothing => {}
@@ -199,9 +199,9 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, args: StepArgs) 
         }
         Launch::AttentionGrad(a, masked) => attention_grad(cx, a, masked, m),
         Launch::Dropout { p, stream } => {
-            let key = args.seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            let key = draw.seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15);
             let y = m.output::<f32>(0);
-            random::dropout(cx, *p, key, args.step, args.offset(y.len()), m.input(0), y);
+            random::dropout(cx, *p, key, draw.step, draw.offset(y.len()), m.input(0), y);
         }
         Launch::Lstm(lstm) => {
             let x = LstmForward {

@@ -23,6 +23,8 @@ pub struct Moment {
     pub kind: MomentKind,
     /// The step.
     pub step: u64,
+    /// The node of its body, if it computed one.
+    pub node: Option<usize>,
     /// Microseconds since the timeline began.
     pub start_us: f64,
     /// How long it took.
@@ -54,11 +56,12 @@ impl Timeline {
         kind: MomentKind,
         step: u64,
         start: Instant,
+        node: Option<usize>,
     ) {
         if self.moments.len() < self.max {
             let start_us = start.duration_since(self.origin).as_secs_f64() * 1e6;
             let us = start.elapsed().as_secs_f64() * 1e6;
-            self.moments.push(Moment { name: name(), kind, step, start_us, us });
+            self.moments.push(Moment { name: name(), kind, step, node, start_us, us });
         }
     }
 }

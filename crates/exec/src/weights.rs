@@ -3,14 +3,13 @@
 
 use std::ops::Range;
 
-use polyreme_graph::Place;
 use polyreme_graph::graph::Stored;
+use polyreme_graph::{Buffer, DType, Place};
 
+use crate::arena::Arena;
 use crate::engine::Engine;
 use crate::error::ExecError;
-
-/// Elements that one task of a pass over an arena takes.
-const CHUNK: usize = 1 << 15;
+use crate::vectors;
 
 /// A named range of an arena.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -41,37 +40,45 @@ pub enum Kept {
 pub struct Held {
     /// Parameters. Weights that ranks share are counted by rank 0.
     pub params: usize,
-    /// Gradients, or their buffers and this rank's own; and the sums of a step's earlier pieces if there were any.
+    /// Gradients, or their buffers; and what a step needs beside them: this rank's own gradients, sums of earlier microbatches or
+    /// of logical shards.
     pub grads: usize,
     /// Optimizer state of the parameters that this rank updates.
     pub optimizer: usize,
     /// States without a gradient.
     pub states: usize,
+    /// Numbers of a step: losses, weights, squares.
+    pub totals: usize,
 }
 
 impl Engine {
     /// What this engine really holds, beside inputs and activations.
     pub fn held(&self) -> Held {
-        let held = self.memory.held();
-        match &self.program.role {
-            Some(role) if role.shared_weights && role.rank > 0 => Held { params: 0, ..held },
+        let held = self.memory.state.held();
+        let bytes = |sums: bool| -> usize {
+            let of = |(buffer, _): &&(Buffer, Arena)| (buffer.dtype == DType::F32) == sums;
+            self.memory.work.buffers.iter().filter(of).map(|(_, arena)| arena.bytes()).sum()
+        };
+        let held = Held { grads: held.grads + bytes(true), totals: bytes(false), ..held };
+        match &self.first().role {
+            Some(role) if role.shares_weights() && role.rank > 0 => Held { params: 0, ..held },
             _ => held,
         }
     }
 
     /// The parameters' ranges, in the order of their declaration. Gradients and moments have the same.
     pub fn param_slots(&self) -> Vec<Slot> {
-        self.slots(&self.program.graph.params)
+        self.slots(&self.layout().body.graph.params)
     }
 
     /// The states' ranges.
     pub fn state_slots(&self) -> Vec<Slot> {
-        self.slots(&self.program.graph.states)
+        self.slots(&self.layout().body.graph.states)
     }
 
     /// A whole arena; empty if this program has none of it.
     pub fn kept(&self, what: Kept) -> &[f32] {
-        self.memory.kept(what)
+        self.memory.state.kept(what)
     }
 
     /// A whole arena, to set. Ranks that share weights do it inside [`Engine::exclusively`]; moments are those of the
@@ -79,7 +86,7 @@ impl Engine {
     pub fn kept_mut(&mut self, what: Kept) -> &mut [f32] {
         let free = what != Kept::Params || self.may_write_weights();
         assert!(free, "weights that ranks share are written inside `exclusively`");
-        self.memory.kept_mut(what)
+        self.memory.state.kept_mut(what)
     }
 
     /// All gradients, laid out as the parameters are.
@@ -87,28 +94,13 @@ impl Engine {
     /// # Panics
     /// If this rank keeps its own part of them only.
     pub fn grads(&self) -> &[f32] {
-        assert!(self.program.buffers.is_none(), "{}", ExecError::NotKept);
-        self.memory.all_grads()
-    }
-
-    /// All gradients, to set before [`Engine::update`].
-    ///
-    /// # Panics
-    /// If this rank keeps its own part of them only.
-    pub fn grads_mut(&mut self) -> &mut [f32] {
-        assert!(self.program.buffers.is_none(), "{}", ExecError::NotKept);
-        self.memory.all_grads_mut()
+        assert!(self.first().grad_buffers.is_none(), "{}", ExecError::NotKept);
+        self.memory.state.all_grads()
     }
 
     /// Continues a run of which `steps` steps are done: moments are corrected and masks drawn for the next one.
     pub fn set_steps_done(&mut self, steps: u64) {
-        self.step = steps;
-    }
-
-    /// Says that the batch starts at sample `first` of the step's: masks of dropout are a function of the sample's
-    /// place in the step, however the step is cut into batches.
-    pub fn set_first_sample(&mut self, first: u64) {
-        self.first_sample = first;
+        self.memory.state.step = steps;
     }
 
     /// Parameters by name, from an arena that is laid out as `slots` say.
@@ -126,23 +118,16 @@ impl Engine {
 
     /// `average += (1 - decay) · (parameters - average)`, with this engine's threads.
     pub fn average_params_into(&self, average: &mut [f32], decay: f32) {
-        let params = self.kept(Kept::Params);
-        assert_eq!(average.len(), params.len(), "an average for each parameter");
-        let share = 1.0 - decay;
-        self.cx().for_each_chunk(average, CHUNK, |i, average| {
-            for (a, p) in average.iter_mut().zip(&params[i * CHUNK..]) {
-                *a += share * (p - *a);
-            }
-        });
+        vectors::follow(&self.cx(), average, self.kept(Kept::Params), 1.0 - decay);
     }
 
     fn slots(&self, stored: &[Stored]) -> Vec<Slot> {
-        let graph = &self.program.graph;
+        let ready = self.layout();
         let slot = |s: &Stored| {
-            let (Place::Param(start) | Place::State(start)) = self.memory.plan.places[s.value.idx()] else {
+            let (Place::Param(start) | Place::State(start)) = ready.plan.places[s.value.idx()] else {
                 unreachable!("parameters and states lie in their own arenas")
             };
-            let shape = graph.shape(s.value);
+            let shape = ready.body.graph.shape(s.value);
             Slot { name: s.name.clone(), dims: shape.dims().to_vec(), range: start..start + shape.numel() }
         };
         stored.iter().map(slot).collect()

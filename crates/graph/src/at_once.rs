@@ -18,88 +18,31 @@ use std::collections::BTreeMap;
 
 use polyreme_kernels::optim::Optimizer;
 
+use crate::body::Body;
 use crate::fuse::fuse;
-use crate::graph::{Graph, NodeId, ValueId};
-use crate::memory::{MemoryPlan, Place, param_ranges, readiness, reshape_root};
+use crate::graph::{Graph, ValueId};
+use crate::memory::{MemoryPlan, Place, param_ranges, reshape_root};
 use crate::op::Op;
-use crate::program::{Instr, Program};
 
-impl Program {
-    /// A whole training step that updates while it computes gradients, where it can. Nobody can ask for gradients, and
-    /// the program is only run as a whole.
-    pub fn train_at_once(step: &Graph, optimizer: Optimizer) -> Program {
-        let mut program = Program::late_gradients(step);
-        let learnt = program.graph.grads.iter().flatten().count();
-        program.instrs.push(Instr::Update { first: 0, last: learnt });
-        program.optimizer = Some(optimizer);
-        program.update_at_once();
-        program
-    }
-
-    /// [`Program::gradients`], with products that make gradients behind the last reader of their parameters.
-    pub fn late_gradients(step: &Graph) -> Program {
-        Program::of(late(&fuse(step)))
-    }
-
-    /// Has parameters updated while their gradients are computed, where that can be done, instead of at the end.
-    ///
-    /// # Panics
-    /// If other ranks take part, if gradients are clipped, or if no instruction updates all parameters.
-    pub fn update_at_once(&mut self) {
-        let alone = self.role.as_ref().is_none_or(|r| r.ranks == 1 && r.shards.is_none());
-        let clips = self.instrs.iter().any(|i| matches!(i, Instr::Clip { .. }));
-        assert!(alone && !clips && self.buffers.is_none(), "a lone rank's whole step, without clipping");
-        if !self.optimizer.is_some_and(|o| o.by_element()) {
-            return;
+impl Body {
+    /// The body of a step's graph in which parameters are updated while their gradients are computed, where that can be
+    /// done. Gradients cannot be asked for, added up or clipped.
+    pub fn at_once(step: &Graph, optimizer: Optimizer) -> Body {
+        let mut body = Body::of(late(&fuse(step)));
+        if !optimizer.by_element() {
+            return body;
         }
-        let mut of_node = vec![None; self.graph.nodes.len()];
-        for (param, node) in products(&self.graph) {
-            if last_reader(&self.graph, self.graph.params[param].value) < node {
-                of_node[node] = Some(param);
+        for (param, node) in products(&body.graph) {
+            if last_reader(&body.graph, body.graph.params[param].value) < node {
+                body.applied[node] = Some(param);
             }
         }
-        for instr in &mut self.instrs {
-            if let Instr::Compute(node) = *instr
-                && let Some(param) = of_node[node.idx()]
-            {
-                *instr = Instr::Apply { node, param };
-            }
-        }
-        let at = self.instrs.iter().position(|i| matches!(i, Instr::Update { .. }));
-        let at = at.expect("an update of all parameters");
-        let rest = self.updates_of_the_rest();
-        self.instrs.splice(at..=at, rest);
-    }
-
-    /// By parameter, whether it is updated while its gradient is computed.
-    fn at_once(&self) -> Vec<bool> {
-        let mut at_once = vec![false; self.graph.params.len()];
-        for instr in &self.instrs {
-            if let Instr::Apply { param, .. } = *instr {
-                at_once[param] = true;
-            }
-        }
-        at_once
-    }
-
-    /// Updates of the runs of parameters that are left for the end.
-    fn updates_of_the_rest(&self) -> Vec<Instr> {
-        let at_once = self.at_once();
-        let learnt = self.graph.grads.iter().flatten().count();
-        let order = readiness(&self.graph);
-        let mut updates: Vec<Instr> = Vec::new();
-        for (i, _) in order[..learnt].iter().enumerate().filter(|(_, p)| !at_once[**p]) {
-            match updates.last_mut() {
-                Some(Instr::Update { last, .. }) if *last == i => *last += 1,
-                _ => updates.push(Instr::Update { first: i, last: i + 1 }),
-            }
-        }
-        updates
+        body
     }
 
     /// Takes gradients that are written nowhere out of a plan; the others lie one after the other.
     pub fn place_gradients(&self, plan: &mut MemoryPlan) {
-        let at_once = self.at_once();
+        let at_once = self.updated_at_once();
         if !at_once.contains(&true) {
             return;
         }
@@ -154,14 +97,4 @@ fn late(graph: &Graph) -> Graph {
     let late = graph.reordered(&order);
     late.verify();
     late
-}
-
-impl Instr {
-    /// The node that it computes, if it computes one.
-    pub fn node(&self) -> Option<NodeId> {
-        match *self {
-            Instr::Compute(node) | Instr::Apply { node, .. } => Some(node),
-            _ => None,
-        }
-    }
 }

@@ -14,10 +14,10 @@
 
 use std::ops::Range;
 
-use crate::graph::ValueId;
+use crate::graph::{Graph, ValueId};
 use crate::memory::{MemoryPlan, Place, param_ranges, reshape_root};
 use crate::op::Op;
-use crate::program::{Exchange, Instr, Program};
+use crate::program::{Collective, Exchange, Instr, Program, Region};
 
 /// Where gradients lie until they are added up, if each rank keeps those of its own part only.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -60,55 +60,96 @@ impl GradBuffers {
     /// Checks that no gradient is written where another one is still needed, and none is read after its sum has begun:
     /// what makes it sound to hand out the same memory twice. A failure is a bug in the lowering, so it panics.
     pub fn verify(&self, program: &Program) {
-        let bucket_of = self.buckets_of_values(program);
+        let bucket_of: Vec<_> =
+            program.bodies.iter().map(|body| self.buckets_of_values(&body.graph)).collect();
         let spot = |k: usize| self.at(k)..self.at(k) + self.buckets[k].len();
-        let overlap = |a: usize, b: usize| spot(a).start < spot(b).end && spot(b).start < spot(a).end;
+        let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
         let mut stages = vec![Stage::Free; self.buckets.len()];
+        // Sums begin in the order of the buckets, microbatch after microbatch.
+        let (mut n_started, mut bucket_of_sum) = (0, vec![None; program.exchanges.len()]);
+        let write = |stages: &mut [Stage], k: usize| {
+            assert!(
+                !matches!(stages[k], Stage::Summed | Stage::Waited),
+                "bucket {k} is written before it is taken"
+            );
+            stages[k] = Stage::Written;
+            let busy = |j: usize| matches!(stages[j], Stage::Written | Stage::Summed | Stage::Waited);
+            let other = (0..stages.len()).find(|&j| j != k && busy(j) && overlap(&spot(j), &spot(k)));
+            assert_eq!(other, None, "bucket {k} is written over another");
+        };
         for instr in &program.instrs {
-            match *instr {
-                Instr::Apply { .. } => {
-                    unreachable!("only a lone rank updates at once, and it has no buffers")
+            match instr {
+                Instr::Run { block, .. } => {
+                    let block = &program.blocks[*block];
+                    assert_eq!(block.update, None, "only a lone rank updates at once, and it has no buffers");
+                    let (graph, bucket_of) = (&program.bodies[block.body].graph, &bucket_of[block.body]);
+                    let nodes = &graph.nodes[block.nodes.clone()];
+                    for node in nodes.iter().filter(|n| !matches!(n.op, Op::Reshape)) {
+                        for k in node.outputs.iter().filter_map(|v| bucket_of[v.idx()]) {
+                            write(&mut stages, k);
+                        }
+                        for k in node.inputs.iter().filter_map(|v| bucket_of[v.idx()]) {
+                            assert_eq!(
+                                stages[k],
+                                Stage::Written,
+                                "bucket {k} is read when its sum has begun"
+                            );
+                        }
+                    }
                 }
-                Instr::Compute(n) => {
-                    let node = &program.graph.nodes[n.idx()];
-                    if matches!(node.op, Op::Reshape) {
-                        continue;
-                    }
-                    for k in node.outputs.iter().filter_map(|v| bucket_of[v.idx()]) {
-                        assert!(stages[k] <= Stage::Written, "bucket {k} is written after its sum began");
-                        stages[k] = Stage::Written;
-                        let busy = |j: usize| matches!(stages[j], Stage::Written | Stage::Summed);
-                        let other = (0..stages.len()).find(|&j| j != k && busy(j) && overlap(j, k));
-                        assert_eq!(other, None, "bucket {k} is written over another");
-                    }
-                    for k in node.inputs.iter().filter_map(|v| bucket_of[v.idx()]) {
-                        assert_eq!(stages[k], Stage::Written, "bucket {k} is read when its sum has begun");
+                // A rank without samples writes whole buckets.
+                Instr::Zero(Region::Grads(range)) => {
+                    let k = n_started % stages.len();
+                    if *range == spot(k) {
+                        write(&mut stages, k);
                     }
                 }
                 Instr::Start(i) => {
-                    if let Some(k) = self.bucket_of_exchange(program, i) {
-                        assert_eq!(
-                            stages[k],
-                            Stage::Written,
-                            "bucket {k} is summed once, and written before"
-                        );
-                        stages[k] = Stage::Summed;
+                    let Exchange { op: Collective::ReduceScatter(_), of: Region::Grads(of), .. } =
+                        &program.exchanges[*i]
+                    else {
+                        continue;
+                    };
+                    let k = n_started % stages.len();
+                    assert_eq!(*of, spot(k), "where bucket {k} lies");
+                    assert_eq!(stages[k], Stage::Written, "bucket {k} is written before its sum");
+                    (stages[k], bucket_of_sum[*i]) = (Stage::Summed, Some(k));
+                    n_started += 1;
+                }
+                Instr::Wait(i) => {
+                    if let Some(k) = bucket_of_sum[*i] {
+                        // A rank that owns nothing of a bucket has nothing to take.
+                        let nothing = program.role.as_ref().is_some_and(|role| role.own()[k].is_empty());
+                        stages[k] = if nothing { Stage::Taken } else { Stage::Waited };
                     }
                 }
-                Instr::Take { exchange, .. } => {
-                    let k = self.bucket_of_exchange(program, exchange).expect("a sum of a bucket");
-                    assert_eq!(stages[k], Stage::Summed, "bucket {k} is taken after its sum");
+                Instr::Copy { from: Region::Grads(range), .. }
+                | Instr::Add { from: Region::Grads(range), .. } => {
+                    let there = |k: &usize| stages[*k] == Stage::Waited && overlap(&spot(*k), range);
+                    let k = (0..stages.len()).find(there).expect("a part of a sum that is there");
                     stages[k] = Stage::Taken;
                 }
-                _ => {}
+                Instr::Begin(_)
+                | Instr::Load { .. }
+                | Instr::Count { .. }
+                | Instr::Keep { .. }
+                | Instr::WeighStates { .. }
+                | Instr::Zero(_)
+                | Instr::Copy { .. }
+                | Instr::Add { .. }
+                | Instr::DivideByWeight(_)
+                | Instr::Divide { .. }
+                | Instr::Judge(_)
+                | Instr::Squares { .. }
+                | Instr::Clip { .. }
+                | Instr::Update { .. } => {}
             }
         }
         assert!(stages.iter().all(|s| *s == Stage::Taken), "every bucket is summed and taken: {stages:?}");
     }
 
     /// By value: the bucket that it lies in, if it is a gradient.
-    fn buckets_of_values(&self, program: &Program) -> Vec<Option<usize>> {
-        let graph = &program.graph;
+    fn buckets_of_values(&self, graph: &Graph) -> Vec<Option<usize>> {
         let mut of_root = vec![None; graph.values.len()];
         for (p, range) in param_ranges(graph) {
             if let Some(grad) = graph.grads.get(p).copied().flatten() {
@@ -121,22 +162,15 @@ impl GradBuffers {
         let of_value = |v: usize| of_root[reshape_root(graph, ValueId(v as u32)).idx()];
         (0..graph.values.len()).map(of_value).collect()
     }
-
-    /// The bucket that an exchange adds up.
-    fn bucket_of_exchange(&self, program: &Program, i: usize) -> Option<usize> {
-        let Exchange::SumGrads { range, at, .. } = &program.exchanges[i] else { return None };
-        let k = self.buckets.iter().position(|b| b == range).expect("sums are of whole buckets");
-        assert_eq!(*at, self.at(k), "where bucket {k} lies");
-        Some(k)
-    }
 }
 
 /// What has happened to a bucket.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Free,
     Written,
     Summed,
+    Waited,
     Taken,
 }
 

@@ -13,12 +13,15 @@
 //! - [`mod@dot`]: a graph as a picture.
 //! - [`mod@fuse`], [`mod@recompute`]: rewrites.
 //! - [`memory`]: where every value lies.
-//! - [`program`]: what one rank does in one step. [`buffers`]: gradients that are held only until they are summed.
-//!   [`at_once`]: gradients that go into the update block by block, and are held nowhere.
+//! - [`program`]: everything that one rank does in one step. [`body`]: the graph of a microbatch and the blocks that it is cut
+//!   into. `listing`: a program as text.
+//! - [`buffers`]: gradients that are held only until they are summed. [`at_once`]: gradients that go into the update as they
+//!   are computed, and are held nowhere.
 
 #![forbid(unsafe_code)]
 
 pub mod at_once;
+pub mod body;
 pub mod buffers;
 pub mod builder;
 pub mod cost;
@@ -28,6 +31,7 @@ pub mod fuse;
 pub mod grad;
 pub mod graph;
 mod infer;
+mod listing;
 pub mod memory;
 pub mod op;
 pub mod print;
@@ -39,6 +43,7 @@ mod types;
 #[cfg(test)]
 mod tests;
 
+pub use body::{Block, BlockKind, Body};
 pub use buffers::GradBuffers;
 pub use builder::{Builder, Tensor, Traced};
 pub use error::{TraceError, TraceErrorKind};
@@ -49,6 +54,8 @@ pub use memory::{MemoryPlan, Place};
 pub use op::Op;
 /// What updates do: the vocabulary of the kernels.
 pub use polyreme_kernels::optim::{Moments, Optimizer};
-pub use program::{Exchange, Instr, Program, Role};
+pub use program::{
+    Axis, Buffer, Collective, Exchange, Instr, Keeps, Microbatch, Program, Region, Role, Weights,
+};
 pub use recompute::recompute;
 pub use shape::{DType, Shape};

@@ -105,11 +105,12 @@ impl MemoryPlan {
             self.places[input.value.idx()] = Place::Input(self.input_bytes);
             self.input_bytes += graph.value(input.value).bytes().next_multiple_of(ALIGN_BYTES);
         }
-        let lanes = ALIGN_BYTES / 4;
+        let mut at = 0;
         for state in &graph.states {
-            self.places[state.value.idx()] = Place::State(self.state_len);
-            self.state_len += graph.shape(state.value).numel().next_multiple_of(lanes);
+            self.places[state.value.idx()] = Place::State(at);
+            at += padded_numel(graph, state.value);
         }
+        self.state_len = at;
         for (p, range) in param_ranges(graph) {
             let value = graph.params[p].value;
             self.param_offsets[p] = range.start;
@@ -150,6 +151,16 @@ impl MemoryPlan {
             }
         }
     }
+}
+
+/// Elements of a value, filled up so that the next one begins at a multiple of [`ALIGN_BYTES`].
+fn padded_numel(graph: &Graph, v: ValueId) -> usize {
+    graph.shape(v).numel().next_multiple_of(ALIGN_BYTES / graph.value(v).dtype.bytes())
+}
+
+/// Elements of the states' arena.
+pub fn state_len(graph: &Graph) -> usize {
+    graph.states.iter().map(|state| padded_numel(graph, state.value)).sum()
 }
 
 /// Parameters in the order in which their gradients are computed; those without one last.
@@ -253,7 +264,7 @@ pub fn param_ranges(graph: &Graph) -> Vec<(usize, Range<usize>)> {
     let mut next = 0;
     let range = |p: usize| {
         let start = next;
-        next += graph.shape(graph.params[p].value).numel().next_multiple_of(ALIGN_BYTES / 4);
+        next += padded_numel(graph, graph.params[p].value);
         (p, start..next)
     };
     readiness(graph).into_iter().map(range).collect()

@@ -1,41 +1,148 @@
-//! A program: what one rank does in one step. Plain data with several readers; `exec` is the one that runs it.
+//! A program: everything that one rank does in one step. Plain data with several readers; `exec` is the one that runs it.
+//!
+//! ```text
+//!  load microbatch 0            inputs into a slot: the memory of one microbatch
+//!  run  forward                 a block of nodes, on that slot
+//!  count                        its loss and its weight into the totals
+//!  start 0: all-reduce totals   an exchange with the other ranks ...
+//!  run  input gradients ...
+//!  start 1: all-reduce gradients
+//!  wait 0                       ... which goes on until it is waited for
+//!  judge                        the step ends here on all ranks if the loss is not finite
+//!  keep                         running statistics become those that the microbatch left
+//!  wait 1
+//!  update                       parameters from gradients, with the optimizer
+//! ```
+//!
+//! Nothing that ranks do together, and nothing that orders work, is known to a reader only: microbatches, sums of
+//! gradients, clipping, the tree of reproducible mode, statistics over an axis, a rank without samples are all instructions.
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_kernels::optim::Optimizer;
 
+use crate::body::{Block, Body};
 use crate::buffers::GradBuffers;
 use crate::error::TraceError;
-use crate::fuse::fuse;
 use crate::grad::differentiate;
-use crate::graph::{Graph, NodeId, ValueId};
+use crate::graph::{Graph, ValueId};
 use crate::memory::{param_ranges, readiness};
+use crate::shape::DType;
 
-/// What ranks do together in a step. Elements are those of the arenas of gradients and parameters.
+/// An axis of the mesh in which ranks stand: those that share something out along it exchange over it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Axis {
+    /// Samples of the batch.
+    Data,
+    /// Matrices of a layer.
+    Tensor,
+    /// Layers.
+    Stage,
+    /// Positions of a sequence.
+    Sequence,
+}
+
+impl Axis {
+    /// As job files and printed programs name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Axis::Data => "data",
+            Axis::Tensor => "tensor",
+            Axis::Stage => "stage",
+            Axis::Sequence => "sequence",
+        }
+    }
+}
+
+/// Elements of an arena, of a buffer, or of a value.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Exchange {
-    /// Adds up the loss, the weight of the samples and a few more numbers.
-    Totals,
-    /// Adds up gradients. With cuts, each rank gets the sum of its own part; otherwise everybody gets all.
-    SumGrads {
-        /// The elements.
-        range: Range<usize>,
-        /// Rank `r` has `cuts[r]..cuts[r + 1]`, counted from the start of the range.
-        cuts: Option<Arc<[usize]>>,
-        /// Where the first of them lies in the arena of gradients: at the start of the range, or in a buffer.
-        at: usize,
+pub enum Region {
+    /// Of the parameters.
+    Params(Range<usize>),
+    /// Of the arena of gradients.
+    Grads(Range<usize>),
+    /// Of the states without a gradient.
+    States(Range<usize>),
+    /// Of one of the program's buffers.
+    Buffer(usize, Range<usize>),
+    /// All of a value of a body.
+    Value {
+        /// The slot that the body runs on.
+        slot: usize,
+        /// The body.
+        body: usize,
+        /// The value.
+        value: ValueId,
     },
-    /// Brings the parameters that each rank has updated to all.
-    GatherParams {
-        /// The elements.
-        range: Range<usize>,
-        /// As above.
-        cuts: Arc<[usize]>,
+}
+
+/// Memory beside the arenas, for the time of a step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Buffer {
+    /// What it holds, for people. Buffers of several programs with the same name share their memory.
+    pub name: String,
+    /// Its element type.
+    pub dtype: DType,
+    /// Elements.
+    pub len: usize,
+}
+
+/// What the ranks along an axis do together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Collective {
+    /// All get the sum.
+    AllReduce,
+    /// Rank `r` gets the sum of elements `cuts[r]..cuts[r + 1]`, counted from the start of the region.
+    ReduceScatter(Arc<[usize]>),
+    /// All get the elements that each rank has, by the same cuts.
+    AllGather(Arc<[usize]>),
+    /// Each rank sends its elements for rank `r`, by the cuts, and receives likewise.
+    AllToAll {
+        /// What goes to whom.
+        send: Arc<[usize]>,
+        /// Where it arrives.
+        into: Region,
+        /// What came from whom.
+        recv: Arc<[usize]>,
     },
-    /// Waits until every rank has updated its part of weights that they share.
+    /// Each waits until all have come.
     Meet,
+}
+
+/// An exchange with the other ranks along an axis.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Exchange {
+    /// What is done.
+    pub op: Collective,
+    /// Among whom.
+    pub axis: Axis,
+    /// With which elements.
+    pub of: Region,
+    /// Their type.
+    pub dtype: DType,
+    /// Their form on the wire.
+    pub wire: DType,
+}
+
+/// Who holds the weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Weights {
+    /// Every rank has a copy of its own.
+    Own,
+    /// All ranks work on one copy.
+    Shared,
+}
+
+/// Of which parameters a rank keeps gradients and optimizer state.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Keeps {
+    /// Both of all; every rank updates everything.
+    All,
+    /// Optimizer state of its own part, which it alone updates; gradients of all.
+    OwnMoments,
+    /// Both of its own part.
+    OwnGradients,
 }
 
 /// How a rank stands to the others.
@@ -45,16 +152,16 @@ pub struct Role {
     pub rank: usize,
     /// How many there are.
     pub ranks: usize,
-    /// Whether all ranks work on one copy of the weights.
-    pub shared_weights: bool,
+    /// Who holds the weights.
+    pub weights: Weights,
+    /// What this rank keeps.
+    pub keeps: Keeps,
     /// Reproducible: into how many logical shards the global batch is cut, whose gradients are added up in a fixed
     /// tree.
     pub shards: Option<usize>,
     /// By rank: the parts of the arena that it updates, in their order. Its moments are those of these parts, one
     /// after the other.
     pub parts: Vec<Vec<Range<usize>>>,
-    /// Whether the parts are disjoint: each rank updates its own.
-    pub sharded: bool,
 }
 
 impl Role {
@@ -62,175 +169,362 @@ impl Role {
     pub fn own(&self) -> &[Range<usize>] {
         &self.parts[self.rank]
     }
+
+    /// Whether the parts are disjoint: each rank updates its own.
+    pub fn sharded(&self) -> bool {
+        self.keeps != Keeps::All
+    }
+
+    /// Whether all ranks work on one copy of the weights.
+    pub fn shares_weights(&self) -> bool {
+        self.weights == Weights::Shared
+    }
+}
+
+/// Samples of a step that go through a body at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Microbatch {
+    /// The body, by its number in the program.
+    pub body: usize,
+    /// The place of its first sample among those of the step: random draws are functions of it.
+    pub first_sample: usize,
 }
 
 /// One thing that a rank does.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum Instr {
-    /// Computes a node.
-    Compute(NodeId),
-    /// Computes a node whose only result is the gradient of a parameter, and updates the parameter with each block of it.
-    /// The gradient is kept nowhere. See [`Program::train_at_once`].
-    Apply {
-        /// The node.
-        node: NodeId,
-        /// The parameter.
-        param: usize,
+    /// Zeros, and the caller's two numbers at the end: where the totals of the step are added up.
+    Begin(Region),
+    /// Fills the inputs of a slot with a microbatch.
+    Load {
+        /// The slot.
+        slot: usize,
+        /// The microbatch.
+        microbatch: usize,
     },
-    /// Finds the factor that brings the norm of all gradients down to a maximum; the updates multiply by it.
-    Clip {
-        /// The maximum.
-        max_norm: f64,
+    /// Runs a block on a slot.
+    Run {
+        /// The block, by its number in the program.
+        block: usize,
+        /// The slot.
+        slot: usize,
+        /// The microbatch that lies there.
+        microbatch: usize,
     },
-    /// Updates parameters `first..last`, counted in the order in which gradients become ready.
-    Update {
-        /// The first one.
-        first: usize,
-        /// One past the last.
-        last: usize,
+    /// Adds `[weight · loss, weight]` of a microbatch to two numbers.
+    Count {
+        /// The slot.
+        slot: usize,
+        /// The microbatch.
+        microbatch: usize,
+        /// The numbers.
+        into: Region,
+    },
+    /// States become what a microbatch has made of them.
+    Keep {
+        /// The slot.
+        slot: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
+    /// Writes the states as a microbatch would leave them, times its weight.
+    WeighStates {
+        /// The slot.
+        slot: usize,
+        /// The microbatch.
+        microbatch: usize,
+        /// Where to.
+        into: Region,
+    },
+    /// Zeros.
+    Zero(Region),
+    /// Copies.
+    Copy {
+        /// What.
+        from: Region,
+        /// Where to.
+        into: Region,
+    },
+    /// `into += from`.
+    Add {
+        /// What is added.
+        from: Region,
+        /// To what.
+        into: Region,
+    },
+    /// Divides by the weight of the whole step.
+    DivideByWeight(Region),
+    /// Divides by a count.
+    Divide {
+        /// What.
+        of: Region,
+        /// By how many.
+        by: usize,
     },
     /// Starts an exchange, by its number in the program.
     Start(usize),
     /// Waits for an exchange that was started.
     Wait(usize),
-    /// Adds this rank's part of a sum that was waited for to its own gradients, and so frees the buffer. The first
-    /// piece of a step sets them.
-    Take {
-        /// The sum, by its number in the program.
-        exchange: usize,
-        /// Where the part begins among this rank's own gradients: where its moments do among this rank's.
-        to: usize,
+    /// Takes pairs of weighted losses and weights, and the caller's numbers behind them, for the totals of the step. If the
+    /// loss is not finite the step ends here, on every rank, and nothing has been updated.
+    Judge(Region),
+    /// Adds the sum of squares of gradients to a number; with blocks, sets one number for each block of so many elements.
+    Squares {
+        /// The gradients.
+        of: Region,
+        /// The numbers.
+        into: Region,
+        /// Elements of a block.
+        block: Option<usize>,
     },
-    /// Updates elements `start..end` of the arena: a part of this rank's own.
-    UpdateOwn {
-        /// The first one.
-        start: usize,
-        /// One past the last.
-        end: usize,
+    /// Finds the factor that brings the norm of all gradients, whose squares are given, down to a maximum; the updates
+    /// multiply by it.
+    Clip {
+        /// The squares, to be added up.
+        squares: Region,
+        /// The maximum.
+        max_norm: f64,
+    },
+    /// Updates a range of the parameters.
+    Update {
+        /// Elements of the parameters' arena.
+        params: Range<usize>,
+        /// Their gradients.
+        grads: Region,
         /// Where their moments begin among this rank's.
         moments_at: usize,
-    },
-    /// Takes a new value over into a state.
-    Keep {
-        /// The state.
-        state: usize,
-        /// The value.
-        value: ValueId,
     },
 }
 
 /// What one rank does in one step.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// The nodes, with element-wise work fused.
-    pub graph: Graph,
+    /// The graphs of microbatches, one for each size. Programs for steps of other shapes share them.
+    pub bodies: Vec<Arc<Body>>,
+    /// What goes through them.
+    pub microbatches: Vec<Microbatch>,
+    /// The runs of nodes that instructions name.
+    pub blocks: Vec<Block>,
+    /// How many microbatches lie in memory at a time.
+    pub slots: usize,
+    /// Memory beside the arenas.
+    pub buffers: Vec<Buffer>,
+    /// What is done together with other ranks.
+    pub exchanges: Vec<Exchange>,
     /// In this order.
     pub instrs: Vec<Instr>,
     /// What updates do.
     pub optimizer: Option<Optimizer>,
-    /// What is done together with other ranks.
-    pub exchanges: Vec<Exchange>,
     /// How this rank stands to others; `None` for a program that knows of none.
     pub role: Option<Role>,
     /// Where gradients lie until they are added up, if each rank keeps its own part of them only.
-    pub buffers: Option<GradBuffers>,
+    pub grad_buffers: Option<GradBuffers>,
 }
 
 impl Program {
-    /// A forward pass; states stay as they are.
+    /// A program over these bodies that does nothing yet.
+    pub fn empty(bodies: Vec<Arc<Body>>) -> Program {
+        Program {
+            bodies,
+            microbatches: Vec::new(),
+            blocks: Vec::new(),
+            slots: 1,
+            buffers: Vec::new(),
+            exchanges: Vec::new(),
+            instrs: Vec::new(),
+            optimizer: None,
+            role: None,
+            grad_buffers: None,
+        }
+    }
+
+    /// A forward pass of one microbatch; states stay as they are.
     pub fn forward(graph: &Graph) -> Program {
-        let graph = fuse(&Graph { updates: Vec::new(), grads: Vec::new(), ..graph.clone() });
-        let instrs = computes(&graph);
-        Program { graph, instrs, optimizer: None, exchanges: Vec::new(), role: None, buffers: None }
+        Program::of(Body::forward(graph))
     }
 
-    /// The forward and backward pass, without an update.
+    /// The forward and backward pass of one microbatch, without an update; states stay as they are.
     pub fn gradients(step: &Graph) -> Program {
-        Program::of(fuse(step))
+        Program::of(Body::new(step))
     }
 
-    /// Every node of a fused graph in turn, and what is kept of it.
-    pub(crate) fn of(graph: Graph) -> Program {
-        let mut instrs = computes(&graph);
-        instrs.extend(keeps(&graph));
-        Program { graph, instrs, optimizer: None, exchanges: Vec::new(), role: None, buffers: None }
-    }
-
-    /// A whole training step: forward, backward, clipping if asked for, update.
-    pub fn train(step: &Graph, optimizer: Optimizer, clip: Option<f64>) -> Program {
-        let mut program = Program::gradients(step);
-        program.instrs.extend(clip.map(|max_norm| Instr::Clip { max_norm }));
-        let learnt = program.graph.grads.iter().flatten().count();
-        program.instrs.push(Instr::Update { first: 0, last: learnt });
-        program.optimizer = Some(optimizer);
+    /// Loads one microbatch and runs every node of a body.
+    pub fn of(body: Body) -> Program {
+        let nodes = 0..body.graph.nodes.len();
+        let mut program = Program::empty(vec![Arc::new(body)]);
+        program.microbatches.push(Microbatch { body: 0, first_sample: 0 });
+        program.instrs.push(Instr::Load { slot: 0, microbatch: 0 });
+        program.run(0, 0, nodes);
         program
+    }
+
+    /// A whole training step of a lone rank: forward, backward, clipping if asked for, update.
+    pub fn train(step: &Graph, optimizer: Optimizer, clip: Option<f64>) -> Program {
+        Program::of(Body::new(step)).updating(optimizer, clip)
+    }
+
+    /// The same, with parameters updated while their gradients are computed, where that can be done.
+    pub fn train_at_once(step: &Graph, optimizer: Optimizer) -> Program {
+        Program::of(Body::at_once(step, optimizer)).updating(optimizer, None)
     }
 
     /// Traces to a training step in one go: differentiates `loss`, an output of `forward`, and adds the update.
     pub fn train_loss(forward: &Graph, loss: ValueId, optimizer: Optimizer) -> Result<Program, TraceError> {
         Ok(Program::train(&differentiate(forward, loss)?, optimizer, None))
     }
+
+    fn updating(mut self, optimizer: Optimizer, clip: Option<f64>) -> Program {
+        let body = self.bodies[0].clone();
+        if !body.graph.updates.is_empty() {
+            self.instrs.push(Instr::Keep { slot: 0, microbatch: 0 });
+        }
+        let updates = body.whole_updates();
+        if let Some(max_norm) = clip {
+            let of = updates.iter().filter_map(|u| match u {
+                Instr::Update { grads, .. } => Some(grads.clone()),
+                _ => None,
+            });
+            self.clip(of.collect(), max_norm);
+        }
+        self.instrs.extend(updates);
+        self.optimizer = Some(optimizer);
+        self
+    }
+
+    /// The graph of the first body.
+    pub fn graph(&self) -> &Graph {
+        &self.bodies[0].graph
+    }
+
+    /// Runs nodes of a microbatch, by blocks.
+    pub fn run(&mut self, slot: usize, microbatch: usize, nodes: Range<usize>) {
+        let number = self.microbatches[microbatch].body;
+        for block in self.bodies[number].clone().blocks(number, nodes) {
+            let known = self.blocks.iter().position(|b| *b == block);
+            let block = known.unwrap_or_else(|| {
+                self.blocks.push(block);
+                self.blocks.len() - 1
+            });
+            self.instrs.push(Instr::Run { block, slot, microbatch });
+        }
+    }
+
+    /// A new buffer, whole.
+    pub fn buffer(&mut self, name: impl Into<String>, dtype: DType, len: usize) -> Region {
+        self.buffers.push(Buffer { name: name.into(), dtype, len });
+        Region::Buffer(self.buffers.len() - 1, 0..len)
+    }
+
+    /// A new exchange of elements in the form in which they are; returns its number.
+    pub fn exchange(&mut self, op: Collective, axis: Axis, of: Region) -> usize {
+        let dtype = self.dtype(&of);
+        self.exchanges.push(Exchange { op, axis, of, dtype, wire: dtype });
+        self.exchanges.len() - 1
+    }
+
+    /// An exchange that is waited for at once.
+    pub fn exchange_now(&mut self, op: Collective, axis: Axis, of: Region) {
+        let number = self.exchange(op, axis, of);
+        self.instrs.extend([Instr::Start(number), Instr::Wait(number)]);
+    }
+
+    /// Clips by the norm of gradients that this rank has.
+    fn clip(&mut self, of: Vec<Region>, max_norm: f64) {
+        let squares = self.buffer("squares", DType::F64, 1);
+        self.instrs.push(Instr::Zero(squares.clone()));
+        for of in of {
+            self.instrs.push(Instr::Squares { of, into: squares.clone(), block: None });
+        }
+        self.instrs.push(Instr::Clip { squares, max_norm });
+    }
+
+    /// The element type of a region.
+    pub fn dtype(&self, region: &Region) -> DType {
+        match region {
+            Region::Params(_) | Region::Grads(_) | Region::States(_) => DType::F32,
+            Region::Buffer(buffer, _) => self.buffers[*buffer].dtype,
+            Region::Value { body, value, .. } => self.bodies[*body].graph.value(*value).dtype,
+        }
+    }
+
+    /// How many elements a region has.
+    pub fn len_of(&self, region: &Region) -> usize {
+        match region {
+            Region::Params(r) | Region::Grads(r) | Region::States(r) | Region::Buffer(_, r) => r.len(),
+            Region::Value { body, value, .. } => self.bodies[*body].graph.shape(*value).numel(),
+        }
+    }
 }
 
-impl fmt::Display for Program {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let order = readiness(&self.graph);
-        for instr in &self.instrs {
-            match instr {
-                Instr::Compute(n) => {
-                    writeln!(f, "{}", crate::print::line(&self.graph, &self.graph.nodes[n.idx()]))?
-                }
-                Instr::Apply { node, param } => {
-                    let line = crate::print::line(&self.graph, &self.graph.nodes[node.idx()]);
-                    writeln!(f, "{line}, update {}", self.graph.params[*param].name)?;
-                }
-                Instr::Clip { max_norm } => writeln!(f, "clip {max_norm}")?,
-                Instr::Update { first, last } => {
-                    let names: Vec<_> =
-                        order[*first..*last].iter().map(|&p| self.graph.params[p].name.as_str()).collect();
-                    writeln!(f, "update {}", names.join(" "))?;
-                }
-                Instr::Start(i) => {
-                    write!(f, "start {i}: {}", describe(&self.graph, &self.exchanges[*i]))?;
-                    match (&self.exchanges[*i], &self.buffers) {
-                        (Exchange::SumGrads { range, at, .. }, Some(_)) => {
-                            writeln!(f, ", in {at}..{} of the buffers", at + range.len())?
-                        }
-                        _ => writeln!(f)?,
-                    }
-                }
-                Instr::Take { exchange, .. } => writeln!(f, "take own part of {exchange}")?,
-                Instr::Wait(i) => writeln!(f, "wait {i}")?,
-                Instr::UpdateOwn { start, end, .. } => writeln!(f, "update elements {start}..{end}")?,
-                Instr::Keep { state, value } => {
-                    writeln!(f, "keep {} = {value}", self.graph.states[*state].name)?
-                }
+impl Region {
+    /// A part of an arena or a buffer, counted from the start of this region.
+    ///
+    /// # Panics
+    /// If the region is a value, which is taken as a whole, or shorter.
+    pub fn part(&self, part: Range<usize>) -> Region {
+        let cut = |range: &Range<usize>| {
+            assert!(part.end <= range.len(), "a part of {range:?}: {part:?}");
+            range.start + part.start..range.start + part.end
+        };
+        match self {
+            Region::Params(r) => Region::Params(cut(r)),
+            Region::Grads(r) => Region::Grads(cut(r)),
+            Region::States(r) => Region::States(cut(r)),
+            Region::Buffer(buffer, r) => Region::Buffer(*buffer, cut(r)),
+            Region::Value { .. } => panic!("a value is taken as a whole"),
+        }
+    }
+}
+
+impl Body {
+    /// The parameters that are not updated at once, as runs that follow each other in the order of readiness, with the
+    /// places of their gradients.
+    pub fn whole_updates(&self) -> Vec<Instr> {
+        let graph = &self.graph;
+        let numel = |p: usize| graph.shape(graph.params[p].value).numel();
+        let places = self.grad_places();
+        let ranges = param_ranges(graph);
+        let mut updates: Vec<(Range<usize>, usize, usize)> = Vec::new();
+        for (i, (p, range)) in ranges.iter().enumerate().take(self.n_learnt()) {
+            let Some(at) = places[*p] else { continue };
+            let end = range.start + numel(*p);
+            match updates.last_mut() {
+                Some((params, _, last)) if *last + 1 == i => (params.end, *last) = (end, i),
+                _ => updates.push((range.start..end, at, i)),
             }
         }
-        Ok(())
+        let update = |(params, at, _): (Range<usize>, usize, usize)| {
+            let (moments_at, grads) = (params.start, Region::Grads(at..at + params.len()));
+            Instr::Update { params, grads, moments_at }
+        };
+        updates.into_iter().map(update).collect()
     }
-}
 
-/// An exchange in words, with the parameters that it touches.
-fn describe(graph: &Graph, exchange: &Exchange) -> String {
-    let names = |range: &Range<usize>| {
-        let within =
-            param_ranges(graph).into_iter().filter(|(_, r)| r.start < range.end && range.start < r.end);
-        within.map(|(p, _)| graph.params[p].name.clone()).collect::<Vec<_>>().join(" ")
-    };
-    match exchange {
-        Exchange::Totals => "sum totals".into(),
-        Exchange::SumGrads { range, cuts: None, .. } => format!("all-reduce gradients of {}", names(range)),
-        Exchange::SumGrads { range, .. } => format!("reduce-scatter gradients of {}", names(range)),
-        Exchange::GatherParams { range, .. } => format!("all-gather {}", names(range)),
-        Exchange::Meet => "meet".into(),
+    /// By parameter: where its gradient begins in the arena of gradients; `None` if it has none, or keeps it nowhere.
+    pub fn grad_places(&self) -> Vec<Option<usize>> {
+        let graph = &self.graph;
+        let mut places = vec![None; graph.params.len()];
+        let at_once = self.updated_at_once();
+        let (dense, mut next) = (at_once.contains(&true), 0);
+        for (p, range) in param_ranges(graph) {
+            let learnt = graph.grads.get(p).copied().flatten().is_some();
+            if !at_once[p] {
+                places[p] = learnt.then_some(if dense { next } else { range.start });
+                next += range.len();
+            }
+        }
+        places
     }
-}
 
-fn computes(graph: &Graph) -> Vec<Instr> {
-    (0..graph.nodes.len() as u32).map(|i| Instr::Compute(NodeId(i))).collect()
-}
+    /// By parameter, whether it is updated while its gradient is computed.
+    pub(crate) fn updated_at_once(&self) -> Vec<bool> {
+        let mut at_once = vec![false; self.graph.params.len()];
+        self.applied.iter().flatten().for_each(|&p| at_once[p] = true);
+        at_once
+    }
 
-fn keeps(graph: &Graph) -> impl Iterator<Item = Instr> + '_ {
-    graph.updates.iter().map(|&(state, value)| Instr::Keep { state, value })
+    /// Names of the parameters in the order in which gradients become ready.
+    pub fn ready_names(&self) -> Vec<&str> {
+        readiness(&self.graph).into_iter().map(|p| self.graph.params[p].name.as_str()).collect()
+    }
 }

@@ -24,11 +24,6 @@ pub(crate) struct Bucket {
     pub(crate) ready: usize,
 }
 
-/// How many parameters have a gradient.
-pub(crate) fn n_learnt(graph: &Graph) -> usize {
-    graph.grads.iter().flatten().count()
-}
-
 /// The gradients in the order in which they become ready, in buckets of at least so many bytes, but for the last.
 pub(crate) fn buckets(graph: &Graph, bytes_min: usize) -> Vec<Bucket> {
     let mut buckets = joined(&learnt(graph), bytes_min);

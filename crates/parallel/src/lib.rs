@@ -3,18 +3,27 @@
 //! Pure data in, pure data out. It knows nothing of sockets, threads or kernels.
 //!
 //! # Layout
-//! - [`data`]: data parallel: every rank has the whole model and a part of the batch. [`buckets`]: which gradients are
-//!   sent together, and who owns them.
+//! - [`mesh`]: how ranks stand to each other. [`plan`]: how a step is split, and who keeps what.
+//! - [`passes`]: from a step's graph to the body of a microbatch: the passes in their order.
+//! - [`mod@schedule`]: from bodies and the shape of a step to a program. [`buckets`]: which gradients are sent together, and who
+//!   owns them. `reproducible`: steps whose bits do not depend on the number of ranks; [`tree`]: the fixed tree in which
+//!   gradients of logical shards are added up.
 //! - [`sync_norm`]: batch norms that see the rows of all ranks.
-//! - [`tree`]: the fixed tree in which gradients of logical shards are added up.
 
 #![forbid(unsafe_code)]
 
 pub mod buckets;
-pub mod data;
+pub mod mesh;
+pub mod passes;
+pub mod plan;
+mod reproducible;
+pub mod schedule;
 pub mod sync_norm;
 pub mod tree;
 
-pub use data::{DataPlan, data_parallel};
+pub use mesh::Mesh;
+pub use passes::{Budget, compile};
+pub use plan::{Norms, Plan, StepShape, Training, Updates};
+pub use schedule::{average_states, both_passes, schedule};
 pub use sync_norm::sync_batch_norm;
 pub use tree::Node;

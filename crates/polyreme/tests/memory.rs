@@ -55,13 +55,12 @@ fn held(ranks: usize, shard_gradients: bool) -> Held {
         let rank = |comm: Comm| {
             let (job, meet) = (&job, &meet);
             s.spawn(move || {
-                let program = ranks::program(job, &ranks::plan(&comm, shard_gradients)).unwrap();
+                let program = job.program(&ranks::plan(&comm, shard_gradients), None, 1).unwrap();
                 let planned = Engine::footprint(&program, 1);
                 let mut engine = Engine::join(program, Options::threads(1), comm).unwrap();
                 job.fill(&mut engine).unwrap();
                 for _ in 0..2 {
-                    engine.begin_step();
-                    engine.finish(1.0, job.lr, [0.0; 2]).unwrap();
+                    job.step(&mut engine).unwrap();
                 }
                 meet.wait();
                 let living = LIVING.load(Ordering::Relaxed) - before;
@@ -78,9 +77,10 @@ fn held(ranks: usize, shard_gradients: bool) -> Held {
         grads: sum(|h| h.grads),
         optimizer: sum(|h| h.optimizer),
         states: sum(|h| h.states),
+        totals: sum(|h| h.totals),
     };
     let values: usize = of_ranks.iter().map(|(_, values, _)| values).sum();
-    let said = all.params + all.grads + all.optimizer + all.states + values;
+    let said = all.params + all.grads + all.optimizer + all.states + all.totals + values;
     assert_eq!(of_ranks[0].2, said, "{ranks} ranks: bytes in use, and what engines say of it: {all:?}");
     all
 }

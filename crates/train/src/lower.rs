@@ -1,17 +1,22 @@
 //! From a network and a batch to graphs and programs: what the loss is, what is fed, what is recomputed.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use polyreme_data::{Spec, Target};
 use polyreme_exec::{Engine, Footprint};
 use polyreme_graph::op::CrossEntropy;
 use polyreme_graph::{
-    Builder, DType, Graph, Optimizer, Program, Shape, Tensor, Traced, differentiate, recompute,
+    Body, Builder, DType, Graph, Keeps, Microbatch, Program, Shape, Tensor, Traced, differentiate,
 };
-use polyreme_parallel::{DataPlan, data_parallel, sync_batch_norm};
+use polyreme_parallel::{Budget, Plan, StepShape, Training, compile, schedule};
 
 use crate::error::TrainError;
 use crate::net::Net;
+use crate::pace::Piece;
+
+/// Bytes of an element of parameters, gradients and moments.
+const F32_BYTES: usize = DType::F32.bytes();
 
 /// The label of a row that does not count: what fills up the last batch of an evaluation.
 pub const IGNORED: i32 = -1;
@@ -56,15 +61,13 @@ pub fn step_graph(forward: &Graph) -> Result<Graph, TrainError> {
     Ok(differentiate(forward, weighted)?)
 }
 
-/// How a program of training is made.
+/// How programs of training are made.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Lowering {
-    /// What updates do.
-    pub optimizer: Optimizer,
-    /// The maximum of the gradients' norm.
-    pub clip: Option<f64>,
+    /// What a step does with gradients.
+    pub training: Training,
     /// How the step is split over ranks.
-    pub plan: DataPlan,
+    pub plan: Plan,
     /// What one rank may take; activations are recomputed for it.
     pub budget_bytes: Option<usize>,
     /// Threads of the rank.
@@ -72,21 +75,48 @@ pub struct Lowering {
 }
 
 impl Lowering {
-    /// The program of one rank's training step.
+    /// The body of a microbatch: its forward graph, differentiated and compiled.
+    pub fn body(&self, forward: &Graph) -> Result<Arc<Body>, TrainError> {
+        let step = step_graph(forward)?;
+        let measure = |program: &Program| self.rank_bytes(program);
+        let budget = self.budget_bytes.map(|bytes| Budget { bytes, measure: &measure });
+        Ok(Arc::new(compile(&step, &self.plan, &self.training, budget)?))
+    }
+
+    /// The program of one rank's whole step whose microbatches all have this forward graph.
     pub fn program(&self, forward: &Graph) -> Result<Program, TrainError> {
-        let mut step = step_graph(forward)?;
-        let mut plan = self.plan.clone();
-        // Before anything is recomputed: ranks with parts of different size may recompute different things, but they
-        // must meet for the same sums.
-        if std::mem::take(&mut plan.sync_batch_norm) && plan.ranks > 1 {
-            step = sync_batch_norm(&step);
+        let bodies = [self.body(forward)?];
+        Ok(schedule(&self.plan, &self.training, &bodies, &self.plan.whole_step()))
+    }
+
+    /// The program of a step of which this rank has these pieces, and the rank with the most has `rounds`; in reproducible
+    /// mode each rank has such a run of logical shards. `body` gives the body for a number of samples.
+    pub fn step_program(
+        &self,
+        pieces: &[Piece],
+        rounds: usize,
+        runs: Option<&[Range<usize>]>,
+        body: &mut dyn FnMut(usize) -> Result<Arc<Body>, TrainError>,
+    ) -> Result<Program, TrainError> {
+        let mut bodies: Vec<(usize, Arc<Body>)> = Vec::new();
+        let mut microbatches = Vec::new();
+        for piece in pieces {
+            if piece.len > 0 && bodies.iter().all(|(len, _)| *len != piece.len) {
+                bodies.push((piece.len, body(piece.len)?));
+            }
+            let known = bodies.iter().position(|(len, _)| *len == piece.len);
+            microbatches.push(known.map(|body| Microbatch { body, first_sample: piece.offset }));
         }
-        let lower = |step: &Graph| data_parallel(step, self.optimizer, self.clip, &plan);
-        if let Some(budget_bytes) = self.budget_bytes {
-            let measure = |step: &Graph| self.rank_bytes(&lower(step));
-            step = recompute(&step, budget_bytes, &measure)?.graph;
+        if bodies.is_empty() {
+            // A rank without samples knows the model too: of two, as statistics of one make no sense.
+            bodies.push((2, body(2)?));
         }
-        Ok(lower(&step))
+        let shape = match runs {
+            Some(runs) => StepShape::shards(microbatches, runs.to_vec()),
+            None => StepShape::rounds(&microbatches.into_iter().flatten().collect::<Vec<_>>(), rounds),
+        };
+        let bodies: Vec<_> = bodies.into_iter().map(|(_, body)| body).collect();
+        Ok(schedule(&self.plan, &self.training, &bodies, &shape))
     }
 
     /// What a rank takes at most: its part of what ranks hold together, and all of the rest. The same on all ranks.
@@ -107,27 +137,24 @@ impl Lowering {
         let (rest, parts) = self.bytes(program);
         let all = rest + parts.into_iter().min().unwrap_or(0);
         let Footprint { params, grads, .. } = Engine::footprint(program, self.threads);
-        let shared = program.role.as_ref().map_or(1, |r| if r.shared_weights { r.ranks } else { 1 });
+        let shared = program.role.as_ref().map_or(1, |r| if r.shares_weights() { r.ranks } else { 1 });
         let mapped = all + params - params / shared;
         [all, mapped, if visible { mapped.saturating_sub(params + grads) } else { mapped }]
     }
 
     /// What a rank takes apart from what it owns, and by rank what that is.
     fn bytes(&self, program: &Program) -> (usize, Vec<usize>) {
-        let mut footprint = Engine::footprint(program, self.threads);
-        // A step may have several pieces.
-        if !self.plan.at_once {
-            footprint = footprint.in_pieces(program);
-        }
+        let footprint = Engine::footprint(program, self.threads);
         let Some(role) = &program.role else { return (footprint.total(), vec![0]) };
         let moments = program.optimizer.map_or(0, |o| o.state_per_param());
-        let owned = match role.sharded {
-            true => size_of::<f32>() * (moments + usize::from(program.buffers.is_some())),
-            false => 0,
+        let owned = match role.keeps {
+            Keeps::All => 0,
+            Keeps::OwnMoments => F32_BYTES * moments,
+            Keeps::OwnGradients => F32_BYTES * (moments + 1),
         };
         let of_rank = |parts: &Vec<Range<usize>>| owned * parts.iter().map(Range::len).sum::<usize>();
         let owned: Vec<usize> = role.parts.iter().map(of_rank).collect();
-        let shared = if role.shared_weights { role.ranks } else { 1 };
+        let shared = if role.shares_weights() { role.ranks } else { 1 };
         let Footprint { params, .. } = footprint;
         (footprint.total() - params + params / shared - owned[role.rank], owned)
     }

@@ -187,11 +187,19 @@ impl Part {
         if self.pace.len(step) == self.pace.batch { &self.whole } else { &self.short }
     }
 
-    /// Pieces of a step that this rank has no samples of and others have, the last one left out: that one ends the step
-    /// on every rank.
-    pub fn missing(&self, step: u64) -> usize {
-        let short = usize::from(self.pace.len(step) != self.pace.batch);
-        self.rounds[short].saturating_sub(self.pieces(step).len().max(1))
+    /// How many microbatches the rank with the most has in a step.
+    pub fn rounds(&self, step: u64) -> usize {
+        self.rounds[usize::from(self.pace.len(step) != self.pace.batch)]
+    }
+
+    /// The two kinds of steps, a whole one and the short last one of an epoch if there is one: this rank's pieces, and how many
+    /// the rank with the most has.
+    pub fn kinds(&self) -> Vec<(&[Piece], usize)> {
+        let mut kinds = vec![(&self.whole[..], self.rounds[0])];
+        if self.pace.tail() > 0 {
+            kinds.push((&self.short, self.rounds[1]));
+        }
+        kinds
     }
 
     /// Samples of this rank in a step.
@@ -283,17 +291,17 @@ mod tests {
         check(42, 32, &[1.0, 1.0], 4, 1, &[4, 4, 4, 4], &[3, 2]);
         check(33, 32, &[1.0, 1.0], 1, 0, &[16], &[1]);
         check(33, 32, &[1.0, 1.0], 1, 1, &[16], &[]);
-        // Whoever has fewer pieces than another knows how many it has to make up for.
-        let missing = |samples: usize, accumulate: usize| {
+        // Who has fewer pieces than another knows how many rounds there are.
+        let rounds = |samples: usize, accumulate: usize| {
             let pace = Pace { samples, batch: 32 };
             let cut = Cut { weights: vec![10.0, 2.0, 2.0, 2.0], accumulate, shards: None };
-            [0, 1].map(|step| (0..4).map(|r| Part::new(pace, &cut, r).missing(step)).collect::<Vec<_>>())
+            [0, 1].map(|step| (0..4).map(|r| Part::new(pace, &cut, r).rounds(step)).collect::<Vec<_>>())
         };
-        assert_eq!(missing(33, 1), [[0, 0, 0, 0], [0, 0, 0, 0]]);
+        assert_eq!(rounds(33, 1), [[1; 4], [1; 4]]);
         // 20, 4, 4 and 4 samples in 8 pieces; then 5, 1, 1 and 1 in 2.
-        assert_eq!(missing(40, 8), [[0, 3, 3, 3], [0, 1, 1, 1]]);
-        // 2 samples, 1 and none: whoever has none ends the step too.
-        assert_eq!(missing(35, 32), [[0, 16, 16, 16], [0, 1, 1, 1]]);
+        assert_eq!(rounds(40, 8), [[7; 4], [2; 4]]);
+        // 2 samples, 1 and none.
+        assert_eq!(rounds(35, 32), [[20; 4], [2; 4]]);
         // All ranks have as many pieces, however long their parts are.
         check(32, 32, &[3.0, 1.0], 3, 0, &[8, 8, 8], &[8, 8, 8]);
         check(32, 32, &[3.0, 1.0], 3, 1, &[3, 3, 2], &[3, 3, 2]);

@@ -1,15 +1,16 @@
-//! The engine of one rank's training: a program for each length of pieces, all over the same weights, and one for
-//! evaluations.
+//! The engine of one rank's training: a program for each kind of step, all over the same weights, and one for evaluations.
 //!
 //! Every rank has its own. What is collective says so: all ranks call it at the same time.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use polyreme_collective::{Comm, Reduce};
 use polyreme_data::{Spec, Values};
-use polyreme_exec::{Engine, ExecError, Isa, Kept, Options, Slot, Totals, floats};
-use polyreme_graph::{Optimizer, Program};
-use polyreme_parallel::DataPlan;
+use polyreme_exec::{Engine, ExecError, Inputs, Isa, Kept, Options, Slot, StepArgs, Totals, floats};
+use polyreme_graph::{Body, Keeps, Program, Weights};
+use polyreme_parallel::{Mesh, Plan, Training, average_states};
 
 use crate::error::TrainError;
 use crate::judge::{Judge, Trial};
@@ -28,10 +29,8 @@ pub struct TeamOptions {
     pub isa: Isa,
     /// From which weights and masks follow.
     pub seed: u64,
-    /// What updates do.
-    pub optimizer: Optimizer,
-    /// The maximum of the gradients' norm.
-    pub clip: Option<f64>,
+    /// What a step does with gradients.
+    pub training: Training,
     /// The loss.
     pub loss: Loss,
     /// Weights of the classes, if the loss has them.
@@ -40,40 +39,24 @@ pub struct TeamOptions {
     pub ema: Option<f64>,
     /// What the training of one rank may take.
     pub memory_bytes: Option<usize>,
-    /// Whether each rank keeps the optimizer's state of its own range only, and weights are held once where ranks
-    /// share memory; `None` for where they do. Over a network it costs overlap: updated parameters are sent when
-    /// there is nothing left to compute.
-    pub sharded: Option<bool>,
-    /// Whether each rank keeps the gradients of its own range only; everything is then sharded, whatever `sharded` says.
-    /// Every piece of a step is summed over the ranks.
-    pub shard_gradients: bool,
-    /// Gradients are sent in buckets of at least so many bytes.
-    pub bucket_bytes: usize,
-    /// Whether batch norms take their statistics over all ranks.
-    pub sync_batch_norm: bool,
-    /// Reproducible: into how many logical shards a step is cut.
-    pub shards: Option<usize>,
-    /// Whether a lone rank's step is one piece: it then updates parameters while it computes their gradients.
-    pub one_piece: bool,
+    /// How a step is split, but for what follows from the group of ranks: this rank, how many there are, who holds the weights.
+    pub plan: Plan,
+    /// What a rank keeps of gradients and optimizer state. `None`: the optimizer state of its own part where ranks share memory,
+    /// and hold the weights together, otherwise everything. Over a network parts cost overlap: updated parameters are sent
+    /// when there is nothing left to compute.
+    pub keeps: Option<Keeps>,
 }
 
 impl TeamOptions {
-    /// How the program of a rank is made. `shares_memory` says whether the ranks can hold the weights together.
+    /// How the programs of a rank are made. `shares_memory` says whether the ranks can hold the weights together.
     pub fn lowering(&self, rank: usize, ranks: usize, shares_memory: bool) -> Lowering {
-        let sharded = self.shard_gradients || self.sharded.unwrap_or(shares_memory);
-        let plan = DataPlan {
-            rank,
-            ranks,
-            sharded,
-            shard_gradients: self.shard_gradients,
-            shared_weights: sharded && shares_memory && ranks > 1,
-            bucket_bytes: self.bucket_bytes,
-            sync_batch_norm: self.sync_batch_norm,
-            shards: self.shards,
-            at_once: self.one_piece,
-        };
+        let usual = if shares_memory { Keeps::OwnMoments } else { Keeps::All };
+        let keeps = self.keeps.unwrap_or(usual);
+        let shared = keeps != Keeps::All && shares_memory && ranks > 1;
+        let weights = if shared { Weights::Shared } else { Weights::Own };
+        let plan = Plan { mesh: Mesh::data(ranks), rank, keeps, weights, ..self.plan.clone() };
         let (budget_bytes, threads) = (self.memory_bytes, self.threads);
-        Lowering { optimizer: self.optimizer, clip: self.clip, plan, budget_bytes, threads }
+        Lowering { training: self.training, plan, budget_bytes, threads }
     }
 }
 
@@ -85,16 +68,23 @@ pub struct Team {
     spec: Spec,
     input: &'static str,
     engine: Engine,
-    /// The lengths of pieces that there are programs for, and their numbers.
-    programs: Vec<(usize, usize)>,
+    bodies: Bodies,
+    /// The kinds of steps that there are programs for, and their numbers.
+    programs: Vec<(StepKind, usize)>,
+    /// Reproducible: which logical shards each rank has.
+    runs: Option<Vec<Range<usize>>>,
+    /// The program that averages states over the ranks, if they have their own.
+    averaging: Option<usize>,
     trial: Option<Trial>,
-    /// Labels of the step that is under way, over all ranks.
-    step_labels: f64,
-    /// Where the first number of this step came from that is not finite.
-    bad: Option<String>,
     /// The averaged parameters; rank 0's, and empty without.
     average: Vec<f32>,
 }
+
+/// Bodies by their number of samples.
+type Bodies = Vec<(usize, Arc<Body>)>;
+
+/// What this rank has of a step, and how many microbatches the rank with the most has.
+type StepKind = (Vec<Piece>, usize);
 
 /// What a finished step came to, over all ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -120,22 +110,47 @@ pub struct Batch<'a> {
     pub mix: f32,
 }
 
+/// One rank's part of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// Samples of the step, over all ranks.
+    pub samples: usize,
+    /// What this rank has of it.
+    pub pieces: &'a [Piece],
+    /// How many microbatches the rank with the most has.
+    pub rounds: usize,
+    /// The learning rate.
+    pub lr: f32,
+    /// The caller's numbers, to be added up over the ranks.
+    pub extra: [f64; 2],
+}
+
+/// Takes a batch for a piece.
+pub type Take<'a> = dyn FnMut(Batch) -> Result<(), TrainError> + 'a;
+
+/// Finds the batch of a piece and hands it over.
+pub type Load<'a> = dyn FnMut(Piece, &mut Take) -> Result<(), TrainError> + 'a;
+
 impl Team {
-    /// Compiles and reserves everything for one rank's training. Collective; the weights are those of rank 0.
+    /// Compiles and reserves everything for one rank's training. Collective; the weights are those of rank 0. In reproducible
+    /// mode each rank has such a run of logical shards.
     pub fn new(
         net: &Net,
         spec: &Spec,
         part: &Part,
+        runs: Option<Vec<Range<usize>>>,
         options: TeamOptions,
         mut comm: Comm,
     ) -> Result<Team, TrainError> {
         let lowering = options.lowering(comm.rank(), comm.size(), comm.shares_memory());
-        let lengths = part.lengths();
-        let compiled = training_graph(net, spec, lengths[0], options.loss).and_then(|g| lowering.program(&g));
+        let mut bodies = Bodies::new();
+        let (pieces, rounds) = part.kinds()[0];
+        let mut body = |n: usize| body_of(&mut bodies, n, &lowering, net, spec, options.loss);
+        let compiled = lowering.step_program(pieces, rounds, runs.as_deref(), &mut body);
         // The others would wait for this rank.
         let program = compiled.inspect_err(|error| comm.fail(&error.to_string()))?;
         let TeamOptions { threads, isa, seed, .. } = options;
-        let exec = Options { threads, isa, seed };
+        let exec = Options { isa, seed, ..Options::threads(threads) };
         let rank = comm.rank();
         let mut engine = Engine::join(program, exec, comm)?;
         let averaged = if options.ema.is_some() && rank == 0 { engine.kept(Kept::Params).len() } else { 0 };
@@ -148,48 +163,89 @@ impl Team {
             spec: spec.clone(),
             input: net.input(spec, 1, true).name,
             engine,
-            programs: vec![(lengths[0], 0)],
+            bodies,
+            programs: vec![((pieces.to_vec(), rounds), 0)],
+            runs: runs.clone(),
+            averaging: None,
             trial: None,
-            step_labels: 1.0,
-            bad: None,
             average,
             options,
         };
-        let ready = team.set_class_weights().and_then(|()| team.prepare(&lengths));
+        let ready = team.prepare(part, runs).and_then(|()| team.prepare_averaging());
         ready.inspect_err(|error| team.comm().fail(&error.to_string()))?;
         Ok(team)
     }
 
-    /// Compiles for pieces of these lengths, as far as that has not been done.
-    pub fn prepare(&mut self, lengths: &[usize]) -> Result<(), TrainError> {
-        for &n in lengths {
-            if self.programs.iter().all(|(len, _)| *len != n) {
-                let graph = training_graph(&self.net, &self.spec, n, self.options.loss)?;
-                let number = self.engine.add_batch(self.lowering.program(&graph)?)?;
-                self.programs.push((n, number));
-                self.engine.select(number);
-                self.set_class_weights()?;
+    /// Compiles for the steps of a part, as far as that has not been done. On an error everything is as it was.
+    pub fn prepare(&mut self, part: &Part, runs: Option<Vec<Range<usize>>>) -> Result<(), TrainError> {
+        let before = std::mem::replace(&mut self.runs, runs);
+        let known = if before == self.runs { self.programs.len() } else { 0 };
+        let mut made = Vec::new();
+        let mut outcome = Ok(());
+        for (pieces, rounds) in part.kinds() {
+            let kind = (pieces.to_vec(), rounds);
+            if self.programs[..known].iter().all(|(k, _)| *k != kind) {
+                match self.add_program(pieces, rounds) {
+                    Ok(number) => made.push((kind, number)),
+                    Err(error) => outcome = outcome.and(Err(error)),
+                }
             }
+        }
+        if outcome.is_err() {
+            made.into_iter().for_each(|(_, number)| self.engine.remove(number));
+            self.runs = before;
+            return outcome;
+        }
+        if known == 0 {
+            self.forget(0);
+        }
+        self.programs.extend(made);
+        Ok(())
+    }
+
+    fn add_program(&mut self, pieces: &[Piece], rounds: usize) -> Result<usize, TrainError> {
+        let Team { lowering, net, spec, options, bodies, runs, .. } = self;
+        let mut body = |n: usize| body_of(bodies, n, lowering, net, spec, options.loss);
+        let program = lowering.step_program(pieces, rounds, runs.as_deref(), &mut body)?;
+        Ok(self.engine.add(program)?)
+    }
+
+    /// States that ranks have of their own are averaged by a program.
+    fn prepare_averaging(&mut self) -> Result<(), TrainError> {
+        let role = self.engine.role();
+        // Shards have averaged theirs in every step.
+        if role.ranks > 1 && role.shards.is_none() && !self.engine.kept(Kept::States).is_empty() {
+            let program = average_states(role.ranks, &self.engine.program().bodies[0]);
+            self.averaging = Some(self.engine.add(program)?);
         }
         Ok(())
     }
 
-    /// Gives back the memory of programs for other lengths than these.
-    pub fn keep_only(&mut self, lengths: &[usize]) {
-        let engine = &mut self.engine;
-        self.programs.retain(|(len, number)| {
-            let kept = *number == 0 || lengths.contains(len);
-            if !kept {
-                engine.remove_batch(*number);
-            }
-            kept
-        });
+    /// Gives up programs for other steps than those of a part.
+    pub fn keep_only(&mut self, part: &Part) {
+        let kinds: Vec<StepKind> = part.kinds().into_iter().map(|(p, rounds)| (p.to_vec(), rounds)).collect();
+        let (kept, gone) = self.programs.drain(..).partition(|(kind, _)| kinds.contains(kind));
+        self.programs = kept;
+        self.remove(gone);
+    }
+
+    /// Gives up programs from the `first` on.
+    fn forget(&mut self, first: usize) {
+        let gone = self.programs.split_off(first);
+        self.remove(gone);
+    }
+
+    fn remove(&mut self, gone: Vec<(StepKind, usize)>) {
+        // The first program says where everything lies, and stays.
+        gone.into_iter().filter(|(_, number)| *number > 0).for_each(|(_, number)| self.engine.remove(number));
+        let used = |n: usize| self.programs.iter().any(|((pieces, _), _)| pieces.iter().any(|p| p.len == n));
+        self.bodies.retain(|(n, _)| used(*n));
     }
 
     /// Compiles for evaluations of at most `n` samples of `spec` at once.
     pub fn prepare_trial(&mut self, spec: &Spec, n: usize) -> Result<(), TrainError> {
         let (graph, mut trial) = Trial::new(&self.net, spec, n)?;
-        trial.number = self.engine.add_batch(Program::forward(&graph))?;
+        trial.number = self.engine.add(Program::forward(&graph))?;
         self.trial = Some(trial);
         Ok(())
     }
@@ -200,54 +256,48 @@ impl Team {
         Some(Judge::over(&mut self.engine, trial))
     }
 
-    /// Begins a step of `samples` samples over all ranks.
-    pub fn begin(&mut self, samples: usize) {
-        self.step_labels = (samples * self.spec.n_labels()).max(1) as f64;
-        self.bad = None;
-        // A rank without samples of the step still takes part in its exchanges.
-        self.engine.select(0);
-        self.engine.begin_step();
-    }
-
-    /// Runs a piece that is not the last of this rank's step; of a reproducible step, any.
-    pub fn piece(&mut self, piece: Piece, batch: Option<Batch>) -> Result<(), TrainError> {
-        let weight = batch.map(|batch| self.feed(piece, batch)).transpose()?;
-        match (self.options.shards, weight) {
-            (Some(_), weight) => self.engine.shard(piece.number, weight)?,
-            (None, Some(weight)) => self.engine.accumulate(weight)?,
-            (None, None) => return Ok(()),
-        }
-        let loss = if weight.is_some() { self.engine.output("loss")?[0] } else { 0.0 };
-        if !loss.is_finite() && self.bad.is_none() {
-            self.find_bad()?;
+    /// Running statistics that ranks have of their own become their mean. Collective.
+    pub fn average_states(&mut self) -> Result<(), TrainError> {
+        if let Some(number) = self.averaging {
+            self.engine.select(number);
+            self.engine.run()?;
         }
         Ok(())
     }
 
-    /// Takes part in a piece of the step of which this rank has no samples. Where the pieces of a step are summed one by
-    /// one, all ranks call this or [`Team::piece`] as often as the others; otherwise it does nothing.
-    pub fn empty_piece(&mut self) -> Result<(), TrainError> {
-        match self.engine.program().buffers {
-            Some(_) => Ok(self.engine.accumulate_empty()?),
-            None => Ok(()),
-        }
-    }
-
-    /// Ends a step, with this rank's last piece if it has one and the step is not cut into shards. Collective.
-    pub fn finish(
-        &mut self,
-        last: Option<(Piece, Batch)>,
-        lr: f32,
-        extra: [f64; 2],
-    ) -> Result<StepResult, TrainError> {
-        let weight = last.map(|(piece, batch)| self.feed(piece, batch)).transpose()?;
-        let outcome = match (self.options.shards, weight) {
-            (Some(_), _) => self.engine.finish_shards(lr, extra),
-            (None, Some(weight)) => self.engine.finish(weight, lr, extra),
-            (None, None) => self.engine.finish_empty(lr, extra),
+    /// Runs this rank's part of a step of `samples` samples over all ranks. Collective. `load` is asked for each piece that
+    /// has samples, in their order, and hands its batch to the function that it is given.
+    pub fn step(&mut self, step: Step, load: &mut Load) -> Result<StepResult, TrainError> {
+        let Step { samples, pieces, rounds, lr, extra } = step;
+        let known = self.programs.iter().find(|((p, r), _)| (&p[..], *r) == (pieces, rounds));
+        let number = match known {
+            Some((_, number)) => *number,
+            None => {
+                let number = self.add_program(pieces, rounds)?;
+                self.programs.push(((pieces.to_vec(), rounds), number));
+                number
+            }
         };
+        self.engine.select(number);
+        let step_labels = (samples * self.spec.n_labels()).max(1) as f64;
+        let Team { engine, options, input, .. } = self;
+        let mut feed = |microbatch: usize, inputs: &mut Inputs| -> Result<f64, TrainError> {
+            let piece = pieces.iter().filter(|p| p.len > 0).nth(microbatch).copied();
+            let piece = piece.expect("a microbatch for each piece with samples");
+            let mut weight = 0.0;
+            load(piece, &mut |batch: Batch| {
+                fill(inputs, input, piece.len, batch, options)?;
+                weight = label_weight(batch.labels, &options.class_weights) / step_labels;
+                Ok(())
+            })?;
+            Ok(weight)
+        };
+        let outcome = engine.step_with(&mut feed, StepArgs { lr, extra });
         let Totals { loss, extra, grad_norm, waited, .. } = match outcome {
-            Err(ExecError::NotFinite { loss, here }) => return Err(self.not_finite(loss, here)?),
+            Err(TrainError::Exec(ExecError::NotFinite { loss, here, place })) => {
+                let place = here.then(|| place.map_or_else(|| "the loss itself".into(), |p| p.to_string()));
+                return Err(self.not_finite(loss, place)?);
+            }
             outcome => outcome?,
         };
         if let (Some(decay), false) = (self.options.ema, self.average.is_empty()) {
@@ -293,7 +343,7 @@ impl Team {
 
     /// How many moments the optimizer keeps for each parameter.
     pub fn n_moments(&self) -> usize {
-        self.options.optimizer.state_per_param()
+        self.options.training.optimizer.state_per_param()
     }
 
     /// Puts the averaged parameters in the place of those that are being learnt; the second time, back. Collective.
@@ -314,36 +364,16 @@ impl Team {
         (self.engine.param_slots(), params)
     }
 
-    /// Chooses the program for a piece, and fills its inputs. Returns the weight of the piece in its step.
-    fn feed(&mut self, piece: Piece, batch: Batch) -> Result<f64, TrainError> {
-        self.prepare(&[piece.len])?;
-        let program = self.programs.iter().find(|(len, _)| *len == piece.len);
-        self.engine.select(program.expect("it was prepared").1);
-        fill(&mut self.engine, self.input, piece.len, batch, self.options.loss.mixup)?;
-        self.engine.set_first_sample(piece.offset as u64);
-        Ok(label_weight(batch.labels, &self.options.class_weights) / self.step_labels)
-    }
-
-    /// Notes where the last run's loss got lost.
-    fn find_bad(&mut self) -> Result<(), TrainError> {
-        let place = self.engine.find_non_finite()?;
-        self.bad = Some(place.map_or_else(|| "the loss itself".into(), |place| place.to_string()));
-        Ok(())
-    }
-
     /// All ranks come here together: the first one that knows where it came from tells the others.
-    fn not_finite(&mut self, loss: f64, here: bool) -> Result<TrainError, TrainError> {
-        if here && self.bad.is_none() {
-            self.find_bad()?;
-        }
-        let (step, bad) = (self.engine.steps_done(), self.bad.take());
+    fn not_finite(&mut self, loss: f64, place: Option<String>) -> Result<TrainError, TrainError> {
+        let step = self.engine.steps_done();
         let comm = self.engine.comm();
-        let mine = if bad.is_some() { comm.rank() } else { comm.size() };
+        let mine = if place.is_some() { comm.rank() } else { comm.size() };
         let mut first = [mine as i64];
         comm.all_reduce(&mut first, Reduce::Min)?;
         let place = match usize::try_from(first[0]) {
             Ok(rank) if rank < comm.size() => {
-                let text = talk::broadcast(comm, bad.unwrap_or_default().into_bytes(), rank)?;
+                let text = talk::broadcast(comm, place.unwrap_or_default().into_bytes(), rank)?;
                 String::from_utf8_lossy(&text).into_owned()
             }
             // Every rank's own loss is finite, and their sum is not.
@@ -351,14 +381,23 @@ impl Team {
         };
         Ok(TrainError::NotFinite { step, loss, place })
     }
+}
 
-    /// Class weights are an input that stays.
-    fn set_class_weights(&mut self) -> Result<(), TrainError> {
-        if self.options.loss.class_weights {
-            self.engine.input_f32("class_weights")?.copy_from_slice(&self.options.class_weights);
-        }
-        Ok(())
+/// The body for `n` samples, compiled if it is not there yet.
+fn body_of(
+    bodies: &mut Bodies,
+    n: usize,
+    lowering: &Lowering,
+    net: &Net,
+    spec: &Spec,
+    loss: Loss,
+) -> Result<Arc<Body>, TrainError> {
+    if let Some((_, body)) = bodies.iter().find(|(len, _)| *len == n) {
+        return Ok(body.clone());
     }
+    let body = lowering.body(&training_graph(net, spec, n, loss)?)?;
+    bodies.push((n, body.clone()));
+    Ok(body)
 }
 
 /// Averages from a start follow more quickly: `min(decay, (1 + t) / (10 + t))`.
@@ -375,22 +414,32 @@ fn label_weight(labels: &[i32], class_weights: &[f32]) -> f64 {
     labels.iter().map(|&l| f64::from(class_weights.get(l as usize).copied().unwrap_or(0.0))).sum()
 }
 
-fn fill(engine: &mut Engine, input: &str, n: usize, batch: Batch, mixup: bool) -> Result<(), TrainError> {
+fn fill(
+    inputs: &mut Inputs,
+    input: &str,
+    n: usize,
+    batch: Batch,
+    options: &TeamOptions,
+) -> Result<(), TrainError> {
+    let mixup = options.loss.mixup;
     match batch.x {
         Values::F32(x) => {
-            let to = engine.input_f32(input)?;
+            let to = inputs.f32(input)?;
             to.copy_from_slice(x);
             if mixup {
                 mixup::mix(to, n, batch.mix);
             }
         }
-        Values::I32(x) => engine.input_i32(input)?.copy_from_slice(x),
+        Values::I32(x) => inputs.i32(input)?.copy_from_slice(x),
         Values::U8(_) => unreachable!("batches are f32 or i32"),
     }
-    engine.input_i32("labels")?.copy_from_slice(batch.labels);
+    inputs.i32("labels")?.copy_from_slice(batch.labels);
+    if options.loss.class_weights {
+        inputs.f32("class_weights")?.copy_from_slice(&options.class_weights);
+    }
     if mixup {
-        engine.input_f32("mix")?[0] = batch.mix;
-        let labels2 = engine.input_i32("labels2")?;
+        inputs.f32("mix")?[0] = batch.mix;
+        let labels2 = inputs.i32("labels2")?;
         let per_sample = labels2.len() / n.max(1);
         let pairs = labels2.chunks_exact_mut(per_sample).zip(batch.labels.chunks_exact(per_sample).rev());
         pairs.for_each(|(to, from)| to.copy_from_slice(from));

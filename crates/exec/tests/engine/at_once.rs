@@ -1,11 +1,13 @@
 //! Updates made while gradients are computed, against the same updates at the end.
 
+use std::sync::Arc;
+
 use polyreme_collective::Comm;
-use polyreme_exec::{Engine, ExecError, Kept, Options};
-use polyreme_graph::{Instr, Program};
+use polyreme_exec::{Engine, ExecError, Inputs, Kept, Options, StepArgs, Totals};
+use polyreme_graph::Program;
 use polyreme_kernels::Isa;
 use polyreme_kernels::optim::{Moments, Optimizer};
-use polyreme_parallel::{DataPlan, data_parallel};
+use polyreme_parallel::{Plan, StepShape, Training, Updates, compile, schedule};
 
 use crate::nets::{self, Net};
 use crate::ranks::{base, feed, step_graph};
@@ -22,7 +24,7 @@ const OPTIMIZERS: [Optimizer; 6] = [
 ];
 
 fn n_at_once(program: &Program) -> usize {
-    program.instrs.iter().filter(|i| matches!(i, Instr::Apply { .. })).count()
+    program.blocks.iter().filter(|b| b.update.is_some()).count()
 }
 
 /// Losses, parameters and moments of three steps, by name: parameters lie elsewhere if gradients come in another order.
@@ -65,8 +67,8 @@ fn the_bits_are_those_of_updates_at_the_end() {
 }
 
 fn compare(net: &Net, program: &Program, optimizer: Optimizer, options: Options) {
-    let want = train(net, Program::train(&net.step, optimizer, None), options);
-    let got = train(net, program.clone(), options);
+    let want = train(net, Program::train(&net.step, optimizer, None), options.clone());
+    let got = train(net, program.clone(), options.clone());
     for (want, got) in want.iter().zip(&got) {
         assert!(want == got, "{}, {optimizer:?}, {options:?}: {} differs", net.name, want.0);
     }
@@ -78,11 +80,8 @@ fn gradients_that_are_kept_nowhere_take_no_memory() {
     for net in nets::all() {
         let sgd = OPTIMIZERS[1];
         let program = Program::train_at_once(&net.step, sgd);
-        let applied = |i: &Instr| match *i {
-            Instr::Apply { param, .. } => program.graph.shape(program.graph.params[param].value).numel(),
-            _ => 0,
-        };
-        let less: usize = program.instrs.iter().map(applied).sum();
+        let numel = |p: usize| program.graph().shape(program.graph().params[p].value).numel();
+        let less: usize = program.blocks.iter().filter_map(|b| b.update).map(numel).sum();
         let [at_end, at_once] = [Program::train(&net.step, sgd, None), program.clone()].map(|program| {
             (Engine::footprint(&program, 2), Engine::new(program, Options::threads(2)).unwrap().held())
         });
@@ -100,34 +99,45 @@ fn gradients_cannot_be_asked_for() {
         Engine::new(Program::train_at_once(&net.step, OPTIMIZERS[1]), Options::threads(1)).unwrap();
     net.feed(&mut engine, 0);
     let before = engine.kept(Kept::Params).to_vec();
-    assert_eq!(engine.run(), Err(ExecError::AtOnce));
+    assert_eq!(engine.run(), Err(ExecError::Updates));
     assert_eq!(engine.grad(&net.step.params[0].name), Err(ExecError::AtOnce));
     assert_eq!(engine.kept(Kept::Params), before);
-    let program = lone(4, true);
-    let mut engine = Engine::join(program, Options::threads(1), Comm::local(1).remove(0)).unwrap();
-    engine.begin_step();
-    assert_eq!(engine.accumulate(0.5), Err(ExecError::AtOnce));
-    assert_eq!(engine.finish_empty(0.1, [0.0; 2]), Err(ExecError::AtOnce));
 }
 
-fn lone(n: usize, at_once: bool) -> Program {
-    let plan = DataPlan { at_once, ..DataPlan::alone() };
-    data_parallel(&step_graph(n, true), base().optimizer, None, &plan)
+fn lone(sizes: &[usize], updates: Updates) -> Vec<Program> {
+    let plan = Plan { updates, ..Plan::alone() };
+    let training = Training { optimizer: base().optimizer, clip: None };
+    let program = |n: &usize| {
+        let body = compile(&step_graph(*n, true), &plan, &training, None).unwrap();
+        schedule(&plan, &training, &[Arc::new(body)], &StepShape::one())
+    };
+    sizes.iter().map(program).collect()
+}
+
+/// A step of samples `0..n`.
+fn step(engine: &mut Engine, seed: usize, n: usize, lr: f32, bad: bool) -> Result<Totals, ExecError> {
+    let mut load = |_: usize, inputs: &mut Inputs| -> Result<f64, ExecError> {
+        feed(inputs, seed, 0..n);
+        if bad {
+            inputs.f32("x")?[3] = f32::NAN;
+        }
+        Ok(0.75)
+    };
+    engine.step_with(&mut load, StepArgs { lr, extra: [0.0; 2] })
 }
 
 #[test]
 fn a_lone_rank_of_a_group_updates_at_once() {
-    assert!(n_at_once(&lone(4, true)) > 0);
-    let [want, got] = [false, true].map(|at_once| {
+    assert!(n_at_once(&lone(&[4], Updates::AtOnce)[0]) > 0);
+    let [want, got] = [Updates::AtEnd, Updates::AtOnce].map(|updates| {
         let comm = Comm::local(1).remove(0);
-        let mut engine = Engine::join(lone(4, at_once), Options::threads(2), comm).unwrap();
-        let short = engine.add_batch(lone(3, at_once)).unwrap();
+        let [whole, short] = &lone(&[4, 3], updates)[..] else { unreachable!("two sizes") };
+        let mut engine = Engine::join(whole.clone(), Options::threads(2), comm).unwrap();
+        let short = engine.add(short.clone()).unwrap();
         let mut losses = Vec::new();
-        for step in 0..4 {
-            engine.select(if step % 2 == 0 { 0 } else { short });
-            engine.begin_step();
-            feed(&mut engine, step, 0..4 - step % 2);
-            losses.push(engine.finish(0.75, 0.1, [0.0; 2]).unwrap().loss);
+        for k in 0..4 {
+            engine.select(if k % 2 == 0 { 0 } else { short });
+            losses.push(step(&mut engine, k, 4 - k % 2, 0.1, false).unwrap().loss);
         }
         let slots = engine.param_slots();
         let mut params: Vec<_> =
@@ -137,27 +147,24 @@ fn a_lone_rank_of_a_group_updates_at_once() {
     });
     assert_eq!(want, got);
     let comm = Comm::local(1).remove(0);
-    let mut engine = Engine::join(lone(4, true), Options::threads(1), comm).unwrap();
-    assert_eq!(engine.add_batch(lone(3, false)), Err(ExecError::Layout));
+    let mut engine = Engine::join(lone(&[4], Updates::AtOnce).remove(0), Options::threads(1), comm).unwrap();
+    assert_eq!(engine.add(lone(&[3], Updates::AtEnd).remove(0)), Err(ExecError::Layout));
 }
 
 #[test]
 fn a_loss_that_is_not_finite_updates_nothing() {
-    let mut engine = Engine::join(lone(4, true), Options::threads(2), Comm::local(1).remove(0)).unwrap();
+    let program = lone(&[4], Updates::AtOnce).remove(0);
+    let mut engine = Engine::join(program, Options::threads(2), Comm::local(1).remove(0)).unwrap();
     for bad in [false, true] {
-        engine.begin_step();
-        feed(&mut engine, 0, 0..4);
         let before = [Kept::Params, Kept::Moment1, Kept::States].map(|k| engine.kept(k).to_vec());
-        if bad {
-            engine.input_f32("x").unwrap()[3] = f32::NAN;
-        }
-        let outcome = engine.finish(1.0, 0.1, [0.0; 2]);
+        let outcome = step(&mut engine, 0, 4, 0.1, bad);
         let after = [Kept::Params, Kept::Moment1, Kept::States].map(|k| engine.kept(k).to_vec());
         if bad {
-            assert!(matches!(outcome, Err(ExecError::NotFinite { here: true, .. })), "{outcome:?}");
+            let Err(ExecError::NotFinite { here: true, place: Some(place), .. }) = outcome else {
+                panic!("{outcome:?}")
+            };
             assert_eq!(before, after);
-            let place = engine.find_non_finite().unwrap().unwrap().to_string();
-            assert!(place.contains("element 3"), "{place}");
+            assert!(place.to_string().contains("element 3"), "{place}");
         } else {
             outcome.unwrap();
             assert!(before.iter().zip(&after).all(|(a, b)| a != b));

@@ -91,9 +91,9 @@ impl Check {
     /// Builds `f` of parameters with these shapes and compares.
     pub(crate) fn run(&self, shapes: &[&[usize]], f: impl Fn(&mut Builder, &[Tensor]) -> Traced) {
         let (forward, step) = self.trace(shapes, f);
-        let fast = Options { threads: 2, isa: Isa::detect(), seed: 7 };
-        let plain = Options { threads: 1, isa: Isa::SCALAR, seed: 7 };
-        let [a, b] = [fast, plain].map(|options| self.compare(&forward, &step, options));
+        let fast = Options { seed: 7, ..Options::threads(2) };
+        let plain = Options { isa: Isa::SCALAR, seed: 7, ..Options::threads(1) };
+        let [a, b] = [fast.clone(), plain].map(|options| self.compare(&forward, &step, options));
         for ((what, a), (_, b)) in a.iter().zip(&b) {
             let size = a.iter().fold(1.0f32, |m, x| m.max(x.abs()));
             for (i, (a, b)) in a.iter().zip(b).enumerate() {
@@ -124,7 +124,7 @@ impl Check {
     fn compare(&self, forward: &Graph, step: &Graph, options: Options) -> Vec<(String, Vec<f32>)> {
         let name = &self.name;
         let mut random = Random::new(1);
-        let mut engine = Engine::new(Program::gradients(step), options).unwrap();
+        let mut engine = Engine::new(Program::gradients(step), options.clone()).unwrap();
         let mut w = vec![0.0; forward.shape(forward.output("y").unwrap()).numel()];
         w.fill_with(|| random.signed(0.5, 1.0));
         let params: Vec<Vec<f32>> = forward
@@ -146,7 +146,7 @@ impl Check {
             let again = bits(engine.grad(&p.name).unwrap());
             assert!(first == again, "{name}: the gradient of {} differs in a second run", p.name);
         }
-        let mut outer = Engine::new(Program::forward(forward), options).unwrap();
+        let mut outer = Engine::new(Program::forward(forward), options.clone()).unwrap();
         let y = self.outputs(&mut outer, &w, &params);
         let mut results = vec![("y".to_string(), y.clone())];
         for (a, b) in y.iter().zip(engine.output("y").unwrap()) {
@@ -199,7 +199,7 @@ impl Check {
             engine.input_i32(name).unwrap().copy_from_slice(data);
         }
         for (i, data) in params.iter().enumerate() {
-            let name = engine.program().graph.params[i].name.clone();
+            let name = engine.program().graph().params[i].name.clone();
             engine.param_mut(&name).unwrap().copy_from_slice(data);
         }
     }

@@ -448,15 +448,22 @@ fn running_statistics_follow_the_batch_once_a_step() {
     let y = b.batch_norm(x, at, true).unwrap();
     let loss = b.mean(y, &[0, 1]).unwrap();
     let sgd = polyreme_kernels::optim::Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
-    let program = Program::train_loss(&b.finish(&[("loss", loss)]), loss, sgd).unwrap();
+    let forward = b.finish(&[("loss", loss)]);
+    let program = Program::train_loss(&forward, loss, sgd).unwrap();
     let mut engine = Engine::new(program, Options::threads(2)).unwrap();
+    let gradients = Program::gradients(&polyreme_graph::differentiate(&forward, loss).unwrap());
+    let gradients = engine.add(gradients).unwrap();
     let (mut mean, mut var) = ([0.5; 2], [2.0; 2]);
     let mut random = Random::new(2);
     for _ in 0..3 {
         engine.input_f32("x").unwrap().fill_with(|| random.uniform(-2.0, 3.0));
         let x = engine.input_f32("x").unwrap().to_vec();
+        engine.select(gradients);
+        engine.input_f32("x").unwrap().copy_from_slice(&x);
         engine.run().unwrap();
         assert_eq!(engine.state("mean").unwrap(), mean.map(|m: f64| m as f32), "a run keeps nothing");
+        engine.select(0);
+        engine.input_f32("x").unwrap().copy_from_slice(&x);
         engine.step(0.0).unwrap();
         for c in 0..2 {
             let (m, v) = moments(&(0..5).map(|r| f64::from(x[2 * r + c])).collect::<Vec<_>>());

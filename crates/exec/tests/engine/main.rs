@@ -18,4 +18,5 @@ mod ranks;
 mod same_bits;
 mod shard_gradients;
 mod sync_norm;
+mod truth;
 mod weights;

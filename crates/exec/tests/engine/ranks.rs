@@ -1,15 +1,19 @@
 //! Ranks against one rank: the same weights after a few steps, whatever the plan, the number of ranks and the pieces.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use polyreme_collective::{Comm, ShmSetup};
-use polyreme_exec::{Engine, ExecError, Kept, Options, Totals};
+use polyreme_exec::{Engine, ExecError, Inputs, Kept, Options, StepArgs};
 use polyreme_graph::builder::BatchNorm;
 use polyreme_graph::op::CrossEntropy;
-use polyreme_graph::{Builder, DType, Graph, Init, Moments, Optimizer, Tensor, differentiate};
+use polyreme_graph::{
+    Body, Builder, DType, Graph, Init, Keeps, Microbatch, Moments, Optimizer, Program, Tensor, Weights,
+    differentiate,
+};
 use polyreme_kernels::elementwise::Unary;
 use polyreme_parallel::tree::run_of;
-use polyreme_parallel::{DataPlan, data_parallel};
+use polyreme_parallel::{Mesh, Plan, StepShape, Training, average_states, compile, schedule};
 
 use crate::random::Random;
 
@@ -54,14 +58,14 @@ pub(crate) fn step_graph(n: usize, norm: bool) -> Graph {
     differentiate(&graph, weighted).unwrap()
 }
 
-pub(crate) fn feed(engine: &mut Engine, step: usize, samples: Range<usize>) {
+pub(crate) fn feed(inputs: &mut Inputs, step: usize, samples: Range<usize>) {
     let sample = |i: usize| Random::new((step * 1000 + i) as u64);
-    let x = engine.input_f32("x").unwrap();
+    let x = inputs.f32("x").unwrap();
     for (row, i) in x.chunks_exact_mut(20).zip(samples.clone()) {
         let mut random = sample(i);
         row.fill_with(|| random.uniform(-1.0, 1.0));
     }
-    let labels = engine.input_i32("labels").unwrap();
+    let labels = inputs.i32("labels").unwrap();
     labels.iter_mut().zip(samples).for_each(|(l, i)| *l = (sample(i).below(5)) as i32);
 }
 
@@ -76,7 +80,7 @@ pub(crate) enum Over {
 #[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) ranks: usize,
-    pub(crate) plan: DataPlan,
+    pub(crate) plan: Plan,
     pub(crate) optimizer: Optimizer,
     pub(crate) clip: Option<f64>,
     pub(crate) over: Over,
@@ -115,18 +119,23 @@ fn shared(ranks: usize) -> Vec<Comm> {
     joining.into_iter().map(|j| j.join().unwrap()).collect()
 }
 
+/// What each rank of a case comes to.
+pub(crate) fn on_ranks<R: Send>(case: &Case, rank: impl Fn(Comm) -> R + Sync) -> Vec<R> {
+    let comms: Vec<Comm> = match case.over {
+        Over::Threads => Comm::local(case.ranks),
+        Over::SharedMemory => shared(case.ranks),
+        Over::Sockets => connected(case.ranks),
+    };
+    std::thread::scope(|s| {
+        let rank = &rank;
+        let ranks: Vec<_> = comms.into_iter().map(|comm| s.spawn(move || rank(comm))).collect();
+        ranks.into_iter().map(|r| r.join().unwrap()).collect()
+    })
+}
+
 /// Trains and returns what rank 0 has in the end; all ranks must agree.
 pub(crate) fn train(case: &Case) -> Outcome {
-    let outcomes: Vec<Outcome> = std::thread::scope(|s| {
-        let rank = |comm: Comm| s.spawn(move || run_rank(case, comm).unwrap());
-        let comms: Vec<Comm> = match case.over {
-            Over::Threads => Comm::local(case.ranks),
-            Over::SharedMemory => shared(case.ranks),
-            Over::Sockets => connected(case.ranks),
-        };
-        let ranks: Vec<_> = comms.into_iter().map(rank).collect();
-        ranks.into_iter().map(|r| r.join().unwrap()).collect()
-    });
+    let outcomes: Vec<Outcome> = on_ranks(case, |comm| run_rank(case, comm).unwrap());
     let mut outcomes = outcomes.into_iter();
     let first = outcomes.next().unwrap();
     for other in outcomes {
@@ -135,61 +144,75 @@ pub(crate) fn train(case: &Case) -> Outcome {
     first
 }
 
-fn run_rank(case: &Case, comm: Comm) -> Result<Outcome, ExecError> {
-    let plan = DataPlan { rank: comm.rank(), ranks: case.ranks, ..case.plan.clone() };
-    let program = |n: usize| data_parallel(&(case.graph)(n, case.norm), case.optimizer, case.clip, &plan);
-    let shards = plan.shards.unwrap_or(0);
-    let part = run_of(BATCH, case.ranks, plan.rank);
-    let cuts: Vec<Range<usize>> = match shards {
-        0 => (0..case.pieces)
-            .map(|k| run_of(part.len(), case.pieces, k))
-            .map(|r| part.start + r.start..part.start + r.end)
-            .collect(),
-        n => run_of(n, case.ranks, plan.rank).map(|k| run_of(BATCH, n, k)).collect(),
+/// What a rank has of a step: for each of its microbatches, or logical shards, the samples.
+fn cuts(case: &Case, rank: usize) -> Vec<Range<usize>> {
+    let within = |part: Range<usize>, n: usize| {
+        (0..n).map(move |k| {
+            let run = run_of(part.len(), n, k);
+            part.start + run.start..part.start + run.end
+        })
     };
-    // Where every piece is summed, all ranks have as many.
-    let cuts: Vec<_> = cuts.into_iter().filter(|r| plan.shard_gradients || !r.is_empty()).collect();
-    let mut sizes: Vec<usize> = cuts.iter().map(|r| r.len()).filter(|n| *n > 0).collect();
-    sizes.push(1);
-    sizes.dedup();
-    let mut engine = Engine::join(program(sizes[0]), Options { seed: 3, ..Options::threads(1) }, comm)?;
-    for &n in &sizes[1..] {
-        engine.add_batch(program(n))?;
+    match case.plan.shards {
+        None => within(run_of(BATCH, case.ranks, rank), case.pieces).filter(|r| !r.is_empty()).collect(),
+        Some(n) => run_of(n, case.ranks, rank).map(|k| run_of(BATCH, n, k)).collect(),
     }
+}
+
+/// The program of a rank of this case, and its samples by microbatch.
+pub(crate) fn program(case: &Case, rank: usize) -> (Program, Vec<Range<usize>>) {
+    let plan = Plan { mesh: Mesh::data(case.ranks), rank, microbatches: case.pieces, ..case.plan.clone() };
+    let training = Training { optimizer: case.optimizer, clip: case.clip };
+    let cuts = self::cuts(case, rank);
+    let mut sizes: Vec<usize> = cuts.iter().map(|r| r.len()).filter(|n| *n > 0).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    if sizes.is_empty() {
+        sizes.push(1);
+    }
+    let compile = |n: &usize| compile(&(case.graph)(*n, case.norm), &plan, &training, None).unwrap();
+    let bodies: Vec<Arc<Body>> = sizes.iter().map(|n| Arc::new(compile(n))).collect();
+    let microbatch = |r: &Range<usize>| {
+        let body = sizes.iter().position(|n| *n == r.len())?;
+        Some(Microbatch { body, first_sample: r.start })
+    };
+    let microbatches: Vec<Option<Microbatch>> = cuts.iter().map(microbatch).collect();
+    let shape = match plan.shards {
+        Some(n) => {
+            let runs = (0..case.ranks).map(|rank| run_of(n, case.ranks, rank)).collect();
+            StepShape::shards(microbatches, runs)
+        }
+        None => {
+            let rounds = (0..case.ranks).map(|rank| self::cuts(case, rank).len()).max().unwrap_or(1);
+            StepShape::rounds(&microbatches.into_iter().flatten().collect::<Vec<_>>(), rounds)
+        }
+    };
+    (schedule(&plan, &training, &bodies, &shape), cuts.into_iter().filter(|r| !r.is_empty()).collect())
+}
+
+fn run_rank(case: &Case, comm: Comm) -> Result<Outcome, ExecError> {
+    let rank = comm.rank();
+    let (program, samples) = program(case, rank);
+    let averaging = average_states(case.ranks, &program.bodies[0]);
+    let mut engine = Engine::join(program, Options { seed: 3, ..Options::threads(1) }, comm)?;
+    let averaging = engine.add(averaging)?;
     let mut losses = Vec::new();
     for step in 0..STEPS {
-        engine.begin_step();
-        let mut totals: Option<Totals> = None;
-        for (k, samples) in cuts.iter().enumerate() {
-            if samples.is_empty() {
-                if k + 1 < cuts.len() {
-                    engine.accumulate_empty()?;
-                }
-                continue;
-            }
-            engine.select(sizes.iter().position(|n| *n == samples.len()).unwrap());
-            feed(&mut engine, step, samples.clone());
-            let weight = samples.len() as f64 / BATCH as f64;
-            if shards > 0 {
-                let first = run_of(shards, case.ranks, plan.rank).start;
-                engine.shard(first + k, Some(weight))?;
-            } else if k + 1 < cuts.len() {
-                engine.accumulate(weight)?;
-            } else {
-                totals = Some(engine.finish(weight, 0.05, [1.0, 2.0])?);
-            }
-        }
-        let totals = match totals {
-            Some(totals) => totals,
-            None if shards > 0 => engine.finish_shards(0.05, [1.0, 2.0])?,
-            None => engine.finish_empty(0.05, [1.0, 2.0])?,
+        let mut load = |microbatch: usize, inputs: &mut Inputs| -> Result<f64, ExecError> {
+            let samples = samples[microbatch].clone();
+            feed(inputs, step, samples.clone());
+            Ok(samples.len() as f64 / BATCH as f64)
         };
+        let totals = engine.step_with(&mut load, StepArgs { lr: 0.05, extra: [1.0, 2.0] })?;
         let n = case.ranks as f64;
         assert_eq!(totals.extra, [n, 2.0 * n]);
         assert_eq!(totals.grad_norm.is_some(), case.clip.is_some());
         losses.push(totals.loss);
     }
-    engine.average_states()?;
+    if case.ranks > 1 && case.plan.shards.is_none() {
+        engine.select(averaging);
+        engine.run()?;
+    }
+    let plan = Plan { rank, ..case.plan.clone() };
     let mut moments = vec![0.0; engine.kept(Kept::Params).len()];
     let root = plan.rank == 0;
     engine.gather_moments(Kept::Moment1, root.then_some(&mut moments[..]))?;
@@ -217,7 +240,7 @@ pub(crate) fn near(what: &str, a: &[f32], b: &[f32]) {
 pub(crate) fn base() -> Case {
     Case {
         ranks: 1,
-        plan: DataPlan::alone(),
+        plan: Plan::alone(),
         optimizer: Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.01 },
         clip: None,
         over: Over::Threads,
@@ -227,14 +250,14 @@ pub(crate) fn base() -> Case {
     }
 }
 
-/// Sharded, with one copy of the weights, over what.
-const PLANS: [(bool, bool, Over); 6] = [
-    (false, false, Over::Threads),
-    (true, false, Over::Threads),
-    (true, true, Over::Threads),
-    (true, true, Over::SharedMemory),
-    (false, false, Over::Sockets),
-    (true, false, Over::Sockets),
+/// Who keeps what, over what.
+const PLANS: [(Keeps, Weights, Over); 6] = [
+    (Keeps::All, Weights::Own, Over::Threads),
+    (Keeps::OwnMoments, Weights::Own, Over::Threads),
+    (Keeps::OwnMoments, Weights::Shared, Over::Threads),
+    (Keeps::OwnMoments, Weights::Shared, Over::SharedMemory),
+    (Keeps::All, Weights::Own, Over::Sockets),
+    (Keeps::OwnMoments, Weights::Own, Over::Sockets),
 ];
 
 #[test]
@@ -248,12 +271,12 @@ fn every_plan_gives_the_weights_of_one_rank() {
         for clip in [None, Some(0.3)] {
             let one = train(&Case { optimizer, clip, ..base() });
             for ranks in [2, 3, 4, 8] {
-                for (sharded, shared_weights, over) in PLANS {
+                for (keeps, weights, over) in PLANS {
                     for (bucket_bytes, pieces) in [(1, 1), (4096, 2), (1 << 20, 3)] {
-                        let plan = DataPlan { sharded, shared_weights, bucket_bytes, ..DataPlan::alone() };
+                        let plan = Plan { keeps, weights, bucket_bytes, ..Plan::alone() };
                         let many = train(&Case { ranks, plan, optimizer, clip, pieces, over, ..base() });
                         let what = format!(
-                            "{optimizer:?}, clip {clip:?}, {ranks} ranks, sharded {sharded}, shared {shared_weights}, {bucket_bytes}, {pieces}, {over:?}"
+                            "{optimizer:?}, clip {clip:?}, {ranks} ranks, {keeps:?}, {weights:?}, {bucket_bytes}, {pieces}, {over:?}"
                         );
                         near(&what, &many.params, &one.params);
                         near(&what, &many.moments, &one.moments);
@@ -269,7 +292,7 @@ fn every_plan_gives_the_weights_of_one_rank() {
 #[test]
 fn a_rank_may_have_no_samples() {
     let one = train(&base());
-    let plan = DataPlan { sharded: true, ..DataPlan::alone() };
+    let plan = Plan { keeps: Keeps::OwnMoments, ..Plan::alone() };
     // 24 samples for 30 ranks.
     let many = train(&Case { ranks: 30, plan, ..base() });
     near("30 ranks", &many.params, &one.params);
@@ -281,15 +304,15 @@ fn shards_give_the_same_bits_on_any_number_of_ranks() {
     for (optimizer, clip) in
         [(base().optimizer, None), (adam, Some(0.3)), (Optimizer::Lamb(Moments::DEFAULT), None)]
     {
-        let case = |ranks: usize, shared_weights: bool, over: Over| {
-            let plan = DataPlan { shards: Some(8), sharded: true, shared_weights, ..DataPlan::alone() };
+        let case = |ranks: usize, weights: Weights, over: Over| {
+            let plan = Plan { shards: Some(8), keeps: Keeps::OwnMoments, weights, ..Plan::alone() };
             train(&Case { ranks, plan, optimizer, clip, norm: true, over, ..base() })
         };
-        let one = case(1, false, Over::Threads);
+        let one = case(1, Weights::Own, Over::Threads);
         for ranks in [2, 3, 4, 8, 11] {
-            for (_, shared, over) in PLANS {
-                let many = case(ranks, shared, over);
-                let what = format!("{optimizer:?}, {ranks} ranks, shared {shared}, {over:?}");
+            for (_, weights, over) in PLANS {
+                let many = case(ranks, weights, over);
+                let what = format!("{optimizer:?}, {ranks} ranks, {weights:?}, {over:?}");
                 assert_eq!(many.losses, one.losses, "{what}");
                 assert!(many.params == one.params, "{what}: parameters");
                 assert!(many.states == one.states, "{what}: states");
@@ -304,16 +327,19 @@ fn a_loss_that_is_not_finite_stops_all_ranks_before_the_update() {
     let errors: Vec<ExecError> = std::thread::scope(|s| {
         let rank = |comm: Comm| {
             s.spawn(move || {
-                let plan = DataPlan { rank: comm.rank(), ranks: 3, sharded: true, ..DataPlan::alone() };
-                let program = data_parallel(&step_graph(4, false), base().optimizer, None, &plan);
+                let rank = comm.rank();
+                let plan = Plan { keeps: Keeps::OwnMoments, ..Plan::alone() };
+                let (program, _) = program(&Case { ranks: 3, plan, ..base() }, rank);
                 let mut engine = Engine::join(program, Options::threads(1), comm).unwrap();
                 let before = engine.kept(Kept::Params).to_vec();
-                engine.begin_step();
-                feed(&mut engine, 0, 0..4);
-                if plan.rank == 1 {
-                    engine.input_f32("x").unwrap()[7] = f32::NAN;
-                }
-                let error = engine.finish(1.0 / 3.0, 0.1, [0.0; 2]).unwrap_err();
+                let mut load = |_: usize, inputs: &mut Inputs| -> Result<f64, ExecError> {
+                    feed(inputs, 0, 0..8);
+                    if rank == 1 {
+                        inputs.f32("x").unwrap()[7] = f32::NAN;
+                    }
+                    Ok(1.0 / 3.0)
+                };
+                let error = engine.step_with(&mut load, StepArgs::default()).unwrap_err();
                 assert!(engine.kept(Kept::Params) == before);
                 error
             })

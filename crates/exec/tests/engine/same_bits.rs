@@ -1,8 +1,7 @@
 //! Training does not depend on the number of threads, bit for bit, and fusion changes rounding only.
 
 use polyreme_exec::{Engine, Options};
-use polyreme_graph::graph::{Graph, NodeId};
-use polyreme_graph::{Instr, Op, Program};
+use polyreme_graph::{Body, Graph, Op, Program};
 use polyreme_kernels::Isa;
 use polyreme_kernels::elementwise::{Expr, Instr as Step};
 use polyreme_kernels::optim::{Moments, Optimizer};
@@ -79,8 +78,7 @@ pub(crate) fn alone(graph: &Graph) -> Program {
         node.op = Op::Fused(expr);
     }
     graph.verify();
-    let instrs = (0..graph.nodes.len() as u32).map(|i| Instr::Compute(NodeId(i))).collect();
-    Program { graph, instrs, optimizer: None, exchanges: Vec::new(), role: None, buffers: None }
+    Program::of(Body::of(graph))
 }
 
 #[test]
@@ -89,8 +87,8 @@ fn fused_and_unfused_agree() {
         for isa in [Isa::detect(), Isa::SCALAR] {
             let options = Options { isa, ..Options::threads(2) };
             let programs = [Program::gradients(&net.step), alone(&net.step)];
-            assert!(programs[0].graph.nodes.len() < programs[1].graph.nodes.len(), "{}: fused", net.name);
-            let [mut fused, mut plain] = programs.map(|p| Engine::new(p, options).unwrap());
+            assert!(programs[0].graph().nodes.len() < programs[1].graph().nodes.len(), "{}: fused", net.name);
+            let [mut fused, mut plain] = programs.map(|p| Engine::new(p, options.clone()).unwrap());
             for engine in [&mut fused, &mut plain] {
                 net.feed(engine, 0);
                 engine.run().unwrap();

@@ -1,15 +1,15 @@
 //! Ranks that keep their own part of the gradients only, against ranks that keep all: the same weights, less memory.
 
 use polyreme_collective::Comm;
-use polyreme_exec::{Engine, ExecError, Kept, Options};
+use polyreme_exec::{Engine, ExecError, Inputs, Kept, Options, StepArgs};
 use polyreme_graph::op::CrossEntropy;
 use polyreme_graph::{
-    Builder, DType, Graph, Init, Instr, Moments, Optimizer, Program, Tensor, differentiate,
+    Builder, DType, Graph, Init, Keeps, Moments, Optimizer, Tensor, Weights, differentiate,
 };
 use polyreme_kernels::elementwise::Unary;
-use polyreme_parallel::{DataPlan, data_parallel};
+use polyreme_parallel::{Norms, Plan};
 
-use crate::ranks::{Case, Over, base, feed, near, step_graph, train};
+use crate::ranks::{Case, Over, base, feed, near, program, step_graph, train};
 
 /// A weight that is used three times, a parameter whose gradient the backward pass goes on from, and one that the
 /// loss does not depend on.
@@ -43,9 +43,9 @@ fn shared_graph(n: usize, _: bool) -> Graph {
     differentiate(&graph, weighted).unwrap()
 }
 
-fn sharded(over: Over, bucket_bytes: usize, shard_gradients: bool) -> DataPlan {
-    let shared_weights = over != Over::Sockets;
-    DataPlan { sharded: true, shard_gradients, shared_weights, bucket_bytes, ..DataPlan::alone() }
+fn sharded(over: Over, bucket_bytes: usize, keeps: Keeps) -> Plan {
+    let weights = if over == Over::Sockets { Weights::Own } else { Weights::Shared };
+    Plan { keeps, weights, bucket_bytes, ..Plan::alone() }
 }
 
 const OVER: [Over; 3] = [Over::Threads, Over::SharedMemory, Over::Sockets];
@@ -67,11 +67,11 @@ fn one_piece_gives_the_same_bits() {
                 // 7 ranks: parts of 3 and 4 samples.
                 for ranks in [1, 2, 3, 4, 7, 8] {
                     for bucket_bytes in BUCKETS {
-                        let case = |shard: bool| {
-                            let plan = sharded(over, bucket_bytes, shard);
+                        let case = |keeps: Keeps| {
+                            let plan = sharded(over, bucket_bytes, keeps);
                             train(&Case { ranks, plan, optimizer, over, graph, ..base() })
                         };
-                        let (all, own) = (case(false), case(true));
+                        let (all, own) = (case(Keeps::OwnMoments), case(Keeps::OwnGradients));
                         let what = format!("{optimizer:?}, {over:?}, {ranks} ranks, {bucket_bytes}");
                         // Over sockets, the speed of the links decides about the order of a sum.
                         if over == Over::Sockets {
@@ -102,7 +102,7 @@ fn pieces_clipping_and_norms_give_the_weights_of_one_rank() {
             for ranks in [2, 3, 4, 8] {
                 // Up to 5 pieces of 3 samples: some have none.
                 for (bucket_bytes, pieces) in [(1, 1), (4096, 2), (1 << 20, 3), (1, 5)] {
-                    let plan = sharded(over, bucket_bytes, true);
+                    let plan = sharded(over, bucket_bytes, Keeps::OwnGradients);
                     let many = train(&Case { ranks, plan, optimizer, clip, pieces, over, graph, ..base() });
                     let what = format!(
                         "{optimizer:?}, clip {clip:?}, {over:?}, {ranks} ranks, {bucket_bytes}, {pieces} pieces"
@@ -122,11 +122,11 @@ fn pieces_clipping_and_norms_give_the_weights_of_one_rank() {
 fn a_gradient_that_is_read_again_is_summed_later() {
     let graph = shared_graph;
     let one = train(&Case { graph, ..base() });
-    for shard_optimizer in [false, true] {
+    for keeps in [Keeps::All, Keeps::OwnMoments] {
         for ranks in [2, 3] {
-            let plan = DataPlan { sharded: shard_optimizer, ..sharded(Over::Sockets, 1, false) };
+            let plan = sharded(Over::Sockets, 1, keeps);
             let many = train(&Case { ranks, plan, over: Over::Sockets, graph, ..base() });
-            near(&format!("{ranks} ranks, {shard_optimizer}"), &many.params, &one.params);
+            near(&format!("{ranks} ranks, {keeps:?}"), &many.params, &one.params);
         }
     }
 }
@@ -137,7 +137,8 @@ fn ranks_may_have_no_samples() {
     for over in OVER {
         // 24 samples for 30 ranks; 11 ranks with up to 3 samples in 4 pieces.
         for (ranks, pieces) in [(30, 1), (11, 4)] {
-            let many = train(&Case { ranks, plan: sharded(over, 1, true), pieces, over, ..base() });
+            let many =
+                train(&Case { ranks, plan: sharded(over, 1, Keeps::OwnGradients), pieces, over, ..base() });
             near(&format!("{over:?}, {ranks} ranks"), &many.params, &one.params);
         }
     }
@@ -146,28 +147,30 @@ fn ranks_may_have_no_samples() {
 #[test]
 fn norms_over_one_rank_and_over_all() {
     for over in OVER {
-        for (sync_batch_norm, pieces) in [(true, 1), (false, 1), (true, 2), (false, 2)] {
-            let case = |shard: bool| {
-                let plan = DataPlan { sync_batch_norm, ..sharded(over, 1, shard) };
+        let (sync, local) = (Norms::Synchronised, Norms::Local);
+        for (norms, pieces) in [(sync, 1), (local, 1), (sync, 2), (local, 2)] {
+            let case = |keeps: Keeps| {
+                let plan = Plan { norms, ..sharded(over, 1, keeps) };
                 train(&Case { ranks: 3, plan, pieces, over, norm: true, ..base() })
             };
-            let (all, own) = (case(false), case(true));
-            near(&format!("{over:?}, {sync_batch_norm}, {pieces}"), &own.params, &all.params);
-            near(&format!("{over:?}, {sync_batch_norm}, {pieces}: states"), &own.states, &all.states);
+            let (all, own) = (case(Keeps::OwnMoments), case(Keeps::OwnGradients));
+            near(&format!("{over:?}, {norms:?}, {pieces}"), &own.params, &all.params);
+            near(&format!("{over:?}, {norms:?}, {pieces}: states"), &own.states, &all.states);
         }
     }
 }
 
-fn program(rank: usize, ranks: usize, shard_gradients: bool) -> Program {
-    let plan = DataPlan { rank, ranks, ..sharded(Over::Threads, 1, shard_gradients) };
-    data_parallel(&shared_graph(4, false), base().optimizer, None, &plan)
+fn case(ranks: usize, keeps: Keeps, pieces: usize) -> Case {
+    let plan = sharded(Over::Threads, 1, keeps);
+    Case { ranks, plan, pieces, graph: shared_graph, ..base() }
 }
 
 #[test]
 fn a_rank_takes_its_part_and_two_buckets() {
-    let all = Engine::footprint(&program(0, 4, false), 1);
-    let own: Vec<_> = (0..4).map(|rank| Engine::footprint(&program(rank, 4, true), 1)).collect();
-    let buffers = program(0, 4, true).buffers.unwrap();
+    let all = Engine::footprint(&program(&case(4, Keeps::OwnMoments, 1), 0).0, 1);
+    let own: Vec<_> =
+        (0..4).map(|rank| Engine::footprint(&program(&case(4, Keeps::OwnGradients, 1), rank).0, 1)).collect();
+    let buffers = program(&case(4, Keeps::OwnGradients, 1), 0).0.grad_buffers.unwrap();
     // The widest neighbours are the gradients of 90 x 90.
     assert_eq!(buffers.len, 2 * (8100usize.next_multiple_of(16)));
     let kept: usize = own.iter().map(|f| f.grads - buffers.len * 4).sum();
@@ -185,8 +188,8 @@ fn what_is_no_longer_there_cannot_be_read() {
     std::thread::scope(|s| {
         comms.for_each(|comm| {
             s.spawn(move || {
-                let program = program(comm.rank(), 2, true);
-                assert!(program.instrs.iter().any(|i| matches!(i, Instr::Take { .. })));
+                let (program, _) = program(&case(2, Keeps::OwnGradients, 1), comm.rank());
+                assert!(program.buffers.iter().any(|b| b.name == "own gradients"), "{program}");
                 let engine = Engine::join(program, Options::threads(1), comm).unwrap();
                 assert_eq!(engine.grad("tied"), Err(ExecError::NotKept));
             });
@@ -196,30 +199,29 @@ fn what_is_no_longer_there_cannot_be_read() {
 
 #[test]
 fn a_loss_that_is_not_finite_leaves_nothing_under_way() {
-    for piece in [0, 1] {
+    for bad in [0, 1] {
         std::thread::scope(|s| {
             for comm in Comm::local(3) {
                 s.spawn(move || {
                     let rank = comm.rank();
-                    let mut engine = Engine::join(program(rank, 3, true), Options::threads(1), comm).unwrap();
+                    let (program, samples) = program(&case(3, Keeps::OwnGradients, 2), rank);
+                    let mut engine = Engine::join(program, Options::threads(1), comm).unwrap();
                     let before = engine.kept(Kept::Params).to_vec();
-                    engine.begin_step();
-                    for k in 0..2 {
-                        feed(&mut engine, 0, 0..4);
-                        if (rank, k) == (1, piece) {
-                            engine.input_f32("x").unwrap()[7] = f32::NAN;
-                        }
-                        if k == 0 {
-                            engine.accumulate(0.5).unwrap();
-                        }
-                    }
-                    let error = engine.finish(0.5, 0.1, [0.0; 2]).unwrap_err();
+                    let step = |engine: &mut Engine, bad: Option<usize>| {
+                        let mut load = |microbatch: usize, inputs: &mut Inputs| -> Result<f64, ExecError> {
+                            feed(inputs, 0, samples[microbatch].clone());
+                            if (rank, Some(microbatch)) == (1, bad) {
+                                inputs.f32("x").unwrap()[7] = f32::NAN;
+                            }
+                            Ok(0.5)
+                        };
+                        engine.step_with(&mut load, StepArgs { lr: 0.1, extra: [0.0; 2] })
+                    };
+                    let error = step(&mut engine, Some(bad)).unwrap_err();
                     assert!(matches!(error, ExecError::NotFinite { here, .. } if here == (rank == 1)));
                     assert!(engine.kept(Kept::Params) == before);
                     // The next step begins anew.
-                    engine.begin_step();
-                    feed(&mut engine, 1, 0..4);
-                    let totals = engine.finish(1.0, 0.1, [0.0; 2]).unwrap();
+                    let totals = step(&mut engine, None).unwrap();
                     assert!(
                         totals.loss.is_finite() && engine.kept(Kept::Params).iter().all(|p| p.is_finite())
                     );

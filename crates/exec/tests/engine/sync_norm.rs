@@ -1,20 +1,19 @@
 //! Synchronised batch norm on ranks that are threads of this test, against the plain norm of the whole batch.
 
+use std::sync::Arc;
 use std::thread;
 
 use polyreme_collective::Comm;
 use polyreme_exec::{Engine, Options};
 use polyreme_graph::builder::BatchNorm;
 use polyreme_graph::op::Conv;
-use polyreme_graph::{Builder, DType, Graph, Init, Program, Tensor, Traced, differentiate};
-use polyreme_kernels::optim::Optimizer;
-use polyreme_parallel::sync_batch_norm;
+use polyreme_graph::{Body, Builder, DType, Graph, Init, Program, Tensor, Traced, differentiate};
+use polyreme_parallel::{both_passes, sync_batch_norm};
 
 use crate::random::Random;
 
 const SIZE: usize = 5;
 const CHANNELS: usize = 11;
-const SGD: Optimizer = Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
 
 fn conv_norm(b: &mut Builder, name: &str, x: Tensor) -> Traced {
     b.layer(name, |b| {
@@ -52,6 +51,10 @@ fn step(n: usize) -> Graph {
     differentiate(&b.finish(&[("y", y), ("loss", loss)]), loss).unwrap()
 }
 
+fn program(step: &Graph, ranks: usize) -> Program {
+    both_passes(ranks, &Arc::new(Body::new(step)))
+}
+
 /// What one rank ends with.
 struct Results {
     /// Of one's own samples: the output, and the gradient of `x`.
@@ -64,7 +67,8 @@ struct Results {
 
 /// Two steps of samples `first..first + n` of `total`; results of the second.
 fn run(step: &Graph, first: usize, n: usize, total: usize, comm: Option<Comm>, threads: usize) -> Results {
-    let mut engine = Engine::new(Program::train(step, SGD, None), Options::threads(threads)).unwrap();
+    let mut engine =
+        Engine::new(program(step, comm.as_ref().map_or(1, Comm::size)), Options::threads(threads)).unwrap();
     if let Some(comm) = comm {
         engine.attach(comm);
     }
@@ -77,7 +81,7 @@ fn run(step: &Graph, first: usize, n: usize, total: usize, comm: Option<Comm>, t
         engine.param_mut("x").unwrap().copy_from_slice(&whole(seed, SIZE * SIZE * 3, -0.5));
         engine.input_f32("w").unwrap().copy_from_slice(&whole(seed + 10, SIZE * SIZE * CHANNELS, -1.0));
         engine.input_f32("share").unwrap()[0] = n as f32 / total as f32;
-        engine.step(0.0).unwrap();
+        engine.run().unwrap();
     }
     // The gradient of a mean is small; as of a sum it is of the size of the weights.
     let scaled = |g: &[f32]| -> Vec<f32> { g.iter().map(|g| g * (total * SIZE * SIZE) as f32).collect() };
@@ -166,7 +170,7 @@ fn the_gradient_of_a_sum_over_ranks_is_the_sum_of_gradients() {
                 let square = b.mul(total, total).unwrap();
                 let loss = b.scale(square, w[r]).unwrap();
                 let step = differentiate(&b.finish(&[("total", total)]), loss).unwrap();
-                let mut engine = Engine::new(Program::gradients(&step), Options::threads(1)).unwrap();
+                let mut engine = Engine::new(program(&step, 3), Options::threads(1)).unwrap();
                 engine.attach(comm);
                 engine.run().unwrap();
                 (engine.output("total").unwrap()[0], engine.grad("p").unwrap().unwrap()[0])
@@ -180,8 +184,7 @@ fn the_gradient_of_a_sum_over_ranks_is_the_sum_of_gradients() {
 
 #[test]
 fn a_sum_that_fails_changes_nothing() {
-    let mut engine =
-        Engine::new(Program::train(&sync_batch_norm(&step(2)), SGD, None), Options::threads(1)).unwrap();
+    let mut engine = Engine::new(program(&sync_batch_norm(&step(2)), 2), Options::threads(1)).unwrap();
     let before = engine.param("stem.weight").unwrap().to_vec();
     engine.param_mut("x").unwrap().fill(0.5);
     engine.input_f32("w").unwrap().fill(1.0);
@@ -189,7 +192,7 @@ fn a_sum_that_fails_changes_nothing() {
     let mut comms = Comm::local(2);
     comms[1].fail("its disk is full");
     engine.attach(comms.remove(0));
-    let error = engine.step(0.1).unwrap_err().to_string();
+    let error = engine.run().unwrap_err().to_string();
     assert!(error.contains("rank 1") && error.contains("its disk is full"), "{error}");
     assert_eq!(engine.param("stem.weight").unwrap(), before);
     assert_eq!(engine.state("stem.mean").unwrap(), [0.1; CHANNELS]);

@@ -179,8 +179,8 @@ fn gradients(check: &mut Check, engine: &Engine, want: &Reference) {
 }
 
 fn feed(engine: &mut Engine, want: &Reference) {
-    let input = engine.program().graph.inputs[0].clone();
-    if engine.program().graph.value(input.value).dtype == DType::I32 {
+    let input = engine.program().graph().inputs[0].clone();
+    if engine.program().graph().value(input.value).dtype == DType::I32 {
         for (i, id) in engine.input_i32("ids").unwrap().iter_mut().enumerate() {
             *id = (k("ids", i) % want.vocab) as i32;
         }

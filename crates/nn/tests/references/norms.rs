@@ -3,14 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::thread;
 
 use polyreme_collective::Comm;
-use polyreme_exec::{Engine, Options};
-use polyreme_graph::{Builder, DType, Graph, Init, Program, Shape, Tensor, Traced, differentiate};
+use polyreme_exec::{Engine, ExecError, Filled, Options, StepArgs};
+use polyreme_graph::{Body, Builder, DType, Graph, Init, Shape, Tensor, Traced, Weights, differentiate};
 use polyreme_kernels::optim::Optimizer;
 use polyreme_nn::layer::{BatchNorm2d, Conv2d, channels_last};
-use polyreme_parallel::{DataPlan, data_parallel, sync_batch_norm};
+use polyreme_parallel::{
+    Mesh, Norms, Plan, StepShape, Training, average_states, both_passes, compile, schedule, sync_batch_norm,
+};
 use serde::Deserialize;
 
 use crate::fill::fill;
@@ -139,14 +142,13 @@ fn norm_step(file: &File, n: usize) -> Graph {
 
 fn once(file: &File, case: &Case) -> Got {
     let ranks = on_ranks(case, |comm, part| {
-        let sgd = Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
-        let program = Program::train(&norm_step(file, part.len()), sgd, None);
+        let program = both_passes(comm.size(), &Arc::new(Body::new(&norm_step(file, part.len()))));
         let mut engine = Engine::new(program, Options::threads(1)).unwrap();
         engine.attach(comm);
         file.start(case, &mut engine);
         file.rows(case, "x", part.clone(), engine.param_mut("x").unwrap());
         file.rows(case, "w", part, engine.input_f32("w").unwrap());
-        engine.step(0.0).unwrap();
+        engine.run().unwrap();
         let grad = |name: &str| engine.grad(name).unwrap().unwrap().to_vec();
         let state = |name: &str| engine.state(name).unwrap().to_vec();
         [
@@ -194,10 +196,17 @@ fn trained(file: &File, case: &Case, sync: bool) -> Got {
     let total: usize = case.shards.iter().sum();
     let sgd = Optimizer::Sgd { momentum: file.momentum, nesterov: false, weight_decay: 0.0 };
     let mut ranks = on_ranks(case, |comm, part| {
-        let (rank, ranks) = (comm.rank(), comm.size());
-        let shared = DataPlan { sharded: true, shared_weights: true, ..DataPlan::alone() };
-        let plan = DataPlan { rank, ranks, sync_batch_norm: sync, ..shared };
-        let program = data_parallel(&net_step(file, part.len()), sgd, None, &plan);
+        let plan = Plan {
+            mesh: Mesh::data(comm.size()),
+            rank: comm.rank(),
+            weights: Weights::Shared,
+            norms: if sync { Norms::Synchronised } else { Norms::Local },
+            ..Plan::alone()
+        };
+        let training = Training { optimizer: sgd, clip: None };
+        let body = Arc::new(compile(&net_step(file, part.len()), &plan, &training, None).unwrap());
+        let averaging = average_states(comm.size(), &body);
+        let program = schedule(&plan, &training, &[body], &StepShape::one());
         let mut engine = Engine::join(program, Options::threads(1), comm).unwrap();
         let start = |engine: &mut Engine| -> Result<(), polyreme_exec::ExecError> {
             file.start(case, engine);
@@ -210,11 +219,13 @@ fn trained(file: &File, case: &Case, sync: bool) -> Got {
                 let to = engine.input_f32(name).unwrap();
                 file.rows(case, &format!("{name}{step}"), part.clone(), to);
             }
-            engine.begin_step();
-            let weight = part.len() as f64 / total as f64;
-            losses.push(engine.finish(weight, file.lr, [0.0; 2]).unwrap().loss as f32);
+            let mut filled = Filled { weight: part.len() as f64 / total as f64 };
+            let args = StepArgs { lr: file.lr, extra: [0.0; 2] };
+            losses.push(engine.step_with::<ExecError>(&mut filled, args).unwrap().loss as f32);
         }
-        engine.average_states().unwrap();
+        let averaging = engine.add(averaging).unwrap();
+        engine.select(averaging);
+        engine.run().unwrap();
         let mut got = Got::from([("losses".to_string(), losses)]);
         for slot in engine.param_slots() {
             got.insert(slot.name.clone(), engine.param(&slot.name).unwrap().to_vec());

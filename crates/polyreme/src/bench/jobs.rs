@@ -1,12 +1,15 @@
 //! The four reference jobs: what people train, with the sizes that every comparison uses.
 
 use std::error::Error;
+use std::sync::Arc;
 
-use polyreme_exec::{Engine, ExecError};
-use polyreme_graph::{DType, Graph, Program, TraceError, differentiate, recompute};
+use polyreme_collective::Comm;
+use polyreme_exec::{Engine, ExecError, Filled, Isa, Options, StepArgs, Totals};
+use polyreme_graph::{Builder, DType, Graph, Program, Shape, TraceError, differentiate};
 use polyreme_kernels::optim::{Moments, Optimizer};
 use polyreme_kernels::{Cx, random};
 use polyreme_nn::{Model, TraceOptions};
+use polyreme_parallel::{Budget, Plan, StepShape, Training, Updates, compile, schedule};
 
 /// A model, its batch and its optimizer.
 #[derive(Clone, Debug)]
@@ -44,23 +47,58 @@ impl Job {
         Some(Job { name, model, batch, optimizer, lr, timed_steps })
     }
 
-    /// The program of its training step.
-    pub fn program(&self) -> Result<Program, TraceError> {
-        Ok(Program::train_at_once(&self.step()?, self.optimizer))
+    /// The program of a rank's training step; with a budget, activations are recomputed so that an engine of `threads` takes at
+    /// most so many bytes.
+    pub fn program(
+        &self,
+        plan: &Plan,
+        budget_bytes: Option<usize>,
+        threads: usize,
+    ) -> Result<Program, Box<dyn Error + Send + Sync>> {
+        let training = Training { optimizer: self.optimizer, clip: None };
+        let measure = |program: &Program| Engine::footprint(program, threads).total();
+        let budget = budget_bytes.map(|bytes| Budget { bytes, measure: &measure });
+        let body = compile(&self.weighted_step()?, plan, &training, budget)?;
+        Ok(schedule(plan, &training, &[Arc::new(body)], &StepShape::one()))
     }
 
-    /// The same, with activations recomputed so that an engine of `threads` takes at most `budget_bytes`.
-    pub fn program_within(&self, budget_bytes: usize, threads: usize) -> Result<Program, Box<dyn Error>> {
-        let train = |step: &Graph| Program::train_at_once(step, self.optimizer);
-        let measure = |step: &Graph| Engine::footprint(&train(step), threads).total();
-        Ok(train(&recompute(&self.step()?, budget_bytes, &measure)?.graph))
+    /// The program of a lone rank of a run.
+    pub fn lone_program(
+        &self,
+        budget_bytes: Option<usize>,
+        threads: usize,
+    ) -> Result<Program, Box<dyn Error + Send + Sync>> {
+        self.program(&Plan { updates: Updates::AtOnce, ..Plan::alone() }, budget_bytes, threads)
     }
 
-    /// The graph of its training step.
-    fn step(&self) -> Result<Graph, TraceError> {
-        let forward = self.model.trace(&TraceOptions::training(self.batch))?;
-        let loss = forward.output("loss").expect("models have a loss");
-        differentiate(&forward, loss)
+    /// An engine for it, filled with a random batch.
+    pub fn engine(&self, program: Program, threads: usize, isa: Isa) -> Result<Engine, ExecError> {
+        let mut engine = Engine::join(program, Options { isa, ..Options::threads(threads) }, Comm::alone())?;
+        self.fill(&mut engine)?;
+        Ok(engine)
+    }
+
+    /// A step with the batch that the engine was filled with.
+    pub fn step(&self, engine: &mut Engine) -> Result<Totals, ExecError> {
+        let args = StepArgs { lr: self.lr, extra: [0.0; 2] };
+        engine.step_with::<ExecError>(&mut Filled { weight: self.batch as f64 }, args)
+    }
+
+    /// The graph of a rank's training step: the loss's gradient is multiplied by the input `weight`.
+    fn weighted_step(&self) -> Result<Graph, TraceError> {
+        let options = TraceOptions::training(self.batch);
+        let mut b = Builder::new();
+        let input = self.model.input(&options);
+        let x = b.input(input.name, input.shape, input.dtype)?;
+        let labels = b.input("labels", [self.model.n_labels(&options)], DType::I32)?;
+        let weight = b.input("weight", [1], DType::F32)?;
+        let logits = self.model.logits(&mut b, x, true)?;
+        let (loss, weighted) = b.layer("loss", |b| {
+            let loss = b.cross_entropy(logits, labels, None, options.loss)?;
+            let weight = b.reshape(weight, Shape::scalar())?;
+            Ok((loss, b.mul(loss, weight)?))
+        })?;
+        differentiate(&b.finish(&[("loss", loss), ("weighted", weighted)]), weighted)
     }
 
     /// Fills an engine's inputs with a random batch.

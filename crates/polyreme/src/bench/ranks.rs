@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use polyreme_collective::{Comm, Reduce};
 use polyreme_exec::{Engine, ExecError, Isa, Options};
-use polyreme_graph::{Graph, Program, TraceError, cost};
-use polyreme_parallel::{DataPlan, data_parallel};
+use polyreme_graph::{Keeps, Program, Weights, cost};
+use polyreme_parallel::{Mesh, Plan};
 use serde::Serialize;
 
 use super::WARM_UP;
@@ -82,11 +82,11 @@ pub fn measure(
     let rank = comm.rank();
     let Settings { threads, isa, steps, shard_gradients, .. } = *settings;
     let plan = plan(&comm, shard_gradients);
-    let step = job.weighted_step()?;
-    let flops = cost::product_flops(&step) * comm.size() as u64;
-    let program = |rank: usize| data_parallel(&step, job.optimizer, None, &DataPlan { rank, ..plan.clone() });
-    let planned = if rank == 0 { planned_bytes(settings, plan.shared_weights, program) } else { 0 };
-    let mut engine = Engine::join(program(rank), Options { isa, ..Options::threads(threads) }, comm)?;
+    let program = |rank: usize| job.program(&Plan { rank, ..plan.clone() }, None, threads);
+    let own = program(rank)?;
+    let flops = cost::product_flops(own.graph()) * comm.size() as u64;
+    let planned = if rank == 0 { planned_bytes(settings, plan.weights, program)? } else { 0 };
+    let mut engine = Engine::join(own, Options { isa, ..Options::threads(threads) }, comm)?;
     job.fill(&mut engine)?;
     let times = time(job, &mut engine, steps.unwrap_or(job.timed_steps))?;
     let gflops = flops as f64 / times.seconds / 1e9;
@@ -96,7 +96,7 @@ pub fn measure(
     let [param_mib, grad_mib, optimizer_mib] = bytes.map(|bytes| bytes / MIB);
     let report = RanksReport {
         job: job.name,
-        ranks: plan.ranks,
+        ranks: plan.ranks(),
         transport: settings.transport.clone(),
         threads,
         step_ms: times.seconds * 1e3,
@@ -115,31 +115,32 @@ pub fn measure(
 }
 
 /// How a rank of this group shares a step.
-pub fn plan(comm: &Comm, shard_gradients: bool) -> DataPlan {
-    let shared_weights = comm.shares_memory();
-    DataPlan {
+pub fn plan(comm: &Comm, shard_gradients: bool) -> Plan {
+    let shares = comm.shares_memory() && comm.size() > 1;
+    let usual = if shares { Keeps::OwnMoments } else { Keeps::All };
+    Plan {
+        mesh: Mesh::data(comm.size()),
         rank: comm.rank(),
-        ranks: comm.size(),
-        sharded: shared_weights,
-        shard_gradients,
-        shared_weights,
+        keeps: if shard_gradients { Keeps::OwnGradients } else { usual },
+        weights: if shares { Weights::Shared } else { Weights::Own },
         bucket_bytes: BUCKET_BYTES,
-        ..DataPlan::alone()
+        ..Plan::alone()
     }
 }
 
-/// What a rank with this plan does in a step of `job`.
-pub fn program(job: &Job, plan: &DataPlan) -> Result<Program, TraceError> {
-    Ok(data_parallel(&job.weighted_step()?, job.optimizer, None, plan))
-}
-
 /// Bytes that the engines of this process take.
-fn planned_bytes(settings: &Settings, shared_weights: bool, program: impl Fn(usize) -> Program) -> usize {
-    let of_rank = |rank: usize| {
-        let footprint = Engine::footprint(&program(rank), settings.threads);
-        footprint.total() - if shared_weights && rank > 0 { footprint.params } else { 0 }
-    };
-    (0..settings.local).map(of_rank).sum()
+fn planned_bytes<E>(
+    settings: &Settings,
+    weights: Weights,
+    program: impl Fn(usize) -> Result<Program, E>,
+) -> Result<usize, E> {
+    let mut bytes = 0;
+    for rank in 0..settings.local {
+        let footprint = Engine::footprint(&program(rank)?, settings.threads);
+        bytes += footprint.total();
+        bytes -= if weights == Weights::Shared && rank > 0 { footprint.params } else { 0 };
+    }
+    Ok(bytes)
 }
 
 struct Times {
@@ -150,11 +151,7 @@ struct Times {
 }
 
 fn time(job: &Job, engine: &mut Engine, n: usize) -> Result<Times, ExecError> {
-    let weight = job.batch as f64;
-    let step = |engine: &mut Engine| {
-        engine.begin_step();
-        engine.finish(weight, job.lr, [0.0; 2])
-    };
+    let step = |engine: &mut Engine| job.step(engine);
     let began = Instant::now();
     let mut first_losses = [f64::NAN; FIRST];
     for k in 0.. {
@@ -202,25 +199,5 @@ impl std::fmt::Display for RanksReport {
             self.peak_rss_mib,
             self.loss
         )
-    }
-}
-
-impl Job {
-    /// The graph of a rank's training step: the loss's gradient is multiplied by the input `weight`.
-    fn weighted_step(&self) -> Result<Graph, TraceError> {
-        use polyreme_graph::{Builder, DType, Shape, differentiate};
-        let options = polyreme_nn::TraceOptions::training(self.batch);
-        let mut b = Builder::new();
-        let input = self.model.input(&options);
-        let x = b.input(input.name, input.shape, input.dtype)?;
-        let labels = b.input("labels", [self.model.n_labels(&options)], DType::I32)?;
-        let weight = b.input("weight", [1], DType::F32)?;
-        let logits = self.model.logits(&mut b, x, true)?;
-        let (loss, weighted) = b.layer("loss", |b| {
-            let loss = b.cross_entropy(logits, labels, None, options.loss)?;
-            let weight = b.reshape(weight, Shape::scalar())?;
-            Ok((loss, b.mul(loss, weight)?))
-        })?;
-        differentiate(&b.finish(&[("loss", loss), ("weighted", weighted)]), weighted)
     }
 }

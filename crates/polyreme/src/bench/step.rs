@@ -1,9 +1,10 @@
 //! `polyreme bench step`: whole training steps of the reference jobs.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
-use polyreme_exec::{Engine, ExecError, Options};
-use polyreme_graph::{Instr, Program, cost};
+use polyreme_exec::{Engine, ExecError, Timeline};
+use polyreme_graph::cost;
 use polyreme_kernels::{Cx, Isa, probe};
 use serde::Serialize;
 
@@ -59,33 +60,23 @@ pub struct Settings {
     pub budget_bytes: Option<usize>,
 }
 
-impl Settings {
-    fn program(&self, job: &Job) -> Result<Program, Box<dyn std::error::Error>> {
-        match self.budget_bytes {
-            Some(bytes) => job.program_within(bytes, self.threads),
-            None => Ok(job.program()?),
-        }
-    }
-}
-
 /// Measures `job`. `since_start` tells the milliseconds since the process began.
 pub fn measure(
     job: &Job,
     settings: Settings,
     since_start: impl Fn() -> f64,
-) -> Result<StepReport, Box<dyn std::error::Error>> {
+) -> Result<StepReport, Box<dyn std::error::Error + Send + Sync>> {
     let Settings { threads, isa, .. } = settings;
     process::reset_peak();
-    let program = settings.program(job)?;
+    let program = job.lone_program(settings.budget_bytes, threads)?;
     let process = process::resident_bytes() + process::code_to_come_bytes().min(STEP_CODE_BYTES);
     let planned = process + Engine::footprint(&program, threads).total();
-    let flops = cost::product_flops(&program.graph);
-    let mut engine = Engine::new(program, Options { isa, ..Options::threads(threads) })?;
-    job.fill(&mut engine)?;
-    engine.step(job.lr)?;
+    let flops = cost::product_flops(program.graph());
+    let mut engine = job.engine(program, threads, isa)?;
+    job.step(&mut engine)?;
     let first_step_ms = since_start();
     let n = settings.steps.unwrap_or(job.timed_steps);
-    let seconds = median_seconds::<ExecError>(3, n, || engine.step(job.lr))?;
+    let seconds = median_seconds::<ExecError>(3, n, || job.step(&mut engine).map(|_| ()))?;
     let peak_rss_mib = process::peak_resident_bytes() as f64 / MIB;
     let held = engine.held();
     let gflops = flops as f64 / seconds / 1e9;
@@ -122,37 +113,39 @@ pub struct OpReport {
 }
 
 /// Times the nodes of `job`, and its update.
-pub fn measure_ops(job: &Job, settings: Settings) -> Result<Vec<OpReport>, Box<dyn std::error::Error>> {
+pub fn measure_ops(
+    job: &Job,
+    settings: Settings,
+) -> Result<Vec<OpReport>, Box<dyn std::error::Error + Send + Sync>> {
     let steps = settings.steps.unwrap_or(job.timed_steps);
-    let options = Options { isa: settings.isa, ..Options::threads(settings.threads) };
-    let mut engine = Engine::new(settings.program(job)?, options)?;
-    job.fill(&mut engine)?;
-    let graph = engine.program().graph.clone();
+    let program = job.lone_program(settings.budget_bytes, settings.threads)?;
+    let mut engine = job.engine(program, settings.threads, settings.isa)?;
+    let body = engine.program().bodies[0].clone();
+    let graph = &body.graph;
     let mut times = vec![Vec::new(); graph.nodes.len()];
     let mut updates = Vec::new();
     for k in 0..steps + 2 {
-        engine.step_timed(job.lr, &mut |node, time| {
-            let times = node.map_or(&mut updates, |node| &mut times[node.idx()]);
-            times.push(time.as_secs_f64() * 1e3);
-        })?;
+        engine.set_timeline(Some(Timeline::new(Instant::now(), usize::MAX)));
+        job.step(&mut engine)?;
         if k < 2 {
-            times.iter_mut().for_each(Vec::clear);
-            updates.clear();
+            continue;
         }
-    }
-    let mut at_once = vec![false; graph.values.len()];
-    for instr in &engine.program().instrs {
-        if let Instr::Apply { node, .. } = instr {
-            at_once[graph.nodes[node.idx()].outputs[0].idx()] = true;
+        let mut rest = 0.0;
+        for moment in engine.timeline().map_or(&[][..], Timeline::moments) {
+            match moment.node {
+                Some(node) => times[node].push(moment.us / 1e3),
+                None => rest += moment.us / 1e3,
+            }
         }
+        updates.push(rest);
     }
     let mut kinds: HashMap<String, (usize, f64, u64)> = HashMap::new();
-    for (node, times) in graph.nodes.iter().zip(&mut times) {
-        let flops = cost::cost(&graph, node).flops;
+    for ((node, times), applied) in graph.nodes.iter().zip(&mut times).zip(&body.applied) {
+        let flops = cost::cost(graph, node).flops;
         if flops == 0 && median(times) < 1e-3 {
             continue;
         }
-        let update = if at_once[node.outputs[0].idx()] { ", update" } else { "" };
+        let update = if applied.is_some() { ", update" } else { "" };
         let key = format!("{} {}{update}", node.op.name(), graph.shape(node.outputs[0]));
         let kind = kinds.entry(key).or_default();
         *kind = (kind.0 + 1, kind.1 + median(times), kind.2 + flops);

@@ -66,7 +66,7 @@ impl Failure {
     }
 
     /// An error of any kind.
-    pub(super) fn boxed(error: Box<dyn std::error::Error>) -> Failure {
+    pub(super) fn boxed(error: Box<dyn std::error::Error + Send + Sync>) -> Failure {
         Failure::world(error)
     }
 

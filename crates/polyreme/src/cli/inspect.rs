@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use polyreme_data::Layout;
 use polyreme_graph::dot::dot;
-use polyreme_graph::{Graph, Program, differentiate};
+use polyreme_graph::{Graph, Program};
+use polyreme_parallel::{Plan, Training, Updates};
 use polyreme_train::checkpoint::{self, Place};
-use polyreme_train::lower::{Loss, training_graph};
+use polyreme_train::lower::{Loss, Lowering, training_graph};
 use polyreme_train::record::history::{Column, History};
 use polyreme_train::run::Prepared;
 use polyreme_train::trained::Trained;
@@ -17,6 +18,7 @@ use polyreme_train::weights::{Weight, read_weights};
 use serde::Serialize;
 use serde_json::json;
 
+use super::ending::Failure;
 use super::{Outcome, print_json, train};
 use crate::app::App;
 use crate::process;
@@ -29,6 +31,9 @@ pub(super) struct InspectArgs {
     /// Print the graph instead: as text, as DOT for Graphviz, or as the program of a whole training step.
     #[arg(long, value_enum, value_name = "FORM")]
     graph: Option<Form>,
+    /// Of a job file, with `--graph program`: the rank whose program is printed.
+    #[arg(long, value_name = "R", default_value_t = 0)]
+    rank: usize,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -61,7 +66,14 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> Outcome {
     if let Some(form) = args.graph {
         let spec = trained.preparation.spec(Layout::Planes);
         let graph = training_graph(trained.net(), &spec, trained.job.train.batch, Loss::default())?;
-        return show_graph(&graph, form);
+        let optimizer = trained.job.train.optimizer.rule;
+        let lone = Lowering {
+            training: Training { optimizer, clip: trained.job.train.clip },
+            plan: Plan { updates: Updates::AtOnce, ..Plan::alone() },
+            budget_bytes: None,
+            threads: 1,
+        };
+        return show_graph(&graph, form, || Ok(lone.program(&graph)?));
     }
     let tensors: Vec<_> =
         trained.loaded.shard(checkpoint::MODEL_FILE).unwrap_or(&[]).iter().map(tensor).collect();
@@ -99,7 +111,13 @@ fn inspect_job(app: &App, args: &InspectArgs) -> Outcome {
     let prepared = Prepared::new(job, app.given(), process::cores())?;
     let graph = training_graph(&prepared.net, &prepared.spec, prepared.micro(), prepared.team.loss)?;
     if let Some(form) = args.graph {
-        return show_graph(&graph, form);
+        let ranks = prepared.ranks();
+        if args.rank >= ranks {
+            let last = ranks - 1;
+            let why = format!("there is no rank {}: the last one of this job is {last}", args.rank);
+            return Err(Failure::usage(why));
+        }
+        return show_graph(&graph, form, || Ok(prepared.program(args.rank)?));
     }
     let tensors: Vec<_> = graph
         .params
@@ -117,14 +135,11 @@ fn tensor(weight: &Weight) -> Tensor {
     Tensor { name: weight.name.clone(), shape: weight.dims.clone(), elements: weight.data.len() }
 }
 
-fn show_graph(graph: &Graph, form: Form) -> Outcome {
+fn show_graph(graph: &Graph, form: Form, program: impl FnOnce() -> Result<Program, Failure>) -> Outcome {
     let text = match form {
         Form::Text => graph.to_string(),
         Form::Dot => dot(graph),
-        Form::Program => {
-            let loss = graph.output("loss").expect("a training graph has a loss");
-            Program::gradients(&differentiate(graph, loss)?).to_string()
-        }
+        Form::Program => program()?.to_string(),
     };
     Ok(io::stdout().lock().write_all(text.as_bytes())?)
 }

@@ -82,6 +82,7 @@ mod tests {
                         name: name.into(),
                         kind,
                         step: 7,
+                        node: None,
                         start_us,
                         us: 2.0,
                     };

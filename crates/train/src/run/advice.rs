@@ -2,14 +2,13 @@
 
 use std::fmt;
 
+use polyreme_graph::Keeps;
+
 use super::fit::{Limit, Lodging, Need, Scope, mib};
 use super::prepared::Prepared;
 use crate::error::TrainError;
 use crate::job::Balance;
 use crate::pace::Pace;
-
-/// So many batches are tried before one is searched for that is perhaps not the largest.
-const BATCHES_TRIED: usize = 16;
 
 /// What would fit.
 #[derive(Clone, PartialEq, Debug)]
@@ -113,24 +112,11 @@ impl Trier<'_> {
         Ok(need.filter(|need| self.fits(need)))
     }
 
-    /// The largest batch that fits: batches are whole microbatches, or whole logical shards. The short last step of an
-    /// epoch has memory of its own, so a larger batch may take less than a smaller one that leaves more for that step.
+    /// The largest batch that fits: batches are whole microbatches, or whole logical shards.
     fn batch(&self) -> Result<Option<(usize, Need)>, TrainError> {
         let (cut, Pace { samples, batch }) = (&self.prepared.cut, self.prepared.pace);
         let unit = cut.shards.unwrap_or(cut.accumulate).max(1);
-        let Some((most, _)) = largest(batch / unit, |units| self.with_batch(units * unit, units * unit))?
-        else {
-            return Ok(None);
-        };
-        // What samples take grows with their number: together not more than in the largest whole step.
-        let likely = |batch: &usize| batch + samples % batch <= most * unit;
-        let batches = (1..=most).rev().map(|units| units * unit).filter(likely).take(BATCHES_TRIED);
-        for batch in batches {
-            if let Some(need) = self.with_batch(batch, samples)? {
-                return Ok(Some((batch, need)));
-            }
-        }
-        let found = largest(most, |units| self.with_batch(units * unit, samples))?;
+        let found = largest(batch / unit, |units| self.with_batch(units * unit, samples))?;
         Ok(found.map(|(units, need)| (units * unit, need)))
     }
 
@@ -144,7 +130,7 @@ impl Trier<'_> {
         let divisors: Vec<usize> = (now + 1..=batch).filter(|n| batch.is_multiple_of(*n)).collect();
         let with = |n: usize| {
             self.with(self.lodging, |p| {
-                (p.job.train.accumulate, p.cut.accumulate, p.team.one_piece) = (n, n, n <= 1);
+                (p.job.train.accumulate, p.cut.accumulate, p.team.plan.microbatches) = (n, n, n);
             })
         };
         let Some(&most) = divisors.last() else { return Ok(None) };
@@ -185,7 +171,7 @@ impl Trier<'_> {
         if spec.refuses_to_shard(&self.prepared.job.train.optimizer.rule).is_some() {
             return Ok(None);
         }
-        let need = self.with(self.lodging, |p| p.team.shard_gradients = true)?;
+        let need = self.with(self.lodging, |p| p.team.keeps = Some(Keeps::OwnGradients))?;
         let price = "gradients are summed as soon as they are ready";
         Ok(self.choice("parallel.shard_gradients = true".into(), need, price))
     }

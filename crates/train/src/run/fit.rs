@@ -1,21 +1,22 @@
 //! Whether a job fits into memory: what it certainly takes, by the memory plan, before anything is reserved.
 //!
-//! Counted is what every run reserves and touches: parameters, gradients, optimizer state, the values of every length of
-//! pieces and of evaluations, averaged weights, and the copy that its last checkpoint is written from. Not counted is
+//! Counted is what every run reserves and touches: parameters, gradients, optimizer state, the values of steps and of
+//! evaluations, which share their memory, averaged weights, and the copy that its last checkpoint is written from. Not counted is
 //! what depends on the moment: batches that are read ahead, the data, threads. So a job that is refused cannot run, and
 //! one that is not may still be close. What would make a job fit stands in `advice`.
 
 use std::fmt;
+use std::sync::Arc;
 
-use polyreme_exec::{Engine, Footprint};
-use polyreme_graph::Program;
+use polyreme_exec::Engine;
+use polyreme_graph::{Body, Program};
 
 use super::advice::Advice;
 use super::prepared::Prepared;
 use crate::error::TrainError;
 use crate::judge::{Trial, block_samples};
 use crate::lower::training_graph;
-use crate::pace::Part;
+use crate::pace::{Part, Piece};
 use crate::record::thousands;
 
 /// Of so many ranks each is counted for itself; of more, all are taken to be like the last one, which has the least.
@@ -122,30 +123,44 @@ impl Prepared {
     pub(super) fn need(&self, lodging: Lodging) -> Result<Need, TrainError> {
         let Lodging { here, threads, shared, together, .. } = lodging;
         let (ranks, options) = (self.ranks(), self.rank_options(if threads { here } else { 1 }));
-        let lowering = options.lowering(0, ranks, shared);
         let trial = match self.evaluated() {
-            Some(set) => values(&self.trial_program(set.spec())?, self.threads),
-            None => 0,
+            Some(set) => Some(Engine::footprint(&self.trial_program(set.spec())?, self.threads)),
+            None => None,
         };
-        // By rank: what it takes for itself, and what of that others see.
-        let mut lengths_seen: Vec<(Vec<usize>, [usize; 3])> = Vec::new();
-        let mut of_lengths = |lengths: Vec<usize>| -> Result<[usize; 3], TrainError> {
-            if let Some((_, bytes)) = lengths_seen.iter().find(|(known, _)| *known == lengths) {
+        // By kinds of steps: what a rank takes for itself, and what of that others see.
+        let mut seen: Vec<(Vec<Vec<usize>>, [usize; 3])> = Vec::new();
+        let mut bodies: Vec<(usize, Arc<Body>)> = Vec::new();
+        let mut of_rank = |rank: usize| -> Result<[usize; 3], TrainError> {
+            let part = Part::new(self.pace, &self.cut, rank);
+            let lens = |(pieces, _): &(&[Piece], usize)| pieces.iter().map(|p| p.len).collect::<Vec<_>>();
+            let lens: Vec<Vec<usize>> = part.kinds().iter().map(lens).collect();
+            if let Some((_, bytes)) = seen.iter().find(|(known, _)| *known == lens) {
                 return Ok(*bytes);
             }
-            let mut bytes = [trial; 3];
-            for (k, &n) in lengths.iter().enumerate() {
-                let program = lowering.program(&training_graph(&self.net, &self.spec, n, options.loss)?)?;
-                let more = match k {
-                    0 => lowering.rank_bytes_at_least(&program, shared && !threads),
-                    _ => [values(&program, self.threads); 3],
-                };
-                bytes = std::array::from_fn(|i| bytes[i] + more[i]);
+            let lowering = options.lowering(rank, ranks, shared);
+            let mut most = [0; 3];
+            for (pieces, rounds) in part.kinds() {
+                let runs = self.cut.shard_runs();
+                let program = lowering.step_program(pieces, rounds, runs.as_deref(), &mut |n| {
+                    if let Some((_, body)) = bodies.iter().find(|(len, _)| *len == n) {
+                        return Ok(body.clone());
+                    }
+                    let body = lowering.body(&training_graph(&self.net, &self.spec, n, options.loss)?)?;
+                    bodies.push((n, body.clone()));
+                    Ok(body)
+                })?;
+                let bytes = lowering.rank_bytes_at_least(&program, shared && !threads);
+                // An evaluation has the memory of a step's values, and what it needs beyond.
+                let of_step = Engine::footprint(&program, self.threads);
+                let beyond = trial.map_or(0, |trial| {
+                    trial.activations.saturating_sub(of_step.activations)
+                        + trial.inputs.saturating_sub(of_step.inputs)
+                });
+                most = std::array::from_fn(|i| most[i].max(bytes[i] + beyond));
             }
-            lengths_seen.push((lengths, bytes));
-            Ok(bytes)
+            seen.push((lens, most));
+            Ok(most)
         };
-        let mut of_rank = |rank: usize| of_lengths(Part::new(self.pace, &self.cut, rank).lengths());
         let last = of_rank(ranks - 1)?;
         let mut all = vec![last; here.max(1)];
         if here == ranks && ranks <= RANKS_COUNTED {
@@ -167,7 +182,7 @@ impl Prepared {
     /// What the training of one process takes by the plan: what `train.memory_mib` bounds.
     pub(super) fn plan_bytes(&self, lodging: Lodging) -> Result<usize, TrainError> {
         let local = if lodging.threads { lodging.here } else { 1 };
-        let lowering = self.rank_options(local).lowering(0, self.ranks(), lodging.shared);
+        let lowering = self.rank_options(local).lowering(self.ranks() - 1, self.ranks(), lodging.shared);
         let graph = training_graph(&self.net, &self.spec, self.micro(), self.team.loss)?;
         Ok(local * lowering.rank_bytes(&lowering.program(&graph)?))
     }
@@ -181,7 +196,7 @@ impl Prepared {
         };
         let (params, states) = (floats(&graph.params), floats(&graph.states));
         let averaged = usize::from(self.team.ema.is_some());
-        let copies = 1 + self.team.optimizer.state_per_param() + averaged;
+        let copies = 1 + self.team.training.optimizer.state_per_param() + averaged;
         Ok(size_of::<f32>() * ((copies + averaged) * params + states))
     }
 
@@ -189,12 +204,6 @@ impl Prepared {
         let (graph, _) = Trial::new(&self.net, spec, block_samples(spec))?;
         Ok(Program::forward(&graph))
     }
-}
-
-/// What the values of a further program take.
-fn values(program: &Program, threads: usize) -> usize {
-    let Footprint { inputs, activations, .. } = Engine::footprint(program, threads);
-    inputs + activations
 }
 
 /// Bytes as whole MiB, rounded up.

@@ -82,7 +82,7 @@ impl Run {
 
     /// The scores of a set with the weights that would be shipped, the same on all ranks.
     fn scores(&mut self, set: &Arc<dyn Dataset>) -> Result<Scores, TrainError> {
-        self.team.learner_mut().average_states()?;
+        self.team.average_states()?;
         self.team.swap_average()?;
         let transform = self.prepared.plain_transform(set.as_ref())?;
         self.team.comm().set_doing(Doing::Evaluating);

@@ -7,12 +7,13 @@ use polyreme_data::{
     Augment, Dataset, Features, Mode, Order, Spec, Stats, Target, Transform, balanced_weights,
 };
 use polyreme_exec::Isa;
-use polyreme_graph::cost;
+use polyreme_graph::{Keeps, Program, cost};
+use polyreme_parallel::{Norms, Plan, Training, Updates};
 
 use super::seats::{Seats, seats};
 use crate::error::TrainError;
 use crate::event::Outline;
-use crate::job::{Balance, ClassWeights, Job, OrderSpec};
+use crate::job::{Balance, ClassWeights, Job, OrderSpec, ParallelSpec};
 use crate::lower::{Loss, training_graph};
 use crate::net::Net;
 use crate::pace::{Cut, Pace, Part};
@@ -146,18 +147,13 @@ impl Prepared {
             threads,
             isa: given.isa,
             seed: train.seed,
-            optimizer: train.optimizer.rule,
-            clip: train.clip,
+            training: Training { optimizer: train.optimizer.rule, clip: train.clip },
             loss,
             class_weights,
             ema: train.ema,
             memory_bytes: train.memory_mib.map(|mib| mib << 20),
-            sharded: parallel.shard_optimizer,
-            shard_gradients: parallel.shard_gradients,
-            bucket_bytes: (parallel.bucket_mib * f64::from(1 << 20)) as usize,
-            sync_batch_norm: parallel.sync_batch_norm && !two.updates.is_empty(),
-            shards,
-            one_piece: train.accumulate <= 1,
+            plan: plan(parallel, train.accumulate, !two.updates.is_empty()),
+            keeps: keeps(parallel),
         };
         let system = Vec::new();
         let (trace, changed_data) = (None, false);
@@ -183,7 +179,7 @@ impl Prepared {
         }
         self.cut.weights = weights;
         let (pace, cut) = (self.pace, &self.cut);
-        let meets = self.team.sync_batch_norm && ranks > 1;
+        let meets = self.team.plan.norms == Norms::Synchronised && ranks > 1;
         let short = |n: &usize| *n > 0 && cut.least(pace, *n) == 0;
         if let Some(samples) = [pace.batch, pace.tail()].into_iter().find(|n| meets && short(n)) {
             return Err(TrainError::TooFew { samples, ranks });
@@ -200,9 +196,10 @@ impl Prepared {
     pub fn outline(&self, output: &Path, first_step: u64) -> Result<Outline, TrainError> {
         let (ranks, micro) = (self.ranks(), self.micro());
         let forward = training_graph(&self.net, &self.spec, micro, self.team.loss)?;
-        let lowering = self.rank_options(ranks).lowering(0, ranks, true);
+        // The last rank has the largest parts.
+        let lowering = self.rank_options(ranks).lowering(ranks - 1, ranks, true);
         let program = lowering.program(&forward)?;
-        let params = &program.graph.params;
+        let params = &program.graph().params;
         let pieces = self.pace.batch as f64 / micro as f64;
         let bytes = lowering.host_bytes(&program);
         Ok(Outline {
@@ -211,7 +208,7 @@ impl Prepared {
                 Net::Model(model) => model.name().to_string(),
                 Net::Function(_) => "function".into(),
             },
-            params: params.iter().map(|p| program.graph.shape(p.value).numel()).sum(),
+            params: params.iter().map(|p| program.graph().shape(p.value).numel()).sum(),
             train_samples: self.sets.train.len(),
             val_samples: self.sets.validation.as_ref().map_or(0, |s| s.len()),
             test_samples: self.sets.test.as_ref().map_or(0, |s| s.len()),
@@ -226,10 +223,22 @@ impl Prepared {
             first_step,
             ranks,
             threads: self.threads,
-            shard_gradients: program.buffers.is_some(),
+            shard_gradients: program.grad_buffers.is_some(),
             memory_mib: bytes as f64 / f64::from(1 << 20),
-            step_gflop: cost::product_flops(&program.graph) as f64 * pieces / 1e9,
+            step_gflop: cost::product_flops(program.graph()) as f64 * pieces / 1e9,
             output: output.to_path_buf(),
+        })
+    }
+
+    /// The program of a rank's whole step, if all ranks are threads of one process.
+    pub fn program(&self, rank: usize) -> Result<Program, TrainError> {
+        let ranks = self.ranks();
+        let options = self.rank_options(ranks);
+        let lowering = options.lowering(rank, ranks, true);
+        let part = Part::new(self.pace, &self.cut, rank);
+        let (pieces, rounds) = part.kinds()[0];
+        lowering.step_program(pieces, rounds, self.cut.shard_runs().as_deref(), &mut |n| {
+            lowering.body(&training_graph(&self.net, &self.spec, n, options.loss)?)
         })
     }
 
@@ -245,8 +254,7 @@ impl Prepared {
         let sets = (self.sets.train.len(), lens(&self.sets.validation), lens(&self.sets.test));
         let (job, team) = (&self.job, &self.team);
         let data = (&job.data.augment, job.data.order, job.data.fraction, job.data.normalise);
-        let sharded = (team.sharded, team.shard_gradients, team.bucket_bytes);
-        let how = (sharded, team.sync_batch_norm, team.memory_bytes, team.loss);
+        let how = (team.keeps, &team.plan, team.memory_bytes, team.loss);
         let (train, output) =
             (&job.train, (job.output.every_steps, job.output.every_epochs, &job.output.best));
         format!(
@@ -279,6 +287,28 @@ impl Prepared {
     pub fn preparation(&self) -> Preparation {
         Preparation::new(&self.spec, self.stats.as_ref(), self.sets.tokenizer.clone())
             .with_columns(self.sets.columns.clone())
+    }
+}
+
+/// How a job's steps are split, but for what follows from the group of ranks.
+fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Plan {
+    Plan {
+        microbatches: accumulate.max(1),
+        bucket_bytes: (spec.bucket_mib * f64::from(1 << 20)) as usize,
+        norms: if spec.sync_batch_norm && has_statistics { Norms::Synchronised } else { Norms::Local },
+        shards: spec.reproducible.then_some(spec.shards),
+        updates: Updates::AtOnce,
+        ..Plan::alone()
+    }
+}
+
+/// What ranks keep of gradients and optimizer state, if the job says so.
+fn keeps(spec: &ParallelSpec) -> Option<Keeps> {
+    match (spec.shard_gradients, spec.shard_optimizer) {
+        (true, _) => Some(Keeps::OwnGradients),
+        (false, Some(true)) => Some(Keeps::OwnMoments),
+        (false, Some(false)) => Some(Keeps::All),
+        (false, None) => None,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use polyreme_data::{Loader, LoaderOptions, Span};
+use polyreme_parallel::Norms;
 
 use super::prepared::Prepared;
 use super::train::{Run, Wishes};
@@ -15,7 +16,7 @@ use crate::mixup;
 use crate::pace::Part;
 use crate::schedule::Horizon;
 use crate::talk;
-use crate::team::{Batch, StepResult};
+use crate::team::{Batch, Step, StepResult};
 
 /// What rank 0 adds to the sum of wishes if it is time for a checkpoint: more than there are ranks who wish to stop.
 const SAVE: f64 = 4_294_967_296.0;
@@ -57,31 +58,13 @@ impl Run {
         let flags = f64::from(u8::from(wishes.stop)) + if wishes.save { SAVE } else { 0.0 };
         let extra = [flags, self.waited_last.as_secs_f64()];
         let (began, waited_before) = (Instant::now(), loader.waited());
-        self.team.begin(pace.len(step));
-        for _ in 0..self.part.missing(step) {
-            self.team.empty_piece()?;
-        }
         let pieces = self.part.pieces(step);
-        // The last piece ends the step, unless the step is cut into shards.
-        let last = if self.prepared.cut.shards.is_some() { None } else { pieces.len().checked_sub(1) };
-        let mut result = None;
-        for (k, &piece) in pieces.iter().enumerate() {
-            let loaded = match piece.len {
-                0 => None,
-                _ => Some(loader.next().expect("the plan has a batch for each piece")?),
-            };
-            let batch = loaded.as_ref().map(|b| Batch { x: values(b), labels: &b.labels, mix });
-            match batch {
-                Some(batch) if Some(k) == last => {
-                    result = Some(self.team.finish(Some((piece, batch)), lr as f32, extra)?);
-                }
-                batch => self.team.piece(piece, batch)?,
-            }
-        }
-        let result = match result {
-            Some(result) => result,
-            None => self.team.finish(None, lr as f32, extra)?,
-        };
+        let rounds = self.part.rounds(step);
+        let part = Step { samples: pace.len(step), pieces, rounds, lr: lr as f32, extra };
+        let result = self.team.step(part, &mut |_, take| {
+            let loaded = loader.next().expect("the plan has a batch for each piece")?;
+            take(Batch { x: values(&loaded), labels: &loaded.labels, mix })
+        })?;
         let idle = result.waited + (loader.waited() - waited_before);
         if let Some(pulse) = &mut self.pulse
             && pace.len(step) == pace.batch
@@ -113,7 +96,7 @@ impl Run {
         if let Some(balancer) = &mut pulse.balancer {
             let (pace, cut) = (self.prepared.pace, &self.prepared.cut);
             let steps = pace.total_steps(self.prepared.job.train.length);
-            let meets = self.prepared.team.sync_batch_norm;
+            let meets = self.prepared.team.plan.norms == Norms::Synchronised;
             let allowed = |counts: &[usize]| !meets || cut.by(weights_of(counts)).all_meet(pace);
             why = balancer.look(look, steps.saturating_sub(done), cost_s, &allowed);
             if why.is_some() {
@@ -138,22 +121,21 @@ impl Run {
         let began = Instant::now();
         let cut = self.prepared.cut.by(weights);
         let part = Part::new(self.prepared.pace, &cut, self.rank);
-        let ready = self.team.prepare(&part.lengths());
+        let ready = self.team.prepare(&part, cut.shard_runs());
         // A longer part may take more memory than there is: then all stay as they are.
         let able = talk::gather_all(self.team.comm(), &[f64::from(u8::from(ready.is_ok()))])?;
         if able.contains(&0.0) {
             self.pulse = None;
-            self.team.keep_only(&self.part.lengths());
+            let runs = self.prepared.cut.shard_runs();
+            self.team.prepare(&self.part, runs)?;
+            self.team.keep_only(&self.part);
             let why =
                 ready.err().map_or_else(|| "another rank has no memory for it".into(), |e| e.to_string());
             observer.event(Event::Warning(&format!("samples are shared out as before from now on: {why}")));
             return Ok(false);
         }
         (self.prepared.cut, self.part) = (cut, part);
-        self.team.keep_only(&self.part.lengths());
-        if let Some(runs) = self.prepared.cut.shard_runs() {
-            self.team.learner_mut().set_shard_runs(runs);
-        }
+        self.team.keep_only(&self.part);
         if let Some(pulse) = &mut self.pulse {
             pulse.cost_s = began.elapsed().as_secs_f64();
         }

@@ -80,10 +80,8 @@ impl Run {
         comm.broadcast(&mut options.class_weights, 0)?;
         let rank = comm.rank();
         let part = Part::new(prepared.pace, &prepared.cut, rank);
-        let mut team = Team::new(&prepared.net, &prepared.spec, &part, options, comm)?;
-        if let Some(runs) = prepared.cut.shard_runs() {
-            team.learner_mut().set_shard_runs(runs);
-        }
+        let runs = prepared.cut.shard_runs();
+        let team = Team::new(&prepared.net, &prepared.spec, &part, runs, options, comm)?;
         let progress = first_progress(&prepared);
         let now = Instant::now();
         Ok(Run {
@@ -367,7 +365,7 @@ impl Run {
         if ending != Ending::Interrupted {
             match self.best_elsewhere() {
                 Some(step) => model_step = self.take_best(step, observer)?,
-                None => self.team.learner_mut().average_states()?,
+                None => self.team.average_states()?,
             }
             self.test(observer)?;
             self.team.comm().set_doing(Doing::Saving);
@@ -418,7 +416,7 @@ impl Run {
             }
         };
         if there == [0] {
-            self.team.learner_mut().average_states()?;
+            self.team.average_states()?;
             return Ok(self.team.steps_done());
         }
         restore_weights(&mut self.team, best.as_ref())?;

@@ -5,11 +5,12 @@ use polyreme_collective::Comm;
 use polyreme_data::{Features, Spec, Target, Values};
 use polyreme_exec::{Engine, Isa, Kept};
 use polyreme_graph::memory::ALIGN_BYTES;
-use polyreme_graph::{Moments, Optimizer, Traced};
+use polyreme_graph::{Keeps, Moments, Optimizer, Traced};
 use polyreme_nn::layer::{BatchNorm2d, Dropout, Linear};
+use polyreme_parallel::{Plan, Training};
 use polyreme_train::lower::Loss;
 use polyreme_train::pace::{Cut, Pace, Part};
-use polyreme_train::team::{Batch, StepResult, Team, TeamOptions};
+use polyreme_train::team::{Batch, Step, StepResult, Team, TeamOptions};
 use polyreme_train::{Net, TrainError};
 
 const WIDTH: usize = 10;
@@ -37,20 +38,15 @@ fn net(norm: bool) -> Net {
 fn options(loss: Loss) -> TeamOptions {
     TeamOptions {
         isa: Isa::detect(),
-        one_piece: true,
         threads: 1,
         seed: 3,
-        optimizer: Optimizer::AdamW(Moments::DEFAULT),
-        clip: Some(1.0),
+        training: Training { optimizer: Optimizer::AdamW(Moments::DEFAULT), clip: Some(1.0) },
         loss,
         class_weights: if loss.class_weights { vec![0.5, 1.0, 4.0] } else { Vec::new() },
         ema: Some(0.9),
         memory_bytes: None,
-        sharded: Some(true),
-        shard_gradients: false,
-        bucket_bytes: 1 << 10,
-        sync_batch_norm: false,
-        shards: None,
+        plan: Plan { bucket_bytes: 1 << 10, ..Plan::alone() },
+        keeps: Some(Keeps::OwnMoments),
     }
 }
 
@@ -72,22 +68,14 @@ impl Data {
 
     /// One rank's part of a step.
     fn step(&self, team: &mut Team, pace: Pace, part: &Part, step: u64) -> Result<StepResult, TrainError> {
-        team.begin(pace.len(step));
-        for _ in 0..part.missing(step) {
-            team.empty_piece()?;
-        }
-        let pieces = part.pieces(step);
-        for (k, &piece) in pieces.iter().enumerate() {
+        let (pieces, rounds) = (part.pieces(step), part.rounds(step));
+        let of = Step { samples: pace.len(step), pieces, rounds, lr: 0.01, extra: [0.0; 2] };
+        team.step(of, &mut |piece, take| {
             let start = pace.start(step) + piece.offset;
             let rows = start..start + piece.len;
             let x = Values::F32(&self.x[rows.start * WIDTH..rows.end * WIDTH]);
-            let batch = Batch { x, labels: &self.labels[rows], mix: 1.0 };
-            if k + 1 == pieces.len() {
-                return team.finish(Some((piece, batch)), 0.01, [0.0; 2]);
-            }
-            team.piece(piece, Some(batch))?;
-        }
-        team.finish(None, 0.01, [0.0; 2])
+            take(Batch { x, labels: &self.labels[rows], mix: 1.0 })
+        })
     }
 }
 
@@ -96,7 +84,7 @@ fn train(pace: Pace, cut: &Cut, options: &TeamOptions) -> (Vec<f32>, Vec<f32>, V
     let data = Data::new(pace.samples);
     let rank = |comm: Comm| {
         let part = Part::new(pace, cut, comm.rank());
-        let mut team = Team::new(&net(false), &spec(), &part, options.clone(), comm).unwrap();
+        let mut team = Team::new(&net(false), &spec(), &part, None, options.clone(), comm).unwrap();
         let steps = 0..2 * pace.steps_per_epoch();
         let losses = steps.map(|step| data.step(&mut team, pace, &part, step).unwrap().loss).collect();
         (team.learner().kept(Kept::Params).to_vec(), team.average().to_vec(), losses)
@@ -115,14 +103,14 @@ fn check(samples: usize, batch: usize, weights: &[f64], accumulate: usize, loss:
     let pace = Pace { samples, batch: batch.min(samples) };
     let whole = train(pace, &Cut::alone(), &options(loss));
     let cut = Cut { weights: weights.to_vec(), accumulate, shards: None };
-    for shard_gradients in [false, true] {
-        let cut = train(pace, &cut, &TeamOptions { shard_gradients, ..options(loss) });
+    for keeps in [Keeps::OwnMoments, Keeps::OwnGradients] {
+        let cut = train(pace, &cut, &TeamOptions { keeps: Some(keeps), ..options(loss) });
         assert_eq!(whole.2.len(), cut.2.len());
         for (a, b) in whole.2.iter().zip(&cut.2) {
-            assert!((a - b).abs() < 1e-5, "losses {a} and {b}, shard_gradients {shard_gradients}");
+            assert!((a - b).abs() < 1e-5, "losses {a} and {b}, {keeps:?}");
         }
         for (a, b) in whole.0.iter().zip(&cut.0).chain(whole.1.iter().zip(&cut.1)) {
-            assert!((a - b).abs() < 1e-4, "weights {a} and {b}, shard_gradients {shard_gradients}");
+            assert!((a - b).abs() < 1e-4, "weights {a} and {b}, {keeps:?}");
         }
     }
 }
@@ -152,14 +140,15 @@ fn accumulated_pieces_give_the_weights_of_the_large_batch() {
 fn the_plan_counts_the_sums_of_pieces() {
     let pace = Pace { samples: 48, batch: 24 };
     let data = Data::new(pace.samples);
-    for (accumulate, shard_gradients, ranks) in [(1, false, 1), (3, false, 1), (3, false, 2), (3, true, 2)] {
+    let (moments, gradients) = (Keeps::OwnMoments, Keeps::OwnGradients);
+    for (accumulate, keeps, ranks) in [(1, moments, 1), (3, moments, 1), (3, moments, 2), (3, gradients, 2)] {
         let cut = Cut { weights: vec![1.0; ranks], accumulate, shards: None };
-        let one_piece = accumulate == 1;
-        let options = TeamOptions { one_piece, shard_gradients, ..options(Loss::default()) };
+        let plan = Plan { microbatches: accumulate, ..options(Loss::default()).plan };
+        let options = TeamOptions { plan, keeps: Some(keeps), ..options(Loss::default()) };
         let rank = |comm: Comm| {
             let part = Part::new(pace, &cut, comm.rank());
             let lowering = options.lowering(comm.rank(), comm.size(), true);
-            let mut team = Team::new(&net(true), &spec(), &part, options.clone(), comm).unwrap();
+            let mut team = Team::new(&net(true), &spec(), &part, None, options.clone(), comm).unwrap();
             data.step(&mut team, pace, &part, 0).unwrap();
             let engine = team.learner();
             let (held, footprint) = (engine.held(), Engine::footprint(engine.program(), 1));
@@ -171,7 +160,7 @@ fn the_plan_counts_the_sums_of_pieces() {
             ranks.into_iter().map(|r| r.join().unwrap()).collect()
         });
         let held: usize = taken.iter().map(|(held, _)| held).sum();
-        let what = format!("{accumulate} pieces, {ranks} ranks, shard_gradients {shard_gradients}");
+        let what = format!("{accumulate} pieces, {ranks} ranks, {keeps:?}");
         // Each of a rank's arenas is rounded up to a line.
         let rounding = ranks * 6 * ALIGN_BYTES;
         for (_, planned) in taken {
@@ -184,7 +173,8 @@ fn the_plan_counts_the_sums_of_pieces() {
 fn the_short_last_step_feeds_the_running_statistics() {
     let pace = Pace { samples: 11, batch: 8 };
     let (data, part) = (Data::new(pace.samples), Part::new(pace, &Cut::alone(), 0));
-    let mut team = Team::new(&net(true), &spec(), &part, options(Loss::default()), Comm::alone()).unwrap();
+    let mut team =
+        Team::new(&net(true), &spec(), &part, None, options(Loss::default()), Comm::alone()).unwrap();
     let mut seen = vec![team.learner().state("norm.running_mean").unwrap().to_vec()];
     for step in 0..2 {
         data.step(&mut team, pace, &part, step).unwrap();
@@ -197,12 +187,12 @@ fn the_short_last_step_feeds_the_running_statistics() {
 #[test]
 fn a_loss_that_is_not_finite_names_its_place() {
     // In the only piece, in the first of two, and on one of two ranks.
-    for (weights, accumulate, bad, shard_gradients) in [
-        (vec![1.0], 1, 3, false),
-        (vec![1.0], 2, 0, false),
-        (vec![1.0, 1.0], 1, 3, false),
-        (vec![1.0, 1.0], 1, 3, true),
-        (vec![1.0, 1.0], 2, 2, true),
+    for (weights, accumulate, bad, keeps) in [
+        (vec![1.0], 1, 3, Keeps::OwnMoments),
+        (vec![1.0], 2, 0, Keeps::OwnMoments),
+        (vec![1.0, 1.0], 1, 3, Keeps::OwnMoments),
+        (vec![1.0, 1.0], 1, 3, Keeps::OwnGradients),
+        (vec![1.0, 1.0], 2, 2, Keeps::OwnGradients),
     ] {
         let pace = Pace { samples: 4, batch: 4 };
         let cut = Cut { weights, accumulate, shards: None };
@@ -210,8 +200,8 @@ fn a_loss_that_is_not_finite_names_its_place() {
         data.x[bad * WIDTH] = f32::NAN;
         let rank = |comm: Comm| {
             let part = Part::new(pace, &cut, comm.rank());
-            let options = TeamOptions { shard_gradients, ..options(Loss::default()) };
-            let mut team = Team::new(&net(false), &spec(), &part, options, comm).unwrap();
+            let options = TeamOptions { keeps: Some(keeps), ..options(Loss::default()) };
+            let mut team = Team::new(&net(false), &spec(), &part, None, options, comm).unwrap();
             data.step(&mut team, pace, &part, 0).unwrap_err()
         };
         let errors: Vec<TrainError> = std::thread::scope(|s| {
@@ -232,12 +222,12 @@ fn mixed_labels_count_by_their_share() {
     let loss = Loss { mixup: true, ..Loss::default() };
     let one = |labels: &[i32; 2], mix: f32| {
         let part = Part::new(pace, &Cut::alone(), 0);
-        let mut team = Team::new(&net(false), &spec(), &part, options(loss), Comm::alone()).unwrap();
+        let mut team = Team::new(&net(false), &spec(), &part, None, options(loss), Comm::alone()).unwrap();
         // Both samples are the same, so that mixing leaves them as they are.
         let x = [0.5; 2 * WIDTH];
         let batch = Batch { x: Values::F32(&x), labels, mix };
-        team.begin(2);
-        team.finish(Some((part.pieces(0)[0], batch)), 0.01, [0.0; 2]).unwrap().loss
+        let step = Step { samples: 2, pieces: part.pieces(0), rounds: 1, lr: 0.01, extra: [0.0; 2] };
+        team.step(step, &mut |_, take| take(batch)).unwrap().loss
     };
     let (mixed, first, second) = (one(&[0, 1], 0.3), one(&[0, 1], 1.0), one(&[1, 0], 1.0));
     assert!((mixed - (0.3 * first + 0.7 * second)).abs() < 1e-6, "{mixed}, {first}, {second}");

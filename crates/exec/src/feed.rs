@@ -1,0 +1,75 @@
+//! What a program is fed: a caller that fills the inputs of each microbatch when the program loads it.
+
+use polyreme_dtype::{DType, Element};
+
+use crate::engine::unknown;
+use crate::error::ExecError;
+use crate::memory::Memory;
+use crate::workspace::Ready;
+
+/// Fills microbatches. `E` is the caller's error, which ends the step.
+pub trait Feed<E> {
+    /// Fills the inputs of microbatch `microbatch` of the program, and returns its weight in the step: the loss's gradient is
+    /// multiplied by it, and the step's loss is the weighted mean.
+    fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<f64, E>;
+}
+
+/// Inputs that were filled before the step; each microbatch weighs as much.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Filled {
+    /// How much.
+    pub weight: f64,
+}
+
+impl<E> Feed<E> for Filled {
+    fn load(&mut self, _: usize, _: &mut Inputs) -> Result<f64, E> {
+        Ok(self.weight)
+    }
+}
+
+impl<E, F: FnMut(usize, &mut Inputs) -> Result<f64, E>> Feed<E> for F {
+    fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<f64, E> {
+        self(microbatch, inputs)
+    }
+}
+
+/// The inputs of a slot.
+pub struct Inputs<'a> {
+    pub(crate) memory: &'a mut Memory,
+    pub(crate) ready: &'a Ready,
+    pub(crate) slot: usize,
+}
+
+impl<'a> Inputs<'a> {
+    /// The input `name`, to fill; f32.
+    pub fn f32(&mut self, name: &str) -> Result<&mut [f32], ExecError> {
+        self.again().of(name)
+    }
+
+    /// The input `name`, to fill; i32.
+    pub fn i32(&mut self, name: &str) -> Result<&mut [i32], ExecError> {
+        self.again().of(name)
+    }
+
+    fn again(&mut self) -> Inputs<'_> {
+        Inputs { memory: self.memory, ready: self.ready, slot: self.slot }
+    }
+
+    /// Whether there is such an input.
+    pub fn has(&self, name: &str) -> bool {
+        self.ready.body.graph.inputs.iter().any(|i| i.name == name)
+    }
+
+    /// The input `name`, of a type.
+    pub(crate) fn of<T: Element>(self, name: &str) -> Result<&'a mut [T], ExecError> {
+        let graph = &self.ready.body.graph;
+        let input = graph.inputs.iter().find(|i| i.name == name);
+        let input =
+            input.ok_or_else(|| unknown("input", name, graph.inputs.iter().map(|i| i.name.as_str())))?;
+        let (want, got): (DType, DType) = (graph.value(input.value).dtype, T::DTYPE);
+        if want != got {
+            return Err(ExecError::Type { name: name.into(), want, got });
+        }
+        Ok(self.memory.write(self.ready, self.slot, input.value))
+    }
+}

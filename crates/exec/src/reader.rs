@@ -1,0 +1,387 @@
+//! The reader: runs a program, instruction by instruction. Training, evaluation and measurements all go through it; nothing is
+//! done in a step that the program does not say.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use polyreme_collective::{Reduce, Ticket, Work};
+use polyreme_graph::{Collective, Instr, Region};
+use polyreme_kernels::Cx;
+use polyreme_kernels::optim::{StepHyper, clip_scale, sum_of_squares};
+
+use crate::engine::{Engine, Loaded};
+use crate::error::ExecError;
+use crate::feed::{Feed, Inputs};
+use crate::finite::NonFinite;
+use crate::timeline::MomentKind;
+use crate::vectors;
+
+/// What a step is told from outside, beside its microbatches.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct StepArgs {
+    /// The learning rate.
+    pub lr: f32,
+    /// The caller's numbers, which are added up over the ranks.
+    pub extra: [f64; 2],
+}
+
+/// What a step came to, over all its microbatches and ranks.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Totals {
+    /// The mean loss, weighted.
+    pub loss: f64,
+    /// The sum of the weights.
+    pub weight: f64,
+    /// The caller's numbers, added up over the ranks.
+    pub extra: [f64; 2],
+    /// The gradients' norm, if they are clipped.
+    pub grad_norm: Option<f64>,
+    /// How long this rank waited for others.
+    pub waited: Duration,
+}
+
+/// Where a step stands. Its vectors are kept from step to step: a steady step allocates nothing.
+#[derive(Default)]
+pub(crate) struct Progress {
+    args: StepArgs,
+    /// By microbatch.
+    weights: Vec<f64>,
+    /// By exchange: those that are under way.
+    tickets: Vec<Option<(Ticket, Instant)>>,
+    /// Of the whole step: the weighted loss, the weight and the caller's numbers; known after `judge`.
+    totals: [f64; 4],
+    pub(crate) grad_norm: Option<f64>,
+    /// What clipping multiplies gradients by.
+    clip: f32,
+    waited: Duration,
+    /// Whether this rank's own samples gave a loss that is not finite, and where it came from.
+    not_finite: Option<Option<NonFinite>>,
+}
+
+impl Progress {
+    fn begin(&mut self, loaded: &Loaded, args: StepArgs) {
+        let program = &loaded.program;
+        self.weights.clear();
+        self.weights.resize(program.microbatches.len(), 0.0);
+        self.tickets.clear();
+        self.tickets.resize(program.exchanges.len(), None);
+        (self.args, self.totals, self.clip) = (args, [0.0, 1.0, 0.0, 0.0], 1.0);
+        (self.grad_norm, self.waited, self.not_finite) = (None, Duration::ZERO, None);
+    }
+}
+
+impl Engine {
+    /// Runs the selected program. One that updates counts a step.
+    ///
+    /// If the loss over all ranks is not finite, all ranks get an error and nothing is updated.
+    pub fn step_with<E: From<ExecError>>(
+        &mut self,
+        feed: &mut dyn Feed<E>,
+        args: StepArgs,
+    ) -> Result<Totals, E> {
+        let loaded = self.loaded();
+        self.progress.begin(&loaded, args);
+        // Ranks evaluate at their own pace: only what trains moves a group to its next step.
+        if let (Some(group), true) = (&mut self.group, loaded.program.optimizer.is_some()) {
+            group.comm.set_step(self.memory.state.step);
+        }
+        let called = self.group.as_ref().map_or(0, |group| group.comm.n_calls());
+        for instr in &loaded.program.instrs {
+            self.read(&loaded, instr, feed)?;
+        }
+        // Nothing is done together with other ranks that the program does not list.
+        let called = self.group.as_ref().map_or(0, |group| group.comm.n_calls()) - called;
+        debug_assert_eq!(
+            called as usize,
+            loaded.program.exchanges.len(),
+            "exchanges that were made and listed"
+        );
+        if loaded.program.optimizer.is_some() {
+            self.memory.state.step += 1;
+        }
+        let Progress { totals: [loss, weight, a, b], grad_norm, waited, .. } = self.progress;
+        Ok(Totals { loss: loss / weight, weight, extra: [a, b], grad_norm, waited })
+    }
+
+    fn read<E: From<ExecError>>(
+        &mut self,
+        loaded: &Loaded,
+        instr: &Instr,
+        feed: &mut dyn Feed<E>,
+    ) -> Result<(), E> {
+        match instr {
+            Instr::Begin(of) => {
+                let totals = self.memory.region::<f64>(loaded, &self.bodies, of);
+                let (sums, extra) = totals.split_at_mut(of_pairs(totals.len()));
+                sums.fill(0.0);
+                extra.copy_from_slice(&self.progress.args.extra);
+            }
+            Instr::Load { slot, microbatch } => self.load(loaded, *slot, *microbatch, feed)?,
+            Instr::Run { block, slot, microbatch } => self.run_block(loaded, *block, *slot, *microbatch)?,
+            Instr::Count { slot, microbatch, into } => self.count(loaded, *slot, *microbatch, into)?,
+            Instr::Keep { slot, microbatch } => self.keep(loaded, *slot, *microbatch),
+            Instr::WeighStates { slot, microbatch, into } => {
+                self.weigh_states(loaded, *slot, *microbatch, into);
+            }
+            Instr::Zero(of) => self.zero(loaded, of),
+            Instr::Copy { from, into } => {
+                let cx = Cx { isa: self.options.isa, par: &*self.pool };
+                let (from, into) = self.memory.two_regions(loaded, &self.bodies, [from, into]);
+                vectors::copy(&cx, into, from);
+            }
+            Instr::Add { from, into } => {
+                let cx = Cx { isa: self.options.isa, par: &*self.pool };
+                let (from, into) = self.memory.two_regions(loaded, &self.bodies, [from, into]);
+                vectors::add(&cx, into, from);
+            }
+            Instr::DivideByWeight(of) => {
+                let weight = self.progress.totals[1];
+                let of = self.memory.region::<f32>(loaded, &self.bodies, of);
+                of.iter_mut().for_each(|x| *x = (f64::from(*x) / weight) as f32);
+            }
+            Instr::Divide { of, by } => {
+                let of = self.memory.region::<f32>(loaded, &self.bodies, of);
+                of.iter_mut().for_each(|x| *x /= *by as f32);
+            }
+            Instr::Start(exchange) => self.start(loaded, *exchange),
+            Instr::Wait(exchange) => self.wait(loaded, *exchange)?,
+            Instr::Judge(of) => self.judge(loaded, of)?,
+            Instr::Squares { of, into, block } => {
+                let cx = Cx { isa: self.options.isa, par: &*self.pool };
+                let (grads, squares) = self.memory.two_regions::<f32, f64>(loaded, &self.bodies, [of, into]);
+                match block {
+                    None => squares[0] += sum_of_squares(&cx, grads),
+                    Some(block) => vectors::squares_by_block(&cx, grads, *block, squares),
+                }
+            }
+            Instr::Clip { squares, max_norm } => {
+                let squares: f64 = self.memory.region::<f64>(loaded, &self.bodies, squares).iter().sum();
+                let norm = squares.sqrt() / self.progress.totals[1];
+                (self.progress.grad_norm, self.progress.clip) = (Some(norm), clip_scale(norm, *max_norm));
+            }
+            Instr::Update { params, grads, moments_at } => {
+                let Some(optimizer) = loaded.program.optimizer else {
+                    return Err(ExecError::NoOptimizer.into());
+                };
+                let began = self.timeline.is_some().then(Instant::now);
+                let hyper = self.hyper();
+                let cx = Cx { isa: self.options.isa, par: &*self.pool };
+                let range = (params.start, params.len());
+                let r = self.memory.update(loaded, &self.bodies, range, grads, *moments_at);
+                let tensors = tensors_in(&self.tensors, params);
+                debug_assert!(
+                    params.start == 0 || optimizer.by_element(),
+                    "tensors are counted from the start"
+                );
+                optimizer.step(&cx, hyper, r.params, r.grads, r.state1, r.state2, tensors);
+                self.record(began, MomentKind::Compute, None, || "update".into());
+            }
+        }
+        Ok(())
+    }
+
+    fn load<E: From<ExecError>>(
+        &mut self,
+        loaded: &Loaded,
+        slot: usize,
+        microbatch: usize,
+        feed: &mut dyn Feed<E>,
+    ) -> Result<(), E> {
+        let body = loaded.bodies[loaded.program.microbatches[microbatch].body];
+        let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
+        self.memory.set_constants(ready, slot);
+        let mut inputs = Inputs { memory: &mut self.memory, ready, slot };
+        let weight = feed.load(microbatch, &mut inputs)?;
+        if inputs.has("weight") {
+            inputs.f32("weight")?[0] = weight as f32;
+        }
+        self.progress.weights[microbatch] = weight;
+        Ok(())
+    }
+
+    fn run_block(
+        &mut self,
+        loaded: &Loaded,
+        block: usize,
+        slot: usize,
+        microbatch: usize,
+    ) -> Result<(), ExecError> {
+        let block = &loaded.program.blocks[block];
+        let body = loaded.bodies[block.body];
+        let first_sample = loaded.program.microbatches[microbatch].first_sample as u64;
+        for node in block.nodes.clone() {
+            let began = self.timeline.is_some().then(Instant::now);
+            match block.update {
+                Some(param) => self.apply(loaded, body, slot, node, param),
+                None => self.run_node(body, slot, node, first_sample)?,
+            }
+            if began.is_some() {
+                let graph = &loaded.program.bodies[block.body].graph;
+                let (op, layer) = (graph.nodes[node].op.name(), &graph.nodes[node].layer);
+                let update = if block.update.is_some() { ", update" } else { "" };
+                self.record(began, MomentKind::Compute, Some(node), || format!("{op} {layer}{update}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the loss of a microbatch to the step's. One that is not finite is looked into while its inputs are there.
+    fn count(
+        &mut self,
+        loaded: &Loaded,
+        slot: usize,
+        microbatch: usize,
+        into: &Region,
+    ) -> Result<(), ExecError> {
+        let body = loaded.bodies[loaded.program.microbatches[microbatch].body];
+        let weight = self.progress.weights[microbatch];
+        let loss = f64::from(self.output_of(body, slot, "loss")?[0]);
+        let sums = self.memory.region::<f64>(loaded, &self.bodies, into);
+        sums[0] += weight * loss;
+        sums[1] += weight;
+        if !loss.is_finite() && self.progress.not_finite.is_none() {
+            let first_sample = loaded.program.microbatches[microbatch].first_sample as u64;
+            self.progress.not_finite = Some(self.find_non_finite_in(body, slot, first_sample)?);
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, loaded: &Loaded, slot: usize, microbatch: usize) {
+        let body = loaded.bodies[loaded.program.microbatches[microbatch].body];
+        let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
+        for &(state, value) in &ready.body.graph.updates {
+            self.memory.copy(ready, slot, value, ready.body.graph.states[state].value);
+        }
+    }
+
+    fn weigh_states(&mut self, loaded: &Loaded, slot: usize, microbatch: usize, into: &Region) {
+        let weight = self.progress.weights[microbatch] as f32;
+        let ready = self.bodies[loaded.bodies[loaded.program.microbatches[microbatch].body]].as_ref();
+        let ready = ready.expect("bodies of a program stay with it");
+        let all = Region::States(0..self.memory.state.lengths.states);
+        let (now, to) = self.memory.two_regions::<f32, f32>(loaded, &self.bodies, [&all, into]);
+        to.copy_from_slice(now);
+        for &(state, value) in &ready.body.graph.updates {
+            let polyreme_graph::Place::State(at) =
+                ready.plan.places[ready.body.graph.states[state].value.idx()]
+            else {
+                unreachable!("states lie in their own arena")
+            };
+            let new = Region::Value { slot, body: loaded.program.microbatches[microbatch].body, value };
+            let to = match into {
+                Region::Buffer(buffer, r) => {
+                    Region::Buffer(*buffer, r.start + at..r.start + at + loaded.program.len_of(&new))
+                }
+                _ => unreachable!("weighted states go into a buffer"),
+            };
+            let (new, to) = self.memory.two_regions::<f32, f32>(loaded, &self.bodies, [&new, &to]);
+            to.copy_from_slice(new);
+        }
+        let to = self.memory.region::<f32>(loaded, &self.bodies, into);
+        to.iter_mut().for_each(|s| *s *= weight);
+    }
+
+    fn zero(&mut self, loaded: &Loaded, of: &Region) {
+        match loaded.program.dtype(of) {
+            polyreme_graph::DType::F64 => self.memory.region::<f64>(loaded, &self.bodies, of).fill(0.0),
+            _ => self.memory.region::<f32>(loaded, &self.bodies, of).fill(0.0),
+        }
+    }
+
+    /// Hands elements to an exchange.
+    fn start(&mut self, loaded: &Loaded, number: usize) {
+        let exchange = &loaded.program.exchanges[number];
+        let span = |region: &Region| self.memory.span(loaded, &self.bodies, region);
+        let work = match &exchange.op {
+            Collective::AllReduce => Work::AllReduce(span(&exchange.of), Reduce::Sum),
+            Collective::ReduceScatter(cuts) => {
+                Work::ReduceScatter(span(&exchange.of), cuts.clone(), Reduce::Sum)
+            }
+            Collective::AllGather(cuts) => Work::AllGather(span(&exchange.of), cuts.clone()),
+            // Done where they are waited for: there is nothing that could go on meanwhile.
+            Collective::AllToAll { .. } | Collective::Meet => return,
+        };
+        let group = self.group.as_mut().expect("a program with exchanges is run by an engine that joined");
+        // SAFETY: the program touches these elements no more before it waits, and their memory outlives the group.
+        let ticket = unsafe { group.comm.start(work) };
+        self.progress.tickets[number] = Some((ticket, Instant::now()));
+    }
+
+    fn wait(&mut self, loaded: &Loaded, number: usize) -> Result<(), ExecError> {
+        let began = Instant::now();
+        let group = self.group.as_mut().expect("a program with exchanges is run by an engine that joined");
+        let ticket = self.progress.tickets[number].take();
+        let exchange = &loaded.program.exchanges[number];
+        match (&exchange.op, ticket) {
+            (Collective::Meet, _) => group.comm.barrier()?,
+            (Collective::AllToAll { send, into, recv }, _) => {
+                let regions = [&exchange.of, into];
+                let (from, into) = self.memory.two_regions::<f32, f32>(loaded, &self.bodies, regions);
+                group.comm.all_to_all(from, send, into, recv)?;
+            }
+            (_, Some((ticket, _))) => group.comm.wait(ticket)?,
+            (_, None) => unreachable!("exchange {number} is waited for before it is started"),
+        }
+        self.progress.waited += began.elapsed();
+        if self.timeline.is_some() {
+            let name = || loaded.program.describe(&loaded.program.exchanges[number]);
+            self.record(ticket.map(|(_, started)| started), MomentKind::Exchange, None, name);
+            self.record(Some(began), MomentKind::Wait, None, name);
+        }
+        Ok(())
+    }
+
+    /// The totals of the step; an error if it cannot be taken.
+    fn judge(&mut self, loaded: &Loaded, of: &Region) -> Result<(), ExecError> {
+        let numbers = self.memory.region::<f64>(loaded, &self.bodies, of);
+        let (pairs, extra) = numbers.split_at(of_pairs(numbers.len()));
+        let sum = |k: usize| pairs.iter().skip(k).step_by(2).sum::<f64>();
+        self.progress.totals = [sum(0), sum(1), extra[0], extra[1]];
+        let loss = self.progress.totals[0];
+        if loss.is_finite() {
+            return Ok(());
+        }
+        // What is under way works on this engine's memory.
+        if let Some(group) = &mut self.group {
+            for (ticket, _) in self.progress.tickets.iter_mut().filter_map(Option::take) {
+                group.comm.wait(ticket)?;
+            }
+        }
+        let (here, place) = match self.progress.not_finite.take() {
+            Some(place) => (true, place),
+            None => (false, None),
+        };
+        Err(ExecError::NotFinite { loss, here, place })
+    }
+
+    /// What this step's updates are told; when the totals are known.
+    pub(crate) fn hyper(&self) -> StepHyper {
+        let Progress { args, totals, clip, .. } = &self.progress;
+        let grad_scale = (1.0 / totals[1]) as f32 * clip;
+        StepHyper { lr: args.lr, step: self.memory.state.step + 1, grad_scale, decay_scale: 1.0 }
+    }
+
+    /// Notes a stretch of time, if somebody wants to know.
+    fn record(
+        &mut self,
+        began: Option<Instant>,
+        kind: MomentKind,
+        node: Option<usize>,
+        name: impl FnOnce() -> String,
+    ) {
+        if let (Some(began), Some(timeline)) = (began, &mut self.timeline) {
+            timeline.push(name, kind, self.memory.state.step, began, node);
+        }
+    }
+}
+
+/// The tensors that begin in a range of the parameters.
+fn tensors_in<'a>(tensors: &'a [Range<usize>], params: &Range<usize>) -> &'a [Range<usize>] {
+    let before = |at: usize| tensors.partition_point(|t| t.start < at);
+    &tensors[before(params.start)..before(params.end)]
+}
+
+/// Of totals, how many numbers are pairs of a weighted loss and a weight: the caller's two come behind.
+fn of_pairs(len: usize) -> usize {
+    len - 2
+}

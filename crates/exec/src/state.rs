@@ -1,0 +1,107 @@
+//! What a rank has learnt: parameters, gradients, moments, states without a gradient, and how many steps are done. It
+//! outlives programs and groups of ranks; everything else can be made anew.
+
+use polyreme_collective::Block;
+use polyreme_dtype::DType;
+
+use crate::arena::Arena;
+use crate::error::ExecError;
+use crate::weights::{Held, Kept};
+
+/// Bytes of an element of these arenas.
+const F32_BYTES: usize = DType::F32.bytes();
+
+/// Elements of the arenas of a rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Lengths {
+    pub(crate) params: usize,
+    /// All gradients, or the buffers in which buckets of them take turns; 0 if there are none.
+    pub(crate) grads: usize,
+    pub(crate) states: usize,
+    /// Parameters that this rank updates.
+    pub(crate) moments: usize,
+    /// Floats of optimizer state for each of them: 0, 1 or 2.
+    pub(crate) n_moments: usize,
+}
+
+/// Memory that other ranks see too, in place of a rank's own.
+#[derive(Default)]
+pub(crate) struct Blocks {
+    /// Weights that ranks share.
+    pub(crate) params: Option<Block>,
+    /// Gradients that the others can read.
+    pub(crate) grads: Option<Block>,
+}
+
+/// What a rank has learnt.
+pub(crate) struct State {
+    pub(crate) params: Arena,
+    pub(crate) grads: Arena,
+    pub(crate) states: Arena,
+    pub(crate) moments: [Arena; 2],
+    pub(crate) lengths: Lengths,
+    /// Steps done.
+    pub(crate) step: u64,
+}
+
+impl State {
+    pub(crate) fn new(lengths: Lengths, blocks: Blocks) -> Result<State, ExecError> {
+        let floats = |len: usize, what| Arena::new(len * F32_BYTES, what);
+        let or = |block: Option<Block>, len: usize, what| {
+            block.map(Arena::over).map_or_else(|| floats(len, what), Ok)
+        };
+        let moment = |k: usize| {
+            let len = if lengths.n_moments > k { lengths.moments } else { 0 };
+            floats(len, "the optimizer's state")
+        };
+        Ok(State {
+            params: or(blocks.params, lengths.params, "parameters")?,
+            grads: or(blocks.grads, lengths.grads, "gradients")?,
+            states: floats(lengths.states, "states")?,
+            moments: [moment(0)?, moment(1)?],
+            lengths,
+            step: 0,
+        })
+    }
+
+    /// Bytes that stay from one step to the next.
+    pub(crate) fn held(&self) -> Held {
+        Held {
+            params: self.params.bytes(),
+            grads: self.grads.bytes(),
+            optimizer: self.moments.iter().map(Arena::bytes).sum(),
+            states: self.states.bytes(),
+            totals: 0,
+        }
+    }
+
+    fn arena(&self, what: Kept) -> (&Arena, usize) {
+        let moments = |k: usize| if self.lengths.n_moments > k { self.lengths.moments } else { 0 };
+        match what {
+            Kept::Params => (&self.params, self.lengths.params),
+            Kept::States => (&self.states, self.lengths.states),
+            Kept::Moment1 => (&self.moments[0], moments(0)),
+            Kept::Moment2 => (&self.moments[1], moments(1)),
+        }
+    }
+
+    /// A whole arena that outlives the step.
+    pub(crate) fn kept(&self, what: Kept) -> &[f32] {
+        let (arena, len) = self.arena(what);
+        // SAFETY: `&self` between runs: only a run writes, and it takes `&mut`.
+        unsafe { arena.slice(0, len) }
+    }
+
+    /// A whole arena that outlives the step, to write.
+    pub(crate) fn kept_mut(&mut self, what: Kept) -> &mut [f32] {
+        let (arena, len) = self.arena(what);
+        // SAFETY: `&mut self` between runs.
+        unsafe { arena.slice_mut(0, len) }
+    }
+
+    /// All gradients, or their buffers.
+    pub(crate) fn all_grads(&self) -> &[f32] {
+        // SAFETY: `&self` between runs.
+        unsafe { self.grads.slice(0, self.lengths.grads) }
+    }
+}

@@ -1,0 +1,46 @@
+//! Instructions on long vectors, shared out among the threads of a rank. Every result is the same for any number of them.
+
+use polyreme_kernels::Cx;
+
+/// Elements that one task takes.
+const CHUNK: usize = 1 << 15;
+
+/// Blocks of squares that one task takes.
+const BLOCKS: usize = 64;
+
+/// `to = from`.
+pub(crate) fn copy(cx: &Cx, to: &mut [f32], from: &[f32]) {
+    assert_eq!(to.len(), from.len(), "as many elements");
+    cx.for_each_chunk(to, CHUNK, |i, to| to.copy_from_slice(&from[i * CHUNK..i * CHUNK + to.len()]));
+}
+
+/// `to += from`.
+pub(crate) fn add(cx: &Cx, to: &mut [f32], from: &[f32]) {
+    assert_eq!(to.len(), from.len(), "as many elements");
+    cx.for_each_chunk(to, CHUNK, |i, to| {
+        let from = &from[i * CHUNK..i * CHUNK + to.len()];
+        to.iter_mut().zip(from).for_each(|(t, f)| *t += f);
+    });
+}
+
+/// `average += share · (of - average)`.
+pub(crate) fn follow(cx: &Cx, average: &mut [f32], of: &[f32], share: f32) {
+    assert_eq!(average.len(), of.len(), "an average for each element");
+    cx.for_each_chunk(average, CHUNK, |i, average| {
+        for (a, p) in average.iter_mut().zip(&of[i * CHUNK..]) {
+            *a += share * (p - *a);
+        }
+    });
+}
+
+/// The sum of squares of each `block` elements.
+pub(crate) fn squares_by_block(cx: &Cx, of: &[f32], block: usize, squares: &mut [f64]) {
+    assert_eq!(squares.len(), of.len().div_ceil(block), "a number for each block");
+    cx.for_each_chunk(squares, BLOCKS, |task, squares| {
+        for (k, sum) in squares.iter_mut().enumerate() {
+            let at = (task * BLOCKS + k) * block;
+            let block = &of[at..(at + block).min(of.len())];
+            *sum = block.iter().map(|&g| f64::from(g) * f64::from(g)).sum();
+        }
+    });
+}

@@ -1,0 +1,123 @@
+//! What belongs to programs and not to what they learn: prepared kernels, inputs and activations of the microbatches that are
+//! in memory, and buffers for the time of a step.
+//!
+//! All bodies, those of evaluations too, share one arena of activations and one of inputs: only one of them runs at a time,
+//! and nothing there outlives a step. A slot is the part of both that one microbatch has.
+
+use std::sync::Arc;
+
+use polyreme_graph::memory::ALIGN_BYTES;
+use polyreme_graph::{Body, Buffer, Graph, MemoryPlan, Op, Place, Program};
+
+use crate::arena::Arena;
+use crate::error::ExecError;
+use crate::launch::{Prepared, prepare};
+
+/// A body that is ready to run.
+pub(crate) struct Ready {
+    pub(crate) body: Arc<Body>,
+    pub(crate) prepared: Vec<Prepared>,
+    pub(crate) plan: MemoryPlan,
+}
+
+impl Ready {
+    /// Prepares the kernels of a body of `program`, and plans its memory.
+    pub(crate) fn new(program: &Program, body: &Arc<Body>, threads: usize) -> Ready {
+        let graph = &body.graph;
+        let prepared: Vec<_> = (0..graph.nodes.len())
+            .map(|i| prepare(graph, i, body.applied[i].is_some(), threads.max(1)))
+            .collect();
+        let scratch: Vec<_> = prepared.iter().map(|p| p.scratch).collect();
+        let mut plan = MemoryPlan::new(graph, &scratch);
+        body.place_gradients(&mut plan);
+        if let Some(buffers) = &program.grad_buffers {
+            buffers.apply(&mut plan);
+        }
+        Ready { body: body.clone(), prepared, plan }
+    }
+
+    /// Puts a forward pass, which has no order of readiness, where another body has its parameters.
+    pub(crate) fn follow(&mut self, first: &Ready) -> Result<(), ExecError> {
+        let named = |r: &Ready| -> Vec<(String, usize)> {
+            let of = |g: &Graph| {
+                g.params.iter().map(|s| (s.name.clone(), g.shape(s.value).numel())).collect::<Vec<_>>()
+            };
+            of(&r.body.graph)
+        };
+        if named(self) != named(first) {
+            return Err(ExecError::Layout);
+        }
+        for (stored, &at) in self.body.graph.params.iter().zip(&first.plan.param_offsets) {
+            self.plan.places[stored.value.idx()] = Place::Param(at);
+        }
+        self.plan.param_offsets.clone_from(&first.plan.param_offsets);
+        (self.plan.param_len, self.plan.grad_len) = (first.plan.param_len, first.plan.grad_len);
+        Ok(())
+    }
+
+    /// Whether there are gradients.
+    pub(crate) fn learns(&self) -> bool {
+        self.body.graph.grads.iter().any(Option::is_some)
+    }
+
+    /// Places and values of constants, which are written whenever a microbatch is loaded.
+    pub(crate) fn constants(&self) -> impl Iterator<Item = (usize, f32)> {
+        self.body.graph.nodes.iter().filter_map(|node| match (&node.op, node.outputs.first()) {
+            (Op::Const(value), Some(v)) => match self.plan.places[v.idx()] {
+                Place::Arena(offset) => Some((offset, *value)),
+                _ => None,
+            },
+            _ => None,
+        })
+    }
+}
+
+/// Memory that nothing outlives a step in.
+pub(crate) struct Workspace {
+    pub(crate) activations: Arena,
+    pub(crate) inputs: Arena,
+    /// Bytes of one slot in each.
+    pub(crate) activation_bytes: usize,
+    pub(crate) input_bytes: usize,
+    slots: usize,
+    /// Buffers of all programs, by name.
+    pub(crate) buffers: Vec<(Buffer, Arena)>,
+}
+
+impl Workspace {
+    pub(crate) fn new() -> Result<Workspace, ExecError> {
+        Ok(Workspace {
+            activations: Arena::new(0, "activations")?,
+            inputs: Arena::new(0, "inputs")?,
+            activation_bytes: 0,
+            input_bytes: 0,
+            slots: 1,
+            buffers: Vec::new(),
+        })
+    }
+
+    /// Makes room for another program: what there is grows to what it needs. On an error everything is as it was.
+    pub(crate) fn make_room(&mut self, program: &Program, ready: &[&Ready]) -> Result<Vec<usize>, ExecError> {
+        let most = |of: fn(&MemoryPlan) -> usize| {
+            ready.iter().map(|r| of(&r.plan)).max().unwrap_or(0).next_multiple_of(ALIGN_BYTES)
+        };
+        let activation_bytes = most(|p| p.arena_bytes).max(self.activation_bytes);
+        let input_bytes = most(|p| p.input_bytes).max(self.input_bytes);
+        let slots = program.slots.max(self.slots);
+        self.activations.grow(slots * activation_bytes, "activations")?;
+        self.inputs.grow(slots * input_bytes, "inputs")?;
+        (self.activation_bytes, self.input_bytes, self.slots) = (activation_bytes, input_bytes, slots);
+        program.buffers.iter().map(|buffer| self.buffer(buffer)).collect()
+    }
+
+    fn buffer(&mut self, wanted: &Buffer) -> Result<usize, ExecError> {
+        let bytes = wanted.len * wanted.dtype.bytes();
+        let same = |(b, _): &(Buffer, Arena)| (&b.name, b.dtype) == (&wanted.name, wanted.dtype);
+        if let Some(at) = self.buffers.iter().position(same) {
+            self.buffers[at].1.grow(bytes, "sums of gradients")?;
+            return Ok(at);
+        }
+        self.buffers.push((wanted.clone(), Arena::new(bytes, "sums of gradients")?));
+        Ok(self.buffers.len() - 1)
+    }
+}

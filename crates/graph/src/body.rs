@@ -1,0 +1,151 @@
+//! Bodies and blocks: the graph of one microbatch, compiled once, and the runs of its nodes that a schedule orders.
+//!
+//! A body is what a rank computes for a microbatch of a fixed number of samples: forward and backward pass, fused. It is cut
+//! into blocks: the forward pass, gradients of activations, gradients of weights. A schedule ([`crate::program`]) says which
+//! block runs when, on the memory of which slot. Weight gradients stand apart because nothing in their microbatch waits for
+//! them: a pipeline may put them where it would otherwise idle.
+
+use std::ops::Range;
+
+use crate::fuse::fuse;
+use crate::graph::Graph;
+
+/// What the nodes of a block are there for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum BlockKind {
+    /// The forward pass.
+    Forward,
+    /// Gradients of activations, and what other nodes of the backward pass read.
+    InputGrad,
+    /// What only the gradient of one parameter follows from.
+    WeightGrad,
+}
+
+impl BlockKind {
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            BlockKind::Forward => "forward",
+            BlockKind::InputGrad => "input gradients",
+            BlockKind::WeightGrad => "weight gradients",
+        }
+    }
+}
+
+/// A run of a body's nodes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Block {
+    /// The body, by its number in the program.
+    pub body: usize,
+    /// The nodes.
+    pub nodes: Range<usize>,
+    /// What they are there for.
+    pub kind: BlockKind,
+    /// The parameter that the block's only node updates with each part of the gradient as it is computed. The gradient is
+    /// kept nowhere: see [`crate::at_once`].
+    pub update: Option<usize>,
+}
+
+/// The graph of one microbatch, ready to be cut into blocks.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Body {
+    /// The nodes, with element-wise work fused.
+    pub graph: Graph,
+    /// By node: the parameter that is updated while the node computes its gradient.
+    pub applied: Vec<Option<usize>>,
+    kinds: Vec<BlockKind>,
+}
+
+impl Body {
+    /// The body of a step's graph, or of a forward pass.
+    pub fn new(step: &Graph) -> Body {
+        Body::of(fuse(step))
+    }
+
+    /// A forward pass; gradients and new states are left out.
+    pub fn forward(graph: &Graph) -> Body {
+        Body::new(&Graph { updates: Vec::new(), grads: Vec::new(), ..graph.clone() })
+    }
+
+    /// The body of a graph as it is: every element-wise node is a fused pass already.
+    pub fn of(graph: Graph) -> Body {
+        let kinds = kinds(&graph);
+        Body { applied: vec![None; graph.nodes.len()], kinds, graph }
+    }
+
+    /// Samples of the microbatch: the first dim of the first input.
+    pub fn samples(&self) -> usize {
+        let first = self.graph.inputs.first();
+        first.and_then(|i| self.graph.shape(i.value).dims().first().copied()).unwrap_or(1)
+    }
+
+    /// Whether some parameter is updated while its gradient is computed.
+    pub fn updates_at_once(&self) -> bool {
+        self.applied.iter().any(Option::is_some)
+    }
+
+    /// How many parameters have a gradient.
+    pub fn n_learnt(&self) -> usize {
+        self.graph.grads.iter().flatten().count()
+    }
+
+    /// The blocks that `nodes` consist of, in their order.
+    pub fn blocks(&self, body: usize, nodes: Range<usize>) -> Vec<Block> {
+        let mut blocks: Vec<Block> = Vec::new();
+        for i in nodes {
+            let (kind, update) = (self.kinds[i], self.applied[i]);
+            match blocks.last_mut() {
+                Some(last) if last.kind == kind && last.update.is_none() && update.is_none() => {
+                    last.nodes.end = i + 1;
+                }
+                _ => blocks.push(Block { body, nodes: i..i + 1, kind, update }),
+            }
+        }
+        blocks
+    }
+}
+
+/// What follows from a node of the backward pass.
+#[derive(Clone, Copy, PartialEq)]
+enum Follows {
+    Nothing,
+    /// The gradient of this parameter and nothing else.
+    Gradient(usize),
+    More,
+}
+
+impl Follows {
+    fn and(self, other: Follows) -> Follows {
+        match (self, other) {
+            (Follows::Nothing, x) | (x, Follows::Nothing) => x,
+            (a, b) if a == b => a,
+            _ => Follows::More,
+        }
+    }
+}
+
+/// What each node is there for. A node of the backward pass makes a weight gradient if one parameter's gradient is all that
+/// follows from it.
+fn kinds(graph: &Graph) -> Vec<BlockKind> {
+    let mut of_value = vec![Follows::Nothing; graph.values.len()];
+    for (param, grad) in graph.grads.iter().enumerate() {
+        if let Some(v) = grad {
+            of_value[v.idx()] = of_value[v.idx()].and(Follows::Gradient(param));
+        }
+    }
+    graph.outputs.iter().map(|(_, v)| v).chain(graph.updates.iter().map(|(_, v)| v)).for_each(|v| {
+        of_value[v.idx()] = Follows::More;
+    });
+    let mut kinds = vec![BlockKind::Forward; graph.nodes.len()];
+    for (i, node) in graph.nodes.iter().enumerate().rev().take_while(|(i, _)| *i >= graph.n_forward) {
+        let follows = node.outputs.iter().fold(Follows::Nothing, |f, v| f.and(of_value[v.idx()]));
+        kinds[i] = match follows {
+            Follows::Gradient(_) => BlockKind::WeightGrad,
+            Follows::Nothing | Follows::More => BlockKind::InputGrad,
+        };
+        for v in &node.inputs {
+            of_value[v.idx()] = of_value[v.idx()].and(follows);
+        }
+    }
+    kinds
+}

@@ -1,0 +1,120 @@
+//! A program as text: what a person reads, and what tests compare.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::graph::Graph;
+use crate::memory::param_ranges;
+use crate::program::{Collective, Exchange, Instr, Program, Region};
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let mut shown = vec![false; self.blocks.len()];
+        for instr in &self.instrs {
+            match instr {
+                Instr::Begin(of) => writeln!(f, "begin {}", self.words(of))?,
+                Instr::Load { slot, microbatch } => {
+                    let m = &self.microbatches[*microbatch];
+                    let (from, n) = (m.first_sample, self.bodies[m.body].samples());
+                    writeln!(f, "load microbatch {microbatch} into slot {slot}: {n} samples from {from}")?;
+                }
+                Instr::Run { block, slot, microbatch } => {
+                    let b = &self.blocks[*block];
+                    let update = b.update.map(|p| &self.bodies[b.body].graph.params[p].name);
+                    write!(
+                        f,
+                        "run block {block} on slot {slot}: {} of microbatch {microbatch}",
+                        b.kind.name()
+                    )?;
+                    match update {
+                        Some(name) => writeln!(f, ", update {name}")?,
+                        None => writeln!(f)?,
+                    }
+                    if !std::mem::replace(&mut shown[*block], true) {
+                        let graph = &self.bodies[b.body].graph;
+                        for node in &graph.nodes[b.nodes.clone()] {
+                            writeln!(f, "  {}", crate::print::line(graph, node))?;
+                        }
+                    }
+                }
+                Instr::Count { microbatch, into, .. } => {
+                    writeln!(f, "count loss of microbatch {microbatch} into {}", self.words(into))?;
+                }
+                Instr::Keep { microbatch, .. } => writeln!(f, "keep states of microbatch {microbatch}")?,
+                Instr::WeighStates { microbatch, into, .. } => {
+                    writeln!(f, "{} = states of microbatch {microbatch}, weighted", self.words(into))?;
+                }
+                Instr::Zero(of) => writeln!(f, "{} = 0", self.words(of))?,
+                Instr::Copy { from, into } => writeln!(f, "{} = {}", self.words(into), self.words(from))?,
+                Instr::Add { from, into } => writeln!(f, "{} += {}", self.words(into), self.words(from))?,
+                Instr::DivideByWeight(of) => writeln!(f, "{} /= weight of the step", self.words(of))?,
+                Instr::Divide { of, by } => writeln!(f, "{} /= {by}", self.words(of))?,
+                Instr::Start(i) => writeln!(f, "start {i}: {}", self.describe(&self.exchanges[*i]))?,
+                Instr::Wait(i) => writeln!(f, "wait {i}")?,
+                Instr::Judge(of) => writeln!(f, "judge {}", self.words(of))?,
+                Instr::Squares { of, into, block } => {
+                    let op = if block.is_some() { "=" } else { "+=" };
+                    writeln!(f, "{} {op} squares of {}", self.words(into), self.words(of))?;
+                }
+                Instr::Clip { squares, max_norm } => {
+                    writeln!(f, "clip {max_norm} by {}", self.words(squares))?
+                }
+                Instr::Update { params, grads, .. } => {
+                    let names = names_in(self.graph(), params);
+                    writeln!(
+                        f,
+                        "update params {}..{} with {}: {names}",
+                        params.start,
+                        params.end,
+                        self.words(grads)
+                    )?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Program {
+    /// An exchange in words: what, of which elements and type, among whom, in which form.
+    pub fn describe(&self, exchange: &Exchange) -> String {
+        let Exchange { op, axis, of, dtype, wire } = exchange;
+        let name = match op {
+            Collective::AllReduce => "all-reduce",
+            Collective::ReduceScatter(_) => "reduce-scatter",
+            Collective::AllGather(_) => "all-gather",
+            Collective::AllToAll { .. } => "all-to-all",
+            Collective::Meet => return format!("meet over {}", axis.name()),
+        };
+        let form = if wire == dtype { String::new() } else { format!(" as {wire}") };
+        let mut names = String::new();
+        if let (Region::Grads(_) | Region::Params(_), Some(params)) = (of, self.params_of(of)) {
+            names = format!(": {}", names_in(self.graph(), &params));
+        }
+        format!("{name} {dtype} {} over {}{form}{names}", self.words(of), axis.name())
+    }
+
+    /// The elements of the parameters' arena that a region of parameters or gradients is about.
+    fn params_of(&self, region: &Region) -> Option<Range<usize>> {
+        match (region, &self.grad_buffers) {
+            (Region::Params(r), _) | (Region::Grads(r), None) => Some(r.clone()),
+            (Region::Grads(_) | Region::States(_) | Region::Buffer(..) | Region::Value { .. }, _) => None,
+        }
+    }
+
+    fn words(&self, region: &Region) -> String {
+        match region {
+            Region::Params(r) => format!("params {}..{}", r.start, r.end),
+            Region::Grads(r) => format!("grads {}..{}", r.start, r.end),
+            Region::States(r) => format!("states {}..{}", r.start, r.end),
+            Region::Buffer(buffer, r) => format!("{} {}..{}", self.buffers[*buffer].name, r.start, r.end),
+            Region::Value { slot, value, .. } => format!("{value} of slot {slot}"),
+        }
+    }
+}
+
+/// The parameters that a range of the arena touches.
+fn names_in(graph: &Graph, range: &Range<usize>) -> String {
+    let within = param_ranges(graph).into_iter().filter(|(_, r)| r.start < range.end && range.start < r.end);
+    within.map(|(p, _)| graph.params[p].name.clone()).collect::<Vec<_>>().join(" ")
+}

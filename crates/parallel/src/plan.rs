@@ -1,0 +1,151 @@
+//! The plan: how a step is split over ranks, and who keeps what. Lowering follows it; the `[parallel]` section of a job file is
+//! turned into one.
+
+use std::ops::Range;
+
+use polyreme_graph::{Axis, Keeps, Microbatch, Optimizer, Weights};
+
+use crate::mesh::Mesh;
+use crate::tree::run_of;
+
+/// Over which samples batch norms take their statistics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Norms {
+    /// Those of the rank's own microbatch.
+    Local,
+    /// Those that all ranks of the data axis have at the same time.
+    Synchronised,
+}
+
+/// When parameters are updated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Updates {
+    /// When all gradients are known.
+    AtEnd,
+    /// While gradients are computed, if it can be done: by a lone rank whose step is one microbatch, without clipping.
+    AtOnce,
+}
+
+/// How a step is split over ranks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// How the ranks stand to each other.
+    pub mesh: Mesh,
+    /// This rank.
+    pub rank: usize,
+    /// Who holds the weights. Shared ones are written by one rank each, so each keeps the moments of its own part at least.
+    pub weights: Weights,
+    /// Of which parameters a rank keeps gradients and optimizer state. An optimizer that looks at whole tensors keeps all.
+    pub keeps: Keeps,
+    /// Into how many microbatches a rank cuts its part of a whole step.
+    pub microbatches: usize,
+    /// Gradients are sent in buckets of at least so many bytes.
+    pub bucket_bytes: usize,
+    /// Batch norms.
+    pub norms: Norms,
+    /// Reproducible: logical shards of the global batch, each a microbatch of its own.
+    pub shards: Option<usize>,
+    /// When parameters are updated.
+    pub updates: Updates,
+}
+
+/// What a step does with gradients, however it is split.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Training {
+    /// What updates do.
+    pub optimizer: Optimizer,
+    /// The maximum of the gradients' norm.
+    pub clip: Option<f64>,
+}
+
+/// What one rank has of a step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StepShape {
+    /// Its microbatches in their order. In reproducible mode, one for each of its logical shards: `None` without samples.
+    pub microbatches: Vec<Option<Microbatch>>,
+    /// How many microbatches the rank with the most has; ranks with fewer take part in the others' exchanges first.
+    pub rounds: usize,
+    /// Reproducible: which logical shards each rank has.
+    pub runs: Vec<Range<usize>>,
+}
+
+impl Plan {
+    /// One rank.
+    pub fn alone() -> Plan {
+        Plan {
+            mesh: Mesh::data(1),
+            rank: 0,
+            weights: Weights::Own,
+            keeps: Keeps::All,
+            microbatches: 1,
+            bucket_bytes: 1 << 20,
+            norms: Norms::Local,
+            shards: None,
+            updates: Updates::AtEnd,
+        }
+    }
+
+    /// Ranks that share out the batch.
+    pub fn ranks(&self) -> usize {
+        self.mesh.len(Axis::Data)
+    }
+
+    /// What this rank keeps, with this optimizer.
+    ///
+    /// # Panics
+    /// If gradients are to be kept in part by an optimizer that needs those of whole tensors, or with logical shards, whose
+    /// whole gradients are added up in a tree.
+    pub(crate) fn ownership(&self, optimizer: Optimizer) -> (Keeps, Weights) {
+        let whole = !optimizer.by_element();
+        let own_gradients = self.keeps == Keeps::OwnGradients;
+        assert!(!own_gradients || !whole, "LAMB needs the gradients of whole tensors on every rank");
+        assert!(!own_gradients || self.shards.is_none(), "logical shards need whole gradients");
+        if self.ranks() == 1 || whole {
+            return (Keeps::All, Weights::Own);
+        }
+        let needs_parts = self.weights == Weights::Shared || self.shards.is_some();
+        let keeps = if needs_parts { self.keeps.max(Keeps::OwnMoments) } else { self.keeps };
+        (keeps, self.weights)
+    }
+
+    /// Whether parameters are updated while gradients are computed.
+    pub(crate) fn updates_at_once(&self, training: &Training) -> bool {
+        let lone = self.ranks() == 1 && self.shards.is_none() && training.clip.is_none();
+        self.updates == Updates::AtOnce && lone && self.microbatches <= 1
+    }
+
+    /// The shape of a whole step in which all microbatches are of the first body.
+    pub fn whole_step(&self) -> StepShape {
+        let microbatch = Microbatch { body: 0, first_sample: 0 };
+        let Some(shards) = self.shards else {
+            let n = self.microbatches.max(1);
+            return StepShape::rounds(&vec![microbatch; n], n);
+        };
+        let runs: Vec<_> = (0..self.ranks()).map(|rank| run_of(shards, self.ranks(), rank)).collect();
+        let mine = runs[self.mesh.place(self.rank, Axis::Data)].len();
+        StepShape::shards(vec![Some(microbatch); mine], runs)
+    }
+
+    /// Whether batch norms meet the other ranks. Logical shards are computed one by one, each with statistics of its own.
+    pub(crate) fn syncs_norms(&self) -> bool {
+        self.norms == Norms::Synchronised && self.ranks() > 1 && self.shards.is_none()
+    }
+}
+
+impl StepShape {
+    /// One microbatch of the first body, on every rank.
+    pub fn one() -> StepShape {
+        StepShape::rounds(&[Microbatch { body: 0, first_sample: 0 }], 1)
+    }
+
+    /// These microbatches, where the rank with the most has `rounds`.
+    pub fn rounds(microbatches: &[Microbatch], rounds: usize) -> StepShape {
+        let microbatches: Vec<_> = microbatches.iter().copied().map(Some).collect();
+        StepShape { rounds: rounds.max(microbatches.len()).max(1), microbatches, runs: Vec::new() }
+    }
+
+    /// This rank's logical shards, where each rank has such a run of them.
+    pub fn shards(microbatches: Vec<Option<Microbatch>>, runs: Vec<Range<usize>>) -> StepShape {
+        StepShape { rounds: microbatches.len(), microbatches, runs }
+    }
+}

@@ -1,0 +1,197 @@
+//! The schedule of a reproducible step: gradients of logical shards, added up in a fixed tree, so that any number of ranks
+//! gets the same bits.
+//!
+//! ```text
+//!  for each of this rank's shards: load, run, count its loss; its gradients and weighted states are a leaf of the tree
+//!  leaf 0 += leaf 1                        as soon as a subtree is whole
+//!  all-reduce losses of shards, judge
+//!  all-to-all sums of subtrees             each owner gets its elements of all of them
+//!  add them up along the tree
+//! ```
+//!
+//! A rank adds up whole subtrees as they become complete ([`crate::tree`]). All ranks know who has which subtrees, so the
+//! owner of a range of elements can add up those of all ranks along the same tree. States (running statistics) of every shard
+//! start from those of the step's beginning; the new ones are the weighted mean, added up in the same tree, by every rank for
+//! itself.
+//!
+//! Per step a rank sends each of its at most `2·log2(shards)` sums once, whole. If a rank dies, the exchange ends with
+//! a report and nothing is updated.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use polyreme_graph::memory::state_len;
+use polyreme_graph::{Axis, Collective, DType, Instr, Region};
+
+use crate::buckets::{PART_ALIGN, cuts};
+use crate::plan::StepShape;
+use crate::schedule::Lowering;
+use crate::tree::{Node, additions, cut, is_subtree, whole_subtrees};
+
+/// Everything up to the updates.
+pub(crate) fn step(lowering: &mut Lowering, shards: usize, shape: &StepShape, clip: Option<f64>) {
+    let (ranks, rank) = (lowering.role.ranks, lowering.role.rank);
+    let losses = lowering.program.buffer("losses of shards", DType::F64, 2 * shards + 2);
+    lowering.program.instrs.push(Instr::Begin(losses.clone()));
+    let learnt = lowering.role.parts.iter().flatten().map(|part| part.end).max().unwrap_or(0);
+    let states = state_len(lowering.program.graph());
+    let mut tree = Tree { shards, learnt, states, stack: Vec::new(), free: Vec::new(), n_leaves: 0 };
+    let mut microbatches = 0..;
+    for (shard, microbatch) in shape.runs[rank].clone().zip(&shape.microbatches) {
+        let leaf = tree.leaf(lowering);
+        match microbatch {
+            None => lowering.program.instrs.push(Instr::Zero(leaf.clone())),
+            Some(_) => {
+                let microbatch = microbatches.next().expect("counting has no end");
+                run(lowering, microbatch, losses.part(2 * shard..2 * shard + 2));
+                let (from, into) = (Region::Grads(0..learnt), leaf.part(0..learnt));
+                let weighed = leaf.part(learnt..learnt + states);
+                let slot = lowering.slot;
+                lowering.program.instrs.push(Instr::Copy { from, into });
+                if states > 0 {
+                    lowering.program.instrs.push(Instr::WeighStates { slot, microbatch, into: weighed });
+                }
+            }
+        }
+        tree.push(lowering, shard, leaf);
+    }
+    if ranks > 1 {
+        lowering.program.exchange_now(Collective::AllReduce, Axis::Data, losses.clone());
+    }
+    lowering.program.instrs.push(Instr::Judge(losses));
+    let cuts = cuts(learnt, ranks);
+    match ranks {
+        1 => tree.whole(lowering),
+        _ => tree.exchange(lowering, &shape.runs, &cuts),
+    }
+    if states > 0 {
+        lowering.program.instrs.push(Instr::DivideByWeight(Region::States(0..states)));
+    }
+    if !lowering.role.sharded() && ranks > 1 {
+        let (op, of) = (Collective::AllGather(cuts.clone()), Region::Grads(0..learnt));
+        lowering.program.exchange_now(op, Axis::Data, of);
+    }
+    if let Some(max_norm) = clip {
+        let mine = if lowering.role.sharded() { cuts[rank]..cuts[rank + 1] } else { 0..learnt };
+        squares_and_clip(lowering, learnt, mine, max_norm);
+    }
+}
+
+/// Runs all nodes of a microbatch and counts its loss.
+fn run(lowering: &mut Lowering, microbatch: usize, into: Region) {
+    let slot = lowering.slot;
+    let body = lowering.program.bodies[lowering.program.microbatches[microbatch].body].clone();
+    lowering.program.instrs.push(Instr::Load { slot, microbatch });
+    lowering.program.run(slot, microbatch, 0..body.graph.nodes.len());
+    lowering.program.instrs.push(Instr::Count { slot, microbatch, into });
+}
+
+/// The norm of all gradients, from squares of fixed blocks in their order.
+fn squares_and_clip(lowering: &mut Lowering, learnt: usize, mine: Range<usize>, max_norm: f64) {
+    let n = learnt.div_ceil(PART_ALIGN);
+    let squares = lowering.program.buffer("squares", DType::F64, n);
+    lowering.program.instrs.push(Instr::Zero(squares.clone()));
+    let first = mine.start / PART_ALIGN;
+    let into = squares.part(first..first + mine.len().div_ceil(PART_ALIGN));
+    let of = Region::Grads(mine);
+    lowering.program.instrs.push(Instr::Squares { of, into, block: Some(PART_ALIGN) });
+    if lowering.role.sharded() {
+        // Every other rank has zeros there: adding them changes nothing.
+        lowering.program.exchange_now(Collective::AllReduce, Axis::Data, squares.clone());
+    }
+    lowering.program.instrs.push(Instr::Clip { squares, max_norm });
+}
+
+/// The subtrees that are complete at a point of the program.
+struct Tree {
+    shards: usize,
+    /// Elements of the gradients and of the states behind them.
+    learnt: usize,
+    states: usize,
+    /// From left to right, and where their sums lie.
+    stack: Vec<(Node, Region)>,
+    free: Vec<Region>,
+    n_leaves: usize,
+}
+
+impl Tree {
+    /// Room for a leaf.
+    fn leaf(&mut self, lowering: &mut Lowering) -> Region {
+        self.free.pop().unwrap_or_else(|| {
+            let name = format!("shard sum {}", self.n_leaves);
+            self.n_leaves += 1;
+            lowering.program.buffer(name, DType::F32, self.learnt + self.states)
+        })
+    }
+
+    /// Takes the sum of a shard, and adds up what has become whole.
+    fn push(&mut self, lowering: &mut Lowering, shard: usize, leaf: Region) {
+        self.stack.push((shard..shard + 1, leaf));
+        while let [.., (a, left), (b, right)] = &self.stack[..] {
+            let both = a.start..b.end;
+            if !is_subtree(self.shards, &both) || cut(&both) != b.start {
+                break;
+            }
+            let (into, from) = (left.clone(), right.clone());
+            lowering.program.instrs.push(Instr::Add { from: from.clone(), into: into.clone() });
+            self.free.push(from);
+            self.stack.truncate(self.stack.len() - 2);
+            self.stack.push((both, into));
+        }
+    }
+
+    /// A lone rank has the whole sum.
+    fn whole(&self, lowering: &mut Lowering) {
+        if let Some((_, sum)) = self.stack.first() {
+            self.take(lowering, sum, 0..self.learnt);
+        }
+    }
+
+    /// Takes over the gradients `own`, and the states, that lie one behind the other in `sum`.
+    fn take(&self, lowering: &mut Lowering, sum: &Region, own: Range<usize>) {
+        let n = own.len();
+        let (from, into) = (sum.part(0..n), Region::Grads(own));
+        lowering.program.instrs.push(Instr::Copy { from, into });
+        if self.states > 0 {
+            let (from, into) = (sum.part(n..n + self.states), Region::States(0..self.states));
+            lowering.program.instrs.push(Instr::Copy { from, into });
+        }
+    }
+
+    /// Exchanges the sums: afterwards this rank's part of the gradients, and all states, are those of all shards.
+    fn exchange(&self, lowering: &mut Lowering, runs: &[Range<usize>], cuts: &Arc<[usize]>) {
+        let (ranks, rank) = (lowering.role.ranks, lowering.role.rank);
+        let nodes: Vec<Vec<Node>> = runs.iter().map(|run| whole_subtrees(self.shards, run)).collect();
+        let part = |rank: usize| cuts[rank]..cuts[rank + 1];
+        let ends = |len: &dyn Fn(usize) -> usize| -> Arc<[usize]> {
+            let up_to = |end: usize| (0..end).map(len).sum();
+            (0..=ranks).map(up_to).collect()
+        };
+        let row = part(rank).len() + self.states;
+        let send_cuts = ends(&|r| self.stack.len() * (part(r).len() + self.states));
+        let recv_cuts = ends(&|r| nodes[r].len() * row);
+        let send = lowering.program.buffer("sums to send", DType::F32, send_cuts[ranks]);
+        let recv = lowering.program.buffer("sums received", DType::F32, recv_cuts[ranks]);
+        let mut at = 0;
+        for rank in 0..ranks {
+            for (_, sum) in &self.stack {
+                for piece in [part(rank), self.learnt..self.learnt + self.states] {
+                    let (n, from) = (piece.len(), sum.part(piece));
+                    let into = send.part(at..at + n);
+                    at += n;
+                    if n > 0 {
+                        lowering.program.instrs.push(Instr::Copy { from, into });
+                    }
+                }
+            }
+        }
+        let op = Collective::AllToAll { send: send_cuts, into: recv.clone(), recv: recv_cuts };
+        lowering.program.exchange_now(op, Axis::Data, send);
+        let all: Vec<Node> = nodes.into_iter().flatten().collect();
+        let sum = |k: usize| recv.part(k * row..(k + 1) * row);
+        for add in additions(self.shards, &all) {
+            lowering.program.instrs.push(Instr::Add { from: sum(add.from), into: sum(add.into) });
+        }
+        self.take(lowering, &sum(0), part(rank));
+    }
+}

@@ -1,0 +1,562 @@
+//! The schedule of a data-parallel step: every rank has the whole model and a part of the batch; gradients are added up, and
+//! each rank updates its part of the parameters.
+//!
+//! ```text
+//!  load, forward … loss  count, start totals
+//!  backward … dW3 db3    start sum of bucket 0 ─┐ while the backward pass goes on
+//!  backward … dW1 db1    start sum of bucket 1 ─┘
+//!  wait for the totals, judge, keep states
+//!  wait 0, update own part of bucket 0, start gather of bucket 0
+//!  wait 1, update own part of bucket 1, start gather of bucket 1
+//!  wait for the gathers
+//! ```
+//!
+//! A bucket is a range of the arena of gradients, which lies in the order of readiness, so nothing is copied to be
+//! sent. Where ranks keep the moments of their own part, the sum is a reduce-scatter: a rank gets the sum of its own part of
+//! each bucket, and the updated parts are gathered. As many bytes go over the wire as by an all-reduce. LAMB looks at whole
+//! tensors, so there every rank updates everything.
+//!
+//! Ranks that share one copy of the weights have no gather: they meet after the updates. The sum of the last bucket starts
+//! after the last node, and is complete only when all ranks have started it; so no rank writes a parameter that another one
+//! still reads. With shared memory there is no wire to keep busy either: one bucket.
+//!
+//! # Several microbatches
+//! Gradients of all but the last microbatch are added up in a buffer, which is added to those of the last before their sum over
+//! the ranks starts. A rank with fewer microbatches than others takes part in the exchanges of the first rounds without
+//! samples; a rank without any adds zeros.
+//!
+//! # Gradients too
+//! Where a rank keeps its own part of the gradients only, buckets take turns in two places
+//! ([`GradBuffers`]): before the first gradient of bucket `k` is written, the sum of bucket `k - 2` is waited for and
+//! this rank's part of it taken out. So bucket `k - 2` is summed while bucket `k - 1` is computed. What would have to be summed
+//! at the end of a step's microbatches is gone by then, so every microbatch is summed over the ranks, and own parts add up: with
+//! `n` microbatches, `n` times the bytes of a reduce-scatter.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use polyreme_graph::memory::ALIGN_BYTES;
+use polyreme_graph::{
+    Axis, Body, Collective, DType, GradBuffers, Instr, Keeps, Microbatch, Op, Program, Region, Role, ValueId,
+    Weights,
+};
+
+use crate::buckets::{Bucket, buckets, cuts, in_turn};
+use crate::plan::{Plan, StepShape, Training};
+use crate::reproducible;
+
+/// The program of one rank for steps of a shape, over bodies that [`compile`](crate::passes::compile) made.
+///
+/// # Panics
+/// If the plan contradicts itself (see [`Plan::keeps`]), or if parameters are updated at once in a step of several microbatches.
+pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &StepShape) -> Program {
+    let mut program = Program::empty(bodies.to_vec());
+    program.optimizer = Some(training.optimizer);
+    program.microbatches = shape.microbatches.iter().flatten().copied().collect();
+    let (keeps, weights) = plan.ownership(training.optimizer);
+    let one_bucket = (weights == Weights::Shared && keeps != Keeps::OwnGradients)
+        || plan.shards.is_some()
+        || plan.ranks() == 1;
+    let of_body = |body: &Arc<Body>| {
+        let found = buckets(&body.graph, if one_bucket { usize::MAX } else { plan.bucket_bytes });
+        if keeps == Keeps::OwnGradients { in_turn(found) } else { found }
+    };
+    let buckets: Vec<Vec<Bucket>> = bodies.iter().map(of_body).collect();
+    if keeps == Keeps::OwnGradients {
+        program.grad_buffers = Some(GradBuffers::new(buckets[0].iter().map(|b| b.range.clone()).collect()));
+    }
+    let cuts: Vec<Arc<[usize]>> = buckets[0].iter().map(|b| cuts(b.range.len(), plan.ranks())).collect();
+    let part = |rank: usize| match keeps {
+        Keeps::All => buckets[0].iter().map(|b| b.range.clone()).collect(),
+        Keeps::OwnMoments | Keeps::OwnGradients => {
+            buckets[0].iter().zip(&cuts).map(|(b, cuts)| b.part(cuts, rank)).collect()
+        }
+    };
+    let parts = (0..plan.ranks()).map(part).collect();
+    let rank = plan.mesh.place(plan.rank, Axis::Data);
+    let role = Role { rank, ranks: plan.ranks(), weights, keeps, shards: plan.shards, parts };
+    program.role = Some(role.clone());
+    let at_once = plan.updates_at_once(training);
+    assert!(!at_once || shape.rounds == 1, "updates at once are those of one microbatch");
+    let mut lowering = Lowering {
+        program,
+        buckets,
+        cuts,
+        role,
+        slot: 0,
+        at_once,
+        sums: Vec::new(),
+        n_taken: 0,
+        continues: false,
+        accumulated: None,
+        own_gradients: None,
+    };
+    match plan.shards {
+        Some(shards) => reproducible::step(&mut lowering, shards, shape, training.clip),
+        None => lowering.rounds(shape),
+    }
+    lowering.updates(training, bodies);
+    let program = lowering.program;
+    if let Some(buffers) = &program.grad_buffers {
+        buffers.verify(&program);
+    }
+    program
+}
+
+/// The program in which states that ranks have of their own become their mean over the ranks; over the body that says where
+/// they lie.
+pub fn average_states(ranks: usize, body: &Arc<Body>) -> Program {
+    let mut program = Program::empty(vec![body.clone()]);
+    let states = Region::States(0..polyreme_graph::memory::state_len(&body.graph));
+    program.exchange_now(Collective::AllReduce, Axis::Data, states.clone());
+    program.instrs.push(Instr::Divide { of: states, by: ranks });
+    program
+}
+
+/// The program of both passes of one microbatch on each rank, with the sums over the data axis that the graph names. States are
+/// kept; gradients stay each rank's own.
+pub fn both_passes(ranks: usize, body: &Arc<Body>) -> Program {
+    let mut program = Program::empty(vec![body.clone()]);
+    program.microbatches.push(Microbatch { body: 0, first_sample: 0 });
+    program.instrs.push(Instr::Load { slot: 0, microbatch: 0 });
+    let mut from = 0;
+    for (i, node) in body.graph.nodes.iter().enumerate() {
+        if ranks > 1 && matches!(node.op, Op::AxisSum) {
+            program.run(0, 0, from..i + 1);
+            from = i + 1;
+            let of = Region::Value { slot: 0, body: 0, value: node.outputs[0] };
+            program.exchange_now(Collective::AllReduce, Axis::Data, of);
+        }
+    }
+    program.run(0, 0, from..body.graph.nodes.len());
+    program.instrs.push(Instr::Keep { slot: 0, microbatch: 0 });
+    program
+}
+
+pub(crate) struct Lowering {
+    pub(crate) program: Program,
+    /// By body.
+    buckets: Vec<Vec<Bucket>>,
+    /// By bucket.
+    cuts: Vec<Arc<[usize]>>,
+    pub(crate) role: Role,
+    pub(crate) slot: usize,
+    at_once: bool,
+    /// The sums of buckets that were started in this round, in their order.
+    sums: Vec<usize>,
+    /// How many of them have been waited for, and taken out of their buffers.
+    n_taken: usize,
+    /// Whether something of earlier rounds is added to what is taken.
+    continues: bool,
+    /// Where gradients of earlier microbatches are added up.
+    accumulated: Option<Region>,
+    /// Where this rank's part of the gradients lies, if it keeps no others.
+    own_gradients: Option<Region>,
+}
+
+/// One round: a microbatch of this rank or of others.
+#[derive(Clone, Copy)]
+struct Round {
+    body: usize,
+    microbatch: Option<usize>,
+    last: bool,
+}
+
+impl Lowering {
+    fn push(&mut self, instr: Instr) {
+        self.program.instrs.push(instr);
+    }
+
+    fn rounds(&mut self, shape: &StepShape) {
+        let totals = self.program.buffer("totals", DType::F64, 4);
+        self.push(Instr::Begin(totals.clone()));
+        let n = shape.microbatches.len();
+        let grad_len = self.grad_len();
+        if self.role.keeps == Keeps::OwnGradients {
+            let len = self.role.own().iter().map(Range::len).sum();
+            self.own_gradients = Some(self.program.buffer("own gradients", DType::F32, len));
+        } else if n > 1 {
+            self.accumulated = Some(self.program.buffer("sums of gradients", DType::F32, grad_len));
+        } else if n == 0 {
+            self.push(Instr::Zero(Region::Grads(0..grad_len)));
+        }
+        for k in 0..shape.rounds {
+            let microbatch = k.checked_sub(shape.rounds - n);
+            let body = microbatch.map_or(0, |m| self.program.microbatches[m].body);
+            // Own parts add up over all rounds, with samples or without.
+            self.continues = match self.own_gradients {
+                Some(_) => k > 0,
+                None => microbatch.is_some_and(|m| m > 0),
+            };
+            self.round(Round { body, microbatch, last: k + 1 == shape.rounds }, &totals);
+        }
+    }
+
+    /// Elements of the arena of gradients.
+    pub(crate) fn grad_len(&self) -> usize {
+        let ranges = polyreme_graph::memory::param_ranges(self.program.graph());
+        ranges.last().map_or(0, |(_, range)| range.end)
+    }
+
+    /// Runs a microbatch, or takes part in the others' exchanges.
+    fn round(&mut self, round: Round, totals: &Region) {
+        let Round { body: number, microbatch, last, .. } = round;
+        let body = self.program.bodies[number].clone();
+        let graph = &body.graph;
+        (self.sums, self.n_taken) = (Vec::new(), 0);
+        if let Some(microbatch) = microbatch {
+            self.push(Instr::Load { slot: self.slot, microbatch });
+        }
+        let loss = graph.output("loss").map_or(0, |v| graph.value(v).producer.idx());
+        let last_node = graph.nodes.len().saturating_sub(1);
+        let n_sums = self.n_sums();
+        let totals_sum = (self.role.ranks > 1 && last)
+            .then(|| self.program.exchange(Collective::AllReduce, Axis::Data, totals.clone()));
+        let mut from = 0;
+        // Sums over the axis that are under way, and the first node that reads each.
+        let mut axis_sums: Vec<(usize, usize)> = Vec::new();
+        for i in 0..graph.nodes.len() {
+            let ready: Vec<usize> =
+                axis_sums.iter().filter(|(_, reader)| *reader <= i).map(|s| s.0).collect();
+            let begun = match &self.own_gradients {
+                // No rank writes where a sum is still under way.
+                Some(_) => self.buckets[number].iter().filter(|b| b.begins <= i).count().saturating_sub(2),
+                None => 0,
+            };
+            if !ready.is_empty() || begun > self.n_taken {
+                self.flush(round, &mut from, i);
+                axis_sums.retain(|(_, reader)| *reader > i);
+                self.program.instrs.extend(ready.into_iter().map(Instr::Wait));
+                self.wait_until(begun);
+            }
+            if matches!(graph.nodes[i].op, Op::AxisSum) && self.role.ranks > 1 {
+                self.flush(round, &mut from, i + 1);
+                let value = graph.nodes[i].outputs[0];
+                axis_sums.push((self.start_axis_sum(round, value), first_reader(graph, i, value)));
+            }
+            if i == loss {
+                self.flush(round, &mut from, i + 1);
+                if let Some(microbatch) = microbatch {
+                    let into = totals.part(0..2);
+                    self.push(Instr::Count { slot: self.slot, microbatch, into });
+                }
+                self.program.instrs.extend(totals_sum.map(Instr::Start));
+                if self.at_once {
+                    self.push(Instr::Judge(totals.clone()));
+                }
+            }
+            for k in 0..n_sums {
+                let waits_for_all = self.role.shares_weights() && k + 1 == n_sums;
+                let at = if waits_for_all { last_node } else { self.buckets[number][k].ready };
+                if i == at && (last || self.own_gradients.is_some()) {
+                    self.flush(round, &mut from, i + 1);
+                    self.start_sum(round, k);
+                }
+            }
+        }
+        self.flush(round, &mut from, graph.nodes.len());
+        self.program.instrs.extend(axis_sums.into_iter().map(|(sum, _)| Instr::Wait(sum)));
+        if last {
+            // Nothing is taken over, and nothing updated, before all know that the loss is finite.
+            self.program.instrs.extend(totals_sum.map(Instr::Wait));
+            if !self.at_once {
+                self.push(Instr::Judge(totals.clone()));
+            }
+            if let (1, true, Some(from)) = (self.role.ranks, self.continues, self.accumulated.clone()) {
+                self.push(Instr::Add { from, into: Region::Grads(0..self.grad_len()) });
+            }
+        } else {
+            self.wait_until(self.sums.len());
+            if let (Some(_), Some(into)) = (microbatch, self.accumulated.clone()) {
+                let from = Region::Grads(0..self.grad_len());
+                self.push(add_or_copy(from, into, self.continues));
+            }
+        }
+        if let (Some(microbatch), false) = (microbatch, graph.updates.is_empty()) {
+            self.push(Instr::Keep { slot: self.slot, microbatch });
+        }
+    }
+
+    /// Runs the nodes since the last flush, if this rank has samples.
+    fn flush(&mut self, round: Round, from: &mut usize, to: usize) {
+        if let Some(microbatch) = round.microbatch {
+            self.program.run(self.slot, microbatch, *from..to);
+        }
+        *from = to;
+    }
+
+    /// Sums of buckets over the ranks in each round. Reproducible steps have a tree instead.
+    fn n_sums(&self) -> usize {
+        if self.role.ranks > 1 && self.role.shards.is_none() { self.cuts.len() } else { 0 }
+    }
+
+    /// Starts the sum of a value over the axis; a rank without samples adds zeros.
+    fn start_axis_sum(&mut self, round: Round, value: ValueId) -> usize {
+        let of = Region::Value { slot: self.slot, body: round.body, value };
+        if round.microbatch.is_none() {
+            self.push(Instr::Zero(of.clone()));
+        }
+        let sum = self.program.exchange(Collective::AllReduce, Axis::Data, of);
+        self.push(Instr::Start(sum));
+        sum
+    }
+
+    /// Starts the sum of bucket `k`.
+    fn start_sum(&mut self, round: Round, k: usize) {
+        let range = self.buckets[round.body][k].range.clone();
+        let of = match &self.program.grad_buffers {
+            Some(buffers) => Region::Grads(buffers.at(k)..buffers.at(k) + range.len()),
+            None => Region::Grads(range.clone()),
+        };
+        if self.own_gradients.is_some() {
+            self.fill_up(round, &range, &of);
+        } else if let (true, Some(sums)) = (self.continues, &self.accumulated) {
+            let from = sums.part(range);
+            self.push(Instr::Add { from, into: of.clone() });
+        }
+        let op = match self.role.sharded() {
+            true => Collective::ReduceScatter(self.cuts[k].clone()),
+            false => Collective::AllReduce,
+        };
+        let sum = self.program.exchange(op, Axis::Data, of);
+        self.push(Instr::Start(sum));
+        self.sums.push(sum);
+    }
+
+    /// Zeros where a buffer still has something of another bucket: between tensors, or all over if this rank has no
+    /// samples.
+    fn fill_up(&mut self, round: Round, range: &Range<usize>, of: &Region) {
+        if round.microbatch.is_none() {
+            return self.push(Instr::Zero(of.clone()));
+        }
+        let graph = &self.program.bodies[round.body].graph;
+        let gap = |(p, r): (usize, Range<usize>)| {
+            let end = r.start + graph.shape(graph.params[p].value).numel();
+            let inside = range.start <= r.start && r.end <= range.end;
+            (inside && end < end.next_multiple_of(ALIGN_BYTES / 4))
+                .then(|| end - range.start..r.end - range.start)
+        };
+        let gaps: Vec<_> = polyreme_graph::memory::param_ranges(graph).into_iter().filter_map(gap).collect();
+        self.program.instrs.extend(gaps.into_iter().map(|gap| Instr::Zero(of.part(gap))));
+    }
+
+    /// Makes sure that the sums of buckets up to `end` are there; this rank's parts are taken out of their buffers.
+    fn wait_until(&mut self, end: usize) {
+        for k in self.n_taken..end {
+            let sum = self.sums[k];
+            self.push(Instr::Wait(sum));
+            let Some(own) = &self.own_gradients else { continue };
+            let (rank, before) = (self.role.rank, self.role.own()[..k].iter().map(Range::len).sum::<usize>());
+            let mine = self.cuts[k][rank]..self.cuts[k][rank + 1];
+            if !mine.is_empty() {
+                let into = own.part(before..before + mine.len());
+                let from = self.program.exchanges[sum].of.part(mine);
+                self.push(add_or_copy(from, into, self.continues));
+            }
+        }
+        self.n_taken = self.n_taken.max(end);
+    }
+
+    /// The gradients of this rank's parts, each with where its moments begin.
+    pub(crate) fn own_regions(&self) -> Vec<(Range<usize>, Region, usize)> {
+        let mut moments_at = 0;
+        let region = |range: &Range<usize>| {
+            let at = moments_at;
+            moments_at += range.len();
+            let grads = match &self.own_gradients {
+                Some(own) => own.part(at..moments_at),
+                None => Region::Grads(range.clone()),
+            };
+            (range.clone(), grads, at)
+        };
+        self.role.own().iter().map(region).collect()
+    }
+
+    fn updates(&mut self, training: &Training, bodies: &[Arc<Body>]) {
+        let own = self.own_regions();
+        let whole = !training.optimizer.by_element() || self.role.ranks == 1;
+        let updates: Vec<Instr> = match whole {
+            true => bodies[0].whole_updates(),
+            false => own
+                .iter()
+                .cloned()
+                .map(|(params, grads, moments_at)| Instr::Update { params, grads, moments_at })
+                .collect(),
+        };
+        let n_sums = self.sums.len();
+        // The norm is that of all gradients, and shared weights are still read by others.
+        let together = training.clip.is_some() || self.role.shares_weights() || whole;
+        if together {
+            self.wait_until(n_sums);
+        }
+        if let (Some(max_norm), None) = (training.clip, self.role.shards) {
+            let squares = self.program.buffer("squares", DType::F64, 1);
+            self.push(Instr::Zero(squares.clone()));
+            for (_, of, _) in own {
+                self.push(Instr::Squares { of, into: squares.clone(), block: None });
+            }
+            if self.role.sharded() {
+                self.program.exchange_now(Collective::AllReduce, Axis::Data, squares.clone());
+            }
+            self.push(Instr::Clip { squares, max_norm });
+        }
+        let mut gathers = Vec::new();
+        for (k, update) in updates.into_iter().enumerate() {
+            self.wait_until((k + 1).min(n_sums));
+            self.push(update);
+            if self.role.sharded() && !self.role.shares_weights() {
+                let of = Region::Params(self.buckets[0][k].range.clone());
+                let gather =
+                    self.program.exchange(Collective::AllGather(self.cuts[k].clone()), Axis::Data, of);
+                self.push(Instr::Start(gather));
+                gathers.push(gather);
+            }
+        }
+        if self.role.shares_weights() {
+            let meet = self.program.exchange(Collective::Meet, Axis::Data, Region::Params(0..0));
+            self.push(Instr::Start(meet));
+            gathers.push(meet);
+        }
+        self.program.instrs.extend(gathers.into_iter().map(Instr::Wait));
+    }
+}
+
+/// `into += from`, or the first of the additions.
+fn add_or_copy(from: Region, into: Region, add: bool) -> Instr {
+    if add { Instr::Add { from, into } } else { Instr::Copy { from, into } }
+}
+
+/// The first node behind `i` that reads `value`, or one past the last node.
+fn first_reader(graph: &polyreme_graph::Graph, i: usize, value: ValueId) -> usize {
+    let reads = |k: &usize| graph.nodes[*k].inputs.contains(&value);
+    (i + 1..graph.nodes.len()).find(reads).unwrap_or(graph.nodes.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use polyreme_graph::{Builder, Graph, Init, Moments, Optimizer, differentiate};
+
+    use super::*;
+    use crate::mesh::Mesh;
+    use crate::passes::compile;
+    use crate::plan::Updates;
+
+    /// Four products without a bias.
+    fn step() -> Graph {
+        let mut b = Builder::new();
+        let mut h = b.input("x", [4, 48], DType::F32).unwrap();
+        for name in ["a", "b", "c", "d"] {
+            let w = b.param(name, [48, 48], Init::Uniform { bound: 0.5 }).unwrap();
+            h = b.linear(h, w, None).unwrap();
+        }
+        let loss = b.mean(h, &[0, 1]).unwrap();
+        differentiate(&b.finish(&[("loss", loss)]), loss).unwrap()
+    }
+
+    const ADAM: Training = Training { optimizer: Optimizer::Adam(Moments::DEFAULT), clip: None };
+
+    fn plan() -> Plan {
+        Plan { mesh: Mesh::data(2), rank: 1, keeps: Keeps::OwnGradients, bucket_bytes: 1, ..Plan::alone() }
+    }
+
+    fn lower(plan: &Plan, training: &Training) -> Program {
+        let body = compile(&step(), plan, training, None).unwrap();
+        schedule(plan, training, &[Arc::new(body)], &plan.whole_step())
+    }
+
+    /// The program as it was reviewed; a difference is printed whole.
+    #[track_caller]
+    fn check(program: &Program, want: &str) {
+        let got = program.to_string();
+        assert_eq!(got, want, "\n--- got ---\n{got}");
+    }
+
+    #[test]
+    fn buckets_take_turns_over_a_network() {
+        check(&lower(&plan(), &ADAM), include_str!("../snapshots/own_gradients.txt"));
+    }
+
+    #[test]
+    fn buckets_take_turns_where_weights_are_shared() {
+        let plan = Plan { weights: Weights::Shared, ..plan() };
+        let clipped = Training { clip: Some(1.0), ..ADAM };
+        check(&lower(&plan, &clipped), include_str!("../snapshots/own_gradients_shared.txt"));
+    }
+
+    #[test]
+    fn two_microbatches_are_added_up_before_they_are_sent() {
+        let plan = Plan { keeps: Keeps::OwnMoments, microbatches: 2, bucket_bytes: 1 << 20, ..plan() };
+        check(&lower(&plan, &ADAM), include_str!("../snapshots/accumulated.txt"));
+    }
+
+    #[test]
+    fn a_reproducible_program_lists_its_tree() {
+        let plan = Plan { keeps: Keeps::OwnMoments, shards: Some(5), ..plan() };
+        let clipped = Training { clip: Some(1.0), ..ADAM };
+        check(&lower(&plan, &clipped), include_str!("../snapshots/reproducible.txt"));
+    }
+
+    /// A rank without samples has the exchanges of the others, in the same order, and computes nothing.
+    #[test]
+    fn a_rank_without_samples_takes_part_in_every_exchange() {
+        for keeps in [Keeps::All, Keeps::OwnMoments, Keeps::OwnGradients] {
+            let plan = Plan { keeps, ..plan() };
+            let body = Arc::new(compile(&step(), &plan, &ADAM, None).unwrap());
+            let microbatch = Microbatch { body: 0, first_sample: 0 };
+            let started = |program: &Program| -> Vec<String> {
+                let start = |i: &Instr| match i {
+                    Instr::Start(i) => Some(program.describe(&program.exchanges[*i])),
+                    _ => None,
+                };
+                program.instrs.iter().filter_map(start).collect()
+            };
+            for rounds in [1, 3] {
+                let full = StepShape::rounds(&vec![microbatch; rounds], rounds);
+                let full = schedule(&plan, &ADAM, std::slice::from_ref(&body), &full);
+                for n in 0..rounds {
+                    let shape = StepShape::rounds(&vec![microbatch; n], rounds);
+                    let fewer = schedule(&plan, &ADAM, std::slice::from_ref(&body), &shape);
+                    assert_eq!(started(&fewer), started(&full), "{keeps:?}, {n} of {rounds}");
+                    let loads = fewer.instrs.iter().filter(|i| matches!(i, Instr::Load { .. })).count();
+                    assert_eq!(loads, n);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_rank_updates_at_once_when_it_knows_that_the_loss_is_finite() {
+        let plan = Plan { updates: Updates::AtOnce, ..Plan::alone() };
+        let program = lower(&plan, &ADAM);
+        let updates = |program: &Program, i: &Instr| match i {
+            Instr::Run { block, .. } => program.blocks[*block].update.is_some(),
+            _ => false,
+        };
+        let judged = program.instrs.iter().position(|i| matches!(i, Instr::Judge(_)));
+        let first = program.instrs.iter().position(|i| updates(&program, i));
+        assert!(judged.is_some() && judged < first, "{program}");
+        // Whose gradients others wait for, or whose norm is wanted, are updated at the end.
+        let later = |training: Training, plan: &Plan| {
+            let program = lower(plan, &training);
+            assert!(!program.instrs.iter().any(|i| updates(&program, i)), "{program}");
+        };
+        later(Training { clip: Some(1.0), ..ADAM }, &plan);
+        later(ADAM, &Plan { mesh: Mesh::data(2), ..plan.clone() });
+        later(ADAM, &Plan { microbatches: 2, ..plan.clone() });
+        later(ADAM, &Plan { shards: Some(4), ..plan });
+    }
+
+    #[test]
+    fn one_rank_has_nothing_to_shard() {
+        let plan = Plan { keeps: Keeps::OwnGradients, ..Plan::alone() };
+        let program = lower(&plan, &ADAM);
+        assert_eq!(program.grad_buffers, None);
+        assert_eq!(program.to_string(), lower(&Plan::alone(), &ADAM).to_string());
+    }
+
+    #[test]
+    #[should_panic(expected = "LAMB needs the gradients of whole tensors")]
+    fn lamb_is_refused() {
+        lower(&plan(), &Training { optimizer: Optimizer::Lamb(Moments::DEFAULT), clip: None });
+    }
+}
