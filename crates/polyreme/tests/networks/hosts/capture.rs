@@ -1,65 +1,57 @@
-//! Everything that goes over the links, as somebody who listens on the wire sees it.
+//! Everything that goes over the links, as an eavesdropper sees it: a capture by Wireshark's tools, which also search it.
 
-use std::num::NonZeroU32;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with, sockopt};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
 
 use super::Hosts;
 
-/// All protocols, in network order: what `ETH_P_ALL` is to a packet socket.
-const EVERYTHING: NonZeroU32 = NonZeroU32::new(0x0003_u16.to_be() as u32).unwrap();
-
-/// A listener that looks for some bytes in every packet.
+/// A capture that goes on.
 pub(crate) struct Capture {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<(usize, usize)>,
+    dumpcap: Child,
+    folder: TempDir,
 }
 
 impl Hosts {
-    /// Listens at the switch from now on, and counts packets in which `pattern` stands.
-    pub(crate) fn capture(&self, pattern: Vec<u8>) -> Capture {
+    /// Captures at the switch from now on.
+    pub(crate) fn capture(&self) -> Capture {
         let switch = self.switch.clone().expect("hosts that are joined by a switch");
-        let socket = super::delay::inside(&switch, || {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let protocol = Some(Protocol::from_raw(EVERYTHING));
-            socket_with(AddressFamily::PACKET, SocketType::RAW, flags, protocol).unwrap()
-        });
-        // What does not fit is dropped; there is far more of everything than is looked for.
-        let _ = sockopt::set_socket_recv_buffer_size(&socket, 8 << 20);
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        Capture { stop, thread: std::thread::spawn(move || listen(&socket, &pattern, &stopped)) }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("packets");
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &switch, "dumpcap", "-q", "-i", "any", "-B", "64", "-w"]).arg(&file);
+        let started = command.stderr(Stdio::piped()).spawn();
+        let mut dumpcap = started.expect("`ip` of iproute2, and `dumpcap` of the package tshark");
+        // It says where it writes when it listens.
+        let mut said = BufReader::new(dumpcap.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("File: ") {
+            line.clear();
+            assert!(
+                said.read_line(&mut line).unwrap() > 0,
+                "dumpcap ended; is the package tshark installed?"
+            );
+        }
+        std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+        Capture { dumpcap, folder }
     }
 }
 
 impl Capture {
-    /// How many bytes were seen, and in how many packets the pattern stood.
-    pub(crate) fn end(self) -> (usize, usize) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap()
-    }
-}
-
-fn listen(socket: &OwnedFd, pattern: &[u8], stop: &AtomicBool) -> (usize, usize) {
-    let mut packet = vec![0; 1 << 17];
-    let (mut bytes, mut found) = (0, 0);
-    loop {
-        match recv(socket, &mut packet[..], RecvFlags::empty()) {
-            Ok((n, _)) => {
-                bytes += n;
-                found += usize::from(packet[..n].windows(pattern.len()).any(|part| part == pattern));
-            }
-            Err(rustix::io::Errno::AGAIN) if stop.load(Ordering::Relaxed) => return (bytes, found),
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
-                let patience = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-                let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience));
-            }
-            Err(e) => panic!("the capture ended: {e}"),
-        }
+    /// How many bytes were captured, and in how many packets `pattern` stands.
+    pub(crate) fn end(mut self, pattern: &[u8]) -> (u64, usize) {
+        kill_process(Pid::from_child(&self.dumpcap), Signal::INT).unwrap();
+        assert!(self.dumpcap.wait().unwrap().success());
+        let file = self.folder.path().join("packets");
+        let hex: Vec<String> = pattern.iter().map(|byte| format!("{byte:02x}")).collect();
+        let filter = format!("frame contains {}", hex.join(":"));
+        let found = Command::new("tshark").arg("-r").arg(&file).args(["-Y", &filter]).output().unwrap();
+        assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+        (
+            file.metadata().unwrap().len(),
+            found.stdout.split(|b| *b == b'\n').filter(|l| !l.is_empty()).count(),
+        )
     }
 }
