@@ -245,7 +245,7 @@ pub(super) fn outline_text(o: &Outline, width: Option<usize>) -> String {
         ranks => format!("{ranks} ranks of {}", threads(o.threads)),
     };
     let text = format!(
-        "{}: {}, {} parameters\n  data     {}; {}\n  training {} steps of {} samples, {} a pass{from}{model}\n  machine  {}, \
+        "{}: {}, {} parameters\n  data     {}; {}\n  training {} steps of {} samples, {} per epoch{from}{model}\n  machine  {}, \
          {:.0} MiB planned, {:.2} GFLOP a step\n  output   {}\n",
         o.name,
         o.model,

@@ -32,7 +32,7 @@ Examples:
     polyreme train job.toml --set train.batch=128 --output runs/wide --ranks 4 --threads 2
   Four processes of this host, over shared memory:
     polyreme train job.toml --processes 4
-  Started by somebody else, a rank for each process:
+  Started by an external launcher, one rank per process:
     mpirun -n 8 polyreme train job.toml
     srun --ntasks 8 polyreme train job.toml
   Several hosts over ssh:
