@@ -152,7 +152,7 @@ fn the_plan_counts_the_sums_of_pieces() {
             data.step(&mut team, pace, &part, 0).unwrap();
             let engine = team.learner();
             let (held, footprint) = (engine.held(), Engine::footprint(engine.program(), 1));
-            let held = held.params + held.grads + held.optimizer + held.states;
+            let held = held.params + held.grads + held.optimizer + held.states + held.totals;
             (held + footprint.inputs + footprint.activations, lowering.host_bytes(engine.program()))
         };
         let taken: Vec<(usize, usize)> = std::thread::scope(|s| {
