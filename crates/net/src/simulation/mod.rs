@@ -16,7 +16,7 @@
 //! let faults = vec![(Duration::from_millis(1), Fault::Pause { rank: 1, time: Duration::from_secs(2) })];
 //! let settings = Settings { faults, ..Settings::default() };
 //! let outcome = Simulation::new(7, settings).run(2, |rank| {
-//!     let mut options = JoinOptions::new(rank.rank, rank.size, master(), Secret::from_text("a secret for tests")?);
+//!     let mut options = JoinOptions::new(rank.rank, rank.size, master(), Secret::from_text(&"5e".repeat(32))?);
 //!     options.system = rank.system;
 //!     Ok::<_, Box<dyn std::error::Error + Send + Sync>>(join(options)?.control.goodbye()?)
 //! });
