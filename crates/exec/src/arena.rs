@@ -1,16 +1,24 @@
 //! One contiguous allocation, cut up by a plan. The only place of this crate, beside the pool, with unsafe code.
+//!
+//! A large one is asked for in huge pages, and all threads of the rank write its zeros: the system has to find and clear every
+//! page at its first touch, which takes longer than a step if one thread does it page by page. So the first step is as fast
+//! as the second, and memory that is not there is noticed before training starts.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 
 use polyreme_collective::{Block, Span};
 use polyreme_dtype::{DType, Element};
 use polyreme_graph::memory::ALIGN_BYTES;
+use polyreme_kernels::Parallel;
 
 use crate::error::ExecError;
 
 /// Memory is asked for in huge pages where whole ones fit: fewer misses when products walk large matrices.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// What a thread clears as one task: enough that all threads have work in the arenas that take long.
+const PART_BYTES: usize = 16 << 20;
 
 /// Zeroed memory of a fixed size.
 ///
@@ -27,22 +35,29 @@ pub(crate) struct Arena {
 unsafe impl Send for Arena {}
 
 impl Arena {
-    /// Reserves `bytes` for `what`, zeroed and faulted in: the first step is as fast as the second.
-    pub(crate) fn new(bytes: usize, what: &'static str) -> Result<Arena, ExecError> {
+    /// No memory.
+    pub(crate) fn empty() -> Arena {
+        let nowhere = std::ptr::without_provenance_mut(ALIGN_BYTES);
+        let layout = Layout::from_size_align(0, ALIGN_BYTES).expect("nothing fits in memory");
+        Arena { ptr: NonNull::new(nowhere).expect("not null"), layout, block: None }
+    }
+
+    /// Reserves `bytes` for `what`, zeroed and faulted in by the threads of `par`.
+    pub(crate) fn new(bytes: usize, what: &'static str, par: &dyn Parallel) -> Result<Arena, ExecError> {
+        if bytes == 0 {
+            return Ok(Arena::empty());
+        }
         let missing = ExecError::Reserve { what, bytes };
         let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { ALIGN_BYTES };
         let Ok(layout) = Layout::from_size_align(bytes.next_multiple_of(ALIGN_BYTES), align) else {
             return Err(missing);
         };
-        if bytes == 0 {
-            let nowhere = std::ptr::without_provenance_mut(ALIGN_BYTES);
-            return Ok(Arena { ptr: NonNull::new(nowhere).expect("not null"), layout, block: None });
-        }
+        // Not the allocator's zeros, which one thread would write before huge pages can be asked for.
         // SAFETY: the size is not zero.
-        let Some(ptr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { return Err(missing) };
-        let arena = Arena { ptr, layout, block: None };
-        arena.fault_in();
-        Ok(arena)
+        let Some(ptr) = NonNull::new(unsafe { alloc(layout) }) else { return Err(missing) };
+        ask_for_huge_pages(ptr, layout.size());
+        clear(ptr, layout.size(), par);
+        Ok(Arena { ptr, layout, block: None })
     }
 
     /// Memory that other ranks see too. When they may touch which part of it is fixed by the program that all run.
@@ -54,25 +69,6 @@ impl Arena {
     /// How large it is.
     pub(crate) fn bytes(&self) -> usize {
         self.layout.size()
-    }
-
-    fn fault_in(&self) {
-        #[cfg(unix)]
-        if self.layout.align() == HUGE_PAGE_BYTES {
-            // SAFETY: advice on memory that this arena owns. A refusal costs speed only.
-            let refused = unsafe {
-                rustix::mm::madvise(
-                    self.ptr.as_ptr().cast(),
-                    self.layout.size() / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES,
-                    rustix::mm::Advice::LinuxHugepage,
-                )
-            };
-            let _: Result<(), _> = refused;
-        }
-        for offset in (0..self.layout.size()).step_by(4096) {
-            // SAFETY: inside the allocation; volatile so that the write of a zero is not dropped.
-            unsafe { self.ptr.as_ptr().add(offset).write_volatile(0) };
-        }
     }
 
     /// Elements `start..start + len` counted from byte `offset`.
@@ -103,17 +99,22 @@ impl Arena {
     }
 
     /// Makes it at least so large; what it held is lost then. On an error it is as large as it was.
-    pub(crate) fn grow(&mut self, bytes: usize, what: &'static str) -> Result<(), ExecError> {
+    pub(crate) fn grow(
+        &mut self,
+        bytes: usize,
+        what: &'static str,
+        par: &dyn Parallel,
+    ) -> Result<(), ExecError> {
         if bytes <= self.bytes() {
             return Ok(());
         }
         // Both at once may be more than there is.
         let before = self.bytes();
-        *self = Arena::new(0, what)?;
-        match Arena::new(bytes, what) {
+        *self = Arena::empty();
+        match Arena::new(bytes, what, par) {
             Ok(larger) => *self = larger,
             Err(error) => {
-                *self = Arena::new(before, what)?;
+                *self = Arena::new(before, what, par)?;
                 return Err(error);
             }
         }
@@ -138,6 +139,60 @@ impl Drop for Arena {
     }
 }
 
+/// Before the first touch: the system makes no huge pages of small ones that are there.
+fn ask_for_huge_pages(ptr: NonNull<u8>, bytes: usize) {
+    let whole = bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+    #[cfg(target_os = "linux")]
+    if whole > 0 {
+        use rustix::mm::{Advice, madvise};
+        // SAFETY: advice on memory of a new allocation. A refusal costs speed only.
+        let _: Result<(), _> = unsafe { madvise(ptr.as_ptr().cast(), whole, Advice::LinuxHugepage) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (ptr, whole);
+}
+
+/// Writes the zeros of a new allocation.
+fn clear(ptr: NonNull<u8>, bytes: usize, par: &dyn Parallel) {
+    let start = Start(ptr.as_ptr());
+    par.run(bytes.div_ceil(PART_BYTES), &|part, _| {
+        let range = part * PART_BYTES..bytes.min((part + 1) * PART_BYTES);
+        for at in range.clone().step_by(HUGE_PAGE_BYTES) {
+            // SAFETY: inside the allocation, which nobody uses yet, and each part of it in one task.
+            unsafe { fault_in_and_clear(start.plus(at), HUGE_PAGE_BYTES.min(range.end - at)) };
+        }
+    });
+}
+
+/// Clears a part of an allocation that is still in the cache from the system's own clearing of its pages.
+///
+/// # Safety
+/// The memory is the caller's to write.
+unsafe fn fault_in_and_clear(start: *mut u8, bytes: usize) {
+    // In one call where no huge pages are to be had. Before Linux 5.14, and where a part begins inside a page, the pages
+    // come as they are written.
+    #[cfg(target_os = "linux")]
+    if bytes == HUGE_PAGE_BYTES {
+        use rustix::mm::{Advice, madvise};
+        // SAFETY: it changes nothing that the memory holds.
+        let _: Result<(), _> = unsafe { madvise(start.cast(), bytes, Advice::LinuxPopulateWrite) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { start.write_bytes(0, bytes) };
+}
+
+/// Where a new allocation begins, for the threads that clear it.
+struct Start(*mut u8);
+
+// SAFETY: an address; threads write through it to parts of their own.
+unsafe impl Sync for Start {}
+
+impl Start {
+    fn plus(&self, bytes: usize) -> *mut u8 {
+        self.0.wrapping_add(bytes)
+    }
+}
+
 /// `len` zeros for `what`, outside of any plan; an error if there is no memory for them.
 pub fn floats(len: usize, what: &'static str) -> Result<Vec<f32>, ExecError> {
     let mut floats = Vec::new();
@@ -154,7 +209,30 @@ pub fn make_room<T>(vec: &mut Vec<T>, len: usize, what: &'static str) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use polyreme_kernels::Serial;
+
     use super::*;
+    use crate::pool::Pool;
+
+    /// Sizes around a huge page and around what a thread clears as one task.
+    #[test]
+    fn arenas_of_all_sizes_are_zero_and_aligned() {
+        let pool = Pool::new(3).unwrap();
+        let around = |n: usize| [n - 1, n, n + 1];
+        let sizes =
+            [[0, 1, 4097], around(HUGE_PAGE_BYTES), around(PART_BYTES), around(3 * PART_BYTES + 4096)];
+        for bytes in sizes.into_iter().flatten().flat_map(|bytes| [bytes; 2]) {
+            let arena = Arena::new(bytes, "activations", &pool).unwrap();
+            assert_eq!(arena.bytes(), bytes.next_multiple_of(ALIGN_BYTES));
+            let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { ALIGN_BYTES };
+            assert!(arena.ptr.addr().get().is_multiple_of(align), "{bytes}");
+            // SAFETY: the only slice of this memory.
+            let all: &mut [u8] = unsafe { arena.slice_mut(0, bytes) };
+            assert!(all.iter().all(|b| *b == 0), "{bytes}");
+            // What the allocator gives again is not zero then.
+            all.fill(1);
+        }
+    }
 
     /// Ranks that share weights name the same elements at the same time, also while one of them writes its own part.
     #[test]
@@ -174,7 +252,7 @@ mod tests {
     #[test]
     fn memory_that_is_not_there_is_an_error_that_says_for_what() {
         for bytes in [1 << 62, isize::MAX as usize, usize::MAX - ALIGN_BYTES] {
-            let error = Arena::new(bytes, "activations").err().expect("more than there is");
+            let error = Arena::new(bytes, "activations", &Serial).err().expect("more than there is");
             assert_eq!(error, ExecError::Reserve { what: "activations", bytes });
             assert!(error.to_string().contains("for activations"), "{error}");
         }

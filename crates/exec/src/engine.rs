@@ -121,7 +121,7 @@ impl Engine {
         };
         let tensors = readiness(graph).into_iter().map(tensor).collect();
         let lengths = lengths(&program, &first);
-        let memory = Memory { state: State::new(lengths, blocks)?, work: Workspace::new()? };
+        let memory = Memory { state: State::new(lengths, blocks, &*pool)?, work: Workspace::new() };
         let mut engine = Engine {
             group: None,
             programs: Vec::new(),
@@ -193,7 +193,7 @@ impl Engine {
             None => &new[*number - self.bodies.len()],
         };
         let ready: Vec<&Ready> = numbers.iter().map(at).collect();
-        let buffers = self.memory.work.make_room(&program, &ready)?;
+        let buffers = self.memory.work.make_room(&program, &ready, &*self.pool)?;
         self.bodies.extend(new.into_iter().map(Some));
         self.programs.push(Some(Arc::new(Loaded { program, bodies: numbers, buffers })));
         Ok(self.programs.len() - 1)

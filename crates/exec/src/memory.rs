@@ -304,6 +304,7 @@ mod tests {
 
     use polyreme_dtype::{bf16, f16};
     use polyreme_graph::{Body, Builder, Program};
+    use polyreme_kernels::Serial;
 
     use super::*;
     use crate::state::{Blocks, Lengths};
@@ -320,9 +321,9 @@ mod tests {
         let program = Program::empty(vec![body.clone()]);
         let ready = Ready::new(&program, &body, 1);
         let lengths = Lengths { params: 0, grads: 0, states: 0, moments: 0, n_moments: 0 };
-        let state = State::new(lengths, Blocks::default()).unwrap();
-        let mut work = Workspace::new().unwrap();
-        work.make_room(&program, &[&ready]).unwrap();
+        let state = State::new(lengths, Blocks::default(), &Serial).unwrap();
+        let mut work = Workspace::new();
+        work.make_room(&program, &[&ready], &Serial).unwrap();
         let mut memory = Memory { state, work };
         memory.write::<f32>(&ready, 0, x).fill(1.0);
         assert_eq!(memory.read::<f32>(&ready, 0, x), [1.0; 4]);

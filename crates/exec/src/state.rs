@@ -3,6 +3,7 @@
 
 use polyreme_collective::Block;
 use polyreme_dtype::DType;
+use polyreme_kernels::Parallel;
 
 use crate::arena::Arena;
 use crate::error::ExecError;
@@ -45,8 +46,9 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(lengths: Lengths, blocks: Blocks) -> Result<State, ExecError> {
-        let floats = |len: usize, what| Arena::new(len * F32_BYTES, what);
+    /// Everything zero, faulted in by the threads of `par`.
+    pub(crate) fn new(lengths: Lengths, blocks: Blocks, par: &dyn Parallel) -> Result<State, ExecError> {
+        let floats = |len: usize, what| Arena::new(len * F32_BYTES, what, par);
         let or = |block: Option<Block>, len: usize, what| {
             block.map(Arena::over).map_or_else(|| floats(len, what), Ok)
         };

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use polyreme_graph::memory::ALIGN_BYTES;
 use polyreme_graph::{Body, Buffer, Graph, MemoryPlan, Op, Place, Program};
+use polyreme_kernels::Parallel;
 
 use crate::arena::Arena;
 use crate::error::ExecError;
@@ -85,39 +86,44 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    pub(crate) fn new() -> Result<Workspace, ExecError> {
-        Ok(Workspace {
-            activations: Arena::new(0, "activations")?,
-            inputs: Arena::new(0, "inputs")?,
+    pub(crate) fn new() -> Workspace {
+        Workspace {
+            activations: Arena::empty(),
+            inputs: Arena::empty(),
             activation_bytes: 0,
             input_bytes: 0,
             slots: 1,
             buffers: Vec::new(),
-        })
+        }
     }
 
     /// Makes room for another program: what there is grows to what it needs. On an error everything is as it was.
-    pub(crate) fn make_room(&mut self, program: &Program, ready: &[&Ready]) -> Result<Vec<usize>, ExecError> {
+    pub(crate) fn make_room(
+        &mut self,
+        program: &Program,
+        ready: &[&Ready],
+        par: &dyn Parallel,
+    ) -> Result<Vec<usize>, ExecError> {
         let most = |of: fn(&MemoryPlan) -> usize| {
             ready.iter().map(|r| of(&r.plan)).max().unwrap_or(0).next_multiple_of(ALIGN_BYTES)
         };
         let activation_bytes = most(|p| p.arena_bytes).max(self.activation_bytes);
         let input_bytes = most(|p| p.input_bytes).max(self.input_bytes);
         let slots = program.slots.max(self.slots);
-        self.activations.grow(slots * activation_bytes, "activations")?;
-        self.inputs.grow(slots * input_bytes, "inputs")?;
+        self.activations.grow(slots * activation_bytes, "activations", par)?;
+        self.inputs.grow(slots * input_bytes, "inputs", par)?;
         (self.activation_bytes, self.input_bytes, self.slots) = (activation_bytes, input_bytes, slots);
-        program.buffers.iter().map(|buffer| self.buffer(buffer)).collect()
+        program.buffers.iter().map(|buffer| self.buffer(buffer, par)).collect()
     }
 
-    fn buffer(&mut self, wanted: &Buffer) -> Result<usize, ExecError> {
+    fn buffer(&mut self, wanted: &Buffer, par: &dyn Parallel) -> Result<usize, ExecError> {
         let bytes = wanted.len * wanted.dtype.bytes();
         let same = |(b, _): &(Buffer, Arena)| (&b.name, b.dtype) == (&wanted.name, wanted.dtype);
         if let Some(at) = self.buffers.iter().position(same) {
-            self.buffers[at].1.grow(bytes, "sums of gradients")?;
+            self.buffers[at].1.grow(bytes, "sums of gradients", par)?;
             return Ok(at);
         }
-        self.buffers.push((wanted.clone(), Arena::new(bytes, "sums of gradients")?));
+        self.buffers.push((wanted.clone(), Arena::new(bytes, "sums of gradients", par)?));
         Ok(self.buffers.len() - 1)
     }
 }
