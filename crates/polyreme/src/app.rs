@@ -61,6 +61,7 @@ impl App {
         let job = self.job.unwrap_or_else(|| Job::new("job"));
         let mut prepared = Prepared::new(job, self.given, process::cores())?;
         prepared.system = process::facts();
+        prepared.process_bytes = process::bytes_before_training();
         prepared.fit(Lodging::threads(prepared.ranks()), &memory::limits())?;
         let hold = Hold::new(&prepared.job, false)?;
         let (folder, comms) = (hold.folder().to_path_buf(), Comm::local(prepared.ranks()));

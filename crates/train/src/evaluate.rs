@@ -18,6 +18,9 @@ use crate::error::TrainError;
 use crate::judge::Judge;
 use crate::metrics::Scores;
 
+/// Batches that are read ahead of an evaluation.
+pub(crate) const EVALUATION_PREFETCH: usize = 2;
+
 /// The scores of `set` with the judge's weights. `threads` loader threads work ahead.
 pub fn evaluate<E: BorrowMut<Engine>>(
     judge: &mut Judge<E>,
@@ -58,7 +61,7 @@ pub fn evaluate_blocks<E: BorrowMut<Engine>>(
     }
     let (n, len) = (judge.batch(), set.len());
     let mut losses = vec![0.0; 2 * n_blocks(judge, set.as_ref())];
-    let options = LoaderOptions { batch_max: n, threads, prefetch: 2, seed: 0 };
+    let options = LoaderOptions { batch_max: n, threads, prefetch: EVALUATION_PREFETCH, seed: 0 };
     let order = Order::in_order(len);
     let plan = blocks.clone().map(move |b| Span { order, start: b * n, len: n.min(len - b * n) });
     for (batch, block) in Loader::start(set.clone(), transform.clone(), plan, options).zip(blocks) {

@@ -87,7 +87,8 @@ pub struct Outline {
     pub threads: usize,
     /// Whether each rank keeps the gradients of its own range only.
     pub shard_gradients: bool,
-    /// What training takes, as planned.
+    /// What the run takes at its peak on one host, as planned: all ranks, copies for checkpoints, batches that are read ahead,
+    /// code, and data that are held in memory.
     pub memory_mib: f64,
     /// GFLOP of a step's products.
     pub step_gflop: f64,

@@ -14,10 +14,6 @@ use crate::process;
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// The code that a step brings into memory, at most: of 5.4 MiB that were not resident yet, 1 MiB was after a step of
-/// `mlp`, `lenet` or `cnn`. The rest of the program (decoders, downloads) stays on the disk.
-const STEP_CODE_BYTES: usize = 1 << 20;
-
 /// What one job came to.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepReport {
@@ -69,7 +65,7 @@ pub fn measure(
     let Settings { threads, isa, .. } = settings;
     process::reset_peak();
     let program = job.lone_program(settings.budget_bytes, threads)?;
-    let process = process::resident_bytes() + process::code_to_come_bytes().min(STEP_CODE_BYTES);
+    let process = process::bytes_before_training();
     let planned = process + Engine::footprint(&program, threads).total();
     let flops = cost::product_flops(program.graph());
     let mut engine = job.engine(program, threads, isa)?;

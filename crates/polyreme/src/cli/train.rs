@@ -174,7 +174,7 @@ fn check(app: &App, job: Job, args: &TrainArgs) -> Outcome {
     let machine = Machine::read();
     let decided = args.ranks.decide(asked_by_job(&job.parallel), &machine)?;
     let mut setup = decided.setup;
-    let prepared = match &setup {
+    let mut prepared = match &setup {
         _ if decided.open => Prepared::new(job, app.given(), machine.cores())?,
         Setup::Threads { ranks, threads } => for_ranks(app, job, *ranks, *threads, 0)?,
         Setup::Spawn { processes, threads, .. } => for_ranks(app, job, *processes, *threads, 0)?,
@@ -183,6 +183,7 @@ fn check(app: &App, job: Job, args: &TrainArgs) -> Outcome {
     if decided.open {
         setup = Setup::Threads { ranks: prepared.ranks(), threads: prepared.threads };
     }
+    prepared.process_bytes = process::bytes_before_training();
     let outline = prepared.outline(&likely_folder(&prepared.job), 0)?;
     match args.json {
         true => print_json(&outline)?,
@@ -273,6 +274,7 @@ fn start(
     stop: Arc<AtomicBool>,
 ) -> Outcome {
     prepared.system = process::facts();
+    prepared.process_bytes = process::bytes_before_training();
     catch_interrupts(&stop, std::env::var_os(LAUNCHED).is_some())?;
     show(&ranks, json);
     let mut screen = Screen::new(json, stop);

@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
-use crate::binary::{cannot_run, command, folder, polyreme};
+use crate::binary::{cannot_run, command, folder, json, polyreme};
 
 /// Two layers of which the wide one is far larger than the data.
 fn job(width: usize, batch: usize) -> String {
@@ -211,4 +211,70 @@ fn a_job_larger_than_its_control_group_is_refused() {
     let half = format!("train.batch={}", batch / 2);
     let out = within(&["train", "job.toml", "--set", &half, "--output", "run"]);
     assert_eq!(out.status.code(), Some(0), "{}", said(&out));
+}
+
+/// What a run prints as its memory, and what it took at most, in MiB.
+fn planned_and_taken(job: &str, ranks: &str) -> (f64, f64) {
+    let folder = folder(job);
+    let args = ["train", "job.toml", "--output", "run", "--ranks", ranks, "--threads", "1"];
+    let check = json(folder.path(), &[&args[..], &["--check", "--json"]].concat());
+    let planned = check[0]["memory_mib"].as_f64().unwrap();
+    let mut run = command(folder.path(), &args).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let status = format!("/proc/{}/status", run.id());
+    let mut peak_kib = 0;
+    let code = loop {
+        // The peak never falls, so the last value that is seen counts; a process that has ended says none.
+        let text = fs::read_to_string(&status).unwrap_or_default();
+        let peak = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let peak = peak.and_then(|kib| kib.trim().trim_end_matches("kB").trim().parse().ok());
+        peak_kib = peak.unwrap_or(peak_kib);
+        if let Some(code) = run.try_wait().unwrap() {
+            break code;
+        }
+        std::thread::yield_now();
+    };
+    assert!(code.success(), "{code}");
+    (planned, f64::from(peak_kib) / 1024.0)
+}
+
+/// With evaluations and checkpoints, of which the run ends with an earlier one or the last.
+#[test]
+fn a_run_takes_the_memory_that_it_prints() {
+    let rows = r#"
+[model]
+layers = [{ kind = "linear", outputs = 2048 }, "relu", { kind = "linear", outputs = 2048 }, "relu", { kind = "linear" }]
+[data]
+kind = "synthetic"
+samples = 600
+shape = [784]
+classes = 10
+[train]
+batch = 64
+steps = 4
+evaluate_every = 1
+optimizer = "adamw"
+[output]
+every_steps = 2
+"#;
+    let images = r#"
+[model]
+kind = "resnet18"
+[data]
+kind = "synthetic"
+samples = 100
+shape = [3, 64, 64]
+classes = 20
+[train]
+batch = 16
+steps = 2
+ema = 0.9
+[output]
+every_steps = 1
+"#;
+    for (job, ranks) in [(rows, "1"), (rows, "2"), (images, "1"), (images, "2")] {
+        let (planned, taken) = planned_and_taken(job, ranks);
+        let ratio = taken / planned;
+        println!("{ranks} ranks: {planned:.0} MiB planned, {taken:.0} taken: {ratio:.3}");
+        assert!((0.9..=1.1).contains(&ratio), "{ranks} ranks: {planned} MiB planned, {taken} taken: {job}");
+    }
 }

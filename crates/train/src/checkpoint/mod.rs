@@ -71,6 +71,7 @@ pub use folder::{Entry, best, list};
 pub use lock::Lock;
 pub(crate) use manifest::numbers;
 pub use manifest::{FileEntry, Manifest, model_id};
+pub(crate) use read::load_files;
 pub use read::{Loaded, Place, latest_whole, load, load_at, load_step, resolve, run_of};
 pub use store::Store;
 pub use write::Written;

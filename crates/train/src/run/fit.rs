@@ -1,23 +1,30 @@
-//! Whether a job fits into memory: what it certainly takes, by the memory plan, before anything is reserved.
+//! Whether a job fits into memory: what it takes, by the memory plan, before anything is reserved.
 //!
 //! Counted is what every run reserves and touches: parameters, gradients, optimizer state, the values of steps and of
-//! evaluations, which share their memory, averaged weights, and the copy that its last checkpoint is written from. Not counted is
-//! what depends on the moment: batches that are read ahead, the data, threads. So a job that is refused cannot run, and
-//! one that is not may still be close. What would make a job fit stands in `advice`.
+//! evaluations, which share their memory, averaged weights, the copy that a checkpoint is written from and what it is
+//! gathered in, and batches that are read ahead. What the process has before training begins (its code, data that are held
+//! in memory) comes on top of it in what a run says of itself ([`Prepared::expected_bytes`]). Pages of files that are mapped
+//! are not counted: they are the system's cache, which it takes back when somebody needs memory. What would make a job fit
+//! stands in `advice`.
 
 use std::fmt;
 use std::sync::Arc;
 
+use polyreme_data::{Dataset, Spec};
 use polyreme_exec::Engine;
-use polyreme_graph::{Body, Program};
+use polyreme_graph::{Body, DType, Keeps, Program};
 
 use super::advice::Advice;
 use super::prepared::Prepared;
 use crate::error::TrainError;
+use crate::evaluate::EVALUATION_PREFETCH;
 use crate::judge::{Trial, block_samples};
 use crate::lower::training_graph;
 use crate::pace::{Part, Piece};
 use crate::record::thousands;
+
+/// Bytes of an element of parameters, moments, states and features.
+const F32_BYTES: usize = DType::F32.bytes();
 
 /// Of so many ranks each is counted for itself; of more, all are taken to be like the last one, which has the least.
 const RANKS_COUNTED: usize = 16;
@@ -44,7 +51,7 @@ impl Lodging {
     }
 }
 
-/// Bytes that a job certainly takes.
+/// Bytes that a job takes, but for what the process has before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Need {
     /// All ranks of this host together.
@@ -133,7 +140,11 @@ impl Prepared {
         let mut of_rank = |rank: usize| -> Result<[usize; 3], TrainError> {
             let part = Part::new(self.pace, &self.cut, rank);
             let lens = |(pieces, _): &(&[Piece], usize)| pieces.iter().map(|p| p.len).collect::<Vec<_>>();
-            let lens: Vec<Vec<usize>> = part.kinds().iter().map(lens).collect();
+            let mut lens: Vec<Vec<usize>> = part.kinds().iter().map(lens).collect();
+            // What a rank gets of the sums of logical shards is as long as its part of the gradients.
+            if self.cut.shards.is_some() {
+                lens.push(vec![rank]);
+            }
             if let Some((_, bytes)) = seen.iter().find(|(known, _)| *known == lens) {
                 return Ok(*bytes);
             }
@@ -168,10 +179,11 @@ impl Prepared {
                 *bytes = of_rank(rank)?;
             }
         }
-        // Rank 0 has more; where it is elsewhere is not known.
-        let more = self.kept_by_rank_0()?;
-        if here == ranks {
-            all[0].iter_mut().for_each(|bytes| *bytes += more);
+        // Which ranks are here is known if all are.
+        let sharded = options.lowering(0, ranks, shared).plan.keeps != Keeps::All;
+        for (k, bytes) in all.iter_mut().enumerate() {
+            let more = self.beside_engine(if here == ranks { k } else { ranks - 1 }, sharded)?;
+            bytes.iter_mut().for_each(|bytes| *bytes += more);
         }
         let host = all.iter().map(|[host, ..]| host).sum();
         let most = |k: usize| all.iter().map(|bytes| bytes[k]).max().unwrap_or(0);
@@ -187,23 +199,77 @@ impl Prepared {
         Ok(local * lowering.rank_bytes(&lowering.program(&graph)?))
     }
 
-    /// Averaged weights, and the copy that a checkpoint is written from.
-    fn kept_by_rank_0(&self) -> Result<usize, TrainError> {
+    /// What a run takes on this host: what [`Prepared::fit`] counts, and what the process had before. All ranks are taken to be
+    /// threads of one process.
+    pub fn expected_bytes(&self) -> Result<usize, TrainError> {
+        Ok(self.need(Lodging::threads(self.ranks()))?.host + self.process_bytes)
+    }
+
+    /// What a rank has beside the memory of its engine: batches that are read ahead, and on rank 0 averaged weights and
+    /// what checkpoints need. A checkpoint is gathered when no evaluation runs.
+    fn beside_engine(&self, rank: usize, sharded: bool) -> Result<usize, TrainError> {
+        let batches = self.training_batches(rank);
+        let evaluated = self.evaluated().map_or(0, |set| self.evaluated_batches(set.as_ref()));
+        if rank > 0 {
+            return Ok(batches + evaluated);
+        }
+        let Copies { kept, gathered } = self.copies(sharded)?;
+        Ok(batches + kept + evaluated.max(gathered))
+    }
+
+    /// Batches of training that are full or being filled, and the one that is used.
+    fn training_batches(&self, rank: usize) -> usize {
+        let part = Part::new(self.pace, &self.cut, rank);
+        let of_a_step = part.pieces(0).iter().filter(|piece| piece.len > 0).count() as u64;
+        let all = self.pace.total_steps(self.job.train.length).saturating_mul(of_a_step);
+        let batches = (self.job.data.prefetch as u64 + 1).min(all) as usize;
+        batches.saturating_mul(part.lengths()[0] * sample_bytes(&self.spec))
+    }
+
+    /// The same of an evaluation.
+    fn evaluated_batches(&self, set: &dyn Dataset) -> usize {
+        let block = block_samples(set.spec());
+        let batches = (EVALUATION_PREFETCH + 1).min(set.len().div_ceil(block).div_ceil(self.ranks()));
+        batches * block.min(set.len()) * sample_bytes(set.spec())
+    }
+
+    /// What rank 0 has of weights, moments and states beside its engine's.
+    fn copies(&self, sharded: bool) -> Result<Copies, TrainError> {
         // Two samples: statistics of one make no sense.
         let graph = training_graph(&self.net, &self.spec, 2, self.team.loss)?;
         let floats = |stored: &[polyreme_graph::graph::Stored]| -> usize {
             stored.iter().map(|s| graph.shape(s.value).numel()).sum()
         };
         let (params, states) = (floats(&graph.params), floats(&graph.states));
-        let averaged = usize::from(self.team.ema.is_some());
-        let copies = 1 + self.team.training.optimizer.state_per_param() + averaged;
-        Ok(size_of::<f32>() * ((copies + averaged) * params + states))
+        let (averaged, moments) =
+            (usize::from(self.team.ema.is_some()), self.team.training.optimizer.state_per_param());
+        // Averaged weights and a copy of them, a copy of weights and moments.
+        let kept = (1 + moments + 2 * averaged) * params + states;
+        let ranks = self.ranks();
+        let moments_of_all = if ranks > 1 && sharded && moments > 0 { params } else { 0 };
+        let states_of_all = if ranks > 1 && self.cut.shards.is_none() { ranks * states } else { 0 };
+        Ok(Copies { kept: F32_BYTES * kept, gathered: F32_BYTES * (moments_of_all + states_of_all) })
     }
 
     fn trial_program(&self, spec: &polyreme_data::Spec) -> Result<Program, TrainError> {
         let (graph, _) = Trial::new(&self.net, spec, block_samples(spec))?;
         Ok(Program::forward(&graph))
     }
+}
+
+/// Bytes that rank 0 has of what the run learns, beside its engine.
+struct Copies {
+    /// From the first checkpoint on.
+    kept: usize,
+    /// While one is gathered.
+    gathered: usize,
+}
+
+/// What a sample takes in a batch.
+fn sample_bytes(spec: &Spec) -> usize {
+    let label_bytes = spec.n_labels() * DType::I32.bytes();
+    // Ids are as long as numbers.
+    spec.features.numel() * F32_BYTES + label_bytes
 }
 
 /// Bytes as whole MiB, rounded up.

@@ -58,6 +58,8 @@ pub struct Prepared {
     pub team: TeamOptions,
     /// The machine and the program, for the report.
     pub system: Vec<(String, String)>,
+    /// What the process has in memory before training: its code, and data that are held there. 0 if it is not known.
+    pub process_bytes: usize,
     /// Where a timeline of all ranks goes; all ranks have it, or none.
     pub trace: Option<PathBuf>,
     /// Whether a run may go on with data that changed since it began.
@@ -156,9 +158,22 @@ impl Prepared {
             keeps: keeps(parallel),
         };
         let system = Vec::new();
-        let (trace, changed_data) = (None, false);
-        let prepared =
-            Prepared { net, sets, spec, pace, cut, threads, stats, team, system, trace, changed_data, job };
+        let (process_bytes, trace, changed_data) = (0, None, false);
+        let prepared = Prepared {
+            net,
+            sets,
+            spec,
+            pace,
+            cut,
+            threads,
+            stats,
+            team,
+            system,
+            process_bytes,
+            trace,
+            changed_data,
+            job,
+        };
         prepared.transform()?;
         prepared.for_ranks(ranks)
     }
@@ -201,7 +216,7 @@ impl Prepared {
         let program = lowering.program(&forward)?;
         let params = &program.graph().params;
         let pieces = self.pace.batch as f64 / micro as f64;
-        let bytes = lowering.host_bytes(&program);
+        let bytes = self.expected_bytes()?;
         Ok(Outline {
             name: self.job.name.clone(),
             model: match &self.net {

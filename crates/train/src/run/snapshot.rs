@@ -11,7 +11,7 @@ use std::sync::Arc;
 use polyreme_exec::{Engine, Kept, Slot, floats, make_room};
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{self, Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
+use crate::checkpoint::{self, CheckpointError, Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
 use crate::error::TrainError;
 use crate::fingerprint::Fingerprint;
 use crate::install::{install, install_arena};
@@ -209,6 +209,11 @@ fn mean(parts: &[f32], len: usize) -> impl Iterator<Item = f32> {
         let sum: f64 = parts[i..].iter().step_by(len).map(|x| f64::from(*x)).sum();
         (sum / n as f64) as f32
     })
+}
+
+/// Reads what [`restore_weights`] needs of a checkpoint.
+pub(crate) fn load_weights(path: &Path) -> Result<Loaded, CheckpointError> {
+    checkpoint::load_files(path, &|file| [MODEL_FILE, AVERAGE_FILE].contains(&file))
 }
 
 /// The same without what the optimizer remembers: to evaluate and to ship. Collective.

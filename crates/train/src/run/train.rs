@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::files::Files;
 use super::folder::{Hold, hold_given};
 use super::prepared::{Prepared, is_of_validation};
-use super::snapshot::{Progress, hand_over, restore, restore_weights, start_from};
+use super::snapshot::{Progress, hand_over, load_weights, restore, restore_weights, start_from};
 use super::step::Pulse;
 use crate::checkpoint::{self, CheckpointError, Loaded};
 use crate::error::TrainError;
@@ -403,7 +403,9 @@ impl Run {
     fn take_best(&mut self, step: u64, observer: &mut dyn Observer) -> Result<u64, TrainError> {
         let missing =
             || CheckpointError::missing(&self.folder.join("checkpoints/best"), "it was not written");
-        let read = |path: Option<PathBuf>| checkpoint::load(&path.ok_or_else(missing)?);
+        let read = |path: Option<PathBuf>| load_weights(&path.ok_or_else(missing)?);
+        // The copy for checkpoints is needed no more, and both at once may be more than there is.
+        self.files.iter_mut().for_each(Files::forget_copy);
         let best = (self.rank == 0).then(|| checkpoint::best(&self.folder).and_then(read));
         let mut there = [i64::from(matches!(best, Some(Ok(_))))];
         self.team.comm().broadcast(&mut there, 0)?;
