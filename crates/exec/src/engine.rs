@@ -1,12 +1,12 @@
 //! The engine of one rank: programs, the memory that they run on, what they have learnt, and a team of threads.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_collective::Span;
 use polyreme_graph::graph::{Graph, Init, Stored};
 use polyreme_graph::memory::{ALIGN_BYTES, readiness};
 use polyreme_graph::{DType, Place, Program, Region, ValueId};
+use polyreme_kernels::optim::ParamTensor;
 use polyreme_kernels::{Cx, Isa, random};
 
 use crate::error::ExecError;
@@ -14,6 +14,7 @@ use crate::feed::{Filled, Inputs};
 use crate::group::Group;
 use crate::kernel_types::check_kernels;
 use crate::memory::Memory;
+use crate::moments;
 use crate::pool::Pool;
 use crate::reader::{Progress, StepArgs};
 use crate::run::{Draw, run};
@@ -90,8 +91,8 @@ pub struct Engine {
     pub(crate) memory: Memory,
     pub(crate) pool: Arc<Pool>,
     pub(crate) options: Options,
-    /// Bounds of the parameters' tensors in their arena, in the order of readiness.
-    pub(crate) tensors: Vec<Range<usize>>,
+    /// The parameters' tensors, in the order of readiness.
+    pub(crate) tensors: Vec<ParamTensor>,
     pub(crate) progress: Progress,
     /// Where the time goes, if somebody wants to know.
     pub(crate) timeline: Option<Timeline>,
@@ -114,12 +115,7 @@ impl Engine {
             None => Arc::new(Pool::new(threads).map_err(|e| ExecError::Thread { why: e.to_string() })?),
         };
         let first = Ready::new(&program, &program.bodies[0], threads);
-        let graph = &first.body.graph;
-        let tensor = |p: usize| {
-            let start = first.plan.param_offsets[p];
-            start..start + graph.shape(graph.params[p].value).numel()
-        };
-        let tensors = readiness(graph).into_iter().map(tensor).collect();
+        let tensors = moments::tensors(program.optimizer, &first);
         let lengths = lengths(&program, &first);
         let memory = Memory { state: State::new(lengths, blocks, &*pool)?, work: Workspace::new() };
         let mut engine = Engine {
@@ -153,7 +149,7 @@ impl Engine {
             params: lengths.params * F32_BYTES,
             grads: lengths.grads * F32_BYTES + own,
             sums: buffers.sum::<usize>() - own,
-            optimizer: lengths.moments * lengths.n_moments * F32_BYTES,
+            optimizer: lengths.moments.iter().sum::<usize>() * F32_BYTES,
             states: lengths.states * F32_BYTES,
             inputs: most(&|r| r.plan.input_bytes),
             activations: most(&|r| r.plan.arena_bytes),
@@ -404,16 +400,12 @@ impl Engine {
 /// Elements of the arenas that a rank with this program has.
 fn lengths(program: &Program, first: &Ready) -> Lengths {
     let plan = &first.plan;
-    let moments = match &program.role {
-        Some(role) if role.sharded() => role.own().iter().map(Range::len).sum(),
-        _ => plan.param_len,
-    };
     Lengths {
         params: plan.param_len,
         grads: if first.learns() { plan.grad_len } else { 0 },
         states: plan.state_len,
-        moments,
-        n_moments: program.optimizer.map_or(0, |o| o.state_per_param()),
+        moments: moments::lengths(program, first),
+        n_moments: program.optimizer.map_or(0, |o| o.n_states()),
     }
 }
 

@@ -111,7 +111,7 @@ impl Engine {
         Ok(group.comm.scatter(self.memory.state.kept_mut(Kept::States), from, &cuts, 0)?)
     }
 
-    /// All ranks at the same time: rank 0 gets the moments of all parameters, laid out as the parameters are.
+    /// All ranks at the same time: rank 0 gets the moments of all parameters, laid out as [`Engine::moment_slots`] says.
     pub fn gather_moments(&mut self, which: Kept, into: Option<&mut [f32]>) -> Result<(), ExecError> {
         if !self.has_moments(which) {
             return Ok(());

@@ -9,8 +9,9 @@
 //! # Layout
 //! - [`engine`]: the engine. `reader`: the one reader of instructions. [`feed`]: what programs are fed. `vectors`: instructions on
 //!   long vectors.
-//! - `state`: what is learnt. [`weights`]: the same from outside, as whole arenas. `group`: joining, and what all ranks do between
-//!   steps. [`finite`]: where a NaN came from. [`timeline`]: where the time goes.
+//! - `state`: what is learnt. `moments`: where the optimizer's part of it lies. [`weights`]: the same from outside, as whole
+//!   arenas. `group`: joining, and what all ranks do between steps. [`finite`]: where a NaN came from. [`timeline`]: where the
+//!   time goes.
 //! - `launch`, `run`, `apply`: the row of each op: which kernel, with which slices. `kernel_types`: for which element types.
 //! - `workspace`: prepared bodies, activations, inputs and buffers. `memory`, `arena`: where values lie, as slices.
 //! - [`pool`]: the team of threads.
@@ -26,6 +27,7 @@ mod group;
 mod kernel_types;
 mod launch;
 mod memory;
+mod moments;
 pub mod pool;
 mod reader;
 mod run;

@@ -5,6 +5,7 @@
 //! its slices once, and instructions that name two regions name disjoint ones.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use polyreme_collective::Span;
 use polyreme_dtype::{DType, Element};
@@ -106,27 +107,25 @@ impl Memory {
         at.arena.span(at.offset, at.len, at.dtype)
     }
 
-    /// Parameters `start..start + len` of the arena, their gradients and their optimizer state, which begins at `moments_at`.
+    /// Parameters `start..start + len` of the arena, their gradients and their part of the optimizer's states.
     pub(crate) fn update(
         &mut self,
         loaded: &Loaded,
         bodies: &[Option<Ready>],
         (start, len): (usize, usize),
         grads: &Region,
-        moments_at: usize,
+        [moments1, moments2]: [Range<usize>; 2],
     ) -> UpdateRange<'_> {
         let grads = self.locate(loaded, bodies, grads);
         let state = &self.state;
         assert!(!std::ptr::eq(grads.arena, &state.params), "gradients are no parameters");
-        let moments = |k: usize| if state.lengths.n_moments > k { (moments_at, len) } else { (0, 0) };
-        let ((at1, len1), (at2, len2)) = (moments(0), moments(1));
         // SAFETY: `&mut self`, and these are four different arenas.
         unsafe {
             UpdateRange {
                 params: state.params.slice_mut(start * F32_BYTES, len),
                 grads: grads.slice(),
-                state1: state.moments[0].slice_mut(at1 * F32_BYTES, len1),
-                state2: state.moments[1].slice_mut(at2 * F32_BYTES, len2),
+                state1: state.moments[0].slice_mut(moments1.start * F32_BYTES, moments1.len()),
+                state2: state.moments[1].slice_mut(moments2.start * F32_BYTES, moments2.len()),
             }
         }
     }
@@ -320,7 +319,7 @@ mod tests {
         let body = Arc::new(Body::new(&graph));
         let program = Program::empty(vec![body.clone()]);
         let ready = Ready::new(&program, &body, 1);
-        let lengths = Lengths { params: 0, grads: 0, states: 0, moments: 0, n_moments: 0 };
+        let lengths = Lengths { params: 0, grads: 0, states: 0, moments: [0; 2], n_moments: 0 };
         let state = State::new(lengths, Blocks::default(), &Serial).unwrap();
         let mut work = Workspace::new();
         work.make_room(&program, &[&ready], &Serial).unwrap();

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use polyreme_collective::{Reduce, Ticket, Work};
 use polyreme_graph::{Collective, Instr, Region};
 use polyreme_kernels::Cx;
-use polyreme_kernels::optim::{StepHyper, clip_scale, sum_of_squares};
+use polyreme_kernels::optim::{ParamTensor, StepHyper, clip_scale, sum_of_squares};
 
 use crate::engine::{Engine, Loaded};
 use crate::error::ExecError;
 use crate::feed::{Feed, Inputs};
 use crate::finite::NonFinite;
+use crate::moments;
 use crate::timeline::MomentKind;
 use crate::vectors;
 
@@ -167,12 +168,9 @@ impl Engine {
                 let hyper = self.hyper();
                 let cx = Cx { isa: self.options.isa, par: &*self.pool };
                 let range = (params.start, params.len());
-                let r = self.memory.update(loaded, &self.bodies, range, grads, *moments_at);
+                let moments = moments::of_update(&optimizer, &self.memory.state.lengths, params, *moments_at);
+                let r = self.memory.update(loaded, &self.bodies, range, grads, moments);
                 let tensors = tensors_in(&self.tensors, params);
-                debug_assert!(
-                    params.start == 0 || optimizer.by_element(),
-                    "tensors are counted from the start"
-                );
                 optimizer.step(&cx, hyper, r.params, r.grads, r.state1, r.state2, tensors);
                 self.record(began, MomentKind::Compute, None, || "update".into());
             }
@@ -376,8 +374,8 @@ impl Engine {
 }
 
 /// The tensors that begin in a range of the parameters.
-fn tensors_in<'a>(tensors: &'a [Range<usize>], params: &Range<usize>) -> &'a [Range<usize>] {
-    let before = |at: usize| tensors.partition_point(|t| t.start < at);
+fn tensors_in<'a>(tensors: &'a [ParamTensor], params: &Range<usize>) -> &'a [ParamTensor] {
+    let before = |at: usize| tensors.partition_point(|t| t.range.start < at);
     &tensors[before(params.start)..before(params.end)]
 }
 

@@ -19,9 +19,9 @@ pub(crate) struct Lengths {
     /// All gradients, or the buffers in which buckets of them take turns; 0 if there are none.
     pub(crate) grads: usize,
     pub(crate) states: usize,
-    /// Parameters that this rank updates.
-    pub(crate) moments: usize,
-    /// Floats of optimizer state for each of them: 0, 1 or 2.
+    /// The optimizer's states of the parameters that this rank updates.
+    pub(crate) moments: [usize; 2],
+    /// How many states the optimizer has: 0, 1 or 2. This rank's part of them may be empty.
     pub(crate) n_moments: usize,
 }
 
@@ -52,10 +52,7 @@ impl State {
         let or = |block: Option<Block>, len: usize, what| {
             block.map(Arena::over).map_or_else(|| floats(len, what), Ok)
         };
-        let moment = |k: usize| {
-            let len = if lengths.n_moments > k { lengths.moments } else { 0 };
-            floats(len, "the optimizer's state")
-        };
+        let moment = |k: usize| floats(lengths.moments[k], "the optimizer's state");
         Ok(State {
             params: or(blocks.params, lengths.params, "parameters")?,
             grads: or(blocks.grads, lengths.grads, "gradients")?,
@@ -78,12 +75,11 @@ impl State {
     }
 
     fn arena(&self, what: Kept) -> (&Arena, usize) {
-        let moments = |k: usize| if self.lengths.n_moments > k { self.lengths.moments } else { 0 };
         match what {
             Kept::Params => (&self.params, self.lengths.params),
             Kept::States => (&self.states, self.lengths.states),
-            Kept::Moment1 => (&self.moments[0], moments(0)),
-            Kept::Moment2 => (&self.moments[1], moments(1)),
+            Kept::Moment1 => (&self.moments[0], self.lengths.moments[0]),
+            Kept::Moment2 => (&self.moments[1], self.lengths.moments[1]),
         }
     }
 

@@ -66,7 +66,7 @@ impl Engine {
         }
     }
 
-    /// The parameters' ranges, in the order of their declaration. Gradients and moments have the same.
+    /// The parameters' ranges, in the order of their declaration. Gradients have the same.
     pub fn param_slots(&self) -> Vec<Slot> {
         self.slots(&self.layout().body.graph.params)
     }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use polyreme_exec::{Engine, Options};
 use polyreme_graph::Program;
 use polyreme_graph::memory::ALIGN_BYTES;
-use polyreme_kernels::optim::{Moments, Optimizer};
+use polyreme_kernels::optim::{Adafactor, Moments, Optimizer};
 
 struct Counting;
 
@@ -64,6 +64,7 @@ fn a_steady_step_does_not_allocate() {
         for program in [
             Program::train(&net.step, adamw, Some(1.0)),
             Program::train(&net.step, lamb, Some(1.0)),
+            Program::train(&net.step, Optimizer::Adafactor(Adafactor::DEFAULT), Some(1.0)),
             Program::train_at_once(&net.step, adamw),
         ] {
             let footprint = Engine::footprint(&program, 2);

@@ -53,7 +53,7 @@ pub use graph::{Graph, Init, NodeId, ValueId};
 pub use memory::{MemoryPlan, Place};
 pub use op::Op;
 /// What updates do: the vocabulary of the kernels.
-pub use polyreme_kernels::optim::{Moments, Optimizer};
+pub use polyreme_kernels::optim::{Adafactor, Moments, Optimizer};
 pub use program::{
     Axis, Buffer, Collective, Exchange, Instr, Keeps, Microbatch, Program, Region, Role, Weights,
 };

@@ -92,6 +92,33 @@ def optimizer(c, kind, **attrs):
     return out
 
 
+def long_run(c, kind, shape, steps, **attrs):
+    """So many steps with the given gradients g0, g1, ...; the parameter in the end."""
+    p = nn.Parameter(c.real("p", *shape, grad=False).clone())
+    optimizer = kind([p], **attrs)
+    for step in range(steps):
+        p.grad = c.real(f"g{step}", *shape, grad=False).clone()
+        optimizer.step()
+    return {f"p{steps}": p.detach().clone()}
+
+
+class Lion(torch.optim.Optimizer):
+    """The formulas of Chen et al. 2023, algorithm 2; PyTorch has no Lion."""
+
+    def __init__(self, params, lr, betas, weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            lr, (beta1, beta2), decay = group["lr"], group["betas"], group["weight_decay"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                update = torch.sign(beta1 * m + (1 - beta1) * p.grad)
+                p.copy_(p - lr * (update + decay * p))
+                m.copy_(beta2 * m + (1 - beta2) * p.grad)
+
+
 def clip(c, max_norm):
     """The norm over both gradients before clipping, and the gradients after."""
     params = [nn.Parameter(torch.zeros(5, dtype=c.dtype)), nn.Parameter(torch.zeros(2, 3, dtype=c.dtype))]
@@ -135,7 +162,7 @@ def embedding(c):
     return F.embedding(c.whole("ids", 3, 4, modulus=6), c.real("weight", 6, 5))
 
 
-SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+SGD, ADAM, ADAMW, ADAFACTOR = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adafactor
 
 # (case, op, attributes that the call takes, call)
 CASES = [
@@ -203,6 +230,12 @@ CASES = [
     ("adam", "adam", {"lr": 0.01, "betas": [0.9, 0.999], "eps": 1e-8}, lambda c, **a: optimizer(c, ADAM, **a)),
     ("adam_weight_decay", "adam", {"lr": 0.01, "betas": [0.8, 0.95], "eps": 1e-3, "weight_decay": 0.1}, lambda c, **a: optimizer(c, ADAM, **a)),
     ("adamw", "adamw", {"lr": 0.01, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.1}, lambda c, **a: optimizer(c, ADAMW, **a)),
+    ("lion", "lion", {"lr": 0.01, "betas": [0.9, 0.99], "steps": 20}, lambda c, **a: long_run(c, Lion, (5, 7), **a)),
+    ("lion_weight_decay", "lion", {"lr": 0.03, "betas": [0.8, 0.95], "weight_decay": 0.1, "steps": 20}, lambda c, **a: long_run(c, Lion, (33,), **a)),
+    ("adafactor_vector", "adafactor", {"lr": 0.01, "steps": 20}, lambda c, **a: long_run(c, ADAFACTOR, (33,), **a)),
+    ("adafactor_matrix", "adafactor", {"lr": 0.3, "weight_decay": 0.1, "steps": 20}, lambda c, **a: long_run(c, ADAFACTOR, (5, 19), **a)),
+    ("adafactor_images", "adafactor", {"lr": 0.1, "beta2_decay": -0.5, "eps": [1e-6, 0.01], "d": 1.5, "steps": 20},
+     lambda c, **a: long_run(c, ADAFACTOR, (4, 3, 3, 5), **a)),
     ("clip_grad_norm", "clip_grad_norm", {"max_norm": 0.5}, clip),
     ("clip_grad_norm_idle", "clip_grad_norm", {"max_norm": 100.0}, clip),
 ]

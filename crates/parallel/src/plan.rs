@@ -98,7 +98,10 @@ impl Plan {
     pub(crate) fn ownership(&self, optimizer: Optimizer) -> (Keeps, Weights) {
         let whole = !optimizer.by_element();
         let own_gradients = self.keeps == Keeps::OwnGradients;
-        assert!(!own_gradients || !whole, "LAMB needs the gradients of whole tensors on every rank");
+        assert!(
+            !own_gradients || !whole,
+            "this optimizer needs the gradients of whole tensors on every rank"
+        );
         assert!(!own_gradients || self.shards.is_none(), "logical shards need whole gradients");
         if self.ranks() == 1 || whole {
             return (Keeps::All, Weights::Own);

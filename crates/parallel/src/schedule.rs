@@ -13,8 +13,8 @@
 //!
 //! A bucket is a range of the arena of gradients, which lies in the order of readiness, so nothing is copied to be
 //! sent. Where ranks keep the moments of their own part, the sum is a reduce-scatter: a rank gets the sum of its own part of
-//! each bucket, and the updated parts are gathered. As many bytes go over the wire as by an all-reduce. LAMB looks at whole
-//! tensors, so there every rank updates everything.
+//! each bucket, and the updated parts are gathered. As many bytes go over the wire as by an all-reduce. LAMB and Adafactor look
+//! at whole tensors, so there every rank updates everything.
 //!
 //! Ranks that share one copy of the weights have no gather: they meet after the updates. The sum of the last bucket starts
 //! after the last node, and is complete only when all ranks have started it; so no rank writes a parameter that another one
@@ -555,8 +555,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "LAMB needs the gradients of whole tensors")]
-    fn lamb_is_refused() {
+    #[should_panic(expected = "this optimizer needs the gradients of whole tensors")]
+    fn an_optimizer_of_whole_tensors_is_refused() {
         lower(&plan(), &Training { optimizer: Optimizer::Lamb(Moments::DEFAULT), clip: None });
     }
 }

@@ -146,7 +146,7 @@ pub enum TrainError {
     #[error("{message}; {hint}")]
     ShardGradients {
         /// Why not.
-        message: &'static str,
+        message: String,
         /// What to write instead.
         hint: &'static str,
     },

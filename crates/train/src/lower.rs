@@ -146,7 +146,7 @@ impl Lowering {
     fn bytes(&self, program: &Program) -> (usize, Vec<usize>) {
         let footprint = Engine::footprint(program, self.threads);
         let Some(role) = &program.role else { return (footprint.total(), vec![0]) };
-        let moments = program.optimizer.map_or(0, |o| o.state_per_param());
+        let moments = program.optimizer.map_or(0, |o| o.n_states());
         let owned = match role.keeps {
             Keeps::All => 0,
             Keeps::OwnMoments => F32_BYTES * moments,

@@ -341,9 +341,9 @@ impl Team {
         self.engine.exclusively(|engine| write(engine, average))
     }
 
-    /// How many moments the optimizer keeps for each parameter.
+    /// How many states the optimizer has.
     pub fn n_moments(&self) -> usize {
-        self.options.training.optimizer.state_per_param()
+        self.options.training.optimizer.n_states()
     }
 
     /// Puts the averaged parameters in the place of those that are being learnt; the second time, back. Collective.

@@ -5,7 +5,7 @@ use polyreme_graph::op::{Cell, Conv, CrossEntropy, ReduceKind, Window};
 use polyreme_graph::{Builder, DType, Init, Program, Tensor, Traced, differentiate};
 use polyreme_kernels::Isa;
 use polyreme_kernels::elementwise::Unary;
-use polyreme_kernels::optim::{Moments, Optimizer};
+use polyreme_kernels::optim::{Adafactor, Moments, Optimizer};
 
 const SGD: Optimizer = Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
 
@@ -76,7 +76,12 @@ fn a_step_with_nothing_to_learn_changes_nothing() {
     b.param("p", [100], Init::Const(1.0)).unwrap();
     let loss = b.mean(x, &[0]).unwrap();
     let step = differentiate(&b.finish(&[("loss", loss)]), loss).unwrap();
-    for optimizer in [SGD, Optimizer::AdamW(Moments::DEFAULT), Optimizer::Lamb(Moments::DEFAULT)] {
+    for optimizer in [
+        SGD,
+        Optimizer::AdamW(Moments::DEFAULT),
+        Optimizer::Lamb(Moments::DEFAULT),
+        Optimizer::Adafactor(Adafactor::DEFAULT),
+    ] {
         let mut engine =
             Engine::new(Program::train(&step, optimizer, Some(1.0)), Options::threads(1)).unwrap();
         engine.step(0.5).unwrap();

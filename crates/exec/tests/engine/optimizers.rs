@@ -1,8 +1,8 @@
 //! Updates and clipping through whole steps, against plain loops in f64.
 
-use polyreme_exec::{Engine, ExecError, Options};
+use polyreme_exec::{Engine, ExecError, Kept, Options};
 use polyreme_graph::{Builder, DType, Graph, Init, Program, differentiate};
-use polyreme_kernels::optim::{Moments, Optimizer};
+use polyreme_kernels::optim::{Adafactor, Moments, Optimizer};
 
 use crate::random::Random;
 
@@ -30,6 +30,8 @@ struct Naive {
     p: Vec<f64>,
     m: Vec<f64>,
     v: Vec<f64>,
+    /// 0 for a vector.
+    rows: usize,
 }
 
 impl Naive {
@@ -53,6 +55,42 @@ impl Naive {
                 self.p.iter_mut().for_each(|p| *p *= 1.0 - lr * f64::from(o.weight_decay));
                 let u = self.direction(o, t, g);
                 self.p.iter_mut().zip(u).for_each(|(p, u)| *p -= lr * u);
+            }
+            Optimizer::Lion { beta1, beta2, weight_decay } => {
+                for i in 0..g.len() {
+                    let mix = beta1 * self.m[i] + (1.0 - beta1) * g[i];
+                    self.p[i] -= lr * (mix.signum() + f64::from(weight_decay) * self.p[i]);
+                    self.m[i] = beta2 * self.m[i] + (1.0 - beta2) * g[i];
+                }
+            }
+            Optimizer::Adafactor(o) => {
+                let (rows, rms) = (self.rows, |x: &[f64]| norm(x) / (x.len() as f64).sqrt());
+                let cols = g.len() / rows.max(1);
+                let take = f64::from(t).powf(o.beta2_decay);
+                let alpha = lr.min(1.0 / f64::from(t).sqrt()) * rms(&self.p).max(f64::from(o.eps2));
+                let mean =
+                    |it: &mut dyn Iterator<Item = f64>, n: usize| it.map(|g| g * g).sum::<f64>() / n as f64;
+                for i in 0..if rows == 0 { g.len() } else { rows } {
+                    let new = if rows == 0 {
+                        g[i] * g[i]
+                    } else {
+                        mean(&mut g[i * cols..(i + 1) * cols].iter().copied(), cols)
+                    };
+                    self.m[i] += take * (new - self.m[i]);
+                }
+                for j in 0..if rows == 0 { 0 } else { cols } {
+                    let new = mean(&mut g[j..].iter().step_by(cols).copied(), rows);
+                    self.v[j] += take * (new - self.v[j]);
+                }
+                let row_mean = self.m[..rows].iter().sum::<f64>() / rows as f64;
+                let v = |i: usize| match rows {
+                    0 => self.m[i],
+                    _ => self.m[i / cols] * self.v[i % cols] / row_mean,
+                };
+                let u: Vec<f64> = (0..g.len()).map(|i| g[i] / v(i).sqrt()).collect();
+                let over = (rms(&u) / f64::from(o.d)).max(1.0);
+                let keep = 1.0 - lr * f64::from(o.weight_decay);
+                self.p.iter_mut().zip(u).for_each(|(p, u)| *p = *p * keep - alpha * u / over);
             }
             Optimizer::Lamb(o) => {
                 let mut u = self.direction(o, t, g);
@@ -90,7 +128,7 @@ fn check(optimizer: Optimizer, clip: Option<f64>) {
     let mut random = Random::new(11);
     let mut naive = PARAMS.map(|p| {
         let p = wide(engine.param(p).unwrap());
-        Naive { m: vec![0.0; p.len()], v: vec![0.0; p.len()], p }
+        Naive { m: vec![0.0; p.len()], v: vec![0.0; p.len()], rows: if p.len() == 21 { 7 } else { 0 }, p }
     });
     let start = engine.param("w").unwrap().to_vec();
     let mut clipped = 0;
@@ -145,6 +183,40 @@ fn adam_and_its_kin() {
         check(Optimizer::AdamW(moments), None);
         check(Optimizer::Lamb(moments), None);
     }
+}
+
+#[test]
+fn lion() {
+    for weight_decay in [0.0, 0.1] {
+        check(Optimizer::Lion { beta1: 0.9, beta2: 0.99, weight_decay }, None);
+    }
+}
+
+#[test]
+fn adafactor() {
+    for weight_decay in [0.0, 0.1] {
+        check(Optimizer::Adafactor(Adafactor { weight_decay, ..Adafactor::DEFAULT }), None);
+    }
+    check(Optimizer::Adafactor(Adafactor::DEFAULT), Some(0.05));
+}
+
+#[test]
+fn adafactor_keeps_rows_and_columns() {
+    let bytes = |optimizer| {
+        let program = Program::train(&step(), optimizer, None);
+        let engine = Engine::new(program.clone(), Options::threads(1)).unwrap();
+        assert_eq!(engine.held().optimizer, Engine::footprint(&program, 1).optimizer);
+        let kept = [Kept::Moment1, Kept::Moment2].map(|kept| engine.moment_slots(kept));
+        (engine.held().optimizer, kept.map(|k| k.into_iter().map(|s| (s.name, s.dims)).collect::<Vec<_>>()))
+    };
+    let (bytes, kept) = bytes(Optimizer::Adafactor(Adafactor::DEFAULT));
+    let named = |list: &[(&str, &[usize])]| {
+        list.iter().map(|(name, dims)| (name.to_string(), dims.to_vec())).collect::<Vec<_>>()
+    };
+    assert_eq!(kept[0], named(&[("w", &[7, 1]), ("unused", &[19]), ("v", &[3])]));
+    assert_eq!(kept[1], named(&[("w", &[1, 3])]));
+    // What a tensor keeps begins at a multiple of 16 floats.
+    assert_eq!(bytes, (16 + 32 + 16 + 16) * size_of::<f32>());
 }
 
 #[test]

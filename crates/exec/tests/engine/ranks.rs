@@ -8,8 +8,8 @@ use polyreme_exec::{Engine, ExecError, Inputs, Kept, Options, StepArgs};
 use polyreme_graph::builder::BatchNorm;
 use polyreme_graph::op::CrossEntropy;
 use polyreme_graph::{
-    Body, Builder, DType, Graph, Init, Keeps, Microbatch, Moments, Optimizer, Program, Tensor, Weights,
-    differentiate,
+    Adafactor, Body, Builder, DType, Graph, Init, Keeps, Microbatch, Moments, Optimizer, Program, Tensor,
+    Weights, differentiate,
 };
 use polyreme_kernels::elementwise::Unary;
 use polyreme_parallel::tree::run_of;
@@ -213,14 +213,18 @@ fn run_rank(case: &Case, comm: Comm) -> Result<Outcome, ExecError> {
         engine.run()?;
     }
     let plan = Plan { rank, ..case.plan.clone() };
-    let mut moments = vec![0.0; engine.kept(Kept::Params).len()];
     let root = plan.rank == 0;
-    engine.gather_moments(Kept::Moment1, root.then_some(&mut moments[..]))?;
-    // And back, as after a restart.
-    engine.scatter_moments(Kept::Moment1, root.then_some(&moments[..]))?;
-    let mut again = vec![0.0; moments.len()];
-    engine.gather_moments(Kept::Moment1, root.then_some(&mut again[..]))?;
-    assert_eq!(moments, again);
+    let mut moments = Vec::new();
+    for which in [Kept::Moment1, Kept::Moment2] {
+        let mut all = vec![0.0; engine.gathered_len(which)];
+        engine.gather_moments(which, root.then_some(&mut all[..]))?;
+        // And back, as after a restart.
+        engine.scatter_moments(which, root.then_some(&all[..]))?;
+        let mut again = vec![0.0; all.len()];
+        engine.gather_moments(which, root.then_some(&mut again[..]))?;
+        assert_eq!(all, again);
+        moments.append(&mut all);
+    }
     let outcome = Outcome {
         params: engine.kept(Kept::Params).to_vec(),
         states: engine.kept(Kept::States).to_vec(),
@@ -250,6 +254,8 @@ pub(crate) fn base() -> Case {
     }
 }
 
+const LION: Optimizer = Optimizer::Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
+
 /// Who keeps what, over what.
 const PLANS: [(Keeps, Weights, Over); 6] = [
     (Keeps::All, Weights::Own, Over::Threads),
@@ -266,11 +272,18 @@ fn every_plan_gives_the_weights_of_one_rank() {
         base().optimizer,
         Optimizer::AdamW(Moments { weight_decay: 0.1, ..Moments::DEFAULT }),
         Optimizer::Lamb(Moments::DEFAULT),
+        LION,
+        Optimizer::Adafactor(Adafactor::DEFAULT),
     ];
     for optimizer in optimizers {
         for clip in [None, Some(0.3)] {
             let one = train(&Case { optimizer, clip, ..base() });
-            for ranks in [2, 3, 4, 8] {
+            // What the last ones add to the others' does not depend on the number of ranks.
+            let all_ranks: &[usize] = match optimizer {
+                Optimizer::Lion { .. } | Optimizer::Adafactor(_) => &[3],
+                _ => &[2, 3, 4, 8],
+            };
+            for &ranks in all_ranks {
                 for (keeps, weights, over) in PLANS {
                     for (bucket_bytes, pieces) in [(1, 1), (4096, 2), (1 << 20, 3)] {
                         let plan = Plan { keeps, weights, bucket_bytes, ..Plan::alone() };
@@ -301,9 +314,13 @@ fn a_rank_may_have_no_samples() {
 #[test]
 fn shards_give_the_same_bits_on_any_number_of_ranks() {
     let adam = Optimizer::AdamW(Moments::DEFAULT);
-    for (optimizer, clip) in
-        [(base().optimizer, None), (adam, Some(0.3)), (Optimizer::Lamb(Moments::DEFAULT), None)]
-    {
+    for (optimizer, clip) in [
+        (base().optimizer, None),
+        (adam, Some(0.3)),
+        (Optimizer::Lamb(Moments::DEFAULT), None),
+        (LION, None),
+        (Optimizer::Adafactor(Adafactor::DEFAULT), Some(0.3)),
+    ] {
         let case = |ranks: usize, weights: Weights, over: Over| {
             let plan = Plan { shards: Some(8), keeps: Keeps::OwnMoments, weights, ..Plan::alone() };
             train(&Case { ranks, plan, optimizer, clip, norm: true, over, ..base() })

@@ -11,7 +11,9 @@ use polyreme_exec::{Engine, Options};
 use polyreme_graph::op::{Cell, Conv, CrossEntropy};
 use polyreme_graph::{Builder, DType, Graph, Init, Program, Tensor, Traced, differentiate};
 use polyreme_kernels::elementwise::{Binary, Unary};
-use polyreme_kernels::optim::{Moments, Optimizer, StepHyper, clip_scale, global_norm, scale};
+use polyreme_kernels::optim::{
+    Adafactor, Moments, Optimizer, ParamTensor, StepHyper, clip_scale, global_norm, scale,
+};
 use polyreme_kernels::{Cx, Isa};
 use polyreme_nn::layer::{
     AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, Conv2d, ConvInit, ConvTranspose2d, Embedding, GroupNorm,
@@ -78,7 +80,7 @@ fn every_case_is_as_in_pytorch() {
 fn check(case: &Case, isa: Isa, wrong: &mut Vec<String>) {
     let mut attrs = Attrs { case: &case.case, left: case.attrs.clone() };
     let (outputs, grads) = match case.op.as_str() {
-        "sgd" | "adam" | "adamw" => (optimizer(case, &mut attrs, isa), Got::new()),
+        "sgd" | "adam" | "adamw" | "lion" | "adafactor" => (optimizer(case, &mut attrs, isa), Got::new()),
         "clip_grad_norm" => (clip(case, &mut attrs, isa), Got::new()),
         _ => {
             let graph = trace(case, &mut attrs).unwrap_or_else(|e| panic!("{}: {e}", case.case));
@@ -519,7 +521,7 @@ fn unscoped(name: &str) -> &str {
     name.strip_prefix(LAYER).and_then(|n| n.strip_prefix('.')).unwrap_or(name)
 }
 
-/// The parameter after each of three steps.
+/// The parameter after each of three steps, or of more where the case wants the last one only.
 fn optimizer(case: &Case, attrs: &mut Attrs, isa: Isa) -> Got {
     let weight_decay = attrs.find("weight_decay").unwrap_or(0.0);
     let mut kept = 1.0;
@@ -530,6 +532,22 @@ fn optimizer(case: &Case, attrs: &mut Attrs, isa: Isa) -> Got {
             let momentum = attrs.find("momentum").unwrap_or(0.0);
             Optimizer::Sgd { momentum, nesterov: attrs.flag("nesterov"), weight_decay }
         }
+        "lion" => {
+            let (beta1, beta2) = attrs.get("betas");
+            Optimizer::Lion { beta1, beta2, weight_decay }
+        }
+        "adafactor" => {
+            let default = Adafactor::DEFAULT;
+            let (eps1, eps2) = attrs.find("eps").unwrap_or((default.eps1, default.eps2));
+            let (beta2_decay, d) = (attrs.find("beta2_decay"), attrs.find("d"));
+            Optimizer::Adafactor(Adafactor {
+                beta2_decay: beta2_decay.unwrap_or(default.beta2_decay),
+                d: d.unwrap_or(default.d),
+                eps1,
+                eps2,
+                weight_decay,
+            })
+        }
         op => {
             let (beta1, beta2) = attrs.get("betas");
             let moments = Moments { beta1, beta2, eps: attrs.get("eps"), weight_decay };
@@ -538,15 +556,22 @@ fn optimizer(case: &Case, attrs: &mut Attrs, isa: Isa) -> Got {
     };
     let (lr, cx) = (attrs.get("lr"), Cx { isa, ..Cx::serial() });
     let mut p = case.real("p");
-    let state = |n: usize| vec![0.0; if optimizer.state_per_param() >= n { p.len() } else { 0 }];
-    let (mut state1, mut state2) = (state(1), state(2));
+    let dims = &case.inputs[0].shape;
+    let lens = optimizer.state_dims(dims).map(|dims| dims.map_or(0, |dims| dims.iter().product::<usize>()));
+    let [mut state1, mut state2] = lens.map(|len| vec![0.0; len]);
+    let matrix = dims.last_chunk::<2>().copied();
+    let tensor = ParamTensor { range: 0..p.len(), matrix, states: lens.map(|len| 0..len) };
+    let long = attrs.find("steps");
+    let last = long.unwrap_or(3);
     let mut got = Got::new();
-    for step in 1..=3 {
+    for step in 1..=last {
         let share = if step == 1 { 1.0 } else { kept };
         let hyper = StepHyper { lr, step, grad_scale: share, decay_scale: share };
         let g = case.real(&format!("g{}", step - 1));
-        optimizer.step(&cx, hyper, &mut p, &g, &mut state1, &mut state2, &[]);
-        got.insert(format!("p{step}"), p.clone());
+        optimizer.step(&cx, hyper, &mut p, &g, &mut state1, &mut state2, std::slice::from_ref(&tensor));
+        if long.is_none() || step == last {
+            got.insert(format!("p{step}"), p.clone());
+        }
     }
     got
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use polyreme_collective::patience::{SILENCE, STALL};
 use polyreme_data::{Features, Spec, Target};
-use polyreme_graph::{Moments, Optimizer};
+use polyreme_graph::{Adafactor, Moments, Optimizer};
 use polyreme_nn::model::StackInput;
 use polyreme_nn::{Answer, FitError, Fitted, Model, Sample};
 
@@ -170,6 +170,15 @@ impl OptimizerSpec {
     pub fn lamb() -> OptimizerSpec {
         let rule = Optimizer::Lamb(Moments { weight_decay: 0.01, eps: 1e-6, ..Moments::DEFAULT });
         OptimizerSpec { rule, lr: 1e-3 }
+    }
+    /// Adafactor with PyTorch's defaults.
+    pub fn adafactor() -> OptimizerSpec {
+        OptimizerSpec { rule: Optimizer::Adafactor(Adafactor::DEFAULT), lr: 0.01 }
+    }
+    /// Lion: rate 0.0001, the paper's betas 0.9 and 0.99, no decay.
+    pub fn lion() -> OptimizerSpec {
+        let rule = Optimizer::Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.0 };
+        OptimizerSpec { rule, lr: 1e-4 }
     }
 }
 

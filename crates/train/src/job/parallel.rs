@@ -2,14 +2,12 @@
 
 use std::ops::Bound;
 
-use polyreme_graph::Optimizer;
-
 use super::cursor::Cursor;
 use super::declare::{keys, section};
 use super::key::Key;
 use super::section::Section;
 use super::shape::Bounds;
-use super::spec::{Balance, ParallelSpec, TrainSpec, Transport};
+use super::spec::{Balance, OptimizerSpec, ParallelSpec, TrainSpec, Transport};
 use super::types::{auto, either, flag, list, one_of, real, whole, within};
 
 const RANKS_MAX: u64 = 1 << 16;
@@ -103,7 +101,7 @@ fn check(spec: &mut ParallelSpec, c: &Cursor) {
 
 /// What does not go together with `[train]`; `c` is in `[parallel]`.
 pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
-    if let Some((message, hint)) = spec.refuses_to_shard(&train.optimizer.rule) {
+    if let Some((message, hint)) = spec.refuses_to_shard(&train.optimizer) {
         c.fault("shard_gradients", message, hint);
     }
     if !spec.reproducible {
@@ -129,24 +127,27 @@ pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
 
 impl ParallelSpec {
     /// Why gradients cannot be sharded, and what to write instead; `None` if they can, or need not be.
-    pub(crate) fn refuses_to_shard(&self, optimizer: &Optimizer) -> Option<(&'static str, &'static str)> {
+    pub(crate) fn refuses_to_shard(&self, optimizer: &OptimizerSpec) -> Option<(String, &'static str)> {
         if !self.shard_gradients {
             return None;
         }
-        if matches!(optimizer, Optimizer::Lamb(_)) {
-            let message = "`parallel.shard_gradients` does not work with LAMB, which needs the gradients of whole \
-                           tensors on every rank";
+        if !optimizer.rule.by_element() {
+            let message = format!(
+                "`parallel.shard_gradients` does not work with the optimizer \"{}\", which needs the gradients of whole \
+                 tensors on every rank",
+                optimizer.kind()
+            );
             return Some((message, "choose \"adamw\", or leave `shard_gradients` out"));
         }
         if self.reproducible {
             let message = "`parallel.shard_gradients` does not work with `reproducible`, which adds up whole gradients \
                            in a fixed tree";
-            return Some((message, "leave one of them out"));
+            return Some((message.into(), "leave one of them out"));
         }
         if self.shard_optimizer == Some(false) {
             let message = "`parallel.shard_gradients` needs `shard_optimizer`: with its part of the gradients, a rank \
                            can update that part only";
-            return Some((message, "leave `shard_optimizer` out"));
+            return Some((message.into(), "leave `shard_optimizer` out"));
         }
         None
     }

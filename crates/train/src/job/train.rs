@@ -1,6 +1,6 @@
 //! `[train]`: how to train.
 
-use polyreme_graph::{Moments, Optimizer};
+use polyreme_graph::{Adafactor, Moments, Optimizer};
 
 use super::cursor::Cursor;
 use super::declare::{field, keys, kinds, section};
@@ -88,6 +88,12 @@ section! { OptimizerSpec => {
         "adamw" => |_| OptimizerSpec::adamw();
         /// Adam with a learning rate for each tensor, for large batches
         "lamb" => |_| OptimizerSpec::lamb();
+        /// Lion of Chen et al. 2023: steps of the same length for every weight, by the sign of a running mean of the gradient;
+        /// weight decay as AdamW's; keeps half of what Adam keeps, and wants a smaller learning rate
+        "lion" => |_| OptimizerSpec::lion();
+        /// as PyTorch's `torch.optim.Adafactor`: steps are relative to the size of a tensor's weights; keeps a number for each
+        /// row and column of a matrix, where Adam keeps two for each weight
+        "adafactor" => |_| OptimizerSpec::adafactor();
     };
     let such_as = "an optimizer's name, or a table such as { kind = \"adamw\", lr = 0.001 }";
     let section =
@@ -103,20 +109,44 @@ impl OptimizerSpec {
             Optimizer::Adam(_) => "adam",
             Optimizer::AdamW(_) => "adamw",
             Optimizer::Lamb(_) => "lamb",
+            Optimizer::Lion { .. } => "lion",
+            Optimizer::Adafactor(_) => "adafactor",
         }
     }
 
     fn moments(&mut self) -> Option<&mut Moments> {
         match &mut self.rule {
-            Optimizer::Sgd { .. } => None,
+            Optimizer::Sgd { .. } | Optimizer::Lion { .. } | Optimizer::Adafactor(_) => None,
             Optimizer::Adam(m) | Optimizer::AdamW(m) | Optimizer::Lamb(m) => Some(m),
+        }
+    }
+
+    fn adafactor_mut(&mut self) -> Option<&mut Adafactor> {
+        match &mut self.rule {
+            Optimizer::Adafactor(a) => Some(a),
+            Optimizer::Sgd { .. }
+            | Optimizer::Adam(_)
+            | Optimizer::AdamW(_)
+            | Optimizer::Lamb(_)
+            | Optimizer::Lion { .. } => None,
+        }
+    }
+
+    fn betas(&mut self) -> Option<[&mut f64; 2]> {
+        match &mut self.rule {
+            Optimizer::Sgd { .. } | Optimizer::Adafactor(_) => None,
+            Optimizer::Adam(m) | Optimizer::AdamW(m) | Optimizer::Lamb(m) => {
+                Some([&mut m.beta1, &mut m.beta2])
+            }
+            Optimizer::Lion { beta1, beta2, .. } => Some([beta1, beta2]),
         }
     }
 
     fn weight_decay(&mut self) -> Option<&mut f32> {
         match &mut self.rule {
-            Optimizer::Sgd { weight_decay, .. } => Some(weight_decay),
+            Optimizer::Sgd { weight_decay, .. } | Optimizer::Lion { weight_decay, .. } => Some(weight_decay),
             Optimizer::Adam(m) | Optimizer::AdamW(m) | Optimizer::Lamb(m) => Some(&mut m.weight_decay),
+            Optimizer::Adafactor(a) => Some(&mut a.weight_decay),
         }
     }
 }
@@ -132,14 +162,23 @@ fn optimizer() -> Vec<Key<OptimizerSpec>> {
         momentum: single(Bounds::BELOW_1) => field!(Optimizer::{Sgd}.momentum in rule);
         /// Nesterov's momentum, which looks ahead; needs a momentum
         nesterov: flag() => field!(Optimizer::{Sgd}.nesterov in rule);
-        /// the decays of the running means of the gradient and of its square
-        betas: betas => |s| s.clone().moments().map(|m| vec![m.beta1, m.beta2]), |s, betas| {
-            if let (Some(m), [beta1, beta2]) = (s.moments(), betas.as_slice()) {
-                (m.beta1, m.beta2) = (*beta1, *beta2);
+        /// the decays of the running means of the gradient and of its square; for lion, of the mean that a step follows and of the
+        /// one that is kept
+        betas: betas => |s| s.clone().betas().map(|betas| betas.map(|beta| *beta).to_vec()), |s, new| {
+            if let (Some([beta1, beta2]), [new1, new2]) = (s.betas(), new.as_slice()) {
+                (*beta1, *beta2) = (*new1, *new2);
             }
-        }; only |s| s.moments().is_some();
+        }; only |s| s.betas().is_some();
         /// added to the root of the mean square
         eps: single(Bounds::POSITIVE) => |s| s.moments().map(|m| &mut m.eps);
+        /// the mean squares of step t move by t to the power of this
+        beta2_decay: real(..=0.0) => |s| s.adafactor_mut().map(|a| &mut a.beta2_decay);
+        /// the least root mean square that a gradient is divided by
+        eps1: single(Bounds::POSITIVE) => |s| s.adafactor_mut().map(|a| &mut a.eps1);
+        /// a tensor's steps are scaled by the root mean square of its weights, but at least by this
+        eps2: single(Bounds::FROM_0) => |s| s.adafactor_mut().map(|a| &mut a.eps2);
+        /// the largest root mean square of a tensor's step, before the learning rate; larger ones are scaled down to it
+        d: single(Bounds::POSITIVE) => |s| s.adafactor_mut().map(|a| &mut a.d);
     }
 }
 

@@ -168,7 +168,7 @@ impl Trier<'_> {
             return Ok(None);
         }
         spec.shard_gradients = true;
-        if spec.refuses_to_shard(&self.prepared.job.train.optimizer.rule).is_some() {
+        if spec.refuses_to_shard(&self.prepared.job.train.optimizer).is_some() {
             return Ok(None);
         }
         let need = self.with(self.lodging, |p| p.team.keeps = Some(Keeps::OwnGradients))?;

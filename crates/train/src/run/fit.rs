@@ -241,12 +241,17 @@ impl Prepared {
             stored.iter().map(|s| graph.shape(s.value).numel()).sum()
         };
         let (params, states) = (floats(&graph.params), floats(&graph.states));
-        let (averaged, moments) =
-            (usize::from(self.team.ema.is_some()), self.team.training.optimizer.state_per_param());
+        let (averaged, optimizer) = (usize::from(self.team.ema.is_some()), self.team.training.optimizer);
+        let kept_of = |s: &polyreme_graph::graph::Stored| -> usize {
+            let dims = optimizer.state_dims(graph.shape(s.value).dims());
+            dims.iter().flatten().map(|dims| dims.iter().product::<usize>()).sum()
+        };
+        let moments: usize = graph.params.iter().map(kept_of).sum();
         // Averaged weights and a copy of them, a copy of weights and moments.
-        let kept = (1 + moments + 2 * averaged) * params + states;
+        let kept = (1 + 2 * averaged) * params + moments + states;
         let ranks = self.ranks();
-        let moments_of_all = if ranks > 1 && sharded && moments > 0 { params } else { 0 };
+        let gathers = ranks > 1 && sharded && optimizer.by_element() && moments > 0;
+        let moments_of_all = if gathers { params } else { 0 };
         let states_of_all = if ranks > 1 && self.cut.shards.is_none() { ranks * states } else { 0 };
         Ok(Copies { kept: F32_BYTES * kept, gathered: F32_BYTES * (moments_of_all + states_of_all) })
     }

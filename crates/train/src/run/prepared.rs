@@ -119,7 +119,7 @@ impl Prepared {
         };
         let order = order(&job, sets.train.len());
         let train = &job.train;
-        if let Some((message, hint)) = job.parallel.refuses_to_shard(&train.optimizer.rule) {
+        if let Some((message, hint)) = job.parallel.refuses_to_shard(&train.optimizer) {
             return Err(TrainError::ShardGradients { message, hint });
         }
         if order.epoch_len() == 0 {

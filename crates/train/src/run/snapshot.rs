@@ -70,6 +70,8 @@ impl Progress {
 pub(crate) struct Tables {
     model: Arc<[TensorAt]>,
     params: Arc<[TensorAt]>,
+    /// In the order of [`MOMENT_FILES`].
+    moments: [Arc<[TensorAt]>; 2],
     /// Of each rank, one after the other.
     states: Arc<[TensorAt]>,
 }
@@ -88,6 +90,8 @@ impl Tables {
         Tables {
             model: params.iter().cloned().chain(states).collect(),
             params: params.into(),
+            moments: MOMENT_FILES
+                .map(|(_, what)| learner.moment_slots(what).into_iter().map(|s| at(s, 0)).collect()),
             states: states_of_ranks(learner).into_iter().map(|s| at(s, 0)).collect(),
         }
     }
@@ -125,9 +129,10 @@ impl Tables {
             tensors: self.states.clone(),
             data,
         }));
-        for (file, what) in moment_files(team) {
-            let mut shard = Shard::copy(file, self.params.clone(), &[], next(n_params)?);
-            shard.data.resize(n_params, 0.0);
+        for ((file, what), tensors) in moment_files(team).zip(&self.moments) {
+            let len = team.learner().gathered_len(what);
+            let mut shard = Shard::copy(file, tensors.clone(), &[], next(len)?);
+            shard.data.resize(len, 0.0);
             team.learner_mut().gather_moments(what, Some(&mut shard.data))?;
             shards.push(shard);
         }
@@ -154,13 +159,13 @@ pub(crate) fn hand_over(team: &mut Team) -> Result<(), TrainError> {
 pub(crate) fn restore(team: &mut Team, loaded: Option<&Loaded>) -> Result<(), TrainError> {
     restore_weights(team, loaded)?;
     restore_states(team, loaded)?;
-    let (params, len) = (team.learner().param_slots(), team.learner().kept(Kept::Params).len());
     for (file, what) in moment_files(team) {
         let moments = match loaded {
             None => None,
             Some(loaded) => {
-                let mut moments = floats(len, "the optimizer's state")?;
-                install_arena(&mut moments, &params, loaded.shard(file), &loaded.path.join(file))?;
+                let slots = team.learner().moment_slots(what);
+                let mut moments = floats(team.learner().gathered_len(what), "the optimizer's state")?;
+                install_arena(&mut moments, &slots, loaded.shard(file), &loaded.path.join(file))?;
                 Some(moments)
             }
         };

@@ -69,7 +69,7 @@ fn losses_do_not_depend_on_the_number_of_ranks() {
 
 #[test]
 fn every_optimizer_works_on_ranks() {
-    for optimizer in ["sgd", "adam", "adamw", "lamb"] {
+    for optimizer in ["sgd", "adam", "adamw", "lamb", "lion", "adafactor"] {
         check(&format!("{MLP}{ROWS}{TRAIN}optimizer = \"{optimizer}\"\nclip = 0.5\n{OUTPUT}"), &[2, 4]);
     }
     check(&format!("{MLP}{ROWS}{TRAIN}optimizer = {{ kind = \"sgd\", momentum = 0 }}\n{OUTPUT}"), &[3]);
@@ -117,7 +117,8 @@ fn same_bits(a: &Outcome, b: &Outcome, what: &str) {
 fn reproducible_runs_are_the_same_bits() {
     let train = "[train]\nsteps = 30\nbatch = 32\nevaluate_every = 10\nclip = 1.0\nmixup = 0.2\nema = 0.9\n";
     let lines = |train: &str| format!("{NORMS}{IMAGES}{train}{OUTPUT}[parallel]\nreproducible = true\n");
-    for lines in [lines(train), lines(&format!("{train}optimizer = \"lamb\"\n"))] {
+    let with = |optimizer: &str| lines(&format!("{train}optimizer = \"{optimizer}\"\n"));
+    for lines in [lines(train), with("lamb"), with("lion"), with("adafactor")] {
         let one = self::train(&lines, 1);
         assert!(one.watcher.metrics.iter().any(|(name, _)| name == "test_accuracy"));
         for ranks in [2, 3, 4, 8] {

@@ -171,3 +171,38 @@ fn statistics_of_ranks_are_the_same_bits_however_often_checkpoints_are_written()
         assert_eq!((rest.summary.ending, rest.summary.steps), (Ending::Finished, 30));
     }
 }
+
+#[test]
+fn every_optimizer_goes_on_with_the_same_bits() {
+    for (optimizer, files) in [
+        ("{ kind = \"sgd\", momentum = 0 }", 0),
+        ("\"sgd\"", 1),
+        ("\"adamw\"", 2),
+        ("\"lamb\"", 2),
+        ("\"lion\"", 1),
+        ("\"adafactor\"", 2),
+    ] {
+        let optimizer_line = format!("[train]\noptimizer = {optimizer}\n");
+        let lines = NORMS.replace("[train]\n", &optimizer_line) + "every_epochs = 0\nbest = \"none\"\n";
+        for ranks in [1, 3] {
+            let folder = tempfile::tempdir().unwrap();
+            let at = |name: &str| folder.path().join(name);
+            let whole = train(&lines, ranks, None, &at("whole"));
+            train(&lines, ranks, Some(12), &at("cut"));
+            let saved = checkpoint::latest_whole(&at("cut")).unwrap().0;
+            let moments = ["moment1.safetensors", "moment2.safetensors"].map(|file| saved.shard(file));
+            assert_eq!(moments.iter().flatten().count(), files, "{optimizer}");
+            if optimizer == "\"adafactor\"" {
+                let dims = |k: usize| -> Vec<(&str, &[usize])> {
+                    let tensors = moments[k].unwrap().iter().map(|w| (&w.name[..], &w.dims[..]));
+                    tensors.filter(|(name, _)| name.starts_with("0.")).collect()
+                };
+                assert_eq!(dims(0), [("0.weight", &[12, 1][..]), ("0.bias", &[12])]);
+                assert_eq!(dims(1), [("0.weight", &[1, 8][..])]);
+            }
+            let rest = train(&lines, ranks, None, &at("cut"));
+            assert_eq!(rest.watcher.losses[..], whole.watcher.losses[13..], "{optimizer}, {ranks} ranks");
+            same_bits(&whole, &rest, &format!("{optimizer}, {ranks} ranks"));
+        }
+    }
+}

@@ -583,7 +583,12 @@ fn ranks_and_shards() {
     );
     row(
         "shard_gradients = true\n[train]\noptimizer = \"lamb\"",
-        "`parallel.shard_gradients` does not work with LAMB, which needs the gradients of whole tensors on every rank",
+        "`parallel.shard_gradients` does not work with the optimizer \"lamb\", which needs the gradients of whole tensors on every rank",
+        "choose \"adamw\", or leave `shard_gradients` out",
+    );
+    row(
+        "shard_gradients = true\n[train]\noptimizer = \"adafactor\"",
+        "`parallel.shard_gradients` does not work with the optimizer \"adafactor\", which needs the gradients of whole tensors on every rank",
         "choose \"adamw\", or leave `shard_gradients` out",
     );
     let text = format!("{SMALL}[train]\nbatch = 30\n[parallel]\nreproducible = true\n");

@@ -27,7 +27,7 @@ fn kinds_are_what_they_are_called() {
     check_kinds::<StackLayer>(&[&StackLayer::KINDS[..], &ACTIVATIONS.map(|(name, _)| name)].concat());
     let sources = ["idx", "mnist", "fashion-mnist", "cifar10", "cifar100", "csv", "images", "text", "arrays"];
     check_kinds::<DataSpec>(&[&sources[..], &["synthetic", "given"]].concat());
-    check_kinds::<OptimizerSpec>(&["sgd", "adam", "adamw", "lamb"]);
+    check_kinds::<OptimizerSpec>(&["sgd", "adam", "adamw", "lamb", "lion", "adafactor"]);
     check_kinds::<Schedule>(&["constant", "step", "exponential", "cosine", "one-cycle", "linear"]);
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use polyreme_data::{Features, Layout, Spec, Target};
-use polyreme_graph::{Moments, Optimizer};
+use polyreme_graph::{Adafactor, Moments, Optimizer};
 use polyreme_nn::Model;
 use polyreme_nn::model::{Gpt, Stack, StackInput, StackLayer};
 
@@ -252,6 +252,15 @@ fn overrides() {
     let Model::Layers(stack) = &job.model.model else { panic!("layers") };
     assert_eq!(stack.layers, [StackLayer::Linear { outputs: Some(6), bias: true }]);
     assert_eq!(job.train.optimizer, OptimizerSpec::lamb());
+    let lion = "train.optimizer={ kind = \"lion\", lr = 3e-4, betas = [0.8, 0.9], weight_decay = 0.5 }";
+    let rule = Optimizer::Lion { beta1: 0.8, beta2: 0.9, weight_decay: 0.5 };
+    let job = good(list, &["model.layers.0.outputs=6", lion]);
+    assert_eq!(job.train.optimizer, OptimizerSpec { rule, lr: 3e-4 });
+    let adafactor =
+        "train.optimizer={ kind = \"adafactor\", beta2_decay = -0.5, eps1 = 1e-9, eps2 = 0, d = 2 }";
+    let rule = Adafactor { beta2_decay: -0.5, eps1: 1e-9, eps2: 0.0, d: 2.0, weight_decay: 0.0 };
+    let job = good(list, &["model.layers.0.outputs=6", adafactor]);
+    assert_eq!(job.train.optimizer, OptimizerSpec { rule: Optimizer::Adafactor(rule), lr: 0.01 });
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use polyreme_graph::op::{Cell, Conv};
-use polyreme_graph::{Moments, Optimizer};
+use polyreme_graph::{Adafactor, Moments, Optimizer};
 use polyreme_nn::Model;
 use polyreme_nn::model::{Stack, StackInput, StackLayer};
 use proptest::prelude::*;
@@ -183,11 +183,18 @@ fn optimizer() -> impl Strategy<Value = OptimizerSpec> {
     let sgd = (0.01..0.99_f32, any::<bool>(), 0.0..1.0_f32)
         .prop_map(|(momentum, nesterov, weight_decay)| Optimizer::Sgd { momentum, nesterov, weight_decay });
     let moments = (0.0..0.99, 0.0..0.99, 1e-9..1e-3_f32, 0.0..1.0_f32);
+    let lion = (0.0..0.99, 0.0..0.99, 0.0..1.0_f32)
+        .prop_map(|(beta1, beta2, weight_decay)| Optimizer::Lion { beta1, beta2, weight_decay });
+    let adafactor = (-1.0..0.0, 1e-9..1e-3_f32, 0.0..1e-2_f32, 0.5..2.0_f32, 0.0..1.0_f32).prop_map(
+        |(beta2_decay, eps1, eps2, d, weight_decay)| {
+            Optimizer::Adafactor(Adafactor { beta2_decay, eps1, eps2, d, weight_decay })
+        },
+    );
     let others = (moments, 0..3).prop_map(|((beta1, beta2, eps, weight_decay), which)| {
         let moments = Moments { beta1, beta2, eps, weight_decay };
         [Optimizer::Adam(moments), Optimizer::AdamW(moments), Optimizer::Lamb(moments)][which as usize]
     });
-    (prop_oneof![sgd, others], 1e-9..10.0).prop_map(|(rule, lr)| OptimizerSpec { rule, lr })
+    (prop_oneof![sgd, others, lion, adafactor], 1e-9..10.0).prop_map(|(rule, lr)| OptimizerSpec { rule, lr })
 }
 
 fn schedule() -> impl Strategy<Value = Schedule> {
@@ -289,7 +296,7 @@ proptest! {
             job.train.batch *= job.parallel.shards;
             job.train.accumulate = 1;
         }
-        if job.parallel.refuses_to_shard(&job.train.optimizer.rule).is_some() {
+        if job.parallel.refuses_to_shard(&job.train.optimizer).is_some() {
             job.parallel.shard_gradients = false;
         }
         check(&job);

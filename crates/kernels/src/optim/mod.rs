@@ -2,8 +2,12 @@
 //!
 //! Formulas are PyTorch's (LAMB: the paper's, with bias correction). Nothing here knows which layer a parameter
 //! belongs to: a caller that wants no weight decay on some range steps that range by itself with `decay_scale: 0.0`,
-//! and only LAMB looks at where tensors begin and end. Clipping is a `grad_scale` that is multiplied on read, so it
+//! and only LAMB and Adafactor look at where tensors begin and end. Clipping is a `grad_scale` that is multiplied on read, so it
 //! costs no pass of its own beyond [`sum_of_squares`].
+
+mod adafactor;
+
+pub use adafactor::Adafactor;
 
 use crate::cx::SharedMut;
 use crate::lanes::twin;
@@ -30,6 +34,30 @@ pub enum Optimizer {
     /// `u = m̂/(√v̂ + eps) + weight_decay·p; p -= lr · ‖p‖/‖u‖ · u` with the norms of each tensor; the ratio is 1 if
     /// either norm is 0. State as Adam's.
     Lamb(Moments),
+    /// Lion (Chen et al., 2023): `p *= 1 - lr·weight_decay; p -= lr·sign(beta1·m + (1-beta1)·g); m = beta2·m + (1-beta2)·g`.
+    /// State: m.
+    Lion {
+        /// The share of m in the direction of a step. In f64, as those of [`Moments`].
+        beta1: f64,
+        /// How slowly m moves.
+        beta2: f64,
+        /// Separate from the gradient, as AdamW's.
+        weight_decay: f32,
+    },
+    /// Steps by the root mean square of gradients, which a matrix keeps as means of its rows and columns. State: those of rows, or
+    /// of each element of a vector; those of columns.
+    Adafactor(Adafactor),
+}
+
+/// A tensor among the parameters, for optimizers that look at more than one element at a time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ParamTensor {
+    /// Its elements among the parameters.
+    pub range: Range<usize>,
+    /// Its last two dims; `None` for a vector or a single number.
+    pub matrix: Option<[usize; 2]>,
+    /// Where its numbers lie in each of the two states: as many as [`Optimizer::state_dims`] says.
+    pub states: [Range<usize>; 2],
 }
 
 /// What Adam and its kin share:
@@ -65,6 +93,13 @@ pub struct StepHyper {
     pub decay_scale: f32,
 }
 
+impl StepHyper {
+    /// What a parameter is multiplied by for a weight decay that is separate from the gradient.
+    fn keep(&self, weight_decay: f32) -> f32 {
+        (1.0 - f64::from(self.lr) * f64::from(weight_decay * self.decay_scale)) as f32
+    }
+}
+
 /// Elements of a task: 64 KiB of each array.
 const CHUNK: usize = 16 * 1024;
 
@@ -72,24 +107,42 @@ const CHUNK: usize = 16 * 1024;
 const WAVE: usize = 64;
 
 impl Optimizer {
-    /// How many floats of state a parameter has: 0, 1 or 2.
-    pub fn state_per_param(&self) -> usize {
+    /// How many states there are: 0, 1 or 2.
+    pub fn n_states(&self) -> usize {
         match self {
             Optimizer::Sgd { momentum, .. } => usize::from(*momentum != 0.0),
-            Optimizer::Adam(_) | Optimizer::AdamW(_) | Optimizer::Lamb(_) => 2,
+            Optimizer::Lion { .. } => 1,
+            Optimizer::Adam(_) | Optimizer::AdamW(_) | Optimizer::Lamb(_) | Optimizer::Adafactor(_) => 2,
         }
     }
 
-    /// Whether an element's step depends on nothing but its own gradient and state: not LAMB's.
-    pub fn by_element(&self) -> bool {
-        !matches!(self, Optimizer::Lamb(_))
+    /// The dims of what each state keeps of a tensor of these dims; `None` if that is nothing. An optimizer that goes by
+    /// element keeps a number for each.
+    pub fn state_dims(&self, dims: &[usize]) -> [Option<Vec<usize>>; 2] {
+        match self {
+            Optimizer::Adafactor(_) => Adafactor::state_dims(dims),
+            Optimizer::Sgd { .. }
+            | Optimizer::Lion { .. }
+            | Optimizer::Adam(_)
+            | Optimizer::AdamW(_)
+            | Optimizer::Lamb(_) => [0, 1].map(|k| (self.n_states() > k).then(|| dims.to_vec())),
+        }
     }
 
-    /// One update of the range that the slices cover. `state1` and `state2` are as long as `p`, or empty if
-    /// [`state_per_param`](Self::state_per_param) says that there is none; states start as zeros.
+    /// Whether an element's step depends on nothing but its own gradient and state. If not, gradients and states of whole
+    /// tensors are needed.
+    pub fn by_element(&self) -> bool {
+        match self {
+            Optimizer::Sgd { .. } | Optimizer::Adam(_) | Optimizer::AdamW(_) | Optimizer::Lion { .. } => true,
+            Optimizer::Lamb(_) | Optimizer::Adafactor(_) => false,
+        }
+    }
+
+    /// One update of the range that the slices cover. States start as zeros.
     ///
-    /// `tensors` are the bounds of the tensors in these slices; only LAMB reads them (and updates nothing outside of
-    /// them), the others update all of `p`.
+    /// An optimizer that goes [by element](Self::by_element) updates all of `p`; of the states, those that there are
+    /// ([`n_states`](Self::n_states)) are as long, others empty. The others update `tensors`, and nothing outside of them;
+    /// the tensors say where their states lie.
     pub fn step(
         &self,
         cx: &Cx,
@@ -98,27 +151,32 @@ impl Optimizer {
         g: &[f32],
         state1: &mut [f32],
         state2: &mut [f32],
-        tensors: &[Range<usize>],
+        tensors: &[ParamTensor],
     ) {
         assert_eq!(g.len(), p.len(), "a gradient for each parameter");
         assert!(hyper.step >= 1, "steps are counted from 1");
-        let states = self.state_per_param();
-        assert_eq!(state1.len(), if states >= 1 { p.len() } else { 0 }, "the first state's length");
-        assert_eq!(state2.len(), if states >= 2 { p.len() } else { 0 }, "the second state's length");
         if let Some(pass) = self.pass(hyper) {
+            let states = self.n_states();
+            assert_eq!(state1.len(), if states >= 1 { p.len() } else { 0 }, "the first state's length");
+            assert_eq!(state2.len(), if states >= 2 { p.len() } else { 0 }, "the second state's length");
             each_chunk(cx, p, state1, state2, |at, p, m, v| pass.run(cx.isa, p, &g[at], m, v));
-        } else if let Optimizer::Lamb(m) = *self {
-            let (k, decay) =
-                (Adam::new(m, StepHyper { lr: 1.0, ..hyper }), m.weight_decay * hyper.decay_scale);
-            for r in tensors {
-                let (m, v) = (&mut state1[r.clone()], &mut state2[r.clone()]);
-                lamb_tensor(cx, k, hyper.lr, decay, &mut p[r.clone()], &g[r.clone()], m, v);
+            return;
+        }
+        for t in tensors {
+            let (p, g) = (&mut p[t.range.clone()], &g[t.range.clone()]);
+            let (s1, s2) = (&mut state1[t.states[0].clone()], &mut state2[t.states[1].clone()]);
+            match *self {
+                Optimizer::Lamb(m) => lamb_tensor(cx, m, hyper, p, g, s1, s2),
+                Optimizer::Adafactor(a) => a.step(cx, hyper, t, p, g, s1, s2),
+                Optimizer::Sgd { .. } | Optimizer::Adam(_) | Optimizer::AdamW(_) | Optimizer::Lion { .. } => {
+                    unreachable!("these go by element")
+                }
             }
         }
     }
 
-    /// The step of one element after the other, for callers that have gradients a piece at a time; `None` if an element's
-    /// step depends on others, as LAMB's.
+    /// The step of one element after the other, for callers that have gradients a piece at a time; `None` if not
+    /// [by element](Self::by_element).
     pub fn pass(&self, hyper: StepHyper) -> Option<Pass> {
         let kind = match *self {
             Optimizer::Sgd { momentum, nesterov, weight_decay } => Kind::Sgd(Sgd {
@@ -133,10 +191,18 @@ impl Optimizer {
                 Kind::Adam(Adam { l2: m.weight_decay * hyper.decay_scale, ..Adam::new(m, hyper) })
             }
             Optimizer::AdamW(m) => {
-                let keep = 1.0 - f64::from(hyper.lr) * f64::from(m.weight_decay * hyper.decay_scale);
-                Kind::Adam(Adam { keep: keep as f32, ..Adam::new(m, hyper) })
+                Kind::Adam(Adam { keep: hyper.keep(m.weight_decay), ..Adam::new(m, hyper) })
             }
-            Optimizer::Lamb(_) => return None,
+            Optimizer::Lion { beta1, beta2, weight_decay } => Kind::Lion(Lion {
+                lr: hyper.lr,
+                beta1: beta1 as f32,
+                take1: (1.0 - beta1) as f32,
+                beta2: beta2 as f32,
+                take2: (1.0 - beta2) as f32,
+                scale: hyper.grad_scale,
+                keep: hyper.keep(weight_decay),
+            }),
+            Optimizer::Lamb(_) | Optimizer::Adafactor(_) => return None,
         };
         Some(Pass(kind))
     }
@@ -150,6 +216,7 @@ pub struct Pass(Kind);
 enum Kind {
     Sgd(Sgd),
     Adam(Adam),
+    Lion(Lion),
 }
 
 impl Pass {
@@ -159,6 +226,7 @@ impl Pass {
             Kind::Sgd(k) if k.momentum == 0.0 => sgd_plain(isa, k, p, g),
             Kind::Sgd(k) => sgd_momentum(isa, k, p, g, state1),
             Kind::Adam(k) => adam(isa, k, p, g, state1, state2),
+            Kind::Lion(k) => lion(isa, k, p, g, state1),
         }
     }
 }
@@ -211,16 +279,26 @@ fn each_chunk(
     });
 }
 
-/// Adds up `f(chunk)` over the fixed chunks of `0..n` in their order, a wave of chunks at a time.
+/// Adds up `f(chunk)` over the fixed chunks of `0..n` in their order.
 fn chunk_sums<const K: usize>(cx: &Cx, n: usize, f: impl Fn(Range<usize>) -> [f64; K] + Sync) -> [f64; K] {
-    let chunks = n.div_ceil(CHUNK);
+    chunk_sums_of(cx, n, CHUNK, f)
+}
+
+/// The same over chunks of another length, a wave of chunks at a time.
+fn chunk_sums_of<const K: usize>(
+    cx: &Cx,
+    n: usize,
+    chunk: usize,
+    f: impl Fn(Range<usize>) -> [f64; K] + Sync,
+) -> [f64; K] {
+    let chunks = n.div_ceil(chunk);
     let mut total = [0.0; K];
     for first in (0..chunks).step_by(WAVE) {
         let mut sums = [[0.0; K]; WAVE];
         let wave = WAVE.min(chunks - first);
         cx.for_each_chunk(&mut sums[..wave], 1, |i, sum| {
-            let start = (first + i) * CHUNK;
-            sum[0] = f(start..(start + CHUNK).min(n));
+            let start = (first + i) * chunk;
+            sum[0] = f(start..(start + chunk).min(n));
         });
         for sum in &sums[..wave] {
             for k in 0..K {
@@ -291,19 +369,32 @@ impl Adam {
     }
 }
 
+/// The numbers of a Lion pass.
+#[derive(Clone, Copy)]
+struct Lion {
+    lr: f32,
+    beta1: f32,
+    take1: f32,
+    beta2: f32,
+    take2: f32,
+    scale: f32,
+    /// What p is multiplied by before the step.
+    keep: f32,
+}
+
 /// One tensor's LAMB step: the moments and both norms, then the update with the trust ratio.
-///
-/// `k.step_size` is made with a learning rate of 1, so that `u = step_size · direction + decay · p`.
 fn lamb_tensor(
     cx: &Cx,
-    k: Adam,
-    lr: f32,
-    decay: f32,
+    moments: Moments,
+    hyper: StepHyper,
     p: &mut [f32],
     g: &[f32],
     m: &mut [f32],
     v: &mut [f32],
 ) {
+    // Made with a learning rate of 1, so that `u = step_size · direction + decay · p`.
+    let k = Adam::new(moments, StepHyper { lr: 1.0, ..hyper });
+    let decay = moments.weight_decay * hyper.decay_scale;
     let (ms, vs) = (SharedMut::new(m), SharedMut::new(v));
     let params = &*p;
     let [p2, u2] = chunk_sums(cx, params.len(), |r| {
@@ -312,7 +403,7 @@ fn lamb_tensor(
         lamb_moments(cx.isa, k, decay, &params[r.clone()], &g[r], m, v)
     });
     let ratio = if p2 > 0.0 && u2 > 0.0 { (p2 / u2).sqrt() } else { 1.0 };
-    let rate = (f64::from(lr) * ratio) as f32;
+    let rate = (f64::from(hyper.lr) * ratio) as f32;
     cx.for_each_chunk(p, CHUNK, |task, p| {
         let r = task * CHUNK..task * CHUNK + p.len();
         lamb_apply(cx.isa, k, rate, decay, p, &m[r.clone()], &v[r]);
@@ -322,6 +413,7 @@ fn lamb_tensor(
 twin! { fn sgd_plain(k: Sgd, p: &mut [f32], g: &[f32]) = sgd_plain_body }
 twin! { fn sgd_momentum(k: Sgd, p: &mut [f32], g: &[f32], m: &mut [f32]) = sgd_momentum_body }
 twin! { fn adam(k: Adam, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) = adam_body }
+twin! { fn lion(k: Lion, p: &mut [f32], g: &[f32], m: &mut [f32]) = lion_body }
 twin! {
     fn lamb_moments(k: Adam, decay: f32, p: &[f32], g: &[f32], m: &mut [f32], v: &mut [f32]) -> [f64; 2]
         = lamb_moments_body
@@ -355,6 +447,18 @@ fn adam_body(k: Adam, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     for (((p, &g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
         (*m, *v) = k.moments(*p, g, *m, *v);
         *p = *p * k.keep - k.step_size * k.direction(*m, *v);
+    }
+}
+
+#[inline(always)]
+fn lion_body(k: Lion, p: &mut [f32], g: &[f32], m: &mut [f32]) {
+    for ((p, &g), m) in p.iter_mut().zip(g).zip(m) {
+        let g = g * k.scale;
+        let mix = k.beta1 * *m + k.take1 * g;
+        // Zero has no direction, and a NaN stays one: a step that went wrong shows.
+        let sign = if mix == 0.0 || mix.is_nan() { mix } else { 1.0f32.copysign(mix) };
+        *p = *p * k.keep - k.lr * sign;
+        *m = k.beta2 * *m + k.take2 * g;
     }
 }
 
@@ -423,7 +527,7 @@ mod tests {
     use crate::lanes::testing::{close, contexts, data, same_bits};
 
     const MOMENTS: Moments = Moments { beta1: 0.9, beta2: 0.99, eps: 1e-6, weight_decay: 0.1 };
-    const ALL: [Optimizer; 8] = [
+    const ALL: [Optimizer; 10] = [
         Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 },
         Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.1 },
         Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 },
@@ -432,6 +536,8 @@ mod tests {
         Optimizer::Adam(Moments::DEFAULT),
         Optimizer::AdamW(MOMENTS),
         Optimizer::Lamb(MOMENTS),
+        Optimizer::Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.0 },
+        Optimizer::Lion { beta1: 0.8, beta2: 0.95, weight_decay: 0.1 },
     ];
 
     /// PyTorch's documentation, line by line in f64, on one tensor.
@@ -449,6 +555,12 @@ mod tests {
                     }
                     p[i] -= lr * g;
                 }
+                Optimizer::Lion { beta1, beta2, weight_decay } => {
+                    let mix = beta1 * s1[i] + (1.0 - beta1) * g;
+                    p[i] -= lr * (mix.signum() + f64::from(weight_decay) * d * p[i]);
+                    s1[i] = beta2 * s1[i] + (1.0 - beta2) * g;
+                }
+                Optimizer::Adafactor(_) => unreachable!("`adafactor` has its own tests"),
                 Optimizer::Adam(m) | Optimizer::AdamW(m) | Optimizer::Lamb(m) => {
                     let decay = f64::from(m.weight_decay) * d;
                     match o {
@@ -473,20 +585,26 @@ mod tests {
         us.iter().zip(p).for_each(|(u, p)| *p -= lr * ratio * u);
     }
 
+    /// A tensor whose states are laid out as the parameters are.
+    fn as_parameters(range: Range<usize>) -> ParamTensor {
+        ParamTensor { states: [range.clone(), range.clone()], matrix: None, range }
+    }
+
     fn check(o: Optimizer, tensors: &[Range<usize>]) {
         let n = tensors.last().map_or(0, |r| r.end);
-        let (len1, len2) = match o.state_per_param() {
+        let (len1, len2) = match o.n_states() {
             0 => (0, 0),
             1 => (n, 0),
             _ => (n, n),
         };
         let wide = |v: &[f32]| v.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
         let hyper = |step| StepHyper { lr: 0.03, step, grad_scale: 0.5, decay_scale: 0.7 };
+        let whole: Vec<ParamTensor> = tensors.iter().cloned().map(as_parameters).collect();
         let mut runs = vec![];
         for cx in contexts() {
             let (mut p, mut s1, mut s2) = (data(1, n), vec![0.0; len1], vec![0.0; len2]);
             for step in 1..=4 {
-                o.step(&cx, hyper(step), &mut p, &data(step + 9, n), &mut s1, &mut s2, tensors);
+                o.step(&cx, hyper(step), &mut p, &data(step + 9, n), &mut s1, &mut s2, &whole);
             }
             runs.push([p, s1, s2].concat());
         }
@@ -521,8 +639,28 @@ mod tests {
         let h = StepHyper { lr: 1.0, step: 1, grad_scale: 1.0, decay_scale: 1.0 };
         let (mut p, mut m, mut v) = ([0.0, 0.0, 5.0, 0.0], [0.0; 4], [0.0; 4]);
         let o = Optimizer::Lamb(Moments { eps: 0.0, ..MOMENTS });
-        o.step(&Cx::serial(), h, &mut p, &[2.0, -3.0, 1.0, 1.0], &mut m, &mut v, &[0..2, 3..4]);
+        o.step(
+            &Cx::serial(),
+            h,
+            &mut p,
+            &[2.0, -3.0, 1.0, 1.0],
+            &mut m,
+            &mut v,
+            &[0..2, 3..4].map(as_parameters),
+        );
         close("p", &p, &[-1.0, 1.0, 5.0, -1.0], 1e-6);
+    }
+
+    #[test]
+    fn lion_stays_where_nothing_pulls_and_shows_what_went_wrong() {
+        let h = StepHyper { lr: 0.5, step: 1, grad_scale: 1.0, decay_scale: 1.0 };
+        let o = Optimizer::Lion { beta1: 0.5, beta2: 0.5, weight_decay: 0.0 };
+        for cx in contexts() {
+            let (mut p, mut m) = ([1.0; 5], [0.0, -0.0, 2.0, 0.0, -1e-30]);
+            o.step(&cx, h, &mut p, &[0.0, -0.0, -2.0, f32::NAN, 0.0], &mut m, &mut [], &[]);
+            assert_eq!((p[0], p[1], p[2], p[4]), (1.0, 1.0, 1.0, 1.5));
+            assert!(p[3].is_nan() && m[3].is_nan());
+        }
     }
 
     #[test]

@@ -1,0 +1,111 @@
+//! Where the optimizer's states lie.
+//!
+//! Those of an optimizer that goes by element are laid out as the parameters that this rank updates. One that needs whole
+//! tensors says for each what it keeps; that lies one after the other, in the order of readiness, the same on every rank.
+
+use std::ops::Range;
+
+use polyreme_graph::memory::{ALIGN_BYTES, readiness};
+use polyreme_graph::{Optimizer, Program};
+use polyreme_kernels::optim::ParamTensor;
+
+use crate::engine::Engine;
+use crate::state::Lengths;
+use crate::weights::{Kept, Slot};
+use crate::workspace::Ready;
+
+/// What a tensor keeps begins at a multiple of this, as parameters do.
+const ALIGN: usize = ALIGN_BYTES / size_of::<f32>();
+
+/// The parameters' tensors in the order of readiness, and where their states lie if the optimizer looks at whole tensors.
+pub(crate) fn tensors(optimizer: Option<Optimizer>, first: &Ready) -> Vec<ParamTensor> {
+    let graph = &first.body.graph;
+    let mut next = [0; 2];
+    let tensor = |p: usize| {
+        let (start, shape) = (first.plan.param_offsets[p], graph.shape(graph.params[p].value));
+        let dims = shape.dims();
+        let kept = optimizer.map_or([None, None], |o| o.state_dims(dims));
+        let states = [0, 1].map(|k| {
+            let len = kept[k].as_ref().map_or(0, |dims| dims.iter().product());
+            let at = next[k];
+            next[k] = (at + len).next_multiple_of(ALIGN);
+            at..at + len
+        });
+        let matrix = match dims {
+            [.., rows, cols] => Some([*rows, *cols]),
+            _ => None,
+        };
+        ParamTensor { range: start..start + shape.numel(), matrix, states }
+    };
+    readiness(graph).into_iter().map(tensor).collect()
+}
+
+/// Elements of the optimizer's states that a rank with this program keeps.
+pub(crate) fn lengths(program: &Program, first: &Ready) -> [usize; 2] {
+    let Some(optimizer) = program.optimizer else { return [0; 2] };
+    let own = match &program.role {
+        _ if !optimizer.by_element() => None,
+        Some(role) if role.sharded() => Some(role.own().iter().map(Range::len).sum()),
+        _ => Some(first.plan.param_len),
+    };
+    let tensors = tensors(Some(optimizer), first);
+    let packed = |k: usize| tensors.last().map_or(0, |t| t.states[k].end.next_multiple_of(ALIGN));
+    [0, 1].map(|k| if optimizer.n_states() > k { own.unwrap_or_else(|| packed(k)) } else { 0 })
+}
+
+/// The part of the states that an update of these parameters reads and writes; all of them, if tensors say where theirs lie.
+pub(crate) fn of_update(
+    optimizer: &Optimizer,
+    lengths: &Lengths,
+    params: &Range<usize>,
+    moments_at: usize,
+) -> [Range<usize>; 2] {
+    let by_element = optimizer.by_element();
+    assert!(params.start == 0 || by_element, "tensors are counted from the start");
+    [0, 1].map(|k| match (lengths.n_moments > k, by_element) {
+        (false, _) => 0..0,
+        (true, true) => moments_at..moments_at + params.len(),
+        (true, false) => 0..lengths.moments[k],
+    })
+}
+
+impl Engine {
+    /// Where the optimizer's states lie when they are gathered, in the order in which the parameters are declared; parameters of
+    /// which a state keeps nothing are left out.
+    pub fn moment_slots(&self, which: Kept) -> Vec<Slot> {
+        let k = match which {
+            Kept::Moment1 => 0,
+            Kept::Moment2 => 1,
+            Kept::Params | Kept::States => return Vec::new(),
+        };
+        let Some(optimizer) = self.optimizer() else { return Vec::new() };
+        let slot = |slot: Slot| {
+            let dims = optimizer.state_dims(&slot.dims)[k].clone()?;
+            if optimizer.by_element() {
+                return Some(slot);
+            }
+            let tensor = self.tensors.iter().find(|t| t.range == slot.range).expect("one of the parameters");
+            Some(Slot { dims, range: tensor.states[k].clone(), ..slot })
+        };
+        self.param_slots().into_iter().filter_map(slot).collect()
+    }
+
+    /// Elements of an arena when it is gathered.
+    pub fn gathered_len(&self, which: Kept) -> usize {
+        let lengths = &self.memory.state.lengths;
+        let moment = |k: usize| match self.optimizer() {
+            Some(o) if o.by_element() && o.n_states() > k => lengths.params,
+            _ => lengths.moments[k],
+        };
+        match which {
+            Kept::Params => lengths.params,
+            Kept::States => lengths.states,
+            Kept::Moment1 => moment(0),
+            Kept::Moment2 => moment(1),
+        }
+    }
+
+    fn optimizer(&self) -> Option<Optimizer> {
+        self.first().optimizer
+    }
+}
