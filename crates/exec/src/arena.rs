@@ -33,6 +33,8 @@ pub(crate) struct Arena {
 
 // SAFETY: an arena owns its memory.
 unsafe impl Send for Arena {}
+// SAFETY: slices are handed out by unsafe functions alone, whose callers keep them apart, on any thread.
+unsafe impl Sync for Arena {}
 
 impl Arena {
     /// No memory.

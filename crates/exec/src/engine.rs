@@ -20,6 +20,7 @@ use crate::reader::{Progress, StepArgs};
 use crate::run::{Draw, run};
 use crate::state::{Blocks, Lengths, State};
 use crate::timeline::Timeline;
+use crate::weights::Kept;
 use crate::workspace::{Ready, Workspace};
 
 /// Bytes of an element of parameters, gradients and moments.
@@ -349,6 +350,7 @@ impl Engine {
         assert!(self.may_write_weights(), "weights that ranks share are written inside `exclusively`");
         let ready = self.bodies[0].as_ref().expect("the first body stays");
         let v = find(&ready.body.graph.params, "parameter", name)?.1;
+        self.memory.state.settle(Kept::Params, 0..self.memory.state.lengths.params);
         Ok(self.memory.write(ready, 0, v))
     }
 

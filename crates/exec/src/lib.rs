@@ -10,8 +10,8 @@
 //! - [`engine`]: the engine. `reader`: the one reader of instructions. [`feed`]: what programs are fed. `vectors`: instructions on
 //!   long vectors.
 //! - `state`: what is learnt. `moments`: where the optimizer's part of it lies. [`weights`]: the same from outside, as whole
-//!   arenas. `group`: joining, and what all ranks do between steps. [`finite`]: where a NaN came from. [`timeline`]: where the
-//!   time goes.
+//!   arenas. `group`: joining, and what all ranks do between steps. [`loan`], [`ledger`]: lending it to whoever writes a
+//!   checkpoint. [`finite`]: where a NaN came from. [`timeline`]: where the time goes.
 //! - `launch`, `run`, `apply`: the row of each op: which kernel, with which slices. `kernel_types`: for which element types.
 //! - `workspace`: prepared bodies, activations, inputs and buffers. `memory`, `arena`: where values lie, as slices.
 //! - [`pool`]: the team of threads.
@@ -26,6 +26,8 @@ pub mod finite;
 mod group;
 mod kernel_types;
 mod launch;
+pub mod ledger;
+pub mod loan;
 mod memory;
 mod moments;
 pub mod pool;
@@ -42,6 +44,7 @@ pub use engine::{Engine, Footprint, Options};
 pub use error::{DataError, ExecError};
 pub use feed::{Feed, Filled, Inputs};
 pub use finite::NonFinite;
+pub use loan::{Loan, loan_copies};
 pub use polyreme_kernels::Isa;
 pub use pool::Pool;
 pub use reader::{StepArgs, Totals};

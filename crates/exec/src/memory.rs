@@ -41,7 +41,7 @@ impl Memory {
         let value = ready.body.graph.value(v);
         let (arena, offset) = match ready.plan.places[v.idx()] {
             Place::Arena(offset) => (&self.work.activations, slot * self.work.activation_bytes + offset),
-            Place::Param(at) => (&self.state.params, at * F32_BYTES),
+            Place::Param(at) => (&*self.state.params, at * F32_BYTES),
             Place::Grad(at) => (&self.state.grads, at * F32_BYTES),
             Place::State(at) => (&self.state.states, at * F32_BYTES),
             Place::Input(offset) => (&self.work.inputs, slot * self.work.input_bytes + offset),
@@ -118,8 +118,9 @@ impl Memory {
     ) -> UpdateRange<'_> {
         let grads = self.locate(loaded, bodies, grads);
         let state = &self.state;
-        assert!(!std::ptr::eq(grads.arena, &state.params), "gradients are no parameters");
-        // SAFETY: `&mut self`, and these are four different arenas.
+        assert!(!std::ptr::eq(grads.arena, &*state.params), "gradients are no parameters");
+        state.settle_update(start..start + len, [moments1.clone(), moments2.clone()]);
+        // SAFETY: `&mut self`, these are four different arenas, and settled.
         unsafe {
             UpdateRange {
                 params: state.params.slice_mut(start * F32_BYTES, len),
@@ -271,6 +272,7 @@ impl<'a> NodeMemory<'a> {
         let Place::Param(at) = self.ready.plan.places[param.idx()] else {
             unreachable!("{param} is a parameter")
         };
+        state.settle_update(at..at + len, [at..at + len, at..at + len]);
         let moments = |n: usize| {
             let (at, len) = if state.lengths.n_moments > n { (at, len) } else { (0, 0) };
             // SAFETY: `node` took `&mut Memory`, this is handed out once, and nodes have no other access to moments.

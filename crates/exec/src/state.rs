@@ -1,12 +1,16 @@
 //! What a rank has learnt: parameters, gradients, moments, states without a gradient, and how many steps are done. It
 //! outlives programs and groups of ranks; everything else can be made anew.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use polyreme_collective::Block;
 use polyreme_dtype::DType;
 use polyreme_kernels::Parallel;
 
 use crate::arena::Arena;
 use crate::error::ExecError;
+use crate::loan::Lent;
 use crate::weights::{Held, Kept};
 
 /// Bytes of an element of these arenas.
@@ -36,13 +40,15 @@ pub(crate) struct Blocks {
 
 /// What a rank has learnt.
 pub(crate) struct State {
-    pub(crate) params: Arena,
+    pub(crate) params: Arc<Arena>,
     pub(crate) grads: Arena,
     pub(crate) states: Arena,
-    pub(crate) moments: [Arena; 2],
+    pub(crate) moments: [Arc<Arena>; 2],
     pub(crate) lengths: Lengths,
     /// Steps done.
     pub(crate) step: u64,
+    /// What of it was lent last.
+    pub(crate) lent: Option<Arc<Lent>>,
 }
 
 impl State {
@@ -54,12 +60,13 @@ impl State {
         };
         let moment = |k: usize| floats(lengths.moments[k], "the optimizer's state");
         Ok(State {
-            params: or(blocks.params, lengths.params, "parameters")?,
+            params: or(blocks.params, lengths.params, "parameters")?.into(),
             grads: or(blocks.grads, lengths.grads, "gradients")?,
             states: floats(lengths.states, "states")?,
-            moments: [moment(0)?, moment(1)?],
+            moments: [moment(0)?.into(), moment(1)?.into()],
             lengths,
             step: 0,
+            lent: None,
         })
     }
 
@@ -68,7 +75,7 @@ impl State {
         Held {
             params: self.params.bytes(),
             grads: self.grads.bytes(),
-            optimizer: self.moments.iter().map(Arena::bytes).sum(),
+            optimizer: self.moments.iter().map(|arena| arena.bytes()).sum(),
             states: self.states.bytes(),
             totals: 0,
         }
@@ -93,8 +100,35 @@ impl State {
     /// A whole arena that outlives the step, to write.
     pub(crate) fn kept_mut(&mut self, what: Kept) -> &mut [f32] {
         let (arena, len) = self.arena(what);
-        // SAFETY: `&mut self` between runs.
+        self.settle(what, 0..len);
+        // SAFETY: `&mut self` between runs, and settled.
         unsafe { arena.slice_mut(0, len) }
+    }
+
+    /// An arena that may be read by another thread, if it holds anything, and how long it is.
+    pub(crate) fn lendable(&self, what: Kept) -> Option<(Arc<Arena>, usize)> {
+        let arena = match what {
+            Kept::Params => &self.params,
+            Kept::Moment1 => &self.moments[0],
+            Kept::Moment2 => &self.moments[1],
+            Kept::States => return None,
+        };
+        let (_, len) = self.arena(what);
+        (len > 0).then(|| (arena.clone(), len))
+    }
+
+    /// Returns when a range may be overwritten: nobody who was lent it reads it from where it lies any more.
+    pub(crate) fn settle(&self, what: Kept, range: Range<usize>) {
+        if let Some(lent) = &self.lent {
+            lent.settle(what, range);
+        }
+    }
+
+    /// The same for parameters and their moments, which are updated together.
+    pub(crate) fn settle_update(&self, params: Range<usize>, [moments1, moments2]: [Range<usize>; 2]) {
+        self.settle(Kept::Params, params);
+        self.settle(Kept::Moment1, moments1);
+        self.settle(Kept::Moment2, moments2);
     }
 
     /// All gradients, or their buffers.

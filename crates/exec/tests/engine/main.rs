@@ -8,6 +8,7 @@ mod edges;
 mod errors;
 mod forward;
 mod gradients;
+mod loans;
 mod memory;
 mod nets;
 mod optimizers;

@@ -1,4 +1,4 @@
-//! The pool, counters, notices and meetings of ranks, as they are, under a checker that chooses who goes on and how late stores
+//! The pool, counters, notices, meetings of ranks and lent memory, as they are, under a checker that chooses who goes on and how late stores
 //! arrive (`polyreme_sync::model`). Each scene is run a few hundred times on a sound machine, and must hold; and on one
 //! with a fault, where it must not: that shows that the scene would see such a bug.
 //!
@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used)] // a test that panics is a test that fails
 
 mod counters;
+mod ledger;
 mod meetings;
 mod notices;
 mod pool;

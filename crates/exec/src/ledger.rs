@@ -1,0 +1,137 @@
+//! Who has read what of memory that is lent: one thread reads everything once, in any order, while another is about to overwrite
+//! it bit by bit. What is read before it is overwritten costs nothing; of the rest, as much is copied as there is room for,
+//! and beyond that the overwriting thread waits for the reading one.
+//!
+//! It knows nothing of engines: [`crate::loan`] does.
+
+use std::ops::Range;
+
+use polyreme_sync::{Condvar, Mutex, MutexGuard};
+
+/// Elements that are accounted for together: a copy of them takes a millisecond.
+const CHUNK_LEN: usize = if cfg!(feature = "interleave") { 2 } else { 1 << 20 };
+
+/// The state of everything that is lent.
+pub struct Ledger {
+    book: Mutex<Book>,
+    /// Something was read, or nothing more will be.
+    changed: Condvar,
+    /// Elements that copies may hold at the same time.
+    room: usize,
+}
+
+struct Book {
+    /// By arena, its chunks.
+    arenas: Vec<Vec<Chunk>>,
+    /// Elements that copies hold.
+    copied: usize,
+    /// Nobody reads any more.
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Chunk {
+    /// Elements of it that are still to be read.
+    left: usize,
+    /// What it held, if it may have been overwritten.
+    copy: Option<Box<[f32]>>,
+}
+
+impl Ledger {
+    /// Lends arenas, of each the ranges that will be read, every element once. Copies hold `room` elements at most, or one chunk.
+    pub fn new(arenas: impl Iterator<Item = Vec<Range<usize>>>, room: usize) -> Ledger {
+        let chunks = |ranges: Vec<Range<usize>>| {
+            let end = ranges.iter().map(|r| r.end).max().unwrap_or(0);
+            let mut chunks: Vec<Chunk> = Vec::new();
+            chunks.resize_with(end.div_ceil(CHUNK_LEN), Chunk::default);
+            for (chunk, part) in ranges.iter().flat_map(|r| cut(r.clone())) {
+                chunks[chunk].left += part.len();
+            }
+            chunks
+        };
+        let book = Book { arenas: arenas.map(chunks).collect(), copied: 0, closed: false };
+        Ledger { book: Mutex::new(book), changed: Condvar::new(), room: room.max(CHUNK_LEN) }
+    }
+
+    /// Reads a range of an arena, from where it lies as long as it has not been overwritten. `read` gets parts of it in their order;
+    /// `lies` gives a part as it lies.
+    pub fn read<'a>(
+        &self,
+        arena: usize,
+        range: Range<usize>,
+        lies: impl Fn(Range<usize>) -> &'a [f32],
+        read: &mut dyn FnMut(&[f32]),
+    ) {
+        for (number, part) in cut(range) {
+            // Reading is copying, so the other thread does not wait for long.
+            let mut book = self.lock();
+            let chunk = &mut book.arenas[arena][number];
+            assert!(chunk.left >= part.len(), "every element is read once");
+            match &chunk.copy {
+                None => read(lies(part.clone())),
+                Some(copy) => {
+                    let first = number * CHUNK_LEN;
+                    read(&copy[part.start - first..part.end - first]);
+                }
+            }
+            chunk.left -= part.len();
+            if chunk.left == 0 {
+                let freed = chunk.copy.take().map_or(0, |copy| copy.len());
+                book.copied -= freed;
+                self.changed.notify_all();
+            }
+        }
+    }
+
+    /// Returns when a range of an arena may be overwritten. `len` is the length of the arena.
+    pub fn settle<'a>(
+        &self,
+        arena: usize,
+        len: usize,
+        range: Range<usize>,
+        lies: impl Fn(Range<usize>) -> &'a [f32],
+    ) {
+        let mut book = self.lock();
+        for (number, _) in cut(range) {
+            while book.is_lying(arena, number) {
+                let whole = number * CHUNK_LEN..len.min((number + 1) * CHUNK_LEN);
+                if book.copied + whole.len() <= self.room {
+                    book.copied += whole.len();
+                    book.arenas[arena][number].copy = Some(lies(whole).into());
+                } else {
+                    book = self.changed.wait(book).unwrap_or_else(|e| e.into_inner());
+                }
+            }
+        }
+    }
+
+    /// Nothing more will be read.
+    pub fn close(&self) {
+        let mut book = self.lock();
+        book.closed = true;
+        book.arenas.iter_mut().flatten().for_each(|chunk| chunk.copy = None);
+        self.changed.notify_all();
+    }
+
+    /// Nothing inside panics halfway, but for what the reader does with what it gets.
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Book {
+    /// Whether something of a chunk is still to be read from where it lies.
+    fn is_lying(&self, arena: usize, number: usize) -> bool {
+        let chunk = self.arenas[arena].get(number);
+        !self.closed && chunk.is_some_and(|chunk| chunk.left > 0 && chunk.copy.is_none())
+    }
+}
+
+/// The chunks that a range touches, and which elements of it lie in each.
+fn cut(range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let chunks = range.start / CHUNK_LEN..range.end.div_ceil(CHUNK_LEN);
+    chunks.filter_map(move |number| {
+        let part = range.start.max(number * CHUNK_LEN)..range.end.min((number + 1) * CHUNK_LEN);
+        (!part.is_empty()).then_some((number, part))
+    })
+}

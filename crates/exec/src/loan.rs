@@ -1,0 +1,131 @@
+//! Lends what an engine has learnt to another thread, which writes a checkpoint of it while training goes on.
+//!
+//! Parameters and moments do not change between the end of an update and the start of the next one. So they are read from where
+//! they lie, best in the order in which they will be updated, and only what is overtaken by its update is copied
+//! ([`crate::ledger`]).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use polyreme_graph::{Instr, Place};
+
+use crate::arena::Arena;
+use crate::engine::Engine;
+use crate::ledger::Ledger;
+use crate::weights::Kept;
+
+/// Copies of what is overtaken by its update take at most this part of what is lent.
+const ROOM: usize = 16;
+
+/// What was learnt at one moment. Until it is dropped, updates wait where they are about to overwrite what it has not read.
+pub struct Loan {
+    lent: Arc<Lent>,
+}
+
+/// What is lent, for both sides.
+pub(crate) struct Lent {
+    arenas: Vec<(Kept, Arc<Arena>, usize)>,
+    ledger: Ledger,
+    order: Vec<Range<usize>>,
+}
+
+/// The most that copies take of so many bytes that are lent.
+pub fn loan_copies(bytes: usize) -> usize {
+    bytes / ROOM
+}
+
+impl Loan {
+    /// Elements of an arena that is lent; one that is empty is not.
+    pub fn len(&self, what: Kept) -> usize {
+        self.lent.arenas.iter().find(|(kept, ..)| *kept == what).map_or(0, |(.., len)| *len)
+    }
+
+    /// Ranges of the parameters in the order of their updates, which is the order to read them in.
+    pub fn order(&self) -> &[Range<usize>] {
+        &self.lent.order
+    }
+
+    /// Reads a range of what was lent; `read` gets parts of it in their order. Every element is read once.
+    pub fn read(&self, what: Kept, range: Range<usize>, read: &mut dyn FnMut(&[f32])) {
+        let (at, arena, len) = self.lent.find(what);
+        assert!(range.end <= len, "inside the arena");
+        self.lent.ledger.read(at, range, |part| lies(arena, part), read);
+    }
+}
+
+impl std::fmt::Debug for Loan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let lens: Vec<_> = self.lent.arenas.iter().map(|(what, _, len)| (what, len)).collect();
+        f.debug_tuple("Loan").field(&lens).finish()
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.lent.ledger.close();
+    }
+}
+
+impl Lent {
+    fn find(&self, what: Kept) -> (usize, &Arena, usize) {
+        let at = self.arenas.iter().position(|(kept, ..)| *kept == what).expect("an arena that was lent");
+        let (_, arena, len) = &self.arenas[at];
+        (at, arena, *len)
+    }
+
+    /// Returns when a range may be overwritten.
+    pub(crate) fn settle(&self, what: Kept, range: Range<usize>) {
+        if self.arenas.iter().any(|(kept, ..)| *kept == what) {
+            let (at, arena, len) = self.find(what);
+            self.ledger.settle(at, len, range, |part| lies(arena, part));
+        }
+    }
+}
+
+/// A part of an arena as it lies.
+fn lies(arena: &Arena, part: Range<usize>) -> &[f32] {
+    // SAFETY: asked for by the ledger, under its lock, for elements that it has not settled; an engine overwrites what was
+    // settled only, and the slice is given back before the lock.
+    unsafe { arena.slice(part.start * size_of::<f32>(), part.len()) }
+}
+
+impl Engine {
+    /// Lends parameters and moments as they are now, for one reader. `None` if other ranks update them too, which would have to
+    /// wait as well.
+    pub fn lend(&mut self) -> Option<Loan> {
+        if self.first().role.as_ref().is_some_and(|role| role.ranks > 1) {
+            return None;
+        }
+        let ranges = |what: Kept| -> Vec<Range<usize>> {
+            let slots = if what == Kept::Params { self.param_slots() } else { self.moment_slots(what) };
+            slots.into_iter().map(|slot| slot.range).collect()
+        };
+        let arenas: Vec<_> = [Kept::Params, Kept::Moment1, Kept::Moment2]
+            .into_iter()
+            .filter_map(|what| self.memory.state.lendable(what).map(|(arena, len)| (what, arena, len)))
+            .collect();
+        let room = loan_copies(arenas.iter().map(|(.., len)| len).sum());
+        let ledger = Ledger::new(arenas.iter().map(|(what, ..)| ranges(*what)), room);
+        let lent = Arc::new(Lent { arenas, ledger, order: self.order_of_updates() });
+        self.memory.state.lent = Some(lent.clone());
+        Some(Loan { lent })
+    }
+
+    /// Ranges of the parameters in the order in which a step updates them.
+    fn order_of_updates(&self) -> Vec<Range<usize>> {
+        let (program, ready) = (self.first(), self.layout());
+        let param = |p: usize| {
+            let value = ready.body.graph.params[p].value;
+            let Place::Param(start) = ready.plan.places[value.idx()] else {
+                unreachable!("parameters lie in their own arena")
+            };
+            start..start + ready.body.graph.shape(value).numel()
+        };
+        let range = |instr: &Instr| match instr {
+            Instr::Update { params, .. } => Some(params.clone()),
+            Instr::Run { block, .. } => program.blocks[*block].update.map(param),
+            _ => None,
+        };
+        program.instrs.iter().filter_map(range).collect()
+    }
+}

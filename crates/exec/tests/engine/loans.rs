@@ -1,0 +1,116 @@
+//! What is lent to a reader stays what it was, while steps go on; and the memory of copies stays within bounds.
+
+use polyreme_exec::{Engine, Kept, Loan, Options};
+use polyreme_graph::{Builder, DType, Graph, Init, Moments, Optimizer, Program, differentiate};
+
+const ADAM: Optimizer = Optimizer::Adam(Moments::DEFAULT);
+const KEPT: [Kept; 3] = [Kept::Params, Kept::Moment1, Kept::Moment2];
+
+/// Two layers of over three million weights each, and one of a few.
+fn graph() -> Graph {
+    let mut b = Builder::new();
+    let mut x = b.input("x", [2, 2000], DType::F32).unwrap();
+    let t = b.input("t", [2, 3], DType::F32).unwrap();
+    for (name, dims) in [("first", [2000, 1701]), ("second", [1701, 1801]), ("last", [1801, 3])] {
+        x = b.layer(name, |b| {
+            let w = b.param("w", dims, Init::Uniform { bound: 0.05 }).unwrap();
+            b.matmul(x, w, false, false).unwrap()
+        });
+    }
+    let loss = b.mse(x, t).unwrap();
+    let forward = b.finish(&[("loss", loss)]);
+    differentiate(&forward, loss).unwrap()
+}
+
+/// With updates behind all gradients, and with updates while they are computed.
+fn engines() -> [Engine; 2] {
+    let late = Program::train(&graph(), ADAM, None);
+    let at_once = Program::train_at_once(&graph(), ADAM);
+    [late, at_once].map(|program| {
+        let mut engine = Engine::new(program, Options::threads(2)).unwrap();
+        engine.input_f32("x").unwrap().fill(0.5);
+        engine.input_f32("t").unwrap().fill(0.25);
+        engine.step(0.01).unwrap();
+        engine
+    })
+}
+
+fn all(engine: &Engine) -> Vec<Vec<f32>> {
+    KEPT.map(|what| engine.kept(what).to_vec()).into()
+}
+
+/// Reads everything, in the order of the tensors or against it, in parts of an odd length.
+fn read(loan: &Loan, engine_slots: &[std::ops::Range<usize>], backwards: bool) -> Vec<Vec<f32>> {
+    let mut read: Vec<Vec<f32>> = KEPT.iter().map(|what| vec![0.0; loan.len(*what)]).collect();
+    let mut parts: Vec<std::ops::Range<usize>> = Vec::new();
+    for slot in engine_slots {
+        parts.extend(slot.clone().step_by(700_001).map(|start| start..slot.end.min(start + 700_001)));
+    }
+    if backwards {
+        parts.reverse();
+    }
+    for part in parts {
+        for (what, into) in KEPT.iter().zip(&mut read) {
+            let mut at = part.start;
+            loan.read(*what, part.clone(), &mut |x| {
+                into[at..at + x.len()].copy_from_slice(x);
+                at += x.len();
+            });
+            assert_eq!(at, part.end);
+        }
+    }
+    read
+}
+
+#[test]
+fn a_reader_gets_what_was_learnt_when_it_was_lent() {
+    for mut engine in engines() {
+        let slots: Vec<_> = engine.param_slots().into_iter().map(|slot| slot.range).collect();
+        for backwards in [false, true] {
+            let want = all(&engine);
+            let loan = engine.lend().unwrap();
+            let got = std::thread::scope(|scope| {
+                let reader = scope.spawn(|| {
+                    let got = read(&loan, &slots, backwards);
+                    // Not before: until then the engine may wait for the rest.
+                    drop(loan);
+                    got
+                });
+                (0..3).for_each(|_| engine.step(0.01).unwrap());
+                reader.join().unwrap()
+            });
+            assert!(want == got, "backwards {backwards}");
+            assert!(want != all(&engine), "steps went on");
+        }
+    }
+}
+
+/// A reader that gives up, as after an error of the disk, holds nobody.
+#[test]
+fn steps_go_on_when_a_reader_gives_up() {
+    for mut engine in engines() {
+        let loan = engine.lend().unwrap();
+        let before = engine.param("last.w").unwrap().to_vec();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                loan.read(Kept::Moment1, 0..10, &mut |_| ());
+                drop(loan);
+            });
+            (0..3).for_each(|_| engine.step(0.01).unwrap());
+        });
+        assert!(before != engine.param("last.w").unwrap());
+    }
+}
+
+/// The order in which updates come is the order to read in: all parameters are in it.
+#[test]
+fn the_order_of_updates_has_all_parameters() {
+    for mut engine in engines() {
+        let slots = engine.param_slots();
+        let loan = engine.lend().unwrap();
+        for slot in &slots {
+            let covered = loan.order().iter().any(|r| r.start <= slot.range.start && slot.range.end <= r.end);
+            assert!(covered, "{}", slot.name);
+        }
+    }
+}
