@@ -1,36 +1,59 @@
 //! Between files of weights and engines: by name, never by place.
 
+use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
 
 use polyreme_exec::{Engine, Kept, Slot};
 
-use crate::checkpoint::{CheckpointError, Shape};
+use crate::checkpoint::{CheckpointError, Difference, Shape, TensorFile};
 use crate::error::TrainError;
 use crate::team::Team;
 use crate::weights::{View, Weight, WeightsFile, match_weights, write_weights};
 
-/// Parameters and states of an engine from tensors that must be just those. `path` is for the error.
-pub fn install(engine: &mut Engine, weights: &[Weight], path: &Path) -> Result<(), TrainError> {
+/// Parameters and states of an engine from a file of a checkpoint that must have just those.
+pub fn install(engine: &mut Engine, file: &TensorFile) -> Result<(), TrainError> {
     let (params, states) = (engine.param_slots(), engine.state_slots());
-    let shapes = shapes(params.iter().chain(&states));
-    let matched = match_weights(&shapes, weights.to_vec(), path)?;
-    let (of_params, of_states) = matched.split_at(params.len());
-    copy(engine.kept_mut(Kept::Params), &params, of_params);
-    copy(engine.kept_mut(Kept::States), &states, of_states);
-    Ok(())
+    check(params.iter().chain(&states), &file.shapes, &file.path)?;
+    let (to_params, to_states) = (by_name(&params), by_name(&states));
+    Ok(file.read(&mut |name, first, numbers| {
+        put(engine.kept_mut(Kept::Params), &to_params, name, first, numbers);
+        put(engine.kept_mut(Kept::States), &to_states, name, first, numbers);
+    })?)
 }
 
-/// An arena that is laid out as the parameters are, from tensors that must be just those.
-pub fn install_arena(
-    arena: &mut [f32],
-    slots: &[Slot],
-    weights: Option<&[Weight]>,
+/// An arena with such ranges from a file of a checkpoint that must have just those.
+pub fn install_arena(arena: &mut [f32], slots: &[Slot], file: &TensorFile) -> Result<(), TrainError> {
+    check(slots.iter(), &file.shapes, &file.path)?;
+    let places = by_name(slots);
+    Ok(file.read(&mut |name, first, numbers| put(arena, &places, name, first, numbers))?)
+}
+
+/// Ranges by the names of their tensors.
+fn by_name(slots: &[Slot]) -> HashMap<&str, Range<usize>> {
+    slots.iter().map(|slot| (slot.name.as_str(), slot.range.clone())).collect()
+}
+
+/// Puts elements of a tensor, from the `first` on, where they belong; nowhere if this arena does not have it.
+fn put(arena: &mut [f32], places: &HashMap<&str, Range<usize>>, name: &str, first: usize, numbers: &[f32]) {
+    if let Some(range) = places.get(name) {
+        arena[range.clone()][first..first + numbers.len()].copy_from_slice(numbers);
+    }
+}
+
+/// Whether a file has the tensors that are wanted; if not, what differs.
+fn check<'a>(
+    wanted: impl Iterator<Item = &'a Slot>,
+    there: &[Shape],
     path: &Path,
-) -> Result<(), TrainError> {
-    let weights = weights.unwrap_or(&[]).to_vec();
-    let matched = match_weights(&shapes(slots.iter()), weights, path)?;
-    copy(arena, slots, &matched);
-    Ok(())
+) -> Result<(), CheckpointError> {
+    let there = there.iter().map(|shape| (shape.name.as_str(), shape.dims.as_slice()));
+    match Difference::between(&shapes(wanted), there) {
+        None => Ok(()),
+        Some(difference) => {
+            Err(CheckpointError::OtherModel { path: path.into(), difference: Box::new(difference) })
+        }
+    }
 }
 
 /// Parameters and states of an engine from a safetensors file, ours or PyTorch's. Returns how many batches its batch norms
@@ -39,8 +62,13 @@ pub fn install_file(engine: &mut Engine, path: &Path) -> Result<u64, TrainError>
     let file = WeightsFile::read(path)?;
     let wanted: Vec<Slot> = engine.param_slots().into_iter().chain(engine.state_slots()).collect();
     file.check(wanted.iter().map(|slot| slot.name.as_str()), path)?;
-    install(engine, &file.weights, path)?;
-    Ok(file.batches_tracked())
+    let (params, states) = (engine.param_slots(), engine.state_slots());
+    let batches = file.batches_tracked();
+    let matched = match_weights(&shapes(wanted.iter()), file.weights, path)?;
+    let (of_params, of_states) = matched.split_at(params.len());
+    copy(engine.kept_mut(Kept::Params), &params, of_params);
+    copy(engine.kept_mut(Kept::States), &states, of_states);
+    Ok(batches)
 }
 
 /// Writes the model that a team would ship: its parameters, averaged if they are, and its states. `batches_before` is how

@@ -13,14 +13,19 @@ use crate::net::Net;
 /// Samples of a block, and tokens of one: a forward pass alone needs little memory.
 const BLOCK_SAMPLES: usize = 64;
 const BLOCK_TOKENS: usize = 8192;
+/// Logits of a block: with a large vocabulary they are the most of it.
+const BLOCK_LOGITS: usize = 1 << 25;
 
-/// Samples that are evaluated at once. It depends on the data alone: losses are added up by blocks, so that every
-/// number of ranks and threads comes to the same bits.
-pub fn block_samples(spec: &Spec) -> usize {
-    match spec.features {
+/// Samples that are evaluated at once. It depends on the data and the network alone: losses are added up by blocks, so that
+/// every number of ranks and threads comes to the same bits.
+pub fn block_samples(net: &Net, spec: &Spec) -> Result<usize, TrainError> {
+    let n = match spec.features {
         Features::Ids { time, .. } => (BLOCK_TOKENS / time.max(1)).clamp(1, BLOCK_SAMPLES),
         Features::Image { .. } | Features::Row { .. } => BLOCK_SAMPLES,
-    }
+    };
+    let of_one = evaluation_graph(net, spec, 1)?;
+    let logits = of_one.shape(of_one.output("logits").expect("an evaluation has logits")).numel();
+    Ok(n.min(BLOCK_LOGITS / logits.max(1)).max(1))
 }
 
 /// How an engine is fed and read in an evaluation.

@@ -55,11 +55,10 @@ impl Trained {
     pub fn judge(&self, spec: &Spec, n: usize, threads: usize) -> Result<Judge, TrainError> {
         let mut judge = Judge::new(&self.net, spec, n, threads, self.isa)?;
         let engine = judge.engine_mut();
-        install(engine, self.loaded.shard(MODEL_FILE).unwrap_or(&[]), &self.loaded.path)?;
-        if let Some(average) = self.loaded.shard(AVERAGE_FILE) {
+        install(engine, self.loaded.needed(MODEL_FILE)?)?;
+        if let Some(average) = self.loaded.file(AVERAGE_FILE) {
             let slots = engine.param_slots();
-            let file = self.loaded.path.join(AVERAGE_FILE);
-            install_arena(engine.kept_mut(Kept::Params), &slots, Some(average), &file)?;
+            install_arena(engine.kept_mut(Kept::Params), &slots, average)?;
         }
         Ok(judge)
     }

@@ -176,12 +176,16 @@ pub(crate) fn write_weights_on(
     };
     let name = name.to_string_lossy();
     let folder = above(path);
-    let layout = Layout::new(tensors, batch_norm_steps, &name)?;
+    for View { name: tensor, dims, data } in tensors {
+        if dims.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim)) != Some(data.len()) {
+            let why = format!("tensor {tensor}: {} numbers for dims {dims:?}", data.len());
+            return Err(CheckpointError::Snapshot { file: name.into(), why });
+        }
+    }
+    let layout = Layout::new(tensors.iter().map(|t| (t.name, t.dims)), batch_norm_steps, &name)?;
     let aside = folder.join(format!(".writing-{name}-{}", std::process::id()));
     let write = || -> Result<(), CheckpointError> {
-        let mut sink = disk.create(&aside)?;
-        layout.write(&mut sink)?;
-        sink.finish()?;
+        layout.write(disk, &aside, tensors)?;
         disk.rename(&aside, path)?;
         disk.sync_dir(folder)
     };

@@ -74,7 +74,7 @@ pub(super) fn eval(app: &App, args: &EvalArgs) -> Outcome {
         Failure::usage(format!("the job's data have no {on} part; `--on train` is always there, and `--set data.validation=0.1` makes one"))
     })?;
     // All cores are this one judge's.
-    let mut judge = trained.judge(set.spec(), block_samples(set.spec()), process::cores())?;
+    let mut judge = trained.judge(set.spec(), block_samples(trained.net(), set.spec())?, process::cores())?;
     let began = Instant::now();
     let scores = evaluate(&mut judge, set, &prepared.plain_transform(set.as_ref())?, 1)?;
     let seconds = began.elapsed().as_secs_f64();

@@ -14,7 +14,7 @@ use polyreme_train::lower::{Loss, Lowering, training_graph};
 use polyreme_train::record::history::{Column, History};
 use polyreme_train::run::Prepared;
 use polyreme_train::trained::Trained;
-use polyreme_train::weights::{Weight, read_weights};
+use polyreme_train::weights::read_weights;
 use serde::Serialize;
 use serde_json::json;
 
@@ -59,7 +59,7 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> Outcome {
     }
     let place = checkpoint::resolve(&args.path)?;
     if let Place::Weights(file) = &place {
-        let tensors: Vec<_> = read_weights(file)?.iter().map(tensor).collect();
+        let tensors: Vec<_> = read_weights(file)?.iter().map(|w| tensor(&w.name, &w.dims)).collect();
         return show_tensors(&tensors, args.json);
     }
     let trained = Trained::open(&args.path, &app.given())?;
@@ -75,8 +75,13 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> Outcome {
         };
         return show_graph(&graph, form, || Ok(lone.program(&graph)?));
     }
-    let tensors: Vec<_> =
-        trained.loaded.shard(checkpoint::MODEL_FILE).unwrap_or(&[]).iter().map(tensor).collect();
+    let tensors: Vec<_> = trained
+        .loaded
+        .needed(checkpoint::MODEL_FILE)?
+        .shapes
+        .iter()
+        .map(|s| tensor(&s.name, &s.dims))
+        .collect();
     let manifest = &trained.loaded.manifest;
     let history = History::read(&trained.folder().join("metrics.jsonl")).unwrap_or_default();
     if args.json {
@@ -131,8 +136,8 @@ fn inspect_job(app: &App, args: &InspectArgs) -> Outcome {
     show_tensors(&tensors, args.json)
 }
 
-fn tensor(weight: &Weight) -> Tensor {
-    Tensor { name: weight.name.clone(), shape: weight.dims.clone(), elements: weight.data.len() }
+fn tensor(name: &str, dims: &[usize]) -> Tensor {
+    Tensor { name: name.into(), shape: dims.to_vec(), elements: dims.iter().product() }
 }
 
 fn show_graph(graph: &Graph, form: Form, program: impl FnOnce() -> Result<Program, Failure>) -> Outcome {

@@ -128,8 +128,9 @@ fn a_check_plans_what_an_optimizer_keeps() {
         ("lion", params),
         ("adafactor", rows_and_columns),
     ] {
-        // States and the copy of them that checkpoints are written from. What the process has before differs a little.
-        let (got, want) = (mib(optimizer) - plain, 2.0 * keeps);
+        // States, and copies of what an update overtakes while a checkpoint is written. What the process has before differs a
+        // little.
+        let (got, want) = (mib(optimizer) - plain, (1.0 + 1.0 / 16.0) * keeps);
         assert!((got - want).abs() < 1.0, "{optimizer}: {got} MiB and not {want}");
     }
 }
@@ -283,8 +284,10 @@ pub(crate) fn same_outcome(a: &Path, b: &Path) {
     let last = |run: &Path| checkpoint::latest_whole(run).unwrap().0;
     let (a, b) = (last(a), last(b));
     assert_eq!(a.manifest.step, b.manifest.step);
-    for (file, weights) in &a.shards {
-        assert_eq!(Some(weights.as_slice()), b.shard(file), "{file}");
+    assert_eq!(a.files.len(), b.files.len());
+    for (a, b) in a.files.iter().zip(&b.files) {
+        assert_eq!(a.path.file_name(), b.path.file_name());
+        assert!(fs::read(&a.path).unwrap() == fs::read(&b.path).unwrap(), "{}", a.path.display());
     }
 }
 

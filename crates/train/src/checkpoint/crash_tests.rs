@@ -114,7 +114,8 @@ fn check_run(base: &Path, said: (u64, u64), next: (u64, u64)) -> Result<(), Stri
     let entries = list(&run).map_err(|e| e.to_string())?;
     for entry in &entries {
         let loaded = load(&entry.path).map_err(|e| format!("{} is not whole: {e}", entry.path.display()))?;
-        let first = loaded.shard(MODEL_FILE).and_then(|weights| weights[0].data.first().copied());
+        let weights = read_weights(&loaded.path.join(MODEL_FILE)).map_err(|e| e.to_string())?;
+        let first = weights[0].data.first().copied();
         let want = snapshot(entry.step, &[]).shards[0].data[0];
         if (loaded.manifest.step, first) != (entry.step, Some(want)) {
             return Err(format!("{} has the content of another", entry.path.display()));

@@ -5,16 +5,12 @@
 
 use std::cell::Cell;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::CheckpointError;
 use super::lacks::{Lack, Lacks, is_lacking};
-
-/// Elements and bytes go to the system in pieces of this size: large enough that calls cost nothing, small enough to
-/// stay in the second-level cache between conversion, checksum and copy.
-const PIECE_BYTES: usize = 256 * 1024;
 
 /// The disk.
 #[derive(Default)]
@@ -113,12 +109,19 @@ impl Disk {
         Ok(made)
     }
 
-    /// Opens an empty file for writing.
-    pub(crate) fn create<'a>(&'a self, path: &'a Path) -> Result<Sink<'a>, CheckpointError> {
-        let file = self.op(Op::Create(path), || File::create(path));
-        let file = file.map_err(|e| CheckpointError::writing(path, e))?;
-        let piece = vec![0; PIECE_BYTES].into_boxed_slice();
-        Ok(Sink { disk: self, path, file, piece, n_filled: 0, hasher: blake3::Hasher::new(), n_bytes: 0 })
+    /// Counts bytes that were written.
+    pub(super) fn count(&self, n_bytes: u64) {
+        self.bytes.set(self.bytes.get() + n_bytes);
+    }
+
+    /// Writes a small file and brings it to the disk.
+    pub(super) fn write_small(&self, path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let write = || {
+            let file = self.op(Op::Create(path), || File::create(path))?;
+            self.write_at(&file, path, 0, bytes)?;
+            self.op(Op::Sync(path), || file.sync_all())
+        };
+        write().map_err(|e| CheckpointError::writing(path, e))
     }
 
     /// Writes a small file: whole, or the old one stays.
@@ -126,9 +129,7 @@ impl Disk {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let aside = path.with_file_name(format!(".writing-{name}-{}", std::process::id()));
         let write = || {
-            let mut sink = self.create(&aside)?;
-            sink.bytes(bytes)?;
-            sink.finish()?;
+            self.write_small(&aside, bytes)?;
             self.rename(&aside, path)?;
             self.sync_dir(above(path))
         };
@@ -156,9 +157,7 @@ impl Disk {
         match self.op(Op::Link(target, at), link) {
             Err(e) if is_lacking(&e, Lack::Links) => {
                 self.lacks.add(Lack::Links);
-                let mut sink = self.create(at)?;
-                sink.bytes(target.as_os_str().as_encoded_bytes())?;
-                sink.finish().map(|_| ())
+                self.write_small(at, target.as_os_str().as_encoded_bytes())
             }
             linked => linked.map_err(|e| CheckpointError::writing(at, e)),
         }
@@ -197,7 +196,7 @@ impl Disk {
 
     /// Does one more operation.
     #[cfg(test)]
-    fn op<T>(&self, op: Op<'_>, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    pub(super) fn op<T>(&self, op: Op<'_>, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         use std::sync::atomic::Ordering::SeqCst;
         let number = self.faults.n_ops.fetch_add(1, SeqCst) + 1;
         let first = self.faults.first.load(SeqCst);
@@ -210,7 +209,7 @@ impl Disk {
     }
 
     #[cfg(not(test))]
-    fn op<T>(&self, _: Op<'_>, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    pub(super) fn op<T>(&self, _: Op<'_>, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         act()
     }
 
@@ -231,91 +230,4 @@ impl Disk {
 /// The folder that something lies in.
 pub(crate) fn above(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// A file being written: in pieces, with a checksum on the way.
-pub(crate) struct Sink<'a> {
-    disk: &'a Disk,
-    path: &'a Path,
-    file: File,
-    piece: Box<[u8]>,
-    n_filled: usize,
-    hasher: blake3::Hasher,
-    n_bytes: u64,
-}
-
-impl Sink<'_> {
-    pub(crate) fn bytes(&mut self, mut bytes: &[u8]) -> Result<(), CheckpointError> {
-        while !bytes.is_empty() {
-            let space = self.space(1)?;
-            let n = bytes.len().min(space.len());
-            space[..n].copy_from_slice(&bytes[..n]);
-            self.n_filled += n;
-            bytes = &bytes[n..];
-        }
-        Ok(())
-    }
-
-    /// Writes numbers in little-endian order, bit for bit.
-    pub(crate) fn numbers(&mut self, mut numbers: &[f32]) -> Result<(), CheckpointError> {
-        while !numbers.is_empty() {
-            let (space, _) = self.space(size_of::<f32>())?.as_chunks_mut::<{ size_of::<f32>() }>();
-            let n = numbers.len().min(space.len());
-            for (bytes, x) in space.iter_mut().zip(&numbers[..n]) {
-                *bytes = x.to_le_bytes();
-            }
-            self.n_filled += size_of_val(&numbers[..n]);
-            numbers = &numbers[n..];
-        }
-        Ok(())
-    }
-
-    /// Brings everything to the disk. Gives the file's length and checksum.
-    pub(crate) fn finish(mut self) -> Result<(u64, blake3::Hash), CheckpointError> {
-        self.flush()?;
-        let synced = self.disk.op(Op::Sync(self.path), || self.file.sync_all());
-        synced.map_err(|e| CheckpointError::writing(self.path, e))?;
-        Ok((self.n_bytes, self.hasher.finalize()))
-    }
-
-    /// The rest of the piece, at least `n` bytes of it.
-    fn space(&mut self, n: usize) -> Result<&mut [u8], CheckpointError> {
-        if self.piece.len() - self.n_filled < n {
-            self.flush()?;
-        }
-        Ok(&mut self.piece[self.n_filled..])
-    }
-
-    fn flush(&mut self) -> Result<(), CheckpointError> {
-        if self.n_filled == 0 {
-            return Ok(());
-        }
-        let (piece, path) = (&self.piece[..self.n_filled], self.path);
-        let (disk, offset) = (self.disk, self.n_bytes);
-        let mut rest = piece;
-        let written = disk.op(Op::Write(path, offset, piece), || {
-            // Not `write_all`: it does not say how much went through before the disk was full.
-            while !rest.is_empty() {
-                let n = match self.file.write(rest) {
-                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                    Ok(n) => n,
-                    Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                    Err(e) => return Err(e),
-                };
-                disk.bytes.set(disk.bytes.get() + n as u64);
-                rest = &rest[n..];
-            }
-            Ok(())
-        });
-        #[cfg(test)]
-        if written.is_err() && rest.len() == piece.len() {
-            // A kill inside a write leaves a part of it.
-            let _ = self.file.write_all(&piece[..piece.len() / 2]);
-        }
-        written.map_err(|e| CheckpointError::writing(path, e))?;
-        self.n_bytes += piece.len() as u64;
-        self.hasher.update(piece);
-        self.n_filled = 0;
-        Ok(())
-    }
 }

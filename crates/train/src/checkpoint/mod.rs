@@ -37,6 +37,7 @@
 //! [`Lock`] keeps others out; [`Store`] writes (in a thread of its own); [`list`], [`load`], [`latest_whole`] and [`resolve`] read;
 //! [`Manifest`] says what is in a checkpoint; [`CheckpointError`] and [`Difference`] say what is wrong.
 
+mod blocks;
 mod difference;
 mod disk;
 mod error;
@@ -62,8 +63,12 @@ mod mount_tests;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use polyreme_exec::{Kept, Loan};
+
+pub(crate) use blocks::WRITER_BYTES;
 pub use difference::{Difference, Lacking, Reshaped, Shape};
 pub(crate) use disk::{Disk, above};
 pub use error::{CheckpointError, Skipped};
@@ -72,8 +77,9 @@ pub use lock::Lock;
 pub(crate) use manifest::numbers;
 pub use manifest::{FileEntry, Manifest, model_id};
 pub(crate) use read::load_files;
-pub use read::{Loaded, Place, latest_whole, load, load_at, load_step, resolve, run_of};
+pub use read::{Loaded, Place, TensorFile, latest_whole, load, load_at, load_step, resolve, run_of};
 pub use store::Store;
+use tensors::Numbers;
 pub use write::Written;
 
 /// The version of the folder's layout and of the manifest.
@@ -101,14 +107,16 @@ pub struct Snapshot {
     pub batches: u64,
 }
 
-/// A copy of an arena, and where the tensors lie in it: one safetensors file.
+/// Numbers, and where the tensors lie in them: one safetensors file.
 #[derive(Clone, Debug)]
 pub struct Shard {
     /// The file's name, such as [`MODEL_FILE`]; it ends with `.safetensors`.
     pub file: String,
     /// The tensors, in the file's order. Shared, so that the next snapshot need not build it again.
     pub tensors: Arc<[TensorAt]>,
-    /// The arena. Gaps between tensors are not written.
+    /// The first numbers: an arena that an engine lends, read once from where it lies.
+    pub lent: Option<(Arc<Loan>, Kept)>,
+    /// The numbers after those. Gaps between tensors are not written.
     pub data: Vec<f32>,
 }
 
@@ -119,7 +127,7 @@ pub struct TensorAt {
     pub name: String,
     /// Its dims.
     pub dims: Vec<usize>,
-    /// Its first element in [`Shard::data`].
+    /// Its first element among the shard's numbers.
     pub start: usize,
 }
 
@@ -129,6 +137,41 @@ impl Shard {
     pub fn copy(file: &str, tensors: Arc<[TensorAt]>, arena: &[f32], mut buffer: Vec<f32>) -> Shard {
         buffer.clear();
         buffer.extend_from_slice(arena);
-        Shard { file: file.into(), tensors, data: buffer }
+        Shard { file: file.into(), tensors, lent: None, data: buffer }
+    }
+
+    fn n_lent(&self) -> usize {
+        self.lent.as_ref().map_or(0, |(loan, what)| loan.len(*what))
+    }
+
+    /// How many numbers there are.
+    fn len(&self) -> usize {
+        self.n_lent() + self.data.len()
+    }
+
+    /// How many numbers are overwritten before this one of a tensor, in the step that comes; 0 for those that are not.
+    fn turn(&self, tensor: usize, first: usize) -> usize {
+        let at = self.tensors[tensor].start + first;
+        let Some((loan, _)) = self.lent.as_ref().filter(|_| at < self.n_lent()) else { return 0 };
+        let mut before = 0;
+        for range in loan.order() {
+            if range.contains(&at) {
+                return before + at - range.start;
+            }
+            before += range.len();
+        }
+        before
+    }
+}
+
+impl Numbers for Shard {
+    fn read(&self, tensor: usize, range: Range<usize>, read: &mut dyn FnMut(&[f32])) {
+        let (start, n_lent) = (self.tensors[tensor].start, self.n_lent());
+        let range = start + range.start..start + range.end;
+        match &self.lent {
+            // A tensor lies in one of them.
+            Some((loan, what)) if range.start < n_lent => loan.read(*what, range, read),
+            _ => read(&self.data[range.start - n_lent..range.end - n_lent]),
+        }
     }
 }

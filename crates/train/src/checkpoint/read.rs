@@ -6,17 +6,25 @@ use std::path::{Path, PathBuf};
 
 use super::manifest::MANIFEST_FILE;
 use super::{CheckpointError, Difference, FileEntry, MODEL_FILE, Manifest, Shape, Skipped, folder, tensors};
-use crate::weights::Weight;
 
-/// A checkpoint in memory.
+/// A checkpoint whose files were read once and are whole. Its tensors are still on the disk.
 #[derive(Debug)]
 pub struct Loaded {
     /// Its folder.
     pub path: PathBuf,
     /// What it says about itself.
     pub manifest: Manifest,
-    /// The tensors by file, in the manifest's order.
-    pub shards: Vec<(String, Vec<Weight>)>,
+    /// The files of tensors, in the manifest's order.
+    pub files: Vec<TensorFile>,
+}
+
+/// A file of tensors that is whole.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TensorFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its tensors of floating types, in its order.
+    pub shapes: Vec<Shape>,
 }
 
 /// What a path that a person gives means.
@@ -31,21 +39,21 @@ pub enum Place {
 }
 
 impl Loaded {
-    /// The tensors of a file, such as [`MODEL_FILE`].
-    pub fn shard(&self, file: &str) -> Option<&[Weight]> {
-        self.shards.iter().find(|(name, _)| name == file).map(|(_, weights)| weights.as_slice())
+    /// A file, such as [`MODEL_FILE`].
+    pub fn file(&self, name: &str) -> Option<&TensorFile> {
+        self.files.iter().find(|file| file.path.file_name().is_some_and(|n| n == name))
     }
 
-    /// The tensors of a file, to be owned. It is gone from here.
-    pub fn take_shard(&mut self, file: &str) -> Option<Vec<Weight>> {
-        let at = self.shards.iter().position(|(name, _)| name == file)?;
-        Some(self.shards.remove(at).1)
+    /// A file that the checkpoint must have.
+    pub fn needed(&self, name: &str) -> Result<&TensorFile, CheckpointError> {
+        let hint = "the checkpoint has no such file; it is of another kind of training";
+        self.file(name).ok_or_else(|| CheckpointError::missing(&self.path.join(name), hint))
     }
 
     /// Whether this is a checkpoint of the model with these tensors; if not, what differs.
     pub fn check_model(&self, model: &[Shape]) -> Result<(), CheckpointError> {
-        let file = self.shard(MODEL_FILE).unwrap_or(&[]);
-        match Difference::between(model, file.iter().map(|w| (w.name.as_str(), w.dims.as_slice()))) {
+        let shapes = self.file(MODEL_FILE).map_or(&[][..], |file| &file.shapes);
+        match Difference::between(model, shapes.iter().map(|s| (s.name.as_str(), s.dims.as_slice()))) {
             None => Ok(()),
             Some(difference) => {
                 Err(CheckpointError::OtherModel { path: self.path.clone(), difference: Box::new(difference) })
@@ -54,7 +62,24 @@ impl Loaded {
     }
 }
 
-/// Reads the checkpoint in the folder `path`, and verifies every length and checksum.
+impl TensorFile {
+    /// Reads all numbers: `put` gets the name of a tensor, the first element and elements from there on.
+    pub fn read(&self, put: &mut dyn FnMut(&str, usize, &[f32])) -> Result<(), CheckpointError> {
+        let reading = |e| CheckpointError::reading(&self.path, e);
+        let mut file = File::open(&self.path).map_err(reading)?;
+        let n_bytes = file.metadata().map_err(reading)?.len();
+        for head in tensors::read_heads(&mut file, n_bytes, &self.path)? {
+            let mut first = 0;
+            head.read(&mut file, &self.path, &mut |part| {
+                put(&head.name, first, part);
+                first += part.len();
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Opens the checkpoint in the folder `path`, and verifies every length and checksum.
 pub fn load(path: &Path) -> Result<Loaded, CheckpointError> {
     load_files(path, &|_| true)
 }
@@ -62,11 +87,11 @@ pub fn load(path: &Path) -> Result<Loaded, CheckpointError> {
 /// The same of some of its files: what a model needs is a third of what its training does.
 pub(crate) fn load_files(path: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<Loaded, CheckpointError> {
     let manifest = Manifest::read(path)?;
-    let mut shards = Vec::with_capacity(manifest.files.len());
+    let mut files = Vec::with_capacity(manifest.files.len());
     for file in manifest.files.iter().filter(|file| wanted(&file.name)) {
-        shards.push((file.name.clone(), load_file(&path.join(&file.name), file)?));
+        files.push(verify(path.join(&file.name), file)?);
     }
-    Ok(Loaded { path: path.into(), manifest, shards })
+    Ok(Loaded { path: path.into(), manifest, files })
 }
 
 /// The newest checkpoint of a run that is whole, and those newer ones that are damaged. Only what is certainly damaged is
@@ -162,27 +187,34 @@ pub fn load_at(path: &Path) -> Result<(Loaded, Vec<Skipped>), CheckpointError> {
     }
 }
 
-fn load_file(path: &Path, entry: &FileEntry) -> Result<Vec<Weight>, CheckpointError> {
-    let reading = |e| CheckpointError::reading(path, e);
-    let file = File::open(path).map_err(reading)?;
+/// Reads a whole file for its checksum, and what tensors it has.
+fn verify(path: PathBuf, entry: &FileEntry) -> Result<TensorFile, CheckpointError> {
+    let reading = |e| CheckpointError::reading(&path, e);
+    let file = File::open(&path).map_err(reading)?;
     let about = file.metadata().map_err(reading)?;
     if !about.is_file() {
-        return Err(CheckpointError::missing(path, "there is something else in its place"));
+        return Err(CheckpointError::missing(&path, "there is something else in its place"));
     }
     let found = about.len();
     if found != entry.bytes {
-        return Err(CheckpointError::Length { path: path.into(), expected: entry.bytes, found });
+        return Err(CheckpointError::Length { path, expected: entry.bytes, found });
     }
     let mut reader = Hashing { file, hasher: blake3::Hasher::new() };
-    let read = tensors::read(&mut reader, found, path);
-    // A damaged header ends the reading early; the rest is read for the checksum alone.
-    io::copy(&mut reader, &mut io::sink()).map_err(reading)?;
+    let heads = tensors::read_heads(&mut reader, found, &path);
+    // The rest, also after a damaged header: what does not have its checksum is damage, whatever it looks like.
+    let mut part = vec![0; HASHED_BYTES];
+    while reader.read(&mut part).map_err(reading)? > 0 {}
     let found = reader.hasher.finalize().to_hex().to_string();
     if found != entry.blake3 {
-        return Err(CheckpointError::Checksum { path: path.into(), expected: entry.blake3.clone(), found });
+        return Err(CheckpointError::Checksum { path, expected: entry.blake3.clone(), found });
     }
-    read
+    let floats = heads?.into_iter().filter(tensors::Head::is_float);
+    let shapes = floats.map(|head| Shape { name: head.name, dims: head.dims }).collect();
+    Ok(TensorFile { path, shapes })
 }
+
+/// What is read at once for a checksum.
+const HASHED_BYTES: usize = 256 * 1024;
 
 struct Hashing {
     file: File,
@@ -191,7 +223,12 @@ struct Hashing {
 
 impl Read for Hashing {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let n = self.file.read(to)?;
+        let n = loop {
+            match self.file.read(to) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                read => break read?,
+            }
+        };
         self.hasher.update(&to[..n]);
         Ok(n)
     }

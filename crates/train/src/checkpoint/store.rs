@@ -1,7 +1,7 @@
 //! The store of a run: snapshots go in, a thread of its own writes them, buffers come back.
 //!
-//! One snapshot is in flight at most. So memory holds one copy of the arenas, and a run that saves faster than its
-//! disk writes is slowed down to the disk.
+//! One snapshot is in flight at most. So memory holds one copy at most, and a run that saves faster than its disk writes is
+//! slowed down to the disk. A lone rank lends what it has learnt instead, and is held where an update overtakes the disk.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -1,51 +1,64 @@
-//! Safetensors files, streamed: numbers go from an arena to the file and back in pieces, without a second copy.
+//! Safetensors files, streamed: numbers go from an arena to the file and back in parts, without a second copy.
 //!
 //! The header is the `safetensors` crate's; its functions for whole files want all bytes in memory at once.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Read};
+use std::ops::Range;
 use std::path::Path;
 
 use polyreme_dtype::{DType, Stored, bf16, f16};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
-use super::CheckpointError;
-use super::disk::Sink;
+use super::blocks::{BlockFile, Buffer};
+use super::{CheckpointError, Disk};
 use crate::weights::{Integers, View, Weight, WeightsFile};
 
 /// The longest header that readers of the format accept.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// The reader's piece.
-const PIECE_BYTES: usize = 256 * 1024;
+/// What is read at once.
+const PART_BYTES: usize = 256 * 1024;
 
 /// The last part of the name of a batch norm's mean, and of the counter that PyTorch keeps beside it.
 const MEAN: &str = "running_mean";
 pub(crate) const COUNTER: &str = "num_batches_tracked";
 
-/// A file to be written: its header, made and checked, and its numbers, still where they are.
-pub(crate) struct Layout<'a> {
-    header: Vec<u8>,
-    n_counters: usize,
-    counter: i64,
-    views: &'a [View<'a>],
-    data_bytes: usize,
+/// A file to be written: its first bytes, made and checked, and where its numbers go.
+pub(crate) struct Layout {
+    /// The header and the counters.
+    head: Vec<u8>,
+    /// By tensor, its bytes in the file.
+    tensors: Vec<Range<u64>>,
+    n_tensors: u64,
 }
 
-impl<'a> Layout<'a> {
-    /// The layout of `views` in their order. With `counter`, each batch norm gets the counter of steps that PyTorch
-    /// expects beside its mean. `file` is for errors.
-    pub(crate) fn new(
-        views: &'a [View<'a>],
+/// Where the numbers of a file are.
+pub(crate) trait Numbers {
+    /// Reads numbers of a tensor, in parts, in their order.
+    fn read(&self, tensor: usize, range: Range<usize>, read: &mut dyn FnMut(&[f32]));
+}
+
+impl Numbers for [View<'_>] {
+    fn read(&self, tensor: usize, range: Range<usize>, read: &mut dyn FnMut(&[f32])) {
+        read(&self[tensor].data[range]);
+    }
+}
+
+impl Layout {
+    /// The layout of tensors in their order, by name and dims. With `counter`, each batch norm gets the counter of steps
+    /// that PyTorch expects beside its mean. `file` is for errors.
+    pub(crate) fn new<'a>(
+        tensors: impl Iterator<Item = (&'a str, &'a [usize])> + Clone,
         counter: Option<u64>,
         file: &str,
-    ) -> Result<Layout<'a>, CheckpointError> {
+    ) -> Result<Layout, CheckpointError> {
         let wrong = |why: String| CheckpointError::Snapshot { file: file.into(), why };
-        let mut infos: Vec<(String, TensorInfo)> = Vec::with_capacity(views.len());
+        let mut infos: Vec<(String, TensorInfo)> = Vec::new();
         let mut end: usize = 0;
         // Counters come first: eight-byte numbers then lie at multiples of eight.
-        let layers = views.iter().filter_map(|view| match view.name.rsplit_once('.') {
+        let layers = tensors.clone().filter_map(|(name, _)| match name.rsplit_once('.') {
             Some((layer, MEAN)) => Some(format!("{layer}.{COUNTER}")),
-            None if view.name == MEAN => Some(COUNTER.to_string()),
+            None if name == MEAN => Some(COUNTER.to_string()),
             _ => None,
         });
         for name in layers.filter(|_| counter.is_some()) {
@@ -56,13 +69,15 @@ impl<'a> Layout<'a> {
             end += 8;
         }
         let n_counters = infos.len();
-        for View { name, dims, data } in views {
-            let n = dims.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim));
-            if n != Some(data.len()) {
-                return Err(wrong(format!("tensor {name}: {} numbers for dims {dims:?}", data.len())));
-            }
+        for (name, dims) in tensors {
+            let n_bytes = dims.iter().try_fold(DType::F32.bytes(), |n, dim| n.checked_mul(*dim));
             let start = end;
-            end += size_of_val(*data);
+            let Some(next) = n_bytes.and_then(|n| start.checked_add(n)) else {
+                return Err(wrong(format!(
+                    "tensor {name}: more numbers than there can be, by dims {dims:?}"
+                )));
+            };
+            end = next;
             let info = TensorInfo { dtype: Dtype::F32, shape: dims.to_vec(), data_offsets: (start, end) };
             infos.push((name.to_string(), info));
         }
@@ -72,54 +87,97 @@ impl<'a> Layout<'a> {
                 return Err(wrong(format!("tensor {name}: the name is taken")));
             }
         }
+        let ranges: Vec<_> = infos[n_counters..].iter().map(|(_, info)| info.data_offsets).collect();
+        let n_tensors = infos.len();
         let about = HashMap::from([("format".to_string(), "pt".to_string())]);
         let metadata = Metadata::new(Some(about), infos).map_err(|e| wrong(e.to_string()))?;
         let mut header = serde_json::to_vec(&metadata).map_err(|e| wrong(e.to_string()))?;
         header.resize(header.len().next_multiple_of(8), b' ');
         if header.len() as u64 > HEADER_BYTES_MAX {
-            return Err(wrong(format!("{} tensors are too many for one file", views.len())));
+            return Err(wrong(format!("{n_tensors} tensors are too many for one file")));
         }
-        let counter = counter.unwrap_or(0).try_into().unwrap_or(i64::MAX);
-        Ok(Layout { header, n_counters, counter, views, data_bytes: end })
+        let counter: i64 = counter.unwrap_or(0).try_into().unwrap_or(i64::MAX);
+        let mut head = (header.len() as u64).to_le_bytes().to_vec();
+        head.append(&mut header);
+        let first = head.len() as u64;
+        head.extend((0..n_counters).flat_map(|_| counter.to_le_bytes()));
+        let tensors =
+            ranges.into_iter().map(|(start, end)| first + start as u64..first + end as u64).collect();
+        Ok(Layout { head, tensors, n_tensors: n_tensors as u64 })
     }
 
     /// The length of the file.
     pub(crate) fn n_bytes(&self) -> u64 {
-        8 + self.header.len() as u64 + self.data_bytes as u64
+        self.tensors.last().map_or(self.head.len() as u64, |tensor| tensor.end)
     }
 
     /// How many tensors the file has.
     pub(crate) fn n_tensors(&self) -> u64 {
-        (self.n_counters + self.views.len()) as u64
+        self.n_tensors
     }
 
-    /// Writes everything.
-    pub(crate) fn write(&self, sink: &mut Sink<'_>) -> Result<(), CheckpointError> {
-        sink.bytes(&(self.header.len() as u64).to_le_bytes())?;
-        sink.bytes(&self.header)?;
-        for _ in 0..self.n_counters {
-            sink.bytes(&self.counter.to_le_bytes())?;
+    /// The tensors that lie in a range of the file, and which of their numbers do.
+    pub(super) fn numbers_in(&self, range: Range<u64>) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let first = self.tensors.partition_point(|tensor| tensor.end <= range.start);
+        let tensors = self.tensors.iter().enumerate().skip(first);
+        tensors.take_while(move |(_, tensor)| tensor.start < range.end).map(move |(number, tensor)| {
+            let within = tensor.start.max(range.start)..tensor.end.min(range.end);
+            // Tensors begin at multiples of a number's length, and so do blocks: no number is cut.
+            let at = |byte: u64| (byte - tensor.start) as usize / size_of::<f32>();
+            (number, at(within.start)..at(within.end))
+        })
+    }
+
+    /// Puts together what the file holds from the byte `start` on.
+    pub(super) fn fill(&self, numbers: &(impl Numbers + ?Sized), start: u64, block: &mut [u8]) {
+        let head = self.head.get(start as usize..).unwrap_or(&[]);
+        let n_head = head.len().min(block.len());
+        let (of_head, mut rest) = block.split_at_mut(n_head);
+        of_head.copy_from_slice(&head[..n_head]);
+        let first = start + n_head as u64;
+        for (tensor, range) in self.numbers_in(first..first + rest.len() as u64) {
+            numbers.read(tensor, range, &mut |numbers| {
+                let (to, after) = std::mem::take(&mut rest).split_at_mut(size_of_val(numbers));
+                for (bytes, x) in to.as_chunks_mut::<{ size_of::<f32>() }>().0.iter_mut().zip(numbers) {
+                    *bytes = x.to_le_bytes();
+                }
+                rest = after;
+            });
         }
-        self.views.iter().try_for_each(|view| sink.numbers(view.data))
+        debug_assert!(rest.is_empty(), "a file has no gaps");
+    }
+
+    /// Writes a file in its order. Gives its checksum.
+    pub(crate) fn write(
+        &self,
+        disk: &Disk,
+        path: &Path,
+        numbers: &(impl Numbers + ?Sized),
+    ) -> Result<blake3::Hash, CheckpointError> {
+        let mut file = BlockFile::create(disk, path, self.n_bytes())?;
+        let mut buffer = Buffer::new();
+        for number in 0..file.n_blocks() {
+            file.put(number, &mut buffer, |start, block| self.fill(numbers, start, block))?;
+        }
+        file.finish()
     }
 }
 
-/// Reads all tensors of numbers in a safetensors file of `n_bytes` bytes, as f32, in the file's order. Integers and
-/// booleans are passed over: counters and masks, never weights. `path` is for errors.
-pub(crate) fn read(
-    reader: &mut impl Read,
-    n_bytes: u64,
-    path: &Path,
-) -> Result<Vec<Weight>, CheckpointError> {
-    Ok(read_all(reader, n_bytes, path)?.weights)
+/// A tensor of a file.
+pub(super) struct Head {
+    pub(super) name: String,
+    pub(super) dims: Vec<usize>,
+    dtype: Stored,
+    n_bytes: usize,
 }
 
-/// The same, and what is known of those that are passed over.
-pub(crate) fn read_all(
+/// The tensors of a safetensors file of `n_bytes` bytes, in the order of their numbers, which come next. `path` is for
+/// errors.
+pub(super) fn read_heads(
     reader: &mut impl Read,
     n_bytes: u64,
     path: &Path,
-) -> Result<WeightsFile, CheckpointError> {
+) -> Result<Vec<Head>, CheckpointError> {
     let corrupt = |offset: u64, why: String| CheckpointError::corrupt(path, offset, why);
     if n_bytes < 8 {
         return Err(corrupt(n_bytes, "too short for a safetensors file".into()));
@@ -141,41 +199,73 @@ pub(crate) fn read_all(
         let want = (metadata.data_len() as u64).saturating_add(start);
         return Err(corrupt(n_bytes, format!("{n_bytes} bytes long where the header says {want}; cut off?")));
     }
-    let (mut weights, mut integers) = (Vec::new(), Vec::new());
-    let mut piece = vec![0; PIECE_BYTES];
-    for name in metadata.offset_keys() {
-        let Some(info) = metadata.info(&name) else { continue };
-        let n_left = info.data_offsets.1 - info.data_offsets.0;
-        let mut data = Vec::new();
+    let head = |name: String| {
+        let info = metadata.info(&name)?;
+        let (first, end) = info.data_offsets;
         let dtype = Stored::parse(&info.dtype.to_string()).ok_or_else(|| {
             let why =
                 format!("tensor {name} has type {}; only F64, F32, F16 and BF16 can be read", info.dtype);
-            corrupt(start + info.data_offsets.0 as u64, why)
-        })?;
-        if dtype.is_float() {
+            corrupt(start + first as u64, why)
+        });
+        Some(dtype.map(|dtype| Head { name, dims: info.shape.clone(), dtype, n_bytes: end - first }))
+    };
+    metadata.offset_keys().into_iter().filter_map(head).collect()
+}
+
+impl Head {
+    /// Whether it has numbers of a floating type; integers and booleans are counters and masks, never weights.
+    pub(super) fn is_float(&self) -> bool {
+        self.dtype.is_float()
+    }
+
+    /// Reads its numbers, which come next, and gives them as f32 in parts. Of another type nothing is given.
+    pub(super) fn read(
+        &self,
+        reader: &mut impl Read,
+        path: &Path,
+        put: &mut dyn FnMut(&[f32]),
+    ) -> Result<Option<i64>, CheckpointError> {
+        let mut bytes = vec![0; self.n_bytes.min(PART_BYTES)];
+        let mut numbers =
+            Vec::with_capacity(if self.is_float() { bytes.len() / self.dtype.bytes() } else { 0 });
+        let mut n_left = self.n_bytes;
+        while n_left > 0 {
+            // A part is a multiple of every element's size, so that none is cut.
+            let part = &mut bytes[..n_left.min(PART_BYTES)];
+            fill(reader, part, path)?;
+            numbers.clear();
+            convert(self.dtype, part, &mut numbers);
+            put(&numbers);
+            n_left -= part.len();
+        }
+        let alone = self.dtype == Stored::Element(DType::I64) && self.n_bytes == self.dtype.bytes();
+        Ok(bytes.first_chunk().filter(|_| alone).map(|bytes| i64::from_le_bytes(*bytes)))
+    }
+}
+
+/// Reads all tensors of numbers in a safetensors file of `n_bytes` bytes, as f32, in the file's order, and what is known of
+/// the others. `path` is for errors.
+pub(crate) fn read_all(
+    reader: &mut impl Read,
+    n_bytes: u64,
+    path: &Path,
+) -> Result<WeightsFile, CheckpointError> {
+    let (mut weights, mut integers) = (Vec::new(), Vec::new());
+    for head in read_heads(reader, n_bytes, path)? {
+        let mut data: Vec<f32> = Vec::new();
+        if head.is_float() {
             // The file's length bounds this, but a file may be larger than memory.
-            let reserved = data.try_reserve_exact(n_left / dtype.bytes());
+            let reserved = data.try_reserve_exact(head.n_bytes / head.dtype.bytes());
             reserved.map_err(|_| CheckpointError::Io {
                 path: path.into(),
                 source: io::ErrorKind::OutOfMemory.into(),
             })?;
         }
-        let mut n_left = n_left;
-        while n_left > 0 {
-            // The piece is a multiple of every element's size, so that none is cut.
-            let n = n_left.min(PIECE_BYTES);
-            fill(reader, &mut piece[..n], path)?;
-            convert(dtype, &piece[..n], &mut data);
-            n_left -= n;
+        let value = head.read(reader, path, &mut |part| data.extend_from_slice(part))?;
+        match head.is_float() {
+            true => weights.push(Weight { name: head.name, dims: head.dims, data }),
+            false => integers.push(Integers { name: head.name, dtype: head.dtype, value }),
         }
-        if dtype.is_float() {
-            weights.push(Weight { name, dims: info.shape.clone(), data });
-            continue;
-        }
-        let alone = dtype == Stored::Element(DType::I64)
-            && info.data_offsets.1 - info.data_offsets.0 == dtype.bytes();
-        let value = piece.first_chunk().filter(|_| alone).map(|bytes| i64::from_le_bytes(*bytes));
-        integers.push(Integers { name, dtype, value });
     }
     Ok(WeightsFile { weights, integers })
 }

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use super::blocks::{BLOCK_BYTES, BlockFile, Buffer};
 use super::folder::{self, WRITING};
 use super::manifest::{MANIFEST_FILE, is_plain};
 use super::tensors::Layout;
-use super::{CheckpointError, Disk, FORMAT, FileEntry, MODEL_FILE, Manifest, Shard, Snapshot, model_id};
-use crate::weights::View;
+use super::{
+    CheckpointError, Disk, FORMAT, FileEntry, MODEL_FILE, Manifest, Shard, Snapshot, TensorAt, model_id,
+};
 
 /// A checkpoint that was written.
 #[derive(Clone, PartialEq, Debug)]
@@ -65,28 +67,20 @@ pub(super) fn write(
 
 /// Writes everything into the folder `aside` and brings it to the disk. Gives the bytes written.
 fn write_aside(disk: &Disk, root: &Path, aside: &Path, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
-    let views = snapshot.shards.iter().map(views).collect::<Result<Vec<_>, _>>()?;
-    let layouts = (snapshot.shards.iter().zip(&views))
-        .map(|(shard, views)| Layout::new(views, Some(snapshot.batches), &shard.file))
-        .collect::<Result<Vec<_>, _>>()?;
+    snapshot.shards.iter().try_for_each(check)?;
+    let layout = |shard: &Shard| {
+        let tensors = shard.tensors.iter().map(|at| (at.name.as_str(), at.dims.as_slice()));
+        Layout::new(tensors, Some(snapshot.batches), &shard.file)
+    };
+    let layouts = snapshot.shards.iter().map(layout).collect::<Result<Vec<_>, _>>()?;
     let mut manifest = manifest_of(snapshot, &layouts)?;
     // Checksums that are not known yet have their final length already.
     let needed = manifest.n_bytes() + manifest.render()?.len() as u64;
     disk.start_count();
     let written = || -> Result<(), CheckpointError> {
         disk.create_dir(aside)?;
-        for (file, layout) in manifest.files.iter_mut().zip(&layouts) {
-            let path = aside.join(&file.name);
-            let mut sink = disk.create(&path)?;
-            layout.write(&mut sink)?;
-            let (bytes, checksum) = sink.finish()?;
-            debug_assert_eq!(bytes, file.bytes);
-            file.blake3 = checksum.to_hex().to_string();
-        }
-        let path = aside.join(MANIFEST_FILE);
-        let mut sink = disk.create(&path)?;
-        sink.bytes(manifest.render()?.as_bytes())?;
-        sink.finish()?;
+        write_files(disk, aside, snapshot, &layouts, &mut manifest)?;
+        disk.write_small(&aside.join(MANIFEST_FILE), manifest.render()?.as_bytes())?;
         disk.sync_dir(aside)
     }();
     match written {
@@ -100,7 +94,7 @@ fn write_aside(disk: &Disk, root: &Path, aside: &Path, snapshot: &Snapshot) -> R
 }
 
 /// The manifest, with checksums of zeros.
-fn manifest_of(snapshot: &Snapshot, layouts: &[Layout<'_>]) -> Result<Manifest, CheckpointError> {
+fn manifest_of(snapshot: &Snapshot, layouts: &[Layout]) -> Result<Manifest, CheckpointError> {
     let wrong = |file: &str, why: &str| CheckpointError::Snapshot { file: file.into(), why: why.into() };
     let mut files: Vec<FileEntry> = Vec::with_capacity(layouts.len());
     for (Shard { file: name, .. }, layout) in snapshot.shards.iter().zip(layouts) {
@@ -125,25 +119,51 @@ fn manifest_of(snapshot: &Snapshot, layouts: &[Layout<'_>]) -> Result<Manifest, 
     })
 }
 
-/// The tensors of a shard.
-fn views(shard: &Shard) -> Result<Vec<View<'_>>, CheckpointError> {
-    let view = |at: &'_ super::TensorAt| -> Option<(usize, usize)> {
-        let n = at.dims.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim))?;
-        let end = at.start.checked_add(n)?;
-        (end <= shard.data.len()).then_some((at.start, end))
+/// Writes the files of tensors, what training overwrites first before the rest, and notes their checksums.
+fn write_files(
+    disk: &Disk,
+    aside: &Path,
+    snapshot: &Snapshot,
+    layouts: &[Layout],
+    manifest: &mut Manifest,
+) -> Result<(), CheckpointError> {
+    let paths: Vec<PathBuf> = manifest.files.iter().map(|file| aside.join(&file.name)).collect();
+    let mut files = Vec::with_capacity(paths.len());
+    for (path, layout) in paths.iter().zip(layouts) {
+        files.push(BlockFile::create(disk, path, layout.n_bytes())?);
+    }
+    let mut blocks: Vec<(usize, usize, usize)> = Vec::new();
+    for (number, (shard, layout)) in snapshot.shards.iter().zip(layouts).enumerate() {
+        let urgent = |block: usize| {
+            let start = (block * BLOCK_BYTES) as u64;
+            let numbers = layout.numbers_in(start..start + BLOCK_BYTES as u64);
+            numbers.map(|(tensor, range)| shard.turn(tensor, range.start)).min().unwrap_or(0)
+        };
+        blocks.extend((0..files[number].n_blocks()).map(|block| (urgent(block), number, block)));
+    }
+    blocks.sort_unstable();
+    let mut buffer = Buffer::new();
+    for (_, number, block) in blocks {
+        let (shard, layout) = (&snapshot.shards[number], &layouts[number]);
+        files[number].put(block, &mut buffer, |start, bytes| layout.fill(shard, start, bytes))?;
+    }
+    for (entry, file) in manifest.files.iter_mut().zip(files) {
+        entry.blake3 = file.finish()?.to_hex().to_string();
+    }
+    Ok(())
+}
+
+/// Whether the tensors of a shard lie in its numbers.
+fn check(shard: &Shard) -> Result<(), CheckpointError> {
+    let lies_within = |at: &TensorAt| {
+        let n = at.dims.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim));
+        n.and_then(|n| at.start.checked_add(n)).is_some_and(|end| end <= shard.len())
     };
-    let views = shard.tensors.iter().map(|at| match view(at) {
-        Some((start, end)) => Ok(View { name: &at.name, dims: &at.dims, data: &shard.data[start..end] }),
-        None => Err(CheckpointError::Snapshot {
+    match shard.tensors.iter().find(|at| !lies_within(at)) {
+        None => Ok(()),
+        Some(TensorAt { name, dims, start }) => Err(CheckpointError::Snapshot {
             file: shard.file.clone(),
-            why: format!(
-                "tensor {} {:?} from {} on does not lie in {} numbers",
-                at.name,
-                at.dims,
-                at.start,
-                shard.data.len()
-            ),
+            why: format!("tensor {name} {dims:?} from {start} on does not lie in {} numbers", shard.len()),
         }),
-    });
-    views.collect()
+    }
 }

@@ -80,11 +80,6 @@ impl Files {
         Ok(())
     }
 
-    /// Gives up the memory of the last copy, when it is written.
-    pub(super) fn forget_copy(&mut self) {
-        drop(self.store.take_buffers());
-    }
-
     /// Writes a line of metrics.
     pub(super) fn record(
         &mut self,

@@ -1,7 +1,7 @@
 //! Whether a job fits into memory: what it takes, by the memory plan, before anything is reserved.
 //!
 //! Counted is what every run reserves and touches: parameters, gradients, optimizer state, the values of steps and of
-//! evaluations, which share their memory, averaged weights, the copy that a checkpoint is written from and what it is
+//! evaluations, which share their memory, averaged weights, the copies that a checkpoint is written from and what it is
 //! gathered in, and batches that are read ahead. What the process has before training begins (its code, data that are held
 //! in memory) comes on top of it in what a run says of itself ([`Prepared::expected_bytes`]). Pages of files that are mapped
 //! are not counted: they are the system's cache, which it takes back when somebody needs memory. What would make a job fit
@@ -11,11 +11,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use polyreme_data::{Dataset, Spec};
-use polyreme_exec::Engine;
+use polyreme_exec::{Engine, loan_copies};
 use polyreme_graph::{Body, DType, Keeps, Program};
 
 use super::advice::Advice;
 use super::prepared::Prepared;
+use crate::checkpoint::WRITER_BYTES;
 use crate::error::TrainError;
 use crate::evaluate::EVALUATION_PREFETCH;
 use crate::judge::{Trial, block_samples};
@@ -209,7 +210,7 @@ impl Prepared {
     /// what checkpoints need. A checkpoint is gathered when no evaluation runs.
     fn beside_engine(&self, rank: usize, sharded: bool) -> Result<usize, TrainError> {
         let batches = self.training_batches(rank);
-        let evaluated = self.evaluated().map_or(0, |set| self.evaluated_batches(set.as_ref()));
+        let evaluated = self.evaluated().map_or(Ok(0), |set| self.evaluated_batches(set.as_ref()))?;
         if rank > 0 {
             return Ok(batches + evaluated);
         }
@@ -227,10 +228,10 @@ impl Prepared {
     }
 
     /// The same of an evaluation.
-    fn evaluated_batches(&self, set: &dyn Dataset) -> usize {
-        let block = block_samples(set.spec());
+    fn evaluated_batches(&self, set: &dyn Dataset) -> Result<usize, TrainError> {
+        let block = block_samples(&self.net, set.spec())?;
         let batches = (EVALUATION_PREFETCH + 1).min(set.len().div_ceil(block).div_ceil(self.ranks()));
-        batches * block.min(set.len()) * sample_bytes(set.spec())
+        Ok(batches * block.min(set.len()) * sample_bytes(set.spec()))
     }
 
     /// What rank 0 has of weights, moments and states beside its engine's.
@@ -247,17 +248,25 @@ impl Prepared {
             dims.iter().flatten().map(|dims| dims.iter().product::<usize>()).sum()
         };
         let moments: usize = graph.params.iter().map(kept_of).sum();
-        // Averaged weights and a copy of them, a copy of weights and moments.
-        let kept = (1 + 2 * averaged) * params + moments + states;
         let ranks = self.ranks();
+        // Weights and moments of a lone rank are lent to whoever writes them.
+        let learnt = if ranks == 1 { loan_copies(params + moments) } else { params + moments };
+        // Averaged weights, and a copy of them.
+        let kept = learnt + 2 * averaged * params + states;
         let gathers = ranks > 1 && sharded && optimizer.by_element() && moments > 0;
         let moments_of_all = if gathers { params } else { 0 };
         let states_of_all = if ranks > 1 && self.cut.shards.is_none() { ranks * states } else { 0 };
-        Ok(Copies { kept: F32_BYTES * kept, gathered: F32_BYTES * (moments_of_all + states_of_all) })
+        // Weights to start from are read as a whole, before there is anything to save.
+        let started = if self.job.model.weights.is_some() { params + states } else { 0 };
+        let kept = kept.max(started);
+        Ok(Copies {
+            kept: F32_BYTES * kept + WRITER_BYTES,
+            gathered: F32_BYTES * (moments_of_all + states_of_all),
+        })
     }
 
     fn trial_program(&self, spec: &polyreme_data::Spec) -> Result<Program, TrainError> {
-        let (graph, _) = Trial::new(&self.net, spec, block_samples(spec))?;
+        let (graph, _) = Trial::new(&self.net, spec, block_samples(&self.net, spec)?)?;
         Ok(Program::forward(&graph))
     }
 }

@@ -96,7 +96,8 @@ impl Tables {
         }
     }
 
-    /// A copy of everything, in recycled buffers as far as there are any. Collective: rank 0 calls this, the others
+    /// Everything at this moment: parameters and moments of a lone rank are lent, the rest is copied, into recycled buffers as far
+    /// as there are any. Collective: rank 0 calls this, the others
     /// [`hand_over`].
     pub(crate) fn snapshot(
         &self,
@@ -106,19 +107,23 @@ impl Tables {
         job: &str,
         mut buffers: Vec<Vec<f32>>,
     ) -> Result<Snapshot, TrainError> {
-        // The largest first: the model's shard is the longest.
-        buffers.sort_by_key(|b| std::cmp::Reverse(b.capacity()));
-        let mut buffers = buffers.into_iter();
+        // The smallest that is large enough, so that no large one is kept for a few numbers.
         let mut next = |len: usize| {
-            let mut buffer = buffers.next().unwrap_or_default();
+            let fitting = (0..buffers.len()).filter(|at| buffers[*at].capacity() >= len);
+            let smallest = fitting.min_by_key(|at| buffers[*at].capacity());
+            let mut buffer = smallest.map_or_else(Vec::new, |at| buffers.swap_remove(at));
             buffer.clear();
             make_room(&mut buffer, len, "the copy that a checkpoint is written from").map(|()| buffer)
         };
         let states = team.learner_mut().gather_states()?;
-        let params = team.learner().kept(Kept::Params);
+        let loan = team.learner_mut().lend().map(Arc::new);
+        let lent = |what: Kept| loan.clone().map(|loan| (loan, what));
+        let learner = team.learner();
+        let (params, own) = (learner.kept(Kept::Params), learner.kept(Kept::States));
         let n_params = params.len();
-        let own = team.learner().kept(Kept::States);
-        let mut model = Shard::copy(MODEL_FILE, self.model.clone(), params, next(n_params + own.len())?);
+        let copied = if loan.is_some() { &[] } else { params };
+        let mut model = Shard::copy(MODEL_FILE, self.model.clone(), copied, next(copied.len() + own.len())?);
+        model.lent = lent(Kept::Params);
         match &states {
             Some(all) => model.data.extend(mean(all, own.len())),
             None => model.data.extend_from_slice(own),
@@ -127,13 +132,19 @@ impl Tables {
         shards.extend(states.map(|data| Shard {
             file: STATES_FILE.into(),
             tensors: self.states.clone(),
+            lent: None,
             data,
         }));
         for ((file, what), tensors) in moment_files(team).zip(&self.moments) {
-            let len = team.learner().gathered_len(what);
+            let len = if loan.is_some() { 0 } else { team.learner().gathered_len(what) };
             let mut shard = Shard::copy(file, tensors.clone(), &[], next(len)?);
-            shard.data.resize(len, 0.0);
-            team.learner_mut().gather_moments(what, Some(&mut shard.data))?;
+            match lent(what) {
+                Some(lent) => shard.lent = Some(lent),
+                None => {
+                    shard.data.resize(len, 0.0);
+                    team.learner_mut().gather_moments(what, Some(&mut shard.data))?;
+                }
+            }
             shards.push(shard);
         }
         if !team.average().is_empty() {
@@ -159,13 +170,18 @@ pub(crate) fn hand_over(team: &mut Team) -> Result<(), TrainError> {
 pub(crate) fn restore(team: &mut Team, loaded: Option<&Loaded>) -> Result<(), TrainError> {
     restore_weights(team, loaded)?;
     restore_states(team, loaded)?;
+    let alone = team.learner().role().ranks == 1;
     for (file, what) in moment_files(team) {
+        let slots = team.learner().moment_slots(what);
         let moments = match loaded {
             None => None,
+            Some(loaded) if alone => {
+                install_arena(team.learner_mut().kept_mut(what), &slots, loaded.needed(file)?)?;
+                continue;
+            }
             Some(loaded) => {
-                let slots = team.learner().moment_slots(what);
                 let mut moments = floats(team.learner().gathered_len(what), "the optimizer's state")?;
-                install_arena(&mut moments, &slots, loaded.shard(file), &loaded.path.join(file))?;
+                install_arena(&mut moments, &slots, loaded.needed(file)?)?;
                 Some(moments)
             }
         };
@@ -177,12 +193,12 @@ pub(crate) fn restore(team: &mut Team, loaded: Option<&Loaded>) -> Result<(), Tr
 /// Gives each rank its own states, if the checkpoint is of as many ranks; otherwise all keep the mean. Collective.
 fn restore_states(team: &mut Team, loaded: Option<&Loaded>) -> Result<(), TrainError> {
     let slots = states_of_ranks(team.learner());
-    let shard = loaded.and_then(|loaded| Some((loaded, loaded.shard(STATES_FILE)?)));
-    let states = match shard.filter(|(_, shard)| shard.len() == slots.len()) {
+    let file = loaded.and_then(|loaded| loaded.file(STATES_FILE));
+    let states = match file.filter(|file| file.shapes.len() == slots.len()) {
         None => None,
-        Some((loaded, shard)) => {
+        Some(file) => {
             let mut states = vec![0.0; team.learner().kept(Kept::States).len() * team.learner().role().ranks];
-            install_arena(&mut states, &slots, Some(shard), &loaded.path.join(STATES_FILE))?;
+            install_arena(&mut states, &slots, file)?;
             Some(states)
         }
     };
@@ -216,7 +232,7 @@ fn mean(parts: &[f32], len: usize) -> impl Iterator<Item = f32> {
     })
 }
 
-/// Reads what [`restore_weights`] needs of a checkpoint.
+/// Opens what [`restore_weights`] needs of a checkpoint.
 pub(crate) fn load_weights(path: &Path) -> Result<Loaded, CheckpointError> {
     checkpoint::load_files(path, &|file| [MODEL_FILE, AVERAGE_FILE].contains(&file))
 }
@@ -226,7 +242,7 @@ pub(crate) fn restore_weights(team: &mut Team, loaded: Option<&Loaded>) -> Resul
     team.exclusively(|engine, average| {
         let loaded = loaded.expect("rank 0 has the checkpoint");
         install_average(engine, average, loaded)?;
-        install(engine, loaded.shard(MODEL_FILE).unwrap_or(&[]), &loaded.path)?;
+        install(engine, loaded.needed(MODEL_FILE)?)?;
         engine.set_steps_done(loaded.manifest.step);
         Ok(())
     })
@@ -249,8 +265,7 @@ fn install_average(engine: &Engine, average: &mut [f32], loaded: &Loaded) -> Res
     if average.is_empty() {
         return Ok(());
     }
-    let file = loaded.path.join(AVERAGE_FILE);
-    install_arena(average, &engine.param_slots(), loaded.shard(AVERAGE_FILE), &file)
+    install_arena(average, &engine.param_slots(), loaded.needed(AVERAGE_FILE)?)
 }
 
 /// The files of the moments that the optimizer has; the same on all ranks, also on those with an empty part.

@@ -141,7 +141,7 @@ impl Run {
             (None, false) => {}
         }
         if let Some(set) = self.prepared.evaluated() {
-            self.team.prepare_trial(set.spec(), block_samples(set.spec()))?;
+            self.team.prepare_trial(set.spec(), block_samples(&self.prepared.net, set.spec())?)?;
         }
         self.folder = folder.to_path_buf();
         if self.rank == 0 {
@@ -404,8 +404,6 @@ impl Run {
         let missing =
             || CheckpointError::missing(&self.folder.join("checkpoints/best"), "it was not written");
         let read = |path: Option<PathBuf>| load_weights(&path.ok_or_else(missing)?);
-        // The copy for checkpoints is needed no more, and both at once may be more than there is.
-        self.files.iter_mut().for_each(Files::forget_copy);
         let best = (self.rank == 0).then(|| checkpoint::best(&self.folder).and_then(read));
         let mut there = [i64::from(matches!(best, Some(Ok(_))))];
         self.team.comm().broadcast(&mut there, 0)?;

@@ -26,7 +26,7 @@ fn weights() {
         corpus: vec![mixed(), torch, b"PK\x03\x04 not ours".to_vec()],
         words: &words,
         mend: &|input: &mut Vec<u8>, random: &mut Random| safetensors::mend(input, random),
-        memory: &|len| 2 * PIECE_BYTES + 256 * len,
+        memory: &|len| 2 * PART_BYTES + 256 * len,
     };
     let (file, written) = (InFile::new("in.safetensors"), InFile::new("out.safetensors"));
     let mut n_written = 0;
