@@ -1,7 +1,7 @@
 //! From a node to what runs it: kernels' descriptors, made once from the node's shapes.
 
 use polyreme_graph::graph::{Graph, Node};
-use polyreme_graph::op::{self, Cell, Op, Window};
+use polyreme_graph::op::{self, Cell, Op, Slab, Window};
 use polyreme_graph::{DType, Shape};
 use polyreme_kernels::attention::Attention;
 use polyreme_kernels::conv::{Conv2d, Pass};
@@ -68,6 +68,7 @@ pub(crate) enum Launch {
     Dropout {
         p: f32,
         stream: u64,
+        slab: Option<Slab>,
     },
     Lstm(Lstm),
     LstmGrad(Lstm),
@@ -222,7 +223,7 @@ fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
             let (attention, masked) = attention(graph, node, a, 3);
             Launch::AttentionGrad(attention, masked)
         }
-        &Op::Dropout { p, stream } => Launch::Dropout { p, stream },
+        &Op::Dropout { p, stream, slab } => Launch::Dropout { p, stream, slab },
         &Op::Recurrent { cell, reverse } => {
             let &[batch, time, hidden] = y(0).dims() else { unreachable!("verified") };
             match cell {

@@ -1,12 +1,14 @@
 //! Runs one prepared node: slices in, kernel, slices out.
 
 use polyreme_graph::DType;
+use polyreme_graph::op::Slab;
 use polyreme_kernels::attention::{Attention, Grads, Mask};
 use polyreme_kernels::conv::Pass;
 use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::elementwise::{Expr, Fused, FusedPieces, PieceSource, PieceTarget, Source};
 use polyreme_kernels::gemm::{Block, Epilogue};
 use polyreme_kernels::norm::RunningStats;
+use polyreme_kernels::random::Positions;
 use polyreme_kernels::rnn::{GruBackward, GruForward, LstmBackward, LstmForward};
 use polyreme_kernels::{Cx, convert, random, softmax};
 
@@ -28,9 +30,16 @@ pub(crate) struct Draw {
 }
 
 impl Draw {
-    /// Where a tensor of `len` elements, sample by sample, starts in the same tensor of the whole step.
-    fn offset(&self, len: usize) -> u64 {
-        self.first_sample * (len / self.samples.max(1)) as u64
+    /// Where a tensor of `len` elements, sample by sample, lies in the same tensor of the whole step and of all ranks.
+    fn positions(&self, len: usize, slab: Option<Slab>) -> Positions {
+        let of_sample = len / self.samples.max(1);
+        match slab {
+            None => Positions::from(self.first_sample * of_sample as u64, len.max(1)),
+            Some(Slab { first, run, stride }) => {
+                let runs_before = self.first_sample * (of_sample / run) as u64;
+                Positions { first: runs_before * stride as u64 + first as u64, run, stride: stride as u64 }
+            }
+        }
     }
 }
 
@@ -198,10 +207,10 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: Draw) -> R
             a.forward(cx, q, k, v, mask(m, masked, 0), m.output(0), m.output(1), m.scratch());
         }
         Launch::AttentionGrad(a, masked) => attention_grad(cx, a, masked, m),
-        Launch::Dropout { p, stream } => {
+        Launch::Dropout { p, stream, slab } => {
             let key = draw.seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15);
             let y = m.output::<f32>(0);
-            random::dropout(cx, *p, key, draw.step, draw.offset(y.len()), m.input(0), y);
+            random::dropout(cx, *p, key, draw.step, draw.positions(y.len(), *slab), m.input(0), y);
         }
         Launch::Lstm(lstm) => {
             let x = LstmForward {

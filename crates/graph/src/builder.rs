@@ -180,7 +180,7 @@ impl Builder {
             return Ok(x);
         }
         self.n_streams += 1;
-        self.push(Op::Dropout { p, stream: self.n_streams }, &[x])
+        self.push(Op::Dropout { p, stream: self.n_streams, slab: None }, &[x])
     }
     /// Another element type.
     pub fn cast(&mut self, x: Tensor, to: DType) -> Traced {

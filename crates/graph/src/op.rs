@@ -82,6 +82,18 @@ pub struct Attention {
     pub packed: bool,
 }
 
+/// A part of every sample of a tensor, as a split over columns, heads or time leaves it to one rank: runs of elements that lie
+/// further apart in the whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Slab {
+    /// The place of the first element in the whole sample.
+    pub first: usize,
+    /// Elements that are neighbours in the whole, too.
+    pub run: usize,
+    /// From the beginning of a run to that of the next, in the whole.
+    pub stride: usize,
+}
+
 /// Which cell a recurrent layer has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cell {
@@ -330,6 +342,8 @@ pub enum Op {
         p: f32,
         /// Tells this mask from the model's others.
         stream: u64,
+        /// Where the elements lie in the tensor of all ranks, if this rank has a part of each sample.
+        slab: Option<Slab>,
     },
     /// `(xp [b, t, gates·h], w_hh [gates·h, h], b_hh [gates·h], h0 [b, h])`, for LSTM also `c0 [b, h]`
     /// → LSTM: `(y [b, t, h], cells, gates)`; GRU: `(y, gates)`, where gates has `4·h`.

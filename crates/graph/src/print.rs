@@ -7,7 +7,7 @@ use std::fmt::{self, Write};
 use polyreme_kernels::elementwise::{Binary, Expr, Instr, Unary};
 
 use crate::graph::{Graph, Node};
-use crate::op::{Conv, Op, Window};
+use crate::op::{Conv, Op, Slab, Window};
 
 impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -122,7 +122,10 @@ fn options(graph: &Graph, op: &Op) -> String {
             let packed = if a.packed { " packed" } else { "" };
             format!("{}scale {}{packed}", if a.causal { "causal " } else { "" }, a.scale)
         }
-        Op::Dropout { p, stream } => format!("{p} stream {stream}"),
+        Op::Dropout { p, stream, slab: None } => format!("{p} stream {stream}"),
+        Op::Dropout { p, stream, slab: Some(Slab { first, run, stride }) } => {
+            format!("{p} stream {stream} from {first}, {run} of each {stride}")
+        }
         Op::Recurrent { reverse, .. } | Op::RecurrentGrad { reverse, .. } => {
             if *reverse {
                 "reverse".into()

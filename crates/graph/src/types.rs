@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn element_by_element_and_moved_the_type_stays() {
         check(Op::Unary(Unary::Gelu), "t[2,3]", "t");
-        check(Op::Dropout { p: 0.5, stream: 1 }, "t[2,3]", "t");
+        check(Op::Dropout { p: 0.5, stream: 1, slab: None }, "t[2,3]", "t");
         check(Op::Binary(Binary::Add), "t[2,3] t[3]", "t");
         check(Op::Binary(Binary::Greater), "t[2,3] t[3]", "t");
         check(Op::Select, "t[2,3] t[3] t[]", "t");

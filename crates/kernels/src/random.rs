@@ -142,30 +142,43 @@ fn eight_blocks(isa: Isa, key: u64, step: u64, block: u64) -> [[u32; 4]; 8] {
     std::array::from_fn(|i| block_of(key, step, block + i as u64))
 }
 
-/// Zeroes each element with probability `p` and scales the others by 1/(1 − p).
-///
-/// Which ones is a function of stream, step and position `offset + i` alone; so the gradient is the same call with
-/// `dy` for `x` and `dx` for `y`. With `p` of 1 or more all is zero.
-pub fn dropout(cx: &Cx, p: f32, key: u64, step: u64, offset: u64, x: &[f32], y: &mut [f32]) {
-    assert_eq!(x.len(), y.len(), "lengths of x and y");
-    cx.for_each_chunk(y, CHUNK, |i, y| {
-        let start = i * CHUNK;
-        let mask = Mask::new(p, key, step);
-        // SAFETY: x has as many floats as y.
-        unsafe { mask.apply(cx.isa, offset + start as u64, x[start..].as_ptr(), y.as_mut_ptr(), y.len()) };
-    });
+/// Where the elements of a tensor lie in the tensor that all ranks have together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Positions {
+    /// Of the first element.
+    pub first: u64,
+    /// Elements that lie one behind the other there, too.
+    pub run: usize,
+    /// From the first element of such a run to that of the next.
+    pub stride: u64,
 }
 
-/// [`dropout`] of `x` over itself.
-pub fn dropout_in_place(cx: &Cx, p: f32, key: u64, step: u64, offset: u64, x: &mut [f32]) {
-    let x = SharedMut::new(x);
-    cx.par.run(x.len().div_ceil(CHUNK), &|i, _| {
-        let start = i * CHUNK;
-        // SAFETY: tasks take disjoint parts; reading and writing the same place is what `apply` allows.
-        unsafe {
-            let part = x.slice(start, CHUNK.min(x.len() - start));
-            let ptr = part.as_mut_ptr();
-            Mask::new(p, key, step).apply(cx.isa, offset + start as u64, ptr, ptr, part.len());
+impl Positions {
+    /// `len` elements one behind the other.
+    pub fn from(first: u64, len: usize) -> Positions {
+        Positions { first, run: len, stride: len as u64 }
+    }
+}
+
+/// Zeroes each element with probability `p` and scales the others by 1/(1 − p).
+///
+/// Which ones is a function of stream, step and position alone; so the gradient is the same call with `dy` for `x` and `dx`
+/// for `y`, and ranks that have a part of the tensor each draw the mask of the whole. With `p` of 1 or more all is zero.
+pub fn dropout(cx: &Cx, p: f32, key: u64, step: u64, at: Positions, x: &[f32], y: &mut [f32]) {
+    assert_eq!(x.len(), y.len(), "lengths of x and y");
+    let mask = Mask::new(p, key, step);
+    cx.for_each_chunk(y, CHUNK, |i, y| {
+        let mut start = i * CHUNK;
+        let end = start + y.len();
+        let mut y = y;
+        while start < end {
+            let (row, col) = (start / at.run, start % at.run);
+            let (now, rest) = y.split_at_mut((at.run - col).min(end - start));
+            let position = at.first + row as u64 * at.stride + col as u64;
+            // SAFETY: x has as many floats as y.
+            unsafe { mask.apply(cx.isa, position, x[start..].as_ptr(), now.as_mut_ptr(), now.len()) };
+            start += now.len();
+            y = rest;
         }
     });
 }
@@ -373,12 +386,11 @@ mod tests {
         for offset in [0, 1, 3, 77, (1u64 << 34) - 100] {
             for n in [0, 1, 7, 31, 32, 33, 100, 40_000] {
                 let x: Vec<f32> = (0..n).map(|i| i as f32 + 1.0).collect();
-                let (mut a, mut b, mut c) = (vec![0.0; n], vec![0.0; n], x.clone());
-                dropout(&Cx::oracle(), 0.3, 11, 5, offset, &x, &mut a);
-                dropout(&Cx::serial(), 0.3, 11, 5, offset, &x, &mut b);
-                dropout_in_place(&Cx::serial(), 0.3, 11, 5, offset, &mut c);
+                let (mut a, mut b) = (vec![0.0; n], vec![0.0; n]);
+                let at = Positions::from(offset, n);
+                dropout(&Cx::oracle(), 0.3, 11, 5, at, &x, &mut a);
+                dropout(&Cx::serial(), 0.3, 11, 5, at, &x, &mut b);
                 assert_eq!(a, b);
-                assert_eq!(a, c);
                 for i in 0..n {
                     let pos = offset + i as u64;
                     let gone = unit(block_of(11, 5, pos / 4)[(pos % 4) as usize]) < 0.3;
@@ -391,9 +403,31 @@ mod tests {
             }
         }
         let (x, mut y) = ([1.0; 64], [7.0; 64]);
-        dropout(&Cx::serial(), 0.0, 1, 1, 0, &x, &mut y);
+        dropout(&Cx::serial(), 0.0, 1, 1, Positions::from(0, 64), &x, &mut y);
         assert_eq!(x, y);
-        dropout(&Cx::serial(), 1.0, 1, 1, 0, &x, &mut y);
+        dropout(&Cx::serial(), 1.0, 1, 1, Positions::from(0, 64), &x, &mut y);
         assert_eq!(y, [0.0; 64]);
+    }
+
+    /// Columns of a matrix, however it is cut into them, draw what the whole matrix draws; also where a run is longer than a task.
+    #[test]
+    fn parts_of_rows_draw_the_mask_of_the_whole() {
+        for (rows, cols) in [(1, 50_000), (7, 1), (5, 33), (130, 1000)] {
+            let x: Vec<f32> = (0..rows * cols).map(|i| i as f32 + 1.0).collect();
+            let mut whole = vec![0.0; x.len()];
+            dropout(&Cx::serial(), 0.5, 3, 9, Positions::from(100, x.len()), &x, &mut whole);
+            let cuts = [0, cols / 3, cols / 2, cols];
+            for part in cuts.windows(2).map(|w| w[0]..w[1]).filter(|part| !part.is_empty()) {
+                let of = |m: &[f32]| -> Vec<f32> {
+                    (0..rows).flat_map(|r| m[r * cols..][part.clone()].to_vec()).collect()
+                };
+                let at = Positions { first: 100 + part.start as u64, run: part.len(), stride: cols as u64 };
+                for cx in [Cx::serial(), Cx::oracle()] {
+                    let (x, mut y) = (of(&x), vec![0.0; rows * part.len()]);
+                    dropout(&cx, 0.5, 3, 9, at, &x, &mut y);
+                    assert_eq!(y, of(&whole), "{rows} rows, columns {part:?} of {cols}");
+                }
+            }
+        }
     }
 }

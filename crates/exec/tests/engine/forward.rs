@@ -3,7 +3,8 @@
 
 use polyreme_exec::{Engine, Options};
 use polyreme_graph::builder::BatchNorm;
-use polyreme_graph::op::{Cell, Conv, CrossEntropy, ReduceKind, Window};
+use polyreme_graph::op::{Cell, Conv, CrossEntropy, Op, ReduceKind, Slab, Window};
+
 use polyreme_graph::{Builder, DType, Init, Program, Tensor};
 use polyreme_kernels::elementwise::{Binary, Unary};
 
@@ -645,5 +646,43 @@ fn dropout_keeps_the_mean_and_changes_from_step_to_step() {
             let both = masks[i].iter().zip(&masks[j]).filter(|(a, b)| **a && **b).count();
             assert!((both as f64 - 11_250.0).abs() < 5.0 * 70.2, "masks {i} and {j} share {both}");
         }
+    }
+}
+
+/// Ranks that have some columns, or some steps in time, of every sample, from any sample on, draw the masks of the whole.
+#[test]
+fn parts_of_samples_draw_the_masks_of_the_whole() {
+    let (samples, time, width) = (6, 5, 8);
+    let run = |n: usize, time: usize, width: usize, first_sample: usize, slab: Option<Slab>| -> Vec<f32> {
+        let mut b = Builder::new();
+        let x = b.input("x", [n, time, width], DType::F32).unwrap();
+        let y = b.dropout(x, 0.5).unwrap();
+        let mut graph = b.finish(&[("y", y)]);
+        for node in &mut graph.nodes {
+            if let Op::Dropout { slab: here, .. } = &mut node.op {
+                *here = slab;
+            }
+        }
+        let mut program = Program::forward(&graph);
+        program.microbatches[0].first_sample = first_sample;
+        let mut engine = Engine::new(program, Options::threads(1)).unwrap();
+        engine.input_f32("x").unwrap().fill(1.0);
+        engine.run().unwrap();
+        engine.output("y").unwrap().to_vec()
+    };
+    let whole = run(samples, time, width, 0, None);
+    assert!(whole.contains(&0.0) && whole.contains(&2.0));
+    let of_whole = |n: [std::ops::Range<usize>; 3]| -> Vec<f32> {
+        let [n, t, w] = n;
+        let row = |n: usize, t: usize| whole[(n * time + t) * width..][w.clone()].to_vec();
+        n.flat_map(|n| t.clone().flat_map(move |t| row(n, t))).collect()
+    };
+    for samples in [0..6, 2..6, 5..6] {
+        let columns = Slab { first: 3, run: 4, stride: width };
+        let got = run(samples.len(), time, 4, samples.start, Some(columns));
+        assert_eq!(got, of_whole([samples.clone(), 0..time, 3..7]));
+        let steps = Slab { first: 2 * width, run: 3 * width, stride: time * width };
+        let got = run(samples.len(), 3, width, samples.start, Some(steps));
+        assert_eq!(got, of_whole([samples, 2..5, 0..width]));
     }
 }
