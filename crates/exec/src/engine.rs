@@ -59,6 +59,8 @@ pub struct Footprint {
     pub optimizer: usize,
     /// States without a gradient.
     pub states: usize,
+    /// Averaged parameters.
+    pub average: usize,
     /// Inputs.
     pub inputs: usize,
     /// Activations and scratch, at their peak.
@@ -68,7 +70,8 @@ pub struct Footprint {
 impl Footprint {
     /// All of it.
     pub fn total(&self) -> usize {
-        self.params + self.grads + self.sums + self.optimizer + self.states + self.inputs + self.activations
+        let step = self.sums + self.inputs + self.activations;
+        self.params + self.grads + self.optimizer + self.states + self.average + step
     }
 }
 
@@ -104,6 +107,7 @@ impl Engine {
     pub fn new(program: Program, options: Options) -> Result<Engine, ExecError> {
         let mut engine = Engine::reserve(program, options, Blocks::default())?;
         engine.initialise();
+        engine.start_average();
         Ok(engine)
     }
 
@@ -152,6 +156,7 @@ impl Engine {
             sums: buffers.sum::<usize>() - own,
             optimizer: lengths.moments.iter().sum::<usize>() * F32_BYTES,
             states: lengths.states * F32_BYTES,
+            average: lengths.average * F32_BYTES,
             inputs: most(&|r| r.plan.input_bytes),
             activations: most(&|r| r.plan.arena_bytes),
         }
@@ -292,10 +297,6 @@ impl Engine {
         })
     }
 
-    pub(crate) fn cx(&self) -> Cx<'_> {
-        Cx { isa: self.options.isa, par: &*self.pool }
-    }
-
     /// The body of the selected program's last microbatch, whose results are there after a run.
     fn last_body(&self) -> usize {
         let loaded = self.selected();
@@ -382,6 +383,12 @@ impl Engine {
         Ok(self.memory.write(ready, 0, v))
     }
 
+    /// Averages begin as the parameters are.
+    pub fn start_average(&mut self) {
+        let (params, average) = self.memory.state.params_and_average();
+        average.copy_from_slice(params);
+    }
+
     /// Parameters and states from their initialisers, each from its own stream of the seed.
     pub(crate) fn initialise(&mut self) {
         let cx = Cx { isa: self.options.isa, par: &*self.pool };
@@ -408,6 +415,7 @@ fn lengths(program: &Program, first: &Ready) -> Lengths {
         states: plan.state_len,
         moments: moments::lengths(program, first),
         n_moments: program.optimizer.map_or(0, |o| o.n_states()),
+        average: if program.averages() { plan.param_len } else { 0 },
     }
 }
 

@@ -45,6 +45,7 @@ impl Engine {
             engine.initialise();
             Ok::<(), ExecError>(())
         })?;
+        engine.start_average();
         Ok(engine)
     }
 
@@ -168,7 +169,7 @@ impl Engine {
         match which {
             Kept::Moment1 => n > 0,
             Kept::Moment2 => n > 1,
-            Kept::Params | Kept::States => false,
+            Kept::Params | Kept::States | Kept::Average => false,
         }
     }
 

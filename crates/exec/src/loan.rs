@@ -97,10 +97,13 @@ impl Engine {
             return None;
         }
         let ranges = |what: Kept| -> Vec<Range<usize>> {
-            let slots = if what == Kept::Params { self.param_slots() } else { self.moment_slots(what) };
+            let slots = match what {
+                Kept::Moment1 | Kept::Moment2 => self.moment_slots(what),
+                Kept::Params | Kept::Average | Kept::States => self.param_slots(),
+            };
             slots.into_iter().map(|slot| slot.range).collect()
         };
-        let arenas: Vec<_> = [Kept::Params, Kept::Moment1, Kept::Moment2]
+        let arenas: Vec<_> = [Kept::Params, Kept::Moment1, Kept::Moment2, Kept::Average]
             .into_iter()
             .filter_map(|what| self.memory.state.lendable(what).map(|(arena, len)| (what, arena, len)))
             .collect();

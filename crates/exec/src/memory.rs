@@ -321,7 +321,7 @@ mod tests {
         let body = Arc::new(Body::new(&graph));
         let program = Program::empty(vec![body.clone()]);
         let ready = Ready::new(&program, &body, 1);
-        let lengths = Lengths { params: 0, grads: 0, states: 0, moments: [0; 2], n_moments: 0 };
+        let lengths = Lengths { params: 0, grads: 0, states: 0, moments: [0; 2], n_moments: 0, average: 0 };
         let state = State::new(lengths, Blocks::default(), &Serial).unwrap();
         let mut work = Workspace::new();
         work.make_room(&program, &[&ready], &Serial).unwrap();

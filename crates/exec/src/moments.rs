@@ -76,7 +76,7 @@ impl Engine {
         let k = match which {
             Kept::Moment1 => 0,
             Kept::Moment2 => 1,
-            Kept::Params | Kept::States => return Vec::new(),
+            Kept::Params | Kept::States | Kept::Average => return Vec::new(),
         };
         let Some(optimizer) = self.optimizer() else { return Vec::new() };
         let slot = |slot: Slot| {
@@ -99,6 +99,7 @@ impl Engine {
         };
         match which {
             Kept::Params => lengths.params,
+            Kept::Average => lengths.average,
             Kept::States => lengths.states,
             Kept::Moment1 => moment(0),
             Kept::Moment2 => moment(1),

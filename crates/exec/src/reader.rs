@@ -174,6 +174,14 @@ impl Engine {
                 optimizer.step(&cx, hyper, r.params, r.grads, r.state1, r.state2, tensors);
                 self.record(began, MomentKind::Compute, None, || "update".into());
             }
+            Instr::Follow { decay } => {
+                let began = self.timeline.is_some().then(Instant::now);
+                let share = 1.0 - warm_decay(*decay, self.memory.state.step + 1);
+                let cx = Cx { isa: self.options.isa, par: &*self.pool };
+                let (params, average) = self.memory.state.params_and_average();
+                vectors::follow(&cx, average, params, share);
+                self.record(began, MomentKind::Compute, None, || "average".into());
+            }
         }
         Ok(())
     }
@@ -382,4 +390,10 @@ fn tensors_in<'a>(tensors: &'a [ParamTensor], params: &Range<usize>) -> &'a [Par
 /// Of totals, how many numbers are pairs of a weighted loss and a weight: the caller's two come behind.
 fn of_pairs(len: usize) -> usize {
     len - 2
+}
+
+/// Averages from a start follow more quickly: `min(decay, (1 + t) / (10 + t))`.
+fn warm_decay(decay: f64, steps_done: u64) -> f32 {
+    let t = steps_done as f64;
+    decay.min((1.0 + t) / (10.0 + t)) as f32
 }

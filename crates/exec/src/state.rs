@@ -27,6 +27,8 @@ pub(crate) struct Lengths {
     pub(crate) moments: [usize; 2],
     /// How many states the optimizer has: 0, 1 or 2. This rank's part of them may be empty.
     pub(crate) n_moments: usize,
+    /// Averaged parameters; 0 if this rank keeps none.
+    pub(crate) average: usize,
 }
 
 /// Memory that other ranks see too, in place of a rank's own.
@@ -44,6 +46,7 @@ pub(crate) struct State {
     pub(crate) grads: Arena,
     pub(crate) states: Arena,
     pub(crate) moments: [Arc<Arena>; 2],
+    pub(crate) average: Arc<Arena>,
     pub(crate) lengths: Lengths,
     /// Steps done.
     pub(crate) step: u64,
@@ -64,6 +67,7 @@ impl State {
             grads: or(blocks.grads, lengths.grads, "gradients")?,
             states: floats(lengths.states, "states")?,
             moments: [moment(0)?.into(), moment(1)?.into()],
+            average: floats(lengths.average, "averaged parameters")?.into(),
             lengths,
             step: 0,
             lent: None,
@@ -77,6 +81,7 @@ impl State {
             grads: self.grads.bytes(),
             optimizer: self.moments.iter().map(|arena| arena.bytes()).sum(),
             states: self.states.bytes(),
+            average: self.average.bytes(),
             totals: 0,
         }
     }
@@ -87,6 +92,7 @@ impl State {
             Kept::States => (&self.states, self.lengths.states),
             Kept::Moment1 => (&self.moments[0], self.lengths.moments[0]),
             Kept::Moment2 => (&self.moments[1], self.lengths.moments[1]),
+            Kept::Average => (&self.average, self.lengths.average),
         }
     }
 
@@ -111,6 +117,7 @@ impl State {
             Kept::Params => &self.params,
             Kept::Moment1 => &self.moments[0],
             Kept::Moment2 => &self.moments[1],
+            Kept::Average => &self.average,
             Kept::States => return None,
         };
         let (_, len) = self.arena(what);
@@ -129,6 +136,24 @@ impl State {
         self.settle(Kept::Params, params);
         self.settle(Kept::Moment1, moments1);
         self.settle(Kept::Moment2, moments2);
+    }
+
+    /// Parameters to read, and their averages to write.
+    pub(crate) fn params_and_average(&mut self) -> (&[f32], &mut [f32]) {
+        self.settle(Kept::Average, 0..self.lengths.average);
+        let len = self.lengths.average;
+        // SAFETY: `&mut self`, two arenas, and settled.
+        unsafe { (self.params.slice(0, len), self.average.slice_mut(0, len)) }
+    }
+
+    /// Parameters become their averages, and averages the parameters.
+    pub(crate) fn swap_average(&mut self) {
+        let len = self.lengths.average;
+        [Kept::Params, Kept::Average].into_iter().for_each(|what| self.settle(what, 0..len));
+        // SAFETY: `&mut self`, two arenas, and settled.
+        let (params, average): (&mut [f32], &mut [f32]) =
+            unsafe { (self.params.slice_mut(0, len), self.average.slice_mut(0, len)) };
+        params.swap_with_slice(average);
     }
 
     /// All gradients, or their buffers.

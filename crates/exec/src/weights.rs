@@ -9,7 +9,6 @@ use polyreme_graph::{Buffer, DType, Place};
 use crate::arena::Arena;
 use crate::engine::Engine;
 use crate::error::ExecError;
-use crate::vectors;
 
 /// A named range of an arena.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,6 +32,8 @@ pub enum Kept {
     Moment1,
     /// Its second (the mean of squares).
     Moment2,
+    /// Averaged parameters.
+    Average,
 }
 
 /// Bytes that an engine has reserved for what stays from one step to the next.
@@ -43,6 +44,8 @@ pub struct Held {
     /// Gradients, or their buffers; and what a step needs beside them: this rank's own gradients, sums of earlier microbatches or
     /// of logical shards.
     pub grads: usize,
+    /// Averaged parameters.
+    pub average: usize,
     /// Optimizer state of the parameters that this rank updates.
     pub optimizer: usize,
     /// States without a gradient.
@@ -116,9 +119,11 @@ impl Engine {
         Ok(())
     }
 
-    /// `average += (1 - decay) · (parameters - average)`, with this engine's threads.
-    pub fn average_params_into(&self, average: &mut [f32], decay: f32) {
-        vectors::follow(&self.cx(), average, self.kept(Kept::Params), 1.0 - decay);
+    /// Puts the averaged parameters in the place of the parameters; the second time, back. Ranks that share weights do it inside
+    /// [`Engine::exclusively`].
+    pub fn swap_average(&mut self) {
+        assert!(self.may_write_weights(), "weights that ranks share are written inside `exclusively`");
+        self.memory.state.swap_average();
     }
 
     fn slots(&self, stored: &[Stored]) -> Vec<Slot> {

@@ -142,7 +142,8 @@ impl GradBuffers {
                 | Instr::Judge(_)
                 | Instr::Squares { .. }
                 | Instr::Clip { .. }
-                | Instr::Update { .. } => {}
+                | Instr::Update { .. }
+                | Instr::Follow { .. } => {}
             }
         }
         assert!(stages.iter().all(|s| *s == Stage::Taken), "every bucket is summed and taken: {stages:?}");

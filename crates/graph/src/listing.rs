@@ -69,6 +69,7 @@ impl fmt::Display for Program {
                         self.words(grads)
                     )?;
                 }
+                Instr::Follow { decay } => writeln!(f, "average += (1 - {decay}) · (params - average)")?,
             }
         }
         Ok(())

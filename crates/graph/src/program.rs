@@ -294,6 +294,12 @@ pub enum Instr {
         /// Where their moments begin among this rank's.
         moments_at: usize,
     },
+    /// Lets the averaged parameters follow the parameters: each step takes `1 - decay` of the difference, and more in the first
+    /// steps, which start from nothing.
+    Follow {
+        /// The decay of the average.
+        decay: f64,
+    },
 }
 
 /// What one rank does in one step.
@@ -389,6 +395,11 @@ impl Program {
         self.instrs.extend(updates);
         self.optimizer = Some(optimizer);
         self
+    }
+
+    /// Whether the rank keeps averaged parameters.
+    pub fn averages(&self) -> bool {
+        self.instrs.iter().any(|instr| matches!(instr, Instr::Follow { .. }))
     }
 
     /// The graph of the first body.

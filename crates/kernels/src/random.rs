@@ -5,7 +5,7 @@
 //! lane `i % 4` of the block with counter `i / 4`.
 
 use crate::Isa;
-use crate::cx::{Cx, SharedMut};
+use crate::cx::Cx;
 
 /// Multipliers of a round and increments of the key.
 const MUL: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];

@@ -56,6 +56,8 @@ pub struct Training {
     pub optimizer: Optimizer,
     /// The maximum of the gradients' norm.
     pub clip: Option<f64>,
+    /// The decay of averaged parameters, which rank 0 keeps.
+    pub ema: Option<f64>,
 }
 
 /// What one rank has of a step.

@@ -418,6 +418,9 @@ impl Lowering {
             gathers.push(meet);
         }
         self.program.instrs.extend(gathers.into_iter().map(Instr::Wait));
+        if let (Some(decay), 0) = (training.ema, self.role.rank) {
+            self.push(Instr::Follow { decay });
+        }
     }
 }
 
@@ -453,7 +456,7 @@ mod tests {
         differentiate(&b.finish(&[("loss", loss)]), loss).unwrap()
     }
 
-    const ADAM: Training = Training { optimizer: Optimizer::Adam(Moments::DEFAULT), clip: None };
+    const ADAM: Training = Training { optimizer: Optimizer::Adam(Moments::DEFAULT), clip: None, ema: None };
 
     fn plan() -> Plan {
         Plan { mesh: Mesh::data(2), rank: 1, keeps: Keeps::OwnGradients, bucket_bytes: 1, ..Plan::alone() }
@@ -557,6 +560,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "this optimizer needs the gradients of whole tensors")]
     fn an_optimizer_of_whole_tensors_is_refused() {
-        lower(&plan(), &Training { optimizer: Optimizer::Lamb(Moments::DEFAULT), clip: None });
+        lower(&plan(), &Training { optimizer: Optimizer::Lamb(Moments::DEFAULT), clip: None, ema: None });
     }
 }

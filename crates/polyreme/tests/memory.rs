@@ -77,10 +77,11 @@ fn held(ranks: usize, shard_gradients: bool) -> Held {
         grads: sum(|h| h.grads),
         optimizer: sum(|h| h.optimizer),
         states: sum(|h| h.states),
+        average: sum(|h| h.average),
         totals: sum(|h| h.totals),
     };
     let values: usize = of_ranks.iter().map(|(_, values, _)| values).sum();
-    let said = all.params + all.grads + all.optimizer + all.states + all.totals + values;
+    let said = all.params + all.grads + all.optimizer + all.states + all.average + all.totals + values;
     assert_eq!(of_ranks[0].2, said, "{ranks} ranks: bytes in use, and what engines say of it: {all:?}");
     all
 }

@@ -128,7 +128,10 @@ impl Lowering {
     /// What all ranks of one host take together.
     pub fn host_bytes(&self, program: &Program) -> usize {
         let (rest, parts) = self.bytes(program);
-        rest * parts.len() + parts.iter().sum::<usize>()
+        let Footprint { params, average, .. } = Engine::footprint(program, self.threads);
+        // One rank has the averages of all.
+        let of_all = if self.training.ema.is_some() { params } else { 0 };
+        (rest - average) * parts.len() + of_all + parts.iter().sum::<usize>()
     }
 
     /// What a rank takes at least: with its part of what ranks hold together; of that and the rest what its process

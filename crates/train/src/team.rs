@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use polyreme_collective::{Comm, Reduce};
 use polyreme_data::{Spec, Values};
-use polyreme_exec::{Engine, ExecError, Inputs, Isa, Kept, Options, Slot, StepArgs, Totals, floats};
+use polyreme_exec::{Engine, ExecError, Inputs, Isa, Kept, Options, Slot, StepArgs, Totals};
 use polyreme_graph::{Body, Keeps, Program, Weights};
 use polyreme_parallel::{Mesh, Plan, Training, average_states};
 
@@ -35,8 +35,6 @@ pub struct TeamOptions {
     pub loss: Loss,
     /// Weights of the classes, if the loss has them.
     pub class_weights: Vec<f32>,
-    /// The decay of averaged weights.
-    pub ema: Option<f64>,
     /// What the training of one rank may take.
     pub memory_bytes: Option<usize>,
     /// How a step is split, but for what follows from the group of ranks: this rank, how many there are, who holds the weights.
@@ -76,8 +74,6 @@ pub struct Team {
     /// The program that averages states over the ranks, if they have their own.
     averaging: Option<usize>,
     trial: Option<Trial>,
-    /// The averaged parameters; rank 0's, and empty without.
-    average: Vec<f32>,
 }
 
 /// Bodies by their number of samples.
@@ -151,12 +147,7 @@ impl Team {
         let program = compiled.inspect_err(|error| comm.fail(&error.to_string()))?;
         let TeamOptions { threads, isa, seed, .. } = options;
         let exec = Options { isa, seed, ..Options::threads(threads) };
-        let rank = comm.rank();
-        let mut engine = Engine::join(program, exec, comm)?;
-        let averaged = if options.ema.is_some() && rank == 0 { engine.kept(Kept::Params).len() } else { 0 };
-        let room = floats(averaged, "averaged parameters");
-        let mut average = room.inspect_err(|error| engine.comm().fail(&error.to_string()))?;
-        average.copy_from_slice(&engine.kept(Kept::Params)[..averaged]);
+        let engine = Engine::join(program, exec, comm)?;
         let mut team = Team {
             lowering,
             net: net.clone(),
@@ -168,7 +159,6 @@ impl Team {
             runs: runs.clone(),
             averaging: None,
             trial: None,
-            average,
             options,
         };
         let ready = team.prepare(part, runs).and_then(|()| team.prepare_averaging());
@@ -300,10 +290,6 @@ impl Team {
             }
             outcome => outcome?,
         };
-        if let (Some(decay), false) = (self.options.ema, self.average.is_empty()) {
-            let decay = warm_decay(decay, self.engine.steps_done());
-            self.engine.average_params_into(&mut self.average, decay);
-        }
         Ok(StepResult { loss, grad_norm, extra, waited })
     }
 
@@ -329,16 +315,15 @@ impl Team {
 
     /// The averaged parameters, laid out as the learner's; empty without averaging, and on other ranks than 0.
     pub fn average(&self) -> &[f32] {
-        &self.average
+        self.engine.kept(Kept::Average)
     }
 
     /// Lets rank 0 set weights, states and averages; then all ranks have the weights and states. Collective.
     pub fn exclusively(
         &mut self,
-        write: impl FnOnce(&mut Engine, &mut [f32]) -> Result<(), TrainError>,
+        write: impl FnOnce(&mut Engine) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
-        let average = &mut self.average;
-        self.engine.exclusively(|engine| write(engine, average))
+        self.engine.exclusively(write)
     }
 
     /// How many states the optimizer has.
@@ -349,18 +334,19 @@ impl Team {
     /// Puts the averaged parameters in the place of those that are being learnt; the second time, back. Collective.
     /// Nothing without averaging.
     pub fn swap_average(&mut self) -> Result<(), TrainError> {
-        if self.options.ema.is_none() {
+        if self.options.training.ema.is_none() {
             return Ok(());
         }
-        self.exclusively(|engine, average| {
-            engine.kept_mut(Kept::Params).swap_with_slice(average);
+        self.exclusively(|engine| {
+            engine.swap_average();
             Ok(())
         })
     }
 
     /// The parameters that are evaluated and shipped: the averaged ones if there are. Rank 0's to ask.
     pub fn shipped(&self) -> (Vec<Slot>, &[f32]) {
-        let params = if self.average.is_empty() { self.engine.kept(Kept::Params) } else { &self.average };
+        let average = self.average();
+        let params = if average.is_empty() { self.engine.kept(Kept::Params) } else { average };
         (self.engine.param_slots(), params)
     }
 
@@ -398,12 +384,6 @@ fn body_of(
     let body = lowering.body(&training_graph(net, spec, n, loss)?)?;
     bodies.push((n, body.clone()));
     Ok(body)
-}
-
-/// Averages from a start follow more quickly: `min(decay, (1 + t) / (10 + t))`.
-fn warm_decay(decay: f64, steps_done: u64) -> f32 {
-    let t = steps_done as f64;
-    decay.min((1.0 + t) / (10.0 + t)) as f32
 }
 
 /// What the labels of a piece weigh in the mean of its step.

@@ -108,7 +108,7 @@ fn gradients_cannot_be_asked_for() {
 
 fn lone(sizes: &[usize], updates: Updates) -> Vec<Program> {
     let plan = Plan { updates, ..Plan::alone() };
-    let training = Training { optimizer: base().optimizer, clip: None };
+    let training = Training { optimizer: base().optimizer, clip: None, ema: None };
     let program = |n: &usize| {
         let body = compile(&step_graph(*n, true), &plan, &training, None).unwrap();
         schedule(&plan, &training, &[Arc::new(body)], &StepShape::one())

@@ -1,10 +1,10 @@
 //! What is lent to a reader stays what it was, while steps go on; and the memory of copies stays within bounds.
 
 use polyreme_exec::{Engine, Kept, Loan, Options};
-use polyreme_graph::{Builder, DType, Graph, Init, Moments, Optimizer, Program, differentiate};
+use polyreme_graph::{Builder, DType, Graph, Init, Instr, Moments, Optimizer, Program, differentiate};
 
 const ADAM: Optimizer = Optimizer::Adam(Moments::DEFAULT);
-const KEPT: [Kept; 3] = [Kept::Params, Kept::Moment1, Kept::Moment2];
+const KEPT: [Kept; 4] = [Kept::Params, Kept::Moment1, Kept::Moment2, Kept::Average];
 
 /// Two layers of over three million weights each, and one of a few.
 fn graph() -> Graph {
@@ -26,7 +26,8 @@ fn graph() -> Graph {
 fn engines() -> [Engine; 2] {
     let late = Program::train(&graph(), ADAM, None);
     let at_once = Program::train_at_once(&graph(), ADAM);
-    [late, at_once].map(|program| {
+    [late, at_once].map(|mut program| {
+        program.instrs.push(Instr::Follow { decay: 0.9 });
         let mut engine = Engine::new(program, Options::threads(2)).unwrap();
         engine.input_f32("x").unwrap().fill(0.5);
         engine.input_f32("t").unwrap().fill(0.25);

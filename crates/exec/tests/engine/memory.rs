@@ -87,6 +87,7 @@ fn a_footprint_is_what_the_plan_says() {
                 sums: 0,
                 optimizer: per_param * params,
                 states: plan.state_len * 4,
+                average: 0,
                 inputs: plan.input_bytes,
                 // Scratch depends on kernels: here it can only add.
                 activations: got.activations.max(plan.arena_bytes),

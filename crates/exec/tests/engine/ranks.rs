@@ -161,7 +161,7 @@ fn cuts(case: &Case, rank: usize) -> Vec<Range<usize>> {
 /// The program of a rank of this case, and its samples by microbatch.
 pub(crate) fn program(case: &Case, rank: usize) -> (Program, Vec<Range<usize>>) {
     let plan = Plan { mesh: Mesh::data(case.ranks), rank, microbatches: case.pieces, ..case.plan.clone() };
-    let training = Training { optimizer: case.optimizer, clip: case.clip };
+    let training = Training { optimizer: case.optimizer, clip: case.clip, ema: None };
     let cuts = self::cuts(case, rank);
     let mut sizes: Vec<usize> = cuts.iter().map(|r| r.len()).filter(|n| *n > 0).collect();
     sizes.sort_unstable();

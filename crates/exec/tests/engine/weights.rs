@@ -2,7 +2,7 @@
 //! search for what is not finite.
 
 use polyreme_exec::{Engine, Kept, NonFinite, Options};
-use polyreme_graph::{Builder, DType, Graph, Init, Optimizer, Program, differentiate};
+use polyreme_graph::{Builder, DType, Graph, Init, Instr, Optimizer, Program, differentiate};
 
 use crate::random::Random;
 
@@ -94,12 +94,26 @@ fn slots_name_every_parameter() {
 
 #[test]
 fn an_average_follows_the_parameters() {
-    let engine = train(BATCH);
-    let mut average = vec![1.0; engine.kept(Kept::Params).len()];
-    engine.average_params_into(&mut average, 0.75);
-    for (a, p) in average.iter().zip(engine.kept(Kept::Params)) {
-        assert!((a - (0.75 + 0.25 * p)).abs() < 1e-6);
+    let mut program = Program::train(&step(BATCH), SGD, None);
+    program.instrs.push(Instr::Follow { decay: 0.3 });
+    assert!(program.to_string().contains("average += (1 - 0.3) · (params - average)"));
+    let mut engine = Engine::new(program, Options::threads(2)).unwrap();
+    let mut want: Vec<f64> = engine.kept(Kept::Params).iter().map(|p| f64::from(*p)).collect();
+    for step in 1..=5 {
+        fill(&mut engine, 0, BATCH);
+        engine.step(1e-3).unwrap();
+        // The first steps follow more quickly.
+        let decay = f64::min(0.3, f64::from(1 + step) / f64::from(10 + step));
+        for ((want, got), p) in want.iter_mut().zip(engine.kept(Kept::Average)).zip(engine.kept(Kept::Params))
+        {
+            *want += (1.0 - decay) * (f64::from(*p) - *want);
+            assert!((f64::from(*got) - *want).abs() < 1e-5 * (1.0 + want.abs()), "step {step}");
+        }
     }
+    let (params, average) = (engine.kept(Kept::Params).to_vec(), engine.kept(Kept::Average).to_vec());
+    assert_ne!(params, average);
+    engine.swap_average();
+    assert_eq!((engine.kept(Kept::Params), engine.kept(Kept::Average)), (&average[..], &params[..]));
 }
 
 #[test]

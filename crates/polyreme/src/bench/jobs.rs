@@ -55,7 +55,7 @@ impl Job {
         budget_bytes: Option<usize>,
         threads: usize,
     ) -> Result<Program, Box<dyn Error + Send + Sync>> {
-        let training = Training { optimizer: self.optimizer, clip: None };
+        let training = Training { optimizer: self.optimizer, clip: None, ema: None };
         let measure = |program: &Program| Engine::footprint(program, threads).total();
         let budget = budget_bytes.map(|bytes| Budget { bytes, measure: &measure });
         let body = compile(&self.weighted_step()?, plan, &training, budget)?;

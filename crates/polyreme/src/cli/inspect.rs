@@ -68,7 +68,7 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> Outcome {
         let graph = training_graph(trained.net(), &spec, trained.job.train.batch, Loss::default())?;
         let optimizer = trained.job.train.optimizer.rule;
         let lone = Lowering {
-            training: Training { optimizer, clip: trained.job.train.clip },
+            training: Training { optimizer, clip: trained.job.train.clip, ema: trained.job.train.ema },
             plan: Plan { updates: Updates::AtOnce, ..Plan::alone() },
             budget_bytes: None,
             threads: 1,

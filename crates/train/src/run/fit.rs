@@ -136,7 +136,7 @@ impl Prepared {
             None => None,
         };
         // By kinds of steps: what a rank takes for itself, and what of that others see.
-        let mut seen: Vec<(Vec<Vec<usize>>, [usize; 3])> = Vec::new();
+        let mut seen: Vec<(RankKind, [usize; 3])> = Vec::new();
         let mut bodies: Vec<(usize, Arc<Body>)> = Vec::new();
         let mut of_rank = |rank: usize| -> Result<[usize; 3], TrainError> {
             let part = Part::new(self.pace, &self.cut, rank);
@@ -146,7 +146,9 @@ impl Prepared {
             if self.cut.shards.is_some() {
                 lens.push(vec![rank]);
             }
-            if let Some((_, bytes)) = seen.iter().find(|(known, _)| *known == lens) {
+            // Averages are rank 0's.
+            let kind = (rank == 0, lens);
+            if let Some((_, bytes)) = seen.iter().find(|(known, _)| *known == kind) {
                 return Ok(*bytes);
             }
             let lowering = options.lowering(rank, ranks, shared);
@@ -170,7 +172,7 @@ impl Prepared {
                 });
                 most = std::array::from_fn(|i| most[i].max(bytes[i] + beyond));
             }
-            seen.push((lens, most));
+            seen.push((kind, most));
             Ok(most)
         };
         let last = of_rank(ranks - 1)?;
@@ -242,7 +244,8 @@ impl Prepared {
             stored.iter().map(|s| graph.shape(s.value).numel()).sum()
         };
         let (params, states) = (floats(&graph.params), floats(&graph.states));
-        let (averaged, optimizer) = (usize::from(self.team.ema.is_some()), self.team.training.optimizer);
+        let (averaged, optimizer) =
+            (usize::from(self.team.training.ema.is_some()) * params, self.team.training.optimizer);
         let kept_of = |s: &polyreme_graph::graph::Stored| -> usize {
             let dims = optimizer.state_dims(graph.shape(s.value).dims());
             dims.iter().flatten().map(|dims| dims.iter().product::<usize>()).sum()
@@ -250,9 +253,8 @@ impl Prepared {
         let moments: usize = graph.params.iter().map(kept_of).sum();
         let ranks = self.ranks();
         // Weights and moments of a lone rank are lent to whoever writes them.
-        let learnt = if ranks == 1 { loan_copies(params + moments) } else { params + moments };
-        // Averaged weights, and a copy of them.
-        let kept = learnt + 2 * averaged * params + states;
+        let learnt = params + moments + averaged;
+        let kept = if ranks == 1 { loan_copies(learnt) } else { learnt } + states;
         let gathers = ranks > 1 && sharded && optimizer.by_element() && moments > 0;
         let moments_of_all = if gathers { params } else { 0 };
         let states_of_all = if ranks > 1 && self.cut.shards.is_none() { ranks * states } else { 0 };
@@ -270,6 +272,9 @@ impl Prepared {
         Ok(Program::forward(&graph))
     }
 }
+
+/// What decides how much a rank takes: whether it is rank 0, and the microbatches of its kinds of steps.
+type RankKind = (bool, Vec<Vec<usize>>);
 
 /// Bytes that rank 0 has of what the run learns, beside its engine.
 struct Copies {

@@ -120,7 +120,6 @@ impl Tables {
         let lent = |what: Kept| loan.clone().map(|loan| (loan, what));
         let learner = team.learner();
         let (params, own) = (learner.kept(Kept::Params), learner.kept(Kept::States));
-        let n_params = params.len();
         let copied = if loan.is_some() { &[] } else { params };
         let mut model = Shard::copy(MODEL_FILE, self.model.clone(), copied, next(copied.len() + own.len())?);
         model.lent = lent(Kept::Params);
@@ -148,7 +147,10 @@ impl Tables {
             shards.push(shard);
         }
         if !team.average().is_empty() {
-            shards.push(Shard::copy(AVERAGE_FILE, self.params.clone(), team.average(), next(n_params)?));
+            let copied = if loan.is_some() { &[] } else { team.average() };
+            let mut shard = Shard::copy(AVERAGE_FILE, self.params.clone(), copied, next(copied.len())?);
+            shard.lent = lent(Kept::Average);
+            shards.push(shard);
         }
         let metrics = progress.metrics.clone();
         let (step, batches) = (team.steps_done(), team.steps_done().saturating_add(progress.batches_before));
@@ -239,9 +241,9 @@ pub(crate) fn load_weights(path: &Path) -> Result<Loaded, CheckpointError> {
 
 /// The same without what the optimizer remembers: to evaluate and to ship. Collective.
 pub(crate) fn restore_weights(team: &mut Team, loaded: Option<&Loaded>) -> Result<(), TrainError> {
-    team.exclusively(|engine, average| {
+    team.exclusively(|engine| {
         let loaded = loaded.expect("rank 0 has the checkpoint");
-        install_average(engine, average, loaded)?;
+        install_average(engine, loaded)?;
         install(engine, loaded.needed(MODEL_FILE)?)?;
         engine.set_steps_done(loaded.manifest.step);
         Ok(())
@@ -251,21 +253,20 @@ pub(crate) fn restore_weights(team: &mut Team, loaded: Option<&Loaded>) -> Resul
 /// Weights to start from, which rank 0 reads; it gets the number of batches that they have seen. Collective.
 pub(crate) fn start_from(team: &mut Team, path: &Path) -> Result<u64, TrainError> {
     let mut batches = 0;
-    team.exclusively(|engine, average| {
+    team.exclusively(|engine| {
         batches = crate::install::install_file(engine, path)?;
-        if !average.is_empty() {
-            average.copy_from_slice(engine.kept(Kept::Params));
-        }
+        engine.start_average();
         Ok(())
     })?;
     Ok(batches)
 }
 
-fn install_average(engine: &Engine, average: &mut [f32], loaded: &Loaded) -> Result<(), TrainError> {
-    if average.is_empty() {
-        return Ok(());
+fn install_average(engine: &mut Engine, loaded: &Loaded) -> Result<(), TrainError> {
+    let slots = engine.param_slots();
+    match engine.kept_mut(Kept::Average) {
+        [] => Ok(()),
+        average => install_arena(average, &slots, loaded.needed(AVERAGE_FILE)?),
     }
-    install_arena(average, &engine.param_slots(), loaded.needed(AVERAGE_FILE)?)
 }
 
 /// The files of the moments that the optimizer has; the same on all ranks, also on those with an empty part.

@@ -40,10 +40,9 @@ fn options(loss: Loss) -> TeamOptions {
         isa: Isa::detect(),
         threads: 1,
         seed: 3,
-        training: Training { optimizer: Optimizer::AdamW(Moments::DEFAULT), clip: Some(1.0) },
+        training: Training { optimizer: Optimizer::AdamW(Moments::DEFAULT), clip: Some(1.0), ema: Some(0.9) },
         loss,
         class_weights: if loss.class_weights { vec![0.5, 1.0, 4.0] } else { Vec::new() },
-        ema: Some(0.9),
         memory_bytes: None,
         plan: Plan { bucket_bytes: 1 << 10, ..Plan::alone() },
         keeps: Some(Keeps::OwnMoments),
@@ -152,7 +151,7 @@ fn the_plan_counts_the_sums_of_pieces() {
             data.step(&mut team, pace, &part, 0).unwrap();
             let engine = team.learner();
             let (held, footprint) = (engine.held(), Engine::footprint(engine.program(), 1));
-            let held = held.params + held.grads + held.optimizer + held.states + held.totals;
+            let held = held.params + held.grads + held.optimizer + held.states + held.average + held.totals;
             (held + footprint.inputs + footprint.activations, lowering.host_bytes(engine.program()))
         };
         let taken: Vec<(usize, usize)> = std::thread::scope(|s| {
