@@ -36,7 +36,7 @@ unsafe impl Parallel for Serial {
 
 /// What is called once for each finished run of a result, while it is still in cache: `(first position, the run)`,
 /// positions counted over the whole result.
-pub type Epilogue<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
+pub type RunEpilogue<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
 
 /// What a kernel runs with.
 #[derive(Clone, Copy)]

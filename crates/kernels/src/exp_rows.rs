@@ -77,7 +77,7 @@ twins! {
     pub(super) fn exp_into(x: &[f32], shift: f32, y: &mut [f32]) -> f32 {
         let shift = splat(shift);
         let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<WIDTH>(), y.as_chunks_mut::<WIDTH>());
-        let mut sum = Sum::new();
+        let mut sum = LaneSum::new();
         for (x, y) in x.iter().zip(y) {
             // SAFETY: both have `WIDTH` floats.
             unsafe {
@@ -101,7 +101,7 @@ twins! {
     pub(super) fn exp_sum(x: &[f32], shift: f32) -> f32 {
         let shift = splat(shift);
         let (x, rest) = x.as_chunks::<WIDTH>();
-        let mut sum = Sum::new();
+        let mut sum = LaneSum::new();
         for x in x {
             // SAFETY: there are `WIDTH` floats.
             sum.push(exp(sub(unsafe { load(x.as_ptr()) }, shift)));

@@ -247,7 +247,7 @@ fn find() -> Features {
         return Features::NONE;
     }
     let (one, seven) = (__cpuid(1), __cpuid_count(7, 0));
-    let said = Said {
+    let said = CpuidWords {
         ecx_1: one.ecx,
         ebx_7: seven.ebx,
         edx_7: seven.edx,
@@ -261,7 +261,7 @@ fn find() -> Features {
 /// The registers that tell features, by leaf of CPUID, and the registers that the system saves.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-struct Said {
+struct CpuidWords {
     ecx_1: u32,
     ebx_7: u32,
     edx_7: u32,
@@ -270,7 +270,7 @@ struct Said {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Said {
+impl CpuidWords {
     /// Bit numbers are those of Intel's manual, volume 2A, CPUID, and volume 1, chapter 13.
     fn features(self) -> Features {
         let all = |register: u32, bits: &[u32]| bits.iter().all(|bit| register & 1 << bit != 0);
@@ -354,25 +354,30 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn features_need_the_cpu_and_the_system() {
-        let everything =
-            Said { ecx_1: u32::MAX, ebx_7: u32::MAX, edx_7: u32::MAX, eax_7_1: u32::MAX, xcr0: u64::MAX };
-        let check = |said: Said, want: &str| assert_eq!(names(Isa(said.features())), want);
+        let everything = CpuidWords {
+            ecx_1: u32::MAX,
+            ebx_7: u32::MAX,
+            edx_7: u32::MAX,
+            eax_7_1: u32::MAX,
+            xcr0: u64::MAX,
+        };
+        let check = |said: CpuidWords, want: &str| assert_eq!(names(Isa(said.features())), want);
         check(everything, &names(ALL));
         // The system saves: nothing; SSE; AVX too; AVX-512 without its upper registers, then with; and tiles.
-        check(Said { xcr0: 0, ..everything }, "");
-        check(Said { xcr0: 0b11, ..everything }, "");
-        check(Said { xcr0: 0b111, ..everything }, "avx2 f16c");
-        check(Said { xcr0: 0b0110_0111, ..everything }, "avx2 f16c");
-        check(Said { xcr0: 0b1110_0111, ..everything }, "avx2 f16c avx512 avx512_bf16");
-        check(Said { xcr0: 0x2_00e7, ..everything }, "avx2 f16c avx512 avx512_bf16");
-        check(Said { xcr0: 0x6_00e7, ..everything }, &names(ALL));
+        check(CpuidWords { xcr0: 0, ..everything }, "");
+        check(CpuidWords { xcr0: 0b11, ..everything }, "");
+        check(CpuidWords { xcr0: 0b111, ..everything }, "avx2 f16c");
+        check(CpuidWords { xcr0: 0b0110_0111, ..everything }, "avx2 f16c");
+        check(CpuidWords { xcr0: 0b1110_0111, ..everything }, "avx2 f16c avx512 avx512_bf16");
+        check(CpuidWords { xcr0: 0x2_00e7, ..everything }, "avx2 f16c avx512 avx512_bf16");
+        check(CpuidWords { xcr0: 0x6_00e7, ..everything }, &names(ALL));
         // The CPU lacks: FMA; F16C; VL; BF16 of either kind; tiles.
-        check(Said { ecx_1: !(1 << 12), ..everything }, "amx_tile amx_bf16");
-        check(Said { ecx_1: !(1 << 29), ..everything }, "avx2 amx_tile amx_bf16");
-        check(Said { ebx_7: !(1 << 31), ..everything }, "avx2 f16c amx_tile amx_bf16");
-        check(Said { eax_7_1: !(1 << 5), ..everything }, "avx2 f16c avx512 amx_tile amx_bf16");
-        check(Said { edx_7: !(1 << 22), ..everything }, "avx2 f16c avx512 avx512_bf16 amx_tile");
-        check(Said { edx_7: !(1 << 24), ..everything }, "avx2 f16c avx512 avx512_bf16");
+        check(CpuidWords { ecx_1: !(1 << 12), ..everything }, "amx_tile amx_bf16");
+        check(CpuidWords { ecx_1: !(1 << 29), ..everything }, "avx2 amx_tile amx_bf16");
+        check(CpuidWords { ebx_7: !(1 << 31), ..everything }, "avx2 f16c amx_tile amx_bf16");
+        check(CpuidWords { eax_7_1: !(1 << 5), ..everything }, "avx2 f16c avx512 amx_tile amx_bf16");
+        check(CpuidWords { edx_7: !(1 << 22), ..everything }, "avx2 f16c avx512 avx512_bf16 amx_tile");
+        check(CpuidWords { edx_7: !(1 << 24), ..everything }, "avx2 f16c avx512 avx512_bf16");
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -83,7 +83,7 @@ impl CrossEntropy {
             let r = task * step..((task + 1) * step).min(self.n);
             // SAFETY: tasks have disjoint rows, and each runs once.
             let (lse, costs) = unsafe { (lse.slice(r.start, r.len()), costs.slice(r.start, r.len())) };
-            let rows = Rows { c, labels: &labels[r.clone()], weights: class_weights, loss: self };
+            let rows = LossRows { c, labels: &labels[r.clone()], weights: class_weights, loss: self };
             forward_rows(cx.isa, &logits[r.start * c..r.end * c], rows, lse, costs);
         });
         let sum: f64 = scratch[..self.n].iter().map(|&v| f64::from(v)).sum();
@@ -115,7 +115,7 @@ impl CrossEntropy {
             let r = task * step..((task + 1) * step).min(self.n);
             // SAFETY: tasks have disjoint rows, and each runs once.
             let dlogits = unsafe { dlogits.slice(r.start * c, r.len() * c) };
-            let rows = Rows { c, labels: &labels[r.clone()], weights: class_weights, loss: self };
+            let rows = LossRows { c, labels: &labels[r.clone()], weights: class_weights, loss: self };
             backward_rows(cx.isa, &logits[r.start * c..r.end * c], rows, &lse[r], scale, dlogits);
         });
     }
@@ -156,21 +156,21 @@ impl CrossEntropy {
 
 /// What a task knows of its rows.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+struct LossRows<'a> {
     c: usize,
     labels: &'a [i32],
     weights: Option<&'a [f32]>,
     loss: &'a CrossEntropy,
 }
 
-twin! { fn forward_rows(isa; x: &[f32], rows: Rows<'_>, lse: &mut [f32], costs: &mut [f32]) = forward_rows_body }
+twin! { fn forward_rows(isa; x: &[f32], rows: LossRows<'_>, lse: &mut [f32], costs: &mut [f32]) = forward_rows_body }
 twin! {
-    fn backward_rows(isa; x: &[f32], rows: Rows<'_>, lse: &[f32], scale: f32, dx: &mut [f32]) = backward_rows_body
+    fn backward_rows(isa; x: &[f32], rows: LossRows<'_>, lse: &[f32], scale: f32, dx: &mut [f32]) = backward_rows_body
 }
 
 #[inline(always)]
-fn forward_rows_body(isa: Isa, x: &[f32], rows: Rows<'_>, lse: &mut [f32], costs: &mut [f32]) {
-    let Rows { c, labels, weights, loss } = rows;
+fn forward_rows_body(isa: Isa, x: &[f32], rows: LossRows<'_>, lse: &mut [f32], costs: &mut [f32]) {
+    let LossRows { c, labels, weights, loss } = rows;
     let smoothing = loss.label_smoothing;
     for (i, &label) in labels.iter().enumerate() {
         let x = &x[i * c..(i + 1) * c];
@@ -195,8 +195,8 @@ fn forward_rows_body(isa: Isa, x: &[f32], rows: Rows<'_>, lse: &mut [f32], costs
 }
 
 #[inline(always)]
-fn backward_rows_body(isa: Isa, x: &[f32], rows: Rows<'_>, lse: &[f32], scale: f32, dx: &mut [f32]) {
-    let Rows { c, labels, weights, loss } = rows;
+fn backward_rows_body(isa: Isa, x: &[f32], rows: LossRows<'_>, lse: &[f32], scale: f32, dx: &mut [f32]) {
+    let LossRows { c, labels, weights, loss } = rows;
     // d(-ln p[k])/dx[j] = p[j] - (j == k): every class k adds its share of p, and takes it from its own column.
     let even = scale * loss.label_smoothing / c as f32;
     let even_sum = even * weights.map_or(c as f32, |w| sum_map(w, |v| v));

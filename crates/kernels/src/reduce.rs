@@ -30,14 +30,14 @@ pub enum ReduceKind {
 #[derive(Clone, Debug)]
 pub struct Reduce {
     kind: ReduceKind,
-    passes: Vec<Pass>,
+    passes: Vec<ReducePass>,
     x_len: usize,
     y_len: usize,
 }
 
 /// One pass: `[outer, reduced, inner]` to `[outer, inner]`.
 #[derive(Clone, Copy, Debug)]
-struct Pass {
+struct ReducePass {
     outer: usize,
     reduced: usize,
     inner: usize,
@@ -73,12 +73,16 @@ impl Reduce {
         // From the innermost run out: that pass shrinks the most, and reads memory in order.
         while let Some(at) = runs.iter().rposition(|&(reduced, _)| reduced) {
             let size = |runs: &[(bool, usize)]| runs.iter().map(|r| r.1).product();
-            passes.push(Pass { outer: size(&runs[..at]), reduced: runs[at].1, inner: size(&runs[at + 1..]) });
+            passes.push(ReducePass {
+                outer: size(&runs[..at]),
+                reduced: runs[at].1,
+                inner: size(&runs[at + 1..]),
+            });
             runs.remove(at);
         }
         let y_len = runs.iter().map(|r| r.1).product();
         if passes.is_empty() {
-            passes.push(Pass { outer: 1, reduced: 1, inner: y_len });
+            passes.push(ReducePass { outer: 1, reduced: 1, inner: y_len });
         }
         Reduce { kind, passes, x_len: shape.iter().product(), y_len }
     }
@@ -139,7 +143,7 @@ impl Reduce {
 }
 
 /// How a column pass is cut: rows are joined until they are wide enough, then cut into slabs and column blocks.
-struct Columns {
+struct ColumnCut {
     /// How many rows are seen as one.
     joined: usize,
     /// The width of a joined row.
@@ -151,15 +155,15 @@ struct Columns {
     n_slabs: usize,
 }
 
-impl Pass {
-    fn columns(&self) -> Columns {
+impl ReducePass {
+    fn columns(&self) -> ColumnCut {
         let joined =
             if self.inner < NARROW { (2 * NARROW / self.inner.max(1)).min(self.reduced.max(1)) } else { 1 };
         let width = joined * self.inner;
         let rows = self.reduced / joined;
         let slab_rows = (2 * TASK_ELEMENTS / width.max(1)).max(rows.div_ceil(SLABS_MAX)).max(8);
         let n_slabs = rows.div_ceil(slab_rows).max(1);
-        Columns { joined, width, rows, left: self.reduced % joined, slab_rows, n_slabs }
+        ColumnCut { joined, width, rows, left: self.reduced % joined, slab_rows, n_slabs }
     }
 
     fn partial_len(&self) -> usize {

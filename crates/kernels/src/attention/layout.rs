@@ -2,7 +2,7 @@
 
 /// Where element (b, t, h, i) of a tensor lies in its buffer: `offset + b*batch + t*time + h*head + i`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Layout {
+pub struct HeadLayout {
     /// Elements before the first one: where k begins in a packed buffer of q, k, v.
     pub offset: usize,
     /// Elements from one sequence of the batch to the next.
@@ -13,7 +13,7 @@ pub struct Layout {
     pub head: usize,
 }
 
-/// The sizes that go with a [`Layout`].
+/// The sizes that go with a [`HeadLayout`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sizes {
     pub batch: usize,
@@ -22,16 +22,16 @@ pub(super) struct Sizes {
     pub d: usize,
 }
 
-impl Layout {
+impl HeadLayout {
     /// A contiguous `[batch, t, heads, d]`.
-    pub fn contiguous(t: usize, heads: usize, d: usize) -> Layout {
-        Layout { offset: 0, batch: t * heads * d, time: heads * d, head: d }
+    pub fn contiguous(t: usize, heads: usize, d: usize) -> HeadLayout {
+        HeadLayout { offset: 0, batch: t * heads * d, time: heads * d, head: d }
     }
 
     /// Part `part` of `parts` in a contiguous `[batch, t, parts, heads, d]`.
-    pub fn packed(part: usize, parts: usize, t: usize, heads: usize, d: usize) -> Layout {
+    pub fn packed(part: usize, parts: usize, t: usize, heads: usize, d: usize) -> HeadLayout {
         let row = parts * heads * d;
-        Layout { offset: part * heads * d, batch: t * row, time: row, head: d }
+        HeadLayout { offset: part * heads * d, batch: t * row, time: row, head: d }
     }
 
     /// Where row (b, t = 0, h) begins.
@@ -53,7 +53,7 @@ impl Layout {
 
 /// Whether no element of these tensors, that share a buffer, lies on another. It says yes only where strides are
 /// nested: each is at least the extent of all smaller ones, with the parts side by side at one of the levels.
-pub(super) fn disjoint(parts: &[(Layout, Sizes)]) -> bool {
+pub(super) fn disjoint(parts: &[(HeadLayout, Sizes)]) -> bool {
     let mut live = parts.iter().filter(|(l, s)| l.span(*s) > 0);
     let Some((first, sizes)) = live.next() else { return true };
     let mut offsets = [first.offset; 3];
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     /// Marks every element and compares with the proof.
-    fn check(parts: &[Layout], sizes: Sizes, want: bool) {
+    fn check(parts: &[HeadLayout], sizes: Sizes, want: bool) {
         let with: Vec<_> = parts.iter().map(|&l| (l, sizes)).collect();
         let len = with.iter().map(|(l, s)| l.span(*s)).max().unwrap_or(0);
         let mut seen = vec![false; len];
@@ -117,21 +117,25 @@ mod tests {
     #[test]
     fn disjoint_is_what_marking_says() {
         let s = Sizes { batch: 2, time: 3, heads: 4, d: 5 };
-        let packed = [0, 1, 2].map(|p| Layout::packed(p, 3, 3, 4, 5));
+        let packed = [0, 1, 2].map(|p| HeadLayout::packed(p, 3, 3, 4, 5));
         check(&packed, s, true);
         check(&packed[1..], s, true);
         check(&[packed[0], packed[0]], s, false);
-        check(&[Layout::contiguous(3, 4, 5)], s, true);
-        check(&[Layout { head: 4, ..packed[0] }], s, false);
-        check(&[Layout { offset: 0, batch: 0, time: 20, head: 5 }], s, false);
+        check(&[HeadLayout::contiguous(3, 4, 5)], s, true);
+        check(&[HeadLayout { head: 4, ..packed[0] }], s, false);
+        check(&[HeadLayout { offset: 0, batch: 0, time: 20, head: 5 }], s, false);
         // Heads outside time, parts inside heads, parts outside everything.
-        check(&[Layout { offset: 0, batch: 60, time: 5, head: 15 }], s, true);
-        check(&[0, 1, 2].map(|p| Layout { offset: 5 * p, batch: 180, time: 60, head: 15 }), s, true);
-        check(&[0, 1, 2].map(|p| Layout { offset: 120 * p, ..Layout::contiguous(3, 4, 5) }), s, true);
-        check(&[0, 1, 2].map(|p| Layout { offset: 119 * p, ..Layout::contiguous(3, 4, 5) }), s, false);
-        check(&[0, 1].map(|p| Layout { offset: 3 * p, ..packed[0] }), s, false);
+        check(&[HeadLayout { offset: 0, batch: 60, time: 5, head: 15 }], s, true);
+        check(&[0, 1, 2].map(|p| HeadLayout { offset: 5 * p, batch: 180, time: 60, head: 15 }), s, true);
+        check(&[0, 1, 2].map(|p| HeadLayout { offset: 120 * p, ..HeadLayout::contiguous(3, 4, 5) }), s, true);
+        check(
+            &[0, 1, 2].map(|p| HeadLayout { offset: 119 * p, ..HeadLayout::contiguous(3, 4, 5) }),
+            s,
+            false,
+        );
+        check(&[0, 1].map(|p| HeadLayout { offset: 3 * p, ..packed[0] }), s, false);
         // A dim of one element may have any stride.
-        check(&[Layout { offset: 0, batch: 0, time: 20, head: 5 }], Sizes { batch: 1, ..s }, true);
+        check(&[HeadLayout { offset: 0, batch: 0, time: 20, head: 5 }], Sizes { batch: 1, ..s }, true);
         check(&packed, Sizes { batch: 0, ..s }, true);
     }
 }

@@ -29,7 +29,7 @@ mod tiled;
 
 use std::ops::Range;
 
-pub use layout::Layout;
+pub use layout::HeadLayout;
 use layout::{Sizes, disjoint};
 
 use crate::Cx;
@@ -56,13 +56,13 @@ pub struct Attention {
     /// Query `i` sees keys `0..=i` only.
     pub causal: bool,
     /// The layout of q.
-    pub q: Layout,
+    pub q: HeadLayout,
     /// The layout of k.
-    pub k: Layout,
+    pub k: HeadLayout,
     /// The layout of v.
-    pub v: Layout,
+    pub v: HeadLayout,
     /// The layout of o.
-    pub o: Layout,
+    pub o: HeadLayout,
 }
 
 /// Numbers that are added to the scores before the softmax; −∞ hides a key. Element (b, h, i, j) is
@@ -106,14 +106,14 @@ impl Attention {
     /// Self-attention on a packed `[batch, t, 3, heads, d]` of q, k, v, with `o` a contiguous `[batch, t, heads, d]`
     /// and the scale `1/√d`. The same buffer is passed as q, k and v.
     pub fn packed(batch: usize, t: usize, heads: usize, d: usize, causal: bool) -> Attention {
-        let [q, k, v] = [0, 1, 2].map(|part| Layout::packed(part, 3, t, heads, d));
+        let [q, k, v] = [0, 1, 2].map(|part| HeadLayout::packed(part, 3, t, heads, d));
         Attention { q, k, v, ..Attention::separate(batch, t, t, heads, d, causal) }
     }
 
     /// Attention on contiguous `[batch, t_q, heads, d]` of q and o, and `[batch, t_k, heads, d]` of k and v, with the
     /// scale `1/√d`.
     pub fn separate(batch: usize, t_q: usize, t_k: usize, heads: usize, d: usize, causal: bool) -> Attention {
-        let (q, k) = (Layout::contiguous(t_q, heads, d), Layout::contiguous(t_k, heads, d));
+        let (q, k) = (HeadLayout::contiguous(t_q, heads, d), HeadLayout::contiguous(t_k, heads, d));
         let scale = 1.0 / (d.max(1) as f32).sqrt();
         Attention { batch, heads, t_q, t_k, d, scale, causal, q, k, v: k, o: q }
     }
@@ -228,7 +228,7 @@ impl Attention {
 const SPARE: usize = 15;
 
 /// One head of one sequence: its inputs, each from its first element on.
-struct Head<'a> {
+struct HeadInputs<'a> {
     b: usize,
     h: usize,
     q: &'a [f32],
@@ -237,7 +237,7 @@ struct Head<'a> {
     mask: Option<Mask<'a>>,
 }
 
-impl<'a> Head<'a> {
+impl<'a> HeadInputs<'a> {
     /// `n` elements of the mask's row for query `t`, from key `start` on.
     fn mask_row(&self, t: usize, start: usize, n: usize) -> Option<&'a [f32]> {
         // Without keys the data may end before the row begins.
@@ -315,20 +315,20 @@ impl Attention {
         k: &'a [f32],
         v: &'a [f32],
         mask: Option<Mask<'a>>,
-    ) -> Head<'a> {
+    ) -> HeadInputs<'a> {
         let (b, h) = (unit / self.heads, unit % self.heads);
         // Without keys a buffer may be shorter than its first offset.
-        let from = |x: &'a [f32], l: Layout| &x[l.at(b, h).min(x.len())..];
-        Head { b, h, q: from(q, self.q), k: from(k, self.k), v: from(v, self.v), mask }
+        let from = |x: &'a [f32], l: HeadLayout| &x[l.at(b, h).min(x.len())..];
+        HeadInputs { b, h, q: from(q, self.q), k: from(k, self.k), v: from(v, self.v), mask }
     }
 
-    fn saved<'a>(&self, head: &Head, dy: &'a [f32], o: &'a [f32], lse: &'a [f32]) -> Saved<'a> {
+    fn saved<'a>(&self, head: &HeadInputs, dy: &'a [f32], o: &'a [f32], lse: &'a [f32]) -> Saved<'a> {
         let at = self.o.at(head.b, head.h);
         let from = |x: &'a [f32]| &x[at.min(x.len())..];
         Saved { dy: from(dy), o: from(o), lse: &lse[self.lse_range(head, 0..self.t_q)] }
     }
 
-    fn lse_range(&self, head: &Head, rows: Range<usize>) -> Range<usize> {
+    fn lse_range(&self, head: &HeadInputs, rows: Range<usize>) -> Range<usize> {
         let at = (head.b * self.heads + head.h) * self.t_q;
         at + rows.start..at + rows.end
     }
@@ -341,7 +341,7 @@ impl Attention {
         assert!(o.len() >= self.o.span(self.sizes_q()), "o is short: {}", o.len());
         assert_eq!(lse_len, self.lse_len(), "lse is [batch, heads, t_q]");
         if let Some(m) = mask {
-            let layout = Layout { offset: 0, batch: m.batch, time: m.row, head: m.head };
+            let layout = HeadLayout { offset: 0, batch: m.batch, time: m.row, head: m.head };
             let span = layout.span(Sizes { d: self.t_k, ..self.sizes_q() });
             assert!(m.data.len() >= span, "the mask is short: {} of {span}", m.data.len());
         }
@@ -350,7 +350,7 @@ impl Attention {
     /// Checks lengths and that no two gradients share an element.
     fn check_grads<'a>(&self, grads: Grads<'a>) -> Out<'a> {
         let (q, k, v) = ((self.q, self.sizes_q()), (self.k, self.sizes_k()), (self.v, self.sizes_k()));
-        let check = |buffer: &[f32], parts: &[(Layout, Sizes)], name: &str| {
+        let check = |buffer: &[f32], parts: &[(HeadLayout, Sizes)], name: &str| {
             for (layout, sizes) in parts {
                 assert!(buffer.len() >= layout.span(*sizes), "{name} is short: {}", buffer.len());
             }

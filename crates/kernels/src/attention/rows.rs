@@ -61,7 +61,7 @@ twins! {
             body.fill(0.0);
             return (most, 0.0);
         }
-        let (shift, mut sum) = (splat(most), Sum::new());
+        let (shift, mut sum) = (splat(most), LaneSum::new());
         for s in body.chunks_exact_mut(WIDTH) {
             // SAFETY: the chunk has `WIDTH` floats.
             unsafe {
@@ -115,7 +115,7 @@ twins! {
     pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
         let n = a.len().min(b.len());
         let ((a, a_rest), (b, b_rest)) = (a[..n].as_chunks::<WIDTH>(), b[..n].as_chunks::<WIDTH>());
-        let mut sum = Sum::new();
+        let mut sum = LaneSum::new();
         for (a, b) in a.iter().zip(b) {
             // SAFETY: both have `WIDTH` floats.
             unsafe { sum.push_product(load(a.as_ptr()), load(b.as_ptr())) };

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Attention, Head, Out, Saved};
+use super::{Attention, HeadInputs, Out, Saved};
 use crate::cx::SharedMut;
 
 pub(super) fn forward_len(at: &Attention) -> usize {
@@ -19,7 +19,7 @@ pub(super) fn backward_len(at: &Attention) -> usize {
 /// Nobody else has these rows of `o` and `lse`.
 pub(super) unsafe fn forward(
     at: &Attention,
-    head: &Head,
+    head: &HeadInputs,
     rows: Range<usize>,
     o: SharedMut<f32>,
     lse: SharedMut<f32>,
@@ -55,7 +55,13 @@ pub(super) unsafe fn forward(
 ///
 /// # Safety
 /// Nobody else has this head's rows of the gradients, and they do not overlap each other.
-pub(super) unsafe fn backward(at: &Attention, head: &Head, saved: &Saved, out: &Out, scratch: &mut [f32]) {
+pub(super) unsafe fn backward(
+    at: &Attention,
+    head: &HeadInputs,
+    saved: &Saved,
+    out: &Out,
+    scratch: &mut [f32],
+) {
     let (k_at, v_at) = (at.k.at(head.b, head.h), at.v.at(head.b, head.h));
     // SAFETY: the caller's promise; a row of dk or dv is held no longer than its statement.
     let dk = |j: usize| unsafe { out.dk.slice(k_at + j * at.k.time, at.d) };
@@ -88,7 +94,7 @@ pub(super) unsafe fn backward(at: &Attention, head: &Head, saved: &Saved, out: &
 }
 
 /// The scores of query `t` with the keys that it sees.
-fn scores(at: &Attention, head: &Head, t: usize, s: &mut [f32]) {
+fn scores(at: &Attention, head: &HeadInputs, t: usize, s: &mut [f32]) {
     let q = &head.q[t * at.q.time..][..at.d];
     for (j, s) in s.iter_mut().enumerate() {
         *s = at.scale * dot(q, &head.k[j * at.k.time..][..at.d]);

@@ -6,7 +6,7 @@ use crate::lanes::testing::{Reverse, data};
 
 /// Which mask a row of the table asks for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+enum MaskKind {
     None,
     /// `[t_q, t_k]`, numbers.
     Shared,
@@ -18,7 +18,7 @@ enum Kind {
 
 /// Everything a run gives.
 #[derive(PartialEq, Debug)]
-struct Results {
+struct AttentionResults {
     o: Vec<f32>,
     lse: Vec<f32>,
     dq: Vec<f32>,
@@ -26,23 +26,31 @@ struct Results {
     dv: Vec<f32>,
 }
 
-struct Case {
+struct AttentionCase {
     at: Attention,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
     dy: Vec<f32>,
     mask: Vec<f32>,
-    kind: Kind,
+    kind: MaskKind,
 }
 
-impl Case {
-    fn new(batch: usize, heads: usize, t_q: usize, t_k: usize, d: usize, causal: bool, kind: Kind) -> Case {
+impl AttentionCase {
+    fn new(
+        batch: usize,
+        heads: usize,
+        t_q: usize,
+        t_k: usize,
+        d: usize,
+        causal: bool,
+        kind: MaskKind,
+    ) -> AttentionCase {
         let at = Attention::separate(batch, t_q, t_k, heads, d, causal);
         let mut mask = data(5, batch * heads * t_q * t_k);
         for (i, m) in mask.iter_mut().enumerate() {
-            if kind == Kind::Keys && i % t_k % 3 == 1
-                || kind == Kind::Full && (i % 5 == 2 || (i / t_k).is_multiple_of(t_q))
+            if kind == MaskKind::Keys && i % t_k % 3 == 1
+                || kind == MaskKind::Full && (i % 5 == 2 || (i / t_k).is_multiple_of(t_q))
             {
                 *m = f32::NEG_INFINITY;
             }
@@ -50,17 +58,17 @@ impl Case {
         let (n_q, n_k) = (batch * t_q * heads * d, batch * t_k * heads * d);
         // Scores of a few units, so that the softmax is not flat.
         let q = data(1, n_q).iter().map(|x| 3.0 * x).collect();
-        Case { at, q, k: data(2, n_k), v: data(3, n_k), dy: data(4, n_q), mask, kind }
+        AttentionCase { at, q, k: data(2, n_k), v: data(3, n_k), dy: data(4, n_q), mask, kind }
     }
 
     fn mask(&self) -> Option<Mask<'_>> {
         let (data, t_k) = (&self.mask[..], self.at.t_k);
         let all = self.at.t_q * t_k;
         match self.kind {
-            Kind::None => None,
-            Kind::Shared => Some(Mask { data, batch: 0, head: 0, row: t_k }),
-            Kind::Keys => Some(Mask { data, batch: t_k, head: 0, row: 0 }),
-            Kind::Full => Some(Mask { data, batch: self.at.heads * all, head: all, row: t_k }),
+            MaskKind::None => None,
+            MaskKind::Shared => Some(Mask { data, batch: 0, head: 0, row: t_k }),
+            MaskKind::Keys => Some(Mask { data, batch: t_k, head: 0, row: 0 }),
+            MaskKind::Full => Some(Mask { data, batch: self.at.heads * all, head: all, row: t_k }),
         }
     }
 
@@ -71,14 +79,14 @@ impl Case {
         (o, lse)
     }
 
-    fn run(&self, cx: &Cx) -> Results {
+    fn run(&self, cx: &Cx) -> AttentionResults {
         let (o, lse) = self.forward(cx);
         let mut scratch = vec![f32::NAN; self.at.backward_scratch_len(cx.par.workers())];
         let [mut dq, mut dk, mut dv] = [&self.q, &self.k, &self.v].map(|x| vec![f32::NAN; x.len()]);
         let grads = Grads::Separate { dq: &mut dq, dk: &mut dk, dv: &mut dv };
         let mask = self.mask();
         self.at.backward(cx, &self.dy, &self.q, &self.k, &self.v, mask, &o, &lse, grads, &mut scratch);
-        Results { o, lse, dq, dk, dv }
+        AttentionResults { o, lse, dq, dk, dv }
     }
 
     /// The loss `Σ dy·o`, in f64 and as plainly as possible.
@@ -123,14 +131,14 @@ fn close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
 #[test]
 fn oracle_gradients_are_finite_differences() {
     for (t_q, t_k, d, causal, kind) in [
-        (3, 3, 2, false, Kind::None),
-        (4, 4, 3, true, Kind::None),
-        (2, 5, 3, true, Kind::Shared),
-        (5, 2, 2, true, Kind::Full),
-        (3, 4, 2, false, Kind::Keys),
-        (3, 6, 1, false, Kind::Full),
+        (3, 3, 2, false, MaskKind::None),
+        (4, 4, 3, true, MaskKind::None),
+        (2, 5, 3, true, MaskKind::Shared),
+        (5, 2, 2, true, MaskKind::Full),
+        (3, 4, 2, false, MaskKind::Keys),
+        (3, 6, 1, false, MaskKind::Full),
     ] {
-        let case = Case::new(2, 2, t_q, t_k, d, causal, kind);
+        let case = AttentionCase::new(2, 2, t_q, t_k, d, causal, kind);
         let got = case.run(&Cx::oracle());
         let loss: f64 = got.o.iter().zip(&case.dy).map(|(o, dy)| *o as f64 * *dy as f64).sum();
         assert!((loss - case.loss(&case.q, &case.k, &case.v)).abs() < 1e-5, "loss of {t_q}×{t_k}");
@@ -156,9 +164,9 @@ fn oracle_gradients_are_finite_differences() {
 
 /// Tiles against the oracle, to 2e-5 of values near one (sums of up to 400 products), and the same bits for any runner
 /// and any instruction set that has tiles.
-fn check(batch: usize, heads: usize, t_q: usize, t_k: usize, d: usize, causal: bool, kind: Kind) {
+fn check(batch: usize, heads: usize, t_q: usize, t_k: usize, d: usize, causal: bool, kind: MaskKind) {
     let what = format!("{batch}×{heads} heads, {t_q}×{t_k}×{d}, causal {causal}, mask {kind:?}");
-    let case = Case::new(batch, heads, t_q, t_k, d, causal, kind);
+    let case = AttentionCase::new(batch, heads, t_q, t_k, d, causal, kind);
     let want = case.run(&Cx::oracle());
     let got = case.run(&Cx::serial());
     close(&got.o, &want.o, 2e-5, &format!("o of {what}"));
@@ -178,39 +186,39 @@ fn check(batch: usize, heads: usize, t_q: usize, t_k: usize, d: usize, causal: b
 fn tiles_are_the_oracle() {
     for t in [1, 5, 6, 7, 8, 11, 12, 13, 15, 16, 17, 31, 32, 33, 48, 49, 97] {
         for d in [1, 7, 8, 9, 16, 17, 33, 64] {
-            check(1, 2, t, t, d, true, Kind::None);
+            check(1, 2, t, t, d, true, MaskKind::None);
         }
-        check(2, 1, t, t, 12, false, Kind::None);
+        check(2, 1, t, t, 12, false, MaskKind::None);
     }
     for (t_q, t_k) in [(1, 50), (50, 1), (13, 33), (100, 30), (30, 100), (7, 400), (60, 777), (450, 390)] {
         for causal in [false, true] {
-            for kind in [Kind::None, Kind::Shared, Kind::Keys, Kind::Full] {
+            for kind in [MaskKind::None, MaskKind::Shared, MaskKind::Keys, MaskKind::Full] {
                 check(2, 2, t_q, t_k, 20, causal, kind);
             }
         }
     }
-    check(1, 1, 40, 1100, 8, false, Kind::None);
-    check(40, 1, 20, 20, 32, true, Kind::None);
+    check(1, 1, 40, 1100, 8, false, MaskKind::None);
+    check(40, 1, 20, 20, 32, true, MaskKind::None);
 }
 
 #[test]
 fn empty_shapes_give_zeros() {
     for isa in Isa::available() {
         let cx = Cx { isa, par: &Reverse(2) };
-        let none = Case::new(1, 2, 3, 0, 4, false, Kind::None).run(&cx);
+        let none = AttentionCase::new(1, 2, 3, 0, 4, false, MaskKind::None).run(&cx);
         assert!(none.o.iter().chain(&none.dq).all(|&x| x == 0.0));
         assert!(none.lse.iter().all(|&x| x == f32::NEG_INFINITY));
-        let none = Case::new(1, 2, 0, 3, 4, true, Kind::None).run(&cx);
+        let none = AttentionCase::new(1, 2, 0, 3, 4, true, MaskKind::None).run(&cx);
         assert!(none.dk.iter().chain(&none.dv).all(|&x| x == 0.0));
-        Case::new(0, 2, 3, 3, 4, true, Kind::None).run(&cx);
-        Case::new(2, 0, 3, 3, 4, true, Kind::None).run(&cx);
+        AttentionCase::new(0, 2, 3, 3, 4, true, MaskKind::None).run(&cx);
+        AttentionCase::new(2, 0, 3, 3, 4, true, MaskKind::None).run(&cx);
     }
 }
 
 #[test]
 fn a_hidden_row_is_zeros_and_sends_no_gradient() {
     for isa in Isa::available() {
-        let case = Case::new(1, 1, 9, 20, 4, false, Kind::Full);
+        let case = AttentionCase::new(1, 1, 9, 20, 4, false, MaskKind::Full);
         let got = case.run(&Cx { isa, par: &Reverse(1) });
         assert_eq!(
             (&got.o[..4], got.lse[0], &got.dq[..4]),
@@ -225,7 +233,7 @@ fn a_hidden_row_is_zeros_and_sends_no_gradient() {
 fn a_nan_is_not_hidden() {
     for isa in Isa::available() {
         for key in [0, 10] {
-            let mut case = Case::new(1, 1, 20, 20, 8, true, Kind::None);
+            let mut case = AttentionCase::new(1, 1, 20, 20, 8, true, MaskKind::None);
             case.k[key * 8] = f32::NAN;
             let (o, lse) = case.forward(&Cx { isa, par: &Reverse(1) });
             assert!(o[..key * 8].iter().chain(&lse[..key]).all(|x| !x.is_nan()), "rows before {key}");
@@ -238,7 +246,7 @@ fn a_nan_is_not_hidden() {
 #[test]
 fn packed_is_separate() {
     let (batch, t, heads, d) = (2, 21, 3, 10);
-    let case = Case::new(batch, heads, t, t, d, true, Kind::None);
+    let case = AttentionCase::new(batch, heads, t, t, d, true, MaskKind::None);
     let want = case.run(&Cx::serial());
     let at = Attention::packed(batch, t, heads, d, true);
     let pack = |parts: &[&[f32]]| -> Vec<f32> {
@@ -258,7 +266,7 @@ fn packed_is_separate() {
     at.backward(&Cx::serial(), &case.dy, &qkv, &qkv, &qkv, None, &o, &lse, grads, &mut scratch);
     assert_eq!(dqkv, pack(&[&want.dq, &want.dk, &want.dv]));
 
-    let [k, v] = [0, 1].map(|part| Layout::packed(part, 2, t, heads, d));
+    let [k, v] = [0, 1].map(|part| HeadLayout::packed(part, 2, t, heads, d));
     let at = Attention { k, v, ..case.at.clone() };
     let kv = pack(&[&case.k, &case.v]);
     let (mut dq, mut dkv) = (vec![f32::NAN; want.dq.len()], vec![f32::NAN; kv.len()]);
@@ -270,7 +278,7 @@ fn packed_is_separate() {
 #[test]
 #[should_panic(expected = "overlap")]
 fn gradients_on_each_other_are_refused() {
-    let case = Case::new(1, 2, 4, 4, 4, false, Kind::None);
+    let case = AttentionCase::new(1, 2, 4, 4, 4, false, MaskKind::None);
     let (o, lse) = case.forward(&Cx::serial());
     let mut scratch = vec![0.0; case.at.backward_scratch_len(1)];
     let mut all = vec![0.0; 3 * case.q.len()];

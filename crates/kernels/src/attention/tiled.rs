@@ -14,7 +14,7 @@
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 
-use super::{Attention, Head, Out, Saved};
+use super::{Attention, HeadInputs, Out, Saved};
 use crate::cx::SharedMut;
 use crate::tile::avx2::{pack_panels, pack_transposed, panels_len};
 use crate::tile::{Left, Right, TILE_COLS, Tiles, round_cols, row_stride};
@@ -80,7 +80,7 @@ pub(super) fn backward_len(at: &Attention) -> usize {
 /// `lse`.
 pub(super) unsafe fn forward<K: Kernel>(
     at: &Attention,
-    head: &Head,
+    head: &HeadInputs,
     rows: Range<usize>,
     o: SharedMut<f32>,
     lse: SharedMut<f32>,
@@ -107,8 +107,13 @@ pub(super) unsafe fn forward<K: Kernel>(
         let n = (rows.end - start).min(block);
         // SAFETY: the CPU has the instructions, here and below.
         unsafe { copy_rows::<K>(at.scale, &head.q[start * at.q.time..], at.q.time, n, at.d, q, d_stride) };
-        let bounds =
-            Bounds { causal: at.causal, query: start, key: 0, n_queries: n, n_keys: at.keys(start + n - 1) };
+        let bounds = ScoreBlock {
+            causal: at.causal,
+            query: start,
+            key: 0,
+            n_queries: n,
+            n_keys: at.keys(start + n - 1),
+        };
         // SAFETY: as above.
         unsafe { scores::<K>(&bounds, at.d, q, d_stride, keys_t, strip, strip_stride) };
 
@@ -149,7 +154,7 @@ pub(super) unsafe fn forward<K: Kernel>(
 /// gradients, and they do not overlap each other.
 pub(super) unsafe fn backward<K: Kernel>(
     at: &Attention,
-    head: &Head,
+    head: &HeadInputs,
     saved: &Saved,
     out: &Out,
     scratch: &mut [f32],
@@ -198,7 +203,7 @@ pub(super) unsafe fn backward<K: Kernel>(
         let seen_by_block = at.keys(start + n - 1);
         for key in (0..seen_by_block).step_by(KEYS) {
             let n_keys = (seen_by_block - key).min(KEYS);
-            let bounds = Bounds { causal: at.causal, query: start, key, n_queries: n, n_keys };
+            let bounds = ScoreBlock { causal: at.causal, query: start, key, n_queries: n, n_keys };
             // SAFETY: as above.
             unsafe {
                 scores::<K>(&bounds, at.d, q, d_stride, &keys_t[key * at.d..], p, strip_stride);
@@ -248,7 +253,7 @@ pub(super) unsafe fn backward<K: Kernel>(
 }
 
 /// A block of the scores: which queries and keys, and where the diagonal cuts it.
-struct Bounds {
+struct ScoreBlock {
     causal: bool,
     /// The first query and the first key.
     query: usize,
@@ -257,7 +262,7 @@ struct Bounds {
     n_keys: usize,
 }
 
-impl Bounds {
+impl ScoreBlock {
     /// How many of the block's keys matter to a tile of `n` queries from `row` on: those its last query sees.
     fn depth(&self, row: usize, n: usize) -> usize {
         if self.causal {
@@ -278,7 +283,7 @@ impl Bounds {
 /// # Safety
 /// The CPU has the instructions.
 unsafe fn scores<K: Kernel>(
-    bounds: &Bounds,
+    bounds: &ScoreBlock,
     d: usize,
     rows: &[f32],
     rows_stride: usize,
@@ -320,7 +325,7 @@ unsafe fn scores<K: Kernel>(
 /// # Safety
 /// The CPU has the instructions.
 unsafe fn rows_times_panels<K: Kernel, const ADD: bool>(
-    bounds: &Bounds,
+    bounds: &ScoreBlock,
     d: usize,
     strip: &[f32],
     strip_stride: usize,
@@ -362,7 +367,7 @@ unsafe fn rows_times_panels<K: Kernel, const ADD: bool>(
 /// # Safety
 /// The CPU has the instructions.
 unsafe fn columns_times_rows<K: Kernel>(
-    bounds: &Bounds,
+    bounds: &ScoreBlock,
     strips: [&[f32]; 2],
     strip_stride: usize,
     rows: [&[f32]; 2],

@@ -11,9 +11,9 @@
 use std::arch::x86_64::*;
 
 use super::direct::Gather;
-use super::geometry::{Way, pieces};
+use super::geometry::{Direction, pieces};
 use super::micro::{ALIGN_SLACK, aligned, mask, padded, store};
-use super::{Conv2d, Epilogue, Pass};
+use super::{Conv2d, Pass, RunEpilogue};
 use crate::Cx;
 use crate::cx::SharedMut;
 
@@ -30,13 +30,13 @@ pub(super) struct Depthwise {
 }
 
 impl Depthwise {
-    pub(super) fn new(s: &Conv2d, way: Way) -> Depthwise {
+    pub(super) fn new(s: &Conv2d, way: Direction) -> Depthwise {
         Depthwise { gather: Gather::new(s, way), c: s.c_out, c_pad: padded(s.c_out), m: s.c_out / s.c_in }
     }
 
     /// Whether rows are made in scratch and summed by `m` after.
     fn folds(&self) -> bool {
-        self.gather.rows.way == Way::Backward && self.m > 1
+        self.gather.rows.way == Direction::Backward && self.m > 1
     }
 
     fn view_len(&self) -> usize {
@@ -133,7 +133,7 @@ impl Depthwise {
         weight: &[f32],
         bias: Option<&[f32]>,
         made: &mut [f32],
-        epilogue: Option<&Epilogue>,
+        epilogue: Option<&RunEpilogue>,
         scratch: &mut [f32],
     ) {
         let g = &self.gather;
@@ -285,10 +285,10 @@ unsafe fn pixels<const P: usize>(
 /// Floats of scratch.
 pub(super) fn scratch_len(s: &Conv2d, pass: Pass, workers: usize) -> usize {
     match pass {
-        Pass::Forward => Depthwise::new(s, Way::Forward).scratch_len(workers),
-        Pass::GradInput => Depthwise::new(s, Way::Backward).scratch_len(workers),
+        Pass::Forward => Depthwise::new(s, Direction::Forward).scratch_len(workers),
+        Pass::GradInput => Depthwise::new(s, Direction::Backward).scratch_len(workers),
         Pass::GradWeight => {
-            let d = Depthwise::new(s, Way::Forward);
+            let d = Depthwise::new(s, Direction::Forward);
             d.slabs().0 * d.taps() * d.c_pad + workers * d.view_len() + ALIGN_SLACK
         }
     }
@@ -303,7 +303,7 @@ pub(super) fn grad_weight(
     dweight: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let d = Depthwise::new(s, Way::Forward);
+    let d = Depthwise::new(s, Direction::Forward);
     let (slabs, per_slab) = d.slabs();
     let partial_len = d.taps() * d.c_pad;
     let (partials, views) = aligned(scratch).split_at_mut(slabs * partial_len);
@@ -356,7 +356,7 @@ unsafe fn add_unit(
             *offset = (kh * s.dilation.0 * width + kw * s.dilation.1) * d.c_pad;
         }
         for c in (0..d.c).step_by(8) {
-            let walk = Lines { lines, pixels: s.out_w(), line_step, pixel_step, c: d.c, lanes: d.c - c };
+            let walk = LineSpan { lines, pixels: s.out_w(), line_step, pixel_step, c: d.c, lanes: d.c - c };
             // SAFETY: the view covers every tap of these rows in whole vectors, `dy` has `lanes` floats at each
             // pixel from `c` on, and `sums` has whole vectors for every tap.
             unsafe {
@@ -373,7 +373,7 @@ unsafe fn add_unit(
     }
 }
 
-struct Lines {
+struct LineSpan {
     lines: usize,
     pixels: usize,
     line_step: usize,
@@ -385,7 +385,7 @@ struct Lines {
 /// Eight channels of `N` taps, over all pixels of a unit.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tap_sums<const N: usize>(
-    walk: &Lines,
+    walk: &LineSpan,
     offsets: &[usize; TAPS],
     a: *const f32,
     b: *const f32,

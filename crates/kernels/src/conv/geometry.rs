@@ -9,7 +9,7 @@
 
 /// Which of the two gathers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+pub(super) enum Direction {
     /// Makes `y` from `x`.
     Forward,
     /// Makes `dx` from `dy`.
@@ -18,8 +18,8 @@ pub(super) enum Way {
 
 /// One spatial axis of a convolution, read one way.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Axis {
-    pub(super) way: Way,
+pub(super) struct SpatialDim {
+    pub(super) way: Direction,
     /// The convolution's input length.
     pub(super) input: usize,
     /// The convolution's output length.
@@ -65,35 +65,35 @@ impl Lattice {
     }
 }
 
-impl Axis {
+impl SpatialDim {
     /// Length of the image that is made.
     pub(super) fn made(&self) -> usize {
         match self.way {
-            Way::Forward => self.output,
-            Way::Backward => self.input,
+            Direction::Forward => self.output,
+            Direction::Backward => self.input,
         }
     }
 
     /// Length of the image that is read.
     pub(super) fn read(&self) -> usize {
         match self.way {
-            Way::Forward => self.input,
-            Way::Backward => self.output,
+            Direction::Forward => self.input,
+            Direction::Backward => self.output,
         }
     }
 
     /// How many phases there are.
     pub(super) fn phases(&self) -> usize {
         match self.way {
-            Way::Forward => 1,
-            Way::Backward => self.stride,
+            Direction::Forward => 1,
+            Direction::Backward => self.stride,
         }
     }
 
     /// The pixels of phase `r`.
     pub(super) fn lattice(&self, r: usize) -> Lattice {
         let (s, p, d) = (self.stride, self.padding, self.dilation);
-        if self.way == Way::Forward {
+        if self.way == Direction::Forward {
             return Lattice {
                 made_first: 0,
                 made_step: 1,
@@ -158,8 +158,8 @@ impl Axis {
     pub(super) fn reads_max(&self, len: usize) -> usize {
         let reach = (self.k - 1) * self.dilation;
         match self.way {
-            Way::Forward => (len - 1) * self.stride + reach + 1,
-            Way::Backward => (len - 1 + reach) / self.stride + 2,
+            Direction::Forward => (len - 1) * self.stride + reach + 1,
+            Direction::Backward => (len - 1 + reach) / self.stride + 2,
         }
     }
 }
@@ -191,8 +191,8 @@ mod tests {
             (5, 1, 3, 0, 1),
         ] {
             let output = (input + 2 * padding - dilation * (k - 1) - 1) / stride + 1;
-            for way in [Way::Forward, Way::Backward] {
-                let axis = Axis { way, input, output, k, stride, padding, dilation };
+            for way in [Direction::Forward, Direction::Backward] {
+                let axis = SpatialDim { way, input, output, k, stride, padding, dilation };
                 let mut met = Vec::new();
                 for r in 0..axis.phases() {
                     let l = axis.lattice(r);
@@ -214,7 +214,7 @@ mod tests {
                         if let Some(i) =
                             (o * stride + k * dilation).checked_sub(padding).filter(|&i| i < input)
                         {
-                            want.push(if way == Way::Forward { (o, i, k) } else { (i, o, k) });
+                            want.push(if way == Direction::Forward { (o, i, k) } else { (i, o, k) });
                         }
                     }
                 }

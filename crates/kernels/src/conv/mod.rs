@@ -33,9 +33,9 @@ mod tests;
 mod winograd;
 
 #[cfg(target_arch = "x86_64")]
-use self::{depthwise::Depthwise, direct::Gather, geometry::Way, winograd::Correlate};
+use self::{depthwise::Depthwise, direct::Gather, geometry::Direction, winograd::Correlate};
 use crate::Cx;
-use crate::cx::Epilogue;
+use crate::cx::RunEpilogue;
 
 /// One of the three products behind a convolution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -177,7 +177,7 @@ impl Conv2d {
         weight: &[f32],
         bias: Option<&[f32]>,
         y: &mut [f32],
-        epilogue: Option<&Epilogue>,
+        epilogue: Option<&RunEpilogue>,
         scratch: &mut [f32],
     ) {
         self.forward_by(self.algorithm(Pass::Forward), cx, x, weight, bias, y, epilogue, scratch);
@@ -215,7 +215,7 @@ impl Conv2d {
         weight: &[f32],
         bias: Option<&[f32]>,
         y: &mut [f32],
-        epilogue: Option<&Epilogue>,
+        epilogue: Option<&RunEpilogue>,
         scratch: &mut [f32],
     ) {
         self.check_slices(x, weight, y);
@@ -269,10 +269,10 @@ impl Conv2d {
         weight: &[f32],
         bias: Option<&[f32]>,
         made: &mut [f32],
-        epilogue: Option<&Epilogue>,
+        epilogue: Option<&RunEpilogue>,
         scratch: &mut [f32],
     ) {
-        let way = if pass == Pass::Forward { Way::Forward } else { Way::Backward };
+        let way = if pass == Pass::Forward { Direction::Forward } else { Direction::Backward };
         match algorithm {
             Algorithm::Winograd => {
                 Correlate::new(self, pass).run(cx, read, weight, bias, made, epilogue, scratch);

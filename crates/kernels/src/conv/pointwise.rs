@@ -1,7 +1,7 @@
 //! 1x1 convolution with stride 1 is a product of the matrix of pixels with the matrix of weights, with no copies:
 //! `y[pixels × c_out] = x[pixels × c_in] · weightᵀ`. This file only writes down the strides.
 
-use super::{Conv2d, Epilogue, Pass};
+use super::{Conv2d, Pass, RunEpilogue};
 use crate::Cx;
 use crate::gemm::{self, Block, Gemm, Strides};
 
@@ -30,7 +30,7 @@ pub(super) fn forward(
     weight: &[f32],
     bias: Option<&[f32]>,
     y: &mut [f32],
-    epilogue: Option<&Epilogue>,
+    epilogue: Option<&RunEpilogue>,
     scratch: &mut [f32],
 ) {
     let finish = |block: Block| {

@@ -1,7 +1,7 @@
 //! The definition of convolution and its two gradients as plain loops: the oracle of the fast algorithms, and what
 //! runs where there are no vectors for them. Sums are in f64, so that a difference is the other side's.
 
-use super::{Conv2d, Epilogue};
+use super::{Conv2d, RunEpilogue};
 use crate::Cx;
 
 /// The input coordinate behind output `o` and tap `k`, or nothing in the padding.
@@ -29,7 +29,7 @@ pub(super) fn forward(
     weight: &[f32],
     bias: Option<&[f32]>,
     y: &mut [f32],
-    epilogue: Option<&Epilogue>,
+    epilogue: Option<&RunEpilogue>,
 ) {
     let (oh_n, ow_n, cg, og) = (s.out_h(), s.out_w(), s.c_in / s.groups, s.c_out / s.groups);
     cx.for_each_chunk(y, ow_n * s.c_out, |line, y_row| {

@@ -65,7 +65,7 @@ fn all(s: &Conv2d, by: Algorithm, cx: &Cx, bias: bool) -> [Vec<f32>; 3] {
             *v += (pixel % 5) as f32 + (channel % 3) as f32 * 0.25;
         }
     };
-    let epilogue: Option<&Epilogue> = if bias { Some(&shift) } else { None };
+    let epilogue: Option<&RunEpilogue> = if bias { Some(&shift) } else { None };
     s.forward_by(by, cx, &x, &weight, bias.then_some(&b[..]), &mut y, epilogue, &mut scratch(Pass::Forward));
     s.grad_input_by(by, cx, &dy, &weight, &mut dx, &mut scratch(Pass::GradInput));
     s.grad_weight_by(by, cx, &x, &dy, &mut dw, &mut scratch(Pass::GradWeight));

@@ -15,7 +15,7 @@ pub use gather::{BadIndex, Gather};
 pub use join::{Concat, Pad};
 pub use strided::StridedCopy;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use transpose::Tile;
+pub(crate) use transpose::TransposeTile;
 
 /// An element of four bytes that may be copied as bits.
 pub trait Word: Copy + Send + Sync + Default + sealed::Sealed + 'static {}

@@ -166,7 +166,7 @@ impl StridedCopy {
         let n_items = n_strips * outer.iter().map(|l| l.size).product::<usize>();
         let item: usize = width.min(inner[0].size) * inner[1..].iter().map(|l| l.size).product::<usize>();
         let group = (TASK_ELEMENTS / item).max(1);
-        let ends = Ends { source: source.as_ptr().cast(), target: target.as_mut_ptr().cast() };
+        let ends = BufferStarts { source: source.as_ptr().cast(), target: target.as_mut_ptr().cast() };
         let ends = &ends;
         cx.par.run(n_items.div_ceil(group), &|task, _| {
             let mut at = Cursor::new(outer, task * group / n_strips, self.source_start, self.target_start);
@@ -200,7 +200,7 @@ impl StridedCopy {
                 How::Steps => (0..n).for_each(|i| *t.add(i * l.target) = *s.add(i * l.source)),
                 How::Transpose => {
                     let (along, source_stride) = (inner[1].size, inner[1].source);
-                    transpose::Tile { across: n, along, source_stride, target_stride: l.target }
+                    transpose::TransposeTile { across: n, along, source_stride, target_stride: l.target }
                         .run(isa, s, t);
                 }
             }
@@ -284,13 +284,13 @@ fn window(shape: &[usize], starts: &[usize], sizes: &[usize], steps: &[usize]) -
 }
 
 /// The starts of both buffers.
-struct Ends {
+struct BufferStarts {
     source: *const u32,
     target: *mut u32,
 }
 
 // SAFETY: the source is only read, and items write different places of the target.
-unsafe impl Sync for Ends {}
+unsafe impl Sync for BufferStarts {}
 
 /// A place in the outer loops.
 struct Cursor {

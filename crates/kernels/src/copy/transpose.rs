@@ -12,7 +12,7 @@ pub(super) const STRIP: usize = 64;
 const SQUARE: usize = 16;
 
 /// `across` is contiguous in the source, `along` is contiguous in the target.
-pub(crate) struct Tile {
+pub(crate) struct TransposeTile {
     /// How many elements lie side by side in the source.
     pub across: usize,
     /// How many lie side by side in the target.
@@ -23,7 +23,7 @@ pub(crate) struct Tile {
     pub target_stride: usize,
 }
 
-impl Tile {
+impl TransposeTile {
     /// Copies the tile.
     ///
     /// # Safety

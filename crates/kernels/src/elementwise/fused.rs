@@ -3,8 +3,8 @@
 use super::expr::{Expr, ExprError};
 #[cfg(target_arch = "x86_64")]
 use super::lanes;
-use super::layout::{Layout, RowCursor, Walk};
-use super::plan::{Plan, Step};
+use super::layout::{InputWalk, LoopLayout, RowCursor};
+use super::plan::{FusedStep, StepPlan};
 use super::scalar;
 use crate::Isa;
 use crate::cx::{Cx, SharedMut};
@@ -67,11 +67,11 @@ pub enum PieceTarget<'a> {
 /// An [`Expr`] compiled for an output shape and the shapes of its inputs.
 #[derive(Clone, Debug)]
 pub struct Fused {
-    layout: Layout,
+    layout: LoopLayout,
     /// Writes outputs as soon as they are known.
-    direct: Plan,
+    direct: StepPlan,
     /// For inputs in the memory of an output that `direct` would overwrite too early.
-    careful: Plan,
+    careful: StepPlan,
     /// Whether rows are so short that blocks span them.
     short_rows: bool,
 }
@@ -99,11 +99,16 @@ impl Fused {
         if input_shapes.len() != expr.n_inputs() {
             return Err(ExprError::InputCount { shapes: input_shapes.len(), inputs: expr.n_inputs() });
         }
-        let layout = Layout::new(out_shape, input_shapes)?;
-        let by_row = layout.walks.iter().any(|w| matches!(w, Walk::Row | Walk::Splat));
+        let layout = LoopLayout::new(out_shape, input_shapes)?;
+        let by_row = layout.walks.iter().any(|w| matches!(w, InputWalk::Row | InputWalk::Splat));
         let short = if by_row { SHORT_ROW } else { SHORT_CYCLE };
         let short_rows = layout.dims.len() > 1 && layout.inner() < short;
-        Ok(Fused { layout, direct: Plan::new(expr, false), careful: Plan::new(expr, true), short_rows })
+        Ok(Fused {
+            layout,
+            direct: StepPlan::new(expr, false),
+            careful: StepPlan::new(expr, true),
+            short_rows,
+        })
     }
 
     /// How many floats each output has.
@@ -227,7 +232,7 @@ impl Fused {
     /// # Safety
     /// The bound pointers are valid for this layout's lengths, or at least for what `start..end` reads and writes.
     #[inline]
-    unsafe fn range(&self, isa: Isa, plan: &Plan, bind: &Bind, start: usize, end: usize) {
+    unsafe fn range(&self, isa: Isa, plan: &StepPlan, bind: &Bind, start: usize, end: usize) {
         if start >= end {
             return;
         }
@@ -251,7 +256,7 @@ impl Fused {
     unsafe fn range_in<const SLOTS: usize, const BUFS: usize>(
         &self,
         isa: Isa,
-        plan: &Plan,
+        plan: &StepPlan,
         bind: &Bind,
         start: usize,
         end: usize,
@@ -273,11 +278,15 @@ impl Fused {
             // SAFETY: there is a splat for each input; a uniform input has one float.
             unsafe {
                 match walk {
-                    Walk::Uniform => *splats.add(k) = [*bind.inputs[k]; SPLAT],
-                    Walk::Full | Walk::Cycle | Walk::Row | Walk::Splat => {}
+                    InputWalk::Uniform => *splats.add(k) = [*bind.inputs[k]; SPLAT],
+                    InputWalk::Full | InputWalk::Cycle | InputWalk::Row | InputWalk::Splat => {}
                 }
             }
-            let step = if matches!(walk, Walk::Uniform) || (!spans && *walk == Walk::Splat) { 0 } else { 1 };
+            let step = if matches!(walk, InputWalk::Uniform) || (!spans && *walk == InputWalk::Splat) {
+                0
+            } else {
+                1
+            };
             table[k].write(Lane { ptr: splats.wrapping_add(k).cast(), step });
         }
         let table: *mut Lane = table.as_mut_ptr().cast();
@@ -307,10 +316,10 @@ impl Fused {
                     // SAFETY: slots below `SLOTS`; the row's value exists.
                     unsafe {
                         match walk {
-                            Walk::Full => (*table.add(k)).ptr = bind.inputs[k].wrapping_add(at),
-                            Walk::Cycle | Walk::Row => (*table.add(k)).ptr = row.wrapping_add(col),
-                            Walk::Splat => *splats.add(k) = [*row; SPLAT],
-                            Walk::Uniform => {}
+                            InputWalk::Full => (*table.add(k)).ptr = bind.inputs[k].wrapping_add(at),
+                            InputWalk::Cycle | InputWalk::Row => (*table.add(k)).ptr = row.wrapping_add(col),
+                            InputWalk::Splat => *splats.add(k) = [*row; SPLAT],
+                            InputWalk::Uniform => {}
                         }
                     }
                 }
@@ -339,7 +348,7 @@ impl Fused {
     /// As `range`; `fills` has `SPACE` floats for each input, and `len` is at most that.
     unsafe fn fill_cycles(&self, bind: &Bind, fills: *mut f32, len: usize) {
         let inner = self.layout.inner();
-        for (k, _) in self.layout.walks.iter().enumerate().filter(|(_, w)| **w == Walk::Cycle) {
+        for (k, _) in self.layout.walks.iter().enumerate().filter(|(_, w)| **w == InputWalk::Cycle) {
             let to = fills.wrapping_add(k * SPACE);
             for i in 0..len {
                 // SAFETY: the input has `inner` floats; later rounds copy what the first wrote.
@@ -366,15 +375,15 @@ impl Fused {
         let (layout, inner) = (&self.layout, self.layout.inner());
         for (k, walk) in layout.walks.iter().enumerate() {
             let ptr = match walk {
-                Walk::Full => bind.inputs[k].wrapping_add(at),
-                Walk::Cycle => fills.wrapping_add(k * SPACE + *col),
-                Walk::Row | Walk::Splat => fills.wrapping_add(k * SPACE),
-                Walk::Uniform => continue,
+                InputWalk::Full => bind.inputs[k].wrapping_add(at),
+                InputWalk::Cycle => fills.wrapping_add(k * SPACE + *col),
+                InputWalk::Row | InputWalk::Splat => fills.wrapping_add(k * SPACE),
+                InputWalk::Uniform => continue,
             };
             // SAFETY: there is a slot for each input.
             unsafe { (*table.add(k)).ptr = ptr };
         }
-        if !layout.walks.iter().any(|w| matches!(w, Walk::Row | Walk::Splat)) {
+        if !layout.walks.iter().any(|w| matches!(w, InputWalk::Row | InputWalk::Splat)) {
             // Nothing depends on the row.
             *col = (*col + len) % inner;
             return;
@@ -388,19 +397,19 @@ impl Fused {
                 // SAFETY: `done + run` is at most a block; the row has `inner` values, or one.
                 unsafe {
                     match walk {
-                        Walk::Row => {
+                        InputWalk::Row => {
                             let from = row.add(*col);
                             for i in 0..run {
                                 *to.add(i) = *from.add(i);
                             }
                         }
-                        Walk::Splat => {
+                        InputWalk::Splat => {
                             let v = *row;
                             for i in 0..run {
                                 *to.add(i) = v;
                             }
                         }
-                        Walk::Full | Walk::Cycle | Walk::Uniform => {}
+                        InputWalk::Full | InputWalk::Cycle | InputWalk::Uniform => {}
                     }
                 }
             }
@@ -431,7 +440,7 @@ struct Bufs<const N: usize>(#[allow(dead_code, reason = "used through a raw poin
 /// # Safety
 /// Every slot that the steps name points to `len` floats with step 1, or to [`SPLAT`] with step 0 (destinations: step 1).
 #[inline]
-unsafe fn steps(isa: Isa, steps: &[Step], table: *const Lane, len: usize) {
+unsafe fn steps(isa: Isa, steps: &[FusedStep], table: *const Lane, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if isa.has_avx512() {
         for step in steps {
@@ -458,7 +467,7 @@ unsafe fn steps(isa: Isa, steps: &[Step], table: *const Lane, len: usize) {
 pub struct FusedPieces<'a> {
     fused: &'a Fused,
     isa: Isa,
-    plan: &'a Plan,
+    plan: &'a StepPlan,
     bind: Bind,
     /// As bits: the inputs that are the piece.
     piece_inputs: u32,
@@ -470,7 +479,7 @@ impl FusedPieces<'_> {
     /// Evaluates several pieces: the one number `r` starts at the flat position `first + r * stride`.
     pub fn rows<'p>(&self, first: usize, stride: usize, pieces: impl Iterator<Item = &'p mut [f32]>) {
         let (layout, plan) = (&self.fused.layout, self.plan);
-        let by_row = layout.walks.iter().any(|w| matches!(w, Walk::Row | Walk::Splat));
+        let by_row = layout.walks.iter().any(|w| matches!(w, InputWalk::Row | InputWalk::Splat));
         let same_column = layout.dims.len() == 1 || stride.is_multiple_of(layout.inner());
         let fits = plan.first_output() + plan.n_outputs <= ROWS_SLOTS && plan.n_bufs <= ROWS_BUFS;
         if !by_row && same_column && fits {
@@ -497,7 +506,7 @@ impl FusedPieces<'_> {
         for b in 0..plan.n_bufs {
             table[plan.first_buf() + b].ptr = bufs.wrapping_add(b * SPACE);
         }
-        for (k, _) in layout.walks.iter().enumerate().filter(|(_, w)| **w == Walk::Uniform) {
+        for (k, _) in layout.walks.iter().enumerate().filter(|(_, w)| **w == InputWalk::Uniform) {
             // SAFETY: a uniform input has one float; if it is the piece, its value is set below.
             let value = if self.piece_inputs >> k & 1 == 1 { 0.0 } else { unsafe { *self.bind.inputs[k] } };
             splats[k] = [value; SPLAT];
@@ -515,11 +524,11 @@ impl FusedPieces<'_> {
                     let input = self.bind.inputs[k];
                     match walk {
                         _ if self.piece_inputs >> k & 1 == 1 => table[k] = Lane { ptr: here, step: 1 },
-                        Walk::Full => table[k].ptr = input.wrapping_add(at + done),
-                        Walk::Cycle | Walk::Row | Walk::Splat => {
+                        InputWalk::Full => table[k].ptr = input.wrapping_add(at + done),
+                        InputWalk::Cycle | InputWalk::Row | InputWalk::Splat => {
                             table[k].ptr = input.wrapping_add(col + done)
                         }
-                        Walk::Uniform => {}
+                        InputWalk::Uniform => {}
                     }
                 }
                 for j in 0..plan.n_outputs {

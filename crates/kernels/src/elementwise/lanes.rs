@@ -2,7 +2,7 @@
 
 use super::expr::{Binary, Unary};
 use super::fused::Lane;
-use super::plan::{Op, Step};
+use super::plan::{FusedStep, StepOp};
 use super::scalar::{self, GELU_CUBE, GELU_SCALE, NORMAL_PEAK};
 use crate::simd::twins;
 
@@ -11,16 +11,16 @@ twins! {
     ///
     /// # Safety
     /// The slots that the step names point to `len` floats with step 1, or to [`SPLAT`](super::super::fused::SPLAT) with step 0.
-    pub(in super::super) unsafe fn step(step: &Step, table: *const Lane, len: usize) {
+    pub(in super::super) unsafe fn step(step: &FusedStep, table: *const Lane, len: usize) {
         // SAFETY: the caller's promise, here and below.
         unsafe {
             let a = *table.add(usize::from(step.args[0]));
             let d = (*table.add(usize::from(step.dest))).ptr;
             match step.op {
-                Op::Copy => map1(a, d, len, |x| x),
-                Op::Unary(op) => unary(op, a, d, len),
-                Op::Binary(op) => binary(op, a, *table.add(usize::from(step.args[1])), d, len),
-                Op::Select => {
+                StepOp::Copy => map1(a, d, len, |x| x),
+                StepOp::Unary(op) => unary(op, a, d, len),
+                StepOp::Binary(op) => binary(op, a, *table.add(usize::from(step.args[1])), d, len),
+                StepOp::Select => {
                     let b = *table.add(usize::from(step.args[1]));
                     let c = *table.add(usize::from(step.args[2]));
                     map3(a, b, c, d, len, |cond, a, b| {

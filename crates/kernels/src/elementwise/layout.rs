@@ -7,7 +7,7 @@ use super::expr::{Expr, ExprError};
 
 /// How an input is walked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Walk {
+pub(crate) enum InputWalk {
     /// It has the output's shape: the same flat position.
     Full,
     /// One value for all.
@@ -22,21 +22,21 @@ pub(crate) enum Walk {
 
 /// The loops of an output and where its inputs lie.
 #[derive(Clone, Debug)]
-pub(crate) struct Layout {
+pub(crate) struct LoopLayout {
     /// Sizes, outermost first; at least one.
     pub dims: Vec<usize>,
     /// For each input, its stride for each of `dims`.
     pub strides: Vec<[usize; Expr::RANK_MAX]>,
     /// For each input, how it is walked.
-    pub walks: Vec<Walk>,
+    pub walks: Vec<InputWalk>,
     /// For each input, how many floats it has.
     pub lens: Vec<usize>,
     /// How many floats an output has.
     pub len: usize,
 }
 
-impl Layout {
-    pub(crate) fn new(out: &[usize], inputs: &[&[usize]]) -> Result<Layout, ExprError> {
+impl LoopLayout {
+    pub(crate) fn new(out: &[usize], inputs: &[&[usize]]) -> Result<LoopLayout, ExprError> {
         if out.len() > Expr::RANK_MAX {
             return Err(ExprError::Rank(out.len()));
         }
@@ -71,7 +71,7 @@ impl Layout {
         }
         let walks = strides.iter().map(|s| walk_of(&dims, s)).collect();
         let lens = inputs.iter().map(|s| s.iter().product()).collect();
-        Ok(Layout { dims, strides, walks, lens, len: out.iter().product() })
+        Ok(LoopLayout { dims, strides, walks, lens, len: out.iter().product() })
     }
 
     /// The size of the innermost loop.
@@ -97,7 +97,7 @@ fn strides_of(out: &[usize], shape: &[usize]) -> Option<[usize; Expr::RANK_MAX]>
     Some(strides)
 }
 
-fn walk_of(dims: &[usize], strides: &[usize; Expr::RANK_MAX]) -> Walk {
+fn walk_of(dims: &[usize], strides: &[usize; Expr::RANK_MAX]) -> InputWalk {
     let mut expected = 1;
     let mut full = true;
     for (d, &size) in dims.iter().enumerate().rev() {
@@ -105,13 +105,13 @@ fn walk_of(dims: &[usize], strides: &[usize; Expr::RANK_MAX]) -> Walk {
         expected *= size;
     }
     if full {
-        Walk::Full
+        InputWalk::Full
     } else if strides.iter().all(|&s| s == 0) {
-        Walk::Uniform
+        InputWalk::Uniform
     } else if strides[dims.len() - 1] == 1 {
-        if strides[..dims.len() - 1].iter().all(|&s| s == 0) { Walk::Cycle } else { Walk::Row }
+        if strides[..dims.len() - 1].iter().all(|&s| s == 0) { InputWalk::Cycle } else { InputWalk::Row }
     } else {
-        Walk::Splat
+        InputWalk::Splat
     }
 }
 
@@ -126,7 +126,7 @@ pub(crate) struct RowCursor {
 impl RowCursor {
     /// At row number `row`.
     #[inline]
-    pub(crate) fn new(layout: &Layout, mut row: usize) -> RowCursor {
+    pub(crate) fn new(layout: &LoopLayout, mut row: usize) -> RowCursor {
         let mut cursor = RowCursor { idx: [0; Expr::RANK_MAX], offsets: [0; Expr::INPUTS_MAX] };
         for d in (0..layout.dims.len() - 1).rev() {
             // The outermost index needs no division: it is what is left.
@@ -143,7 +143,7 @@ impl RowCursor {
     }
 
     /// Moves to the next row.
-    pub(crate) fn advance(&mut self, layout: &Layout) {
+    pub(crate) fn advance(&mut self, layout: &LoopLayout) {
         for d in (0..layout.dims.len() - 1).rev() {
             self.idx[d] += 1;
             let carry = self.idx[d] == layout.dims[d] && d > 0;

@@ -8,7 +8,7 @@ use super::fused::SPLAT;
 
 /// What a step does.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Op {
+pub(crate) enum StepOp {
     Copy,
     Unary(Unary),
     Binary(Binary),
@@ -17,16 +17,16 @@ pub(crate) enum Op {
 
 /// One op over a block: `dest = op(args)`. `dest` may be one of `args`.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Step {
-    pub op: Op,
+pub(crate) struct FusedStep {
+    pub op: StepOp,
     pub args: [u8; 3],
     pub dest: u8,
 }
 
 /// The steps of a block, and how many slots of each sort they use.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
-    pub steps: Vec<Step>,
+pub(crate) struct StepPlan {
+    pub steps: Vec<FusedStep>,
     pub n_inputs: usize,
     pub consts: Vec<[f32; SPLAT]>,
     pub n_bufs: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
     pub late: [u16; Expr::OUTPUTS_MAX],
 }
 
-impl Plan {
+impl StepPlan {
     pub(crate) fn first_const(&self) -> usize {
         self.n_inputs
     }
@@ -48,8 +48,8 @@ impl Plan {
 
     /// Lowers `expr`. A `careful` plan writes outputs only after every input was read, so that any input may lie in
     /// any output's memory; the other plan writes them as soon as they are known.
-    pub(crate) fn new(expr: &Expr, careful: bool) -> Plan {
-        Lowering::new(expr, careful).finish()
+    pub(crate) fn new(expr: &Expr, careful: bool) -> StepPlan {
+        ExprLowering::new(expr, careful).finish()
     }
 
     /// A guess of nanoseconds for eight elements, for the cutting into tasks.
@@ -61,7 +61,7 @@ impl Plan {
 
 /// While lowering, slots of each sort are numbered from 0; `finish` puts them in one row.
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum SlotRef {
     Nowhere,
     Input(usize),
     Const(usize),
@@ -69,28 +69,29 @@ enum Place {
     Output(usize),
 }
 
-struct Lowering<'a> {
+struct ExprLowering<'a> {
     expr: &'a Expr,
-    steps: Vec<(Op, [Place; 3], Place)>,
-    place: Vec<Place>,
+    steps: Vec<(StepOp, [SlotRef; 3], SlotRef)>,
+    place: Vec<SlotRef>,
     consts: Vec<[f32; SPLAT]>,
     /// For each buffer, whether it is in use.
     bufs: Vec<bool>,
 }
 
-impl<'a> Lowering<'a> {
+impl<'a> ExprLowering<'a> {
     fn new(expr: &'a Expr, careful: bool) -> Self {
         let n_regs = expr.n_inputs() + expr.instrs().len();
-        let mut place = vec![Place::Nowhere; n_regs];
+        let mut place = vec![SlotRef::Nowhere; n_regs];
         for (k, p) in place.iter_mut().enumerate().take(expr.n_inputs()) {
-            *p = Place::Input(k);
+            *p = SlotRef::Input(k);
         }
-        let mut lowering = Lowering { expr, steps: Vec::new(), place, consts: Vec::new(), bufs: Vec::new() };
+        let mut lowering =
+            ExprLowering { expr, steps: Vec::new(), place, consts: Vec::new(), bufs: Vec::new() };
         if careful {
             for &reg in expr.outputs() {
-                if let from @ Place::Input(_) = lowering.place[usize::from(reg)] {
+                if let from @ SlotRef::Input(_) = lowering.place[usize::from(reg)] {
                     let to = lowering.take_buf();
-                    lowering.steps.push((Op::Copy, [from, Place::Nowhere, Place::Nowhere], to));
+                    lowering.steps.push((StepOp::Copy, [from, SlotRef::Nowhere, SlotRef::Nowhere], to));
                     lowering.place[usize::from(reg)] = to;
                 }
             }
@@ -104,8 +105,12 @@ impl<'a> Lowering<'a> {
         }
         for (j, &reg) in expr.outputs().iter().enumerate() {
             let from = lowering.place[usize::from(reg)];
-            if from != Place::Output(j) {
-                lowering.steps.push((Op::Copy, [from, Place::Nowhere, Place::Nowhere], Place::Output(j)));
+            if from != SlotRef::Output(j) {
+                lowering.steps.push((
+                    StepOp::Copy,
+                    [from, SlotRef::Nowhere, SlotRef::Nowhere],
+                    SlotRef::Output(j),
+                ));
             }
         }
         lowering
@@ -115,20 +120,20 @@ impl<'a> Lowering<'a> {
         let reg = self.expr.n_inputs() + i;
         let op = match *instr {
             Instr::Const(v) => {
-                self.place[reg] = Place::Const(self.consts.len());
+                self.place[reg] = SlotRef::Const(self.consts.len());
                 self.consts.push([v; SPLAT]);
                 return;
             }
-            Instr::Unary(op, _) => Op::Unary(op),
-            Instr::Binary(op, _, _) => Op::Binary(op),
-            Instr::Select(..) => Op::Select,
+            Instr::Unary(op, _) => StepOp::Unary(op),
+            Instr::Binary(op, _, _) => StepOp::Binary(op),
+            Instr::Select(..) => StepOp::Select,
         };
         let (regs, n) = instr.args();
-        let mut args = [Place::Nowhere; 3];
+        let mut args = [SlotRef::Nowhere; 3];
         for (arg, &r) in args.iter_mut().zip(&regs[..n]) {
             *arg = self.place[usize::from(r)];
             // Freed before the destination is chosen: a step may overwrite its own operand.
-            if let (Place::Buf(b), Some(last)) = (*arg, last_use[usize::from(r)])
+            if let (SlotRef::Buf(b), Some(last)) = (*arg, last_use[usize::from(r)])
                 && last == i
             {
                 self.bufs[b] = false;
@@ -136,24 +141,24 @@ impl<'a> Lowering<'a> {
         }
         let output = self.expr.outputs().iter().position(|&r| usize::from(r) == reg);
         let dest = match output {
-            Some(j) if !careful => Place::Output(j),
+            Some(j) if !careful => SlotRef::Output(j),
             _ => self.take_buf(),
         };
         self.place[reg] = dest;
         self.steps.push((op, args, dest));
     }
 
-    fn take_buf(&mut self) -> Place {
+    fn take_buf(&mut self) -> SlotRef {
         let b = self.bufs.iter().position(|used| !used).unwrap_or(self.bufs.len());
         if b == self.bufs.len() {
             self.bufs.push(true);
         }
         self.bufs[b] = true;
-        Place::Buf(b)
+        SlotRef::Buf(b)
     }
 
-    fn finish(self) -> Plan {
-        let mut plan = Plan {
+    fn finish(self) -> StepPlan {
+        let mut plan = StepPlan {
             steps: Vec::new(),
             n_inputs: self.expr.n_inputs(),
             consts: self.consts,
@@ -161,24 +166,24 @@ impl<'a> Lowering<'a> {
             n_outputs: self.expr.outputs().len(),
             late: [0; Expr::OUTPUTS_MAX],
         };
-        let slot = |p: Place| match p {
-            Place::Nowhere => 0,
-            Place::Input(k) => k as u8,
-            Place::Const(c) => (plan.first_const() + c) as u8,
-            Place::Buf(b) => (plan.first_buf() + b) as u8,
-            Place::Output(j) => (plan.first_output() + j) as u8,
+        let slot = |p: SlotRef| match p {
+            SlotRef::Nowhere => 0,
+            SlotRef::Input(k) => k as u8,
+            SlotRef::Const(c) => (plan.first_const() + c) as u8,
+            SlotRef::Buf(b) => (plan.first_buf() + b) as u8,
+            SlotRef::Output(j) => (plan.first_output() + j) as u8,
         };
-        let steps = self.steps.iter().map(|(op, args, dest)| Step {
+        let steps = self.steps.iter().map(|(op, args, dest)| FusedStep {
             op: *op,
             args: args.map(slot),
             dest: slot(*dest),
         });
         plan.steps = steps.collect();
         for (s, (_, _, dest)) in self.steps.iter().enumerate() {
-            let Place::Output(j) = *dest else { continue };
+            let SlotRef::Output(j) = *dest else { continue };
             for (_, args, _) in &self.steps[s + 1..] {
                 for arg in args {
-                    if let Place::Input(k) = *arg {
+                    if let SlotRef::Input(k) = *arg {
                         plan.late[j] |= 1 << k;
                     }
                 }
@@ -207,10 +212,10 @@ fn last_uses(expr: &Expr) -> Vec<Option<usize>> {
 }
 
 /// Rounded measurements on Zen 3; only their order of magnitude matters.
-fn cost_ns(op: Op) -> f64 {
+fn cost_ns(op: StepOp) -> f64 {
     match op {
-        Op::Copy | Op::Select => 0.4,
-        Op::Unary(u) => match u {
+        StepOp::Copy | StepOp::Select => 0.4,
+        StepOp::Unary(u) => match u {
             Unary::Neg
             | Unary::Relu
             | Unary::LeakyRelu(_)
@@ -229,7 +234,7 @@ fn cost_ns(op: Op) -> f64 {
             Unary::Softplus => 8.0,
             Unary::Powf(_) => 60.0,
         },
-        Op::Binary(b) => match b {
+        StepOp::Binary(b) => match b {
             Binary::Add
             | Binary::Sub
             | Binary::Mul

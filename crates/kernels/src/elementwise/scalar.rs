@@ -2,7 +2,7 @@
 
 use super::expr::{Binary, Unary};
 use super::fused::Lane;
-use super::plan::{Op, Step};
+use super::plan::{FusedStep, StepOp};
 use crate::math::scalar as math;
 
 /// √(2/π), for the tanh form of GELU.
@@ -146,7 +146,7 @@ pub(super) fn select(cond: f32, a: f32, b: f32) -> f32 {
 ///
 /// # Safety
 /// The slots that the step names point to `len` floats with step 1, or to `SPLAT` with step 0.
-pub(super) unsafe fn step(step: &Step, table: *const Lane, len: usize) {
+pub(super) unsafe fn step(step: &FusedStep, table: *const Lane, len: usize) {
     // SAFETY: the caller's promise.
     let lane = |slot: u8| unsafe { *table.add(usize::from(slot)) };
     let [a, b, c] = step.args.map(lane);
@@ -155,10 +155,10 @@ pub(super) unsafe fn step(step: &Step, table: *const Lane, len: usize) {
     let at = |l: Lane, i: usize| unsafe { *l.ptr.add(if l.step == 0 { 0 } else { i }) };
     for i in 0..len {
         let v = match step.op {
-            Op::Copy => at(a, i),
-            Op::Unary(op) => unary(op, at(a, i)),
-            Op::Binary(op) => binary(op, at(a, i), at(b, i)),
-            Op::Select => select(at(a, i), at(b, i), at(c, i)),
+            StepOp::Copy => at(a, i),
+            StepOp::Unary(op) => unary(op, at(a, i)),
+            StepOp::Binary(op) => binary(op, at(a, i), at(b, i)),
+            StepOp::Select => select(at(a, i), at(b, i), at(c, i)),
         };
         // SAFETY: as above.
         unsafe { *dest.ptr.add(i) = v };

@@ -62,7 +62,7 @@ macro_rules! each {
 }
 
 /// The sums of a tile; those beyond its rows and vectors are never touched.
-type Sums = [[__m256; 2]; MR];
+type TileSums = [[__m256; 2]; MR];
 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: bool>(t: &Tile) {
@@ -80,7 +80,7 @@ unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: 
                 _mm_prefetch::<_MM_HINT_T0>(t.c.add(i * t.c_row + t.cols - 1) as *const i8);
             }
         }
-        let mut acc: Sums = [[_mm256_setzero_ps(); 2]; MR];
+        let mut acc: TileSums = [[_mm256_setzero_ps(); 2]; MR];
         let (mut p, mut q, mut copy) = (t.p, t.q, t.copy);
         let (p_stride, q_stride) = (t.p_stride, t.q_stride);
         let (mut ahead, ahead_stride) = (t.ahead.at, t.ahead.stride);
@@ -161,7 +161,7 @@ unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: 
 
 /// Stores a tile all of whose columns are inside C.
 #[inline(always)]
-unsafe fn store<const M: usize, const V: usize>(t: &Tile, acc: Sums) {
+unsafe fn store<const M: usize, const V: usize>(t: &Tile, acc: TileSums) {
     // SAFETY: as in `tile`.
     unsafe {
         let (c, row) = (t.c, t.c_row);
@@ -187,7 +187,7 @@ unsafe fn store<const M: usize, const V: usize>(t: &Tile, acc: Sums) {
 
 /// Stores the transpose of a tile of 4 to 6 rows: rows of C of 4 to 6 floats.
 #[inline(always)]
-unsafe fn store_transposed<const M: usize, const V: usize>(t: &Tile, acc: Sums) {
+unsafe fn store_transposed<const M: usize, const V: usize>(t: &Tile, acc: TileSums) {
     // SAFETY: as in `tile`.
     unsafe {
         let first = [acc[0][0], acc[1][0], acc[2][0], acc[3][0], acc[4][0], acc[5][0]];

@@ -86,7 +86,7 @@ pub(super) fn opaque(mut at: *const f32) -> *const f32 {
 }
 
 /// The sums of a tile; those beyond its rows and vectors are never touched.
-type Sums = [[__m512; 2]; MR];
+type TileSums = [[__m512; 2]; MR];
 
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: bool>(t: &Tile) {
@@ -104,7 +104,7 @@ unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: 
                 _mm_prefetch::<_MM_HINT_T0>(t.c.add(i * t.c_row + t.cols - 1) as *const i8);
             }
         }
-        let mut acc: Sums = [[_mm512_setzero_ps(); 2]; MR];
+        let mut acc: TileSums = [[_mm512_setzero_ps(); 2]; MR];
         let (mut p, mut q, mut copy) = (t.p, t.q, t.copy);
         let (p_stride, q_stride, q_next, copy_next) = (t.p_stride, t.q_stride, t.q_next, t.k * NR);
         let (mut ahead, ahead_stride) = (t.ahead.at, t.ahead.stride);

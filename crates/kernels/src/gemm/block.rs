@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::plan::{Panels, Plan, part};
+use super::plan::{GemmPlan, Panels, part};
 use super::{Block, Epilogue, avx2, avx512, pack};
 use crate::Isa;
 
@@ -28,7 +28,7 @@ pub(super) struct Tile {
     /// Where the columns' operand is copied to, in rows of 16, by the kernels that copy: panel after panel.
     pub(super) copy: *mut f32,
     /// The lines to ask for in the meantime, for later.
-    pub(super) ahead: Lines,
+    pub(super) ahead: PrefetchLines,
     /// The first element of C; rows are `c_row` apart. Transposed: the tile's rows are C's columns.
     pub(super) c: *mut f32,
     pub(super) c_row: usize,
@@ -49,7 +49,7 @@ pub(super) struct Tiles {
     pub(super) rows: usize,
     /// Whole panels that a tile takes at once.
     panels: usize,
-    /// Steps of k between two lines that a tile asks for, and whether it goes on with [`Lines::next`].
+    /// Steps of k between two lines that a tile asks for, and whether it goes on with [`PrefetchLines::next`].
     ahead_steps: usize,
     ahead_turns: bool,
     /// The kernel for so many rows and columns: `(rows, cols, along_k, copy)`.
@@ -100,8 +100,8 @@ pub(super) fn next_rows(left: usize, most: usize) -> usize {
 }
 
 /// A product with its pointers, ready to be run in tasks.
-pub(super) struct Job<'a> {
-    pub(super) plan: Plan,
+pub(super) struct BlockProduct<'a> {
+    pub(super) plan: GemmPlan,
     pub(super) tiles: &'static Tiles,
     pub(super) a: *const f32,
     pub(super) b: *const f32,
@@ -122,16 +122,16 @@ pub(super) struct Job<'a> {
 
 /// Where a task's part of one C is written.
 #[derive(Clone, Copy)]
-struct Target {
+struct OutputTarget {
     /// The first element of C, or where it would be if more than this part of it were there.
     c: *mut f32,
     row: usize,
 }
 
 // SAFETY: tasks write disjoint parts of C and of the scratch, and only read the rest.
-unsafe impl Sync for Job<'_> {}
+unsafe impl Sync for BlockProduct<'_> {}
 
-impl Job<'_> {
+impl BlockProduct<'_> {
     fn p(&self) -> *const f32 {
         if self.plan.swap { self.b } else { self.a }
     }
@@ -252,7 +252,7 @@ impl Job<'_> {
                             q_stride: NR,
                             q_next: kc * NR,
                             copy: own_panels.add((panel - panel0) * kc * NR),
-                            ahead: Lines::none(source),
+                            ahead: PrefetchLines::none(source),
                             c: target.c,
                             c_row: target.row,
                             cols,
@@ -434,13 +434,13 @@ impl Job<'_> {
     }
 
     /// Where the part of C that begins at this row and panel goes; `block` is the worker's scratch for it.
-    fn target(&self, batch: usize, row: usize, panel: usize, block: *mut f32) -> Target {
+    fn target(&self, batch: usize, row: usize, panel: usize, block: *mut f32) -> OutputTarget {
         if !self.c.is_null() {
-            return Target { c: self.c.wrapping_add(batch * self.c_batch), row: self.c_row };
+            return OutputTarget { c: self.c.wrapping_add(batch * self.c_batch), row: self.c_row };
         }
         let (row, col) = if self.plan.swap { (panel * NR, row) } else { (row, panel * NR) };
         let stride = self.plan.block_row();
-        Target { c: block.wrapping_sub(row * stride + col), row: stride }
+        OutputTarget { c: block.wrapping_sub(row * stride + col), row: stride }
     }
 
     /// Calls the epilogue on rows `row0..row1`, columns `col0..col1` of C.
@@ -449,7 +449,7 @@ impl Job<'_> {
     /// They are inside the target, and of this task alone.
     unsafe fn finish(
         &self,
-        target: Target,
+        target: OutputTarget,
         batch: usize,
         row0: usize,
         row1: usize,
@@ -465,16 +465,16 @@ impl Job<'_> {
 
 /// Lines that a tile asks for: `rows` of them, `stride` floats apart, then as many beside those, and so on.
 #[derive(Clone, Copy)]
-pub(super) struct Lines {
+pub(super) struct PrefetchLines {
     pub(super) at: *const f32,
     pub(super) stride: usize,
     pub(super) rows: usize,
 }
 
-impl Lines {
+impl PrefetchLines {
     /// Nothing but a line that is there anyway, again and again.
-    pub(super) fn none(at: *const f32) -> Lines {
-        Lines { at, stride: 0, rows: usize::MAX }
+    pub(super) fn none(at: *const f32) -> PrefetchLines {
+        PrefetchLines { at, stride: 0, rows: usize::MAX }
     }
 
     /// The top of the lines beside those that end above `at`.
@@ -509,7 +509,7 @@ impl Ahead {
     /// Lines for a tile that asks for `n`. One that `turns` goes on beside the last row; others go on below it, which is
     /// where the rows of a later task are, if there are any.
     #[inline]
-    pub(super) fn take(&mut self, n: usize, turns: bool) -> Option<Lines> {
+    pub(super) fn take(&mut self, n: usize, turns: bool) -> Option<PrefetchLines> {
         if self.row >= self.rows {
             return None;
         }
@@ -520,14 +520,14 @@ impl Ahead {
             if self.col >= self.len {
                 self.row = self.rows;
             }
-            return Some(Lines { at, stride: self.stride, rows });
+            return Some(PrefetchLines { at, stride: self.stride, rows });
         }
         self.col += LINE;
         if self.col >= self.len {
             self.col = 0;
             self.row += n.max(1);
         }
-        Some(Lines { at, stride: self.stride, rows: usize::MAX })
+        Some(PrefetchLines { at, stride: self.stride, rows: usize::MAX })
     }
 }
 /// Steps of k between two turns come in fours, as tiles make them.

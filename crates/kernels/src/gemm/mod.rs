@@ -138,10 +138,10 @@ impl Gemm {
     pub fn scratch_len(&self, workers: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         {
-            if let Some(cut) = seven::Cut::new(self) {
+            if let Some(cut) = seven::SevenCut::new(self) {
                 return LINE + cut.shared_len() + workers * cut.own_len();
             }
-            let plan = plan::Plan::new(self);
+            let plan = plan::GemmPlan::new(self);
             // One line more, to start on a line.
             LINE + plan.shared_len() + workers * plan.own_len()
         }
@@ -180,7 +180,7 @@ impl Gemm {
             if thin::suits(self) {
                 return thin::run(self, cx, a, b, c, epilogue);
             }
-            if let Some(cut) = seven::Cut::new(self) {
+            if let Some(cut) = seven::SevenCut::new(self) {
                 return seven::run(self, cut, cx, a, b, c, epilogue, from_line(scratch));
             }
             return self.run_tiles(cx, a, b, c.as_mut_ptr(), epilogue, scratch);
@@ -193,7 +193,7 @@ impl Gemm {
     pub fn pass_scratch_len(&self, workers: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.passes_blocks() {
-            return (self.scratch_len(workers) + workers * plan::Plan::new(self).block_len()).max(self.n);
+            return (self.scratch_len(workers) + workers * plan::GemmPlan::new(self).block_len()).max(self.n);
         }
         // The whole of C, from a line on.
         self.scratch_len(workers) + LINE + (self.batch * self.m * self.n).next_multiple_of(LINE)
@@ -228,8 +228,8 @@ impl Gemm {
     /// Whether C need not be whole for `pass`.
     #[cfg(target_arch = "x86_64")]
     fn passes_blocks(&self) -> bool {
-        let tiles = self.k > 0 && !thin::suits(self) && seven::Cut::new(self).is_none();
-        tiles && plan::Plan::new(self).completes()
+        let tiles = self.k > 0 && !thin::suits(self) && seven::SevenCut::new(self).is_none();
+        tiles && plan::GemmPlan::new(self).completes()
     }
 
     fn check_operands(&self, a: &[f32], b: &[f32]) {
@@ -260,7 +260,7 @@ impl Gemm {
         epilogue: Option<Epilogue>,
         scratch: &mut [f32],
     ) {
-        let plan = plan::Plan::new(self);
+        let plan = plan::GemmPlan::new(self);
         let own_len = plan.own_len() + if c.is_null() { plan.block_len() } else { 0 };
         let needed = plan.shared_len() + cx.par.workers() * own_len;
         let scratch = from_line(scratch);
@@ -268,7 +268,7 @@ impl Gemm {
         let (shared, own) = scratch.split_at_mut(plan.shared_len());
         let round = plan.round_blocks();
         for first in (0..plan.n_kb).step_by(round) {
-            let job = block::Job {
+            let job = block::BlockProduct {
                 plan,
                 tiles: block::Tiles::of(cx.isa),
                 a: a.as_ptr(),

@@ -66,7 +66,7 @@ pub(super) enum Panels {
 
 /// The cut of one product.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(super) struct GemmPlan {
     /// How many products.
     pub(super) batch: usize,
     /// The rows' operand is B and the tiles are transposed when they are stored.
@@ -119,16 +119,16 @@ fn cut(batch: usize, rows: usize, n_panels: usize, k: usize, pack_rows: bool) ->
     }
 }
 
-impl Plan {
+impl GemmPlan {
     /// The cheaper of the two plans.
-    pub(super) fn new(g: &Gemm) -> Plan {
-        let straight = Plan::of(g, false);
-        let swapped = Plan::of(g, true);
+    pub(super) fn new(g: &Gemm) -> GemmPlan {
+        let straight = GemmPlan::of(g, false);
+        let swapped = GemmPlan::of(g, true);
         if swapped.cost() < straight.cost() { swapped } else { straight }
     }
 
     /// The plan with the parts as they are, or swapped.
-    fn of(g: &Gemm, swap: bool) -> Plan {
+    fn of(g: &Gemm, swap: bool) -> GemmPlan {
         let a = Operand { batch: g.a.batch, own: g.a.row, k: g.a.col };
         let b = Operand { batch: g.b.batch, own: g.b.col, k: g.b.row };
         let (mut p, mut q, rows, cols) = if swap { (b, a, g.n, g.m) } else { (a, b, g.m, g.n) };
@@ -156,7 +156,7 @@ impl Plan {
             1 => Panels::OwnWide,
             _ => Panels::Own,
         };
-        Plan {
+        GemmPlan {
             swap,
             rows,
             cols,

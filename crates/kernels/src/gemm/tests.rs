@@ -1,22 +1,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
-use crate::{Isa, Parallel};
-
-/// Runs tasks last to first, and hands them to `0` workers in turn.
-struct Reverse(usize);
-
-// SAFETY: each index once, one at a time, with a worker below `workers()`.
-unsafe impl Parallel for Reverse {
-    fn workers(&self) -> usize {
-        self.0
-    }
-    fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
-        for i in (0..n_tasks).rev() {
-            task(i, i % self.0);
-        }
-    }
-}
+use crate::Isa;
+use crate::lanes::testing::Reverse;
 
 fn numbers(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
@@ -193,7 +179,7 @@ fn rounds_agree() {
         k: 1000,
         accumulate: false,
     };
-    assert!(!plan::Plan::new(&g).completes());
+    assert!(!plan::GemmPlan::new(&g).completes());
 }
 
 #[test]

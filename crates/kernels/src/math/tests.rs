@@ -34,7 +34,7 @@ fn ulps(got: f32, want: f64) -> f64 {
     (f64::from(got) - want).abs() / 2f64.powi(exponent - 23)
 }
 
-struct Row {
+struct FunctionRow {
     name: &'static str,
     twin: fn(f32) -> f32,
     truth: fn(f64) -> f64,
@@ -42,27 +42,27 @@ struct Row {
     bound: f64,
 }
 
-const ROWS: &[Row] = &[
-    Row { name: "exp", twin: scalar::exp, truth: f64::exp, range: (-86.6, 88.72), bound: 2.0 },
-    Row { name: "expm1", twin: scalar::expm1, truth: f64::exp_m1, range: (-50.0, 88.72), bound: 4.0 },
-    Row { name: "expm1", twin: scalar::expm1, truth: f64::exp_m1, range: (-0.5, 0.5), bound: 4.0 },
-    Row { name: "ln", twin: scalar::ln, truth: f64::ln, range: (1e-45, 3.4e38), bound: 2.0 },
-    Row { name: "ln", twin: scalar::ln, truth: f64::ln, range: (0.5, 2.0), bound: 2.0 },
-    Row { name: "ln1p", twin: scalar::ln1p, truth: f64::ln_1p, range: (0.0, 1.0), bound: 4.0 },
-    Row { name: "tanh", twin: scalar::tanh, truth: f64::tanh, range: (-10.0, 10.0), bound: 4.0 },
-    Row { name: "tanh", twin: scalar::tanh, truth: f64::tanh, range: (-0.5, 0.5), bound: 4.0 },
-    Row {
+const ROWS: &[FunctionRow] = &[
+    FunctionRow { name: "exp", twin: scalar::exp, truth: f64::exp, range: (-86.6, 88.72), bound: 2.0 },
+    FunctionRow { name: "expm1", twin: scalar::expm1, truth: f64::exp_m1, range: (-50.0, 88.72), bound: 4.0 },
+    FunctionRow { name: "expm1", twin: scalar::expm1, truth: f64::exp_m1, range: (-0.5, 0.5), bound: 4.0 },
+    FunctionRow { name: "ln", twin: scalar::ln, truth: f64::ln, range: (1e-45, 3.4e38), bound: 2.0 },
+    FunctionRow { name: "ln", twin: scalar::ln, truth: f64::ln, range: (0.5, 2.0), bound: 2.0 },
+    FunctionRow { name: "ln1p", twin: scalar::ln1p, truth: f64::ln_1p, range: (0.0, 1.0), bound: 4.0 },
+    FunctionRow { name: "tanh", twin: scalar::tanh, truth: f64::tanh, range: (-10.0, 10.0), bound: 4.0 },
+    FunctionRow { name: "tanh", twin: scalar::tanh, truth: f64::tanh, range: (-0.5, 0.5), bound: 4.0 },
+    FunctionRow {
         name: "sigmoid",
         twin: scalar::sigmoid,
         truth: |x| 1.0 / (1.0 + (-x).exp()),
         range: (-87.0, 100.0),
         bound: 4.0,
     },
-    Row { name: "erf", twin: scalar::erf, truth: erf64, range: (-5.0, 5.0), bound: 3.0 },
-    Row { name: "sin", twin: scalar::sin, truth: f64::sin, range: (-10.0, 10.0), bound: 2.0 },
-    Row { name: "sin", twin: scalar::sin, truth: f64::sin, range: (-2e5, 2e5), bound: 2.0 },
-    Row { name: "cos", twin: scalar::cos, truth: f64::cos, range: (-10.0, 10.0), bound: 2.0 },
-    Row { name: "cos", twin: scalar::cos, truth: f64::cos, range: (-2e5, 2e5), bound: 2.0 },
+    FunctionRow { name: "erf", twin: scalar::erf, truth: erf64, range: (-5.0, 5.0), bound: 3.0 },
+    FunctionRow { name: "sin", twin: scalar::sin, truth: f64::sin, range: (-10.0, 10.0), bound: 2.0 },
+    FunctionRow { name: "sin", twin: scalar::sin, truth: f64::sin, range: (-2e5, 2e5), bound: 2.0 },
+    FunctionRow { name: "cos", twin: scalar::cos, truth: f64::cos, range: (-10.0, 10.0), bound: 2.0 },
+    FunctionRow { name: "cos", twin: scalar::cos, truth: f64::cos, range: (-2e5, 2e5), bound: 2.0 },
 ];
 
 /// Evenly spaced in value and, for wide ranges, evenly spaced in the bits.
@@ -77,7 +77,7 @@ fn sweep((lo, hi): (f32, f32)) -> Vec<f32> {
     xs
 }
 
-fn check(row: &Row, xs: &[f32], ys: &[f32]) {
+fn check(row: &FunctionRow, xs: &[f32], ys: &[f32]) {
     let mut worst = (0.0, 0.0f32, 0.0f32);
     for (&x, &y) in xs.iter().zip(ys) {
         let e = ulps(y, (row.truth)(f64::from(x)));

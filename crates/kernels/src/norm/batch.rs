@@ -6,7 +6,7 @@
 
 use super::columns::{self, Affine, slab_range, slab_rows};
 use crate::Cx;
-use crate::cx::Epilogue;
+use crate::cx::RunEpilogue;
 use crate::cx::SharedMut;
 
 /// Batch norm of a `[rows, channels]` matrix; rows are samples times pixels.
@@ -60,7 +60,7 @@ impl BatchNorm {
         mean: &mut [f32],
         rstd: &mut [f32],
         running: Option<RunningStats>,
-        epilogue: Option<&Epilogue>,
+        epilogue: Option<&RunEpilogue>,
         scratch: &mut [f32],
     ) {
         let (rows, c) = (self.rows, self.channels);
@@ -88,7 +88,7 @@ impl BatchNorm {
         running_mean: &[f32],
         running_var: &[f32],
         y: &mut [f32],
-        epilogue: Option<&Epilogue>,
+        epilogue: Option<&RunEpilogue>,
         scratch: &mut [f32],
     ) {
         let c = self.channels;
@@ -280,7 +280,7 @@ impl BatchNorm {
         mean: &[f32],
         rstd: &[f32],
         y: &mut [f32],
-        epilogue: Option<&Epilogue>,
+        epilogue: Option<&RunEpilogue>,
         scale: &mut [f32],
     ) {
         let (rows, c) = (self.rows, self.channels);

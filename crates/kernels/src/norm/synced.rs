@@ -15,7 +15,7 @@
 use super::batch::{BatchNorm, RunningStats, grad_sums_of};
 use super::columns::Affine;
 use crate::Cx;
-use crate::cx::Epilogue;
+use crate::cx::RunEpilogue;
 
 impl BatchNorm {
     /// How many sums there are: the count, and two a channel.
@@ -65,7 +65,7 @@ impl BatchNorm {
         mean: &mut [f32],
         rstd: &mut [f32],
         running: Option<RunningStats>,
-        epilogue: Option<&Epilogue>,
+        epilogue: Option<&RunEpilogue>,
         scratch: &mut [f32],
     ) {
         let c = self.channels;
@@ -180,7 +180,7 @@ mod tests {
     const RUNNING: (f32, f32) = (0.5, 2.0);
 
     /// The data of a whole batch.
-    struct Batch {
+    struct WholeBatch {
         c: usize,
         relu: bool,
         x: Vec<f32>,
@@ -189,10 +189,10 @@ mod tests {
         beta: Vec<f32>,
     }
 
-    impl Batch {
-        fn new(rows: usize, c: usize, relu: bool, offset: f32) -> Batch {
+    impl WholeBatch {
+        fn new(rows: usize, c: usize, relu: bool, offset: f32) -> WholeBatch {
             let x = data(1, rows * c).iter().map(|v| v + offset).collect();
-            Batch { c, relu, x, dy: data(2, rows * c), gamma: data(3, c), beta: data(4, c) }
+            WholeBatch { c, relu, x, dy: data(2, rows * c), gamma: data(3, c), beta: data(4, c) }
         }
         fn norm(&self, rows: usize) -> BatchNorm {
             BatchNorm { rows, channels: self.c, eps: 1e-5, relu: self.relu }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     /// The plain norm of the whole batch.
-    fn plain(cx: &Cx, b: &Batch) -> Results {
+    fn plain(cx: &Cx, b: &WholeBatch) -> Results {
         let c = b.c;
         let bn = b.norm(b.x.len() / c);
         let mut s = room(bn.scratch_len(cx.par.workers()));
@@ -224,7 +224,7 @@ mod tests {
     }
 
     /// The norm of the batch cut into shards of these rows, one rank after another; results as of one.
-    fn synced(cx: &Cx, b: &Batch, shards: &[usize]) -> Results {
+    fn synced(cx: &Cx, b: &WholeBatch, shards: &[usize]) -> Results {
         let c = b.c;
         let ranks: Vec<_> = shards
             .iter()
@@ -274,7 +274,7 @@ mod tests {
     }
 
     fn check(shards: &[usize], c: usize, relu: bool, offset: f32, tol: f64) {
-        let b = Batch::new(shards.iter().sum(), c, relu, offset);
+        let b = WholeBatch::new(shards.iter().sum(), c, relu, offset);
         let runs: Vec<_> = contexts().iter().map(|cx| synced(cx, &b, shards)).collect();
         same_bits("synced", &runs.iter().map(|r| r.concat()).collect::<Vec<_>>());
         for ((name, got), want) in NAMES.iter().zip(&runs[0]).zip(plain(&Cx::oracle(), &b)) {
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn an_epilogue_sees_each_row_once() {
-        let b = Batch::new(1029, 5, true, 0.0);
+        let b = WholeBatch::new(1029, 5, true, 0.0);
         let (c, bn) = (b.c, b.norm(1029));
         for cx in contexts() {
             let s = &mut room(bn.scratch_len(cx.par.workers()));
@@ -358,7 +358,7 @@ mod tests {
                     *v = *v * 2.0 + ((first + k) / c) as f32;
                 }
             };
-            let mut run = |epilogue: Option<&Epilogue>| {
+            let mut run = |epilogue: Option<&RunEpilogue>| {
                 let (mut y, mut m, mut r) = (room(b.x.len()), room(c), room(c));
                 let (g, be, m, r) = (&b.gamma, &b.beta, &mut m, &mut r);
                 bn.forward_from_sums(&cx, &b.x, g, be, &shift, &sums, &mut y, m, r, None, epilogue, s);

@@ -5,7 +5,7 @@ use crate::lanes::testing::{Reverse, data};
 use crate::{Cx, Isa};
 
 /// Either cell, with inputs, and weights for its loss `Σ dy·y + dh_n·h_n + dc_n·c_n`.
-struct Case {
+struct RnnCase {
     lstm: bool,
     reverse: bool,
     batch: usize,
@@ -20,10 +20,10 @@ struct Case {
 }
 
 /// y, then dxp, dw_hh, db_hh, dh0, dc0.
-type Results = (Vec<f32>, [Vec<f32>; 5]);
+type RnnResults = (Vec<f32>, [Vec<f32>; 5]);
 
-impl Case {
-    fn new(lstm: bool, batch: usize, time: usize, hidden: usize, reverse: bool, bias: bool) -> Case {
+impl RnnCase {
+    fn new(lstm: bool, batch: usize, time: usize, hidden: usize, reverse: bool, bias: bool) -> RnnCase {
         let gates = if lstm { 4 } else { 3 };
         let scale = 1.0 / (hidden.max(1) as f32).sqrt();
         let w = data(2, gates * hidden * hidden).iter().map(|x| x * 2.0 * scale).collect();
@@ -36,11 +36,11 @@ impl Case {
             data(5, batch * hidden),
         ];
         let dy = data(6, batch * time * hidden);
-        Case { lstm, reverse, batch, time, hidden, bias, inputs, dy, dh_n: last(7), dc_n: last(8) }
+        RnnCase { lstm, reverse, batch, time, hidden, bias, inputs, dy, dh_n: last(7), dc_n: last(8) }
     }
 
-    fn run(&self, cx: &Cx) -> Results {
-        let Case { batch, time, hidden, reverse, .. } = *self;
+    fn run(&self, cx: &Cx) -> RnnResults {
+        let RnnCase { batch, time, hidden, reverse, .. } = *self;
         let [xp, w_hh, b_hh, h0, c0] = self.inputs.each_ref().map(|v| &v[..]);
         let b_hh = self.bias.then_some(b_hh);
         let workers = cx.par.workers();
@@ -127,7 +127,7 @@ fn oracle_is_the_model_and_its_finite_differences() {
         for (batch, time, hidden, reverse, bias) in
             [(1, 1, 1, false, true), (2, 3, 3, false, true), (2, 4, 2, true, true), (1, 3, 3, true, false)]
         {
-            let case = Case::new(lstm, batch, time, hidden, reverse, bias);
+            let case = RnnCase::new(lstm, batch, time, hidden, reverse, bias);
             let (y, grads) = case.run(&Cx::oracle());
             let (want, _) = case.model(&case.inputs);
             for (y, want) in y.iter().zip(&want) {
@@ -156,7 +156,7 @@ fn oracle_is_the_model_and_its_finite_differences() {
 /// Vectors against the oracle: steps add rounding errors of sums over H up, to at most 5e-5 of values near one.
 fn check(lstm: bool, batch: usize, time: usize, hidden: usize, reverse: bool) {
     let what = format!("lstm {lstm}, B {batch}, T {time}, H {hidden}, reverse {reverse}");
-    let case = Case::new(lstm, batch, time, hidden, reverse, batch != 2);
+    let case = RnnCase::new(lstm, batch, time, hidden, reverse, batch != 2);
     let want = case.run(&Cx::oracle());
     let got = case.run(&Cx::serial());
     let close = |got: &[f32], want: &[f32], name: &str| {
@@ -195,7 +195,7 @@ fn empty_shapes_do_nothing() {
     for lstm in [true, false] {
         for (batch, time, hidden) in [(0, 3, 4), (2, 0, 4), (2, 3, 0)] {
             for cx in [Cx::oracle(), Cx::serial()] {
-                let case = Case::new(lstm, batch, time, hidden, false, true);
+                let case = RnnCase::new(lstm, batch, time, hidden, false, true);
                 let (_, grads) = case.run(&cx);
                 assert!(grads[1].iter().chain(&grads[2]).all(|&x| x == 0.0));
                 assert_eq!(Some(&grads[3]), case.dh_n.as_ref(), "without steps dh0 is dh_n");

@@ -151,28 +151,28 @@ fn first(n: usize) -> I {
 
 /// A sum in 16 lanes, whatever the width: here of two vectors, which change places so that each takes every other.
 #[derive(Clone, Copy)]
-pub(crate) struct Sum(V, V);
+pub(crate) struct LaneSum(V, V);
 
-impl Sum {
+impl LaneSum {
     /// Zeros.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    pub(crate) fn new() -> Sum {
-        Sum(zero(), zero())
+    pub(crate) fn new() -> LaneSum {
+        LaneSum(zero(), zero())
     }
 
     /// Adds the next vector.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     pub(crate) fn push(&mut self, v: V) {
-        *self = Sum(self.1, add(self.0, v));
+        *self = LaneSum(self.1, add(self.0, v));
     }
 
     /// Adds the products of the next two vectors, rounded once.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     pub(crate) fn push_product(&mut self, a: V, b: V) {
-        *self = Sum(self.1, fmadd(a, b, self.0));
+        *self = LaneSum(self.1, fmadd(a, b, self.0));
     }
 
     /// The sum of all lanes: halves onto each other, down to one.

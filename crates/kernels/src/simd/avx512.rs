@@ -149,14 +149,14 @@ fn first(n: usize) -> M {
 
 /// A sum in 16 lanes, whatever the width: here of one vector.
 #[derive(Clone, Copy)]
-pub(crate) struct Sum(V);
+pub(crate) struct LaneSum(V);
 
-impl Sum {
+impl LaneSum {
     /// Zeros.
     #[inline]
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
-    pub(crate) fn new() -> Sum {
-        Sum(zero())
+    pub(crate) fn new() -> LaneSum {
+        LaneSum(zero())
     }
 
     /// Adds the next vector.

@@ -3,7 +3,7 @@
 //! [`avx2`] has 8 lanes and [`avx512`] has 16; the names in both are the same: `V` a vector, `I` one of i32, `M` a
 //! mask, `WIDTH` the lanes, `add`, `fmadd`, `load`, and so on. A kernel that is written with them inside [`twins!`]
 //! becomes two modules of these names. Each lane is computed by the same operations in both, so the twins give the
-//! same bits as long as what crosses lanes keeps to an order that does not depend on `WIDTH`: see `Sum`.
+//! same bits as long as what crosses lanes keeps to an order that does not depend on `WIDTH`: see `LaneSum`.
 //!
 //! It is not for kernels that are loops over slices with nothing but arithmetic in them: see [`crate::lanes`].
 

@@ -6,7 +6,7 @@
 //! added in the slabs' order. Where the weights are so many that few partials fit, tasks are also cut by panels.
 
 use super::super::Conv2d;
-use super::super::geometry::{Way, pieces};
+use super::super::geometry::{Direction, pieces};
 use super::super::micro::{self, ALIGN_SLACK, Lanes, Loops, Strip, Sweep, aligned, padded, panel};
 use super::{Gather, View};
 use crate::cx::SharedMut;
@@ -25,7 +25,7 @@ const PACK_PATCH_MIN: usize = 96;
 /// Floats of a vector.
 const LANES: usize = 16;
 
-struct Cut {
+struct WeightCut {
     gather: Gather,
     /// Panels of one group, and of all.
     group_panels: usize,
@@ -43,9 +43,9 @@ struct Cut {
     turns: bool,
 }
 
-impl Cut {
-    fn new(s: &Conv2d) -> Cut {
-        let gather = Gather::new(s, Way::Forward);
+impl WeightCut {
+    fn new(s: &Conv2d) -> WeightCut {
+        let gather = Gather::new(s, Direction::Forward);
         let c_out = s.c_out / s.groups;
         let group_panels = c_out.div_ceil(micro::PANEL);
         let n_panels = group_panels * s.groups;
@@ -64,7 +64,7 @@ impl Cut {
         let packs = gather.patch_len() >= PACK_PATCH_MIN && s.c_out > micro::PANEL;
         let filled = |len: usize| len as f32 / len.next_multiple_of(LANES) as f32;
         let turns = c_out < LANES && filled(run(s).1) >= 1.25 * filled(c_out);
-        Cut {
+        WeightCut {
             gather,
             group_panels,
             n_panels,
@@ -93,7 +93,7 @@ impl Cut {
 
 /// Floats of scratch.
 pub(super) fn scratch_len(s: &Conv2d, workers: usize) -> usize {
-    let cut = Cut::new(s);
+    let cut = WeightCut::new(s);
     cut.slabs * cut.partial_len + workers * (cut.view_len() + cut.pack_len()) + ALIGN_SLACK
 }
 
@@ -106,7 +106,7 @@ pub(in super::super) fn grad_weight(
     dweight: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let cut = Cut::new(s);
+    let cut = WeightCut::new(s);
     let gather = &cut.gather;
     let n_units = gather.n * gather.units_per_image();
     let own_len = cut.view_len() + cut.pack_len();
@@ -287,7 +287,7 @@ unsafe fn add_unit_turned(
 }
 
 /// Adds the partial gradients in order and turns them into OIHW, one panel a task.
-fn finish(s: &Conv2d, cx: &Cx, cut: &Cut, turned: bool, partials: &[f32], dweight: &mut [f32]) {
+fn finish(s: &Conv2d, cx: &Cx, cut: &WeightCut, turned: bool, partials: &[f32], dweight: &mut [f32]) {
     let (c_in, c_out, taps) = (s.c_in / s.groups, s.c_out / s.groups, s.kh * s.kw);
     let filter = c_in * taps;
     let dweight = SharedMut::new(dweight);

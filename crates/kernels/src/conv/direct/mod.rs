@@ -12,7 +12,7 @@
 //!
 //! Where few channels are made, lanes are pixels instead, with AVX-512; see [`planar`].
 //!
-//! The input gradient is the same code on another [`Axis`]; see `geometry`. The weight gradient is in [`grad_weight`].
+//! The input gradient is the same code on another [`SpatialDim`]; see `geometry`. The weight gradient is in [`grad_weight`].
 //!
 //! A task is some rows of some images, by shape alone; each output is summed by one task, in the order of its patch.
 
@@ -23,9 +23,9 @@ mod view;
 pub(super) use grad_weight::grad_weight;
 pub(super) use view::View;
 
-use super::geometry::{Axis, Way, pieces};
-use super::micro::{self, ALIGN_SLACK, Strip, Target, Walk, aligned, padded, panel, strips};
-use super::{Conv2d, Epilogue, Pass};
+use super::geometry::{Direction, SpatialDim, pieces};
+use super::micro::{self, ALIGN_SLACK, GatherTarget, GatherWalk, Strip, aligned, padded, panel, strips};
+use super::{Conv2d, Pass, RunEpilogue};
 use crate::cx::SharedMut;
 use crate::{Cx, Isa};
 
@@ -43,8 +43,8 @@ const PACK_MIN: usize = 1 << 14;
 #[derive(Clone, Debug)]
 pub(super) struct Gather {
     pub(super) n: usize,
-    pub(super) rows: Axis,
-    pub(super) cols: Axis,
+    pub(super) rows: SpatialDim,
+    pub(super) cols: SpatialDim,
     /// Channels read, over all groups.
     pub(super) c_read: usize,
     /// Channels made, over all groups.
@@ -59,8 +59,8 @@ pub(super) struct Gather {
 
 impl Gather {
     /// The gather behind a pass.
-    pub(super) fn new(s: &Conv2d, way: Way) -> Gather {
-        let rows = Axis {
+    pub(super) fn new(s: &Conv2d, way: Direction) -> Gather {
+        let rows = SpatialDim {
             way,
             input: s.h,
             output: s.out_h(),
@@ -69,7 +69,7 @@ impl Gather {
             padding: s.padding.0,
             dilation: s.dilation.0,
         };
-        let cols = Axis {
+        let cols = SpatialDim {
             way,
             input: s.w,
             output: s.out_w(),
@@ -81,8 +81,8 @@ impl Gather {
         let taps = s.kh * s.kw;
         let filter = s.c_in / s.groups * taps;
         let (c_read, c_made, made_step, read_step) = match way {
-            Way::Forward => (s.c_in, s.c_out, filter, taps),
-            Way::Backward => (s.c_out, s.c_in, taps, filter),
+            Direction::Forward => (s.c_in, s.c_out, filter, taps),
+            Direction::Backward => (s.c_out, s.c_in, taps, filter),
         };
         let mut gather = Gather {
             n: s.n,
@@ -210,7 +210,7 @@ impl Gather {
         weight: &[f32],
         bias: Option<&[f32]>,
         made: &mut [f32],
-        epilogue: Option<&Epilogue>,
+        epilogue: Option<&RunEpilogue>,
         scratch: &mut [f32],
     ) {
         let (group_len, lanes) = (self.packed_group_len(), padded(self.c_made / self.groups));
@@ -289,7 +289,7 @@ impl Gather {
             let len = lh.taps * lw.taps * c_read;
             // Neighbouring taps of all channels are one run.
             let joined = lw.tap_step == 1 && self.groups == 1;
-            let walk = Walk {
+            let walk = GatherWalk {
                 row: lw.read_step * self.c_read,
                 outer: 0,
                 outer_step: lh.tap_step * view.row,
@@ -309,7 +309,7 @@ impl Gather {
                     // Rows of padding add nothing. Of columns the view must have the zeros: pixels of a tile go together.
                     let row = lh.read_first + (idx * lh.read_step) as isize;
                     let inside = lh.taps_inside(row, self.rows.read());
-                    let walk = Walk { outer: if lw.taps == 0 { 0 } else { inside.len() }, ..walk };
+                    let walk = GatherWalk { outer: if lw.taps == 0 { 0 } else { inside.len() }, ..walk };
                     let panel = &panel[inside.start * lw.taps * c_read * strip.panel_width()..];
                     for (px, rows) in pieces(lw.count, micro::rows_max(isa, width)) {
                         let column = lw.made_first + px * lw.made_step;
@@ -326,7 +326,7 @@ impl Gather {
                                     group * c_read,
                                 )
                             };
-                            let target = Target {
+                            let target = GatherTarget {
                                 ptr: out.as_mut_ptr().add(at),
                                 row: lw.made_step * self.c_made,
                                 lanes,
@@ -343,8 +343,8 @@ impl Gather {
 /// Floats of scratch.
 pub(super) fn scratch_len(s: &Conv2d, pass: Pass, workers: usize) -> usize {
     match pass {
-        Pass::Forward => Gather::new(s, Way::Forward).scratch_len(workers),
-        Pass::GradInput => Gather::new(s, Way::Backward).scratch_len(workers),
+        Pass::Forward => Gather::new(s, Direction::Forward).scratch_len(workers),
+        Pass::GradInput => Gather::new(s, Direction::Backward).scratch_len(workers),
         Pass::GradWeight => grad_weight::scratch_len(s, workers),
     }
 }

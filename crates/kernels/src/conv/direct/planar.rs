@@ -9,7 +9,7 @@ use super::super::geometry::pieces;
 use super::super::micro::{self, Lanes, Loops, VECTORS_MAX, padded};
 use super::Gather;
 use crate::Isa;
-use crate::copy::Tile;
+use crate::copy::TransposeTile;
 
 /// Pixels of a vector.
 const PIXELS: usize = 16;
@@ -52,7 +52,7 @@ fn fill(isa: Isa, g: &Gather, image: &[f32], from: usize, to: usize, view: &mut 
             continue;
         }
         let source = &image[(row as usize * w + cut) * c..][..len * c];
-        let tile = Tile { across: c, along: len, source_stride: c, target_stride: pitch };
+        let tile = TransposeTile { across: c, along: len, source_stride: c, target_stride: pitch };
         // SAFETY: `len` pixels of `c` channels, and `c` lines that have `len` columns from `lead` on.
         unsafe { tile.run(isa, source.as_ptr().cast(), lines[lead..].as_mut_ptr().cast()) };
     }
@@ -122,7 +122,7 @@ pub(super) fn make(
             }
             for (i, (pixel, len)) in places.into_iter().take(n).enumerate() {
                 let out = &mut out[pixel * g.c_made..][..len * g.c_made];
-                let tile = Tile {
+                let tile = TransposeTile {
                     across: len,
                     along: g.c_made,
                     source_stride: VECTORS_MAX * PIXELS,

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{PANEL, Sweep, Target, Walk};
+use super::{GatherTarget, GatherWalk, PANEL, Sweep};
 
 /// Rows of a tile over a strip of `width` lanes (8 or 16).
 pub(super) fn rows_max(width: usize) -> usize {
@@ -19,11 +19,11 @@ pub(super) fn rows_max(width: usize) -> usize {
 pub(super) unsafe fn gather(
     rows: usize,
     width: usize,
-    walk: &Walk,
+    walk: &GatherWalk,
     a: *const f32,
     b: *const f32,
     init: *const f32,
-    target: Target,
+    target: GatherTarget,
 ) {
     macro_rules! pick {
         ($vectors:literal: $($rows:literal)*) => {
@@ -39,11 +39,11 @@ pub(super) unsafe fn gather(
 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn gather_tile<const R: usize, const V: usize>(
-    walk: &Walk,
+    walk: &GatherWalk,
     a: *const f32,
     b: *const f32,
     init: *const f32,
-    target: Target,
+    target: GatherTarget,
 ) {
     let mut acc = [[_mm256_setzero_ps(); V]; R];
     for r in 0..R {

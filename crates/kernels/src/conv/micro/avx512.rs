@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{PANEL, STRIP_MAX, Sweep, Target, Walk};
+use super::{GatherTarget, GatherWalk, PANEL, STRIP_MAX, Sweep};
 
 /// Rows of a tile over a strip of `width` lanes (16 or 32).
 pub(super) fn rows_max(width: usize) -> usize {
@@ -25,11 +25,11 @@ fn mask(lanes: usize) -> __mmask16 {
 pub(super) unsafe fn gather(
     rows: usize,
     width: usize,
-    walk: &Walk,
+    walk: &GatherWalk,
     a: *const f32,
     b: *const f32,
     init: *const f32,
-    target: Target,
+    target: GatherTarget,
 ) {
     macro_rules! pick {
         ($vectors:literal: $($rows:literal)*) => {
@@ -50,11 +50,11 @@ pub(super) unsafe fn gather(
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 unsafe fn gather_tile<const R: usize, const V: usize>(
-    walk: &Walk,
+    walk: &GatherWalk,
     a: *const f32,
     b: *const f32,
     init: *const f32,
-    target: Target,
+    target: GatherTarget,
 ) {
     let mut acc = [[_mm512_setzero_ps(); V]; R];
     for r in 0..R {

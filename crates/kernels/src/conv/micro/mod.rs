@@ -98,7 +98,7 @@ pub(super) fn strips(isa: Isa, channels: usize) -> impl Iterator<Item = Strip> {
 
 /// How [`gather`] walks `a`: `outer × inner` runs of `len` contiguous floats.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Walk {
+pub(super) struct GatherWalk {
     /// Floats from one row to the next.
     pub(super) row: usize,
     pub(super) outer: usize,
@@ -112,7 +112,7 @@ pub(super) struct Walk {
 
 /// Where [`gather`] writes: rows `row` floats apart, of which the first `lanes` are stored.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Target {
+pub(super) struct GatherTarget {
     pub(super) ptr: *mut f32,
     pub(super) row: usize,
     pub(super) lanes: usize,
@@ -142,11 +142,11 @@ pub(super) unsafe fn gather(
     isa: Isa,
     rows: usize,
     width: usize,
-    walk: &Walk,
+    walk: &GatherWalk,
     a: *const f32,
     b: *const f32,
     init: *const f32,
-    target: Target,
+    target: GatherTarget,
 ) {
     // SAFETY: the caller's promise.
     unsafe {

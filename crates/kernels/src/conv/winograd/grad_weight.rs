@@ -25,7 +25,7 @@ const CHUNK_TILES_MAX: usize = 128;
 /// Tiles that one task transforms.
 const TRANSFORM_TILES: usize = 16;
 
-struct Sums {
+struct WeightSums {
     tiling: Tiling,
     c_in: usize,
     c_out: usize,
@@ -38,8 +38,8 @@ struct Sums {
     rows: usize,
 }
 
-impl Sums {
-    fn new(s: &Conv2d) -> Sums {
+impl WeightSums {
+    fn new(s: &Conv2d) -> WeightSums {
         let tiling = Tiling {
             n: s.n,
             h: s.out_h(),
@@ -54,7 +54,7 @@ impl Sums {
         let max = (CHUNK_FLOATS / (POINTS * (u_pitch + padded(s.c_out)))).clamp(48, CHUNK_TILES_MAX);
         let tiles = tiling.count().max(1);
         let chunk = tiles.div_ceil(tiles.div_ceil(max));
-        Sums {
+        WeightSums {
             tiling,
             c_in: s.c_in,
             c_out: s.c_out,
@@ -182,7 +182,7 @@ impl Sums {
 
 /// Floats of scratch.
 pub(super) fn scratch_len(s: &Conv2d) -> usize {
-    let sums = Sums::new(s);
+    let sums = WeightSums::new(s);
     sums.zeros_len() + POINTS * (sums.u_plane + sums.v_plane + sums.sum_plane) + ALIGN_SLACK
 }
 
@@ -195,7 +195,7 @@ pub(in super::super) fn grad_weight(
     dweight: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let g = Sums::new(s);
+    let g = WeightSums::new(s);
     let (zeros, rest) = aligned(scratch).split_at_mut(g.zeros_len());
     let (u, rest) = rest.split_at_mut(POINTS * g.u_plane);
     let (v, rest) = rest.split_at_mut(POINTS * g.v_plane);

@@ -30,8 +30,8 @@ mod transform;
 pub(super) use grad_weight::grad_weight;
 
 use super::geometry::pieces;
-use super::micro::{self, ALIGN_SLACK, Strip, Target, Walk, aligned, padded, panel, strips};
-use super::{Conv2d, Epilogue, Pass};
+use super::micro::{self, ALIGN_SLACK, GatherTarget, GatherWalk, Strip, aligned, padded, panel, strips};
+use super::{Conv2d, Pass, RunEpilogue};
 use crate::cx::SharedMut;
 use crate::{Cx, Isa};
 
@@ -171,7 +171,7 @@ impl Correlate {
         weight: &[f32],
         bias: Option<&[f32]>,
         made: &mut [f32],
-        epilogue: Option<&Epilogue>,
+        epilogue: Option<&RunEpilogue>,
         scratch: &mut [f32],
     ) {
         let zeros = padded(self.c_read.max(self.c_made)).next_multiple_of(16);
@@ -281,7 +281,7 @@ impl Correlate {
         m: &mut [f32],
     ) {
         let (read_pitch, made_pitch) = (padded(self.c_read), padded(self.c_made));
-        let walk = Walk {
+        let walk = GatherWalk {
             row: read_pitch,
             outer: 1,
             outer_step: 0,
@@ -301,7 +301,7 @@ impl Correlate {
                         let a = u.as_ptr().add(tile * read_pitch);
                         let b = filters.as_ptr().add(self.c_read * first);
                         let ptr = m.as_mut_ptr().add(tile * made_pitch + first);
-                        let target = Target { ptr, row: made_pitch, lanes: width };
+                        let target = GatherTarget { ptr, row: made_pitch, lanes: width };
                         micro::gather(isa, rows, width, &walk, a, b, zeros.as_ptr(), target);
                     }
                 }
@@ -321,7 +321,7 @@ impl Correlate {
         to: usize,
         bias: Option<&[f32]>,
         made: SharedMut<f32>,
-        epilogue: Option<&Epilogue>,
+        epilogue: Option<&RunEpilogue>,
     ) {
         let (t, c) = (&self.tiling, self.c_made);
         let pitch = padded(c);

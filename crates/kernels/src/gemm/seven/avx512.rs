@@ -5,8 +5,8 @@
 use std::arch::x86_64::*;
 
 use super::super::avx512::{MR, PANEL_AHEAD, each, lanes, opaque};
-use super::super::block::{Ahead, Lines, NR, next_rows};
-use super::tiles::End;
+use super::super::block::{Ahead, NR, PrefetchLines, next_rows};
+use super::tiles::SumTarget;
 
 /// Multiplies `rows` rows, in strips of `k` steps, by one panel or two; the blocks `ahead` are asked for in the meantime.
 /// The second panel lies seven panels after the first.
@@ -22,7 +22,7 @@ pub(super) unsafe fn product(
     panel: *const f32,
     n_panels: usize,
     ahead: &mut [Ahead],
-    ends: [Option<End>; 2],
+    ends: [Option<SumTarget>; 2],
 ) {
     macro_rules! rows_of {
         ($v:literal) => {
@@ -50,7 +50,7 @@ pub(super) unsafe fn product(
     let mut block = ahead.next();
     while i < rows {
         let n = next_rows(rows - i, MR);
-        let mut lines = Lines::none(panel);
+        let mut lines = PrefetchLines::none(panel);
         while let Some(wanted) = &mut block {
             if let Some(next) = wanted.take(k, true) {
                 lines = next;
@@ -65,7 +65,7 @@ pub(super) unsafe fn product(
 }
 
 /// One tile: the sweep's row, steps of k, strip, panel, lines to ask for, ends.
-type TileFn = unsafe fn(usize, usize, *const f32, *const f32, Lines, &[Option<End>; 2]);
+type TileFn = unsafe fn(usize, usize, *const f32, *const f32, PrefetchLines, &[Option<SumTarget>; 2]);
 
 /// `M` rows from row `i` of the sweep on, by `V` panels.
 ///
@@ -77,8 +77,8 @@ unsafe fn tile<const M: usize, const V: usize>(
     k: usize,
     strip: *const f32,
     panel: *const f32,
-    lines: Lines,
-    ends: &[Option<End>; 2],
+    lines: PrefetchLines,
+    ends: &[Option<SumTarget>; 2],
 ) {
     // SAFETY: every address is an element that the caller promises, or is only asked for.
     unsafe {

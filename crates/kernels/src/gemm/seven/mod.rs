@@ -32,7 +32,7 @@ use super::plan::{Operand, part};
 use super::{Block, Epilogue, Gemm};
 use crate::{Cx, Isa};
 use sums::Quarters;
-use tiles::End;
+use tiles::SumTarget;
 
 // The figures below were chosen on a Zen 3 core with the shapes of the `gpt` job: effective GFLOP/s go from 96 to 104 for
 // 2048×384 by 384×1152, from 94 to 102 for 2048×1536 by 1536×384, from 92 to 96 for 1536×2048 by 2048×384.
@@ -64,7 +64,7 @@ const SHARED_MAX: usize = 1 << 20;
 
 /// How a product is cut.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
+pub(super) struct SevenCut {
     /// Rows and columns of a half of C, and half of k.
     rows: usize,
     cols: usize,
@@ -80,15 +80,15 @@ pub(super) struct Cut {
     col_tasks: usize,
 }
 
-impl Cut {
+impl SevenCut {
     /// The cut of a product that is worth it.
-    pub(super) fn new(g: &Gemm) -> Option<Cut> {
+    pub(super) fn new(g: &Gemm) -> Option<SevenCut> {
         let large = g.m >= ROWS_MIN && g.n >= COLS_MIN && g.k >= K_MIN;
-        if large { Cut::of(g) } else { None }
+        if large { SevenCut::of(g) } else { None }
     }
 
     /// The cut of a product that has halves, and rows that can be copied fast.
-    fn of(g: &Gemm) -> Option<Cut> {
+    fn of(g: &Gemm) -> Option<SevenCut> {
         let halves = [g.m, g.n, g.k].into_iter().all(|n| n > 0 && n.is_multiple_of(2));
         if g.batch != 1 || !halves || (g.a.col != 1 && g.a.row != 1) {
             return None;
@@ -100,7 +100,7 @@ impl Cut {
         let enough = rows.div_ceil(TASKS).next_multiple_of(MC_STEP).max(MC_MIN);
         let mc = (SLOT_MAX / kc / MR * MR).clamp(MR, MC_MAX.min(enough)).min(rows);
         let sweeps = rows.div_ceil(mc);
-        Some(Cut {
+        Some(SevenCut {
             rows,
             cols,
             k,
@@ -145,8 +145,8 @@ impl Cut {
 }
 
 /// A product with its pointers.
-struct Job<'a> {
-    cut: Cut,
+struct SevenProduct<'a> {
+    cut: SevenCut,
     isa: Isa,
     a: *const f32,
     b: *const f32,
@@ -160,12 +160,12 @@ struct Job<'a> {
 }
 
 // SAFETY: tasks write disjoint parts of C and of the scratch, and only read the rest.
-unsafe impl Sync for Job<'_> {}
+unsafe impl Sync for SevenProduct<'_> {}
 
 /// Runs the product. `Gemm::run` has checked the slices, and the scratch begins on a line.
 pub(super) fn run(
     g: &Gemm,
-    cut: Cut,
+    cut: SevenCut,
     cx: &Cx,
     a: &[f32],
     b: &[f32],
@@ -177,7 +177,7 @@ pub(super) fn run(
     let (shared, own) = scratch.split_at_mut(cut.shared_len());
     let round = cut.round();
     for first in (0..cut.n_kb).step_by(round) {
-        let job = Job {
+        let job = SevenProduct {
             cut,
             isa: cx.isa,
             a: a.as_ptr(),
@@ -200,7 +200,7 @@ pub(super) fn run(
     }
 }
 
-impl Job<'_> {
+impl SevenProduct<'_> {
     /// The seven panels of one panel and block of k: one after the other, as they are read.
     fn panels(&self, kb: usize, panel: usize) -> *mut f32 {
         let cut = &self.cut;
@@ -338,13 +338,13 @@ impl Job<'_> {
             let nothing = std::ptr::null();
             let n_cols = wide * NR;
             let keep = |to: *mut f32, plus: *const f32| {
-                Some(End { to, row: n_cols, cols: n_cols, add: false, plus })
+                Some(SumTarget { to, row: n_cols, cols: n_cols, add: false, plus })
             };
             let done = |quarter: usize, plus: *const f32| {
                 let (row, col) = (quarter / 2 * cut.rows + i0, quarter % 2 * cut.cols + s0);
                 let to = self.c.add(row * self.c_row + col);
                 let (cols, add) = (n_cols.min(cut.cols - s0), kb > 0 || self.accumulate);
-                Some(End { to, row: self.c_row, cols, add, plus })
+                Some(SumTarget { to, row: self.c_row, cols, add, plus })
             };
             let ends = [
                 [keep(x, nothing), None],

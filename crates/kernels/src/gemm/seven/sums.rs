@@ -56,8 +56,8 @@ impl Vector for __m512 {
 }
 
 /// The rows' operand: A11, A12, S2, S3, A22, S1, S4.
-struct Rows;
-impl Order for Rows {
+struct RowsOperand;
+impl Order for RowsOperand {
     const QUARTERS: [usize; 4] = [0, 1, 5, 4];
     const SUMS: [usize; 4] = [5, 2, 3, 6];
     #[inline(always)]
@@ -197,23 +197,23 @@ pub(super) unsafe fn strips(from: &Quarters, rows: usize, kc: usize, target: *mu
             }
             for i in (0..eights).step_by(MR) {
                 for l in l0..l1.min(kc - 1) {
-                    eight::<Rows>(from, l * from.k + i, target.add(i * kc + l * MR), slot);
+                    eight::<RowsOperand>(from, l * from.k + i, target.add(i * kc + l * MR), slot);
                 }
             }
         }
         // The last step's eight would reach into the next strip.
         for i in (0..eights).step_by(MR) {
             let mut last = [0f32; 7 * 8];
-            eight::<Rows>(from, (kc - 1) * from.k + i, last.as_mut_ptr(), 8);
+            eight::<RowsOperand>(from, (kc - 1) * from.k + i, last.as_mut_ptr(), 8);
             for s in 0..7 {
                 let to = target.add(s * slot + i * kc + (kc - 1) * MR);
                 std::ptr::copy_nonoverlapping(last.as_ptr().add(8 * s), to, MR);
             }
         }
         let (done, left) = (eights * kc, rows - eights);
-        for (at, s) in from.at.into_iter().zip(Rows::QUARTERS) {
+        for (at, s) in from.at.into_iter().zip(RowsOperand::QUARTERS) {
             pack::strips(at.add(eights * from.own), from.own, from.k, left, kc, target.add(s * slot + done));
         }
-        in_place::<Rows>(target.add(done), slot, (left * kc).next_multiple_of(8));
+        in_place::<RowsOperand>(target.add(done), slot, (left * kc).next_multiple_of(8));
     }
 }

@@ -1,21 +1,7 @@
 use super::*;
+use crate::Isa;
 use crate::gemm::Strides;
-use crate::{Isa, Parallel};
-
-/// Runs tasks last to first, and hands them to `0` workers in turn.
-struct Reverse(usize);
-
-// SAFETY: each index once, one at a time, with a worker below `workers()`.
-unsafe impl Parallel for Reverse {
-    fn workers(&self) -> usize {
-        self.0
-    }
-    fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
-        for i in (0..n_tasks).rev() {
-            task(i, i % self.0);
-        }
-    }
-}
+use crate::lanes::testing::Reverse;
 
 /// Small whole numbers: every sum is exact, so that seven products equal eight bit for bit.
 fn whole(len: usize, seed: usize) -> Vec<f32> {
@@ -38,7 +24,7 @@ fn check((m, n, k): (usize, usize, usize), turned: (bool, bool), pad: usize, acc
     let before = whole(m * (n + pad), 3);
     let mut want = before.clone();
     g.run(&Cx::oracle(), &av, &bv, &mut want, None, &mut []);
-    let cut = Cut::of(&g).expect("the dims are even");
+    let cut = SevenCut::of(&g).expect("the dims are even");
     for isa in Isa::available().filter(|isa| isa.has_avx2()) {
         for workers in [1, 3] {
             let mut got = before.clone();
@@ -92,7 +78,7 @@ fn errors_stay_small() {
     let (a, b) = (noise(m * k, 1), noise(k * n, 2));
     let strides = |cols: usize| Strides { batch: 0, row: cols, col: 1 };
     let g = Gemm { batch: 1, m, n, k, a: strides(k), b: strides(n), c: strides(n), accumulate: false };
-    let cut = Cut::of(&g).expect("the dims are even");
+    let cut = SevenCut::of(&g).expect("the dims are even");
     let (mut seven, mut plain) = (vec![0.0; m * n], vec![0.0; m * n]);
     let mut scratch = vec![0.0; cut.shared_len() + cut.own_len()];
     run(&g, cut, &Cx::serial(), &a, &b, &mut seven, None, &mut scratch);

@@ -10,7 +10,7 @@ use super::super::block::{Ahead, NR, next_rows};
 
 /// A place where sums go: `to = sums + plus`, or `to += sums + plus`.
 #[derive(Clone, Copy)]
-pub(super) struct End {
+pub(super) struct SumTarget {
     /// The element of the sweep's first row.
     pub(super) to: *mut f32,
     /// Floats from one row to the next.
@@ -38,7 +38,7 @@ pub(super) unsafe fn product(
     strips: *const f32,
     panel: *const f32,
     ahead: &mut [Ahead],
-    ends: [Option<End>; 2],
+    ends: [Option<SumTarget>; 2],
 ) {
     let mut i = 0;
     let mut ahead = ahead.iter_mut();
@@ -94,7 +94,7 @@ unsafe fn tile<const M: usize>(
     panel: *const f32,
     ahead: *const f32,
     ahead_stride: usize,
-    ends: &[Option<End>; 2],
+    ends: &[Option<SumTarget>; 2],
 ) {
     // SAFETY: every address is an element that the caller promises, or is only asked for.
     unsafe {
@@ -162,7 +162,7 @@ unsafe fn tile<const M: usize>(
 
 /// An end that stops inside the tile.
 #[inline(never)]
-unsafe fn store_edge(end: &End, rows: usize, to: *mut f32, plus: *const f32, sums: &[f32; MR * NR]) {
+unsafe fn store_edge(end: &SumTarget, rows: usize, to: *mut f32, plus: *const f32, sums: &[f32; MR * NR]) {
     for i in 0..rows {
         for j in 0..end.cols {
             // SAFETY: `rows` rows of `cols` elements, by the caller's promise.

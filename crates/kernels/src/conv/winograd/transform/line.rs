@@ -4,7 +4,7 @@ use super::vector::Vector;
 
 /// One transform along one dimension. A trait and not a function argument: calls through `Fn` go by a shim without
 /// AVX2, into which nothing is inlined.
-pub(super) trait Line<const I: usize, const O: usize> {
+pub(super) trait LineTransform<const I: usize, const O: usize> {
     /// The matrix times a column.
     fn apply<V: Vector>(column: [V; I]) -> [V; O];
 }
@@ -12,7 +12,7 @@ pub(super) trait Line<const I: usize, const O: usize> {
 /// `Bᵀ d`.
 pub(super) struct Patch;
 
-impl Line<6, 6> for Patch {
+impl LineTransform<6, 6> for Patch {
     #[inline(always)]
     fn apply<V: Vector>(d: [V; 6]) -> [V; 6] {
         let p = d[2].mul_add(-4.0, d[4]);
@@ -31,9 +31,9 @@ impl Line<6, 6> for Patch {
 }
 
 /// `Aᵀ m`.
-pub(super) struct Tile;
+pub(super) struct OutputTile;
 
-impl Line<6, 4> for Tile {
+impl LineTransform<6, 4> for OutputTile {
     #[inline(always)]
     fn apply<V: Vector>(m: [V; 6]) -> [V; 4] {
         let (p, q) = (m[1].add(m[2]), m[1].sub(m[2]));
@@ -45,7 +45,7 @@ impl Line<6, 4> for Tile {
 /// `A y`.
 pub(super) struct Spread;
 
-impl Line<4, 6> for Spread {
+impl LineTransform<4, 6> for Spread {
     #[inline(always)]
     fn apply<V: Vector>(y: [V; 4]) -> [V; 6] {
         let (p, q) = (y[0].add(y[2]), y[1].add(y[3]));
@@ -57,7 +57,7 @@ impl Line<4, 6> for Spread {
 /// `G g`.
 pub(super) struct Filter;
 
-impl Line<3, 6> for Filter {
+impl LineTransform<3, 6> for Filter {
     #[inline(always)]
     fn apply<V: Vector>(g: [V; 3]) -> [V; 6] {
         let p = g[0].add(g[2]).scale(-1.0 / 6.0);
@@ -71,7 +71,7 @@ impl Line<3, 6> for Filter {
 /// `Gᵀ u`.
 pub(super) struct Unfilter;
 
-impl Line<6, 3> for Unfilter {
+impl LineTransform<6, 3> for Unfilter {
     #[inline(always)]
     fn apply<V: Vector>(u: [V; 6]) -> [V; 3] {
         let (p, q) = (u[1].add(u[2]), u[2].sub(u[1]));
@@ -86,7 +86,7 @@ impl Line<6, 3> for Unfilter {
 
 /// Applies a line's transform to the columns and then to the rows of a square.
 #[inline(always)]
-pub(super) fn square<const I: usize, const O: usize, L: Line<I, O>, V: Vector>(
+pub(super) fn square<const I: usize, const O: usize, L: LineTransform<I, O>, V: Vector>(
     load: impl Fn(usize, usize) -> V,
     mut store: impl FnMut(usize, usize, V),
 ) {

@@ -20,7 +20,7 @@ use std::arch::x86_64::*;
 use super::super::micro::padded;
 use super::POINTS;
 use crate::Isa;
-use line::{Filter, Patch, Spread, Tile, Unfilter, square};
+use line::{Filter, OutputTile, Patch, Spread, Unfilter, square};
 use vector::Vector;
 
 /// Makes `unsafe fn name(isa, args..)` out of an `#[inline(always)]` body that is generic over the vector.
@@ -195,12 +195,12 @@ unsafe fn tile_body<V: Vector>(m: *const f32, plane: usize, bias: Option<&[f32]>
             };
             let ptr = target.ptr.add(c);
             if whole && target.rows == 4 && target.cols == 4 {
-                square::<6, 4, Tile, V>(
+                square::<6, 4, OutputTile, V>(
                     |i, j| V::load(m.add((i * 6 + j) * plane + c)),
                     |i, j, v| v.add(add).store(ptr.add(i * target.row + j * target.channels)),
                 );
             } else {
-                square::<6, 4, Tile, V>(
+                square::<6, 4, OutputTile, V>(
                     |i, j| V::load_first(m.add((i * 6 + j) * plane + c), padded(lanes)),
                     |i, j, v| {
                         if i < target.rows && j < target.cols {

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::super::super::avx512::{MR, lanes, store_turned};
 use super::super::super::block::{NR, next_rows};
 use super::super::super::pack;
-use super::{LINES, Order, Panels, Quarters, Rows, in_place};
+use super::{LINES, Order, Panels, Quarters, RowsOperand, in_place};
 
 /// The seven of one vector of each quarter, in the order of the slots.
 ///
@@ -91,13 +91,13 @@ pub(in super::super) unsafe fn strips(
                     let mask = lanes(strip);
                     for l in l0..l1 {
                         let x = from.at.map(|at| _mm512_maskz_loadu_ps(mask, at.add(l * from.k + i)));
-                        for (s, x) in seven::<Rows>(x).into_iter().enumerate() {
+                        for (s, x) in seven::<RowsOperand>(x).into_iter().enumerate() {
                             _mm512_mask_storeu_ps(to.add(s * slot + l * strip), mask, x);
                         }
                     }
                 } else {
                     let mask = lanes(l1 - l0);
-                    for (at, s) in from.at.into_iter().zip(Rows::QUARTERS) {
+                    for (at, s) in from.at.into_iter().zip(RowsOperand::QUARTERS) {
                         let mut x = [_mm512_setzero_ps(); MR];
                         for r in 0..strip {
                             x[r] = _mm512_maskz_loadu_ps(mask, at.add((i + r) * from.own + l0));
@@ -115,7 +115,7 @@ pub(in super::super) unsafe fn strips(
             let mut i = 0;
             while i < rows {
                 let strip = next_rows(rows - i, MR);
-                sums_in_place::<Rows>(target.add(i * kc + l0 * strip), slot, strip * (l1 - l0));
+                sums_in_place::<RowsOperand>(target.add(i * kc + l0 * strip), slot, strip * (l1 - l0));
                 i += strip;
             }
         }
