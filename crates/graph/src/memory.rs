@@ -72,7 +72,14 @@ impl MemoryPlan {
         plan.grad_len = plan.param_len;
         let mut blocks = lifetimes(graph, &plan.places);
         for (i, &bytes) in scratch_bytes.iter().enumerate().filter(|(_, b)| **b > 0) {
-            blocks.push(Block { values: Vec::new(), scratch_of: Some(i), bytes, from: i, to: i, offset: 0 });
+            blocks.push(Reservation {
+                values: Vec::new(),
+                scratch_of: Some(i),
+                bytes,
+                from: i,
+                to: i,
+                offset: 0,
+            });
         }
         plan.arena_bytes = assign_offsets(&mut blocks);
         for block in &blocks {
@@ -181,7 +188,7 @@ pub fn reshape_root(graph: &Graph, mut v: ValueId) -> ValueId {
 }
 
 /// Values (or a scratch space) that share a place, and when it is taken.
-struct Block {
+struct Reservation {
     values: Vec<ValueId>,
     scratch_of: Option<usize>,
     bytes: usize,
@@ -191,7 +198,7 @@ struct Block {
 }
 
 /// Joins values into blocks: reshapes with their operands, in-place results with what they replace.
-fn lifetimes(graph: &Graph, places: &[Place]) -> Vec<Block> {
+fn lifetimes(graph: &Graph, places: &[Place]) -> Vec<Reservation> {
     let end = graph.nodes.len();
     let mut last_use = vec![0; graph.values.len()];
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -202,7 +209,7 @@ fn lifetimes(graph: &Graph, places: &[Place]) -> Vec<Block> {
     for v in graph.results() {
         last_use[v.idx()] = end;
     }
-    let mut blocks: Vec<Block> = Vec::new();
+    let mut blocks: Vec<Reservation> = Vec::new();
     let mut of_value: Vec<Option<usize>> = vec![None; graph.values.len()];
     for (i, node) in graph.nodes.iter().enumerate() {
         let mut taken: Option<usize> = None;
@@ -220,7 +227,7 @@ fn lifetimes(graph: &Graph, places: &[Place]) -> Vec<Block> {
                 Op::Const(_) => {
                     let bytes = graph.value(v).bytes();
                     of_value[v.idx()] = Some(blocks.len());
-                    blocks.push(Block {
+                    blocks.push(Reservation {
                         values: vec![v],
                         scratch_of: None,
                         bytes,
@@ -244,7 +251,14 @@ fn lifetimes(graph: &Graph, places: &[Place]) -> Vec<Block> {
             };
             let b = shared.unwrap_or_else(|| {
                 let bytes = graph.value(v).bytes();
-                blocks.push(Block { values: Vec::new(), scratch_of: None, bytes, from: i, to: i, offset: 0 });
+                blocks.push(Reservation {
+                    values: Vec::new(),
+                    scratch_of: None,
+                    bytes,
+                    from: i,
+                    to: i,
+                    offset: 0,
+                });
                 blocks.len() - 1
             });
             if matches!(node.op, Op::Fused(_)) && shared.is_some() {
@@ -271,7 +285,7 @@ pub fn param_ranges(graph: &Graph) -> Vec<(usize, Range<usize>)> {
 }
 
 /// Largest first, each at the lowest offset that is free for its whole life. Returns the arena's size.
-fn assign_offsets(blocks: &mut [Block]) -> usize {
+fn assign_offsets(blocks: &mut [Reservation]) -> usize {
     let mut order: Vec<_> = (0..blocks.len()).collect();
     order.sort_by_key(|&b| (std::cmp::Reverse(blocks[b].bytes), blocks[b].from));
     let mut placed: Vec<usize> = Vec::new();

@@ -26,4 +26,4 @@ pub use passes::{Budget, compile};
 pub use plan::{Norms, Plan, StepShape, Training, Updates};
 pub use schedule::{average_states, both_passes, schedule};
 pub use sync_norm::sync_batch_norm;
-pub use tree::Node;
+pub use tree::Subtree;

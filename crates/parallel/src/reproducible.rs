@@ -26,7 +26,7 @@ use polyreme_graph::{Axis, Collective, DType, Instr, Region};
 use crate::buckets::{PART_ALIGN, cuts};
 use crate::plan::StepShape;
 use crate::schedule::Lowering;
-use crate::tree::{Node, additions, cut, is_subtree, whole_subtrees};
+use crate::tree::{Subtree, additions, cut, is_subtree, whole_subtrees};
 
 /// Everything up to the updates.
 pub(crate) fn step(lowering: &mut Lowering, shards: usize, shape: &StepShape, clip: Option<f64>) {
@@ -109,7 +109,7 @@ struct Tree {
     learnt: usize,
     states: usize,
     /// From left to right, and where their sums lie.
-    stack: Vec<(Node, Region)>,
+    stack: Vec<(Subtree, Region)>,
     free: Vec<Region>,
     n_leaves: usize,
 }
@@ -161,7 +161,7 @@ impl Tree {
     /// Exchanges the sums: afterwards this rank's part of the gradients, and all states, are those of all shards.
     fn exchange(&self, lowering: &mut Lowering, runs: &[Range<usize>], cuts: &Arc<[usize]>) {
         let (ranks, rank) = (lowering.role.ranks, lowering.role.rank);
-        let nodes: Vec<Vec<Node>> = runs.iter().map(|run| whole_subtrees(self.shards, run)).collect();
+        let nodes: Vec<Vec<Subtree>> = runs.iter().map(|run| whole_subtrees(self.shards, run)).collect();
         let part = |rank: usize| cuts[rank]..cuts[rank + 1];
         let ends = |len: &dyn Fn(usize) -> usize| -> Arc<[usize]> {
             let up_to = |end: usize| (0..end).map(len).sum();
@@ -187,7 +187,7 @@ impl Tree {
         }
         let op = Collective::AllToAll { send: send_cuts, into: recv.clone(), recv: recv_cuts };
         lowering.program.exchange_now(op, Axis::Data, send);
-        let all: Vec<Node> = nodes.into_iter().flatten().collect();
+        let all: Vec<Subtree> = nodes.into_iter().flatten().collect();
         let sum = |k: usize| recv.part(k * row..(k + 1) * row);
         for add in additions(self.shards, &all) {
             lowering.program.instrs.push(Instr::Add { from: sum(add.from), into: sum(add.into) });

@@ -8,10 +8,10 @@
 use std::ops::Range;
 
 /// A subtree: the shards below it.
-pub type Node = Range<usize>;
+pub type Subtree = Range<usize>;
 
 /// Where a subtree of more than one shard is cut.
-pub fn cut(node: &Node) -> usize {
+pub fn cut(node: &Subtree) -> usize {
     debug_assert!(node.len() > 1, "a shard is not cut");
     node.start + (node.len().next_power_of_two() / 2)
 }
@@ -22,8 +22,8 @@ pub fn is_subtree(shards: usize, run: &Range<usize>) -> bool {
 }
 
 /// The largest subtrees of the tree over `0..shards` that lie wholly within `run`, from left to right.
-pub fn whole_subtrees(shards: usize, run: &Range<usize>) -> Vec<Node> {
-    fn descend(node: Node, run: &Range<usize>, found: &mut Vec<Node>) {
+pub fn whole_subtrees(shards: usize, run: &Range<usize>) -> Vec<Subtree> {
+    fn descend(node: Subtree, run: &Range<usize>, found: &mut Vec<Subtree>) {
         if node.is_empty() || node.end <= run.start || run.end <= node.start {
             return;
         }
@@ -56,8 +56,8 @@ pub struct Add {
 
 /// The additions that turn the sums of `nodes` (from left to right, together all shards) into the sum of all, which
 /// ends up in the first.
-pub fn additions(shards: usize, nodes: &[Node]) -> Vec<Add> {
-    fn descend(node: Node, nodes: &[Node], adds: &mut Vec<Add>) -> usize {
+pub fn additions(shards: usize, nodes: &[Subtree]) -> Vec<Add> {
+    fn descend(node: Subtree, nodes: &[Subtree], adds: &mut Vec<Add>) -> usize {
         if let Some(at) = nodes.iter().position(|n| *n == node) {
             return at;
         }
@@ -80,9 +80,9 @@ mod tests {
 
     /// Adds up in the tree, as text.
     fn sum(shards: usize, ranks: usize) -> String {
-        let whole = |node: &Node| {
-            let leaves: Vec<Node> = node.clone().map(|k| k..k + 1).collect();
-            fn text(node: Node) -> String {
+        let whole = |node: &Subtree| {
+            let leaves: Vec<Subtree> = node.clone().map(|k| k..k + 1).collect();
+            fn text(node: Subtree) -> String {
                 match node.len() {
                     1 => node.start.to_string(),
                     _ => {
@@ -94,7 +94,7 @@ mod tests {
             assert!(!leaves.is_empty());
             text(node.clone())
         };
-        let nodes: Vec<Node> =
+        let nodes: Vec<Subtree> =
             (0..ranks).flat_map(|r| whole_subtrees(shards, &run_of(shards, ranks, r))).collect();
         let mut sums: Vec<String> = nodes.iter().map(whole).collect();
         for add in additions(shards, &nodes) {

@@ -47,7 +47,7 @@ pub fn join_norm_relu(graph: &Graph) -> Graph {
 }
 
 /// Nodes of one norm and its ReLU.
-struct Pair {
+struct NormRelu {
     norm: usize,
     relu: usize,
     norm_grad: Option<usize>,
@@ -55,7 +55,7 @@ struct Pair {
     dy: Option<ValueId>,
 }
 
-fn pairs(graph: &Graph) -> Vec<Pair> {
+fn pairs(graph: &Graph) -> Vec<NormRelu> {
     let counts = graph.use_counts();
     let mut users = vec![Vec::new(); graph.values.len()];
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -79,7 +79,7 @@ fn pairs(graph: &Graph) -> Vec<Pair> {
             .find(|&u| matches!(graph.nodes[u].op, Op::BatchNormGrad { .. }));
         let Some(norm_grad) = norm_grad else {
             if users[mean.idx()].is_empty() {
-                pairs.push(Pair { norm, relu, norm_grad: None, dy: None });
+                pairs.push(NormRelu { norm, relu, norm_grad: None, dy: None });
             }
             continue;
         };
@@ -89,7 +89,7 @@ fn pairs(graph: &Graph) -> Vec<Pair> {
             && mask.inputs[1] == graph.nodes[relu].outputs[0]
             && counts[masked.idx()] == 1;
         if joins {
-            pairs.push(Pair { norm, relu, norm_grad: Some(norm_grad), dy: Some(mask.inputs[0]) });
+            pairs.push(NormRelu { norm, relu, norm_grad: Some(norm_grad), dy: Some(mask.inputs[0]) });
         }
     }
     pairs

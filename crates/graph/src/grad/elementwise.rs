@@ -2,12 +2,12 @@
 
 use polyreme_kernels::elementwise::{Binary, Unary};
 
-use super::{Backward, Row, no_gradient};
+use super::{Backward, GradResult, no_gradient};
 use crate::graph::{Node, ValueId};
 use crate::op::Op;
 
 /// `y = op(x)`.
-pub(super) fn unary(b: &mut Backward, node: &Node, op: Unary, dy: ValueId) -> Row {
+pub(super) fn unary(b: &mut Backward, node: &Node, op: Unary, dy: ValueId) -> GradResult {
     let (x, y) = (node.inputs[0], node.outputs[0]);
     let dx = match op {
         Unary::Neg => b.unary(Unary::Neg, dy),
@@ -90,7 +90,7 @@ pub(super) fn unary(b: &mut Backward, node: &Node, op: Unary, dy: ValueId) -> Ro
 }
 
 /// `y = op(p, q)`, either of which may have been broadcast.
-pub(super) fn binary(b: &mut Backward, node: &Node, op: Binary, dy: ValueId) -> Row {
+pub(super) fn binary(b: &mut Backward, node: &Node, op: Binary, dy: ValueId) -> GradResult {
     let (p, q, y) = (node.inputs[0], node.inputs[1], node.outputs[0]);
     let (for_p, for_q) = (b.needs(p), b.needs(q));
     let (mut dp, mut dq) = (None, None);
@@ -161,7 +161,7 @@ pub(super) fn binary(b: &mut Backward, node: &Node, op: Binary, dy: ValueId) -> 
 }
 
 /// `y = condition ? p : q`.
-pub(super) fn select(b: &mut Backward, node: &Node, dy: ValueId) -> Row {
+pub(super) fn select(b: &mut Backward, node: &Node, dy: ValueId) -> GradResult {
     let [condition, p, q] = node.inputs[..] else { unreachable!("select has three operands") };
     let zero = b.constant(0.0);
     if b.needs(p) {

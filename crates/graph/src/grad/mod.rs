@@ -165,8 +165,8 @@ fn depends_on_params(graph: &Graph) -> Vec<bool> {
 }
 
 /// What a row gives back: nothing, or why there is no gradient.
-type Row = Result<(), TraceErrorKind>;
+type GradResult = Result<(), TraceErrorKind>;
 
-fn no_gradient(node: &Node) -> Row {
+fn no_gradient(node: &Node) -> GradResult {
     Err(TraceErrorKind::NoGradient { op: node.op.name() })
 }

@@ -2,12 +2,12 @@
 
 use polyreme_kernels::elementwise::{Binary, Unary};
 
-use super::{Backward, Row, elementwise, no_gradient};
+use super::{Backward, GradResult, elementwise, no_gradient};
 use crate::graph::{Node, ValueId};
 use crate::op::{Cell, Op, ReduceKind};
 use crate::shape::Shape;
 
-pub(super) fn row(b: &mut Backward, node: &Node, dys: &[Option<ValueId>]) -> Row {
+pub(super) fn row(b: &mut Backward, node: &Node, dys: &[Option<ValueId>]) -> GradResult {
     // Only the first output of any op reaches a loss: the others are statistics kept for these rows.
     let Some(dy) = dys[0] else { return no_gradient(node) };
     let x = &node.inputs;
