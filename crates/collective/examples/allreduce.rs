@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use polyreme_collective::{Comm, Reduce, ShmSetup, Span, Work};
 
-struct Options {
+struct ExampleOptions {
     transport: String,
     ranks: usize,
     kib: Vec<usize>,
@@ -55,10 +55,10 @@ fn main() {
     }
 }
 
-fn parse(args: &[String]) -> Options {
+fn parse(args: &[String]) -> ExampleOptions {
     let of = |name: &str| args.iter().position(|a| a == name).map(|i| &args[i + 1]);
     let number = |s: &String| s.parse().expect("a number");
-    Options {
+    ExampleOptions {
         transport: of("--transport").map_or("local", |s| s).into(),
         ranks: of("--ranks").map_or(2, number),
         kib: of("--kib")
@@ -72,13 +72,13 @@ fn parse(args: &[String]) -> Options {
     }
 }
 
-fn join(rank: usize, segment: polyreme_net::Segment, options: &Options) {
+fn join(rank: usize, segment: polyreme_net::Segment, options: &ExampleOptions) {
     let mut comm = Comm::shm(ShmSetup::new(rank, options.ranks, segment)).expect("everybody joins");
     time(&mut comm, options);
     comm.finish().expect("everybody comes to the end");
 }
 
-fn time(comm: &mut Comm, options: &Options) {
+fn time(comm: &mut Comm, options: &ExampleOptions) {
     for kib in &options.kib {
         let n = kib * 256;
         let mut data = vec![1.0f32; n];

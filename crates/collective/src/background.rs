@@ -36,12 +36,12 @@ pub(crate) struct Background {
     name: (usize, String),
     alarm: Alarm,
     mpi: bool,
-    shared: Arc<Shared>,
+    shared: Arc<BackgroundShared>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct BackgroundShared {
+    state: Mutex<BackgroundState>,
     /// Something was started, or the thread is to end.
     started: Condvar,
     /// Something is done.
@@ -50,7 +50,7 @@ struct Shared {
     done: AtomicU64,
 }
 
-struct State {
+struct BackgroundState {
     queue: VecDeque<Started>,
     /// The way to the others, unless somebody is running an operation.
     carrier: Option<Box<Carrier>>,
@@ -68,7 +68,7 @@ impl Background {
     /// Starts the thread.
     pub(crate) fn new(carrier: Carrier) -> Background {
         let (name, alarm, mpi) = (carrier.name(), carrier.alarm(), matches!(carrier, Carrier::Mpi(_)));
-        let state = State {
+        let state = BackgroundState {
             queue: VecDeque::with_capacity(STARTED_MAX),
             carrier: Some(Box::new(carrier)),
             failed: None,
@@ -76,7 +76,7 @@ impl Background {
         };
         let state = Mutex::new(state);
         let (started, moved) = (Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { state, started, moved, done: AtomicU64::new(0) });
+        let shared = Arc::new(BackgroundShared { state, started, moved, done: AtomicU64::new(0) });
         let for_thread = shared.clone();
         let thread = std::thread::Builder::new().name(format!("links of rank {}", name.0));
         let thread = thread.spawn(move || for_thread.work()).expect("the system can start a thread");
@@ -223,8 +223,8 @@ impl Drop for Background {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl BackgroundShared {
+    fn lock(&self) -> MutexGuard<'_, BackgroundState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -241,7 +241,7 @@ impl Shared {
     }
 
     /// Runs the first operation if it can, or waits until something moved.
-    fn help<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn help<'a>(&'a self, state: MutexGuard<'a, BackgroundState>) -> MutexGuard<'a, BackgroundState> {
         if state.carrier.is_some() && !state.queue.is_empty() {
             return self.run_first(state, true);
         }
@@ -249,7 +249,11 @@ impl Shared {
     }
 
     /// Runs the first operation. `spins` if the core has nothing else to do: the thread's one has the rank's own work.
-    fn run_first<'a>(&'a self, mut state: MutexGuard<'a, State>, spins: bool) -> MutexGuard<'a, State> {
+    fn run_first<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, BackgroundState>,
+        spins: bool,
+    ) -> MutexGuard<'a, BackgroundState> {
         let first = state.queue.pop_front().expect("there is one");
         let mut carrier = state.carrier.take().expect("nobody has it");
         drop(state);

@@ -14,8 +14,8 @@ use crate::element::{Element, Reduce};
 use crate::lane::Lane;
 use crate::links::{Linked, TwoLevel};
 use crate::mpi::{self, Mpi, MpiMail};
-use crate::record::Record;
-use crate::shared::{Shared, ShmSetup, no_memory};
+use crate::record::CallRecord;
+use crate::shared::{ShmComm, ShmSetup, no_memory};
 use crate::split::Ways;
 use crate::work::{Cuts, Span, Ticket, Work};
 
@@ -28,7 +28,7 @@ pub struct Comm {
     size: usize,
     /// The step that operations belong to; one for all groups of a rank.
     step: Arc<AtomicU64>,
-    pub(crate) inner: Inner,
+    pub(crate) inner: CommKind,
     pub(crate) ways: Ways,
     /// Messages, where they do not go with the other operations; and why one was not started.
     pub(crate) mail: Option<Mail>,
@@ -41,12 +41,12 @@ pub struct Comm {
     /// The kind of the operation that was started last.
     last: Doing,
     /// What was called.
-    pub(crate) record: Record,
+    pub(crate) record: CallRecord,
 }
 
 /// The ways in which ranks can be connected.
-pub(crate) enum Inner {
-    Shared(Box<Shared>),
+pub(crate) enum CommKind {
+    Shared(Box<ShmComm>),
     /// Sockets or MPI, with a thread that does the exchanges.
     Background(Background),
 }
@@ -86,10 +86,10 @@ impl Comm {
     pub fn try_threads(size: usize, alarm: &Alarm, stall: Duration) -> Result<Vec<Comm>, SegmentError> {
         let pulses: Vec<Pulse> = (0..size).map(|_| Pulse::default()).collect();
         let ways = Ways::threads(alarm, stall, &pulses);
-        let ends = Shared::local(alarm, stall, &pulses, &ways.names)?.into_iter().zip(pulses).enumerate();
+        let ends = ShmComm::local(alarm, stall, &pulses, &ways.names)?.into_iter().zip(pulses).enumerate();
         let end = |(rank, (end, pulse))| Comm {
             pulse,
-            ..Comm::new(rank, size, Inner::Shared(Box::new(end)), ways.clone())
+            ..Comm::new(rank, size, CommKind::Shared(Box::new(end)), ways.clone())
         };
         Ok(ends.map(end).collect())
     }
@@ -98,25 +98,25 @@ impl Comm {
     pub fn shm(setup: ShmSetup) -> Result<Comm, Report> {
         let (rank, size) = (setup.rank, setup.size);
         let ways = Ways::processes(&setup);
-        Ok(Comm::new(rank, size, Inner::Shared(Box::new(Shared::shm(setup)?)), ways))
+        Ok(Comm::new(rank, size, CommKind::Shared(Box::new(ShmComm::shm(setup)?)), ways))
     }
 
     /// Memory for a group of processes. One of them or their parent makes it, keeps it until all have joined, and tells
     /// the others its path.
     pub fn segment(size: usize) -> Result<Segment, SegmentError> {
-        Shared::segment(size)
+        ShmComm::segment(size)
     }
 
     /// What another process made with [`Comm::segment`].
     pub fn open_segment(path: &str, size: usize) -> Result<Segment, SegmentError> {
-        Shared::open_segment(path, size)
+        ShmComm::open_segment(path, size)
     }
 
     /// One process of a group whose ranks can only send each other bytes: links between those who talk.
     pub fn tcp(links: Links) -> Result<Comm, Report> {
         let (rank, size) = (links.rank(), links.size());
         let carrier = Carrier::Links(Box::new(measured(Linked::over(links))?));
-        Ok(Comm::new(rank, size, Inner::Background(Background::new(carrier)), Ways::apart(size)))
+        Ok(Comm::new(rank, size, CommKind::Background(Background::new(carrier)), Ways::apart(size)))
     }
 
     /// One process of a group on several hosts that have several ranks each: memory inside hosts, links between their
@@ -136,18 +136,18 @@ impl Comm {
         // way stay unconnected.
         let every_two = Box::new(Linked::over(every_two));
         let carrier = Carrier::Levels { levels, every_two };
-        Ok(Comm::new(rank, size, Inner::Background(Background::new(carrier)), ways))
+        Ok(Comm::new(rank, size, CommKind::Background(Background::new(carrier)), ways))
     }
 
     /// One process that `mpirun` or `srun` started: MPI's own collectives, through a library that was found.
-    pub fn mpi(library: &mpi::Found) -> Result<Comm, String> {
+    pub fn mpi(library: &mpi::MpiLibrary) -> Result<Comm, String> {
         let mpi = Mpi::start(library)?;
         let (rank, size) = (mpi.rank(), mpi.size());
-        let inner = Inner::Background(Background::new(Carrier::Mpi(Box::new(mpi))));
+        let inner = CommKind::Background(Background::new(Carrier::Mpi(Box::new(mpi))));
         Ok(Comm::new(rank, size, inner, Ways::apart(size)))
     }
 
-    fn new(rank: usize, size: usize, inner: Inner, ways: Ways) -> Comm {
+    fn new(rank: usize, size: usize, inner: CommKind, ways: Ways) -> Comm {
         let (pulse, last) = (Pulse::default(), Doing::OwnWork);
         Comm {
             rank,
@@ -161,12 +161,12 @@ impl Comm {
             done: 0,
             pulse,
             last,
-            record: Record::default(),
+            record: CallRecord::default(),
         }
     }
 
     /// This rank's end of a group that was made of this one.
-    pub(crate) fn child(&self, rank: usize, size: usize, inner: Inner, ways: Ways) -> Comm {
+    pub(crate) fn child(&self, rank: usize, size: usize, inner: CommKind, ways: Ways) -> Comm {
         let (step, pulse) = (self.step.clone(), self.pulse.clone());
         Comm { step, pulse, ..Comm::new(rank, size, inner, ways) }
     }
@@ -189,8 +189,8 @@ impl Comm {
     /// What to do with words about a long wait, for ranks that are threads; those that have a control plane ask that.
     pub fn on_long_wait(&mut self, voice: Voice) {
         match &mut self.inner {
-            Inner::Shared(shared) => shared.on_long_wait(voice),
-            Inner::Background(_) => {}
+            CommKind::Shared(shared) => shared.on_long_wait(voice),
+            CommKind::Background(_) => {}
         }
     }
 
@@ -212,8 +212,8 @@ impl Comm {
     /// Whether all ranks see each other's memory, so that blocks of [`Comm::shared_block`] are one for all.
     pub fn shares_memory(&self) -> bool {
         match &self.inner {
-            Inner::Shared(_) => true,
-            Inner::Background(_) => false,
+            CommKind::Shared(_) => true,
+            CommKind::Background(_) => false,
         }
     }
 
@@ -228,8 +228,8 @@ impl Comm {
     pub fn fail(&mut self, why: &str) {
         let step = self.step();
         match &mut self.inner {
-            Inner::Shared(shared) => shared.fail(step, why),
-            Inner::Background(background) => {
+            CommKind::Shared(shared) => shared.fail(step, why),
+            CommKind::Background(background) => {
                 background.set_step(step);
                 drop(background.fail(why));
             }
@@ -238,7 +238,7 @@ impl Comm {
 
     /// Waits until every rank is here, and leaves. Nobody misses this rank after that.
     pub fn finish(mut self) -> Result<(), Report> {
-        if matches!(self.inner, Inner::Background(_)) {
+        if matches!(self.inner, CommKind::Background(_)) {
             self.barrier()?;
         }
         let step = self.step();
@@ -247,8 +247,8 @@ impl Comm {
             lane.finish();
         }
         match self.inner {
-            Inner::Shared(shared) => shared.finish(step),
-            Inner::Background(_) => Ok(()),
+            CommKind::Shared(shared) => shared.finish(step),
+            CommKind::Background(_) => Ok(()),
         }
     }
 
@@ -258,8 +258,8 @@ impl Comm {
         self.during(Doing::Block, |comm, step| {
             comm.wait_started()?;
             match &mut comm.inner {
-                Inner::Shared(shared) => shared.block(bytes, what, step),
-                Inner::Background(background) => own_block(background, bytes, what),
+                CommKind::Shared(shared) => shared.block(bytes, what, step),
+                CommKind::Background(background) => own_block(background, bytes, what),
             }
         })
     }
@@ -270,8 +270,8 @@ impl Comm {
         self.during(Doing::Block, |comm, step| {
             comm.wait_started()?;
             match &mut comm.inner {
-                Inner::Shared(shared) => shared.shared_block(bytes, what, step),
-                Inner::Background(background) => own_block(background, bytes, what),
+                CommKind::Shared(shared) => shared.shared_block(bytes, what, step),
+                CommKind::Background(background) => own_block(background, bytes, what),
             }
         })
     }
@@ -304,8 +304,8 @@ impl Comm {
         }
         match &mut self.inner {
             // SAFETY: promised by the caller.
-            Inner::Shared(shared) => unsafe { shared.start(work, step) },
-            Inner::Background(background) => {
+            CommKind::Shared(shared) => unsafe { shared.start(work, step) },
+            CommKind::Background(background) => {
                 background.set_step(step);
                 // SAFETY: promised by the caller.
                 return unsafe { background.start(work) };
@@ -317,7 +317,7 @@ impl Comm {
 
     /// Whether messages go beside other operations.
     fn has_mail(&self) -> bool {
-        matches!(self.inner, Inner::Shared(_)) || self.mail.is_some()
+        matches!(self.inner, CommKind::Shared(_)) || self.mail.is_some()
     }
 
     /// # Safety
@@ -333,10 +333,10 @@ impl Comm {
                 (_, Some(Mail::Links(lane)), Work::Receive { from, tag, span }) => {
                     lane.receive(from, tag, span, step)
                 }
-                (Inner::Shared(shared), None, Work::Send { to, tag, span }) => {
+                (CommKind::Shared(shared), None, Work::Send { to, tag, span }) => {
                     shared.send_letter(to, tag, span, step).map(|()| 0)
                 }
-                (Inner::Shared(shared), None, Work::Receive { from, tag, span }) => {
+                (CommKind::Shared(shared), None, Work::Receive { from, tag, span }) => {
                     shared.expect_letter(from, tag, span, step)
                 }
                 (_, _, work) => unreachable!("{} is not a message that goes beside others", work.name()),
@@ -356,8 +356,8 @@ impl Comm {
         match (&mut self.inner, &mut self.mail) {
             (_, Some(Mail::Mpi(mail))) => mail.wait(id, step),
             (_, Some(Mail::Links(lane))) => lane.wait(id, step),
-            (Inner::Shared(shared), None) => shared.wait_letter(id, step),
-            (Inner::Background(_), None) => Ok(()),
+            (CommKind::Shared(shared), None) => shared.wait_letter(id, step),
+            (CommKind::Background(_), None) => Ok(()),
         }
     }
 
@@ -367,8 +367,8 @@ impl Comm {
             return self.during(self.last, |comm, step| comm.wait_message(ticket.0 & !MESSAGE, step));
         }
         self.during(self.last, |comm, step| match &mut comm.inner {
-            Inner::Background(background) => background.wait(ticket),
-            Inner::Shared(shared) => {
+            CommKind::Background(background) => background.wait(ticket),
+            CommKind::Shared(shared) => {
                 while comm.done < ticket.0.min(comm.started) {
                     shared.run_first(step)?;
                     comm.done += 1;
@@ -383,8 +383,8 @@ impl Comm {
         self.note(Doing::Barrier, None);
         self.wait_started()?;
         self.during(Doing::Barrier, |comm, step| match &mut comm.inner {
-            Inner::Shared(shared) => shared.barrier(step),
-            Inner::Background(_) => comm.run(Work::Barrier),
+            CommKind::Shared(shared) => shared.barrier(step),
+            CommKind::Background(_) => comm.run(Work::Barrier),
         })
     }
 
@@ -424,8 +424,8 @@ impl Comm {
         self.note(Doing::Gather, Some(Span::read(mine)));
         self.wait_started()?;
         self.during(Doing::Gather, |comm, step| match &mut comm.inner {
-            Inner::Shared(shared) => shared.gather(Span::read(mine), into.map(Span::of), cuts, root, step),
-            Inner::Background(_) => {
+            CommKind::Shared(shared) => shared.gather(Span::read(mine), into.map(Span::of), cuts, root, step),
+            CommKind::Background(_) => {
                 let (mine, into, cuts) = (Span::read(mine), into.map(Span::of), cuts.clone());
                 comm.run(Work::Gather { mine, into, cuts, root })
             }
@@ -444,8 +444,10 @@ impl Comm {
         self.note(Doing::Scatter, Some(Span::of(mine)));
         self.wait_started()?;
         self.during(Doing::Scatter, |comm, step| match &mut comm.inner {
-            Inner::Shared(shared) => shared.scatter(Span::of(mine), from.map(Span::read), cuts, root, step),
-            Inner::Background(_) => {
+            CommKind::Shared(shared) => {
+                shared.scatter(Span::of(mine), from.map(Span::read), cuts, root, step)
+            }
+            CommKind::Background(_) => {
                 let (mine, from, cuts) = (Span::of(mine), from.map(Span::read), cuts.clone());
                 comm.run(Work::Scatter { mine, from, cuts, root })
             }
@@ -463,10 +465,10 @@ impl Comm {
         self.note(Doing::AllToAll, Some(Span::read(send)));
         self.wait_started()?;
         self.during(Doing::AllToAll, |comm, step| match &mut comm.inner {
-            Inner::Shared(shared) => {
+            CommKind::Shared(shared) => {
                 shared.all_to_all(Span::read(send), send_cuts, Span::of(recv), recv_cuts, step)
             }
-            Inner::Background(_) => {
+            CommKind::Background(_) => {
                 let (send, send_cuts) = (Span::read(send), send_cuts.clone());
                 let (recv, recv_cuts) = (Span::of(recv), recv_cuts.clone());
                 comm.run(Work::AllToAll { send, send_cuts, recv, recv_cuts })
@@ -483,8 +485,8 @@ impl Comm {
     pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), Report> {
         self.note(Doing::Send, Some(Span::read(data)));
         self.during(Doing::Send, |comm, step| match &mut comm.inner {
-            Inner::Shared(shared) => shared.send(to, Span::read(data), step),
-            Inner::Background(_) => comm.run(Work::Send { to, tag: 0, span: Span::read(data) }),
+            CommKind::Shared(shared) => shared.send(to, Span::read(data), step),
+            CommKind::Background(_) => comm.run(Work::Send { to, tag: 0, span: Span::read(data) }),
         })
     }
 
@@ -492,8 +494,8 @@ impl Comm {
     pub fn recv<T: Element>(&mut self, from: usize, data: &mut [T]) -> Result<(), Report> {
         self.note(Doing::Receive, Some(Span::of(data)));
         self.during(Doing::Receive, |comm, step| match &mut comm.inner {
-            Inner::Shared(shared) => shared.recv(from, Span::of(data), step),
-            Inner::Background(_) => comm.run(Work::Receive { from, tag: 0, span: Span::of(data) }),
+            CommKind::Shared(shared) => shared.recv(from, Span::of(data), step),
+            CommKind::Background(_) => comm.run(Work::Receive { from, tag: 0, span: Span::of(data) }),
         })
     }
 
@@ -501,7 +503,7 @@ impl Comm {
     fn during<R>(&mut self, doing: Doing, work: impl FnOnce(&mut Comm, u64) -> R) -> R {
         let step = self.step();
         self.pulse.at(step, doing);
-        if let Inner::Background(background) = &mut self.inner {
+        if let CommKind::Background(background) = &mut self.inner {
             background.set_step(step);
         }
         let done = work(self, step);
@@ -509,12 +511,12 @@ impl Comm {
         done
     }
 
-    /// See [`Shared::force_roomy`].
+    /// See [`ShmComm::force_roomy`].
     #[cfg(test)]
     pub(crate) fn force_roomy(&mut self, roomy: bool, openly: bool) {
         match &mut self.inner {
-            Inner::Shared(shared) => shared.force_roomy(roomy, openly),
-            Inner::Background(_) => panic!("only ranks that share memory choose by their cores"),
+            CommKind::Shared(shared) => shared.force_roomy(roomy, openly),
+            CommKind::Background(_) => panic!("only ranks that share memory choose by their cores"),
         }
     }
 
@@ -524,11 +526,11 @@ impl Comm {
     }
 
     fn run(&mut self, work: Work) -> Result<(), Report> {
-        if let Inner::Background(_) = &self.inner {
+        if let CommKind::Background(_) = &self.inner {
             return self.during(work.doing(), |comm, _| match &mut comm.inner {
                 // SAFETY: the caller's borrow lasts until this returns, and nobody works on it after that.
-                Inner::Background(background) => unsafe { background.run(work) },
-                Inner::Shared(_) => unreachable!("asked above"),
+                CommKind::Background(background) => unsafe { background.run(work) },
+                CommKind::Shared(_) => unreachable!("asked above"),
             });
         }
         // SAFETY: the caller's borrow lasts until this returns, and nothing runs in the background after that.
@@ -540,8 +542,8 @@ impl Comm {
     fn wait_started(&mut self) -> Result<(), Report> {
         match self.inner {
             // They run in order.
-            Inner::Background(_) => Ok(()),
-            Inner::Shared(_) => self.wait(Ticket(self.started)),
+            CommKind::Background(_) => Ok(()),
+            CommKind::Shared(_) => self.wait(Ticket(self.started)),
         }
     }
 }

@@ -20,7 +20,7 @@ struct Inside {
     /// Receives without a message, in the order in which they were started.
     wanted: Vec<Wanted>,
     /// Messages without a receive, by sender and tag, in the order in which they were sent.
-    unasked: Vec<Letter>,
+    unasked: Vec<ArrivedMessage>,
     /// Receives that have their message and were not waited for.
     done: HashMap<u64, Result<(), String>>,
 }
@@ -32,7 +32,7 @@ struct Wanted {
     span: Span,
 }
 
-struct Letter {
+struct ArrivedMessage {
     from: usize,
     tag: u16,
     dtype: u8,
@@ -47,7 +47,7 @@ impl Inbox {
     pub(crate) unsafe fn deliver(&self, from: usize, tag: u16, dtype: u8, bytes: &[u8]) {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(at) = inside.wanted.iter().position(|w| (w.from, w.tag) == (from, tag)) else {
-            inside.unasked.push(Letter { from, tag, dtype, bytes: bytes.to_vec() });
+            inside.unasked.push(ArrivedMessage { from, tag, dtype, bytes: bytes.to_vec() });
             return;
         };
         let wanted = inside.wanted.remove(at);

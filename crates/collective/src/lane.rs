@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use polyreme_net::frame::{Op, Tag, Terms};
-use polyreme_net::links::Bounds;
+use polyreme_net::frame::{FrameOp, Tag, Terms};
+use polyreme_net::links::WaitBounds;
 use polyreme_net::{Alarm, Cause, Links, Move, Moves, Report};
 
 use crate::element::DType;
@@ -41,27 +41,27 @@ pub(crate) struct Lane {
     /// The number of the group; the two after it are those of its two directions.
     number: u16,
     inbox: Arc<Inbox>,
-    writers: HashMap<usize, Writer>,
+    writers: HashMap<usize, LaneWriter>,
     readers: HashMap<usize, JoinHandle<()>>,
     next: u64,
     /// From whom each receive that was not waited for comes.
     from: HashMap<u64, usize>,
-    shared: Arc<Shared>,
+    shared: Arc<LaneShared>,
 }
 
 /// What the threads share with the rank.
-struct Shared {
+struct LaneShared {
     alarm: Alarm,
     failed: Mutex<Option<Report>>,
 }
 
-struct Writer {
-    letters: Sender<Letter>,
+struct LaneWriter {
+    letters: Sender<OutgoingMessage>,
     thread: JoinHandle<()>,
 }
 
 /// A message on its way; none for the last one.
-type Letter = Option<Sent>;
+type OutgoingMessage = Option<Sent>;
 
 struct Sent {
     tag: u16,
@@ -71,7 +71,7 @@ struct Sent {
 
 impl Lane {
     pub(crate) fn new(rank: usize, names: Vec<usize>, connect: Connect, number: u16, alarm: Alarm) -> Lane {
-        let shared = Arc::new(Shared { alarm, failed: Mutex::new(None) });
+        let shared = Arc::new(LaneShared { alarm, failed: Mutex::new(None) });
         let (inbox, writers, readers, from) =
             (Arc::default(), HashMap::new(), HashMap::new(), HashMap::new());
         Lane { rank, names, connect, number, inbox, writers, readers, next: 0, from, shared }
@@ -91,7 +91,7 @@ impl Lane {
             let (letters, queue) = channel();
             let (place, shared) = (other(&links), self.shared.clone());
             let thread = self.thread("sends", to, move || shared.note(write(links, place, &queue)));
-            self.writers.insert(to, Writer { letters, thread });
+            self.writers.insert(to, LaneWriter { letters, thread });
         }
         // A writer that is gone has said why.
         let _ = self.writers[&to].letters.send(Some(Sent { tag, dtype, bytes }));
@@ -173,7 +173,7 @@ impl Lane {
         })?;
         links.set_names(names.to_vec());
         // Nothing comes for as long as the other one has nothing to say.
-        links.set_bounds(Bounds { stall: Duration::MAX, ..links.bounds() });
+        links.set_bounds(WaitBounds { stall: Duration::MAX, ..links.bounds() });
         links.set_spins(false);
         Ok(links)
     }
@@ -196,7 +196,7 @@ impl Drop for Lane {
     }
 }
 
-impl Shared {
+impl LaneShared {
     fn check(&self) -> Result<(), Report> {
         let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone();
         failed.or_else(|| self.alarm.raised()).map_or(Ok(()), Err)
@@ -221,11 +221,11 @@ fn other(links: &Links) -> usize {
 
 /// What both ends of a connection call what goes over it. They may be in different steps.
 fn label(count: usize) -> Tag {
-    Tag { step: 0, op: Op::Send, dtype: DType::U8 as u8, count: count as u64, terms: Terms::default() }
+    Tag { step: 0, op: FrameOp::Send, dtype: DType::U8 as u8, count: count as u64, terms: Terms::default() }
 }
 
 /// What a thread does that writes.
-fn write(mut links: Links, to: usize, queue: &Receiver<Letter>) -> Result<(), Report> {
+fn write(mut links: Links, to: usize, queue: &Receiver<OutgoingMessage>) -> Result<(), Report> {
     let mut put = |bytes: &[u8]| {
         let moves = Moves::new(vec![Move::send_from(to, 0..bytes.len())]);
         links.run(&label(bytes.len()), &moves, bytes, &mut [], &mut |_, _, _| {})

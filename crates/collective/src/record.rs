@@ -17,13 +17,13 @@ pub struct Called {
 
 /// What was called.
 #[derive(Default)]
-pub(crate) struct Record {
+pub(crate) struct CallRecord {
     n_calls: u64,
     kept: Option<Vec<Called>>,
 }
 
 // SAFETY: the addresses are only compared.
-unsafe impl Send for Record {}
+unsafe impl Send for CallRecord {}
 
 impl Comm {
     /// How many operations this rank has called on this group, started ones included.

@@ -23,10 +23,10 @@ use polyreme_net::{Alarm, Cause, Links, Pulse, Report};
 
 use crate::background::Background;
 use crate::carrier::{Carrier, measured};
-use crate::comm::{Comm, Inner, Mail};
+use crate::comm::{Comm, CommKind, Mail};
 use crate::element::Reduce;
 use crate::lane::Lane;
-use crate::shared::{Shared, ShmSetup, no_memory};
+use crate::shared::{ShmComm, ShmSetup, no_memory};
 use crate::work::{Cuts, digest};
 
 /// Connects some ranks of the job, named as the job names them, in this order: this rank's links to the others. A group's
@@ -65,7 +65,7 @@ enum Local {
 }
 
 /// The ends of a group, each until its rank takes it.
-type Ends = Vec<Option<Shared>>;
+type GroupEnds = Vec<Option<ShmComm>>;
 
 /// Where threads leave ends of new groups for each other.
 struct Lobby {
@@ -73,7 +73,7 @@ struct Lobby {
     stall: Duration,
     pulses: Vec<Pulse>,
     /// By the number of the group and the name of its first rank, who made them.
-    ends: Mutex<HashMap<(u64, usize), Ends>>,
+    ends: Mutex<HashMap<(u64, usize), GroupEnds>>,
 }
 
 impl Ways {
@@ -135,8 +135,8 @@ impl Comm {
         let ways = self.ways.of(members);
         let place = members.iter().position(|rank| *rank == self.rank()).expect("the group has this rank");
         let inner = match &mut self.inner {
-            Inner::Background(background) if background.is_mpi() => {
-                Inner::Background(background.split_mpi(color, place, &ways.names)?)
+            CommKind::Background(background) if background.is_mpi() => {
+                CommKind::Background(background.split_mpi(color, place, &ways.names)?)
             }
             _ => self.connect_group(number, place, members, &ways)?,
         };
@@ -150,7 +150,7 @@ impl Comm {
 
     /// Has messages go beside operations, where nothing else does that already.
     fn open_mail(&mut self, number: u16) {
-        let Inner::Background(background) = &self.inner else { return };
+        let CommKind::Background(background) = &self.inner else { return };
         self.mail = match (&self.ways.connect, background.is_mpi()) {
             (_, true) => background.mpi_mail().map(Mail::Mpi),
             (Some(connect), false) => {
@@ -189,7 +189,7 @@ impl Comm {
         place: usize,
         members: &[usize],
         ways: &Ways,
-    ) -> Result<Inner, Report> {
+    ) -> Result<CommKind, Report> {
         let mut path = String::new();
         let mut made = None;
         let leads = place == 0 && ways.share_memory() && members.len() > 1;
@@ -197,12 +197,12 @@ impl Comm {
             match local {
                 Local::Threads(lobby) => {
                     let pulses: Vec<_> = ways.names.iter().map(|&rank| lobby.pulses[rank].clone()).collect();
-                    let ends = Shared::local(&lobby.alarm, lobby.stall, &pulses, &ways.names);
+                    let ends = ShmComm::local(&lobby.alarm, lobby.stall, &pulses, &ways.names);
                     let ends = ends.map_err(|error| self.failed(&no_memory("a group", &error)))?;
                     lobby.leave((number, ways.names[0]), ends);
                 }
                 Local::Processes { .. } => {
-                    let segment = Shared::segment(members.len());
+                    let segment = ShmComm::segment(members.len());
                     let segment = segment.map_err(|error| self.failed(&no_memory("a group", &error)))?;
                     path = segment.path().unwrap_or_default();
                     made = Some(segment);
@@ -212,27 +212,27 @@ impl Comm {
         // Everybody has made what others take before anybody goes on.
         let paths = if self.ways.local.is_some() { self.tell_path(&path)? } else { Vec::new() };
         if members.len() == 1 {
-            return Ok(Inner::Shared(Box::new(self.one(ways)?)));
+            return Ok(CommKind::Shared(Box::new(self.one(ways)?)));
         }
         let shared = match &ways.local {
             Some(Local::Threads(lobby)) => Some(lobby.take((number, ways.names[0]), place)),
             Some(Local::Processes { host, alarm, stall }) if ways.share_memory() => {
                 let segment = match made {
                     Some(segment) => segment,
-                    None => Shared::open_segment(&paths[members[0]], members.len())
+                    None => ShmComm::open_segment(&paths[members[0]], members.len())
                         .map_err(|error| self.failed(&no_memory("a group", &error)))?,
                 };
                 let (host, alarm, world) = (host.clone(), alarm.clone(), ways.names.clone());
                 let setup = ShmSetup::new(place, members.len(), segment);
-                Some(Shared::shm(ShmSetup { host, alarm, world, stall: *stall, ..setup })?)
+                Some(ShmComm::shm(ShmSetup { host, alarm, world, stall: *stall, ..setup })?)
             }
             _ => None,
         };
         if let Some(mut shared) = shared {
-            if let Inner::Shared(parent) = &self.inner {
+            if let CommKind::Shared(parent) = &self.inner {
                 shared.inherit(parent, members);
             }
-            return Ok(Inner::Shared(Box::new(shared)));
+            return Ok(CommKind::Shared(Box::new(shared)));
         }
         let Some(connect) = &ways.connect else {
             return Err(self.failed("this group was made without a way to connect some of its ranks"));
@@ -245,12 +245,12 @@ impl Comm {
             connected.map_err(|error| self.failed(&format!("a group cannot be connected: {error}")))?;
         links.set_names(ways.names.clone());
         let carrier = Carrier::Links(Box::new(measured(crate::links::Linked::over(links))?));
-        Ok(Inner::Background(Background::new(carrier)))
+        Ok(CommKind::Background(Background::new(carrier)))
     }
 
     /// A group of this rank alone.
-    fn one(&mut self, ways: &Ways) -> Result<Shared, Report> {
-        let made = Shared::local(&Alarm::default(), Duration::MAX, &[self.pulse()], &ways.names);
+    fn one(&mut self, ways: &Ways) -> Result<ShmComm, Report> {
+        let made = ShmComm::local(&Alarm::default(), Duration::MAX, &[self.pulse()], &ways.names);
         let made = made.map_err(|error| self.failed(&no_memory("a group", &error)))?;
         Ok(made.into_iter().next().expect("a group of one has a member"))
     }
@@ -279,13 +279,13 @@ impl Comm {
 }
 
 impl Lobby {
-    fn leave(&self, group: (u64, usize), ends: Vec<Shared>) {
+    fn leave(&self, group: (u64, usize), ends: Vec<ShmComm>) {
         let mut all = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(group, ends.into_iter().map(Some).collect());
     }
 
     /// Everybody takes its end once, and the last one clears up.
-    fn take(&self, group: (u64, usize), place: usize) -> Shared {
+    fn take(&self, group: (u64, usize), place: usize) -> ShmComm {
         let mut all = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         let ends = all.get_mut(&group).expect("the first rank left them before everybody met");
         let end = ends[place].take().expect("every rank takes its end once");

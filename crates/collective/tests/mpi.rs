@@ -61,7 +61,7 @@ fn one_rank() {
     let mut comm = Comm::mpi(&library).unwrap();
     assert_eq!(comm.size(), sizes.iter().product(), "{library}");
     // Before it is split, a rank makes blocking calls, and MPICH's do not let other ranks have the core.
-    let blocking = if sizes == [2, 2] { rows::run(&mut comm, rows::Fault::None) } else { Ok(()) };
+    let blocking = if sizes == [2, 2] { rows::run(&mut comm, rows::PlantedBug::None) } else { Ok(()) };
     let end = blocking.and_then(|()| meshes::run(comm, &sizes));
     println!("end: {}", end.map_or_else(|what| what, |()| "well".into()));
 }

@@ -12,8 +12,8 @@ use crate::memory;
 use crate::mutate::Mutator;
 use crate::random::Random;
 use crate::shrink::shrink;
-use crate::target::{Answer, Found, Summary, Target};
-use crate::watch::Watch;
+use crate::target::{BadInput, FuzzSummary, ReadResult, Target};
+use crate::watch::InputWatch;
 
 /// No input of a few KB takes a core so long.
 const SLOW: Duration = Duration::from_secs(1);
@@ -23,11 +23,17 @@ const POOL_MAX: usize = 4000;
 /// Inputs between two words of a long run.
 const PROGRESS: u64 = 100_000;
 
-pub(crate) type Check<'a> = dyn FnMut(&[u8]) -> Answer + 'a;
+pub(crate) type CheckFn<'a> = dyn FnMut(&[u8]) -> ReadResult + 'a;
 
-pub(crate) fn hunt(target: &Target<'_>, n: u64, seed: u64, check: &mut Check<'_>) -> Result<Summary, Found> {
+pub(crate) fn hunt(
+    target: &Target<'_>,
+    n: u64,
+    seed: u64,
+    check: &mut CheckFn<'_>,
+) -> Result<FuzzSummary, BadInput> {
     let start = Instant::now();
-    let watch = Watch::new(target.name).unwrap_or_else(|e| panic!("{}: no room to watch: {e}", target.name));
+    let watch =
+        InputWatch::new(target.name).unwrap_or_else(|e| panic!("{}: no room to watch: {e}", target.name));
     let longest = target.corpus.iter().map(Vec::len).max().unwrap_or(0);
     let mutator = Mutator { words: target.words, bytes_max: (4 * longest).max(4096) };
     let mut random = Random::new(seed);
@@ -53,15 +59,15 @@ pub(crate) fn hunt(target: &Target<'_>, n: u64, seed: u64, check: &mut Check<'_>
             }
             Err(why) => {
                 if began.elapsed() > SLOW {
-                    return Err(Found { input, why, number });
+                    return Err(BadInput { input, why, number });
                 }
                 let mend = |input: &mut Vec<u8>| (target.mend)(input, &mut Random::new(number));
                 let (input, why) = shrink(input, why, mend, |shorter| judge(target, shorter, check).err());
-                return Err(Found { input, why, number });
+                return Err(BadInput { input, why, number });
             }
         }
     }
-    Ok(Summary { inputs: n, read, kinds: kinds.len(), time: start.elapsed() })
+    Ok(FuzzSummary { inputs: n, read, kinds: kinds.len(), time: start.elapsed() })
 }
 
 fn made(target: &Target<'_>, mutator: &Mutator<'_>, pool: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
@@ -81,7 +87,7 @@ fn made(target: &Target<'_>, mutator: &Mutator<'_>, pool: &[Vec<u8>], random: &m
 }
 
 /// What came of an input, or what is wrong with that.
-fn judge(target: &Target<'_>, input: &[u8], check: &mut Check<'_>) -> Result<Answer, String> {
+fn judge(target: &Target<'_>, input: &[u8], check: &mut CheckFn<'_>) -> Result<ReadResult, String> {
     let start = processor_time();
     let (answer, peak) = memory::peak(|| quietly(|| check(input)));
     let time = processor_time() - start;
@@ -111,7 +117,7 @@ thread_local! {
 }
 
 /// The answer, or what a panic said, which is not printed: there are many while an input is made shorter.
-fn quietly(work: impl FnOnce() -> Answer) -> Result<Answer, String> {
+fn quietly(work: impl FnOnce() -> ReadResult) -> Result<ReadResult, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let usual = panic::take_hook();
@@ -127,7 +133,7 @@ fn quietly(work: impl FnOnce() -> Answer) -> Result<Answer, String> {
 }
 
 /// An answer without what differs from input to input: numbers, and what is quoted.
-fn kind(answer: &Answer) -> String {
+fn kind(answer: &ReadResult) -> String {
     let (Ok(words) | Err(words)) = answer;
     let mut kind = String::from(if answer.is_ok() { "read: " } else { "" });
     let mut quote = None;

@@ -40,4 +40,4 @@ mod tests;
 
 pub use input::{InFile, scale};
 pub use random::Random;
-pub use target::{Answer, Found, Summary, Target};
+pub use target::{BadInput, FuzzSummary, ReadResult, Target};

@@ -6,10 +6,10 @@ use std::cell::Cell;
 /// No input needs this much. Reserving it fails, which ends the process unless the code asked whether it may.
 const REFUSED_BYTES: i64 = 8 << 30;
 
-struct Counting;
+struct CountingAllocator;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[derive(Clone, Copy)]
 struct Count {
@@ -56,7 +56,7 @@ fn signed(bytes: usize) -> i64 {
 }
 
 // SAFETY: every call goes to the system's allocator as it is, or fails as an allocator may.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !count(signed(layout.size())) {
             return std::ptr::null_mut();

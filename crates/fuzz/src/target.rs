@@ -11,7 +11,7 @@ const INPUTS: u64 = 2000;
 
 /// What the reader made of an input, in words: read, with what is in it, or refused, and why. Numbers and quoted words do not
 /// count; other words make it a new kind of answer.
-pub type Answer = Result<String, String>;
+pub type ReadResult = Result<String, String>;
 
 /// A reader and what is known of its inputs.
 ///
@@ -42,7 +42,7 @@ pub struct Target<'a> {
 
 /// An input that breaks what must hold.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct BadInput {
     /// The shortest that was found.
     pub input: Vec<u8>,
     /// What is wrong.
@@ -53,7 +53,7 @@ pub struct Found {
 
 /// What became of all inputs.
 #[derive(Clone, Debug)]
-pub struct Summary {
+pub struct FuzzSummary {
     /// How many there were.
     pub inputs: u64,
     /// How many of them were read.
@@ -66,13 +66,13 @@ pub struct Summary {
 
 impl Target<'_> {
     /// As many inputs as the environment says. Panics with what is found, or if hardly an input gets past the first checks.
-    pub fn run(&self, check: impl FnMut(&[u8]) -> Answer) -> Summary {
+    pub fn run(&self, check: impl FnMut(&[u8]) -> ReadResult) -> FuzzSummary {
         let outcome = match std::env::var_os("FUZZ_FILE").map(PathBuf::from) {
             Some(path) => {
                 let input = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
                 Target { corpus: vec![input], ..*self }
                     .hunt(1, 0, check)
-                    .map(|summary| Summary { read: 1, ..summary })
+                    .map(|summary| FuzzSummary { read: 1, ..summary })
             }
             None => {
                 let n = number("FUZZ_INPUTS").unwrap_or(INPUTS);
@@ -80,14 +80,14 @@ impl Target<'_> {
             }
         };
         match outcome {
-            Err(Found { input, why, number }) => {
+            Err(BadInput { input, why, number }) => {
                 let kept = crate::watch::keep(self.name, &input).map_err(|e| e.to_string());
                 let text: String =
                     input.iter().take(400).flat_map(|b| b.escape_ascii()).map(char::from).collect();
                 panic!("{}: input {number}: {why}\n{} bytes, in {kept:?}:\n{text}", self.name, input.len());
             }
             Ok(summary) => {
-                let Summary { inputs, read, kinds, time } = &summary;
+                let FuzzSummary { inputs, read, kinds, time } = &summary;
                 println!("{}: {inputs} inputs, {read} read, {kinds} kinds of answers, {time:.1?}", self.name);
                 assert!(read * 50 > *inputs, "{}: only {read} of {inputs} inputs were read", self.name);
                 summary
@@ -96,7 +96,12 @@ impl Target<'_> {
     }
 
     /// So many inputs, by a seed: the first that breaks something, if any does.
-    pub fn hunt(&self, n: u64, seed: u64, mut check: impl FnMut(&[u8]) -> Answer) -> Result<Summary, Found> {
+    pub fn hunt(
+        &self,
+        n: u64,
+        seed: u64,
+        mut check: impl FnMut(&[u8]) -> ReadResult,
+    ) -> Result<FuzzSummary, BadInput> {
         hunt::hunt(self, n, seed, &mut check)
     }
 }

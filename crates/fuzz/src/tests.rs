@@ -8,7 +8,7 @@ use crate::hunt::processor_time;
 
 /// What is wrong with a reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Bug {
+enum ReaderBug {
     /// Takes as many bytes as a length says, whether they are there or not.
     Believes,
     /// Reserves as much as a count says.
@@ -36,8 +36,8 @@ fn sum(bytes: &[u8]) -> [u8; 4] {
     bytes.iter().fold(1u32, |sum, &b| sum.wrapping_mul(16_777_619) ^ u32::from(b)).to_le_bytes()
 }
 
-fn take<'a>(from: &mut &'a [u8], n: usize, bug: Option<Bug>) -> Result<&'a [u8], String> {
-    if bug != Some(Bug::Believes) && n > from.len() {
+fn take<'a>(from: &mut &'a [u8], n: usize, bug: Option<ReaderBug>) -> Result<&'a [u8], String> {
+    if bug != Some(ReaderBug::Believes) && n > from.len() {
         return Err("cut off".into());
     }
     let (taken, rest) = from.split_at(n);
@@ -46,7 +46,7 @@ fn take<'a>(from: &mut &'a [u8], n: usize, bug: Option<Bug>) -> Result<&'a [u8],
 }
 
 /// Reads records: magic, then for each a kind, a length (or a count of four bytes) and what it says, then a checksum.
-fn read(input: &[u8], bug: Option<Bug>) -> Result<Vec<Record>, String> {
+fn read(input: &[u8], bug: Option<ReaderBug>) -> Result<Vec<Record>, String> {
     let rest = input.strip_prefix(MAGIC).ok_or("another file")?;
     let (mut rest, found) = rest.split_last_chunk().ok_or("too short")?;
     if *found != sum(rest) {
@@ -57,21 +57,21 @@ fn read(input: &[u8], bug: Option<Bug>) -> Result<Vec<Record>, String> {
         match take(&mut rest, 1, None)?[0] {
             1 => {
                 let length = take(&mut rest, 1, None)?[0];
-                if bug == Some(Bug::Overflows) {
+                if bug == Some(ReaderBug::Overflows) {
                     total += length;
                 }
                 let text = take(&mut rest, usize::from(length), bug)?;
-                if bug == Some(Bug::Assumes) {
+                if bug == Some(ReaderBug::Assumes) {
                     assert!(!text.contains(&b'/'), "a path in a name");
                 }
                 records.push(Record::Text(String::from_utf8(text.to_vec()).map_err(|_| "no text")?));
             }
             2 => {
                 let count = u32::from_le_bytes(take(&mut rest, 4, None)?.try_into().unwrap());
-                if bug == Some(Bug::Reserves) {
+                if bug == Some(ReaderBug::Reserves) {
                     black_box(Vec::<u32>::with_capacity(count as usize / 8));
                 }
-                if bug == Some(Bug::Counts) {
+                if bug == Some(ReaderBug::Counts) {
                     // As long as it takes to be noticed, and no longer.
                     let enough = processor_time() + Duration::from_millis(1100);
                     (0..count).take_while(|_| processor_time() < enough).for_each(drop);
@@ -87,7 +87,7 @@ fn read(input: &[u8], bug: Option<Bug>) -> Result<Vec<Record>, String> {
     Ok(records)
 }
 
-fn write(records: &[Record], bug: Option<Bug>) -> Vec<u8> {
+fn write(records: &[Record], bug: Option<ReaderBug>) -> Vec<u8> {
     let mut body = Vec::new();
     for record in records {
         match record {
@@ -95,7 +95,7 @@ fn write(records: &[Record], bug: Option<Bug>) -> Vec<u8> {
             Record::Numbers(numbers) => {
                 body.push(2);
                 body.extend((numbers.len() as u32).to_le_bytes());
-                let mask = if bug == Some(Bug::Forgets) { 0xffff } else { u32::MAX };
+                let mask = if bug == Some(ReaderBug::Forgets) { 0xffff } else { u32::MAX };
                 body.extend(numbers.iter().flat_map(|n| (n & mask).to_le_bytes()));
             }
         }
@@ -113,7 +113,7 @@ fn mend(input: &mut [u8]) {
     }
 }
 
-fn hunt(bug: Option<Bug>, mends: bool) -> Result<Summary, Found> {
+fn hunt(bug: Option<ReaderBug>, mends: bool) -> Result<FuzzSummary, BadInput> {
     let records = [Record::Text("name".into()), Record::Numbers(vec![1, 2, 3]), Record::Text("äöü".into())];
     let target = Target {
         name: &format!("twin {bug:?} {mends}"),
@@ -132,14 +132,15 @@ fn hunt(bug: Option<Bug>, mends: bool) -> Result<Summary, Found> {
 #[test]
 fn mistakes_are_found() {
     for (bug, says) in [
-        (Bug::Believes, "mid > len"),
-        (Bug::Reserves, "bytes of memory for an input of"),
-        (Bug::Counts, "s for an input of"),
-        (Bug::Overflows, "attempt to add with overflow"),
-        (Bug::Forgets, "what was written is another"),
-        (Bug::Assumes, "a path in a name"),
+        (ReaderBug::Believes, "mid > len"),
+        (ReaderBug::Reserves, "bytes of memory for an input of"),
+        (ReaderBug::Counts, "s for an input of"),
+        (ReaderBug::Overflows, "attempt to add with overflow"),
+        (ReaderBug::Forgets, "what was written is another"),
+        (ReaderBug::Assumes, "a path in a name"),
     ] {
-        let Found { input, why, number } = hunt(Some(bug), true).expect_err(&format!("{bug:?} is not found"));
+        let BadInput { input, why, number } =
+            hunt(Some(bug), true).expect_err(&format!("{bug:?} is not found"));
         assert!(why.contains(says), "{bug:?} is found as {why:?}");
         eprintln!("{bug:?}: input {number}, {} bytes: {why}", input.len());
     }
@@ -150,7 +151,7 @@ fn mistakes_are_found() {
 fn nothing_is_found_where_nothing_is_wrong_or_checksums_stay_broken() {
     let summary = hunt(None, true).unwrap_or_else(|found| panic!("{found:?}"));
     assert!(summary.read > 2000 && summary.kinds > 5, "{summary:?}");
-    let summary = hunt(Some(Bug::Assumes), false).unwrap_or_else(|found| panic!("{found:?}"));
+    let summary = hunt(Some(ReaderBug::Assumes), false).unwrap_or_else(|found| panic!("{found:?}"));
     assert!(summary.read < 4000, "{summary:?}");
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 const HANGS: Duration = Duration::from_secs(60);
 
 /// The input that is being read.
-pub(crate) struct Watch {
+pub(crate) struct InputWatch {
     current: Arc<Mutex<Current>>,
     /// With `FUZZ_TRACE` each input is in a file before it is read: what a process leaves that dies without a word, of a
     /// stack that is too deep or of memory that it does not get.
@@ -26,8 +26,8 @@ struct Current {
     input: Vec<u8>,
 }
 
-impl Watch {
-    pub(crate) fn new(name: &str) -> io::Result<Watch> {
+impl InputWatch {
+    pub(crate) fn new(name: &str) -> io::Result<InputWatch> {
         let current = Arc::new(Mutex::new(Current::default()));
         let (ends, ended) = channel();
         let (watched, of) = (current.clone(), name.to_owned());
@@ -41,7 +41,7 @@ impl Watch {
             }
             None => None,
         };
-        Ok(Watch { current, trace, _ends: ends })
+        Ok(InputWatch { current, trace, _ends: ends })
     }
 
     /// This one is next.
@@ -57,7 +57,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for InputWatch {
     fn drop(&mut self) {
         if let Some((path, _)) = &self.trace {
             // It is left only by a process that died.

@@ -7,10 +7,10 @@ use crate::report::Report;
 
 /// Raised once; everybody who waits looks at it every now and then.
 #[derive(Clone, Default, Debug)]
-pub struct Alarm(Arc<Inner>);
+pub struct Alarm(Arc<AlarmState>);
 
 #[derive(Default, Debug)]
-struct Inner {
+struct AlarmState {
     raised: AtomicBool,
     report: Mutex<Option<Report>>,
     /// Whether a control plane judges suspicions.

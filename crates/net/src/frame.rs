@@ -23,7 +23,7 @@ pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"PRF3");
 /// What a message belongs to. A new kind is a new number: old ones keep theirs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
-pub enum Op {
+pub enum FrameOp {
     /// Everybody waits for everybody.
     Barrier = 1,
     /// Everybody gets the reduction of all.
@@ -50,27 +50,27 @@ pub enum Op {
     Farewell = 255,
 }
 
-impl Op {
+impl FrameOp {
     /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
-            Op::Barrier => "barrier",
-            Op::AllReduce => "all-reduce",
-            Op::ReduceScatter => "reduce-scatter",
-            Op::AllGather => "all-gather",
-            Op::Broadcast => "broadcast",
-            Op::Reduce => "reduce",
-            Op::Gather => "gather",
-            Op::Scatter => "scatter",
-            Op::AllToAll => "all-to-all",
-            Op::Send => "send and receive",
-            Op::Receipt => "receipt",
-            Op::Farewell => "farewell",
+            FrameOp::Barrier => "barrier",
+            FrameOp::AllReduce => "all-reduce",
+            FrameOp::ReduceScatter => "reduce-scatter",
+            FrameOp::AllGather => "all-gather",
+            FrameOp::Broadcast => "broadcast",
+            FrameOp::Reduce => "reduce",
+            FrameOp::Gather => "gather",
+            FrameOp::Scatter => "scatter",
+            FrameOp::AllToAll => "all-to-all",
+            FrameOp::Send => "send and receive",
+            FrameOp::Receipt => "receipt",
+            FrameOp::Farewell => "farewell",
         }
     }
 
-    fn of_code(code: u8) -> Option<Op> {
-        use Op::*;
+    fn of_code(code: u8) -> Option<FrameOp> {
+        use FrameOp::*;
         [
             Barrier,
             AllReduce,
@@ -96,7 +96,7 @@ pub struct Tag {
     /// The step that it belongs to.
     pub step: u64,
     /// The operation.
-    pub op: Op,
+    pub op: FrameOp,
     /// Its element type, as a number.
     pub dtype: u8,
     /// How many elements the whole operation is about.
@@ -131,11 +131,11 @@ impl std::fmt::Display for Terms {
 /// What stands before the payload of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// The operation's number; see [`Op`].
+    /// The operation's number; see [`FrameOp`].
     pub op: u8,
     /// As in [`Tag`].
     pub dtype: u8,
-    /// Whether the payload still lies in the sender's memory, which waits for a [`Op::Receipt`].
+    /// Whether the payload still lies in the sender's memory, which waits for a [`FrameOp::Receipt`].
     pub lent: bool,
     /// Which membership of the job this is.
     pub generation: u64,
@@ -246,14 +246,14 @@ impl Header {
         let one = (self.op, self.dtype, self.count, self.step);
         let other = (expected.op, expected.dtype, expected.count, expected.step);
         if one != other {
-            let name = |op: u8| Op::of_code(op).map_or("an unknown operation", Op::name);
+            let name = |op: u8| FrameOp::of_code(op).map_or("an unknown operation", FrameOp::name);
             let say = |h: &Header| {
                 format!("{} of {} elements of type {} at step {}", name(h.op), h.count, h.dtype, h.step)
             };
             return Some(format!("it is in {}, expected {}", say(self), say(expected)));
         }
         if self.terms != expected.terms {
-            let name = Op::of_code(self.op).map_or("an unknown operation", Op::name);
+            let name = FrameOp::of_code(self.op).map_or("an unknown operation", FrameOp::name);
             return Some(format!("it is in {name} with {}, expected {}", self.terms, expected.terms));
         }
         if self.sequence != expected.sequence {
@@ -278,7 +278,7 @@ mod tests {
 
     pub(super) const TERMS: Terms =
         Terms { reducer: 1, algorithm: 15, root: 40_000, cuts: 0xbeef, turn: 200 };
-    pub(super) const TAG: Tag = Tag { step: 7, op: Op::AllReduce, dtype: 2, count: 1000, terms: TERMS };
+    pub(super) const TAG: Tag = Tag { step: 7, op: FrameOp::AllReduce, dtype: 2, count: 1000, terms: TERMS };
 
     #[test]
     fn what_is_written_is_read() {
@@ -303,7 +303,7 @@ mod tests {
         let want = Header::of(&TAG, 3, 12, 4000);
         let rows = [
             (Header { generation: 2, ..want }, "generation 2, expected 3"),
-            (Header { op: Op::Broadcast as u8, ..want }, "in broadcast of 1000"),
+            (Header { op: FrameOp::Broadcast as u8, ..want }, "in broadcast of 1000"),
             (Header { op: 77, ..want }, "an unknown operation"),
             (Header { count: 1001, ..want }, "of 1001 elements"),
             (Header { dtype: 4, ..want }, "of type 4"),

@@ -14,7 +14,7 @@ const LENT_BYTES_MIN: usize = 2 << 20;
 
 /// What happens to the bytes of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum MoveKind {
     /// Sent, out of the memory that is only read.
     SendFrom,
     /// Sent, out of the memory that is worked on.
@@ -35,7 +35,7 @@ pub struct Move {
     /// The other rank.
     pub peer: usize,
     /// Which way, and what for.
-    pub kind: Kind,
+    pub kind: MoveKind,
     /// Which bytes. An empty range is a message too: a header alone.
     pub bytes: Range<usize>,
 }
@@ -43,26 +43,26 @@ pub struct Move {
 impl Move {
     /// A move that sends.
     pub fn send(peer: usize, bytes: Range<usize>) -> Move {
-        Move { peer, kind: Kind::Send, bytes }
+        Move { peer, kind: MoveKind::Send, bytes }
     }
 
     /// A move that sends out of the memory that is only read.
     pub fn send_from(peer: usize, bytes: Range<usize>) -> Move {
-        Move { peer, kind: Kind::SendFrom, bytes }
+        Move { peer, kind: MoveKind::SendFrom, bytes }
     }
 
     /// A move that receives.
     pub fn recv(peer: usize, bytes: Range<usize>) -> Move {
-        Move { peer, kind: Kind::Recv, bytes }
+        Move { peer, kind: MoveKind::Recv, bytes }
     }
 
     /// A move that receives and combines.
     pub fn reduce(peer: usize, bytes: Range<usize>, theirs_first: bool) -> Move {
-        Move { peer, kind: Kind::Reduce { theirs_first }, bytes }
+        Move { peer, kind: MoveKind::Reduce { theirs_first }, bytes }
     }
 
     pub(crate) fn sends(&self) -> bool {
-        matches!(self.kind, Kind::Send | Kind::SendFrom)
+        matches!(self.kind, MoveKind::Send | MoveKind::SendFrom)
     }
 }
 
@@ -97,12 +97,12 @@ impl Moves {
         for (k, this) in list.iter().enumerate() {
             let conflicts = |earlier: &Move| {
                 let reads_only = this.sends() && earlier.sends();
-                let other_memory = this.kind == Kind::SendFrom || earlier.kind == Kind::SendFrom;
+                let other_memory = this.kind == MoveKind::SendFrom || earlier.kind == MoveKind::SendFrom;
                 let apart = this.bytes.start >= earlier.bytes.end || earlier.bytes.start >= this.bytes.end;
                 !reads_only && !other_memory && !apart
             };
             moves.waits.push((0..k).filter(|&j| conflicts(&list[j])).collect());
-            let end = if this.kind == Kind::SendFrom { &mut moves.ends.0 } else { &mut moves.ends.1 };
+            let end = if this.kind == MoveKind::SendFrom { &mut moves.ends.0 } else { &mut moves.ends.1 };
             *end = (*end).max(this.bytes.end);
             let at = moves.queues.iter().position(|q| q.peer == this.peer).unwrap_or_else(|| {
                 moves.queues.push(Queue { peer: this.peer, sends: Vec::new(), recvs: Vec::new() });
@@ -127,7 +127,7 @@ impl Moves {
         let list = &self.list;
         let mut lends = vec![true; list.len()];
         for (k, waits) in self.waits.iter().enumerate() {
-            let harmless = list[k].sends() || results && list[k].kind == Kind::Recv;
+            let harmless = list[k].sends() || results && list[k].kind == MoveKind::Recv;
             if !harmless {
                 waits.iter().for_each(|&j| lends[j] = false);
             }

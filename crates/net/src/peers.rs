@@ -7,9 +7,9 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 /// Processes that are watched. None of them is taken for another that got its number later.
-pub struct Peers(Vec<Peer>);
+pub struct Peers(Vec<PeerProcess>);
 
-enum Peer {
+enum PeerProcess {
     /// A file that becomes readable when the process ends.
     Watched(OwnedFd),
     /// There was no file to be had: asked by number, which does not tell zombies from the living.
@@ -21,11 +21,13 @@ impl Peers {
     /// Watches processes by their numbers. One that has ended already counts as ended.
     pub fn watch(pids: &[u32]) -> Peers {
         let open = |pid: &u32| {
-            let Some(pid) = i32::try_from(*pid).ok().and_then(Pid::from_raw) else { return Peer::Ended };
+            let Some(pid) = i32::try_from(*pid).ok().and_then(Pid::from_raw) else {
+                return PeerProcess::Ended;
+            };
             match pidfd_open(pid, PidfdFlags::empty()) {
-                Ok(file) => Peer::Watched(file),
-                Err(Errno::SRCH) => Peer::Ended,
-                Err(_) => Peer::Asked(pid),
+                Ok(file) => PeerProcess::Watched(file),
+                Err(Errno::SRCH) => PeerProcess::Ended,
+                Err(_) => PeerProcess::Asked(pid),
             }
         };
         Peers(pids.iter().map(open).collect())
@@ -34,13 +36,13 @@ impl Peers {
     /// Whether a process has ended.
     pub fn ended(&self, idx: usize) -> bool {
         match &self.0[idx] {
-            Peer::Watched(process) => {
+            PeerProcess::Watched(process) => {
                 let mut asked = [PollFd::new(process, PollFlags::IN)];
                 let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
                 matches!(poll(&mut asked, Some(&at_once)), Ok(1..))
             }
-            Peer::Asked(pid) => test_kill_process(*pid) == Err(Errno::SRCH),
-            Peer::Ended => true,
+            PeerProcess::Asked(pid) => test_kill_process(*pid) == Err(Errno::SRCH),
+            PeerProcess::Ended => true,
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::frame::segment_bytes;
-use crate::moves::{Kind, Move};
+use crate::moves::{Move, MoveKind};
 
 /// The segment of a message that is next, if so many of its bytes are done.
 pub(crate) fn piece(message: &Range<usize>, done: usize) -> Range<usize> {
@@ -52,9 +52,9 @@ impl Pieces {
     }
 
     /// The first segment that has just these bytes, if they have stayed as they are.
-    fn earlier(&self, list: &[Move], kind: Kind, bytes: &Range<usize>) -> Option<usize> {
+    fn earlier(&self, list: &[Move], kind: MoveKind, bytes: &Range<usize>) -> Option<usize> {
         for (j, other) in list.iter().enumerate().rev() {
-            let same_memory = (other.kind == Kind::SendFrom) == (kind == Kind::SendFrom);
+            let same_memory = (other.kind == MoveKind::SendFrom) == (kind == MoveKind::SendFrom);
             let apart = bytes.start >= other.bytes.end || bytes.end <= other.bytes.start;
             if !same_memory || apart {
                 continue;

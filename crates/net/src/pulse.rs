@@ -92,7 +92,7 @@ impl Doing {
 
 /// Where a rank is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct Position {
     /// The step.
     pub step: u64,
     /// What it does there.
@@ -103,19 +103,19 @@ pub struct Place {
     pub effort: u64,
 }
 
-impl Place {
+impl Position {
     /// Before anything was said.
-    pub const START: Place = Place { step: 0, doing: Doing::Start, count: 0, effort: 0 };
+    pub const START: Position = Position { step: 0, doing: Doing::Start, count: 0, effort: 0 };
 }
 
 /// Where one rank is, as its threads say it. Clones are the same one.
 #[derive(Clone, Default, Debug)]
-pub struct Pulse(Arc<Words>);
+pub struct Pulse(Arc<PulseWords>);
 
 /// Alone on their line: written around every exchange, read seldom.
 #[derive(Default, Debug)]
 #[repr(align(128))]
-struct Words {
+struct PulseWords {
     /// The step in the upper 56 bits, and what it does.
     place: AtomicU64,
     count: AtomicU64,
@@ -130,16 +130,16 @@ impl Pulse {
     }
 
     /// Where this rank is.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> Position {
         let place = self.0.place.load(Ordering::Relaxed);
         let doing = Doing::of_code(place as u8).unwrap_or(Doing::OwnWork);
-        Place { step: place >> 8, doing, count: self.0.count.load(Ordering::Relaxed), effort: 0 }
+        Position { step: place >> 8, doing, count: self.0.count.load(Ordering::Relaxed), effort: 0 }
     }
 }
 
 /// The rank to name when none gets on: rather one that works alone than one that waits, and of those the one that is
 /// furthest behind.
-pub fn furthest_behind<'a>(places: impl Iterator<Item = (usize, &'a Place)>) -> Option<usize> {
+pub fn furthest_behind<'a>(places: impl Iterator<Item = (usize, &'a Position)>) -> Option<usize> {
     places.min_by_key(|(_, place)| (place.doing.waits(), place.step)).map(|(rank, _)| rank)
 }
 
@@ -181,19 +181,19 @@ mod tests {
     #[test]
     fn what_is_said_is_read() {
         let pulse = Pulse::default();
-        assert_eq!(pulse.place(), Place::START);
+        assert_eq!(pulse.place(), Position::START);
         for (i, (doing, _)) in Doing::ALL.into_iter().enumerate() {
             assert_eq!(doing as usize, i, "the table has the order of the names");
             pulse.at(1 << 40, doing);
-            assert_eq!(pulse.place(), Place { step: 1 << 40, doing, count: i as u64 + 1, effort: 0 });
+            assert_eq!(pulse.place(), Position { step: 1 << 40, doing, count: i as u64 + 1, effort: 0 });
         }
         assert!(Doing::AllReduce.waits() && !Doing::Saving.waits());
     }
 
     #[test]
     fn the_rank_that_works_alone_is_the_one_that_others_wait_for() {
-        let place = |step, doing| Place { step, doing, ..Place::START };
-        let check = |places: &[Place], rank| {
+        let place = |step, doing| Position { step, doing, ..Position::START };
+        let check = |places: &[Position], rank| {
             assert_eq!(furthest_behind(places.iter().enumerate()), rank, "{places:?}");
         };
         check(&[place(7, Doing::AllReduce), place(7, Doing::OwnWork), place(7, Doing::AllReduce)], Some(1));

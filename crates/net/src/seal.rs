@@ -49,17 +49,17 @@ impl fmt::Display for Encrypt {
 }
 
 /// A key pair for one connection. The private half is used once.
-pub(crate) struct Pair {
+pub(crate) struct KeyPair {
     private: EphemeralPrivateKey,
     pub(crate) public: [u8; SECRET_BYTES],
 }
 
-impl Pair {
-    pub(crate) fn new() -> Result<Pair, SecretError> {
+impl KeyPair {
+    pub(crate) fn new() -> Result<KeyPair, SecretError> {
         let failed = |_| SecretError::NoRandom;
         let private = EphemeralPrivateKey::generate(&X25519, &SystemRandom::new()).map_err(failed)?;
         let public = private.compute_public_key().map_err(failed)?;
-        Ok(Pair { public: public.as_ref().try_into().expect("keys of X25519 have 32 bytes"), private })
+        Ok(KeyPair { public: public.as_ref().try_into().expect("keys of X25519 have 32 bytes"), private })
     }
 
     /// The seals of a connection on which these were the hellos; none if the other side's key is not one.
@@ -121,12 +121,12 @@ pub(crate) struct Opener {
 pub(crate) struct Forged;
 
 #[derive(Clone, Copy)]
-enum Part {
+enum FramePart {
     Head = 1,
     Payload = 2,
 }
 
-fn nonce(n: u64, part: Part) -> Nonce {
+fn nonce(n: u64, part: FramePart) -> Nonce {
     let mut bytes = [0; 12];
     bytes[0] = part as u8;
     bytes[4..].copy_from_slice(&n.to_le_bytes());
@@ -142,11 +142,11 @@ impl Sealer {
             let tag = self.key.seal_in_place_separate_tag(nonce(n, part), Aad::empty(), bytes);
             tag.expect("frames are far shorter than a key allows")
         };
-        let tag = seal(payload, Part::Payload);
+        let tag = seal(payload, FramePart::Payload);
         let (text, room) = head.split_at_mut(head.len() - TAG_BYTES);
         let at = text.len() - TAG_BYTES;
         text[at..].copy_from_slice(tag.as_ref());
-        room.copy_from_slice(seal(text, Part::Head).as_ref());
+        room.copy_from_slice(seal(text, FramePart::Head).as_ref());
     }
 }
 
@@ -162,7 +162,7 @@ impl Opener {
         let tag = self.payload_tag.take().ok_or(Forged)?;
         let n = self.n;
         self.n += 1;
-        self.open(n, Part::Payload, payload, tag)
+        self.open(n, FramePart::Payload, payload, tag)
     }
 
     /// Goes on to the next frame without opening the payload of this one.
@@ -175,7 +175,7 @@ impl Opener {
     /// the payload.
     pub(crate) fn open_ahead(&self, ahead: u64, head: &mut [u8]) -> Result<[u8; TAG_BYTES], Forged> {
         let (text, tag) = head.split_last_chunk_mut::<TAG_BYTES>().ok_or(Forged)?;
-        self.open(self.n + ahead, Part::Head, text, *tag)?;
+        self.open(self.n + ahead, FramePart::Head, text, *tag)?;
         text.last_chunk::<TAG_BYTES>().copied().ok_or(Forged)
     }
 
@@ -185,7 +185,7 @@ impl Opener {
         (self.n, self.payload_tag) = (0, None);
     }
 
-    fn open(&self, n: u64, part: Part, bytes: &mut [u8], tag: [u8; TAG_BYTES]) -> Result<(), Forged> {
+    fn open(&self, n: u64, part: FramePart, bytes: &mut [u8], tag: [u8; TAG_BYTES]) -> Result<(), Forged> {
         let opened =
             self.key.open_in_place_separate_tag(nonce(n, part), Aad::empty(), Tag::from(tag), bytes, 0..);
         opened.map(drop).map_err(|_| Forged)
@@ -208,7 +208,7 @@ pub(crate) fn copy(into: &mut [u8], from: &[u8]) {
 
 /// A connection's two ends, for tests and for measuring.
 pub(crate) fn pair() -> Result<(Seals, Seals), SecretError> {
-    let (secret, one, two) = (Secret::random()?, Pair::new()?, Pair::new()?);
+    let (secret, one, two) = (Secret::random()?, KeyPair::new()?, KeyPair::new()?);
     let keys = (one.public, two.public);
     let one = one.agree(&keys.1, &secret, Role::Connector, &keys.0, &keys.1);
     let two = two.agree(&keys.0, &secret, Role::Acceptor, &keys.0, &keys.1);
@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn keys_are_bound_to_the_secret_and_to_all_that_was_said() {
         let check = |words: [&str; 2], hellos: [&[u8]; 2], opens: bool| {
-            let (one, two) = (Pair::new().unwrap(), Pair::new().unwrap());
+            let (one, two) = (KeyPair::new().unwrap(), KeyPair::new().unwrap());
             let keys = (one.public, two.public);
             let one = one.agree(&keys.1, &secret(words[0]), Role::Connector, hellos[0], b"b").unwrap();
             let two = two.agree(&keys.0, &secret(words[1]), Role::Acceptor, hellos[1], b"b").unwrap();
@@ -344,7 +344,7 @@ mod tests {
         check(["horse", "horse"], [b"a", b"a"], true);
         check(["horse", "house"], [b"a", b"a"], false);
         check(["horse", "horse"], [b"a", b"c"], false);
-        let zero = Pair::new().unwrap().agree(&[0; 32], &secret("horse"), Role::Connector, b"a", b"b");
+        let zero = KeyPair::new().unwrap().agree(&[0; 32], &secret("horse"), Role::Connector, b"a", b"b");
         assert!(zero.is_none(), "a key that would make the agreed number known");
         let (mut one, _) = pair().unwrap();
         let (_, mut other) = pair().unwrap();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use polyreme_net::control::SHARE_BYTES_MAX;
-use polyreme_net::frame::{Op, Tag, Terms};
+use polyreme_net::frame::{FrameOp, Tag, Terms};
 use polyreme_net::{
     Cause, Connection, Doing, First, JoinError, JoinOptions, Joined, Links, Member, Move, Moves, Report,
     Secret, join,
@@ -385,7 +385,7 @@ fn around(links: &mut Links, step: u64) -> Result<(), Report> {
     let (rank, size) = (links.rank(), links.size());
     let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
     let moves = Moves::new(vec![Move::send_from(next, 0..1), Move::recv(before, 0..1)]);
-    let tag = Tag { step, op: Op::AllGather, dtype: 0, count: 1, terms: Terms::default() };
+    let tag = Tag { step, op: FrameOp::AllGather, dtype: 0, count: 1, terms: Terms::default() };
     let mut heard = [0];
     links.run(&tag, &moves, &[rank as u8], &mut heard, &mut |_, _, _| {})?;
     assert_eq!(usize::from(heard[0]), before);
@@ -414,7 +414,7 @@ fn a_ring_of_sixteen_ranks_needs_two_connections_a_rank() {
 /// sends, the lower as well as the higher of the two, does not wait for it to receive.
 #[test]
 fn two_ranks_first_talk_while_the_other_one_is_busy() {
-    let tag = Tag { step: 7, op: Op::Send, dtype: 0, count: 5, terms: Terms::default() };
+    let tag = Tag { step: 7, op: FrameOp::Send, dtype: 0, count: 5, terms: Terms::default() };
     let send = Moves::new(vec![Move::send_from(2, 0..5)]);
     let back = Moves::new(vec![Move::send_from(0, 0..5)]);
     for (from, to, moves) in [(0, 2, send), (2, 0, back)] {

@@ -17,7 +17,7 @@ const VERSION_TIME: Duration = Duration::from_secs(5);
 
 /// What was found and measured.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct DoctorReport {
     /// The CPU's name.
     pub cpu: String,
     /// Cores that this process may use.
@@ -53,14 +53,14 @@ pub struct Report {
 }
 
 /// Looks and measures with these instructions, for about a second.
-pub fn examine(isa: Isa) -> Report {
+pub fn examine(isa: Isa) -> DoctorReport {
     let cx = Cx { isa, ..Cx::serial() };
     // Larger than any last-level cache that two cores share.
     let (mut target, source) = (vec![1.0; 16 << 20], vec![1.0; 16 << 20]);
     let machine = Machine::read();
     // Without random numbers nothing can be sealed, and nothing is.
     let (seal_gbs, open_gbs) = seal::speed().map_or((0.0, 0.0), |s| (s.seal_gbs, s.open_gbs));
-    Report {
+    DoctorReport {
         cpu: process::cpu_name(),
         cores: machine.cores(),
         numa_nodes: machine.nodes.iter().map(|node| cores::list(node)).collect(),
@@ -113,7 +113,7 @@ fn share_memory() -> Result<(), String> {
     Segment::open(&path, bytes, bytes).map(drop).map_err(|e| e.to_string())
 }
 
-impl std::fmt::Display for Report {
+impl std::fmt::Display for DoctorReport {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         writeln!(f, "cpu          {}", self.cpu)?;
         writeln!(f, "cores        {}", self.cores)?;

@@ -7,26 +7,26 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use polyreme::bench::jobs::Job;
+use polyreme::bench::jobs::BenchJob;
 use polyreme::bench::ranks;
 use polyreme::exec::{Engine, Held, Options};
 use polyreme::graph::memory::ALIGN_BYTES;
 use polyreme_collective::Comm;
 
-struct Counting;
+struct CountingAllocator;
 
 /// Bytes in use that have the alignment of arenas and of shared blocks.
 static LIVING: AtomicUsize = AtomicUsize::new(0);
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn is_arena(layout: Layout) -> bool {
     layout.align() >= ALIGN_BYTES
 }
 
 // SAFETY: every call goes to the system's allocator as it is.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVING.fetch_add(if is_arena(layout) { layout.size() } else { 0 }, Ordering::Relaxed);
         // SAFETY: the caller's promise.
@@ -47,7 +47,7 @@ unsafe impl GlobalAlloc for Counting {
 /// What all ranks hold, after two steps of `gpt`, as they say it; the allocator must say the same.
 fn held(ranks: usize, shard_gradients: bool) -> Held {
     // The batch makes activations, not weights.
-    let job = Job { batch: 1, ..Job::by_name("gpt").unwrap() };
+    let job = BenchJob { batch: 1, ..BenchJob::by_name("gpt").unwrap() };
     let comms = Comm::local(ranks);
     let before = LIVING.load(Ordering::Relaxed);
     let meet = Barrier::new(ranks);

@@ -13,7 +13,7 @@ use std::thread;
 use polyreme_net::{Alarm, Encrypt, JoinOptions, Links, Secret, join, loopback};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::rows::Fault;
+use super::rows::PlantedBug;
 use super::{meshes, rows};
 use crate::comm::Comm;
 use crate::shared::ShmSetup;
@@ -21,7 +21,7 @@ use crate::split::Connect;
 
 /// How ranks reach each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Transport {
+pub(super) enum TestTransport {
     /// Threads that see each other's memory.
     Threads,
     /// Processes with a segment of shared memory.
@@ -43,13 +43,14 @@ pub(super) enum Cores {
     Unequal,
 }
 
-const FAULTS: [Fault; 4] = [Fault::None, Fault::SecretWays, Fault::OpenWays, Fault::OneElement];
+const FAULTS: [PlantedBug; 4] =
+    [PlantedBug::None, PlantedBug::SecretWays, PlantedBug::OpenWays, PlantedBug::OneElement];
 
 /// What the ranks of a group do.
 #[derive(Clone, Debug)]
 pub(super) enum Play {
     /// All rows, with a bug.
-    Rows(Fault),
+    Rows(PlantedBug),
     /// Rows in the groups of a mesh with axes of these sizes.
     Mesh(Vec<usize>),
     /// The last rank of a mesh goes away in the middle of a step.
@@ -82,17 +83,22 @@ impl Play {
 }
 
 /// What each rank of a group says of what it did.
-pub(super) fn run(transport: Transport, ranks: usize, cores: Cores, play: &Play) -> Vec<Result<(), String>> {
+pub(super) fn run(
+    transport: TestTransport,
+    ranks: usize,
+    cores: Cores,
+    play: &Play,
+) -> Vec<Result<(), String>> {
     assert!(cores_here() > 1, "unequal cores need two cores");
     match transport {
-        Transport::Threads => {
+        TestTransport::Threads => {
             let ends: Vec<_> = Comm::local(ranks).into_iter().map(|end| Mutex::new(Some(end))).collect();
             on_threads(ranks, cores, play, |rank| {
                 Ok(ends[rank].lock().expect("taken once").take().expect("taken once"))
             })
         }
-        Transport::Processes => processes(ranks, cores, play),
-        Transport::Sockets => {
+        TestTransport::Processes => processes(ranks, cores, play),
+        TestTransport::Sockets => {
             let sockets = Sockets::new(ranks);
             let exchange = Exchange::default();
             on_threads(ranks, cores, play, |rank| {
@@ -101,8 +107,8 @@ pub(super) fn run(transport: Transport, ranks: usize, cores: Cores, play: &Play)
                 Ok(comm)
             })
         }
-        Transport::TwoLevels => two_levels(ranks, cores, play),
-        Transport::Joined => {
+        TestTransport::TwoLevels => two_levels(ranks, cores, play),
+        TestTransport::Joined => {
             let master = TcpListener::bind("127.0.0.1:0").expect("a port of this machine");
             let address = master.local_addr().expect("it is bound").to_string();
             let master = Mutex::new(Some(master));
@@ -139,9 +145,9 @@ fn act(mut comm: Comm, play: &Play) -> Result<(), String> {
         Play::LostSender(sizes) => return meshes::lose_one(comm, sizes, meshes::Missed::Message),
     };
     match fault {
-        Fault::SecretWays => comm.force_roomy(comm.size() <= cores_here(), false),
-        Fault::OpenWays => comm.force_roomy(comm.rank() == 0, true),
-        Fault::None | Fault::OneElement => {}
+        PlantedBug::SecretWays => comm.force_roomy(comm.size() <= cores_here(), false),
+        PlantedBug::OpenWays => comm.force_roomy(comm.rank() == 0, true),
+        PlantedBug::None | PlantedBug::OneElement => {}
     }
     rows::run(&mut comm, fault)?;
     comm.finish().map_err(|report| report.to_string())
@@ -187,10 +193,10 @@ impl Sockets {
 
 /// Where ranks of one process find the links of groups that they make: the first one of a group makes those of all.
 #[derive(Clone, Default)]
-struct Exchange(Arc<Mutex<HashMap<Group, Sockets>>>);
+struct Exchange(Arc<Mutex<HashMap<NamedGroup, Sockets>>>);
 
 /// A group's number and its ranks.
-type Group = (u16, Vec<usize>);
+type NamedGroup = (u16, Vec<usize>);
 
 impl Exchange {
     fn connect(&self, rank: usize) -> Connect {

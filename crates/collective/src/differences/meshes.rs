@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::messages;
-use super::rows::{self, Fault};
+use super::rows::{self, PlantedBug};
 use crate::comm::Comm;
 use crate::element::Reduce;
 use crate::split::along;
@@ -19,7 +19,7 @@ pub(super) fn run(mut comm: Comm, sizes: &[usize]) -> Result<(), String> {
     let mut known = comm.buffer::<f32>(LENGTHS[1]).map_err(said)?;
     let mut axes = split(&mut comm, sizes)?;
     for group in &mut axes {
-        rows::run(group, Fault::None)?;
+        rows::run(group, PlantedBug::None)?;
         messages::run(group)?;
     }
     messages::run(&mut comm)?;
@@ -41,7 +41,7 @@ pub(super) fn run(mut comm: Comm, sizes: &[usize]) -> Result<(), String> {
     if sizes.len() == 3 {
         let mut plane = comm.split(&planes(sizes)).map_err(said)?;
         let mut line = plane.split(&along(&sizes[1..], 1)).map_err(said)?;
-        rows::run(&mut line, Fault::None)?;
+        rows::run(&mut line, PlantedBug::None)?;
         line.finish().map_err(said)?;
         plane.finish().map_err(said)?;
     }

@@ -16,8 +16,8 @@ mod messages;
 mod rows;
 mod whole;
 
-use groups::{Cores, Play, Transport};
-use rows::Fault;
+use groups::{Cores, Play, TestTransport};
+use rows::PlantedBug;
 
 use crate::comm::Comm;
 use crate::work::{Span, Work};
@@ -28,43 +28,43 @@ const RANKS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 const EQUAL_RANKS: [usize; 2] = [2, 4];
 
 /// What the ranks of a group found wrong.
-fn wrong(transport: Transport, ranks: usize, cores: Cores, fault: Fault) -> Vec<String> {
+fn wrong(transport: TestTransport, ranks: usize, cores: Cores, fault: PlantedBug) -> Vec<String> {
     groups::run(transport, ranks, cores, &Play::Rows(fault)).into_iter().filter_map(Result::err).collect()
 }
 
-fn all_are_right(transport: Transport) {
+fn all_are_right(transport: TestTransport) {
     let equal = EQUAL_RANKS.map(|ranks| (ranks, Cores::Equal));
     for (ranks, cores) in equal.into_iter().chain(RANKS.map(|ranks| (ranks, Cores::Unequal))) {
-        let wrong = wrong(transport, ranks, cores, Fault::None);
+        let wrong = wrong(transport, ranks, cores, PlantedBug::None);
         assert!(wrong.is_empty(), "{transport:?}, {ranks} ranks, {cores:?} cores: {wrong:#?}");
     }
 }
 
 #[test]
 fn sums_of_threads_are_right_whatever_the_cores() {
-    all_are_right(Transport::Threads);
+    all_are_right(TestTransport::Threads);
 }
 
 #[test]
 fn sums_of_processes_are_right_whatever_the_cores() {
-    all_are_right(Transport::Processes);
+    all_are_right(TestTransport::Processes);
 }
 
 #[test]
 fn sums_over_sockets_are_right_whatever_the_cores() {
-    all_are_right(Transport::Sockets);
+    all_are_right(TestTransport::Sockets);
 }
 
 #[test]
 fn sums_on_two_levels_are_right_whatever_the_cores() {
-    all_are_right(Transport::TwoLevels);
+    all_are_right(TestTransport::TwoLevels);
 }
 
 /// Ranks that choose their ways by their own cores, without a word to the others, get wrong sums; the rows find that.
 #[test]
 fn the_rows_find_ranks_that_go_different_ways() {
-    for transport in [Transport::Threads, Transport::Processes] {
-        let wrong = wrong(transport, 2, Cores::Unequal, Fault::SecretWays);
+    for transport in [TestTransport::Threads, TestTransport::Processes] {
+        let wrong = wrong(transport, 2, Cores::Unequal, PlantedBug::SecretWays);
         assert!(wrong.iter().any(|what| what.contains("all-reduce")), "{transport:?}: {wrong:#?}");
     }
 }
@@ -72,8 +72,8 @@ fn the_rows_find_ranks_that_go_different_ways() {
 /// If ranks were told different things after all, the first call ends on all of them with one report.
 #[test]
 fn ranks_that_count_on_different_cores_say_so_before_they_sum() {
-    for transport in [Transport::Threads, Transport::Processes] {
-        let wrong = wrong(transport, 3, Cores::Equal, Fault::OpenWays);
+    for transport in [TestTransport::Threads, TestTransport::Processes] {
+        let wrong = wrong(transport, 3, Cores::Equal, PlantedBug::OpenWays);
         assert_eq!(wrong.len(), 3, "{transport:?}: {wrong:#?}");
         for what in wrong {
             let expected =
@@ -86,16 +86,16 @@ fn ranks_that_count_on_different_cores_say_so_before_they_sum() {
 /// The oracle sees a single element that is wrong on a single rank, over any transport.
 #[test]
 fn the_rows_find_one_wrong_element() {
-    for transport in [Transport::Threads, Transport::Sockets, Transport::TwoLevels] {
-        let wrong = wrong(transport, 3, Cores::Equal, Fault::OneElement);
+    for transport in [TestTransport::Threads, TestTransport::Sockets, TestTransport::TwoLevels] {
+        let wrong = wrong(transport, 3, Cores::Equal, PlantedBug::OneElement);
         assert!(wrong.iter().any(|what| what.contains("at rank 2")), "{transport:?}: {wrong:#?}");
     }
 }
 
-const TRANSPORTS: [Transport; 4] =
-    [Transport::Threads, Transport::Processes, Transport::Sockets, Transport::TwoLevels];
+const TRANSPORTS: [TestTransport; 4] =
+    [TestTransport::Threads, TestTransport::Processes, TestTransport::Sockets, TestTransport::TwoLevels];
 
-fn right_on_meshes(transport: Transport) {
+fn right_on_meshes(transport: TestTransport) {
     for sizes in [vec![2, 2], vec![2, 3], vec![2, 2, 2]] {
         let (ranks, play) = (sizes.iter().product(), Play::Mesh(sizes.clone()));
         let said = groups::run(transport, ranks, Cores::Equal, &play);
@@ -106,27 +106,27 @@ fn right_on_meshes(transport: Transport) {
 
 #[test]
 fn threads_on_meshes_are_right() {
-    right_on_meshes(Transport::Threads);
+    right_on_meshes(TestTransport::Threads);
 }
 
 #[test]
 fn processes_on_meshes_are_right() {
-    right_on_meshes(Transport::Processes);
+    right_on_meshes(TestTransport::Processes);
 }
 
 #[test]
 fn sockets_on_meshes_are_right() {
-    right_on_meshes(Transport::Sockets);
+    right_on_meshes(TestTransport::Sockets);
 }
 
 #[test]
 fn two_levels_on_meshes_are_right() {
-    right_on_meshes(Transport::TwoLevels);
+    right_on_meshes(TestTransport::TwoLevels);
 }
 
 #[test]
 fn joined_ranks_on_meshes_are_right() {
-    right_on_meshes(Transport::Joined);
+    right_on_meshes(TestTransport::Joined);
 }
 
 /// Whoever waits for a lost rank in a group says what the job calls it, and in which step and operation it was missed.
@@ -169,7 +169,7 @@ fn messages_that_do_not_fit_are_reported() {
     }
 }
 
-/// A rank of [`Transport::Processes`]: this binary, started again.
+/// A rank of [`TestTransport::Processes`]: this binary, started again.
 #[test]
 fn one_rank() {
     groups::rank_of_processes();

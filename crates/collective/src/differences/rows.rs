@@ -18,7 +18,7 @@ const REDUCERS: [Reduce; 3] = [Reduce::Sum, Reduce::Max, Reduce::Min];
 
 /// A bug that is put in on purpose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Fault {
+pub(super) enum PlantedBug {
     /// None.
     None,
     /// Ranks choose their ways by their own cores, and do not say so.
@@ -41,7 +41,7 @@ enum Lies {
 }
 
 /// All rows. Where data lie matters only if ranks see each other's memory.
-pub(super) fn run(comm: &mut Comm, fault: Fault) -> Result<(), String> {
+pub(super) fn run(comm: &mut Comm, fault: PlantedBug) -> Result<(), String> {
     let large = |reduce: Reduce| Some((LARGE, reduce));
     of_type::<f32>(comm, large(Reduce::Sum), fault)?;
     of_type::<bf16>(comm, large(Reduce::Min), fault)?;
@@ -54,7 +54,11 @@ pub(super) fn run(comm: &mut Comm, fault: Fault) -> Result<(), String> {
     of_type::<Bool>(comm, None, fault)
 }
 
-fn of_type<T: Whole>(comm: &mut Comm, large: Option<(usize, Reduce)>, fault: Fault) -> Result<(), String> {
+fn of_type<T: Whole>(
+    comm: &mut Comm,
+    large: Option<(usize, Reduce)>,
+    fault: PlantedBug,
+) -> Result<(), String> {
     let edge = SHORT_BYTES / size_of::<T>();
     let most = large.map_or(edge.max(1000) + 1, |(len, _)| len);
     let mut room = Room::<T> { heap: vec![T::of(0); most], block: comm.buffer(most + 1).map_err(said)? };
@@ -107,13 +111,13 @@ fn reductions<T: Whole>(
     lies: Lies,
     len: usize,
     reduce: Reduce,
-    fault: Fault,
+    fault: PlantedBug,
 ) -> Result<(), String> {
     let (rank, ranks) = (comm.rank(), comm.size());
-    let at = Place { rank, ranks, len, lies };
+    let at = RowContext { rank, ranks, len, lies };
     let data = room.filled(lies, rank, len);
     comm.all_reduce(data, reduce).map_err(said)?;
-    if fault == Fault::OneElement && rank == 2 && len == 1000 {
+    if fault == PlantedBug::OneElement && rank == 2 && len == 1000 {
         data[997] = T::of(77);
     }
     at.same(data, &format!("all-reduce ({reduce:?})"), |i| folded(ranks, i, reduce))?;
@@ -130,7 +134,7 @@ fn reductions<T: Whole>(
 
 fn moves<T: Whole>(comm: &mut Comm, room: &mut Room<T>, lies: Lies, len: usize) -> Result<(), String> {
     let (rank, ranks) = (comm.rank(), comm.size());
-    let at = Place { rank, ranks, len, lies };
+    let at = RowContext { rank, ranks, len, lies };
     let root = len % ranks;
     let data = room.filled(lies, rank, len);
     comm.broadcast(data, root).map_err(said)?;
@@ -175,17 +179,17 @@ fn moves<T: Whole>(comm: &mut Comm, room: &mut Room<T>, lies: Lies, len: usize) 
 }
 
 /// Where a row ran.
-struct Place {
+struct RowContext {
     rank: usize,
     ranks: usize,
     len: usize,
     lies: Lies,
 }
 
-impl Place {
+impl RowContext {
     fn same<T: Whole>(&self, got: &[T], op: &str, want: impl Fn(usize) -> T) -> Result<(), String> {
         let Some((i, x)) = got.iter().enumerate().find(|(i, x)| **x != want(*i)) else { return Ok(()) };
-        let Place { rank, ranks, len, lies } = self;
+        let RowContext { rank, ranks, len, lies } = self;
         let dtype = T::DTYPE;
         let want = want(i);
         Err(format!(

@@ -4,7 +4,7 @@
 //! messages, bytes and reductions one after the other; that they overlap within long messages helps all algorithms
 //! alike, and only their order counts here.
 
-use polyreme_net::frame::{Op, segment_bytes};
+use polyreme_net::frame::{FrameOp, segment_bytes};
 
 use super::plan::n_blocks;
 
@@ -61,19 +61,24 @@ const DIRECT_CHUNK_BYTES_MAX: usize = 64 * 1024;
 const CORE_BYTES_PER_US: f64 = 2000.0;
 
 /// The algorithms that an operation has.
-pub fn candidates(op: Op) -> &'static [Algorithm] {
+pub fn candidates(op: FrameOp) -> &'static [Algorithm] {
     use Algorithm::*;
     match op {
-        Op::AllReduce => &[Direct, Doubling, Halving, Ring, Tree],
-        Op::ReduceScatter | Op::AllGather => &[Direct, Halving, Ring],
-        Op::Broadcast | Op::Reduce => &[Tree, Ring],
-        Op::Barrier => &[Doubling],
-        Op::Gather | Op::Scatter | Op::AllToAll | Op::Send | Op::Receipt | Op::Farewell => &[Direct],
+        FrameOp::AllReduce => &[Direct, Doubling, Halving, Ring, Tree],
+        FrameOp::ReduceScatter | FrameOp::AllGather => &[Direct, Halving, Ring],
+        FrameOp::Broadcast | FrameOp::Reduce => &[Tree, Ring],
+        FrameOp::Barrier => &[Doubling],
+        FrameOp::Gather
+        | FrameOp::Scatter
+        | FrameOp::AllToAll
+        | FrameOp::Send
+        | FrameOp::Receipt
+        | FrameOp::Farewell => &[Direct],
     }
 }
 
 /// The cheapest algorithm for an operation on so many bytes (of the whole data) between so many ranks.
-pub fn choose(op: Op, bytes: usize, ranks: usize, costs: &Costs) -> Choice {
+pub fn choose(op: FrameOp, bytes: usize, ranks: usize, costs: &Costs) -> Choice {
     let all: Vec<_> = candidates(op)
         .iter()
         .filter(|a| fits(op, **a, bytes, ranks))
@@ -85,14 +90,14 @@ pub fn choose(op: Op, bytes: usize, ranks: usize, costs: &Costs) -> Choice {
 }
 
 /// The same choice without its reasons: it allocates nothing.
-pub(super) fn quickly(op: Op, bytes: usize, ranks: usize, costs: &Costs) -> Algorithm {
+pub(super) fn quickly(op: FrameOp, bytes: usize, ranks: usize, costs: &Costs) -> Algorithm {
     let fitting = candidates(op).iter().copied().filter(|a| fits(op, *a, bytes, ranks));
     let us = |a: &Algorithm| estimate(op, *a, bytes, ranks).us(costs);
     fitting.min_by(|a, b| us(a).total_cmp(&us(b))).expect("every operation has an algorithm")
 }
 
-fn fits(op: Op, algorithm: Algorithm, bytes: usize, ranks: usize) -> bool {
-    let has_others = matches!(op, Op::AllReduce | Op::ReduceScatter | Op::AllGather);
+fn fits(op: FrameOp, algorithm: Algorithm, bytes: usize, ranks: usize) -> bool {
+    let has_others = matches!(op, FrameOp::AllReduce | FrameOp::ReduceScatter | FrameOp::AllGather);
     algorithm != Algorithm::Direct || !has_others || bytes / ranks <= DIRECT_CHUNK_BYTES_MAX
 }
 
@@ -118,7 +123,7 @@ impl Effort {
 }
 
 /// The essays of the algorithms as formulas.
-fn estimate(op: Op, algorithm: Algorithm, bytes: usize, ranks: usize) -> Effort {
+fn estimate(op: FrameOp, algorithm: Algorithm, bytes: usize, ranks: usize) -> Effort {
     let (n, b) = (ranks as f64, bytes as f64);
     let (low, high) = (f64::from(ranks.ilog2()), f64::from(ranks.next_power_of_two().ilog2()));
     // Bytes of all chunks but one; of all core ranks' chunks but one; and one if ranks are folded in.
@@ -131,40 +136,40 @@ fn estimate(op: Op, algorithm: Algorithm, bytes: usize, ranks: usize) -> Effort 
     let chain = b + (n - 2.0).max(0.0) * segment_bytes(bytes).min(bytes) as f64;
     let blocks = n_blocks(bytes) as f64;
     let (rounds, messages, sent_bytes, reduced_bytes) = match (op, algorithm) {
-        (Op::AllReduce, Algorithm::Direct) => (2.0, 2.0 * (n - 1.0), 2.0 * chunks, chunks),
-        (Op::AllReduce, Algorithm::Doubling) => {
+        (FrameOp::AllReduce, Algorithm::Direct) => (2.0, 2.0 * (n - 1.0), 2.0 * chunks, chunks),
+        (FrameOp::AllReduce, Algorithm::Doubling) => {
             let rounds = low + 2.0 * fold;
             (rounds, rounds, rounds * b, (low + fold) * b)
         }
-        (Op::AllReduce, Algorithm::Halving) => {
+        (FrameOp::AllReduce, Algorithm::Halving) => {
             let rounds = 2.0 * low + 2.0 * fold;
             (rounds, blocks * rounds, 2.0 * core + 2.0 * fold * b, core + fold * b)
         }
-        (Op::AllReduce, Algorithm::Ring) => {
+        (FrameOp::AllReduce, Algorithm::Ring) => {
             let rounds = 2.0 * (n - 1.0);
             (rounds, blocks * rounds, 2.0 * chunks, chunks)
         }
-        (Op::AllReduce, Algorithm::Tree) => (2.0 * high, 2.0 * high, 2.0 * high * b, high * b),
-        (Op::ReduceScatter, Algorithm::Halving) => {
+        (FrameOp::AllReduce, Algorithm::Tree) => (2.0 * high, 2.0 * high, 2.0 * high * b, high * b),
+        (FrameOp::ReduceScatter, Algorithm::Halving) => {
             let rounds = low + 2.0 * fold;
             (rounds, rounds, ranges + fold * (b + b / n), ranges + fold * b)
         }
-        (Op::ReduceScatter, Algorithm::Ring) => (n - 1.0, n - 1.0, chunks, chunks),
-        (Op::ReduceScatter, _) => (1.0, n - 1.0, chunks, chunks),
-        (Op::AllGather, Algorithm::Halving) => {
+        (FrameOp::ReduceScatter, Algorithm::Ring) => (n - 1.0, n - 1.0, chunks, chunks),
+        (FrameOp::ReduceScatter, _) => (1.0, n - 1.0, chunks, chunks),
+        (FrameOp::AllGather, Algorithm::Halving) => {
             let rounds = low + 2.0 * fold;
             (rounds, rounds + fold, ranges + fold * (b / n + chunks), 0.0)
         }
-        (Op::AllGather, Algorithm::Ring) => (n - 1.0, n - 1.0, chunks, 0.0),
-        (Op::AllGather, _) => (1.0, n - 1.0, chunks, 0.0),
-        (Op::Broadcast, Algorithm::Ring) => (n - 1.0, n - 1.0, chain, 0.0),
-        (Op::Broadcast, _) => (high, high, high * b, 0.0),
-        (Op::Reduce, Algorithm::Ring) => (n - 1.0, n - 1.0, chain, b),
-        (Op::Reduce, _) => (high, high, high * b, high * b),
-        (Op::Barrier, _) => (high, high, high, 0.0),
-        (Op::Gather | Op::Scatter | Op::AllToAll, _) => (1.0, n - 1.0, chunks, 0.0),
-        (Op::Send, _) => (1.0, 1.0, b, 0.0),
-        (Op::Receipt | Op::Farewell, _) => (0.0, 0.0, 0.0, 0.0),
+        (FrameOp::AllGather, Algorithm::Ring) => (n - 1.0, n - 1.0, chunks, 0.0),
+        (FrameOp::AllGather, _) => (1.0, n - 1.0, chunks, 0.0),
+        (FrameOp::Broadcast, Algorithm::Ring) => (n - 1.0, n - 1.0, chain, 0.0),
+        (FrameOp::Broadcast, _) => (high, high, high * b, 0.0),
+        (FrameOp::Reduce, Algorithm::Ring) => (n - 1.0, n - 1.0, chain, b),
+        (FrameOp::Reduce, _) => (high, high, high * b, high * b),
+        (FrameOp::Barrier, _) => (high, high, high, 0.0),
+        (FrameOp::Gather | FrameOp::Scatter | FrameOp::AllToAll, _) => (1.0, n - 1.0, chunks, 0.0),
+        (FrameOp::Send, _) => (1.0, 1.0, b, 0.0),
+        (FrameOp::Receipt | FrameOp::Farewell, _) => (0.0, 0.0, 0.0, 0.0),
     };
     // In each of its rounds halving turns to another partner, to which nothing is in flight, and about a segment's time
     // passes before the link is full again. The ring has one stream, which never ends. Four hosts, 4 MiB at 100 Mbit/s: the
@@ -181,15 +186,19 @@ mod tests {
     use super::super::plan::{Key, plan};
     use super::*;
 
-    const OPS: [Op; 5] = [Op::AllReduce, Op::ReduceScatter, Op::AllGather, Op::Broadcast, Op::Reduce];
+    const OPS: [FrameOp; 5] =
+        [FrameOp::AllReduce, FrameOp::ReduceScatter, FrameOp::AllGather, FrameOp::Broadcast, FrameOp::Reduce];
 
     /// The most bytes and messages that a rank sends, counted.
-    fn count(op: Op, algorithm: Algorithm, bytes: usize, n: usize) -> (usize, usize) {
+    fn count(op: FrameOp, algorithm: Algorithm, bytes: usize, n: usize) -> (usize, usize) {
         let cuts = (0..=n).map(|r| bytes * r / n).collect();
         let key = Key { cuts: Some(cuts), ..Key::new(op, algorithm, bytes, 1, 0) };
         let plans: Vec<_> = (0..n).map(|rank| plan(rank, n, &key)).collect();
         let sent = |rank: usize| {
-            plans[rank].iter().filter(|m| m.kind == polyreme_net::moves::Kind::Send).map(|m| m.bytes.len())
+            plans[rank]
+                .iter()
+                .filter(|m| m.kind == polyreme_net::moves::MoveKind::Send)
+                .map(|m| m.bytes.len())
         };
         let most = (0..n).map(|rank| sent(rank).sum()).max().unwrap();
         let messages = (0..n).map(|rank| sent(rank).count()).max().unwrap();
@@ -211,8 +220,8 @@ mod tests {
                         assert!(sent as f64 <= effort.sent_bytes + 1.0, "{says}");
                         assert!(messages as f64 <= effort.messages, "{says}");
                         let folds = matches!(algorithm, Algorithm::Halving | Algorithm::Doubling);
-                        let one_sided =
-                            algorithm == Algorithm::Tree || matches!(op, Op::Broadcast | Op::Reduce);
+                        let one_sided = algorithm == Algorithm::Tree
+                            || matches!(op, FrameOp::Broadcast | FrameOp::Reduce);
                         if !one_sided && (n.is_power_of_two() || !folds) {
                             assert!((sent as f64 - effort.sent_bytes).abs() < 2.0, "{says}");
                             assert_eq!(messages as f64, effort.messages, "{says}");
@@ -254,15 +263,15 @@ mod tests {
             Costs { latency_us: 1000.0, message_us: 5.0, bytes_per_us: 11.8, reduce_bytes_per_us: 8000.0 };
         let loopback = Costs { bytes_per_us: 4000.0, ..Costs::default() };
         let rows = [
-            (slow, Op::AllReduce, 64, 2, Algorithm::Doubling),
-            (slow, Op::AllReduce, 64, 8, Algorithm::Direct),
-            (slow, Op::AllReduce, 64 << 20, 8, Algorithm::Ring),
-            (loopback, Op::AllReduce, 64 << 20, 8, Algorithm::Halving),
-            (slow, Op::AllReduce, 64 << 20, 7, Algorithm::Ring),
-            (slow, Op::AllGather, 64 << 20, 7, Algorithm::Ring),
-            (slow, Op::Broadcast, 64, 8, Algorithm::Tree),
-            (slow, Op::Broadcast, 64 << 20, 8, Algorithm::Ring),
-            (slow, Op::Reduce, 64 << 20, 8, Algorithm::Ring),
+            (slow, FrameOp::AllReduce, 64, 2, Algorithm::Doubling),
+            (slow, FrameOp::AllReduce, 64, 8, Algorithm::Direct),
+            (slow, FrameOp::AllReduce, 64 << 20, 8, Algorithm::Ring),
+            (loopback, FrameOp::AllReduce, 64 << 20, 8, Algorithm::Halving),
+            (slow, FrameOp::AllReduce, 64 << 20, 7, Algorithm::Ring),
+            (slow, FrameOp::AllGather, 64 << 20, 7, Algorithm::Ring),
+            (slow, FrameOp::Broadcast, 64, 8, Algorithm::Tree),
+            (slow, FrameOp::Broadcast, 64 << 20, 8, Algorithm::Ring),
+            (slow, FrameOp::Reduce, 64 << 20, 8, Algorithm::Ring),
         ];
         for (costs, op, bytes, n, algorithm) in rows {
             let choice = choose(op, bytes, n, &costs);

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use polyreme_net::frame::{Op, Tag, Terms};
+use polyreme_net::frame::{FrameOp, Tag, Terms};
 use polyreme_net::{Move, Moves, Report};
 
 use super::choose::{Algorithm, Costs};
@@ -64,7 +64,7 @@ fn around(linked: &mut Linked, messages: usize, bytes: usize, times: usize) -> R
     list.extend((0..messages).map(|_| Move::recv((rank + n - 1) % n, 0..bytes)));
     let (moves, from, mut into) = (Moves::new(list), vec![0; bytes], vec![0; bytes]);
     let terms = Terms::default();
-    let tag = Tag { step: 0, op: Op::Send, dtype: DType::U8 as u8, count: bytes as u64, terms };
+    let tag = Tag { step: 0, op: FrameOp::Send, dtype: DType::U8 as u8, count: bytes as u64, terms };
     let mut least = f64::INFINITY;
     for _ in 0..times {
         linked.barrier()?;

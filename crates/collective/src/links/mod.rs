@@ -26,7 +26,7 @@ pub mod ring;
 mod tests;
 pub mod tree;
 
-use polyreme_net::frame::{Op, Tag, Terms};
+use polyreme_net::frame::{FrameOp, Tag, Terms};
 use polyreme_net::{Alarm, Cause, Links, Report};
 
 pub use choose::{Algorithm, Choice, Costs, choose};
@@ -122,7 +122,7 @@ impl Linked {
 
     /// Waits until every rank is here.
     pub fn barrier(&mut self) -> Result<(), Report> {
-        let key = self.key(Op::Barrier, DType::U8, 0, 0, None);
+        let key = self.key(FrameOp::Barrier, DType::U8, 0, 0, None);
         self.run(key, DType::U8, &[], &mut [0; barrier::BYTES], Reduce::Sum)
     }
 
@@ -133,7 +133,7 @@ impl Linked {
 
     /// The root gets the reduction of all; what the others' memory holds is not said.
     pub fn reduce<T: Element>(&mut self, data: &mut [T], reduce: Reduce, root: usize) -> Result<(), Report> {
-        let key = self.key(Op::Reduce, T::DTYPE, data.len(), root, None);
+        let key = self.key(FrameOp::Reduce, T::DTYPE, data.len(), root, None);
         self.run(key, T::DTYPE, &[], bytes::of_mut(data), reduce)
     }
 
@@ -234,7 +234,7 @@ impl Linked {
     }
 
     fn all_reduce_bytes(&mut self, data: &mut [u8], dtype: DType, reduce: Reduce) -> Result<(), Report> {
-        let key = self.key(Op::AllReduce, dtype, data.len() / dtype.bytes(), 0, None);
+        let key = self.key(FrameOp::AllReduce, dtype, data.len() / dtype.bytes(), 0, None);
         self.run(key, dtype, &[], data, reduce)
     }
 
@@ -245,17 +245,17 @@ impl Linked {
         cuts: &Cuts,
         reduce: Reduce,
     ) -> Result<(), Report> {
-        let key = self.key(Op::ReduceScatter, dtype, data.len() / dtype.bytes(), 0, Some(cuts));
+        let key = self.key(FrameOp::ReduceScatter, dtype, data.len() / dtype.bytes(), 0, Some(cuts));
         self.run(key, dtype, &[], data, reduce)
     }
 
     fn all_gather_bytes(&mut self, data: &mut [u8], dtype: DType, cuts: &Cuts) -> Result<(), Report> {
-        let key = self.key(Op::AllGather, dtype, data.len() / dtype.bytes(), 0, Some(cuts));
+        let key = self.key(FrameOp::AllGather, dtype, data.len() / dtype.bytes(), 0, Some(cuts));
         self.run(key, dtype, &[], data, Reduce::Sum)
     }
 
     fn broadcast_bytes(&mut self, data: &mut [u8], dtype: DType, root: usize) -> Result<(), Report> {
-        let key = self.key(Op::Broadcast, dtype, data.len() / dtype.bytes(), root, None);
+        let key = self.key(FrameOp::Broadcast, dtype, data.len() / dtype.bytes(), root, None);
         self.run(key, dtype, &[], data, Reduce::Sum)
     }
 
@@ -267,7 +267,7 @@ impl Linked {
         cuts: &Cuts,
         root: usize,
     ) -> Result<(), Report> {
-        let key = self.key(Op::Gather, dtype, cuts[cuts.len() - 1], root, Some(cuts));
+        let key = self.key(FrameOp::Gather, dtype, cuts[cuts.len() - 1], root, Some(cuts));
         let own = self.own(cuts, dtype);
         assert_eq!(mine.len(), own.len(), "a rank gives its own range");
         if self.rank() == root {
@@ -284,7 +284,7 @@ impl Linked {
         cuts: &Cuts,
         root: usize,
     ) -> Result<(), Report> {
-        let key = self.key(Op::Scatter, dtype, cuts[cuts.len() - 1], root, Some(cuts));
+        let key = self.key(FrameOp::Scatter, dtype, cuts[cuts.len() - 1], root, Some(cuts));
         let own = self.own(cuts, dtype);
         assert_eq!(mine.len(), own.len(), "a rank gets its own range");
         if self.rank() == root {
@@ -304,7 +304,7 @@ impl Linked {
         check_cuts(recv_cuts, self.size(), recv.len() / dtype.bytes());
         check_cuts(send_cuts, self.size(), send.len() / dtype.bytes());
         // How much goes from whom to whom only those two know.
-        let mut key = self.key(Op::AllToAll, dtype, 0, 0, None);
+        let mut key = self.key(FrameOp::AllToAll, dtype, 0, 0, None);
         (key.cuts, key.received) = (Some(send_cuts.clone()), Some(recv_cuts.clone()));
         recv[self.own(recv_cuts, dtype)].copy_from_slice(&send[self.own(send_cuts, dtype)]);
         self.run(key, dtype, send, recv, Reduce::Sum)
@@ -319,7 +319,7 @@ impl Linked {
     ) -> Result<(), Report> {
         assert_ne!(to, self.rank(), "the other rank is another one");
         self.message = tag;
-        let key = self.key(Op::Send, dtype, data.len() / dtype.bytes(), to, None);
+        let key = self.key(FrameOp::Send, dtype, data.len() / dtype.bytes(), to, None);
         self.run(key, dtype, data, &mut [], Reduce::Sum)
     }
 
@@ -332,7 +332,7 @@ impl Linked {
     ) -> Result<(), Report> {
         assert_ne!(from, self.rank(), "the other rank is another one");
         self.message = tag;
-        let mut key = self.key(Op::Send, dtype, data.len() / dtype.bytes(), from, None);
+        let mut key = self.key(FrameOp::Send, dtype, data.len() / dtype.bytes(), from, None);
         key.receives = true;
         self.run(key, dtype, &[], data, Reduce::Sum)
     }
@@ -343,7 +343,7 @@ impl Linked {
         cuts[rank] * dtype.bytes()..cuts[rank + 1] * dtype.bytes()
     }
 
-    fn key(&self, op: Op, dtype: DType, count: usize, root: usize, cuts: Option<&Cuts>) -> Key {
+    fn key(&self, op: FrameOp, dtype: DType, count: usize, root: usize, cuts: Option<&Cuts>) -> Key {
         assert!(root < self.size(), "the root is a rank");
         if let Some(cuts) = cuts {
             check_cuts(cuts, self.size(), count);
@@ -358,11 +358,11 @@ impl Linked {
     /// What all ranks must mean alike by their next operation. What is between two of them is counted by nobody else: a send,
     /// whose other end has another root, and the cuts of an all-to-all.
     fn terms(&mut self, key: &Key, reduce: Reduce) -> Terms {
-        if key.op == Op::Send {
+        if key.op == FrameOp::Send {
             return Terms { cuts: self.message, ..Terms::default() };
         }
         self.turn = self.turn.wrapping_add(1);
-        let cuts = key.cuts.as_deref().filter(|_| key.op != Op::AllToAll);
+        let cuts = key.cuts.as_deref().filter(|_| key.op != FrameOp::AllToAll);
         Terms {
             reducer: reduce as u8,
             algorithm: key.algorithm as u8,

@@ -4,16 +4,16 @@
 //! most `3 log2 n`. Other pairs talk only if they send to each other, or if an operation goes from each to each, and are
 //! connected then.
 
-use polyreme_net::frame::Op;
+use polyreme_net::frame::FrameOp;
 
 use super::choose::{Algorithm, candidates};
 use super::plan::{Key, plan};
 
 /// Those with whom a rank of a group of `n` talks, in order. Whoever is in the list of another has that one in its own list.
 pub fn peers(rank: usize, n: usize) -> Vec<usize> {
-    let barrier = Key::new(Op::Barrier, Algorithm::Doubling, 0, 1, 0);
-    let usual = candidates(Op::AllReduce).iter().filter(|algorithm| **algorithm != Algorithm::Direct);
-    let sums = usual.map(|algorithm| Key::new(Op::AllReduce, *algorithm, n, 1, 0));
+    let barrier = Key::new(FrameOp::Barrier, Algorithm::Doubling, 0, 1, 0);
+    let usual = candidates(FrameOp::AllReduce).iter().filter(|algorithm| **algorithm != Algorithm::Direct);
+    let sums = usual.map(|algorithm| Key::new(FrameOp::AllReduce, *algorithm, n, 1, 0));
     let plans = sums.chain([barrier]).flat_map(|key| plan(rank, n, &key));
     let mut peers: Vec<usize> = plans.map(|this| this.peer).collect();
     peers.sort_unstable();
@@ -43,7 +43,14 @@ mod tests {
     /// Trees and chains of any root, and what is cut by rank, need nobody else.
     #[test]
     fn no_usual_operation_talks_with_others() {
-        let ops = [Op::AllReduce, Op::ReduceScatter, Op::AllGather, Op::Broadcast, Op::Reduce, Op::Barrier];
+        let ops = [
+            FrameOp::AllReduce,
+            FrameOp::ReduceScatter,
+            FrameOp::AllGather,
+            FrameOp::Broadcast,
+            FrameOp::Reduce,
+            FrameOp::Barrier,
+        ];
         for n in 2..=20 {
             for op in ops {
                 for &algorithm in candidates(op).iter().filter(|a| **a != Algorithm::Direct) {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use polyreme_net::frame::Op;
+use polyreme_net::frame::FrameOp;
 use polyreme_net::{Move, Moves};
 
 use super::choose::Algorithm;
@@ -22,7 +22,7 @@ const BLOCKS_MAX: usize = 64;
 /// What a plan depends on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Key {
-    pub(super) op: Op,
+    pub(super) op: FrameOp,
     pub(super) algorithm: Algorithm,
     pub(super) count: usize,
     pub(super) element_bytes: usize,
@@ -37,7 +37,13 @@ pub(super) struct Key {
 
 impl Key {
     /// Without cuts.
-    pub(super) fn new(op: Op, algorithm: Algorithm, count: usize, element_bytes: usize, root: usize) -> Key {
+    pub(super) fn new(
+        op: FrameOp,
+        algorithm: Algorithm,
+        count: usize,
+        element_bytes: usize,
+        root: usize,
+    ) -> Key {
         Key { op, algorithm, count, element_bytes, root, receives: false, cuts: None, received: None }
     }
 }
@@ -55,11 +61,11 @@ impl Plans {
             let moves = Moves::new(plan(rank, ranks, key));
             let moves = match (key.op, key.algorithm) {
                 // Two ranks that both send before they receive rely on a send that ends when the socket has it.
-                (Op::Send, _) => moves,
+                (FrameOp::Send, _) => moves,
                 // It sends what it also reduces.
-                (Op::AllReduce, Algorithm::Doubling) => moves.lending(false),
+                (FrameOp::AllReduce, Algorithm::Doubling) => moves.lending(false),
                 // Who gets a result gets it from ranks that have all of what it gave.
-                (Op::AllReduce, _) => moves.lending(true),
+                (FrameOp::AllReduce, _) => moves.lending(true),
                 _ => moves.lending(false),
             };
             let plan = (key.clone(), moves);
@@ -93,12 +99,12 @@ pub(super) fn plan(rank: usize, n: usize, key: &Key) -> Vec<Move> {
     };
     let cuts = || of(&key.cuts);
     match (key.op, key.algorithm) {
-        (Op::AllReduce, Direct) => {
+        (FrameOp::AllReduce, Direct) => {
             direct::reduce_scatter(rank, &even(n), list);
             direct::all_gather(rank, &even(n), list);
         }
-        (Op::AllReduce, Doubling) => halving::all_reduce_whole(rank, n, bytes, list),
-        (Op::AllReduce, Halving) => {
+        (FrameOp::AllReduce, Doubling) => halving::all_reduce_whole(rank, n, bytes, list),
+        (FrameOp::AllReduce, Halving) => {
             let cuts: Vec<_> = blocks.map(|block| within(block, halving::parts(n))).collect();
             in_blocks(
                 &cuts,
@@ -107,7 +113,7 @@ pub(super) fn plan(rank: usize, n: usize, key: &Key) -> Vec<Move> {
                 |cuts, list| halving::all_reduce_out(rank, n, cuts, list),
             );
         }
-        (Op::AllReduce, Ring) => {
+        (FrameOp::AllReduce, Ring) => {
             let cuts: Vec<_> = blocks.map(|block| within(block, n)).collect();
             in_blocks(
                 &cuts,
@@ -116,27 +122,27 @@ pub(super) fn plan(rank: usize, n: usize, key: &Key) -> Vec<Move> {
                 |cuts, list| ring::all_gather(rank, cuts, list),
             );
         }
-        (Op::AllReduce, Tree) => {
+        (FrameOp::AllReduce, Tree) => {
             tree::reduce(rank, n, bytes, 0, list);
             tree::broadcast(rank, n, bytes, 0, list);
         }
-        (Op::ReduceScatter, Direct) => direct::reduce_scatter(rank, &cuts(), list),
-        (Op::ReduceScatter, Halving) => halving::reduce_scatter(rank, &cuts(), list),
-        (Op::ReduceScatter, _) => ring::reduce_scatter(rank, &cuts(), list),
-        (Op::AllGather, Direct) => direct::all_gather(rank, &cuts(), list),
-        (Op::AllGather, Halving) => halving::all_gather(rank, &cuts(), list),
-        (Op::AllGather, _) => ring::all_gather(rank, &cuts(), list),
-        (Op::Broadcast, Ring) => ring::broadcast(rank, n, bytes, key.root, list),
-        (Op::Broadcast, _) => tree::broadcast(rank, n, bytes, key.root, list),
-        (Op::Reduce, Ring) => ring::reduce(rank, n, bytes, key.root, list),
-        (Op::Reduce, _) => tree::reduce(rank, n, bytes, key.root, list),
-        (Op::Gather, _) => direct::gather(rank, &cuts(), key.root, list),
-        (Op::Scatter, _) => direct::scatter(rank, &cuts(), key.root, list),
-        (Op::AllToAll, _) => direct::all_to_all(rank, &cuts(), &of(&key.received), list),
-        (Op::Barrier, _) => barrier::barrier(rank, n, list),
-        (Op::Send, _) if key.receives => list.push(Move::recv(key.root, 0..bytes)),
-        (Op::Send, _) => list.push(Move::send_from(key.root, 0..bytes)),
-        (Op::Receipt | Op::Farewell, _) => {}
+        (FrameOp::ReduceScatter, Direct) => direct::reduce_scatter(rank, &cuts(), list),
+        (FrameOp::ReduceScatter, Halving) => halving::reduce_scatter(rank, &cuts(), list),
+        (FrameOp::ReduceScatter, _) => ring::reduce_scatter(rank, &cuts(), list),
+        (FrameOp::AllGather, Direct) => direct::all_gather(rank, &cuts(), list),
+        (FrameOp::AllGather, Halving) => halving::all_gather(rank, &cuts(), list),
+        (FrameOp::AllGather, _) => ring::all_gather(rank, &cuts(), list),
+        (FrameOp::Broadcast, Ring) => ring::broadcast(rank, n, bytes, key.root, list),
+        (FrameOp::Broadcast, _) => tree::broadcast(rank, n, bytes, key.root, list),
+        (FrameOp::Reduce, Ring) => ring::reduce(rank, n, bytes, key.root, list),
+        (FrameOp::Reduce, _) => tree::reduce(rank, n, bytes, key.root, list),
+        (FrameOp::Gather, _) => direct::gather(rank, &cuts(), key.root, list),
+        (FrameOp::Scatter, _) => direct::scatter(rank, &cuts(), key.root, list),
+        (FrameOp::AllToAll, _) => direct::all_to_all(rank, &cuts(), &of(&key.received), list),
+        (FrameOp::Barrier, _) => barrier::barrier(rank, n, list),
+        (FrameOp::Send, _) if key.receives => list.push(Move::recv(key.root, 0..bytes)),
+        (FrameOp::Send, _) => list.push(Move::send_from(key.root, 0..bytes)),
+        (FrameOp::Receipt | FrameOp::Farewell, _) => {}
     }
     std::mem::take(list)
 }

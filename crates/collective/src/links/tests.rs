@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::thread;
 
 use half::{bf16, f16};
-use polyreme_net::frame::Op;
+use polyreme_net::frame::FrameOp;
 use polyreme_net::{Cause, loopback};
 
 use super::choose::candidates;
@@ -65,19 +65,19 @@ fn check<T: Element + PartialEq + Debug>(
         let wrong = data.iter().enumerate().find(|(i, x)| **x != all[(from + i) % 8]);
         assert_eq!(wrong, None, "{what} at rank {r} of {n}, {count} elements");
     };
-    for &algorithm in candidates(Op::AllReduce) {
+    for &algorithm in candidates(FrameOp::AllReduce) {
         linked.set_algorithm(Some(algorithm));
         let mut data = mine();
         linked.all_reduce(&mut data, reduce).unwrap();
         has(&data, 0, &format!("all-reduce by {algorithm:?}"));
     }
-    for &algorithm in candidates(Op::ReduceScatter) {
+    for &algorithm in candidates(FrameOp::ReduceScatter) {
         linked.set_algorithm(Some(algorithm));
         let mut data = mine();
         linked.reduce_scatter(&mut data, &cuts, reduce).unwrap();
         has(&data[cuts[r]..cuts[r + 1]], cuts[r], &format!("reduce-scatter by {algorithm:?}"));
     }
-    for &algorithm in candidates(Op::Reduce) {
+    for &algorithm in candidates(FrameOp::Reduce) {
         linked.set_algorithm(Some(algorithm));
         for root in [0, n / 2, n - 1] {
             let mut data = mine();
@@ -137,7 +137,8 @@ fn large_data_are_free_after_each_call() {
         on_all(n, |linked| {
             let r = linked.rank();
             let mut data = vec![0; count];
-            for (round, &algorithm) in candidates(Op::AllReduce).iter().flat_map(|a| [a; 4]).enumerate() {
+            for (round, &algorithm) in candidates(FrameOp::AllReduce).iter().flat_map(|a| [a; 4]).enumerate()
+            {
                 linked.set_algorithm(Some(algorithm));
                 data.iter_mut().enumerate().for_each(|(i, x)| *x = (i * (r + 1) + round) as i32);
                 linked.all_reduce(&mut data, Reduce::Sum).unwrap();
@@ -161,7 +162,7 @@ fn check_moving(linked: &mut Linked, count: usize) {
     let cuts = cuts(n, count);
     let mark = |r: usize, i: usize| (1000 * r + i) as i32;
     let whole: Vec<i32> = (0..n).flat_map(|r| (cuts[r]..cuts[r + 1]).map(move |i| mark(r, i))).collect();
-    for &algorithm in candidates(Op::AllGather) {
+    for &algorithm in candidates(FrameOp::AllGather) {
         linked.set_algorithm(Some(algorithm));
         let mut data = vec![-1; count];
         data[cuts[r]..cuts[r + 1]].copy_from_slice(&whole[cuts[r]..cuts[r + 1]]);
@@ -169,7 +170,7 @@ fn check_moving(linked: &mut Linked, count: usize) {
         assert!(data == whole, "all-gather by {algorithm:?} at rank {r} of {n}, {count} elements");
     }
     for root in [0, n / 2, n - 1] {
-        for &algorithm in candidates(Op::Broadcast) {
+        for &algorithm in candidates(FrameOp::Broadcast) {
             linked.set_algorithm(Some(algorithm));
             let mut data: Vec<i32> = (0..count).map(|i| mark(r, i)).collect();
             linked.broadcast(&mut data, root).unwrap();
@@ -230,7 +231,7 @@ fn all_ranks_get_the_same_bits() {
         for reduce in [Reduce::Sum, Reduce::Max, Reduce::Min] {
             let bits = on_all(n, |linked| {
                 let mut all = Vec::new();
-                for &algorithm in candidates(Op::AllReduce) {
+                for &algorithm in candidates(FrameOp::AllReduce) {
                     linked.set_algorithm(Some(algorithm));
                     let r = linked.rank();
                     let number = |i: usize| match (r + i) % 11 {
@@ -269,7 +270,7 @@ fn a_barrier_holds_everybody() {
 /// A rank that leaves in the middle is named by all the others, whatever they were doing.
 #[test]
 fn a_rank_that_is_lost_is_named() {
-    for &algorithm in candidates(Op::AllReduce) {
+    for &algorithm in candidates(FrameOp::AllReduce) {
         let reports = on_all(4, |linked| {
             linked.set_algorithm(Some(algorithm));
             linked.set_step(3);

@@ -36,7 +36,7 @@ pub struct Search {
 }
 
 /// A library that can be started.
-pub struct Found {
+pub struct MpiLibrary {
     pub(super) library: Library,
     /// How it is called.
     pub abi: Abi,
@@ -55,7 +55,7 @@ pub struct NotFound {
 }
 
 /// Looks for a library. It is loaded, and not yet started.
-pub fn find(search: &Search) -> Result<Found, NotFound> {
+pub fn find(search: &Search) -> Result<MpiLibrary, NotFound> {
     let mut unfit = Vec::new();
     let mut attempt = |name: &Path, family: Option<MpiFamily>| match open(name, family) {
         Ok(found) => Some(found),
@@ -89,7 +89,7 @@ fn candidates(search: &Search) -> Vec<(PathBuf, MpiFamily)> {
 }
 
 /// Loads a library and asks it what it is; it must be of `family`, if that is said.
-fn open(name: &Path, family: Option<MpiFamily>) -> Result<Found, NotLoaded> {
+fn open(name: &Path, family: Option<MpiFamily>) -> Result<MpiLibrary, NotLoaded> {
     let library = Library::open(name)?;
     let shown = name.display();
     let Some(symbol) = library.symbol(c"MPI_Get_library_version") else {
@@ -114,7 +114,7 @@ fn open(name: &Path, family: Option<MpiFamily>) -> Result<Found, NotLoaded> {
         return Err(NotLoaded::Broken(format!("{} is {version}", path.display())));
     }
     let abi = abi_of(&library, &version);
-    Ok(Found { library, abi, path, version })
+    Ok(MpiLibrary { library, abi, path, version })
 }
 
 /// How a library is called. One with the standard's interface says so; in others the same function says -1.
@@ -143,7 +143,7 @@ fn one_line(text: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for MpiLibrary {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "{} ({}, {})", self.path.display(), self.version, self.abi.name())
     }

@@ -18,9 +18,9 @@ use crate::work::{Span, Work};
 /// Elements of one call of MPI, which counts in 32 bits.
 const COUNT_MAX: usize = 1 << 30;
 
-/// One rank's end. A communicator that was made by [`Group::split`] is left to the end of MPI: to free it is an operation of all its
+/// One rank's end. A communicator that was made by [`MpiGroup::split`] is left to the end of MPI: to free it is an operation of all its
 /// ranks, and they may be done with it at different times.
-pub(super) struct Group<H: Handle> {
+pub(super) struct MpiGroup<H: Handle> {
     runtime: Arc<Runtime<H>>,
     comm: H,
     pub(super) rank: usize,
@@ -36,7 +36,7 @@ pub(super) struct Group<H: Handle> {
 /// A call as a blocking one, or started and asked after.
 macro_rules! call {
     ($group:expr, $blocking:ident, $started:ident, $($arg:expr),*) => {{
-        let group: &Group<_> = $group;
+        let group: &MpiGroup<_> = $group;
         let calls = &group.runtime.calls;
         match group.beside_others {
             // SAFETY: promised where it is used.
@@ -47,14 +47,14 @@ macro_rules! call {
     }};
 }
 
-impl<H: Handle> Group<H> {
+impl<H: Handle> MpiGroup<H> {
     /// All ranks that the launcher started.
-    pub(super) fn world(runtime: Runtime<H>) -> Result<Group<H>, String> {
+    pub(super) fn world(runtime: Runtime<H>) -> Result<MpiGroup<H>, String> {
         let comm = runtime.world;
-        Group::of(Arc::new(runtime), comm, None)
+        MpiGroup::of(Arc::new(runtime), comm, None)
     }
 
-    fn of(runtime: Arc<Runtime<H>>, comm: H, names: Option<&[usize]>) -> Result<Group<H>, String> {
+    fn of(runtime: Arc<Runtime<H>>, comm: H, names: Option<&[usize]>) -> Result<MpiGroup<H>, String> {
         let (mut rank, mut size) = (0, 0);
         let turn = runtime.turn();
         // SAFETY: the communicator's handle is the library's own, and out-parameters are there.
@@ -65,12 +65,17 @@ impl<H: Handle> Group<H> {
         drop(turn);
         let (rank, size) = (rank as usize, size as usize);
         let name = names.map_or(rank, |names| names[rank]);
-        Ok(Group { runtime, comm, rank, size, name, beside_others: names.is_some(), own: Vec::new() })
+        Ok(MpiGroup { runtime, comm, rank, size, name, beside_others: names.is_some(), own: Vec::new() })
     }
 
     /// The ranks that say the same color, in the order of their places. All ranks of the communicator call it, and nothing is on
     /// its way in any.
-    pub(super) fn split(&mut self, color: usize, place: usize, names: &[usize]) -> Result<Group<H>, String> {
+    pub(super) fn split(
+        &mut self,
+        color: usize,
+        place: usize,
+        names: &[usize],
+    ) -> Result<MpiGroup<H>, String> {
         self.beside_others = true;
         let mut comm = H::UNSET;
         let turn = self.runtime.turn();
@@ -79,7 +84,7 @@ impl<H: Handle> Group<H> {
             unsafe { (self.runtime.calls.comm_split)(self.comm, color as c_int, place as c_int, &mut comm) };
         drop(turn);
         self.runtime.check(code)?;
-        Group::of(self.runtime.clone(), comm, Some(names))
+        MpiGroup::of(self.runtime.clone(), comm, Some(names))
     }
 
     /// Ends all ranks.
@@ -195,28 +200,28 @@ impl<H: Handle> Group<H> {
     }
 
     /// Cuts as MPI wants them; they must lie inside `count` elements.
-    fn parts(&self, cuts: &[usize], count: usize) -> Result<Parts, String> {
+    fn parts(&self, cuts: &[usize], count: usize) -> Result<RankRanges, String> {
         let rising = cuts.windows(2).all(|c| c[0] <= c[1]);
         if cuts.len() != self.size + 1 || !rising || cuts[self.size] > count {
             return Err(format!("cuts {cuts:?} do not fit {count} elements and {} ranks", self.size));
         }
-        Parts::of(cuts).ok_or_else(|| format!("{count} elements are more than MPI counts"))
+        RankRanges::of(cuts).ok_or_else(|| format!("{count} elements are more than MPI counts"))
     }
 }
 
 /// Ranges of a buffer, one for each rank.
-struct Parts {
+struct RankRanges {
     counts: Vec<c_int>,
     starts: Vec<c_int>,
 }
 
-impl Parts {
+impl RankRanges {
     /// From cuts; `None` if a number is too large for MPI.
-    fn of(cuts: &[usize]) -> Option<Parts> {
+    fn of(cuts: &[usize]) -> Option<RankRanges> {
         let counts = cuts.windows(2).map(|c| c_int::try_from(c[1] - c[0]).ok()).collect::<Option<_>>()?;
         let starts =
             cuts[..cuts.len() - 1].iter().map(|&c| c_int::try_from(c).ok()).collect::<Option<_>>()?;
-        Some(Parts { counts, starts })
+        Some(RankRanges { counts, starts })
     }
 }
 

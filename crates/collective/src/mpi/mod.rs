@@ -24,39 +24,41 @@ use std::ffi::c_int;
 use polyreme_net::{Cause, Report};
 
 use self::abi::{Abi, Pointer};
-pub use self::find::{Found, NotFound, Search, find};
-use self::group::Group;
+pub use self::find::{MpiLibrary, NotFound, Search, find};
+use self::group::MpiGroup;
 use self::mail::Mail;
 use self::runtime::Runtime;
 use crate::work::Work;
 
 /// This rank's end of `MPI_COMM_WORLD`.
-pub struct Mpi(Inner);
+pub struct Mpi(EitherGroup);
 
 /// The two kinds of handles.
-enum Inner {
-    Pointers(Group<Pointer>),
-    Numbers(Group<c_int>),
+enum EitherGroup {
+    Pointers(MpiGroup<Pointer>),
+    Numbers(MpiGroup<c_int>),
 }
 
 /// The same expression for either kind of handle.
 macro_rules! either {
     ($inner:expr, $group:ident => $value:expr) => {
         match $inner {
-            Inner::Pointers($group) => $value,
-            Inner::Numbers($group) => $value,
+            EitherGroup::Pointers($group) => $value,
+            EitherGroup::Numbers($group) => $value,
         }
     };
 }
 
 impl Mpi {
     /// Starts a library.
-    pub fn start(found: &Found) -> Result<Mpi, String> {
+    pub fn start(found: &MpiLibrary) -> Result<Mpi, String> {
         // SAFETY: handles are what the library's interface says.
         let inner = unsafe {
             match found.abi {
-                Abi::OpenMpi | Abi::Standard => Inner::Pointers(Group::world(Runtime::start(found)?)?),
-                Abi::Mpich => Inner::Numbers(Group::world(Runtime::start(found)?)?),
+                Abi::OpenMpi | Abi::Standard => {
+                    EitherGroup::Pointers(MpiGroup::world(Runtime::start(found)?)?)
+                }
+                Abi::Mpich => EitherGroup::Numbers(MpiGroup::world(Runtime::start(found)?)?),
             }
         };
         Ok(Mpi(inner))
@@ -81,8 +83,8 @@ impl Mpi {
     /// calls them. All ranks call it, and nothing is on its way in any group.
     pub fn split(&mut self, color: usize, place: usize, names: &[usize]) -> Result<Mpi, String> {
         Ok(Mpi(match &mut self.0 {
-            Inner::Pointers(group) => Inner::Pointers(group.split(color, place, names)?),
-            Inner::Numbers(group) => Inner::Numbers(group.split(color, place, names)?),
+            EitherGroup::Pointers(group) => EitherGroup::Pointers(group.split(color, place, names)?),
+            EitherGroup::Numbers(group) => EitherGroup::Numbers(group.split(color, place, names)?),
         }))
     }
 
@@ -90,8 +92,12 @@ impl Mpi {
     pub(crate) fn mail(&self) -> Option<MpiMail> {
         let name = self.name();
         match &self.0 {
-            Inner::Pointers(group) => group.mail().map(|mail| MpiMail { name, inner: Mails::Pointers(mail) }),
-            Inner::Numbers(group) => group.mail().map(|mail| MpiMail { name, inner: Mails::Numbers(mail) }),
+            EitherGroup::Pointers(group) => {
+                group.mail().map(|mail| MpiMail { name, inner: Mails::Pointers(mail) })
+            }
+            EitherGroup::Numbers(group) => {
+                group.mail().map(|mail| MpiMail { name, inner: Mails::Numbers(mail) })
+            }
         }
     }
 

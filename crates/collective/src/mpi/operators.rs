@@ -39,35 +39,35 @@ pub(super) fn operator_idx(reduce: Reduce) -> usize {
     }
 }
 
-const fn operators<T: Number>() -> [Reducer; 3] {
+const fn operators<T: HalfNumber>() -> [Reducer; 3] {
     [combine::<T, SUM>, combine::<T, MAX>, combine::<T, MIN>]
 }
 
 /// An element of such a type.
-trait Number: Copy + PartialOrd {
+trait HalfNumber: Copy + PartialOrd {
     fn plus(self, other: Self) -> Self;
 }
 
-impl Number for f16 {
+impl HalfNumber for f16 {
     fn plus(self, other: f16) -> f16 {
         self + other
     }
 }
 
-impl Number for bf16 {
+impl HalfNumber for bf16 {
     fn plus(self, other: bf16) -> bf16 {
         self + other
     }
 }
 
-impl Number for u8 {
+impl HalfNumber for u8 {
     fn plus(self, other: u8) -> u8 {
         self.wrapping_add(other)
     }
 }
 
 /// An MPI operator.
-extern "C" fn combine<T: Number, const OP: usize>(
+extern "C" fn combine<T: HalfNumber, const OP: usize>(
     from: *const c_void,
     to: *mut c_void,
     count: *const c_int,

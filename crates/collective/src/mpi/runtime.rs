@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::abi::{Abi, Constant, Handle, TEXT_BYTES_MAX};
 use super::calls::Calls;
-use super::find::Found;
+use super::find::MpiLibrary;
 use super::operators::{OPERATORS, TYPES, operator_idx, type_idx};
 use crate::element::{DType, Reduce};
 
@@ -44,7 +44,7 @@ impl<H: Handle> Runtime<H> {
     ///
     /// # Safety
     /// The library's handles are of type `H`.
-    pub(super) unsafe fn start(found: &Found) -> Result<Runtime<H>, String> {
+    pub(super) unsafe fn start(found: &MpiLibrary) -> Result<Runtime<H>, String> {
         let library = &found.library;
         library.join_global(&found.path).map_err(|why| format!("it cannot be loaded: {why:?}"))?;
         // SAFETY: the caller's promise.

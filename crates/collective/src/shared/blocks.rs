@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use polyreme_net::segment::path_of;
 use polyreme_net::{Block, Cause, Report, Segment, SegmentError};
 
-use super::Shared;
-use super::call::{Call, Op, Place};
+use super::ShmComm;
+use super::call::{Call, MemoryRef, SharedOp};
 use super::memory::Area;
 
 /// How a thread hands a block to the others.
@@ -20,7 +20,7 @@ pub(super) type Handover = Arc<Mutex<Option<Block>>>;
 
 /// The blocks of a group.
 #[derive(Default)]
-pub(super) struct Blocks {
+pub(super) struct GroupBlocks {
     sets: Vec<Set>,
 }
 
@@ -32,47 +32,57 @@ struct Set {
     of: Vec<Block>,
 }
 
-impl Blocks {
+impl GroupBlocks {
     /// The same blocks, for a group of some of the ranks in which this one has another number. All of its ranks take over the
     /// same ones, so that a count still names the same block everywhere.
-    pub(super) fn of_members(&self, members: &[usize], rank: usize) -> Blocks {
+    pub(super) fn of_members(&self, members: &[usize], rank: usize) -> GroupBlocks {
         let of = |set: &Set| {
             let of: Vec<Block> = members.iter().filter_map(|&member| set.of.get(member)).cloned().collect();
             let mine = of.get(rank).unwrap_or(&set.mine).clone();
             Set { common: set.common, mine, of }
         };
-        Blocks { sets: self.sets.iter().map(of).collect() }
+        GroupBlocks { sets: self.sets.iter().map(of).collect() }
     }
 
     /// Where memory of this rank lies for the others.
-    pub(super) fn find(&self, ptr: *mut u8, bytes: usize, threads: bool) -> Place {
+    pub(super) fn find(&self, ptr: *mut u8, bytes: usize, threads: bool) -> MemoryRef {
         if bytes == 0 {
-            return Place::Nothing;
+            return MemoryRef::Nothing;
         }
         for (id, set) in self.sets.iter().enumerate() {
             let start = set.mine.ptr().as_ptr() as usize;
             let Some(offset) = (ptr as usize).checked_sub(start) else { continue };
             if offset.checked_add(bytes).is_some_and(|end| end <= set.mine.bytes()) {
                 let (id, offset) = (id as u32, offset as u64);
-                return if set.common { Place::Common { id, offset } } else { Place::Block { id, offset } };
+                return if set.common {
+                    MemoryRef::Common { id, offset }
+                } else {
+                    MemoryRef::Block { id, offset }
+                };
             }
         }
-        if threads { Place::Address(ptr as u64) } else { Place::Private }
+        if threads { MemoryRef::Address(ptr as u64) } else { MemoryRef::Private }
     }
 
     /// What another rank published, as this rank sees it; none if it lies outside of what is shared.
     ///
     /// # Safety
     /// An address comes from a thread of this process whose memory stays until the operation has ended.
-    pub(super) unsafe fn area(&self, place: Place, rank: usize, bytes: usize, threads: bool) -> Option<Area> {
+    pub(super) unsafe fn area(
+        &self,
+        place: MemoryRef,
+        rank: usize,
+        bytes: usize,
+        threads: bool,
+    ) -> Option<Area> {
         let (id, offset) = match place {
-            Place::Private => return None,
-            Place::Nothing => return (bytes == 0).then(Area::nothing),
-            Place::Address(address) => {
+            MemoryRef::Private => return None,
+            MemoryRef::Nothing => return (bytes == 0).then(Area::nothing),
+            MemoryRef::Address(address) => {
                 // SAFETY: promised by the caller.
                 return threads.then(|| unsafe { Area::new(address as *mut u8, bytes) });
             }
-            Place::Block { id, offset } | Place::Common { id, offset } => (id as usize, offset),
+            MemoryRef::Block { id, offset } | MemoryRef::Common { id, offset } => (id as usize, offset),
         };
         let set = self.sets.get(id)?;
         let block = if set.of.is_empty() && set.common { &set.mine } else { set.of.get(rank)? };
@@ -88,14 +98,14 @@ pub(crate) fn no_memory(what: &str, error: &SegmentError) -> String {
     format!("no memory for {what}: {error}")
 }
 
-impl Shared {
+impl ShmComm {
     /// A block of this rank that the others see.
     pub(crate) fn block(&mut self, bytes: usize, what: &str, step: u64) -> Result<Block, Report> {
         if self.meet.peers.is_none() {
             let (rank, made) = (self.meet.rank, Segment::local(bytes));
             return made.map(|s| s.block().clone()).map_err(|e| failed(self, rank, what, &e));
         }
-        self.call(Call::bare(Op::Block, bytes), step, |shared, call| {
+        self.call(Call::bare(SharedOp::Block, bytes), step, |shared, call| {
             shared.agree(call)?;
             shared.exchange_blocks(bytes, what, false)
         })
@@ -103,7 +113,7 @@ impl Shared {
 
     /// A block that all ranks see.
     pub(crate) fn shared_block(&mut self, bytes: usize, what: &str, step: u64) -> Result<Block, Report> {
-        self.call(Call::bare(Op::SharedBlock, bytes), step, |shared, call| {
+        self.call(Call::bare(SharedOp::SharedBlock, bytes), step, |shared, call| {
             shared.agree(call)?;
             let Some(handover) = shared.handover.clone() else {
                 return shared.exchange_blocks(bytes, what, true);
@@ -155,6 +165,6 @@ impl Shared {
 }
 
 /// Tells the others that this rank has no memory for `what`.
-fn failed(shared: &Shared, rank: usize, what: &str, error: &SegmentError) -> Report {
+fn failed(shared: &ShmComm, rank: usize, what: &str, error: &SegmentError) -> Report {
     shared.meet.raise(rank, Cause::Failed { why: no_memory(what, error) })
 }

@@ -9,15 +9,15 @@ use std::sync::atomic::Ordering;
 use crate::element::{DType, Reduce};
 use crate::work::{Cuts, Span, digest};
 
-use super::layout::Entry;
+use super::layout::DeskEntry;
 
 macro_rules! ops {
     ($($op:ident = $name:literal),* $(,)?) => {
         /// What ranks do together.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        pub(super) enum Op { $($op),* }
+        pub(super) enum SharedOp { $($op),* }
 
-        const OPS: &[(Op, &str)] = &[$((Op::$op, $name)),*];
+        const OPS: &[(SharedOp, &str)] = &[$((SharedOp::$op, $name)),*];
     };
 }
 ops! {
@@ -26,7 +26,7 @@ ops! {
     SharedBlock = "shared block", Finish = "finish",
 }
 
-impl Op {
+impl SharedOp {
     pub(super) fn name(self) -> &'static str {
         OPS[self as usize].1
     }
@@ -35,7 +35,7 @@ impl Op {
 /// One operation of this rank.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
-    pub(super) op: Op,
+    pub(super) op: SharedOp,
     pub(super) reduce: Reduce,
     pub(super) root: usize,
     /// What all ranks must say alike: elements, or bytes of a block.
@@ -43,7 +43,7 @@ pub(super) struct Call {
     pub(super) cuts: Option<Cuts>,
     /// The memory that others may look at.
     pub(super) mine: Span,
-    pub(super) place: Place,
+    pub(super) place: MemoryRef,
     /// What this rank takes for granted when it chooses its way.
     pub(super) grounds: Grounds,
 }
@@ -61,7 +61,7 @@ const ROOMY: u8 = 2;
 
 /// Where a rank's memory lies, in a form that the others understand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum MemoryRef {
     /// Where nobody else can see it.
     Private,
     /// There is none that others would need.
@@ -76,18 +76,18 @@ pub(super) enum Place {
 
 /// What was read from another rank's desk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Said {
+pub(super) struct ReadEntry {
     what: u64,
     count: u64,
     cuts: u64,
-    pub(super) place: Place,
+    pub(super) place: MemoryRef,
 }
 
 impl Call {
     /// An operation without data.
-    pub(super) fn bare(op: Op, count: usize) -> Call {
+    pub(super) fn bare(op: SharedOp, count: usize) -> Call {
         let mine = Span { ptr: std::ptr::null_mut(), count: 0, dtype: DType::U8 };
-        let (place, grounds) = (Place::Private, Grounds::default());
+        let (place, grounds) = (MemoryRef::Private, Grounds::default());
         Call { op, reduce: Reduce::Sum, root: 0, count, cuts: None, mine, place, grounds }
     }
 
@@ -97,33 +97,36 @@ impl Call {
 
     /// Whether the others can see this rank's memory.
     pub(super) fn is_visible(&self) -> bool {
-        self.place != Place::Private
+        self.place != MemoryRef::Private
     }
 
     /// Whether all ranks work on one and the same memory: then nobody may copy to where another reads. All of them say
     /// so, or they disagree.
     pub(super) fn is_common(&self) -> bool {
-        let whole = matches!(self.op, Op::AllReduce | Op::ReduceScatter | Op::AllGather | Op::Broadcast);
-        whole && matches!(self.place, Place::Common { .. })
+        let whole = matches!(
+            self.op,
+            SharedOp::AllReduce | SharedOp::ReduceScatter | SharedOp::AllGather | SharedOp::Broadcast
+        );
+        whole && matches!(self.place, MemoryRef::Common { .. })
     }
 
-    pub(super) fn said(&self) -> Said {
+    pub(super) fn said(&self) -> ReadEntry {
         let how = if self.is_common() { COMMON } else { 0 } | if self.grounds.roomy { ROOMY } else { 0 };
         let parts = [self.op as u8, self.dtype() as u8, self.reduce as u8, how];
         let what = u64::from(u32::from_le_bytes(parts)) | (self.root as u64) << 32;
         let cuts = self.cuts.as_deref().map_or(0, digest);
-        Said { what, count: self.count as u64, cuts, place: self.place }
+        ReadEntry { what, count: self.count as u64, cuts, place: self.place }
     }
 }
 
-impl Said {
-    pub(super) fn write(&self, to: &Entry) {
+impl ReadEntry {
+    pub(super) fn write(&self, to: &DeskEntry) {
         let (place, offset) = match self.place {
-            Place::Private => (0, 0),
-            Place::Nothing => (4, 0),
-            Place::Address(address) => (1, address),
-            Place::Block { id, offset } => (2 | u64::from(id) << 8, offset),
-            Place::Common { id, offset } => (3 | u64::from(id) << 8, offset),
+            MemoryRef::Private => (0, 0),
+            MemoryRef::Nothing => (4, 0),
+            MemoryRef::Address(address) => (1, address),
+            MemoryRef::Block { id, offset } => (2 | u64::from(id) << 8, offset),
+            MemoryRef::Common { id, offset } => (3 | u64::from(id) << 8, offset),
         };
         let words = [&to.what, &to.count, &to.cuts, &to.place, &to.offset];
         for (to, word) in words.into_iter().zip([self.what, self.count, self.cuts, place, offset]) {
@@ -131,18 +134,18 @@ impl Said {
         }
     }
 
-    pub(super) fn read(from: &Entry) -> Said {
+    pub(super) fn read(from: &DeskEntry) -> ReadEntry {
         let words = [&from.what, &from.count, &from.cuts, &from.place, &from.offset];
         let [what, count, cuts, place, offset] = words.map(|word| word.load(Ordering::Relaxed));
         let id = (place >> 8) as u32;
         let place = match place & 0xff {
-            1 => Place::Address(offset),
-            2 => Place::Block { id, offset },
-            3 => Place::Common { id, offset },
-            4 => Place::Nothing,
-            _ => Place::Private,
+            1 => MemoryRef::Address(offset),
+            2 => MemoryRef::Block { id, offset },
+            3 => MemoryRef::Common { id, offset },
+            4 => MemoryRef::Nothing,
+            _ => MemoryRef::Private,
         };
-        Said { what, count, cuts, place }
+        ReadEntry { what, count, cuts, place }
     }
 
     /// The operation.
@@ -160,8 +163,8 @@ impl Said {
     }
 
     /// What both take for granted, if it is not the same.
-    pub(super) fn other_grounds(&self, other: &Said) -> Option<&'static str> {
-        let of = |said: &Said| said.what.to_le_bytes()[3] & ROOMY != 0;
+    pub(super) fn other_grounds(&self, other: &ReadEntry) -> Option<&'static str> {
+        let of = |said: &ReadEntry| said.what.to_le_bytes()[3] & ROOMY != 0;
         (of(self) != of(other)).then_some(if of(self) {
             "it counts on a core for each rank and the others do not"
         } else {
@@ -170,28 +173,32 @@ impl Said {
     }
 
     /// Whether both do the same, on the same grounds.
-    pub(super) fn agrees(&self, other: &Said) -> bool {
+    pub(super) fn agrees(&self, other: &ReadEntry) -> bool {
         (self.what, self.count, self.cuts) == (other.what, other.count, other.cuts)
     }
 }
 
-impl std::fmt::Display for Said {
+impl std::fmt::Display for ReadEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         let [op, _, reduce, how, ..] = self.what.to_le_bytes();
         write!(f, "{}", self.name())?;
         let Some((op, _)) = OPS.get(usize::from(op)) else { return Ok(()) };
         match op {
-            Op::Barrier | Op::Finish => return Ok(()),
-            Op::Block | Op::SharedBlock => return write!(f, " of {} bytes", self.count),
-            Op::AllReduce | Op::ReduceScatter => {
+            SharedOp::Barrier | SharedOp::Finish => return Ok(()),
+            SharedOp::Block | SharedOp::SharedBlock => return write!(f, " of {} bytes", self.count),
+            SharedOp::AllReduce | SharedOp::ReduceScatter => {
                 let name = ["sum", "max", "min"].get(usize::from(reduce)).unwrap_or(&"unknown");
                 write!(f, " ({name}) of {}", self.elements())?;
             }
-            Op::AllToAll | Op::AllGather | Op::Broadcast | Op::Gather | Op::Scatter => {
+            SharedOp::AllToAll
+            | SharedOp::AllGather
+            | SharedOp::Broadcast
+            | SharedOp::Gather
+            | SharedOp::Scatter => {
                 write!(f, " of {}", self.elements())?;
             }
         }
-        if matches!(op, Op::Broadcast | Op::Gather | Op::Scatter) {
+        if matches!(op, SharedOp::Broadcast | SharedOp::Gather | SharedOp::Scatter) {
             write!(f, " with root {}", self.what >> 32)?;
         }
         if self.cuts != 0 {
@@ -217,21 +224,24 @@ mod tests {
     fn what_is_said_can_be_read_and_printed() {
         let block = polyreme_net::Block::of_this_process(size_of::<super::super::layout::Desk>()).unwrap();
         let desk = block.at::<super::super::layout::Desk>(0);
-        let mut call = Call::bare(Op::Broadcast, 12);
-        for place in
-            [Place::Private, Place::Nothing, Place::Address(7), Place::Block { id: 3, offset: 1 << 40 }]
-        {
+        let mut call = Call::bare(SharedOp::Broadcast, 12);
+        for place in [
+            MemoryRef::Private,
+            MemoryRef::Nothing,
+            MemoryRef::Address(7),
+            MemoryRef::Block { id: 3, offset: 1 << 40 },
+        ] {
             call.place = place;
             call.said().write(&desk.entries[1]);
-            assert_eq!(Said::read(&desk.entries[1]), call.said());
+            assert_eq!(ReadEntry::read(&desk.entries[1]), call.said());
         }
         call.root = 2;
         assert_eq!(call.said().to_string(), "broadcast of 12 u8 with root 2");
-        let mut call = Call::bare(Op::ReduceScatter, 3);
+        let mut call = Call::bare(SharedOp::ReduceScatter, 3);
         call.cuts = Some([0, 1, 3].into());
         assert!(call.said().to_string().starts_with("reduce-scatter (sum) of 3 u8 with cuts "));
-        assert!(!call.said().agrees(&Call::bare(Op::ReduceScatter, 3).said()));
+        assert!(!call.said().agrees(&Call::bare(SharedOp::ReduceScatter, 3).said()));
         desk.entries[0].what.store(!0, Ordering::Relaxed);
-        assert_eq!(Said::read(&desk.entries[0]).to_string(), "something unknown");
+        assert_eq!(ReadEntry::read(&desk.entries[0]).to_string(), "something unknown");
     }
 }

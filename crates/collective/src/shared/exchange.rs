@@ -20,11 +20,11 @@ use polyreme_net::{Cause, Report};
 use crate::element::Reduce;
 use crate::work::{Cuts, Span};
 
-use super::call::{Call, Op};
+use super::call::{Call, SharedOp};
 use super::memory::Area;
-use super::{Shared, area, wrong_with};
+use super::{ShmComm, area, wrong_with};
 
-impl Shared {
+impl ShmComm {
     /// Everybody's range `r` goes to rank `r`.
     pub(crate) fn all_to_all(
         &mut self,
@@ -36,10 +36,10 @@ impl Shared {
     ) -> Result<(), Report> {
         let size = self.meet.size;
         let wrong = [(send, send_cuts), (recv, recv_cuts)].into_iter().find_map(|(span, cuts)| {
-            wrong_with(&self.on(Op::AllToAll, span, Some(cuts.clone()), 0, Reduce::Sum), size)
+            wrong_with(&self.on(SharedOp::AllToAll, span, Some(cuts.clone()), 0, Reduce::Sum), size)
         });
         // Lengths differ from rank to rank: they are no matter of agreement here.
-        let call = Call { count: 0, ..self.on(Op::AllToAll, send, None, 0, Reduce::Sum) };
+        let call = Call { count: 0, ..self.on(SharedOp::AllToAll, send, None, 0, Reduce::Sum) };
         self.call_unless(wrong, call, step, |shared, call| {
             shared.exchange(call, send_cuts, area(recv), recv_cuts)
         })

@@ -12,10 +12,10 @@ use std::time::Duration;
 use polyreme_net::patience::STALL;
 use polyreme_net::{Alarm, Cause, Peers, Pulse, Report, Segment, SegmentError};
 
-use super::Shared;
-use super::blocks::{Blocks, Handover};
+use super::ShmComm;
+use super::blocks::{GroupBlocks, Handover};
 use super::lateness::Lateness;
-use super::layout::{Front, Layout, RANKS_MAX};
+use super::layout::{Front, RANKS_MAX, ShmLayout};
 use super::letters::Letters;
 use super::meet::{Meet, cores};
 
@@ -45,17 +45,17 @@ impl ShmSetup {
     }
 }
 
-impl Shared {
+impl ShmComm {
     /// Threads of this process: a pulse for each, and what reports call it.
     pub(crate) fn local(
         alarm: &Alarm,
         stall: Duration,
         pulses: &[Pulse],
         names: &[usize],
-    ) -> Result<Vec<Shared>, SegmentError> {
+    ) -> Result<Vec<ShmComm>, SegmentError> {
         let size = pulses.len();
         assert!(size <= RANKS_MAX, "a group has up to {RANKS_MAX} ranks, not {size}");
-        let layout = Layout::of(size);
+        let layout = ShmLayout::of(size);
         let memory = Segment::local(if size > 1 { layout.bytes() } else { layout.warm_bytes() })?;
         let (handover, cores) = (Arc::new(Mutex::new(None)), cores());
         let boxes = Letters::boxes(size);
@@ -65,14 +65,14 @@ impl Shared {
             let mut meet =
                 Meet::new(rank, layout, memory, alarm.clone(), lateness, String::new(), names.to_vec());
             meet.agree_on_cores(cores);
-            Shared::at(meet, Some(handover.clone()), Letters::new(boxes.clone()))
+            ShmComm::at(meet, Some(handover.clone()), Letters::new(boxes.clone()))
         };
         Ok((0..size).map(end).collect())
     }
 
     /// Memory for a group of processes.
     pub(crate) fn segment(size: usize) -> Result<Segment, SegmentError> {
-        let layout = Layout::of(size.clamp(1, RANKS_MAX));
+        let layout = ShmLayout::of(size.clamp(1, RANKS_MAX));
         let segment = Segment::create(layout.bytes(), layout.warm_bytes())?;
         segment.block().at::<Front>(0).mark.store(layout.mark(), Ordering::SeqCst);
         Ok(segment)
@@ -80,7 +80,7 @@ impl Shared {
 
     /// The same, made by another process.
     pub(crate) fn open_segment(path: &str, size: usize) -> Result<Segment, SegmentError> {
-        let layout = Layout::of(size.clamp(1, RANKS_MAX));
+        let layout = ShmLayout::of(size.clamp(1, RANKS_MAX));
         let segment = Segment::open(path, layout.bytes(), layout.warm_bytes())?;
         if segment.block().at::<Front>(0).mark.load(Ordering::SeqCst) != layout.mark() {
             let what = format!("it was not made for {size} ranks of this version");
@@ -90,7 +90,7 @@ impl Shared {
     }
 
     /// One process of a group. Returns when all have come.
-    pub(crate) fn shm(setup: ShmSetup) -> Result<Shared, Report> {
+    pub(crate) fn shm(setup: ShmSetup) -> Result<ShmComm, Report> {
         let ShmSetup { rank, size, segment, host, world, alarm, stall } = setup;
         let strange = |what: String| {
             let cause = Cause::Disagrees { what };
@@ -99,7 +99,7 @@ impl Shared {
         if !(1..=RANKS_MAX).contains(&size) || rank >= size {
             return Err(strange(format!("rank {rank} of {size} is not possible (1 to {RANKS_MAX} ranks)")));
         }
-        let layout = Layout::of(size);
+        let layout = ShmLayout::of(size);
         if segment.block().bytes() != layout.bytes() {
             return Err(strange(format!("the shared memory was not made for {size} ranks")));
         }
@@ -119,18 +119,18 @@ impl Shared {
         meet.peers = Some(Peers::watch(&pids));
         // Whoever made the segment may close it after this: everybody has it.
         meet.gather_here()?;
-        Ok(Shared::at(meet, None, Letters::new(Letters::boxes(1))))
+        Ok(ShmComm::at(meet, None, Letters::new(Letters::boxes(1))))
     }
 
     /// In a new group: takes over the blocks of the group that it was made of, as far as they are of its members.
-    pub(crate) fn inherit(&mut self, parent: &Shared, members: &[usize]) {
+    pub(crate) fn inherit(&mut self, parent: &ShmComm, members: &[usize]) {
         self.blocks = parent.blocks.of_members(members, self.meet.rank);
     }
 
-    fn at(meet: Meet, handover: Option<Handover>, letters: Letters) -> Shared {
-        Shared {
+    fn at(meet: Meet, handover: Option<Handover>, letters: Letters) -> ShmComm {
+        ShmComm {
             meet,
-            blocks: Blocks::default(),
+            blocks: GroupBlocks::default(),
             handover,
             letters,
             queue: VecDeque::new(),

@@ -54,14 +54,14 @@ pub(super) struct Desk {
     /// To whom it sends and which cell it waits for the other to read, if it has waited for long; 0 otherwise.
     pub(super) sending: AtomicU64,
     _rest: [AtomicU64; 6],
-    pub(super) entries: [Entry; ENTRIES as usize],
+    pub(super) entries: [DeskEntry; ENTRIES as usize],
 }
 // SAFETY: atomics and counters, in C's order.
 unsafe impl Shareable for Desk {}
 
 /// One published operation.
 #[repr(C, align(64))]
-pub(super) struct Entry {
+pub(super) struct DeskEntry {
     /// Code, element type, reducer, root.
     pub(super) what: AtomicU64,
     pub(super) count: AtomicU64,
@@ -75,7 +75,7 @@ pub(super) struct Entry {
 }
 
 // SAFETY: atomics, in C's order.
-unsafe impl Shareable for Entry {}
+unsafe impl Shareable for DeskEntry {}
 
 /// The rank takes part.
 pub(super) const HERE: u32 = 0;
@@ -99,7 +99,7 @@ unsafe impl Shareable for Ring {}
 
 /// Sizes and offsets for a number of ranks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
+pub(super) struct ShmLayout {
     pub(super) ranks: usize,
     /// Bytes of a staging area.
     pub(super) piece_bytes: usize,
@@ -109,15 +109,15 @@ pub(super) struct Layout {
 
 const DESK_BYTES: usize = size_of::<Desk>().next_multiple_of(PAGE);
 const NOTICE: usize = 1024;
-const _: () = assert!(size_of::<Ring>() + LETTERS as usize * size_of::<Entry>() <= PAGE);
+const _: () = assert!(size_of::<Ring>() + LETTERS as usize * size_of::<DeskEntry>() <= PAGE);
 const _: () = assert!(NOTICE + size_of::<Notice>() <= PAGE);
 
-impl Layout {
-    pub(super) fn of(ranks: usize) -> Layout {
+impl ShmLayout {
+    pub(super) fn of(ranks: usize) -> ShmLayout {
         let ring_bytes = ((1 << 20) / ranks.next_power_of_two()).clamp(PAGE, RING_BYTES_MAX);
         // A lone rank hands nothing over: it is not to take megabytes for it.
         let piece_bytes = if ranks > 1 { PIECE_BYTES } else { PAGE };
-        Layout { ranks, piece_bytes, ring_bytes }
+        ShmLayout { ranks, piece_bytes, ring_bytes }
     }
 
     /// What the first word says if the memory is of this layout.
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn nothing_overlaps() {
         for ranks in [1, 2, 3, 16, 100, RANKS_MAX] {
-            let l = Layout::of(ranks);
+            let l = ShmLayout::of(ranks);
             assert!(l.desk(0) >= l.notice() + size_of::<Notice>());
             assert!(l.desk(1) - l.desk(0) >= size_of::<Desk>());
             assert_eq!(l.piece(0, 0), l.desk(ranks - 1) + DESK_BYTES);

@@ -23,9 +23,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use polyreme_net::segment::path_of;
 use polyreme_net::{Cause, Report, Segment, Shareable};
 
-use super::Shared;
+use super::ShmComm;
 use super::blocks::no_memory;
-use super::layout::{Entry, LETTERS, Ring};
+use super::layout::{DeskEntry, LETTERS, Ring};
 use crate::inbox::Inbox;
 use crate::work::Span;
 
@@ -43,24 +43,24 @@ pub(super) struct Letters {
     /// From whom each receive that was not waited for comes.
     from: HashMap<u64, usize>,
     /// Buffers of this rank, if it is a process.
-    out: Vec<Buffer>,
+    out: Vec<LetterBuffer>,
     /// Other ranks' buffers, by rank and file.
     seen: HashMap<(usize, u32), Segment>,
 }
 
-struct Buffer {
+struct LetterBuffer {
     segment: Segment,
     file: u32,
 }
 
 /// The first page of a buffer.
 #[repr(C)]
-struct Head {
+struct RingHead {
     /// Whether a message lies in it that was not read.
     full: AtomicU32,
 }
 // SAFETY: an atomic.
-unsafe impl Shareable for Head {}
+unsafe impl Shareable for RingHead {}
 
 impl Letters {
     pub(super) fn new(boxes: Arc<Vec<Inbox>>) -> Letters {
@@ -73,7 +73,7 @@ impl Letters {
     }
 }
 
-impl Shared {
+impl ShmComm {
     /// Sends a message. It is on its way, and the memory is the caller's again, when this returns.
     ///
     /// # Safety
@@ -102,7 +102,7 @@ impl Shared {
             let buffer = &self.letters.out[at];
             let (file, size) = (u64::from(buffer.file), buffer.segment.block().bytes() as u64);
             let ring: &Ring = self.meet.memory.at(offset);
-            let cell: &Entry = self.meet.memory.at(cell_offset(offset, ring.head.get()));
+            let cell: &DeskEntry = self.meet.memory.at(cell_offset(offset, ring.head.get()));
             let words = [&cell.what, &cell.count, &cell.cuts, &cell.place, &cell.offset];
             let values = [u64::from(dtype), bytes.len() as u64, u64::from(tag), file, size];
             words.into_iter().zip(values).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
@@ -184,7 +184,7 @@ impl Shared {
             if ring.head.get() == tail {
                 return Ok(());
             }
-            let cell: &Entry = self.meet.memory.at(cell_offset(offset, tail));
+            let cell: &DeskEntry = self.meet.memory.at(cell_offset(offset, tail));
             let words = [&cell.what, &cell.count, &cell.cuts, &cell.place, &cell.offset];
             let [dtype, count, tag, file, size] = words.map(|word| word.load(Ordering::Relaxed));
             self.open_buffer(from, file as u32, size as usize)?;
@@ -200,7 +200,7 @@ impl Shared {
             };
             // SAFETY: receives that were started are waited for or taken back, see `expect_letter`.
             unsafe { self.inbox().deliver(from, tag as u16, dtype as u8, bytes) };
-            buffer.at::<Head>(0).full.store(0, Ordering::Release);
+            buffer.at::<RingHead>(0).full.store(0, Ordering::Release);
             self.meet.memory.at::<Ring>(offset).tail.post(tail.wrapping_add(1));
         }
     }
@@ -224,9 +224,9 @@ impl Shared {
 
     /// Copies a message into a buffer that is free, or a new one.
     fn fill_buffer(&mut self, bytes: &[u8]) -> Result<usize, Report> {
-        let fits = |buffer: &Buffer| {
+        let fits = |buffer: &LetterBuffer| {
             let block = buffer.segment.block();
-            let free = block.at::<Head>(0).full.load(Ordering::Acquire) == 0;
+            let free = block.at::<RingHead>(0).full.load(Ordering::Acquire) == 0;
             free && block.bytes() - HEAD_BYTES >= bytes.len()
         };
         let smallest = |at: &usize| self.letters.out[*at].segment.block().bytes();
@@ -239,7 +239,7 @@ impl Shared {
                 let failed = |error| Cause::Failed { why: no_memory("a message", &error) };
                 let segment = made.map_err(|e| self.meet.raise(self.meet.rank, failed(e)))?;
                 let file = segment.file_number().unwrap_or(0);
-                self.letters.out.push(Buffer { segment, file });
+                self.letters.out.push(LetterBuffer { segment, file });
                 self.letters.out.len() - 1
             }
         };
@@ -249,7 +249,7 @@ impl Shared {
             let target = block.ptr().as_ptr().add(HEAD_BYTES);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
         }
-        block.at::<Head>(0).full.store(1, Ordering::Release);
+        block.at::<RingHead>(0).full.store(1, Ordering::Release);
         Ok(at)
     }
 
@@ -276,5 +276,5 @@ impl Shared {
 }
 
 fn cell_offset(ring: usize, cell: u32) -> usize {
-    ring + size_of::<Ring>() + (cell % LETTERS) as usize * size_of::<Entry>()
+    ring + size_of::<Ring>() + (cell % LETTERS) as usize * size_of::<DeskEntry>()
 }

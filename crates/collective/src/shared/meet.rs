@@ -21,15 +21,15 @@ use std::sync::atomic::Ordering;
 
 use polyreme_net::{Alarm, Block, Cause, Counter, Look, Notice, Pace, Peers, Report};
 
-use super::call::{Call, Grounds, Op};
+use super::call::{Call, Grounds, SharedOp};
 use super::lateness::Lateness;
-use super::layout::{Desk, HERE, Layout};
+use super::layout::{Desk, HERE, ShmLayout};
 
 /// One rank's place among the others.
 pub(super) struct Meet {
     pub(super) rank: usize,
     pub(super) size: usize,
-    pub(super) layout: Layout,
+    pub(super) layout: ShmLayout,
     pub(super) memory: Block,
     pub(super) alarm: Alarm,
     pub(super) lateness: Lateness,
@@ -67,7 +67,7 @@ enum Which {
 impl Meet {
     pub(super) fn new(
         rank: usize,
-        layout: Layout,
+        layout: ShmLayout,
         memory: Block,
         alarm: Alarm,
         lateness: Lateness,
@@ -124,7 +124,7 @@ impl Meet {
     }
 
     /// Says which operation follows, for reports.
-    pub(super) fn enter(&mut self, op: Op) {
+    pub(super) fn enter(&mut self, op: SharedOp) {
         self.op = op.name();
     }
 

@@ -93,7 +93,7 @@ pub(super) fn fold(inputs: &[Area], outputs: &[Area], dtype: DType, reduce: Redu
     }
 }
 
-fn fold_of<T: Number>(inputs: &[Area], outputs: &[Area], reduce: Reduce) {
+fn fold_of<T: Summand>(inputs: &[Area], outputs: &[Area], reduce: Reduce) {
     let bytes = inputs[0].bytes;
     assert!(inputs.iter().chain(outputs).all(|a| a.bytes == bytes), "inputs and outputs are equally long");
     let (n, mut tile) = (bytes / size_of::<T>(), [T::default(); TILE]);
@@ -121,7 +121,7 @@ fn fold_of<T: Number>(inputs: &[Area], outputs: &[Area], reduce: Reduce) {
 
 /// As much as goes in whole packs, which stay in registers: half the instructions of tiles. With many inputs it would
 /// read from too many places at once.
-fn fold_packs<T: Number>(inputs: &[Area], outputs: &[Area], reduce: Reduce) -> usize {
+fn fold_packs<T: Summand>(inputs: &[Area], outputs: &[Area], reduce: Reduce) -> usize {
     match reduce {
         Reduce::Sum => packs::<T>(inputs, outputs, T::add),
         Reduce::Max => packs::<T>(inputs, outputs, |a, b| pick(a, b, |a, b| b > a)),
@@ -130,7 +130,7 @@ fn fold_packs<T: Number>(inputs: &[Area], outputs: &[Area], reduce: Reduce) -> u
 }
 
 #[inline(always)]
-fn packs<T: Number>(inputs: &[Area], outputs: &[Area], combine: impl Fn(&mut [T], &[T])) -> usize {
+fn packs<T: Summand>(inputs: &[Area], outputs: &[Area], combine: impl Fn(&mut [T], &[T])) -> usize {
     let size = size_of::<T::Pack>();
     let n = inputs[0].bytes / size;
     for i in 0..n {
@@ -156,7 +156,7 @@ fn pick<T: Copy>(into: &mut [T], from: &[T], better: impl Fn(T, T) -> bool) {
 }
 
 /// What can be summed.
-trait Number: Copy + Default + PartialOrd {
+trait Summand: Copy + Default + PartialOrd {
     /// A few of them, 128 bytes.
     type Pack: Copy + AsRef<[Self]> + AsMut<[Self]>;
 
@@ -164,7 +164,7 @@ trait Number: Copy + Default + PartialOrd {
 }
 
 macro_rules! numbers {
-    ($($t:ty: $sum:expr),*) => { $(impl Number for $t {
+    ($($t:ty: $sum:expr),*) => { $(impl Summand for $t {
         type Pack = [$t; 128 / size_of::<$t>()];
 
         #[inline(always)]
@@ -182,7 +182,7 @@ numbers!(
 );
 
 macro_rules! halves {
-    ($($t:ty),*) => { $(impl Number for $t {
+    ($($t:ty),*) => { $(impl Summand for $t {
         type Pack = [$t; 128 / size_of::<$t>()];
 
         fn add(into: &mut [$t], from: &[$t]) {

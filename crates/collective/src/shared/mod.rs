@@ -50,8 +50,8 @@ use crate::element::Reduce;
 use crate::work::{Cuts, Span, Work};
 
 pub(crate) use blocks::no_memory;
-use blocks::{Blocks, Handover};
-use call::{Call, Op, Place, Said};
+use blocks::{GroupBlocks, Handover};
+use call::{Call, MemoryRef, ReadEntry, SharedOp};
 pub use join::ShmSetup;
 use layout::{ENTRIES, FINISHED, HERE, LEFT};
 use letters::Letters;
@@ -63,9 +63,9 @@ use memory::Area;
 const SHORT_BYTES: usize = 4 << 10;
 
 /// One rank's end of shared memory.
-pub(crate) struct Shared {
+pub(crate) struct ShmComm {
     meet: Meet,
-    blocks: Blocks,
+    blocks: GroupBlocks,
     /// How threads hand over a block; none for processes.
     handover: Option<Handover>,
     letters: Letters,
@@ -77,10 +77,10 @@ pub(crate) struct Shared {
     piece: u32,
     piece_posts: [u32; 2],
     /// What all ranks said about the operation that runs.
-    said: Vec<Said>,
+    said: Vec<ReadEntry>,
 }
 
-impl Shared {
+impl ShmComm {
     /// What to do with words about a long wait of this rank.
     pub(crate) fn on_long_wait(&mut self, voice: Voice) {
         self.meet.lateness.set_voice(voice);
@@ -99,12 +99,12 @@ impl Shared {
     pub(crate) unsafe fn start(&mut self, work: Work, step: u64) {
         self.meet.step = step;
         let call = match work {
-            Work::AllReduce(span, reduce) => self.on(Op::AllReduce, span, None, 0, reduce),
+            Work::AllReduce(span, reduce) => self.on(SharedOp::AllReduce, span, None, 0, reduce),
             Work::ReduceScatter(span, cuts, reduce) => {
-                self.on(Op::ReduceScatter, span, Some(cuts), 0, reduce)
+                self.on(SharedOp::ReduceScatter, span, Some(cuts), 0, reduce)
             }
-            Work::AllGather(span, cuts) => self.on(Op::AllGather, span, Some(cuts), 0, Reduce::Sum),
-            Work::Broadcast(span, root) => self.on(Op::Broadcast, span, None, root, Reduce::Sum),
+            Work::AllGather(span, cuts) => self.on(SharedOp::AllGather, span, Some(cuts), 0, Reduce::Sum),
+            Work::Broadcast(span, root) => self.on(SharedOp::Broadcast, span, None, root, Reduce::Sum),
             Work::Barrier
             | Work::Gather { .. }
             | Work::Scatter { .. }
@@ -127,7 +127,7 @@ impl Shared {
         }
     }
 
-    fn on(&self, op: Op, mine: Span, cuts: Option<Cuts>, root: usize, reduce: Reduce) -> Call {
+    fn on(&self, op: SharedOp, mine: Span, cuts: Option<Cuts>, root: usize, reduce: Reduce) -> Call {
         let bytes = mine.count * mine.dtype.bytes();
         let place = self.blocks.find(mine.ptr, bytes, self.handover.is_some());
         Call { op, reduce, root, count: mine.count, cuts, mine, place, grounds: self.meet.grounds }
@@ -145,23 +145,23 @@ impl Shared {
         let Some(call) = self.queue.front().cloned() else { return Ok(()) };
         self.run(call, step, |shared, call| match call.op {
             _ if shared.meet.size == 1 => Ok(()),
-            Op::AllReduce | Op::ReduceScatter => shared.reduce(call),
-            Op::AllGather => shared.all_gather(call),
-            Op::Broadcast => shared.broadcast(call),
-            Op::Barrier
-            | Op::Gather
-            | Op::Scatter
-            | Op::AllToAll
-            | Op::Block
-            | Op::SharedBlock
-            | Op::Finish => {
+            SharedOp::AllReduce | SharedOp::ReduceScatter => shared.reduce(call),
+            SharedOp::AllGather => shared.all_gather(call),
+            SharedOp::Broadcast => shared.broadcast(call),
+            SharedOp::Barrier
+            | SharedOp::Gather
+            | SharedOp::Scatter
+            | SharedOp::AllToAll
+            | SharedOp::Block
+            | SharedOp::SharedBlock
+            | SharedOp::Finish => {
                 unreachable!("only what `start` knows is queued")
             }
         })
     }
 
     pub(crate) fn barrier(&mut self, step: u64) -> Result<(), Report> {
-        self.call(Call::bare(Op::Barrier, 0), step, |shared, call| {
+        self.call(Call::bare(SharedOp::Barrier, 0), step, |shared, call| {
             let here = shared.meet.post();
             shared.agree(call)?;
             shared.meet.wait_phase(here)
@@ -170,7 +170,7 @@ impl Shared {
 
     /// The last operation: afterwards a rank that goes away is not missed.
     pub(crate) fn finish(mut self, step: u64) -> Result<(), Report> {
-        self.call(Call::bare(Op::Finish, 0), step, |shared, call| {
+        self.call(Call::bare(SharedOp::Finish, 0), step, |shared, call| {
             shared.agree(call)?;
             shared.meet.gather_here()
         })?;
@@ -184,7 +184,7 @@ impl Shared {
         wrong: Option<String>,
         call: Call,
         step: u64,
-        work: impl FnOnce(&mut Shared, &Call) -> Result<R, Report>,
+        work: impl FnOnce(&mut ShmComm, &Call) -> Result<R, Report>,
     ) -> Result<R, Report> {
         if let Some(what) = wrong {
             let report = self.meet.report(self.meet.rank, call.op.name(), Cause::Disagrees { what });
@@ -198,7 +198,7 @@ impl Shared {
         &mut self,
         call: Call,
         step: u64,
-        work: impl FnOnce(&mut Shared, &Call) -> Result<R, Report>,
+        work: impl FnOnce(&mut ShmComm, &Call) -> Result<R, Report>,
     ) -> Result<R, Report> {
         while !self.queue.is_empty() {
             self.run_first(step)?;
@@ -215,7 +215,7 @@ impl Shared {
         &mut self,
         call: Call,
         step: u64,
-        work: impl FnOnce(&mut Shared, &Call) -> Result<R, Report>,
+        work: impl FnOnce(&mut ShmComm, &Call) -> Result<R, Report>,
     ) -> Result<R, Report> {
         self.meet.step = step;
         self.meet.enter(call.op);
@@ -249,7 +249,8 @@ impl Shared {
         let (mine, idx) = (call.said(), (self.done % ENTRIES) as usize);
         self.said.clear();
         for r in 0..self.meet.size {
-            let said = if r == self.meet.rank { mine } else { Said::read(&self.meet.desk(r).entries[idx]) };
+            let said =
+                if r == self.meet.rank { mine } else { ReadEntry::read(&self.meet.desk(r).entries[idx]) };
             self.said.push(said);
         }
         match who_differs(&self.said) {
@@ -267,9 +268,9 @@ impl Shared {
         }
     }
 
-    /// Whether everybody's memory of this operation can be seen by all. Comes after [`Shared::agree`].
+    /// Whether everybody's memory of this operation can be seen by all. Comes after [`ShmComm::agree`].
     fn all_visible(&self) -> bool {
-        self.said.iter().all(|said| said.place != Place::Private)
+        self.said.iter().all(|said| said.place != MemoryRef::Private)
     }
 
     /// Another rank's memory in an operation that all agreed on.
@@ -313,7 +314,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for ShmComm {
     fn drop(&mut self) {
         self.take_back_letters();
         let state = &self.meet.my_desk().state;
@@ -351,7 +352,7 @@ fn wrong_with(call: &Call, size: usize) -> Option<String> {
 }
 
 /// The first rank that does something else than most, and the first of these.
-fn who_differs(said: &[Said]) -> Option<(usize, usize)> {
+fn who_differs(said: &[ReadEntry]) -> Option<(usize, usize)> {
     if said.iter().all(|s| s.agrees(&said[0])) {
         return None;
     }

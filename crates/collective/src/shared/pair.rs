@@ -21,14 +21,14 @@ use polyreme_net::{Cause, Report};
 
 use crate::work::Span;
 
-use super::call::{Call, Op, Place, Said};
-use super::layout::{Entry, Ring};
+use super::call::{Call, MemoryRef, ReadEntry, SharedOp};
+use super::layout::{DeskEntry, Ring};
 use super::memory::Area;
-use super::{SHORT_BYTES, Shared};
+use super::{SHORT_BYTES, ShmComm};
 
 const CELL: usize = 64;
 
-impl Shared {
+impl ShmComm {
     pub(crate) fn send(&mut self, to: usize, data: Span, step: u64) -> Result<(), Report> {
         self.enter_pair(to, step, "send")?;
         let result = self.send_now(to, data);
@@ -55,7 +55,7 @@ impl Shared {
 
     fn send_now(&mut self, to: usize, data: Span) -> Result<(), Report> {
         let (rank, bytes) = (self.meet.rank, data.count * data.dtype.bytes());
-        let mut place = Place::Private;
+        let mut place = MemoryRef::Private;
         if bytes > SHORT_BYTES {
             place = self.blocks.find(data.ptr, bytes, self.handover.is_some());
         }
@@ -65,7 +65,7 @@ impl Shared {
         message(data, place).write(self.message_cell(rank, to, head));
         head = head.wrapping_add(1);
         ring.head.post(head);
-        if place != Place::Private {
+        if place != MemoryRef::Private {
             return self.wait_read(ring, head, to);
         }
         // SAFETY: the caller's, borrowed until this returns.
@@ -87,8 +87,8 @@ impl Shared {
         let ring: &Ring = self.meet.memory.at(self.meet.layout.ring(from, rank));
         let mut tail = ring.tail.get();
         self.meet.wait_counter(&ring.head, from, tail.wrapping_add(1))?;
-        let sent = Said::read(self.message_cell(from, rank, tail));
-        let wanted = message(data, Place::Private);
+        let sent = ReadEntry::read(self.message_cell(from, rank, tail));
+        let wanted = message(data, MemoryRef::Private);
         if !sent.agrees(&wanted) {
             let what = format!("it sends {}, rank {rank} expects {}", sent.elements(), wanted.elements());
             return Err(self.meet.raise(from, Cause::Disagrees { what }));
@@ -96,7 +96,7 @@ impl Shared {
         tail = tail.wrapping_add(1);
         // SAFETY: the caller's, borrowed until this returns.
         let target = unsafe { Area::new(data.ptr, bytes) };
-        if sent.place != Place::Private {
+        if sent.place != MemoryRef::Private {
             // SAFETY: an address comes from a thread that waits until this cell was read, or until nobody touches.
             let source = unsafe { self.blocks.area(sent.place, from, bytes, self.handover.is_some()) };
             let Some(source) = source else {
@@ -183,7 +183,7 @@ impl Shared {
         self.meet.layout.cells(from, to) + (cell % all) as usize * CELL
     }
 
-    fn message_cell(&self, from: usize, to: usize, cell: u32) -> &Entry {
+    fn message_cell(&self, from: usize, to: usize, cell: u32) -> &DeskEntry {
         self.meet.memory.at(self.cell_offset(from, to, cell))
     }
 
@@ -212,8 +212,8 @@ impl Shared {
 }
 
 /// What stands in the first cell of a message.
-fn message(data: Span, place: Place) -> Said {
-    let mut call = Call::bare(Op::AllToAll, data.count);
+fn message(data: Span, place: MemoryRef) -> ReadEntry {
+    let mut call = Call::bare(SharedOp::AllToAll, data.count);
     (call.mine, call.place) = (data, place);
     call.said()
 }

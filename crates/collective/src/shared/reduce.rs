@@ -30,15 +30,15 @@
 
 use polyreme_net::Report;
 
-use super::call::{Call, Op};
+use super::call::{Call, SharedOp};
 use super::layout::even_cuts;
 use super::memory::{Area, fold};
-use super::{SHORT_BYTES, Shared};
+use super::{SHORT_BYTES, ShmComm};
 
-impl Shared {
+impl ShmComm {
     pub(super) fn reduce(&mut self, call: &Call) -> Result<(), Report> {
         let (size, each) = (self.meet.size, call.dtype().bytes());
-        let gather = call.op == Op::AllReduce;
+        let gather = call.op == SharedOp::AllReduce;
         if gather && call.count * each <= SHORT_BYTES && !call.is_common() {
             if call.is_visible() && self.meet.is_roomy(call) {
                 // A rank whose memory is private does not ask, and goes the short way, as all do then.
@@ -100,7 +100,7 @@ impl Shared {
             let bytes = region.min(range - from);
             (mine.part(cuts[r] * each + from, bytes), r * region, bytes)
         };
-        let stage = |shared: &mut Shared, k: usize| -> Result<(u32, u32), Report> {
+        let stage = |shared: &mut ShmComm, k: usize| -> Result<(u32, u32), Report> {
             let q = shared.next_piece()?;
             let area = shared.stage(rank, q);
             for r in (0..size).filter(|r| *r != rank) {

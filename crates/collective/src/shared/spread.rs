@@ -23,14 +23,14 @@ use polyreme_net::Report;
 use crate::element::Reduce;
 use crate::work::{Cuts, Span};
 
-use super::call::{Call, Op};
+use super::call::{Call, SharedOp};
 use super::memory::Area;
-use super::{SHORT_BYTES, Shared, area};
+use super::{SHORT_BYTES, ShmComm, area};
 
 /// Bytes from one offset to another, of the data of an operation.
 type Range = (usize, usize);
 
-impl Shared {
+impl ShmComm {
     /// `into` of the root gets everybody's `mine`, by the cuts.
     pub(crate) fn gather(
         &mut self,
@@ -41,7 +41,7 @@ impl Shared {
         step: u64,
     ) -> Result<(), Report> {
         let count = cuts.last().copied().unwrap_or(0);
-        let call = Call { count, ..self.on(Op::Gather, mine, Some(cuts.clone()), root, Reduce::Sum) };
+        let call = Call { count, ..self.on(SharedOp::Gather, mine, Some(cuts.clone()), root, Reduce::Sum) };
         let wrong = self.wrong_shares(mine.count, into, cuts, root);
         self.call_unless(wrong, call, step, |shared, call| shared.gather_to(call, into.map(area)))
     }
@@ -57,7 +57,7 @@ impl Shared {
     ) -> Result<(), Report> {
         let count = cuts.last().copied().unwrap_or(0);
         let nothing = Span { count: 0, ..mine };
-        let call = self.on(Op::Scatter, from.unwrap_or(nothing), Some(cuts.clone()), root, Reduce::Sum);
+        let call = self.on(SharedOp::Scatter, from.unwrap_or(nothing), Some(cuts.clone()), root, Reduce::Sum);
         let wrong = self.wrong_shares(mine.count, from, cuts, root);
         self.call_unless(wrong, Call { count, ..call }, step, |shared, call| {
             shared.scatter_from(call, area(mine), from.map(area))
@@ -206,7 +206,7 @@ impl Shared {
         call: &Call,
         longest: usize,
         cell: usize,
-        mut work: impl FnMut(&mut Shared, usize, u32, bool),
+        mut work: impl FnMut(&mut ShmComm, usize, u32, bool),
     ) -> Result<(), Report> {
         // Even without an element ranks meet once and compare.
         for k in 0..longest.div_ceil(cell).max(1) {

@@ -186,7 +186,7 @@ mod fuzz;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pulse::Place;
+    use crate::pulse::Position;
     use crate::{loopback, seal};
 
     /// Two ends of a connection; between them a stream on which the test stands.
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn messages_come_through_and_seals_hide_them() {
-        let messages = [share(0), share(9000), Message::Beat(Place::START), share(100)];
+        let messages = [share(0), share(9000), Message::Beat(Position::START), share(100)];
         for sealed in [false, true] {
             let (heard, wire) = through(sealed, &messages, |_| {});
             assert!(heard.into_iter().eq(messages.iter().cloned().map(Ok)), "sealed: {sealed}");

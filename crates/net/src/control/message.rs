@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 
 use super::bytes::{Malformed, Put, Reader};
-use crate::pulse::{Doing, Place};
+use crate::pulse::{Doing, Position};
 use crate::rendezvous::Member;
 use crate::report::{Cause, Report};
 
@@ -15,7 +15,7 @@ pub const SHARE_BYTES_MAX: usize = 64 << 10;
 
 /// Two ranks that cannot talk, as one of them saw it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Fault {
+pub(crate) struct LinkFault {
     /// Who says so.
     pub(crate) from: u32,
     /// About whom.
@@ -36,9 +36,9 @@ pub(crate) enum Message {
     /// Everybody.
     Table(Vec<Member>),
     /// Which pairs cannot talk; from a rank its own ones, from rank 0 all.
-    Faults(Vec<Fault>),
+    Faults(Vec<LinkFault>),
     /// Still here, and where.
-    Beat(Place),
+    Beat(Position),
     /// A rank's part of an exchange.
     Share { seq: u64, blob: Vec<u8> },
     /// All parts of it, by rank.
@@ -134,10 +134,10 @@ impl Message {
             }
             5 => {
                 let n = r.count(12)?;
-                let fault = |r: &mut Reader| Ok(Fault { from: r.u32()?, to: r.u32()?, why: r.text()? });
+                let fault = |r: &mut Reader| Ok(LinkFault { from: r.u32()?, to: r.u32()?, why: r.text()? });
                 Message::Faults((0..n).map(|_| fault(&mut r)).collect::<Result<_, _>>()?)
             }
-            6 => Message::Beat(Place {
+            6 => Message::Beat(Position {
                 step: r.u64()?,
                 doing: Doing::of_code(r.u8()?).ok_or(Malformed)?,
                 count: r.u64()?,
@@ -258,8 +258,8 @@ mod tests {
             Message::Here(member.clone()),
             Message::Table(vec![]),
             Message::Table(vec![member; 3]),
-            Message::Faults(vec![Fault { from: 1, to: 0, why: "timed out".into() }]),
-            Message::Beat(Place { step: 9, doing: Doing::Broadcast, count: 1 << 50, effort: 3 }),
+            Message::Faults(vec![LinkFault { from: 1, to: 0, why: "timed out".into() }]),
+            Message::Beat(Position { step: 9, doing: Doing::Broadcast, count: 1 << 50, effort: 3 }),
             Message::Share { seq: 1, blob: vec![] },
             Message::Share { seq: 2, blob: vec![7; SHARE_BYTES_MAX] },
             Message::Shared { seq: 2, blobs: vec![vec![1], vec![], vec![2, 3]] },

@@ -40,13 +40,13 @@ const LOOK: Duration = Duration::from_millis(20);
 /// This rank's end of the control plane. Clones are the same end. When the last one is dropped without
 /// [`Control::goodbye`] the other ranks see this one as lost.
 #[derive(Clone)]
-pub struct Control(Arc<End>);
+pub struct Control(Arc<ControlEnd>);
 
-struct End {
+struct ControlEnd {
     rank: usize,
     patience: Patience,
     hosts: Vec<String>,
-    shared: Arc<Shared>,
+    shared: Arc<ControlShared>,
     commands: Sender<Command>,
     /// Exchanges are one after the other.
     exchange: Mutex<()>,
@@ -54,7 +54,7 @@ struct End {
 }
 
 /// What the thread and its callers both see.
-struct Shared {
+struct ControlShared {
     alarm: Alarm,
     system: Arc<dyn System>,
     pulse: Pulse,
@@ -85,13 +85,13 @@ impl Control {
     ) -> std::io::Result<Control> {
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let (alarm, pulse, voice) = (Alarm::default(), Pulse::default(), Mutex::new(None));
-        let shared = Arc::new(Shared { alarm, system: system.clone(), pulse, voice, wake });
+        let shared = Arc::new(ControlShared { alarm, system: system.clone(), pulse, voice, wake });
         let (commands, queued) = queue();
         let hosts: Vec<String> = members.iter().map(|member| member.host.clone()).collect();
         let plane = Plane::new(rank, hosts.clone(), channels, shared.clone(), queued, patience);
         let thread = system.spawn("control", Box::new(move || plane.run()))?;
         let thread = Mutex::new(Some(thread));
-        Ok(Control(Arc::new(End {
+        Ok(Control(Arc::new(ControlEnd {
             rank,
             patience,
             hosts,
@@ -193,14 +193,14 @@ impl Control {
     }
 }
 
-impl Shared {
+impl ControlShared {
     fn wake(&self) {
         // It fails only if the counter is full, and then the thread is awake.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
-impl Drop for End {
+impl Drop for ControlEnd {
     fn drop(&mut self) {
         let _ = self.commands.send(Command::Stop);
         self.shared.wake();

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::channel::{Channel, Ended};
 use super::watch::{Action, Watch};
-use super::{Command, FLUSH_TIME, Shared};
+use super::{Command, ControlShared, FLUSH_TIME};
 use crate::alarm::Alarm;
 use crate::patience::Patience;
-use crate::pulse::{Effort, Place};
+use crate::pulse::{Effort, Position};
 use crate::ready;
 use crate::report::{Cause, Report};
 
@@ -25,7 +25,7 @@ pub(super) struct Plane {
     host: String,
     watch: Watch,
     channels: Vec<Option<Channel>>,
-    shared: Arc<Shared>,
+    shared: Arc<ControlShared>,
     queued: Receiver<Command>,
     started: Instant,
     /// Whether this process uses the processor, and how often it was seen to.
@@ -41,7 +41,7 @@ impl Plane {
         rank: usize,
         hosts: Vec<String>,
         channels: Vec<Option<Channel>>,
-        shared: Arc<Shared>,
+        shared: Arc<ControlShared>,
         queued: Receiver<Command>,
         patience: Patience,
     ) -> Plane {
@@ -68,7 +68,8 @@ impl Plane {
 
     /// Until this rank leaves.
     pub(super) fn run(mut self) {
-        let _guard = Guard { alarm: self.shared.alarm.clone(), rank: self.rank, host: self.host.clone() };
+        let _guard =
+            ControlGuard { alarm: self.shared.alarm.clone(), rank: self.rank, host: self.host.clone() };
         self.shared.alarm.set_judged(true);
         while self.turn() {
             let now_ms = self.now_ms();
@@ -213,8 +214,8 @@ impl Plane {
         self.now().saturating_duration_since(self.started).as_millis() as u64
     }
 
-    fn place(&self) -> Place {
-        Place { effort: self.efforts, ..self.shared.pulse.place() }
+    fn place(&self) -> Position {
+        Position { effort: self.efforts, ..self.shared.pulse.place() }
     }
 
     fn now(&self) -> Instant {
@@ -229,13 +230,13 @@ impl Plane {
 }
 
 /// A panic of the thread is a bug of ours, and must not leave anybody waiting.
-struct Guard {
+struct ControlGuard {
     alarm: Alarm,
     rank: usize,
     host: String,
 }
 
-impl Drop for Guard {
+impl Drop for ControlGuard {
     fn drop(&mut self) {
         self.alarm.set_judged(false);
         if std::thread::panicking() {
@@ -262,12 +263,12 @@ mod tests {
     use crate::system::Os;
 
     /// Rank 1 of two, before its thread runs; its callers' end, and the stream to it.
-    fn rank_1() -> (Plane, Arc<Shared>, Sender<Command>, Stream) {
+    fn rank_1() -> (Plane, Arc<ControlShared>, Sender<Command>, Stream) {
         let mut rows = loopback::streams(2).unwrap();
         let (theirs, ours) = (rows[0][1].take().unwrap(), rows[1][0].take().unwrap());
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
         let (alarm, pulse, voice) = (Alarm::default(), Pulse::default(), Mutex::new(None));
-        let shared = Arc::new(Shared { alarm, system: Arc::new(Os), pulse, voice, wake });
+        let shared = Arc::new(ControlShared { alarm, system: Arc::new(Os), pulse, voice, wake });
         let (commands, queued) = queue();
         let channels = vec![Some(Channel::new(ours, 1 << 16).unwrap()), None];
         let hosts = vec!["a".into(), "b".into()];

@@ -17,7 +17,7 @@
 use super::channel::Ended;
 use super::message::Message;
 use crate::patience::Patience;
-use crate::pulse::{Place, furthest_behind};
+use crate::pulse::{Position, furthest_behind};
 use crate::report::{Cause, Report};
 #[cfg(test)]
 use crate::simulation::{Bug, makes};
@@ -48,19 +48,19 @@ pub struct Waiting {
     /// Its host.
     pub host: String,
     /// Where it is.
-    pub place: Place,
+    pub place: Position,
 }
 
 /// A rank with a connection to this one.
 #[derive(Clone, Debug)]
-struct Peer {
-    state: State,
+struct WatchedPeer {
+    state: PeerState,
     heard_ms: u64,
-    place: Place,
+    place: Position,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum PeerState {
     Here,
     /// It said goodbye.
     Departed,
@@ -74,8 +74,8 @@ enum State {
 pub(crate) struct Watch {
     rank: usize,
     hosts: Vec<String>,
-    peers: Vec<Option<Peer>>,
-    place: Place,
+    peers: Vec<Option<WatchedPeer>>,
+    place: Position,
     report: Option<Report>,
     patience: Patience,
     woke_ms: u64,
@@ -99,10 +99,10 @@ impl Watch {
     /// The watch of a rank; the others' hosts by rank.
     pub(crate) fn new(rank: usize, hosts: Vec<String>, patience: Patience) -> Watch {
         let size = hosts.len();
-        let place = Place::START;
+        let place = Position::START;
         let peer = |other: usize| {
             let connected = other != rank && (rank == 0 || other == 0);
-            connected.then_some(Peer { state: State::Here, heard_ms: 0, place })
+            connected.then_some(WatchedPeer { state: PeerState::Here, heard_ms: 0, place })
         };
         Watch {
             rank,
@@ -126,7 +126,7 @@ impl Watch {
 
     /// Begins a turn, at that place of this rank. If this process itself slept (stopped, or its machine suspended), the
     /// time that it did not listen is nobody's silence.
-    pub(crate) fn wake(&mut self, now_ms: u64, place: Place) {
+    pub(crate) fn wake(&mut self, now_ms: u64, place: Position) {
         let slept_ms = now_ms.saturating_sub(self.woke_ms);
         #[cfg(test)]
         let slept_ms = if makes(Bug::JudgesAcrossPauses) { 0 } else { slept_ms };
@@ -154,8 +154,8 @@ impl Watch {
             }
             Message::Report(report) => self.adopt(report, Some(from), out),
             Message::Goodbye => {
-                let answered = peer.state == State::Departed;
-                peer.state = State::Departed;
+                let answered = peer.state == PeerState::Departed;
+                peer.state = PeerState::Departed;
                 if self.rank == 0 && !answered {
                     out.push(Action::Send(from, Message::Goodbye));
                 }
@@ -182,17 +182,17 @@ impl Watch {
     /// A connection ended.
     pub(crate) fn closed(&mut self, from: usize, ended: Ended, out: &mut Vec<Action>) {
         let Some(peer) = &mut self.peers[from] else { return };
-        if peer.state != State::Here {
+        if peer.state != PeerState::Here {
             return;
         }
         if self.leaving && from == 0 {
             // Rank 0 ends too, and this rank needs nothing of it any more.
-            peer.state = State::Departed;
+            peer.state = PeerState::Departed;
             return;
         }
         let cause = match ended {
             Ended::Closed => {
-                peer.state = State::Closed;
+                peer.state = PeerState::Closed;
                 Cause::Gone
             }
             // It still hears, and should know what it is blamed for.
@@ -235,7 +235,7 @@ impl Watch {
 
     /// This rank's part of the next exchange, and where it gave it. That may be later than where this turn began; and if
     /// the others were told the place before, the rank would be reported there should it be lost.
-    pub(crate) fn share(&mut self, now_ms: u64, place: Place, blob: Vec<u8>, out: &mut Vec<Action>) {
+    pub(crate) fn share(&mut self, now_ms: u64, place: Position, blob: Vec<u8>, out: &mut Vec<Action>) {
         self.arrive(now_ms, place);
         let seq = self.share_seq;
         self.sharing = true;
@@ -276,7 +276,7 @@ impl Watch {
             return;
         }
         for (rank, peer) in self.peers.iter().enumerate() {
-            let reached = matches!(peer, Some(Peer { state: State::Here | State::Lost, .. }));
+            let reached = matches!(peer, Some(WatchedPeer { state: PeerState::Here | PeerState::Lost, .. }));
             // On rank 0 also to the one who said it: it may have suspected it only, and waits for the answer.
             if reached && (self.rank == 0 || Some(rank) != from) {
                 out.push(Action::Send(rank, Message::Report(report.clone())));
@@ -308,19 +308,19 @@ impl Watch {
 
     /// Whether that rank is lost to the job.
     pub(crate) fn lost(&self, rank: usize) -> bool {
-        matches!(&self.peers[rank], Some(Peer { state: State::Lost | State::Closed, .. }))
+        matches!(&self.peers[rank], Some(WatchedPeer { state: PeerState::Lost | PeerState::Closed, .. }))
     }
 
     fn here(&self) -> Vec<usize> {
-        let here = |rank: &usize| matches!(&self.peers[*rank], Some(peer) if peer.state == State::Here);
+        let here = |rank: &usize| matches!(&self.peers[*rank], Some(peer) if peer.state == PeerState::Here);
         (0..self.peers.len()).filter(here).collect()
     }
 
     fn lose(&mut self, rank: usize, cause: Cause, out: &mut Vec<Action>) {
         let mut place = self.place;
         if let Some(peer) = &mut self.peers[rank] {
-            if peer.state == State::Here {
-                peer.state = State::Lost;
+            if peer.state == PeerState::Here {
+                peer.state = PeerState::Lost;
             }
             // Its last word may be half a second old; rank 0, if it is ahead of that, waits for it now. When rank 0 is
             // lost everybody takes its last word, so that all say the same.
@@ -362,7 +362,7 @@ impl Watch {
             _ => vec![0],
         };
         let departed =
-            |rank: &&usize| matches!(&self.peers[**rank], Some(peer) if peer.state == State::Departed);
+            |rank: &&usize| matches!(&self.peers[**rank], Some(peer) if peer.state == PeerState::Departed);
         if let Some(&rank) = lacking.iter().find(departed) {
             let what = format!("it ended while others were in exchange {seq}");
             self.lose(rank, Cause::Disagrees { what }, out);
@@ -370,8 +370,8 @@ impl Watch {
     }
 
     /// On rank 0: the rank that is furthest behind, itself included.
-    fn latest(&self) -> Option<(usize, Place)> {
-        let here = |rank: usize| self.peers[rank].as_ref().filter(|peer| peer.state == State::Here);
+    fn latest(&self) -> Option<(usize, Position)> {
+        let here = |rank: usize| self.peers[rank].as_ref().filter(|peer| peer.state == PeerState::Here);
         let others = (1..self.peers.len()).filter_map(|rank| here(rank).map(|peer| (rank, &peer.place)));
         let rank = furthest_behind(others.chain(std::iter::once((0, &self.place))))?;
         Some((rank, here(rank).map_or(self.place, |peer| peer.place)))
@@ -401,11 +401,11 @@ impl Watch {
     }
 
     /// This rank is at a place.
-    fn arrive(&mut self, now_ms: u64, place: Place) {
+    fn arrive(&mut self, now_ms: u64, place: Position) {
         if place != self.place {
             self.moved_ms = now_ms;
         }
-        if (Place { effort: self.place.effort, ..place }) != self.place {
+        if (Position { effort: self.place.effort, ..place }) != self.place {
             (self.here_ms, self.word_ms) = (now_ms, LONG_WAIT_MS);
         }
         self.place = place;
@@ -461,8 +461,8 @@ mod tests {
         Watch::new(rank, (0..size).map(|i| format!("h{i}")).collect(), PATIENCE)
     }
 
-    fn place(step: u64) -> Place {
-        Place { step, doing: Doing::AllReduce, ..Place::START }
+    fn place(step: u64) -> Position {
+        Position { step, doing: Doing::AllReduce, ..Position::START }
     }
 
     fn report(rank: usize, step: u64, op: &str, cause: Cause) -> Report {
@@ -619,7 +619,7 @@ mod tests {
         check(&join, 1, "it sent a table of ranks while the job ran");
     }
     /// Rank 0 in an exchange, rank 1 in its own work, both beating; what each second brings, and what comes of it.
-    fn play(seconds: u64, mut at: impl FnMut(u64) -> (Place, Place)) -> Vec<Action> {
+    fn play(seconds: u64, mut at: impl FnMut(u64) -> (Position, Position)) -> Vec<Action> {
         let mut hub = watch(0, 2);
         let mut out = Vec::new();
         for now_ms in (0..=seconds * 1000).step_by(500) {
@@ -634,30 +634,30 @@ mod tests {
     #[test]
     fn a_rank_that_lives_and_gets_on_is_waited_for() {
         let mine = place(7);
-        let own = Place { step: 7, doing: Doing::OwnWork, ..Place::START };
+        let own = Position { step: 7, doing: Doing::OwnWork, ..Position::START };
         // Ten minutes of a checkpoint: its process works.
-        let busy = play(601, |s| (mine, Place { effort: s / 30, ..own }));
+        let busy = play(601, |s| (mine, Position { effort: s / 30, ..own }));
         assert_eq!(raised(&busy).0, None);
         // A minute without anything: nobody gets on.
         let stuck = play(61, |_| (mine, own));
         let want = report(1, 7, "its own work", Cause::Stalled { ms: 60_000 });
         assert_eq!(raised(&stuck), (Some(want), vec![1]));
         // It got on half-way.
-        let once = play(61, |s| (mine, Place { count: s / 31, ..own }));
+        let once = play(61, |s| (mine, Position { count: s / 31, ..own }));
         assert_eq!(raised(&once).0, None);
     }
 
     #[test]
     fn a_long_wait_says_for_whom_and_what_that_rank_does() {
         let mine = place(7);
-        let own = Place { step: 7, doing: Doing::Preparing, ..Place::START };
-        let out = play(45, |s| (mine, Place { effort: s, ..own }));
+        let own = Position { step: 7, doing: Doing::Preparing, ..Position::START };
+        let out = play(45, |s| (mine, Position { effort: s, ..own }));
         let said: Vec<String> =
             out.iter().filter_map(|a| if let Action::Say(w) = a { Some(w.text()) } else { None }).collect();
         let word = |s: u64| format!("waiting for rank 1 on h1 for {s} s: it is at step 7, in preparing data");
         assert_eq!(said, [10, 20, 40].map(word));
         // One that moves on every nine seconds is not worth a word.
-        let out = play(45, |s| (Place { count: s / 9, ..mine }, own));
+        let out = play(45, |s| (Position { count: s / 9, ..mine }, own));
         assert!(!out.iter().any(|a| matches!(a, Action::Say(_))));
     }
 }

@@ -38,7 +38,7 @@ pub enum Launcher {
 
 /// What the variables say.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Found {
+pub struct LauncherVars {
     /// Who set them.
     pub launcher: Launcher,
     /// This process's rank.
@@ -106,7 +106,7 @@ pub enum EnvError {
 }
 
 /// Reads variables through `vars`: none if nothing says that this process is one of several.
-pub fn from_environment(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<Found>, EnvError> {
+pub fn from_environment(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<LauncherVars>, EnvError> {
     let vars = Vars(vars);
     let found = match explicit(&vars)? {
         Some(found) => Some(found),
@@ -122,7 +122,7 @@ pub fn from_environment(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<
     Ok(Some(found))
 }
 
-fn explicit(vars: &Vars) -> Result<Option<Found>, EnvError> {
+fn explicit(vars: &Vars) -> Result<Option<LauncherVars>, EnvError> {
     let Some((rank, size)) = vars.rank_of("RANK", "WORLD_SIZE")? else { return Ok(None) };
     let master = vars.master()?;
     if master.is_none() && size > 1 {
@@ -130,22 +130,22 @@ fn explicit(vars: &Vars) -> Result<Option<Found>, EnvError> {
     }
     let local_rank = vars.number("LOCAL_RANK")?;
     let job = vars.text("TORCHELASTIC_RUN_ID");
-    Ok(Some(Found { launcher: Launcher::Explicit, rank, size, local_rank, master, secret: None, job }))
+    Ok(Some(LauncherVars { launcher: Launcher::Explicit, rank, size, local_rank, master, secret: None, job }))
 }
 
-fn open_mpi(vars: &Vars) -> Result<Option<Found>, EnvError> {
+fn open_mpi(vars: &Vars) -> Result<Option<LauncherVars>, EnvError> {
     let Some((rank, size)) = vars.rank_of("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")? else {
         return Ok(None);
     };
     let local_rank = vars.number("OMPI_COMM_WORLD_LOCAL_RANK")?;
     let job = vars.text("PMIX_NAMESPACE").or_else(|| vars.text("OMPI_MCA_ess_base_jobid"));
     let master = vars.master()?;
-    Ok(Some(Found { launcher: Launcher::OpenMpi, rank, size, local_rank, master, secret: None, job }))
+    Ok(Some(LauncherVars { launcher: Launcher::OpenMpi, rank, size, local_rank, master, secret: None, job }))
 }
 
 /// Slurm's tasks may have variables of PMI too, and then Slurm knows more. But MPICH starts its ranks from tasks of
 /// Slurm, which leaves them with the variables of those: if the two disagree, PMI's are right.
-fn pmi_or_slurm(vars: &Vars) -> Result<Option<Found>, EnvError> {
+fn pmi_or_slurm(vars: &Vars) -> Result<Option<LauncherVars>, EnvError> {
     match pmi(vars)? {
         Some(pmi) => match slurm(vars) {
             Ok(Some(slurm)) if (slurm.rank, slurm.size) == (pmi.rank, pmi.size) => Ok(Some(slurm)),
@@ -160,15 +160,15 @@ fn pmi_or_slurm(vars: &Vars) -> Result<Option<Found>, EnvError> {
     }
 }
 
-fn pmi(vars: &Vars) -> Result<Option<Found>, EnvError> {
+fn pmi(vars: &Vars) -> Result<Option<LauncherVars>, EnvError> {
     let Some((rank, size)) = vars.rank_of("PMI_RANK", "PMI_SIZE")? else { return Ok(None) };
     let local_rank = vars.number("MPI_LOCALRANKID")?;
     let job = vars.text("PMI_JOBID");
     let master = vars.master()?;
-    Ok(Some(Found { launcher: Launcher::Pmi, rank, size, local_rank, master, secret: None, job }))
+    Ok(Some(LauncherVars { launcher: Launcher::Pmi, rank, size, local_rank, master, secret: None, job }))
 }
 
-fn slurm(vars: &Vars) -> Result<Option<Found>, EnvError> {
+fn slurm(vars: &Vars) -> Result<Option<LauncherVars>, EnvError> {
     let step = vars.text("SLURM_STEP_ID").or_else(|| vars.text("SLURM_STEPID"));
     let Some(step) = step else {
         // A batch script has a number as if it were a task, and is none.
@@ -192,7 +192,7 @@ fn slurm(vars: &Vars) -> Result<Option<Found>, EnvError> {
         master = Some(format!("{first}:{}", slurm_port(id.as_deref().unwrap_or_default(), &step)));
     }
     let job = id.map(|id| format!("slurm {id}.{step}"));
-    Ok(Some(Found { launcher: Launcher::Slurm, rank, size, local_rank, master, secret: None, job }))
+    Ok(Some(LauncherVars { launcher: Launcher::Slurm, rank, size, local_rank, master, secret: None, job }))
 }
 
 /// A port that all ranks of a step agree on, and that another job on the same host is unlikely to have.
@@ -261,7 +261,7 @@ impl fmt::Display for Launcher {
 mod tests {
     use super::*;
 
-    fn read(set: &str) -> Result<Option<Found>, EnvError> {
+    fn read(set: &str) -> Result<Option<LauncherVars>, EnvError> {
         let pairs: Vec<(&str, &str)> =
             set.split_whitespace().map(|pair| pair.split_once('=').unwrap()).collect();
         from_environment(&|name| {

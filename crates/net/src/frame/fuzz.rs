@@ -1,7 +1,7 @@
 //! Any bytes as a header: an error, or one that is the same when it is written and read again. And a reader that loses
 //! something is found out.
 
-use polyreme_fuzz::{Answer, Found, Random, Summary, Target};
+use polyreme_fuzz::{BadInput, FuzzSummary, Random, ReadResult, Target};
 
 use super::tests::{TAG, TERMS};
 use super::*;
@@ -15,7 +15,7 @@ fn mend(input: &mut Vec<u8>, _: &mut Random) {
 
 fn target<'a>(name: &'a str, mend: &'a dyn Fn(&mut Vec<u8>, &mut Random)) -> Target<'a> {
     let lent = Header { lent: true, payload_crc: 99, ..Header::of(&TAG, 3, 12, 4000) };
-    let plain = Tag { op: Op::Farewell, terms: Terms { algorithm: 0, ..TERMS }, ..TAG };
+    let plain = Tag { op: FrameOp::Farewell, terms: Terms { algorithm: 0, ..TERMS }, ..TAG };
     Target {
         name,
         corpus: vec![
@@ -29,7 +29,7 @@ fn target<'a>(name: &'a str, mend: &'a dyn Fn(&mut Vec<u8>, &mut Random)) -> Tar
 }
 
 /// Reads a header with `decode`; what it reads must come back.
-fn check(input: &[u8], decode: impl Fn(&[u8; HEADER_BYTES]) -> Result<Header, &'static str>) -> Answer {
+fn check(input: &[u8], decode: impl Fn(&[u8; HEADER_BYTES]) -> Result<Header, &'static str>) -> ReadResult {
     let header = decode(input.first_chunk().ok_or("too short")?)?;
     let expected = Header::of(&TAG, 3, 12, 4000);
     let differs = header.disagreement(&expected);
@@ -68,11 +68,11 @@ fn a_reader_of_headers_that_makes_mistakes_is_found() {
             Ok(Header { step: header.step - 1 + 1, ..header })
         }),
     ];
-    let hunt = |twin: Twin, mend| -> Result<Summary, Found> {
+    let hunt = |twin: Twin, mend| -> Result<FuzzSummary, BadInput> {
         target("broken header", mend).hunt(2000, 0, |input| check(input, twin))
     };
     for (what, twin) in twins {
-        let Found { why, number, .. } = hunt(twin, &mend).expect_err(what);
+        let BadInput { why, number, .. } = hunt(twin, &mend).expect_err(what);
         assert!(number >= 2, "{what}: the good headers do not show it");
         eprintln!("{what}: input {number}: {why}");
     }

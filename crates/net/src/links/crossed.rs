@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::ioctl_fionread;
 
 use super::Links;
-use crate::frame::{Header, Op};
+use crate::frame::{FrameOp, Header};
 
 /// So long nothing moves in either direction before a rank looks at what it does not read.
 const STILL: Duration = Duration::from_secs(2);
@@ -49,7 +49,7 @@ fn ends_in_a_message(
     while let Some((head, payload)) = bytes.split_at_checked(head_bytes) {
         let Some(header) = decode(n, head) else { return false };
         n += 1;
-        if header.op != Op::Send as u8 {
+        if header.op != FrameOp::Send as u8 {
             return false;
         }
         match usize::try_from(header.length).ok().and_then(|length| payload.get(length..)) {
@@ -71,18 +71,18 @@ mod tests {
 
     #[test]
     fn only_a_message_that_is_not_whole_counts() {
-        let frame = |op: Op, length: usize| {
+        let frame = |op: FrameOp, length: usize| {
             let tag = Tag { step: 0, op, dtype: 0, count: length as u64, terms: Terms::default() };
             [&Header::of(&tag, 0, 0, length).encode()[..], &vec![7; length]].concat()
         };
-        let two = [frame(Op::Send, 100), frame(Op::Send, 0)].concat();
+        let two = [frame(FrameOp::Send, 100), frame(FrameOp::Send, 0)].concat();
         assert!(!ends_in_a_message(&two));
         assert!(!ends_in_a_message(&[]));
         for end in 1..two.len() {
             let whole = end == HEADER_BYTES + 100;
             assert_eq!(ends_in_a_message(&two[..end]), !whole, "cut at {end}");
         }
-        assert!(!ends_in_a_message(&frame(Op::Farewell, 100)[..80]));
+        assert!(!ends_in_a_message(&frame(FrameOp::Farewell, 100)[..80]));
         assert!(!ends_in_a_message(&[0; 80]));
     }
 }

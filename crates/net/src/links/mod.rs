@@ -35,9 +35,9 @@ use rustix::event::{Timespec, epoll};
 use crate::alarm::Alarm;
 use crate::checksum;
 use crate::connection::Connection;
-use crate::frame::{Header, Op, SEGMENT_BYTES_MAX, Tag, Terms};
+use crate::frame::{FrameOp, Header, SEGMENT_BYTES_MAX, Tag, Terms};
 use crate::loopback;
-use crate::moves::{Kind, Moves};
+use crate::moves::{MoveKind, Moves};
 use crate::patience::{Patience, STALL};
 use crate::pieces::piece;
 use crate::ready;
@@ -46,7 +46,7 @@ use crate::report::{Cause, Report};
 use crate::simulation::{Bug, makes};
 use crate::system::{Os, System};
 pub(crate) use meeting::Meeting;
-use peer::{Peer, Step, Trouble};
+use peer::{IoStep, LinkPeer, LinkTrouble};
 use reduce::reduce;
 
 /// How often a wait looks at the alarm.
@@ -61,7 +61,7 @@ const WATCHED_GRACE: Duration = Duration::from_secs(2);
 
 /// How long waits may take.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct WaitBounds {
     /// Nothing moves for so long: the job ends. Where a control plane watches, it is the one to judge that.
     pub stall: Duration,
     /// After a connection closed, so long the alarm has time to say who was the cause.
@@ -70,16 +70,20 @@ pub struct Bounds {
     pub spin: Duration,
 }
 
-impl Bounds {
+impl WaitBounds {
     /// For links whose control plane judges who is lost and who is stuck: they wait for its word.
-    pub fn watched(patience: Patience) -> Bounds {
-        Bounds { stall: Duration::MAX, grace: WATCHED_GRACE.min(patience.silence), ..Bounds::default() }
+    pub fn watched(patience: Patience) -> WaitBounds {
+        WaitBounds {
+            stall: Duration::MAX,
+            grace: WATCHED_GRACE.min(patience.silence),
+            ..WaitBounds::default()
+        }
     }
 }
 
-impl Default for Bounds {
-    fn default() -> Bounds {
-        Bounds { stall: STALL, grace: Duration::from_millis(300), spin: Duration::from_micros(50) }
+impl Default for WaitBounds {
+    fn default() -> WaitBounds {
+        WaitBounds { stall: STALL, grace: Duration::from_millis(300), spin: Duration::from_micros(50) }
     }
 }
 
@@ -91,11 +95,11 @@ pub struct Links {
     /// What reports call each rank.
     names: Vec<usize>,
     /// None for this rank, and for those with which it has not talked yet.
-    peers: Vec<Option<Peer>>,
+    peers: Vec<Option<LinkPeer>>,
     meeting: Option<Meeting>,
     generation: u64,
     alarm: Alarm,
-    bounds: Bounds,
+    bounds: WaitBounds,
     spins: bool,
     /// Whether ranks of this host share cores: then whoever tries again lets others have the core meanwhile.
     crowded: bool,
@@ -115,8 +119,8 @@ struct Memory<'a> {
 }
 
 impl Memory<'_> {
-    fn sent(&self, kind: Kind, bytes: Range<usize>) -> &[u8] {
-        if kind == Kind::SendFrom { &self.from[bytes] } else { &self.into[bytes] }
+    fn sent(&self, kind: MoveKind, bytes: Range<usize>) -> &[u8] {
+        if kind == MoveKind::SendFrom { &self.from[bytes] } else { &self.into[bytes] }
     }
 }
 
@@ -157,7 +161,7 @@ impl Links {
             hosts,
             generation,
             alarm,
-            bounds: Bounds::default(),
+            bounds: WaitBounds::default(),
             spins: true,
             crowded: here > cores,
             epoll,
@@ -186,7 +190,7 @@ impl Links {
         // Edges are enough: before it waits, a run has tried every socket that it wants something of.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         epoll::add(&self.epoll, stream, epoll::EventData::new_u64(0), flags)?;
-        self.peers[peer] = Some(Peer::new(connection, self.system.clone(), here));
+        self.peers[peer] = Some(LinkPeer::new(connection, self.system.clone(), here));
         Ok(())
     }
 
@@ -225,12 +229,12 @@ impl Links {
     }
 
     /// Sets how long waits may take.
-    pub fn set_bounds(&mut self, bounds: Bounds) {
+    pub fn set_bounds(&mut self, bounds: WaitBounds) {
         self.bounds = bounds;
     }
 
     /// How long waits may take.
-    pub fn bounds(&self) -> Bounds {
+    pub fn bounds(&self) -> WaitBounds {
         self.bounds
     }
 
@@ -362,7 +366,7 @@ impl Links {
                 let cause = Cause::Stalled { ms: idle.as_millis() as u64 };
                 return Err(self.blame(peer, tag, cause));
             }
-            let sends = tag.op == Op::Send && moves.queues.iter().all(|queue| queue.recvs.is_empty());
+            let sends = tag.op == FrameOp::Send && moves.queues.iter().all(|queue| queue.recvs.is_empty());
             if sends && self.crossed(peer, &mut unread) {
                 let names = vec![self.names[peer], self.names[self.rank]];
                 // Both find it, and both report it of the same one.
@@ -385,7 +389,7 @@ impl Links {
     }
 
     /// Sends up to a segment of what is next for the peer of a queue. Returns whether anything moved.
-    fn push(&mut self, tag: &Tag, moves: &Moves, q: usize, memory: &Memory) -> Result<bool, Trouble> {
+    fn push(&mut self, tag: &Tag, moves: &Moves, q: usize, memory: &Memory) -> Result<bool, LinkTrouble> {
         let queue = &moves.queues[q];
         let Some(peer) = self.peers[queue.peer].as_mut() else { return Ok(false) };
         let Some(&k) = queue.sends.get(self.at[q].0) else {
@@ -412,11 +416,11 @@ impl Links {
         let next = piece(whole, self.done[k] + payload.len());
         let more = !next.is_empty() && moves.free(k, &next, &self.done);
         let step = peer.push(payload, more)?;
-        if step == Step::Whole {
+        if step == IoStep::Whole {
             self.done[k] += payload.len();
             self.at[q].0 += usize::from(bytes.end == whole.end);
         }
-        Ok(step != Step::Blocked)
+        Ok(step != IoStep::Blocked)
     }
 
     /// Receives up to a segment of what is next from the peer of a queue. Returns whether anything moved.
@@ -427,7 +431,7 @@ impl Links {
         q: usize,
         memory: &mut Memory,
         combine: Combine,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<bool, LinkTrouble> {
         let queue = &moves.queues[q];
         let Some(peer) = self.peers[queue.peer].as_mut() else { return Ok(false) };
         let Some(&k) = queue.recvs.get(self.at[q].1) else {
@@ -437,10 +441,10 @@ impl Links {
         let whole = &moves.list[k].bytes;
         let piece = piece(whole, self.done[k]);
         let free = moves.free(k, &piece, &self.done);
-        let mut step = Step::Blocked;
+        let mut step = IoStep::Blocked;
         let expected = Header::of(tag, self.generation, peer.heard, piece.len());
         let number = moves.pieces.number(k, whole, self.done[k]);
-        if let Kind::Reduce { theirs_first } = moves.list[k].kind {
+        if let MoveKind::Reduce { theirs_first } = moves.list[k].kind {
             // It is read even if it cannot be combined yet. Else two ranks that send each other the bytes that they
             // also reduce would both wait for the other to read.
             if !peer.staged {
@@ -449,10 +453,10 @@ impl Links {
                 let pulled = peer.pull(&mut staging[..piece.len()], &expected);
                 peer.staging = staging;
                 step = pulled?;
-                peer.staged = step == Step::Whole;
+                peer.staged = step == IoStep::Whole;
             }
             if !peer.staged || !free {
-                return Ok(step != Step::Blocked);
+                return Ok(step != IoStep::Blocked);
             }
             peer.staged = false;
             let (into, arrived) = (&mut memory.into[piece.clone()], &peer.staging[..piece.len()]);
@@ -470,8 +474,8 @@ impl Links {
             }
             let target = &mut memory.into[piece.clone()];
             step = peer.pull(target, &expected)?;
-            if step != Step::Whole {
-                return Ok(step == Step::Moved);
+            if step != IoStep::Whole {
+                return Ok(step == IoStep::Moved);
             }
             if !peer.seals() {
                 self.sums[number] = Some(peer.checked(checksum::of(target))?);
@@ -483,14 +487,16 @@ impl Links {
     }
 
     /// What to say about trouble with a peer. If the alarm or the peer itself knows a cause behind it, that one.
-    fn report(&self, peer: usize, tag: &Tag, trouble: Trouble) -> Report {
+    fn report(&self, peer: usize, tag: &Tag, trouble: LinkTrouble) -> Report {
         let lost_me = |report: &Report| report.rank == self.names[self.rank] && report.cause == Cause::Gone;
         let cause = match trouble {
             // It takes this rank for gone, which lives: a connection between the two broke, and all ranks must say the same of it.
-            Trouble::Farewell(report) if !lost_me(&report) => return self.alarm.raised().unwrap_or(report),
-            Trouble::Damaged(what) => Cause::Damaged { what },
-            Trouble::Disagrees(what) => Cause::Disagrees { what },
-            Trouble::Gone | Trouble::Farewell(_) => {
+            LinkTrouble::Farewell(report) if !lost_me(&report) => {
+                return self.alarm.raised().unwrap_or(report);
+            }
+            LinkTrouble::Damaged(what) => Cause::Damaged { what },
+            LinkTrouble::Disagrees(what) => Cause::Disagrees { what },
+            LinkTrouble::Gone | LinkTrouble::Farewell(_) => {
                 let until = self.system.now() + self.bounds.grace;
                 while self.system.now() < until {
                     if let Some(report) = self.alarm.raised() {
@@ -533,7 +539,7 @@ impl Links {
     fn spread(&mut self, report: &Report, rests: Vec<(usize, Vec<u8>)>) {
         let text = farewell::encode(report);
         let terms = Terms::default();
-        let tag = Tag { step: report.step, op: Op::Farewell, dtype: 0, count: 0, terms };
+        let tag = Tag { step: report.step, op: FrameOp::Farewell, dtype: 0, count: 0, terms };
         let mut letters: Vec<(usize, Vec<u8>)> = Vec::new();
         for (rank, peer) in self.peers.iter_mut().enumerate() {
             let Some(peer) = peer else { continue };

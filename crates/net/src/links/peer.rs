@@ -8,7 +8,7 @@ use super::farewell;
 use super::lend::Pipe;
 use crate::checksum;
 use crate::connection::Connection;
-use crate::frame::{HEADER_BYTES, Header, Op, SEGMENT_BYTES_MAX, Tag};
+use crate::frame::{FrameOp, HEADER_BYTES, Header, SEGMENT_BYTES_MAX, Tag};
 use crate::report::Report;
 use crate::seal::{self, Forged, SEAL_BYTES, Seals};
 use crate::socket::Stream;
@@ -25,7 +25,7 @@ const FAREWELL_TIME_MAX: Duration = Duration::from_millis(100);
 
 /// How far a call came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Step {
+pub(super) enum IoStep {
     /// The socket would block, and nothing moved.
     Blocked,
     /// Some bytes moved.
@@ -36,14 +36,14 @@ pub(super) enum Step {
 
 /// Why a connection cannot go on.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum LinkTrouble {
     Gone,
     Damaged(String),
     Disagrees(String),
     Farewell(Report),
 }
 
-pub(super) struct Peer {
+pub(super) struct LinkPeer {
     pub(super) stream: Stream,
     /// What frames are sealed with, if they are.
     seals: Option<Box<Seals>>,
@@ -76,11 +76,11 @@ pub(super) struct Peer {
     pub(super) staged: bool,
 }
 
-impl Peer {
+impl LinkPeer {
     /// Takes over a connection; `here` if it leads to a rank of this host. Pages that are lent cannot be sealed.
-    pub(super) fn new(connection: Connection, system: Arc<dyn System>, here: bool) -> Peer {
+    pub(super) fn new(connection: Connection, system: Arc<dyn System>, here: bool) -> LinkPeer {
         let Connection { stream, seals } = connection;
-        Peer {
+        LinkPeer {
             lends: here && seals.is_none(),
             stream,
             seals,
@@ -132,11 +132,11 @@ impl Peer {
     }
 
     /// Writes what the socket takes of the frame that was opened; `more` says that another one follows at once.
-    pub(super) fn push(&mut self, payload: &[u8], more: bool) -> Result<Step, Trouble> {
-        let mut step = Step::Blocked;
+    pub(super) fn push(&mut self, payload: &[u8], more: bool) -> Result<IoStep, LinkTrouble> {
+        let mut step = IoStep::Blocked;
         while self.wrote < self.head_bytes() + payload.len() {
             match self.write(payload, more) {
-                Ok(n) => (self.wrote, step) = (self.wrote + n, Step::Moved),
+                Ok(n) => (self.wrote, step) = (self.wrote + n, IoStep::Moved),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(step),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 // Pipes and pages may be refused where sockets are not: then the rest is copied, as all that follows.
@@ -146,7 +146,7 @@ impl Peer {
         }
         self.writing = false;
         self.sent += 1;
-        Ok(Step::Whole)
+        Ok(IoStep::Whole)
     }
 
     fn write(&mut self, payload: &[u8], more: bool) -> io::Result<usize> {
@@ -172,11 +172,11 @@ impl Peer {
     }
 
     /// Reads what has come of a frame whose payload goes to `target`. The header is checked; once the frame is whole a
-    /// sealed payload is opened, and another one is summed by the caller, who asks [`Peer::checked`].
-    pub(super) fn pull(&mut self, target: &mut [u8], expected: &Header) -> Result<Step, Trouble> {
+    /// sealed payload is opened, and another one is summed by the caller, who asks [`LinkPeer::checked`].
+    pub(super) fn pull(&mut self, target: &mut [u8], expected: &Header) -> Result<IoStep, LinkTrouble> {
         let head_bytes = self.head_bytes();
         let whole = head_bytes + target.len();
-        let mut step = Step::Blocked;
+        let mut step = IoStep::Blocked;
         while self.read < whole {
             let (head, payload_at) = (
                 &mut self.header[self.read.min(head_bytes)..head_bytes],
@@ -190,67 +190,68 @@ impl Peer {
                 (&self.stream).read_vectored(&mut parts)
             };
             match n {
-                Ok(0) => return Err(Trouble::Gone),
-                Ok(n) => (self.read, step) = (self.read + n, Step::Moved),
+                Ok(0) => return Err(LinkTrouble::Gone),
+                Ok(n) => (self.read, step) = (self.read + n, IoStep::Moved),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(step),
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-                Err(_) => return Err(Trouble::Gone),
+                Err(_) => return Err(LinkTrouble::Gone),
             }
             if !headless && self.read >= head_bytes {
                 self.check(target, expected)?;
             }
         }
         if let Some(seals) = &mut self.seals {
-            let forged = |Forged| Trouble::Damaged(format!("segment {} is not what it sealed", self.heard));
+            let forged =
+                |Forged| LinkTrouble::Damaged(format!("segment {} is not what it sealed", self.heard));
             seals.into.open_payload(target).map_err(forged)?;
         }
         self.read = 0;
         self.heard += 1;
-        Ok(Step::Whole)
+        Ok(IoStep::Whole)
     }
 
     /// Compares the checksum of the payload that came last with what its header says.
-    pub(super) fn checked(&mut self, sum: u32) -> Result<u32, Trouble> {
+    pub(super) fn checked(&mut self, sum: u32) -> Result<u32, LinkTrouble> {
         if sum == self.payload_crc {
             return Ok(sum);
         }
-        let damaged = Trouble::Damaged(format!("the checksum of segment {} is wrong", self.heard - 1));
+        let damaged = LinkTrouble::Damaged(format!("the checksum of segment {} is wrong", self.heard - 1));
         // A peer whose run failed may have changed what it had lent; then it has said why it failed.
         Err(if self.came_lent { self.farewell_or(damaged) } else { damaged })
     }
 
     /// Sends the receipt for what the peer lent in this run, if it lent anything. Returns whether anything moved.
-    pub(super) fn push_receipt(&mut self, tag: &Tag, generation: u64) -> Result<bool, Trouble> {
+    pub(super) fn push_receipt(&mut self, tag: &Tag, generation: u64) -> Result<bool, LinkTrouble> {
         if !self.borrowed {
             return Ok(false);
         }
         if !self.writing {
-            self.open(Header::of(&Tag { op: Op::Receipt, ..*tag }, generation, self.sent, 0), &[]);
+            self.open(Header::of(&Tag { op: FrameOp::Receipt, ..*tag }, generation, self.sent, 0), &[]);
         }
         let step = self.push(&[], false)?;
-        self.borrowed = step != Step::Whole;
-        Ok(step != Step::Blocked)
+        self.borrowed = step != IoStep::Whole;
+        Ok(step != IoStep::Blocked)
     }
 
     /// Receives the receipt for what was lent to the peer in this run, if anything was. Returns whether anything moved.
-    pub(super) fn pull_receipt(&mut self, tag: &Tag, generation: u64) -> Result<bool, Trouble> {
+    pub(super) fn pull_receipt(&mut self, tag: &Tag, generation: u64) -> Result<bool, LinkTrouble> {
         if !self.lent {
             return Ok(false);
         }
-        let expected = Header::of(&Tag { op: Op::Receipt, ..*tag }, generation, self.heard, 0);
+        let expected = Header::of(&Tag { op: FrameOp::Receipt, ..*tag }, generation, self.heard, 0);
         let step = self.pull(&mut [], &expected)?;
-        self.lent = step != Step::Whole;
-        Ok(step != Step::Blocked)
+        self.lent = step != IoStep::Whole;
+        Ok(step != IoStep::Blocked)
     }
 
-    fn check(&mut self, target: &mut [u8], expected: &Header) -> Result<(), Trouble> {
-        let header = self.decode().map_err(|what| Trouble::Damaged(what.into()))?;
-        if header.op == Op::Farewell as u8 {
+    fn check(&mut self, target: &mut [u8], expected: &Header) -> Result<(), LinkTrouble> {
+        let header = self.decode().map_err(|what| LinkTrouble::Damaged(what.into()))?;
+        if header.op == FrameOp::Farewell as u8 {
             let got = self.read - self.head_bytes();
             return Err(self.farewell(&header, &target[..got]));
         }
         if let Some(what) = header.disagreement(expected) {
-            return Err(Trouble::Disagrees(what));
+            return Err(LinkTrouble::Disagrees(what));
         }
         self.payload_crc = header.payload_crc;
         self.borrowed |= header.lent;
@@ -294,26 +295,26 @@ impl Peer {
     }
 
     /// Reads the rest of a farewell, of which `got` came already.
-    fn farewell(&mut self, header: &Header, got: &[u8]) -> Trouble {
+    fn farewell(&mut self, header: &Header, got: &[u8]) -> LinkTrouble {
         let mut bytes = [0; farewell::BYTES_MAX];
         let length = usize::try_from(header.length).unwrap_or(usize::MAX);
         let Some(bytes) = bytes.get_mut(..length).filter(|b| b.len() >= got.len()) else {
-            return Trouble::Damaged("a farewell is too long".into());
+            return LinkTrouble::Damaged("a farewell is too long".into());
         };
         bytes[..got.len()].copy_from_slice(got);
         let (mut at, until) = (got.len(), self.system.now() + FAREWELL_TIME_MAX);
         while at < bytes.len() {
             match (&self.stream).read(&mut bytes[at..]) {
-                Ok(0) => return Trouble::Gone,
+                Ok(0) => return LinkTrouble::Gone,
                 Ok(n) => at += n,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
                     if self.system.now() > until {
-                        return Trouble::Gone;
+                        return LinkTrouble::Gone;
                     }
                     self.system.sleep(Duration::from_millis(1));
                 }
-                Err(_) => return Trouble::Gone,
+                Err(_) => return LinkTrouble::Gone,
             }
         }
         let whole = match &mut self.seals {
@@ -321,23 +322,23 @@ impl Peer {
             Some(seals) => seals.into.open_payload(bytes).is_ok(),
         };
         if !whole {
-            return Trouble::Damaged("a farewell is not what it sent".into());
+            return LinkTrouble::Damaged("a farewell is not what it sent".into());
         }
         match farewell::decode(bytes) {
-            Some(report) => Trouble::Farewell(report),
-            None => Trouble::Damaged("a farewell cannot be read".into()),
+            Some(report) => LinkTrouble::Farewell(report),
+            None => LinkTrouble::Damaged("a farewell cannot be read".into()),
         }
     }
 
-    fn farewell_or(&mut self, trouble: Trouble) -> Trouble {
+    fn farewell_or(&mut self, trouble: LinkTrouble) -> LinkTrouble {
         match self.last_words() {
-            Trouble::Farewell(report) => Trouble::Farewell(report),
+            LinkTrouble::Farewell(report) => LinkTrouble::Farewell(report),
             _ => trouble,
         }
     }
 
     /// A peer that closed may have said why, behind frames that nobody has read yet.
-    fn last_words(&mut self) -> Trouble {
+    fn last_words(&mut self) -> LinkTrouble {
         let mut scratch = vec![0; SEGMENT_BYTES_MAX];
         let head_bytes = self.head_bytes();
         let mut seen = 0;
@@ -348,7 +349,7 @@ impl Peer {
                 match (&self.stream).read(&mut self.header[self.read..head_bytes]) {
                     Ok(n) if n > 0 => self.read += n,
                     Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                    _ => return Trouble::Gone,
+                    _ => return LinkTrouble::Gone,
                 }
             }
             let header = match (opened, self.header.first_chunk()) {
@@ -356,9 +357,9 @@ impl Peer {
                 _ => self.decode(),
             };
             opened = false;
-            let Ok(header) = header else { return Trouble::Gone };
+            let Ok(header) = header else { return LinkTrouble::Gone };
             let skip = usize::try_from(header.length).unwrap_or(usize::MAX);
-            if header.op == Op::Farewell as u8 {
+            if header.op == FrameOp::Farewell as u8 {
                 return self.farewell(&header, &[]);
             }
             let mut at = self.read - head_bytes;
@@ -366,7 +367,7 @@ impl Peer {
                 match (&self.stream).read(&mut scratch[..skip.min(SEGMENT_BYTES_MAX) - at]) {
                     Ok(n) if n > 0 => at += n,
                     Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                    _ => return Trouble::Gone,
+                    _ => return LinkTrouble::Gone,
                 }
             }
             if let Some(seals) = &mut self.seals {
@@ -375,7 +376,7 @@ impl Peer {
             self.read = 0;
             seen += head_bytes + at;
         }
-        Trouble::Gone
+        LinkTrouble::Gone
     }
 }
 

@@ -11,7 +11,7 @@ use crate::moves::Move;
 use crate::socket::Stream;
 
 const TERMS: Terms = Terms { reducer: 0, algorithm: 0, root: 0, cuts: 0, turn: 0 };
-const TAG: Tag = Tag { step: 5, op: Op::AllReduce, dtype: 0, count: 100_000, terms: TERMS };
+const TAG: Tag = Tag { step: 5, op: FrameOp::AllReduce, dtype: 0, count: 100_000, terms: TERMS };
 
 /// Connections between ranks of this process, encrypted where `sealed` says so of a pair.
 fn connections_where(ranks: usize, sealed: impl Fn(usize, usize) -> bool) -> Vec<Vec<Option<Connection>>> {
@@ -85,7 +85,7 @@ fn hears_as(this: Move, raw: &[u8], closes: bool) -> Report {
     let hosts = vec!["a".to_string(), "b".to_string()];
     let mut links = Links::over(0, hosts, rows.remove(0), 9, Alarm::default()).unwrap();
     let (stall, grace) = (Duration::from_millis(50), Duration::from_millis(1));
-    links.set_bounds(Bounds { stall, grace, ..Bounds::default() });
+    links.set_bounds(WaitBounds { stall, grace, ..WaitBounds::default() });
     stranger.write_all(raw).unwrap();
     let held = Some(stranger).filter(|_| !closes);
     let moves = Moves::new(vec![this]);
@@ -108,7 +108,7 @@ fn a_peer_that_breaks_the_rules_is_named() {
     bent[30] ^= 1;
     let said = Report { rank: 4, host: "d".into(), step: 5, op: "x".into(), cause: Cause::Gone };
     let text = farewell::encode(&said);
-    let bye = Tag { op: Op::Farewell, ..TAG };
+    let bye = Tag { op: FrameOp::Farewell, ..TAG };
     let bye = Header { payload_crc: crc32c::crc32c(&text), ..Header::of(&bye, 9, 0, text.len()) };
     let lent = |payload: &[u8]| frame(Header { lent: true, ..good }, payload);
     let mut changed = payload;
@@ -122,7 +122,7 @@ fn a_peer_that_breaks_the_rules_is_named() {
         (flipped, false, "checksum of segment 0 is wrong"),
         (frame(Header { length: (1 << 24) - 1, ..good }, &[]), false, "16777215, expected 1000"),
         (frame(Header { length: 0, ..good }, &[]), false, "0, expected 1000"),
-        (frame(Header { op: Op::Broadcast as u8, ..good }, &payload), false, "it is in broadcast"),
+        (frame(Header { op: FrameOp::Broadcast as u8, ..good }, &payload), false, "it is in broadcast"),
         (frame(Header { count: 1, ..good }, &payload), false, "of 1 elements"),
         (frame(Header { sequence: 1, ..good }, &payload), false, "segment 1, expected 0"),
         (frame(bye, &text), true, "rank 4 on d is gone (at step 5, in x)"),
@@ -180,7 +180,7 @@ fn what_is_lent_waits_for_its_receipt() {
                 n_frames += 1;
             }
             if receipt {
-                let tag = Tag { op: Op::Receipt, ..TAG };
+                let tag = Tag { op: FrameOp::Receipt, ..TAG };
                 peer.write_all(&Header::of(&tag, 9, 0, 0).encode()).unwrap();
             }
             assert!(n_frames > 1);

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use super::inbox::Inbox;
 use super::letter::{Letter, Payload, Shelf};
-use super::limits::{Bounds, Class, Label, fits, weight};
-use super::line::{Ends, Line, Trouble};
+use super::limits::{Class, ClassBounds, Label, fits, weight};
+use super::line::{LineHandler, LineTrouble, MailLine};
 use super::{PostError, look};
 use crate::alarm::Alarm;
 use crate::pulse::Pulse;
@@ -42,7 +42,7 @@ pub(super) struct Route {
     pub(super) class: Class,
     /// The group that its connections have.
     pub(super) group: u16,
-    pub(super) bounds: Bounds,
+    pub(super) bounds: ClassBounds,
     pub(super) door: Door,
     pub(super) alarm: Alarm,
     pub(super) pulse: Pulse,
@@ -53,12 +53,12 @@ pub(super) struct Route {
 
 /// This process's end of a class.
 pub(super) struct Courier {
-    shared: Arc<Shared>,
+    shared: Arc<CourierShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What the thread and its callers both see.
-struct Shared {
+struct CourierShared {
     route: Route,
     boxes: Mutex<Boxes>,
     /// Something was sent, a rank closed, or all is settled.
@@ -94,7 +94,7 @@ impl Courier {
         let boxes = Mutex::new(Boxes { out, closing: false, settled: false, found: None });
         let (system, name) = (route.system.clone(), format!("mail-{}", route.class.name()));
         let stop = AtomicBool::new(false);
-        let shared = Arc::new(Shared { route, boxes, room: Condvar::new(), wake, stop });
+        let shared = Arc::new(CourierShared { route, boxes, room: Condvar::new(), wake, stop });
         let its = shared.clone();
         let thread = system.spawn(&name, Box::new(move || Thread::new(&its).run(&arrivals)))?;
         Ok(Courier { shared, thread: Mutex::new(Some(thread)) })
@@ -108,7 +108,7 @@ impl Courier {
         payload: Payload,
         until: Instant,
     ) -> Result<(), PostError> {
-        let Shared { route, .. } = &*self.shared;
+        let CourierShared { route, .. } = &*self.shared;
         let mut boxes = self.shared.boxes();
         loop {
             if let Some(report) = self.shared.over(&boxes) {
@@ -175,7 +175,7 @@ impl Drop for Courier {
     }
 }
 
-impl Shared {
+impl CourierShared {
     fn boxes(&self) -> MutexGuard<'_, Boxes> {
         self.boxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -201,8 +201,8 @@ impl Shared {
 
 /// What the thread owns.
 struct Thread<'a> {
-    shared: &'a Shared,
-    lines: BTreeMap<usize, Line>,
+    shared: &'a CourierShared,
+    lines: BTreeMap<usize, MailLine>,
     /// Which ranks the door was asked for.
     asked: Vec<bool>,
     /// Lines that ended, why, and until when the control plane has time to say more.
@@ -211,14 +211,14 @@ struct Thread<'a> {
 }
 
 impl<'a> Thread<'a> {
-    fn new(shared: &'a Shared) -> Thread<'a> {
+    fn new(shared: &'a CourierShared) -> Thread<'a> {
         let Route { members, bounds, .. } = &shared.route;
         let shelf = Shelf::new(bounds.inbox_bytes_max);
         Thread { shared, lines: BTreeMap::new(), asked: vec![false; members.len()], lost: Vec::new(), shelf }
     }
 
     fn run(mut self, arrivals: &OwnedFd) {
-        let _guard = Guard(self.shared);
+        let _guard = CourierGuard(self.shared);
         let system = self.shared.route.system.clone();
         while !self.shared.stop.load(Ordering::Acquire) {
             for file in [&*self.shared.wake, arrivals] {
@@ -233,7 +233,7 @@ impl<'a> Thread<'a> {
                 ready::interest(self.shared.wake.as_fd(), false),
                 ready::interest(arrivals.as_fd(), false),
             ];
-            fds.extend(self.lines.values().filter_map(Line::interest));
+            fds.extend(self.lines.values().filter_map(MailLine::interest));
             let until = self.lost.iter().map(|lost| lost.0).min().unwrap_or_else(|| system.now() + LONG);
             if let Err(e) = system.wait(&mut fds, until) {
                 return self.fail(format!("it cannot wait for letters: {e}"));
@@ -245,7 +245,7 @@ impl<'a> Thread<'a> {
     fn turn(&mut self) -> bool {
         let Route { door, group, generation, class, bounds, .. } = &self.shared.route;
         for (peer, connection) in door.take_all(*group) {
-            match Line::new(connection, *class, *generation, *bounds) {
+            match MailLine::new(connection, *class, *generation, *bounds) {
                 Ok(line) => drop(self.lines.insert(peer, line)),
                 Err(e) => self.fail(format!("it cannot use a new connection: {e}")),
             }
@@ -301,13 +301,13 @@ impl<'a> Thread<'a> {
         }
     }
 
-    fn lose(&mut self, peer: usize, trouble: Trouble) {
+    fn lose(&mut self, peer: usize, trouble: LineTrouble) {
         let now = self.shared.route.system.now();
         let (grace, cause) = match trouble {
-            Trouble::Gone => (self.shared.route.grace, Cause::Gone),
-            Trouble::Damaged(what) => (Duration::ZERO, Cause::Damaged { what }),
-            Trouble::Disagrees(what) => (Duration::ZERO, Cause::Disagrees { what }),
-            Trouble::NoMemory(bytes) => {
+            LineTrouble::Gone => (self.shared.route.grace, Cause::Gone),
+            LineTrouble::Damaged(what) => (Duration::ZERO, Cause::Damaged { what }),
+            LineTrouble::Disagrees(what) => (Duration::ZERO, Cause::Disagrees { what }),
+            LineTrouble::NoMemory(bytes) => {
                 return self.fail(format!("no memory for a letter of {bytes} bytes from rank {peer}"));
             }
         };
@@ -352,12 +352,12 @@ impl<'a> Thread<'a> {
 
 /// Where the letters of one peer lie.
 struct Desk<'a> {
-    shared: &'a Shared,
+    shared: &'a CourierShared,
     peer: usize,
     shelf: &'a Arc<Shelf>,
 }
 
-impl Ends for Desk<'_> {
+impl LineHandler for Desk<'_> {
     fn next(&mut self) -> Option<(Label, Payload)> {
         self.shared.boxes().out[self.peer].queue.pop_front()
     }
@@ -371,7 +371,7 @@ impl Ends for Desk<'_> {
         self.shared.room.notify_all();
     }
 
-    fn admit(&mut self, bytes: usize) -> Result<Option<Vec<u8>>, Trouble> {
+    fn admit(&mut self, bytes: usize) -> Result<Option<Vec<u8>>, LineTrouble> {
         let Route { inbox, class, .. } = &self.shared.route;
         if !inbox.reserve(*class, self.peer, bytes) {
             return Ok(None);
@@ -380,7 +380,7 @@ impl Ends for Desk<'_> {
             Some(memory) => Ok(Some(memory)),
             None => {
                 inbox.release(*class, self.peer, bytes);
-                Err(Trouble::NoMemory(bytes))
+                Err(LineTrouble::NoMemory(bytes))
             }
         }
     }
@@ -392,9 +392,9 @@ impl Ends for Desk<'_> {
 }
 
 /// A panic of the thread is a bug of ours, and must not leave anybody waiting.
-struct Guard<'a>(&'a Shared);
+struct CourierGuard<'a>(&'a CourierShared);
 
-impl Drop for Guard<'_> {
+impl Drop for CourierGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let cause = Cause::Failed { why: "the thread that carries its letters stopped by a bug".into() };

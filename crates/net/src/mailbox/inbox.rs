@@ -13,7 +13,7 @@ use crate::simulation::{Bug, makes};
 /// One rank's inbox.
 pub(super) struct Inbox {
     limits: Limits,
-    state: Mutex<State>,
+    state: Mutex<InboxState>,
     /// Something came, or the mailbox was closed.
     pub(super) came: Condvar,
     /// Something was taken.
@@ -21,7 +21,7 @@ pub(super) struct Inbox {
 }
 
 /// What is in it, by class.
-pub(super) struct State {
+pub(super) struct InboxState {
     queues: [VecDeque<Letter>; 2],
     /// What counts of each sender: letters that are here, and those of which a part has come.
     held: [Vec<usize>; 2],
@@ -34,7 +34,7 @@ pub(super) struct State {
 
 impl Inbox {
     pub(super) fn new(ranks: usize, limits: Limits) -> Arc<Inbox> {
-        let state = State {
+        let state = InboxState {
             queues: [VecDeque::new(), VecDeque::new()],
             held: [vec![0; ranks], vec![0; ranks]],
             couriers: [None, None],
@@ -49,12 +49,12 @@ impl Inbox {
         self.lock().couriers[class as usize] = Some(wake);
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, InboxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For waits on its conditions.
-    pub(super) fn mutex(&self) -> &Mutex<State> {
+    pub(super) fn mutex(&self) -> &Mutex<InboxState> {
         &self.state
     }
 
@@ -77,7 +77,7 @@ impl Inbox {
     }
 
     /// Whether a letter can be put in now. One that nobody wants any more can.
-    pub(super) fn admits(&self, state: &State, class: Class, from: usize, bytes: usize) -> bool {
+    pub(super) fn admits(&self, state: &InboxState, class: Class, from: usize, bytes: usize) -> bool {
         let held = state.held[class as usize][from];
         state.closed || fits(held, bytes, self.limits.of(class).inbox_bytes_max)
     }
@@ -92,12 +92,12 @@ impl Inbox {
     }
 
     /// Puts a letter in that [`Inbox::admits`].
-    pub(super) fn give(&self, mut state: MutexGuard<'_, State>, letter: Letter) {
+    pub(super) fn give(&self, mut state: MutexGuard<'_, InboxState>, letter: Letter) {
         state.held[letter.class as usize][letter.from] += weight(letter.len());
         self.push(state, letter);
     }
 
-    fn push(&self, mut state: MutexGuard<'_, State>, letter: Letter) {
+    fn push(&self, mut state: MutexGuard<'_, InboxState>, letter: Letter) {
         state.queues[letter.class as usize].push_back(letter);
         drop(state);
         // All, because each may wait for another class.
@@ -105,7 +105,7 @@ impl Inbox {
     }
 
     /// The first letter of the first of these classes that has one.
-    pub(super) fn take(&self, state: &mut State, classes: &[Class]) -> Option<Letter> {
+    pub(super) fn take(&self, state: &mut InboxState, classes: &[Class]) -> Option<Letter> {
         let letter = classes.iter().find_map(|&class| state.queues[class as usize].pop_front())?;
         let class = letter.class as usize;
         state.release(letter.class, letter.from, letter.len());
@@ -134,7 +134,7 @@ impl Inbox {
     }
 }
 
-impl State {
+impl InboxState {
     fn release(&mut self, class: Class, from: usize, bytes: usize) {
         self.held[class as usize][from] -= weight(bytes);
     }

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read};
 
 use super::head::{FRAME_BYTES_MAX, HEAD_BYTES, Head, What};
 use super::limits::{Class, Label};
-use super::line::Trouble;
+use super::line::LineTrouble;
 use crate::checksum;
 use crate::seal::{Forged, Opener, SEAL_BYTES};
 
@@ -34,13 +34,13 @@ pub(super) struct Incoming {
     /// The frame whose payload comes, and how much of it is there.
     frame: Option<Head>,
     n_payload: usize,
-    letter: Option<Part>,
+    letter: Option<PartialLetter>,
     /// The number of the next frame.
     n_heard: u64,
 }
 
 /// A letter of which a part is there.
-struct Part {
+struct PartialLetter {
     label: Label,
     total: usize,
     memory: Vec<u8>,
@@ -49,7 +49,7 @@ struct Part {
 }
 
 /// Memory for a letter of so many bytes, if there is room.
-pub(super) type Admit<'a> = &'a mut dyn FnMut(usize) -> Result<Option<Vec<u8>>, Trouble>;
+pub(super) type Admit<'a> = &'a mut dyn FnMut(usize) -> Result<Option<Vec<u8>>, LineTrouble>;
 
 impl Incoming {
     pub(super) fn new(class: Class, generation: u64, letter_bytes_max: usize) -> Incoming {
@@ -77,7 +77,7 @@ impl Incoming {
         mut stream: impl Read,
         mut opener: Option<&mut Opener>,
         admit: Admit,
-    ) -> Result<Came, Trouble> {
+    ) -> Result<Came, LineTrouble> {
         let frame = match self.frame {
             Some(frame) => frame,
             None => {
@@ -99,7 +99,7 @@ impl Incoming {
             None => {
                 let total = frame.total as usize;
                 let Some(memory) = admit(total)? else { return Ok(Came::NoRoom) };
-                Part { label: frame.label, total, memory, at: 0 }
+                PartialLetter { label: frame.label, total, memory, at: 0 }
             }
         };
         let end = letter.at + frame.length as usize;
@@ -123,14 +123,14 @@ impl Incoming {
     }
 
     /// The head that has come, if it is one that may come here.
-    fn open(&mut self, opener: Option<&mut Opener>) -> Result<Head, Trouble> {
+    fn open(&mut self, opener: Option<&mut Opener>) -> Result<Head, LineTrouble> {
         let sealed = opener.is_some();
         if let Some(opener) = opener {
-            let forged = |Forged| Trouble::Damaged("a head is not what it sealed".into());
+            let forged = |Forged| LineTrouble::Damaged("a head is not what it sealed".into());
             opener.open_head(&mut self.head).map_err(forged)?;
         }
         let head = self.head.first_chunk().expect("what is read begins with a head");
-        let head = Head::decode(head, sealed).map_err(|what| Trouble::Damaged(what.into()))?;
+        let head = Head::decode(head, sealed).map_err(|what| LineTrouble::Damaged(what.into()))?;
         let place = (head.class, head.generation, head.sequence);
         if place != (self.class, self.generation, self.n_heard) {
             let what = format!(
@@ -142,12 +142,12 @@ impl Incoming {
                 self.class.name(),
                 self.generation
             );
-            return Err(Trouble::Disagrees(what));
+            return Err(LineTrouble::Disagrees(what));
         }
         let (total, max) = (head.total, self.letter_bytes_max);
         if total > max as u64 {
             let what = format!("it sent a letter of {total} bytes, and {max} are allowed");
-            return Err(Trouble::Disagrees(what));
+            return Err(LineTrouble::Disagrees(what));
         }
         let (at, goes_on) = match &self.letter {
             Some(letter) => (letter.at, (letter.label, letter.total as u64) == (head.label, total)),
@@ -161,7 +161,7 @@ impl Incoming {
         match head.what {
             What::Part if part => Ok(head),
             What::Close if length == 0 => Ok(head),
-            _ => Err(Trouble::Damaged("a frame does not go on with its letter".into())),
+            _ => Err(LineTrouble::Damaged("a frame does not go on with its letter".into())),
         }
     }
 
@@ -171,13 +171,13 @@ impl Incoming {
         frame: &Head,
         opener: Option<&mut Opener>,
         payload: &mut [u8],
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), LineTrouble> {
         let whole = match opener {
             Some(opener) => opener.open_payload(payload).is_ok(),
             None => checksum::of(payload) == frame.payload_crc,
         };
         if !whole {
-            return Err(Trouble::Damaged(format!("frame {} is not what it sent", self.n_heard)));
+            return Err(LineTrouble::Damaged(format!("frame {} is not what it sent", self.n_heard)));
         }
         self.frame = None;
         self.n_heard += 1;
@@ -186,14 +186,14 @@ impl Incoming {
 }
 
 /// Reads on until all of it is there, which it returns, or nothing more has come.
-fn fill(stream: &mut impl Read, into: &mut [u8], n: &mut usize) -> Result<bool, Trouble> {
+fn fill(stream: &mut impl Read, into: &mut [u8], n: &mut usize) -> Result<bool, LineTrouble> {
     while *n < into.len() {
         match stream.read(&mut into[*n..]) {
-            Ok(0) => return Err(Trouble::Gone),
+            Ok(0) => return Err(LineTrouble::Gone),
             Ok(read) => *n += read,
             Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(_) => return Err(Trouble::Gone),
+            Err(_) => return Err(LineTrouble::Gone),
         }
     }
     Ok(true)

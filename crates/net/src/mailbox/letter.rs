@@ -76,11 +76,11 @@ pub struct Letter {
     pub class: Class,
     /// What the sender wrote on it.
     pub label: Label,
-    body: Body,
+    body: LetterBody,
 }
 
 #[derive(Debug)]
-enum Body {
+enum LetterBody {
     /// Shared with the sender, which is a thread of this process.
     Given(Payload),
     /// The first bytes of memory that is used again.
@@ -89,7 +89,7 @@ enum Body {
 
 impl Letter {
     pub(super) fn given(from: usize, class: Class, label: Label, payload: Payload) -> Letter {
-        Letter { from, class, label, body: Body::Given(payload) }
+        Letter { from, class, label, body: LetterBody::Given(payload) }
     }
 
     pub(super) fn came(
@@ -99,14 +99,14 @@ impl Letter {
         (memory, length): (Vec<u8>, usize),
         shelf: Arc<Shelf>,
     ) -> Letter {
-        Letter { from, class, label, body: Body::Came { memory, length, shelf } }
+        Letter { from, class, label, body: LetterBody::Came { memory, length, shelf } }
     }
 
     /// Its bytes, to keep; they are copied only if the sender shares them.
     pub fn into_bytes(mut self) -> Vec<u8> {
         match &mut self.body {
-            Body::Given(payload) => payload.to_vec(),
-            Body::Came { memory, length, .. } => {
+            LetterBody::Given(payload) => payload.to_vec(),
+            LetterBody::Came { memory, length, .. } => {
                 let mut memory = std::mem::take(memory);
                 memory.truncate(*length);
                 memory
@@ -120,15 +120,15 @@ impl Deref for Letter {
 
     fn deref(&self) -> &[u8] {
         match &self.body {
-            Body::Given(payload) => payload,
-            Body::Came { memory, length, .. } => &memory[..*length],
+            LetterBody::Given(payload) => payload,
+            LetterBody::Came { memory, length, .. } => &memory[..*length],
         }
     }
 }
 
 impl Drop for Letter {
     fn drop(&mut self) {
-        if let Body::Came { memory, shelf, .. } = &mut self.body {
+        if let LetterBody::Came { memory, shelf, .. } = &mut self.body {
             shelf.give(std::mem::take(memory));
         }
     }

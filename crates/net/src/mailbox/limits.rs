@@ -37,7 +37,7 @@ pub struct Label {
 
 /// How much of one class is held. All ranks have the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Bounds {
+pub struct ClassBounds {
     /// The longest letter, in bytes. A longer one is refused where it is posted, and where it would arrive.
     pub letter_bytes_max: usize,
     /// Bytes of one sender that have come and were not taken. Above it nothing more is read of that sender, which slows it down.
@@ -51,24 +51,24 @@ pub struct Bounds {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Of urgent letters.
-    pub urgent: Bounds,
+    pub urgent: ClassBounds,
     /// Of data.
-    pub data: Bounds,
+    pub data: ClassBounds,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
         let urgent =
-            Bounds { letter_bytes_max: 1 << 20, inbox_bytes_max: 1 << 20, outbox_bytes_max: 1 << 20 };
+            ClassBounds { letter_bytes_max: 1 << 20, inbox_bytes_max: 1 << 20, outbox_bytes_max: 1 << 20 };
         let data =
-            Bounds { letter_bytes_max: 1 << 30, inbox_bytes_max: 64 << 20, outbox_bytes_max: 64 << 20 };
+            ClassBounds { letter_bytes_max: 1 << 30, inbox_bytes_max: 64 << 20, outbox_bytes_max: 64 << 20 };
         Limits { urgent, data }
     }
 }
 
 impl Limits {
     /// Those of a class.
-    pub fn of(&self, class: Class) -> Bounds {
+    pub fn of(&self, class: Class) -> ClassBounds {
         match class {
             Class::Urgent => self.urgent,
             Class::Data => self.data,

@@ -11,7 +11,7 @@ use rustix::event::PollFd;
 
 use super::incoming::{Admit, Came, Incoming};
 use super::letter::Payload;
-use super::limits::{Bounds, Class, Label};
+use super::limits::{Class, ClassBounds, Label};
 use super::outgoing::{Outgoing, Sent};
 use crate::connection::Connection;
 use crate::loopback;
@@ -24,7 +24,7 @@ const FRAMES_A_TURN: usize = 8;
 
 /// Why a connection cannot go on.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum LineTrouble {
     /// It ended.
     Gone,
     /// What came is not what the other side sent.
@@ -36,19 +36,19 @@ pub(super) enum Trouble {
 }
 
 /// What the courier does for a line.
-pub(super) trait Ends {
+pub(super) trait LineHandler {
     /// The next letter for the peer.
     fn next(&mut self) -> Option<(Label, Payload)>;
     /// A letter of so many bytes was sent.
     fn sent(&mut self, bytes: usize);
     /// Memory for a letter, if there is room.
-    fn admit(&mut self, bytes: usize) -> Result<Option<Vec<u8>>, Trouble>;
+    fn admit(&mut self, bytes: usize) -> Result<Option<Vec<u8>>, LineTrouble>;
     /// A letter has come.
     fn came(&mut self, label: Label, memory: Vec<u8>, length: usize);
 }
 
 /// A connection.
-pub(super) struct Line {
+pub(super) struct MailLine {
     stream: Stream,
     seals: Option<Box<Seals>>,
     out: Outgoing,
@@ -62,20 +62,20 @@ pub(super) struct Line {
     heard_close: bool,
 }
 
-impl Line {
+impl MailLine {
     pub(super) fn new(
         connection: Connection,
         class: Class,
         generation: u64,
-        bounds: Bounds,
-    ) -> io::Result<Line> {
+        bounds: ClassBounds,
+    ) -> io::Result<MailLine> {
         let Connection { stream, seals } = connection;
         stream.set_nonblocking(true)?;
         stream.set_nodelay()?;
         if stream.stays_here()? {
             loopback::unpaced(&stream);
         }
-        Ok(Line {
+        Ok(MailLine {
             stream,
             seals,
             out: Outgoing::new(class, generation),
@@ -89,7 +89,7 @@ impl Line {
     }
 
     /// Goes on in both directions, without waiting. Returns whether more can be done at once.
-    pub(super) fn turn(&mut self, closing: bool, ends: &mut dyn Ends) -> Result<bool, Trouble> {
+    pub(super) fn turn(&mut self, closing: bool, ends: &mut dyn LineHandler) -> Result<bool, LineTrouble> {
         let wrote = self.write(closing, ends)?;
         let read = self.read(&mut *ends)?;
         // What came may have been the other side's last frame, which is answered.
@@ -127,7 +127,7 @@ impl Line {
         self.out.begin_close();
     }
 
-    fn write(&mut self, closing: bool, ends: &mut dyn Ends) -> Result<bool, Trouble> {
+    fn write(&mut self, closing: bool, ends: &mut dyn LineHandler) -> Result<bool, LineTrouble> {
         self.blocked = false;
         for _ in 0..FRAMES_A_TURN {
             if self.heard_close && !self.closing {
@@ -154,7 +154,7 @@ impl Line {
         Ok(true)
     }
 
-    fn read(&mut self, ends: &mut dyn Ends) -> Result<bool, Trouble> {
+    fn read(&mut self, ends: &mut dyn LineHandler) -> Result<bool, LineTrouble> {
         self.full = false;
         for _ in 0..FRAMES_A_TURN {
             if self.heard_close {

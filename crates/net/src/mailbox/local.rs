@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::inbox::Inbox;
 use super::limits::Limits;
-use super::{Mailbox, Way};
+use super::{Mailbox, Reached};
 use crate::alarm::Alarm;
 use crate::report::{Cause, Report};
 use crate::system::Os;
@@ -22,7 +22,7 @@ pub fn within(ranks: usize, limits: Limits, alarm: Alarm) -> Vec<Mailbox> {
     let inboxes = (0..ranks).map(|_| Inbox::new(ranks, limits)).collect();
     let neighbours = Neighbours { inboxes, alarm };
     let mailbox = |(rank, inbox): (usize, &Arc<Inbox>)| {
-        let (system, way) = (Arc::new(Os), Way::Threads(neighbours.clone()));
+        let (system, way) = (Arc::new(Os), Reached::Threads(neighbours.clone()));
         Mailbox { system, rank, limits, inbox: inbox.clone(), way }
     };
     neighbours.inboxes.iter().enumerate().map(mailbox).collect()

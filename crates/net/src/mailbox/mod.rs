@@ -76,7 +76,7 @@ use crate::system::System;
 use courier::{Courier, Route};
 use inbox::Inbox;
 pub use letter::{Letter, Payload};
-pub use limits::{Bounds, Class, Label, Limits};
+pub use limits::{Class, ClassBounds, Label, Limits};
 use local::Neighbours;
 pub use local::within;
 
@@ -129,11 +129,11 @@ pub struct Mailbox {
     rank: usize,
     limits: Limits,
     inbox: Arc<Inbox>,
-    way: Way,
+    way: Reached,
 }
 
 /// How others are reached.
-enum Way {
+enum Reached {
     /// They are other processes; a courier for each class.
     Processes([Courier; 2]),
     /// They are threads of this one.
@@ -174,11 +174,11 @@ impl Mailbox {
                 door: door.clone(),
                 alarm: control.alarm(),
                 pulse: control.pulse(),
-                grace: links::Bounds::watched(control.patience()).grace,
+                grace: links::WaitBounds::watched(control.patience()).grace,
                 inbox: inbox.clone(),
             })
         };
-        let way = Way::Processes([courier(Class::Urgent)?, courier(Class::Data)?]);
+        let way = Reached::Processes([courier(Class::Urgent)?, courier(Class::Data)?]);
         Ok(Mailbox { system, rank, limits, inbox, way })
     }
 
@@ -220,8 +220,8 @@ impl Mailbox {
         }
         let inbox = match &self.way {
             _ if to == self.rank => &self.inbox,
-            Way::Processes(couriers) => return couriers[class as usize].post(to, label, payload, until),
-            Way::Threads(neighbours) => neighbours.inbox(to),
+            Reached::Processes(couriers) => return couriers[class as usize].post(to, label, payload, until),
+            Reached::Threads(neighbours) => neighbours.inbox(to),
         };
         let letter = Letter::given(self.rank, class, label, payload);
         self.give(inbox, to, letter, until)
@@ -256,8 +256,8 @@ impl Mailbox {
     /// than its own.
     pub fn held_bytes(&self, class: Class) -> (usize, usize) {
         let posted = match &self.way {
-            Way::Processes(couriers) => couriers[class as usize].held_bytes(),
-            Way::Threads(_) => 0,
+            Reached::Processes(couriers) => couriers[class as usize].held_bytes(),
+            Reached::Threads(_) => 0,
         };
         (self.inbox.held_bytes(class), posted)
     }
@@ -270,7 +270,7 @@ impl Mailbox {
     /// The same, and gives up at that time. Returns whether all was done by then.
     pub fn close_until(&self, until: Instant) -> Result<bool, Report> {
         self.inbox.close();
-        let Way::Processes(couriers) = &self.way else { return Ok(true) };
+        let Reached::Processes(couriers) = &self.way else { return Ok(true) };
         couriers.iter().for_each(Courier::begin_close);
         Ok(couriers[0].closed(until)? && couriers[1].closed(until)?)
     }
@@ -296,15 +296,15 @@ impl Mailbox {
 
     fn over(&self) -> Option<Report> {
         match &self.way {
-            Way::Processes(couriers) => couriers.iter().find_map(Courier::over),
-            Way::Threads(neighbours) => neighbours.alarm().raised(),
+            Reached::Processes(couriers) => couriers.iter().find_map(Courier::over),
+            Reached::Threads(neighbours) => neighbours.alarm().raised(),
         }
     }
 }
 
 impl Drop for Mailbox {
     fn drop(&mut self) {
-        if let Way::Threads(neighbours) = &self.way
+        if let Reached::Threads(neighbours) = &self.way
             && !self.inbox.lock().closed
         {
             neighbours.lose(self.rank);

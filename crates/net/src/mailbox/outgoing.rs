@@ -5,7 +5,7 @@ use std::io::{ErrorKind, IoSlice};
 use super::head::{FRAME_BYTES_MAX, HEAD_BYTES, Head, What};
 use super::letter::Payload;
 use super::limits::{Class, Label};
-use super::line::Trouble;
+use super::line::LineTrouble;
 use crate::checksum;
 use crate::seal::{self, SEAL_BYTES, Sealer};
 use crate::socket::Stream;
@@ -78,7 +78,7 @@ impl Outgoing {
     }
 
     /// Writes up to the end of a frame, without waiting.
-    pub(super) fn push(&mut self, stream: &Stream, sealer: Option<&mut Sealer>) -> Result<Sent, Trouble> {
+    pub(super) fn push(&mut self, stream: &Stream, sealer: Option<&mut Sealer>) -> Result<Sent, LineTrouble> {
         let head_bytes = HEAD_BYTES + sealer.as_ref().map_or(0, |_| SEAL_BYTES);
         let seals = sealer.is_some();
         if !self.writing {
@@ -97,7 +97,7 @@ impl Outgoing {
                 Ok(n) => self.wrote += n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(Sent::Blocked),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Err(Trouble::Gone),
+                Err(_) => return Err(LineTrouble::Gone),
             }
         }
         self.writing = false;

@@ -8,7 +8,7 @@ use std::time::Instant;
 use rustix::event::PollFd;
 use rustix::net::sockopt;
 
-use super::hello::{Handshake, Hello, Progress, Turned};
+use super::hello::{Handshake, Hello, HelloProgress, Turned};
 use crate::connection::{Connection, Proven};
 use crate::ready;
 use crate::secret::{Role, Secret};
@@ -89,17 +89,17 @@ impl Dial {
         }
         let Some(handshake) = &mut self.handshake else { return Dialled::Pending(self) };
         match handshake.advance(&mut self.stream) {
-            Progress::Proved(hello) => {
+            HelloProgress::Proved(hello) => {
                 let seals = handshake.take_seals();
                 let connection = Connection { stream: self.stream, seals };
                 Dialled::Proved(Proven { connection, addr: self.addr, hello })
             }
-            Progress::Turned(turned) => Dialled::Turned(turned),
-            Progress::Read => {
+            HelloProgress::Turned(turned) => Dialled::Turned(turned),
+            HelloProgress::Read => {
                 self.writes = false;
                 Dialled::Pending(self)
             }
-            Progress::Write => {
+            HelloProgress::Write => {
                 self.writes = true;
                 Dialled::Pending(self)
             }

@@ -35,16 +35,16 @@ const LONG: Duration = Duration::from_secs(3600);
 
 /// This rank's door. Clones are the same one; when the last is dropped nobody connects with this rank any more.
 #[derive(Clone)]
-pub(crate) struct Door(Arc<End>);
+pub(crate) struct Door(Arc<DoorEnd>);
 
-struct End {
-    shared: Arc<Shared>,
+struct DoorEnd {
+    shared: Arc<DoorShared>,
     system: Arc<dyn System>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What the thread and its callers both see.
-struct Shared {
+struct DoorShared {
     rank: usize,
     members: Arc<[Member]>,
     alarm: Alarm,
@@ -73,7 +73,7 @@ impl Door {
         control: &Control,
     ) -> io::Result<Door> {
         let edges = Edges { open: open.into_iter().collect(), ..Edges::default() };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(DoorShared {
             rank,
             members,
             alarm: control.alarm(),
@@ -84,7 +84,7 @@ impl Door {
         });
         let (its, clock) = (shared.clone(), system.clone());
         let thread = system.spawn("door", Box::new(move || its.keep(mesh, &*clock)))?;
-        Ok(Door(Arc::new(End { shared, system, thread: Mutex::new(Some(thread)) })))
+        Ok(Door(Arc::new(DoorEnd { shared, system, thread: Mutex::new(Some(thread)) })))
     }
 
     /// Has an edge connected. [`Door::take`] gives the connection when it is there; if it cannot be made the alarm says so.
@@ -113,10 +113,10 @@ impl Door {
     }
 }
 
-impl Shared {
+impl DoorShared {
     /// The life of the thread.
     fn keep(&self, mut mesh: Mesh, system: &dyn System) {
-        let _guard = Guard(self);
+        let _guard = DoorGuard(self);
         while !self.stop.load(Ordering::Acquire) {
             // Nothing is in it if something else woke the thread.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
@@ -173,9 +173,9 @@ impl Shared {
 }
 
 /// A panic of the thread is a bug of ours, and must not leave anybody waiting.
-struct Guard<'a>(&'a Shared);
+struct DoorGuard<'a>(&'a DoorShared);
 
-impl Drop for Guard<'_> {
+impl Drop for DoorGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let cause = Cause::Failed { why: "the thread that connects it stopped by a bug".into() };
@@ -184,7 +184,7 @@ impl Drop for Guard<'_> {
     }
 }
 
-impl Drop for End {
+impl Drop for DoorEnd {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         ring(&self.shared.wake);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFd;
 
 use super::bounds::stranger_time;
-use super::hello::{Handshake, Hello, Progress, Turned};
+use super::hello::{Handshake, Hello, HelloProgress, Turned};
 use super::knock::{Knocks, Tell};
 use crate::connection::{Connection, Proven};
 use crate::ready;
@@ -113,17 +113,17 @@ impl Gate {
         let mut kept = Vec::with_capacity(self.pending.len());
         for mut pending in std::mem::take(&mut self.pending) {
             match pending.handshake.advance(&mut pending.stream) {
-                Progress::Proved(hello) => {
+                HelloProgress::Proved(hello) => {
                     let Pending { stream, addr, mut handshake, .. } = pending;
                     let connection = Connection { stream, seals: handshake.take_seals() };
                     arrivals.push(Proven { connection, addr, hello });
                 }
-                Progress::Turned(turned) => self.note_turned(now, &pending, &turned),
-                Progress::Read | Progress::Write if pending.until <= now => {
+                HelloProgress::Turned(turned) => self.note_turned(now, &pending, &turned),
+                HelloProgress::Read | HelloProgress::Write if pending.until <= now => {
                     self.note(format!("{}: said too little in {:?}", pending.addr, self.time));
                 }
-                Progress::Read => kept.push(Pending { writes: false, ..pending }),
-                Progress::Write => kept.push(Pending { writes: true, ..pending }),
+                HelloProgress::Read => kept.push(Pending { writes: false, ..pending }),
+                HelloProgress::Write => kept.push(Pending { writes: true, ..pending }),
             }
         }
         self.pending = kept;

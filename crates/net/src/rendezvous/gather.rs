@@ -15,7 +15,7 @@ use super::mesh::{Mesh, Opened};
 use super::{Channels, JoinError, JoinOptions, Joined, Member, describe, joined, listen_for_data, mesh};
 use crate::connection::Proven;
 use crate::control::channel::{Channel, Ended};
-use crate::control::message::{Fault, Message};
+use crate::control::message::{LinkFault, Message};
 use crate::patience::Patience;
 use crate::ready;
 use crate::socket::Listener;
@@ -47,10 +47,10 @@ struct Hall {
 }
 
 /// What the ranks say of their connections.
-struct Found {
+struct LinkReports {
     /// Who has not said anything yet.
     waiting: Vec<usize>,
-    faults: Vec<Fault>,
+    faults: Vec<LinkFault>,
     /// When not to wait for more: the job cannot start, and the first to notice have been heard.
     enough: Option<Instant>,
     /// Whether rank 0's own connections are among it.
@@ -119,8 +119,8 @@ fn listen(options: &JoinOptions) -> Result<Listener, JoinError> {
     })
 }
 
-impl Found {
-    fn add(&mut self, faults: Vec<Fault>, now: Instant) {
+impl LinkReports {
+    fn add(&mut self, faults: Vec<LinkFault>, now: Instant) {
         if !faults.is_empty() {
             self.enough.get_or_insert(now + MORE_FAULTS_TIME);
         }
@@ -273,8 +273,12 @@ impl Hall {
         let enough = until + patience.silence + slack(members.len());
         let mut mesh = mesh(&self.options, data, self.hello, &members, patience)?;
         let edges = self.options.first.edges(&members, 0);
-        let mut found =
-            Found { waiting: (1..members.len()).collect(), faults: Vec::new(), enough: None, built: false };
+        let mut found = LinkReports {
+            waiting: (1..members.len()).collect(),
+            faults: Vec::new(),
+            enough: None,
+            built: false,
+        };
         let (open, faults) = mesh.build(edges, until, &mut || self.collect(&members, &mut found))?;
         found.add(faults, system.now());
         found.built = true;
@@ -299,7 +303,7 @@ impl Hall {
     }
 
     /// Takes what the other ranks found so far. Returns whether it is enough to decide.
-    fn collect(&mut self, members: &[Member], found: &mut Found) -> Result<bool, JoinError> {
+    fn collect(&mut self, members: &[Member], found: &mut LinkReports) -> Result<bool, JoinError> {
         for rank in std::mem::take(&mut found.waiting) {
             let seat = self.seats[rank].as_mut().expect("all seats are taken");
             seat.channel.flush();

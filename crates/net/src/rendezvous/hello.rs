@@ -19,7 +19,7 @@ use std::io::{self, ErrorKind, Read, Write};
 
 use ring::digest::{SHA256, digest};
 
-use crate::seal::{Encrypt, Pair, Seals};
+use crate::seal::{Encrypt, KeyPair, Seals};
 use crate::secret::{Role, SECRET_BYTES, Secret, SecretError};
 
 /// The version of everything that is said on connections between ranks. Ranks of one job have the same.
@@ -86,7 +86,7 @@ pub(crate) enum Turned {
 
 /// What the next turn needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Progress {
+pub(crate) enum HelloProgress {
     /// The socket has to become readable.
     Read,
     /// The socket has to become writable.
@@ -102,19 +102,19 @@ pub(crate) struct Handshake {
     role: Role,
     secret: Secret,
     hello: Hello,
-    pair: Option<Pair>,
+    pair: Option<KeyPair>,
     seals: Option<Box<Seals>>,
     mine: [u8; HELLO_BYTES],
     theirs: [u8; HELLO_BYTES],
     peer: Option<Hello>,
-    state: State,
+    state: HelloState,
     input: [u8; HELLO_BYTES],
     n_input: usize,
     output: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Eq)]
-enum State {
+enum HelloState {
     Hello,
     /// The acceptor waits for a proof, the connector for status and proof.
     Proof,
@@ -207,7 +207,7 @@ impl Hello {
 impl Handshake {
     /// The start, with a new key. The connector speaks first.
     pub(crate) fn new(role: Role, secret: Secret, hello: Hello) -> Result<Handshake, SecretError> {
-        let pair = Pair::new()?;
+        let pair = KeyPair::new()?;
         let hello = Hello { key: pair.public, ..hello };
         let mine = hello.to_bytes();
         Ok(Handshake {
@@ -219,7 +219,7 @@ impl Handshake {
             mine,
             theirs: [0; HELLO_BYTES],
             peer: None,
-            state: State::Hello,
+            state: HelloState::Hello,
             input: [0; HELLO_BYTES],
             n_input: 0,
             output: if role == Role::Connector { mine.to_vec() } else { Vec::new() },
@@ -232,12 +232,12 @@ impl Handshake {
     }
 
     /// Goes on as far as the socket lets it, without waiting.
-    pub(crate) fn advance(&mut self, stream: &mut (impl Read + Write)) -> Progress {
+    pub(crate) fn advance(&mut self, stream: &mut (impl Read + Write)) -> HelloProgress {
         loop {
             match self.turn(stream) {
                 Ok(None) => {}
                 Ok(Some(progress)) => return progress,
-                Err(turned) => return Progress::Turned(turned),
+                Err(turned) => return HelloProgress::Turned(turned),
             }
         }
     }
@@ -247,23 +247,23 @@ impl Handshake {
         self.peer
     }
 
-    fn turn(&mut self, stream: &mut (impl Read + Write)) -> Result<Option<Progress>, Turned> {
+    fn turn(&mut self, stream: &mut (impl Read + Write)) -> Result<Option<HelloProgress>, Turned> {
         while !self.output.is_empty() {
             match stream.write(&self.output) {
                 Ok(0) => return Err(Turned::Closed),
                 Ok(n) => drop(self.output.drain(..n)),
                 Err(e) => match wait_or_fail(e)? {
-                    true => return Ok(Some(Progress::Write)),
+                    true => return Ok(Some(HelloProgress::Write)),
                     false => continue,
                 },
             }
         }
         let need = match (&self.state, self.role) {
-            (State::Hello, _) => HELLO_BYTES,
-            (State::Proof, Role::Acceptor) => SECRET_BYTES,
-            (State::Proof, Role::Connector) => VERDICT_BYTES,
-            (State::End(Ok(hello)), _) => return Ok(Some(Progress::Proved(*hello))),
-            (State::End(Err(turned)), _) => return Err(turned.clone()),
+            (HelloState::Hello, _) => HELLO_BYTES,
+            (HelloState::Proof, Role::Acceptor) => SECRET_BYTES,
+            (HelloState::Proof, Role::Connector) => VERDICT_BYTES,
+            (HelloState::End(Ok(hello)), _) => return Ok(Some(HelloProgress::Proved(*hello))),
+            (HelloState::End(Err(turned)), _) => return Err(turned.clone()),
         };
         // Not one byte more than needed: what follows belongs to whoever uses the stream next.
         while self.n_input < need {
@@ -271,16 +271,16 @@ impl Handshake {
                 Ok(0) => return Err(Turned::Closed),
                 Ok(n) => self.n_input += n,
                 Err(e) => match wait_or_fail(e)? {
-                    true => return Ok(Some(Progress::Read)),
+                    true => return Ok(Some(HelloProgress::Read)),
                     false => continue,
                 },
             }
         }
         self.n_input = 0;
         match self.state {
-            State::Hello => self.take_hello()?,
-            State::Proof => self.take_proof(),
-            State::End(_) => {}
+            HelloState::Hello => self.take_hello()?,
+            HelloState::Proof => self.take_proof(),
+            HelloState::End(_) => {}
         }
         Ok(None)
     }
@@ -294,7 +294,7 @@ impl Handshake {
                 if self.role == Role::Acceptor {
                     self.output.extend_from_slice(&self.mine);
                 }
-                self.state = State::End(Err(Turned::Version(theirs)));
+                self.state = HelloState::End(Err(Turned::Version(theirs)));
                 return Ok(());
             }
             Err(turned) => return Err(turned),
@@ -307,7 +307,7 @@ impl Handshake {
             }
             Role::Acceptor => self.output.extend_from_slice(&self.mine),
         }
-        self.state = State::Proof;
+        self.state = HelloState::Proof;
         Ok(())
     }
 
@@ -337,7 +337,7 @@ impl Handshake {
                 }
             }
         };
-        self.state = State::End(end);
+        self.state = HelloState::End(end);
     }
 
     /// The other side is proved: keys, if both want the same and that is encryption.
@@ -418,16 +418,16 @@ mod tests {
     }
 
     /// What came of it, with the key left out, which is another one each time.
-    fn outcome(progress: Progress) -> Progress {
+    fn outcome(progress: HelloProgress) -> HelloProgress {
         match progress {
-            Progress::Proved(hello) => Progress::Proved(Hello { key: [0; 32], ..hello }),
+            HelloProgress::Proved(hello) => HelloProgress::Proved(Hello { key: [0; 32], ..hello }),
             other => other,
         }
     }
 
     struct Met {
-        one: Progress,
-        two: Progress,
+        one: HelloProgress,
+        two: HelloProgress,
         /// What the connector said, and what the acceptor did.
         said: Vec<u8>,
         heard: Vec<u8>,
@@ -454,8 +454,8 @@ mod tests {
             let second = two.advance(&mut tape);
             heard.extend_from_slice(&tape.hears);
             to_one.extend(tape.hears);
-            let ended = matches!(second, Progress::Turned(_)) && to_one.is_empty();
-            if first != Progress::Read || ended {
+            let ended = matches!(second, HelloProgress::Turned(_)) && to_one.is_empty();
+            if first != HelloProgress::Read || ended {
                 let seals = (one.take_seals(), two.take_seals());
                 return Met { one: outcome(first), two: outcome(second), said, heard, seals };
             }
@@ -470,13 +470,13 @@ mod tests {
     #[test]
     fn two_ranks_that_know_the_secret_meet_and_others_do_not() {
         let met = meet(("correct horse", hello(2)), ("correct horse", hello(0)));
-        assert_eq!((met.one, met.two), (Progress::Proved(hello(0)), Progress::Proved(hello(2))));
+        assert_eq!((met.one, met.two), (HelloProgress::Proved(hello(0)), HelloProgress::Proved(hello(2))));
         assert_eq!(met.said.len(), HELLO_BYTES + SECRET_BYTES);
         let again = meet(("correct horse", hello(2)), ("correct horse", hello(0)));
         assert!(again.said != met.said && again.heard != met.heard, "new keys, new proofs");
         let met = meet(("wrong horse", hello(2)), ("correct horse", hello(0)));
-        assert_eq!(met.one, Progress::Turned(Turned::WrongSecret));
-        assert_eq!(met.two, Progress::Turned(Turned::WrongSecret));
+        assert_eq!(met.one, HelloProgress::Turned(Turned::WrongSecret));
+        assert_eq!(met.two, HelloProgress::Turned(Turned::WrongSecret));
         assert!(met.seals.0.is_none() && met.seals.1.is_none());
     }
 
@@ -493,11 +493,11 @@ mod tests {
                     let met = meet(("correct horse", connector), ("correct horse", acceptor));
                     let row = format!("{one} {here}, {two} {there}");
                     if one != two {
-                        assert_eq!(met.one, Progress::Turned(Turned::Encryption(two)), "{row}");
-                        assert_eq!(met.two, Progress::Turned(Turned::Encryption(one)), "{row}");
+                        assert_eq!(met.one, HelloProgress::Turned(Turned::Encryption(two)), "{row}");
+                        assert_eq!(met.two, HelloProgress::Turned(Turned::Encryption(one)), "{row}");
                         continue;
                     }
-                    assert_eq!(met.two, Progress::Proved(connector), "{row}");
+                    assert_eq!(met.two, HelloProgress::Proved(connector), "{row}");
                     let sealed = one == Always || one == Auto && !(here && there);
                     let (Some(mut one), Some(mut two)) = met.seals else {
                         assert!(!sealed, "{row}");
@@ -515,20 +515,20 @@ mod tests {
     #[test]
     fn strangers_learn_nothing_and_get_nowhere() {
         let genuine = meet(("correct horse", hello(2)), ("correct horse", hello(0))).said;
-        let check = |role: Role, says: &[u8], expected: Progress, n_heard: usize| {
+        let check = |role: Role, says: &[u8], expected: HelloProgress, n_heard: usize| {
             let mut handshake = Handshake::new(role, secret("correct horse"), hello(0)).unwrap();
             let mut tape = Tape { says: Cursor::new(says.to_vec()), hears: Vec::new() };
             assert_eq!(handshake.advance(&mut tape), expected, "{role:?}, {} bytes", says.len());
             assert_eq!(tape.hears.len(), n_heard, "{role:?}, {} bytes", says.len());
         };
-        let wrong = || Progress::Turned(Turned::WrongSecret);
-        let stranger = || Progress::Turned(Turned::Stranger);
+        let wrong = || HelloProgress::Turned(Turned::WrongSecret);
+        let stranger = || HelloProgress::Turned(Turned::Stranger);
         // What was said on an earlier connection: the key is another one now.
         check(Role::Acceptor, &genuine, wrong(), HELLO_BYTES + VERDICT_BYTES);
         // Nothing, half a hello, something else, a frame of 2^60 bytes.
-        check(Role::Acceptor, b"", Progress::Read, 0);
-        check(Role::Acceptor, &genuine[..HELLO_BYTES - 1], Progress::Read, 0);
-        check(Role::Acceptor, &genuine[..HELLO_BYTES], Progress::Read, HELLO_BYTES);
+        check(Role::Acceptor, b"", HelloProgress::Read, 0);
+        check(Role::Acceptor, &genuine[..HELLO_BYTES - 1], HelloProgress::Read, 0);
+        check(Role::Acceptor, &genuine[..HELLO_BYTES], HelloProgress::Read, HELLO_BYTES);
         check(Role::Acceptor, &[b'G'; 100], stranger(), 0);
         let huge = [(1u64 << 60).to_le_bytes().as_slice(), &[0; 64]].concat();
         check(Role::Acceptor, &huge, stranger(), 0);
@@ -541,14 +541,14 @@ mod tests {
         // Another version is told ours.
         let mut version = genuine.clone();
         version[8] = 9;
-        check(Role::Acceptor, &version, Progress::Turned(Turned::Version(9)), HELLO_BYTES);
-        check(Role::Connector, &version, Progress::Turned(Turned::Version(9)), HELLO_BYTES);
+        check(Role::Acceptor, &version, HelloProgress::Turned(Turned::Version(9)), HELLO_BYTES);
+        check(Role::Connector, &version, HelloProgress::Turned(Turned::Version(9)), HELLO_BYTES);
         // A listener that sends back what it hears: the connector's own proof has the wrong role.
         let mut handshake = Handshake::new(Role::Connector, secret("correct horse"), hello(1)).unwrap();
         let mut tape = Tape { says: Cursor::new(Vec::new()), hears: Vec::new() };
-        assert_eq!(handshake.advance(&mut tape), Progress::Read);
+        assert_eq!(handshake.advance(&mut tape), HelloProgress::Read);
         let mut mirror = Tape { says: Cursor::new(tape.hears), hears: Vec::new() };
-        assert_eq!(handshake.advance(&mut mirror), Progress::Read);
+        assert_eq!(handshake.advance(&mut mirror), HelloProgress::Read);
         let back = [&[STATUS_WELCOME], mirror.hears.as_slice()].concat();
         let mut mirror = Tape { says: Cursor::new(back), hears: Vec::new() };
         assert_eq!(handshake.advance(&mut mirror), wrong());
@@ -565,8 +565,8 @@ mod tests {
                 }
             };
             let met = meet_through(("correct horse", hello(2)), ("correct horse", hello(0)), &bend);
-            assert!(matches!(met.two, Progress::Turned(_)), "byte {at}: {:?}", met.two);
-            assert!(!matches!(met.one, Progress::Proved(_)) && met.seals.1.is_none(), "byte {at}");
+            assert!(matches!(met.two, HelloProgress::Turned(_)), "byte {at}: {:?}", met.two);
+            assert!(!matches!(met.one, HelloProgress::Proved(_)) && met.seals.1.is_none(), "byte {at}");
         }
     }
 }

@@ -9,9 +9,9 @@ const PAUSE: Duration = Duration::from_secs(10);
 
 /// Takes lines that whoever started this rank should see.
 #[derive(Clone, Default)]
-pub struct Tell(Option<Arc<Line>>);
+pub struct Tell(Option<Arc<TellFn>>);
 
-type Line = dyn Fn(&str) + Send + Sync;
+type TellFn = dyn Fn(&str) + Send + Sync;
 
 impl Tell {
     /// Hands each line to a function.

@@ -33,7 +33,7 @@ use super::knock::Tell;
 use super::probe::Probe;
 use super::{JoinError, Member};
 use crate::connection::{Connection, Proven};
-use crate::control::message::Fault;
+use crate::control::message::LinkFault;
 use crate::patience::Patience;
 use crate::ready;
 use crate::secret::Secret;
@@ -85,13 +85,13 @@ pub(crate) struct Mesh {
     options: MeshOptions,
     hello: Hello,
     gate: Gate,
-    ways: BTreeMap<Edge, Way>,
+    ways: BTreeMap<Edge, PeerPath>,
     /// Whether ranks are still joining.
     joining: bool,
 }
 
 /// The way to one other rank.
-struct Way {
+struct PeerPath {
     stage: Stage,
     /// Whether this rank asked for it.
     wanted: bool,
@@ -106,7 +106,7 @@ enum Stage {
     /// The other rank connects to this one.
     Awaited {
         last: &'static str,
-        call: Call,
+        call: Invitation,
     },
     /// This rank connects to it, from then on.
     Resting {
@@ -126,7 +126,7 @@ enum Stage {
 }
 
 /// Whether the other rank knows that it is to connect.
-enum Call {
+enum Invitation {
     /// It is told then; if that fails, again after the pause.
     Resting {
         until: Instant,
@@ -169,7 +169,7 @@ impl Mesh {
                 true => Stage::Resting { until: now, last: "no time to connect".into() },
                 false => Stage::awaited(now, "it did not connect"),
             };
-            Way { wanted: true, ..Way::new(stage, until) }
+            PeerPath { wanted: true, ..PeerPath::new(stage, until) }
         });
         way.wanted = true;
     }
@@ -209,7 +209,7 @@ impl Mesh {
         for way in self.ways.values() {
             match &way.stage {
                 Stage::Dialling { dial, .. } => fds.push(dial.interest()),
-                Stage::Awaited { call: Call::Dialling { dial, .. }, .. } => fds.push(dial.interest()),
+                Stage::Awaited { call: Invitation::Dialling { dial, .. }, .. } => fds.push(dial.interest()),
                 Stage::Probing { connection, probe } => {
                     fds.push(ready::interest(connection.stream.as_fd(), probe.writes()));
                 }
@@ -220,15 +220,15 @@ impl Mesh {
 
     /// When the next turn is due even if nothing comes.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let stages =
-            self.ways.iter().filter_map(|(edge, way)| match &way.stage {
-                Stage::Resting { until, .. } | Stage::Dialling { until, .. } => Some((*until).min(way.until)),
-                Stage::Awaited {
-                    call: Call::Resting { until, .. } | Call::Dialling { until, .. }, ..
-                } if !self.joining => Some(*until),
-                Stage::Probing { .. } if edge.peer < self.options.rank => Some(way.until),
-                Stage::Awaited { .. } | Stage::Probing { .. } | Stage::Settled => None,
-            });
+        let stages = self.ways.iter().filter_map(|(edge, way)| match &way.stage {
+            Stage::Resting { until, .. } | Stage::Dialling { until, .. } => Some((*until).min(way.until)),
+            Stage::Awaited {
+                call: Invitation::Resting { until, .. } | Invitation::Dialling { until, .. },
+                ..
+            } if !self.joining => Some(*until),
+            Stage::Probing { .. } if edge.peer < self.options.rank => Some(way.until),
+            Stage::Awaited { .. } | Stage::Probing { .. } | Stage::Settled => None,
+        });
         stages.chain(self.gate.due()).min()
     }
 
@@ -239,10 +239,10 @@ impl Mesh {
         edges: Vec<Edge>,
         until: Instant,
         over: &mut dyn FnMut() -> Result<bool, JoinError>,
-    ) -> Result<(Opened, Vec<Fault>), JoinError> {
+    ) -> Result<(Opened, Vec<LinkFault>), JoinError> {
         let (mut open, mut faults) = (Vec::new(), Vec::new());
         let from = self.options.rank as u32;
-        let fault = |edge: Edge, why: String| Fault { from, to: edge.peer as u32, why };
+        let fault = |edge: Edge, why: String| LinkFault { from, to: edge.peer as u32, why };
         edges.into_iter().for_each(|edge| self.want(edge));
         let interrupted = loop {
             for (edge, done) in self.turn() {
@@ -252,7 +252,7 @@ impl Mesh {
                 }
             }
             let now = self.options.system.now();
-            if self.ways.values().all(Way::is_settled) || now >= until {
+            if self.ways.values().all(PeerPath::is_settled) || now >= until {
                 break false;
             }
             if over()? {
@@ -290,21 +290,21 @@ impl Mesh {
                 let until = now + mesh_time(size, self.options.patience);
                 // A rank that comes a second time gave its first connection up before it was proved, so nothing went over
                 // that one. One that comes behind a connection that is settled has no business here.
-                if self.ways.get(&edge).is_some_and(Way::is_settled) {
+                if self.ways.get(&edge).is_some_and(PeerPath::is_settled) {
                     return;
                 }
                 let probe = Probe::new(rank, edge.peer, &mut connection);
                 let stage = Stage::Probing { connection, probe };
                 match self.ways.get_mut(&edge) {
                     Some(way) => way.stage = stage,
-                    None => drop(self.ways.insert(edge, Way::new(stage, until))),
+                    None => drop(self.ways.insert(edge, PeerPath::new(stage, until))),
                 }
             }
             Purpose::Call | Purpose::Data | Purpose::Control => {}
         }
     }
 
-    fn advance(&self, edge: Edge, way: &mut Way, stage: Stage, now: Instant) -> Next {
+    fn advance(&self, edge: Edge, way: &mut PeerPath, stage: Stage, now: Instant) -> Next {
         let dials = edge.peer < self.options.rank;
         if dials && way.until <= now && !self.joining {
             return Next::Failed(stage.unsettled());
@@ -371,8 +371,8 @@ impl Mesh {
     }
 
     /// Asks a higher rank to connect.
-    fn call(&self, edge: Edge, call: Call, now: Instant) -> Call {
-        let rest = |pause: Duration| Call::Resting {
+    fn call(&self, edge: Edge, call: Invitation, now: Instant) -> Invitation {
+        let rest = |pause: Duration| Invitation::Resting {
             until: now + pause,
             pause: (2 * pause).clamp(DIAL_PAUSE, CALL_PAUSE_MAX),
         };
@@ -381,15 +381,15 @@ impl Mesh {
             return rest(CALL_PAUSE_MAX);
         }
         match call {
-            Call::Resting { until, pause } if until <= now => match self.dial(edge, Purpose::Call) {
+            Invitation::Resting { until, pause } if until <= now => match self.dial(edge, Purpose::Call) {
                 Ok(dial) => {
-                    Call::Dialling { dial, until: now + dial_time(self.options.members.len()), pause }
+                    Invitation::Dialling { dial, until: now + dial_time(self.options.members.len()), pause }
                 }
                 Err(_) => rest(pause),
             },
-            Call::Dialling { dial, until, pause } => match dial.turn() {
-                Dialled::Proved(proven) if proven.hello.rank as usize == edge.peer => Call::Heard,
-                Dialled::Pending(dial) if now < until => Call::Dialling { dial, until, pause },
+            Invitation::Dialling { dial, until, pause } => match dial.turn() {
+                Dialled::Proved(proven) if proven.hello.rank as usize == edge.peer => Invitation::Heard,
+                Dialled::Pending(dial) if now < until => Invitation::Dialling { dial, until, pause },
                 _ => rest(pause),
             },
             call => call,
@@ -403,9 +403,9 @@ impl Mesh {
     }
 }
 
-impl Way {
-    fn new(stage: Stage, until: Instant) -> Way {
-        Way { stage, wanted: false, until, n_refusals: 0, refused: None }
+impl PeerPath {
+    fn new(stage: Stage, until: Instant) -> PeerPath {
+        PeerPath { stage, wanted: false, until, n_refusals: 0, refused: None }
     }
 
     fn is_settled(&self) -> bool {
@@ -416,7 +416,7 @@ impl Way {
 impl Stage {
     /// The other rank has to connect, and may have to be told.
     fn awaited(now: Instant, last: &'static str) -> Stage {
-        Stage::Awaited { last, call: Call::Resting { until: now + CALL_AFTER, pause: DIAL_PAUSE } }
+        Stage::Awaited { last, call: Invitation::Resting { until: now + CALL_AFTER, pause: DIAL_PAUSE } }
     }
 
     /// What was last seen of a connection that was not made.

@@ -34,8 +34,8 @@ use thiserror::Error;
 use crate::connection::Connection;
 use crate::control::Control;
 use crate::control::channel::Channel;
-use crate::control::message::Fault;
-use crate::links::{Bounds, Links, Meeting};
+use crate::control::message::LinkFault;
+use crate::links::{Links, Meeting, WaitBounds};
 use crate::mailbox::{self, Limits, Mailbox, MailboxOptions};
 use crate::patience::Patience;
 use crate::seal::Encrypt;
@@ -160,7 +160,7 @@ impl Joined {
             self.generation,
             self.control.alarm(),
         )?;
-        links.set_bounds(Bounds::watched(self.control.patience()));
+        links.set_bounds(WaitBounds::watched(self.control.patience()));
         Ok(links)
     }
 
@@ -435,7 +435,7 @@ fn listen_for_data(options: &JoinOptions, ip: IpAddr) -> Result<(Listener, Membe
 }
 
 /// Pairs that cannot talk, in words. What the one who connects saw says more than what the other one did not see.
-fn describe(faults: &[Fault], members: &[Member]) -> Vec<String> {
+fn describe(faults: &[LinkFault], members: &[Member]) -> Vec<String> {
     let known = |rank: u32| members.get(rank as usize);
     let mut pairs = Vec::new();
     for fault in faults {

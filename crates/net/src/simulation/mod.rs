@@ -48,9 +48,9 @@ use host::Machine;
 use world::{Remains, World};
 
 pub use local::{LocalListener, LocalStream};
-pub use random::Random;
+pub use random::SimRandom;
 pub use settings::{Bug, Fault, Settings};
-pub use trace::{Event, Trace};
+pub use trace::{SimEvent, Trace};
 #[cfg(test)]
 pub(crate) use world::makes;
 
@@ -89,7 +89,7 @@ impl Rank {
 
 /// What became of it.
 #[derive(Debug)]
-pub struct Outcome<T> {
+pub struct SimOutcome<T> {
     /// What each rank returned; none if it was killed, or the simulation failed.
     pub results: Vec<Option<T>>,
     /// What ended the simulation before all ranks returned: a panic, or a wait without an end.
@@ -116,7 +116,7 @@ impl Simulation {
         self,
         size: usize,
         body: impl Fn(Rank) -> T + Clone + Send + 'static,
-    ) -> Outcome<T> {
+    ) -> SimOutcome<T> {
         let world = Arc::new(World::new(self.seed, size, self.settings));
         let results: Arc<Mutex<Vec<Option<T>>>> = Arc::new(Mutex::new((0..size).map(|_| None).collect()));
         let mut threads = Vec::with_capacity(size);
@@ -136,6 +136,6 @@ impl Simulation {
         }
         let Remains { trace, failure, time } = world.remains();
         let results = std::mem::take(&mut *results.lock().unwrap_or_else(PoisonError::into_inner));
-        Outcome { results, failure, time, trace }
+        SimOutcome { results, failure, time, trace }
     }
 }

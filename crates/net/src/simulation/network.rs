@@ -13,9 +13,9 @@ use std::sync::{Arc, Weak};
 use rustix::net::sockopt;
 
 use super::local::{Backlog, LocalListener, LocalStream, Made, Making};
-use super::random::Random;
+use super::random::SimRandom;
 use super::settings::{Bug, Settings};
-use super::trace::{Event, Trace};
+use super::trace::{SimEvent, Trace};
 
 /// Ports of listeners that do not say which, and of those who connect.
 const PORTS_FROM: u16 = 20_000;
@@ -129,7 +129,7 @@ impl Network {
         rank: usize,
         to: SocketAddr,
         now: u64,
-        random: &mut Random,
+        random: &mut SimRandom,
     ) -> io::Result<LocalStream> {
         let Some(target) = (0..self.ranks.len()).find(|&other| ip(other) == to.ip()) else {
             return Err(ErrorKind::HostUnreachable.into());
@@ -160,7 +160,7 @@ impl Network {
     }
 
     /// A rank ran: takes what it wrote, and brings what waited for it to read.
-    pub(super) fn ran(&mut self, rank: usize, now: u64, random: &mut Random) {
+    pub(super) fn ran(&mut self, rank: usize, now: u64, random: &mut SimRandom) {
         for c in 0..self.connections.len() {
             for s in 0..2 {
                 if self.connections[c].sides[s].rank == rank {
@@ -172,7 +172,13 @@ impl Network {
     }
 
     /// Brings everything that is due. `reached` hears which ranks got something.
-    pub(super) fn deliver(&mut self, now: u64, random: &mut Random, trace: &mut Trace, reached: &mut [bool]) {
+    pub(super) fn deliver(
+        &mut self,
+        now: u64,
+        random: &mut SimRandom,
+        trace: &mut Trace,
+        reached: &mut [bool],
+    ) {
         self.holds.retain(|(_, until, _)| *until > now);
         for c in 0..self.connections.len() {
             for s in 0..2 {
@@ -210,7 +216,7 @@ impl Network {
         self.parted.extend([[one, other], [other, one]]);
     }
 
-    pub(super) fn cut(&mut self, one: usize, other: usize, nth: usize, random: &mut Random) -> bool {
+    pub(super) fn cut(&mut self, one: usize, other: usize, nth: usize, random: &mut SimRandom) -> bool {
         let between = |c: &&mut Connection| {
             let ranks = [c.sides[0].rank, c.sides[1].rank];
             c.making.get() == Made::Done && (ranks == [one, other] || ranks == [other, one])
@@ -224,7 +230,7 @@ impl Network {
         true
     }
 
-    pub(super) fn kill(&mut self, rank: usize, now: u64, random: &mut Random) {
+    pub(super) fn kill(&mut self, rank: usize, now: u64, random: &mut SimRandom) {
         self.ran(rank, now, random);
         self.ranks[rank] = Reach::Dead;
         for c in 0..self.connections.len() {
@@ -268,7 +274,7 @@ impl Network {
     }
 
     /// Takes what side `s` wrote, as long as the network has room for it.
-    fn take(&mut self, c: usize, s: usize, now: u64, random: &mut Random) {
+    fn take(&mut self, c: usize, s: usize, now: u64, random: &mut SimRandom) {
         let mut buffer = std::mem::take(&mut self.buffer);
         while self.connections[c].sides[s].out_bytes < self.settings.buffer_bytes {
             let side = &mut self.connections[c].sides[s];
@@ -302,11 +308,11 @@ impl Network {
     }
 
     /// Brings the first parcel of side `s` to the other side.
-    fn bring(&mut self, c: usize, s: usize, now: u64, random: &mut Random, trace: &mut Trace) {
+    fn bring(&mut self, c: usize, s: usize, now: u64, random: &mut SimRandom, trace: &mut Trace) {
         let connection = &mut self.connections[c];
         let [from, to] = [connection.sides[s].rank, connection.sides[1 - s].rank];
         let Some(mut parcel) = connection.sides[s].out.pop_front() else { return };
-        let event = |what| Event::Arrived { from, to, what };
+        let event = |what| SimEvent::Arrived { from, to, what };
         match &mut parcel.what {
             Carried::Syn => {
                 trace.add(now, event("a connection"));
@@ -349,7 +355,7 @@ impl Network {
                         return self.reset(c, 1 - s, now, random);
                     }
                 };
-                trace.add(now, Event::Bytes { from, to, bytes: n });
+                trace.add(now, SimEvent::Bytes { from, to, bytes: n });
                 bytes.drain(..n);
                 if !bytes.is_empty() {
                     let sides = &mut self.connections[c].sides;
@@ -376,7 +382,7 @@ impl Network {
     }
 
     /// Side `s` has closed and takes nothing more: the other side is told.
-    fn reset(&mut self, c: usize, s: usize, now: u64, random: &mut Random) {
+    fn reset(&mut self, c: usize, s: usize, now: u64, random: &mut SimRandom) {
         let delay = self.delay(random);
         let side = &mut self.connections[c].sides[s];
         side.end = None;
@@ -405,7 +411,7 @@ impl Network {
     }
 
     /// How long something is under way.
-    fn delay(&self, random: &mut Random) -> u64 {
+    fn delay(&self, random: &mut SimRandom) -> u64 {
         let Settings { delay, losses, .. } = &self.settings;
         let way = random.within(delay.start.as_nanos() as u64..delay.end.as_nanos() as u64);
         let lost = if random.chance(*losses) { RESEND_NS << random.within(0..3) } else { 0 };
@@ -434,7 +440,7 @@ impl Side {
     }
 
     /// Loses some of what is on its way, from some point on.
-    fn lose_some(&mut self, random: &mut Random) {
+    fn lose_some(&mut self, random: &mut SimRandom) {
         let kept = random.within(0..self.out.len() as u64 + 1) as usize;
         self.out.truncate(kept);
         let bytes = self.out.iter().map(|p| if let Carried::Bytes(b) = &p.what { b.len() } else { 0 });

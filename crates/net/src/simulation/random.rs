@@ -4,12 +4,12 @@ use std::ops::Range;
 
 /// A generator. The same seed gives the same numbers.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct SimRandom(u64);
 
-impl Random {
+impl SimRandom {
     /// Begins.
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
+    pub fn new(seed: u64) -> SimRandom {
+        SimRandom(seed)
     }
 
     /// The next number.

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// One thing that happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Event {
+pub enum SimEvent {
     /// A thread went on.
     Ran {
         /// Its rank.
@@ -46,10 +46,10 @@ pub enum Event {
 
 /// All of it, with the virtual time in nanoseconds.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Trace(pub Vec<(u64, Event)>);
+pub struct Trace(pub Vec<(u64, SimEvent)>);
 
 impl Trace {
-    pub(super) fn add(&mut self, now: u64, event: Event) {
+    pub(super) fn add(&mut self, now: u64, event: SimEvent) {
         self.0.push((now, event));
     }
 }
@@ -59,11 +59,11 @@ impl fmt::Display for Trace {
         for (now, event) in &self.0 {
             write!(f, "{:13.6} s  ", *now as f64 / 1e9)?;
             match event {
-                Event::Ran { rank, task } => writeln!(f, "rank {rank}: thread {task} goes on")?,
-                Event::Bytes { from, to, bytes } => writeln!(f, "{from} -> {to}: {bytes} bytes")?,
-                Event::Arrived { from, to, what } => writeln!(f, "{from} -> {to}: {what}")?,
-                Event::Fault { nth } => writeln!(f, "fault {nth}")?,
-                Event::Ended { rank, task } => writeln!(f, "rank {rank}: thread {task} ends")?,
+                SimEvent::Ran { rank, task } => writeln!(f, "rank {rank}: thread {task} goes on")?,
+                SimEvent::Bytes { from, to, bytes } => writeln!(f, "{from} -> {to}: {bytes} bytes")?,
+                SimEvent::Arrived { from, to, what } => writeln!(f, "{from} -> {to}: {what}")?,
+                SimEvent::Fault { nth } => writeln!(f, "fault {nth}")?,
+                SimEvent::Ended { rank, task } => writeln!(f, "rank {rank}: thread {task} ends")?,
             }
         }
         Ok(())

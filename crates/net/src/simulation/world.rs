@@ -18,9 +18,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::local::{Made, Making};
 use super::network::Network;
-use super::random::Random;
+use super::random::SimRandom;
 use super::settings::{Bug, Fault, Settings};
-use super::trace::{Event, Trace};
+use super::trace::{SimEvent, Trace};
 
 /// Each look at the clock takes this long, in nanoseconds, so that a loop that only looks at it ends.
 const LOOK_NS: u64 = 1000;
@@ -51,16 +51,16 @@ pub(super) struct World {
     base: Instant,
     clock: AtomicU64,
     time_max: u64,
-    state: Mutex<State>,
+    state: Mutex<WorldState>,
     over: Condvar,
 }
 
-struct State {
+struct WorldState {
     settings: Settings,
-    random: Random,
+    random: SimRandom,
     network: Network,
     hosts: Vec<Host>,
-    tasks: Vec<Task>,
+    tasks: Vec<SimTask>,
     turn: Option<usize>,
     n_turns: u64,
     /// Faults that are still to come, with their numbers.
@@ -85,7 +85,7 @@ struct Host {
 }
 
 /// A thread.
-struct Task {
+struct SimTask {
     rank: usize,
     /// Whether it is its rank's first.
     main: bool,
@@ -121,8 +121,8 @@ impl World {
         let mut faults: Vec<_> = settings.faults.iter().enumerate().collect();
         faults.sort_by_key(|(_, (at, _))| *at);
         let faults = faults.into_iter().map(|(n, (at, fault))| (at.as_nanos() as u64, n, fault.clone()));
-        let state = State {
-            random: Random::new(seed),
+        let state = WorldState {
+            random: SimRandom::new(seed),
             network: Network::new(ranks, settings.clone()),
             hosts: vec![Host::default(); ranks],
             tasks: Vec::new(),
@@ -151,9 +151,9 @@ impl World {
     }
 
     /// Calls the network.
-    pub(super) fn with_network<T>(&self, call: impl FnOnce(&mut Network, u64, &mut Random) -> T) -> T {
+    pub(super) fn with_network<T>(&self, call: impl FnOnce(&mut Network, u64, &mut SimRandom) -> T) -> T {
         let mut state = self.lock();
-        let State { network, random, .. } = &mut *state;
+        let WorldState { network, random, .. } = &mut *state;
         call(network, self.clock.load(Ordering::SeqCst), random)
     }
 
@@ -208,7 +208,7 @@ impl World {
         let mut state = self.lock();
         let waits = Waits { until: from.max(self.clock.load(Ordering::SeqCst)), ..Waits::default() };
         let (name, woken) = (name.to_owned(), Arc::new(Condvar::new()));
-        state.tasks.push(Task { rank, main, name, thread: None, ended: false, woken, waits });
+        state.tasks.push(SimTask { rank, main, name, thread: None, ended: false, woken, waits });
         state.tasks.len() - 1
     }
 
@@ -228,7 +228,7 @@ impl World {
         let now = self.clock.load(Ordering::SeqCst);
         let rank = state.tasks[me].rank;
         state.tasks[me].ended = true;
-        state.trace.add(now, Event::Ended { rank, task: me });
+        state.trace.add(now, SimEvent::Ended { rank, task: me });
         let done = done.map_err(|why| {
             if !why.is::<Killed>() {
                 let name = state.tasks[me].name.clone();
@@ -272,12 +272,12 @@ impl World {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WorldState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives this thread's turn back, and waits until it has it again.
-    fn pass<'a>(&'a self, mut state: MutexGuard<'a, State>, me: usize) -> MutexGuard<'a, State> {
+    fn pass<'a>(&'a self, mut state: MutexGuard<'a, WorldState>, me: usize) -> MutexGuard<'a, WorldState> {
         let rank = state.tasks[me].rank;
         state.ran(rank, self.clock.load(Ordering::SeqCst));
         match state.next(&self.clock, self.time_max) {
@@ -294,7 +294,7 @@ impl World {
     }
 }
 
-impl State {
+impl WorldState {
     /// Waits for these files. What they are waited for is not to be asked of them, but follows: for nothing that they have
     /// now, if nothing is ready. So whatever they do not have now counts, and a wait may end early.
     fn waits(&mut self, fds: &[PollFd], now: u64, until: u64) -> Waits {
@@ -345,7 +345,7 @@ impl State {
             let now = clock.load(Ordering::SeqCst);
             while self.faults.front().is_some_and(|(at, _, _)| *at <= now) {
                 let (_, nth, fault) = self.faults.pop_front().expect("looked at above");
-                self.trace.add(now, Event::Fault { nth });
+                self.trace.add(now, SimEvent::Fault { nth });
                 self.befall(fault, now);
             }
             let mut reached = vec![false; self.hosts.len()];
@@ -359,7 +359,7 @@ impl State {
             if !due.is_empty() {
                 let next = due[self.random.within(0..due.len() as u64) as usize];
                 let rank = self.tasks[next].rank;
-                self.trace.add(now, Event::Ran { rank, task: next });
+                self.trace.add(now, SimEvent::Ran { rank, task: next });
                 self.n_turns += 1;
                 self.tasks[next].waits = Waits::default();
                 return Some(next);
@@ -377,7 +377,7 @@ impl State {
 
     /// When a thread goes on.
     fn due(&self, task: usize) -> u64 {
-        let Task { rank, main, waits, .. } = &self.tasks[task];
+        let SimTask { rank, main, waits, .. } = &self.tasks[task];
         let host = &self.hosts[*rank];
         if host.killed {
             return 0;
@@ -451,7 +451,7 @@ impl State {
     }
 
     fn describe(&self, task: usize) -> String {
-        let Task { rank, name, waits, .. } = &self.tasks[task];
+        let SimTask { rank, name, waits, .. } = &self.tasks[task];
         let seconds = |ns: u64| ns as f64 / 1e9;
         let (since, until) = (seconds(waits.since), seconds(waits.until));
         format!("thread {name} of rank {rank} (since {since:.3} s, until {until:.3} s)")

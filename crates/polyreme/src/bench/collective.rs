@@ -21,7 +21,7 @@ pub const SIZE_MAX: usize = 1 << 34;
 
 /// What ranks do together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub enum Op {
+pub enum BenchOp {
     /// Every rank gets the sum of all.
     #[value(alias = "all-reduce")]
     Allreduce,
@@ -39,23 +39,23 @@ pub enum Op {
     Barrier,
 }
 
-impl Op {
+impl BenchOp {
     /// Its name, as flags have it.
     pub fn name(self) -> &'static str {
         match self {
-            Op::Allreduce => "allreduce",
-            Op::ReduceScatter => "reduce-scatter",
-            Op::AllGather => "all-gather",
-            Op::Broadcast => "broadcast",
-            Op::AllToAll => "all-to-all",
-            Op::Barrier => "barrier",
+            BenchOp::Allreduce => "allreduce",
+            BenchOp::ReduceScatter => "reduce-scatter",
+            BenchOp::AllGather => "all-gather",
+            BenchOp::Broadcast => "broadcast",
+            BenchOp::AllToAll => "all-to-all",
+            BenchOp::Barrier => "barrier",
         }
     }
 }
 
 /// What one size came to.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Report {
+pub struct CollectiveReport {
     /// The operation.
     pub op: &'static str,
     /// What carried the data.
@@ -73,9 +73,9 @@ pub struct Report {
 /// The head of the table for people.
 pub const HEADER: &str = "op              transport  ranks        bytes            us        GB/s";
 
-impl fmt::Display for Report {
+impl fmt::Display for CollectiveReport {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Report { op, transport, ranks, bytes, us, .. } = self;
+        let CollectiveReport { op, transport, ranks, bytes, us, .. } = self;
         let speed = *bytes as f64 / us / 1e3;
         write!(f, "{op:<14}  {transport:<9} {ranks:>6} {bytes:>12} {us:>13.1} {speed:>11.2}")
     }
@@ -91,8 +91,8 @@ pub struct Measured {
 }
 
 /// One rank's part of a measurement; every rank calls it with the same arguments.
-pub fn measure(comm: &mut Comm, op: Op, bytes: usize) -> Result<Measured, Lost> {
-    let mut call = Call::new(comm, op, bytes / size_of::<f32>())?;
+pub fn measure(comm: &mut Comm, op: BenchOp, bytes: usize) -> Result<Measured, Lost> {
+    let mut call = BenchCall::new(comm, op, bytes / size_of::<f32>())?;
     let mut wrong = call.wrong(comm)?;
     call.data.fill(1.0);
     for _ in 0..WARM_UP {
@@ -112,41 +112,41 @@ pub fn measure(comm: &mut Comm, op: Op, bytes: usize) -> Result<Measured, Lost> 
 }
 
 /// An operation and the memory that it works on.
-struct Call {
-    op: Op,
+struct BenchCall {
+    op: BenchOp,
     data: Buffer<f32>,
     other: Buffer<f32>,
     cuts: Cuts,
     parts: Cuts,
 }
 
-impl Call {
-    fn new(comm: &mut Comm, op: Op, n: usize) -> Result<Call, Lost> {
+impl BenchCall {
+    fn new(comm: &mut Comm, op: BenchOp, n: usize) -> Result<BenchCall, Lost> {
         let size = comm.size();
         // All-to-all: everybody gets as much from each as it sends to it, so parts are equal and the rest stays.
         let part = n / size;
-        Ok(Call {
+        Ok(BenchCall {
             op,
             // Gradients lie in such memory too.
             data: comm.buffer(n)?,
-            other: comm.buffer(if op == Op::AllToAll { n } else { 0 })?,
+            other: comm.buffer(if op == BenchOp::AllToAll { n } else { 0 })?,
             cuts: (0..=size).map(|r| n * r / size).collect(),
             parts: (0..=size).map(|r| part * r).collect(),
         })
     }
 
     fn run(&mut self, comm: &mut Comm) -> Result<(), Lost> {
-        let Call { op, data, other, cuts, parts } = self;
+        let BenchCall { op, data, other, cuts, parts } = self;
         match op {
-            Op::Allreduce => comm.all_reduce(data, Reduce::Sum),
-            Op::ReduceScatter => comm.reduce_scatter(data, cuts, Reduce::Sum),
-            Op::AllGather => comm.all_gather(data, cuts),
-            Op::Broadcast => comm.broadcast(data, 0),
-            Op::AllToAll => {
+            BenchOp::Allreduce => comm.all_reduce(data, Reduce::Sum),
+            BenchOp::ReduceScatter => comm.reduce_scatter(data, cuts, Reduce::Sum),
+            BenchOp::AllGather => comm.all_gather(data, cuts),
+            BenchOp::Broadcast => comm.broadcast(data, 0),
+            BenchOp::AllToAll => {
                 let end = parts[comm.size()];
                 comm.all_to_all(&data[..end], parts, &mut other[..end], parts)
             }
-            Op::Barrier => comm.barrier(),
+            BenchOp::Barrier => comm.barrier(),
         }
     }
 
@@ -167,17 +167,17 @@ impl Call {
             found.iter().zip(first..).filter(|(x, i)| **x != want(*i)).count() as u64
         };
         match self.op {
-            Op::Allreduce => count(data, 0, &sum),
-            Op::ReduceScatter => count(&data[cuts[rank]..cuts[rank + 1]], cuts[rank], &sum),
-            Op::AllGather => {
+            BenchOp::Allreduce => count(data, 0, &sum),
+            BenchOp::ReduceScatter => count(&data[cuts[rank]..cuts[rank + 1]], cuts[rank], &sum),
+            BenchOp::AllGather => {
                 (0..size).map(|r| count(&data[cuts[r]..cuts[r + 1]], cuts[r], &|i| given(r, i))).sum()
             }
-            Op::Broadcast => count(data, 0, &|i| given(0, i)),
-            Op::AllToAll => {
+            BenchOp::Broadcast => count(data, 0, &|i| given(0, i)),
+            BenchOp::AllToAll => {
                 let from = |r: usize| &self.other[parts[r]..parts[r + 1]];
                 (0..size).map(|r| count(from(r), parts[rank], &|i| given(r, i))).sum()
             }
-            Op::Barrier => 0,
+            BenchOp::Barrier => 0,
         }
     }
 }
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn every_operation_is_timed_on_any_number_of_ranks() {
         use clap::ValueEnum;
-        for op in Op::value_variants() {
+        for op in BenchOp::value_variants() {
             for (ranks, bytes) in [(1, 4096), (2, 0), (2, 4), (3, 4096)] {
                 let found: Vec<_> = std::thread::scope(|s| {
                     let rank = |mut comm: Comm| s.spawn(move || measure(&mut comm, *op, bytes).unwrap());
@@ -223,11 +223,17 @@ mod tests {
 
     #[test]
     fn one_wrong_element_is_counted() {
-        for op in [Op::Allreduce, Op::ReduceScatter, Op::AllGather, Op::Broadcast, Op::AllToAll] {
+        for op in [
+            BenchOp::Allreduce,
+            BenchOp::ReduceScatter,
+            BenchOp::AllGather,
+            BenchOp::Broadcast,
+            BenchOp::AllToAll,
+        ] {
             let mut comm = Comm::alone();
-            let mut call = Call::new(&mut comm, op, 64).unwrap();
+            let mut call = BenchCall::new(&mut comm, op, 64).unwrap();
             assert_eq!(call.wrong(&mut comm).unwrap(), 0);
-            let found = if op == Op::AllToAll { &mut call.other } else { &mut call.data };
+            let found = if op == BenchOp::AllToAll { &mut call.other } else { &mut call.data };
             found[62] += 1.0;
             assert_eq!(call.off(0, 1), 1, "{op:?}");
         }

@@ -13,7 +13,7 @@ use polyreme_parallel::{Budget, Plan, StepShape, Training, Updates, compile, sch
 
 /// A model, its batch and its optimizer.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub struct BenchJob {
     /// Its name.
     pub name: &'static str,
     /// The model.
@@ -28,13 +28,13 @@ pub struct Job {
     pub timed_steps: usize,
 }
 
-impl Job {
+impl BenchJob {
     /// The names of all.
     pub const NAMES: [&'static str; 4] = ["mlp", "lenet", "cnn", "gpt"];
 
     /// A job by its name.
-    pub fn by_name(name: &str) -> Option<Job> {
-        let name = Job::NAMES.into_iter().find(|n| *n == name)?;
+    pub fn by_name(name: &str) -> Option<BenchJob> {
+        let name = BenchJob::NAMES.into_iter().find(|n| *n == name)?;
         let sgd = Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
         let adamw = Optimizer::AdamW(Moments { weight_decay: 0.01, ..Moments::DEFAULT });
         let (batch, optimizer, lr, timed_steps) = match name {
@@ -44,7 +44,7 @@ impl Job {
             _ => (64, sgd, 0.01, 300),
         };
         let model = Model::by_name(name).ok()?;
-        Some(Job { name, model, batch, optimizer, lr, timed_steps })
+        Some(BenchJob { name, model, batch, optimizer, lr, timed_steps })
     }
 
     /// The program of a rank's training step; with a budget, activations are recomputed so that an engine of `threads` takes at

@@ -34,7 +34,7 @@ pub struct KernelReport {
 }
 
 /// What bounds a kernel.
-enum Work {
+enum Bound {
     Flops(f64),
     Bytes(f64),
 }
@@ -68,7 +68,7 @@ pub fn measure(
 }
 
 impl Bench<'_> {
-    fn time(&mut self, kernel: &str, shape: String, work: Work, mut call: impl FnMut(&Cx)) {
+    fn time(&mut self, kernel: &str, shape: String, work: Bound, mut call: impl FnMut(&Cx)) {
         let cx = self.cx;
         let mut run = || -> Result<(), std::convert::Infallible> {
             call(&cx);
@@ -78,8 +78,8 @@ impl Bench<'_> {
         let n = (0.3 / once.max(1e-7)).clamp(5.0, 500.0) as usize;
         let Ok(seconds) = median_seconds(1, n, run);
         let (gflops, gbs) = match work {
-            Work::Flops(flops) => (Some(flops / seconds / 1e9), None),
-            Work::Bytes(bytes) => (None, Some(bytes / seconds / 1e9)),
+            Bound::Flops(flops) => (Some(flops / seconds / 1e9), None),
+            Bound::Bytes(bytes) => (None, Some(bytes / seconds / 1e9)),
         };
         let peak_share = gflops.map(|g| g / self.peak);
         let (kernel, threads) = (kernel.to_string(), self.threads);
@@ -119,7 +119,7 @@ impl Bench<'_> {
                 let gemm = Gemm { batch: 1, m, n, k, a, b, c, accumulate: false };
                 let (a, b, mut c) = (noise(m * k), noise(k * n), vec![0.0; m * n]);
                 let mut scratch = vec![0.0; gemm.scratch_len(self.threads)];
-                let work = Work::Flops((2 * m * n * k) as f64);
+                let work = Bound::Flops((2 * m * n * k) as f64);
                 let shape = format!("{layer} {m}x{k} by {k}x{n}");
                 self.time(&kernel, shape, work, |cx| gemm.run(cx, &a, &b, &mut c, None, &mut scratch));
             }
@@ -165,7 +165,7 @@ impl Bench<'_> {
                     "{job} 64x{size}x{size}x{c_in} to {c_out} by {kernel}x{kernel}, {:?}",
                     conv.algorithm(pass)
                 );
-                let work = Work::Flops(conv.flops() as f64);
+                let work = Bound::Flops(conv.flops() as f64);
                 let mut out = match pass {
                     Pass::Forward => y.clone(),
                     Pass::GradInput => x.clone(),
@@ -191,12 +191,12 @@ impl Bench<'_> {
         let mut forward = |cx: &Cx| a.forward(cx, &qkv, &qkv, &qkv, None, &mut o, &mut lse, &mut scratch);
         forward(&self.cx);
         if self.wants("attention forward") {
-            self.time("attention forward", shape.clone(), Work::Flops(4.0 * pairs), forward);
+            self.time("attention forward", shape.clone(), Bound::Flops(4.0 * pairs), forward);
         }
         if self.wants("attention backward") {
             let mut dqkv = vec![0.0; qkv.len()];
             let mut scratch = vec![0.0; a.backward_scratch_len(self.threads)];
-            self.time("attention backward", shape, Work::Flops(10.0 * pairs), |cx| {
+            self.time("attention backward", shape, Bound::Flops(10.0 * pairs), |cx| {
                 let grads = Grads::Packed(&mut dqkv);
                 a.backward(cx, &dy, &qkv, &qkv, &qkv, None, &o, &lse, grads, &mut scratch);
             });
@@ -209,7 +209,7 @@ impl Bench<'_> {
         let (x, gamma) = (noise(rows * d), noise(d));
         let (mut y, mut mean, mut rstd) = (vec![0.0; rows * d], vec![0.0; rows], vec![1.0; rows]);
         if self.wants("layer_norm forward") {
-            let work = Work::Bytes((8 * rows * d) as f64);
+            let work = Bound::Bytes((8 * rows * d) as f64);
             self.time("layer_norm forward", format!("gpt {rows}x{d}"), work, |cx| {
                 norm.forward(cx, &x, Some(&gamma), Some(&gamma), &mut y, &mut mean, &mut rstd);
             });
@@ -217,7 +217,7 @@ impl Bench<'_> {
         if self.wants("layer_norm backward") {
             let (mut dg, mut db) = (vec![0.0; d], vec![0.0; d]);
             let mut scratch = vec![0.0; norm.scratch_len(self.threads)];
-            let work = Work::Bytes((12 * rows * d) as f64);
+            let work = Bound::Bytes((12 * rows * d) as f64);
             self.time("layer_norm backward", format!("gpt {rows}x{d}"), work, |cx| {
                 let (dg, db) = (Some(&mut dg[..]), Some(&mut db[..]));
                 norm.backward(cx, &x, &x, Some(&gamma), &mean, &rstd, &mut y, dg, db, &mut scratch);
@@ -231,14 +231,14 @@ impl Bench<'_> {
         let mut scratch = vec![0.0; norm.scratch_len(self.threads)];
         let shape = format!("cnn {rows}x{channels}, relu");
         if self.wants("batch_norm forward") {
-            let work = Work::Bytes((12 * rows * channels) as f64);
+            let work = Bound::Bytes((12 * rows * channels) as f64);
             self.time("batch_norm forward", shape.clone(), work, |cx| {
                 norm.forward(cx, &x, &gamma, &gamma, &mut y, &mut mean, &mut rstd, None, None, &mut scratch);
             });
         }
         if self.wants("batch_norm backward") {
             let (mut dg, mut db) = (vec![0.0; channels], vec![0.0; channels]);
-            let work = Work::Bytes((20 * rows * channels) as f64);
+            let work = Bound::Bytes((20 * rows * channels) as f64);
             self.time("batch_norm backward", shape, work, |cx| {
                 norm.backward(
                     cx,
@@ -276,7 +276,7 @@ impl Bench<'_> {
             let inputs = &inputs[..expr.n_inputs()];
             let shapes = vec![&shape[..]; inputs.len()];
             let Ok(fused) = Fused::new(&expr, &shape, &shapes) else { continue };
-            let work = Work::Bytes((size_of::<f32>() * n * (inputs.len() + 1)) as f64);
+            let work = Bound::Bytes((size_of::<f32>() * n * (inputs.len() + 1)) as f64);
             self.time(name, format!("gpt {}x{}", shape[0], shape[1]), work, |cx| {
                 fused.run(cx, inputs, &mut [&mut y]);
             });
@@ -298,7 +298,7 @@ impl Bench<'_> {
             self.time(
                 name,
                 format!("{n} parameters"),
-                Work::Bytes((size_of::<f32>() * words * n) as f64),
+                Bound::Bytes((size_of::<f32>() * words * n) as f64),
                 |cx| {
                     optimizer.step(cx, hyper, &mut p, &g, &mut s1, &mut s2, &[]);
                 },

@@ -10,7 +10,7 @@ use polyreme_parallel::{Mesh, Plan};
 use serde::Serialize;
 
 use super::WARM_UP;
-use super::jobs::Job;
+use super::jobs::BenchJob;
 use crate::process;
 
 const MIB: f64 = (1 << 20) as f64;
@@ -58,7 +58,7 @@ pub struct RanksReport {
 
 /// How to measure.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct RankSettings {
     /// Threads of each rank.
     pub threads: usize,
     /// The instructions that kernels may use.
@@ -75,12 +75,12 @@ pub struct Settings {
 
 /// One rank's part of a measurement; every rank calls it with the same arguments. Gives the group back.
 pub fn measure(
-    job: &Job,
+    job: &BenchJob,
     comm: Comm,
-    settings: &Settings,
+    settings: &RankSettings,
 ) -> Result<(RanksReport, Comm), Box<dyn std::error::Error + Send + Sync>> {
     let rank = comm.rank();
-    let Settings { threads, isa, steps, shard_gradients, .. } = *settings;
+    let RankSettings { threads, isa, steps, shard_gradients, .. } = *settings;
     let plan = plan(&comm, shard_gradients);
     let program = |rank: usize| job.program(&Plan { rank, ..plan.clone() }, None, threads);
     let own = program(rank)?;
@@ -130,7 +130,7 @@ pub fn plan(comm: &Comm, shard_gradients: bool) -> Plan {
 
 /// Bytes that the engines of this process take.
 fn planned_bytes<E>(
-    settings: &Settings,
+    settings: &RankSettings,
     weights: Weights,
     program: impl Fn(usize) -> Result<Program, E>,
 ) -> Result<usize, E> {
@@ -150,7 +150,7 @@ struct Times {
     first_losses: [f64; FIRST],
 }
 
-fn time(job: &Job, engine: &mut Engine, n: usize) -> Result<Times, ExecError> {
+fn time(job: &BenchJob, engine: &mut Engine, n: usize) -> Result<Times, ExecError> {
     let step = |engine: &mut Engine| job.step(engine);
     let began = Instant::now();
     let mut first_losses = [f64::NAN; FIRST];

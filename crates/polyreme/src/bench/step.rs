@@ -8,7 +8,7 @@ use polyreme_graph::cost;
 use polyreme_kernels::{Cx, Isa, probe};
 use serde::Serialize;
 
-use super::jobs::Job;
+use super::jobs::BenchJob;
 use super::median_seconds;
 use crate::process;
 
@@ -45,7 +45,7 @@ pub struct StepReport {
 
 /// How to measure.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct StepSettings {
     /// Threads of the one rank.
     pub threads: usize,
     /// The instructions that kernels may use.
@@ -58,11 +58,11 @@ pub struct Settings {
 
 /// Measures `job`. `since_start` tells the milliseconds since the process began.
 pub fn measure(
-    job: &Job,
-    settings: Settings,
+    job: &BenchJob,
+    settings: StepSettings,
     since_start: impl Fn() -> f64,
 ) -> Result<StepReport, Box<dyn std::error::Error + Send + Sync>> {
-    let Settings { threads, isa, .. } = settings;
+    let StepSettings { threads, isa, .. } = settings;
     process::reset_peak();
     let program = job.lone_program(settings.budget_bytes, threads)?;
     let process = process::bytes_before_training();
@@ -110,8 +110,8 @@ pub struct OpReport {
 
 /// Times the nodes of `job`, and its update.
 pub fn measure_ops(
-    job: &Job,
-    settings: Settings,
+    job: &BenchJob,
+    settings: StepSettings,
 ) -> Result<Vec<OpReport>, Box<dyn std::error::Error + Send + Sync>> {
     let steps = settings.steps.unwrap_or(job.timed_steps);
     let program = job.lone_program(settings.budget_bytes, settings.threads)?;

@@ -12,9 +12,9 @@ use polyreme_train::run::Prepared;
 use super::ranks::{RankArgs, part, show};
 use super::{Failure, Outcome, print};
 use crate::app::App;
-use crate::bench::collective::{self, Measured, Op};
-use crate::bench::jobs::Job;
-use crate::bench::{self, kernels, load, step, step::Settings};
+use crate::bench::collective::{self, BenchOp, Measured};
+use crate::bench::jobs::BenchJob;
+use crate::bench::{self, kernels, load, step, step::StepSettings};
 use crate::cluster::Asked;
 use crate::{output, process};
 
@@ -40,7 +40,7 @@ pub(super) enum Bench {
 #[derive(Args)]
 pub(super) struct StepArgs {
     /// The jobs to run; all of them if none is named.
-    #[arg(long = "job", value_name = "NAME", value_parser = Job::NAMES)]
+    #[arg(long = "job", value_name = "NAME", value_parser = BenchJob::NAMES)]
     jobs: Vec<String>,
     /// Timed steps of each job [default: what the job says, 8 to 300].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -65,7 +65,7 @@ pub(super) struct StepArgs {
 pub(super) struct CollectiveArgs {
     /// What to do together; may be given several times.
     #[arg(long = "op", value_name = "OP", default_value = "allreduce")]
-    ops: Vec<Op>,
+    ops: Vec<BenchOp>,
     /// Bytes of each rank's buffer, such as `4K,1M` [default: 4K,64K,1M,16M,64M].
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = collective::parse_size)]
     sizes: Vec<usize>,
@@ -125,12 +125,12 @@ impl Bench {
 }
 
 impl StepArgs {
-    fn jobs(&self) -> Vec<Job> {
+    fn jobs(&self) -> Vec<BenchJob> {
         let names: Vec<&str> = match self.jobs.is_empty() {
-            true => Job::NAMES.to_vec(),
+            true => BenchJob::NAMES.to_vec(),
             false => self.jobs.iter().map(String::as_str).collect(),
         };
-        names.iter().map(|name| Job::by_name(name).expect("the name was checked")).collect()
+        names.iter().map(|name| BenchJob::by_name(name).expect("the name was checked")).collect()
     }
 }
 
@@ -149,7 +149,7 @@ fn bench_ranks(args: &StepArgs, isa: Isa) -> Outcome {
         writeln!(io::stdout(), "{}", bench::ranks::HEADER)?;
     }
     let jobs = args.jobs();
-    let settings = bench::ranks::Settings {
+    let settings = bench::ranks::RankSettings {
         threads: group.threads,
         isa,
         steps: args.steps.map(|n| n as usize),
@@ -190,12 +190,12 @@ fn bench_collective(args: &CollectiveArgs) -> Outcome {
     let outcomes = group.run(|mut comm| -> Outcome {
         for op in &args.ops {
             // A barrier has no size.
-            let sizes = if *op == Op::Barrier { &[0][..] } else { &sizes[..] };
+            let sizes = if *op == BenchOp::Barrier { &[0][..] } else { &sizes[..] };
             for &bytes in sizes {
                 let Measured { us, wrong } = collective::measure(&mut comm, *op, bytes)?;
                 let (op, transport) = (op.name(), transport.clone());
                 if comm.rank() == 0 {
-                    print(&collective::Report { op, transport, ranks, bytes, us, wrong }, args.json)?;
+                    print(&collective::CollectiveReport { op, transport, ranks, bytes, us, wrong }, args.json)?;
                 }
                 if wrong > 0 {
                     return Err(Failure::world(format!(
@@ -218,7 +218,7 @@ fn bench_step(args: &StepArgs, isa: Isa, start: Instant) -> Outcome {
     }
     let mut since = start;
     for job in args.jobs() {
-        let settings = Settings {
+        let settings = StepSettings {
             threads: args.ranks.threads().unwrap_or_else(process::cores),
             isa,
             steps: args.steps.map(|n| n as usize),

@@ -40,7 +40,7 @@ impl Data {
             Data::Get { name, into, mirror, json } => {
                 let into = into.clone().unwrap_or_else(|| fetch::default_folder(name));
                 let mut line =
-                    Line { terminal: io::stderr().is_terminal(), json: *json, failures: Vec::new() };
+                    DownloadLine { terminal: io::stderr().is_terminal(), json: *json, failures: Vec::new() };
                 let mut progress = |p: Progress<'_>| line.show(p);
                 let options = GetOptions { into: &into, mirror: mirror.as_deref(), progress: &mut progress };
                 let folder = fetch::get(name, options)?;
@@ -67,14 +67,14 @@ impl Data {
 }
 
 /// How a download looks: one line that moves on a terminal, a line a file elsewhere.
-struct Line {
+struct DownloadLine {
     terminal: bool,
     json: bool,
     /// Sources that did not give the file that is being fetched. If none does, the error has them all.
     failures: Vec<String>,
 }
 
-impl Line {
+impl DownloadLine {
     fn show(&mut self, progress: Progress<'_>) {
         if self.json {
             return self.line_of_json(progress);

@@ -24,7 +24,7 @@ pub(super) struct EvalArgs {
     run: PathBuf,
     /// Which part of the data [default: test if there is one, else val, else train].
     #[arg(long, value_enum)]
-    on: Option<Part>,
+    on: Option<DataSplit>,
     /// Change a setting, such as `data.path=other/folder`.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
@@ -34,7 +34,7 @@ pub(super) struct EvalArgs {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum DataSplit {
     Train,
     Val,
     Test,
@@ -61,14 +61,14 @@ pub(super) fn eval(app: &App, args: &EvalArgs) -> Outcome {
     prepared.stats = trained.preparation.stats();
     let sets = &prepared.sets;
     let part = args.on.unwrap_or(match (&sets.test, &sets.validation) {
-        (Some(_), _) => Part::Test,
-        (None, Some(_)) => Part::Val,
-        (None, None) => Part::Train,
+        (Some(_), _) => DataSplit::Test,
+        (None, Some(_)) => DataSplit::Val,
+        (None, None) => DataSplit::Train,
     });
     let (on, set) = match part {
-        Part::Train => ("train", Some(&sets.train)),
-        Part::Val => ("val", sets.validation.as_ref()),
-        Part::Test => ("test", sets.test.as_ref()),
+        DataSplit::Train => ("train", Some(&sets.train)),
+        DataSplit::Val => ("val", sets.validation.as_ref()),
+        DataSplit::Test => ("test", sets.test.as_ref()),
     };
     let set = set.ok_or_else(|| {
         Failure::usage(format!("the job's data have no {on} part; `--on train` is always there, and `--set data.validation=0.1` makes one"))

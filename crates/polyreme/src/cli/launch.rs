@@ -7,7 +7,7 @@ use clap::{Args, CommandFactory};
 use super::ranks::{over, program};
 use super::{Cli, Failure, Outcome};
 use crate::app::App;
-use crate::cluster::launch::{Options, explain, members, parse_hosts};
+use crate::cluster::launch::{LaunchOptions, explain, members, parse_hosts};
 use crate::cluster::{crew, spawn};
 
 /// What people learn from `--help`.
@@ -53,7 +53,7 @@ pub(super) struct LaunchArgs {
 
 pub(super) fn launch(app: &App, args: &LaunchArgs) -> Outcome {
     let hosts = parse_hosts(&args.hosts).map_err(Failure::usage)?;
-    let options = Options {
+    let options = LaunchOptions {
         hosts,
         ssh: args.ssh.clone(),
         user: args.user.clone(),

@@ -13,9 +13,9 @@ use serde_json::json;
 use super::ending::INTERRUPTED;
 use super::{Failure, Outcome};
 use crate::cluster::cores::Machine;
-use crate::cluster::crew::{End, Lost};
-use crate::cluster::enter::{Entered, Entry, Ranks, enter};
-use crate::cluster::places::Table;
+use crate::cluster::crew::{CrewEnd, Lost};
+use crate::cluster::enter::{Entered, RankEntry, Ranks, enter};
+use crate::cluster::places::RankTable;
 use crate::cluster::{Asked, Decided, Setup, Transport, decide};
 use crate::output::{self, fit::cut};
 
@@ -86,7 +86,7 @@ impl RankArgs {
     ) -> Result<Option<Ranks>, Failure> {
         let (pin, job, program) = (!self.no_pin, name.to_string(), program()?);
         let args = std::env::args_os().skip(1).collect();
-        match enter(Entry { decided, machine, pin, stop, job, program, args })
+        match enter(RankEntry { decided, machine, pin, stop, job, program, args })
             .map_err(|e| Failure::world(&e))?
         {
             Entered::Ranks(ranks) => Ok(Some(ranks)),
@@ -154,7 +154,7 @@ pub(super) fn show(ranks: &Ranks, as_json: bool) {
     if as_json {
         return output::out().line(&json!({"event": "placed", "ranks": ranks.rows}).to_string());
     }
-    let table = cut(&Table(&ranks.rows).to_string(), output::err().width());
+    let table = cut(&RankTable(&ranks.rows).to_string(), output::err().width());
     output::err().text(table.into_bytes());
 }
 
@@ -171,15 +171,15 @@ pub(super) fn part(control: Option<Control>, outcome: Outcome) -> Outcome {
 }
 
 /// The exit of a launcher: its ranks have said what there is to say, but for how the first one was lost.
-pub(super) fn over(end: End, explain: impl Fn(&Lost) -> String) -> Result<(), Failure> {
+pub(super) fn over(end: CrewEnd, explain: impl Fn(&Lost) -> String) -> Result<(), Failure> {
     match end {
-        End::Done => Ok(()),
-        End::Interrupted { saved: true } => Err(Failure::interrupted()),
-        End::Interrupted { saved: false } => Err(Failure::coded(
+        CrewEnd::Done => Ok(()),
+        CrewEnd::Interrupted { saved: true } => Err(Failure::interrupted()),
+        CrewEnd::Interrupted { saved: false } => Err(Failure::coded(
             INTERRUPTED,
             "interrupted; the ranks ended at once, and nothing more was saved",
         )),
-        End::Lost(lost) => {
+        CrewEnd::Lost(lost) => {
             let code = match lost.how {
                 Ok(code @ 1..=2) => code as u8,
                 _ => 1,

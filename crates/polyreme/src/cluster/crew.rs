@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::lifeline::Said;
-use super::pumps::{Event, Pump, SaidErrors, Words};
+use super::lifeline::LauncherMessage;
+use super::pumps::{LastWords, Pump, PumpEvent, SaidErrors};
 use crate::process;
 
 /// How long the others may take to stop when one is dead. They see it at once, but one may be in a long computation, or
@@ -41,7 +41,7 @@ const INTERRUPTED: i32 = 130;
 const REFUSED: i32 = 2;
 
 /// A process to be started.
-pub struct Member {
+pub struct CrewMember {
     /// Its rank.
     pub rank: usize,
     /// Where it runs; empty: here.
@@ -54,7 +54,7 @@ pub struct Member {
 
 /// How a crew ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum End {
+pub enum CrewEnd {
     /// Every rank is done.
     Done,
     /// The user asked them to stop.
@@ -118,13 +118,13 @@ struct Running {
     status: Option<ExitStatus>,
     /// Whether it had to be killed.
     killed: bool,
-    words: Arc<Mutex<Words>>,
+    words: Arc<Mutex<LastWords>>,
 }
 
 /// Starts all members, in the order of their ranks, and stays until the last one has ended.
 ///
 /// With `through`, rank 0 writes to this process's standard error itself, so that it can draw on a terminal.
-pub fn run(members: Vec<Member>, secret: &str, through: bool) -> io::Result<End> {
+pub fn run(members: Vec<CrewMember>, secret: &str, through: bool) -> io::Result<CrewEnd> {
     let (interrupt, hangup) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, interrupt.clone())?;
@@ -151,7 +151,7 @@ pub fn run(members: Vec<Member>, secret: &str, through: bool) -> io::Result<End>
 
 struct Crew {
     running: Vec<Running>,
-    events: Receiver<Event>,
+    events: Receiver<PumpEvent>,
     n_pumps: usize,
     interrupt: Arc<AtomicBool>,
     /// The terminal is gone. The system and the shell both say so.
@@ -164,13 +164,13 @@ struct Crew {
 impl Crew {
     fn start(
         &mut self,
-        member: Member,
+        member: CrewMember,
         secret: &str,
         through: bool,
-        tell: &Sender<Event>,
+        tell: &Sender<PumpEvent>,
         said: &Arc<SaidErrors>,
     ) -> io::Result<()> {
-        let Member { rank, host, mut command, pause } = member;
+        let CrewMember { rank, host, mut command, pause } = member;
         std::thread::sleep(pause);
         let own_errors = rank == 0 && through;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -182,9 +182,9 @@ impl Crew {
             let program = command.get_program().to_string_lossy().into_owned();
             io::Error::new(error.kind(), format!("rank {rank}: `{program}` cannot be started: {error}"))
         })?;
-        let words = Arc::new(Mutex::new(Words::default()));
+        let words = Arc::new(Mutex::new(LastWords::default()));
         let mut line = child.stdin.take();
-        say(&mut line, &Said::Secret(secret.into()));
+        say(&mut line, &LauncherMessage::Secret(secret.into()));
         let pump = Pump { rank, tell: tell.clone(), said: said.clone(), words: words.clone() };
         if let Some(out) = child.stdout.take() {
             pump.clone().start_out(out)?;
@@ -202,11 +202,11 @@ impl Crew {
     fn watch(&mut self) -> Vec<usize> {
         loop {
             match self.events.recv_timeout(GLANCE) {
-                Ok(Event::Listening(address)) => {
-                    let said = Said::Master(address);
+                Ok(PumpEvent::Listening(address)) => {
+                    let said = LauncherMessage::Master(address);
                     self.running.iter_mut().filter(|r| r.rank != 0).for_each(|r| say(&mut r.line, &said));
                 }
-                Ok(Event::Drained) => self.n_pumps -= 1,
+                Ok(PumpEvent::Drained) => self.n_pumps -= 1,
                 // Without pumps there is nothing to hear, but still somebody to wait for.
                 Err(mpsc::RecvTimeoutError::Disconnected) => std::thread::sleep(GLANCE),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
@@ -215,7 +215,7 @@ impl Crew {
             if self.interrupt.swap(false, Ordering::Relaxed) || hangup {
                 self.interrupts += 1;
                 match self.interrupts {
-                    1 => self.running.iter_mut().for_each(|r| say(&mut r.line, &Said::Stop)),
+                    1 => self.running.iter_mut().for_each(|r| say(&mut r.line, &LauncherMessage::Stop)),
                     _ => return self.end_all(),
                 }
             }
@@ -248,7 +248,7 @@ impl Crew {
     fn end_all(&mut self) -> Vec<usize> {
         self.look();
         for r in &mut self.running {
-            say(&mut r.line, &Said::End);
+            say(&mut r.line, &LauncherMessage::End);
             r.line = None;
         }
         let began = Instant::now();
@@ -272,8 +272,8 @@ impl Crew {
         while self.n_pumps > 0 {
             let left = until.saturating_duration_since(Instant::now());
             match self.events.recv_timeout(left) {
-                Ok(Event::Drained) => self.n_pumps -= 1,
-                Ok(Event::Listening(_)) => {}
+                Ok(PumpEvent::Drained) => self.n_pumps -= 1,
+                Ok(PumpEvent::Listening(_)) => {}
                 Err(_) => return,
             }
         }
@@ -291,10 +291,10 @@ impl Crew {
         in_order().find(signalled).or_else(|| in_order().find(refused)).or(Some(&self.running[first]))
     }
 
-    fn result(&self, ended: Vec<usize>) -> End {
+    fn result(&self, ended: Vec<usize>) -> CrewEnd {
         let code = |r: &Running| r.status.and_then(|s| s.code());
         let interrupted =
-            End::Interrupted { saved: self.running.first().and_then(code) == Some(INTERRUPTED) };
+            CrewEnd::Interrupted { saved: self.running.first().and_then(code) == Some(INTERRUPTED) };
         if let Some(r) = self.culprit() {
             let status = r.status.expect("it was seen to end");
             let how = status.code().ok_or_else(|| status.signal().unwrap_or(0));
@@ -307,17 +307,17 @@ impl Crew {
             let words = r.words.lock().unwrap_or_else(PoisonError::into_inner);
             let (last_line, error) = (words.last_line.clone(), words.error.clone());
             let (rank, host, pid) = (r.rank, r.host.clone(), r.child.id());
-            return End::Lost(Lost { rank, host, pid, how, last_line, error, ended });
+            return CrewEnd::Lost(Lost { rank, host, pid, how, last_line, error, ended });
         }
         match self.interrupts > 1 || self.running.iter().any(|r| code(r) == Some(INTERRUPTED)) {
             true => interrupted,
-            false => End::Done,
+            false => CrewEnd::Done,
         }
     }
 }
 
 /// Says a line. One that does not listen any more is noticed when it ends.
-fn say(line: &mut Option<ChildStdin>, said: &Said) {
+fn say(line: &mut Option<ChildStdin>, said: &LauncherMessage) {
     if let Some(to) = line {
         drop(write!(to, "{said}").and_then(|()| to.flush()));
     }
@@ -327,23 +327,24 @@ fn say(line: &mut Option<ChildStdin>, said: &Said) {
 mod tests {
     use super::*;
 
-    fn shell(scripts: &[&str]) -> Vec<Member> {
+    fn shell(scripts: &[&str]) -> Vec<CrewMember> {
         let member = |(rank, script): (usize, &&str)| {
             let mut command = Command::new("sh");
             command.args(["-c", script]);
-            Member { rank, host: String::new(), command, pause: Duration::ZERO }
+            CrewMember { rank, host: String::new(), command, pause: Duration::ZERO }
         };
         scripts.iter().enumerate().map(member).collect()
     }
 
     #[test]
     fn a_crew_ends_as_its_members_do() {
-        assert_eq!(run(shell(&["exit 0", "exit 0"]), "s", false).unwrap(), End::Done);
+        assert_eq!(run(shell(&["exit 0", "exit 0"]), "s", false).unwrap(), CrewEnd::Done);
         assert_eq!(
             run(shell(&["exit 130", "exit 130"]), "s", false).unwrap(),
-            End::Interrupted { saved: true }
+            CrewEnd::Interrupted { saved: true }
         );
-        let End::Lost(lost) = run(shell(&["read s; read x", "echo why >&2; exit 3"]), "s", false).unwrap()
+        let CrewEnd::Lost(lost) =
+            run(shell(&["read s; read x", "echo why >&2; exit 3"]), "s", false).unwrap()
         else {
             panic!("one is lost")
         };
@@ -354,18 +355,20 @@ mod tests {
     #[test]
     fn one_that_is_killed_is_named() {
         let began = Instant::now();
-        let End::Lost(lost) = run(shell(&["exit 1", "kill -9 $$", "sleep 0.2; exit 1"]), "s", false).unwrap()
+        let CrewEnd::Lost(lost) =
+            run(shell(&["exit 1", "kill -9 $$", "sleep 0.2; exit 1"]), "s", false).unwrap()
         else {
             panic!("one is lost")
         };
         assert!(lost.rank == 1 && lost.ended.is_empty(), "{lost}");
         assert!(began.elapsed() < GRACE, "nobody was waited for");
-        let End::Lost(lost) = run(shell(&["exit 0", "kill -9 $$"]), "s", false).unwrap() else {
+        let CrewEnd::Lost(lost) = run(shell(&["exit 0", "kill -9 $$"]), "s", false).unwrap() else {
             panic!("one is lost")
         };
         assert_eq!((lost.rank, lost.how), (1, Err(9)));
         // Its end is seen after that of those who noticed it.
-        let End::Lost(lost) = run(shell(&["exit 1", "sleep 0.1; kill -9 $$"]), "s", false).unwrap() else {
+        let CrewEnd::Lost(lost) = run(shell(&["exit 1", "sleep 0.1; kill -9 $$"]), "s", false).unwrap()
+        else {
             panic!("one is lost")
         };
         assert_eq!((lost.rank, lost.how), (1, Err(9)));
@@ -376,7 +379,9 @@ mod tests {
     #[test]
     fn a_job_that_a_rank_refuses_is_refused_whoever_ends_first() {
         for members in [["sleep 0.1; exit 2", "exit 1"], ["exit 2", "sleep 0.1; exit 1"]] {
-            let End::Lost(lost) = run(shell(&members), "s", false).unwrap() else { panic!("one is lost") };
+            let CrewEnd::Lost(lost) = run(shell(&members), "s", false).unwrap() else {
+                panic!("one is lost")
+            };
             assert_eq!((lost.rank, lost.how), (0, Ok(2)), "{members:?}");
         }
     }
@@ -387,7 +392,7 @@ mod tests {
         let line = ErrorLine::new("the \"data\"\nare gone", 1).to_string();
         let script = format!("cat <<'E'\n{line}\nE\nexit 1");
         for members in [&[&script[..], "exit 0"], &["exit 0", &script[..]]] {
-            let End::Lost(lost) = run(shell(members), "s", false).unwrap() else { panic!("one is lost") };
+            let CrewEnd::Lost(lost) = run(shell(members), "s", false).unwrap() else { panic!("one is lost") };
             assert_eq!(lost.error.as_deref(), Some("the \"data\"\nare gone"));
         }
     }
@@ -396,14 +401,14 @@ mod tests {
     fn the_others_are_told_where_rank_0_listens() {
         let check = "read s; read m; test \"$s\" = 'secret 5ec' && test \"$m\" = 'master h:7'";
         let crew = shell(&["read s; echo 'polyreme listening h:7'", check, check]);
-        assert_eq!(run(crew, "5ec", false).unwrap(), End::Done);
+        assert_eq!(run(crew, "5ec", false).unwrap(), CrewEnd::Done);
     }
 
     #[test]
     fn what_cannot_be_started_is_said_and_nobody_stays() {
         let mut crew = shell(&["read s; read x"]);
         let command = Command::new("/no/such/program");
-        crew.push(Member { rank: 1, host: String::new(), command, pause: Duration::ZERO });
+        crew.push(CrewMember { rank: 1, host: String::new(), command, pause: Duration::ZERO });
         let error = run(crew, "s", false).unwrap_err().to_string();
         assert!(error.contains("rank 1") && error.contains("/no/such/program"), "{error}");
     }

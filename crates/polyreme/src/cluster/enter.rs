@@ -13,7 +13,7 @@ use polyreme_net::{Alarm, Control, Report, SegmentError};
 
 use super::cores::{self, Machine};
 use super::join::{self, JoinFailure};
-use super::places::{self, Row};
+use super::places::{self, RankRow};
 use super::{Decided, Setup, Transport, crew, spawn};
 use crate::{output, process};
 
@@ -21,7 +21,7 @@ use crate::{output, process};
 const TOLD_BYTES_MAX: usize = 16 << 20;
 
 /// What a command brings to the ranks that it runs on.
-pub struct Entry {
+pub struct RankEntry {
     /// How this process takes part.
     pub decided: Decided,
     /// This machine.
@@ -43,7 +43,7 @@ pub enum Entered {
     /// This process has ranks.
     Ranks(Ranks),
     /// This process was the launcher, and all ranks have ended.
-    Over(crew::End),
+    Over(crew::CrewEnd),
 }
 
 /// An entry that failed.
@@ -78,7 +78,7 @@ pub struct Ranks {
     /// Threads of each.
     pub threads: usize,
     /// Where all ranks run, those of other processes included.
-    pub rows: Vec<Row>,
+    pub rows: Vec<RankRow>,
     /// Who of the other processes is still there.
     pub control: Option<Control>,
 }
@@ -101,8 +101,8 @@ impl Seats {
 }
 
 /// Does what was decided. A launcher returns when all ranks have ended.
-pub fn enter(entry: Entry) -> Result<Entered, EnterError> {
-    let Entry { decided, machine, pin, stop, job, program, args } = entry;
+pub fn enter(entry: RankEntry) -> Result<Entered, EnterError> {
+    let RankEntry { decided, machine, pin, stop, job, program, args } = entry;
     process::raise_open_files();
     // A share of the time is no core of one's own.
     let pin = pin && machine.quota.is_none();
@@ -116,7 +116,7 @@ pub fn enter(entry: Entry) -> Result<Entered, EnterError> {
             let share = |cores: Vec<usize>| (pin && ranks > 1).then_some(cores);
             let cores: Vec<_> = machine.shares(ranks).into_iter().map(share).collect();
             let row = |(rank, cores): (usize, &Option<Vec<usize>>)| {
-                Row::here(rank, threads, cores.as_deref(), Transport::Local.name())
+                RankRow::here(rank, threads, cores.as_deref(), Transport::Local.name())
             };
             let rows = cores.iter().enumerate().map(row).collect();
             Ok(Entered::Ranks(Ranks {
@@ -143,7 +143,7 @@ pub fn enter(entry: Entry) -> Result<Entered, EnterError> {
             let vars = |key: &str| std::env::var(key).ok();
             let found = join::join(&place, &job, decided.patience, stop, &vars).map_err(EnterError::Join)?;
             let (mut comm, control) = (found.comm, found.control);
-            let row = Row::here(place.rank, threads, own.as_deref(), found.transport.name());
+            let row = RankRow::here(place.rank, threads, own.as_deref(), found.transport.name());
             let rows = places::gather(&mut comm, &row).map_err(|r| EnterError::Join(JoinFailure::Lost(r)))?;
             Ok(Entered::Ranks(Ranks {
                 comms: vec![comm],
@@ -241,7 +241,7 @@ mod tests {
         let machine = Machine::read();
         let shares = machine.shares(2);
         for pin in [true, false] {
-            let entry = Entry {
+            let entry = RankEntry {
                 decided: Decided {
                     setup: Setup::Threads { ranks: 2, threads: 1 },
                     why: String::new(),

@@ -20,7 +20,7 @@ use crate::output;
 use super::interfaces::{NoAddress, choose, interfaces};
 use super::levels::{self, over_levels};
 use super::lifeline::{Lifeline, Unsaid, listening};
-use super::{HOST, INTERFACE, MPI_LIBRARY, Place, Transport, mpi};
+use super::{ClusterRank, HOST, INTERFACE, MPI_LIBRARY, Transport, mpi};
 
 /// How long a rank waits for the others to be started, and how much longer for each of them: launchers start many one
 /// after the other.
@@ -39,7 +39,7 @@ const GENERATION: u64 = 0;
 pub(super) const ALL_RANKS: u16 = 0;
 
 /// A rank that has found the others.
-pub struct Found {
+pub struct JoinedRank {
     /// Its end of the group.
     pub comm: Comm,
     /// Who is still there; none where somebody else watches, or where there is nobody else.
@@ -99,16 +99,16 @@ impl std::error::Error for JoinFailure {}
 /// Joins the others; returns when all are there and those who will talk can. `stop` is set when a launcher wants this rank to
 /// stop, and `vars` are the environment.
 pub fn join(
-    place: &Place,
+    place: &ClusterRank,
     job: &str,
     patience: Patience,
     stop: Arc<AtomicBool>,
     vars: &dyn Fn(&str) -> Option<String>,
-) -> Result<Found, JoinFailure> {
+) -> Result<JoinedRank, JoinFailure> {
     // It is followed to the end of the process, whatever becomes of the rest.
     let lifeline = place.launched.then(|| Lifeline::listen(io::stdin(), stop, || std::process::exit(1)));
     if place.size == 1 {
-        return Ok(Found { comm: Comm::alone(), control: None, transport: Transport::Local });
+        return Ok(JoinedRank { comm: Comm::alone(), control: None, transport: Transport::Local });
     }
     if place.transport == Some(Transport::Mpi) {
         return by_mpi(place, vars);
@@ -170,7 +170,7 @@ fn talks(transport: Option<Transport>, members: &[Member], rank: usize) -> Vec<(
 
 /// What a rank that a launcher of ours started is told; rank 0 tells where it listens.
 fn told(
-    place: &Place,
+    place: &ClusterRank,
     lifeline: &Lifeline,
     vars: &dyn Fn(&str) -> Option<String>,
 ) -> Result<JoinOptions, JoinFailure> {
@@ -196,7 +196,7 @@ fn told(
 }
 
 /// What the environment says.
-fn found(place: &Place, vars: &dyn Fn(&str) -> Option<String>) -> Result<JoinOptions, JoinFailure> {
+fn found(place: &ClusterRank, vars: &dyn Fn(&str) -> Option<String>) -> Result<JoinOptions, JoinFailure> {
     let (Some(master), Some(secret)) = (&place.master, &place.secret) else {
         return Err(JoinFailure::Unknown);
     };
@@ -210,7 +210,7 @@ fn found(place: &Place, vars: &dyn Fn(&str) -> Option<String>) -> Result<JoinOpt
 }
 
 /// Processes of one host: rank 0 makes the memory, and the others open it.
-fn over_memory(joined: Joined) -> Result<Found, JoinFailure> {
+fn over_memory(joined: Joined) -> Result<JoinedRank, JoinFailure> {
     let Joined { rank, size, members, control, .. } = joined;
     let fail = |why: String| {
         control.fail(&why);
@@ -235,18 +235,18 @@ fn over_memory(joined: Joined) -> Result<Found, JoinFailure> {
     let setup = ShmSetup { host, alarm, stall, ..ShmSetup::new(rank, size, segment) };
     let mut comm = Comm::shm(setup).map_err(JoinFailure::Lost)?;
     comm.tell(&control);
-    Ok(Found { comm, control: Some(control), transport: Transport::Shm })
+    Ok(JoinedRank { comm, control: Some(control), transport: Transport::Shm })
 }
 
 /// Hosts: streams between ranks that talk.
-fn over_sockets(joined: Joined) -> Result<Found, JoinFailure> {
+fn over_sockets(joined: Joined) -> Result<JoinedRank, JoinFailure> {
     let all: Vec<usize> = (0..joined.size).collect();
     let links = joined.links(ALL_RANKS, &all).map_err(JoinFailure::Listen)?;
     let mut comm = Comm::tcp(links).map_err(JoinFailure::Lost)?;
     let control = joined.control.clone();
     comm.tell(&control);
     comm.set_connect(connect(joined));
-    Ok(Found { comm, control: Some(control), transport: Transport::Tcp })
+    Ok(JoinedRank { comm, control: Some(control), transport: Transport::Tcp })
 }
 
 /// How groups of some ranks, and ranks that send each other messages, are connected.
@@ -255,7 +255,7 @@ pub(super) fn connect(joined: Joined) -> Connect {
 }
 
 /// Whatever MPI started. It watches its ranks itself.
-fn by_mpi(place: &Place, vars: &dyn Fn(&str) -> Option<String>) -> Result<Found, JoinFailure> {
+fn by_mpi(place: &ClusterRank, vars: &dyn Fn(&str) -> Option<String>) -> Result<JoinedRank, JoinFailure> {
     let library = mpi::library(&place.mpi, vars).map_err(JoinFailure::Mpi)?;
     let comm = Comm::mpi(&library).map_err(|why| JoinFailure::Mpi(format!("{library}: {why}")))?;
     if (comm.rank(), comm.size()) != (place.rank, place.size) {
@@ -268,5 +268,5 @@ fn by_mpi(place: &Place, vars: &dyn Fn(&str) -> Option<String>) -> Result<Found,
             place.size
         )));
     }
-    Ok(Found { comm, control: None, transport: Transport::Mpi })
+    Ok(JoinedRank { comm, control: None, transport: Transport::Mpi })
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::crew::{Lost, Member};
+use super::crew::{CrewMember, Lost};
 use super::spawn::place;
 use super::{INTERFACE, RANKS_MAX};
 
@@ -79,7 +79,7 @@ pub fn parse_hosts(text: &str) -> Result<Vec<Host>, BadHosts> {
 
 /// What is started where.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct LaunchOptions {
     /// The hosts, in the order of their ranks.
     pub hosts: Vec<Host>,
     /// The command that reaches a host, with its options.
@@ -99,7 +99,7 @@ pub struct Options {
 }
 
 /// An ssh for each rank.
-pub fn members(options: &Options) -> Vec<Member> {
+pub fn members(options: &LaunchOptions) -> Vec<CrewMember> {
     let size = options.hosts.iter().map(|h| h.slots).sum();
     let mut members = Vec::with_capacity(size);
     for host in &options.hosts {
@@ -116,14 +116,14 @@ pub fn members(options: &Options) -> Vec<Member> {
             }
             command.args([&host.name, &script(options, rank, size, slot, host.slots)]);
             let pause = if slot < AT_ONCE { Duration::ZERO } else { APART };
-            members.push(Member { rank, host: host.name.clone(), command, pause });
+            members.push(CrewMember { rank, host: host.name.clone(), command, pause });
         }
     }
     members
 }
 
 /// What went wrong with a rank, and what to do about it.
-pub fn explain(lost: &Lost, options: &Options) -> String {
+pub fn explain(lost: &Lost, options: &LaunchOptions) -> String {
     let host = &lost.host;
     let ssh = &options.ssh;
     match lost.how {
@@ -149,7 +149,7 @@ pub fn explain(lost: &Lost, options: &Options) -> String {
 }
 
 /// What the host's shell runs: the folder, the program, its place, its arguments.
-fn script(options: &Options, rank: usize, size: usize, slot: usize, slots: usize) -> String {
+fn script(options: &LaunchOptions, rank: usize, size: usize, slot: usize, slots: usize) -> String {
     let mut env: Vec<String> =
         place(rank, size, slot, slots).into_iter().map(|(k, v)| format!("{k}={}", quote(&v))).collect();
     env.extend(interface(options).map(|i| format!("{INTERFACE}={}", quote(&i))));
@@ -172,7 +172,7 @@ fn script(options: &Options, rank: usize, size: usize, slot: usize, slots: usize
 }
 
 /// The network that ranks use: as asked, or the loopback if there is no other host.
-fn interface(options: &Options) -> Option<String> {
+fn interface(options: &LaunchOptions) -> Option<String> {
     let is_loopback = |h: &Host| {
         let name = h.name.rsplit_once('@').map_or(h.name.as_str(), |(_, name)| name);
         name == "localhost" || name.parse().is_ok_and(|a: std::net::IpAddr| a.is_loopback())
@@ -216,8 +216,8 @@ mod tests {
         }
     }
 
-    fn options() -> Options {
-        Options {
+    fn options() -> LaunchOptions {
+        LaunchOptions {
             hosts: parse_hosts("a,b:2").unwrap(),
             ssh: "ssh -p 2222".into(),
             user: Some("me".into()),
@@ -252,13 +252,13 @@ mod tests {
         let dir = folder.path().join("it's here");
         std::fs::create_dir(&dir).unwrap();
         let args = ["-c", "echo $PWD/$RANK \"$0\" \"$1\"", "a b", "c'd$HOME"].map(String::from).to_vec();
-        let with = |dir: &Path, binary: &str| Options {
+        let with = |dir: &Path, binary: &str| LaunchOptions {
             binary: Some(binary.into()),
             dir: dir.into(),
             args: args.clone(),
             ..options()
         };
-        let run = |options: &Options| {
+        let run = |options: &LaunchOptions| {
             Command::new("sh").args(["-c", &script(options, 1, 3, 0, 2)]).output().unwrap()
         };
         let out = run(&with(&dir, "sh"));
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn ranks_of_this_host_alone_stay_on_the_loopback() {
         let with = |hosts: &str, asked: Option<&str>| {
-            interface(&Options {
+            interface(&LaunchOptions {
                 hosts: parse_hosts(hosts).unwrap(),
                 interface: asked.map(String::from),
                 ..options()

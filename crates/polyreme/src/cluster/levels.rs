@@ -7,7 +7,7 @@ use polyreme_collective::{Comm, ShmSetup};
 use polyreme_net::{Joined, Member};
 
 use super::Transport;
-use super::join::{ALL_RANKS, Found, JoinFailure, connect};
+use super::join::{ALL_RANKS, JoinFailure, JoinedRank, connect};
 
 /// The ranks of each host, hosts in the order of their first ranks.
 pub(super) fn by_host(keys: &[&str]) -> Vec<Vec<usize>> {
@@ -41,7 +41,7 @@ fn leaders(hosts: &[Vec<usize>]) -> Vec<usize> {
 }
 
 /// Joins the two levels. All ranks have found each other.
-pub(super) fn over_levels(joined: Joined) -> Result<Found, JoinFailure> {
+pub(super) fn over_levels(joined: Joined) -> Result<JoinedRank, JoinFailure> {
     let Joined { rank, size, ref members, ref control, .. } = joined;
     let hosts = hosts(members);
     let host = hosts.iter().position(|ranks| ranks.contains(&rank)).expect("every rank has a host");
@@ -82,7 +82,7 @@ pub(super) fn over_levels(joined: Joined) -> Result<Found, JoinFailure> {
     comm.tell(control);
     let control = control.clone();
     comm.set_connect(connect(joined));
-    Ok(Found { comm, control: Some(control), transport: Transport::Tcp })
+    Ok(JoinedRank { comm, control: Some(control), transport: Transport::Tcp })
 }
 
 #[cfg(test)]

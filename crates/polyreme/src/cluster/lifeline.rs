@@ -25,7 +25,7 @@ const LISTENING: &str = "polyreme listening ";
 
 /// What a launcher says.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Said {
+pub enum LauncherMessage {
     /// The job's secret.
     Secret(String),
     /// Where rank 0 listens.
@@ -36,24 +36,24 @@ pub enum Said {
     End,
 }
 
-impl fmt::Display for Said {
+impl fmt::Display for LauncherMessage {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            Said::Secret(secret) => writeln!(f, "secret {secret}"),
-            Said::Master(address) => writeln!(f, "master {address}"),
-            Said::Stop => writeln!(f, "stop"),
-            Said::End => writeln!(f, "end"),
+            LauncherMessage::Secret(secret) => writeln!(f, "secret {secret}"),
+            LauncherMessage::Master(address) => writeln!(f, "master {address}"),
+            LauncherMessage::Stop => writeln!(f, "stop"),
+            LauncherMessage::End => writeln!(f, "end"),
         }
     }
 }
 
-impl Said {
-    fn parse(line: &str) -> Option<Said> {
+impl LauncherMessage {
+    fn parse(line: &str) -> Option<LauncherMessage> {
         match line.trim_end().split_once(' ').unwrap_or((line.trim_end(), "")) {
-            ("secret", secret) if !secret.is_empty() => Some(Said::Secret(secret.into())),
-            ("master", address) if !address.is_empty() => Some(Said::Master(address.into())),
-            ("stop", "") => Some(Said::Stop),
-            ("end", "") => Some(Said::End),
+            ("secret", secret) if !secret.is_empty() => Some(LauncherMessage::Secret(secret.into())),
+            ("master", address) if !address.is_empty() => Some(LauncherMessage::Master(address.into())),
+            ("stop", "") => Some(LauncherMessage::Stop),
+            ("end", "") => Some(LauncherMessage::End),
             _ => None,
         }
     }
@@ -94,7 +94,7 @@ impl std::error::Error for Unsaid {}
 
 /// A rank's end.
 pub struct Lifeline {
-    heard: Receiver<Said>,
+    heard: Receiver<LauncherMessage>,
 }
 
 impl Lifeline {
@@ -124,7 +124,7 @@ impl Lifeline {
     /// The job's secret.
     pub fn secret(&self) -> Result<String, Unsaid> {
         match self.next("the secret")? {
-            Said::Secret(secret) => Ok(secret),
+            LauncherMessage::Secret(secret) => Ok(secret),
             _ => Err(Unsaid { what: "the secret", gone: false }),
         }
     }
@@ -132,12 +132,12 @@ impl Lifeline {
     /// Where rank 0 listens.
     pub fn master(&self) -> Result<String, Unsaid> {
         match self.next("where rank 0 is")? {
-            Said::Master(address) => Ok(address),
+            LauncherMessage::Master(address) => Ok(address),
             _ => Err(Unsaid { what: "where rank 0 is", gone: false }),
         }
     }
 
-    fn next(&self, what: &'static str) -> Result<Said, Unsaid> {
+    fn next(&self, what: &'static str) -> Result<LauncherMessage, Unsaid> {
         self.heard
             .recv_timeout(PATIENCE)
             .map_err(|e| Unsaid { what, gone: e == RecvTimeoutError::Disconnected })
@@ -145,7 +145,7 @@ impl Lifeline {
 }
 
 /// Hears lines until they end, or until the rank is told to end; whether it was told.
-fn follow(input: impl Read, stop: &AtomicBool, tell: &Sender<Said>) -> bool {
+fn follow(input: impl Read, stop: &AtomicBool, tell: &Sender<LauncherMessage>) -> bool {
     let mut input = BufReader::new(input);
     let mut line = Vec::new();
     loop {
@@ -154,9 +154,9 @@ fn follow(input: impl Read, stop: &AtomicBool, tell: &Sender<Said>) -> bool {
             Ok(0) | Err(_) => return false,
             Ok(_) => {}
         }
-        match std::str::from_utf8(&line).ok().and_then(Said::parse) {
-            Some(Said::Stop) => stop.store(true, Ordering::Relaxed),
-            Some(Said::End) => return true,
+        match std::str::from_utf8(&line).ok().and_then(LauncherMessage::parse) {
+            Some(LauncherMessage::Stop) => stop.store(true, Ordering::Relaxed),
+            Some(LauncherMessage::End) => return true,
             // A rank that does not ask any more does not mind.
             Some(said) => drop(tell.send(said)),
             None => {}
@@ -176,13 +176,13 @@ mod tests {
         let stop = Arc::new(AtomicBool::new(false));
         let (ended, end) = mpsc::channel();
         let line = Lifeline::listen(reader, stop.clone(), move || ended.send(()).unwrap());
-        write!(writer, "{}", Said::Secret("ab12".into())).unwrap();
-        write!(writer, "nonsense\n{}", Said::Master("[::1]:80".into())).unwrap();
+        write!(writer, "{}", LauncherMessage::Secret("ab12".into())).unwrap();
+        write!(writer, "nonsense\n{}", LauncherMessage::Master("[::1]:80".into())).unwrap();
         assert_eq!(line.secret().unwrap(), "ab12");
         assert_eq!(line.master().unwrap(), "[::1]:80");
         assert!(!stop.load(Ordering::Relaxed));
-        write!(writer, "{}", Said::Stop).unwrap();
-        write!(writer, "{}", Said::End).unwrap();
+        write!(writer, "{}", LauncherMessage::Stop).unwrap();
+        write!(writer, "{}", LauncherMessage::End).unwrap();
         end.recv_timeout(Duration::from_secs(5)).unwrap();
         assert!(stop.load(Ordering::Relaxed));
     }
@@ -204,11 +204,16 @@ mod tests {
 
     #[test]
     fn every_line_is_read_back() {
-        for said in [Said::Secret("0f".into()), Said::Master("h:1".into()), Said::Stop, Said::End] {
-            assert_eq!(Said::parse(&said.to_string()), Some(said));
+        for said in [
+            LauncherMessage::Secret("0f".into()),
+            LauncherMessage::Master("h:1".into()),
+            LauncherMessage::Stop,
+            LauncherMessage::End,
+        ] {
+            assert_eq!(LauncherMessage::parse(&said.to_string()), Some(said));
         }
         for bad in ["", "secret", "master ", "stop now", "x y"] {
-            assert_eq!(Said::parse(bad), None, "{bad:?}");
+            assert_eq!(LauncherMessage::parse(bad), None, "{bad:?}");
         }
         assert_eq!(parse_listening(&listening("a:1")), Some("a:1"));
         assert_eq!(parse_listening("{}"), None);

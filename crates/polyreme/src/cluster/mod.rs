@@ -111,7 +111,7 @@ pub enum Setup {
         transport: Transport,
     },
     /// This process is one rank.
-    Process(Place),
+    Process(ClusterRank),
 }
 
 impl Setup {
@@ -143,7 +143,7 @@ impl Setup {
 
 /// One rank among those of all hosts.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct ClusterRank {
     /// Which rank.
     pub rank: usize,
     /// Of how many.
@@ -272,7 +272,7 @@ pub fn decide(
 }
 
 fn place(
-    found: Found,
+    found: LaunchedRank,
     launched: bool,
     transport: Option<Transport>,
     encrypt: Encrypt,
@@ -280,7 +280,7 @@ fn place(
     machine: &Machine,
     why: String,
 ) -> Result<Decided, Unclear> {
-    let Found { rank, size, local_rank, local_size, master, secret, start, by, mpi } = found;
+    let LaunchedRank { rank, size, local_rank, local_size, master, secret, start, by, mpi } = found;
     if rank >= size || local_rank >= local_size || local_size > size || size > RANKS_MAX {
         return unclear(format!(
             "{by} says rank {rank} of {size}, {local_rank} of {local_size} on this host, which cannot be; start the ranks \
@@ -319,7 +319,7 @@ fn place(
     let own = if machine.bound { 1 } else { local_size };
     let threads = threads.unwrap_or_else(|| fewest_threads(machine, own));
     let transport = if by_mpi && !launched { Some(Transport::Mpi) } else { transport };
-    let place = Place {
+    let place = ClusterRank {
         rank,
         size,
         local_rank,
@@ -353,7 +353,7 @@ fn transport_by_name(name: &str) -> Result<Transport, Unclear> {
 }
 
 /// What the environment says of this process's place.
-struct Found {
+struct LaunchedRank {
     rank: usize,
     size: usize,
     local_rank: usize,
@@ -376,7 +376,7 @@ const LOCAL_SIZES: [&str; 5] = [
     "SLURM_TASKS_PER_NODE",
 ];
 
-fn found(vars: &dyn Fn(&str) -> Option<String>, launched: bool) -> Result<Option<Found>, Unclear> {
+fn found(vars: &dyn Fn(&str) -> Option<String>, launched: bool) -> Result<Option<LaunchedRank>, Unclear> {
     if launched {
         // The copies of a launcher of ours hear everything else over their lifelines.
         let number = |key: &str| vars(key).and_then(|v| v.trim().parse().ok());
@@ -386,18 +386,18 @@ fn found(vars: &dyn Fn(&str) -> Option<String>, launched: bool) -> Result<Option
         };
         let (master, secret, start, by) = (None, None, None, "the launcher".into());
         let mpi = Vec::new();
-        return Ok(Some(Found { rank, size, local_rank, local_size, master, secret, start, by, mpi }));
+        return Ok(Some(LaunchedRank { rank, size, local_rank, local_size, master, secret, start, by, mpi }));
     }
     let Some(found) = from_environment(vars).map_err(|e| Unclear(e.to_string()))? else { return Ok(None) };
     let digits = |text: String| text.split(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse().ok());
     let local_size = LOCAL_SIZES.into_iter().find_map(|key| vars(key).and_then(digits));
-    let environment::Found { launcher, rank, size, local_rank, master, secret, job } = found;
+    let environment::LauncherVars { launcher, rank, size, local_rank, master, secret, job } = found;
     let local_rank = local_rank.unwrap_or(0);
     // Nodes of a list may have different numbers; what is certain is that this rank is one of them.
     let local_size = local_size.unwrap_or(1).clamp(1, size.max(1)).max(local_rank.saturating_add(1));
     let by = launcher.to_string();
     let mpi = mpi_families(vars);
-    Ok(Some(Found { rank, size, local_rank, local_size, master, secret, start: job, by, mpi }))
+    Ok(Some(LaunchedRank { rank, size, local_rank, local_size, master, secret, start: job, by, mpi }))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use polyreme_collective::mpi::{Found, Search, find};
+use polyreme_collective::mpi::{MpiLibrary, Search, find};
 use polyreme_net::environment::MpiFamily;
 
 use super::{MPI_LIBRARY, SECRET};
@@ -18,7 +18,7 @@ const DEBIAN_FOLDER: &str =
     if cfg!(target_arch = "aarch64") { "lib/aarch64-linux-gnu" } else { "lib/x86_64-linux-gnu" };
 
 /// Loads the library that can find this process's other ranks; an error that says what to do if there is none.
-pub fn library(families: &[MpiFamily], vars: &dyn Fn(&str) -> Option<String>) -> Result<Found, String> {
+pub fn library(families: &[MpiFamily], vars: &dyn Fn(&str) -> Option<String>) -> Result<MpiLibrary, String> {
     // Where nothing says which, somebody has asked for MPI, and its world will tell whether it was the right one.
     let families = if families.is_empty() { &[MpiFamily::OpenMpi, MpiFamily::Mpich] } else { families };
     let search = Search {

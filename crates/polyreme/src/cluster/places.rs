@@ -13,7 +13,7 @@ const RECORD_BYTES: usize = 512;
 
 /// Where a rank runs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Row {
+pub struct RankRow {
     /// The rank.
     pub rank: usize,
     /// Its host.
@@ -28,10 +28,10 @@ pub struct Row {
     pub transport: String,
 }
 
-impl Row {
+impl RankRow {
     /// Of this process.
-    pub fn here(rank: usize, threads: usize, pinned: Option<&[usize]>, transport: &str) -> Row {
-        Row {
+    pub fn here(rank: usize, threads: usize, pinned: Option<&[usize]>, transport: &str) -> RankRow {
+        RankRow {
             rank,
             host: host(),
             pid: std::process::id(),
@@ -51,18 +51,18 @@ impl Row {
         bytes
     }
 
-    fn from_bytes(rank: usize, bytes: &[u8]) -> Row {
+    fn from_bytes(rank: usize, bytes: &[u8]) -> RankRow {
         let text = String::from_utf8_lossy(bytes);
         let mut words = text.trim_end_matches('\0').split('\t');
         let mut word = || words.next().unwrap_or("?").to_string();
         let host = word();
         let (pid, threads) = (word().parse().unwrap_or(0), word().parse().unwrap_or(0));
-        Row { rank, host, pid, threads, cores: word(), transport: word() }
+        RankRow { rank, host, pid, threads, cores: word(), transport: word() }
     }
 }
 
 /// Every rank says its row; every rank gets all of them.
-pub fn gather(comm: &mut Comm, own: &Row) -> Result<Vec<Row>, Report> {
+pub fn gather(comm: &mut Comm, own: &RankRow) -> Result<Vec<RankRow>, Report> {
     let size = comm.size();
     let cuts: Cuts = (0..=size).map(|r| r * RECORD_BYTES).collect();
     let mut bytes = vec![0u8; size * RECORD_BYTES];
@@ -70,16 +70,17 @@ pub fn gather(comm: &mut Comm, own: &Row) -> Result<Vec<Row>, Report> {
     bytes[at..at + RECORD_BYTES].copy_from_slice(&own.to_bytes());
     comm.all_gather(&mut bytes, &cuts)?;
     let rows = bytes.chunks_exact(RECORD_BYTES).enumerate();
-    Ok(rows.map(|(rank, bytes)| Row::from_bytes(rank, bytes)).collect())
+    Ok(rows.map(|(rank, bytes)| RankRow::from_bytes(rank, bytes)).collect())
 }
 
 /// A table of rows for people.
-pub struct Table<'a>(pub &'a [Row]);
+pub struct RankTable<'a>(pub &'a [RankRow]);
 
-impl fmt::Display for Table<'_> {
+impl fmt::Display for RankTable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let wide =
-            |name: &str, of: &dyn Fn(&Row) -> usize| self.0.iter().map(of).max().unwrap_or(0).max(name.len());
+        let wide = |name: &str, of: &dyn Fn(&RankRow) -> usize| {
+            self.0.iter().map(of).max().unwrap_or(0).max(name.len())
+        };
         let (host, cores) = (wide("host", &|r| r.host.len()), wide("cores", &|r| r.cores.len()));
         writeln!(
             f,
@@ -114,7 +115,10 @@ mod tests {
             .map(|mut comm| {
                 std::thread::spawn(move || {
                     let cores = [2 * comm.rank(), 2 * comm.rank() + 1];
-                    let own = Row { host: "h\tx".into(), ..Row::here(comm.rank(), 2, Some(&cores), "local") };
+                    let own = RankRow {
+                        host: "h\tx".into(),
+                        ..RankRow::here(comm.rank(), 2, Some(&cores), "local")
+                    };
                     gather(&mut comm, &own).unwrap()
                 })
             })
@@ -122,12 +126,12 @@ mod tests {
         for rows in ranks.into_iter().map(|r| r.join().unwrap()) {
             assert_eq!(rows.iter().map(|r| r.cores.as_str()).collect::<Vec<_>>(), ["0-1", "2-3", "4-5"]);
             assert!(rows.iter().all(|r| r.host == "hx" && r.pid == std::process::id()), "{rows:?}");
-            let table = Table(&rows).to_string();
+            let table = RankTable(&rows).to_string();
             assert_eq!(table.lines().count(), 4);
             assert!(table.contains("4-5") && table.contains("local"), "{table}");
         }
         assert!(!host().is_empty());
-        let long = Row { host: "é".repeat(500), ..Row::here(0, 1, None, "tcp") };
-        assert_eq!(Row::from_bytes(0, &long.to_bytes()).transport, "tcp");
+        let long = RankRow { host: "é".repeat(500), ..RankRow::here(0, 1, None, "tcp") };
+        assert_eq!(RankRow::from_bytes(0, &long.to_bytes()).transport, "tcp");
     }
 }

@@ -52,7 +52,7 @@ impl fmt::Display for ErrorLine {
 }
 
 /// What pumps tell.
-pub(super) enum Event {
+pub(super) enum PumpEvent {
     /// Rank 0 says where it listens.
     Listening(String),
     /// A stream has ended.
@@ -61,7 +61,7 @@ pub(super) enum Event {
 
 /// What a rank said that may explain its end.
 #[derive(Default)]
-pub(super) struct Words {
+pub(super) struct LastWords {
     /// The last line of its standard error.
     pub(super) last_line: String,
     /// The error that it reported as JSON.
@@ -76,9 +76,9 @@ pub(super) struct SaidErrors(Mutex<HashMap<String, usize>>);
 #[derive(Clone)]
 pub(super) struct Pump {
     pub(super) rank: usize,
-    pub(super) tell: Sender<Event>,
+    pub(super) tell: Sender<PumpEvent>,
     pub(super) said: Arc<SaidErrors>,
-    pub(super) words: Arc<Mutex<Words>>,
+    pub(super) words: Arc<Mutex<LastWords>>,
 }
 
 impl Pump {
@@ -90,7 +90,7 @@ impl Pump {
                 let is_first = std::mem::take(&mut is_first);
                 let address = std::str::from_utf8(line).ok().and_then(parse_listening);
                 match address.filter(|_| is_first && pump.rank == 0) {
-                    Some(address) => drop(pump.tell.send(Event::Listening(address.into()))),
+                    Some(address) => drop(pump.tell.send(PumpEvent::Listening(address.into()))),
                     None => match ErrorLine::parse(line) {
                         Some(error) => pump.words(|words| words.error = Some(error.message)),
                         None if pump.rank == 0 => output::out().text(fitted(line)),
@@ -120,12 +120,12 @@ impl Pump {
     fn start(self, read: impl FnOnce(&Pump) + Send + 'static) -> io::Result<()> {
         let body = move || {
             read(&self);
-            drop(self.tell.send(Event::Drained));
+            drop(self.tell.send(PumpEvent::Drained));
         };
         std::thread::Builder::new().name("ranks' output".into()).spawn(body).map(drop)
     }
 
-    fn words(&self, change: impl FnOnce(&mut Words)) {
+    fn words(&self, change: impl FnOnce(&mut LastWords)) {
         change(&mut self.words.lock().unwrap_or_else(PoisonError::into_inner));
     }
 

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::crew::Member;
+use super::crew::CrewMember;
 use super::{LAUNCHED, TRANSPORT, Transport};
 
 /// As many copies of `program`, with the same arguments; the environment says which rank each is.
-pub fn members(program: &Path, args: &[OsString], n: usize, transport: Transport) -> Vec<Member> {
+pub fn members(program: &Path, args: &[OsString], n: usize, transport: Transport) -> Vec<CrewMember> {
     let member = |rank: usize| {
         let mut command = Command::new(program);
         command.args(args);
@@ -23,7 +23,7 @@ pub fn members(program: &Path, args: &[OsString], n: usize, transport: Transport
         for key in ["MASTER_ADDR", "MASTER_PORT", "SSH_CONNECTION"] {
             command.env_remove(key);
         }
-        Member { rank, host: String::new(), command, pause: Duration::ZERO }
+        CrewMember { rank, host: String::new(), command, pause: Duration::ZERO }
     };
     (0..n).map(member).collect()
 }

@@ -149,29 +149,29 @@ impl Stream {
         self.queue.lock().failed.map(io::Error::from_raw_os_error)
     }
 
-    fn entry(&self, bytes: Vec<u8>) -> Entry {
-        Entry { file: self.file.clone(), bytes }
+    fn entry(&self, bytes: Vec<u8>) -> QueuedOutput {
+        QueuedOutput { file: self.file.clone(), bytes }
     }
 }
 
-struct Entry {
+struct QueuedOutput {
     file: Arc<File>,
     bytes: Vec<u8>,
 }
 
 #[derive(Default)]
 struct Queue {
-    state: Mutex<State>,
+    state: Mutex<OutputState>,
     /// Something was added, taken or given up.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    lines: VecDeque<Entry>,
+struct OutputState {
+    lines: VecDeque<QueuedOutput>,
     /// Of `lines`.
     bytes: usize,
-    frame: Option<Entry>,
+    frame: Option<QueuedOutput>,
     left_out: LeftOut,
     /// Whether an entry is with the writer.
     writing: bool,
@@ -193,8 +193,8 @@ struct LeftOut {
     json: bool,
 }
 
-impl State {
-    fn keep(&mut self, entry: Entry) {
+impl OutputState {
+    fn keep(&mut self, entry: QueuedOutput) {
         if self.failed.is_none() {
             self.bytes += entry.bytes.len();
             self.lines.push_back(entry);
@@ -216,7 +216,7 @@ impl State {
             ),
         };
         if let Some(file) = file {
-            self.keep(Entry { file, bytes: text.into_bytes() });
+            self.keep(QueuedOutput { file, bytes: text.into_bytes() });
         }
     }
 
@@ -226,11 +226,11 @@ impl State {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OutputState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, entry: Entry) {
+    fn add(&self, entry: QueuedOutput) {
         let mut state = self.lock();
         // Once lines are left out, all are until the reader has caught up: one gap, and one note.
         if state.left_out.lines > 0 || state.bytes + entry.bytes.len() > KEPT_BYTES {
@@ -255,7 +255,8 @@ impl Queue {
             let mut state = self.lock();
             state.writing = false;
             if let Err(error) = written {
-                *state = State { failed: Some(error.raw_os_error().unwrap_or(0)), ..State::default() };
+                *state =
+                    OutputState { failed: Some(error.raw_os_error().unwrap_or(0)), ..OutputState::default() };
             }
             self.changed.notify_all();
         }
@@ -269,13 +270,13 @@ impl Queue {
                 state.note();
             }
             let clear = if *drawn { CLEAR } else { "" };
-            if let Some(Entry { file, bytes }) = state.lines.pop_front() {
+            if let Some(QueuedOutput { file, bytes }) = state.lines.pop_front() {
                 state.bytes -= bytes.len();
                 state.writing = true;
                 *drawn = false;
                 return (file, [clear.as_bytes(), &bytes].concat());
             }
-            if let Some(Entry { file, bytes }) = state.frame.take()
+            if let Some(QueuedOutput { file, bytes }) = state.frame.take()
                 && (*drawn || !bytes.is_empty())
             {
                 state.writing = true;

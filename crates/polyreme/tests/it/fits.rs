@@ -169,21 +169,21 @@ fn a_limit_that_is_hardly_enough_ends_in_an_error_if_at_all() {
 }
 
 /// A memory cgroup of version 1 below this process's own, gone at the end.
-struct Group(PathBuf);
+struct Cgroup(PathBuf);
 
-impl Group {
-    fn new(bytes: usize) -> Option<Group> {
+impl Cgroup {
+    fn new(bytes: usize) -> Option<Cgroup> {
         let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
         let own = groups.lines().find_map(|line| line.split_once(":memory:"))?.1;
         let own = Path::new("/sys/fs/cgroup/memory").join(own.trim_start_matches('/'));
-        let group = Group(own.join(format!("polyreme-test-{}", std::process::id())));
+        let group = Cgroup(own.join(format!("polyreme-test-{}", std::process::id())));
         fs::create_dir(&group.0).ok()?;
         fs::write(group.0.join("memory.limit_in_bytes"), bytes.to_string()).ok()?;
         Some(group)
     }
 }
 
-impl Drop for Group {
+impl Drop for Cgroup {
     fn drop(&mut self) {
         let _: std::io::Result<()> = fs::remove_dir(&self.0);
     }
@@ -191,7 +191,7 @@ impl Drop for Group {
 
 #[test]
 fn a_job_larger_than_its_control_group_is_refused() {
-    let Some(group) = Group::new(256 << 20) else {
+    let Some(group) = Cgroup::new(256 << 20) else {
         return cannot_run("needs root and a memory cgroup of version 1");
     };
     let folder = folder(&job(16_384, 4000));

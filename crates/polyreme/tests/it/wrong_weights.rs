@@ -12,9 +12,9 @@ const JOB: &str = "[model]\nlayers = [{ kind = 'linear', outputs = 4 }, 'batch_n
                    [parallel]\nranks = 1\nthreads = 1\n[output]\nbest = 'none'\ntensorboard = false\n";
 
 /// A tensor to be written: name, type, dims, bytes.
-type Tensor<'a> = (&'a str, &'a str, &'a [usize], Vec<u8>);
+type RawTensor<'a> = (&'a str, &'a str, &'a [usize], Vec<u8>);
 
-fn write(path: &Path, tensors: &[Tensor]) {
+fn write(path: &Path, tensors: &[RawTensor]) {
     let (mut header, mut data) = (Vec::new(), Vec::new());
     for (name, dtype, dims, bytes) in tensors {
         let (start, end) = (data.len(), data.len() + bytes.len());
@@ -32,7 +32,7 @@ fn floats(n: usize, value: f32) -> Vec<u8> {
 }
 
 /// All tensors of the job's model, as PyTorch writes them.
-fn model() -> Vec<Tensor<'static>> {
+fn model() -> Vec<RawTensor<'static>> {
     vec![
         ("1.num_batches_tracked", "I64", &[], 5000i64.to_le_bytes().to_vec()),
         ("0.weight", "F32", &[4, 3], floats(12, 0.1)),
@@ -58,7 +58,7 @@ fn weights_that_cannot_be_used_say_why() {
         parts.iter().for_each(|part| assert!(said.contains(part), "{part} is not in\n{said}"));
         assert!(!said.contains("lr"), "the learning rate has nothing to do with it: {said}");
     };
-    let with = |file: &str, at: usize, tensor: Tensor<'static>| {
+    let with = |file: &str, at: usize, tensor: RawTensor<'static>| {
         let mut tensors = model();
         tensors[at] = tensor;
         write(&folder.path().join(file), &tensors);

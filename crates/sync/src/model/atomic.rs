@@ -18,14 +18,14 @@ use super::{faults, point};
 const UNDER_WAY_MAX: usize = 4;
 
 /// A store that has not reached memory.
-struct Store {
+struct PendingStore {
     address: usize,
     write: Box<dyn FnOnce()>,
 }
 
 shuttle::thread_local! {
     // What is left of a thread that failed goes nowhere: its memory may be gone.
-    static STORES: RefCell<Vec<Store>> = const { RefCell::new(Vec::new()) };
+    static STORES: RefCell<Vec<PendingStore>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Has all stores of this thread reach memory.
@@ -34,7 +34,7 @@ pub(crate) fn flush() {
 }
 
 /// Has the first store that fits reach memory.
-fn take(fits: impl Fn(&Store) -> bool) -> bool {
+fn take(fits: impl Fn(&PendingStore) -> bool) -> bool {
     let first = STORES.with(|stores| {
         let mut stores = stores.borrow_mut();
         let at = stores.iter().position(fits)?;
@@ -119,7 +119,7 @@ macro_rules! atomics {
                     let atomic = unsafe { &*(here as *const std::sync::atomic::$name) };
                     atomic.store(value, Ordering::SeqCst);
                 };
-                let store = Store { address: self.address(), write: Box::new(write) };
+                let store = PendingStore { address: self.address(), write: Box::new(write) };
                 STORES.with(|stores| stores.borrow_mut().push(store));
                 flush_some();
             }

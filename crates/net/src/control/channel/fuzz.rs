@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use polyreme_fuzz::{Random, Target};
 
 use super::*;
-use crate::pulse::Place;
+use crate::pulse::Position;
 use crate::seal;
 
 const BYTES_MAX: usize = 2000;
@@ -16,7 +16,7 @@ const BYTES_MAX: usize = 2000;
 fn messages() -> [Message; 4] {
     [
         Message::Welcome { wait_ms: 5, patience_ms: 6, stall_ms: 7 },
-        Message::Beat(Place::START),
+        Message::Beat(Position::START),
         Message::Share { seq: 3, blob: vec![b'x'; 40] },
         Message::Goodbye,
     ]

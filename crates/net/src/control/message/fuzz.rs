@@ -1,6 +1,6 @@
 //! Any bytes as a control message: an error, or a message that is the same when it is written and read again.
 
-use polyreme_fuzz::{Answer, Found, Target};
+use polyreme_fuzz::{BadInput, ReadResult, Target};
 
 use super::super::bytes::TEXT_BYTES_MAX;
 use super::tests::samples;
@@ -17,7 +17,7 @@ fn target(name: &str) -> Target<'_> {
     }
 }
 
-fn check(input: &[u8], decode: impl Fn(&[u8]) -> Result<Message, Malformed>) -> Answer {
+fn check(input: &[u8], decode: impl Fn(&[u8]) -> Result<Message, Malformed>) -> ReadResult {
     let message = decode(input).map_err(|Malformed| "malformed")?;
     let written = message.encode();
     assert_eq!(Message::decode(&written).as_ref(), Ok(&message));
@@ -43,6 +43,6 @@ fn a_count_that_is_believed_is_found() {
         Message::decode(bytes)
     };
     let found = target("believed count").hunt(2000, 0, |input| check(input, believes));
-    let Found { why, number, .. } = found.expect_err("it is found");
+    let BadInput { why, number, .. } = found.expect_err("it is found");
     assert!(why.contains("bytes of memory for an input of"), "input {number}: {why}");
 }

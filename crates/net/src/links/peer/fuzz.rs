@@ -13,7 +13,7 @@ use crate::report::Cause;
 use crate::system::Os;
 
 const TERMS: Terms = Terms { reducer: 1, algorithm: 2, root: 3, cuts: 4, turn: 5 };
-const TAG: Tag = Tag { step: 7, op: Op::AllReduce, dtype: 2, count: 20, terms: TERMS };
+const TAG: Tag = Tag { step: 7, op: FrameOp::AllReduce, dtype: 2, count: 20, terms: TERMS };
 const PAYLOAD: [u8; 40] = [7; 40];
 const GENERATION: u64 = 9;
 
@@ -44,8 +44,9 @@ fn frames() {
     let report = Report { rank: 3, host: "b".into(), step: 17, op: "all-reduce".into(), cause: Cause::Gone };
     let text = farewell::encode(&report);
     let failed = farewell::encode(&Report { cause: Cause::Failed { why: "no room".into() }, ..report });
-    let bye =
-        |n, text: &[u8]| frame(Header::of(&Tag { op: Op::Farewell, ..TAG }, GENERATION, n, text.len()), text);
+    let bye = |n, text: &[u8]| {
+        frame(Header::of(&Tag { op: FrameOp::Farewell, ..TAG }, GENERATION, n, text.len()), text)
+    };
     let good = |n| frame(Header::of(&TAG, GENERATION, n, PAYLOAD.len()), &PAYLOAD);
     let lent = frame(Header { lent: true, ..Header::of(&TAG, GENERATION, 0, PAYLOAD.len()) }, &PAYLOAD);
     let target = Target {
@@ -66,13 +67,13 @@ fn frames() {
         give.write_all(input).unwrap();
         drop(give);
         let stream = Stream::Tcp(TcpStream::from(OwnedFd::from(take)));
-        let mut peer = Peer::new(Connection { stream, seals: None }, system.clone(), true);
+        let mut peer = LinkPeer::new(Connection { stream, seals: None }, system.clone(), true);
         let mut whole = 0;
         let trouble = loop {
             let mut target = [0; PAYLOAD.len()];
             let expected = Header::of(&TAG, GENERATION, peer.heard, PAYLOAD.len());
             let step = peer.pull(&mut target, &expected).and_then(|step| match step {
-                Step::Whole => peer.checked(checksum::of(&target)).map(drop),
+                IoStep::Whole => peer.checked(checksum::of(&target)).map(drop),
                 other => panic!("{other:?} of a connection that is closed"),
             });
             match step {
@@ -88,15 +89,15 @@ fn frames() {
         // What came last may not be what its header says.
         assert!(peer.heard - whole as u64 <= 1, "{} frames are heard, and {whole} are whole", peer.heard);
         match trouble {
-            Trouble::Gone => Ok("gone".into()),
-            Trouble::Farewell(report) => {
+            LinkTrouble::Gone => Ok("gone".into()),
+            LinkTrouble::Farewell(report) => {
                 // Texts that nobody sends are cut when they are written.
                 let written = farewell::encode(&report);
                 let again = farewell::decode(&written).expect("what is written is read");
                 assert_eq!(farewell::encode(&again), written);
                 Ok(format!("farewell {:?}", report.cause))
             }
-            Trouble::Damaged(why) | Trouble::Disagrees(why) => Err(why),
+            LinkTrouble::Damaged(why) | LinkTrouble::Disagrees(why) => Err(why),
         }
     });
 }

@@ -40,7 +40,7 @@ fn through(
     let mut ranks = rows.into_iter().enumerate().map(|(rank, row)| {
         let hosts = ["a", "b"].map(String::from).to_vec();
         let mut links = Links::over(rank, hosts, row, 9, Alarm::default()).unwrap();
-        links.set_bounds(Bounds { grace: Duration::from_millis(1), ..Bounds::default() });
+        links.set_bounds(WaitBounds { grace: Duration::from_millis(1), ..WaitBounds::default() });
         links
     });
     let (mut one, mut two) = (ranks.next().unwrap(), ranks.next().unwrap());
@@ -151,7 +151,7 @@ fn encrypted_and_plain_links_pass_on_to_each_other() {
 /// The same as in the clear, where what lies unread can be looked at: both send and nobody receives.
 #[test]
 fn ranks_that_send_to_each_other_are_found_behind_seals_too() {
-    let tag = Tag { op: Op::Send, ..TAG };
+    let tag = Tag { op: FrameOp::Send, ..TAG };
     let ranks: Vec<_> = group(2, true)
         .into_iter()
         .enumerate()

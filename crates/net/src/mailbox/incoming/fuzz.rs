@@ -75,9 +75,9 @@ fn letters() {
                 Ok(Came::NoRoom) => return Ok(format!("no room behind {n_letters}")),
                 Ok(Came::Close) => return Ok(format!("closed behind {n_letters}")),
                 Ok(Came::Nothing) => panic!("a stream that ended has nothing more"),
-                Err(Trouble::Gone) => return Ok(format!("gone behind {n_letters}")),
-                Err(Trouble::Damaged(why) | Trouble::Disagrees(why)) => return Err(why),
-                Err(Trouble::NoMemory(bytes)) => panic!("{bytes} bytes were not refused"),
+                Err(LineTrouble::Gone) => return Ok(format!("gone behind {n_letters}")),
+                Err(LineTrouble::Damaged(why) | LineTrouble::Disagrees(why)) => return Err(why),
+                Err(LineTrouble::NoMemory(bytes)) => panic!("{bytes} bytes were not refused"),
             }
         }
     });

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::{Bounds, Class, Label, Limits, PostError, within};
+use super::super::{Class, ClassBounds, Label, Limits, PostError, within};
 use super::{label, text};
 use crate::alarm::Alarm;
 use crate::report::Cause;
 
-const SMALL: Bounds = Bounds { letter_bytes_max: 5000, inbox_bytes_max: 4096, outbox_bytes_max: 4096 };
+const SMALL: ClassBounds =
+    ClassBounds { letter_bytes_max: 5000, inbox_bytes_max: 4096, outbox_bytes_max: 4096 };
 const LIMITS: Limits = Limits { urgent: SMALL, data: SMALL };
 
 /// Each posts to each, itself included, while each takes slowly: order, contents and bounds.

@@ -4,20 +4,20 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::{Bounds, Class, Label, Limits, Mailbox, Payload, PostError, groups};
+use super::super::{Class, ClassBounds, Label, Limits, Mailbox, Payload, PostError, groups};
 use super::{label, text};
 use crate::report::Cause;
 use crate::{Encrypt, First, JoinOptions, Joined, Report, Secret, join};
 
 /// A rank that joined, and its mailbox.
-type Member = (Joined, Mailbox);
+type MailMember = (Joined, Mailbox);
 
 /// Runs so many ranks, each in a thread; a rank's limits may be its own.
 fn ranks<T: Send>(
     size: usize,
     encrypt: Encrypt,
     limits: impl Fn(usize) -> Limits + Sync,
-    act: impl Fn(Member) -> T + Sync,
+    act: impl Fn(MailMember) -> T + Sync,
 ) -> Vec<T> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let master = listener.local_addr().unwrap().to_string();
@@ -45,7 +45,7 @@ fn ranks<T: Send>(
     })
 }
 
-fn leave((joined, mailbox): &Member) {
+fn leave((joined, mailbox): &MailMember) {
     mailbox.close().unwrap();
     joined.control.goodbye().unwrap();
 }
@@ -98,7 +98,8 @@ fn letters_of_every_length_come_in_order_plain_and_sealed() {
 #[test]
 fn data_that_nobody_takes_hold_up_their_sender_and_nothing_urgent() {
     const BYTES: usize = 1 << 20;
-    let small = Bounds { letter_bytes_max: BYTES, inbox_bytes_max: 3 * BYTES, outbox_bytes_max: 3 * BYTES };
+    let small =
+        ClassBounds { letter_bytes_max: BYTES, inbox_bytes_max: 3 * BYTES, outbox_bytes_max: 3 * BYTES };
     let limits = Limits { data: small, ..Limits::default() };
     let counts = ranks(
         2,
@@ -170,7 +171,7 @@ fn a_rank_that_is_lost_ends_all_waits_with_one_report() {
 fn a_letter_that_is_too_long_for_its_receiver_is_reported() {
     let limits = |rank| {
         let letter_bytes_max = if rank == 0 { 2000 } else { 1000 };
-        let bounds = Bounds { letter_bytes_max, inbox_bytes_max: 5000, outbox_bytes_max: 5000 };
+        let bounds = ClassBounds { letter_bytes_max, inbox_bytes_max: 5000, outbox_bytes_max: 5000 };
         Limits { urgent: bounds, data: bounds }
     };
     let reports = ranks(2, Encrypt::Always, limits, |(joined, mailbox)| {

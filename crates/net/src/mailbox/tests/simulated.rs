@@ -8,11 +8,11 @@ use std::mem::discriminant;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::super::{Bounds, Class, Letter, Limits, Mailbox, PostError};
+use super::super::{Class, ClassBounds, Letter, Limits, Mailbox, PostError};
 use super::{label, text};
 use crate::patience::Patience;
 use crate::pulse::Doing;
-use crate::simulation::{Bug, Fault, Outcome, Random, Rank, Settings, Simulation, master};
+use crate::simulation::{Bug, Fault, Rank, Settings, SimOutcome, SimRandom, Simulation, master};
 use crate::{Cause, First, JoinOptions, Report, Secret, join};
 
 /// Exchanges of a usual test.
@@ -24,7 +24,7 @@ const LAST: u16 = 2;
 
 /// Everything that follows from a seed.
 #[derive(Clone, Debug)]
-struct Plan {
+struct MailPlan {
     seed: u64,
     size: usize,
     limits: Limits,
@@ -39,34 +39,34 @@ struct Plan {
 
 /// How a rank's part ended.
 #[derive(Clone, PartialEq, Debug)]
-enum End {
+enum MailEnd {
     Fine,
     Wrong(String),
     Alone(String),
     Lost(Report),
 }
 
-impl From<PostError> for End {
-    fn from(e: PostError) -> End {
+impl From<PostError> for MailEnd {
+    fn from(e: PostError) -> MailEnd {
         match e {
-            PostError::Lost(report) => End::Lost(report),
-            e => End::Wrong(e.to_string()),
+            PostError::Lost(report) => MailEnd::Lost(report),
+            e => MailEnd::Wrong(e.to_string()),
         }
     }
 }
 
-impl Plan {
-    fn new(seed: u64) -> Plan {
-        let mut random = Random::new(seed);
+impl MailPlan {
+    fn new(seed: u64) -> MailPlan {
+        let mut random = SimRandom::new(seed);
         let micros = Duration::from_micros;
         let size = random.within(2..6) as usize;
-        let bounds = |random: &mut Random, max: u64| Bounds {
+        let bounds = |random: &mut SimRandom, max: u64| ClassBounds {
             letter_bytes_max: 400_000,
             inbox_bytes_max: random.within(200..max) as usize,
             outbox_bytes_max: random.within(200..max) as usize,
         };
         let limits = Limits { urgent: bounds(&mut random, 2000), data: bounds(&mut random, 300_000) };
-        let post = |random: &mut Random| {
+        let post = |random: &mut SimRandom| {
             let urgent = random.chance(400);
             let bytes = [0, 1, 200, 3000, 70_000, 300_000][random.within(0..6) as usize];
             let bytes = random.within(bytes / 2..bytes + 1) as usize;
@@ -91,8 +91,8 @@ impl Plan {
             ..Settings::default()
         };
         let mut plan =
-            Plan { seed, size, limits, posts, rests, settings: settings.clone(), culprits: vec![] };
-        let at = |random: &mut Random| micros(random.within(50_000..2_000_000));
+            MailPlan { seed, size, limits, posts, rests, settings: settings.clone(), culprits: vec![] };
+        let at = |random: &mut SimRandom| micros(random.within(50_000..2_000_000));
         let short = micros(random.within(0..1_000_000));
         for _ in 0..random.within(0..3) {
             let rank = random.within(0..size as u64) as usize;
@@ -128,18 +128,18 @@ impl Plan {
         plan
     }
 
-    fn run(&self) -> Outcome<End> {
+    fn run(&self) -> SimOutcome<MailEnd> {
         let plan = self.clone();
         Simulation::new(self.seed, self.settings.clone())
-            .run(self.size, move |rank| live(&plan, &rank).err().unwrap_or(End::Fine))
+            .run(self.size, move |rank| live(&plan, &rank).err().unwrap_or(MailEnd::Fine))
     }
 
-    fn judge(&self, outcome: &Outcome<End>) -> Result<(), String> {
+    fn judge(&self, outcome: &SimOutcome<MailEnd>) -> Result<(), String> {
         if let Some(failure) = &outcome.failure {
             return Err(failure.clone());
         }
         for (rank, end) in outcome.results.iter().enumerate() {
-            if let Some(End::Wrong(what)) = end {
+            if let Some(MailEnd::Wrong(what)) = end {
                 return Err(format!("rank {rank}: {what}"));
             }
         }
@@ -147,12 +147,12 @@ impl Plan {
         for (rank, end) in outcome.results.iter().enumerate() {
             let culprit = self.culprits.contains(&rank);
             match end {
-                Some(End::Fine) => {}
+                Some(MailEnd::Fine) => {}
                 None if culprit => {}
-                Some(End::Lost(_)) if self.culprits == [rank] => {}
+                Some(MailEnd::Lost(_)) if self.culprits == [rank] => {}
                 // What befell a rank while it joined.
-                Some(End::Alone(_)) if !self.culprits.is_empty() => {}
-                Some(End::Lost(report)) if self.blames(report) => {
+                Some(MailEnd::Alone(_)) if !self.culprits.is_empty() => {}
+                Some(MailEnd::Lost(report)) if self.blames(report) => {
                     let says = (report.rank, discriminant(&report.cause));
                     if *said.get_or_insert(says) != says {
                         return Err(format!("rank {rank} says something else than those before: {report}"));
@@ -178,14 +178,14 @@ impl Plan {
 }
 
 /// A rank's whole life: its first thread posts, another one takes.
-fn live(plan: &Plan, rank: &Rank) -> Result<(), End> {
+fn live(plan: &MailPlan, rank: &Rank) -> Result<(), MailEnd> {
     let secret = Secret::from_text(&"5e".repeat(32)).expect("64 hexadecimal digits");
     let mut options = JoinOptions::new(rank.rank, rank.size, master(), secret);
     options.system = rank.system.clone();
     options.patience = Patience { silence: SILENCE, stall: Duration::from_secs(90) };
     options.first = First::Nobody;
     options.host_key = Some(format!("host {}", rank.rank));
-    let joined = join(options).map_err(|e| End::Alone(e.to_string()))?;
+    let joined = join(options).map_err(|e| MailEnd::Alone(e.to_string()))?;
     let control = joined.control.clone();
     let mailbox = Arc::new(joined.mailbox(3, plan.limits).expect("files to wait for"));
     let taken = Arc::new(Mutex::new(None));
@@ -195,12 +195,12 @@ fn live(plan: &Plan, rank: &Rank) -> Result<(), End> {
     let posted = post(plan, rank, &mailbox, |n| control.pulse().at(n, Doing::Send));
     rank.system.join(taker).expect("what a taker finds wrong it returns");
     let taken = taken.lock().unwrap().take().expect("the taker has ended");
-    let done = posted.and(taken).and_then(|()| mailbox.close().map_err(End::Lost));
+    let done = posted.and(taken).and_then(|()| mailbox.close().map_err(MailEnd::Lost));
     match done {
-        Ok(()) => control.goodbye().map_err(End::Lost),
+        Ok(()) => control.goodbye().map_err(MailEnd::Lost),
         Err(end) => {
             // As the program does: the others are told why this one ends.
-            if let End::Lost(report) = &end {
+            if let MailEnd::Lost(report) = &end {
                 control.fail(&report.to_string());
             }
             Err(end)
@@ -208,7 +208,7 @@ fn live(plan: &Plan, rank: &Rank) -> Result<(), End> {
     }
 }
 
-fn post(plan: &Plan, rank: &Rank, mailbox: &Mailbox, mut pulse: impl FnMut(u64)) -> Result<(), End> {
+fn post(plan: &MailPlan, rank: &Rank, mailbox: &Mailbox, mut pulse: impl FnMut(u64)) -> Result<(), MailEnd> {
     let me = rank.rank;
     let mut next = vec![[0; 2]; plan.size];
     let last = (0..plan.size).flat_map(|to| Class::ALL.map(|class| (to, class, 1, Duration::ZERO, LAST)));
@@ -222,7 +222,7 @@ fn post(plan: &Plan, rank: &Rank, mailbox: &Mailbox, mut pulse: impl FnMut(u64))
         *n += 1;
         pulse(done as u64);
         for class in Class::ALL {
-            let Bounds { outbox_bytes_max, .. } = plan.limits.of(class);
+            let ClassBounds { outbox_bytes_max, .. } = plan.limits.of(class);
             held(plan, outbox_bytes_max, mailbox.held_bytes(class).1, "posted")?;
         }
     }
@@ -230,8 +230,8 @@ fn post(plan: &Plan, rank: &Rank, mailbox: &Mailbox, mut pulse: impl FnMut(u64))
 }
 
 /// Takes until the last letter of each sender and class has come.
-fn take(plan: &Plan, rank: &Rank, mailbox: &Mailbox) -> Result<(), End> {
-    let mut random = Random::new(plan.seed ^ rank.rank as u64);
+fn take(plan: &MailPlan, rank: &Rank, mailbox: &Mailbox) -> Result<(), MailEnd> {
+    let mut random = SimRandom::new(plan.seed ^ rank.rank as u64);
     let (rest, often) = plan.rests[rank.rank];
     let mut next = vec![[0; 2]; plan.size];
     let mut n_open = 2 * plan.size;
@@ -240,13 +240,13 @@ fn take(plan: &Plan, rank: &Rank, mailbox: &Mailbox) -> Result<(), End> {
             rank.sleep(rest);
         }
         for class in Class::ALL {
-            let Bounds { inbox_bytes_max, .. } = plan.limits.of(class);
+            let ClassBounds { inbox_bytes_max, .. } = plan.limits.of(class);
             held(plan, inbox_bytes_max, mailbox.held_bytes(class).0, "held")?;
         }
-        let letter = mailbox.take().map_err(End::Lost)?;
-        let letter = letter.ok_or_else(|| End::Wrong("it was closed by nobody".into()))?;
+        let letter = mailbox.take().map_err(MailEnd::Lost)?;
+        let letter = letter.ok_or_else(|| MailEnd::Wrong("it was closed by nobody".into()))?;
         n_open -= usize::from(letter.label.kind == LAST);
-        check(rank.rank, &letter, &mut next[letter.from][letter.class as usize]).map_err(End::Wrong)?;
+        check(rank.rank, &letter, &mut next[letter.from][letter.class as usize]).map_err(MailEnd::Wrong)?;
     }
     Ok(())
 }
@@ -264,11 +264,11 @@ fn check(me: usize, letter: &Letter, next: &mut u64) -> Result<(), String> {
 }
 
 /// For each other rank at most the bound, or one letter.
-fn held(plan: &Plan, max: usize, held: usize, what: &str) -> Result<(), End> {
+fn held(plan: &MailPlan, max: usize, held: usize, what: &str) -> Result<(), MailEnd> {
     let longest = plan.posts.iter().flatten().map(|post| post.2).max().unwrap_or(1).max(1) + 128;
     let allowed = plan.size * max.max(longest);
     if held > allowed {
-        return Err(End::Wrong(format!("{held} bytes are {what}, and {allowed} are allowed")));
+        return Err(MailEnd::Wrong(format!("{held} bytes are {what}, and {allowed} are allowed")));
     }
     Ok(())
 }
@@ -276,7 +276,7 @@ fn held(plan: &Plan, max: usize, held: usize, what: &str) -> Result<(), End> {
 /// The first exchanges of a range that do not end as they must, at most so many.
 fn wrong(seeds: std::ops::Range<u64>, most: usize, bug: Option<Bug>) -> Vec<String> {
     let judged = seeds.filter_map(|seed| {
-        let mut plan = Plan::new(seed);
+        let mut plan = MailPlan::new(seed);
         plan.settings.bug = bug;
         let outcome = plan.run();
         let why = plan.judge(&outcome).err()?;
@@ -292,7 +292,7 @@ fn number(name: &str) -> Option<u64> {
 #[test]
 fn exchanges() {
     if let Some(seed) = number("SEED") {
-        let plan = Plan::new(seed);
+        let plan = MailPlan::new(seed);
         let outcome = plan.run();
         println!("{plan:#?}\n{}\n{:#?}", outcome.trace, outcome.results);
         return plan.judge(&outcome).unwrap();

@@ -74,7 +74,7 @@ fn a_handshake() {
             let mut side = Handshake::new(role, secret("job"), hello(0)).unwrap();
             let mut tape = Tape { says: Cursor::new(input.to_vec()), hears: Vec::new() };
             let progress = side.advance(&mut tape);
-            assert!(!matches!(progress, Progress::Proved(_)), "a stranger is proved");
+            assert!(!matches!(progress, HelloProgress::Proved(_)), "a stranger is proved");
             assert!(side.take_seals().is_none());
             assert!(
                 tape.says.position() <= (HELLO_BYTES + VERDICT_BYTES) as u64,

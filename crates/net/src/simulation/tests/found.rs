@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::super::{Fault, Settings};
-use super::job::{Act, Early, End};
-use super::plan::{Plan, Verdict};
+use super::job::{Act, Early, RankEnd};
+use super::plan::{RunPlan, Verdict};
 use crate::patience::Patience;
 
 const MOMENTS: u64 = 40;
@@ -16,7 +16,7 @@ fn plans(
     fault: Fault,
     within: [u64; 2],
     verdict: Verdict,
-) -> impl Iterator<Item = Plan> {
+) -> impl Iterator<Item = RunPlan> {
     let [from, to] = within.map(Duration::from_micros);
     (0..MOMENTS).map(move |seed| {
         let at = from + (to - from) * seed as u32 / MOMENTS as u32;
@@ -26,7 +26,7 @@ fn plans(
             ..Settings::default()
         };
         let patience = Patience { silence: Duration::from_secs(4), ..Patience::default() };
-        Plan {
+        RunPlan {
             seed,
             size,
             patience,
@@ -45,7 +45,7 @@ fn a_rank_that_the_network_holds_back_while_it_joins_is_not_taken_for_two() {
     let hold = Fault::Hold { ranks: vec![1], time: Duration::from_secs(7) };
     for plan in plans(3, &[], hold, [0, 4000], Verdict::AllFine) {
         let outcome = plan.run();
-        let twice = |end: &End| matches!(end, End::Alone(e) if e.to_string().contains("came"));
+        let twice = |end: &RankEnd| matches!(end, RankEnd::Alone(e) if e.to_string().contains("came"));
         assert!(outcome.failure.is_none(), "{outcome:?}");
         assert!(!outcome.results.iter().flatten().any(twice), "SEED={}: {:?}", plan.seed, outcome.results);
     }

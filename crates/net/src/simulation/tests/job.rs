@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::{Rank, master};
-use crate::frame::{Op, Tag, Terms};
+use crate::frame::{FrameOp, Tag, Terms};
 use crate::patience::Patience;
 use crate::pulse::Doing;
 use crate::{Control, First, JoinError, JoinOptions, Links, Move, Moves, Report, Secret, join};
@@ -62,7 +62,7 @@ impl Early {
 
 /// How a rank's part ended.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum RankEnd {
     /// All that it computed is right, and it left in order; so long it took to leave.
     Fine { parting: Duration },
     /// It computed something else.
@@ -74,7 +74,7 @@ pub(super) enum End {
 }
 
 /// A rank's whole life.
-pub(super) fn work(rank: Rank, patience: Patience, early: Early, acts: &[Act]) -> End {
+pub(super) fn work(rank: Rank, patience: Patience, early: Early, acts: &[Act]) -> RankEnd {
     let mut options = JoinOptions::new(rank.rank, rank.size, master(), secret());
     options.system = rank.system.clone();
     options.patience = patience;
@@ -85,7 +85,7 @@ pub(super) fn work(rank: Rank, patience: Patience, early: Early, acts: &[Act]) -
     options.host_key = Some(format!("host {}", rank.rank));
     let joined = match join(options) {
         Ok(joined) => joined,
-        Err(e) => return End::Alone(e),
+        Err(e) => return RankEnd::Alone(e),
     };
     let control = joined.control.clone();
     let all: Vec<usize> = (0..rank.size).collect();
@@ -96,19 +96,19 @@ pub(super) fn work(rank: Rank, patience: Patience, early: Early, acts: &[Act]) -
         let done = perform(&rank, step as u64, act, &control, &mut links);
         match done {
             Ok(Ok(())) => {}
-            Ok(Err(wrong)) => return End::Wrong(format!("{wrong} at step {step}")),
+            Ok(Err(wrong)) => return RankEnd::Wrong(format!("{wrong} at step {step}")),
             Err(report) => {
                 // As the program does: the others are told why this one ends.
                 control.fail(&report.to_string());
-                return End::Lost(report);
+                return RankEnd::Lost(report);
             }
         }
     }
     control.pulse().at(acts.len() as u64, Doing::Finish);
     let begun = rank.system.now();
     match control.goodbye() {
-        Ok(()) => End::Fine { parting: rank.system.now() - begun },
-        Err(report) => End::Lost(report),
+        Ok(()) => RankEnd::Fine { parting: rank.system.now() - begun },
+        Err(report) => RankEnd::Lost(report),
     }
 }
 
@@ -133,7 +133,7 @@ fn perform(rank: &Rank, step: u64, act: &Act, control: &Control, links: &mut Lin
             let moves = if ring { around(me, size, bytes) } else { to_each(me, size, bytes) };
             let mine = data(me, step, bytes);
             let mut sum = mine.clone();
-            links.run(&tag(step, Op::AllReduce, bytes), &moves, &mine, &mut sum, &mut add)?;
+            links.run(&tag(step, FrameOp::AllReduce, bytes), &moves, &mine, &mut sum, &mut add)?;
             let mut expected = vec![0; bytes];
             (0..size).for_each(|rank| add(&mut expected, &data(rank, step, bytes), false));
             if sum != expected {
@@ -147,14 +147,14 @@ fn perform(rank: &Rank, step: u64, act: &Act, control: &Control, links: &mut Lin
                 false => vec![Move::recv(root, 0..bytes)],
             };
             let mut all = if me == root { data(root, step, bytes) } else { vec![0; bytes] };
-            links.run(&tag(step, Op::Broadcast, bytes), &Moves::new(moves), &[], &mut all, &mut add)?;
+            links.run(&tag(step, FrameOp::Broadcast, bytes), &Moves::new(moves), &[], &mut all, &mut add)?;
             if all != data(root, step, bytes) {
                 return Ok(Err("what one sent to all is wrong".into()));
             }
         }
         Act::Letter { from, to } => {
             let (bytes, mut got) = (100, vec![0; 100]);
-            let tag = tag(step, Op::Send, bytes);
+            let tag = tag(step, FrameOp::Send, bytes);
             if me == from {
                 let moves = Moves::new(vec![Move::send_from(to, 0..bytes)]);
                 links.run(&tag, &moves, &data(me, step, bytes), &mut [], &mut add)?;
@@ -179,7 +179,7 @@ fn secret() -> Secret {
     Secret::from_text(&"5e".repeat(32)).expect("64 hexadecimal digits")
 }
 
-fn tag(step: u64, op: Op, bytes: usize) -> Tag {
+fn tag(step: u64, op: FrameOp, bytes: usize) -> Tag {
     Tag { step, op, dtype: 0, count: bytes as u64, terms: Terms::default() }
 }
 

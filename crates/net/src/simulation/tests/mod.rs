@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Bug;
-use plan::Plan;
+use plan::RunPlan;
 
 /// Schedules of a usual test.
 const SCHEDULES: u64 = 300;
@@ -30,7 +30,7 @@ struct Wrong {
 }
 
 /// The first schedules of a range that do not end as they must, at most so many.
-fn wrong(seeds: std::ops::Range<u64>, most: usize, change: impl Fn(&mut Plan) + Sync) -> Vec<Wrong> {
+fn wrong(seeds: std::ops::Range<u64>, most: usize, change: impl Fn(&mut RunPlan) + Sync) -> Vec<Wrong> {
     let next = AtomicU64::new(seeds.start);
     let wrong = Mutex::new(Vec::new());
     std::thread::scope(|s| {
@@ -41,7 +41,7 @@ fn wrong(seeds: std::ops::Range<u64>, most: usize, change: impl Fn(&mut Plan) + 
                     if seed >= seeds.end {
                         return;
                     }
-                    let mut plan = Plan::new(seed);
+                    let mut plan = RunPlan::new(seed);
                     change(&mut plan);
                     let outcome = plan.run();
                     if let Err(why) = plan.judge(&outcome) {
@@ -60,7 +60,7 @@ fn wrong(seeds: std::ops::Range<u64>, most: usize, change: impl Fn(&mut Plan) + 
 #[test]
 fn schedules() {
     if let Some(seed) = number("SEED") {
-        let plan = Plan::new(seed);
+        let plan = RunPlan::new(seed);
         let outcome = plan.run();
         println!("{plan:#?}\n{}\n{:#?}", outcome.trace, outcome.results);
         plan.judge(&outcome).unwrap();
@@ -78,7 +78,7 @@ fn schedules() {
 #[test]
 fn a_seed_leaves_the_same_trace_each_time() {
     for seed in 0..40 {
-        let plan = Plan::new(seed);
+        let plan = RunPlan::new(seed);
         let [first, second] = [plan.run(), plan.run()];
         assert!(first.trace.0.len() > 5, "seed {seed}: something happened");
         let differ = first.trace.0.iter().zip(&second.trace.0).position(|(a, b)| a != b);

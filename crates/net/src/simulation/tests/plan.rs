@@ -3,8 +3,8 @@
 use std::mem::{Discriminant, discriminant};
 use std::time::Duration;
 
-use super::super::{Fault, Outcome, Random, Settings, Simulation};
-use super::job::{Act, Early, End, work};
+use super::super::{Fault, Settings, SimOutcome, SimRandom, Simulation};
+use super::job::{Act, Early, RankEnd, work};
 use crate::patience::Patience;
 use crate::rendezvous::CLOSE_TIME;
 use crate::{Cause, JoinError};
@@ -32,7 +32,7 @@ pub(super) enum Verdict {
 
 /// Everything that follows from a seed.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct RunPlan {
     pub(super) seed: u64,
     pub(super) size: usize,
     pub(super) patience: Patience,
@@ -42,13 +42,13 @@ pub(super) struct Plan {
     pub(super) verdict: Verdict,
 }
 
-impl Plan {
-    pub(super) fn new(seed: u64) -> Plan {
-        let mut random = Random::new(seed);
+impl RunPlan {
+    pub(super) fn new(seed: u64) -> RunPlan {
+        let mut random = SimRandom::new(seed);
         let size = random.within(2..7) as usize;
         let mut acts: Vec<_> = (0..random.within(0..8)).map(|_| act(&mut random, size)).collect();
         // From numbers of their own, so that a seed otherwise makes what it made before.
-        let mut more = Random::new(!seed);
+        let mut more = SimRandom::new(!seed);
         let early = [Early::EveryTwo, Early::Neighbours, Early::Nobody][more.within(0..3) as usize];
         letters(&mut more, size, &mut acts);
         let far = [500, 5_000, 50_000][random.within(0..3) as usize];
@@ -68,7 +68,7 @@ impl Plan {
         if verdict == Verdict::AllFine && size > 2 && more.chance(150) {
             verdict = part(&mut more, size, &mut settings.faults);
         }
-        let mut plan = Plan { seed, size, patience, early, acts, settings, verdict };
+        let mut plan = RunPlan { seed, size, patience, early, acts, settings, verdict };
         plan.settings.time_max = plan.time_max();
         plan
     }
@@ -81,14 +81,14 @@ impl Plan {
         Duration::from_secs(120) + busy + late + 5 * self.patience.silence + self.patience.stall
     }
 
-    pub(super) fn run(&self) -> Outcome<End> {
+    pub(super) fn run(&self) -> SimOutcome<RankEnd> {
         let (acts, patience, early) = (self.acts.clone(), self.patience, self.early);
         Simulation::new(self.seed, self.settings.clone())
             .run(self.size, move |rank| work(rank, patience, early, &acts))
     }
 
     /// What is wrong with what came of it.
-    pub(super) fn judge(&self, outcome: &Outcome<End>) -> Result<(), String> {
+    pub(super) fn judge(&self, outcome: &SimOutcome<RankEnd>) -> Result<(), String> {
         if let Some(failure) = &outcome.failure {
             return Err(failure.clone());
         }
@@ -103,15 +103,15 @@ impl Plan {
             match end {
                 None if culprit => {}
                 None => return Err(format!("rank {rank} did not come to its end")),
-                Some(End::Wrong(what)) => return Err(format!("rank {rank}: {what}")),
-                Some(End::Fine { parting }) => self.judge_parting(rank, *parting)?,
+                Some(RankEnd::Wrong(what)) => return Err(format!("rank {rank}: {what}")),
+                Some(RankEnd::Fine { parting }) => self.judge_parting(rank, *parting)?,
                 _ if self.verdict == Verdict::AllFine => {
                     return Err(format!("rank {rank} gives up: {end:?}"));
                 }
-                Some(End::Alone(e)) if !culprit && !self.names(e) => {
+                Some(RankEnd::Alone(e)) if !culprit && !self.names(e) => {
                     return Err(format!("rank {rank} does not join, and blames others than it should: {e}"));
                 }
-                Some(End::Lost(report)) if !culprit => {
+                Some(RankEnd::Lost(report)) if !culprit => {
                     let says = (report.rank, discriminant(&report.cause));
                     let blames = self.blames(report.rank, &report.cause);
                     if !blames && !self.last_words_lost(outcome, &report.cause) {
@@ -125,7 +125,7 @@ impl Plan {
                         ));
                     }
                 }
-                Some(End::Alone(_) | End::Lost(_)) => {}
+                Some(RankEnd::Alone(_) | RankEnd::Lost(_)) => {}
             }
         }
         Ok(())
@@ -143,8 +143,8 @@ impl Plan {
 
     /// Whether the lost rank had left in order, and its machine then lost power with something of it still to be sent: all
     /// that the others can see is that they wait in vain.
-    fn last_words_lost(&self, outcome: &Outcome<End>, cause: &Cause) -> bool {
-        let left = |rank: usize| matches!(outcome.results[rank], Some(End::Fine { .. }));
+    fn last_words_lost(&self, outcome: &SimOutcome<RankEnd>, cause: &Cause) -> bool {
+        let left = |rank: usize| matches!(outcome.results[rank], Some(RankEnd::Fine { .. }));
         matches!(self.verdict, Verdict::Loses { rank } if left(rank))
             && matches!(cause, Cause::Stalled { .. })
     }
@@ -234,7 +234,7 @@ fn micros(n: u64) -> Duration {
     Duration::from_micros(n)
 }
 
-fn act(random: &mut Random, size: usize) -> Act {
+fn act(random: &mut SimRandom, size: usize) -> Act {
     let bytes = [0, 1, 100, 5_000, 70_000, 150_000][random.within(0..6) as usize];
     let bytes = (bytes + random.within(0..1 + bytes / 10)) as usize;
     let someone = random.within(0..size as u64) as usize;
@@ -253,7 +253,7 @@ fn act(random: &mut Random, size: usize) -> Act {
 }
 
 /// Some letters between other things: each may be the first talk of two ranks.
-fn letters(random: &mut Random, size: usize, acts: &mut Vec<Act>) {
+fn letters(random: &mut SimRandom, size: usize, acts: &mut Vec<Act>) {
     for _ in 0..random.within(0..3) {
         let from = random.within(0..size as u64) as usize;
         let to = (from + random.within(1..size as u64) as usize) % size;
@@ -262,7 +262,7 @@ fn letters(random: &mut Random, size: usize, acts: &mut Vec<Act>) {
 }
 
 /// Two ranks other than 0, through which all hear of each other, never reach each other.
-fn part(random: &mut Random, size: usize, faults: &mut Vec<(Duration, Fault)>) -> Verdict {
+fn part(random: &mut SimRandom, size: usize, faults: &mut Vec<(Duration, Fault)>) -> Verdict {
     let others = size as u64 - 1;
     let first = random.within(0..others);
     let second = (first + random.within(1..others)) % others;
@@ -288,7 +288,7 @@ fn phases(acts: &[Act], settings: &Settings) -> [u64; 2] {
 }
 
 /// A moment: while ranks join, while they work, or about when they end.
-fn moment(random: &mut Random, [joining, working]: [u64; 2]) -> Duration {
+fn moment(random: &mut SimRandom, [joining, working]: [u64; 2]) -> Duration {
     micros(match random.within(0..10) {
         0..4 => random.within(0..joining),
         4..8 => joining + random.within(0..working),
@@ -307,7 +307,7 @@ fn time(fault: &Fault) -> Duration {
 
 /// Faults that all together keep nobody silent for too long.
 fn small_faults(
-    random: &mut Random,
+    random: &mut SimRandom,
     size: usize,
     silence: Duration,
     phases: [u64; 2],
@@ -329,7 +329,7 @@ fn small_faults(
 
 /// At most one fault that ends the job.
 fn large_fault(
-    random: &mut Random,
+    random: &mut SimRandom,
     size: usize,
     patience: Patience,
     phases: [u64; 2],

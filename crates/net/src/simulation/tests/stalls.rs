@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use super::super::{Bug, Fault, Settings};
-use super::job::{Act, Early, End};
-use super::plan::{Plan, Verdict};
+use super::job::{Act, Early, RankEnd};
+use super::plan::{RunPlan, Verdict};
 use crate::patience::{Patience, SILENCE};
 
 const RANKS: usize = 3;
@@ -41,9 +41,9 @@ fn acts() -> Vec<Act> {
 }
 
 /// The job with one fault; pairs are connected before, or when they first talk.
-fn plan(at: u64, early: Early, fault: Fault, verdict: Verdict) -> Plan {
+fn plan(at: u64, early: Early, fault: Fault, verdict: Verdict) -> RunPlan {
     let settings = Settings { faults: vec![(Duration::from_micros(at), fault)], ..Settings::default() };
-    Plan { seed: at, size: RANKS, patience: Patience::default(), early, acts: acts(), settings, verdict }
+    RunPlan { seed: at, size: RANKS, patience: Patience::default(), early, acts: acts(), settings, verdict }
 }
 
 /// Runs the job with one fault, and says whether a rank reported anything.
@@ -56,12 +56,12 @@ fn reports(at: u64, joining: bool, fault: Fault, verdict: Verdict) -> bool {
 }
 
 /// Whether a rank reported anything, or what is wrong with what came of it.
-fn come_of(mut plan: Plan) -> Result<bool, String> {
+fn come_of(mut plan: RunPlan) -> Result<bool, String> {
     plan.settings.time_max = plan.time_max();
     let outcome = plan.run();
     let all = |why| format!("{why} ({plan:?}: {:?})", outcome.results);
     plan.judge(&outcome).map_err(all)?;
-    Ok(!outcome.results.iter().flatten().all(|end| matches!(end, End::Fine { .. })))
+    Ok(!outcome.results.iter().flatten().all(|end| matches!(end, RankEnd::Fine { .. })))
 }
 
 fn check(seconds: u64) {
@@ -107,7 +107,7 @@ fn a_checkpoint_that_takes_longer_than_a_stall_is_waited_for_and_a_rank_that_han
     let ends = |first: Act, verdict: Verdict| {
         let acts = vec![first, Act::AllReduce { bytes: 100, ring: true }];
         let (early, settings) = (Early::Nobody, Settings::default());
-        come_of(Plan { seed: 1, size: RANKS, patience, early, acts, settings, verdict }).unwrap()
+        come_of(RunPlan { seed: 1, size: RANKS, patience, early, acts, settings, verdict }).unwrap()
     };
     let saves = Act::Compute { each: Duration::ZERO, longer: Some((0, long)) };
     assert!(!ends(saves, Verdict::AllFine));
