@@ -26,9 +26,15 @@ use crate::tile::{Left, Right, TILE_COLS, Tiles, round_cols, row_stride};
 pub(super) trait Kernel: Tiles {
     /// Makes a row of `n` scores into `exp(s + mask − max)` and gives `(max, sum)`, the sum 0 if all are −∞. At least 16
     /// zeros follow: tiles on the diagonal read up to `ROWS − 1` of them.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of the implementation.
     unsafe fn exponentials(row: &mut [f32], n: usize, mask: Option<&[f32]>) -> (f32, f32);
     /// Makes a row of `n` scores in `p` into probabilities, and `dp` in `ds` into `p·(dp − delta)`. At least 16 zeros
     /// follow in both.
+    ///
+    /// # Safety
+    /// As for [`Kernel::exponentials`].
     unsafe fn probabilities(
         p: &mut [f32],
         ds: &mut [f32],
@@ -38,8 +44,14 @@ pub(super) trait Kernel: Tiles {
         delta: f32,
     );
     /// The sum of products.
+    ///
+    /// # Safety
+    /// As for [`Kernel::exponentials`].
     unsafe fn dot(a: &[f32], b: &[f32]) -> f32;
     /// `dst = scale·src`, as far as both go.
+    ///
+    /// # Safety
+    /// As for [`Kernel::exponentials`].
     unsafe fn scaled_copy(scale: f32, src: &[f32], dst: &mut [f32]);
 }
 

@@ -251,6 +251,10 @@ struct Taps {
 }
 
 /// Eight channels of `P` neighbouring pixels.
+///
+/// # Safety
+/// The CPU has AVX2 and FMA. `a` is readable in whole vectors at every tap of the `P` pixels, `w` at every tap,
+/// `init` for one vector; `out` is writable for `lanes` floats (at most 8) of each pixel.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn pixels<const P: usize>(
@@ -338,6 +342,11 @@ pub(super) fn grad_weight(
 /// Taps that share one load of `dy`.
 const TAPS: usize = 12;
 
+/// Adds what one unit of `lines` output lines contributes to the gradient of every tap.
+///
+/// # Safety
+/// The CPU has AVX2 and FMA. The view covers every tap of these lines in whole vectors, `dy` has `d.c` floats at each
+/// pixel, and `sums` has whole vectors for every tap.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn add_unit(
     s: &Conv2d,
@@ -383,6 +392,10 @@ struct LineSpan {
 }
 
 /// Eight channels of `N` taps, over all pixels of a unit.
+///
+/// # Safety
+/// The CPU has AVX2 and FMA. `a` is readable in whole vectors along the walk from each of the `N` offsets, `b` for
+/// `walk.lanes` floats of each pixel; `out` is valid for a vector of each tap, `out_step` floats apart.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tap_sums<const N: usize>(
     walk: &LineSpan,

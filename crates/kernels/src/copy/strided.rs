@@ -226,6 +226,9 @@ unsafe fn copy_run(isa: Isa, s: *const u32, t: *mut u32, n: usize) {
     if isa.has_avx2() {
         /// Not memcpy: the C library's uses `rep movsb` for long runs, which is several times slower on some CPUs
         /// and alignments; and for short runs the call costs as much as the copy.
+        ///
+        /// # Safety
+        /// The CPU has AVX2. `s` is readable and `t` writable for `n` words, and they do not overlap.
         #[target_feature(enable = "avx2")]
         unsafe fn lanes(s: *const u32, t: *mut u32, n: usize) {
             use std::arch::x86_64::*;

@@ -31,6 +31,10 @@ twins! {
         }
     }
 
+    /// `d = f(a)`, element by element.
+    ///
+    /// # Safety
+    /// `a` is readable as [`step`] says of slots, `d` is writable for `len` floats.
     unsafe fn map1(mut a: Lane, mut d: *mut f32, len: usize, f: impl Fn(V) -> V) {
         // SAFETY: `len` floats, by the promise to `step`; the tail touches only those below `len`.
         unsafe {
@@ -46,6 +50,10 @@ twins! {
         }
     }
 
+    /// `d = f(a, b)`, element by element.
+    ///
+    /// # Safety
+    /// As for [`map1`], of both operands.
     unsafe fn map2(mut a: Lane, mut b: Lane, mut d: *mut f32, len: usize, f: impl Fn(V, V) -> V) {
         // SAFETY: as in `map1`.
         unsafe {
@@ -62,6 +70,10 @@ twins! {
         }
     }
 
+    /// `d = f(a, b, c)`, element by element.
+    ///
+    /// # Safety
+    /// As for [`map1`], of all operands.
     unsafe fn map3(
         mut a: Lane,
         mut b: Lane,
@@ -123,6 +135,10 @@ twins! {
         fmadd(e, splat(0.5), splat(0.5))
     }
 
+    /// `d = op(a)`, element by element.
+    ///
+    /// # Safety
+    /// As for [`map1`].
     unsafe fn unary(op: Unary, a: Lane, d: *mut f32, n: usize) {
         let one = splat(1.0);
         let zero = zero();
@@ -188,6 +204,10 @@ twins! {
         }
     }
 
+    /// `d = op(a, b)`, element by element.
+    ///
+    /// # Safety
+    /// As for [`map2`].
     unsafe fn binary(op: Binary, a: Lane, b: Lane, d: *mut f32, n: usize) {
         let one = splat(1.0);
         // SAFETY: the promise to `step`.

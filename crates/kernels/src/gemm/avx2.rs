@@ -64,6 +64,10 @@ macro_rules! each {
 /// The sums of a tile; those beyond its rows and vectors are never touched.
 type TileSums = [[__m256; 2]; MR];
 
+/// One tile of `M` rows and up to `8 * V` columns.
+///
+/// # Safety
+/// The CPU has AVX2 and FMA. `p`, `q`, `copy` and `c` point at what [`Tile`] describes, for `M` rows.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: bool>(t: &Tile) {
     // SAFETY: the caller promises that `p`, `q`, `copy` and `c` point at what `Tile` describes; every access below
@@ -160,6 +164,9 @@ unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: 
 }
 
 /// Stores a tile all of whose columns are inside C.
+///
+/// # Safety
+/// As for [`tile`].
 #[inline(always)]
 unsafe fn store<const M: usize, const V: usize>(t: &Tile, acc: TileSums) {
     // SAFETY: as in `tile`.
@@ -186,6 +193,9 @@ unsafe fn store<const M: usize, const V: usize>(t: &Tile, acc: TileSums) {
 }
 
 /// Stores the transpose of a tile of 4 to 6 rows: rows of C of 4 to 6 floats.
+///
+/// # Safety
+/// As for [`tile`].
 #[inline(always)]
 unsafe fn store_transposed<const M: usize, const V: usize>(t: &Tile, acc: TileSums) {
     // SAFETY: as in `tile`.
@@ -200,6 +210,9 @@ unsafe fn store_transposed<const M: usize, const V: usize>(t: &Tile, acc: TileSu
 }
 
 /// Stores the transpose of `M` rows of 8 as eight rows of `M` floats: four, then what is left.
+///
+/// # Safety
+/// The CPU has AVX2. `c` is valid for eight rows of `M` floats, `c_row` apart.
 #[inline(always)]
 pub(super) unsafe fn store_eight<const M: usize>(r: [__m256; MR], c: *mut f32, c_row: usize, add: bool) {
     // SAFETY: the caller promises eight rows of M floats at `c`.
@@ -244,6 +257,9 @@ pub(super) unsafe fn store_eight<const M: usize>(r: [__m256; MR], c: *mut f32, c
 }
 
 /// Stores what the two above do not: columns that stop inside a vector, and transposes of low tiles.
+///
+/// # Safety
+/// `t.c` is valid for `rows` rows of `t.cols` floats, or for their transpose.
 #[inline(never)]
 unsafe fn store_edge(t: &Tile, rows: usize, sums: &[f32; MR * NR]) {
     let (row, col) = if t.transposed { (1, t.c_row) } else { (t.c_row, 1) };

@@ -88,6 +88,10 @@ pub(super) fn opaque(mut at: *const f32) -> *const f32 {
 /// The sums of a tile; those beyond its rows and vectors are never touched.
 type TileSums = [[__m512; 2]; MR];
 
+/// One tile of `M` rows and up to `16 * V` columns.
+///
+/// # Safety
+/// The CPU has AVX-512. `p`, `q`, `copy` and `c` point at what [`Tile`] describes, for `M` rows.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: bool>(t: &Tile) {
     // SAFETY: the caller promises that `p`, `q`, `copy` and `c` point at what `Tile` describes; every access below

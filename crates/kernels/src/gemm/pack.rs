@@ -82,6 +82,9 @@ pub(super) unsafe fn panels(
 const LINES: usize = 8;
 
 /// Asks for rows `l0..l1` of `len` floats, which the strides keep hidden from the hardware's prefetchers.
+///
+/// # Safety
+/// The CPU has AVX2. The addresses need not be readable: a prefetch never faults.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn prefetch(source: *const f32, stride: usize, l0: usize, l1: usize, len: usize) {
@@ -148,6 +151,9 @@ pub(super) unsafe fn strips(
 }
 
 /// Transposes 8 rows of 8 floats, `stride` apart, to rows that are 16 apart.
+///
+/// # Safety
+/// The CPU has AVX2. `source` is readable for 8 rows of 8 floats, `target` writable for as many, 16 apart.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn transpose8(source: *const f32, stride: usize, target: *mut f32) {

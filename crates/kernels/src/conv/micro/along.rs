@@ -74,6 +74,10 @@ pub(in super::super) unsafe fn along(
     }
 }
 
+/// [`along`] for a tile whose size is known when it is compiled.
+///
+/// # Safety
+/// As for [`along`], with `R` rows and `V` vectors.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 unsafe fn tile<const R: usize, const V: usize>(

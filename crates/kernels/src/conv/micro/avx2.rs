@@ -37,6 +37,10 @@ pub(super) unsafe fn gather(
     if width == PANEL { pick!(2: 1 2 3 4 5 6) } else { pick!(1: 1 2 3 4 5 6 7 8 9 10 11 12) }
 }
 
+/// [`gather`] for a tile whose size is known when it is compiled.
+///
+/// # Safety
+/// As for [`gather`], with `R` rows and a width of `8 * V`.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn gather_tile<const R: usize, const V: usize>(
     walk: &GatherWalk,
@@ -168,6 +172,10 @@ pub(super) unsafe fn reduce(
     }
 }
 
+/// [`reduce`] for a tile whose size is known when it is compiled.
+///
+/// # Safety
+/// As for [`reduce`], with `R` rows and a width of `8 * V`.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn reduce_tile<const R: usize, const V: usize, const MASKED: bool>(
     lanes: usize,

@@ -47,6 +47,10 @@ pub(super) unsafe fn gather(
     }
 }
 
+/// [`gather`] for a tile whose size is known when it is compiled.
+///
+/// # Safety
+/// As for [`gather`], with `R` rows and a width of `16 * V`.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 unsafe fn gather_tile<const R: usize, const V: usize>(
@@ -145,6 +149,10 @@ pub(super) unsafe fn reduce(
     }
 }
 
+/// [`reduce`] for a tile whose size is known when it is compiled.
+///
+/// # Safety
+/// As for [`reduce`], with `R` rows and a width of `16 * V`.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 unsafe fn reduce_tile<const R: usize, const V: usize>(

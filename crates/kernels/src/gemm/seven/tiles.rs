@@ -161,6 +161,10 @@ unsafe fn tile<const M: usize>(
 }
 
 /// An end that stops inside the tile.
+///
+/// # Safety
+/// `to` is valid for `rows` rows of `end.cols` floats; `plus` is null, or readable for `rows` rows of as many, `NR`
+/// apart.
 #[inline(never)]
 unsafe fn store_edge(end: &SumTarget, rows: usize, to: *mut f32, plus: *const f32, sums: &[f32; MR * NR]) {
     for i in 0..rows {

@@ -28,11 +28,19 @@ macro_rules! levels {
     ($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
         $(#[$doc])*
         pub(super) unsafe fn $name(isa: Isa, $($arg: $ty),*) {
+            /// Eight channels at a time.
+            ///
+            /// # Safety
+            /// That of the function around it.
             #[target_feature(enable = "avx2,fma")]
             unsafe fn avx2($($arg: $ty),*) {
                 // SAFETY: the caller's promise.
                 unsafe { $body::<__m256>($($arg),*) }
             }
+            /// Sixteen channels at a time.
+            ///
+            /// # Safety
+            /// That of the function around it; the CPU has AVX-512.
             #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
             unsafe fn avx512($($arg: $ty),*) {
                 // SAFETY: the caller's promise.
@@ -123,6 +131,10 @@ fn ask_for(pixels: &[*const f32], c: usize) {
     }
 }
 
+/// The body of [`patch`].
+///
+/// # Safety
+/// As for [`patch`]; the CPU has the instructions of `V`.
 #[inline(always)]
 unsafe fn patch_body<V: Vector>(
     pixels: &[*const f32; POINTS],
@@ -151,6 +163,10 @@ unsafe fn patch_body<V: Vector>(
     }
 }
 
+/// The body of [`spread`].
+///
+/// # Safety
+/// As for [`spread`]; the CPU has the instructions of `V`.
 #[inline(always)]
 unsafe fn spread_body<V: Vector>(
     pixels: &[*const f32; 16],
@@ -181,6 +197,10 @@ unsafe fn spread_body<V: Vector>(
     }
 }
 
+/// The body of [`tile`].
+///
+/// # Safety
+/// As for [`tile`]; the CPU has the instructions of `V`.
 #[inline(always)]
 unsafe fn tile_body<V: Vector>(m: *const f32, plane: usize, bias: Option<&[f32]>, target: &TileTarget) {
     for c in (0..target.channels).step_by(V::LANES) {
@@ -213,6 +233,10 @@ unsafe fn tile_body<V: Vector>(m: *const f32, plane: usize, bias: Option<&[f32]>
     }
 }
 
+/// The body of [`filter`].
+///
+/// # Safety
+/// As for [`filter`]; the CPU has the instructions of `V`.
 #[inline(always)]
 unsafe fn filter_body<V: Vector>(
     taps: *const f32,
@@ -232,6 +256,10 @@ unsafe fn filter_body<V: Vector>(
     }
 }
 
+/// The body of [`unfilter`].
+///
+/// # Safety
+/// As for [`unfilter`]; the CPU has the instructions of `V`.
 #[inline(always)]
 unsafe fn unfilter_body<V: Vector>(
     sums: *const f32,
