@@ -3,8 +3,8 @@
 //! A model is traced into a [`Graph`] by a [`Builder`]; [`differentiate`] appends the backward pass, [`recompute()`]
 //! trades time for memory, [`fuse()`] joins element-wise work, and [`MemoryPlan`] gives every value a place.
 //!
-//! There are no threads here, no IO and no ranks, and nothing is computed: kernels lend their vocabulary of
-//! element-wise ops and nothing else.
+//! It knows nothing of threads, IO or how ranks are reached, and computes nothing: of the kernels it uses the vocabulary
+//! of element-wise ops and optimizers alone.
 //!
 //! # Layout
 //! - [`shape`], [`op`], [`graph`], [`error`]: the data.
