@@ -22,7 +22,7 @@ pub enum DType {
     U8,
     /// 8-bit integers.
     I8,
-    /// Truth values, a byte each: zero is false, and anything else is true.
+    /// Booleans, one byte each: zero is false, anything else is true.
     Bool,
 }
 
@@ -55,7 +55,7 @@ impl DType {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::Bf16)
     }
 
-    /// Whether it is an integer type. Truth values are not integers.
+    /// Whether it is an integer type. Booleans are not integers.
     pub const fn is_integer(self) -> bool {
         matches!(self, DType::I32 | DType::I64 | DType::U8 | DType::I8)
     }

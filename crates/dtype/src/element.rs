@@ -1,4 +1,4 @@
-//! The Rust type of each element type. The only unsafe code of this crate: promises that memory is cast by.
+//! The Rust type of each element type. The only unsafe code of this crate: the promises that casts of memory rely on.
 
 use half::{bf16, f16};
 
@@ -6,8 +6,8 @@ use crate::DType;
 
 /// A Rust type whose values are elements: plain numbers, which buffers are cast to and from.
 ///
-/// Only the types of this crate are elements. No other crate can add one, because bytes of files and of other ranks are
-/// taken for elements:
+/// Only the types of this crate are elements. No other crate can add one, because bytes from files and from other ranks
+/// are reinterpreted as elements:
 ///
 /// ```compile_fail
 /// #[derive(Clone, Copy)]
@@ -37,12 +37,12 @@ impl Bool {
     pub const fn get(self) -> bool {
         self.0 != 0
     }
-    /// As it lies in memory.
+    /// Its byte in memory.
     #[inline]
     pub const fn to_ne_bytes(self) -> [u8; 1] {
         [self.0]
     }
-    /// From memory.
+    /// The value that a byte in memory stands for.
     #[inline]
     pub const fn from_ne_bytes(bytes: [u8; 1]) -> Bool {
         Bool(bytes[0])

@@ -1,4 +1,4 @@
-//! Element types: what the numbers in a buffer are. The one list that graphs, collectives, files and arenas share.
+//! Element types: the one list that graphs, collectives, files and arenas share.
 //!
 //! It knows nothing of tensors, kernels or ranks, and converts nothing.
 //!
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! # Layout
-//! [`DType`]: the list. [`Element`]: the Rust type of each, which unsafe code relies on. [`Stored`]: what files hold
-//! besides.
+//! [`DType`]: the list. [`Element`]: the Rust type of each, which unsafe code relies on. [`Stored`]: the types that
+//! files may also hold.
 
 mod dtype;
 mod element;

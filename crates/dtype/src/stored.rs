@@ -1,11 +1,11 @@
-//! What the elements of a tensor in a file may be: more than what programs work on.
+//! Element types that files may hold: more than programs compute with.
 
 use std::fmt;
 
 use crate::DType;
 
-/// The type of elements in a safetensors file, of those that can be read: an element type, or an integer of another
-/// width that becomes one as it is read.
+/// An element type of a safetensors file that can be read: one of ours, or an integer of another width, which is
+/// converted while it is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stored {
     /// An element type.
@@ -54,7 +54,7 @@ impl Stored {
         matches!(self, Stored::Element(dtype) if dtype.is_float())
     }
 
-    /// Whether it is an integer type. Truth values are not integers.
+    /// Whether it is an integer type. Booleans are not integers.
     pub const fn is_integer(self) -> bool {
         match self {
             Stored::Element(dtype) => dtype.is_integer(),

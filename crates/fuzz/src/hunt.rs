@@ -1,4 +1,4 @@
-//! The loop: make an input, have it read, judge what came of it.
+//! The loop: make an input, have it read, judge the outcome.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -15,12 +15,12 @@ use crate::shrink::shrink;
 use crate::target::{BadInput, FuzzSummary, ReadResult, Target};
 use crate::watch::InputWatch;
 
-/// No input of a few KB takes a core so long.
+/// An input of a few KB that takes longer than this on a core is a finding.
 const SLOW: Duration = Duration::from_secs(1);
 /// Inputs that were answered in a new way and are changed further.
 const POOL_MAX: usize = 4000;
 
-/// Inputs between two words of a long run.
+/// Inputs between two progress lines of a long run.
 const PROGRESS: u64 = 100_000;
 
 pub(crate) type CheckFn<'a> = dyn FnMut(&[u8]) -> ReadResult + 'a;
@@ -32,15 +32,15 @@ pub(crate) fn hunt(
     check: &mut CheckFn<'_>,
 ) -> Result<FuzzSummary, BadInput> {
     let start = Instant::now();
-    let watch =
-        InputWatch::new(target.name).unwrap_or_else(|e| panic!("{}: no room to watch: {e}", target.name));
+    let watch = InputWatch::new(target.name)
+        .unwrap_or_else(|e| panic!("{}: cannot watch the search: {e}", target.name));
     let longest = target.corpus.iter().map(Vec::len).max().unwrap_or(0);
     let mutator = Mutator { words: target.words, bytes_max: (4 * longest).max(4096) };
     let mut random = Random::new(seed);
     let (mut pool, mut kinds) = (target.corpus.clone(), HashSet::new());
     let mut read = 0;
     for number in 0..n {
-        // A long run says how far it is.
+        // A long run reports its progress.
         if number > 0 && number % PROGRESS == 0 {
             println!("{}: {number} inputs, {:.0?}", target.name, start.elapsed());
         }
@@ -74,19 +74,19 @@ fn made(target: &Target<'_>, mutator: &Mutator<'_>, pool: &[Vec<u8>], random: &m
     // Half of them one way from a good input, half wherever answers have led.
     let from = if random.one_in(2) { random.pick(&target.corpus) } else { random.pick(pool) };
     let mut input = from.clone();
-    // Few changes reach further in; what the format changes by itself may be the only one.
+    // Inputs with few changes get further into the reader; `mend` may make the only change.
     for _ in 0..random.below(5) {
         let other = random.pick(pool);
         mutator.change(&mut input, other, random);
     }
-    // Without it checksums and lengths would be the only thing that is tested; with it always, never.
+    // Without it only checksums and lengths would be tested; with it every time, they never would be.
     if !random.one_in(16) {
         (target.mend)(&mut input, random);
     }
     input
 }
 
-/// What came of an input, or what is wrong with that.
+/// The reader's answer to an input, or what is wrong with it.
 fn judge(target: &Target<'_>, input: &[u8], check: &mut CheckFn<'_>) -> Result<ReadResult, String> {
     let start = processor_time();
     let (answer, peak) = memory::peak(|| quietly(|| check(input)));
@@ -94,10 +94,7 @@ fn judge(target: &Target<'_>, input: &[u8], check: &mut CheckFn<'_>) -> Result<R
     let answer = answer?;
     let allowed = (target.memory)(input.len()) as u64;
     if peak > allowed {
-        return Err(format!(
-            "{peak} bytes of memory for an input of {}, and {allowed} are allowed",
-            input.len()
-        ));
+        return Err(format!("{peak} bytes of memory for an input of {}; {allowed} are allowed", input.len()));
     }
     if time > SLOW {
         return Err(format!("{time:.1?} for an input of {} bytes", input.len()));
@@ -105,7 +102,7 @@ fn judge(target: &Target<'_>, input: &[u8], check: &mut CheckFn<'_>) -> Result<R
     Ok(answer)
 }
 
-/// What this thread has computed: a machine that is busy with something else makes nothing slow.
+/// The CPU time of this thread, so that a busy machine makes no input look slow.
 pub(crate) fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
@@ -132,7 +129,7 @@ fn quietly(work: impl FnOnce() -> ReadResult) -> Result<ReadResult, String> {
     answer.map_err(|_| SAID.take())
 }
 
-/// An answer without what differs from input to input: numbers, and what is quoted.
+/// An answer without what differs from input to input: numbers and quoted text.
 fn kind(answer: &ReadResult) -> String {
     let (Ok(words) | Err(words)) = answer;
     let mut kind = String::from(if answer.is_ok() { "read: " } else { "" });

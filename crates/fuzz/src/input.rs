@@ -1,4 +1,4 @@
-//! What checks need around an input: a file that holds it, and words for sizes.
+//! What checks need around an input: a file that holds it, and a letter for a size.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::watch;
 
-/// A file for inputs of readers that want one. It is gone when this is.
+/// A file for readers that take a path. It is deleted when this is dropped.
 #[derive(Debug)]
 pub struct InFile(PathBuf);
 
 impl InFile {
-    /// A place, whose name ends in `name`.
+    /// A path that ends in `name`; the file does not exist yet.
     pub fn new(name: &str) -> InFile {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Changes to JSON that leave it JSON: what a parser of text refuses at the first comma tests nothing behind it.
+//! Changes to JSON that leave it valid: text that the parser refuses at the first comma tests nothing after it.
 
 use serde_json::{Value, json};
 
@@ -75,7 +75,7 @@ fn word(words: &[&[u8]], random: &mut Random) -> String {
     }
 }
 
-/// Values in it, itself included.
+/// How many values it contains, itself included.
 fn count(value: &Value) -> usize {
     1 + match value {
         Value::Array(items) => items.iter().map(count).sum(),
@@ -84,7 +84,7 @@ fn count(value: &Value) -> usize {
     }
 }
 
-/// The value that stands at place `n` in the order of reading.
+/// The `n`-th value in reading order.
 fn nth(value: &mut Value, n: usize) -> &mut Value {
     if n == 0 {
         return value;
@@ -102,5 +102,5 @@ fn nth(value: &mut Value, n: usize) -> &mut Value {
         }
         left -= n;
     }
-    unreachable!("a place beyond the {n} values there are")
+    unreachable!("index beyond the {n} values")
 }

@@ -1,9 +1,9 @@
-//! An allocator that counts what a thread takes while it is watched. Every test binary that uses this crate has it.
+//! An allocator that counts what a watched thread allocates. Every test binary that uses this crate has it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// No input needs this much. Reserving it fails, which ends the process unless the code asked whether it may.
+/// No input needs this much. Allocating it fails, which aborts the process unless the code used a fallible allocation.
 const REFUSED_BYTES: i64 = 8 << 30;
 
 struct CountingAllocator;
@@ -22,7 +22,7 @@ thread_local! {
     static COUNT: Cell<Count> = const { Cell::new(Count { watched: false, live: 0, peak: 0 }) };
 }
 
-/// What `work` gives, and how many bytes more than before this thread held at most.
+/// The result of `work`, and the peak of bytes that this thread held while it ran.
 pub(crate) fn peak<T>(work: impl FnOnce() -> T) -> (T, u64) {
     COUNT.set(Count { watched: true, live: 0, peak: 0 });
     let result = work();
@@ -31,7 +31,7 @@ pub(crate) fn peak<T>(work: impl FnOnce() -> T) -> (T, u64) {
     (result, peak.unsigned_abs())
 }
 
-/// Counts a change. `false`: it is refused.
+/// Counts a change; `false` if it is refused.
 fn count(bytes: i64) -> bool {
     // A thread that ends may free memory after its cell is gone.
     let counted = COUNT.try_with(|cell| {
@@ -55,7 +55,7 @@ fn signed(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-// SAFETY: every call goes to the system's allocator as it is, or fails as an allocator may.
+// SAFETY: every call is forwarded unchanged to the system's allocator, or fails as an allocator may.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !count(signed(layout.size())) {

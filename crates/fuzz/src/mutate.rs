@@ -1,11 +1,11 @@
-//! Changes to bytes that know a little of what formats are made of: numbers of all widths, decimal numbers, lines, tokens,
+//! Mutations of bytes that know a little about formats: numbers of all widths, decimal numbers, lines, tokens,
 //! and words of the format.
 
 use std::ops::Range;
 
 use crate::random::Random;
 
-/// Numbers around which code goes wrong.
+/// Numbers at which code tends to go wrong.
 const EDGES: [u64; 22] = [
     0,
     1,
@@ -59,12 +59,12 @@ const NUMERALS: [&str; 24] = [
     "-inf",
 ];
 
-/// Makes changes.
+/// Mutates inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutator<'a> {
     /// Words of the format.
     pub words: &'a [&'a [u8]],
-    /// Inputs stay this short.
+    /// The longest that an input may become.
     pub bytes_max: usize,
 }
 
@@ -118,7 +118,7 @@ impl Mutator<'_> {
         input.truncate(self.bytes_max);
     }
 
-    /// Puts a word of the format in, over what is there or between.
+    /// Overwrites or inserts a word of the format.
     fn word(&self, input: &mut Vec<u8>, at: usize, random: &mut Random) {
         if self.words.is_empty() {
             return number(input, at, random);
@@ -134,7 +134,7 @@ impl Mutator<'_> {
     }
 }
 
-/// Takes one of the parts of something out, doubles it, or swaps two.
+/// Removes one of the parts, doubles it, or swaps two.
 pub fn shuffle<T: Clone>(parts: &mut Vec<T>, random: &mut Random) {
     if parts.is_empty() {
         return;
@@ -161,7 +161,7 @@ fn short(len: usize, at: usize, random: &mut Random) -> Range<usize> {
     at..(at + 1 + random.below(most)).min(len)
 }
 
-/// Puts a number of 1 to 8 bytes over what is there, of either order, or adds to the one that is there.
+/// Overwrites 1 to 8 bytes with a number of either byte order, or adds to the number there.
 fn number(input: &mut [u8], at: usize, random: &mut Random) {
     let width = 1 << random.below(4);
     // The start of a file is where most numbers are.
@@ -186,7 +186,7 @@ fn number(input: &mut [u8], at: usize, random: &mut Random) {
     }
 }
 
-/// Puts another number in the place of a decimal one at or behind `at`.
+/// Replaces the first decimal number at or after `at`.
 fn numeral(input: &mut Vec<u8>, at: usize, random: &mut Random) {
     let Some(start) = input[at..].iter().position(u8::is_ascii_digit).map(|n| at + n) else { return };
     let start = input[..start].iter().rposition(|b| !b.is_ascii_digit()).map_or(0, |n| n + 1);
@@ -194,7 +194,7 @@ fn numeral(input: &mut Vec<u8>, at: usize, random: &mut Random) {
     input.splice(start..end, random.pick(&NUMERALS).bytes());
 }
 
-/// The stretch around `at` that has none of `marks`.
+/// The range around `at` that contains none of `marks`.
 fn token(input: &[u8], at: usize, marks: &[u8]) -> Range<usize> {
     let is_mark = |byte: &u8| marks.contains(byte);
     let start = input[..at].iter().rposition(is_mark).map_or(0, |n| n + 1);
@@ -202,7 +202,7 @@ fn token(input: &[u8], at: usize, marks: &[u8]) -> Range<usize> {
     start..end
 }
 
-/// Takes a stretch between marks out, or puts it, with its mark, somewhere between others, in its place or again.
+/// Removes a token between marks, or moves or copies it, with its mark, to somewhere else.
 fn rearrange(input: &mut Vec<u8>, at: usize, marks: &[u8], random: &mut Random) {
     let Range { start, end } = token(input, at, marks);
     let range = start..(end + 1).min(input.len());

@@ -1,11 +1,11 @@
-//! Numbers that follow from a seed.
+//! Random numbers from a seed.
 
 /// A generator (xorshift64*, after Vigna). The same seed gives the same numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Begins.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Random {
         // Seeds that differ in one bit are far apart after a multiplication; zero is not allowed.
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678_9abc_def1 | 1);
@@ -23,7 +23,7 @@ impl Random {
 
     /// A number below `n`; 0 if there is none.
     pub fn below(&mut self, n: usize) -> usize {
-        // The upper bits are the better ones.
+        // The upper bits are more random.
         ((self.number() >> 11) % n.max(1) as u64) as usize
     }
 
@@ -32,7 +32,7 @@ impl Random {
         &of[self.below(of.len())]
     }
 
-    /// True once in so many times.
+    /// True once in `n` times on average.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }

@@ -31,10 +31,10 @@ pub const WORDS: [&[u8]; 22] = [
     b"y",
 ];
 
-/// Files are kept this short.
+/// The longest that a file's data may become.
 const DATA_BYTES_MAX: u64 = 4096;
 
-/// Changes the header, if it is one, and makes what is around it fit.
+/// Mutates the header, if there is one, and repairs its length and offsets.
 pub fn mend(file: &mut Vec<u8>, random: &mut Random) {
     let Some((length, rest)) = file.split_first_chunk() else { return };
     let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
@@ -56,7 +56,8 @@ pub fn mend(file: &mut Vec<u8>, random: &mut Random) {
     *file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
 }
 
-/// Gives each array the place behind the one before, as long as its type and shape say. Returns where the last one ends.
+/// Places each array after the previous one, with the length that its type and shape require. Returns where the last
+/// one ends.
 fn lay_out(header: &mut Value) -> u64 {
     let mut end = 0;
     let Some(arrays) = header.as_object_mut() else { return end };

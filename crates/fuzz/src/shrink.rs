@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// So long it is tried.
+/// How long to try.
 const TIME: Duration = Duration::from_secs(5);
 
-/// The shortest input that was found, and what is wrong with it. `mend` makes checksums right.
+/// The shortest input that was found, and what is wrong with it. `mend` repairs checksums.
 pub(crate) fn shrink(
     mut input: Vec<u8>,
     mut why: String,

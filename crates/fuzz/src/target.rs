@@ -1,4 +1,4 @@
-//! What is given to be broken, and what is found.
+//! A reader under test, and what the search found.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,14 +6,14 @@ use std::time::Duration;
 use crate::hunt;
 use crate::random::Random;
 
-/// Inputs of a usual test: enough to notice what is badly wrong.
+/// How many inputs an ordinary test tries: enough to notice a gross mistake.
 const INPUTS: u64 = 2000;
 
-/// What the reader made of an input, in words: read, with what is in it, or refused, and why. Numbers and quoted words do not
-/// count; other words make it a new kind of answer.
+/// The reader's answer in words: what it read, or why it refused. Numbers and quoted words do not distinguish kinds of
+/// answers; other words do.
 pub type ReadResult = Result<String, String>;
 
-/// A reader and what is known of its inputs.
+/// A reader and what is known about its inputs.
 ///
 /// ```
 /// use polyreme_fuzz::Target;
@@ -30,13 +30,13 @@ pub type ReadResult = Result<String, String>;
 pub struct Target<'a> {
     /// Its name, also for files.
     pub name: &'a str,
-    /// Good inputs, of a few KB.
+    /// Valid inputs of a few KB.
     pub corpus: Vec<Vec<u8>>,
     /// Words of the format.
     pub words: &'a [&'a [u8]],
-    /// Changes an input in ways that only the format knows, and makes its checksums and lengths right again.
+    /// Mutates an input in ways specific to its format, and repairs its checksums and lengths.
     pub mend: &'a dyn Fn(&mut Vec<u8>, &mut Random),
-    /// How many bytes may be taken for an input that long.
+    /// How many bytes may be allocated for an input of this length.
     pub memory: &'a dyn Fn(usize) -> usize,
 }
 
@@ -51,7 +51,7 @@ pub struct BadInput {
     pub number: u64,
 }
 
-/// What became of all inputs.
+/// Statistics of a search.
 #[derive(Clone, Debug)]
 pub struct FuzzSummary {
     /// How many there were.
@@ -65,7 +65,8 @@ pub struct FuzzSummary {
 }
 
 impl Target<'_> {
-    /// As many inputs as the environment says. Panics with what is found, or if hardly an input gets past the first checks.
+    /// Tries as many inputs as the environment asks for. Panics with a finding, or if hardly any input gets past the
+    /// first checks.
     pub fn run(&self, check: impl FnMut(&[u8]) -> ReadResult) -> FuzzSummary {
         let outcome = match std::env::var_os("FUZZ_FILE").map(PathBuf::from) {
             Some(path) => {
@@ -95,7 +96,7 @@ impl Target<'_> {
         }
     }
 
-    /// So many inputs, by a seed: the first that breaks something, if any does.
+    /// Tries `n` inputs from a seed and returns the first that breaks something.
     pub fn hunt(
         &self,
         n: u64,

@@ -1,4 +1,4 @@
-//! The search itself is checked: it finds the mistakes that a reader could make, behind a checksum.
+//! Tests of the search itself: it finds mistakes that a reader could make behind a checksum.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -9,17 +9,17 @@ use crate::hunt::processor_time;
 /// What is wrong with a reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ReaderBug {
-    /// Takes as many bytes as a length says, whether they are there or not.
+    /// Trusts a length without checking that the bytes are there.
     Believes,
-    /// Reserves as much as a count says.
+    /// Reserves as much memory as a count says.
     Reserves,
-    /// Goes through as many as a count says.
+    /// Loops as often as a count says.
     Counts,
-    /// Adds lengths up in a number that is too small.
+    /// Adds lengths in an integer that is too small.
     Overflows,
     /// Writes something else than it read.
     Forgets,
-    /// Does not expect what no example has.
+    /// Fails on what no valid example has.
     Assumes,
 }
 
@@ -72,7 +72,7 @@ fn read(input: &[u8], bug: Option<ReaderBug>) -> Result<Vec<Record>, String> {
                     black_box(Vec::<u32>::with_capacity(count as usize / 8));
                 }
                 if bug == Some(ReaderBug::Counts) {
-                    // As long as it takes to be noticed, and no longer.
+                    // Just long enough to be noticed.
                     let enough = processor_time() + Duration::from_millis(1100);
                     (0..count).take_while(|_| processor_time() < enough).for_each(drop);
                 }
@@ -124,7 +124,11 @@ fn hunt(bug: Option<ReaderBug>, mends: bool) -> Result<FuzzSummary, BadInput> {
     };
     target.hunt(20_000, 0, |input| {
         let records = read(input, bug)?;
-        assert_eq!(read(&write(&records, bug), None).as_ref(), Ok(&records), "what was written is another");
+        assert_eq!(
+            read(&write(&records, bug), None).as_ref(),
+            Ok(&records),
+            "written and read again it differs"
+        );
         Ok(format!("{} records", records.len()))
     })
 }
@@ -136,7 +140,7 @@ fn mistakes_are_found() {
         (ReaderBug::Reserves, "bytes of memory for an input of"),
         (ReaderBug::Counts, "s for an input of"),
         (ReaderBug::Overflows, "attempt to add with overflow"),
-        (ReaderBug::Forgets, "what was written is another"),
+        (ReaderBug::Forgets, "written and read again it differs"),
         (ReaderBug::Assumes, "a path in a name"),
     ] {
         let BadInput { input, why, number } =
@@ -146,7 +150,7 @@ fn mistakes_are_found() {
     }
 }
 
-/// What the search is worth: with checksums left as they are it gets nowhere.
+/// Shows what repairing checksums is worth: without it the search gets nowhere.
 #[test]
 fn nothing_is_found_where_nothing_is_wrong_or_checksums_stay_broken() {
     let summary = hunt(None, true).unwrap_or_else(|found| panic!("{found:?}"));

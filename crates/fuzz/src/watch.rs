@@ -1,4 +1,4 @@
-//! What is left of a process that hangs or dies: the input, in a file, and a word of where it is.
+//! Saves the input when a process hangs or dies: writes it to a file and prints the path.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -8,14 +8,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// An input that is read for so long is never answered, however busy the machine is.
+/// An input that takes this long counts as a hang, however busy the machine is.
 const HANGS: Duration = Duration::from_secs(60);
 
 /// The input that is being read.
 pub(crate) struct InputWatch {
     current: Arc<Mutex<Current>>,
-    /// With `FUZZ_TRACE` each input is in a file before it is read: what a process leaves that dies without a word, of a
-    /// stack that is too deep or of memory that it does not get.
+    /// With `FUZZ_TRACE` each input is written to a file before it is read, for processes that die without a message:
+    /// of a stack overflow or a failed allocation.
     trace: Option<(PathBuf, File)>,
     _ends: Sender<()>,
 }
@@ -44,7 +44,7 @@ impl InputWatch {
         Ok(InputWatch { current, trace, _ends: ends })
     }
 
-    /// This one is next.
+    /// Sets the input that is read next.
     pub(crate) fn next(&self, input: &[u8]) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         current.number += 1;
@@ -60,7 +60,7 @@ impl InputWatch {
 impl Drop for InputWatch {
     fn drop(&mut self) {
         if let Some((path, _)) = &self.trace {
-            // It is left only by a process that died.
+            // The file survives only if the process died.
             let _ = fs::remove_file(path);
         }
     }
@@ -80,7 +80,7 @@ fn watch(ended: &Receiver<()>, current: &Mutex<Current>, name: &str) {
     }
 }
 
-/// Writes an input to a file of its own.
+/// Writes an input to a new file.
 pub(crate) fn keep(name: &str, input: &[u8]) -> io::Result<PathBuf> {
     let number = input.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -90,7 +90,7 @@ pub(crate) fn keep(name: &str, input: &[u8]) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// A path for a file, in memory where there is such a folder: some are written for each input.
+/// A path for a file, on a memory file system if there is one: some files are written for each input.
 pub(crate) fn place(name: &str, which: &str) -> PathBuf {
     let memory = Path::new("/dev/shm");
     let folder = if memory.is_dir() { memory.into() } else { std::env::temp_dir() };

@@ -1,8 +1,8 @@
-//! What code that threads and ranks run at the same time is made of: atomics, locks, threads, futexes and clocks.
+//! The primitives of concurrent code: atomics, locks, threads, futexes and clocks.
 //!
-//! Usually all of it is the standard library's and the kernel's, and this crate is a list of names. With the feature
-//! `interleave` the same code runs under a checker (`shuttle`): every operation is a point where another thread may go on, and
-//! stores reach other threads as late as their ordering allows. So what is checked is what runs, and not a model of it.
+//! Normally they are the standard library's and the kernel's, and this crate only re-exports them. With the feature
+//! `interleave` the same code runs under a checker (`shuttle`): at every operation another thread may be scheduled, and
+//! stores become visible as late as their ordering allows. So the checker sees the real code and not a model of it.
 //!
 //! It knows nothing of ranks, pools or messages.
 //!
@@ -24,5 +24,5 @@ pub use std::{
     time::Instant,
 };
 
-/// Whether a checker decides who runs: then looking again and again shows nothing new, and is cut short.
+/// Whether the checker schedules threads: spinning then sees nothing new, and is cut short.
 pub const CHECKED: bool = cfg!(feature = "interleave");

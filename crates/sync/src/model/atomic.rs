@@ -1,11 +1,11 @@
-//! Atomics whose every operation is a point where another thread may go on, and whose stores may be late.
+//! Atomics at whose every operation another thread may be scheduled, and whose stores may be delayed.
 //!
-//! They are laid out as the standard library's, so that they can lie in memory that is shared and begins as zeros.
+//! They have the layout of the standard library's, so they can live in shared memory that starts as zeros.
 //!
-//! A thread has a few stores under way. Which of them reach memory, and when, is drawn at random, in these bounds: stores to one
-//! address stay in order; everything is there before a `Release` store, an operation that reads and writes with `Release` or
-//! more, a `SeqCst` store, a lock, an unlock or the end of the thread; and the thread itself reads what it has stored. All
-//! that is allowed by the memory model of Rust.
+//! A thread has a few pending stores. Which of them reach memory, and when, is drawn at random within these bounds:
+//! stores to one address stay in order; everything is there before a `Release` store, an operation that reads and
+//! writes with `Release` or more, a `SeqCst` store, a lock, an unlock or the end of the thread; and the thread itself
+//! reads what it has stored. All of this is allowed by Rust's memory model.
 
 use std::cell::RefCell;
 pub use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use shuttle::rand::{Rng, thread_rng};
 
 use super::{faults, point};
 
-/// Stores that a thread may have under way.
+/// How many pending stores a thread may have.
 const UNDER_WAY_MAX: usize = 4;
 
 /// A store that has not reached memory.
@@ -24,16 +24,16 @@ struct PendingStore {
 }
 
 shuttle::thread_local! {
-    // What is left of a thread that failed goes nowhere: its memory may be gone.
+    // Pending stores of a thread that panicked are dropped: their memory may be gone.
     static STORES: RefCell<Vec<PendingStore>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Has all stores of this thread reach memory.
+/// Commits all pending stores of this thread.
 pub(crate) fn flush() {
     while take(|_| true) {}
 }
 
-/// Has the first store that fits reach memory.
+/// Commits the first pending store that fits.
 fn take(fits: impl Fn(&PendingStore) -> bool) -> bool {
     let first = STORES.with(|stores| {
         let mut stores = stores.borrow_mut();
@@ -43,7 +43,7 @@ fn take(fits: impl Fn(&PendingStore) -> bool) -> bool {
     first.map(|store| (store.write)()).is_some()
 }
 
-/// Has some of the stores reach memory, drawn at random; each address in its order.
+/// Commits some of the pending stores, drawn at random; those of one address in order.
 fn flush_some() {
     loop {
         let addresses: Vec<usize> =
@@ -83,7 +83,7 @@ macro_rules! atomics {
         pub struct $name(std::sync::atomic::$name);
 
         impl $name {
-            /// With a value.
+            /// An atomic with this value.
             pub const fn new(value: $t) -> $name {
                 $name(std::sync::atomic::$name::new(value))
             }
@@ -92,11 +92,11 @@ macro_rules! atomics {
                 &raw const self.0 as usize
             }
 
-            /// What it has.
+            /// The value.
             pub fn load(&self, _: Ordering) -> $t {
                 before_reading(self.address());
                 let value = self.0.load(Ordering::SeqCst);
-                // Much may happen between a look and what follows from it.
+                // Much may happen between a load and the code that acts on it.
                 point();
                 value
             }
@@ -104,7 +104,7 @@ macro_rules! atomics {
             /// Sets it, now or later.
             pub fn store(&self, value: $t, order: Ordering) {
                 let order = of_store(order);
-                // Those of one address stay in order: the new one waits behind the others.
+                // Stores to one address stay in order: the new one waits behind the others.
                 point();
                 if order != Ordering::Relaxed {
                     flush();
@@ -124,13 +124,13 @@ macro_rules! atomics {
                 flush_some();
             }
 
-            /// Sets it, and returns what it had.
+            /// Sets it and returns the old value.
             pub fn swap(&self, value: $t, order: Ordering) -> $t {
                 before_writing(self.address(), order);
                 self.0.swap(value, Ordering::SeqCst)
             }
 
-            /// Sets it if it has what is expected.
+            /// Sets it if it has the expected value.
             pub fn compare_exchange(&self, old: $t, new: $t, order: Ordering, _: Ordering) -> Result<$t, $t> {
                 before_writing(self.address(), order);
                 self.0.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
@@ -145,7 +145,7 @@ atomics! {
     AtomicU32 of u32;
     /// 64 bits.
     AtomicU64 of u64;
-    /// A number of things.
+    /// A machine word.
     AtomicUsize of usize;
     /// Yes or no.
     AtomicBool of bool;
@@ -153,25 +153,25 @@ atomics! {
 
 macro_rules! numbers {
     ($($name:ident of $t:ty),*) => { $(impl $name {
-        /// Adds; returns what it had.
+        /// Adds and returns the old value.
         pub fn fetch_add(&self, value: $t, order: Ordering) -> $t {
             before_writing(self.address(), order);
             self.0.fetch_add(value, Ordering::SeqCst)
         }
 
-        /// Subtracts; returns what it had.
+        /// Subtracts and returns the old value.
         pub fn fetch_sub(&self, value: $t, order: Ordering) -> $t {
             before_writing(self.address(), order);
             self.0.fetch_sub(value, Ordering::SeqCst)
         }
 
-        /// Keeps the bits that both have; returns what it had.
+        /// Bitwise and; returns the old value.
         pub fn fetch_and(&self, value: $t, order: Ordering) -> $t {
             before_writing(self.address(), order);
             self.0.fetch_and(value, Ordering::SeqCst)
         }
 
-        /// What it has at the end.
+        /// The final value.
         pub fn into_inner(self) -> $t {
             flush();
             self.0.into_inner()

@@ -1,4 +1,5 @@
-//! A kernel that keeps who sleeps at which word. Nobody wakes by the clock, so a wake-up that is lost is a deadlock.
+//! A model of the kernel that records which threads sleep on which word. Nothing wakes by timeout, so a lost wake-up is
+//! a deadlock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ pub fn wait(word: &AtomicU32, value: u32, _: Duration) {
         return shuttle::thread::yield_now();
     }
     let mut sleepers = SLEEPERS.lock().expect("no panic while it is held");
-    // The kernel looks and goes to sleep at once, as far as those who wake are concerned.
+    // To threads that wake others, the kernel's check and sleep are one atomic step.
     if word.load(Ordering::SeqCst) != value {
         return;
     }
@@ -33,7 +34,7 @@ pub fn wait(word: &AtomicU32, value: u32, _: Duration) {
     drop(here.wait(sleepers).expect("no panic while it is held"));
 }
 
-/// Wakes all who sleep at a word.
+/// Wakes all threads that sleep on a word.
 pub fn wake(word: &AtomicU32) {
     flush();
     point();

@@ -1,4 +1,4 @@
-//! Locks before and behind which all stores of a thread have reached memory.
+//! Locks that commit all pending stores of a thread when they are taken and released.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{LockResult, PoisonError};
@@ -13,12 +13,12 @@ pub struct Mutex<T>(shuttle::sync::Mutex<T>);
 #[derive(Debug)]
 pub struct MutexGuard<'a, T>(Option<shuttle::sync::MutexGuard<'a, T>>);
 
-/// The checker's condition.
+/// The checker's condition variable.
 #[derive(Debug, Default)]
 pub struct Condvar(shuttle::sync::Condvar);
 
 impl<T> Mutex<T> {
-    /// With a value.
+    /// A lock around this value.
     pub const fn new(value: T) -> Mutex<T> {
         Mutex(shuttle::sync::Mutex::new(value))
     }
@@ -31,7 +31,7 @@ impl<T> Mutex<T> {
 }
 
 impl Condvar {
-    /// One for nobody yet.
+    /// A condition variable without waiters.
     pub const fn new() -> Condvar {
         Condvar(shuttle::sync::Condvar::new())
     }
@@ -43,7 +43,7 @@ impl Condvar {
         of(self.0.wait(inner))
     }
 
-    /// Wakes all who wait.
+    /// Wakes all waiters.
     pub fn notify_all(&self) {
         flush();
         self.0.notify_all();

@@ -1,18 +1,18 @@
 //! The same names under the checker.
 //!
 //! # What is checked
-//! The checker (`shuttle`) runs one thread at a time and chooses at random who goes on, before and after every operation
-//! here. A run in which nobody can go on is a deadlock, which it reports, as it does a panic, with the seed.
+//! The checker (`shuttle`) runs one thread at a time and chooses at random which goes on, before and after every
+//! operation here. A run in which no thread can go on is a deadlock; it is reported with the seed, and so is a panic.
 //!
-//! It knows sequential consistency only. So stores are kept back here ([`atomic`]) as a machine may: one that is `Relaxed`
-//! or `Release` reaches the others some time later, and a `Relaxed` one also later than those that follow it. That finds an
-//! ordering that is too weak for what the code does, where the fault is a late store. Loads are never early, and what a late
-//! load breaks is not found.
+//! It models sequential consistency only. So stores are delayed here ([`atomic`]), as real hardware may delay them: one
+//! that is `Relaxed` or `Release` reaches the others some time later, and a `Relaxed` one also later than those that
+//! follow it. That finds an ordering that is too weak for what the code does, where the fault is a late store. Loads
+//! are never early, and what a late load breaks is not found.
 //!
-//! Time does not pass: waits have no end but what they wait for, unless a test says that they may end early.
+//! Time does not pass: a wait ends only with what it waits for, unless a test allows spurious wake-ups.
 //!
 //! # Bugs on purpose
-//! [`Faults`] make the checker's machine worse than any real one, to show that a test would see it.
+//! [`Faults`] make the checker's machine worse than any real one, to show that a test would notice.
 
 pub mod atomic;
 pub mod futex;
@@ -34,13 +34,13 @@ pub use shuttle::sync::Barrier;
 pub struct Faults {
     /// Every store is taken for one of this ordering.
     pub stores: Option<atomic::Ordering>,
-    /// Who wakes all who sleep at a word wakes one of them.
+    /// Waking all threads that sleep on a word wakes only one of them.
     pub wakes_one: bool,
-    /// No fault: waits in the kernel may end for no reason, as they do with a time limit.
+    /// Not a fault: waits in the kernel may end spuriously, as they do with a timeout.
     pub waits_end: bool,
 }
 
-/// A machine as it should be.
+/// A correct machine.
 pub const SOUND: Faults = Faults { stores: None, wakes_one: false, waits_end: false };
 
 thread_local! {
@@ -52,15 +52,15 @@ fn faults() -> Faults {
     FAULTS.get()
 }
 
-/// What all draws begin with, so that every time the same runs are made. Another one makes others.
+/// The seed of all draws, so that runs repeat. Another seed gives other runs.
 const SEED: u64 = 11;
 
-/// Changes of priority in a run of the second kind.
+/// How often priorities change in a run of the second kind.
 const CHANGES: usize = 3;
 
-/// Runs `test` so many times, each time with other interleavings, on a machine with these faults: half of them with a draw at
-/// every point, which mixes threads finely, and half with priorities that change a few times, which lets a thread go on for
-/// long while another stands still.
+/// Runs `test` this many times with different interleavings, on a machine with these faults: half of the runs draw the
+/// next thread at every point, which mixes threads finely; half use priorities that change a few times, which lets one
+/// thread run for long while another stands still.
 ///
 /// # Panics
 /// With what one of the runs panicked with, or with the deadlock it came to.
@@ -81,14 +81,15 @@ fn run(scheduler: impl Scheduler + 'static, test: Arc<impl Fn() + Send + Sync + 
     shuttle::Runner::new(scheduler, config).run(move || test());
 }
 
-/// Lets another thread go on, if the checker wants it.
+/// Lets the checker schedule another thread.
 fn point() {
     if !std::thread::panicking() {
         shuttle::thread::sleep(Duration::ZERO);
     }
 }
 
-/// A clock by which a moment has passed since any time: longer than a thread looks before it sleeps, shorter than all limits.
+/// A clock on which the same short time has passed since any moment: longer than threads spin, shorter than all
+/// timeouts.
 #[derive(Clone, Copy, Debug)]
 pub struct Instant;
 
