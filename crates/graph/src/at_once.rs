@@ -8,11 +8,11 @@
 //!  update fc2.weight fc1.weight
 //! ```
 //!
-//! A weight's gradient is mostly one product, and most updates look at one element at a time. So each block of the
-//! gradient can go into the update as soon as it is complete, while it is in cache; it is then written nowhere, and the
-//! arena of gradients is left with what is no product. That takes a lone rank whose step is one piece, no clipping (the
-//! norm is that of all gradients), and a parameter that nobody reads any more: such products come after the last reader
-//! of their parameter.
+//! A weight's gradient is usually one matrix product, and most optimizers work element by element. So each block of the
+//! gradient can be applied as soon as it is complete, while it is in cache; it is never stored, and the arena of
+//! gradients only holds those that are not products. This needs a lone rank whose step is one microbatch, no clipping
+//! (the norm is that of all gradients), and a parameter that is no longer read: such products are moved behind the last
+//! reader of their parameter.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ use crate::op::Op;
 
 impl Body {
     /// The body of a step's graph in which parameters are updated while their gradients are computed, where that can be
-    /// done. Gradients cannot be asked for, added up or clipped.
+    /// done. Its gradients cannot be read, accumulated or clipped.
     pub fn at_once(step: &Graph, optimizer: Optimizer) -> Body {
         let mut body = Body::of(late(&fuse(step)));
         if !optimizer.by_element() {
@@ -40,13 +40,13 @@ impl Body {
         body
     }
 
-    /// Takes gradients that are written nowhere out of a plan; the others lie one after the other.
+    /// Removes gradients that are never stored from a plan; the others are placed one after the other.
     pub fn place_gradients(&self, plan: &mut MemoryPlan) {
         let at_once = self.updated_at_once();
         if !at_once.contains(&true) {
             return;
         }
-        // By the old place of each gradient, the new one.
+        // The new offset of each gradient, by its old one.
         let mut places = BTreeMap::new();
         plan.grad_len = 0;
         for (p, range) in param_ranges(&self.graph) {
@@ -62,25 +62,25 @@ impl Body {
     }
 }
 
-/// Parameters whose gradient is a product that nobody else wants, and the node that makes it.
+/// Parameters whose gradient is a product that nothing else reads, and the node that computes it.
 fn products(graph: &Graph) -> impl Iterator<Item = (usize, usize)> + '_ {
     let uses = graph.use_counts();
     graph.grads.iter().enumerate().filter_map(move |(param, grad)| {
         let grad = (*grad)?;
         let node = graph.producer(grad);
         let product = matches!(node.op, Op::MatMul { .. }) && graph.shape(grad).rank() == 2;
-        // Once: as this gradient.
+        // It is used once: as this gradient.
         (product && uses[grad.idx()] == 1).then_some((param, graph.value(grad).producer.idx()))
     })
 }
 
-/// The last node that reads a value, itself or reshaped.
+/// The last node that reads a value or a reshape of it.
 fn last_reader(graph: &Graph, value: ValueId) -> usize {
     let reads = |i: usize| graph.nodes[i].inputs.iter().any(|&v| reshape_root(graph, v) == value);
     (0..graph.nodes.len()).rev().find(|&i| reads(i)).unwrap_or(0)
 }
 
-/// The graph with products that make gradients behind the last reader of their parameters.
+/// The graph with each such product moved behind the last reader of its parameter.
 fn late(graph: &Graph) -> Graph {
     let mut behind: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len()];
     let mut moved = vec![false; graph.nodes.len()];

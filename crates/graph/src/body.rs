@@ -10,19 +10,19 @@ use std::ops::Range;
 use crate::fuse::fuse;
 use crate::graph::Graph;
 
-/// What the nodes of a block are there for.
+/// What the nodes of a block compute.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum BlockKind {
     /// The forward pass.
     Forward,
     /// Gradients of activations, and what other nodes of the backward pass read.
     InputGrad,
-    /// What only the gradient of one parameter follows from.
+    /// What only the gradient of one parameter depends on.
     WeightGrad,
 }
 
 impl BlockKind {
-    /// In words.
+    /// Its name in printed programs.
     pub fn name(self) -> &'static str {
         match self {
             BlockKind::Forward => "forward",
@@ -39,10 +39,10 @@ pub struct Block {
     pub body: usize,
     /// The nodes.
     pub nodes: Range<usize>,
-    /// What they are there for.
+    /// What they compute.
     pub kind: BlockKind,
-    /// The parameter that the block's only node updates with each part of the gradient as it is computed. The gradient is
-    /// kept nowhere: see [`crate::at_once`].
+    /// The parameter that the block's only node updates with each part of the gradient as it is computed. The gradient
+    /// is never stored: see [`crate::at_once`].
     pub update: Option<usize>,
 }
 
@@ -105,7 +105,7 @@ impl Body {
     }
 }
 
-/// What follows from a node of the backward pass.
+/// What depends on a node of the backward pass.
 #[derive(Clone, Copy, PartialEq)]
 enum Follows {
     Nothing,
@@ -124,8 +124,8 @@ impl Follows {
     }
 }
 
-/// What each node is there for. A node of the backward pass makes a weight gradient if one parameter's gradient is all that
-/// follows from it.
+/// The kind of each node. A node of the backward pass belongs to a weight gradient if one parameter's gradient is all
+/// that depends on it.
 fn kinds(graph: &Graph) -> Vec<BlockKind> {
     let mut of_value = vec![Follows::Nothing; graph.values.len()];
     for (param, grad) in graph.grads.iter().enumerate() {

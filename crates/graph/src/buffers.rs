@@ -1,4 +1,4 @@
-//! Gradients that a rank holds only until they are added up: buckets that take turns in two places.
+//! Gradients that a rank holds only until they are summed: buckets that alternate between two buffers.
 //!
 //! ```text
 //!  buffers  [ bucket 0        |          ]   written by the backward pass, then summed over the ranks
@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Even buckets begin at the start and odd ones end at the end, so the buffers are as long as the largest pair of
-//! neighbours. What a rank takes out of each sum, its own part, lies elsewhere for the rest of the step.
+//! neighbours. A rank copies its own shard out of each sum and keeps it elsewhere for the rest of the step.
 //!
 //! Which bucket lies where follows from their lengths alone, so it is the same on all ranks and for all batch sizes.
-//! When a place is free again is a matter of the program's order, which [`GradBuffers::verify`] checks.
+//! When a buffer is free again depends on the order of the program, which [`GradBuffers::verify`] checks.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::memory::{MemoryPlan, Place, param_ranges, reshape_root};
 use crate::op::Op;
 use crate::program::{Collective, Exchange, Instr, Program, Region};
 
-/// Where gradients lie until they are added up, if each rank keeps those of its own part only.
+/// Where gradients are stored until they are summed, if each rank keeps only its own shard of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GradBuffers {
     /// In the order in which they become ready: the elements of the parameters' arena.
@@ -57,8 +57,9 @@ impl GradBuffers {
         plan.grad_len = self.len;
     }
 
-    /// Checks that no gradient is written where another one is still needed, and none is read after its sum has begun:
-    /// what makes it sound to hand out the same memory twice. A failure is a bug in the lowering, so it panics.
+    /// Checks that no gradient overwrites another that is still needed, and that none is read after its sum has
+    /// started: this makes it sound to hand out the same memory twice. A failure is a bug in the lowering, so it
+    /// panics.
     pub fn verify(&self, program: &Program) {
         let bucket_of: Vec<_> =
             program.bodies.iter().map(|body| self.buckets_of_values(&body.graph)).collect();
@@ -92,7 +93,7 @@ impl GradBuffers {
                             assert_eq!(
                                 stages[k],
                                 Stage::Written,
-                                "bucket {k} is read when its sum has begun"
+                                "bucket {k} is read after its sum has started"
                             );
                         }
                     }
@@ -118,7 +119,7 @@ impl GradBuffers {
                 }
                 Instr::Wait(i) => {
                     if let Some(k) = bucket_of_sum[*i] {
-                        // A rank that owns nothing of a bucket has nothing to take.
+                        // A rank that owns nothing of a bucket copies nothing.
                         let nothing = program.role.as_ref().is_some_and(|role| role.own()[k].is_empty());
                         stages[k] = if nothing { Stage::Taken } else { Stage::Waited };
                     }
@@ -126,7 +127,7 @@ impl GradBuffers {
                 Instr::Copy { from: Region::Grads(range), .. }
                 | Instr::Add { from: Region::Grads(range), .. } => {
                     let there = |k: &usize| stages[*k] == Stage::Waited && overlap(&spot(*k), range);
-                    let k = (0..stages.len()).find(there).expect("a part of a sum that is there");
+                    let k = (0..stages.len()).find(there).expect("only a finished sum is copied out");
                     stages[k] = Stage::Taken;
                 }
                 Instr::Begin(_)

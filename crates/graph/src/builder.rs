@@ -13,7 +13,7 @@ use crate::shape::{DType, Shape};
 /// A handle to a value that is being traced.
 pub type Tensor = ValueId;
 
-/// What tracing gives.
+/// The result of tracing.
 pub type Traced<T = Tensor> = Result<T, TraceError>;
 
 /// Records a model's ops.
@@ -97,7 +97,7 @@ impl Builder {
         Ok(value)
     }
 
-    /// Says what a state becomes at the end of the step; the last word counts.
+    /// Says what a state becomes at the end of the step; the last call wins.
     pub fn update_state(&mut self, state: Tensor, value: Tensor) -> Traced<()> {
         let op = "update_state";
         let Some(idx) = self.graph.states.iter().position(|s| s.value == state) else {
@@ -170,7 +170,7 @@ impl Builder {
             }),
         }
     }
-    /// Zeroes a share `p` of the elements and scales the rest by `1/(1-p)`.
+    /// Zeroes each element with probability `p` and scales the rest by `1/(1-p)`.
     pub fn dropout(&mut self, x: Tensor, p: f32) -> Traced {
         if !(0.0..1.0).contains(&p) {
             let why = format!("the share {p} is not in 0..1");
@@ -182,13 +182,13 @@ impl Builder {
         self.n_streams += 1;
         self.push(Op::Dropout { p, stream: self.n_streams, slab: None }, &[x])
     }
-    /// Another element type.
+    /// Converts to another element type.
     pub fn cast(&mut self, x: Tensor, to: DType) -> Traced {
         let from = self.graph.value(x).dtype;
         match (from, to) {
             _ if from == to => Ok(x),
             (DType::F32, _) | (_, DType::F32) => self.push(Op::Cast(to), &[x]),
-            // By way of f32: no kernel goes from one format to another without it.
+            // Through f32: no kernel converts between two half-precision formats directly.
             _ => {
                 let wide = self.push(Op::Cast(DType::F32), &[x])?;
                 self.push(Op::Cast(to), &[wide])
@@ -210,7 +210,7 @@ impl Builder {
     pub fn reshape(&mut self, x: Tensor, shape: impl Into<Shape>) -> Traced {
         let (shape, from) = (shape.into(), self.shape(x).clone());
         if shape.numel() != from.numel() {
-            let why = format!("{} elements and {}", from.numel(), shape.numel());
+            let why = format!("they have {} and {} elements", from.numel(), shape.numel());
             return self.error(TraceErrorKind::Shapes { op: "reshape", left: from, right: shape, why });
         }
         Ok(self.graph.reshape(x, shape, &self.path()))
@@ -242,24 +242,27 @@ impl Builder {
     pub fn slice(&mut self, x: Tensor, axis: usize, start: usize, len: usize) -> Traced {
         self.push(Op::Slice { axis, start, len }, &[x])
     }
-    /// Equal pieces along a dim.
+    /// Equal parts along a dim.
     pub fn split(&mut self, x: Tensor, axis: usize, pieces: usize) -> Traced<Vec<Tensor>> {
         let have = self.shape(x).dims().get(axis).copied().unwrap_or(0);
         if pieces == 0 || !have.is_multiple_of(pieces) {
-            let why = format!("dim {axis} does not split into {pieces} equal pieces");
+            let why = format!("dim {axis} does not split into {pieces} equal parts");
             return self.error(TraceErrorKind::Shape { op: "split", shape: self.shape(x).clone(), why });
         }
         let len = have / pieces;
         (0..pieces).map(|i| self.slice(x, axis, i * len, len)).collect()
     }
-    /// One after another along a dim.
+    /// Concatenates along a dim.
     pub fn concat(&mut self, xs: &[Tensor], axis: usize) -> Traced {
         if xs.is_empty() {
-            return self.error(TraceErrorKind::Option { op: "concat", why: "nothing to join".into() });
+            return self.error(TraceErrorKind::Option {
+                op: "concat",
+                why: "there is nothing to concatenate".into(),
+            });
         }
         self.push(Op::Concat { axis }, xs)
     }
-    /// Constant elements before and after along a dim.
+    /// Adds constant elements before and after along a dim.
     pub fn pad(&mut self, x: Tensor, axis: usize, before: usize, after: usize, value: f32) -> Traced {
         self.push(Op::Pad { axis, before, after, value }, &[x])
     }
@@ -270,7 +273,7 @@ impl Builder {
 
     // Reductions.
 
-    /// Combines along axes; they stay with length 1 if `keep`.
+    /// Reduces along dims, which stay with length 1 if `keep`.
     pub fn reduce(&mut self, kind: ReduceKind, x: Tensor, axes: &[usize], keep: bool) -> Traced {
         let mut axes = axes.to_vec();
         axes.sort_unstable();
@@ -283,11 +286,11 @@ impl Builder {
         let dims: Vec<_> = dims.into_iter().map(|(_, d)| d).collect();
         self.reshape(y, dims)
     }
-    /// The mean over axes, which go.
+    /// The mean over dims, which are removed.
     pub fn mean(&mut self, x: Tensor, axes: &[usize]) -> Traced {
         self.reduce(ReduceKind::Mean, x, axes, false)
     }
-    /// The sum over axes, which go.
+    /// The sum over dims, which are removed.
     pub fn sum(&mut self, x: Tensor, axes: &[usize]) -> Traced {
         self.reduce(ReduceKind::Sum, x, axes, false)
     }
@@ -298,7 +301,7 @@ impl Builder {
 
     // Products.
 
-    /// `a·b`, with operands stored transposed where said.
+    /// `a·b`; `ta` and `tb` say which operands are stored transposed.
     pub fn matmul(&mut self, a: Tensor, b: Tensor, ta: bool, tb: bool) -> Traced {
         self.push(Op::MatMul { ta, tb }, &[a, b])
     }
@@ -346,7 +349,7 @@ impl Builder {
             out(w, kw, conv.stride.1, conv.padding.1, conv.dilation.1, output_padding.1),
         );
         let (Some(oh), Some(ow)) = size else {
-            let why = format!("padding {:?} leaves nothing of the output", conv.padding);
+            let why = format!("padding {:?} leaves no output", conv.padding);
             return self.error(TraceErrorKind::Option { op, why });
         };
         if output_padding.0 >= conv.stride.0.max(conv.dilation.0)
@@ -370,15 +373,15 @@ impl Builder {
 
     // Ranks.
 
-    /// The sum of `x` over the ranks of the data axis; what it is on one's own.
+    /// The sum of `x` over the ranks of the data axis; on a lone rank, `x`.
     pub fn axis_sum(&mut self, x: Tensor) -> Traced {
         self.push(Op::AxisSum, &[x])
     }
 
     // Norms.
 
-    /// Batch norm over all dims but the last. In training, the batch's statistics normalise and the running ones
-    /// follow; in evaluation, the running ones normalise.
+    /// Batch norm over all dims but the last. Training normalises by the batch's statistics and updates the running
+    /// ones; evaluation normalises by the running ones.
     pub fn batch_norm(&mut self, x: Tensor, at: BatchNorm, training: bool) -> Traced {
         let BatchNorm { gamma, beta, running_mean, running_var, eps, momentum } = at;
         if training {

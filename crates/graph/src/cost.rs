@@ -1,4 +1,4 @@
-//! The cost of each op: floating-point operations and bytes that must move. What planners and benches count with.
+//! The cost of each op: floating-point operations and bytes that must move, for planners and benchmarks.
 
 use crate::graph::{Graph, Node};
 use crate::op::Op;
@@ -30,7 +30,7 @@ pub fn total(graph: &Graph) -> Cost {
     graph.nodes.iter().map(|n| cost(graph, n)).sum()
 }
 
-/// The multiply-adds of products and convolutions alone, times two: what GFLOP/s are reckoned on. Convolutions count
+/// The multiply-adds of products and convolutions alone, times two: the basis of GFLOP/s. Convolutions count
 /// as if computed directly, causal attention by the half that is computed.
 pub fn product_flops(graph: &Graph) -> u64 {
     let product = |n: &&Node| {
@@ -97,7 +97,7 @@ fn flops(graph: &Graph, node: &Node, op: &Op) -> u64 {
         Op::BatchNormGrad { .. } | Op::LayerNormGrad | Op::RmsNormGrad | Op::GroupNormGrad { .. } => {
             11 * n_in(0)
         }
-        // The same work in two nodes: what one rank adds here is nothing beside its wait for the others.
+        // The same work in two nodes: the addition costs nothing compared to waiting for the other ranks.
         Op::AxisSum => n_out,
         Op::BatchNormSums => 4 * n_in(0),
         Op::BatchNormFromSums { .. } => 3 * n_in(0),

@@ -1,4 +1,4 @@
-//! A graph in the DOT language, for Graphviz: a box a node, coloured by pass, layers as clusters.
+//! A graph in the DOT language, for Graphviz: one box per node, coloured by pass, with layers as clusters.
 
 use std::fmt::Write;
 

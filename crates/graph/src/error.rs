@@ -15,7 +15,7 @@ pub struct TraceError {
 /// What is wrong with an op's operands.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum TraceErrorKind {
-    /// Two shapes do not go together.
+    /// Two shapes do not match.
     #[error("{op}: shapes {left} and {right} do not fit: {why}")]
     Shapes {
         /// The op's name.
@@ -68,7 +68,7 @@ pub enum TraceErrorKind {
         why: String,
     },
     /// The same name twice.
-    #[error("the name `{name}` is taken; each {what} needs its own")]
+    #[error("the name `{name}` is already used; give each {what} its own name")]
     Duplicate {
         /// `parameter`, `input` or `state`.
         what: &'static str,

@@ -10,11 +10,11 @@ use crate::infer::infer;
 use crate::op::Op;
 use crate::shape::{DType, Shape};
 
-/// Names a value of a graph.
+/// The id of a value of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ValueId(pub u32);
 
-/// Names a node of a graph: its place in the list.
+/// The id of a node of a graph: its index in the list.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NodeId(pub u32);
 
@@ -43,7 +43,7 @@ pub struct Value {
     pub shape: Shape,
     /// Its element type.
     pub dtype: DType,
-    /// Who computes it.
+    /// The node that computes it.
     pub producer: NodeId,
 }
 
@@ -59,9 +59,9 @@ impl Value {
 pub struct Node {
     /// What it computes.
     pub op: Op,
-    /// From what.
+    /// Its operands.
     pub inputs: Vec<ValueId>,
-    /// Into what; most ops have one.
+    /// Its results; most ops have one.
     pub outputs: Vec<ValueId>,
     /// The path of the layer that it belongs to, for messages.
     pub layer: String,
@@ -107,15 +107,15 @@ pub struct Stored {
 /// A traced model, or a whole step made from one.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct Graph {
-    /// In the order in which they run.
+    /// The nodes in the order in which they run.
     pub nodes: Vec<Node>,
     /// Every node's outputs.
     pub values: Vec<Value>,
-    /// What is fed.
+    /// What is fed to each run.
     pub inputs: Vec<Input>,
-    /// What is learnt.
+    /// The parameters, which are learnt.
     pub params: Vec<Stored>,
-    /// What is kept.
+    /// The states, which are kept from step to step.
     pub states: Vec<Stored>,
     /// What each state becomes at the end of a step: `(state, value)`.
     pub updates: Vec<(usize, ValueId)>,
@@ -279,7 +279,7 @@ impl Graph {
         self.reordered(&order)
     }
 
-    /// A copy with these nodes in this order; values are numbered anew.
+    /// A copy with these nodes in this order; values are renumbered.
     pub(crate) fn reordered(&self, order: &[usize]) -> Graph {
         let mut to = Rebuild::new(self);
         for &i in order {
@@ -294,7 +294,7 @@ impl Graph {
     }
 }
 
-/// A graph being made from another, node by node: what every rewrite is written with.
+/// A graph that is built from another, node by node; every rewrite uses it.
 pub struct Rebuild {
     /// The new graph, so far.
     pub graph: Graph,
@@ -303,7 +303,7 @@ pub struct Rebuild {
 }
 
 impl Rebuild {
-    /// The start: nothing of `old` is there yet.
+    /// An empty graph, into which nothing of `old` has been copied.
     pub fn new(old: &Graph) -> Rebuild {
         Rebuild { graph: Graph::default(), map: vec![None; old.values.len()] }
     }
@@ -329,7 +329,7 @@ impl Rebuild {
         }
     }
 
-    /// Carries names and results over.
+    /// Copies names and results.
     pub fn finish(mut self, old: &Graph) -> Graph {
         let stored = |s: &Stored| Stored { value: self.get(s.value), ..s.clone() };
         let params = old.params.iter().map(stored).collect();
@@ -344,5 +344,5 @@ impl Rebuild {
     }
 }
 
-/// Shorthand for the errors of shape rules.
+/// The result of a shape rule.
 pub(crate) type Shapes = Result<Vec<(Shape, DType)>, TraceErrorKind>;

@@ -1,5 +1,5 @@
-//! The shape rule of each op: what its outputs look like, or why its operands do not fit. Types have a table of their own,
-//! `types`.
+//! The shape rule of each op: what its outputs look like, or why its operands do not fit. Element types have their own
+//! table, `types`.
 
 use crate::error::TraceErrorKind;
 use crate::graph::{Shapes, Value};
@@ -405,7 +405,7 @@ fn cross_entropy(op: &'static str, x: &[&Value], logits: usize) -> Result<(), Tr
     Ok(())
 }
 
-/// Operands `which` must be as long as the last dim of the first.
+/// Operands `which` must have the length of the first one's last dim.
 fn per_channel(
     op: &'static str,
     x: &[&Value],
@@ -414,18 +414,23 @@ fn per_channel(
     let c = Shape::from([x[0].shape.last()]);
     for v in &x[which] {
         if v.shape != c {
-            return Err(shapes(op, &x[0].shape, &v.shape, "it needs one element for each of the last dim"));
+            return Err(shapes(
+                op,
+                &x[0].shape,
+                &v.shape,
+                "it needs one element per channel of the last dim",
+            ));
         }
     }
     Ok(c)
 }
 
-/// A count, and two sums for each of the last dim.
+/// A count, and two sums per channel.
 fn channel_sums(x: &Shape) -> Shape {
     [1 + 2 * x.last()].into()
 }
 
-/// One statistic for each row.
+/// One statistic per row.
 fn rows(x: &Shape) -> Shape {
     x.dims()[..x.rank().saturating_sub(1)].into()
 }

@@ -1,7 +1,7 @@
 //! A training step as plain data: ops, shapes, gradients, fusion, recomputation, the memory plan and the printer.
 //!
 //! A model is traced into a [`Graph`] by a [`Builder`]; [`differentiate`] appends the backward pass, [`recompute()`]
-//! trades time for memory, [`fuse()`] joins element-wise work, and [`MemoryPlan`] gives every value a place.
+//! trades time for memory, [`fuse()`] joins element-wise work, and [`MemoryPlan`] assigns memory to every value.
 //!
 //! It knows nothing of threads, IO or how ranks are reached, and computes nothing: of the kernels it uses the vocabulary
 //! of element-wise ops and optimizers alone.
@@ -9,14 +9,14 @@
 //! # Layout
 //! - [`shape`], [`op`], [`graph`], [`error`]: the data.
 //! - [`builder`]: how models are traced.
-//! - `infer`, `types`, [`grad`], [`cost`], [`mod@print`]: the tables, a row for each op.
+//! - `infer`, `types`, [`grad`], [`cost`], [`mod@print`]: the tables, with one row per op.
 //! - [`mod@dot`]: a graph as a picture.
 //! - [`mod@fuse`], [`mod@recompute`]: rewrites.
-//! - [`memory`]: where every value lies.
+//! - [`memory`]: where every value is stored.
 //! - [`program`]: everything that one rank does in one step. [`body`]: the graph of a microbatch and the blocks that it is cut
 //!   into. `listing`: a program as text.
-//! - [`buffers`]: gradients that are held only until they are summed. [`at_once`]: gradients that go into the update as they
-//!   are computed, and are held nowhere.
+//! - [`buffers`]: gradients that are held only until they are summed. [`at_once`]: gradients that go into the update as
+//!   they are computed, and are never stored.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A program as text: what a person reads, and what tests compare.
+//! A program as text, for people and for tests.
 
 use std::fmt;
 use std::ops::Range;
@@ -77,7 +77,7 @@ impl fmt::Display for Program {
 }
 
 impl Program {
-    /// An exchange in words: what, of which elements and type, among whom, in which form.
+    /// An exchange in words: op, elements, type, group and wire format.
     pub fn describe(&self, exchange: &Exchange) -> String {
         let Exchange { op, axis, of, dtype, wire } = exchange;
         let name = match op {
@@ -95,7 +95,7 @@ impl Program {
         format!("{name} {dtype} {} over {}{form}{names}", self.words(of), axis.name())
     }
 
-    /// The elements of the parameters' arena that a region of parameters or gradients is about.
+    /// The elements of the parameters' arena that a region of parameters or gradients covers.
     fn params_of(&self, region: &Region) -> Option<Range<usize>> {
         match (region, &self.grad_buffers) {
             (Region::Params(r), _) | (Region::Grads(r), None) => Some(r.clone()),

@@ -1,8 +1,8 @@
-//! The memory plan: where every value of a step lies, fixed before anything runs.
+//! The memory plan: where every value of a step is stored, fixed before anything runs.
 //!
-//! Parameters, gradients and states have arenas of their own, in the order in which gradients become ready. All
-//! other values share one more: each has an offset for the time between its computation and its last use. A reshape
-//! shares its operand's place, and an element-wise result takes the place of an operand that nobody reads again.
+//! Parameters, gradients and states have their own arenas, ordered by when gradients become ready. All other values
+//! share one more: each has an offset from its computation to its last use. A reshape shares its operand's memory, and
+//! an element-wise result overwrites an operand that is not read again.
 
 use std::ops::Range;
 
@@ -13,20 +13,20 @@ use crate::shape::DType;
 /// Offsets are multiples of this many bytes: a cache line, and two AVX2 vectors.
 pub const ALIGN_BYTES: usize = 64;
 
-/// Where a value lies.
+/// Where a value is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// In the arena of activations, at a byte offset.
     Arena(usize),
     /// In the parameters' arena, at an element offset.
     Param(usize),
-    /// In the gradients' arena, at an element offset: that of its parameter, unless buckets take turns there.
+    /// In the gradients' arena, at an element offset: that of its parameter, unless buckets alternate there.
     Grad(usize),
     /// In the states' arena, at an element offset.
     State(usize),
     /// In the inputs' arena, at a byte offset.
     Input(usize),
-    /// Never stored: only its users' fused passes know it.
+    /// Never stored: it only exists inside the fused passes that use it.
     Nowhere,
 }
 
@@ -43,20 +43,20 @@ pub struct MemoryPlan {
     pub param_offsets: Vec<usize>,
     /// Elements of the parameters' arena.
     pub param_len: usize,
-    /// Elements of the gradients' arena: as many, or those of the buffers that buckets take turns in.
+    /// Elements of the gradients' arena: as many as parameters, or those of the buffers that buckets alternate between.
     pub grad_len: usize,
     /// Elements of the states' arena.
     pub state_len: usize,
     /// Bytes of the inputs' arena.
     pub input_bytes: usize,
-    /// Bytes of the arena of activations: the peak of what is alive at once, and what fragments.
+    /// Bytes of the arena of activations: the peak of live values, plus fragmentation.
     pub arena_bytes: usize,
 }
 
 impl MemoryPlan {
-    /// Plans `graph`, whose nodes want `scratch_bytes` each while they run.
+    /// Plans `graph`; `scratch_bytes` says how much scratch space each node needs while it runs.
     pub fn new(graph: &Graph, scratch_bytes: &[usize]) -> MemoryPlan {
-        assert_eq!(scratch_bytes.len(), graph.nodes.len(), "one size a node");
+        assert_eq!(scratch_bytes.len(), graph.nodes.len(), "one size per node");
         let mut plan = MemoryPlan {
             places: vec![Place::Nowhere; graph.values.len()],
             scratch: vec![0; graph.nodes.len()],
@@ -90,7 +90,7 @@ impl MemoryPlan {
                 plan.scratch[i] = block.offset;
             }
         }
-        // A reshape of something stored elsewhere lies there too.
+        // A reshape of something stored elsewhere is stored there too.
         for node in &graph.nodes {
             if matches!(node.op, Op::Reshape) && plan.places[node.outputs[0].idx()] == Place::Nowhere {
                 plan.places[node.outputs[0].idx()] = plan.places[node.inputs[0].idx()];
@@ -129,7 +129,7 @@ impl MemoryPlan {
         }
     }
 
-    /// Checks that nothing alive at the same time overlaps: what makes it sound to hand out slices by this plan.
+    /// Checks that no two values overlap while both are live: this makes it sound to hand out slices by this plan.
     fn verify(&self, graph: &Graph) {
         let range = |v: ValueId| match self.places[v.idx()] {
             Place::Arena(o) => Some((o, o + graph.value(v).bytes())),
@@ -160,7 +160,7 @@ impl MemoryPlan {
     }
 }
 
-/// Elements of a value, filled up so that the next one begins at a multiple of [`ALIGN_BYTES`].
+/// Elements of a value, padded so that the next one begins at a multiple of [`ALIGN_BYTES`].
 fn padded_numel(graph: &Graph, v: ValueId) -> usize {
     graph.shape(v).numel().next_multiple_of(ALIGN_BYTES / graph.value(v).dtype.bytes())
 }
@@ -187,7 +187,7 @@ pub fn reshape_root(graph: &Graph, mut v: ValueId) -> ValueId {
     v
 }
 
-/// Values (or a scratch space) that share a place, and when it is taken.
+/// Values (or a scratch space) that share memory, and when it is in use.
 struct Reservation {
     values: Vec<ValueId>,
     scratch_of: Option<usize>,
@@ -197,7 +197,7 @@ struct Reservation {
     offset: usize,
 }
 
-/// Joins values into blocks: reshapes with their operands, in-place results with what they replace.
+/// Joins values into reservations: reshapes with their operands, in-place results with what they overwrite.
 fn lifetimes(graph: &Graph, places: &[Place]) -> Vec<Reservation> {
     let end = graph.nodes.len();
     let mut last_use = vec![0; graph.values.len()];
@@ -240,7 +240,7 @@ fn lifetimes(graph: &Graph, places: &[Place]) -> Vec<Reservation> {
                 Op::Fused(_) => node.inputs.iter().find_map(|u| {
                     let b = of_value[u.idx()]?;
                     let free = blocks[b].to == i && taken != Some(b);
-                    // Another view of the same block would be read at other places than it is written.
+                    // Another view of the same memory would be read at other offsets than it is written.
                     let alone = node
                         .inputs
                         .iter()
@@ -272,8 +272,8 @@ fn lifetimes(graph: &Graph, places: &[Place]) -> Vec<Reservation> {
     blocks
 }
 
-/// The parameters in the order in which gradients become ready, with the elements of the arena that each takes,
-/// filling included: the ranges follow each other without gaps.
+/// The parameters in the order in which gradients become ready, with the elements of the arena that each takes, padding
+/// included: the ranges follow each other without gaps.
 pub fn param_ranges(graph: &Graph) -> Vec<(usize, Range<usize>)> {
     let mut next = 0;
     let range = |p: usize| {

@@ -65,9 +65,9 @@ pub enum ReduceKind {
 /// Options of a cross-entropy loss.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct CrossEntropy {
-    /// The share of probability spread over all classes.
+    /// How much probability is spread over all classes.
     pub label_smoothing: f32,
-    /// Samples with this label count for nothing.
+    /// Samples with this label are ignored.
     pub ignore_index: Option<i32>,
 }
 
@@ -133,7 +133,7 @@ pub enum Op {
     Select,
     /// A chain of element-wise ops in one pass; all outputs have the node's shape.
     Fused(Expr),
-    /// Another op, followed on each finished piece of its first output by element-wise ops.
+    /// Another op, followed by element-wise ops on each finished block of its first output.
     Epilogue(Box<Epilogue>),
 
     /// The same elements in another shape; no copy.
@@ -179,17 +179,17 @@ pub enum Op {
         /// Its length.
         len: usize,
     },
-    /// Another element type.
+    /// Converts to another element type.
     Cast(DType),
-    /// Combines along axes, which stay with length 1.
+    /// Reduces along dims, which stay with length 1.
     Reduce {
-        /// How.
+        /// Sum, mean, maximum or minimum.
         kind: ReduceKind,
         /// Along which dims, ascending.
         axes: Vec<usize>,
     },
 
-    /// `(a, b)`: `[.., m, k]·[.., k, n]`, stored transposed where said. A rank-2 `b` serves all of `a`.
+    /// `(a, b)`: `[.., m, k]·[.., k, n]`, stored transposed if `ta` or `tb`. A rank-2 `b` serves all of `a`.
     MatMul {
         /// `a` is stored `[.., k, m]`.
         ta: bool,
@@ -246,8 +246,8 @@ pub enum Op {
         /// Whether `y` was clamped at zero; where it was is found from `x`.
         relu: bool,
     },
-    /// `x`, the sum over all who run this graph side by side on shards of one batch (the ranks of the data axis);
-    /// each gets the same. Who runs alone gets what it gave. Meant for small tensors: everybody waits for it.
+    /// The sum of `x` over the ranks of the data axis, which run this graph on shards of one batch; each gets the same.
+    /// A lone rank gets `x`. Meant for small tensors: every rank waits for it.
     AxisSum,
     /// `(x [.., c], shift)` → `[1 + 2·c]`: how many rows, and of each channel the sums of `x - shift` and of its square.
     BatchNormSums,
@@ -335,12 +335,12 @@ pub enum Op {
     Attention(Attention),
     /// `(do, o, lse)` and then the operands of the attention → `dqkv` or `(dq, dk, dv)`.
     AttentionGrad(Attention),
-    /// Zeroes a share of elements and scales the rest; the mask is a function of the run's seed, the step and
-    /// `stream`, so it is drawn again and never kept.
+    /// Zeroes elements at random and scales the rest; the mask is a function of the run's seed, the step and `stream`,
+    /// so it is drawn again and never stored.
     Dropout {
-        /// The share.
+        /// The probability.
         p: f32,
-        /// Tells this mask from the model's others.
+        /// Distinguishes this mask from the model's others.
         stream: u64,
         /// Where the elements lie in the tensor of all ranks, if this rank has a part of each sample.
         slab: Option<Slab>,
@@ -441,18 +441,18 @@ impl Op {
         }
     }
 
-    /// Whether the node brings a value in rather than computing one.
+    /// Whether the node is given its value rather than computing it.
     pub fn is_leaf(&self) -> bool {
         matches!(self, Op::Input(_) | Op::Param(_) | Op::State(_) | Op::Const(_))
     }
 
-    /// Whether every output element depends on the operands' elements at the same (broadcast) place alone, so that
+    /// Whether every output element depends on the operands' elements at the same (broadcast) index alone, so that
     /// the op can join a fused pass.
     pub fn is_elementwise(&self) -> bool {
         matches!(self, Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Expand | Op::Fused(_))
     }
 
-    /// Whether the executor can run element-wise work on finished pieces of the first output.
+    /// Whether the executor can run element-wise work on finished blocks of the first output.
     pub fn takes_epilogue(&self) -> bool {
         matches!(
             self,

@@ -1,6 +1,6 @@
-//! The printed form of a graph: a text that a test can compare and a person can read.
+//! The printed form of a graph, for people and for tests.
 //!
-//! One line a node: `%value, .. : type = op{options}(operands)  # layer`.
+//! One line per node: `%value, .. : type = op{options}(operands)  # layer`.
 
 use std::fmt::{self, Write};
 

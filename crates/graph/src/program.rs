@@ -14,8 +14,8 @@
 //!  update                       parameters from gradients, with the optimizer
 //! ```
 //!
-//! Nothing that ranks do together, and nothing that orders work, is known to a reader only: microbatches, sums of
-//! gradients, clipping, the tree of reproducible mode, statistics over an axis, a rank without samples are all instructions.
+//! No communication and no ordering is left to the reader: microbatches, sums of gradients, clipping, the tree of
+//! reproducible mode, statistics over an axis, a rank without samples are all instructions.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::graph::{Graph, ValueId};
 use crate::memory::{param_ranges, readiness};
 use crate::shape::DType;
 
-/// An axis of the mesh in which ranks stand: those that share something out along it exchange over it.
+/// An axis of the mesh of ranks: those that split something along it exchange over it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Axis {
     /// Samples of the batch.
@@ -44,7 +44,7 @@ pub enum Axis {
 }
 
 impl Axis {
-    /// As job files and printed programs name it.
+    /// Its name in job files and printed programs.
     pub fn name(self) -> &'static str {
         match self {
             Axis::Data => "data",
@@ -77,10 +77,10 @@ pub enum Region {
     },
 }
 
-/// Memory beside the arenas, for the time of a step.
+/// Memory beside the arenas, for one step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Buffer {
-    /// What it holds, for people. Buffers of several programs with the same name share their memory.
+    /// What it holds. Buffers of several programs with the same name share memory.
     pub name: String,
     /// Its element type.
     pub dtype: DType,
@@ -99,53 +99,53 @@ pub enum Collective {
     AllGather(Arc<[usize]>),
     /// Each rank sends its elements for rank `r`, by the cuts, and receives likewise.
     AllToAll {
-        /// What goes to whom.
+        /// Which elements go to which rank.
         send: Arc<[usize]>,
         /// Where it arrives.
         into: Region,
-        /// What came from whom.
+        /// Which elements come from which rank.
         recv: Arc<[usize]>,
     },
-    /// Each waits until all have come.
+    /// A barrier.
     Meet,
 }
 
 /// An exchange with the other ranks along an axis.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Exchange {
-    /// What is done.
+    /// The collective.
     pub op: Collective,
-    /// Among whom.
+    /// The axis whose group exchanges.
     pub axis: Axis,
-    /// With which elements.
+    /// The elements.
     pub of: Region,
     /// Their type.
     pub dtype: DType,
-    /// Their form on the wire.
+    /// Their type on the wire.
     pub wire: DType,
 }
 
 /// Who holds the weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Weights {
-    /// Every rank has a copy of its own.
+    /// Every rank has its own copy.
     Own,
     /// All ranks work on one copy.
     Shared,
 }
 
-/// Of which parameters a rank keeps gradients and optimizer state.
+/// For which parameters a rank keeps gradients and optimizer state.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Keeps {
-    /// Both of all; every rank updates everything.
+    /// Both for all; every rank updates everything.
     All,
-    /// Optimizer state of its own part, which it alone updates; gradients of all.
+    /// Optimizer state for its own shard, which only it updates; gradients for all.
     OwnMoments,
-    /// Both of its own part.
+    /// Both for its own shard only.
     OwnGradients,
 }
 
-/// How a rank stands to the others.
+/// A rank's role among the others.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Role {
     /// This rank.
@@ -156,21 +156,20 @@ pub struct Role {
     pub weights: Weights,
     /// What this rank keeps.
     pub keeps: Keeps,
-    /// Reproducible: into how many logical shards the global batch is cut, whose gradients are added up in a fixed
-    /// tree.
+    /// Reproducible mode: how many logical shards the global batch has; their gradients are summed in a fixed tree.
     pub shards: Option<usize>,
-    /// By rank: the parts of the arena that it updates, in their order. Its moments are those of these parts, one
-    /// after the other.
+    /// By rank: the ranges of the arena that it updates, in order. Its moments are those of these ranges, one after the
+    /// other.
     pub parts: Vec<Vec<Range<usize>>>,
 }
 
 impl Role {
-    /// The parts of this rank.
+    /// The ranges of this rank.
     pub fn own(&self) -> &[Range<usize>] {
         &self.parts[self.rank]
     }
 
-    /// Whether the parts are disjoint: each rank updates its own.
+    /// Whether the ranges are disjoint: each rank updates its own.
     pub fn sharded(&self) -> bool {
         self.keeps != Keeps::All
     }
@@ -186,14 +185,14 @@ impl Role {
 pub struct Microbatch {
     /// The body, by its number in the program.
     pub body: usize,
-    /// The place of its first sample among those of the step: random draws are functions of it.
+    /// The index of its first sample within the step; random draws depend on it.
     pub first_sample: usize,
 }
 
-/// One thing that a rank does.
+/// One instruction of a rank.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Instr {
-    /// Zeros, and the caller's two numbers at the end: where the totals of the step are added up.
+    /// Starts the totals of the step: zeros, with the caller's two numbers at the end.
     Begin(Region),
     /// Fills the inputs of a slot with a microbatch.
     Load {
@@ -220,7 +219,7 @@ pub enum Instr {
         /// The numbers.
         into: Region,
     },
-    /// States become what a microbatch has made of them.
+    /// Keeps the states as a microbatch left them.
     Keep {
         /// The slot.
         slot: usize,
@@ -233,16 +232,16 @@ pub enum Instr {
         slot: usize,
         /// The microbatch.
         microbatch: usize,
-        /// Where to.
+        /// The destination.
         into: Region,
     },
     /// Zeros.
     Zero(Region),
     /// Copies.
     Copy {
-        /// What.
+        /// The elements.
         from: Region,
-        /// Where to.
+        /// The destination.
         into: Region,
     },
     /// `into += from`.
@@ -256,19 +255,19 @@ pub enum Instr {
     DivideByWeight(Region),
     /// Divides by a count.
     Divide {
-        /// What.
+        /// The elements.
         of: Region,
-        /// By how many.
+        /// The count.
         by: usize,
     },
     /// Starts an exchange, by its number in the program.
     Start(usize),
     /// Waits for an exchange that was started.
     Wait(usize),
-    /// Takes pairs of weighted losses and weights, and the caller's numbers behind them, for the totals of the step. If the
+    /// Reads the totals of the step: pairs of weighted losses and weights, then the caller's numbers. If the
     /// loss is not finite the step ends here, on every rank, and nothing has been updated.
     Judge(Region),
-    /// Adds the sum of squares of gradients to a number; with blocks, sets one number for each block of so many elements.
+    /// Adds the sum of squares of gradients to a number; with `block`, sets one number per block of that many elements.
     Squares {
         /// The gradients.
         of: Region,
@@ -291,7 +290,7 @@ pub enum Instr {
         params: Range<usize>,
         /// Their gradients.
         grads: Region,
-        /// Where their moments begin among this rank's.
+        /// The offset of their moments among this rank's.
         moments_at: usize,
     },
     /// Lets the averaged parameters follow the parameters: each step takes `1 - decay` of the difference, and more in the first
@@ -307,23 +306,23 @@ pub enum Instr {
 pub struct Program {
     /// The graphs of microbatches, one for each size. Programs for steps of other shapes share them.
     pub bodies: Vec<Arc<Body>>,
-    /// What goes through them.
+    /// The microbatches that they run on.
     pub microbatches: Vec<Microbatch>,
     /// The runs of nodes that instructions name.
     pub blocks: Vec<Block>,
-    /// How many microbatches lie in memory at a time.
+    /// How many microbatches are in memory at a time.
     pub slots: usize,
     /// Memory beside the arenas.
     pub buffers: Vec<Buffer>,
     /// What is done together with other ranks.
     pub exchanges: Vec<Exchange>,
-    /// In this order.
+    /// The instructions in order.
     pub instrs: Vec<Instr>,
     /// What updates do.
     pub optimizer: Option<Optimizer>,
-    /// How this rank stands to others; `None` for a program that knows of none.
+    /// This rank's role among others; `None` for a program without other ranks.
     pub role: Option<Role>,
-    /// Where gradients lie until they are added up, if each rank keeps its own part of them only.
+    /// Where gradients are stored until they are summed, if each rank keeps only its own shard of them.
     pub grad_buffers: Option<GradBuffers>,
 }
 
@@ -374,7 +373,8 @@ impl Program {
         Program::of(Body::at_once(step, optimizer)).updating(optimizer, None)
     }
 
-    /// Traces to a training step in one go: differentiates `loss`, an output of `forward`, and adds the update.
+    /// From a forward graph to a training step in one go: differentiates `loss`, an output of `forward`, and adds the
+    /// update.
     pub fn train_loss(forward: &Graph, loss: ValueId, optimizer: Optimizer) -> Result<Program, TraceError> {
         Ok(Program::train(&differentiate(forward, loss)?, optimizer, None))
     }
@@ -420,20 +420,20 @@ impl Program {
         }
     }
 
-    /// A new buffer, whole.
+    /// Adds a buffer and returns all of it as a region.
     pub fn buffer(&mut self, name: impl Into<String>, dtype: DType, len: usize) -> Region {
         self.buffers.push(Buffer { name: name.into(), dtype, len });
         Region::Buffer(self.buffers.len() - 1, 0..len)
     }
 
-    /// A new exchange of elements in the form in which they are; returns its number.
+    /// Adds an exchange of elements in their own type; returns its number.
     pub fn exchange(&mut self, op: Collective, axis: Axis, of: Region) -> usize {
         let dtype = self.dtype(&of);
         self.exchanges.push(Exchange { op, axis, of, dtype, wire: dtype });
         self.exchanges.len() - 1
     }
 
-    /// An exchange that is waited for at once.
+    /// Adds an exchange that is waited for at once.
     pub fn exchange_now(&mut self, op: Collective, axis: Axis, of: Region) {
         let number = self.exchange(op, axis, of);
         self.instrs.extend([Instr::Start(number), Instr::Wait(number)]);
@@ -511,7 +511,8 @@ impl Body {
         updates.into_iter().map(update).collect()
     }
 
-    /// By parameter: where its gradient begins in the arena of gradients; `None` if it has none, or keeps it nowhere.
+    /// By parameter: where its gradient begins in the arena of gradients; `None` if it has none, or if it is never
+    /// stored.
     pub fn grad_places(&self) -> Vec<Option<usize>> {
         let graph = &self.graph;
         let mut places = vec![None; graph.params.len()];

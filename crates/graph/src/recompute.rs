@@ -1,12 +1,12 @@
 //! Recomputation: a rewrite that trades time for a stated memory budget.
 //!
-//! A value of the forward pass that the backward pass reads is kept all the way between. Dropping it means computing
-//! it again just before its first reader in the backward pass, from values that are still kept. Which to drop is
-//! chosen by trying: first values that are cheap for their size, more and more of them; then everything but the
-//! values at the graph's narrow places (where one tensor is all that crosses, as between blocks of a residual
-//! network). The cheapest choice that fits the budget wins. Masks of dropout come from a counter, so they come out
-//! the same; statistics of batch norm are computed again, their running ones are updated once. A sum over the ranks is
-//! never computed again: it is small, everybody would wait for it, and ranks need not have dropped the same.
+//! A value of the forward pass that the backward pass reads is kept all the way between. Dropping it means computing it
+//! again just before its first reader in the backward pass, from values that are still kept. Which to drop is chosen by
+//! trying: first values that are cheap for their size, more and more of them; then everything but the values at the
+//! graph's narrow places (where one tensor is all that crosses, as between blocks of a residual network). The cheapest
+//! choice that fits the budget wins. Masks of dropout come from a counter, so they come out the same; statistics of
+//! batch norm are computed again, their running ones are updated once. A sum over the ranks is never computed again: it
+//! is small, all ranks would wait for it, and they need not have dropped the same values.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::cost::cost;
 use crate::graph::{Graph, Rebuild, ValueId};
 use crate::op::Op;
 
-/// What a recomputation came to.
+/// The result of a recomputation.
 #[derive(Debug)]
 pub struct Recomputed {
     /// The rewritten graph.
@@ -28,12 +28,12 @@ pub struct Recomputed {
 /// No choice of what to recompute fits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "a step needs at least {least_bytes} bytes however much is recomputed, the budget is {budget_bytes}; use a smaller batch"
+    "a step needs at least {least_bytes} bytes even with recomputation, and the budget is {budget_bytes}; use a smaller batch"
 )]
 pub struct BudgetError {
     /// What was asked for.
     pub budget_bytes: usize,
-    /// The best that recomputation reaches.
+    /// The least that recomputation can reach.
     pub least_bytes: usize,
 }
 
@@ -169,7 +169,7 @@ impl Again<'_> {
         self.made[v.idx()].expect("just made")
     }
 
-    /// Whether `v` is not there any more: dropped itself, a view of something dropped, or something that the
+    /// Whether `v` is no longer available: dropped itself, a view of something dropped, or something that the
     /// backward pass never read before and that would have to be kept for this alone.
     fn reaches_dropped(&self, v: ValueId) -> bool {
         let root = crate::memory::reshape_root(self.graph, v);

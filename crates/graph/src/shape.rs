@@ -39,7 +39,7 @@ impl Shape {
         dims[axis] = len;
         Shape(dims)
     }
-    /// `(product before axis, length of axis, product after axis)`.
+    /// The product of the dims before one, its length, and the product of the dims after it.
     pub fn around(&self, axis: usize) -> (usize, usize, usize) {
         (self.0[..axis].iter().product(), self.0[axis], self.0[axis + 1..].iter().product())
     }
@@ -59,7 +59,7 @@ impl Shape {
             .map(Shape)
     }
 
-    /// The axes over which `self` was repeated to make `wide`, counted in `wide`.
+    /// The dims of `wide` along which `self` was repeated.
     pub fn broadcast_axes(&self, wide: &Shape) -> Vec<usize> {
         let lead = wide.rank() - self.rank();
         (0..wide.rank()).filter(|&i| i < lead || (self.0[i - lead] == 1 && wide.0[i] != 1)).collect()

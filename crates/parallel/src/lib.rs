@@ -1,14 +1,14 @@
-//! Who does what of a step: plans, and the lowering of a step's graph into one program per rank.
+//! How a step is distributed: plans, and the lowering of a step's graph into one program per rank.
 //!
 //! Pure data in, pure data out. It knows nothing of sockets, threads or kernels.
 //!
 //! # Layout
-//! - [`mesh`]: how ranks stand to each other. [`plan`]: how a step is split, and who keeps what.
+//! - [`mesh`]: how ranks are arranged. [`plan`]: how a step is split, and who keeps what.
 //! - [`passes`]: from a step's graph to the body of a microbatch: the passes in their order.
-//! - [`mod@schedule`]: from bodies and the shape of a step to a program. [`buckets`]: which gradients are sent together, and who
-//!   owns them. `reproducible`: steps whose bits do not depend on the number of ranks; [`tree`]: the fixed tree in which
-//!   gradients of logical shards are added up.
-//! - [`sync_norm`]: batch norms that see the rows of all ranks.
+//! - [`mod@schedule`]: from bodies and the shape of a step to a program. [`buckets`]: which gradients are sent
+//!   together, and which rank owns them. `reproducible`: steps whose bits do not depend on the number of ranks;
+//!   [`tree`]: the fixed tree in which gradients of logical shards are added up.
+//! - [`sync_norm`]: batch norms with the statistics of all ranks.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! The mesh: ranks as points of a grid with named axes. Those that differ along one axis only are a group.
+//! The mesh: ranks as points of a grid with named axes. Ranks that differ along one axis only form a group.
 //!
-//! Numbers of ranks run along the tensor axis first, then the sequence, the stages and the data: neighbours, which are mostly
-//! on one host, exchange most.
+//! Ranks are numbered along the tensor axis first, then sequence, stage and data: neighbours, which are mostly on one
+//! host, exchange the most.
 
 use polyreme_graph::Axis;
 
@@ -22,7 +22,7 @@ pub struct Mesh {
 const ORDER: [Axis; 4] = [Axis::Tensor, Axis::Sequence, Axis::Stage, Axis::Data];
 
 impl Mesh {
-    /// Ranks that share out the batch only.
+    /// A mesh that only splits the batch: pure data parallelism.
     pub fn data(ranks: usize) -> Mesh {
         Mesh { data: ranks, tensor: 1, stage: 1, sequence: 1 }
     }
@@ -42,7 +42,7 @@ impl Mesh {
         ORDER.iter().map(|axis| self.len(*axis)).product()
     }
 
-    /// Where a rank stands along an axis.
+    /// A rank's coordinate along an axis.
     pub fn place(&self, rank: usize, axis: Axis) -> usize {
         rank / self.stride(axis) % self.len(axis)
     }
@@ -73,7 +73,7 @@ mod tests {
                 let group = mesh.group(rank, axis);
                 assert_eq!((group.len(), group[mesh.place(rank, axis)]), (mesh.len(axis), rank));
                 group.iter().for_each(|r| seen[*r] += 1);
-                // The others of the group have the same group, and stand where this rank does along other axes.
+                // The others see the same group, and have this rank's coordinates along the other axes.
                 for other in group.iter().copied() {
                     assert_eq!(mesh.group(other, axis), group);
                     let same = |a: &Axis| *a == axis || mesh.place(other, *a) == mesh.place(rank, *a);

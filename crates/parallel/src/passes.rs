@@ -9,11 +9,11 @@ use crate::plan::{Plan, Training};
 use crate::schedule::schedule;
 use crate::sync_norm::sync_batch_norm;
 
-/// What a rank may take, and what a program would.
+/// How much memory a rank may use, and how to measure a program's.
 pub struct Budget<'a> {
-    /// The most.
+    /// The most that a rank may use.
     pub bytes: usize,
-    /// Of a program.
+    /// Bytes that a rank needs for a program.
     pub measure: &'a dyn Fn(&Program) -> usize,
 }
 
@@ -24,8 +24,8 @@ pub fn compile(
     training: &Training,
     budget: Option<Budget>,
 ) -> Result<Body, BudgetError> {
-    // 1. Before anything is recomputed: ranks with parts of different size may recompute different things, but they must
-    //    meet for the same sums.
+    // 1. Before recomputation: ranks with shards of different sizes may recompute different values, but they must take
+    //    part in the same sums.
     let synced = plan.syncs_norms().then(|| sync_batch_norm(step));
     let step = synced.as_ref().unwrap_or(step);
     // 3. Fusion, and the order in which gradients are made.
@@ -34,8 +34,8 @@ pub fn compile(
         false => Body::new(step),
     };
     let Some(Budget { bytes, measure }) = budget else { return Ok(last(step)) };
-    // 2. Recomputation, measured by what the passes after it make of a graph. All ranks must come to the same, so all measure
-    //    the last rank, whose parts are the largest.
+    // 2. Recomputation, measured on the result of the passes after it. All ranks must come to the same decision, so all
+    //    measure the last rank, whose shards are the largest.
     let largest = Plan { rank: plan.mesh.ranks() - 1, ..plan.clone() };
     let measure =
         |step: &Graph| measure(&schedule(&largest, training, &[Arc::new(last(step))], &largest.whole_step()));

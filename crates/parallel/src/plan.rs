@@ -13,7 +13,7 @@ use crate::tree::run_of;
 pub enum Norms {
     /// Those of the rank's own microbatch.
     Local,
-    /// Those that all ranks of the data axis have at the same time.
+    /// Those of the microbatches that all ranks of the data axis run at the same time.
     Synchronised,
 }
 
@@ -29,21 +29,22 @@ pub enum Updates {
 /// How a step is split over ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
-    /// How the ranks stand to each other.
+    /// How the ranks are arranged.
     pub mesh: Mesh,
     /// This rank.
     pub rank: usize,
     /// Who holds the weights. Shared ones are written by one rank each, so each keeps the moments of its own part at least.
     pub weights: Weights,
-    /// Of which parameters a rank keeps gradients and optimizer state. An optimizer that looks at whole tensors keeps all.
+    /// For which parameters a rank keeps gradients and optimizer state. An optimizer that needs whole tensors keeps all
+    /// of them.
     pub keeps: Keeps,
-    /// Into how many microbatches a rank cuts its part of a whole step.
+    /// How many microbatches a rank splits its share of a full step into.
     pub microbatches: usize,
-    /// Gradients are sent in buckets of at least so many bytes.
+    /// Gradients are sent in buckets of at least this many bytes.
     pub bucket_bytes: usize,
-    /// Batch norms.
+    /// Which samples batch norms take their statistics over.
     pub norms: Norms,
-    /// Reproducible: logical shards of the global batch, each a microbatch of its own.
+    /// Reproducible mode: how many logical shards the global batch has, each of them one microbatch.
     pub shards: Option<usize>,
     /// When parameters are updated.
     pub updates: Updates,
@@ -60,14 +61,14 @@ pub struct Training {
     pub ema: Option<f64>,
 }
 
-/// What one rank has of a step.
+/// One rank's share of a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StepShape {
     /// Its microbatches in their order. In reproducible mode, one for each of its logical shards: `None` without samples.
     pub microbatches: Vec<Option<Microbatch>>,
-    /// How many microbatches the rank with the most has; ranks with fewer take part in the others' exchanges first.
+    /// The largest number of microbatches on any rank; ranks with fewer first take part in the others' exchanges.
     pub rounds: usize,
-    /// Reproducible: which logical shards each rank has.
+    /// Reproducible mode: which logical shards each rank has.
     pub runs: Vec<Range<usize>>,
 }
 
@@ -87,7 +88,7 @@ impl Plan {
         }
     }
 
-    /// Ranks that share out the batch.
+    /// How many ranks the batch is split over.
     pub fn ranks(&self) -> usize {
         self.mesh.len(Axis::Data)
     }
@@ -119,7 +120,7 @@ impl Plan {
         self.updates == Updates::AtOnce && lone && self.microbatches <= 1
     }
 
-    /// The shape of a whole step in which all microbatches are of the first body.
+    /// The shape of a full step in which every microbatch runs the first body.
     pub fn whole_step(&self) -> StepShape {
         let microbatch = Microbatch { body: 0, first_sample: 0 };
         let Some(shards) = self.shards else {
@@ -131,7 +132,8 @@ impl Plan {
         StepShape::shards(vec![Some(microbatch); mine], runs)
     }
 
-    /// Whether batch norms meet the other ranks. Logical shards are computed one by one, each with statistics of its own.
+    /// Whether batch norms exchange statistics with other ranks. Logical shards are computed one by one, each with its
+    /// own statistics.
     pub(crate) fn syncs_norms(&self) -> bool {
         self.norms == Norms::Synchronised && self.ranks() > 1 && self.shards.is_none()
     }
@@ -143,13 +145,13 @@ impl StepShape {
         StepShape::rounds(&[Microbatch { body: 0, first_sample: 0 }], 1)
     }
 
-    /// These microbatches, where the rank with the most has `rounds`.
+    /// These microbatches, in a step where the rank with the most has `rounds`.
     pub fn rounds(microbatches: &[Microbatch], rounds: usize) -> StepShape {
         let microbatches: Vec<_> = microbatches.iter().copied().map(Some).collect();
         StepShape { rounds: rounds.max(microbatches.len()).max(1), microbatches, runs: Vec::new() }
     }
 
-    /// This rank's logical shards, where each rank has such a run of them.
+    /// This rank's logical shards; `runs` says which each rank has.
     pub fn shards(microbatches: Vec<Option<Microbatch>>, runs: Vec<Range<usize>>) -> StepShape {
         StepShape { rounds: microbatches.len(), microbatches, runs }
     }

@@ -9,13 +9,13 @@
 //!  add them up along the tree
 //! ```
 //!
-//! A rank adds up whole subtrees as they become complete ([`crate::tree`]). All ranks know who has which subtrees, so the
-//! owner of a range of elements can add up those of all ranks along the same tree. States (running statistics) of every shard
-//! start from those of the step's beginning; the new ones are the weighted mean, added up in the same tree, by every rank for
-//! itself.
+//! A rank adds up whole subtrees as they become complete ([`crate::tree`]). All ranks know who has which subtrees, so
+//! the owner of a range of elements can add up those of all ranks along the same tree. States (running statistics) of
+//! every shard start from those of the step's beginning; the new ones are the weighted mean, added up in the same tree,
+//! on every rank.
 //!
-//! Per step a rank sends each of its at most `2·log2(shards)` sums once, whole. If a rank dies, the exchange ends with
-//! a report and nothing is updated.
+//! Per step a rank sends each of its sums once and whole; it has at most `2·log2(shards)`. If a rank dies, the exchange
+//! ends with a report and nothing is updated.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -105,17 +105,17 @@ fn squares_and_clip(lowering: &mut Lowering, learnt: usize, mine: Range<usize>, 
 /// The subtrees that are complete at a point of the program.
 struct Tree {
     shards: usize,
-    /// Elements of the gradients and of the states behind them.
+    /// Elements of the gradients, which come first, and of the states after them.
     learnt: usize,
     states: usize,
-    /// From left to right, and where their sums lie.
+    /// Complete subtrees from left to right, with the buffers that hold their sums.
     stack: Vec<(Subtree, Region)>,
     free: Vec<Region>,
     n_leaves: usize,
 }
 
 impl Tree {
-    /// Room for a leaf.
+    /// A buffer for the sum of one shard.
     fn leaf(&mut self, lowering: &mut Lowering) -> Region {
         self.free.pop().unwrap_or_else(|| {
             let name = format!("shard sum {}", self.n_leaves);
@@ -124,7 +124,7 @@ impl Tree {
         })
     }
 
-    /// Takes the sum of a shard, and adds up what has become whole.
+    /// Takes the sum of a shard, and adds up the subtrees that it completes.
     fn push(&mut self, lowering: &mut Lowering, shard: usize, leaf: Region) {
         self.stack.push((shard..shard + 1, leaf));
         while let [.., (a, left), (b, right)] = &self.stack[..] {
@@ -147,7 +147,7 @@ impl Tree {
         }
     }
 
-    /// Takes over the gradients `own`, and the states, that lie one behind the other in `sum`.
+    /// Copies the gradients `own` and the states out of `sum`, where they are stored one after the other.
     fn take(&self, lowering: &mut Lowering, sum: &Region, own: Range<usize>) {
         let n = own.len();
         let (from, into) = (sum.part(0..n), Region::Grads(own));

@@ -11,26 +11,26 @@
 //!  wait for the gathers
 //! ```
 //!
-//! A bucket is a range of the arena of gradients, which lies in the order of readiness, so nothing is copied to be
-//! sent. Where ranks keep the moments of their own part, the sum is a reduce-scatter: a rank gets the sum of its own part of
-//! each bucket, and the updated parts are gathered. As many bytes go over the wire as by an all-reduce. LAMB and Adafactor look
-//! at whole tensors, so there every rank updates everything.
+//! A bucket is a range of the arena of gradients, which is ordered by readiness, so nothing is copied to be sent. Where
+//! ranks keep the moments of their own part, the sum is a reduce-scatter: a rank gets the sum of its own part of each
+//! bucket, and the updated parts are gathered. That moves as many bytes as an all-reduce. LAMB and Adafactor need whole
+//! tensors, so with them every rank updates everything.
 //!
-//! Ranks that share one copy of the weights have no gather: they meet after the updates. The sum of the last bucket starts
-//! after the last node, and is complete only when all ranks have started it; so no rank writes a parameter that another one
-//! still reads. With shared memory there is no wire to keep busy either: one bucket.
+//! Ranks that share one copy of the weights have no gather: they meet after the updates. The sum of the last bucket
+//! starts after the last node, and is complete only when all ranks have started it; so no rank writes a parameter that
+//! another one still reads. With shared memory there is no network to keep busy either, so there is one bucket.
 //!
 //! # Several microbatches
 //! Gradients of all but the last microbatch are added up in a buffer, which is added to those of the last before their sum over
 //! the ranks starts. A rank with fewer microbatches than others takes part in the exchanges of the first rounds without
 //! samples; a rank without any adds zeros.
 //!
-//! # Gradients too
-//! Where a rank keeps its own part of the gradients only, buckets take turns in two places
-//! ([`GradBuffers`]): before the first gradient of bucket `k` is written, the sum of bucket `k - 2` is waited for and
-//! this rank's part of it taken out. So bucket `k - 2` is summed while bucket `k - 1` is computed. What would have to be summed
-//! at the end of a step's microbatches is gone by then, so every microbatch is summed over the ranks, and own parts add up: with
-//! `n` microbatches, `n` times the bytes of a reduce-scatter.
+//! # Sharded gradients
+//! Where a rank keeps only its own shard of the gradients, buckets alternate between two buffers ([`GradBuffers`]):
+//! before the first gradient of bucket `k` is written, the sum of bucket `k - 2` is waited for and this rank's shard
+//! copied out of it. So bucket `k - 2` is summed while bucket `k - 1` is computed. The whole gradients are gone by the
+//! end of the step, so each microbatch's gradients are summed over the ranks and accumulated in the shards: `n`
+//! microbatches send `n` times the bytes of one reduce-scatter.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ use crate::buckets::{Bucket, buckets, cuts, in_turn};
 use crate::plan::{Plan, StepShape, Training};
 use crate::reproducible;
 
-/// The program of one rank for steps of a shape, over bodies that [`compile`](crate::passes::compile) made.
+/// The program of one rank for steps of this shape, over bodies that [`compile`](crate::passes::compile) made.
 ///
 /// # Panics
 /// If the plan contradicts itself (see [`Plan::keeps`]), or if parameters are updated at once in a step of several microbatches.
@@ -77,7 +77,10 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     let role = Role { rank, ranks: plan.ranks(), weights, keeps, shards: plan.shards, parts };
     program.role = Some(role.clone());
     let at_once = plan.updates_at_once(training);
-    assert!(!at_once || shape.rounds == 1, "updates at once are those of one microbatch");
+    assert!(
+        !at_once || shape.rounds == 1,
+        "parameters can be updated at once only in a step of one microbatch"
+    );
     let mut lowering = Lowering {
         program,
         buckets,
@@ -103,8 +106,7 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     program
 }
 
-/// The program in which states that ranks have of their own become their mean over the ranks; over the body that says where
-/// they lie.
+/// The program that averages each rank's states over all ranks; the body says where they are stored.
 pub fn average_states(ranks: usize, body: &Arc<Body>) -> Program {
     let mut program = Program::empty(vec![body.clone()]);
     let states = Region::States(0..polyreme_graph::memory::state_len(&body.graph));
@@ -113,8 +115,8 @@ pub fn average_states(ranks: usize, body: &Arc<Body>) -> Program {
     program
 }
 
-/// The program of both passes of one microbatch on each rank, with the sums over the data axis that the graph names. States are
-/// kept; gradients stay each rank's own.
+/// The program that runs forward and backward passes of one microbatch on each rank, with the sums over the data axis
+/// that the graph contains. States are updated; gradients are not summed over ranks.
 pub fn both_passes(ranks: usize, body: &Arc<Body>) -> Program {
     let mut program = Program::empty(vec![body.clone()]);
     program.microbatches.push(Microbatch { body: 0, first_sample: 0 });
@@ -144,13 +146,13 @@ pub(crate) struct Lowering {
     at_once: bool,
     /// The sums of buckets that were started in this round, in their order.
     sums: Vec<usize>,
-    /// How many of them have been waited for, and taken out of their buffers.
+    /// How many of them have been waited for and copied out of their buffers.
     n_taken: usize,
-    /// Whether something of earlier rounds is added to what is taken.
+    /// Whether the sums of earlier rounds are added to.
     continues: bool,
     /// Where gradients of earlier microbatches are added up.
     accumulated: Option<Region>,
-    /// Where this rank's part of the gradients lies, if it keeps no others.
+    /// Where this rank's shard of the gradients is, if it keeps no others.
     own_gradients: Option<Region>,
 }
 
@@ -183,7 +185,7 @@ impl Lowering {
         for k in 0..shape.rounds {
             let microbatch = k.checked_sub(shape.rounds - n);
             let body = microbatch.map_or(0, |m| self.program.microbatches[m].body);
-            // Own parts add up over all rounds, with samples or without.
+            // Shards accumulate over all rounds, with samples or without.
             self.continues = match self.own_gradients {
                 Some(_) => k > 0,
                 None => microbatch.is_some_and(|m| m > 0),
@@ -257,7 +259,7 @@ impl Lowering {
         self.flush(round, &mut from, graph.nodes.len());
         self.program.instrs.extend(axis_sums.into_iter().map(|(sum, _)| Instr::Wait(sum)));
         if last {
-            // Nothing is taken over, and nothing updated, before all know that the loss is finite.
+            // Nothing is copied out and nothing is updated before all ranks know that the loss is finite.
             self.program.instrs.extend(totals_sum.map(Instr::Wait));
             if !self.at_once {
                 self.push(Instr::Judge(totals.clone()));
@@ -323,7 +325,7 @@ impl Lowering {
         self.sums.push(sum);
     }
 
-    /// Zeros where a buffer still has something of another bucket: between tensors, or all over if this rank has no
+    /// Zeroes what a buffer still holds of another bucket: the gaps between tensors, or everything if this rank has no
     /// samples.
     fn fill_up(&mut self, round: Round, range: &Range<usize>, of: &Region) {
         if round.microbatch.is_none() {
@@ -340,7 +342,7 @@ impl Lowering {
         self.program.instrs.extend(gaps.into_iter().map(|gap| Instr::Zero(of.part(gap))));
     }
 
-    /// Makes sure that the sums of buckets up to `end` are there; this rank's parts are taken out of their buffers.
+    /// Waits for the sums of the buckets up to `end`, and copies this rank's shards out of their buffers.
     fn wait_until(&mut self, end: usize) {
         for k in self.n_taken..end {
             let sum = self.sums[k];
@@ -357,7 +359,7 @@ impl Lowering {
         self.n_taken = self.n_taken.max(end);
     }
 
-    /// The gradients of this rank's parts, each with where its moments begin.
+    /// The gradients of this rank's shards, each with the offset of its moments.
     pub(crate) fn own_regions(&self) -> Vec<(Range<usize>, Region, usize)> {
         let mut moments_at = 0;
         let region = |range: &Range<usize>| {
@@ -424,7 +426,7 @@ impl Lowering {
     }
 }
 
-/// `into += from`, or the first of the additions.
+/// `into += from`, or a copy for the first addition.
 fn add_or_copy(from: Region, into: Region, add: bool) -> Instr {
     if add { Instr::Add { from, into } } else { Instr::Copy { from, into } }
 }
@@ -467,7 +469,7 @@ mod tests {
         schedule(plan, training, &[Arc::new(body)], &plan.whole_step())
     }
 
-    /// The program as it was reviewed; a difference is printed whole.
+    /// Compares with the reviewed program; a difference prints all of it.
     #[track_caller]
     fn check(program: &Program, want: &str) {
         let got = program.to_string();
@@ -499,7 +501,7 @@ mod tests {
         check(&lower(&plan, &clipped), include_str!("../snapshots/reproducible.txt"));
     }
 
-    /// A rank without samples has the exchanges of the others, in the same order, and computes nothing.
+    /// A rank without samples makes the same exchanges as the others, in the same order, and computes nothing.
     #[test]
     fn a_rank_without_samples_takes_part_in_every_exchange() {
         for keeps in [Keeps::All, Keeps::OwnMoments, Keeps::OwnGradients] {
@@ -538,7 +540,7 @@ mod tests {
         let judged = program.instrs.iter().position(|i| matches!(i, Instr::Judge(_)));
         let first = program.instrs.iter().position(|i| updates(&program, i));
         assert!(judged.is_some() && judged < first, "{program}");
-        // Whose gradients others wait for, or whose norm is wanted, are updated at the end.
+        // Gradients that other ranks wait for, or that are clipped, are applied at the end.
         let later = |training: Training, plan: &Plan| {
             let program = lower(plan, &training);
             assert!(!program.instrs.iter().any(|i| updates(&program, i)), "{program}");

@@ -1,4 +1,4 @@
-//! Synchronised batch norm: a rewrite of a step so that every batch norm sees the rows of all ranks.
+//! Synchronised batch norm: a rewrite of a step that gives every batch norm the statistics of all ranks.
 //!
 //! # What each rank does
 //! Rank `r` of the data axis holds `n_r` of the batch's `N = Σ n_r` rows; the shards may differ, and may be empty.
@@ -12,19 +12,19 @@
 //!            dx     = gamma rstd (g - Σ g / N - h Σ g h / N)    from sums
 //! ```
 //!
-//! So there are two waits a norm and step, each of one all-reduce of `1 + 2·c` floats. Running means are the same on
-//! all ranks before a step (they start so, and each step leaves them so), which is why they serve as the shift.
+//! So each norm waits twice per step, for one all-reduce of `1 + 2·c` floats each time. Running means are the same on
+//! all ranks before a step (they start equal, and each step keeps them equal), which is why they serve as the shift.
 //!
 //! # Gradients of the parameters
-//! `dgamma` and `dbeta` stay sums over one's own rows: they are added up with all other gradients later. The loss that is
-//! differentiated is the sum of the ranks' losses, each seeded with the weight of its rank; `g` carries that weight, so
-//! the sums for `dx` and the later sum of `dgamma` are both right without another factor.
+//! `dgamma` and `dbeta` stay sums over the rank's own rows: they are summed with all other gradients later. The loss
+//! that is differentiated is the sum of the ranks' losses, each seeded with the weight of its rank; `g` carries that
+//! weight, so the sums for `dx` and the later sum of `dgamma` are both right without another factor.
 //!
 //! # What must hold
-//! All ranks run the same steps, each with as many runs of its graph as the others: who does not come is waited for. The
-//! rewrite comes after differentiation and before recomputation: sums over ranks are never computed again, so ranks with
-//! shards of different size may recompute different things. If a peer dies, the sum fails, and with it the run on
-//! each rank; no parameter has changed.
+//! All ranks run the same steps and run their graphs equally often: each sum waits for every rank. The rewrite comes
+//! after differentiation and before recomputation: sums over ranks are never computed again, so ranks with shards of
+//! different size may recompute different things. If a peer dies, the sum fails and so does the step on each rank; no
+//! parameter has changed.
 
 use polyreme_graph::fuse::join_norm_relu;
 use polyreme_graph::graph::Rebuild;
@@ -78,7 +78,7 @@ pub fn sync_batch_norm(step: &Graph) -> Graph {
     if step.n_forward == step.nodes.len() {
         to.graph.n_forward = to.graph.nodes.len();
     }
-    // Where nobody reads a norm's dx, nobody waits for its sums.
+    // If nothing reads a norm's dx, its sums are not needed either.
     let synced = to.finish(step).without_dead();
     synced.verify();
     synced

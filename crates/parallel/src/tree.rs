@@ -1,5 +1,5 @@
-//! The fixed tree in which the gradients of logical shards are added up: the same sums, in the same order, whoever
-//! computes them.
+//! The fixed tree in which the gradients of logical shards are added up: the same sums, in the same order, whichever
+//! rank computes them.
 //!
 //! The tree over shards `0..n` is cut at the largest power of two below `n`, and so on in both halves. A rank that has
 //! a run of shards adds up every subtree that it has whole; what is left are at most `2·log2(n)` sums. The owner of a
@@ -45,7 +45,7 @@ pub fn run_of(shards: usize, ranks: usize, rank: usize) -> Range<usize> {
     shards * rank / ranks..shards * (rank + 1) / ranks
 }
 
-/// One addition or copy on the way from sums that are there to the sum of all.
+/// One addition on the way from the given sums to the total.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Add {
     /// The sum that is added to, by its number among those given.

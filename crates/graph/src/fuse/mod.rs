@@ -1,9 +1,9 @@
 //! Fusion: chains of element-wise ops become one pass over memory, and join the product before them where they can.
 //!
 //! Two rewrites in one walk. First, element-wise nodes of one shape are gathered into clusters. A cluster runs where
-//! its last member ran, so a member may join only if nobody outside reads the cluster's values before that. Second, a
-//! cluster whose latest operand is the first output of an op that takes an epilogue is moved up to that op and works
-//! on each piece of its result while the piece is in cache.
+//! its last member ran, so a node may join only if nothing outside reads the cluster's values before that. Second, a
+//! cluster whose latest operand is the first output of an op that takes an epilogue is moved up to that op and works on
+//! each block of its result while the block is in cache.
 //!
 //! Every element-wise node comes out as [`Op::Fused`] or inside an [`Op::Epilogue`]: executors see no others.
 
@@ -52,7 +52,7 @@ struct Cluster {
     members: Vec<usize>,
     /// Values read from outside, in order of first use; constants are not among them.
     inputs: Vec<ValueId>,
-    /// Members' values that somebody outside reads.
+    /// Members' values that are read outside.
     outputs: Vec<ValueId>,
 }
 
@@ -130,7 +130,7 @@ impl Clusters {
     fn fits(&self, graph: &Graph, members: &[usize]) -> bool {
         let cluster = self.describe(graph, members.to_vec());
         let instrs = members.len() + consts(graph, members);
-        // One register each, of at most 256; one input is kept free for the result of a host.
+        // One register each, of at most 256; one input stays free for the result of a host.
         cluster.inputs.len() < Expr::INPUTS_MAX
             && instrs <= Expr::INSTRS_MAX
             && cluster.outputs.len() <= Expr::OUTPUTS_MAX

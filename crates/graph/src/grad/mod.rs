@@ -132,7 +132,7 @@ impl Backward {
         self.reshape(sum, shape.clone())
     }
 
-    /// Gradients that can each lie in their own place of the gradients' arena: what is a leaf, or stands for two
+    /// Gradients that each have their own memory in the arena: a leaf, or a value that is the gradient of two
     /// parameters, is copied.
     fn settled(&mut self, grads: Vec<Option<ValueId>>) -> Vec<Option<ValueId>> {
         let mut roots = Vec::new();
@@ -164,7 +164,7 @@ fn depends_on_params(graph: &Graph) -> Vec<bool> {
     needed
 }
 
-/// What a row gives back: nothing, or why there is no gradient.
+/// The result of a row: nothing, or why there is no gradient.
 type GradResult = Result<(), TraceErrorKind>;
 
 fn no_gradient(node: &Node) -> GradResult {
