@@ -2,9 +2,8 @@
 //!
 //!     allreduce [--transport local|shm|block] [--ranks N] [--kib 4,64,1024] [--turns N] [--rounds N]
 //!
-//! `shm` are processes with ordinary memory, `block` processes with memory that the others see. Prints an object a
-//! size: `op`, `transport`, `ranks`, `bytes`, `us` (the mean of the turns, as rank 0 saw it, and
-//! of that the best round).
+//! `shm` runs processes with ordinary memory, `block` processes with memory that the others see. Prints one object per
+//! size: `op`, `transport`, `ranks`, `bytes`, `us` (the mean of the turns at rank 0, in the best round).
 
 use std::process::{Child, Command};
 use std::time::Instant;
@@ -34,7 +33,7 @@ fn main() {
                 let options = &options;
                 s.spawn(move || {
                     time(&mut comm, options);
-                    comm.finish().expect("everybody comes to the end");
+                    comm.finish().expect("all ranks finish");
                 });
             }
         });
@@ -73,9 +72,9 @@ fn parse(args: &[String]) -> ExampleOptions {
 }
 
 fn join(rank: usize, segment: polyreme_net::Segment, options: &ExampleOptions) {
-    let mut comm = Comm::shm(ShmSetup::new(rank, options.ranks, segment)).expect("everybody joins");
+    let mut comm = Comm::shm(ShmSetup::new(rank, options.ranks, segment)).expect("all ranks join");
     time(&mut comm, options);
-    comm.finish().expect("everybody comes to the end");
+    comm.finish().expect("all ranks finish");
 }
 
 fn time(comm: &mut Comm, options: &ExampleOptions) {
@@ -90,13 +89,13 @@ fn time(comm: &mut Comm, options: &ExampleOptions) {
                 "block" => Span { ptr: block.ptr().as_ptr(), ..Span::of(&mut data) },
                 _ => Span::of(&mut data),
             };
-            // SAFETY: both live longer than the operation, and nobody touches them meanwhile.
+            // SAFETY: both live longer than the operation, and nothing else accesses them meanwhile.
             let ticket = unsafe { comm.start(Work::AllReduce(span, Reduce::Sum)) };
-            comm.wait(ticket).expect("everybody is here");
+            comm.wait(ticket).expect("all ranks are here");
         };
         (0..3).for_each(|_| turn(comm));
-        comm.barrier().expect("everybody is here");
-        // The best of several means: on a machine that others use too, the mean of all says more about them.
+        comm.barrier().expect("all ranks are here");
+        // The best of several means: on a shared machine, the mean of all says more about its other users.
         let mut us = f64::INFINITY;
         for _ in 0..options.rounds {
             let start = Instant::now();

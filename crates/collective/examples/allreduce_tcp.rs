@@ -1,4 +1,4 @@
-//! All-reduce over loopback TCP: a JSON line a size.
+//! All-reduce over loopback TCP: one JSON line per size.
 //!
 //!     cargo run --release -p polyreme-collective --example allreduce_tcp -- [RANKS [ALGORITHM [KIB]]]
 //!

@@ -1,10 +1,10 @@
-//! Operations over sockets or MPI that go on while their rank computes.
+//! Operations over sockets or MPI that make progress while their rank computes.
 //!
-//! A named thread per rank runs what was started, in order. A rank that waits for an operation that nobody has begun yet
-//! runs it itself: then nothing is handed over, and a blocking operation costs what it costs without the thread. The
-//! way to the others ([`Carrier`]) is with one of the two at a time, so the order is always that of the calls.
+//! A named thread per rank runs what was started, in order. A rank that waits for an operation that has not begun yet
+//! runs it itself: then nothing is handed over, and a blocking operation costs no more than without the thread. Only
+//! one of the two has the [`Carrier`] at a time, so the order is always that of the calls.
 //!
-//! An error stays: every later operation and every later wait returns it.
+//! Errors are sticky: every later operation and every later wait returns the first one.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -19,20 +19,20 @@ use crate::carrier::Carrier;
 use crate::mpi::MpiMail;
 use crate::work::{Ticket, Work};
 
-/// Operations that may be started and not yet done; whoever starts one more does some of them first.
+/// How many operations may be started and not yet done; starting one more first runs some of them.
 const STARTED_MAX: usize = 256;
 
-/// How long a rank that waits looks before it sleeps. Longer than a wake-up takes, shorter than anybody notices.
+/// How long a rank spins before it sleeps: longer than a wake-up takes.
 const LOOK: Duration = Duration::from_micros(30);
 
-/// What the others are told if this rank's operation was a mistake.
+/// What the others are told if this rank's operation panicked.
 const PANICKED: &str = "an operation panicked";
 
 /// A [`Carrier`] with a thread that works for it.
 pub(crate) struct Background {
     step: u64,
     next: u64,
-    /// What reports call this rank, and its host.
+    /// This rank's number in reports, and its host.
     name: (usize, String),
     alarm: Alarm,
     mpi: bool,
@@ -52,7 +52,7 @@ struct BackgroundShared {
 
 struct BackgroundState {
     queue: VecDeque<Started>,
-    /// The way to the others, unless somebody is running an operation.
+    /// The carrier, unless an operation is running.
     carrier: Option<Box<Carrier>>,
     failed: Option<Report>,
     ends: bool,
@@ -88,12 +88,12 @@ impl Background {
         self.mpi
     }
 
-    /// What ends this rank's waits.
+    /// The alarm that ends this rank's waits.
     pub(crate) fn alarm(&self) -> Alarm {
         self.alarm.clone()
     }
 
-    /// Messages beside the operations of a group that is MPI's and was split.
+    /// Messages beside the operations of an MPI group that was split.
     pub(crate) fn mpi_mail(&self) -> Option<MpiMail> {
         match self.shared.lock().carrier.as_deref() {
             Some(Carrier::Mpi(mpi)) => mpi.mail(),
@@ -101,7 +101,7 @@ impl Background {
         }
     }
 
-    /// A group of some ranks of this one, which is MPI's; nothing is on its way. See [`Mpi::split`].
+    /// Splits an MPI group; no operation may be pending. See [`Mpi::split`].
     pub(crate) fn split_mpi(
         &mut self,
         color: usize,
@@ -112,20 +112,20 @@ impl Background {
         let mut state = self.shared.lock();
         let split = match state.carrier.as_deref_mut() {
             Some(Carrier::Mpi(mpi)) => mpi.split(color, place, names),
-            _ => Err("it is not MPI's, or something is on its way".into()),
+            _ => Err("it is not an MPI group, or an operation is pending".into()),
         };
         drop(state);
         let split = split.map_err(|why| self.fail(&format!("a group cannot be made: {why}")))?;
         Ok(Background::new(Carrier::Mpi(Box::new(split))))
     }
 
-    /// Says which step the next operations belong to. All ranks say the same.
+    /// Says which step the next operations belong to. All ranks must set the same.
     pub(crate) fn set_step(&mut self, step: u64) {
         self.step = step;
     }
 
-    /// Tells the others that this rank ends with an error: their waits end with a report that says so. What was started
-    /// and not begun is not done any more; what is being done ends with this report, which is returned.
+    /// Tells the others that this rank fails: their waits end with a report that says so. Operations that have not
+    /// begun are dropped; the running one ends with this report, which is returned.
     pub(crate) fn fail(&mut self, why: &str) -> Report {
         let (rank, host) = self.name.clone();
         let cause = Cause::Failed { why: why.into() };
@@ -134,17 +134,17 @@ impl Background {
         state.queue.clear();
         match &mut state.carrier {
             Some(carrier) => carrier.fail(&report),
-            // Whoever has the carrier sees the alarm, and tells the others.
+            // The thread that has the carrier sees the alarm, and tells the others.
             None => drop(self.alarm.raise(report.clone())),
         }
         state.failed.get_or_insert(report).clone()
     }
 
-    /// Runs an operation now, after those that were started before it. If there are none the thread is not even woken: it
-    /// would only come to take the carrier away.
+    /// Runs an operation now, after those that were started before it. If there are none, the thread is not woken: it
+    /// would only compete for the carrier.
     ///
     /// # Safety
-    /// The memory stays, and nobody else touches it, until this returns.
+    /// The memory stays valid and nothing else accesses it until this returns.
     pub(crate) unsafe fn run(&mut self, work: Work) -> Result<(), Report> {
         let mut state = self.shared.lock();
         if !state.queue.is_empty() || state.carrier.is_none() || state.failed.is_some() {
@@ -162,7 +162,7 @@ impl Background {
     /// Starts an operation; they run in the order in which they were started.
     ///
     /// # Safety
-    /// The memory stays, and nobody else touches it, until the operation was waited for, or this is dropped.
+    /// The memory stays valid and nothing else accesses it until the operation was waited for, or this is dropped.
     pub(crate) unsafe fn start(&mut self, work: Work) -> Ticket {
         self.next += 1;
         let mut state = self.shared.lock();
@@ -185,7 +185,7 @@ impl Background {
         let mut state = self.shared.lock();
         while !done() && state.failed.is_none() {
             if state.carrier.is_none() && !looked {
-                // The thread is at it, perhaps nearly done.
+                // The thread is running it, and may be nearly done.
                 drop(state);
                 let start = Instant::now();
                 while !done() && start.elapsed() < LOOK {
@@ -197,7 +197,7 @@ impl Background {
             }
             state = self.shared.help(state);
         }
-        // After a failure too the memory is the caller's again only when nobody works on it.
+        // Even after a failure the memory is the caller's again only when no operation works on it.
         while state.failed.is_some() && state.carrier.is_none() {
             state = self.shared.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -206,7 +206,7 @@ impl Background {
 }
 
 impl Drop for Background {
-    /// What was started and not begun is not done any more; what is being done ends with an error, here and elsewhere.
+    /// Operations that have not begun are dropped; the running one ends with an error, here and on the other ranks.
     fn drop(&mut self) {
         if self.shared.lock().carrier.is_none() {
             self.fail("it ended in the middle of an operation");
@@ -217,7 +217,7 @@ impl Drop for Background {
         drop(state);
         self.shared.started.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It only panics with a bug that was reported there.
+            // It only panics because of a bug, which was reported there.
             let _ = thread.join();
         }
     }
@@ -240,7 +240,7 @@ impl BackgroundShared {
         }
     }
 
-    /// Runs the first operation if it can, or waits until something moved.
+    /// Runs the first operation if it can, or waits for progress.
     fn help<'a>(&'a self, state: MutexGuard<'a, BackgroundState>) -> MutexGuard<'a, BackgroundState> {
         if state.carrier.is_some() && !state.queue.is_empty() {
             return self.run_first(state, true);
@@ -248,18 +248,19 @@ impl BackgroundShared {
         self.moved.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs the first operation. `spins` if the core has nothing else to do: the thread's one has the rank's own work.
+    /// Runs the first operation. `spins` if the core has nothing else to do: the thread's core is needed for the rank's
+    /// own work.
     fn run_first<'a>(
         &'a self,
         mut state: MutexGuard<'a, BackgroundState>,
         spins: bool,
     ) -> MutexGuard<'a, BackgroundState> {
         let first = state.queue.pop_front().expect("there is one");
-        let mut carrier = state.carrier.take().expect("nobody has it");
+        let mut carrier = state.carrier.take().expect("it is not in use");
         drop(state);
-        // SAFETY: whoever started it promised that the memory stays until it was waited for.
+        // SAFETY: the caller that started it promised that the memory stays valid until it was waited for.
         let work = AssertUnwindSafe(|| unsafe { carrier.run(&first.work, first.step, spins) });
-        // A mistake of the caller, which must not leave it waiting for a thread that is gone.
+        // A bug of the caller, which must not leave it waiting for a thread that is gone.
         let done = std::panic::catch_unwind(work).unwrap_or_else(|_| {
             let (rank, host) = carrier.name();
             let cause = Cause::Failed { why: PANICKED.into() };
@@ -308,7 +309,7 @@ mod tests {
         })
     }
 
-    /// Many are started, some are waited for late, blocking ones come in between: the order is kept everywhere.
+    /// Many operations are started, some are waited for late, blocking ones come in between: the order is kept.
     #[test]
     fn the_order_of_calls_is_kept() {
         on_all(3, |mut back| {
@@ -336,7 +337,7 @@ mod tests {
         });
     }
 
-    /// What was started is done while nobody waits for it.
+    /// Started operations complete without anyone waiting for them.
     #[test]
     fn the_thread_works_by_itself() {
         let work = |links| {
@@ -377,7 +378,7 @@ mod tests {
         }
     }
 
-    /// A rank that ends while its thread waits for the others does not hang, and they are told.
+    /// A rank that ends while its thread waits for the others does not hang, and they get a report.
     #[test]
     fn dropping_in_the_middle_ends() {
         let ends = on_all(2, |mut back| {
@@ -393,7 +394,7 @@ mod tests {
         assert_eq!(ends[0].as_ref().unwrap().rank, 1);
     }
 
-    /// A mistake in what was started is an error of its rank, not a wait without end.
+    /// A bug in a started operation is an error of its rank, not an endless wait.
     #[test]
     fn wrong_cuts_do_not_hang() {
         let reports = on_all(2, |mut back| {

@@ -1,4 +1,4 @@
-//! Numbers in memory of a group ([`Comm::block`]), which the other ranks of a host reach without a copy.
+//! Elements in memory of a group ([`Comm::block`]), which the other ranks of a host access without a copy.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -8,7 +8,7 @@ use polyreme_net::{Block, Report};
 use crate::comm::Comm;
 use crate::element::Element;
 
-/// Numbers of one rank that the others reach without a copy, while it takes part in an operation on them.
+/// Elements of one rank that the others access without a copy while it takes part in an operation on them.
 pub struct Buffer<T> {
     block: Block,
     len: usize,
@@ -16,7 +16,8 @@ pub struct Buffer<T> {
 }
 
 impl Comm {
-    /// Zeros in memory of the group. All ranks ask for as many at the same time. The memory stays as long as the group.
+    /// Zeros in memory of the group. All ranks must ask for the same number at the same time. The memory lives as long
+    /// as the group.
     pub fn buffer<T: Element>(&mut self, len: usize) -> Result<Buffer<T>, Report> {
         let bytes = len.checked_mul(size_of::<T>()).expect("a buffer fits in memory");
         let block = self.block(bytes, "a buffer")?;
@@ -29,8 +30,8 @@ impl<T: Element> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the block is this rank's own and nobody else has a clone; it is aligned to pages and zeroed, and an
-        // element is any bits. Other ranks touch it only inside operations, for which this rank lends it by `&mut`.
+        // SAFETY: the block is this rank's own and has no other clone; it is page-aligned and zeroed, and any bits are
+        // a valid element. Other ranks touch it only inside operations, for which this rank lends it by `&mut`.
         unsafe { std::slice::from_raw_parts(self.block.ptr().as_ptr().cast(), self.len) }
     }
 }

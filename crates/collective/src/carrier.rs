@@ -1,4 +1,4 @@
-//! The ways to the other ranks that are not memory: links, two levels, MPI.
+//! The transports other than shared memory: links, two levels, MPI.
 
 use polyreme_net::{Alarm, Report};
 
@@ -8,22 +8,22 @@ use crate::links::{Linked, TwoLevel};
 use crate::mpi::Mpi;
 use crate::work::{Span, Work};
 
-/// A way to the other ranks.
+/// A transport to the other ranks.
 pub(crate) enum Carrier {
     /// Links.
     Links(Box<Linked>),
-    /// Memory inside hosts and links between their first ranks, for what everybody takes part in; links between any
-    /// two for the rest.
+    /// Shared memory inside hosts and links between their first ranks for collectives; links between any two ranks for
+    /// the rest.
     Levels { levels: Box<TwoLevel<Comm, Linked>>, every_two: Box<Linked> },
-    /// MPI's own.
+    /// MPI.
     Mpi(Box<Mpi>),
 }
 
 impl Carrier {
-    /// Does this rank's part of an operation. `spins` if the core has nothing else to do meanwhile.
+    /// Runs this rank's part of an operation. `spins` if the core has nothing else to do meanwhile.
     ///
     /// # Safety
-    /// The memory that `work` names is there, and nobody else touches it meanwhile.
+    /// The memory that `work` names is valid, and nothing else accesses it meanwhile.
     pub(crate) unsafe fn run(&mut self, work: &Work, step: u64, spins: bool) -> Result<(), Report> {
         match self {
             Carrier::Links(linked) => {
@@ -45,7 +45,7 @@ impl Carrier {
         }
     }
 
-    /// Tells the others that this rank ends.
+    /// Tells the others that this rank fails.
     pub(crate) fn fail(&mut self, report: &Report) {
         match self {
             Carrier::Links(linked) => linked.links().fail(report.clone()),
@@ -57,7 +57,7 @@ impl Carrier {
         }
     }
 
-    /// What reports call this rank, and its host.
+    /// This rank's number in reports, and its host.
     pub(crate) fn name(&self) -> (usize, String) {
         match self {
             Carrier::Links(linked) => linked.name(),
@@ -66,12 +66,12 @@ impl Carrier {
         }
     }
 
-    /// What ends this rank's waits.
+    /// The alarm that ends this rank's waits.
     pub(crate) fn alarm(&self) -> Alarm {
         match self {
             Carrier::Links(linked) => linked.alarm(),
             Carrier::Levels { every_two, .. } => every_two.alarm(),
-            // MPI ends its ranks itself.
+            // MPI aborts its ranks itself.
             Carrier::Mpi(_) => Alarm::default(),
         }
     }
@@ -124,7 +124,7 @@ unsafe fn two_levels(
 }
 
 /// # Safety
-/// The span is of this type, its memory is there, and nobody else touches it while the slice lives.
+/// The span is of this type, its memory is valid, and nothing else accesses it while the slice lives.
 unsafe fn elements<'a, T: Element>(span: &Span) -> &'a mut [T] {
     assert_eq!(span.dtype, T::DTYPE, "the span's type");
     if span.count == 0 {
@@ -134,7 +134,7 @@ unsafe fn elements<'a, T: Element>(span: &Span) -> &'a mut [T] {
     unsafe { std::slice::from_raw_parts_mut(span.ptr.cast(), span.count) }
 }
 
-/// What the costs of links are measured by, before anything else goes over them.
+/// Measures the costs of links before anything else goes over them.
 pub(crate) fn measured(mut linked: Linked) -> Result<Linked, Report> {
     crate::links::measure(&mut linked)?;
     Ok(linked)

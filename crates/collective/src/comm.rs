@@ -22,7 +22,8 @@ use crate::work::{Cuts, Span, Ticket, Work};
 /// One rank's end of a group. Every rank calls the same operations in the same order.
 ///
 /// An operation that returns a [`Report`] has ended the group: every other rank's waits end with the same report, and
-/// so does every later call. An end that is dropped without [`Comm::finish`] is gone for those who still wait for it.
+/// so does every later call. An end that is dropped without [`Comm::finish`] counts as lost for ranks that still wait
+/// for it.
 pub struct Comm {
     rank: usize,
     size: usize,
@@ -30,21 +31,21 @@ pub struct Comm {
     step: Arc<AtomicU64>,
     pub(crate) inner: CommKind,
     pub(crate) ways: Ways,
-    /// Messages, where they do not go with the other operations; and why one was not started.
+    /// Messages, where they do not use the operations' path; and why one was not started.
     pub(crate) mail: Option<Mail>,
     no_mail: Option<Report>,
     /// Operations that were started, and that were done.
     started: u64,
     done: u64,
-    /// Where this rank says how it gets on.
+    /// Where this rank records its progress.
     pulse: Pulse,
     /// The kind of the operation that was started last.
     last: Doing,
-    /// What was called.
+    /// The calls that were made.
     pub(crate) record: CallRecord,
 }
 
-/// The ways in which ranks can be connected.
+/// How the ranks are connected.
 pub(crate) enum CommKind {
     Shared(Box<ShmComm>),
     /// Sockets or MPI, with a thread that does the exchanges.
@@ -57,7 +58,7 @@ pub(crate) enum Mail {
     Mpi(MpiMail),
 }
 
-/// A bit of tickets of messages.
+/// The bit that marks tickets of messages.
 const MESSAGE: u64 = 1 << 62;
 
 impl Comm {
@@ -66,7 +67,7 @@ impl Comm {
         Comm::local(1).pop().expect("a group of one has a member")
     }
 
-    /// A group of threads of this process: an end for each.
+    /// A group of threads of this process: one end per thread.
     ///
     /// # Panics
     /// If there is no memory for them to meet in; see [`Comm::try_threads`].
@@ -74,7 +75,7 @@ impl Comm {
         Comm::threads(size, &Alarm::default(), STALL)
     }
 
-    /// The same, with an alarm that ends all waits, and a bound on how long all of them may stand still.
+    /// The same, with an alarm that ends all waits, and a timeout for when all of them stand still.
     ///
     /// # Panics
     /// As [`Comm::local`].
@@ -94,25 +95,25 @@ impl Comm {
         Ok(ends.map(end).collect())
     }
 
-    /// One process of a group that shares memory. Returns when all have come.
+    /// One process of a group that shares memory. Returns when all have joined.
     pub fn shm(setup: ShmSetup) -> Result<Comm, Report> {
         let (rank, size) = (setup.rank, setup.size);
         let ways = Ways::processes(&setup);
         Ok(Comm::new(rank, size, CommKind::Shared(Box::new(ShmComm::shm(setup)?)), ways))
     }
 
-    /// Memory for a group of processes. One of them or their parent makes it, keeps it until all have joined, and tells
-    /// the others its path.
+    /// Memory for a group of processes. One of them, or their parent, creates it, keeps it until all have joined, and
+    /// tells the others its path.
     pub fn segment(size: usize) -> Result<Segment, SegmentError> {
         ShmComm::segment(size)
     }
 
-    /// What another process made with [`Comm::segment`].
+    /// Opens what another process created with [`Comm::segment`].
     pub fn open_segment(path: &str, size: usize) -> Result<Segment, SegmentError> {
         ShmComm::open_segment(path, size)
     }
 
-    /// One process of a group whose ranks can only send each other bytes: links between those who talk.
+    /// One process of a group connected by links.
     pub fn tcp(links: Links) -> Result<Comm, Report> {
         let (rank, size) = (links.rank(), links.size());
         let carrier = Carrier::Links(Box::new(measured(Linked::over(links))?));
@@ -120,8 +121,8 @@ impl Comm {
     }
 
     /// One process of a group on several hosts that have several ranks each: memory inside hosts, links between their
-    /// first ranks (`between`, which only those have), and links between any two for what is not for all. `hosts` has
-    /// the ranks of each host.
+    /// first ranks (`between`, which only those have), and links between any two for what does not involve all. `hosts`
+    /// has the ranks of each host.
     pub fn two_level(
         hosts: Vec<Vec<usize>>,
         inside: Comm,
@@ -132,8 +133,8 @@ impl Comm {
         let between = between.map(|links| measured(Linked::over(links))).transpose()?;
         let ways = Ways::levels(&hosts, &inside.ways);
         let levels = Box::new(TwoLevel::new(rank, hosts, inside, between));
-        // Whatever goes over these has one way to be done, so nothing is chosen by what it costs; and pairs that never talk this
-        // way stay unconnected.
+        // Operations over these have only one algorithm, so no costs are measured, and pairs that never talk this way
+        // stay unconnected.
         let every_two = Box::new(Linked::over(every_two));
         let carrier = Carrier::Levels { levels, every_two };
         Ok(Comm::new(rank, size, CommKind::Background(Background::new(carrier)), ways))
@@ -165,13 +166,13 @@ impl Comm {
         }
     }
 
-    /// This rank's end of a group that was made of this one.
+    /// This rank's end of a group that was split from this one.
     pub(crate) fn child(&self, rank: usize, size: usize, inner: CommKind, ways: Ways) -> Comm {
         let (step, pulse) = (self.step.clone(), self.pulse.clone());
         Comm { step, pulse, ..Comm::new(rank, size, inner, ways) }
     }
 
-    /// Where this rank says how it gets on.
+    /// Where this rank records its progress.
     pub(crate) fn pulse(&self) -> Pulse {
         self.pulse.clone()
     }
@@ -181,12 +182,12 @@ impl Comm {
         self.step.load(Ordering::Relaxed)
     }
 
-    /// From now on tells the others, with every sign of life, in which step and operation this rank is.
+    /// From now on sends, with every heartbeat, in which step and operation this rank is.
     pub fn tell(&mut self, control: &Control) {
         self.pulse = control.pulse();
     }
 
-    /// What to do with words about a long wait, for ranks that are threads; those that have a control plane ask that.
+    /// Sets what is called about a long wait, for ranks that are threads; others use the control plane's.
     pub fn on_long_wait(&mut self, voice: Voice) {
         match &mut self.inner {
             CommKind::Shared(shared) => shared.on_long_wait(voice),
@@ -194,7 +195,7 @@ impl Comm {
         }
     }
 
-    /// Says what this rank does alone, until its next exchange.
+    /// Records what this rank does alone, until its next exchange.
     pub fn set_doing(&mut self, doing: Doing) {
         self.pulse.at(self.step(), doing);
     }
@@ -217,14 +218,14 @@ impl Comm {
         }
     }
 
-    /// Says which step the next operations belong to, for reports: those of this group, and of all that were made of it or that
-    /// it was made of.
+    /// Sets the step that the next operations belong to, for reports: for this group, and all groups split from it or
+    /// that it was split from.
     pub fn set_step(&mut self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
         self.pulse.at(step, Doing::OwnWork);
     }
 
-    /// Tells the others that this rank ends with an error: their waits end with a report that says so.
+    /// Tells the others that this rank fails: their waits end with a report that says so.
     pub fn fail(&mut self, why: &str) {
         let step = self.step();
         match &mut self.inner {
@@ -236,7 +237,7 @@ impl Comm {
         }
     }
 
-    /// Waits until every rank is here, and leaves. Nobody misses this rank after that.
+    /// Waits until every rank is here, and leaves. After that this rank is not missed.
     pub fn finish(mut self) -> Result<(), Report> {
         if matches!(self.inner, CommKind::Background(_)) {
             self.barrier()?;
@@ -252,8 +253,8 @@ impl Comm {
         }
     }
 
-    /// Memory of this rank that the others can read without a copy. All ranks ask for as much at the same time. It
-    /// stays as long as the group. If there is none, the report says for `what`.
+    /// Memory of this rank that the others can read without a copy. All ranks must ask for the same size at the same
+    /// time. It lives as long as the group. If there is not enough memory, the report says for `what`.
     pub fn block(&mut self, bytes: usize, what: &str) -> Result<Block, Report> {
         self.during(Doing::Block, |comm, step| {
             comm.wait_started()?;
@@ -264,8 +265,8 @@ impl Comm {
         })
     }
 
-    /// Memory that all ranks see, if they share memory; this rank's own otherwise. It stays as long as the group. If
-    /// there is none, the report says for `what`.
+    /// Memory that all ranks see, if they share memory; this rank's own otherwise. It lives as long as the group. If
+    /// there is not enough memory, the report says for `what`.
     pub fn shared_block(&mut self, bytes: usize, what: &str) -> Result<Block, Report> {
         self.during(Doing::Block, |comm, step| {
             comm.wait_started()?;
@@ -277,15 +278,15 @@ impl Comm {
     }
 
     /// Starts an operation; at most a few dozen at a time. They run in the order in which they were started, and every
-    /// other operation waits for them. Between ranks that share memory this only tells the others; the work is done by
-    /// those who wait.
+    /// other operation waits for them. Between ranks that share memory this only announces it; the work is done in the
+    /// wait.
     ///
     /// Messages go beside them: a send and a receive wait for nothing but each other, are matched by tag, and a send never waits for
     /// the other rank's receive, so ranks may start them in any order. That takes a way of their own: over sockets
     /// [`Comm::set_connect`], under MPI a group that was split or is the result of it. Otherwise they run in order too.
     ///
     /// # Safety
-    /// The memory is there, aligned for its elements, and stays, and nobody else touches it, until the operation was
+    /// The memory is there, aligned for its elements, and stays, and nothing else accesses it, until the operation was
     /// waited for.
     pub unsafe fn start(&mut self, work: Work) -> Ticket {
         self.note_work(&work);
@@ -408,7 +409,7 @@ impl Comm {
         self.call(Work::AllGather(Span::of(data), cuts.clone()))
     }
 
-    /// Every rank gets what `root` has.
+    /// Every rank gets the data of `root`.
     pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<(), Report> {
         self.call(Work::Broadcast(Span::of(data), root))
     }
@@ -454,7 +455,7 @@ impl Comm {
         })
     }
 
-    /// Range `r` of what this rank sends goes to rank `r`; range `r` of what it receives is what rank `r` sends to it.
+    /// Sends range `r` to rank `r`, and receives range `r` from rank `r`.
     pub fn all_to_all<T: Element>(
         &mut self,
         send: &[T],
@@ -476,12 +477,12 @@ impl Comm {
         })
     }
 
-    /// Sends to one rank, which receives as many. Like `MPI_Send` it may return before that, or wait for it: short
-    /// messages are kept for the receiver, long ones wait until it receives them. So ranks that send to each other, two or
-    /// more in a circle, and receive only afterwards depend on the length of their messages. One of them has to receive
-    /// first, or all call [`Comm::all_to_all`]. Otherwise long messages end in a report that says so: at once between
-    /// ranks that share memory, after some seconds over sockets if they are two, and with the last bound on waiting if
-    /// they are more. MPI says nothing, and waits.
+    /// Sends to one rank, which must receive as many elements. Like `MPI_Send`, it may return before that or wait for
+    /// it: short messages are kept for the receiver, long ones wait until it receives them. So ranks that send to each
+    /// other, two or more in a cycle, and receive only afterwards depend on the length of their messages. One of them
+    /// must receive first, or all must call [`Comm::all_to_all`]. Otherwise long messages end in a report that says so:
+    /// at once between ranks that share memory, after some seconds over sockets for two ranks, and with the stall
+    /// timeout for more. MPI reports nothing, and waits.
     pub fn send<T: Element>(&mut self, to: usize, data: &[T]) -> Result<(), Report> {
         self.note(Doing::Send, Some(Span::read(data)));
         self.during(Doing::Send, |comm, step| match &mut comm.inner {
@@ -499,7 +500,7 @@ impl Comm {
         })
     }
 
-    /// Does something in which this rank waits for others.
+    /// Runs something in which this rank waits for others.
     fn during<R>(&mut self, doing: Doing, work: impl FnOnce(&mut Comm, u64) -> R) -> R {
         let step = self.step();
         self.pulse.at(step, doing);
@@ -528,7 +529,7 @@ impl Comm {
     fn run(&mut self, work: Work) -> Result<(), Report> {
         if let CommKind::Background(_) = &self.inner {
             return self.during(work.doing(), |comm, _| match &mut comm.inner {
-                // SAFETY: the caller's borrow lasts until this returns, and nobody works on it after that.
+                // SAFETY: the caller's borrow lasts until this returns, and no operation uses it after that.
                 CommKind::Background(background) => unsafe { background.run(work) },
                 CommKind::Shared(_) => unreachable!("asked above"),
             });
@@ -548,7 +549,7 @@ impl Comm {
     }
 }
 
-/// Memory of this process, for a rank whose others cannot see it.
+/// Memory of this process, for transports without shared memory.
 fn own_block(background: &mut Background, bytes: usize, what: &str) -> Result<Block, Report> {
     let made = Segment::local(bytes).map(|segment| segment.block().clone());
     made.map_err(|error| background.fail(&no_memory(what, &error)))

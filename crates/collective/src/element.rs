@@ -2,11 +2,11 @@
 
 pub use polyreme_dtype::{Bool, DType, Element};
 
-/// How two elements become one.
+/// A reduction of two elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reduce {
-    /// Their sum. Integers wrap around; f16 and bf16 are added in f32 and rounded once per addition; of truth values it is
-    /// whether either is true.
+    /// Their sum. Integers wrap around; f16 and bf16 are added in f32 and rounded once per addition; for booleans it is
+    /// "or".
     Sum,
     /// The larger one.
     Max,

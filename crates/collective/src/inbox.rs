@@ -19,9 +19,9 @@ pub(crate) struct Inbox {
 struct Inside {
     /// Receives without a message, in the order in which they were started.
     wanted: Vec<Wanted>,
-    /// Messages without a receive, by sender and tag, in the order in which they were sent.
+    /// Unexpected messages, in the order in which they arrived.
     unasked: Vec<ArrivedMessage>,
-    /// Receives that have their message and were not waited for.
+    /// Completed receives that were not waited for.
     done: HashMap<u64, Result<(), String>>,
 }
 
@@ -40,10 +40,10 @@ struct ArrivedMessage {
 }
 
 impl Inbox {
-    /// A message comes.
+    /// Delivers a message.
     ///
     /// # Safety
-    /// The receives that were started say where they want it by memory that is there until they were waited for or taken back.
+    /// The memory of started receives is valid until they were waited for or cancelled.
     pub(crate) unsafe fn deliver(&self, from: usize, tag: u16, dtype: u8, bytes: &[u8]) {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(at) = inside.wanted.iter().position(|w| (w.from, w.tag) == (from, tag)) else {
@@ -51,16 +51,16 @@ impl Inbox {
             return;
         };
         let wanted = inside.wanted.remove(at);
-        // SAFETY: the caller's promise. The lock is held: nobody takes the receive back meanwhile.
+        // SAFETY: the caller's promise. The lock is held, so the receive is not cancelled meanwhile.
         let end = unsafe { put(&wanted.span, dtype, bytes) };
         inside.done.insert(wanted.id, end);
         self.came.notify_all();
     }
 
-    /// A receive is started.
+    /// Starts a receive.
     ///
     /// # Safety
-    /// The memory is there, and nobody else touches it, until the receive was waited for or taken back.
+    /// The memory is valid and nothing else accesses it until the receive was waited for or taken back.
     pub(crate) unsafe fn want(&self, id: u64, from: usize, tag: u16, span: Span) {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         match inside.unasked.iter().position(|letter| (letter.from, letter.tag) == (from, tag)) {
@@ -79,7 +79,7 @@ impl Inbox {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner).done.remove(&id)
     }
 
-    /// The same; waits for it, but not for longer than so.
+    /// The same with a timeout.
     pub(crate) fn wait_end(&self, id: u64, longest: Duration) -> Option<Result<(), String>> {
         let inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = |inside: &mut Inside| !inside.done.contains_key(&id);
@@ -87,21 +87,21 @@ impl Inbox {
         waited.unwrap_or_else(PoisonError::into_inner).0.done.remove(&id)
     }
 
-    /// Takes back all receives: from now on nobody writes to their memory.
+    /// Cancels all receives: from now on nothing writes to their memory.
     pub(crate) fn take_back(&self) {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner).wanted.clear();
     }
 }
 
-/// Copies a message to where it is wanted; what is wrong with it otherwise.
+/// Copies a message to its receive, or returns what is wrong with it.
 ///
 /// # Safety
-/// The span's memory is there, and nobody else touches it.
+/// The span's memory is valid, and nothing else accesses it.
 unsafe fn put(span: &Span, dtype: u8, bytes: &[u8]) -> Result<(), String> {
     if (dtype, bytes.len()) != (span.dtype as u8, span.bytes()) {
         let sent = DType::ALL.get(usize::from(dtype)).map_or("unknown".into(), ToString::to_string);
         return Err(format!(
-            "it sends {} bytes of {sent}, and {} of {} are expected",
+            "it sends {} bytes of {sent} and {} of {} are expected",
             bytes.len(),
             span.bytes(),
             span.dtype

@@ -1,12 +1,12 @@
 //! Messages over sockets that are started and waited for, with tags, beside everything else that a group does.
 //!
-//! Each direction between two ranks has a connection of its own, made when the first message goes that way, with a thread at
-//! either end. A send copies the message to the thread that writes, and is done: so ranks may send to each other in any
-//! order and in any circle. The thread that reads takes whatever comes into the rank's inbox, whether or not a receive was started for
-//! it. Messages that nobody asked for yet lie in memory of the receiver, as many as the sender was ahead.
+//! Each direction between two ranks has its own connection, made when the first message goes that way, with a thread at
+//! either end. A send copies the message to the writing thread and is done: so ranks may send to each other in any
+//! order and in any cycle. The reading thread puts all messages into the rank's inbox, whether or not a receive was
+//! started for them. Unexpected messages wait in the receiver's memory, as many as the sender is ahead.
 //!
-//! A connection begins each message with a head: tag, element type and length. The last head of all says that it was the last.
-//! When a rank is lost, the thread that reads from it finds out, and raises the alarm of the process; so does a writer.
+//! A connection begins each message with a head: tag, element type and length. A last head marks the end. When a rank
+//! is lost, the thread that reads from it or writes to it finds out, and raises the alarm of the process.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -26,11 +26,11 @@ use crate::work::Span;
 
 /// Bytes of a head: tag, element type, length.
 const HEAD_BYTES: usize = 16;
-/// The length that the last head says.
+/// The length that marks the last head.
 const LAST: u64 = u64::MAX;
-/// How often a wait looks at the alarm.
+/// How often a wait checks the alarm.
 const LOOK: Duration = Duration::from_millis(100);
-/// A message is no longer than this: whoever says otherwise sent damaged data.
+/// The longest message: a larger length means damaged data.
 const MESSAGE_BYTES_MAX: u64 = 1 << 40;
 
 /// One rank's messages.
@@ -44,7 +44,7 @@ pub(crate) struct Lane {
     writers: HashMap<usize, LaneWriter>,
     readers: HashMap<usize, JoinHandle<()>>,
     next: u64,
-    /// From whom each receive that was not waited for comes.
+    /// The sender of each receive that was not waited for.
     from: HashMap<u64, usize>,
     shared: Arc<LaneShared>,
 }
@@ -60,7 +60,7 @@ struct LaneWriter {
     thread: JoinHandle<()>,
 }
 
-/// A message on its way; none for the last one.
+/// A message for the writing thread; `None` marks the end.
 type OutgoingMessage = Option<Sent>;
 
 struct Sent {
@@ -77,10 +77,10 @@ impl Lane {
         Lane { rank, names, connect, number, inbox, writers, readers, next: 0, from, shared }
     }
 
-    /// Sends a message. It is on its way, and the memory is the caller's again, when this returns.
+    /// Sends a message. When this returns, the memory is the caller's again.
     ///
     /// # Safety
-    /// The memory is there, and nobody writes to it, until this returns.
+    /// The memory is valid and nothing writes to it until this returns.
     pub(crate) unsafe fn send(&mut self, to: usize, tag: u16, span: Span, step: u64) -> Result<(), Report> {
         self.check_peer(to);
         self.shared.check()?;
@@ -93,7 +93,7 @@ impl Lane {
             let thread = self.thread("sends", to, move || shared.note(write(links, place, &queue)));
             self.writers.insert(to, LaneWriter { letters, thread });
         }
-        // A writer that is gone has said why.
+        // A writer that ended has reported why.
         let _ = self.writers[&to].letters.send(Some(Sent { tag, dtype, bytes }));
         Ok(())
     }
@@ -101,7 +101,7 @@ impl Lane {
     /// Starts to receive a message; returns the number to wait for.
     ///
     /// # Safety
-    /// The memory is there, and nobody else touches it, until the number was waited for or this is dropped.
+    /// The memory is valid and nothing else accesses it until the number was waited for or this is dropped.
     pub(crate) unsafe fn receive(
         &mut self,
         from: usize,
@@ -119,7 +119,7 @@ impl Lane {
         }
         self.next += 1;
         self.from.insert(self.next, from);
-        // SAFETY: the caller's promise; whoever gives up takes it back.
+        // SAFETY: the caller's promise; dropping this cancels it.
         unsafe { self.inbox.want(self.next, from, tag, span) };
         Ok(self.next)
     }
@@ -143,15 +143,15 @@ impl Lane {
             }
         };
         self.inbox.take_back();
-        // Where this rank missed it, and not where its thread was.
+        // The step of this rank, not that of its thread.
         Err(Report { step, op: "receive".into(), ..end })
     }
 
-    /// The last messages go out, and those of the others have come in. All ranks call it.
+    /// Sends the last messages, and waits for those of the others. All ranks call it.
     pub(crate) fn finish(mut self) {
         for (_, writer) in self.writers.drain() {
             let _ = writer.letters.send(None);
-            // A thread that failed has said why.
+            // A thread that failed has reported why.
             let _ = writer.thread.join();
         }
         for (_, reader) in self.readers.drain() {
@@ -166,13 +166,13 @@ impl Lane {
         let names = [self.names[low], self.names[high]];
         let made = (self.connect)(number, &names);
         let mut links = made.map_err(|error| {
-            let why = format!("a way for messages cannot be made: {error}");
+            let why = format!("a connection for messages cannot be made: {error}");
             let (rank, cause) = (self.names[self.rank], Cause::Failed { why });
             let op = "send and receive".into();
             self.shared.fail(Report { rank, host: String::new(), step, op, cause })
         })?;
         links.set_names(names.to_vec());
-        // Nothing comes for as long as the other one has nothing to say.
+        // Nothing arrives while the other rank sends nothing.
         links.set_bounds(WaitBounds { stall: Duration::MAX, ..links.bounds() });
         links.set_spins(false);
         Ok(links)
@@ -184,13 +184,13 @@ impl Lane {
     }
 
     fn check_peer(&self, peer: usize) {
-        assert!(peer < self.names.len() && peer != self.rank, "the other rank is another one");
+        assert!(peer < self.names.len() && peer != self.rank, "the peer is another rank");
     }
 }
 
 impl Drop for Lane {
-    /// From here on nobody writes to memory of receives. Threads end by themselves: those that write have no more to do, and those
-    /// that read when the other end is gone.
+    /// From here on nothing writes to the memory of receives. Threads end by themselves: writers because they have no
+    /// more to do, readers when the other end is gone.
     fn drop(&mut self) {
         self.inbox.take_back();
     }
@@ -219,18 +219,18 @@ fn other(links: &Links) -> usize {
     1 - links.rank()
 }
 
-/// What both ends of a connection call what goes over it. They may be in different steps.
+/// The tag of a message, equal at both ends, which may be in different steps.
 fn label(count: usize) -> Tag {
     Tag { step: 0, op: FrameOp::Send, dtype: DType::U8 as u8, count: count as u64, terms: Terms::default() }
 }
 
-/// What a thread does that writes.
+/// The writing thread.
 fn write(mut links: Links, to: usize, queue: &Receiver<OutgoingMessage>) -> Result<(), Report> {
     let mut put = |bytes: &[u8]| {
         let moves = Moves::new(vec![Move::send_from(to, 0..bytes.len())]);
         links.run(&label(bytes.len()), &moves, bytes, &mut [], &mut |_, _, _| {})
     };
-    // A rank that ends without `finish` says nothing more.
+    // A rank that ends without `finish` sends nothing more.
     while let Ok(letter) = queue.recv() {
         let Some(Sent { tag, dtype, bytes }) = letter else { return put(&head(0, 0, LAST)) };
         put(&head(tag, dtype as u8, bytes.len() as u64))?;
@@ -247,7 +247,7 @@ fn head(tag: u16, dtype: u8, length: u64) -> [u8; HEAD_BYTES] {
     head
 }
 
-/// What a thread does that reads.
+/// The reading thread.
 fn read(mut links: Links, from: usize, rank: usize, inbox: &Inbox) -> Result<(), Report> {
     let take = |links: &mut Links, bytes: &mut [u8]| {
         let moves = Moves::new(vec![Move::recv(from, 0..bytes.len())]);
@@ -268,7 +268,7 @@ fn read(mut links: Links, from: usize, rank: usize, inbox: &Inbox) -> Result<(),
         }
         let mut bytes = vec![0; length as usize];
         take(&mut links, &mut bytes)?;
-        // SAFETY: receives that were started are waited for or taken back.
+        // SAFETY: receives that were started are waited for or cancelled.
         unsafe { inbox.deliver(rank, u16::from_le_bytes([a, b]), dtype, &bytes) };
     }
 }

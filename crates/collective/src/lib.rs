@@ -1,16 +1,17 @@
-//! Collectives: what several ranks do together to bytes of one element type.
+//! Collectives: all-reduce and its family, and messages between ranks.
 //!
 //! A [`Comm`] is one rank's end of a group. All ranks call the same operations in the same order; each call ends when
-//! this rank's part is done, or with a [`polyreme_net::Report`] that names who failed. It knows nothing of tensors.
+//! this rank's part is done, or with a [`polyreme_net::Report`] that names the rank that failed. It knows nothing of
+//! tensors.
 //!
 //! # Layout
 //! - [`comm`]: one rank's end. [`element`]: element types and reducers. [`work`]: operations that are started and waited for.
 //! - [`mpi`]: MPI's own collectives, through a library that is loaded at run time.
-//! - [`split`]: groups of some ranks of a group.
-//! - [`record`]: what was called. [`buffer`]: numbers that the others reach without a copy.
-//! - `shared`: ranks that see each other's memory.
-//! - [`links`]: ranks that can only send each other bytes. `background`: a thread that exchanges while the rank computes.
-//!   `carrier`: what it may own. `lane`: messages over sockets, beside it. `inbox`: where messages meet receives.
+//! - [`split`]: subgroups of a group.
+//! - [`record`]: a record of the calls made. [`buffer`]: memory that the others access without a copy.
+//! - `shared`: ranks with shared memory.
+//! - [`links`]: ranks connected by sockets. `background`: a thread that communicates while the rank computes.
+//!   `carrier`: the transport that it drives. `lane`: messages over sockets. `inbox`: where messages meet receives.
 
 mod background;
 pub mod buffer;

@@ -1,4 +1,4 @@
-//! A record of the operations that a rank has called: what a program lists can be held to what was really done.
+//! A record of the operations that a rank has called, to compare with what its program lists.
 
 use polyreme_net::Doing;
 
@@ -9,13 +9,13 @@ use crate::work::{Span, Work};
 /// An operation that was called.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Called {
-    /// Which.
+    /// The operation.
     pub op: Doing,
-    /// Of which elements, if it has any: their type, how many, and where they lie.
+    /// Its elements, if it has any: their type, how many, and their address.
     pub of: Option<(DType, usize, *mut u8)>,
 }
 
-/// What was called.
+/// The calls that were made.
 #[derive(Default)]
 pub(crate) struct CallRecord {
     n_calls: u64,
@@ -36,7 +36,7 @@ impl Comm {
         self.record.kept = Some(Vec::new());
     }
 
-    /// The calls since [`Comm::record`] or the last time.
+    /// The calls since [`Comm::record`] or the last call of this function.
     pub fn recorded(&mut self) -> Vec<Called> {
         self.record.kept.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -49,7 +49,7 @@ impl Comm {
         }
     }
 
-    /// Notes the call of an operation that is described as a whole.
+    /// Notes the call of an operation from its description.
     pub(crate) fn note_work(&mut self, work: &Work) {
         let of = match work {
             Work::AllReduce(span, _)

@@ -1,16 +1,16 @@
-//! Groups of some ranks of a group: the rows and columns of a mesh.
+//! Subgroups of a group: the rows and columns of a mesh.
 //!
-//! [`Comm::split`] shares out the ranks of a group over new ones, and every rank gets its end of the one that it is in. A new
-//! group has a way to its ranks for itself, so its operations run beside those of the old group and of other new ones, in
-//! any order, and nothing can be mixed up:
+//! [`Comm::split`] divides the ranks of a group into new ones, and every rank gets its end of the one that it is in. A
+//! new group has its own transport, so its operations run concurrently with those of the old group and of other new
+//! ones, in any order, without mixing up:
 //!
-//! - ranks that share memory meet in a segment of their own. What lies in blocks that the old group had by then is reached
-//!   without a copy in the new one too;
-//! - ranks over sockets have connections of their own ([`Connect`]), with a thread that exchanges while the rank computes;
-//! - of ranks on several hosts, those groups that lie on one host share memory, and the others have connections;
+//! - ranks that share memory meet in a new segment. Blocks that the old group had by then are accessed without a copy
+//!   in the new one too;
+//! - ranks over sockets have new connections ([`Connect`]), with a thread that communicates while the rank computes;
+//! - of ranks on several hosts, groups within one host share memory, and the others have connections;
 //! - under MPI a group is a communicator.
 //!
-//! Reports name ranks as the whole job does. The alarm of the process is one for all groups, so a rank that is lost in one
+//! Reports name ranks as the whole job does. All groups share the alarm of the process, so a rank that is lost in one
 //! ends the waits in all of them.
 
 use std::collections::HashMap;
@@ -29,31 +29,32 @@ use crate::lane::Lane;
 use crate::shared::{ShmComm, ShmSetup, no_memory};
 use crate::work::{Cuts, digest};
 
-/// Connects some ranks of the job, named as the job names them, in this order: this rank's links to the others. A group's
-/// number is the same on all of its ranks, and no two groups that have a pair of ranks in common have the same one.
+/// Connects some ranks of the job, by their numbers in the job and in this order, and returns this rank's links to the
+/// others. A group's number is the same on all of its ranks, and two groups with a common pair of ranks have different
+/// numbers.
 pub type Connect = Arc<dyn Fn(u16, &[usize]) -> io::Result<Links> + Send + Sync>;
 
-/// Numbers up to this one are for groups that the job is started with; the last three are for its messages.
+/// Numbers up to this one are for groups that the job starts with; the last three are for its messages.
 const NUMBERS_KEPT: u64 = 16;
-/// The number of the group of all, as its messages count: see [`NUMBERS_EACH`].
+/// The number of the group of all ranks for its messages: see [`NUMBERS_EACH`].
 const WORLD: u16 = 13;
-/// A group has a number for itself, and one for messages in each direction.
+/// A group has one number for itself, and one for messages in each direction.
 const NUMBERS_EACH: u64 = 3;
 
 /// Room for the path of a segment.
 const PATH_BYTES: usize = 128;
 
-/// What a group knows of its ranks, to make others of them.
+/// What a group knows about its ranks, to split it.
 #[derive(Clone)]
 pub(crate) struct Ways {
-    /// What the job calls each rank.
+    /// Each rank's number in the job.
     pub(crate) names: Vec<usize>,
-    /// How ranks of one host get memory in common, if they do.
+    /// How ranks of one host share memory, if they do.
     local: Option<Local>,
     /// The host of each rank, as a number.
     hosts: Vec<usize>,
     pub(crate) connect: Option<Connect>,
-    /// The last number that a group of this process was given.
+    /// The last group number of this process.
     number: Arc<AtomicU64>,
 }
 
@@ -67,12 +68,12 @@ enum Local {
 /// The ends of a group, each until its rank takes it.
 type GroupEnds = Vec<Option<ShmComm>>;
 
-/// Where threads leave ends of new groups for each other.
+/// Where threads leave the ends of new groups for each other.
 struct Lobby {
     alarm: Alarm,
     stall: Duration,
     pulses: Vec<Pulse>,
-    /// By the number of the group and the name of its first rank, who made them.
+    /// By the number of the group and its first rank, which made them.
     ends: Mutex<HashMap<(u64, usize), GroupEnds>>,
 }
 
@@ -119,13 +120,13 @@ impl Ways {
 }
 
 impl Comm {
-    /// Shares out the ranks of this group over new ones: this rank's end of the one that it is in. All ranks call it at the
-    /// same time with the same `groups`, which name every rank of this group once; in a new group ranks count in the order of
-    /// its list. Nothing that was started in this group or in another may be on its way.
+    /// Divides the ranks of this group into new ones, and returns this rank's end of the one that it is in. All ranks
+    /// call it at the same time with the same `groups`, which name every rank of this group once; in a new group ranks
+    /// are numbered in the order of its list. No operation may be pending in this group or in another.
     ///
-    /// Operations of several groups may be started in any order. Ranks that share memory do their part of an operation while they
-    /// wait for it, so they must not wait for operations of several groups in a circle: one for the row first, the next one for
-    /// the column. Programs that wait for groups in one order everywhere do not.
+    /// Operations of several groups may be started in any order. Ranks that share memory do their part of an operation
+    /// while they wait for it, so they must not wait for operations of several groups in a cycle: one rank for the row
+    /// first, the next for the column. Programs that wait for groups in the same order everywhere do not.
     ///
     /// # Panics
     /// If `groups` do not name every rank once.
@@ -148,7 +149,7 @@ impl Comm {
         Ok(group)
     }
 
-    /// Has messages go beside operations, where nothing else does that already.
+    /// Opens a path for messages beside operations, unless there is one already.
     fn open_mail(&mut self, number: u16) {
         let CommKind::Background(background) = &self.inner else { return };
         self.mail = match (&self.ways.connect, background.is_mpi()) {
@@ -161,13 +162,14 @@ impl Comm {
         };
     }
 
-    /// Says how ranks of the job are connected that a group over sockets is made of, and that send each other messages.
+    /// Sets how ranks of the job are connected for groups over sockets and for messages.
     pub fn set_connect(&mut self, connect: Connect) {
         self.ways.connect = Some(connect);
         self.open_mail(WORLD);
     }
 
-    /// A number for the next groups, larger than any that a rank of this one has; an error if ranks mean different groups.
+    /// A number for the next groups, larger than any that a rank of this one has used; an error if ranks name different
+    /// groups.
     fn agree_on(&mut self, groups: &[Vec<usize>]) -> Result<u64, Report> {
         let lists: Vec<u64> = groups.iter().map(|ranks| digest(ranks)).collect();
         let all = lists.iter().fold(groups.len() as u64, |h, list| h.rotate_left(7) ^ list);
@@ -176,7 +178,7 @@ impl Comm {
         let mut said = [self.ways.number.load(Ordering::SeqCst) as i64 + 1, all, -all];
         self.all_reduce(&mut said, Reduce::Max)?;
         if said[1] != -said[2] {
-            let why = "ranks split their group into different ones; all have to name the same";
+            let why = "ranks split their group differently; all must name the same groups";
             return Err(self.failed(why));
         }
         self.ways.number.store(said[0] as u64 + NUMBERS_EACH - 1, Ordering::SeqCst);
@@ -209,7 +211,7 @@ impl Comm {
                 }
             }
         }
-        // Everybody has made what others take before anybody goes on.
+        // Every rank has made what others take before any goes on.
         let paths = if self.ways.local.is_some() { self.tell_path(&path)? } else { Vec::new() };
         if members.len() == 1 {
             return Ok(CommKind::Shared(Box::new(self.one(ways)?)));
@@ -255,7 +257,7 @@ impl Comm {
         Ok(made.into_iter().next().expect("a group of one has a member"))
     }
 
-    /// Every rank gets the paths of all.
+    /// Exchanges paths: every rank gets those of all.
     fn tell_path(&mut self, path: &str) -> Result<Vec<String>, Report> {
         if path.len() > PATH_BYTES {
             return Err(self.failed("the path of shared memory is too long"));
@@ -284,10 +286,10 @@ impl Lobby {
         all.insert(group, ends.into_iter().map(Some).collect());
     }
 
-    /// Everybody takes its end once, and the last one clears up.
+    /// Every rank takes its end once, and the last one cleans up.
     fn take(&self, group: (u64, usize), place: usize) -> ShmComm {
         let mut all = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        let ends = all.get_mut(&group).expect("the first rank left them before everybody met");
+        let ends = all.get_mut(&group).expect("the first rank left them before the ranks met");
         let end = ends[place].take().expect("every rank takes its end once");
         if ends.iter().all(Option::is_none) {
             all.remove(&group);

@@ -13,11 +13,11 @@ pub struct Span {
     pub ptr: *mut u8,
     /// How many.
     pub count: usize,
-    /// Of which type.
+    /// Their type.
     pub dtype: DType,
 }
 
-// SAFETY: whoever starts an operation promises that nobody else touches the memory until it is waited for.
+// SAFETY: the caller that starts an operation promises that nothing else accesses the memory until it is waited for.
 unsafe impl Send for Span {}
 
 impl Span {
@@ -40,34 +40,34 @@ impl Span {
 /// Which elements belong to which rank: rank `r` has `cuts[r]..cuts[r + 1]`; as many entries as ranks and one more.
 pub type Cuts = Arc<[usize]>;
 
-/// A number for cuts: never 0, and other cuts have another with all but certainty.
+/// A hash of cuts, never 0; different cuts almost certainly have different hashes.
 pub(crate) fn digest(cuts: &[usize]) -> u64 {
     let step = |h: u64, c: &usize| (h ^ *c as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     cuts.iter().fold(cuts.len() as u64 + 1, step) | 1
 }
 
-/// What ranks do together.
+/// A collective or a message.
 #[derive(Clone, Debug)]
 pub enum Work {
     /// Afterwards every rank has the reduction of all.
     AllReduce(Span, Reduce),
-    /// Afterwards each rank has the reduction of its own range; what the rest of the memory holds is not said.
+    /// Afterwards each rank has the reduction of its own range; the rest of the memory is unspecified.
     ReduceScatter(Span, Cuts, Reduce),
     /// Afterwards every rank has the ranges of all.
     AllGather(Span, Cuts),
-    /// Afterwards every rank has what this one had.
+    /// Afterwards every rank has the data of this one.
     Broadcast(Span, usize),
     /// Waits until every rank is here.
     Barrier,
-    /// Afterwards `root` has everybody's elements, one rank's after the other's.
+    /// Afterwards `root` has the elements of all ranks, one after the other.
     Gather {
         /// This rank's.
         mine: Span,
         /// Where the root puts all of them.
         into: Option<Span>,
-        /// Which belong to whom.
+        /// Which elements belong to which rank.
         cuts: Cuts,
-        /// Who gets them.
+        /// The rank that gets them.
         root: usize,
     },
     /// Afterwards each rank has its range of what `root` had.
@@ -76,37 +76,37 @@ pub enum Work {
         mine: Span,
         /// Those of all, at the root.
         from: Option<Span>,
-        /// Which belong to whom.
+        /// Which elements belong to which rank.
         cuts: Cuts,
-        /// Who has them.
+        /// The rank that has them.
         root: usize,
     },
-    /// Afterwards each rank has what every rank had for it.
+    /// Afterwards each rank has what every rank sent to it.
     AllToAll {
-        /// What this rank has for others.
+        /// What this rank sends.
         send: Span,
-        /// Which is for whom.
+        /// Which elements go to which rank.
         send_cuts: Cuts,
-        /// Where it puts what others have for it.
+        /// Where it puts what it receives.
         recv: Span,
-        /// Which is from whom.
+        /// Which elements come from which rank.
         recv_cuts: Cuts,
     },
-    /// Gives elements to one rank, which receives as many. Messages from one rank to another with one tag arrive in the order in
-    /// which they were started; those with different tags have nothing to do with each other.
+    /// Sends elements to one rank, which receives as many. Messages from one rank to another with one tag arrive in the
+    /// order in which they were started; those with different tags are independent.
     Send {
-        /// Which rank gets them.
+        /// The rank that gets them.
         to: usize,
-        /// What the receive must say too; MPI counts on up to 32,767.
+        /// The tag, which the receive must match; MPI guarantees tags up to 32,767.
         tag: u16,
         /// The elements.
         span: Span,
     },
-    /// Takes elements from one rank.
+    /// Receives elements from one rank.
     Receive {
-        /// Which rank gives them.
+        /// The rank that sends them.
         from: usize,
-        /// What the send says too.
+        /// The tag of the send.
         tag: u16,
         /// Where they go.
         span: Span,
@@ -114,7 +114,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// What a rank does that waits for it.
+    /// What a rank that waits for it is doing.
     pub fn doing(&self) -> Doing {
         match self {
             Work::AllReduce(..) => Doing::AllReduce,
@@ -130,7 +130,7 @@ impl Work {
         }
     }
 
-    /// What it is called in reports.
+    /// Its name in reports.
     pub fn name(&self) -> &'static str {
         self.doing().name()
     }

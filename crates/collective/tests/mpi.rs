@@ -1,7 +1,7 @@
 //! Every operation, in the group of all ranks and in the groups of meshes, under OpenMPI's and MPICH's `mpirun`, against the
 //! oracle that every other transport is compared with.
 //!
-//! Both have to be installed, so `cargo test` alone leaves this out, and `.ci/run` names it. `POLYREME_MPIRUN` names one more
+//! Both have to be installed, so plain `cargo test` skips this and `.ci/run` names it. `POLYREME_MPIRUN` names one more
 //! `mpirun` of MPICH's kind.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
@@ -27,7 +27,7 @@ mod rows;
 #[path = "../src/differences/whole.rs"]
 mod whole;
 
-/// What a rank plays: the sizes of a mesh.
+/// The sizes of the mesh that a rank tests.
 const PLAY: &str = "POLYREME_MPI_PLAY";
 
 fn on_a_mesh(program: &str, flags: &[&str], sizes: &str) {
@@ -60,7 +60,7 @@ fn one_rank() {
     let library = find(&Search { families, ..Search::default() }).unwrap_or_else(|why| panic!("{why}"));
     let mut comm = Comm::mpi(&library).unwrap();
     assert_eq!(comm.size(), sizes.iter().product(), "{library}");
-    // Before it is split, a rank makes blocking calls, and MPICH's do not let other ranks have the core.
+    // Before it is split, a rank makes blocking calls, and MPICH's do not yield the core.
     let blocking = if sizes == [2, 2] { rows::run(&mut comm, rows::PlantedBug::None) } else { Ok(()) };
     let end = blocking.and_then(|()| meshes::run(comm, &sizes));
     println!("end: {}", end.map_or_else(|what| what, |()| "well".into()));

@@ -1,5 +1,5 @@
 //! Groups that share memory, as threads and as real processes: every operation, element type, length and number of
-//! ranks against closed forms; and what the others say when a rank is killed, stopped, wrong or fails.
+//! ranks against closed forms; and the others' reports when a rank is killed or stopped, disagrees or fails.
 //!
 //! Processes are this test binary, started again with `POLYREME_TEST_RANK` set, running only `one_rank_of_a_group`.
 
@@ -47,7 +47,7 @@ fn same<T: Whole>(got: &[T], want: impl Fn(usize) -> u32, what: &str) {
     }
 }
 
-/// Everything that a group can do, at one length.
+/// Every operation of a group, at one length.
 fn every_op<T: Whole>(comm: &mut Comm, n: usize) -> Result<(), Report> {
     let (rank, size) = (comm.rank(), comm.size());
     let cuts = cuts(n, size);
@@ -85,7 +85,7 @@ fn every_op<T: Whole>(comm: &mut Comm, n: usize) -> Result<(), Report> {
     comm.scatter(&mut mine, (rank == root).then_some(&whole[..]), &cuts, root)?;
     same(&mine, |i| value(root, from + i), "scatter");
 
-    // Everybody sends range `r` to rank `r`: it gets its own range of each.
+    // Every rank sends range `r` to rank `r`, which gets its own range from each.
     let (len, recv_cuts) = (to - from, (0..=size).map(|r| r * (to - from)).collect());
     let mut got = fill::<T>(0, len * size);
     comm.all_to_all(&fill::<T>(rank, n), &cuts, &mut got, &recv_cuts)?;
@@ -107,7 +107,7 @@ fn every_op<T: Whole>(comm: &mut Comm, n: usize) -> Result<(), Report> {
     comm.barrier()
 }
 
-/// The whole grid of one group. Long data of the wide types only where it shows something new.
+/// The whole grid for one group. Long data of wide types only where they test something new.
 fn grid(comm: &mut Comm) -> Result<(), Report> {
     for n in LENGTHS {
         every_op::<f32>(comm, n)?;
@@ -125,12 +125,12 @@ fn grid(comm: &mut Comm) -> Result<(), Report> {
     Ok(())
 }
 
-/// What others see without a copy: blocks of each, and one for all.
+/// Memory that others read without a copy: blocks of each rank, and one for all.
 fn blocks(comm: &mut Comm) -> Result<(), Report> {
     let (rank, size, n) = (comm.rank(), comm.size(), 300_000);
     let block = comm.block(n * 4 + 64, "a test")?;
     let one = comm.shared_block(n * 4, "a test")?;
-    // SAFETY: this rank's own, and used by the others only inside of operations.
+    // SAFETY: this rank's own, and used by the others only inside operations.
     let mine = unsafe { std::slice::from_raw_parts_mut(block.ptr().as_ptr().cast::<f32>(), n + 16) };
     assert!(mine.iter().all(|x| *x == 0.0), "blocks are zeroed");
     for (at, len) in [(0, n), (16, n), (3, 1000), (7, 50_000)] {
@@ -138,7 +138,7 @@ fn blocks(comm: &mut Comm) -> Result<(), Report> {
         (0..len).for_each(|i| data[i] = value(rank, i) as f32);
         comm.all_reduce(data, Reduce::Sum)?;
         same(data, |i| (0..size).map(|r| value(r, i)).sum(), "all-reduce in blocks");
-        // Rank 0 with other memory: everybody goes the staged way.
+        // Rank 0 uses other memory: all ranks use staging.
         let mut other = fill::<f32>(rank, len);
         (0..len).for_each(|i| data[i] = value(rank, i) as f32);
         let data = if rank == 0 { &mut other[..] } else { data };
@@ -158,7 +158,7 @@ fn blocks(comm: &mut Comm) -> Result<(), Report> {
     let (cuts, ptr) = (cuts(n, size), one.ptr().as_ptr().cast::<f32>());
     for turn in 0..3 {
         for i in cuts[rank]..cuts[rank + 1] {
-            // SAFETY: inside of the block, in the range that is this rank's.
+            // SAFETY: inside the block, in the range that is this rank's.
             unsafe { *ptr.add(i) = value(turn, i) as f32 };
         }
         // SAFETY: ranks write to their own ranges only, and not while the operation runs.
@@ -170,7 +170,7 @@ fn blocks(comm: &mut Comm) -> Result<(), Report> {
     Ok(())
 }
 
-/// Sums of numbers that round: in the order of the ranks, to the bit, whichever way they take.
+/// Sums of numbers that round: in the order of the ranks, bit for bit, whichever algorithm runs.
 fn order(comm: &mut Comm) -> Result<(), Report> {
     let value = |r: usize, i: usize| 1.0 / (r * 31 + i % 97 + 1) as f32;
     for n in [10, 1000, 5000, 300_000] {
@@ -192,7 +192,7 @@ fn overlapped(comm: &mut Comm) -> Result<(), Report> {
     let work = |data: &mut Vec<f32>| {
         polyreme_collective::Work::AllReduce(polyreme_collective::Span::of(data), Reduce::Sum)
     };
-    // SAFETY: nobody touches the data before the last one was waited for.
+    // SAFETY: nothing accesses the data before the last one was waited for.
     let tickets: Vec<_> = data.iter_mut().map(|data| unsafe { comm.start(work(data)) }).collect();
     comm.wait(tickets[50])?;
     comm.barrier()?;
@@ -203,7 +203,7 @@ fn overlapped(comm: &mut Comm) -> Result<(), Report> {
     Ok(())
 }
 
-/// What the ranks of a test do; the name goes to the children.
+/// Runs a scene, which children get by its name.
 fn play(scene: &str, comm: &mut Comm) -> Result<(), Report> {
     let rank = comm.rank();
     comm.set_step(7);
@@ -266,7 +266,7 @@ fn play(scene: &str, comm: &mut Comm) -> Result<(), Report> {
                     std::hint::spin_loop();
                 }
                 comm.barrier()?;
-                // And now nobody does anything.
+                // And now no rank does anything.
                 if comm.rank() == 1 {
                     std::thread::park_timeout(Duration::from_secs(60));
                 }
@@ -292,7 +292,7 @@ fn threads(scene: &'static str, size: usize) -> Vec<Result<(), Report>> {
 
 const RANK: &str = "POLYREME_TEST_RANK";
 
-/// Starts a group of processes. What a rank has to say it prints.
+/// Starts a group of processes. Each prints its result.
 fn processes(scene: &str, size: usize, stall_ms: u64) -> (Segment, Vec<Child>) {
     let segment = Comm::segment(size).unwrap();
     let path = segment.path().unwrap();
@@ -401,13 +401,13 @@ fn all_give_the_same_report() {
     check("leaves", 4, "rank 1 on here is gone (at step 7, in all-reduce)");
 }
 
-/// A rank of four is sent a signal in the middle of its work; the others say why they end, and when.
+/// One of four ranks gets a signal in the middle of its work; checks why and when the others end.
 fn check_signal(signal: Signal, stall_ms: u64, within: Duration, want: &str) {
     let (_segment, mut children) = processes("endless", 4, stall_ms);
     let mut struck = children.remove(2);
     let mut first = [0; 1];
     let mut printed = struck.stdout.take().unwrap();
-    // Anything printed after "going" means that everybody is at work.
+    // A line after "going" means that all ranks are at work.
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains("going") {
         assert_eq!(printed.read(&mut first).unwrap(), 1, "the rank ended before it began");
@@ -443,7 +443,7 @@ fn a_stopped_process_ends_the_waits_of_the_others() {
         Signal::STOP,
         1_000,
         Duration::from_secs(10),
-        "rank 2 on here lives, but nothing has moved for 1 s",
+        "rank 2 on here is alive, but nothing has moved for 1 s",
     );
 }
 
@@ -452,7 +452,7 @@ fn a_thread_that_works_is_waited_for_and_one_that_does_nothing_is_not() {
     let (_segment, children) = processes("works", 1, 60_000);
     for child in children {
         let end = end_of(child);
-        assert!(end.starts_with("rank 1 lives, but nothing has moved for 3 s"), "{end}");
+        assert!(end.starts_with("rank 1 is alive, but nothing has moved for 3 s"), "{end}");
         assert!(end.ends_with("(at step 0, in barrier)"), "{end}");
     }
 }
@@ -474,7 +474,7 @@ fn an_alarm_ends_the_waits_of_all() {
 
 #[test]
 fn threads_that_give_up_leave_no_memory_that_others_still_touch() {
-    // Whoever gets the report frees its buffers while the others may be in the middle of them.
+    // A rank that gets the report frees its buffers while others may be accessing them.
     for turn in 0..50 {
         let ranks: Vec<_> = Comm::local(4)
             .into_iter()

@@ -4,8 +4,9 @@
 //! join RANK SIZE HOST:PORT SECRET [JOB]
 //! ```
 //!
-//! The secret is 64 hexadecimal digits; it stands on the command line only because this is an example: other users of a
-//! host see command lines. With standard input closed it ends at once; with a pipe it stays until something is written.
+//! The secret is 64 hexadecimal digits; it is on the command line only because this is an example: other users of a
+//! host can see command lines. With standard input closed it ends at once; with a pipe it stays until something is
+//! written.
 
 use std::io::Read;
 use std::process::ExitCode;
@@ -26,7 +27,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The whole life of a rank.
+/// Joins, shares a few bytes and ends.
 pub(crate) fn run(args: &[String]) -> Result<(), Box<dyn std::error::Error>> {
     let [rank, size, master, secret, rest @ ..] = args else {
         return Err("usage: join RANK SIZE HOST:PORT SECRET [JOB]".into());

@@ -1,11 +1,12 @@
-//! One failure, seen by every wait of this process: whoever learns first that the job cannot go on raises the alarm.
+//! One failure, seen by every wait of this process: the thread that first learns that the job cannot go on raises the
+//! alarm.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::report::Report;
 
-/// Raised once; everybody who waits looks at it every now and then.
+/// Raised once; every wait checks it regularly.
 #[derive(Clone, Default, Debug)]
 pub struct Alarm(Arc<AlarmState>);
 
@@ -36,8 +37,9 @@ impl Alarm {
         self.0.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Says what this rank finds wrong with another one. All ranks must say the same of it, and another one may have found
-    /// something else, so rank 0 decides; its report raises the alarm. Returns whether there is a control plane to ask it.
+    /// Records what this rank finds wrong with another one. All ranks must report the same, and another rank may have
+    /// found something else, so rank 0 decides; its report raises the alarm. Returns whether there is a control plane
+    /// to ask rank 0.
     pub(crate) fn suspect(&self, report: Report) -> bool {
         self.0.suspicion.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(report);
         self.judged()
@@ -53,7 +55,7 @@ impl Alarm {
         self.0.judged.load(Ordering::Acquire)
     }
 
-    /// Says whether suspicions are judged.
+    /// Sets whether suspicions are judged.
     pub(crate) fn set_judged(&self, yes: bool) {
         self.0.judged.store(yes, Ordering::Release);
     }

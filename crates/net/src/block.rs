@@ -1,6 +1,6 @@
 //! Memory that the ranks of one host can see: threads of one process, or processes that mapped the same pages.
 //!
-//! A block is only memory. When a rank may read or write which part of it is agreed between those who use it.
+//! A block is only memory. Its users agree on which rank may read or write which part of it, and when.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::os::fd::BorrowedFd;
@@ -11,13 +11,13 @@ use polyreme_sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-/// Blocks start at such addresses: whole pages, as a mapping has them.
+/// Blocks start at multiples of this: whole pages, like mappings.
 pub const ALIGN_BYTES: usize = 4096;
 
-/// What the kernel hands out in one piece if it is asked to.
+/// The size of a huge page.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Zeroed memory of a fixed size, shared by everybody who holds a clone.
+/// Zeroed memory of a fixed size, shared by all clones.
 #[derive(Clone)]
 pub struct Block {
     ptr: NonNull<u8>,
@@ -25,7 +25,7 @@ pub struct Block {
     _owner: Arc<Owner>,
 }
 
-/// What gives the memory back.
+/// Who frees the memory, and how.
 enum Owner {
     /// From this process's allocator.
     Heap { ptr: NonNull<u8>, layout: Layout },
@@ -33,10 +33,10 @@ enum Owner {
     Mapping { ptr: NonNull<u8>, bytes: usize },
 }
 
-/// What may lie in memory that several ranks read and write at the same time.
+/// Types that may live in memory that several ranks read and write at the same time.
 ///
 /// # Safety
-/// Made of atomics only, laid out by `repr(C)`, and whole with any bytes in it, zeros above all.
+/// Made of atomics only, with the layout of `repr(C)`, and valid for any bytes, in particular zeros.
 pub unsafe trait Shareable {}
 
 // SAFETY: atomics.
@@ -45,35 +45,35 @@ unsafe impl Shareable for AtomicU8 {}
 unsafe impl Shareable for AtomicU32 {}
 // SAFETY: atomics.
 unsafe impl Shareable for AtomicU64 {}
-// SAFETY: an array of such is such.
+// SAFETY: an array of shareable elements is shareable.
 unsafe impl<T: Shareable, const N: usize> Shareable for [T; N] {}
 
 // SAFETY: the owner only frees its memory, once.
 unsafe impl Send for Owner {}
 // SAFETY: as above.
 unsafe impl Sync for Owner {}
-// SAFETY: a block is an address and a length; whoever follows the address answers for the access.
+// SAFETY: a block is an address and a length; code that dereferences the address is responsible for the access.
 unsafe impl Send for Block {}
 // SAFETY: as above.
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Memory of this process; an error if there is not so much.
+    /// Memory of this process; an error if there is not enough.
     pub fn of_this_process(bytes: usize) -> Result<Block, Errno> {
         let align = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { ALIGN_BYTES };
         let layout = Layout::from_size_align(bytes.max(1), align).map_err(|_| Errno::NOMEM)?;
         // SAFETY: the size is not zero.
         let ptr = NonNull::new(unsafe { alloc(layout) }).ok_or(Errno::NOMEM)?;
         let block = Block { ptr, bytes, _owner: Arc::new(Owner::Heap { ptr, layout }) };
-        // Before the first touch: the kernel does not make huge pages of those that are there. That is why the zeros are not
-        // the allocator's, which would write them at once.
+        // Before the first touch: the kernel does not turn existing pages into huge ones. That is why the allocator is
+        // not asked for zeros, which it would write at once.
         block.ask_for_huge_pages();
-        // SAFETY: the memory is this long and nobody else has it.
+        // SAFETY: the memory has this length and nothing else refers to it.
         unsafe { ptr.write_bytes(0, layout.size()) };
         Ok(block)
     }
 
-    /// Large blocks are walked by products, which miss fewer translations with huge pages. A refusal costs speed only.
+    /// Matrix products walk through large blocks, with fewer TLB misses on huge pages. A refusal only costs speed.
     fn ask_for_huge_pages(&self) {
         let whole = self.bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
         if whole > 0 {
@@ -83,10 +83,10 @@ impl Block {
         }
     }
 
-    /// Pages of a file of at least so many bytes, seen by everybody who maps them.
+    /// Maps at least `bytes` bytes of a file, which every process that maps them sees.
     pub(crate) fn of_file(file: BorrowedFd, bytes: usize) -> Result<Block, Errno> {
         let (mapped, protection) = (bytes.max(1), ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: a new mapping at an address that the kernel chooses takes nothing from anybody.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing.
         let ptr = unsafe { mmap(std::ptr::null_mut(), mapped, protection, MapFlags::SHARED, file, 0)? };
         let ptr = NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?;
         let block = Block { ptr, bytes, _owner: Arc::new(Owner::Mapping { ptr, bytes: mapped }) };
@@ -94,8 +94,8 @@ impl Block {
         Ok(block)
     }
 
-    /// Has the first `bytes` backed by memory now, so that no later access stops for a page: a first touch runs at
-    /// 0.8 GiB/s, a warm one at 13.
+    /// Faults in the first `bytes` now, so that no later access waits for a page: a first touch runs at 0.8 GiB/s, a
+    /// warm one at 13.
     pub(crate) fn fault_in(&self, bytes: usize) -> Result<(), Errno> {
         let bytes = bytes.min(self.bytes);
         if bytes == 0 {
@@ -103,13 +103,13 @@ impl Block {
         }
         // SAFETY: the range lies inside the mapping, and faulting pages in changes no byte.
         match unsafe { madvise(self.ptr.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) } {
-            // Before Linux 5.14 pages come at the first touch.
+            // Before Linux 5.14, pages are faulted in at the first touch.
             Err(Errno::INVAL) => Ok(()),
             done => done,
         }
     }
 
-    /// What lies at an offset.
+    /// The value at an offset.
     ///
     /// # Panics
     /// If it does not fit there.
@@ -117,13 +117,13 @@ impl Block {
         let end = offset.checked_add(size_of::<T>());
         assert!(end.is_some_and(|end| end <= self.bytes), "{offset} is outside of a block of {}", self.bytes);
         let ptr = self.ptr.as_ptr().wrapping_add(offset).cast::<T>();
-        assert!(ptr.is_aligned(), "nothing of this type can lie at {offset}");
-        // SAFETY: inside the block and aligned; the type promises that any bytes make one, and that others may
-        // write to it.
+        assert!(ptr.is_aligned(), "{offset} is not aligned for this type");
+        // SAFETY: inside the block and aligned; the type promises that any bytes are valid, and that others may write
+        // to it.
         unsafe { &*ptr }
     }
 
-    /// Where it starts in this process.
+    /// Its address in this process.
     pub fn ptr(&self) -> NonNull<u8> {
         self.ptr
     }
@@ -140,8 +140,8 @@ impl Drop for Owner {
             // SAFETY: allocated with this layout.
             Owner::Heap { ptr, layout } => unsafe { dealloc(ptr.as_ptr(), layout) },
             Owner::Mapping { ptr, bytes } => {
-                // SAFETY: mapped with this size, and nobody holds the block any more.
-                // It cannot fail for a mapping that is there.
+                // SAFETY: mapped with this size, and no clone of the block is left. It cannot fail for an existing
+                // mapping.
                 let _ = unsafe { munmap(ptr.as_ptr().cast(), bytes) };
             }
         }
@@ -184,7 +184,7 @@ mod tests {
         }
     }
 
-    /// Where the system has huge pages for those who ask, a fresh large block is made of such.
+    /// Where the system grants huge pages on request, a fresh large block consists of them.
     #[test]
     fn large_blocks_are_of_huge_pages() {
         let mode = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();

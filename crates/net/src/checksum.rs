@@ -1,23 +1,24 @@
-//! The checksum of what goes over a socket: CRC-32C, as iSCSI, SCTP and ext4 have it.
+//! The checksum of what goes over a socket: CRC-32C, as in iSCSI, SCTP and ext4.
 //!
-//! Every byte is summed twice, where it is sent and where it arrives, so this is a good part of what a fast link costs. The
-//! twin is the `crc32c` crate: the CPU's CRC instruction on three streams at once, eight bytes a cycle. Where there are
-//! carry-less products of 512 bits, folding is three times as fast: 22 and 69 GB/s with 256 KiB in the second-level cache
-//! of a Xeon of 2023, 18 and 21 GB/s with 64 MiB, which come from memory.
+//! Every byte is summed twice, by the sender and by the receiver, so this is a large part of the cost of a fast link.
+//! The twin is the `crc32c` crate: the CPU's CRC instruction on three streams at once, eight bytes per cycle. Where
+//! there are carry-less products of 512 bits, folding is three times as fast: 22 and 69 GB/s with 256 KiB in the
+//! second-level cache of a Xeon of 2023, 18 and 21 GB/s with 64 MiB, which come from memory.
 //!
 //! # Folding
 //! Bits are the coefficients of a polynomial, the first bit the highest. A CRC is the remainder of the message times
-//! x^32 modulo P. Bits that lie d bits before others may be added to those (which is an exclusive or) once they were multiplied by
-//! x^d modulo P: that keeps the remainder and shortens the message. Here 256 bytes are folded over the next 256, until
-//! there is one block; that one over itself down to 16 bytes; and of those the CPU's instruction makes the remainder.
+//! x^32 modulo P. Bits that lie d bits before others may be added to those (which is an exclusive or) once they were
+//! multiplied by x^d modulo P: that keeps the remainder and shortens the message. Here 256 bytes are folded over the
+//! next 256, until there is one block; that one over itself down to 16 bytes; and the CPU's instruction turns those
+//! into the remainder.
 
 /// The checksum of some bytes.
 pub(crate) fn of(bytes: &[u8]) -> u32 {
     append(0, bytes, &[])
 }
 
-/// The checksum of bytes whose first ones have the checksum `sum`, and these are the rest. Meanwhile `next`, which is to be
-/// changed soon, may be brought into the caches.
+/// Extends the checksum `sum` by these bytes. Meanwhile `next`, which is about to be changed, may be prefetched into
+/// the caches.
 pub(crate) fn append(sum: u32, bytes: &[u8], next: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if bytes.len() >= folding::BLOCK_BYTES && folding::possible() {
@@ -32,13 +33,13 @@ pub(crate) fn append(sum: u32, bytes: &[u8], next: &[u8]) -> u32 {
 mod folding {
     use std::arch::x86_64::*;
 
-    /// What is folded at a time: four registers.
+    /// How much is folded at a time: four registers.
     pub(super) const BLOCK_BYTES: usize = 256;
 
     /// P without its highest bit, the lowest power in the highest bit.
     const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-    /// Whether this CPU can. The answer is kept by the standard library.
+    /// Whether this CPU has the instructions. The standard library caches the answer.
     pub(super) fn possible() -> bool {
         is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512vl")
@@ -47,7 +48,7 @@ mod folding {
             && is_x86_feature_detected!("sse4.2")
     }
 
-    /// x^`power` modulo P, in the order of bits that products of reflected operands want: one place further up.
+    /// x^`power` modulo P, in the bit order that products of reflected operands need: one bit higher.
     const fn x_to(power: usize) -> i64 {
         let (mut remainder, mut k) = (1u32 << 31, 0);
         while k < power {
@@ -58,8 +59,8 @@ mod folding {
         (remainder as i64) << 1
     }
 
-    /// What the two halves of 128 bits are multiplied by to come so many bytes further on. The first half lies 64 bits
-    /// before the second; a product of reflected 64-bit operands stands 32 bits lower than it seems.
+    /// The factors for the two halves of 128 bits that move them this many bytes further on. The first half is 64 bits
+    /// before the second; a product of reflected 64-bit operands is 32 bits lower than it seems.
     const fn further(bytes: usize) -> (i64, i64) {
         (x_to(8 * bytes + 32), x_to(8 * bytes - 32))
     }
@@ -78,7 +79,7 @@ mod folding {
             unsafe { _mm512_loadu_si512(part.as_ptr().cast()) }
         };
         let mut sums = [load(first, 0), load(first, 1), load(first, 2), load(first, 3)];
-        // What was before the message stands in its first bits, as a complement: all ones if there was nothing.
+        // The checksum so far goes into the first bits, complemented: all ones if there was none.
         sums[0] = _mm512_xor_si512(sums[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(!sum as i32)));
         let by_block = constants::<BLOCK_BYTES>();
         let (fetching, blocks) = blocks.split_at(blocks.len().min(next.len() / BLOCK_BYTES));
@@ -121,7 +122,7 @@ mod folding {
         _mm512_broadcast_i32x4(_mm_set_epi64x(low, high))
     }
 
-    /// Brings a register further on and adds what is there.
+    /// Moves a register further on and adds the next one.
     #[target_feature(enable = "avx512f,vpclmulqdq")]
     fn fold(sum: __m512i, by: __m512i, next: __m512i) -> __m512i {
         let first = _mm512_clmulepi64_epi128::<0x00>(sum, by);

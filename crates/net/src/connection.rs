@@ -1,4 +1,4 @@
-//! A connection whose other end has proved who it is: what joining leaves, and what channels and links take over.
+//! A connection whose other end has proved its identity: joining makes it, channels and links take it over.
 
 use std::net::SocketAddr;
 
@@ -14,8 +14,7 @@ pub struct Connection {
     pub(crate) seals: Option<Box<Seals>>,
 }
 
-/// A connection and what its other end said of itself, which is proved. Whether it is the rank that was expected is for
-/// the caller to judge.
+/// A connection and the proven identity of its other end. Whether it is the expected rank is for the caller to judge.
 pub(crate) struct Proven {
     pub(crate) connection: Connection,
     pub(crate) addr: SocketAddr,
@@ -34,7 +33,7 @@ impl Connection {
     }
 }
 
-/// A plain connection inside a test or a measurement, which nobody had to prove anything for.
+/// A plain connection inside a test or a measurement, without a proof.
 impl From<Stream> for Connection {
     fn from(stream: Stream) -> Connection {
         Connection { stream, seals: None }

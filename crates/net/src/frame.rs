@@ -1,8 +1,9 @@
 //! The header of every message between ranks.
 //!
-//! A message is cut into segments; each is a header of [`HEADER_BYTES`] and a payload, each with its checksum. Both sides
-//! know how long a message is before it starts, so a length on the wire is compared and never believed: nothing is
-//! reserved for what a peer claims. On an encrypted connection both are sealed ([`crate::seal`]), and no checksum is computed.
+//! A message is cut into segments; each is a header of [`HEADER_BYTES`] and a payload, each with its checksum. Both
+//! sides know how long a message is before it starts, so a length on the wire is compared and never trusted: no memory
+//! is reserved because of a peer's claim. On an encrypted connection both are sealed ([`crate::seal`]), and no checksum
+//! is computed.
 
 /// Bytes of a header: little endian, no padding.
 pub const HEADER_BYTES: usize = 56;
@@ -11,38 +12,38 @@ pub const HEADER_BYTES: usize = 56;
 /// 2.1 s with 32 KiB, 1.7 s with 64 KiB, 1.5 s with 128 KiB, 1.4 s with 256 KiB, 1.5 s with 512 KiB and 1 MiB.
 pub const SEGMENT_BYTES_MAX: usize = 256 * 1024;
 
-/// Messages are cut at least so fine that checking, copying and reducing overlap, but not below this.
+/// Messages are cut finely enough that checking, copying and reducing overlap, but not below this.
 const SEGMENT_BYTES_MIN: usize = 64 * 1024;
 
-/// What a header has room for.
+/// The longest payload that a header can express.
 const LENGTH_MAX: u64 = (1 << 24) - 1;
 const _: () = assert!(SEGMENT_BYTES_MAX as u64 <= LENGTH_MAX);
 
 pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"PRF3");
 
-/// What a message belongs to. A new kind is a new number: old ones keep theirs.
+/// The operation that a message belongs to. New operations get new numbers; old ones keep theirs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum FrameOp {
-    /// Everybody waits for everybody.
+    /// All ranks wait for each other.
     Barrier = 1,
-    /// Everybody gets the reduction of all.
+    /// Every rank gets the reduction of all.
     AllReduce = 2,
-    /// Each gets the reduction of its range.
+    /// Each rank gets the reduction of its range.
     ReduceScatter = 3,
-    /// Everybody gets the ranges of all.
+    /// Every rank gets the ranges of all.
     AllGather = 4,
-    /// Everybody gets what one has.
+    /// Every rank gets the root's data.
     Broadcast = 5,
-    /// One gets the reduction of all.
+    /// The root gets the reduction of all.
     Reduce = 6,
-    /// One gets the ranges of all.
+    /// The root gets the ranges of all.
     Gather = 7,
-    /// Each gets its range of what one has.
+    /// Each rank gets its range of the root's data.
     Scatter = 8,
-    /// Each gets a range of each.
+    /// Each rank gets a range from every other.
     AllToAll = 9,
-    /// One to another.
+    /// Point to point.
     Send = 10,
     /// Not an operation: the sender has taken all that was lent to it.
     Receipt = 254,
@@ -99,25 +100,24 @@ pub struct Tag {
     pub op: FrameOp,
     /// Its element type, as a number.
     pub dtype: u8,
-    /// How many elements the whole operation is about.
+    /// How many elements the whole operation covers.
     pub count: u64,
     /// How it is done.
     pub terms: Terms,
 }
 
-/// What ranks must mean alike by an operation beside its name, its element type and its length: numbers of those who run
-/// the operation, which are only compared here.
+/// What ranks must agree on beside an operation's name, element type and length: numbers that are only compared here.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Terms {
-    /// How two elements become one.
+    /// The reduction.
     pub reducer: u8,
     /// Which algorithm; below 16.
     pub algorithm: u8,
-    /// The rank that gives or gets.
+    /// The rank that sends to or receives from all others.
     pub root: u16,
-    /// A number made of the cuts.
+    /// A hash of the cuts.
     pub cuts: u16,
-    /// Which one of the group's operations it is, counted round.
+    /// The number of the operation in its group, modulo 256.
     pub turn: u8,
 }
 
@@ -128,16 +128,16 @@ impl std::fmt::Display for Terms {
     }
 }
 
-/// What stands before the payload of a segment.
+/// The header of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     /// The operation's number; see [`FrameOp`].
     pub op: u8,
     /// As in [`Tag`].
     pub dtype: u8,
-    /// Whether the payload still lies in the sender's memory, which waits for a [`FrameOp::Receipt`].
+    /// Whether the payload is still in the sender's memory, which waits for a [`FrameOp::Receipt`].
     pub lent: bool,
-    /// Which membership of the job this is.
+    /// The generation of the job's membership.
     pub generation: u64,
     /// As in [`Tag`].
     pub step: u64,
@@ -186,7 +186,7 @@ impl Header {
         bytes[5] = self.dtype;
         bytes[6] = u8::from(self.lent) | self.terms.algorithm << 4;
         bytes[7] = self.terms.reducer;
-        // No segment is longer than its maximum, which leaves room in the word of its length.
+        // A segment's length needs few bits, which leaves room in its word.
         let Terms { root, cuts, turn, .. } = self.terms;
         let beside = u64::from(turn) << 24 | u64::from(root) << 32 | u64::from(cuts) << 48;
         let length = self.length.min(LENGTH_MAX) | beside;
@@ -198,7 +198,7 @@ impl Header {
         bytes
     }
 
-    /// From bytes; says what is wrong with them if they are not a header.
+    /// Decodes a header, or says what is wrong with it.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, &'static str> {
         let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         if half(0) == MAGIC && half(52) != crc32c::crc32c(&bytes[..52]) {
@@ -234,7 +234,8 @@ impl Header {
         })
     }
 
-    /// What is different from what was expected, in words; the payload's checksum, and whether it is lent, is not compared.
+    /// How this differs from what was expected, in words; the payload's checksum and whether it is lent are not
+    /// compared.
     pub fn disagreement(&self, expected: &Header) -> Option<String> {
         if *expected == (Header { payload_crc: expected.payload_crc, lent: expected.lent, ..*self }) {
             return None;
@@ -264,7 +265,7 @@ impl Header {
 }
 
 /// The payload bytes of each segment of a message, except the last one. A function of the message's length alone, so
-/// that both sides cut alike. Always a multiple of every element's size.
+/// that both sides cut it alike. Always a multiple of every element's size.
 pub fn segment_bytes(message: usize) -> usize {
     (message / 4).next_multiple_of(64).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
 }

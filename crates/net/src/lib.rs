@@ -1,22 +1,25 @@
-//! Transports between the ranks of a job: memory that several see, and sockets.
+//! Transports between the ranks of a job: shared memory and sockets.
 //!
-//! It moves bytes and says who is gone. It knows nothing of collectives, element types or graphs.
+//! It moves bytes and reports lost ranks. It knows nothing of collectives, element types or graphs.
 //!
 //! # Layout
-//! - [`block`]: memory that the ranks of one host see.
-//! - [`segment`]: pages that processes of one host share. [`wait`]: counters in them that a rank can wait for.
+//! - [`block`]: memory that the ranks of one host share.
+//! - [`segment`]: such memory between processes. [`wait`]: counters in them that a rank can wait for.
 //! - [`notice`]: a failure that every rank of such memory sees. [`peers`]: whether the other processes still run.
-//! - [`frame`]: the header of every message. [`moves`]: who sends which bytes to whom, in which order.
-//! - [`links`]: connections to other ranks, made when two first talk, over which moves are run. [`loopback`]: such connections inside one host.
+//! - [`frame`]: the header of every message. [`moves`]: which rank sends which bytes to which, in which order.
+//! - [`links`]: connections to other ranks, made when two first talk, over which moves are run. [`loopback`]: links
+//!   between ranks of one process.
 //! - [`mailbox`]: letters between any two ranks, in any order.
-//! - [`secret`]: what ranks know and strangers do not. [`seal`]: encryption between hosts. [`rendezvous`]: how processes become ranks, and
-//!   how two of them are connected. [`control`]: who is still there. [`environment`]: what another launcher says.
-//! - [`connection`]: what joining leaves of each pair of ranks. [`socket`], [`system`]: streams, time and waiting, real
+//! - [`secret`]: the secret that the ranks of a job share. [`seal`]: encryption between hosts. [`rendezvous`]: how
+//!   processes become ranks, and how two of them are connected. [`control`]: which ranks are alive. [`environment`]:
+//!   what an external launcher says.
+//! - [`connection`]: a proven connection between two ranks. [`socket`], [`system`]: streams, time and waiting, real
 //!   or simulated. `simulation`: the simulated ones, for tests.
-//! - [`patience`]: how long ranks wait for each other. [`pulse`]: where a rank is, and whether it gets on.
+//! - [`patience`]: how long ranks wait for each other. [`pulse`]: where a rank is, and whether it makes progress.
 //! - [`alarm`]: a failure that every wait of this process sees.
 //! - [`report`]: who failed, where and in which operation.
-//! - `checksum`: of what goes over sockets. `pieces`: which segments of a plan are alike. `ready`: waiting for several sockets.
+//! - `checksum`: of what goes over sockets. `pieces`: which segments of a plan have the same bytes. `ready`: waiting
+//!   for several sockets.
 
 pub mod alarm;
 pub mod block;

@@ -10,7 +10,7 @@ use crate::alarm::Alarm;
 use crate::links::Links;
 use crate::socket::Stream;
 
-/// One end for each of so many ranks, each with an alarm of its own.
+/// The links of each of these ranks, each with its own alarm.
 pub fn links(ranks: usize) -> io::Result<Vec<Links>> {
     let streams = streams(ranks)?.into_iter().enumerate();
     let hosts = vec!["localhost".to_string(); ranks];
@@ -25,7 +25,7 @@ pub fn streams(ranks: usize) -> io::Result<Vec<Vec<Option<Stream>>>> {
     for one in 0..ranks {
         for other in one + 1..ranks {
             let ours = connect(listener.local_addr()?)?;
-            // Anybody on this machine may connect to the port: what is not ours is dropped.
+            // Any process of this machine may connect to the port: connections that are not ours are dropped.
             let theirs = loop {
                 let (stream, from) = listener.accept()?;
                 if from == ours.local_addr()? {
@@ -48,10 +48,10 @@ pub fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// Keeps a socket that will talk inside this machine from pacing. BBR, where it is the system's default, paces with timers,
-/// which only costs where there is no line to share: an all-reduce of 64 MiB takes half as much time again in the
-/// kernel. Whoever starts with it keeps the timers, so this comes before the socket connects; a listener hands it down to
-/// what it accepts. A kernel without cubic keeps what it has.
+/// Keeps a socket that will talk inside this machine from pacing. BBR, where it is the system's default, paces with
+/// timers, which only costs where there is no line to share: an all-reduce of 64 MiB takes 1.5 times as long in the
+/// kernel. A socket that starts with BBR keeps the timers, so this is done before it connects; accepted sockets inherit
+/// it from their listener. A kernel without cubic keeps its default.
 pub fn unpaced(socket: impl AsFd) {
     let _ = rustix::net::sockopt::set_tcp_congestion(socket, "cubic");
 }

@@ -8,23 +8,23 @@ use std::ops::Range;
 
 use crate::pieces::Pieces;
 
-/// A peer to which a run can lend less gets copies: what is saved would not pay for its receipt. All-reduce between two ranks
-/// on loopback, lent and copied: 0.38 and 0.28 ms for 1 MiB, 1.07 and 1.24 ms for 4 MiB.
+/// A peer to which a run would lend less gets copies: the saving would not pay for the receipt. All-reduce between two
+/// ranks on loopback, lent and copied: 0.38 and 0.28 ms for 1 MiB, 1.07 and 1.24 ms for 4 MiB.
 const LENT_BYTES_MIN: usize = 2 << 20;
 
 /// What happens to the bytes of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MoveKind {
-    /// Sent, out of the memory that is only read.
+    /// Sent from the read-only memory.
     SendFrom,
-    /// Sent, out of the memory that is worked on.
+    /// Sent from the working memory.
     Send,
-    /// Received into their place.
+    /// Received in place.
     Recv,
-    /// Received and combined with what is there. `theirs_first` is the order of the two: sums of NaNs and maxima of
-    /// zeros depend on it, and two ranks that combine the same pair must get the same bits.
+    /// Received and reduced into the local data. `theirs_first` is the order of the two: sums of NaNs and maxima of
+    /// zeros depend on it, and two ranks that reduce the same pair must get the same bits.
     Reduce {
-        /// Whether what is received stands first.
+        /// Whether the received operand comes first.
         theirs_first: bool,
     },
 }
@@ -34,7 +34,7 @@ pub enum MoveKind {
 pub struct Move {
     /// The other rank.
     pub peer: usize,
-    /// Which way, and what for.
+    /// Its direction and effect.
     pub kind: MoveKind,
     /// Which bytes. An empty range is a message too: a header alone.
     pub bytes: Range<usize>,
@@ -46,7 +46,7 @@ impl Move {
         Move { peer, kind: MoveKind::Send, bytes }
     }
 
-    /// A move that sends out of the memory that is only read.
+    /// A move that sends from the read-only memory.
     pub fn send_from(peer: usize, bytes: Range<usize>) -> Move {
         Move { peer, kind: MoveKind::SendFrom, bytes }
     }
@@ -56,7 +56,7 @@ impl Move {
         Move { peer, kind: MoveKind::Recv, bytes }
     }
 
-    /// A move that receives and combines.
+    /// A move that receives and reduces.
     pub fn reduce(peer: usize, bytes: Range<usize>, theirs_first: bool) -> Move {
         Move { peer, kind: MoveKind::Reduce { theirs_first }, bytes }
     }
@@ -74,7 +74,7 @@ pub struct Moves {
     pub(crate) waits: Vec<Vec<usize>>,
     /// The peers that take part, each with its sends and its receives in order.
     pub(crate) queues: Vec<Queue>,
-    /// Where the furthest move ends: in the memory that is only read, and in that which is worked on.
+    /// Where the furthest move ends: in the read-only memory, and in the working memory.
     pub(crate) ends: (usize, usize),
     /// Their segments.
     pub(crate) pieces: Pieces,
@@ -91,7 +91,7 @@ pub(crate) struct Queue {
 }
 
 impl Moves {
-    /// Works out what waits for what.
+    /// Computes which moves wait for which.
     pub fn new(list: Vec<Move>) -> Moves {
         let mut moves = Moves { waits: Vec::with_capacity(list.len()), ..Moves::default() };
         for (k, this) in list.iter().enumerate() {
@@ -117,12 +117,13 @@ impl Moves {
         moves
     }
 
-    /// Lets bytes be lent to ranks of the same host, instead of copied, if they are sent and not written again. A run then
-    /// ends only when those peers have taken them: for operations that all of them come to without another one first.
+    /// Lets bytes be lent to ranks of the same host, instead of copied, if they are sent and not written again. A run
+    /// then ends only when those peers have taken them: for operations that all of them reach without another operation
+    /// in between.
     ///
-    /// `results` says that this is a reduction whose result comes back to those who gave to it: what is received (and not
-    /// combined) over bytes that were sent is made of them, so the peer has taken them before. Then these can be lent too. An
-    /// error there does not stay unnoticed: the checksums of what was lent are wrong.
+    /// `results` says that this is a reduction whose result returns to its contributors: what is received (and not
+    /// reduced) over bytes that were sent was computed from them, so the peer has read them before. Then these can be
+    /// lent too. A mistake there would be noticed: the checksums of what was lent would be wrong.
     pub fn lending(mut self, results: bool) -> Moves {
         let list = &self.list;
         let mut lends = vec![true; list.len()];
@@ -205,7 +206,7 @@ mod tests {
         ];
         for (list, lends) in rows {
             let moves = Moves::new(list.clone());
-            assert!(!moves.lends[0], "only those who say so lend");
+            assert!(!moves.lends[0], "nothing is lent by default");
             let said = [false, true].map(|results| moves.clone().lending(results).lends[0]);
             assert_eq!(said, lends, "{list:?}");
         }

@@ -1,4 +1,4 @@
-//! A failure written where every rank of shared memory sees it: the first one stays, and all give the same report.
+//! A failure report in shared memory: the first one stays, and all ranks give the same report.
 
 use std::time::Duration;
 
@@ -29,11 +29,11 @@ const NONE: u32 = 0;
 const WRITING: u32 = 1;
 const WRITTEN: u32 = 2;
 
-/// Whoever writes the notice needs a few microseconds; if it dies over it, the others wait no longer than this.
+/// Writing a notice takes a few microseconds; if the writer dies meanwhile, the others wait no longer than this.
 const WRITER_MAX: Duration = Duration::from_millis(50);
 
 impl Notice {
-    /// Whether somebody wrote one, or is about to. One load.
+    /// Whether a rank has written one or is about to. One load.
     pub fn is_up(&self) -> bool {
         self.state.load(Ordering::SeqCst) != NONE
     }

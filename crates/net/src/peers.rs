@@ -6,13 +6,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
-/// Processes that are watched. None of them is taken for another that got its number later.
+/// Processes that are watched. A process that later gets the same id is not mistaken for one of them.
 pub struct Peers(Vec<PeerProcess>);
 
 enum PeerProcess {
     /// A file that becomes readable when the process ends.
     Watched(OwnedFd),
-    /// There was no file to be had: asked by number, which does not tell zombies from the living.
+    /// No pidfd was available: asked by id, which does not distinguish zombies from running processes.
     Asked(Pid),
     Ended,
 }

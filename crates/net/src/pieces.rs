@@ -1,15 +1,15 @@
 //! The segments of a list of moves, and which of them are the same bytes.
 //!
-//! A checksum is worth keeping: what a rank received and checked it may pass on with the checksum that came with it, what it
-//! reduced is summed while it is in the nearest cache, and what goes to several peers is summed once. Which segments are
-//! alike depends on the plan alone, so it is worked out once.
+//! A checksum is worth keeping: what a rank received and checked it may pass on with its checksum, what it reduced is
+//! summed while it is in L1, and what goes to several peers is summed once. Which segments are the same depends on the
+//! plan alone, so it is computed once.
 
 use std::ops::Range;
 
 use crate::frame::segment_bytes;
 use crate::moves::{Move, MoveKind};
 
-/// The segment of a message that is next, if so many of its bytes are done.
+/// The next segment of a message when `done` of its bytes are done.
 pub(crate) fn piece(message: &Range<usize>, done: usize) -> Range<usize> {
     let start = message.start + done;
     start..message.end.min(start + segment_bytes(message.len()))
@@ -23,7 +23,7 @@ pub(crate) struct Pieces {
     /// For each segment, the first one with the same bytes: itself, unless it sends what an earlier one carried, and
     /// nothing has changed since.
     same: Vec<usize>,
-    /// Whether somebody else than itself looks for a segment's checksum.
+    /// Whether another segment needs a segment's checksum.
     wanted: Vec<bool>,
 }
 
@@ -51,7 +51,7 @@ impl Pieces {
         pieces
     }
 
-    /// The first segment that has just these bytes, if they have stayed as they are.
+    /// The first segment with exactly these bytes, if they have not changed since.
     fn earlier(&self, list: &[Move], kind: MoveKind, bytes: &Range<usize>) -> Option<usize> {
         for (j, other) in list.iter().enumerate().rev() {
             let same_memory = (other.kind == MoveKind::SendFrom) == (kind == MoveKind::SendFrom);
@@ -76,7 +76,7 @@ impl Pieces {
         self.same.len()
     }
 
-    /// The number of the segment of move `k`, which is about `message`, that is next if so many of its bytes are done.
+    /// The number of the next segment of move `k`, which moves `message`, when `done` of its bytes are done.
     pub(crate) fn number(&self, k: usize, message: &Range<usize>, done: usize) -> usize {
         self.first[k] + done / segment_bytes(message.len())
     }
@@ -86,7 +86,7 @@ impl Pieces {
         self.same[number]
     }
 
-    /// Whether another segment will look for this one's checksum.
+    /// Whether another segment will need this one's checksum.
     pub(crate) fn wanted(&self, number: usize) -> bool {
         self.wanted[number]
     }
@@ -98,7 +98,7 @@ mod tests {
 
     const S: usize = 64 * 1024;
 
-    /// For each segment the first one that is alike.
+    /// Checks the first equal segment of each segment.
     fn check(list: &[Move], same: &[usize]) {
         let pieces = Pieces::new(list);
         assert_eq!(pieces.same, same, "{list:?}");

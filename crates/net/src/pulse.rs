@@ -1,11 +1,11 @@
-//! Where a rank is in the job and whether it gets on, cheap enough to be said around every exchange.
+//! Where a rank is in the job and whether it makes progress, cheap enough to record around every exchange.
 //!
-//! A rank's [`Pulse`] is two words that its own threads write and others read. The control plane sends them along with
-//! every sign of life, so that a report can say where a rank was, a long wait whom it waits for, and a run in which nobody
-//! gets on any more can be ended.
+//! A rank's [`Pulse`] is two words that its own threads write and others read. The control plane sends them with every
+//! heartbeat, so that a report can say where a rank was, a long wait can say which rank it waits for, and a stalled run
+//! can be ended.
 //!
-//! A rank that computes, reads or writes for half an hour without an exchange says nothing of it here. Its process uses
-//! the processor all the while, though, and one that waits does not: [`Effort`] tells the two apart.
+//! A rank that computes, reads or writes for half an hour without an exchange does not show up here. Its process uses
+//! the CPU all the while, though, and one that waits does not: [`Effort`] tells the two apart.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,9 +27,9 @@ pub enum Doing {
     Evaluating,
     /// Writing a checkpoint or the model.
     Saving,
-    /// Everything from here on is an exchange, in which it waits for others.
+    /// A barrier. Everything from here on is an exchange, in which it waits for others.
     Barrier,
-    /// As the others, the name of an operation.
+    /// An all-reduce.
     AllReduce,
     /// As above.
     ReduceScatter,
@@ -47,7 +47,7 @@ pub enum Doing {
     Send,
     /// As above.
     Receive,
-    /// Making memory that all see.
+    /// Making shared memory.
     Block,
     /// The last exchange.
     Finish,
@@ -99,20 +99,20 @@ pub struct Position {
     pub doing: Doing,
     /// Changes with every exchange that it enters or leaves.
     pub count: u64,
-    /// Changes while its process uses the processor; see [`Effort`].
+    /// Changes while its process uses the CPU; see [`Effort`].
     pub effort: u64,
 }
 
 impl Position {
-    /// Before anything was said.
+    /// The position before anything was recorded.
     pub const START: Position = Position { step: 0, doing: Doing::Start, count: 0, effort: 0 };
 }
 
-/// Where one rank is, as its threads say it. Clones are the same one.
+/// Where one rank is, as its threads record it. Clones share it.
 #[derive(Clone, Default, Debug)]
 pub struct Pulse(Arc<PulseWords>);
 
-/// Alone on their line: written around every exchange, read seldom.
+/// Alone on their cache line: written around every exchange, read rarely.
 #[derive(Default, Debug)]
 #[repr(align(128))]
 struct PulseWords {
@@ -122,10 +122,10 @@ struct PulseWords {
 }
 
 impl Pulse {
-    /// Says where this rank is. Costs two stores.
+    /// Records where this rank is. Costs two stores.
     pub fn at(&self, step: u64, doing: Doing) {
         self.0.place.store(step << 8 | doing as u64, Ordering::Relaxed);
-        // Two threads at the same time may count one for two: it has changed all the same.
+        // Two threads at the same time may count as one: it has changed all the same.
         self.0.count.store(self.0.count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
@@ -137,19 +137,19 @@ impl Pulse {
     }
 }
 
-/// The rank to name when none gets on: rather one that works alone than one that waits, and of those the one that is
+/// The rank to name when none makes progress: one that works alone before one that waits, and among those the one
 /// furthest behind.
 pub fn furthest_behind<'a>(places: impl Iterator<Item = (usize, &'a Position)>) -> Option<usize> {
     places.min_by_key(|(_, place)| (place.doing.waits(), place.step)).map(|(rank, _)| rank)
 }
 
-/// How often processor time is looked at.
+/// How often CPU time is sampled.
 const WINDOW: Duration = Duration::from_secs(1);
-/// A process that waits wakes up ten times a second for each rank to look around, and uses less than this share of a core;
-/// one that reads from a slow disk uses more.
+/// A process that waits wakes up ten times a second per rank, and uses less than this share of a core; one that reads
+/// from a slow disk uses more.
 const WORKING_SHARE: f64 = 0.02;
 
-/// Whether a process works, told by the processor time that it uses.
+/// Whether a process works, judged by its CPU time.
 #[derive(Debug)]
 pub struct Effort {
     since: Instant,
@@ -157,12 +157,12 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// From now on.
+    /// Starts to measure now.
     pub fn new(now: Instant, used: Duration) -> Effort {
         Effort { since: now, used }
     }
 
-    /// Whether it has worked since the last look; `None` if that was a moment ago. `used` is all the processor time so far.
+    /// Whether it has worked since the last sample; `None` if that was too recent. `used` is the CPU time so far.
     pub fn worked(&mut self, now: Instant, used: Duration) -> Option<bool> {
         let window = now.saturating_duration_since(self.since);
         if window < WINDOW {

@@ -1,4 +1,4 @@
-//! What every rank says when one of them is lost: one report, naming rank, host, step and operation.
+//! The report that every rank gives when one is lost: rank, host, step and operation.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use std::fmt;
 pub struct Report {
     /// The rank that failed.
     pub rank: usize,
-    /// Its host; empty if nobody knows it.
+    /// Its host; empty if unknown.
     pub host: String,
     /// The step in which the others noticed.
     pub step: u64,
@@ -22,12 +22,12 @@ pub struct Report {
 pub enum Cause {
     /// Its process ended, or its connection closed.
     Gone,
-    /// Nothing was heard of it for so many milliseconds.
+    /// It has been silent for this many milliseconds.
     Silent {
         /// How long.
         ms: u64,
     },
-    /// It lives, and neither it nor any other rank has got on for so many milliseconds.
+    /// It is alive, but neither it nor any other rank has made progress for this many milliseconds.
     Stalled {
         /// How long.
         ms: u64,
@@ -42,7 +42,7 @@ pub enum Cause {
         /// What it did and what was expected.
         what: String,
     },
-    /// It stopped by itself and said why.
+    /// It failed and said why.
     Failed {
         /// Its error.
         why: String,
@@ -55,7 +55,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// These ranks, at least two, send to each other in a circle, and none of them receives.
+    /// These ranks, at least two, send to each other in a cycle, and none of them receives.
     pub fn crossed(mut ranks: Vec<usize>) -> Cause {
         ranks.sort_unstable();
         let names: Vec<String> = ranks.iter().map(usize::to_string).collect();
@@ -78,7 +78,7 @@ impl fmt::Display for Report {
             Cause::Silent { ms } => write!(f, " has been silent for {:.1} s", *ms as f64 / 1e3)?,
             Cause::Stalled { ms } => {
                 let s = *ms as f64 / 1e3;
-                write!(f, " lives, but nothing has moved for {s:.0} s (`parallel.stall` allows no more)")?;
+                write!(f, " is alive, but nothing has moved for {s:.0} s, which is the limit `parallel.stall`")?;
             }
             Cause::Unreachable { what } => write!(f, " cannot be reached: {what}")?,
             Cause::Disagrees { what } => write!(f, " disagrees with the others: {what}")?,

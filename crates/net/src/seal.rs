@@ -1,13 +1,12 @@
-//! Encryption of what goes over one connection: whether it is wanted, the keys, and frames that are sealed.
+//! Encryption of one connection: the setting, the keys, and sealed frames.
 //!
-//! A sealed frame is a head and a payload, both encrypted with AES-256 in Galois/counter mode. The payload's tag stands in
-//! the head, and the head's behind it, so a receiver reads a head of known length, opens it, and then knows how long the
-//! payload is and what it must come to. No length is believed before it is opened, and none is seen on the wire.
+//! A sealed frame is a head and a payload, both encrypted with AES-256 in Galois/counter mode. The payload's tag is
+//! inside the head, and the head's follows it, so a receiver reads a head of known length, opens it, and then knows the
+//! payload's length and tag. No length is trusted before it is authenticated, and none is visible on the wire.
 //!
-//! Each direction has a key of its own, made for this connection: of the job's secret, of a Diffie-Hellman exchange (X25519)
-//! between keys that both sides make and forget, and of both hellos. A nonce is the number of the frame and which part of
-//! it this is, so a frame that is changed, left out, repeated or moved does not open. Who learns the secret later cannot
-//! read what was captured before.
+//! Each direction has its own key, derived for this connection from the job's secret, an X25519 exchange with ephemeral
+//! keys, and both hellos. A nonce is the number of the frame and which part of it this is, so a frame that is changed,
+//! left out, repeated or moved does not open. Learning the secret later does not decrypt earlier captures.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -25,7 +24,7 @@ const TAG_BYTES: usize = 16;
 /// What sealing adds to a head: the tag of the payload and its own.
 pub(crate) const SEAL_BYTES: usize = 2 * TAG_BYTES;
 
-/// Whether connections between ranks are encrypted. All ranks of a job say the same.
+/// Whether connections between ranks are encrypted. All ranks of a job have the same setting.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Encrypt {
     /// Those that leave a host.
@@ -37,7 +36,7 @@ pub enum Encrypt {
     Never,
 }
 
-/// As a job file has it.
+/// Its value in a job file.
 impl fmt::Display for Encrypt {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(match self {
@@ -62,7 +61,7 @@ impl KeyPair {
         Ok(KeyPair { public: public.as_ref().try_into().expect("keys of X25519 have 32 bytes"), private })
     }
 
-    /// The seals of a connection on which these were the hellos; none if the other side's key is not one.
+    /// The seals of a connection with these hellos; `None` if the other side's key is invalid.
     pub(crate) fn agree(
         self,
         theirs: &[u8; SECRET_BYTES],
@@ -112,11 +111,11 @@ pub(crate) struct Sealer {
 pub(crate) struct Opener {
     key: LessSafeKey,
     n: u64,
-    /// Of the frame whose head was opened, until its payload is.
+    /// The tag of the payload whose head was opened, until the payload is opened too.
     payload_tag: Option<[u8; TAG_BYTES]>,
 }
 
-/// What came is not what the other side sealed next.
+/// What arrived is not the frame that the other side sealed next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Forged;
 
@@ -134,7 +133,7 @@ fn nonce(n: u64, part: FramePart) -> Nonce {
 }
 
 impl Sealer {
-    /// Seals the next frame where it lies. The last [`SEAL_BYTES`] of the head are room for the tags.
+    /// Seals the next frame in place. The last [`SEAL_BYTES`] of the head are room for the tags.
     pub(crate) fn seal(&mut self, head: &mut [u8], payload: &mut [u8]) {
         let n = self.n;
         self.n += 1;
@@ -151,13 +150,13 @@ impl Sealer {
 }
 
 impl Opener {
-    /// Opens the head of the next frame where it lies; its payload comes next.
+    /// Opens the head of the next frame in place; its payload comes next.
     pub(crate) fn open_head(&mut self, head: &mut [u8]) -> Result<(), Forged> {
         self.payload_tag = Some(self.open_ahead(0, head)?);
         Ok(())
     }
 
-    /// Opens the payload of the frame whose head was opened, where it lies.
+    /// Opens, in place, the payload of the frame whose head was opened.
     pub(crate) fn open_payload(&mut self, payload: &mut [u8]) -> Result<(), Forged> {
         let tag = self.payload_tag.take().ok_or(Forged)?;
         let n = self.n;
@@ -171,7 +170,7 @@ impl Opener {
         self.n += 1;
     }
 
-    /// Opens the head of a frame that is so many frames ahead, where it lies, and changes nothing else. Returns the tag of
+    /// Opens, in place, the head of the frame `ahead` frames further on, and changes nothing else. Returns the tag of
     /// the payload.
     pub(crate) fn open_ahead(&self, ahead: u64, head: &mut [u8]) -> Result<[u8; TAG_BYTES], Forged> {
         let (text, tag) = head.split_last_chunk_mut::<TAG_BYTES>().ok_or(Forged)?;
@@ -192,11 +191,11 @@ impl Opener {
     }
 }
 
-/// A copy is made so many bytes at a time.
+/// Bytes that are copied at a time.
 const COPY_BYTES: usize = 1024;
 
-/// Copies what is to be sealed. A long copy is one string instruction where the CPU claims to be good at it, and on an EPYC
-/// that one falls to 2 GB/s if the two lie badly to each other. Parts that are too short for it go at 20 to 46 GB/s always.
+/// Copies what is to be sealed. A long copy is one string instruction where the CPU claims to be good at it, and on an
+/// EPYC that drops to 2 GB/s for unlucky alignments. Parts that are too short for it always copy at 20 to 46 GB/s.
 pub(crate) fn copy(into: &mut [u8], from: &[u8]) {
     let (whole, rest) = into.as_chunks_mut::<COPY_BYTES>();
     let (from, from_rest) = from.as_chunks::<COPY_BYTES>();
@@ -220,7 +219,7 @@ pub(crate) fn pair() -> Result<(Seals, Seals), SecretError> {
 pub struct Speed {
     /// Copying a segment out of the caller's memory and sealing it, as links do.
     pub seal_gbs: f64,
-    /// Opening it where it arrived.
+    /// Opening it in place.
     pub open_gbs: f64,
 }
 
@@ -330,7 +329,7 @@ mod tests {
         }
     }
 
-    /// Another secret, another word in a hello, or another connection: other keys.
+    /// Another secret, another field of a hello or another connection gives other keys.
     #[test]
     fn keys_are_bound_to_the_secret_and_to_all_that_was_said() {
         let check = |words: [&str; 2], hellos: [&[u8]; 2], opens: bool| {

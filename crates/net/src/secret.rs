@@ -1,8 +1,8 @@
-//! What the ranks of a job know and strangers do not, and how they prove it without saying it.
+//! The secret that the ranks of a job share, and how they prove it without revealing it.
 //!
-//! Both sides of a connection prove it, each over everything that both said so far and under its own role. A proof
-//! sent back to its sender has the wrong role; one from an earlier connection is over other keys. Who hears a proof can
-//! try secrets on it at leisure, so a secret is 256 random bits and never words.
+//! Both sides of a connection prove it, each over everything that both sent so far and under its own role. A reflected
+//! proof has the wrong role; a replayed one covers other keys. An eavesdropper can test guesses against a proof
+//! offline, so a secret is 256 random bits and never words.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use thiserror::Error;
 /// Bytes of a secret, of a public key and of a proof.
 pub const SECRET_BYTES: usize = 32;
 
-/// What the manifests of `deploy` have in place of a secret begins like this.
+/// How the placeholder for a secret in the manifests of `deploy` begins.
 const PLACEHOLDER: &str = "change me";
 
 /// The job's secret.
@@ -24,7 +24,7 @@ pub struct Secret([u8; SECRET_BYTES]);
 /// Why there is no secret.
 #[derive(Debug, Error)]
 pub enum SecretError {
-    /// What stood in the manifest was left there.
+    /// The manifest's placeholder was not replaced.
     #[error(
         "the secret is still the placeholder `{PLACEHOLDER}` of the manifest: put 64 hexadecimal digits in its place, as \
          `openssl rand -hex 32` prints them"
@@ -70,7 +70,7 @@ impl Secret {
         Ok(Secret(bytes))
     }
 
-    /// The one that 64 hexadecimal digits are.
+    /// Parses 64 hexadecimal digits.
     pub fn from_text(text: &str) -> Result<Secret, SecretError> {
         let text = text.trim();
         if let Some(bytes) = from_hex(text) {
@@ -88,7 +88,7 @@ impl Secret {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Proof that this end knows the secret: over what both ends said, and under this end's role.
+    /// Proof that this end knows the secret, over what both ends sent and under this end's role.
     pub(crate) fn proof(&self, role: Role, connector: &[u8], acceptor: &[u8]) -> [u8; SECRET_BYTES] {
         hmac::sign(&self.key(), &transcript(role.label(), connector, acceptor))
             .as_ref()
@@ -101,8 +101,8 @@ impl Secret {
         hmac::verify(&self.key(), &transcript(role.label(), connector, acceptor), proof).is_ok()
     }
 
-    /// What the two ends of a connection alone know: made of the secret, of what they agreed on in private, and of all
-    /// that they said. Keys for each direction come out of it.
+    /// What only the two ends of a connection know, derived from the secret, the key exchange and the transcript. The
+    /// keys of each direction come from it.
     pub(crate) fn session(&self, agreed: &[u8]) -> hkdf::Prk {
         hkdf::Salt::new(hkdf::HKDF_SHA256, &self.0).extract(agreed)
     }
@@ -112,14 +112,14 @@ impl Secret {
     }
 }
 
-/// Names no byte of it.
+/// Shows no byte of it.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str("Secret(..)")
     }
 }
 
-/// What both ends said, under a label. The lengths keep the border between the two from moving.
+/// What both ends sent, under a label. Lengths keep the boundary between the two unambiguous.
 fn transcript(label: &[u8], connector: &[u8], acceptor: &[u8]) -> Vec<u8> {
     let length = |said: &[u8]| (said.len() as u64).to_le_bytes();
     [label, &length(connector), connector, &length(acceptor), acceptor].concat()
@@ -173,7 +173,7 @@ pub(crate) mod tests {
         assert!(!format!("{:?}", Secret::from_text(&hex).unwrap()).contains("ff"));
     }
 
-    /// Everything that a proof must not prove: another role, other words, another border, another secret.
+    /// What a proof must not prove: another role, another transcript, another boundary, another secret.
     #[test]
     fn a_proof_holds_only_for_what_was_said() {
         let secret = secret("correct horse");

@@ -1,8 +1,8 @@
-//! Memory that all ranks of one host see: pages of a file without a name, or of this process alone.
+//! Memory that all ranks of one host see: pages of an anonymous file, or of this process alone.
 //!
-//! The file is a memfd. The others open it as `/proc/PID/fd/N` of whoever made it, so nothing has to be passed but a
-//! path, nothing lies in a folder, and nothing is left behind when everybody is killed. Its size is sealed: a peer
-//! cannot shorten it and make an access of ours end in a signal.
+//! The file is a memfd. The others open it as `/proc/PID/fd/N` of its creator, so only a path has to be passed, no file
+//! has a name, and nothing is left behind when all processes are killed. Its size is sealed: a peer cannot truncate it
+//! and make our accesses fault.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::block::Block;
 /// Memory of a fixed size that the ranks of one host see.
 pub struct Segment {
     block: Block,
-    /// Kept open: the path of the others leads through it.
+    /// Kept open: the path that others use leads through it.
     file: Option<OwnedFd>,
 }
 
@@ -40,7 +40,7 @@ pub enum SegmentError {
         /// The system's reason.
         source: Errno,
     },
-    /// It is something else than was made by [`Segment::create`].
+    /// It was not made by [`Segment::create`].
     #[error("{path} is not shared memory of this job: {what}")]
     Strange {
         /// Its path.
@@ -74,21 +74,21 @@ impl Segment {
         make().map_err(|source| SegmentError::Make { bytes, source })
     }
 
-    /// What another process made, if it has this size; its first `warm` bytes are faulted in.
+    /// Opens what another process made, if it has this size; its first `warm` bytes are faulted in.
     pub fn open(path: &str, bytes: usize, warm: usize) -> Result<Segment, SegmentError> {
         let open = |source| SegmentError::Open { path: path.into(), source };
         let strange = |what: String| SegmentError::Strange { path: path.into(), what };
         if !is_file_of_process(path) {
             return Err(strange("its path does not read /proc/PID/fd/N".into()));
         }
-        // Opening a pipe or a device may wait for somebody: NONBLOCK makes that an error or a strange file.
+        // Opening a pipe or a device may block: NONBLOCK turns that into an error or a file that is refused below.
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = rustix::fs::open(Path::new(path), flags, Mode::empty()).map_err(open)?;
         let stat = rustix::fs::fstat(&file).map_err(open)?;
         if stat.st_uid != rustix::process::geteuid().as_raw() {
             return Err(strange("it belongs to another user".into()));
         }
-        // Only memory files have seals; everything else says that it has none.
+        // Only memfds have seals; other files report none.
         let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
         if !seals.contains(SEALS) {
             return Err(strange("its size is not sealed".into()));

@@ -1,5 +1,5 @@
-//! Connections and listeners. Between ranks they are TCP's; a simulated network hands out pairs of local sockets instead,
-//! so that what is tested there is the code that runs here.
+//! Connections and listeners. Between ranks they are TCP's; a simulated network hands out pairs of local sockets
+//! instead, so the same code is tested there.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -20,7 +20,7 @@ pub enum Stream {
     Local(LocalStream),
 }
 
-/// Where connections arrive.
+/// A listening socket.
 #[derive(Debug)]
 pub enum Listener {
     /// Over the network.
@@ -40,7 +40,7 @@ impl Stream {
         }
     }
 
-    /// Has small messages sent at once.
+    /// Sends small messages at once.
     pub fn set_nodelay(&self) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => stream.set_nodelay(true),
@@ -67,7 +67,7 @@ impl Stream {
         }
     }
 
-    /// An error that is waiting to be seen, for instance of a connection that was not made.
+    /// The pending error, for instance of a connection that was not made.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         match self {
             Stream::Tcp(stream) => stream.take_error(),
@@ -76,7 +76,7 @@ impl Stream {
         }
     }
 
-    /// Says that this side sends no more.
+    /// Tells the other side that no more follows.
     pub fn shutdown_write(&self) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
@@ -106,7 +106,7 @@ impl Stream {
         Ok(sendmsg(self, parts, &mut SendAncillaryBuffer::default(), flags)?)
     }
 
-    /// What has come, without taking it.
+    /// Reads what has arrived without consuming it.
     pub(crate) fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
         Ok(recv(self, into, RecvFlags::PEEK)?.0)
     }
@@ -192,7 +192,7 @@ impl Listener {
         }
     }
 
-    /// Lets so many connections wait to be accepted.
+    /// Sets how many connections may wait to be accepted.
     pub(crate) fn set_backlog(&self, connections: i32) -> io::Result<()> {
         match self {
             Listener::Tcp(listener) => Ok(rustix::net::listen(listener, connections)?),
@@ -201,7 +201,7 @@ impl Listener {
         }
     }
 
-    /// Takes a connection, and says from where it comes.
+    /// Accepts a connection, and returns its source address.
     pub(crate) fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         match self {
             Listener::Tcp(listener) => listener.accept().map(|(stream, addr)| (Stream::Tcp(stream), addr)),

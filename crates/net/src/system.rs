@@ -1,4 +1,4 @@
-//! What this crate asks of the operating system while ranks talk: the time, to wait, to connect, to listen, and threads.
+//! What this crate needs from the operating system while ranks talk: time, waiting, connecting, listening, and threads.
 //!
 //! Everything that waits or looks at a clock does so through a [`System`] that was passed in. [`Os`] is the real one. A
 //! simulated one has virtual time and a network that can be late, cut or slow; the code above does not know.
@@ -23,7 +23,7 @@ pub trait System: Send + Sync + Debug {
     /// The time.
     fn now(&self) -> Instant;
 
-    /// Waits until one of the files is ready, or that moment has come. May return early.
+    /// Waits until one of the files is ready, or until the deadline. May return early.
     fn wait(&self, fds: &mut [PollFd<'_>], until: Instant) -> io::Result<()>;
 
     /// Begins to connect, without waiting. Returns whether the connection is made already.
@@ -38,15 +38,15 @@ pub trait System: Send + Sync + Debug {
     /// Waits for the end of a thread that [`System::spawn`] started.
     fn join(&self, thread: JoinHandle<()>) -> std::thread::Result<()>;
 
-    /// The processor time that this process has used.
+    /// The CPU time that this process has used.
     fn processor_time(&self) -> Duration;
 
-    /// Whether only calls of this trait may wait: time stands still in all others.
+    /// Whether only calls of this trait may wait: simulated time stands still in all others.
     fn is_simulated(&self) -> bool;
 }
 
 impl dyn System {
-    /// Waits for so long.
+    /// Sleeps for this long.
     pub(crate) fn sleep(&self, time: Duration) {
         let until = self.now() + time;
         while self.now() < until {
@@ -55,8 +55,7 @@ impl dyn System {
         }
     }
 
-    /// Waits for a condition, for so long at most; like every wait for one it may end early. Where time is simulated nobody
-    /// wakes it.
+    /// Waits on a condition variable with a timeout; it may end early. In simulated time nothing wakes it.
     pub(crate) fn wait_on<'a, T>(
         &self,
         condition: &Condvar,
@@ -73,7 +72,7 @@ impl dyn System {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What comes out of a queue within that time. It may be late by as much.
+    /// Receives from a queue with a timeout. It may be late by as much.
     pub(crate) fn receive<T>(&self, queue: &Receiver<T>, within: Duration) -> Result<T, RecvTimeoutError> {
         if !self.is_simulated() {
             return queue.recv_timeout(within);
@@ -101,7 +100,7 @@ impl System for Os {
 
     fn wait(&self, fds: &mut [PollFd<'_>], until: Instant) -> io::Result<()> {
         let left = until.saturating_duration_since(Instant::now());
-        // A wait is at most an hour long; who wants more comes again.
+        // A wait is at most an hour long; callers that want more repeat it.
         let left = left.min(Duration::from_secs(3600));
         let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         match poll(fds, Some(&left)) {

@@ -1,11 +1,10 @@
-//! Counters in shared memory, and how a rank waits for one: it looks again for a while, then sleeps.
+//! Counters in shared memory, and how a rank waits for one: it spins for a while, then sleeps.
 //!
-//! Looking again costs nothing while every rank has a core, and finds a change in half a microsecond where a sleeper
-//! needs fifty. With more ranks than cores the rank that is awaited may need the very core that the waiting one holds:
-//! then a rank gives its core away at once, a few times, and sleeps after that.
+//! Spinning costs nothing while every rank has a core, and sees a change in half a microsecond where a sleeper needs
+//! fifty. With more ranks than cores the awaited rank may need the very core that the waiting one holds: then a rank
+//! yields at once, a few times, and then sleeps.
 //!
-//! Nobody waits for ever. Whoever waits is asked to look around ([`Look`]) all the time; what ends the wait is its
-//! answer.
+//! No wait lasts forever: it keeps calling back its caller ([`Look`]), whose answer can end it.
 
 use std::time::Duration;
 
@@ -14,10 +13,10 @@ use polyreme_sync::{Instant, futex, hint, thread};
 
 use crate::block::Shareable;
 
-/// A sleeper looks around so often.
+/// How often a sleeper calls back.
 pub const LOOK_AROUND: Duration = Duration::from_millis(100);
 
-/// A number that one rank counts up and others wait for. It wraps around; targets lie less than 2^31 ahead.
+/// A number that one rank counts up and others wait for. It wraps around; targets are less than 2^31 ahead.
 #[repr(C)]
 #[derive(Default, Debug)]
 pub struct Counter {
@@ -28,29 +27,29 @@ pub struct Counter {
 // SAFETY: two atomics.
 unsafe impl Shareable for Counter {}
 
-/// How long a rank looks again before it sleeps.
+/// How long a rank spins before it sleeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Keeping the core.
+    /// How long it spins without yielding.
     pub spin: Duration,
-    /// After that, giving it away between looks.
+    /// How long after that it yields between looks.
     pub yields: Duration,
 }
 
-/// When whoever waits is asked to look around.
+/// Why a wait calls back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Look {
-    /// Every few microseconds: look at a word or two.
+    /// Every few microseconds: check a word or two.
     Glance,
-    /// Now and then: look whether the others still live. The counter has not moved for so long.
+    /// Now and then: check whether the others are alive. The counter has not moved for this long.
     Around(Duration),
 }
 
 impl Pace {
-    /// For so many ranks that share so many cores.
+    /// For `ranks` ranks that share `cores` cores.
     ///
-    /// Even with a core for each a rank gives way after a while: the scheduler may have put two of them on one core, and
-    /// then each turn of pure spinning costs its whole length (48 us were measured for 4 KiB, against 3).
+    /// Even with a core for each, a rank yields after a while: the scheduler may have put two of them on one core,
+    /// where every wait would last for its whole spin time (48 us were measured for 4 KiB, against 3).
     pub fn of(ranks: usize, cores: usize) -> Pace {
         if ranks <= cores {
             Pace { spin: Duration::from_micros(10), yields: Duration::from_micros(100) }
@@ -61,27 +60,27 @@ impl Pace {
 }
 
 impl Counter {
-    /// What it says. Everything that was written before it was posted is seen.
+    /// Its value. Everything that was written before it was posted is visible.
     pub fn get(&self) -> u32 {
         self.value.load(Ordering::Acquire)
     }
 
-    /// Whether it has come to a target.
+    /// Whether it has reached a target.
     pub fn reached(&self, target: u32) -> bool {
         reached(self.get(), target)
     }
 
-    /// Sets it and wakes who sleeps. Only one rank does so.
+    /// Sets it and wakes sleepers. Only one rank does so.
     pub fn post(&self, value: u32) {
-        // Sequentially consistent against the sleeper, who counts itself and then looks at the value: one of both
-        // sees the other.
+        // Sequentially consistent with the sleeper, which counts itself and then reads the value: one of the two sees
+        // the other.
         self.value.store(value, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             self.wake();
         }
     }
 
-    /// Wakes who sleeps, so that they look around.
+    /// Wakes sleepers, so that they call back.
     pub fn wake(&self) {
         futex::wake(&self.value);
     }
@@ -123,7 +122,7 @@ impl Counter {
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             let value = self.value.load(Ordering::SeqCst);
             if value == last {
-                // Woken, timed out, interrupted or changed meanwhile: all the same, we look again.
+                // Woken, timed out, interrupted or changed meanwhile: in any case, look again.
                 futex::wait(&self.value, value, LOOK_AROUND);
             }
             self.sleepers.fetch_sub(1, Ordering::SeqCst);

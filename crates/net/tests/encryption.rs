@@ -1,4 +1,4 @@
-//! Ranks whose connections are encrypted, those who want something else, and those who change what is sent.
+//! Ranks with encrypted connections, ranks with another setting, and proxies that change what is sent.
 
 #![allow(clippy::unwrap_used, reason = "a test says by it what must hold")]
 
@@ -60,7 +60,7 @@ fn on_one_host_only_who_asks_for_it_is_encrypted() {
     }
 }
 
-/// Both learn at once what the other one wants; nobody waits for a rank that will not come.
+/// Both learn at once what the other one wants; neither waits for a rank that will not come.
 #[test]
 fn ranks_that_want_different_encryption_are_told_so() {
     let secret = Secret::random().unwrap();
@@ -75,7 +75,7 @@ fn ranks_that_want_different_encryption_are_told_so() {
     assert!(begun.elapsed() < LIMIT / 2);
 }
 
-/// Carries bytes from one socket to another, one at a time changed once `armed`.
+/// Carries bytes from one socket to another, and changes one of them once `armed`.
 fn carry(mut from: TcpStream, mut to: TcpStream, armed: Arc<AtomicBool>) {
     let mut buffer = [0; 4096];
     while let Ok(n @ 1..) = from.read(&mut buffer) {
@@ -118,7 +118,7 @@ fn a_changed_byte_on_the_control_connection_ends_the_run_with_a_report() {
     });
     assert_eq!(reports[0], reports[1]);
     assert!(reports[0].rank == 1 && matches!(reports[0].cause, Cause::Damaged { .. }), "{}", reports[0]);
-    assert!(reports[0].to_string().contains("not what it sealed"), "{}", reports[0]);
+    assert!(reports[0].to_string().contains("failed authentication"), "{}", reports[0]);
 }
 
 /// Lines that a rank says to its user.
@@ -128,7 +128,7 @@ fn told() -> (Tell, Receiver<String>) {
     (Tell::to(move |line| drop(send.lock().unwrap().send(line.to_string()))), lines)
 }
 
-/// While rank 0 still waits it says who came with another secret; the right one may come later.
+/// While rank 0 waits it reports a rank with another secret; the right one may come later.
 #[test]
 fn rank_0_says_at_once_that_somebody_with_another_secret_knocked() {
     let secret = Secret::random().unwrap();

@@ -1,4 +1,4 @@
-//! Ranks as they are in the world: sockets on loopback, strangers among them, and processes that are killed.
+//! Ranks over real sockets on loopback, with strangers among them, and processes that are killed.
 
 #![allow(clippy::unwrap_used, reason = "a test says by it what must hold")]
 
@@ -20,7 +20,7 @@ use polyreme_net::{
 };
 
 const SECRET: &str = "8f3a61c0d94e27b5508c1f7ae2639db47016ce8f25a3d0b9614f7c82ee5d930a";
-/// Everybody knows of a loss by then.
+/// All ranks have learnt of a loss by then.
 const LIMIT: Duration = Duration::from_secs(5);
 
 fn secret() -> Secret {
@@ -146,7 +146,7 @@ fn who_is_started_wrongly_is_told_so() {
     check(&[0, 1, 3], 5, &|_, o| short(o), &[missing; 3]);
     let twice = "rank 1 came twice";
     check(&[0, 1, 1], 3, &|_, _| {}, &[twice; 3]);
-    let sizes = "was started as one of 4 ranks, and rank 0 as one of 3";
+    let sizes = "was started as one of 4 ranks and rank 0 as one of 3";
     check(&[0, 2], 3, &|i, o| o.size += i, &[sizes; 2]);
     let wrong = Secret::random().unwrap();
     let wrongly = |i: usize, o: &mut JoinOptions| {
@@ -166,13 +166,8 @@ fn who_is_started_wrongly_is_told_so() {
         short(o);
         o.generation = [8, 7][i];
     };
-    check(
-        &[0, 1],
-        2,
-        &generation,
-        &["of start 7 of the job", "start 8 of the job, and rank 1 is of start 7"],
-    );
-    check(&[2], 2, &|_, _| {}, &["rank 2 is none of 2 ranks: they are 0 to 1"]);
+    check(&[0, 1], 2, &generation, &["of start 7 of the job", "start 8 of the job and rank 1 is of start 7"]);
+    check(&[2], 2, &|_, _| {}, &["rank 2 does not exist: the 2 ranks are 0 to 1"]);
     check(&[0], 0, &|_, _| {}, &["a job has 1 to"]);
     check(&[0], usize::MAX, &|_, _| {}, &["a job has 1 to"]);
     let everywhere = |_: usize, o: &mut JoinOptions| o.bind = Some("0.0.0.0".parse::<IpAddr>().unwrap());
@@ -185,7 +180,7 @@ fn who_is_started_wrongly_is_told_so() {
     check(&[0], 2, &nameless, &["give the address of one interface"]);
     let portless = |_: usize, o: &mut JoinOptions| (o.listener, o.master) = (None, "localhost".into());
     check(&[0], 2, &portless, &["rank 0 cannot listen on localhost"]);
-    check(&[1], 2, &portless, &["\"localhost\" is no host:port"]);
+    check(&[1], 2, &portless, &["\"localhost\" is not host:port"]);
     let elsewhere = |_: usize, o: &mut JoinOptions| (o.listener, o.master) = (None, "192.0.2.1:0".into());
     check(&[0], 2, &elsewhere, &["this host has no such address"]);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -193,12 +188,12 @@ fn who_is_started_wrongly_is_told_so() {
         (o.listener, o.master) = (None, taken.local_addr().unwrap().to_string());
     };
     check(&[0], 2, &taken, &["another rank 0 or another job is there"]);
-    let nobody = |_: usize, o: &mut JoinOptions| {
+    let no_listener = |_: usize, o: &mut JoinOptions| {
         short(o);
         // This port had a listener, and has none now.
         o.master = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     };
-    check(&[1], 2, &nobody, &["rank 1 did not reach rank 0 at 127.0.0.1"]);
+    check(&[1], 2, &no_listener, &["rank 1 did not reach rank 0 at 127.0.0.1"]);
     let elsewhere = |i: usize, o: &mut JoinOptions| {
         o.advertise = (i == 0).then(|| "127.0.0.2".parse().unwrap());
     };
@@ -230,7 +225,7 @@ fn who_answers_wrongly_at_rank_0s_address_is_named() {
         stream.read_exact(&mut hello).unwrap();
         hello
     };
-    check(&|stream| stream.write_all(&[b'H'; 200]).unwrap(), "is no rank of a job");
+    check(&|stream| stream.write_all(&[b'H'; 200]).unwrap(), "is not a rank of a job");
     let newer = |stream: &mut TcpStream| {
         let mut hello = hello(stream);
         hello[8] = 77;
@@ -280,11 +275,11 @@ fn strangers_are_turned_away_and_the_ranks_do_not_notice() {
         assert!(answer.len() <= 72 + 33, "a stranger was told {} bytes", answer.len());
     }
     all(ranks.into_iter().map(Result::unwrap).collect(), |me| {
-        // Nobody joins any more.
+        // Joining is over.
         TcpStream::connect(addr).unwrap_err();
         assert_eq!(me.control.share(b"x").unwrap().len(), 3);
         me.control.goodbye().unwrap();
-        // Once its links are gone, nobody connects with a rank.
+        // Once its links are gone, a rank takes no connections.
         let addr = me.members[me.rank].addr;
         drop(me);
         TcpStream::connect(addr).unwrap_err();
@@ -313,7 +308,7 @@ fn a_rank_that_came_and_went_may_come_again() {
     });
 }
 
-/// One rank of three does something; all get the same report.
+/// One rank of three misbehaves; all get the same report.
 #[test]
 fn all_ranks_get_the_same_report() {
     let check = |actor: usize, act: &(dyn Fn(Joined) + Sync), says: &str| {
@@ -350,7 +345,7 @@ fn all_ranks_get_the_same_report() {
         check(rank, &disk, &format!("failed: disk full (at step {step}, in all-gather)"));
         check(rank, &|me| drop(me), &format!("is gone (at step {step}, in all-gather)"));
         let local = |me: Joined| {
-            // Somebody else in this process notices, and the process stays.
+            // Another thread of this process notices, and the process goes on.
             let cause = Cause::Disagrees { what: "op 7".into() };
             me.control.alarm().raise(polyreme_net::Report {
                 rank: 1,
@@ -363,7 +358,7 @@ fn all_ranks_get_the_same_report() {
         };
         check(rank, &local, "rank 1 disagrees with the others: op 7 (at step 3, in x)");
         let large = |me: Joined| drop(me.control.share(&vec![0; SHARE_BYTES_MAX + 1]).unwrap_err());
-        check(rank, &large, "65537 bytes to share between ranks, and 65536 are allowed");
+        check(rank, &large, "65537 bytes to share between ranks; at most 65536 are allowed");
     }
     // One ends, and the others go on to share.
     all(joined(3), |me| match me.rank {
@@ -376,8 +371,8 @@ fn all_links(me: &Joined) -> Links {
     me.links(0, &(0..me.size).collect::<Vec<_>>()).unwrap()
 }
 
-fn nobody_first(_: usize, options: &mut JoinOptions) {
-    options.first = First::Nobody;
+fn no_pairs_first(_: usize, options: &mut JoinOptions) {
+    options.first = First::NoPairs;
 }
 
 /// One byte to the next rank, and one from the one before.
@@ -395,7 +390,7 @@ fn around(links: &mut Links, step: u64) -> Result<(), Report> {
 #[test]
 fn a_ring_of_sixteen_ranks_needs_two_connections_a_rank() {
     let ranks: Vec<usize> = (0..16).collect();
-    let ranks = start(&ranks, 16, &nobody_first).into_iter().map(Result::unwrap).collect();
+    let ranks = start(&ranks, 16, &no_pairs_first).into_iter().map(Result::unwrap).collect();
     all(ranks, |me| {
         let mut links = all_links(&me);
         assert_eq!(links.linked(), []);
@@ -419,7 +414,7 @@ fn two_ranks_first_talk_while_the_other_one_is_busy() {
     let back = Moves::new(vec![Move::send_from(0, 0..5)]);
     for (from, to, moves) in [(0, 2, send), (2, 0, back)] {
         // Four around a ring: these two are not neighbours.
-        let ranks = start(&[0, 1, 2, 3], 4, &nobody_first).into_iter().map(Result::unwrap).collect();
+        let ranks = start(&[0, 1, 2, 3], 4, &no_pairs_first).into_iter().map(Result::unwrap).collect();
         all(ranks, |me| {
             let mut links = all_links(&me);
             around(&mut links, 0).unwrap();
@@ -447,11 +442,11 @@ fn two_ranks_first_talk_while_the_other_one_is_busy() {
     }
 }
 
-/// Nobody can connect to rank 1 at the address that it gave: found when rank 2 first talks with it.
+/// Rank 1 advertised an address where it does not listen: found when rank 2 first talks with it.
 #[test]
 fn a_pair_that_cannot_connect_is_reported_alike_by_all_ranks() {
     let ranks = start(&[0, 1, 2], 3, &|i, options| {
-        nobody_first(i, options);
+        no_pairs_first(i, options);
         options.advertise = (i == 1).then(|| "127.0.0.2".parse().unwrap());
     });
     let reports = all(ranks.into_iter().map(Result::unwrap).collect(), |me| {
@@ -472,13 +467,13 @@ fn a_pair_that_cannot_connect_is_reported_alike_by_all_ranks() {
 
 const RING: &str = "POLYREME_TEST_RING";
 
-/// Not a test of its own: one process of a ring. It says how many sockets and threads it has.
+/// Not a test by itself: one process of a ring. It prints how many sockets and threads it has.
 #[test]
 fn ring_process() {
     let Ok(args) = std::env::var(RING) else { return };
     let args: Vec<&str> = args.split('\n').collect();
     let mut options = JoinOptions::new(args[0].parse().unwrap(), args[1].parse().unwrap(), args[2], secret());
-    options.first = First::Nobody;
+    options.first = First::NoPairs;
     let me = join(options).unwrap();
     let mut links = all_links(&me);
     (0..3).for_each(|step| around(&mut links, step).unwrap());
@@ -491,7 +486,7 @@ fn ring_process() {
     me.control.goodbye().unwrap();
 }
 
-/// Open sockets and threads of a process follow from whom it talks with, not from how many there are.
+/// A process's open sockets and threads depend on the ranks that it talks with, not on the number of ranks.
 #[test]
 fn sixty_four_processes_form_a_group() {
     let (size, master) = (64, listener().1);
@@ -528,7 +523,7 @@ struct Process {
 
 const CHILD: &str = "POLYREME_TEST_RANK";
 
-/// Not a test of its own: what a [`Process`] runs.
+/// Not a test by itself: what a [`Process`] runs.
 #[test]
 fn rank_process() {
     let Ok(args) = std::env::var(CHILD) else { return };
@@ -577,7 +572,7 @@ impl Drop for Process {
 }
 
 fn processes(size: usize) -> Vec<Process> {
-    // Nobody else gets this port so soon: the system hands out others first.
+    // No other process gets this port so soon: the system hands out others first.
     let master = listener().1;
     let mut ranks: Vec<_> = (0..size).map(|rank| Process::start(rank, size, &master)).collect();
     for (rank, process) in ranks.iter_mut().enumerate() {

@@ -1,7 +1,7 @@
 //! Groups of ranks: threads of this process, processes that share memory, sockets, and two levels of both.
 //!
-//! Every rank may be put on cores of its own choice, as `taskset` and launchers do. Linux keeps that by thread, so ranks that
-//! are threads with sockets of their own differ in it just as processes do.
+//! Every rank may be pinned to its own cores, as `taskset` and launchers do. Linux pins threads, so ranks that are
+//! threads with their own sockets can differ just as processes do.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -37,23 +37,23 @@ pub(super) enum TestTransport {
 /// Which cores ranks may run on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Cores {
-    /// All of them, all.
+    /// All ranks may run on all cores.
     Equal,
-    /// Even ranks on one, odd ones on all.
+    /// Even ranks run on one core, odd ones on all.
     Unequal,
 }
 
 const FAULTS: [PlantedBug; 4] =
     [PlantedBug::None, PlantedBug::SecretWays, PlantedBug::OpenWays, PlantedBug::OneElement];
 
-/// What the ranks of a group do.
+/// What the ranks of a group run.
 #[derive(Clone, Debug)]
 pub(super) enum Play {
-    /// All rows, with a bug.
+    /// All rows, with a planted bug.
     Rows(PlantedBug),
     /// Rows in the groups of a mesh with axes of these sizes.
     Mesh(Vec<usize>),
-    /// The last rank of a mesh goes away in the middle of a step.
+    /// The last rank of a mesh disappears in the middle of a step.
     LostRank(Vec<usize>),
     /// The same, and the others wait for its messages.
     LostSender(Vec<usize>),
@@ -82,7 +82,7 @@ impl Play {
     }
 }
 
-/// What each rank of a group says of what it did.
+/// Runs a play and returns each rank's result.
 pub(super) fn run(
     transport: TestTransport,
     ranks: usize,
@@ -117,7 +117,7 @@ pub(super) fn run(
     }
 }
 
-/// A thread for each rank, which makes its end of the group on its cores.
+/// Starts one thread per rank, which makes its end of the group on its cores.
 fn on_threads(
     ranks: usize,
     cores: Cores,
@@ -133,7 +133,7 @@ fn on_threads(
             })
         };
         let ranks: Vec<_> = (0..ranks).map(rank).collect();
-        ranks.into_iter().map(|rank| rank.join().expect("a rank says what is wrong")).collect()
+        ranks.into_iter().map(|rank| rank.join().expect("a rank returns what is wrong")).collect()
     })
 }
 
@@ -161,7 +161,7 @@ fn allowed() -> CpuSet {
     sched_getaffinity(None).expect("the system says which cores")
 }
 
-/// Puts the calling thread, and those that it starts, on the cores of a rank.
+/// Pins the calling thread, and those that it starts, to the cores of a rank.
 fn stay_on(cores: Cores, rank: usize) {
     if cores == Cores::Equal || rank % 2 == 1 {
         return;
@@ -191,7 +191,7 @@ impl Sockets {
     }
 }
 
-/// Where ranks of one process find the links of groups that they make: the first one of a group makes those of all.
+/// Where ranks of one process find the links of new groups: the first rank of a group makes them for all.
 #[derive(Clone, Default)]
 struct Exchange(Arc<Mutex<HashMap<NamedGroup, Sockets>>>);
 
@@ -202,7 +202,7 @@ impl Exchange {
     fn connect(&self, rank: usize) -> Connect {
         let exchange = self.clone();
         Arc::new(move |group, names| {
-            let mut all = exchange.0.lock().expect("nobody failed with it");
+            let mut all = exchange.0.lock().expect("no thread panicked while it held the lock");
             let sockets = all.entry((group, names.to_vec()));
             let place = names.iter().position(|name| *name == rank).expect("the group has this rank");
             Ok(sockets.or_insert_with(|| Sockets::new(names.len())).links(place))
@@ -210,7 +210,7 @@ impl Exchange {
     }
 }
 
-/// Hosts of different sizes, and with five ranks hosts whose ranks do not follow each other.
+/// Hosts of different sizes; with five ranks, hosts whose ranks are not consecutive.
 fn hosts(ranks: usize) -> Vec<Vec<usize>> {
     match ranks {
         1 => vec![vec![0]],
@@ -256,7 +256,7 @@ fn joined(
         options.listener = master.lock().expect("taken once").take().map(Into::into);
     }
     let joined = join(options).map_err(|e| e.to_string())?;
-    // Nobody is missed when it ends: the others may be in their last operation.
+    // No rank is missed when it ends: the others may be in their last operation.
     std::mem::forget(joined.control.clone());
     let all: Vec<usize> = (0..size).collect();
     let links = joined.links(0, &all).map_err(|e| e.to_string())?;
@@ -283,7 +283,7 @@ fn processes(ranks: usize, cores: Cores, play: &Play) -> Vec<Result<(), String>>
     children.into_iter().map(end_of).collect()
 }
 
-/// What a process printed as its end.
+/// The result that a process printed.
 fn end_of(mut child: Child) -> Result<(), String> {
     let mut text = String::new();
     child.stdout.take().expect("a pipe").read_to_string(&mut text).expect("text");
@@ -295,7 +295,7 @@ fn end_of(mut child: Child) -> Result<(), String> {
     }
 }
 
-/// One process of a group, if this is one.
+/// Runs as one process of a group, if the parent started this one so.
 pub(super) fn rank_of_processes() {
     let Ok(line) = std::env::var(RANK) else { return };
     let [rank, size, unequal, play, path] = line.splitn(5, ' ').collect::<Vec<_>>()[..] else {

@@ -1,4 +1,4 @@
-//! Rows in the groups of a mesh, and what groups do beside each other.
+//! Rows in the groups of a mesh, and operations of several groups at the same time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,9 +13,9 @@ use crate::work::{Span, Work};
 /// does not.
 const LENGTHS: [usize; 2] = [100, 200_003];
 
-/// Splits into the groups of every axis, runs all rows in each, and then operations of all groups beside each other.
+/// Splits into the groups of every axis, runs all rows in each, and then operations of all groups at the same time.
 pub(super) fn run(mut comm: Comm, sizes: &[usize]) -> Result<(), String> {
-    // Every rank's numbers lie in memory that the old group knows already.
+    // Every rank's numbers are in memory that the old group already knows.
     let mut known = comm.buffer::<f32>(LENGTHS[1]).map_err(said)?;
     let mut axes = split(&mut comm, sizes)?;
     for group in &mut axes {
@@ -69,20 +69,20 @@ struct Word(AtomicU64);
 // SAFETY: an atomic.
 unsafe impl polyreme_net::Shareable for Word {}
 
-/// What the others wait for when they miss a rank.
+/// What the others wait for when they notice a lost rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Missed {
     Sum,
     Message,
 }
 
-/// The last rank goes away in step 7, and those who share a group with it find out there.
+/// The last rank disappears in step 7, and the ranks that share a group with it find out.
 pub(super) fn lose_one(mut comm: Comm, sizes: &[usize], missed: Missed) -> Result<(), String> {
     let (rank, last) = (comm.rank(), comm.size() - 1);
     let mut axes = split(&mut comm, sizes)?;
     comm.set_step(7);
     if rank == last {
-        // Its last words, by which the others have a connection to miss.
+        // Its last message, so that the others have a connection to lose.
         let mut word = [77i32];
         for group in axes.iter_mut().filter(|_| missed == Missed::Message) {
             let work = Work::Send { to: 0, tag: 9, span: Span::of(&mut word) };
@@ -97,7 +97,7 @@ pub(super) fn lose_one(mut comm: Comm, sizes: &[usize], missed: Missed) -> Resul
         }
         return Ok(());
     }
-    // Whoever shares no group with it does not notice.
+    // Ranks that share no group with it do not notice.
     let Some(axis) = (0..sizes.len()).find(|axis| members(sizes, *axis, rank).contains(&last)) else {
         return Ok(());
     };
@@ -112,7 +112,7 @@ pub(super) fn lose_one(mut comm: Comm, sizes: &[usize], missed: Missed) -> Resul
             let (ticket, heard) = unsafe { (group.start(work), group.start(last_word)) };
             group.wait(heard).map_err(said)?;
             if word != [77] {
-                return Err(format!("{} is not the last word", word[0]));
+                return Err(format!("{} is not the last message", word[0]));
             }
             let answer = Work::Send { to: from, tag: 10, span: Span::of(&mut word) };
             // SAFETY: the word stays until the end of this function, and the group is not dropped before it was sent.
@@ -120,7 +120,7 @@ pub(super) fn lose_one(mut comm: Comm, sizes: &[usize], missed: Missed) -> Resul
             (group.wait(ticket).err(), "receive")
         }
     };
-    let found = found.ok_or("nobody missed the last rank")?;
+    let found = found.ok_or("the loss of the last rank was not noticed")?;
     let named = (found.rank, found.step, found.op.as_str()) == (last, 7, op);
     if named { Ok(()) } else { Err(format!("not as it was: {found}")) }
 }
@@ -139,7 +139,7 @@ fn split(comm: &mut Comm, sizes: &[usize]) -> Result<Vec<Comm>, String> {
     Ok(axes)
 }
 
-/// Starts an operation in each group and in the group of all, in another order on every rank, and waits for them.
+/// Starts an operation in each group and in the group of all, in a different order on every rank, and waits for them.
 fn beside(comm: &mut Comm, axes: &mut [Comm], sizes: &[usize], len: usize) -> Result<(), String> {
     let rank = comm.rank();
     let n = axes.len() + 1;
@@ -166,14 +166,14 @@ fn beside(comm: &mut Comm, axes: &mut [Comm], sizes: &[usize], len: usize) -> Re
     Ok(())
 }
 
-/// The ranks along an axis that a rank is one of, by its coordinates.
+/// The ranks of a rank's group along an axis.
 fn members(sizes: &[usize], axis: usize, rank: usize) -> Vec<usize> {
     let stride: usize = sizes[axis + 1..].iter().product();
     let first = rank - rank / stride % sizes[axis] * stride;
     (0..sizes[axis]).map(|k| first + k * stride).collect()
 }
 
-/// Ranks that have the first coordinate in common.
+/// Ranks with the same first coordinate.
 fn planes(sizes: &[usize]) -> Vec<Vec<usize>> {
     let each: usize = sizes[1..].iter().product();
     (0..sizes[0]).map(|k| (k * each..(k + 1) * each).collect()).collect()

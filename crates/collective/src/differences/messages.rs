@@ -1,14 +1,14 @@
-//! Messages that are started: in circles, with tags in any order, beside other operations.
+//! Messages that are started: in cycles, with tags in any order, beside other operations.
 
 use super::whole::{Whole, value};
 use crate::comm::Comm;
 use crate::element::Reduce;
 use crate::work::{Span, Work};
 
-/// The longest is more than a ring, a socket and an eager message of MPI hold.
+/// The longest exceeds a ring, a socket buffer and an eager message of MPI.
 const LENGTHS: [usize; 4] = [0, 1, 1000, 300_007];
 
-/// Tags, in the order in which messages with them are sent; each rank wants them in another one.
+/// Tags in the order in which they are sent; each rank receives them in another order.
 const TAGS: [u16; 4] = [0, 7, 32_767, 7];
 
 /// All of them, in one group.
@@ -19,12 +19,12 @@ pub(super) fn run(comm: &mut Comm) -> Result<(), String> {
     for len in LENGTHS {
         circle::<f32>(comm, len)?;
         circle::<u8>(comm, len)?;
-        everybody::<i64>(comm, len.min(1000))?;
+        all_to_all::<i64>(comm, len.min(1000))?;
     }
     many(comm)
 }
 
-/// Everybody sends to the next rank and the one before, all at once, waits for what it sent and then for what it gets.
+/// Every rank sends to its two neighbours at once, waits for its sends and then for its receives.
 fn circle<T: Whole>(comm: &mut Comm, len: usize) -> Result<(), String> {
     let (rank, ranks) = (comm.rank(), comm.size());
     let next = (rank + 1) % ranks;
@@ -65,8 +65,8 @@ fn circle<T: Whole>(comm: &mut Comm, len: usize) -> Result<(), String> {
     if sum.iter().any(|x| *x != all) { Err(format!("a sum beside messages at {rank}")) } else { Ok(()) }
 }
 
-/// Everybody sends to everybody, receives started first.
-fn everybody<T: Whole>(comm: &mut Comm, len: usize) -> Result<(), String> {
+/// Every rank sends to every other, with receives started first.
+fn all_to_all<T: Whole>(comm: &mut Comm, len: usize) -> Result<(), String> {
     let (rank, ranks) = (comm.rank(), comm.size());
     let mut sent: Vec<T> = (0..len).map(|i| value(rank, i)).collect();
     let mut got: Vec<Vec<T>> = vec![vec![T::of(50); len]; ranks];
@@ -92,7 +92,7 @@ fn everybody<T: Whole>(comm: &mut Comm, len: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// More messages than there are places for, before any of them is wanted, both ways.
+/// More messages than there are cells for, in both directions, before any of them is received.
 fn many(comm: &mut Comm) -> Result<(), String> {
     const MESSAGES: usize = 150;
     let (rank, ranks) = (comm.rank(), comm.size());

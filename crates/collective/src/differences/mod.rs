@@ -1,9 +1,9 @@
 //! Differences: every collective over every transport, element type, reducer and length against one oracle, with ranks that
 //! may run on different cores.
 //!
-//! The oracle folds plain numbers in the order of the ranks ([`whole`]). The numbers are small and whole, so that sums are exact
-//! in every type and every order, and what comes back is compared with `==`. A rank runs all rows ([`rows`]) in a group
-//! ([`groups`]) and says what was wrong, in words; a report of the group counts as wrong too.
+//! The oracle folds plain numbers in the order of the ranks ([`whole`]). The numbers are small and whole, so that sums
+//! are exact in every type and every order, and what comes back is compared with `==`. A rank runs all rows ([`rows`])
+//! in a group ([`groups`]) and returns what was wrong, in words; a report of the group counts as wrong too.
 //!
 //! # Layout
 //! [`whole`]: numbers, and the oracle. [`rows`]: what is run and compared. [`messages`]: those that are started. [`meshes`]: the same in
@@ -24,7 +24,7 @@ use crate::work::{Span, Work};
 
 const RANKS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 
-/// With equal cores: a core for each rank, and not. Everything else is the same as with unequal ones.
+/// With equal cores: with and without a core for each rank. Everything else is as with unequal ones.
 const EQUAL_RANKS: [usize; 2] = [2, 4];
 
 /// What the ranks of a group found wrong.
@@ -60,7 +60,7 @@ fn sums_on_two_levels_are_right_whatever_the_cores() {
     all_are_right(TestTransport::TwoLevels);
 }
 
-/// Ranks that choose their ways by their own cores, without a word to the others, get wrong sums; the rows find that.
+/// Ranks that choose algorithms by their own cores without agreeing on it get wrong sums; the rows find that.
 #[test]
 fn the_rows_find_ranks_that_go_different_ways() {
     for transport in [TestTransport::Threads, TestTransport::Processes] {
@@ -69,7 +69,7 @@ fn the_rows_find_ranks_that_go_different_ways() {
     }
 }
 
-/// If ranks were told different things after all, the first call ends on all of them with one report.
+/// If ranks do not agree after all, the first call ends on all of them with one report.
 #[test]
 fn ranks_that_count_on_different_cores_say_so_before_they_sum() {
     for transport in [TestTransport::Threads, TestTransport::Processes] {
@@ -129,7 +129,7 @@ fn joined_ranks_on_meshes_are_right() {
     right_on_meshes(TestTransport::Joined);
 }
 
-/// Whoever waits for a lost rank in a group says what the job calls it, and in which step and operation it was missed.
+/// A rank that waits for a lost one in a group reports its number in the job, and the step and operation.
 #[test]
 fn a_rank_that_is_lost_in_a_group_is_named_as_in_the_job() {
     for transport in TRANSPORTS {
@@ -141,7 +141,7 @@ fn a_rank_that_is_lost_in_a_group_is_named_as_in_the_job() {
     }
 }
 
-/// A message that is not as long as what is expected, or of another type, is an error that says so, whoever came first.
+/// A message of another length or type than expected is an error that says so, whichever side came first.
 #[test]
 fn messages_that_do_not_fit_are_reported() {
     for (late, count) in [(true, 3), (false, 3), (true, 4), (false, 4)] {
@@ -163,7 +163,7 @@ fn messages_that_do_not_fit_are_reported() {
         };
         let report = receiver.wait(ticket).unwrap_err().to_string();
         let expected =
-            format!("rank 1 disagrees with the others: it sends {} bytes of i32, and 16 of f32", 4 * count);
+            format!("rank 1 disagrees with the others: it sends {} bytes of i32 and 16 of f32", 4 * count);
         assert!(report.contains(&expected), "{report}");
         assert_eq!(got, [0.0; 4], "nothing was written");
     }

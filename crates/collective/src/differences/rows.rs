@@ -1,4 +1,4 @@
-//! What every rank of a group runs, and what must come of it.
+//! What every rank of a group runs, and the expected results.
 
 use half::{bf16, f16};
 
@@ -8,35 +8,35 @@ use crate::comm::Comm;
 use crate::element::{Bool, Reduce};
 use crate::work::Cuts;
 
-/// Data up to so many bytes may go another way than longer ones.
+/// Data up to this size may use another algorithm than longer ones.
 const SHORT_BYTES: usize = 4 << 10;
 
-/// More than a staging area of shared memory has, and several segments of a message.
+/// More than a staging area of shared memory holds, and several segments of a message.
 const LARGE: usize = 200_003;
 
 const REDUCERS: [Reduce; 3] = [Reduce::Sum, Reduce::Max, Reduce::Min];
 
-/// A bug that is put in on purpose.
+/// A bug that is planted on purpose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PlantedBug {
     /// None.
     None,
-    /// Ranks choose their ways by their own cores, and do not say so.
+    /// Ranks choose algorithms by their own cores, and do not announce it.
     SecretWays,
-    /// Rank 0 takes for granted that every rank has a core, the others do not, and all say so.
+    /// Rank 0 assumes that every rank has a core, the others do not, and all announce it.
     OpenWays,
-    /// A result of rank 2 is changed before it is looked at.
+    /// A result of rank 2 is changed before it is compared.
     OneElement,
 }
 
-/// Where the data of a row lie.
+/// Where the data of a row are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lies {
     /// On the heap.
     Heap,
     /// In memory that other ranks of the host reach.
     Block,
-    /// At even ranks on the heap, at odd ones in such memory, in the middle of it.
+    /// On even ranks on the heap, on odd ones in the middle of such memory.
     Mixed,
 }
 
@@ -86,7 +86,7 @@ struct Room<T> {
 }
 
 impl<T: Whole> Room<T> {
-    /// So many elements, the numbers of a rank.
+    /// `len` elements with the numbers of a rank.
     fn filled(&mut self, lies: Lies, rank: usize, len: usize) -> &mut [T] {
         let data = match (lies, rank % 2) {
             (Lies::Heap, _) | (Lies::Mixed, 0) => &mut self.heap[..len],
@@ -156,7 +156,7 @@ fn moves<T: Whole>(comm: &mut Comm, room: &mut Room<T>, lies: Lies, len: usize) 
         comm.scatter(&mut mine, (rank == root).then_some(&data[..]), &cuts, root).map_err(said)?;
         at.same(&mine, "scatter", |i| value(root, from + i))?;
 
-        // Everybody sends range `r` to rank `r`, which gets its own range of each.
+        // Every rank sends range `r` to rank `r`, which gets its own range from each.
         let each = to - from;
         let mut got = vec![T::of(50); each * ranks];
         let data = room.filled(lies, rank, len);

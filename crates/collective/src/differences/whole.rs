@@ -6,7 +6,7 @@ use crate::element::{Bool, Element, Reduce};
 
 /// A number of the rows.
 pub(super) trait Whole: Element + PartialEq + PartialOrd + std::fmt::Debug {
-    /// A small whole number; of bytes, what is left of it; of truth values, its sign.
+    /// A small whole number; wrapped for bytes, and its sign for booleans.
     fn of(x: i32) -> Self;
     fn plus(self, other: Self) -> Self;
 }
@@ -29,7 +29,7 @@ whole! {
     Bool: |x| Bool::from(x > 0), |a: Bool, b: Bool| Bool::from(a.get() || b.get());
 }
 
-/// Element `i` of rank `r`: of both signs, and as different from rank to rank as from place to place.
+/// Element `i` of rank `r`: of both signs, and different from rank to rank and from index to index.
 pub(super) fn value<T: Whole>(r: usize, i: usize) -> T {
     T::of(((i * 7 + r * 5 + i / 11) % 13) as i32 - 6)
 }

@@ -1,18 +1,18 @@
-//! The barrier by dissemination: nobody leaves before everybody came, and nobody is in the middle.
+//! The dissemination barrier: no rank leaves before all have entered, and there is no central rank.
 //!
-//! `ceil(log2 n)` rounds. In round `k` rank `r` sends one byte to rank `r + 2^k` and waits for one of rank `r - 2^k`. What it sends
-//! in a round says that it has heard everything of the rounds before; so after round `k` it has heard, directly or not,
-//! of `2^(k + 1)` ranks, itself included, and after the last one of all. The byte is the same one in all rounds: sending it
-//! waits for having received it, which is what makes the rounds follow each other.
+//! `ceil(log2 n)` rounds. In round `k` rank `r` sends one byte to rank `r + 2^k` and waits for one from rank `r - 2^k`.
+//! Sending in a round implies that everything of the earlier rounds was received; so after round `k` it has heard,
+//! directly or not, from `2^(k + 1)` ranks, itself included, and after the last one from all. The byte is the same one
+//! in all rounds: sending it waits for having received it, which orders the rounds.
 //!
-//! If a rank dies, those who wait for it see the connection close, and tell everybody.
+//! If a rank dies, the ranks that wait for it see the connection close, and tell all others.
 
 use polyreme_net::Move;
 
 /// Bytes of memory that a barrier needs.
 pub(super) const BYTES: usize = 1;
 
-/// Afterwards everybody has come.
+/// Afterwards all ranks have entered.
 pub(super) fn barrier(rank: usize, n: usize, list: &mut Vec<Move>) {
     let mut distance = 1;
     while distance < n {

@@ -11,18 +11,18 @@ pub(crate) fn of<T: Element>(data: &[T]) -> &[u8] {
 
 /// The bytes of a slice, to be written.
 pub(crate) fn of_mut<T: Element>(data: &mut [T]) -> &mut [u8] {
-    // SAFETY: as above; and every pattern of bits is a number.
+    // SAFETY: as above; and every bit pattern is a valid element.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
 }
 
 /// The bytes of memory that an operation works on.
 ///
 /// # Safety
-/// The memory is there, and nobody else touches it, for as long as the slice lives.
+/// The memory is valid and nothing else accesses it for as long as the slice lives.
 pub(crate) unsafe fn of_span<'a>(span: &Span) -> &'a mut [u8] {
     if span.count == 0 {
         return &mut [];
     }
-    // SAFETY: the caller answers for it; a span is as long as its slice was.
+    // SAFETY: the caller's promise; a span is as long as its slice was.
     unsafe { std::slice::from_raw_parts_mut(span.ptr, span.count * span.dtype.bytes()) }
 }

@@ -1,17 +1,17 @@
-//! Which algorithm an operation takes: a pure function of its size, the number of ranks and measured costs.
+//! Which algorithm an operation uses: a pure function of its size, the number of ranks and measured costs.
 //!
-//! All ranks must choose alike, so the costs are those that they agreed on ([`super::measure()`]). An estimate adds up rounds,
-//! messages, bytes and reductions one after the other; that they overlap within long messages helps all algorithms
-//! alike, and only their order counts here.
+//! All ranks must choose alike, so the costs are those that they agreed on ([`super::measure()`]). An estimate adds up
+//! rounds, messages, bytes and reductions one after the other; overlap within long messages helps all algorithms alike,
+//! and only their ranking matters here.
 
 use polyreme_net::frame::{FrameOp, segment_bytes};
 
 use super::plan::n_blocks;
 
-/// How an operation is done.
+/// The algorithm of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Algorithm {
-    /// Everybody with everybody: [`super::direct`].
+    /// Every rank with every other: [`super::direct`].
     Direct,
     /// Partners exchange everything: [`super::halving`].
     Doubling,
@@ -23,21 +23,21 @@ pub enum Algorithm {
     Tree,
 }
 
-/// What things cost between the ranks of a group.
+/// Communication costs between the ranks of a group.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Costs {
-    /// From sending a small message until it has arrived, without what [`Costs::message_us`] says.
+    /// The latency of a small message, without [`Costs::message_us`].
     pub latency_us: f64,
     /// How long a rank is busy with sending one message and receiving one.
     pub message_us: f64,
-    /// How fast bytes go, while everybody sends and receives.
+    /// The bandwidth while all ranks send and receive.
     pub bytes_per_us: f64,
-    /// How fast bytes are reduced.
+    /// The speed of reductions.
     pub reduce_bytes_per_us: f64,
 }
 
 impl Default for Costs {
-    /// About what a loopback interface has.
+    /// Typical costs of a loopback interface.
     fn default() -> Costs {
         Costs { latency_us: 20.0, message_us: 6.0, bytes_per_us: 2000.0, reduce_bytes_per_us: 8000.0 }
     }
@@ -48,13 +48,13 @@ impl Default for Costs {
 pub struct Choice {
     /// The best one.
     pub algorithm: Algorithm,
-    /// What it should take.
+    /// Its estimated time.
     pub us: f64,
-    /// What each candidate should take, for whoever asks why.
+    /// The estimated time of each candidate, to explain the choice.
     pub candidates: Vec<(Algorithm, f64)>,
 }
 
-/// Chunks up to this fit into the receiver's socket buffers, even if everybody sends at once.
+/// Chunks up to this size fit into the receiver's socket buffers, even if all ranks send at once.
 const DIRECT_CHUNK_BYTES_MAX: usize = 64 * 1024;
 
 /// About what a core sends and receives at the same time. A link that is faster than that is never idle.
@@ -77,7 +77,7 @@ pub fn candidates(op: FrameOp) -> &'static [Algorithm] {
     }
 }
 
-/// The cheapest algorithm for an operation on so many bytes (of the whole data) between so many ranks.
+/// The cheapest algorithm for an operation on `bytes` bytes (of the whole data) between `ranks` ranks.
 pub fn choose(op: FrameOp, bytes: usize, ranks: usize, costs: &Costs) -> Choice {
     let all: Vec<_> = candidates(op)
         .iter()
@@ -122,7 +122,7 @@ impl Effort {
     }
 }
 
-/// The essays of the algorithms as formulas.
+/// The costs that the heads of the algorithms' files state, as formulas.
 fn estimate(op: FrameOp, algorithm: Algorithm, bytes: usize, ranks: usize) -> Effort {
     let (n, b) = (ranks as f64, bytes as f64);
     let (low, high) = (f64::from(ranks.ilog2()), f64::from(ranks.next_power_of_two().ilog2()));
@@ -171,9 +171,9 @@ fn estimate(op: FrameOp, algorithm: Algorithm, bytes: usize, ranks: usize) -> Ef
         (FrameOp::Send, _) => (1.0, 1.0, b, 0.0),
         (FrameOp::Receipt | FrameOp::Farewell, _) => (0.0, 0.0, 0.0, 0.0),
     };
-    // In each of its rounds halving turns to another partner, to which nothing is in flight, and about a segment's time
-    // passes before the link is full again. The ring has one stream, which never ends. Four hosts, 4 MiB at 100 Mbit/s: the
-    // ring takes 535 to 547 ms, halving 536 to 656, the most with BBR.
+    // In each round, halving turns to another partner, to which nothing is in flight, and about one segment's time
+    // passes before the link is full again. The ring has one stream, which never ends. Four hosts, 4 MiB at 100 Mbit/s:
+    // the ring takes 535 to 547 ms, halving 536 to 656, the most with BBR.
     let idle_bytes = match algorithm {
         Algorithm::Halving if ranks > 2 => rounds * (segment_bytes(bytes) as f64).min(b / 8.0),
         _ => 0.0,
@@ -205,7 +205,8 @@ mod tests {
         (most, messages)
     }
 
-    /// The formulas against the plans themselves: nobody sends more than they say; and where all ranks do the same, as much.
+    /// The formulas against the plans themselves: no rank sends more than they say, and exactly as much where all ranks
+    /// do the same.
     #[test]
     fn estimates_are_what_plans_do() {
         // The second goes in six blocks, which all of these numbers divide.
@@ -256,7 +257,7 @@ mod tests {
         }
     }
 
-    /// What one expects of each: few rounds for small data, few bytes for large.
+    /// As expected: few rounds for small data, few bytes for large.
     #[test]
     fn small_and_large_differ() {
         let slow =

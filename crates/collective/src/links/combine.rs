@@ -1,11 +1,11 @@
-//! Combining what arrived with what is there, element by element, on bytes of any alignment.
+//! Reducing what arrived into local data, element by element, on bytes of any alignment.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::element::{Bool, DType, Reduce};
 
-/// `into` becomes `into ∘ arrived`, or `arrived ∘ into` if theirs stands first.
+/// `into` becomes `into ∘ arrived`, or `arrived ∘ into` if `theirs_first`.
 pub(super) fn combine(dtype: DType, reduce: Reduce, into: &mut [u8], arrived: &[u8], theirs_first: bool) {
     macro_rules! numbers {
         ($t:ty, $sum:expr) => {{

@@ -1,22 +1,23 @@
-//! Everybody talks to those whom it is about, without anybody in between.
+//! Every rank talks directly with the ranks that need its data.
 //!
 //! With `n` ranks and `b` bytes:
 //!
-//! - **All-to-all**: rank `r` sends a range to each and receives one of each, `n - 1` messages each way. All go at the same
-//!   time, but they start with the neighbour at distance 1, then 2 and so on, so that not all begin with the same one.
+//! - **All-to-all**: rank `r` sends a range to each and receives one from each, `n - 1` messages each way. All go at
+//!   the same time, but they start with the neighbour at distance 1, then 2 and so on, so that not all ranks begin with
+//!   the same one.
 //! - **Gather and scatter**: the root receives from, or sends to, each of the others: `n - 1` messages at the root, one
 //!   elsewhere.
 //! - **Send and receive**: one message.
-//! - **Reduce-scatter**: rank `r` sends to each the chunk that is the other's, and reduces what it gets in a fixed order:
-//!   one round, `n - 1` messages, `b (n - 1) / n` bytes. **All-gather** likewise. **All-reduce** is one after the other: two
-//!   rounds. Each chunk is reduced by one rank, so all get the same bits.
+//! - **Reduce-scatter**: rank `r` sends each rank that rank's chunk, and reduces what it gets in a fixed order: one
+//!   round, `n - 1` messages, `b (n - 1) / n` bytes. **All-gather** likewise. **All-reduce** is one after the other:
+//!   two rounds. Each chunk is reduced by one rank, so all get the same bits.
 //!
 //! One round instead of the ring's `n - 1`, but `n - 1` senders that meet at one receiver: for data that fit into the
-//! receiver's socket buffers. A rank that dies is seen by everybody who has business with it, here by all.
+//! receiver's socket buffers. A rank that dies is noticed by all ranks that talk with it, here by all.
 
 use polyreme_net::Move;
 
-/// The peers in the order in which they are turned to: to whom, and from whom.
+/// The peers in order: the one to send to, and the one to receive from.
 fn rounds(rank: usize, n: usize) -> impl Iterator<Item = (usize, usize)> {
     (1..n).map(move |k| ((rank + k) % n, (rank + n - k) % n))
 }
@@ -37,7 +38,7 @@ pub(super) fn all_gather(rank: usize, cuts: &[usize], list: &mut Vec<Move>) {
     }
 }
 
-/// Afterwards the rank holds a range of each; `sent` cuts what is only read.
+/// Afterwards the rank holds a range of each; `sent` cuts the read-only memory.
 pub(super) fn all_to_all(rank: usize, sent: &[usize], received: &[usize], list: &mut Vec<Move>) {
     for (to, from) in rounds(rank, sent.len() - 1) {
         list.push(Move::send_from(to, sent[to]..sent[to + 1]));
@@ -45,7 +46,7 @@ pub(super) fn all_to_all(rank: usize, sent: &[usize], received: &[usize], list: 
     }
 }
 
-/// Afterwards `root` holds the ranges of all. A rank's own range lies at the start of what is only read.
+/// Afterwards `root` holds the ranges of all. A rank's own range is at the start of the read-only memory.
 pub(super) fn gather(rank: usize, cuts: &[usize], root: usize, list: &mut Vec<Move>) {
     if rank != root {
         list.push(Move::send_from(root, 0..cuts[rank + 1] - cuts[rank]));
@@ -54,7 +55,7 @@ pub(super) fn gather(rank: usize, cuts: &[usize], root: usize, list: &mut Vec<Mo
     list.extend(rounds(rank, cuts.len() - 1).map(|(_, from)| Move::recv(from, cuts[from]..cuts[from + 1])));
 }
 
-/// Afterwards each holds its range of what `root` has, at the start of its memory.
+/// Afterwards each rank holds its range of the root's data, at the start of its memory.
 pub(super) fn scatter(rank: usize, cuts: &[usize], root: usize, list: &mut Vec<Move>) {
     if rank != root {
         list.push(Move::recv(root, 0..cuts[rank + 1] - cuts[rank]));

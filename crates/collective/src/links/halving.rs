@@ -2,25 +2,26 @@
 //!
 //! Let `p` be the largest power of two that is not above the number of ranks `n`, and `b` the bytes.
 //!
-//! - **Fold.** If `n > p`, the first `2 (n - p)` ranks form neighbouring pairs. The odd one of each pair gives its data to the
-//!   even one and sits out; at the end it is given the result. That leaves `p` *core* ranks, each of which stands for
-//!   one or two neighbouring ranks. Two more rounds and up to `2 b` more bytes.
+//! - **Fold.** If `n > p`, the first `2 (n - p)` ranks form neighbouring pairs. The odd one of each pair sends its data
+//!   to the even one and sits out; at the end it gets the result. That leaves `p` *core* ranks, each of which stands
+//!   for one or two neighbouring ranks. Two more rounds and up to `2 b` more bytes.
 //! - **Halving** (reduce-scatter), `log2 p` rounds. First with the core rank at distance `p / 2`, then `p / 4`, down to 1: two
 //!   partners hold the same block of chunks, each sends the half that the other one is responsible for, and reduces the
 //!   half that it keeps. After the round with distance `d` a core rank holds the reduction of `p / d` core ranks for a
 //!   block of `d` chunks. `b (p - 1) / p` bytes.
 //! - **Doubling** (all-gather), `log2 p` rounds with distances 1, 2, up to `p / 2`: partners send each other all that they
 //!   have. As many bytes again.
-//! - **All-reduce** by halving, then doubling: `2 log2 p` rounds, `2 b (p - 1) / p` bytes. Here a core rank need not end with the
-//!   chunk of its own number, so the rounds go the other way: distance 1 first, with half of the data, up to `p / 2`, and back.
-//!   A core rank is then responsible for the chunk whose number has its bits in the other order. Neighbours are often on one
-//!   core or one host: four ranks on two cores take 55 ms for 64 MiB, and 62 ms with distance 2 first.
+//! - **All-reduce** by halving, then doubling: `2 log2 p` rounds, `2 b (p - 1) / p` bytes. Here a core rank need not
+//!   end with the chunk of its own number, so the rounds go the other way: distance 1 first, with half of the data, up
+//!   to `p / 2`, and back. A core rank is then responsible for the chunk whose number is its own with the bits
+//!   reversed. Neighbours are often on one core or one host: four ranks on two cores take 55 ms for 64 MiB, and 62 ms
+//!   with distance 2 first.
 //! - **All-reduce by exchanging everything** (`Doubling`): `log2 p` rounds, in each of which partners exchange their whole
 //!   data and both reduce them: `b log2 p` bytes. For small data, where only rounds count; and for two ranks, where it
 //!   sends no more than the others.
 //!
-//! Both partners combine in the order of their ranks, so all ranks get the same bits. If a rank dies, its partner of the
-//! current round sees the connection close and tells everybody.
+//! Both partners reduce in the order of their ranks, so all ranks get the same bits. If a rank dies, its partner of the
+//! current round sees the connection close and tells all others.
 
 use std::ops::Range;
 
@@ -43,8 +44,8 @@ impl Core {
         c + c.min(self.pairs)
     }
 
-    /// A core rank's number with its bits in the other order, and the other way round: the chunk that is its own in an
-    /// all-reduce, where the largest halves go between neighbours.
+    /// A core rank's number with its bits reversed: the chunk that it owns in an all-reduce, where the largest halves
+    /// go between neighbours.
     fn turned(&self, c: usize) -> usize {
         (0..self.p.ilog2()).fold(0, |turned, bit| turned << 1 | c >> bit & 1)
     }
@@ -124,7 +125,7 @@ pub(super) fn all_reduce_out(rank: usize, n: usize, cuts: &[usize], list: &mut V
     fold_out(&core, rank, cuts[0]..cuts[core.p], list);
 }
 
-/// How many ranks take part in the halving: into so many chunks the data are cut.
+/// How many ranks take part in the halving, and how many chunks the data are cut into.
 pub(super) fn parts(n: usize) -> usize {
     Core::of(n).p
 }
@@ -142,7 +143,7 @@ pub(super) fn all_reduce_whole(rank: usize, n: usize, bytes: usize, list: &mut V
     fold_out(&core, rank, 0..bytes, list);
 }
 
-/// Those who sit out give their data away; returns the core rank of the others.
+/// Ranks that sit out send their data away; returns the core rank of the others.
 fn fold_in(core: &Core, rank: usize, bytes: Range<usize>, list: &mut Vec<Move>) -> Option<usize> {
     let Some(c) = core.takes_part(rank) else {
         list.push(Move::send(core.rank(core.of_rank(rank)), bytes));
@@ -154,7 +155,7 @@ fn fold_in(core: &Core, rank: usize, bytes: Range<usize>, list: &mut Vec<Move>) 
     Some(c)
 }
 
-/// Those who sat out are given the result.
+/// Ranks that sat out get the result.
 fn fold_out(core: &Core, rank: usize, bytes: Range<usize>, list: &mut Vec<Move>) {
     let c = core.of_rank(rank);
     if core.rank(c) != rank {

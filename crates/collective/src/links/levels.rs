@@ -9,13 +9,13 @@
 //! - **All-gather**: inside, the ranges of a host are gathered; between, the leaders all-gather by host; inside, the leader
 //!   broadcasts the whole.
 //! - **Broadcast**: inside the root's host, then between leaders, then inside the other hosts.
-//! - **Barrier**: all come to their leader, the leaders meet, the leaders let theirs go.
+//! - **Barrier**: ranks report to their leader, the leaders meet, and then release their ranks.
 //!
-//! Which level is what is open: any [`Level`] inside (shared memory, or links), any between. Reduction inside and between
+//! Any [`Level`] can be inside (shared memory or links), and any between. Reduction inside and between
 //! is deterministic if the levels are; all ranks get the leader's bits, and all leaders the same ones.
 //!
-//! If a rank dies, its host's ranks learn it from the inner level and the leader tells the other leaders; if a leader
-//! dies, its peers between hosts see that too, and each tells its host.
+//! If a rank dies, its host's ranks learn of it from the inner level and the leader tells the other leaders; if a
+//! leader dies, the other leaders see that too, and each tells its host.
 
 use polyreme_net::Report;
 
@@ -32,24 +32,24 @@ pub trait Level {
     fn size(&self) -> usize;
     /// Every rank gets the reduction of all.
     fn all_reduce<T: Element>(&mut self, data: &mut [T], reduce: Reduce) -> Result<(), Report>;
-    /// The first rank gets the reduction of all; what the others hold is not said.
+    /// The first rank gets the reduction of all; the others' data are unspecified.
     fn reduce_to_first<T: Element>(&mut self, data: &mut [T], reduce: Reduce) -> Result<(), Report> {
         self.all_reduce(data, reduce)
     }
-    /// Each gets the reduction of its range.
+    /// Each rank gets the reduction of its range.
     fn reduce_scatter<T: Element>(
         &mut self,
         data: &mut [T],
         cuts: &Cuts,
         reduce: Reduce,
     ) -> Result<(), Report>;
-    /// Everybody gets the ranges of all.
+    /// Every rank gets the ranges of all.
     fn all_gather<T: Element>(&mut self, data: &mut [T], cuts: &Cuts) -> Result<(), Report>;
-    /// Everybody gets what `root` has.
+    /// Every rank gets the data of `root`.
     fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<(), Report>;
-    /// Everybody waits for everybody.
+    /// All ranks wait for each other.
     fn barrier(&mut self) -> Result<(), Report>;
-    /// Tells the others that this rank ends.
+    /// Tells the others that this rank fails.
     fn fail(&mut self, why: &str);
 }
 
@@ -109,8 +109,8 @@ pub struct TwoLevel<I, B> {
 }
 
 impl<I: Level, B: Level> TwoLevel<I, B> {
-    /// Puts two levels together. `hosts` has the ranks of each host; `inside` is the level of this rank's host, in that order;
-    /// `between` has the hosts as its ranks and is there for the first rank of each host only.
+    /// Combines two levels. `hosts` has the ranks of each host; `inside` is the level of this rank's host, in that
+    /// order; `between` has the hosts as its ranks, and only the first rank of each host has it.
     ///
     /// # Panics
     /// If the levels are not those that `hosts` describes.
@@ -133,7 +133,7 @@ impl<I: Level, B: Level> TwoLevel<I, B> {
         self.hosts.iter().map(Vec::len).sum()
     }
 
-    /// Tells the others that this rank ends with an error.
+    /// Tells the others that this rank fails.
     pub fn fail(&mut self, why: &str) {
         self.inside.fail(why);
         if let Some(between) = &mut self.between {
@@ -148,7 +148,7 @@ impl<I: Level, B: Level> TwoLevel<I, B> {
         self.inside(|inside| inside.broadcast(data, 0))
     }
 
-    /// Each rank gets the reduction of its own range; what the rest of the memory holds is not said.
+    /// Each rank gets the reduction of its own range; the rest of the memory is unspecified.
     pub fn reduce_scatter<T: Element>(
         &mut self,
         data: &mut [T],
@@ -165,7 +165,7 @@ impl<I: Level, B: Level> TwoLevel<I, B> {
     /// Every rank gets the ranges of all.
     pub fn all_gather<T: Element>(&mut self, data: &mut [T], cuts: &Cuts) -> Result<(), Report> {
         let Some(by_host) = self.by_host(cuts) else {
-            // Ranges of a host that do not lie together: one after the other.
+            // Ranges of a host that are not contiguous go one after the other.
             for rank in 0..self.size() {
                 self.broadcast(&mut data[cuts[rank]..cuts[rank + 1]], rank)?;
             }
@@ -178,7 +178,7 @@ impl<I: Level, B: Level> TwoLevel<I, B> {
         self.inside(|inside| inside.broadcast(data, 0))
     }
 
-    /// Every rank gets what `root` has.
+    /// Every rank gets the data of `root`.
     pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<(), Report> {
         let host = self.hosts.iter().position(|ranks| ranks.contains(&root)).expect("the root is a rank");
         let place = self.hosts[host].iter().position(|r| *r == root).expect("its host has it");
@@ -199,7 +199,7 @@ impl<I: Level, B: Level> TwoLevel<I, B> {
         self.inside(I::barrier)
     }
 
-    /// Cuts by host, if each host's ranges lie together and in the order of hosts.
+    /// Cuts by host, if each host's ranges are contiguous and in the order of hosts.
     fn by_host(&self, cuts: &Cuts) -> Option<Cuts> {
         let in_order = self.hosts.iter().flatten().copied().eq(0..self.size());
         let ends = self.hosts.iter().scan(0, |rank, ranks| {

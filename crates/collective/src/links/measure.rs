@@ -1,4 +1,4 @@
-//! What messages, bytes and reductions cost between the ranks of a group, measured by doing it.
+//! Measures what messages, bytes and reductions cost between the ranks of a group.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,15 +10,15 @@ use super::choose::{Algorithm, Costs};
 use super::{Linked, combine};
 use crate::element::{DType, Reduce};
 
-/// Small messages at once, to tell what each costs from what the way costs.
+/// Small messages in flight at once, to separate the cost per message from the latency.
 const SMALL: usize = 16;
 const SMALL_BYTES: usize = 64;
 
 /// Long enough to fill a fast link, and a tenth of a second on one of 100 Mbit/s.
 const LONG_BYTES: usize = 1 << 20;
 
-/// Measures, and agrees with all ranks on the result: the slowest pair counts. All ranks call it at the same time. Takes
-/// some milliseconds on a fast network. The costs are set.
+/// Measures, and agrees with all ranks on the result: the slowest pair decides. All ranks call it at the same time.
+/// Takes some milliseconds on a fast network. The costs are set.
 pub fn measure(linked: &mut Linked) -> Result<Costs, Report> {
     if linked.size() == 1 {
         return Ok(*linked.costs());
@@ -40,7 +40,7 @@ pub fn measure(linked: &mut Linked) -> Result<Costs, Report> {
     }
     let reduce_bytes_per_us = into.len() as f64 / reducing.max(0.1);
 
-    // As costs per unit all of them are the larger the worse.
+    // As costs per unit, so that for all of them larger is worse.
     let mut worst = [latency_us, message_us, 1.0 / bytes_per_us, 1.0 / reduce_bytes_per_us];
     linked.set_algorithm(Some(Algorithm::Tree));
     let agreed = linked.all_reduce(&mut worst, Reduce::Max);
@@ -56,7 +56,8 @@ pub fn measure(linked: &mut Linked) -> Result<Costs, Report> {
     Ok(costs)
 }
 
-/// Everybody sends so many messages to the next rank and receives as many from the one before: the shortest time.
+/// Every rank sends `messages` messages to the next rank and receives as many from the previous one; returns the
+/// shortest time.
 fn around(linked: &mut Linked, messages: usize, bytes: usize, times: usize) -> Result<f64, Report> {
     let (rank, n) = (linked.rank(), linked.size());
     let mut list = Vec::new();

@@ -1,13 +1,13 @@
-//! Collectives over links: ranks that can only send each other bytes.
+//! Collectives over links, that is, by sending bytes.
 //!
-//! An algorithm is a function that writes down what a rank sends and receives ([`polyreme_net::Moves`]); the links run it. So the
-//! files of the algorithms have neither sockets nor loops over bytes, and what they say of rounds and bytes can be
-//! counted.
+//! An algorithm is a function that writes down what a rank sends and receives ([`polyreme_net::Moves`]); the links run
+//! it. So the files of the algorithms have neither sockets nor loops over bytes, and what they state about rounds and
+//! bytes can be checked.
 //!
 //! # Layout
 //! - [`ring`], [`halving`], [`tree`], [`direct`], [`barrier`]: the algorithms. `docs/algorithms.md` has a row for each.
-//! - [`choose`](mod@choose): which one is taken. [`measure`](mod@measure): what things cost here.
-//! - [`peers`](mod@peers): who talks with whom in them.
+//! - [`choose`](mod@choose): which one is used. [`measure`](mod@measure): what communication costs here.
+//! - [`peers`](mod@peers): which ranks talk with each other in them.
 //! - [`levels`]: inside hosts, then between them.
 //! - `plan`: operations as moves. `combine`: reducing bytes. `bytes`: elements as bytes.
 
@@ -38,19 +38,19 @@ use crate::element::{DType, Element, Reduce};
 use crate::work::{Cuts, Work, digest};
 use plan::{Key, Plans};
 
-/// One rank's end of a group that is held together by links. Every rank calls the same operations in the same order.
+/// One rank's end of a group connected by links. Every rank calls the same operations in the same order.
 ///
-/// Cuts that do not fit the data, a root that is no rank and a range of the wrong length are mistakes of the caller: they
-/// panic, before anything is sent.
+/// Cuts that do not fit the data, a root that is not a rank and a range of the wrong length are bugs of the caller:
+/// they panic before anything is sent.
 pub struct Linked {
     links: Links,
     step: u64,
     costs: Costs,
     forced: Option<Algorithm>,
     plans: Plans,
-    /// Operations of the whole group, counted round.
+    /// The number of the group's next operation, modulo 256.
     turn: u8,
-    /// What the message says that is sent or received.
+    /// The number of the message that is sent or received.
     message: u16,
 }
 
@@ -78,12 +78,12 @@ impl Linked {
         self.links.size()
     }
 
-    /// What reports call this rank, and its host.
+    /// This rank's number in reports, and its host.
     pub fn name(&self) -> (usize, String) {
         self.links.name()
     }
 
-    /// What ends this rank's waits.
+    /// The alarm that ends this rank's waits.
     pub fn alarm(&self) -> Alarm {
         self.links.alarm().clone()
     }
@@ -93,27 +93,27 @@ impl Linked {
         &mut self.links
     }
 
-    /// Says which step the next operations belong to. All ranks say the same.
+    /// Says which step the next operations belong to. All ranks must set the same.
     pub fn set_step(&mut self, step: u64) {
         self.step = step;
     }
 
-    /// Sets what algorithms are chosen by. All ranks set the same.
+    /// Sets the costs by which algorithms are chosen. All ranks must set the same.
     pub fn set_costs(&mut self, costs: Costs) {
         self.costs = costs;
     }
 
-    /// What algorithms are chosen by.
+    /// The costs by which algorithms are chosen.
     pub fn costs(&self) -> &Costs {
         &self.costs
     }
 
-    /// Takes this algorithm wherever an operation has it. All ranks set the same.
+    /// Uses this algorithm wherever an operation has it. All ranks must set the same.
     pub fn set_algorithm(&mut self, algorithm: Option<Algorithm>) {
         self.forced = algorithm;
     }
 
-    /// Tells the others that this rank ends with an error: their waits end with a report that says so.
+    /// Tells the others that this rank fails: their waits end with a report that says so.
     pub fn fail(&mut self, why: &str) {
         let (rank, host) = self.links.name();
         let cause = Cause::Failed { why: why.into() };
@@ -131,13 +131,13 @@ impl Linked {
         self.all_reduce_bytes(bytes::of_mut(data), T::DTYPE, reduce)
     }
 
-    /// The root gets the reduction of all; what the others' memory holds is not said.
+    /// The root gets the reduction of all; the others' memory is unspecified.
     pub fn reduce<T: Element>(&mut self, data: &mut [T], reduce: Reduce, root: usize) -> Result<(), Report> {
         let key = self.key(FrameOp::Reduce, T::DTYPE, data.len(), root, None);
         self.run(key, T::DTYPE, &[], bytes::of_mut(data), reduce)
     }
 
-    /// Each rank gets the reduction of its own range; what the rest of the memory holds is not said.
+    /// Each rank gets the reduction of its own range; the rest of the memory is unspecified.
     pub fn reduce_scatter<T: Element>(
         &mut self,
         data: &mut [T],
@@ -152,7 +152,7 @@ impl Linked {
         self.all_gather_bytes(bytes::of_mut(data), T::DTYPE, cuts)
     }
 
-    /// Every rank gets what `root` has.
+    /// Every rank gets the data of `root`.
     pub fn broadcast<T: Element>(&mut self, data: &mut [T], root: usize) -> Result<(), Report> {
         self.broadcast_bytes(bytes::of_mut(data), T::DTYPE, root)
     }
@@ -180,8 +180,8 @@ impl Linked {
         self.scatter_bytes(bytes::of_mut(mine), bytes::of(from.unwrap_or(&[])), T::DTYPE, cuts, root)
     }
 
-    /// Each rank gets a range of each: rank `r` gets `send_cuts[r]..` of this one's `send`, and what rank `r` sends comes to
-    /// `recv_cuts[r]..` of `recv`.
+    /// Each rank gets a range from every other: rank `r` gets `send_cuts[r]..` of this one's `send`, and what rank `r`
+    /// sends goes to `recv_cuts[r]..` of `recv`.
     pub fn all_to_all<T: Element>(
         &mut self,
         send: &[T],
@@ -202,10 +202,10 @@ impl Linked {
         self.recv_bytes(from, 0, bytes::of_mut(data), T::DTYPE)
     }
 
-    /// Does what is described by addresses.
+    /// Runs an operation that is described by addresses.
     ///
     /// # Safety
-    /// The memory is there, and nobody else touches it, until this returns.
+    /// The memory is valid and nothing else accesses it until this returns.
     pub unsafe fn work(&mut self, work: &Work) -> Result<(), Report> {
         // SAFETY: the caller's promise is what `of_span` asks for.
         let bytes = |span| unsafe { bytes::of_span(span) };
@@ -269,7 +269,7 @@ impl Linked {
     ) -> Result<(), Report> {
         let key = self.key(FrameOp::Gather, dtype, cuts[cuts.len() - 1], root, Some(cuts));
         let own = self.own(cuts, dtype);
-        assert_eq!(mine.len(), own.len(), "a rank gives its own range");
+        assert_eq!(mine.len(), own.len(), "a rank sends its own range");
         if self.rank() == root {
             into[own].copy_from_slice(mine);
         }
@@ -303,7 +303,7 @@ impl Linked {
     ) -> Result<(), Report> {
         check_cuts(recv_cuts, self.size(), recv.len() / dtype.bytes());
         check_cuts(send_cuts, self.size(), send.len() / dtype.bytes());
-        // How much goes from whom to whom only those two know.
+        // Only the two ranks of a pair know how much goes between them.
         let mut key = self.key(FrameOp::AllToAll, dtype, 0, 0, None);
         (key.cuts, key.received) = (Some(send_cuts.clone()), Some(recv_cuts.clone()));
         recv[self.own(recv_cuts, dtype)].copy_from_slice(&send[self.own(send_cuts, dtype)]);
@@ -317,7 +317,7 @@ impl Linked {
         data: &[u8],
         dtype: DType,
     ) -> Result<(), Report> {
-        assert_ne!(to, self.rank(), "the other rank is another one");
+        assert_ne!(to, self.rank(), "the peer is another rank");
         self.message = tag;
         let key = self.key(FrameOp::Send, dtype, data.len() / dtype.bytes(), to, None);
         self.run(key, dtype, data, &mut [], Reduce::Sum)
@@ -330,7 +330,7 @@ impl Linked {
         data: &mut [u8],
         dtype: DType,
     ) -> Result<(), Report> {
-        assert_ne!(from, self.rank(), "the other rank is another one");
+        assert_ne!(from, self.rank(), "the peer is another rank");
         self.message = tag;
         let mut key = self.key(FrameOp::Send, dtype, data.len() / dtype.bytes(), from, None);
         key.receives = true;
@@ -355,8 +355,8 @@ impl Linked {
         Key { cuts: cuts.cloned(), ..key }
     }
 
-    /// What all ranks must mean alike by their next operation. What is between two of them is counted by nobody else: a send,
-    /// whose other end has another root, and the cuts of an all-to-all.
+    /// What all ranks must agree on for their next operation. What concerns only two of them is left out: a send, whose
+    /// other end has another root, and the cuts of an all-to-all.
     fn terms(&mut self, key: &Key, reduce: Reduce) -> Terms {
         if key.op == FrameOp::Send {
             return Terms { cuts: self.message, ..Terms::default() };
@@ -366,7 +366,7 @@ impl Linked {
         Terms {
             reducer: reduce as u8,
             algorithm: key.algorithm as u8,
-            // Only compared: the lower part is enough.
+            // It is only compared, so the lower half is enough.
             root: key.root as u16,
             cuts: cuts.map_or(0, digest) as u16,
             turn: self.turn,

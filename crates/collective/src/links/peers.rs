@@ -1,7 +1,8 @@
-//! With whom a rank talks in the usual operations of a group: what is worth connecting and checking before the first of them.
+//! The ranks that a rank talks with in the usual operations of a group: worth connecting and checking before the first
+//! of them.
 //!
-//! Rings, halving, trees of any root and barriers turn to ranks at distances that are powers of two, or one: of `n` ranks at
-//! most `3 log2 n`. Other pairs talk only if they send to each other, or if an operation goes from each to each, and are
+//! Rings, halving, trees of any root and barriers turn to ranks at distances that are powers of two, or one: of `n`
+//! ranks at most `3 log2 n`. Other pairs talk only if they send messages to each other or in an all-to-all, and are
 //! connected then.
 
 use polyreme_net::frame::FrameOp;
@@ -9,7 +10,7 @@ use polyreme_net::frame::FrameOp;
 use super::choose::{Algorithm, candidates};
 use super::plan::{Key, plan};
 
-/// Those with whom a rank of a group of `n` talks, in order. Whoever is in the list of another has that one in its own list.
+/// The ranks that a rank of a group of `n` talks with, in order. The relation is symmetric.
 pub fn peers(rank: usize, n: usize) -> Vec<usize> {
     let barrier = Key::new(FrameOp::Barrier, Algorithm::Doubling, 0, 1, 0);
     let usual = candidates(FrameOp::AllReduce).iter().filter(|algorithm| **algorithm != Algorithm::Direct);
@@ -40,7 +41,7 @@ mod tests {
         }
     }
 
-    /// Trees and chains of any root, and what is cut by rank, need nobody else.
+    /// Trees and chains of any root, and operations with cuts, need no other pairs.
     #[test]
     fn no_usual_operation_talks_with_others() {
         let ops = [

@@ -9,7 +9,7 @@ use super::choose::Algorithm;
 use super::{barrier, direct, halving, ring, tree};
 use crate::work::Cuts;
 
-/// More plans than a step has operations; the oldest ones make room.
+/// More plans than a step has operations; the oldest ones are dropped.
 const PLANS_MAX: usize = 256;
 
 /// Bytes of a block of an all-reduce. CPU time of 23 all-reduces of 64 MiB over loopback on two cores, with blocks of 2, 4 and
@@ -28,9 +28,9 @@ pub(super) struct Key {
     pub(super) element_bytes: usize,
     /// The root, or the other rank.
     pub(super) root: usize,
-    /// Of the two of a send and receive: whether this is the one that receives.
+    /// For a send and receive: whether this rank receives.
     pub(super) receives: bool,
-    /// Whose is what; the second ones of an all-to-all are about what is received.
+    /// Which elements belong to which rank; the second cuts of an all-to-all are those of what is received.
     pub(super) cuts: Option<Cuts>,
     pub(super) received: Option<Cuts>,
 }
@@ -60,11 +60,11 @@ impl Plans {
         let at = self.kept.iter().position(|(k, _)| k == key).unwrap_or_else(|| {
             let moves = Moves::new(plan(rank, ranks, key));
             let moves = match (key.op, key.algorithm) {
-                // Two ranks that both send before they receive rely on a send that ends when the socket has it.
+                // Two ranks that both send before they receive rely on sends that end once the socket has the data.
                 (FrameOp::Send, _) => moves,
                 // It sends what it also reduces.
                 (FrameOp::AllReduce, Algorithm::Doubling) => moves.lending(false),
-                // Who gets a result gets it from ranks that have all of what it gave.
+                // A rank gets results from ranks that have received all of its data.
                 (FrameOp::AllReduce, _) => moves.lending(true),
                 _ => moves.lending(false),
             };
@@ -82,7 +82,7 @@ impl Plans {
     }
 }
 
-/// What a rank does in an operation.
+/// The moves of a rank in an operation.
 pub(super) fn plan(rank: usize, n: usize, key: &Key) -> Vec<Move> {
     use Algorithm::*;
     let list = &mut Vec::new();
@@ -147,14 +147,14 @@ pub(super) fn plan(rank: usize, n: usize, key: &Key) -> Vec<Move> {
     std::mem::take(list)
 }
 
-/// How many blocks an all-reduce of so many bytes is done in.
+/// How many blocks an all-reduce of this many bytes has.
 pub(super) fn n_blocks(bytes: usize) -> usize {
     bytes.div_ceil(BLOCK_BYTES).clamp(1, BLOCKS_MAX)
 }
 
-/// An all-reduce block by block: each is reduced and scattered (`first`), then gathered (`second`), and of every two the
-/// next one is reduced before the one before is gathered. So what is gathered was reduced a short while ago and is still
-/// in the caches, and nobody waits for the end of one block before it begins the next.
+/// An all-reduce block by block: each is reduced and scattered (`first`), then gathered (`second`), and each block is
+/// gathered only after the next one is reduced. So what is gathered was reduced a short while ago and is still in
+/// cache, and no rank waits for the end of one block before it begins the next.
 fn in_blocks(
     cuts: &[Vec<usize>],
     list: &mut Vec<Move>,
@@ -172,7 +172,7 @@ fn in_blocks(
     }
 }
 
-/// Where part `r` of so many even parts starts.
+/// Where part `r` of `parts` even parts starts.
 fn share(count: usize, r: usize, parts: usize) -> usize {
     count / parts * r + (count % parts).min(r)
 }

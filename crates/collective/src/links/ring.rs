@@ -2,22 +2,22 @@
 //!
 //! The data are cut into a chunk per rank. With `n` ranks and `b` bytes:
 //!
-//! - **Reduce-scatter**, `n - 1` rounds. In round `k` (from 1) rank `r` sends chunk `r - k` and adds what it receives to its
-//!   chunk `r - k - 1`. So chunk `c` starts at rank `c + 1`, visits everybody once, and ends, complete, at rank `c`.
-//!   After round `k` the chunk that a rank has just received holds the reduction of `k + 1` ranks. Each rank sends
+//! - **Reduce-scatter**, `n - 1` rounds. In round `k` (from 1) rank `r` sends chunk `r - k` and adds what it receives
+//!   to its chunk `r - k - 1`. So chunk `c` starts at rank `c + 1`, visits every rank once, and ends, complete, at rank
+//!   `c`. After round `k` the chunk that a rank has just received holds the reduction of `k + 1` ranks. Each rank sends
 //!   `b (n - 1) / n` bytes.
-//! - **All-gather**, `n - 1` rounds. In round `k` (from 0) rank `r` sends chunk `r - k`, which is complete, and receives chunk
-//!   `r - k - 1` into its place. As many bytes again.
+//! - **All-gather**, `n - 1` rounds. In round `k` (from 0) rank `r` sends chunk `r - k`, which is complete, and
+//!   receives chunk `r - k - 1` in place. As many bytes again.
 //! - **All-reduce** is one after the other: `2 (n - 1)` rounds, `2 b (n - 1) / n` bytes per rank, which is the least that is
 //!   possible; each chunk is reduced along one path, so all ranks get the same bits.
-//! - **Broadcast and reduce** along the chain: from the root on (or towards it), everybody passes on what it got. Each rank
-//!   sends `b` bytes.
+//! - **Broadcast and reduce** along the chain: from the root on (or towards it), every rank passes on what it got. Each
+//!   rank sends `b` bytes.
 //!
-//! Rounds are not barriers: a chunk travels in segments, and a segment is sent on as soon as it was received and reduced.
-//! So the wire stays busy while ranks compute, and a long line costs its latency once per lap, not once per chunk.
+//! Rounds are not barriers: a chunk travels in segments, and a segment is sent on as soon as it was received and
+//! reduced. So the network stays busy while ranks compute, and a high latency is paid once per lap, not once per chunk.
 //!
-//! The ring wants bandwidth and has many rounds: it is for large data. If a rank dies, its successor sees a closed
-//! connection and its predecessor cannot send; both tell everybody.
+//! The ring is bandwidth-optimal and has many rounds: it is for large data. If a rank dies, its successor sees a closed
+//! connection and its predecessor cannot send; both tell all others.
 
 use polyreme_net::Move;
 

@@ -1,4 +1,4 @@
-//! Real connections between threads: every algorithm, many ranks and lengths, against what can be worked out by hand.
+//! Real connections between threads: every algorithm, many ranks and lengths, against closed forms.
 
 use std::fmt::Debug;
 use std::thread;
@@ -26,12 +26,12 @@ pub(crate) fn on_all<R: Send>(ranks: usize, run: impl Fn(&mut Linked) -> R + Syn
     })
 }
 
-/// What rank `r` has at place `i`: sums over 16 ranks fit every type exactly.
+/// Element `i` of rank `r`: sums over 16 ranks are exact in every type.
 fn value(r: usize, i: usize) -> u8 {
     ((7 * r + 3 * i) % 8) as u8
 }
 
-/// What all together have at place `i`.
+/// The reduction of all elements `i`.
 fn reduced(n: usize, i: usize, reduce: Reduce) -> u8 {
     let values = (0..n).map(|r| value(r, i));
     match reduce {
@@ -129,8 +129,8 @@ fn large_data_go_in_blocks() {
     }
 }
 
-/// Large data are lent to the other ranks of this host: they may be changed as soon as a call has ended, and by no algorithm
-/// does a rank overwrite what another one still reads.
+/// Large data are lent to the other ranks of this host: they may be changed as soon as a call has ended, and no
+/// algorithm lets a rank overwrite what another one still reads.
 #[test]
 fn large_data_are_free_after_each_call() {
     for (n, count) in [(2, 1_500_007), (3, 2_000_003), (4, 2_500_001), (6, 1_300_021)] {
@@ -187,7 +187,7 @@ fn check_moving(linked: &mut Linked, count: usize) {
     }
     linked.set_algorithm(None);
 
-    // Rank a sends rank b a piece of (a + 2 b) % 5 elements.
+    // Rank a sends rank b (a + 2 b) % 5 elements.
     let piece = |a: usize, b: usize| if count == 0 { 0 } else { (a + 2 * b) % 5 * count.div_ceil(100) };
     let pile = |lengths: Vec<usize>| -> Cuts {
         let ends = lengths.iter().scan(0, |end, length| {
@@ -251,7 +251,7 @@ fn all_ranks_get_the_same_bits() {
     }
 }
 
-/// Nobody leaves a barrier before everybody came.
+/// No rank leaves a barrier before all have entered.
 #[test]
 fn a_barrier_holds_everybody() {
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -288,7 +288,7 @@ fn a_rank_that_is_lost_is_named() {
     }
 }
 
-/// One rank does something else than the others.
+/// One rank calls another operation than the others.
 #[test]
 fn a_rank_that_disagrees_is_found() {
     type Other = fn(&mut Linked) -> Result<(), Report>;
@@ -314,14 +314,14 @@ fn a_rank_that_disagrees_is_found() {
     }
 }
 
-/// Ranks that mean different things by the same operation, of the same length: they would sum wrongly, or take for one
-/// operation's data what belongs to another.
+/// Ranks that disagree on an operation of the same name and length: they would compute wrong sums, or mix up the data
+/// of two operations.
 #[test]
 fn ranks_that_mean_another_reducer_root_cuts_or_algorithm_are_told_so() {
     type Call = fn(&mut Linked, usize) -> Result<(), Report>;
     let rows: [(&str, Call); 4] = [
         ("reducer 1", |linked, odd| linked.all_reduce(&mut [1.0f32; 100], [Reduce::Sum, Reduce::Max][odd])),
-        // Both give, and neither takes: it is found by what comes next.
+        // Both send and neither receives: it is found by what comes next.
         ("it is in broadcast", |linked, odd| {
             linked.broadcast(&mut [1.0f32; 100], odd)?;
             linked.broadcast(&mut [1.0f32; 100], 0)?;
@@ -345,7 +345,7 @@ fn ranks_that_mean_another_reducer_root_cuts_or_algorithm_are_told_so() {
     }
 }
 
-/// Two ranks that send first and receive then: what the sockets hold goes well, and more is reported by both.
+/// Two ranks that both send first: messages that fit into the sockets work, and longer ones are reported by both.
 #[test]
 fn two_ranks_that_send_to_each_other_are_told_so() {
     let both = std::sync::Barrier::new(2);
@@ -360,7 +360,7 @@ fn two_ranks_that_send_to_each_other_are_told_so() {
         };
         exchange(1000).unwrap();
         let end = exchange(100 << 20);
-        // Each finds it by itself, and not by the end of the other.
+        // Each finds it on its own, and not by the end of the other.
         both.wait();
         end.unwrap_err().to_string()
     });

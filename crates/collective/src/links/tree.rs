@@ -3,15 +3,15 @@
 //! Ranks are counted from the root: `v = rank - root`, modulo `n`. The parent of `v` is `v` without its lowest set bit, and the
 //! children of `v` are `v + 1`, `v + 2`, `v + 4` and so on, below that bit. With `b` bytes and `h = ceil(log2 n)`:
 //!
-//! - **Broadcast**, `h` rounds: the root sends to its largest subtree first; whoever has the data sends on. After round `k`
-//!   `2^k` ranks have them. The root sends `h b` bytes, a leaf none.
-//! - **Reduce**, `h` rounds the other way: smallest subtree first, in that order always, so that the same data give the same
-//!   bits in every run. After round `k` the data of `2^k` neighbouring ranks are in one of them. Everybody but the root
-//!   sends `b` bytes.
+//! - **Broadcast**, `h` rounds: the root sends to its largest subtree first; ranks that have the data send them on.
+//!   After round `k`, `2^k` ranks have them. The root sends `h b` bytes, a leaf none.
+//! - **Reduce**, `h` rounds the other way: always smallest subtree first, so that the same data give the same bits in
+//!   every run. After round `k` the data of `2^k` neighbouring ranks are in one of them. Every rank but the root sends
+//!   `b` bytes.
 //! - **All-reduce** is a reduce to rank 0 and a broadcast from it: `2 h` rounds. All ranks get rank 0's bits.
 //!
-//! Long data go through in segments: a rank sends on what has arrived. If a rank dies, its parent and its children see a
-//! closed connection and tell everybody.
+//! Long data go through in segments: a rank sends on what has arrived. If a rank dies, its parent and its children see
+//! a closed connection and tell all others.
 
 use polyreme_net::Move;
 

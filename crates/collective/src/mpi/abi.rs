@@ -11,7 +11,7 @@ use polyreme_net::environment::MpiFamily;
 use super::dl::Library;
 use crate::element::{DType, Reduce};
 
-/// How a library is called.
+/// The binary interface of a library.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Abi {
     /// OpenMPI's.
@@ -23,7 +23,7 @@ pub enum Abi {
 }
 
 impl Abi {
-    /// What it is called.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Abi::OpenMpi => "OpenMPI's ABI",
@@ -60,7 +60,7 @@ impl Abi {
 /// Room for any text that a library writes: version texts of MPICH and of the standard are the longest, 8192.
 pub(super) const TEXT_BYTES_MAX: usize = 8192;
 
-/// Who made a library, by what it says of its version.
+/// The family of a library, from its version text.
 pub(super) fn family_of(version: &str) -> MpiFamily {
     match version.trim_start().starts_with("Open MPI") {
         true => MpiFamily::OpenMpi,
@@ -117,12 +117,12 @@ impl Handle for c_int {
 }
 
 /// A handle of OpenMPI, or of the standard's interface: the address of an object, or a small number in its place. It is
-/// only ever handed back to the library.
+/// only ever passed back to the library.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(super) struct Pointer(*mut c_void);
 
-// SAFETY: it is never followed here; the library that gave it takes it from any thread.
+// SAFETY: it is never dereferenced here; the library that gave it accepts it from any thread.
 unsafe impl Send for Pointer {}
 // SAFETY: as above.
 unsafe impl Sync for Pointer {}

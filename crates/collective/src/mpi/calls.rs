@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use super::dl::Library;
 
-/// An operator of the caller: elements, where they are combined into, how many, their type.
+/// A user-defined operator: elements, the elements they are reduced into, how many, their type.
 pub(super) type Reducer = extern "C" fn(*const c_void, *mut c_void, *const c_int, *const c_void);
 
 /// Declares a table of functions and how it is read from a library: each returns MPI's error code, 0 for success.

@@ -1,11 +1,11 @@
-//! Libraries that are loaded while the program runs.
+//! Libraries that are loaded at run time.
 
 use std::ffi::{CStr, CString, OsStr, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
-/// A loaded library. It stays to the end of the process: MPI libraries leave threads and exit handlers behind.
+/// A loaded library. It stays loaded until the process ends: MPI libraries leave threads and exit handlers behind.
 pub(super) struct Library {
     handle: NonNull<c_void>,
 }
@@ -15,7 +15,7 @@ pub(super) struct Library {
 pub(super) enum NotLoaded {
     /// There is none of this name.
     Absent,
-    /// It is there, and something is wrong with it, or with what it needs itself.
+    /// It exists, but it or one of its dependencies cannot be loaded.
     Broken(String),
 }
 

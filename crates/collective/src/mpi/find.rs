@@ -1,8 +1,8 @@
 //! Finding the MPI library that belongs to the launcher that started this process.
 //!
-//! Libraries that lie beside the launcher come first, then those that the system's loader finds. Each is asked what it is
-//! before it starts: one of another family is passed over, because it would not find the launcher's other ranks and make
-//! a world of one rank each.
+//! Libraries beside the launcher come first, then those that the system's loader finds. Each is asked for its version
+//! before it is started: one of another family is skipped, because it would not find the launcher's other ranks and
+//! would start a world of one rank each.
 
 use std::ffi::{c_char, c_int};
 use std::fmt;
@@ -13,10 +13,10 @@ use polyreme_net::environment::MpiFamily;
 use super::abi::{Abi, TEXT_BYTES_MAX, family_of};
 use super::dl::{Library, NotLoaded, file_of};
 
-/// The standard's interface, whoever made the library.
+/// Libraries with the standard's interface, of any family.
 const STANDARD: [&str; 2] = ["libmpi_abi.so.1", "libmpi_abi.so"];
 
-/// The libraries of a family, as the loader knows them. Debian's MPICH has a name of its own.
+/// The libraries of a family, as the loader knows them. Debian's MPICH has another name.
 fn names(family: MpiFamily) -> &'static [&'static str] {
     match family {
         MpiFamily::OpenMpi => &["libmpi.so.40", "libmpi.so"],
@@ -31,18 +31,18 @@ pub struct Search {
     pub families: Vec<MpiFamily>,
     /// Folders of libraries that belong to the launcher.
     pub folders: Vec<PathBuf>,
-    /// The library that the user names; no other is tried, and its family is not looked at.
+    /// The library that the user names; no other is tried, and its family is not checked.
     pub named: Option<PathBuf>,
 }
 
 /// A library that can be started.
 pub struct MpiLibrary {
     pub(super) library: Library,
-    /// How it is called.
+    /// Its binary interface.
     pub abi: Abi,
     /// Its file.
     pub path: PathBuf,
-    /// What it says of itself, on one line.
+    /// Its version text, on one line.
     pub version: String,
 }
 
@@ -50,11 +50,11 @@ pub struct MpiLibrary {
 #[derive(Debug)]
 pub struct NotFound {
     search: Search,
-    /// Libraries that are there and do not do, and why.
+    /// Libraries that exist but are unsuitable, and why.
     unfit: Vec<String>,
 }
 
-/// Looks for a library. It is loaded, and not yet started.
+/// Finds and loads a library; it is not started yet.
 pub fn find(search: &Search) -> Result<MpiLibrary, NotFound> {
     let mut unfit = Vec::new();
     let mut attempt = |name: &Path, family: Option<MpiFamily>| match open(name, family) {
@@ -88,7 +88,7 @@ fn candidates(search: &Search) -> Vec<(PathBuf, MpiFamily)> {
     all
 }
 
-/// Loads a library and asks it what it is; it must be of `family`, if that is said.
+/// Loads a library and asks for its version; it must be of `family`, if given.
 fn open(name: &Path, family: Option<MpiFamily>) -> Result<MpiLibrary, NotLoaded> {
     let library = Library::open(name)?;
     let shown = name.display();
@@ -117,7 +117,7 @@ fn open(name: &Path, family: Option<MpiFamily>) -> Result<MpiLibrary, NotLoaded>
     Ok(MpiLibrary { library, abi, path, version })
 }
 
-/// How a library is called. One with the standard's interface says so; in others the same function says -1.
+/// The binary interface of a library. One with the standard's says so; in others the same function returns -1.
 fn abi_of(library: &Library, version: &str) -> Abi {
     if let Some(symbol) = library.symbol(c"MPI_Abi_get_version") {
         let (mut major, mut minor): (c_int, c_int) = (-1, -1);

@@ -1,9 +1,9 @@
 //! One rank's end of an MPI communicator: each operation as MPI's own call.
 //!
-//! A rank that is in one communicator only makes blocking calls. Once it was split, its communicators have a thread each, and
-//! MPI allows one call at a time: a blocking call would keep the others waiting that its own end may depend on. So from then on
-//! operations are started, and asked after until they are done, with the turn given away in between; what has arrived for any
-//! communicator gets on whenever any of them asks. All ranks of a communicator know whether it was split, as they have to: a
+//! A rank that is in one communicator only makes blocking calls. Once it was split, its communicators have a thread
+//! each, and MPI allows one call at a time: a blocking call would hold up the others, on which it may itself depend. So
+//! from then on operations are started and polled until they are done, releasing the lock in between; all communicators
+//! make progress whenever one of them polls. All ranks of a communicator know whether it was split, as they have to: a
 //! blocking call of one does not match a started one of another.
 
 use std::collections::HashMap;
@@ -18,22 +18,22 @@ use crate::work::{Span, Work};
 /// Elements of one call of MPI, which counts in 32 bits.
 const COUNT_MAX: usize = 1 << 30;
 
-/// One rank's end. A communicator that was made by [`MpiGroup::split`] is left to the end of MPI: to free it is an operation of all its
-/// ranks, and they may be done with it at different times.
+/// One rank's end. A communicator that was made by [`MpiGroup::split`] is kept until MPI ends: freeing it is a
+/// collective operation, and its ranks may be done with it at different times.
 pub(super) struct MpiGroup<H: Handle> {
     runtime: Arc<Runtime<H>>,
     comm: H,
     pub(super) rank: usize,
     pub(super) size: usize,
-    /// What the job calls this rank.
+    /// This rank's number in the job.
     pub(super) name: usize,
-    /// Whether other communicators of this rank may be at work.
+    /// Whether other communicators of this rank may be active.
     beside_others: bool,
-    /// Where this rank's part of a reduction is made.
+    /// Where this rank's part of a reduction is computed.
     own: Vec<u64>,
 }
 
-/// A call as a blocking one, or started and asked after.
+/// Makes a call blocking, or starts and polls it.
 macro_rules! call {
     ($group:expr, $blocking:ident, $started:ident, $($arg:expr),*) => {{
         let group: &MpiGroup<_> = $group;
@@ -57,7 +57,7 @@ impl<H: Handle> MpiGroup<H> {
     fn of(runtime: Arc<Runtime<H>>, comm: H, names: Option<&[usize]>) -> Result<MpiGroup<H>, String> {
         let (mut rank, mut size) = (0, 0);
         let turn = runtime.turn();
-        // SAFETY: the communicator's handle is the library's own, and out-parameters are there.
+        // SAFETY: the communicator's handle is the library's own, and out-parameters are valid.
         unsafe {
             runtime.check((runtime.calls.rank)(comm, &mut rank))?;
             runtime.check((runtime.calls.size)(comm, &mut size))?;
@@ -68,8 +68,8 @@ impl<H: Handle> MpiGroup<H> {
         Ok(MpiGroup { runtime, comm, rank, size, name, beside_others: names.is_some(), own: Vec::new() })
     }
 
-    /// The ranks that say the same color, in the order of their places. All ranks of the communicator call it, and nothing is on
-    /// its way in any.
+    /// Splits by color; ranks of one color are ordered by `place`. All ranks of the communicator call it, and no
+    /// operation may be pending in any.
     pub(super) fn split(
         &mut self,
         color: usize,
@@ -79,7 +79,7 @@ impl<H: Handle> MpiGroup<H> {
         self.beside_others = true;
         let mut comm = H::UNSET;
         let turn = self.runtime.turn();
-        // SAFETY: the communicator's handle is the library's own, and the out-parameter is there.
+        // SAFETY: the communicator's handle is the library's own, and the out-parameter is valid.
         let code =
             unsafe { (self.runtime.calls.comm_split)(self.comm, color as c_int, place as c_int, &mut comm) };
         drop(turn);
@@ -92,7 +92,7 @@ impl<H: Handle> MpiGroup<H> {
         self.runtime.abort();
     }
 
-    /// Starts something, and asks after it until it is done.
+    /// Starts an operation, and polls it until it is done.
     fn until_done(&self, start: impl FnOnce(*mut H) -> c_int) -> Result<(), String> {
         let mut request = H::UNSET;
         let turn = self.runtime.turn();
@@ -102,17 +102,17 @@ impl<H: Handle> MpiGroup<H> {
         self.runtime.wait(request)
     }
 
-    /// Messages that are started beside operations; only once this was split, as calls block before that.
+    /// Messages beside operations; only after a split, as calls block before that.
     pub(super) fn mail(&self) -> Option<Mail<H>> {
         let mail =
             || Mail { runtime: self.runtime.clone(), comm: self.comm, next: 0, requests: HashMap::new() };
         self.beside_others.then(mail)
     }
 
-    /// Does its part of an operation.
+    /// Runs this rank's part of an operation.
     ///
     /// # Safety
-    /// The memory that `work` names is there, and nobody else touches it meanwhile.
+    /// The memory that `work` names is valid, and nothing else accesses it meanwhile.
     pub(super) unsafe fn run(&mut self, work: &Work) -> Result<(), String> {
         let comm = self.comm;
         let dtype = |span: &Span| self.runtime.dtype(span.dtype);
@@ -205,7 +205,7 @@ impl<H: Handle> MpiGroup<H> {
         if cuts.len() != self.size + 1 || !rising || cuts[self.size] > count {
             return Err(format!("cuts {cuts:?} do not fit {count} elements and {} ranks", self.size));
         }
-        RankRanges::of(cuts).ok_or_else(|| format!("{count} elements are more than MPI counts"))
+        RankRanges::of(cuts).ok_or_else(|| format!("{count} elements are more than MPI can count"))
     }
 }
 
@@ -225,18 +225,17 @@ impl RankRanges {
     }
 }
 
-/// Where a span lies. An empty one of bytes may lie at address 1, as no memory is needed for it, and that means `MPI_IN_PLACE` to
-/// some libraries.
+/// The address of a span. An empty one may have address 1, which means `MPI_IN_PLACE` to some libraries.
 fn address(span: &Span) -> *mut c_void {
     static NOWHERE: u64 = 0;
     if span.count == 0 { (&raw const NOWHERE).cast_mut().cast() } else { span.ptr.cast() }
 }
 
 fn count(n: usize) -> Result<c_int, String> {
-    c_int::try_from(n).map_err(|_| format!("{n} elements are more than MPI counts"))
+    c_int::try_from(n).map_err(|_| format!("{n} elements are more than MPI can count"))
 }
 
-/// A span in pieces that MPI can count; one even if it is empty, as all ranks make the same calls.
+/// A span in parts that MPI can count; at least one, even if it is empty, as all ranks make the same calls.
 pub(super) fn pieces(span: &Span) -> impl Iterator<Item = (*mut c_void, c_int)> {
     let (ptr, total, size) = (address(span), span.count, span.dtype.bytes());
     (0..total.div_ceil(COUNT_MAX).max(1)).map(move |k| {

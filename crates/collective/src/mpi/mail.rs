@@ -1,4 +1,4 @@
-//! Messages with tags under MPI, started at once and asked after by who waits.
+//! Messages with tags under MPI, started at once and polled in the wait.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -9,7 +9,7 @@ use super::group::pieces;
 use super::runtime::Runtime;
 use crate::work::{Span, Work};
 
-/// One rank's messages in a communicator. What was started gets on whenever any thread of the rank makes a call.
+/// One rank's messages in a communicator. Started messages make progress whenever any thread of the rank makes a call.
 pub(super) struct Mail<H: Handle> {
     pub(super) runtime: Arc<Runtime<H>>,
     pub(super) comm: H,
@@ -22,7 +22,7 @@ impl<H: Handle> Mail<H> {
     /// Starts a message; returns the number to wait for.
     ///
     /// # Safety
-    /// The memory is there, and nobody else touches it, until the number was waited for.
+    /// The memory is valid and nothing else accesses it until the number was waited for.
     pub(super) unsafe fn start(&mut self, work: &Work) -> Result<u64, String> {
         let calls = &self.runtime.calls;
         let mut requests = Vec::new();

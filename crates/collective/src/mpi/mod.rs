@@ -1,9 +1,9 @@
 //! Ranks that `mpirun` or `srun` started: MPI's own collectives, through the library of the launcher, which is loaded at
 //! run time.
 //!
-//! MPI is fail-stop: when a rank dies, its launcher ends the others and says so; a rank that fails by itself says why
-//! and aborts the job. Calls come from one thread at a time, also where a rank is in several groups. Counts are 32-bit in MPI: all-reduces and
-//! broadcasts of more elements are cut, other operations refuse them.
+//! MPI is fail-stop: when a rank dies, its launcher ends the others and says so; a rank that fails prints why and
+//! aborts the job. Calls come from one thread at a time, also where a rank is in several groups. Counts are 32-bit in
+//! MPI: all-reduces and broadcasts of more elements are split, other operations refuse them.
 //!
 //! # Layout
 //! - [`mod@find`]: the library. `dl`: how libraries are loaded. [`abi`]: what libraries disagree on.
@@ -74,13 +74,13 @@ impl Mpi {
         either!(&self.0, group => group.size)
     }
 
-    /// What the job calls this rank.
+    /// This rank's number in the job.
     pub fn name(&self) -> usize {
         either!(&self.0, group => group.name)
     }
 
-    /// This rank's end of a group of those ranks that say the same color, in the order of their places; `names` is what the job
-    /// calls them. All ranks call it, and nothing is on its way in any group.
+    /// This rank's end of the group of ranks with the same color, ordered by `place`; `names` are their numbers in the
+    /// job. All ranks call it, and no operation may be pending in any group.
     pub fn split(&mut self, color: usize, place: usize, names: &[usize]) -> Result<Mpi, String> {
         Ok(Mpi(match &mut self.0 {
             EitherGroup::Pointers(group) => EitherGroup::Pointers(group.split(color, place, names)?),
@@ -88,7 +88,7 @@ impl Mpi {
         }))
     }
 
-    /// This group's messages, which are started beside its operations; none before it was split.
+    /// This group's messages, which go beside its operations; `None` before it was split.
     pub(crate) fn mail(&self) -> Option<MpiMail> {
         let name = self.name();
         match &self.0 {
@@ -101,16 +101,16 @@ impl Mpi {
         }
     }
 
-    /// Says why, and ends all ranks.
+    /// Prints the report, and ends all ranks.
     pub fn abort(&self, report: &Report) {
         eprintln!("{report}; the job is aborted");
         either!(&self.0, group => group.abort());
     }
 
-    /// Does its part of an operation; one thread at a time.
+    /// Runs this rank's part of an operation; one thread at a time.
     ///
     /// # Safety
-    /// The memory that `work` names is there, and nobody else touches it meanwhile.
+    /// The memory that `work` names is valid, and nothing else accesses it meanwhile.
     pub unsafe fn run(&mut self, work: &Work, step: u64) -> Result<(), Report> {
         // SAFETY: the caller's promise.
         let outcome = unsafe { either!(&mut self.0, group => group.run(work)) };
@@ -140,7 +140,7 @@ impl MpiMail {
     /// Starts a message; returns the number to wait for.
     ///
     /// # Safety
-    /// The memory is there, and nobody else touches it, until the number was waited for.
+    /// The memory is valid and nothing else accesses it until the number was waited for.
     pub(crate) unsafe fn start(&mut self, work: &Work, step: u64) -> Result<u64, Report> {
         // SAFETY: the caller's promise.
         let started = unsafe {

@@ -1,6 +1,6 @@
-//! Operators that MPI's reductions call, for element types that it does not have or does not reduce right.
+//! Operators that MPI's reductions call, for element types that it lacks or reduces wrongly.
 //!
-//! It has no half-precision floats. And MPICH 4.0 takes the larger of two bytes as if they were signed: 4 and not 250.
+//! It has no half-precision floats, and MPICH 4.0 compares bytes as if they were signed: the larger of 4 and 250 is 4.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::calls::Reducer;
 use crate::element::{DType, Reduce};
 
-/// Types that have operators of their own.
+/// How many types have their own operators.
 pub(super) const TYPES: usize = 3;
 
 /// The operators of each such type: sum, larger, smaller.
@@ -73,7 +73,7 @@ extern "C" fn combine<T: HalfNumber, const OP: usize>(
     count: *const c_int,
     _: *const c_void,
 ) {
-    // SAFETY: MPI gives two buffers of as many elements of the type that the operator is used with.
+    // SAFETY: MPI passes two buffers of equally many elements of the operator's type.
     unsafe {
         let n = (*count).max(0) as usize;
         let (from, to) = (from.cast::<T>(), to.cast::<T>());

@@ -11,7 +11,7 @@ use crate::element::{DType, Reduce};
 
 /// Bytes of a half-precision float.
 const HALF_BYTES: c_int = 2;
-/// Operands may be taken in any order.
+/// The operator is commutative.
 const COMMUTES: c_int = 1;
 
 /// A started library.
@@ -24,7 +24,7 @@ pub(super) struct Runtime<H> {
     pub(super) null_type: H,
     types: Types<H>,
     ops: [H; 3],
-    /// Our own, for types that have such.
+    /// Our own operators, for the types that need them.
     own_ops: [[H; 3]; TYPES],
 }
 
@@ -40,7 +40,7 @@ struct Types<H> {
 }
 
 impl<H: Handle> Runtime<H> {
-    /// Starts MPI, if it is not.
+    /// Starts MPI, unless it has been started.
     ///
     /// # Safety
     /// The library's handles are of type `H`.
@@ -54,7 +54,7 @@ impl<H: Handle> Runtime<H> {
         };
         let (world, errors_return) = (constant(Constant::World)?, constant(Constant::ErrorsReturn)?);
         let mut already = 0;
-        // SAFETY: out-parameters are there, and handles are the library's own.
+        // SAFETY: out-parameters are valid, and handles are the library's own.
         unsafe {
             check(&calls, (calls.initialized)(&mut already))?;
             if already == 0 {
@@ -70,7 +70,7 @@ impl<H: Handle> Runtime<H> {
         let mut half = H::UNSET;
         let mut own_ops = [[H::UNSET; 3]; TYPES];
         let byte = constant(Constant::Byte)?;
-        // SAFETY: as above; the operators live for ever.
+        // SAFETY: as above; the operators are static.
         unsafe {
             check(&calls, (calls.type_contiguous)(HALF_BYTES, byte, &mut half))?;
             check(&calls, (calls.type_commit)(&mut half))?;
@@ -97,29 +97,29 @@ impl<H: Handle> Runtime<H> {
         Ok(Runtime { calls, turn, abi, world, null_type, types, ops, own_ops })
     }
 
-    /// Waits until no other thread is in a call, and has none be until this is dropped.
+    /// Waits until no other thread is in a call, and keeps others out until this is dropped.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks after something that was started until it is done.
+    /// Polls a request until it is done.
     pub(super) fn wait(&self, mut request: H) -> Result<(), String> {
         loop {
             let mut done = 0;
             let turn = self.turn();
-            // SAFETY: the request is one that was started, and out-parameters are there.
+            // SAFETY: the request is one that was started, and out-parameters are valid.
             let code = unsafe { (self.calls.test)(&mut request, &mut done, self.abi.status_ignore()) };
             drop(turn);
             self.check(code)?;
             if done != 0 {
                 return Ok(());
             }
-            // Other communicators of this rank, and other ranks of this core, have something to do meanwhile.
+            // Lets other communicators of this rank, and other ranks on this core, run meanwhile.
             std::thread::yield_now();
         }
     }
 
-    /// What MPI calls an element type.
+    /// MPI's handle of an element type.
     pub(super) fn dtype(&self, dtype: DType) -> H {
         match dtype {
             DType::F32 => self.types.f32,
@@ -132,7 +132,7 @@ impl<H: Handle> Runtime<H> {
         }
     }
 
-    /// What MPI calls a reducer of an element type.
+    /// MPI's handle of a reduction of an element type.
     pub(super) fn op(&self, dtype: DType, reduce: Reduce) -> H {
         // Of bytes that are zero or one, the largest says whether any is true.
         let any = dtype == DType::Bool && reduce == Reduce::Sum;
@@ -158,14 +158,14 @@ impl<H: Handle> Runtime<H> {
 }
 
 impl<H> Drop for Runtime<H> {
-    /// Ends MPI; all ranks at the same time. Nobody is left to tell of an error.
+    /// Ends MPI, on all ranks at the same time. There is no one left to report an error to.
     fn drop(&mut self) {
         let mut over = 0;
-        // SAFETY: the out-parameter is there.
+        // SAFETY: the out-parameter is valid.
         unsafe {
             (self.calls.finalized)(&mut over);
             if over == 0 {
-                // MPICH warns of what is left behind.
+                // MPICH warns of handles that were not freed.
                 (self.calls.type_free)(&mut self.types.half);
                 self.own_ops.iter_mut().flatten().for_each(|op| {
                     (self.calls.op_free)(op);

@@ -1,9 +1,9 @@
-//! Memory that others see without a copy: which blocks there are, and where an address lies in them.
+//! Memory that others access without a copy: which blocks there are, and which block an address is in.
 //!
-//! Threads see every address, and need a list only of what is one for all. Processes see what they have mapped: a block
-//! of each rank is a memory file, its number goes over the desks, and everybody maps the files of all. Blocks are
-//! counted, and as all ranks ask for them in the same order a count names the same block everywhere. They stay as long
-//! as the group: a rank cannot know which of them another one still uses.
+//! Threads see every address, and need a list only of blocks that all ranks share. Processes see what they have mapped:
+//! each rank's block is a memfd, its number goes over the desks, and every rank maps the files of all. Blocks are
+//! numbered, and as all ranks ask for them in the same order, a number names the same block everywhere. They live as
+//! long as the group: a rank cannot know which of them another one still uses.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +25,7 @@ pub(super) struct GroupBlocks {
 }
 
 struct Set {
-    /// One block for all, or one of each rank.
+    /// Whether there is one block for all ranks, or one per rank.
     common: bool,
     mine: Block,
     /// Each rank's, as this process sees them; empty if the ranks are threads.
@@ -33,8 +33,8 @@ struct Set {
 }
 
 impl GroupBlocks {
-    /// The same blocks, for a group of some of the ranks in which this one has another number. All of its ranks take over the
-    /// same ones, so that a count still names the same block everywhere.
+    /// The same blocks, for a group of some of the ranks in which this one has another number. All of its ranks take
+    /// over the same ones, so that a number still names the same block everywhere.
     pub(super) fn of_members(&self, members: &[usize], rank: usize) -> GroupBlocks {
         let of = |set: &Set| {
             let of: Vec<Block> = members.iter().filter_map(|&member| set.of.get(member)).cloned().collect();
@@ -44,7 +44,7 @@ impl GroupBlocks {
         GroupBlocks { sets: self.sets.iter().map(of).collect() }
     }
 
-    /// Where memory of this rank lies for the others.
+    /// How the others can access memory of this rank.
     pub(super) fn find(&self, ptr: *mut u8, bytes: usize, threads: bool) -> MemoryRef {
         if bytes == 0 {
             return MemoryRef::Nothing;
@@ -64,10 +64,10 @@ impl GroupBlocks {
         if threads { MemoryRef::Address(ptr as u64) } else { MemoryRef::Private }
     }
 
-    /// What another rank published, as this rank sees it; none if it lies outside of what is shared.
+    /// What another rank published, as this rank sees it; `None` if it is outside the shared memory.
     ///
     /// # Safety
-    /// An address comes from a thread of this process whose memory stays until the operation has ended.
+    /// An address comes from a thread of this process whose memory stays valid until the operation has ended.
     pub(super) unsafe fn area(
         &self,
         place: MemoryRef,
@@ -88,12 +88,12 @@ impl GroupBlocks {
         let block = if set.of.is_empty() && set.common { &set.mine } else { set.of.get(rank)? };
         let offset = usize::try_from(offset).ok()?;
         let fits = offset.checked_add(bytes)? <= block.bytes();
-        // SAFETY: inside of a block that this group keeps.
+        // SAFETY: inside a block that this group keeps.
         fits.then(|| unsafe { Area::new(block.ptr().as_ptr().wrapping_add(offset), bytes) })
     }
 }
 
-/// What a rank says that has no memory for `what`.
+/// The error of a rank that has no memory for `what`.
 pub(crate) fn no_memory(what: &str, error: &SegmentError) -> String {
     format!("no memory for {what}: {error}")
 }
@@ -124,14 +124,14 @@ impl ShmComm {
                 *here() = Some(made.block().clone());
             }
             shared.meet.gather_here()?;
-            let block = here().clone().expect("rank 0 handed it over before everybody met");
+            let block = here().clone().expect("rank 0 handed it over before the ranks met");
             shared.blocks.sets.push(Set { common: true, mine: block.clone(), of: Vec::new() });
             shared.meet.gather_here()?;
             Ok(block)
         })
     }
 
-    /// Every rank, or rank 0 for all, makes a file; everybody maps what was made.
+    /// Every rank, or rank 0 for all, creates a file; every rank maps them.
     fn exchange_blocks(&mut self, bytes: usize, what: &str, common: bool) -> Result<Block, Report> {
         let (rank, size) = (self.meet.rank, self.meet.size);
         let made = if !common || rank == 0 {
@@ -153,7 +153,7 @@ impl ShmComm {
             let theirs = Segment::open(&path, bytes, bytes).map_err(|e| failed(self, rank, what, &e))?;
             of.push(theirs.block().clone());
         }
-        // The file may be closed, and the desk's number used again, when everybody has mapped it.
+        // The file may be closed, and the desk's number reused, when every rank has mapped it.
         self.meet.gather_here()?;
         if common {
             of = vec![of[0].clone(); size];

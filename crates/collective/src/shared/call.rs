@@ -1,8 +1,8 @@
 //! What a rank tells the others about an operation before it begins: its code, element type, reducer, root, count,
-//! cuts, and where its memory lies.
+//! cuts, and where its memory is.
 //!
-//! All ranks read what all have said, and come to the same verdict. So a disagreement is one report on every rank, and
-//! no rank follows another's numbers before they are known to be its own.
+//! All ranks read what all have published, and come to the same verdict. So a disagreement is one report on every rank,
+//! and no rank uses another's numbers before they are known to match its own.
 
 use std::sync::atomic::Ordering;
 
@@ -38,39 +38,39 @@ pub(super) struct Call {
     pub(super) op: SharedOp,
     pub(super) reduce: Reduce,
     pub(super) root: usize,
-    /// What all ranks must say alike: elements, or bytes of a block.
+    /// What all ranks must agree on: elements, or bytes of a block.
     pub(super) count: usize,
     pub(super) cuts: Option<Cuts>,
-    /// The memory that others may look at.
+    /// The memory that others may access.
     pub(super) mine: Span,
     pub(super) place: MemoryRef,
-    /// What this rank takes for granted when it chooses its way.
+    /// What this rank assumes when it chooses an algorithm.
     pub(super) grounds: Grounds,
 }
 
-/// What decides which way data take, beside what the call itself says. Ranks agree on it when they join.
+/// What the choice of an algorithm depends on beside the call itself. Ranks agree on it when they join.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Grounds {
-    /// Whether every rank has a core for itself.
+    /// Whether every rank has its own core.
     pub(super) roomy: bool,
 }
 
-/// Bits of what was said: all ranks work on one memory; what [`Grounds`] has.
+/// Bits of an entry: all ranks work on the same memory; those of [`Grounds`].
 const COMMON: u8 = 1;
 const ROOMY: u8 = 2;
 
-/// Where a rank's memory lies, in a form that the others understand.
+/// Where a rank's memory is, in a form that the others understand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum MemoryRef {
-    /// Where nobody else can see it.
+    /// In memory that no other rank can see.
     Private,
-    /// There is none that others would need.
+    /// There is none that others need.
     Nothing,
     /// At this address of the process that all ranks are threads of.
     Address(u64),
-    /// In a block that every rank has one of.
+    /// In a block that each rank has its own of.
     Block { id: u32, offset: u64 },
-    /// In a block that is one for all.
+    /// In a block that all ranks share.
     Common { id: u32, offset: u64 },
 }
 
@@ -100,8 +100,8 @@ impl Call {
         self.place != MemoryRef::Private
     }
 
-    /// Whether all ranks work on one and the same memory: then nobody may copy to where another reads. All of them say
-    /// so, or they disagree.
+    /// Whether all ranks work on the same memory: then no rank may copy to where another reads. Either all of them
+    /// publish this, or they disagree.
     pub(super) fn is_common(&self) -> bool {
         let whole = matches!(
             self.op,
@@ -162,7 +162,7 @@ impl ReadEntry {
         }
     }
 
-    /// What both take for granted, if it is not the same.
+    /// How their assumptions differ, if they do.
     pub(super) fn other_grounds(&self, other: &ReadEntry) -> Option<&'static str> {
         let of = |said: &ReadEntry| said.what.to_le_bytes()[3] & ROOMY != 0;
         (of(self) != of(other)).then_some(if of(self) {
@@ -172,7 +172,7 @@ impl ReadEntry {
         })
     }
 
-    /// Whether both do the same, on the same grounds.
+    /// Whether both call the same, under the same assumptions.
     pub(super) fn agrees(&self, other: &ReadEntry) -> bool {
         (self.what, self.count, self.cuts) == (other.what, other.count, other.cuts)
     }

@@ -1,17 +1,17 @@
 //! All-to-all between ranks that share memory: rank `r` sends its range `s` to rank `s`, whatever their lengths.
 //!
-//! The lengths are known to the sender only, so they go first, as a piece of their own: everybody writes its cuts into
-//! its staging area, posts, and reads the cuts of all. A rank that was sent something else than it expects says so
-//! before any data moves.
+//! Only the sender knows the lengths, so they go first, as a separate piece: every rank writes its cuts into its
+//! staging area, posts, and reads the cuts of all. A rank that would receive another length than it expects reports it
+//! before any data move.
 //!
 //! # Direct
-//! Everybody copies its range from each of the others; everybody posts: nobody reads another's memory any more. Each
-//! byte is copied once.
+//! Every rank copies its range from each of the others and posts; once all have posted, no rank reads another's memory.
+//! Each byte is copied once.
 //!
 //! # Staged
-//! A staging area has a region for each rank. Piece by piece: everybody copies what is next for each of the others into
-//! their regions and posts; everybody takes its region of each area. The longest of all ranges says how many pieces
-//! there are, and every rank knows it from the cuts of all. Each byte is copied twice.
+//! A staging area has a region for each rank. Piece by piece: every rank copies what is next for each of the others
+//! into their regions and posts; then it reads its own region of each area. The longest range determines the number of
+//! pieces, and every rank knows it from the cuts of all. Each byte is copied twice.
 //!
 //! When a rank dies the others' waits end with a report; targets are then partly written.
 
@@ -25,7 +25,7 @@ use super::memory::Area;
 use super::{ShmComm, area, wrong_with};
 
 impl ShmComm {
-    /// Everybody's range `r` goes to rank `r`.
+    /// Range `r` of every rank goes to rank `r`.
     pub(crate) fn all_to_all(
         &mut self,
         send: Span,
@@ -38,7 +38,7 @@ impl ShmComm {
         let wrong = [(send, send_cuts), (recv, recv_cuts)].into_iter().find_map(|(span, cuts)| {
             wrong_with(&self.on(SharedOp::AllToAll, span, Some(cuts.clone()), 0, Reduce::Sum), size)
         });
-        // Lengths differ from rank to rank: they are no matter of agreement here.
+        // Lengths differ from rank to rank, so they are not compared here.
         let call = Call { count: 0, ..self.on(SharedOp::AllToAll, send, None, 0, Reduce::Sum) };
         self.call_unless(wrong, call, step, |shared, call| {
             shared.exchange(call, send_cuts, area(recv), recv_cuts)
@@ -95,7 +95,7 @@ impl ShmComm {
         })
     }
 
-    /// Everybody's cuts, one row after the other; checked against what this rank expects and published.
+    /// The cuts of all ranks, row by row; checked against what this rank expects and published.
     fn exchange_cuts(
         &mut self,
         call: &Call,
@@ -104,7 +104,7 @@ impl ShmComm {
     ) -> Result<Vec<usize>, Report> {
         let (rank, size) = (self.meet.rank, self.meet.size);
         let mut words: Vec<u64> = send_cuts.iter().map(|c| *c as u64).collect();
-        // SAFETY: lives until the end of this function, and only this rank sees it.
+        // SAFETY: valid until the end of this function, and only this rank sees it.
         let row = unsafe { Area::new(words.as_mut_ptr().cast(), words.len() * 8) };
         let mut all = vec![0u64; size * (size + 1)];
         // SAFETY: as above.

@@ -1,8 +1,8 @@
-//! How a group of ranks that share memory comes together: threads get their ends at once, processes meet in a segment.
+//! How a group of ranks with shared memory is formed: threads get their ends at once, processes meet in a segment.
 //!
-//! A process writes its number on its desk, and how many cores it may run on, and waits for the others; then it watches
-//! theirs, and all choose their ways by the fewest cores. It does not matter who made the segment, a rank or the parent of
-//! all. A rank that dies before it joined is not known to anybody here: the control plane that started it raises the alarm.
+//! A process writes its pid and the number of cores it may run on to its desk, and waits for the others; then it
+//! watches their processes, and all choose algorithms by the smallest number of cores. A rank or the parent of all may
+//! create the segment. A rank that dies before it joined is not known here: the control plane raises the alarm.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -31,14 +31,14 @@ pub struct ShmSetup {
     pub host: String,
     /// The ranks' numbers in the whole job, for reports; empty if they are the same.
     pub world: Vec<usize>,
-    /// What every wait of this process sees.
+    /// The alarm that ends every wait of this process.
     pub alarm: Alarm,
-    /// How long the ranks may all stand still; [`Duration::MAX`] where a control plane judges that.
+    /// How long all ranks may stand still; [`Duration::MAX`] where a control plane decides that.
     pub stall: Duration,
 }
 
 impl ShmSetup {
-    /// A group that is the whole job, and that nobody else watches.
+    /// A group that is the whole job, without a control plane.
     pub fn new(rank: usize, size: usize, segment: Segment) -> ShmSetup {
         let (host, world, alarm) = (String::new(), Vec::new(), Alarm::default());
         ShmSetup { rank, size, segment, host, world, alarm, stall: STALL }
@@ -46,7 +46,7 @@ impl ShmSetup {
 }
 
 impl ShmComm {
-    /// Threads of this process: a pulse for each, and what reports call it.
+    /// Threads of this process: each with a pulse and its number in reports.
     pub(crate) fn local(
         alarm: &Alarm,
         stall: Duration,
@@ -78,7 +78,7 @@ impl ShmComm {
         Ok(segment)
     }
 
-    /// The same, made by another process.
+    /// Opens memory that another process created.
     pub(crate) fn open_segment(path: &str, size: usize) -> Result<Segment, SegmentError> {
         let layout = ShmLayout::of(size.clamp(1, RANKS_MAX));
         let segment = Segment::open(path, layout.bytes(), layout.warm_bytes())?;
@@ -89,7 +89,7 @@ impl ShmComm {
         Ok(segment)
     }
 
-    /// One process of a group. Returns when all have come.
+    /// One process of a group. Returns when all have joined.
     pub(crate) fn shm(setup: ShmSetup) -> Result<ShmComm, Report> {
         let ShmSetup { rank, size, segment, host, world, alarm, stall } = setup;
         let strange = |what: String| {
@@ -117,12 +117,12 @@ impl ShmComm {
         meet.agree_on_cores(fewest.unwrap_or(0) as usize);
         let pids: Vec<_> = (0..size).map(|r| meet.desk(r).pid.load(Ordering::SeqCst)).collect();
         meet.peers = Some(Peers::watch(&pids));
-        // Whoever made the segment may close it after this: everybody has it.
+        // The creator of the segment may close it after this: every rank has mapped it.
         meet.gather_here()?;
         Ok(ShmComm::at(meet, None, Letters::new(Letters::boxes(1))))
     }
 
-    /// In a new group: takes over the blocks of the group that it was made of, as far as they are of its members.
+    /// In a new group: takes over its members' blocks of the group that it was split from.
     pub(crate) fn inherit(&mut self, parent: &ShmComm, members: &[usize]) {
         self.blocks = parent.blocks.of_members(members, self.meet.rank);
     }

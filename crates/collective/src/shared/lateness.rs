@@ -1,8 +1,8 @@
-//! When a wait in memory is too long: nothing has moved anywhere, and the process does not work.
+//! When a wait on shared memory is too long: no rank has made progress, and the process uses no CPU.
 //!
-//! Ranks that are processes have a control plane that judges this for all of them, and their bound here is endless. Ranks
-//! that are threads of one process live and die together; a wait of theirs ends only when no rank counts up and the
-//! process does not use the processor either: one that computes, reads or writes for an hour is waited for.
+//! Ranks that are processes have a control plane that decides this for all of them, and no timeout here. Ranks that are
+//! threads of one process live and die together; a wait of theirs ends only when no rank makes progress and the process
+//! does not use the CPU either: one that computes, reads or writes for an hour is waited for.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use polyreme_net::control::{Voice, Waiting};
 use polyreme_net::pulse::Effort;
 use polyreme_net::{Os, Pulse, System};
 
-/// A wait that takes so long is worth a word, and then when it has taken twice as long, and so on.
+/// After this long a wait is announced, again after twice as long, and so on.
 const LONG_WAIT: Duration = Duration::from_secs(10);
 
-/// How long the waits of one rank may take, and what is said about them.
+/// How long the waits of one rank may take, and when they are announced.
 pub(super) struct Lateness {
     stall: Duration,
     /// Where the ranks are, if they are threads of this process.
@@ -25,10 +25,10 @@ pub(super) struct Lateness {
 
 struct Seen {
     effort: Effort,
-    /// What all ranks have counted up to, and when that last changed or the process worked.
+    /// The sum of all ranks' counters, and when it last changed or the process last used the CPU.
     count: u32,
     moved: Instant,
-    /// How long a wait must be to be worth the next word.
+    /// How long the wait must be for the next announcement.
     word: Duration,
 }
 
@@ -44,8 +44,8 @@ impl Lateness {
         self.voice = Some(voice);
     }
 
-    /// Looks at a wait in which the counter that is awaited has not moved for `quiet`; `count` is what all ranks have
-    /// counted up to. Returns for how long nothing has moved, if that is too long.
+    /// Judges a wait whose counter has not moved for `quiet`; `count` is the sum of all ranks' counters. Returns for
+    /// how long nothing has moved, if that is too long.
     pub(super) fn judge(&self, quiet: Duration, count: u32) -> Option<Duration> {
         if self.stall == Duration::MAX {
             return None;
@@ -60,7 +60,7 @@ impl Lateness {
         (still >= self.stall).then_some(still)
     }
 
-    /// Says whom a long wait is for.
+    /// Announces which rank a long wait is for.
     pub(super) fn say(&self, quiet: Duration, late: usize) {
         let (Some(voice), Some(pulse)) = (&self.voice, self.pulses.get(late)) else { return };
         let mut seen = self.seen.borrow_mut();

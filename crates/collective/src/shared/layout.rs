@@ -1,23 +1,23 @@
-//! What lies where in the memory that the ranks share.
+//! The layout of the memory that the ranks share.
 //!
 //! In this order: a page with the size of the group and the notice of a failure; a desk for each rank; staging areas,
-//! [`PIECES`] for each rank; a ring for each ordered pair of ranks, and a page for its messages with tags. All zeros is a group that has not begun. Desks and
-//! staging areas are faulted in ahead, rings come when they are first used.
+//! [`PIECES`] for each rank; a ring for each ordered pair of ranks, and a page for its messages with tags. All zeros is
+//! a group that has not begun. Desks and staging areas are faulted in ahead, rings at their first use.
 
 use polyreme_net::{Counter, Notice, Shareable};
 use polyreme_sync::CHECKED;
 use polyreme_sync::atomic::{AtomicU32, AtomicU64};
 
-/// Staging areas of a rank: one that is written, two that others may still read, and one that nobody needs any more.
+/// Staging areas of a rank: one that is written, two that others may still read, and one that is no longer needed.
 pub(super) const PIECES: u32 = 4;
 
-/// Operations of a rank that the others can see; one that is older than that has been done by all.
+/// How many of a rank's last operations the others can see; older ones have been done by all.
 pub(super) const ENTRIES: u32 = 32;
 
-/// Messages from one process to another that were not taken in; they and their counters fit in a page.
+/// How many messages from one process to another may be unread; they and their counters fit in a page.
 pub(super) const LETTERS: u32 = 32;
 
-/// A group has no more ranks than this: each pair has a ring.
+/// The most ranks of a group: each pair has a ring.
 pub(super) const RANKS_MAX: usize = 1024;
 
 const PAGE: usize = 4096;
@@ -32,12 +32,12 @@ pub(super) struct Front {
 // SAFETY: an atomic.
 unsafe impl Shareable for Front {}
 
-/// Where a rank says how far it is. The first line is read by all, and written by its rank only.
+/// Where a rank publishes its progress. The first cache line is read by all, and written by its rank only.
 #[repr(C, align(64))]
 pub(super) struct Desk {
     /// Operations that were published.
     pub(super) posted: Counter,
-    /// Steps that were made inside operations, counted through.
+    /// Phases completed inside operations, in total.
     pub(super) phase: Counter,
     /// [`HERE`], [`LEFT`] or [`FINISHED`].
     pub(super) state: AtomicU32,
@@ -48,10 +48,10 @@ pub(super) struct Desk {
     /// How many cores it may run on.
     pub(super) cores: AtomicU32,
     _room: [AtomicU32; 8],
-    /// On a line of its own: whether it reads or writes another rank's memory at this moment.
+    /// On a separate cache line: whether it is accessing another rank's memory.
     pub(super) busy: AtomicU32,
     _gap: AtomicU32,
-    /// To whom it sends and which cell it waits for the other to read, if it has waited for long; 0 otherwise.
+    /// The rank that it sends to and the cell that it waits for, if it has waited for long; 0 otherwise.
     pub(super) sending: AtomicU64,
     _rest: [AtomicU64; 6],
     pub(super) entries: [DeskEntry; ENTRIES as usize],
@@ -65,9 +65,9 @@ pub(super) struct DeskEntry {
     /// Code, element type, reducer, root.
     pub(super) what: AtomicU64,
     pub(super) count: AtomicU64,
-    /// A number made of the cuts.
+    /// A hash of the cuts.
     pub(super) cuts: AtomicU64,
-    /// Which kind of place, and which block.
+    /// The kind of memory, and which block.
     pub(super) place: AtomicU64,
     /// The address or the offset.
     pub(super) offset: AtomicU64,
@@ -79,9 +79,9 @@ unsafe impl Shareable for DeskEntry {}
 
 /// The rank takes part.
 pub(super) const HERE: u32 = 0;
-/// It went away without a word.
+/// It left without finishing.
 pub(super) const LEFT: u32 = 1;
-/// It came to the end of its work.
+/// It has finished its work.
 pub(super) const FINISHED: u32 = 2;
 
 /// A ring from one rank to another, before its cells.
@@ -115,12 +115,12 @@ const _: () = assert!(NOTICE + size_of::<Notice>() <= PAGE);
 impl ShmLayout {
     pub(super) fn of(ranks: usize) -> ShmLayout {
         let ring_bytes = ((1 << 20) / ranks.next_power_of_two()).clamp(PAGE, RING_BYTES_MAX);
-        // A lone rank hands nothing over: it is not to take megabytes for it.
+        // A lone rank exchanges nothing, and should not take megabytes for it.
         let piece_bytes = if ranks > 1 { PIECE_BYTES } else { PAGE };
         ShmLayout { ranks, piece_bytes, ring_bytes }
     }
 
-    /// What the first word says if the memory is of this layout.
+    /// The first word of memory with this layout.
     pub(super) fn mark(&self) -> u64 {
         0x706f_6c79_0003_0000 | self.ranks as u64
     }
@@ -160,25 +160,26 @@ impl ShmLayout {
         self.ring(self.ranks, 0)
     }
 
-    /// Bytes of a staging area for each rank if all share one: whole lines, so that no two ranks write to the same.
+    /// Bytes of each rank's region when all share a staging area: whole cache lines, so that no two ranks write to the
+    /// same.
     pub(super) fn region_bytes(&self) -> usize {
         self.piece_bytes / self.ranks / LINE * LINE
     }
 }
 
-/// Bytes of a staging area. Measured with 128 KiB to 2 MiB on a machine with 512 KiB of L2 a core: smaller ones cost
-/// four ranks on two cores more meetings, larger ones fall out of the caches (16 MiB: 9.0, 6.3, 8.5 and 11.9 ms with
+/// Bytes of a staging area. Measured with 128 KiB to 2 MiB on a machine with 512 KiB of L2 per core: with smaller ones
+/// four ranks on two cores meet more often, larger ones do not stay in cache (16 MiB: 9.0, 6.3, 8.5 and 11.9 ms with
 /// 256 KiB, 512 KiB, 1 MiB and 2 MiB).
 const PIECE_BYTES: usize = if CHECKED { 8 << 10 } else { 512 << 10 };
 
 /// Bytes of the cells of a ring, with few ranks.
 const RING_BYTES_MAX: usize = if CHECKED { PAGE } else { 64 << 10 };
 
-/// Cuts for elements of so many bytes that give every rank about the same, in whole lines.
+/// Cuts that give every rank about the same number of elements, in whole cache lines.
 pub(super) fn even_cuts(count: usize, ranks: usize, bytes: usize) -> Vec<usize> {
     let (unit, mut cuts) = (LINE / bytes, Vec::with_capacity(ranks + 1));
     let units = count.div_ceil(unit);
-    // Quotient and remainder by hand: the product of both could overflow.
+    // Quotient and remainder separately: a product could overflow.
     let (each, more) = (units / ranks, units % ranks);
     cuts.extend((0..=ranks).map(|r| ((each * r + r.min(more)) * unit).min(count)));
     cuts

@@ -1,20 +1,21 @@
 //! Messages between two ranks that share memory, started and waited for, with tags.
 //!
-//! A message never waits for its receiver. If the receive was started before, and the ranks are threads, the sender copies
-//! straight to where the receiver wants it: one copy. Otherwise it leaves a copy, and is done: two copies. So ranks may send to
-//! each other in any order and in any circle, whatever the lengths, and nobody has to be in a wait for others to get on.
+//! A message never waits for its receiver. If the receive was started before, and the ranks are threads, the sender
+//! copies straight into the receiver's memory: one copy. Otherwise it leaves a copy and is done: two copies. So ranks
+//! may send to each other in any order and in any cycle, whatever the lengths, and no rank has to be in a wait for
+//! others to make progress.
 //!
-//! Messages from one rank with one tag arrive in the order in which they were sent; those with different tags have
-//! nothing to do with each other.
+//! Messages from one rank with one tag arrive in the order in which they were sent; those with different tags are
+//! independent.
 //!
 //! - *Threads* have a [`Inbox`] each, which the others put messages into.
-//! - *Processes* have one that only they see. A sender writes into a buffer of its own, a memory file, and puts what it is
-//!   and where it lies into a cell for the receiver. Who waits for a message takes what has come out of the cells into its
-//!   inbox, and frees the buffer for the sender's next message. Buffers stay as long as the group; there are as many as
-//!   messages were on their way at once.
+//! - *Processes* each have a private one. A sender writes into its own buffer, a memfd, and puts a description into a
+//!   cell for the receiver. A rank that waits for a message moves what has arrived from the cells into its inbox, and
+//!   frees the buffer for the sender's next message. Buffers live as long as the group; there are as many as messages
+//!   were in flight at once.
 //!
-//! For each ordered pair of ranks one counter says how many messages were sent, and another one how many cells were read.
-//! Whoever waits for a message waits for the first one, and finds out as in every other wait if the sender is lost.
+//! For each ordered pair of ranks one counter says how many messages were sent, and another one how many cells were
+//! read. A rank that waits for a message waits for the first, and notices a lost sender as in every other wait.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,13 +35,13 @@ const HEAD_BYTES: usize = 4096;
 /// Buffers are no shorter than this.
 const BUFFER_BYTES_MIN: usize = 64 << 10;
 
-/// What one rank has to do with messages.
+/// One rank's messages.
 pub(super) struct Letters {
     /// Of all ranks if they are threads; otherwise this one's.
     boxes: Arc<Vec<Inbox>>,
     /// Receives that were started.
     next: u64,
-    /// From whom each receive that was not waited for comes.
+    /// The sender of each receive that was not waited for.
     from: HashMap<u64, usize>,
     /// Buffers of this rank, if it is a process.
     out: Vec<LetterBuffer>,
@@ -56,7 +57,7 @@ struct LetterBuffer {
 /// The first page of a buffer.
 #[repr(C)]
 struct RingHead {
-    /// Whether a message lies in it that was not read.
+    /// Whether it holds an unread message.
     full: AtomicU32,
 }
 // SAFETY: an atomic.
@@ -67,17 +68,17 @@ impl Letters {
         Letters { boxes, next: 0, from: HashMap::new(), out: Vec::new(), seen: HashMap::new() }
     }
 
-    /// A inbox for each of so many threads.
+    /// One inbox per thread.
     pub(super) fn boxes(n: usize) -> Arc<Vec<Inbox>> {
         Arc::new((0..n).map(|_| Inbox::default()).collect())
     }
 }
 
 impl ShmComm {
-    /// Sends a message. It is on its way, and the memory is the caller's again, when this returns.
+    /// Sends a message. When this returns, the memory is the caller's again.
     ///
     /// # Safety
-    /// The memory is there, and nobody writes to it, until this returns.
+    /// The memory is valid and nothing writes to it until this returns.
     pub(crate) unsafe fn send_letter(
         &mut self,
         to: usize,
@@ -94,7 +95,7 @@ impl ShmComm {
         let (rank, dtype) = (self.meet.rank, span.dtype as u8);
         let offset = self.meet.layout.letters(rank, to);
         if self.handover.is_some() {
-            // SAFETY: receives that were started are waited for or taken back, see `expect_letter`.
+            // SAFETY: receives that were started are waited for or cancelled, see `expect_letter`.
             self.meet.touch(|| unsafe { self.letters.boxes[to].deliver(rank, tag, dtype, bytes) })?;
         } else {
             self.wait_cell(to)?;
@@ -115,7 +116,7 @@ impl ShmComm {
     /// Starts to receive a message; returns the number to wait for.
     ///
     /// # Safety
-    /// The memory is there, and nobody else touches it, until the number was waited for or this rank's end is dropped.
+    /// The memory is valid and nothing else accesses it until the number was waited for or this rank's end is dropped.
     pub(crate) unsafe fn expect_letter(
         &mut self,
         from: usize,
@@ -127,7 +128,7 @@ impl ShmComm {
         self.letters.next += 1;
         let id = self.letters.next;
         self.letters.from.insert(id, from);
-        // SAFETY: the caller's promise; whoever gives up takes it back.
+        // SAFETY: the caller's promise; giving up cancels it.
         unsafe { self.inbox().want(id, from, tag, span) };
         Ok(id)
     }
@@ -144,7 +145,7 @@ impl ShmComm {
         end
     }
 
-    /// Takes back all receives, so that nobody writes to their memory.
+    /// Cancels all receives, so that nothing writes to their memory.
     pub(super) fn take_back_letters(&self) {
         self.inbox().take_back();
     }
@@ -152,7 +153,7 @@ impl ShmComm {
     fn wait_letter_from(&mut self, id: u64, from: usize) -> Result<(), Report> {
         let offset = self.meet.layout.letters(from, self.meet.rank);
         loop {
-            // Read before the inbox is looked into: what comes after that is waited for.
+            // Read before the inbox is checked: what arrives later is waited for.
             let sent = self.meet.memory.at::<Ring>(offset).head.get();
             if self.handover.is_none() {
                 self.take_in(from)?;
@@ -175,7 +176,7 @@ impl ShmComm {
         }
     }
 
-    /// Takes what has come from a process into the inbox.
+    /// Moves what has arrived from a process into the inbox.
     fn take_in(&mut self, from: usize) -> Result<(), Report> {
         let offset = self.meet.layout.letters(from, self.meet.rank);
         loop {
@@ -194,19 +195,19 @@ impl ShmComm {
                 let what = "a message is longer than its buffer".into();
                 return Err(self.meet.raise(from, Cause::Damaged { what }));
             }
-            // SAFETY: inside of the buffer, which the sender does not write to while it is full.
+            // SAFETY: inside the buffer, which the sender does not write to while it is full.
             let bytes = unsafe {
                 std::slice::from_raw_parts(buffer.ptr().as_ptr().add(HEAD_BYTES).cast_const(), count)
             };
-            // SAFETY: receives that were started are waited for or taken back, see `expect_letter`.
+            // SAFETY: receives that were started are waited for or cancelled, see `expect_letter`.
             unsafe { self.inbox().deliver(from, tag as u16, dtype as u8, bytes) };
             buffer.at::<RingHead>(0).full.store(0, Ordering::Release);
             self.meet.memory.at::<Ring>(offset).tail.post(tail.wrapping_add(1));
         }
     }
 
-    /// Waits until there is a free cell for a message to a process. It may be waiting for one too, so what has come from it is
-    /// taken in meanwhile.
+    /// Waits until there is a free cell for a message to a process. The other process may be waiting for one too, so
+    /// what has arrived from it is taken in meanwhile.
     fn wait_cell(&mut self, to: usize) -> Result<(), Report> {
         let offset = self.meet.layout.letters(self.meet.rank, to);
         loop {
@@ -244,7 +245,7 @@ impl ShmComm {
             }
         };
         let block = self.letters.out[at].segment.block();
-        // SAFETY: the buffer is this rank's, free and long enough; what follows its head is written before it counts as full.
+        // SAFETY: the buffer is this rank's, free and long enough; it is marked full only after it was written.
         unsafe {
             let target = block.ptr().as_ptr().add(HEAD_BYTES);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
@@ -261,7 +262,7 @@ impl ShmComm {
         let path = path_of(self.meet.desk(from).pid.load(Ordering::Acquire), file);
         let opened = Segment::open(&path, size, size);
         let segment = opened.map_err(|error| {
-            // A message of a process that has ended is lost with it.
+            // A message from a process that has ended is lost with it.
             match self.meet.is_gone(from) {
                 true => self.meet.raise(from, Cause::Gone),
                 false => {

@@ -1,21 +1,21 @@
-//! How ranks that share memory meet: everybody counts up on its own desk, and waits for the desks of the others.
+//! How ranks that share memory meet: each counts up on its own desk, and waits for the desks of the others.
 //!
-//! A desk has two counters. `posted` counts the operations that its rank has published; `phase` counts the steps that
-//! it has made inside operations. Every rank makes the same steps in the same order, so "everybody has come to phase
-//! p" is a barrier, and a barrier is nothing else: one store, and a look at each other's line.
+//! A desk has two counters. `posted` counts the operations that its rank has published; `phase` counts the phases that
+//! it has completed inside operations. Every rank goes through the same phases in the same order, so "all ranks have
+//! reached phase p" is a barrier: one store, and one load of each other rank's line.
 //!
 //! # When a rank is lost
-//! Whoever finds out first puts up the notice and wakes all who sleep. Every wait ends with that same report:
-//! - a process that was killed is seen by the kernel's word, at the next look around (100 ms);
-//! - a rank that left without finishing has said so on its desk;
-//! - a rank that lives is waited for. When nothing at all has moved for as long as a stall may last ([`Lateness`]), the
-//!   one that is furthest behind is named, for the others may be waiting for it too;
-//! - whatever raised this process's alarm ends the waits of the other processes, and the other way round.
+//! The rank that notices first posts the notice and wakes all sleepers. Every wait ends with that same report:
+//! - a killed process is reported by the kernel, and seen within 100 ms;
+//! - a rank that left without finishing is marked on its desk;
+//! - a rank that is alive is waited for. When nothing has moved for the whole stall timeout ([`Lateness`]), the rank
+//!   that is furthest behind is named, since the others may be waiting for it too;
+//! - what raised this process's alarm also ends the waits of the other processes, and vice versa.
 //!
 //! # Memory of a rank that gives up
 //! Threads read and write each other's memory in place. A rank whose operation ends with a report may free that memory
-//! at once, so it first waits until no other rank is touching any: who touches says so (`busy`) and looks at the notice
-//! after that, and who gives up looks for `busy` after the notice went up.
+//! at once, so it first waits until no other rank is accessing any: a rank sets `busy` before an access and then checks
+//! the notice, and a rank that gives up checks `busy` after posting the notice.
 
 use std::sync::atomic::Ordering;
 
@@ -25,7 +25,7 @@ use super::call::{Call, Grounds, SharedOp};
 use super::lateness::Lateness;
 use super::layout::{Desk, HERE, ShmLayout};
 
-/// One rank's place among the others.
+/// One rank's end of the meetings.
 pub(super) struct Meet {
     pub(super) rank: usize,
     pub(super) size: usize,
@@ -40,19 +40,19 @@ pub(super) struct Meet {
     pub(super) peers: Option<Peers>,
     pub(super) step: u64,
     pub(super) op: &'static str,
-    /// What ways are chosen by; the same on all ranks.
+    /// The assumptions by which algorithms are chosen; the same on all ranks.
     pub(super) grounds: Grounds,
-    /// What a test has this rank go by instead, without a word to the others.
+    /// What a test makes this rank assume instead, without telling the others.
     #[cfg(test)]
     pub(super) forced_roomy: Option<bool>,
     pace: Pace,
     phase: u32,
-    /// How far everybody has come for certain.
+    /// The phase that all ranks are known to have reached.
     seen_phase: u32,
     seen_posted: u32,
 }
 
-/// How many cores this rank may run on, which is not what the others may.
+/// How many cores this rank may run on; other ranks may have other numbers.
 pub(super) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
@@ -97,7 +97,8 @@ impl Meet {
         }
     }
 
-    /// Sets what ways are chosen by, from the cores of the rank that has the fewest. All ranks have been told the same.
+    /// Sets the assumptions by which algorithms are chosen, from the smallest number of cores. All ranks have been told
+    /// the same.
     pub(super) fn agree_on_cores(&mut self, fewest: usize) {
         self.grounds = Grounds { roomy: self.size <= fewest };
     }
@@ -123,19 +124,19 @@ impl Meet {
         self.memory.at(self.layout.notice())
     }
 
-    /// Says which operation follows, for reports.
+    /// Records which operation follows, for reports.
     pub(super) fn enter(&mut self, op: SharedOp) {
         self.op = op.name();
     }
 
-    /// Makes a step that the others can wait for; every rank gives the same number to the same step.
+    /// Completes a phase that the others can wait for; it has the same number on every rank.
     pub(super) fn post(&mut self) -> u32 {
         self.phase = self.phase.wrapping_add(1);
         self.my_desk().phase.post(self.phase);
         self.phase
     }
 
-    /// Waits until everybody has made a step.
+    /// Waits until all ranks have reached a phase.
     pub(super) fn wait_phase(&mut self, target: u32) -> Result<(), Report> {
         if (self.seen_phase.wrapping_sub(target) as i32) < 0 {
             self.wait_all(Which::Phase, target)?;
@@ -144,7 +145,7 @@ impl Meet {
         Ok(())
     }
 
-    /// Waits until everybody has published so many operations.
+    /// Waits until all ranks have published this many operations.
     pub(super) fn wait_posted(&mut self, target: u32) -> Result<(), Report> {
         if (self.seen_posted.wrapping_sub(target) as i32) < 0 {
             self.wait_all(Which::Posted, target)?;
@@ -153,7 +154,7 @@ impl Meet {
         Ok(())
     }
 
-    /// Makes a step and waits until everybody has.
+    /// Completes a phase and waits until all ranks have.
     pub(super) fn gather_here(&mut self) -> Result<(), Report> {
         let here = self.post();
         self.wait_phase(here)
@@ -177,8 +178,8 @@ impl Meet {
         self.wait_unless(counter, of, target, || None)
     }
 
-    /// Waits for a counter that a rank counts up. Whenever this looks around it asks `stuck` too: a rank, and why it never
-    /// will.
+    /// Waits for a counter that a rank counts up. Whenever it calls back, `stuck` may name a rank that never will, and
+    /// why.
     pub(super) fn wait_unless(
         &self,
         counter: &Counter,
@@ -195,13 +196,13 @@ impl Meet {
         })
     }
 
-    /// Whether a rank takes part no more.
+    /// Whether a rank has left.
     pub(super) fn is_gone(&self, rank: usize) -> bool {
         let ended = self.peers.as_ref().is_some_and(|peers| peers.ended(rank));
         ended || self.desk(rank).state.load(Ordering::SeqCst) != HERE
     }
 
-    /// Gives others of this core a turn in a wait without a counter, and looks whether the group can go on and `of` is there.
+    /// Yields in a wait without a counter, and checks that the group can go on and `of` has not left.
     pub(super) fn pause(&self, of: usize) -> Result<(), Report> {
         self.check()?;
         if self.is_gone(of) {
@@ -214,7 +215,7 @@ impl Meet {
     fn look(&self, look: Look, counter: &Counter, of: usize, target: u32) -> Result<(), Report> {
         self.check()?;
         let Look::Around(quiet) = look else { return Ok(()) };
-        // What a rank has posted it posted before it went: the counter is read after the state.
+        // A rank posts before it leaves, so the counter is read after the state.
         if self.desk(of).state.load(Ordering::SeqCst) != HERE && !counter.reached(target) {
             return Err(self.raise(of, Cause::Gone));
         }
@@ -240,21 +241,21 @@ impl Meet {
         }
     }
 
-    /// A rank whose process ended before it came to the end of its work.
+    /// A rank whose process ended before it finished.
     fn lost(&self) -> Option<usize> {
         let peers = self.peers.as_ref()?;
-        // The state is read after the process was seen to have ended: nothing changes it any more.
+        // The state is read after the process has ended, when nothing changes it any more.
         let lost = |r: &usize| peers.ended(*r) && self.desk(*r).state.load(Ordering::SeqCst) == HERE;
         (0..self.size).filter(|r| *r != self.rank).find(lost)
     }
 
-    /// What all ranks have counted up to: it changes when any of them gets on.
+    /// The sum of all counters: it changes when any rank makes progress.
     fn counted(&self) -> u32 {
         let desks = (0..self.size).map(|rank| self.desk(rank));
         desks.fold(0, |sum: u32, desk| sum.wrapping_add(desk.posted.get()).wrapping_add(desk.phase.get()))
     }
 
-    /// Among all ranks the one with the fewest steps; of a ring, the one at its other end.
+    /// The rank with the lowest phase; for a ring, the rank at its other end.
     fn furthest_behind(&self, of: usize, counter: &Counter) -> usize {
         let desk = self.desk(of);
         if !std::ptr::eq(counter, &desk.posted) && !std::ptr::eq(counter, &desk.phase) {
@@ -275,7 +276,7 @@ impl Meet {
         Report { rank, host: self.host.clone(), step: self.step, op: op.into(), cause }
     }
 
-    /// Ends every wait. What is returned is what all ranks say: this, or what was put up before.
+    /// Ends every wait. Returns the report that all ranks give: this one, or the one posted before.
     pub(super) fn raise(&self, rank: usize, cause: Cause) -> Report {
         self.put_up(self.report(rank, self.op, cause))
     }
@@ -289,7 +290,7 @@ impl Meet {
         self.noticed()
     }
 
-    /// Wakes who waits for a rank.
+    /// Wakes the ranks that wait for a rank.
     pub(super) fn wake(&self, rank: usize) {
         self.desk(rank).posted.wake();
         self.desk(rank).phase.wake();
@@ -303,7 +304,7 @@ impl Meet {
 
     /// Reads or writes memory of other ranks, unless the group has failed.
     pub(super) fn touch(&self, work: impl FnOnce()) -> Result<(), Report> {
-        /// Taken back even if the work panics.
+        /// Reset even if the work panics.
         struct Busy<'a>(&'a Desk);
         impl Drop for Busy<'_> {
             fn drop(&mut self) {
@@ -321,8 +322,8 @@ impl Meet {
         Ok(())
     }
 
-    /// After the group has failed: waits until no thread touches another's memory. They do not wait while they do.
-    /// Other processes have mappings of their own, and take nothing from us that could go away.
+    /// After the group has failed: waits until no thread accesses another's memory, which never takes long. Other
+    /// processes have their own mappings, and access nothing of ours that could go away.
     pub(super) fn stand_back(&self) {
         if self.peers.is_some() || !self.notice().is_up() {
             return;

@@ -1,12 +1,12 @@
-//! The loops over memory that several ranks see: copies, and sums of many inputs in one pass.
+//! The loops over shared memory: copies, and sums of many inputs in one pass.
 //!
-//! The only module of the shared transports that follows addresses. An [`Area`] is an address and a length; whoever
-//! makes one promises that the memory stays and that the ranks take turns with it, and everything after that is
-//! checked.
+//! The only module of the shared transports that dereferences addresses. An [`Area`] is an address and a length;
+//! creating one promises that the memory stays valid and that the ranks take turns with it, and everything after that
+//! is checked.
 //!
-//! A sum is made in the order of the ranks, element by element, whatever the timing: ((x0 + x1) + x2) + ... So it has
-//! the same bits on all ranks and in all runs. Each input is read once and each output written once, in packs that stay
-//! in registers, or with many inputs in tiles that stay in the first-level cache.
+//! Sums are computed in the order of the ranks, element by element, whatever the timing: ((x0 + x1) + x2) + ... So it
+//! has the same bits on all ranks and in all runs. Each input is read once and each output written once, in packs that
+//! stay in registers, or with many inputs in tiles that stay in L1.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -19,7 +19,7 @@ const TILE: usize = 512;
 /// Bytes that are copied at a time. From 4 KiB on glibc copies with `rep movsb`, which takes twice as long on Zen 3.
 const BURST: usize = 2048;
 
-/// Memory that is there, and whose turns are agreed.
+/// Valid memory that the ranks take turns with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Area {
     ptr: *mut u8,
@@ -32,12 +32,12 @@ unsafe impl Send for Area {}
 impl Area {
     /// # Safety
     /// The memory can be read, and written if the area is a target, until the operation it is made for has ended;
-    /// until then nobody else touches it but by the rules of that operation.
+    /// until then it is only accessed by the rules of that operation.
     pub(super) unsafe fn new(ptr: *mut u8, bytes: usize) -> Area {
         Area { ptr, bytes }
     }
 
-    /// Not a byte, at an address that is aligned for every element type.
+    /// An empty area, aligned for every element type.
     pub(super) fn nothing() -> Area {
         Area { ptr: std::ptr::without_provenance_mut(64), bytes: 0 }
     }
@@ -46,13 +46,13 @@ impl Area {
         self.bytes
     }
 
-    /// So many bytes from an offset on.
+    /// `bytes` bytes from an offset on.
     pub(super) fn part(&self, offset: usize, bytes: usize) -> Area {
-        assert!(offset <= self.bytes && bytes <= self.bytes - offset, "a part lies inside its area");
+        assert!(offset <= self.bytes && bytes <= self.bytes - offset, "a part is inside its area");
         Area { ptr: self.ptr.wrapping_add(offset), bytes }
     }
 
-    /// Copies all of it. Where source and target are one there is nothing to do.
+    /// Copies all of it. If source and target are the same, there is nothing to do.
     pub(super) fn copy_to(&self, target: Area) {
         assert_eq!(self.bytes, target.bytes, "a copy is as long as what is copied");
         if self.ptr == target.ptr {
@@ -62,7 +62,7 @@ impl Area {
         let burst = if apart { BURST } else { self.bytes };
         for offset in (0..self.bytes).step_by(burst.max(1)) {
             let bytes = burst.min(self.bytes - offset);
-            // SAFETY: both are there, for as long as this takes; if they overlap all goes in one burst.
+            // SAFETY: both are valid while this runs; if they overlap, all goes in one burst.
             unsafe { std::ptr::copy(self.ptr.add(offset), target.ptr.add(offset), bytes) };
         }
     }
@@ -70,7 +70,7 @@ impl Area {
     /// The elements from one on.
     ///
     /// # Safety
-    /// Nobody writes to them as long as the slice is used, and the area is aligned for `T`.
+    /// Nothing writes to them while the slice is used, and the area is aligned for `T`.
     unsafe fn slice<T>(&self, start: usize, len: usize) -> &[T] {
         debug_assert!((start + len) * size_of::<T>() <= self.bytes && self.ptr.cast::<T>().is_aligned());
         // SAFETY: inside the area; the rest is promised by the caller.
@@ -119,8 +119,8 @@ fn fold_of<T: Summand>(inputs: &[Area], outputs: &[Area], reduce: Reduce) {
     }
 }
 
-/// As much as goes in whole packs, which stay in registers: half the instructions of tiles. With many inputs it would
-/// read from too many places at once.
+/// As much as fits in whole packs, which stay in registers: half the instructions of tiles. With many inputs it would
+/// read too many streams at once.
 fn fold_packs<T: Summand>(inputs: &[Area], outputs: &[Area], reduce: Reduce) -> usize {
     match reduce {
         Reduce::Sum => packs::<T>(inputs, outputs, T::add),
@@ -134,7 +134,7 @@ fn packs<T: Summand>(inputs: &[Area], outputs: &[Area], combine: impl Fn(&mut [T
     let size = size_of::<T::Pack>();
     let n = inputs[0].bytes / size;
     for i in 0..n {
-        // SAFETY: inside of the areas, as their length was checked; this rank alone works on this range now.
+        // SAFETY: inside the areas, as their length was checked; this rank alone works on this range now.
         let read = |k: usize| unsafe { inputs[k].ptr.add(i * size).cast::<T::Pack>().read_unaligned() };
         let mut sum = read(0);
         for k in 1..inputs.len() {

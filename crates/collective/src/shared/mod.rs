@@ -1,31 +1,31 @@
 //! Ranks that see each other's memory: threads of one process, or processes of one host.
 //!
-//! # The two ways of data
-//! *Direct*: every rank says where its memory lies, and the others read and write it in place. Nothing is copied to be
-//! communicated. Threads can do so with any memory, processes with that of a block.
+//! # Direct and staged
+//! *Direct*: every rank publishes where its memory is, and the others read and write it in place. Nothing is copied to
+//! be communicated. Threads can do so with any memory, processes with that of a block.
 //!
 //! *Staged*: every rank copies what others need into its own staging areas, piece by piece, and they take it from
-//! there. The pieces are small enough to stay in the caches, so that main memory sees each byte of the data as often
-//! as in the direct way. What is short goes this way too where ranks share cores: one copy costs less than the second
-//! meeting that the direct way needs.
+//! there. The pieces are small enough to stay in cache, so main memory traffic is that of the direct way. Short data
+//! are staged too where ranks share cores: a copy costs less than the second meeting that the direct way needs.
 //!
 //! # Pieces
-//! A rank has [`layout::PIECES`] staging areas and uses them in turn, over all operations. One rule makes that safe:
-//! a rank that has posted piece `p` has finished reading the pieces up to `p - 2` of the others. So piece `q` may be
-//! written, over the place of `q - 4`, when everybody has posted `q - 2`.
+//! A rank has [`layout::PIECES`] staging areas and uses them in turn, over all operations. One rule makes that safe: a
+//! rank that has posted piece `p` has finished reading the pieces up to `p - 2` of the others. So piece `q` may be
+//! written, over `q - 4`, when all ranks have posted `q - 2`.
 //!
 //! # An operation
-//! `start` publishes what the operation is and where the memory lies; `wait` does this rank's share of the work. Before
-//! a rank reads anything of others it has read what all of them published ([`call`]), and every rank comes to the same
-//! verdict. Every operation has a step that all ranks wait for of all; so when an operation has ended all others have
-//! at least begun it, and what was published for the one before is not needed any more.
+//! `start` publishes the operation and where its memory is; `wait` does this rank's share of the work. Before a rank
+//! reads anything of others it has read what all of them published ([`call`]), and every rank comes to the same
+//! verdict. Every operation has a phase in which all ranks wait for all; so when an operation has ended on a rank, all
+//! others have at least begun it, and what was published for the one before is no longer needed.
 //!
-//! What happens when a rank is lost stands in [`meet`].
+//! [`meet`] describes what happens when a rank is lost.
 //!
 //! # Layout
-//! [`layout`]: what lies where. [`join`]: how a group comes together. [`meet`]: counters, waits, failures. [`lateness`]: when a wait is too long. [`call`]: what is published. [`blocks`]: memory
-//! that others see. [`letters`]: messages with tags. [`memory`]: copies and sums, and the unsafe code. [`reduce`], [`spread`], [`exchange`], [`pair`]:
-//! the operations.
+//! [`layout`]: the layout of the memory. [`join`]: how a group is formed. [`meet`]: counters, waits, failures.
+//! [`lateness`]: when a wait is too long. [`call`]: what is published. [`blocks`]: memory that others see. [`letters`]:
+//! messages with tags. [`memory`]: copies and sums, and the unsafe code. [`reduce`], [`spread`], [`exchange`],
+//! [`pair`]: the operations.
 
 mod blocks;
 mod call;
@@ -58,8 +58,8 @@ use letters::Letters;
 use meet::Meet;
 use memory::Area;
 
-/// Data up to so many bytes goes over staging areas even where the direct way is open, and is reduced by every rank
-/// for itself. With four ranks on two cores one meeting of 4 KiB takes 7 us and two take 10; at 16 KiB it is 15 and 13.
+/// Data up to this size go through staging areas even where the direct way is possible, and every rank reduces them
+/// itself. With four ranks on two cores one meeting of 4 KiB takes 7 us and two take 10; at 16 KiB it is 15 and 13.
 const SHORT_BYTES: usize = 4 << 10;
 
 /// One rank's end of shared memory.
@@ -73,15 +73,15 @@ pub(crate) struct ShmComm {
     queue: VecDeque<Call>,
     published: u32,
     done: u32,
-    /// The next piece, and the steps with which the two before it were posted.
+    /// The next piece, and the phases in which the two before it were posted.
     piece: u32,
     piece_posts: [u32; 2],
-    /// What all ranks said about the operation that runs.
+    /// What all ranks published about the current operation.
     said: Vec<ReadEntry>,
 }
 
 impl ShmComm {
-    /// What to do with words about a long wait of this rank.
+    /// Sets what is called about a long wait of this rank.
     pub(crate) fn on_long_wait(&mut self, voice: Voice) {
         self.meet.lateness.set_voice(voice);
     }
@@ -95,7 +95,7 @@ impl ShmComm {
     /// Publishes an operation, or queues it until there is room on the desk.
     ///
     /// # Safety
-    /// The memory stays, and nobody else touches it, until the operation was waited for.
+    /// The memory stays valid and nothing else accesses it until the operation was waited for.
     pub(crate) unsafe fn start(&mut self, work: Work, step: u64) {
         self.meet.step = step;
         let call = match work {
@@ -117,8 +117,8 @@ impl ShmComm {
         self.publish();
     }
 
-    /// Has this rank choose short ways as if every rank had a core for itself, or not, whatever the others were told. `openly`
-    /// if it says so to them, as every call does.
+    /// Makes this rank choose as if every rank had its own core, or not, whatever the others assume. `openly` if it
+    /// publishes that, as every call does.
     #[cfg(test)]
     pub(crate) fn force_roomy(&mut self, roomy: bool, openly: bool) {
         match openly {
@@ -133,7 +133,7 @@ impl ShmComm {
         Call { op, reduce, root, count: mine.count, cuts, mine, place, grounds: self.meet.grounds }
     }
 
-    /// A call that no rank can carry out fails the group before anybody begins.
+    /// An impossible call fails the group before any rank begins.
     fn check_call(&self, call: &Call) {
         if let Some(what) = wrong_with(call, self.meet.size) {
             self.meet.put_up(self.meet.report(self.meet.rank, call.op.name(), Cause::Disagrees { what }));
@@ -178,7 +178,7 @@ impl ShmComm {
         Ok(())
     }
 
-    /// Runs an operation, or fails the group with what is wrong with it.
+    /// Runs an operation, or fails the group with the reason why it cannot.
     fn call_unless<R>(
         &mut self,
         wrong: Option<String>,
@@ -231,7 +231,7 @@ impl ShmComm {
         result
     }
 
-    /// Publishes what is queued, as far as there is room: the last two that were done may still be read by others.
+    /// Publishes what is queued, as far as there is room: others may still read the last two that were done.
     fn publish(&mut self) {
         loop {
             let ahead = self.published.wrapping_sub(self.done);
@@ -261,22 +261,22 @@ impl ShmComm {
                     Some(what) => what.to_string(),
                     None => format!("it calls {odd}, rank {usual} calls {other}"),
                 };
-                // Named after what most ranks do, so that all say the same.
+                // Compared with what most ranks do, so that all report the same.
                 let report = self.meet.report(rank, self.said[usual].name(), Cause::Disagrees { what });
                 Err(self.meet.put_up(report))
             }
         }
     }
 
-    /// Whether everybody's memory of this operation can be seen by all. Comes after [`ShmComm::agree`].
+    /// Whether all ranks can access all memory of this operation. Comes after [`ShmComm::agree`].
     fn all_visible(&self) -> bool {
         self.said.iter().all(|said| said.place != MemoryRef::Private)
     }
 
     /// Another rank's memory in an operation that all agreed on.
     fn area_of(&self, rank: usize, bytes: usize) -> Result<Area, Report> {
-        // SAFETY: addresses are those of threads that do not return from this operation before this rank has made its
-        // last step in it, or before it stopped touching (`stand_back`).
+        // SAFETY: addresses are those of threads that do not return from this operation before this rank has completed
+        // its last phase, or has stopped accessing memory (`stand_back`).
         let area = unsafe { self.blocks.area(self.said[rank].place, rank, bytes, self.handover.is_some()) };
         area.ok_or_else(|| {
             let what = "it published memory outside of its blocks".into();
@@ -286,7 +286,7 @@ impl ShmComm {
 
     /// This rank's memory.
     fn mine(&self, call: &Call) -> Area {
-        // SAFETY: promised by whoever started the operation.
+        // SAFETY: promised by the caller that started the operation.
         unsafe { Area::new(call.mine.ptr, call.mine.count * call.dtype().bytes()) }
     }
 
@@ -298,7 +298,7 @@ impl ShmComm {
         Ok(q)
     }
 
-    /// Tells the others that a piece is written, and that this rank is done with the pieces before the one before.
+    /// Tells the others that a piece is written, and that this rank is done with all pieces but the last two.
     fn post_piece(&mut self, q: u32) -> u32 {
         let step = self.meet.post();
         self.piece_posts[(q % 2) as usize] = step;
@@ -308,8 +308,8 @@ impl ShmComm {
     /// A rank's staging area of a piece.
     fn stage(&self, rank: usize, q: u32) -> Area {
         let (offset, bytes) = (self.meet.layout.piece(rank, q), self.meet.layout.piece_bytes);
-        assert!(offset + bytes <= self.meet.memory.bytes(), "staging areas lie inside the segment");
-        // SAFETY: inside of the segment, which lives as long as this rank; the rule of pieces says whose turn it is.
+        assert!(offset + bytes <= self.meet.memory.bytes(), "staging areas are inside the segment");
+        // SAFETY: inside the segment, which lives as long as this rank; the rule of pieces decides whose turn it is.
         unsafe { Area::new(self.meet.memory.ptr().as_ptr().wrapping_add(offset), bytes) }
     }
 }
@@ -322,11 +322,11 @@ impl Drop for ShmComm {
             return;
         }
         if !self.queue.is_empty() {
-            // Others may be about to touch memory that was published: they are stopped first.
+            // Others may be about to access published memory: they are stopped first.
             self.meet.raise(self.meet.rank, Cause::Gone);
             self.meet.stand_back();
         }
-        // What ended this process in another group is why it leaves this one.
+        // A failure in another group of this process is why it leaves this one.
         if let Some(report) = self.meet.alarm.raised() {
             self.meet.put_up(report);
         }
@@ -351,7 +351,7 @@ fn wrong_with(call: &Call, size: usize) -> Option<String> {
     (!fits).then(|| format!("the cuts {cuts:?} do not ascend up to {}", call.count))
 }
 
-/// The first rank that does something else than most, and the first of these.
+/// The first rank that differs from the majority, and the first of the majority.
 fn who_differs(said: &[ReadEntry]) -> Option<(usize, usize)> {
     if said.iter().all(|s| s.agrees(&said[0])) {
         return None;
@@ -363,7 +363,7 @@ fn who_differs(said: &[ReadEntry]) -> Option<(usize, usize)> {
     Some((odd, usual))
 }
 
-/// Memory that the caller lent for as long as the call takes.
+/// Memory that the caller lends for the duration of the call.
 fn area(span: Span) -> Area {
     // SAFETY: made from a slice that is borrowed until the call returns.
     unsafe { Area::new(span.ptr, span.count * span.dtype.bytes()) }

@@ -1,19 +1,19 @@
 //! Send and receive between two ranks that share memory.
 //!
 //! Each ordered pair of ranks has a ring of cells, with a counter of written ones that the sender counts up and a
-//! counter of read ones that the receiver counts up. A message is a cell with its element type, its count and where it
-//! lies, and then:
-//! - *direct*, if it is long and the receiver can see it: nothing more. The receiver copies it from where it lies, and
-//!   the sender returns when the cell was read. One copy.
+//! counter of read ones that the receiver counts up. A message is a cell with its element type, its count and its
+//! location, and then:
+//! - *direct*, if it is long and the receiver can see it: nothing more. The receiver copies it from the sender's
+//!   memory, and the sender returns when the cell was read. One copy.
 //! - *staged* otherwise: its bytes, in as many cells as it takes, a quarter of the ring at a time. The sender returns
-//!   when the last of them is written: what fits in the ring is sent without anybody waiting. Two copies.
+//!   when the last of them is written: what fits in the ring is sent without waiting. Two copies.
 //!
-//! Messages of a pair arrive in the order in which they were sent; they have nothing to do with operations that were
-//! started. Ranks that send each other long messages at the same time would wait for each other: one of them receives
-//! first, or all use an all-to-all. Who sends and has waited for long says so on its desk, and finds out if it is one of
-//! such a circle.
+//! Messages of a pair arrive in the order in which they were sent; they are independent of started operations. Ranks
+//! that send each other long messages at the same time would wait for each other: one of them must receive first, or
+//! all use an all-to-all. A sender that has waited for long marks this on its desk, and finds out whether it is part of
+//! such a cycle.
 //!
-//! When a rank dies whoever waits for it ends with a report.
+//! When a rank dies, ranks that wait for it end with a report.
 
 use std::sync::atomic::Ordering;
 
@@ -97,7 +97,8 @@ impl ShmComm {
         // SAFETY: the caller's, borrowed until this returns.
         let target = unsafe { Area::new(data.ptr, bytes) };
         if sent.place != MemoryRef::Private {
-            // SAFETY: an address comes from a thread that waits until this cell was read, or until nobody touches.
+            // SAFETY: an address comes from a thread that waits until this cell was read, or until no access is in
+            // progress.
             let source = unsafe { self.blocks.area(sent.place, from, bytes, self.handover.is_some()) };
             let Some(source) = source else {
                 let what = "it published memory outside of its blocks".into();
@@ -126,7 +127,7 @@ impl ShmComm {
         (0..bytes).step_by(burst).map(move |from| (from, burst.min(bytes - from)))
     }
 
-    /// Waits until so many cells after `head` are free.
+    /// Waits until `cells` cells after `head` are free.
     fn wait_room(&self, ring: &Ring, head: u32, cells: usize, to: usize) -> Result<(), Report> {
         let all = (self.meet.layout.ring_bytes / CELL) as u32;
         self.wait_read(ring, head.wrapping_add(cells as u32).wrapping_sub(all), to)
@@ -147,9 +148,9 @@ impl ShmComm {
         waited
     }
 
-    /// The ranks each of which waits for the next one to receive, from this one on and back to it, if it sends to `to` and
-    /// that closes a circle. They are sought from this one backwards: a rank that waits for one that is stuck is stuck
-    /// too and stays so, so nothing that was found ceases to be true while the rest is sought.
+    /// The cycle of ranks in which each waits for the next one to receive, if this rank's send to `to` closes one. The
+    /// search goes backwards from this rank: a rank that waits for a stuck one is stuck too and stays so, so what was
+    /// found stays true while the search goes on.
     fn circle(&self, to: usize) -> Option<Vec<usize>> {
         let (rank, size) = (self.meet.rank, self.meet.size);
         let mut next = vec![None; size];
@@ -170,7 +171,7 @@ impl ShmComm {
         Some(circle)
     }
 
-    /// The rank that another one sends to and that has not read what it waits for.
+    /// The rank that `sender` sends to, if that has not read what it waits for.
     fn waits_for(&self, sender: usize) -> Option<usize> {
         let sending = self.meet.desk(sender).sending.load(Ordering::SeqCst);
         let to = ((sending >> 32) as usize).checked_sub(1).filter(|to| *to < self.meet.size)?;
@@ -187,7 +188,7 @@ impl ShmComm {
         self.meet.memory.at(self.cell_offset(from, to, cell))
     }
 
-    /// Goes over `bytes` of the ring from a cell on: in one part, or in two if they pass its end.
+    /// Visits `bytes` bytes of the ring from a cell on: in one part, or in two if they wrap around.
     fn through_ring(
         &self,
         from: usize,
@@ -202,16 +203,16 @@ impl ShmComm {
         for (at, bytes, offset) in
             [(start, first, 0), (end - self.meet.layout.ring_bytes, bytes - first, first)]
         {
-            assert!(at + bytes <= self.meet.memory.bytes(), "rings lie inside the segment");
+            assert!(at + bytes <= self.meet.memory.bytes(), "rings are inside the segment");
             if bytes > 0 {
-                // SAFETY: inside of the segment; the counters say whose turn it is with these cells.
+                // SAFETY: inside the segment; the counters say whose turn it is with these cells.
                 work(unsafe { Area::new(self.meet.memory.ptr().as_ptr().wrapping_add(at), bytes) }, offset);
             }
         }
     }
 }
 
-/// What stands in the first cell of a message.
+/// The first cell of a message.
 fn message(data: Span, place: MemoryRef) -> ReadEntry {
     let mut call = Call::bare(SharedOp::AllToAll, data.count);
     (call.mine, call.place) = (data, place);

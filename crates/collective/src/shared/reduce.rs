@@ -1,32 +1,32 @@
 //! All-reduce and reduce-scatter between ranks that share memory.
 //!
 //! `N` ranks, `S` bytes. Rank `r` owns the range `r` of the elements: an even share for all-reduce, its cuts for
-//! reduce-scatter. Sums are made in the order of the ranks.
+//! reduce-scatter. Sums are computed in the order of the ranks.
 //!
 //! # Short (all-reduce up to [`SHORT_BYTES`])
-//! Where every rank has a core and all see each other's memory it goes the direct way too: two meetings and half the data cost
-//! two ranks 0.8 us with 4 KiB, one meeting over staging areas 2.3. Otherwise one meeting. Everybody copies its `S` bytes into its staging area and posts; then everybody reads all `N` areas and
-//! makes the whole sum for itself. `S` written and `N S` read by each rank, which for a few KiB is cheaper than to meet
-//! again.
+//! Where every rank has a core and all see each other's memory, this is direct too: two meetings and half the data cost
+//! two ranks 0.8 us with 4 KiB, one meeting over staging areas 2.3. Otherwise there is one meeting: every rank copies
+//! its `S` bytes into its staging area and posts; then it reads all `N` areas and computes the whole sum itself. `S`
+//! written and `N S` read by each rank, which for a few KiB is cheaper than another meeting.
 //!
 //! # Direct
-//! 1. Everybody has published: all data is there. Rank `r` reads range `r` of all ranks, and writes the sum to range
+//! 1. All ranks have published: all data are there. Rank `r` reads range `r` of all ranks, and writes the sum to range
 //!    `r` of all ranks (reduce-scatter: to its own). Range `r` is read and written by rank `r` alone.
-//! 2. Everybody has posted: all ranges are written, and nobody looks at another's memory any more.
+//! 2. All ranks have posted: all ranges are written, and no rank accesses another's memory any more.
 //!
 //! Each rank reads `S` bytes and writes `S` bytes; every byte passes main memory once in each direction.
 //!
 //! # Staged
 //! A piece takes `c` bytes of each range, where `N c` is a staging area.
 //! 1. *Stage*: rank `r` copies its data of the other ranks' ranges into its area. Region `r` of it stays free.
-//! 2. *Reduce*: everybody has staged. Rank `r` reads range `r` of the areas of the others and of its own memory, and
+//! 2. *Reduce*: all ranks have staged. Rank `r` reads range `r` of the areas of the others and of its own memory, and
 //!    writes the sum to its own memory and, for all-reduce, to region `r` of its area.
-//! 3. *Take*, all-reduce only: everybody has reduced. Rank `r` copies region `s` of the area of each rank `s`.
+//! 3. *Take*, all-reduce only: all ranks have reduced. Rank `r` copies region `s` of the area of each rank `s`.
 //!
 //! Piece `k + 1` is staged before piece `k` is reduced, so the first meeting of a piece is over when a rank comes to
 //! it. Each rank copies `(N - 1) / N S` in and as much out, through caches.
 //!
-//! When a rank dies the others' waits end with a report; data is then partly reduced and of no use.
+//! When a rank dies, the others' waits end with a report; data are then partly reduced and useless.
 
 use polyreme_net::Report;
 
@@ -41,7 +41,7 @@ impl ShmComm {
         let gather = call.op == SharedOp::AllReduce;
         if gather && call.count * each <= SHORT_BYTES && !call.is_common() {
             if call.is_visible() && self.meet.is_roomy(call) {
-                // A rank whose memory is private does not ask, and goes the short way, as all do then.
+                // A rank whose memory is private need not ask: all ranks use staging then.
                 self.agree(call)?;
                 if self.all_visible() {
                     return self.reduce_direct(call, &even_cuts(call.count, size, each), gather);
@@ -53,7 +53,7 @@ impl ShmComm {
             Some(cuts) => cuts.to_vec(),
             None => even_cuts(call.count, size, each),
         };
-        // A rank whose memory nobody sees knows the way already, and need not wait for what the others say.
+        // A rank with private memory knows the algorithm already, and need not wait for the others' entries.
         if call.is_visible() {
             self.agree(call)?;
             if self.all_visible() {
@@ -91,7 +91,7 @@ impl ShmComm {
         let (rank, size, each) = (self.meet.rank, self.meet.size, call.dtype().bytes());
         let (mine, region) = (self.mine(call), self.meet.layout.region_bytes());
         let longest = cuts.windows(2).map(|w| (w[1] - w[0]) * each).max().unwrap_or(0);
-        // Even without an element ranks meet once and compare.
+        // Even without elements the ranks meet once and compare.
         let n_pieces = longest.div_ceil(region).max(1);
         // Of the data and of an area, what piece `k` has of rank `r`'s range.
         let part = |k: usize, r: usize| -> (Area, usize, usize) {

@@ -1,20 +1,20 @@
-//! All-gather, broadcast, gather and scatter between ranks that share memory: data moves, nothing is computed.
+//! All-gather, broadcast, gather and scatter between ranks that share memory: data move, nothing is computed.
 //!
 //! `N` ranks, `S` bytes in all; rank `r` has the range `r` of the cuts.
 //!
 //! # Direct
-//! 1. Everybody has published. Who needs something copies it from where it lies: all-gather, every rank the ranges of
-//!    the others; broadcast, every rank but the root all of the root's; gather, the root the range of each rank;
-//!    scatter, every rank its range of the root's.
-//! 2. Everybody has posted: nobody reads another's memory any more.
+//! 1. All ranks have published. A rank that needs data copies them from their owner's memory: all-gather, every rank
+//!    the ranges of the others; broadcast, every rank but the root all of the root's; gather, the root the range of
+//!    each rank; scatter, every rank its range of the root's.
+//! 2. All ranks have posted: no rank reads another's memory any more.
 //!
-//! In a block that is one for all there is nothing to copy, and the two meetings are all there is.
+//! In a block that all ranks share there is nothing to copy, only the two meetings.
 //!
 //! # Staged
 //! Piece by piece: the sources copy into their areas and post; the targets wait for the posts of their sources and copy
-//! out. All-gather and gather: each rank is a source, of its own range. Broadcast: the root, of everything. Scatter: the
-//! root, with a region of its area for each rank. Ranks that are no source post too, which says that they are done with
-//! the piece before. Each source copies its part once, each target what it gets.
+//! out. All-gather and gather: each rank is a source, of its own range. Broadcast: the root, of everything. Scatter:
+//! the root, with a region of its area for each rank. Ranks that are not a source post too, which says that they are
+//! done with the previous piece. Each source copies its part once, each target what it gets.
 //!
 //! When a rank dies the others' waits end with a report; targets are then partly written.
 
@@ -31,7 +31,7 @@ use super::{SHORT_BYTES, ShmComm, area};
 type Range = (usize, usize);
 
 impl ShmComm {
-    /// `into` of the root gets everybody's `mine`, by the cuts.
+    /// The root's `into` gets `mine` of all ranks, by the cuts.
     pub(crate) fn gather(
         &mut self,
         mine: Span,
@@ -46,7 +46,7 @@ impl ShmComm {
         self.call_unless(wrong, call, step, |shared, call| shared.gather_to(call, into.map(area)))
     }
 
-    /// Everybody's `mine` gets its range of the root's `from`.
+    /// Each rank's `mine` gets its range of the root's `from`.
     pub(crate) fn scatter(
         &mut self,
         mine: Span,
@@ -113,7 +113,7 @@ impl ShmComm {
         })
     }
 
-    /// The root's `into` gets everybody's `mine`.
+    /// The root's `into` gets `mine` of all ranks.
     pub(super) fn gather_to(&mut self, call: &Call, into: Option<Area>) -> Result<(), Report> {
         let (rank, size, mine) = (self.meet.rank, self.meet.size, self.mine(call));
         let ranges = ranges(call);
@@ -149,7 +149,7 @@ impl ShmComm {
         })
     }
 
-    /// Everybody's `mine` gets its range of the root's `from`; what the root published is `from`.
+    /// Each rank's `mine` gets its range of the root's `from`, which the root published.
     pub(super) fn scatter_from(
         &mut self,
         call: &Call,
@@ -187,7 +187,7 @@ impl ShmComm {
         })
     }
 
-    /// Whether data goes the direct way: it is long, and everybody's is visible. All ranks come to the same answer.
+    /// Whether to go the direct way: the data are long, and visible on all ranks. All ranks come to the same answer.
     pub(super) fn goes_direct(&mut self, call: &Call, bytes: usize) -> Result<bool, Report> {
         if !call.is_visible() || (bytes <= SHORT_BYTES && !call.is_common()) {
             return Ok(false);
@@ -200,7 +200,7 @@ impl ShmComm {
         ranks.map(|r| self.area_of(r, call.count * call.dtype().bytes())).collect()
     }
 
-    /// Goes through `longest` bytes in cells: `work` writes a piece, everybody posts, `work` reads it.
+    /// Goes through `longest` bytes in cells: `work` writes a piece, all ranks post, `work` reads it.
     pub(super) fn pieces(
         &mut self,
         call: &Call,
@@ -208,7 +208,7 @@ impl ShmComm {
         cell: usize,
         mut work: impl FnMut(&mut ShmComm, usize, u32, bool),
     ) -> Result<(), Report> {
-        // Even without an element ranks meet once and compare.
+        // Even without elements the ranks meet once and compare.
         for k in 0..longest.div_ceil(cell).max(1) {
             let q = self.next_piece()?;
             work(self, k, q, false);
@@ -231,7 +231,7 @@ impl ShmComm {
         }
         match whole {
             None if rank == root => Some("the root has no memory for the whole".into()),
-            Some(_) if rank != root => Some("it gives memory for the whole and is not the root".into()),
+            Some(_) if rank != root => Some("it gives memory for the whole but is not the root".into()),
             Some(whole) if whole.count < cuts.last().copied().unwrap_or(0) => {
                 Some(format!("the whole has {} elements, the cuts end at {:?}", whole.count, cuts.last()))
             }

@@ -1,6 +1,6 @@
 //! Numbers and texts as bytes, with a bound on everything that is read.
 
-/// What is read is not what was agreed.
+/// The bytes do not follow the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Malformed;
 
@@ -58,7 +58,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("eight bytes were taken")))
     }
 
-    /// Bytes that carry their length; nothing is reserved before they are there.
+    /// Length-prefixed bytes; nothing is reserved before they have arrived.
     pub(crate) fn bytes(&mut self, bytes_max: usize) -> Result<&'a [u8], Malformed> {
         let n = self.u32()? as usize;
         if n > bytes_max {
@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
         Ok(std::str::from_utf8(bytes).map_err(|_| Malformed)?.to_owned())
     }
 
-    /// How many elements follow, each at least that long.
+    /// How many elements follow, each of at least `element_bytes_min` bytes.
     pub(crate) fn count(&mut self, element_bytes_min: usize) -> Result<usize, Malformed> {
         let n = self.u32()? as usize;
         if n > self.0.len() / element_bytes_min.max(1) {
@@ -87,7 +87,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The longest start of a text that fits, at a border between characters.
+/// The longest prefix that fits, cut between characters.
 pub(crate) fn cut(text: &str, bytes_max: usize) -> &str {
     if text.len() <= bytes_max {
         return text;

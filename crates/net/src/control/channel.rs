@@ -11,15 +11,15 @@ use crate::socket::Stream;
 
 /// Bytes of the length in front of each message.
 const LENGTH_BYTES: usize = 4;
-/// Read at once; also all that is reserved before the bytes are there.
+/// How much is read at once; no more is reserved before the bytes have arrived.
 const CHUNK_BYTES: usize = 16 << 10;
 
-/// Why nothing more comes.
+/// Why no more messages come.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Ended {
     /// The other side closed it, or its process ended.
     Closed,
-    /// What came is no message of ours.
+    /// What came is not a message of this protocol.
     Malformed {
         /// What is wrong with it.
         what: String,
@@ -40,7 +40,7 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Takes over a connection; incoming messages may be that long.
+    /// Takes over a connection; `bytes_max` bounds incoming messages.
     pub(crate) fn new(
         connection: impl Into<Connection>,
         message_bytes_max: usize,
@@ -86,7 +86,7 @@ impl Channel {
                 Ok(n) if n > 0 => sent += n,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                // The reading side says what became of the connection: messages may still be in it.
+                // The reading side reports what happened to the connection: it may still hold messages.
                 _ => sent = self.outbox.len(),
             }
         }
@@ -143,7 +143,7 @@ impl Channel {
 
     /// The next message if all of it is here; what is wrong with it, if something is.
     fn next_whole(&mut self) -> Result<Option<Message>, String> {
-        let changed = |_| "a control message that is not what it sealed".to_owned();
+        let changed = |_| "a control message failed authentication".to_owned();
         let length = match (self.length, &mut self.seals) {
             (Some(length), _) => length,
             (None, None) => {
@@ -159,7 +159,7 @@ impl Channel {
         };
         let max = self.message_bytes_max;
         if length > max {
-            return Err(format!("a message of {length} bytes, and {max} are allowed"));
+            return Err(format!("a message of {length} bytes; at most {max} are allowed"));
         }
         self.length = Some(length);
         let head_bytes = LENGTH_BYTES + self.seals.as_ref().map_or(0, |_| SEAL_BYTES);
@@ -170,7 +170,7 @@ impl Channel {
         let message = Message::decode(bytes);
         self.inbox.drain(..head_bytes + length);
         self.length = None;
-        message.map(Some).map_err(|_| "a control message that is none".into())
+        message.map(Some).map_err(|_| "a malformed control message".into())
     }
 }
 
@@ -189,7 +189,7 @@ mod tests {
     use crate::pulse::Position;
     use crate::{loopback, seal};
 
-    /// Two ends of a connection; between them a stream on which the test stands.
+    /// Two ends of a connection, with a stream between them that the test controls.
     fn ends(sealed: bool) -> (Channel, Stream, Stream, Channel) {
         let mut streams = (0..2).map(|_| loopback::streams(2).unwrap());
         let (mut one, mut two) = (streams.next().unwrap(), streams.next().unwrap());
@@ -205,7 +205,7 @@ mod tests {
         Message::Share { seq: 3, blob: vec![b'x'; bytes] }
     }
 
-    /// What a channel hears next, when all of it has come.
+    /// The next message of a channel, once all of it has come.
     fn hear(channel: &mut Channel) -> Result<Message, Ended> {
         loop {
             if let Some(message) = channel.receive()? {
@@ -215,7 +215,8 @@ mod tests {
         }
     }
 
-    /// Sends messages through a pair of ends, and says what the other side heard of each; `meddle` has the bytes between.
+    /// Sends messages through a pair of ends, and says what the other side heard of each; `meddle` may change the bytes
+    /// in between.
     fn through(
         sealed: bool,
         messages: &[Message],
@@ -251,7 +252,7 @@ mod tests {
             let (heard, _) = through(true, &[share(100), share(100)], meddle);
             let ended = heard.into_iter().find_map(Result::err).expect(name);
             assert!(
-                matches!(&ended, Ended::Malformed { what } if what.contains("sealed")),
+                matches!(&ended, Ended::Malformed { what } if what.contains("authentication")),
                 "{name}: {ended:?}"
             );
         };
@@ -262,12 +263,12 @@ mod tests {
         check("the first twice", &|wire| wire.copy_within(..n, n));
     }
 
-    /// A length that is not allowed is found before anything is reserved for it, sealed or not.
+    /// A length that is not allowed is refused before anything is reserved for it, sealed or not.
     #[test]
     fn lengths_are_checked_before_memory_is_reserved() {
         for sealed in [false, true] {
             let (heard, _) = through(sealed, &[share(30_000)], |wire| wire.truncate(100));
-            let what = "a message of 30013 bytes, and 20000 are allowed".to_string();
+            let what = "a message of 30013 bytes; at most 20000 are allowed".to_string();
             assert_eq!(heard, [Err(Ended::Malformed { what })], "sealed: {sealed}");
         }
     }

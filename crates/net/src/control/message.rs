@@ -1,7 +1,7 @@
-//! What ranks and rank 0 say to each other on their control connections, after the proof.
+//! The messages between rank 0 and the others on control connections, after the proof.
 //!
-//! Written by hand and not by a format crate: there are few, they are small, and every length in them is checked
-//! against what has arrived before memory is reserved.
+//! Written by hand and not by a format crate: they are few and small, and every length in them is checked against what
+//! has arrived before memory is reserved.
 
 use std::net::SocketAddr;
 
@@ -16,9 +16,9 @@ pub const SHARE_BYTES_MAX: usize = 64 << 10;
 /// Two ranks that cannot talk, as one of them saw it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct LinkFault {
-    /// Who says so.
+    /// The rank that reports it.
     pub(crate) from: u32,
-    /// About whom.
+    /// The rank that it cannot reach.
     pub(crate) to: u32,
     /// What happened.
     pub(crate) why: String,
@@ -27,21 +27,21 @@ pub(crate) struct LinkFault {
 /// One message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Message {
-    /// Rank 0 takes a rank in, goes on waiting for the others for so long, and says how patient all ranks are.
+    /// Rank 0 accepts a rank, says how long it waits for the others, and how patient all ranks are.
     Welcome { wait_ms: u64, patience_ms: u64, stall_ms: u64 },
-    /// Rank 0 does not take a rank in, or gives up.
+    /// Rank 0 refuses a rank, or gives up.
     Refused { why: String },
-    /// A rank says where it is to be found.
+    /// A rank says where it can be reached.
     Here(Member),
-    /// Everybody.
+    /// All ranks and where they can be reached.
     Table(Vec<Member>),
-    /// Which pairs cannot talk; from a rank its own ones, from rank 0 all.
+    /// Which pairs cannot talk; a rank sends its own, rank 0 sends all.
     Faults(Vec<LinkFault>),
-    /// Still here, and where.
+    /// A heartbeat, with the rank's position.
     Beat(Position),
     /// A rank's part of an exchange.
     Share { seq: u64, blob: Vec<u8> },
-    /// All parts of it, by rank.
+    /// All parts of an exchange, by rank.
     Shared { seq: u64, blobs: Vec<Vec<u8>> },
     /// The job cannot go on.
     Report(Report),
@@ -121,7 +121,7 @@ impl Message {
         out
     }
 
-    /// From its bytes, all of them.
+    /// Decodes a message; no bytes may be left over.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Message, Malformed> {
         let mut r = Reader(bytes);
         let message = match r.u8()? {

@@ -1,7 +1,7 @@
-//! The control plane: who is still there, where they are in the job, and what all must know when one is lost.
+//! The control plane: which ranks are alive, where they are in the job, and the report that all get when one is lost.
 //!
-//! One thread a process, named `control`, on the connections to rank 0 that joining left. It never carries data of
-//! a step. Every wait here ends: with an answer, with the alarm, or with a limit.
+//! One thread per process, named `control`, on the connections to rank 0 that joining made. It never carries data of a
+//! step. Every wait here ends: with an answer, with the alarm, or with a timeout.
 //!
 //! # Layout
 //! `watch`: the decisions. `plane`: the thread. `channel`, `message`, `bytes`: messages over a connection.
@@ -32,13 +32,13 @@ pub use message::SHARE_BYTES_MAX;
 use plane::Plane;
 pub use watch::Waiting;
 
-/// Time for the last words of a rank to leave it.
+/// How long a rank may take to send its last messages.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
-/// How often a wait looks at the alarm.
+/// How often a wait checks the alarm.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// This rank's end of the control plane. Clones are the same end. When the last one is dropped without
-/// [`Control::goodbye`] the other ranks see this one as lost.
+/// This rank's end of the control plane. Clones share it. When the last one is dropped without [`Control::goodbye`],
+/// the other ranks take this one for lost.
 #[derive(Clone)]
 pub struct Control(Arc<ControlEnd>);
 
@@ -48,25 +48,25 @@ struct ControlEnd {
     hosts: Vec<String>,
     shared: Arc<ControlShared>,
     commands: Sender<Command>,
-    /// Exchanges are one after the other.
+    /// Held during an exchange: they happen one after the other.
     exchange: Mutex<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the thread and its callers both see.
+/// What the thread and its callers share.
 struct ControlShared {
     alarm: Alarm,
     system: Arc<dyn System>,
     pulse: Pulse,
-    /// What is done with words about a long wait.
+    /// Called with a message about a long wait.
     voice: Mutex<Option<Voice>>,
     wake: OwnedFd,
 }
 
-/// What is called with words about a long wait. It must not block.
+/// Called with a message about a long wait. It must not block.
 pub type Voice = Arc<dyn Fn(&Waiting) + Send + Sync>;
 
-/// What callers ask the thread for.
+/// A request of a caller to the thread.
 enum Command {
     Share { blob: Vec<u8>, answer: Sender<Vec<Vec<u8>>> },
     Flush { done: Sender<()> },
@@ -102,12 +102,13 @@ impl Control {
         })))
     }
 
-    /// The alarm that is raised when the job cannot go on. Raised by anybody in this process, it reaches all ranks.
+    /// The alarm that is raised when the job cannot go on. Whichever thread of this process raises it, all ranks get
+    /// the report.
     pub fn alarm(&self) -> Alarm {
         self.0.shared.alarm.clone()
     }
 
-    /// Where this rank says how it gets on.
+    /// Where this rank records its progress.
     pub fn pulse(&self) -> Pulse {
         self.0.shared.pulse.clone()
     }
@@ -117,7 +118,7 @@ impl Control {
         self.0.patience
     }
 
-    /// On rank 0: what to do with words about a long wait.
+    /// On rank 0: sets what is called about a long wait.
     pub fn on_long_wait(&self, voice: Voice) {
         *self.0.shared.voice.lock().unwrap_or_else(PoisonError::into_inner) = Some(voice);
     }
@@ -127,9 +128,8 @@ impl Control {
     pub fn share(&self, blob: &[u8]) -> Result<Vec<Vec<u8>>, Report> {
         if blob.len() > SHARE_BYTES_MAX {
             let n = blob.len();
-            return Err(
-                self.fail(&format!("{n} bytes to share between ranks, and {SHARE_BYTES_MAX} are allowed"))
-            );
+            return Err(self
+                .fail(&format!("{n} bytes to share between ranks; at most {SHARE_BYTES_MAX} are allowed")));
         }
         let _one = self.0.exchange.lock().unwrap_or_else(PoisonError::into_inner);
         let (answer, answered) = queue();
@@ -137,22 +137,23 @@ impl Control {
         self.wait(&answered)
     }
 
-    /// This rank cannot go on: all ranks get the reason, unless another report was first. Returns the one that all get.
+    /// This rank cannot go on: all ranks get the reason, unless another report came first. Returns the report that all
+    /// get.
     pub fn fail(&self, why: &str) -> Report {
         self.0.shared.alarm.raise(self.own(Cause::Failed { why: why.into() }));
-        // The process may end right after this: see that the report is on its way.
+        // The process may end right after this: make sure that the report has been sent.
         let (done, flushed) = queue();
         self.ask(Command::Flush { done });
         let _ = self.0.shared.system.receive(&flushed, FLUSH_TIME);
         self.raised_or(Cause::Failed { why: why.into() })
     }
 
-    /// The regular end: the others do not miss this rank. Rank 0 waits until the others have ended too, because
-    /// until then they need it.
+    /// The regular end: the others do not take this rank for lost. Rank 0 waits until the others have ended too,
+    /// because they need it until then.
     pub fn goodbye(&self) -> Result<(), Report> {
         let (done, left) = queue();
         self.ask(Command::Goodbye { done });
-        // The thread sees that it ends.
+        // This tells the thread to end.
         while let Err(RecvTimeoutError::Timeout) = self.0.shared.system.receive(&left, LOOK) {}
         match self.0.shared.alarm.raised() {
             Some(report) => Err(report),
@@ -161,7 +162,7 @@ impl Control {
     }
 
     fn ask(&self, command: Command) {
-        // If the thread has ended the queue drops the command, and with it whoever waits for the answer wakes up.
+        // If the thread has ended, the queue drops the command, which wakes the caller that waits for the answer.
         let _ = self.0.commands.send(command);
         self.0.shared.wake();
     }
@@ -195,7 +196,7 @@ impl Control {
 
 impl ControlShared {
     fn wake(&self) {
-        // It fails only if the counter is full, and then the thread is awake.
+        // It fails only if the counter is full, and then the thread is awake anyway.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }

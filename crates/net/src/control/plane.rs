@@ -1,4 +1,5 @@
-//! The thread of the control plane: it moves messages between sockets and the watch, and does what the watch says.
+//! The thread of the control plane: it moves messages between sockets and the watch, and carries out the watch's
+//! decisions.
 
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
@@ -14,9 +15,9 @@ use crate::pulse::{Effort, Position};
 use crate::ready;
 use crate::report::{Cause, Report};
 
-/// How often the thread looks whether somebody else raised the alarm.
+/// How often the thread checks whether another thread raised the alarm.
 const LOOK_MS: u64 = 200;
-/// Messages of one connection in one turn, so that none keeps the others from being heard.
+/// How many messages of one connection are read per turn, so that none starves the others.
 const MESSAGES_A_TURN: usize = 64;
 
 /// Everything that the thread owns.
@@ -28,7 +29,7 @@ pub(super) struct Plane {
     shared: Arc<ControlShared>,
     queued: Receiver<Command>,
     started: Instant,
-    /// Whether this process uses the processor, and how often it was seen to.
+    /// Whether this process uses the CPU, and how often it was seen to.
     effort: Effort,
     efforts: u64,
     sharing: Option<Sender<Vec<Vec<u8>>>>,
@@ -66,7 +67,7 @@ impl Plane {
         }
     }
 
-    /// Until this rank leaves.
+    /// Runs until this rank leaves.
     pub(super) fn run(mut self) {
         let _guard =
             ControlGuard { alarm: self.shared.alarm.clone(), rank: self.rank, host: self.host.clone() };
@@ -88,7 +89,7 @@ impl Plane {
         let _ = self.leaving.take().map(|done| done.send(()));
     }
 
-    /// One turn: hear everybody, do what callers ask, judge. Returns whether there is a next one.
+    /// One turn: read all connections, serve callers, judge. Returns whether there is a next one.
     fn turn(&mut self) -> bool {
         let now_ms = self.now_ms();
         let mut out = Vec::new();
@@ -105,7 +106,7 @@ impl Plane {
         if self.watch.report().is_none()
             && let Some(report) = self.shared.alarm.raised()
         {
-            // Somebody else in this process noticed first: the others learn it from here.
+            // Another thread of this process noticed first: the other ranks learn it from here.
             self.watch.adopt(report, None, &mut out);
         } else if let Some(suspicion) = self.shared.alarm.suspicion() {
             self.watch.suspect(suspicion, &mut out);
@@ -133,7 +134,7 @@ impl Plane {
         }
     }
 
-    /// What callers ask for. Returns whether the thread goes on.
+    /// Serves the callers' requests. Returns whether the thread goes on.
     fn obey(&mut self, now_ms: u64, out: &mut Vec<Action>) -> bool {
         loop {
             match self.queued.try_recv() {
@@ -166,7 +167,7 @@ impl Plane {
                     let _ = voice.map(|voice| voice(&waiting));
                 }
                 Action::Shared(blobs) => {
-                    // Who asked may have stopped waiting.
+                    // The caller may have stopped waiting.
                     let _ = self.sharing.take().map(|answer| answer.send(blobs));
                 }
             }
@@ -184,15 +185,16 @@ impl Plane {
         }
     }
 
-    /// Whether this rank said goodbye and may go. Rank 0 stays for as long as the others live. They stay until it answers: what
-    /// is sent to a process that has ended is reset, and the reset may overtake a goodbye that is still under way.
+    /// Whether this rank said goodbye and may go. Rank 0 stays for as long as the others live. They stay until it
+    /// answers: sending to a process that has ended causes a reset, which may overtake a goodbye that is still under
+    /// way.
     fn depart(&self) -> bool {
         self.leaving.is_some() && self.watch.left()
     }
 
-    /// Sends the last words and then reads on, within a limit, until the others have closed too. A connection that is
-    /// closed with something unread in it is reset, and a reset takes back what the other side has not received yet:
-    /// it would not learn why this rank ended. Who is lost is not waited for.
+    /// Sends the last messages and then reads on, within a time limit, until the others have closed too. Closing a
+    /// connection with unread data resets it, and a reset discards what the other side has not received yet: it would
+    /// not learn why this rank ended. Lost ranks are not waited for.
     fn close(&mut self) {
         let system = self.shared.system.clone();
         let until = system.now() + FLUSH_TIME;
@@ -229,7 +231,7 @@ impl Plane {
     }
 }
 
-/// A panic of the thread is a bug of ours, and must not leave anybody waiting.
+/// A panic of the thread is a bug, and must not leave a caller waiting.
 struct ControlGuard {
     alarm: Alarm,
     rank: usize,
@@ -240,7 +242,7 @@ impl Drop for ControlGuard {
     fn drop(&mut self) {
         self.alarm.set_judged(false);
         if std::thread::panicking() {
-            let cause = Cause::Failed { why: "its control plane stopped by a bug".into() };
+            let cause = Cause::Failed { why: "its control plane stopped because of a bug".into() };
             let op = "control".to_owned();
             self.alarm.raise(Report { rank: self.rank, host: self.host.clone(), step: 0, op, cause });
         }
@@ -276,8 +278,8 @@ mod tests {
         (plane, shared, commands, theirs)
     }
 
-    /// The thread may be in the middle of a turn when a caller says where it is and shares: the others are told that
-    /// place, and not the one at which the turn began.
+    /// The thread may be in the middle of a turn when a caller updates its position and shares: the others get the new
+    /// position, not the one at which the turn began.
     #[test]
     fn an_exchange_tells_the_place_of_its_caller() {
         let (mut plane, shared, commands, _theirs) = rank_1();

@@ -1,18 +1,19 @@
-//! Who is still there: decisions of the control plane as a function of what came and when. No sockets, no clock.
+//! The decisions of the control plane: pure functions of messages and time, without sockets or a clock.
 //!
-//! The plane is a star. Rank 0 hears everybody and tells everybody; the others hear and tell rank 0 only. So there is
+//! The plane is a star: rank 0 talks with all ranks, the others only with rank 0. So there is
 //! one order of events, rank 0's, and when one rank is lost all ranks get the one report that rank 0 made:
 //!
 //! - a connection that closes without a goodbye, or is silent for longer than patience lasts, is a lost rank: rank 0
 //!   reports it to all;
-//! - if it is rank 0's, nobody is left to tell anybody, and every rank makes the same report for itself;
-//! - a rank that fails says so itself, and rank 0 passes it on as it is;
-//! - a rank that finds another one at fault on a data connection suspects it. Rank 0 hears the suspicion, makes the first one
-//!   the report, and tells all, also the rank that suspected: both ends of a connection that broke would blame each other;
-//! - a rank that lives is waited for. Only when no rank at all has got on for as long as a stall may last, rank 0 ends the
-//!   job, and names the one that is furthest behind.
+//! - if rank 0 itself is lost, every rank makes the same report on its own;
+//! - a rank that fails reports itself, and rank 0 forwards the report unchanged;
+//! - a rank that finds another one at fault on a data connection suspects it. Rank 0 makes the first suspicion the
+//!   report and sends it to all, also to the rank that suspected: both ends of a broken connection would blame each
+//!   other;
+//! - a rank that is alive is waited for. Only when no rank has made progress for the whole stall timeout does rank 0
+//!   end the job, and it names the rank that is furthest behind.
 //!
-//! After its first report a watch changes nothing any more.
+//! After its first report a watch changes nothing.
 
 use super::channel::Ended;
 use super::message::Message;
@@ -22,10 +23,10 @@ use crate::report::{Cause, Report};
 #[cfg(test)]
 use crate::simulation::{Bug, makes};
 
-/// A wait of rank 0 that takes so long is worth a word, and then when it has taken twice as long, and so on.
+/// After this long a wait of rank 0 is announced, again after twice as long, and so on.
 const LONG_WAIT_MS: u64 = 10_000;
 
-/// What to do about it.
+/// A decision, for the plane to carry out.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Action {
     /// Send to that rank.
@@ -38,7 +39,7 @@ pub(crate) enum Action {
     Say(Waiting),
 }
 
-/// Whom a long wait is for.
+/// Which rank a long wait is for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Waiting {
     /// How long rank 0 has been waiting.
@@ -64,7 +65,7 @@ enum PeerState {
     Here,
     /// It said goodbye.
     Departed,
-    /// It is lost to the job. Its connection may still be there, and then it gets the report too.
+    /// It is lost to the job. If its connection still works, it gets the report too.
     Lost,
     /// Lost, with its connection.
     Closed,
@@ -80,16 +81,16 @@ pub(crate) struct Watch {
     patience: Patience,
     woke_ms: u64,
     beat_ms: u64,
-    /// When a rank was last seen to get on; and since when this one has been where it is.
+    /// When a rank last made progress; on other ranks than 0, since when this one has been at its position.
     moved_ms: u64,
     here_ms: u64,
-    /// How long a wait must be to be worth the next word.
+    /// How long the wait must be for the next announcement.
     word_ms: u64,
     leaving: bool,
     /// Whether rank 0 was told what this rank suspects.
     suspected: bool,
     share_seq: u64,
-    /// On rank 0, the parts of the exchange that goes on.
+    /// On rank 0, the parts of the current exchange.
     parts: Vec<Option<Vec<u8>>>,
     /// Whether this rank waits for an exchange.
     sharing: bool,
@@ -124,8 +125,8 @@ impl Watch {
         }
     }
 
-    /// Begins a turn, at that place of this rank. If this process itself slept (stopped, or its machine suspended), the
-    /// time that it did not listen is nobody's silence.
+    /// Begins a turn, with this rank at `place`. If this process itself was stopped, or its machine suspended, the time
+    /// in which it did not listen does not count as silence of others.
     pub(crate) fn wake(&mut self, now_ms: u64, place: Position) {
         let slept_ms = now_ms.saturating_sub(self.woke_ms);
         #[cfg(test)]
@@ -166,7 +167,11 @@ impl Watch {
             }
             Message::Shared { seq, blobs } if from == 0 && seq == self.share_seq => {
                 if blobs.len() != self.hosts.len() {
-                    return self.lose(from, Cause::Disagrees { what: "parts of too few ranks".into() }, out);
+                    return self.lose(
+                        from,
+                        Cause::Disagrees { what: "parts of an exchange from too few ranks".into() },
+                        out,
+                    );
                 }
                 self.share_seq += 1;
                 self.sharing = false;
@@ -186,7 +191,7 @@ impl Watch {
             return;
         }
         if self.leaving && from == 0 {
-            // Rank 0 ends too, and this rank needs nothing of it any more.
+            // Rank 0 ends too, and this rank needs nothing more from it.
             peer.state = PeerState::Departed;
             return;
         }
@@ -195,13 +200,13 @@ impl Watch {
                 peer.state = PeerState::Closed;
                 Cause::Gone
             }
-            // It still hears, and should know what it is blamed for.
+            // It can still receive, and should learn what it is blamed for.
             Ended::Malformed { what } => Cause::Damaged { what },
         };
         self.lose(from, cause, out);
     }
 
-    /// Time went by. Call it after all messages that have come.
+    /// Time has passed. To be called after all messages that have come.
     pub(crate) fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) {
         if now_ms >= self.beat_ms {
             self.beat_ms = now_ms + self.beat();
@@ -217,7 +222,8 @@ impl Watch {
             let heard_ms = self.peers[rank].as_ref().map_or(now_ms, |peer| peer.heard_ms);
             let ms = self.patience.silence.as_millis() as u64;
             if now_ms.saturating_sub(heard_ms) >= ms {
-                // The limit and not the time: every rank that counts for itself must come to the same report.
+                // The timeout and not the measured time: every rank that counts on its own must come to the same
+                // report.
                 self.lose(rank, Cause::Silent { ms }, out);
             }
         }
@@ -233,8 +239,8 @@ impl Watch {
         self.beat_ms
     }
 
-    /// This rank's part of the next exchange, and where it gave it. That may be later than where this turn began; and if
-    /// the others were told the place before, the rank would be reported there should it be lost.
+    /// This rank's part of the next exchange, and its position. That may be later than the one at which this turn
+    /// began; the others must get it, or the rank would be reported at the old one should it be lost.
     pub(crate) fn share(&mut self, now_ms: u64, place: Position, blob: Vec<u8>, out: &mut Vec<Action>) {
         self.arrive(now_ms, place);
         let seq = self.share_seq;
@@ -242,7 +248,7 @@ impl Watch {
         if self.rank == 0 {
             return self.part(0, seq, blob, out);
         }
-        // With an exchange all learn where the others are, and need not wait for a beat.
+        // An exchange tells all ranks where the others are, without waiting for a heartbeat.
         out.push(Action::Send(0, Message::Beat(self.place)));
         out.push(Action::Send(0, Message::Share { seq, blob }));
     }
@@ -272,12 +278,12 @@ impl Watch {
         self.report = Some(report.clone());
         out.push(Action::Raise(report.clone()));
         #[cfg(test)]
-        if makes(Bug::TellsNobody) {
+        if makes(Bug::KeepsReports) {
             return;
         }
         for (rank, peer) in self.peers.iter().enumerate() {
             let reached = matches!(peer, Some(WatchedPeer { state: PeerState::Here | PeerState::Lost, .. }));
-            // On rank 0 also to the one who said it: it may have suspected it only, and waits for the answer.
+            // On rank 0 also to the rank that said it: it may only have suspected it, and waits for the answer.
             if reached && (self.rank == 0 || Some(rank) != from) {
                 out.push(Action::Send(rank, Message::Report(report.clone())));
             }
@@ -301,7 +307,7 @@ impl Watch {
         }
     }
 
-    /// Whether this rank may end: nobody is left that needs it.
+    /// Whether this rank may end: no other rank needs it any more.
     pub(crate) fn left(&self) -> bool {
         self.leaving && (self.report.is_some() || self.here().is_empty())
     }
@@ -322,8 +328,8 @@ impl Watch {
             if peer.state == PeerState::Here {
                 peer.state = PeerState::Lost;
             }
-            // Its last word may be half a second old; rank 0, if it is ahead of that, waits for it now. When rank 0 is
-            // lost everybody takes its last word, so that all say the same.
+            // Its last position may be half a second old; rank 0, if it is ahead of that, waits for it now. When rank 0
+            // is lost, all ranks take its last known position, so that all report the same.
             if self.rank != 0 || peer.place.step >= place.step {
                 place = peer.place;
             }
@@ -332,7 +338,7 @@ impl Watch {
         self.adopt(Report { rank, host: self.hosts[rank].clone(), step, op, cause }, None, out);
     }
 
-    /// On rank 0: a part of the exchange that goes on.
+    /// On rank 0: a part of the current exchange.
     fn part(&mut self, from: usize, seq: u64, blob: Vec<u8>, out: &mut Vec<Action>) {
         if seq != self.share_seq || self.parts[from].is_some() {
             let what = format!("it is in exchange {seq} and the others are in exchange {}", self.share_seq);
@@ -351,7 +357,7 @@ impl Watch {
         }
     }
 
-    /// An exchange cannot end once a rank has left that has given nothing to it.
+    /// An exchange cannot end once a rank has left without giving its part.
     fn judge_share(&mut self, out: &mut Vec<Action>) {
         if !self.sharing && self.parts.iter().all(Option::is_none) {
             return;
@@ -388,7 +394,7 @@ impl Watch {
         self.adopt(report, None, out);
     }
 
-    /// A person who sees nothing happen is told whom rank 0 waits for.
+    /// Tells the user, who sees nothing happen, which rank is waited for.
     fn say_who_is_late(&mut self, now_ms: u64, out: &mut Vec<Action>) {
         let ms = now_ms.saturating_sub(self.here_ms);
         if !(self.sharing || self.place.doing.waits()) || ms < self.word_ms || self.report.is_some() {
@@ -400,7 +406,7 @@ impl Watch {
         }
     }
 
-    /// This rank is at a place.
+    /// This rank has reached a position.
     fn arrive(&mut self, now_ms: u64, place: Position) {
         if place != self.place {
             self.moved_ms = now_ms;
@@ -411,14 +417,14 @@ impl Watch {
         self.place = place;
     }
 
-    /// Between two signs of life.
+    /// The time between two heartbeats.
     fn beat(&self) -> u64 {
         self.patience.beat().as_millis() as u64
     }
 }
 
 impl Waiting {
-    /// In words.
+    /// A line for the user.
     pub fn text(&self) -> String {
         let Waiting { ms, rank, host, place } = self;
         let host = if host.is_empty() { String::new() } else { format!(" on {host}") };
@@ -435,12 +441,12 @@ fn name(message: &Message) -> &'static str {
     match message {
         Message::Welcome { .. } => "a welcome",
         Message::Refused { .. } => "a refusal",
-        Message::Here(_) => "where it is",
+        Message::Here(_) => "a heartbeat",
         Message::Table(_) => "a table of ranks",
         Message::Faults(_) => "faults of its connections",
         Message::Beat(_) => "a beat",
         Message::Share { .. } => "a part of an exchange",
-        Message::Shared { .. } => "an exchange that nobody is in",
+        Message::Shared { .. } => "an exchange that no rank is in",
         Message::Report(_) => "a report",
         Message::Goodbye => "a goodbye",
     }
@@ -469,7 +475,7 @@ mod tests {
         Report { rank, host: format!("h{rank}"), step, op: op.into(), cause }
     }
 
-    /// What is raised, and to whom the report goes.
+    /// The report that is raised, and the ranks that it goes to.
     fn raised(out: &[Action]) -> (Option<Report>, Vec<usize>) {
         let mut report = None;
         let mut told = Vec::new();
@@ -493,7 +499,7 @@ mod tests {
         hub.message(100, 2, Message::Beat(place(9)), &mut out);
         hub.closed(2, Ended::Closed, &mut out);
         assert_eq!(raised(&out), (Some(report(2, 9, "all-reduce", Cause::Gone)), vec![1, 3]));
-        // What follows from the first loss is no second one.
+        // Consequences of the first loss are not reported as further ones.
         out.clear();
         hub.closed(3, Ended::Closed, &mut out);
         hub.message(200, 1, Message::Report(report(1, 9, "x", Cause::Gone)), &mut out);
@@ -520,7 +526,7 @@ mod tests {
         check(&[1000], &often(4750), false);
         check(&[1000], &often(5000), true);
         check(&[1000, 4750], &often(8500), false);
-        // Stopped from 1 s to 20 s, and then three more seconds without a word, and then four.
+        // Stopped from 1 s to 20 s, then three more seconds of silence, then four.
         check(
             &[1000],
             &[often(1000), vec![20_000, 20_500, 21_000, 21_500, 22_000, 22_500, 23_000]].concat(),
@@ -598,7 +604,7 @@ mod tests {
             let mut out = Vec::new();
             play(&mut hub, &mut out);
             let (report, _) = raised(&out);
-            let report = report.expect("somebody is to blame");
+            let report = report.expect("a rank is to blame");
             assert_eq!(report.rank, rank);
             assert!(report.to_string().contains(said), "{report}");
         };
@@ -618,7 +624,7 @@ mod tests {
         let join = |hub: &mut Watch, out: &mut Vec<Action>| hub.message(0, 1, Message::Table(vec![]), out);
         check(&join, 1, "it sent a table of ranks while the job ran");
     }
-    /// Rank 0 in an exchange, rank 1 in its own work, both beating; what each second brings, and what comes of it.
+    /// Rank 0 in an exchange, rank 1 in its own work, both with heartbeats; `at` says what each second brings.
     fn play(seconds: u64, mut at: impl FnMut(u64) -> (Position, Position)) -> Vec<Action> {
         let mut hub = watch(0, 2);
         let mut out = Vec::new();
@@ -638,11 +644,11 @@ mod tests {
         // Ten minutes of a checkpoint: its process works.
         let busy = play(601, |s| (mine, Position { effort: s / 30, ..own }));
         assert_eq!(raised(&busy).0, None);
-        // A minute without anything: nobody gets on.
+        // A minute without progress on any rank.
         let stuck = play(61, |_| (mine, own));
         let want = report(1, 7, "its own work", Cause::Stalled { ms: 60_000 });
         assert_eq!(raised(&stuck), (Some(want), vec![1]));
-        // It got on half-way.
+        // It made progress half-way.
         let once = play(61, |s| (mine, Position { count: s / 31, ..own }));
         assert_eq!(raised(&once).0, None);
     }
@@ -656,7 +662,7 @@ mod tests {
             out.iter().filter_map(|a| if let Action::Say(w) = a { Some(w.text()) } else { None }).collect();
         let word = |s: u64| format!("waiting for rank 1 on h1 for {s} s: it is at step 7, in preparing data");
         assert_eq!(said, [10, 20, 40].map(word));
-        // One that moves on every nine seconds is not worth a word.
+        // A rank that makes progress every nine seconds is not announced.
         let out = play(45, |s| (Position { count: s / 9, ..mine }, own));
         assert!(!out.iter().any(|a| matches!(a, Action::Say(_))));
     }

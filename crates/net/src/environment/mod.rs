@@ -1,9 +1,9 @@
-//! What another launcher says about this process: its rank, how many there are, and where rank 0 is.
+//! What an external launcher says about this process: its rank, the number of ranks, and where rank 0 is.
 //!
 //! A pure function of variables that the caller reads; nothing here touches the process's environment. Explicit
 //! variables (`RANK`, `WORLD_SIZE`, as torchrun and Kubernetes operators set them) win over those that an allocation
-//! leaves behind. Variables that say half of it are an error and never a guess: a rank that starts alone by
-//! mistake would train a model of its own.
+//! sets. Incomplete variables are an error and never a guess: a rank that starts alone by mistake would train a model
+//! by itself.
 
 mod mpi;
 mod nodes;
@@ -19,7 +19,7 @@ pub use nodes::expand;
 
 /// The variable with the job's secret.
 pub const SECRET_VARIABLE: &str = "POLYREME_SECRET";
-/// Ports for jobs of Slurm are taken from here on: above the well-known ones and below those that systems hand out.
+/// The first port for jobs of Slurm: above the well-known ports and below the ephemeral ones.
 const SLURM_PORT_FIRST: u64 = 15_000;
 const SLURM_PORTS: u64 = 15_000;
 
@@ -36,7 +36,7 @@ pub enum Launcher {
     Slurm,
 }
 
-/// What the variables say.
+/// The launcher's variables, read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LauncherVars {
     /// Who set them.
@@ -45,7 +45,7 @@ pub struct LauncherVars {
     pub rank: usize,
     /// How many there are.
     pub size: usize,
-    /// Its number among those of its host.
+    /// Its number among the ranks of its host.
     pub local_rank: Option<usize>,
     /// Where rank 0 listens, `host:port`; none if the launcher does not say, and then ranks cannot meet over TCP.
     pub master: Option<String>,
@@ -58,7 +58,7 @@ pub struct LauncherVars {
 /// What is wrong with the variables.
 #[derive(Debug, Error)]
 pub enum EnvError {
-    /// One without the other.
+    /// One variable is set without the other.
     #[error("{present} is set and {absent} is not: set both, or neither")]
     Half {
         /// The one that is set.
@@ -66,8 +66,8 @@ pub enum EnvError {
         /// The one that is missing.
         absent: &'static str,
     },
-    /// Not a number.
-    #[error("{name} is {value:?}, and should be a whole number")]
+    /// A value is not a number.
+    #[error("{name} is {value:?} and should be a whole number")]
     Number {
         /// The variable.
         name: &'static str,
@@ -75,7 +75,7 @@ pub enum EnvError {
         value: String,
     },
     /// A rank beyond the size, or no ranks.
-    #[error("{name} is {rank}, and there are {size} ranks: they count from 0")]
+    #[error("{name} is {rank}, but ranks count from 0 and there are {size}")]
     Range {
         /// The variable with the rank.
         name: &'static str,
@@ -86,26 +86,26 @@ pub enum EnvError {
     },
     /// The script of a job that should start ranks, and not a rank.
     #[error(
-        "this is the batch script of a Slurm job with {n_tasks} tasks, and not one of them: start it with srun"
+        "this is the batch script of a Slurm job with {n_tasks} tasks, not one of the tasks: start polyreme with srun"
     )]
     Batch {
         /// How many tasks the job has.
         n_tasks: usize,
     },
     /// A list of hosts that cannot be read.
-    #[error("{list:?} is no list of hosts such as node[1-3,7]: {why}")]
+    #[error("{list:?} is not a list of hosts such as node[1-3,7]: {why}")]
     Nodes {
         /// The list.
         list: String,
         /// What is wrong with it.
         why: &'static str,
     },
-    /// A secret that is none.
+    /// The secret is malformed.
     #[error("{SECRET_VARIABLE}: {0}")]
     Secret(#[from] SecretError),
 }
 
-/// Reads variables through `vars`: none if nothing says that this process is one of several.
+/// Reads variables through `vars`; `None` if they do not say that this process is one of several.
 pub fn from_environment(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<LauncherVars>, EnvError> {
     let vars = Vars(vars);
     let found = match explicit(&vars)? {
@@ -143,8 +143,8 @@ fn open_mpi(vars: &Vars) -> Result<Option<LauncherVars>, EnvError> {
     Ok(Some(LauncherVars { launcher: Launcher::OpenMpi, rank, size, local_rank, master, secret: None, job }))
 }
 
-/// Slurm's tasks may have variables of PMI too, and then Slurm knows more. But MPICH starts its ranks from tasks of
-/// Slurm, which leaves them with the variables of those: if the two disagree, PMI's are right.
+/// Slurm's tasks may have variables of PMI too, and then Slurm's say more. But MPICH starts its ranks from tasks of
+/// Slurm and they inherit its variables: if the two disagree, PMI's are right.
 fn pmi_or_slurm(vars: &Vars) -> Result<Option<LauncherVars>, EnvError> {
     match pmi(vars)? {
         Some(pmi) => match slurm(vars) {
@@ -153,7 +153,7 @@ fn pmi_or_slurm(vars: &Vars) -> Result<Option<LauncherVars>, EnvError> {
         },
         None => match (slurm(vars)?, vars.text("PMIX_RANK")) {
             (Some(slurm), _) => Ok(Some(slurm)),
-            // PMIx keeps the size behind its library, where only MPI reads it.
+            // PMIx gives the size only through its library, which MPI calls.
             (None, Some(_)) => Err(EnvError::Half { present: "PMIX_RANK", absent: "OMPI_COMM_WORLD_SIZE" }),
             (None, None) => Ok(None),
         },
@@ -171,7 +171,7 @@ fn pmi(vars: &Vars) -> Result<Option<LauncherVars>, EnvError> {
 fn slurm(vars: &Vars) -> Result<Option<LauncherVars>, EnvError> {
     let step = vars.text("SLURM_STEP_ID").or_else(|| vars.text("SLURM_STEPID"));
     let Some(step) = step else {
-        // A batch script has a number as if it were a task, and is none.
+        // A batch script has a task number although it is not a task.
         return match (vars.text("SLURM_PROCID"), vars.number("SLURM_NTASKS")?) {
             (Some(_), Some(n_tasks)) if n_tasks > 1 => Err(EnvError::Batch { n_tasks }),
             _ => Ok(None),
@@ -195,7 +195,7 @@ fn slurm(vars: &Vars) -> Result<Option<LauncherVars>, EnvError> {
     Ok(Some(LauncherVars { launcher: Launcher::Slurm, rank, size, local_rank, master, secret: None, job }))
 }
 
-/// A port that all ranks of a step agree on, and that another job on the same host is unlikely to have.
+/// A port that all ranks of a step agree on, and that another job on the same host is unlikely to use.
 fn slurm_port(job: &str, step: &str) -> u64 {
     let number = |text: &str| text.parse::<u64>().unwrap_or(0);
     // Steps of one job on one host are far apart.
@@ -207,7 +207,7 @@ fn slurm_port(job: &str, step: &str) -> u64 {
 struct Vars<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl Vars<'_> {
-    /// A variable that says something; one that is set to nothing does not.
+    /// The value of a variable; `None` if it is empty.
     fn text(&self, name: &str) -> Option<String> {
         let text = (self.0)(name)?;
         let text = text.trim();
@@ -302,7 +302,7 @@ mod tests {
             &format!("{slurm} PMIX_RANK=5 PMI_RANK=5 PMI_SIZE=8"),
             Some("Slurm: 5 of 8, local 1, node07:16234"),
         );
-        // MPICH within Slurm: from a step with one task a host, and from a batch script.
+        // MPICH within Slurm: from a step with one task per host, and from a batch script.
         check(&format!("{slurm} PMI_RANK=0 PMI_SIZE=2"), Some("PMI: 0 of 2, local -, -"));
         check("SLURM_PROCID=0 SLURM_NTASKS=4 PMI_RANK=1 PMI_SIZE=4", Some("PMI: 1 of 4, local -, -"));
         let step = "SLURM_STEP_NUM_TASKS=6 SLURM_STEP_NODELIST=node09";
@@ -326,16 +326,16 @@ mod tests {
         check("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a", "MASTER_ADDR is set and MASTER_PORT is not");
         check("RANK=0 WORLD_SIZE=2 MASTER_PORT=1", "MASTER_PORT is set and MASTER_ADDR is not");
         check("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=65536", "MASTER_PORT is \"65536\"");
-        check("RANK=x WORLD_SIZE=2", "RANK is \"x\", and should be a whole number");
-        check("RANK=-1 WORLD_SIZE=2", "RANK is \"-1\", and should be a whole number");
-        check("RANK=2 WORLD_SIZE=2", "RANK is 2, and there are 2 ranks");
+        check("RANK=x WORLD_SIZE=2", "RANK is \"x\" and should be a whole number");
+        check("RANK=-1 WORLD_SIZE=2", "RANK is \"-1\" and should be a whole number");
+        check("RANK=2 WORLD_SIZE=2", "RANK is 2, but ranks count from 0 and there are 2");
         check("OMPI_COMM_WORLD_RANK=2", "OMPI_COMM_WORLD_RANK is set and OMPI_COMM_WORLD_SIZE is not");
         check("PMI_SIZE=2", "PMI_SIZE is set and PMI_RANK is not");
         check("PMIX_RANK=2", "PMIX_RANK is set and OMPI_COMM_WORLD_SIZE is not");
         check("SLURM_PROCID=2 SLURM_STEP_ID=0", "SLURM_PROCID is set and SLURM_NTASKS is not");
-        check("SLURM_PROCID=0 SLURM_NTASKS=4", "start it with srun");
+        check("SLURM_PROCID=0 SLURM_NTASKS=4", "start polyreme with srun");
         let nodes = "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_JOB_NODELIST=a[1";
-        check(nodes, "\"a[1\" is no list of hosts");
+        check(nodes, "\"a[1\" is not a list of hosts");
         let words = "RANK=0 WORLD_SIZE=1 POLYREME_SECRET=correct-horse-battery";
         check(words, "POLYREME_SECRET: a job secret is 64 hexadecimal digits and this one is not");
     }

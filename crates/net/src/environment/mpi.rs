@@ -2,8 +2,8 @@
 
 use super::Vars;
 
-/// Who makes an MPI library. A library asks the launcher that started it for the other ranks, in a protocol that launchers
-/// of the other family may not speak.
+/// The family of an MPI library. A library asks its launcher for the other ranks, in a protocol that launchers of the
+/// other family may not speak.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MpiFamily {
     /// OpenMPI.
@@ -22,8 +22,8 @@ impl MpiFamily {
     }
 }
 
-/// The libraries that can ask the launcher of this process for the other ranks, the likeliest first; none if it was not
-/// started so that MPI can.
+/// The libraries that can ask the launcher of this process for the other ranks, the likeliest first; empty if it was
+/// not started by a launcher that MPI can ask.
 pub fn mpi_families(vars: &dyn Fn(&str) -> Option<String>) -> Vec<MpiFamily> {
     let vars = Vars(vars);
     let is_set = |name: &str| vars.text(name).is_some();

@@ -2,9 +2,9 @@
 
 use super::EnvError;
 
-/// More hosts than any machine has; a list of more is a mistake.
+/// More hosts than any cluster has; a longer list is a mistake.
 const HOSTS_MAX: usize = 1 << 16;
-/// A host's name is no longer.
+/// The longest host name.
 const NAME_BYTES_MAX: usize = 255;
 
 /// The hosts of a list, in its order. Numbers keep their leading zeros; a name may have several brackets.
@@ -21,7 +21,7 @@ pub fn expand(list: &str) -> Result<Vec<String>, EnvError> {
     Ok(hosts)
 }
 
-/// At commas outside of brackets.
+/// At commas outside brackets.
 fn split(list: &str) -> Result<Vec<&str>, &'static str> {
     let mut parts = Vec::new();
     let (mut start, mut inside) = (0, false);

@@ -1,12 +1,12 @@
-//! Any bytes as a header: an error, or one that is the same when it is written and read again. And a reader that loses
-//! something is found out.
+//! Any bytes as a header: an error, or one that is the same when it is written and read again. The search finds a
+//! reader that loses something.
 
 use polyreme_fuzz::{BadInput, FuzzSummary, Random, ReadResult, Target};
 
 use super::tests::{TAG, TERMS};
 use super::*;
 
-/// Makes the checksum right.
+/// Repairs the checksum.
 fn mend(input: &mut Vec<u8>, _: &mut Random) {
     input.resize(HEADER_BYTES, 0);
     let crc = crc32c::crc32c(&input[..52]);
@@ -28,7 +28,7 @@ fn target<'a>(name: &'a str, mend: &'a dyn Fn(&mut Vec<u8>, &mut Random)) -> Tar
     }
 }
 
-/// Reads a header with `decode`; what it reads must come back.
+/// Reads a header with `decode`; encoding what was read must give the same bytes.
 fn check(input: &[u8], decode: impl Fn(&[u8; HEADER_BYTES]) -> Result<Header, &'static str>) -> ReadResult {
     let header = decode(input.first_chunk().ok_or("too short")?)?;
     let expected = Header::of(&TAG, 3, 12, 4000);
@@ -49,7 +49,7 @@ fn frame_header() {
     target("frame header", &mend).run(|input| check(input, Header::decode));
 }
 
-/// Each mistake of a reader is found, and only because checksums are made right.
+/// Each mistake of a reader is found, and only because checksums are repaired.
 #[test]
 fn a_reader_of_headers_that_makes_mistakes_is_found() {
     type Twin = fn(&[u8; HEADER_BYTES]) -> Result<Header, &'static str>;

@@ -1,7 +1,7 @@
-//! Two ranks that send to each other and do not receive: each waits until the other reads, so neither goes on.
+//! Two ranks that send to each other and do not receive: each waits for the other to read, so neither makes progress.
 //!
-//! Short messages lie in the sockets until they are read, and the ranks never notice. With long ones nothing moves any
-//! more, and what one finds in its socket ends in the middle of a frame: the other one is still sending it.
+//! Short messages wait in the socket buffers until they are read, and the ranks never notice. With long ones nothing
+//! moves, and what a rank finds in its socket ends in the middle of a frame that the other is still sending.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,13 @@ use rustix::io::ioctl_fionread;
 use super::Links;
 use crate::frame::{FrameOp, Header};
 
-/// So long nothing moves in either direction before a rank looks at what it does not read.
+/// How long nothing must move in either direction before a rank examines its unread bytes.
 const STILL: Duration = Duration::from_secs(2);
 
 impl Links {
-    /// Whether a peer that does not take what this rank sends is itself in the middle of sending to this rank, and stuck.
-    /// Call it whenever nothing moved; `unread` is how much lay here, and since when, and none after something moved.
+    /// Whether a peer that does not read what this rank sends is itself stuck in the middle of sending to this rank. To
+    /// be called whenever nothing moved; `unread` is how much was unread here and since when, `None` after something
+    /// moved.
     pub(super) fn crossed(&self, peer: usize, unread: &mut Option<(u64, Instant)>) -> bool {
         let now = self.system.now();
         let Some(peer) = &self.peers[peer] else { return false };
@@ -38,7 +39,7 @@ impl Links {
     }
 }
 
-/// Whether these are frames of messages, the last of which is not whole. `decode` is given the number of a frame and its
+/// Whether these are frames of messages, the last of which is incomplete. `decode` gets the number of a frame and its
 /// head.
 fn ends_in_a_message(
     mut bytes: &[u8],

@@ -1,11 +1,11 @@
-//! A report as bytes: what a rank that ends says to the others over the links, so that all name the same culprit.
+//! A report as bytes: what a rank that fails tells the others over the links, so that all name the same culprit.
 
 use crate::report::{Cause, Report};
 
-/// The longest one. Texts are cut to fit.
+/// The longest farewell. Texts are cut to fit.
 pub(super) const BYTES_MAX: usize = 1024;
 
-/// The longest text inside of one; there are three.
+/// The longest text inside a farewell; there are three.
 const TEXT_BYTES_MAX: usize = 300;
 
 pub(super) fn encode(report: &Report) -> Vec<u8> {

@@ -1,8 +1,8 @@
 //! Links that are made when two ranks first talk.
 //!
-//! A run that finds no link to the peer of a move asks this process's door for one ([`crate::rendezvous`]) and goes on with its
-//! other moves; when the door has made the connection, or the other rank has, the run takes it over. So nothing of this
-//! is on the way of a run whose peers are all linked. If the pair cannot be connected, the alarm says so.
+//! A run that finds no link to the peer of a move asks this process's door for one ([`crate::rendezvous`]) and goes on
+//! with its other moves; when the door has made the connection, or the other rank has, the run takes it over. So a run
+//! whose peers are all linked pays nothing for this. If the pair cannot be connected, the alarm says so.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,20 +17,20 @@ use crate::rendezvous::door::Door;
 use crate::rendezvous::mesh::Edge;
 use crate::system::System;
 
-/// Where links of a group come from: the door, and what it knows the group and its ranks by.
+/// Where links of a group come from: the door, with the numbers by which it knows the group and its ranks.
 pub(crate) struct Meeting {
     door: Door,
     group: u16,
     /// The job's ranks, by rank in the group.
     ranks: Vec<usize>,
-    /// Rings when a connection of the group is there.
+    /// Signalled when a connection of the group has been made.
     bell: Arc<OwnedFd>,
     /// Which peers the door was asked for.
     asked: Vec<bool>,
 }
 
 impl Meeting {
-    /// For a group of these ranks of the job.
+    /// The meeting of a group of these ranks of the job.
     pub(crate) fn new(door: Door, group: u16, ranks: &[usize]) -> io::Result<Meeting> {
         let bell = door.bell(group)?;
         Ok(Meeting { door, group, ranks: ranks.to_vec(), bell, asked: vec![false; ranks.len()] })
@@ -42,7 +42,7 @@ impl Meeting {
 }
 
 impl Links {
-    /// Links to those who are connected already, and later to those with whom this rank first talks.
+    /// Links over the connections made so far; others are made when this rank first talks with a peer.
     pub(crate) fn meeting(
         system: Arc<dyn System>,
         rank: usize,
@@ -80,7 +80,7 @@ impl Links {
         Ok(met)
     }
 
-    /// With whom of the group this rank has a link.
+    /// The ranks of the group that this rank has links to.
     pub fn linked(&self) -> Vec<usize> {
         (0..self.peers.len()).filter(|&peer| self.peers[peer].is_some()).collect()
     }

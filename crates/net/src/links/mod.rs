@@ -1,18 +1,18 @@
 //! Connections to other ranks, and one thread that keeps all of them moving.
 //!
-//! [`Links::run`] works through a list of [`Moves`]: everything that can be sent or received goes on at the same time. Bytes
-//! go from the caller's memory to the socket and from the socket to the caller's memory; what is to be combined passes
-//! through one segment of staging, which stays in the cache. Nothing is allocated once each peer has sent something to combine.
+//! [`Links::run`] works through a list of [`Moves`]: all sends and receives make progress at the same time. Bytes go
+//! from the caller's memory to the socket and from the socket to the caller's memory; what is to be reduced passes
+//! through a staging segment, which stays in cache. Nothing is allocated once each peer has sent something to reduce.
 //! Between ranks of one host large messages are not copied into the socket but lent to the receiver (`lend`).
 //!
 //! A pair is connected when it first talks, unless it was before (`meeting`): moves with other peers go on meanwhile.
 //!
 //! # When a peer dies
-//! Its socket says so at once ([`Cause::Gone`]). Whoever notices first raises the alarm, tells all its other peers in a
-//! farewell, and its own run ends; they do the same. So everybody names the rank that was lost, not the neighbour that
-//! stopped because of it. A peer that is alive and silent is judged elsewhere, by the alarm, which every wait here looks
-//! at several times a second; and a last bound ends a wait that nobody else ended. Two ranks that send to each other are
-//! found earlier (`crossed`).
+//! Its socket reports it at once ([`Cause::Gone`]). The rank that notices first raises the alarm, sends its other peers
+//! a farewell, and ends its run; they do the same. So all ranks name the rank that was lost, not the neighbour that
+//! stopped because of it. A peer that is alive and silent is judged elsewhere, by the alarm, which every wait here
+//! looks at several times a second; and a final timeout ends a wait that nothing else ended. Two ranks that send to
+//! each other are found earlier (`crossed`).
 
 mod crossed;
 mod farewell;
@@ -49,29 +49,29 @@ pub(crate) use meeting::Meeting;
 use peer::{IoStep, LinkPeer, LinkTrouble};
 use reduce::reduce;
 
-/// How often a wait looks at the alarm.
+/// How often a wait checks the alarm.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Shorter payloads are copied even where others are lent.
 const LENT_BYTES_MIN: usize = 16 * 1024;
 
-/// A rank that ends says why by another connection, which may be late: so long that is waited for before a connection that
-/// closed is told.
+/// A rank that ends says why over another connection, which may be late: how long to wait for that before a closed
+/// connection is reported.
 const WATCHED_GRACE: Duration = Duration::from_secs(2);
 
 /// How long waits may take.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitBounds {
-    /// Nothing moves for so long: the job ends. Where a control plane watches, it is the one to judge that.
+    /// If nothing moves for this long, the job ends. Where there is a control plane, it judges that instead.
     pub stall: Duration,
-    /// After a connection closed, so long the alarm has time to say who was the cause.
+    /// How long after a connection closed the alarm may still name the cause.
     pub grace: Duration,
-    /// Before the thread sleeps, it tries again for so long; for small messages the wake-up is the larger part.
+    /// How long the thread spins before it sleeps; for small messages the wake-up dominates.
     pub spin: Duration,
 }
 
 impl WaitBounds {
-    /// For links whose control plane judges who is lost and who is stuck: they wait for its word.
+    /// For links with a control plane, which decides which ranks are lost or stuck: they wait for its decision.
     pub fn watched(patience: Patience) -> WaitBounds {
         WaitBounds {
             stall: Duration::MAX,
@@ -92,7 +92,7 @@ pub struct Links {
     system: Arc<dyn System>,
     rank: usize,
     hosts: Vec<String>,
-    /// What reports call each rank.
+    /// Each rank's number in reports.
     names: Vec<usize>,
     /// None for this rank, and for those with which it has not talked yet.
     peers: Vec<Option<LinkPeer>>,
@@ -101,7 +101,7 @@ pub struct Links {
     alarm: Alarm,
     bounds: WaitBounds,
     spins: bool,
-    /// Whether ranks of this host share cores: then whoever tries again lets others have the core meanwhile.
+    /// Whether ranks of this host share cores: then a spinning rank yields.
     crowded: bool,
     epoll: OwnedFd,
     /// Bytes done of each move, and for each queue the current send and receive; of the current run.
@@ -112,7 +112,7 @@ pub struct Links {
     failed: Option<Report>,
 }
 
-/// The memory that moves are about.
+/// The memory that moves read and write.
 struct Memory<'a> {
     from: &'a [u8],
     into: &'a mut [u8],
@@ -124,7 +124,7 @@ impl Memory<'_> {
     }
 }
 
-/// Combines what is there (first) with what arrived (second), in the order that the last argument says.
+/// Reduces what arrived (second) into the local data (first); the last argument gives the order of the operands.
 pub type Combine<'a> = &'a mut dyn FnMut(&mut [u8], &[u8], bool);
 
 impl Links {
@@ -187,7 +187,7 @@ impl Links {
         if here {
             loopback::unpaced(stream);
         }
-        // Edges are enough: before it waits, a run has tried every socket that it wants something of.
+        // Edge-triggered is enough: before it waits, a run has tried every socket that it needs.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         epoll::add(&self.epoll, stream, epoll::EventData::new_u64(0), flags)?;
         self.peers[peer] = Some(LinkPeer::new(connection, self.system.clone(), here));
@@ -209,16 +209,16 @@ impl Links {
         &self.hosts
     }
 
-    /// Says what reports call each rank: for a group of some ranks of a job, their ranks in the job.
+    /// Sets each rank's number in reports: for a group of some ranks of a job, their ranks in the job.
     ///
     /// # Panics
-    /// If there is not a name for each rank.
+    /// If there is not one name per rank.
     pub fn set_names(&mut self, names: Vec<usize>) {
         assert_eq!(names.len(), self.hosts.len(), "a name for each rank");
         self.names = names;
     }
 
-    /// What reports call this rank, and its host.
+    /// This rank's number in reports, and its host.
     pub fn name(&self) -> (usize, String) {
         (self.names[self.rank], self.hosts[self.rank].clone())
     }
@@ -238,8 +238,8 @@ impl Links {
         self.bounds
     }
 
-    /// Says whether waits spin before they sleep: worth it if this rank has nothing else to do, as is taken for granted
-    /// at first. Where ranks share cores, the others have the core meanwhile.
+    /// Sets whether waits spin before they sleep, which is the default: it pays if this rank has nothing else to do.
+    /// Where ranks share cores, a spinning rank yields.
     pub fn set_spins(&mut self, spins: bool) {
         self.spins = spins;
     }
@@ -249,8 +249,8 @@ impl Links {
         self.spins
     }
 
-    /// Runs moves: sends out of `from` and `into`, receives into `into`. After an error nothing more can be run, and what
-    /// `into` holds is not said.
+    /// Runs moves: sends out of `from` and `into`, receives into `into`. After an error nothing more can be run, and
+    /// the contents of `into` are unspecified.
     ///
     /// # Panics
     /// If a move lies outside the memory, or names a peer to which there is no link.
@@ -271,7 +271,7 @@ impl Links {
             Ok(()) => Ok(()),
             Err(found) => {
                 let report = self.verdict(found);
-                // The peers read a farewell only behind whole frames.
+                // Peers read a farewell only after whole frames.
                 let rests = moves.queues.iter().zip(&self.at).filter_map(|(queue, at)| {
                     let peer = self.peers[queue.peer].as_ref().filter(|peer| peer.writing)?;
                     let Some(&k) = queue.sends.get(at.0) else {
@@ -331,7 +331,7 @@ impl Links {
                     left = left.filter(|&(_, owes)| owes).or(Some((queue.peer, true)));
                     continue;
                 };
-                // The one to blame if nothing moves: rather one that owes something than one that does not take it.
+                // The rank to blame if nothing moves: a peer that does not send, before one that does not receive.
                 let owes = recv < queue.recvs.len() || peer.lent;
                 if owes || send < queue.sends.len() || peer.borrowed {
                     left = left.filter(|&(_, o)| o || !owes).or(Some((queue.peer, owes)));
@@ -369,14 +369,14 @@ impl Links {
             let sends = tag.op == FrameOp::Send && moves.queues.iter().all(|queue| queue.recvs.is_empty());
             if sends && self.crossed(peer, &mut unread) {
                 let names = vec![self.names[peer], self.names[self.rank]];
-                // Both find it, and both report it of the same one.
+                // Both find it, and both blame the same rank.
                 return Err(self.blame(peer.min(self.rank), tag, Cause::crossed(names)));
             }
             self.rest(now);
         }
     }
 
-    /// Sleeps until a socket has something, or for long enough that the alarm should be looked at.
+    /// Sleeps until a socket is ready, or until the alarm should be checked.
     fn rest(&self, now: Instant) {
         let mut at_once = None;
         if self.system.is_simulated() {
@@ -393,7 +393,7 @@ impl Links {
         let queue = &moves.queues[q];
         let Some(peer) = self.peers[queue.peer].as_mut() else { return Ok(false) };
         let Some(&k) = queue.sends.get(self.at[q].0) else {
-            // The last thing that a peer gets is the receipt for what it lent.
+            // The receipt for what a peer lent is sent last.
             let all_taken = self.at[q].1 == queue.recvs.len();
             return if all_taken { peer.push_receipt(tag, self.generation) } else { Ok(false) };
         };
@@ -412,7 +412,7 @@ impl Links {
             }
             peer.open(header, payload);
         }
-        // If the next segment follows at once, the kernel need not send the end of this one as a packet of its own.
+        // If the next segment follows at once, the kernel need not send the end of this one as a separate packet.
         let next = piece(whole, self.done[k] + payload.len());
         let more = !next.is_empty() && moves.free(k, &next, &self.done);
         let step = peer.push(payload, more)?;
@@ -445,7 +445,7 @@ impl Links {
         let expected = Header::of(tag, self.generation, peer.heard, piece.len());
         let number = moves.pieces.number(k, whole, self.done[k]);
         if let MoveKind::Reduce { theirs_first } = moves.list[k].kind {
-            // It is read even if it cannot be combined yet. Else two ranks that send each other the bytes that they
+            // It is read even if it cannot be reduced yet. Otherwise two ranks that send each other the bytes that they
             // also reduce would both wait for the other to read.
             if !peer.staged {
                 let mut staging = std::mem::take(&mut peer.staging);
@@ -461,7 +461,7 @@ impl Links {
             peer.staged = false;
             let (into, arrived) = (&mut memory.into[piece.clone()], &peer.staging[..piece.len()]);
             if peer.seals() {
-                // It was opened, which checked it. A peer without seals that is sent the result has it summed then.
+                // Opening has authenticated it. If the result goes to a peer without seals, it is summed then.
                 combine(into, arrived, theirs_first);
             } else {
                 let (came, made) = reduce(into, arrived, theirs_first, moves.pieces.wanted(number), combine);
@@ -486,11 +486,12 @@ impl Links {
         Ok(true)
     }
 
-    /// What to say about trouble with a peer. If the alarm or the peer itself knows a cause behind it, that one.
+    /// The report about trouble with a peer: the cause behind it, if the alarm or the peer itself knows one.
     fn report(&self, peer: usize, tag: &Tag, trouble: LinkTrouble) -> Report {
         let lost_me = |report: &Report| report.rank == self.names[self.rank] && report.cause == Cause::Gone;
         let cause = match trouble {
-            // It takes this rank for gone, which lives: a connection between the two broke, and all ranks must say the same of it.
+            // It takes this rank for gone although it is alive: the connection between the two broke, and all ranks
+            // must report the same.
             LinkTrouble::Farewell(report) if !lost_me(&report) => {
                 return self.alarm.raised().unwrap_or(report);
             }
@@ -515,12 +516,13 @@ impl Links {
         self.blame(self.rank, tag, Cause::Failed { why: format!("it cannot use a new connection: {e}") })
     }
 
-    /// What all ranks say, if this one found that: the same, unless another rank found something else at the same time.
+    /// The report that all ranks give when this one found `found`: the same, unless another rank found something else
+    /// at the same time.
     fn verdict(&self, found: Report) -> Report {
         if found.rank == self.names[self.rank] || !self.alarm.suspect(found.clone()) {
             return self.alarm.raised().unwrap_or(found);
         }
-        // It answers, or loses rank 0, who would.
+        // The control plane answers, or reports that rank 0, which decides, is lost.
         while self.alarm.judged() {
             if let Some(report) = self.alarm.raised() {
                 return report;
@@ -535,7 +537,8 @@ impl Links {
         Report { rank, host, step: tag.step, op: tag.op.name().into(), cause }
     }
 
-    /// Tells all peers, as far as their sockets take it within a tenth of a second; `rests` come first.
+    /// Tells all peers, as far as their sockets take it within a tenth of a second; `rests`, unfinished frames, come
+    /// first.
     fn spread(&mut self, report: &Report, rests: Vec<(usize, Vec<u8>)>) {
         let text = farewell::encode(report);
         let terms = Terms::default();

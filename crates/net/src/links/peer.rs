@@ -14,7 +14,7 @@ use crate::seal::{self, Forged, SEAL_BYTES, Seals};
 use crate::socket::Stream;
 use crate::system::System;
 
-/// What a peer wrote before it ended is looked through up to this much.
+/// How much of what a peer wrote before it ended is searched for a farewell.
 const LAST_WORDS_BYTES_MAX: usize = 64 << 20;
 
 /// A header, and what sealing adds to it.
@@ -23,7 +23,7 @@ const HEAD_BYTES_MAX: usize = HEADER_BYTES + SEAL_BYTES;
 /// How long the rest of a farewell that has begun may take.
 const FAREWELL_TIME_MAX: Duration = Duration::from_millis(100);
 
-/// How far a call came.
+/// The result of one read or write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum IoStep {
     /// The socket would block, and nothing moved.
@@ -62,7 +62,7 @@ pub(super) struct LinkPeer {
     pipe: Option<Pipe>,
     /// Whether frames may be lent to this peer at all.
     pub(super) lends: bool,
-    /// Whether it owes a receipt for what was lent to it in this run, and whether it is owed one.
+    /// Whether the peer owes a receipt for what was lent to it in this run, and whether it is owed one.
     pub(super) lent: bool,
     pub(super) borrowed: bool,
     /// The frame that is being read.
@@ -70,14 +70,14 @@ pub(super) struct LinkPeer {
     read: usize,
     payload_crc: u32,
     came_lent: bool,
-    /// A segment on its way to being combined.
+    /// A received segment that is to be reduced.
     pub(super) staging: Vec<u8>,
-    /// Whether it is whole and checked, and waits for the bytes that it is combined with.
+    /// Whether it is complete and checked, and waits for the data that it is reduced into.
     pub(super) staged: bool,
 }
 
 impl LinkPeer {
-    /// Takes over a connection; `here` if it leads to a rank of this host. Pages that are lent cannot be sealed.
+    /// Takes over a connection; `here` if it leads to a rank of this host. Lent pages cannot be sealed.
     pub(super) fn new(connection: Connection, system: Arc<dyn System>, here: bool) -> LinkPeer {
         let Connection { stream, seals } = connection;
         LinkPeer {
@@ -104,7 +104,7 @@ impl LinkPeer {
         }
     }
 
-    /// Whether frames are sealed: then nobody sums them.
+    /// Whether frames are sealed: then they have no checksums.
     pub(super) fn seals(&self) -> bool {
         self.seals.is_some()
     }
@@ -139,7 +139,8 @@ impl LinkPeer {
                 Ok(n) => (self.wrote, step) = (self.wrote + n, IoStep::Moved),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(step),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                // Pipes and pages may be refused where sockets are not: then the rest is copied, as all that follows.
+                // Pipes and pages may be refused where sockets are not: then the rest is copied, and so is all that
+                // follows.
                 Err(_) if self.lending => (self.lending, self.lends, self.pipe) = (false, false, None),
                 Err(_) => return Err(self.last_words()),
             }
@@ -171,8 +172,8 @@ impl LinkPeer {
         (&self.head[self.wrote.min(whole)..whole], &payload[self.wrote.saturating_sub(whole)..])
     }
 
-    /// Reads what has come of a frame whose payload goes to `target`. The header is checked; once the frame is whole a
-    /// sealed payload is opened, and another one is summed by the caller, who asks [`LinkPeer::checked`].
+    /// Reads what has come of a frame whose payload goes to `target`. The header is checked; once the frame is
+    /// complete, a sealed payload is opened; the caller checks the sum of another one with [`LinkPeer::checked`].
     pub(super) fn pull(&mut self, target: &mut [u8], expected: &Header) -> Result<IoStep, LinkTrouble> {
         let head_bytes = self.head_bytes();
         let whole = head_bytes + target.len();
@@ -202,7 +203,7 @@ impl LinkPeer {
         }
         if let Some(seals) = &mut self.seals {
             let forged =
-                |Forged| LinkTrouble::Damaged(format!("segment {} is not what it sealed", self.heard));
+                |Forged| LinkTrouble::Damaged(format!("segment {} failed authentication", self.heard));
             seals.into.open_payload(target).map_err(forged)?;
         }
         self.read = 0;
@@ -267,11 +268,11 @@ impl LinkPeer {
             Ok(()) => {
                 Header::decode_unsummed(self.header.first_chunk().expect("a head begins with a header"))
             }
-            Err(Forged) => Err("a header is not what it sealed"),
+            Err(Forged) => Err("a header failed authentication"),
         }
     }
 
-    /// The header of a frame so many frames ahead, out of bytes that have come and were not taken.
+    /// The header of the frame `ahead` frames further on, from bytes that were received but not consumed.
     pub(super) fn decode_ahead(&self, ahead: u64, head: &[u8]) -> Option<Header> {
         let Some(seals) = &self.seals else { return Header::decode(head.first_chunk()?).ok() };
         let mut head: [u8; HEAD_BYTES_MAX] = head.try_into().ok()?;
@@ -322,7 +323,7 @@ impl LinkPeer {
             Some(seals) => seals.into.open_payload(bytes).is_ok(),
         };
         if !whole {
-            return LinkTrouble::Damaged("a farewell is not what it sent".into());
+            return LinkTrouble::Damaged("a farewell is damaged".into());
         }
         match farewell::decode(bytes) {
             Some(report) => LinkTrouble::Farewell(report),
@@ -337,12 +338,12 @@ impl LinkPeer {
         }
     }
 
-    /// A peer that closed may have said why, behind frames that nobody has read yet.
+    /// A peer that closed may have sent a farewell, after frames that have not been read yet.
     fn last_words(&mut self) -> LinkTrouble {
         let mut scratch = vec![0; SEGMENT_BYTES_MAX];
         let head_bytes = self.head_bytes();
         let mut seen = 0;
-        // A header that is here already was opened when it came.
+        // A header that is complete was opened when it came.
         let mut opened = self.read >= head_bytes;
         while seen < LAST_WORDS_BYTES_MAX {
             while self.read < head_bytes {

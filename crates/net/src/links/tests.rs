@@ -1,4 +1,4 @@
-//! Links between threads, and peers that do not play by the rules.
+//! Links between threads, and peers that break the protocol.
 
 mod sealed;
 
@@ -69,8 +69,8 @@ fn sending_and_reducing_the_same_bytes_does_not_lock_up() {
     }
 }
 
-/// What a rank says that waits for `want` bytes of a peer that writes `raw` and closes, or keeps quiet. Whether it is to
-/// receive or to combine them makes no difference.
+/// The report of a rank that waits for `want` bytes from a peer that writes `raw` and then closes or stays silent. It
+/// is the same for receiving and for reducing.
 fn hears(raw: &[u8], want: usize, closes: bool) -> Report {
     let received = hears_as(Move::recv(1, 0..want), raw, closes);
     let combined = hears_as(Move::reduce(1, 0..want, true), raw, closes);
@@ -127,7 +127,7 @@ fn a_peer_that_breaks_the_rules_is_named() {
         (frame(Header { sequence: 1, ..good }, &payload), false, "segment 1, expected 0"),
         (frame(bye, &text), true, "rank 4 on d is gone (at step 5, in x)"),
         (frame(Header { length: 1 << 23, ..bye }, &text), false, "a farewell is too long"),
-        // What was lent may change when the lender fails; then it has said why. Otherwise it is damage as any other.
+        // What was lent may change when the lender fails; then it has said why. Otherwise it is damage like any other.
         (lent(&changed), false, "checksum of segment 0 is wrong"),
         (lent(&changed), true, "checksum of segment 0 is wrong"),
         ([lent(&changed), frame(bye, &text)].concat(), true, "rank 4 on d is gone"),
@@ -162,7 +162,7 @@ fn numbers(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i * i % 253) as u8).collect()
 }
 
-/// A large message is lent, from any place in memory, and the run waits until the peer says that it has it.
+/// A large message is lent, at any alignment, and the run waits for the peer's receipt.
 #[test]
 fn what_is_lent_waits_for_its_receipt() {
     for (start, receipt) in [(0, true), (1, true), (4097, true), (64, false)] {
@@ -195,7 +195,7 @@ fn what_is_lent_waits_for_its_receipt() {
     }
 }
 
-/// Memory is changed as soon as a run has ended, and no peer sees it, however late it reads.
+/// Memory is overwritten as soon as a run has ended, and no peer sees it, however late it reads.
 #[test]
 fn a_run_ends_when_its_memory_is_free() {
     let bytes = 3 << 20;
@@ -223,7 +223,7 @@ fn a_run_ends_when_its_memory_is_free() {
     ranks.into_iter().for_each(|rank| rank.join().unwrap());
 }
 
-/// What is passed on has the checksum that it came with, or that of what was made of it.
+/// What is passed on keeps its checksum, or has that of the reduced result.
 #[test]
 fn segments_are_passed_on_with_their_checksums() {
     let bytes = 300_001;
@@ -265,7 +265,7 @@ fn damage_is_found_on_what_was_passed_on() {
         let frame_bytes = HEADER_BYTES + segment_bytes(bytes);
         let mut rows = loopback::streams(3).unwrap();
         let mut tapped = loopback::streams(2).unwrap();
-        // Rank 0 and rank 1 both talk to somebody in between.
+        // Ranks 0 and 1 talk through a proxy.
         let (near, far) = (rows[1][0].take().unwrap(), tapped[0][1].take().unwrap());
         let (near, far) = (Arc::new(near), Arc::new(far));
         rows[1][0] = tapped[1][0].take();
@@ -302,7 +302,7 @@ fn damage_is_found_on_what_was_passed_on() {
         let done: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
         let damaged = done[1].clone().unwrap_err();
         assert!(damaged.rank == 0 && matches!(damaged.cause, Cause::Damaged { .. }), "{damaged}");
-        // A lender waits for the receipt, and hears what happened instead.
+        // A lender waits for the receipt and gets the report instead.
         assert_eq!(done[0], if lent { Err(damaged) } else { Ok(()) });
         between.join().unwrap();
         answers.join().unwrap();

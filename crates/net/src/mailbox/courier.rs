@@ -1,11 +1,12 @@
 //! The thread that carries one class of letters between this process and the others.
 //!
-//! Callers put letters into outboxes, one for each rank, and ring. The thread has each rank connected at the first letter
-//! ([`crate::rendezvous`]), writes what sockets take, and puts what comes into the inbox.
+//! Callers put letters into outboxes, one per rank, and wake the thread. It has each rank connected at the first letter
+//! ([`crate::rendezvous`]), writes as much as sockets take, and puts what arrives into the inbox.
 //!
 //! # When a peer dies
-//! Its connection ends without a last frame. The control plane mostly knows why, and has a moment to say so; then this rank
-//! suspects the peer, and rank 0 judges, as with links. So whoever waits at a mailbox gets the report that all ranks get.
+//! Its connection ends without a last frame. The control plane mostly knows why, and gets a moment to say so; then this
+//! rank suspects the peer, and rank 0 decides, as with links. So a caller that waits at a mailbox gets the report that
+//! all ranks get.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,7 +31,7 @@ use crate::report::{Cause, Report};
 use crate::simulation::{Bug, makes};
 use crate::system::System;
 
-/// A wait for nothing in particular.
+/// The timeout of a wait that has none.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// What a courier is started with.
@@ -46,7 +47,7 @@ pub(super) struct Route {
     pub(super) door: Door,
     pub(super) alarm: Alarm,
     pub(super) pulse: Pulse,
-    /// So long after a connection ended the control plane has time to say why.
+    /// How long after a connection ended the control plane may say why.
     pub(super) grace: Duration,
     pub(super) inbox: Arc<Inbox>,
 }
@@ -57,7 +58,7 @@ pub(super) struct Courier {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the thread and its callers both see.
+/// What the thread and its callers share.
 struct CourierShared {
     route: Route,
     boxes: Mutex<Boxes>,
@@ -79,7 +80,7 @@ struct Boxes {
 #[derive(Default)]
 struct Outbox {
     queue: VecDeque<(Label, Payload)>,
-    /// What counts of those that are not sent.
+    /// How much of the bound the unsent letters take.
     held: usize,
     /// Whether that rank takes no more.
     closed: bool,
@@ -131,14 +132,14 @@ impl Courier {
         }
     }
 
-    /// Nothing more is posted, and what comes is dropped.
+    /// From now on nothing can be posted, and what arrives is dropped.
     pub(super) fn begin_close(&self) {
         self.shared.boxes().closing = true;
         ring(&self.shared.wake);
     }
 
-    /// Waits until everything is sent and each rank that this one talked with knows that nothing more comes. Returns whether
-    /// that was in time.
+    /// Waits until everything is sent and each rank that this one talked with knows that nothing more comes. Returns
+    /// whether that happened in time.
     pub(super) fn closed(&self, until: Instant) -> Result<bool, Report> {
         let system = &self.shared.route.system;
         let mut boxes = self.shared.boxes();
@@ -159,7 +160,7 @@ impl Courier {
         self.shared.boxes().out.iter().map(|outbox| outbox.held).sum()
     }
 
-    /// Why nobody needs to wait any more.
+    /// The report that ends all waits, if there is one.
     pub(super) fn over(&self) -> Option<Report> {
         self.shared.over(&self.shared.boxes())
     }
@@ -222,7 +223,7 @@ impl<'a> Thread<'a> {
         let system = self.shared.route.system.clone();
         while !self.shared.stop.load(Ordering::Acquire) {
             for file in [&*self.shared.wake, arrivals] {
-                // Nothing is in it if something else woke the thread.
+                // It is empty if something else woke the thread.
                 let _ = rustix::io::read(file, &mut [0; 8]);
             }
             let more = self.turn();
@@ -272,7 +273,7 @@ impl<'a> Thread<'a> {
         more
     }
 
-    /// Has ranks connected for which there is something. Returns whether this mailbox closes.
+    /// Asks for connections to ranks that have letters waiting. Returns whether this mailbox is closing.
     fn want(&mut self) -> bool {
         let boxes = self.shared.boxes();
         for (peer, outbox) in boxes.out.iter().enumerate() {
@@ -284,7 +285,7 @@ impl<'a> Thread<'a> {
         boxes.closing
     }
 
-    /// A rank has closed: what is still there for it goes nowhere.
+    /// A rank has closed: letters that wait for it are dropped.
     fn forget(&self, peer: usize) {
         let mut boxes = self.shared.boxes();
         let outbox = &mut boxes.out[peer];
@@ -314,7 +315,7 @@ impl<'a> Thread<'a> {
         self.lost.push((now + grace, peer, cause));
     }
 
-    /// Suspects who was lost, if nobody knows more by now.
+    /// Suspects the peers of lost connections, if nothing more is known by now.
     fn judge(&mut self) {
         let Route { system, alarm, .. } = &self.shared.route;
         if self.lost.is_empty() {
@@ -336,7 +337,7 @@ impl<'a> Thread<'a> {
         let settled = closing && sent && self.lines.is_empty() && self.lost.is_empty();
         #[cfg(test)]
         let settled = settled || (closing && makes(Bug::ClosesAtOnce));
-        // It may begin anew: a rank that comes later is told too.
+        // It may start again: a rank that connects later is told too.
         boxes.settled = settled && boxes.found.is_none();
         if boxes.settled {
             self.shared.room.notify_all();
@@ -350,7 +351,7 @@ impl<'a> Thread<'a> {
     }
 }
 
-/// Where the letters of one peer lie.
+/// The in- and outbox of one peer.
 struct Desk<'a> {
     shared: &'a CourierShared,
     peer: usize,
@@ -365,7 +366,7 @@ impl LineHandler for Desk<'_> {
     fn sent(&mut self, bytes: usize) {
         let mut boxes = self.shared.boxes();
         let outbox = &mut boxes.out[self.peer];
-        // Nothing counts for a rank that has closed.
+        // A rank that has closed holds nothing.
         outbox.held = outbox.held.saturating_sub(weight(bytes));
         drop(boxes);
         self.shared.room.notify_all();
@@ -391,13 +392,14 @@ impl LineHandler for Desk<'_> {
     }
 }
 
-/// A panic of the thread is a bug of ours, and must not leave anybody waiting.
+/// A panic of the thread is a bug, and must not leave a caller waiting.
 struct CourierGuard<'a>(&'a CourierShared);
 
 impl Drop for CourierGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let cause = Cause::Failed { why: "the thread that carries its letters stopped by a bug".into() };
+            let cause =
+                Cause::Failed { why: "the thread that carries its letters stopped because of a bug".into() };
             self.0.route.alarm.raise(self.0.report(self.0.route.rank, cause));
         }
     }

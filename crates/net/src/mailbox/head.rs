@@ -1,25 +1,25 @@
-//! What stands before each frame of a mailbox.
+//! The header of each frame of a mailbox.
 //!
-//! A letter is cut into frames. Each one says all that is written on the letter, how long the whole letter is, which frame of
-//! the connection it is, and in which generation. On an encrypted connection head and payload are sealed ([`crate::seal`]); on
-//! another one each has its checksum.
+//! A letter is cut into frames. Each has the letter's label, its total length, the number of the frame on its
+//! connection, and the generation. On an encrypted connection head and payload are sealed ([`crate::seal`]); otherwise
+//! each has a checksum.
 
 use super::limits::{Class, Label};
 
 /// Bytes of a head: little endian.
 pub(super) const HEAD_BYTES: usize = 64;
-/// The longest payload of one frame: as segments of links, for the same reason.
+/// The longest payload of one frame: that of segments of links, for the same reason.
 pub(super) const FRAME_BYTES_MAX: usize = crate::frame::SEGMENT_BYTES_MAX;
 const MAGIC: [u8; 4] = *b"PRL1";
-/// Where the checksum of the head stands.
+/// The offset of the head's checksum.
 const CRC_AT: usize = 60;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum What {
     /// A part of a letter.
     Part,
-    /// The sender posts nothing more, and drops what still comes.
+    /// The sender posts nothing more, and drops what it still receives.
     Close,
 }
 
@@ -63,7 +63,7 @@ impl Head {
         bytes
     }
 
-    /// Out of bytes that were opened, or that have a checksum.
+    /// Decodes bytes that were opened, or that have a checksum.
     pub(super) fn decode(bytes: &[u8; HEAD_BYTES], sealed: bool) -> Result<Head, &'static str> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
@@ -76,12 +76,12 @@ impl Head {
         let what = match bytes[4] {
             1 => What::Part,
             2 => What::Close,
-            _ => return Err("a frame of no known kind"),
+            _ => return Err("a frame of an unknown kind"),
         };
         let class = match bytes[5] {
             0 => Class::Urgent,
             1 => Class::Data,
-            _ => return Err("a letter of no known class"),
+            _ => return Err("a letter of an unknown class"),
         };
         let kind = u16::from_le_bytes([bytes[6], bytes[7]]);
         Ok(Head {

@@ -1,4 +1,5 @@
-//! Letters that have come and were not taken. Senders of this process put them here themselves; those of others have a courier do it.
+//! Letters that have arrived and were not taken. Senders in this process put them here directly; for those of other
+//! processes a courier does.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -23,12 +24,12 @@ pub(super) struct Inbox {
 /// What is in it, by class.
 pub(super) struct InboxState {
     queues: [VecDeque<Letter>; 2],
-    /// What counts of each sender: letters that are here, and those of which a part has come.
+    /// How much of its bound each sender uses: letters that are here, and those that have arrived in part.
     held: [Vec<usize>; 2],
     /// Who reads that class from sockets, and whether it waits for room.
     couriers: [Option<Arc<OwnedFd>>; 2],
     starved: [bool; 2],
-    /// Whether its owner wants no more.
+    /// Whether its owner has closed it.
     pub(super) closed: bool,
 }
 
@@ -44,7 +45,7 @@ impl Inbox {
         Arc::new(Inbox { limits, state: Mutex::new(state), came: Condvar::new(), room: Condvar::new() })
     }
 
-    /// Says what to write to when there is room again for letters that are read from sockets.
+    /// Sets what to wake when there is room again for letters from sockets.
     pub(super) fn set_courier(&self, class: Class, wake: Arc<OwnedFd>) {
         self.lock().couriers[class as usize] = Some(wake);
     }
@@ -58,7 +59,7 @@ impl Inbox {
         &self.state
     }
 
-    /// Makes room for a letter, for a courier; if there is none it is woken when there is.
+    /// Reserves room for a letter on behalf of a courier; if there is none, the courier is woken when there is.
     pub(super) fn reserve(&self, class: Class, from: usize, bytes: usize) -> bool {
         let mut state = self.lock();
         let reserved = self.admits(&state, class, from, bytes);
@@ -76,13 +77,13 @@ impl Inbox {
         self.lock().release(class, from, bytes);
     }
 
-    /// Whether a letter can be put in now. One that nobody wants any more can.
+    /// Whether a letter can be put in now. A closed inbox takes letters and drops them.
     pub(super) fn admits(&self, state: &InboxState, class: Class, from: usize, bytes: usize) -> bool {
         let held = state.held[class as usize][from];
         state.closed || fits(held, bytes, self.limits.of(class).inbox_bytes_max)
     }
 
-    /// Puts a letter in for which room was reserved. One that nobody wants any more is dropped.
+    /// Puts a letter in for which room was reserved. A closed inbox drops it.
     pub(super) fn put(&self, letter: Letter) {
         let mut state = self.lock();
         if state.closed {
@@ -100,7 +101,7 @@ impl Inbox {
     fn push(&self, mut state: MutexGuard<'_, InboxState>, letter: Letter) {
         state.queues[letter.class as usize].push_back(letter);
         drop(state);
-        // All, because each may wait for another class.
+        // Wakes all, because each may wait for another class.
         self.came.notify_all();
     }
 
@@ -119,12 +120,12 @@ impl Inbox {
         Some(letter)
     }
 
-    /// What counts of all senders together.
+    /// How much all senders together use.
     pub(super) fn held_bytes(&self, class: Class) -> usize {
         self.lock().held[class as usize].iter().sum()
     }
 
-    /// Its owner wants no more. What has come can still be taken.
+    /// Closes it. Letters that have arrived can still be taken.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;

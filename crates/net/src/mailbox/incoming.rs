@@ -1,5 +1,5 @@
-//! The letter that is being read from one connection. Nothing is reserved before its length was compared with what is allowed
-//! and there is room for it; until then the rest of it stays in the socket, and its sender waits.
+//! The letter that is being read from one connection. Nothing is reserved before its length was compared with what is
+//! allowed and there is room for it; until then the rest stays in the socket, and its sender waits.
 
 use std::io::{ErrorKind, Read};
 
@@ -9,7 +9,7 @@ use super::line::LineTrouble;
 use crate::checksum;
 use crate::seal::{Forged, Opener, SEAL_BYTES};
 
-/// How far a call came.
+/// The result of one read.
 #[derive(Debug)]
 pub(super) enum Came {
     /// Nothing more has come.
@@ -18,7 +18,7 @@ pub(super) enum Came {
     NoRoom,
     /// A frame is whole, and its letter is not.
     Frame,
-    /// A letter is whole: its bytes are the first ones of this memory, so many.
+    /// A letter is complete: its label, memory, and length in it.
     Letter(Label, Vec<u8>, usize),
     /// The other side sends nothing more.
     Close,
@@ -39,7 +39,7 @@ pub(super) struct Incoming {
     n_heard: u64,
 }
 
-/// A letter of which a part is there.
+/// A letter that has arrived in part.
 struct PartialLetter {
     label: Label,
     total: usize,
@@ -48,7 +48,7 @@ struct PartialLetter {
     at: usize,
 }
 
-/// Memory for a letter of so many bytes, if there is room.
+/// Gives memory for a letter of this many bytes, if there is room.
 pub(super) type Admit<'a> = &'a mut dyn FnMut(usize) -> Result<Option<Vec<u8>>, LineTrouble>;
 
 impl Incoming {
@@ -66,7 +66,7 @@ impl Incoming {
         }
     }
 
-    /// Bytes of the letter for which room was made and that is not whole.
+    /// Bytes of the incomplete letter that room was reserved for.
     pub(super) fn unfinished(&self) -> Option<usize> {
         self.letter.as_ref().map(|letter| letter.total)
     }
@@ -104,7 +104,7 @@ impl Incoming {
         };
         let end = letter.at + frame.length as usize;
         if letter.memory.len() < end {
-            // A frame at a time: its pages are in the cache when the payload is written over them.
+            // One frame at a time: its pages are in cache when the payload is written to them.
             letter.memory.resize(end, 0);
         }
         let payload = &mut letter.memory[letter.at..end];
@@ -126,7 +126,7 @@ impl Incoming {
     fn open(&mut self, opener: Option<&mut Opener>) -> Result<Head, LineTrouble> {
         let sealed = opener.is_some();
         if let Some(opener) = opener {
-            let forged = |Forged| LineTrouble::Damaged("a head is not what it sealed".into());
+            let forged = |Forged| LineTrouble::Damaged("a head failed authentication".into());
             opener.open_head(&mut self.head).map_err(forged)?;
         }
         let head = self.head.first_chunk().expect("what is read begins with a head");
@@ -134,7 +134,7 @@ impl Incoming {
         let place = (head.class, head.generation, head.sequence);
         if place != (self.class, self.generation, self.n_heard) {
             let what = format!(
-                "it sent frame {} ({}, generation {}), and frame {} ({}, generation {}) comes next",
+                "it sent frame {} ({}, generation {}) instead of frame {} ({}, generation {})",
                 head.sequence,
                 head.class.name(),
                 head.generation,
@@ -146,7 +146,7 @@ impl Incoming {
         }
         let (total, max) = (head.total, self.letter_bytes_max);
         if total > max as u64 {
-            let what = format!("it sent a letter of {total} bytes, and {max} are allowed");
+            let what = format!("it sent a letter of {total} bytes; at most {max} are allowed");
             return Err(LineTrouble::Disagrees(what));
         }
         let (at, goes_on) = match &self.letter {
@@ -177,7 +177,7 @@ impl Incoming {
             None => checksum::of(payload) == frame.payload_crc,
         };
         if !whole {
-            return Err(LineTrouble::Damaged(format!("frame {} is not what it sent", self.n_heard)));
+            return Err(LineTrouble::Damaged(format!("frame {} is damaged", self.n_heard)));
         }
         self.frame = None;
         self.n_heard += 1;
@@ -185,7 +185,7 @@ impl Incoming {
     }
 }
 
-/// Reads on until all of it is there, which it returns, or nothing more has come.
+/// Reads until all of it is there or the socket is empty. Returns whether all is there.
 fn fill(stream: &mut impl Read, into: &mut [u8], n: &mut usize) -> Result<bool, LineTrouble> {
     while *n < into.len() {
         match stream.read(&mut into[*n..]) {

@@ -1,4 +1,4 @@
-//! Letters, and the memory that their bytes lie in.
+//! Letters, and the memory of their bytes.
 //!
 //! What is posted is shared with the thread that sends it, and not copied. What arrives over a socket is read into memory that is
 //! used again: new pages cost more than the copy out of the socket, and a server gets letters of the same length in every step.
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::limits::{Class, Label};
 
-/// Bytes to post. They belong to whoever holds a share of them; nobody may change them before the letter is sent.
+/// Bytes to post, shared with the sending thread; they must not change before the letter is sent.
 #[derive(Clone)]
 pub struct Payload {
     owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
@@ -67,12 +67,12 @@ impl fmt::Debug for Payload {
     }
 }
 
-/// A letter that has come. Its bytes are what it derefs to.
+/// A letter that has arrived. It derefs to its bytes.
 #[derive(Debug)]
 pub struct Letter {
     /// Who posted it.
     pub from: usize,
-    /// The way that it took.
+    /// Its class.
     pub class: Class,
     /// What the sender wrote on it.
     pub label: Label,
@@ -102,7 +102,7 @@ impl Letter {
         Letter { from, class, label, body: LetterBody::Came { memory, length, shelf } }
     }
 
-    /// Its bytes, to keep; they are copied only if the sender shares them.
+    /// Its bytes as a vector; copied only if the sender shares them.
     pub fn into_bytes(mut self) -> Vec<u8> {
         match &mut self.body {
             LetterBody::Given(payload) => payload.to_vec(),
@@ -134,7 +134,7 @@ impl Drop for Letter {
     }
 }
 
-/// Shorter memory is not worth keeping: the allocator has it at hand.
+/// Shorter memory is not worth keeping: the allocator is fast enough.
 const KEPT_BYTES_MIN: usize = 64 << 10;
 
 /// Memory of letters that were read, for those to come.
@@ -145,15 +145,15 @@ pub(super) struct Shelf {
 }
 
 impl Shelf {
-    /// One that keeps so many bytes at most.
+    /// A shelf that keeps at most this many bytes.
     pub(super) fn new(bytes_max: usize) -> Arc<Shelf> {
         Arc::new(Shelf { bytes_max, kept: Mutex::default() })
     }
 
-    /// Memory with room for so many bytes; its contents are not said. None if there is not that much.
+    /// Memory for this many bytes with unspecified contents; `None` if there is not enough.
     pub(super) fn take(&self, bytes: usize) -> Option<Vec<u8>> {
         let mut kept = self.kept();
-        // Not one that is far too long: it would be held for a short letter.
+        // Not a far longer one, which a short letter would hold on to.
         let fitting = kept.iter().position(|m| m.capacity() >= bytes && m.capacity() / 4 <= bytes);
         if let Some(k) = fitting {
             return Some(kept.swap_remove(k));
@@ -168,7 +168,7 @@ impl Shelf {
         let bytes = memory.capacity();
         if (KEPT_BYTES_MIN..=self.bytes_max).contains(&bytes) {
             let mut kept = self.kept();
-            // Those that were kept for longest go first.
+            // The oldest go first.
             while kept.iter().map(Vec::capacity).sum::<usize>() + bytes > self.bytes_max {
                 kept.remove(0);
             }

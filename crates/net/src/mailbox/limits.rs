@@ -1,6 +1,6 @@
-//! What a letter is addressed with, the two classes of letters, and how much of each is held.
+//! Labels, the two classes of letters, and how much of each is held.
 
-/// Which way a letter takes. Each class has connections, a thread and bounds of its own, so neither waits for the other.
+/// The class of a letter. Each class has its own connections, thread and bounds, so neither waits for the other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Class {
@@ -23,15 +23,15 @@ impl Class {
     }
 }
 
-/// What a sender writes on a letter: numbers that are carried and not looked at. A request of a range needs no bytes beside
-/// them, and the bytes of a range need none in front of them.
+/// What a sender writes on a letter: numbers that are carried and not interpreted. A request for a range needs no
+/// payload beside them, and a payload needs no header of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Label {
     /// What kind of letter it is.
     pub kind: u16,
     /// Which request it makes or answers.
     pub ticket: u64,
-    /// Which place it is about: where a range begins, a clock, a version.
+    /// A position: the start of a range, a clock, a version.
     pub place: u64,
 }
 
@@ -40,7 +40,8 @@ pub struct Label {
 pub struct ClassBounds {
     /// The longest letter, in bytes. A longer one is refused where it is posted, and where it would arrive.
     pub letter_bytes_max: usize,
-    /// Bytes of one sender that have come and were not taken. Above it nothing more is read of that sender, which slows it down.
+    /// Bytes from one sender that have arrived and were not taken. Above it nothing more is read from that sender,
+    /// which slows it down.
     pub inbox_bytes_max: usize,
     /// Bytes for one receiver that were posted and not sent. Above it a post waits.
     pub outbox_bytes_max: usize,
@@ -76,10 +77,10 @@ impl Limits {
     }
 }
 
-/// What a letter counts beside its bytes, so that empty ones are bounded too.
+/// What a letter counts beyond its bytes, so that empty ones are bounded too.
 const LETTER_BYTES: usize = 128;
 
-/// What a letter of so many bytes counts.
+/// How much a letter of this many bytes counts.
 pub(super) fn weight(bytes: usize) -> usize {
     bytes.saturating_add(LETTER_BYTES)
 }

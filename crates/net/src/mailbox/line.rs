@@ -1,8 +1,9 @@
 //! One connection of one class: what is written to it, what is read from it, and how it ends.
 //!
-//! A side that closes sends a last frame behind all that it posted, and reads on until the other side's last frame comes. The
-//! other side answers with it at once, instead of what it still wanted to send. So neither closes a socket into which the other
-//! one still writes, which would take back what is under way; and a connection that ends without a last frame is a loss.
+//! A side that closes sends a last frame behind all that it posted, and reads on until the other side's last frame
+//! comes. The other side answers with it at once, instead of what it still wanted to send. So neither closes a socket
+//! into which the other one still writes, which would discard what is under way; and a connection that ends without a
+//! last frame is a loss.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -19,7 +20,7 @@ use crate::ready;
 use crate::seal::Seals;
 use crate::socket::Stream;
 
-/// Frames of one connection in one turn, in each direction, so that none keeps the others waiting: 2 MiB.
+/// Frames of one connection per turn and direction, so that none starves the others: 2 MiB.
 const FRAMES_A_TURN: usize = 8;
 
 /// Why a connection cannot go on.
@@ -29,9 +30,9 @@ pub(super) enum LineTrouble {
     Gone,
     /// What came is not what the other side sent.
     Damaged(String),
-    /// The other side means something else.
+    /// The other side follows another protocol or generation.
     Disagrees(String),
-    /// This process has no memory for what comes.
+    /// This process has no memory for what arrives.
     NoMemory(usize),
 }
 
@@ -39,7 +40,7 @@ pub(super) enum LineTrouble {
 pub(super) trait LineHandler {
     /// The next letter for the peer.
     fn next(&mut self) -> Option<(Label, Payload)>;
-    /// A letter of so many bytes was sent.
+    /// A letter of this many bytes was sent.
     fn sent(&mut self, bytes: usize);
     /// Memory for a letter, if there is room.
     fn admit(&mut self, bytes: usize) -> Result<Option<Vec<u8>>, LineTrouble>;
@@ -88,11 +89,11 @@ impl MailLine {
         })
     }
 
-    /// Goes on in both directions, without waiting. Returns whether more can be done at once.
+    /// Makes progress in both directions, without waiting. Returns whether more can be done at once.
     pub(super) fn turn(&mut self, closing: bool, ends: &mut dyn LineHandler) -> Result<bool, LineTrouble> {
         let wrote = self.write(closing, ends)?;
         let read = self.read(&mut *ends)?;
-        // What came may have been the other side's last frame, which is answered.
+        // The other side's last frame may have arrived, which is answered.
         let answered = if self.heard_close { self.write(closing, ends)? } else { false };
         Ok(wrote || read || answered)
     }
@@ -107,12 +108,12 @@ impl MailLine {
         self.heard_close
     }
 
-    /// Bytes of a letter that was not whole.
+    /// Bytes of an incomplete letter.
     pub(super) fn unfinished(&self) -> Option<usize> {
         self.into.unfinished()
     }
 
-    /// What to wait for. A line for which there is no room is waited for only to be written to.
+    /// What to wait for. A line without room for its next letter is only waited on for writing.
     pub(super) fn interest(&self) -> Option<PollFd<'_>> {
         let reads = !self.full && !self.heard_close;
         match (reads, self.blocked) {

@@ -1,4 +1,4 @@
-//! Mailboxes of threads of one process: each one's inbox, which the others put letters into themselves.
+//! Mailboxes of threads of one process: senders put letters directly into the receiver's inbox.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(super) struct Neighbours {
     alarm: Alarm,
 }
 
-/// Mailboxes for so many ranks, which are threads of this process; the alarm ends the waits of all. A rank whose mailbox is
+/// Mailboxes for `ranks` threads of this process; the alarm ends the waits of all. A rank whose mailbox is
 /// dropped before it was closed is lost.
 pub fn within(ranks: usize, limits: Limits, alarm: Alarm) -> Vec<Mailbox> {
     let inboxes = (0..ranks).map(|_| Inbox::new(ranks, limits)).collect();
@@ -37,7 +37,7 @@ impl Neighbours {
         &self.alarm
     }
 
-    /// A rank ended without a word: whoever waits is told at once.
+    /// A rank ended without closing: all waits end at once.
     pub(super) fn lose(&self, rank: usize) {
         let op = "mailbox".to_owned();
         self.alarm.raise(Report { rank, host: String::new(), step: 0, op, cause: Cause::Gone });

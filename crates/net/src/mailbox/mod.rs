@@ -1,7 +1,7 @@
 //! Letters between any two ranks, in any order: what servers, workers and membership say to each other.
 //!
-//! Links ([`crate::links`]) run moves that both sides know beforehand. A mailbox is for everything else. A rank posts to any
-//! other one without that one expecting it, and takes whatever came next from anybody.
+//! Links ([`crate::links`]) run moves that both sides know beforehand. A mailbox is for everything else. A rank posts
+//! to any other without it expecting that, and takes the next letter from any rank.
 //!
 //! ```
 //! use polyreme_net::Alarm;
@@ -18,10 +18,10 @@
 //! # What holds
 //! - Letters of one sender and one class come in the order in which they were posted, each once, and none is left out while
 //!   both ranks live and neither has closed. There is no order between senders or between classes.
-//! - The two classes share nothing: each has a connection for each pair of ranks that talk, a thread (`courier`) and bounds. An urgent
-//!   letter overtakes data wherever data wait: in an outbox, on the wire, or in a full inbox.
-//! - Memory is bounded ([`Limits`]). A receiver that does not take stops reading from that sender; TCP stops the sender's socket; its
-//!   outbox fills; and its posts wait. Other senders are not held up by it.
+//! - The two classes share nothing: each has a connection for each pair of ranks that talk, a thread (`courier`) and
+//!   bounds. An urgent letter overtakes data wherever they wait: in an outbox, on the wire, or in a full inbox.
+//! - Memory is bounded ([`Limits`]). A receiver that does not take stops reading from that sender; TCP stops the
+//!   sender's socket; its outbox fills; and its posts wait. Other senders are not held up.
 //! - A letter's length is compared with what is allowed before memory is reserved for it.
 //! - Every wait ends: with what was waited for, at a time that the caller gives, with the close of this mailbox, or with the
 //!   report that all ranks get. Two ranks that only post and never take wait for each other; the control plane reports that as
@@ -34,19 +34,20 @@
 //! into the receiver's inbox, and its bytes are shared. Order, bounds and ends are the same.
 //!
 //! # Why a connection for each class
-//! Frames of both classes in turn over one connection would do as long as the receiver reads. Once it has no room for data it
-//! must stop reading, and everything urgent behind them stops too, unless each class has credits of its own in both directions. TCP has
-//! them already, for each connection; a second one costs a file for each pair that talks, and is made only when something is
-//! posted in that class.
+//! One connection for frames of both classes would be enough as long as the receiver reads. Once it has no room for
+//! data it must stop reading, and everything urgent behind them stops too, unless each class has credits of its own in
+//! both directions. TCP has them already, for each connection; a second one costs a file for each pair that talks, and
+//! is made only when something is posted in that class.
 //!
 //! # The end
-//! [`Mailbox::close`] sends all that was posted and tells every rank that this one talked with. From then on nobody can post to
-//! it, and what still comes is dropped. Ranks close before they say goodbye to the control plane. A mailbox that is dropped
-//! without it looks to the others like a rank that was lost.
+//! [`Mailbox::close`] sends all that was posted and tells every rank that this one talked with. From then on no rank
+//! can post to it, and what still arrives is dropped. Ranks close before they say goodbye to the control plane. A
+//! mailbox that is dropped without it looks to the others like a rank that was lost.
 //!
 //! # Layout
-//! `limits`: classes, labels, bounds. `letter`: letters and their memory. `inbox`: what came. `courier`: the thread of a class.
-//! `line`: a connection; `outgoing`, `incoming`, `head`: frames on it. `local`: threads of one process.
+//! `limits`: classes, labels, bounds. `letter`: letters and their memory. `inbox`: letters that arrived. `courier`: the
+//! thread of a class. `line`: a connection; `outgoing`, `incoming`, `head`: frames on it. `local`: threads of one
+//! process.
 
 mod courier;
 mod head;
@@ -80,13 +81,13 @@ pub use limits::{Class, ClassBounds, Label, Limits};
 use local::Neighbours;
 pub use local::within;
 
-/// How many mailboxes a process may have at the same time: as many as there are numbers for.
+/// How many mailboxes a process may have at the same time; it bounds their numbers.
 pub const MAILBOXES_MAX: u8 = 64;
-/// Groups of connections from here on are those of mailboxes, two for each.
+/// The first group number of mailboxes' connections; each mailbox has two.
 pub(crate) const GROUPS_FROM: u16 = 0xff00;
-/// How often a wait looks at the alarm.
+/// How often a wait checks the alarm.
 const LOOK: Duration = Duration::from_millis(100);
-/// The same where time is simulated and nobody wakes a wait.
+/// The same in simulated time, where nothing wakes a wait.
 const SIMULATED_LOOK: Duration = Duration::from_millis(25);
 
 /// The groups of a mailbox's connections, for [`crate::First::Some`]: pairs that are known to talk are connected while ranks join, so that
@@ -99,7 +100,7 @@ pub fn groups(number: u8) -> [u16; 2] {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum PostError {
     /// It is longer than any letter may be.
-    #[error("a letter of {bytes} bytes, and {max} are allowed: cut it into several")]
+    #[error("a letter of {bytes} bytes; at most {max} are allowed: split it into several")]
     TooLong {
         /// Its length.
         bytes: usize,
@@ -107,7 +108,7 @@ pub enum PostError {
         max: usize,
     },
     /// There was no room in time: the receiver does not take what it has.
-    #[error("rank {rank} takes letters more slowly than they are posted: take longer, or post less")]
+    #[error("rank {rank} takes letters more slowly than they are posted: post less, or allow more time")]
     Full {
         /// The receiver.
         rank: usize,
@@ -132,7 +133,7 @@ pub struct Mailbox {
     way: Reached,
 }
 
-/// How others are reached.
+/// How other ranks are reached.
 enum Reached {
     /// They are other processes; a courier for each class.
     Processes([Courier; 2]),
@@ -157,7 +158,7 @@ impl Mailbox {
     pub(crate) fn start(options: MailboxOptions) -> io::Result<Mailbox> {
         let MailboxOptions { system, rank, members, generation, number, limits, door, control } = options;
         if number >= MAILBOXES_MAX {
-            let why = format!("mailbox {number}, and there are {MAILBOXES_MAX}");
+            let why = format!("mailbox {number} of at most {MAILBOXES_MAX}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         let inbox = Inbox::new(members.len(), limits);
@@ -201,7 +202,7 @@ impl Mailbox {
         self.post_until(to, class, label, payload, self.system.now() + WAIT_MAX)
     }
 
-    /// The same, and gives up at that time.
+    /// The same with a deadline.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -232,12 +233,12 @@ impl Mailbox {
         self.take_until(self.system.now() + WAIT_MAX)
     }
 
-    /// The same, and none also if nothing has come by that time.
+    /// The same with a deadline, after which it returns `None`.
     pub fn take_until(&self, until: Instant) -> Result<Option<Letter>, Report> {
         self.take_of(&Class::ALL, until)
     }
 
-    /// The next letter of these classes, for a thread that has to do with one only.
+    /// The next letter of these classes, for a thread that serves only one.
     pub fn take_of(&self, classes: &[Class], until: Instant) -> Result<Option<Letter>, Report> {
         let mut state = self.inbox.lock();
         loop {
@@ -252,8 +253,8 @@ impl Mailbox {
         }
     }
 
-    /// What has come of a class and was not taken, and what was posted and not sent, in bytes; each letter counts a little more
-    /// than its own.
+    /// Bytes of a class that arrived and were not taken, and that were posted and not sent; each letter counts a little
+    /// more than its payload.
     pub fn held_bytes(&self, class: Class) -> (usize, usize) {
         let posted = match &self.way {
             Reached::Processes(couriers) => couriers[class as usize].held_bytes(),
@@ -267,7 +268,7 @@ impl Mailbox {
         self.close_until(self.system.now() + WAIT_MAX).map(drop)
     }
 
-    /// The same, and gives up at that time. Returns whether all was done by then.
+    /// The same with a deadline. Returns whether all was done by then.
     pub fn close_until(&self, until: Instant) -> Result<bool, Report> {
         self.inbox.close();
         let Reached::Processes(couriers) = &self.way else { return Ok(true) };
@@ -318,7 +319,7 @@ impl fmt::Debug for Mailbox {
     }
 }
 
-/// How long to wait before the alarm is looked at again; none if the time has come.
+/// How long to wait before the alarm is checked again; `None` at the deadline.
 fn look(system: &dyn System, until: Instant) -> Option<Duration> {
     let left = until.saturating_duration_since(system.now());
     let look = if system.is_simulated() { SIMULATED_LOOK } else { LOOK };

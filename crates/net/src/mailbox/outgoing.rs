@@ -10,14 +10,14 @@ use crate::checksum;
 use crate::seal::{self, SEAL_BYTES, Sealer};
 use crate::socket::Stream;
 
-/// How far a call came.
+/// The result of one write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sent {
     /// The socket takes no more.
     Blocked,
     /// A frame is whole, and its letter is not.
     Frame,
-    /// A letter of so many bytes is whole.
+    /// A letter of this many bytes is complete.
     Letter(usize),
     /// The last frame is whole.
     Close,

@@ -1,11 +1,11 @@
-//! How long the steps of joining and connecting may take. All of them grow with the ranks: rank 0 hears them all, every rank
-//! may be sent a table of all, and those of one host share its cores.
+//! How long the steps of joining and connecting may take. All of them grow with the number of ranks: rank 0 talks with
+//! all, every rank gets a table of all, and those of one host share its cores.
 
 use std::time::Duration;
 
 use crate::patience::Patience;
 
-/// A part for any number of ranks, and one for each of them.
+/// A fixed part, and one for each rank.
 const fn grown(first: Duration, each: Duration, ranks: usize) -> Duration {
     first.saturating_add(each.saturating_mul(ranks as u32))
 }
@@ -14,7 +14,7 @@ const fn grown(first: Duration, each: Duration, ranks: usize) -> Duration {
 const MESH_TIME: Duration = Duration::from_secs(10);
 const MESH_TIME_PER_RANK: Duration = Duration::from_millis(50);
 
-/// How long pairs may take to be connected: a rank of it may stand still for as long as patience lasts.
+/// How long pairs may take to be connected: one of the ranks may stand still for as long as patience lasts.
 pub(crate) fn mesh_time(ranks: usize, patience: Patience) -> Duration {
     grown(MESH_TIME, MESH_TIME_PER_RANK, ranks) + patience.silence
 }
@@ -24,26 +24,26 @@ pub(crate) fn mesh_time(ranks: usize, patience: Patience) -> Duration {
 const SLACK: Duration = Duration::from_secs(3);
 const SLACK_PER_RANK: Duration = Duration::from_millis(20);
 
-/// Time for a message of rank 0 to get through to so many ranks, or one of theirs to it.
+/// Time for a message from rank 0 to get through to this many ranks, or from them to it.
 pub(crate) fn slack(ranks: usize) -> Duration {
     grown(SLACK, SLACK_PER_RANK, ranks)
 }
 
-/// Time for a stranger to prove that it is none: ranks need milliseconds, if they have a core.
+/// Time for an unknown peer to prove that it is a rank: ranks need milliseconds, if they have a core.
 const STRANGER_TIME: Duration = Duration::from_secs(2);
 const STRANGER_TIME_PER_RANK: Duration = Duration::from_millis(10);
 
-/// Time to prove the secret to a listener that so many ranks may come to at once.
+/// Time to prove the secret to a listener that this many ranks may connect to at once.
 pub(crate) fn stranger_time(ranks: usize) -> Duration {
     grown(STRANGER_TIME, STRANGER_TIME_PER_RANK, ranks)
 }
 
-/// A connection that is not made and proved in this time is tried anew. Longer than a stranger has, so that it is the
-/// listener that gives up, which says so.
+/// A connection that is not made and proved in this time is tried again. Longer than a stranger has, so that the
+/// listener gives up first and reports it.
 const DIAL_TIME: Duration = Duration::from_secs(3);
 const DIAL_TIME_PER_RANK: Duration = Duration::from_millis(15);
 
-/// Time to connect to a listener that so many ranks may come to at once, and to prove the secret to it.
+/// Time to connect to a listener that this many ranks may connect to at once, and to prove the secret to it.
 pub(crate) fn dial_time(ranks: usize) -> Duration {
     grown(DIAL_TIME, DIAL_TIME_PER_RANK, ranks)
 }

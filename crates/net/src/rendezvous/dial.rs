@@ -15,7 +15,7 @@ use crate::secret::{Role, Secret};
 use crate::socket::Stream;
 use crate::system::System;
 
-/// Buffers of a data connection: a whole bucket of gradients finds room in them.
+/// Buffers of a data connection: a whole bucket of gradients fits.
 const BUFFER_BYTES: usize = 4 << 20;
 
 /// A connection that is being made.
@@ -24,27 +24,27 @@ pub(crate) struct Dial {
     addr: SocketAddr,
     secret: Secret,
     hello: Hello,
-    /// None before the connection is made: what is said depends on the addresses that it has.
+    /// `None` before the connection is made: the hello depends on its addresses.
     handshake: Option<Handshake>,
     writes: bool,
 }
 
-/// How far it is.
+/// The state of a dial.
 pub(crate) enum Dialled {
-    /// Not yet there: to be gone on with.
+    /// Not there yet.
     Pending(Box<Dial>),
     /// The other side proved itself.
     Proved(Proven),
     /// The connection was not made.
     Unconnected(io::Error),
-    /// It was, and ended before the proof.
+    /// It was made, and ended before the proof.
     Turned(Turned),
-    /// The time is over; whether the other side had taken the connection.
+    /// It timed out; `connected` says whether the other side had accepted.
     Overdue { connected: bool },
 }
 
 impl Dial {
-    /// Begins.
+    /// Begins to connect.
     pub(crate) fn start(
         system: &dyn System,
         addr: SocketAddr,
@@ -67,7 +67,7 @@ impl Dial {
         }
     }
 
-    /// Goes on without waiting.
+    /// Makes progress without waiting.
     pub(crate) fn turn(mut self: Box<Dial>) -> Dialled {
         if !self.connected() {
             match self.stream.take_error() {
@@ -75,7 +75,7 @@ impl Dial {
                 Ok(Some(e)) | Err(e) => return Dialled::Unconnected(e),
             }
             match (self.stream.peer_addr(), self.stream.local_addr()) {
-                // Linux connects a socket with itself if its own port is the one that nobody listens on.
+                // Linux connects a socket to itself if it picks the target port as its own and nothing listens there.
                 (Ok(peer), Ok(local)) if peer == local => {
                     return Dialled::Unconnected(io::ErrorKind::ConnectionRefused.into());
                 }
@@ -106,12 +106,12 @@ impl Dial {
         }
     }
 
-    /// Whether the other side has taken the connection, though it may have said nothing yet.
+    /// Whether the other side has accepted the connection, even if it has sent nothing yet.
     pub(crate) fn connected(&self) -> bool {
         self.handshake.is_some()
     }
 
-    /// The connection is made: the first words.
+    /// The connection is made: sends the hello.
     fn greet(&mut self) -> io::Result<()> {
         self.stream.set_nodelay()?;
         let hello = Hello { here: self.stream.stays_on_host()?, ..self.hello };
@@ -137,14 +137,14 @@ impl Dial {
     }
 }
 
-/// Gives a socket large buffers if the system allows ones that large. Otherwise it is left alone: a size that was
-/// asked for is capped low on most systems, and switches off the kernel's own, which grow further than the cap.
+/// Gives a socket large buffers if the system allows them. Otherwise it is left alone: an explicit size is capped low
+/// on most systems, and turns off the kernel's autotuning, which grows beyond the cap.
 pub(crate) fn widen(socket: impl AsFd) {
     let allowed = |name: &str| {
         let text = std::fs::read_to_string(format!("/proc/sys/net/core/{name}")).unwrap_or_default();
         text.trim().parse::<usize>().is_ok_and(|max| max >= BUFFER_BYTES)
     };
-    // Slower without, but right: a failure is not worth more than that.
+    // A failure only costs speed.
     if allowed("wmem_max") {
         let _ = sockopt::set_socket_send_buffer_size(&socket, BUFFER_BYTES);
     }

@@ -1,13 +1,13 @@
-//! Where a rank is reached while the job runs: one thread a process, named `door`, that connects pairs when they first talk.
+//! How a rank is reached while the job runs: one thread per process, named `door`, connects pairs when they first talk.
 //!
-//! It drives the [`Mesh`] that joining left, so the listener stays open for as long as any links are, with the gate in front
-//! of it. Because it is a thread of its own, a rank that computes, reads or writes can be connected with all the same. What it
-//! made it keeps until the links of that group take it, which may be later than the other side uses it.
+//! It drives the [`Mesh`] that joining left, so the listener stays open for as long as any links are, with the gate in
+//! front of it. Because it is a separate thread, a rank that computes, reads or writes can still be connected to. It
+//! keeps a connection until the links of its group take it, which may be later than the other side uses it.
 //!
 //! # When a pair cannot be connected
-//! Who has to connect finds it. Its door suspects the other rank, and rank 0 tells all, as with everything else that a rank finds
-//! wrong with another one; so all have the same report, which names both and says why. If this thread itself
-//! ends by a bug, the alarm is raised.
+//! The rank that has to connect notices. Its door suspects the other rank, and rank 0 tells all, as with every
+//! suspicion; so all have the same report, which names both and says why. If this thread itself ends because of a bug,
+//! the alarm is raised.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,10 +30,10 @@ use crate::ready;
 use crate::report::{Cause, Report};
 use crate::system::System;
 
-/// A wait for nothing in particular.
+/// The timeout of a wait that has none.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// This rank's door. Clones are the same one; when the last is dropped nobody connects with this rank any more.
+/// This rank's door. Clones share it; when the last is dropped, no rank can connect to this one.
 #[derive(Clone)]
 pub(crate) struct Door(Arc<DoorEnd>);
 
@@ -43,7 +43,7 @@ struct DoorEnd {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the thread and its callers both see.
+/// What the thread and its callers share.
 struct DoorShared {
     rank: usize,
     members: Arc<[Member]>,
@@ -58,7 +58,7 @@ struct DoorShared {
 struct Edges {
     wanted: Vec<Edge>,
     open: BTreeMap<Edge, Connection>,
-    /// What is written to when a connection of a group is there.
+    /// Signalled when a connection of a group has been made.
     bells: Vec<(u16, Weak<OwnedFd>)>,
 }
 
@@ -87,13 +87,14 @@ impl Door {
         Ok(Door(Arc::new(DoorEnd { shared, system, thread: Mutex::new(Some(thread)) })))
     }
 
-    /// Has an edge connected. [`Door::take`] gives the connection when it is there; if it cannot be made the alarm says so.
+    /// Asks for an edge to be connected. [`Door::take`] returns the connection once it is there; if it cannot be made,
+    /// the alarm is raised.
     pub(crate) fn want(&self, edge: Edge) {
         self.0.shared.edges().wanted.push(edge);
         ring(&self.0.shared.wake);
     }
 
-    /// The connection of an edge, if it is there. It is given away once.
+    /// Takes the connection of an edge, if it is there.
     pub(crate) fn take(&self, edge: Edge) -> Option<Connection> {
         self.0.shared.edges().open.remove(&edge)
     }
@@ -105,7 +106,7 @@ impl Door {
         taken.map(|(edge, connection)| (edge.peer, connection)).collect()
     }
 
-    /// A file that becomes readable whenever a connection of a group is there.
+    /// A file that becomes readable whenever a connection of a group has been made.
     pub(crate) fn bell(&self, group: u16) -> io::Result<Arc<OwnedFd>> {
         let file = Arc::new(bell()?);
         self.0.shared.edges().bells.push((group, Arc::downgrade(&file)));
@@ -114,11 +115,11 @@ impl Door {
 }
 
 impl DoorShared {
-    /// The life of the thread.
+    /// The thread.
     fn keep(&self, mut mesh: Mesh, system: &dyn System) {
         let _guard = DoorGuard(self);
         while !self.stop.load(Ordering::Acquire) {
-            // Nothing is in it if something else woke the thread.
+            // It is empty if something else woke the thread.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             let wanted = std::mem::take(&mut self.edges().wanted);
             wanted.into_iter().for_each(|edge| mesh.want(edge));
@@ -172,13 +173,13 @@ impl DoorShared {
     }
 }
 
-/// A panic of the thread is a bug of ours, and must not leave anybody waiting.
+/// A panic of the thread is a bug, and must not leave a caller waiting.
 struct DoorGuard<'a>(&'a DoorShared);
 
 impl Drop for DoorGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let cause = Cause::Failed { why: "the thread that connects it stopped by a bug".into() };
+            let cause = Cause::Failed { why: "the thread that connects it stopped because of a bug".into() };
             self.0.alarm.raise(self.0.report(self.0.rank, cause));
         }
     }

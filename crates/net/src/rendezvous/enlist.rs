@@ -1,4 +1,4 @@
-//! The side of every rank but 0: find rank 0, prove the secret, and do as it says.
+//! The side of every rank but 0: find rank 0, prove the secret, and follow its instructions.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -16,9 +16,9 @@ use crate::patience::Patience;
 use crate::ready;
 use crate::system::System;
 
-/// One try to connect to rank 0 and to prove the secret takes so much longer than one between two others: all come to it.
+/// How much longer an attempt to connect to rank 0 may take than one between two other ranks: all connect to it.
 const TRY_TIME: Duration = Duration::from_secs(2);
-/// Pauses between tries double from here to there.
+/// Pauses between attempts double from the first to the second of these.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -33,7 +33,7 @@ pub(super) fn enlist(options: JoinOptions, hello: Hello) -> Result<Joined, JoinE
     let left = || JoinError::Left { rank: 0, host: master.clone() };
     let until = system.now() + options.patience.silence + slack(size);
     let Message::Welcome { wait_ms, patience_ms, stall_ms } = hear(system, &mut channel, until, left)? else {
-        return Err(unexpected("something else than a welcome"));
+        return Err(unexpected("an unexpected message instead of a welcome"));
     };
     let patience = Patience {
         silence: Duration::from_millis(patience_ms).min(WAIT_MAX),
@@ -45,11 +45,11 @@ pub(super) fn enlist(options: JoinOptions, hello: Hello) -> Result<Joined, JoinE
     let Message::Table(members) =
         hear(system, &mut channel, system.now() + wait + patience.silence + slack(size), left)?
     else {
-        return Err(unexpected("something else than the table of ranks"));
+        return Err(unexpected("an unexpected message instead of the table of ranks"));
     };
     let whole = members.len() == size && members.iter().enumerate().all(|(i, member)| member.rank == i);
     if !whole || members[rank] != here {
-        return Err(unexpected("a table of ranks that is not the one of this job"));
+        return Err(unexpected("the table of another job's ranks"));
     }
     let until = system.now() + mesh_time(size, patience);
     let mut mesh = mesh(&options, data, hello, &members, patience)?;
@@ -59,10 +59,10 @@ pub(super) fn enlist(options: JoinOptions, hello: Hello) -> Result<Joined, JoinE
         Some(_) => Err(unexpected("a message while the ranks were being connected")),
     })?;
     channel.send(&Message::Faults(faults));
-    // Rank 0 waits for the slowest rank, which may have begun later than this one.
+    // Rank 0 waits for the slowest rank, which may have started later than this one.
     match hear(system, &mut channel, until + (patience.silence + slack(size)) * 2, left)? {
         Message::Faults(faults) if faults.is_empty() => {}
-        _ => return Err(unexpected("something else than what came of the connections")),
+        _ => return Err(unexpected("an unexpected message instead of the result of connecting")),
     }
     let mut channels: Vec<Option<Channel>> = (0..size).map(|_| None).collect();
     channels[0] = Some(channel);
@@ -77,11 +77,11 @@ fn find(options: &JoinOptions, hello: Hello) -> Result<Connection, JoinError> {
     let mut pause = PAUSE_MIN;
     let mut why = "no time to try".to_owned();
     while system.now() < until {
-        // Names may become known while one waits, so they are looked up each time.
+        // A name may become resolvable meanwhile, so it is looked up each time.
         let addrs: Vec<SocketAddr> = match master.to_socket_addrs() {
             Ok(addrs) => addrs.collect(),
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
-                return Err(JoinError::Options(format!("{master:?} is no host:port: {e}")));
+                return Err(JoinError::Options(format!("{master:?} is not host:port: {e}")));
             }
             Err(e) => {
                 why = e.to_string();
@@ -133,7 +133,7 @@ fn find(options: &JoinOptions, hello: Hello) -> Result<Connection, JoinError> {
     Err(JoinError::Unreachable { rank, master: master.clone(), timeout, why })
 }
 
-/// The next message of rank 0, until then.
+/// The next message from rank 0, with a deadline.
 fn hear(
     system: &dyn System,
     channel: &mut Channel,

@@ -1,8 +1,8 @@
-//! A listener that lets in only who proves the secret, and that nobody can keep busy.
+//! A listener that admits only peers that prove the secret, and that strangers cannot keep busy.
 //!
-//! Every connection that has not proved anything yet has some seconds and a few dozen bytes. There is room for so
-//! many of them; when one more comes, the one that has been here longest goes. Ranks need milliseconds, so the
-//! oldest is the least likely to be one, and a rank that is sent away comes again.
+//! Every unproven connection gets some seconds and a few dozen bytes. There is room for a limited number of them; when
+//! one more comes, the oldest is dropped. Ranks need milliseconds, so the oldest is the least likely to be one, and a
+//! rank that is dropped tries again.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -19,29 +19,29 @@ use crate::ready;
 use crate::secret::{Role, Secret};
 use crate::socket::{Listener, Stream};
 
-/// Places for strangers, besides one for each rank.
+/// How many unproven connections are held, besides one per rank.
 pub(crate) const STRANGERS: usize = 64;
-/// Reasons that are kept for the error message; of the others only their number.
+/// How many reasons are kept for the error message; the others are only counted.
 const NOTES_MAX: usize = 8;
-/// Connections taken in one turn, so that a flood leaves time for those who are here.
+/// Connections accepted per turn, so that a flood leaves time for those already accepted.
 const ACCEPTS_A_TURN: usize = 256;
-/// How long not to accept after an accept failed for want of something, such as file descriptors.
+/// How long not to accept after an accept failed for lack of a resource, such as file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The listener and those who have not proved anything yet.
+/// The listener and its unproven connections.
 pub(crate) struct Gate {
     listener: Listener,
     secret: Secret,
-    /// What this side says; the key is new each time.
+    /// This side's hello; the key is new each time.
     hello: Hello,
     pending: Vec<Pending>,
     n_pending_max: usize,
-    /// What each of them has.
+    /// How long each of them has.
     time: Duration,
     notes: Vec<String>,
     n_turned: usize,
     knocks: Knocks,
-    /// One who proved the secret and wants something else of encryption: the last one.
+    /// The last peer that proved the secret but has another encryption setting.
     pub(crate) unlike: Option<Hello>,
     paused_until: Option<Instant>,
 }
@@ -64,7 +64,7 @@ impl Gate {
         tell: Tell,
     ) -> io::Result<Gate> {
         listener.set_nonblocking(true)?;
-        // All ranks may come at the same moment.
+        // All ranks may connect at the same moment.
         listener.set_backlog(4096)?;
         let n_pending_max = n_expected + STRANGERS;
         let pending = Vec::new();
@@ -101,7 +101,7 @@ impl Gate {
         self.pending.iter().map(|p| p.until).chain(self.paused_until).min()
     }
 
-    /// Goes on with everybody who is here, and returns who has proved the secret.
+    /// Makes progress with every connection, and returns those that have proved the secret.
     pub(crate) fn turn(&mut self, now: Instant) -> Vec<Proven> {
         if self.paused_until.is_some_and(|until| until <= now) {
             self.paused_until = None;
@@ -130,7 +130,7 @@ impl Gate {
         arrivals
     }
 
-    /// Remembers why somebody was turned away.
+    /// Records why a connection was turned away.
     pub(crate) fn note(&mut self, note: String) {
         self.n_turned += 1;
         if self.notes.len() < NOTES_MAX {
@@ -138,7 +138,7 @@ impl Gate {
         }
     }
 
-    /// Who was turned away and why, as the end of a sentence; empty if nobody was.
+    /// Which connections were turned away and why, as the end of a sentence; empty if none was.
     pub(crate) fn turned_away(&self) -> String {
         if self.n_turned == 0 {
             return String::new();
@@ -188,17 +188,17 @@ impl Gate {
             Turned::Stranger => format!("{claim}: not a rank"),
             Turned::Version(theirs) => {
                 let ours = super::PROTOCOL_VERSION;
-                format!("{claim}: speaks version {theirs} of the protocol, and this is version {ours}")
+                format!("{claim}: speaks version {theirs} of the protocol and this is version {ours}")
             }
             Turned::WrongSecret => format!("{claim}: wrong secret"),
             Turned::Encryption(theirs) => {
                 let ours = self.hello.encrypt;
-                format!("{claim}: has parallel.encrypt = {theirs}, and this rank {ours}")
+                format!("{claim}: has parallel.encrypt = {theirs} and this rank has {ours}")
             }
             Turned::Closed => format!("{claim}: closed without a proof"),
             Turned::Failed(kind) => format!("{claim}: {kind}"),
         };
-        // Who speaks like a rank may be one that was started wrongly: whoever waits for it should know at once.
+        // A peer that speaks like a rank may be one that was started wrongly: the user should know at once.
         match turned {
             Turned::Version(_) | Turned::WrongSecret => self.knocks.note(now, &note),
             Turned::Encryption(_) => {
@@ -239,7 +239,7 @@ mod tests {
         !matches!(read, Err(e) if e.kind() == ErrorKind::WouldBlock)
     }
 
-    /// A word now and then does not buy time: the seconds are for all of it.
+    /// Sending a byte now and then does not extend the deadline, which is for the whole handshake.
     #[test]
     fn strangers_have_some_seconds_in_all() {
         let (mut gate, addr) = gate();

@@ -1,8 +1,8 @@
-//! Rank 0's side of joining: it takes ranks in one after the other, without waiting for any of them.
+//! Rank 0's side of joining: it admits ranks as they come, without waiting for any of them.
 //!
-//! What only a wrongly started rank of this job can do (a wrong size, a rank that is taken) ends the joining for
-//! all, at once and with the reason. What a stranger or a rank of another job can do is turned away and remembered
-//! for the error message, should somebody be missing in the end.
+//! What only a wrongly started rank of this job can do (a wrong size, a rank that is taken) ends the joining for all,
+//! at once and with the reason. A stranger or a rank of another job is turned away and recorded for the error message,
+//! in case a rank is missing in the end.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
@@ -23,22 +23,22 @@ use crate::socket::Listener;
 /// How long the end of a connection may take to be seen.
 const LEAVING: Duration = Duration::from_millis(200);
 
-/// Time for those who are refused to read why.
+/// Time for refused ranks to read the reason.
 pub(crate) const CLOSE_TIME: Duration = Duration::from_secs(1);
 
-/// Faults that are told; more say nothing new.
+/// How many faults are reported; more would say nothing new.
 const FAULTS_MAX: usize = 32;
-/// After the first fault the others get so long to find theirs.
+/// How long after the first fault the other ranks may report theirs.
 const MORE_FAULTS_TIME: Duration = Duration::from_secs(1);
 
-/// A rank that has come.
+/// A rank that has been admitted.
 struct Seat {
     addr: SocketAddr,
     channel: Channel,
     member: Option<Member>,
 }
 
-/// Everybody who has come to this rank 0.
+/// The ranks that have been admitted so far.
 struct Hall {
     options: JoinOptions,
     hello: Hello,
@@ -46,14 +46,14 @@ struct Hall {
     seats: Vec<Option<Seat>>,
 }
 
-/// What the ranks say of their connections.
+/// What the ranks report about their connections.
 struct LinkReports {
-    /// Who has not said anything yet.
+    /// The ranks that have not reported yet.
     waiting: Vec<usize>,
     faults: Vec<LinkFault>,
-    /// When not to wait for more: the job cannot start, and the first to notice have been heard.
+    /// When to stop waiting for more: the job cannot start, and the first to notice have reported.
     enough: Option<Instant>,
-    /// Whether rank 0's own connections are among it.
+    /// Whether rank 0's own connections are done.
     built: bool,
 }
 
@@ -65,7 +65,7 @@ pub(super) fn gather(mut options: JoinOptions, hello: Hello) -> Result<Joined, J
     let size = options.size;
     let until = options.system.now() + options.timeout;
     let (ip, gate) = match (size, options.listener.take()) {
-        // Alone: nobody to listen for.
+        // A lone rank listens for nobody.
         (1, _) => (IpAddr::from([127, 0, 0, 1]), None),
         (_, listener) => {
             let listener = listener.map_or_else(|| listen(&options), Ok)?;
@@ -129,7 +129,7 @@ impl LinkReports {
 }
 
 impl Hall {
-    /// Until every rank has come and said where it is to be found.
+    /// Waits until every rank has been admitted and said where it can be reached.
     fn fill(&mut self, mut gate: Gate, here: Member) -> Result<Vec<Member>, JoinError> {
         let listening = gate.addr()?;
         loop {
@@ -172,7 +172,7 @@ impl Hall {
         self.seats[rank].as_ref()?.member.as_ref()
     }
 
-    /// Somebody knows the secret. Is it a rank of this job?
+    /// A peer knows the secret. Is it a rank of this job?
     fn admit(&mut self, gate: &mut Gate, arrival: Proven) -> Result<(), JoinError> {
         let Proven { connection, addr, hello } = arrival;
         let (rank, size) = (hello.rank as usize, hello.size as usize);
@@ -181,7 +181,7 @@ impl Hall {
         };
         let mut refuse = |why: &str| channel.send(&Message::Refused { why: why.into() });
         if hello.purpose != Purpose::Control {
-            gate.note(format!("{addr}: wanted data of rank {}", hello.peer));
+            gate.note(format!("{addr}: asked for a data connection to rank {}", hello.peer));
             return Ok(());
         }
         if hello.job != self.hello.job {
@@ -194,7 +194,7 @@ impl Hall {
         }
         if hello.generation != self.hello.generation {
             refuse(&format!(
-                "this is start {} of the job, and rank {rank} is of start {}",
+                "this is start {} of the job and rank {rank} is of start {}",
                 self.hello.generation, hello.generation
             ));
             gate.note(format!("{addr}, as rank {rank}: of start {} of the job", hello.generation));
@@ -206,7 +206,7 @@ impl Hall {
             return Err(e);
         }
         if rank >= size {
-            return Err(JoinError::Protocol { rank, what: format!("a rank that none of {size} has") });
+            return Err(JoinError::Protocol { rank, what: format!("a rank number beyond the {size} ranks") });
         }
         // Only if the first one is still there do two have this rank. Its end may come a moment late: a process that is
         // just being started has its parent's sockets until it runs.
@@ -230,7 +230,7 @@ impl Hall {
             return Err(e);
         }
         if let Some(seat) = &mut self.seats[rank] {
-            let why = format!("rank {rank} came again from {addr}: each process needs a rank of its own");
+            let why = format!("rank {rank} came again from {addr}: each process needs its own rank");
             seat.channel.send(&Message::Refused { why });
             gate.note(format!("{}, rank {rank}: came again from {addr}", seat.addr));
         }
@@ -252,19 +252,22 @@ impl Hall {
             Ok(None) => {}
             Ok(Some(Message::Here(member))) if member.rank == rank => seat.member = Some(member),
             Ok(Some(_)) => {
-                return Err(JoinError::Protocol { rank, what: "something else than where it is".into() });
+                return Err(JoinError::Protocol {
+                    rank,
+                    what: "an unexpected message instead of its address".into(),
+                });
             }
             Err(Ended::Malformed { what }) => return Err(JoinError::Protocol { rank, what }),
-            // It may have been restarted, and come again.
+            // It may have been restarted, and connects again.
             Err(Ended::Closed) => {
-                gate.note(format!("{}, rank {rank}: came and left again", seat.addr));
+                gate.note(format!("{}, rank {rank}: joined and left again", seat.addr));
                 self.seats[rank] = None;
             }
         }
         Ok(())
     }
 
-    /// Gives everybody the table, connects the pairs, and tells everybody what came of it.
+    /// Sends all ranks the table, connects the pairs, and tells all ranks the result.
     fn connect(&mut self, data: Listener, members: Vec<Member>) -> Result<Connected, JoinError> {
         self.tell_all(&Message::Table(members.clone()));
         let system = &*self.options.system.clone();
@@ -286,7 +289,7 @@ impl Hall {
             if let Some(&rank) = found.waiting.first().filter(|_| system.now() >= enough) {
                 return Err(JoinError::Left { rank, host: members[rank].host.clone() });
             }
-            // Only those who are waited for: one that ended meanwhile would keep this loop awake.
+            // Only ranks that are waited for: one that ended meanwhile would keep this loop awake.
             let seats = found.waiting.iter().filter_map(|&rank| self.seats[rank].as_ref());
             let mut fds: Vec<_> =
                 seats.map(|seat| ready::interest(seat.channel.as_fd(), seat.channel.sending())).collect();
@@ -302,7 +305,7 @@ impl Hall {
         Err(JoinError::Mesh { pairs })
     }
 
-    /// Takes what the other ranks found so far. Returns whether it is enough to decide.
+    /// Collects the other ranks' reports so far. Returns whether they are enough to decide.
     fn collect(&mut self, members: &[Member], found: &mut LinkReports) -> Result<bool, JoinError> {
         for rank in std::mem::take(&mut found.waiting) {
             let seat = self.seats[rank].as_mut().expect("all seats are taken");
@@ -310,7 +313,10 @@ impl Hall {
             match seat.channel.receive() {
                 Ok(Some(Message::Faults(theirs))) => found.add(theirs, self.options.system.now()),
                 Ok(Some(_)) => {
-                    return Err(JoinError::Protocol { rank, what: "no word of its connections".into() });
+                    return Err(JoinError::Protocol {
+                        rank,
+                        what: "an unexpected message instead of the state of its connections".into(),
+                    });
                 }
                 Ok(None) => found.waiting.push(rank),
                 Err(Ended::Closed) => {
@@ -323,8 +329,8 @@ impl Hall {
         Ok(enough || (found.waiting.is_empty() && found.built))
     }
 
-    /// Reads on, within a limit, until those who were told have closed. A connection that is closed with something unread in it
-    /// is reset, and the reset may overtake what was said.
+    /// Reads on, within a time limit, until the others have closed. Closing a connection with unread data resets it,
+    /// and the reset may overtake the last message.
     fn close(&mut self) {
         let system = &*self.options.system.clone();
         let until = system.now() + CLOSE_TIME;
@@ -341,7 +347,7 @@ impl Hall {
         }
     }
 
-    /// Sends a message to all who have come, and waits a moment for it to leave.
+    /// Sends a message to all admitted ranks, and waits a moment for it to be sent.
     fn tell_all(&mut self, message: &Message) {
         let system = &*self.options.system.clone();
         let until = system.now() + slack(self.seats.len());

@@ -1,4 +1,4 @@
-//! The first words on every connection: who is there, proof that it knows the job's secret, and keys for what follows.
+//! The handshake of every connection: identity, proof of the job's secret, and keys for what follows.
 //!
 //! ```text
 //! connector                          acceptor
@@ -8,12 +8,12 @@
 //!                             <--    status, proof over both hellos
 //! ```
 //!
-//! A hello holds a public key that was made for this connection. So it is never the same twice, and where the connection is
-//! to be encrypted both sides get the same keys out of it ([`crate::seal`]). Whether it is to be is part of what is proved: a
-//! rank that wants something else is refused, and nobody in between can talk two ranks out of it.
+//! A hello holds a public key that was made for this connection. So it is never the same twice, and on an encrypted
+//! connection both sides derive the same keys from it ([`crate::seal`]). Whether to encrypt is part of what is proved:
+//! a rank with another setting is refused, and a man in the middle cannot turn encryption off.
 //!
-//! Both sides read a fixed number of bytes and nothing else before the proof, and neither waits: a [`Handshake`] is
-//! moved on whenever its socket has something. Who may join (rank, size, job) is decided after it, by the caller.
+//! Both sides read a fixed number of bytes and nothing else before the proof, and neither blocks: a [`Handshake`]
+//! advances whenever its socket is ready. Which ranks may join (rank, size, job) is decided afterwards, by the caller.
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -22,9 +22,9 @@ use ring::digest::{SHA256, digest};
 use crate::seal::{Encrypt, KeyPair, Seals};
 use crate::secret::{Role, SECRET_BYTES, Secret, SecretError};
 
-/// The version of everything that is said on connections between ranks. Ranks of one job have the same.
+/// The version of the protocol between ranks. Ranks of one job must have the same.
 pub const PROTOCOL_VERSION: u16 = 3;
-/// Bytes of a [`Hello`]: as many in every version, so that two versions can tell each other which they are.
+/// Bytes of a [`Hello`]: the same in every version, so that two versions can name each other.
 pub(crate) const HELLO_BYTES: usize = 72;
 const MAGIC: [u8; 8] = *b"POLYREME";
 const STATUS_WELCOME: u8 = 0;
@@ -34,18 +34,18 @@ const VERDICT_BYTES: usize = 1 + SECRET_BYTES;
 /// What a connection is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
-    /// A rank's line to rank 0.
+    /// A rank's control connection to rank 0.
     Control,
     /// Data between two ranks.
     Data,
-    /// Nothing but a request: the speaker wants a data connection, which it is for the other rank to make.
+    /// Only a request: the sender wants a data connection, which the other rank has to make.
     Call,
 }
 
-/// Who speaks. Everything in it is part of the proof.
+/// The sender's identity. Everything in it is part of the proof.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Hello {
-    /// What for.
+    /// What the connection is for.
     pub(crate) purpose: Purpose,
     /// Fingerprint of the job's id.
     pub(crate) job: u64,
@@ -55,9 +55,9 @@ pub(crate) struct Hello {
     pub(crate) rank: u32,
     /// How many ranks the speaker thinks there are.
     pub(crate) size: u32,
-    /// The rank that it wants to speak with.
+    /// The rank that it wants to talk with.
     pub(crate) peer: u16,
-    /// For which group of ranks: two ranks have a data connection for each group that has both.
+    /// The group of ranks: two ranks have one data connection per group that both belong to.
     pub(crate) group: u16,
     /// Whether it wants connections encrypted.
     pub(crate) encrypt: Encrypt,
@@ -70,13 +70,13 @@ pub(crate) struct Hello {
 /// Why a connection went no further.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Turned {
-    /// Something else than a rank is there.
+    /// The other side is not a rank.
     Stranger,
     /// A rank of another version.
     Version(u16),
     /// The other side does not know the secret, or says that this one does not.
     WrongSecret,
-    /// It knows the secret, and wants this instead of what this side wants of encryption.
+    /// It knows the secret, but has this encryption setting instead of ours.
     Encryption(Encrypt),
     /// It closed before the end.
     Closed,
@@ -93,7 +93,7 @@ pub(crate) enum HelloProgress {
     Write,
     /// The other side proved itself. This is its hello.
     Proved(Hello),
-    /// It ends here.
+    /// The handshake failed.
     Turned(Turned),
 }
 
@@ -118,11 +118,11 @@ enum HelloState {
     Hello,
     /// The acceptor waits for a proof, the connector for status and proof.
     Proof,
-    /// Say what is left to say, then end with this.
+    /// Send what is left to send, then end with this.
     End(Result<Hello, Turned>),
 }
 
-/// A job's id as it stands in a hello.
+/// The fingerprint of a job's id in a hello.
 pub(crate) fn fingerprint(job: &str) -> u64 {
     let hash = digest(&SHA256, job.as_bytes());
     u64::from_le_bytes(hash.as_ref()[..8].try_into().expect("eight bytes of a hash"))
@@ -192,13 +192,13 @@ impl Hello {
         })
     }
 
-    /// Whether a connection between the two is encrypted; none if they want different things.
+    /// Whether a connection between the two is encrypted; `None` if their settings differ.
     fn encrypts(&self, theirs: &Hello) -> Option<bool> {
         match self.encrypt {
             _ if self.encrypt != theirs.encrypt => None,
             Encrypt::Always => Some(true),
             Encrypt::Never => Some(false),
-            // Addresses may be translated on the way: only if both sides see it stay does it stay.
+            // Addresses may be translated on the way: it stays on the host only if both sides see it stay.
             Encrypt::Auto => Some(!(self.here && theirs.here)),
         }
     }
@@ -226,12 +226,12 @@ impl Handshake {
         })
     }
 
-    /// The seals of a connection that is proved and encrypted. They are given away once.
+    /// Takes the seals of a proven, encrypted connection.
     pub(crate) fn take_seals(&mut self) -> Option<Box<Seals>> {
         self.seals.take()
     }
 
-    /// Goes on as far as the socket lets it, without waiting.
+    /// Advances as far as the socket allows, without waiting.
     pub(crate) fn advance(&mut self, stream: &mut (impl Read + Write)) -> HelloProgress {
         loop {
             match self.turn(stream) {
@@ -265,7 +265,7 @@ impl Handshake {
             (HelloState::End(Ok(hello)), _) => return Ok(Some(HelloProgress::Proved(*hello))),
             (HelloState::End(Err(turned)), _) => return Err(turned.clone()),
         };
-        // Not one byte more than needed: what follows belongs to whoever uses the stream next.
+        // Not one byte more than needed: what follows belongs to the next user of the stream.
         while self.n_input < need {
             match stream.read(&mut self.input[self.n_input..need]) {
                 Ok(0) => return Err(Turned::Closed),
@@ -322,7 +322,7 @@ impl Handshake {
                     self.output.extend_from_slice(&proof);
                     self.agree(peer)
                 } else {
-                    // Nothing that depends on the secret goes to somebody who does not know it.
+                    // Nothing that depends on the secret is sent to a peer that does not know it.
                     self.output.push(STATUS_WRONG_SECRET);
                     self.output.extend_from_slice(&[0; SECRET_BYTES]);
                     Err(Turned::WrongSecret)
@@ -340,7 +340,7 @@ impl Handshake {
         self.state = HelloState::End(end);
     }
 
-    /// The other side is proved: keys, if both want the same and that is encryption.
+    /// The other side is proved: derives keys, if both want encryption.
     fn agree(&mut self, peer: Hello) -> Result<Hello, Turned> {
         if self.hello.encrypts(&peer).ok_or(Turned::Encryption(peer.encrypt))? {
             let (connector, acceptor) = match self.role {
@@ -377,7 +377,7 @@ mod tests {
     use super::*;
     use crate::secret::tests::secret;
 
-    /// A peer that said all of this already, and hears what it is told.
+    /// A peer that has already sent all of this, and records what it receives.
     pub(super) struct Tape {
         pub(super) says: Cursor<Vec<u8>>,
         pub(super) hears: Vec<u8>,
@@ -417,7 +417,7 @@ mod tests {
         }
     }
 
-    /// What came of it, with the key left out, which is another one each time.
+    /// The outcome without the key, which differs each time.
     fn outcome(progress: HelloProgress) -> HelloProgress {
         match progress {
             HelloProgress::Proved(hello) => HelloProgress::Proved(Hello { key: [0; 32], ..hello }),
@@ -480,7 +480,7 @@ mod tests {
         assert!(met.seals.0.is_none() && met.seals.1.is_none());
     }
 
-    /// Whatever both want is done; what only one of them wants is refused, by both, with what the other one wants.
+    /// Equal settings are followed; different ones are refused by both sides, naming the other's.
     #[test]
     fn both_sides_must_want_the_same_of_encryption() {
         use Encrypt::*;
@@ -523,7 +523,7 @@ mod tests {
         };
         let wrong = || HelloProgress::Turned(Turned::WrongSecret);
         let stranger = || HelloProgress::Turned(Turned::Stranger);
-        // What was said on an earlier connection: the key is another one now.
+        // A replay of an earlier connection: the key differs now.
         check(Role::Acceptor, &genuine, wrong(), HELLO_BYTES + VERDICT_BYTES);
         // Nothing, half a hello, something else, a frame of 2^60 bytes.
         check(Role::Acceptor, b"", HelloProgress::Read, 0);
@@ -554,7 +554,7 @@ mod tests {
         assert_eq!(handshake.advance(&mut mirror), wrong());
     }
 
-    /// Whoever stands in between and changes one bit, for instance what is wanted of encryption, ends it.
+    /// A man in the middle that changes one bit, for instance the encryption setting, ends the handshake.
     #[test]
     fn each_word_of_a_hello_is_proved() {
         let met = meet(("correct horse", hello(2)), ("correct horse", hello(0)));

@@ -1,4 +1,4 @@
-//! What this process can say of its host.
+//! What this process knows about its host.
 
 use std::fs;
 

@@ -1,13 +1,13 @@
-//! What a rank says of those who knock and are turned away, while it waits: not too often.
+//! Lines about connections that were turned away while a rank waits, at a limited rate.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// After a line so long none; those who came meanwhile are counted.
+/// The least time between two lines; connections in between are counted.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Takes lines that whoever started this rank should see.
+/// Receives lines for the user who started this rank.
 #[derive(Clone, Default)]
 pub struct Tell(Option<Arc<TellFn>>);
 
@@ -22,11 +22,11 @@ impl Tell {
 
 impl fmt::Debug for Tell {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "Tell(..)" } else { "Tell(nobody)" })
+        f.write_str(if self.0.is_some() { "Tell(..)" } else { "Tell(none)" })
     }
 }
 
-/// Tells of knocks, and counts those that it does not tell of.
+/// Reports connections that were turned away, and counts those that it does not report.
 pub(super) struct Knocks {
     tell: Tell,
     next: Option<Instant>,
@@ -38,7 +38,7 @@ impl Knocks {
         Knocks { tell, next: None, n_untold: 0 }
     }
 
-    /// Somebody was turned away, for this reason.
+    /// A connection was turned away, for this reason.
     pub(super) fn note(&mut self, now: Instant, note: &str) {
         if self.next.is_some_and(|next| now < next) {
             self.n_untold += 1;

@@ -1,21 +1,21 @@
 //! Connections between pairs of ranks, made when they are wanted and checked before anything goes over them.
 //!
 //! Of two ranks the higher one connects to the lower one, and both prove the secret again. Then each sends the other a
-//! message that is longer than a packet (`probe`). All pairs go on at once, without threads: whoever drives a [`Mesh`] calls
-//! [`Mesh::turn`] whenever a socket has something. While ranks join that is their own thread ([`Mesh::build`]), for the pairs
-//! that are known to talk; a pair that is not there at the end is a fault, with what was last seen of it. Afterwards
-//! it is the thread of `door`, for pairs that talk later.
+//! message that is longer than a packet (`probe`). All pairs make progress at once, without threads: the driver of a
+//! [`Mesh`] calls [`Mesh::turn`] whenever a socket is ready. While ranks join that is their own thread
+//! ([`Mesh::build`]), for the pairs that are known to talk; a pair that is not connected at the end is a fault, with
+//! what was last seen of it. Afterwards it is the thread of `door`, for pairs that talk later.
 //!
-//! # Who wants it
-//! A pair that is connected while ranks join is known to both. Later one of them may come to talk long before the
-//! other one does. If that is the higher one it connects, and the lower one takes the connection whether it wanted it yet or not.
-//! If it is the lower one, it waits for a moment and then calls: a connection that carries nothing but the proof and the
-//! wish, upon which the higher one connects as it would have by itself. So there is never more than one rank that makes the
-//! connection of a pair, and two that come at the same time need not agree which of two connections to take.
+//! # Which rank connects
+//! A pair that is connected while ranks join is known to both. Later one of them may come to talk long before the other
+//! one does. If that is the higher one it connects, and the lower one takes the connection whether it wanted it yet or
+//! not. If it is the lower one, it waits for a moment and then calls: a connection that carries only the proof and the
+//! request, upon which the higher one connects as usual. So only one rank ever makes the connection of a pair, and two
+//! that start at the same time need not choose between two connections.
 //!
-//! A call that does not get through is no fault, and is made again: the other rank may be reached in one direction only, and
-//! connects when it comes to talk itself. Only who has to connect and cannot reports it. One that lives is waited for:
-//! that a rank does not answer for a while counts as little as while ranks join.
+//! A call that does not get through is not a fault, and is repeated: the other rank may be reachable in one direction
+//! only, and connects when it wants to talk itself. Only the rank that has to connect and cannot reports it. A rank
+//! that is alive is waited for: not answering for a while does not count against it, as while ranks join.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -42,33 +42,33 @@ use crate::simulation::{Bug, makes};
 use crate::socket::Listener;
 use crate::system::System;
 
-/// So many refusals make a fault.
+/// How many refusals make a fault.
 const REFUSALS_MAX: usize = 5;
 const DIAL_PAUSE: Duration = Duration::from_millis(200);
-/// A rank that is gone refuses connections, and the control plane may hear of it a little later: so long its word is waited
-/// for before a pair is reported that cannot connect while the job runs.
+/// A rank that is gone refuses connections, and the control plane may hear of it a little later: how long to wait for
+/// its report before a pair that cannot connect while the job runs is reported.
 const GRACE: Duration = Duration::from_secs(2);
-/// So long the lower rank waits before it calls: mostly both come to talk at about the same time.
+/// How long the lower rank waits before it calls: mostly both want to talk at about the same time.
 const CALL_AFTER: Duration = Duration::from_millis(20);
 /// The longest pause between two calls that did not get through.
 const CALL_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How often to look whether the others have given up.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What a connection is between: this rank, and another one of a group. Ranks are the job's.
+/// The ends of a connection: this rank, and another one of a group. Ranks are numbered as in the job.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Edge {
     pub(crate) group: u16,
     pub(crate) peer: usize,
 }
 
-/// What became of an edge: a connection, or why there is none.
+/// The result for an edge: a connection, or why there is none.
 pub(crate) type Settled = (Edge, Result<Connection, String>);
 
 /// Connections that were made.
 pub(crate) type Opened = Vec<(Edge, Connection)>;
 
-/// Who connects with whom.
+/// What a mesh is made from.
 pub(crate) struct MeshOptions {
     pub(crate) system: Arc<dyn System>,
     pub(crate) rank: usize,
@@ -90,7 +90,7 @@ pub(crate) struct Mesh {
     joining: bool,
 }
 
-/// The way to one other rank.
+/// The state of the connection to one other rank.
 struct PeerPath {
     stage: Stage,
     /// Whether this rank asked for it.
@@ -108,7 +108,7 @@ enum Stage {
         last: &'static str,
         call: Invitation,
     },
-    /// This rank connects to it, from then on.
+    /// This rank connects to it, after `until`.
     Resting {
         until: Instant,
         last: String,
@@ -121,13 +121,13 @@ enum Stage {
         connection: Connection,
         probe: Probe,
     },
-    /// Whoever drives the mesh knows what came of it.
+    /// The driver of the mesh has the result.
     Settled,
 }
 
-/// Whether the other rank knows that it is to connect.
+/// Whether the other rank has been asked to connect.
 enum Invitation {
-    /// It is told then; if that fails, again after the pause.
+    /// It is asked after `until`; if that fails, again after the pause.
     Resting {
         until: Instant,
         pause: Duration,
@@ -140,17 +140,17 @@ enum Invitation {
     Heard,
 }
 
-/// What a stage comes to.
+/// The result of a stage.
 enum Next {
     Stage(Stage),
     Open(Connection),
     Failed(String),
-    /// Nobody here wants it any more.
+    /// It is no longer wanted.
     Forgotten,
 }
 
 impl Mesh {
-    /// Nothing is wanted yet.
+    /// A mesh in which nothing is wanted yet.
     pub(crate) fn new(listener: Listener, options: MeshOptions) -> Result<Mesh, JoinError> {
         widen(&listener);
         let (rank, size) = (options.rank as u32, options.members.len());
@@ -159,7 +159,7 @@ impl Mesh {
         Ok(Mesh { options, hello, gate, ways: BTreeMap::new(), joining: true })
     }
 
-    /// Has an edge connected, unless it is or is about to be.
+    /// Asks for an edge to be connected, unless it is already or soon will be.
     pub(crate) fn want(&mut self, edge: Edge) {
         let now = self.options.system.now();
         let until = now + mesh_time(self.options.members.len(), self.options.patience);
@@ -174,7 +174,7 @@ impl Mesh {
         way.wanted = true;
     }
 
-    /// Goes on with everything, without waiting. Returns the edges that are settled now.
+    /// Makes progress with all edges, without waiting. Returns those that are settled now.
     pub(crate) fn turn(&mut self) -> Vec<Settled> {
         let now = self.options.system.now();
         for arrival in self.gate.turn(now) {
@@ -232,8 +232,9 @@ impl Mesh {
         stages.chain(self.gate.due()).min()
     }
 
-    /// While ranks join: connects what both ends of each edge want. Returns the connections, and the ranks that this one
-    /// cannot talk with. If `over` says that another rank's fault ended it for all, what is not settled by then is no fault.
+    /// While ranks join: connects what both ends of each edge want. Returns the connections, and the ranks that this
+    /// one cannot talk with. If `over` says that another rank's fault ended joining for all, edges that are not settled
+    /// by then are not faults.
     pub(crate) fn build(
         &mut self,
         edges: Vec<Edge>,
@@ -271,7 +272,7 @@ impl Mesh {
         Ok((open, faults))
     }
 
-    /// Who has proved the secret: is it a rank that this one talks with, or that wants to?
+    /// A peer has proved the secret: is it a rank that this one talks with, or that wants to?
     fn take(&mut self, arrival: Proven, now: Instant) {
         let (rank, size) = (self.options.rank, self.options.members.len());
         let Proven { mut connection, hello: theirs, .. } = arrival;
@@ -288,8 +289,8 @@ impl Mesh {
                     return;
                 }
                 let until = now + mesh_time(size, self.options.patience);
-                // A rank that comes a second time gave its first connection up before it was proved, so nothing went over
-                // that one. One that comes behind a connection that is settled has no business here.
+                // A rank that comes a second time gave its first connection up before it was proved, so nothing went
+                // over that one. A connection for an edge that is settled already is dropped.
                 if self.ways.get(&edge).is_some_and(PeerPath::is_settled) {
                     return;
                 }
@@ -340,7 +341,7 @@ impl Mesh {
                 },
                 Dialled::Unconnected(e) => refused(explain(&e)),
                 Dialled::Pending(dial) if until <= now && now < way.until => {
-                    // It may stand still for a while: that is no refusal, and does not count as one.
+                    // It may stand still for a while: that does not count as a refusal.
                     rest(overdue(dial.connected()).into())
                 }
                 Dialled::Pending(dial) => Next::Stage(Stage::Dialling { dial, until }),
@@ -477,7 +478,8 @@ mod tests {
 
     type Talks<'a> = &'a (dyn Fn(usize, usize) -> bool + Sync);
 
-    /// Ranks of this test, each with its secret and generation; `None` is a listener that never answers. Which two talk first.
+    /// Builds the meshes of these ranks, each with its secret and generation; `None` is a listener that never answers.
+    /// `talks` says which pairs talk first.
     fn build(ranks: &[Option<(&str, u64)>], talks: Talks) -> Vec<(Vec<usize>, Vec<String>)> {
         let (listeners, members) = listeners(ranks.len());
         let members = &members;
@@ -538,7 +540,7 @@ mod tests {
         check(&[good, Some(("correct horse", 2))], all, old);
     }
 
-    /// Drives meshes until they have settled so many edges: which, at whom, and how.
+    /// Drives meshes until they have settled `n` edges, and returns which, on which rank, and how.
     fn settle(meshes: &mut [Mesh], n: usize) -> Vec<(usize, Edge, Result<Connection, String>)> {
         let begun = Instant::now();
         let mut settled = Vec::new();
@@ -564,7 +566,7 @@ mod tests {
         ranks.map(mesh).collect()
     }
 
-    /// Whoever wants to talk first, the pair gets one connection, which both have.
+    /// Whichever rank wants to talk first, the pair gets one connection, which both have.
     #[test]
     fn either_of_two_can_want_to_talk_first_or_both() {
         for wants in [&[0][..], &[1], &[0, 1]] {
@@ -584,7 +586,7 @@ mod tests {
         }
     }
 
-    /// Nobody listens at the lower rank's address: the higher one finds out, also if it was only asked to connect.
+    /// Nothing listens at the lower rank's address: the higher one finds out, also if it was only asked to connect.
     #[test]
     fn who_has_to_connect_says_why_it_cannot() {
         for wants in [0, 1] {

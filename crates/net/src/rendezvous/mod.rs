@@ -1,15 +1,16 @@
 //! How processes that know a job's secret become its ranks: from nothing to connected, proven streams.
 //!
-//! Rank 0 listens; the others connect to it, prove the secret, and say where they are to be found. When all are
-//! there rank 0 sends everybody the table, the pairs that are known to talk are connected and checked (`mesh`), and rank 0 tells
-//! all what came of it: all ranks join, or none, and each says why. The connections to rank 0 stay as the control plane.
-//! Other pairs are connected when they first talk (`door`). It is not elastic: a job has the ranks that it started with.
+//! Rank 0 listens; the others connect to it, prove the secret, and say where they can be reached. When all are there,
+//! rank 0 sends every rank the table, the pairs that are known to talk are connected and checked (`mesh`), and rank 0
+//! tells all the result: all ranks join, or none, and each says why. The connections to rank 0 stay as the control
+//! plane. Other pairs are connected when they first talk (`door`). It is not elastic: a job has the ranks that it
+//! started with.
 //!
 //! # Layout
-//! `hello`: first words and proof. `gate`: a listener that strangers cannot keep busy. `dial`: connecting.
-//! `gather`: rank 0's side. `enlist`: the others'. `mesh`: the pairs. `probe`: the first message of each. `door`: pairs that talk
-//! later. `bounds`: how long all of it may take. `host`: what a process knows of its host. `knock`: what is said of those who
-//! are turned away.
+//! `hello`: identity and proof. `gate`: a listener that strangers cannot keep busy. `dial`: connecting. `gather`: rank
+//! 0's side. `enlist`: the others'. `mesh`: the pairs. `probe`: the first message of each. `door`: pairs that talk
+//! later. `bounds`: how long all of it may take. `host`: what a process knows about its host. `knock`: lines about
+//! connections that were turned away.
 
 mod bounds;
 mod dial;
@@ -53,7 +54,7 @@ use mesh::{Edge, Mesh, MeshOptions, Opened};
 
 /// How many ranks a job may have.
 pub const RANKS_MAX: usize = 1 << 14;
-/// Nobody waits longer than this, whatever they are told.
+/// The longest wait, whatever the options say.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What a process must know to join.
@@ -67,9 +68,9 @@ pub struct JoinOptions {
     pub master: String,
     /// The interface on which this rank listens. By default the one that reaches rank 0.
     pub bind: Option<IpAddr>,
-    /// The address that other ranks connect to, if it is not the one that is bound (a host behind a translated address).
+    /// The address that other ranks connect to, if it is not the bound one (a host behind NAT).
     pub advertise: Option<IpAddr>,
-    /// What all ranks know and strangers do not.
+    /// The job's secret.
     pub secret: Secret,
     /// Which job this is: ranks of another one are turned away.
     pub job: String,
@@ -77,40 +78,39 @@ pub struct JoinOptions {
     pub generation: u64,
     /// How long to wait for the others to be started.
     pub timeout: Duration,
-    /// How long to wait for them afterwards. Rank 0's is that of all.
+    /// How long to wait for them afterwards. Rank 0's setting applies to all.
     pub patience: Patience,
-    /// Rank 0's listener, if whoever started it has bound one already.
+    /// Rank 0's listener, if the launcher has bound one already.
     pub listener: Option<Listener>,
     /// Which pairs are connected while ranks join.
     pub first: First,
     /// Whether connections are encrypted; the same on all ranks.
     pub encrypt: Encrypt,
-    /// Takes what the user should know while this rank waits.
+    /// Receives what the user should know while this rank waits.
     pub tell: Tell,
-    /// Says who shares a host with whom, instead of what the kernel says.
+    /// Overrides what the kernel says about which ranks share a host.
     pub host_key: Option<String>,
     /// Time and sockets.
     pub system: Arc<dyn System>,
 }
 
-/// Which pairs of ranks are connected and checked before [`join`] returns, so that what is wrong between them is known before
-/// anything has begun. All others are connected when they first talk.
+/// Which pairs of ranks are connected and checked before [`join`] returns, so that problems between them are known
+/// before the job begins. All others are connected when they first talk.
 #[derive(Clone, Default)]
 pub enum First {
-    /// Every two, for the group of all ranks, which is group 0.
+    /// All pairs, in group 0, the group of all ranks.
     #[default]
-    EveryTwo,
+    AllPairs,
     /// None.
-    Nobody,
-    /// With whom a rank talks, given all and its number: pairs of a group and another rank. Whoever is in the list of another rank
-    /// has that one in its own list.
+    NoPairs,
+    /// The pairs that this function gives for each rank: group and other rank. It must be symmetric.
     Some(Arc<Talks>),
 }
 
-/// With whom a rank talks.
+/// The ranks that a rank talks with, given all members and its number: pairs of group and rank.
 pub type Talks = dyn Fn(&[Member], usize) -> Vec<(u16, usize)> + Send + Sync;
 
-/// One rank, as the others know it.
+/// What the others know about one rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Member {
     /// Its rank.
@@ -134,7 +134,7 @@ pub struct Joined {
     pub size: usize,
     /// All of them, by rank.
     pub members: Vec<Member>,
-    /// Who is still there.
+    /// The control plane.
     pub control: Control,
     generation: u64,
     system: Arc<dyn System>,
@@ -142,8 +142,8 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// This rank's links to a group of the job's ranks, in this order. Over links a pair is connected when it first talks, if it was
-    /// not while ranks joined. The group's number is the same on all of them, and each of them calls this once.
+    /// This rank's links to a group of the job's ranks, in this order. A pair is connected when it first talks, unless
+    /// it was while ranks joined. The group's number is the same on all of them, and each of them calls this once.
     ///
     /// # Panics
     /// If this rank is not in the group, or the number is one of a mailbox.
@@ -179,7 +179,7 @@ impl Joined {
         })
     }
 
-    /// The connections of group 0 that joining made, by rank, as blocking ones. They are given away.
+    /// The connections of group 0 that joining made, by rank, as blocking ones. They can be taken once.
     pub fn streams(&self) -> io::Result<Vec<Option<Connection>>> {
         let stream = |peer| {
             let connection = self.door.take(Edge { group: 0, peer });
@@ -201,30 +201,30 @@ pub enum JoinError {
     /// Rank 0 cannot listen where it was told to.
     #[error("rank {rank} cannot listen on {addr}: {source}; {hint}")]
     Listen {
-        /// Who.
+        /// The rank.
         rank: usize,
-        /// Where.
+        /// The address.
         addr: String,
         /// What the system says.
         source: io::Error,
         /// What to do.
         hint: &'static str,
     },
-    /// Rank 0 waited in vain.
+    /// Some ranks did not join in time.
     #[error("{} did not join within {} s (rank 0 listens on {listening}{note}){turned_away}", some_ranks(.ranks), .timeout.as_secs_f64())]
     Missing {
-        /// Who did not come.
+        /// The missing ranks.
         ranks: Vec<usize>,
         /// How long rank 0 waited.
         timeout: Duration,
-        /// Where.
+        /// The address.
         listening: SocketAddr,
-        /// What may be wrong with that.
+        /// What may be wrong with that address.
         note: &'static str,
-        /// Who was turned away meanwhile, and why.
+        /// Which connections were turned away meanwhile, and why.
         turned_away: String,
     },
-    /// Nobody answered at rank 0's address.
+    /// Nothing answered at rank 0's address.
     #[error("rank {rank} did not reach rank 0 at {master} within {} s: {why}", .timeout.as_secs_f64())]
     Unreachable {
         /// This rank.
@@ -246,12 +246,12 @@ pub enum JoinError {
         /// Rank 0's address.
         master: String,
     },
-    /// A rank wants something else of encryption than rank 0.
+    /// A rank has another encryption setting than rank 0.
     #[error(
         "rank {rank} has parallel.encrypt = {theirs} and rank 0 has {zeros}: give every rank the same job file and flags"
     )]
     Encryption {
-        /// Who.
+        /// The rank.
         rank: usize,
         /// What it wants.
         theirs: Encrypt,
@@ -269,14 +269,14 @@ pub enum JoinError {
         theirs: u16,
     },
     /// Another program is there.
-    #[error("what answers at {master} is no rank of a job: choose another port")]
+    #[error("what answers at {master} is not a rank of a job: choose another port")]
     NoRank {
         /// Where rank 0 should be.
         master: String,
     },
     /// A process was started with another number of ranks.
     #[error(
-        "rank {rank} at {addr} was started as one of {theirs} ranks, and rank 0 as one of {ours}: start all with the same number"
+        "rank {rank} at {addr} was started as one of {theirs} ranks and rank 0 as one of {ours}: start all with the same number"
     )]
     Size {
         /// Whose number is different.
@@ -289,16 +289,16 @@ pub enum JoinError {
         ours: usize,
     },
     /// Two processes have the same rank.
-    #[error("rank {rank} came twice, from {first} and from {second}: each process needs a rank of its own")]
+    #[error("rank {rank} came twice, from {first} and from {second}: give each process its own rank")]
     Duplicate {
         /// The rank.
         rank: usize,
-        /// Who came first.
+        /// The first one.
         first: String,
-        /// And who then.
+        /// The second one's address.
         second: SocketAddr,
     },
-    /// Rank 0 said no, or gave up, for this reason.
+    /// Rank 0 refused this rank or gave up, for this reason.
     #[error("{why}")]
     Refused {
         /// What rank 0 says.
@@ -307,7 +307,7 @@ pub enum JoinError {
     /// A rank left while the others were joining.
     #[error("rank {rank} ({host}) left while the ranks were joining: see its own error")]
     Left {
-        /// Who.
+        /// The rank.
         rank: usize,
         /// Where, if known.
         host: String,
@@ -318,10 +318,10 @@ pub enum JoinError {
         /// Each pair, and what is wrong between the two.
         pairs: Vec<String>,
     },
-    /// A rank does not keep to the protocol.
+    /// A rank violates the protocol.
     #[error("rank {rank} sent {what}")]
     Protocol {
-        /// Who.
+        /// The rank.
         rank: usize,
         /// What.
         what: String,
@@ -335,7 +335,7 @@ pub enum JoinError {
 }
 
 impl JoinOptions {
-    /// Options with defaults: an interface by itself, generation 0, a minute to wait, every two connected.
+    /// Options with defaults: the interface that reaches rank 0, generation 0, a minute to wait, all pairs connected.
     pub fn new(rank: usize, size: usize, master: impl Into<String>, secret: Secret) -> JoinOptions {
         JoinOptions {
             rank,
@@ -349,7 +349,7 @@ impl JoinOptions {
             timeout: Duration::from_secs(60),
             patience: Patience::default(),
             listener: None,
-            first: First::EveryTwo,
+            first: First::AllPairs,
             encrypt: Encrypt::Auto,
             tell: Tell::default(),
             host_key: None,
@@ -358,16 +358,16 @@ impl JoinOptions {
     }
 }
 
-/// Joins a job: returns when all ranks have, and all pairs that talk first can. All ranks call it.
+/// Joins a job. Returns when all ranks have joined and all pairs that talk first are connected. All ranks call it.
 pub fn join(mut options: JoinOptions) -> Result<Joined, JoinError> {
     options.timeout = options.timeout.min(WAIT_MAX);
     let JoinOptions { rank, size, .. } = options;
     if size == 0 || size > RANKS_MAX {
-        return Err(JoinError::Options(format!("a job has 1 to {RANKS_MAX} ranks, and not {size}")));
+        return Err(JoinError::Options(format!("a job has 1 to {RANKS_MAX} ranks, not {size}")));
     }
     if rank >= size {
         return Err(JoinError::Options(format!(
-            "rank {rank} is none of {size} ranks: they are 0 to {}",
+            "rank {rank} does not exist: the {size} ranks are 0 to {}",
             size - 1
         )));
     }
@@ -392,12 +392,12 @@ pub fn join(mut options: JoinOptions) -> Result<Joined, JoinError> {
 }
 
 impl First {
-    /// What a rank connects while ranks join.
+    /// The edges of a rank that are connected while ranks join.
     fn edges(&self, members: &[Member], rank: usize) -> Vec<Edge> {
         let others = (0..members.len()).filter(|&peer| peer != rank);
         match self {
-            First::EveryTwo => others.map(|peer| Edge { group: 0, peer }).collect(),
-            First::Nobody => Vec::new(),
+            First::AllPairs => others.map(|peer| Edge { group: 0, peer }).collect(),
+            First::NoPairs => Vec::new(),
             First::Some(talks) => {
                 talks(members, rank).into_iter().map(|(group, peer)| Edge { group, peer }).collect()
             }
@@ -408,8 +408,8 @@ impl First {
 impl fmt::Debug for First {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(match self {
-            First::EveryTwo => "EveryTwo",
-            First::Nobody => "Nobody",
+            First::AllPairs => "AllPairs",
+            First::NoPairs => "NoPairs",
             First::Some(_) => "Some(..)",
         })
     }
@@ -434,7 +434,7 @@ fn listen_for_data(options: &JoinOptions, ip: IpAddr) -> Result<(Listener, Membe
     Ok((listener, Member { rank, host: host::name(), host_key, pid: std::process::id(), addr }))
 }
 
-/// Pairs that cannot talk, in words. What the one who connects saw says more than what the other one did not see.
+/// Pairs that cannot talk, in words. The connecting side's observation says more than the other side's.
 fn describe(faults: &[LinkFault], members: &[Member]) -> Vec<String> {
     let known = |rank: u32| members.get(rank as usize);
     let mut pairs = Vec::new();
@@ -481,7 +481,7 @@ fn mesh(
     Mesh::new(listener, options)
 }
 
-/// The end of joining: all pairs that talk first can.
+/// The end of joining: all pairs that talk first are connected.
 fn joined(
     options: JoinOptions,
     members: Vec<Member>,

@@ -36,7 +36,7 @@ impl Probe {
         self.n_sent < self.output.len()
     }
 
-    /// What is wrong if it comes to no end.
+    /// What is wrong if it does not finish.
     pub(crate) fn stalled(&self) -> String {
         let Probe { n_sent, n_received, .. } = self;
         format!(
@@ -45,7 +45,7 @@ impl Probe {
         )
     }
 
-    /// Whether both messages are through.
+    /// Whether both messages have got through.
     pub(crate) fn advance(&mut self, connection: &mut Connection) -> Result<bool, String> {
         let (mut can_write, mut can_read) = (true, true);
         while can_write && self.writes() {
@@ -67,7 +67,7 @@ impl Probe {
         Ok(!self.writes() && self.n_received == self.input.len())
     }
 
-    /// Whether all that came is what the other side sent.
+    /// Whether the other side's message arrived intact.
     fn is_whole(&mut self, connection: &mut Connection) -> bool {
         let mut input = &mut self.input[..];
         if let Some(seals) = &mut connection.seals {

@@ -1,6 +1,5 @@
 //! Connections and listeners as a simulated rank has them: one end of a pair of local sockets, whose other end the
-//! simulated network holds. So what waits for sockets (poll, epoll), fills them and empties them is the code that runs on
-//! real ones.
+//! simulated network holds. So the code that polls, fills and drains sockets is the one that runs on real ones.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,14 +11,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// How far a connection is that a rank asked for.
+/// The state of a connection that a rank asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Made {
     /// On its way.
     Pending,
     /// There.
     Done,
-    /// Nobody listens there.
+    /// Nothing listens there.
     Refused,
 }
 
@@ -84,7 +83,7 @@ impl LocalStream {
     }
 }
 
-/// A connection that is given up before it is made is waited for by nobody, and its file may be another one's next.
+/// A connection that is given up before it is made is no longer waited for, and its descriptor may be reused.
 impl Drop for LocalStream {
     fn drop(&mut self) {
         if self.making.get() == Made::Pending {

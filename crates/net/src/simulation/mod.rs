@@ -1,11 +1,11 @@
-//! A network of ranks in one process, in virtual time: the code that runs on real machines, on machines that stop, and a
-//! network that is late, cut or slow.
+//! A network of ranks in one process, in virtual time: it runs the real code on machines that stop and on a network
+//! with delays and partitions.
 //!
-//! A [`Simulation`] has a seed, and what happens in it follows from that and from its [`Settings`]: a run that failed is
-//! run again by its seed. Every rank is a function that gets a [`System`] and runs whatever it wants to on it: joining,
-//! links, servers. Its threads are real ones, of which one runs at a time; they wait, sleep, connect, listen and start
-//! threads by their system only. A thread that waits elsewhere (for a lock, a queue, a thread) while another one holds what
-//! it waits for ends the simulation by a panic.
+//! A [`Simulation`] has a seed, and everything in it follows from that and from its [`Settings`]: a failed run is
+//! repeated by its seed. Every rank is a function that gets a [`System`] and runs anything on it: joining, links,
+//! servers. Its threads are real, but only one runs at a time; they wait, sleep, connect, listen and start threads only
+//! through their system. A thread that blocks elsewhere (on a lock, a queue, a thread) while another one holds what it
+//! waits for ends the simulation with a panic.
 //!
 //! ```
 //! # #[cfg(feature = "simulation")] {
@@ -74,25 +74,25 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Waits for so long, and counts as using the processor all the while.
+    /// Waits for this long, and counts as using the CPU all the while.
     pub fn compute(&self, time: Duration) {
         self.machine.world.set_working(self.rank, true);
         self.system.sleep(time);
         self.machine.world.set_working(self.rank, false);
     }
 
-    /// Waits for so long without using the processor.
+    /// Waits for this long without using the CPU.
     pub fn sleep(&self, time: Duration) {
         self.system.sleep(time);
     }
 }
 
-/// What became of it.
+/// The result of a simulation.
 #[derive(Debug)]
 pub struct SimOutcome<T> {
     /// What each rank returned; none if it was killed, or the simulation failed.
     pub results: Vec<Option<T>>,
-    /// What ended the simulation before all ranks returned: a panic, or a wait without an end.
+    /// What ended the simulation before all ranks returned: a panic, or a wait that never ended.
     pub failure: Option<String>,
     /// How long it took, in virtual time.
     pub time: Duration,
@@ -106,12 +106,12 @@ pub fn master() -> String {
 }
 
 impl Simulation {
-    /// A simulation that follows from these.
+    /// A simulation with this seed and these settings.
     pub fn new(seed: u64, settings: Settings) -> Simulation {
         Simulation { seed, settings }
     }
 
-    /// Runs so many ranks until all have returned.
+    /// Runs this many ranks until all have returned.
     pub fn run<T: Send + 'static>(
         self,
         size: usize,

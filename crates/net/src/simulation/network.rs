@@ -1,8 +1,8 @@
-//! The simulated network: it takes what ranks write, and brings it to the other side later, in order, or not at all.
+//! The simulated network: it takes what ranks write and delivers it to the other side later, in order, or not at all.
 //!
-//! A connection is two pairs of local sockets. The ranks hold one end of each, the network the other two. As over TCP, what
-//! was written comes in order and whole or not at all; a side that closes is seen by the other after all that it wrote; what
-//! comes to a side that has closed is answered by a reset, which may overtake what was under way the other way.
+//! A connection is two pairs of local sockets. The ranks hold one end of each, the network the other two. As over TCP,
+//! data arrive in order or not at all; the other side sees a close after all data; data for a side that has closed are
+//! answered by a reset, which may overtake what is under way in the other direction.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -17,7 +17,7 @@ use super::random::SimRandom;
 use super::settings::{Bug, Settings};
 use super::trace::{SimEvent, Trace};
 
-/// Ports of listeners that do not say which, and of those who connect.
+/// The first port for listeners without a port, and for connecting sockets.
 const PORTS_FROM: u16 = 20_000;
 /// A packet that is lost is sent again after this, in nanoseconds; then after twice, and four times this.
 const RESEND_NS: u64 = 200_000_000;
@@ -33,20 +33,20 @@ pub(super) struct Network {
     settings: Settings,
     listeners: Vec<(usize, SocketAddr, Weak<Backlog>)>,
     connections: Vec<Connection>,
-    /// Ranks between which nothing gets through, until when, and since when.
+    /// Ranks that are cut off from the others, until when, and since when.
     holds: Vec<(Vec<usize>, u64, u64)>,
-    /// Pairs between which nothing gets through any more.
+    /// Pairs that are cut off from each other for good.
     parted: Vec<[usize; 2]>,
     ranks: Vec<Reach>,
     port: u16,
     buffer: Vec<u8>,
 }
 
-/// What the network knows of a rank.
+/// What the network knows about a rank.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reach {
     Alive,
-    /// Its kernel answers: nobody listens here any more.
+    /// Its kernel answers that nothing listens here any more.
     Dead,
     /// Nothing answers.
     Vanished,
@@ -82,7 +82,7 @@ struct Parcel {
 
 enum Carried {
     Syn,
-    /// The answer to it, and whether somebody listens.
+    /// The answer to it: whether something listens.
     Answer(bool),
     Bytes(Vec<u8>),
     End,
@@ -159,7 +159,7 @@ impl Network {
         Ok(LocalStream { socket: ours, ends: (from, to), making })
     }
 
-    /// A rank ran: takes what it wrote, and brings what waited for it to read.
+    /// A rank ran: takes what it wrote, and delivers what waited for it to read.
     pub(super) fn ran(&mut self, rank: usize, now: u64, random: &mut SimRandom) {
         for c in 0..self.connections.len() {
             for s in 0..2 {
@@ -171,7 +171,7 @@ impl Network {
         }
     }
 
-    /// Brings everything that is due. `reached` hears which ranks got something.
+    /// Delivers everything that is due. `reached` is called with the ranks that got something.
     pub(super) fn deliver(
         &mut self,
         now: u64,
@@ -185,7 +185,7 @@ impl Network {
                 while self.due(c, s).is_some_and(|at| at <= now) {
                     if let Some(until) = self.held(c, now) {
                         let wait = until.1 - until.0;
-                        // Sent again and again, at longer and longer intervals: it comes some time after the hold.
+                        // Retransmitted at growing intervals: it arrives some time after the hold.
                         let again =
                             if until.1 == u64::MAX { u64::MAX } else { until.1 + random.within(0..wait) };
                         self.connections[c].sides[s].out[0].at = again;
@@ -236,7 +236,7 @@ impl Network {
         for c in 0..self.connections.len() {
             let delay = self.delay(random);
             for side in self.connections[c].sides.iter_mut().filter(|side| side.rank == rank) {
-                // With something unread the kernel resets the connection, and forgets what it has not sent.
+                // With unread data the kernel resets the connection and discards what it has not sent.
                 let reset = random.chance(500);
                 if reset {
                     side.lose_some(random);
@@ -307,7 +307,7 @@ impl Network {
         self.buffer = buffer;
     }
 
-    /// Brings the first parcel of side `s` to the other side.
+    /// Delivers the first parcel of side `s` to the other side.
     fn bring(&mut self, c: usize, s: usize, now: u64, random: &mut SimRandom, trace: &mut Trace) {
         let connection = &mut self.connections[c];
         let [from, to] = [connection.sides[s].rank, connection.sides[1 - s].rank];
@@ -349,9 +349,9 @@ impl Network {
                 let n = match brought {
                     Ok(n) => n,
                     Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => 0,
-                    // It has closed, and its kernel says so.
+                    // It has closed, and its kernel answers with a reset.
                     Err(_) => {
-                        trace.add(now, event("what nobody reads"));
+                        trace.add(now, event("data that are discarded"));
                         return self.reset(c, 1 - s, now, random);
                     }
                 };

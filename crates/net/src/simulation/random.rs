@@ -1,4 +1,4 @@
-//! Numbers that look random and follow from a seed (SplitMix64).
+//! Pseudorandom numbers from a seed (SplitMix64).
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use std::ops::Range;
 pub struct SimRandom(u64);
 
 impl SimRandom {
-    /// Begins.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> SimRandom {
         SimRandom(seed)
     }
@@ -29,7 +29,7 @@ impl SimRandom {
         }
     }
 
-    /// True so many times in a thousand.
+    /// True this many times in a thousand.
     pub fn chance(&mut self, in_thousand: u32) -> bool {
         self.within(0..1000) < u64::from(in_thousand)
     }

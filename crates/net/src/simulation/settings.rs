@@ -8,17 +8,17 @@ use std::time::Duration;
 pub struct Settings {
     /// How long bytes are under way.
     pub delay: Range<Duration>,
-    /// How often, in a thousand, a packet is lost: what it carried, and all behind it, comes when it was sent again.
+    /// How many packets in a thousand are lost: they, and all behind them, arrive when they have been sent again.
     pub losses: u32,
-    /// How late a thread may run after what it waited for has come: most by far less, a few by this much.
+    /// How late a thread may run after what it waited for has arrived: most run much sooner, a few this late.
     pub lag: Duration,
-    /// What a socket holds, in bytes.
+    /// Size of a socket's buffer.
     pub buffer_bytes: usize,
-    /// All must be over by then, or a wait has not ended.
+    /// The run must end by then, or some wait never ended.
     pub time_max: Duration,
     /// What goes wrong, and when.
     pub faults: Vec<(Duration, Fault)>,
-    /// A mistake that is made on purpose.
+    /// A bug that is planted on purpose.
     pub bug: Option<Bug>,
 }
 
@@ -88,7 +88,7 @@ pub enum Fault {
     },
 }
 
-/// A mistake that is made on purpose, to show that a check finds it. Those of ranks are made in tests of this crate only.
+/// A bug that is planted on purpose, to show that a check finds it. Those of ranks exist in tests of this crate only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bug {
     /// The network delivers some bytes twice.
@@ -99,11 +99,11 @@ pub enum Bug {
     Overtakes,
     /// A rank does not ask rank 0 before it reports another one.
     JudgesAlone,
-    /// A rank keeps a report for itself.
-    TellsNobody,
+    /// A rank does not send on a report.
+    KeepsReports,
     /// A rank takes the time in which it was stopped itself for silence of the others.
     JudgesAcrossPauses,
-    /// A rank beats only when it has something else to say.
+    /// A rank sends heartbeats only with other messages.
     ForgetsBeats,
     /// A rank leaves without a goodbye.
     ForgetsGoodbye,

@@ -1,11 +1,11 @@
-//! What happened in a simulation, in order: two runs of the same seed leave the same.
+//! The events of a simulation, in order: two runs of the same seed have the same trace.
 
 use std::fmt;
 
-/// One thing that happened.
+/// One event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SimEvent {
-    /// A thread went on.
+    /// A thread got its turn.
     Ran {
         /// Its rank.
         rank: usize,
@@ -14,25 +14,25 @@ pub enum SimEvent {
     },
     /// Bytes arrived.
     Bytes {
-        /// Of whom.
+        /// The sending rank.
         from: usize,
-        /// At whom.
+        /// The receiving rank.
         to: usize,
         /// How many.
         bytes: usize,
     },
     /// Something else arrived.
     Arrived {
-        /// Of whom.
+        /// The sending rank.
         from: usize,
-        /// At whom.
+        /// The receiving rank.
         to: usize,
         /// What.
         what: &'static str,
     },
     /// Something went wrong: the number of the fault.
     Fault {
-        /// In the order of the settings.
+        /// Its index in the settings.
         nth: usize,
     },
     /// A thread ended.

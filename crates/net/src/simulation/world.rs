@@ -1,8 +1,8 @@
-//! Which thread runs, and what time it is.
+//! The scheduler and clock of a simulation.
 //!
-//! Every thread of every rank is a real one, but only that runs whose turn it is. It gives its turn back when it waits. Then
-//! the network takes what it wrote, and the next one is drawn among those whose sockets have something or whose time has
-//! come. If there is none, the clock goes on to the next moment at which something happens.
+//! Every thread of every rank is a real one, but only the one whose turn it is runs. It gives its turn back when it
+//! waits. Then the network takes what it wrote, and the next thread is drawn from those whose sockets are ready or
+//! whose time has come. If there is none, the clock advances to the next event.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -24,20 +24,20 @@ use super::trace::{SimEvent, Trace};
 
 /// Each look at the clock takes this long, in nanoseconds, so that a loop that only looks at it ends.
 const LOOK_NS: u64 = 1000;
-/// If a thread keeps its turn for so long in real time, it waits for something that is not simulated.
+/// A thread that keeps its turn for this long in real time waits for something that is not simulated.
 const STUCK: Duration = Duration::from_secs(120);
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 thread_local! {
     /// The number of this thread's task.
     static TASK: Cell<Option<usize>> = const { Cell::new(None) };
-    /// The mistake that this thread makes.
+    /// The bug that is planted in this thread.
     static BUG: Cell<Option<Bug>> = const { Cell::new(None) };
-    /// What a thread of a killed rank takes for the time, while it unwinds.
+    /// The time that a thread of a killed rank sees while it unwinds.
     static LATE_NS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Whether this thread makes a mistake on purpose.
+/// Whether a bug is planted in this thread.
 #[cfg(test)]
 pub(crate) fn makes(bug: Bug) -> bool {
     BUG.get() == Some(bug)
@@ -77,10 +77,10 @@ struct Host {
     killed: bool,
     paused_until: u64,
     main_paused_until: u64,
-    /// The processor time that it has used, and since when it uses more.
+    /// The CPU time that it has used, and since when it has been using more.
     worked: u64,
     works_since: Option<u64>,
-    /// Whether something came since its threads' files were last looked at.
+    /// Whether something arrived since its threads' files were last polled.
     reached: bool,
 }
 
@@ -103,13 +103,13 @@ struct Waits {
     makings: Vec<Weak<Making>>,
     since: u64,
     until: u64,
-    /// Since when one of them has something.
+    /// Since when one of them is ready.
     ready_at: Option<u64>,
-    /// How late it goes on.
+    /// How late it resumes.
     lag: u64,
 }
 
-/// What is left when all threads have ended.
+/// The results of a simulation whose threads have all ended.
 pub(super) struct Remains {
     pub(super) trace: Trace,
     pub(super) failure: Option<String>,
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    /// Says that a rank uses the processor from now on, or no longer.
+    /// Sets whether a rank uses the CPU from now on.
     pub(super) fn set_working(&self, rank: usize, yes: bool) {
         let now = self.clock.load(Ordering::SeqCst);
         let host = &mut self.lock().hosts[rank];
@@ -191,7 +191,7 @@ impl World {
         host.works_since = yes.then_some(now);
     }
 
-    /// The processor time that a rank has used.
+    /// The CPU time that a rank has used.
     pub(super) fn worked(&self, rank: usize) -> Duration {
         let now = self.clock.load(Ordering::SeqCst);
         let host = &self.lock().hosts[rank];
@@ -203,7 +203,7 @@ impl World {
         self.lock().tasks.iter().all(|task| task.thread != Some(thread) || task.ended)
     }
 
-    /// A new thread of a rank; it goes on at that time. Pass its number to [`World::live`] in it.
+    /// Adds a thread to a rank, which starts at that time and passes its number to [`World::live`].
     pub(super) fn add(&self, rank: usize, name: &str, main: bool, from: u64) -> usize {
         let mut state = self.lock();
         let waits = Waits { until: from.max(self.clock.load(Ordering::SeqCst)), ..Waits::default() };
@@ -216,7 +216,7 @@ impl World {
         self.lock().tasks[task].thread = Some(thread);
     }
 
-    /// The life of a thread: waits for its first turn, does its work, and passes the turn on for good.
+    /// Runs a thread: waits for its first turn, does its work, and gives its turn up for good.
     pub(super) fn live<T>(&self, me: usize, body: impl FnOnce() -> T) -> Option<T> {
         TASK.set(Some(me));
         let state = self.lock();
@@ -295,8 +295,8 @@ impl World {
 }
 
 impl WorldState {
-    /// Waits for these files. What they are waited for is not to be asked of them, but follows: for nothing that they have
-    /// now, if nothing is ready. So whatever they do not have now counts, and a wait may end early.
+    /// Waits for these files. Which events are waited for cannot be read back from them, so any event that they do not
+    /// have now counts, and a wait may end early.
     fn waits(&mut self, fds: &[PollFd], now: u64, until: u64) -> Waits {
         let lag = self.lag();
         let mut waits = Waits { since: now, until, lag, ..Waits::default() };
@@ -375,7 +375,7 @@ impl WorldState {
         }
     }
 
-    /// When a thread goes on.
+    /// When a thread resumes.
     fn due(&self, task: usize) -> u64 {
         let SimTask { rank, main, waits, .. } = &self.tasks[task];
         let host = &self.hosts[*rank];
@@ -386,7 +386,7 @@ impl WorldState {
         due.max(host.paused_until).max(if *main { host.main_paused_until } else { 0 })
     }
 
-    /// Looks at the files of those whom something may have reached.
+    /// Polls the files of the ranks that something may have reached.
     fn look(&mut self, now: u64) {
         for task in &mut self.tasks {
             let reached = self.hosts[task.rank].reached && !task.ended && task.waits.ready_at.is_none();

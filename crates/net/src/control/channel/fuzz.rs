@@ -22,8 +22,8 @@ fn messages() -> [Message; 4] {
     ]
 }
 
-/// A channel on which all of this has come, and which the other side has closed. A pair of local sockets, which know nothing
-/// of delays, takes the place of TCP.
+/// A channel on which all of this has come, and which the other side has closed. A pair of local sockets, which have no
+/// delays, stands in for TCP.
 fn channel(input: &[u8], seals: Option<Box<Seals>>) -> Channel {
     let (mut give, take) = UnixStream::pair().unwrap();
     give.write_all(input).unwrap();
@@ -41,19 +41,19 @@ fn channel(input: &[u8], seals: Option<Box<Seals>>) -> Channel {
     }
 }
 
-/// What is heard of it.
+/// All messages that a channel receives, and why it ended.
 fn hear(channel: &mut Channel) -> (Vec<Message>, Ended) {
     let mut heard = Vec::new();
     loop {
         match channel.receive() {
             Ok(Some(message)) => heard.push(message),
-            Ok(None) => panic!("it waits for a connection that is closed"),
+            Ok(None) => panic!("it waits on a closed connection"),
             Err(ended) => return (heard, ended),
         }
     }
 }
 
-/// What messages are on the wire.
+/// Messages as bytes on the wire.
 fn wire(messages: &[Message]) -> Vec<u8> {
     messages
         .iter()
@@ -61,7 +61,7 @@ fn wire(messages: &[Message]) -> Vec<u8> {
         .collect()
 }
 
-/// Makes lengths right, as far as messages go.
+/// Repairs the lengths of all messages.
 fn mend(input: &mut [u8], random: &mut Random) {
     let mut at = 0;
     while let Some(length) = input.get(at..).and_then(|rest| rest.first_chunk::<4>()) {
@@ -125,7 +125,7 @@ fn sealed_control_stream() {
         let mut channel = channel(input, Some(taken));
         let (heard, ended) = hear(&mut channel);
         seals = channel.seals.take();
-        // Nothing but a start of what was said, and all of it only if nothing was changed before its end.
+        // Only a prefix of what was sent, and all of it only if nothing before its end was changed.
         assert!(messages().starts_with(&heard), "{heard:?}");
         let same = input.iter().zip(&wire).take_while(|(a, b)| a == b).count();
         assert!(self::wire(&heard).len() + heard.len() * SEAL_BYTES <= same, "{heard:?} of {same} bytes");

@@ -31,7 +31,7 @@ fn control_message() {
     target("control message").run(|input| check(input, Message::decode));
 }
 
-/// A reader that reserves room for as many parts as a message claims is found out.
+/// The search finds a reader that reserves as much memory as a message claims.
 #[test]
 fn a_count_that_is_believed_is_found() {
     let believes = |bytes: &[u8]| {
@@ -43,6 +43,6 @@ fn a_count_that_is_believed_is_found() {
         Message::decode(bytes)
     };
     let found = target("believed count").hunt(2000, 0, |input| check(input, believes));
-    let BadInput { why, number, .. } = found.expect_err("it is found");
+    let BadInput { why, number, .. } = found.expect_err("the bug is found");
     assert!(why.contains("bytes of memory for an input of"), "input {number}: {why}");
 }

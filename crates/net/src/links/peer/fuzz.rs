@@ -1,4 +1,4 @@
-//! Any bytes on a connection between ranks: frames that were expected, or trouble that says what it is.
+//! Any bytes on a connection between ranks: expected frames, or an error that says what is wrong.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -21,7 +21,7 @@ fn frame(header: Header, payload: &[u8]) -> Vec<u8> {
     [&Header { payload_crc: checksum::of(payload), ..header }.encode()[..], payload].concat()
 }
 
-/// Makes checksums right of headers and payloads, as far as frames go.
+/// Repairs the checksums of headers and payloads of all frames.
 fn mend(input: &mut [u8], random: &mut Random) {
     let mut at = 0;
     while at + HEADER_BYTES <= input.len() {
@@ -74,7 +74,7 @@ fn frames() {
             let expected = Header::of(&TAG, GENERATION, peer.heard, PAYLOAD.len());
             let step = peer.pull(&mut target, &expected).and_then(|step| match step {
                 IoStep::Whole => peer.checked(checksum::of(&target)).map(drop),
-                other => panic!("{other:?} of a connection that is closed"),
+                other => panic!("{other:?} on a closed connection"),
             });
             match step {
                 Err(trouble) => break trouble,
@@ -91,7 +91,7 @@ fn frames() {
         match trouble {
             LinkTrouble::Gone => Ok("gone".into()),
             LinkTrouble::Farewell(report) => {
-                // Texts that nobody sends are cut when they are written.
+                // Texts longer than any that is sent are cut when they are written.
                 let written = farewell::encode(&report);
                 let again = farewell::decode(&written).expect("what is written is read");
                 assert_eq!(farewell::encode(&again), written);

@@ -1,4 +1,4 @@
-//! Encrypted links: nothing plain on the wire, and whoever changes what is on it ends the run with a report.
+//! Encrypted links: no plain text on the wire, and changing a byte on it ends the run with a report.
 
 use super::*;
 use crate::frame::MAGIC;
@@ -16,7 +16,8 @@ fn shows(wire: &[u8]) -> bool {
     wire.windows(16).any(|bytes| bytes == b"a plain gradient")
 }
 
-/// What rank 1 says when rank 0 sends it known bytes through somebody who does this to them; and what went over the wire.
+/// The report of rank 1 when rank 0 sends it known bytes through a proxy that changes them; and what went over the
+/// wire.
 fn through(
     sealed: bool,
     bytes: usize,
@@ -64,7 +65,7 @@ fn nothing_plain_is_on_the_wire_of_an_encrypted_link() {
     let (done, wire) = through(true, bytes, |_| {});
     assert!(done.is_ok() && !shows(&wire) && !headers(&wire));
     let segments = bytes.div_ceil(segment_bytes(bytes));
-    assert_eq!(wire.len(), bytes + segments * HEAD_BYTES, "a head for each segment, and nothing else");
+    assert_eq!(wire.len(), bytes + segments * HEAD_BYTES, "one head per segment, and nothing else");
 }
 
 /// One bit anywhere, and frames that are left out, repeated or exchanged.
@@ -78,7 +79,7 @@ fn a_changed_byte_ends_the_run_with_a_report() {
         let said = report.to_string();
         assert!(report.rank == 0 && matches!(report.cause, Cause::Damaged { .. }), "{name}: {said}");
         assert!(
-            said.contains("rank 0 on a sent damaged data") && said.contains("not what it sealed"),
+            said.contains("rank 0 on a sent damaged data") && said.contains("failed authentication"),
             "{said}"
         );
     };
@@ -148,7 +149,7 @@ fn encrypted_and_plain_links_pass_on_to_each_other() {
     }
 }
 
-/// The same as in the clear, where what lies unread can be looked at: both send and nobody receives.
+/// As on plain links, whose unread bytes can be examined: both send and neither receives.
 #[test]
 fn ranks_that_send_to_each_other_are_found_behind_seals_too() {
     let tag = Tag { op: FrameOp::Send, ..TAG };
@@ -163,7 +164,7 @@ fn ranks_that_send_to_each_other_are_found_behind_seals_too() {
             })
         })
         .collect();
-    // Who found it first stays until the other one has too: a connection that closes would be another finding.
+    // The rank that finds it first stays until the other has too: a closed connection would be another finding.
     let found: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
     for (_, said) in &found {
         assert!(said.contains("ranks 0, 1 send to each other and none of them receives"), "{said}");

@@ -1,4 +1,4 @@
-//! Any bytes on a connection of a mailbox: letters that were posted, or trouble that says what it is.
+//! Any bytes on a connection of a mailbox: letters that were posted, or an error that says what is wrong.
 
 use polyreme_fuzz::{Random, Target};
 
@@ -7,7 +7,7 @@ use super::*;
 const CLASS: Class = Class::Data;
 const GENERATION: u64 = 9;
 const LETTER_BYTES_MAX: usize = 1 << 20;
-/// Room for so much at a time.
+/// How much there is room for at a time.
 const ROOM_BYTES: usize = 1 << 16;
 
 fn frame(what: What, sequence: u64, total: u64, payload: &[u8]) -> Vec<u8> {
@@ -24,7 +24,7 @@ fn frame(what: What, sequence: u64, total: u64, payload: &[u8]) -> Vec<u8> {
     [&head.encode(false)[..], payload].concat()
 }
 
-/// Makes checksums right of heads and payloads, as far as frames go.
+/// Repairs the checksums of heads and payloads of all frames.
 fn mend(input: &mut [u8], random: &mut Random) {
     let mut at = 0;
     while at + HEAD_BYTES <= input.len() {

@@ -75,7 +75,7 @@ fn letters_are_shared_and_not_copied() {
     let bytes: Arc<Vec<u8>> = Arc::new(vec![7; 5000]);
     ranks[0].post(1, Class::Data, Label::default(), bytes.clone()).unwrap();
     assert_eq!(ranks[1].take().unwrap().unwrap().as_ptr(), bytes.as_ptr());
-    assert_eq!(Arc::strong_count(&bytes), 1, "a letter that was read is nobody's");
+    assert_eq!(Arc::strong_count(&bytes), 1, "a taken letter shares no memory");
 }
 
 #[test]

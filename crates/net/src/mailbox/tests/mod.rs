@@ -1,4 +1,4 @@
-//! What holds of every mailbox, whichever way letters take; and thousands of exchanges on networks that fail.
+//! What holds for every mailbox, however letters travel; and thousands of exchanges on failing networks.
 
 mod inside;
 mod real;

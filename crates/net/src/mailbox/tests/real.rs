@@ -12,7 +12,7 @@ use crate::{Encrypt, First, JoinOptions, Joined, Report, Secret, join};
 /// A rank that joined, and its mailbox.
 type MailMember = (Joined, Mailbox);
 
-/// Runs so many ranks, each in a thread; a rank's limits may be its own.
+/// Runs ranks as threads; each may have its own limits.
 fn ranks<T: Send>(
     size: usize,
     encrypt: Encrypt,
@@ -94,7 +94,7 @@ fn letters_of_every_length_come_in_order_plain_and_sealed() {
     }
 }
 
-/// Nobody takes data, so posts of data come to wait. What is urgent comes through all the same, and no letter is lost.
+/// Data are not taken, so posts of data wait. Urgent letters still come through, and none is lost.
 #[test]
 fn data_that_nobody_takes_hold_up_their_sender_and_nothing_urgent() {
     const BYTES: usize = 1 << 20;
@@ -166,7 +166,7 @@ fn a_rank_that_is_lost_ends_all_waits_with_one_report() {
     assert_eq!((said[0].rank, &said[0].cause), (2, &Cause::Gone));
 }
 
-/// A length is refused before memory is reserved for it, and all ranks say who sent it.
+/// A length is refused before memory is reserved for it, and all ranks name the sender.
 #[test]
 fn a_letter_that_is_too_long_for_its_receiver_is_reported() {
     let limits = |rank| {
@@ -182,11 +182,11 @@ fn a_letter_that_is_too_long_for_its_receiver_is_reported() {
         let _ = joined.control.fail("it has seen enough");
         report
     });
-    let what = "it sent a letter of 1500 bytes, and 1000 are allowed".to_string();
+    let what = "it sent a letter of 1500 bytes; at most 1000 are allowed".to_string();
     assert!(reports.iter().all(|r| r.rank == 0 && r.cause == Cause::Disagrees { what: what.clone() }));
 }
 
-/// Of those it talked with, and of those that come later.
+/// From peers that it talked with, and from those that connect later.
 #[test]
 fn a_rank_that_has_closed_takes_no_letters() {
     ranks(

@@ -1,8 +1,8 @@
 //! Mailboxes on simulated networks. After each exchange: letters of a sender and a class came in order, each once, none was
 //! left out while all lived, no more was held than is allowed, every wait has ended, and all reports agree.
 //!
-//! `SEED=7 cargo test -p polyreme-net --lib mailbox::tests::simulated::exchanges -- --nocapture` runs one again and prints what happened in
-//! it; `SCHEDULES=2000` runs more of them than a usual test does.
+//! `SEED=7 cargo test -p polyreme-net --lib mailbox::tests::simulated::exchanges -- --nocapture` repeats one and prints
+//! its events; `SCHEDULES=2000` runs more of them than an ordinary test does.
 
 use std::mem::discriminant;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::pulse::Doing;
 use crate::simulation::{Bug, Fault, Rank, Settings, SimOutcome, SimRandom, Simulation, master};
 use crate::{Cause, First, JoinOptions, Report, Secret, join};
 
-/// Exchanges of a usual test.
+/// How many exchanges an ordinary test runs.
 const SCHEDULES: u64 = 100;
 const SILENCE: Duration = Duration::from_secs(4);
 const ORDINARY: u16 = 1;
@@ -33,11 +33,11 @@ struct MailPlan {
     /// How long each rank rests before it takes a letter, and how often, in a thousand.
     rests: Vec<(Duration, u32)>,
     settings: Settings,
-    /// Who may be reported.
+    /// The ranks that may be reported.
     culprits: Vec<usize>,
 }
 
-/// How a rank's part ended.
+/// How a rank ended.
 #[derive(Clone, PartialEq, Debug)]
 enum MailEnd {
     Fine,
@@ -150,7 +150,7 @@ impl MailPlan {
                 Some(MailEnd::Fine) => {}
                 None if culprit => {}
                 Some(MailEnd::Lost(_)) if self.culprits == [rank] => {}
-                // What befell a rank while it joined.
+                // What happened to a rank while it joined.
                 Some(MailEnd::Alone(_)) if !self.culprits.is_empty() => {}
                 Some(MailEnd::Lost(report)) if self.blames(report) => {
                     let says = (report.rank, discriminant(&report.cause));
@@ -167,7 +167,7 @@ impl MailPlan {
     fn blames(&self, report: &Report) -> bool {
         let parted = self.settings.faults.iter().any(|(_, fault)| matches!(fault, Fault::Part { .. }));
         match &report.cause {
-            // A call that does not get through is no fault: nobody gets on, and somebody is named for it.
+            // A call that does not get through is not a fault: the job stalls, and some rank is named for it.
             Cause::Stalled { .. } => parted,
             Cause::Gone | Cause::Silent { .. } | Cause::Unreachable { .. } => {
                 self.culprits.contains(&report.rank)
@@ -177,13 +177,13 @@ impl MailPlan {
     }
 }
 
-/// A rank's whole life: its first thread posts, another one takes.
+/// What a rank does: its first thread posts, another one takes.
 fn live(plan: &MailPlan, rank: &Rank) -> Result<(), MailEnd> {
     let secret = Secret::from_text(&"5e".repeat(32)).expect("64 hexadecimal digits");
     let mut options = JoinOptions::new(rank.rank, rank.size, master(), secret);
     options.system = rank.system.clone();
     options.patience = Patience { silence: SILENCE, stall: Duration::from_secs(90) };
-    options.first = First::Nobody;
+    options.first = First::NoPairs;
     options.host_key = Some(format!("host {}", rank.rank));
     let joined = join(options).map_err(|e| MailEnd::Alone(e.to_string()))?;
     let control = joined.control.clone();
@@ -244,7 +244,7 @@ fn take(plan: &MailPlan, rank: &Rank, mailbox: &Mailbox) -> Result<(), MailEnd> 
             held(plan, inbox_bytes_max, mailbox.held_bytes(class).0, "held")?;
         }
         let letter = mailbox.take().map_err(MailEnd::Lost)?;
-        let letter = letter.ok_or_else(|| MailEnd::Wrong("it was closed by nobody".into()))?;
+        let letter = letter.ok_or_else(|| MailEnd::Wrong("it was not closed".into()))?;
         n_open -= usize::from(letter.label.kind == LAST);
         check(rank.rank, &letter, &mut next[letter.from][letter.class as usize]).map_err(MailEnd::Wrong)?;
     }
@@ -254,7 +254,7 @@ fn take(plan: &MailPlan, rank: &Rank, mailbox: &Mailbox) -> Result<(), MailEnd> 
 fn check(me: usize, letter: &Letter, next: &mut u64) -> Result<(), String> {
     let n = letter.label.ticket;
     if n != *next || letter.label.place != !n {
-        return Err(format!("letter {n} of rank {}, and {next} comes next", letter.from));
+        return Err(format!("letter {n} of rank {} instead of {next}", letter.from));
     }
     if letter[..] != text(letter.from, me, letter.class, n, letter.len())[..] {
         return Err(format!("letter {n} of rank {} holds something else", letter.from));
@@ -268,12 +268,12 @@ fn held(plan: &MailPlan, max: usize, held: usize, what: &str) -> Result<(), Mail
     let longest = plan.posts.iter().flatten().map(|post| post.2).max().unwrap_or(1).max(1) + 128;
     let allowed = plan.size * max.max(longest);
     if held > allowed {
-        return Err(MailEnd::Wrong(format!("{held} bytes are {what}, and {allowed} are allowed")));
+        return Err(MailEnd::Wrong(format!("{held} bytes are {what}; at most {allowed} are allowed")));
     }
     Ok(())
 }
 
-/// The first exchanges of a range that do not end as they must, at most so many.
+/// The first exchanges of a range that do not end as they must, at most `most`.
 fn wrong(seeds: std::ops::Range<u64>, most: usize, bug: Option<Bug>) -> Vec<String> {
     let judged = seeds.filter_map(|seed| {
         let mut plan = MailPlan::new(seed);
@@ -301,7 +301,7 @@ fn exchanges() {
     assert!(found.is_empty(), "{}", found.join("\n\n"));
 }
 
-/// Each mistake is found within so many exchanges.
+/// Each bug is found within this many exchanges.
 #[test]
 fn mistakes_are_found() {
     let bugs = [

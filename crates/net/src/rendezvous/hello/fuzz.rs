@@ -1,4 +1,4 @@
-//! Any bytes from whoever connects: turned away, or waited for, but never proved without the secret.
+//! Any bytes from a peer: refused or waited for, but never proved without the secret.
 
 use std::io::Cursor;
 
@@ -82,7 +82,7 @@ fn a_handshake() {
             );
             answers.push_str(&format!("{progress:?} "));
         }
-        // Heard to its end, as far as it went, is as good as read.
+        // A handshake that consumed all of the input counts as read.
         if answers.contains("WrongSecret") { Ok(answers) } else { Err(answers) }
     });
 }

@@ -1,4 +1,4 @@
-//! What schedules found, kept as it was found: the fault, at many moments.
+//! Regressions that schedules found: each fault, at many moments.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::patience::Patience;
 
 const MOMENTS: u64 = 40;
 
-/// A fault at moments of a stretch of time, in a job of so many ranks.
+/// A fault at moments of a stretch of time, in a job of this many ranks.
 fn plans(
     size: usize,
     acts: &[Act],
@@ -30,7 +30,7 @@ fn plans(
             seed,
             size,
             patience,
-            early: Early::EveryTwo,
+            early: Early::AllPairs,
             acts: acts.to_vec(),
             settings,
             verdict: verdict.clone(),

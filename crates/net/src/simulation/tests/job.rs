@@ -13,7 +13,7 @@ use crate::{Control, First, JoinError, JoinOptions, Links, Move, Moves, Report, 
 /// One thing that all ranks do together.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Act {
-    /// Each is busy for so long by itself; one more, if it is a rank, for the second time.
+    /// Each computes for this long; `longer` names a rank that takes more time.
     Compute { each: Duration, longer: Option<(usize, Duration)> },
     /// Some bytes over the control plane.
     Share { bytes: usize },
@@ -21,11 +21,11 @@ pub(super) enum Act {
     AllReduce { bytes: usize, ring: bool },
     /// From one to all.
     Broadcast { bytes: usize, root: usize },
-    /// One sends another a few bytes and does not wait until that one receives them, which it does after all have met.
+    /// One rank sends another a few bytes without waiting for it to receive them, which it does after a barrier.
     Letter { from: usize, to: usize },
     /// A rank cannot go on.
     Fail { rank: usize },
-    /// A rank waits for so long and does nothing else.
+    /// A rank waits for this long and does nothing else.
     Idle { rank: usize, time: Duration },
 }
 
@@ -44,36 +44,36 @@ impl Act {
 /// Which pairs are connected while ranks join; the others are when they first talk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Early {
-    EveryTwo,
+    AllPairs,
     Neighbours,
-    Nobody,
+    NoPairs,
 }
 
 impl Early {
     /// Whether these two are.
     pub(super) fn connects(self, one: usize, other: usize, size: usize) -> bool {
         match self {
-            Early::EveryTwo => true,
+            Early::AllPairs => true,
             Early::Neighbours => (one + 1) % size == other || (other + 1) % size == one,
-            Early::Nobody => false,
+            Early::NoPairs => false,
         }
     }
 }
 
-/// How a rank's part ended.
+/// How a rank ended.
 #[derive(Debug)]
 pub(super) enum RankEnd {
-    /// All that it computed is right, and it left in order; so long it took to leave.
+    /// All that it computed is right and it left in order; `parting` is how long leaving took.
     Fine { parting: Duration },
     /// It computed something else.
     Wrong(String),
     /// It did not join.
     Alone(JoinError),
-    /// It says who was lost.
+    /// It reports a lost rank.
     Lost(Report),
 }
 
-/// A rank's whole life.
+/// What a rank does from joining to leaving.
 pub(super) fn work(rank: Rank, patience: Patience, early: Early, acts: &[Act]) -> RankEnd {
     let mut options = JoinOptions::new(rank.rank, rank.size, master(), secret());
     options.system = rank.system.clone();
@@ -90,7 +90,7 @@ pub(super) fn work(rank: Rank, patience: Patience, early: Early, acts: &[Act]) -
     let control = joined.control.clone();
     let all: Vec<usize> = (0..rank.size).collect();
     let mut links = joined.links(0, &all).expect("a file to wait for streams");
-    // As the program does: nobody leaves before all are done.
+    // As in the program, no rank leaves before all are done.
     let last = Act::AllReduce { bytes: 1, ring: false };
     for (step, act) in acts.iter().chain([&last]).enumerate() {
         let done = perform(&rank, step as u64, act, &control, &mut links);
@@ -191,7 +191,7 @@ fn add(into: &mut [u8], arrived: &[u8], _: bool) {
     into.iter_mut().zip(arrived).for_each(|(a, b)| *a = a.wrapping_add(*b));
 }
 
-/// Everybody sends everything to everybody.
+/// Every rank sends everything to every other.
 fn to_each(me: usize, size: usize, bytes: usize) -> Moves {
     let peers = || (0..size).filter(move |&peer| peer != me);
     let sends = peers().map(|peer| Move::send_from(peer, 0..bytes));

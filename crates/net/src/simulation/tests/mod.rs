@@ -1,8 +1,8 @@
-//! Thousands of jobs on networks that fail. After each one: every wait has ended, nobody alive was reported, and all
+//! Thousands of jobs on networks that fail. After each one: every wait has ended, no live rank was reported, and all
 //! reports agree.
 //!
-//! `SEED=7 cargo test -p polyreme-net --lib simulation::tests::schedules -- --nocapture` runs one schedule again and prints what
-//! happened in it; `SCHEDULES=2000` runs more of them than a usual test does.
+//! `SEED=7 cargo test -p polyreme-net --lib simulation::tests::schedules -- --nocapture` repeats one schedule and
+//! prints its events; `SCHEDULES=2000` runs more of them than an ordinary test does.
 
 mod found;
 mod job;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::Bug;
 use plan::RunPlan;
 
-/// Schedules of a usual test.
+/// How many schedules an ordinary test runs.
 const SCHEDULES: u64 = 300;
 
 fn number(name: &str) -> Option<u64> {
@@ -29,7 +29,7 @@ struct Wrong {
     all: String,
 }
 
-/// The first schedules of a range that do not end as they must, at most so many.
+/// The first schedules of a range that do not end as they must, at most `most`.
 fn wrong(seeds: std::ops::Range<u64>, most: usize, change: impl Fn(&mut RunPlan) + Sync) -> Vec<Wrong> {
     let next = AtomicU64::new(seeds.start);
     let wrong = Mutex::new(Vec::new());
@@ -89,7 +89,7 @@ fn a_seed_leaves_the_same_trace_each_time() {
     }
 }
 
-/// Each mistake is found within so many schedules.
+/// Each bug is found within this many schedules.
 #[test]
 fn mistakes_are_found() {
     let bugs = [
@@ -97,7 +97,7 @@ fn mistakes_are_found() {
         Bug::Drops,
         Bug::Overtakes,
         Bug::JudgesAlone,
-        Bug::TellsNobody,
+        Bug::KeepsReports,
         Bug::JudgesAcrossPauses,
         Bug::ForgetsBeats,
         Bug::ForgetsGoodbye,

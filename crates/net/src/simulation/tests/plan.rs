@@ -1,4 +1,4 @@
-//! A schedule of a seed: how many ranks, what they do, what goes wrong, and what must come of it.
+//! The schedule of a seed: how many ranks, what they do, what goes wrong, and the expected outcome.
 
 use std::mem::{Discriminant, discriminant};
 use std::time::Duration;
@@ -9,24 +9,25 @@ use crate::patience::Patience;
 use crate::rendezvous::CLOSE_TIME;
 use crate::{Cause, JoinError};
 
-/// So long it may be silent without a fault: a beat, a packet that is lost thrice, threads that run late.
+/// How long a rank may be silent without a fault: a heartbeat, a packet that is lost three times, threads that run
+/// late.
 const SLACK: Duration = Duration::from_millis(2000);
 
-/// What must come of a schedule.
+/// The expected outcome of a schedule.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Verdict {
     /// All ranks do what they have to, and none reports anything.
     AllFine,
-    /// This rank is lost. Those that are left agree on it, if they say anything.
+    /// This rank is lost. The remaining ranks agree on it, if they report anything.
     Loses { rank: usize },
-    /// A connection between these breaks. All agree on one of the two, but for the second one, if it has no other way to
-    /// the others.
+    /// A connection between these breaks. All agree on one of the two, except the second one if it has no other
+    /// connection to the others.
     Breaks { ends: [usize; 2] },
-    /// These two cannot be connected. All ranks say so, of the one to which the other connects.
+    /// These two cannot be connected. All ranks report it, naming the one that the other connects to.
     Parts { ends: [usize; 2] },
-    /// This rank says that it failed, and all say so too.
+    /// This rank fails, and all ranks report it.
     Fails { rank: usize },
-    /// No rank gets on because of this one, and all say so.
+    /// No rank makes progress because of this one, and all report it.
     Stalls { rank: usize },
 }
 
@@ -47,9 +48,9 @@ impl RunPlan {
         let mut random = SimRandom::new(seed);
         let size = random.within(2..7) as usize;
         let mut acts: Vec<_> = (0..random.within(0..8)).map(|_| act(&mut random, size)).collect();
-        // From numbers of their own, so that a seed otherwise makes what it made before.
+        // From separate random numbers, so that the rest of a seed's schedule stays what it was.
         let mut more = SimRandom::new(!seed);
-        let early = [Early::EveryTwo, Early::Neighbours, Early::Nobody][more.within(0..3) as usize];
+        let early = [Early::AllPairs, Early::Neighbours, Early::NoPairs][more.within(0..3) as usize];
         letters(&mut more, size, &mut acts);
         let far = [500, 5_000, 50_000][random.within(0..3) as usize];
         let mut settings = Settings {
@@ -73,8 +74,8 @@ impl RunPlan {
         plan
     }
 
-    /// Joining has its own bound; behind it all that is done, once more as late as faults make it, and the time in which a
-    /// loss or a stall is noticed and told.
+    /// Joining has its own bound; then comes all work, twice the delay that faults cause, and the time in which a loss
+    /// or a stall is noticed and reported.
     pub(super) fn time_max(&self) -> Duration {
         let busy: Duration = self.acts.iter().map(Act::time).sum();
         let late: Duration = self.settings.faults.iter().map(|(_, fault)| 2 * time(fault)).sum();
@@ -87,7 +88,7 @@ impl RunPlan {
             .run(self.size, move |rank| work(rank, patience, early, &acts))
     }
 
-    /// What is wrong with what came of it.
+    /// What is wrong with an outcome.
     pub(super) fn judge(&self, outcome: &SimOutcome<RankEnd>) -> Result<(), String> {
         if let Some(failure) = &outcome.failure {
             return Err(failure.clone());
@@ -102,14 +103,14 @@ impl RunPlan {
             };
             match end {
                 None if culprit => {}
-                None => return Err(format!("rank {rank} did not come to its end")),
+                None => return Err(format!("rank {rank} did not end")),
                 Some(RankEnd::Wrong(what)) => return Err(format!("rank {rank}: {what}")),
                 Some(RankEnd::Fine { parting }) => self.judge_parting(rank, *parting)?,
                 _ if self.verdict == Verdict::AllFine => {
                     return Err(format!("rank {rank} gives up: {end:?}"));
                 }
                 Some(RankEnd::Alone(e)) if !culprit && !self.names(e) => {
-                    return Err(format!("rank {rank} does not join, and blames others than it should: {e}"));
+                    return Err(format!("rank {rank} does not join and blames the wrong rank: {e}"));
                 }
                 Some(RankEnd::Lost(report)) if !culprit => {
                     let says = (report.rank, discriminant(&report.cause));
@@ -117,12 +118,10 @@ impl RunPlan {
                     if !blames && !self.last_words_lost(outcome, &report.cause) {
                         return Err(format!("rank {rank} reports what did not happen: {report}"));
                     }
-                    // A rank 0 that fails while it is held back has left before all have heard why.
+                    // A rank 0 that fails while it is held back has left before all have received the reason.
                     let unheard = self.verdict == Verdict::Fails { rank: 0 } && self.holds_last_words();
                     if *said.get_or_insert(says) != says && !self.cuts_rank_0_off() && !unheard {
-                        return Err(format!(
-                            "rank {rank} says something else than the ranks before: {report}"
-                        ));
+                        return Err(format!("rank {rank} contradicts the ranks before it: {report}"));
                     }
                 }
                 Some(RankEnd::Alone(_) | RankEnd::Lost(_)) => {}
@@ -141,8 +140,8 @@ impl RunPlan {
         Ok(())
     }
 
-    /// Whether the lost rank had left in order, and its machine then lost power with something of it still to be sent: all
-    /// that the others can see is that they wait in vain.
+    /// Whether the lost rank had left in order, and its machine then lost power with something of it still to be sent:
+    /// the others only see that they wait in vain.
     fn last_words_lost(&self, outcome: &SimOutcome<RankEnd>, cause: &Cause) -> bool {
         let left = |rank: usize| matches!(outcome.results[rank], Some(RankEnd::Fine { .. }));
         matches!(self.verdict, Verdict::Loses { rank } if left(rank))
@@ -171,15 +170,16 @@ impl RunPlan {
         }
     }
 
-    /// Whether the lower of two parted ranks is the first to talk. Its calls do not get through, which is no fault: the higher one
-    /// may reach it. That one does not try before it wants to talk, and it may wait for the lower one until then.
+    /// Whether the lower of two parted ranks is the first to talk. Its calls do not get through, which is not a fault:
+    /// the higher one may reach it. That one does not try before it wants to talk, and it may wait for the lower one
+    /// until then.
     fn calls_in_vain(&self, ends: [usize; 2]) -> bool {
         let (lower, higher) = (ends[0].min(ends[1]), ends[0].max(ends[1]));
         self.acts.contains(&Act::Letter { from: lower, to: higher })
     }
 
-    /// Whether rank 0 is cut off from the others: it takes them for silent, as they do it. A rank that has not judged yet when the
-    /// network brings rank 0's report after all says what rank 0 says.
+    /// Whether rank 0 is cut off from the others: it takes them for silent, and they it. A rank that has not decided
+    /// yet when rank 0's report arrives after all repeats that report.
     fn cuts_rank_0_off(&self) -> bool {
         let long = |fault: &Fault| match fault {
             Fault::Hold { ranks, time } => ranks.contains(&0) && *time > self.patience.silence,
@@ -252,7 +252,7 @@ fn act(random: &mut SimRandom, size: usize) -> Act {
     }
 }
 
-/// Some letters between other things: each may be the first talk of two ranks.
+/// Some letters in between: each may be the first time that two ranks talk.
 fn letters(random: &mut SimRandom, size: usize, acts: &mut Vec<Act>) {
     for _ in 0..random.within(0..3) {
         let from = random.within(0..size as u64) as usize;
@@ -261,7 +261,7 @@ fn letters(random: &mut SimRandom, size: usize, acts: &mut Vec<Act>) {
     }
 }
 
-/// Two ranks other than 0, through which all hear of each other, never reach each other.
+/// Two ranks never reach each other; neither is rank 0, through which all reports go.
 fn part(random: &mut SimRandom, size: usize, faults: &mut Vec<(Duration, Fault)>) -> Verdict {
     let others = size as u64 - 1;
     let first = random.within(0..others);
@@ -305,7 +305,7 @@ fn time(fault: &Fault) -> Duration {
     }
 }
 
-/// Faults that all together keep nobody silent for too long.
+/// Faults that together silence no rank for too long.
 fn small_faults(
     random: &mut SimRandom,
     size: usize,
@@ -349,14 +349,14 @@ fn large_fault(
             let (one, other) = (rank.min(other), rank.max(other));
             // With rank 0 there are two connections, the first one of the control plane.
             let nth = if one == 0 { random.within(0..2) as usize } else { 0 };
-            // A connection that nobody uses any more is not missed.
+            // A connection that is no longer used is not missed.
             acts.push(Act::AllReduce { bytes: 70_000, ring: false });
             (Fault::Cut { one, other, nth }, Verdict::Breaks { ends: [one, other] })
         }
         7 => {
             let at = random.within(0..acts.len() as u64 + 1) as usize;
             acts.insert(at, Act::Fail { rank });
-            // Without this the others may be done before they hear of it.
+            // Without this the others may be done before they learn of it.
             acts.push(Act::Share { bytes: 1 });
             return Verdict::Fails { rank };
         }

@@ -11,7 +11,7 @@ use crate::patience::{Patience, SILENCE};
 
 const RANKS: usize = 3;
 
-/// What the ranks are at, when, in microseconds, and which of them stands still.
+/// The phases of the job, when they are, in microseconds, and which rank stands still.
 const PHASES: [(&str, u64, usize); 10] = [
     ("start", 300, 0),
     ("start", 1_200, 1),
@@ -49,13 +49,13 @@ fn plan(at: u64, early: Early, fault: Fault, verdict: Verdict) -> RunPlan {
 /// Runs the job with one fault, and says whether a rank reported anything.
 fn reports(at: u64, joining: bool, fault: Fault, verdict: Verdict) -> bool {
     // When pairs are connected makes no difference to what is waited for.
-    let reported = [Early::EveryTwo, Early::Nobody]
+    let reported = [Early::AllPairs, Early::NoPairs]
         .map(|early| come_of(plan(at, early, fault.clone(), verdict.clone())).unwrap());
     assert!(joining || reported[0] == reported[1], "{fault:?} at {at}");
     reported[0]
 }
 
-/// Whether a rank reported anything, or what is wrong with what came of it.
+/// Whether a rank reported anything, or what is wrong with the outcome.
 fn come_of(mut plan: RunPlan) -> Result<bool, String> {
     plan.settings.time_max = plan.time_max();
     let outcome = plan.run();
@@ -72,14 +72,14 @@ fn check(seconds: u64) {
             true => Verdict::AllFine,
             false => Verdict::Loses { rank },
         };
-        // All of its threads: nothing is heard of it.
+        // All of its threads: it is silent.
         let pause = Fault::Pause { rank, time };
         let reported = reports(at, joining, pause, verdict(time < SILENCE));
         assert!(joining || reported == (time > SILENCE), "rank {rank} paused for {seconds} s at {phase}");
-        // The thread that works: the one that says that the rank lives goes on, once there is one.
+        // The thread that works: the one that sends heartbeats goes on, once there is one.
         let pause = Fault::PauseMain { rank, time };
         reports(at, joining, pause, verdict(!joining || time < SILENCE));
-        // The network: what was sent again and again may take as long once more.
+        // The network: retransmissions may take as long once more.
         let hold = Fault::Hold { ranks: vec![rank], time };
         reports(at, joining, hold, verdict(2 * time < SILENCE));
     }
@@ -106,7 +106,7 @@ fn a_checkpoint_that_takes_longer_than_a_stall_is_waited_for_and_a_rank_that_han
     let long = patience.stall * 2;
     let ends = |first: Act, verdict: Verdict| {
         let acts = vec![first, Act::AllReduce { bytes: 100, ring: true }];
-        let (early, settings) = (Early::Nobody, Settings::default());
+        let (early, settings) = (Early::NoPairs, Settings::default());
         come_of(RunPlan { seed: 1, size: RANKS, patience, early, acts, settings, verdict }).unwrap()
     };
     let saves = Act::Compute { each: Duration::ZERO, longer: Some((0, long)) };
@@ -114,27 +114,24 @@ fn a_checkpoint_that_takes_longer_than_a_stall_is_waited_for_and_a_rank_that_han
     assert!(ends(Act::Idle { rank: 2, time: long }, Verdict::Stalls { rank: 2 }));
 }
 
-/// Mistakes that are made on purpose are found in every phase: signs of life that a thread at work does not send, and patience as
-/// short as it once was.
+/// Planted bugs are found in every phase: heartbeats that a busy thread does not send, and patience as short as it once
+/// was.
 #[test]
 fn stalls_find_a_rank_that_is_not_heard_while_it_works_and_one_that_is_given_up_too_soon() {
     for (phase, at, rank) in PHASES.into_iter().filter(|(phase, ..)| *phase != "start") {
         for seconds in [61, 601] {
             let pause = Fault::PauseMain { rank, time: Duration::from_secs(seconds) };
-            let mut silent = plan(at, Early::EveryTwo, pause, Verdict::AllFine);
+            let mut silent = plan(at, Early::AllPairs, pause, Verdict::AllFine);
             silent.settings.bug = Some(Bug::ForgetsBeats);
             let found = come_of(silent);
-            assert!(
-                found.is_err(),
-                "rank {rank} is not heard for {seconds} s at {phase}, and that is not found"
-            );
+            assert!(found.is_err(), "rank {rank} is silent for {seconds} s at {phase} and that is not found");
         }
         let pause = Fault::Pause { rank, time: Duration::from_secs(5) };
-        let mut hasty = plan(at, Early::EveryTwo, pause, Verdict::AllFine);
+        let mut hasty = plan(at, Early::AllPairs, pause, Verdict::AllFine);
         hasty.patience.silence = Duration::from_secs(4);
         assert!(
             come_of(hasty).is_err(),
-            "rank {rank} is given up after 4 s at {phase}, and that is not found"
+            "rank {rank} is given up after 4 s at {phase} and that is not found"
         );
     }
 }
