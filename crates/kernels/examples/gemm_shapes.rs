@@ -1,8 +1,8 @@
 //! Prints the speed of the matrix products that the reference jobs are made of, on one core.
 //!
-//! `cargo run --release -p polyreme-kernels --example gemm_shapes [seconds a shape] [part of a name] [copies]`
+//! `cargo run --release -p polyreme-kernels --example gemm_shapes [seconds per shape] [part of a name] [copies]`
 //!
-//! With several copies of the operands, each product takes the next: they then come from as far away as in a step.
+//! With several copies of the operands, each product uses the next: they are then as cold in cache as in a step.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Bytes of images: rows of pixels mixed into one row of numbers. What weighs how much is the caller's affair.
+//! Bytes of images: rows of pixels mixed into one row of numbers. The weights are up to the caller.
 
 use crate::Isa;
 
@@ -8,7 +8,7 @@ pub fn mix_rows(isa: Isa, source: &[u8], stride: usize, weights: &[f32], row: &m
     assert!(source.len() >= reach, "{} rows, {stride} apart, of {} bytes", weights.len(), row.len());
     #[cfg(target_arch = "x86_64")]
     if isa.has_avx2() {
-        // SAFETY: AVX2 is there, and the source reaches as far as `reach`.
+        // SAFETY: the CPU has AVX2, and the source reaches as far as `reach`.
         return unsafe { avx2::mix_rows(source.as_ptr(), stride, weights, row) };
     }
     let _ = isa;
@@ -34,7 +34,7 @@ mod avx2 {
     const WIDE: usize = 32;
 
     /// # Safety
-    /// AVX2 and FMA are there; `source` has `row.len()` bytes in each of as many rows as there are weights.
+    /// The CPU has AVX2 and FMA; `source` has `row.len()` bytes in each of as many rows as there are weights.
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn mix_rows(source: *const u8, stride: usize, weights: &[f32], row: &mut [f32]) {
         let whole = row.len() / WIDE * WIDE;

@@ -118,7 +118,7 @@ pub fn f32_to_i32(cx: &Cx, x: &[f32], y: &mut [i32]) {
     convert(cx, x, y, |v| v as i32);
 }
 
-/// A conversion that the compiler can make lanes of by itself.
+/// A conversion that the compiler can vectorise by itself.
 fn convert<S: Copy + Sync, T: Send>(cx: &Cx, x: &[S], y: &mut [T], f: impl Fn(S) -> T + Copy + Sync) {
     assert_eq!(x.len(), y.len(), "lengths of x and y");
     cx.for_each_chunk(y, CHUNK, |i, y| {

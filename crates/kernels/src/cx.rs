@@ -11,7 +11,7 @@ use crate::isa::Isa;
 /// # Safety
 /// `run` must call `task(i, worker)` exactly once for each `i` in `0..n_tasks` and return only after all of them
 /// have returned; two calls that may overlap in time must have different `worker` numbers, below `workers()`.
-/// Kernels hand out disjoint parts of a buffer on the strength of this.
+/// Kernels rely on this to hand out disjoint parts of a buffer.
 pub unsafe trait Parallel: Sync {
     /// How many tasks may run at the same time.
     fn workers(&self) -> usize;
@@ -43,7 +43,7 @@ pub type RunEpilogue<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
 pub struct Cx<'a> {
     /// The instruction set to dispatch on.
     pub isa: Isa,
-    /// Who runs the tasks.
+    /// The runner of the tasks.
     pub par: &'a dyn Parallel,
 }
 
@@ -137,7 +137,8 @@ mod tests {
         }
     }
 
-    /// Tests take every instruction set that this machine has, and pass without the others; in CI that must not go unseen.
+    /// Tests use every instruction set that this machine has, and pass without the others; in CI that must not go
+    /// unnoticed.
     #[test]
     fn the_machine_of_ci_has_the_instructions_that_are_tested() {
         let isa = Isa::detect();

@@ -1,7 +1,7 @@
 //! Rows of a table `[rows, d]` picked by ids, and the gradient of the table.
 //!
 //! Ids are checked before anything is written. The gradient of a row is summed in the order of the positions that
-//! picked it; tasks have columns of their own, so the order is the same whoever runs them.
+//! picked it; each task has its own columns, so the order is the same whatever runs them.
 
 use crate::Cx;
 use crate::cx::SharedMut;
@@ -18,12 +18,12 @@ pub struct Embedding {
     pub n: usize,
 }
 
-/// An id that is no row of the table.
+/// An id that is not a row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IdError {
     /// Where among the ids.
     pub position: usize,
-    /// What it says.
+    /// The id.
     pub id: i32,
     /// How many rows the table has.
     pub rows: usize,
@@ -73,7 +73,7 @@ impl Embedding {
         cx.par.run(d.div_ceil(wide), &|task, _| {
             let (first, wide) = (task * wide, wide.min(d - task * wide));
             for (i, &id) in ids.iter().enumerate() {
-                // SAFETY: tasks have columns of their own, a task has one part at a time, and each runs once.
+                // SAFETY: each task has its own columns and one part at a time, and runs once.
                 let target = unsafe { dtable.slice(id as usize * d + first, wide) };
                 for (t, &g) in target.iter_mut().zip(&dy[i * d + first..][..wide]) {
                     *t += g;

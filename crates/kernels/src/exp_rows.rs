@@ -1,8 +1,8 @@
 //! Passes over one row with an exponential in them, for softmax and cross entropy.
 //!
-//! The vector forms fill the last vector up with `-inf`, whose exponential is 0: a row of 10 classes takes no loop over
-//! a tail. They have the same bits, because their sums have 16 lanes whatever the vectors have, and an exponential of 0
-//! changes none. The scalar twin differs by the rounding of its exponentials.
+//! The vector forms pad the last vector with `-inf`, whose exponential is 0: a row of 10 classes needs no tail loop.
+//! They have the same bits, because their sums have 16 lanes whatever the vectors have, and an exponential of 0 changes
+//! none. The scalar twin differs by the rounding of its exponentials.
 
 use crate::Isa;
 use crate::simd::twins;

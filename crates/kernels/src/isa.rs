@@ -1,8 +1,8 @@
 //! The instruction set that kernels dispatch on: a set of features, because CPUs have them in many combinations. AMX
 //! and BF16 are not steps of one ladder.
 //!
-//! What is found is what CPU and system offer; a caller can take features away and never add one. Whether a process asked
-//! the system for AMX's tile registers is not decided here.
+//! Detection finds what the CPU and the system offer; a caller can remove features and never add one. Whether a process
+//! asked the system for AMX's tile registers is not decided here.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -36,7 +36,7 @@ impl Feature {
         Feature::AmxBf16,
     ];
 
-    /// Its name in messages, and where it is taken away.
+    /// Its name in messages and in settings.
     pub const fn name(self) -> &'static str {
         match self {
             Feature::Avx2 => "avx2",
@@ -48,7 +48,7 @@ impl Feature {
         }
     }
 
-    /// What kernels that use it may use as well. A CPU without one of these counts as one without the feature.
+    /// What kernels with this feature may use as well. A CPU without one of these counts as one without the feature.
     const fn needs(self) -> Features {
         match self {
             Feature::Avx2 | Feature::AmxTile => Features::NONE,
@@ -83,7 +83,7 @@ impl Features {
         self.0 & other.0 == other.0
     }
 
-    /// Those of which everything that they need is there too.
+    /// The features whose requirements are all met.
     fn whole(self) -> Features {
         Feature::ALL.into_iter().fold(Features::NONE, |whole, feature| {
             let stays = self.has(feature) && whole.holds(feature.needs());
@@ -129,8 +129,8 @@ impl Isa {
         Isa(Features(self.0.0 & !Features::NONE.with(feature).0).whole())
     }
 
-    /// What is left of it by `words`, with commas between: `avx2` keeps no more than that named set, as on a lesser machine;
-    /// `-amx` takes away a feature and what needs it.
+    /// Limits it by comma-separated `words`: `avx2` keeps no more than that named set, as on an older machine; `-amx`
+    /// removes a feature and what needs it.
     ///
     /// ```
     /// use polyreme_kernels::{Feature, Isa};
@@ -169,8 +169,8 @@ impl Isa {
 
     /// Whether AVX-512 (F, VL, BW and DQ) may be used, besides all of [`Isa::has_avx2`] and [`Isa::has_f16c`].
     ///
-    /// A kernel for it gives the bits of its AVX2 twin: sums are made in the same order, only more of them at a time.
-    /// So machines with and without AVX-512 can share a reproducible run.
+    /// A kernel for it gives the bits of its AVX2 twin: sums are computed in the same order, only more of them at a
+    /// time. So machines with and without AVX-512 can share a reproducible run.
     #[inline]
     pub const fn has_avx512(self) -> bool {
         self.has(Feature::Avx512)
@@ -193,7 +193,7 @@ impl Isa {
 }
 
 impl Default for Isa {
-    /// The best there is here.
+    /// The best of this CPU.
     fn default() -> Isa {
         Isa::detect()
     }
@@ -205,7 +205,7 @@ impl fmt::Debug for Isa {
     }
 }
 
-/// A word of [`Isa::limited`] that is neither a set nor a feature to take away.
+/// A word of [`Isa::limited`] that is neither a set nor a feature to remove.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnknownName(String);
 
@@ -215,7 +215,7 @@ impl fmt::Display for UnknownName {
         let less: Vec<_> = Feature::ALL.iter().map(|f| format!("-{}", f.name())).collect();
         write!(
             f,
-            "`{}` is not known; write {} to use no more than that, or take features away with {}, -amx",
+            "`{}` is unknown; write {} to use no more than that, or turn features off with {}, -amx",
             self.0,
             sets.join(", "),
             less.join(", ")
@@ -230,7 +230,7 @@ fn find() -> Features {
     Features::NONE
 }
 
-/// What CPU and system say, in CPUID's registers and in XCR0.
+/// Detects features from CPUID's registers and XCR0.
 #[cfg(target_arch = "x86_64")]
 fn find() -> Features {
     use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
@@ -258,7 +258,7 @@ fn find() -> Features {
     said.features()
 }
 
-/// The registers that tell features, by leaf of CPUID, and the registers that the system saves.
+/// The CPUID registers with feature bits, by leaf, and XCR0, which says what the system saves.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct CpuidWords {
@@ -328,7 +328,7 @@ mod tests {
             ("avx2 -amx", "avx2 -amx"),
         ] {
             let said = ALL.limited(words).unwrap_err().to_string();
-            assert!(said.starts_with(&format!("`{wrong}` is not known")), "{words}: {said}");
+            assert!(said.starts_with(&format!("`{wrong}` is unknown")), "{words}: {said}");
             let known = SETS.iter().map(|(name, _)| *name).chain(Feature::ALL.map(Feature::name));
             known.for_each(|name| assert!(said.contains(name), "{said}"));
         }

@@ -9,7 +9,7 @@
 /// How many partial sums a reduction keeps; lane `l` sums the elements whose index is `l` modulo this.
 pub(crate) const LANES: usize = 32;
 
-/// Makes `fn name(isa, args..)` out of an `#[inline(always)]` body: one dispatch, then the twin of that level.
+/// Makes `fn name(isa, args..)` from an `#[inline(always)]` body: one dispatch, then the twin of that level.
 /// Where the list of arguments starts with `isa;` the body is given it too, for kernels that it calls.
 macro_rules! twin {
     ($(#[$doc:meta])* $vis:vis fn $name:ident(isa; $($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:path) => {
@@ -80,7 +80,7 @@ pub(crate) fn sum_map2(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32) -> f32
     fold(acc)
 }
 
-/// The largest element; `-inf` for an empty slice. NaN are passed over: who needs them sees them in the sums.
+/// The largest element; `-inf` for an empty slice. NaN are ignored: they show in the sums.
 #[inline(always)]
 pub(crate) fn max(x: &[f32]) -> f32 {
     let mut acc = [f32::NEG_INFINITY; LANES];
@@ -116,7 +116,8 @@ pub(crate) fn fold(mut acc: [f32; LANES]) -> f32 {
     acc[0]
 }
 
-/// What the tests of several kernels share: a runner that is as unlike [`crate::Serial`] as can be, data, comparison.
+/// What the tests of several kernels share: a runner that differs from [`crate::Serial`] as much as possible, data,
+/// comparison.
 #[cfg(test)]
 pub(crate) mod testing {
     use crate::{Cx, Isa, Parallel};

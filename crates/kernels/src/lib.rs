@@ -1,11 +1,11 @@
 //! CPU math on slices: every kernel in a SIMD and a scalar form.
 //!
-//! A kernel is a descriptor of plain numbers (shapes, strides, options) that is made once, says how much scratch
-//! space it wants, and is then run any number of times on slices. Running allocates nothing.
+//! A kernel is a descriptor of plain numbers (shapes, strides, options) that is made once, says how much scratch space
+//! it needs, and is then run any number of times on slices. Running allocates nothing.
 //!
-//! This crate deliberately knows nothing of tensors, graphs or threads. Work that can be done in parallel is handed
-//! to a [`Parallel`] as numbered tasks; the cutting into tasks depends on shapes alone, so results are the same bits
-//! whoever runs the tasks.
+//! This crate deliberately knows nothing of tensors, graphs or threads. Work that can be done in parallel is handed to
+//! a [`Parallel`] as numbered tasks; the split into tasks depends on shapes alone, so results have the same bits
+//! whatever runs the tasks.
 //!
 //! # Layout
 //! - [`cx`]: what a kernel is given to run with: the instruction set and the tasks' runner.
@@ -15,11 +15,11 @@
 //! - `tile`: register tiles on packed panels, for kernels that fuse products with other work.
 //! - [`attention`]: fused scaled dot-product attention.
 //! - [`rnn`]: LSTM and GRU over whole sequences.
-//! - [`probe`]: what this core can do at most.
+//! - [`probe`]: the peak speed of this core.
 //! - [`math`]: transcendental functions, one value or one vector at a time.
 //! - [`elementwise`]: chains of element-wise ops in one pass over memory.
 //! - [`norm`]: batch, group, layer and RMS normalisation.
-//! - [`softmax`]: softmax and log-softmax over an axis.
+//! - [`softmax`]: softmax and log-softmax over a dim.
 //! - [`loss`]: cross entropy from logits and labels.
 //! - [`embedding`]: rows of a table picked by ids.
 //! - [`pool`]: max and average pooling, fixed and adaptive windows.

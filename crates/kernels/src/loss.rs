@@ -24,7 +24,7 @@ pub struct CrossEntropy {
     pub ignore_index: Option<i32>,
 }
 
-/// A loss and what it weighs: `mean * weight` of several batches add up to those of all of them together.
+/// A loss and its weight: `mean * weight` of several batches add up to those of all of them together.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct WeightedLoss {
     /// The mean over the rows that count; NaN if there are none, as in PyTorch.
@@ -33,12 +33,12 @@ pub struct WeightedLoss {
     pub weight: f64,
 }
 
-/// A label that is no class and not `ignore_index`.
+/// A label that is neither a class nor `ignore_index`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LabelError {
     /// Which row.
     pub position: usize,
-    /// What it says.
+    /// The label.
     pub label: i32,
     /// How many classes there are.
     pub classes: usize,
@@ -57,7 +57,7 @@ impl fmt::Display for LabelError {
 impl std::error::Error for LabelError {}
 
 impl CrossEntropy {
-    /// How many floats of scratch `forward` wants; `backward` wants none.
+    /// How many floats of scratch `forward` needs; `backward` needs none.
     pub fn scratch_len(&self, _workers: usize) -> usize {
         self.n
     }
@@ -154,7 +154,7 @@ impl CrossEntropy {
     }
 }
 
-/// What a task knows of its rows.
+/// What a task knows about its rows.
 #[derive(Clone, Copy)]
 struct LossRows<'a> {
     c: usize,

@@ -1,5 +1,5 @@
 //! Scaling of RGB images in integers: rows of bytes are blended into one row, and that row's pixels into fewer or more.
-//! Which weigh how much is the caller's affair. For weights of any number and size, in f32, see `bytes`.
+//! The weights are up to the caller. For weights of any number and size, in f32, see `bytes`.
 //!
 //! Between the two a level is a number of 1/128. A result is less than 0.01 levels for each weight away from the exact one
 //! before it is rounded.
@@ -16,7 +16,7 @@ pub fn blend_rows(isa: Isa, source: &[u8], stride: usize, weights: &[u16], row: 
     assert!(weights.len() <= WEIGHTS_MAX, "{} weights are too many", weights.len());
     #[cfg(target_arch = "x86_64")]
     if isa.has_avx2() && row.len() >= avx2::WIDE {
-        // SAFETY: AVX2 is there, the source reaches as far as `reach`, and the row is not too short.
+        // SAFETY: the CPU has AVX2, the source reaches as far as `reach`, and the row is not too short.
         return unsafe { avx2::blend_rows(source.as_ptr(), stride, weights, row) };
     }
     let _ = isa;
@@ -67,7 +67,7 @@ impl Columns {
         #[cfg(target_arch = "x86_64")]
         if isa.has_avx2() {
             done = self.starts.len() / avx2::PIXELS * avx2::PIXELS;
-            // SAFETY: AVX2 is there; starts are such that `reach` is enough, and `out` has as many pixels.
+            // SAFETY: the CPU has AVX2; starts are such that `reach` is enough, and `out` has as many pixels.
             unsafe {
                 avx2::blend(&self.starts[..done], &self.weights, self.pairs, row.as_ptr(), out.as_mut_ptr())
             };
@@ -111,7 +111,7 @@ mod avx2 {
     pub(super) const PIXELS: usize = 8;
 
     /// # Safety
-    /// AVX2 is there; `row` has at least WIDE elements, and `source` as many bytes in each of as many rows as there are
+    /// The CPU has AVX2; `row` has at least WIDE elements, and `source` as many bytes in each of as many rows as there are
     /// weights.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn blend_rows(source: *const u8, stride: usize, weights: &[u16], row: &mut [i16]) {
@@ -139,7 +139,7 @@ mod avx2 {
     }
 
     /// # Safety
-    /// AVX2 is there; there are `2 * pairs` weights for each of `starts`, which are a multiple of PIXELS; `row` has
+    /// The CPU has AVX2; there are `2 * pairs` weights for each of `starts`, which are a multiple of PIXELS; `row` has
     /// `6 * (pairs - 1) + 8` numbers from each start on; `out` has three bytes for each.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn blend(

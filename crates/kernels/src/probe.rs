@@ -1,4 +1,4 @@
-//! What this core can do at most: multiply-adds a second, and bytes a second. Speeds are read against these.
+//! The peak speed of this core: multiply-adds per second, and bytes per second, to compare kernels with.
 //!
 //! They measure the calling thread alone, and the machine as it is now: other work on it lowers them.
 
@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use crate::{Cx, Isa};
 
-/// Short runs of which the best counts.
+/// How many short runs are made; the best counts.
 const RUNS: usize = 10;
 /// Steps of a run: 20 multiply-adds of a whole register, ten cycles; 2 ms at 2.5 GHz.
 const STEPS: usize = 500_000;
 
-/// Billions of f32 operations a second (a multiply-add is two) in a loop of independent multiply-adds. Takes 20 ms.
+/// Billions of f32 operations per second (a multiply-add is two) in a loop of independent multiply-adds. Takes 20 ms.
 pub fn fma_peak_gflops(cx: &Cx) -> f64 {
     let (steps, run) = chains(cx.isa);
     best((0..RUNS).map(|_| {
@@ -36,14 +36,14 @@ fn chains(isa: Isa) -> (usize, fn(usize) -> f64) {
     (STEPS / 8, scalar)
 }
 
-/// Billions of bytes a second, read and written, of `target = source`. The slices should be larger than the last
+/// Billions of bytes per second, read and written, of `target = source`. The slices should be larger than the last
 /// cache (64 MB each will do); the target keeps the source's values.
 pub fn copy_bandwidth_gbs(target: &mut [f32], source: &[f32]) -> f64 {
     assert_eq!(target.len(), source.len(), "slices of the same length");
     bandwidth(2 * size_of_val(source), || black_box(&mut *target).copy_from_slice(black_box(source)))
 }
 
-/// Billions of bytes a second, read and written, of `target += source`, as for [`copy_bandwidth_gbs`].
+/// Billions of bytes per second, read and written, of `target += source`, as for [`copy_bandwidth_gbs`].
 pub fn add_bandwidth_gbs(target: &mut [f32], source: &[f32]) -> f64 {
     assert_eq!(target.len(), source.len(), "slices of the same length");
     bandwidth(3 * size_of_val(source), || {
@@ -67,7 +67,7 @@ fn best(speeds: impl Iterator<Item = f64>) -> f64 {
     speeds.fold(0.0, f64::max)
 }
 
-/// Runs the loop and returns its operations. Ten chains: two adders of a latency of four or five cycles are full.
+/// Runs the loop and returns its operations. Ten chains keep two adders with a latency of four or five cycles busy.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 fn avx2(steps: usize) -> f64 {

@@ -142,19 +142,19 @@ fn eight_blocks(isa: Isa, key: u64, step: u64, block: u64) -> [[u32; 4]; 8] {
     std::array::from_fn(|i| block_of(key, step, block + i as u64))
 }
 
-/// Where the elements of a tensor lie in the tensor that all ranks have together.
+/// The positions of a tensor's elements in the tensor that all ranks have together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Positions {
-    /// Of the first element.
+    /// The position of the first element.
     pub first: u64,
-    /// Elements that lie one behind the other there, too.
+    /// How many elements are contiguous there too.
     pub run: usize,
-    /// From the first element of such a run to that of the next.
+    /// The distance from the start of such a run to the start of the next.
     pub stride: u64,
 }
 
 impl Positions {
-    /// `len` elements one behind the other.
+    /// `len` contiguous elements.
     pub fn from(first: u64, len: usize) -> Positions {
         Positions { first, run: len, stride: len as u64 }
     }

@@ -1,12 +1,12 @@
-//! Sums, means, extremes and sums of squares over any axes.
+//! Sums, means, extremes and sums of squares over any dims.
 //!
-//! A shape is folded into alternating runs of kept and reduced dims, and each reduced run is one pass over
-//! `[outer, reduced, inner]`; nearly always there is one. Two kernels do all passes: rows (`inner == 1`) and columns.
-//! Rows are summed in 32 lanes over blocks of 1,024, and blocks in f64. Columns are summed four rows at a time over
-//! slabs of rows, into accumulators that stay in the first-level cache. Where blocks and slabs end depends on the
-//! shape alone, so the bits do not depend on the workers, and no sum has a long chain of f32 additions.
+//! A shape is folded into alternating runs of kept and reduced dims, and each reduced run is one pass over `[outer,
+//! reduced, inner]`; nearly always there is one. Two kernels do all passes: rows (`inner == 1`) and columns. Rows are
+//! summed in 32 lanes over blocks of 1,024, and blocks in f64. Columns are summed four rows at a time over slabs of
+//! rows, into accumulators that stay in the L1 cache. Where blocks and slabs end depends on the shape alone, so the
+//! bits do not depend on the workers, and no sum has a long chain of f32 additions.
 //!
-//! Extremes give NaN when there is one. It does not say where an extreme lies.
+//! Extremes give NaN when there is one. It does not say where an extreme is.
 
 use crate::Isa;
 use crate::cx::{Cx, SharedMut};
@@ -26,7 +26,7 @@ pub enum ReduceKind {
     SumSquares,
 }
 
-/// A reduction of a shape over some axes.
+/// A reduction of a shape over some dims.
 #[derive(Clone, Debug)]
 pub struct Reduce {
     kind: ReduceKind,
@@ -57,7 +57,7 @@ const SLABS_MAX: usize = 64;
 const NARROW: usize = 64;
 
 impl Reduce {
-    /// Reduces `shape` over `axes`; the output has the other dims, in order. Panics if an axis is not a dim.
+    /// Reduces `shape` over the dims `axes`; the output has the other dims, in order. Panics if one does not exist.
     pub fn new(kind: ReduceKind, shape: &[usize], axes: &[usize]) -> Reduce {
         assert!(axes.iter().all(|&a| a < shape.len()), "axes {axes:?} of a shape of {} dims", shape.len());
         let mut runs: Vec<(bool, usize)> = Vec::new();
@@ -97,7 +97,7 @@ impl Reduce {
         self.y_len
     }
 
-    /// How many floats of scratch `forward` wants; the same for any number of workers.
+    /// How many floats of scratch `forward` needs; the same for any number of workers.
     pub fn scratch_len(&self, _workers: usize) -> usize {
         let (between, partial) = self.scratch_parts();
         2 * between + partial
@@ -343,7 +343,7 @@ fn fold_rows<F: Fold>(isa: Isa, x: &[f32], len: usize, y: &mut [f32], scale: f64
     fold_rows_body::<F>(x, len, y, scale);
 }
 
-/// One body for all instruction sets: the compiler makes lanes of the fixed-size loops, and the bits are the same.
+/// One body for all instruction sets: the compiler vectorises the fixed-size loops, and the bits are the same.
 #[inline(always)]
 fn fold_rows_body<F: Fold>(x: &[f32], len: usize, y: &mut [f32], scale: f64) {
     for (row, v) in x.chunks_exact(len).zip(y) {

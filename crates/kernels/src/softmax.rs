@@ -1,6 +1,6 @@
-//! Softmax and log-softmax over one axis, and their gradients from the outputs.
+//! Softmax and log-softmax over one dim, and their gradients from the outputs.
 //!
-//! The axis is given as `[outer, axis, inner]`, all contiguous; `inner == 1` is the last axis and the fast way. As in
+//! The dim is given as `[outer, axis, inner]`, all contiguous; `inner == 1` is the last dim and the fast case. As in
 //! PyTorch, a row of `-inf` alone, or with a NaN or a `+inf` in it, gives NaN throughout: kernels that mask whole rows
 //! must not call this on them.
 
@@ -9,7 +9,7 @@ use crate::exp_rows::{exp_each, exp_into, exp_sum};
 use crate::lanes::{max, sum_map, sum_map2, twin};
 use crate::{Cx, Isa};
 
-/// Which axis of a contiguous array is normalised.
+/// Which dim of a contiguous array is normalised.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Axis {
     /// The product of the dims before it.

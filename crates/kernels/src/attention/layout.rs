@@ -1,6 +1,6 @@
-//! Where heads lie in a buffer, and the proof that tasks which write them do not meet.
+//! Where heads are in a buffer, and the proof that tasks write disjoint parts of it.
 
-/// Where element (b, t, h, i) of a tensor lies in its buffer: `offset + b*batch + t*time + h*head + i`.
+/// The index of element (b, t, h, i) of a tensor in its buffer: `offset + b*batch + t*time + h*head + i`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HeadLayout {
     /// Elements before the first one: where k begins in a packed buffer of q, k, v.
@@ -51,8 +51,8 @@ impl HeadLayout {
     }
 }
 
-/// Whether no element of these tensors, that share a buffer, lies on another. It says yes only where strides are
-/// nested: each is at least the extent of all smaller ones, with the parts side by side at one of the levels.
+/// Whether no two elements of these tensors, which share a buffer, overlap. It is true only if strides are nested: each
+/// is at least the extent of all smaller ones, with the parts side by side at one of the levels.
 pub(super) fn disjoint(parts: &[(HeadLayout, Sizes)]) -> bool {
     let mut live = parts.iter().filter(|(l, s)| l.span(*s) > 0);
     let Some((first, sizes)) = live.next() else { return true };
@@ -75,7 +75,7 @@ pub(super) fn disjoint(parts: &[(HeadLayout, Sizes)]) -> bool {
     let mut extent = sizes.d;
     let mut placed = n == 1;
     for (stride, size) in dims.into_iter().filter(|&(_, size)| size > 1) {
-        // The parts sit side by side here if they fit between what is below and this stride.
+        // The parts are side by side at this level if they fit between the smaller extents and this stride.
         if !placed && gap >= extent && spread + extent <= stride {
             extent += spread;
             placed = true;

@@ -38,7 +38,7 @@ use crate::cx::SharedMut;
 use crate::tile::{Avx2, Avx512};
 
 /// Attention of `t_q` queries to `t_k` keys in each of `heads` heads of `batch` sequences. The gradients dq, dk, dv
-/// lie as q, k, v do, and dy as o.
+/// have the layouts of q, k, v, and dy that of o.
 #[derive(Clone, Debug)]
 pub struct Attention {
     /// How many sequences.
@@ -51,7 +51,7 @@ pub struct Attention {
     pub t_k: usize,
     /// Elements of one query, key, value, and output row.
     pub d: usize,
-    /// What scores are multiplied with, mostly `1/√d`.
+    /// The factor of the scores, mostly `1/√d`.
     pub scale: f32,
     /// Query `i` sees keys `0..=i` only.
     pub causal: bool,
@@ -123,12 +123,12 @@ impl Attention {
         self.batch * self.heads * self.t_q
     }
 
-    /// How many floats of scratch `forward` wants with this many workers.
+    /// How many floats of scratch `forward` needs with this many workers.
     pub fn forward_scratch_len(&self, workers: usize) -> usize {
         self.forward_worker_len() * workers + SPARE
     }
 
-    /// How many floats of scratch `backward` wants with this many workers.
+    /// How many floats of scratch `backward` needs with this many workers.
     pub fn backward_scratch_len(&self, workers: usize) -> usize {
         self.backward_worker_len() * workers + SPARE
     }
@@ -163,12 +163,12 @@ impl Attention {
             let head = self.head(unit / chunks, q, k, v, mask);
             let start = unit % chunks * chunk;
             let rows = start..(start + chunk).min(self.t_q);
-            // SAFETY: a worker runs one task at a time, and has this part to itself.
+            // SAFETY: a worker runs one task at a time, and this part is its own.
             let scratch = unsafe { scratch.slice(worker * per_worker, per_worker) };
             #[cfg(target_arch = "x86_64")]
             if cx.isa.has_avx512() {
-                // SAFETY: the instruction set was detected; `check_inputs` has proved the lengths; units have rows
-                // of their own in o and lse.
+                // SAFETY: the instruction set was detected; `check_inputs` has proved the lengths; each unit has its
+                // own rows of o and lse.
                 return unsafe { tiled::forward::<Avx512>(self, &head, rows, o, lse, scratch) };
             } else if cx.isa.has_avx2() {
                 // SAFETY: as above.
@@ -179,7 +179,7 @@ impl Attention {
         });
     }
 
-    /// Computes the gradients from `dy` (which lies as `o`), the inputs, and what `forward` gave.
+    /// Computes the gradients from `dy` (laid out as `o`), the inputs, and the results of `forward`.
     pub fn backward(
         &self,
         cx: &Cx,
@@ -207,7 +207,7 @@ impl Attention {
         self.for_each_unit(cx, self.batch * self.heads, flops, &|unit, worker| {
             let head = self.head(unit, q, k, v, mask);
             let saved = self.saved(&head, dy, o, lse);
-            // SAFETY: a worker runs one task at a time, and has this part to itself.
+            // SAFETY: a worker runs one task at a time, and this part is its own.
             let scratch = unsafe { scratch.slice(worker * per_worker, per_worker) };
             #[cfg(target_arch = "x86_64")]
             if cx.isa.has_avx512() {
@@ -224,7 +224,7 @@ impl Attention {
     }
 }
 
-/// Floats that scratch has to spare, to begin on a cache line.
+/// Extra floats of scratch, to begin on a cache line.
 const SPARE: usize = 15;
 
 /// One head of one sequence: its inputs, each from its first element on.
@@ -248,7 +248,7 @@ impl<'a> HeadInputs<'a> {
     }
 }
 
-/// What backward is given for one head, beside the inputs: each from its first element on.
+/// What backward reads for one head, beside the inputs: each from its first element on.
 struct Saved<'a> {
     dy: &'a [f32],
     o: &'a [f32],

@@ -4,7 +4,7 @@ use super::tiled::Kernel;
 use crate::simd::twins;
 use crate::tile::{Avx2, Avx512};
 
-/// A multiple of the lanes of any vector: how far rows are filled up, so that sums have the same zeros in all.
+/// A multiple of the lanes of any vector: rows are padded to it, so that sums have the same zeros with all of them.
 const FULL: usize = 16;
 
 macro_rules! kernel {
@@ -48,7 +48,7 @@ twins! {
                 *s += m;
             }
         }
-        // Lanes after the last key become zeros like any masked key.
+        // Lanes after the last key become zeros, like any masked key.
         body[n..].fill(f32::NEG_INFINITY);
         let mut most = splat(f32::NEG_INFINITY);
         for s in body.chunks_exact(WIDTH) {
@@ -56,7 +56,7 @@ twins! {
             most = max(most, unsafe { load(s.as_ptr()) });
         }
         let most = largest(most);
-        // Maxima may pass over NaN, which must not end here.
+        // The maximum may ignore NaN, which must not be lost here.
         if most == f32::NEG_INFINITY && body.iter().all(|&s| s == most) {
             body.fill(0.0);
             return (most, 0.0);
@@ -111,7 +111,7 @@ twins! {
         }
     }
 
-    /// Written out: from two iterators over chunks comes code with a mask for each lane, which took a tenth of backward.
+    /// Written out: two iterators over chunks compile to code with a mask per lane, which took a tenth of backward.
     pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
         let n = a.len().min(b.len());
         let ((a, a_rest), (b, b_rest)) = (a[..n].as_chunks::<WIDTH>(), b[..n].as_chunks::<WIDTH>());

@@ -1,4 +1,4 @@
-//! The scalar twin of attention: one query at a time, as the formulas stand in the module's head.
+//! The scalar twin of attention: one query at a time, by the formulas in the module's head.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub(super) fn backward_len(at: &Attention) -> usize {
 /// Queries `rows` of one head.
 ///
 /// # Safety
-/// Nobody else has these rows of `o` and `lse`.
+/// Nothing else accesses these rows of `o` and `lse`.
 pub(super) unsafe fn forward(
     at: &Attention,
     head: &HeadInputs,
@@ -54,7 +54,7 @@ pub(super) unsafe fn forward(
 /// All gradients of one head.
 ///
 /// # Safety
-/// Nobody else has this head's rows of the gradients, and they do not overlap each other.
+/// Nothing else accesses this head's rows of the gradients, and they do not overlap each other.
 pub(super) unsafe fn backward(
     at: &Attention,
     head: &HeadInputs,

@@ -4,7 +4,7 @@ use super::*;
 use crate::Isa;
 use crate::lanes::testing::{Reverse, data};
 
-/// Which mask a row of the table asks for.
+/// The mask of a row of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum MaskKind {
     None,
@@ -16,7 +16,7 @@ enum MaskKind {
     Full,
 }
 
-/// Everything a run gives.
+/// All results of a run.
 #[derive(PartialEq, Debug)]
 struct AttentionResults {
     o: Vec<f32>,
@@ -242,7 +242,7 @@ fn a_nan_is_not_hidden() {
     }
 }
 
-/// The packed form gives the bits of the separate form, and leaves what lies between alone.
+/// The packed form gives the bits of the separate form, and does not touch what is in between.
 #[test]
 fn packed_is_separate() {
     let (batch, t, heads, d) = (2, 21, 3, 10);

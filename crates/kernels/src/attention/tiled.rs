@@ -48,7 +48,7 @@ pub(super) trait Kernel: Tiles {
     /// # Safety
     /// As for [`Kernel::exponentials`].
     unsafe fn dot(a: &[f32], b: &[f32]) -> f32;
-    /// `dst = scale·src`, as far as both go.
+    /// `dst = scale·src`, over the shorter length.
     ///
     /// # Safety
     /// As for [`Kernel::exponentials`].
@@ -60,7 +60,7 @@ const QUERIES: usize = 48;
 /// Keys of a block in backward: whole tiles both ways. The two strips then take 150 KB of L2.
 const KEYS: usize = 384;
 
-/// How many rows before its turn a row of dk and dv is asked for.
+/// How many rows ahead dk and dv are prefetched.
 const AHEAD: usize = 8;
 
 /// Queries of a block in forward, where a strip is as long as the sequence and should not leave L2.
@@ -88,8 +88,8 @@ pub(super) fn backward_len(at: &Attention) -> usize {
 /// Queries `rows` of one head.
 ///
 /// # Safety
-/// The CPU has the instructions; the inputs have the lengths of their layouts; nobody else has these rows of `o` and
-/// `lse`.
+/// The CPU has the instructions; the inputs have the lengths of their layouts; nothing else accesses these rows of `o`
+/// and `lse`.
 pub(super) unsafe fn forward<K: Kernel>(
     at: &Attention,
     head: &HeadInputs,
@@ -162,8 +162,8 @@ pub(super) unsafe fn forward<K: Kernel>(
 /// All gradients of one head.
 ///
 /// # Safety
-/// The CPU has the instructions; inputs have the lengths of their layouts; nobody else has this head's rows of the
-/// gradients, and they do not overlap each other.
+/// The CPU has the instructions; inputs have the lengths of their layouts; nothing else accesses this head's rows of
+/// the gradients, and they do not overlap each other.
 pub(super) unsafe fn backward<K: Kernel>(
     at: &Attention,
     head: &HeadInputs,
@@ -437,7 +437,7 @@ unsafe fn copy_rows<K: Kernel>(
     }
 }
 
-/// Asks for a row of `d` floats, to be read or written soon: rows lie too far apart for the hardware to guess.
+/// Prefetches a row of `d` floats: rows are too far apart for the hardware prefetcher.
 #[inline]
 fn ask_for(row: *const f32, d: usize) {
     for j in (0..d).step_by(TILE_COLS) {

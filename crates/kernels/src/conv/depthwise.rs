@@ -1,12 +1,12 @@
-//! Depthwise convolution: one input channel a group, `m = c_out / c_in` filters for each. There is nothing to sum over
-//! channels, so lanes are channels and every tap is one vector multiply-add.
+//! Depthwise convolution: one input channel per group, with `m = c_out / c_in` filters each. There is nothing to sum
+//! over channels, so lanes are channels and every tap is one vector multiply-add.
 //!
 //! All channels are counted as output channels: where `m > 1` the view repeats each input channel `m` times, and the
 //! input gradient is made for `c_out` channels and then summed by `m`. Views and weights are padded to whole vectors,
 //! so only loads of `dy` and stores of results know about a ragged last vector. Units, phases and slabs are those of
 //! the direct algorithm.
 //!
-//! It is bound by loads, one a multiply-add: four neighbouring pixels share the load of a weight.
+//! It is bound by loads, one per multiply-add: four neighbouring pixels share the load of a weight.
 
 use std::arch::x86_64::*;
 
@@ -25,7 +25,7 @@ pub(super) struct Depthwise {
     /// Channels of `y`, and that in whole vectors.
     c: usize,
     c_pad: usize,
-    /// Output channels an input channel.
+    /// Output channels per input channel.
     m: usize,
 }
 
@@ -160,7 +160,7 @@ impl Depthwise {
                 let out = unsafe { made.slice(line * row_len, (to - from) * row_len) };
                 let place = self.fill(read, image, from, to, view);
                 if self.folds() {
-                    // SAFETY: this runs only where there is AVX2; the view is of these rows.
+                    // SAFETY: this runs only on a CPU with AVX2; the view is of these rows.
                     unsafe { self.make(view, place, packed, init, from, to, fold, self.c_pad) };
                     for (out, sums) in out.chunks_exact_mut(g.c_made).zip(fold.chunks_exact(self.c_pad)) {
                         for (v, sums) in out.iter_mut().zip(sums.chunks_exact(self.m)) {
@@ -326,7 +326,7 @@ pub(super) fn grad_weight(
                 let (image, from, to) = d.gather.unit(unit);
                 let (_, _, width) = d.fill(x, image, from, to, view);
                 let dy = &dy[(image * s.out_h() + from) * s.out_w() * d.c..][..(to - from) * s.out_w() * d.c];
-                // SAFETY: this runs only where there is AVX2; `dy` and the view are of these rows.
+                // SAFETY: this runs only on a CPU with AVX2; `dy` and the view are of these rows.
                 unsafe { add_unit(s, &d, view, width, dy, to - from, sums) };
             }
         });

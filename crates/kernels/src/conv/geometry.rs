@@ -1,7 +1,7 @@
 //! Which pixels and taps meet: the arithmetic that the direct and the depthwise algorithm share.
 //!
 //! Both the forward pass and the input gradient *gather*: each pixel that is made reads some pixels of another image.
-//! Along one axis, forward output `o` reads inputs `o·s − p + k·d` for all taps `k`. The gradient at input `i` reads
+//! Along one dim, forward output `o` reads inputs `o·s − p + k·d` for all taps `k`. The gradient at input `i` reads
 //! outputs `(i + p − k·d) / s` for those `k` that divide. Which ones do depends only on the phase
 //! `r = (i + p) mod s`, and within a phase the taps are an arithmetic sequence: with `g = gcd(s, d)` they are
 //! `k₀, k₀ + s/g, …` and read outputs `d/g` apart. So each phase of the gradient is a plain stride-1 gather with a part
@@ -16,7 +16,7 @@ pub(super) enum Direction {
     Backward,
 }
 
-/// One spatial axis of a convolution, read one way.
+/// One spatial dim of a convolution, in one direction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpatialDim {
     pub(super) way: Direction,

@@ -1,17 +1,17 @@
 //! 2-D convolution on channels-last images: forward, gradient of the input, gradient of the weights.
 //!
 //! Images are NHWC, `[n, h, w, c]`. Weights are PyTorch's OIHW, `[c_out, c_in / groups, kh, kw]`, here and in
-//! `dweight`; every algorithm repacks them into the layout it wants, which costs little beside the work.
+//! `dweight`; every algorithm repacks them into the layout it needs, which costs little compared to the work.
 //!
 //! There are four algorithms, and none of them is im2col: in NHWC the patch behind an output pixel is, for each row of
-//! the kernel, one contiguous run of `kw * c` floats, so a micro-kernel can read it where it lies.
+//! the kernel, one contiguous run of `kw * c` floats, so a micro-kernel can read it in place.
 //!
 //! - `winograd`: 3x3, stride 1, enough channels. F(4x4, 3x3), a quarter of the multiplications.
 //! - `direct`: everything else, any stride, dilation, padding and groups. A strided input gradient is cut into
 //!   `stride²` phases, each of which is a plain stride-1 correlation with a part of the kernel: no multiplication by
 //!   inserted zeros and no scatter.
 //! - `pointwise`: 1x1, stride 1: a matrix product.
-//! - `depthwise`: one input channel a group: vectors over channels.
+//! - `depthwise`: one input channel per group: vectors over channels.
 //! - `scalar`: the naive loops: the oracle, and what runs without AVX2.
 //!
 //! It is not a layer: the gradient of the bias is a sum over pixels and lives with the other reductions; transposed
@@ -53,11 +53,11 @@ pub enum Pass {
 pub enum Algorithm {
     /// F(4x4, 3x3): transforms around 36 products.
     Winograd,
-    /// Register tiles that read patches where they lie.
+    /// Register tiles that read patches in place.
     Direct,
     /// One matrix product.
     Pointwise,
-    /// Vectors over channels, one filter a channel.
+    /// Vectors over channels, one filter per channel.
     Depthwise,
 }
 
@@ -84,7 +84,7 @@ pub struct Conv2d {
     pub padding: (usize, usize),
     /// Steps between the kernel's taps, (vertical, horizontal).
     pub dilation: (usize, usize),
-    /// Groups of channels that do not see each other; divides both channel counts.
+    /// Groups of channels that do not mix; divides both channel counts.
     pub groups: usize,
 }
 
@@ -159,17 +159,17 @@ impl Conv2d {
         self.c_in.min(self.c_out) >= WINOGRAD_CHANNELS_MIN
             && self.c_in.max(self.c_out) >= WINOGRAD_CHANNELS_MAX_MIN
             && tiles >= WINOGRAD_TILES_MIN
-            // Tiles at the edge cost as much as whole ones: 36 multiplications, for 9 of the direct way a pixel.
+            // Tiles at the edge cost as much as whole ones: 36 multiplications, against 9 per pixel of the direct way.
             && self.n * h * w >= 6 * tiles
     }
 
-    /// How many floats of scratch a pass wants with this many workers.
+    /// How many floats of scratch a pass needs with this many workers.
     pub fn scratch_len(&self, pass: Pass, workers: usize) -> usize {
         self.check();
         self.scratch_len_by(self.algorithm(pass), pass, workers)
     }
 
-    /// `y = conv(x, weight) + bias`, then the epilogue on each finished piece. Overwrites `y`.
+    /// `y = conv(x, weight) + bias`, then the epilogue on each finished run. Overwrites `y`.
     pub fn forward(
         &self,
         cx: &Cx,
@@ -220,7 +220,7 @@ impl Conv2d {
     ) {
         self.check_slices(x, weight, y);
         self.check_scratch(algorithm, Pass::Forward, cx, scratch);
-        assert!(bias.is_none_or(|b| b.len() == self.c_out), "one bias a channel of the output");
+        assert!(bias.is_none_or(|b| b.len() == self.c_out), "one bias per channel of the output");
         if y.is_empty() {
             return;
         }
@@ -337,11 +337,11 @@ impl Conv2d {
 
     fn check_scratch(&self, algorithm: Algorithm, pass: Pass, cx: &Cx, scratch: &[f32]) {
         let want = self.scratch_len_by(algorithm, pass, cx.par.workers());
-        assert!(scratch.len() >= want, "{pass:?} wants {want} floats of scratch, has {}", scratch.len());
+        assert!(scratch.len() >= want, "{pass:?} needs {want} floats of scratch, has {}", scratch.len());
     }
 }
 
-/// How many outputs an axis has: 0 where the kernel does not fit.
+/// How many outputs a dim has: 0 where the kernel does not fit.
 fn out_len(len: usize, k: usize, stride: usize, padding: usize, dilation: usize) -> usize {
     match (len + 2 * padding).checked_sub(dilation * (k - 1) + 1) {
         Some(room) => room / stride + 1,

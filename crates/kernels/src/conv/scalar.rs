@@ -1,10 +1,10 @@
-//! The definition of convolution and its two gradients as plain loops: the oracle of the fast algorithms, and what
-//! runs where there are no vectors for them. Sums are in f64, so that a difference is the other side's.
+//! The definition of convolution and its two gradients as plain loops: the oracle of the fast algorithms, and the
+//! fallback without SIMD. Sums are in f64, so that differences come from the other side.
 
 use super::{Conv2d, RunEpilogue};
 use crate::Cx;
 
-/// The input coordinate behind output `o` and tap `k`, or nothing in the padding.
+/// The input coordinate behind output `o` and tap `k`; `None` in the padding.
 #[inline]
 fn tap(o: usize, k: usize, stride: usize, padding: usize, dilation: usize, len: usize) -> Option<usize> {
     (o * stride + k * dilation).checked_sub(padding).filter(|&i| i < len)
@@ -21,7 +21,7 @@ impl Conv2d {
     }
 }
 
-/// `y = conv(x, weight) + bias`, a row of output pixels a task.
+/// `y = conv(x, weight) + bias`, one row of output pixels per task.
 pub(super) fn forward(
     s: &Conv2d,
     cx: &Cx,
@@ -57,7 +57,7 @@ pub(super) fn forward(
     });
 }
 
-/// `dx[ih, iw] = Σ dy[oh, ow] · weight` over the outputs that looked there; a row of input pixels a task.
+/// `dx[ih, iw] = Σ dy[oh, ow] · weight` over the outputs that read it; one row of input pixels per task.
 pub(super) fn grad_input(s: &Conv2d, cx: &Cx, dy: &[f32], weight: &[f32], dx: &mut [f32]) {
     let (oh_n, ow_n, cg, og) = (s.out_h(), s.out_w(), s.c_in / s.groups, s.c_out / s.groups);
     // The output that sees input `i` through tap `k`, if there is one.
@@ -90,7 +90,7 @@ pub(super) fn grad_input(s: &Conv2d, cx: &Cx, dy: &[f32], weight: &[f32], dx: &m
     });
 }
 
-/// `dweight[co, ci, kh, kw] = Σ x[.., ih, iw, ci] · dy[.., oh, ow, co]`; one output channel a task.
+/// `dweight[co, ci, kh, kw] = Σ x[.., ih, iw, ci] · dy[.., oh, ow, co]`; one output channel per task.
 pub(super) fn grad_weight(s: &Conv2d, cx: &Cx, x: &[f32], dy: &[f32], dweight: &mut [f32]) {
     let (oh_n, ow_n, cg, og) = (s.out_h(), s.out_w(), s.c_in / s.groups, s.c_out / s.groups);
     cx.for_each_chunk(dweight, cg * s.kh * s.kw, |co, filter| {

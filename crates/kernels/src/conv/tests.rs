@@ -1,5 +1,5 @@
 //! Every algorithm and pass against the oracle over awkward shapes; the oracle against finite differences; the same
-//! bits whoever runs the tasks.
+//! bits whatever runs the tasks.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -7,7 +7,7 @@ use super::*;
 use crate::lanes::testing::Reverse;
 use crate::{Isa, Parallel};
 
-/// Runs tasks on threads, whoever comes first.
+/// Runs tasks on threads, first come, first served.
 struct Threads(usize);
 
 // SAFETY: the counter hands out each index once, each thread has its own worker number, and the scope waits for all.
@@ -92,7 +92,7 @@ fn check_conv(s: &Conv2d, algorithm: Algorithm) {
         for ((got, want), what) in got.iter().zip(&want).zip(["y", "dx", "dweight"]) {
             assert_close(got, want, tolerance, &format!("{what} of {s:?}"));
         }
-        // Every instruction set but the oracle's gives the same bits, whoever runs the tasks.
+        // Every instruction set but the oracle's gives the same bits, whatever runs the tasks.
         for isa in Isa::available().filter(|isa| isa.has_avx2()) {
             for workers in [1, 2, 5] {
                 let again = all(s, algorithm, &Cx { isa, par: &Reverse(workers) }, bias);

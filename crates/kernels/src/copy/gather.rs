@@ -1,4 +1,4 @@
-//! Picking elements along an axis by index, and adding them back: `torch.gather` and `scatter_add`.
+//! Picking elements along a dim by index, and adding them back: `torch.gather` and `scatter_add`.
 //!
 //! Memory-bound and irregular: there is one form for all instruction sets.
 
@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Elements that a task should at least have.
 const TASK_ELEMENTS: usize = 8_192;
-/// Columns that a task of a scatter takes, when there are columns to share out.
+/// Columns that a task of a scatter takes, when columns are split over tasks.
 const COLUMNS: usize = 256;
 
-/// `y[i, j, k] = x[i, index[i, j, k], k]`, with the axis in the middle. The index's shape is y's; outside the axis
-/// it is at most x's.
+/// `y[i, j, k] = x[i, index[i, j, k], k]`, with the dim in the middle. The index's shape is y's; in the other dims it
+/// is at most x's.
 #[derive(Clone, Debug)]
 pub struct Gather {
     index_shape: Vec<usize>,
@@ -25,14 +25,14 @@ pub struct Gather {
     y_len: usize,
 }
 
-/// The first index that is not inside the axis.
+/// The first index that is outside the dim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadIndex {
     /// Its flat position among the indices.
     pub position: usize,
-    /// What it is.
+    /// Its value.
     pub value: i32,
-    /// The length of the axis.
+    /// The length of the dim.
     pub axis_len: usize,
 }
 
@@ -47,7 +47,10 @@ impl std::error::Error for BadIndex {}
 impl Gather {
     /// Gathers from `shape` along `axis`.
     pub fn new(shape: &[usize], index_shape: &[usize], axis: usize) -> Gather {
-        assert!(axis < shape.len() && shape.len() == index_shape.len(), "as many dims, and the axis is one");
+        assert!(
+            axis < shape.len() && shape.len() == index_shape.len(),
+            "as many dims, and the axis is one of them"
+        );
         let fits = (0..shape.len()).all(|d| d == axis || index_shape[d] <= shape[d]);
         assert!(fits, "index {index_shape:?} into {shape:?} along {axis}");
         Gather {
@@ -100,7 +103,7 @@ impl Gather {
             return Ok(());
         }
         let row_len = self.index_shape[self.index_shape.len() - 1];
-        // What lies before the axis never meets in dx; nor do the columns, if they are not the axis.
+        // Different outer indices never overlap in dx; nor do the columns, unless they are the dim.
         let n_outer: usize = self.index_shape[..self.axis].iter().product();
         let rows = self.y_len / row_len / n_outer;
         let (axis_step, step) = self.steps();
@@ -129,12 +132,12 @@ impl Gather {
         Ok(())
     }
 
-    /// How far x moves for one along the axis, and for one along the last dim.
+    /// How far x moves for one step along the dim, and for one along the last dim.
     fn steps(&self) -> (usize, usize) {
         (self.strides[self.axis], usize::from(self.axis + 1 != self.strides.len()))
     }
 
-    /// Where the row of x starts that belongs to a row of the index, at 0 along the axis.
+    /// Where the row of x that belongs to a row of the index starts, at 0 along the dim.
     fn base(&self, mut row: usize) -> usize {
         let mut base = 0;
         for d in (0..self.index_shape.len() - 1).rev() {

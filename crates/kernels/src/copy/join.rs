@@ -3,7 +3,7 @@
 use super::{StridedCopy, Word};
 use crate::Cx;
 
-/// Tensors side by side along an axis.
+/// Tensors concatenated along a dim.
 #[derive(Clone, Debug)]
 pub struct Concat {
     into: Vec<StridedCopy>,

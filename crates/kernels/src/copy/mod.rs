@@ -1,6 +1,6 @@
 //! Moving elements without changing them: permute, slice, expand, concat, pad; and gather with its gradient.
 //!
-//! All but gather are one thing: a [`StridedCopy`], a loop nest with a stride on either side, folded into as few
+//! All but gather are a [`StridedCopy`]: a loop nest with a stride on either side, folded into as few
 //! loops as possible. It copies runs where both sides are contiguous, repeats where the source does not move, and
 //! transposes in 8x8 tiles where the sides are contiguous in different dims. Elements are four bytes: f32, i32, u32.
 

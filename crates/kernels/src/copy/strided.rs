@@ -1,4 +1,4 @@
-//! A copy with strides on both sides, and the shapes of it that people name.
+//! A copy with strides on both sides, and its named forms.
 
 use super::{Word, contiguous, transpose};
 use crate::{Cx, Isa};
@@ -18,7 +18,7 @@ struct Loop {
     target: usize,
 }
 
-/// A copy from a strided view of one buffer to a strided view of another; no two elements go to the same place.
+/// A copy from a strided view of one buffer to a strided view of another; no two elements have the same target.
 #[derive(Clone, Debug)]
 pub struct StridedCopy {
     /// Outermost first; never empty.
@@ -127,8 +127,8 @@ impl StridedCopy {
             let end = |start: usize, stride: fn(&Loop) -> usize| {
                 start + loops.iter().map(|l| (l.size - 1) * stride(l)).sum::<usize>()
             };
-            assert!(end(source.1, |l| l.source) < source.2, "the view lies inside the source");
-            assert!(end(target.1, |l| l.target) < target.2, "the view lies inside the target");
+            assert!(end(source.1, |l| l.source) < source.2, "the view is inside the source");
+            assert!(end(target.1, |l| l.target) < target.2, "the view is inside the target");
         }
         StridedCopy {
             loops,

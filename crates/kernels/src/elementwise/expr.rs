@@ -132,7 +132,7 @@ impl Instr {
     }
 }
 
-/// A straight-line program over registers: `0..n_inputs` are the inputs, then one register an instruction.
+/// A straight-line program over registers: `0..n_inputs` are the inputs, then one register per instruction.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Expr {
     n_inputs: usize,

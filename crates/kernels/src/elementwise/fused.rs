@@ -10,7 +10,7 @@ use crate::Isa;
 use crate::cx::{Cx, SharedMut};
 use std::mem::MaybeUninit;
 
-/// Elements of a block: four buffers of it take a quarter of a 32 KB first-level cache.
+/// Elements of a block: four buffers of it take a quarter of a 32 KB L1 cache.
 const BLOCK: usize = 512;
 /// Rows shorter than this are evaluated several at a time, with broadcast inputs copied into block buffers: a block
 /// of one short row would spend more time on dispatch than on values.
@@ -20,7 +20,7 @@ const SHORT_CYCLE: usize = 256;
 /// Room for a block, or for a block and a short row: a cycle of short rows is written out once and then read from
 /// wherever in its row a block starts.
 const SPACE: usize = BLOCK + SHORT_CYCLE;
-/// What a task should at least cost; below two of them there is only one task.
+/// The least cost of a task; below twice this there is only one task.
 const TASK_NS: f64 = 12_000.0;
 /// The most tasks.
 const TASKS_MAX: usize = 64;
@@ -165,7 +165,7 @@ impl Fused {
     /// # Safety
     /// If any target is [`PieceTarget::Whole`]: calls of [`FusedPieces::piece`] that overlap in time must have
     /// disjoint ranges of flat positions, the wholes must be disjoint from each other and from the pieces, and
-    /// nobody else may use them while pieces are evaluated.
+    /// nothing else may use them while pieces are evaluated.
     pub unsafe fn pieces<'a>(
         &'a self,
         isa: Isa,

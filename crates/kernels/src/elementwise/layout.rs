@@ -20,7 +20,7 @@ pub(crate) enum InputWalk {
     Splat,
 }
 
-/// The loops of an output and where its inputs lie.
+/// The loops of an output and the strides of its inputs.
 #[derive(Clone, Debug)]
 pub(crate) struct LoopLayout {
     /// Sizes, outermost first; at least one.

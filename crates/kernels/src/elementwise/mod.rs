@@ -2,8 +2,8 @@
 //!
 //! An [`Expr`] is a straight-line program over registers. A [`Fused`] is an expression compiled for fixed shapes:
 //! inputs broadcast against the output's shape as in NumPy. Running it walks the output once, in blocks that stay in
-//! the first-level cache; each op of the chain is a SIMD loop over a block. Inputs are read where they lie and the
-//! last op writes straight to the output, so a chain costs the memory traffic of its inputs and outputs alone.
+//! the L1 cache; each op of the chain is a SIMD loop over a block. Inputs are read in place and the last op writes
+//! straight to the output, so a chain costs the memory traffic of its inputs and outputs alone.
 //!
 //! [`Fused::pieces`] binds everything but one row piece, for use as the epilogue of a matrix product.
 //!

@@ -46,13 +46,13 @@ impl StepPlan {
         self.first_buf() + self.n_bufs
     }
 
-    /// Lowers `expr`. A `careful` plan writes outputs only after every input was read, so that any input may lie in
-    /// any output's memory; the other plan writes them as soon as they are known.
+    /// Lowers `expr`. A `careful` plan writes outputs only after every input was read, so that any input may share any
+    /// output's memory; the other plan writes them as soon as they are known.
     pub(crate) fn new(expr: &Expr, careful: bool) -> StepPlan {
         ExprLowering::new(expr, careful).finish()
     }
 
-    /// A guess of nanoseconds for eight elements, for the cutting into tasks.
+    /// An estimate of nanoseconds for eight elements, to split work into tasks.
     pub(crate) fn cost_ns(&self) -> f64 {
         let streams = (self.n_inputs + self.n_outputs) as f64;
         streams * 0.7 + self.steps.iter().map(|s| cost_ns(s.op)).sum::<f64>()
@@ -193,8 +193,7 @@ impl<'a> ExprLowering<'a> {
     }
 }
 
-/// For each register, the last instruction that reads it (one past the end for outputs), or `None` if nothing that
-/// matters does.
+/// For each register, the last live instruction that reads it (one past the end for outputs), or `None`.
 fn last_uses(expr: &Expr) -> Vec<Option<usize>> {
     let mut last = vec![None; expr.n_inputs() + expr.instrs().len()];
     for &reg in expr.outputs() {

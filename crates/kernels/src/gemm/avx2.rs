@@ -1,6 +1,6 @@
 //! The inner loop: one tile of at most 6×16 outputs, kept in twelve registers, over one block of k.
 //!
-//! A Zen 3 or Haswell core starts two fused multiply-adds and two loads a cycle. A step of k costs a full tile
+//! A Zen 3 or Haswell core starts two fused multiply-adds and two loads per cycle. A step of k costs a full tile
 //! twelve multiply-adds (six cycles) and eight loads, so the adders are the limit and the loads have room to spare.
 //! This file knows nothing of blocks, tasks or batches.
 
@@ -40,11 +40,11 @@ pub(super) fn tile_fn(rows: usize, cols: usize, along_k: bool, copy: bool) -> Ti
     table[rows - 1]
 }
 
-/// How many steps of k ahead the kernels that copy ask for their rows.
+/// How many steps of k ahead the kernels that copy prefetch their rows.
 const AHEAD: usize = 16;
 
-/// How many steps of k ahead the others ask for their panel, which the first tile of a sweep finds in L2: worth 1 % where
-/// k is long (91.6 becomes 92.7 GFLOP/s for 2048×1536 by 1536×384); 16 steps are worth nothing.
+/// How many steps of k ahead the others prefetch their panel, which the first tile of a sweep finds in L2: worth 1 %
+/// where k is long (91.6 becomes 92.7 GFLOP/s for 2048×1536 by 1536×384); 16 steps are worth nothing.
 const PANEL_AHEAD: usize = 4;
 
 /// Repeats a block for each row of a tile, with `$i` known to the compiler. As a loop,
@@ -73,7 +73,7 @@ unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: 
     // SAFETY: the caller promises that `p`, `q`, `copy` and `c` point at what `Tile` describes; every access below
     // stays inside that: rows `< M`, columns `< 8 * V`, k `< t.k`.
     unsafe {
-        // C is touched last, and is then in cache.
+        // C is accessed last, and is in cache by then.
         if t.transposed {
             for j in 0..t.cols {
                 _mm_prefetch::<_MM_HINT_T0>(t.c.add(j * t.c_row) as *const i8);

@@ -1,8 +1,8 @@
 //! The inner loop with AVX-512: one tile of at most 12×32 outputs, kept in 24 registers, over one block of k.
 //!
-//! A step of k costs a full tile 24 multiply-adds (twelve cycles, at two a cycle) and fourteen loads: a float of each row,
-//! broadcast, and sixteen of each of two neighbouring panels. Sums are made in the order in which `avx2` makes them, so
-//! they have the same bits.
+//! A step of k costs a full tile 24 multiply-adds (twelve cycles, at two per cycle) and fourteen loads: a float of each
+//! row, broadcast, and sixteen of each of two neighbouring panels. Sums are computed in the order of `avx2`, so they
+//! have the same bits.
 
 use std::arch::x86_64::*;
 
@@ -48,13 +48,13 @@ pub(super) fn tile_fn(rows: usize, cols: usize, along_k: bool, copy: bool) -> Ti
     table[rows - 1]
 }
 
-/// How many steps of k ahead the kernels that copy ask for their rows.
+/// How many steps of k ahead the kernels that copy prefetch their rows.
 const AHEAD: usize = 16;
 
-/// How many steps of k ahead rows that are read where they lie are asked for.
+/// How many steps of k ahead rows that are read in place are prefetched.
 const ROWS_AHEAD: usize = 32;
 
-/// How many steps of k ahead the others ask for their panels.
+/// How many steps of k ahead the others prefetch their panels.
 pub(super) const PANEL_AHEAD: usize = 8;
 
 /// Repeats a block for each row of a tile, with `$i` known to the compiler. As a loop,
@@ -72,8 +72,8 @@ macro_rules! each {
 }
 pub(super) use each;
 
-/// The same address, of which the compiler forgets how it was made. Otherwise it reckons the addresses, and even loads the
-/// floats, of four steps at once, runs out of registers, and keeps all that on the stack: a median of 150 GFLOP/s becomes 110.
+/// The same address, hidden from the optimiser. Otherwise it computes the addresses, and even loads the floats, of four
+/// steps at once, runs out of registers, and spills them to the stack: a median of 150 GFLOP/s becomes 110.
 #[inline(always)]
 #[expect(
     clippy::pointers_in_nomem_asm_block,
@@ -97,7 +97,7 @@ unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: 
     // SAFETY: the caller promises that `p`, `q`, `copy` and `c` point at what `Tile` describes; every access below
     // stays inside that: rows `< M`, columns `< 16 * V` of whole panels, k `< t.k`.
     unsafe {
-        // C is touched last, and is then in cache.
+        // C is accessed last, and is in cache by then.
         if t.transposed {
             for j in 0..t.cols {
                 _mm_prefetch::<_MM_HINT_T0>(t.c.add(j * t.c_row) as *const i8);
@@ -176,7 +176,7 @@ unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: 
                 step!(2);
                 step!(3);
                 if ALONG_K {
-                    // The rows lie far apart, too many of them for the hardware to follow.
+                    // The rows are far apart, and too many for the hardware prefetcher.
                     each!(M, |I| {
                         let at = [p, p3, p6, p9][I / 3].wrapping_add((I % 3) * p_stride + ROWS_AHEAD);
                         _mm_prefetch::<_MM_HINT_T0>(at as *const i8);
@@ -191,7 +191,7 @@ unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: 
             step!(0);
             advance!(1);
         }
-        // Only a tile of one panel may have columns that C has not.
+        // Only a tile of one panel may have columns beyond those of C.
         let cols = lanes(t.cols.min(NR));
         macro_rules! store {
             ($v:literal) => {
@@ -230,7 +230,7 @@ pub(super) fn lanes(n: usize) -> __mmask16 {
 /// Stores the transpose of `M` rows of 16: `cols` rows of `M` floats, `stride` apart.
 ///
 /// # Safety
-/// AVX-512 is there, and those floats may be written, and read if they are added to.
+/// The CPU has AVX-512, and those floats may be written, and read if they are added to.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 pub(super) unsafe fn store_turned<const M: usize>(

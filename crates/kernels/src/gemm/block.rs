@@ -1,4 +1,4 @@
-//! What one task does: the loops around the tiles. How the product was cut into tasks is `plan`'s affair.
+//! What one task does: the loops around the tiles. How the product was cut into tasks is up to `plan`.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub(super) struct Tile {
     pub(super) q_next: usize,
     /// Where the columns' operand is copied to, in rows of 16, by the kernels that copy: panel after panel.
     pub(super) copy: *mut f32,
-    /// The lines to ask for in the meantime, for later.
+    /// The lines to prefetch in the meantime, for later.
     pub(super) ahead: PrefetchLines,
     /// The first element of C; rows are `c_row` apart. Transposed: the tile's rows are C's columns.
     pub(super) c: *mut f32,
@@ -40,19 +40,19 @@ pub(super) struct Tile {
     pub(super) transposed: bool,
 }
 
-/// Computes one tile. The caller promises what [`Tile`] says of its pointers, and that the instructions are there.
+/// Computes one tile. The caller promises what [`Tile`] says about its pointers, and that the CPU has the instructions.
 pub(super) type TileFn = unsafe fn(&Tile);
 
-/// What an instruction set computes at a time.
+/// The tiles of an instruction set.
 pub(super) struct Tiles {
     /// Rows of a full tile.
     pub(super) rows: usize,
     /// Whole panels that a tile takes at once.
     panels: usize,
-    /// Steps of k between two lines that a tile asks for, and whether it goes on with [`PrefetchLines::next`].
+    /// Steps of k between two lines that a tile prefetches, and whether it goes on with [`PrefetchLines::next`].
     ahead_steps: usize,
     ahead_turns: bool,
-    /// The kernel for so many rows and columns: `(rows, cols, along_k, copy)`.
+    /// The kernel for `(rows, cols, along_k, copy)`.
     kernel: fn(usize, usize, bool, bool) -> TileFn,
     /// Copies rows in strips, as [`Tiles::next_rows`] cuts them: [`pack::strips`] or its twin.
     strips: unsafe fn(*const f32, usize, usize, usize, usize, *mut f32),
@@ -76,7 +76,7 @@ static AVX512: Tiles = Tiles {
 };
 
 impl Tiles {
-    /// Those of an instruction set that has AVX2 at least.
+    /// The tiles of an instruction set with at least AVX2.
     pub(super) fn of(isa: Isa) -> &'static Tiles {
         if isa.has_avx512() { &AVX512 } else { &AVX2 }
     }
@@ -105,7 +105,7 @@ pub(super) struct BlockProduct<'a> {
     pub(super) tiles: &'static Tiles,
     pub(super) a: *const f32,
     pub(super) b: *const f32,
-    /// Null if no block of C is wanted after the epilogue: they then lie in the workers' scratch.
+    /// Null if no block of C is kept after the epilogue: they are in the workers' scratch then.
     pub(super) c: *mut f32,
     pub(super) c_batch: usize,
     pub(super) c_row: usize,
@@ -123,7 +123,7 @@ pub(super) struct BlockProduct<'a> {
 /// Where a task's part of one C is written.
 #[derive(Clone, Copy)]
 struct OutputTarget {
-    /// The first element of C, or where it would be if more than this part of it were there.
+    /// The first element of C, or where it would be if all of C were there.
     c: *mut f32,
     row: usize,
 }
@@ -139,7 +139,7 @@ impl BlockProduct<'_> {
         if self.plan.swap { self.a } else { self.b }
     }
 
-    /// Where a panel lies in the shared scratch.
+    /// Where a panel is in the shared scratch.
     fn shared_panel(&self, kb: usize, panel: usize) -> *mut f32 {
         let plan = &self.plan;
         let (first, _) = part(plan.k, plan.n_kb, self.blocks.start);
@@ -150,7 +150,7 @@ impl BlockProduct<'_> {
     /// Copies panels of every block of k of this round to the shared scratch.
     ///
     /// # Safety
-    /// AVX2 is there, the panels are below `n_panels`, nobody else copies or reads them now.
+    /// The CPU has AVX2, the panels are below `n_panels`, no other task copies or reads them now.
     pub(super) unsafe fn share_panels(&self, panel0: usize, panel1: usize) {
         let plan = &self.plan;
         for kb in self.blocks.clone() {
@@ -175,7 +175,7 @@ impl BlockProduct<'_> {
     /// Copies panels of an operand that is contiguous along the columns; the last may not be whole.
     ///
     /// # Safety
-    /// AVX2 is there, `source` is the first element of `panel0`, `target` has room for the panels.
+    /// The CPU has AVX2, `source` is the first element of `panel0`, `target` has room for the panels.
     unsafe fn pack_wide(
         &self,
         source: *const f32,
@@ -206,7 +206,7 @@ impl BlockProduct<'_> {
     /// Runs one task: a block of rows by a range of panels, of one product of the batch.
     ///
     /// # Safety
-    /// AVX2 is there; `task` is below `n_tasks` and runs once; no other task runs as `worker` now.
+    /// The CPU has AVX2; `task` is below `n_tasks` and runs once; no other task runs as `worker` now.
     pub(super) unsafe fn task(&self, task: usize, worker: usize) {
         let plan = &self.plan;
         let per_batch = plan.row_tasks * plan.col_tasks;
@@ -357,7 +357,7 @@ impl BlockProduct<'_> {
         [rows, Ahead::new(q, plan.q.k, l1 - l0, (panel1 - panel0) * NR)]
     }
 
-    /// What the epilogue touches beside the tiles of these rows and columns.
+    /// What the epilogue accesses beside the tiles of these rows and columns.
     fn beside(&self, batch: usize, kb: usize, rows: Range<usize>, col: usize, cols: usize) -> [Ahead; 3] {
         let Some(epilogue) = self.epilogue.filter(|_| kb + 1 == self.plan.n_kb) else {
             return [Ahead::NONE; 3];
@@ -396,7 +396,7 @@ impl BlockProduct<'_> {
         let (p, c) = (t.p, t.c);
         let mut current = 0;
         let mut i = i0;
-        // SAFETY: rows `i0..i1` and columns `s0..s0 + t.cols` are of this task alone.
+        // SAFETY: rows `i0..i1` and columns `s0..s0 + t.cols` belong to this task alone.
         unsafe {
             while i < i1 {
                 let rows = tiles.next_rows(i1 - i);
@@ -446,7 +446,7 @@ impl BlockProduct<'_> {
     /// Calls the epilogue on rows `row0..row1`, columns `col0..col1` of C.
     ///
     /// # Safety
-    /// They are inside the target, and of this task alone.
+    /// They are inside the target, and belong to this task alone.
     unsafe fn finish(
         &self,
         target: OutputTarget,
@@ -463,7 +463,7 @@ impl BlockProduct<'_> {
     }
 }
 
-/// Lines that a tile asks for: `rows` of them, `stride` floats apart, then as many beside those, and so on.
+/// Lines that a tile prefetches: `rows` of them, `stride` floats apart, then as many beside those, and so on.
 #[derive(Clone, Copy)]
 pub(super) struct PrefetchLines {
     pub(super) at: *const f32,
@@ -472,7 +472,7 @@ pub(super) struct PrefetchLines {
 }
 
 impl PrefetchLines {
-    /// Nothing but a line that is there anyway, again and again.
+    /// No prefetch: the same cached line again and again.
     pub(super) fn none(at: *const f32) -> PrefetchLines {
         PrefetchLines { at, stride: 0, rows: usize::MAX }
     }
@@ -484,8 +484,8 @@ impl PrefetchLines {
     }
 }
 
-/// A block of memory that is wanted later, handed out to tiles that ask for it in the meantime: the strides hide it
-/// from the hardware's prefetchers.
+/// A block of memory that is needed later, handed out to tiles that prefetch it in the meantime: the strides hide it
+/// from the hardware prefetchers.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
     at: *const f32,
@@ -506,8 +506,8 @@ impl Ahead {
         Ahead { at, stride, rows, len, row: 0, col: 0 }
     }
 
-    /// Lines for a tile that asks for `n`. One that `turns` goes on beside the last row; others go on below it, which is
-    /// where the rows of a later task are, if there are any.
+    /// Lines for a tile that prefetches `n`. With `turns` it goes on beside the last row; otherwise below it, where the
+    /// rows of a later task are, if there are any.
     #[inline]
     pub(super) fn take(&mut self, n: usize, turns: bool) -> Option<PrefetchLines> {
         if self.row >= self.rows {
@@ -532,7 +532,7 @@ impl Ahead {
 }
 /// Steps of k between two turns come in fours, as tiles make them.
 const STEPS: usize = 4;
-/// Rows shorter than this lie so close that the hardware asks for them itself.
+/// Rows shorter than this are so close that the hardware prefetches them itself.
 const SHORT_ROW: usize = 128;
 /// Floats of a cache line.
 const LINE: usize = 16;

@@ -3,32 +3,32 @@
 //! # How it goes
 //! **Tiles.** C is computed in tiles of 6×16, whose sums live in twelve registers over a block of k (`avx2`). A step of
 //! k multiplies 6 floats of the *rows' operand*, each broadcast, by 16 neighbours of the *columns' operand*. The rows'
-//! operand can be read where it lies, along either dim; the columns' operand wants its 16 floats side by side and close
-//! in memory, so it is mostly copied into *panels*: 16 columns, k after k. AVX-512 has twice the registers, twice as wide: a
-//! tile is then 12×32, two panels at a time (`avx512`), and all else stays as it is.
+//! operand can be read in place, along either dim; the columns' operand needs its 16 floats adjacent and close in
+//! memory, so it is mostly copied into *panels*: 16 columns, k after k. AVX-512 has twice the registers, twice as wide:
+//! a tile is then 12×32, two panels at a time (`avx512`), and all else stays as it is.
 //!
-//! **Parts.** A plays the rows and B the columns, or the other way round, and then tiles are transposed as they are
-//! stored. The second way costs some fifty cycles a tile, and pays where it saves a large copy: in `x·Wᵀ` with a short
-//! `x` it is `x` that is copied, and `W` is read in place. `plan` estimates both ways.
+//! **Roles.** A is the rows' operand and B the columns', or the other way round, and then tiles are transposed as they
+//! are stored. The second way costs some fifty cycles per tile, and pays where it saves a large copy: in `x·Wᵀ` with a
+//! short `x` it is `x` that is copied, and `W` is read in place. `plan` estimates both ways.
 //!
 //! **Blocks.** k is cut into blocks of at most 800: a panel then stays near while up to 136 rows, which stay in L2, are
 //! swept over it. Every block but the first adds to C. k is never split between tasks, and the cut follows from the
-//! shape alone: the order of every sum, and so its bits, do not depend on who computes it.
+//! shape alone: the order of every sum, and so its bits, do not depend on which worker computes it.
 //!
-//! **Copies.** Panels are copied once for all tasks, in a round of their own (`Shared`), if several tasks want them;
-//! by the task that wants them (`Own`, `OwnWide`); by the first tile that reads them (`OnTheWay`); or not at all
-//! (`InPlace`). Rows are copied, in strips of 6, if they are not contiguous along k and are used often enough.
+//! **Copies.** Panels are copied once for all tasks, in a separate round (`Shared`), if several tasks need them; by the
+//! task that needs them (`Own`, `OwnWide`); by the first tile that reads them (`OnTheWay`); or not at all (`InPlace`).
+//! Rows are copied, in strips of 6, if they are not contiguous along k and are used often enough.
 //!
-//! **Waiting.** Strided blocks are invisible to the hardware's prefetchers. Every tile asks for some lines of what its
-//! task reads after this sweep (`Ahead`), so that copies find their source in L2. This is worth up to 15 %.
+//! **Prefetching.** Strided blocks are invisible to the hardware prefetchers. Every tile prefetches some lines of what
+//! its task reads after this sweep (`Ahead`), so that copies find their source in L2. This is worth up to 15 %.
 //!
 //! **Tasks.** A task is a range of rows by a range of panels of one product. It alone writes its part of C, and calls
 //! the epilogue on it as soon as the last block of k is added, a sweep of rows at a time.
 //!
-//! **Seven for eight.** A large product is cut into halves and takes seven products of them, an eighth less to multiply
-//! (`seven`), with tiles, panels and strips as above.
+//! **Seven for eight.** A large product is cut into halves and takes seven products of them, an eighth fewer
+//! multiplications (`seven`), with tiles, panels and strips as above.
 //!
-//! A product with one row or one column goes another way (`thin`), and without AVX2 all go the oracle's (`scalar`).
+//! A product with one row or one column uses `thin`, and without AVX2 all use the oracle (`scalar`).
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -50,7 +50,7 @@ use std::marker::PhantomData;
 
 use crate::Cx;
 
-/// Where element `(batch, row, col)` of a matrix lies: `batch*self.batch + row*self.row + col*self.col`.
+/// The index of element `(batch, row, col)` of a matrix: `batch*self.batch + row*self.row + col*self.col`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Strides {
     /// Elements from one matrix of the batch to the next.
@@ -64,9 +64,9 @@ pub struct Strides {
 /// What is done with each finished block of C, while it is still in cache.
 #[derive(Clone, Copy)]
 pub struct Epilogue<'a> {
-    /// Is called with it.
+    /// The function, called with each block.
     pub call: &'a (dyn Fn(Block) + Sync),
-    /// The starts of what else it touches, laid out as C is: asked for ahead, and never read here. Null if there is
+    /// The starts of what else it accesses, laid out as C is: prefetched, and never read here. Null if there is
     /// nothing.
     pub beside: [*const f32; 3],
 }
@@ -75,7 +75,7 @@ pub struct Epilogue<'a> {
 unsafe impl Sync for Epilogue<'_> {}
 
 impl<'a> Epilogue<'a> {
-    /// One that touches nothing else that is worth asking for.
+    /// An epilogue that accesses nothing else that is worth prefetching.
     pub fn new(call: &'a (dyn Fn(Block) + Sync)) -> Epilogue<'a> {
         Epilogue { call, beside: [std::ptr::null(); 3] }
     }
@@ -97,7 +97,7 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// A piece of one row.
+    /// A part of one row.
     fn piece(batch: usize, row: usize, col: usize, piece: &'a mut [f32]) -> Block<'a> {
         let (at, cols) = (piece.as_mut_ptr(), piece.len());
         Block { batch, row, col, rows: 1, cols, at, stride: 0, lent: PhantomData }
@@ -106,7 +106,7 @@ impl<'a> Block<'a> {
     /// The block's rows, one after the other.
     pub fn into_rows(self) -> impl Iterator<Item = &'a mut [f32]> {
         (0..self.rows).map(move |r| {
-            // SAFETY: whoever made the block lent all of it; each row is given once, and rows do not overlap.
+            // SAFETY: the block's creator lent all of it; each row is given once, and rows do not overlap.
             unsafe { std::slice::from_raw_parts_mut(self.at.add(r * self.stride), self.cols) }
         })
     }
@@ -134,7 +134,7 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// How many floats of scratch `run` wants with this many workers. What is in them does not matter.
+    /// How many floats of scratch `run` needs with this many workers. Their contents do not matter.
     pub fn scratch_len(&self, workers: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         {
@@ -189,7 +189,7 @@ impl Gemm {
         scalar::run(self, a, b, c, epilogue);
     }
 
-    /// How many floats of scratch `pass` wants with this many workers.
+    /// How many floats of scratch `pass` needs with this many workers.
     pub fn pass_scratch_len(&self, workers: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.passes_blocks() {
@@ -199,8 +199,8 @@ impl Gemm {
         self.scratch_len(workers) + LINE + (self.batch * self.m * self.n).next_multiple_of(LINE)
     }
 
-    /// Runs the product without keeping C: each block is lent to `epilogue` and then forgotten. The blocks have the bits
-    /// that `run` gives them. Where C lies does not matter, nor does its stride.
+    /// Runs the product without keeping C: each block is lent to `epilogue` and then forgotten. The blocks have the
+    /// bits that `run` gives them. The address and the stride of C do not matter.
     ///
     /// # Panics
     /// As `run`, with `pass_scratch_len`; or if C is to be added to.
@@ -249,7 +249,7 @@ impl Gemm {
             || fits(self.c.batch, self.batch, self.c.row, self.m)
     }
 
-    /// Runs the product in tiles; the slices have been checked. `c` is null if nobody wants C after the epilogue.
+    /// Runs the product in tiles; the slices have been checked. `c` is null if C is not kept after the epilogue.
     #[cfg(target_arch = "x86_64")]
     fn run_tiles(
         &self,

@@ -10,7 +10,7 @@ pub(super) mod avx512;
 /// Copies `k` rows of `cols` (at most 16) columns to rows of 16, padded with zeros.
 ///
 /// # Safety
-/// AVX2 is there; `source` has `k` rows of `cols` columns at these strides, `target` has room for `16 * k`.
+/// The CPU has AVX2; `source` has `k` rows of `cols` columns at these strides, `target` has room for `16 * k`.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn panel(
     source: *const f32,
@@ -51,7 +51,7 @@ pub(super) unsafe fn panel(
 /// Copies `n_panels` whole, neighbouring panels that are contiguous along their columns.
 ///
 /// # Safety
-/// AVX2 is there; `source` has `k` rows, `k_stride` apart, of `16 * n_panels` floats; `target` has room for them.
+/// The CPU has AVX2; `source` has `k` rows, `k_stride` apart, of `16 * n_panels` floats; `target` has room for them.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn panels(
     source: *const f32,
@@ -81,7 +81,7 @@ pub(super) unsafe fn panels(
 /// Steps of k that are copied at a time: long enough to fill whole lines, few enough that the source's stay in L1.
 const LINES: usize = 8;
 
-/// Asks for rows `l0..l1` of `len` floats, which the strides keep hidden from the hardware's prefetchers.
+/// Prefetches rows `l0..l1` of `len` floats, which the strides hide from the hardware prefetchers.
 ///
 /// # Safety
 /// The CPU has AVX2. The addresses need not be readable: a prefetch never faults.
@@ -98,7 +98,7 @@ pub(super) unsafe fn prefetch(source: *const f32, stride: usize, l0: usize, l1: 
 /// Copies rows in strips, as `next_rows` cuts them, so that the floats of one strip and step of k are neighbours.
 ///
 /// # Safety
-/// AVX2 is there; `source` has `rows` rows of `k` columns at these strides, `target` has room for `rows * k`.
+/// The CPU has AVX2; `source` has `rows` rows of `k` columns at these strides, `target` has room for `rows * k`.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn strips(
     source: *const f32,

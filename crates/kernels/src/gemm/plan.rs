@@ -1,7 +1,7 @@
-//! How one product is cut: which operand plays which part, what is copied, and what is a task.
+//! How one product is cut: the role of each operand, what is copied, and what is a task.
 //!
-//! A plan follows from the shape and the strides alone, so that the sums are made in the same order, to the same
-//! bits, for any number of workers and with any instruction set. It reckons in AVX2's tiles of 6×16; others take several
+//! A plan follows from the shape and the strides alone, so that sums are computed in the same order, with the same
+//! bits, for any number of workers and with any instruction set. It counts in AVX2's tiles of 6×16; others take several
 //! of those at once.
 
 use super::Gemm;
@@ -11,10 +11,11 @@ use super::block::NR;
 // The figures below were chosen on a Zen 3 core (32 KB of L1, 512 KB of L2) with `examples/gemm_shapes`, beside other
 // work: differences of a few percent were not visible, and those that are stated here were.
 
-/// The longest block of k. A panel of 16 columns then takes 50 KB, more than L1, but tiles ask for it ahead, and C is
-/// touched half as often as with 400: 94.7 becomes 97.0 GFLOP/s for 128×784 by 784×512.
+/// The longest block of k. A panel of 16 columns then takes 50 KB, more than L1, but tiles prefetch it, and C is
+/// accessed half as often as with 400: 94.7 becomes 97.0 GFLOP/s for 128×784 by 784×512.
 const KC_MAX: usize = 800;
-/// The same for small outputs, whose operands pass through L2 once: with those asked for ahead they fit in half of it.
+/// The same for small outputs, whose operands pass through L2 once: together with what is prefetched they fit in half
+/// of it.
 const KC_SMALL: usize = 200;
 /// Rows and columns together of a small output.
 const SMALL: usize = 160;
@@ -34,14 +35,14 @@ const IN_PLACE_MAX: usize = 4096;
 const ON_THE_WAY_ROWS: usize = 136;
 /// The work worth a task, in steps of k of a tile, six cycles: 15 µs.
 const TASK_WORK: usize = 8000;
-/// As many tasks as are wanted of a large product; four times that of a batch, as 36 products do not divide well.
+/// The number of tasks of a large product; four times that for a batch, as 36 products do not divide well.
 const TASKS: usize = 16;
 /// The fewest rows of a task: a panel is then used eight times for each time that it is fetched.
 const MIN_ROWS: usize = 48;
 /// Floats of shared panels that are made at once, if they are of more than one block of k: 4 MB.
 const SHARED_MAX: usize = 1 << 20;
 
-/// One operand seen from its part: `own` is its dim that C has too.
+/// One operand in its role: `own` is the dim that it shares with C.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operand {
     pub(super) batch: usize,
@@ -60,7 +61,7 @@ pub(super) enum Panels {
     OwnWide,
     /// Each task copies its own, in the course of the first tile of each.
     OnTheWay,
-    /// They are read where they are, but for one that is not whole.
+    /// They are read in place, except an incomplete one.
     InPlace,
 }
 
@@ -174,7 +175,7 @@ impl GemmPlan {
         }
     }
 
-    /// An estimate in eighths of a cycle, to choose between the two parts that the operands can play.
+    /// An estimate in eighths of a cycle, to choose between the two roles of the operands.
     fn cost(&self) -> usize {
         let n_panels = self.cols.div_ceil(NR);
         let strips = self.rows.div_ceil(MR);
@@ -219,7 +220,7 @@ impl GemmPlan {
     fn largest_task(&self) -> (usize, usize) {
         (self.rows.div_ceil(self.row_tasks), self.n_panels().div_ceil(self.col_tasks))
     }
-    /// Floats from one row to the next of a task's part of C, if that lies by itself.
+    /// Floats from one row to the next of a task's part of C, if that is stored separately.
     pub(super) fn block_row(&self) -> usize {
         let (rows, panels) = self.largest_task();
         if self.swap { rows.next_multiple_of(NR) } else { panels * NR }

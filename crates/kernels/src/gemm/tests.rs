@@ -107,7 +107,7 @@ fn check_pass(g: &Gemm, cx: &Cx, a: &[f32], b: &[f32], want: &[f32]) {
             }
         }
     };
-    // What lies beside is asked for, and never read: it need not even be there.
+    // What is beside is prefetched and never read: it need not even exist.
     let beside = [1, 2, 3].map(|i| std::ptr::without_provenance(i * 64));
     let mut scratch = vec![f32::NAN; g.pass_scratch_len(cx.par.workers())];
     g.pass(cx, a, b, Epilogue { call: &call, beside }, &mut scratch);

@@ -1,6 +1,6 @@
 //! Products with one row or one column: a matrix by a vector, where every element of the matrix is used once.
 //!
-//! Nothing is copied: the matrix is read once, in the order in which it lies, and memory is the limit.
+//! Nothing is copied: the matrix is read once, in memory order, and memory bandwidth is the limit.
 
 use std::arch::x86_64::*;
 
@@ -13,7 +13,7 @@ const OUTPUTS: usize = 256;
 /// Multiply-adds below which a product is one task.
 const TASK_WORK: usize = 1 << 18;
 
-/// Whether `run` is the way: one row or column, the matrix contiguous along one of its dims, the vector along its own.
+/// Whether `run` applies: one row or column, the matrix contiguous along one of its dims, the vector along its own.
 pub(super) fn suits(g: &Gemm) -> bool {
     let (matrix, vector_stride) = parts(g);
     (g.m == 1 || g.n == 1) && (vector_stride == 1 || g.k == 1) && (matrix.0 == 1 || matrix.1 == 1)
@@ -41,7 +41,7 @@ pub(super) fn run(g: &Gemm, cx: &Cx, a: &[f32], b: &[f32], c: &mut [f32], epilog
             let mut sums = [0f32; OUTPUTS];
             let sums = &mut sums[..OUTPUTS.min(last - start)];
             let matrix = &matrix[start * out_stride..];
-            // SAFETY: the ISA has AVX2, or `Gemm::run` would not have come here.
+            // SAFETY: the ISA has AVX2, as `Gemm::run` has checked.
             unsafe {
                 if k_stride == 1 {
                     dots(matrix, out_stride, vector, sums);

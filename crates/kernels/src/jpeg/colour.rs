@@ -1,4 +1,4 @@
-//! Luma and two colours to red, green and blue.
+//! Luma and two chroma planes to red, green and blue.
 //!
 //! With `cb` and `cr` counted from 128: `r = y + 1.402 cr`, `g = y - 0.34414 cb - 0.71414 cr`, `b = y + 1.772 cb`, each in
 //! units of 2^-16 and rounded once, as libjpeg does.
@@ -14,12 +14,15 @@ const BLUE_CB: i32 = 116_130 - 2 * 65_536;
 /// `out[3 * i..3 * i + 3]` is red, green and blue of `y[i]`, `cb[i]` and `cr[i]`.
 pub fn rgb(isa: Isa, y: &[u8], cb: &[u8], cr: &[u8], out: &mut [u8]) {
     let n = y.len();
-    assert!(cb.len() == n && cr.len() == n && out.len() == 3 * n, "as many of each, and three of the result");
+    assert!(
+        cb.len() == n && cr.len() == n && out.len() == 3 * n,
+        "as many of each, and three times as many results"
+    );
     #[cfg(target_arch = "x86_64")]
     if isa.has_avx2() && n >= avx2::WIDE {
         let [y, cb, cr] = [y, cb, cr].map(<[u8]>::as_ptr);
         for at in avx2::starts(n) {
-            // SAFETY: AVX2 is there, and WIDE pixels from `at` on are inside all slices.
+            // SAFETY: the CPU has AVX2, and WIDE pixels from `at` on are inside all slices.
             unsafe { avx2::rgb(y.add(at), cb.add(at), cr.add(at), out.as_mut_ptr().add(3 * at)) };
         }
         return;
@@ -58,7 +61,7 @@ mod avx2 {
     }
 
     /// # Safety
-    /// AVX2 is there; WIDE bytes of each source and three times as many of `out` may be touched.
+    /// The CPU has AVX2; WIDE bytes of each source and three times as many of `out` may be touched.
     #[target_feature(enable = "avx2")]
     #[inline]
     pub(super) unsafe fn rgb(y: *const u8, cb: *const u8, cr: *const u8, out: *mut u8) {

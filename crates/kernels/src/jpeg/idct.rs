@@ -55,7 +55,7 @@ pub fn idct(isa: Isa, coefficients: &mut [i16; 64], quants: &[i16; 64], out: &mu
     assert!(stride >= 8 && out.len() >= 7 * stride + 8, "8 rows, {stride} apart, in {} samples", out.len());
     #[cfg(target_arch = "x86_64")]
     if isa.has_avx2() {
-        // SAFETY: AVX2 is there, and `out` has 8 rows.
+        // SAFETY: the CPU has AVX2, and `out` has 8 rows.
         return unsafe { avx2::idct(coefficients, quants, out.as_mut_ptr(), stride) };
     }
     let _ = isa;
@@ -120,7 +120,7 @@ mod avx2 {
     use super::*;
 
     /// # Safety
-    /// AVX2 is there; `out` has 8 rows of 8 bytes, `stride` apart.
+    /// The CPU has AVX2; `out` has 8 rows of 8 bytes, `stride` apart.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn idct(coefficients: &mut [i16; 64], quants: &[i16; 64], out: *mut u8, stride: usize) {
         let mut pairs = [_mm256_setzero_si256(); 4];

@@ -1,7 +1,7 @@
 //! The arithmetic of JPEG, bit for bit as libjpeg's default (`islow`, with "fancy" upsampling) does it: coefficients to
 //! samples, colours stored at half size to whole size, and luma with two colours to RGB.
 //!
-//! It is not a decoder: where coefficients come from, and which rows belong together, is the caller's affair.
+//! It is not a decoder: where coefficients come from, and which rows belong together, is up to the caller.
 
 mod colour;
 mod idct;

@@ -29,7 +29,7 @@ fn widen<const BETWEEN: bool>(isa: Isa, near: &[u8], far: &[u8], out: &mut [u8])
         let last = n - 1;
         // All but the ends, the last of them over again where they are not a multiple.
         for at in (1..).step_by(avx2::WIDE).map(|at| at.min(last - avx2::WIDE)) {
-            // SAFETY: AVX2 is there; WIDE samples from `at` on have neighbours on both sides.
+            // SAFETY: the CPU has AVX2; WIDE samples from `at` on have neighbours on both sides.
             unsafe {
                 let out = out.as_mut_ptr().add(2 * at);
                 avx2::widen::<BETWEEN>(near.as_ptr().add(at), far.as_ptr().add(at), out);
@@ -72,7 +72,7 @@ mod avx2 {
     pub(super) const WIDE: usize = 16;
 
     /// # Safety
-    /// AVX2 is there; the sources may be read from one before to WIDE + 1 behind, `out` is twice WIDE long.
+    /// The CPU has AVX2; the sources may be read from one before to WIDE + 1 behind, `out` is twice WIDE long.
     #[target_feature(enable = "avx2")]
     #[inline]
     pub(super) unsafe fn widen<const BETWEEN: bool>(near: *const u8, far: *const u8, out: *mut u8) {

@@ -32,7 +32,7 @@ const COS: [f32; 3] = [2.443_773e-5, -0.001_388_736_1, 0.041_666_647];
 const TRIG_MAX: f32 = 1e5;
 
 twins! {
-    /// A polynomial, highest power first. Even and odd powers apart: half the latency of Horner's rule, which is what
+    /// A polynomial, highest power first. Even and odd powers separately: half the latency of Horner's rule, which
     /// bounds these functions, for one more multiplication. `x2` is x².
     fn poly<const N: usize>(c: &[f32; N], x: V, x2: V) -> V {
         let (mut a, mut b) = (splat(c[0]), splat(c[1]));

@@ -29,7 +29,7 @@ pub struct RunningStats<'a> {
     pub mean: &'a mut [f32],
     /// `[channels]`.
     pub var: &'a mut [f32],
-    /// The share of the new value.
+    /// The weight of the new value.
     pub momentum: f32,
 }
 
@@ -41,7 +41,7 @@ impl BatchNorm {
         self.rows.div_ceil(slab_rows(self.channels))
     }
 
-    /// How many floats of scratch any method wants; it does not depend on the workers.
+    /// How many floats of scratch any method needs; it does not depend on the workers.
     pub fn scratch_len(&self, _workers: usize) -> usize {
         (self.slabs() + 1) * 3 * self.channels
     }
@@ -184,7 +184,7 @@ impl BatchNorm {
         self.combine(parts, mean, var);
     }
 
-    /// Brings the running statistics forward by those of `n` rows, and then makes `rstd` of the variance in its place.
+    /// Updates the running statistics by those of `n` rows, and then turns the variance into `rstd` in place.
     pub(super) fn settle(&self, n: f64, mean: &[f32], rstd: &mut [f32], running: Option<RunningStats>) {
         if let Some(running) = running {
             let c = self.channels;

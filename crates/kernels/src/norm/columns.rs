@@ -1,6 +1,6 @@
 //! Passes over a slab of rows of a row-major `[rows, c]` matrix, with something known or summed for each column.
 //!
-//! A slab is at most 128 KiB, so a second pass over it comes out of L2. Four rows are taken at a time, so that the
+//! A slab is at most 128 KiB, so a second pass over it reads from L2. Four rows are taken at a time, so that the
 //! columns' sums are loaded and stored once for the four.
 
 use crate::lanes::twin;
@@ -38,7 +38,7 @@ twin! {
     ) = input_grad_body
 }
 
-/// What is known of each column when it is normalised; three slices of `c`.
+/// The parameters of each column's normalisation; three slices of `c`.
 #[derive(Clone, Copy)]
 pub(super) struct Affine<'a> {
     /// The column's mean.

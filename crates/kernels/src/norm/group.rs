@@ -29,7 +29,7 @@ impl GroupNorm {
         self.pixels.div_ceil(slab_rows(self.channels))
     }
 
-    /// How many floats of scratch either method wants; it does not depend on the workers.
+    /// How many floats of scratch either method needs; it does not depend on the workers.
     pub fn scratch_len(&self, _workers: usize) -> usize {
         self.n * (self.slabs() * 3 + 4) * self.channels
     }

@@ -5,9 +5,9 @@
 //! is still in cache), in f32 lanes, and combined over fixed slabs of rows in f64, in the order of the slabs.
 //!
 //! # Layout
-//! - [`batch`]: over rows, a mean and a variance a channel.
-//! - [`synced`]: batch norm in parts, with its sums in the open, for a batch that lies on several ranks.
-//! - [`group`]: over pixels and the channels of a group, a mean and a variance a sample and group.
+//! - [`batch`]: over rows, a mean and a variance per channel.
+//! - [`synced`]: batch norm in parts, with its sums exposed, for a batch that is spread over several ranks.
+//! - [`group`]: over pixels and the channels of a group, a mean and a variance per sample and group.
 //! - [`row`]: over the last dim, layer and RMS.
 //! - `columns`: the passes over a slab of rows that batch and group norm share.
 

@@ -31,7 +31,7 @@ pub struct RmsNorm {
 }
 
 impl LayerNorm {
-    /// How many floats of scratch `backward` wants; `forward` wants none.
+    /// How many floats of scratch `backward` needs; `forward` needs none.
     pub fn scratch_len(&self, _workers: usize) -> usize {
         slabs(self.rows, self.d) * 2 * self.d
     }
@@ -74,7 +74,7 @@ impl LayerNorm {
 }
 
 impl RmsNorm {
-    /// How many floats of scratch `backward` wants; `forward` wants none.
+    /// How many floats of scratch `backward` needs; `forward` needs none.
     pub fn scratch_len(&self, _workers: usize) -> usize {
         slabs(self.rows, self.d) * 2 * self.d
     }

@@ -1,5 +1,5 @@
-//! Batch norm in parts, for a batch that lies on several ranks: sums of one's own rows, and what follows from the sums
-//! of all rows. Adding up over the ranks happens between the parts, and is no business of this crate.
+//! Batch norm in parts, for a batch that is spread over several ranks: sums of the rank's own rows, and what follows
+//! from the sums of all rows. The all-reduce happens between the parts, outside this crate.
 //!
 //! Forward: [`BatchNorm::sums`] → added up → [`BatchNorm::forward_from_sums`].
 //! Backward: [`BatchNorm::grad_sums`] → added up → [`BatchNorm::backward_from_sums`].
@@ -18,7 +18,7 @@ use crate::Cx;
 use crate::cx::RunEpilogue;
 
 impl BatchNorm {
-    /// How many sums there are: the count, and two a channel.
+    /// How many sums there are: the count, and two per channel.
     pub fn sums_len(&self) -> usize {
         1 + 2 * self.channels
     }
@@ -51,7 +51,7 @@ impl BatchNorm {
 
     /// As [`BatchNorm::forward`], with mean and variance from the sums of all ranks.
     ///
-    /// `running` is brought forward with the unbiased variance of all rows, as PyTorch's `SyncBatchNorm` does. `shift`
+    /// `running` is updated with the unbiased variance of all rows, as PyTorch's `SyncBatchNorm` does. `shift`
     /// is that of the sums.
     pub fn forward_from_sums(
         &self,
@@ -164,7 +164,7 @@ impl BatchNorm {
     }
 }
 
-/// The rows of all ranks; at least one, since nothing is divided by nothing.
+/// The rows of all ranks; at least one, to avoid a division by zero.
 fn count(sums: &[f32]) -> f64 {
     f64::from(sums[0]).max(1.0)
 }

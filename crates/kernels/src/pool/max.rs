@@ -29,7 +29,7 @@ impl Pool2d {
             let x = &x[n * image..(n + 1) * image];
             #[cfg(target_arch = "x86_64")]
             if pairs && window.end - window.start == 2 {
-                // SAFETY: there is AVX-512, and the windows fit.
+                // SAFETY: the CPU has AVX-512, and the windows fit.
                 return unsafe { pairs::forward_row(self, x, window, y, argmax) };
             }
             forward_row(cx.isa, self, x, window, y, argmax);

@@ -80,7 +80,7 @@ impl Pool2d {
         Pool2d { n, h, w, c, rows, cols }
     }
 
-    /// Windows that share the input out among `out_h × out_w` outputs: `floor(i·h/out) .. ceil((i+1)·h/out)`.
+    /// Windows that divide the input between `out_h × out_w` outputs: `floor(i·h/out) .. ceil((i+1)·h/out)`.
     /// `1 × 1` is the global mean or maximum.
     pub fn adaptive(n: usize, h: usize, w: usize, c: usize, out_h: usize, out_w: usize) -> Pool2d {
         let windows = |len: usize, out: usize| {

@@ -83,14 +83,14 @@ impl Gru {
         round_cols(3 * self.hidden) + round_cols(self.hidden)
     }
 
-    /// How many floats of scratch `forward` wants with this many workers.
+    /// How many floats of scratch `forward` needs with this many workers.
     pub fn forward_scratch_len(&self, workers: usize) -> usize {
         Weights::panels_len(self.hidden, 3 * self.hidden)
             + workers * self.seq().worker_len(self.forward_row())
             + SPARE
     }
 
-    /// How many floats of scratch `backward` wants with this many workers.
+    /// How many floats of scratch `backward` needs with this many workers.
     pub fn backward_scratch_len(&self, workers: usize) -> usize {
         let seq = self.seq();
         round_cols(seq.states_len())

@@ -92,14 +92,14 @@ impl Lstm {
         round_cols(4 * self.hidden) + 2 * round_cols(self.hidden)
     }
 
-    /// How many floats of scratch `forward` wants with this many workers.
+    /// How many floats of scratch `forward` needs with this many workers.
     pub fn forward_scratch_len(&self, workers: usize) -> usize {
         Weights::panels_len(self.hidden, 4 * self.hidden)
             + workers * self.seq().worker_len(self.forward_row())
             + SPARE
     }
 
-    /// How many floats of scratch `backward` wants with this many workers.
+    /// How many floats of scratch `backward` needs with this many workers.
     pub fn backward_scratch_len(&self, workers: usize) -> usize {
         let seq = self.seq();
         round_cols(seq.states_len())

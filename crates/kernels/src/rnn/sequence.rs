@@ -7,7 +7,7 @@ use crate::cx::SharedMut;
 use crate::gemm::{Gemm, Strides};
 use crate::tile::round_cols;
 
-/// Floats that scratch has to spare, to begin on a cache line.
+/// Extra floats of scratch, to begin on a cache line.
 pub(super) const SPARE: usize = 15;
 
 /// B sequences of T steps with H hidden, and G gates.
@@ -49,12 +49,13 @@ impl Sequence {
         self.batch.div_ceil(tasks).max(1)
     }
 
-    /// Scratch of one worker for `n` floats a sequence.
+    /// Scratch of one worker for `n` floats per sequence.
     pub(super) fn worker_len(&self, n: usize) -> usize {
         round_cols(self.chunk() * n)
     }
 
-    /// Runs `f(first sequence, how many, the worker's scratch)` for every task, with `n` floats of scratch a sequence.
+    /// Runs `f(first sequence, how many, the worker's scratch)` for every task, with `n` floats of scratch per
+    /// sequence.
     pub(super) fn for_each_chunk(
         &self,
         cx: &Cx,
@@ -66,7 +67,7 @@ impl Sequence {
         let scratch = SharedMut::new(scratch);
         cx.par.run(self.batch.div_ceil(chunk), &|task, worker| {
             let start = task * chunk;
-            // SAFETY: a worker runs one task at a time, and has this part to itself.
+            // SAFETY: a worker runs one task at a time, and this part is its own.
             f(start, chunk.min(self.batch - start), unsafe { scratch.slice(worker * len, len) });
         });
     }
@@ -120,7 +121,7 @@ pub(super) struct Weights<'a> {
     data: &'a [f32],
     depth: usize,
     cols: usize,
-    /// Where (depth, col) lies in weights that are not packed.
+    /// The strides of (depth, col) in weights that are not packed.
     strides: (usize, usize),
 }
 
@@ -157,7 +158,7 @@ impl<'a> Weights<'a> {
         assert_eq!(w.len(), depth * cols, "recurrent weights");
         #[cfg(target_arch = "x86_64")]
         if cx.isa.has_avx2() {
-            // Four panels a task.
+            // Four panels per task.
             let group = 4 * crate::tile::TILE_COLS;
             let panels = &mut panels[..Weights::panels_len(depth, cols)];
             cx.for_each_chunk(panels, (group * depth).max(1), |i, panels| {

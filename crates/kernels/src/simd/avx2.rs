@@ -76,14 +76,14 @@ pub(crate) fn odd(x: I) -> M {
     _mm256_castsi256_ps(_mm256_srai_epi32::<31>(_mm256_slli_epi32::<31>(x)))
 }
 
-/// A bit a lane.
+/// One bit per lane.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn lanes_set(mask: M) -> u32 {
     _mm256_movemask_ps(mask) as u32
 }
 
-/// The largest lane; whether a NaN among them shows is left open.
+/// The largest lane; whether it returns a NaN among them is unspecified.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn largest(v: V) -> f32 {

@@ -8,7 +8,7 @@ pub(crate) use crate::math::avx512::*;
 pub(crate) type V = __m512;
 /// A vector of integers.
 pub(crate) type I = __m512i;
-/// A mask: a bit a lane.
+/// A mask: one bit per lane.
 pub(crate) type M = __mmask16;
 /// Lanes of a vector.
 pub(crate) const WIDTH: usize = 16;
@@ -76,14 +76,14 @@ pub(crate) fn odd(x: I) -> M {
     _mm512_test_epi32_mask(x, splat_i(1))
 }
 
-/// A bit a lane.
+/// One bit per lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 pub(crate) fn lanes_set(mask: M) -> u32 {
     u32::from(mask)
 }
 
-/// The largest lane; whether a NaN among them shows is left open.
+/// The largest lane; whether it returns a NaN among them is unspecified.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 pub(crate) fn largest(v: V) -> f32 {

@@ -1,4 +1,5 @@
-//! Vectors of f32 by the same names for each instruction set, and the macro that makes twins of kernels out of one body.
+//! Vectors of f32 with the same names for each instruction set, and the macro that makes twins of a kernel from one
+//! body.
 //!
 //! [`avx2`] has 8 lanes and [`avx512`] has 16; the names in both are the same: `V` a vector, `I` one of i32, `M` a
 //! mask, `WIDTH` the lanes, `add`, `fmadd`, `load`, and so on. A kernel that is written with them inside [`twins!`]
@@ -12,7 +13,7 @@ pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 
-/// Makes modules `avx2` and `avx512` of the functions given, each with the target features, the vectors and the
+/// Makes modules `avx2` and `avx512` from the given functions, each with the target features, the vectors and the
 /// transcendental functions of its name.
 macro_rules! twins {
     ($($item:item)*) => {

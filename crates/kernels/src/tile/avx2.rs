@@ -95,7 +95,7 @@ unsafe fn fixed<const R: usize, const COLUMNS: bool, const ADD: bool>(
     }
 }
 
-/// How many rows before its turn [`pack_panels`] asks for a row.
+/// How many rows ahead [`pack_panels`] prefetches.
 const AHEAD: usize = 8;
 
 /// How many floats [`pack_transposed`] and [`pack_panels`] write for a `depth × cols` right operand.
@@ -104,7 +104,7 @@ pub(crate) const fn panels_len(depth: usize, cols: usize) -> usize {
 }
 
 /// Packs the transpose of `src` (`cols` rows of `depth` floats, `stride` apart) into panels: the right operand of a
-/// product with `srcᵀ`. Columns that fill the last panel up are zeros.
+/// product with `srcᵀ`. Columns that pad the last panel are zeros.
 ///
 /// # Safety
 /// The CPU has AVX2. `src` is valid for reads of those rows, `dst` for writes of `panels_len(depth, cols)`.
@@ -120,12 +120,12 @@ pub(crate) unsafe fn pack_transposed(
         for half in 0..2 {
             let c = c0 + 8 * half;
             let n = cols.saturating_sub(c).min(8);
-            // SAFETY: rows c..c+n of src exist; the panel lies inside dst.
+            // SAFETY: rows c..c+n of src exist; the panel is inside dst.
             unsafe {
                 let dst = dst.add(panel * depth * TILE_COLS + 8 * half);
                 let full = if n == 8 { depth / 8 * 8 } else { 0 };
                 for i in (0..full).step_by(8) {
-                    // The rows after this panel: they lie too far apart for the hardware to guess.
+                    // Prefetches the rows after this panel: they are too far apart for the hardware prefetcher.
                     for j in 0..if i % TILE_COLS == 0 { 8 } else { 0 } {
                         let next = src.wrapping_add((c + TILE_COLS + j) * stride + i);
                         _mm_prefetch::<_MM_HINT_T0>(next.cast());
@@ -143,8 +143,7 @@ pub(crate) unsafe fn pack_transposed(
     }
 }
 
-/// Packs `src` (`depth` rows of `cols` floats, `stride` apart) into panels. Columns that fill the last panel up are
-/// zeros.
+/// Packs `src` (`depth` rows of `cols` floats, `stride` apart) into panels. Columns that pad the last panel are zeros.
 ///
 /// # Safety
 /// The CPU has AVX2. `src` is valid for reads of those rows, `dst` for writes of `panels_len(depth, cols)`.
@@ -153,7 +152,7 @@ pub(crate) unsafe fn pack_panels(src: *const f32, stride: usize, cols: usize, de
     for i in 0..depth {
         for (panel, c0) in (0..cols).step_by(TILE_COLS).enumerate() {
             let n = (cols - c0).min(TILE_COLS);
-            // SAFETY: row i of src has columns c0..c0+n; the panel lies inside dst; what is asked for may be anywhere.
+            // SAFETY: row i of src has columns c0..c0+n; the panel is inside dst; what is prefetched may be anywhere.
             unsafe {
                 let src = src.add(i * stride + c0);
                 let dst = dst.add((panel * depth + i) * TILE_COLS);

@@ -1,4 +1,4 @@
-//! Small products on operands that already lie in panels: a register tile of up to 6×16 sums with AVX2, of up to 12×32
+//! Small products on operands that are already in panels: a register tile of up to 6×16 sums with AVX2, of up to 12×32
 //! with AVX-512, and the packing for both.
 //!
 //! Kernels that fuse a product with what comes before and after it (attention, recurrent cells) keep their operands
@@ -23,13 +23,13 @@ pub(crate) const TILE_COLS: usize = 16;
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(crate) enum Left {
-    /// Element (row, depth) lies at `row * stride + depth`.
+    /// Element (row, depth) is at `row * stride + depth`.
     Rows(usize),
-    /// Element (row, depth) lies at `depth * stride + row`.
+    /// Element (row, depth) is at `depth * stride + row`.
     Columns(usize),
 }
 
-/// The right operand of a tile: element (depth, col) lies at `col / 16 * panel + depth * stride + col % 16`.
+/// The right operand of a tile: element (depth, col) is at `col / 16 * panel + depth * stride + col % 16`.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(crate) struct Right {
@@ -44,7 +44,7 @@ impl Right {
         Right { stride: TILE_COLS, panel: depth * TILE_COLS }
     }
 
-    /// Rows as they lie.
+    /// Rows in place.
     pub(crate) fn rows(stride: usize) -> Right {
         Right { stride, panel: TILE_COLS }
     }

@@ -14,7 +14,7 @@ fn check<T: Tiles>(m: usize, n: usize, depth: usize) {
     let ldc = round_cols(n);
     let b_t: Vec<f32> = (0..n * depth).map(|x| b[(x % n.max(1)) * depth + x / n.max(1)]).collect();
     let mut panels = [vec![f32::NAN; panels_len(depth, n)], vec![f32::NAN; panels_len(depth, n)]];
-    // SAFETY: AVX2 is there, and the buffers have the lengths that the functions state.
+    // SAFETY: the CPU has AVX2, and the buffers have the lengths that the functions state.
     unsafe {
         pack_transposed(b.as_ptr(), depth, n, depth, panels[0].as_mut_ptr());
         pack_panels(b_t.as_ptr(), n, n, depth, panels[1].as_mut_ptr());

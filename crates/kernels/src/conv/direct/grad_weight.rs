@@ -1,5 +1,5 @@
 //! The weight gradient without packing: a tile is some consecutive floats of the patch by 16 channels of `dy`, and the
-//! sum runs over pixels. Both operands are read where they lie.
+//! sum runs over pixels. Both operands are read in place.
 //!
 //! Determinism: the units of work (some rows of an image) are cut into at most [`SLABS_MAX`] slabs by shape alone. Each
 //! slab sums its units in order into its own partial gradient, `[group][panel][patch][lanes]`, and the partials are
@@ -125,14 +125,14 @@ pub(in super::super) fn grad_weight(
                 let pixel = (image * s.out_h() + from) * s.out_w();
                 let dy = &dy[pixel * s.c_out..][..(to - from) * s.out_w() * s.c_out];
                 if cut.turns && cx.isa.has_avx512() {
-                    // Few channels are one panel a group, and these are not cut.
+                    // With few channels there is one panel per group, and it is not split.
                     for group in part * cut.panels_per_task..((part + 1) * cut.panels_per_task).min(s.groups)
                     {
                         let start = slab * cut.partial_len + group * cut.group_len;
                         // SAFETY: groups of a slab are disjoint and belong to one task.
                         let sums = unsafe { partials.slice(start, gather.patch_len() * c_out) };
                         let add = unit > slab * cut.units_per_slab;
-                        // SAFETY: there is AVX-512; `dy` and the view are of these rows.
+                        // SAFETY: the CPU has AVX-512; `dy` and the view are of these rows.
                         unsafe { add_unit_turned(s, gather, &view, dy, group, from, to, sums, add) };
                     }
                     continue;
@@ -155,7 +155,7 @@ pub(in super::super) fn grad_weight(
                     } else {
                         Channels { ptr: dy.as_ptr(), pixel: s.c_out, panel: micro::PANEL, lanes: strip.lanes }
                     };
-                    // SAFETY: this runs only where there is AVX2; `dy` and the view are of these rows.
+                    // SAFETY: this runs only on a CPU with AVX2; `dy` and the view are of these rows.
                     unsafe { add_unit(s, cx.isa, gather, &view, dy, group, strip, from, to, sums, add) };
                 }
             }
@@ -286,7 +286,7 @@ unsafe fn add_unit_turned(
     }
 }
 
-/// Adds the partial gradients in order and turns them into OIHW, one panel a task.
+/// Adds the partial gradients in order and converts them to OIHW, one panel per task.
 fn finish(s: &Conv2d, cx: &Cx, cut: &WeightCut, turned: bool, partials: &[f32], dweight: &mut [f32]) {
     let (c_in, c_out, taps) = (s.c_in / s.groups, s.c_out / s.groups, s.kh * s.kw);
     let filter = c_in * taps;

@@ -1,10 +1,10 @@
-//! Convolution by register tiles that read patches where they lie.
+//! Convolution by register tiles that read patches in place.
 //!
 //! With channels last, the patch of an output pixel is, for each kernel row, one contiguous run of `kw · c` floats, and
 //! the patch of its right neighbour is the same run shifted by `stride · c`. So a tile of 6 pixels by 16 output
 //! channels is a small matrix product whose left side needs no packing: six pointers a fixed distance apart. Only the
-//! weights are repacked, into panels `[kh][kw][c][16]`, once a call. With dilation or groups the runs are `c / groups`
-//! long, one a tap; nothing else changes.
+//! weights are repacked, into panels `[kh][kw][c][16]`, once per call. With dilation or groups the runs are `c /
+//! groups` long, one per tap; nothing else changes.
 //!
 //! Padding is a copy: a task makes a few rows of one image, and if any of their patches leaves the image it first
 //! copies the rows it will read, with zeros around, into its scratch. That *view* is small (a few rows) and is read
@@ -258,7 +258,7 @@ impl Gather {
                     planar::make(cx.isa, self, image, buffer, packed, init, from, to, out);
                 } else {
                     let view = View::new(self, read, image, from, to, buffer);
-                    // SAFETY: this runs only where there is AVX2; the view has all that these rows read.
+                    // SAFETY: this runs only on a CPU with AVX2; the view has all that these rows read.
                     unsafe { self.make(cx.isa, &view, packed, init, from, to, out) };
                 }
                 if let Some(epilogue) = epilogue {

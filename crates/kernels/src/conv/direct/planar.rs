@@ -1,9 +1,9 @@
 //! The gather for few channels made, with AVX-512: lanes are neighbouring pixels of a row, not channels.
 //!
 //! With 6 channels a vector of channels is a third full. So the view of a unit is laid out by planes instead,
-//! `[row][channel read][column]`, and a tile makes up to 6 channels of up to four vectors of 16 pixels: each tap of each
-//! channel read is one vector from the view and one broadcast weight a channel made. The result is woven back into pixels on
-//! its way out. Taps are added in the order of the other gather, so the bits are the same.
+//! `[row][channel read][column]`, and a tile makes up to 6 channels of up to four vectors of 16 pixels: each tap of
+//! each channel read is one vector from the view and one broadcast weight per channel made. The result is woven back
+//! into pixels on its way out. Taps are added in the order of the other gather, so the bits are the same.
 
 use super::super::geometry::pieces;
 use super::super::micro::{self, Lanes, Loops, VECTORS_MAX, padded};
@@ -16,7 +16,7 @@ const PIXELS: usize = 16;
 /// Channels made must not fill a vector anyway.
 const MADE_MAX: usize = PIXELS - 1;
 
-/// Whether this way is meant for the gather: pixels lie side by side on both sides, and rows of them fill vectors better
+/// Whether this way is faster for the gather: pixels are adjacent on both sides, and rows of them fill vectors better
 /// than channels do.
 pub(super) fn pays(g: &Gather) -> bool {
     let filled = |len: usize| len as f32 / len.next_multiple_of(PIXELS) as f32;

@@ -74,7 +74,7 @@ pub(in super::super) unsafe fn along(
     }
 }
 
-/// [`along`] for a tile whose size is known when it is compiled.
+/// [`along`] for a tile whose size is a constant.
 ///
 /// # Safety
 /// As for [`along`], with `R` rows and `V` vectors.

@@ -1,5 +1,5 @@
 //! The register tiles with AVX2 and FMA: 6 rows by 16 lanes, or 12 by 8 where there are 8 channels or fewer: 12
-//! accumulators, enough to cover the latency of 4 at two multiply-adds a cycle, with registers left for the operands.
+//! accumulators, enough to cover the latency of 4 at two multiply-adds per cycle, with registers left for the operands.
 
 use std::arch::x86_64::*;
 
@@ -37,7 +37,7 @@ pub(super) unsafe fn gather(
     if width == PANEL { pick!(2: 1 2 3 4 5 6) } else { pick!(1: 1 2 3 4 5 6 7 8 9 10 11 12) }
 }
 
-/// [`gather`] for a tile whose size is known when it is compiled.
+/// [`gather`] for a tile whose size is a constant.
 ///
 /// # Safety
 /// As for [`gather`], with `R` rows and a width of `8 * V`.
@@ -172,7 +172,7 @@ pub(super) unsafe fn reduce(
     }
 }
 
-/// [`reduce`] for a tile whose size is known when it is compiled.
+/// [`reduce`] for a tile whose size is a constant.
 ///
 /// # Safety
 /// As for [`reduce`], with `R` rows and a width of `8 * V`.

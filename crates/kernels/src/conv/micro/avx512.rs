@@ -1,6 +1,6 @@
-//! The register tiles with AVX-512: 14 rows by two panels, or 24 to 28 rows by one. A tile over two panels loads half as
-//! often as it multiplies; over one it multiplies by broadcasts straight from memory, one load a multiply-add, which
-//! is still what the CPU can load.
+//! The register tiles with AVX-512: 14 rows by two panels, or 24 to 28 rows by one. A tile over two panels loads half
+//! as often as it multiplies; over one it multiplies by broadcasts straight from memory, one load per multiply-add,
+//! which the CPU can still sustain.
 
 use std::arch::x86_64::*;
 
@@ -47,7 +47,7 @@ pub(super) unsafe fn gather(
     }
 }
 
-/// [`gather`] for a tile whose size is known when it is compiled.
+/// [`gather`] for a tile whose size is a constant.
 ///
 /// # Safety
 /// As for [`gather`], with `R` rows and a width of `16 * V`.
@@ -149,7 +149,7 @@ pub(super) unsafe fn reduce(
     }
 }
 
-/// [`reduce`] for a tile whose size is known when it is compiled.
+/// [`reduce`] for a tile whose size is a constant.
 ///
 /// # Safety
 /// As for [`reduce`], with `R` rows and a width of `16 * V`.

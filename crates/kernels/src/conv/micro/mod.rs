@@ -1,8 +1,8 @@
-//! The register tiles that all heavy work here ends in. None packs anything: their callers lay data out as the
-//! tiles read it, or, for images, it already lies so.
+//! The register tiles that all heavy work here ends in. None packs anything: their callers lay data out as the tiles
+//! read it; images already are.
 //!
 //! - [`gather`]: `out[r, lane] = init[lane] + Σ_k a[r, k] · b[k, lane]`. A row is an output pixel (or a Winograd tile),
-//!   `k` runs over its patch, lanes are output channels. `a` is broadcast from where the image lies, `b` is a panel of
+//!   `k` runs over its patch, lanes are output channels. `a` is broadcast from the image in place, `b` is a panel of
 //!   repacked weights.
 //! - [`reduce`]: `out[r, lane] (+)= Σ_p a[p, r] · b[p, lane]`. The weight gradient: `p` runs over pixels, rows are
 //!   consecutive floats of the patch, lanes are channels of `dy`.
@@ -12,9 +12,9 @@
 //! - [`along`]: `out[r, lane] (+)= init[r] + Σ_k b[k, r] · a[k, lane]`. Rows are channels, and lanes lie along the image:
 //!   they are neighbouring pixels of one channel, or neighbouring floats of the patch.
 //!
-//! Channels lie in *panels* of 16, whatever the instruction set. A tile is some rows by a *strip* of channels: one panel,
-//! or with AVX-512 two where there are. Tiles of all sizes add the same products in the same order, so the bits of a
-//! sum do not depend on the tile that made it.
+//! Channels are in *panels* of 16, whatever the instruction set. A tile is some rows by a *strip* of channels: one
+//! panel, or with AVX-512 two where there are. Tiles of all sizes add the same products in the same order, so the bits
+//! of a sum do not depend on the tile that made it.
 
 mod along;
 mod avx2;

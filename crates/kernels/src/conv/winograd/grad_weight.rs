@@ -7,8 +7,8 @@
 //! 2. at each of the 36 points `sums[c_in × c_out] += uᵀ v` over the chunk's tiles; a task is a point and a range of
 //!    input channels.
 //!
-//! Last, the sums are transformed back to 3x3 and written as OIHW. Every sum is owned by one task a chunk and chunks
-//! come in order, so the bits do not depend on who runs what, and there are no partial sums to keep by slab: with 256
+//! Last, the sums are transformed back to 3x3 and written as OIHW. Every sum belongs to one task per chunk and chunks
+//! come in order, so the bits do not depend on the workers, and there are no partial sums to keep by slab: with 256
 //! channels on both sides each would be 9 MB.
 
 use super::super::Conv2d;
@@ -74,7 +74,7 @@ impl WeightSums {
     /// Transforms tiles `from..to` of the image into tiles `at..` of the chunk.
     ///
     /// # Safety
-    /// `isa` has AVX2; nobody else writes these tiles of the planes.
+    /// `isa` has AVX2; nothing else writes these tiles of the planes.
     unsafe fn transform(
         &self,
         isa: Isa,
@@ -146,7 +146,7 @@ impl WeightSums {
                 debug_assert!(
                     at + (strip.panels() - 1) * sweep.out_panel + rows * strip.panel_width() <= sums.len()
                 );
-                // SAFETY: these rows of each panel are this task's; u has `c_in` floats a tile, v a panel's width.
+                // SAFETY: these rows of each panel are this task's; u has `c_in` floats per tile, v a panel's width.
                 unsafe {
                     let a = u[from + row..].as_ptr();
                     let sums = sums.as_mut_ptr().add(at);
@@ -211,7 +211,7 @@ pub(in super::super) fn grad_weight(
             cx.par.run(len.div_ceil(TRANSFORM_TILES), &|task, _| {
                 let at = task * TRANSFORM_TILES;
                 let end = (at + TRANSFORM_TILES).min(len);
-                // SAFETY: this runs only where there is AVX2; tiles are disjoint rows of the planes.
+                // SAFETY: this runs only on a CPU with AVX2; tiles are disjoint rows of the planes.
                 unsafe { g.transform(cx.isa, x, dy, zeros.as_ptr(), start + at, start + end, at, u, v) };
             });
         }
@@ -222,13 +222,13 @@ pub(in super::super) fn grad_weight(
             let (point, from) = (task / ranges, task % ranges * g.rows);
             let to = (from + g.rows).min(g.c_in);
             let (u, v) = (&u[point * g.u_plane..][..g.u_plane], &v[point * g.v_plane..][..g.v_plane]);
-            // SAFETY: this runs only where there is AVX2; tasks own disjoint rows of the sums.
+            // SAFETY: this runs only on a CPU with AVX2; tasks own disjoint rows of the sums.
             unsafe { g.multiply(cx.isa, u, v, len, from, to, sums, point, start > 0) };
         });
     }
     let sums = &*sums;
     cx.for_each_chunk(dweight, micro::PANEL * g.c_in * 9, |idx, dweight| {
-        // SAFETY: this runs only where there is AVX2.
+        // SAFETY: this runs only on a CPU with AVX2.
         unsafe { g.finish(cx.isa, sums, idx, dweight) };
     });
 }

@@ -1,4 +1,4 @@
-//! F(4x4, 3x3): a 3x3 convolution with stride 1 by 4x4 tiles of output, with 36 multiplications a tile and channel
+//! F(4x4, 3x3): a 3x3 convolution with stride 1 by 4x4 tiles of output, with 36 multiplications per tile and channel
 //! pair instead of 144.
 //!
 //! With `g` a 3x3 filter, `d` the 6x6 patch behind a 4x4 tile of output `y`, and the matrices of the points
@@ -10,9 +10,9 @@
 //! weight         dg = Gᵀ [ Σ_tiles (A dy Aᵀ) ⊙ (Bᵀ d B) ] G       (the forward map is bilinear; this is its transpose)
 //! ```
 //!
-//! In the middle stand 36 independent matrix products, one for each point of the 6x6 square:
-//! `[tiles × c_in]·[c_in × c_out]`, or for the weight gradient `[c_in × tiles]·[tiles × c_out]`. They run on the register
-//! tiles of `micro` with no packing at all, because the transforms write what the tiles read.
+//! The core is 36 independent matrix products, one for each point of the 6x6 square: `[tiles × c_in]·[c_in × c_out]`,
+//! or for the weight gradient `[c_in × tiles]·[tiles × c_out]`. They run on the register tiles of `micro` with no
+//! packing at all, because the transforms write what the tiles read.
 //!
 //! [`Correlate`] (forward, input gradient) transforms the weights once into panels, then a task takes a block of tiles
 //! through input transform, 36 products and output transform, in its own scratch, which stays in L2/L3; see
@@ -40,7 +40,7 @@ const POINTS: usize = 36;
 /// Floats between planes beyond their size: one cache line.
 const SKEW: usize = 16;
 
-/// The tiles that cover an image of `h` by `w` outputs, and where their patches lie in the image that is read.
+/// The tiles that cover an image of `h` by `w` outputs, and where their patches are in the image that is read.
 #[derive(Clone, Copy, Debug)]
 struct Tiling {
     n: usize,
@@ -132,10 +132,10 @@ impl Correlate {
 
     /// Tiles that one task takes.
     ///
-    /// A block's planes (`36 · tiles · (c_read + c_made)` floats) are written and read twice and the weights
-    /// (`36 · c_read · c_made`) are read once a block, so small blocks keep the first in L2 and large ones read the second
-    /// less often. Measured on the layers of `cnn`, blocks of 18 to 96 tiles differ by less than 5 %; small ones leave more
-    /// tasks where there are few tiles.
+    /// A block's planes (`36 · tiles · (c_read + c_made)` floats) are written and read twice and the weights (`36 ·
+    /// c_read · c_made`) are read once per block, so small blocks keep the first in L2 and large ones read the second
+    /// less often. Measured on the layers of `cnn`, blocks of 18 to 96 tiles differ by less than 5 %; small ones leave
+    /// more tasks where there are few tiles.
     fn block(&self) -> usize {
         let tiles = self.tiling.count();
         let blocks = tiles.div_ceil(BLOCK_MAX).max(tiles.div_ceil(BLOCK_MIN).min(16));
@@ -186,7 +186,7 @@ impl Correlate {
             cx.par.run(n_panels * ranges, &|task, _| {
                 let from = task % ranges * WEIGHT_CHANNELS;
                 let to = (from + WEIGHT_CHANNELS).min(self.c_read);
-                // SAFETY: this runs only where there is AVX2; tasks write disjoint parts of each plane.
+                // SAFETY: this runs only on a CPU with AVX2; tasks write disjoint parts of each plane.
                 unsafe { self.transform_filters(cx.isa, weight, task / ranges, from, to, filters) };
             });
         }
@@ -198,7 +198,7 @@ impl Correlate {
             let own = unsafe { own.slice(worker * self.own_len(), self.own_len()) };
             let (u, m) = own.split_at_mut(POINTS * self.read_plane());
             let (from, to) = (task * block, ((task + 1) * block).min(tiles));
-            // SAFETY: this runs only where there is AVX2; tiles are disjoint parts of the image that is made.
+            // SAFETY: this runs only on a CPU with AVX2; tiles are disjoint parts of the image that is made.
             unsafe {
                 self.transform_patches(cx.isa, read, zeros, from, to, u);
                 self.multiply(cx.isa, filters, to - from, zeros, u, m);
@@ -210,7 +210,7 @@ impl Correlate {
     /// Fills channels `from..to` of panel `idx` of the transformed weights, `[36][panel][c_read][lanes]`.
     ///
     /// # Safety
-    /// `isa` has AVX2; nobody else writes that part.
+    /// `isa` has AVX2; nothing else writes that part.
     unsafe fn transform_filters(
         &self,
         isa: Isa,
@@ -312,7 +312,7 @@ impl Correlate {
     /// `made = Aᵀ m A + bias`, cut at the image's edges, and the epilogue.
     ///
     /// # Safety
-    /// `isa` has AVX2; nobody else touches these tiles of `made`.
+    /// `isa` has AVX2; nothing else accesses these tiles of `made`.
     unsafe fn transform_tiles(
         &self,
         isa: Isa,

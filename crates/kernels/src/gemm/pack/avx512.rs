@@ -12,7 +12,7 @@ const LINES: usize = 16;
 /// Copies rows in strips, as [`super::strips`] does, for tiles of twelve rows.
 ///
 /// # Safety
-/// AVX-512 is there; `source` has `rows` rows of `k` columns at these strides, `target` has room for `rows * k`.
+/// The CPU has AVX-512; `source` has `rows` rows of `k` columns at these strides, `target` has room for `rows * k`.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 pub(in super::super) unsafe fn strips(
     source: *const f32,

@@ -8,12 +8,12 @@ use super::super::avx512::{MR, PANEL_AHEAD, each, lanes, opaque};
 use super::super::block::{Ahead, NR, PrefetchLines, next_rows};
 use super::tiles::SumTarget;
 
-/// Multiplies `rows` rows, in strips of `k` steps, by one panel or two; the blocks `ahead` are asked for in the meantime.
-/// The second panel lies seven panels after the first.
+/// Multiplies `rows` rows, in strips of `k` steps, by one panel or two; the blocks `ahead` are prefetched in the
+/// meantime. The second panel is seven panels after the first.
 ///
 /// # Safety
-/// AVX-512 is there; `strips` has `rows * k` floats, each panel has `16 * k`; the ends have `rows` rows of `cols`, and
-/// nobody else uses them. What is added to them has rows of all the panels' columns.
+/// The CPU has AVX-512; `strips` has `rows * k` floats, each panel has `16 * k`; the ends have `rows` rows of `cols`, and
+/// nothing else uses them. What is added to them has rows of all the panels' columns.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 pub(super) unsafe fn product(
     rows: usize,
@@ -64,7 +64,7 @@ pub(super) unsafe fn product(
     }
 }
 
-/// One tile: the sweep's row, steps of k, strip, panel, lines to ask for, ends.
+/// One tile: the sweep's row, steps of k, strip, panel, lines to prefetch, ends.
 type TileFn = unsafe fn(usize, usize, *const f32, *const f32, PrefetchLines, &[Option<SumTarget>; 2]);
 
 /// `M` rows from row `i` of the sweep on, by `V` panels.
@@ -80,9 +80,9 @@ unsafe fn tile<const M: usize, const V: usize>(
     lines: PrefetchLines,
     ends: &[Option<SumTarget>; 2],
 ) {
-    // SAFETY: every address is an element that the caller promises, or is only asked for.
+    // SAFETY: every address is an element that the caller promises, or is only prefetched.
     unsafe {
-        // C is touched last, and is then in cache. What waits is there anyway.
+        // C is accessed last, and is in cache by then. What waits is in cache anyway.
         for end in ends.iter().flatten().filter(|end| end.row != V * NR) {
             for r in 0..M {
                 let row = end.to.add((i + r) * end.row);

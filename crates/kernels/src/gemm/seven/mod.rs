@@ -1,4 +1,4 @@
-//! Large products by seven products of halves instead of eight: an eighth less to multiply.
+//! Large products by seven products of halves instead of eight: an eighth fewer multiplications.
 //!
 //! This is Winograd's form of Strassen's algorithm, one level of it. With each operand cut into halves along both dims,
 //!
@@ -17,7 +17,7 @@
 //! k is cut into blocks first, and each block is cut into halves: the rows of a sweep are then short enough to stay in L2,
 //! seven times. The cut follows from the shape alone, as in `plan`, and with it the order of every sum.
 //!
-//! The price is paid in error: it is bounded by the largest elements of the operands, not by those that a sum is made of,
+//! The price is a larger error: it is bounded by the largest elements of the operands, not by those in a sum,
 //! and an element that is not finite may reach all of C.
 
 mod avx512;
@@ -37,8 +37,8 @@ use tiles::SumTarget;
 // The figures below were chosen on a Zen 3 core with the shapes of the `gpt` job: effective GFLOP/s go from 96 to 104 for
 // 2048×384 by 384×1152, from 94 to 102 for 2048×1536 by 1536×384, from 92 to 96 for 1536×2048 by 2048×384.
 
-/// The fewest rows, columns, and steps of k of a product that goes this way. Copies weigh more here than in `plan`, and with
-/// them short dims: 92 becomes 90 for 384×2048 by 2048×1536, and 87 becomes 77 for 384×2048 by 2048×384.
+/// The fewest rows, columns, and steps of k of a product for which this pays. Copies cost more here than in `plan`,
+/// especially for short dims: 92 becomes 90 for 384×2048 by 2048×1536, and 87 becomes 77 for 384×2048 by 2048×384.
 const ROWS_MIN: usize = 1024;
 const COLS_MIN: usize = 256;
 const K_MIN: usize = 256;
@@ -53,11 +53,11 @@ const MC_MAX: usize = 48;
 /// The fewest that a sweep is cut to for the sake of tasks, and what they are a multiple of: whole tiles of any height.
 const MC_MIN: usize = 24;
 const MC_STEP: usize = 12;
-/// As many tasks as are wanted.
+/// The number of tasks.
 const TASKS: usize = 16;
 /// Panels that one task copies.
 const PANELS_A_TASK: usize = 4;
-/// The last panels of a task, during which it asks for the next rows.
+/// The last panels of a task, during which it prefetches the next rows.
 const ASK_PANELS: usize = 4;
 /// Floats of panels that are made at once: 4 MB.
 const SHARED_MAX: usize = 1 << 20;
@@ -81,7 +81,7 @@ pub(super) struct SevenCut {
 }
 
 impl SevenCut {
-    /// The cut of a product that is worth it.
+    /// The cut of a product for which this pays.
     pub(super) fn new(g: &Gemm) -> Option<SevenCut> {
         let large = g.m >= ROWS_MIN && g.n >= COLS_MIN && g.k >= K_MIN;
         if large { SevenCut::of(g) } else { None }
@@ -211,7 +211,7 @@ impl SevenProduct<'_> {
     /// Copies panels of every block of k of this round.
     ///
     /// # Safety
-    /// AVX2 is there, the panels are below `n_panels`, nobody else copies or reads them now.
+    /// The CPU has AVX2, the panels are below `n_panels`, no other task copies or reads them now.
     unsafe fn share_panels(&self, panel0: usize, panel1: usize) {
         let cut = &self.cut;
         let (own, k) = (cut.q.own, cut.q.k);
@@ -266,7 +266,7 @@ impl SevenProduct<'_> {
     /// Runs one task: a sweep of rows of both halves by a range of panels of both halves.
     ///
     /// # Safety
-    /// AVX2 is there; `task` is below their number and runs once; no other task runs as `worker` now.
+    /// The CPU has AVX2; `task` is below their number and runs once; no other task runs as `worker` now.
     unsafe fn task(&self, task: usize, worker: usize) {
         let cut = &self.cut;
         let (i0, i1) = self.rows(task);
@@ -285,7 +285,7 @@ impl SevenProduct<'_> {
                 }
                 let mut ahead = [Ahead::NONE; 6];
                 let most = if self.isa.has_avx512() { 2 } else { 1 };
-                // Late enough to be still there when it is wanted.
+                // Late enough to be still in cache when it is needed.
                 let first_ask = panel0 + (panel1 - panel0).saturating_sub(ASK_PANELS) / most * most;
                 let mut panel = panel0;
                 while panel < panel1 {
@@ -358,7 +358,7 @@ impl SevenProduct<'_> {
             for (product, ends) in ends.into_iter().enumerate() {
                 let q = panels.add(product * kc * NR);
                 let rows = own.add(product * cut.slot());
-                // The next panel lies behind this one.
+                // The next panel comes after this one.
                 for (i, next) in ahead[..wide].iter_mut().enumerate() {
                     *next = Ahead::new(q.wrapping_add((7 * i + 1) * kc * NR), NR, kc, NR);
                 }
@@ -374,7 +374,7 @@ impl SevenProduct<'_> {
     /// Calls the epilogue on rows `row0..row1`, columns `col0..col1` of C.
     ///
     /// # Safety
-    /// They are inside C, and of this task alone.
+    /// They are inside C, and belong to this task alone.
     unsafe fn finish(&self, row0: usize, row1: usize, col0: usize, col1: usize) {
         let Some(epilogue) = self.epilogue else { return };
         // SAFETY: this part of C is this task's alone, and inside C.

@@ -17,17 +17,17 @@ trait Order {
     /// The sums of a vector of each quarter.
     ///
     /// # Safety
-    /// The vector's instructions are there.
+    /// The CPU has the vector's instructions.
     unsafe fn sums<V: Vector>(quarters: [V; 4]) -> [V; 4];
 }
 
 /// Eight floats, or sixteen.
 trait Vector: Copy {
     /// # Safety
-    /// The vector's instructions are there.
+    /// The CPU has the vector's instructions.
     unsafe fn plus(self, other: Self) -> Self;
     /// # Safety
-    /// The vector's instructions are there.
+    /// The CPU has the vector's instructions.
     unsafe fn minus(self, other: Self) -> Self;
 }
 impl Vector for __m256 {
@@ -87,7 +87,7 @@ impl Order for Panels {
     }
 }
 
-/// Where the quarters of a block lie, and how: elements are `own` apart along the dim that C has too, `k` apart along k.
+/// Where the quarters of a block are: elements are `own` apart along the dim shared with C, `k` apart along k.
 #[derive(Clone, Copy)]
 pub(super) struct Quarters {
     pub(super) at: [*const f32; 4],
@@ -101,7 +101,7 @@ const LINES: usize = 8;
 /// Makes the sums of quarters that are in their places, `slot` floats apart.
 ///
 /// # Safety
-/// AVX2 is there; `at` has seven slots, whose first `len` floats, a multiple of 8, may be read and written.
+/// The CPU has AVX2; `at` has seven slots, whose first `len` floats, a multiple of 8, may be read and written.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn in_place<O: Order>(at: *mut f32, slot: usize, len: usize) {
     for i in (0..len).step_by(8) {
@@ -118,7 +118,7 @@ unsafe fn in_place<O: Order>(at: *mut f32, slot: usize, len: usize) {
 /// Eight floats of each quarter, from `offset` on, to the seven slots.
 ///
 /// # Safety
-/// AVX2 is there; the floats are in the quarters, and in the slots at `to`.
+/// The CPU has AVX2; the floats are in the quarters, and in the slots at `to`.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn eight<O: Order>(from: &Quarters, offset: usize, to: *mut f32, slot: usize) {
@@ -139,7 +139,7 @@ unsafe fn eight<O: Order>(from: &Quarters, offset: usize, to: *mut f32, slot: us
 /// The panels of `cols` columns (the last may not be whole) and `kc` steps of k: seven of a panel, then seven of the next.
 ///
 /// # Safety
-/// AVX2 is there; the quarters have those columns and steps; `target` has room for `7 * 16 * kc` floats a panel.
+/// The CPU has AVX2; the quarters have those columns and steps; `target` has room for `7 * 16 * kc` floats per panel.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn panels(from: &Quarters, cols: usize, kc: usize, target: *mut f32) {
     let slot = kc * NR;
@@ -176,7 +176,7 @@ pub(super) unsafe fn panels(from: &Quarters, cols: usize, kc: usize, target: *mu
 /// The strips of `rows` rows and `kc` steps of k, seven times, `slot` floats apart.
 ///
 /// # Safety
-/// AVX2 is there; the quarters have those rows and steps; a slot has `rows * kc` floats and eight more.
+/// The CPU has AVX2; the quarters have those rows and steps; a slot has `rows * kc` floats and eight more.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn strips(from: &Quarters, rows: usize, kc: usize, target: *mut f32, slot: usize) {
     // SAFETY: rows below `rows` and steps below `kc` are read; strips are inside their slots. Six floats are copied as

@@ -1,14 +1,14 @@
 //! One of the seven products: a panel by a sweep's strips, in register tiles of 6×16.
 //!
 //! The inner loop is that of `gemm::avx2`, for strips alone. What differs is the end, where a tile is added to what
-//! earlier products left, and goes to one place or two.
+//! earlier products left, and goes to one or two targets.
 
 use std::arch::x86_64::*;
 
 use super::super::avx2::MR;
 use super::super::block::{Ahead, NR, next_rows};
 
-/// A place where sums go: `to = sums + plus`, or `to += sums + plus`.
+/// Where sums go: `to = sums + plus`, or `to += sums + plus`.
 #[derive(Clone, Copy)]
 pub(super) struct SumTarget {
     /// The element of the sweep's first row.
@@ -23,14 +23,14 @@ pub(super) struct SumTarget {
     pub(super) plus: *const f32,
 }
 
-/// How many steps of k ahead the panel is asked for, as in `gemm::avx2`.
+/// How many steps of k ahead the panel is prefetched, as in `gemm::avx2`.
 const PANEL_AHEAD: usize = 4;
 
-/// Multiplies `rows` rows, in strips of `k` steps, by a panel; the blocks `ahead` are asked for in the meantime.
+/// Multiplies `rows` rows, in strips of `k` steps, by a panel; the blocks `ahead` are prefetched in the meantime.
 ///
 /// # Safety
-/// AVX2 and FMA are there; `strips` has `rows * k` floats, `panel` has `16 * k`; the ends have `rows` rows of `cols`, and
-/// nobody else uses them.
+/// The CPU has AVX2 and FMA; `strips` has `rows * k` floats, `panel` has `16 * k`; the ends have `rows` rows of `cols`,
+/// and nothing else uses them.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn product(
     rows: usize,
@@ -96,9 +96,9 @@ unsafe fn tile<const M: usize>(
     ahead_stride: usize,
     ends: &[Option<SumTarget>; 2],
 ) {
-    // SAFETY: every address is an element that the caller promises, or is only asked for.
+    // SAFETY: every address is an element that the caller promises, or is only prefetched.
     unsafe {
-        // C is touched last, and is then in cache.
+        // C is accessed last, and is in cache by then.
         for end in ends.iter().flatten() {
             for r in 0..M {
                 _mm_prefetch::<_MM_HINT_T0>(end.to.add((i + r) * end.row) as *const i8);

@@ -2,8 +2,8 @@
 
 use super::vector::Vector;
 
-/// One transform along one dimension. A trait and not a function argument: calls through `Fn` go by a shim without
-/// AVX2, into which nothing is inlined.
+/// One transform along one dim. A trait and not a function argument: calls through `Fn` go through a shim without AVX2,
+/// into which nothing is inlined.
 pub(super) trait LineTransform<const I: usize, const O: usize> {
     /// The matrix times a column.
     fn apply<V: Vector>(column: [V; I]) -> [V; O];

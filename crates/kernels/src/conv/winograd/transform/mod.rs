@@ -23,7 +23,7 @@ use crate::Isa;
 use line::{Filter, OutputTile, Patch, Spread, Unfilter, square};
 use vector::Vector;
 
-/// Makes `unsafe fn name(isa, args..)` out of an `#[inline(always)]` body that is generic over the vector.
+/// Makes `unsafe fn name(isa, args..)` from an `#[inline(always)]` body that is generic over the vector.
 macro_rules! levels {
     ($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
         $(#[$doc])*
@@ -68,7 +68,7 @@ pub(super) struct TileTarget {
 
 levels! {
     /// `Bᵀ d B` of the patch behind a tile: point `p` of channel `c` goes to `out[p * plane + c]`, in whole eights.
-    /// Meanwhile the pixels of `ahead`, the next patch, are asked for: 36 short streams are more than the CPU's own
+    /// Meanwhile the pixels of `ahead`, the next patch, are prefetched: 36 short streams are more than the hardware
     /// prefetcher follows. It is worth 2 to 5 % of a whole pass of `cnn`.
     ///
     /// # Safety
@@ -120,7 +120,7 @@ levels! {
     fn unfilter(sums: *const f32, plane: usize, width: usize, taps: *mut f32, tap_step: usize) = unfilter_body
 }
 
-/// Prefetches the cache line at channel `c` of each pixel, once a line.
+/// Prefetches the cache line at channel `c` of each pixel, once per line.
 #[inline(always)]
 fn ask_for(pixels: &[*const f32], c: usize) {
     if c.is_multiple_of(16) {

@@ -10,7 +10,7 @@ use super::{LINES, Order, Panels, Quarters, RowsOperand, in_place};
 /// The seven of one vector of each quarter, in the order of the slots.
 ///
 /// # Safety
-/// AVX-512 is there.
+/// The CPU has AVX-512.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 unsafe fn seven<O: Order>(quarters: [__m512; 4]) -> [__m512; 7] {
@@ -28,7 +28,8 @@ unsafe fn seven<O: Order>(quarters: [__m512; 4]) -> [__m512; 7] {
 /// The twin of [`super::panels`].
 ///
 /// # Safety
-/// AVX-512 is there; the quarters have those columns and steps; `target` has room for `7 * 16 * kc` floats a panel.
+/// The CPU has AVX-512; the quarters have those columns and steps; `target` has room for `7 * 16 * kc` floats per
+/// panel.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 pub(in super::super) unsafe fn panels(from: &Quarters, cols: usize, kc: usize, target: *mut f32) {
     let slot = kc * NR;
@@ -65,7 +66,7 @@ pub(in super::super) unsafe fn panels(from: &Quarters, cols: usize, kc: usize, t
 /// The twin of [`super::strips`], for strips as tiles of twelve rows read them.
 ///
 /// # Safety
-/// AVX-512 is there; the quarters have those rows and steps; a slot has `rows * kc` floats.
+/// The CPU has AVX-512; the quarters have those rows and steps; a slot has `rows * kc` floats.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 pub(in super::super) unsafe fn strips(
     from: &Quarters,
@@ -110,8 +111,8 @@ pub(in super::super) unsafe fn strips(
             if from.own == 1 {
                 continue;
             }
-            // Four quarters are turned instead of seven sums; and all strips before the first is read again, so that what
-            // was stored in pieces is in the cache by then.
+            // Four quarters are turned instead of seven sums; and all strips before the first is read again, so that
+            // partial stores have reached the cache by then.
             let mut i = 0;
             while i < rows {
                 let strip = next_rows(rows - i, MR);
@@ -125,7 +126,7 @@ pub(in super::super) unsafe fn strips(
 /// Makes the sums of quarters that are in their places, `slot` floats apart.
 ///
 /// # Safety
-/// AVX-512 is there; `at` has seven slots, whose first `len` floats may be read and written.
+/// The CPU has AVX-512; `at` has seven slots, whose first `len` floats may be read and written.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 unsafe fn sums_in_place<O: Order>(at: *mut f32, slot: usize, len: usize) {
     for i in (0..len).step_by(NR) {
@@ -143,7 +144,7 @@ unsafe fn sums_in_place<O: Order>(at: *mut f32, slot: usize, len: usize) {
 /// Stores `rows` rows of at most sixteen steps of k as steps of `rows` floats.
 ///
 /// # Safety
-/// AVX-512 is there; `to` has room for `rows * steps` floats.
+/// The CPU has AVX-512; `to` has room for `rows * steps` floats.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 unsafe fn store_strip(x: &[__m512; MR], rows: usize, to: *mut f32, steps: usize) {
