@@ -8,7 +8,7 @@ use polyreme::train::event::Silent;
 use polyreme::train::job::{Length, Source};
 use polyreme::{App, Job, TrainError};
 
-/// Two linear layers around a norm, with a way past them.
+/// Two linear layers around a norm, with a skip connection.
 fn net(b: &mut Builder, x: Tensor, training: bool) -> Traced {
     let h = Linear::new(20, 32).trace(b, "first", x)?;
     let inner = LayerNorm::new(32).trace(b, "norm", h)?;

@@ -1,4 +1,4 @@
-//! Data made in Rust, and a watcher of one's own: two spirals, told apart by a small network.
+//! Data made in Rust and a custom observer: two spirals, told apart by a small network.
 //!
 //!     cargo run --release -p polyreme --example 4_own_data
 

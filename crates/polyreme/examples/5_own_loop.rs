@@ -1,4 +1,4 @@
-//! A loop of one's own on the engine: a model out of `nn`, a batch by hand, a rate that halves.
+//! A custom training loop on the engine: a model from `nn`, a batch made by hand, a learning rate that halves.
 //!
 //!     cargo run --release -p polyreme --example 5_own_loop
 

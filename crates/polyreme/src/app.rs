@@ -1,4 +1,4 @@
-//! A program of one's own around a job: the whole command line for a network or data that are written in Rust.
+//! A custom program around a job: the whole command line for a network or data written in Rust.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use polyreme_train::{Net, TrainError};
 
 use crate::{memory, process};
 
-/// What a program brings to the command line: nothing, or a job defined in Rust.
+/// What a program adds to the command line: nothing, or a job defined in Rust.
 ///
 /// ```no_run
 /// use polyreme::{App, Job};
@@ -36,7 +36,7 @@ impl App {
         App { job: Some(job), given: Given::default() }
     }
 
-    /// Takes the network from a function: the builder, the batch, and whether this is for training; it returns
+    /// Takes the network from a function of the builder, the batch, and whether this is for training; it returns
     /// logits, `[labels, classes]`.
     pub fn net(mut self, f: impl Fn(&mut Builder, Tensor, bool) -> Traced + Send + Sync + 'static) -> App {
         self.given.net = Some(Net::Function(Arc::new(f)));
@@ -49,14 +49,14 @@ impl App {
         self
     }
 
-    /// Has kernels use no more than these instructions, of all that the CPU has.
+    /// Limits the CPU instructions that kernels use.
     pub fn isa(mut self, isa: Isa) -> App {
         self.given.isa = isa;
         self
     }
 
-    /// Trains the job, in this process, and tells `observer` about it. Without a folder of its own (`output.path`) the
-    /// run goes to `runs/NAME`.
+    /// Trains the job in this process, and tells `observer` about it. Without `output.path` the run goes to
+    /// `runs/NAME`.
     pub fn train(self, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
         let job = self.job.unwrap_or_else(|| Job::new("job"));
         let mut prepared = Prepared::new(job, self.given, process::cores())?;
@@ -78,7 +78,7 @@ impl App {
         self.job.as_ref()
     }
 
-    /// What the program brings itself.
+    /// What the program provides: network and data.
     pub fn given(&self) -> Given {
         self.given.clone()
     }

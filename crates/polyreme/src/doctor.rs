@@ -1,4 +1,4 @@
-//! `polyreme doctor`: what this machine is, and what it can do at most.
+//! `polyreme doctor`: this machine and its limits.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::cluster::interfaces::interfaces;
 use crate::cluster::mpi;
 use crate::process;
 
-/// A program that says its version does so within this time.
+/// How long `mpirun --version` may take.
 const VERSION_TIME: Duration = Duration::from_secs(5);
 
 /// What was found and measured.
@@ -24,7 +24,7 @@ pub struct DoctorReport {
     pub cores: usize,
     /// The cores of each NUMA node that this process may use, as `0-3,8`.
     pub numa_nodes: Vec<String>,
-    /// Cores' worth of time that this process is granted, if that is less than the cores it may run on.
+    /// The CPU quota of this process in cores, if that is less than the cores it may run on.
     pub quota: Option<usize>,
     /// The instruction set that most kernels use.
     pub simd: String,
@@ -38,7 +38,7 @@ pub struct DoctorReport {
     pub add_bandwidth_gbs: f64,
     /// A copy on one core.
     pub copy_bandwidth_gbs: f64,
-    /// Encrypting a segment on one core, with the copy that it takes.
+    /// Encrypting a segment on one core, including the copy.
     pub seal_gbs: f64,
     /// Decrypting and checking it on one core.
     pub open_gbs: f64,
@@ -52,13 +52,13 @@ pub struct DoctorReport {
     pub shared_memory: Result<(), String>,
 }
 
-/// Looks and measures with these instructions, for about a second.
+/// Examines and measures the machine with these instructions, for about a second.
 pub fn examine(isa: Isa) -> DoctorReport {
     let cx = Cx { isa, ..Cx::serial() };
     // Larger than any last-level cache that two cores share.
     let (mut target, source) = (vec![1.0; 16 << 20], vec![1.0; 16 << 20]);
     let machine = Machine::read();
-    // Without random numbers nothing can be sealed, and nothing is.
+    // Without random numbers nothing can be sealed, and the speed is 0.
     let (seal_gbs, open_gbs) = seal::speed().map_or((0.0, 0.0), |s| (s.seal_gbs, s.open_gbs));
     DoctorReport {
         cpu: process::cpu_name(),
@@ -80,8 +80,8 @@ pub fn examine(isa: Isa) -> DoctorReport {
     }
 }
 
-/// What tells the version in the output of `mpirun --version`: the first line, and the next with it where that only has the
-/// name, as MPICH's.
+/// The version in the output of `mpirun --version`: the first line, and the next one where the first only has the name,
+/// as MPICH's.
 fn mpi_version() -> Option<String> {
     let mut asked = Command::new("mpirun");
     asked.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -105,7 +105,7 @@ fn mpi_version() -> Option<String> {
     }
 }
 
-/// Makes memory as ranks of one host share it, and opens it as another process would.
+/// Creates shared memory as ranks of one host do, and opens it as another process would.
 fn share_memory() -> Result<(), String> {
     let bytes = 1 << 16;
     let made = Segment::create(bytes, bytes).map_err(|e| e.to_string())?;
@@ -121,18 +121,18 @@ impl std::fmt::Display for DoctorReport {
             writeln!(f, "{:<12} node {i}: {node}", if i == 0 { "numa" } else { "" })?;
         }
         if let Some(quota) = self.quota {
-            writeln!(f, "quota        {quota} cores' worth of time; ranks are not pinned")?;
+            writeln!(f, "quota        CPU time of {quota} cores; ranks are not pinned")?;
         }
         writeln!(f, "simd         {}", self.simd)?;
         let features = if self.features.is_empty() { "none".into() } else { self.features.join(" ") };
         writeln!(f, "features     {features}")?;
         writeln!(f, "memory       {:.1} GiB", self.memory_gib)?;
-        writeln!(f, "peak         {:.1} GFLOP/s a core, multiply-adds in f32", self.fma_peak_gflops)?;
-        writeln!(f, "bandwidth    {:.1} GB/s a core for a += b", self.add_bandwidth_gbs)?;
-        writeln!(f, "             {:.1} GB/s a core for a copy", self.copy_bandwidth_gbs)?;
+        writeln!(f, "peak         {:.1} GFLOP/s per core, multiply-adds in f32", self.fma_peak_gflops)?;
+        writeln!(f, "bandwidth    {:.1} GB/s per core for a += b", self.add_bandwidth_gbs)?;
+        writeln!(f, "             {:.1} GB/s per core for a copy", self.copy_bandwidth_gbs)?;
         writeln!(
             f,
-            "encryption   {:.1} GB/s a core to seal, {:.1} GB/s to open",
+            "encryption   {:.1} GB/s per core to seal, {:.1} GB/s to open",
             self.seal_gbs, self.open_gbs
         )?;
         for (i, interface) in self.interfaces.iter().enumerate() {
@@ -144,7 +144,7 @@ impl std::fmt::Display for DoctorReport {
         }
         match &self.shared_memory {
             Ok(()) => write!(f, "shm          processes of this host can share memory"),
-            Err(why) => write!(f, "shm          not to be had: {why}; take --transport tcp"),
+            Err(why) => write!(f, "shm          not available: {why}; use --transport tcp"),
         }
     }
 }

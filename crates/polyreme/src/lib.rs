@@ -1,17 +1,17 @@
-//! The front door of Polyreme: what the command line does, and the crates behind it by their short names.
+//! The front door of Polyreme: the command line, and the crates behind it by their short names.
 //!
-//! This crate alone reads flags, the terminal and what the operating system says of the process; everything below
-//! is told.
+//! Only this crate reads flags, the environment, the terminal and the state of the process; the crates below get them
+//! as arguments.
 //!
 //! # Layout
 //! - [`app`]: a job defined in Rust, with the whole command line.
 //! - [`cli`]: the commands. [`mod@bench`], [`doctor`]: two of them that are libraries too.
-//! - [`cluster`]: how many ranks there are, on which cores, and who starts them.
-//! - [`output`]: the standard streams, which hold nobody who trains.
+//! - [`cluster`]: how many ranks there are, on which cores, and what starts them.
+//! - [`output`]: the standard streams, which never block training.
 //! - [`process`]: the process and the machine, as the operating system sees them.
 
 #![forbid(unsafe_code)]
-// They panic when their reader has gone; see `output`.
+// They panic when the pipe is closed; see `output`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod app;

@@ -1,11 +1,11 @@
-//! How much memory the ranks of this host may take: the machine's, what control groups allow, and what ulimits leave.
+//! How much memory the ranks of this host may use: limits of the machine, of control groups and of ulimits.
 //!
-//! A job is refused by what does not change while it waits: all of the machine's memory, not what is free of it now. A
-//! page cache that fills the machine makes way, and another process may be about to end; what is available now is worth a
-//! warning only. Swap does not count: a step touches everything that training holds, so a job that fits with swap alone
-//! runs at the disk's pace. Of a ulimit, what this process has taken already is gone.
+//! A job is refused by limits that do not change: all of the machine's memory, not what is free now. The page cache can
+//! be evicted, and another process may be about to end; too little available memory is only worth a warning. Swap does
+//! not count: a step touches all memory of a training run, so a job that needs swap runs at the speed of the disk. Of a
+//! ulimit, what this process already uses is subtracted.
 //!
-//! What is read are functions of file contents, given by a reader; [`limits`] and [`warning`] ask the system.
+//! The parsers are functions of file contents, given by a reader; [`limits`] and [`warning`] ask the system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use rustix::process::{Resource, getrlimit};
 /// Gives the content of a file, if it can be read.
 type Reader<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
-/// From here on a number means that there is no limit: an exbibyte.
+/// A larger number means that there is no limit: an exbibyte.
 const NO_LIMIT: usize = 1 << 60;
 
 /// What bounds the memory of this process and those beside it.
@@ -30,7 +30,7 @@ fn available_bytes(read: Reader) -> Option<usize> {
     kib(&read(Path::new("/proc/meminfo"))?, "MemAvailable:")
 }
 
-/// What to say if the job fits, but not beside what runs now.
+/// A warning if the job fits, but not beside the processes that run now.
 pub fn warning(need: &Need) -> Option<String> {
     crowded(need, available_bytes(&system)?)
 }
@@ -39,8 +39,7 @@ fn crowded(need: &Need, available: usize) -> Option<String> {
     let mib = |bytes: usize| thousands((bytes >> 20) as u64);
     (need.host > available).then(|| {
         format!(
-            "training takes at least {} MiB on this host, and {} MiB are available now: other processes have the \
-             rest, and the system may end one of them",
+            "training takes at least {} MiB on this host and {} MiB are available now: other processes use the rest, and the system may kill one of them",
             mib(need.host),
             mib(available)
         )
@@ -97,7 +96,7 @@ fn limit_files(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
             _ => continue,
         };
         for (root, mount) in mountinfo.lines().filter_map(|line| mount_of(line, kind)) {
-            // A container may see a part of the tree only, and what lies around that under no name.
+            // A container may see only a part of the tree, and not the groups around it.
             let inside = Path::new(group).strip_prefix(&root).unwrap_or(Path::new(""));
             let hidden = inside.components().any(|c| c.as_os_str() == "..");
             let folder = if hidden { mount.clone() } else { mount.join(inside) };
@@ -216,7 +215,7 @@ mod tests {
         let machine = (Scope::Host, 24_682_416 << 10);
         assert_eq!(limits_with(&[], [None, None]), []);
         assert_eq!(limits_with(&[meminfo, status], [None, None]), [machine]);
-        // What the process has is gone, even if it has more than it may.
+        // What the process uses is subtracted, even if that is more than its limit.
         let ulimits = [Some(3 << 20), Some(100)];
         assert_eq!(
             limits_with(&[meminfo, status], ulimits),

@@ -1,4 +1,4 @@
-//! What the operating system says of this process and this machine.
+//! What the operating system says about this process and this machine.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ pub fn resident_bytes() -> usize {
     status_kib("VmRSS:") * 1024
 }
 
-/// Bytes of this program's code and constants that are not resident yet; they will be, as they are first used.
+/// Bytes of this program's code and constants that are not resident yet; they are loaded at their first use.
 pub fn code_to_come_bytes() -> usize {
     let Ok(program) = std::env::current_exe() else { return 0 };
     let maps = fs::read_to_string("/proc/self/smaps").unwrap_or_default();
@@ -40,9 +40,9 @@ pub fn peak_resident_bytes() -> usize {
     status_kib("VmHWM:") * 1024
 }
 
-/// Starts the peak anew, so that one process can measure several jobs.
+/// Resets the peak, so that one process can measure several jobs.
 pub fn reset_peak() {
-    // Where this is refused, the peak is that of the whole process: an upper bound.
+    // If this is refused, the peak is that of the whole process: an upper bound.
     drop(fs::write("/proc/self/clear_refs", "5"));
 }
 
@@ -59,12 +59,12 @@ pub fn memory_bytes() -> usize {
     kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemTotal:") * 1024
 }
 
-/// Lets this process and those that it starts have as many open files as the system allows. A rank has a connection to each
-/// rank that it talks with, a launcher three pipes to each that it started; the usual soft limit of 1024 is one of
-/// old programs that cannot count further.
+/// Lets this process and those that it starts have as many open files as the system allows. A rank has a connection to
+/// each rank that it talks with, a launcher three pipes to each that it started; the usual soft limit of 1024 exists
+/// for old programs that use `select`.
 pub fn raise_open_files() {
     let limits = getrlimit(Resource::Nofile);
-    // Where this is refused, what there is has to do: a connection that finds no file says so.
+    // If this is refused, the old limit stays: a connection without a descriptor reports an error.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, maximum: limits.maximum });
 }
 

@@ -44,7 +44,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// What all ranks hold, after two steps of `gpt`, as they say it; the allocator must say the same.
+/// What all ranks report to hold after two steps of `gpt`; the allocator must agree.
 fn held(ranks: usize, shard_gradients: bool) -> Held {
     // The batch makes activations, not weights.
     let job = BenchJob { batch: 1, ..BenchJob::by_name("gpt").unwrap() };

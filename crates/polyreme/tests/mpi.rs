@@ -63,7 +63,7 @@ fn command(folder: &TempDir, name: &str, ranks: Option<(&Launcher, usize)>, more
     command
 }
 
-/// Runs it; what it said.
+/// Runs it and returns its output.
 fn train(folder: &TempDir, name: &str, ranks: Option<(&Launcher, usize)>, more: &[&str]) -> String {
     let out = output(&mut command(folder, name, ranks, more));
     assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
@@ -108,7 +108,7 @@ fn losses_under_mpirun_are_those_of_one_rank() {
     }
 }
 
-/// Gradients that only their owners keep, in small buckets and several pieces.
+/// Sharded gradients, in small buckets and several microbatches.
 #[test]
 fn sharded_gradients_under_mpirun_give_the_losses_of_one_rank() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
-//! `polyreme bench collective`: how long ranks take to do something together, by size.
+//! `polyreme bench collective`: how long collectives take, by size.
 //!
-//! Timed as `allreduce_mpi.c` and `ddp.py` time their peers: three calls that do not count, a barrier, the mean of twenty;
-//! of the ranks, the slowest. What was timed is also checked, before and after: a fast sum that is wrong is no result.
+//! Timed as `allreduce_mpi.c` and `ddp.py` time their peers: three warm-up calls, a barrier, the mean of twenty calls
+//! on the slowest rank. Results are checked before and after: a wrong sum is not a measurement.
 
 use std::fmt;
 use std::time::Instant;
@@ -19,28 +19,28 @@ pub const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
 /// The largest size that can be asked for.
 pub const SIZE_MAX: usize = 1 << 34;
 
-/// What ranks do together.
+/// A collective.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum BenchOp {
     /// Every rank gets the sum of all.
     #[value(alias = "all-reduce")]
     Allreduce,
-    /// Each rank gets its part of the sum of all.
+    /// Each rank gets its shard of the sum of all.
     ReduceScatter,
-    /// Every rank gets the parts of all.
+    /// Every rank gets the shards of all.
     #[value(alias = "allgather")]
     AllGather,
-    /// Every rank gets what rank 0 has.
+    /// Every rank gets rank 0's data.
     Broadcast,
-    /// Every rank gets a part from each.
+    /// Every rank gets a shard from each.
     #[value(alias = "alltoall")]
     AllToAll,
-    /// Nobody goes on before all are there.
+    /// No rank goes on before all have entered.
     Barrier,
 }
 
 impl BenchOp {
-    /// Its name, as flags have it.
+    /// Its name in flags.
     pub fn name(self) -> &'static str {
         match self {
             BenchOp::Allreduce => "allreduce",
@@ -53,7 +53,7 @@ impl BenchOp {
     }
 }
 
-/// What one size came to.
+/// The result for one size.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CollectiveReport {
     /// The operation.
@@ -70,7 +70,7 @@ pub struct CollectiveReport {
     pub wrong: u64,
 }
 
-/// The head of the table for people.
+/// The header of the table for people.
 pub const HEADER: &str = "op              transport  ranks        bytes            us        GB/s";
 
 impl fmt::Display for CollectiveReport {
@@ -123,11 +123,11 @@ struct BenchCall {
 impl BenchCall {
     fn new(comm: &mut Comm, op: BenchOp, n: usize) -> Result<BenchCall, Lost> {
         let size = comm.size();
-        // All-to-all: everybody gets as much from each as it sends to it, so parts are equal and the rest stays.
+        // All-to-all: every rank gets as much from each as it sends to it, so shards are equal and the remainder stays.
         let part = n / size;
         Ok(BenchCall {
             op,
-            // Gradients lie in such memory too.
+            // Gradients are in such memory too.
             data: comm.buffer(n)?,
             other: comm.buffer(if op == BenchOp::AllToAll { n } else { 0 })?,
             cuts: (0..=size).map(|r| n * r / size).collect(),
@@ -150,7 +150,7 @@ impl BenchCall {
         }
     }
 
-    /// Calls it once with numbers of which every rank can tell what they come to; how many are not that here.
+    /// Calls it once with numbers whose result every rank can compute; returns how many elements are wrong here.
     fn wrong(&mut self, comm: &mut Comm) -> Result<u64, Lost> {
         let rank = comm.rank();
         self.data.iter_mut().enumerate().for_each(|(i, x)| *x = given(rank, i));
@@ -158,7 +158,7 @@ impl BenchCall {
         Ok(self.off(comm.rank(), comm.size()))
     }
 
-    /// How many elements are not what the call comes to for this rank.
+    /// How many elements of this rank's result are wrong.
     fn off(&self, rank: usize, size: usize) -> u64 {
         let (data, cuts, parts) = (&self.data[..], &self.cuts, &self.parts);
         let ranks: f32 = (0..size).map(|r| given(r, 0)).sum();
@@ -182,7 +182,8 @@ impl BenchCall {
     }
 }
 
-/// What a rank has at a place before a call: unlike its neighbours', unlike the other ranks', and so small that sums are exact.
+/// Element `i` of a rank before a call: different from its neighbours and from other ranks, and small enough for exact
+/// sums.
 fn given(rank: usize, i: usize) -> f32 {
     (rank % 64 + i % 61) as f32
 }

@@ -18,7 +18,7 @@ pub struct BenchJob {
     pub name: &'static str,
     /// The model.
     pub model: Model,
-    /// Samples (for `gpt`, sequences) a step.
+    /// Samples (for `gpt`, sequences) per step.
     pub batch: usize,
     /// The optimizer.
     pub optimizer: Optimizer,
@@ -47,8 +47,8 @@ impl BenchJob {
         Some(BenchJob { name, model, batch, optimizer, lr, timed_steps })
     }
 
-    /// The program of a rank's training step; with a budget, activations are recomputed so that an engine of `threads` takes at
-    /// most so many bytes.
+    /// The program of a rank's training step; with a budget, activations are recomputed so that an engine with
+    /// `threads` threads stays within it.
     pub fn program(
         &self,
         plan: &Plan,

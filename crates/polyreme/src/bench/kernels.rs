@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::median_seconds;
 
-/// What one kernel came to.
+/// The result for one kernel.
 #[derive(Clone, Debug, Serialize)]
 pub struct KernelReport {
     /// Its name.
@@ -25,11 +25,11 @@ pub struct KernelReport {
     pub threads: usize,
     /// The median time of a call.
     pub us: f64,
-    /// Multiply-adds times two over the time; nothing for kernels that memory bounds.
+    /// Multiply-adds times two over the time; `None` for memory-bound kernels.
     pub gflops: Option<f64>,
-    /// Of the measured multiply-add peak of one core times the threads.
+    /// The share of the measured multiply-add peak of one core times the threads.
     pub peak_share: Option<f64>,
-    /// Bytes that must move over the time; nothing for kernels that arithmetic bounds.
+    /// Bytes that must move over the time; `None` for compute-bound kernels.
     pub gbs: Option<f64>,
 }
 
@@ -313,7 +313,7 @@ fn noise(n: usize) -> Vec<f32> {
     data
 }
 
-/// The head of the table for people.
+/// The header of the table for people.
 pub const HEADER: &str = "kernel                       us    GFLOP/s  of peak    GB/s  shape";
 
 impl std::fmt::Display for KernelReport {

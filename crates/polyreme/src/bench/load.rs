@@ -1,4 +1,4 @@
-//! `polyreme bench load`: how fast the samples of a job come out of their files, ready for a step.
+//! `polyreme bench load`: how fast the samples of a job are loaded, ready for a step.
 
 use std::fmt;
 use std::time::Instant;
@@ -8,22 +8,22 @@ use polyreme_train::TrainError;
 use polyreme_train::run::Prepared;
 use serde::Serialize;
 
-/// What loading came to.
+/// The result of a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct LoadReport {
     /// The job.
     pub job: String,
     /// The kind of data.
     pub kind: &'static str,
-    /// Samples of a pass.
+    /// Samples per epoch.
     pub samples: usize,
     /// Loader threads.
     pub threads: usize,
-    /// Samples a second of each pass: the first reads and decodes files, later ones may find them in memory.
+    /// Samples per second of each epoch: the first reads and decodes files, later ones may find them in memory.
     pub samples_per_s: Vec<f64>,
 }
 
-/// Reads the training set `passes` times, shuffled, augmented and normalised as in training, and throws it away.
+/// Loads `passes` epochs of the training set, shuffled, augmented and normalised as in training, and discards them.
 pub fn measure(prepared: &Prepared, threads: usize, passes: u64) -> Result<LoadReport, TrainError> {
     let (job, set) = (&prepared.job, &prepared.sets.train);
     let options = LoaderOptions {
@@ -53,7 +53,7 @@ impl fmt::Display for LoadReport {
             self.job, self.samples, self.kind, self.threads
         )?;
         for (pass, speed) in self.samples_per_s.iter().enumerate() {
-            write!(f, "\n  pass {}: {speed:.0} samples/s", pass + 1)?;
+            write!(f, "\n  epoch {}: {speed:.0} samples/s", pass + 1)?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! `polyreme bench`: how fast steps and kernels are, beside what the machine can do.
+//! `polyreme bench`: how fast steps and kernels are, compared with what the machine can do.
 
 pub mod collective;
 pub mod jobs;
@@ -9,11 +9,11 @@ pub mod step;
 
 use std::time::{Duration, Instant};
 
-/// Calls do not count for at least so long: a core that was idle takes this time to reach its clock rate (steps of
-/// `mlp` are 4 % slower before).
+/// The least time of warm-up: an idle core needs this long to reach its clock rate (steps of `mlp` are 4 % slower
+/// before).
 const WARM_UP: Duration = Duration::from_millis(300);
 
-/// The median of `n` timed calls, in seconds, after at least `warm_up` calls that do not count.
+/// The median of `n` timed calls, in seconds, after at least `warm_up` untimed calls.
 pub(crate) fn median_seconds<E>(
     warm_up: usize,
     n: usize,

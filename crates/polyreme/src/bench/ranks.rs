@@ -1,5 +1,4 @@
-//! `polyreme bench step --ranks N`: training steps of the reference jobs that several ranks share, each with the job's
-//! batch.
+//! `polyreme bench step --ranks N`: training steps of the reference jobs on several ranks, each with the job's batch.
 
 use std::time::Instant;
 
@@ -18,10 +17,10 @@ const MIB: f64 = (1 << 20) as f64;
 /// Steps whose losses are reported, however fast the machine is.
 const FIRST: usize = 3;
 
-/// Buckets of gradients that are sent while the backward pass goes on.
+/// The size of gradient buckets, which are sent during the backward pass.
 const BUCKET_BYTES: usize = 1 << 20;
 
-/// What one job came to.
+/// The result for one job.
 #[derive(Clone, Debug, Serialize)]
 pub struct RanksReport {
     /// The job.
@@ -30,7 +29,7 @@ pub struct RanksReport {
     pub ranks: usize,
     /// What carried the data.
     pub transport: String,
-    /// Threads of each.
+    /// Threads of each rank.
     pub threads: usize,
     /// The median time of a step.
     pub step_ms: f64,
@@ -38,13 +37,13 @@ pub struct RanksReport {
     pub gflops: f64,
     /// The share of the time that rank 0 spent waiting for others.
     pub waiting: f64,
-    /// Whether ranks keep the gradients of their own range only.
+    /// Whether each rank keeps only its own shard of the gradients.
     pub shard_gradients: bool,
-    /// What the engines of rank 0's process were to take.
+    /// The planned memory of the engines in rank 0's process.
     pub planned_mib: f64,
-    /// What rank 0's process took.
+    /// The peak memory of rank 0's process.
     pub peak_rss_mib: f64,
-    /// Parameters of all ranks together; what they share counts once.
+    /// Parameters of all ranks together; shared ones count once.
     pub param_mib: f64,
     /// Gradients of all ranks together.
     pub grad_mib: f64,
@@ -69,11 +68,11 @@ pub struct RankSettings {
     pub transport: String,
     /// How many ranks are threads of this process.
     pub local: usize,
-    /// Whether ranks keep the gradients of their own range only.
+    /// Whether each rank keeps only its own shard of the gradients.
     pub shard_gradients: bool,
 }
 
-/// One rank's part of a measurement; every rank calls it with the same arguments. Gives the group back.
+/// One rank's part of a measurement; every rank calls it with the same arguments. Returns the group.
 pub fn measure(
     job: &BenchJob,
     comm: Comm,
@@ -114,7 +113,7 @@ pub fn measure(
     Ok((report, engine.leave()))
 }
 
-/// How a rank of this group shares a step.
+/// The plan of a rank of this group.
 pub fn plan(comm: &Comm, shard_gradients: bool) -> Plan {
     let shares = comm.shares_memory() && comm.size() > 1;
     let usual = if shares { Keeps::OwnMoments } else { Keeps::All };
@@ -159,7 +158,7 @@ fn time(job: &BenchJob, engine: &mut Engine, n: usize) -> Result<Times, ExecErro
         if let Some(first) = first_losses.get_mut(k) {
             *first = totals.loss;
         }
-        // Ranks agree on when they are warm: all of them, and the first steps at least.
+        // Ranks agree on when warm-up is over: for all of them, and after the first steps at least.
         let mut cold = [f32::from(u8::from(k + 1 < FIRST || began.elapsed() < WARM_UP))];
         engine.comm().all_reduce(&mut cold, Reduce::Max)?;
         if cold[0] == 0.0 {
@@ -179,7 +178,7 @@ fn time(job: &BenchJob, engine: &mut Engine, n: usize) -> Result<Times, ExecErro
     Ok(Times { seconds: times[times.len() / 2], waiting, loss, first_losses })
 }
 
-/// The head of the table for people.
+/// The header of the table for people.
 pub const HEADER: &str = "job     ranks  transport  threads     step ms    GFLOP/s   waiting  planned MiB  gradients MiB  actual MiB       loss";
 
 impl std::fmt::Display for RanksReport {

@@ -14,7 +14,7 @@ use crate::process;
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// What one job came to.
+/// The result for one job.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepReport {
     /// The job.
@@ -25,7 +25,7 @@ pub struct StepReport {
     pub step_ms: f64,
     /// Multiply-adds times two, as if convolutions were computed directly, over the time.
     pub gflops: f64,
-    /// Of the measured multiply-add peak of one core times the threads.
+    /// The share of the measured multiply-add peak of one core times the threads.
     pub peak_share: f64,
     /// What the process was to take at most: what it took before, the rest of its code, and the plan.
     pub planned_peak_mib: f64,
@@ -56,7 +56,7 @@ pub struct StepSettings {
     pub budget_bytes: Option<usize>,
 }
 
-/// Measures `job`. `since_start` tells the milliseconds since the process began.
+/// Measures `job`. `since_start` gives the milliseconds since the process began.
 pub fn measure(
     job: &BenchJob,
     settings: StepSettings,
@@ -167,7 +167,7 @@ impl std::fmt::Display for OpReport {
     }
 }
 
-/// The head of the table for people.
+/// The header of the table for people.
 pub const HEADER: &str =
     "job     threads     step ms    GFLOP/s   of peak   planned MiB   actual MiB   first step ms";
 

@@ -26,7 +26,7 @@ pub(super) enum Bench {
     /// measured multiply-add peak, and planned and actual peak memory; with --json also what parameters, gradients and
     /// optimizer state take of it, on all ranks together.
     Step(StepArgs),
-    /// What ranks do together: all-reduce and its family, by size.
+    /// Collectives: all-reduce and its family, by size.
     ///
     /// Prints the mean time of a call on the slowest rank, and the bytes of each rank's buffer over it. What was timed is
     /// checked too: wrong elements are an error.
@@ -48,13 +48,13 @@ pub(super) struct StepArgs {
     /// Recompute activations so that parameters, gradients, optimizer state and activations take at most this much.
     #[arg(long, value_name = "MIB")]
     memory_mib: Option<usize>,
-    /// Several ranks: each keeps the gradients of its own range only, as `parallel.shard_gradients` of a job.
+    /// With several ranks: each keeps only its own shard of the gradients, as with `parallel.shard_gradients` of a job.
     #[arg(long)]
     shard_gradients: bool,
-    /// Also say where the time goes: a line for each kind of node, the slowest first.
+    /// Also show where the time goes: one line per kind of node, the slowest first.
     #[arg(long)]
     ops: bool,
-    /// Print one JSON object a job.
+    /// Print one JSON object per job.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -63,13 +63,13 @@ pub(super) struct StepArgs {
 
 #[derive(Args)]
 pub(super) struct CollectiveArgs {
-    /// What to do together; may be given several times.
+    /// The collective to measure; may be given several times.
     #[arg(long = "op", value_name = "OP", default_value = "allreduce")]
     ops: Vec<BenchOp>,
     /// Bytes of each rank's buffer, such as `4K,1M` [default: 4K,64K,1M,16M,64M].
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = collective::parse_size)]
     sizes: Vec<usize>,
-    /// Print one JSON object a size.
+    /// Print one JSON object per size.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -84,7 +84,7 @@ pub(super) struct KernelArgs {
     /// Threads [default: all cores].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Print one JSON object a kernel.
+    /// Print one JSON object per kernel.
     #[arg(long)]
     json: bool,
 }
@@ -100,7 +100,7 @@ pub(super) struct LoadArgs {
     /// Loader threads [default: all cores].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
     threads: Option<u16>,
-    /// Passes over the set.
+    /// Epochs to load.
     #[arg(long, value_name = "N", default_value_t = 2)]
     passes: u64,
     /// Print one JSON object.
@@ -134,10 +134,12 @@ impl StepArgs {
     }
 }
 
-/// Steps that several ranks share. Each job has a group of its own, as each run has.
+/// Steps on several ranks. Each job has its own group, as each run has.
 fn bench_ranks(args: &StepArgs, isa: Isa) -> Outcome {
     if args.ops || args.memory_mib.is_some() {
-        return Err(Failure::usage("--ops and --memory-mib are for one rank; leave out --ranks and its kin"));
+        return Err(Failure::usage(
+            "--ops and --memory-mib are for one rank; leave out --ranks and related flags",
+        ));
     }
     let Some(mut group) = args.ranks.enter(Asked::default(), "bench step", Arc::default())? else {
         return Ok(());
@@ -199,7 +201,7 @@ fn bench_collective(args: &CollectiveArgs) -> Outcome {
                 }
                 if wrong > 0 {
                     return Err(Failure::world(format!(
-                        "{op} of {bytes} bytes: {wrong} elements were wrong; please report it with what `polyreme doctor` says"
+                        "{op} of {bytes} bytes: {wrong} elements were wrong; please report this with the output of `polyreme doctor`"
                     )));
                 }
             }
@@ -211,7 +213,7 @@ fn bench_collective(args: &CollectiveArgs) -> Outcome {
 
 fn bench_step(args: &StepArgs, isa: Isa, start: Instant) -> Outcome {
     if args.shard_gradients {
-        return Err(Failure::usage("--shard-gradients is for several ranks; say how many with --ranks"));
+        return Err(Failure::usage("--shard-gradients needs several ranks; set their number with --ranks"));
     }
     if !args.json {
         writeln!(io::stdout(), "{}", step::HEADER)?;

@@ -12,23 +12,23 @@ use crate::output::{self, CLEAR};
 
 #[derive(Subcommand)]
 pub(super) enum Data {
-    /// Download a set, check its checksums, and say where it is. A download that was cut goes on.
+    /// Download a set, verify its checksums, and print where it is. An interrupted download is continued.
     Get {
         /// Which set; `polyreme data list` names them.
         name: String,
         /// The folder [default: data/NAME, where job files look for it].
         #[arg(long, value_name = "FOLDER")]
         into: Option<PathBuf>,
-        /// Another place to get the files from: a URL, or a folder.
+        /// A mirror to get the files from: a URL, or a folder.
         #[arg(long, value_name = "URL")]
         mirror: Option<String>,
         /// Print JSON lines: what happens to each file, and at the end the folder.
         #[arg(long)]
         json: bool,
     },
-    /// Name the sets that can be got.
+    /// List the sets that can be downloaded.
     List {
-        /// Print a JSON object a set.
+        /// Print one JSON object per set.
         #[arg(long)]
         json: bool,
     },
@@ -66,11 +66,11 @@ impl Data {
     }
 }
 
-/// How a download looks: one line that moves on a terminal, a line a file elsewhere.
+/// How a download is shown: one moving line on a terminal, one line per file elsewhere.
 struct DownloadLine {
     terminal: bool,
     json: bool,
-    /// Sources that did not give the file that is being fetched. If none does, the error has them all.
+    /// Sources that failed for the current file. If all fail, the error lists them.
     failures: Vec<String>,
 }
 
@@ -93,7 +93,7 @@ impl DownloadLine {
             Progress::Bytes { file, have, total } if self.terminal => {
                 let share = 100.0 * have as f64 / total.max(1) as f64;
                 let (have, total) = (have as f64 / 1e6, total as f64 / 1e6);
-                // A terminal that does not take it loses a picture, nothing else.
+                // A failed write only loses a progress line.
                 drop(write!(io::stderr(), "{CLEAR}{file}: {have:.1} of {total:.1} MB, {share:.0}%"));
             }
             Progress::Bytes { .. } => {}
@@ -109,14 +109,14 @@ impl DownloadLine {
         output::say(&format!("{}{line}", if self.terminal { CLEAR } else { "" }));
     }
 
-    /// Says which sources did not give a file that another one gave.
+    /// Shows which sources failed for a file that another one provided.
     fn show_failures(&mut self) {
         for failure in std::mem::take(&mut self.failures) {
             self.say(&format!("warning: {failure}"));
         }
     }
 
-    /// A line a file and happening; bytes are too many to tell.
+    /// One line per file and event; progress in bytes would be too many.
     fn line_of_json(&self, progress: Progress<'_>) {
         let value = match progress {
             Progress::Present { file } => json!({"event": "present", "file": file}),
@@ -127,7 +127,7 @@ impl DownloadLine {
             }
             Progress::Unpack { file } => json!({"event": "unpack", "file": file}),
         };
-        // A reader that has gone does not end the download.
+        // A closed pipe does not end the download.
         let _ = print_json(&value);
     }
 }

@@ -1,4 +1,4 @@
-//! How a command ends: what is said last, and the exit code.
+//! How a command ends: its last message, and the exit code.
 //!
 //! For people, an error is text on the standard error. With `--json` the last line of the standard output is also
 //! `{"event":"error","message":…,"exit":…}`, whatever went wrong and however early.
@@ -15,7 +15,7 @@ use super::Outcome;
 use crate::cluster::pumps::ErrorLine;
 use crate::output;
 
-/// What `--help` says of exit codes.
+/// The exit codes, for `--help`.
 pub(super) const EXIT_CODES: &str = "\
 Exit codes:
   0    done
@@ -39,21 +39,21 @@ const READER_GONE: u8 = 128 + SIGPIPE as u8;
 /// An error with the exit code that it ends in.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// What is printed; empty if everything was said.
+    /// What is printed; empty if nothing is left to say.
     pub(super) message: String,
-    /// What programs are told, if it is something else.
+    /// The message for programs, if it differs.
     pub(super) json: Option<String>,
     /// The exit code.
     pub(super) code: u8,
 }
 
 impl Failure {
-    /// What was asked for makes no sense.
+    /// The request makes no sense.
     pub(super) fn usage(message: impl ToString) -> Failure {
         Failure::coded(REFUSED, message)
     }
 
-    /// The mistakes of a job, which say themselves that they are errors.
+    /// The errors of a job, which are already worded as errors.
     pub(super) fn job(errors: JobErrors) -> Failure {
         let place = |e: &JobError| match e.line {
             0 => e.origin.clone(),
@@ -70,7 +70,7 @@ impl Failure {
         Failure::world(error)
     }
 
-    /// The world went wrong.
+    /// An error of the system, the files or the network.
     pub(super) fn world(message: impl ToString) -> Failure {
         Failure::coded(WENT_WRONG, message)
     }
@@ -80,17 +80,17 @@ impl Failure {
         Failure { message: format!("error: {}", message.to_string()), json: None, code }
     }
 
-    /// A message that says itself what it is.
+    /// A message that is complete by itself.
     pub(super) fn said(code: i32, message: &str) -> Failure {
         Failure { message: message.into(), json: None, code: u8::try_from(code).unwrap_or(REFUSED) }
     }
 
-    /// Interrupted; what there was is saved, and it was said.
+    /// Interrupted, saved, and already reported.
     pub(super) fn interrupted() -> Failure {
         Failure::said(INTERRUPTED.into(), "")
     }
 
-    /// What programs are told; empty if everything was said.
+    /// The message for programs; empty if nothing is left to say.
     fn for_programs(&self) -> &str {
         let message = self.message.trim();
         self.json.as_deref().unwrap_or(message.strip_prefix("error: ").unwrap_or(message)).trim()
@@ -119,7 +119,7 @@ fn code(error: &(dyn std::error::Error + 'static)) -> u8 {
     error.downcast_ref().map_or(WENT_WRONG, code_of_training)
 }
 
-/// What the job asks for is refused; what the files or the machine do is not its fault.
+/// A bad job has another code than failing files or a failing machine.
 fn code_of_training(error: &TrainError) -> u8 {
     match error {
         TrainError::Data(error) => code_of_data(error),
@@ -164,25 +164,25 @@ fn code_of_data(error: &DataError) -> u8 {
     }
 }
 
-/// Help or a version that was asked for; or flags that do not read, with what is wrong about them.
+/// Prints help or the version if asked for, or what is wrong with the flags.
 pub(super) fn refuse(refused: &clap::Error) -> Outcome {
     if !refused.use_stderr() {
         return Ok(refused.print()?);
     }
-    // With colours on a terminal, which is why it is printed here.
+    // It has colours on a terminal, which is why it is printed here.
     drop(refused.print());
     let text = refused.render().to_string();
     let json = text.strip_prefix("error: ").unwrap_or(&text).trim().to_string();
     Err(Failure { json: Some(json), ..Failure::said(refused.exit_code(), "") })
 }
 
-/// Says what there is to say, waits for readers but not for ever, and gives the exit code.
+/// Prints the last message, waits for readers with a timeout, and returns the exit code.
 pub(super) fn end(outcome: Outcome, json: bool) -> ExitCode {
-    // A line that has no end is still with the standard library.
+    // An unfinished line is still buffered by the standard library.
     let outcome = outcome.and_then(|()| Ok(io::stdout().flush()?));
     let mut exit = outcome.as_ref().map_or_else(|failure| failure.code, |()| 0);
     if exit == READER_GONE {
-        // As the programs do that take no notice of it; a shell says nothing about them.
+        // As programs do that die of SIGPIPE; a shell does not report them.
         drop(signal_hook::low_level::emulate_default_handler(SIGPIPE));
     }
     if let Err(failure) = &outcome {
@@ -197,11 +197,11 @@ pub(super) fn end(outcome: Outcome, json: bool) -> ExitCode {
     }
     output::out().settle();
     match output::out().failure() {
-        // Training did not mind.
+        // Training went on.
         Some(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         Some(error) => {
             output::err().last(&format!(
-                "error: the standard output could not be written: {error}; what a run leaves in its folder is complete\n"
+                "error: the standard output could not be written: {error}; the run's folder is complete\n"
             ));
             exit = exit.max(WENT_WRONG);
         }

@@ -19,7 +19,7 @@ use crate::process;
 
 #[derive(Args)]
 pub(super) struct EvalArgs {
-    /// A run's folder (its best checkpoint counts), or a checkpoint.
+    /// A run's folder (its best checkpoint is used), or a checkpoint.
     #[arg(value_name = "RUN")]
     run: PathBuf,
     /// Which part of the data [default: test if there is one, else val, else train].
@@ -57,7 +57,7 @@ pub(super) fn eval(app: &App, args: &EvalArgs) -> Outcome {
     let trained = Trained::open(&args.run, &app.given())?;
     let job = train::stored_job(&trained.loaded.manifest.job, &trained.folder(), &args.sets)?;
     let mut prepared = Prepared::to_use(job, app.given(), process::cores(), &trained.preparation)?;
-    // As in training, whatever the data here would give.
+    // Statistics are those of training, not of these data.
     prepared.stats = trained.preparation.stats();
     let sets = &prepared.sets;
     let part = args.on.unwrap_or(match (&sets.test, &sets.validation) {
@@ -71,9 +71,9 @@ pub(super) fn eval(app: &App, args: &EvalArgs) -> Outcome {
         DataSplit::Test => ("test", sets.test.as_ref()),
     };
     let set = set.ok_or_else(|| {
-        Failure::usage(format!("the job's data have no {on} part; `--on train` is always there, and `--set data.validation=0.1` makes one"))
+        Failure::usage(format!("the job's data have no {on} set; `--on train` always works, and `--set data.validation=0.1` splits off a validation set"))
     })?;
-    // All cores are this one judge's.
+    // This process may use all cores.
     let mut judge = trained.judge(set.spec(), block_samples(trained.net(), set.spec())?, process::cores())?;
     let began = Instant::now();
     let scores = evaluate(&mut judge, set, &prepared.plain_transform(set.as_ref())?, 1)?;

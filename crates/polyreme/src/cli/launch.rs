@@ -10,7 +10,7 @@ use crate::app::App;
 use crate::cluster::launch::{LaunchOptions, explain, members, parse_hosts};
 use crate::cluster::{crew, spawn};
 
-/// What people learn from `--help`.
+/// Examples for `--help`.
 const EXAMPLES: &str = "\
 Examples:
   Two hosts, a rank each, and a third one with four:
@@ -27,7 +27,7 @@ ranks after the step and saves.";
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct LaunchArgs {
-    /// The hosts, with a number of ranks where it is not one: `a,b,c:4`. The first one has rank 0.
+    /// The hosts, with the number of ranks if it is not one: `a,b,c:4`. Rank 0 is on the first.
     #[arg(long, value_name = "LIST")]
     hosts: String,
     /// The command that reaches a host, with its options.
@@ -36,7 +36,7 @@ pub(super) struct LaunchArgs {
     /// The name to log in with.
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// This program on the hosts [default: the path that it has here, or else `polyreme` of the host's PATH].
+    /// This program on the hosts [default: its path here, or else `polyreme` in the host's PATH].
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
     /// The folder to work in, on every host [default: this one].
@@ -73,7 +73,7 @@ pub(super) fn launch(app: &App, args: &LaunchArgs) -> Outcome {
     over(crew::run(members(&options), &secret, false)?, |lost| explain(lost, &options))
 }
 
-/// The arguments of each rank, read here first so that a mistake is said once and before anybody logs in.
+/// The arguments of each rank, checked here first so that an error is reported once and before any login.
 fn rank_args(app: &App, rest: &[String]) -> Result<Vec<String>, Failure> {
     let mut args = rest.to_vec();
     if !matches!(args.first().map(String::as_str), Some("train" | "resume")) {

@@ -22,7 +22,7 @@ use self::ending::Failure;
 use crate::app::App;
 use crate::doctor;
 
-/// What a command comes to.
+/// The result of a command.
 type Outcome = Result<(), Failure>;
 
 /// Trains neural networks on all your cores and machines.
@@ -38,15 +38,15 @@ enum Command {
     /// Train what a job file describes.
     ///
     /// Writes a folder: the job as it was resolved, checkpoints, `metrics.jsonl`, TensorBoard files, `report.html` and
-    /// `model.safetensors`. Ctrl-C finishes the step, saves, and says how to go on.
+    /// `model.safetensors`. Ctrl-C finishes the step, saves, and prints how to resume.
     Train(train::TrainArgs),
-    /// Train on several hosts: a process for each slot of each host, started over ssh.
+    /// Train on several hosts: one process per slot of each host, started over ssh.
     Launch(launch::LaunchArgs),
-    /// Go on with a run from its last whole checkpoint, as if it had never stopped.
+    /// Resume a run from its last complete checkpoint, as if it had never stopped.
     Resume(train::ResumeArgs),
     /// Evaluate a trained model.
     Eval(eval::EvalArgs),
-    /// Ask a trained model: labels with probabilities for images and tables, or text that goes on.
+    /// Use a trained model: labels with probabilities for images and tables, or generated text.
     Predict(predict::PredictArgs),
     /// Show a run, a checkpoint, a weights file or a job: parameters, history, graph.
     Inspect(inspect::InspectArgs),
@@ -54,17 +54,17 @@ enum Command {
     ///
     /// Save it beside the job file as `job.schema.json`, and begin the job file with `#:schema ./job.schema.json`.
     Schema,
-    /// Get well-known datasets.
+    /// Download well-known datasets.
     #[command(subcommand)]
     Data(data::Data),
     /// Measure training steps, or kernels one by one.
     #[command(subcommand)]
     Bench(bench::Bench),
-    /// Say what this machine is and what it can do at most: SIMD, cores, peak, bandwidth.
+    /// Describe this machine and its limits: SIMD, cores, peak, bandwidth.
     ///
     /// Every command uses the best instructions that the CPU has. With POLYREME_ISA=avx2 (or scalar, or avx512) in the
-    /// environment it uses no more than those, as a lesser machine would; POLYREME_ISA=-amx,-avx512_bf16 takes features
-    /// away, by the names that this command prints.
+    /// environment it uses no more than those, as an older machine would; POLYREME_ISA=-amx,-avx512_bf16 turns features
+    /// off, by the names that this command prints.
     Doctor {
         /// Print one JSON object.
         #[arg(long)]
@@ -87,7 +87,7 @@ pub fn run(app: App) -> ExitCode {
     ending::end(outcome, json)
 }
 
-/// The app with no more instructions than the environment allows.
+/// The app, limited to the instructions that the environment allows.
 fn allowed(app: App) -> Result<App, Failure> {
     let Some(words) = std::env::var_os(ISA_VARIABLE) else { return Ok(app) };
     let words = words.to_string_lossy();
@@ -95,7 +95,7 @@ fn allowed(app: App) -> Result<App, Failure> {
     isa.map(|isa| app.isa(isa)).map_err(|e| Failure::usage(format!("{ISA_VARIABLE}={words}: {e}")))
 }
 
-/// Limits what kernels may use of the CPU's instructions.
+/// The variable that limits the CPU instructions of kernels.
 const ISA_VARIABLE: &str = "POLYREME_ISA";
 
 fn execute(command: &Command, app: &App, start: Instant) -> Result<(), Failure> {
@@ -113,7 +113,7 @@ fn execute(command: &Command, app: &App, start: Instant) -> Result<(), Failure> 
     }
 }
 
-/// Prints the schema of job files, for people to read too.
+/// Prints the schema of job files, indented.
 fn schema() -> Outcome {
     let mut out = io::stdout().lock();
     serde_json::to_writer_pretty(&mut out, &polyreme_train::job::schema())?;

@@ -1,4 +1,4 @@
-//! Flags about ranks, and what they come to.
+//! Flags about ranks, and the resulting setup.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,17 +31,17 @@ pub(super) struct RankArgs {
     /// Processes of this host, a rank each.
     #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=4096))]
     processes: Option<u16>,
-    /// What carries data between ranks [default: what fits the way they were started].
+    /// What carries data between ranks [default: depends on how they were started].
     #[arg(long, value_name = "T", help_heading = HEADING)]
     transport: Option<Transport>,
     /// Encrypt what ranks send each other over sockets: auto (where it leaves the host), true or false [default:
     /// `parallel.encrypt` of the job, or auto].
     #[arg(long, value_name = "WHEN", help_heading = HEADING, value_parser = encrypt)]
     encrypt: Option<Encrypt>,
-    /// Threads of each rank [default: the cores of its share].
+    /// Threads of each rank [default: one per core of its share].
     #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Let ranks run on any core, instead of each on its own.
+    /// Do not pin ranks to cores.
     #[arg(long, help_heading = HEADING)]
     no_pin: bool,
 }
@@ -58,13 +58,13 @@ impl RankArgs {
         }
     }
 
-    /// What the flags, the job, the environment and this machine come to.
+    /// Decides the setup from the flags, the job, the environment and this machine.
     pub(super) fn decide(&self, job: Asked, machine: &Machine) -> Result<Decided, Failure> {
         decide(self.asked(), job, &|key| std::env::var(key).ok(), machine).map_err(Failure::usage)
     }
 
-    /// Makes the ranks of this process; `None` if it was the launcher, and everything is done. `stop` is set when a
-    /// launcher wants this process to stop.
+    /// Starts the ranks of this process; `None` if it was the launcher and all is done. `stop` is set when a launcher
+    /// asks this process to stop.
     pub(super) fn enter(
         &self,
         job: Asked,
@@ -76,7 +76,7 @@ impl RankArgs {
         self.enter_as(decided, machine, name, stop)
     }
 
-    /// The same, as it was decided.
+    /// The same with a decided setup.
     pub(super) fn enter_as(
         &self,
         decided: Decided,
@@ -94,7 +94,7 @@ impl RankArgs {
         }
     }
 
-    /// Whether anything about several ranks was said, by flags or by whoever started this process.
+    /// Whether flags or an external launcher ask for several ranks.
     pub(super) fn any(&self) -> bool {
         let said = self.ranks.is_some() || self.processes.is_some() || self.transport.is_some();
         said || self
@@ -102,13 +102,13 @@ impl RankArgs {
             .is_ok_and(|d| matches!(d.setup, Setup::Process(_)))
     }
 
-    /// Whether rank 0 is, or will be, of this process.
+    /// Whether rank 0 is, or will be, in this process.
     pub(super) fn speaks(&self) -> Result<bool, Failure> {
         let decided = self.decide(Asked::default(), &Machine::read())?;
         Ok(!matches!(decided.setup, Setup::Process(place) if place.rank > 0))
     }
 
-    /// Threads of each rank, as flags say.
+    /// Threads of each rank, from the flags.
     pub(super) fn threads(&self) -> Option<usize> {
         self.threads.map(usize::from)
     }
@@ -146,7 +146,7 @@ pub(super) fn asked_by_job(spec: &ParallelSpec) -> Asked {
     Asked { ranks, processes: None, threads, transport, encrypt, patience }
 }
 
-/// Says who runs where, if there are several.
+/// Shows where the ranks run, if there are several.
 pub(super) fn show(ranks: &Ranks, as_json: bool) {
     if !ranks.speaks() || ranks.size() < 2 {
         return;
@@ -158,7 +158,7 @@ pub(super) fn show(ranks: &Ranks, as_json: bool) {
     output::err().text(table.into_bytes());
 }
 
-/// The end of this process's part: the others are told that it is over, or why it failed.
+/// Ends this process's part: tells the others that it is done, or why it failed.
 pub(super) fn part(control: Option<Control>, outcome: Outcome) -> Outcome {
     let Some(control) = control else { return outcome };
     match outcome {
@@ -170,14 +170,14 @@ pub(super) fn part(control: Option<Control>, outcome: Outcome) -> Outcome {
     }
 }
 
-/// The exit of a launcher: its ranks have said what there is to say, but for how the first one was lost.
+/// The exit of a launcher: its ranks have printed their messages, except how the first one was lost.
 pub(super) fn over(end: CrewEnd, explain: impl Fn(&Lost) -> String) -> Result<(), Failure> {
     match end {
         CrewEnd::Done => Ok(()),
         CrewEnd::Interrupted { saved: true } => Err(Failure::interrupted()),
         CrewEnd::Interrupted { saved: false } => Err(Failure::coded(
             INTERRUPTED,
-            "interrupted; the ranks ended at once, and nothing more was saved",
+            "interrupted; the ranks ended at once and nothing more was saved",
         )),
         CrewEnd::Lost(lost) => {
             let code = match lost.how {
@@ -185,14 +185,14 @@ pub(super) fn over(end: CrewEnd, explain: impl Fn(&Lost) -> String) -> Result<()
                 _ => 1,
             };
             let json = explain(&lost);
-            // People have read the rank's own words already.
+            // The user has already seen the rank's own message.
             let message = explain(&Lost { error: None, ..lost });
             Err(Failure { json: Some(json), ..Failure::coded(code, message) })
         }
     }
 }
 
-/// This program, to start copies of it.
+/// The path of this program, to start copies of it.
 pub(super) fn program() -> Result<PathBuf, Failure> {
     Ok(std::env::current_exe()?)
 }

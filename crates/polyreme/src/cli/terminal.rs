@@ -18,11 +18,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::output::{self, fit::fold};
 use crate::process;
 
-/// A terminal's line is drawn at most so often.
+/// The least time between two redraws of the progress line.
 const FRAME: Duration = Duration::from_millis(80);
-/// Lines of a log come at least so far apart; epochs always have theirs.
+/// The least time between two lines of a log; epochs always get one.
 const LOG: Duration = Duration::from_secs(10);
-/// Where the texts of an outline and of a summary stand, behind their names.
+/// The column of the texts in an outline and in a summary.
 const OUTLINE_HANG: usize = 11;
 const SUMMARY_HANG: usize = 4;
 
@@ -34,20 +34,20 @@ enum Style {
     Json,
 }
 
-/// Shows a run, and asks it to stop when somebody presses Ctrl-C.
+/// Shows a run, and asks it to stop on Ctrl-C.
 pub(super) struct Screen {
     style: Style,
     stop: Arc<AtomicBool>,
     said_stop: bool,
     shown: Option<Instant>,
     pace: Pace,
-    /// A smoothed loss: the last one alone jumps about.
+    /// A smoothed loss: single values are noisy.
     loss: Option<f64>,
     metrics: Vec<(String, f64)>,
     samples_per_step: usize,
     /// Whether there are several.
     has_ranks: bool,
-    /// What is said when everything else was.
+    /// The summary, which is printed last.
     summary: Option<String>,
 }
 
@@ -73,19 +73,19 @@ impl Screen {
         }
     }
 
-    /// The last of a run: takes the progress line away and says the summary. Waits for a reader, but not for ever.
+    /// Ends the display: clears the progress line and prints the summary. Waits for a reader, with a timeout.
     pub(super) fn close(self) {
         if self.style == Style::Line {
             output::err().clear();
         }
         if let Some(summary) = self.summary {
-            // A launcher brings the standard output to the terminal that this process draws on.
+            // A launcher forwards the standard output to the terminal that this process draws on.
             output::err().settle();
             output::out().last(&summary);
         }
     }
 
-    /// Says a line to people.
+    /// Prints a line for people.
     fn say(&self, line: &str) {
         output::err().line(&fold(line, output::err().width(), 2));
     }
@@ -122,7 +122,7 @@ impl Screen {
     }
 
     fn progress(&self, done: &StepDone, loss: f64) -> Progress<'_> {
-        // Before two glances the mean since the start is all that is known.
+        // Before two samples only the mean since the start is known.
         let steps_per_s = self.pace.steps_per_s().unwrap_or(done.step as f64 / done.seconds.max(1e-9));
         let speed = steps_per_s * self.samples_per_step as f64;
         Progress {
@@ -196,7 +196,7 @@ impl Observer for Screen {
         }
         if self.stop_requested() && !std::mem::replace(&mut self.said_stop, true) && self.style != Style::Json
         {
-            self.say("stopping after this step; once more stops at once");
+            self.say("stopping after this step; press Ctrl-C again to stop at once");
         }
     }
 
@@ -205,10 +205,10 @@ impl Observer for Screen {
     }
 }
 
-/// From now on the first Ctrl-C (or a polite kill) sets `stop`, and the second ends this process at once. A terminal that
-/// goes away sets `stop` too, however often it says so.
+/// From now on the first Ctrl-C (or SIGTERM) sets `stop`, and the second ends this process at once. A hangup of the
+/// terminal sets `stop` too, however often it comes.
 ///
-/// A rank that a launcher started leaves the second one to the launcher: the terminal reaches both.
+/// A rank that a launcher started leaves the second one to the launcher: the terminal signals both.
 pub(super) fn catch_interrupts(stop: &Arc<AtomicBool>, launched: bool) -> io::Result<()> {
     for signal in [SIGINT, SIGTERM] {
         if !launched {
@@ -216,14 +216,14 @@ pub(super) fn catch_interrupts(stop: &Arc<AtomicBool>, launched: bool) -> io::Re
         }
         signal_hook::flag::register(signal, stop.clone())?;
     }
-    // `nohup` has said that nobody minds.
+    // `nohup` ignores it.
     if !process::ignores(SIGHUP) {
         signal_hook::flag::register(SIGHUP, stop.clone())?;
     }
     Ok(())
 }
 
-/// What is going to run, as a few lines of at most `width` columns.
+/// The outline of a run, as a few lines of at most `width` columns.
 pub(super) fn outline_text(o: &Outline, width: Option<usize>) -> String {
     let mut sets = format!("{} samples to train", thousands(o.train_samples as u64));
     for (n, what) in [(o.val_samples, "to validate"), (o.test_samples, "to test")] {
@@ -240,7 +240,7 @@ pub(super) fn outline_text(o: &Outline, width: Option<usize>) -> String {
     let seats = match o.ranks {
         1 => threads(o.threads),
         ranks if o.shard_gradients => {
-            format!("{ranks} ranks of {}, each with its part of the gradients", threads(o.threads))
+            format!("{ranks} ranks of {}, each with its shard of the gradients", threads(o.threads))
         }
         ranks => format!("{ranks} ranks of {}", threads(o.threads)),
     };
@@ -263,13 +263,13 @@ pub(super) fn outline_text(o: &Outline, width: Option<usize>) -> String {
     fold(&text, width, OUTLINE_HANG)
 }
 
-/// What a run came to, as a few lines.
+/// The summary of a run, as a few lines.
 fn summary_text(s: &Summary) -> String {
     let metric = |name: &str| s.metrics.get(name).and_then(serde_json::Value::as_f64);
     let mut text = match s.ending {
         Ending::Finished => format!("done: {} steps in {:.1} s", s.steps, s.seconds),
         Ending::EarlyStop => {
-            format!("stopped early: no gain any more after {} steps, {:.1} s", s.steps, s.seconds)
+            format!("stopped early: no more improvement after {} steps, {:.1} s", s.steps, s.seconds)
         }
         Ending::Interrupted => format!("interrupted: {} steps are saved", s.steps),
     };

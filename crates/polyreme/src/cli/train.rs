@@ -23,7 +23,7 @@ use crate::cluster::enter::Ranks;
 use crate::cluster::{Decided, LAUNCHED, Setup};
 use crate::{memory, output, process};
 
-/// What people learn from `train --help`.
+/// Examples for `train --help`.
 const EXAMPLES: &str = "\
 Examples:
   Everything that this machine has:
@@ -49,7 +49,7 @@ pub(super) struct TrainArgs {
     /// Change a setting: `--set train.batch=128`; may be given several times.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
-    /// Check everything and say what would run; write nothing.
+    /// Check everything and show what would run; write nothing.
     #[arg(long)]
     check: bool,
     /// The run's folder [default: `output.path` of the job, or runs/NAME].
@@ -70,14 +70,14 @@ pub(super) struct TrainArgs {
 
 #[derive(Args)]
 pub(super) struct ResumeArgs {
-    /// The run's folder, or one of its checkpoints: RUN/checkpoints/step-N, or RUN/best. Later checkpoints are then set
-    /// aside under another name; nothing is deleted. A run without a checkpoint starts at step 0.
+    /// The run's folder, or one of its checkpoints: RUN/checkpoints/step-N, or RUN/best. Later checkpoints are then
+    /// renamed and kept; nothing is deleted. A run without a checkpoint starts at step 0.
     #[arg(value_name = "RUN")]
     run: PathBuf,
     /// Change a setting, such as `train.epochs=20` to train for longer.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
-    /// Go on although the data are not those that the run began with.
+    /// Resume although the data have changed since the run began.
     #[arg(long)]
     changed_data: bool,
     /// Print JSON lines; the last one is the summary, or the error.
@@ -138,7 +138,7 @@ fn prepare(
     Ok(Some((ranks, prepared)))
 }
 
-/// Refuses a job that does not fit into memory. One process of each host looks.
+/// Refuses a job that does not fit into memory. One process per host checks.
 fn fit(prepared: &Prepared, setup: &Setup) -> Outcome {
     if matches!(setup, Setup::Process(place) if place.local_rank > 0) {
         return Ok(());
@@ -155,7 +155,7 @@ fn fit(prepared: &Prepared, setup: &Setup) -> Outcome {
     }
 }
 
-/// A job for so many ranks of so many threads, whatever it says itself; its own words stay in it.
+/// A job for this many ranks and threads, whatever it says itself; its own settings are kept in it.
 fn for_ranks(
     app: &App,
     mut job: Job,
@@ -169,7 +169,7 @@ fn for_ranks(
     Ok(prepared)
 }
 
-/// Says what would run, and writes nothing.
+/// Shows what would run, and writes nothing.
 fn check(app: &App, job: Job, args: &TrainArgs) -> Outcome {
     let machine = Machine::read();
     let decided = args.ranks.decide(asked_by_job(&job.parallel), &machine)?;
@@ -193,7 +193,7 @@ fn check(app: &App, job: Job, args: &TrainArgs) -> Outcome {
 }
 
 pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
-    // Rank 0 alone reads the run, which may lie on its host only.
+    // Only rank 0 reads the run, which may be on its host only.
     let reads = args.ranks.speaks()?;
     let found = reads.then(|| Found::at(&args.run)).transpose()?;
     let mut job = match &found {
@@ -234,7 +234,7 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
     start(prepared, &found.folder, Some(hold), loaded.as_ref(), ranks, args.json, stop)
 }
 
-/// What has to be done before a run starts. If it fails here, the other ranks are told why.
+/// Runs what has to be done before a run starts. If it fails, the other ranks are told why.
 fn or_tell<T>(ranks: &mut Ranks, work: impl FnOnce(&mut Ranks) -> Result<T, Failure>) -> Result<T, Failure> {
     work(ranks).inspect_err(|failure| {
         ranks.comms.iter_mut().for_each(|comm| comm.fail(failure.message.trim_start_matches("error: ")));
@@ -250,7 +250,7 @@ pub(super) fn stored_job(text: &str, folder: &Path, sets: &[String]) -> Result<J
     Ok(job)
 }
 
-/// The job of a file, or the program's own.
+/// The job from a file, or the program's own.
 pub(super) fn read_job(app: &App, file: Option<&Path>, sets: &[String]) -> Result<Job, Failure> {
     match (file, app.job()) {
         (Some(file), _) => Job::from_file(file, sets).map_err(Failure::job),

@@ -1,7 +1,7 @@
 //! The machine's cores: which of them this process may use, by NUMA node, and which rank gets which.
 //!
 //! Ranks get **sets** of cores, and the system moves a rank's threads inside its set. Together the sets are all cores
-//! that the process may use, so two jobs that run beside each other with few threads do not meet on the same core.
+//! that the process may use, so two jobs that run at the same time with few threads do not share a core.
 
 use std::fs;
 use std::io;
@@ -13,17 +13,17 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// The cores that this process may use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Machine {
-    /// Cores of each NUMA node that has any; hardware threads of one core stand side by side.
+    /// Cores of each NUMA node that has any; hardware threads of one core are adjacent.
     pub nodes: Vec<Vec<usize>>,
-    /// So many cores' worth of time is granted to this process, if that is less than the cores it may run on (a
-    /// container's limit). No core belongs to it then, so nothing is pinned.
+    /// The CPU quota of this process in cores, if that is less than the cores it may run on (a container's limit). Then
+    /// it owns no core, so nothing is pinned.
     pub quota: Option<usize>,
-    /// Somebody chose these cores for this process alone, as `mpirun` and `srun` do: ranks beside it have others.
+    /// A launcher such as `mpirun` or `srun` bound this process to these cores: other ranks have others.
     pub bound: bool,
 }
 
 impl Machine {
-    /// Asks the system.
+    /// Reads it from the system.
     pub fn read() -> Machine {
         let parallel = std::thread::available_parallelism().map_or(1, |n| n.get());
         let Some(allowed) = affinity(None) else {
@@ -41,8 +41,8 @@ impl Machine {
         self.quota.map_or(cores, |quota| quota.clamp(1, cores))
     }
 
-    /// What each of `ranks` ranks of this host gets. Whole nodes if there are more nodes than ranks; otherwise each
-    /// node is cut between its ranks. More ranks than cores share.
+    /// The cores of each of `ranks` ranks of this host: whole nodes if there are more nodes than ranks; otherwise each
+    /// node is divided between its ranks. If there are more ranks than cores, they share.
     pub fn shares(&self, ranks: usize) -> Vec<Vec<usize>> {
         let (ranks, n_nodes) = (ranks.max(1), self.nodes.len().max(1));
         if self.nodes.iter().all(Vec::is_empty) {
@@ -59,7 +59,7 @@ impl Machine {
         shares
     }
 
-    /// How many ranks each node gets: one, and the others where a rank would have the most cores.
+    /// How many ranks each node gets: one each, and the others where a rank would have the most cores.
     fn ranks_of_nodes(&self, ranks: usize) -> Vec<usize> {
         let mut n = vec![1; self.nodes.len()];
         for _ in self.nodes.len()..ranks {
@@ -70,7 +70,7 @@ impl Machine {
         n
     }
 
-    /// Threads of a rank whose share this is, out of `ranks` ranks of this host.
+    /// How many threads a rank with this share has, out of `ranks` ranks of this host.
     pub fn threads(&self, share: &[usize], ranks: usize) -> usize {
         match self.quota {
             None => share.len().max(1),
@@ -79,7 +79,7 @@ impl Machine {
     }
 }
 
-/// Keeps the calling thread, and those that it will start, on these cores.
+/// Pins the calling thread, and those that it will start, to these cores.
 pub fn pin(cores: &[usize]) -> io::Result<()> {
     let mut set = CpuSet::new();
     cores.iter().filter(|c| **c < CpuSet::MAX_CPU).for_each(|c| set.set(*c));
@@ -94,7 +94,7 @@ pub fn pinned() -> Vec<usize> {
     affinity(None).unwrap_or_default()
 }
 
-/// Cores as people write them: `0-3,8`.
+/// A list of cores as text: `0-3,8`.
 pub fn list(cores: &[usize]) -> String {
     let mut sorted = cores.to_vec();
     sorted.sort_unstable();
@@ -107,7 +107,7 @@ pub fn list(cores: &[usize]) -> String {
     runs.collect::<Vec<_>>().join(",")
 }
 
-/// Reads what [`list`] writes; the system's files have the same form. `None` if it is anything else.
+/// Parses what [`list`] writes; the system's files have the same form.
 pub fn parse_list(text: &str) -> Option<Vec<usize>> {
     let mut cores = Vec::new();
     for piece in text.trim().split(',').filter(|p| !p.is_empty()) {
@@ -171,7 +171,7 @@ mod tests {
         let machine = machine(nodes);
         let shares = machine.shares(ranks);
         assert_eq!(shares.iter().map(|s| list(s)).collect::<Vec<_>>(), want);
-        // Nobody gets what is not allowed, and nothing lies idle.
+        // No rank gets a core that is not allowed, and no core is left idle.
         let (mut all, mut given) = (machine.nodes.concat(), shares.concat());
         all.sort_unstable();
         given.sort_unstable();
@@ -192,7 +192,7 @@ mod tests {
         check(&["0-3", "4-7"], 4, &["0-1", "2-3", "4-5", "6-7"]);
         check(&["0-1", "2-3", "4-5", "6-7"], 2, &["0-3", "4-7"]);
         check(&["0-1", "2-3", "4-5"], 2, &["0-1", "2-5"]);
-        // A node of which most belongs to others gets fewer ranks.
+        // A node with few allowed cores gets fewer ranks.
         check(&["0-5", "8"], 4, &["0-1", "2-3", "4-5", "8"]);
     }
 
@@ -229,7 +229,7 @@ mod tests {
         let all: Vec<_> = (0..8).collect();
         assert_eq!(by_node(sys.path(), &all), [vec![0, 4, 1, 5], vec![2, 6, 3, 7]]);
         assert_eq!(by_node(sys.path(), &[1, 5]), [vec![1, 5]]);
-        // A core that no node claims is still used, and so is a machine without the files.
+        // A core that no node lists is still used, and so is a machine without these files.
         assert_eq!(by_node(sys.path(), &[0, 9]), [vec![0], vec![9]]);
         assert_eq!(by_node(Path::new("/nowhere"), &[0, 1]), [vec![0, 1]]);
     }

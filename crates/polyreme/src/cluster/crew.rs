@@ -1,16 +1,16 @@
 //! Processes that are started together, watched together and ended together: the ranks of a job, as copies of this
 //! program or at the far ends of ssh.
 //!
-//! What becomes of them:
-//! - Rank 0's output goes through as it is; the others' lines say whose they are. Who reads them, or does not, holds no
-//!   rank (see [`crate::output`]). The error that a rank reports as JSON is kept for the launcher's own.
+//! What the launcher does for them:
+//! - Rank 0's output is passed on unchanged; the others' lines are prefixed with their rank. No rank waits for the
+//!   reader (see [`crate::output`]). An error that a rank reports as JSON is kept for the launcher's own report.
 //! - Rank 0 says where it listens, and the others are told.
-//! - Ctrl-C, a polite kill and a terminal that goes away become one `stop` for all: they finish the step, save, and end. Once
-//!   more of the first two ends them.
-//! - Ranks of this host are of the launcher's process group: Ctrl-Z stops and `fg` continues all of them together. Ctrl-C
-//!   reaches them too, and means no more to them than the launcher's `stop`. An ssh has a group of its own, because
+//! - Ctrl-C, SIGTERM and a hangup of the terminal become one `stop` for all: they finish the step, save, and end. A
+//!   second Ctrl-C or SIGTERM ends them at once.
+//! - Ranks of this host are in the launcher's process group: Ctrl-Z stops and `fg` continues all of them together.
+//!   Ctrl-C reaches them too, and means no more to them than the launcher's `stop`. An ssh has its own group, because
 //!   Ctrl-C would end it.
-//! - When one dies, the others have [`GRACE`] to notice it and to say so; then they are ended.
+//! - When one dies, the others have [`GRACE`] to notice and report it; then they are ended.
 //! - When this process dies, their lifelines break, and they stop by themselves.
 
 use std::fmt;
@@ -28,12 +28,12 @@ use super::lifeline::LauncherMessage;
 use super::pumps::{LastWords, Pump, PumpEvent, SaidErrors};
 use crate::process;
 
-/// How long the others may take to stop when one is dead. They see it at once, but one may be in a long computation, or
-/// hang; with the last grace all have ended within 5 seconds.
+/// How long the others may take to stop when one has died. They see it at once, but one may be in a long computation,
+/// or hang; with the last grace all have ended within 5 seconds.
 pub const GRACE: Duration = Duration::from_secs(4);
 /// How long one that was told to end may take before it is killed.
 const LAST_GRACE: Duration = Duration::from_millis(700);
-/// How often children and signals are looked at.
+/// How often children and signals are polled.
 const GLANCE: Duration = Duration::from_millis(10);
 /// The exit code of a rank that was interrupted and has saved.
 const INTERRUPTED: i32 = 130;
@@ -44,7 +44,7 @@ const REFUSED: i32 = 2;
 pub struct CrewMember {
     /// Its rank.
     pub rank: usize,
-    /// Where it runs; empty: here.
+    /// Its host; empty for this one.
     pub host: String,
     /// How it is started. Streams are set by the crew.
     pub command: Command,
@@ -69,15 +69,15 @@ pub enum CrewEnd {
 /// The rank that failed first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lost {
-    /// Which.
+    /// Its rank.
     pub rank: usize,
-    /// Where; empty: here.
+    /// Its host; empty for this one.
     pub host: String,
     /// Its process: that of ssh if it is on another host.
     pub pid: u32,
     /// Its exit code, or the signal that killed it.
     pub how: Result<i32, i32>,
-    /// The last line that it said on its standard error, if that went through this process.
+    /// The last line of its standard error, if that went through this process.
     pub last_line: String,
     /// The error that it reported as JSON.
     pub error: Option<String>,
@@ -97,7 +97,7 @@ impl fmt::Display for Lost {
                 write!(f, " ended with exit code {code}")?;
                 match &self.error {
                     Some(error) => write!(f, ": {error}")?,
-                    None => write!(f, "; what it said stands above")?,
+                    None => write!(f, "; its own error is above")?,
                 }
             }
             Err(signal) => write!(f, " was killed by signal {signal}")?,
@@ -129,7 +129,7 @@ pub fn run(members: Vec<CrewMember>, secret: &str, through: bool) -> io::Result<
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, interrupt.clone())?;
     }
-    // `nohup` has said that nobody minds.
+    // `nohup` ignores it.
     if !process::ignores(SIGHUP) {
         signal_hook::flag::register(SIGHUP, hangup.clone())?;
     }
@@ -154,10 +154,10 @@ struct Crew {
     events: Receiver<PumpEvent>,
     n_pumps: usize,
     interrupt: Arc<AtomicBool>,
-    /// The terminal is gone. The system and the shell both say so.
+    /// The terminal has hung up; the system and the shell both signal it.
     hangup: Arc<AtomicBool>,
     interrupts: usize,
-    /// Who failed first, and when that was seen.
+    /// The rank that failed first, and when that was seen.
     first: Option<(usize, Instant)>,
 }
 
@@ -198,7 +198,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Stays until all have ended; those that had to be ended.
+    /// Waits until all have ended; returns those that had to be ended.
     fn watch(&mut self) -> Vec<usize> {
         loop {
             match self.events.recv_timeout(GLANCE) {
@@ -207,7 +207,7 @@ impl Crew {
                     self.running.iter_mut().filter(|r| r.rank != 0).for_each(|r| say(&mut r.line, &said));
                 }
                 Ok(PumpEvent::Drained) => self.n_pumps -= 1,
-                // Without pumps there is nothing to hear, but still somebody to wait for.
+                // Without pumps there is no output, but processes are still waited for.
                 Err(mpsc::RecvTimeoutError::Disconnected) => std::thread::sleep(GLANCE),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
             }
@@ -229,7 +229,7 @@ impl Crew {
         }
     }
 
-    /// Sees who has ended.
+    /// Checks which processes have ended.
     fn look(&mut self) {
         for (i, r) in self.running.iter_mut().enumerate() {
             if r.status.is_some() {
@@ -244,7 +244,7 @@ impl Crew {
         }
     }
 
-    /// Ends those that still run: a word first, then by force. Returns whom.
+    /// Ends the processes that still run: asks first, then kills. Returns their ranks.
     fn end_all(&mut self) -> Vec<usize> {
         self.look();
         for r in &mut self.running {
@@ -258,7 +258,7 @@ impl Crew {
             self.look();
         }
         for r in self.running.iter_mut().filter(|r| r.status.is_none()) {
-            // It is a child that was not waited for yet, so the number is still its own.
+            // It is a child that was not waited for yet, so its pid is still valid.
             drop(r.child.kill());
             r.killed = true;
             r.status = r.child.wait().ok();
@@ -266,7 +266,7 @@ impl Crew {
         living
     }
 
-    /// Lets what was written come out. A stranger that holds a stream open is not waited for.
+    /// Waits for the rest of the output. A foreign process that holds a stream open is not waited for.
     fn drain(&mut self) {
         let until = Instant::now() + LAST_GRACE;
         while self.n_pumps > 0 {
@@ -279,9 +279,9 @@ impl Crew {
         }
     }
 
-    /// Who failed first. The connections of one that was killed break before its process is gone, so others may have
-    /// said so and ended before: whoever a signal ended comes first. Nor need one that refuses the job be the first to end:
-    /// it tells the others why, and those fail.
+    /// The rank that failed first. The connections of a killed process break before it is gone, so others may have
+    /// reported it and ended before: a process that a signal ended comes first. A rank that refuses the job need not be
+    /// the first to end either: it tells the others why, and those fail.
     fn culprit(&self) -> Option<&Running> {
         let (first, _) = self.first?;
         let signalled = |r: &&Running| !r.killed && r.status.and_then(|s| s.signal()).is_some();
@@ -298,8 +298,8 @@ impl Crew {
         if let Some(r) = self.culprit() {
             let status = r.status.expect("it was seen to end");
             let how = status.code().ok_or_else(|| status.signal().unwrap_or(0));
-            // After a second Ctrl-C everybody was ended, and nobody is to blame; nor after one that came before ranks
-            // could listen to it.
+            // After a second Ctrl-C all were ended, and no rank is to blame; nor after one that came before ranks could
+            // react to it.
             let early = self.interrupts > 0 && matches!(how, Err(SIGINT | SIGTERM | SIGHUP));
             if self.interrupts > 1 || early {
                 return interrupted;
@@ -316,7 +316,7 @@ impl Crew {
     }
 }
 
-/// Says a line. One that does not listen any more is noticed when it ends.
+/// Sends a line to a rank. One that no longer listens is noticed when it ends.
 fn say(line: &mut Option<ChildStdin>, said: &LauncherMessage) {
     if let Some(to) = line {
         drop(write!(to, "{said}").and_then(|()| to.flush()));
@@ -366,7 +366,7 @@ mod tests {
             panic!("one is lost")
         };
         assert_eq!((lost.rank, lost.how), (1, Err(9)));
-        // Its end is seen after that of those who noticed it.
+        // Its end is seen after that of the ranks that noticed it.
         let CrewEnd::Lost(lost) = run(shell(&["exit 1", "sleep 0.1; kill -9 $$"]), "s", false).unwrap()
         else {
             panic!("one is lost")
@@ -375,7 +375,7 @@ mod tests {
         assert!(lost.to_string().contains("killed by signal 9"), "{lost}");
     }
 
-    /// Rank 0 finds that the job does not fit and tells rank 1, which may end before it.
+    /// Rank 0 finds that the job does not fit and tells rank 1, which may end first.
     #[test]
     fn a_job_that_a_rank_refuses_is_refused_whoever_ends_first() {
         for members in [["sleep 0.1; exit 2", "exit 1"], ["exit 2", "sleep 0.1; exit 1"]] {

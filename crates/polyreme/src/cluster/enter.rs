@@ -17,16 +17,16 @@ use super::places::{self, RankRow};
 use super::{Decided, Setup, Transport, crew, spawn};
 use crate::{output, process};
 
-/// A job file or a path is shorter than this.
+/// The longest job file or path.
 const TOLD_BYTES_MAX: usize = 16 << 20;
 
-/// What a command brings to the ranks that it runs on.
+/// What a command needs to start its ranks.
 pub struct RankEntry {
     /// How this process takes part.
     pub decided: Decided,
     /// This machine.
     pub machine: Machine,
-    /// Whether ranks are kept on their cores.
+    /// Whether ranks are pinned to their cores.
     pub pin: bool,
     /// Set when a launcher wants this rank to stop.
     pub stop: Arc<AtomicBool>,
@@ -38,7 +38,7 @@ pub struct RankEntry {
     pub args: Vec<OsString>,
 }
 
-/// What an entry comes to.
+/// The result of an entry.
 pub enum Entered {
     /// This process has ranks.
     Ranks(Ranks),
@@ -75,23 +75,23 @@ pub struct Ranks {
     pub comms: Vec<Comm>,
     /// Their cores.
     pub seats: Seats,
-    /// Threads of each.
+    /// Threads of each rank.
     pub threads: usize,
     /// Where all ranks run, those of other processes included.
     pub rows: Vec<RankRow>,
-    /// Who of the other processes is still there.
+    /// The control plane, which watches the other processes.
     pub control: Option<Control>,
 }
 
 /// The cores of the ranks of this process.
 pub struct Seats {
     first: usize,
-    /// By rank, from the first; `None`: any.
+    /// By rank, from the first; `None` is any core.
     cores: Vec<Option<Vec<usize>>>,
 }
 
 impl Seats {
-    /// Keeps the calling thread, and those that it will start, on the cores of `rank`.
+    /// Pins the calling thread, and those that it will start, to the cores of `rank`.
     pub fn pin(&self, rank: usize) {
         let cores = rank.checked_sub(self.first).and_then(|i| self.cores.get(i)?.as_ref());
         if let Some(cores) = cores {
@@ -100,11 +100,11 @@ impl Seats {
     }
 }
 
-/// Does what was decided. A launcher returns when all ranks have ended.
+/// Carries out what was decided. A launcher returns when all ranks have ended.
 pub fn enter(entry: RankEntry) -> Result<Entered, EnterError> {
     let RankEntry { decided, machine, pin, stop, job, program, args } = entry;
     process::raise_open_files();
-    // A share of the time is no core of one's own.
+    // A CPU quota does not give a rank its own core.
     let pin = pin && machine.quota.is_none();
     match decided.setup {
         Setup::Spawn { processes, transport, .. } => {
@@ -129,14 +129,14 @@ pub fn enter(entry: RankEntry) -> Result<Entered, EnterError> {
             }))
         }
         Setup::Process(place) => {
-            // One that was bound already has its cores; the others of this host share.
+            // A process that was bound already has its cores; the other ranks of this host have theirs.
             let own = match machine.bound {
                 true => machine.nodes.concat(),
                 false => machine.shares(place.local_size).swap_remove(place.local_rank),
             };
             let own = (pin && place.size > 1).then_some(own);
             let threads = place.threads;
-            // From here on: threads of the transport belong to the rank too.
+            // Pinned from here on, since threads of the transport belong to the rank too.
             if let Some(cores) = &own {
                 warn_unpinned(cores::pin(cores));
             }
@@ -172,7 +172,7 @@ impl Ranks {
         self.seats.first == 0
     }
 
-    /// Rank 0 chooses a path, and all have it.
+    /// Rank 0 chooses a path, and all ranks get it.
     pub fn agree_on<E: From<Report>>(
         &mut self,
         choose: impl FnOnce() -> Result<PathBuf, E>,
@@ -182,7 +182,7 @@ impl Ranks {
         Ok(PathBuf::from(OsStr::from_bytes(&bytes)))
     }
 
-    /// All processes get what rank 0's has.
+    /// All processes get the bytes of rank 0's.
     pub fn tell(&mut self, bytes: Vec<u8>) -> Result<Vec<u8>, Report> {
         // Threads of one process have it already.
         let ([comm], true) = (&mut self.comms[..], self.rows.len() > 1) else { return Ok(bytes) };
@@ -195,8 +195,8 @@ impl Ranks {
         Ok(told)
     }
 
-    /// Calls `work` once for each rank of this process, each in a thread of its own on its own cores. A single one stays
-    /// on this thread, as MPI wants it.
+    /// Calls `work` once for each rank of this process, each in its own thread on its own cores. A single one stays on
+    /// this thread, as MPI requires.
     pub fn run<T: Send>(mut self, work: impl Fn(Comm) -> T + Sync) -> Vec<T> {
         let seats = &self.seats;
         let rank = |comm: Comm| {
@@ -224,10 +224,11 @@ impl Ranks {
     }
 }
 
-/// A rank that cannot be kept on its cores is slower, and nothing else.
+/// A rank that cannot be pinned is only slower.
 fn warn_unpinned(pinned: std::io::Result<()>) {
     if let Err(error) = pinned {
-        let warning = format!("warning: a rank cannot be kept on its cores ({error}); --no-pin does not try");
+        let warning =
+            format!("warning: a rank cannot be pinned to its cores ({error}); use --no-pin to silence this");
         output::err().line(&warning);
     }
 }

@@ -43,8 +43,8 @@ impl std::error::Error for NoAddress {}
 /// The address that a rank binds.
 ///
 /// `wanted` is an interface's name, an address or a network; `ssh` is `SSH_CONNECTION`, which has the address at which
-/// this host was reached. Without both: the loopback if all ranks are on this host, otherwise the one address that this
-/// host has; if there are several, somebody has to choose.
+/// this host was reached. Without both: the loopback if all ranks are on this host, otherwise this host's only address;
+/// if there are several, the user has to choose.
 pub fn choose(
     wanted: Option<&str>,
     ssh: Option<&str>,
@@ -61,7 +61,7 @@ pub fn choose(
             Some((address, prefix)) => within(i.address, address, prefix),
             None => i.name == wanted,
         };
-        // IPv4 first: it is what both ends are most likely to have.
+        // IPv4 first: both ends are most likely to have it.
         let of_kind = |v4: bool| interfaces.iter().filter(fits).find(move |i| i.address.is_ipv4() == v4);
         let found = of_kind(true).or(of_kind(false)).map(|i| i.address);
         // A whole network can be the loopback's; any address in it is this host's.
@@ -88,13 +88,13 @@ pub fn choose(
         [one] => Ok(one.address),
         [] => Err(NoAddress(format!("this host has no address that others can reach; it has {}", all()))),
         _ => Err(NoAddress(format!(
-            "this host has several addresses ({}); say which network the ranks use, with --interface or POLYREME_INTERFACE",
+            "this host has several addresses ({}); choose the network of the ranks with --interface or POLYREME_INTERFACE",
             all()
         ))),
     }
 }
 
-/// Whether an address lies in a network.
+/// Whether an address is in a network.
 fn within(address: IpAddr, network: IpAddr, prefix: u8) -> bool {
     let bits = |a: IpAddr| match a {
         IpAddr::V4(a) => (u128::from(u32::from(a)) << 96, 32),
@@ -104,7 +104,7 @@ fn within(address: IpAddr, network: IpAddr, prefix: u8) -> bool {
     width == other && prefix <= width && (prefix == 0 || (a ^ b) >> (128 - u32::from(prefix)) == 0)
 }
 
-/// The addresses of this host; none where the system does not tell. Addresses of one link alone are left out.
+/// The addresses of this host; none where the system does not say. Link-local addresses are left out.
 pub fn interfaces() -> Vec<Interface> {
     let Ok(messages) = dump() else { return Vec::new() };
     let names = names();
@@ -156,7 +156,7 @@ fn dump() -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// Kinds and bodies of netlink messages; stops at the first that is not whole.
+/// Kinds and bodies of netlink messages; stops at the first incomplete one.
 fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let len = u32::from_ne_bytes(bytes.get(0..4)?.try_into().ok()?) as usize;
@@ -225,7 +225,7 @@ mod tests {
         let one = host(&["lo 127.0.0.1/8", "eth0 10.1.2.3/16", "eth0 fd00::1/64"]);
         let two = host(&["lo 127.0.0.1/8", "eth0 10.1.2.3/16", "ib0 192.168.7.1/24"]);
         let none = host(&["lo 127.0.0.1/8"]);
-        /// Wanted, `SSH_CONNECTION`, whether there is one host, its addresses; what comes of it.
+        /// Wanted, `SSH_CONNECTION`, whether there is one host, its addresses; the expected result.
         type Case<'a> = (Option<&'a str>, Option<&'a str>, bool, &'a [Interface], Result<&'a str, &'a str>);
         let rows: [Case; 17] = [
             (None, None, true, &two, Ok("127.0.0.1")),

@@ -1,5 +1,5 @@
-//! How a process that is one rank finds the others: it learns the secret and where rank 0 is, meets them there, and
-//! connects to them over what carries the data.
+//! How a process that is one rank finds the others: it learns the secret and where rank 0 is, joins them there, and
+//! connects to them over the transport.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -27,12 +27,12 @@ use super::{ClusterRank, HOST, INTERFACE, MPI_LIBRARY, Transport, mpi};
 const START_TIME: Duration = Duration::from_secs(120);
 const START_TIME_PER_RANK: Duration = Duration::from_millis(500);
 
-/// How long a rank waits for so many to be started.
+/// How long a rank waits for this many to be started.
 pub(super) fn start_time(ranks: usize) -> Duration {
     START_TIME + START_TIME_PER_RANK * ranks as u32
 }
 
-/// Ranks that are started together are of one generation; nobody joins later.
+/// Ranks that are started together are of one generation; no rank joins later.
 const GENERATION: u64 = 0;
 
 /// The group that all ranks are in.
@@ -42,7 +42,7 @@ pub(super) const ALL_RANKS: u16 = 0;
 pub struct JoinedRank {
     /// Its end of the group.
     pub comm: Comm,
-    /// Who is still there; none where somebody else watches, or where there is nobody else.
+    /// The control plane; `None` where MPI watches the ranks, or for a lone rank.
     pub control: Option<Control>,
     /// What carries its data.
     pub transport: Transport,
@@ -51,15 +51,15 @@ pub struct JoinedRank {
 /// The ranks did not find each other.
 #[derive(Debug)]
 pub enum JoinFailure {
-    /// Whoever started this rank did not tell what it needs.
+    /// The launcher did not pass what this rank needs.
     Unsaid(Unsaid),
-    /// The secret is none.
+    /// The secret is malformed.
     Secret(SecretError),
     /// No address to listen on.
     Address(NoAddress),
     /// Rank 0 cannot listen, or cannot say where.
     Listen(io::Error),
-    /// Not all ranks came, or not all pairs that have to can talk.
+    /// Not all ranks joined, or not all pairs that must talk can.
     Join(JoinError),
     /// Memory cannot be shared.
     Memory(String),
@@ -82,13 +82,13 @@ impl fmt::Display for JoinFailure {
             }
             JoinFailure::Join(error) => error.fmt(f),
             JoinFailure::Memory(why) => {
-                write!(f, "ranks of this host cannot share memory: {why}; take --transport tcp")
+                write!(f, "ranks of this host cannot share memory: {why}; use --transport tcp")
             }
             JoinFailure::Lost(report) => report.fmt(f),
             JoinFailure::Mpi(why) => write!(f, "mpi: {why}"),
             JoinFailure::Unknown => write!(
                 f,
-                "nobody says where rank 0 is, and what the secret; set MASTER_ADDR, MASTER_PORT and POLYREME_SECRET"
+                "the address of rank 0 and the secret are missing; set MASTER_ADDR, MASTER_PORT and POLYREME_SECRET"
             ),
         }
     }
@@ -96,8 +96,8 @@ impl fmt::Display for JoinFailure {
 
 impl std::error::Error for JoinFailure {}
 
-/// Joins the others; returns when all are there and those who will talk can. `stop` is set when a launcher wants this rank to
-/// stop, and `vars` are the environment.
+/// Joins the others; returns when all are there and pairs that will talk are connected. `stop` is set when a launcher
+/// asks this rank to stop, and `vars` is the environment.
 pub fn join(
     place: &ClusterRank,
     job: &str,
@@ -105,7 +105,7 @@ pub fn join(
     stop: Arc<AtomicBool>,
     vars: &dyn Fn(&str) -> Option<String>,
 ) -> Result<JoinedRank, JoinFailure> {
-    // It is followed to the end of the process, whatever becomes of the rest.
+    // It is read until the process ends, whatever happens to the rest.
     let lifeline = place.launched.then(|| Lifeline::listen(io::stdin(), stop, || std::process::exit(1)));
     if place.size == 1 {
         return Ok(JoinedRank { comm: Comm::alone(), control: None, transport: Transport::Local });
@@ -143,7 +143,7 @@ enum Carried {
     Memory,
     Sockets,
     Levels,
-    /// Memory was asked for, and they do not share any.
+    /// Shared memory was asked for, and they do not share any.
     Nothing,
 }
 
@@ -152,14 +152,14 @@ fn carried(transport: Option<Transport>, members: &[Member]) -> Carried {
     match transport {
         Some(Transport::Shm) | None if hosts.len() == 1 => Carried::Memory,
         Some(Transport::Shm) => Carried::Nothing,
-        // Said so: sockets, whoever is where.
+        // Asked for: sockets, whichever hosts the ranks are on.
         Some(_) => Carried::Sockets,
         None if hosts.iter().any(|ranks| ranks.len() > 1) => Carried::Levels,
         None => Carried::Sockets,
     }
 }
 
-/// With whom a rank will talk, in which group: what is connected and checked before step 0.
+/// The ranks that a rank will talk with, by group: connected and checked before step 0.
 fn talks(transport: Option<Transport>, members: &[Member], rank: usize) -> Vec<(u16, usize)> {
     match carried(transport, members) {
         Carried::Memory | Carried::Nothing => Vec::new(),
@@ -168,7 +168,7 @@ fn talks(transport: Option<Transport>, members: &[Member], rank: usize) -> Vec<(
     }
 }
 
-/// What a rank that a launcher of ours started is told; rank 0 tells where it listens.
+/// Options from our own launcher; rank 0 tells it where it listens.
 fn told(
     place: &ClusterRank,
     lifeline: &Lifeline,
@@ -195,7 +195,7 @@ fn told(
     Ok(JoinOptions { bind: Some(bind), listener: Some(listener.into()), ..options })
 }
 
-/// What the environment says.
+/// Options from the environment.
 fn found(place: &ClusterRank, vars: &dyn Fn(&str) -> Option<String>) -> Result<JoinOptions, JoinFailure> {
     let (Some(master), Some(secret)) = (&place.master, &place.secret) else {
         return Err(JoinFailure::Unknown);
@@ -209,7 +209,7 @@ fn found(place: &ClusterRank, vars: &dyn Fn(&str) -> Option<String>) -> Result<J
     Ok(JoinOptions { bind, ..JoinOptions::new(place.rank, place.size, master, secret.clone()) })
 }
 
-/// Processes of one host: rank 0 makes the memory, and the others open it.
+/// Processes of one host: rank 0 creates the memory, and the others open it.
 fn over_memory(joined: Joined) -> Result<JoinedRank, JoinFailure> {
     let Joined { rank, size, members, control, .. } = joined;
     let fail = |why: String| {
@@ -230,7 +230,7 @@ fn over_memory(joined: Joined) -> Result<JoinedRank, JoinFailure> {
         }
     };
     let host = members[rank].host.clone();
-    // The control plane judges who is stuck.
+    // The control plane decides which rank is stuck.
     let (alarm, stall) = (control.alarm(), Duration::MAX);
     let setup = ShmSetup { host, alarm, stall, ..ShmSetup::new(rank, size, segment) };
     let mut comm = Comm::shm(setup).map_err(JoinFailure::Lost)?;
@@ -238,7 +238,7 @@ fn over_memory(joined: Joined) -> Result<JoinedRank, JoinFailure> {
     Ok(JoinedRank { comm, control: Some(control), transport: Transport::Shm })
 }
 
-/// Hosts: streams between ranks that talk.
+/// Several hosts: streams between ranks that talk.
 fn over_sockets(joined: Joined) -> Result<JoinedRank, JoinFailure> {
     let all: Vec<usize> = (0..joined.size).collect();
     let links = joined.links(ALL_RANKS, &all).map_err(JoinFailure::Listen)?;
@@ -254,14 +254,13 @@ pub(super) fn connect(joined: Joined) -> Connect {
     Arc::new(move |group, ranks| joined.links(group, ranks))
 }
 
-/// Whatever MPI started. It watches its ranks itself.
+/// Ranks that MPI started. It watches its ranks itself.
 fn by_mpi(place: &ClusterRank, vars: &dyn Fn(&str) -> Option<String>) -> Result<JoinedRank, JoinFailure> {
     let library = mpi::library(&place.mpi, vars).map_err(JoinFailure::Mpi)?;
     let comm = Comm::mpi(&library).map_err(|why| JoinFailure::Mpi(format!("{library}: {why}")))?;
     if (comm.rank(), comm.size()) != (place.rank, place.size) {
         return Err(JoinFailure::Mpi(format!(
-            "{library} says rank {} of {}, and the launcher started this process as rank {} of {}; is it the library of \
-             that launcher? Name the right one in {MPI_LIBRARY}",
+            "{library} says rank {} of {}, but the launcher started this process as rank {} of {}; set {MPI_LIBRARY} to the library of that launcher",
             comm.rank(),
             comm.size(),
             place.rank,

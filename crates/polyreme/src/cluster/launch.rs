@@ -1,7 +1,7 @@
 //! `polyreme launch --hosts a,b,c:4 JOB.toml`: a rank for each slot of each host, started over ssh.
 //!
-//! Each rank has an ssh of its own, whose standard input is its lifeline: the job's secret goes through it and stands in
-//! no command line. When an ssh ends, so does its rank; when the launcher ends, all lifelines do.
+//! Each rank has its own ssh, whose standard input is its lifeline: the job's secret goes through it and is on no
+//! command line. When an ssh ends, so does its rank; when the launcher ends, all lifelines do.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::crew::{CrewMember, Lost};
 use super::spawn::place;
 use super::{INTERFACE, RANKS_MAX};
 
-/// An sshd takes so many connections at once that have not logged in yet; the rest of a host's are started apart.
+/// How many connections an sshd accepts at once before login; a host's other ones are started later.
 const AT_ONCE: usize = 8;
 const APART: Duration = Duration::from_millis(150);
 
@@ -41,7 +41,7 @@ impl fmt::Display for BadHosts {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(
             f,
-            "--hosts: {:?} {}; write names with a number of ranks where it is not one: a,b,c:4",
+            "--hosts: {:?} {}; write names, with the number of ranks if it is not one: a,b,c:4",
             self.entry, self.why
         )
     }
@@ -49,7 +49,7 @@ impl fmt::Display for BadHosts {
 
 impl std::error::Error for BadHosts {}
 
-/// Reads `a,b,c:4`; IPv6 addresses stand in brackets if a number follows.
+/// Reads `a,b,c:4`; IPv6 addresses are in brackets if a number follows.
 pub fn parse_hosts(text: &str) -> Result<Vec<Host>, BadHosts> {
     let mut hosts: Vec<Host> = Vec::new();
     let mut total: usize = 0;
@@ -59,7 +59,7 @@ pub fn parse_hosts(text: &str) -> Result<Vec<Host>, BadHosts> {
             Some((name, slots)) if !name.contains(':') || name.ends_with(']') => (name, slots),
             _ => (entry, "1"),
         };
-        let slots: usize = slots.parse().map_err(|_| bad("has no number behind the colon"))?;
+        let slots: usize = slots.parse().map_err(|_| bad("has no number after the colon"))?;
         let name = name.trim_start_matches('[').trim_end_matches(']');
         // A name that starts with a dash would be an option of ssh.
         if name.is_empty() || name.starts_with('-') || name.contains(char::is_whitespace) {
@@ -77,7 +77,7 @@ pub fn parse_hosts(text: &str) -> Result<Vec<Host>, BadHosts> {
     Ok(hosts)
 }
 
-/// What is started where.
+/// What is started, and where.
 #[derive(Clone, Debug)]
 pub struct LaunchOptions {
     /// The hosts, in the order of their ranks.
@@ -86,7 +86,7 @@ pub struct LaunchOptions {
     pub ssh: String,
     /// The name to log in with.
     pub user: Option<String>,
-    /// The program on the hosts; `None`: the same path as here, or else `polyreme` of the host's `PATH`.
+    /// The program on the hosts; `None` is the same path as here, or else `polyreme` in the host's `PATH`.
     pub binary: Option<PathBuf>,
     /// This program.
     pub program: PathBuf,
@@ -98,7 +98,7 @@ pub struct LaunchOptions {
     pub args: Vec<String>,
 }
 
-/// An ssh for each rank.
+/// One ssh per rank.
 pub fn members(options: &LaunchOptions) -> Vec<CrewMember> {
     let size = options.hosts.iter().map(|h| h.slots).sum();
     let mut members = Vec::with_capacity(size);
@@ -109,7 +109,7 @@ pub fn members(options: &LaunchOptions) -> Vec<CrewMember> {
             let mut command = Command::new(words.next().unwrap_or("ssh"));
             command.args(words);
             command.args(["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]);
-            // A host that vanishes is noticed although nothing is said.
+            // A host that vanishes is noticed even without traffic.
             command.args(["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2"]);
             if let Some(user) = &options.user {
                 command.args(["-l", user]);
@@ -128,19 +128,17 @@ pub fn explain(lost: &Lost, options: &LaunchOptions) -> String {
     let ssh = &options.ssh;
     match lost.how {
         Ok(UNREACHED) => format!(
-            "host {host} (rank {}) cannot be reached, or the connection to it broke: {}; `{ssh} -o BatchMode=yes \
-             {host} true` has to work without a question",
+            "host {host} (rank {}) cannot be reached, or the connection to it broke: {}; make `{ssh} -o BatchMode=yes {host} true` work without a prompt",
             lost.rank,
             if lost.last_line.is_empty() { "ssh did not say why" } else { &lost.last_line }
         ),
         Ok(NO_FOLDER) => format!(
-            "host {host} (rank {}) has no folder {}; make it there with the job file and the data in it, or name another \
-             one with --dir",
+            "host {host} (rank {}) has no folder {}; create it there with the job file and the data, or choose another one with --dir",
             lost.rank,
             options.dir.display()
         ),
         Ok(NO_BINARY | 126 | 127) => format!(
-            "host {host} (rank {}) has no program {} that can be run; copy it there, or say where it is with --binary",
+            "host {host} (rank {}) has no executable {}; copy it there, or set its path with --binary",
             lost.rank,
             options.binary.as_deref().unwrap_or(&options.program).display()
         ),
@@ -148,7 +146,7 @@ pub fn explain(lost: &Lost, options: &LaunchOptions) -> String {
     }
 }
 
-/// What the host's shell runs: the folder, the program, its place, its arguments.
+/// What the host's shell runs: the folder, the program, its environment, its arguments.
 fn script(options: &LaunchOptions, rank: usize, size: usize, slot: usize, slots: usize) -> String {
     let mut env: Vec<String> =
         place(rank, size, slot, slots).into_iter().map(|(k, v)| format!("{k}={}", quote(&v))).collect();
@@ -167,7 +165,7 @@ fn script(options: &LaunchOptions, rank: usize, size: usize, slot: usize, slots:
         env.join(" "),
         args.join(" ")
     );
-    // Whatever shell somebody logs in with, sh reads this.
+    // sh reads this, whatever the login shell is.
     format!("exec sh -c {}", quote(&inner))
 }
 
@@ -185,7 +183,7 @@ fn quote_path(path: &Path) -> String {
     quote(&path.to_string_lossy())
 }
 
-/// A word that a shell takes as it is.
+/// A word quoted for a shell.
 fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

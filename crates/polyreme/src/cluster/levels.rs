@@ -1,4 +1,4 @@
-//! Several hosts with several ranks each: memory inside hosts, sockets between their first ranks.
+//! Several hosts with several ranks each: shared memory inside hosts, sockets between their first ranks.
 
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ pub(super) fn by_host(keys: &[&str]) -> Vec<Vec<usize>> {
 /// The group of the first ranks of hosts; that of all is 0.
 const FIRST_RANKS: u16 = 1;
 
-/// Who talks first: first ranks with each other. All other pairs of hosts do only if they send to each other.
+/// The pairs that talk first: first ranks with each other. Other pairs on different hosts talk only if they send
+/// messages to each other.
 pub(super) fn talks(members: &[Member], rank: usize) -> Vec<(u16, usize)> {
     let leaders = leaders(&hosts(members));
     let Some(place) = leaders.iter().position(|leader| *leader == rank) else { return Vec::new() };
@@ -40,7 +41,7 @@ fn leaders(hosts: &[Vec<usize>]) -> Vec<usize> {
     hosts.iter().map(|ranks| ranks[0]).collect()
 }
 
-/// Joins the two levels. All ranks have found each other.
+/// Combines the two levels, after all ranks have joined.
 pub(super) fn over_levels(joined: Joined) -> Result<JoinedRank, JoinFailure> {
     let Joined { rank, size, ref members, ref control, .. } = joined;
     let hosts = hosts(members);
@@ -54,7 +55,7 @@ pub(super) fn over_levels(joined: Joined) -> Result<JoinedRank, JoinFailure> {
     let leads = rank == leader;
     let own =
         (leads && here > 1).then(|| Comm::segment(here)).transpose().map_err(|e| fail(e.to_string()))?;
-    // Everybody tells where the memory is that it has made.
+    // Every rank announces the memory that it has created.
     let path = own.as_ref().and_then(|s| s.path()).unwrap_or_default();
     let paths = control.share(path.as_bytes()).map_err(JoinFailure::Lost)?;
     let inside = match here {
@@ -68,7 +69,7 @@ pub(super) fn over_levels(joined: Joined) -> Result<JoinedRank, JoinFailure> {
             let place = ranks.iter().position(|r| *r == rank).expect("its host has the rank");
             let (name, world) = (members[rank].host.clone(), ranks.clone());
             let setup = ShmSetup::new(place, here, segment);
-            // The control plane judges who is stuck.
+            // The control plane decides which rank is stuck.
             let (alarm, stall) = (control.alarm(), Duration::MAX);
             let setup = ShmSetup { host: name, world, alarm, stall, ..setup };
             Comm::shm(setup).map_err(JoinFailure::Lost)?

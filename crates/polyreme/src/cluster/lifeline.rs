@@ -1,9 +1,8 @@
-//! What a rank hears from the launcher that started it: lines on its standard input, which stay open as long as the
-//! launcher lives.
+//! What a launcher tells its ranks: lines on their standard input, which stays open as long as the launcher lives.
 //!
 //! The same few lines serve a process of this host and one at the far end of ssh. The job's secret comes this way, so
-//! it stands in no command line and no environment. When the lines end, the launcher is gone: the rank finishes its step, saves and
-//! stops, and if it cannot, it is ended. So no rank outlives whoever started it.
+//! it is on no command line and in no environment. When the input ends, the launcher is gone: the rank finishes its
+//! step, saves and stops, and if it cannot, it is killed. So no rank outlives its launcher.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Read};
@@ -14,16 +13,16 @@ use std::time::Duration;
 
 use polyreme_net::patience::SILENCE;
 
-/// A line of a lifeline is at most so long.
+/// The longest line.
 const LINE_BYTES_MAX: u64 = 1024;
-/// The launcher has something to say this soon, or it is not there.
+/// How long to wait for the launcher's first line.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// A rank whose launcher is gone may finish its step and save for so long.
+/// How long a rank whose launcher is gone may take to finish its step and save.
 const LAST_WORDS: Duration = SILENCE;
-/// The first line of rank 0's standard output says where it listens.
+/// How the line begins in which rank 0 says where it listens, the first of its standard output.
 const LISTENING: &str = "polyreme listening ";
 
-/// What a launcher says.
+/// A message of a launcher.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LauncherMessage {
     /// The job's secret.
@@ -69,7 +68,7 @@ pub fn parse_listening(line: &str) -> Option<&str> {
     line.strip_prefix(LISTENING).map(str::trim_end)
 }
 
-/// The launcher did not say what was to be said.
+/// The launcher did not send what was expected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unsaid {
     what: &'static str,
@@ -80,10 +79,10 @@ impl fmt::Display for Unsaid {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Unsaid { what, gone } = self;
         match gone {
-            true => write!(f, "the launcher is gone before it told {what}; start the job anew"),
+            true => write!(f, "the launcher ended before it sent {what}; start the job again"),
             false => write!(
                 f,
-                "the launcher did not tell {what} within {} s; unset POLYREME_LAUNCHED if there is none",
+                "the launcher did not send {what} within {} s; unset POLYREME_LAUNCHED if there is no launcher",
                 PATIENCE.as_secs()
             ),
         }
@@ -98,7 +97,7 @@ pub struct Lifeline {
 }
 
 impl Lifeline {
-    /// Listens to `input` from now on. `stop` is set when the rank is to finish; `end` is called when it must end now.
+    /// Reads `input` from now on. `stop` is set when the rank should finish; `end` is called when it must end now.
     pub fn listen(
         input: impl Read + Send + 'static,
         stop: Arc<AtomicBool>,
@@ -131,9 +130,9 @@ impl Lifeline {
 
     /// Where rank 0 listens.
     pub fn master(&self) -> Result<String, Unsaid> {
-        match self.next("where rank 0 is")? {
+        match self.next("the address of rank 0")? {
             LauncherMessage::Master(address) => Ok(address),
-            _ => Err(Unsaid { what: "where rank 0 is", gone: false }),
+            _ => Err(Unsaid { what: "the address of rank 0", gone: false }),
         }
     }
 
@@ -144,7 +143,7 @@ impl Lifeline {
     }
 }
 
-/// Hears lines until they end, or until the rank is told to end; whether it was told.
+/// Reads lines until they end, or until the rank is told to end; returns whether it was.
 fn follow(input: impl Read, stop: &AtomicBool, tell: &Sender<LauncherMessage>) -> bool {
     let mut input = BufReader::new(input);
     let mut line = Vec::new();
@@ -157,7 +156,7 @@ fn follow(input: impl Read, stop: &AtomicBool, tell: &Sender<LauncherMessage>) -
         match std::str::from_utf8(&line).ok().and_then(LauncherMessage::parse) {
             Some(LauncherMessage::Stop) => stop.store(true, Ordering::Relaxed),
             Some(LauncherMessage::End) => return true,
-            // A rank that does not ask any more does not mind.
+            // The rank may no longer be waiting.
             Some(said) => drop(tell.send(said)),
             None => {}
         }
@@ -194,7 +193,7 @@ mod tests {
         let line = Lifeline::listen(reader, stop.clone(), || {});
         drop(writer);
         let began = Instant::now();
-        assert!(line.secret().unwrap_err().to_string().contains("gone"));
+        assert!(line.secret().unwrap_err().to_string().contains("ended before"));
         assert!(began.elapsed() < Duration::from_secs(5));
         while !stop.load(Ordering::Relaxed) {
             assert!(began.elapsed() < Duration::from_secs(5));

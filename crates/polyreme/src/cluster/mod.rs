@@ -1,16 +1,16 @@
-//! Starting a job of several ranks: who decides how many there are, which cores they get, and who starts them.
+//! Starting a job of several ranks: how many there are, which cores they get, and what starts them.
 //!
-//! What the flags, the job file, the environment and the machine come to is one pure function, [`decide`], which says
-//! why. Everything that touches the system stands in the modules below it.
+//! One pure function, [`decide`], turns flags, job file, environment and machine into a setup, and says why. Everything
+//! that touches the system is in the modules below it.
 //!
 //! # Layout
-//! - [`cores`]: the machine's cores, and which rank gets which. [`interfaces`]: its addresses.
-//! - [`crew`]: processes that are started, watched and ended together. [`pumps`]: what they say. [`spawn`]: on this host.
-//!   [`launch`]: over ssh.
+//! - [`cores`]: the machine's cores and how they are divided. [`interfaces`]: its addresses.
+//! - [`crew`]: processes that are started, watched and ended together. [`pumps`]: their output. [`spawn`]: on this
+//!   host. [`launch`]: over ssh.
 //! - [`enter`]: from a decision to ranks that can talk. [`join`]: how a process finds the others.
 //! - [`mpi`]: the MPI library of the launcher that started this process.
-//! - [`lifeline`]: what such a process hears from whoever started it.
-//! - [`places`]: who runs where.
+//! - [`lifeline`]: what a launcher tells its processes.
+//! - [`places`]: where each rank runs.
 
 pub mod cores;
 pub mod crew;
@@ -37,13 +37,13 @@ use self::cores::Machine;
 pub const LAUNCHED: &str = "POLYREME_LAUNCHED";
 /// The interface to use, as a name or as a network: `eth1`, `10.0.0.0/8`.
 pub const INTERFACE: &str = "POLYREME_INTERFACE";
-/// Ranks with the same word share memory, and others do not, instead of what the kernel says of hosts.
+/// Ranks with the same value share memory, and others do not, whatever the kernel says about hosts.
 pub const HOST: &str = "POLYREME_HOST";
-/// The transport that ranks use, if flags do not say.
+/// The transport of the ranks, if there is no flag.
 pub const TRANSPORT: &str = "POLYREME_TRANSPORT";
 /// The MPI library to load, instead of the one that is found by the launcher.
 pub const MPI_LIBRARY: &str = "POLYREME_MPI";
-/// The job's secret, where no launcher hands it over: 64 hexadecimal digits.
+/// The job's secret, where no launcher passes it: 64 hexadecimal digits.
 pub const SECRET: &str = environment::SECRET_VARIABLE;
 
 /// The most ranks that a job can ask for.
@@ -54,16 +54,16 @@ pub const RANKS_MAX: usize = 4096;
 pub enum Transport {
     /// Threads of one process.
     Local,
-    /// Processes of one host, through memory that they share.
+    /// Processes of one host, through shared memory.
     Shm,
-    /// Hosts.
+    /// Processes of any hosts, over sockets.
     Tcp,
     /// The MPI of the cluster.
     Mpi,
 }
 
 impl Transport {
-    /// Its name, as flags have it.
+    /// Its name in flags.
     pub fn name(self) -> &'static str {
         match self {
             Transport::Local => "local",
@@ -74,7 +74,7 @@ impl Transport {
     }
 }
 
-/// What somebody asked for, by flags or in the job file.
+/// What the flags or the job file ask for.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Asked {
     /// Ranks, of whichever kind.
@@ -98,14 +98,14 @@ pub enum Setup {
     Threads {
         /// How many.
         ranks: usize,
-        /// Threads of each.
+        /// Threads of each rank.
         threads: usize,
     },
     /// This process starts others, a rank each, and watches them.
     Spawn {
         /// How many.
         processes: usize,
-        /// Threads of each.
+        /// Threads of each rank.
         threads: usize,
         /// What carries data between them.
         transport: Transport,
@@ -115,7 +115,7 @@ pub enum Setup {
 }
 
 impl Setup {
-    /// How the ranks lie in memory, as far as it is known before they meet.
+    /// How the ranks share memory, as far as it is known before they join.
     pub fn lodging(&self) -> Lodging {
         match self {
             Setup::Threads { ranks, .. } => Lodging::threads(*ranks),
@@ -132,7 +132,7 @@ impl Setup {
                     here: place.local_size,
                     threads: place.size == 1,
                     shared: alone && matches!(place.transport, None | Some(Transport::Shm)),
-                    // What another starter puts into one control group is not known.
+                    // Which ranks an external launcher puts into one control group is not known.
                     together: alone && place.launched,
                     flag: (alone && place.launched).then_some("--processes"),
                 }
@@ -144,23 +144,23 @@ impl Setup {
 /// One rank among those of all hosts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClusterRank {
-    /// Which rank.
+    /// Its rank.
     pub rank: usize,
-    /// Of how many.
+    /// How many ranks there are.
     pub size: usize,
-    /// Which one of this host.
+    /// Its number on this host.
     pub local_rank: usize,
-    /// Of how many of this host.
+    /// How many ranks this host has.
     pub local_size: usize,
-    /// Where rank 0 listens, `host:port`; a launcher of ours tells it later.
+    /// Where rank 0 listens, `host:port`; our own launcher sends it later.
     pub master: Option<String>,
     /// The job's secret, if the environment has it.
     pub secret: Option<Secret>,
-    /// The starter's name for this start of the job, if it has one.
+    /// The launcher's name for this start of the job, if it has one.
     pub start: Option<String>,
     /// Whether the standard input is a lifeline.
     pub launched: bool,
-    /// What carries data; `None`: memory where all ranks share a host, sockets otherwise.
+    /// The transport; `None` is shared memory if all ranks are on one host, sockets otherwise.
     pub transport: Option<Transport>,
     /// MPI libraries that can find the other ranks, the likeliest first.
     pub mpi: Vec<MpiFamily>,
@@ -177,13 +177,13 @@ pub struct Decided {
     pub setup: Setup,
     /// Why, in words.
     pub why: String,
-    /// Nobody said how many ranks: whoever knows the job may choose better than by the machine alone.
+    /// The number of ranks was not set: code that knows the job may choose better than by the machine alone.
     pub open: bool,
     /// How long ranks wait for each other.
     pub patience: Patience,
 }
 
-/// What was asked for makes no sense.
+/// The request makes no sense.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unclear(pub String);
 
@@ -195,8 +195,7 @@ impl fmt::Display for Unclear {
 
 impl std::error::Error for Unclear {}
 
-/// Decides how this process takes part: flags first, then whoever started it as one rank of several, then the job file,
-/// then the machine.
+/// Decides how this process takes part: flags first, then an external launcher, then the job file, then the machine.
 pub fn decide(
     flags: Asked,
     job: Asked,
@@ -207,7 +206,7 @@ pub fn decide(
     let patience = job.patience;
     let asked = flags.processes.or(flags.ranks);
     let found = match found(vars, launched) {
-        // A batch script has the variables of an allocation and is no rank of it: flags may start some there.
+        // A batch script has the variables of an allocation but is not one of its ranks: flags may start some there.
         Err(_) if asked.is_some() && !launched => None,
         found => found?,
     };
@@ -220,11 +219,11 @@ pub fn decide(
         && ranks != processes
     {
         return unclear(format!(
-            "--ranks {ranks} and --processes {processes} are both said; a process is one rank, so keep one of them"
+            "--ranks {ranks} and --processes {processes} are both given; a process is one rank, so remove one of them"
         ));
     }
     if let Some(found) = found.filter(|f| launched || f.size > 1) {
-        // The copies that a launcher starts have its flags, so those are not looked at.
+        // The copies that a launcher starts have its flags, so those are ignored.
         if let (Some(n), false) = (asked, launched)
             && n != found.size
         {
@@ -251,20 +250,20 @@ pub fn decide(
         (None, None, None) => {
             let n = if machine.quota.is_some() { 1 } else { machine.nodes.len().max(1) };
             let n = if threads.is_some() { 1 } else { n };
-            (n, format!("nothing was said: a rank for each NUMA node, {} cores", machine.cores()))
+            (n, format!("default: one rank per NUMA node, {} cores", machine.cores()))
         }
     };
     if n == 0 || n > RANKS_MAX {
-        return unclear(format!("{n} ranks are asked for; from 1 to {RANKS_MAX} can be"));
+        return unclear(format!("{n} ranks are asked for; a job can have 1 to {RANKS_MAX}"));
     }
     let threads = threads.unwrap_or_else(|| fewest_threads(machine, n));
     if flags.processes.is_none() && !of_process {
         return Ok(Decided { setup: Setup::Threads { ranks: n, threads }, why, open, patience });
     }
     match transport.unwrap_or(Transport::Shm) {
-        Transport::Local => unclear(
-            "--transport local is for threads of one process; take --ranks, or --transport shm".into(),
-        ),
+        Transport::Local => {
+            unclear("--transport local is for threads of one process; use --ranks, or --transport shm".into())
+        }
         transport => {
             Ok(Decided { setup: Setup::Spawn { processes: n, threads, transport }, why, open, patience })
         }
@@ -283,8 +282,7 @@ fn place(
     let LaunchedRank { rank, size, local_rank, local_size, master, secret, start, by, mpi } = found;
     if rank >= size || local_rank >= local_size || local_size > size || size > RANKS_MAX {
         return unclear(format!(
-            "{by} says rank {rank} of {size}, {local_rank} of {local_size} on this host, which cannot be; start the ranks \
-             with `polyreme train --processes N`"
+            "{by} says rank {rank} of {size}, {local_rank} of {local_size} on this host, which is impossible; start the ranks with `polyreme train --processes N`"
         ));
     }
     if transport == Some(Transport::Local) && size > 1 {
@@ -292,22 +290,20 @@ fn place(
             "transport local is for threads of one process, but {by} says that there are {size} processes; leave it out"
         ));
     }
-    // Slurm's list of nodes says where rank 0 would listen, also to ranks that MPI can start: without a secret they
-    // can only mean MPI.
+    // Slurm's list of nodes says where rank 0 would listen, even for ranks that MPI can start: without a secret it must
+    // be MPI.
     let only_mpi = !mpi.is_empty() && (master.is_none() || secret.is_none());
     let by_mpi = transport == Some(Transport::Mpi) || (transport.is_none() && only_mpi);
     if by_mpi && encrypt == Encrypt::Always {
         return unclear(
-            "parallel.encrypt = true is asked for, and MPI sends as it is set up to; take --transport tcp, or leave `encrypt` \
-             out"
+            "parallel.encrypt = true has no effect on MPI, which has its own settings; use --transport tcp, or leave `encrypt` out"
             .into(),
         );
     }
     let meets = launched || by_mpi || size == 1;
     if !meets && master.is_none() {
         return unclear(format!(
-            "{by} says that this is rank {rank} of {size}, but nobody says where rank 0 is; set MASTER_ADDR and \
-             MASTER_PORT, or let MPI find it: leave --transport out and start with mpirun or srun --mpi=pmix"
+            "{by} says that this is rank {rank} of {size}, but the address of rank 0 is not set; set MASTER_ADDR and MASTER_PORT, or let MPI find it: leave --transport out and start with mpirun or srun --mpi=pmix"
         ));
     }
     if !meets && secret.is_none() {
@@ -336,7 +332,7 @@ fn place(
     Ok(Decided { setup: Setup::Process(place), why, open: false, patience: Patience::default() })
 }
 
-/// Threads that every one of `ranks` ranks of this host can have.
+/// How many threads each of `ranks` ranks of this host can have.
 fn fewest_threads(machine: &Machine, ranks: usize) -> usize {
     let shares = machine.shares(ranks);
     shares.iter().map(|share| machine.threads(share, ranks)).min().unwrap_or(1)
@@ -349,10 +345,10 @@ fn unclear<T>(what: String) -> Result<T, Unclear> {
 fn transport_by_name(name: &str) -> Result<Transport, Unclear> {
     let all = [Transport::Local, Transport::Shm, Transport::Tcp, Transport::Mpi];
     let known = all.into_iter().find(|t| t.name() == name);
-    known.ok_or_else(|| Unclear(format!("{TRANSPORT} is {name:?}; known are local, shm, tcp and mpi")))
+    known.ok_or_else(|| Unclear(format!("{TRANSPORT} is {name:?}; choose local, shm, tcp or mpi")))
 }
 
-/// What the environment says of this process's place.
+/// What the environment says about this process's rank.
 struct LaunchedRank {
     rank: usize,
     size: usize,
@@ -361,13 +357,13 @@ struct LaunchedRank {
     master: Option<String>,
     secret: Option<Secret>,
     start: Option<String>,
-    /// Who says so.
+    /// The source of this information.
     by: String,
     /// MPI libraries that can ask it for the other ranks.
     mpi: Vec<MpiFamily>,
 }
 
-/// The ranks of this host, as each kind of starter calls them. Slurm's may be a list, `4(x2),3`.
+/// The variables of each kind of launcher with the number of ranks on this host. Slurm's may be a list, `4(x2),3`.
 const LOCAL_SIZES: [&str; 5] = [
     "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -378,11 +374,13 @@ const LOCAL_SIZES: [&str; 5] = [
 
 fn found(vars: &dyn Fn(&str) -> Option<String>, launched: bool) -> Result<Option<LaunchedRank>, Unclear> {
     if launched {
-        // The copies of a launcher of ours hear everything else over their lifelines.
+        // The copies of our own launcher get everything else over their lifelines.
         let number = |key: &str| vars(key).and_then(|v| v.trim().parse().ok());
         let numbers = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"].map(number);
         let [Some(rank), Some(size), Some(local_rank), Some(local_size)] = numbers else {
-            return unclear(format!("{LAUNCHED} is set, but no launcher set RANK and its kin; unset it"));
+            return unclear(format!(
+                "{LAUNCHED} is set, but RANK, WORLD_SIZE and the like are not; unset it"
+            ));
         };
         let (master, secret, start, by) = (None, None, None, "the launcher".into());
         let mpi = Vec::new();
@@ -393,7 +391,7 @@ fn found(vars: &dyn Fn(&str) -> Option<String>, launched: bool) -> Result<Option
     let local_size = LOCAL_SIZES.into_iter().find_map(|key| vars(key).and_then(digits));
     let environment::LauncherVars { launcher, rank, size, local_rank, master, secret, job } = found;
     let local_rank = local_rank.unwrap_or(0);
-    // Nodes of a list may have different numbers; what is certain is that this rank is one of them.
+    // Nodes of a list may have different numbers; the number is at least this rank's local rank plus one.
     let local_size = local_size.unwrap_or(1).clamp(1, size.max(1)).max(local_rank.saturating_add(1));
     let by = launcher.to_string();
     let mpi = mpi_families(vars);

@@ -10,16 +10,16 @@ use super::{MPI_LIBRARY, SECRET};
 
 /// Folders of libraries below the prefix that a launcher is installed in, `PREFIX/bin/mpirun`.
 const FOLDERS: [&str; 4] = ["lib", "lib64", DEBIAN_FOLDER, "lib/release"];
-/// Launchers are no further up than this: scripts may stand between them and a rank.
+/// How many ancestors to search for the launcher: scripts may be between it and a rank.
 const ANCESTORS_MAX: usize = 8;
 
-/// Debian's folder for libraries of this kind of processor.
+/// Debian's library folder of this architecture.
 const DEBIAN_FOLDER: &str =
     if cfg!(target_arch = "aarch64") { "lib/aarch64-linux-gnu" } else { "lib/x86_64-linux-gnu" };
 
-/// Loads the library that can find this process's other ranks; an error that says what to do if there is none.
+/// Loads the library that can find this process's other ranks, or returns an error that says what to do.
 pub fn library(families: &[MpiFamily], vars: &dyn Fn(&str) -> Option<String>) -> Result<MpiLibrary, String> {
-    // Where nothing says which, somebody has asked for MPI, and its world will tell whether it was the right one.
+    // Without a known launcher the user asked for MPI, and its world size tells whether it is the right library.
     let families = if families.is_empty() { &[MpiFamily::OpenMpi, MpiFamily::Mpich] } else { families };
     let search = Search {
         families: families.to_vec(),
@@ -34,7 +34,7 @@ pub fn library(families: &[MpiFamily], vars: &dyn Fn(&str) -> Option<String>) ->
     })
 }
 
-/// What ranks of this machine would load, a line for each family of launchers.
+/// What ranks of this machine would load, one line per family of launchers.
 pub fn installed() -> Vec<String> {
     let row = |family: MpiFamily| {
         let search = Search {
@@ -50,7 +50,7 @@ pub fn installed() -> Vec<String> {
     [MpiFamily::OpenMpi, MpiFamily::Mpich].map(row).to_vec()
 }
 
-/// Where the libraries of a program lie that was installed with them.
+/// The library folders of a program's installation prefix.
 fn folders(program: &Path) -> Vec<PathBuf> {
     let prefix = program.parent().and_then(Path::parent);
     prefix.map_or(Vec::new(), |prefix| FOLDERS.iter().map(|folder| prefix.join(folder)).collect())
@@ -64,7 +64,7 @@ fn ancestors() -> Vec<PathBuf> {
     };
     let next = |pid: &u32| parent(*pid).filter(|&pid| pid > 0);
     let pids = std::iter::successors(next(&std::process::id()), next).take(ANCESTORS_MAX);
-    // Those of other users cannot be read, and are no launchers of this one.
+    // Processes of other users cannot be read, and are not this one's launcher.
     pids.filter_map(|pid| fs::read_link(format!("/proc/{pid}/exe")).ok()).collect()
 }
 

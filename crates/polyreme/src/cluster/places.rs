@@ -1,4 +1,4 @@
-//! Who runs where: every rank says its host, its process and its cores, and rank 0 shows them.
+//! Where each rank runs: every rank reports its host, its process and its cores, and rank 0 shows them.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::cores;
 
-/// A rank's line goes over the wire in so many bytes.
+/// Bytes of a rank's row on the wire.
 const RECORD_BYTES: usize = 512;
 
 /// Where a rank runs.
@@ -22,14 +22,14 @@ pub struct RankRow {
     pub pid: u32,
     /// Its threads.
     pub threads: usize,
-    /// The cores that they may use, as `0-3,8`; empty if it is free to use any.
+    /// The cores that they may use, as `0-3,8`; empty if it is not pinned.
     pub cores: String,
     /// What carries its data.
     pub transport: String,
 }
 
 impl RankRow {
-    /// Of this process.
+    /// The row of a rank of this process.
     pub fn here(rank: usize, threads: usize, pinned: Option<&[usize]>, transport: &str) -> RankRow {
         RankRow {
             rank,
@@ -42,7 +42,7 @@ impl RankRow {
     }
 
     fn to_bytes(&self) -> Vec<u8> {
-        // Names are cut rather than refused: this is for people.
+        // Long names are cut: this is for people.
         let cut = |text: &str, n| text.chars().filter(|c| *c != '\t').take(n).collect::<String>();
         let (host, cores) = (cut(&self.host, 60), cut(&self.cores, 120));
         let line = format!("{host}\t{}\t{}\t{cores}\t{}", self.pid, self.threads, cut(&self.transport, 20));
@@ -61,7 +61,7 @@ impl RankRow {
     }
 }
 
-/// Every rank says its row; every rank gets all of them.
+/// Exchanges rows: every rank gets all of them.
 pub fn gather(comm: &mut Comm, own: &RankRow) -> Result<Vec<RankRow>, Report> {
     let size = comm.size();
     let cuts: Cuts = (0..=size).map(|r| r * RECORD_BYTES).collect();

@@ -1,7 +1,7 @@
-//! What ranks say, on its way through their launcher.
+//! The ranks' output, on its way through their launcher.
 //!
-//! A thread for each stream of each rank reads it to its end, whoever reads the launcher's own or does not: lines go to
-//! [`output`], which keeps nobody. So a rank is never held by a pipe that is full.
+//! One thread per stream of each rank reads it to its end, whether or not anyone reads the launcher's own: lines go to
+//! [`output`], which never blocks. So a rank never blocks on a full pipe.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,12 +15,12 @@ use serde::{Deserialize, Serialize};
 use super::lifeline::parse_listening;
 use crate::output::{self, fit::fold};
 
-/// A line of rank 0 that is longer is passed on in parts, and one of another rank is cut. The longest there is, the table
-/// of 4096 ranks as JSON, is half of it.
+/// A longer line of rank 0 is passed on in parts, and one of another rank is cut. The longest one, the table of 4096
+/// ranks as JSON, is half as long.
 const LINE_BYTES_MAX: u64 = 1 << 20;
-/// So many different errors are remembered, to say each once.
+/// How many different errors are remembered, to print each once.
 const ERRORS_MAX: usize = 64;
-/// What goes on from a line before stands so many columns in.
+/// The indentation of continuation lines.
 const HANG: usize = 4;
 
 /// The last line of a command that fails, for programs.
@@ -40,7 +40,7 @@ impl ErrorLine {
     }
 
     fn parse(line: &[u8]) -> Option<ErrorLine> {
-        // Most lines are none.
+        // Most lines are not errors.
         line.starts_with(b"{\"event\":\"error\"").then(|| serde_json::from_slice(line).ok())?
     }
 }
@@ -51,7 +51,7 @@ impl fmt::Display for ErrorLine {
     }
 }
 
-/// What pumps tell.
+/// What pumps report.
 pub(super) enum PumpEvent {
     /// Rank 0 says where it listens.
     Listening(String),
@@ -59,7 +59,7 @@ pub(super) enum PumpEvent {
     Drained,
 }
 
-/// What a rank said that may explain its end.
+/// What a rank printed that may explain its end.
 #[derive(Default)]
 pub(super) struct LastWords {
     /// The last line of its standard error.
@@ -68,7 +68,7 @@ pub(super) struct LastWords {
     pub(super) error: Option<String>,
 }
 
-/// Errors, with the rank that said each first.
+/// Errors, with the rank that printed each first.
 #[derive(Default)]
 pub(super) struct SaidErrors(Mutex<HashMap<String, usize>>);
 
@@ -82,7 +82,7 @@ pub(super) struct Pump {
 }
 
 impl Pump {
-    /// Passes the standard output of the rank on, but for a first line that is meant for the launcher and for errors.
+    /// Passes on the standard output of the rank, except a first line that is meant for the launcher, and errors.
     pub(super) fn start_out(self, out: ChildStdout) -> io::Result<()> {
         self.start(move |pump| {
             let mut is_first = true;
@@ -129,7 +129,7 @@ impl Pump {
         change(&mut self.words.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Passes a line on with the rank in front of it. An error that several ranks share is said once.
+    /// Passes a line on with the rank in front of it. An error that several ranks share is printed once.
     fn mark(&self, line: &[u8]) {
         let text = String::from_utf8_lossy(line);
         let text = text.trim_end_matches(['\n', '\r']);
@@ -139,13 +139,13 @@ impl Pump {
                 return;
             }
         }
-        // A progress line of rank 0 may stand there; it is drawn anew.
+        // It may overwrite a progress line of rank 0, which is drawn again.
         let clear = if output::err().width().is_some() { output::CLEAR } else { "" };
         output::err().line(&format!("{clear}[rank {}] {text}", self.rank));
     }
 }
 
-/// A line of rank 0, which does not know that there is a terminal. Lines for programs stay as they are.
+/// A line of rank 0 folded to the terminal, which rank 0 does not know. Lines for programs are not changed.
 fn fitted(line: &[u8]) -> Vec<u8> {
     let (width, text) = (output::out().width(), std::str::from_utf8(line));
     match (width, text) {

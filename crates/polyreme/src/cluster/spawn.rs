@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::crew::CrewMember;
 use super::{LAUNCHED, TRANSPORT, Transport};
 
-/// As many copies of `program`, with the same arguments; the environment says which rank each is.
+/// `n` copies of `program` with the same arguments; the environment says which rank each is.
 pub fn members(program: &Path, args: &[OsString], n: usize, transport: Transport) -> Vec<CrewMember> {
     let member = |rank: usize| {
         let mut command = Command::new(program);
@@ -19,7 +19,7 @@ pub fn members(program: &Path, args: &[OsString], n: usize, transport: Transport
             command.env(key, value);
         }
         command.env(TRANSPORT, transport.name());
-        // What an outer launcher said of this process does not hold for its children.
+        // An outer launcher's variables about this process do not apply to its children.
         for key in ["MASTER_ADDR", "MASTER_PORT", "SSH_CONNECTION"] {
             command.env_remove(key);
         }

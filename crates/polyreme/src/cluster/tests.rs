@@ -1,4 +1,4 @@
-//! What flags, job files, environments and machines come to.
+//! The setups that follow from flags, job files, environments and machines.
 
 use super::*;
 
@@ -91,9 +91,9 @@ fn whoever_started_this_as_one_rank_is_heard() {
     let slurm = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_STEP_ID=0 SLURM_JOB_ID=0 \
                  MASTER_ADDR=n1 MASTER_PORT=15000 SLURM_STEP_TASKS_PER_NODE=4(x2) POLYREME_SECRET=8f3a61c0d94e27b5508c1f7ae2639db47016ce8f25a3d0b9614f7c82ee5d930a";
     check("", "", slurm, &["0-7"], "rank 5/8 local 1/4 x2 n1:15000");
-    // A batch script is no rank, and may start some itself.
+    // A batch script is not a rank, and may start some itself.
     check("ranks=2", "", "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=1", &["0-7"], "threads 2x4");
-    // A rank that a launcher of ours started has its flags, and hears of the master later.
+    // A rank that our own launcher started has its flags, and gets the master's address later.
     let ours = "POLYREME_LAUNCHED=1 RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2";
     check("processes=2", "", ours, &["0-3"], "rank 0/2 local 0/2 x2 -");
     let alone = "POLYREME_LAUNCHED=1 RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1";
@@ -123,7 +123,7 @@ fn mpi_is_taken_where_nothing_else_is_said() {
         let said = decide_with("transport=tcp", "", env, &cores).unwrap_err().to_string();
         assert!(said.contains("MASTER_ADDR") && said.contains("leave --transport out"), "{said}");
     }
-    // Slurm says where rank 0 could listen; MPI is meant if it can be asked and nobody shares a secret.
+    // Slurm says where rank 0 could listen; MPI is meant if it can be asked and there is no secret.
     let slurm = "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_JOB_ID=7 SLURM_STEP_NODELIST=n[1-2]";
     for (more, want) in [
         (" PMIX_RANK=1", Ok(Some(Transport::Mpi))),
@@ -159,7 +159,7 @@ fn flags_and_then_the_job_say_what_is_encrypted() {
     let mpi = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3";
     let said =
         decide_with("encrypt=true transport=mpi", "", mpi, &machine(&["0-3"])).unwrap_err().to_string();
-    assert!(said.contains("take --transport tcp"), "{said}");
+    assert!(said.contains("use --transport tcp"), "{said}");
 }
 
 #[test]
@@ -172,24 +172,24 @@ fn a_quota_is_no_room_for_a_rank_a_node() {
 #[test]
 fn what_makes_no_sense_is_refused_with_what_to_do() {
     let rows = [
-        ("ranks=2 processes=3", "", "keep one"),
+        ("ranks=2 processes=3", "", "remove one"),
         ("ranks=2", TORCH, "leave the flag out"),
         ("processes=2 transport=local", "", "shm"),
         ("transport=mpi", "", "mpirun"),
         ("transport=local", TORCH, "leave it out"),
-        ("ranks=0", "", "from 1"),
-        ("ranks=100000", "", "from 1"),
+        ("ranks=0", "", "can have 1 to"),
+        ("ranks=100000", "", "can have 1 to"),
         ("", "RANK=4 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1", "count from 0"),
         ("", "RANK=x WORLD_SIZE=4", "whole number"),
         ("", "RANK=0 WORLD_SIZE=4", "MASTER_ADDR"),
         ("", "RANK=0 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=70000", "MASTER_PORT"),
         ("", "RANK=0 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1", "openssl rand -hex 32"),
         ("", "RANK=0 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1 POLYREME_SECRET=open-sesame", "hexadecimal"),
-        ("", "RANK=0 WORLD_SIZE=99999999 MASTER_ADDR=a MASTER_PORT=1", "cannot be"),
+        ("", "RANK=0 WORLD_SIZE=99999999 MASTER_ADDR=a MASTER_PORT=1", "is impossible"),
         ("", "POLYREME_LAUNCHED=1", "unset it"),
         ("processes=2", "POLYREME_LAUNCHED=1 RANK=3", "unset it"),
         ("", "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=1", "srun"),
-        ("", "POLYREME_TRANSPORT=carrier-pigeon", "known are"),
+        ("", "POLYREME_TRANSPORT=carrier-pigeon", "choose local"),
     ];
     for (flags, env, say) in rows {
         let said = decide_with(flags, "", env, &machine(&["0-3"])).unwrap_err().to_string();

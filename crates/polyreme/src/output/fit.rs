@@ -1,7 +1,7 @@
 //! Text for the width of a terminal.
 
-/// Breaks lines that are longer than `width` between words; what goes on stands `hang` columns in. A word that is longer
-/// than a line, a path mostly, stays whole. Without a width nothing changes.
+/// Breaks lines that are longer than `width` between words; continuation lines are indented by `hang` columns. A word
+/// that is longer than a line, a path mostly, stays whole. Without a width nothing changes.
 pub fn fold(text: &str, width: Option<usize>, hang: usize) -> String {
     let Some(width) = width else { return text.into() };
     let mut out = String::with_capacity(text.len());

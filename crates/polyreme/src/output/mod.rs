@@ -1,18 +1,18 @@
-//! The standard streams of a process that trains: who writes to them never waits for who reads them.
+//! The standard streams of a training process: writers never wait for readers.
 //!
-//! A terminal that is held (Ctrl-S, a pane that is being copied from) or a paged pipe (`| less`) takes nothing for as long as
-//! its user likes. So lines go into a queue, and a thread writes them. While nothing is taken:
+//! A paused terminal (Ctrl-S, a pane that is being copied from) or a pager (`| less`) reads nothing for as long as its
+//! user likes. So lines go into a queue, and a thread writes them. While nothing is read:
 //! - of frames, the progress lines that replace each other, the newest is kept;
-//! - lines are kept up to [`KEPT_BYTES`]; those after that are left out and counted, and where they would have stood there is a note
-//!   of how many, once the reader reads again;
-//! - what ends a stream ([`Stream::last`]: a summary, an error) is always kept.
+//! - lines are kept up to [`KEPT_BYTES`]; later ones are dropped and counted, and a note in their place says how many,
+//!   once the reader reads again;
+//! - the last message of a stream ([`Stream::last`]: a summary, an error) is always kept.
 //!
 //! At the end [`Stream::settle`] waits for the reader as long as it goes on reading, and for [`PATIENCE`] if it does not.
 //!
-//! A stream that cannot be written (a full disk, a reader that has gone) takes nothing more; [`Stream::failure`] says why.
-//! Where both streams are one file, a terminal mostly, they share a queue, so that lines keep their order.
+//! A stream that cannot be written (a full disk, a reader that has gone) accepts nothing more; [`Stream::failure`] says
+//! why. Where both streams are one file, usually a terminal, they share a queue, so that lines keep their order.
 //!
-//! Commands that do not train write to the standard output directly: a pager is to hold them.
+//! Commands that do not train write to the standard output directly: a pager should hold them.
 //!
 //! - [`fit`]: text for the width of a terminal.
 
@@ -26,17 +26,17 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// So much text of a stream waits for its reader.
+/// How much text of a stream is kept for its reader.
 pub const KEPT_BYTES: usize = 4 << 20;
-/// At the end, a reader that takes nothing for so long is not waited for. Less than a launcher gives its ranks to end.
+/// How long to wait at the end for a reader that reads nothing. Less than a launcher gives its ranks to end.
 pub const PATIENCE: Duration = Duration::from_secs(3);
-/// What is written at once. A pipe takes so much as a whole or not at all, so that a short line is never cut.
+/// How much is written at once. Writes of this size to a pipe are atomic, so a short line is never cut.
 const CHUNK_BYTES: usize = 4096;
-/// How long to wait where a terminal was set not to wait by another program.
+/// How long to wait when another program has set the terminal to non-blocking.
 const NOT_NOW: Duration = Duration::from_millis(10);
-/// The width of a terminal that does not say.
+/// The width of a terminal that does not report it.
 const WIDTH: usize = 80;
-/// Takes the progress line away.
+/// Clears the progress line.
 pub const CLEAR: &str = "\r\x1b[2K";
 
 /// The standard output.
@@ -49,13 +49,13 @@ pub fn err() -> &'static Stream {
     &STANDARD.1
 }
 
-/// Says a line on the standard error before or after training, where waiting for the reader is right.
+/// Prints a line on the standard error before or after training, where waiting for the reader is right.
 pub fn say(line: &str) {
-    // A reader that has gone is no reason to end; `eprintln!` would panic.
+    // A closed pipe is no reason to end; `eprintln!` would panic.
     drop(writeln!(io::stderr(), "{line}"));
 }
 
-/// The streams are the process's, as those of the standard library are, which these stand in front of.
+/// One pair per process, in front of the standard library's.
 static STANDARD: LazyLock<(Stream, Stream)> = LazyLock::new(|| {
     let (out, err) = (own(io::stdout().as_fd()), own(io::stderr().as_fd()));
     let place = |file: &File| file.metadata().ok().map(|m| (m.dev(), m.ino()));
@@ -68,7 +68,7 @@ static STANDARD: LazyLock<(Stream, Stream)> = LazyLock::new(|| {
     (out, err)
 });
 
-/// A descriptor of this module's own: the standard library keeps a lock around its streams while it writes.
+/// A separate descriptor: the standard library holds a lock on its streams while it writes.
 fn own(fd: BorrowedFd) -> File {
     let null = || File::options().write(true).open("/dev/null").map(OwnedFd::from);
     let own = fd.try_clone_to_owned().or_else(|_| null());
@@ -82,7 +82,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// With a queue and a thread of its own.
+    /// A stream with its own queue and thread.
     pub fn over(file: File) -> Stream {
         let queue = Arc::new(Queue::default());
         let body = {
@@ -110,7 +110,7 @@ impl Stream {
         self.queue.add(self.entry(bytes));
     }
 
-    /// What must not be left out: the last thing that this process says here.
+    /// The last message of this process on this stream, which is never dropped.
     pub fn last(&self, text: &str) {
         let mut state = self.queue.lock();
         state.note();
@@ -118,7 +118,7 @@ impl Stream {
         self.queue.changed.notify_all();
     }
 
-    /// The line that moves; it replaces the one before.
+    /// The progress line; it replaces the previous one.
     pub fn frame(&self, text: &str) {
         let mut state = self.queue.lock();
         if state.failed.is_none() {
@@ -128,7 +128,7 @@ impl Stream {
         }
     }
 
-    /// Takes the line that moves away.
+    /// Clears the progress line.
     pub fn clear(&self) {
         self.frame("");
     }
@@ -138,13 +138,13 @@ impl Stream {
         self.queue.settle(PATIENCE)
     }
 
-    /// Lines that were neither written nor left out yet.
+    /// How many lines are waiting.
     pub fn unread(&self) -> usize {
         let state = self.queue.lock();
         state.lines.len() + usize::from(state.writing)
     }
 
-    /// Why nothing is written any more.
+    /// Why nothing can be written.
     pub fn failure(&self) -> Option<io::Error> {
         self.queue.lock().failed.map(io::Error::from_raw_os_error)
     }
@@ -175,15 +175,15 @@ struct OutputState {
     left_out: LeftOut,
     /// Whether an entry is with the writer.
     writing: bool,
-    /// Bytes that the reader has taken.
+    /// Bytes that the reader has read.
     taken: u64,
-    /// How many it had taken when it was last waited for in vain.
+    /// How many it had read when it was last waited for in vain.
     given_up: Option<u64>,
-    /// The number of the error that broke the stream.
+    /// The error number that broke the stream.
     failed: Option<i32>,
 }
 
-/// What the reader will not see.
+/// What was dropped.
 #[derive(Default)]
 struct LeftOut {
     lines: u64,
@@ -198,12 +198,12 @@ impl OutputState {
         if self.failed.is_none() {
             self.bytes += entry.bytes.len();
             self.lines.push_back(entry);
-            // The line that moves is drawn again under it.
+            // The progress line is drawn again below it.
             self.frame = None;
         }
     }
 
-    /// Says what was left out, if anything was.
+    /// Notes what was dropped, if anything.
     fn note(&mut self) {
         if self.left_out.lines == 0 {
             return;
@@ -212,7 +212,7 @@ impl OutputState {
         let text = match json {
             true => format!("{{\"event\":\"dropped\",\"lines\":{lines}}}\n"),
             false => format!(
-                "({lines} lines and {frames} progress updates are left out here: they were not read in time)\n"
+                "({lines} lines and {frames} progress updates were dropped here: they were not read in time)\n"
             ),
         };
         if let Some(file) = file {
@@ -232,7 +232,7 @@ impl Queue {
 
     fn add(&self, entry: QueuedOutput) {
         let mut state = self.lock();
-        // Once lines are left out, all are until the reader has caught up: one gap, and one note.
+        // Once lines are dropped, all are until the reader has caught up: one gap, one note.
         if state.left_out.lines > 0 || state.bytes + entry.bytes.len() > KEPT_BYTES {
             state.left_out.lines += 1;
             state.left_out.json |= entry.bytes.starts_with(b"{");
@@ -306,7 +306,7 @@ impl Queue {
     }
 }
 
-/// Writes everything, and says how much whenever some of it was taken.
+/// Writes everything, and calls `taken` with each number of bytes written.
 fn write_all(mut file: &File, bytes: &[u8], mut taken: impl FnMut(usize)) -> io::Result<()> {
     for mut chunk in bytes.chunks(CHUNK_BYTES) {
         while !chunk.is_empty() {

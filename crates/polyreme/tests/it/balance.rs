@@ -1,4 +1,4 @@
-//! Ranks of really different speed, through the binary: one is stopped again and again for a moment.
+//! Ranks of different speeds, through the binary: one is paused again and again.
 
 use std::fs;
 use std::process::Child;
@@ -10,8 +10,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::binary::{command, folder, json};
 use crate::ranks::{end, losses, pids, start};
 
-/// Steps of some milliseconds on each rank, so that what slows a rank down is what it computes; and as many as a busy
-/// machine may take to show it.
+/// Steps of some milliseconds on each rank, so that computing dominates; and enough steps to show the effect on a busy
+/// machine.
 const JOB: &str = r#"
 [model]
 layers = [

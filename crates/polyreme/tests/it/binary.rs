@@ -1,4 +1,4 @@
-//! Calls of the binary in a folder of their own.
+//! Calls of the binary in a temporary folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! `polyreme launch` against a real sshd: one of this test's own, on the loopback, with its own keys and its own port.
+//! `polyreme launch` against a real sshd that the test starts on the loopback, with its own keys and port.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -41,7 +41,7 @@ impl Server {
         }
         // An sshd of root wants this folder to exist.
         drop(fs::create_dir_all("/run/sshd"));
-        // Nobody else is likely to take the port meanwhile; if somebody does, the next one is tried.
+        // No other process is likely to take the port meanwhile; if one does, the next port is tried.
         for _ in 0..5 {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let config = format!(

@@ -11,11 +11,11 @@ use rustix::process::Signal;
 use crate::binary::{command, folder, json};
 use crate::ranks::{by_environment, end, endless, living, pids, send, start, steps_in, wait_for_step};
 
-/// So soon after a rank was killed the others have said it and ended.
+/// How soon after a rank was killed the others must have reported it and ended.
 const REPORT: Duration = Duration::from_secs(5);
 
-/// So many processes with a launcher, in the middle of their training into a folder: the launcher, the processes, and
-/// the file with what is said.
+/// Starts processes with a launcher and waits until they train; returns the launcher, the processes, and the file with
+/// their messages.
 fn launched(folder: &Path, processes: usize, output: &str, more: &[&str]) -> (Child, Vec<i32>, PathBuf) {
     let errors = folder.join(format!("errors_{output}"));
     let until = Instant::now() + Duration::from_secs(60);
@@ -27,7 +27,7 @@ fn launched(folder: &Path, processes: usize, output: &str, more: &[&str]) -> (Ch
     (launcher, pids, errors)
 }
 
-/// Every survivor for itself: no launcher passes on what it says.
+/// Every survivor on its own, without a launcher that passes on its messages.
 #[test]
 fn each_survivor_of_a_killed_rank_reports_it() {
     let folder = folder(&endless());
@@ -66,7 +66,7 @@ fn each_survivor_of_a_killed_rank_reports_it() {
     }
 }
 
-/// A survivor that cannot notice anything, because it hangs itself, is ended by the launcher in the same time.
+/// A survivor that notices nothing, because it hangs, is ended by the launcher in the same time.
 #[test]
 fn a_survivor_that_hangs_is_ended() {
     let folder = folder(&endless());
@@ -105,7 +105,8 @@ fn a_killed_rank_ends_the_others_with_a_report_and_three_go_on() {
     assert_eq!(lines.last().unwrap()["steps"], steps);
 }
 
-/// A machine that swaps, or is moved, stands still for a while: nobody is lost, and a person is told who is late.
+/// A machine that swaps or is migrated stands still for a while: no rank is lost, and the user is told which one is
+/// late.
 #[test]
 fn a_rank_that_is_paused_is_waited_for() {
     let folder = folder(&endless());
@@ -131,7 +132,7 @@ fn a_rank_that_is_paused_is_waited_for() {
 #[test]
 fn a_rank_that_measures_the_data_for_long_before_the_start_is_waited_for() {
     let patience = 3;
-    // Of so many samples the mean and the deviation are taken; all of that is computed.
+    // The mean and deviation of this many samples are computed.
     let folder = folder(&format!(
         "[model]\nlayers = [{{ kind = 'conv', outputs = 1, kernel = 3, stride = 3 }}, 'global_mean', 'linear']\n\
          [data]\nkind = 'synthetic'\nsamples = 20000\nshape = [3, 72, 72]\nclasses = 2\nvalidation = 0\n\
@@ -150,7 +151,7 @@ fn a_rank_that_measures_the_data_for_long_before_the_start_is_waited_for() {
     }
 }
 
-/// A rank that hangs says nothing any more: the others know where it was.
+/// A rank that hangs is silent: the others know where it was.
 #[test]
 fn a_stopped_rank_is_named_with_the_step_it_was_in() {
     let folder = folder(&endless());

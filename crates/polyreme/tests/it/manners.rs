@@ -27,8 +27,8 @@ fn talkative() -> String {
     job.replace("every_steps = 10\nbest = \"val_accuracy\"", "every_steps = 1000000")
 }
 
-/// The command in a terminal of so many columns. What it shows comes from the child's standard output, and what is typed
-/// goes to its standard input.
+/// The command in a terminal of this many columns. What it shows comes from the child's standard output, and what is
+/// typed goes to its standard input.
 fn terminal(folder: &Path, columns: usize, line: &str) -> Guarded {
     let binary = env!("CARGO_BIN_EXE_polyreme");
     let script = format!("stty cols {columns} rows 25; {}", line.replace("polyreme", binary));
@@ -70,7 +70,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Waits for something to be so.
+/// Waits for a condition.
 #[track_caller]
 fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
     let until = Instant::now() + LONG;
@@ -86,7 +86,7 @@ fn evaluations(run: &Path) -> usize {
     text.lines().filter(|l| l.contains("val_loss")).count()
 }
 
-/// Nothing is read from any of them until they have ended.
+/// Nothing is read from any stream until the runs have ended.
 #[test]
 fn training_goes_on_to_its_end_while_nobody_reads_what_it_says() {
     let folder = folder(&talkative());
@@ -116,7 +116,7 @@ fn training_goes_on_to_its_end_while_nobody_reads_what_it_says() {
             wait(name, || child.get().try_wait().unwrap().is_some());
         }
     }
-    // What was said before nobody read is whole lines, and those of a terminal come once somebody reads.
+    // What was written before the reader stopped is whole lines, and those of a terminal come once it reads again.
     for (name, child) in runs {
         let out = child.read();
         assert_eq!(out.status.code(), Some(0), "{name}");
@@ -206,7 +206,7 @@ fn ctrl_z_stops_all_ranks_and_fg_goes_on_with_them() {
     let (run, errors) = (folder.path().join("run"), folder.path().join("errors"));
     let mut shell = terminal(folder.path(), 80, "exec bash --norc --noprofile -i");
     let mut keys = shell.get().stdin.take().unwrap();
-    // What the terminal shows is of no interest, but somebody has to read it.
+    // What the terminal shows does not matter, but it has to be read.
     let mut screen = shell.get().stdout.take().unwrap();
     let shown = std::thread::spawn(move || {
         let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! Sets in several files, and ranks that read their own part of them only.
+//! Sets in several files, and ranks that read only their own part.
 
 use std::fmt::Write;
 use std::fs;

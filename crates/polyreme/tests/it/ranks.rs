@@ -1,4 +1,4 @@
-//! Jobs of several ranks through the binary: threads, processes and what becomes of them.
+//! Jobs of several ranks through the binary, as threads and processes.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -34,7 +34,7 @@ every_steps = 10
 best = "val_accuracy"
 "#;
 
-/// What ranks that a test starts by itself know.
+/// The secret of ranks that a test starts itself.
 pub(crate) const SECRET: &str = "8f3a61c0d94e27b5508c1f7ae2639db47016ce8f25a3d0b9614f7c82ee5d930a";
 
 /// The job, as if it would never end.
@@ -49,7 +49,7 @@ pub(crate) fn losses(run: &Path) -> Vec<f64> {
     text.lines().filter_map(loss).collect()
 }
 
-/// The pids in the table of who runs where, by rank, once it is there.
+/// The pids in the table of ranks, once it is there.
 pub(crate) fn pids(errors: &Path, ranks: usize, until: Instant) -> Vec<i32> {
     loop {
         let text = fs::read_to_string(errors).unwrap_or_default();
@@ -73,7 +73,7 @@ pub(crate) fn start(mut command: Command, errors: &Path) -> Child {
     command.stdout(Stdio::piped()).stderr(fs::File::create(errors).unwrap()).spawn().unwrap()
 }
 
-/// Waits for the end, but not for ever.
+/// Waits for the end, with a timeout.
 pub(crate) fn end(mut child: Child, limit: Duration) -> Output {
     let until = Instant::now() + limit;
     while child.try_wait().unwrap().is_none() {
@@ -158,8 +158,7 @@ fn more_ranks_than_the_soft_limit_of_open_files_allows() {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
 }
 
-/// Gradients that only their owners keep, over everything that carries data. Of 50 samples in pieces of one, some ranks
-/// have fewer than others.
+/// Sharded gradients over every transport. With 50 samples in microbatches of one, some ranks have fewer than others.
 #[test]
 fn ranks_of_any_kind_may_keep_their_own_gradients_only() {
     let job = JOB.replace("batch = 48", "batch = 50\naccumulate = 25\nclip = 1.0");
@@ -191,7 +190,7 @@ fn ranks_of_any_kind_may_keep_their_own_gradients_only() {
     };
     let shard = "parallel.shard_gradients=true";
     let text = said(&["--set", shard]);
-    assert!(text.contains("4 ranks of 1 thread, each with its part of the gradients"), "{text}");
+    assert!(text.contains("4 ranks of 1 thread, each with its shard of the gradients"), "{text}");
     let text = said(&["--set", shard, "--set", "train.optimizer=lamb"]);
     assert!(
         text.contains("does not work with the optimizer \"lamb\"") && text.contains("choose \"adamw\""),
@@ -260,8 +259,8 @@ fn ranks_do_not_outlive_their_launcher() {
     assert!(checkpoint::latest_whole(&run).unwrap().0.manifest.step > 0);
 }
 
-/// Starts ranks as a stranger's launcher would; `hosts` says which host each counts as. What they say to standard error
-/// lies in the files `errors0`, `errors1` and so on.
+/// Starts ranks as an external launcher would; `hosts` says which host each counts as. Their standard errors go to the
+/// files `errors0`, `errors1` and so on.
 pub(crate) fn by_environment(folder: &Path, hosts: &[&str], more: &[&str]) -> Vec<Child> {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let rank = |(rank, host): (usize, &&str)| {
@@ -281,7 +280,7 @@ pub(crate) fn by_environment(folder: &Path, hosts: &[&str], more: &[&str]) -> Ve
     hosts.iter().enumerate().map(rank).collect()
 }
 
-/// A rank with another secret ends at once; rank 0, which still waits, says on its terminal who was turned away.
+/// A rank with another secret ends at once; rank 0, which still waits, prints which rank was turned away.
 #[test]
 fn rank_0_says_who_came_with_another_secret() {
     let folder = folder(JOB);
@@ -331,7 +330,7 @@ fn ranks_that_somebody_else_starts_find_each_other() {
     }
 }
 
-/// Two hosts with four ranks each: between hosts only the first ranks talk, so nobody else has a connection for data.
+/// Two hosts with four ranks each: between hosts only the first ranks talk, so no other rank has a data connection.
 #[test]
 fn ranks_of_two_hosts_are_connected_with_those_they_talk_with() {
     let folder = folder(&endless());

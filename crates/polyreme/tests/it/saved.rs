@@ -47,7 +47,7 @@ fn overwriting_a_live_run_is_refused_and_takes_nothing_from_it() {
     }
     signal(&child, Signal::KILL);
     child.wait().unwrap();
-    // Nobody trains there any more. What was set aside goes too, and what is not the run's stays.
+    // No process trains there any more. What was set aside is deleted too, and files that are not the run's stay.
     fs::write(run.join("notes.txt"), "mine").unwrap();
     fs::create_dir(run.join("checkpoints/aside-step-00000001")).unwrap();
     let args = ["train", "job.toml", "--json", "--output", "run", "--overwrite", "--set", "train.steps=4"];

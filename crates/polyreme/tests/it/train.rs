@@ -1,4 +1,4 @@
-//! Training through the binary: what it leaves, how it stops, how it goes on, what it refuses.
+//! Training through the binary: its outputs, how it stops, how it resumes, what it refuses.
 
 use std::fs;
 use std::path::Path;

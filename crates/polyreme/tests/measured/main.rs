@@ -23,13 +23,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use hosts::{Hosts, Link, root};
 use serde_json::Value;
 
-/// So often is a bandwidth measured before it counts as missed.
+/// How often a bandwidth is measured before it counts as missed.
 const ATTEMPTS: usize = 4;
 
 /// Pairs of runs, with and without a link, whose medians are compared.
 const PAIRS: usize = 3;
 
-/// So often are pairs added to them before the overlap counts as missed.
+/// How often pairs are added before the overlap counts as missed.
 const ROUNDS: usize = 3;
 
 /// Holds the machine: the others wait.
@@ -62,7 +62,7 @@ fn median(times: &mut [f64]) -> f64 {
     times[times.len() / 2]
 }
 
-/// Milliseconds of an all-reduce of so many bytes on each rank.
+/// Milliseconds of an all-reduce of this many bytes.
 fn all_reduce_ms(hosts: &Hosts, per_host: usize, bytes: usize) -> f64 {
     all_reduce_with(hosts, per_host, bytes, &[])
 }

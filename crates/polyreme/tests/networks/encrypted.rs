@@ -1,4 +1,4 @@
-//! What somebody on the network between two hosts sees of a sum over their ranks.
+//! What an eavesdropper between two hosts sees of an all-reduce.
 
 use crate::hosts::{Hosts, Link};
 

@@ -1,5 +1,5 @@
-//! Ranks on hosts of their own: network namespaces with slow and late links. A binary of its own, and one test at a
-//! time, because the links are measured too.
+//! Ranks on separate hosts: network namespaces with slow links. A separate binary, one test at a time, because the
+//! links are measured too.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 

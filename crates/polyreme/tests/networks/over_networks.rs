@@ -1,4 +1,4 @@
-//! Ranks on hosts of their own, over links that are slow or late: they train as one rank does.
+//! Ranks on separate hosts, over links with little bandwidth or long delays: they train as one rank does.
 
 use std::process::Command;
 

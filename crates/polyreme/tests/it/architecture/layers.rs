@@ -1,15 +1,15 @@
-//! Layers: which crate may use which, and what each knows nothing of, as ARCHITECTURE.md and the heads of the `lib.rs`
-//! say it.
+//! Layers: which crate may use which, and what each knows nothing of, as claimed by ARCHITECTURE.md and the heads of
+//! the `lib.rs`.
 
 use super::sources::{SourceFile, dependencies, head, product};
 use super::{MapRow, code_map};
 
-/// A word that stands behind "knows nothing of", and what would give the lie to it.
+/// A word that follows "knows nothing of", and what would make the claim wrong.
 struct Ignorance {
     word: &'static str,
-    /// Crates that then must not be used.
+    /// Crates that must not be used then.
     crates: &'static [&'static str],
-    /// Text that then must not stand in product code.
+    /// Text that must not be in product code then.
     code: &'static [&'static str],
 }
 
@@ -42,7 +42,7 @@ const WORDS: &[Ignorance] = &[
     ignorance("threads", &["sync"], &["std::thread", "thread::spawn", "rayon::"]),
 ];
 
-/// What is wrong with a list such as `tensors, graphs or threads` behind "knows nothing of".
+/// What is wrong with a list such as `tensors, graphs or threads` after "knows nothing of".
 fn wrong(list: &str, uses: &[String], sources: &[SourceFile]) -> Vec<String> {
     let mut found = Vec::new();
     for word in list.replace(" or ", ", ").split(", ").map(str::trim) {
@@ -66,7 +66,7 @@ fn wrong(list: &str, uses: &[String], sources: &[SourceFile]) -> Vec<String> {
     found
 }
 
-/// The lists behind "knows nothing of" in the head of a `lib.rs`.
+/// The lists after "knows nothing of" in the head of a `lib.rs`.
 fn said_in(head: &str) -> Vec<String> {
     let openings = ["knows nothing of ", "nothing is known of ", "Nothing here knows of "];
     let behind = openings.iter().flat_map(|opening| head.split(opening).skip(1));
@@ -116,7 +116,7 @@ fn crates_know_nothing_of_what_they_say() {
             lies.extend(found.into_iter().map(|w| format!("{place} says that {name} knows nothing of {w}")));
         }
     }
-    assert!(lies.is_empty(), "correct what is said, or the crate:\n{}", lies.join("\n"));
+    assert!(lies.is_empty(), "correct the claim, or the crate:\n{}", lies.join("\n"));
     assert!(n_claims > 15, "only {n_claims} claims were found: has their wording changed?");
 }
 

@@ -1,5 +1,5 @@
 //! ARCHITECTURE.md and the crates agree: the code map lists each crate once with the crates that it uses, paths exist,
-//! arrows point down, and what is said of `unsafe` and of what a crate knows nothing of is so.
+//! arrows point down, and claims about `unsafe` and about what a crate knows nothing of are true.
 
 mod layers;
 mod names;

@@ -18,7 +18,7 @@ const TO_RENAME: &[&str] = &[
     "Part", "Pass", "Place", "Progress", "Random", "Shape", "Source", "Table", "Target",
 ];
 
-/// The types that a file declares. Aliases inside an `impl` or a trait are not types of their own.
+/// The types that a file declares. Associated types do not count.
 fn declared(text: &str) -> Vec<&str> {
     let mut names = Vec::new();
     for line in text.lines() {

@@ -32,9 +32,9 @@ pub(super) fn dependencies(name: &str) -> Vec<String> {
     uses.into_iter().collect()
 }
 
-/// A file of a crate and what it says.
+/// A file of a crate and its text.
 pub(super) struct SourceFile {
-    /// From the crate's folder on.
+    /// Relative to the crate's folder.
     pub(super) path: String,
     pub(super) text: String,
 }
@@ -79,7 +79,7 @@ pub(super) fn product(name: &str) -> Vec<SourceFile> {
         .collect()
 }
 
-/// The modules in files of their own that a file declares for tests, as paths without `.rs`.
+/// The test modules that a file declares, if they are separate files, as paths without `.rs`.
 fn test_modules(path: &str, text: &str) -> Vec<String> {
     let folder = match path.strip_suffix(".rs").unwrap() {
         "src/lib" | "src/main" => "src".to_string(),
@@ -97,7 +97,7 @@ fn test_modules(path: &str, text: &str) -> Vec<String> {
     modules
 }
 
-/// What stands above a file's tests, which come last.
+/// The part of a file above its tests, which come last.
 fn before_tests(text: &str) -> &str {
     let mut at = 0;
     while let Some(found) = text[at..].find("#[cfg(test)]\n") {
@@ -113,7 +113,7 @@ fn before_tests(text: &str) -> &str {
 
 fn without_comments(text: &str) -> String {
     let code = text.lines().map(|l| if l.trim_start().starts_with("//") { "" } else { l });
-    // A comment behind code; `//` inside a string is that of a URL.
+    // A comment after code; `//` without spaces may be part of a URL.
     code.map(|l| l.split(" // ").next().unwrap_or(l)).collect::<Vec<_>>().join("\n")
 }
 

@@ -1,4 +1,4 @@
-//! `unsafe`: it stands where ARCHITECTURE.md says and nowhere else, and an `unsafe fn` says what its caller owes.
+//! `unsafe` is used where ARCHITECTURE.md says and nowhere else, and an `unsafe fn` says what its caller must ensure.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ fn has_unsafe(code: &str) -> bool {
     let word = |c: char| c.is_alphanumeric() || c == '_';
     let keyword = |(at, _): (usize, &str)| {
         let (before, after) = (&code[..at], &code[at + "unsafe".len()..]);
-        // Words in a message are in quotes, or not followed by what makes the keyword one.
+        // In a message the word is not followed by one of these.
         let whole = !before.ends_with(word) && !after.starts_with(word);
         let next = after.trim_start();
         whole && ["{", "fn", "impl", "trait", "extern"].iter().any(|n| next.starts_with(n))
@@ -43,7 +43,10 @@ fn unsafe_code_is_where_the_page_says() {
     let table = table();
     assert!(!table.is_empty(), "ARCHITECTURE.md: no row was found in the table of `## Unsafe code`");
     for name in table.keys() {
-        assert!(crates().contains(name), "ARCHITECTURE.md: `## Unsafe code` names {name}, which is no crate");
+        assert!(
+            crates().contains(name),
+            "ARCHITECTURE.md: `## Unsafe code` names {name}, which is not a crate"
+        );
     }
     for name in crates() {
         let sources = product(&name);
@@ -83,7 +86,7 @@ fn unsafe_code_is_where_the_page_says() {
     }
 }
 
-/// The heads of `lib.rs` do not say that a crate is without unsafe code when it is not.
+/// No head of a `lib.rs` claims that its crate has no unsafe code when it has.
 #[test]
 fn heads_say_nothing_else_of_unsafe_code() {
     for name in table().keys() {

@@ -1,6 +1,6 @@
 //! Hosts on one machine: network namespaces, joined by links of a given bandwidth or delay.
 //!
-//! Bandwidth: each host has a veth into a bridge that stands in a namespace of its own; both ends are shaped by a
+//! Bandwidth: each host has a veth into a bridge in another namespace; both ends are shaped by a
 //! token bucket. Delay: each host has a tun, and a thread of the test carries packets between them, late.
 
 #[allow(dead_code, reason = "one of the two test binaries with hosts listens on the wire")]
@@ -23,9 +23,9 @@ pub(crate) struct Hosts {
 /// What a link is like.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Link {
-    /// So many megabits a second, each way.
+    /// Megabits per second, each way.
     Mbit(u32),
-    /// Packets arrive so much later.
+    /// A delay of packets, in milliseconds.
     DelayMs(u64),
 }
 

@@ -1,11 +1,11 @@
-//! Ranks on hosts, started as a stranger's launcher would.
+//! Ranks on hosts, started as by an external launcher.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use super::Hosts;
 
-/// What the ranks of tests know.
+/// The secret of the tests' ranks.
 pub(crate) const SECRET: &str = "8f3a61c0d94e27b5508c1f7ae2639db47016ce8f25a3d0b9614f7c82ee5d930a";
 
 impl Hosts {
