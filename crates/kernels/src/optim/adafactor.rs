@@ -10,8 +10,8 @@
 //! p         = p·(1 - lr·weight_decay) - min(lr, 1/√t) · max(eps2, rms(p)) · u / max(1, rms(u)/d)
 //! ```
 //!
-//! `u` is kept nowhere: it is computed once for its root mean square and once to be applied. Work is cut by rows, or by
-//! whole matrices where those are small, so results do not depend on the number of workers.
+//! `u` is never stored: it is computed once for its root mean square and once to be applied. Work is split by rows, or
+//! by whole matrices where those are small, so results do not depend on the number of workers.
 
 use super::{CHUNK, ParamTensor, SQUARES, StepHyper, chunk_sums_of, squares_body, sum_of_squares};
 use crate::Cx;
@@ -22,7 +22,7 @@ use std::ops::Range;
 /// Adafactor's settings.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Adafactor {
-    /// The means of squares move by `step` to the power of this; at most 0.
+    /// The exponent of `step` in the rate at which means of squares move; at most 0.
     pub beta2_decay: f64,
     /// The least root of a mean square that a gradient is divided by.
     pub eps1: f32,
@@ -30,7 +30,7 @@ pub struct Adafactor {
     pub eps2: f32,
     /// The largest root mean square of a tensor's step, before the learning rate.
     pub d: f32,
-    /// Separate from the gradient, as AdamW's.
+    /// Decoupled from the gradient, as in AdamW.
     pub weight_decay: f32,
 }
 
@@ -69,7 +69,7 @@ impl Adafactor {
         let n = p.len() as f64;
         let size = (sum_of_squares(cx, p) / n).sqrt().max(f64::from(self.eps2));
         let step = hyper.step as f64;
-        let k = Numbers {
+        let k = StepNumbers {
             take: step.powf(self.beta2_decay) as f32,
             scale: hyper.grad_scale,
             floor: (f64::from(self.eps1).powi(2) as f32).max(f32::MIN_POSITIVE),
@@ -85,7 +85,7 @@ impl Adafactor {
         };
         match tensor.matrix {
             None => {
-                let k = Numbers { rate: rate(vector_moments(cx, k, g, state1)), ..k };
+                let k = StepNumbers { rate: rate(vector_moments(cx, k, g, state1)), ..k };
                 cx.for_each_chunk(p, CHUNK, |task, p| {
                     let r = task * CHUNK..task * CHUNK + p.len();
                     vector_apply(cx.isa, k, p, &g[r.clone()], &state1[r]);
@@ -94,7 +94,7 @@ impl Adafactor {
             Some([rows, cols]) => {
                 let m = Matrices { rows, cols };
                 m.moments(cx, k, g, state1, state2);
-                let k = Numbers { rate: rate(m.squares(cx, k, g, state1, state2)), ..k };
+                let k = StepNumbers { rate: rate(m.squares(cx, k, g, state1, state2)), ..k };
                 m.apply(cx, k, p, g, state1, state2);
             }
         }
@@ -103,7 +103,7 @@ impl Adafactor {
 
 /// The numbers of a step of one tensor.
 #[derive(Clone, Copy)]
-struct Numbers {
+struct StepNumbers {
     /// How far the means move.
     take: f32,
     scale: f32,
@@ -116,7 +116,7 @@ struct Numbers {
     rate: f32,
 }
 
-impl Numbers {
+impl StepNumbers {
     /// Moves a mean towards `sum / n`, where `sum` is of squares that have not been scaled.
     #[inline(always)]
     fn towards(&self, mean: &mut f32, sum: f64, n: usize) {
@@ -157,7 +157,7 @@ impl Matrices {
     }
 
     /// The new means of rows and of columns.
-    fn moments(self, cx: &Cx, k: Numbers, g: &[f32], row: &mut [f32], col: &mut [f32]) {
+    fn moments(self, cx: &Cx, k: StepNumbers, g: &[f32], row: &mut [f32], col: &mut [f32]) {
         let Matrices { rows, cols } = self;
         cx.for_each_chunk(row, self.rows_in_task(), |task, row| {
             let start = task * self.rows_in_task() * cols;
@@ -181,7 +181,7 @@ impl Matrices {
     }
 
     /// The sum of the squares of the step's direction.
-    fn squares(self, cx: &Cx, k: Numbers, g: &[f32], row: &[f32], col: &[f32]) -> f64 {
+    fn squares(self, cx: &Cx, k: StepNumbers, g: &[f32], row: &[f32], col: &[f32]) -> f64 {
         let Matrices { rows, cols } = self;
         let count = g.len() / self.len();
         let whole = |i: usize| (&row[i * rows..(i + 1) * rows], &col[i * cols..(i + 1) * cols]);
@@ -208,7 +208,7 @@ impl Matrices {
     }
 
     /// The step itself.
-    fn apply(self, cx: &Cx, k: Numbers, p: &mut [f32], g: &[f32], row: &[f32], col: &[f32]) {
+    fn apply(self, cx: &Cx, k: StepNumbers, p: &mut [f32], g: &[f32], row: &[f32], col: &[f32]) {
         let Matrices { rows, cols } = self;
         let whole = |i: usize| (&row[i * rows..(i + 1) * rows], &col[i * cols..(i + 1) * cols]);
         if let Some(n) = self.in_task() {
@@ -238,13 +238,13 @@ impl Matrices {
 }
 
 /// The mean that products of rows and columns are divided by.
-fn mean(cx: &Cx, k: Numbers, row: &[f32]) -> f32 {
+fn mean(cx: &Cx, k: StepNumbers, row: &[f32]) -> f32 {
     let mean = (sum(cx.isa, row) / row.len() as f64) as f32;
     if mean < k.least_mean { k.least_mean } else { mean }
 }
 
 /// The new means of a vector; returns the sum of the squares of the step's direction.
-fn vector_moments(cx: &Cx, k: Numbers, g: &[f32], v: &mut [f32]) -> f64 {
+fn vector_moments(cx: &Cx, k: StepNumbers, g: &[f32], v: &mut [f32]) -> f64 {
     let vs = SharedMut::new(v);
     let [sum] = chunk_sums_of(cx, g.len(), CHUNK, |r| {
         // SAFETY: chunks do not overlap, and each is visited once.
@@ -254,21 +254,21 @@ fn vector_moments(cx: &Cx, k: Numbers, g: &[f32], v: &mut [f32]) -> f64 {
     sum
 }
 
-twin! { fn row_means(k: Numbers, cols: usize, g: &[f32], row: &mut [f32]) = row_means_body }
-twin! { fn column_means(k: Numbers, rows: usize, cols: usize, g: &[f32], col: &mut [f32]) = column_means_body }
+twin! { fn row_means(k: StepNumbers, cols: usize, g: &[f32], row: &mut [f32]) = row_means_body }
+twin! { fn column_means(k: StepNumbers, rows: usize, cols: usize, g: &[f32], col: &mut [f32]) = column_means_body }
 twin! { fn sum(x: &[f32]) -> f64 = sum_body }
 twin! {
-    fn factored_squares(k: Numbers, mean: f32, g: &[f32], row: &[f32], col: &[f32]) -> f64 = factored_squares_body
+    fn factored_squares(k: StepNumbers, mean: f32, g: &[f32], row: &[f32], col: &[f32]) -> f64 = factored_squares_body
 }
 twin! {
-    fn factored_apply(k: Numbers, mean: f32, p: &mut [f32], g: &[f32], row: &[f32], col: &[f32])
+    fn factored_apply(k: StepNumbers, mean: f32, p: &mut [f32], g: &[f32], row: &[f32], col: &[f32])
         = factored_apply_body
 }
-twin! { fn vector_squares(k: Numbers, g: &[f32], v: &mut [f32]) -> f64 = vector_squares_body }
-twin! { fn vector_apply(k: Numbers, p: &mut [f32], g: &[f32], v: &[f32]) = vector_apply_body }
+twin! { fn vector_squares(k: StepNumbers, g: &[f32], v: &mut [f32]) -> f64 = vector_squares_body }
+twin! { fn vector_apply(k: StepNumbers, p: &mut [f32], g: &[f32], v: &[f32]) = vector_apply_body }
 
 #[inline(always)]
-fn row_means_body(k: Numbers, cols: usize, g: &[f32], row: &mut [f32]) {
+fn row_means_body(k: StepNumbers, cols: usize, g: &[f32], row: &mut [f32]) {
     for (g, mean) in g.chunks_exact(cols).zip(row) {
         k.towards(mean, squares_body(g), cols);
     }
@@ -276,7 +276,7 @@ fn row_means_body(k: Numbers, cols: usize, g: &[f32], row: &mut [f32]) {
 
 /// `g` begins with the first row's element of the first of these columns.
 #[inline(always)]
-fn column_means_body(k: Numbers, rows: usize, cols: usize, g: &[f32], col: &mut [f32]) {
+fn column_means_body(k: StepNumbers, rows: usize, cols: usize, g: &[f32], col: &mut [f32]) {
     for (block, col) in col.chunks_mut(COLUMNS).enumerate() {
         let mut sums = [0.0f64; COLUMNS];
         for row in 0..rows {
@@ -307,7 +307,7 @@ fn sum_body(x: &[f32]) -> f64 {
 }
 
 #[inline(always)]
-fn factored_squares_body(k: Numbers, mean: f32, g: &[f32], row: &[f32], col: &[f32]) -> f64 {
+fn factored_squares_body(k: StepNumbers, mean: f32, g: &[f32], row: &[f32], col: &[f32]) -> f64 {
     let mut sums = [0.0f64; SQUARES];
     let (col_chunks, col_rest) = col.as_chunks::<SQUARES>();
     for (g, &row) in g.chunks_exact(col.len()).zip(row) {
@@ -328,7 +328,7 @@ fn factored_squares_body(k: Numbers, mean: f32, g: &[f32], row: &[f32], col: &[f
 }
 
 #[inline(always)]
-fn factored_apply_body(k: Numbers, mean: f32, p: &mut [f32], g: &[f32], row: &[f32], col: &[f32]) {
+fn factored_apply_body(k: StepNumbers, mean: f32, p: &mut [f32], g: &[f32], row: &[f32], col: &[f32]) {
     let cols = col.len();
     for ((p, g), &row) in p.chunks_exact_mut(cols).zip(g.chunks_exact(cols)).zip(row) {
         let row = row / mean;
@@ -339,7 +339,7 @@ fn factored_apply_body(k: Numbers, mean: f32, p: &mut [f32], g: &[f32], row: &[f
 }
 
 #[inline(always)]
-fn vector_squares_body(k: Numbers, g: &[f32], v: &mut [f32]) -> f64 {
+fn vector_squares_body(k: StepNumbers, g: &[f32], v: &mut [f32]) -> f64 {
     let mut sums = [0.0f64; SQUARES];
     let ((g_chunks, g_rest), (v_chunks, v_rest)) = (g.as_chunks::<SQUARES>(), v.as_chunks_mut::<SQUARES>());
     for (g, v) in g_chunks.iter().zip(v_chunks) {
@@ -358,7 +358,7 @@ fn vector_squares_body(k: Numbers, g: &[f32], v: &mut [f32]) -> f64 {
 }
 
 #[inline(always)]
-fn vector_apply_body(k: Numbers, p: &mut [f32], g: &[f32], v: &[f32]) {
+fn vector_apply_body(k: StepNumbers, p: &mut [f32], g: &[f32], v: &[f32]) {
     for ((p, &g), &v) in p.iter_mut().zip(g).zip(v) {
         *p = *p * k.keep - k.rate * k.direction(g, v);
     }
@@ -410,7 +410,7 @@ mod tests {
         p.iter_mut().zip(u).for_each(|(p, u)| *p = *p * keep - alpha * u / over);
     }
 
-    /// Five steps of a tensor behind three numbers that belong to none.
+    /// Five steps of a tensor that comes after three numbers of no tensor.
     fn check(o: Adafactor, [count, rows, cols]: [usize; 3], spread: f32) {
         let what = format!("{o:?} {count} of {rows} x {cols}");
         let n = count * rows.max(1) * cols;

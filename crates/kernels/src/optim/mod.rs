@@ -1,9 +1,9 @@
 //! Optimizer steps as one fused pass over ranges of flat arenas: parameters `p`, gradients `g`, and up to two states.
 //!
-//! Formulas are PyTorch's (LAMB: the paper's, with bias correction). Nothing here knows which layer a parameter
-//! belongs to: a caller that wants no weight decay on some range steps that range by itself with `decay_scale: 0.0`,
-//! and only LAMB and Adafactor look at where tensors begin and end. Clipping is a `grad_scale` that is multiplied on read, so it
-//! costs no pass of its own beyond [`sum_of_squares`].
+//! Formulas are PyTorch's (LAMB: the paper's, with bias correction). Nothing here knows which layer a parameter belongs
+//! to: a caller that wants no weight decay on some range steps that range separately with `decay_scale: 0.0`, and only
+//! LAMB and Adafactor look at where tensors begin and end. Clipping is a `grad_scale` that is multiplied on read, so it
+//! costs no extra pass beyond [`sum_of_squares`].
 
 mod adafactor;
 
@@ -14,13 +14,13 @@ use crate::lanes::twin;
 use crate::{Cx, Isa};
 use std::ops::Range;
 
-/// How parameters are updated: the settings that stay the same over a training.
+/// How parameters are updated: the settings that are fixed for a run.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Optimizer {
     /// `g += weight_decay·p; m = momentum·m + g` (`m = g` at step 1)`; p -= lr·m`, or with `nesterov`
     /// `p -= lr·(g + momentum·m)`. State: m, if there is momentum. Dampening is 0.
     Sgd {
-        /// The share of the last direction that is kept; 0 for none.
+        /// How much of the last direction is kept; 0 for none.
         momentum: f32,
         /// Whether to look ahead along the new direction.
         nesterov: bool,
@@ -41,7 +41,7 @@ pub enum Optimizer {
         beta1: f64,
         /// How slowly m moves.
         beta2: f64,
-        /// Separate from the gradient, as AdamW's.
+        /// Decoupled from the gradient, as in AdamW.
         weight_decay: f32,
     },
     /// Steps by the root mean square of gradients, which a matrix keeps as means of its rows and columns. State: those of rows, or
@@ -56,11 +56,11 @@ pub struct ParamTensor {
     pub range: Range<usize>,
     /// Its last two dims; `None` for a vector or a single number.
     pub matrix: Option<[usize; 2]>,
-    /// Where its numbers lie in each of the two states: as many as [`Optimizer::state_dims`] says.
+    /// Its range in each of the two states, with the size that [`Optimizer::state_dims`] says.
     pub states: [Range<usize>; 2],
 }
 
-/// What Adam and its kin share:
+/// What Adam, AdamW and LAMB share:
 /// `m += (1-beta1)·(g-m); v = beta2·v + (1-beta2)·g²; p -= lr · m̂ / (√v̂ + eps)`, with `m̂ = m/(1-beta1^step)` and
 /// `v̂ = v/(1-beta2^step)`.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -69,9 +69,9 @@ pub struct Moments {
     pub beta1: f64,
     /// How slowly the mean of g² moves.
     pub beta2: f64,
-    /// Added outside of the root.
+    /// Added outside the root.
     pub eps: f32,
-    /// How each optimizer decays is said at its name.
+    /// How it is applied depends on the optimizer.
     pub weight_decay: f32,
 }
 
@@ -141,8 +141,8 @@ impl Optimizer {
     /// One update of the range that the slices cover. States start as zeros.
     ///
     /// An optimizer that goes [by element](Self::by_element) updates all of `p`; of the states, those that there are
-    /// ([`n_states`](Self::n_states)) are as long, others empty. The others update `tensors`, and nothing outside of them;
-    /// the tensors say where their states lie.
+    /// ([`n_states`](Self::n_states)) are as long, others empty. The others update `tensors`, and nothing outside them;
+    /// the tensors say where their states are.
     pub fn step(
         &self,
         cx: &Cx,
@@ -169,17 +169,17 @@ impl Optimizer {
                 Optimizer::Lamb(m) => lamb_tensor(cx, m, hyper, p, g, s1, s2),
                 Optimizer::Adafactor(a) => a.step(cx, hyper, t, p, g, s1, s2),
                 Optimizer::Sgd { .. } | Optimizer::Adam(_) | Optimizer::AdamW(_) | Optimizer::Lion { .. } => {
-                    unreachable!("these go by element")
+                    unreachable!("these update element by element")
                 }
             }
         }
     }
 
-    /// The step of one element after the other, for callers that have gradients a piece at a time; `None` if not
+    /// The step element by element, for callers that have gradients block by block; `None` if not
     /// [by element](Self::by_element).
     pub fn pass(&self, hyper: StepHyper) -> Option<Pass> {
         let kind = match *self {
-            Optimizer::Sgd { momentum, nesterov, weight_decay } => Kind::Sgd(Sgd {
+            Optimizer::Sgd { momentum, nesterov, weight_decay } => PassKind::Sgd(Sgd {
                 lr: hyper.lr,
                 momentum,
                 nesterov,
@@ -188,12 +188,12 @@ impl Optimizer {
                 first: hyper.step == 1,
             }),
             Optimizer::Adam(m) => {
-                Kind::Adam(Adam { l2: m.weight_decay * hyper.decay_scale, ..Adam::new(m, hyper) })
+                PassKind::Adam(Adam { l2: m.weight_decay * hyper.decay_scale, ..Adam::new(m, hyper) })
             }
             Optimizer::AdamW(m) => {
-                Kind::Adam(Adam { keep: hyper.keep(m.weight_decay), ..Adam::new(m, hyper) })
+                PassKind::Adam(Adam { keep: hyper.keep(m.weight_decay), ..Adam::new(m, hyper) })
             }
-            Optimizer::Lion { beta1, beta2, weight_decay } => Kind::Lion(Lion {
+            Optimizer::Lion { beta1, beta2, weight_decay } => PassKind::Lion(Lion {
                 lr: hyper.lr,
                 beta1: beta1 as f32,
                 take1: (1.0 - beta1) as f32,
@@ -210,10 +210,10 @@ impl Optimizer {
 
 /// One step's update, an element at a time: [`Optimizer::pass`].
 #[derive(Clone, Copy)]
-pub struct Pass(Kind);
+pub struct Pass(PassKind);
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum PassKind {
     Sgd(Sgd),
     Adam(Adam),
     Lion(Lion),
@@ -223,10 +223,10 @@ impl Pass {
     /// Updates these elements; states as for [`Optimizer::step`].
     pub fn run(&self, isa: Isa, p: &mut [f32], g: &[f32], state1: &mut [f32], state2: &mut [f32]) {
         match self.0 {
-            Kind::Sgd(k) if k.momentum == 0.0 => sgd_plain(isa, k, p, g),
-            Kind::Sgd(k) => sgd_momentum(isa, k, p, g, state1),
-            Kind::Adam(k) => adam(isa, k, p, g, state1, state2),
-            Kind::Lion(k) => lion(isa, k, p, g, state1),
+            PassKind::Sgd(k) if k.momentum == 0.0 => sgd_plain(isa, k, p, g),
+            PassKind::Sgd(k) => sgd_momentum(isa, k, p, g, state1),
+            PassKind::Adam(k) => adam(isa, k, p, g, state1, state2),
+            PassKind::Lion(k) => lion(isa, k, p, g, state1),
         }
     }
 }
@@ -431,7 +431,7 @@ fn sgd_plain_body(k: Sgd, p: &mut [f32], g: &[f32]) {
 
 #[inline(always)]
 fn sgd_momentum_body(k: Sgd, p: &mut [f32], g: &[f32], m: &mut [f32]) {
-    // At the first step nothing of m is read into the result, whatever it holds.
+    // The first step ignores m, whatever it holds.
     if k.first {
         m.fill(0.0);
     }
