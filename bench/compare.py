@@ -1,13 +1,13 @@
-"""Training steps of Polyreme and of PyTorch, in turn, on this machine: medians and ratios.
+"""Training steps of Polyreme and PyTorch, alternating, on this machine: medians and ratios.
 
     python3 -m venv V && V/bin/pip install torch torchvision numpy
     cargo build --release
     V/bin/python bench/compare.py --threads 1 2 --rounds 5 [--jobs mlp lenet cnn gpt]
 
-Each round runs both sides in processes of their own, one after the other; nothing else should run meanwhile. A figure
-is the median over the rounds of each process's own median step. PyTorch runs convolutional jobs in both memory formats,
+Each round runs both sides in separate processes, one after the other; nothing else should run meanwhile. A figure is
+the median over the rounds of each process's own median step. PyTorch runs convolutional jobs in both memory formats,
 and the faster one counts. Models, batches and optimizers are those of `crates/nn/references/models.py`, which the
-engine is also proved right against.
+tests also compare the engine with.
 """
 
 import argparse

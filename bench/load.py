@@ -1,4 +1,4 @@
-"""Loading: Polyreme's and PyTorch's DataLoader (2 workers) on the same files, in turn.
+"""Loading: Polyreme and PyTorch's DataLoader (2 workers) on the same files, alternating.
 
     V/bin/pip install torch torchvision numpy
     apt-get install dataset-fashion-mnist
@@ -6,10 +6,10 @@
     V/bin/python bench/load.py [--rounds 3]
 
 Three sets: Fashion-MNIST as IDX, 4,000 of its images as 32x32 PNG files, and 600 photographs' worth of noise and shapes
-as 500x375 JPEG files, brought to 224x224. PyTorch does what people write: torchvision's FashionMNIST and ImageFolder
-with Resize, CenterCrop, ToTensor and Normalize. Samples a second; for Polyreme the first pass, which reads and decodes,
-and the second, which finds decoded images in memory (normalisation is off here, as finding it reads images before).
-PyTorch's workers are warm: its second pass counts.
+as 500x375 JPEG files, resized to 224x224. PyTorch uses the usual code: torchvision's FashionMNIST and ImageFolder
+with Resize, CenterCrop, ToTensor and Normalize. Samples per second; for Polyreme the first epoch, which reads and
+decodes, and the second, which finds decoded images in memory (normalisation is off here, as measuring it reads images
+before). PyTorch's workers are warm: its second epoch counts.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def make_sets(folder):
 
 
 def peer(name, folder):
-    """Samples a second of PyTorch's DataLoader."""
+    """Samples per second of PyTorch's DataLoader."""
     import torch
     from torch.utils.data import DataLoader
     from torchvision import datasets, transforms
@@ -94,7 +94,7 @@ def main():
         return peer(args.peer[0], pathlib.Path(args.peer[1]))
     folder = pathlib.Path(tempfile.mkdtemp())
     try:
-        print("| files | Polyreme, first pass | second pass | PyTorch | ratio, first | second |\n|---|---|---|---|---|---|")
+        print("| files | Polyreme, first epoch | second epoch | PyTorch | ratio, first | second |\n|---|---|---|---|---|---|")
         for name in make_sets(folder):
             ours, theirs = [], []
             for _ in range(args.rounds):

@@ -1,4 +1,4 @@
-"""Compares the memory that a run prints with what it takes, for models that are too large for tests.
+"""Compares the memory that a run predicts with what it uses, for models that are too large for tests.
 
     cargo build --release
     python3 bench/memory.py target/release/polyreme [mlp alexnet resnet50 gpt]

@@ -1,4 +1,4 @@
-"""Steps and all-reduces on several ranks: Polyreme against PyTorch DDP over gloo and against OpenMPI, in turn.
+"""Steps and all-reduces on several ranks: Polyreme against PyTorch DDP over gloo and against OpenMPI, alternating.
 
     python3 -m venv V && V/bin/pip install torch torchvision numpy
     apt-get install openmpi-bin libopenmpi-dev
@@ -8,7 +8,8 @@
     V/bin/python bench/ranks.py collectives [--ranks 2 4] [--rounds 5] [--sides tcp gloo] [--sizes 4096 65536]
 
 Nothing else should run meanwhile. `steps`: two ranks with one thread and the job's batch each. `scaling`: the same
-against one rank with one thread. `collectives`: all-reduce of f32; mean of 20 calls after 3, and of the rounds the median.
+against one rank with one thread. `collectives`: all-reduce of f32; the mean of 20 calls after 3, and the median of
+the rounds.
 """
 
 import argparse
@@ -57,7 +58,7 @@ int main(int argc, char **argv) {
 
 
 def gloo_rank(rank, ranks, name, port):
-    """One rank of PyTorch: a job's step under DDP, or all-reduces of sizes with commas between them."""
+    """One rank of PyTorch: a job's step under DDP, or all-reduces of comma-separated sizes."""
     sys.path.insert(0, str(ROOT / "crates/nn/references"))
     import torch
     import torch.distributed as dist

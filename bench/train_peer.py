@@ -3,7 +3,7 @@
     V/bin/pip install torch torchvision numpy
     V/bin/python bench/train_peer.py examples/fashion.toml --threads 2 --workers 2
 
-Prints a JSON line an epoch and a summary, as `polyreme train --json` does. Reads the part of the job file's grammar
+Prints one JSON line per epoch and a summary, as `polyreme train --json` does. Reads the part of the job file's syntax
 that the examples use. Seconds are counted from the first step, evaluations included, imports and start-up left out.
 """
 
@@ -43,7 +43,7 @@ def idx_pair(folder, start):
 
 
 class Images(Dataset):
-    """As torchvision's MNIST: an array in memory, an image at a time through PIL and transforms."""
+    """Like torchvision's MNIST: an array in memory, one image at a time through PIL and transforms."""
 
     def __init__(self, images, labels, transform):
         self.images, self.labels, self.transform = images, labels, transform
@@ -64,7 +64,7 @@ def image_sets(job, folder):
     mean, std = train[0].mean() / 255.0, train[0].std() / 255.0
     augment = data.get("augment", {})
     if not augment.get("flip") and not augment.get("shift"):
-        # Without augmentation the fastest thing that people do: tensors in memory.
+        # Without augmentation, the fastest usual way: tensors in memory.
         as_tensor = lambda s: TensorDataset(
             (torch.tensor(s[0]).float().div_(255).sub_(mean).div_(std)).unsqueeze(1), torch.tensor(s[1]).long()
         )

@@ -1,12 +1,12 @@
-"""Weights both ways: Polyreme's model in PyTorch, and PyTorch's in Polyreme, with the same answers.
+"""Weights in both directions: Polyreme's model in PyTorch, and PyTorch's in Polyreme, with the same results.
 
     V/bin/pip install torch torchvision numpy safetensors
     cargo build --release
     V/bin/python bench/weights_peer.py
 
 Trains `examples/digits.toml` with Polyreme, loads `model.safetensors` with `load_state_dict(strict=True)`, and compares
-the probabilities of all test images. Then PyTorch writes weights of its own, and Polyreme's evaluation of them is
-compared with PyTorch's.
+the probabilities of all test images. Then PyTorch writes weights, and Polyreme's evaluation of them is compared
+with PyTorch's.
 """
 
 import json
