@@ -1,9 +1,9 @@
 //! Bodies and blocks: the graph of one microbatch, compiled once, and the runs of its nodes that a schedule orders.
 //!
-//! A body is what a rank computes for a microbatch of a fixed number of samples: forward and backward pass, fused. It is cut
-//! into blocks: the forward pass, gradients of activations, gradients of weights. A schedule ([`crate::program`]) says which
-//! block runs when, on the memory of which slot. Weight gradients stand apart because nothing in their microbatch waits for
-//! them: a pipeline may put them where it would otherwise idle.
+//! A body is what a rank computes for a microbatch of a fixed number of samples: forward and backward pass, fused. It
+//! is cut into blocks: the forward pass, gradients of activations, gradients of weights. A schedule
+//! ([`crate::program`]) says which block runs when, on the memory of which slot. Weight gradients are separate because
+//! nothing in their microbatch waits for them: a pipeline may put them where it would otherwise idle.
 
 use std::ops::Range;
 

@@ -9,7 +9,7 @@
 //! Even buckets begin at the start and odd ones end at the end, so the buffers are as long as the largest pair of
 //! neighbours. A rank copies its own shard out of each sum and keeps it elsewhere for the rest of the step.
 //!
-//! Which bucket lies where follows from their lengths alone, so it is the same on all ranks and for all batch sizes.
+//! Where a bucket is stored follows from their lengths alone, so it is the same on all ranks and for all batch sizes.
 //! When a buffer is free again depends on the order of the program, which [`GradBuffers::verify`] checks.
 
 use std::ops::Range;
@@ -41,7 +41,7 @@ impl GradBuffers {
         if k.is_multiple_of(2) { 0 } else { self.len - self.buckets[k].len() }
     }
 
-    /// Where the gradient of element `param` of the parameters' arena lies.
+    /// Where the gradient of element `param` of the parameters' arena is stored.
     fn place_of(&self, param: usize) -> usize {
         let k = self.buckets.partition_point(|b| b.end <= param);
         self.at(k) + (param - self.buckets[k].start)
@@ -150,7 +150,7 @@ impl GradBuffers {
         assert!(stages.iter().all(|s| *s == Stage::Taken), "every bucket is summed and taken: {stages:?}");
     }
 
-    /// By value: the bucket that it lies in, if it is a gradient.
+    /// By value: the bucket that it belongs to, if it is a gradient.
     fn buckets_of_values(&self, graph: &Graph) -> Vec<Option<usize>> {
         let mut of_root = vec![None; graph.values.len()];
         for (p, range) in param_ranges(graph) {

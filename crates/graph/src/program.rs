@@ -207,7 +207,7 @@ pub enum Instr {
         block: usize,
         /// The slot.
         slot: usize,
-        /// The microbatch that lies there.
+        /// The microbatch in that slot.
         microbatch: usize,
     },
     /// Adds `[weight · loss, weight]` of a microbatch to two numbers.

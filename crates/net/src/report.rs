@@ -78,7 +78,10 @@ impl fmt::Display for Report {
             Cause::Silent { ms } => write!(f, " has been silent for {:.1} s", *ms as f64 / 1e3)?,
             Cause::Stalled { ms } => {
                 let s = *ms as f64 / 1e3;
-                write!(f, " is alive, but nothing has moved for {s:.0} s, which is the limit `parallel.stall`")?;
+                write!(
+                    f,
+                    " is alive, but nothing has moved for {s:.0} s, which is the limit `parallel.stall`"
+                )?;
             }
             Cause::Unreachable { what } => write!(f, " cannot be reached: {what}")?,
             Cause::Disagrees { what } => write!(f, " disagrees with the others: {what}")?,

@@ -90,7 +90,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, armed: Arc<AtomicBool>) {
     let _ = to.shutdown(Shutdown::Write);
 }
 
-/// A proxy stands between rank 1 and rank 0, and flips one bit of what rank 1 says once both run.
+/// A proxy is between rank 1 and rank 0, and flips one bit of what rank 1 says once both run.
 #[test]
 fn a_changed_byte_on_the_control_connection_ends_the_run_with_a_report() {
     let secret = Secret::random().unwrap();

@@ -18,7 +18,7 @@ pub struct Mesh {
     pub sequence: usize,
 }
 
-/// Axes from the one along which neighbours lie to the one along which ranks are farthest apart.
+/// Axes from the one with adjacent ranks to the one whose ranks are farthest apart.
 const ORDER: [Axis; 4] = [Axis::Tensor, Axis::Sequence, Axis::Stage, Axis::Data];
 
 impl Mesh {

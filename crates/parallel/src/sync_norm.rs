@@ -7,7 +7,7 @@
 //! forward    sums_r = [n_r, Σ (x - shift), Σ (x - shift)²]      one rank's rows; shift is the running mean
 //!            sums   = Σ over ranks of sums_r                    1 + 2·c floats, the same on every rank
 //!            y, mean, rstd, running mean, running variance      from sums; the running variance over N - 1
-//! backward   sums_r = [n_r, Σ g, Σ g h]                         dbeta and dgamma of one's own rows
+//! backward   sums_r = [n_r, Σ g, Σ g h]                         dbeta and dgamma of the rank's rows
 //!            sums   = Σ over ranks of sums_r
 //!            dx     = gamma rstd (g - Σ g / N - h Σ g h / N)    from sums
 //! ```

@@ -40,7 +40,7 @@ enum Lies {
     Mixed,
 }
 
-/// All rows. Where data lie matters only if ranks see each other's memory.
+/// Runs all rows. Where data are matters only if ranks share memory.
 pub(super) fn run(comm: &mut Comm, fault: PlantedBug) -> Result<(), String> {
     let large = |reduce: Reduce| Some((LARGE, reduce));
     of_type::<f32>(comm, large(Reduce::Sum), fault)?;

@@ -199,7 +199,7 @@ impl<H: Handle> MpiGroup<H> {
         }
     }
 
-    /// Cuts as MPI wants them; they must lie inside `count` elements.
+    /// Cuts in MPI's form; they must be inside `count` elements.
     fn parts(&self, cuts: &[usize], count: usize) -> Result<RankRanges, String> {
         let rising = cuts.windows(2).all(|c| c[0] <= c[1]);
         if cuts.len() != self.size + 1 || !rising || cuts[self.size] > count {

@@ -13,9 +13,9 @@ const SQUARE: usize = 16;
 
 /// `across` is contiguous in the source, `along` is contiguous in the target.
 pub(crate) struct TransposeTile {
-    /// How many elements lie side by side in the source.
+    /// How many elements are contiguous in the source.
     pub across: usize,
-    /// How many lie side by side in the target.
+    /// How many are contiguous in the target.
     pub along: usize,
     /// How far the source moves for one step along.
     pub source_stride: usize,
@@ -101,7 +101,7 @@ impl TransposeTile {
         true
     }
 
-    /// What lies at `across` and from `first_along` on.
+    /// Copies the elements at `across` and from `first_along` on.
     ///
     /// # Safety
     /// As `run`.

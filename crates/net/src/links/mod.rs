@@ -253,7 +253,7 @@ impl Links {
     /// the contents of `into` are unspecified.
     ///
     /// # Panics
-    /// If a move lies outside the memory, or names a peer to which there is no link.
+    /// If a move is outside the memory, or names a peer to which there is no link.
     pub fn run(
         &mut self,
         tag: &Tag,

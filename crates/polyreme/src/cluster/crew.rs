@@ -349,7 +349,7 @@ mod tests {
             panic!("one is lost")
         };
         assert_eq!((lost.rank, lost.how, lost.last_line.as_str()), (1, Ok(3), "why"));
-        assert_eq!(lost.ended, [0], "the other one waited for ever");
+        assert_eq!(lost.ended, [0], "the other one waited forever");
     }
 
     #[test]
@@ -361,7 +361,7 @@ mod tests {
             panic!("one is lost")
         };
         assert!(lost.rank == 1 && lost.ended.is_empty(), "{lost}");
-        assert!(began.elapsed() < GRACE, "nobody was waited for");
+        assert!(began.elapsed() < GRACE, "no rank was waited for");
         let CrewEnd::Lost(lost) = run(shell(&["exit 0", "kill -9 $$"]), "s", false).unwrap() else {
             panic!("one is lost")
         };

@@ -262,7 +262,7 @@ impl Queue {
         }
     }
 
-    /// Waits for the next bytes. `drawn`: whether a frame stands on the terminal.
+    /// Waits for the next bytes. `drawn`: whether the terminal shows a frame.
     fn next(&self, drawn: &mut bool) -> (Arc<File>, Vec<u8>) {
         let mut state = self.lock();
         loop {

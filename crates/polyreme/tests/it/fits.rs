@@ -35,7 +35,7 @@ fn said(out: &Output) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()
 }
 
-/// What stands behind `before` in a text, as a number.
+/// The number after `before` in a text.
 #[track_caller]
 fn number_behind(text: &str, before: &str) -> usize {
     let rest = text.split_once(before).unwrap_or_else(|| panic!("no {before:?} in {text}")).1;

@@ -18,7 +18,7 @@ use crate::ranks::{JOB, end, endless, living, pids, send, start, wait_for_step};
 /// How long anything may take that happens at all.
 const LONG: Duration = Duration::from_secs(90);
 
-/// Many epochs of one step, and so many lines: more than a pipe and a terminal hold.
+/// Many epochs of one step, and so more lines than a pipe and a terminal hold.
 const EPOCHS: usize = 3000;
 
 fn talkative() -> String {

@@ -104,7 +104,7 @@ pub(crate) fn send(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-/// Processes that still run; a zombie that nobody waited for does not.
+/// Processes that still run; a zombie does not count.
 pub(crate) fn living(pids: &[i32]) -> Vec<i32> {
     let lives = |pid: &&i32| {
         let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

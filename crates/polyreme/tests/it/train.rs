@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::binary::{cannot_run, command, folder, json, polyreme, root};
 
-/// A job that takes a second or two: checkpoints after every step, evaluation, dropout, augmentation's kin.
+/// A job that takes a second or two: checkpoints after every step, evaluation, dropout.
 pub(crate) const JOB: &str = r#"
 [model]
 layers = [

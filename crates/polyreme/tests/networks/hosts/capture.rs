@@ -40,7 +40,7 @@ impl Hosts {
 }
 
 impl Capture {
-    /// How many bytes were captured, and in how many packets `pattern` stands.
+    /// How many bytes were captured, and how many packets contain `pattern`.
     pub(crate) fn end(mut self, pattern: &[u8]) -> (u64, usize) {
         kill_process(Pid::from_child(&self.dumpcap), Signal::INT).unwrap();
         assert!(self.dumpcap.wait().unwrap().success());
