@@ -1,4 +1,4 @@
-//! Gradients that go into the update block by block, while they are computed.
+//! Gradients that are applied to the parameter block by block, while they are computed.
 
 use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::gemm::{Block, Epilogue, Gemm};
@@ -10,7 +10,7 @@ use crate::launch::Launch;
 use crate::memory::{NodeMemory, UpdateTarget};
 
 impl Engine {
-    /// Computes the gradient of a parameter, and updates it meanwhile.
+    /// Computes the gradient of a parameter, and updates the parameter meanwhile.
     pub(crate) fn apply(&mut self, loaded: &Loaded, body: usize, slot: usize, node: usize, param: usize) {
         let hyper = self.hyper();
         let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
@@ -31,7 +31,7 @@ fn run(cx: &Cx, gemm: &Gemm, m: &NodeMemory, pass: Pass, target: &UpdateTarget) 
     let call = |block: Block| {
         let mut at = block.row * n + block.col;
         for grad in block.into_rows() {
-            // SAFETY: the blocks of a product are disjoint, and each is given once.
+            // SAFETY: the blocks of a product are disjoint, and each is passed once.
             unsafe {
                 let (params, len) = (target.params.slice(at, grad.len()), grad.len());
                 pass.run(isa, params, grad, part(&target.state1, at, len), part(&target.state2, at, len));
@@ -43,10 +43,10 @@ fn run(cx: &Cx, gemm: &Gemm, m: &NodeMemory, pass: Pass, target: &UpdateTarget) 
     gemm.pass(cx, m.input(0), m.input(1), Epilogue { call: &call, beside }, m.scratch());
 }
 
-/// A part of a state; nothing of one that there is not.
+/// A range of an optimizer state; empty if the optimizer has no such state.
 ///
 /// # Safety
-/// Nobody else has this part.
+/// Nothing else may hold this range while the slice lives.
 #[expect(clippy::mut_from_ref, reason = "the caller's promise")]
 unsafe fn part<'a>(state: &'a SharedMut<f32>, at: usize, len: usize) -> &'a mut [f32] {
     let (at, len) = if state.is_empty() { (0, 0) } else { (at, len) };

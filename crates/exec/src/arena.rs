@@ -1,8 +1,8 @@
-//! One contiguous allocation, cut up by a plan. The only place of this crate, beside the pool, with unsafe code.
+//! One contiguous allocation, cut up by a plan. Slices of it are handed out by `unsafe` functions.
 //!
 //! A large one is asked for in huge pages, and all threads of the rank write its zeros: the system has to find and clear every
 //! page at its first touch, which takes longer than a step if one thread does it page by page. So the first step is as fast
-//! as the second, and memory that is not there is noticed before training starts.
+//! as the second, and a lack of memory shows before training starts.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
@@ -17,7 +17,7 @@ use crate::error::ExecError;
 /// Memory is asked for in huge pages where whole ones fit: fewer misses when products walk large matrices.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// What a thread clears as one task: enough that all threads have work in the arenas that take long.
+/// Bytes that a thread clears as one task: few enough that all threads have work in large arenas.
 const PART_BYTES: usize = 16 << 20;
 
 /// Zeroed memory of a fixed size.
@@ -27,7 +27,7 @@ const PART_BYTES: usize = 16 << 20;
 pub(crate) struct Arena {
     ptr: NonNull<u8>,
     layout: Layout,
-    /// Memory that somebody else gives back, and that other ranks may see.
+    /// Memory that `collective` owns and frees, and that other ranks may see.
     block: Option<Block>,
 }
 
@@ -37,7 +37,7 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// No memory.
+    /// An empty arena.
     pub(crate) fn empty() -> Arena {
         let nowhere = std::ptr::without_provenance_mut(ALIGN_BYTES);
         let layout = Layout::from_size_align(0, ALIGN_BYTES).expect("nothing fits in memory");
@@ -62,13 +62,13 @@ impl Arena {
         Ok(Arena { ptr, layout, block: None })
     }
 
-    /// Memory that other ranks see too. When they may touch which part of it is fixed by the program that all run.
+    /// Memory that other ranks see too. The program, which all ranks run, fixes when each may touch which part of it.
     pub(crate) fn over(block: Block) -> Arena {
         let layout = Layout::from_size_align(block.bytes(), ALIGN_BYTES).expect("a block fits in memory");
         Arena { ptr: block.ptr(), layout, block: Some(block) }
     }
 
-    /// How large it is.
+    /// Its size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.layout.size()
     }
@@ -76,31 +76,31 @@ impl Arena {
     /// Elements `start..start + len` counted from byte `offset`.
     ///
     /// # Safety
-    /// Nobody may write this range while the slice lives.
+    /// Nothing may write this range while the slice lives.
     pub(crate) unsafe fn slice<T: Element>(&self, offset: usize, len: usize) -> &[T] {
         self.check(offset, len * size_of::<T>(), align_of::<T>());
         // SAFETY: in bounds and aligned by `check`; every bit pattern is a `T`; not written by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().add(offset).cast(), len) }
     }
 
-    /// The same, to write.
+    /// The same elements, mutable.
     ///
     /// # Safety
-    /// Nobody else may hold this range while the slice lives.
+    /// Nothing else may hold this range while the slice lives.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn slice_mut<T: Element>(&self, offset: usize, len: usize) -> &mut [T] {
         self.check(offset, len * size_of::<T>(), align_of::<T>());
-        // SAFETY: as in `slice`, and held by nobody else by the caller's promise.
+        // SAFETY: as in `slice`, and not held elsewhere by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().add(offset).cast(), len) }
     }
 
-    /// Where elements lie, for an exchange with ranks that may see the same memory: an address, which borrows nothing.
+    /// Where elements lie, for an exchange with ranks that may see the same memory: a raw address, which borrows nothing.
     pub(crate) fn span(&self, offset: usize, count: usize, dtype: DType) -> Span {
         self.check(offset, count * dtype.bytes(), dtype.bytes());
         Span { ptr: self.ptr.as_ptr().wrapping_add(offset), count, dtype }
     }
 
-    /// Makes it at least so large; what it held is lost then. On an error it is as large as it was.
+    /// Grows it to at least this size, which loses its contents. On an error the size stays as it was.
     pub(crate) fn grow(
         &mut self,
         bytes: usize,
@@ -110,7 +110,7 @@ impl Arena {
         if bytes <= self.bytes() {
             return Ok(());
         }
-        // Both at once may be more than there is.
+        // Holding both at once may take more memory than there is.
         let before = self.bytes();
         *self = Arena::empty();
         match Arena::new(bytes, what, par) {
@@ -141,7 +141,7 @@ impl Drop for Arena {
     }
 }
 
-/// Before the first touch: the system makes no huge pages of small ones that are there.
+/// Asks for huge pages before the first touch: the system does not merge small pages that exist already.
 fn ask_for_huge_pages(ptr: NonNull<u8>, bytes: usize) {
     let whole = bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
     #[cfg(target_os = "linux")]
@@ -154,13 +154,13 @@ fn ask_for_huge_pages(ptr: NonNull<u8>, bytes: usize) {
     let _ = (ptr, whole);
 }
 
-/// Writes the zeros of a new allocation.
+/// Fills a new allocation with zeros.
 fn clear(ptr: NonNull<u8>, bytes: usize, par: &dyn Parallel) {
     let start = Start(ptr.as_ptr());
     par.run(bytes.div_ceil(PART_BYTES), &|part, _| {
         let range = part * PART_BYTES..bytes.min((part + 1) * PART_BYTES);
         for at in range.clone().step_by(HUGE_PAGE_BYTES) {
-            // SAFETY: inside the allocation, which nobody uses yet, and each part of it in one task.
+            // SAFETY: inside the allocation, which is not in use yet, and each part is cleared by one task.
             unsafe { fault_in_and_clear(start.plus(at), HUGE_PAGE_BYTES.min(range.end - at)) };
         }
     });
@@ -169,14 +169,14 @@ fn clear(ptr: NonNull<u8>, bytes: usize, par: &dyn Parallel) {
 /// Clears a part of an allocation that is still in the cache from the system's own clearing of its pages.
 ///
 /// # Safety
-/// The memory is the caller's to write.
+/// The caller owns this memory and may write it.
 unsafe fn fault_in_and_clear(start: *mut u8, bytes: usize) {
-    // In one call where no huge pages are to be had. Before Linux 5.14, and where a part begins inside a page, the pages
-    // come as they are written.
+    // In one call where there are no huge pages. Before Linux 5.14, and where a part begins inside a page, the pages
+    // are faulted in as they are written.
     #[cfg(target_os = "linux")]
     if bytes == HUGE_PAGE_BYTES {
         use rustix::mm::{Advice, madvise};
-        // SAFETY: it changes nothing that the memory holds.
+        // SAFETY: it does not change the contents of the memory.
         let _: Result<(), _> = unsafe { madvise(start.cast(), bytes, Advice::LinuxPopulateWrite) };
     }
     // SAFETY: the caller's promise.
@@ -186,7 +186,7 @@ unsafe fn fault_in_and_clear(start: *mut u8, bytes: usize) {
 /// Where a new allocation begins, for the threads that clear it.
 struct Start(*mut u8);
 
-// SAFETY: an address; threads write through it to parts of their own.
+// SAFETY: an address; each thread writes through it to its own part.
 unsafe impl Sync for Start {}
 
 impl Start {
@@ -203,7 +203,7 @@ pub fn floats(len: usize, what: &'static str) -> Result<Vec<f32>, ExecError> {
     Ok(floats)
 }
 
-/// Lets a vector hold `len` elements, those that it has included; an error if there is no memory for them.
+/// Reserves room for `len` elements in total; an error if there is no memory for them.
 pub fn make_room<T>(vec: &mut Vec<T>, len: usize, what: &'static str) -> Result<(), ExecError> {
     let bytes = len.saturating_mul(size_of::<T>());
     vec.try_reserve_exact(len.saturating_sub(vec.len())).map_err(|_| ExecError::Reserve { what, bytes })
@@ -231,12 +231,12 @@ mod tests {
             // SAFETY: the only slice of this memory.
             let all: &mut [u8] = unsafe { arena.slice_mut(0, bytes) };
             assert!(all.iter().all(|b| *b == 0), "{bytes}");
-            // What the allocator gives again is not zero then.
+            // Memory that the allocator reuses is then not zero.
             all.fill(1);
         }
     }
 
-    /// Ranks that share weights name the same elements at the same time, also while one of them writes its own part.
+    /// Ranks that share weights refer to the same elements at the same time, even while one of them writes its own part.
     #[test]
     fn ranks_name_shared_memory_without_borrowing_it() {
         let block = Block::of_this_process(4096).unwrap();

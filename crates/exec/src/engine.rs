@@ -1,4 +1,4 @@
-//! The engine of one rank: programs, the memory that they run on, what they have learnt, and a team of threads.
+//! The engine of one rank: programs, the memory that they run on, the learnt state, and a thread pool.
 
 use std::sync::Arc;
 
@@ -26,79 +26,79 @@ use crate::workspace::{Ready, Workspace};
 /// Bytes of an element of parameters, gradients and moments.
 const F32_BYTES: usize = DType::F32.bytes();
 
-/// How to run programs.
+/// How an engine runs programs.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Threads of this rank, the caller's included.
     pub threads: usize,
-    /// The instruction set.
+    /// The CPU features that kernels may use.
     pub isa: Isa,
-    /// From which parameters and masks of dropout follow.
+    /// The seed of initial parameters and dropout masks.
     pub seed: u64,
-    /// The team of threads, if it is not to be an own one.
+    /// The thread pool to use; `None` to start one.
     pub pool: Option<Arc<Pool>>,
 }
 
 impl Options {
-    /// So many threads, the best instruction set, seed 0.
+    /// This many threads, the best instruction set, seed 0.
     pub fn threads(threads: usize) -> Options {
         Options { threads, isa: Isa::detect(), seed: 0, pool: None }
     }
 }
 
-/// Bytes that a program takes, known before anything is allocated.
+/// The memory in bytes that a program takes, known before anything is allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Footprint {
-    /// Parameters.
+    /// The parameters.
     pub params: usize,
-    /// Their gradients.
+    /// The gradients, or the buffers in which buckets of them take turns.
     pub grads: usize,
-    /// Buffers for the time of a step: sums of earlier microbatches or of logical shards.
+    /// Buffers that live for one step: sums of earlier microbatches or of logical shards.
     pub sums: usize,
-    /// Optimizer state.
+    /// The optimizer state that this rank keeps.
     pub optimizer: usize,
-    /// States without a gradient.
+    /// States without a gradient, such as running statistics.
     pub states: usize,
-    /// Averaged parameters.
+    /// The averaged parameters, if this rank keeps them.
     pub average: usize,
-    /// Inputs.
+    /// The inputs of all slots.
     pub inputs: usize,
     /// Activations and scratch, at their peak.
     pub activations: usize,
 }
 
 impl Footprint {
-    /// All of it.
+    /// The sum of all of these.
     pub fn total(&self) -> usize {
         let step = self.sums + self.inputs + self.activations;
         self.params + self.grads + self.optimizer + self.states + self.average + step
     }
 }
 
-/// A program that was prepared.
+/// A prepared program.
 pub(crate) struct Loaded {
     pub(crate) program: Program,
-    /// By body of the program, its number in the engine.
+    /// For each body of the program, its number in the engine.
     pub(crate) bodies: Vec<usize>,
-    /// By buffer of the program, its number in the workspace.
+    /// For each buffer of the program, its number in the workspace.
     pub(crate) buffers: Vec<usize>,
 }
 
 /// Runs programs over the same parameters, step after step.
 pub struct Engine {
-    /// The other ranks. The first field, so that what runs in the background ends before its memory goes.
+    /// The other ranks. The first field, so that background exchanges end before their memory is freed.
     pub(crate) group: Option<Group>,
-    /// By number; the first one says where everything lies.
+    /// Programs by number; the first one fixes the memory layout.
     programs: Vec<Option<Arc<Loaded>>>,
     selected: usize,
     pub(crate) bodies: Vec<Option<Ready>>,
     pub(crate) memory: Memory,
     pub(crate) pool: Arc<Pool>,
     pub(crate) options: Options,
-    /// The parameters' tensors, in the order of readiness.
+    /// The parameters' tensors, in the order in which gradients become ready.
     pub(crate) tensors: Vec<ParamTensor>,
     pub(crate) progress: Progress,
-    /// Where the time goes, if somebody wants to know.
+    /// Where the time goes, if it is being recorded.
     pub(crate) timeline: Option<Timeline>,
 }
 
@@ -139,7 +139,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// What `program` would take with so many threads: of optimizer state and gradients, what this rank keeps.
+    /// The memory that `program` would take with this many threads: of optimizer state and gradients, this rank's part.
     pub fn footprint(program: &Program, threads: usize) -> Footprint {
         let ready: Vec<Ready> = program.bodies.iter().map(|b| Ready::new(program, b, threads)).collect();
         let lengths = lengths(program, &ready[0]);
@@ -162,8 +162,8 @@ impl Engine {
         }
     }
 
-    /// Prepares another program over the same parameters, gradients, moments and states: for steps of another shape, or an
-    /// evaluation. Bodies that are prepared already are shared. Returns its number; that of the first program is 0.
+    /// Prepares another program over the same parameters, gradients, moments and states: for steps of another shape, or for
+    /// evaluation. Bodies that are prepared already are shared. Returns its number; the first program's number is 0.
     pub fn add(&mut self, program: Program) -> Result<usize, ExecError> {
         if let Some(first) = self.programs.first().and_then(Option::as_ref) {
             fits(&first.program, &program)?;
@@ -172,7 +172,7 @@ impl Engine {
             let same = |r: &Option<Ready>| r.as_ref().is_some_and(|r| Arc::ptr_eq(&r.body, body));
             self.bodies.iter().position(same)
         };
-        // Prepared here, and put in place when nothing can go wrong any more.
+        // Prepared here, and installed once nothing can fail any more.
         let mut new: Vec<Ready> = Vec::new();
         let mut numbers = Vec::new();
         for body in &program.bodies {
@@ -201,9 +201,9 @@ impl Engine {
         Ok(self.programs.len() - 1)
     }
 
-    /// Gives up a program that is not needed any more, and bodies that no other one has. The first one stays.
+    /// Drops a program that is no longer needed, and bodies that no other program uses. The first one cannot be dropped.
     pub fn remove(&mut self, number: usize) {
-        assert!(number != 0, "the first program says where everything lies");
+        assert!(number != 0, "the first program fixes the memory layout");
         if number == self.selected {
             self.select(0);
         }
@@ -217,9 +217,9 @@ impl Engine {
         }
     }
 
-    /// Inputs, outputs and runs are from now on those of this program.
+    /// Selects the program that inputs, outputs and runs refer to from now on.
     pub fn select(&mut self, number: usize) {
-        assert!(self.programs[number].is_some(), "a number that `add` gave");
+        assert!(self.programs[number].is_some(), "a number that `add` returned");
         self.selected = number;
     }
 
@@ -231,7 +231,7 @@ impl Engine {
         self.programs[self.selected].as_ref().expect("the selected program is there")
     }
 
-    /// The first program, which says what is kept, and by whom.
+    /// The first program, which decides what is kept, and by which rank.
     pub(crate) fn first(&self) -> &Program {
         &self.programs[0].as_ref().expect("the first program stays").program
     }
@@ -241,12 +241,12 @@ impl Engine {
         self.bodies[0].as_ref().expect("the first body stays")
     }
 
-    /// The program.
+    /// The selected program.
     pub fn program(&self) -> &Program {
         &self.selected().program
     }
 
-    /// How many steps have been done.
+    /// How many training steps have been done.
     pub fn steps_done(&self) -> u64 {
         self.memory.state.step
     }
@@ -261,7 +261,7 @@ impl Engine {
         self.memory.span(self.selected(), &self.bodies, region)
     }
 
-    /// Runs a program that updates nothing, with inputs that are filled already.
+    /// Runs a program that updates nothing, whose inputs have been filled.
     pub fn run(&mut self) -> Result<(), ExecError> {
         if self.program().optimizer.is_some() {
             return Err(ExecError::Updates);
@@ -269,7 +269,7 @@ impl Engine {
         self.step_with::<ExecError>(&mut Filled { weight: 1.0 }, StepArgs::default()).map(|_| ())
     }
 
-    /// One training step with this learning rate, with inputs that are filled already.
+    /// One training step with this learning rate, whose inputs have been filled.
     pub fn step(&mut self, lr: f32) -> Result<(), ExecError> {
         if self.program().optimizer.is_none() {
             return Err(ExecError::NoOptimizer);
@@ -311,12 +311,12 @@ impl Engine {
         Inputs { memory: &mut self.memory, ready, slot: 0 }
     }
 
-    /// The input `name`, to fill before a run; f32.
+    /// The f32 input `name`, to be filled before a run.
     pub fn input_f32(&mut self, name: &str) -> Result<&mut [f32], ExecError> {
         self.inputs().of(name)
     }
 
-    /// The input `name`, to fill before a run; i32.
+    /// The i32 input `name`, to be filled before a run.
     pub fn input_i32(&mut self, name: &str) -> Result<&mut [i32], ExecError> {
         self.inputs().of(name)
     }
@@ -346,7 +346,7 @@ impl Engine {
         Ok(self.memory.read(ready, 0, v))
     }
 
-    /// The parameter `name`, to set. Ranks that share weights do it inside [`Engine::exclusively`].
+    /// The parameter `name`, mutable. Ranks that share weights write it inside [`Engine::exclusively`].
     pub fn param_mut(&mut self, name: &str) -> Result<&mut [f32], ExecError> {
         assert!(self.may_write_weights(), "weights that ranks share are written inside `exclusively`");
         let ready = self.bodies[0].as_ref().expect("the first body stays");
@@ -376,20 +376,20 @@ impl Engine {
         Ok(self.memory.read(ready, 0, v))
     }
 
-    /// The state `name`, to set.
+    /// The state `name`, mutable.
     pub fn state_mut(&mut self, name: &str) -> Result<&mut [f32], ExecError> {
         let ready = self.bodies[0].as_ref().expect("the first body stays");
         let v = find(&ready.body.graph.states, "state", name)?.1;
         Ok(self.memory.write(ready, 0, v))
     }
 
-    /// Averages begin as the parameters are.
+    /// Sets the averages to the current parameters, which is where they start.
     pub fn start_average(&mut self) {
         let (params, average) = self.memory.state.params_and_average();
         average.copy_from_slice(params);
     }
 
-    /// Parameters and states from their initialisers, each from its own stream of the seed.
+    /// Initialises parameters and states, each from its own random stream of the seed.
     pub(crate) fn initialise(&mut self) {
         let cx = Cx { isa: self.options.isa, par: &*self.pool };
         let ready = self.bodies[0].as_ref().expect("the first body stays");
@@ -406,7 +406,7 @@ impl Engine {
     }
 }
 
-/// Elements of the arenas that a rank with this program has.
+/// The lengths, in elements, of the arenas of a rank with this program.
 fn lengths(program: &Program, first: &Ready) -> Lengths {
     let plan = &first.plan;
     Lengths {
@@ -425,8 +425,8 @@ pub(crate) fn param_and_grad_bytes(program: &Program, threads: usize) -> (usize,
     (params * F32_BYTES, grads * F32_BYTES)
 }
 
-/// Whether a program keeps things as the first one does. Where buckets begin decides whose moments lie where, and what is
-/// summed together. One that knows of no ranks, such as a forward pass, changes nothing that is kept.
+/// Whether a program has the memory layout of the first one. Where buckets begin decides whose moments lie where, and what is
+/// summed together. A program without ranks, such as a forward pass, changes nothing that is kept.
 fn fits(first: &Program, program: &Program) -> Result<(), ExecError> {
     let kept = |p: &Program| p.role.as_ref().map(|r| (r.keeps, r.weights, r.parts.clone()));
     let same = program.role.is_none()
@@ -443,7 +443,7 @@ fn same_layout(first: &Ready, other: &Ready) -> Result<(), ExecError> {
     if same { Ok(()) } else { Err(ExecError::Layout) }
 }
 
-/// Where the gradients of parameters begin in their arena, in the order of readiness.
+/// Where the gradients of parameters begin in their arena, in the order in which they become ready.
 fn grad_starts(graph: &Graph, ready: &Ready) -> Vec<Option<usize>> {
     let start = |p: usize| match graph.grads.get(p).copied().flatten().map(|g| ready.plan.places[g.idx()]) {
         Some(Place::Grad(at)) => Some(at),

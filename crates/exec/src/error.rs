@@ -4,20 +4,20 @@ use polyreme_kernels::copy::BadIndex;
 use polyreme_kernels::embedding::IdError;
 use polyreme_kernels::loss::LabelError;
 
-/// An error of a run. Parameters and optimizer state are as they were before the step.
+/// An error while a program runs. Parameters and optimizer state are as they were before the step.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum ExecError {
     /// The data do not fit the model.
     #[error("layer `{layer}`: {op}: {kind}")]
     Data {
-        /// The layer's path.
+        /// The path of the layer, such as `blocks.0.attention`.
         layer: String,
         /// The op.
         op: &'static str,
         /// What is wrong.
         kind: DataError,
     },
-    /// No such name.
+    /// There is no input, output, parameter or state of this name.
     #[error("no {what} `{name}`; there are {known}")]
     Unknown {
         /// `input`, `output`, `parameter` or `state`.
@@ -34,9 +34,9 @@ pub enum ExecError {
         what: &'static str,
         /// The name.
         name: String,
-        /// How many it has.
+        /// How many elements it has.
         want: usize,
-        /// How many came.
+        /// How many elements were given.
         got: usize,
     },
     /// The wrong element type.
@@ -44,9 +44,9 @@ pub enum ExecError {
     Type {
         /// The name.
         name: String,
-        /// What it is.
+        /// The element type of the input.
         want: polyreme_graph::DType,
-        /// What came.
+        /// The element type that was given.
         got: polyreme_graph::DType,
     },
     /// An output that cannot be read as f32.
@@ -54,17 +54,17 @@ pub enum ExecError {
     OutputType {
         /// The name.
         name: String,
-        /// What it is.
+        /// The element type of the output.
         dtype: polyreme_graph::DType,
     },
-    /// An op on elements of a type that no kernel runs on.
+    /// An op on elements of a type that has no kernel.
     #[error("layer `{layer}`: there is no kernel for {op} of {dtype}; cast to f32 before it")]
     NoKernel {
-        /// The layer's path.
+        /// The path of the layer.
         layer: String,
         /// The op; `fused` for element-wise ops.
         op: &'static str,
-        /// The type.
+        /// The element type.
         dtype: polyreme_graph::DType,
     },
     /// The system has no memory for something.
@@ -74,12 +74,12 @@ pub enum ExecError {
         bytes >> 20
     )]
     Reserve {
-        /// What was to lie there.
+        /// What the memory was for.
         what: &'static str,
-        /// How much.
+        /// How many bytes were asked for.
         bytes: usize,
     },
-    /// The system has no more threads.
+    /// The system could not start a thread.
     #[error("no thread for a rank: {why}; take fewer threads, or raise the limit (`ulimit -u`, `ulimit -v`)")]
     Thread {
         /// The system's reason.
@@ -95,24 +95,26 @@ pub enum ExecError {
         loss: f64,
         /// Whether it came from this rank's samples.
         here: bool,
-        /// Where it came from, if it came from there.
+        /// Where it came from, if it came from this rank.
         place: Option<crate::finite::NonFinite>,
     },
-    /// A batch size whose program keeps its parameters elsewhere.
-    #[error("the program for another batch size lays out its parameters in another way")]
+    /// A program for another batch size lays out its parameters differently.
+    #[error(
+        "the program for another batch size lays out its parameters differently; trace both from the same model"
+    )]
     Layout,
-    /// A gradient was asked for that lay in a buffer and has been overwritten.
+    /// A gradient was asked for that has been overwritten, because buckets take turns in a buffer.
     #[error(
         "ranks keep their own part of the gradients only; make the program without `shard_gradients` to see them"
     )]
     NotKept,
-    /// Gradients were asked for, or to be added up, that go into the update as they are computed.
+    /// Gradients were asked for, or are to be accumulated, in a program that applies them as they are computed.
     #[error(
         "this program updates parameters while it computes their gradients, and keeps none; make it with \
          `Program::train` to see them or to run it in parts"
     )]
     AtOnce,
-    /// A training step was to be run as if it updated nothing.
+    /// A program that updates parameters was run as one that does not.
     #[error("this program updates parameters; run it with `step`, or make it without an optimizer")]
     Updates,
     /// A step of a program without an optimizer.
@@ -120,16 +122,16 @@ pub enum ExecError {
     NoOptimizer,
 }
 
-/// Data that a kernel refused before it wrote anything.
+/// Data that a kernel rejected before it wrote anything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DataError {
-    /// A label that is no class.
+    /// A label that is not a class.
     #[error(transparent)]
     Label(#[from] LabelError),
-    /// An id that is no row of the table.
+    /// An id that is not a row of the table.
     #[error(transparent)]
     Id(#[from] IdError),
-    /// An index outside its dim.
+    /// An index outside the range of its dim.
     #[error(transparent)]
     Index(#[from] BadIndex),
 }

@@ -1,4 +1,4 @@
-//! What a program is fed: a caller that fills the inputs of each microbatch when the program loads it.
+//! Feeding a program: the caller fills the inputs of each microbatch when the program loads it.
 
 use polyreme_dtype::{DType, Element};
 
@@ -7,17 +7,17 @@ use crate::error::ExecError;
 use crate::memory::Memory;
 use crate::workspace::Ready;
 
-/// Fills microbatches. `E` is the caller's error, which ends the step.
+/// Fills the inputs of microbatches. `E` is the caller's error, which ends the step.
 pub trait Feed<E> {
     /// Fills the inputs of microbatch `microbatch` of the program, and returns its weight in the step: the loss's gradient is
     /// multiplied by it, and the step's loss is the weighted mean.
     fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<f64, E>;
 }
 
-/// Inputs that were filled before the step; each microbatch weighs as much.
+/// Inputs that were filled before the step; every microbatch has the same weight.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Filled {
-    /// How much.
+    /// The weight of each microbatch.
     pub weight: f64,
 }
 
@@ -41,12 +41,12 @@ pub struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    /// The input `name`, to fill; f32.
+    /// The f32 input `name`, to be filled.
     pub fn f32(&mut self, name: &str) -> Result<&mut [f32], ExecError> {
         self.again().of(name)
     }
 
-    /// The input `name`, to fill; i32.
+    /// The i32 input `name`, to be filled.
     pub fn i32(&mut self, name: &str) -> Result<&mut [i32], ExecError> {
         self.again().of(name)
     }
@@ -55,12 +55,12 @@ impl<'a> Inputs<'a> {
         Inputs { memory: self.memory, ready: self.ready, slot: self.slot }
     }
 
-    /// Whether there is such an input.
+    /// Whether there is an input `name`.
     pub fn has(&self, name: &str) -> bool {
         self.ready.body.graph.inputs.iter().any(|i| i.name == name)
     }
 
-    /// The input `name`, of a type.
+    /// The input `name` as elements of type `T`.
     pub(crate) fn of<T: Element>(self, name: &str) -> Result<&'a mut [T], ExecError> {
         let graph = &self.ready.body.graph;
         let input = graph.inputs.iter().find(|i| i.name == name);

@@ -10,23 +10,23 @@ use crate::error::ExecError;
 /// The first place in a step where a number is infinite or not a number.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NonFinite {
-    /// In the data.
+    /// An input holds it: the data are wrong.
     Input {
-        /// The input.
+        /// The name of the input.
         name: String,
-        /// The element.
+        /// The index of the element.
         idx: usize,
     },
-    /// In what an earlier update left.
+    /// A parameter or state holds it since an earlier update.
     Param {
-        /// The parameter or state.
+        /// The name of the parameter or state.
         name: String,
     },
-    /// Made by a node out of finite operands.
+    /// A node made it out of finite operands.
     Node {
-        /// The layer's path.
+        /// The path of the layer.
         layer: String,
-        /// The op.
+        /// The name of the op.
         op: &'static str,
         /// Whether it belongs to the backward pass.
         backward: bool,
@@ -37,22 +37,22 @@ impl fmt::Display for NonFinite {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
             NonFinite::Input { name, idx } => {
-                write!(f, "the data: element {idx} of the batch's `{name}` is not finite")
+                write!(f, "the data: element {idx} of the input `{name}` is not finite")
             }
             NonFinite::Param { name } => write!(f, "the last update: `{name}` is no longer finite"),
             NonFinite::Node { layer, op, backward } => {
                 let pass = if *backward { "backward" } else { "forward" };
-                write!(f, "layer `{layer}`: {op}, in the {pass} pass, is the first that is not finite")
+                write!(f, "layer `{layer}`: {op}, in the {pass} pass, is the first result that is not finite")
             }
         }
     }
 }
 
 impl Engine {
-    /// Runs the last microbatch again and looks at every result as it comes; `None` if all is finite.
+    /// Runs the last microbatch again and checks every result; `None` if all is finite.
     ///
-    /// Slow: meant for the end of a run that has gone wrong. It asks nothing of other ranks, which may stop looking
-    /// elsewhere or not at all: sums over the ranks are those of this rank alone, and a number that came from another
+    /// Slow: meant for the end of a run that has failed. It communicates with no other rank, since others may look
+    /// elsewhere or not at all: sums over ranks hold this rank's terms only, and a number that came from another
     /// rank is found there.
     pub fn find_non_finite(&mut self) -> Result<Option<NonFinite>, ExecError> {
         let loaded = self.loaded();

@@ -1,9 +1,9 @@
-//! Engines as ranks of one job: joining, and what all ranks do together between steps.
+//! Engines as ranks of one job: joining a group, and what all ranks do together between steps.
 //!
 //! Ranks that share memory work on one copy of the weights. That is sound because all of them run the same program:
 //! parameters are written inside [`Engine::step_with`], by one rank each, between two exchanges that every rank enters
-//! with `&mut` of its engine; so nobody holds a slice of them then. Outside of it they are written inside
-//! [`Engine::exclusively`] only.
+//! with `&mut` of its engine; so no rank holds a slice of them then. Outside of it they are written inside
+//! only inside [`Engine::exclusively`].
 
 use polyreme_collective::{Comm, Cuts};
 use polyreme_graph::{Program, Role};
@@ -15,7 +15,7 @@ use crate::state::Blocks;
 use crate::timeline::Timeline;
 use crate::weights::Kept;
 
-/// This rank's end of the group.
+/// The communicator of this rank.
 pub(crate) struct Group {
     pub(crate) comm: Comm,
     /// Whether weights may be written now.
@@ -23,7 +23,7 @@ pub(crate) struct Group {
 }
 
 impl Engine {
-    /// Reserves everything for one rank of a job; all ranks call it at the same time. Weights and states are those of
+    /// Reserves all memory for one rank of a job; all ranks call it at the same time. Weights and states are those of
     /// rank 0.
     pub fn join(program: Program, options: Options, mut comm: Comm) -> Result<Engine, ExecError> {
         let role = program.role.clone().expect("a program that was lowered for ranks");
@@ -37,7 +37,7 @@ impl Engine {
                 Blocks { params, grads: Some(comm.block(grads, "gradients")?) }
             }
         };
-        // The others would wait for this rank.
+        // Otherwise the other ranks would wait for this one.
         let reserved = Engine::reserve(program, options, blocks);
         let mut engine = reserved.inspect_err(|error| comm.fail(&error.to_string()))?;
         engine.group = Some(Group { comm, open: false });
@@ -49,32 +49,32 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Gives an engine its end of a group, for the exchanges of a program that knows of no ranks. Weights stay as they are.
+    /// Gives an engine a communicator, for the exchanges of a program that was not lowered for ranks. Weights stay as they are.
     pub fn attach(&mut self, comm: Comm) {
         self.group = Some(Group { comm, open: false });
     }
 
-    /// This rank's end of its group.
+    /// The communicator of this rank.
     pub fn comm(&mut self) -> &mut Comm {
         &mut self.group.as_mut().expect("an engine that joined").comm
     }
 
-    /// Gives the engine up, and its end of the group back.
+    /// Drops the engine and returns its communicator.
     pub fn leave(mut self) -> Comm {
         self.group.take().expect("an engine that joined").comm
     }
 
-    /// How this rank stands to the others.
+    /// The role of this rank among all ranks.
     pub fn role(&self) -> &Role {
         self.first().role.as_ref().expect("an engine that joined")
     }
 
-    /// All ranks at the same time: rank 0 runs `write`, which may set weights and states; then all have them.
+    /// Collective: rank 0 runs `write`, which may set weights and states; all ranks then get them.
     pub fn exclusively<E: From<ExecError> + std::fmt::Display>(
         &mut self,
         write: impl FnOnce(&mut Engine) -> Result<(), E>,
     ) -> Result<(), E> {
-        // Nobody reads the weights any more.
+        // From here on no rank reads the weights.
         self.comm().barrier().map_err(ExecError::from)?;
         if self.role().rank == 0 {
             self.set_open(true);
@@ -89,7 +89,7 @@ impl Engine {
         Ok(self.spread()?)
     }
 
-    /// All ranks at the same time: rank 0 gets the states of all, one after the other; `None` where all have the same,
+    /// Collective: gathers the states of all ranks on rank 0, in rank order; `None` if all ranks have the same states,
     /// and on other ranks. Nothing changes.
     pub fn gather_states(&mut self) -> Result<Option<Vec<f32>>, ExecError> {
         let (rank, ranks, len) = (self.role().rank, self.role().ranks, self.memory.state.lengths.states);
@@ -105,14 +105,14 @@ impl Engine {
         Ok(differ.then_some(all))
     }
 
-    /// The other way round: each rank gets its own of the states that rank 0 has of all.
+    /// Collective, the reverse: scatters states from rank 0, to each rank its own.
     pub fn scatter_states(&mut self, from: Option<&[f32]>) -> Result<(), ExecError> {
         let cuts = even_cuts(self.role().ranks, self.memory.state.lengths.states);
         let group = self.group.as_mut().expect("an engine that joined");
         Ok(group.comm.scatter(self.memory.state.kept_mut(Kept::States), from, &cuts, 0)?)
     }
 
-    /// All ranks at the same time: rank 0 gets the moments of all parameters, laid out as [`Engine::moment_slots`] says.
+    /// Collective: gathers the moments of all parameters on rank 0, laid out as [`Engine::moment_slots`] says.
     pub fn gather_moments(&mut self, which: Kept, into: Option<&mut [f32]>) -> Result<(), ExecError> {
         if !self.has_moments(which) {
             return Ok(());
@@ -139,7 +139,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The other way round: each rank gets its part of the moments that rank 0 has.
+    /// Collective, the reverse: scatters moments from rank 0, to each rank its shard.
     pub fn scatter_moments(&mut self, which: Kept, from: Option<&[f32]>) -> Result<(), ExecError> {
         if !self.has_moments(which) {
             return Ok(());
@@ -163,7 +163,7 @@ impl Engine {
         Ok(group.comm.scatter(mine, packed.as_deref(), &cuts, 0)?)
     }
 
-    /// Whether the optimizer has these numbers; this rank's part of them may be empty.
+    /// Whether the optimizer has this moment; this rank's shard of it may be empty.
     fn has_moments(&self, which: Kept) -> bool {
         let n = self.memory.state.lengths.n_moments;
         match which {
@@ -178,7 +178,7 @@ impl Engine {
         self.timeline = timeline;
     }
 
-    /// What was recorded.
+    /// The recorded timeline.
     pub fn timeline(&self) -> Option<&Timeline> {
         self.timeline.as_ref()
     }
@@ -195,7 +195,7 @@ impl Engine {
         }
     }
 
-    /// Weights and states of rank 0 to all.
+    /// Broadcasts weights and states from rank 0.
     fn spread(&mut self) -> Result<(), ExecError> {
         let (shared, ranks) = (self.role().shares_weights(), self.role().ranks);
         if ranks == 1 {
@@ -213,12 +213,12 @@ impl Engine {
     }
 }
 
-/// Parts of the same length, one of each rank.
+/// Equal parts of `len` elements, one for each rank.
 fn even_cuts(ranks: usize, len: usize) -> Cuts {
     (0..=ranks).map(|rank| rank * len).collect()
 }
 
-/// Where the moments of each rank lie when they are put one after the other.
+/// Where the moments of each rank lie when they are concatenated.
 fn packed_cuts(role: &Role) -> Cuts {
     let lens = role.parts.iter().map(|parts| parts.iter().map(|r| r.len()).sum::<usize>());
     std::iter::once(0)

@@ -1,11 +1,11 @@
-//! Which element types there are kernels for: f32, integers where an op takes them, and conversions. A graph may say
-//! more, and is then refused before anything is reserved.
+//! Which element types there are kernels for: f32, integers where an op takes them, and conversions. A graph may use
+//! more types, and is then rejected before any memory is reserved.
 
 use polyreme_graph::{DType, Graph, Op};
 
 use crate::error::ExecError;
 
-/// Whether every node has a kernel for the types of its operands and results; if not, the first that has none.
+/// Checks that every node has a kernel for the types of its operands and results; the error names the first that has none.
 pub(crate) fn check_kernels(graph: &Graph) -> Result<(), ExecError> {
     for node in &graph.nodes {
         let computes = !node.op.is_leaf() && !matches!(node.op, Op::Reshape | Op::Cast(_));

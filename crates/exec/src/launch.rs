@@ -1,4 +1,4 @@
-//! From a node to what runs it: kernels' descriptors, made once from the node's shapes.
+//! Which kernel runs a node: descriptors of kernels, made once from the node's shapes.
 
 use polyreme_graph::graph::{Graph, Node};
 use polyreme_graph::op::{self, Cell, Op, Slab, Window};
@@ -18,12 +18,12 @@ use polyreme_kernels::softmax::Axis;
 
 /// How a node is run.
 pub(crate) enum Launch {
-    /// Leaves and reshapes: the value is there already.
+    /// Leaves and reshapes: there is nothing to do.
     Nothing,
     Fused(Fused),
-    /// Permutations and slices.
+    /// A strided copy: permutations and slices.
     Copy(StridedCopy, DType),
-    /// One copy an operand.
+    /// One strided copy for each operand.
     Concat(Vec<StridedCopy>),
     Pad(Pad, f32),
     Gather(Gather),
@@ -34,7 +34,7 @@ pub(crate) enum Launch {
     },
     Reduce(Reduce),
     MatMul(Gemm),
-    /// A product that is a gradient, and goes into the update block by block.
+    /// A product that computes a gradient, which is applied to the parameter block by block.
     Apply(Gemm),
     Conv(Conv2d, Pass),
     MaxPool(Pool2d),
@@ -43,7 +43,7 @@ pub(crate) enum Launch {
     AvgPoolGrad(Pool2d),
     BatchNorm(BatchNorm, f32),
     BatchNormGrad(BatchNorm),
-    /// The node's own part: a copy. The engine then has it summed.
+    /// A copy of this rank's terms, which the engine then sums over the ranks.
     AxisSum,
     BatchNormSums(BatchNorm),
     BatchNormFromSums(BatchNorm, f32),
@@ -76,7 +76,7 @@ pub(crate) enum Launch {
     GruGrad(Gru),
 }
 
-/// How an attention's operands come.
+/// The layout of an attention's operands.
 #[derive(Clone, Copy)]
 pub(crate) struct Masked {
     pub(crate) packed: bool,
@@ -84,13 +84,13 @@ pub(crate) struct Masked {
     pub(crate) mask: Option<[usize; 3]>,
 }
 
-/// Element-wise work on finished pieces of the launch's first output.
+/// Element-wise work on finished tiles of the launch's first output.
 pub(crate) struct Then {
     pub(crate) fused: Fused,
     pub(crate) keeps_base: bool,
-    /// How many of the node's inputs are the base's.
+    /// How many of the node's inputs belong to the base op.
     pub(crate) n_base_inputs: usize,
-    /// How many outputs the base has.
+    /// How many outputs the base op has.
     pub(crate) n_base_outputs: usize,
 }
 
@@ -98,11 +98,11 @@ pub(crate) struct Then {
 pub(crate) struct Prepared {
     pub(crate) launch: Launch,
     pub(crate) then: Option<Then>,
-    /// Bytes.
+    /// Scratch space in bytes.
     pub(crate) scratch: usize,
 }
 
-/// Prepares what an instruction does with node `i`, for a team of `workers`.
+/// Prepares node `i` to be run by `workers` threads.
 pub(crate) fn prepare(graph: &Graph, i: usize, at_once: bool, workers: usize) -> Prepared {
     let node = &graph.nodes[i];
     let (op, then) = match &node.op {
@@ -241,7 +241,7 @@ fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
     }
 }
 
-/// Floats of scratch.
+/// Scratch space in floats.
 fn scratch_len(launch: &Launch, workers: usize) -> usize {
     match launch {
         Launch::Nothing
@@ -290,7 +290,7 @@ fn scratch_len(launch: &Launch, workers: usize) -> usize {
     }
 }
 
-/// Zeros, but for one dim.
+/// Zeros, except in one dim.
 fn at_axis(shape: &Shape, axis: usize, value: usize) -> Vec<usize> {
     (0..shape.rank()).map(|d| if d == axis { value } else { 0 }).collect()
 }
@@ -306,7 +306,7 @@ fn gemm(a: &Shape, b: &Shape, ta: bool, tb: bool) -> Gemm {
     let (_, n, b_strides) = matrix(b, tb);
     let mut batch = a.dims()[..a.rank() - 2].iter().product();
     if b.rank() == 2 && batch != 1 {
-        // One right operand: the whole batch is one tall matrix.
+        // With one right operand for all, the batch is one tall matrix.
         m *= batch;
         batch = 1;
     }

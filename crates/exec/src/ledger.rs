@@ -1,6 +1,6 @@
-//! Who has read what of memory that is lent: one thread reads everything once, in any order, while another is about to overwrite
-//! it bit by bit. What is read before it is overwritten costs nothing; of the rest, as much is copied as there is room for,
-//! and beyond that the overwriting thread waits for the reading one.
+//! What has been read of memory that is lent: one thread reads everything once, in any order, while another is about to overwrite
+//! it bit by bit. What is read before it is overwritten costs nothing; the rest is copied as far as there is room,
+//! and beyond that the overwriting thread waits for the reader.
 //!
 //! It knows nothing of engines: [`crate::loan`] does.
 
@@ -8,37 +8,37 @@ use std::ops::Range;
 
 use polyreme_sync::{Condvar, Mutex, MutexGuard};
 
-/// Elements that are accounted for together: a copy of them takes a millisecond.
+/// Elements of one chunk, the unit of accounting: copying one takes a millisecond.
 const CHUNK_LEN: usize = if cfg!(feature = "interleave") { 2 } else { 1 << 20 };
 
 /// The state of everything that is lent.
 pub struct Ledger {
     book: Mutex<Book>,
-    /// Something was read, or nothing more will be.
+    /// Signalled when something was read, or nothing more will be.
     changed: Condvar,
     /// Elements that copies may hold at the same time.
     room: usize,
 }
 
 struct Book {
-    /// By arena, its chunks.
+    /// The chunks of each arena.
     arenas: Vec<Vec<Chunk>>,
     /// Elements that copies hold.
     copied: usize,
-    /// Nobody reads any more.
+    /// The reader is gone.
     closed: bool,
 }
 
 #[derive(Default)]
 struct Chunk {
-    /// Elements of it that are still to be read.
+    /// Elements of the chunk that are still to be read.
     left: usize,
-    /// What it held, if it may have been overwritten.
+    /// A copy of the chunk, if it may have been overwritten.
     copy: Option<Box<[f32]>>,
 }
 
 impl Ledger {
-    /// Lends arenas, of each the ranges that will be read, every element once. Copies hold `room` elements at most, or one chunk.
+    /// Lends ranges of arenas, of which every element will be read once. Copies hold at most `room` elements, or one chunk.
     pub fn new(arenas: impl Iterator<Item = Vec<Range<usize>>>, room: usize) -> Ledger {
         let chunks = |ranges: Vec<Range<usize>>| {
             let end = ranges.iter().map(|r| r.end).max().unwrap_or(0);
@@ -53,8 +53,8 @@ impl Ledger {
         Ledger { book: Mutex::new(book), changed: Condvar::new(), room: room.max(CHUNK_LEN) }
     }
 
-    /// Reads a range of an arena, from where it lies as long as it has not been overwritten. `read` gets parts of it in their order;
-    /// `lies` gives a part as it lies.
+    /// Reads a range of an arena, in place unless it has been overwritten. `read` gets parts of it in order;
+    /// `lies` returns a part in place.
     pub fn read<'a>(
         &self,
         arena: usize,
@@ -63,7 +63,7 @@ impl Ledger {
         read: &mut dyn FnMut(&[f32]),
     ) {
         for (number, part) in cut(range) {
-            // Reading is copying, so the other thread does not wait for long.
+            // The reader only copies here, so the other thread does not wait for long.
             let mut book = self.lock();
             let chunk = &mut book.arenas[arena][number];
             assert!(chunk.left >= part.len(), "every element is read once");
@@ -83,7 +83,7 @@ impl Ledger {
         }
     }
 
-    /// Returns when a range of an arena may be overwritten. `len` is the length of the arena.
+    /// Waits until a range of an arena may be overwritten. `len` is the length of the arena.
     pub fn settle<'a>(
         &self,
         arena: usize,
@@ -105,7 +105,7 @@ impl Ledger {
         }
     }
 
-    /// Nothing more will be read.
+    /// Ends the loan: nothing more will be read.
     pub fn close(&self) {
         let mut book = self.lock();
         book.closed = true;
@@ -120,7 +120,7 @@ impl Ledger {
 }
 
 impl Book {
-    /// Whether something of a chunk is still to be read from where it lies.
+    /// Whether a part of a chunk is still to be read in place.
     fn is_lying(&self, arena: usize, number: usize) -> bool {
         let chunk = self.arenas[arena].get(number);
         !self.closed && chunk.is_some_and(|chunk| chunk.left > 0 && chunk.copy.is_none())

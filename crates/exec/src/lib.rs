@@ -1,4 +1,4 @@
-//! Runs programs: arenas, a team of threads, kernels.
+//! Runs programs: arenas, a thread pool, kernels.
 //!
 //! An [`Engine`] is one rank. It prepares a program once (descriptors of kernels, a memory plan, arenas) and then runs
 //! it any number of times without allocating. Results do not depend on the number of threads, bit for bit.
@@ -7,14 +7,14 @@
 //! [`polyreme_collective::Comm`]. It knows nothing of job files or datasets.
 //!
 //! # Layout
-//! - [`engine`]: the engine. `reader`: the one reader of instructions. [`feed`]: what programs are fed. `vectors`: instructions on
+//! - [`engine`]: the engine. `reader`: the one reader of instructions. [`feed`]: inputs. `vectors`: instructions on
 //!   long vectors.
-//! - `state`: what is learnt. `moments`: where the optimizer's part of it lies. [`weights`]: the same from outside, as whole
-//!   arenas. `group`: joining, and what all ranks do between steps. [`loan`], [`ledger`]: lending it to whoever writes a
+//! - `state`: the learnt state. `moments`: where optimizer states lie. [`weights`]: the learnt state from outside, as whole
+//!   arenas. `group`: joining, and what all ranks do between steps. [`loan`], [`ledger`]: lending it to the writer of a
 //!   checkpoint. [`finite`]: where a NaN came from. [`timeline`]: where the time goes.
-//! - `launch`, `run`, `apply`: the row of each op: which kernel, with which slices. `kernel_types`: for which element types.
+//! - `launch`, `run`, `apply`: which kernel runs each op, with which slices. `kernel_types`: which types have kernels.
 //! - `workspace`: prepared bodies, activations, inputs and buffers. `memory`, `arena`: where values lie, as slices.
-//! - [`pool`]: the team of threads.
+//! - [`pool`]: the thread pool.
 //! - [`error`]: what can go wrong.
 
 mod apply;

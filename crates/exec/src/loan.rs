@@ -1,7 +1,7 @@
-//! Lends what an engine has learnt to another thread, which writes a checkpoint of it while training goes on.
+//! Lends the learnt state of an engine to another thread, which writes a checkpoint of it while training goes on.
 //!
-//! Parameters and moments do not change between the end of an update and the start of the next one. So they are read from where
-//! they lie, best in the order in which they will be updated, and only what is overtaken by its update is copied
+//! Parameters, moments and averages do not change between the end of an update and the start of the next one. So they are read
+//! in place, best in the order in which they will be updated, and only what an update overtakes is copied
 //! ([`crate::ledger`]).
 
 use std::ops::Range;
@@ -14,38 +14,38 @@ use crate::engine::Engine;
 use crate::ledger::Ledger;
 use crate::weights::Kept;
 
-/// Copies of what is overtaken by its update take at most this part of what is lent.
+/// Copies of what an update overtakes take at most this fraction of what is lent.
 const ROOM: usize = 16;
 
-/// What was learnt at one moment. Until it is dropped, updates wait where they are about to overwrite what it has not read.
+/// The learnt state as of one moment. Until it is dropped, updates wait before they overwrite what has not been read.
 pub struct Loan {
     lent: Arc<Lent>,
 }
 
-/// What is lent, for both sides.
+/// What is lent, shared by the engine and the reader.
 pub(crate) struct Lent {
     arenas: Vec<(Kept, Arc<Arena>, usize)>,
     ledger: Ledger,
     order: Vec<Range<usize>>,
 }
 
-/// The most that copies take of so many bytes that are lent.
+/// The most memory that copies take when this many bytes are lent.
 pub fn loan_copies(bytes: usize) -> usize {
     bytes / ROOM
 }
 
 impl Loan {
-    /// Elements of an arena that is lent; one that is empty is not.
+    /// The length of a lent arena in elements; 0 if it is not lent.
     pub fn len(&self, what: Kept) -> usize {
         self.lent.arenas.iter().find(|(kept, ..)| *kept == what).map_or(0, |(.., len)| *len)
     }
 
-    /// Ranges of the parameters in the order of their updates, which is the order to read them in.
+    /// Ranges of the parameters in the order of their updates, which is the best order to read them in.
     pub fn order(&self) -> &[Range<usize>] {
         &self.lent.order
     }
 
-    /// Reads a range of what was lent; `read` gets parts of it in their order. Every element is read once.
+    /// Reads a range of what was lent; `read` gets parts of it in order. Every element is read once.
     pub fn read(&self, what: Kept, range: Range<usize>, read: &mut dyn FnMut(&[f32])) {
         let (at, arena, len) = self.lent.find(what);
         assert!(range.end <= len, "inside the arena");
@@ -73,7 +73,7 @@ impl Lent {
         (at, arena, *len)
     }
 
-    /// Returns when a range may be overwritten.
+    /// Waits until a range may be overwritten.
     pub(crate) fn settle(&self, what: Kept, range: Range<usize>) {
         if self.arenas.iter().any(|(kept, ..)| *kept == what) {
             let (at, arena, len) = self.find(what);
@@ -82,16 +82,16 @@ impl Lent {
     }
 }
 
-/// A part of an arena as it lies.
+/// A part of an arena, in place.
 fn lies(arena: &Arena, part: Range<usize>) -> &[f32] {
     // SAFETY: asked for by the ledger, under its lock, for elements that it has not settled; an engine overwrites what was
-    // settled only, and the slice is given back before the lock.
+    // settled only, and the slice ends before the lock is released.
     unsafe { arena.slice(part.start * size_of::<f32>(), part.len()) }
 }
 
 impl Engine {
-    /// Lends parameters and moments as they are now, for one reader. `None` if other ranks update them too, which would have to
-    /// wait as well.
+    /// Lends parameters, moments and averages as they are now, to one reader. `None` if other ranks update them too,
+    /// which would have to wait as well.
     pub fn lend(&mut self) -> Option<Loan> {
         if self.first().role.as_ref().is_some_and(|role| role.ranks > 1) {
             return None;

@@ -21,16 +21,16 @@ use crate::workspace::{Ready, Workspace};
 /// Bytes of an element of parameters, gradients and states.
 const F32_BYTES: usize = DType::F32.bytes();
 
-/// Everything that a rank keeps in memory.
+/// All memory of a rank.
 pub(crate) struct Memory {
     pub(crate) state: State,
     pub(crate) work: Workspace,
 }
 
-/// Elements that lie one behind the other.
+/// Contiguous elements of an arena.
 struct Located<'a> {
     arena: &'a Arena,
-    /// In bytes.
+    /// The offset in bytes.
     offset: usize,
     len: usize,
     dtype: DType,
@@ -72,7 +72,7 @@ impl Memory {
         }
     }
 
-    /// A region, to write.
+    /// A region, mutable.
     pub(crate) fn region<T: Element>(
         &mut self,
         loaded: &Loaded,
@@ -80,11 +80,11 @@ impl Memory {
         region: &Region,
     ) -> &mut [T] {
         let at = self.locate(loaded, bodies, region);
-        // SAFETY: `&mut self`, and no exchange that is under way works on these elements: the program waits for it first.
+        // SAFETY: `&mut self`, and no exchange in flight works on these elements: the program waits for it first.
         unsafe { at.slice_mut() }
     }
 
-    /// Two regions: one to read, one to write.
+    /// Two regions: one shared, one mutable.
     ///
     /// # Panics
     /// If they overlap.
@@ -100,14 +100,14 @@ impl Memory {
         unsafe { (from.slice(), into.slice_mut()) }
     }
 
-    /// Where the elements of a region lie, for an exchange. No slice: of weights that ranks share every rank names the same
-    /// elements at the same time, and some of them may still be updated by the rank that they belong to.
+    /// Where the elements of a region lie, for an exchange. Not a slice: every rank refers to the same elements of shared
+    /// weights at the same time, and some of them may still be being updated by the rank that owns them.
     pub(crate) fn span(&self, loaded: &Loaded, bodies: &[Option<Ready>], region: &Region) -> Span {
         let at = self.locate(loaded, bodies, region);
         at.arena.span(at.offset, at.len, at.dtype)
     }
 
-    /// Parameters `start..start + len` of the arena, their gradients and their part of the optimizer's states.
+    /// Parameters `start..start + len` of the arena, their gradients and the matching part of the optimizer state.
     pub(crate) fn update(
         &mut self,
         loaded: &Loaded,
@@ -118,7 +118,7 @@ impl Memory {
     ) -> UpdateRange<'_> {
         let grads = self.locate(loaded, bodies, grads);
         let state = &self.state;
-        assert!(!std::ptr::eq(grads.arena, &*state.params), "gradients are no parameters");
+        assert!(!std::ptr::eq(grads.arena, &*state.params), "gradients do not lie among the parameters");
         state.settle_update(start..start + len, [moments1.clone(), moments2.clone()]);
         // SAFETY: `&mut self`, these are four different arenas, and settled.
         unsafe {
@@ -137,13 +137,13 @@ impl Memory {
         unsafe { self.find(ready, slot, v).slice() }
     }
 
-    /// A value between runs, to write.
+    /// A value between runs, mutable.
     pub(crate) fn write<T: Element>(&mut self, ready: &Ready, slot: usize, v: ValueId) -> &mut [T] {
         // SAFETY: `&mut self` between runs.
         unsafe { self.find(ready, slot, v).slice_mut() }
     }
 
-    /// Constants of a body into a slot.
+    /// Writes the constants of a body into a slot.
     pub(crate) fn set_constants(&mut self, ready: &Ready, slot: usize) {
         let base = slot * self.work.activation_bytes;
         for (offset, value) in ready.constants() {
@@ -152,7 +152,7 @@ impl Memory {
         }
     }
 
-    /// Copies a value over another of the same length, in another arena.
+    /// Copies a value over another one of the same length in another arena.
     pub(crate) fn copy(&mut self, ready: &Ready, slot: usize, from: ValueId, to: ValueId) {
         let (from, to) = (self.find(ready, slot, from), self.find(ready, slot, to));
         assert!(!std::ptr::eq(from.arena, to.arena), "values of one arena are not copied over each other");
@@ -160,7 +160,7 @@ impl Memory {
         unsafe { to.slice_mut::<f32>().copy_from_slice(from.slice()) };
     }
 
-    /// The slices of one node, for the time it runs. Takes `&mut`: one node at a time.
+    /// The slices of one node while it runs. Takes `&mut`, since one node runs at a time.
     pub(crate) fn node<'a>(&'a mut self, ready: &'a Ready, slot: usize, node: usize) -> NodeMemory<'a> {
         NodeMemory { memory: self, ready, slot, node, taken: Cell::new(0) }
     }
@@ -174,7 +174,7 @@ impl<'a> Located<'a> {
     }
 
     /// # Safety
-    /// Nobody may write these elements while the slice lives.
+    /// Nothing may write these elements while the slice lives.
     unsafe fn slice<T: Element>(self) -> &'a [T] {
         check_type::<T>(self.dtype);
         // SAFETY: the caller's promise.
@@ -182,7 +182,7 @@ impl<'a> Located<'a> {
     }
 
     /// # Safety
-    /// Nobody else may hold these elements while the slice lives.
+    /// Nothing else may hold these elements while the slice lives.
     unsafe fn slice_mut<T: Element>(self) -> &'a mut [T] {
         check_type::<T>(self.dtype);
         // SAFETY: the caller's promise.
@@ -190,15 +190,15 @@ impl<'a> Located<'a> {
     }
 }
 
-/// What an update that is made block by block works on: a parameter and its moments.
+/// The operands of an update that is made block by block: a parameter and its moments.
 pub(crate) struct UpdateTarget<'a> {
     pub(crate) params: SharedMut<'a, f32>,
-    /// Empty if the optimizer has no such state; so is the next.
+    /// The moments; empty where the optimizer has none.
     pub(crate) state1: SharedMut<'a, f32>,
     pub(crate) state2: SharedMut<'a, f32>,
 }
 
-/// What an update works on.
+/// The operands of an update.
 pub(crate) struct UpdateRange<'a> {
     pub(crate) params: &'a mut [f32],
     pub(crate) grads: &'a [f32],
@@ -212,7 +212,7 @@ pub(crate) struct NodeMemory<'a> {
     ready: &'a Ready,
     slot: usize,
     node: usize,
-    /// Bit k: output k was handed out; bit 31: the scratch was.
+    /// Bit k: output k has been handed out; bit 31: the scratch space has.
     taken: Cell<u32>,
 }
 
@@ -232,11 +232,11 @@ impl<'a> NodeMemory<'a> {
         self.memory.read(self.ready, self.slot, self.operands().0[k])
     }
 
-    /// Operand `k`, or the output in whose place it lies.
+    /// Operand `k`, or the output that it shares memory with.
     pub(crate) fn source(&self, k: usize) -> Source<'a> {
         let (inputs, outputs) = self.operands();
         let (plan, graph) = (&self.ready.plan, &self.ready.body.graph);
-        // Lengths too: an empty value may be given any place.
+        // Lengths are compared too: an empty value may lie anywhere.
         let place = |v: ValueId| (plan.places[v.idx()], graph.shape(v).numel());
         match outputs.iter().position(|&o| place(o) == place(inputs[k])) {
             Some(output) => Source::InPlace(output),
@@ -254,7 +254,7 @@ impl<'a> NodeMemory<'a> {
         self.operands().1.len()
     }
 
-    /// Result `k`; once.
+    /// Result `k`; may be taken once.
     pub(crate) fn output<T: Element>(&self, k: usize) -> &'a mut [T] {
         self.take(k);
         let at = self.memory.find(self.ready, self.slot, self.operands().1[k]);
@@ -264,7 +264,7 @@ impl<'a> NodeMemory<'a> {
         unsafe { at.slice_mut() }
     }
 
-    /// A parameter that no node reads from this one on, and its moments; in the place of the node's output.
+    /// A parameter that neither this node nor a later one reads, and its moments; taken instead of the node's output.
     pub(crate) fn update_target(&self, param: ValueId) -> UpdateTarget<'a> {
         self.take(0);
         let state = &self.memory.state;
@@ -275,7 +275,7 @@ impl<'a> NodeMemory<'a> {
         state.settle_update(at..at + len, [at..at + len, at..at + len]);
         let moments = |n: usize| {
             let (at, len) = if state.lengths.n_moments > n { (at, len) } else { (0, 0) };
-            // SAFETY: `node` took `&mut Memory`, this is handed out once, and nodes have no other access to moments.
+            // SAFETY: `node` took `&mut Memory`, they are handed out once, and nodes have no other access to moments.
             SharedMut::new(unsafe { state.moments[n].slice_mut(at * F32_BYTES, len) })
         };
         // SAFETY: as above; the program was made so that neither this node nor a later one reads the parameter.
@@ -283,7 +283,7 @@ impl<'a> NodeMemory<'a> {
         UpdateTarget { params, state1: moments(0), state2: moments(1) }
     }
 
-    /// The node's scratch space; once.
+    /// The node's scratch space; may be taken once.
     pub(crate) fn scratch(&self) -> &'a mut [f32] {
         self.take(31);
         let (plan, work) = (&self.ready.plan, &self.memory.work);
@@ -293,7 +293,7 @@ impl<'a> NodeMemory<'a> {
     }
 }
 
-/// A slice is of the type that the graph gave its value, in release builds too: a kernel that is wired up wrongly stops
+/// Checks, in release builds too, that a slice has its value's element type in the graph: a kernel that is wired up wrongly stops
 /// here, instead of reading bits as numbers of another type.
 fn check_type<T: Element>(dtype: DType) {
     assert_eq!(T::DTYPE, dtype, "the element type of a slice is that of its value");
@@ -310,7 +310,7 @@ mod tests {
     use super::*;
     use crate::state::{Blocks, Lengths};
 
-    /// Of types that are equally long, only a value's own is handed out.
+    /// Even among types of the same size, a slice is handed out only in the value's own type.
     #[test]
     fn a_slice_has_the_type_of_its_value() {
         let mut b = Builder::new();

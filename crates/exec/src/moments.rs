@@ -1,7 +1,7 @@
-//! Where the optimizer's states lie.
+//! Where optimizer states lie.
 //!
-//! Those of an optimizer that goes by element are laid out as the parameters that this rank updates. One that needs whole
-//! tensors says for each what it keeps; that lies one after the other, in the order of readiness, the same on every rank.
+//! The states of an element-wise optimizer are laid out as the parameters that this rank updates. An optimizer that needs whole
+//! tensors says what it keeps for each; those lie in the order in which gradients become ready, the same on every rank.
 
 use std::ops::Range;
 
@@ -14,10 +14,10 @@ use crate::state::Lengths;
 use crate::weights::{Kept, Slot};
 use crate::workspace::Ready;
 
-/// What a tensor keeps begins at a multiple of this, as parameters do.
+/// The state of a tensor begins at a multiple of this, as parameters do.
 const ALIGN: usize = ALIGN_BYTES / size_of::<f32>();
 
-/// The parameters' tensors in the order of readiness, and where their states lie if the optimizer looks at whole tensors.
+/// The parameters' tensors in the order in which gradients become ready, and their states' offsets if whole tensors are needed.
 pub(crate) fn tensors(optimizer: Option<Optimizer>, first: &Ready) -> Vec<ParamTensor> {
     let graph = &first.body.graph;
     let mut next = [0; 2];
@@ -40,7 +40,7 @@ pub(crate) fn tensors(optimizer: Option<Optimizer>, first: &Ready) -> Vec<ParamT
     readiness(graph).into_iter().map(tensor).collect()
 }
 
-/// Elements of the optimizer's states that a rank with this program keeps.
+/// The lengths of the optimizer states that a rank with this program keeps.
 pub(crate) fn lengths(program: &Program, first: &Ready) -> [usize; 2] {
     let Some(optimizer) = program.optimizer else { return [0; 2] };
     let own = match &program.role {
@@ -53,7 +53,7 @@ pub(crate) fn lengths(program: &Program, first: &Ready) -> [usize; 2] {
     [0, 1].map(|k| if optimizer.n_states() > k { own.unwrap_or_else(|| packed(k)) } else { 0 })
 }
 
-/// The part of the states that an update of these parameters reads and writes; all of them, if tensors say where theirs lie.
+/// The part of the states that an update of these parameters reads and writes; all of it, if the optimizer needs whole tensors.
 pub(crate) fn of_update(
     optimizer: &Optimizer,
     lengths: &Lengths,
@@ -70,8 +70,8 @@ pub(crate) fn of_update(
 }
 
 impl Engine {
-    /// Where the optimizer's states lie when they are gathered, in the order in which the parameters are declared; parameters of
-    /// which a state keeps nothing are left out.
+    /// Where optimizer states lie when they are gathered, in the order in which the parameters are declared; parameters of
+    /// which nothing is kept are left out.
     pub fn moment_slots(&self, which: Kept) -> Vec<Slot> {
         let k = match which {
             Kept::Moment1 => 0,
@@ -90,7 +90,7 @@ impl Engine {
         self.param_slots().into_iter().filter_map(slot).collect()
     }
 
-    /// Elements of an arena when it is gathered.
+    /// The length of an arena when it is gathered.
     pub fn gathered_len(&self, which: Kept) -> usize {
         let lengths = &self.memory.state.lengths;
         let moment = |k: usize| match self.optimizer() {

@@ -1,13 +1,13 @@
 //! The fork-join pool of one rank: the caller and `threads - 1` helpers, which spin briefly and then sleep.
 //!
 //! A step is hundreds of short parallel regions, so what counts is the time to start one. The caller publishes a job
-//! by opening a gate; whoever is awake passes it, takes task numbers, and leaves. The caller works too, closes the gate
-//! when the tasks are all taken, and waits only for those who are inside: a helper that slept through a job costs
+//! by opening a gate; helpers that are awake pass it, take task numbers, and leave. The caller works too, closes the gate
+//! when all tasks are taken, and waits only for the helpers inside: a helper that slept through a job costs
 //! nothing. A panic in a task is carried to the caller.
 //!
-//! Each worker has its own run of the task numbers, and takes from others' when it is through. So a worker mostly comes
+//! Each worker has its own range of task numbers, and steals from the others when it is done. So a worker mostly comes
 //! back to the parts of the tensors that it wrote in the region before, and finds them in its own cache; and counters do
-//! not go back and forth between the cores.
+//! not bounce between the cores.
 //!
 //! It is not a scheduler: one job at a time, no nesting, no queues.
 
@@ -23,15 +23,15 @@ use polyreme_sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use polyreme_sync::thread::{self, JoinHandle};
 use polyreme_sync::{CHECKED, Condvar, Mutex, hint};
 
-/// How often a waiting helper looks before it sleeps: about 100 µs. The gaps between the regions of a step are
+/// How often a waiting helper checks the gate before it sleeps: about 100 µs. The gaps between the regions of a step are
 /// shorter; waking a sleeper takes 50 µs.
 const SPINS: usize = if CHECKED { 2 } else { 4_000 };
 
-/// A team of threads for one rank.
+/// A thread pool for one rank.
 pub struct Pool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
-    /// Held while a job runs: a second caller does its tasks alone.
+    /// Held while a job runs: a second caller runs its tasks alone.
     busy: AtomicBool,
 }
 
@@ -47,7 +47,7 @@ struct Shared {
     /// `generation << 16 | open << 15 | inside`: which job, whether it can still be joined, how many helpers are in.
     gate: AtomicU64,
     job: UnsafeCell<Job>,
-    /// By worker: the next task of its run.
+    /// For each worker, the next task of its range.
     next: Box<[Counter]>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stop: AtomicBool,
@@ -59,7 +59,7 @@ struct Shared {
     n_up: AtomicUsize,
 }
 
-/// Two cache lines long, so that no two share a line or lie on a pair of lines that come together.
+/// Two cache lines long, so that no two counters share a line or a pair of adjacent lines that are prefetched together.
 #[derive(Default)]
 struct Counter {
     next: AtomicUsize,
@@ -75,14 +75,14 @@ struct Job {
 const OPEN: u64 = 1 << 15;
 const INSIDE: u64 = OPEN - 1;
 
-// SAFETY: `job` is written by the caller while the gate is closed and nobody is inside, and read only inside.
+// SAFETY: `job` is written by the caller while the gate is closed and no helper is inside, and read only inside.
 unsafe impl Sync for Shared {}
 // SAFETY: the raw pointer in `job` is only followed while the caller that owns the task waits.
 unsafe impl Send for Shared {}
 
 impl Pool {
-    /// A team of `threads`, the caller included. With more threads than cores, helpers sleep at once instead of
-    /// taking the core from somebody who works. Returns when all of them are up: what the system does to start a
+    /// A pool of `threads`, the caller included. With more threads than cores, helpers sleep at once instead of
+    /// taking the core from a thread that works. Returns when all of them are up: what the system does to start a
     /// thread, allocations included, is not left to the first steps.
     pub fn new(threads: usize) -> io::Result<Pool> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -107,7 +107,7 @@ impl Pool {
                 shared.wake.notify_all();
                 shared.help(worker);
             };
-            // If there is no thread, those that have started end with the pool.
+            // If a thread cannot be started, those that were end with the pool.
             let thread = thread::Builder::new().name(format!("polyreme-{worker}")).spawn(help)?;
             pool.helpers.push(thread);
         }
@@ -121,8 +121,8 @@ impl Pool {
     }
 }
 
-// SAFETY: the runs are disjoint, and their counters give each number once; the caller is worker 0 and each helper has its own number; `run` returns
-// after the gate is closed and nobody is inside, when every task taken has returned.
+// SAFETY: ranges are disjoint, and counters give each number once; every thread has its own worker number; `run` returns
+// after the gate is closed and no helper is inside, when every task taken has returned.
 unsafe impl Parallel for Pool {
     fn workers(&self) -> usize {
         self.helpers.len() + 1
@@ -137,9 +137,9 @@ unsafe impl Parallel for Pool {
             return;
         }
         let s = &*self.shared;
-        // SAFETY: the lifetime is erased only until `close` returns, after which nobody follows the pointer.
+        // SAFETY: the lifetime is erased only until `close` returns, after which no helper follows the pointer.
         let task: *const Task = unsafe { std::mem::transmute(task) };
-        // SAFETY: the gate is closed and nobody is inside (the last `run` waited for it).
+        // SAFETY: the gate is closed and no helper is inside (the last `run` waited for it).
         unsafe { *s.job.get() = Job { task, n_tasks } };
         for (worker, next) in s.next.iter().enumerate() {
             next.next.store(s.run_of(n_tasks, worker).start, Ordering::Relaxed);
@@ -167,7 +167,7 @@ impl Shared {
         n_tasks * worker / workers..n_tasks * (worker + 1) / workers
     }
 
-    /// Takes tasks until none is left: a worker's own, then those of the workers behind it.
+    /// Takes tasks until none is left: a worker's own, then those of the workers after it.
     fn work(&self, job: Job, worker: usize) {
         let result = catch_unwind(AssertUnwindSafe(|| {
             let workers = self.next.len();
@@ -178,7 +178,7 @@ impl Shared {
                     if i >= end {
                         break;
                     }
-                    // SAFETY: the caller keeps the task alive until everybody is out.
+                    // SAFETY: the caller keeps the task alive until all helpers are out.
                     unsafe { (*job.task)(i, worker) };
                 }
             }
@@ -191,7 +191,7 @@ impl Shared {
         }
     }
 
-    /// Lets nobody else in and waits for those who are.
+    /// Closes the gate and waits for the helpers inside.
     fn close(&self) {
         let mut inside = self.gate.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE;
         let mut spins = 0;
@@ -214,7 +214,7 @@ impl Shared {
             let entered = gate & OPEN != 0
                 && self.gate.compare_exchange(gate, gate + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
             if !entered {
-                // Somebody else moved the gate, or the job is over: look again.
+                // Another thread moved the gate, or the job is over: check again.
                 if gate & OPEN != 0 {
                     seen -= 1;
                 }
@@ -253,7 +253,7 @@ impl Drop for Pool {
         drop(self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.wake.notify_all();
         for helper in self.helpers.drain(..) {
-            // A helper only panics if the pool itself is wrong; there is nobody left to tell.
+            // A helper only panics if the pool itself is wrong; no caller is left to tell.
             drop(helper.join());
         }
     }

@@ -17,37 +17,37 @@ use crate::moments;
 use crate::timeline::MomentKind;
 use crate::vectors;
 
-/// What a step is told from outside, beside its microbatches.
+/// What the caller gives a step, beside its microbatches.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct StepArgs {
     /// The learning rate.
     pub lr: f32,
-    /// The caller's numbers, which are added up over the ranks.
+    /// Numbers of the caller, which are summed over the ranks.
     pub extra: [f64; 2],
 }
 
-/// What a step came to, over all its microbatches and ranks.
+/// The result of a step over all its microbatches and ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Totals {
-    /// The mean loss, weighted.
+    /// The weighted mean of the loss.
     pub loss: f64,
-    /// The sum of the weights.
+    /// The sum of the microbatches' weights.
     pub weight: f64,
-    /// The caller's numbers, added up over the ranks.
+    /// The caller's numbers, summed over the ranks.
     pub extra: [f64; 2],
-    /// The gradients' norm, if they are clipped.
+    /// The norm of the gradients before clipping, if they are clipped.
     pub grad_norm: Option<f64>,
     /// How long this rank waited for others.
     pub waited: Duration,
 }
 
-/// Where a step stands. Its vectors are kept from step to step: a steady step allocates nothing.
+/// The progress of a step. Its vectors are kept from step to step: a steady step allocates nothing.
 #[derive(Default)]
 pub(crate) struct Progress {
     args: StepArgs,
-    /// By microbatch.
+    /// The weight of each microbatch.
     weights: Vec<f64>,
-    /// By exchange: those that are under way.
+    /// For each exchange, the ticket while it is in flight.
     tickets: Vec<Option<(Ticket, Instant)>>,
     /// Of the whole step: the weighted loss, the weight and the caller's numbers; known after `judge`.
     totals: [f64; 4],
@@ -72,7 +72,7 @@ impl Progress {
 }
 
 impl Engine {
-    /// Runs the selected program. One that updates counts a step.
+    /// Runs the selected program. One that updates parameters counts as a step.
     ///
     /// If the loss over all ranks is not finite, all ranks get an error and nothing is updated.
     pub fn step_with<E: From<ExecError>>(
@@ -90,7 +90,7 @@ impl Engine {
         for instr in &loaded.program.instrs {
             self.read(&loaded, instr, feed)?;
         }
-        // Nothing is done together with other ranks that the program does not list.
+        // No communication happens that the program does not list.
         let called = self.group.as_ref().map_or(0, |group| group.comm.n_calls()) - called;
         debug_assert_eq!(
             called as usize,
@@ -231,7 +231,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Adds the loss of a microbatch to the step's. One that is not finite is looked into while its inputs are there.
+    /// Adds the loss of a microbatch to the step's. If it is not finite, finds its cause while the inputs are still there.
     fn count(
         &mut self,
         loaded: &Loaded,
@@ -304,11 +304,11 @@ impl Engine {
                 Work::ReduceScatter(span(&exchange.of), cuts.clone(), Reduce::Sum)
             }
             Collective::AllGather(cuts) => Work::AllGather(span(&exchange.of), cuts.clone()),
-            // Done where they are waited for: there is nothing that could go on meanwhile.
+            // Done at the wait: there is no compute to overlap it with.
             Collective::AllToAll { .. } | Collective::Meet => return,
         };
         let group = self.group.as_mut().expect("a program with exchanges is run by an engine that joined");
-        // SAFETY: the program touches these elements no more before it waits, and their memory outlives the group.
+        // SAFETY: the program does not touch these elements before it waits, and their memory outlives the group.
         let ticket = unsafe { group.comm.start(work) };
         self.progress.tickets[number] = Some((ticket, Instant::now()));
     }
@@ -337,7 +337,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The totals of the step; an error if it cannot be taken.
+    /// Records the totals of the step; an error if the loss is not finite.
     fn judge(&mut self, loaded: &Loaded, of: &Region) -> Result<(), ExecError> {
         let numbers = self.memory.region::<f64>(loaded, &self.bodies, of);
         let (pairs, extra) = numbers.split_at(of_pairs(numbers.len()));
@@ -347,7 +347,7 @@ impl Engine {
         if loss.is_finite() {
             return Ok(());
         }
-        // What is under way works on this engine's memory.
+        // Exchanges in flight work on this engine's memory.
         if let Some(group) = &mut self.group {
             for (ticket, _) in self.progress.tickets.iter_mut().filter_map(Option::take) {
                 group.comm.wait(ticket)?;
@@ -360,14 +360,14 @@ impl Engine {
         Err(ExecError::NotFinite { loss, here, place })
     }
 
-    /// What this step's updates are told; when the totals are known.
+    /// The hyperparameters of this step's updates; needs the totals.
     pub(crate) fn hyper(&self) -> StepHyper {
         let Progress { args, totals, clip, .. } = &self.progress;
         let grad_scale = (1.0 / totals[1]) as f32 * clip;
         StepHyper { lr: args.lr, step: self.memory.state.step + 1, grad_scale, decay_scale: 1.0 }
     }
 
-    /// Notes a stretch of time, if somebody wants to know.
+    /// Records a span of time, if the timeline is on.
     fn record(
         &mut self,
         began: Option<Instant>,
@@ -381,18 +381,18 @@ impl Engine {
     }
 }
 
-/// The tensors that begin in a range of the parameters.
+/// The tensors that begin inside a range of the parameters.
 fn tensors_in<'a>(tensors: &'a [ParamTensor], params: &Range<usize>) -> &'a [ParamTensor] {
     let before = |at: usize| tensors.partition_point(|t| t.range.start < at);
     &tensors[before(params.start)..before(params.end)]
 }
 
-/// Of totals, how many numbers are pairs of a weighted loss and a weight: the caller's two come behind.
+/// How many of the totals are pairs of a weighted loss and a weight; the caller's two follow them.
 fn of_pairs(len: usize) -> usize {
     len - 2
 }
 
-/// Averages from a start follow more quickly: `min(decay, (1 + t) / (10 + t))`.
+/// The decay of averages at step `t`: at first they follow more quickly, `min(decay, (1 + t) / (10 + t))`.
 fn warm_decay(decay: f64, steps_done: u64) -> f32 {
     let t = steps_done as f64;
     decay.min((1.0 + t) / (10.0 + t)) as f32

@@ -16,21 +16,21 @@ use crate::error::DataError;
 use crate::launch::{Launch, Masked, Prepared, Then};
 use crate::memory::NodeMemory;
 
-/// What random draws are functions of.
+/// What random draws depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Draw {
-    /// Of the run.
+    /// The seed of the run.
     pub(crate) seed: u64,
     /// The number of the step, from 0.
     pub(crate) step: u64,
-    /// The place of the microbatch's first sample among those of the step.
+    /// The index of the microbatch's first sample within the step.
     pub(crate) first_sample: u64,
-    /// Samples of the microbatch.
+    /// How many samples the microbatch has.
     pub(crate) samples: usize,
 }
 
 impl Draw {
-    /// Where a tensor of `len` elements, sample by sample, lies in the same tensor of the whole step and of all ranks.
+    /// Where a tensor of `len` elements, sample by sample, lies in the same tensor of the whole step over all ranks.
     fn positions(&self, len: usize, slab: Option<Slab>) -> Positions {
         let of_sample = len / self.samples.max(1);
         match slab {
@@ -286,8 +286,8 @@ fn run_fused(cx: &Cx, fused: &Fused, m: &NodeMemory) {
     fused.run(cx, &inputs[..m.n_inputs()], &mut outputs[..m.n_outputs()]);
 }
 
-/// Binds an epilogue: its first input is the piece, the others follow the base's; its outputs go over the piece (the
-/// first, unless the base's result is kept) and to the outputs behind the base's.
+/// Binds an epilogue: its first input is the tile, the others follow the base op's; its outputs overwrite the tile (the
+/// first, unless the base op's result is kept) and go to the outputs after the base op's.
 fn pieces<'a>(cx: &Cx, then: &'a Then, m: &NodeMemory<'a>) -> FusedPieces<'a> {
     let n_inputs = m.n_inputs() - then.n_base_inputs + 1;
     let mut inputs = [PieceSource::Piece; Expr::INPUTS_MAX];
@@ -300,8 +300,8 @@ fn pieces<'a>(cx: &Cx, then: &'a Then, m: &NodeMemory<'a>) -> FusedPieces<'a> {
     for j in over..n_outputs {
         outputs[j] = PieceTarget::Whole(SharedMut::new(m.output(then.n_base_outputs + j - over)));
     }
-    // SAFETY: the kernels call an epilogue once for each piece, and pieces are disjoint; the wholes are outputs of
-    // this node, which the memory plan keeps apart, and are handed out to nobody else.
+    // SAFETY: the kernels call an epilogue once for each tile, and tiles are disjoint; the whole tensors are outputs of
+    // this node, which the memory plan keeps apart, and are not handed out elsewhere.
     unsafe { then.fused.pieces(cx.isa, &inputs[..n_inputs], &outputs[..n_outputs]) }
 }
 
@@ -313,7 +313,7 @@ fn cast(cx: &Cx, from: DType, to: DType, m: &NodeMemory) {
         (DType::F16, DType::F32) => convert::f16_to_f32(cx, m.input(0), m.output(0)),
         (DType::Bf16, DType::F32) => convert::bf16_to_f32(cx, m.input(0), m.output(0)),
         (DType::I32, DType::F32) => convert::i32_to_f32(cx, m.input(0), m.output(0)),
-        (from, to) => unreachable!("no cast from {from} to {to}: the graph goes by way of f32"),
+        (from, to) => unreachable!("no cast from {from} to {to}: the graph casts by way of f32"),
     }
 }
 

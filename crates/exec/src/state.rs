@@ -1,5 +1,5 @@
-//! What a rank has learnt: parameters, gradients, moments, states without a gradient, and how many steps are done. It
-//! outlives programs and groups of ranks; everything else can be made anew.
+//! The learnt state of a rank: parameters, gradients, moments, states without a gradient, and how many steps are done. It
+//! outlives programs and groups of ranks; everything else can be rebuilt.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,31 +16,31 @@ use crate::weights::{Held, Kept};
 /// Bytes of an element of these arenas.
 const F32_BYTES: usize = DType::F32.bytes();
 
-/// Elements of the arenas of a rank.
+/// The lengths of a rank's arenas in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Lengths {
     pub(crate) params: usize,
     /// All gradients, or the buffers in which buckets of them take turns; 0 if there are none.
     pub(crate) grads: usize,
     pub(crate) states: usize,
-    /// The optimizer's states of the parameters that this rank updates.
+    /// The optimizer state of the parameters that this rank updates.
     pub(crate) moments: [usize; 2],
     /// How many states the optimizer has: 0, 1 or 2. This rank's part of them may be empty.
     pub(crate) n_moments: usize,
-    /// Averaged parameters; 0 if this rank keeps none.
+    /// The averaged parameters; 0 if this rank keeps none.
     pub(crate) average: usize,
 }
 
-/// Memory that other ranks see too, in place of a rank's own.
+/// Memory that other ranks see too, used instead of a private allocation.
 #[derive(Default)]
 pub(crate) struct Blocks {
     /// Weights that ranks share.
     pub(crate) params: Option<Block>,
-    /// Gradients that the others can read.
+    /// Gradients that the other ranks can read.
     pub(crate) grads: Option<Block>,
 }
 
-/// What a rank has learnt.
+/// The learnt state of a rank.
 pub(crate) struct State {
     pub(crate) params: Arc<Arena>,
     pub(crate) grads: Arena,
@@ -48,14 +48,14 @@ pub(crate) struct State {
     pub(crate) moments: [Arc<Arena>; 2],
     pub(crate) average: Arc<Arena>,
     pub(crate) lengths: Lengths,
-    /// Steps done.
+    /// How many training steps are done.
     pub(crate) step: u64,
-    /// What of it was lent last.
+    /// The last loan.
     pub(crate) lent: Option<Arc<Lent>>,
 }
 
 impl State {
-    /// Everything zero, faulted in by the threads of `par`.
+    /// All zeros, faulted in by the threads of `par`.
     pub(crate) fn new(lengths: Lengths, blocks: Blocks, par: &dyn Parallel) -> Result<State, ExecError> {
         let floats = |len: usize, what| Arena::new(len * F32_BYTES, what, par);
         let or = |block: Option<Block>, len: usize, what| {
@@ -103,7 +103,7 @@ impl State {
         unsafe { arena.slice(0, len) }
     }
 
-    /// A whole arena that outlives the step, to write.
+    /// A whole arena that outlives the step, mutable.
     pub(crate) fn kept_mut(&mut self, what: Kept) -> &mut [f32] {
         let (arena, len) = self.arena(what);
         self.settle(what, 0..len);
@@ -111,7 +111,7 @@ impl State {
         unsafe { arena.slice_mut(0, len) }
     }
 
-    /// An arena that may be read by another thread, if it holds anything, and how long it is.
+    /// An arena that can be lent to another thread, and its length; `None` if it is empty or is never lent.
     pub(crate) fn lendable(&self, what: Kept) -> Option<(Arc<Arena>, usize)> {
         let arena = match what {
             Kept::Params => &self.params,
@@ -124,7 +124,7 @@ impl State {
         (len > 0).then(|| (arena.clone(), len))
     }
 
-    /// Returns when a range may be overwritten: nobody who was lent it reads it from where it lies any more.
+    /// Waits until a range may be overwritten: no reader of a loan reads it in place any more.
     pub(crate) fn settle(&self, what: Kept, range: Range<usize>) {
         if let Some(lent) = &self.lent {
             lent.settle(what, range);
@@ -138,7 +138,7 @@ impl State {
         self.settle(Kept::Moment2, moments2);
     }
 
-    /// Parameters to read, and their averages to write.
+    /// The parameters, and their averages, mutable.
     pub(crate) fn params_and_average(&mut self) -> (&[f32], &mut [f32]) {
         self.settle(Kept::Average, 0..self.lengths.average);
         let len = self.lengths.average;
@@ -146,7 +146,7 @@ impl State {
         unsafe { (self.params.slice(0, len), self.average.slice_mut(0, len)) }
     }
 
-    /// Parameters become their averages, and averages the parameters.
+    /// Swaps the parameters and their averages.
     pub(crate) fn swap_average(&mut self) {
         let len = self.lengths.average;
         [Kept::Params, Kept::Average].into_iter().for_each(|what| self.settle(what, 0..len));

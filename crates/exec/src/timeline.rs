@@ -1,12 +1,12 @@
-//! Where the time of steps goes, as a list of moments: what was computed, when this rank waited for others, which
-//! exchanges were under way.
+//! Where the time of steps goes, as a list of spans: what was computed, when this rank waited for others, which
+//! exchanges were in flight.
 
 use std::time::Instant;
 
-/// What a stretch of time went into.
+/// What kind of work a span of time was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MomentKind {
-    /// A node, an update.
+    /// Computing: a node or an update.
     Compute,
     /// An exchange, from its start until it was waited for; others may overlap it.
     Exchange,
@@ -14,20 +14,20 @@ pub enum MomentKind {
     Wait,
 }
 
-/// A stretch of time.
+/// A span of time.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Moment {
-    /// What it was.
+    /// The name of the work.
     pub name: String,
-    /// Of which kind.
+    /// The kind of work.
     pub kind: MomentKind,
-    /// The step.
+    /// The number of the step.
     pub step: u64,
-    /// The node of its body, if it computed one.
+    /// The node of the body, if it computed one.
     pub node: Option<usize>,
     /// Microseconds since the timeline began.
     pub start_us: f64,
-    /// How long it took.
+    /// Its duration in microseconds.
     pub us: f64,
 }
 
@@ -40,12 +40,12 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// A recording of at most `max` moments, counted from `origin`.
+    /// A recording of at most `max` spans, with times counted from `origin`.
     pub fn new(origin: Instant, max: usize) -> Timeline {
         Timeline { origin, moments: Vec::new(), max }
     }
 
-    /// What was recorded.
+    /// The recorded spans.
     pub fn moments(&self) -> &[Moment] {
         &self.moments
     }

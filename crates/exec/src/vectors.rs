@@ -1,22 +1,22 @@
-//! Instructions on long vectors, shared out among the threads of a rank. Every result is the same for any number of them.
+//! Instructions on long vectors, shared out among the threads of a rank. Results do not depend on the number of threads.
 
 use polyreme_kernels::Cx;
 
-/// Elements that one task takes.
+/// Elements of one task.
 const CHUNK: usize = 1 << 15;
 
-/// Blocks of squares that one task takes.
+/// Blocks of squares of one task.
 const BLOCKS: usize = 64;
 
 /// `to = from`.
 pub(crate) fn copy(cx: &Cx, to: &mut [f32], from: &[f32]) {
-    assert_eq!(to.len(), from.len(), "as many elements");
+    assert_eq!(to.len(), from.len(), "both have the same length");
     cx.for_each_chunk(to, CHUNK, |i, to| to.copy_from_slice(&from[i * CHUNK..i * CHUNK + to.len()]));
 }
 
 /// `to += from`.
 pub(crate) fn add(cx: &Cx, to: &mut [f32], from: &[f32]) {
-    assert_eq!(to.len(), from.len(), "as many elements");
+    assert_eq!(to.len(), from.len(), "both have the same length");
     cx.for_each_chunk(to, CHUNK, |i, to| {
         let from = &from[i * CHUNK..i * CHUNK + to.len()];
         to.iter_mut().zip(from).for_each(|(t, f)| *t += f);

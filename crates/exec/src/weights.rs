@@ -1,4 +1,4 @@
-//! What an engine has learnt, seen from outside: whole arenas with a name for each range, for checkpoints, averages,
+//! The learnt state of an engine, seen from outside: whole arenas with a name for each range, for checkpoints, averages,
 //! accumulated gradients, and engines that share a model.
 
 use std::ops::Range;
@@ -10,12 +10,12 @@ use crate::arena::Arena;
 use crate::engine::Engine;
 use crate::error::ExecError;
 
-/// A named range of an arena.
+/// A named range of elements in an arena.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Slot {
     /// The parameter's or the state's name.
     pub name: String,
-    /// Its dims.
+    /// The shape of the tensor.
     pub dims: Vec<usize>,
     /// Its elements in the arena.
     pub range: Range<usize>,
@@ -24,38 +24,38 @@ pub struct Slot {
 /// An arena that outlives a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kept {
-    /// Parameters.
+    /// The parameters.
     Params,
     /// States without a gradient, such as running statistics.
     States,
-    /// The optimizer's first number for each parameter (momentum, the mean of gradients).
+    /// The optimizer's first moment (momentum, the mean of gradients).
     Moment1,
-    /// Its second (the mean of squares).
+    /// The optimizer's second moment (the mean of squares).
     Moment2,
-    /// Averaged parameters.
+    /// The averaged parameters (`train.ema`), if this rank keeps them.
     Average,
 }
 
-/// Bytes that an engine has reserved for what stays from one step to the next.
+/// The bytes that an engine has reserved for what stays from one step to the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Held {
-    /// Parameters. Weights that ranks share are counted by rank 0.
+    /// Parameters. Weights that ranks share are counted on rank 0.
     pub params: usize,
-    /// Gradients, or their buffers; and what a step needs beside them: this rank's own gradients, sums of earlier microbatches or
+    /// Gradients, or their buffers; and what a step needs besides: this rank's own gradients, sums of earlier microbatches or
     /// of logical shards.
     pub grads: usize,
-    /// Averaged parameters.
+    /// The averaged parameters (`train.ema`), if this rank keeps them.
     pub average: usize,
     /// Optimizer state of the parameters that this rank updates.
     pub optimizer: usize,
-    /// States without a gradient.
+    /// States without a gradient, such as running statistics.
     pub states: usize,
-    /// Numbers of a step: losses, weights, squares.
+    /// Scalars of a step: losses, weights, squares.
     pub totals: usize,
 }
 
 impl Engine {
-    /// What this engine really holds, beside inputs and activations.
+    /// The memory that this engine has reserved, besides inputs and activations.
     pub fn held(&self) -> Held {
         let held = self.memory.state.held();
         let bytes = |sums: bool| -> usize {
@@ -69,7 +69,7 @@ impl Engine {
         }
     }
 
-    /// The parameters' ranges, in the order of their declaration. Gradients have the same.
+    /// The parameters' ranges, in the order of their declaration. Gradients have the same layout.
     pub fn param_slots(&self) -> Vec<Slot> {
         self.slots(&self.layout().body.graph.params)
     }
@@ -79,12 +79,12 @@ impl Engine {
         self.slots(&self.layout().body.graph.states)
     }
 
-    /// A whole arena; empty if this program has none of it.
+    /// A whole arena; empty if this program does not have it.
     pub fn kept(&self, what: Kept) -> &[f32] {
         self.memory.state.kept(what)
     }
 
-    /// A whole arena, to set. Ranks that share weights do it inside [`Engine::exclusively`]; moments are those of the
+    /// A whole arena, mutable. Ranks that share weights write it inside [`Engine::exclusively`]; moments are those of the
     /// parameters that this rank updates.
     pub fn kept_mut(&mut self, what: Kept) -> &mut [f32] {
         let free = what != Kept::Params || self.may_write_weights();
@@ -95,18 +95,18 @@ impl Engine {
     /// All gradients, laid out as the parameters are.
     ///
     /// # Panics
-    /// If this rank keeps its own part of them only.
+    /// If this rank keeps only its own shard of them.
     pub fn grads(&self) -> &[f32] {
         assert!(self.first().grad_buffers.is_none(), "{}", ExecError::NotKept);
         self.memory.state.all_grads()
     }
 
-    /// Continues a run of which `steps` steps are done: moments are corrected and masks drawn for the next one.
+    /// Continues a run after `steps` steps: bias correction and dropout masks are those of the next one.
     pub fn set_steps_done(&mut self, steps: u64) {
         self.memory.state.step = steps;
     }
 
-    /// Parameters by name, from an arena that is laid out as `slots` say.
+    /// Sets parameters by name, from an arena that is laid out as `slots` say.
     pub fn copy_params(&mut self, slots: &[Slot], from: &[f32]) -> Result<(), ExecError> {
         for slot in slots {
             let (to, from) = (self.param_mut(&slot.name)?, &from[slot.range.clone()]);
@@ -119,7 +119,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Puts the averaged parameters in the place of the parameters; the second time, back. Ranks that share weights do it inside
+    /// Swaps the parameters and their averages; a second call swaps them back. Ranks that share weights do it inside
     /// [`Engine::exclusively`].
     pub fn swap_average(&mut self) {
         assert!(self.may_write_weights(), "weights that ranks share are written inside `exclusively`");

@@ -1,8 +1,8 @@
-//! What belongs to programs and not to what they learn: prepared kernels, inputs and activations of the microbatches that are
-//! in memory, and buffers for the time of a step.
+//! What belongs to programs and not to the learnt state: prepared kernels, inputs and activations of the microbatches that are
+//! in memory, and buffers that live for one step.
 //!
 //! All bodies, those of evaluations too, share one arena of activations and one of inputs: only one of them runs at a time,
-//! and nothing there outlives a step. A slot is the part of both that one microbatch has.
+//! and nothing there outlives a step. A slot is the part of both arenas that belongs to one microbatch.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl Ready {
         Ready { body: body.clone(), prepared, plan }
     }
 
-    /// Puts a forward pass, which has no order of readiness, where another body has its parameters.
+    /// Lays out a forward pass, in which no gradients become ready, with its parameters where another body has them.
     pub(crate) fn follow(&mut self, first: &Ready) -> Result<(), ExecError> {
         let named = |r: &Ready| -> Vec<(String, usize)> {
             let of = |g: &Graph| {
@@ -56,12 +56,12 @@ impl Ready {
         Ok(())
     }
 
-    /// Whether there are gradients.
+    /// Whether the body computes gradients.
     pub(crate) fn learns(&self) -> bool {
         self.body.graph.grads.iter().any(Option::is_some)
     }
 
-    /// Places and values of constants, which are written whenever a microbatch is loaded.
+    /// Offsets and values of constants, which are written whenever a microbatch is loaded.
     pub(crate) fn constants(&self) -> impl Iterator<Item = (usize, f32)> {
         self.body.graph.nodes.iter().filter_map(|node| match (&node.op, node.outputs.first()) {
             (Op::Const(value), Some(v)) => match self.plan.places[v.idx()] {
@@ -73,11 +73,11 @@ impl Ready {
     }
 }
 
-/// Memory that nothing outlives a step in.
+/// Memory in which nothing outlives a step.
 pub(crate) struct Workspace {
     pub(crate) activations: Arena,
     pub(crate) inputs: Arena,
-    /// Bytes of one slot in each.
+    /// Bytes of one slot in each arena.
     pub(crate) activation_bytes: usize,
     pub(crate) input_bytes: usize,
     slots: usize,
@@ -97,7 +97,7 @@ impl Workspace {
         }
     }
 
-    /// Makes room for another program: what there is grows to what it needs. On an error everything is as it was.
+    /// Makes room for another program: arenas grow to what it needs. On an error everything stays as it was.
     pub(crate) fn make_room(
         &mut self,
         program: &Program,

@@ -1,4 +1,4 @@
-//! A steady step touches the heap not once, and an engine reserves what its footprint says. One test, alone in its
+//! A steady step makes no heap allocation, and an engine reserves what its footprint says. One test, alone in its
 //! process: the counters are the allocator's.
 
 #![allow(clippy::unwrap_used)]

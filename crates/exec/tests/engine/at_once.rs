@@ -29,7 +29,7 @@ fn n_at_once(program: &Program) -> usize {
     program.blocks.iter().filter(|b| b.update.is_some()).count()
 }
 
-/// Losses, parameters and moments of three steps, by name: parameters lie elsewhere if gradients come in another order.
+/// Losses, parameters and moments of three steps, by name: their layout differs if gradients come in another order.
 fn train(net: &Net, program: Program, options: Options) -> Vec<(String, Vec<u32>)> {
     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
     let mut engine = Engine::new(program, options).unwrap();

@@ -13,11 +13,11 @@ use crate::random::Random;
 /// Which values parameters take, to stay away from kinks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Values {
-    /// Uniform between two numbers.
+    /// Uniform in a range.
     Between(f32, f32),
     /// Either sign, between two sizes.
     Signed(f32, f32),
-    /// All different, at least this far apart: for maxima.
+    /// All different, at least this far apart: for max ops.
     Apart(f32),
     /// Signed(0.1, 0.9) plus an integer: for floor.
     OffIntegers,
@@ -38,7 +38,7 @@ impl Values {
     }
 }
 
-/// One row: what to feed and how exact to be.
+/// One case: what to feed, and the tolerance.
 pub(crate) struct Check {
     name: String,
     values: Vec<Values>,
@@ -48,7 +48,7 @@ pub(crate) struct Check {
     integers: Vec<(String, Vec<i32>)>,
 }
 
-/// A row with the usual settings.
+/// Checks with the usual settings.
 pub(crate) fn check(name: &str, shapes: &[&[usize]], f: impl Fn(&mut Builder, &[Tensor]) -> Traced) {
     Check::new(name).run(shapes, f);
 }
@@ -65,24 +65,24 @@ impl Check {
             integers: Vec::new(),
         }
     }
-    /// Values of every parameter.
+    /// Sets the values of every parameter.
     pub(crate) fn values(self, values: Values) -> Check {
         self.values_of(&[values])
     }
-    /// Values of each parameter; the last serves the rest.
+    /// Sets the values of each parameter; the last entry serves the rest.
     pub(crate) fn values_of(self, values: &[Values]) -> Check {
         Check { values: values.to_vec(), ..self }
     }
-    /// The step, and the difference allowed relative to the gradient's size.
+    /// Sets the step of the differences, and the tolerance relative to the gradient's size.
     pub(crate) fn exact(self, eps: f32, tolerance: f64) -> Check {
         Check { eps, tolerance, ..self }
     }
-    /// What to put into an input.
+    /// Sets an f32 input.
     pub(crate) fn floats(mut self, name: &str, data: Vec<f32>) -> Check {
         self.floats.push((name.into(), data));
         self
     }
-    /// What to put into an input of integers.
+    /// Sets an i32 input.
     pub(crate) fn integers(mut self, name: &str, data: Vec<i32>) -> Check {
         self.integers.push((name.into(), data));
         self
@@ -140,7 +140,7 @@ impl Check {
         self.feed(&mut engine, &w, &params);
         engine.run().unwrap();
         let first: Vec<_> = forward.params.iter().map(|p| bits(engine.grad(&p.name).unwrap())).collect();
-        // Again, over what the first run left behind: nothing may count on zeros.
+        // Again, over the memory of the first run: nothing may rely on zeros.
         engine.run().unwrap();
         for (p, first) in forward.params.iter().zip(first) {
             let again = bits(engine.grad(&p.name).unwrap());

@@ -1,4 +1,4 @@
-//! What is wrong is said, with the layer and the shapes, and never with a panic.
+//! Errors name the layer and the shapes, and nothing panics.
 
 use polyreme_exec::{Engine, ExecError, Options};
 use polyreme_graph::op::{Cell, Conv, CrossEntropy, ReduceKind, Window};
@@ -243,7 +243,7 @@ fn data_out_of_range_leaves_everything_as_it_was() {
 }
 
 fn check_out_of_range(at_once: bool) {
-    // What the next good steps come to if nothing bad was in between.
+    // The results of the next good steps without any bad one in between.
     let mut good = engine(at_once);
     good.step(0.1).unwrap();
     good.step(0.1).unwrap();
@@ -310,7 +310,7 @@ fn an_output_that_is_not_f32_is_an_error() {
     }
 }
 
-/// What graphs can say and kernels cannot do yet is an error with a layer's name, not a panic.
+/// What graphs can express and kernels cannot run yet is an error with the layer's name, not a panic.
 #[test]
 fn types_without_kernels_are_errors_when_an_engine_is_made() {
     let refused = |f: &dyn Fn(&mut Builder, Tensor) -> Traced, dtype: DType| {

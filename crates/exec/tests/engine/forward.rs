@@ -1,5 +1,5 @@
 //! What ops compute, against their definitions in f64, element by element. Gradients show that a backward pass belongs
-//! to its forward pass; this shows that the forward pass is the one that was meant: layouts, axes, strides, masks.
+//! to its forward pass; this shows that the forward pass is the intended one: layouts, dims, strides, masks.
 
 use polyreme_exec::{Engine, Options};
 use polyreme_graph::builder::BatchNorm;
@@ -11,7 +11,7 @@ use polyreme_kernels::elementwise::{Binary, Unary};
 use crate::oracle::{Array, HIGH, LOW, check, check_with, sigmoid, unravel};
 use crate::random::Random;
 
-/// By its series, which converges fast enough for the small numbers here.
+/// The error function by its series, which converges fast enough for the small numbers here.
 fn erf(x: f64) -> f64 {
     let mut term = x;
     let mut sum = x;
@@ -217,7 +217,7 @@ fn products() {
     }
 }
 
-/// Rows of `(image, weight, options)`, with asymmetric everything.
+/// Rows of `(image, weight, options)`, asymmetric in every respect.
 fn conv_rows() -> [([usize; 4], [usize; 4], Conv); 5] {
     let base = Conv::default();
     [
@@ -260,7 +260,7 @@ fn convolutions() {
                 })
             },
         );
-        // The transposed one takes what the convolution gives: every input pixel adds its kernel to the output.
+        // It maps the output of a convolution to its input: every input pixel adds its kernel to the output.
         let image = [x[0], 3, 4, w[0]];
         let extra = (c.stride.0.min(2) - 1, 0);
         let size = |i: usize, s: usize, p: usize, d: usize, e: usize| {

@@ -1,4 +1,4 @@
-//! Every op's gradient against finite differences: rows.
+//! Every op's gradient against finite differences, as rows of cases.
 
 use polyreme_graph::builder::BatchNorm;
 use polyreme_graph::op::{Cell, Conv, CrossEntropy, ReduceKind, Window};
@@ -8,7 +8,7 @@ use polyreme_kernels::elementwise::{Binary, Unary};
 use crate::check::{Check, Values, check};
 use crate::random::Random;
 
-/// Where an op is smooth, and the step to look at it with. A new op does not compile without its row.
+/// The values at which an op is smooth, and the step of the differences. A new op does not compile without its row.
 fn smooth_at(op: Unary) -> (Values, f32) {
     match op {
         Unary::Ln | Unary::Sqrt | Unary::Rsqrt | Unary::Recip => (Values::Between(0.7, 2.0), 1e-2),
@@ -80,7 +80,7 @@ fn both_smooth_at(op: Binary) -> Option<[Values; 2]> {
     match op {
         Binary::Add | Binary::Sub | Binary::Mul => Some([Values::Between(-2.0, 2.0); 2]),
         Binary::Div => Some([Values::Between(-2.0, 2.0), Values::Signed(0.8, 2.0)]),
-        // Operands from lattices that are out of step never come near each other.
+        // Operands from shifted lattices never come near each other.
         Binary::Max | Binary::Min | Binary::Greater | Binary::GreaterEqual | Binary::Equal => {
             Some([Values::Apart(0.1), Values::Apart(0.1 * 1.7)])
         }
@@ -218,7 +218,7 @@ fn fused_chains() {
         }
         Ok(sum)
     });
-    check("a product with work behind it", &[&[6, 5], &[7, 5], &[7], &[6, 7], &[6, 1]], |b, p| {
+    check("a product with an epilogue", &[&[6, 5], &[7, 5], &[7], &[6, 7], &[6, 1]], |b, p| {
         let y = b.linear(p[0], p[1], Some(p[2]))?;
         let g = b.unary(Unary::Gelu, y)?;
         let m = b.mul(g, p[4])?;
@@ -368,7 +368,7 @@ fn convolutions() {
     for (name, x, w, conv) in rows {
         linear(name).run(&[&x, &w, &[w[0]]], |b, p| b.conv2d(p[0], p[1], Some(p[2]), conv));
     }
-    check("a convolution with work behind it", &[&[1, 6, 6, 4], &[5, 4, 3, 3], &[5]], |b, p| {
+    check("a convolution with an epilogue", &[&[1, 6, 6, 4], &[5, 4, 3, 3], &[5]], |b, p| {
         let y = b.conv2d(p[0], p[1], Some(p[2]), Conv { padding: (1, 1), ..base })?;
         b.unary(Unary::Silu, y)
     });

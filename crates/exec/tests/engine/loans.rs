@@ -1,4 +1,4 @@
-//! What is lent to a reader stays what it was, while steps go on; and the memory of copies stays within bounds.
+//! What is lent to a reader does not change while steps go on, and the memory for copies stays within bounds.
 
 use polyreme_exec::{Engine, Kept, Loan, Options};
 use polyreme_graph::{Builder, DType, Graph, Init, Instr, Moments, Optimizer, Program, differentiate};
@@ -22,7 +22,7 @@ fn graph() -> Graph {
     differentiate(&forward, loss).unwrap()
 }
 
-/// With updates behind all gradients, and with updates while they are computed.
+/// With updates after all gradients, and with updates while they are computed.
 fn engines() -> [Engine; 2] {
     let late = Program::train(&graph(), ADAM, None);
     let at_once = Program::train_at_once(&graph(), ADAM);
@@ -40,7 +40,7 @@ fn all(engine: &Engine) -> Vec<Vec<f32>> {
     KEPT.map(|what| engine.kept(what).to_vec()).into()
 }
 
-/// Reads everything, in the order of the tensors or against it, in parts of an odd length.
+/// Reads everything, in the order of the tensors or in reverse, in parts of an odd length.
 fn read(loan: &Loan, engine_slots: &[std::ops::Range<usize>], backwards: bool) -> Vec<Vec<f32>> {
     let mut read: Vec<Vec<f32>> = KEPT.iter().map(|what| vec![0.0; loan.len(*what)]).collect();
     let mut parts: Vec<std::ops::Range<usize>> = Vec::new();
@@ -86,7 +86,7 @@ fn a_reader_gets_what_was_learnt_when_it_was_lent() {
     }
 }
 
-/// A reader that gives up, as after an error of the disk, holds nobody.
+/// A reader that gives up, as after a disk error, does not block training.
 #[test]
 fn steps_go_on_when_a_reader_gives_up() {
     for mut engine in engines() {
@@ -103,7 +103,7 @@ fn steps_go_on_when_a_reader_gives_up() {
     }
 }
 
-/// The order in which updates come is the order to read in: all parameters are in it.
+/// The reading order is the order of updates, and covers all parameters.
 #[test]
 fn the_order_of_updates_has_all_parameters() {
     for mut engine in engines() {

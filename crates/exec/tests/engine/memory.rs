@@ -49,7 +49,7 @@ fn recomputation_fits_its_budget_and_changes_no_bit() {
                     assert!(net.name != "transformer", "{e}");
                     assert_eq!(e.budget_bytes, budget);
                     assert!(e.least_bytes > budget && e.least_bytes <= whole, "{}: {e}", net.name);
-                    // The least is really reached, and nothing below it.
+                    // The minimum is reached, and nothing below it.
                     let least = recompute(&net.step, e.least_bytes, &activations).unwrap();
                     assert_eq!(least.bytes, e.least_bytes, "{}", net.name);
                     assert!(recompute(&net.step, e.least_bytes - 1, &activations).is_err());

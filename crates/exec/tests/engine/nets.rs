@@ -1,4 +1,4 @@
-//! Three small models, with all that real ones have: residuals, norms with running statistics, dropout, shared weights.
+//! Three small models, with everything that real ones have: residuals, norms with running statistics, dropout, shared weights.
 
 use polyreme_exec::Engine;
 use polyreme_graph::builder::BatchNorm;
@@ -10,7 +10,7 @@ use crate::random::Random;
 /// A model and what to feed it.
 pub(crate) struct Net {
     pub(crate) name: &'static str,
-    /// Forward and backward.
+    /// The differentiated graph.
     pub(crate) step: Graph,
 }
 
@@ -35,7 +35,7 @@ impl Net {
     }
 }
 
-/// All of them.
+/// All three models.
 pub(crate) fn all() -> [Net; 3] {
     [
         Net::new("convolutions", convolutions),

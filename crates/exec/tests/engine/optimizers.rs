@@ -30,7 +30,7 @@ struct Naive {
     p: Vec<f64>,
     m: Vec<f64>,
     v: Vec<f64>,
-    /// 0 for a vector.
+    /// The number of rows; 0 for a vector.
     rows: usize,
 }
 
@@ -215,7 +215,7 @@ fn adafactor_keeps_rows_and_columns() {
     };
     assert_eq!(kept[0], named(&[("w", &[7, 1]), ("unused", &[19]), ("v", &[3])]));
     assert_eq!(kept[1], named(&[("w", &[1, 3])]));
-    // What a tensor keeps begins at a multiple of 16 floats.
+    // The state of a tensor begins at a multiple of 16 floats.
     assert_eq!(bytes, (16 + 32 + 16 + 16) * size_of::<f32>());
 }
 

@@ -34,7 +34,7 @@ impl Random {
         (self.bits() % n as u64) as usize
     }
 
-    /// Puts `items` in another order.
+    /// Shuffles `items`.
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             let j = self.below(i + 1);

@@ -1,4 +1,4 @@
-//! Graphs that nobody would write: rewrites, the memory plan and gradients on many of them.
+//! Graphs that no user would write: rewrites, the memory plan and gradients on many of them.
 
 use polyreme_exec::{Engine, Options};
 use polyreme_graph::builder::BatchNorm;
@@ -60,7 +60,7 @@ fn one(
             }
             let ops = [Binary::Add, Binary::Sub, Binary::Mul, Binary::Add];
             let z = b.binary(ops[random.below(ops.len())], x, y)?;
-            // Products of products would grow without end.
+            // Products of products would overflow.
             if random.below(2) == 0 { b.unary(Unary::Tanh, z)? } else { b.scale(z, 0.6)? }
         }
         9 if rank > 0 => {
@@ -141,7 +141,7 @@ fn rewrites_change_nothing() {
         let params: Vec<_> = SHAPES.iter().enumerate().map(param).collect();
         let all = grow(&mut b, &params, 40, false, random).unwrap();
         let loss = gather(&mut b, &all, random).unwrap();
-        // Something in the middle is looked at too, so it must outlive the step.
+        // A value in the middle is an output too, so it must outlive the step.
         let middle = all[all.len() / 2];
         let step = differentiate(&b.finish(&[("loss", loss), ("middle", middle)]), loss).unwrap();
 

@@ -1,4 +1,4 @@
-//! Ranks against one rank: the same weights after a few steps, whatever the plan, the number of ranks and the pieces.
+//! Ranks against one rank: the same weights after a few steps, whatever the plan, the number of ranks and of microbatches.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -84,10 +84,10 @@ pub(crate) struct Case {
     pub(crate) optimizer: Optimizer,
     pub(crate) clip: Option<f64>,
     pub(crate) over: Over,
-    /// Pieces of each rank's part.
+    /// How many microbatches each rank's share is cut into.
     pub(crate) pieces: usize,
     pub(crate) norm: bool,
-    /// A differentiated step of so many samples, with norms or without.
+    /// A differentiated step of this many samples, with norms or without.
     pub(crate) graph: fn(usize, bool) -> Graph,
 }
 
@@ -119,7 +119,7 @@ fn shared(ranks: usize) -> Vec<Comm> {
     joining.into_iter().map(|j| j.join().unwrap()).collect()
 }
 
-/// What each rank of a case comes to.
+/// Runs `rank` on every rank of a case, and returns their results.
 pub(crate) fn on_ranks<R: Send>(case: &Case, rank: impl Fn(Comm) -> R + Sync) -> Vec<R> {
     let comms: Vec<Comm> = match case.over {
         Over::Threads => Comm::local(case.ranks),
@@ -133,7 +133,7 @@ pub(crate) fn on_ranks<R: Send>(case: &Case, rank: impl Fn(Comm) -> R + Sync) ->
     })
 }
 
-/// Trains and returns what rank 0 has in the end; all ranks must agree.
+/// Trains and returns the result of rank 0; all ranks must agree.
 pub(crate) fn train(case: &Case) -> Outcome {
     let outcomes: Vec<Outcome> = on_ranks(case, |comm| run_rank(case, comm).unwrap());
     let mut outcomes = outcomes.into_iter();
@@ -144,7 +144,7 @@ pub(crate) fn train(case: &Case) -> Outcome {
     first
 }
 
-/// What a rank has of a step: for each of its microbatches, or logical shards, the samples.
+/// A rank's share of a step: the samples of each of its microbatches, or logical shards.
 fn cuts(case: &Case, rank: usize) -> Vec<Range<usize>> {
     let within = |part: Range<usize>, n: usize| {
         (0..n).map(move |k| {
@@ -218,7 +218,7 @@ fn run_rank(case: &Case, comm: Comm) -> Result<Outcome, ExecError> {
     for which in [Kept::Moment1, Kept::Moment2] {
         let mut all = vec![0.0; engine.gathered_len(which)];
         engine.gather_moments(which, root.then_some(&mut all[..]))?;
-        // And back, as after a restart.
+        // And scattered again, as after a restart.
         engine.scatter_moments(which, root.then_some(&all[..]))?;
         let mut again = vec![0.0; all.len()];
         engine.gather_moments(which, root.then_some(&mut again[..]))?;
@@ -256,7 +256,7 @@ pub(crate) fn base() -> Case {
 
 const LION: Optimizer = Optimizer::Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
 
-/// Who keeps what, over what.
+/// Plans, and the transports that each runs over.
 const PLANS: [(Keeps, Weights, Over); 6] = [
     (Keeps::All, Weights::Own, Over::Threads),
     (Keeps::OwnMoments, Weights::Own, Over::Threads),
@@ -278,7 +278,7 @@ fn every_plan_gives_the_weights_of_one_rank() {
     for optimizer in optimizers {
         for clip in [None, Some(0.3)] {
             let one = train(&Case { optimizer, clip, ..base() });
-            // What the last ones add to the others' does not depend on the number of ranks.
+            // Where Lion and Adafactor differ from the others does not depend on the number of ranks.
             let all_ranks: &[usize] = match optimizer {
                 Optimizer::Lion { .. } | Optimizer::Adafactor(_) => &[3],
                 _ => &[2, 3, 4, 8],

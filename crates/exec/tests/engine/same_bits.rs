@@ -64,7 +64,7 @@ fn and_from_run_to_run() {
     }
 }
 
-/// Each element-wise node as a pass of its own.
+/// Runs each element-wise node as its own pass.
 pub(crate) fn alone(graph: &Graph) -> Program {
     let mut graph = graph.clone();
     for node in &mut graph.nodes {

@@ -1,4 +1,4 @@
-//! Ranks that keep their own part of the gradients only, against ranks that keep all: the same weights, less memory.
+//! Ranks that keep only their own shard of the gradients, against ranks that keep all: the same weights, less memory.
 
 use polyreme_collective::Comm;
 use polyreme_exec::{Engine, ExecError, Inputs, Kept, Options, StepArgs};
@@ -57,14 +57,14 @@ const BUCKETS: [usize; 3] = [1, 30_000, 1 << 30];
 /// order, which sockets may take, could not be compared.
 const CALM: Moments = Moments { eps: 1e-3, ..Moments::DEFAULT };
 
-/// One piece without clipping: the same sums in the same order.
+/// One microbatch without clipping: the same sums in the same order.
 #[test]
 fn one_piece_gives_the_same_bits() {
     let adam = Optimizer::AdamW(Moments { weight_decay: 0.1, ..CALM });
     for graph in [step_graph as fn(usize, bool) -> Graph, shared_graph] {
         for optimizer in [base().optimizer, adam] {
             for over in OVER {
-                // 7 ranks: parts of 3 and 4 samples.
+                // 7 ranks: shares of 3 and 4 samples.
                 for ranks in [1, 2, 3, 4, 7, 8] {
                     for bucket_bytes in BUCKETS {
                         let case = |keeps: Keeps| {
@@ -73,7 +73,7 @@ fn one_piece_gives_the_same_bits() {
                         };
                         let (all, own) = (case(Keeps::OwnMoments), case(Keeps::OwnGradients));
                         let what = format!("{optimizer:?}, {over:?}, {ranks} ranks, {bucket_bytes}");
-                        // Over sockets, the speed of the links decides about the order of a sum.
+                        // Over sockets, the speed of the links decides the order of a sum.
                         if over == Over::Sockets {
                             near(&what, &own.params, &all.params);
                             near(&what, &own.moments, &all.moments);
@@ -100,12 +100,12 @@ fn pieces_clipping_and_norms_give_the_weights_of_one_rank() {
         let one = train(&Case { optimizer, clip, graph, ..base() });
         for over in OVER {
             for ranks in [2, 3, 4, 8] {
-                // Up to 5 pieces of 3 samples: some have none.
+                // Up to 5 microbatches for 3 samples: some are empty.
                 for (bucket_bytes, pieces) in [(1, 1), (4096, 2), (1 << 20, 3), (1, 5)] {
                     let plan = sharded(over, bucket_bytes, Keeps::OwnGradients);
                     let many = train(&Case { ranks, plan, optimizer, clip, pieces, over, graph, ..base() });
                     let what = format!(
-                        "{optimizer:?}, clip {clip:?}, {over:?}, {ranks} ranks, {bucket_bytes}, {pieces} pieces"
+                        "{optimizer:?}, clip {clip:?}, {over:?}, {ranks} ranks, {bucket_bytes}, {pieces} microbatches"
                     );
                     near(&what, &many.params, &one.params);
                     near(&what, &many.moments, &one.moments);
@@ -117,7 +117,7 @@ fn pieces_clipping_and_norms_give_the_weights_of_one_rank() {
     }
 }
 
-/// With buckets of one tensor, that of `shift` would be on its way while products still read it.
+/// With buckets of one tensor, that of `shift` would be in flight while products still read it.
 #[test]
 fn a_gradient_that_is_read_again_is_summed_later() {
     let graph = shared_graph;
@@ -135,7 +135,7 @@ fn a_gradient_that_is_read_again_is_summed_later() {
 fn ranks_may_have_no_samples() {
     let one = train(&base());
     for over in OVER {
-        // 24 samples for 30 ranks; 11 ranks with up to 3 samples in 4 pieces.
+        // 24 samples for 30 ranks; 11 ranks with up to 3 samples in 4 microbatches.
         for (ranks, pieces) in [(30, 1), (11, 4)] {
             let many =
                 train(&Case { ranks, plan: sharded(over, 1, Keeps::OwnGradients), pieces, over, ..base() });
@@ -171,12 +171,12 @@ fn a_rank_takes_its_part_and_two_buckets() {
     let own: Vec<_> =
         (0..4).map(|rank| Engine::footprint(&program(&case(4, Keeps::OwnGradients, 1), rank).0, 1)).collect();
     let buffers = program(&case(4, Keeps::OwnGradients, 1), 0).0.grad_buffers.unwrap();
-    // The widest neighbours are the gradients of 90 x 90.
+    // The largest pair of neighbours is the gradients of 90 x 90.
     assert_eq!(buffers.len, 2 * (8100usize.next_multiple_of(16)));
     let kept: usize = own.iter().map(|f| f.grads - buffers.len * 4).sum();
     let learnt = 4 * buffers.buckets.last().unwrap().end;
     assert_eq!(kept, learnt, "every gradient is kept once");
-    assert_eq!(all.grads, learnt + 4 * 300usize.next_multiple_of(16), "and by each rank otherwise");
+    assert_eq!(all.grads, learnt + 4 * 300usize.next_multiple_of(16), "and otherwise by each rank");
     for own in own {
         assert_eq!((own.params, own.activations), (all.params, all.activations));
     }
@@ -220,7 +220,7 @@ fn a_loss_that_is_not_finite_leaves_nothing_under_way() {
                     let error = step(&mut engine, Some(bad)).unwrap_err();
                     assert!(matches!(error, ExecError::NotFinite { here, .. } if here == (rank == 1)));
                     assert!(engine.kept(Kept::Params) == before);
-                    // The next step begins anew.
+                    // The next step starts from scratch.
                     let totals = step(&mut engine, None).unwrap();
                     assert!(
                         totals.loss.is_finite() && engine.kept(Kept::Params).iter().all(|p| p.is_finite())

@@ -30,7 +30,7 @@ fn conv_norm(b: &mut Builder, name: &str, x: Tensor) -> Traced {
 }
 
 /// A step of `n` samples with norms before a ReLU, before a sum and a ReLU, and before nothing; `x` is a parameter, so
-/// that its gradient is seen. The loss is a mean times the share of this rank in the batch.
+/// that its gradient is seen. The loss is a mean times this rank's share of the batch.
 fn step(n: usize) -> Graph {
     let mut b = Builder::new();
     let loss = |b: &mut Builder| -> Traced<(Tensor, Tensor)> {
@@ -55,13 +55,13 @@ fn program(step: &Graph, ranks: usize) -> Program {
     both_passes(ranks, &Arc::new(Body::new(step)))
 }
 
-/// What one rank ends with.
+/// The results of one rank.
 struct Results {
-    /// Of one's own samples: the output, and the gradient of `x`.
+    /// For this rank's samples: the output, and the gradient of `x`.
     samples: [Vec<f32>; 2],
-    /// To be added up over ranks: the loss, and the gradients of all parameters but `x`.
+    /// To be summed over ranks: the loss, and the gradients of all parameters but `x`.
     sums: Vec<(String, Vec<f32>)>,
-    /// The same everywhere.
+    /// The same on all ranks.
     states: Vec<(String, Vec<f32>)>,
 }
 
@@ -94,7 +94,7 @@ fn run(step: &Graph, first: usize, n: usize, total: usize, comm: Option<Comm>, t
     Results { samples: [engine.output("y").unwrap().to_vec(), grad("x")], sums, states }
 }
 
-/// Relative to the largest of `want`.
+/// Compares relative to the largest element of `want`.
 fn close(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
     assert_eq!(got.len(), want.len(), "{what}");
     let size = want.iter().fold(1e-3f32, |m, w| m.max(w.abs()));
@@ -196,6 +196,6 @@ fn a_sum_that_fails_changes_nothing() {
     assert!(error.contains("rank 1") && error.contains("its disk is full"), "{error}");
     assert_eq!(engine.param("stem.weight").unwrap(), before);
     assert_eq!(engine.state("stem.mean").unwrap(), [0.1; CHANNELS]);
-    assert_eq!(engine.find_non_finite(), Ok(None), "looking for a cause asks nobody");
-    assert!(engine.run().is_err(), "and the way to the others is still there");
+    assert_eq!(engine.find_non_finite(), Ok(None), "looking for a cause communicates with no rank");
+    assert!(engine.run().is_err(), "and the group still exists");
 }

@@ -8,7 +8,7 @@ use polyreme_parallel::{Norms, Plan};
 
 use crate::ranks::{BATCH, Case, Over, base, feed, on_ranks, program};
 
-/// What a program says that its rank calls.
+/// The collective calls that a program lists for its rank.
 fn listed(engine: &Engine) -> Vec<Called> {
     let program = engine.program();
     let call = |instr: &Instr| {
@@ -17,7 +17,7 @@ fn listed(engine: &Engine) -> Vec<Called> {
             Instr::Wait(i) => (&program.exchanges[*i], false),
             _ => return None,
         };
-        // Those that are done where they are waited for are called there.
+        // Exchanges that are done at their wait are called there.
         let (op, at_start) = match exchange.op {
             Collective::AllReduce => (Doing::AllReduce, true),
             Collective::ReduceScatter(_) => (Doing::ReduceScatter, true),
@@ -33,7 +33,7 @@ fn listed(engine: &Engine) -> Vec<Called> {
     program.instrs.iter().filter_map(call).collect()
 }
 
-/// Two steps of each rank of a case; returns how many calls a step of rank 0 has.
+/// Runs two steps of each rank of a case; returns how many calls a step of rank 0 makes.
 fn check(case: &Case) -> usize {
     let calls = on_ranks(case, |comm| {
         let (program, samples) = program(case, comm.rank());
@@ -88,7 +88,7 @@ fn what_ranks_do_together_is_what_the_program_lists() {
     assert!(most > 10, "{most} calls in a step");
 }
 
-/// A call that no instruction makes is noticed in every test.
+/// A call outside of instructions fails every test.
 #[test]
 #[cfg(debug_assertions)]
 fn a_call_beside_the_program_fails_the_step() {

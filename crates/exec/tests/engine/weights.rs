@@ -1,4 +1,4 @@
-//! What is learnt, seen from outside: pieces of a batch against the whole, a copied engine against the first, and the
+//! The learnt state, seen from outside: microbatches against the whole batch, a copied engine against the first, and the
 //! search for what is not finite.
 
 use polyreme_exec::{Engine, Kept, NonFinite, Options};

@@ -1,4 +1,4 @@
-//! Ranks that wait for each other's counters, asleep, and nobody wakes by the clock.
+//! Ranks that sleep until each other's counters advance; no sleep times out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn wait(counter: &Counter, target: u32) {
     counter.wait::<()>(target, AT_ONCE, |_| Ok(())).unwrap();
 }
 
-/// Two ranks count in turn, over the end of the numbers; each sleeps until the other has counted.
+/// Two ranks count in turn, past the wrap-around of the counters; each sleeps until the other has counted.
 fn in_turn() {
     let counters = Arc::new([Counter::default(), Counter::default()]);
     let start = u32::MAX - 1;
@@ -53,7 +53,7 @@ fn no_wake_up_of_a_counter_is_lost() {
     check(2_000, SOUND, for_one);
 }
 
-/// The store of a counter behind the look for sleepers, as with anything less than `SeqCst`.
+/// The store of a counter arrives after the check for sleepers, as with anything weaker than `SeqCst`.
 #[test]
 fn a_counter_that_is_stored_late_is_found() {
     let said = found(LATE, in_turn);

@@ -1,4 +1,4 @@
-//! Memory that is lent to a reader while another thread overwrites it: the reader gets what was lent, and both come to an end.
+//! Memory that is lent to a reader while another thread overwrites it: the reader gets what was lent, and both finish.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use super::found;
 /// An arena of numbers that both threads see.
 type Numbers = Arc<Mutex<Vec<f32>>>;
 
-/// A part of it as it lies.
+/// A part of it, in place.
 fn lies(numbers: &Numbers, part: std::ops::Range<usize>) -> &'static [f32] {
-    // A scene is short, and its numbers are few.
+    // A scenario is short, so leaking these few numbers is fine.
     Box::leak(numbers.lock().unwrap()[part].into())
 }
 
-/// Two arenas of 5 numbers, room for a copy of two of them, and a reader that goes the other way.
+/// Two arenas of 5 numbers, room for a copy of two of them, and a reader that goes in reverse.
 fn lend(settles: bool, reads: usize) {
     let arenas: [Numbers; 2] = std::array::from_fn(|_| Arc::new(Mutex::new(vec![1.0; 5])));
     let ledger = Arc::new(Ledger::new([vec![0..5], vec![0..5]].into_iter(), 0));

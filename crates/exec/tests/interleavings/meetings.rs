@@ -1,4 +1,4 @@
-//! Ranks that share memory, through the front door: what they say to each other, who may touch whose memory, and what is left
+//! Ranks that share memory, through the public API: messages, which rank may touch whose memory, and what holds
 //! when the group fails.
 
 use std::mem::ManuallyDrop;
@@ -12,7 +12,7 @@ use polyreme_sync::thread;
 
 use super::{LATE, UNORDERED, found};
 
-/// Every rank of a group runs this. Ends are not dropped after a failure, when the threads of the others are gone.
+/// Runs this on every rank of a group. Communicators are not dropped after a failure, when the threads of the others are gone.
 fn on_all<R: Send + 'static>(ends: Vec<Comm>, run: fn(&mut Comm) -> R) -> Vec<R> {
     let rank = |comm: Comm| {
         thread::spawn(move || {
@@ -26,7 +26,7 @@ fn on_all<R: Send + 'static>(ends: Vec<Comm>, run: fn(&mut Comm) -> R) -> Vec<R>
     ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
 }
 
-/// Meetings, sums in place and over staging areas, and operations that were started before they were waited for.
+/// Meetings, sums in place and over staging areas, and operations that are started first and awaited later.
 fn ranks_meet() {
     on_all(Comm::local(2), |comm| {
         let rank = comm.rank();
@@ -38,7 +38,7 @@ fn ranks_meet() {
         comm.broadcast(&mut shared, 1).unwrap();
         assert_eq!(shared, [1; 2]);
         let (mut a, mut b) = ([rank as f32; 2], [10.0f32; 2000]);
-        // SAFETY: both stay until the last one was waited for.
+        // SAFETY: both live until the last operation has been awaited.
         unsafe { comm.start(Work::AllReduce(Span::of(&mut a), Reduce::Max)) };
         // SAFETY: as above.
         let last = unsafe { comm.start(Work::AllReduce(Span::of(&mut b), Reduce::Sum)) };
@@ -48,7 +48,7 @@ fn ranks_meet() {
     });
 }
 
-/// What a rank has sent another waits for it; the receiver may come first or last.
+/// A message waits for its receiver; the receiver may come first or last.
 fn ranks_send() {
     on_all(Comm::local(2), |comm| {
         let (rank, mut got) = (comm.rank(), [0u8; 100]);
@@ -63,35 +63,35 @@ fn ranks_send() {
     });
 }
 
-/// A rank of a group that fails: it starts a sum, does something else, and waits. A rank that has its report back has its
-/// memory back too, and uses it for other things.
+/// A rank of a group that fails: it starts a sum, does something else, and waits. A rank that has got its report has its
+/// memory back too, and reuses it.
 fn sums(comm: Comm, kept: &Kept, meanwhile: fn(&mut Comm)) -> Result<(), Report> {
     let mut comm = ManuallyDrop::new(comm);
     let mut data = vec![1.0f32; LENGTH];
-    // SAFETY: the data stay until the operation was waited for.
+    // SAFETY: the data live until the operation has been awaited.
     let ticket = unsafe { comm.start(Work::AllReduce(Span::of(&mut data), Reduce::Sum)) };
     meanwhile(&mut comm);
     let end = comm.wait(ticket);
     if end.is_err() {
         data.fill(-1.0);
     }
-    // Freed when all is over: a fault shall be seen, and not crash the test.
+    // Freed when all is over: a fault should fail the test, not crash it.
     kept.lock().unwrap().push((end.is_ok(), data));
     drop(ManuallyDrop::into_inner(comm));
     end
 }
 
-/// More than what is short.
+/// Longer than what counts as a short message.
 const LENGTH: usize = 1100;
 
-/// Memory of ranks, and whether the sum ended well.
+/// The memory of the ranks, and whether the sum succeeded.
 type Kept = Arc<Mutex<Vec<(bool, Vec<f32>)>>>;
 
 fn look_at(kept: &Kept) {
     for (well, data) in kept.lock().unwrap().iter() {
         let want = if *well { 2.0 } else { -1.0 };
         let what = if *well {
-            "a sum that ends well is right"
+            "a sum that succeeds is right"
         } else {
             "no rank touches memory of one that has given up"
         };
@@ -117,14 +117,14 @@ fn a_group_fails() {
     look_at(&kept);
 }
 
-/// A rank fails with an operation under way, which the other one is about to do or does.
+/// A rank fails with an operation in flight, which the other one is about to do or is doing.
 fn a_rank_fails() {
     let kept = Kept::default();
     let rank = |comm: Comm| {
         let kept = kept.clone();
         let fails = |comm: &mut Comm| {
             if comm.rank() == 0 {
-                // Later, so that the other one comes to touch.
+                // Later, so that the other one gets to touch the memory.
                 thread::yield_now();
                 comm.fail("no");
             }
@@ -138,7 +138,7 @@ fn a_rank_fails() {
     assert!(ends.iter().all(same), "one report, of the rank that failed: {ends:?}");
 }
 
-/// With time limits: an alarm of this process wakes nobody, and is seen when a sleeper looks around.
+/// With timeouts: an alarm of this process wakes no rank, and is seen when a sleeper times out.
 const WITH_LIMITS: Faults = Faults { waits_end: true, ..SOUND };
 
 #[test]
@@ -153,14 +153,14 @@ fn memory_of_a_rank_that_gives_up_is_its_own() {
     check(1_000, WITH_LIMITS, a_rank_fails);
 }
 
-/// What was said of an operation arrives behind the word that it was said.
+/// The description of an operation arrives after the flag that says that it is there.
 #[test]
 fn an_operation_that_is_posted_before_it_is_written_is_found() {
     let said = found(UNORDERED, ranks_meet);
     assert!(said.contains("Disagrees") || said.contains("deadlock"), "{said}");
 }
 
-/// `busy` arrives behind the look at the notice.
+/// `busy` arrives after the check of the notice.
 #[test]
 fn a_rank_that_says_too_late_that_it_touches_is_found() {
     let said = found(Faults { waits_end: true, ..LATE }, a_rank_fails);

@@ -1,4 +1,4 @@
-//! A notice that is put up by several while others read it: all read one report, and a whole one.
+//! A notice that several ranks post while others read it: all read one report, and a complete one.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ fn a_notice_is_read_whole_while_it_is_put_up() {
     check(1_000, SOUND, first_one_stays);
 }
 
-/// A notice that says it is written before it is.
+/// A notice is marked as written before it is.
 #[test]
 fn a_notice_that_is_up_before_it_is_written_is_found() {
     let said = found(UNORDERED, first_one_stays);

@@ -1,10 +1,10 @@
-//! The pool: every task once and none after its run, with helpers that sleep, join late and take from each other; panics; the end.
+//! The pool: every task once and none after its run, with helpers that sleep, join late and steal; panics; shutdown.
 
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-// What the tasks count with is no part of what is checked.
+// The counters of the tasks are not part of what is checked.
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use polyreme_exec::Pool;
@@ -14,7 +14,7 @@ use polyreme_sync::thread;
 
 use super::{UNORDERED, found};
 
-/// One run: every task once, before it ends. What tasks use is never freed: a fault shall be seen, and not crash the test.
+/// One run: every task once, before it ends. The memory of tasks is never freed: a fault should fail the test, not crash it.
 fn run(pool: &Pool, tasks: usize) {
     let counts: &[_] = Box::leak((0..tasks).map(|_| AtomicU32::new(0)).collect());
     let over: &AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
@@ -22,21 +22,21 @@ fn run(pool: &Pool, tasks: usize) {
     pool.run(
         tasks,
         Box::leak(Box::new(move |i: usize, worker: usize| {
-            // A task takes its time: the others go on meanwhile.
+            // A task yields: others run meanwhile.
             thread::yield_now();
             late.fetch_or(worker >= 3 || i >= tasks || over.load(Ordering::SeqCst), Ordering::SeqCst);
             counts.get(i).map(|count| count.fetch_add(1, Ordering::SeqCst));
         })),
     );
     over.store(true, Ordering::SeqCst);
-    // So that a task that is still there is seen.
+    // So that a task that still runs is noticed.
     (0..4).for_each(|_| thread::yield_now());
-    assert!(!late.load(Ordering::SeqCst), "no task after its run, nor one that there is not");
+    assert!(!late.load(Ordering::SeqCst), "no task after its run, nor one out of range");
     let counts: Vec<_> = counts.iter().map(|count| count.load(Ordering::SeqCst)).collect();
     assert!(counts.iter().all(|count| *count == 1), "every task once: {counts:?}");
 }
 
-/// Not dropped after a failure, when its threads are gone; and never moved, because stores to it may be under way.
+/// Not dropped after a failure, when its threads are gone; and never moved, because stores to it may be in flight.
 fn boxed(threads: usize) -> ManuallyDrop<Box<Pool>> {
     ManuallyDrop::new(Box::new(Pool::new(threads).unwrap()))
 }
