@@ -5,7 +5,7 @@
 //! go to and from a PyTorch `state_dict` without a change.
 //!
 //! Nothing is computed here and nothing is known of ranks, threads or kernels. Inside a graph images are
-//! channels-last; models take them as PyTorch users have them, `[n, c, h, w]`, and turn them once.
+//! channels-last; models take them as PyTorch users have them, `[n, c, h, w]`, and convert them once.
 //!
 //! ```
 //! use polyreme_nn::{Model, TraceOptions};
@@ -17,8 +17,8 @@
 //!
 //! # Layout
 //! - [`layer`]: the layers.
-//! - [`model`]: the reference models, each usable inside a trace of one's own; [`Model`] is all of them, and
-//!   lists of layers of one's own.
+//! - [`model`]: the reference models, each usable inside a custom trace; [`Model`] is any of them, or
+//!   a custom list of layers.
 //! - `references/`: what PyTorch gives for the same models, and how it was made.
 
 #![forbid(unsafe_code)]

@@ -22,7 +22,7 @@ impl MultiheadAttention {
         let d = self.width;
         b.layer(name, |b| {
             divides(b, "attention", ("heads", self.heads), ("width", d))?;
-            // Xavier's rule on the three maps as one matrix.
+            // Xavier initialisation of the three projections as one matrix.
             let bound = (6.0 / (3 * d + d) as f32).sqrt();
             let weight = b.param("in_proj_weight", [3 * d, d], Init::Uniform { bound })?;
             let bias = b.param("in_proj_bias", [3 * d], Init::Const(0.0))?;

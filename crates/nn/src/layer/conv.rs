@@ -5,7 +5,7 @@ use polyreme_graph::{Builder, Init, Tensor, Traced};
 
 use super::{divides, positive, uniform};
 
-/// How a convolution's weight starts.
+/// How a convolution's weight is initialised.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConvInit {
     /// PyTorch's default: uniform, `±1/√fan_in`.
@@ -17,17 +17,17 @@ pub enum ConvInit {
 /// `torch.nn.Conv2d`: `weight [outputs, inputs/groups, kh, kw]` and `bias [outputs]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Conv2d {
-    /// Channels that come in.
+    /// Input channels.
     pub inputs: usize,
-    /// Channels that go out.
+    /// Output channels.
     pub outputs: usize,
     /// Rows and columns of the kernel.
     pub kernel: (usize, usize),
     /// Stride, padding, dilation and groups.
     pub conv: Conv,
-    /// Whether something is added to each channel.
+    /// Whether there is a bias.
     pub bias: bool,
-    /// How the weight starts.
+    /// How the weight is initialised.
     pub init: ConvInit,
 }
 
@@ -42,7 +42,7 @@ impl Conv2d {
         self.conv.stride = (stride, stride);
         self
     }
-    /// The same with zeros around.
+    /// The same with zero padding on all sides.
     pub fn padding(mut self, padding: usize) -> Conv2d {
         self.conv.padding = (padding, padding);
         self
@@ -74,17 +74,17 @@ impl Conv2d {
 /// `torch.nn.ConvTranspose2d`: `weight [inputs, outputs/groups, kh, kw]` and `bias [outputs]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConvTranspose2d {
-    /// Channels that come in.
+    /// Input channels.
     pub inputs: usize,
-    /// Channels that go out.
+    /// Output channels.
     pub outputs: usize,
     /// Rows and columns of the kernel.
     pub kernel: (usize, usize),
-    /// Of the convolution that goes the other way.
+    /// Options of the convolution whose transpose this is.
     pub conv: Conv,
     /// Rows and columns added at the end of the output.
     pub output_padding: (usize, usize),
-    /// Whether something is added to each channel.
+    /// Whether there is a bias.
     pub bias: bool,
 }
 

@@ -1,11 +1,11 @@
-//! Dropout.
+//! The dropout layer.
 
 use polyreme_graph::{Builder, Tensor, Traced};
 
-/// `torch.nn.Dropout`: in training a share `p` of the elements becomes zero and the rest grow by `1/(1-p)`.
+/// `torch.nn.Dropout`: in training each element becomes zero with probability `p`, and the rest are scaled by `1/(1-p)`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Dropout {
-    /// The share, in `0..1`.
+    /// The dropout probability, in `0..1`.
     pub p: f32,
 }
 

@@ -4,7 +4,7 @@ use polyreme_graph::{Builder, Init, Tensor, TraceErrorKind, Traced};
 
 use super::positive;
 
-/// `torch.nn.Embedding`: `weight [rows, width]`. No row is set apart for padding.
+/// `torch.nn.Embedding`: `weight [rows, width]`. There is no row for padding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Embedding {
     /// How many ids there are.

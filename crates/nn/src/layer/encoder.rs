@@ -6,7 +6,7 @@ use super::{Dropout, LayerNorm, Linear, MultiheadAttention};
 
 /// `torch.nn.TransformerEncoderLayer(batch_first=True)`: `self_attn`, `linear1`, `linear2`, `norm1`, `norm2`.
 ///
-/// Dropout falls where PyTorch has it, except on the attention weights, which are never dropped.
+/// Dropout is applied where PyTorch applies it, except on the attention weights, which are never dropped.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TransformerEncoderLayer {
     /// The width of the sequence.
@@ -15,18 +15,18 @@ pub struct TransformerEncoderLayer {
     pub heads: usize,
     /// The width between the two linear layers.
     pub hidden: usize,
-    /// What is between them, by its name in the graph's list.
+    /// The activation between them, by its name in the graph's list.
     pub activation: String,
-    /// The share dropped in training.
+    /// The dropout probability in training.
     pub dropout: f32,
-    /// Whether norms stand before attention and linears, or after their sums.
+    /// Whether norms come before attention and linear layers (pre-norm), or after their sums.
     pub norm_first: bool,
     /// Whether a position sees only itself and earlier ones.
     pub causal: bool,
 }
 
 impl TransformerEncoderLayer {
-    /// PyTorch's defaults: ReLU, 0.1 dropped, norms after.
+    /// PyTorch's defaults: ReLU, dropout 0.1, post-norm.
     pub fn new(width: usize, heads: usize, hidden: usize) -> TransformerEncoderLayer {
         let activation = "relu".into();
         TransformerEncoderLayer {

@@ -9,7 +9,7 @@ pub fn channels_last(b: &mut Builder, x: Tensor) -> Traced {
     if c == 1 || h * w == 1 { b.reshape(x, [n, h, w, c]) } else { b.permute(x, &[0, 2, 3, 1]) }
 }
 
-/// `[n, h, w, c]` → `[n, c·h·w]` in PyTorch's order, so that the weights of a linear layer behind it are the same.
+/// `[n, h, w, c]` → `[n, c·h·w]` in PyTorch's order, so that a linear layer after it has the same weights.
 pub fn flatten(b: &mut Builder, x: Tensor) -> Traced {
     let [n, h, w, c] = dims(b, "flatten", x, "[n, h, w, c]")?;
     let x = if c == 1 || h * w == 1 { x } else { b.permute(x, &[0, 3, 1, 2])? };

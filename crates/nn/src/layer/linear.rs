@@ -1,4 +1,4 @@
-//! `x·weightᵀ + bias`.
+//! The linear layer: `x·weightᵀ + bias`.
 
 use polyreme_graph::{Builder, Tensor, Traced};
 
@@ -7,16 +7,16 @@ use super::{positive, uniform};
 /// A linear map of the last dim, as `torch.nn.Linear`: `weight [outputs, inputs]` and `bias [outputs]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Linear {
-    /// The length of the last dim that comes in.
+    /// The length of the input's last dim.
     pub inputs: usize,
-    /// The length of the last dim that goes out.
+    /// The length of the output's last dim.
     pub outputs: usize,
-    /// Whether something is added.
+    /// Whether there is a bias.
     pub bias: bool,
 }
 
 impl Linear {
-    /// With a bias.
+    /// A linear layer with a bias.
     pub fn new(inputs: usize, outputs: usize) -> Linear {
         Linear { inputs, outputs, bias: true }
     }

@@ -1,7 +1,7 @@
-//! Layers: plain numbers in, parameters and ops out.
+//! Layers: from plain numbers to parameters and ops.
 //!
 //! Each has `trace(&self, b, name, x, ..)`, which runs in the scope `name`, so that its parameters and errors carry it.
-//! What a layer does not say about its options is as in PyTorch's layer of the same name.
+//! Options that a layer does not document are as in PyTorch's layer of the same name.
 
 mod attention;
 mod check;

@@ -27,14 +27,14 @@ impl BatchNorm2d {
         BatchNorm2d { channels, eps: 1e-5, momentum: 0.1 }
     }
 
-    /// `[.., channels]` → the same. In training the batch's statistics normalise and the running ones follow.
+    /// `[.., channels]` → the same. In training it normalises by the batch's statistics and updates the running ones.
     pub fn trace(&self, b: &mut Builder, name: &str, x: Tensor, training: bool) -> Traced {
         let &BatchNorm2d { channels, eps, momentum } = self;
         b.layer(name, |b| {
             positive(b, "batch_norm", &[("channels", channels)])?;
             if training && b.shape(x).rows() < 2 {
                 let (shape, why) =
-                    (b.shape(x).clone(), "training needs more than one value a channel".into());
+                    (b.shape(x).clone(), "training needs more than one value per channel".into());
                 return b.error(TraceErrorKind::Shape { op: "batch_norm", shape, why });
             }
             let gamma = b.param("weight", [channels], ONE)?;
@@ -82,7 +82,7 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// With PyTorch's `eps`, which is that of the element type.
+    /// With PyTorch's `eps`, the machine epsilon of the element type.
     pub fn new(width: usize) -> RmsNorm {
         RmsNorm { width, eps: f32::EPSILON }
     }

@@ -8,9 +8,9 @@ use polyreme_graph::{Builder, Tensor, Traced};
 pub struct MaxPool2d {
     /// Rows and columns of the window.
     pub kernel: (usize, usize),
-    /// Pixels from one window to the next.
+    /// The stride: pixels from one window to the next.
     pub stride: (usize, usize),
-    /// Pixels on each side that are never the maximum.
+    /// Padding on each side, which is never the maximum.
     pub padding: (usize, usize),
 }
 
@@ -32,11 +32,11 @@ impl MaxPool2d {
 pub struct AvgPool2d {
     /// Rows and columns of the window.
     pub kernel: (usize, usize),
-    /// Pixels from one window to the next.
+    /// The stride: pixels from one window to the next.
     pub stride: (usize, usize),
-    /// Zeros on each side.
+    /// Zero padding on each side.
     pub padding: (usize, usize),
-    /// Whether the zeros count.
+    /// Whether the mean counts the padding.
     pub count_include_pad: bool,
 }
 
@@ -57,7 +57,7 @@ impl AvgPool2d {
 /// `torch.nn.AdaptiveAvgPool2d`: windows that cut the image into `out` rows and columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AdaptiveAvgPool2d {
-    /// Rows and columns that go out.
+    /// Rows and columns of the output.
     pub out: (usize, usize),
 }
 

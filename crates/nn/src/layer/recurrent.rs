@@ -7,20 +7,20 @@ use super::{Dropout, positive, uniform};
 
 /// `torch.nn.LSTM` or `torch.nn.GRU` with `batch_first=True`, from a zero state. For layer `k`: `weight_ih_lk
 /// [gates·hidden, inputs]`, `weight_hh_lk [gates·hidden, hidden]`, `bias_ih_lk` and `bias_hh_lk [gates·hidden]`, and
-/// the same with `_reverse` behind for the other direction. Gates are in PyTorch's order.
+/// the same with the suffix `_reverse` for the other direction. Gates are in PyTorch's order.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Recurrent {
-    /// Which cell.
+    /// LSTM or GRU.
     pub cell: Cell,
-    /// The width of the sequence that comes in.
+    /// The width of the input sequence.
     pub inputs: usize,
-    /// The width of the state.
+    /// The width of the hidden state.
     pub hidden: usize,
-    /// How many layers, one on the other.
+    /// How many stacked layers.
     pub layers: usize,
-    /// Whether each layer also runs from the end of time; outputs stand side by side.
+    /// Whether each layer also runs backwards in time; the outputs are concatenated.
     pub bidirectional: bool,
-    /// The share dropped between layers in training.
+    /// The dropout probability between layers in training.
     pub dropout: f32,
 }
 
@@ -29,7 +29,7 @@ impl Recurrent {
     pub fn new(cell: Cell, inputs: usize, hidden: usize) -> Recurrent {
         Recurrent { cell, inputs, hidden, layers: 1, bidirectional: false, dropout: 0.0 }
     }
-    /// The width of what goes out.
+    /// The width of the output sequence.
     pub fn outputs(&self) -> usize {
         self.hidden * (1 + usize::from(self.bidirectional))
     }
@@ -65,7 +65,7 @@ impl Recurrent {
         let w_hh = b.param(&format!("weight_hh_l{k}{suffix}"), [gates, h], init)?;
         let b_ih = b.param(&format!("bias_ih_l{k}{suffix}"), [gates], init)?;
         let b_hh = b.param(&format!("bias_hh_l{k}{suffix}"), [gates], init)?;
-        // What comes from the inputs is one product for all of time; only what comes from the state is sequential.
+        // The input projection is one product for all time steps; only the recurrent part is sequential.
         let xp = b.linear(x, w_ih, Some(b_ih))?;
         b.recurrent(self.cell, xp, w_hh, b_hh, &[], reverse)
     }

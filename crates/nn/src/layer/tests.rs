@@ -89,7 +89,7 @@ fn norms() {
 
     let want = "layer `n`: group_norm: `groups` of 4 does not divide `channels` of 6";
     check_error(&[2, 6], |b, x| GroupNorm::new(4, 6).trace(b, "n", x), want);
-    let want = "layer `n`: batch_norm: shape [1, 1, 1, 6] does not fit: training needs more than one value a channel";
+    let want = "layer `n`: batch_norm: shape [1, 1, 1, 6] does not fit: training needs more than one value per channel";
     check_error(&[1, 1, 1, 6], |b, x| BatchNorm2d::new(6).trace(b, "n", x, true), want);
 }
 

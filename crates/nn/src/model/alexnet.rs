@@ -4,7 +4,7 @@ use polyreme_graph::{Builder, Tensor, Traced};
 
 use crate::layer::{AdaptiveAvgPool2d, Conv2d, Dropout, Linear, MaxPool2d, channels_last, flatten};
 
-/// Five convolutions under `features`, a pool to 6x6, three linear layers under `classifier`; numbers are the places
+/// Five convolutions under `features`, a pool to 6x6, three linear layers under `classifier`; numbers are the indices
 /// in torchvision's lists.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AlexNet {
@@ -12,7 +12,7 @@ pub struct AlexNet {
     pub channels: usize,
     /// How many classes.
     pub classes: usize,
-    /// The share dropped in training before the first two linear layers.
+    /// The dropout probability before the first two linear layers in training.
     pub dropout: f32,
 }
 
@@ -23,7 +23,7 @@ impl Default for AlexNet {
 }
 
 impl AlexNet {
-    /// Rows and columns of an image, if not said otherwise; 63 is the least.
+    /// Rows and columns of an image, by default; the minimum is 63.
     pub const IMAGE: (usize, usize) = (224, 224);
 
     /// `x [n, c, h, w]` → `[n, classes]`.
@@ -45,7 +45,7 @@ impl AlexNet {
     }
 
     fn features(&self, b: &mut Builder, mut x: Tensor) -> Traced {
-        // Each convolution has its ReLU at the next place, and some a pool at the one behind.
+        // Each convolution is followed by its ReLU at the next index, and some by a pool after that.
         let rows = [
             (0, Conv2d::new(self.channels, 64, 11).stride(4).padding(2), true),
             (3, Conv2d::new(64, 192, 5).padding(2), true),

@@ -4,7 +4,7 @@ use polyreme_graph::{Builder, Tensor, Traced};
 
 use crate::layer::{BatchNorm2d, Conv2d, Dropout, Linear, MaxPool2d, channels_last, global_mean};
 
-/// Pairs of `conv.K`, `norm.K` and ReLU with a 2x2 maximum between the pairs, the mean over pixels, `head`. By default
+/// Pairs of `conv.K`, `norm.K` and ReLU with 2x2 max pooling between the pairs, the mean over pixels, `head`. By default
 /// 64 64 | 128 128 | 256 256 on 3x32x32.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Cnn {
@@ -14,7 +14,7 @@ pub struct Cnn {
     pub widths: Vec<usize>,
     /// How many classes.
     pub classes: usize,
-    /// The share dropped in training before `head`.
+    /// The dropout probability before `head` in training.
     pub dropout: f32,
 }
 
@@ -25,7 +25,7 @@ impl Default for Cnn {
 }
 
 impl Cnn {
-    /// Rows and columns of an image, if not said otherwise.
+    /// Rows and columns of an image, by default.
     pub const IMAGE: (usize, usize) = (32, 32);
 
     /// `x [n, c, h, w]` → `[n, classes]`.

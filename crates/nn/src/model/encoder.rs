@@ -8,9 +8,9 @@ use crate::layer::{Embedding, LayerNorm, Linear, Positions, TransformerEncoderLa
 /// `tok` and learnt `pos`, pre-norm `encoder.layers.K` with GELU, `norm`, and `head` on the mean over time.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct EncoderClassifier {
-    /// How many tokens there are.
+    /// The size of the vocabulary.
     pub vocab: usize,
-    /// The width of a token's vector.
+    /// The width of the embeddings.
     pub width: usize,
     /// How many attention heads.
     pub heads: usize,
@@ -20,7 +20,7 @@ pub struct EncoderClassifier {
     pub layers: usize,
     /// The longest sequence.
     pub context: usize,
-    /// The share dropped in training.
+    /// The dropout probability in training.
     pub dropout: f32,
     /// How many classes.
     pub classes: usize,

@@ -1,4 +1,4 @@
-//! Sizes that follow from the data: what a job leaves out is set, what it says is held against them.
+//! Sizes that follow from the data: what a job leaves out is set, what it gives is checked against the data.
 
 use polyreme_graph::TraceError;
 
@@ -9,23 +9,23 @@ use super::{Model, StackInput, TraceOptions};
 pub enum Sample {
     /// An image, `[channels, height, width]`.
     Image {
-        /// Colours.
+        /// The number of channels.
         channels: usize,
-        /// Rows.
+        /// The height in pixels.
         height: usize,
-        /// Columns.
+        /// The width in pixels.
         width: usize,
     },
     /// A row of numbers.
     Row {
-        /// How many.
+        /// How many numbers a row has.
         width: usize,
     },
     /// A sequence of token ids.
     Ids {
-        /// How many tokens there are.
+        /// The size of the vocabulary.
         vocab: usize,
-        /// How many ids.
+        /// The length of the sequence.
         time: usize,
     },
 }
@@ -35,14 +35,14 @@ pub enum Sample {
 pub enum Answer {
     /// One of some classes for each sample.
     Class {
-        /// How many.
+        /// How many classes there are.
         classes: usize,
     },
     /// The next id at each position.
     NextId,
 }
 
-/// What [`TraceOptions`] must say so that the model takes the data.
+/// The values of [`TraceOptions`] that the data need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fitted {
     /// The length of sequences.
@@ -58,22 +58,22 @@ impl Fitted {
     }
 }
 
-/// A model and data that do not go together.
+/// A model and data that do not fit together.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum FitError {
-    /// A size that was said, and that the data have otherwise.
+    /// A size in the job that differs from the data's.
     #[error("model.{key} is {said}, the data has {found}; {advice}")]
     Differs {
         /// The size's name.
         key: &'static str,
-        /// What was said.
+        /// The size that the job gives.
         said: String,
-        /// What the data have, such as `12 classes`.
+        /// The size that the data have, such as `12 classes`.
         found: String,
         /// What to do.
         advice: &'static str,
     },
-    /// Another kind of data than the model takes.
+    /// A kind of data that the model does not take.
     #[error("the model `{model}` takes {takes}, the data are {found}; choose another model or other data")]
     Kind {
         /// The model's name.
@@ -236,7 +236,7 @@ fn found(sample: Sample, answer: Answer) -> String {
     }
 }
 
-/// Takes a size from the data, or holds it against them.
+/// Takes a size from the data, or checks it against them.
 fn set(key: &'static str, said: &mut usize, data: usize, open: bool, what: &str) -> Result<(), FitError> {
     if open {
         *said = data;
@@ -247,7 +247,7 @@ fn set(key: &'static str, said: &mut usize, data: usize, open: bool, what: &str)
     Ok(())
 }
 
-/// A vocabulary may be larger than the data's, and a context longer.
+/// Sets or checks vocabulary and context: the first may be larger than the data's, the second longer.
 fn set_ids(
     said_vocab: &mut usize,
     said_context: &mut usize,
@@ -265,7 +265,7 @@ fn set_ids(
     Ok(())
 }
 
-/// Holds a list of layers' input against the data. A row may be read as an image of as many numbers, and an image as
+/// Checks the input of a list of layers against the data. A row may be read as an image of as many numbers, and an image as
 /// a row.
 fn check_input(input: StackInput, sample: Sample, fitted: &mut Fitted) -> Result<(), FitError> {
     let differs = |said: String| {

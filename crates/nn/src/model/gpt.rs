@@ -8,9 +8,9 @@ use crate::layer::{Dropout, Embedding, LayerNorm, Linear, Positions, attend, div
 /// `tok` and learnt `pos`, pre-norm `blocks.K`, `ln`, and an untied `head`. By default 10.9 M parameters.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Gpt {
-    /// How many tokens there are.
+    /// The size of the vocabulary.
     pub vocab: usize,
-    /// The width of a token's vector.
+    /// The width of the embeddings.
     pub width: usize,
     /// How many attention heads.
     pub heads: usize,
@@ -18,7 +18,7 @@ pub struct Gpt {
     pub layers: usize,
     /// The longest sequence.
     pub context: usize,
-    /// The share dropped in training: of the embeddings' sum, and of what attention and the linears add.
+    /// The dropout probability in training: on the sum of the embeddings, and on each residual branch.
     pub dropout: f32,
 }
 
@@ -29,7 +29,7 @@ impl Default for Gpt {
 }
 
 impl Gpt {
-    /// `ids [b, t]` → `[b·t, vocab]`: for each token, what may come next.
+    /// `ids [b, t]` → `[b·t, vocab]`: for each token, the logits of the next one.
     pub fn logits(&self, b: &mut Builder, ids: Tensor, training: bool) -> Traced {
         let &Gpt { vocab, width, heads, layers, context, dropout } = self;
         let drop = Dropout { p: dropout };

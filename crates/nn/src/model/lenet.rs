@@ -1,10 +1,10 @@
-//! LeNet-5.
+//! The LeNet-5 model.
 
 use polyreme_graph::{Builder, Tensor, Traced};
 
 use crate::layer::{Conv2d, Linear, MaxPool2d, channels_last, flatten};
 
-/// `conv1`, `conv2` of 5x5, each with tanh and a 2x2 maximum, then `fc1`, `fc2`, `fc3`. By default on 3x32x32.
+/// `conv1`, `conv2` of 5x5, each with tanh and 2x2 max pooling, then `fc1`, `fc2`, `fc3`. By default on 3x32x32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lenet {
     /// Channels of an image.
@@ -22,7 +22,7 @@ impl Default for Lenet {
 }
 
 impl Lenet {
-    /// `x [n, c, h, w]` → `[n, classes]`. Training makes no difference.
+    /// `x [n, c, h, w]` → `[n, classes]`. The same in training and evaluation.
     pub fn logits(&self, b: &mut Builder, x: Tensor, _training: bool) -> Traced {
         let pool = MaxPool2d::new(2, 2);
         // A 5x5 kernel takes four pixels off and a pool halves; an image too small is an error of the convolution.

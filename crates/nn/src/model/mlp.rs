@@ -9,13 +9,13 @@ use crate::layer::{Dropout, Linear};
 pub struct Mlp {
     /// The width of a row.
     pub inputs: usize,
-    /// The widths between.
+    /// The widths of the hidden layers.
     pub hidden: Vec<usize>,
     /// How many classes.
     pub classes: usize,
-    /// What is between the layers, by its name in the graph's list.
+    /// The activation between the layers, by its name in the graph's list.
     pub activation: String,
-    /// The share dropped in training behind each activation.
+    /// The dropout probability after each activation in training.
     pub dropout: f32,
 }
 

@@ -1,7 +1,7 @@
 //! The reference models: a closed set, each a struct of plain numbers whose defaults are the reference jobs', and
-//! [`Stack`], a list of layers for a network of one's own.
+//! [`Stack`], a list of layers for a custom network.
 //!
-//! A model's `logits` traces it inside a trace of one's own; [`Model::trace`] makes the whole graph, from the batch to
+//! A model's `logits` traces it inside a custom trace; [`Model::trace`] makes the whole graph, from the batch to
 //! the loss. Definitions and names of parameters are those of `references/models.py`, written for PyTorch.
 
 mod alexnet;
@@ -36,12 +36,12 @@ use polyreme_graph::{Builder, DType, Graph, Shape, Tensor, TraceErrorKind, Trace
 
 use crate::layer::positive;
 
-/// Any of the reference models, or one's own.
+/// Any of the reference models, or a custom list of layers.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Model {
-    /// Linear layers.
+    /// A multilayer perceptron.
     Mlp(Mlp),
-    /// LeNet-5.
+    /// The LeNet-5 convolutional network.
     Lenet(Lenet),
     /// Convolutions with batch norm.
     Cnn(Cnn),
@@ -62,7 +62,7 @@ pub enum Model {
 /// What a model is traced for.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TraceOptions {
-    /// Images, rows or sequences at once.
+    /// The batch size: images, rows or sequences.
     pub batch: usize,
     /// The length of sequences; `None`: the model's context.
     pub time: Option<usize>,
@@ -80,28 +80,28 @@ impl TraceOptions {
         let loss = CrossEntropy { label_smoothing: 0.0, ignore_index: None };
         TraceOptions { batch, time: None, image: None, training: true, loss }
     }
-    /// A forward pass as it is after training.
+    /// A forward pass in evaluation mode.
     pub fn evaluation(batch: usize) -> TraceOptions {
         TraceOptions { training: false, ..TraceOptions::training(batch) }
     }
 }
 
-/// What a model is fed.
+/// The input of a model.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ModelInput {
-    /// `x` for numbers, `ids` for integers.
+    /// The name: `x` for numbers, `ids` for integers.
     pub name: &'static str,
-    /// `[batch, width]`, `[batch, channels, rows, columns]` or `[batch, time]`.
+    /// The shape: `[batch, width]`, `[batch, channels, rows, columns]` or `[batch, time]`.
     pub shape: Shape,
-    /// f32 or i32.
+    /// The element type: f32 or i32.
     pub dtype: DType,
 }
 
-/// A name that is no model's.
+/// A name that no model has.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("unknown model `{name}`; known are {}", Model::NAMES.join(", "))]
 pub struct UnknownModel {
-    /// The name.
+    /// The unknown name.
     pub name: String,
 }
 
@@ -186,7 +186,7 @@ impl Model {
         }
     }
 
-    /// What the model is fed with these options.
+    /// The input of the model with these options.
     pub fn input(&self, options: &TraceOptions) -> ModelInput {
         let n = options.batch;
         let numbers = |shape: Shape| ModelInput { name: "x", shape, dtype: DType::F32 };
@@ -211,7 +211,7 @@ impl Model {
         }
     }
 
-    /// How many labels go with a batch: one a row, or one a token.
+    /// How many labels a batch has: one per sample, or one per token.
     pub fn n_labels(&self, options: &TraceOptions) -> usize {
         match self {
             Model::Gpt(m) => options.batch * options.time.unwrap_or(m.context),
@@ -223,7 +223,7 @@ impl Model {
         }
     }
 
-    /// How many classes the logits tell apart.
+    /// The number of classes, the last dim of the logits.
     pub fn classes(&self) -> usize {
         match self {
             Model::Mlp(m) => m.classes,
@@ -238,7 +238,7 @@ impl Model {
         }
     }
 
-    /// What [`Model::input`] describes → `[labels, classes]`, inside a trace of one's own.
+    /// What [`Model::input`] describes → `[labels, classes]`, inside a custom trace.
     pub fn logits(&self, b: &mut Builder, x: Tensor, training: bool) -> Traced {
         match self {
             Model::Mlp(m) => m.logits(b, x, training),
@@ -271,7 +271,7 @@ impl Model {
     }
 }
 
-/// `[batch, time]` of a batch of sequences.
+/// The dims `[batch, time]` of a batch of sequences.
 fn sequence(b: &Builder, ids: Tensor) -> Traced<[usize; 2]> {
     match b.shape(ids).dims() {
         &[batch, time] => Ok([batch, time]),

@@ -9,21 +9,21 @@ use crate::layer::{Embedding, Linear, Recurrent, positive};
 /// `embed`, `lstm` or `gru`, and `head` on the last time step; in both directions, on the mean over time.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct RecurrentClassifier {
-    /// Which cell.
+    /// LSTM or GRU.
     pub cell: Cell,
-    /// How many tokens there are.
+    /// The size of the vocabulary.
     pub vocab: usize,
-    /// The width of a token's vector.
+    /// The width of the embeddings.
     pub width: usize,
-    /// The width of the state.
+    /// The width of the hidden state.
     pub hidden: usize,
     /// How many recurrent layers.
     pub layers: usize,
-    /// Whether they also run from the end of time.
+    /// Whether they also run backwards in time.
     pub bidirectional: bool,
-    /// The length of sequences, if not said otherwise; no limit.
+    /// The length of sequences by default; not a limit.
     pub context: usize,
-    /// The share dropped in training between recurrent layers.
+    /// The dropout probability between recurrent layers in training.
     pub dropout: f32,
     /// How many classes.
     pub classes: usize,

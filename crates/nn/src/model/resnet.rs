@@ -4,16 +4,16 @@ use polyreme_graph::{Builder, Tensor, Traced};
 
 use crate::layer::{BatchNorm2d, Conv2d, ConvInit, Linear, MaxPool2d, channels_last, global_mean};
 
-/// How many layers with weights.
+/// The depth, in layers with weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Depth {
-    /// 2 2 2 2 basic blocks.
+    /// ResNet-18: 2, 2, 2, 2 basic blocks.
     D18,
-    /// 3 4 6 3 basic blocks.
+    /// ResNet-34: 3, 4, 6, 3 basic blocks.
     D34,
-    /// 3 4 6 3 bottlenecks.
+    /// ResNet-50: 3, 4, 6, 3 bottlenecks.
     D50,
-    /// 3 4 23 3 bottlenecks.
+    /// ResNet-101: 3, 4, 23, 3 bottlenecks.
     D101,
 }
 
@@ -35,17 +35,17 @@ impl Depth {
     }
 }
 
-/// What comes before the blocks.
+/// The stem: the layers before the blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stem {
-    /// A 7x7 convolution of stride 2 and a 3x3 maximum of stride 2.
+    /// A 7x7 convolution of stride 2 and 3x3 max pooling of stride 2.
     ImageNet,
     /// A 3x3 convolution of stride 1 and no pool, for small images.
     Cifar,
 }
 
 impl Stem {
-    /// Rows and columns of an image, if not said otherwise.
+    /// Rows and columns of an image, by default.
     pub fn image(self) -> (usize, usize) {
         match self {
             Stem::ImageNet => (224, 224),
@@ -57,9 +57,9 @@ impl Stem {
 /// `conv1`, `bn1`, blocks `layer1.K` to `layer4.K`, the mean over pixels, `fc`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResNet {
-    /// Which blocks and how many.
+    /// The depth, which says which blocks there are and how many.
     pub depth: Depth,
-    /// What comes before them.
+    /// The stem before them.
     pub stem: Stem,
     /// Channels of an image.
     pub channels: usize,

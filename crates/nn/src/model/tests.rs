@@ -1,4 +1,4 @@
-//! Every model's size, batch and errors, and its way through the rewrites of a training step.
+//! Every model's size, batch and errors, and how it passes the rewrites of a training step.
 
 use polyreme_graph::{Graph, differentiate, fuse};
 
@@ -51,7 +51,7 @@ fn every_model_makes_a_step() {
         for (param, grad) in step.params.iter().zip(&step.grads) {
             assert!(grad.is_some(), "{name}: {} has no gradient", param.name);
         }
-        assert_eq!(step.updates.len(), step.states.len(), "{name}: a state does not follow");
+        assert_eq!(step.updates.len(), step.states.len(), "{name}: a state has no update");
         fuse(&step).verify();
     }
 }

@@ -6,7 +6,7 @@
 //! - `norms`: batch norm on several ranks.
 //! - `ops`: operations one by one.
 
-// Tests all through; clippy takes only functions marked `#[test]` for that.
+// All of this is tests; clippy recognises only functions marked `#[test]`.
 #![allow(clippy::unwrap_used)]
 
 mod fill;

@@ -166,7 +166,7 @@ fn check(name: &'static str) {
 fn gradients(check: &mut Check, engine: &Engine, want: &Reference) {
     for param in &want.params {
         let got = engine.grad(&param.name).unwrap().expect("every parameter has a gradient");
-        // Gradients that cancel to almost nothing are judged beside the others.
+        // Gradients that cancel to almost nothing are compared relative to the size of the others.
         let size = param.norm.max(want.grad_floor);
         let rms = size / (got.len() as f64).sqrt();
         let what = format!("gradient of {}", param.name);

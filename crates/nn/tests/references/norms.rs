@@ -1,5 +1,5 @@
 //! Batch norm on several ranks against PyTorch (`norms.json`): synchronised, it is `BatchNorm2d` of the whole batch; with
-//! statistics of each rank's own samples, it is what `DistributedDataParallel` trains, running ones averaged.
+//! statistics of each rank's own samples, it is what `DistributedDataParallel` trains, with running statistics averaged.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,10 +18,10 @@ use serde::Deserialize;
 
 use crate::fill::fill;
 
-/// Of the tensor's largest element, and of 1 where all are smaller.
+/// Relative to the tensor's largest element, or to 1 where all are smaller.
 const TOLERANCE: f64 = 3e-6;
 
-/// Colours of an image that is trained on.
+/// Channels of an image that is trained on.
 const COLOURS: usize = 3;
 
 #[derive(Deserialize)]
@@ -45,7 +45,7 @@ struct Case {
     values: BTreeMap<String, Vec<f64>>,
 }
 
-/// What ranks come to, by name.
+/// The results of the ranks, by name.
 type Got = BTreeMap<String, Vec<f32>>;
 
 #[test]
@@ -81,7 +81,7 @@ impl File {
         to.copy_from_slice(&all[rows.start * each..]);
     }
 
-    /// Fills a whole tensor; `x0` and its kin have the range of `x`.
+    /// Fills a whole tensor; `x0`, `x1` and so on have the range of `x`.
     fn fill(&self, case: &Case, name: &str, to: &mut [f32]) {
         let range = self.fills[name.trim_end_matches(|c: char| c.is_ascii_digit())];
         fill(to, &format!("{}.{name}", case.case), range);

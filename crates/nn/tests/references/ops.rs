@@ -25,10 +25,10 @@ use serde_json::Value;
 
 use crate::fill::{fill, k};
 
-/// Of the tensor's largest element. The engine was off by 9.7e-7 at most (`gelu_tanh`), PyTorch's own float32 by 8e-7.
+/// Relative to the tensor's largest element. The engine was off by 9.7e-7 at most (`gelu_tanh`), PyTorch's own float32 by 8e-7.
 const TOLERANCE: f64 = 3e-6;
 
-/// The scope of the layer that a case is about; its parameters have PyTorch's names behind it.
+/// The scope of the layer that a case is about; its parameters have PyTorch's names after it.
 const LAYER: &str = "layer";
 
 #[derive(Deserialize)]
@@ -60,7 +60,7 @@ struct Want {
     values: Vec<f64>,
 }
 
-/// What the engine gives, by name.
+/// The engine's results, by name.
 type Got = BTreeMap<String, Vec<f32>>;
 
 #[test]
@@ -98,7 +98,11 @@ fn check(case: &Case, isa: Isa, wrong: &mut Vec<String>) {
 }
 
 fn compare(what: &str, got: &[f32], want: &Want, wrong: &mut Vec<String>) {
-    assert_eq!(want.values.len(), want.shape.iter().product::<usize>(), "{what}: the file is broken");
+    assert_eq!(
+        want.values.len(),
+        want.shape.iter().product::<usize>(),
+        "{what}: the reference file is broken"
+    );
     assert_eq!(got.len(), want.values.len(), "{what}: elements");
     let peak = want.values.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
     for (i, (&got, &want)) in got.iter().zip(&want.values).enumerate() {
@@ -112,7 +116,7 @@ fn compare(what: &str, got: &[f32], want: &Want, wrong: &mut Vec<String>) {
     }
 }
 
-/// A case's attributes; each is taken out by who reads it.
+/// A case's attributes; each is removed by the code that reads it.
 struct Attrs<'a> {
     case: &'a str,
     left: BTreeMap<String, Value>,
@@ -141,7 +145,7 @@ impl Attrs<'_> {
             Some(_) => self.get(name),
         }
     }
-    /// An axis; negative ones count from the end.
+    /// A dim; negative ones count from the end.
     fn axis(&mut self, rank: usize) -> usize {
         let dim: isize = self.get("dim");
         if dim < 0 { rank - dim.unsigned_abs() } else { dim.unsigned_abs() }
@@ -170,7 +174,7 @@ impl Case {
     fn channels(&self) -> usize {
         self.shape("weight")[0]
     }
-    /// A parameter if the case has its gradient, else something fed.
+    /// A parameter if the case has its gradient, else an input.
     fn leaf(&self, b: &mut Builder, name: &str) -> Traced {
         let shape = self.shape(name);
         if self.grads.contains_key(name) {
@@ -308,7 +312,7 @@ fn image(case: &Case, attrs: &mut Attrs, b: &mut Builder, x: Tensor) -> Traced {
                 }
             }
         }
-        other => unreachable!("{other} is not of images"),
+        other => unreachable!("{other} is not an op of images"),
     }
 }
 
@@ -329,7 +333,7 @@ fn avg_pool_ceil(b: &mut Builder, x: Tensor, pool: AvgPool2d) -> Traced {
     b.div(means[0], means[1])
 }
 
-/// The maximum over the window's places, each a shifted image.
+/// The maximum over the positions in the window, each a shifted image.
 fn max_pool_dilated(b: &mut Builder, x: Tensor, kernel: (usize, usize), dilation: (usize, usize)) -> Traced {
     let dims = b.dims(x);
     let (h, w) = (dims[1] - (kernel.0 - 1) * dilation.0, dims[2] - (kernel.1 - 1) * dilation.1);
@@ -429,7 +433,7 @@ fn pair_loss(case: &Case, attrs: &mut Attrs, b: &mut Builder, x: Tensor, target:
             let delta = attrs.get("delta");
             huber(b, x, target, delta)?
         }
-        other => unreachable!("{other} is not of pairs"),
+        other => unreachable!("{other} is not an op of pairs"),
     };
     let axes: Vec<_> = (0..b.shape(each).rank()).collect();
     b.mean(each, &axes)
@@ -482,7 +486,7 @@ fn run(case: &Case, forward: Graph, isa: Isa) -> (Got, Got) {
     let w = engine.input_f32("w").expect("`trace` made it");
     fill(w, &format!("{name}.w"), [0.0, 1.0]);
 
-    // A step, not a run, as states follow at its end; with a rate of 0 the parameters stay.
+    // A step, not a run, as states are updated at its end; with a learning rate of 0 the parameters stay.
     engine.step(0.0).unwrap_or_else(|e| panic!("{name}: {e}"));
     let output = |n: &String| {
         let value = if n == "y" { engine.output(n) } else { engine.state(&format!("{LAYER}.{n}")) };
@@ -498,7 +502,7 @@ fn run(case: &Case, forward: Graph, isa: Isa) -> (Got, Got) {
     (outputs, grads)
 }
 
-/// Puts an input where the trace has it: a parameter, a state, or something fed.
+/// Writes an input where the trace has it: a parameter, a state, or an input.
 fn feed(case: &Case, input: &Input, graph: &Graph, engine: &mut Engine) {
     let name = &input.name;
     let stored = |list: &[polyreme_graph::graph::Stored]| {

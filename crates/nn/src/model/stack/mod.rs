@@ -1,6 +1,6 @@
-//! A network of one's own: a list of layers, one after another.
+//! A custom network: a list of layers, one after another.
 //!
-//! Only what goes out of a layer is said; what comes in follows from the layers before it. Parameters are named as in
+//! A layer gives only its output sizes; its input sizes follow from the layers before it. Parameters are named as in
 //! `torch.nn.Sequential`: `0.weight`, `1.bias`, and `3.0.weight` inside a residual. Images are channels-last inside, and
 //! `flatten` gives PyTorch's order, so weights go to a PyTorch twin and back without a change.
 
@@ -15,37 +15,37 @@ use polyreme_graph::{Builder, DType, Shape, Tensor, Traced};
 
 use super::{ModelInput, TraceOptions};
 
-/// Layers, one after another.
+/// A list of layers, run one after another.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Stack {
-    /// What comes in.
+    /// The input of the first layer.
     pub input: StackInput,
     /// The layers, in order.
     pub layers: Vec<StackLayer>,
 }
 
-/// What comes into a [`Stack`].
+/// The input of a [`Stack`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StackInput {
-    /// Not said yet: `Model::fit` takes it from the data.
+    /// Not known yet: `Model::fit` takes it from the data.
     Open,
     /// A row of numbers.
     Row {
-        /// How many.
+        /// How many numbers a row has.
         width: usize,
     },
     /// An image, `[channels, height, width]`.
     Image {
-        /// Colours.
+        /// The number of channels.
         channels: usize,
-        /// Rows.
+        /// The height in pixels.
         height: usize,
-        /// Columns.
+        /// The width in pixels.
         width: usize,
     },
-    /// Token ids.
+    /// A sequence of token ids.
     Ids {
-        /// How many tokens there are.
+        /// The size of the vocabulary.
         vocab: usize,
         /// The length of sequences, and the limit of learnt positions.
         context: usize,
@@ -57,67 +57,67 @@ pub enum StackInput {
 pub enum StackLayer {
     /// `linear`: of rows, or of each step of a sequence.
     Linear {
-        /// The width that goes out; `None` in the last layer: the number of classes.
+        /// The output width; `None` in the last layer: the number of classes.
         outputs: Option<usize>,
-        /// Whether something is added.
+        /// Whether there is a bias.
         bias: bool,
     },
     /// `conv`: of images.
     Conv {
-        /// Channels that go out.
+        /// Output channels.
         outputs: usize,
-        /// The kernel.
+        /// The size of the kernel.
         kernel: (usize, usize),
         /// Stride, padding, dilation and groups.
         conv: Conv,
-        /// Whether something is added to each channel.
+        /// Whether there is a bias.
         bias: bool,
     },
     /// `conv_transpose`: of images.
     ConvTranspose {
-        /// Channels that go out.
+        /// Output channels.
         outputs: usize,
-        /// The kernel.
+        /// The size of the kernel.
         kernel: (usize, usize),
-        /// Of the convolution that goes the other way.
+        /// Options of the convolution whose transpose this is.
         conv: Conv,
-        /// Rows and columns added at the end.
+        /// Rows and columns added at the end of the output.
         output_padding: (usize, usize),
-        /// Whether something is added to each channel.
+        /// Whether there is a bias.
         bias: bool,
     },
     /// `max_pool`: the maximum of each window of an image.
     MaxPool {
-        /// The window.
+        /// The size of the window.
         kernel: (usize, usize),
-        /// From one window to the next.
+        /// The stride, from one window to the next.
         stride: (usize, usize),
-        /// On each side; never the maximum.
+        /// Padding on each side, which is never the maximum.
         padding: (usize, usize),
     },
     /// `avg_pool`: the mean of each window of an image.
     AvgPool {
-        /// The window.
+        /// The size of the window.
         kernel: (usize, usize),
-        /// From one window to the next.
+        /// The stride, from one window to the next.
         stride: (usize, usize),
-        /// Zeros on each side, which count.
+        /// Zero padding on each side, which the mean counts.
         padding: (usize, usize),
     },
     /// `adaptive_avg_pool`: windows that cut the image into `out`.
     AdaptiveAvgPool {
-        /// Rows and columns that go out.
+        /// Rows and columns of the output.
         out: (usize, usize),
     },
     /// `global_mean`: an image to a row, the mean of each channel.
     GlobalMean,
-    /// `batch_norm`, channel by channel.
+    /// `batch_norm`, per channel.
     BatchNorm,
     /// `layer_norm` over the last dim; of an image, over the channels of each pixel.
     LayerNorm,
     /// `rms_norm` over the last dim; of an image, over the channels of each pixel.
     RmsNorm,
-    /// `group_norm`.
+    /// `group_norm` over groups of channels.
     GroupNorm {
         /// How many groups of channels.
         groups: usize,
@@ -127,9 +127,9 @@ pub enum StackLayer {
         /// The name in the graph's list.
         name: String,
     },
-    /// `dropout`.
+    /// `dropout`, in training only.
     Dropout {
-        /// The share, in `0..1`.
+        /// The dropout probability, in `0..1`.
         p: f32,
     },
     /// `flatten`: an image or a sequence to a row, in PyTorch's order.
@@ -139,18 +139,18 @@ pub enum StackLayer {
         /// The length of each vector.
         width: usize,
     },
-    /// `positions`: adds a learnt vector for each place of a sequence.
+    /// `positions`: adds a learnt vector for each position of a sequence.
     Positions,
     /// `lstm` or `gru`: a sequence to a sequence.
     Recurrent {
-        /// Which.
+        /// LSTM or GRU.
         cell: Cell,
-        /// The width of the state.
+        /// The width of the hidden state.
         hidden: usize,
-        /// Whether it also runs from the end of time; outputs stand side by side.
+        /// Whether it also runs backwards in time; the outputs are concatenated.
         bidirectional: bool,
     },
-    /// `last_step`: of a sequence, as a row.
+    /// `last_step`: a sequence to a row, its last time step.
     LastStep,
     /// `mean_time`: a sequence to a row, the mean over time.
     MeanTime,
@@ -167,24 +167,24 @@ pub enum StackLayer {
         heads: usize,
         /// The width between the linear layers; `None`: four times the sequence's.
         hidden: Option<usize>,
-        /// What is between the linear layers.
+        /// The activation between the linear layers.
         activation: String,
-        /// The share dropped in training.
+        /// The dropout probability in training.
         dropout: f32,
-        /// Whether norms stand before attention and linears, or after their sums.
+        /// Whether norms come before attention and linear layers (pre-norm), or after their sums.
         norm_first: bool,
         /// Whether a position sees only itself and earlier ones.
         causal: bool,
     },
     /// `residual`: `x + f(x)`.
     Residual {
-        /// `f`: must keep the shape.
+        /// The layers of `f`, which must keep the shape.
         layers: Vec<StackLayer>,
     },
 }
 
 impl StackLayer {
-    /// The kinds of layers that are no activations.
+    /// The kinds of layers that are not activations.
     pub const KINDS: [&str; 22] = [
         "linear",
         "conv",
@@ -243,7 +243,7 @@ impl StackLayer {
 }
 
 impl Stack {
-    /// What it is fed with these options. An open input has no elements.
+    /// The input with these options. An open input has no elements.
     pub fn input(&self, options: &TraceOptions) -> ModelInput {
         let n = options.batch;
         let numbers = |shape: Shape| ModelInput { name: "x", shape, dtype: DType::F32 };
@@ -266,7 +266,7 @@ impl Stack {
         trace::ends_in_sequence(self)
     }
 
-    /// How many classes the logits tell apart; 0 while that is open, or if the layers do not fit together.
+    /// The number of classes; 0 while that is open, or if the layers do not fit together.
     pub fn classes(&self) -> usize {
         self.probe().map_or(0, |shape| shape.last())
     }
@@ -276,7 +276,7 @@ impl Stack {
         matches!(self.layers.last(), Some(StackLayer::Linear { outputs: None, .. }))
     }
 
-    /// Closes the last layer, if it was open.
+    /// Sets the outputs of the last layer, if they were open.
     pub fn set_classes(&mut self, classes: usize) {
         if let Some(StackLayer::Linear { outputs: outputs @ None, .. }) = self.layers.last_mut() {
             *outputs = Some(classes);
@@ -288,7 +288,7 @@ impl Stack {
         trace::logits(self, b, x, training)
     }
 
-    /// An error while the input is open.
+    /// Fails while the input is open.
     pub(super) fn closed(&self, b: &Builder) -> Traced<()> {
         trace::closed(self, b)
     }

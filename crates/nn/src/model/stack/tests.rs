@@ -1,4 +1,4 @@
-//! Lists of layers: names, shapes, labels and errors. Their numbers are held to PyTorch by the references.
+//! Lists of layers: names, shapes, labels and errors. The references compare their results with PyTorch.
 
 use polyreme_graph::{Graph, differentiate, fuse};
 
@@ -137,7 +137,7 @@ fn errors_name_the_layer() {
         IMAGE,
         vec![conv(4, 3)],
         "layer `model`: layers: shape [2, 6, 4, 4] does not fit: rows or sequences are needed at the end; \
-         add `flatten` or `global_mean`, and a `linear` behind it",
+         add `flatten` or `global_mean`, and a `linear` after it",
     );
     check(
         ROW,
@@ -175,11 +175,11 @@ fn errors_name_the_layer() {
         vec![max_pool(0)],
         "layer `layers[0] (max_pool)`: max_pool: `kernel` is 0; it must be at least 1",
     );
-    check(ROW, vec![], "layer `model`: layers: there are none; give at least one");
+    check(ROW, vec![], "layer `model`: layers: the list is empty; give at least one");
     check(
         StackInput::Open,
         vec![linear(3)],
-        "layer `model`: input: its size is open; say `input`, or take it from data with `fit`",
+        "layer `model`: input: its size is open; set `input`, or take it from data with `fit`",
     );
 }
 

@@ -1,6 +1,6 @@
 //! How a list of layers is traced: each layer is given what came out of the one before it.
 //!
-//! Shapes: image `[n, h, w, c]`, sequence `[b, t, d]`, row `[n, d]`, ids `[b, t]`. Errors carry the layer's place in
+//! Shapes: image `[n, h, w, c]`, sequence `[b, t, d]`, row `[n, d]`, ids `[b, t]`. Errors carry the layer's index in
 //! the list, such as `layers[2] (conv)`.
 
 use polyreme_graph::{Builder, Tensor, TraceError, TraceErrorKind, Traced};
@@ -12,10 +12,10 @@ use crate::layer::{
     TransformerEncoderLayer, channels_last, flatten, global_mean, positive,
 };
 
-/// Elements of one tensor: beyond any memory, and far from where products of sizes would overflow.
+/// The most elements of one tensor: beyond any memory, and far below where products of sizes would overflow.
 const ELEMENTS_MAX: usize = 1 << 40;
 
-/// What flows between layers.
+/// The form of the values between layers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Ids,
@@ -33,7 +33,7 @@ impl Form {
         }
     }
 
-    /// What goes out of a layer that fits.
+    /// The output of a layer.
     fn after(self, layer: &StackLayer) -> Form {
         match layer {
             StackLayer::GlobalMean | StackLayer::Flatten | StackLayer::LastStep | StackLayer::MeanTime => {
@@ -50,19 +50,19 @@ pub(super) fn ends_in_sequence(stack: &Stack) -> bool {
     stack.layers.iter().fold(Form::of(stack.input), Form::after) == Form::Sequence
 }
 
-/// An error while the input is open.
+/// Fails while the input is open.
 pub(super) fn closed(stack: &Stack, b: &Builder) -> Traced<()> {
     if stack.input != StackInput::Open {
         return Ok(());
     }
-    let why = "its size is open; say `input`, or take it from data with `fit`".into();
+    let why = "its size is open; set `input`, or take it from data with `fit`".into();
     b.error(TraceErrorKind::Option { op: "input", why })
 }
 
 pub(super) fn logits(stack: &Stack, b: &mut Builder, x: Tensor, training: bool) -> Traced {
     closed(stack, b)?;
     if stack.layers.is_empty() {
-        let why = "there are none; give at least one".into();
+        let why = "the list is empty; give at least one".into();
         return b.error(TraceErrorKind::Option { op: "layers", why });
     }
     room(b, "input", &[b.shape(x).dims()])?;
@@ -77,21 +77,21 @@ pub(super) fn logits(stack: &Stack, b: &mut Builder, x: Tensor, training: bool) 
         (Form::Sequence, &[batch, t, d]) => b.reshape(x, [batch * t, d]),
         _ => {
             let why = "rows or sequences are needed at the end; \
-                       add `flatten` or `global_mean`, and a `linear` behind it"
+                       add `flatten` or `global_mean`, and a `linear` after it"
                 .into();
             b.error(TraceErrorKind::Shape { op: "layers", shape, why })
         }
     }
 }
 
-/// What holds for all layers.
+/// Settings that all layers share.
 struct Walk {
     input: StackInput,
     training: bool,
 }
 
 impl Walk {
-    /// Layers under their numbers; `at` is the place of the list in the whole.
+    /// Traces layers under their indices; `at` is the path of the list in the model.
     fn layers(
         &self,
         b: &mut Builder,
@@ -103,7 +103,7 @@ impl Walk {
         for (k, layer) in layers.iter().enumerate() {
             let place = format!("{at}layers[{k}]");
             x = self.layer(b, layer, &k.to_string(), x, form, &place).map_err(|e| {
-                // A residual's layers have said their places already.
+                // Errors inside a residual carry their path already.
                 let layer = if e.layer.starts_with("layers[") {
                     e.layer
                 } else {
@@ -239,7 +239,7 @@ impl Walk {
     }
 }
 
-/// Whether a layer takes what comes: an error says what to put before it.
+/// Checks that a layer takes its input; the error says what to put before it.
 fn takes(b: &Builder, layer: &StackLayer, x: Tensor, form: Form) -> Traced<()> {
     use Form::{Ids, Image, Row, Sequence};
     let wanted: &[Form] = match layer {
