@@ -1,4 +1,4 @@
-//! How many samples a second a loader delivers: images of 28x28 bytes, as MNIST has, and made-up ones.
+//! How many samples per second a loader delivers: images of 28x28 bytes, as in MNIST, and synthetic ones.
 //!
 //! `cargo run --release -p polyreme-data --example load`
 

@@ -1,44 +1,44 @@
-//! What is done at random to training images. This file draws where an image goes; `transform` moves the pixels.
+//! Random augmentation of training images. This file draws the parameters; `transform` moves the pixels.
 //!
 //! What happens to a sample is a function of the seed, the epoch and the sample's number alone. So it is the same for
-//! any number of loader threads, any batch size and any number of ranks, and each kind stays the same when another is
+//! any number of loader threads, any batch size and any number of ranks, and each augmentation stays the same when another is
 //! turned on.
 
 use crate::draw::{Purpose, Words, below, unit, words};
 
-/// What is done to training images; zeros do nothing.
+/// Which augmentations training images get; zeros turn them off.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Augment {
-    /// Zeros put around before a random crop of the old size.
+    /// Zero padding on each side before a random crop to the original size.
     pub crop: usize,
-    /// Whether half of the images are mirrored left to right.
+    /// Whether half of the images are flipped horizontally.
     pub flip: bool,
-    /// Random shift by up to so many pixels, zeros follow.
+    /// Random shift by up to this many pixels, filled with zeros.
     pub shift: usize,
-    /// The chance that a random rectangle is erased.
+    /// The probability that a random rectangle is erased.
     pub erase: f64,
 }
 
-/// Where a sample's randomness comes from.
+/// What a sample's random draws depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Address {
-    /// From which all follows.
+    /// The seed of the run.
     pub seed: u64,
-    /// Which epoch.
+    /// The number of the epoch.
     pub epoch: u64,
     /// The sample's number in its set.
     pub idx: usize,
 }
 
-/// How an image is put into its place.
+/// How an image is moved and changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Placement {
     /// The pixel at row `y` and column `x` is the set's at `y + down` and `x + right`, or a zero of the set.
     pub(crate) down: isize,
     pub(crate) right: isize,
-    /// Then columns are mirrored.
+    /// Whether columns are then mirrored.
     pub(crate) flip: bool,
-    /// Then this becomes zero, whatever zero means after normalisation.
+    /// A rectangle that then becomes zero, after normalisation.
     pub(crate) erased: Option<Rect>,
 }
 
@@ -54,11 +54,11 @@ pub(crate) struct Rect {
 /// The share of the image that is erased, and its height over its width: those of PyTorch's `RandomErasing`.
 const ERASED_SHARE: [f64; 2] = [0.02, 0.33];
 const ERASED_RATIO: [f64; 2] = [0.3, 3.3];
-/// Rectangles that are drawn before an image stays as it is, because none fits.
+/// How many rectangles are tried; if none fits, the image stays as it is.
 const ERASE_TRIES: usize = 10;
 
 impl Augment {
-    /// What is done to the image of `height` by `width` at `address`. A crop and a shift are one move by the sum.
+    /// Draws the augmentation of the image of `height` by `width` at `address`. Crop and shift are one move by their sum.
     pub(crate) fn draw(&self, address: Address, height: usize, width: usize) -> Placement {
         let Address { seed, epoch, idx } = address;
         let mut placement = Placement::default();
@@ -120,7 +120,7 @@ mod tests {
                 let placement = draw(augment, idx);
                 counts[(placement.down + reach) as usize * side + (placement.right + reach) as usize] += 1;
             }
-            // Five deviations of a count of 1000.
+            // Five standard deviations of a count of 1000.
             assert!(counts.iter().all(|&n: &i32| (n - 1000).abs() < 160), "{counts:?}");
         }
     }
@@ -135,7 +135,7 @@ mod tests {
         assert!(erased.len().abs_diff(2500) < 220, "{}", erased.len());
         let shares = erased.iter().map(|rect| (rect.height * rect.width) as f64 / 560.0);
         let mean = shares.clone().sum::<f64>() / erased.len() as f64;
-        // Evenly between 0.02 and 0.33, less what was drawn again because it did not fit.
+        // Uniform between 0.02 and 0.33, except for draws that were rejected because they did not fit.
         assert!((0.15..0.18).contains(&mean), "{mean}");
         assert!(shares.clone().fold(1.0, f64::min) < 0.03 && shares.fold(0.0, f64::max) > 0.3);
         assert!(erased.iter().all(|rect| rect.top + rect.height <= 28 && rect.left + rect.width <= 20));

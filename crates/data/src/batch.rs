@@ -4,14 +4,14 @@ use crate::error::DataError;
 use crate::order::Order;
 use crate::spec::Spec;
 
-/// A range of positions of an epoch: what one batch is made of.
+/// A range of positions of an epoch, which make one batch.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Span {
-    /// The order, and in it the epoch.
+    /// The order of samples, which includes the epoch.
     pub order: Order,
-    /// The first position.
+    /// The first position of the range.
     pub start: usize,
-    /// How many.
+    /// The number of positions.
     pub len: usize,
 }
 
@@ -33,7 +33,7 @@ pub struct Batch {
     pub labels: Vec<i32>,
     /// How many samples.
     pub n: usize,
-    /// Where they stand.
+    /// The range of positions that they come from.
     pub span: Span,
 }
 
@@ -56,7 +56,7 @@ pub enum SlotValues<'a> {
 }
 
 impl Batch {
-    /// An empty batch with memory for `n_max` samples; an error if there is not so much.
+    /// An empty batch with memory for `n_max` samples; an error if there is not enough.
     pub fn reserve(spec: &Spec, n_max: usize) -> Result<Batch, DataError> {
         fn reserved<T>(n_max: usize, each: usize) -> Result<Vec<T>, DataError> {
             let mut memory = Vec::new();
@@ -77,7 +77,7 @@ impl Batch {
         Ok(Batch { x, labels: reserved(n_max, spec.n_labels())?, n: 0, span })
     }
 
-    /// Makes this a batch of `n` samples, whose values are yet to be written. Takes no memory within what is reserved.
+    /// Makes this a batch of `n` samples, whose values are still to be written. Allocates nothing within the reserved size.
     pub(crate) fn resize(&mut self, spec: &Spec, n: usize) {
         self.n = n;
         self.labels.resize(n * spec.n_labels(), 0);
@@ -107,7 +107,7 @@ impl BatchValues {
         }
     }
 
-    /// The ids, if they are ids.
+    /// The features, if they are token ids.
     pub fn i32(&self) -> Option<&[i32]> {
         match self {
             BatchValues::F32(_) => None,

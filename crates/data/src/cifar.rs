@@ -14,23 +14,23 @@ const SIDE: usize = 32;
 const IMAGE_BYTES: usize = 3 * SIDE * SIDE;
 const COARSE_CLASSES: usize = 20;
 
-/// Which of the two.
+/// Which of the two sets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// CIFAR-10.
+    /// CIFAR-10, with ten classes.
     Ten,
-    /// CIFAR-100.
+    /// CIFAR-100, with a hundred classes.
     Hundred,
 }
 
-/// Images with labels.
+/// A CIFAR set: images with labels.
 #[derive(Debug)]
 pub struct Cifar {
     spec: Spec,
     kind: Kind,
     /// Files with the number of their first record.
     files: Vec<(usize, Bytes)>,
-    /// Checked when opened; in one piece because records lie a page apart.
+    /// The labels, checked when opened; kept contiguous because records lie a page apart.
     labels: Vec<u8>,
 }
 
@@ -43,7 +43,7 @@ pub struct Found {
     pub train: Vec<PathBuf>,
     /// The test set, if there is one.
     pub test: Option<PathBuf>,
-    /// The names of the classes; empty if their file is not there.
+    /// The names of the classes; empty if their file is missing.
     pub names: Vec<String>,
 }
 
@@ -120,7 +120,7 @@ impl Dataset for Cifar {
     }
 }
 
-/// Finds the files of a set in `folder`, or in the folder of that set's archive inside it.
+/// Finds the files of a set in `folder`, or in the folder inside it that the set's archive unpacks to.
 pub fn find(folder: &Path) -> Result<Found, DataError> {
     for inside in ["", "cifar-10-batches-bin", "cifar-100-binary"] {
         let folder = if inside.is_empty() { folder.to_path_buf() } else { folder.join(inside) };
@@ -150,7 +150,7 @@ pub fn find(folder: &Path) -> Result<Found, DataError> {
     Err(DataError::Missing { path: folder.join("data_batch_1.bin"), hint: hint.into() })
 }
 
-/// The names in a file of one name a line; none if there is no such file.
+/// The names in a file with one name per line; none if there is no such file.
 fn names(path: &Path, kind: Kind) -> Result<Vec<String>, DataError> {
     if !path.is_file() {
         return Ok(Vec::new());

@@ -19,10 +19,10 @@ pub(crate) fn each(good: &[u8], n: u64, path: &Path, read: impl Fn() -> Result<(
         let outcome = outcome.unwrap_or_else(|_| panic!("{}: panicked with damage {seed}", path.display()));
         failed += u64::from(outcome.is_err());
     }
-    assert!(failed > n / 10, "{}: only {failed} of {n} damaged copies were refused", path.display());
+    assert!(failed > n / 10, "{}: only {failed} of {n} damaged copies were rejected", path.display());
 }
 
-/// Reads every sample; each is as the spec says.
+/// Reads every sample and checks it against the spec.
 pub(crate) fn read_all(set: &dyn Dataset) -> Result<(), DataError> {
     let mut scratch = Scratch::default();
     for i in 0..set.len() {
@@ -43,7 +43,7 @@ pub(crate) fn read_all(set: &dyn Dataset) -> Result<(), DataError> {
 fn damaged(good: &[u8], seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut below = |n: usize| {
-        // SplitMix64.
+        // The random generator is SplitMix64.
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -52,7 +52,7 @@ fn damaged(good: &[u8], seed: u64) -> Vec<u8> {
     };
     let mut bytes = good.to_vec();
     for _ in 0..1 + below(3) {
-        // Headers are where most can go wrong: half of the damage is done there.
+        // Most can go wrong in headers: half of the damage is done there.
         let at = if below(2) == 0 { below(bytes.len().min(32)) } else { below(bytes.len()) };
         let end = at + below(9).min(bytes.len() - at);
         match below(6) {

@@ -1,4 +1,4 @@
-//! Random access to samples. The seam between file formats and everything that chooses, changes and batches samples.
+//! Random access to samples: the interface between file formats and the code that chooses, transforms and batches samples.
 
 use crate::error::DataError;
 use crate::spec::Spec;
@@ -11,21 +11,21 @@ pub trait Dataset: Send + Sync {
     /// How many samples there are.
     fn len(&self) -> usize;
 
-    /// The sample `idx`, which is below `len`. What lies in memory already (a map of a file) is lent as it is; what
-    /// must be decoded is decoded into `scratch`, whose memory is used again from call to call.
+    /// The sample `idx`, which is below `len`. What is in memory already (a mapped file) is borrowed; what
+    /// must be decoded is decoded into `scratch`, whose memory is reused from call to call.
     fn fetch<'a>(&'a self, idx: usize, scratch: &'a mut Scratch) -> Result<Fetched<'a>, DataError>;
 
     /// The label of sample `idx` without its features, where that is cheaper; `None` for [`crate::Target::NextId`].
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError>;
 
     /// An error if what was read since the set was opened may not be what its files held: a mapped file that is cut short
-    /// reads as zeros. Asked after samples were read. A set that wraps others may leave it as it is: all maps of the
-    /// process are then asked.
+    /// reads as zeros. Called after samples were read. A set that wraps others may keep this default: all maps of the
+    /// process are then checked.
     fn intact(&self) -> Result<(), DataError> {
         crate::map::all_intact()
     }
 
-    /// Whether there is nothing.
+    /// Whether the set has no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -34,19 +34,19 @@ pub trait Dataset: Send + Sync {
 /// Memory for samples that must be decoded; one per thread.
 #[derive(Default, Debug)]
 pub struct Scratch {
-    /// For decoded pixels.
+    /// Decoded pixels.
     pub bytes: Vec<u8>,
     /// For numbers.
     pub numbers: Vec<f32>,
     /// For ids.
     pub ids: Vec<i32>,
-    /// For what is read from a file before it is decoded.
+    /// The content of a file before it is decoded.
     pub file: Vec<u8>,
-    /// For what images are decoded and scaled with.
+    /// The buffers for decoding and scaling images.
     pub(crate) images: crate::images::Work,
 }
 
-/// One sample as its set has it, before any transformation.
+/// One sample as its set stores it, before any transformation.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Fetched<'a> {
     /// The features: as many as [`crate::Features::numel`], in the set's layout; one more for
@@ -61,9 +61,9 @@ pub struct Fetched<'a> {
 pub enum Values<'a> {
     /// Pixels or byte tokens.
     U8(&'a [u8]),
-    /// Numbers.
+    /// Numbers of an image or a row.
     F32(&'a [f32]),
-    /// Ids.
+    /// Token ids of a sequence.
     I32(&'a [i32]),
 }
 
@@ -77,7 +77,7 @@ pub enum Label {
 }
 
 impl Values<'_> {
-    /// How many.
+    /// The number of values.
     pub fn len(&self) -> usize {
         match self {
             Values::U8(values) => values.len(),
@@ -86,7 +86,7 @@ impl Values<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,16 +1,16 @@
-//! Random words by address: what is drawn depends on the seed, the purpose and two numbers, and on nothing that
-//! happened before. Not a generator with a state.
+//! Random words by address: a draw depends on the seed, the purpose and two numbers, and not on what
+//! was drawn before. Not a generator with a state.
 
 use polyreme_kernels::random::philox;
 
-/// What a word is drawn for. Words of different purposes have nothing to do with each other.
+/// What a word is drawn for. Words of different purposes are independent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Purpose {
-    /// The order of samples, or of blocks, in a pass.
+    /// The order of samples, or of blocks, in a pass over the set.
     Pass = 1,
-    /// The order inside a block.
+    /// The order of samples inside a block.
     Block,
-    /// Where the short block comes.
+    /// The position of the short block.
     ShortBlock,
     /// Which samples are for validation.
     Split,
@@ -20,11 +20,11 @@ pub(crate) enum Purpose {
     Noise,
     /// A random crop.
     Crop,
-    /// A mirrored image.
+    /// Whether an image is flipped.
     Flip,
-    /// A shift.
+    /// The shift of an image.
     Shift,
-    /// A random rectangle.
+    /// The rectangle that is erased.
     Erase,
 }
 
@@ -36,23 +36,23 @@ pub(crate) fn stream(seed: u64, purpose: Purpose) -> u64 {
     scramble(seed.wrapping_add(GOLDEN.wrapping_mul(purpose as u64)))
 }
 
-/// The four words of an address.
+/// The four random words of an address.
 pub(crate) fn words(seed: u64, purpose: Purpose, a: u64, b: u64) -> [u32; 4] {
     block(stream(seed, purpose), a, b)
 }
 
-/// 64 bits of an address.
+/// The 64 random bits of an address.
 pub(crate) fn word64(seed: u64, purpose: Purpose, a: u64, b: u64) -> u64 {
     let [low, high, ..] = words(seed, purpose, a, b);
     u64::from(low) | u64::from(high) << 32
 }
 
-/// A number below `n`, from a random word; 0 for no `n`. The bias is below n/2³².
+/// A number below `n`, from a random word; 0 if `n` is 0. The bias is below n/2³².
 pub(crate) fn below(word: u32, n: usize) -> usize {
     ((u128::from(word) * n as u128) >> 32) as usize
 }
 
-/// A number below `n`, from 64 random bits; 0 for no `n`.
+/// A number below `n`, from 64 random bits; 0 if `n` is 0.
 pub(crate) fn below64(word: u64, n: usize) -> usize {
     ((u128::from(word) * n as u128) >> 64) as usize
 }
@@ -79,7 +79,7 @@ impl Words {
 
     pub(crate) fn next(&mut self) -> u32 {
         if self.used == self.ready.len() {
-            // The counter is full with the address, so more words come from another stream.
+            // The address fills the counter, so further words come from another stream.
             self.stream = scramble(self.stream.wrapping_add(GOLDEN));
             self.ready = block(self.stream, self.a, self.b);
             self.used = 0;
@@ -89,7 +89,7 @@ impl Words {
     }
 }
 
-/// A bijection of 64 bits in which every bit of the result depends on every bit given.
+/// A bijection of 64 bits in which every output bit depends on every input bit.
 pub(crate) fn scramble(x: u64) -> u64 {
     let x = (x ^ x >> 32).wrapping_mul(0xbea2_25f9_eb34_556d);
     let x = (x ^ x >> 29).wrapping_mul(0xbea2_25f9_eb34_556d);

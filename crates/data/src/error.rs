@@ -1,4 +1,4 @@
-//! What can be wrong with data: always with the file and, inside a file, the offset.
+//! Errors of data: they name the file and, inside a file, the offset.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,30 +6,30 @@ use std::path::PathBuf;
 /// An error of a dataset.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// A file or folder that is not there.
+    /// A file or folder that does not exist.
     #[error("{}: not found; {hint}", path.display())]
     Missing {
-        /// What was looked for.
+        /// The path that was looked for.
         path: PathBuf,
-        /// What to do.
+        /// What to do next.
         hint: String,
     },
-    /// The system could not read or write.
+    /// The system could not read or write a file.
     #[error("{}: {source}", path.display())]
     Io {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// The file's content is not what it should be: truncated, corrupt or mislabelled.
     #[error("{}: at byte {offset}: {why}", path.display())]
     Corrupt {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Where in it.
+        /// The byte offset in the file.
         offset: u64,
-        /// What is there and what should be.
+        /// What was found and what was expected.
         why: String,
     },
     /// Settings that this set cannot satisfy.
@@ -41,7 +41,7 @@ pub enum DataError {
     /// A bug: code that reads or chooses samples panicked.
     #[error("{what} panicked: {why}; this is a bug in the code that reads the set")]
     Panicked {
-        /// What was being done, with the sample.
+        /// What the code was doing, with the sample's index.
         what: String,
         /// The panic's message.
         why: String,
@@ -58,7 +58,7 @@ impl DataError {
         DataError::Io { path, source }
     }
 
-    /// Content that is not what it should be.
+    /// An error for content that is not what it should be.
     pub fn corrupt(path: impl Into<PathBuf>, offset: u64, why: impl Into<String>) -> DataError {
         DataError::Corrupt { path: path.into(), offset, why: why.into() }
     }

@@ -1,4 +1,4 @@
-//! A set that lies in several files: its parts one after the other, as one set.
+//! A set in several files: its parts, concatenated as one set.
 //!
 //! A path whose last name has a `*` stands for all files that match, in the order of their names, numbers by value:
 //! `part-2` comes before `part-10`. Every rank opens all of them; what is mapped (arrays, texts of bytes) is read only
@@ -12,15 +12,15 @@ use crate::dataset::{Dataset, Fetched, Scratch};
 use crate::error::DataError;
 use crate::spec::Spec;
 
-/// Sets of one kind, one after the other.
+/// Sets of one kind, concatenated.
 pub struct Joined {
     parts: Vec<Arc<dyn Dataset>>,
-    /// Where each part ends among the samples of all.
+    /// The index after the last sample of each part.
     ends: Vec<usize>,
 }
 
 impl Joined {
-    /// Joins parts that look alike; `names` are for the error if they do not.
+    /// Joins parts with the same spec; `names` are for the error if they differ.
     pub fn new(parts: Vec<Arc<dyn Dataset>>, names: &[PathBuf]) -> Result<Joined, DataError> {
         let Some(first) = parts.first() else {
             return Err(DataError::Setting { why: "a set has at least one part".into() });
@@ -45,7 +45,7 @@ impl Joined {
         Ok(Joined { ends: ends.collect(), parts })
     }
 
-    /// The part that a sample is in, and its number there.
+    /// The part that a sample is in, and its index there.
     fn find(&self, idx: usize) -> (&dyn Dataset, usize) {
         let k = self.ends.partition_point(|&end| end <= idx);
         (&*self.parts[k], idx - k.checked_sub(1).map_or(0, |before| self.ends[before]))
@@ -87,14 +87,14 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     for entry in entries {
         let file = entry.map_err(|e| DataError::io(folder, e))?.path();
         let name = file.file_name().and_then(|n| n.to_str());
-        // As in a shell, a name with a dot is meant only if the pattern has it.
+        // As in a shell, a name that starts with a dot matches only if the pattern does too.
         let hidden = |n: &str| n.starts_with('.') && !pattern.starts_with('.');
         if name.is_some_and(|n| matches(pattern, n) && !hidden(n)) && file.is_file() {
             found.push(file);
         }
     }
     if found.is_empty() {
-        let hint = format!("no file in {} has such a name", folder.display());
+        let hint = format!("no file in {} matches", folder.display());
         return Err(DataError::Missing { path: path.to_path_buf(), hint });
     }
     let name = |p: &PathBuf| p.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
@@ -102,13 +102,13 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(found)
 }
 
-/// Whether a name is the pattern with something, or nothing, for each `*`.
+/// Whether a name matches the pattern, in which each `*` stands for any text.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut pieces = pattern.split('*');
     let Some(mut rest) = name.strip_prefix(pieces.next().unwrap_or_default()) else { return false };
     let Some(last) = pieces.next_back() else { return rest.is_empty() };
     for piece in pieces {
-        // The earliest place leaves most for the others.
+        // The earliest match leaves most for the others.
         match rest.find(piece) {
             Some(at) => rest = &rest[at + piece.len()..],
             None => return false,
@@ -117,7 +117,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// Names in order, with runs of digits as numbers.
+/// Compares names, with runs of digits as numbers.
 fn by_value(a: &str, b: &str) -> Ordering {
     fn digits(s: &str) -> usize {
         s.bytes().take_while(u8::is_ascii_digit).count()
@@ -186,7 +186,7 @@ mod tests {
         let part = |n: usize, first: usize| -> Arc<dyn Dataset> {
             Arc::new(Synthetic::new(n, &[5], 3, 0.2, 7, first).unwrap())
         };
-        // Samples of a synthetic set depend on their number alone.
+        // Samples of a synthetic set depend on their index alone.
         let (whole, joined) =
             (part(12, 0), Joined::new(vec![part(5, 0), part(1, 5), part(6, 6)], &[]).unwrap());
         assert_eq!((joined.len(), joined.spec()), (12, whole.spec()));

@@ -1,17 +1,17 @@
-//! Datasets: what a sample is, where it lies, in which order samples come, and how batches get into memory ahead of
+//! Datasets: what a sample is, where it is stored, in which order samples come, and how batches are loaded ahead of
 //! the step that needs them.
 //!
-//! Nothing here knows of models, graphs or ranks: a loader is told which positions of an epoch to read.
+//! Nothing here knows of models, graphs or ranks: a loader is given the positions of an epoch to read.
 //!
 //! # Layout
 //! - [`spec`]: what a sample is. [`dataset`]: random access to samples. [`error`]: what can be wrong with files.
 //! - Formats: [`idx`] (MNIST), [`cifar`], [`table`] (CSV), [`images`] (a folder per class), [`arrays`] (safetensors),
-//!   [`text`] with [`bpe`], its tokenizers; over [`map`], files in memory.
-//! - [`memory`], [`synthetic`]: sets that are given as vectors, or made up. [`mod@split`]: parts of a set.
+//!   [`text`] with [`bpe`], its tokenizers; all over [`map`], mapped files.
+//! - [`memory`], [`synthetic`]: sets that are given as vectors, or generated. [`mod@split`]: parts of a set.
 //! - [`order`]: which sample stands where in an epoch; `permute` and `draw` are its randomness.
 //! - [`stats`]: means, deviations and class counts. [`augment`], [`transform`]: from a sample to its place in a batch.
-//! - [`batch`], [`loader`]: batches, and the threads that fill them ahead.
-//! - `fetch` (feature `download`): the well-known sets by name.
+//! - [`batch`], [`loader`]: batches, and the threads that prefetch them.
+//! - `fetch` (feature `download`): downloads well-known sets by name.
 
 #![deny(unsafe_code)]
 

@@ -1,12 +1,12 @@
-//! Fills batches ahead of the step that needs them, in threads of its own.
+//! Fills batches ahead of the step that needs them, in background threads.
 //!
-//! A thread takes the next span of the plan together with a number, fills a batch outside the lock, and puts it in the
-//! line under its number; the consumer takes batches from the line in order. One thread fills one batch, so threads
-//! wait for each other only at the line. At most `prefetch` batches are in the line, being filled or full, so memory
-//! is bounded however slow the consumer is. Batches that the consumer lets go of are filled again: once there are as
-//! many as `prefetch` and those that the consumer holds at a time, no more memory is taken.
+//! A thread takes the next span of the plan together with a number, fills a batch outside the lock, and puts it into the
+//! queue under its number; the consumer takes batches from the queue in order. One thread fills one batch, so threads
+//! wait for each other only at the queue. At most `prefetch` batches are in the queue, being filled or full, so memory
+//! is bounded however slow the consumer is. Batches that the consumer drops are reused: once there are as
+//! many as `prefetch` plus those that the consumer holds at a time, no more memory is allocated.
 //!
-//! An error takes its batch's place in the line and ends it. A panic of the set or of the plan becomes an error. A
+//! An error takes its batch's place in the queue and ends it. A panic of the set or of the plan becomes an error. A
 //! dropped loader stops its threads at the next sample and waits for them.
 
 use std::any::Any;
@@ -24,16 +24,16 @@ use crate::dataset::{Dataset, Scratch};
 use crate::error::DataError;
 use crate::transform::Transform;
 
-/// How a loader works.
+/// Options of a loader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LoaderOptions {
-    /// The longest span: memory is reserved for so many samples.
+    /// The longest span: memory is reserved for this many samples.
     pub batch_max: usize,
     /// Threads that fill batches; with 0 the consumer fills each when it asks for it.
     pub threads: usize,
     /// Batches that are full or being filled ahead of the consumer; at least 1. Threads beyond it have nothing to do.
     pub prefetch: usize,
-    /// Of augmentation.
+    /// The seed of augmentation.
     pub seed: u64,
 }
 
@@ -41,21 +41,21 @@ pub struct LoaderOptions {
 pub struct Loader {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// For filling without threads.
+    /// Buffers for filling without threads.
     scratch: Scratch,
     waited: Duration,
 }
 
 /// A batch that is lent to the consumer; its memory is used again once this is dropped.
 pub struct BatchGuard {
-    /// There until the drop.
+    /// `Some` until the drop.
     batch: Option<Batch>,
     shared: Arc<Shared>,
 }
 
 impl Loader {
-    /// Starts to fill batches of `set` as `plan` says. `transform` was made for the set's spec. The plan is asked under
-    /// the loader's lock, so it should answer quickly. If the system gives no thread, fewer do the work, or the
+    /// Starts to fill batches of `set` as `plan` says. `transform` was made for the set's spec. The plan is called under
+    /// the loader's lock, so it should be fast. If the system cannot start a thread, fewer do the work, or the
     /// consumer itself.
     pub fn start(
         set: Arc<dyn Dataset>,
@@ -66,7 +66,7 @@ impl Loader {
         let window = options.prefetch.max(1);
         let line = Line {
             plan: Some(Box::new(plan)),
-            // A window without end is no reason to reserve one.
+            // An unlimited prefetch must not reserve unlimited memory.
             slots: VecDeque::with_capacity(window.min(1024)),
             first: 0,
             free: Vec::with_capacity(window.min(1024) + 1),
@@ -92,12 +92,12 @@ impl Loader {
         Loader { shared, threads, scratch: Scratch::default(), waited: Duration::ZERO }
     }
 
-    /// How long the consumer has waited for batches so far.
+    /// The total time that the consumer has waited for batches.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// How many batches there is memory for: those in the line, free and lent.
+    /// How many batches are allocated: those in the queue, free and lent.
     pub fn n_batches(&self) -> usize {
         self.shared.lock().n_batches
     }
@@ -106,7 +106,7 @@ impl Loader {
 impl Iterator for Loader {
     type Item = Result<BatchGuard, DataError>;
 
-    /// The next batch; waits until it is full.
+    /// The next batch; waits until it is filled.
     fn next(&mut self) -> Option<Result<BatchGuard, DataError>> {
         let asked = Instant::now();
         let mut line = self.shared.lock();
@@ -133,11 +133,11 @@ impl Iterator for Loader {
 impl Drop for Loader {
     fn drop(&mut self) {
         self.shared.stopped.store(true, Ordering::Relaxed);
-        // Under the lock, so that no thread is between looking and waiting.
+        // Under the lock, so that no thread is between its check and its wait.
         drop(self.shared.lock());
         self.shared.room.notify_all();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has nothing left to say: panics of sets and plans are caught.
+            // The result of a join is ignored: panics of sets and plans are caught.
             let _ = thread.join();
         }
     }
@@ -165,17 +165,17 @@ impl Drop for BatchGuard {
     }
 }
 
-/// What threads, consumer and lent batches share.
+/// The state that threads, consumer and lent batches share.
 struct Shared {
     set: Arc<dyn Dataset>,
     transform: Transform,
-    /// Whether the transform is one for this set.
+    /// Whether the transform fits this set.
     fits: bool,
     options: LoaderOptions,
     line: Mutex<Line>,
-    /// Told when the line has room.
+    /// Signalled when the queue has room.
     room: Condvar,
-    /// Told when the first of the line is decided.
+    /// Signalled when the first of the queue is filled or failed.
     ready: Condvar,
     stopped: AtomicBool,
 }
@@ -184,7 +184,7 @@ struct Shared {
 struct Line {
     /// `None` when no more spans are to be taken.
     plan: Option<Box<dyn Iterator<Item = Span> + Send>>,
-    /// What was taken and not yet handed out; `None` while it is being filled.
+    /// Batches that were started and not yet handed out; `None` while one is being filled.
     slots: VecDeque<Option<Result<Batch, DataError>>>,
     /// The number of the first slot.
     first: u64,
@@ -192,7 +192,7 @@ struct Line {
     n_batches: usize,
 }
 
-/// What a thread does next: a span and memory for it, unless that is missing or the plan failed.
+/// The next task of a thread: a span, and a free batch if there is one; or the error of a plan that panicked.
 type Task = Result<(Span, Option<Batch>), DataError>;
 
 impl Line {
@@ -214,19 +214,19 @@ impl Line {
         Some((self.first + self.slots.len() as u64 - 1, task))
     }
 
-    /// Puts what became of a task in its place. Nothing is taken after an error.
+    /// Puts the result of a task in its slot. No task is started after an error.
     fn put(&mut self, number: u64, done: Result<Batch, DataError>) {
         if done.is_err() {
             self.plan = None;
         }
-        // The line was cleared past this number if an error came before it.
+        // The queue was cleared past this number if an error came before it.
         let slot = number.checked_sub(self.first).and_then(|i| self.slots.get_mut(usize::try_from(i).ok()?));
         if let Some(slot) = slot {
             *slot = Some(done);
         }
     }
 
-    /// Whether it is known what comes next.
+    /// Whether the next result is known.
     fn is_decided(&self) -> bool {
         match self.slots.front() {
             Some(slot) => slot.is_some(),
@@ -234,12 +234,12 @@ impl Line {
         }
     }
 
-    /// What comes next, which is decided.
+    /// Takes the next result, which is known.
     fn pop(&mut self) -> Option<Result<Batch, DataError>> {
         let done = self.slots.pop_front()??;
         self.first += 1;
         if done.is_err() {
-            // What was filled behind the error is not wanted.
+            // Batches after the error are dropped.
             self.first += self.slots.len() as u64;
             self.slots.clear();
         }
@@ -249,11 +249,11 @@ impl Line {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Line> {
-        // Nothing panics under the lock but the plan, which is caught.
+        // Only the plan can panic under the lock, and that is caught.
         self.line.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A thread's life.
+    /// The loop of a thread.
     fn work(&self) {
         let mut scratch = Scratch::default();
         loop {
@@ -266,7 +266,7 @@ impl Shared {
                 return;
             }
             let Some((number, task)) = line.take() else {
-                // The consumer may be waiting to hear that nothing comes, other threads for room that nobody needs.
+                // The consumer may be waiting for a batch that will not come, and other threads for room.
                 drop(line);
                 self.ready.notify_one();
                 self.room.notify_all();
@@ -288,7 +288,7 @@ impl Shared {
     /// Fills a batch; whatever goes wrong is an error.
     fn run(&self, task: Task, scratch: &mut Scratch) -> Result<Batch, DataError> {
         let (span, free) = task?;
-        // Which sample it was, should the set panic.
+        // The sample that is being read, in case the set panics.
         let mut at = None;
         catch_unwind(AssertUnwindSafe(|| self.fill(span, free, scratch, &mut at))).unwrap_or_else(|panic| {
             let what =
@@ -317,7 +317,7 @@ impl Shared {
         batch.resize(spec, span.len);
         batch.span = span;
         let read = self.read(&mut batch, scratch, at);
-        // Asked first: what a file that was cut reads as may be wrong in any way, or in none.
+        // Checked first: the content of a file that was cut may be wrong in any way, or in none.
         self.set.intact()?;
         read.map(|()| batch)
     }
@@ -333,7 +333,7 @@ impl Shared {
         let (seed, epoch) = (self.options.seed, span.order.epoch);
         for (i, idx) in span.order.walk(span.start).take(span.len).enumerate() {
             if self.stopped.load(Ordering::Relaxed) {
-                // Nobody will see this batch.
+                // This batch will not be used.
                 break;
             }
             *at = Some(idx);
@@ -344,7 +344,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether the span is one of this set, and fits.
+    /// Checks that the span is one of this set, and fits.
     fn check(&self, span: Span) -> Result<(), DataError> {
         let (len, max) = (span.len, self.options.batch_max);
         let epoch_len = span.order.epoch_len();

@@ -1,11 +1,11 @@
 //! The bytes of a file: mapped into memory where the file is raw, owned where it had to be unpacked. The one module of
-//! this crate with unsafe code; what is in the bytes is the formats' business.
+//! this crate with unsafe code; the formats interpret the bytes.
 //!
 //! # Why a map is sound enough
-//! A map is a view of a file, and the file belongs to whoever put it there. This process never writes to it and maps it
+//! A map is a view of a file, and other processes may own the file. This process never writes to it and maps it
 //! read-only and private. If another process changes the file while we train, samples change; if it cuts the file short,
 //! reads give zeros and [`Bytes::intact`] gives an error (`cut` says how); replacing a file by rename, as every tool that
-//! replaces data does, is safe. No code here keeps a conclusion about mapped bytes that memory safety rests on: lengths
+//! replaces data does, is safe. Memory safety never depends on the content of mapped bytes: lengths
 //! are the map's own, every index is checked, numbers are read as types for which every bit pattern is a value, and
 //! nothing mapped is ever lent as `str`.
 
@@ -24,21 +24,21 @@ use crate::error::DataError;
 /// The bytes of a file.
 #[derive(Debug)]
 pub enum Bytes {
-    /// The file as it lies on the disk.
+    /// The mapped file.
     Mapped(Map),
-    /// What was unpacked from it.
+    /// The unpacked content of a file.
     Owned(Vec<u8>),
 }
 
-/// A file in memory.
+/// A mapped file.
 pub struct Map {
-    /// Before the map, so that the addresses are given back before others may get them.
+    /// Declared before the map, so that it is dropped before its addresses can be reused.
     watch: Watch,
     map: memmap2::Mmap,
 }
 
 impl Bytes {
-    /// An error if the file was cut, or could not be read, since it was mapped: what was read may then have been zeros.
+    /// Fails if the file was cut, or could not be read, since it was mapped: what was read may then have been zeros.
     pub fn intact(&self) -> Result<(), DataError> {
         match self {
             Bytes::Mapped(map) => map.watch.intact(),
@@ -69,25 +69,25 @@ impl Deref for Bytes {
 pub fn open(path: &Path) -> Result<Bytes, DataError> {
     check_is_file(path)?;
     let file = File::open(path).map_err(|e| DataError::io(path, e))?;
-    // SAFETY: the map is read-only and this process never writes to a file that it maps; what follows if another does is
-    // said at the head of this file.
+    // SAFETY: the map is read-only and this process never writes to a file that it maps; what happens if another does is
+    // documented at the head of this file.
     let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| DataError::io(path, e))?;
     let found = file.metadata().map_err(|e| DataError::io(path, e))?;
     Ok(Bytes::Mapped(Map { watch: Watch::new(path, &found, &map), map }))
 }
 
-/// Reads the whole file at `path`: for what must not change while it is used, such as text.
+/// Reads the whole file at `path`: for content that must not change while it is used, such as text.
 pub fn read(path: &Path) -> Result<Vec<u8>, DataError> {
     check_is_file(path)?;
     fs::read(path).map_err(|e| DataError::io(path, e))
 }
 
-/// An error if any file that this process has mapped was cut, or could not be read, since then.
+/// Fails if any file that this process has mapped was cut, or could not be read, since then.
 pub fn all_intact() -> Result<(), DataError> {
     cut::all_intact()
 }
 
-/// Asked before opening, because opening a pipe waits for a writer.
+/// Checked before opening, because opening a pipe waits for a writer.
 fn check_is_file(path: &Path) -> Result<(), DataError> {
     let found = fs::metadata(path).map_err(|e| DataError::io(path, e))?;
     if found.is_file() {
@@ -105,7 +105,7 @@ pub(crate) trait Number: Copy + number::Sealed {
 }
 
 mod number {
-    /// Keeps [`super::in_place`] to types for which every bit pattern is a value.
+    /// Restricts [`super::in_place`] to types for which every bit pattern is a value.
     pub(crate) trait Sealed {}
     impl Sealed for f32 {}
     impl Sealed for i32 {}
@@ -123,7 +123,7 @@ impl Number for i32 {
     }
 }
 
-/// Little-endian bytes as numbers: lent where they lie aligned on a little-endian machine, else copied into `scratch`.
+/// Little-endian bytes as numbers: borrowed where they are aligned on a little-endian machine, else copied into `scratch`.
 #[allow(unsafe_code)]
 pub(crate) fn in_place<'a, T: Number>(bytes: &'a [u8], scratch: &'a mut Vec<T>) -> &'a [T] {
     if cfg!(target_endian = "little") {

@@ -1,17 +1,17 @@
-//! A set that lies in vectors: for programs that bring their own data, and for tests.
+//! A set in vectors: for programs that bring their own data, and for tests.
 
 use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
 use crate::spec::{Features, Spec, Target};
 
-/// Samples in vectors.
+/// A set of samples in vectors.
 #[derive(Clone, Debug)]
 pub struct InMemory {
     spec: Spec,
     values: Store,
     labels: Vec<usize>,
     len: usize,
-    /// Values of one sample.
+    /// How many values a sample has.
     each: usize,
 }
 
@@ -20,15 +20,15 @@ pub struct InMemory {
 pub enum Store {
     /// Pixels, or byte tokens.
     U8(Vec<u8>),
-    /// Numbers.
+    /// Numbers of images or rows.
     F32(Vec<f32>),
-    /// Ids.
+    /// Token ids of sequences.
     I32(Vec<i32>),
 }
 
 impl InMemory {
-    /// A set of `values`, as many a sample as [`Features::numel`] says and one more for [`Target::NextId`], and
-    /// `labels`, one a sample for classes and none for [`Target::NextId`].
+    /// A set of `values`, with as many per sample as [`Features::numel`] says and one more for [`Target::NextId`], and
+    /// `labels`, one per sample for classes and none for [`Target::NextId`].
     pub fn new(spec: Spec, values: impl Into<Store>, labels: Vec<usize>) -> Result<InMemory, DataError> {
         let values = values.into();
         let each = match spec.target {

@@ -1,27 +1,27 @@
-//! The order of samples as a function: which sample stands at a position of an epoch follows from the seed and the
-//! epoch's number. Nothing is remembered, nothing is listed, and any position is found at once.
+//! The order of samples as a function: which sample is at a position of an epoch follows from the seed and the
+//! epoch's number. Nothing is stored, and any position is computed directly.
 //!
-//! Epochs walk through *passes*. A pass is a permutation of the whole set, another one each time. An epoch of a whole
+//! Epochs walk through *passes*. A pass is a permutation of the whole set, a different one each time. An epoch of a whole
 //! set is one pass. An epoch of a fraction goes on where the epoch before it stopped, and into the next pass where one
-//! ends. So after any number of epochs each sample was visited as often as any other, or once more; only the epoch that
+//! ends. So after any number of epochs all samples have been visited equally often, or some once more; only the epoch that
 //! crosses from one pass into the next may see a sample twice.
 
 use crate::draw::{Purpose, below64, word64};
 use crate::permute::Permutation;
 
-/// How the samples of a pass are ordered.
+/// How the samples of a pass are shuffled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// As they lie.
+    /// In the order of the set.
     InOrder,
-    /// Every sample at random.
+    /// All samples in random order.
     Sample,
-    /// Blocks of so many neighbours at random, and samples at random inside a block: for files larger than memory.
+    /// Blocks of this many neighbours in random order, and random order inside a block: for files larger than memory.
     /// The last block may be shorter; 0 counts as 1.
     Block(usize),
-    /// The set is cut into as many parts of neighbours as a batch has samples, and every batch takes one sample of each part,
+    /// The set is cut into as many contiguous parts as a batch has samples, and every batch takes one sample of each part,
     /// in the order of the parts; at random inside a part. So the first half of every batch comes from the first
-    /// half of the set, and so on: ranks that share batches out in the same way read their own part of the files only.
+    /// half of the set, and so on: ranks that split batches in the same way read only their own part of the files.
     /// 0 counts as 1. In epochs of a fraction of the set that do not begin with a pass, parts and places are shifted.
     Parts(usize),
 }
@@ -29,35 +29,35 @@ pub enum Mode {
 /// The order of one epoch.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Order {
-    /// Samples of the set.
+    /// How many samples the set has.
     pub len: usize,
-    /// Which orders: from it and the epoch all follows.
+    /// The seed, which with the epoch determines the order.
     pub seed: u64,
-    /// Which epoch.
+    /// The number of the epoch.
     pub epoch: u64,
-    /// What is permuted.
+    /// How samples are shuffled.
     pub mode: Mode,
-    /// The share of the set that an epoch visits, in (0, 1].
+    /// The fraction of the set that an epoch visits, in (0, 1].
     pub fraction: f64,
 }
 
 impl Order {
-    /// All samples as they lie, as an evaluation reads them.
+    /// All samples in the order of the set, as an evaluation reads them.
     pub fn in_order(len: usize) -> Order {
         Order { len, seed: 0, epoch: 0, mode: Mode::InOrder, fraction: 1.0 }
     }
 
-    /// The same order of another epoch.
+    /// The same order in another epoch.
     pub fn of_epoch(self, epoch: u64) -> Order {
         Order { epoch, ..self }
     }
 
-    /// Positions of an epoch: the fraction of the set, rounded, and at least one if there is anything.
+    /// The number of positions of an epoch: the fraction of the set, rounded, and at least one if the set is not empty.
     pub fn epoch_len(&self) -> usize {
         if self.fraction >= 1.0 || self.len == 0 {
             return self.len;
         }
-        // A fraction that is no number becomes 0 and then 1.
+        // A fraction that is NaN becomes 0 and then 1.
         ((self.fraction * self.len as f64).round() as usize).clamp(1, self.len)
     }
 
@@ -89,9 +89,9 @@ impl Order {
 pub struct Walk {
     order: Order,
     pass: Pass,
-    /// Of the pass.
+    /// The number of the pass.
     number: u64,
-    /// Where in the pass.
+    /// The position in the pass.
     within: usize,
     left: usize,
 }
@@ -160,7 +160,7 @@ struct Blocks {
     size: usize,
     full: Permutation,
     n_full: usize,
-    /// Where the short block starts in the pass, and its samples.
+    /// Where the short block starts in the pass, and how many samples it has.
     short_start: usize,
     short_len: usize,
     /// The block that was read last and the order inside it; walking stays in a block for a while.
@@ -204,13 +204,13 @@ impl Blocks {
 }
 
 /// A pass in batches that take one sample of each part. Parts differ by one sample at most, and the last batch, if it is
-/// short, takes what the longer ones have more.
+/// short, takes the extra samples of the longer ones.
 #[derive(Clone, Copy, Debug)]
 struct Parts {
     seed: u64,
     number: u64,
     len: usize,
-    /// Samples of a batch, and parts.
+    /// The samples of a batch, which is also the number of parts.
     batch: usize,
 }
 
@@ -318,7 +318,7 @@ mod tests {
             for (position, sample) in order.walk(0).enumerate() {
                 let (step, place) = (position / batch, position % batch);
                 let n = batch.min(len - step * batch);
-                // The share of the batch before this sample, and that of the set; a short batch skips parts.
+                // The fraction of the batch before this sample, and that of the set; a short batch skips parts.
                 let (of_batch, of_set) = (place as f64 / n as f64, sample as f64 / len as f64);
                 let (part, one) = (1.0 / n as f64 + 1.0 / batch as f64, 1.0 / len as f64);
                 prop_assert!(of_set > of_batch - one && of_set < of_batch + part, "{}: {}", position, sample);

@@ -1,4 +1,4 @@
-//! A permutation of `0..len` chosen by a key, without a list: any element at once, in no memory.
+//! A permutation of `0..len` chosen by a key, without a table: any element is computed directly.
 //!
 //! A Feistel network mixes the two halves of an index's bits in turn. It permutes a power of two; an image that is not
 //! below `len` is permuted again until it is (cycle walking), which takes less than two tries on average, and at most
@@ -7,16 +7,16 @@
 use crate::draw::scramble;
 
 /// Enough for halves of two bits: over 60,000 keys all permutations of up to five elements come equally often, within
-/// five deviations. With four rounds they are 22 deviations off.
+/// five standard deviations. With four rounds they are 22 off.
 const ROUNDS: usize = 8;
-/// Halves of less than two bits mix badly.
+/// The least bits of a half: shorter halves mix badly.
 const BITS_MIN: u32 = 4;
 
 /// A permutation of `0..len`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Permutation {
     len: usize,
-    /// Of the halves.
+    /// The bits of each half.
     low_bits: u32,
     high_bits: u32,
     keys: [u64; ROUNDS],
@@ -35,7 +35,7 @@ impl Permutation {
         Permutation { len, low_bits: bits / 2, high_bits: bits - bits / 2, keys }
     }
 
-    /// Where `idx`, which is below `len`, goes.
+    /// The image of `idx`, which is below `len`.
     pub(crate) fn at(&self, idx: usize) -> usize {
         assert!(idx < self.len, "index {idx} of a permutation of {}", self.len);
         let mut image = idx as u64;
@@ -60,7 +60,7 @@ impl Permutation {
     }
 }
 
-/// A random function of one half; its low 32 bits are good.
+/// A random function of one half, of 32 well-mixed bits.
 fn blend(half: u64, key: u64) -> u64 {
     let x = half.wrapping_add(key).wrapping_mul(0xd6e8_feb8_6659_fd93);
     (x ^ x >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93) >> 32
@@ -91,7 +91,7 @@ mod tests {
         }
     }
 
-    /// The distance from even counts in deviations: near 0 for counts of chance.
+    /// The distance from equal counts in standard deviations: near 0 for random counts.
     fn excess(counts: impl Iterator<Item = u64> + Clone, cells: usize) -> f64 {
         let total: u64 = counts.clone().sum();
         let expected = total as f64 / cells as f64;

@@ -1,9 +1,9 @@
-//! Moves the values of an image into planes, by rows. What a value becomes is the caller's; see `transform`.
+//! Moves the values of an image into planes, by rows. The caller chooses how values are converted; see `transform`.
 
 use crate::augment::Placement;
 use crate::spec::Layout;
 
-/// An image as its set has it.
+/// An image as its set stores it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Image {
     pub(crate) channels: usize,
@@ -13,9 +13,9 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// All planes; `value` gives the function for a channel's values.
+    /// Writes all planes; `value` returns the function for a channel's values.
     ///
-    /// What comes from outside the image is what that function makes of a zero: padding comes before normalisation.
+    /// Pixels outside the image are that function of zero: padding comes before normalisation.
     pub(crate) fn planes<T: Copy + Default, F: Fn(T) -> f32>(
         self,
         placement: Placement,
@@ -33,7 +33,7 @@ impl Image {
         }
     }
 
-    /// One plane from `values`, whose first is the channel's first and of which every `step`th is.
+    /// Writes one plane from every `step`th of `values`, which begin with the channel's first value.
     fn plane<T: Copy + Default>(
         self,
         placement: Placement,
@@ -73,7 +73,7 @@ impl Image {
     }
 }
 
-/// Every `step`th of `values` into `row`, from its end if `flip`.
+/// Writes every `step`th of `values` into `row`, backwards if `flip`.
 fn copy<T: Copy>(row: &mut [f32], values: &[T], step: usize, flip: bool, value: &impl Fn(T) -> f32) {
     match (step, flip) {
         (1, false) => row.iter_mut().zip(values).for_each(|(x, &v)| *x = value(v)),

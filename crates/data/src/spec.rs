@@ -1,38 +1,38 @@
 //! What one sample of a set is: its features and its target.
 
-/// What every sample of a set looks like.
+/// The shape of every sample of a set, and its target.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Spec {
-    /// What a model is given.
+    /// The input of a model.
     pub features: Features,
-    /// What it is to say.
+    /// What the model is to predict.
     pub target: Target,
 }
 
-/// What a model is given of a sample.
+/// The input of a model for one sample.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Features {
     /// An image; batches are `[n, channels, height, width]`, f32.
     Image {
-        /// Colours.
+        /// The number of channels.
         channels: usize,
-        /// Rows.
+        /// The height in pixels.
         height: usize,
-        /// Columns.
+        /// The width in pixels.
         width: usize,
         /// How the set stores it; batches are always planes.
         layout: Layout,
     },
     /// A row of numbers; batches are `[n, width]`, f32.
     Row {
-        /// How many.
+        /// How many numbers a row has.
         width: usize,
     },
     /// A sequence of token ids; batches are `[n, time]`, i32.
     Ids {
-        /// How many.
+        /// The length of the sequence.
         time: usize,
-        /// Ids are below this.
+        /// The size of the vocabulary; ids are below this.
         vocab: usize,
     },
 }
@@ -46,12 +46,12 @@ pub enum Layout {
     Interleaved,
 }
 
-/// What a model is to say of a sample.
+/// What a model is to predict of a sample.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Target {
     /// One of some classes.
     Class {
-        /// How many.
+        /// How many classes there are.
         classes: usize,
         /// Their names, if the set has names; as many as classes.
         names: Vec<String>,
@@ -61,7 +61,7 @@ pub enum Target {
 }
 
 impl Features {
-    /// Elements of one sample.
+    /// How many elements the features of one sample have.
     pub fn numel(&self) -> usize {
         match *self {
             Features::Image { channels, height, width, .. } => channels * height * width,
@@ -70,7 +70,7 @@ impl Features {
         }
     }
 
-    /// The dims of one sample in a batch.
+    /// The shape of one sample in a batch.
     pub fn dims(&self) -> Vec<usize> {
         match *self {
             Features::Image { channels, height, width, .. } => vec![channels, height, width],

@@ -1,11 +1,11 @@
-//! Parts of a set, and the split into what is trained on and what is kept for validation.
+//! Parts of a set, and the split into training and validation.
 //!
 //! A random split cuts the set into as many stripes of neighbours as the smaller part has samples, and takes one sample
-//! of each stripe at random. So it needs no list; a set that is sorted by class is split in proportion without knowing
-//! so; and the parts keep the order of the set, so that reading in blocks still reads neighbours.
+//! of each stripe at random. So it needs no list; a set that is sorted by class is split in proportion
+//! without looking at labels; and the parts keep the order of the set, so that reading in blocks still reads neighbours.
 //!
-//! Text is split at a point instead: neighbouring samples of a text share words, and a validation part among them would
-//! measure memory.
+//! Text is split at one point instead: neighbouring samples of a text share words, and a validation part among them would
+//! measure memorisation.
 
 use std::sync::Arc;
 
@@ -24,15 +24,15 @@ pub struct Subset {
 
 #[derive(Clone, Copy, Debug)]
 enum Part {
-    /// From this sample on.
+    /// A contiguous range from this sample on.
     Range { first: usize },
     /// One sample of each of `stripes`.
     Picked { stripes: usize, seed: u64 },
-    /// All others.
+    /// All samples that the stripes leave.
     Rest { stripes: usize, seed: u64 },
 }
 
-/// What is trained on, and what is kept for validation, if anything is.
+/// The training part, and the validation part, if there is one.
 pub type Parts = (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>);
 
 /// Splits a set into training and validation: at a point for [`Target::NextId`], the end being for validation, and at
@@ -87,7 +87,7 @@ impl Subset {
         (picked, Subset { set, part: Part::Rest { stripes, seed }, len })
     }
 
-    /// The place in the whole set of the part's sample `idx`.
+    /// The index in the whole set of the part's sample `idx`.
     pub fn place(&self, idx: usize) -> usize {
         assert!(idx < self.len, "sample {idx} of a part of {}", self.len);
         match self.part {
@@ -107,7 +107,7 @@ impl Subset {
     }
 }
 
-/// The sample that is picked of a stripe.
+/// The sample that is picked from a stripe.
 fn pick(n: usize, stripes: usize, seed: u64, stripe: usize) -> usize {
     let start = |stripe: usize| (stripe as u128 * n as u128 / stripes as u128) as usize;
     let (first, end) = (start(stripe), start(stripe + 1));
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn no_set_is_too_large() {
-        /// As many samples as can be counted, none of which is read.
+        /// A set of `usize::MAX` samples, none of which is read.
         struct Endless(Spec);
         impl Dataset for Endless {
             fn spec(&self) -> &Spec {

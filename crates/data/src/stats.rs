@@ -1,28 +1,28 @@
-//! What a set's values are like: means and deviations for normalisation, and how often each class occurs.
+//! Statistics of a set: means and standard deviations for normalisation, and how often each class occurs.
 
 use crate::dataset::{Dataset, Scratch, Values};
 use crate::error::DataError;
 use crate::spec::{Features, Layout, Target};
 
-/// Mean and deviation of each channel of images, or of each column of rows.
+/// Mean and standard deviation of each channel of images, or of each column of rows.
 ///
 /// Bytes count in units of 0..1: a value of 255 is 1.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Stats {
-    /// The means.
+    /// The mean of each channel or column.
     pub mean: Vec<f32>,
-    /// The deviations, of the population; 1 where all values are the same, so that one can divide by them.
+    /// The population standard deviations; 1 where all values are the same, so that dividing by them is safe.
     pub std: Vec<f32>,
 }
 
 impl Stats {
-    /// The statistics of at most `limit` samples, evenly spread over the set.
+    /// The statistics of at most `limit` samples, evenly spaced over the set.
     pub fn of(set: &dyn Dataset, limit: usize) -> Result<Stats, DataError> {
         let (groups, group_of) = grouping(&set.spec().features)?;
         let n = set.len().min(limit);
         if n == 0 {
             return Err(DataError::Setting {
-                why: "there are no samples to take mean and deviation of".into(),
+                why: "there are no samples to take the mean and standard deviation of".into(),
             });
         }
         let mut sums = vec![Sums::default(); groups];
@@ -49,7 +49,7 @@ impl Stats {
             Some(group) => {
                 let what = if matches!(group_of, Grouping::Columns) { "column" } else { "channel" };
                 let why = format!(
-                    "{what} {group} (from 0) has values that are infinite or no numbers; repair them, or do not normalise"
+                    "{what} {group} (from 0) has values that are infinite or NaN; repair them, or do not normalise"
                 );
                 Err(DataError::Setting { why })
             }
@@ -99,14 +99,14 @@ pub fn balanced_weights(set: &dyn Dataset) -> Result<Vec<f32>, DataError> {
 
 const IDS: &str = "ids cannot be normalised; set normalise = false";
 
-/// Which values of a sample belong together.
+/// Which values of a sample belong to the same channel or column.
 #[derive(Clone, Copy)]
 enum Grouping {
-    /// Each value for itself.
+    /// Each value is its own group.
     Columns,
-    /// Planes of so many values.
+    /// Each plane of this many values is a group.
     Planes(usize),
-    /// So many channels in turn.
+    /// Channels are interleaved, this many of them.
     Interleaved(usize),
 }
 
@@ -140,8 +140,8 @@ impl Grouping {
     }
 }
 
-/// Sums of a group's values. Those of bytes are whole numbers, hence exact; those of numbers are of the distance from
-/// the first value, so that a large mean does not swallow a small deviation.
+/// Sums of a group's values. Those of bytes are integers, hence exact; those of floats are of the difference from
+/// the first value, so that a large mean does not cancel a small deviation.
 #[derive(Clone, Default)]
 struct Sums {
     n: u64,
@@ -155,7 +155,7 @@ struct Sums {
 impl Sums {
     fn add_bytes(&mut self, values: &[u8]) {
         self.n += values.len() as u64;
-        // Runs of 2¹⁵ squares fit into 32 bits, in which they are summed in lanes.
+        // Runs of 2¹⁵ squares fit into 32 bits, in which SIMD lanes sum them.
         for run in values.chunks(1 << 15) {
             self.bytes += u128::from(run.iter().map(|&v| u32::from(v)).sum::<u32>());
             self.squared_bytes += u128::from(run.iter().map(|&v| u32::from(v) * u32::from(v)).sum::<u32>());
@@ -187,7 +187,7 @@ impl Sums {
             }
         };
         let std = variance.max(0.0).sqrt() as f32;
-        // A NaN stays one for the caller to find; `max` above would hide it.
+        // A NaN is kept for the caller to find; `max` above would hide it.
         (
             mean as f32,
             if variance.is_nan() {

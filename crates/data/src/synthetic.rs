@@ -1,5 +1,5 @@
-//! A made-up set: each class is a blob of normal noise around a random centre. Samples are made when they are read,
-//! from the seed and their number; nothing is kept.
+//! A synthetic set: each class is a blob of normal noise around a random centre. Samples are generated when they are read,
+//! from the seed and their index; nothing is stored.
 
 use std::f32::consts::FRAC_1_SQRT_2;
 
@@ -10,7 +10,7 @@ use crate::draw::{Purpose, stream};
 use crate::error::DataError;
 use crate::spec::{Features, Layout, Spec, Target};
 
-/// Blobs around random centres.
+/// A synthetic set of blobs around random centres.
 #[derive(Clone, Debug)]
 pub struct Synthetic {
     spec: Spec,
@@ -23,8 +23,8 @@ pub struct Synthetic {
 }
 
 impl Synthetic {
-    /// Samples number `first_idx..first_idx + samples` of the endless set that `seed` and the other settings describe,
-    /// so a test set that starts where the training set ends is of the same classes and has other samples.
+    /// Samples number `first_idx..first_idx + samples` of the infinite set that `seed` and the other settings describe,
+    /// so a test set that starts where the training set ends has the same classes and other samples.
     ///
     /// `shape` is `[width]` or `[channels, height, width]`. Classes take turns. In each element two centres are 1
     /// apart (root mean square), and samples deviate from their centre by `noise`.
@@ -63,7 +63,7 @@ impl Synthetic {
         Ok(Synthetic { spec, samples, classes, noise: noise as f32, seed, first_idx, isa: Isa::detect() })
     }
 
-    /// The same, drawn with no more than these instructions.
+    /// The same, drawn with these CPU features at most.
     pub fn with_isa(self, isa: Isa) -> Synthetic {
         Synthetic { isa, ..self }
     }
@@ -116,7 +116,7 @@ mod tests {
         (x.to_vec(), class)
     }
 
-    /// The root of the mean square of the difference.
+    /// The root mean square of the difference.
     fn distance(a: &[f32], b: &[f32]) -> f32 {
         (a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f32>() / a.len() as f32).sqrt()
     }

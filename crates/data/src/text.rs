@@ -1,6 +1,6 @@
 //! A text as a set: windows of tokens, each of which has the next token as its label.
 //!
-//! With bytes as tokens, samples are lent from the file's bytes. Otherwise the text is encoded once when it is opened, and
+//! With bytes as tokens, samples are borrowed from the file's bytes. Otherwise the text is encoded once when it is opened, and
 //! ids are kept in two bytes each where the vocabulary allows.
 
 use std::path::Path;
@@ -13,8 +13,8 @@ use crate::spec::{Features, Spec, Target};
 
 /// The windows of a text.
 ///
-/// A sample is `context` + 1 tokens, and samples begin `context` tokens apart: they share one token, so that each token
-/// but the first is a label exactly once in an epoch. Tokens behind the last whole window are left out.
+/// A sample is `context` + 1 tokens, and samples begin `context` tokens apart: they share one token, so each token
+/// except the first is a label exactly once per epoch. Tokens after the last whole window are left out.
 #[derive(Debug)]
 pub struct Text {
     tokens: Tokens,
@@ -63,7 +63,7 @@ impl Text {
         Ok(Text { tokens, context, spec: Spec { features, target: Target::NextId } })
     }
 
-    /// How many tokens the text has, with those behind the last window.
+    /// How many tokens the text has, including those after the last window.
     pub fn n_tokens(&self) -> usize {
         self.tokens.len()
     }
@@ -123,7 +123,7 @@ fn encode(path: &Path, bytes: Vec<u8>, tokenizer: &Tokenizer) -> Result<Tokens, 
         DataError::corrupt(path, offset as u64, why)
     })?;
     let ids = tokenizer.encode(&text);
-    // All ids are below the vocabulary, so the conversion does not cut any.
+    // All ids are below the vocabulary, so the conversion does not truncate any.
     if tokenizer.vocab() <= 1 << 16 {
         return Ok(Tokens::Short(ids.into_iter().map(|id| id as u16).collect()));
     }
@@ -147,7 +147,7 @@ mod tests {
         Text::open(&path, tokenizer, context)
     }
 
-    /// All samples are windows, and labels put together are the tokens but the first, up to the last window.
+    /// All samples are windows, and the labels concatenated are the tokens except the first, up to the last window.
     fn check(content: &str, tokenizer: &Tokenizer, context: usize) {
         let text = open(content.as_bytes(), tokenizer, context).unwrap();
         let tokens = tokenizer.encode(content);

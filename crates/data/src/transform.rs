@@ -1,5 +1,5 @@
-//! From a sample as its set has it to its place in a batch: normalised, as planes, moved and mirrored, in one pass over
-//! the values. Bytes go through a table of 256 numbers a channel.
+//! From a sample as its set stores it to its slice of a batch: normalised, in planes, moved and flipped, in one pass over
+//! the values. Bytes go through a table of 256 numbers per channel.
 
 use crate::augment::{Address, Augment, Placement};
 use crate::batch::SlotValues;
@@ -9,13 +9,13 @@ use crate::plane::Image;
 use crate::spec::{Features, Spec, Target};
 use crate::stats::Stats;
 
-/// What is done to every sample of a set.
+/// How every sample of a set is transformed.
 #[derive(Clone, Debug)]
 pub struct Transform {
     spec: Spec,
-    /// For each channel or column; `None`: values stay as they are.
+    /// The normalisation of each channel or column; `None`: values stay as they are.
     stats: Option<Stats>,
-    /// What becomes of each byte, for each channel of an image.
+    /// The value of each byte, for each channel of an image.
     tables: Vec<[f32; 256]>,
     /// `None` where nothing is done.
     augment: Option<Augment>,
@@ -23,7 +23,7 @@ pub struct Transform {
 
 impl Transform {
     /// For samples of `spec`: bytes become numbers in 0..1, numbers stay as they are; then both are normalised by
-    /// `stats`, if there are any; and images are changed as `augment` says. What the samples cannot be done is an error.
+    /// `stats`, if there are any; and images are changed as `augment` says. What the samples do not allow is an error.
     pub fn new(spec: &Spec, stats: Option<&Stats>, augment: Augment) -> Result<Transform, DataError> {
         let n_groups = match spec.features {
             Features::Image { channels, .. } => channels,
@@ -35,7 +35,7 @@ impl Transform {
         }
         check_augment(&augment, &spec.features)?;
         if i32::try_from(spec.classes()).is_err() {
-            return wrong(format!("{} classes are more than labels of 32 bits tell apart", spec.classes()));
+            return wrong(format!("{} classes do not fit into labels of 32 bits", spec.classes()));
         }
         let tables = match spec.features {
             Features::Image { channels, .. } => (0..channels).map(|channel| table(stats, channel)).collect(),
@@ -45,13 +45,13 @@ impl Transform {
         Ok(Transform { spec: spec.clone(), stats: stats.cloned(), tables, augment })
     }
 
-    /// The samples that this is for.
+    /// The spec of the samples that this is for.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Writes `sample` into its place: [`Features::numel`] values and [`Spec::n_labels`] labels. A sample that is not
-    /// what the spec says is an error.
+    /// Writes `sample` into its slices: [`Features::numel`] values and [`Spec::n_labels`] labels. A sample that is not
+    /// as the spec says is an error.
     pub fn write(
         &self,
         sample: Fetched<'_>,
@@ -128,7 +128,7 @@ impl Transform {
                     widen(&values[1..], labels);
                 }
             }
-            _ => return wrong(format!("sample {idx} has values of another kind than the set says")),
+            _ => return wrong(format!("sample {idx} has values of another kind than the set's spec says")),
         }
         Ok(())
     }
@@ -140,12 +140,12 @@ fn widen(bytes: &[u8], ids: &mut [i32]) {
     }
 }
 
-/// Mean and deviation of a channel or column.
+/// Mean and standard deviation of a channel or column.
 fn normal(stats: Option<&Stats>, group: usize) -> (f32, f32) {
     stats.map_or((0.0, 1.0), |stats| (stats.mean[group], stats.std[group]))
 }
 
-/// What becomes of each byte of a channel.
+/// The value of each byte of a channel.
 fn table(stats: Option<&Stats>, channel: usize) -> [f32; 256] {
     let (mean, std) = normal(stats, channel);
     std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std)
@@ -158,12 +158,12 @@ fn check_stats(stats: &Stats, n_groups: usize) -> Result<(), DataError> {
     }
     if means != n_groups || deviations != n_groups {
         return wrong(format!(
-            "{means} means and {deviations} deviations do not fit samples with {n_groups} channels or columns"
+            "{means} means and {deviations} standard deviations do not fit samples with {n_groups} channels or columns"
         ));
     }
     let usable = |(mean, std): (&f32, &f32)| mean.is_finite() && std.is_finite() && *std > 0.0;
     if !stats.mean.iter().zip(&stats.std).all(usable) {
-        return wrong("means must be finite, and deviations finite and above 0".into());
+        return wrong("means must be finite, and standard deviations finite and above 0".into());
     }
     Ok(())
 }
@@ -184,7 +184,7 @@ fn check_augment(augment: &Augment, features: &Features) -> Result<(), DataError
         }
     }
     if !(0.0..=1.0).contains(&augment.erase) {
-        return wrong(format!("erase is {}; give a chance from 0 to 1", augment.erase));
+        return wrong(format!("erase is {}; give a probability from 0 to 1", augment.erase));
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use safetensors::{SafeTensorError, SafeTensors};
 use crate::error::DataError;
 use crate::map::{self, Bytes};
 
-/// The length of the header stands before it.
+/// The bytes of the header's length, which comes first.
 const LENGTH_BYTES: usize = 8;
 
 #[derive(Debug)]
@@ -17,11 +17,11 @@ pub(super) struct File {
     path: PathBuf,
     bytes: Bytes,
     arrays: safetensors::tensor::Metadata,
-    /// Where the arrays' bytes start.
+    /// The offset at which the arrays' bytes start.
     data: usize,
 }
 
-/// Where an array is and what it holds.
+/// The location of an array and its element type and shape.
 #[derive(Debug)]
 pub(super) struct Array {
     name: String,
@@ -65,12 +65,12 @@ impl File {
         self.bytes.intact()
     }
 
-    /// One more than the largest element; none may be negative or beyond what an id can be.
+    /// One more than the largest element; elements must not be negative or exceed the largest id.
     pub(super) fn count(&self, array: &Array, what: &str) -> Result<usize, DataError> {
         self.check(array, what, i32::MAX as usize, "at most")
     }
 
-    /// Checks that all elements are below `limit`; one more than the largest.
+    /// Checks that all elements are below `limit`; returns one more than the largest.
     pub(super) fn check(
         &self,
         array: &Array,
@@ -108,7 +108,7 @@ impl Array {
         self.is_float() || self.dtype == Stored::Element(DType::U8)
     }
 
-    /// An element of an array of integers; those beyond i64 are negative, and so refused.
+    /// An element of an array of integers; those beyond i64 become negative, and so are rejected.
     pub(super) fn integer(&self, b: &[u8]) -> i64 {
         match (self.dtype, b) {
             (Stored::Element(DType::U8), &[a]) => a.into(),
@@ -120,7 +120,7 @@ impl Array {
             (Stored::Element(DType::I64) | Stored::U64, &[a, b, c, d, e, f, g, h]) => {
                 i64::from_le_bytes([a, b, c, d, e, f, g, h])
             }
-            (dtype, _) => unreachable!("{dtype} elements of {} bytes are no integers", b.len()),
+            (dtype, _) => unreachable!("{dtype} elements of {} bytes are not integers", b.len()),
         }
     }
 }
@@ -130,7 +130,7 @@ fn broken(path: &Path, bytes: &[u8], error: &SafeTensorError) -> DataError {
         SafeTensorError::HeaderTooSmall | SafeTensorError::MetadataIncompleteBuffer => bytes.len(),
         SafeTensorError::HeaderTooLarge => 0,
         SafeTensorError::InvalidHeaderLength => bytes.len(),
-        // A header of one line, as every writer makes it, tells where in it the error is.
+        // Every writer makes a header of one line, so the error's column is its offset.
         SafeTensorError::InvalidHeaderDeserialization(json) if json.line() == 1 => {
             LENGTH_BYTES + json.column() - 1
         }

@@ -1,5 +1,5 @@
-//! Arrays in a safetensors file: one array of features and one of labels, sample by sample along the first dim. Mapped,
-//! so that a set larger than memory is fine.
+//! Arrays in a safetensors file: one array of features and one of labels, with samples along the first dim. The file is mapped,
+//! so a set may be larger than memory.
 //!
 //! | features | are |
 //! |---|---|
@@ -19,7 +19,7 @@ use crate::map;
 use crate::spec::{Features, Layout, Spec, Target};
 use file::{Array, File};
 
-/// Arrays with labels.
+/// A set of arrays with labels.
 #[derive(Debug)]
 pub struct Arrays {
     spec: Spec,
@@ -46,7 +46,11 @@ impl Arrays {
             }
         };
         if x.shape.first() != Some(&n) {
-            return Err(file.error(&x, 0, &format!("the first dim is samples, and there are {n} labels")));
+            return Err(file.error(
+                &x,
+                0,
+                &format!("the first dim counts samples, and there are {n} labels"),
+            ));
         }
         let image =
             |channels, height, width| Features::Image { channels, height, width, layout: Layout::Planes };
@@ -62,7 +66,7 @@ impl Arrays {
             }
         };
         if features.numel() == 0 {
-            return Err(file.error(&x, 0, "samples hold nothing"));
+            return Err(file.error(&x, 0, "samples are empty"));
         }
         let target = Target::Class { classes: file.count(&labels, "label")?, names: Vec::new() };
         Ok(Arrays { spec: Spec { features, target }, file, x, labels, n })
@@ -88,7 +92,7 @@ impl Arrays {
     }
 
     fn label(&self, idx: usize) -> usize {
-        // Checked at opening not to be negative; a file that changed since then gives a class that does not exist.
+        // Checked at opening not to be negative; a file that changed since then may give a class that does not exist.
         self.labels.integer(self.file.bytes(&self.labels, idx..idx + 1)) as usize
     }
 }

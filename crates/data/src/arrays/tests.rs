@@ -94,12 +94,12 @@ fn bad_files_are_errors_with_file_and_offset() {
     let y: (&str, &[usize], &[u8]) = ("U8", &[2], &[0, 1]);
     check(
         &with(x, ("U8", &[3], &[0; 3])),
-        &format!("{data}: array \"x\" F32 [2, 3], element 0: the first dim is samples"),
+        &format!("{data}: array \"x\" F32 [2, 3], element 0: the first dim counts samples"),
     );
     check(&with(x, ("F32", &[2], &[0; 8])), "element 0: labels are integers");
     check(&with(x, ("U8", &[2, 1], &[0; 2])), "element 0: labels are integers");
     check(&with(("F32", &[0, 3], &[]), ("U8", &[0], &[])), "element 0: labels are integers");
-    check(&with(("F32", &[2, 0], &[]), y), "element 0: samples hold nothing");
+    check(&with(("F32", &[2, 0], &[]), y), "element 0: samples are empty");
     check(&with(("F16", &[2, 3], &[0; 12]), y), "element 0: features are rows");
     let unknown = with(("F8_E4M3", &[2, 3], &[0; 6]), y);
     check(&unknown, &format!("{}: array \"x\" has elements of type F8_E4M3", unknown.len() - 8));

@@ -1,4 +1,4 @@
-//! Added tokens: texts that are one token wherever they stand, found before anything is split or merged.
+//! Added tokens: texts that are one token wherever they occur, found before anything is split or merged.
 
 /// One added token.
 #[derive(Clone, Debug)]
@@ -7,13 +7,13 @@ pub(super) struct AddedToken {
     pub(super) content: String,
     /// Its id.
     pub(super) id: u32,
-    /// Whether it takes white space before it along.
+    /// Whether it absorbs white space before it.
     pub(super) lstrip: bool,
-    /// Whether it takes white space after it along.
+    /// Whether it absorbs white space after it.
     pub(super) rstrip: bool,
 }
 
-/// What is looked for in one pass: the longest of the leftmost.
+/// The tokens that are searched for in one pass: leftmost first, then longest.
 #[derive(Clone, Debug)]
 pub(super) struct Added {
     tokens: Vec<AddedToken>,
@@ -21,7 +21,7 @@ pub(super) struct Added {
     starts: Vec<Vec<usize>>,
 }
 
-/// A stretch of text.
+/// A segment of text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stretch<'a> {
     /// An added token.
@@ -42,7 +42,7 @@ impl Added {
         Added { tokens, starts }
     }
 
-    /// Gives `stretch` the stretches of `text` in order.
+    /// Calls `stretch` with the segments of `text` in order.
     pub(super) fn split<'a>(&self, text: &'a str, mut stretch: impl FnMut(Stretch<'a>)) {
         let mut done = 0;
         let mut at = 0;

@@ -1,7 +1,7 @@
-//! Reading a `tokenizer.json` of Hugging Face.
+//! Reading a Hugging Face `tokenizer.json`.
 //!
-//! What would change the ids and is not written here (normalizers, other models, other expressions to split by) is an error
-//! that names it, never ignored. What concerns single inputs of a model and not a corpus is left alone: `truncation`,
+//! What would change the ids and is not implemented here (normalizers, other models, other expressions to split by) is an error
+//! that names it, never ignored. What concerns single inputs of a model and not a corpus is ignored: `truncation`,
 //! `padding`, and the tokens that a `post_processor` puts around an input.
 
 use std::collections::HashMap;
@@ -17,8 +17,8 @@ use crate::error::DataError;
 
 /// Ids are below this: far above any vocabulary.
 const IDS_MAX: u64 = 1 << 24;
-/// Ids may leave numbers out, but the table of them is not to be far longer than the file: so many for each token, and so
-/// many beside that.
+/// Ids may leave numbers out, but their table must not be far longer than the file: this many for each token, and this
+/// many more.
 const IDS_A_TOKEN_MAX: usize = 4;
 const IDS_LEFT_OUT_MAX: usize = 1 << 15;
 
@@ -28,11 +28,7 @@ pub(super) fn read(json: &[u8], path: &Path) -> Result<Bpe, DataError> {
         let before: usize =
             json.split_inclusive(|&byte| byte == b'\n').take(err.line() - 1).map(<[u8]>::len).sum();
         let offset = (before + err.column().saturating_sub(1)) as u64;
-        DataError::corrupt(
-            path,
-            offset,
-            format!("not JSON: {err}; a tokenizer.json of Hugging Face is needed"),
-        )
+        DataError::corrupt(path, offset, format!("not JSON: {err}; a Hugging Face tokenizer.json is needed"))
     })?;
     Source { path, value }.read()
 }
@@ -42,7 +38,7 @@ struct Source<'a> {
     value: Value,
 }
 
-/// What `pre_tokenizer` says.
+/// The steps of `pre_tokenizer`.
 #[derive(Default)]
 struct Cuts {
     rules: Vec<Rule>,
@@ -55,9 +51,7 @@ struct Cuts {
 impl Source<'_> {
     fn read(&self) -> Result<Bpe, DataError> {
         if !self.value.is_object() {
-            return Err(
-                self.wrong("the file is not a JSON object; a tokenizer.json of Hugging Face is needed")
-            );
+            return Err(self.wrong("the file is not a JSON object; a Hugging Face tokenizer.json is needed"));
         }
         let normalizer = &self.value["normalizer"];
         if !normalizer.is_null() {
@@ -88,7 +82,7 @@ impl Source<'_> {
         Ok(Bpe { rules, prefix, last_rule, passes, merges, whole, texts })
     }
 
-    /// Adds what one pre-tokenizer does to `cuts`.
+    /// Adds the steps of one pre-tokenizer to `cuts`.
     fn cuts(&self, step: &Value, cuts: &mut Cuts) -> Result<(), DataError> {
         let kind = type_of(step);
         if cuts.bytes {
@@ -130,7 +124,7 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// `model.vocab`, after looking at the settings of the model.
+    /// Reads `model.vocab`, after checking the settings of the model.
     fn vocabulary(&self) -> Result<HashMap<&str, u32>, DataError> {
         let model = &self.value["model"];
         // Early files have no type; only BPE has merges.
@@ -189,7 +183,7 @@ impl Source<'_> {
     }
 
     /// The added tokens, in the two passes in which they are looked for: those that a normalizer must not touch, then the
-    /// rest. Their texts are entered as they are.
+    /// rest. Their texts are added to the table as they are.
     fn added(&self, ids: &HashMap<&str, u32>, texts: &mut Vec<Box<[u8]>>) -> Result<[Added; 2], DataError> {
         let mut passes = [Vec::new(), Vec::new()];
         let none = Vec::new();
@@ -235,7 +229,7 @@ impl Source<'_> {
         }
     }
 
-    /// Enters the text of an id; ids between may have none.
+    /// Adds the text of an id to the table; ids in between may have none.
     fn put(&self, texts: &mut Vec<Box<[u8]>>, id: u32, text: Box<[u8]>) -> Result<(), DataError> {
         let idx = id as usize;
         if texts.len() <= idx {
@@ -263,7 +257,7 @@ impl Source<'_> {
     }
 }
 
-/// The `type` of a piece of the file; what it is instead, if it has none.
+/// The `type` of a JSON value; a description of the value if it has none.
 fn type_of(value: &Value) -> &str {
     match value {
         Value::Null => "null",
@@ -271,7 +265,7 @@ fn type_of(value: &Value) -> &str {
     }
 }
 
-/// The character by which a vocabulary writes a byte: printable Latin-1 stands for itself, the rest follows from 256 on.
+/// The character that stands for a byte in a vocabulary: printable Latin-1 stands for itself, the rest is mapped from 256 on.
 fn char_of(byte: u8) -> char {
     match byte {
         b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => char::from(byte),

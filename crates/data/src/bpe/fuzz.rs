@@ -1,4 +1,4 @@
-//! Any file as a tokenizer: an error, or one that encodes any text into its ids and finds the text again.
+//! Any file as a tokenizer: an error, or one that encodes any text into its ids and decodes them to the same text.
 
 use polyreme_fuzz::{InFile, Random, Target, json, scale};
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ const TEXTS: [&str; 4] = [
     "aaaaaaaabababab the the there",
 ];
 
-/// A tokenizer of the fixture with few merges: all bytes, and what these merges need.
+/// The fixture's tokenizer with few merges: all bytes, and what these merges need.
 fn small(replace: &Value) -> Vec<u8> {
     let mut file = patched(replace);
     let model = file["model"].as_object_mut().unwrap();
@@ -71,7 +71,7 @@ fn tokenizer() {
     let mend = |input: &mut Vec<u8>, random: &mut Random| {
         let Ok(mut value) = serde_json::from_slice::<Value>(input) else { return };
         for _ in 0..random.below(4) {
-            // Most values are ids of bytes, and those matter least.
+            // Most values are ids of bytes, which matter least.
             let part = *random.pick(&["", "pre_tokenizer", "added_tokens", "merges", "model"]);
             let part = match part {
                 "merges" if value["model"]["merges"].is_array() => &mut value["model"]["merges"],

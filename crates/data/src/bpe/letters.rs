@@ -1,8 +1,8 @@
 //! The character classes of the splitting rules: Unicode's letters, numbers and white space.
 //!
-//! The rules are written with `\p{L}`, and `char::is_alphabetic` holds more than that: vowel signs of Indic scripts, other
-//! marks that spell, Roman numerals and circled letters. A text in Hindi would be split elsewhere. So what is alphabetic
-//! but no letter is listed here.
+//! The rules are written with `\p{L}`, and `char::is_alphabetic` covers more than that: vowel signs of Indic scripts, other
+//! marks that spell, Roman numerals and circled letters. Hindi would be split elsewhere. So characters that are alphabetic
+//! but not letters are listed here.
 
 /// `\p{L}`.
 pub(super) fn is_letter(c: char) -> bool {

@@ -1,6 +1,6 @@
 //! Merging the bytes of one piece: always the pair of lowest rank, the leftmost of equals, until no pair has a merge.
 //!
-//! Symbols are a linked list in an array and candidates a heap, so a piece of n bytes takes O(n log n), also when it is a
+//! Symbols are a linked list in an array and candidates a heap, so a piece of n bytes takes O(n log n), even when it is a
 //! whole file without a space.
 
 use std::cmp::Reverse;
@@ -12,7 +12,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 pub(super) struct Merges {
     /// The id of each byte.
     pub(super) bytes: [u32; 256],
-    /// For a pair of ids its rank, and the id of what it becomes.
+    /// For a pair of ids, its rank and the merged id.
     pairs: HashMap<u64, (u32, u32), BuildHasherDefault<PairHasher>>,
 }
 
@@ -34,7 +34,7 @@ fn pair(left: u32, right: u32) -> u64 {
     u64::from(left) << 32 | u64::from(right)
 }
 
-/// Merges pieces, one after the other, in the same memory.
+/// Merges pieces one after another, reusing its memory.
 pub(super) struct Merger<'a> {
     merges: &'a Merges,
     symbols: Vec<Symbol>,
@@ -118,7 +118,7 @@ impl<'a> Merger<'a> {
     }
 }
 
-/// Multiplies and folds: a pair of ids needs no more, and this is the innermost look-up of encoding.
+/// A hash that multiplies and folds: enough for a pair of ids, and this is the innermost look-up of encoding.
 #[derive(Default, Clone, Copy, Debug)]
 struct PairHasher(u64);
 
@@ -143,7 +143,7 @@ impl Hasher for PairHasher {
 mod tests {
     use super::*;
 
-    /// The definition: look at all pairs each time.
+    /// The definition: scans all pairs each time.
     fn merge_slowly(merges: &Merges, piece: &[u8]) -> Vec<i32> {
         let mut ids: Vec<u32> = piece.iter().map(|&byte| merges.bytes[usize::from(byte)]).collect();
         loop {

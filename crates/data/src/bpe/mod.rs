@@ -1,7 +1,7 @@
 //! Tokenizers: text to ids and back. Either each byte is an id, or byte-level BPE of the GPT-2 family, read from the
 //! `tokenizer.json` that Hugging Face's libraries write.
 //!
-//! Encoding gives the ids that `tokenizers` gives with `add_special_tokens=False`: no beginning or end is put around a
+//! Encoding gives the ids that `tokenizers` gives with `add_special_tokens=False`: no start or end tokens are put around a
 //! text, since a corpus is one long text. Decoding gives the bytes back, special tokens included. Training a tokenizer is
 //! not done here.
 
@@ -22,13 +22,13 @@ use split::Rule;
 
 use crate::error::DataError;
 
-/// The largest file that is read; the largest vocabularies in use take about 40 MB.
+/// The largest file that is read; files of the largest vocabularies in use have about 40 MB.
 const FILE_BYTES_MAX: u64 = 1 << 28;
-/// Pieces up to this long are remembered while a text is encoded, up to so many of them.
+/// Pieces up to this length are cached while a text is encoded, and at most this many of them.
 const REMEMBERED_BYTES_MAX: usize = 48;
 const REMEMBERED_MAX: usize = 1 << 17;
 
-/// Text to ids and back.
+/// A tokenizer: text to ids and back.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     /// `None`: bytes are ids.
@@ -38,13 +38,13 @@ pub struct Tokenizer {
 /// A byte-level BPE tokenizer.
 #[derive(Clone, Debug)]
 struct Bpe {
-    /// How a text is cut first, one rule after the other.
+    /// The first rules by which a text is split, one after another.
     rules: Vec<Rule>,
-    /// Whether what came of that gets a blank in front, where it does not begin with one.
+    /// Whether the results are prefixed with a space, unless they begin with one.
     prefix: bool,
-    /// How it is cut then.
+    /// The rule by which it is split next, if any.
     last_rule: Option<Rule>,
-    /// What is looked for before anything is cut.
+    /// The added tokens, which are found before anything is split.
     passes: [Added; 2],
     merges: Merges,
     /// Pieces that are tokens without any merging, where the file says so.
@@ -54,19 +54,20 @@ struct Bpe {
 }
 
 impl Tokenizer {
-    /// The tokenizer of a `tokenizer.json`. What it has that is not supported is an error that names it.
+    /// Reads a `tokenizer.json`. An unsupported feature is an error that names it.
     pub fn from_file(path: &Path) -> Result<Tokenizer, DataError> {
         let mut json = Vec::new();
         let file = File::open(path).map_err(|err| DataError::io(path, err))?;
         file.take(FILE_BYTES_MAX + 1).read_to_end(&mut json).map_err(|err| DataError::io(path, err))?;
         if json.len() as u64 > FILE_BYTES_MAX {
-            let why = format!("longer than {FILE_BYTES_MAX} bytes; no tokenizer.json is");
+            let why =
+                format!("longer than {FILE_BYTES_MAX} bytes, the limit for a tokenizer.json; check the path");
             return Err(DataError::corrupt(path, FILE_BYTES_MAX, why));
         }
         Ok(Tokenizer { bpe: Some(Box::new(file::read(&json, path)?)) })
     }
 
-    /// Each byte is an id: a vocabulary of 256 that needs no file and can say anything.
+    /// Each byte is an id: a vocabulary of 256 that needs no file and covers any text.
     pub fn bytes() -> Tokenizer {
         Tokenizer { bpe: None }
     }
@@ -76,12 +77,12 @@ impl Tokenizer {
         self.bpe.is_none()
     }
 
-    /// Ids are below this. A few of them may have no text, if the file leaves numbers out.
+    /// The size of the vocabulary; ids are below this. Some may have no text, if the file leaves numbers out.
     pub fn vocab(&self) -> usize {
         self.bpe.as_ref().map_or(256, |bpe| bpe.texts.len())
     }
 
-    /// The ids of a text. Added tokens in it (`<|endoftext|>`) are found wherever they stand.
+    /// The ids of a text. Added tokens in it (`<|endoftext|>`) are found wherever they occur.
     pub fn encode(&self, text: &str) -> Vec<i32> {
         match &self.bpe {
             None => text.bytes().map(i32::from).collect(),
@@ -89,7 +90,7 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes of ids; ids without a text have none. Half a character at an end of the ids stays half.
+    /// The bytes of ids; ids without a text have none. A character that is cut at either end of the ids stays cut.
     pub fn decode_bytes(&self, ids: &[i32]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for &id in ids {
@@ -104,7 +105,7 @@ impl Tokenizer {
         bytes
     }
 
-    /// The text of ids; what is not UTF-8 becomes U+FFFD.
+    /// The text of ids; invalid UTF-8 becomes U+FFFD.
     pub fn decode(&self, ids: &[i32]) -> String {
         String::from_utf8_lossy(&self.decode_bytes(ids)).into_owned()
     }
@@ -126,17 +127,17 @@ impl Bpe {
     }
 }
 
-/// The encoding of one text.
+/// The state of encoding one text.
 struct Encoder<'a> {
     bpe: &'a Bpe,
     merger: Merger<'a>,
-    /// Where in `ids` a piece has been encoded before: texts repeat their words.
+    /// Where in `ids` a piece was encoded before: texts repeat words.
     known: HashMap<Box<str>, (usize, usize)>,
     ids: Vec<i32>,
 }
 
 impl Encoder<'_> {
-    /// Adds the ids of text without added tokens, still to be cut by `rules`.
+    /// Adds the ids of text without added tokens, which is still to be split by `rules`.
     fn text(&mut self, text: &str, rules: &[Rule]) {
         match rules {
             [rule, rules @ ..] => rule.split(text, |piece| self.text(piece, rules)),

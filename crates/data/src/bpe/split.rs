@@ -1,19 +1,19 @@
-//! Cutting a text into the pieces inside which merges happen.
+//! Splitting a text into pieces (pre-tokens); merges happen only inside a piece.
 //!
 //! Each rule is a regular expression in the tokenizer file. The few that byte-level tokenizers use are written here by
-//! hand, as one step: given what is left of the text, how long is the next piece. They are told apart by their exact
-//! spelling; any other expression is refused when the file is read.
+//! hand, as one step: given the rest of the text, how long is the next piece. They are recognised by their exact
+//! spelling; any other expression is rejected when the file is read.
 
 use super::letters::{is_letter, is_number, is_other, is_space};
 
-/// How a text is cut.
+/// A rule by which a text is split.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Rule {
-    /// GPT-2's.
+    /// The rule of GPT-2.
     Gpt2,
-    /// GPT-4's, with at most so many digits in a piece.
+    /// The rule of GPT-4, with at most this many digits in a piece.
     Gpt4 { digits_max: usize },
-    /// Digits apart from everything else, each by itself or a run at a time.
+    /// Splits digits from everything else, one by one or in runs.
     Digits { each: bool },
 }
 
@@ -31,7 +31,7 @@ const GPT4_1: &str = concat!(
 );
 
 impl Rule {
-    /// The rule that a regular expression spells, if it is one of ours.
+    /// The rule of a regular expression, if it is one of ours.
     pub(super) fn of_regex(regex: &str) -> Option<Rule> {
         match regex {
             _ if GPT2.contains(&regex) => Some(Rule::Gpt2),
@@ -41,7 +41,7 @@ impl Rule {
         }
     }
 
-    /// Gives `piece` the pieces of `text` in order; together they are the text.
+    /// Calls `piece` with the pieces of `text` in order; concatenated they are the text.
     pub(super) fn split(self, text: &str, mut piece: impl FnMut(&str)) {
         let mut rest = text;
         while let Some(first) = rest.chars().next() {
@@ -104,15 +104,15 @@ fn gpt4(rest: &str, first: char, digits_max: usize) -> usize {
     }
 }
 
-/// `\s+(?!\S)|\s+`: all white space at the end of the text; before a word, all but its last character, which the next
-/// piece may begin with; a single one before a word stays by itself.
+/// `\s+(?!\S)|\s+`: all white space at the end of the text; before a word, all except its last character, which the next
+/// piece may begin with; a single one before a word is its own piece.
 fn spaces(rest: &str) -> usize {
     let n = run(rest, is_space);
     let last = rest[..n].chars().next_back().map_or(0, char::len_utf8);
     if n == rest.len() || n == last { n } else { n - last }
 }
 
-/// An English ending after an apostrophe, with it. `ſ` is an s to a regular expression that ignores case.
+/// The length of an English contraction, apostrophe included. `ſ` matches s in a regular expression that ignores case.
 fn contraction(rest: &str, any_case: bool) -> Option<usize> {
     let mut ending = rest.chars().skip(1).map(|c| match c {
         'ſ' if any_case => 's',
@@ -130,7 +130,7 @@ fn is_newline(c: char) -> bool {
     matches!(c, '\r' | '\n')
 }
 
-/// Bytes of the characters at the front that are of a class.
+/// How many bytes the leading characters of a class take.
 fn run(text: &str, class: impl Fn(char) -> bool) -> usize {
     text.find(|c| !class(c)).unwrap_or(text.len())
 }

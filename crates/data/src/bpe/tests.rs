@@ -17,7 +17,7 @@ pub(super) fn fixture_json(name: &str) -> Value {
     serde_json::from_slice(&fs::read(fixture(name)).unwrap()).unwrap()
 }
 
-/// The fixture with some entries, and some of its model, replaced.
+/// The fixture with some entries, and some of its model's, replaced.
 pub(super) fn patched(replace: &Value) -> Value {
     let mut file = fixture_json("bpe.json");
     for (name, value) in replace.as_object().unwrap() {
@@ -60,7 +60,7 @@ fn decoding_gives_the_text_back() {
     let tokenizer = Tokenizer::from_file(&fixture("bpe.json")).unwrap();
     for text in fixture_json("bpe_expected.json")["texts"].as_array().unwrap() {
         let text = text.as_str().unwrap();
-        // These take white space around them along.
+        // These absorb the white space around them.
         if !text.contains("<mask>") && !text.contains("<pad>") {
             assert_eq!(tokenizer.decode(&tokenizer.encode(text)), text);
         }

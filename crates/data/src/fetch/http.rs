@@ -1,8 +1,8 @@
-//! One file over HTTP, into its part.
+//! Downloads one file over HTTP into its `.part`.
 //!
-//! A part that is there is gone on with (`Range`), if the server really does so: status 206 and a `Content-Range` that
-//! begins where the part ends. Otherwise the file is fetched from its first byte. A connection that breaks is made again
-//! and gone on with, as long as each brings something. Every wait has an end.
+//! An existing part is resumed (`Range`), if the server really does so: status 206 and a `Content-Range` that
+//! begins where the part ends. Otherwise the file is fetched from its first byte. A broken connection is made again
+//! and the download resumed, as long as each connection brings something. Every wait has a timeout.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use ureq::http::{HeaderMap, StatusCode};
 
 use super::part::{Part, Trouble};
 
-/// How to connect.
+/// Settings of connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
-    /// For a name, and for a connection.
+    /// The timeout of name resolution, and of connecting.
     pub(super) connect: Duration,
-    /// For the beginning of an answer, and for each piece of it.
+    /// The timeout of the start of a response, and of each read.
     pub(super) read: Duration,
     /// Whether to go through the proxy that the environment names (`HTTPS_PROXY` and its like), as every client does.
     pub(super) proxy: bool,
@@ -25,10 +25,10 @@ pub(super) struct Settings {
 pub(super) const SETTINGS: Settings =
     Settings { connect: Duration::from_secs(20), read: Duration::from_secs(30), proxy: true };
 
-/// Connections to one address for one file: enough for a bad line, not for ever.
+/// The most connections to one address for one file: enough for a bad line, but bounded.
 const CONNECTIONS_MAX: usize = 40;
 
-/// A client.
+/// An HTTP client.
 pub(super) fn agent(settings: Settings) -> Agent {
     let proxy = if settings.proxy { ureq::Proxy::try_from_env() } else { None };
     Agent::config_builder()
@@ -41,7 +41,7 @@ pub(super) fn agent(settings: Settings) -> Agent {
         .timeout_per_read(Some(settings.read))
         .max_redirects(5)
         .user_agent(concat!("polyreme/", env!("CARGO_PKG_VERSION")))
-        // A file is checked as it was published, so it must not be compressed for the way.
+        // A file is checked as it was published, so it must not be compressed in transit.
         .accept_encoding("identity")
         .build()
         .new_agent()
@@ -68,9 +68,9 @@ pub(super) fn fetch(
             Err(Trouble::Source(why)) if part.have() <= before => return Err(Trouble::Source(why)),
             Err(Trouble::Disk(err)) => return Err(Trouble::Disk(err)),
             Ok(()) if part.have() <= before => {
-                return Err(Trouble::Source(format!("the answer ended at byte {before} of {bytes}")));
+                return Err(Trouble::Source(format!("the response ended at byte {before} of {bytes}")));
             }
-            // Something came: the next connection goes on from there.
+            // Some bytes came: the next connection resumes from there.
             Err(Trouble::Source(_)) | Ok(()) => {}
         }
     }
@@ -81,7 +81,7 @@ pub(super) fn fetch(
     Err(Trouble::Source(format!("{CONNECTIONS_MAX} connections broke, the last at byte {have} of {bytes}")))
 }
 
-/// One connection.
+/// Fetches over one connection.
 fn connect(
     agent: &Agent,
     url: &str,
@@ -98,22 +98,22 @@ fn connect(
     };
     let goes_on =
         answer.status() == StatusCode::PARTIAL_CONTENT && range_start(answer.headers()) == Some(have);
-    // A range that is not ours, or that the server refuses: the file is asked for without one.
+    // A range other than ours, or one that the server refuses: the file is requested without one.
     let other_range =
         matches!(answer.status(), StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE);
     if have > 0 && other_range && !goes_on {
         answer = agent.get(url).call().map_err(source)?;
     }
     if !goes_on && answer.status() != StatusCode::OK {
-        return Err(Trouble::Source(format!("the server answers {}", answer.status())));
+        return Err(Trouble::Source(format!("the server responds {}", answer.status())));
     }
-    // What is there is forgotten only for an answer of the right length.
+    // The existing part is dropped only for a response of the right length.
     let start = if goes_on { have } else { 0 };
     let offered = answer.body().content_length().map(|n| n.saturating_add(start));
     if let Some(offered) = offered
         && offered != bytes
     {
-        return Err(Trouble::Source(format!("the server has {offered} bytes, and the file has {bytes}")));
+        return Err(Trouble::Source(format!("the server has {offered} bytes, but the file has {bytes}")));
     }
     if start < have {
         part.restart().map_err(Trouble::Disk)?;
@@ -121,7 +121,7 @@ fn connect(
     part.append(&mut answer.into_body().into_reader(), bytes, progress)
 }
 
-/// Where the answer to a range begins: 5 of `bytes 5-9/10`.
+/// Where the response to a range begins: 5 of `bytes 5-9/10`.
 fn range_start(headers: &HeaderMap) -> Option<u64> {
     let range = headers.get("content-range")?.to_str().ok()?;
     range.strip_prefix("bytes ")?.split_once('-')?.0.trim().parse().ok()

@@ -1,41 +1,41 @@
 //! The well-known sets: their files, where they are, and the checksums that their publishers give.
 
-/// A set that can be fetched by name.
+/// A dataset that can be fetched by name.
 #[derive(Clone, Copy, Debug)]
 pub struct KnownSet {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What it is, in a line.
+    /// A one-line description.
     pub about: &'static str,
-    /// Its files.
+    /// The files of the set.
     pub files: &'static [SetFile],
-    /// Where the files are, best first: addresses to which a file's name is added.
+    /// The base URLs of the files, best first.
     pub bases: &'static [&'static str],
-    /// Where a package of the system puts the files.
+    /// The folder into which a system package puts the files.
     pub installed: Option<&'static str>,
 }
 
 /// A file of a set.
 #[derive(Clone, Copy, Debug)]
 pub struct SetFile {
-    /// Its name, without folders.
+    /// The file name, without folders.
     pub name: &'static str,
-    /// Its length.
+    /// The size in bytes.
     pub bytes: u64,
-    /// Its MD5, as published: against damage, not against an attacker.
+    /// The published MD5: protects against damage, not against an attacker.
     pub md5: &'static str,
-    /// The MD5 of the same file from the system's package, where that has been compressed anew.
+    /// The MD5 of the same file in the system package, where it was recompressed.
     pub md5_installed: Option<&'static str>,
-    /// What it holds, if it is an archive (`.tar.gz`) to be unpacked; empty otherwise.
+    /// The members to unpack, if it is an archive (`.tar.gz`); empty otherwise.
     pub members: &'static [Member],
 }
 
 /// A file in an archive.
 #[derive(Clone, Copy, Debug)]
 pub struct Member {
-    /// Its path in the archive; it is unpacked under the last part of it.
+    /// Its path in the archive; it is unpacked under the last component.
     pub path: &'static str,
-    /// It is no longer than this.
+    /// The largest size that it may have.
     pub bytes_max: u64,
 }
 
@@ -45,7 +45,7 @@ pub fn known() -> &'static [KnownSet] {
 }
 
 impl KnownSet {
-    /// Bytes of all its files together.
+    /// The total size of its files in bytes.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }

@@ -1,7 +1,7 @@
 //! The well-known sets, fetched by name: from the system's package, over HTTP, or from a mirror.
 //!
-//! A file gets its name only when its checksum is right and it is on the disk. Until then it is `NAME.part`, which stays
-//! when something fails, so that the next try goes on from there. What is there and right is not fetched again.
+//! A file gets its name only when its checksum is right and it is flushed to disk. Until then it is `NAME.part`, which stays
+//! when something fails, so that the next try resumes from there. Files that exist and are right are not fetched again.
 //!
 //! Nothing here reads samples: what a file means is for the readers of the formats.
 
@@ -21,67 +21,67 @@ use ureq::Agent;
 
 use crate::error::DataError;
 
-/// How a set is fetched.
+/// Options for fetching a set.
 pub struct GetOptions<'a> {
-    /// The folder for its files; made where it is missing.
+    /// The folder for its files; created if missing.
     pub into: &'a Path,
-    /// Where to take the files from instead: the address (`http://`, `https://`, `file://`) or path of a folder with them.
+    /// A mirror to fetch from instead: the address (`http://`, `https://`, `file://`) or path of a folder with them.
     pub mirror: Option<&'a str>,
-    /// Told what happens; often, while bytes come.
+    /// Called with events; often, while bytes arrive.
     pub progress: &'a mut dyn FnMut(Progress<'_>),
 }
 
-/// What happens to a file.
+/// An event about a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress<'a> {
-    /// It is there and right.
+    /// The file exists and its checksum is right.
     Present {
-        /// The file.
+        /// The file name.
         file: &'a str,
     },
-    /// It is being fetched.
+    /// The download begins.
     Begin {
-        /// The file.
+        /// The file name.
         file: &'a str,
-        /// An address or a path.
+        /// The source: an address or a path.
         from: &'a str,
     },
-    /// More of it has come.
+    /// More bytes have arrived.
     Bytes {
-        /// The file.
+        /// The file name.
         file: &'a str,
-        /// What there is of it.
+        /// Bytes so far.
         have: u64,
-        /// What there will be.
+        /// Bytes in total.
         total: u64,
     },
-    /// A source does not give it; the next one is asked.
+    /// A source failed; the next one is tried.
     Failed {
-        /// The file.
+        /// The file name.
         file: &'a str,
-        /// An address or a path.
+        /// The source: an address or a path.
         from: &'a str,
-        /// What is wrong.
+        /// What went wrong.
         why: &'a str,
     },
-    /// An archive has come and is being unpacked.
+    /// An archive has been fetched and is being unpacked.
     Unpack {
-        /// The file.
+        /// The file name.
         file: &'a str,
     },
 }
 
-/// Where a set goes if nobody says otherwise: `data/NAME`.
+/// The default folder of a set: `data/NAME`.
 pub fn default_folder(name: &str) -> PathBuf {
     Path::new("data").join(name)
 }
 
-/// Fetches the set `name`, one of [`known`], and gives the folder with its files.
+/// Fetches the set `name`, one of [`known`], and returns the folder with its files.
 pub fn get(name: &str, options: GetOptions<'_>) -> Result<PathBuf, DataError> {
     let Some(set) = known().iter().find(|set| set.name == name) else {
         let names: Vec<&str> = known().iter().map(|set| set.name).collect();
         return Err(DataError::Setting {
-            why: format!("no set is called {name:?}; there are {}", names.join(", ")),
+            why: format!("unknown set {name:?}; known are {}", names.join(", ")),
         });
     };
     get_set(set, options)
@@ -116,14 +116,14 @@ fn get_within(set: &KnownSet, options: GetOptions<'_>, settings: Settings) -> Re
     Ok(into.into())
 }
 
-/// Where files come from.
+/// A source of files.
 enum Source {
     Folder(PathBuf),
     Address(String),
 }
 
 impl Source {
-    /// The place of a file.
+    /// The address or path of a file.
     fn of(&self, file: &str) -> String {
         match self {
             Source::Folder(folder) => folder.join(file).display().to_string(),
@@ -200,13 +200,13 @@ fn fetch(
     }
     let next = match n_kept {
         0 => "try again later, or name a mirror".into(),
-        n => format!("{n} bytes are kept: try again to go on from there, or name a mirror"),
+        n => format!("{n} bytes are kept: try again to resume from there, or name a mirror"),
     };
     let why = format!("could not be fetched; {}; {next}", failures.join("; "));
     Err(DataError::Io { path: target.into(), source: io::Error::other(why) })
 }
 
-/// Copies a file of a local folder.
+/// Copies a file from a local folder.
 fn copy(
     file: &SetFile,
     from: &Path,

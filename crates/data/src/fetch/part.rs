@@ -1,4 +1,4 @@
-//! A file that is not whole yet: `NAME.part`, until its checksum is right and it gets its name.
+//! A file that is not complete yet: `NAME.part`, until its checksum is right and it gets its name.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -8,10 +8,10 @@ use md5::{Digest, Md5};
 
 use crate::error::DataError;
 
-/// What is read at a time: large enough for few calls, small enough for a lively progress line.
+/// Bytes that are read at a time: large enough for few calls, small enough for frequent progress.
 const CHUNK_BYTES: usize = 1 << 18;
 
-/// The part of a file that is there. It stays when something fails, to go on from later.
+/// The part of a file that has been fetched. It stays when something fails, so that a later try can resume.
 pub(super) struct Part {
     target: PathBuf,
     path: PathBuf,
@@ -20,7 +20,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Opens or makes the part of the file that is to be `target`. Nobody else may be writing it.
+    /// Opens or creates the part of the file `target`. Fails if another process is writing it.
     pub(super) fn open(target: &Path) -> Result<Part, DataError> {
         let mut name = target.file_name().unwrap_or_default().to_os_string();
         name.push(".part");
@@ -28,7 +28,7 @@ impl Part {
         let open = || -> io::Result<(File, u64)> {
             let mut file =
                 OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
-            // Where a file system has no locks, there is no protection either.
+            // A file system without locks gives no protection.
             if let Err(TryLockError::WouldBlock) = file.try_lock() {
                 return Err(io::Error::other(
                     "another process is fetching this file; wait for it or stop it",
@@ -41,19 +41,19 @@ impl Part {
         Ok(Part { target: target.into(), path, file, have })
     }
 
-    /// Bytes that are there.
+    /// Bytes fetched so far.
     pub(super) fn have(&self) -> u64 {
         self.have
     }
 
-    /// Forgets what is there.
+    /// Drops what has been fetched.
     pub(super) fn restart(&mut self) -> Result<(), DataError> {
         self.have = 0;
         let done = self.file.set_len(0).and_then(|()| self.file.seek(SeekFrom::Start(0)));
         done.map(|_| ()).map_err(|err| DataError::io(&self.path, err))
     }
 
-    /// Adds what `source` gives, to its end; `progress` is told how much there is. More than `bytes_max` in all is refused.
+    /// Appends all that `source` gives; `progress` is called with the size so far. More than `bytes_max` in total is an error.
     pub(super) fn append(
         &mut self,
         source: &mut dyn Read,
@@ -77,7 +77,7 @@ impl Part {
         }
     }
 
-    /// Gives the file its name, if its checksum is one of `sums`; on the disk, also after a loss of power. With any other
+    /// Gives the file its name, if its checksum is one of `sums`; flushed, so it survives a loss of power. With any other
     /// checksum the part is deleted.
     pub(super) fn finish(self, sums: &[&str]) -> Result<(), Trouble> {
         let disk = |err| Trouble::Disk(DataError::io(&self.path, err));
@@ -86,14 +86,14 @@ impl Part {
             fs::remove_file(&self.path).map_err(disk)?;
             let expected = sums.join(" or ");
             return Err(Trouble::Source(format!(
-                "the MD5 checksum is {found} and should be {expected}; what came was deleted"
+                "the MD5 checksum is {found} and should be {expected}; the download was deleted"
             )));
         }
         self.file.sync_all().map_err(disk)?;
         rename(&self.path, &self.target).map_err(Trouble::Disk)
     }
 
-    /// Leaves the part for later, or deletes it if it is empty. Says how much there is.
+    /// Leaves the part for later, or deletes it if it is empty. Returns its size.
     pub(super) fn leave(self) -> Result<u64, DataError> {
         if self.have == 0 {
             fs::remove_file(&self.path).map_err(|err| DataError::io(&self.path, err))?;
@@ -102,15 +102,15 @@ impl Part {
     }
 }
 
-/// Why a file is not there.
+/// Why a file could not be fetched.
 pub(super) enum Trouble {
-    /// The other side: another source may do better.
+    /// The source failed: another one may succeed.
     Source(String),
-    /// This side: no other source would help.
+    /// This machine failed: no other source would help.
     Disk(DataError),
 }
 
-/// Gives a file that is on the disk its last name, and puts that on the disk.
+/// Renames a flushed file to its final name, and flushes the folder.
 pub(super) fn rename(from: &Path, to: &Path) -> Result<(), DataError> {
     fs::rename(from, to).map_err(|err| DataError::io(to, err))?;
     let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -1,4 +1,4 @@
-//! A small HTTP server for tests, on 127.0.0.1: it does what a script says, one line a request.
+//! A small HTTP server for tests, on 127.0.0.1: it follows a script, one reply per request.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,28 +6,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-/// What the server does with a request. After the last line of a script, that line holds.
+/// How the server replies to a request. The last reply of a script repeats.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reply {
-    /// What was asked for, a range or all.
+    /// Sends what was requested, a range or all.
     Right,
-    /// That, but the connection ends after so many bytes of it.
+    /// Sends that, but closes the connection after this many bytes.
     Cut(usize),
-    /// That, without saying how long it is.
+    /// The same, without a length.
     CutWithoutLength(usize),
-    /// All, whatever was asked for.
+    /// Sends everything, whatever was requested.
     IgnoreRange,
-    /// Another range than was asked for.
+    /// Sends another range than was requested.
     OtherRange,
-    /// That there is no such range.
+    /// Replies that there is no such range.
     RefuseRange,
-    /// That the file is elsewhere on this server.
+    /// Redirects to another path on this server.
     Redirect,
-    /// An error.
+    /// Replies with an error status.
     Status(&'static str),
-    /// A page that has nothing to do with it.
+    /// Sends an unrelated page.
     Page,
-    /// Nothing, and the connection stays open.
+    /// Sends nothing and keeps the connection open.
     Silence,
 }
 
@@ -87,7 +87,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // It waits for a connection, so it gets one.
+        // The thread waits for a connection, so this makes one.
         drop(TcpStream::connect(self.address));
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
@@ -107,7 +107,7 @@ fn read_request(stream: &TcpStream) -> Option<(String, Option<usize>)> {
     Some((path, range))
 }
 
-/// Writes an answer; whether anybody reads it is not the server's business.
+/// Writes an answer; errors are ignored, since the client may be gone.
 fn answer(mut stream: &TcpStream, reply: Reply, content: &[u8], range: Option<usize>) {
     let n = content.len();
     let start = range.unwrap_or(0).min(n);

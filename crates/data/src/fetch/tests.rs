@@ -1,4 +1,4 @@
-//! Fetching, against a server of our own and archives made here.
+//! Fetching, against a local server, and archives made here.
 
 use std::fs;
 use std::net::TcpListener;
@@ -38,7 +38,7 @@ fn set(content: &[u8], bases: &[String], members: &'static [Member]) -> KnownSet
     KnownSet { name: "x", about: "", files: vec![file].leak(), bases: bases.leak(), installed: None }
 }
 
-/// Fetches into `folder`; gives what was said, too: a line for each event but those of bytes.
+/// Fetches into `folder`; also returns the events, a line each, except those about bytes.
 fn run(set: &KnownSet, folder: &Path, mirror: Option<&str>) -> (Result<PathBuf, DataError>, Vec<String>) {
     run_within(set, folder, mirror, Duration::from_secs(20))
 }
@@ -70,7 +70,7 @@ fn run_within(
     (result, said)
 }
 
-/// A server with `script`, and `part` of the file there already: what is asked for, and how it ends. An error must contain
+/// A server with `script`, and `part` of the file on disk: what is requested, and how it ends. An error must contain
 /// `expected`, and leave `kept` bytes.
 fn check(script: &[Reply], part: &[u8], log: &[&str], end: Result<(), (&str, Option<u64>)>) {
     let content = content();
@@ -83,7 +83,7 @@ fn check(script: &[Reply], part: &[u8], log: &[&str], end: Result<(), (&str, Opt
         fs::create_dir_all(&into).unwrap();
         fs::write(&kept, part).unwrap();
     }
-    // A short wait only where it is waited for: a busy machine may be slow to answer.
+    // A short timeout only where the test needs it: a busy machine may be slow to respond.
     let timeout = Duration::from_millis(if matches!(script, [Reply::Silence]) { 300 } else { 20_000 });
     let (result, _) = run_within(&set, &into, None, timeout);
     assert_eq!(server.log(), log, "{script:?}: {result:?}");
@@ -126,7 +126,7 @@ fn a_file_comes_whole_or_is_gone_on_with() {
     check(&[IgnoreRange], half, &["/x.gz from 350000"], Ok(()));
     check(&[OtherRange], half, &["/x.gz from 350000", "/x.gz"], Ok(()));
     check(&[RefuseRange], half, &["/x.gz from 350000", "/x.gz"], Ok(()));
-    // Longer than the file: of no use.
+    // Longer than the file, so useless.
     check(&[Right], &[0; BYTES + 1], &["/x.gz"], Ok(()));
 }
 
@@ -142,7 +142,7 @@ fn what_fails_says_so_and_keeps_what_is_of_use() {
         &[Page],
         half,
         &[resumed],
-        Err(("the server has 15 bytes, and the file has 700001", Some(350_000))),
+        Err(("the server has 15 bytes, but the file has 700001", Some(350_000))),
     );
     check(&[Silence], half, &[resumed], Err(("timeout", Some(350_000))));
     check(
@@ -160,7 +160,7 @@ fn what_fails_says_so_and_keeps_what_is_of_use() {
     );
     check(&[Cut(7), Cut(0)], &[], &["/x.gz", "/x.gz from 7"], Err(("7 bytes are kept", Some(7))));
     // The first half is of another file: only the checksum can tell.
-    let expected = format!("should be {}; what came was deleted", md5(&content()));
+    let expected = format!("should be {}; the download was deleted", md5(&content()));
     check(&[Right], &[7; 350_000], &[resumed], Err((&expected, None)));
 }
 
@@ -200,7 +200,7 @@ fn the_next_source_is_asked_and_goes_on() {
     assert_eq!(right.log(), ["/x.gz from 1000"]);
     assert!(fs::read(folder.path().join("x.gz")).unwrap() == content);
 
-    // A file that is there but not right is fetched again.
+    // An existing file with a wrong checksum is fetched again.
     fs::write(folder.path().join("x.gz"), b"short").unwrap();
     assert!(run(&set, folder.path(), Some(&format!("{}under", right.base()))).0.is_ok());
     assert_eq!(right.log()[1..], ["/under/x.gz"]);
@@ -231,7 +231,7 @@ fn mirrors_and_installed_files_are_copied() {
         assert!(found.contains(expected), "{found}");
     }
 
-    // The package has the file compressed anew: another length, another sum.
+    // The package has the file recompressed: another length, another checksum.
     fs::write(source.path().join("x.gz"), b"the same, compressed anew").unwrap();
     let file = SetFile { md5_installed: Some(md5(b"the same, compressed anew")), ..plain.files[0] };
     let files: &'static [SetFile] = vec![file].leak();
@@ -240,7 +240,7 @@ fn mirrors_and_installed_files_are_copied() {
     assert!(run(&installed, folder.path(), None).0.is_ok());
     assert_eq!(fs::read(folder.path().join("x.gz")).unwrap(), b"the same, compressed anew");
     assert_eq!(run(&installed, folder.path(), None).1, ["present x.gz"]);
-    // One that is not ours is passed over.
+    // An unknown one is skipped.
     fs::write(source.path().join("x.gz"), b"something else").unwrap();
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(&content, &[Reply::Right]);
@@ -257,7 +257,7 @@ fn archive(entries: &[(&str, EntryType, &[u8])]) -> Vec<u8> {
     let mut tar = Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
     for (path, kind, content) in entries {
         let mut header = Header::new_gnu();
-        // Written by hand: the library refuses to make paths that climb.
+        // Written by hand: the library refuses to write paths with `..`.
         header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
         header.set_entry_type(*kind);
         header.set_size(content.len() as u64);
@@ -307,13 +307,13 @@ fn an_archive_gives_its_listed_files_and_nothing_else() {
     assert_eq!(fs::read(into.join("a.bin")).unwrap(), [7; 100]);
     assert_eq!(unpacked(&packed, &into).1, ["present x.gz"]);
 
-    // What is damaged since is noticed.
+    // Later damage is noticed.
     fs::write(into.join("a.bin"), [7; 99]).unwrap();
     assert_eq!(unpacked(&packed, &into).1, ["begin x.gz", "unpack x.gz"]);
     assert_eq!(fs::read(into.join("a.bin")).unwrap(), [7; 100]);
     fs::remove_file(into.join("b.txt")).unwrap();
     assert_eq!(unpacked(&packed, &into).1.len(), 2);
-    // An archive that lies there already is unpacked without being fetched.
+    // An archive that exists already is unpacked without being fetched.
     fs::remove_file(into.join("b.txt")).unwrap();
     fs::write(into.join("x.gz"), &packed).unwrap();
     assert_eq!(unpacked(&packed, &into).1, ["present x.gz", "unpack x.gz"]);
@@ -329,12 +329,15 @@ fn an_archive_that_is_not_as_listed_is_refused() {
         (archive(&[a]), "set/b.txt is not in the archive"),
         (archive(&[a, ("set/b.txt", Symlink, b"")]), "at byte 1024: set/b.txt is not a regular file"),
         (archive(&[a, ("set/b.txt", Link, b"")]), "set/b.txt is not a regular file"),
-        (archive(&[a, ("set/b.txt", Regular, &[0; 11])]), "set/b.txt has 11 bytes, and 10 at most are right"),
-        (archive(&[a, a]), "set/a.bin is there twice"),
+        (
+            archive(&[a, ("set/b.txt", Regular, &[0; 11])]),
+            "set/b.txt has 11 bytes, more than the 10 expected at most",
+        ),
+        (archive(&[a, a]), "set/a.bin is in the archive twice"),
         (archive(&[]), "set/a.bin is not in the archive"),
         (whole[..whole.len() / 2].to_vec(), "x.gz"),
         (b"not packed at all".to_vec(), "x.gz"),
-        // A bomb: what is not listed is bounded too.
+        // A decompression bomb: unlisted content is bounded too.
         (archive(&[("big", Regular, &vec![0; 1 << 22]), a, ("set/b.txt", Regular, b"")]), "x.gz"),
     ] {
         let folder = tempfile::tempdir().unwrap();
@@ -348,6 +351,6 @@ fn an_archive_that_is_not_as_listed_is_refused() {
 fn unknown_names_are_answered_with_the_known_ones() {
     let options = GetOptions { into: Path::new("/nowhere"), mirror: None, progress: &mut |_| () };
     let found = get("minst", options).unwrap_err().to_string();
-    assert_eq!(found, "no set is called \"minst\"; there are cifar10, cifar100, fashion-mnist, mnist");
+    assert_eq!(found, "unknown set \"minst\"; known are cifar10, cifar100, fashion-mnist, mnist");
     assert_eq!(default_folder("mnist"), Path::new("data/mnist"));
 }

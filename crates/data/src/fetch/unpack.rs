@@ -1,8 +1,8 @@
-//! Unpacking an archive: the files that are listed for it, and nothing else.
+//! Unpacking an archive: only the files that are listed for it.
 //!
 //! An entry is written only if its path is one of the list, under a name that comes from the list, so no archive can
-//! write anywhere else. Lengths are bounded by the list. Beside the files goes a list of their checksums, written last, by
-//! which they are found to be whole later, without the archive; `md5sum -c` reads it.
+//! write anywhere else. Lengths are bounded by the list. Next to the files goes a list of their checksums, written last, by
+//! which they can be verified later without the archive; `md5sum -c` reads it.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Write};
@@ -14,9 +14,9 @@ use super::known::{Member, SetFile};
 use super::part::{md5_of, rename};
 use crate::error::DataError;
 
-/// A list of checksums is no longer than this.
+/// The largest size of a list of checksums.
 const LIST_BYTES_MAX: u64 = 1 << 16;
-/// What an archive may hold beside its listed files.
+/// How many bytes an archive may hold besides its listed files.
 const OTHER_BYTES_MAX: u64 = 1 << 20;
 
 /// Unpacks `file`, which lies in `folder`, and deletes it.
@@ -24,7 +24,7 @@ pub(super) fn unpack(file: &SetFile, folder: &Path) -> Result<(), DataError> {
     let archive = folder.join(file.name);
     let mut sums = heading(file);
     let extracted = extract(file, &archive, folder).inspect_err(|_| {
-        // What is half unpacked is of no use. That it may not be there is no second error.
+        // Half-unpacked files are useless. That one may not exist is not a second error.
         for member in file.members {
             let _ = fs::remove_file(temporary_path(member, folder));
         }
@@ -47,7 +47,7 @@ pub(super) fn unpack(file: &SetFile, folder: &Path) -> Result<(), DataError> {
     fs::remove_file(&archive).map_err(|err| DataError::io(&archive, err))
 }
 
-/// Whether all that `file` holds is in `folder`, unpacked and whole.
+/// Whether all members of `file` are in `folder`, unpacked and intact.
 pub(super) fn is_unpacked(file: &SetFile, folder: &Path) -> bool {
     let mut sums = String::new();
     let read = File::open(list_path(file, folder))
@@ -61,7 +61,7 @@ pub(super) fn is_unpacked(file: &SetFile, folder: &Path) -> bool {
     })
 }
 
-/// Writes each member to a temporary file, on the disk.
+/// Writes each member to a temporary file, flushed to disk.
 fn extract<'a>(
     file: &'a SetFile,
     archive: &Path,
@@ -86,13 +86,13 @@ fn extract<'a>(
         }
         if entry.size() > member.bytes_max {
             return Err(wrong(format!(
-                "has {} bytes, and {} at most are right",
+                "has {} bytes, more than the {} expected at most",
                 entry.size(),
                 member.bytes_max
             )));
         }
         if done.iter().any(|(other, _)| other.path == member.path) {
-            return Err(wrong("is there twice".into()));
+            return Err(wrong("is in the archive twice".into()));
         }
         let temporary = temporary_path(member, folder);
         let mut target = File::create(&temporary).map_err(|err| DataError::io(&temporary, err))?;
@@ -124,7 +124,7 @@ fn list_path(file: &SetFile, folder: &Path) -> PathBuf {
     folder.join(format!("{}.unpacked", file.name))
 }
 
-/// The first line of the list: of which archive it tells.
+/// The first line of the list, which names the archive.
 fn heading(file: &SetFile) -> String {
     format!("# {}  {}\n", file.md5, file.name)
 }

@@ -8,7 +8,7 @@ use super::tests::{file, packed};
 use super::*;
 use crate::damage;
 
-/// Labels with their length, then images: both files as one input.
+/// Both files as one input: labels with their length, then images.
 fn joined(images: &[u8], labels: &[u8]) -> Vec<u8> {
     [&(labels.len() as u16).to_le_bytes(), labels, images].concat()
 }
@@ -19,11 +19,11 @@ fn parted(input: &[u8]) -> (&[u8], &[u8]) {
     (images, labels)
 }
 
-/// Makes a header agree with the length of the file, and what is packed whole.
+/// Makes a header agree with the length of the file, and a packed file complete.
 fn mended(part: &[u8], random: &mut Random) -> Vec<u8> {
     if part.starts_with(&[0x1f, 0x8b]) {
         let mut content = Vec::new();
-        // What can still be unpacked of it.
+        // As much of it as can still be unpacked.
         let _ = MultiGzDecoder::new(part).take(4096).read_to_end(&mut content);
         if !random.one_in(3) {
             Mutator { words: &[], bytes_max: 4096 }.change(&mut content, part, random);
@@ -60,7 +60,7 @@ fn idx() {
         ],
         words: &[b"\0\0\x08\x01", b"\0\0\x08\x03", b"\0\0\0\x03", b"\x1f\x8b\x08"],
         mend: &mend,
-        // A packed header may promise what deflate can hold at most.
+        // A packed header may promise as much as deflate can hold.
         memory: &|len| (64 << 10) + 2 * DEFLATE_RATIO_MAX * len,
     };
     let (images, labels) = (InFile::new("images"), InFile::new("labels"));
@@ -70,7 +70,7 @@ fn idx() {
         let set = Idx::open(images.with(i), labels.with(l)).map_err(|e| e.to_string())?;
         damage::read_all(&set).unwrap();
         set.intact().unwrap();
-        // What was read, written and read again.
+        // The set, written and read again.
         let Features::Image { channels, height, width, .. } = set.spec().features else { panic!("images") };
         let [n, c, h, w] = [set.len(), channels, height, width].map(|n| n as u32);
         let again = (file(&[n, c, h, w], set.images.elements()), file(&[n], set.labels.elements()));

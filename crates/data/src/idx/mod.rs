@@ -17,10 +17,10 @@ use crate::spec::{Features, Layout, Spec, Target};
 
 /// The element type of unsigned bytes.
 const UNSIGNED_BYTE: u8 = 8;
-/// Deflate packs at most this many bytes into one, so a header that asks for more lies.
+/// Deflate packs at most this many bytes into one, so a header that promises more is wrong.
 const DEFLATE_RATIO_MAX: usize = 1032;
 
-/// Images with labels.
+/// An IDX set: images with labels.
 #[derive(Debug)]
 pub struct Idx {
     spec: Spec,
@@ -38,7 +38,7 @@ pub struct Found {
 }
 
 impl Idx {
-    /// Opens a pair of files. There are as many classes as the largest label says; see [`Idx::with_classes`].
+    /// Opens a pair of files. The number of classes follows from the largest label; see [`Idx::with_classes`].
     pub fn open(images: &Path, labels: &Path) -> Result<Idx, DataError> {
         let labels = Content::open(labels, &[1])?;
         let images = Content::open(images, &[3, 4])?;
@@ -99,8 +99,8 @@ impl Dataset for Idx {
     }
 }
 
-/// Finds the files of a set in `folder` by their usual names: `train-images-idx3-ubyte` and its kin (with `.` for `-`,
-/// ending in `.idx`, gzipped or not), `train-labels-..`, and `t10k-..` or `test-..`. Raw files go before gzipped ones.
+/// Finds the files of a set in `folder` by their usual names: `train-images-idx3-ubyte` and its variants (with `.` for `-`,
+/// ending in `.idx`, gzipped or not), `train-labels-..`, and `t10k-..` or `test-..`. Raw files are preferred to gzipped ones.
 pub fn find(folder: &Path) -> Result<Found, DataError> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(|e| DataError::io(folder, e))? {
@@ -126,10 +126,7 @@ pub fn find(folder: &Path) -> Result<Found, DataError> {
             let (there, absent) =
                 if images.is_some() { ("images", "labels-idx1") } else { ("labels", "images-idx3") };
             let path = folder.join(format!("{part}-{absent}-ubyte"));
-            Err(DataError::Missing {
-                path,
-                hint: format!("its {there} are there; put both files in the folder"),
-            })
+            Err(DataError::Missing { path, hint: format!("the {there} exist; put both files in the folder") })
         }
     };
     let train = pair("train")?.ok_or_else(|| DataError::Missing {
@@ -143,7 +140,7 @@ pub fn find(folder: &Path) -> Result<Found, DataError> {
     Ok(Found { train, test })
 }
 
-/// What may follow `train-images`, once lower case and with every separator a dash.
+/// What may follow `train-images`, in lower case and with dashes as separators.
 fn is_ending(ending: &str) -> bool {
     let ending = ending.strip_suffix("-idx").unwrap_or(ending);
     matches!(
@@ -156,7 +153,7 @@ fn is_ending(ending: &str) -> bool {
 #[derive(Debug)]
 struct Content {
     path: PathBuf,
-    /// With the header.
+    /// The bytes, header included.
     bytes: Bytes,
     packed: bool,
     dims: Vec<usize>,
@@ -183,7 +180,7 @@ impl Content {
         Ok(content)
     }
 
-    /// Replaces packed bytes by what is in them: the header first, then exactly what it promises.
+    /// Replaces packed bytes by their content: the header first, then exactly what it promises.
     fn unpack(&mut self, ranks: &[u8]) -> Result<(), DataError> {
         let file: &[u8] = &self.bytes;
         let mut decoder = MultiGzDecoder::new(file);
@@ -257,12 +254,11 @@ impl Content {
         let dim = |d: &[u8]| u32::from_be_bytes([d[0], d[1], d[2], d[3]]) as usize;
         let dims: Vec<usize> = dims.chunks_exact(4).map(dim).collect();
         if let Some(zero) = dims.iter().position(|&d| d == 0) {
-            return Err(self.at(4 + 4 * zero, format!("dims {dims:?} hold nothing")));
+            return Err(self.at(4 + 4 * zero, format!("dims {dims:?} are empty")));
         }
         let numel = dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
         let total = numel.and_then(|n| n.checked_add(4 + 4 * rank));
-        let total =
-            total.ok_or_else(|| self.at(4, format!("dims {dims:?} are more than memory can address")))?;
+        let total = total.ok_or_else(|| self.at(4, format!("dims {dims:?} exceed the address space")))?;
         Ok((dims, total))
     }
 
@@ -270,7 +266,7 @@ impl Content {
         &self.bytes[4 + 4 * self.dims.len()..]
     }
 
-    /// An error at an offset of the content, which is not the file's where it is packed.
+    /// An error at an offset of the content, which is not the offset in the file if it is packed.
     fn at(&self, offset: usize, mut why: String) -> DataError {
         if self.packed {
             why.push_str(" (the offset counts unpacked bytes)");

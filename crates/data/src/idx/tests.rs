@@ -87,11 +87,11 @@ fn bad_files_are_errors_with_file_and_offset() {
     check(&with(2, 13), &labels, "/images: at byte 2: element type 0x0d");
     check(&with(3, 1), &labels, "/images: at byte 3: rank 1, but images have rank 3 or 4");
     check(&labels, &images, "/labels: at byte 3: rank 3, but labels have rank 1; are the two files swapped?");
-    check(&with(11, 0), &labels, "/images: at byte 8: dims [3, 0, 4] hold nothing");
+    check(&with(11, 0), &labels, "/images: at byte 8: dims [3, 0, 4] are empty");
     check(&file(&[u32::MAX; 4], &[]), &labels, "/images: at byte 4: dims");
     check(&images, &file(&[2], &[0, 1]), "/labels: at byte 4: 2 labels, but /images has 3 images");
 
-    // Packed: offsets of the packing are the file's, offsets of the content say so.
+    // Packed files: errors of the packing have offsets in the file, errors of the content say that theirs are unpacked.
     let gz = packed(&images);
     check(&gz[..gz.len() - 9], &labels, &format!("/images: at byte {}: cannot unpack", gz.len() - 9));
     check(&gz[..gz.len() - 1], &labels, &format!("/images: at byte {}: cannot unpack", gz.len() - 1));
@@ -169,6 +169,6 @@ fn usual_names_are_found() {
         &["train-images-idx3-ubyte.png", "notes"],
         Err("train-images-idx3-ubyte: not found; give a folder"),
     );
-    check(&four[..1], Err("train-labels-idx1-ubyte: not found; its images are there"));
+    check(&four[..1], Err("train-labels-idx1-ubyte: not found; the images exist"));
     check(&four[..3], Err("t10k-labels-idx1-ubyte: not found"));
 }

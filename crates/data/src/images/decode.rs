@@ -1,9 +1,9 @@
 //! From the bytes of a PNG or JPEG file to pixels: `[height, width, channels]` of bytes, three channels (RGB) or one
-//! (grey). Which of the two formats it is, the content says, not the name.
+//! (grey). The format follows from the content, not from the name.
 //!
-//! As PIL's `convert("RGB")` and `convert("L")`, on which torchvision's `ImageFolder` rests: transparency is dropped, not
+//! As PIL's `convert("RGB")` and `convert("L")`, which torchvision's `ImageFolder` uses: transparency is dropped, not
 //! blended; palettes and fewer than 8 bits are expanded, 16 bits are cut to 8; grey is 0.299 R + 0.587 G + 0.114 B. The
-//! orientation in EXIF is not applied. Stricter than PIL in one thing: a file that is cut or broken is an error, not a
+//! orientation in EXIF is not applied. Stricter than PIL in one respect: a file that is cut or broken is an error, not a
 //! picture with a grey half.
 
 use std::io::Cursor;
@@ -20,16 +20,16 @@ use super::jpeg::Decoder;
 use super::resize::{Part, Size};
 use crate::error::DataError;
 
-/// No side of an image may be longer; checked before memory is taken.
+/// The longest side of an image; checked before memory is allocated.
 pub(super) const SIDE_MAX: usize = 16_384;
 /// Deflate packs at most this many bytes into one.
 const DEFLATE_RATIO_MAX: usize = 1032;
 /// A block of 8x8 pixels takes at least one bit of a JPEG.
 pub(super) const JPEG_PIXELS_A_BYTE_MAX: usize = 512;
 /// What is within those bounds may still be half a megabyte that claims 800 MB of memory in each loader thread. So an
-/// image of more pixels than these (96 MiB in colour) ..
+/// image of more pixels than this (96 MiB in colour) ..
 const LARGE_PIXELS: usize = 32 << 20;
-/// .. must have a byte for so many of them. Photographs, however coarse, take one for far fewer.
+/// .. must have at least one byte per this many pixels. Photographs, however coarse, have far more.
 const LARGE_PIXELS_A_BYTE: usize = 64;
 
 /// What is wrong with a file, and where.
@@ -44,13 +44,13 @@ impl Flaw {
         Flaw { offset: offset as u64, why: why.into() }
     }
 
-    /// As the error of a file.
+    /// The flaw as an error of a file.
     pub(super) fn of(self, path: &Path) -> DataError {
         DataError::Corrupt { path: path.into(), offset: self.offset, why: self.why }
     }
 }
 
-/// Decodes `file` into the front of `pixels`, which grows where it must. `jpeg` is tried first.
+/// Decodes `file` into the front of `pixels`, which grows as needed. `jpeg` is tried first.
 pub(super) fn decode(
     file: &[u8],
     grey: bool,
@@ -66,14 +66,14 @@ pub(super) fn decode(
     Ok(size)
 }
 
-/// The same without that, for whatever kind of file; it says what is wrong.
+/// The same without the fast decoder, for any supported file; the error says what is wrong.
 pub(super) fn decode_any(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<Size, Flaw> {
     if file.starts_with(b"\x89PNG\r\n\x1a\n") {
         decode_png(file, grey, pixels)
     } else if file.starts_with(b"\xff\xd8\xff") {
         decode_jpeg(file, grey, pixels)
     } else {
-        Err(Flaw::new(0, "neither PNG nor JPEG; convert it, or take it out of the folder"))
+        Err(Flaw::new(0, "neither PNG nor JPEG; convert it, or remove it from the folder"))
     }
 }
 
@@ -102,7 +102,7 @@ fn read_png(
     if unpacked > len.saturating_mul(DEFLATE_RATIO_MAX) {
         return Err(format!("{} x {} pixels cannot be in {len} bytes", size.height, size.width));
     }
-    // Two lines of the largest image, and then some.
+    // Two lines of the largest image, with a margin.
     decoder.set_limits(png::Limits { bytes: 64 << 20 });
     let mut reader = decoder.read_info().map_err(broken)?;
     check_palette(reader.info())?;
@@ -125,29 +125,29 @@ fn read_png(
     Ok(size)
 }
 
-/// Whether a palette is one, and transparency has no more entries than it: the decoder relies on both, and panics.
+/// Checks that a palette has whole colours, and transparency no more entries than it: the decoder relies on both, and panics.
 fn check_palette(info: &png::Info<'_>) -> Result<(), String> {
     let (ColorType::Indexed, Some(palette)) = (info.color_type, &info.palette) else { return Ok(()) };
     let (colours, bytes) = (palette.len() / 3, palette.len());
     if bytes % 3 != 0 {
-        return Err(format!("broken PNG: a palette of {bytes} bytes, and a colour has 3"));
+        return Err(format!("broken PNG: a palette of {bytes} bytes, which is not a multiple of 3"));
     }
     match &info.trns {
         Some(alphas) if alphas.len() > colours => {
             let n = alphas.len();
-            Err(format!("broken PNG: transparency of {n} colours, and the palette has {colours}"))
+            Err(format!("broken PNG: transparency of {n} colours, but the palette has {colours}"))
         }
         _ => Ok(()),
     }
 }
 
 fn decode_jpeg(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<Size, Flaw> {
-    // Asked first, because the decoder does not miss the last rows.
+    // Checked first, because the decoder does not notice that the last rows are missing.
     if !file.ends_with(b"\xff\xd9") && !ends_after_scan(file) {
         return Err(Flaw::new(file.len(), "broken JPEG: the file ends here, before the image does"));
     }
     read_jpeg(ZCursor::new(file), file.len(), grey, pixels).map_err(|why| {
-        // Once more with a reader that says how far it came; only files that are broken pay for it.
+        // Once more with a reader that says how far it came; only broken files pay for it.
         let mut cursor = Cursor::new(file);
         let _same_error = read_jpeg(&mut cursor, file.len(), grey, pixels);
         Flaw::new((cursor.position() as usize).min(file.len()), why)
@@ -171,7 +171,7 @@ fn read_jpeg<R: ZByteReaderTrait>(
     if size.pixels() > len.saturating_mul(JPEG_PIXELS_A_BYTE_MAX) {
         return Err(format!("{height} x {width} pixels cannot be in {len} bytes"));
     }
-    // Luma is grey already; the decoder then leaves out the colours.
+    // Luma is grey already; the decoder then skips the colours.
     let luma = grey && matches!(decoder.input_colorspace(), Some(ColorSpace::YCbCr | ColorSpace::Luma));
     let (space, stored) = if luma { (ColorSpace::Luma, 1) } else { (ColorSpace::RGB, 3) };
     decoder.set_options(options.jpeg_set_out_colorspace(space));
@@ -181,7 +181,7 @@ fn read_jpeg<R: ZByteReaderTrait>(
     Ok(size)
 }
 
-/// Whether an end of image comes after the first scan: such a file has something else behind the image.
+/// Whether an end of image comes after the first scan: such a file has other data after the image.
 fn ends_after_scan(file: &[u8]) -> bool {
     let mut at = 2;
     while let Some(&[0xff, marker, high, low]) = file.get(at..at + 4) {
@@ -193,7 +193,7 @@ fn ends_after_scan(file: &[u8]) -> bool {
     false
 }
 
-/// Whether a file of `len` bytes may hold an image that large; asked before memory is taken for it.
+/// Whether a file of `len` bytes may hold an image that large; checked before memory is allocated.
 pub(super) fn check_size(size: Size, len: usize) -> Result<(), String> {
     let Size { height, width } = size;
     if height == 0 || width == 0 || height > SIDE_MAX || width > SIDE_MAX {
@@ -201,10 +201,10 @@ pub(super) fn check_size(size: Size, len: usize) -> Result<(), String> {
     }
     let limit = len.saturating_mul(LARGE_PIXELS_A_BYTE).max(LARGE_PIXELS);
     if size.pixels() > limit {
-        let why = "the file is damaged, or nearly all of one colour: scale the image down, or take it out";
+        let why = "the file is damaged, or nearly all of one colour: scale the image down, or remove it";
         let millions = |pixels: usize| pixels as f64 / 1e6;
         return Err(format!(
-            "claims {height} x {width} pixels ({:.1} million), and at most {:.1} million are read from {len} bytes; {why}",
+            "claims {height} x {width} pixels ({:.1} million), but at most {:.1} million are read from {len} bytes; {why}",
             millions(size.pixels()),
             millions(limit)
         ));
@@ -222,7 +222,7 @@ pub(super) fn grow(pixels: &mut Vec<u8>, len: usize) {
 fn convert(pixels: &mut [u8], n: usize, from: usize, to: usize) {
     match (from, to) {
         (1, 3) | (2, 3) => {
-            // From the end, because the result is longer.
+            // Backwards, because the result is longer.
             for i in (0..n).rev() {
                 let level = pixels[i * from];
                 pixels[3 * i..3 * i + 3].fill(level);

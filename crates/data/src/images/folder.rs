@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 
 use crate::error::DataError;
 
-/// Folders in folders of a class are followed this deep, which also ends a link that leads back.
+/// Folders in folders of a class are followed this deep, which also stops at a circular link.
 const DEPTH_MAX: usize = 16;
 
-/// Where the parts of a set are.
+/// The folders of a set's parts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
     /// The training set: a folder with a folder per class.
     pub train: PathBuf,
-    /// What to choose by while training.
+    /// The validation set, if there is one.
     pub validation: Option<PathBuf>,
-    /// What to judge by at the end.
+    /// The test set, if there is one.
     pub test: Option<PathBuf>,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn list(folder: &Path) -> Result<Listing, DataError> {
         let before = listing.files.len();
         gather(path, DEPTH_MAX, &mut listing.files)?;
         if listing.files.len() == before {
-            let hint = "every class needs at least one; remove the folder if it is no class".into();
+            let hint = "every class needs at least one; remove the folder if it is not a class".into();
             return Err(DataError::Missing { path: path.join("*.png, *.jpg, *.jpeg"), hint });
         }
         listing.labels.resize(listing.files.len(), class as u32);
@@ -69,7 +69,7 @@ fn gather(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), D
     files.extend(entries.images);
     if depth == 0 && !entries.folders.is_empty() {
         let why =
-            format!("{}: more than {DEPTH_MAX} folders deep; is there a link in a circle?", folder.display());
+            format!("{}: more than {DEPTH_MAX} folders deep; is there a circular link?", folder.display());
         return Err(DataError::Setting { why });
     }
     entries.folders.iter().try_for_each(|inside| gather(inside, depth - 1, files))
@@ -80,7 +80,7 @@ struct Entries {
     images: Vec<PathBuf>,
 }
 
-/// What is in a folder, by name, without hidden folders and files of other kinds.
+/// The entries of a folder, sorted by name, without hidden ones and files of other kinds.
 fn entries(folder: &Path) -> Result<Entries, DataError> {
     let mut entries = Entries { folders: Vec::new(), images: Vec::new() };
     for entry in fs::read_dir(folder).map_err(|e| DataError::io(folder, e))? {

@@ -1,4 +1,4 @@
-//! Any bytes as a PNG: pixels or an error, and grey is what the colours say.
+//! Any bytes as a PNG: pixels or an error, and grey agrees with the colours.
 
 use std::io::{Read, Write};
 
@@ -104,13 +104,13 @@ fn flate2_crc(bytes: &[u8]) -> u32 {
     crc.sum()
 }
 
-/// Unpacks the pixels, has them changed, and packs them into one chunk or two.
+/// Unpacks the pixels, changes them, and packs them into one chunk or two.
 fn repack(parts: &mut Vec<Chunk>, random: &mut Random, change: impl FnOnce(&mut Vec<u8>, &mut Random)) {
     let Some(first) = parts.iter().position(|(name, _)| name == b"IDAT") else { return };
     let packed: Vec<u8> =
         parts.iter().filter(|(name, _)| name == b"IDAT").flat_map(|(_, body)| body.clone()).collect();
     let mut pixels = Vec::new();
-    // What can still be unpacked of it.
+    // As much of it as can still be unpacked.
     let _ = ZlibDecoder::new(&packed[..]).take(UNPACKED_BYTES_MAX).read_to_end(&mut pixels);
     change(&mut pixels, random);
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());

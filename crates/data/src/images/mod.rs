@@ -1,9 +1,9 @@
 //! Image folders: a folder per class with PNG and JPEG files in it, as torchvision's `ImageFolder` reads it. Files are
-//! decoded when a sample is asked for, and what was decoded is kept in memory up to a limit, so that later epochs read
+//! decoded when a sample is fetched, and decoded images are cached up to a limit, so that later epochs read
 //! memory.
 //!
-//! What a pixel is made of is said in `decode` (transparency is dropped), how sizes are matched in `resize`. The common kind
-//! of JPEG goes through `jpeg`, which is faster; what that refuses goes through `decode`.
+//! `decode` documents how pixels are converted (transparency is dropped), `resize` how sizes are matched. The common kind
+//! of JPEG goes through `jpeg`, which is faster; what that rejects goes through `decode`.
 
 mod decode;
 mod folder;
@@ -25,20 +25,20 @@ use decode::SIDE_MAX;
 pub use folder::{Found, find};
 use resize::{Cut, Part, Pixels, Size};
 
-/// No file may be longer: the largest image, unpacked, is shorter.
+/// The largest file that is read: the largest image, unpacked, is smaller.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
-/// How images are read.
+/// Options for reading images.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ImageOptions {
-    /// Height and width of every sample: images are scaled to cover it, and the middle is cut out. Without it, all must
+    /// Height and width of every sample: images are scaled to cover it, and cropped to the middle. Without it, all must
     /// be as large as the first.
     pub size: Option<(usize, usize)>,
-    /// One channel instead of three.
+    /// Whether images have one channel instead of three.
     pub grey: bool,
     /// How much memory decoded images may take.
     pub cache_bytes: usize,
-    /// What images are decoded and scaled with; pixels are the same with each.
+    /// The CPU features for decoding and scaling; pixels are the same with any.
     pub isa: Isa,
 }
 
@@ -48,14 +48,14 @@ impl Default for ImageOptions {
     }
 }
 
-/// Images with labels.
+/// An image folder: images with labels.
 #[derive(Debug)]
 pub struct Images {
     spec: Spec,
     how: How,
     files: Vec<PathBuf>,
     labels: Vec<u32>,
-    /// Decoded images; one lock each, taken by whoever decodes it and never again.
+    /// Decoded images; each is set at most once, by the thread that decodes it first.
     cache: Vec<OnceLock<Box<[u8]>>>,
     cache_left: AtomicUsize,
 }
@@ -118,7 +118,7 @@ impl Images {
     /// Keeps a copy if there is room.
     fn keep(&self, idx: usize, pixels: &[u8]) {
         let take = |left: usize| left.checked_sub(pixels.len());
-        // Only the sum counts, no order: relaxed.
+        // Relaxed: only the sum counts, not the order.
         if self.cache_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
             return;
         }
@@ -160,7 +160,7 @@ impl Dataset for Images {
     }
 }
 
-/// Decodes one file into what a model of `features` takes, in their layout: scaled to cover the size, the middle cut out,
+/// Decodes one file into what a model of `features` takes, in their layout: scaled to cover the size, cropped to the middle,
 /// in one channel or three.
 pub fn decode_file(path: &Path, features: &Features, isa: Isa) -> Result<Vec<u8>, DataError> {
     let Features::Image { channels: channels @ (1 | 3), height, width, layout } = *features else {
@@ -179,7 +179,7 @@ pub fn decode_file(path: &Path, features: &Features, isa: Isa) -> Result<Vec<u8>
     })
 }
 
-/// How a file becomes a sample.
+/// Settings by which a file becomes a sample.
 #[derive(Clone, Copy, Debug)]
 struct How {
     size: Size,
@@ -189,11 +189,11 @@ struct How {
     isa: Isa,
 }
 
-/// What a thread decodes and scales images with, again and again.
+/// A thread's buffers for decoding and scaling images, which it reuses.
 #[derive(Default, Debug)]
 pub(crate) struct Work {
     jpeg: jpeg::Decoder,
-    /// Of the last image: mostly all have the same size.
+    /// The scaling of the last image: mostly all have the same size.
     cut: Option<Cut>,
     levels: Vec<i16>,
 }
@@ -222,7 +222,7 @@ impl How {
             return Ok(&bytes[..len]);
         }
         let cut = Cut::again(cut, from, to);
-        // The result goes behind the source.
+        // The result goes after the source.
         let source_len = from.pixels() * channels;
         decode::grow(bytes, source_len + len);
         let (source, rest) = bytes.split_at_mut(source_len);
@@ -232,7 +232,7 @@ impl How {
         Ok(&rest[..len])
     }
 
-    /// Which part of an image is needed; makes the cut for it.
+    /// Which part of an image is needed; prepares the scaling for it.
     fn part(&self, from: Size, cut: &mut Option<Cut>) -> Part {
         if from == self.size || !self.scale {
             return Part::whole(from);
@@ -264,7 +264,7 @@ fn checked(height: usize, width: usize) -> Result<Size, DataError> {
 /// The whole file into `content`.
 fn read(path: &Path, content: &mut Vec<u8>) -> Result<(), DataError> {
     let fail = |e: io::Error| DataError::io(path, e);
-    // Asked before opening, because opening a pipe waits for whoever writes into it.
+    // Checked before opening, because opening a pipe waits for a writer.
     let found = fs::metadata(path).map_err(fail)?;
     if !found.is_file() {
         return Err(fail(io::Error::other("not a file; give a PNG or JPEG file")));
@@ -272,7 +272,7 @@ fn read(path: &Path, content: &mut Vec<u8>) -> Result<(), DataError> {
     if found.len() > FILE_BYTES_MAX {
         return Err(DataError::corrupt(path, FILE_BYTES_MAX, "too long for an image"));
     }
-    // The memory of the last file is used again as it is: what it has too much is cut off behind.
+    // The memory of the last file is reused without clearing: what is too long is truncated afterwards.
     let len = found.len() as usize;
     decode::grow(content, len);
     let mut file = File::open(path).map_err(fail)?;

@@ -1,10 +1,10 @@
-//! Scaling an image so that it covers a size, and cutting out the middle: what torchvision's `Resize` and `CenterCrop`
+//! Scaling an image so that it covers a size, and cropping to the middle: what torchvision's `Resize` and `CenterCrop`
 //! do, to within one level (they round between the two directions, this does not).
 //!
 //! Each pixel of the result is a mean of pixels of the source under a triangle that is two pixels wide at the coarser of
 //! the two scales (bilinear with antialiasing). The triangle of a pixel is the product of one over rows and one over
 //! columns, so a row of the result takes two passes: rows of the source are mixed into one row, and that row is mixed
-//! along itself. Nothing outside the cut is computed. With three channels and few weights the row is of i16, else of f32.
+//! along itself. Nothing outside the crop is computed. With three channels and few weights the row is of i16, else of f32.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use polyreme_kernels::Isa;
 use polyreme_kernels::bytes::mix_rows;
 use polyreme_kernels::pixels::{Columns, WEIGHTS_MAX, blend_rows};
 
-/// How an image of one size is brought to another.
+/// How an image of one size is scaled to another.
 #[derive(Debug)]
 pub(super) struct Cut {
     from: Size,
@@ -27,7 +27,7 @@ pub(super) struct Cut {
 /// Weights in integers.
 #[derive(Debug)]
 struct Fixed {
-    /// As many as a row has taps, for each row.
+    /// One weight per tap, for each row.
     rows: Vec<u16>,
     columns: Columns,
 }
@@ -40,22 +40,22 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// All of it.
+    /// The whole image.
     pub(super) fn whole(size: Size) -> Part {
         Part { rows: 0..size.height, columns: 0..size.width }
     }
 }
 
-/// A part of an image, from which rows are taken from above to below.
+/// A part of an image whose rows are read from top to bottom.
 pub(super) trait Lines {
-    /// The bytes from the first of `rows` on, and how far apart rows are. A row starts with the part's first column.
+    /// The bytes from the first of `rows` on, and the stride of rows. A row starts with the part's first column.
     fn lines(&mut self, rows: Range<usize>) -> (&[u8], usize);
 }
 
-/// A whole image in memory, of which a part is taken.
+/// A part of an image that is whole in memory.
 pub(super) struct Pixels<'a> {
     pub(super) bytes: &'a [u8],
-    /// Of a row of the image.
+    /// The stride of the image's rows in bytes.
     pub(super) stride: usize,
     /// Where the part starts in it.
     pub(super) first: usize,
@@ -81,7 +81,7 @@ impl Cut {
         Cut { from, to, mixes: Some(mixes), fixed, part }
     }
 
-    /// The one in `last`, if it is from and to these sizes; else a new one, which then is there.
+    /// The one in `last`, if it is for these sizes; else a new one, which is then stored there.
     pub(super) fn again(last: &mut Option<Cut>, from: Size, to: Size) -> &Cut {
         if last.as_ref().is_none_or(|cut| (cut.from, cut.to) != (from, to)) {
             *last = None;
@@ -89,7 +89,7 @@ impl Cut {
         last.get_or_insert_with(|| Cut::new(from, to))
     }
 
-    /// What is needed of the image.
+    /// The part of the image that is needed.
     pub(super) fn part(&self) -> &Part {
         &self.part
     }
@@ -147,7 +147,7 @@ impl Cut {
 
 impl Fixed {
     fn new(rows: &Mix, columns: &Mix) -> Fixed {
-        // The sum of a row's weights is 1, but one alone must fit 16 bits.
+        // The weights of a row sum to 1, but a single one must fit 16 bits.
         let by_row = rows.fixed(1 << 16).map(|w| w.min(0xffff) as u16);
         let by_column: Vec<i16> = columns.fixed(1 << 14).map(|w| w as i16).collect();
         let first = columns.reach().start;
@@ -185,7 +185,7 @@ fn middle(outer: usize, inner: usize) -> Range<usize> {
     start..start + inner
 }
 
-/// Which elements of the source make each element of the result along one dim, and with what weights.
+/// Which elements of the source make each element of the result along one dim, and with which weights.
 #[derive(Debug)]
 struct Mix {
     starts: Vec<usize>,
@@ -274,7 +274,7 @@ fn mix_pixel<const C: usize>(from: &[f32], weights: &[f32], means: &mut [f32]) {
     means[..4].copy_from_slice(&sums);
 }
 
-/// The nearest level. A mean of bytes lies in 0..=255, so beside 2^23 its nearest integer is the low byte.
+/// The nearest level. A mean of bytes lies in 0..=255, so after adding 2^23 its nearest integer is the low byte.
 fn nearest(mean: f32) -> u8 {
     (mean + 8_388_608.0).to_bits() as u8
 }

@@ -52,8 +52,8 @@ fn folder(files: &[(&str, Vec<u8>)]) -> TempDir {
 
 #[test]
 fn files_decode_as_pil_decodes_them() {
-    // The two decoders round the inverse cosine transform and the colours in their own ways, and blend colours that are
-    // stored at half size in their own ways; so the largest and the mean difference are bounded, each with its reason.
+    // The two decoders round the inverse cosine transform and the colours differently, and blend colours differently that are
+    // stored at half size; so the largest and the mean difference are bounded, each with its reason.
     for (name, largest, mean) in [
         ("palette.png", 0, 0.0),
         ("bits.png", 0, 0.0),
@@ -117,7 +117,7 @@ fn every_kind_of_png_is_read() {
     check(ColorType::Rgba, Eight, &[0, 255, 0, 128], [0, 255, 0], 150);
 }
 
-/// The decoder relies on whole colours and on no more transparency than colours; it panicked, and with it the thread that loads.
+/// The decoder relies on whole colours and on no more transparency than colours; it used to panic, and the loader thread with it.
 #[test]
 fn a_png_with_a_broken_palette_is_an_error_and_not_a_crash() {
     let indexed = |palette: &[u8], alphas: &[u8]| {
@@ -134,9 +134,9 @@ fn a_png_with_a_broken_palette_is_an_error_and_not_a_crash() {
     };
     assert_eq!(indexed(&[1, 2, 3, 4, 5, 6], &[7, 8]).unwrap()[..6], [1, 2, 3, 4, 5, 6]);
     for (palette, alphas, says) in [
-        (&[0; 8][..], &[7][..], "broken PNG: a palette of 8 bytes, and a colour has 3"),
+        (&[0; 8][..], &[7][..], "broken PNG: a palette of 8 bytes, which is not a multiple of 3"),
         (&[0; 771], &[7], "broken PNG: Chunk length wrong"),
-        (&[0; 6], &[7, 8, 9], "broken PNG: transparency of 3 colours, and the palette has 2"),
+        (&[0; 6], &[7, 8, 9], "broken PNG: transparency of 3 colours, but the palette has 2"),
     ] {
         let why = indexed(palette, alphas).unwrap_err();
         assert!(why.starts_with(says), "{why}");
@@ -248,7 +248,7 @@ fn bad_files_are_errors_with_file_and_offset() {
     check(
         &one(&large),
         None,
-        "claims 16384 x 16384 pixels (268.4 million), and at most 33.6 million are read from",
+        "claims 16384 x 16384 pixels (268.4 million), but at most 33.6 million are read from",
     );
 
     for keep in [3, 30, 400, 700, jpeg.len() - 40, jpeg.len() - 2, jpeg.len() - 1] {
@@ -260,7 +260,7 @@ fn bad_files_are_errors_with_file_and_offset() {
     check(
         &one(&large),
         None,
-        "claims 16384 x 16384 pixels (268.4 million), and at most 33.6 million are read from",
+        "claims 16384 x 16384 pixels (268.4 million), but at most 33.6 million are read from",
     );
     large[sof + 5] = 0x41;
     check(&one(&large), None, "a/x.png: at byte");
@@ -286,7 +286,7 @@ fn bad_files_are_errors_with_file_and_offset() {
     assert!(matches!(row, Err(DataError::Setting { .. })));
 }
 
-/// Half a megabyte of a photograph's kind, whose header claims what 800 MB of pixels would be.
+/// Half a megabyte like that of a photograph, whose header claims 800 MB of pixels.
 #[test]
 fn a_file_that_claims_far_more_than_it_holds_is_refused_before_memory_is_taken() {
     let mut jpeg = reference("baseline.jpg");
@@ -300,7 +300,7 @@ fn a_file_that_claims_far_more_than_it_holds_is_refused_before_memory_is_taken()
     let how = How { size: Size { height: 8, width: 8 }, scale: true, channels: 3, isa: Isa::detect() };
     let error = how.sample(&path, &mut scratch).unwrap_err().to_string();
     let want =
-        "claims 16384 x 16384 pixels (268.4 million), and at most 33.6 million are read from 524288 bytes";
+        "claims 16384 x 16384 pixels (268.4 million), but at most 33.6 million are read from 524288 bytes";
     assert!(error.contains("x.jpg: at byte ") && error.contains(want), "{error}");
     assert!(scratch.bytes.capacity() < 1 << 20, "{} bytes were taken", scratch.bytes.capacity());
     // A photograph of 200 million pixels, 24 MB of it.

@@ -1,4 +1,4 @@
-//! The loader: the same batches however they are made, errors in their place, and an end to every wait.
+//! The loader: the same batches however they are made, errors in their place, and and no wait without an end.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc;
@@ -12,7 +12,7 @@ use crate::order::{Mode, Order};
 use crate::spec::{Features, Layout, Spec, Target};
 use crate::stats::Stats;
 
-/// What happens at one sample of a set.
+/// What happens when one sample of a set is read.
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
     Fails,
@@ -64,7 +64,7 @@ fn options(threads: usize, prefetch: usize) -> LoaderOptions {
     LoaderOptions { batch_max: 16, threads, prefetch, seed: 3 }
 }
 
-/// Small images with everything random turned on.
+/// Small images with all augmentations turned on.
 fn images() -> (Arc<dyn Dataset>, Transform) {
     let features = Features::Image { channels: 3, height: 6, width: 5, layout: Layout::Interleaved };
     let spec = Spec { features, target: Target::Class { classes: 7, names: vec![] } };
@@ -232,7 +232,7 @@ fn a_dropped_loader_stops_its_threads() {
         let mut loader = Loader::start(set.clone(), plain(&*set), endless, options(3, 4));
         let lent: Vec<_> = (0..taken).map(|_| loader.next().unwrap().unwrap()).collect();
         drop(loader);
-        // Threads are joined: nobody but this test and lent batches holds the set.
+        // Threads are joined: only this test and lent batches hold the set.
         assert_eq!(Arc::strong_count(&set), if taken == 0 { 1 } else { 2 });
         assert!(lent.iter().all(|batch| batch.n > 0));
         drop(lent);
@@ -240,7 +240,7 @@ fn a_dropped_loader_stops_its_threads() {
     }
 }
 
-/// A set whose fetches wait for a word.
+/// A set whose fetches wait for a signal.
 struct Gate {
     spec: Spec,
     entered: mpsc::SyncSender<()>,

@@ -1,16 +1,16 @@
 //! Mapped files that are cut short while they are in use.
 //!
-//! Reading a page that the file no longer has, or that its disk does not give, raises SIGBUS, which would end the process
-//! without a word. A handler, installed with the first map, looks the address up among the maps of this process, notes the
-//! place, and puts a page of zeros there, so that the read goes on; the reader asks ([`Watch::intact`]) after each batch and
-//! gets an ordinary error that names the file. The note is made before the page is replaced, so a thread that reads zeros
-//! which another thread's fault put there finds it. What is not in a map of ours goes to the handler that was there before,
-//! Rust's own.
+//! Reading a page that the file no longer has, or that the disk fails to deliver, raises SIGBUS, which would kill the process
+//! without a message. A handler, installed with the first map, looks up the address among the maps of this process, records the
+//! offset, and puts a page of zeros there, so that the read goes on; the reader checks ([`Watch::intact`]) after each batch and
+//! gets an ordinary error that names the file. The record is made before the page is replaced, so a thread that reads zeros
+//! which another thread's fault put there finds it. Addresses outside our maps go to the previous handler,
+//! which is Rust's own.
 //!
-//! Zeros behind the new end, in its last page, come without a signal: for them the file's length is looked up now and then.
+//! Zeros past the new end, in its last page, come without a signal: for them the file's length is checked now and then.
 //!
-//! The handler only reads atomics and calls `mmap`: no lock, no allocation. Nodes of the list are never freed, but used
-//! again; a version that is odd while a node changes keeps the handler from half-written ones.
+//! The handler only reads atomics and calls `mmap`: no lock, no allocation. Nodes of the list are never freed, but
+//! reused; a version that is odd while a node changes protects the handler from half-written ones.
 
 use std::ffi::{c_int, c_void};
 use std::fs;
@@ -23,14 +23,14 @@ use std::time::Instant;
 
 use crate::error::DataError;
 
-/// The length of a mapped file is looked up once in so many milliseconds.
+/// The length of a mapped file is checked once in this many milliseconds.
 const LOOK_MS: u64 = 1000;
 
 static FIRST: Node = Node::new();
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 static INSTALLED: OnceLock<Installed> = OnceLock::new();
 
-/// What the handler must know.
+/// The state that the handler reads.
 struct Installed {
     page: usize,
     before: libc::sigaction,
@@ -38,14 +38,14 @@ struct Installed {
 
 /// A map, or room for one.
 struct Node {
-    /// Odd while the node changes.
+    /// The version, odd while the node changes.
     version: AtomicU64,
-    /// Addresses; 0 where there is no map.
+    /// The address range; 0 where there is no map.
     start: AtomicUsize,
     end: AtomicUsize,
-    /// The offset of the first read that failed, and 1; 0: none.
+    /// The offset of the first read that failed, plus 1; 0: none.
     failed: AtomicU64,
-    /// Not for the handler.
+    /// The file, which the handler does not touch.
     origin: Mutex<Option<Arc<Origin>>>,
     next: OnceLock<Box<Node>>,
 }
@@ -56,18 +56,18 @@ struct Origin {
     path: PathBuf,
     id: (u64, u64),
     len: u64,
-    /// When its length was last looked up, in milliseconds since the first map.
+    /// When its length was last checked, in milliseconds since the first map.
     looked_ms: AtomicU64,
 }
 
-/// Keeps a map among those that the handler knows.
+/// Registers a map with the handler while it lives.
 pub(super) struct Watch {
     node: &'static Node,
     origin: Arc<Origin>,
 }
 
 impl Watch {
-    /// From now on reads in `bytes`, a map of the file at `path`, cannot end the process.
+    /// Registers `bytes`, a map of the file at `path`: reads in it can no longer kill the process.
     pub(super) fn new(path: &Path, file: &fs::Metadata, bytes: &[u8]) -> Watch {
         install();
         let origin = Arc::new(Origin {
@@ -82,7 +82,7 @@ impl Watch {
         Watch { node, origin }
     }
 
-    /// An error if a part of the file could not be read, or is not there any more.
+    /// Fails if a part of the file could not be read, or no longer exists.
     pub(super) fn intact(&self) -> Result<(), DataError> {
         match self.node.failed.load(SeqCst) {
             0 if self.origin.is_time() => self.origin.still_whole(),
@@ -99,7 +99,7 @@ impl Drop for Watch {
     }
 }
 
-/// An error if a part of any file that this process has mapped could not be read.
+/// Fails if a part of any file that this process has mapped could not be read.
 pub(super) fn all_intact() -> Result<(), DataError> {
     for node in nodes() {
         let failed = node.failed.load(SeqCst);
@@ -119,7 +119,7 @@ impl Origin {
             && self.looked_ms.compare_exchange(last, now, SeqCst, SeqCst).is_ok()
     }
 
-    /// How long the file is now; `None` if another has taken its name, which does not touch the map.
+    /// The current length of the file; `None` if another file has taken its name, which does not affect the map.
     fn len_now(&self) -> Option<u64> {
         let found = fs::metadata(&self.path).ok()?;
         ((found.dev(), found.ino()) == self.id).then_some(found.len())
@@ -159,7 +159,7 @@ impl Node {
         }
     }
 
-    /// A free node, now for these addresses. An empty map is none that anyone can read.
+    /// Takes a free node for these addresses. An empty map needs none, since it cannot be read.
     fn take(start: usize, end: usize) -> &'static Node {
         let mut node = &FIRST;
         loop {
@@ -177,7 +177,7 @@ impl Node {
     }
 
     fn give_back(&self) {
-        // Nobody else changes a node that is taken.
+        // No other thread changes a node that is taken.
         self.version.fetch_add(1, SeqCst);
         self.start.store(0, SeqCst);
         self.end.store(0, SeqCst);
@@ -202,7 +202,7 @@ fn now_ms() -> u64 {
     STARTED.elapsed().as_millis() as u64
 }
 
-/// Puts the handler in place, once. Where the system refuses, a cut file ends the process as it always did.
+/// Installs the handler, once. Where the system refuses, a cut file kills the process, as without it.
 #[allow(unsafe_code)]
 fn install() {
     INSTALLED.get_or_init(|| {
@@ -228,7 +228,7 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *
     let Some(Installed { page, before }) = INSTALLED.get() else { return default_action() };
     // SAFETY: the kernel gives a handler that was installed with SA_SIGINFO a valid record.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-    // A positive code is the kernel's: somebody else's signal has no address.
+    // A positive code is the kernel's: a signal that a process sent has no address.
     let found = nodes().find_map(|node| Some((node, node.offset(address)?)));
     if let (Some((node, offset)), true) = (found, code > 0) {
         let _ = node.failed.compare_exchange(0, offset + 1, SeqCst, SeqCst);
@@ -261,7 +261,7 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *
     }
 }
 
-/// The instruction is tried again, and this time the signal ends the process.
+/// Restores the default action: the instruction is retried, and this time the signal kills the process.
 #[allow(unsafe_code)]
 fn default_action() {
     // SAFETY: a zeroed structure with the default action is a valid one; the call may be made in a handler.

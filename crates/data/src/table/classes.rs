@@ -1,4 +1,4 @@
-//! From the different labels of a table to classes.
+//! Maps the distinct labels of a table to classes.
 //!
 //! Only classification is supported, and a column of numbers to be predicted must not become hundreds of classes unseen.
 //! So labels are refused that are fractions; integers of which there are more than [`FEW`], if they have gaps as amounts have
@@ -14,18 +14,18 @@ use super::text::Place;
 use crate::error::DataError;
 use crate::spec::Target;
 
-/// More different labels than this are no classes but numbers to be predicted.
+/// More different labels than this are not classes but numbers to be predicted.
 pub(super) const CLASSES_MAX: usize = 65_536;
 /// Integers below this are classes as they are, even if few of them occur; larger ones only if at least half occur.
 const SMALL: i64 = 1000;
-/// So many different labels are believed to be classes, whatever they are.
+/// Up to this many distinct labels are taken as classes, whatever they are.
 const FEW: usize = 50;
-/// More integers than that need so many rows each.
+/// With more distinct integers than that, each needs this many rows.
 const ROWS_A_NUMBER: usize = 10;
-/// More words than that need so many rows each.
+/// With more distinct words than that, each needs this many rows.
 const ROWS_A_WORD: usize = 2;
 
-/// A label that occurs, where it did first, and how often.
+/// A distinct label, where it occurs first, and how often.
 #[derive(Clone, Debug)]
 pub(super) struct Distinct {
     pub(super) path: Arc<Path>,
@@ -90,7 +90,7 @@ fn refusal(column: Option<&str>, (n, rows): (usize, usize), what: &str, target: 
     )
 }
 
-/// What is said of more labels than there can be classes.
+/// The error for more labels than there can be classes.
 pub(super) fn too_many(column: Option<&str>) -> String {
     format!(
         "{} has over {CLASSES_MAX} different values, and only classification is supported; name the label's column with \
@@ -134,14 +134,14 @@ fn named(names: Vec<String>) -> Target {
     Target::Class { classes: names.len(), names }
 }
 
-/// The different values in order.
+/// The distinct values in order.
 fn sorted<T: Ord>(mut values: Vec<T>) -> Vec<T> {
     values.sort();
     values.dedup();
     values
 }
 
-/// An integer, also if written as `3.0`, as tools that keep all columns as floats do.
+/// An integer, even if written as `3.0`, as tools do that store all columns as floats.
 fn integer(text: &str) -> Option<i64> {
     text.parse().ok().or_else(|| {
         let number: f64 = text.parse().ok()?;

@@ -1,21 +1,21 @@
-//! The columns of a table by name: which of a file's columns are the features that are wanted, in any order.
+//! The columns of a table by name: finds the wanted features among a file's columns, in any order.
 
 use std::collections::{HashMap, HashSet};
 
-/// So many names are shown of a list.
+/// How many names of a list an error shows.
 const SHOWN: usize = 10;
 
 /// The names of a table's columns; empty where it has no header.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Columns {
-    /// Of the features, in their order.
+    /// The names of the features, in their order.
     pub features: Vec<String>,
     /// Of the label.
     pub label: Option<String>,
 }
 
 impl Columns {
-    /// Whether there are no names to look for.
+    /// Whether there are no names.
     pub fn is_empty(&self) -> bool {
         self.features.is_empty()
     }
@@ -36,8 +36,8 @@ impl Columns {
         let wanted: Vec<&String> = self.features.iter().collect();
         if let Some(name) = twice(&here).or_else(|| twice(&wanted)) {
             return Err(format!(
-                "column {name:?} is there twice, and the columns are not in the order of the training file: {}; give \
-                 each a name of its own",
+                "column {name:?} occurs twice, and the columns are not in the order of the training file: {}; give \
+                 each a unique name",
                 list(wanted)
             ));
         }
@@ -92,8 +92,8 @@ mod tests {
         check(&["a", "b"], &["a", "c"], None, Err(&["lacks \"b\"", "it has \"c\""]));
         check(&["a", "b"], &["a", "b", "id"], None, Err(&["it has \"id\", which training did not"]));
         check(&["a", "b"], &["b"], None, Err(&["lacks \"a\""]));
-        // Names that are there twice tell nothing, unless all is as it was.
+        // Names that occur twice identify nothing, unless all columns are in the same order.
         check(&["a", "a"], &["a", "a"], None, Ok(&[0, 1]));
-        check(&["a", "a", "b"], &["a", "b", "a"], None, Err(&["column \"a\" is there twice"]));
+        check(&["a", "a", "b"], &["a", "b", "a"], None, Err(&["column \"a\" occurs twice"]));
     }
 }

@@ -1,4 +1,4 @@
-//! Any text as a table: an error or numbers, which are the same when they are written and read again.
+//! Any text as a table: an error or numbers, which are the same after being written and read again.
 
 use polyreme_fuzz::{InFile, Target, scale};
 

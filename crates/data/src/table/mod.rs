@@ -1,10 +1,10 @@
 //! Tables: text files with a row a line and fields between delimiters (CSV). Features are numbers; the label is a small
 //! integer or a name. Read whole into memory at opening, so that whatever is wrong with the text is said then.
 //!
-//! Not a data frame: columns of words, dates and missing values are errors, to be dealt with before.
+//! Not a data frame: columns of words, dates and missing values are errors, to be handled before.
 //!
 //! Columns that have names are looked for by name, in any order, where it is known which are wanted
-//! ([`TableOptions::columns`]); others by their place, as many as there were.
+//! ([`TableOptions::columns`]); others by position, of which there must be as many.
 
 mod classes;
 mod columns;
@@ -21,7 +21,7 @@ use classes::Distinct;
 pub use columns::Columns;
 use text::{Heading, Text};
 
-/// How a table is written.
+/// Options for reading a table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TableOptions {
     /// The label's column: its name in the header, or its number counted from 0 (from the end if negative, `-1` is the
@@ -32,9 +32,9 @@ pub struct TableOptions {
     /// Whether the first row is names. Without it, the first row is names if it has a word where the second has a number,
     /// or one of `columns`.
     pub header: Option<bool>,
-    /// The columns of the table that was trained on, to be found by name; empty: as they lie.
+    /// The columns of the table that was trained on, to be found by name; empty: in the order of the file.
     pub columns: Columns,
-    /// Whether it is known that the labels are classes, however many there are.
+    /// Whether labels are classes, however many there are.
     pub surely_classes: bool,
 }
 
@@ -50,7 +50,7 @@ impl Default for TableOptions {
     }
 }
 
-/// Rows of numbers with labels.
+/// A table: rows of numbers with labels.
 #[derive(Debug)]
 pub struct Table {
     spec: Spec,
@@ -99,7 +99,7 @@ impl Table {
         Table::labelled(path, options)?.with_classes(target)
     }
 
-    /// Reads a table whose labels are no classes yet.
+    /// Reads a table whose labels are not mapped to classes yet.
     fn labelled(path: &Path, options: &TableOptions) -> Result<Table, DataError> {
         let text = Text::open(path, options)?;
         let heading = text.heading()?;

@@ -71,7 +71,7 @@ fn bad_tables_are_errors_with_file_offset_line_and_column() {
     check("1,2,0\n3,1e39,1\n", &plain, "8: line 2, column 3: field 1: \"1e39\" is not a finite number");
     check("1,2,0\n3,red,1\n", &plain, "8: line 2, column 3: field 1: \"red\" is not a number");
     check("1,red,0\n3,red,1\n", &plain, "2: line 1, column 3: field 1: \"red\" is not a number");
-    check("1,0\n2,nan\n", &plain, "6: line 2, column 3: field 1: \"nan\" is no label");
+    check("1,0\n2,nan\n", &plain, "6: line 2, column 3: field 1: \"nan\" is not a label");
     check(
         "1,0.5\n2,1\n",
         &plain,

@@ -9,23 +9,23 @@ use super::TableOptions;
 use crate::error::DataError;
 use crate::map::{self, Bytes};
 
-/// What some programs put before a text in UTF-8.
+/// The byte order mark that some programs put before a text in UTF-8.
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// A table's text and how it is written.
+/// A table's text and its options.
 pub(super) struct Text {
     path: PathBuf,
     bytes: Bytes,
     options: TableOptions,
 }
 
-/// What the first rows say of the others.
+/// What the first rows say about the table.
 pub(super) struct Heading {
-    /// Whether the first row is names.
+    /// Whether the first row is a header.
     is_row: bool,
-    /// Those names.
+    /// The names in the header.
     pub(super) names: Vec<String>,
-    /// Columns, the label among them.
+    /// The number of columns, the label included.
     pub(super) width: usize,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Row<'a> {
     record: &'a ByteRecord,
 }
 
-/// A place in a text, as people and as programs count.
+/// A position in a text: line and column, and byte offset.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     offset: u64,
@@ -96,7 +96,7 @@ impl Text {
         Ok(Heading { is_row, names, width: first.len() })
     }
 
-    /// Calls `each` with every row under the heading; all have as many fields as it.
+    /// Calls `each` with every row under the heading; all have as many fields as the heading.
     pub(super) fn rows(
         &self,
         heading: &Heading,
@@ -122,7 +122,7 @@ impl Text {
             Ok(())
         };
         let outcome = read();
-        // Asked first: what a file that was cut reads as may be wrong in any way, or in none.
+        // Checked first: the content of a file that was cut may be wrong in any way, or in none.
         self.bytes.intact()?;
         outcome?;
         if n == 0 {
@@ -140,7 +140,7 @@ impl Text {
         self.place(start, field).error(&self.path, why)
     }
 
-    /// An error where a quote opens that is never closed, or that is closed by one which was to open another field: all
+    /// An error where a quote opens that is never closed, or that is closed by one that was meant to open another field: all
     /// rows between would be one field.
     fn check_quotes(&self) -> Result<(), DataError> {
         let text: &[u8] = &self.bytes;
@@ -191,7 +191,7 @@ impl Text {
         self.error(offset, 0, &error.to_string())
     }
 
-    /// Where a field is: reads the record again, as its text is not kept. For errors, and once a class.
+    /// Where a field is: reads the record again, as its text is not kept. For errors, and once per class.
     fn place(&self, start: usize, field: usize) -> Place {
         let text: &[u8] = &self.bytes;
         let mut at = start.min(text.len());
@@ -220,7 +220,7 @@ impl Text {
 
     /// Where the field that starts at `at` ends, and whether a delimiter ends it.
     fn field_end(&self, at: usize) -> (usize, bool) {
-        // Quotes mean something only around a whole field.
+        // Quotes count only around a whole field.
         let quoted = self.bytes.get(at) == Some(&b'"');
         let from = match quoted.then(|| self.closing_quote(at)) {
             None => at,
@@ -307,7 +307,7 @@ impl Heading {
         let features: Vec<usize> = (0..self.width).filter(|&field| Some(field) != label).collect();
         if !wanted.is_empty() && features.len() != wanted.features.len() {
             let why = format!(
-                "{} features without names, and the training file has {}; give as many, in its order, or a header",
+                "{} features without names, but the training file has {}; give as many, in its order, or a header",
                 features.len(),
                 wanted.features.len()
             );
@@ -318,7 +318,7 @@ impl Heading {
 }
 
 impl Row<'_> {
-    /// An error if a quoted field goes over several lines.
+    /// Fails if a quoted field spans several lines.
     pub(super) fn on_one_line(&self, field: usize) -> Result<(), DataError> {
         match self.record[field].iter().any(|b| matches!(b, b'\r' | b'\n')) {
             true => Err(self.wrong(field, "goes on in another line; is a quote missing, or one too many?")),
@@ -345,7 +345,7 @@ impl Row<'_> {
             return Err(self.wrong(field, "is empty; fill it, or leave out the row"));
         }
         if word.eq_ignore_ascii_case("nan") {
-            return Err(self.wrong(field, "is no label; fill it, or leave out the row"));
+            return Err(self.wrong(field, "is not a label; fill it, or leave out the row"));
         }
         Ok(word)
     }

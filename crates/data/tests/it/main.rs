@@ -1,4 +1,4 @@
-//! Mapped files that change while a loader reads them. Apart from the unit tests: a handler of SIGBUS is the process's.
+//! Mapped files that change while a loader reads them. Separate from the unit tests, because a SIGBUS handler is process-wide.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
@@ -13,7 +13,7 @@ use polyreme_data::{
     Transform, spans,
 };
 
-/// Epochs without end, in batches of 64, by this many threads.
+/// Endless epochs in batches of 64, loaded by this many threads.
 fn load(set: Arc<dyn Dataset>, threads: usize) -> Loader {
     let transform = Transform::new(set.spec(), None, Augment::default()).unwrap();
     let order = Order::in_order(set.len());
@@ -25,7 +25,7 @@ fn cut(path: &Path, len: u64) {
     File::options().write(true).open(path).unwrap().set_len(len).unwrap();
 }
 
-/// The error that a loader ends with, once its file has been cut after some batches.
+/// The error of a loader whose file is cut after some batches.
 fn error_after_cut(set: Arc<dyn Dataset>, threads: usize, path: &Path, len: u64) -> String {
     let mut loader = load(set, threads);
     for _ in 0..5 {
@@ -64,7 +64,7 @@ fn a_file_that_is_cut_while_threads_read_it_is_named_with_the_place() {
     }
 }
 
-/// Behind the end, in the last page, zeros are read without a signal.
+/// Past the end, in the last page, zeros are read without a signal.
 #[test]
 fn a_file_that_loses_less_than_a_page_is_named_too() {
     let folder = tempfile::tempdir().unwrap();
@@ -73,7 +73,7 @@ fn a_file_that_loses_less_than_a_page_is_named_too() {
     assert!(said.contains("text.txt: at byte 2000: the file was cut from 3000 to 2000 bytes"), "{said}");
 }
 
-/// A set of a program's own, around one of a file.
+/// A custom set that wraps one of a file.
 struct Wrapped(Arc<dyn Dataset>);
 
 impl Dataset for Wrapped {
@@ -121,7 +121,7 @@ fn a_file_that_is_replaced_by_rename_is_read_to_its_end() {
     fs::write(&new, "short").unwrap();
     fs::rename(&new, &path).unwrap();
     let start = Instant::now();
-    // Longer than it takes until lengths are looked up.
+    // Longer than the interval at which lengths are checked.
     while start.elapsed() < Duration::from_millis(1500) {
         let batch = loader.next().unwrap().unwrap();
         assert!(batch.labels.iter().all(|&id| id == i32::from(b'x')));

@@ -92,7 +92,7 @@ fn jpeg() {
         let mut answer = String::new();
         for (grey, channels) in [(false, 3), (true, 1)] {
             let Some((size, got)) = whole(&mut used, input, grey) else { continue };
-            // Whatever came before, and with whatever instructions, a file is the same pixels; and so is a part of it.
+            // A file gives the same pixels whatever was decoded before and with any instruction set; and so does a part of it.
             let anew = whole(&mut scalar, input, grey).expect("the same file is read again");
             assert_eq!((size.height, size.width), (anew.0.height, anew.0.width));
             assert!(got == anew.1, "scalar and vector code differ, grey {grey}");

@@ -1,23 +1,23 @@
-//! What stands before the coefficients of a JPEG: sizes, and where its tables are.
+//! The header of a JPEG, before the coefficients: sizes, and where its tables are.
 
 use super::super::decode::{JPEG_PIXELS_A_BYTE_MAX, check_size};
 use super::super::resize::Size;
 
-/// What the decoder needs to know; of no other files than it can decode.
+/// What the decoder needs to know of a file that it can decode.
 #[derive(Debug)]
 pub(super) struct Header<'a> {
     pub(super) size: Size,
-    /// One (grey) or three (luma and two colours).
+    /// One component (grey) or three (luma and two of chroma).
     pub(super) components: Vec<Component<'a>>,
-    /// After so many units of the scan it starts anew; 0: never.
+    /// The restart interval in units of the scan; 0: none.
     pub(super) restart: usize,
-    /// What follows the header.
+    /// The bytes after the header.
     pub(super) scan: &'a [u8],
 }
 
 #[derive(Debug)]
 pub(super) struct Component<'a> {
-    /// Blocks in a unit of the scan, across and down.
+    /// Blocks in a unit of the scan, horizontally and vertically.
     pub(super) across: usize,
     pub(super) down: usize,
     pub(super) quants: &'a [u8; 64],
@@ -40,7 +40,7 @@ struct Tables<'a> {
     ac: [Option<Codes<'a>>; 4],
 }
 
-/// Reads up to the first scan. `None`: broken, or of a kind that is left to others (several scans, more bits, arithmetic
+/// Reads up to the first scan. `None`: broken, or of a kind left to the other decoder (several scans, more bits, arithmetic
 /// codes, four components, colours that are not YCbCr, colours stored at other than whole or half size).
 pub(super) fn read(file: &[u8]) -> Option<Header<'_>> {
     let mut rest = file.strip_prefix(b"\xff\xd8")?;
@@ -74,7 +74,7 @@ pub(super) fn read(file: &[u8]) -> Option<Header<'_>> {
                 return Some(Header { size, components, restart, scan: rest });
             }
             0xe0 => jfif |= segment.starts_with(b"JFIF\0"),
-            // Adobe's: whether colours are YCbCr is its twelfth byte.
+            // Adobe's segment: its twelfth byte says whether colours are YCbCr.
             0xee => {
                 if segment.starts_with(b"Adobe") && segment.get(11) != Some(&1) {
                     return None;
@@ -90,7 +90,7 @@ pub(super) fn read(file: &[u8]) -> Option<Header<'_>> {
 impl<'a> Tables<'a> {
     fn read_quants(&mut self, mut segment: &'a [u8]) -> Option<()> {
         while let Some((&number, rest)) = segment.split_first() {
-            // A number above 3 says 16 bits, or nonsense.
+            // A number above 3 means 16 bits, or is invalid.
             let (quants, rest) = rest.split_first_chunk()?;
             *self.quants.get_mut(usize::from(number))? = Some(quants);
             segment = rest;
@@ -129,7 +129,7 @@ fn components<'a>(
     if !matches!(n, 1 | 3) || usize::from(in_scan) != n || frame.len() != 3 * n || scan.len() != 2 * n + 3 {
         return None;
     }
-    // All frequencies, all bits.
+    // The scan must have all frequencies and all bits.
     if scan[2 * n..] != [0, 63, 0] {
         return None;
     }
@@ -145,7 +145,7 @@ fn components<'a>(
         let (across, down) = (usize::from(frame[1] >> 4), usize::from(frame[1] & 15));
         let first = components.is_empty();
         let (across, down) = match (n, across, down) {
-            // With one component alone a unit is a block, whatever it says.
+            // With a single component a unit is one block, whatever its sampling factors are.
             (1, 1..=4, 1..=4) => (1, 1),
             (3, 1..=2, 1..=2) if first => (across, down),
             (3, 1, 1) => (1, 1),

@@ -1,27 +1,27 @@
 //! Coefficients from bits: Huffman codes, each followed by the bits of a number.
 //!
-//! Where code and number together have at most [`PEEK`] bits, one look into a table gives the number and how many bits to
-//! go on; that is most of them. The stream is cleaned ahead ([`clean`]), so that here eight bytes are eight bytes of it.
+//! Where code and number together have at most [`PEEK`] bits, one table look-up gives the number and how many bits to
+//! skip, which covers most. The stream is unstuffed beforehand ([`clean`]), so that eight bytes here are eight of its bytes.
 
 use super::header::Codes;
 
-/// Bits that are looked up at once; 12 are no faster, and take twice the memory of the first cache.
+/// Bits that are looked up at once; 12 are no faster, and take twice the space in the L1 cache.
 const PEEK: u32 = 11;
-/// Zeros behind a cleaned stream: what is read ahead of its last bits.
+/// Zeros after a cleaned stream, for reading ahead of its last bits.
 const AHEAD: usize = 16;
-/// How far the end of a block jumps: behind the 64, and behind where a run that is too long ends (63 + 15 + 1).
+/// How far the end of a block jumps: past the 64, and past the end of a run that is too long (63 + 15 + 1).
 const END: u32 = 80;
 
-/// A table of codes, made to be looked up.
+/// A look-up table of codes.
 ///
-/// An entry has the number of bits to go on (bits 0 to 5), how many zeros come before the number (8 to 15) and the number
+/// An entry has the number of bits to skip (bits 0 to 5), how many zeros come before the number (8 to 15) and the number
 /// (16 to 31). One with [`PARTLY`] has only the code: the number's bits are its bits 16 to 19.
 #[derive(Debug)]
 pub(super) struct Table {
     counts: [u8; 16],
     symbols: Vec<u8>,
     lookup: Box<[u32; 1 << PEEK]>,
-    /// By length: the codes above `PEEK` bits, as they stand at the head of 16 bits, and where their entries start.
+    /// For each length above `PEEK` bits: its codes, left-aligned in 16 bits, and where their entries start.
     long: [Long; 17],
     entries: Vec<u32>,
 }
@@ -49,12 +49,12 @@ impl Default for Table {
 }
 
 impl Table {
-    /// Makes it the table of `codes`, which it may be already. `None`: there are no such codes.
+    /// Makes it the table of `codes`, unless it is already. `None`: the codes are invalid.
     pub(super) fn set(&mut self, codes: Codes<'_>, dc: bool) -> Option<()> {
         if self.counts == *codes.counts && self.symbols == codes.symbols {
             return Some(());
         }
-        // Not a table until it is whole.
+        // Not valid until it is complete.
         self.symbols.clear();
         self.counts = [0; 16];
         self.lookup.fill(PARTLY);
@@ -89,7 +89,7 @@ impl Table {
         Some(())
     }
 
-    /// The whole entry for the code at the head of `bits`, if its entry in the lookup is `entry`, which is not whole; [`PARTLY`]: there
+    /// The full entry for the code at the head of `bits`, if the table has `entry` for it, which is partial; [`PARTLY`]: there
     /// is no such code.
     #[inline(never)]
     fn finish(&self, mut entry: u32, bits: u64) -> u32 {
@@ -106,7 +106,7 @@ impl Table {
     }
 }
 
-/// The entry of a code without its number; [`PARTLY`] alone is none.
+/// The entry of a code without its number; [`PARTLY`] alone means no entry.
 fn entry(symbol: u8, length: u32, dc: bool) -> u32 {
     let (zeros, size) =
         if dc { (0, u32::from(symbol)) } else { (u32::from(symbol >> 4), u32::from(symbol & 15)) };
@@ -115,28 +115,28 @@ fn entry(symbol: u8, length: u32, dc: bool) -> u32 {
         // Sixteen zeros: fifteen, and the number 0.
         (false, 15, 0) => 15,
         (false, _, 0) => END,
-        // Samples of 8 bits have no such numbers.
+        // Samples of 8 bits have no such large numbers.
         _ => return PARTLY,
     };
     length | PARTLY | zeros << 8 | size << 16
 }
 
-/// The entry with its number, which is at the head of the lower `n` of `bits`; as it was, if there are too few bits. No entry
-/// stays none.
+/// The entry with its number, which is at the head of the lower `n` of `bits`; unchanged if there are too few bits. No entry
+/// stays no entry.
 fn with_number(entry: u32, bits: u32, n: u32) -> u32 {
     let size = entry >> 16;
     if size > n || entry == PARTLY {
         return entry;
     }
     let number = ((u64::from(bits) << size >> n) & ((1 << size) - 1)) as i32;
-    // Those that start with a zero are negative.
+    // Numbers that start with a zero bit are negative.
     let number = if number >> size.saturating_sub(1) == 0 { number - (1 << size) + 1 } else { number };
     ((entry & 0xff3f) + size) | (number as u32) << 16
 }
 
-/// Where the coefficients of a block go by their place in the zigzag; all behind the 64 go to one place that is ignored.
+/// Where the coefficients of a block go by their index in the zigzag; all past the 64 go to one slot that is ignored.
 pub(super) const ZIGZAG: [u8; 256] = zigzag();
-/// The length of a block, with that place.
+/// The length of a block, with that slot.
 pub(super) const BLOCK: usize = 256;
 
 const fn zigzag() -> [u8; 256] {
@@ -160,30 +160,30 @@ const fn zigzag() -> [u8; 256] {
 
 /// A cleaned stream, bit by bit.
 pub(super) struct Bits<'a> {
-    /// The next bits, from the highest on.
+    /// The next bits, highest first.
     bits: u64,
-    /// How many of them count as read from the stream; those behind are right, but will be read again.
+    /// How many of them count as read from the stream; those after them are valid, but will be read again.
     n: u32,
     rest: &'a [u8],
-    /// Of the stream, without what lies behind it.
+    /// The length of the stream, without the zeros after it.
     len: usize,
     whole: usize,
 }
 
 impl<'a> Bits<'a> {
-    /// Of the first `len` bytes of `stream`, as [`clean`] made it.
+    /// Reads the first `len` bytes of `stream`, as [`clean`] made it.
     pub(super) fn new(stream: &'a [u8], len: usize) -> Bits<'a> {
         Bits { bits: 0, n: 0, rest: stream, len, whole: stream.len() }
     }
 
-    /// Whether the bits of the stream are used up but for the rest of a byte. `None`: more than all.
+    /// Whether all bits of the stream are used, except for the rest of a byte. `None`: more than all were.
     pub(super) fn at_end(&self) -> Option<bool> {
         let used = 8 * (self.whole - self.rest.len()) - self.n as usize;
         Some((8 * self.len).checked_sub(used)? < 8)
     }
 
-    /// Reads a block's coefficients into `block`, whose coefficients are zero; the first is added to `last`. Returns up to
-    /// where in the zigzag there are some. `None`: no such code, too many coefficients, or nothing more to read.
+    /// Reads a block's coefficients into `block`, whose coefficients are zero; the first is added to `last`. Returns how
+    /// far in the zigzag there are some. `None`: no such code, too many coefficients, or nothing more to read.
     pub(super) fn block(
         &mut self,
         dc: &Table,
@@ -250,7 +250,7 @@ impl<'a> Bits<'a> {
 }
 
 /// Copies what is before the next marker of `from` to the front of `into`, without the zeros that follow each 0xff, and
-/// zeros behind it. Returns its length, the marker, and what follows it; `None`: there is no marker.
+/// zeros after it. Returns its length, the marker, and what follows it; `None`: there is no marker.
 pub(super) fn clean<'a>(from: &'a [u8], into: &mut Vec<u8>) -> Option<(usize, u8, &'a [u8])> {
     if into.len() < from.len() + AHEAD {
         into.resize(from.len() + AHEAD, 0);

@@ -1,8 +1,8 @@
-//! A decoder for the JPEG files that most image folders are full of: sequential, 8 bits, one scan, grey or YCbCr, colours
+//! A decoder for the most common kind of JPEG file: sequential, 8 bits, one scan, grey or YCbCr, colours
 //! at whole or half size. What it decodes is bit for bit what libjpeg, and so PIL, decodes.
 //!
-//! It is strict: what is not of that kind, or not whole to the last bit, it leaves to the slower decoder in `decode`, whose
-//! affair are also all errors. Only the part of an image that is asked for is computed; all of it is read, because the place
+//! It is strict: what is not of that kind, or not complete to the last bit, it leaves to the slower decoder in `decode`, which
+//! also reports all errors. Only the requested part of an image is computed; all of it is read, because the position
 //! of a coefficient is known only when all before it are.
 
 mod header;
@@ -20,23 +20,23 @@ use header::Header;
 use huffman::{BLOCK, Bits, Table, clean};
 pub(super) use rows::Rows;
 
-/// A marker that starts a scan anew, less its number, and the one that ends the file.
+/// The restart marker, less its number, and the marker that ends the file.
 const RESTART: u8 = 0xd0;
 const END: u8 = 0xd9;
 
-/// Decodes one file after the other in the same memory.
+/// Decodes one file after another, reusing its memory.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    /// What it runs with; the pixels are the same with each.
+    /// The CPU features that it uses; the pixels are the same with any.
     pub(super) isa: Isa,
     dc: [Table; 4],
     ac: [Table; 4],
-    /// A cleaned stretch of the stream.
+    /// A cleaned segment of the stream.
     stream: Vec<u8>,
     planes: [Plane; 3],
-    /// Colours of one row at whole size.
+    /// The chroma of one row at full size.
     colours: [Vec<u8>; 2],
-    /// Rows of pixels.
+    /// The rows of pixels that are kept.
     kept: Vec<u8>,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Decoder {
 #[derive(Default, Debug)]
 struct Plane {
     samples: Vec<u8>,
-    /// Blocks of the image that are here.
+    /// The blocks of the image that it holds.
     down: Range<usize>,
     across: Range<usize>,
 }
@@ -64,7 +64,7 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Decodes the part that `part` names once the size is known; the result gives out its rows, as one channel where `grey`,
+    /// Decodes the part that `part` names once the size is known; the result yields its rows, as one channel where `grey`,
     /// else as three. `None`: the file is not of the common kind, or broken.
     pub(super) fn decode(
         &mut self,
@@ -130,7 +130,7 @@ impl Decoder {
                         }
                     }
                 }
-                // Also ends a stream that has run dry long before its time.
+                // This also stops at a stream that has ended too early.
                 bits.at_end()?;
             }
             if !bits.at_end()? {
@@ -148,7 +148,7 @@ impl Decoder {
     }
 }
 
-/// The units of a scan, and what each is made of.
+/// The units of a scan, and the components of each.
 struct Frame {
     down: usize,
     across: usize,
@@ -156,14 +156,14 @@ struct Frame {
 }
 
 struct Component {
-    /// Blocks in a unit.
+    /// How many blocks a unit has.
     down: usize,
     across: usize,
     /// Pixels of the image per sample.
     scale: (usize, usize),
-    /// Samples.
+    /// The size in samples.
     size: Size,
-    /// In the order of coefficients.
+    /// The quantisation table, in the order of coefficients.
     quants: [i16; 64],
     codes: Codes,
 }
@@ -219,7 +219,7 @@ impl Plane {
         }
     }
 
-    /// Where the samples of a block go, and how far apart its rows are.
+    /// Where the samples of a block go, and the stride of its rows.
     fn block(&mut self, y: usize, x: usize) -> Option<(&mut [u8], usize)> {
         if !self.down.contains(&y) || !self.across.contains(&x) {
             return None;
@@ -244,7 +244,7 @@ impl Plane {
     }
 }
 
-/// The samples of a component that `pixels` need: where there are fewer, also the neighbours.
+/// The samples of a component that `pixels` need: of subsampled ones, also the neighbours.
 fn samples(pixels: &Range<usize>, scale: usize, n: usize) -> Range<usize> {
     if scale == 1 {
         return pixels.clone();

@@ -7,18 +7,18 @@ use polyreme_kernels::jpeg::{double, double_between, half_way, rgb};
 use super::{Component, Decoder, Plane, samples};
 use crate::images::resize::{Lines, Part, Size};
 
-/// Rows that are kept, or twice as many as are asked for at once.
+/// How many rows are kept at least; otherwise twice as many as are requested at once.
 const KEPT: usize = 32;
 /// Rows with no more colours than this are not blended; libjpeg does the same.
 const NARROW: usize = 2;
 
-/// The part of an image that was asked for.
+/// The requested part of an image.
 pub(in crate::images) struct Rows<'a> {
     decoder: &'a mut Decoder,
     size: Size,
     part: Part,
     grey: bool,
-    /// Where there are colours.
+    /// The chroma, if the image has it.
     colours: Option<Colours>,
     /// Which rows are kept.
     kept: Range<usize>,
@@ -26,13 +26,13 @@ pub(in crate::images) struct Rows<'a> {
 
 #[derive(Clone, Copy)]
 struct Colours {
-    /// Pixels of the image per sample, down and across.
+    /// Pixels of the image per sample, vertically and horizontally.
     scale: (usize, usize),
     size: Size,
 }
 
 impl<'a> Rows<'a> {
-    /// Of what `decoder` has decoded; `components` are those in its planes.
+    /// The rows of what `decoder` has decoded; `components` are those in its planes.
     pub(super) fn new(
         decoder: &'a mut Decoder,
         size: Size,
@@ -69,7 +69,7 @@ impl<'a> Rows<'a> {
             return;
         };
         let columns = samples(&self.part.columns, scale.1, size.width);
-        // The row that is nearest, and the one on the other side of this one.
+        // The nearest row of samples, and the one on the other side of this row.
         let near = y / scale.0;
         let above = y.is_multiple_of(2);
         let far = if above { near.saturating_sub(1) } else { (near + 1).min(size.height - 1) };
@@ -108,7 +108,7 @@ impl Lines for Rows<'_> {
         }
         let at = |y: usize, first: usize| (y - first) * stride;
         if rows.end > self.kept.start + most || rows.start < self.kept.start {
-            // Those that are still wanted move to the front.
+            // Rows that are still needed move to the front.
             let still = rows.start.clamp(self.kept.start, self.kept.end)..self.kept.end;
             let first = self.kept.start;
             kept.copy_within(at(still.start, first)..at(still.end, first), 0);

@@ -31,7 +31,7 @@ pub(super) const COMMON: [&str; 8] = [
 
 #[test]
 fn common_files_are_to_the_bit_as_pil_decodes_them() {
-    // One decoder for all: nothing of one file is left in the next.
+    // One decoder for all: nothing of one file may leak into the next.
     let mut decoder = Decoder::default();
     for isa in [Isa::detect(), Isa::SCALAR] {
         decoder.isa = isa;
@@ -56,7 +56,7 @@ fn a_part_is_that_of_the_whole() {
                 for columns in ranges(size.width) {
                     let part = Part { rows: rows.clone(), columns: columns.clone() };
                     let mut got = decoder.decode(&file(name), grey, |_| part).expect(name);
-                    // Once as a whole, and once by lines from above to below, some of them again.
+                    // Once as a whole, and once by lines from top to bottom, some of them twice.
                     let mut copied = vec![0; rows.len() * columns.len() * channels];
                     got.write(&mut copied);
                     for (i, y) in rows.clone().enumerate() {
@@ -109,12 +109,12 @@ fn other_kinds_and_broken_files_are_left_to_others() {
     none("no rows", &with(&[0xff, 0xc0, 0, 17, 8, 0, 23], &[0xff, 0xc0, 0, 17, 8, 0, 0]));
     none("12 bits", &with(&[0xff, 0xc0, 0, 17, 8], &[0xff, 0xc0, 0, 17, 12]));
     none("lossless", &with(&[0xff, 0xc0], &[0xff, 0xc3]));
-    // Something behind the image is nothing to worry about, nor are fill bytes before a marker.
+    // Data after the image is accepted, and so are fill bytes before a marker.
     let good = [&with(b"\xff\xc0", b"\xff\xff\xff\xc0")[..], b"more"].concat();
     assert!(whole(&mut decoder, &good, false).is_some());
 }
 
-/// A grey strip of 300 blocks, each an interval of its own.
+/// A grey strip of 300 blocks, each its own restart interval.
 #[test]
 fn a_file_of_three_hundred_restart_intervals_is_read() {
     let segment = |marker: u8, body: &[u8]| {
