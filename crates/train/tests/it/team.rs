@@ -210,7 +210,7 @@ fn a_loss_that_is_not_finite_names_its_place() {
         });
         for error in errors {
             assert!(matches!(error, TrainError::NotFinite { step: 0, .. }), "{error}");
-            assert!(error.to_string().contains("the batch's `x` is not finite"), "{error}");
+            assert!(error.to_string().contains("of the input `x` is not finite"), "{error}");
         }
     }
 }
