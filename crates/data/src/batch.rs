@@ -1,5 +1,6 @@
 //! Batches: which positions of an epoch one is made of, and the memory that it lies in.
 
+use crate::dataset::Values;
 use crate::error::DataError;
 use crate::order::Order;
 use crate::spec::Spec;
@@ -29,29 +30,29 @@ pub fn spans(order: Order, batch: usize) -> impl Iterator<Item = Span> + Send + 
 pub struct Batch {
     /// The features of `n` samples, one after the other, planes for images.
     pub x: BatchValues,
-    /// The labels: `n` classes, or `n` times as many ids as a sample has positions.
-    pub labels: Vec<i32>,
+    /// The labels: `n` classes, `n` times as many ids as a sample has positions, or `n` times the numbers of the target.
+    pub labels: BatchValues,
     /// How many samples.
     pub n: usize,
     /// The range of positions that they come from.
     pub span: Span,
 }
 
-/// The features of a batch.
-#[derive(PartialEq, Debug)]
+/// The features or the labels of a batch.
+#[derive(Clone, PartialEq, Debug)]
 pub enum BatchValues {
-    /// Images and rows.
+    /// Images, rows, and labels that are numbers.
     F32(Vec<f32>),
-    /// Ids.
+    /// Ids and classes.
     I32(Vec<i32>),
 }
 
-/// The features' place of one sample in a batch.
+/// The place of one sample's features or labels in a batch.
 #[derive(Debug)]
 pub enum SlotValues<'a> {
-    /// Images and rows.
+    /// Images, rows, and labels that are numbers.
     F32(&'a mut [f32]),
-    /// Ids.
+    /// Ids and classes.
     I32(&'a mut [i32]),
 }
 
@@ -68,37 +69,53 @@ impl Batch {
             })?;
             Ok(memory)
         }
-        let numel = spec.features.numel();
-        let x = match spec.features.is_ids() {
-            false => BatchValues::F32(reserved(n_max, numel)?),
-            true => BatchValues::I32(reserved(n_max, numel)?),
+        let values = |is_f32: bool, each: usize| match is_f32 {
+            true => reserved(n_max, each).map(BatchValues::F32),
+            false => reserved(n_max, each).map(BatchValues::I32),
         };
+        let x = values(!spec.features.is_ids(), spec.features.numel())?;
+        let labels = values(spec.target.is_values(), spec.n_labels())?;
         let span = Span { order: Order::in_order(0), start: 0, len: 0 };
-        Ok(Batch { x, labels: reserved(n_max, spec.n_labels())?, n: 0, span })
+        Ok(Batch { x, labels, n: 0, span })
     }
 
     /// Makes this a batch of `n` samples, whose values are still to be written. Allocates nothing within the reserved size.
     pub(crate) fn resize(&mut self, spec: &Spec, n: usize) {
         self.n = n;
-        self.labels.resize(n * spec.n_labels(), 0);
-        let len = n * spec.features.numel();
-        match &mut self.x {
+        self.labels.resize(n * spec.n_labels());
+        self.x.resize(n * spec.features.numel());
+    }
+
+    /// The places of sample `i` of `n`.
+    pub(crate) fn slot(&mut self, i: usize) -> (SlotValues<'_>, SlotValues<'_>) {
+        (self.x.part(i, self.n), self.labels.part(i, self.n))
+    }
+}
+
+impl BatchValues {
+    fn resize(&mut self, len: usize) {
+        match self {
             BatchValues::F32(x) => x.resize(len, 0.0),
             BatchValues::I32(x) => x.resize(len, 0),
         }
     }
 
-    /// The places of sample `i` of `n`.
-    pub(crate) fn slot(&mut self, i: usize) -> (SlotValues<'_>, &mut [i32]) {
-        let x = match &mut self.x {
-            BatchValues::F32(x) => SlotValues::F32(part(x, i, self.n)),
-            BatchValues::I32(x) => SlotValues::I32(part(x, i, self.n)),
-        };
-        (x, part(&mut self.labels, i, self.n))
+    /// Part `i` of `n` equal ones.
+    fn part(&mut self, i: usize, n: usize) -> SlotValues<'_> {
+        match self {
+            BatchValues::F32(x) => SlotValues::F32(part(x, i, n)),
+            BatchValues::I32(x) => SlotValues::I32(part(x, i, n)),
+        }
     }
-}
 
-impl BatchValues {
+    /// Lent, as samples are.
+    pub fn values(&self) -> Values<'_> {
+        match self {
+            BatchValues::F32(x) => Values::F32(x),
+            BatchValues::I32(x) => Values::I32(x),
+        }
+    }
+
     /// The numbers, if they are numbers.
     pub fn f32(&self) -> Option<&[f32]> {
         match self {
@@ -155,13 +172,26 @@ mod tests {
     fn a_batch_changes_size_inside_its_memory() {
         let spec = Spec { features: Features::Ids { time: 3, vocab: 9 }, target: Target::NextId };
         let mut batch = Batch::reserve(&spec, 5).unwrap();
-        let place = batch.labels.as_ptr();
+        let place = batch.labels.i32().unwrap().as_ptr();
         for n in [5, 2, 5, 0, 4] {
             batch.resize(&spec, n);
             assert_eq!(batch.x.i32().map(<[i32]>::len), Some(3 * n));
-            assert_eq!((batch.labels.len(), batch.labels.as_ptr()), (3 * n, place));
+            let labels = batch.labels.i32().unwrap();
+            assert_eq!((labels.len(), labels.as_ptr()), (3 * n, place));
         }
-        batch.slot(1).1.fill(7);
-        assert_eq!(batch.labels, [0, 0, 0, 7, 7, 7, 0, 0, 0, 0, 0, 0]);
+        let SlotValues::I32(labels) = batch.slot(1).1 else { panic!("ids are integers") };
+        labels.fill(7);
+        assert_eq!(batch.labels, BatchValues::I32(vec![0, 0, 0, 7, 7, 7, 0, 0, 0, 0, 0, 0]));
+    }
+
+    #[test]
+    fn numbers_to_be_predicted_are_f32() {
+        let target = Target::Numbers { n: 2, names: vec![] };
+        let spec = Spec { features: Features::Row { width: 3 }, target };
+        let mut batch = Batch::reserve(&spec, 2).unwrap();
+        batch.resize(&spec, 2);
+        let SlotValues::F32(labels) = batch.slot(1).1 else { panic!("numbers are f32") };
+        labels.copy_from_slice(&[7.0, 8.0]);
+        assert_eq!(batch.labels, BatchValues::F32(vec![0.0, 0.0, 7.0, 8.0]));
     }
 }

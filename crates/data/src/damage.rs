@@ -33,9 +33,19 @@ pub(crate) fn read_all(set: &dyn Dataset) -> Result<(), DataError> {
             crate::Values::I32(v) => v.len(),
         };
         assert_eq!(len, set.spec().features.numel());
-        let crate::Label::Class(label) = fetched.label else { panic!("a class is expected") };
-        assert!(label < set.spec().classes());
-        assert_eq!(set.class(i)?, Some(label));
+        match fetched.label {
+            crate::Label::Class(label) => {
+                assert!(label < set.spec().classes());
+                assert_eq!(set.class(i)?, Some(label));
+            }
+            crate::Label::Values(values) => {
+                assert_eq!((values.len(), set.class(i)?), (set.spec().n_labels(), None));
+                assert!(values.iter().all(|v| v.is_finite()), "{values:?}");
+                let labels = matches!(set.spec().target, crate::Target::Labels { .. });
+                assert!(!labels || values.iter().all(|&v| v == 0.0 || v == 1.0), "{values:?}");
+            }
+            crate::Label::NextId => panic!("a class or numbers are expected"),
+        }
     }
     Ok(())
 }

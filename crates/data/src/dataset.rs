@@ -15,7 +15,8 @@ pub trait Dataset: Send + Sync {
     /// must be decoded is decoded into `scratch`, whose memory is reused from call to call.
     fn fetch<'a>(&'a self, idx: usize, scratch: &'a mut Scratch) -> Result<Fetched<'a>, DataError>;
 
-    /// The label of sample `idx` without its features, where that is cheaper; `None` for [`crate::Target::NextId`].
+    /// The class of sample `idx` without its features, where that is cheaper; `None` for other targets than
+    /// [`crate::Target::Class`].
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError>;
 
     /// An error if what was read since the set was opened may not be what its files held: a mapped file that is cut short
@@ -38,6 +39,8 @@ pub struct Scratch {
     pub bytes: Vec<u8>,
     /// For numbers.
     pub numbers: Vec<f32>,
+    /// For labels that are numbers.
+    pub targets: Vec<f32>,
     /// For ids.
     pub ids: Vec<i32>,
     /// The content of a file before it is decoded.
@@ -53,7 +56,7 @@ pub struct Fetched<'a> {
     /// [`crate::Target::NextId`], so that features are `[..time]` and labels `[1..]`.
     pub values: Values<'a>,
     /// The label.
-    pub label: Label,
+    pub label: Label<'a>,
 }
 
 /// The features of one sample.
@@ -68,12 +71,14 @@ pub enum Values<'a> {
 }
 
 /// The label of one sample.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Label {
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Label<'a> {
     /// A class.
     Class(usize),
     /// Each position's label is the next id.
     NextId,
+    /// Numbers, or a 0 or 1 for each label.
+    Values(&'a [f32]),
 }
 
 impl Values<'_> {
@@ -89,5 +94,15 @@ impl Values<'_> {
     /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+impl<'a> Label<'a> {
+    /// The numbers, if they are numbers.
+    pub fn values(&self) -> Option<&'a [f32]> {
+        match self {
+            Label::Values(values) => Some(values),
+            Label::Class(_) | Label::NextId => None,
+        }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::dataset::{Dataset, Fetched, Scratch};
 use crate::error::DataError;
-use crate::spec::Spec;
+use crate::spec::{Spec, Target};
 
 /// Sets of one kind, concatenated.
 pub struct Joined {
@@ -28,10 +28,10 @@ impl Joined {
         if let Some(other) = parts.iter().position(|p| p.spec() != first.spec()) {
             let name =
                 |k: usize| names.get(k).map_or_else(|| format!("part {k}"), |p| p.display().to_string());
-            let dims = |k: usize| (parts[k].spec().features.dims(), parts[k].spec().classes());
-            let ((a, in_a), (b, in_b)) = (dims(0), dims(other));
+            let dims = |k: usize| (parts[k].spec().features.dims(), said(parts[k].spec()));
+            let ((a, of_a), (b, of_b)) = (dims(0), dims(other));
             let why = format!(
-                "{}: samples of {b:?} in {in_b} classes, but those of {} are {a:?} in {in_a}; parts of a set look alike",
+                "{}: samples of {b:?} {of_b}, but those of {} are {a:?} {of_a}; parts of a set look alike",
                 name(other),
                 name(0)
             );
@@ -73,6 +73,16 @@ impl Dataset for Joined {
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
         let (part, idx) = self.find(idx);
         part.class(idx)
+    }
+}
+
+/// What a model is to say of samples, in words.
+fn said(spec: &Spec) -> String {
+    match spec.target {
+        Target::Class { classes, .. } => format!("in {classes} classes"),
+        Target::NextId => "with the next id".into(),
+        Target::Numbers { n, .. } => format!("with {n} numbers to predict"),
+        Target::Labels { n, .. } => format!("with {n} labels"),
     }
 }
 

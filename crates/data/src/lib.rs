@@ -53,7 +53,7 @@ pub use joined::Joined;
 pub use loader::{BatchGuard, Loader, LoaderOptions};
 pub use memory::InMemory;
 pub use order::{Mode, Order};
-pub use spec::{Features, Layout, Spec, Target};
+pub use spec::{Features, LabelKind, Layout, Spec, Target};
 pub use split::{Subset, split};
 pub use stats::{Stats, balanced_weights};
 pub use synthetic::Synthetic;

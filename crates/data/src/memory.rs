@@ -10,6 +10,8 @@ pub struct InMemory {
     spec: Spec,
     values: Store,
     labels: Vec<usize>,
+    /// Labels that are numbers; empty for others.
+    targets: Vec<f32>,
     len: usize,
     /// How many values a sample has.
     each: usize,
@@ -30,15 +32,33 @@ impl InMemory {
     /// A set of `values`, with as many per sample as [`Features::numel`] says and one more for [`Target::NextId`], and
     /// `labels`, one per sample for classes and none for [`Target::NextId`].
     pub fn new(spec: Spec, values: impl Into<Store>, labels: Vec<usize>) -> Result<InMemory, DataError> {
-        let values = values.into();
+        InMemory::build(spec, values.into(), labels, Vec::new())
+    }
+
+    /// The same with labels that are numbers, as many a sample as [`Spec::n_labels`] says: for [`Target::Numbers`], and
+    /// zeros and ones for [`Target::Labels`].
+    pub fn with_values(
+        spec: Spec,
+        values: impl Into<Store>,
+        targets: Vec<f32>,
+    ) -> Result<InMemory, DataError> {
+        InMemory::build(spec, values.into(), Vec::new(), targets)
+    }
+
+    fn build(
+        spec: Spec,
+        values: Store,
+        labels: Vec<usize>,
+        targets: Vec<f32>,
+    ) -> Result<InMemory, DataError> {
         let each = match spec.target {
-            Target::Class { .. } => spec.features.numel(),
+            Target::Class { .. } | Target::Numbers { .. } | Target::Labels { .. } => spec.features.numel(),
             Target::NextId => spec.features.numel().saturating_add(1),
         };
         if each == 0 {
             return wrong("a sample has no values; give it a shape without zeros".into());
         }
-        if values.len() % each != 0 {
+        if !values.len().is_multiple_of(each) {
             return wrong(format!("{} values are not a whole number of samples of {each}", values.len()));
         }
         let len = values.len() / each;
@@ -64,6 +84,26 @@ impl InMemory {
                 return wrong("labels are given, but the labels of ids are the next ids; give none".into());
             }
             Target::NextId => {}
+            Target::Numbers { n, names } | Target::Labels { n, names } => {
+                if !names.is_empty() && names.len() != *n {
+                    return wrong(format!(
+                        "{n} labels per sample have {} names; name all or none",
+                        names.len()
+                    ));
+                }
+                if Some(targets.len()) != len.checked_mul(*n) || *n == 0 {
+                    let have = targets.len();
+                    return wrong(format!(
+                        "{len} samples have {have} labels; give {n} to each, with `with_values`"
+                    ));
+                }
+                let are_labels = matches!(spec.target, Target::Labels { .. });
+                let fits = |t: &f32| if are_labels { *t == 0.0 || *t == 1.0 } else { t.is_finite() };
+                if let Some(at) = targets.iter().position(|t| !fits(t)) {
+                    let what = if are_labels { "0 or 1" } else { "a finite number" };
+                    return wrong(format!("sample {}: label {} is not {what}", at / n, targets[at]));
+                }
+            }
         }
         if let Features::Ids { vocab, .. } = spec.features {
             let strange = match &values {
@@ -79,7 +119,7 @@ impl InMemory {
         } else if let Store::I32(_) = values {
             return wrong("numbers are given as i32; give them as f32 or u8".into());
         }
-        Ok(InMemory { spec, values, labels, len, each })
+        Ok(InMemory { spec, values, labels, targets, len, each })
     }
 }
 
@@ -99,10 +139,13 @@ impl Dataset for InMemory {
             Store::F32(values) => Values::F32(&values[range]),
             Store::I32(values) => Values::I32(&values[range]),
         };
-        Ok(Fetched {
-            values,
-            label: self.labels.get(idx).map_or(Label::NextId, |&class| Label::Class(class)),
-        })
+        let n = self.spec.n_labels();
+        let label = match self.spec.target {
+            Target::Class { .. } => Label::Class(self.labels[idx]),
+            Target::NextId => Label::NextId,
+            Target::Numbers { .. } | Target::Labels { .. } => Label::Values(&self.targets[idx * n..][..n]),
+        };
+        Ok(Fetched { values, label })
     }
 
     fn intact(&self) -> Result<(), DataError> {

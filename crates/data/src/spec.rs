@@ -58,6 +58,32 @@ pub enum Target {
     },
     /// The next id at each position.
     NextId,
+    /// Some numbers.
+    Numbers {
+        /// How many.
+        n: usize,
+        /// Their names, if the set has names; as many as numbers.
+        names: Vec<String>,
+    },
+    /// Which of some labels hold: any number of them, each for itself.
+    Labels {
+        /// How many.
+        n: usize,
+        /// Their names, if the set has names; as many as labels.
+        names: Vec<String>,
+    },
+}
+
+/// As what the labels of a set are read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LabelKind {
+    /// A class for each sample: [`Target::Class`].
+    #[default]
+    Classes,
+    /// Numbers: [`Target::Numbers`].
+    Numbers,
+    /// Zeros and ones: [`Target::Labels`].
+    Labels,
 }
 
 impl Features {
@@ -85,21 +111,56 @@ impl Features {
     }
 }
 
+impl Target {
+    /// As what labels were read that gave this; `None` for the next id, which is not read.
+    pub fn kind(&self) -> Option<LabelKind> {
+        match self {
+            Target::Class { .. } => Some(LabelKind::Classes),
+            Target::NextId => None,
+            Target::Numbers { .. } => Some(LabelKind::Numbers),
+            Target::Labels { .. } => Some(LabelKind::Labels),
+        }
+    }
+
+    /// Whether labels of a batch are f32.
+    pub fn is_values(&self) -> bool {
+        matches!(self, Target::Numbers { .. } | Target::Labels { .. })
+    }
+}
+
 impl Spec {
-    /// Labels of one sample: one class, or one id a position.
+    /// Labels of one sample: one class, one id per position, or as many numbers as the target has.
     pub fn n_labels(&self) -> usize {
         match self.target {
             Target::Class { .. } => 1,
             Target::NextId => self.features.numel(),
+            Target::Numbers { n, .. } | Target::Labels { n, .. } => n,
         }
     }
 
-    /// How many classes, or ids, a label is one of.
+    /// Rows of a model's output for one sample: one, or one per position.
+    pub fn n_rows(&self) -> usize {
+        match self.target {
+            Target::NextId => self.features.numel(),
+            Target::Class { .. } | Target::Numbers { .. } | Target::Labels { .. } => 1,
+        }
+    }
+
+    /// The width of a row of a model's output: a logit for each class, id or label, or the numbers.
+    pub fn outputs(&self) -> usize {
+        match self.target {
+            Target::Class { .. } | Target::NextId => self.classes(),
+            Target::Numbers { n, .. } | Target::Labels { n, .. } => n,
+        }
+    }
+
+    /// How many classes, or ids, a label is one of; 0 where labels are not one of some.
     pub fn classes(&self) -> usize {
         match (&self.target, &self.features) {
             (Target::Class { classes, .. }, _) => *classes,
             (Target::NextId, Features::Ids { vocab, .. }) => *vocab,
             (Target::NextId, _) => unreachable!("only ids have a next id"),
+            (Target::Numbers { .. } | Target::Labels { .. }, _) => 0,
         }
     }
 }

@@ -36,7 +36,7 @@ enum Part {
 pub type Parts = (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>);
 
 /// Splits a set into training and validation: at a point for [`Target::NextId`], the end being for validation, and at
-/// random, by `seed`, for classes. `validation` is the share of the validation part, in 0..1; with 0 there is none. A
+/// random, by `seed`, for others. `validation` is the share of the validation part, in 0..1; with 0 there is none. A
 /// share that leaves either part empty is an error.
 pub fn split(set: Arc<dyn Dataset>, validation: f64, seed: u64) -> Result<Parts, DataError> {
     if validation == 0.0 {
@@ -61,11 +61,13 @@ pub fn split(set: Arc<dyn Dataset>, validation: f64, seed: u64) -> Result<Parts,
             let first = n - n_validation;
             (Subset::range(Arc::clone(&set), 0, first)?, Subset::range(set, first, n_validation)?)
         }
-        Target::Class { .. } if n_validation <= n / 2 => {
+        Target::Class { .. } | Target::Numbers { .. } | Target::Labels { .. } if n_validation <= n / 2 => {
             let (picked, rest) = Subset::stripes(set, n_validation, seed);
             (rest, picked)
         }
-        Target::Class { .. } => Subset::stripes(set, n - n_validation, seed),
+        Target::Class { .. } | Target::Numbers { .. } | Target::Labels { .. } => {
+            Subset::stripes(set, n - n_validation, seed)
+        }
     };
     Ok((Arc::new(train), Some(Arc::new(validation))))
 }

@@ -58,11 +58,41 @@ impl Stats {
     }
 }
 
+impl Stats {
+    /// Mean and deviation of each number that is to be predicted, over all samples; only for [`Target::Numbers`].
+    pub fn of_targets(set: &dyn Dataset) -> Result<Stats, DataError> {
+        let Target::Numbers { n, .. } = set.spec().target else {
+            return Err(DataError::Setting { why: "only numbers to be predicted have a mean".into() });
+        };
+        let mut sums = vec![Sums::default(); n];
+        let mut scratch = Scratch::default();
+        for idx in 0..set.len() {
+            let label = set.fetch(idx, &mut scratch)?.label;
+            let Some(values) = label.values().filter(|values| values.len() == n) else {
+                let why =
+                    format!("sample {idx} has the label {label:?}, but the set's samples have {n} numbers");
+                return Err(DataError::Setting { why });
+            };
+            sums.iter_mut().zip(values).for_each(|(sums, value)| sums.add_numbers(&[*value]));
+        }
+        set.intact()?;
+        let (mean, std): (Vec<f32>, Vec<f32>) = sums.iter().map(Sums::mean_and_deviation).unzip();
+        match mean.iter().zip(&std).position(|(mean, std)| !mean.is_finite() || !std.is_finite()) {
+            Some(k) => {
+                let why =
+                    format!("target {k} (from 0) has values that are infinite or no numbers; repair them");
+                Err(DataError::Setting { why })
+            }
+            None => Ok(Stats { mean, std }),
+        }
+    }
+}
+
 /// How many samples of each class there are.
 pub fn class_counts(set: &dyn Dataset) -> Result<Vec<usize>, DataError> {
     let Target::Class { classes, .. } = set.spec().target else {
         return Err(DataError::Setting {
-            why: "ids have no classes to count; leave class weights out".into(),
+            why: "labels that are not classes have no class weights; leave `data.class_weights` out".into(),
         });
     };
     let mut counts = vec![0; classes];
@@ -85,7 +115,7 @@ pub fn balanced_weights(set: &dyn Dataset) -> Result<Vec<f32>, DataError> {
     if let Some(class) = counts.iter().position(|&count| count == 0) {
         let name = match &set.spec().target {
             Target::Class { names, .. } => names.get(class),
-            Target::NextId => None,
+            Target::NextId | Target::Numbers { .. } | Target::Labels { .. } => None,
         };
         let name = name.map_or_else(|| class.to_string(), |name| format!("{class} ({name})"));
         let why = format!(

@@ -19,6 +19,8 @@ pub struct Transform {
     tables: Vec<[f32; 256]>,
     /// `None` where nothing is done.
     augment: Option<Augment>,
+    /// Of numbers that are to be predicted; `None`: they stay as they are.
+    targets: Option<Stats>,
 }
 
 impl Transform {
@@ -42,7 +44,24 @@ impl Transform {
             Features::Row { .. } | Features::Ids { .. } => Vec::new(),
         };
         let augment = (augment != Augment::default()).then_some(augment);
-        Ok(Transform { spec: spec.clone(), stats: stats.cloned(), tables, augment })
+        Ok(Transform { spec: spec.clone(), stats: stats.cloned(), tables, augment, targets: None })
+    }
+
+    /// The same, where numbers that are to be predicted are normalised by `stats`, if there are any.
+    pub fn with_targets(mut self, stats: Option<&Stats>) -> Result<Transform, DataError> {
+        if let (Some(stats), n) = (stats, self.spec.n_labels()) {
+            if !matches!(self.spec.target, Target::Numbers { .. }) {
+                return wrong("only numbers that are to be predicted can be normalised".into());
+            }
+            check_stats(stats, n)?;
+        }
+        self.targets = stats.cloned();
+        Ok(self)
+    }
+
+    /// By what numbers that are to be predicted are normalised.
+    pub fn targets(&self) -> Option<&Stats> {
+        self.targets.as_ref()
     }
 
     /// The spec of the samples that this is for.
@@ -57,7 +76,7 @@ impl Transform {
         sample: Fetched<'_>,
         address: Address,
         x: SlotValues<'_>,
-        labels: &mut [i32],
+        labels: SlotValues<'_>,
     ) -> Result<(), DataError> {
         let (numel, idx) = (self.spec.features.numel(), address.idx);
         let expected = numel + usize::from(self.spec.target == Target::NextId);
@@ -65,16 +84,33 @@ impl Transform {
             let n = sample.values.len();
             return wrong(format!("sample {idx} has {n} values, but the set's samples have {expected}"));
         }
-        match (&self.spec.target, sample.label) {
-            (Target::Class { classes, .. }, Label::Class(class)) if class < *classes => {
+        // The places of the next ids, which are filled from the values.
+        let next_ids = match (&self.spec.target, sample.label, labels) {
+            (Target::Class { classes, .. }, Label::Class(class), SlotValues::I32(labels))
+                if class < *classes =>
+            {
                 // `new` has seen that classes are below 2³¹.
                 labels[0] = class as i32;
+                None
             }
-            (Target::NextId, Label::NextId) => {}
-            (target, label) => {
-                return wrong(format!("sample {idx} has the label {label:?}, which {target:?} has not"));
+            (Target::NextId, Label::NextId, SlotValues::I32(labels)) => Some(labels),
+            (
+                Target::Numbers { n, .. } | Target::Labels { n, .. },
+                Label::Values(values),
+                SlotValues::F32(to),
+            ) if values.len() == *n => {
+                for (k, (to, value)) in to.iter_mut().zip(values).enumerate() {
+                    let (mean, std) = normal(self.targets.as_ref(), k);
+                    *to = (value - mean) / std;
+                }
+                None
             }
-        }
+            (target, label, _) => {
+                return wrong(format!(
+                    "sample {idx} has the label {label:?}, which {target:?} does not have"
+                ));
+            }
+        };
         match (&self.spec.features, x, sample.values) {
             (&Features::Image { channels, height, width, layout }, SlotValues::F32(x), values) => {
                 let image = Image { channels, height, width, layout };
@@ -115,7 +151,7 @@ impl Transform {
                     return wrong(format!("sample {idx} has the id {id}, which is not in 0..{vocab}"));
                 }
                 x.copy_from_slice(&values[..numel]);
-                if self.spec.target == Target::NextId {
+                if let Some(labels) = next_ids {
                     labels.copy_from_slice(&values[1..]);
                 }
             }
@@ -124,7 +160,7 @@ impl Transform {
                     return wrong(format!("sample {idx} has the byte {id}, which is not in 0..{vocab}"));
                 }
                 widen(&values[..numel], x);
-                if self.spec.target == Target::NextId {
+                if let Some(labels) = next_ids {
                     widen(&values[1..], labels);
                 }
             }
@@ -223,7 +259,7 @@ mod tests {
     fn numbers(spec: &Spec, stats: Option<&Stats>, values: Values<'_>) -> Result<Vec<f32>, DataError> {
         let transform = Transform::new(spec, stats, Augment::default())?;
         let (mut x, mut labels) = (vec![f32::NAN; spec.features.numel()], [-1]);
-        transform.write(sample(values), ADDRESS, SlotValues::F32(&mut x), &mut labels)?;
+        transform.write(sample(values), ADDRESS, SlotValues::F32(&mut x), SlotValues::I32(&mut labels))?;
         assert_eq!(labels, [2]);
         Ok(x)
     }
@@ -262,7 +298,12 @@ mod tests {
             let transform = Transform::new(&ids(target), None, Augment::default()).unwrap();
             let (mut x, mut labels) = ([-1; 2], vec![-1; expected.len()]);
             transform
-                .write(Fetched { values, label }, ADDRESS, SlotValues::I32(&mut x), &mut labels)
+                .write(
+                    Fetched { values, label },
+                    ADDRESS,
+                    SlotValues::I32(&mut x),
+                    SlotValues::I32(&mut labels),
+                )
                 .unwrap();
             assert_eq!((x, labels), ([5, 6], expected));
         }
@@ -278,7 +319,8 @@ mod tests {
                 true => SlotValues::I32(&mut ids),
                 false => SlotValues::F32(&mut numbers),
             };
-            let error = transform.write(fetched, ADDRESS, x, &mut labels).unwrap_err().to_string();
+            let error =
+                transform.write(fetched, ADDRESS, x, SlotValues::I32(&mut labels)).unwrap_err().to_string();
             assert!(error.contains("sample 3") && error.contains(part), "{error}");
         };
         let next = |values| Fetched { values, label: Label::NextId };
@@ -325,7 +367,12 @@ mod tests {
             let mut x = vec![f32::NAN; 256];
             let address = Address { idx, ..ADDRESS };
             transform
-                .write(sample(Values::U8(&[255; 256])), address, SlotValues::F32(&mut x), &mut [0])
+                .write(
+                    sample(Values::U8(&[255; 256])),
+                    address,
+                    SlotValues::F32(&mut x),
+                    SlotValues::I32(&mut [0]),
+                )
                 .unwrap();
             x
         };

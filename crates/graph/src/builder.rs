@@ -10,6 +10,22 @@ use crate::memory::reshape_root;
 use crate::op::{Attention, Cell, Conv, CrossEntropy, Op, ReduceKind, Window};
 use crate::shape::{DType, Shape};
 
+/// How the difference of an element and its target counts.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum ErrorKind {
+    /// Its square.
+    Squared,
+    /// Its absolute value.
+    Absolute,
+    /// Half its square up to `delta`, and linear beyond, as PyTorch's `HuberLoss`.
+    Huber {
+        /// From where on it is linear.
+        delta: f32,
+    },
+    /// The binary cross-entropy of a logit and a target in 0..=1.
+    Bce,
+}
+
 /// A handle to a value that is being traced.
 pub type Tensor = ValueId;
 
@@ -294,7 +310,8 @@ impl Builder {
     pub fn sum(&mut self, x: Tensor, axes: &[usize]) -> Traced {
         self.reduce(ReduceKind::Sum, x, axes, false)
     }
-    fn mean_all(&mut self, x: Tensor) -> Traced {
+    /// The mean of all elements, a scalar.
+    pub fn mean_all(&mut self, x: Tensor) -> Traced {
         let axes: Vec<_> = (0..self.shape(x).rank()).collect();
         self.mean(x, &axes)
     }
@@ -437,19 +454,42 @@ impl Builder {
     }
     /// The mean squared difference.
     pub fn mse(&mut self, x: Tensor, target: Tensor) -> Traced {
-        let (x, target) = (self.wide(x)?, self.wide(target)?);
-        let d = self.sub(x, target)?;
-        let d2 = self.unary(Unary::Square, d)?;
-        self.mean_all(d2)
+        let each = self.error_of(ErrorKind::Squared, x, target)?;
+        self.mean_all(each)
     }
     /// The mean binary cross-entropy of logits and targets in 0..=1.
     pub fn bce_with_logits(&mut self, x: Tensor, target: Tensor) -> Traced {
-        // -(t·ln σ(x) + (1-t)·ln(1-σ(x))) = softplus(x) - t·x, which does not overflow.
-        let (x, target) = (self.wide(x)?, self.wide(target)?);
-        let s = self.unary(Unary::Softplus, x)?;
-        let tx = self.mul(x, target)?;
-        let each = self.sub(s, tx)?;
+        let each = self.error_of(ErrorKind::Bce, x, target)?;
         self.mean_all(each)
+    }
+    /// How far each element is from its target.
+    pub fn error_of(&mut self, kind: ErrorKind, x: Tensor, target: Tensor) -> Traced {
+        let (x, target) = (self.wide(x)?, self.wide(target)?);
+        match kind {
+            ErrorKind::Squared => {
+                let d = self.sub(x, target)?;
+                self.unary(Unary::Square, d)
+            }
+            ErrorKind::Absolute => {
+                let d = self.sub(x, target)?;
+                self.unary(Unary::Abs, d)
+            }
+            ErrorKind::Huber { delta } => {
+                // With c = clamp(d, -δ, δ), c·(d - c/2) is d²/2 where |d| ≤ δ, and δ·(|d| - δ/2) beyond. Its gradient is
+                // c, as d - c is 0 wherever c changes with d.
+                let d = self.sub(x, target)?;
+                let c = self.unary(Unary::Clamp(-delta, delta), d)?;
+                let half = self.scale(c, 0.5)?;
+                let rest = self.sub(d, half)?;
+                self.mul(c, rest)
+            }
+            ErrorKind::Bce => {
+                // -(t·ln σ(x) + (1-t)·ln(1-σ(x))) = softplus(x) - t·x, which does not overflow.
+                let s = self.unary(Unary::Softplus, x)?;
+                let tx = self.mul(x, target)?;
+                self.sub(s, tx)
+            }
+        }
     }
 
     // Sequences.

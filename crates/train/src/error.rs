@@ -113,6 +113,17 @@ pub enum TrainError {
     /// Ids cannot be mixed.
     #[error("train.mixup mixes images or numbers, and the data are token ids; leave it out")]
     MixupOfIds,
+    /// A loss for other labels than the data have.
+    #[error(
+        "train.loss is {loss:?}, and the labels of the data are {target}; \"cross_entropy\" is for classes and tokens, \
+         \"mse\", \"mae\" and \"huber\" are for numbers and \"bce\" for labels of 0 or 1, from `csv` or `arrays`"
+    )]
+    LossMisfit {
+        /// The loss.
+        loss: &'static str,
+        /// What labels are, in words.
+        target: String,
+    },
     /// Weights of classes that do not exist.
     #[error("data.class_weights has {got} weights, and there are {want} classes")]
     ClassWeights {

@@ -9,14 +9,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_collective::{Comm, Reduce};
-use polyreme_data::{
-    Batch, BatchValues, Dataset, Loader, LoaderOptions, Order, Span, Target, Transform, Values, spans,
-};
+use polyreme_data::{Dataset, Loader, LoaderOptions, Order, Span, Transform, spans};
 use polyreme_exec::Engine;
 
 use crate::error::TrainError;
 use crate::judge::Judge;
-use crate::metrics::Scores;
+use crate::metrics::Measured;
 
 /// Batches that are read ahead of an evaluation.
 pub(crate) const EVALUATION_PREFETCH: usize = 2;
@@ -27,7 +25,7 @@ pub fn evaluate<E: BorrowMut<Engine>>(
     set: &Arc<dyn Dataset>,
     transform: &Transform,
     threads: usize,
-) -> Result<Scores, TrainError> {
+) -> Result<Measured, TrainError> {
     let blocks = 0..n_blocks(judge, set.as_ref());
     Ok(evaluate_blocks(judge, set, transform, threads, blocks)?.whole())
 }
@@ -40,10 +38,11 @@ pub fn n_blocks<E: BorrowMut<Engine>>(judge: &Judge<E>, set: &dyn Dataset) -> us
 /// What one rank found out.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PartScores {
-    /// Counts, without losses.
-    counted: Scores,
-    /// By block of the whole set: the sum of its losses, and their number. Zeros for blocks of others.
-    losses: Vec<f64>,
+    /// Counts, without what is added up by blocks.
+    counted: Measured,
+    /// By block of the whole set: the sum of its losses, their number, and what [`Measured::add`] gives. Zeros for blocks
+    /// of others.
+    sums: Vec<f64>,
 }
 
 /// Judges some of the blocks of `set`.
@@ -54,31 +53,29 @@ pub fn evaluate_blocks<E: BorrowMut<Engine>>(
     threads: usize,
     blocks: Range<usize>,
 ) -> Result<PartScores, TrainError> {
-    let is_class = matches!(set.spec().target, Target::Class { .. });
-    let mut counted = Scores::new(judge.classes(), is_class);
-    if !is_class {
-        counted = counted.next_token();
-    }
+    let mut counted = Measured::new(&set.spec().target, judge.outputs(), transform.targets());
     let (n, len) = (judge.batch(), set.len());
-    let mut losses = vec![0.0; 2 * n_blocks(judge, set.as_ref())];
+    let each = 2 + counted.sums();
+    let mut sums = vec![0.0; each * n_blocks(judge, set.as_ref())];
     let options = LoaderOptions { batch_max: n, threads, prefetch: EVALUATION_PREFETCH, seed: 0 };
     let order = Order::in_order(len);
     let plan = blocks.clone().map(move |b| Span { order, start: b * n, len: n.min(len - b * n) });
     for (batch, block) in Loader::start(set.clone(), transform.clone(), plan, options).zip(blocks) {
         let batch = batch?;
-        let (logits, loss) = judge.run(values(&batch), &batch.labels)?;
-        counted.add(logits, &batch.labels, 0.0, 0.0);
-        let weight = batch.labels.len() as f64;
-        losses[2 * block..][..2].copy_from_slice(&[loss * weight, weight]);
+        let labels = batch.labels.values();
+        let (logits, loss) = judge.run(batch.x.values(), labels)?;
+        let (weight, own) = (labels.len() as f64, &mut sums[each * block..][..each]);
+        own[..2].copy_from_slice(&[loss * weight, weight]);
+        counted.add(logits, labels, &mut own[2..]);
     }
-    Ok(PartScores { counted, losses })
+    Ok(PartScores { counted, sums })
 }
 
 impl PartScores {
     /// The scores of all ranks together. Collective.
-    pub fn gather(mut self, comm: &mut Comm) -> Result<Scores, TrainError> {
+    pub fn gather(mut self, comm: &mut Comm) -> Result<Measured, TrainError> {
         // Every block is one rank's: the others add zeros, which changes nothing.
-        comm.all_reduce(&mut self.losses, Reduce::Sum)?;
+        comm.all_reduce(&mut self.sums, Reduce::Sum)?;
         let mut counts = self.counted.counts();
         comm.all_reduce(&mut counts, Reduce::Sum)?;
         self.counted.set_counts(&counts);
@@ -86,21 +83,16 @@ impl PartScores {
     }
 
     /// The scores, if this rank has judged everything.
-    fn whole(mut self) -> Scores {
-        self.losses.chunks_exact(2).for_each(|block| self.counted.add_losses(block[0], block[1]));
+    fn whole(mut self) -> Measured {
+        let each = 2 + self.counted.sums();
+        self.sums
+            .chunks_exact(each)
+            .for_each(|block| self.counted.add_block(block[0], block[1], &block[2..]));
         self.counted
     }
 }
 
-/// A batch's features, lent.
-pub fn values(batch: &Batch) -> Values<'_> {
-    match &batch.x {
-        BatchValues::F32(x) => Values::F32(x),
-        BatchValues::I32(x) => Values::I32(x),
-    }
-}
-
-/// The logits of every label of a set, row by row and in order. `tell` may fail, which ends it.
+/// The logits of every label of a set, or the numbers of every sample, row by row and in order. `tell` may fail, which ends it.
 pub fn logits(
     judge: &mut Judge,
     set: &Arc<dyn Dataset>,
@@ -110,9 +102,9 @@ pub fn logits(
     let options = LoaderOptions { batch_max: judge.batch(), threads: 0, prefetch: 1, seed: 0 };
     let plan = spans(Order::in_order(set.len()), judge.batch());
     for batch in Loader::start(set.clone(), transform.clone(), plan, options) {
-        let (batch, classes) = (batch?, judge.classes());
-        let (rows, _) = judge.run(values(&batch), &batch.labels)?;
-        for row in rows.chunks_exact(classes) {
+        let (batch, outputs) = (batch?, judge.outputs());
+        let (rows, _) = judge.run(batch.x.values(), batch.labels.values())?;
+        for row in rows.chunks_exact(outputs) {
             tell(row).map_err(|source| TrainError::Io { path: "standard output".into(), source })?;
         }
     }

@@ -44,7 +44,7 @@ pub fn generate(
         let seen = &ids[ids.len().saturating_sub(time)..];
         window.fill(0);
         window[..seen.len()].copy_from_slice(seen);
-        let (logits, _) = judge.run(Values::I32(&window), &labels)?;
+        let (logits, _) = judge.run(Values::I32(&window), Values::I32(&labels))?;
         let last = &logits[(seen.len() - 1) * vocab..seen.len() * vocab];
         let id = choose(last, how, &mut random);
         ids.push(id);

@@ -7,7 +7,8 @@ use polyreme_exec::{Engine, Isa, Options};
 use polyreme_graph::{Graph, Program};
 
 use crate::error::TrainError;
-use crate::lower::{IGNORED, evaluation_graph};
+use crate::loss::{IGNORED, LossKind};
+use crate::lower::{evaluation_graph, logits_of_one};
 use crate::net::Net;
 
 /// Samples of a block, and tokens of one: a forward pass alone needs little memory.
@@ -23,9 +24,7 @@ pub fn block_samples(net: &Net, spec: &Spec) -> Result<usize, TrainError> {
         Features::Ids { time, .. } => (BLOCK_TOKENS / time.max(1)).clamp(1, BLOCK_SAMPLES),
         Features::Image { .. } | Features::Row { .. } => BLOCK_SAMPLES,
     };
-    let of_one = evaluation_graph(net, spec, 1)?;
-    let logits = of_one.shape(of_one.output("logits").expect("an evaluation has logits")).numel();
-    Ok(n.min(BLOCK_LOGITS / logits.max(1)).max(1))
+    Ok(n.min(BLOCK_LOGITS / logits_of_one(net, spec)?.max(1)).max(1))
 }
 
 /// How an engine is fed and read in an evaluation.
@@ -35,15 +34,21 @@ pub(crate) struct Trial {
     pub(crate) number: usize,
     input: &'static str,
     n: usize,
-    classes: usize,
+    /// The width of a row of logits.
+    outputs: usize,
 }
 
 impl Trial {
     /// The graph for batches of at most `n` samples, and how it is fed.
-    pub(crate) fn new(net: &Net, spec: &Spec, n: usize) -> Result<(Graph, Trial), TrainError> {
-        let graph = evaluation_graph(net, spec, n)?;
-        let classes = graph.shape(graph.output("logits").expect("an evaluation has logits")).last();
-        Ok((graph, Trial { number: 0, input: net.input(spec, 1, false).name, n, classes }))
+    pub(crate) fn new(
+        net: &Net,
+        spec: &Spec,
+        n: usize,
+        kind: LossKind,
+    ) -> Result<(Graph, Trial), TrainError> {
+        let graph = evaluation_graph(net, spec, n, kind)?;
+        let outputs = graph.shape(graph.output("logits").expect("an evaluation has logits")).last();
+        Ok((graph, Trial { number: 0, input: net.input(spec, 1, false).name, n, outputs }))
     }
 }
 
@@ -55,8 +60,15 @@ pub struct Judge<E = Engine> {
 
 impl Judge {
     /// Compiles for batches of at most `n` samples, with an engine of its own.
-    pub fn new(net: &Net, spec: &Spec, n: usize, threads: usize, isa: Isa) -> Result<Judge, TrainError> {
-        let (graph, trial) = Trial::new(net, spec, n)?;
+    pub fn new(
+        net: &Net,
+        spec: &Spec,
+        n: usize,
+        kind: LossKind,
+        threads: usize,
+        isa: Isa,
+    ) -> Result<Judge, TrainError> {
+        let (graph, trial) = Trial::new(net, spec, n, kind)?;
         let options = Options { isa, ..Options::threads(threads) };
         Ok(Judge { engine: Engine::new(Program::forward(&graph), options)?, trial })
     }
@@ -72,9 +84,9 @@ impl<E: BorrowMut<Engine>> Judge<E> {
         Judge { engine, trial }
     }
 
-    /// How many classes the logits tell apart.
-    pub fn classes(&self) -> usize {
-        self.trial.classes
+    /// The width of a row of logits: how many classes they tell apart, or how many numbers there are.
+    pub fn outputs(&self) -> usize {
+        self.trial.outputs
     }
 
     /// Samples that fit at once.
@@ -82,9 +94,9 @@ impl<E: BorrowMut<Engine>> Judge<E> {
         self.trial.n
     }
 
-    /// The logits of up to [`Judge::batch`] samples, `[labels, classes]`, and their mean loss.
-    pub fn run(&mut self, x: Values, labels: &[i32]) -> Result<(&[f32], f64), TrainError> {
-        let Trial { number, input, classes, .. } = self.trial;
+    /// The logits of up to [`Judge::batch`] samples, `[labels, classes]` or `[samples, numbers]`, and their mean loss.
+    pub fn run(&mut self, x: Values, labels: Values) -> Result<(&[f32], f64), TrainError> {
+        let Trial { number, input, n, outputs } = self.trial;
         let engine = self.engine.borrow_mut();
         engine.select(number);
         match x {
@@ -100,11 +112,30 @@ impl<E: BorrowMut<Engine>> Judge<E> {
             }
             Values::U8(_) => unreachable!("batches are f32 or i32"),
         }
-        let to = engine.input_i32("labels")?;
-        to[..labels.len()].copy_from_slice(labels);
-        to[labels.len()..].fill(IGNORED);
+        // What a mean over all that fits is multiplied by, to be that of the samples that count.
+        let mut factor = 1.0;
+        let rows = match labels {
+            Values::I32(labels) => {
+                let to = engine.input_i32("labels")?;
+                to[..labels.len()].copy_from_slice(labels);
+                to[labels.len()..].fill(IGNORED);
+                labels.len()
+            }
+            Values::F32(labels) => {
+                let to = engine.input_f32("labels")?;
+                to[..labels.len()].copy_from_slice(labels);
+                to[labels.len()..].fill(0.0);
+                let rows = labels.len() / outputs.max(1);
+                let counted = engine.input_f32("counted")?;
+                counted[..rows].fill(1.0);
+                counted[rows..].fill(0.0);
+                factor = n as f64 / rows as f64;
+                rows
+            }
+            Values::U8(_) => unreachable!("batches are f32 or i32"),
+        };
         engine.run()?;
         let logits = engine.output("logits")?;
-        Ok((&logits[..labels.len() * classes], f64::from(engine.output("loss")?[0])))
+        Ok((&logits[..rows * outputs], f64::from(engine.output("loss")?[0]) * factor))
     }
 }

@@ -5,39 +5,22 @@ use std::sync::Arc;
 
 use polyreme_data::{Spec, Target};
 use polyreme_exec::{Engine, Footprint};
-use polyreme_graph::op::CrossEntropy;
-use polyreme_graph::{
-    Body, Builder, DType, Graph, Keeps, Microbatch, Program, Shape, Tensor, Traced, differentiate,
-};
+use polyreme_graph::{Body, Builder, DType, Graph, Keeps, Microbatch, Program, Shape, Tensor, differentiate};
 use polyreme_parallel::{Budget, Plan, StepShape, Training, compile, schedule};
 
 use crate::error::TrainError;
+use crate::loss::{Loss, LossKind};
 use crate::net::Net;
 use crate::pace::Piece;
 
 /// Bytes of an element of parameters, gradients and moments.
 const F32_BYTES: usize = DType::F32.bytes();
 
-/// The label of a row that does not count: what fills up the last batch of an evaluation.
-pub const IGNORED: i32 = -1;
-
-/// What the loss of a training step is.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Loss {
-    /// Spread over the other classes.
-    pub label_smoothing: f32,
-    /// Whether classes have weights: the input `class_weights`.
-    pub class_weights: bool,
-    /// Whether samples are mixed in pairs: the inputs `labels2` and `mix`.
-    pub mixup: bool,
-}
-
 /// The forward graph of a training step: inputs `x` or `ids`, `labels`, what [`Loss`] names, and `weight`, by which the
 /// batch counts in its step; outputs `logits`, `loss`, and `weighted`, their product, which is what is differentiated.
 pub fn training_graph(net: &Net, spec: &Spec, n: usize, loss: Loss) -> Result<Graph, TrainError> {
     let (mut b, logits) = trace(net, spec, n, true)?;
-    let options = CrossEntropy { label_smoothing: loss.label_smoothing, ignore_index: None };
-    let value = training_loss(&mut b, logits, spec, n, loss, options)?;
+    let value = loss.training(&mut b, logits, spec, n)?;
     let weight = b.input("weight", [1], DType::F32)?;
     let weighted = b.layer("loss", |b| {
         let weight = b.reshape(weight, Shape::scalar())?;
@@ -46,12 +29,16 @@ pub fn training_graph(net: &Net, spec: &Spec, n: usize, loss: Loss) -> Result<Gr
     Ok(b.finish(&[("logits", logits), ("loss", value), ("weighted", weighted)]))
 }
 
-/// The graph of an evaluation: rows labelled [`IGNORED`] do not count.
-pub fn evaluation_graph(net: &Net, spec: &Spec, n: usize) -> Result<Graph, TrainError> {
+/// How many numbers the network gives for one sample.
+pub(crate) fn logits_of_one(net: &Net, spec: &Spec) -> Result<usize, TrainError> {
+    let (b, logits) = trace(net, spec, 1, false)?;
+    Ok(b.dims(logits).iter().product())
+}
+
+/// The graph of an evaluation with a loss of this kind; samples that only fill it up do not count.
+pub fn evaluation_graph(net: &Net, spec: &Spec, n: usize, kind: LossKind) -> Result<Graph, TrainError> {
     let (mut b, logits) = trace(net, spec, n, false)?;
-    let options = CrossEntropy { label_smoothing: 0.0, ignore_index: Some(IGNORED) };
-    let labels = b.input("labels", [n * spec.n_labels()], DType::I32)?;
-    let value = b.layer("loss", |b| b.cross_entropy(logits, labels, None, options))?;
+    let value = kind.evaluation(&mut b, logits, spec, n)?;
     Ok(b.finish(&[("logits", logits), ("loss", value)]))
 }
 
@@ -174,39 +161,11 @@ fn trace(net: &Net, spec: &Spec, n: usize, training: bool) -> Result<(Builder, T
     }
     let x = b.input(input.name, input.shape, input.dtype)?;
     let logits = net.logits(&mut b, x, training)?;
-    let (got, want) = (b.dims(logits), vec![n * spec.n_labels(), spec.classes()]);
+    let (got, want) = (b.dims(logits), vec![n * spec.n_rows(), spec.outputs()]);
     // A vocabulary may be larger than what this text uses of it.
     let wider = spec.target == Target::NextId && got.len() == 2 && got[0] == want[0] && got[1] > want[1];
     if got != want && !wider {
         return Err(TrainError::Logits { got, want });
     }
     Ok((b, logits))
-}
-
-fn training_loss(
-    b: &mut Builder,
-    logits: Tensor,
-    spec: &Spec,
-    n: usize,
-    loss: Loss,
-    options: CrossEntropy,
-) -> Traced {
-    let n_labels = n * spec.n_labels();
-    let labels = b.input("labels", [n_labels], DType::I32)?;
-    let weights =
-        loss.class_weights.then(|| b.input("class_weights", [spec.classes()], DType::F32)).transpose()?;
-    if !loss.mixup {
-        return b.layer("loss", |b| b.cross_entropy(logits, labels, weights, options));
-    }
-    let labels2 = b.input("labels2", [n_labels], DType::I32)?;
-    let mix = b.input("mix", [1], DType::F32)?;
-    b.layer("loss", |b| {
-        let first = b.cross_entropy(logits, labels, weights, options)?;
-        let second = b.cross_entropy(logits, labels2, weights, options)?;
-        let mix = b.reshape(mix, Shape::scalar())?;
-        // second + mix · (first - second)
-        let difference = b.sub(first, second)?;
-        let part = b.mul(mix, difference)?;
-        b.add(second, part)
-    })
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub struct Preparation {
     /// What a sample is.
     pub sample: Sample,
-    /// What a label is one of; 0 for the next id.
+    /// What a label is one of; 0 for the next id, numbers and labels that each hold or not.
     pub classes: usize,
     /// The names of the classes, if there are.
     pub names: Vec<String>,
@@ -28,6 +28,24 @@ pub struct Preparation {
     /// The name of its label's column.
     #[serde(default)]
     pub label: Option<String>,
+    /// What is said in place of a class: numbers, or labels that each hold or not.
+    #[serde(default)]
+    pub values: Option<TargetValues>,
+}
+
+/// Numbers, or labels that each hold or not, as a checkpoint keeps them.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TargetValues {
+    /// Whether they are labels.
+    pub labels: bool,
+    /// How many there are.
+    pub n: usize,
+    /// Their names, if there are: those of a table's columns.
+    pub names: Vec<String>,
+    /// Subtracted from each number; empty without normalisation.
+    pub mean: Vec<f32>,
+    /// What each number is divided by.
+    pub std: Vec<f32>,
 }
 
 /// What a sample is, as a checkpoint keeps it.
@@ -67,21 +85,41 @@ impl Preparation {
         };
         let (classes, names) = match &spec.target {
             Target::Class { classes, names } => (*classes, names.clone()),
-            Target::NextId => (0, Vec::new()),
+            Target::NextId | Target::Numbers { .. } | Target::Labels { .. } => (0, Vec::new()),
         };
+        let values = match &spec.target {
+            Target::Class { .. } | Target::NextId => None,
+            Target::Numbers { n, names } => Some((false, *n, names)),
+            Target::Labels { n, names } => Some((true, *n, names)),
+        };
+        let values = values.map(|(labels, n, names)| {
+            let (mean, std) = (Vec::new(), Vec::new());
+            TargetValues { labels, n, names: names.clone(), mean, std }
+        });
         let (mean, std) = stats.map_or_else(Default::default, |s| (s.mean.clone(), s.std.clone()));
         let (columns, label) = (Vec::new(), None);
-        Preparation { sample, classes, names, mean, std, tokenizer, columns, label }
+        Preparation { sample, classes, names, mean, std, tokenizer, columns, label, values }
+    }
+
+    /// The same where numbers to be predicted are normalised by `stats`.
+    pub fn with_targets(mut self, stats: Option<&Stats>) -> Preparation {
+        if let (Some(values), Some(stats)) = (&mut self.values, stats) {
+            (values.mean, values.std) = (stats.mean.clone(), stats.std.clone());
+        }
+        self
     }
 
     /// The same for a table with these columns.
     pub fn with_columns(self, columns: Columns) -> Preparation {
-        Preparation { columns: columns.features, label: columns.label, ..self }
+        let label = columns.labels.into_iter().next().filter(|_| self.values.is_none());
+        Preparation { columns: columns.features, label, ..self }
     }
 
     /// The columns of the table that was trained on.
     pub fn columns(&self) -> Columns {
-        Columns { features: self.columns.clone(), label: self.label.clone() }
+        let several = self.values.as_ref().map(|values| values.names.clone());
+        let labels = several.unwrap_or_else(|| self.label.iter().cloned().collect());
+        Columns { features: self.columns.clone(), labels }
     }
 
     /// What of the data is not as a model with `self` has it, in words: samples cannot be read as they were.
@@ -89,6 +127,18 @@ impl Preparation {
         let list = |names: &[String]| names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
         if !self.columns.is_empty() && !now.columns.is_empty() && self.columns != now.columns {
             return Some(format!("columns are {} and were {}", list(&now.columns), list(&self.columns)));
+        }
+        let targets = |p: &Preparation| p.values.as_ref().map(|v| (v.labels, v.n, v.names.clone()));
+        if targets(self) != targets(now) {
+            let words = |p: &Preparation| match targets(p) {
+                None => "not numbers".into(),
+                Some((labels, n, names)) => {
+                    let what = if labels { "labels of 0 or 1" } else { "numbers" };
+                    let names = if names.is_empty() { String::new() } else { format!(" ({})", list(&names)) };
+                    format!("{n} {what}{names}")
+                }
+            };
+            return Some(format!("targets are {} and were {}", words(now), words(self)));
         }
         (self.names != now.names)
             .then(|| format!("classes are {} and were {}", list(&now.names), list(&self.names)))
@@ -101,9 +151,15 @@ impl Preparation {
             Sample::Row { width } => Features::Row { width },
             Sample::Ids { time, vocab } => Features::Ids { time, vocab },
         };
-        let target = match self.classes {
-            0 => Target::NextId,
-            classes => Target::Class { classes, names: self.names.clone() },
+        let target = match (&self.values, self.classes) {
+            (Some(TargetValues { labels: false, n, names, .. }), _) => {
+                Target::Numbers { n: *n, names: names.clone() }
+            }
+            (Some(TargetValues { labels: true, n, names, .. }), _) => {
+                Target::Labels { n: *n, names: names.clone() }
+            }
+            (None, 0) => Target::NextId,
+            (None, classes) => Target::Class { classes, names: self.names.clone() },
         };
         Spec { features, target }
     }
@@ -113,8 +169,59 @@ impl Preparation {
         (!self.mean.is_empty()).then(|| Stats { mean: self.mean.clone(), std: self.std.clone() })
     }
 
-    /// The name of a class, or its number.
+    /// The normalisation of numbers that are predicted, if there is one.
+    pub fn target_stats(&self) -> Option<Stats> {
+        let values = self.values.as_ref().filter(|values| !values.mean.is_empty())?;
+        Some(Stats { mean: values.mean.clone(), std: values.std.clone() })
+    }
+
+    /// The name of a class or a label, or its number.
     pub fn class_name(&self, class: usize) -> String {
-        self.names.get(class).cloned().unwrap_or_else(|| class.to_string())
+        let names = self.values.as_ref().map_or(&self.names, |values| &values.names);
+        names.get(class).cloned().unwrap_or_else(|| class.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(target: Target, stats: Option<&Stats>) -> Preparation {
+        let spec = Spec { features: Features::Row { width: 2 }, target };
+        Preparation::new(&spec, None, None).with_targets(stats)
+    }
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| name.to_string()).collect()
+    }
+
+    #[test]
+    fn targets_and_their_normalisation_are_kept() {
+        let stats = Stats { mean: vec![1e6 + 0.3, -0.1], std: vec![3.3e-7, 1.0 / 3.0] };
+        let numbers = Target::Numbers { n: 2, names: names(&["price", "age"]) };
+        let kept = of(numbers.clone(), Some(&stats));
+        let again: Preparation = serde_json::from_str(&serde_json::to_string(&kept).unwrap()).unwrap();
+        assert_eq!((again.spec(Layout::Planes).target, again.target_stats()), (numbers, Some(stats)));
+        assert_eq!((again.columns().labels, again.class_name(1)), (names(&["price", "age"]), "age".into()));
+        // What earlier versions wrote has classes.
+        let classes = of(Target::Class { classes: 3, names: Vec::new() }, None);
+        let mut before = serde_json::to_value(&classes).unwrap();
+        before.as_object_mut().unwrap().remove("values");
+        assert_eq!(serde_json::from_value::<Preparation>(before).unwrap(), classes);
+    }
+
+    #[test]
+    fn other_targets_do_not_fit() {
+        let numbers = |list: &[&str]| of(Target::Numbers { n: 2, names: names(list) }, None);
+        let labels = of(Target::Labels { n: 2, names: Vec::new() }, None);
+        let classes = of(Target::Class { classes: 3, names: Vec::new() }, None);
+        let said = |was: &Preparation, now: &Preparation| was.misfit(now).unwrap();
+        assert_eq!(numbers(&["a", "b"]).misfit(&numbers(&["a", "b"])), None);
+        assert_eq!(
+            said(&numbers(&["a", "b"]), &numbers(&["b", "a"])),
+            "targets are 2 numbers (b, a) and were 2 numbers (a, b)"
+        );
+        assert_eq!(said(&labels, &numbers(&[])), "targets are 2 numbers and were 2 labels of 0 or 1");
+        assert_eq!(said(&classes, &labels), "targets are 2 labels of 0 or 1 and were not numbers");
     }
 }

@@ -10,7 +10,7 @@ use polyreme_data::images::{self, ImageOptions, Images};
 use polyreme_data::joined::files;
 use polyreme_data::table::{Columns, Table, TableOptions};
 use polyreme_data::{
-    DataError, Dataset, Features, Joined, Layout, Spec, Synthetic, Target, Text, Tokenizer, split,
+    DataError, Dataset, Features, Joined, LabelKind, Layout, Spec, Synthetic, Target, Text, Tokenizer, split,
 };
 use polyreme_exec::Isa;
 
@@ -114,7 +114,8 @@ fn open_source(job: &Job, trained: Option<&Preparation>, isa: Isa) -> Result<Set
         }
         Source::Csv { path, test, label, delimiter, header } => {
             let options = TableOptions {
-                label: label.clone(),
+                labels: label.clone(),
+                kind: job.train.loss.labels(),
                 delimiter: *delimiter,
                 header: *header,
                 columns: trained.map(Preparation::columns).unwrap_or_default(),
@@ -189,10 +190,11 @@ fn open_source(job: &Job, trained: Option<&Preparation>, isa: Isa) -> Result<Set
             with_files(Sets { tokenizer: tokenizer.clone(), ..both(train, test) }, all)
         }
         Source::Arrays { path, test, x, labels } => {
-            let train = arrays(path, x, labels, None)?;
+            let kind = job.train.loss.labels();
+            let train = arrays(path, (x, labels, kind), None)?;
             let all = [Some(path), test.as_ref()].into_iter().flatten().map(|p| files(p));
             let all = all.collect::<Result<Vec<_>, _>>()?.concat();
-            let test = test.as_ref().map(|p| arrays(p, x, labels, Some(train.spec()))).transpose()?;
+            let test = test.as_ref().map(|p| arrays(p, (x, labels, kind), Some(train.spec()))).transpose()?;
             with_files(both(train, test), all)
         }
         Source::Synthetic { samples, shape, classes, noise } => {
@@ -231,9 +233,25 @@ fn idx_folder(path: &Path, known: Option<&'static str>) -> PathBuf {
 }
 
 /// The arrays of the files that a path stands for, with the classes and ids of `like`, or of all of them together.
-fn arrays(path: &Path, x: &str, labels: &str, like: Option<&Spec>) -> Result<Arc<dyn Dataset>, DataError> {
+fn arrays(
+    path: &Path,
+    (x, labels, kind): (&str, &str, LabelKind),
+    like: Option<&Spec>,
+) -> Result<Arc<dyn Dataset>, DataError> {
     let paths = files(path)?;
-    let parts = paths.iter().map(|p| Arrays::open(p, x, labels)).collect::<Result<Vec<_>, _>>()?;
+    let parts = paths.iter().map(|p| Arrays::open_as(p, x, labels, kind)).collect::<Result<Vec<_>, _>>()?;
+    if let Some((part, like)) =
+        parts.iter().map(Arrays::spec).zip(like).find(|(p, l)| p.outputs() != l.outputs())
+        && kind != LabelKind::Classes
+    {
+        let why = format!(
+            "{}: {} labels per sample, and the training set has {}",
+            path.display(),
+            part.outputs(),
+            like.outputs()
+        );
+        return Err(DataError::Setting { why });
+    }
     let vocab = |spec: &Spec| match spec.features {
         Features::Ids { vocab, .. } => Some(vocab),
         _ => None,
@@ -245,8 +263,8 @@ fn arrays(path: &Path, x: &str, labels: &str, like: Option<&Spec>) -> Result<Arc
     let (classes, ids) = (most(&|spec| Some(spec.classes())), most(&vocab));
     let alike = |part: Arrays| -> Result<Arc<dyn Dataset>, DataError> {
         let part = match classes {
-            Some(classes) => part.with_classes(classes)?,
-            None => part,
+            Some(classes) if kind == LabelKind::Classes => part.with_classes(classes)?,
+            _ => part,
         };
         match ids.filter(|_| part.spec().features.is_ids()) {
             Some(vocab) => part.with_vocab(vocab).map(shared),

@@ -14,7 +14,8 @@ use polyreme_parallel::{Mesh, Plan, Training, average_states};
 
 use crate::error::TrainError;
 use crate::judge::{Judge, Trial};
-use crate::lower::{Loss, Lowering, training_graph};
+use crate::loss::Loss;
+use crate::lower::{Lowering, training_graph};
 use crate::mixup;
 use crate::net::Net;
 use crate::pace::{Part, Piece};
@@ -100,8 +101,8 @@ pub struct StepResult {
 pub struct Batch<'a> {
     /// Features, sample by sample.
     pub x: Values<'a>,
-    /// Labels.
-    pub labels: &'a [i32],
+    /// Labels: classes or ids as i32, numbers as f32.
+    pub labels: Values<'a>,
     /// The share of each sample in its mixture; 1 without mixup.
     pub mix: f32,
 }
@@ -234,7 +235,7 @@ impl Team {
 
     /// Compiles for evaluations of at most `n` samples of `spec` at once.
     pub fn prepare_trial(&mut self, spec: &Spec, n: usize) -> Result<(), TrainError> {
-        let (graph, mut trial) = Trial::new(&self.net, spec, n)?;
+        let (graph, mut trial) = Trial::new(&self.net, spec, n, self.options.loss.kind)?;
         trial.number = self.engine.add(Program::forward(&graph))?;
         self.trial = Some(trial);
         Ok(())
@@ -387,11 +388,13 @@ fn body_of(
 }
 
 /// What the labels of a piece weigh in the mean of its step.
-fn label_weight(labels: &[i32], class_weights: &[f32]) -> f64 {
-    if class_weights.is_empty() {
-        return labels.len() as f64;
+fn label_weight(labels: Values, class_weights: &[f32]) -> f64 {
+    match labels {
+        Values::I32(labels) if !class_weights.is_empty() => {
+            labels.iter().map(|&l| f64::from(class_weights.get(l as usize).copied().unwrap_or(0.0))).sum()
+        }
+        labels => labels.len() as f64,
     }
-    labels.iter().map(|&l| f64::from(class_weights.get(l as usize).copied().unwrap_or(0.0))).sum()
 }
 
 fn fill(
@@ -413,16 +416,28 @@ fn fill(
         Values::I32(x) => inputs.i32(input)?.copy_from_slice(x),
         Values::U8(_) => unreachable!("batches are f32 or i32"),
     }
-    inputs.i32("labels")?.copy_from_slice(batch.labels);
+    match batch.labels {
+        Values::I32(labels) => inputs.i32("labels")?.copy_from_slice(labels),
+        Values::F32(labels) => inputs.f32("labels")?.copy_from_slice(labels),
+        Values::U8(_) => unreachable!("batches are f32 or i32"),
+    }
     if options.loss.class_weights {
         inputs.f32("class_weights")?.copy_from_slice(&options.class_weights);
     }
     if mixup {
         inputs.f32("mix")?[0] = batch.mix;
-        let labels2 = inputs.i32("labels2")?;
-        let per_sample = labels2.len() / n.max(1);
-        let pairs = labels2.chunks_exact_mut(per_sample).zip(batch.labels.chunks_exact(per_sample).rev());
-        pairs.for_each(|(to, from)| to.copy_from_slice(from));
+        match batch.labels {
+            Values::I32(labels) => reverse(labels, inputs.i32("labels2")?, n),
+            Values::F32(labels) => reverse(labels, inputs.f32("labels2")?, n),
+            Values::U8(_) => unreachable!("batches are f32 or i32"),
+        }
     }
     Ok(())
+}
+
+/// The labels of `n` samples, the last sample's first.
+fn reverse<T: Copy>(from: &[T], to: &mut [T], n: usize) {
+    let per_sample = to.len() / n.max(1);
+    let pairs = to.chunks_exact_mut(per_sample).zip(from.chunks_exact(per_sample).rev());
+    pairs.for_each(|(to, from)| to.copy_from_slice(from));
 }

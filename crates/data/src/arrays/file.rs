@@ -90,6 +90,35 @@ impl File {
         Ok((max + 1) as usize)
     }
 
+    /// Checks all elements of an array as numbers; `what` is said of one that does not fit.
+    pub(super) fn check_numbers(
+        &self,
+        array: &Array,
+        what: &str,
+        fits: impl Fn(f32) -> bool,
+    ) -> Result<(), DataError> {
+        let n = array.shape.iter().product();
+        for (i, element) in self.bytes(array, 0..n).chunks_exact(array.dtype.bytes()).enumerate() {
+            let value = array.number(element);
+            if !fits(value) {
+                return Err(self.error(array, i, &format!("label {value} {what}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The error of classes that are given as floats: at the first that is no class.
+    pub(super) fn no_class(&self, array: &Array) -> DataError {
+        let n = array.shape.iter().product();
+        let values = self.bytes(array, 0..n).chunks_exact(array.dtype.bytes()).map(|b| array.number(b));
+        let found = values.enumerate().find(|(_, v)| v.fract() != 0.0 || *v < 0.0);
+        let (at, why) = match found {
+            Some((at, value)) => (at, format!("label {value} is not a class")),
+            None => (0, "labels of a floating-point type are not classes; save them as integers".into()),
+        };
+        self.error(array, at, &format!("{why}; for a numeric target set `train.loss = \"mse\"`"))
+    }
+
     /// An error at an element.
     pub(super) fn error(&self, array: &Array, element: usize, why: &str) -> DataError {
         let offset = array.start + element * array.dtype.bytes();
@@ -102,6 +131,28 @@ impl File {
 impl Array {
     pub(super) fn is_float(&self) -> bool {
         matches!(self.dtype, Stored::Element(DType::F32 | DType::F64))
+    }
+
+    /// Whether [`Array::number`] reads it.
+    pub(super) fn is_number(&self) -> bool {
+        self.is_float() || self.dtype.is_integer() || self.dtype == Stored::Element(DType::Bool)
+    }
+
+    /// Elements of one sample.
+    pub(super) fn row(&self) -> usize {
+        self.shape[1..].iter().product()
+    }
+
+    /// An element of an array of numbers.
+    pub(super) fn number(&self, b: &[u8]) -> f32 {
+        match (self.dtype, b) {
+            (Stored::Element(DType::F32), &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+            (Stored::Element(DType::F64), &[a, b, c, d, e, f, g, h]) => {
+                f64::from_le_bytes([a, b, c, d, e, f, g, h]) as f32
+            }
+            (Stored::Element(DType::Bool), &[a]) => f32::from(u8::from(a != 0)),
+            _ => self.integer(b) as f32,
+        }
     }
 
     pub(super) fn is_image_type(&self) -> bool {

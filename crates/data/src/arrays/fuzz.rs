@@ -15,6 +15,7 @@ fn arrays() {
         corpus: vec![
             file(&[("x", "F32", &[2, 3], &numbers), ("y", "U8", &[2], &[0, 1])], 0),
             file(&[("x", "I64", &[2, 2], &ids), ("y", "I32", &[2], &[0; 8])], 1),
+            file(&[("x", "F32", &[2, 3], &numbers), ("y", "F32", &[2, 2], &numbers[..16])], 0),
             file(&[("y", "U16", &[3], &[0; 6]), ("x", "U8", &[3, 1, 2, 2], &[7; 12])], 3),
             file(
                 &[("x", "F64", &[2, 1, 1], &[1; 16]), ("y", "I8", &[2], &[0, 1]), ("z", "BOOL", &[1], &[1])],
@@ -27,6 +28,12 @@ fn arrays() {
     };
     let place = InFile::new("safetensors");
     target.run(|input| {
+        for kind in [LabelKind::Numbers, LabelKind::Labels] {
+            if let Ok(set) = Arrays::open_as(place.with(input), "x", "y", kind) {
+                damage::read_all(&set).unwrap();
+                assert!(set.with_classes(3).is_err());
+            }
+        }
         let set = Arrays::open(place.with(input), "x", "y").map_err(|e| e.to_string())?;
         damage::read_all(&set).unwrap();
         set.intact().unwrap();

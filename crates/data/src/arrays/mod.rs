@@ -6,6 +6,12 @@
 //! | `[n, width]` f32, f64 | rows |
 //! | `[n, height, width]`, `[n, channels, height, width]` u8, f32, f64 | images, in planes |
 //! | `[n, time]` integers | ids |
+//!
+//! | labels | are |
+//! |---|---|
+//! | `[n]` integers | classes |
+//! | `[n]`, `[n, k]` f32, f64, integers | a number, or several |
+//! | `[n]`, `[n, k]` zeros and ones of any of these types, or bool | labels, each for itself |
 
 mod file;
 
@@ -16,7 +22,7 @@ use polyreme_dtype::{DType, Stored};
 use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
 use crate::map;
-use crate::spec::{Features, Layout, Spec, Target};
+use crate::spec::{Features, LabelKind, Layout, Spec, Target};
 use file::{Array, File};
 
 /// A set of arrays with labels.
@@ -33,18 +39,39 @@ impl Arrays {
     /// Opens the arrays named `x` and `labels` of the file at `path`. Ids and labels are read once to be checked and
     /// counted; see [`Arrays::with_classes`] and [`Arrays::with_vocab`].
     pub fn open(path: &Path, x: &str, labels: &str) -> Result<Arrays, DataError> {
+        Arrays::open_as(path, x, labels, LabelKind::Classes)
+    }
+
+    /// The same, where labels are read as `kind`.
+    pub fn open_as(path: &Path, x: &str, labels: &str, kind: LabelKind) -> Result<Arrays, DataError> {
         let file = File::open(path)?;
         let (x, labels) = (file.array(x)?, file.array(labels)?);
-        let n = match labels.shape[..] {
-            [n] if n > 0 && labels.dtype.is_integer() => n,
-            _ => {
-                return Err(file.error(
-                    &labels,
-                    0,
-                    "labels are integers, one a sample: [n] with n at least 1",
-                ));
+        let has_rows = !labels.shape.contains(&0);
+        let target = match (kind, &labels.shape[..]) {
+            (LabelKind::Classes, [_]) if has_rows && labels.dtype.is_integer() => {
+                Target::Class { classes: file.count(&labels, "label")?, names: Vec::new() }
+            }
+            (LabelKind::Classes, [_]) if has_rows && labels.is_float() => return Err(file.no_class(&labels)),
+            (LabelKind::Classes, _) => {
+                let why = "labels are integers, one per sample: [n] with n at least 1; for several numbers set \
+                           `train.loss = \"mse\"`, for several labels of 0 or 1 `train.loss = \"bce\"`";
+                return Err(file.error(&labels, 0, why));
+            }
+            (LabelKind::Numbers, [_] | [_, _]) if has_rows && labels.is_number() => {
+                file.check_numbers(&labels, "is not a finite number of 32 bits", f32::is_finite)?;
+                Target::Numbers { n: labels.row(), names: Vec::new() }
+            }
+            (LabelKind::Labels, [_] | [_, _]) if has_rows && labels.is_number() => {
+                file.check_numbers(&labels, "is not 0 or 1", |v| v == 0.0 || v == 1.0)?;
+                Target::Labels { n: labels.row(), names: Vec::new() }
+            }
+            (LabelKind::Numbers | LabelKind::Labels, _) => {
+                let why =
+                    "labels are numbers, one or several per sample: [n] or [n, k] of f32, f64 or integers";
+                return Err(file.error(&labels, 0, why));
             }
         };
+        let n = labels.shape[0];
         if x.shape.first() != Some(&n) {
             return Err(file.error(
                 &x,
@@ -68,12 +95,14 @@ impl Arrays {
         if features.numel() == 0 {
             return Err(file.error(&x, 0, "samples are empty"));
         }
-        let target = Target::Class { classes: file.count(&labels, "label")?, names: Vec::new() };
         Ok(Arrays { spec: Spec { features, target }, file, x, labels, n })
     }
 
     /// The same with `classes` classes, so that a test set has as many as its training set.
     pub fn with_classes(mut self, classes: usize) -> Result<Arrays, DataError> {
+        if self.spec.target.is_values() {
+            return Err(DataError::Setting { why: "these labels are numbers, not classes".into() });
+        }
         self.file.check(&self.labels, "label", classes, "classes")?;
         self.spec.target = Target::Class { classes, names: Vec::new() };
         Ok(self)
@@ -127,7 +156,23 @@ impl Dataset for Arrays {
                 Values::I32(&scratch.ids)
             }
         };
-        Ok(Fetched { values, label: Label::Class(self.label(idx)) })
+        let label = match self.spec.target.is_values() {
+            false => Label::Class(self.label(idx)),
+            true => {
+                let n = self.spec.n_labels();
+                let bytes = self.file.bytes(&self.labels, idx * n..(idx + 1) * n);
+                Label::Values(match self.labels.dtype {
+                    Stored::Element(DType::F32) => map::in_place(bytes, &mut scratch.targets),
+                    _ => {
+                        let each = bytes.chunks_exact(self.labels.dtype.bytes());
+                        scratch.targets.clear();
+                        scratch.targets.extend(each.map(|b| self.labels.number(b)));
+                        &scratch.targets
+                    }
+                })
+            }
+        };
+        Ok(Fetched { values, label })
     }
 
     fn intact(&self) -> Result<(), DataError> {
@@ -135,7 +180,7 @@ impl Dataset for Arrays {
     }
 
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
-        Ok(Some(self.label(idx)))
+        Ok((!self.spec.target.is_values()).then(|| self.label(idx)))
     }
 }
 

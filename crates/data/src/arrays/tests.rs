@@ -96,7 +96,7 @@ fn bad_files_are_errors_with_file_and_offset() {
         &with(x, ("U8", &[3], &[0; 3])),
         &format!("{data}: array \"x\" F32 [2, 3], element 0: the first dim counts samples"),
     );
-    check(&with(x, ("F32", &[2], &[0; 8])), "element 0: labels are integers");
+    check(&with(x, ("F32", &[2], &[0; 8])), "element 0: labels of a floating-point type are not classes");
     check(&with(x, ("U8", &[2, 1], &[0; 2])), "element 0: labels are integers");
     check(&with(("F32", &[0, 3], &[]), ("U8", &[0], &[])), "element 0: labels are integers");
     check(&with(("F32", &[2, 0], &[]), y), "element 0: samples are empty");
@@ -140,4 +140,46 @@ fn damaged_files_never_panic() {
         let read = || damage::read_all(&Arrays::open(path.path(), "x", "y")?);
         damage::each(&good, 400, path.path(), read);
     }
+}
+
+#[test]
+fn labels_of_any_type_are_numbers_or_zeros_and_ones() {
+    let read = |dtype: &str, shape: &[usize], bytes: &[u8], kind| {
+        let x = le(&NUMBERS, f32::to_le_bytes);
+        let content = file(&[("x", "F32", &[2, 3], &x), ("y", dtype, shape, bytes)], 1);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), content).unwrap();
+        Arrays::open_as(file.path(), "x", "y", kind)
+    };
+    let check = |dtype: &str, shape: &[usize], bytes: &[u8], kind, last: &[f32]| {
+        let arrays = read(dtype, shape, bytes, kind).unwrap();
+        assert_eq!((arrays.spec().n_labels(), arrays.spec().outputs()), (last.len(), last.len()));
+        assert_eq!(arrays.spec().target.kind(), Some(kind));
+        let mut scratch = Scratch::default();
+        assert_eq!(arrays.fetch(1, &mut scratch).unwrap().label, Label::Values(last), "{dtype} {shape:?}");
+        assert_eq!(arrays.class(1).unwrap(), None);
+    };
+    let (numbers, labels) = (LabelKind::Numbers, LabelKind::Labels);
+    let f32s = le(&[0.5_f32, -1.0, 2.0, 3.5], f32::to_le_bytes);
+    check("F32", &[2, 2], &f32s, numbers, &[2.0, 3.5]);
+    check("F32", &[2], &f32s[..8], numbers, &[-1.0]);
+    check("F64", &[2], &le(&[0.5_f64, -7.25], f64::to_le_bytes), numbers, &[-7.25]);
+    check("I64", &[2, 1], &le(&[3_i64, -9], i64::to_le_bytes), numbers, &[-9.0]);
+    check("U8", &[2, 2], &[0, 1, 1, 0], labels, &[1.0, 0.0]);
+    check("BOOL", &[2, 2], &[0, 1, 1, 1], labels, &[1.0, 1.0]);
+    check("F32", &[2], &le(&[1.0_f32, 0.0], f32::to_le_bytes), labels, &[0.0]);
+    let refused = |dtype: &str, shape: &[usize], bytes: &[u8], kind, want: &str| {
+        let error = read(dtype, shape, bytes, kind).unwrap_err().to_string();
+        assert!(error.contains(want), "{error:?} lacks {want:?}");
+    };
+    let nan = le(&[1.0_f32, f32::NAN], f32::to_le_bytes);
+    refused("F32", &[2], &nan, numbers, "element 1: label NaN is not a finite number");
+    refused("F32", &[2], &f32s[..8], labels, "element 0: label 0.5 is not 0 or 1");
+    refused("U8", &[1, 1, 2], &[0, 1], numbers, "[n] or [n, k]");
+    let classes = LabelKind::Classes;
+    let class = "element 0: label 0.5 is not a class; for a numeric target set `train.loss = \"mse\"`";
+    refused("F32", &[2], &f32s[..8], classes, class);
+    refused("F32", &[2], &le(&[1.0_f32, 0.0], f32::to_le_bytes), classes, "save them as integers");
+    refused("U8", &[2, 2], &[0, 1, 1, 0], classes, "labels are integers, one per sample");
+    refused("U8", &[2, 2], &[0, 1, 1, 0], classes, "for several numbers set `train.loss = \"mse\"`");
 }

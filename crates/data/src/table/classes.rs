@@ -1,6 +1,6 @@
 //! Maps the distinct labels of a table to classes.
 //!
-//! Only classification is supported, and a column of numbers to be predicted must not become hundreds of classes unseen.
+//! A column of numbers to be predicted must not become hundreds of classes unseen.
 //! So labels are refused that are fractions; integers of which there are more than [`FEW`], if they have gaps as amounts have
 //! (fewer than half of those between the least and the largest occur) or have fewer than [`ROWS_A_NUMBER`] rows each on the
 //! average; and words of which there are more than [`FEW`], if they have fewer than [`ROWS_A_WORD`] rows each. What is
@@ -41,8 +41,8 @@ pub(super) fn number(
     surely_classes: bool,
 ) -> Result<Target, DataError> {
     let rows: usize = distinct.iter().map(|d| d.rows).sum();
-    let refuse = |at: &Distinct, what: String, target: Option<Target>| {
-        let why = refusal(column, (distinct.len(), rows), &what, target.as_ref());
+    let refuse = |at: &Distinct, what: String, numeric: bool, target: Target| {
+        let why = refusal(column, (distinct.len(), rows), &what, numeric, &target);
         Err(at.place.error(&at.path, &why))
     };
     let many = distinct.len() > FEW && !surely_classes;
@@ -58,34 +58,47 @@ pub(super) fn number(
             false => named(sorted(integers).iter().map(|i| i.to_string()).collect()),
         };
         if many && (gaps || rows < ROWS_A_NUMBER * distinct.len()) {
-            return refuse(first, format!("integers from {min} to {max}"), Some(target));
+            return refuse(first, format!("integers from {min} to {max}"), true, target);
         }
         return Ok(target);
     }
     if distinct.iter().all(|d| d.text.parse::<f64>().is_ok())
         && let Some(fraction) = distinct.iter().find(|d| integer(&d.text).is_none())
     {
-        return refuse(fraction, format!("numbers such as {}", fraction.text), None);
+        let why = format!(
+            "label {} is not a class; for a numeric target set `train.loss = \"mse\"` ({} has {} different values in {rows} \
+             rows)",
+            fraction.text,
+            the_label(column),
+            distinct.len()
+        );
+        return Err(fraction.place.error(&fraction.path, &why));
     }
     let target = named(sorted(distinct.iter().map(|d| d.text.clone()).collect()));
     match distinct.first().filter(|_| many && rows < ROWS_A_WORD * distinct.len()) {
-        Some(first) => refuse(first, format!("words such as {:?}", first.text), Some(target)),
+        Some(first) => refuse(first, format!("words such as {:?}", first.text), false, target),
         None => Ok(target),
     }
 }
 
 /// Why labels are no classes, and what to write instead; `target` is what they would be as classes.
-fn refusal(column: Option<&str>, (n, rows): (usize, usize), what: &str, target: Option<&Target>) -> String {
+fn refusal(
+    column: Option<&str>,
+    (n, rows): (usize, usize),
+    what: &str,
+    numeric: bool,
+    target: &Target,
+) -> String {
     let classes = match target {
-        Some(Target::Class { classes, .. }) => {
+        Target::Class { classes, .. } => {
             format!("; if each value is a class, set `model.classes = {classes}`")
         }
-        Some(Target::NextId) | None => String::new(),
+        Target::NextId | Target::Numbers { .. } | Target::Labels { .. } => String::new(),
     };
+    let numeric = if numeric { "; for a numeric target set `train.loss = \"mse\"`" } else { "" };
     format!(
-        "{} has {n} different values in {rows} rows, {what}: these do not look like classes, and only classification is \
-         supported; name the label's column with `data.label`, or write classes there, such as low, middle and high for \
-         ranges of a number{classes}",
+        "{} has {n} different values in {rows} rows, {what}: these do not look like classes{numeric}; name the label's \
+         column with `data.label`{classes}",
         the_label(column)
     )
 }
@@ -93,8 +106,8 @@ fn refusal(column: Option<&str>, (n, rows): (usize, usize), what: &str, target: 
 /// The error for more labels than there can be classes.
 pub(super) fn too_many(column: Option<&str>) -> String {
     format!(
-        "{} has over {CLASSES_MAX} different values, and only classification is supported; name the label's column with \
-         `data.label`, or write classes there",
+        "{} has over {CLASSES_MAX} different values, too many for classes; for a numeric target set `train.loss = \"mse\"`; \
+         name the label's column with `data.label`",
         the_label(column)
     )
 }

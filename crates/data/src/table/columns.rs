@@ -10,8 +10,8 @@ const SHOWN: usize = 10;
 pub struct Columns {
     /// The names of the features, in their order.
     pub features: Vec<String>,
-    /// Of the label.
-    pub label: Option<String>,
+    /// Of the labels.
+    pub labels: Vec<String>,
 }
 
 impl Columns {
@@ -20,10 +20,10 @@ impl Columns {
         self.features.is_empty()
     }
 
-    /// Where the features are among the columns that a file `has`; `label` is its label's column, if it has one. An error
-    /// says which are missing and which are unknown.
-    pub(super) fn find(&self, has: &[String], label: Option<usize>) -> Result<Vec<usize>, String> {
-        let others = |i: &usize| Some(*i) != label;
+    /// Where the features are among the columns that a file `has`; `labels` are its labels' columns, as far as it has them.
+    /// An error says which are missing and which are unknown.
+    pub(super) fn find(&self, has: &[String], labels: &[usize]) -> Result<Vec<usize>, String> {
+        let others = |i: &usize| !labels.contains(i);
         let in_order: Vec<usize> = (0..has.len()).filter(others).collect();
         if in_order.iter().map(|&i| &has[i]).eq(&self.features) {
             return Ok(in_order);
@@ -76,9 +76,9 @@ mod tests {
 
     #[test]
     fn columns_are_found_by_name() {
-        let check = |wanted: &[&str], has: &[&str], label, want: Result<&[usize], &[&str]>| {
-            let columns = Columns { features: names(wanted), label: None };
-            match (columns.find(&names(has), label), want) {
+        let check = |wanted: &[&str], has: &[&str], label: Option<usize>, want: Result<&[usize], &[&str]>| {
+            let columns = Columns { features: names(wanted), labels: Vec::new() };
+            match (columns.find(&names(has), label.as_slice()), want) {
                 (Ok(found), Ok(want)) => assert_eq!(found, want, "{has:?}"),
                 (Err(said), Err(parts)) => {
                     parts.iter().for_each(|part| assert!(said.contains(part), "{said} lacks {part}"))

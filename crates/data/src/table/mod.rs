@@ -1,5 +1,6 @@
-//! Tables: text files with a row a line and fields between delimiters (CSV). Features are numbers; the label is a small
-//! integer or a name. Read whole into memory at opening, so that whatever is wrong with the text is said then.
+//! Tables: text files with a row per line and fields between delimiters (CSV). Features are numbers; the label is a small
+//! integer or a name, or labels are numbers, or zeros and ones. Read whole into memory at opening, so that whatever is wrong
+//! with the text is said then.
 //!
 //! Not a data frame: columns of words, dates and missing values are errors, to be handled before.
 //!
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
-use crate::spec::{Features, Spec, Target};
+use crate::spec::{Features, LabelKind, Spec, Target};
 use classes::Distinct;
 pub use columns::Columns;
 use text::{Heading, Text};
@@ -24,9 +25,11 @@ use text::{Heading, Text};
 /// Options for reading a table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TableOptions {
-    /// The label's column: its name in the header, or its number counted from 0 (from the end if negative, `-1` is the
-    /// last). Without it, the last column.
-    pub label: Option<String>,
+    /// The labels' columns: a name in the header, or a number counted from 0 (from the end if negative, `-1` is the
+    /// last). Empty: the last column. Classes have one.
+    pub labels: Vec<String>,
+    /// As what labels are read.
+    pub kind: LabelKind,
     /// What stands between fields.
     pub delimiter: u8,
     /// Whether the first row is names. Without it, the first row is names if it has a word where the second has a number,
@@ -41,7 +44,8 @@ pub struct TableOptions {
 impl Default for TableOptions {
     fn default() -> TableOptions {
         TableOptions {
-            label: None,
+            labels: Vec::new(),
+            kind: LabelKind::Classes,
             delimiter: b',',
             header: None,
             columns: Columns::default(),
@@ -61,6 +65,8 @@ pub struct Table {
     distinct: Vec<Distinct>,
     /// The class of each of `distinct`.
     class_of: Vec<u32>,
+    /// Labels that are numbers, row by row; empty for classes.
+    targets: Vec<f32>,
 }
 
 impl Table {
@@ -90,13 +96,21 @@ impl Table {
             }
         }
         let Some(first) = tables.first() else { return Ok(tables) };
-        let target = classes::number(first.columns.label.as_deref(), &distinct, options.surely_classes)?;
-        tables.into_iter().map(|t| t.with_classes(&target)).collect()
+        if options.kind != LabelKind::Classes {
+            return Ok(tables);
+        }
+        let target = classes::number(
+            first.columns.labels.first().map(String::as_str),
+            &distinct,
+            options.surely_classes,
+        )?;
+        tables.into_iter().map(|t| t.with_target(&target)).collect()
     }
 
-    /// Reads the table at `path` with the classes of another, so that a test set has those of its training set.
+    /// Reads the table at `path` with the target of another, so that a test set has the classes of its training set.
     pub fn open_as(path: &Path, options: &TableOptions, target: &Target) -> Result<Table, DataError> {
-        Table::labelled(path, options)?.with_classes(target)
+        let kind = target.kind().unwrap_or_default();
+        Table::labelled(path, &TableOptions { kind, ..options.clone() })?.with_target(target)
     }
 
     /// Reads a table whose labels are not mapped to classes yet.
@@ -110,42 +124,67 @@ impl Table {
                 "only one column; a row is features and a label: is the delimiter right?",
             ));
         }
-        let label = heading.label(&text)?;
-        Table::read(&text, &heading, Some(label), true)
+        let labels = heading.labels(&text)?;
+        if options.kind == LabelKind::Classes && labels.len() > 1 {
+            let why = "classes have one label's column; for several numbers set `train.loss = \"mse\"`, for several \
+                       labels of 0 or 1 `train.loss = \"bce\"`";
+            return Err(text.error(0, 0, why));
+        }
+        Table::read(&text, &heading, &labels, true)
     }
 
     /// Reads rows of `width` features for prediction. Labels, if there are, are left out: the column with the name that
     /// the label had in training, and in a table of one column more without such a name the one that the options name,
-    /// else the last. Every row then has class 0 of 1; [`Table::with_classes`] gives the set the target of the one that
-    /// was trained on.
+    /// else the last; several labels likewise. Every row then has class 0 of 1; [`Table::with_target`] gives the set the
+    /// target of the one that was trained on.
     pub fn features_only(path: &Path, width: usize, options: &TableOptions) -> Result<Table, DataError> {
         if width == 0 {
             return Err(DataError::Setting { why: "a row needs at least one feature".into() });
         }
         let text = Text::open(path, options)?;
         let heading = text.heading()?;
-        let label = match heading.known_label(&text) {
-            Some(label) => Some(label),
+        let n_labels = options.labels.len().max(1);
+        let labels = match heading.is_known(&text) {
             // Which columns are missing or unknown is said by name.
-            None if heading.is_known(&text) => None,
-            None => match heading.width {
-                w if w == width => None,
-                w if w.checked_sub(1) == Some(width) => Some(heading.label(&text)?),
+            true => heading.known_labels(&text),
+            false => match heading.width {
+                w if w == width => Vec::new(),
+                w if w.checked_sub(n_labels) == Some(width) => heading.labels(&text)?,
                 w => {
                     let why = format!("{w} columns, but the model takes {width} features");
                     return Err(text.error(0, 0, &why));
                 }
             },
         };
-        Table::read(&text, &heading, label, false)
+        Table::read(&text, &heading, &labels, false)
     }
 
-    /// The same with the classes of another table, so that a test set has those of its training set.
-    pub fn with_classes(mut self, target: &Target) -> Result<Table, DataError> {
-        let Target::Class { classes, names } = target else {
-            return Err(DataError::Setting { why: "a table's labels are classes, not the next id".into() });
-        };
-        self.class_of = classes::look_up(&self.distinct, *classes, names)?;
+    /// The same with the target of another table, so that a test set has the classes of its training set.
+    pub fn with_target(mut self, target: &Target) -> Result<Table, DataError> {
+        match target {
+            Target::Class { classes, names } => {
+                self.class_of = classes::look_up(&self.distinct, *classes, names)?;
+            }
+            // Rows for prediction have no labels: zeros stand for them.
+            Target::Numbers { n, .. } | Target::Labels { n, .. } if self.targets.is_empty() => {
+                self.targets = vec![0.0; self.len() * n];
+            }
+            Target::Numbers { .. } | Target::Labels { .. } if target.kind() == self.spec.target.kind() => {
+                let have = self.spec.n_labels();
+                self.spec.target = target.clone();
+                if self.spec.n_labels() != have {
+                    let why = format!(
+                        "a row has {have} labels, and {} were trained on; name as many columns with `data.label`",
+                        self.spec.n_labels()
+                    );
+                    return Err(DataError::Setting { why });
+                }
+            }
+            Target::NextId | Target::Numbers { .. } | Target::Labels { .. } => {
+                let why = "a table's labels are classes or numbers, as they were read".into();
+                return Err(DataError::Setting { why });
+            }
+        }
         self.spec.target = target.clone();
         Ok(self)
     }
@@ -157,33 +196,35 @@ impl Table {
 
     /// Whether the rows have labels; not those of [`Table::features_only`].
     pub fn has_labels(&self) -> bool {
-        !self.labels.is_empty()
+        !self.labels.is_empty() || !self.targets.is_empty()
     }
 
     fn width(&self) -> usize {
         self.spec.features.numel()
     }
 
-    /// Reads all rows; `label` is a column that is no feature, and is kept if `labelled`.
-    fn read(
-        text: &Text,
-        heading: &Heading,
-        label: Option<usize>,
-        labelled: bool,
-    ) -> Result<Table, DataError> {
-        let features = heading.features(text, label)?;
+    /// Reads all rows; `fields` are columns that are no features, and are kept if `labelled`.
+    fn read(text: &Text, heading: &Heading, fields: &[usize], labelled: bool) -> Result<Table, DataError> {
+        let features = heading.features(text, fields)?;
+        let kind = text.kind();
         let path: Arc<Path> = text.path().into();
-        let (mut values, mut labels) = (Vec::new(), Vec::new());
+        let (mut values, mut labels, mut targets) = (Vec::new(), Vec::new(), Vec::new());
         let (mut distinct, mut known) = (Vec::<Distinct>::new(), HashMap::<String, u32>::new());
         text.rows(heading, |row| {
             for &field in &features {
                 values.push(row.number(field)?);
             }
-            let Some(field) = label else { return Ok(()) };
-            row.on_one_line(field)?;
-            if !labelled {
-                return Ok(());
+            for &field in fields {
+                row.on_one_line(field)?;
+                match kind {
+                    LabelKind::Numbers if labelled => targets.push(row.target(field)?),
+                    LabelKind::Labels if labelled => targets.push(row.zero_or_one(field)?),
+                    LabelKind::Classes | LabelKind::Numbers | LabelKind::Labels => {}
+                }
             }
+            let Some(&field) = fields.first().filter(|_| labelled && kind == LabelKind::Classes) else {
+                return Ok(());
+            };
             let name = row.word(field)?;
             let number = match known.get(name) {
                 Some(&number) => number,
@@ -204,11 +245,18 @@ impl Table {
         let name = |field: usize| heading.name(field).map(String::from);
         let columns = Columns {
             features: features.iter().copied().filter_map(name).collect(),
-            label: label.and_then(name),
+            labels: fields.iter().copied().filter_map(name).collect(),
         };
-        let target = Target::Class { classes: 1, names: Vec::new() };
+        let (n, names) = (fields.len(), columns.labels.clone());
+        let target = match kind {
+            LabelKind::Numbers if labelled => Target::Numbers { n, names },
+            LabelKind::Labels if labelled => Target::Labels { n, names },
+            LabelKind::Classes | LabelKind::Numbers | LabelKind::Labels => {
+                Target::Class { classes: 1, names: Vec::new() }
+            }
+        };
         let spec = Spec { features: Features::Row { width: features.len() }, target };
-        Ok(Table { spec, columns, values, labels, distinct, class_of: Vec::new() })
+        Ok(Table { spec, columns, values, labels, distinct, class_of: Vec::new(), targets })
     }
 }
 
@@ -223,8 +271,14 @@ impl Dataset for Table {
 
     fn fetch<'a>(&'a self, idx: usize, _scratch: &'a mut Scratch) -> Result<Fetched<'a>, DataError> {
         let values = &self.values[idx * self.width()..][..self.width()];
-        let class = self.labels.get(idx).map_or(0, |&l| self.class_of[l as usize] as usize);
-        Ok(Fetched { values: Values::F32(values), label: Label::Class(class) })
+        let label = match self.class(idx)? {
+            Some(class) => Label::Class(class),
+            None => {
+                let n = self.spec.n_labels();
+                Label::Values(&self.targets[idx * n..][..n])
+            }
+        };
+        Ok(Fetched { values: Values::F32(values), label })
     }
 
     fn intact(&self) -> Result<(), DataError> {
@@ -232,7 +286,8 @@ impl Dataset for Table {
     }
 
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
-        Ok(Some(self.labels.get(idx).map_or(0, |&l| self.class_of[l as usize] as usize)))
+        let class = || self.labels.get(idx).map_or(0, |&l| self.class_of[l as usize] as usize);
+        Ok((!self.spec.target.is_values()).then(class))
     }
 }
 

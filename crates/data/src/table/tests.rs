@@ -12,7 +12,7 @@ fn open(content: impl AsRef<[u8]>, options: &TableOptions) -> Result<Table, Data
 }
 
 fn label(label: &str) -> TableOptions {
-    TableOptions { label: Some(label.into()), ..TableOptions::default() }
+    TableOptions { labels: vec![label.into()], ..TableOptions::default() }
 }
 
 /// Rows, their classes, names of classes.
@@ -75,7 +75,7 @@ fn bad_tables_are_errors_with_file_offset_line_and_column() {
     check(
         "1,0.5\n2,1\n",
         &plain,
-        "2: line 1, column 3: the label's column has 2 different values in 2 rows, numbers such as 0.5",
+        "2: line 1, column 3: label 0.5 is not a class; for a numeric target set `train.loss = \"mse\"`",
     );
     check("1,a\n2,\"b\n3,c\n", &plain, "6: line 2, column 3: a quote opens here and is never closed");
     let missing =
@@ -107,22 +107,22 @@ fn bad_tables_are_errors_with_file_offset_line_and_column() {
 fn classes_are_shared() {
     let plain = TableOptions::default();
     let train = open("1,b\n2,c\n3,a\n", &plain).unwrap();
-    let test = open("1,c\n2,b\n", &plain).unwrap().with_classes(&train.spec().target).unwrap();
+    let test = open("1,c\n2,b\n", &plain).unwrap().with_target(&train.spec().target).unwrap();
     assert_eq!(test.spec(), train.spec());
     assert_eq!((test.class(0).unwrap(), test.class(1).unwrap()), (Some(2), Some(1)));
     let error =
-        open("1,c\n2,d\n", &plain).unwrap().with_classes(&train.spec().target).unwrap_err().to_string();
+        open("1,c\n2,d\n", &plain).unwrap().with_target(&train.spec().target).unwrap_err().to_string();
     assert!(error.contains(
         "at byte 6: line 2, column 3: label \"d\" is not among those of the training set: a, b, c"
     ));
 
     let numbers = open("1,0\n2,3\n", &plain).unwrap();
-    let test = open("1,2\n", &plain).unwrap().with_classes(&numbers.spec().target).unwrap();
+    let test = open("1,2\n", &plain).unwrap().with_target(&numbers.spec().target).unwrap();
     assert_eq!((test.spec().classes(), test.class(0).unwrap()), (4, Some(2)));
-    let error = open("1,4\n", &plain).unwrap().with_classes(&numbers.spec().target).unwrap_err().to_string();
+    let error = open("1,4\n", &plain).unwrap().with_target(&numbers.spec().target).unwrap_err().to_string();
     assert!(error.contains("at byte 2: line 1, column 3: label \"4\" is not among"), "{error}");
     let signed = open("1,-1\n2,1\n", &plain).unwrap();
-    let test = open("1,1.0\n", &plain).unwrap().with_classes(&signed.spec().target).unwrap();
+    let test = open("1,1.0\n", &plain).unwrap().with_target(&signed.spec().target).unwrap();
     assert_eq!(test.class(0).unwrap(), Some(1));
 }
 
@@ -147,7 +147,7 @@ fn features_alone_are_read_with_or_without_labels() {
         assert_eq!(table.fetch(1, &mut scratch).unwrap().values, Values::F32(&[3.0, 4.0]), "{content}");
         damage::read_all(&table).unwrap();
         let target = Target::Class { classes: 7, names: Vec::new() };
-        assert_eq!(table.with_classes(&target).unwrap().spec().classes(), 7);
+        assert_eq!(table.with_target(&target).unwrap().spec().classes(), 7);
     }
     let error = read("1,2\n", 5, &plain).unwrap_err().to_string();
     assert!(error.contains("2 columns, but the model takes 5 features"), "{error}");
@@ -166,4 +166,92 @@ fn damaged_tables_never_panic() {
         };
         damage::each(good.as_bytes(), 400, path, both);
     }
+}
+
+fn of_kind(kind: LabelKind, labels: &[&str]) -> TableOptions {
+    TableOptions { kind, labels: labels.iter().map(|l| l.to_string()).collect(), ..TableOptions::default() }
+}
+
+#[test]
+fn numbers_and_labels_are_read() {
+    #[track_caller]
+    fn check(content: &str, options: &TableOptions, target: Target, rows: &[(&[f32], &[f32])]) {
+        let table = open(content, options).unwrap();
+        assert_eq!((&table.spec().target, table.len()), (&target, rows.len()), "{content}");
+        for (i, (values, label)) in rows.iter().enumerate() {
+            let want = Fetched { values: Values::F32(values), label: Label::Values(label) };
+            assert_eq!(table.fetch(i, &mut Scratch::default()).unwrap(), want, "{content}");
+            assert_eq!(table.class(i).unwrap(), None);
+        }
+    }
+    let names = |of: &[&str]| of.iter().map(|n| n.to_string()).collect::<Vec<_>>();
+    let numbers = |labels: &[&str]| of_kind(LabelKind::Numbers, labels);
+    let (plain, n) = (Target::Numbers { n: 1, names: vec![] }, LabelKind::Labels);
+    check("1,2,3.5\n4,5,-6e2\n", &numbers(&[]), plain, &[(&[1.0, 2.0], &[3.5]), (&[4.0, 5.0], &[-600.0])]);
+    let price = Target::Numbers { n: 1, names: names(&["price"]) };
+    check("price,a\n10,2\n", &numbers(&["price"]), price, &[(&[2.0], &[10.0])]);
+    // In the order in which they were asked for.
+    let two = Target::Numbers { n: 2, names: names(&["c", "a"]) };
+    check(
+        "a,b,c\n1,2,3\n4,5,6\n",
+        &numbers(&["c", "a"]),
+        two,
+        &[(&[2.0], &[3.0, 1.0]), (&[5.0], &[6.0, 4.0])],
+    );
+    let labels = Target::Labels { n: 2, names: names(&["wet", "cold"]) };
+    let content = "x,wet,cold\n.5,1,0.0\n2,0,1\n";
+    check(content, &of_kind(n, &["wet", "cold"]), labels, &[(&[0.5], &[1.0, 0.0]), (&[2.0], &[0.0, 1.0])]);
+}
+
+#[test]
+fn targets_that_are_none_are_refused_with_their_line() {
+    #[track_caller]
+    fn check(content: &str, options: &TableOptions, parts: &[&str]) {
+        let error = open(content, options).expect_err(content).to_string();
+        parts.iter().for_each(|part| assert!(error.contains(part), "{error:?} lacks {part:?}"));
+    }
+    let numbers = of_kind(LabelKind::Numbers, &["y"]);
+    check(
+        "a,y\n1,2\n2,dear\n",
+        &numbers,
+        &["line 3, column 3", "\"dear\" is not a number", "data.label", "train.loss"],
+    );
+    check("a,y\n1,2\n2,\n", &numbers, &["line 3, column 3", "field \"y\": is empty; fill it"]);
+    check("a,y\n1,2\n2,nan\n", &numbers, &["line 3, column 3", "is not a finite number"]);
+    let labels = of_kind(LabelKind::Labels, &["y"]);
+    check("a,y\n1,1\n2,2\n", &labels, &["line 3, column 3", "\"2\" is not 0 or 1", "bce"]);
+    check("a,y\n1,1\n2,\n", &labels, &["line 3, column 3", "is empty"]);
+    check("a,b,y\n1,2,3\n", &of_kind(LabelKind::Classes, &["a", "y"]), &["one label's column", "mse", "bce"]);
+    check("a,y\n1,2\n", &of_kind(LabelKind::Numbers, &["a", "y"]), &["at least one feature"]);
+    check("a,b,y\n1,2,3\n", &of_kind(LabelKind::Numbers, &["y", "-1"]), &["twice"]);
+}
+
+#[test]
+fn several_targets_are_left_out_or_found_by_name() {
+    let columns = Columns { features: vec!["a".into(), "b".into()], labels: vec!["y".into(), "z".into()] };
+    let target = Target::Numbers { n: 2, names: columns.labels.clone() };
+    let options = TableOptions { columns, ..of_kind(LabelKind::Numbers, &["y", "z"]) };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for content in ["b,a\n2,1\n", "z,a,b\n9,1,2\n", "y,a,z,b\nx,1,,2\n", "1,2\n", "1,2,8,9\n"] {
+        fs::write(file.path(), content).unwrap();
+        // Without a header, labels are where they were.
+        let options = match content.starts_with('1') {
+            true => {
+                TableOptions { labels: vec!["2".into(), "3".into()], header: Some(false), ..options.clone() }
+            }
+            false => options.clone(),
+        };
+        let table = Table::features_only(file.path(), 2, &options).unwrap().with_target(&target).unwrap();
+        let want = Fetched { values: Values::F32(&[1.0, 2.0]), label: Label::Values(&[0.0, 0.0]) };
+        assert_eq!(table.fetch(0, &mut Scratch::default()).unwrap(), want, "{content}");
+    }
+    let read = |content: &str| {
+        fs::write(file.path(), content).unwrap();
+        Table::open_as(file.path(), &options, &target)
+    };
+    let table = read("z,b,y,a\n4,2,3,1\n").unwrap();
+    let want = Fetched { values: Values::F32(&[1.0, 2.0]), label: Label::Values(&[3.0, 4.0]) };
+    assert_eq!(table.fetch(0, &mut Scratch::default()).unwrap(), want);
+    let error = read("a,b,y\n1,2,3\n").unwrap_err().to_string();
+    assert!(error.contains("no column \"z\""), "{error}");
 }

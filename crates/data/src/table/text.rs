@@ -8,6 +8,7 @@ use csv::{ByteRecord, Reader, ReaderBuilder, Trim};
 use super::TableOptions;
 use crate::error::DataError;
 use crate::map::{self, Bytes};
+use crate::spec::LabelKind;
 
 /// The byte order mark that some programs put before a text in UTF-8.
 const BOM: &[u8] = b"\xef\xbb\xbf";
@@ -62,6 +63,11 @@ impl Text {
         Ok(text)
     }
 
+    /// As what labels are read.
+    pub(super) fn kind(&self) -> LabelKind {
+        self.options.kind
+    }
+
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -73,7 +79,7 @@ impl Text {
         let Some(first) = first else {
             return Err(self.error(0, 0, "the file is empty"));
         };
-        let by_name = self.options.label.as_ref().is_some_and(|label| {
+        let by_name = self.options.labels.iter().any(|label| {
             label.parse::<i64>().is_err() && first.iter().any(|field| field == label.as_bytes())
         });
         let word_over_number = second.is_some_and(|second| {
@@ -251,18 +257,39 @@ impl Text {
 }
 
 impl Heading {
-    /// The label's column.
-    pub(super) fn label(&self, text: &Text) -> Result<usize, DataError> {
-        if let Some(known) = self.known_label(text) {
-            return Ok(known);
-        }
-        let Some(label) = &text.options.label else {
-            if let (Some(name), true) = (&text.options.columns.label, self.is_known(text)) {
-                let why = format!("no column {name:?}, which is the label's in the training file");
+    /// The labels' columns, in the order in which they were asked for; the last column if none was.
+    pub(super) fn labels(&self, text: &Text) -> Result<Vec<usize>, DataError> {
+        let wanted = &text.options.columns.labels;
+        if self.is_known(text) && !wanted.is_empty() {
+            let known = self.known_labels(text);
+            if known.len() == wanted.len() {
+                return Ok(known);
+            }
+            if text.options.labels.is_empty() || wanted.len() > 1 {
+                let missing = wanted.iter().find(|name| !self.names.contains(name)).unwrap_or(&wanted[0]);
+                let why = format!("no column {missing:?}, which is the label's in the training file");
                 return Err(text.error(0, 0, &why));
             }
-            return Ok(self.width - 1);
-        };
+        }
+        if text.options.labels.is_empty() {
+            return Ok(vec![self.width - 1]);
+        }
+        let mut columns: Vec<usize> = Vec::new();
+        for label in &text.options.labels {
+            let column = self.label(text, label)?;
+            if columns.contains(&column) {
+                return Err(text.error(0, column, &format!("`data.label` names column {label:?} twice")));
+            }
+            columns.push(column);
+        }
+        if columns.len() == self.width {
+            return Err(text.error(0, 0, "all columns are labels; a row has at least one feature too"));
+        }
+        Ok(columns)
+    }
+
+    /// The column that a label's name or number stands for.
+    fn label(&self, text: &Text, label: &str) -> Result<usize, DataError> {
         if let Some(column) = self.names.iter().position(|n| n == label) {
             return Ok(column);
         }
@@ -292,19 +319,19 @@ impl Heading {
         self.is_row && !text.options.columns.is_empty()
     }
 
-    /// The column that has the name of the label that was trained on.
-    pub(super) fn known_label(&self, text: &Text) -> Option<usize> {
-        let name = text.options.columns.label.as_ref().filter(|_| self.is_known(text))?;
-        self.names.iter().position(|n| n == name)
+    /// The columns that have the names of the labels that were trained on, as far as they are there.
+    pub(super) fn known_labels(&self, text: &Text) -> Vec<usize> {
+        let names = text.options.columns.labels.iter().filter(|_| self.is_known(text));
+        names.filter_map(|name| self.names.iter().position(|n| n == name)).collect()
     }
 
-    /// The columns of the features: all but the label, in the order of those that are wanted.
-    pub(super) fn features(&self, text: &Text, label: Option<usize>) -> Result<Vec<usize>, DataError> {
+    /// The columns of the features: all but the labels, in the order of those that are wanted.
+    pub(super) fn features(&self, text: &Text, labels: &[usize]) -> Result<Vec<usize>, DataError> {
         let wanted = &text.options.columns;
         if self.is_known(text) {
-            return wanted.find(&self.names, label).map_err(|why| text.error(0, 0, &why));
+            return wanted.find(&self.names, labels).map_err(|why| text.error(0, 0, &why));
         }
-        let features: Vec<usize> = (0..self.width).filter(|&field| Some(field) != label).collect();
+        let features: Vec<usize> = (0..self.width).filter(|field| !labels.contains(field)).collect();
         if !wanted.is_empty() && features.len() != wanted.features.len() {
             let why = format!(
                 "{} features without names, but the training file has {}; give as many, in its order, or a header",
@@ -335,6 +362,31 @@ impl Row<'_> {
                 Err(self.wrong(field, "is empty; fill it, or leave out the row"))
             }
             None => Err(self.wrong(field, "is not a number")),
+        }
+    }
+
+    /// A field as a number to be predicted.
+    pub(super) fn target(&self, field: usize) -> Result<f32, DataError> {
+        match number(&self.record[field]) {
+            None if !self.record[field].is_empty() => {
+                let what = "is not a number, and a numeric target is asked for; name its column with `data.label`, or \
+                            leave out `train.loss` to learn classes";
+                Err(self.wrong(field, what))
+            }
+            _ => self.number(field),
+        }
+    }
+
+    /// A field that says whether a label holds: 0 or 1.
+    pub(super) fn zero_or_one(&self, field: usize) -> Result<f32, DataError> {
+        match number(&self.record[field]) {
+            Some(value) if value == 0.0 || value == 1.0 => Ok(value),
+            _ if self.record[field].is_empty() => self.number(field),
+            _ => {
+                let what = "is not 0 or 1, as each label is with `train.loss = \"bce\"`; name the labels' columns with \
+                            `data.label`";
+                Err(self.wrong(field, what))
+            }
         }
     }
 

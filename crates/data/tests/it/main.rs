@@ -124,7 +124,7 @@ fn a_file_that_is_replaced_by_rename_is_read_to_its_end() {
     // Longer than the interval at which lengths are checked.
     while start.elapsed() < Duration::from_millis(1500) {
         let batch = loader.next().unwrap().unwrap();
-        assert!(batch.labels.iter().all(|&id| id == i32::from(b'x')));
+        assert!(batch.labels.i32().unwrap().iter().all(|&id| id == i32::from(b'x')));
     }
     assert!(set.intact().is_ok());
 }

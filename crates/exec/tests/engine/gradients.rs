@@ -1,8 +1,9 @@
 //! Every op's gradient against finite differences, as rows of cases.
 
-use polyreme_graph::builder::BatchNorm;
+use polyreme_exec::{Engine, Options};
+use polyreme_graph::builder::{BatchNorm, ErrorKind};
 use polyreme_graph::op::{Cell, Conv, CrossEntropy, ReduceKind, Window};
-use polyreme_graph::{Builder, DType, Init, Tensor, Traced, differentiate};
+use polyreme_graph::{Builder, DType, Init, Program, Tensor, Traced, differentiate};
 use polyreme_kernels::elementwise::{Binary, Unary};
 
 use crate::check::{Check, Values, check};
@@ -71,6 +72,76 @@ fn unary() {
         for shape in [&[1][..], &[3, 11], &[]] {
             let row = Check::new(&format!("{op:?} {shape:?}")).values(values).exact(eps, 5e-3);
             row.run(&[shape], |b, p| b.unary(op, p[0]));
+        }
+    }
+}
+
+/// Losses of numbers and of labels, whose differences are nowhere near a corner.
+#[test]
+fn errors_of_elements() {
+    let kinds = [
+        (ErrorKind::Squared, [Values::Between(-2.0, 2.0); 2]),
+        (ErrorKind::Absolute, [Values::Apart(0.1), Values::Apart(0.1 * 1.7)]),
+        // Squares within 3, and lines beyond 0.01.
+        (ErrorKind::Huber { delta: 9.0 }, [Values::Between(-2.0, 2.0); 2]),
+        (ErrorKind::Huber { delta: 0.01 }, [Values::Apart(0.1), Values::Apart(0.1 * 1.7)]),
+        (ErrorKind::Bce, [Values::Between(-2.0, 2.0), Values::Between(0.0, 1.0)]),
+    ];
+    for (kind, each) in kinds {
+        let row = Check::new(&format!("{kind:?}")).values_of(&each).exact(1e-2, 5e-3);
+        row.run(&[&[4, 3], &[4, 3]], |b, p| b.error_of(kind, p[0], p[1]));
+    }
+}
+
+/// Losses and their gradients as PyTorch 2.15 has them: `mse_loss`, `l1_loss`, `huber_loss` and
+/// `binary_cross_entropy_with_logits`, the mean of all elements.
+#[test]
+fn losses_are_those_of_pytorch() {
+    let x = [0.5, -1.5, 2.0, 3.0, 0.25, -0.75];
+    let numbers = [0.25, 0.5, -1.0, 2.5, 0.25, 0.125];
+    let labels = [1.0, 0.0, 1.0, 0.0, 1.0, 0.0];
+    let rows: [(ErrorKind, [f32; 6], f32, [f32; 6]); 4] = [
+        (
+            ErrorKind::Squared,
+            numbers,
+            2.346_354_2,
+            [0.083_333_336, -0.666_666_7, 1.0, 0.166_666_67, 0.0, -0.291_666_7],
+        ),
+        (
+            ErrorKind::Absolute,
+            numbers,
+            1.104_166_6,
+            [0.166_666_67, -0.166_666_67, 0.166_666_67, 0.166_666_67, 0.0, -0.166_666_67],
+        ),
+        (
+            ErrorKind::Huber { delta: 1.0 },
+            numbers,
+            0.756_510_44,
+            [0.041_666_668, -0.166_666_67, 0.166_666_67, 0.083_333_336, 0.0, -0.145_833_34],
+        ),
+        (
+            ErrorKind::Bce,
+            labels,
+            0.802_302_66,
+            [-0.062_923_44, 0.030_404_255, -0.019_867_16, 0.158_762_35, -0.072_970_58, 0.053_470_213],
+        ),
+    ];
+    for (kind, targets, loss, gradient) in rows {
+        let mut b = Builder::new();
+        let p = b.param("p", [2, 3], Init::Const(0.0)).unwrap();
+        let t = b.input("t", [2, 3], DType::F32).unwrap();
+        let each = b.error_of(kind, p, t).unwrap();
+        let mean = b.mean_all(each).unwrap();
+        let forward = b.finish(&[("loss", mean)]);
+        let step = differentiate(&forward, mean).unwrap();
+        let mut engine = Engine::new(Program::gradients(&step), Options::threads(1)).unwrap();
+        engine.param_mut("p").unwrap().copy_from_slice(&x);
+        engine.input_f32("t").unwrap().copy_from_slice(&targets);
+        engine.run().unwrap();
+        let got = (engine.output("loss").unwrap()[0], engine.grad("p").unwrap().unwrap().to_vec());
+        assert!((got.0 - loss).abs() < 1e-6, "{kind:?}: {} and not {loss}", got.0);
+        for (a, b) in got.1.iter().zip(&gradient) {
+            assert!((a - b).abs() < 1e-7, "{kind:?}: {:?} and not {gradient:?}", got.1);
         }
     }
 }

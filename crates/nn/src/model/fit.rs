@@ -40,6 +40,11 @@ pub enum Answer {
     },
     /// The next id at each position.
     NextId,
+    /// So many numbers, or labels that each hold or not, for each sample.
+    Values {
+        /// How many.
+        n: usize,
+    },
 }
 
 /// The values of [`TraceOptions`] that the data need.
@@ -128,7 +133,7 @@ impl Model {
                             "one label a sample: `last_step`, `mean_time` or `flatten` ends the sequence",
                         );
                     }
-                    (Answer::Class { .. }, true) => {
+                    (Answer::Class { .. } | Answer::Values { .. }, true) => {
                         return kind("one label a token: no `last_step` or `mean_time` ends the sequence");
                     }
                     _ => {}
@@ -176,15 +181,21 @@ impl Model {
             }
             (Model::Recurrent(_) | Model::Encoder(_), _) => return kind("token ids with a class a sequence"),
         }
-        if let (Answer::Class { classes }, Some(said)) = (answer, self.classes_mut()) {
-            set("classes", said, classes, open("classes"), "classes")?;
+        let outputs = match answer {
+            Answer::Class { classes } => Some((classes, "classes")),
+            Answer::Values { n } => Some((n, "targets")),
+            Answer::NextId => None,
+        };
+        if let (Some((outputs, what)), Some(said)) = (outputs, self.classes_mut()) {
+            set("classes", said, outputs, open("classes"), what)?;
         }
         let graph = self.trace(&fitted.options(TraceOptions::evaluation(1)))?;
         if let (Model::Layers(_), Some(logits)) = (&*self, graph.output("logits")) {
             let (said, classes) = (graph.shape(logits).last(), n_classes(sample, answer));
             let fits = if answer == Answer::NextId { said >= classes } else { said == classes };
             if !fits {
-                let (said, found) = (said.to_string(), format!("{classes} classes"));
+                let what = if matches!(answer, Answer::Values { .. }) { "targets" } else { "classes" };
+                let (said, found) = (said.to_string(), format!("{classes} {what}"));
                 let advice = "leave `outputs` of the last layer out to take it from the data";
                 return Err(FitError::Differs { key: "classes", said, found, advice });
             }
@@ -217,6 +228,7 @@ fn numel(sample: Sample) -> usize {
 fn n_classes(sample: Sample, answer: Answer) -> usize {
     match (answer, sample) {
         (Answer::Class { classes }, _) => classes,
+        (Answer::Values { n }, _) => n,
         (Answer::NextId, Sample::Ids { vocab, .. }) => vocab,
         (Answer::NextId, _) => 0,
     }
@@ -225,6 +237,7 @@ fn n_classes(sample: Sample, answer: Answer) -> usize {
 fn found(sample: Sample, answer: Answer) -> String {
     let labels = match answer {
         Answer::Class { classes } => format!("of {classes} classes"),
+        Answer::Values { n } => format!("with {n} targets"),
         Answer::NextId => "whose labels are the next tokens".into(),
     };
     match sample {

@@ -137,6 +137,7 @@ fn code_of_training(error: &TrainError) -> u8 {
         | TrainError::DataMisfit { .. }
         | TrainError::NoValidation { .. }
         | TrainError::MixupOfIds
+        | TrainError::LossMisfit { .. }
         | TrainError::ClassWeights { .. }
         | TrainError::Balance { .. }
         | TrainError::TooFew { .. }

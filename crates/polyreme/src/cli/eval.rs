@@ -7,7 +7,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use polyreme_train::evaluate::evaluate;
 use polyreme_train::judge::block_samples;
-use polyreme_train::metrics::Scores;
+use polyreme_train::metrics::Measured;
 use polyreme_train::run::Prepared;
 use polyreme_train::trained::Trained;
 use serde::Serialize;
@@ -59,6 +59,7 @@ pub(super) fn eval(app: &App, args: &EvalArgs) -> Outcome {
     let mut prepared = Prepared::to_use(job, app.given(), process::cores(), &trained.preparation)?;
     // Statistics are those of training, not of these data.
     prepared.stats = trained.preparation.stats();
+    prepared.target_stats = trained.preparation.target_stats();
     let sets = &prepared.sets;
     let part = args.on.unwrap_or(match (&sets.test, &sets.validation) {
         (Some(_), _) => DataSplit::Test,
@@ -93,7 +94,7 @@ pub(super) fn eval(app: &App, args: &EvalArgs) -> Outcome {
     if args.json { print_json(&report) } else { show(&report, &scores, names) }
 }
 
-fn show(report: &Report, scores: &Scores, names: &[String]) -> Outcome {
+fn show(report: &Report, scores: &Measured, names: &[String]) -> Outcome {
     let mut out = io::stdout().lock();
     writeln!(
         out,

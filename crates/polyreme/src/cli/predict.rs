@@ -1,4 +1,4 @@
-//! `polyreme predict`: labels with probabilities, or text that goes on.
+//! `polyreme predict`: labels with probabilities, numbers, or text that goes on.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::Args;
 use polyreme_data::images::decode_file;
 use polyreme_data::table::{Table, TableOptions};
-use polyreme_data::{Augment, Dataset, InMemory, Layout, Tokenizer, Transform};
+use polyreme_data::{Augment, Dataset, InMemory, Layout, Stats, Target, Tokenizer, Transform};
 use polyreme_train::evaluate::logits;
 use polyreme_train::generate::{Sampling, generate};
 use polyreme_train::job::Source;
@@ -61,6 +61,15 @@ struct Prediction<'a> {
 }
 
 #[derive(Serialize)]
+struct Numbers<'a> {
+    sample: &'a str,
+    values: &'a [f64],
+    /// Their names, if there are.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    targets: &'a [String],
+}
+
+#[derive(Serialize)]
 struct Answer {
     label: String,
     probability: f64,
@@ -75,10 +84,12 @@ struct Continuation<'a> {
 pub(super) fn predict(app: &App, args: &PredictArgs) -> Outcome {
     let trained = Trained::open(&args.run, &app.given())?;
     match trained.preparation.sample {
-        Sample::Ids { .. } if trained.preparation.classes == 0 => write_on(&trained, args),
-        Sample::Ids { .. } => {
-            Err(Failure::usage("a classifier of ids takes arrays, which `predict` does not read; use `eval`"))
+        Sample::Ids { .. } if trained.preparation.spec(Layout::Planes).target == Target::NextId => {
+            write_on(&trained, args)
         }
+        Sample::Ids { .. } => Err(Failure::usage(
+            "a model that labels ids takes arrays, which `predict` does not read; use `eval`",
+        )),
         _ if args.files.is_empty() => {
             Err(Failure::usage("files to predict are needed: `polyreme predict RUN FILE...`"))
         }
@@ -88,7 +99,11 @@ pub(super) fn predict(app: &App, args: &PredictArgs) -> Outcome {
             for file in &args.files {
                 pixels.extend(decode_file(file, &spec.features, app.given().isa)?);
             }
-            let set = InMemory::new(spec, pixels, vec![0; args.files.len()])?;
+            let (n, each) = (args.files.len(), spec.n_labels());
+            let set = match spec.target.is_values() {
+                false => InMemory::new(spec, pixels, vec![0; n])?,
+                true => InMemory::with_values(spec, pixels, vec![0.0; n * each])?,
+            };
             let names: Vec<_> = args.files.iter().map(|f| f.display().to_string()).collect();
             label(&trained, Arc::new(set), &names, args)
         }
@@ -107,12 +122,12 @@ fn table(trained: &Trained, file: &Path, width: usize) -> Result<(Table, Vec<Str
     let columns = trained.preparation.columns();
     let options = match &trained.job.data.source {
         Source::Csv { delimiter, label, .. } => {
-            TableOptions { delimiter: *delimiter, label: label.clone(), columns, ..TableOptions::default() }
+            TableOptions { delimiter: *delimiter, labels: label.clone(), columns, ..TableOptions::default() }
         }
         _ => TableOptions { columns, ..TableOptions::default() },
     };
     let target = trained.preparation.spec(Layout::Planes).target;
-    let set = Table::features_only(file, width, &options)?.with_classes(&target)?;
+    let set = Table::features_only(file, width, &options)?.with_target(&target)?;
     let names = (1..=set.len()).map(|row| format!("{}:{row}", file.display())).collect();
     Ok((set, names))
 }
@@ -124,18 +139,67 @@ fn label(trained: &Trained, set: Arc<dyn Dataset>, names: &[String], args: &Pred
     let mut judge = trained.judge(&spec, BATCH.min(set.len()).max(1), process::cores())?;
     let mut out = io::stdout().lock();
     let mut row = 0;
+    let units = preparation.target_stats();
     logits(&mut judge, &set, &transform, &mut |logits: &[f32]| {
-        let labels = ranked(logits, args.top.max(1), |k| preparation.class_name(k));
-        let prediction = Prediction { sample: &names[row], labels };
+        let sample = &names[row];
         row += 1;
+        if let Target::Numbers { names, .. } = &spec.target {
+            let values = &brought_back(logits, units.as_ref());
+            return match args.json {
+                true => json_line(&mut out, &Numbers { sample, values, targets: names }),
+                false => writeln!(out, "{sample}  {}", numbers(values, names)),
+            };
+        }
+        let labels = match spec.target {
+            Target::Labels { .. } => each_label(logits, |k| preparation.class_name(k)),
+            _ => ranked(logits, args.top.max(1), |k| preparation.class_name(k)),
+        };
+        let mut prediction = Prediction { sample, labels };
         if args.json {
-            serde_json::to_writer(&mut out, &prediction)?;
-            return writeln!(out);
+            return json_line(&mut out, &prediction);
+        }
+        if matches!(spec.target, Target::Labels { .. }) {
+            prediction.labels.retain(|answer| answer.probability > 0.5);
+            if prediction.labels.is_empty() {
+                return writeln!(out, "{sample}  none");
+            }
         }
         let labels = prediction.labels.iter().map(|a| format!("{} {:.1}%", a.label, a.probability * 100.0));
         writeln!(out, "{}  {}", prediction.sample, labels.collect::<Vec<_>>().join("  "))
     })?;
     Ok(())
+}
+
+fn json_line(out: &mut impl Write, of: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, of)?;
+    writeln!(out)
+}
+
+/// Numbers in units of the data.
+fn brought_back(outputs: &[f32], units: Option<&Stats>) -> Vec<f64> {
+    let in_units = |(k, &y): (usize, &f32)| match units {
+        Some(Stats { mean, std }) => f64::from(y) * f64::from(std[k]) + f64::from(mean[k]),
+        None => f64::from(y),
+    };
+    outputs.iter().enumerate().map(in_units).collect()
+}
+
+/// Numbers with their names, if there are; as many digits as an f32 holds.
+fn numbers(values: &[f64], names: &[String]) -> String {
+    let shown = values.iter().enumerate().map(|(k, &value)| match names.get(k) {
+        Some(name) => format!("{name} {}", value as f32),
+        None => (value as f32).to_string(),
+    });
+    shown.collect::<Vec<_>>().join("  ")
+}
+
+/// Every label with its probability, the likeliest first.
+fn each_label(logits: &[f32], name: impl Fn(usize) -> String) -> Vec<Answer> {
+    let probability = |logit: f32| 1.0 / (1.0 + (-f64::from(logit)).exp());
+    let answer = |(k, &logit): (usize, &f32)| Answer { label: name(k), probability: probability(logit) };
+    let mut answers: Vec<Answer> = logits.iter().enumerate().map(answer).collect();
+    answers.sort_by(|a, b| b.probability.total_cmp(&a.probability));
+    answers
 }
 
 /// The likeliest labels, with their probabilities.

@@ -16,6 +16,7 @@ mod manners;
 mod parts;
 mod ranks;
 mod saved;
+mod targets;
 mod train;
 mod wrong_data;
 mod wrong_weights;

@@ -36,7 +36,7 @@ fn with_table(content: &str) -> TempDir {
 
 /// What a command that is refused says.
 #[track_caller]
-fn refusal(folder: &Path, args: &[&str], parts: &[&str]) {
+pub(crate) fn refusal(folder: &Path, args: &[&str], parts: &[&str]) {
     let out = polyreme(folder, args);
     let said = String::from_utf8(out.stderr).unwrap();
     assert!(!out.status.success(), "{args:?} is refused: {said}");
@@ -133,26 +133,23 @@ fn a_column_of_prices_does_not_become_hundreds_of_classes() {
         refusal(folder.path(), &["train", "job.toml", "--check"], parts);
     };
     let price = |i: usize, _: f32, _: f32| (100_000 + i * 7919 % 391 * 500).to_string();
-    let classification = "only classification is supported";
+    let numeric = "for a numeric target set `train.loss = \"mse\"`";
     // However many rows there are.
     for rows in [500, 20_000] {
         let n = format!("\"kind\" has 391 different values in {rows} rows");
         check(
             &table(rows, price),
-            &[&n, "integers from 100000 to 295000", classification, "data.label", "model.classes = 391"],
+            &[&n, "integers from 100000 to 295000", numeric, "data.label", "model.classes = 391"],
         );
     }
-    check(
-        &table(200, |i, _, _| (i % 120).to_string()),
-        &["120 different values in 200 rows", classification],
-    );
+    check(&table(200, |i, _, _| (i % 120).to_string()), &["120 different values in 200 rows", numeric]);
     check(
         &table(80, |i, _, _| format!("row {i}")),
         &["80 different values in 80 rows", "words such as \"row 0\""],
     );
     check(
         &table(80, |i, _, _| format!("{i}.25")),
-        &["line 2, ", "numbers such as 0.25", classification, "low, middle and high"],
+        &["line 2, ", "label 0.25 is not a class; for a numeric target set `train.loss = \"mse\"`"],
     );
     // Who says how many classes there are means classes; ids with enough rows are believed.
     let classes = |content: &str, more: &[&str]| {

@@ -42,7 +42,7 @@ fn kinds() -> Vec<Kind<DataSpec>> {
         /// the binary version of CIFAR-100, with fine labels
         "cifar100" => |name| of(Source::Cifar { path: Source::default_folder(name), classes: 100 });
         /// a table
-        "csv" => |_| of(Source::Csv { path: PathBuf::new(), test: None, label: None, delimiter: b',', header: None });
+        "csv" => |_| of(Source::Csv { path: PathBuf::new(), test: None, label: Vec::new(), delimiter: b',', header: None });
         /// a folder of images for each class, or `train` and `test` with such folders in them
         "images" => |_| of(Source::Images { path: PathBuf::new(), size: None, grey: false });
         /// a text; labels are the next tokens
@@ -97,8 +97,8 @@ fn keys() -> Vec<Key<DataSpec>> {
         }; or "`data/KIND` in the working folder";
         /// the test file, or files; evaluated once, at the end, and nothing is chosen by it
         test: maybe(path()) => field!(Source::{Csv | Text | Arrays}.test in source);
-        /// the column with the labels, by name or by number from 0
-        label: maybe(column()) => field!(Source::{Csv}.label in source); or "the last column";
+        /// the column with the labels, by name or by number from 0; or several, for numbers and for labels of 0 or 1
+        label: columns() => field!(Source::{Csv}.label in source); or "the last column";
         /// the character between fields
         delimiter: delimiter() => field!(Source::{Csv}.delimiter in source);
         /// whether the first line holds names
@@ -114,7 +114,7 @@ fn keys() -> Vec<Key<DataSpec>> {
         context: maybe(whole(1..=CONTEXT_MAX)) => field!(Source::{Text}.context in source); or "the model's";
         /// the name of the array of features
         x: text() => field!(Source::{Arrays}.x in source);
-        /// the name of the array of labels
+        /// the name of the array of labels: `[n]` for classes, `[n]` or `[n, k]` for numbers and for labels of 0 or 1
         labels: text() => field!(Source::{Arrays}.labels in source);
         /// training samples; the test set has a fifth as many
         samples: whole(1..=SAMPLES_MAX) => field!(Source::{Synthetic}.samples in source);
@@ -126,7 +126,8 @@ fn keys() -> Vec<Key<DataSpec>> {
         noise: real(0.0..) => field!(Source::{Synthetic}.noise in source);
         /// the share of the training set that is kept for validation; with 0 there are no `val_` metrics
         validation: real(0.0..1.0) => |s| Some(&mut s.validation);
-        /// shift and scale by the mean and standard deviation of the training set
+        /// shift and scale by the mean and standard deviation of the training set; numbers that are to be predicted too,
+        /// and what is predicted is brought back
         normalise: flag() => |s| Some(&mut s.normalise); only has_classes;
         /// random changes of training images
         augment: table() => |s| Some(&mut s.augment); only has_images; or "none";
@@ -168,6 +169,21 @@ impl OrderSpec {
     fn block(&self) -> Option<usize> {
         if let OrderSpec::Block(n) = self { Some(*n) } else { None }
     }
+}
+
+/// A column or several; nothing is written if there are none.
+fn columns() -> Type<Vec<String>> {
+    let one = column().map(
+        |one| vec![one],
+        |all: &Vec<String>| match all.as_slice() {
+            [one] => Some(one.clone()),
+            _ => None,
+        },
+    );
+    let several = list(column(), &[], "an array of columns").check(|all: &Vec<String>| {
+        all.is_empty().then(|| ("is empty; name a column".into(), "leave it out for the last column"))
+    });
+    either(one, several.map(|all| all, |all| (!all.is_empty()).then(|| all.clone())))
 }
 
 /// A column, by name or number; kept as a string.

@@ -77,6 +77,7 @@ impl ModelSpec {
         let answer = match &data.target {
             Target::Class { classes, .. } => Answer::Class { classes: *classes },
             Target::NextId => Answer::NextId,
+            Target::Numbers { n, .. } | Target::Labels { n, .. } => Answer::Values { n: *n },
         };
         let fitted = self.model.fit(sample, answer, &self.from_data)?;
         self.from_data.clear();
@@ -140,6 +141,7 @@ impl Default for TrainSpec {
             clip: None,
             accumulate: 1,
             ema: None,
+            loss: LossKind::CrossEntropy,
             label_smoothing: 0.0,
             mixup: 0.0,
             early_stop: None,

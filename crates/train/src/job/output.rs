@@ -28,8 +28,8 @@ fn keys() -> Vec<Key<OutputSpec>> {
         every_minutes: maybe(within(Bounds::POSITIVE)) => |s| Some(&mut s.every_minutes);
         /// how many of the latest checkpoints are kept
         keep: whole(1..=1 << 20) => |s| Some(&mut s.keep);
-        /// the metric whose best checkpoint is kept too, and becomes the model
-        best: best => |s| Some(&mut s.best); or "`\"val_accuracy\"`; for text `\"val_loss\"`";
+        /// the metric whose best checkpoint is kept too, and becomes the model; `"none"`: the last step is the model
+        best: best => |s| Some(&mut s.best); or "`\"val_accuracy\"` for classes, else `\"val_loss\"`";
         /// whether TensorBoard files are written
         tensorboard: flag() => |s| Some(&mut s.tensorboard);
     }

@@ -11,7 +11,8 @@ use super::declare::{keys, section};
 use super::error::{JobErrors, Place, Sources};
 use super::outline::Outline;
 use super::section::{Keyed, Section};
-use super::spec::{Job, Source};
+use super::spec::{ClassWeights, Job, LossKind, Source};
+use super::train::no_metric;
 use super::tree::Table;
 use super::types::{table, text};
 use super::{parallel, sets};
@@ -120,8 +121,29 @@ fn check(job: &mut Job, c: &Cursor) {
     }
     // The next token is right too seldom for accuracy to choose by.
     let is_best_given = c.inside("output").is_some_and(|c| c.has("best"));
-    if matches!(job.data.source, Source::Text { .. }) && !is_best_given {
+    let has_classes = job.train.loss == LossKind::CrossEntropy;
+    if (matches!(job.data.source, Source::Text { .. }) || !has_classes) && !is_best_given {
         job.output.best = Some("val_loss".into());
+    }
+    if let (Some(best), Some(c)) = (&job.output.best, c.inside("output"))
+        && !job.train.loss.has_metric(best)
+    {
+        let (message, hint) = no_metric("output.best", best, job.train.loss);
+        c.fault("best", message, hint);
+    }
+    let Some(c) = c.inside("data") else { return };
+    if !has_classes && job.data.class_weights != ClassWeights::None {
+        let loss = job.train.loss.name();
+        let message = format!("`data.class_weights` is for classes, and `train.loss` is {loss:?}");
+        c.fault("class_weights", message, "leave it out");
+    }
+    if let Source::Csv { label, .. } = &job.data.source
+        && has_classes
+        && label.len() > 1
+    {
+        let message = format!("`data.label` has {} columns, and classes have one", label.len());
+        let hint = "for several numbers write loss = \"mse\" under [train], for several labels of 0 or 1 loss = \"bce\"";
+        c.fault("label", message, hint);
     }
 }
 

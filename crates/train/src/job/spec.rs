@@ -5,6 +5,8 @@ use std::path::PathBuf;
 pub use polyreme_data::Augment;
 use polyreme_nn::Model;
 
+pub use crate::loss::LossKind;
+
 /// Everything that a run needs to know.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Job {
@@ -81,8 +83,8 @@ pub enum Source {
         path: PathBuf,
         /// The test file.
         test: Option<PathBuf>,
-        /// The label's column, by name or number.
-        label: Option<String>,
+        /// The labels' columns, by name or number; empty: the last one.
+        label: Vec<String>,
         /// Between fields.
         delimiter: u8,
         /// Whether the first line holds names; `None`: found out.
@@ -175,6 +177,8 @@ pub struct TrainSpec {
     pub accumulate: usize,
     /// The decay of the averaged weights.
     pub ema: Option<f64>,
+    /// What is minimised.
+    pub loss: LossKind,
     /// Spread over the other classes.
     pub label_smoothing: f32,
     /// The parameter of mixup's beta distribution; 0: none.

@@ -7,8 +7,8 @@ use super::declare::{field, keys, kinds, section};
 use super::key::Key;
 use super::section::Section;
 use super::shape::Bounds;
-use super::spec::{EarlyStop, Length, OptimizerSpec, TrainSpec};
-use super::types::{flag, list, maybe, one_of, real, single, table, whole, within};
+use super::spec::{EarlyStop, Length, LossKind, OptimizerSpec, TrainSpec};
+use super::types::{Type, flag, list, maybe, one_of, real, single, table, whole, within};
 use crate::schedule::{Schedule, Shape};
 
 const BATCH_MAX: u64 = 1 << 20;
@@ -16,12 +16,15 @@ const BATCH_MAX: u64 = 1 << 20;
 pub(super) const COUNT_MAX: u64 = 1 << 48;
 
 /// What can be watched, and what each is.
-pub(super) const METRICS: [(&str, &str); 5] = [
+pub(super) const METRICS: [(&str, &str); 8] = [
     ("train_loss", "the mean loss of the training steps of the epoch, up to the evaluation"),
     ("val_loss", "the mean loss on the validation set"),
-    ("val_accuracy", "the share of correct answers on the validation set"),
+    ("val_accuracy", "the share of validation samples with the right class, or with all labels right"),
     ("val_top5", "the share of validation samples whose label is among the five likeliest classes"),
     ("val_perplexity", "e to the power of `val_loss`"),
+    ("val_r2", "the share of the variance of numbers that is explained on the validation set (R²)"),
+    ("val_mae", "the mean absolute error of numbers on the validation set, in units of the data"),
+    ("val_f1", "F1 of labels on the validation set, over all labels (micro), at a probability of 0.5"),
 ];
 
 section! { TrainSpec => Section::new("train", "a section", |_| TrainSpec::default(), keys()).check(check) }
@@ -47,6 +50,8 @@ fn keys() -> Vec<Key<TrainSpec>> {
         accumulate: whole(1..=BATCH_MAX) => |s| Some(&mut s.accumulate);
         /// the decay of an exponential moving average of the weights, which is then evaluated and saved
         ema: maybe(within(Bounds::SHARE)) => |s| Some(&mut s.ema);
+        /// what is minimised, and so what labels are
+        loss: loss() => |s| Some(&mut s.loss);
         /// the share of each label that is spread over all classes
         label_smoothing: single(Bounds::BELOW_1) => |s| Some(&mut s.label_smoothing);
         /// the parameter of mixup's beta distribution; 0 for no mixup
@@ -66,7 +71,31 @@ fn keys() -> Vec<Key<TrainSpec>> {
     }
 }
 
+fn loss() -> Type<LossKind> {
+    let rows = [
+        (LossKind::CrossEntropy, "cross-entropy; labels are classes, or the next tokens of a text"),
+        (LossKind::Mse, "the mean squared error; labels are numbers"),
+        (LossKind::Mae, "the mean absolute error; labels are numbers"),
+        (
+            LossKind::Huber,
+            "Huber's loss with a delta of 1: squared near 0, absolute beyond; labels are numbers",
+        ),
+        (LossKind::Bce, "binary cross-entropy; labels are 0 or 1, any number of them per sample"),
+    ];
+    one_of(rows.map(|(kind, words)| (kind.name(), kind, words)))
+}
+
 fn check(spec: &mut TrainSpec, c: &Cursor) {
+    if spec.loss != LossKind::CrossEntropy && spec.label_smoothing > 0.0 {
+        let message =
+            format!("`train.label_smoothing` is for classes, and `train.loss` is {:?}", spec.loss.name());
+        c.fault("label_smoothing", message, "leave it out");
+    }
+    let metric = spec.early_stop.as_ref().map(|stop| &stop.metric);
+    if let Some(metric) = metric.filter(|metric| !spec.loss.has_metric(metric)) {
+        let (message, hint) = no_metric("train.early_stop.metric", metric, spec.loss);
+        c.fault("early_stop", message, hint);
+    }
     if !spec.batch.is_multiple_of(spec.accumulate) {
         let key = if c.has("accumulate") { "accumulate" } else { "batch" };
         let message = format!(
@@ -76,6 +105,13 @@ fn check(spec: &mut TrainSpec, c: &Cursor) {
         let near = (1..=spec.accumulate).rev().find(|n| spec.batch.is_multiple_of(*n)).unwrap_or(1);
         c.fault(key, message, format!("accumulate = {near} would"));
     }
+}
+
+/// What is said of a metric that is not measured with a loss, and what to write.
+pub(super) fn no_metric(key: &str, metric: &str, loss: LossKind) -> (String, String) {
+    let known: Vec<String> = loss.metrics().iter().map(|name| format!("val_{name}")).collect();
+    let message = format!("`{key}` is {metric:?}, which is not measured with a loss of {:?}", loss.name());
+    (message, format!("take train_loss, {}", known.join(", ")))
 }
 
 section! { OptimizerSpec => {

@@ -8,16 +8,17 @@ use serde::{Deserialize, Serialize};
 /// Which way a metric gets better.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// Less is better: losses, errors, perplexities.
+    /// Less is better: losses, errors (`mae` too), perplexities.
     Smaller,
     /// More is better: everything else.
     Larger,
 }
 
 impl Direction {
-    /// What a metric's name says: names that hold `loss`, `error` or `perplexity` get better by getting smaller.
+    /// What a metric's name says: names that hold `loss`, `error`, `mae` or `perplexity` get better by getting
+    /// smaller.
     pub fn of(metric: &str) -> Direction {
-        let smaller = ["loss", "error", "perplexity"].iter().any(|word| metric.contains(word));
+        let smaller = ["loss", "error", "mae", "perplexity"].iter().any(|word| metric.contains(word));
         if smaller { Direction::Smaller } else { Direction::Larger }
     }
 
@@ -131,6 +132,9 @@ mod tests {
             ("val_accuracy", 0.9, 0.8, true),
             ("val_accuracy", 0.8, 0.9, false),
             ("val_top5", 0.9, 0.8, true),
+            ("val_mae", 1.0, 2.0, true),
+            ("val_r2", 0.9, 0.8, true),
+            ("val_f1", 0.8, 0.9, false),
             ("val_loss", nan, 1.0, false),
             ("val_loss", 1.0, nan, true),
             ("val_loss", f64::NEG_INFINITY, 1.0, false),

@@ -268,7 +268,8 @@ impl Prepared {
     }
 
     fn trial_program(&self, spec: &polyreme_data::Spec) -> Result<Program, TrainError> {
-        let (graph, _) = Trial::new(&self.net, spec, block_samples(&self.net, spec)?)?;
+        let n = block_samples(&self.net, spec)?;
+        let (graph, _) = Trial::new(&self.net, spec, n, self.team.loss.kind)?;
         Ok(Program::forward(&graph))
     }
 }

@@ -10,7 +10,7 @@ use super::train::Run;
 use crate::error::TrainError;
 use crate::evaluate::{evaluate_blocks, n_blocks};
 use crate::event::{Event, Observer};
-use crate::metrics::{Scores, Verdict};
+use crate::metrics::{Measured, Verdict};
 use crate::share::share;
 
 /// The one metric that needs no set to be evaluated.
@@ -81,7 +81,7 @@ impl Run {
     }
 
     /// The scores of a set with the weights that would be shipped, the same on all ranks.
-    fn scores(&mut self, set: &Arc<dyn Dataset>) -> Result<Scores, TrainError> {
+    fn scores(&mut self, set: &Arc<dyn Dataset>) -> Result<Measured, TrainError> {
         self.team.average_states()?;
         self.team.swap_average()?;
         let transform = self.prepared.plain_transform(set.as_ref())?;

@@ -14,7 +14,8 @@ use super::seats::{Seats, seats};
 use crate::error::TrainError;
 use crate::event::Outline;
 use crate::job::{Balance, ClassWeights, Job, OrderSpec, ParallelSpec};
-use crate::lower::{Loss, training_graph};
+use crate::loss::Loss;
+use crate::lower::training_graph;
 use crate::net::Net;
 use crate::pace::{Cut, Pace, Part};
 use crate::preparation::Preparation;
@@ -54,6 +55,8 @@ pub struct Prepared {
     pub threads: usize,
     /// The normalisation.
     pub stats: Option<Stats>,
+    /// The normalisation of numbers that are to be predicted.
+    pub target_stats: Option<Stats>,
     /// How engines are made.
     pub team: TeamOptions,
     /// The machine and the program, for the report.
@@ -110,6 +113,13 @@ impl Prepared {
             job.output.best = job.output.best.take().filter(|metric| !is_of_validation(metric));
         }
         let spec = sets.train.spec().clone();
+        let kind = job.train.loss;
+        if !kind.takes(&spec.target) {
+            return Err(TrainError::LossMisfit { loss: kind.name(), target: describe_target(&spec) });
+        }
+        // A job made in Rust may have the default, which is for classes.
+        job.output.best =
+            job.output.best.take().map(|best| if kind.has_metric(&best) { best } else { "val_loss".into() });
         let net = match given.net {
             Some(net) => net,
             None => {
@@ -130,8 +140,12 @@ impl Prepared {
         let normalise = job.data.normalise && !spec.features.is_ids();
         let measured = normalise && rank == 0;
         let stats = measured.then(|| Stats::of(sets.train.as_ref(), STATS_SAMPLES)).transpose()?;
+        let numbers = job.data.normalise && matches!(spec.target, Target::Numbers { .. });
+        let target_stats =
+            (numbers && rank == 0).then(|| Stats::of_targets(sets.train.as_ref())).transpose()?;
         let class_weights = class_weights(&job, sets.train.as_ref(), rank == 0)?;
         let loss = Loss {
+            kind,
             label_smoothing: train.label_smoothing,
             class_weights: !class_weights.is_empty(),
             mixup: train.mixup > 0.0,
@@ -166,6 +180,7 @@ impl Prepared {
             cut,
             threads,
             stats,
+            target_stats,
             team,
             system,
             process_bytes,
@@ -284,12 +299,14 @@ impl Prepared {
 
     /// What is done to training samples.
     pub fn transform(&self) -> Result<Transform, TrainError> {
-        Ok(Transform::new(&self.spec, self.stats.as_ref(), self.job.data.augment)?)
+        let transform = Transform::new(&self.spec, self.stats.as_ref(), self.job.data.augment)?;
+        Ok(transform.with_targets(self.target_stats.as_ref())?)
     }
 
     /// What is done to a set that is evaluated.
     pub fn plain_transform(&self, set: &dyn Dataset) -> Result<Transform, TrainError> {
-        Ok(Transform::new(set.spec(), self.stats.as_ref(), Augment::default())?)
+        let transform = Transform::new(set.spec(), self.stats.as_ref(), Augment::default())?;
+        Ok(transform.with_targets(self.target_stats.as_ref())?)
     }
 
     /// A set that is evaluated, during the run or at its end.
@@ -301,6 +318,7 @@ impl Prepared {
     pub fn preparation(&self) -> Preparation {
         Preparation::new(&self.spec, self.stats.as_ref(), self.sets.tokenizer.clone())
             .with_columns(self.sets.columns.clone())
+            .with_targets(self.target_stats.as_ref())
     }
 }
 
@@ -360,8 +378,16 @@ fn describe(spec: &Spec) -> String {
         Features::Row { width } => format!("{width} numbers"),
         Features::Ids { time, vocab } => format!("{time} ids below {vocab}"),
     };
+    format!("{sample}, {}", describe_target(spec))
+}
+
+fn describe_target(spec: &Spec) -> String {
     match &spec.target {
-        Target::Class { classes, .. } => format!("{sample}, {classes} classes"),
-        Target::NextId => format!("{sample}, the next id"),
+        Target::Class { classes, .. } => format!("{classes} classes"),
+        Target::NextId => "the next id".into(),
+        Target::Numbers { n: 1, .. } => "a number to predict".into(),
+        Target::Numbers { n, .. } => format!("{n} numbers to predict"),
+        Target::Labels { n: 1, .. } => "a label of 0 or 1".into(),
+        Target::Labels { n, .. } => format!("{n} labels of 0 or 1"),
     }
 }

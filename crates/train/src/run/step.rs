@@ -9,7 +9,6 @@ use super::prepared::Prepared;
 use super::train::{Run, Wishes};
 use crate::balance::{BLOCKS, Balancer, EVERY_STEPS, Timings};
 use crate::error::TrainError;
-use crate::evaluate::values;
 use crate::event::{Event, Observer};
 use crate::job::{Balance, Source};
 use crate::mixup;
@@ -63,7 +62,7 @@ impl Run {
         let part = Step { samples: pace.len(step), pieces, rounds, lr: lr as f32, extra };
         let result = self.team.step(part, &mut |_, take| {
             let loaded = loader.next().expect("the plan has a batch for each piece")?;
-            take(Batch { x: values(&loaded), labels: &loaded.labels, mix })
+            take(Batch { x: loaded.x.values(), labels: loaded.labels.values(), mix })
         })?;
         let idle = result.waited + (loader.waited() - waited_before);
         if let Some(pulse) = &mut self.pulse

@@ -133,6 +133,7 @@ impl Run {
         self.progress = opening.progress;
         // As rank 0 measured it; or as before, whatever the files on the disk would give now.
         self.prepared.stats = self.progress.preparation.stats();
+        self.prepared.target_stats = self.progress.preparation.target_stats();
         let resumed = resumed.filter(|_| self.rank == 0);
         self.team.comm().set_doing(Doing::Loading);
         match (&self.prepared.job.model.weights, opening.resumed) {

@@ -8,4 +8,5 @@ mod failing;
 mod ranks;
 mod runs;
 mod saved;
+mod targets;
 mod team;

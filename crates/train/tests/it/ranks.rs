@@ -40,24 +40,25 @@ fn check(lines: &str, ranks: &[usize]) {
 fn check_with(lines: &str, more: &str, ranks: &[usize]) {
     let one = train(lines, 1);
     let lines = &format!("{lines}{more}");
-    assert_eq!(one.watcher.losses.len(), 50);
     for &ranks in ranks {
-        let many = train(lines, ranks);
-        assert_eq!(many.summary.ending, Ending::Finished);
-        for (step, (a, b)) in one.watcher.losses.iter().zip(&many.watcher.losses).enumerate() {
-            assert!((a - b).abs() <= 1e-5 * a.abs(), "{ranks} ranks, step {step}: {b} and not {a}\n{lines}");
-        }
-        assert_eq!(one.watcher.metrics.len(), many.watcher.metrics.len());
-        for ((name, a), (_, b)) in one.watcher.metrics.iter().zip(&many.watcher.metrics) {
-            assert!(
-                (a - b).abs() <= 1e-4 * a.abs().max(1.0),
-                "{ranks} ranks, {name}: {b} and not {a}\n{lines}"
-            );
-        }
-        for ((name, a), (_, b)) in one.weights.iter().zip(&many.weights) {
-            let far = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            assert!(far < 2e-3, "{ranks} ranks, {name}: {far}\n{lines}");
-        }
+        agree(&one, &train(lines, ranks), &format!("{ranks} ranks\n{lines}"));
+    }
+}
+
+/// Losses, metrics and weights of two runs of 50 steps differ by rounding alone.
+#[track_caller]
+pub(crate) fn agree(one: &Outcome, many: &Outcome, what: &str) {
+    assert_eq!((one.watcher.losses.len(), many.summary.ending), (50, Ending::Finished));
+    for (step, (a, b)) in one.watcher.losses.iter().zip(&many.watcher.losses).enumerate() {
+        assert!((a - b).abs() <= 1e-5 * a.abs(), "step {step}: {b} and not {a}; {what}");
+    }
+    assert_eq!(one.watcher.metrics.len(), many.watcher.metrics.len());
+    for ((name, a), (_, b)) in one.watcher.metrics.iter().zip(&many.watcher.metrics) {
+        assert!((a - b).abs() <= 1e-4 * a.abs().max(1.0), "{name}: {b} and not {a}; {what}");
+    }
+    for ((name, a), (_, b)) in one.weights.iter().zip(&many.weights) {
+        let far = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(far < 2e-3, "{name}: {far}; {what}");
     }
 }
 
@@ -104,7 +105,7 @@ fn statistics_of_all_ranks_are_those_of_one() {
     assert!(many.watcher.losses[49] < 0.7 * many.watcher.losses[0], "{:?}", many.watcher.losses);
 }
 
-fn same_bits(a: &Outcome, b: &Outcome, what: &str) {
+pub(crate) fn same_bits(a: &Outcome, b: &Outcome, what: &str) {
     assert_eq!(a.watcher.metrics, b.watcher.metrics, "{what}");
     assert_eq!(a.weights.len(), b.weights.len());
     for ((name, a), (_, b)) in a.weights.iter().zip(&b.weights) {

@@ -8,7 +8,7 @@ use polyreme_graph::memory::ALIGN_BYTES;
 use polyreme_graph::{Keeps, Moments, Optimizer, Traced};
 use polyreme_nn::layer::{BatchNorm2d, Dropout, Linear};
 use polyreme_parallel::{Plan, Training};
-use polyreme_train::lower::Loss;
+use polyreme_train::loss::Loss;
 use polyreme_train::pace::{Cut, Pace, Part};
 use polyreme_train::team::{Batch, Step, StepResult, Team, TeamOptions};
 use polyreme_train::{Net, TrainError};
@@ -73,7 +73,7 @@ impl Data {
             let start = pace.start(step) + piece.offset;
             let rows = start..start + piece.len;
             let x = Values::F32(&self.x[rows.start * WIDTH..rows.end * WIDTH]);
-            take(Batch { x, labels: &self.labels[rows], mix: 1.0 })
+            take(Batch { x, labels: Values::I32(&self.labels[rows]), mix: 1.0 })
         })
     }
 }
@@ -224,7 +224,7 @@ fn mixed_labels_count_by_their_share() {
         let mut team = Team::new(&net(false), &spec(), &part, None, options(loss), Comm::alone()).unwrap();
         // Both samples are the same, so that mixing leaves them as they are.
         let x = [0.5; 2 * WIDTH];
-        let batch = Batch { x: Values::F32(&x), labels, mix };
+        let batch = Batch { x: Values::F32(&x), labels: Values::I32(labels), mix };
         let step = Step { samples: 2, pieces: part.pieces(0), rounds: 1, lr: 0.01, extra: [0.0; 2] };
         team.step(step, &mut |_, take| take(batch)).unwrap().loss
     };

@@ -319,12 +319,12 @@ fn kinds_and_keys() {
     check(
         &train("early_stop = { metric = \"loss\" }"),
         "`train.early_stop.metric` is \"loss\", which is not known",
-        "known are train_loss, val_loss, val_accuracy, val_top5, val_perplexity",
+        "known are train_loss, val_loss, val_accuracy, val_top5, val_perplexity, val_r2, val_mae, val_f1",
     );
     check(
         &train("colour = 3"),
         "unknown key `colour` in [train]",
-        "valid keys are batch, epochs, steps, optimizer, schedule, clip, accumulate, ema, label_smoothing, mixup, early_stop, evaluate_every, log_every, seed, precision, memory_mib",
+        "valid keys are batch, epochs, steps, optimizer, schedule, clip, accumulate, ema, loss, label_smoothing, mixup, early_stop, evaluate_every, log_every, seed, precision, memory_mib",
     );
     check(
         &rest("[parallel]\nthreads = \"all\""),
@@ -507,6 +507,55 @@ fn no_prefix_of_a_file_and_no_changed_byte_makes_it_panic() {
             }
         }
     }
+}
+
+#[test]
+fn losses_and_labels() {
+    let check = |loss: &str, text: &str, message: &str, hint: &str| {
+        let data = "kind = \"csv\"\npath = \"a.csv\"\n";
+        let (data, rest) =
+            text.split_once('|').map_or((data.into(), text), |(d, rest)| (format!("{data}{d}"), rest));
+        let text = format!("[model]\nkind = \"mlp\"\n[data]\n{data}[train]\nloss = \"{loss}\"\n{rest}");
+        check_one(&text, &[], message, hint);
+    };
+    check("rmse", "", "`train.loss` is \"rmse\", which is not known", "did you mean \"mse\"?");
+    check(
+        "mse",
+        "label_smoothing = 0.1",
+        "`train.label_smoothing` is for classes, and `train.loss` is \"mse\"",
+        "leave it out",
+    );
+    check(
+        "bce",
+        "class_weights = \"balanced\"\n|",
+        "`data.class_weights` is for classes, and `train.loss` is \"bce\"",
+        "leave it out",
+    );
+    check(
+        "cross_entropy",
+        "label = [\"a\", 3]\n|",
+        "`data.label` has 2 columns, and classes have one",
+        "for several numbers write loss = \"mse\" under [train], for several labels of 0 or 1 loss = \"bce\"",
+    );
+    check("mse", "label = []\n|", "`data.label` is empty; name a column", "leave it out for the last column");
+    check(
+        "huber",
+        "[output]\nbest = \"val_accuracy\"",
+        "`output.best` is \"val_accuracy\", which is not measured with a loss of \"huber\"",
+        "take train_loss, val_loss, val_r2, val_mae",
+    );
+    check(
+        "bce",
+        "early_stop = { metric = \"val_r2\" }",
+        "`train.early_stop.metric` is \"val_r2\", which is not measured with a loss of \"bce\"",
+        "take train_loss, val_loss, val_f1, val_accuracy",
+    );
+    check(
+        "cross_entropy",
+        "early_stop = { metric = \"val_f1\" }",
+        "`train.early_stop.metric` is \"val_f1\", which is not measured with a loss of \"cross_entropy\"",
+        "take train_loss, val_loss, val_accuracy, val_top5, val_perplexity",
+    );
 }
 
 #[test]

@@ -125,6 +125,7 @@ fn every_key_is_read() {
         clip: Some(1.0),
         accumulate: 4,
         ema: Some(0.999),
+        loss: LossKind::CrossEntropy,
         label_smoothing: 0.1,
         mixup: 0.2,
         early_stop: Some(EarlyStop { metric: "val_top5".into(), patience: 5, min_delta: 0.001 }),
@@ -180,11 +181,14 @@ fn sources() {
         Source::Csv {
             path: "/jobs/a.csv".into(),
             test: Some("/jobs/b.csv".into()),
-            label: Some("4".into()),
+            label: vec!["4".into()],
             delimiter: b'\t',
             header: Some(false),
         },
     );
+    let several = "kind = \"csv\"\npath = \"a.csv\"\nlabel = [\"a\", 2]\n[train]\nloss = \"mse\"";
+    let (path, label) = ("/jobs/a.csv".into(), vec!["a".into(), "2".into()]);
+    check(several, Source::Csv { path, test: None, label, delimiter: b',', header: None });
     check(
         "kind = \"text\"\npath = \"a.txt\"\ntokenizer = \"t.json\"\ncontext = 8",
         Source::Text {

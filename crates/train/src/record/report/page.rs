@@ -81,7 +81,9 @@ fn tiles(summary: &Summary) -> String {
 /// The charts that the metrics make: one a kind, train, validation and test together.
 fn charts(history: &History) -> Vec<Chart<'_>> {
     let mut kinds: Vec<(&str, Vec<Curve>)> =
-        ["loss", "accuracy", "perplexity", "lr", "samples_per_s"].map(|kind| (kind, Vec::new())).into();
+        ["loss", "accuracy", "perplexity", "r2", "mae", "f1", "lr", "samples_per_s"]
+            .map(|kind| (kind, Vec::new()))
+            .into();
     for (name, column) in history.columns() {
         if matches!(name, "epoch" | "seconds") {
             continue;
@@ -120,6 +122,9 @@ fn charts(history: &History) -> Vec<Chart<'_>> {
                     "loss" => "Loss",
                     "accuracy" => "Accuracy",
                     "perplexity" => "Perplexity",
+                    "r2" => "R²",
+                    "mae" => "Mean absolute error",
+                    "f1" => "F1",
                     "lr" => "Learning rate",
                     "samples_per_s" => "Samples per second",
                     other => other,
