@@ -1,4 +1,4 @@
-//! Batches: which positions of an epoch one is made of, and the memory that it lies in.
+//! Batches: which positions of an epoch make one, and the memory that holds it.
 
 use crate::dataset::Values;
 use crate::error::DataError;
@@ -86,7 +86,7 @@ impl Batch {
         self.x.resize(n * spec.features.numel());
     }
 
-    /// The places of sample `i` of `n`.
+    /// The slices of sample `i` of `n`.
     pub(crate) fn slot(&mut self, i: usize) -> (SlotValues<'_>, SlotValues<'_>) {
         (self.x.part(i, self.n), self.labels.part(i, self.n))
     }
@@ -116,7 +116,7 @@ impl BatchValues {
         }
     }
 
-    /// The numbers, if they are numbers.
+    /// The features, if they are f32.
     pub fn f32(&self) -> Option<&[f32]> {
         match self {
             BatchValues::F32(x) => Some(x),

@@ -16,7 +16,7 @@ const COARSE_CLASSES: usize = 20;
 
 /// Which of the two sets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum CifarKind {
     /// CIFAR-10, with ten classes.
     Ten,
     /// CIFAR-100, with a hundred classes.
@@ -27,7 +27,7 @@ pub enum Kind {
 #[derive(Debug)]
 pub struct Cifar {
     spec: Spec,
-    kind: Kind,
+    kind: CifarKind,
     /// Files with the number of their first record.
     files: Vec<(usize, Bytes)>,
     /// The labels, checked when opened; kept contiguous because records lie a page apart.
@@ -36,9 +36,9 @@ pub struct Cifar {
 
 /// Where the files of a set are.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Found {
+pub struct CifarFiles {
     /// Which set it is.
-    pub kind: Kind,
+    pub kind: CifarKind,
     /// The training set, in order.
     pub train: Vec<PathBuf>,
     /// The test set, if there is one.
@@ -47,20 +47,20 @@ pub struct Found {
     pub names: Vec<String>,
 }
 
-impl Kind {
+impl CifarKind {
     /// How many classes.
     pub fn classes(self) -> usize {
         match self {
-            Kind::Ten => 10,
-            Kind::Hundred => 100,
+            CifarKind::Ten => 10,
+            CifarKind::Hundred => 100,
         }
     }
 
     /// Bytes before the image.
     fn label_bytes(self) -> usize {
         match self {
-            Kind::Ten => 1,
-            Kind::Hundred => 2,
+            CifarKind::Ten => 1,
+            CifarKind::Hundred => 2,
         }
     }
 
@@ -71,7 +71,7 @@ impl Kind {
 
 impl Cifar {
     /// Opens files, one after another as one set.
-    pub fn open<P: AsRef<Path>>(kind: Kind, paths: &[P]) -> Result<Cifar, DataError> {
+    pub fn open<P: AsRef<Path>>(kind: CifarKind, paths: &[P]) -> Result<Cifar, DataError> {
         let (mut files, mut labels) = (Vec::new(), Vec::new());
         for path in paths {
             let bytes = map::open(path.as_ref())?;
@@ -121,7 +121,7 @@ impl Dataset for Cifar {
 }
 
 /// Finds the files of a set in `folder`, or in the folder inside it that the set's archive unpacks to.
-pub fn find(folder: &Path) -> Result<Found, DataError> {
+pub fn find(folder: &Path) -> Result<CifarFiles, DataError> {
     for inside in ["", "cifar-10-batches-bin", "cifar-100-binary"] {
         let folder = if inside.is_empty() { folder.to_path_buf() } else { folder.join(inside) };
         let at = |name: &str| folder.join(name);
@@ -132,13 +132,13 @@ pub fn find(folder: &Path) -> Result<Found, DataError> {
                 let hint = "the other batches are there; unpack the archive again".into();
                 return Err(DataError::Missing { path: absent.clone(), hint });
             }
-            let names = names(&at("batches.meta.txt"), Kind::Ten)?;
-            return Ok(Found { kind: Kind::Ten, train, test: test_at("test_batch.bin"), names });
+            let names = names(&at("batches.meta.txt"), CifarKind::Ten)?;
+            return Ok(CifarFiles { kind: CifarKind::Ten, train, test: test_at("test_batch.bin"), names });
         }
         if at("train.bin").is_file() {
-            let names = names(&at("fine_label_names.txt"), Kind::Hundred)?;
-            return Ok(Found {
-                kind: Kind::Hundred,
+            let names = names(&at("fine_label_names.txt"), CifarKind::Hundred)?;
+            return Ok(CifarFiles {
+                kind: CifarKind::Hundred,
                 train: vec![at("train.bin")],
                 test: test_at("test.bin"),
                 names,
@@ -151,7 +151,7 @@ pub fn find(folder: &Path) -> Result<Found, DataError> {
 }
 
 /// The names in a file with one name per line; none if there is no such file.
-fn names(path: &Path, kind: Kind) -> Result<Vec<String>, DataError> {
+fn names(path: &Path, kind: CifarKind) -> Result<Vec<String>, DataError> {
     if !path.is_file() {
         return Ok(Vec::new());
     }
@@ -166,7 +166,7 @@ fn names(path: &Path, kind: Kind) -> Result<Vec<String>, DataError> {
     Ok(names)
 }
 
-fn read_labels(kind: Kind, path: &Path, bytes: &[u8], labels: &mut Vec<u8>) -> Result<(), DataError> {
+fn read_labels(kind: CifarKind, path: &Path, bytes: &[u8], labels: &mut Vec<u8>) -> Result<(), DataError> {
     let record_bytes = kind.record_bytes();
     if bytes.is_empty() || !bytes.len().is_multiple_of(record_bytes) {
         let why = format!(
@@ -178,8 +178,8 @@ fn read_labels(kind: Kind, path: &Path, bytes: &[u8], labels: &mut Vec<u8>) -> R
     }
     for (i, record) in bytes.chunks_exact(record_bytes).enumerate() {
         let limits: &[(&str, usize)] = match kind {
-            Kind::Ten => &[("label", 10)],
-            Kind::Hundred => &[("coarse label", COARSE_CLASSES), ("label", 100)],
+            CifarKind::Ten => &[("label", 10)],
+            CifarKind::Hundred => &[("coarse label", COARSE_CLASSES), ("label", 100)],
         };
         for (k, &(what, classes)) in limits.iter().enumerate() {
             if record[k] as usize >= classes {
@@ -198,9 +198,9 @@ mod tests {
     use crate::damage;
 
     /// `n` records; record `i` of file `file` has label `i`, and pixels `10 * file + i`.
-    fn records(kind: Kind, file: u8, n: u8) -> Vec<u8> {
+    fn records(kind: CifarKind, file: u8, n: u8) -> Vec<u8> {
         let record = |i: u8| {
-            let coarse = if kind == Kind::Hundred { vec![19] } else { vec![] };
+            let coarse = if kind == CifarKind::Hundred { vec![19] } else { vec![] };
             [coarse, vec![i], vec![10 * file + i; IMAGE_BYTES]].concat()
         };
         (0..n).flat_map(record).collect()
@@ -208,10 +208,10 @@ mod tests {
 
     fn ten(folder: &Path) {
         for file in 1..=5u8 {
-            fs::write(folder.join(format!("data_batch_{file}.bin")), records(Kind::Ten, file, 1 + file))
+            fs::write(folder.join(format!("data_batch_{file}.bin")), records(CifarKind::Ten, file, 1 + file))
                 .unwrap();
         }
-        fs::write(folder.join("test_batch.bin"), records(Kind::Ten, 6, 1)).unwrap();
+        fs::write(folder.join("test_batch.bin"), records(CifarKind::Ten, 6, 1)).unwrap();
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         ten(folder.path());
         let found = find(folder.path()).unwrap();
-        assert_eq!((found.kind, found.train.len(), found.names.len()), (Kind::Ten, 5, 0));
+        assert_eq!((found.kind, found.train.len(), found.names.len()), (CifarKind::Ten, 5, 0));
         let set = Cifar::open(found.kind, &found.train).unwrap();
         assert_eq!(set.len(), 2 + 3 + 4 + 5 + 6);
         damage::read_all(&set).unwrap();
@@ -236,11 +236,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let inside = folder.path().join("cifar-100-binary");
         fs::create_dir(&inside).unwrap();
-        fs::write(inside.join("train.bin"), records(Kind::Hundred, 0, 60)).unwrap();
+        fs::write(inside.join("train.bin"), records(CifarKind::Hundred, 0, 60)).unwrap();
         let names: Vec<String> = (0..100).map(|i| format!("name{i}")).collect();
         fs::write(inside.join("fine_label_names.txt"), names.join("\n") + "\n\n").unwrap();
         let found = find(folder.path()).unwrap();
-        assert_eq!((found.kind, &found.test, &found.names), (Kind::Hundred, &None, &names));
+        assert_eq!((found.kind, &found.test, &found.names), (CifarKind::Hundred, &None, &names));
         let set = Cifar::open(found.kind, &found.train).unwrap().with_names(found.names).unwrap();
         assert_eq!(set.spec().target, Target::Class { classes: 100, names });
         assert_eq!(set.class(57).unwrap(), Some(57));
@@ -257,24 +257,28 @@ mod tests {
             let error = Cifar::open(kind, &[&path]).expect_err(want).to_string();
             assert!(error.contains(&format!("file.bin: at byte {want}")), "{error:?} lacks {want:?}");
         };
-        let good = records(Kind::Ten, 1, 3);
+        let good = records(CifarKind::Ten, 1, 3);
         let with = |kind, at: usize, byte| {
             let mut bytes = records(kind, 1, 3);
             bytes[at] = byte;
             bytes
         };
-        check(Kind::Ten, b"", "0: the file ends here, after 0 records");
+        check(CifarKind::Ten, b"", "0: the file ends here, after 0 records");
         check(
-            Kind::Ten,
+            CifarKind::Ten,
             &good[..5000],
             "5000: the file ends here, after 1 records of 3073 bytes and 1927 bytes",
         );
-        check(Kind::Ten, &[&good[..], b"x"].concat(), "9220: the file ends here, after 3 records");
-        check(Kind::Hundred, &good, "9219: the file ends here, after 2 records of 3074 bytes");
-        check(Kind::Ten, &with(Kind::Ten, 3073, 10), "3073: label 10 of record 1, but there are 10 classes");
-        check(Kind::Hundred, &with(Kind::Hundred, 6148, 20), "6148: coarse label 20 of record 2");
-        check(Kind::Hundred, &with(Kind::Hundred, 3075, 100), "3075: label 100 of record 1");
-        damage::each(&good, 300, &path, || damage::read_all(&Cifar::open(Kind::Ten, &[&path])?));
+        check(CifarKind::Ten, &[&good[..], b"x"].concat(), "9220: the file ends here, after 3 records");
+        check(CifarKind::Hundred, &good, "9219: the file ends here, after 2 records of 3074 bytes");
+        check(
+            CifarKind::Ten,
+            &with(CifarKind::Ten, 3073, 10),
+            "3073: label 10 of record 1, but there are 10 classes",
+        );
+        check(CifarKind::Hundred, &with(CifarKind::Hundred, 6148, 20), "6148: coarse label 20 of record 2");
+        check(CifarKind::Hundred, &with(CifarKind::Hundred, 3075, 100), "3075: label 100 of record 1");
+        damage::each(&good, 300, &path, || damage::read_all(&Cifar::open(CifarKind::Ten, &[&path])?));
     }
 
     #[test]

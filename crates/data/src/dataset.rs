@@ -37,16 +37,16 @@ pub trait Dataset: Send + Sync {
 pub struct Scratch {
     /// Decoded pixels.
     pub bytes: Vec<u8>,
-    /// For numbers.
+    /// Decoded numbers.
     pub numbers: Vec<f32>,
     /// For labels that are numbers.
     pub targets: Vec<f32>,
-    /// For ids.
+    /// Decoded ids.
     pub ids: Vec<i32>,
     /// The content of a file before it is decoded.
     pub file: Vec<u8>,
     /// The buffers for decoding and scaling images.
-    pub(crate) images: crate::images::Work,
+    pub(crate) images: crate::images::ImageBuffers,
 }
 
 /// One sample as its set stores it, before any transformation.
@@ -73,7 +73,7 @@ pub enum Values<'a> {
 /// The label of one sample.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Label<'a> {
-    /// A class.
+    /// The index of a class.
     Class(usize),
     /// Each position's label is the next id.
     NextId,

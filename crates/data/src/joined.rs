@@ -31,7 +31,7 @@ impl Joined {
             let dims = |k: usize| (parts[k].spec().features.dims(), said(parts[k].spec()));
             let ((a, of_a), (b, of_b)) = (dims(0), dims(other));
             let why = format!(
-                "{}: samples of {b:?} {of_b}, but those of {} are {a:?} {of_a}; parts of a set look alike",
+                "{}: samples of {b:?} {of_b}, but those of {} are {a:?} {of_a}; all parts of a set must have the same shape and classes",
                 name(other),
                 name(0)
             );

@@ -18,12 +18,12 @@ use crate::spec::{Spec, Target};
 #[derive(Clone)]
 pub struct Subset {
     set: Arc<dyn Dataset>,
-    part: Part,
+    part: SplitPart,
     len: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Part {
+enum SplitPart {
     /// A contiguous range from this sample on.
     Range { first: usize },
     /// One sample of each of `stripes`.
@@ -36,8 +36,8 @@ enum Part {
 pub type Parts = (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>);
 
 /// Splits a set into training and validation: at a point for [`Target::NextId`], the end being for validation, and at
-/// random, by `seed`, for others. `validation` is the share of the validation part, in 0..1; with 0 there is none. A
-/// share that leaves either part empty is an error.
+/// random, by `seed`, for others. `validation` is the fraction of the validation part, in 0..1; with 0 there is none. A
+/// fraction that leaves either part empty is an error.
 pub fn split(set: Arc<dyn Dataset>, validation: f64, seed: u64) -> Result<Parts, DataError> {
     if validation == 0.0 {
         return Ok((set, None));
@@ -79,23 +79,24 @@ impl Subset {
             let why = format!("{len} samples from {first} are more than the {} of the set", set.len());
             return Err(DataError::Setting { why });
         }
-        Ok(Subset { set, part: Part::Range { first }, len })
+        Ok(Subset { set, part: SplitPart::Range { first }, len })
     }
 
     /// A random sample of each of `stripes` stripes, which have at least two each; and all others.
     fn stripes(set: Arc<dyn Dataset>, stripes: usize, seed: u64) -> (Subset, Subset) {
         let len = set.len() - stripes;
-        let picked = Subset { set: Arc::clone(&set), part: Part::Picked { stripes, seed }, len: stripes };
-        (picked, Subset { set, part: Part::Rest { stripes, seed }, len })
+        let picked =
+            Subset { set: Arc::clone(&set), part: SplitPart::Picked { stripes, seed }, len: stripes };
+        (picked, Subset { set, part: SplitPart::Rest { stripes, seed }, len })
     }
 
     /// The index in the whole set of the part's sample `idx`.
     pub fn place(&self, idx: usize) -> usize {
         assert!(idx < self.len, "sample {idx} of a part of {}", self.len);
         match self.part {
-            Part::Range { first } => first + idx,
-            Part::Picked { stripes, seed } => pick(self.set.len(), stripes, seed, idx),
-            Part::Rest { stripes, seed } => {
+            SplitPart::Range { first } => first + idx,
+            SplitPart::Picked { stripes, seed } => pick(self.set.len(), stripes, seed, idx),
+            SplitPart::Rest { stripes, seed } => {
                 // Stripe s starts at ⌊s·n/stripes⌋, and s samples before it were picked: ⌊s·rest/stripes⌋ were not.
                 // The stripe of the rest's sample i is the last for which that is at most i.
                 let (rest, i) = (self.len as u128, idx as u128);

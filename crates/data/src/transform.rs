@@ -17,7 +17,7 @@ pub struct Transform {
     stats: Option<Stats>,
     /// The value of each byte, for each channel of an image.
     tables: Vec<[f32; 256]>,
-    /// `None` where nothing is done.
+    /// The augmentation; `None` where there is none.
     augment: Option<Augment>,
     /// Of numbers that are to be predicted; `None`: they stay as they are.
     targets: Option<Stats>,
@@ -89,7 +89,7 @@ impl Transform {
             (Target::Class { classes, .. }, Label::Class(class), SlotValues::I32(labels))
                 if class < *classes =>
             {
-                // `new` has seen that classes are below 2³¹.
+                // `new` has checked that classes are below 2³¹.
                 labels[0] = class as i32;
                 None
             }

@@ -1,7 +1,7 @@
 //! Gradients that are applied to the parameter block by block, while they are computed.
 
 use polyreme_kernels::cx::SharedMut;
-use polyreme_kernels::gemm::{Block, Epilogue, Gemm};
+use polyreme_kernels::gemm::{Epilogue, Gemm, OutputBlock};
 use polyreme_kernels::optim::Pass;
 use polyreme_kernels::{Cx, Isa};
 
@@ -28,7 +28,7 @@ impl Engine {
 fn run(cx: &Cx, gemm: &Gemm, m: &NodeMemory, pass: Pass, target: &UpdateTarget) {
     let isa: Isa = cx.isa;
     let n = gemm.n;
-    let call = |block: Block| {
+    let call = |block: OutputBlock| {
         let mut at = block.row * n + block.col;
         for grad in block.into_rows() {
             // SAFETY: the blocks of a product are disjoint, and each is passed once.

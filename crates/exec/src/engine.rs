@@ -16,9 +16,9 @@ use crate::kernel_types::check_kernels;
 use crate::memory::Memory;
 use crate::moments;
 use crate::pool::Pool;
-use crate::reader::{Progress, StepArgs};
-use crate::run::{Draw, run};
-use crate::state::{Blocks, Lengths, State};
+use crate::reader::{StepArgs, StepProgress};
+use crate::run::{DrawKey, run};
+use crate::state::{Lengths, SharedBlocks, State};
 use crate::timeline::Timeline;
 use crate::weights::Kept;
 use crate::workspace::{Ready, Workspace};
@@ -97,7 +97,7 @@ pub struct Engine {
     pub(crate) options: Options,
     /// The parameters' tensors, in the order in which gradients become ready.
     pub(crate) tensors: Vec<ParamTensor>,
-    pub(crate) progress: Progress,
+    pub(crate) progress: StepProgress,
     /// Where the time goes, if it is being recorded.
     pub(crate) timeline: Option<Timeline>,
 }
@@ -105,14 +105,18 @@ pub struct Engine {
 impl Engine {
     /// Plans and reserves everything, and initialises parameters and states.
     pub fn new(program: Program, options: Options) -> Result<Engine, ExecError> {
-        let mut engine = Engine::reserve(program, options, Blocks::default())?;
+        let mut engine = Engine::reserve(program, options, SharedBlocks::default())?;
         engine.initialise();
         engine.start_average();
         Ok(engine)
     }
 
     /// The same without initial values; `blocks` are shared weights and visible gradients.
-    pub(crate) fn reserve(program: Program, options: Options, blocks: Blocks) -> Result<Engine, ExecError> {
+    pub(crate) fn reserve(
+        program: Program,
+        options: Options,
+        blocks: SharedBlocks,
+    ) -> Result<Engine, ExecError> {
         check_kernels(&program.bodies[0].graph)?;
         let threads = options.threads.max(1);
         let pool = match &options.pool {
@@ -132,7 +136,7 @@ impl Engine {
             pool,
             options,
             tensors,
-            progress: Progress::default(),
+            progress: StepProgress::default(),
             timeline: None,
         };
         engine.add(program)?;
@@ -288,7 +292,7 @@ impl Engine {
     ) -> Result<(), ExecError> {
         let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
         let (seed, step) = (self.options.seed, self.memory.state.step);
-        let draw = Draw { seed, step, first_sample, samples: ready.body.samples() };
+        let draw = DrawKey { seed, step, first_sample, samples: ready.body.samples() };
         let cx = Cx { isa: self.options.isa, par: &*self.pool };
         let slices = self.memory.node(ready, slot, node);
         run(&cx, &ready.prepared[node], &slices, draw).map_err(|kind| {

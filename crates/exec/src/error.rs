@@ -15,7 +15,7 @@ pub enum ExecError {
         /// The op.
         op: &'static str,
         /// What is wrong.
-        kind: DataError,
+        kind: RejectedData,
     },
     /// There is no input, output, parameter or state of this name.
     #[error("no {what} `{name}`; there are {known}")]
@@ -124,7 +124,7 @@ pub enum ExecError {
 
 /// Data that a kernel rejected before it wrote anything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum DataError {
+pub enum RejectedData {
     /// A label that is not a class.
     #[error(transparent)]
     Label(#[from] LabelError),

@@ -11,7 +11,7 @@ use polyreme_graph::{Program, Role};
 use crate::arena::floats;
 use crate::engine::{Engine, Options, param_and_grad_bytes};
 use crate::error::ExecError;
-use crate::state::Blocks;
+use crate::state::SharedBlocks;
 use crate::timeline::Timeline;
 use crate::weights::Kept;
 
@@ -29,12 +29,12 @@ impl Engine {
         let role = program.role.clone().expect("a program that was lowered for ranks");
         assert_eq!((role.rank, role.ranks), (comm.rank(), comm.size()), "the program of this rank");
         let blocks = match role.ranks {
-            1 => Blocks::default(),
+            1 => SharedBlocks::default(),
             _ => {
                 let (params, grads) = param_and_grad_bytes(&program, options.threads);
                 let shared = role.shares_weights();
                 let params = shared.then(|| comm.shared_block(params, "parameters")).transpose()?;
-                Blocks { params, grads: Some(comm.block(grads, "gradients")?) }
+                SharedBlocks { params, grads: Some(comm.block(grads, "gradients")?) }
             }
         };
         // Otherwise the other ranks would wait for this one.

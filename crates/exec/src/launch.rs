@@ -4,7 +4,7 @@ use polyreme_graph::graph::{Graph, Node};
 use polyreme_graph::op::{self, Cell, Op, Slab, Window};
 use polyreme_graph::{DType, Shape};
 use polyreme_kernels::attention::Attention;
-use polyreme_kernels::conv::{Conv2d, Pass};
+use polyreme_kernels::conv::{Conv2d, ConvPass};
 use polyreme_kernels::copy::{Gather, Pad, StridedCopy};
 use polyreme_kernels::elementwise::Fused;
 use polyreme_kernels::embedding::Embedding;
@@ -14,7 +14,7 @@ use polyreme_kernels::norm::{BatchNorm, GroupNorm, LayerNorm, RmsNorm};
 use polyreme_kernels::pool::{Fixed, Pool2d};
 use polyreme_kernels::reduce::{Reduce, ReduceKind};
 use polyreme_kernels::rnn::{Gru, Lstm};
-use polyreme_kernels::softmax::Axis;
+use polyreme_kernels::softmax::SoftmaxDim;
 
 /// How a node is run.
 pub(crate) enum Launch {
@@ -36,7 +36,7 @@ pub(crate) enum Launch {
     MatMul(Gemm),
     /// A product that computes a gradient, which is applied to the parameter block by block.
     Apply(Gemm),
-    Conv(Conv2d, Pass),
+    Conv(Conv2d, ConvPass),
     MaxPool(Pool2d),
     MaxPoolGrad(Pool2d),
     AvgPool(Pool2d),
@@ -55,10 +55,10 @@ pub(crate) enum Launch {
     RmsNormGrad(RmsNorm),
     GroupNorm(GroupNorm),
     GroupNormGrad(GroupNorm),
-    Softmax(Axis),
-    SoftmaxGrad(Axis),
-    LogSoftmax(Axis),
-    LogSoftmaxGrad(Axis),
+    Softmax(SoftmaxDim),
+    SoftmaxGrad(SoftmaxDim),
+    LogSoftmax(SoftmaxDim),
+    LogSoftmaxGrad(SoftmaxDim),
     CrossEntropy(CrossEntropy),
     CrossEntropyGrad(CrossEntropy),
     Embedding(Embedding),
@@ -180,9 +180,9 @@ fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
             Launch::Reduce(Reduce::new(kind, x(0).dims(), axes))
         }
         &Op::MatMul { ta, tb } => Launch::MatMul(gemm(x(0), x(1), ta, tb)),
-        Op::Conv2d(c) => Launch::Conv(conv(c, x(0), x(1)), Pass::Forward),
-        Op::Conv2dGradInput { conv: c, .. } => Launch::Conv(conv(c, y(0), x(1)), Pass::GradInput),
-        Op::Conv2dGradWeight { conv: c, .. } => Launch::Conv(conv(c, x(0), y(0)), Pass::GradWeight),
+        Op::Conv2d(c) => Launch::Conv(conv(c, x(0), x(1)), ConvPass::Forward),
+        Op::Conv2dGradInput { conv: c, .. } => Launch::Conv(conv(c, y(0), x(1)), ConvPass::GradInput),
+        Op::Conv2dGradWeight { conv: c, .. } => Launch::Conv(conv(c, x(0), y(0)), ConvPass::GradWeight),
         Op::MaxPool(w) => Launch::MaxPool(pool(w, x(0))),
         Op::MaxPoolGrad { window, .. } => Launch::MaxPoolGrad(pool(window, y(0))),
         Op::AvgPool(w) => Launch::AvgPool(pool(w, x(0))),
@@ -348,9 +348,9 @@ fn group_norm(x: &Shape, groups: usize, eps: f32) -> GroupNorm {
     GroupNorm { n, pixels: x.numel() / (n * channels).max(1), channels, groups, eps }
 }
 
-fn along(x: &Shape, axis: usize) -> Axis {
+fn along(x: &Shape, axis: usize) -> SoftmaxDim {
     let (outer, axis, inner) = x.around(axis);
-    Axis { outer, axis, inner }
+    SoftmaxDim { outer, axis, inner }
 }
 
 fn cross_entropy(o: &op::CrossEntropy, logits: &Shape) -> CrossEntropy {

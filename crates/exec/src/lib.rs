@@ -41,7 +41,7 @@ mod workspace;
 
 pub use arena::{floats, make_room};
 pub use engine::{Engine, Footprint, Options};
-pub use error::{DataError, ExecError};
+pub use error::{ExecError, RejectedData};
 pub use feed::{Feed, Filled, Inputs};
 pub use finite::NonFinite;
 pub use loan::{Loan, loan_copies};

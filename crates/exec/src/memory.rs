@@ -308,7 +308,7 @@ mod tests {
     use polyreme_kernels::Serial;
 
     use super::*;
-    use crate::state::{Blocks, Lengths};
+    use crate::state::{Lengths, SharedBlocks};
 
     /// Even among types of the same size, a slice is handed out only in the value's own type.
     #[test]
@@ -322,7 +322,7 @@ mod tests {
         let program = Program::empty(vec![body.clone()]);
         let ready = Ready::new(&program, &body, 1);
         let lengths = Lengths { params: 0, grads: 0, states: 0, moments: [0; 2], n_moments: 0, average: 0 };
-        let state = State::new(lengths, Blocks::default(), &Serial).unwrap();
+        let state = State::new(lengths, SharedBlocks::default(), &Serial).unwrap();
         let mut work = Workspace::new();
         work.make_room(&program, &[&ready], &Serial).unwrap();
         let mut memory = Memory { state, work };

@@ -46,7 +46,7 @@ type Task = dyn Fn(usize, usize) + Sync;
 struct Shared {
     /// `generation << 16 | open << 15 | inside`: which job, whether it can still be joined, how many helpers are in.
     gate: AtomicU64,
-    job: UnsafeCell<Job>,
+    job: UnsafeCell<PoolJob>,
     /// For each worker, the next task of its range.
     next: Box<[Counter]>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -67,7 +67,7 @@ struct Counter {
 }
 
 #[derive(Clone, Copy)]
-struct Job {
+struct PoolJob {
     task: *const Task,
     n_tasks: usize,
 }
@@ -88,7 +88,7 @@ impl Pool {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let shared = Arc::new(Shared {
             gate: AtomicU64::new(0),
-            job: UnsafeCell::new(Job { task: &|_, _| {}, n_tasks: 0 }),
+            job: UnsafeCell::new(PoolJob { task: &|_, _| {}, n_tasks: 0 }),
             next: (0..threads.max(1)).map(|_| Counter::default()).collect(),
             panic: Mutex::new(None),
             stop: AtomicBool::new(false),
@@ -140,7 +140,7 @@ unsafe impl Parallel for Pool {
         // SAFETY: the lifetime is erased only until `close` returns, after which no helper follows the pointer.
         let task: *const Task = unsafe { std::mem::transmute(task) };
         // SAFETY: the gate is closed and no helper is inside (the last `run` waited for it).
-        unsafe { *s.job.get() = Job { task, n_tasks } };
+        unsafe { *s.job.get() = PoolJob { task, n_tasks } };
         for (worker, next) in s.next.iter().enumerate() {
             next.next.store(s.run_of(n_tasks, worker).start, Ordering::Relaxed);
         }
@@ -150,7 +150,7 @@ unsafe impl Parallel for Pool {
             drop(s.lock.lock().unwrap_or_else(PoisonError::into_inner));
             s.wake.notify_all();
         }
-        s.work(Job { task, n_tasks }, 0);
+        s.work(PoolJob { task, n_tasks }, 0);
         s.close();
         let panic = s.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.busy.store(false, Ordering::Release);
@@ -168,7 +168,7 @@ impl Shared {
     }
 
     /// Takes tasks until none is left: a worker's own, then those of the workers after it.
-    fn work(&self, job: Job, worker: usize) {
+    fn work(&self, job: PoolJob, worker: usize) {
         let result = catch_unwind(AssertUnwindSafe(|| {
             let workers = self.next.len();
             for owner in (worker..workers).chain(0..worker) {

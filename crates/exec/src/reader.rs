@@ -43,7 +43,7 @@ pub struct Totals {
 
 /// The progress of a step. Its vectors are kept from step to step: a steady step allocates nothing.
 #[derive(Default)]
-pub(crate) struct Progress {
+pub(crate) struct StepProgress {
     args: StepArgs,
     /// The weight of each microbatch.
     weights: Vec<f64>,
@@ -59,7 +59,7 @@ pub(crate) struct Progress {
     not_finite: Option<Option<NonFinite>>,
 }
 
-impl Progress {
+impl StepProgress {
     fn begin(&mut self, loaded: &Loaded, args: StepArgs) {
         let program = &loaded.program;
         self.weights.clear();
@@ -100,7 +100,7 @@ impl Engine {
         if loaded.program.optimizer.is_some() {
             self.memory.state.step += 1;
         }
-        let Progress { totals: [loss, weight, a, b], grad_norm, waited, .. } = self.progress;
+        let StepProgress { totals: [loss, weight, a, b], grad_norm, waited, .. } = self.progress;
         Ok(Totals { loss: loss / weight, weight, extra: [a, b], grad_norm, waited })
     }
 
@@ -362,7 +362,7 @@ impl Engine {
 
     /// The hyperparameters of this step's updates; needs the totals.
     pub(crate) fn hyper(&self) -> StepHyper {
-        let Progress { args, totals, clip, .. } = &self.progress;
+        let StepProgress { args, totals, clip, .. } = &self.progress;
         let grad_scale = (1.0 / totals[1]) as f32 * clip;
         StepHyper { lr: args.lr, step: self.memory.state.step + 1, grad_scale, decay_scale: 1.0 }
     }

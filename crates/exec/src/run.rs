@@ -3,22 +3,22 @@
 use polyreme_graph::DType;
 use polyreme_graph::op::Slab;
 use polyreme_kernels::attention::{Attention, Grads, Mask};
-use polyreme_kernels::conv::Pass;
+use polyreme_kernels::conv::ConvPass;
 use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::elementwise::{Expr, Fused, FusedPieces, PieceSource, PieceTarget, Source};
-use polyreme_kernels::gemm::{Block, Epilogue};
+use polyreme_kernels::gemm::{Epilogue, OutputBlock};
 use polyreme_kernels::norm::RunningStats;
 use polyreme_kernels::random::Positions;
 use polyreme_kernels::rnn::{GruBackward, GruForward, LstmBackward, LstmForward};
 use polyreme_kernels::{Cx, convert, random, softmax};
 
-use crate::error::DataError;
+use crate::error::RejectedData;
 use crate::launch::{Launch, Masked, Prepared, Then};
 use crate::memory::NodeMemory;
 
 /// What random draws depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Draw {
+pub(crate) struct DrawKey {
     /// The seed of the run.
     pub(crate) seed: u64,
     /// The number of the step, from 0.
@@ -29,7 +29,7 @@ pub(crate) struct Draw {
     pub(crate) samples: usize,
 }
 
-impl Draw {
+impl DrawKey {
     /// Where a tensor of `len` elements, sample by sample, lies in the same tensor of the whole step over all ranks.
     fn positions(&self, len: usize, slab: Option<Slab>) -> Positions {
         let of_sample = len / self.samples.max(1);
@@ -44,7 +44,7 @@ impl Draw {
 }
 
 /// Runs a node whose slices are `m`.
-pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: Draw) -> Result<(), DataError> {
+pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result<(), RejectedData> {
     let then = prepared.then.as_ref();
     match &prepared.launch {
         Launch::Nothing => {}
@@ -70,7 +70,7 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: Draw) -> R
         Launch::MatMul(gemm) => {
             let (rows, n) = (gemm.m, gemm.n);
             let pieces = then.map(|t| pieces(cx, t, m));
-            let epilogue = |block: Block| {
+            let epilogue = |block: OutputBlock| {
                 if let Some(p) = &pieces {
                     p.rows((block.batch * rows + block.row) * n + block.col, n, block.into_rows());
                 }
@@ -78,7 +78,7 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: Draw) -> R
             let epilogue = pieces.as_ref().map(|_| Epilogue::new(&epilogue));
             gemm.run(cx, m.input(0), m.input(1), m.output(0), epilogue, m.scratch());
         }
-        Launch::Conv(conv, Pass::Forward) => {
+        Launch::Conv(conv, ConvPass::Forward) => {
             let pieces = then.map(|t| pieces(cx, t, m));
             let epilogue = |first: usize, piece: &mut [f32]| {
                 if let Some(p) = &pieces {
@@ -88,10 +88,10 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: Draw) -> R
             let epilogue = pieces.as_ref().map(|_| &epilogue as &_);
             conv.forward(cx, m.input(0), m.input(1), None, m.output(0), epilogue, m.scratch());
         }
-        Launch::Conv(conv, Pass::GradInput) => {
+        Launch::Conv(conv, ConvPass::GradInput) => {
             conv.grad_input(cx, m.input(0), m.input(1), m.output(0), m.scratch());
         }
-        Launch::Conv(conv, Pass::GradWeight) => {
+        Launch::Conv(conv, ConvPass::GradWeight) => {
             conv.grad_weight(cx, m.input(0), m.input(1), m.output(0), m.scratch());
         }
         Launch::MaxPool(pool) => pool.max_forward(cx, m.input(0), m.output(0), m.output(1)),

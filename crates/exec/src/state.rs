@@ -33,7 +33,7 @@ pub(crate) struct Lengths {
 
 /// Memory that other ranks see too, used instead of a private allocation.
 #[derive(Default)]
-pub(crate) struct Blocks {
+pub(crate) struct SharedBlocks {
     /// Weights that ranks share.
     pub(crate) params: Option<Block>,
     /// Gradients that the other ranks can read.
@@ -56,7 +56,11 @@ pub(crate) struct State {
 
 impl State {
     /// All zeros, faulted in by the threads of `par`.
-    pub(crate) fn new(lengths: Lengths, blocks: Blocks, par: &dyn Parallel) -> Result<State, ExecError> {
+    pub(crate) fn new(
+        lengths: Lengths,
+        blocks: SharedBlocks,
+        par: &dyn Parallel,
+    ) -> Result<State, ExecError> {
         let floats = |len: usize, what| Arena::new(len * F32_BYTES, what, par);
         let or = |block: Option<Block>, len: usize, what| {
             block.map(Arena::over).map_or_else(|| floats(len, what), Ok)

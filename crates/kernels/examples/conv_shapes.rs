@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use polyreme_kernels::Cx;
-use polyreme_kernels::conv::{Conv2d, Pass};
+use polyreme_kernels::conv::{Conv2d, ConvPass};
 
 fn main() {
     let only = std::env::args().nth(1);
@@ -53,16 +53,16 @@ fn main() {
         let (x, weight, dy) = (fill(s.x_len()), fill(s.weight_len()), fill(s.y_len()));
         let (mut y, mut dx, mut dw) = (dy.clone(), x.clone(), weight.clone());
         print!("{name:24}");
-        for pass in [Pass::Forward, Pass::GradInput, Pass::GradWeight] {
+        for pass in [ConvPass::Forward, ConvPass::GradInput, ConvPass::GradWeight] {
             let mut scratch = vec![0.0; s.scratch_len(pass, 1)];
             let mut best = f64::MAX;
             let begin = Instant::now();
             while begin.elapsed().as_millis() < 300 {
                 let start = Instant::now();
                 match pass {
-                    Pass::Forward => s.forward(&cx, &x, &weight, None, &mut y, None, &mut scratch),
-                    Pass::GradInput => s.grad_input(&cx, &dy, &weight, &mut dx, &mut scratch),
-                    Pass::GradWeight => s.grad_weight(&cx, &x, &dy, &mut dw, &mut scratch),
+                    ConvPass::Forward => s.forward(&cx, &x, &weight, None, &mut y, None, &mut scratch),
+                    ConvPass::GradInput => s.grad_input(&cx, &dy, &weight, &mut dx, &mut scratch),
+                    ConvPass::GradWeight => s.grad_weight(&cx, &x, &dy, &mut dw, &mut scratch),
                 }
                 best = best.min(start.elapsed().as_secs_f64());
             }

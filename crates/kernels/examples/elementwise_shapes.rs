@@ -9,7 +9,7 @@ use polyreme_kernels::elementwise::{Binary, Expr, Fused, Source, Unary};
 use polyreme_kernels::norm::{BatchNorm, LayerNorm};
 use polyreme_kernels::optim::{Moments, Optimizer, StepHyper};
 use polyreme_kernels::reduce::{Reduce, ReduceKind};
-use polyreme_kernels::softmax::{Axis, softmax};
+use polyreme_kernels::softmax::{SoftmaxDim, softmax};
 use polyreme_kernels::{Cx, Isa, Serial};
 
 fn main() {
@@ -43,7 +43,7 @@ fn main() {
     for (rows, d) in [(2048, 256), (128, 10)] {
         let (x, mut y) = (numbers(rows * d), numbers(rows * d));
         row(&format!("softmax {rows}×{d}"), &isas, 2 * rows * d, |cx| {
-            softmax(cx, Axis::last(rows, d), &x, &mut y);
+            softmax(cx, SoftmaxDim::last(rows, d), &x, &mut y);
         });
     }
     layer_norm(&isas, 2048, 384);

@@ -11,7 +11,7 @@ use crate::{Cx, Isa};
 
 /// Which dim of a contiguous array is normalised.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Axis {
+pub struct SoftmaxDim {
     /// The product of the dims before it.
     pub outer: usize,
     /// Its own length.
@@ -20,10 +20,10 @@ pub struct Axis {
     pub inner: usize,
 }
 
-impl Axis {
+impl SoftmaxDim {
     /// The last dim of `[rows, d]`.
-    pub fn last(rows: usize, d: usize) -> Axis {
-        Axis { outer: rows, axis: d, inner: 1 }
+    pub fn last(rows: usize, d: usize) -> SoftmaxDim {
+        SoftmaxDim { outer: rows, axis: d, inner: 1 }
     }
     fn len(self) -> usize {
         self.outer * self.axis * self.inner
@@ -31,7 +31,7 @@ impl Axis {
 }
 
 /// `y = e^x / Σ e^x`.
-pub fn softmax(cx: &Cx, shape: Axis, x: &[f32], y: &mut [f32]) {
+pub fn softmax(cx: &Cx, shape: SoftmaxDim, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), shape.len(), "x is [outer, axis, inner]");
     rows(cx, shape, y, |r, y| match shape.inner {
         1 => softmax_rows(cx.isa, &x[r], shape.axis, y),
@@ -40,7 +40,7 @@ pub fn softmax(cx: &Cx, shape: Axis, x: &[f32], y: &mut [f32]) {
 }
 
 /// `y = x - ln Σ e^x`.
-pub fn log_softmax(cx: &Cx, shape: Axis, x: &[f32], y: &mut [f32]) {
+pub fn log_softmax(cx: &Cx, shape: SoftmaxDim, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), shape.len(), "x is [outer, axis, inner]");
     rows(cx, shape, y, |r, y| match shape.inner {
         1 => log_softmax_rows(cx.isa, &x[r], shape.axis, y),
@@ -49,7 +49,7 @@ pub fn log_softmax(cx: &Cx, shape: Axis, x: &[f32], y: &mut [f32]) {
 }
 
 /// `dx = y * (dy - Σ dy y)`, from softmax's y.
-pub fn softmax_backward(cx: &Cx, shape: Axis, dy: &[f32], y: &[f32], dx: &mut [f32]) {
+pub fn softmax_backward(cx: &Cx, shape: SoftmaxDim, dy: &[f32], y: &[f32], dx: &mut [f32]) {
     assert_eq!(dy.len(), shape.len(), "dy is [outer, axis, inner]");
     assert_eq!(y.len(), shape.len(), "y is [outer, axis, inner]");
     rows(cx, shape, dx, |r, dx| match shape.inner {
@@ -59,7 +59,7 @@ pub fn softmax_backward(cx: &Cx, shape: Axis, dy: &[f32], y: &[f32], dx: &mut [f
 }
 
 /// `dx = dy - e^y * Σ dy`, from log-softmax's y.
-pub fn log_softmax_backward(cx: &Cx, shape: Axis, dy: &[f32], y: &[f32], dx: &mut [f32]) {
+pub fn log_softmax_backward(cx: &Cx, shape: SoftmaxDim, dy: &[f32], y: &[f32], dx: &mut [f32]) {
     assert_eq!(dy.len(), shape.len(), "dy is [outer, axis, inner]");
     assert_eq!(y.len(), shape.len(), "y is [outer, axis, inner]");
     rows(cx, shape, dx, |r, dx| match shape.inner {
@@ -69,7 +69,7 @@ pub fn log_softmax_backward(cx: &Cx, shape: Axis, dy: &[f32], y: &[f32], dx: &mu
 }
 
 /// Runs `f(elements, their output)` on tasks of whole outer rows, about 8 Ki elements each.
-fn rows(cx: &Cx, shape: Axis, out: &mut [f32], f: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync) {
+fn rows(cx: &Cx, shape: SoftmaxDim, out: &mut [f32], f: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync) {
     assert_eq!(out.len(), shape.len(), "the output is [outer, axis, inner]");
     let row = shape.axis * shape.inner;
     if row == 0 {
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
     use crate::lanes::testing::{close, contexts, data, same_bits};
 
-    fn check(shape: Axis, x: &[f32]) {
+    fn check(shape: SoftmaxDim, x: &[f32]) {
         let len = shape.len();
         let dy = data(9, len);
         let mut runs = vec![];
@@ -270,7 +270,7 @@ mod tests {
             (2, 17, 65),
             (1, 300, 130),
         ] {
-            let shape = Axis { outer, axis, inner };
+            let shape = SoftmaxDim { outer, axis, inner };
             let x: Vec<f32> = data(3, shape.len()).iter().map(|v| v * 30.0).collect();
             check(shape, &x);
         }
@@ -279,9 +279,9 @@ mod tests {
     #[test]
     fn masked_elements_are_exact_zeros_and_masked_rows_are_nan() {
         const NO: f32 = f32::NEG_INFINITY;
-        check(Axis::last(2, 3), &[NO, 1.0, 2.0, NO, NO, 5.0]);
+        check(SoftmaxDim::last(2, 3), &[NO, 1.0, 2.0, NO, NO, 5.0]);
         for (outer, inner) in [(2, 1), (1, 2)] {
-            let shape = Axis { outer, axis: 2, inner };
+            let shape = SoftmaxDim { outer, axis: 2, inner };
             let (mut y, mut ly) = ([0.0; 4], [0.0; 4]);
             let rows = if inner == 1 { [NO, NO, 0.0, NO] } else { [NO, 0.0, NO, NO] };
             softmax(&Cx::serial(), shape, &rows, &mut y);
@@ -293,7 +293,7 @@ mod tests {
         }
         let mut y = [0.0; 3];
         for bad in [f32::NAN, f32::INFINITY] {
-            softmax(&Cx::serial(), Axis::last(1, 3), &[1.0, bad, 2.0], &mut y);
+            softmax(&Cx::serial(), SoftmaxDim::last(1, 3), &[1.0, bad, 2.0], &mut y);
             assert!(y.iter().all(|v| v.is_nan()));
         }
     }

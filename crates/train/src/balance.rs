@@ -1,7 +1,7 @@
 //! How many samples each rank gets where machines differ in speed: decided now and then, from what was measured.
 //!
 //! A step takes as long as its slowest rank. If a rank gets samples in proportion to its speed, all are done at the
-//! same time. The gradient stays exact: every piece counts by its samples. A change has a price (batches that were read
+//! same time. The gradient stays exact: every microbatch counts by its samples. A change has a price (batches that were read
 //! ahead are thrown away, programs for other lengths are compiled), and timings are noisy (another process takes a core
 //! for a moment, a page has to be fetched). Shares that follow the noise are worse than equal ones, so:
 //!

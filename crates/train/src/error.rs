@@ -145,7 +145,7 @@ pub enum TrainError {
     /// A step that has too few samples for all ranks to have a part in every statistic.
     #[error(
         "parallel.sync_batch_norm: a step of {samples} samples does not give every one of {ranks} ranks a sample \
-         for each of its pieces; take fewer ranks, or a `train.batch` whose last step is longer"
+         for each of its microbatches; take fewer ranks, or a `train.batch` whose last step is longer"
     )]
     TooFew {
         /// Samples of the step.

@@ -28,12 +28,12 @@ const FILES_MAX: usize = 32;
 /// What the data of a run were.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Fingerprint {
-    entries: Vec<Entry>,
+    entries: Vec<DataEntry>,
 }
 
 /// Something of the data that can change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct Entry {
+struct DataEntry {
     /// What it is, such as a file's name.
     what: String,
     /// How much of it there is, such as `300 bytes`.
@@ -56,7 +56,7 @@ pub struct Origin {
 impl Fingerprint {
     /// Of opened sets.
     pub fn of(sets: &Sets) -> Result<Fingerprint, TrainError> {
-        let entry = |what: &str, is: String| Entry { what: what.into(), is, blake3: String::new() };
+        let entry = |what: &str, is: String| DataEntry { what: what.into(), is, blake3: String::new() };
         let parts = [
             ("training set", Some(&sets.train)),
             ("validation set", sets.validation.as_ref()),
@@ -70,7 +70,7 @@ impl Fingerprint {
         entries.extend(split.as_ref().map(|split| entry("validation split", split.clone())));
         if let Some((n, blake3)) = names {
             let is = count(*n as u64, "name");
-            entries.push(Entry { what: "images".into(), is, blake3: blake3.clone() });
+            entries.push(DataEntry { what: "images".into(), is, blake3: blake3.clone() });
         }
         let mut read = Vec::with_capacity(files.len());
         for path in files {
@@ -84,10 +84,14 @@ impl Fingerprint {
                 bytes += n;
             }
             let is = format!("{} of {}", count(files.len() as u64, "file"), count(bytes, "byte"));
-            entries.push(Entry { what: "content".into(), is, blake3: all.finalize().to_hex().to_string() });
+            entries.push(DataEntry {
+                what: "content".into(),
+                is,
+                blake3: all.finalize().to_hex().to_string(),
+            });
         } else {
             for (path, (n, hash)) in files.iter().zip(read) {
-                entries.push(Entry {
+                entries.push(DataEntry {
                     what: name(path),
                     is: count(n, "byte"),
                     blake3: hash.to_hex().to_string(),
@@ -100,12 +104,13 @@ impl Fingerprint {
     /// What is not as it was `before`, in words; empty if everything is.
     pub fn changes(&self, before: &Fingerprint) -> Vec<String> {
         let mut changes = Vec::new();
-        let find = |entries: &[Entry], like: &Entry, nth: usize| {
+        let find = |entries: &[DataEntry], like: &DataEntry, nth: usize| {
             entries.iter().filter(|e| e.what == like.what).nth(nth).cloned()
         };
         // Files of one name (in the folders of different parts) are told apart by their order.
-        let nth =
-            |entries: &[Entry], i: usize| entries[..i].iter().filter(|e| e.what == entries[i].what).count();
+        let nth = |entries: &[DataEntry], i: usize| {
+            entries[..i].iter().filter(|e| e.what == entries[i].what).count()
+        };
         for (i, now) in self.entries.iter().enumerate() {
             match find(&before.entries, now, nth(&self.entries, i)) {
                 None => changes.push(format!("{} ({}) is new", now.what, now.is)),

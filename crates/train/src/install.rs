@@ -6,9 +6,9 @@ use std::path::Path;
 
 use polyreme_exec::{Engine, Kept, Slot};
 
-use crate::checkpoint::{CheckpointError, Difference, Shape, TensorFile};
+use crate::checkpoint::{CheckpointError, Difference, TensorFile, TensorShape};
 use crate::error::TrainError;
-use crate::team::Team;
+use crate::learner::Learner;
 use crate::weights::{View, Weight, WeightsFile, match_weights, write_weights};
 
 /// Parameters and states of an engine from a file of a checkpoint that must have just those.
@@ -44,7 +44,7 @@ fn put(arena: &mut [f32], places: &HashMap<&str, Range<usize>>, name: &str, firs
 /// Whether a file has the tensors that are wanted; if not, what differs.
 fn check<'a>(
     wanted: impl Iterator<Item = &'a Slot>,
-    there: &[Shape],
+    there: &[TensorShape],
     path: &Path,
 ) -> Result<(), CheckpointError> {
     let there = there.iter().map(|shape| (shape.name.as_str(), shape.dims.as_slice()));
@@ -71,12 +71,12 @@ pub fn install_file(engine: &mut Engine, path: &Path) -> Result<u64, TrainError>
     Ok(batches)
 }
 
-/// Writes the model that a team would ship: its parameters, averaged if they are, and its states. `batches_before` is how
+/// Writes the model that a learner would ship: its parameters, averaged if they are, and its states. `batches_before` is how
 /// many batches its batch norms had seen before the first step.
-pub fn ship(path: &Path, team: &Team, batches_before: u64) -> Result<(), CheckpointError> {
-    let (params, arena) = team.shipped();
-    let states = team.learner().state_slots();
-    let state_arena = team.learner().kept(Kept::States);
+pub fn ship(path: &Path, learner: &Learner, batches_before: u64) -> Result<(), CheckpointError> {
+    let (params, arena) = learner.shipped();
+    let states = learner.engine().state_slots();
+    let state_arena = learner.engine().kept(Kept::States);
     let views: Vec<View> = params
         .iter()
         .map(|s| View { name: &s.name, dims: &s.dims, data: &arena[s.range.clone()] })
@@ -86,12 +86,12 @@ pub fn ship(path: &Path, team: &Team, batches_before: u64) -> Result<(), Checkpo
             data: &state_arena[s.range.clone()],
         }))
         .collect();
-    write_weights(path, &views, Some(team.steps_done().saturating_add(batches_before)))
+    write_weights(path, &views, Some(learner.steps_done().saturating_add(batches_before)))
 }
 
 /// Names and dims.
-pub fn shapes<'a>(slots: impl Iterator<Item = &'a Slot>) -> Vec<Shape> {
-    slots.map(|s| Shape { name: s.name.clone(), dims: s.dims.clone() }).collect()
+pub fn shapes<'a>(slots: impl Iterator<Item = &'a Slot>) -> Vec<TensorShape> {
+    slots.map(|s| TensorShape { name: s.name.clone(), dims: s.dims.clone() }).collect()
 }
 
 fn copy(arena: &mut [f32], slots: &[Slot], weights: &[Weight]) {

@@ -5,9 +5,9 @@
 //!
 //! # Layout
 //! - [`job`]: what to train, from a file or from Rust. [`sets`]: its data, opened. [`fingerprint`]: whether they changed.
-//! - [`schedule`]: how the rate changes. [`pace`]: how a run is cut into epochs, steps and pieces. [`mod@mixup`].
+//! - [`schedule`]: how the rate changes. [`pace`]: how a run is cut into epochs, steps and microbatches. [`mod@mixup`].
 //! - [`mod@share`]: how a step is shared out among ranks. [`balance`]: by their speed. `talk`: what they tell each other.
-//! - [`loss`]: what is minimised. [`net`], [`lower`]: from a network to programs. [`team`], [`judge`]: the engines that train and
+//! - [`loss`]: what is minimised. [`net`], [`lower`]: from a network to programs. [`learner`], [`judge`]: the engines that train and
 //!   evaluate.
 //! - [`run`]: the loop. [`event`]: what it tells. [`mod@evaluate`], [`metrics`]: what is measured.
 //! - [`checkpoint`]: what a run leaves to go on from, whole or absent. [`weights`], [`mod@install`]: files of weights.
@@ -29,6 +29,7 @@ pub mod generate;
 pub mod install;
 pub mod job;
 pub mod judge;
+pub mod learner;
 pub mod loss;
 pub mod lower;
 pub mod metrics;
@@ -42,7 +43,6 @@ pub mod schedule;
 pub mod sets;
 pub mod share;
 mod talk;
-pub mod team;
 pub mod trained;
 pub mod weights;
 

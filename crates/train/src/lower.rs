@@ -11,7 +11,7 @@ use polyreme_parallel::{Budget, Plan, StepShape, Training, compile, schedule};
 use crate::error::TrainError;
 use crate::loss::{Loss, LossKind};
 use crate::net::Net;
-use crate::pace::Piece;
+use crate::pace::MicrobatchRange;
 
 /// Bytes of an element of parameters, gradients and moments.
 const F32_BYTES: usize = DType::F32.bytes();
@@ -76,23 +76,23 @@ impl Lowering {
         Ok(schedule(&self.plan, &self.training, &bodies, &self.plan.whole_step()))
     }
 
-    /// The program of a step of which this rank has these pieces, and the rank with the most has `rounds`; in reproducible
+    /// The program of a step of which this rank has microbatches of these ranges, and the rank with the most has `rounds`; in reproducible
     /// mode each rank has such a run of logical shards. `body` gives the body for a number of samples.
     pub fn step_program(
         &self,
-        pieces: &[Piece],
+        ranges: &[MicrobatchRange],
         rounds: usize,
         runs: Option<&[Range<usize>]>,
         body: &mut dyn FnMut(usize) -> Result<Arc<Body>, TrainError>,
     ) -> Result<Program, TrainError> {
         let mut bodies: Vec<(usize, Arc<Body>)> = Vec::new();
         let mut microbatches = Vec::new();
-        for piece in pieces {
-            if piece.len > 0 && bodies.iter().all(|(len, _)| *len != piece.len) {
-                bodies.push((piece.len, body(piece.len)?));
+        for range in ranges {
+            if range.len > 0 && bodies.iter().all(|(len, _)| *len != range.len) {
+                bodies.push((range.len, body(range.len)?));
             }
-            let known = bodies.iter().position(|(len, _)| *len == piece.len);
-            microbatches.push(known.map(|body| Microbatch { body, first_sample: piece.offset }));
+            let known = bodies.iter().position(|(len, _)| *len == range.len);
+            microbatches.push(known.map(|body| Microbatch { body, first_sample: range.offset }));
         }
         if bodies.is_empty() {
             // A rank without samples knows the model too: of two, as statistics of one make no sense.

@@ -1,9 +1,9 @@
-//! How a run is cut into epochs, steps and pieces: pure arithmetic on positions.
+//! How a run is cut into epochs, steps and microbatches: pure arithmetic on positions.
 //!
 //! Position `p` of epoch `e` belongs to step `p / batch` of that epoch; the last step of an epoch may be short. So
 //! which samples make a step never depends on how many ranks there are. Each rank has a contiguous part of a step's
-//! positions ([`Part`]), and cuts it into pieces, whose gradients are added up. All ranks cut a step into as many
-//! pieces. A reproducible step is cut into a fixed number of logical shards instead, of which each rank has some.
+//! positions ([`RankShare`]), and cuts it into microbatches, whose gradients are added up. All ranks cut a step into as many
+//! microbatches. A reproducible step is cut into a fixed number of logical shards instead, of which each rank has some.
 
 use std::ops::Range;
 
@@ -23,10 +23,10 @@ pub struct Pace {
 
 /// How a step is cut.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Cut {
+pub struct StepCut {
     /// A weight for each rank: samples are shared out in proportion.
     pub weights: Vec<f64>,
-    /// Into how many pieces a rank cuts its part of a whole step.
+    /// Into how many microbatches a rank cuts its part of a whole step.
     pub accumulate: usize,
     /// Reproducible: into how many logical shards the step is cut.
     pub shards: Option<usize>,
@@ -34,26 +34,26 @@ pub struct Cut {
 
 /// A part of a step that goes through the engine at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Piece {
+pub struct MicrobatchRange {
     /// Its first position in the step.
     pub offset: usize,
     /// Samples; 0 in a logical shard of a short step that has none.
     pub len: usize,
-    /// Which logical shard it is, or else the how many-th of this rank's pieces.
+    /// Which logical shard, or else which microbatch of this rank, it is.
     pub number: usize,
 }
 
 /// What one rank does of every step.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Part {
+pub struct RankShare {
     pace: Pace,
     /// Of a step of `batch` samples.
-    whole: Vec<Piece>,
+    whole: Vec<MicrobatchRange>,
     /// Of the short last step of an epoch.
-    short: Vec<Piece>,
-    /// The longest piece of any rank.
+    short: Vec<MicrobatchRange>,
+    /// The longest microbatch of any rank.
     longest: usize,
-    /// Of a whole step and of a short one: the most pieces that any rank has.
+    /// Of a whole step and of a short one: the most microbatches that any rank has.
     rounds: [usize; 2],
 }
 
@@ -97,18 +97,18 @@ impl Pace {
     }
 }
 
-impl Cut {
-    /// For one rank: a step is one piece.
-    pub fn alone() -> Cut {
-        Cut { weights: vec![1.0], accumulate: 1, shards: None }
+impl StepCut {
+    /// For one rank: a step is one microbatch.
+    pub fn alone() -> StepCut {
+        StepCut { weights: vec![1.0], accumulate: 1, shards: None }
     }
 
     /// The same, shared out by other weights.
-    pub fn by(&self, weights: Vec<f64>) -> Cut {
-        Cut { weights, ..self.clone() }
+    pub fn by(&self, weights: Vec<f64>) -> StepCut {
+        StepCut { weights, ..self.clone() }
     }
 
-    /// Whether every rank has a sample for each of its pieces, in whole steps and in short ones.
+    /// Whether every rank has a sample for each of its microbatches, in whole steps and in short ones.
     pub fn all_meet(&self, pace: Pace) -> bool {
         [pace.batch, pace.tail()].into_iter().all(|n| n == 0 || self.least(pace, n) > 0)
     }
@@ -118,24 +118,24 @@ impl Cut {
         self.weights.len()
     }
 
-    /// The pieces of rank `rank` in a step of `n` samples, of a run whose whole steps have `batch`.
-    fn pieces(&self, n: usize, batch: usize, rank: usize) -> Vec<Piece> {
+    /// The microbatches of rank `rank` in a step of `n` samples, of a run whose whole steps have `batch`.
+    fn microbatches(&self, n: usize, batch: usize, rank: usize) -> Vec<MicrobatchRange> {
         if let Some(shards) = self.shards {
-            let piece = |number: usize| {
+            let microbatch = |number: usize| {
                 let range = even(n, shards, number);
-                Piece { offset: range.start, len: range.len(), number }
+                MicrobatchRange { offset: range.start, len: range.len(), number }
             };
-            return self.shard_run(shards, rank).map(piece).collect();
+            return self.shard_run(shards, rank).map(microbatch).collect();
         }
         let most = |n: usize| counts(n, &self.weights).into_iter().max().unwrap_or(0);
         let micro = most(batch).div_ceil(self.accumulate.max(1)).max(1);
-        let n_pieces = most(n).div_ceil(micro);
+        let n_microbatches = most(n).div_ceil(micro);
         let part = share(n, &self.weights, rank);
-        let piece = |number: usize| {
-            let range = even(part.len(), n_pieces, number);
-            Piece { offset: part.start + range.start, len: range.len(), number }
+        let microbatch = |number: usize| {
+            let range = even(part.len(), n_microbatches, number);
+            MicrobatchRange { offset: part.start + range.start, len: range.len(), number }
         };
-        (0..n_pieces).map(piece).filter(|p| p.len > 0).collect()
+        (0..n_microbatches).map(microbatch).filter(|p| p.len > 0).collect()
     }
 
     /// Reproducible: which logical shards each rank has.
@@ -159,31 +159,32 @@ impl Cut {
         }
     }
 
-    /// The shortest piece that any rank has in a step of `n` samples; 0 if some rank has fewer pieces than others.
+    /// The shortest microbatch that any rank has in a step of `n` samples; 0 if some rank has fewer microbatches than others.
     pub fn least(&self, pace: Pace, n: usize) -> usize {
-        let of_ranks: Vec<_> = (0..self.ranks()).map(|r| self.pieces(n, pace.batch, r)).collect();
+        let of_ranks: Vec<_> = (0..self.ranks()).map(|r| self.microbatches(n, pace.batch, r)).collect();
         let most = of_ranks.iter().map(Vec::len).max().unwrap_or(0);
-        if of_ranks.iter().any(|pieces| pieces.len() < most) {
+        if of_ranks.iter().any(|microbatches| microbatches.len() < most) {
             return 0;
         }
         of_ranks.iter().flatten().map(|p| p.len).min().unwrap_or(0)
     }
 }
 
-impl Part {
+impl RankShare {
     /// The part of rank `rank`.
-    pub fn new(pace: Pace, cut: &Cut, rank: usize) -> Part {
-        let pieces = |n: usize| cut.pieces(n, pace.batch, rank);
+    pub fn new(pace: Pace, cut: &StepCut, rank: usize) -> RankShare {
+        let microbatches = |n: usize| cut.microbatches(n, pace.batch, rank);
         let longest =
-            (0..cut.ranks()).flat_map(|r| cut.pieces(pace.batch, pace.batch, r)).map(|p| p.len).max();
+            (0..cut.ranks()).flat_map(|r| cut.microbatches(pace.batch, pace.batch, r)).map(|p| p.len).max();
         let longest = longest.unwrap_or(1).max(1);
-        let most = |n: usize| (0..cut.ranks()).map(|r| cut.pieces(n, pace.batch, r).len()).max().unwrap_or(0);
+        let most =
+            |n: usize| (0..cut.ranks()).map(|r| cut.microbatches(n, pace.batch, r).len()).max().unwrap_or(0);
         let rounds = [most(pace.batch), most(pace.tail())];
-        Part { pace, whole: pieces(pace.batch), short: pieces(pace.tail()), longest, rounds }
+        RankShare { pace, whole: microbatches(pace.batch), short: microbatches(pace.tail()), longest, rounds }
     }
 
-    /// The pieces of a step; none if this rank has no samples of it.
-    pub fn pieces(&self, step: u64) -> &[Piece] {
+    /// The microbatches of a step; none if this rank has no samples of it.
+    pub fn microbatches(&self, step: u64) -> &[MicrobatchRange] {
         if self.pace.len(step) == self.pace.batch { &self.whole } else { &self.short }
     }
 
@@ -192,9 +193,9 @@ impl Part {
         self.rounds[usize::from(self.pace.len(step) != self.pace.batch)]
     }
 
-    /// The two kinds of steps, a whole one and the short last one of an epoch if there is one: this rank's pieces, and how many
+    /// The two kinds of steps, a whole one and the short last one of an epoch if there is one: this rank's microbatches, and how many
     /// the rank with the most has.
-    pub fn kinds(&self) -> Vec<(&[Piece], usize)> {
+    pub fn kinds(&self) -> Vec<(&[MicrobatchRange], usize)> {
         let mut kinds = vec![(&self.whole[..], self.rounds[0])];
         if self.pace.tail() > 0 {
             kinds.push((&self.short, self.rounds[1]));
@@ -204,13 +205,13 @@ impl Part {
 
     /// Samples of this rank in a step.
     pub fn samples(&self, step: u64) -> usize {
-        self.pieces(step).iter().map(|p| p.len).sum()
+        self.microbatches(step).iter().map(|p| p.len).sum()
     }
 
-    /// The lengths that pieces may have, each once, the longest first. At least one: a rank without samples has an
+    /// The lengths that microbatches may have, each once, the longest first. At least one: a rank without samples has an
     /// engine too.
     pub fn lengths(&self) -> Vec<usize> {
-        let short: &[Piece] = if self.pace.tail() > 0 { &self.short } else { &[] };
+        let short: &[MicrobatchRange] = if self.pace.tail() > 0 { &self.short } else { &[] };
         let mut lengths: Vec<usize> =
             self.whole.iter().chain(short).map(|p| p.len).filter(|n| *n > 0).collect();
         lengths.sort_unstable_by(|a, b| b.cmp(a));
@@ -229,31 +230,28 @@ mod tests {
         prop_oneof![(1usize..9).prop_map(|ranks| vec![1.0; ranks]), prop::collection::vec(0.1f64..9.0, 1..9),]
     }
 
-    fn cut() -> impl Strategy<Value = Cut> {
-        (weights(), 1usize..5, prop::option::of(1usize..12)).prop_map(|(weights, accumulate, shards)| Cut {
-            weights,
-            accumulate,
-            shards,
-        })
+    fn cut() -> impl Strategy<Value = StepCut> {
+        (weights(), 1usize..5, prop::option::of(1usize..12))
+            .prop_map(|(weights, accumulate, shards)| StepCut { weights, accumulate, shards })
     }
 
     proptest! {
         #[test]
-        fn pieces_of_all_ranks_cover_an_epoch_once(samples in 1usize..500, batch in 1usize..80, cut in cut()) {
+        fn microbatches_of_all_ranks_cover_an_epoch_once(samples in 1usize..500, batch in 1usize..80, cut in cut()) {
             let pace = Pace { samples, batch: batch.min(samples) };
-            let parts: Vec<_> = (0..cut.ranks()).map(|rank| Part::new(pace, &cut, rank)).collect();
+            let parts: Vec<_> = (0..cut.ranks()).map(|rank| RankShare::new(pace, &cut, rank)).collect();
             let first = 3 * pace.steps_per_epoch();
             let mut next = 0;
             for step in first..first + pace.steps_per_epoch() {
                 prop_assert_eq!((pace.epoch(step), pace.start(step)), (3, next));
                 let mut offset = 0;
                 for part in &parts {
-                    for (k, piece) in part.pieces(step).iter().enumerate() {
-                        prop_assert_eq!(piece.offset, offset);
-                        prop_assert!(piece.len == 0 || part.lengths().contains(&piece.len));
-                        prop_assert!(piece.len > 0 || cut.shards.is_some());
-                        prop_assert!(cut.shards.is_some() || piece.number == k);
-                        offset += piece.len;
+                    for (k, microbatch) in part.microbatches(step).iter().enumerate() {
+                        prop_assert_eq!(microbatch.offset, offset);
+                        prop_assert!(microbatch.len == 0 || part.lengths().contains(&microbatch.len));
+                        prop_assert!(microbatch.len > 0 || cut.shards.is_some());
+                        prop_assert!(cut.shards.is_some() || microbatch.number == k);
+                        offset += microbatch.len;
                     }
                 }
                 prop_assert_eq!(offset, pace.len(step));
@@ -266,13 +264,13 @@ mod tests {
         #[test]
         fn shards_do_not_depend_on_ranks(samples in 1usize..500, batch in 1usize..80, shards in 1usize..12, weights in weights()) {
             let pace = Pace { samples, batch: batch.min(samples) };
-            let cut = |weights: &[f64]| Cut { weights: weights.into(), accumulate: 1, shards: Some(shards) };
-            let (one, many) = (Part::new(pace, &cut(&[1.0]), 0), cut(&weights));
+            let cut = |weights: &[f64]| StepCut { weights: weights.into(), accumulate: 1, shards: Some(shards) };
+            let (one, many) = (RankShare::new(pace, &cut(&[1.0]), 0), cut(&weights));
             prop_assert_eq!(many.units(pace.batch).0.iter().sum::<usize>(), shards);
-            let many: Vec<_> = (0..weights.len()).map(|rank| Part::new(pace, &many, rank)).collect();
+            let many: Vec<_> = (0..weights.len()).map(|rank| RankShare::new(pace, &many, rank)).collect();
             for step in 0..pace.steps_per_epoch() {
-                let together: Vec<Piece> = many.iter().flat_map(|part| part.pieces(step).to_vec()).collect();
-                prop_assert_eq!(&together[..], one.pieces(step));
+                let together: Vec<MicrobatchRange> = many.iter().flat_map(|part| part.microbatches(step).to_vec()).collect();
+                prop_assert_eq!(&together[..], one.microbatches(step));
             }
         }
     }
@@ -281,28 +279,29 @@ mod tests {
     fn parts_by_hand() {
         let check = |samples, batch, weights: &[f64], accumulate, rank, whole: &[usize], short: &[usize]| {
             let pace = Pace { samples, batch };
-            let part = Part::new(pace, &Cut { weights: weights.to_vec(), accumulate, shards: None }, rank);
-            let lens = |step: u64| part.pieces(step).iter().map(|p| p.len).collect::<Vec<_>>();
+            let part =
+                RankShare::new(pace, &StepCut { weights: weights.to_vec(), accumulate, shards: None }, rank);
+            let lens = |step: u64| part.microbatches(step).iter().map(|p| p.len).collect::<Vec<_>>();
             assert_eq!((lens(0), lens(pace.steps_per_epoch() - 1)), (whole.to_vec(), short.to_vec()));
         };
         check(70, 32, &[1.0], 1, 0, &[32], &[6]);
-        // Pieces of at most a fourth of a batch, so a short step has fewer of them.
+        // Microbatches of at most a fourth of a batch, so a short step has fewer of them.
         check(42, 32, &[1.0], 4, 0, &[8, 8, 8, 8], &[5, 5]);
         check(42, 32, &[1.0, 1.0], 4, 1, &[4, 4, 4, 4], &[3, 2]);
         check(33, 32, &[1.0, 1.0], 1, 0, &[16], &[1]);
         check(33, 32, &[1.0, 1.0], 1, 1, &[16], &[]);
-        // Who has fewer pieces than another knows how many rounds there are.
+        // Who has fewer microbatches than another knows how many rounds there are.
         let rounds = |samples: usize, accumulate: usize| {
             let pace = Pace { samples, batch: 32 };
-            let cut = Cut { weights: vec![10.0, 2.0, 2.0, 2.0], accumulate, shards: None };
-            [0, 1].map(|step| (0..4).map(|r| Part::new(pace, &cut, r).rounds(step)).collect::<Vec<_>>())
+            let cut = StepCut { weights: vec![10.0, 2.0, 2.0, 2.0], accumulate, shards: None };
+            [0, 1].map(|step| (0..4).map(|r| RankShare::new(pace, &cut, r).rounds(step)).collect::<Vec<_>>())
         };
         assert_eq!(rounds(33, 1), [[1; 4], [1; 4]]);
-        // 20, 4, 4 and 4 samples in 8 pieces; then 5, 1, 1 and 1 in 2.
+        // 20, 4, 4 and 4 samples in 8 microbatches; then 5, 1, 1 and 1 in 2.
         assert_eq!(rounds(40, 8), [[7; 4], [2; 4]]);
         // 2 samples, 1 and none.
         assert_eq!(rounds(35, 32), [[20; 4], [2; 4]]);
-        // All ranks have as many pieces, however long their parts are.
+        // All ranks have as many microbatches, however long their parts are.
         check(32, 32, &[3.0, 1.0], 3, 0, &[8, 8, 8], &[8, 8, 8]);
         check(32, 32, &[3.0, 1.0], 3, 1, &[3, 3, 2], &[3, 3, 2]);
     }
@@ -310,7 +309,7 @@ mod tests {
     #[test]
     fn the_least_piece_is_that_of_any_rank() {
         let pace = Pace { samples: 33, batch: 32 };
-        let cut = Cut { weights: vec![1.0, 1.0], accumulate: 4, shards: None };
+        let cut = StepCut { weights: vec![1.0, 1.0], accumulate: 4, shards: None };
         assert_eq!((cut.least(pace, 32), cut.least(pace, 1)), (4, 0));
     }
 }

@@ -10,14 +10,14 @@ use std::f64::consts::PI;
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Schedule {
     /// What follows the warm-up.
-    pub shape: Shape,
+    pub shape: ScheduleShape,
     /// Steps in which the rate grows linearly from nearly nothing to the base rate.
     pub warmup: u64,
 }
 
 /// The shape of a schedule after its warm-up.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub enum Shape {
+pub enum ScheduleShape {
     /// The base rate.
     #[default]
     Constant,
@@ -75,16 +75,16 @@ impl Schedule {
         let steps = horizon.steps.saturating_sub(self.warmup);
         let epoch = step / horizon.steps_per_epoch.max(1);
         match self.shape {
-            Shape::Constant => base,
-            Shape::Step { every_epochs, factor } => base * power(factor, epoch / every_epochs.max(1)),
-            Shape::Exponential { factor } => base * power(factor, epoch),
-            Shape::Cosine { floor, restarts } => {
+            ScheduleShape::Constant => base,
+            ScheduleShape::Step { every_epochs, factor } => base * power(factor, epoch / every_epochs.max(1)),
+            ScheduleShape::Exponential { factor } => base * power(factor, epoch),
+            ScheduleShape::Cosine { floor, restarts } => {
                 half_cosine(base, base * floor, share_of_cycle(step, steps, restarts))
             }
-            Shape::OneCycle { start_share, div, final_div } => {
+            ScheduleShape::OneCycle { start_share, div, final_div } => {
                 one_cycle(base, step, steps, start_share, base / div, base / div / final_div)
             }
-            Shape::Linear { floor } => base * (1.0 + (floor - 1.0) * share_of_cycle(step, steps, 0)),
+            ScheduleShape::Linear { floor } => base * (1.0 + (floor - 1.0) * share_of_cycle(step, steps, 0)),
         }
     }
 }
@@ -130,20 +130,20 @@ mod tests {
     use super::*;
     use serde_json::Value;
 
-    fn shape(value: &Value) -> Shape {
+    fn shape(value: &Value) -> ScheduleShape {
         let number = |key: &str| value[key].as_f64().unwrap();
         let count = |key: &str| value[key].as_u64().unwrap();
         match value["kind"].as_str().unwrap() {
-            "constant" => Shape::Constant,
-            "step" => Shape::Step { every_epochs: count("every_epochs"), factor: number("factor") },
-            "exponential" => Shape::Exponential { factor: number("factor") },
-            "cosine" => Shape::Cosine { floor: number("floor"), restarts: count("restarts") },
-            "one-cycle" => Shape::OneCycle {
+            "constant" => ScheduleShape::Constant,
+            "step" => ScheduleShape::Step { every_epochs: count("every_epochs"), factor: number("factor") },
+            "exponential" => ScheduleShape::Exponential { factor: number("factor") },
+            "cosine" => ScheduleShape::Cosine { floor: number("floor"), restarts: count("restarts") },
+            "one-cycle" => ScheduleShape::OneCycle {
                 start_share: number("start_share"),
                 div: number("div"),
                 final_div: number("final_div"),
             },
-            "linear" => Shape::Linear { floor: number("floor") },
+            "linear" => ScheduleShape::Linear { floor: number("floor") },
             kind => panic!("unknown shape {kind}"),
         }
     }
@@ -178,10 +178,12 @@ mod tests {
 
     #[test]
     fn odd_lengths_have_rates_too() {
-        let cosine = |restarts| Schedule { shape: Shape::Cosine { floor: 0.5, restarts }, warmup: 0 };
-        let cycle =
-            Schedule { shape: Shape::OneCycle { start_share: 0.5, div: 10.0, final_div: 10.0 }, warmup: 0 };
-        let linear = Schedule { shape: Shape::Linear { floor: 0.25 }, warmup: 4 };
+        let cosine = |restarts| Schedule { shape: ScheduleShape::Cosine { floor: 0.5, restarts }, warmup: 0 };
+        let cycle = Schedule {
+            shape: ScheduleShape::OneCycle { start_share: 0.5, div: 10.0, final_div: 10.0 },
+            warmup: 0,
+        };
+        let linear = Schedule { shape: ScheduleShape::Linear { floor: 0.25 }, warmup: 4 };
         check(Schedule::default(), 0, 7, 2.0);
         // Past the end, and a run that is all warm-up.
         check(cosine(0), 10, 10, 1.0);
@@ -197,7 +199,12 @@ mod tests {
         check(cycle, 2, 1, 0.02);
         check(cycle, 1, 0, 0.02);
         check(cycle, 0, 0, 0.02);
-        check(Schedule { shape: Shape::Step { every_epochs: 0, factor: 0.5 }, warmup: 0 }, 9, 3, 0.25);
-        check(Schedule { shape: Shape::Exponential { factor: 0.5 }, warmup: 0 }, 9, u64::MAX, 0.0);
+        check(
+            Schedule { shape: ScheduleShape::Step { every_epochs: 0, factor: 0.5 }, warmup: 0 },
+            9,
+            3,
+            0.25,
+        );
+        check(Schedule { shape: ScheduleShape::Exponential { factor: 0.5 }, warmup: 0 }, 9, u64::MAX, 0.0);
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use polyreme_data::{Layout, Spec};
 use polyreme_exec::{Isa, Kept};
 
-use crate::checkpoint::{self, Loaded, MODEL_FILE, Place};
+use crate::checkpoint::{self, GivenPath, Loaded, MODEL_FILE};
 use crate::error::TrainError;
 use crate::install::{install, install_arena};
 use crate::job::Job;
@@ -30,12 +30,12 @@ impl Trained {
     /// Opens a run (its best checkpoint, or else its newest whole one) or a checkpoint.
     pub fn open(path: &Path, given: &Given) -> Result<Trained, TrainError> {
         let loaded = match checkpoint::resolve(path)? {
-            Place::Run(run) => match checkpoint::best(&run)? {
+            GivenPath::Run(run) => match checkpoint::best(&run)? {
                 Some(best) => checkpoint::load(&best)?,
                 None => checkpoint::latest_whole(&run)?.0,
             },
-            Place::Checkpoint(path) => checkpoint::load(&path)?,
-            Place::Weights(path) => return Err(TrainError::WeightsOnly { path }),
+            GivenPath::Checkpoint(path) => checkpoint::load(&path)?,
+            GivenPath::Weights(path) => return Err(TrainError::WeightsOnly { path }),
         };
         let origin = loaded.path.join("manifest.json");
         let job = Job::from_text(&loaded.manifest.job, &origin.display().to_string(), Path::new("."), &[])?;

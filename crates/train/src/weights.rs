@@ -10,7 +10,7 @@ use std::path::Path;
 use polyreme_dtype::Stored;
 
 use crate::checkpoint::tensors::{self, Layout};
-use crate::checkpoint::{CheckpointError, Difference, Disk, Shape, above};
+use crate::checkpoint::{CheckpointError, Difference, Disk, TensorShape, above};
 
 /// A tensor from a file.
 #[derive(Clone, PartialEq, Debug)]
@@ -142,7 +142,7 @@ fn how_to_convert(path: &Path) -> String {
 /// The weights of `file` in the order of `model`. Both must have the same names and dims; if not, the error says what
 /// is missing, unknown or of another shape. `path` is for the error.
 pub fn match_weights(
-    model: &[Shape],
+    model: &[TensorShape],
     file: Vec<Weight>,
     path: &Path,
 ) -> Result<Vec<Weight>, CheckpointError> {

@@ -12,8 +12,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use polyreme_train::checkpoint::{
-    CheckpointError, Loaded, MODEL_FILE, Place, Shard, Snapshot, Store, TensorAt, latest_whole, list, load,
-    resolve,
+    CheckpointError, GivenPath, Loaded, MODEL_FILE, Shard, Snapshot, Store, TensorAt, latest_whole, list,
+    load, resolve,
 };
 use polyreme_train::weights::read_weights;
 
@@ -47,7 +47,7 @@ fn check(run: &Path, at_least: u64, kill: u64) -> u64 {
     for entry in &entries {
         check_content(&load(&entry.path).unwrap_or_else(|e| panic!("after kill {kill}: {e}")), kill);
     }
-    if let Ok(Place::Checkpoint(best)) = resolve(&run.join("best")) {
+    if let Ok(GivenPath::Checkpoint(best)) = resolve(&run.join("best")) {
         check_content(&load(&best).unwrap_or_else(|e| panic!("after kill {kill}: best: {e}")), kill);
     }
     let (newest, skipped) = latest_whole(run).unwrap();

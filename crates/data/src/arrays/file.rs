@@ -13,7 +13,7 @@ use crate::map::{self, Bytes};
 const LENGTH_BYTES: usize = 8;
 
 #[derive(Debug)]
-pub(super) struct File {
+pub(super) struct ArrayFile {
     path: PathBuf,
     bytes: Bytes,
     arrays: safetensors::tensor::Metadata,
@@ -30,11 +30,11 @@ pub(super) struct Array {
     start: usize,
 }
 
-impl File {
-    pub(super) fn open(path: &Path) -> Result<File, DataError> {
+impl ArrayFile {
+    pub(super) fn open(path: &Path) -> Result<ArrayFile, DataError> {
         let bytes = map::open(path)?;
         let (header, arrays) = SafeTensors::read_metadata(&bytes).map_err(|e| broken(path, &bytes, &e))?;
-        Ok(File { path: path.into(), bytes, arrays, data: LENGTH_BYTES + header })
+        Ok(ArrayFile { path: path.into(), bytes, arrays, data: LENGTH_BYTES + header })
     }
 
     pub(super) fn array(&self, name: &str) -> Result<Array, DataError> {

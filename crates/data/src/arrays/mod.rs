@@ -23,13 +23,13 @@ use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
 use crate::map;
 use crate::spec::{Features, LabelKind, Layout, Spec, Target};
-use file::{Array, File};
+use file::{Array, ArrayFile};
 
 /// A set of arrays with labels.
 #[derive(Debug)]
 pub struct Arrays {
     spec: Spec,
-    file: File,
+    file: ArrayFile,
     x: Array,
     labels: Array,
     n: usize,
@@ -44,7 +44,7 @@ impl Arrays {
 
     /// The same, where labels are read as `kind`.
     pub fn open_as(path: &Path, x: &str, labels: &str, kind: LabelKind) -> Result<Arrays, DataError> {
-        let file = File::open(path)?;
+        let file = ArrayFile::open(path)?;
         let (x, labels) = (file.array(x)?, file.array(labels)?);
         let has_rows = !labels.shape.contains(&0);
         let target = match (kind, &labels.shape[..]) {

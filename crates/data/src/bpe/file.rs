@@ -30,17 +30,17 @@ pub(super) fn read(json: &[u8], path: &Path) -> Result<Bpe, DataError> {
         let offset = (before + err.column().saturating_sub(1)) as u64;
         DataError::corrupt(path, offset, format!("not JSON: {err}; a Hugging Face tokenizer.json is needed"))
     })?;
-    Source { path, value }.read()
+    BpeSource { path, value }.read()
 }
 
-struct Source<'a> {
+struct BpeSource<'a> {
     path: &'a Path,
     value: Value,
 }
 
 /// The steps of `pre_tokenizer`.
 #[derive(Default)]
-struct Cuts {
+struct PreTokenizer {
     rules: Vec<Rule>,
     /// Whether ByteLevel, the last step, has been seen.
     bytes: bool,
@@ -48,7 +48,7 @@ struct Cuts {
     last_rule: Option<Rule>,
 }
 
-impl Source<'_> {
+impl BpeSource<'_> {
     fn read(&self) -> Result<Bpe, DataError> {
         if !self.value.is_object() {
             return Err(self.wrong("the file is not a JSON object; a Hugging Face tokenizer.json is needed"));
@@ -61,7 +61,7 @@ impl Source<'_> {
         if !decoder.is_null() && type_of(decoder) != "ByteLevel" {
             return Err(self.unsupported(format!("the decoder {}", type_of(decoder))));
         }
-        let mut cuts = Cuts::default();
+        let mut cuts = PreTokenizer::default();
         self.cuts(&self.value["pre_tokenizer"], &mut cuts)?;
         if !cuts.bytes {
             return Err(self.unsupported("a pre_tokenizer without ByteLevel".into()));
@@ -78,12 +78,12 @@ impl Source<'_> {
             .as_bool()
             .unwrap_or(false)
             .then(|| ids.iter().filter_map(|(token, &id)| Some((bytes_of(token)?, id))).collect());
-        let Cuts { rules, prefix, last_rule, .. } = cuts;
+        let PreTokenizer { rules, prefix, last_rule, .. } = cuts;
         Ok(Bpe { rules, prefix, last_rule, passes, merges, whole, texts })
     }
 
     /// Adds the steps of one pre-tokenizer to `cuts`.
-    fn cuts(&self, step: &Value, cuts: &mut Cuts) -> Result<(), DataError> {
+    fn cuts(&self, step: &Value, cuts: &mut PreTokenizer) -> Result<(), DataError> {
         let kind = type_of(step);
         if cuts.bytes {
             return Err(self.unsupported(format!("the pre_tokenizer {kind} after ByteLevel")));

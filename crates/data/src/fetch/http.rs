@@ -9,7 +9,7 @@ use std::time::Duration;
 use ureq::Agent;
 use ureq::http::{HeaderMap, StatusCode};
 
-use super::part::{Part, Trouble};
+use super::part::{PartFile, Trouble};
 
 /// Settings of connections.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,7 @@ pub(super) fn fetch(
     agent: &Agent,
     url: &str,
     bytes: u64,
-    part: &mut Part,
+    part: &mut PartFile,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), Trouble> {
     if part.have() > bytes {
@@ -86,7 +86,7 @@ fn connect(
     agent: &Agent,
     url: &str,
     bytes: u64,
-    part: &mut Part,
+    part: &mut PartFile,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), Trouble> {
     let source = |err: ureq::Error| Trouble::Source(err.to_string());

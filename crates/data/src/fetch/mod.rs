@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use http::{SETTINGS, Settings};
 pub use known::{KnownSet, Member, SetFile, known};
-use part::{Part, Trouble, md5_of};
+use part::{PartFile, Trouble, md5_of};
 use ureq::Agent;
 
 use crate::error::DataError;
@@ -28,12 +28,12 @@ pub struct GetOptions<'a> {
     /// A mirror to fetch from instead: the address (`http://`, `https://`, `file://`) or path of a folder with them.
     pub mirror: Option<&'a str>,
     /// Called with events; often, while bytes arrive.
-    pub progress: &'a mut dyn FnMut(Progress<'_>),
+    pub progress: &'a mut dyn FnMut(FetchProgress<'_>),
 }
 
 /// An event about a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Progress<'a> {
+pub enum FetchProgress<'a> {
     /// The file exists and its checksum is right.
     Present {
         /// The file name.
@@ -100,16 +100,16 @@ fn get_within(set: &KnownSet, options: GetOptions<'_>, settings: Settings) -> Re
     for file in set.files {
         let target = into.join(file.name);
         if !file.members.is_empty() && unpack::is_unpacked(file, into) {
-            progress(Progress::Present { file: file.name });
+            progress(FetchProgress::Present { file: file.name });
             continue;
         }
         if md5_of(&target).is_ok_and(|sum| sums(file).contains(&sum.as_str())) {
-            progress(Progress::Present { file: file.name });
+            progress(FetchProgress::Present { file: file.name });
         } else {
             fetch(file, &target, &sources, &agent, progress)?;
         }
         if !file.members.is_empty() {
-            progress(Progress::Unpack { file: file.name });
+            progress(FetchProgress::Unpack { file: file.name });
             unpack::unpack(file, into)?;
         }
     }
@@ -117,30 +117,30 @@ fn get_within(set: &KnownSet, options: GetOptions<'_>, settings: Settings) -> Re
 }
 
 /// A source of files.
-enum Source {
+enum FetchSource {
     Folder(PathBuf),
     Address(String),
 }
 
-impl Source {
+impl FetchSource {
     /// The address or path of a file.
     fn of(&self, file: &str) -> String {
         match self {
-            Source::Folder(folder) => folder.join(file).display().to_string(),
-            Source::Address(base) => format!("{}/{file}", base.trim_end_matches('/')),
+            FetchSource::Folder(folder) => folder.join(file).display().to_string(),
+            FetchSource::Address(base) => format!("{}/{file}", base.trim_end_matches('/')),
         }
     }
 }
 
 /// The mirror, if there is one; otherwise what the system has installed, and then the set's addresses.
-fn sources(set: &KnownSet, mirror: Option<&str>) -> Result<Vec<Source>, DataError> {
+fn sources(set: &KnownSet, mirror: Option<&str>) -> Result<Vec<FetchSource>, DataError> {
     let Some(mirror) = mirror else {
         let folder = set.installed.map(PathBuf::from).filter(|folder| folder.is_dir());
-        let addresses = set.bases.iter().map(|base| Source::Address(base.to_string()));
-        return Ok(folder.map(Source::Folder).into_iter().chain(addresses).collect());
+        let addresses = set.bases.iter().map(|base| FetchSource::Address(base.to_string()));
+        return Ok(folder.map(FetchSource::Folder).into_iter().chain(addresses).collect());
     };
     let folder = match mirror.split_once("://") {
-        Some(("http" | "https", _)) => return Ok(vec![Source::Address(mirror.into())]),
+        Some(("http" | "https", _)) => return Ok(vec![FetchSource::Address(mirror.into())]),
         Some(("file", path)) => path.strip_prefix("localhost").unwrap_or(path),
         Some((scheme, _)) => {
             let why =
@@ -155,27 +155,28 @@ fn sources(set: &KnownSet, mirror: Option<&str>) -> Result<Vec<Source>, DataErro
             hint: "a mirror is a folder or an address".into(),
         });
     }
-    Ok(vec![Source::Folder(folder.into())])
+    Ok(vec![FetchSource::Folder(folder.into())])
 }
 
 /// Fetches one file from the first source that has it.
 fn fetch(
     file: &SetFile,
     target: &Path,
-    sources: &[Source],
+    sources: &[FetchSource],
     agent: &Agent,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(FetchProgress<'_>),
 ) -> Result<(), DataError> {
     let mut failures = Vec::new();
     let mut n_kept = 0;
     for source in sources {
         let from = source.of(file.name);
-        progress(Progress::Begin { file: file.name, from: &from });
-        let mut part = Part::open(target)?;
+        progress(FetchProgress::Begin { file: file.name, from: &from });
+        let mut part = PartFile::open(target)?;
         let fetched = match source {
-            Source::Folder(_) => copy(file, Path::new(&from), &mut part, progress),
-            Source::Address(_) => {
-                let mut bytes = |have| progress(Progress::Bytes { file: file.name, have, total: file.bytes });
+            FetchSource::Folder(_) => copy(file, Path::new(&from), &mut part, progress),
+            FetchSource::Address(_) => {
+                let mut bytes =
+                    |have| progress(FetchProgress::Bytes { file: file.name, have, total: file.bytes });
                 http::fetch(agent, &from, file.bytes, &mut part, &mut bytes)
             }
         };
@@ -193,7 +194,7 @@ fn fetch(
             Ok(()) => return Ok(()),
             Err(Trouble::Disk(err)) => return Err(err),
             Err(Trouble::Source(why)) => {
-                progress(Progress::Failed { file: file.name, from: &from, why: &why });
+                progress(FetchProgress::Failed { file: file.name, from: &from, why: &why });
                 failures.push(format!("{from}: {why}"));
             }
         }
@@ -210,13 +211,13 @@ fn fetch(
 fn copy(
     file: &SetFile,
     from: &Path,
-    part: &mut Part,
-    progress: &mut dyn FnMut(Progress<'_>),
+    part: &mut PartFile,
+    progress: &mut dyn FnMut(FetchProgress<'_>),
 ) -> Result<(), Trouble> {
     let open = File::open(from).and_then(|source| Ok((source.metadata()?.len(), source)));
     let (total, mut source) = open.map_err(|err| Trouble::Source(err.to_string()))?;
     part.restart().map_err(Trouble::Disk)?;
-    let mut bytes = |have| progress(Progress::Bytes { file: file.name, have, total });
+    let mut bytes = |have| progress(FetchProgress::Bytes { file: file.name, have, total });
     // The installed copy may be a little longer or shorter than the published one.
     part.append(&mut source, file.bytes.saturating_mul(2), &mut bytes)
 }

@@ -12,16 +12,16 @@ use crate::error::DataError;
 const CHUNK_BYTES: usize = 1 << 18;
 
 /// The part of a file that has been fetched. It stays when something fails, so that a later try can resume.
-pub(super) struct Part {
+pub(super) struct PartFile {
     target: PathBuf,
     path: PathBuf,
     file: File,
     have: u64,
 }
 
-impl Part {
+impl PartFile {
     /// Opens or creates the part of the file `target`. Fails if another process is writing it.
-    pub(super) fn open(target: &Path) -> Result<Part, DataError> {
+    pub(super) fn open(target: &Path) -> Result<PartFile, DataError> {
         let mut name = target.file_name().unwrap_or_default().to_os_string();
         name.push(".part");
         let path = target.with_file_name(name);
@@ -38,7 +38,7 @@ impl Part {
             Ok((file, have))
         };
         let (file, have) = open().map_err(|err| DataError::io(&path, err))?;
-        Ok(Part { target: target.into(), path, file, have })
+        Ok(PartFile { target: target.into(), path, file, have })
     }
 
     /// Bytes fetched so far.
@@ -155,12 +155,12 @@ mod tests {
     fn one_writer_at_a_time_and_never_too_long() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("x");
-        let mut part = Part::open(&target).unwrap();
-        assert!(Part::open(&target).err().unwrap().to_string().contains("another process"));
+        let mut part = PartFile::open(&target).unwrap();
+        assert!(PartFile::open(&target).err().unwrap().to_string().contains("another process"));
         assert!(part.append(&mut &b"abc"[..], 3, &mut |_| ()).is_ok());
         assert!(matches!(part.append(&mut &b"d"[..], 3, &mut |_| ()), Err(Trouble::Source(_))));
         drop(part);
-        let part = Part::open(&target).unwrap();
+        let part = PartFile::open(&target).unwrap();
         assert_eq!(part.have(), 3);
         assert!(part.finish(&["900150983cd24fb0d6963f7d28e17f72"]).is_ok());
         assert_eq!(fs::read(&target).unwrap(), b"abc");

@@ -52,15 +52,15 @@ fn run_within(
     let settings = Settings { connect: timeout, read: timeout, proxy: false };
     let mut said = Vec::new();
     let mut last = (0, 0);
-    let mut progress = |event: Progress<'_>| match event {
-        Progress::Bytes { have, total, .. } => {
+    let mut progress = |event: FetchProgress<'_>| match event {
+        FetchProgress::Bytes { have, total, .. } => {
             assert!(have <= total);
             last = (have, total);
         }
-        Progress::Present { file } => said.push(format!("present {file}")),
-        Progress::Begin { file, .. } => said.push(format!("begin {file}")),
-        Progress::Failed { file, why, .. } => said.push(format!("failed {file} {why}")),
-        Progress::Unpack { file } => said.push(format!("unpack {file}")),
+        FetchProgress::Present { file } => said.push(format!("present {file}")),
+        FetchProgress::Begin { file, .. } => said.push(format!("begin {file}")),
+        FetchProgress::Failed { file, why, .. } => said.push(format!("failed {file} {why}")),
+        FetchProgress::Unpack { file } => said.push(format!("unpack {file}")),
     };
     let options = GetOptions { into: folder, mirror, progress: &mut progress };
     let result = get_within(set, options, settings);

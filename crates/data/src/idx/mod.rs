@@ -30,7 +30,7 @@ pub struct Idx {
 
 /// Where the files of a set are, as pairs of images and labels.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Found {
+pub struct IdxFiles {
     /// The training set.
     pub train: (PathBuf, PathBuf),
     /// The test set, if there is one.
@@ -101,7 +101,7 @@ impl Dataset for Idx {
 
 /// Finds the files of a set in `folder` by their usual names: `train-images-idx3-ubyte` and its variants (with `.` for `-`,
 /// ending in `.idx`, gzipped or not), `train-labels-..`, and `t10k-..` or `test-..`. Raw files are preferred to gzipped ones.
-pub fn find(folder: &Path) -> Result<Found, DataError> {
+pub fn find(folder: &Path) -> Result<IdxFiles, DataError> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(|e| DataError::io(folder, e))? {
         let entry = entry.map_err(|e| DataError::io(folder, e))?;
@@ -137,7 +137,7 @@ pub fn find(folder: &Path) -> Result<Found, DataError> {
         Some(test) => Some(test),
         None => pair("test")?,
     };
-    Ok(Found { train, test })
+    Ok(IdxFiles { train, test })
 }
 
 /// What may follow `train-images`, in lower case and with dashes as separators.

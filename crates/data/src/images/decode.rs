@@ -17,7 +17,7 @@ use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
 use super::jpeg::Decoder;
-use super::resize::{Part, Size};
+use super::resize::{ImageSize, ResizePart};
 use crate::error::DataError;
 
 /// The longest side of an image; checked before memory is allocated.
@@ -56,8 +56,8 @@ pub(super) fn decode(
     grey: bool,
     pixels: &mut Vec<u8>,
     jpeg: &mut Decoder,
-) -> Result<Size, Flaw> {
-    let Some(mut rows) = jpeg.decode(file, grey, Part::whole) else {
+) -> Result<ImageSize, Flaw> {
+    let Some(mut rows) = jpeg.decode(file, grey, ResizePart::whole) else {
         return decode_any(file, grey, pixels);
     };
     let (size, channels) = (rows.size(), if grey { 1 } else { 3 });
@@ -67,7 +67,7 @@ pub(super) fn decode(
 }
 
 /// The same without the fast decoder, for any supported file; the error says what is wrong.
-pub(super) fn decode_any(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<Size, Flaw> {
+pub(super) fn decode_any(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<ImageSize, Flaw> {
     if file.starts_with(b"\x89PNG\r\n\x1a\n") {
         decode_png(file, grey, pixels)
     } else if file.starts_with(b"\xff\xd8\xff") {
@@ -77,7 +77,7 @@ pub(super) fn decode_any(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Resul
     }
 }
 
-fn decode_png(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<Size, Flaw> {
+fn decode_png(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<ImageSize, Flaw> {
     let mut cursor = Cursor::new(file);
     let result = read_png(&mut cursor, file.len(), grey, pixels);
     // The decoder reads ahead by a chunk's header at most, so this is in the chunk that is broken.
@@ -89,14 +89,14 @@ fn read_png(
     len: usize,
     grey: bool,
     pixels: &mut Vec<u8>,
-) -> Result<Size, String> {
+) -> Result<ImageSize, String> {
     let broken = |e: png::DecodingError| format!("broken PNG: {e}");
     let mut decoder = png::Decoder::new(cursor);
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
     decoder.set_transformations(Transformations::EXPAND | Transformations::STRIP_16);
     let info = decoder.read_header_info().map_err(broken)?;
-    let size = Size { height: info.height as usize, width: info.width as usize };
+    let size = ImageSize { height: info.height as usize, width: info.width as usize };
     check_size(size, len)?;
     let unpacked = info.raw_bytes();
     if unpacked > len.saturating_mul(DEFLATE_RATIO_MAX) {
@@ -141,7 +141,7 @@ fn check_palette(info: &png::Info<'_>) -> Result<(), String> {
     }
 }
 
-fn decode_jpeg(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<Size, Flaw> {
+fn decode_jpeg(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<ImageSize, Flaw> {
     // Checked first, because the decoder does not notice that the last rows are missing.
     if !file.ends_with(b"\xff\xd9") && !ends_after_scan(file) {
         return Err(Flaw::new(file.len(), "broken JPEG: the file ends here, before the image does"));
@@ -159,14 +159,14 @@ fn read_jpeg<R: ZByteReaderTrait>(
     len: usize,
     grey: bool,
     pixels: &mut Vec<u8>,
-) -> Result<Size, String> {
+) -> Result<ImageSize, String> {
     let broken = |e: DecodeErrors| format!("broken JPEG: {}", e.to_string().trim_end());
     let options =
         DecoderOptions::default().set_strict_mode(true).set_max_width(SIDE_MAX).set_max_height(SIDE_MAX);
     let mut decoder = JpegDecoder::new_with_options(reader, options);
     decoder.decode_headers().map_err(broken)?;
     let (width, height) = decoder.dimensions().ok_or("broken JPEG: no size")?;
-    let size = Size { height, width };
+    let size = ImageSize { height, width };
     check_size(size, len)?;
     if size.pixels() > len.saturating_mul(JPEG_PIXELS_A_BYTE_MAX) {
         return Err(format!("{height} x {width} pixels cannot be in {len} bytes"));
@@ -194,8 +194,8 @@ fn ends_after_scan(file: &[u8]) -> bool {
 }
 
 /// Whether a file of `len` bytes may hold an image that large; checked before memory is allocated.
-pub(super) fn check_size(size: Size, len: usize) -> Result<(), String> {
-    let Size { height, width } = size;
+pub(super) fn check_size(size: ImageSize, len: usize) -> Result<(), String> {
+    let ImageSize { height, width } = size;
     if height == 0 || width == 0 || height > SIDE_MAX || width > SIDE_MAX {
         return Err(format!("{height} x {width} pixels; sides are 1 to {SIDE_MAX}"));
     }

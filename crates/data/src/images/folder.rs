@@ -10,7 +10,7 @@ const DEPTH_MAX: usize = 16;
 
 /// The folders of a set's parts.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Found {
+pub struct FoundImages {
     /// The training set: a folder with a folder per class.
     pub train: PathBuf,
     /// The validation set, if there is one.
@@ -21,13 +21,13 @@ pub struct Found {
 
 /// Finds the parts of the set in `folder`: `train/` with `val/` (or `valid/`, `validation/`) and `test/` beside it, or
 /// else `folder` itself as the training set.
-pub fn find(folder: &Path) -> Result<Found, DataError> {
+pub fn find(folder: &Path) -> Result<FoundImages, DataError> {
     let part = |names: &[&str]| names.iter().map(|n| folder.join(n)).find(|p| p.is_dir());
     let found = match part(&["train"]) {
         Some(train) => {
-            Found { train, validation: part(&["val", "valid", "validation"]), test: part(&["test"]) }
+            FoundImages { train, validation: part(&["val", "valid", "validation"]), test: part(&["test"]) }
         }
-        None => Found { train: folder.into(), validation: None, test: None },
+        None => FoundImages { train: folder.into(), validation: None, test: None },
     };
     for part in [Some(&found.train), found.validation.as_ref(), found.test.as_ref()].into_iter().flatten() {
         if entries(part)?.folders.is_empty() {

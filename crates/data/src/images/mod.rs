@@ -22,8 +22,8 @@ use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
 use crate::spec::{Features, Layout, Spec, Target};
 use decode::SIDE_MAX;
-pub use folder::{Found, find};
-use resize::{Cut, Part, Pixels, Size};
+pub use folder::{FoundImages, find};
+use resize::{CoverCrop, ImageSize, Pixels, ResizePart};
 
 /// The largest file that is read: the largest image, unpacked, is smaller.
 const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -52,7 +52,7 @@ impl Default for ImageOptions {
 #[derive(Debug)]
 pub struct Images {
     spec: Spec,
-    how: How,
+    how: SampleFormat,
     files: Vec<PathBuf>,
     labels: Vec<u32>,
     /// Decoded images; each is set at most once, by the thread that decodes it first.
@@ -82,7 +82,7 @@ impl Images {
         let cache = listing.files.iter().map(|_| OnceLock::new()).collect();
         Ok(Images {
             spec: Spec { features, target },
-            how: How { size, scale, channels, isa: options.isa },
+            how: SampleFormat { size, scale, channels, isa: options.isa },
             files: listing.files,
             labels: listing.labels,
             cache,
@@ -168,7 +168,7 @@ pub fn decode_file(path: &Path, features: &Features, isa: Isa) -> Result<Vec<u8>
             why: "an image file has one channel or three; this model takes others".into(),
         });
     };
-    let how = How { size: checked(height, width)?, scale: true, channels, isa };
+    let how = SampleFormat { size: checked(height, width)?, scale: true, channels, isa };
     let mut scratch = Scratch::default();
     let pixels = how.sample(path, &mut scratch)?;
     Ok(match layout {
@@ -181,8 +181,8 @@ pub fn decode_file(path: &Path, features: &Features, isa: Isa) -> Result<Vec<u8>
 
 /// Settings by which a file becomes a sample.
 #[derive(Clone, Copy, Debug)]
-struct How {
-    size: Size,
+struct SampleFormat {
+    size: ImageSize,
     /// Whether other sizes are scaled to it.
     scale: bool,
     channels: usize,
@@ -191,16 +191,16 @@ struct How {
 
 /// A thread's buffers for decoding and scaling images, which it reuses.
 #[derive(Default, Debug)]
-pub(crate) struct Work {
+pub(crate) struct ImageBuffers {
     jpeg: jpeg::Decoder,
     /// The scaling of the last image: mostly all have the same size.
-    cut: Option<Cut>,
+    cut: Option<CoverCrop>,
     levels: Vec<i16>,
 }
 
-impl How {
+impl SampleFormat {
     fn sample<'a>(&self, path: &Path, scratch: &'a mut Scratch) -> Result<&'a [u8], DataError> {
-        let Scratch { file, bytes, numbers, images: Work { jpeg, cut, levels }, .. } = scratch;
+        let Scratch { file, bytes, numbers, images: ImageBuffers { jpeg, cut, levels }, .. } = scratch;
         let (to, channels) = (self.size, self.channels);
         let len = to.pixels() * channels;
         read(path, file)?;
@@ -221,7 +221,7 @@ impl How {
         if from == to {
             return Ok(&bytes[..len]);
         }
-        let cut = Cut::again(cut, from, to);
+        let cut = CoverCrop::again(cut, from, to);
         // The result goes after the source.
         let source_len = from.pixels() * channels;
         decode::grow(bytes, source_len + len);
@@ -233,14 +233,14 @@ impl How {
     }
 
     /// Which part of an image is needed; prepares the scaling for it.
-    fn part(&self, from: Size, cut: &mut Option<Cut>) -> Part {
+    fn part(&self, from: ImageSize, cut: &mut Option<CoverCrop>) -> ResizePart {
         if from == self.size || !self.scale {
-            return Part::whole(from);
+            return ResizePart::whole(from);
         }
-        Cut::again(cut, from, self.size).part().clone()
+        CoverCrop::again(cut, from, self.size).part().clone()
     }
 
-    fn check(&self, path: &Path, from: Size) -> Result<(), DataError> {
+    fn check(&self, path: &Path, from: ImageSize) -> Result<(), DataError> {
         let to = self.size;
         if self.scale || from == to {
             return Ok(());
@@ -253,12 +253,12 @@ impl How {
     }
 }
 
-fn checked(height: usize, width: usize) -> Result<Size, DataError> {
+fn checked(height: usize, width: usize) -> Result<ImageSize, DataError> {
     if height == 0 || width == 0 || height > SIDE_MAX || width > SIDE_MAX {
         let why = format!("size is {height} x {width}; sides are 1 to {SIDE_MAX} pixels");
         return Err(DataError::Setting { why });
     }
-    Ok(Size { height, width })
+    Ok(ImageSize { height, width })
 }
 
 /// The whole file into `content`.

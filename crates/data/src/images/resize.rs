@@ -14,14 +14,14 @@ use polyreme_kernels::pixels::{Columns, WEIGHTS_MAX, blend_rows};
 
 /// How an image of one size is scaled to another.
 #[derive(Debug)]
-pub(super) struct Cut {
-    from: Size,
-    to: Size,
+pub(super) struct CoverCrop {
+    from: ImageSize,
+    to: ImageSize,
     /// `None`: nothing is scaled.
     mixes: Option<(Mix, Mix)>,
     /// The same in integers, if there are few weights.
     fixed: Option<Fixed>,
-    part: Part,
+    part: ResizePart,
 }
 
 /// Weights in integers.
@@ -34,15 +34,15 @@ struct Fixed {
 
 /// The part of an image that is needed.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Part {
+pub(super) struct ResizePart {
     pub(super) rows: Range<usize>,
     pub(super) columns: Range<usize>,
 }
 
-impl Part {
+impl ResizePart {
     /// The whole image.
-    pub(super) fn whole(size: Size) -> Part {
-        Part { rows: 0..size.height, columns: 0..size.width }
+    pub(super) fn whole(size: ImageSize) -> ResizePart {
+        ResizePart { rows: 0..size.height, columns: 0..size.width }
     }
 }
 
@@ -67,34 +67,34 @@ impl Lines for Pixels<'_> {
     }
 }
 
-impl Cut {
-    pub(super) fn new(from: Size, to: Size) -> Cut {
+impl CoverCrop {
+    pub(super) fn new(from: ImageSize, to: ImageSize) -> CoverCrop {
         let whole = from.covering(to);
         let (rows, columns) = (middle(whole.height, to.height), middle(whole.width, to.width));
         if whole == from {
-            return Cut { from, to, mixes: None, fixed: None, part: Part { rows, columns } };
+            return CoverCrop { from, to, mixes: None, fixed: None, part: ResizePart { rows, columns } };
         }
         let mixes = (Mix::new(from.height, whole.height, rows), Mix::new(from.width, whole.width, columns));
-        let part = Part { rows: mixes.0.reach(), columns: mixes.1.reach() };
+        let part = ResizePart { rows: mixes.0.reach(), columns: mixes.1.reach() };
         let few = mixes.0.taps.max(mixes.1.taps) <= WEIGHTS_MAX;
         let fixed = few.then(|| Fixed::new(&mixes.0, &mixes.1));
-        Cut { from, to, mixes: Some(mixes), fixed, part }
+        CoverCrop { from, to, mixes: Some(mixes), fixed, part }
     }
 
     /// The one in `last`, if it is for these sizes; else a new one, which is then stored there.
-    pub(super) fn again(last: &mut Option<Cut>, from: Size, to: Size) -> &Cut {
+    pub(super) fn again(last: &mut Option<CoverCrop>, from: ImageSize, to: ImageSize) -> &CoverCrop {
         if last.as_ref().is_none_or(|cut| (cut.from, cut.to) != (from, to)) {
             *last = None;
         }
-        last.get_or_insert_with(|| Cut::new(from, to))
+        last.get_or_insert_with(|| CoverCrop::new(from, to))
     }
 
     /// The part of the image that is needed.
-    pub(super) fn part(&self) -> &Part {
+    pub(super) fn part(&self) -> &ResizePart {
         &self.part
     }
 
-    /// Scales `source`, which is [`Cut::part`] of an image, so that the image covers the size of `out`, `[height, width,
+    /// Scales `source`, which is [`CoverCrop::part`] of an image, so that the image covers the size of `out`, `[height, width,
     /// channels]`, of which the middle is written. `row` and `levels` are memory for rows.
     pub(super) fn write(
         &self,
@@ -158,22 +158,22 @@ impl Fixed {
 
 /// The size of an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Size {
+pub(super) struct ImageSize {
     pub(super) height: usize,
     pub(super) width: usize,
 }
 
-impl Size {
+impl ImageSize {
     pub(super) fn pixels(self) -> usize {
         self.height * self.width
     }
 
     /// The smallest size with this one's proportions that covers `to`.
-    fn covering(self, to: Size) -> Size {
+    fn covering(self, to: ImageSize) -> ImageSize {
         if to.height * self.width >= to.width * self.height {
-            Size { height: to.height, width: (to.height * self.width / self.height).max(to.width) }
+            ImageSize { height: to.height, width: (to.height * self.width / self.height).max(to.width) }
         } else {
-            Size { height: (to.width * self.height / self.width).max(to.height), width: to.width }
+            ImageSize { height: (to.width * self.height / self.width).max(to.height), width: to.width }
         }
     }
 }
@@ -283,8 +283,8 @@ fn nearest(mean: f32) -> u8 {
 mod tests {
     use super::*;
 
-    fn size(height: usize, width: usize) -> Size {
-        Size { height, width }
+    fn size(height: usize, width: usize) -> ImageSize {
+        ImageSize { height, width }
     }
 
     #[test]
@@ -307,7 +307,7 @@ mod tests {
     }
 
     /// The same by the definition: each pixel by itself, in f64.
-    fn naive(source: &[u8], from: Size, to: Size, channels: usize) -> Vec<f64> {
+    fn naive(source: &[u8], from: ImageSize, to: ImageSize, channels: usize) -> Vec<f64> {
         let whole = from.covering(to);
         let (top, left) = (middle(whole.height, to.height).start, middle(whole.width, to.width).start);
         let along = |i: usize, from: usize, to: usize| {
@@ -345,7 +345,7 @@ mod tests {
                     let source: Vec<u8> =
                         (0..from.pixels() * channels).map(|i| (i * i * 37 + i * 11) as u8).collect();
                     let mut out = vec![0; to.pixels() * channels];
-                    let cut = Cut::new(from, to);
+                    let cut = CoverCrop::new(from, to);
                     let (stride, first) = (from.width * channels, cut.part().columns.start * channels);
                     cut.write(
                         Isa::detect(),

@@ -13,13 +13,13 @@ pub(super) fn reference(name: &str) -> Vec<u8> {
 }
 
 /// The pixels of a reference, with their height and width.
-fn pixels(name: &str) -> (Size, Vec<u8>) {
+fn pixels(name: &str) -> (ImageSize, Vec<u8>) {
     let bytes = reference(name);
     let dim = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
-    (Size { height: dim(0), width: dim(4) }, bytes[8..].to_vec())
+    (ImageSize { height: dim(0), width: dim(4) }, bytes[8..].to_vec())
 }
 
-fn image(size: Size, channels: usize, layout: Layout) -> Features {
+fn image(size: ImageSize, channels: usize, layout: Layout) -> Features {
     Features::Image { channels, height: size.height, width: size.width, layout }
 }
 
@@ -162,7 +162,7 @@ fn a_folder_is_read_and_kept() {
         let images =
             Images::open(folder.path(), &ImageOptions { cache_bytes, ..ImageOptions::default() }).unwrap();
         let names = vec!["cat".to_string(), "dog".into()];
-        let features = image(Size { height: 2, width: 3 }, 3, Layout::Interleaved);
+        let features = image(ImageSize { height: 2, width: 3 }, 3, Layout::Interleaved);
         assert_eq!(*images.spec(), Spec { features, target: Target::Class { classes: 2, names } });
         assert_eq!(images.len(), 3);
         let read = || {
@@ -183,7 +183,7 @@ fn a_folder_is_read_and_kept() {
     }
     let sized = ImageOptions { size: Some((4, 2)), grey: true, ..ImageOptions::default() };
     let images = Images::open(folder.path(), &sized).unwrap();
-    assert_eq!(images.spec().features, image(Size { height: 4, width: 2 }, 1, Layout::Interleaved));
+    assert_eq!(images.spec().features, image(ImageSize { height: 4, width: 2 }, 1, Layout::Interleaved));
     damage::read_all(&images).unwrap();
     assert!(images.path(0).ends_with("cat/a.jpeg"));
 }
@@ -206,10 +206,13 @@ fn parts_are_found() {
     let file = || counting(1, 1, 0).0;
     let whole = folder(&[("train/a/x.png", file()), ("valid/a/x.png", file()), ("test/a/x.png", file())]);
     let at = |name: &str| whole.path().join(name);
-    let want = Found { train: at("train"), validation: Some(at("valid")), test: Some(at("test")) };
+    let want = FoundImages { train: at("train"), validation: Some(at("valid")), test: Some(at("test")) };
     assert_eq!(find(whole.path()).unwrap(), want);
     let flat = folder(&[("a/x.png", file()), ("b/x.png", file())]);
-    assert_eq!(find(flat.path()).unwrap(), Found { train: flat.path().into(), validation: None, test: None });
+    assert_eq!(
+        find(flat.path()).unwrap(),
+        FoundImages { train: flat.path().into(), validation: None, test: None }
+    );
     let bare = folder(&[("x.png", file())]);
     assert!(find(bare.path()).unwrap_err().to_string().contains("has a folder per class"));
     let odd = folder(&[("train/a/x.png", file()), ("val/x.png", file())]);
@@ -278,7 +281,7 @@ fn bad_files_are_errors_with_file_and_offset() {
 
     let absent = decode_file(
         Path::new("/no/such.png"),
-        &image(Size { height: 1, width: 1 }, 3, Layout::Planes),
+        &image(ImageSize { height: 1, width: 1 }, 3, Layout::Planes),
         Isa::detect(),
     );
     assert!(absent.unwrap_err().to_string().contains("/no/such.png: not found"));
@@ -297,14 +300,19 @@ fn a_file_that_claims_far_more_than_it_holds_is_refused_before_memory_is_taken()
     let folder = folder(&[("x.jpg", jpeg)]);
     let path = folder.path().join("x.jpg");
     let mut scratch = Scratch::default();
-    let how = How { size: Size { height: 8, width: 8 }, scale: true, channels: 3, isa: Isa::detect() };
+    let how = SampleFormat {
+        size: ImageSize { height: 8, width: 8 },
+        scale: true,
+        channels: 3,
+        isa: Isa::detect(),
+    };
     let error = how.sample(&path, &mut scratch).unwrap_err().to_string();
     let want =
         "claims 16384 x 16384 pixels (268.4 million), but at most 33.6 million are read from 524288 bytes";
     assert!(error.contains("x.jpg: at byte ") && error.contains(want), "{error}");
     assert!(scratch.bytes.capacity() < 1 << 20, "{} bytes were taken", scratch.bytes.capacity());
     // A photograph of 200 million pixels, 24 MB of it.
-    assert!(decode::check_size(Size { height: 12_240, width: 16_320 }, 24 << 20).is_ok());
+    assert!(decode::check_size(ImageSize { height: 12_240, width: 16_320 }, 24 << 20).is_ok());
 }
 
 /// The checksum of a PNG's chunk.
@@ -318,7 +326,7 @@ fn crc(bytes: &[u8]) -> u32 {
 fn one_file_is_decoded_into_planes() {
     let (file, data) = counting(1, 2, 10);
     let folder = folder(&[("x.png", file)]);
-    let size = Size { height: 1, width: 2 };
+    let size = ImageSize { height: 1, width: 2 };
     let planes =
         decode_file(&folder.path().join("x.png"), &image(size, 3, Layout::Planes), Isa::detect()).unwrap();
     assert_eq!(planes, [data[0], data[3], data[1], data[4], data[2], data[5]]);
@@ -341,7 +349,7 @@ fn damaged_files_never_panic() {
     ];
     for name in names {
         let read = || {
-            let features = image(Size { height: 8, width: 8 }, 3, Layout::Planes);
+            let features = image(ImageSize { height: 8, width: 8 }, 3, Layout::Planes);
             let all = decode_file(&path, &features, Isa::detect())?;
             assert_eq!(all.len(), 3 * 8 * 8);
             Ok(())

@@ -26,7 +26,7 @@ use crate::error::DataError;
 /// The length of a mapped file is checked once in this many milliseconds.
 const LOOK_MS: u64 = 1000;
 
-static FIRST: Node = Node::new();
+static FIRST: MapNode = MapNode::new();
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
 static INSTALLED: OnceLock<Installed> = OnceLock::new();
 
@@ -37,7 +37,7 @@ struct Installed {
 }
 
 /// A map, or room for one.
-struct Node {
+struct MapNode {
     /// The version, odd while the node changes.
     version: AtomicU64,
     /// The address range; 0 where there is no map.
@@ -47,7 +47,7 @@ struct Node {
     failed: AtomicU64,
     /// The file, which the handler does not touch.
     origin: Mutex<Option<Arc<Origin>>>,
-    next: OnceLock<Box<Node>>,
+    next: OnceLock<Box<MapNode>>,
 }
 
 /// The file of a map, as it was opened.
@@ -62,7 +62,7 @@ struct Origin {
 
 /// Registers a map with the handler while it lives.
 pub(super) struct Watch {
-    node: &'static Node,
+    node: &'static MapNode,
     origin: Arc<Origin>,
 }
 
@@ -77,7 +77,7 @@ impl Watch {
             looked_ms: AtomicU64::new(now_ms()),
         });
         let start = bytes.as_ptr().addr();
-        let node = Node::take(start, start + bytes.len());
+        let node = MapNode::take(start, start + bytes.len());
         *node.origin.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&origin));
         Watch { node, origin }
     }
@@ -147,9 +147,9 @@ impl Origin {
     }
 }
 
-impl Node {
-    const fn new() -> Node {
-        Node {
+impl MapNode {
+    const fn new() -> MapNode {
+        MapNode {
             version: AtomicU64::new(0),
             start: AtomicUsize::new(0),
             end: AtomicUsize::new(0),
@@ -160,7 +160,7 @@ impl Node {
     }
 
     /// Takes a free node for these addresses. An empty map needs none, since it cannot be read.
-    fn take(start: usize, end: usize) -> &'static Node {
+    fn take(start: usize, end: usize) -> &'static MapNode {
         let mut node = &FIRST;
         loop {
             let version = node.version.load(SeqCst);
@@ -172,7 +172,7 @@ impl Node {
                 node.version.store(version + 2, SeqCst);
                 return node;
             }
-            node = node.next.get_or_init(|| Box::new(Node::new()));
+            node = node.next.get_or_init(|| Box::new(MapNode::new()));
         }
     }
 
@@ -194,7 +194,7 @@ impl Node {
     }
 }
 
-fn nodes() -> impl Iterator<Item = &'static Node> {
+fn nodes() -> impl Iterator<Item = &'static MapNode> {
     std::iter::successors(Some(&FIRST), |node| node.next.get().map(|next| &**next))
 }
 

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::text::Place;
+use super::text::TextPlace;
 use crate::error::DataError;
 use crate::spec::Target;
 
@@ -30,7 +30,7 @@ const ROWS_A_WORD: usize = 2;
 pub(super) struct Distinct {
     pub(super) path: Arc<Path>,
     pub(super) text: String,
-    pub(super) place: Place,
+    pub(super) place: TextPlace,
     pub(super) rows: usize,
 }
 
@@ -81,7 +81,7 @@ pub(super) fn number(
     }
 }
 
-/// Why labels are no classes, and what to write instead; `target` is what they would be as classes.
+/// Why labels are not classes, and what to write instead; `target` is what they would be as classes.
 fn refusal(
     column: Option<&str>,
     (n, rows): (usize, usize),

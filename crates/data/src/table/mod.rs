@@ -30,7 +30,7 @@ pub struct TableOptions {
     pub labels: Vec<String>,
     /// As what labels are read.
     pub kind: LabelKind,
-    /// What stands between fields.
+    /// The delimiter between fields.
     pub delimiter: u8,
     /// Whether the first row is names. Without it, the first row is names if it has a word where the second has a number,
     /// or one of `columns`.
@@ -145,7 +145,7 @@ impl Table {
         let heading = text.heading()?;
         let n_labels = options.labels.len().max(1);
         let labels = match heading.is_known(&text) {
-            // Which columns are missing or unknown is said by name.
+            // The error names the columns that are missing or unknown.
             true => heading.known_labels(&text),
             false => match heading.width {
                 w if w == width => Vec::new(),

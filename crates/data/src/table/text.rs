@@ -39,13 +39,13 @@ pub(super) struct Row<'a> {
 
 /// A position in a text: line and column, and byte offset.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct TextPlace {
     offset: u64,
     line: usize,
     column: usize,
 }
 
-impl Place {
+impl TextPlace {
     pub(super) fn error(&self, path: &Path, why: &str) -> DataError {
         DataError::corrupt(path, self.offset, format!("line {}, column {}: {why}", self.line, self.column))
     }
@@ -198,7 +198,7 @@ impl Text {
     }
 
     /// Where a field is: reads the record again, as its text is not kept. For errors, and once per class.
-    fn place(&self, start: usize, field: usize) -> Place {
+    fn place(&self, start: usize, field: usize) -> TextPlace {
         let text: &[u8] = &self.bytes;
         let mut at = start.min(text.len());
         if at == 0 && text.starts_with(BOM) {
@@ -217,11 +217,11 @@ impl Text {
         self.place_at(at)
     }
 
-    fn place_at(&self, at: usize) -> Place {
+    fn place_at(&self, at: usize) -> TextPlace {
         let before = &self.bytes[..at];
         let line_start = before.iter().rposition(|&b| b == b'\n').map_or(0, |n| n + 1);
         let line = 1 + before.iter().filter(|&&b| b == b'\n').count();
-        Place { offset: at as u64, line, column: 1 + at - line_start }
+        TextPlace { offset: at as u64, line, column: 1 + at - line_start }
     }
 
     /// Where the field that starts at `at` ends, and whether a delimiter ends it.
@@ -402,7 +402,7 @@ impl Row<'_> {
         Ok(word)
     }
 
-    pub(super) fn place(&self, field: usize) -> Place {
+    pub(super) fn place(&self, field: usize) -> TextPlace {
         self.text.place(start(self.record), field)
     }
 

@@ -8,7 +8,7 @@ use polyreme_exec::{Engine, Options};
 use polyreme_graph::{Builder, DType, Graph, Init, Program, Tensor, Traced, differentiate};
 use polyreme_kernels::Isa;
 
-use crate::random::Random;
+use crate::random::TestRandom;
 
 /// Which values parameters take, to stay away from kinks.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ pub(crate) enum Values {
 }
 
 impl Values {
-    fn fill(self, random: &mut Random, data: &mut [f32]) {
+    fn fill(self, random: &mut TestRandom, data: &mut [f32]) {
         match self {
             Values::Between(low, high) => data.fill_with(|| random.uniform(low, high)),
             Values::Signed(low, high) => data.fill_with(|| random.signed(low, high)),
@@ -123,7 +123,7 @@ impl Check {
     /// Compares slopes, and returns `y` and all gradients.
     fn compare(&self, forward: &Graph, step: &Graph, options: Options) -> Vec<(String, Vec<f32>)> {
         let name = &self.name;
-        let mut random = Random::new(1);
+        let mut random = TestRandom::new(1);
         let mut engine = Engine::new(Program::gradients(step), options.clone()).unwrap();
         let mut w = vec![0.0; forward.shape(forward.output("y").unwrap()).numel()];
         w.fill_with(|| random.signed(0.5, 1.0));

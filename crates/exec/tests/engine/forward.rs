@@ -9,7 +9,7 @@ use polyreme_graph::{Builder, DType, Init, Program, Tensor};
 use polyreme_kernels::elementwise::{Binary, Unary};
 
 use crate::oracle::{Array, HIGH, LOW, check, check_with, sigmoid, unravel};
-use crate::random::Random;
+use crate::random::TestRandom;
 
 /// The error function by its series, which converges fast enough for the small numbers here.
 fn erf(x: f64) -> f64 {
@@ -455,7 +455,7 @@ fn running_statistics_follow_the_batch_once_a_step() {
     let gradients = Program::gradients(&polyreme_graph::differentiate(&forward, loss).unwrap());
     let gradients = engine.add(gradients).unwrap();
     let (mut mean, mut var) = ([0.5; 2], [2.0; 2]);
-    let mut random = Random::new(2);
+    let mut random = TestRandom::new(2);
     for _ in 0..3 {
         engine.input_f32("x").unwrap().fill_with(|| random.uniform(-2.0, 3.0));
         let x = engine.input_f32("x").unwrap().to_vec();

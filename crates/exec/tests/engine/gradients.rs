@@ -7,7 +7,7 @@ use polyreme_graph::{Builder, DType, Init, Program, Tensor, Traced, differentiat
 use polyreme_kernels::elementwise::{Binary, Unary};
 
 use crate::check::{Check, Values, check};
-use crate::random::Random;
+use crate::random::TestRandom;
 
 /// The values at which an op is smooth, and the step of the differences. A new op does not compile without its row.
 fn smooth_at(op: Unary) -> (Values, f32) {
@@ -329,7 +329,7 @@ fn moves() {
         check(&format!("pad {axis}"), &[&[2, 3, 4]], |b, p| b.pad(p[0], axis, 1, 2, 0.5));
         let mut index = [2, 3, 4];
         index[axis] = 6;
-        let mut random = Random::new(3);
+        let mut random = TestRandom::new(3);
         let n: usize = index.iter().product();
         let ids: Vec<_> = (0..n).map(|_| random.below([2, 3, 4][axis]) as i32).collect();
         Check::new(&format!("gather {axis}")).integers("ids", ids).run(&[&[2, 3, 4]], |b, p| {
@@ -598,7 +598,7 @@ fn embeddings() {
 
 #[test]
 fn attentions() {
-    let mut random = Random::new(5);
+    let mut random = TestRandom::new(5);
     let mut mask = |n: usize| -> Vec<f32> {
         (0..n).map(|i| if i % 5 == 3 { -1e4 } else { random.uniform(-1.0, 1.0) }).collect()
     };

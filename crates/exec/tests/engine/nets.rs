@@ -5,7 +5,7 @@ use polyreme_graph::builder::BatchNorm;
 use polyreme_graph::op::{Cell, Conv, CrossEntropy, Window};
 use polyreme_graph::{Builder, DType, Graph, Init, Tensor, Traced, differentiate};
 
-use crate::random::Random;
+use crate::random::TestRandom;
 
 /// A model and what to feed it.
 pub(crate) struct Net {
@@ -24,7 +24,7 @@ impl Net {
 
     /// Fills every input with data that follow from the number of the step.
     pub(crate) fn feed(&self, engine: &mut Engine, step: u64) {
-        let mut random = Random::new(step);
+        let mut random = TestRandom::new(step);
         for input in &self.step.inputs {
             if self.step.value(input.value).dtype == DType::I32 {
                 engine.input_i32(&input.name).unwrap().fill_with(|| random.below(CLASSES) as i32);

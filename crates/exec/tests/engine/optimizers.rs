@@ -4,7 +4,7 @@ use polyreme_exec::{Engine, ExecError, Kept, Options};
 use polyreme_graph::{Builder, DType, Graph, Init, Program, differentiate};
 use polyreme_kernels::optim::{Adafactor, Moments, Optimizer};
 
-use crate::random::Random;
+use crate::random::TestRandom;
 
 const PARAMS: [&str; 2] = ["w", "v"];
 const LR: f32 = 0.05;
@@ -125,7 +125,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
 fn check(optimizer: Optimizer, clip: Option<f64>) {
     let name = format!("{optimizer:?} clip {clip:?}");
     let mut engine = Engine::new(Program::train(&step(), optimizer, clip), Options::threads(2)).unwrap();
-    let mut random = Random::new(11);
+    let mut random = TestRandom::new(11);
     let mut naive = PARAMS.map(|p| {
         let p = wide(engine.param(p).unwrap());
         Naive { m: vec![0.0; p.len()], v: vec![0.0; p.len()], rows: if p.len() == 21 { 7 } else { 0 }, p }

@@ -4,7 +4,7 @@ use polyreme_exec::{Engine, Options};
 use polyreme_graph::{Builder, Init, Program, Tensor, Traced};
 use polyreme_kernels::Isa;
 
-use crate::random::Random;
+use crate::random::TestRandom;
 
 /// A tensor that is read by its indices.
 pub(crate) struct Array {
@@ -76,7 +76,7 @@ pub(crate) fn check_with(
     let program = Program::forward(&b.finish(&[("y", y)]));
     for isa in [Isa::detect(), Isa::SCALAR] {
         let mut engine = Engine::new(program.clone(), Options { isa, ..Options::threads(2) }).unwrap();
-        let mut random = Random::new(9);
+        let mut random = TestRandom::new(9);
         let mut operands = Vec::new();
         for (i, dims) in shapes.iter().enumerate() {
             let data = engine.param_mut(&format!("p{i}")).unwrap();

@@ -1,12 +1,12 @@
 //! Numbers for tests: splitmix64, so that every run sees the same.
 
 /// A stream of numbers.
-pub(crate) struct Random(u64);
+pub(crate) struct TestRandom(u64);
 
-impl Random {
+impl TestRandom {
     /// The stream that a seed names.
-    pub(crate) fn new(seed: u64) -> Random {
-        Random(seed)
+    pub(crate) fn new(seed: u64) -> TestRandom {
+        TestRandom(seed)
     }
 
     /// The next 64 bits.

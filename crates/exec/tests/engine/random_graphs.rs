@@ -7,7 +7,7 @@ use polyreme_graph::{Builder, Init, Program, Tensor, Traced, differentiate, reco
 use polyreme_kernels::elementwise::{Binary, Unary};
 
 use crate::check::Check;
-use crate::random::Random;
+use crate::random::TestRandom;
 use crate::same_bits::alone;
 
 const SHAPES: [&[usize]; 5] = [&[4, 6], &[6], &[4, 1], &[2, 4, 6], &[]];
@@ -18,7 +18,7 @@ fn grow(
     tensors: &[Tensor],
     n: usize,
     smooth: bool,
-    random: &mut Random,
+    random: &mut TestRandom,
 ) -> Traced<Vec<Tensor>> {
     let mut all = tensors.to_vec();
     while all.len() < tensors.len() + n {
@@ -42,7 +42,7 @@ fn one(
     y: Tensor,
     i: usize,
     smooth: bool,
-    random: &mut Random,
+    random: &mut TestRandom,
 ) -> Traced<Option<Tensor>> {
     let dims = b.dims(x);
     let rank = dims.len();
@@ -107,7 +107,7 @@ fn one(
 }
 
 /// The sum of the means of some tensors.
-fn gather(b: &mut Builder, all: &[Tensor], random: &mut Random) -> Traced {
+fn gather(b: &mut Builder, all: &[Tensor], random: &mut TestRandom) -> Traced {
     let mut sum = b.constant(0.0);
     for k in 0..4 {
         let x = if k == 0 { all[all.len() - 1] } else { all[random.below(all.len())] };
@@ -123,7 +123,7 @@ fn gradients() {
     for seed in 0..40 {
         let row = Check::new(&format!("random graph {seed}")).exact(5e-3, 1e-2);
         row.run(&SHAPES, |b, params| {
-            let random = &mut Random::new(seed);
+            let random = &mut TestRandom::new(seed);
             let all = grow(b, params, 20, true, random)?;
             gather(b, &all, random)
         });
@@ -134,7 +134,7 @@ fn gradients() {
 fn rewrites_change_nothing() {
     let mut recomputed = 0;
     for seed in 0..150 {
-        let random = &mut Random::new(1000 + seed);
+        let random = &mut TestRandom::new(1000 + seed);
         let mut b = Builder::new();
         let param =
             |(i, s): (usize, &&[usize])| b.param(&format!("p{i}"), *s, Init::Normal { std: 1.0 }).unwrap();

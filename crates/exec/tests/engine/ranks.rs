@@ -15,7 +15,7 @@ use polyreme_kernels::elementwise::Unary;
 use polyreme_parallel::tree::run_of;
 use polyreme_parallel::{Mesh, Plan, StepShape, Training, average_states, compile, schedule};
 
-use crate::random::Random;
+use crate::random::TestRandom;
 
 /// Samples of a step, and steps.
 pub(crate) const BATCH: usize = 24;
@@ -59,7 +59,7 @@ pub(crate) fn step_graph(n: usize, norm: bool) -> Graph {
 }
 
 pub(crate) fn feed(inputs: &mut Inputs, step: usize, samples: Range<usize>) {
-    let sample = |i: usize| Random::new((step * 1000 + i) as u64);
+    let sample = |i: usize| TestRandom::new((step * 1000 + i) as u64);
     let x = inputs.f32("x").unwrap();
     for (row, i) in x.chunks_exact_mut(20).zip(samples.clone()) {
         let mut random = sample(i);
@@ -85,7 +85,7 @@ pub(crate) struct Case {
     pub(crate) clip: Option<f64>,
     pub(crate) over: Over,
     /// How many microbatches each rank's share is cut into.
-    pub(crate) pieces: usize,
+    pub(crate) microbatches: usize,
     pub(crate) norm: bool,
     /// A differentiated step of this many samples, with norms or without.
     pub(crate) graph: fn(usize, bool) -> Graph,
@@ -153,14 +153,17 @@ fn cuts(case: &Case, rank: usize) -> Vec<Range<usize>> {
         })
     };
     match case.plan.shards {
-        None => within(run_of(BATCH, case.ranks, rank), case.pieces).filter(|r| !r.is_empty()).collect(),
+        None => {
+            within(run_of(BATCH, case.ranks, rank), case.microbatches).filter(|r| !r.is_empty()).collect()
+        }
         Some(n) => run_of(n, case.ranks, rank).map(|k| run_of(BATCH, n, k)).collect(),
     }
 }
 
 /// The program of a rank of this case, and its samples by microbatch.
 pub(crate) fn program(case: &Case, rank: usize) -> (Program, Vec<Range<usize>>) {
-    let plan = Plan { mesh: Mesh::data(case.ranks), rank, microbatches: case.pieces, ..case.plan.clone() };
+    let plan =
+        Plan { mesh: Mesh::data(case.ranks), rank, microbatches: case.microbatches, ..case.plan.clone() };
     let training = Training { optimizer: case.optimizer, clip: case.clip, ema: None };
     let cuts = self::cuts(case, rank);
     let mut sizes: Vec<usize> = cuts.iter().map(|r| r.len()).filter(|n| *n > 0).collect();
@@ -248,7 +251,7 @@ pub(crate) fn base() -> Case {
         optimizer: Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.01 },
         clip: None,
         over: Over::Threads,
-        pieces: 1,
+        microbatches: 1,
         norm: false,
         graph: step_graph,
     }
@@ -285,11 +288,12 @@ fn every_plan_gives_the_weights_of_one_rank() {
             };
             for &ranks in all_ranks {
                 for (keeps, weights, over) in PLANS {
-                    for (bucket_bytes, pieces) in [(1, 1), (4096, 2), (1 << 20, 3)] {
+                    for (bucket_bytes, microbatches) in [(1, 1), (4096, 2), (1 << 20, 3)] {
                         let plan = Plan { keeps, weights, bucket_bytes, ..Plan::alone() };
-                        let many = train(&Case { ranks, plan, optimizer, clip, pieces, over, ..base() });
+                        let many =
+                            train(&Case { ranks, plan, optimizer, clip, microbatches, over, ..base() });
                         let what = format!(
-                            "{optimizer:?}, clip {clip:?}, {ranks} ranks, {keeps:?}, {weights:?}, {bucket_bytes}, {pieces}, {over:?}"
+                            "{optimizer:?}, clip {clip:?}, {ranks} ranks, {keeps:?}, {weights:?}, {bucket_bytes}, {microbatches}, {over:?}"
                         );
                         near(&what, &many.params, &one.params);
                         near(&what, &many.moments, &one.moments);

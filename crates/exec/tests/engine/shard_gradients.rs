@@ -90,7 +90,7 @@ fn one_piece_gives_the_same_bits() {
 }
 
 #[test]
-fn pieces_clipping_and_norms_give_the_weights_of_one_rank() {
+fn microbatches_clipping_and_norms_give_the_weights_of_one_rank() {
     let adam = Optimizer::Adam(CALM);
     for (optimizer, clip, graph) in [
         (base().optimizer, None, step_graph as fn(usize, bool) -> Graph),
@@ -101,11 +101,12 @@ fn pieces_clipping_and_norms_give_the_weights_of_one_rank() {
         for over in OVER {
             for ranks in [2, 3, 4, 8] {
                 // Up to 5 microbatches for 3 samples: some are empty.
-                for (bucket_bytes, pieces) in [(1, 1), (4096, 2), (1 << 20, 3), (1, 5)] {
+                for (bucket_bytes, microbatches) in [(1, 1), (4096, 2), (1 << 20, 3), (1, 5)] {
                     let plan = sharded(over, bucket_bytes, Keeps::OwnGradients);
-                    let many = train(&Case { ranks, plan, optimizer, clip, pieces, over, graph, ..base() });
+                    let many =
+                        train(&Case { ranks, plan, optimizer, clip, microbatches, over, graph, ..base() });
                     let what = format!(
-                        "{optimizer:?}, clip {clip:?}, {over:?}, {ranks} ranks, {bucket_bytes}, {pieces} microbatches"
+                        "{optimizer:?}, clip {clip:?}, {over:?}, {ranks} ranks, {bucket_bytes}, {microbatches} microbatches"
                     );
                     near(&what, &many.params, &one.params);
                     near(&what, &many.moments, &one.moments);
@@ -136,9 +137,14 @@ fn ranks_may_have_no_samples() {
     let one = train(&base());
     for over in OVER {
         // 24 samples for 30 ranks; 11 ranks with up to 3 samples in 4 microbatches.
-        for (ranks, pieces) in [(30, 1), (11, 4)] {
-            let many =
-                train(&Case { ranks, plan: sharded(over, 1, Keeps::OwnGradients), pieces, over, ..base() });
+        for (ranks, microbatches) in [(30, 1), (11, 4)] {
+            let many = train(&Case {
+                ranks,
+                plan: sharded(over, 1, Keeps::OwnGradients),
+                microbatches,
+                over,
+                ..base()
+            });
             near(&format!("{over:?}, {ranks} ranks"), &many.params, &one.params);
         }
     }
@@ -148,21 +154,21 @@ fn ranks_may_have_no_samples() {
 fn norms_over_one_rank_and_over_all() {
     for over in OVER {
         let (sync, local) = (Norms::Synchronised, Norms::Local);
-        for (norms, pieces) in [(sync, 1), (local, 1), (sync, 2), (local, 2)] {
+        for (norms, microbatches) in [(sync, 1), (local, 1), (sync, 2), (local, 2)] {
             let case = |keeps: Keeps| {
                 let plan = Plan { norms, ..sharded(over, 1, keeps) };
-                train(&Case { ranks: 3, plan, pieces, over, norm: true, ..base() })
+                train(&Case { ranks: 3, plan, microbatches, over, norm: true, ..base() })
             };
             let (all, own) = (case(Keeps::OwnMoments), case(Keeps::OwnGradients));
-            near(&format!("{over:?}, {norms:?}, {pieces}"), &own.params, &all.params);
-            near(&format!("{over:?}, {norms:?}, {pieces}: states"), &own.states, &all.states);
+            near(&format!("{over:?}, {norms:?}, {microbatches}"), &own.params, &all.params);
+            near(&format!("{over:?}, {norms:?}, {microbatches}: states"), &own.states, &all.states);
         }
     }
 }
 
-fn case(ranks: usize, keeps: Keeps, pieces: usize) -> Case {
+fn case(ranks: usize, keeps: Keeps, microbatches: usize) -> Case {
     let plan = sharded(Over::Threads, 1, keeps);
-    Case { ranks, plan, pieces, graph: shared_graph, ..base() }
+    Case { ranks, plan, microbatches, graph: shared_graph, ..base() }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use polyreme_graph::op::Conv;
 use polyreme_graph::{Body, Builder, DType, Graph, Init, Program, Tensor, Traced, differentiate};
 use polyreme_parallel::{both_passes, sync_batch_norm};
 
-use crate::random::Random;
+use crate::random::TestRandom;
 
 const SIZE: usize = 5;
 const CHANNELS: usize = 11;
@@ -73,7 +73,7 @@ fn run(step: &Graph, first: usize, n: usize, total: usize, comm: Option<Comm>, t
         engine.attach(comm);
     }
     let whole = |seed: u64, len: usize, low: f32| -> Vec<f32> {
-        let mut random = Random::new(seed);
+        let mut random = TestRandom::new(seed);
         let all: Vec<_> = (0..total * len).map(|_| random.uniform(low, 1.0)).collect();
         all[first * len..(first + n) * len].to_vec()
     };

@@ -67,12 +67,13 @@ fn what_ranks_do_together_is_what_the_program_lists() {
             for norms in [Norms::Local, Norms::Synchronised] {
                 for (optimizer, clip) in [(adam, None), (adam, Some(0.3)), (lamb, Some(0.3))] {
                     // Uneven shares; more microbatches than some ranks have samples; ranks without any.
-                    for (ranks, pieces) in [(1, 1), (1, 3), (2, 1), (3, 2), (5, 5), (26, 1)] {
+                    for (ranks, microbatches) in [(1, 1), (1, 3), (2, 1), (3, 2), (5, 5), (26, 1)] {
                         if keeps == Keeps::OwnGradients && !optimizer.by_element() {
                             continue;
                         }
                         let plan = Plan { keeps, weights, norms, bucket_bytes: 4096, ..Plan::alone() };
-                        let case = Case { ranks, plan, optimizer, clip, pieces, over, norm: true, ..base() };
+                        let case =
+                            Case { ranks, plan, optimizer, clip, microbatches, over, norm: true, ..base() };
                         most = most.max(check(&case));
                     }
                 }

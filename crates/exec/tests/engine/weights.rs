@@ -4,7 +4,7 @@
 use polyreme_exec::{Engine, Kept, NonFinite, Options};
 use polyreme_graph::{Builder, DType, Graph, Init, Instr, Optimizer, Program, differentiate};
 
-use crate::random::Random;
+use crate::random::TestRandom;
 
 const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
 const BATCH: usize = 12;
@@ -30,7 +30,7 @@ fn step(batch: usize) -> Graph {
 }
 
 fn fill(engine: &mut Engine, first: usize, rows: usize) {
-    let mut random = Random::new(5);
+    let mut random = TestRandom::new(5);
     let whole: Vec<f32> = (0..BATCH * 9).map(|_| random.uniform(-1.0, 1.0)).collect();
     engine.input_f32("x").unwrap().copy_from_slice(&whole[first * 9..(first + rows) * 9]);
     engine.input_f32("t").unwrap().fill(0.25);

@@ -65,7 +65,7 @@ fn ranks_send() {
 
 /// A rank of a group that fails: it starts a sum, does something else, and waits. A rank that has got its report has its
 /// memory back too, and reuses it.
-fn sums(comm: Comm, kept: &Kept, meanwhile: fn(&mut Comm)) -> Result<(), Report> {
+fn sums(comm: Comm, kept: &RankSums, meanwhile: fn(&mut Comm)) -> Result<(), Report> {
     let mut comm = ManuallyDrop::new(comm);
     let mut data = vec![1.0f32; LENGTH];
     // SAFETY: the data live until the operation has been awaited.
@@ -85,9 +85,9 @@ fn sums(comm: Comm, kept: &Kept, meanwhile: fn(&mut Comm)) -> Result<(), Report>
 const LENGTH: usize = 1100;
 
 /// The memory of the ranks, and whether the sum succeeded.
-type Kept = Arc<Mutex<Vec<(bool, Vec<f32>)>>>;
+type RankSums = Arc<Mutex<Vec<(bool, Vec<f32>)>>>;
 
-fn look_at(kept: &Kept) {
+fn look_at(kept: &RankSums) {
     for (well, data) in kept.lock().unwrap().iter() {
         let want = if *well { 2.0 } else { -1.0 };
         let what = if *well {
@@ -101,7 +101,7 @@ fn look_at(kept: &Kept) {
 
 /// An alarm ends the group while its ranks write to each other's memory.
 fn a_group_fails() {
-    let (alarm, kept) = (Alarm::default(), Kept::default());
+    let (alarm, kept) = (Alarm::default(), RankSums::default());
     let rank = |comm: Comm| {
         let kept = kept.clone();
         thread::spawn(move || sums(comm, &kept, |_| ()))
@@ -119,7 +119,7 @@ fn a_group_fails() {
 
 /// A rank fails with an operation in flight, which the other one is about to do or is doing.
 fn a_rank_fails() {
-    let kept = Kept::default();
+    let kept = RankSums::default();
     let rank = |comm: Comm| {
         let kept = kept.clone();
         let fails = |comm: &mut Comm| {

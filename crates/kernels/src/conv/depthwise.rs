@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 use super::direct::Gather;
 use super::geometry::{Direction, pieces};
 use super::micro::{ALIGN_SLACK, aligned, mask, padded, store};
-use super::{Conv2d, Pass, RunEpilogue};
+use super::{Conv2d, ConvPass, RunEpilogue};
 use crate::Cx;
 use crate::cx::SharedMut;
 
@@ -287,11 +287,11 @@ unsafe fn pixels<const P: usize>(
 }
 
 /// Floats of scratch.
-pub(super) fn scratch_len(s: &Conv2d, pass: Pass, workers: usize) -> usize {
+pub(super) fn scratch_len(s: &Conv2d, pass: ConvPass, workers: usize) -> usize {
     match pass {
-        Pass::Forward => Depthwise::new(s, Direction::Forward).scratch_len(workers),
-        Pass::GradInput => Depthwise::new(s, Direction::Backward).scratch_len(workers),
-        Pass::GradWeight => {
+        ConvPass::Forward => Depthwise::new(s, Direction::Forward).scratch_len(workers),
+        ConvPass::GradInput => Depthwise::new(s, Direction::Backward).scratch_len(workers),
+        ConvPass::GradWeight => {
             let d = Depthwise::new(s, Direction::Forward);
             d.slabs().0 * d.taps() * d.c_pad + workers * d.view_len() + ALIGN_SLACK
         }

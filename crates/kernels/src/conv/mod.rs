@@ -39,7 +39,7 @@ use crate::cx::RunEpilogue;
 
 /// One of the three products behind a convolution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pass {
+pub enum ConvPass {
     /// `y` from `x` and `weight`.
     Forward,
     /// `dx` from `dy` and `weight`.
@@ -139,7 +139,7 @@ impl Conv2d {
     }
 
     /// The algorithm of a pass, by shape alone.
-    pub fn algorithm(&self, pass: Pass) -> Algorithm {
+    pub fn algorithm(&self, pass: ConvPass) -> Algorithm {
         let plain = self.stride == (1, 1) && self.groups == 1;
         if self.groups > 1 && self.groups == self.c_in {
             Algorithm::Depthwise
@@ -153,8 +153,9 @@ impl Conv2d {
         }
     }
 
-    fn winograd_pays(&self, pass: Pass) -> bool {
-        let (h, w) = if pass == Pass::GradInput { (self.h, self.w) } else { (self.out_h(), self.out_w()) };
+    fn winograd_pays(&self, pass: ConvPass) -> bool {
+        let (h, w) =
+            if pass == ConvPass::GradInput { (self.h, self.w) } else { (self.out_h(), self.out_w()) };
         let tiles = self.n * h.div_ceil(4) * w.div_ceil(4);
         self.c_in.min(self.c_out) >= WINOGRAD_CHANNELS_MIN
             && self.c_in.max(self.c_out) >= WINOGRAD_CHANNELS_MAX_MIN
@@ -164,7 +165,7 @@ impl Conv2d {
     }
 
     /// How many floats of scratch a pass needs with this many workers.
-    pub fn scratch_len(&self, pass: Pass, workers: usize) -> usize {
+    pub fn scratch_len(&self, pass: ConvPass, workers: usize) -> usize {
         self.check();
         self.scratch_len_by(self.algorithm(pass), pass, workers)
     }
@@ -180,20 +181,20 @@ impl Conv2d {
         epilogue: Option<&RunEpilogue>,
         scratch: &mut [f32],
     ) {
-        self.forward_by(self.algorithm(Pass::Forward), cx, x, weight, bias, y, epilogue, scratch);
+        self.forward_by(self.algorithm(ConvPass::Forward), cx, x, weight, bias, y, epilogue, scratch);
     }
 
     /// `dx` from `dy`. Overwrites `dx`, with zeros where no output pixel looked.
     pub fn grad_input(&self, cx: &Cx, dy: &[f32], weight: &[f32], dx: &mut [f32], scratch: &mut [f32]) {
-        self.grad_input_by(self.algorithm(Pass::GradInput), cx, dy, weight, dx, scratch);
+        self.grad_input_by(self.algorithm(ConvPass::GradInput), cx, dy, weight, dx, scratch);
     }
 
     /// `dweight` (OIHW) from `x` and `dy`. Overwrites `dweight`.
     pub fn grad_weight(&self, cx: &Cx, x: &[f32], dy: &[f32], dweight: &mut [f32], scratch: &mut [f32]) {
-        self.grad_weight_by(self.algorithm(Pass::GradWeight), cx, x, dy, dweight, scratch);
+        self.grad_weight_by(self.algorithm(ConvPass::GradWeight), cx, x, dy, dweight, scratch);
     }
 
-    fn scratch_len_by(&self, algorithm: Algorithm, pass: Pass, workers: usize) -> usize {
+    fn scratch_len_by(&self, algorithm: Algorithm, pass: ConvPass, workers: usize) -> usize {
         match algorithm {
             Algorithm::Pointwise => pointwise::scratch_len(self, pass, workers),
             #[cfg(target_arch = "x86_64")]
@@ -219,7 +220,7 @@ impl Conv2d {
         scratch: &mut [f32],
     ) {
         self.check_slices(x, weight, y);
-        self.check_scratch(algorithm, Pass::Forward, cx, scratch);
+        self.check_scratch(algorithm, ConvPass::Forward, cx, scratch);
         assert!(bias.is_none_or(|b| b.len() == self.c_out), "one bias per channel of the output");
         if y.is_empty() {
             return;
@@ -228,7 +229,7 @@ impl Conv2d {
             Algorithm::Pointwise => pointwise::forward(self, cx, x, weight, bias, y, epilogue, scratch),
             #[cfg(target_arch = "x86_64")]
             algorithm if cx.isa.has_avx2() => {
-                self.correlate(algorithm, Pass::Forward, cx, x, weight, bias, y, epilogue, scratch);
+                self.correlate(algorithm, ConvPass::Forward, cx, x, weight, bias, y, epilogue, scratch);
             }
             _ => scalar::forward(self, cx, x, weight, bias, y, epilogue),
         }
@@ -244,7 +245,7 @@ impl Conv2d {
         scratch: &mut [f32],
     ) {
         self.check_slices(dx, weight, dy);
-        self.check_scratch(algorithm, Pass::GradInput, cx, scratch);
+        self.check_scratch(algorithm, ConvPass::GradInput, cx, scratch);
         if dx.is_empty() {
             return;
         }
@@ -252,7 +253,7 @@ impl Conv2d {
             Algorithm::Pointwise => pointwise::grad_input(self, cx, dy, weight, dx, scratch),
             #[cfg(target_arch = "x86_64")]
             algorithm if cx.isa.has_avx2() => {
-                self.correlate(algorithm, Pass::GradInput, cx, dy, weight, None, dx, None, scratch);
+                self.correlate(algorithm, ConvPass::GradInput, cx, dy, weight, None, dx, None, scratch);
             }
             _ => scalar::grad_input(self, cx, dy, weight, dx),
         }
@@ -263,7 +264,7 @@ impl Conv2d {
     fn correlate(
         &self,
         algorithm: Algorithm,
-        pass: Pass,
+        pass: ConvPass,
         cx: &Cx,
         read: &[f32],
         weight: &[f32],
@@ -272,7 +273,7 @@ impl Conv2d {
         epilogue: Option<&RunEpilogue>,
         scratch: &mut [f32],
     ) {
-        let way = if pass == Pass::Forward { Direction::Forward } else { Direction::Backward };
+        let way = if pass == ConvPass::Forward { Direction::Forward } else { Direction::Backward };
         match algorithm {
             Algorithm::Winograd => {
                 Correlate::new(self, pass).run(cx, read, weight, bias, made, epilogue, scratch);
@@ -296,7 +297,7 @@ impl Conv2d {
         scratch: &mut [f32],
     ) {
         self.check_slices(x, dweight, dy);
-        self.check_scratch(algorithm, Pass::GradWeight, cx, scratch);
+        self.check_scratch(algorithm, ConvPass::GradWeight, cx, scratch);
         if x.is_empty() || dy.is_empty() {
             dweight.fill(0.0);
             return;
@@ -335,7 +336,7 @@ impl Conv2d {
         assert_eq!(weight.len(), self.weight_len(), "weights are [c_out, c_in / groups, kh, kw]");
     }
 
-    fn check_scratch(&self, algorithm: Algorithm, pass: Pass, cx: &Cx, scratch: &[f32]) {
+    fn check_scratch(&self, algorithm: Algorithm, pass: ConvPass, cx: &Cx, scratch: &[f32]) {
         let want = self.scratch_len_by(algorithm, pass, cx.par.workers());
         assert!(scratch.len() >= want, "{pass:?} needs {want} floats of scratch, has {}", scratch.len());
     }

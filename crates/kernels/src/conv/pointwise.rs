@@ -1,24 +1,24 @@
 //! 1x1 convolution with stride 1 is a product of the matrix of pixels with the matrix of weights, with no copies:
 //! `y[pixels × c_out] = x[pixels × c_in] · weightᵀ`. This file only writes down the strides.
 
-use super::{Conv2d, Pass, RunEpilogue};
+use super::{Conv2d, ConvPass, RunEpilogue};
 use crate::Cx;
-use crate::gemm::{self, Block, Gemm, Strides};
+use crate::gemm::{self, Gemm, OutputBlock, Strides};
 
-fn product(s: &Conv2d, pass: Pass) -> Gemm {
+fn product(s: &Conv2d, pass: ConvPass) -> Gemm {
     let pixels = s.n * s.h * s.w;
     let plain = |cols: usize| Strides { batch: 0, row: cols, col: 1 };
     let turned = |cols: usize| Strides { batch: 0, row: 1, col: cols };
     let (m, n, k, a, b, c) = match pass {
-        Pass::Forward => (pixels, s.c_out, s.c_in, plain(s.c_in), turned(s.c_in), plain(s.c_out)),
-        Pass::GradInput => (pixels, s.c_in, s.c_out, plain(s.c_out), plain(s.c_in), plain(s.c_in)),
-        Pass::GradWeight => (s.c_out, s.c_in, pixels, turned(s.c_out), plain(s.c_in), plain(s.c_in)),
+        ConvPass::Forward => (pixels, s.c_out, s.c_in, plain(s.c_in), turned(s.c_in), plain(s.c_out)),
+        ConvPass::GradInput => (pixels, s.c_in, s.c_out, plain(s.c_out), plain(s.c_in), plain(s.c_in)),
+        ConvPass::GradWeight => (s.c_out, s.c_in, pixels, turned(s.c_out), plain(s.c_in), plain(s.c_in)),
     };
     Gemm { batch: 1, m, n, k, a, b, c, accumulate: false }
 }
 
 /// Floats of scratch.
-pub(super) fn scratch_len(s: &Conv2d, pass: Pass, workers: usize) -> usize {
+pub(super) fn scratch_len(s: &Conv2d, pass: ConvPass, workers: usize) -> usize {
     product(s, pass).scratch_len(workers)
 }
 
@@ -33,7 +33,7 @@ pub(super) fn forward(
     epilogue: Option<&RunEpilogue>,
     scratch: &mut [f32],
 ) {
-    let finish = |block: Block| {
+    let finish = |block: OutputBlock| {
         let (pixel, first) = (block.row, block.col);
         for (r, piece) in block.into_rows().enumerate() {
             if let Some(bias) = bias {
@@ -47,7 +47,7 @@ pub(super) fn forward(
         }
     };
     let finish = (bias.is_some() || epilogue.is_some()).then(|| gemm::Epilogue::new(&finish));
-    product(s, Pass::Forward).run(cx, x, weight, y, finish, scratch);
+    product(s, ConvPass::Forward).run(cx, x, weight, y, finish, scratch);
 }
 
 /// `dx = dy · weight`.
@@ -59,7 +59,7 @@ pub(super) fn grad_input(
     dx: &mut [f32],
     scratch: &mut [f32],
 ) {
-    product(s, Pass::GradInput).run(cx, dy, weight, dx, None, scratch);
+    product(s, ConvPass::GradInput).run(cx, dy, weight, dx, None, scratch);
 }
 
 /// `dweight = dyᵀ · x`.
@@ -71,5 +71,5 @@ pub(super) fn grad_weight(
     dweight: &mut [f32],
     scratch: &mut [f32],
 ) {
-    product(s, Pass::GradWeight).run(cx, dy, x, dweight, None, scratch);
+    product(s, ConvPass::GradWeight).run(cx, dy, x, dweight, None, scratch);
 }

@@ -66,9 +66,18 @@ fn all(s: &Conv2d, by: Algorithm, cx: &Cx, bias: bool) -> [Vec<f32>; 3] {
         }
     };
     let epilogue: Option<&RunEpilogue> = if bias { Some(&shift) } else { None };
-    s.forward_by(by, cx, &x, &weight, bias.then_some(&b[..]), &mut y, epilogue, &mut scratch(Pass::Forward));
-    s.grad_input_by(by, cx, &dy, &weight, &mut dx, &mut scratch(Pass::GradInput));
-    s.grad_weight_by(by, cx, &x, &dy, &mut dw, &mut scratch(Pass::GradWeight));
+    s.forward_by(
+        by,
+        cx,
+        &x,
+        &weight,
+        bias.then_some(&b[..]),
+        &mut y,
+        epilogue,
+        &mut scratch(ConvPass::Forward),
+    );
+    s.grad_input_by(by, cx, &dy, &weight, &mut dx, &mut scratch(ConvPass::GradInput));
+    s.grad_weight_by(by, cx, &x, &dy, &mut dw, &mut scratch(ConvPass::GradWeight));
     [y, dx, dw]
 }
 
@@ -156,7 +165,7 @@ fn the_choice_goes_by_shape() {
         ([64, 32, 32, 64, 64, 1, 1, 1, 0, 1, 1], Algorithm::Pointwise),
         ([64, 32, 32, 64, 64, 1, 1, 2, 0, 1, 1], Algorithm::Direct),
     ] {
-        for pass in [Pass::Forward, Pass::GradInput, Pass::GradWeight] {
+        for pass in [ConvPass::Forward, ConvPass::GradInput, ConvPass::GradWeight] {
             assert_eq!(conv(v).algorithm(pass), want, "{v:?}");
         }
     }
@@ -266,7 +275,7 @@ fn threads_make_the_same_bits() {
         [16, 14, 14, 24, 24, 3, 3, 1, 1, 1, 3],
     ] {
         let s = conv(v);
-        let by = s.algorithm(Pass::Forward);
+        let by = s.algorithm(ConvPass::Forward);
         let alone = all(&s, by, &Cx::serial(), true);
         let together = all(&s, by, &Cx { isa: Isa::detect(), par: &Threads(4) }, true);
         for (a, b) in alone.iter().flatten().zip(together.iter().flatten()) {
@@ -328,7 +337,7 @@ fn the_epilogue_sees_every_value_once() {
         };
         for cx in [Cx::serial(), Cx::oracle()] {
             let (x, weight, mut y) = (noise(s.x_len(), 1), noise(s.weight_len(), 2), vec![0.0; s.y_len()]);
-            let mut scratch = vec![0.0; s.scratch_len(Pass::Forward, 1)];
+            let mut scratch = vec![0.0; s.scratch_len(ConvPass::Forward, 1)];
             s.forward(&cx, &x, &weight, None, &mut y, Some(&count), &mut scratch);
             assert!(seen.iter().all(|n| n.swap(0, Ordering::Relaxed) == 1), "{s:?}");
         }

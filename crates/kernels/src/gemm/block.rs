@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::plan::{GemmPlan, Panels, part};
-use super::{Block, Epilogue, avx2, avx512, pack};
+use super::{Epilogue, OutputBlock, avx2, avx512, pack};
 use crate::Isa;
 
 /// Columns of a panel.
@@ -459,7 +459,16 @@ impl BlockProduct<'_> {
         let Some(epilogue) = self.epilogue else { return };
         let at = target.c.wrapping_add(row0 * target.row + col0);
         let (rows, cols, stride) = (row1 - row0, col1 - col0, target.row);
-        (epilogue.call)(Block { batch, row: row0, col: col0, rows, cols, at, stride, lent: PhantomData });
+        (epilogue.call)(OutputBlock {
+            batch,
+            row: row0,
+            col: col0,
+            rows,
+            cols,
+            at,
+            stride,
+            lent: PhantomData,
+        });
     }
 }
 

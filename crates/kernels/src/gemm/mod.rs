@@ -65,7 +65,7 @@ pub struct Strides {
 #[derive(Clone, Copy)]
 pub struct Epilogue<'a> {
     /// The function, called with each block.
-    pub call: &'a (dyn Fn(Block) + Sync),
+    pub call: &'a (dyn Fn(OutputBlock) + Sync),
     /// The starts of what else it accesses, laid out as C is: prefetched, and never read here. Null if there is
     /// nothing.
     pub beside: [*const f32; 3],
@@ -76,13 +76,13 @@ unsafe impl Sync for Epilogue<'_> {}
 
 impl<'a> Epilogue<'a> {
     /// An epilogue that accesses nothing else that is worth prefetching.
-    pub fn new(call: &'a (dyn Fn(Block) + Sync)) -> Epilogue<'a> {
+    pub fn new(call: &'a (dyn Fn(OutputBlock) + Sync)) -> Epilogue<'a> {
         Epilogue { call, beside: [std::ptr::null(); 3] }
     }
 }
 
 /// A finished block of C, lent to an epilogue.
-pub struct Block<'a> {
+pub struct OutputBlock<'a> {
     /// Which product.
     pub batch: usize,
     /// The first row.
@@ -96,11 +96,11 @@ pub struct Block<'a> {
     lent: PhantomData<&'a mut [f32]>,
 }
 
-impl<'a> Block<'a> {
+impl<'a> OutputBlock<'a> {
     /// A part of one row.
-    fn piece(batch: usize, row: usize, col: usize, piece: &'a mut [f32]) -> Block<'a> {
+    fn piece(batch: usize, row: usize, col: usize, piece: &'a mut [f32]) -> OutputBlock<'a> {
         let (at, cols) = (piece.as_mut_ptr(), piece.len());
-        Block { batch, row, col, rows: 1, cols, at, stride: 0, lent: PhantomData }
+        OutputBlock { batch, row, col, rows: 1, cols, at, stride: 0, lent: PhantomData }
     }
 
     /// The block's rows, one after the other.

@@ -1,6 +1,6 @@
 //! The oracle, and the fallback where there is no AVX2: plain loops, row by row of B.
 
-use super::{Block, Epilogue, Gemm};
+use super::{Epilogue, Gemm, OutputBlock};
 
 /// The same as `Gemm::run`, on the calling thread.
 pub(super) fn run(g: &Gemm, a: &[f32], b: &[f32], c: &mut [f32], epilogue: Option<Epilogue>) {
@@ -19,7 +19,7 @@ pub(super) fn run(g: &Gemm, a: &[f32], b: &[f32], c: &mut [f32], epilogue: Optio
                 }
             }
             if let Some(epilogue) = epilogue {
-                (epilogue.call)(Block::piece(batch, i, 0, c_row));
+                (epilogue.call)(OutputBlock::piece(batch, i, 0, c_row));
             }
         }
     }

@@ -51,7 +51,7 @@ fn check(
         // NaN shows what is read before it is written.
         let mut scratch = vec![f32::NAN; g.scratch_len(cx.par.workers())];
         let finished: Vec<AtomicU32> = (0..batch * m * n).map(|_| AtomicU32::new(0)).collect();
-        let epilogue = |block: Block| {
+        let epilogue = |block: OutputBlock| {
             let (batch, first, col) = (block.batch, block.row, block.col);
             for (r, piece) in block.into_rows().enumerate() {
                 let row = first + r;
@@ -97,7 +97,7 @@ fn check(
 fn check_pass(g: &Gemm, cx: &Cx, a: &[f32], b: &[f32], want: &[f32]) {
     const NONE: u32 = f32::NAN.to_bits() + 1;
     let got: Vec<AtomicU32> = (0..g.batch * g.m * g.n).map(|_| AtomicU32::new(NONE)).collect();
-    let call = |block: Block| {
+    let call = |block: OutputBlock| {
         let (batch, first, col) = (block.batch, block.row, block.col);
         for (r, piece) in block.into_rows().enumerate() {
             for (j, v) in piece.iter().enumerate() {

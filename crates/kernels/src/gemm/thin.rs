@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Block, Epilogue, Gemm};
+use super::{Epilogue, Gemm, OutputBlock};
 use crate::Cx;
 use crate::cx::SharedMut;
 
@@ -60,13 +60,13 @@ pub(super) fn run(g: &Gemm, cx: &Cx, a: &[f32], b: &[f32], c: &mut [f32], epilog
             let base = batch * g.c.batch;
             if g.m == 1 {
                 // SAFETY: these elements are of this task alone.
-                (epilogue.call)(Block::piece(batch, 0, first, unsafe {
+                (epilogue.call)(OutputBlock::piece(batch, 0, first, unsafe {
                     c.slice(base + first, last - first)
                 }));
             } else {
                 for row in first..last {
                     // SAFETY: as above.
-                    (epilogue.call)(Block::piece(batch, row, 0, unsafe {
+                    (epilogue.call)(OutputBlock::piece(batch, row, 0, unsafe {
                         c.slice(base + row * c_stride, 1)
                     }));
                 }

@@ -93,7 +93,7 @@ impl ResNet {
             let width = 64 << stage;
             for k in 0..n_blocks {
                 let stride = if stage > 0 && k == 0 { 2 } else { 1 };
-                let block = Block { channels, width, expansion: self.depth.expansion(), stride };
+                let block = ResidualBlock { channels, width, expansion: self.depth.expansion(), stride };
                 x = b.layer(format!("layer{}.{k}", stage + 1), |b| block.trace(b, x, training))?;
                 channels = block.outputs();
             }
@@ -104,20 +104,20 @@ impl ResNet {
 }
 
 /// A basic block or a bottleneck, by its expansion.
-struct Block {
+struct ResidualBlock {
     channels: usize,
     width: usize,
     expansion: usize,
     stride: usize,
 }
 
-impl Block {
+impl ResidualBlock {
     fn outputs(&self) -> usize {
         self.width * self.expansion
     }
 
     fn trace(&self, b: &mut Builder, x: Tensor, training: bool) -> Traced {
-        let &Block { channels, width, stride, .. } = self;
+        let &ResidualBlock { channels, width, stride, .. } = self;
         // The stride of a bottleneck is on its 3x3 convolution, as in torchvision, not on the first.
         let convs = if self.expansion == 1 {
             vec![

@@ -23,7 +23,7 @@ struct Reference {
     losses: Vec<f64>,
     eval_logits: Samples,
     params: Vec<Param>,
-    buffers: Vec<Buffer>,
+    buffers: Vec<ReferenceBuffer>,
 }
 
 #[derive(Deserialize)]
@@ -65,7 +65,7 @@ struct Param {
 }
 
 #[derive(Deserialize)]
-struct Buffer {
+struct ReferenceBuffer {
     name: String,
     norm: f64,
     dot: f64,

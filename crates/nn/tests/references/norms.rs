@@ -32,11 +32,11 @@ struct File {
     lr: f32,
     momentum: f32,
     fills: BTreeMap<String, [f32; 2]>,
-    cases: Vec<Case>,
+    cases: Vec<NormCase>,
 }
 
 #[derive(Deserialize)]
-struct Case {
+struct NormCase {
     case: String,
     /// `once`: outputs and gradients of one norm. `sync`, `local`: a small net after a few steps.
     kind: String,
@@ -74,7 +74,7 @@ fn ranks_norm_batches_as_in_pytorch() {
 
 impl File {
     /// Fills `to` with samples `rows` of a tensor.
-    fn rows(&self, case: &Case, name: &str, rows: Range<usize>, to: &mut [f32]) {
+    fn rows(&self, case: &NormCase, name: &str, rows: Range<usize>, to: &mut [f32]) {
         let each = to.len() / rows.len();
         let mut all = vec![0.0; rows.end * each];
         self.fill(case, name, &mut all);
@@ -82,13 +82,13 @@ impl File {
     }
 
     /// Fills a whole tensor; `x0`, `x1` and so on have the range of `x`.
-    fn fill(&self, case: &Case, name: &str, to: &mut [f32]) {
+    fn fill(&self, case: &NormCase, name: &str, to: &mut [f32]) {
         let range = self.fills[name.trim_end_matches(|c: char| c.is_ascii_digit())];
         fill(to, &format!("{}.{name}", case.case), range);
     }
 
     /// Weights and running statistics at the start. Every rank has the same.
-    fn start(&self, case: &Case, engine: &mut Engine) {
+    fn start(&self, case: &NormCase, engine: &mut Engine) {
         let names: Vec<_> = engine.param_slots().into_iter().map(|s| s.name).collect();
         for name in names.iter().filter(|name| *name != "x") {
             self.fill(case, name, engine.param_mut(name).unwrap());
@@ -109,7 +109,7 @@ fn parts(shards: &[usize]) -> Vec<Range<usize>> {
 }
 
 /// Runs a function on every rank, with its samples.
-fn on_ranks<T: Send>(case: &Case, run: impl Fn(Comm, Range<usize>) -> T + Sync) -> Vec<T> {
+fn on_ranks<T: Send>(case: &NormCase, run: impl Fn(Comm, Range<usize>) -> T + Sync) -> Vec<T> {
     thread::scope(|s| {
         let ranks: Vec<_> = Comm::local(case.shards.len())
             .into_iter()
@@ -140,7 +140,7 @@ fn norm_step(file: &File, n: usize) -> Graph {
     sync_batch_norm(&differentiate(&b.finish(&[("y", y), ("loss", loss)]), loss).unwrap())
 }
 
-fn once(file: &File, case: &Case) -> Got {
+fn once(file: &File, case: &NormCase) -> Got {
     let ranks = on_ranks(case, |comm, part| {
         let program = both_passes(comm.size(), &Arc::new(Body::new(&norm_step(file, part.len()))));
         let mut engine = Engine::new(program, Options::threads(1)).unwrap();
@@ -192,7 +192,7 @@ fn net_step(file: &File, n: usize) -> Graph {
     differentiate(&b.finish(&[("loss", loss), ("weighted", weighted)]), weighted).unwrap()
 }
 
-fn trained(file: &File, case: &Case, sync: bool) -> Got {
+fn trained(file: &File, case: &NormCase, sync: bool) -> Got {
     let total: usize = case.shards.iter().sum();
     let sgd = Optimizer::Sgd { momentum: file.momentum, nesterov: false, weight_decay: 0.0 };
     let mut ranks = on_ranks(case, |comm, part| {

@@ -33,11 +33,11 @@ const LAYER: &str = "layer";
 
 #[derive(Deserialize)]
 struct File {
-    cases: Vec<Case>,
+    cases: Vec<OpCase>,
 }
 
 #[derive(Deserialize)]
-struct Case {
+struct OpCase {
     case: String,
     op: String,
     attrs: BTreeMap<String, Value>,
@@ -77,7 +77,7 @@ fn every_case_is_as_in_pytorch() {
     assert!(n == 0, "{n} wrong\n{}", wrong[..n.min(40)].join("\n"));
 }
 
-fn check(case: &Case, isa: Isa, wrong: &mut Vec<String>) {
+fn check(case: &OpCase, isa: Isa, wrong: &mut Vec<String>) {
     let mut attrs = Attrs { case: &case.case, left: case.attrs.clone() };
     let (outputs, grads) = match case.op.as_str() {
         "sgd" | "adam" | "adamw" | "lion" | "adafactor" => (optimizer(case, &mut attrs, isa), Got::new()),
@@ -163,7 +163,7 @@ impl Attrs<'_> {
     }
 }
 
-impl Case {
+impl OpCase {
     fn input(&self, name: &str) -> Option<&Input> {
         self.inputs.iter().find(|i| i.name == name)
     }
@@ -203,7 +203,7 @@ impl Case {
 }
 
 /// Forward to `y`, and the loss `sum(y * w)`.
-fn trace(case: &Case, attrs: &mut Attrs) -> Traced<Graph> {
+fn trace(case: &OpCase, attrs: &mut Attrs) -> Traced<Graph> {
     let mut b = Builder::new();
     let y = y(case, attrs, &mut b)?;
     let dims = b.dims(y);
@@ -214,7 +214,7 @@ fn trace(case: &Case, attrs: &mut Attrs) -> Traced<Graph> {
     Ok(b.finish(&[("y", y), ("loss", loss)]))
 }
 
-fn y(case: &Case, attrs: &mut Attrs, b: &mut Builder) -> Traced {
+fn y(case: &OpCase, attrs: &mut Attrs, b: &mut Builder) -> Traced {
     match case.op.as_str() {
         "linear" => {
             let x = case.leaf(b, "x")?;
@@ -276,7 +276,7 @@ fn y(case: &Case, attrs: &mut Attrs, b: &mut Builder) -> Traced {
 }
 
 /// The ops of images, `[n, h, w, c]`.
-fn image(case: &Case, attrs: &mut Attrs, b: &mut Builder, x: Tensor) -> Traced {
+fn image(case: &OpCase, attrs: &mut Attrs, b: &mut Builder, x: Tensor) -> Traced {
     match case.op.as_str() {
         "conv2d" => {
             let conv = attrs.conv();
@@ -351,7 +351,7 @@ fn max_pool_dilated(b: &mut Builder, x: Tensor, kernel: (usize, usize), dilation
     Ok(y.expect("a window has a place"))
 }
 
-fn activation(case: &Case, attrs: &mut Attrs, b: &mut Builder, x: Tensor) -> Traced {
+fn activation(case: &OpCase, attrs: &mut Attrs, b: &mut Builder, x: Tensor) -> Traced {
     let op = match case.op.as_str() {
         "leaky_relu" => Unary::LeakyRelu(attrs.get("negative_slope")),
         "elu" => Unary::Elu(attrs.get("alpha")),
@@ -383,7 +383,7 @@ fn softplus(b: &mut Builder, x: Tensor, beta: f32, threshold: f32) -> Traced {
     b.select(above, x, soft)
 }
 
-fn cross_entropy(case: &Case, attrs: &mut Attrs, b: &mut Builder) -> Traced {
+fn cross_entropy(case: &OpCase, attrs: &mut Attrs, b: &mut Builder) -> Traced {
     let (x, target) = (case.leaf(b, "x")?, case.leaf(b, "target")?);
     let weights = attrs.flag("weights");
     let class_weight = weights.then(|| case.leaf(b, "class_weight")).transpose()?;
@@ -402,7 +402,7 @@ fn cross_entropy(case: &Case, attrs: &mut Attrs, b: &mut Builder) -> Traced {
 }
 
 /// Means over pairs of a prediction and a target.
-fn pair_loss(case: &Case, attrs: &mut Attrs, b: &mut Builder, x: Tensor, target: Tensor) -> Traced {
+fn pair_loss(case: &OpCase, attrs: &mut Attrs, b: &mut Builder, x: Tensor, target: Tensor) -> Traced {
     let each = match case.op.as_str() {
         "mse_loss" => return b.mse(x, target),
         "bce_with_logits" if attrs.flag("weights") => {
@@ -452,7 +452,7 @@ fn huber(b: &mut Builder, x: Tensor, target: Tensor, delta: f32) -> Traced {
 }
 
 /// PyTorch has `[b, heads, t, d]`, the engine `[b, t, heads, d]`.
-fn attention(case: &Case, attrs: &mut Attrs, b: &mut Builder) -> Traced {
+fn attention(case: &OpCase, attrs: &mut Attrs, b: &mut Builder) -> Traced {
     let mut qkv = Vec::new();
     for name in ["q", "k", "v"] {
         let x = case.leaf(b, name)?;
@@ -473,7 +473,7 @@ fn attention(case: &Case, attrs: &mut Attrs, b: &mut Builder) -> Traced {
 }
 
 /// Outputs and gradients, by the names of the case. Running statistics are outputs in PyTorch and states here.
-fn run(case: &Case, forward: Graph, isa: Isa) -> (Got, Got) {
+fn run(case: &OpCase, forward: Graph, isa: Isa) -> (Got, Got) {
     let name = &case.case;
     let step = differentiate(&forward, forward.output("loss").expect("`trace` made it"));
     let step = step.unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -503,7 +503,7 @@ fn run(case: &Case, forward: Graph, isa: Isa) -> (Got, Got) {
 }
 
 /// Writes an input where the trace has it: a parameter, a state, or an input.
-fn feed(case: &Case, input: &Input, graph: &Graph, engine: &mut Engine) {
+fn feed(case: &OpCase, input: &Input, graph: &Graph, engine: &mut Engine) {
     let name = &input.name;
     let stored = |list: &[polyreme_graph::graph::Stored]| {
         list.iter().find(|s| unscoped(&s.name) == name).map(|s| s.name.clone())
@@ -526,7 +526,7 @@ fn unscoped(name: &str) -> &str {
 }
 
 /// The parameter after each of three steps, or of more where the case wants the last one only.
-fn optimizer(case: &Case, attrs: &mut Attrs, isa: Isa) -> Got {
+fn optimizer(case: &OpCase, attrs: &mut Attrs, isa: Isa) -> Got {
     let weight_decay = attrs.find("weight_decay").unwrap_or(0.0);
     let mut kept = 1.0;
     let optimizer = match case.op.as_str() {
@@ -581,7 +581,7 @@ fn optimizer(case: &Case, attrs: &mut Attrs, isa: Isa) -> Got {
 }
 
 /// The norm over both gradients, and both scaled.
-fn clip(case: &Case, attrs: &mut Attrs, isa: Isa) -> Got {
+fn clip(case: &OpCase, attrs: &mut Attrs, isa: Isa) -> Got {
     let cx = Cx { isa, ..Cx::serial() };
     let mut all = case.real("g0");
     let n = all.len();

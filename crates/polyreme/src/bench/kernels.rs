@@ -4,7 +4,7 @@ use std::io;
 
 use polyreme_exec::Pool;
 use polyreme_kernels::attention::{Attention, Grads};
-use polyreme_kernels::conv::{Conv2d, Pass};
+use polyreme_kernels::conv::{Conv2d, ConvPass};
 use polyreme_kernels::elementwise::{Binary, Expr, Fused, Source, Unary};
 use polyreme_kernels::gemm::{Gemm, Strides};
 use polyreme_kernels::norm::{BatchNorm, LayerNorm};
@@ -153,9 +153,9 @@ impl Bench<'_> {
             };
             let (x, w, y) = (noise(conv.x_len()), noise(conv.weight_len()), noise(conv.y_len()));
             for (name, pass) in [
-                ("conv2d forward", Pass::Forward),
-                ("conv2d grad_input", Pass::GradInput),
-                ("conv2d grad_weight", Pass::GradWeight),
+                ("conv2d forward", ConvPass::Forward),
+                ("conv2d grad_input", ConvPass::GradInput),
+                ("conv2d grad_weight", ConvPass::GradWeight),
             ] {
                 if !self.wants(name) {
                     continue;
@@ -167,14 +167,14 @@ impl Bench<'_> {
                 );
                 let work = Bound::Flops(conv.flops() as f64);
                 let mut out = match pass {
-                    Pass::Forward => y.clone(),
-                    Pass::GradInput => x.clone(),
-                    Pass::GradWeight => w.clone(),
+                    ConvPass::Forward => y.clone(),
+                    ConvPass::GradInput => x.clone(),
+                    ConvPass::GradWeight => w.clone(),
                 };
                 self.time(name, shape, work, |cx| match pass {
-                    Pass::Forward => conv.forward(cx, &x, &w, None, &mut out, None, &mut scratch),
-                    Pass::GradInput => conv.grad_input(cx, &y, &w, &mut out, &mut scratch),
-                    Pass::GradWeight => conv.grad_weight(cx, &x, &y, &mut out, &mut scratch),
+                    ConvPass::Forward => conv.forward(cx, &x, &w, None, &mut out, None, &mut scratch),
+                    ConvPass::GradInput => conv.grad_input(cx, &y, &w, &mut out, &mut scratch),
+                    ConvPass::GradWeight => conv.grad_weight(cx, &x, &y, &mut out, &mut scratch),
                 });
             }
         }

@@ -10,7 +10,7 @@ use polyreme_exec::Isa;
 use polyreme_train::run::Prepared;
 
 use super::ranks::{RankArgs, part, show};
-use super::{Failure, Outcome, print};
+use super::{CommandResult, Failure, print};
 use crate::app::App;
 use crate::bench::collective::{self, BenchOp, Measured};
 use crate::bench::jobs::BenchJob;
@@ -109,7 +109,7 @@ pub(super) struct LoadArgs {
 }
 
 impl Bench {
-    pub(super) fn run(&self, app: &App, start: Instant) -> Outcome {
+    pub(super) fn run(&self, app: &App, start: Instant) -> CommandResult {
         match self {
             Bench::Load(args) => {
                 let job = super::train::read_job(app, Some(&args.job), &args.sets)?;
@@ -135,7 +135,7 @@ impl StepArgs {
 }
 
 /// Steps on several ranks. Each job has its own group, as each run has.
-fn bench_ranks(args: &StepArgs, isa: Isa) -> Outcome {
+fn bench_ranks(args: &StepArgs, isa: Isa) -> CommandResult {
     if args.ops || args.memory_mib.is_some() {
         return Err(Failure::usage(
             "--ops and --memory-mib are for one rank; leave out --ranks and related flags",
@@ -160,7 +160,7 @@ fn bench_ranks(args: &StepArgs, isa: Isa) -> Outcome {
         shard_gradients: args.shard_gradients,
     };
     let control = group.control.take();
-    let outcomes = group.run(|mut comm| -> Outcome {
+    let outcomes = group.run(|mut comm| -> CommandResult {
         for job in &jobs {
             comm = match bench::ranks::measure(job, comm, &settings) {
                 Ok((report, comm)) => {
@@ -177,7 +177,7 @@ fn bench_ranks(args: &StepArgs, isa: Isa) -> Outcome {
     part(control, outcomes.into_iter().collect())
 }
 
-fn bench_collective(args: &CollectiveArgs) -> Outcome {
+fn bench_collective(args: &CollectiveArgs) -> CommandResult {
     let sizes = if args.sizes.is_empty() { collective::SIZES.to_vec() } else { args.sizes.clone() };
     let Some(mut group) = args.ranks.enter(Asked::default(), "bench collective", Arc::default())? else {
         return Ok(());
@@ -189,7 +189,7 @@ fn bench_collective(args: &CollectiveArgs) -> Outcome {
         writeln!(io::stdout(), "{}", collective::HEADER)?;
     }
     let control = group.control.take();
-    let outcomes = group.run(|mut comm| -> Outcome {
+    let outcomes = group.run(|mut comm| -> CommandResult {
         for op in &args.ops {
             // A barrier has no size.
             let sizes = if *op == BenchOp::Barrier { &[0][..] } else { &sizes[..] };
@@ -211,7 +211,7 @@ fn bench_collective(args: &CollectiveArgs) -> Outcome {
     part(control, outcomes.into_iter().collect())
 }
 
-fn bench_step(args: &StepArgs, isa: Isa, start: Instant) -> Outcome {
+fn bench_step(args: &StepArgs, isa: Isa, start: Instant) -> CommandResult {
     if args.shard_gradients {
         return Err(Failure::usage("--shard-gradients needs several ranks; set their number with --ranks"));
     }
@@ -239,11 +239,11 @@ fn bench_step(args: &StepArgs, isa: Isa, start: Instant) -> Outcome {
     Ok(())
 }
 
-fn bench_kernels(args: &KernelArgs, isa: Isa) -> Outcome {
+fn bench_kernels(args: &KernelArgs, isa: Isa) -> CommandResult {
     if !args.json {
         writeln!(io::stdout(), "{}", kernels::HEADER)?;
     }
-    let mut outcome: Outcome = Ok(());
+    let mut outcome: CommandResult = Ok(());
     let mut n = 0;
     kernels::measure(threads(args.threads), isa, &args.filter, &mut |report| {
         n += 1;

@@ -4,10 +4,10 @@ use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use polyreme_data::fetch::{self, GetOptions, Progress};
+use polyreme_data::fetch::{self, FetchProgress, GetOptions};
 use serde_json::json;
 
-use super::{Outcome, print_json};
+use super::{CommandResult, print_json};
 use crate::output::{self, CLEAR};
 
 #[derive(Subcommand)]
@@ -35,13 +35,13 @@ pub(super) enum Data {
 }
 
 impl Data {
-    pub(super) fn run(&self) -> Outcome {
+    pub(super) fn run(&self) -> CommandResult {
         match self {
             Data::Get { name, into, mirror, json } => {
                 let into = into.clone().unwrap_or_else(|| fetch::default_folder(name));
                 let mut line =
                     DownloadLine { terminal: io::stderr().is_terminal(), json: *json, failures: Vec::new() };
-                let mut progress = |p: Progress<'_>| line.show(p);
+                let mut progress = |p: FetchProgress<'_>| line.show(p);
                 let options = GetOptions { into: &into, mirror: mirror.as_deref(), progress: &mut progress };
                 let folder = fetch::get(name, options)?;
                 line.show_failures();
@@ -75,30 +75,30 @@ struct DownloadLine {
 }
 
 impl DownloadLine {
-    fn show(&mut self, progress: Progress<'_>) {
+    fn show(&mut self, progress: FetchProgress<'_>) {
         if self.json {
             return self.line_of_json(progress);
         }
         match progress {
-            Progress::Present { file } => {
+            FetchProgress::Present { file } => {
                 self.show_failures();
                 self.say(&format!("{file}: there"));
             }
-            Progress::Begin { file, from } => {
+            FetchProgress::Begin { file, from } => {
                 if !self.failures.iter().all(|f| f.starts_with(&format!("{file}: "))) {
                     self.show_failures();
                 }
                 self.say(&format!("{file}: from {from}"));
             }
-            Progress::Bytes { file, have, total } if self.terminal => {
+            FetchProgress::Bytes { file, have, total } if self.terminal => {
                 let share = 100.0 * have as f64 / total.max(1) as f64;
                 let (have, total) = (have as f64 / 1e6, total as f64 / 1e6);
                 // A failed write only loses a progress line.
                 drop(write!(io::stderr(), "{CLEAR}{file}: {have:.1} of {total:.1} MB, {share:.0}%"));
             }
-            Progress::Bytes { .. } => {}
-            Progress::Failed { file, from, why } => self.failures.push(format!("{file}: {from}: {why}")),
-            Progress::Unpack { file } => {
+            FetchProgress::Bytes { .. } => {}
+            FetchProgress::Failed { file, from, why } => self.failures.push(format!("{file}: {from}: {why}")),
+            FetchProgress::Unpack { file } => {
                 self.show_failures();
                 self.say(&format!("{file}: unpacking"));
             }
@@ -117,15 +117,15 @@ impl DownloadLine {
     }
 
     /// One line per file and event; progress in bytes would be too many.
-    fn line_of_json(&self, progress: Progress<'_>) {
+    fn line_of_json(&self, progress: FetchProgress<'_>) {
         let value = match progress {
-            Progress::Present { file } => json!({"event": "present", "file": file}),
-            Progress::Begin { file, from } => json!({"event": "begin", "file": file, "from": from}),
-            Progress::Bytes { .. } => return,
-            Progress::Failed { file, from, why } => {
+            FetchProgress::Present { file } => json!({"event": "present", "file": file}),
+            FetchProgress::Begin { file, from } => json!({"event": "begin", "file": file, "from": from}),
+            FetchProgress::Bytes { .. } => return,
+            FetchProgress::Failed { file, from, why } => {
                 json!({"event": "failed", "file": file, "from": from, "why": why})
             }
-            Progress::Unpack { file } => json!({"event": "unpack", "file": file}),
+            FetchProgress::Unpack { file } => json!({"event": "unpack", "file": file}),
         };
         // A closed pipe does not end the download.
         let _ = print_json(&value);

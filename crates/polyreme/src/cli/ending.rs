@@ -11,7 +11,7 @@ use polyreme_train::TrainError;
 use polyreme_train::job::{JobError, JobErrors};
 use signal_hook::consts::SIGPIPE;
 
-use super::Outcome;
+use super::CommandResult;
 use crate::cluster::pumps::ErrorLine;
 use crate::output;
 
@@ -166,7 +166,7 @@ fn code_of_data(error: &DataError) -> u8 {
 }
 
 /// Prints help or the version if asked for, or what is wrong with the flags.
-pub(super) fn refuse(refused: &clap::Error) -> Outcome {
+pub(super) fn refuse(refused: &clap::Error) -> CommandResult {
     if !refused.use_stderr() {
         return Ok(refused.print()?);
     }
@@ -178,7 +178,7 @@ pub(super) fn refuse(refused: &clap::Error) -> Outcome {
 }
 
 /// Prints the last message, waits for readers with a timeout, and returns the exit code.
-pub(super) fn end(outcome: Outcome, json: bool) -> ExitCode {
+pub(super) fn end(outcome: CommandResult, json: bool) -> ExitCode {
     // An unfinished line is still buffered by the standard library.
     let outcome = outcome.and_then(|()| Ok(io::stdout().flush()?));
     let mut exit = outcome.as_ref().map_or_else(|failure| failure.code, |()| 0);

@@ -13,7 +13,7 @@ use polyreme_train::trained::Trained;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{Failure, Outcome, print_json, train};
+use super::{CommandResult, Failure, print_json, train};
 use crate::app::App;
 use crate::process;
 
@@ -53,7 +53,7 @@ struct Report<'a> {
     classes: &'a [String],
 }
 
-pub(super) fn eval(app: &App, args: &EvalArgs) -> Outcome {
+pub(super) fn eval(app: &App, args: &EvalArgs) -> CommandResult {
     let trained = Trained::open(&args.run, &app.given())?;
     let job = train::stored_job(&trained.loaded.manifest.job, &trained.folder(), &args.sets)?;
     let mut prepared = Prepared::to_use(job, app.given(), process::cores(), &trained.preparation)?;
@@ -94,7 +94,7 @@ pub(super) fn eval(app: &App, args: &EvalArgs) -> Outcome {
     if args.json { print_json(&report) } else { show(&report, &scores, names) }
 }
 
-fn show(report: &Report, scores: &Measured, names: &[String]) -> Outcome {
+fn show(report: &Report, scores: &Measured, names: &[String]) -> CommandResult {
     let mut out = io::stdout().lock();
     writeln!(
         out,

@@ -9,7 +9,7 @@ use polyreme_data::Layout;
 use polyreme_graph::dot::dot;
 use polyreme_graph::{Graph, Program};
 use polyreme_parallel::{Plan, Training, Updates};
-use polyreme_train::checkpoint::{self, Place};
+use polyreme_train::checkpoint::{self, GivenPath};
 use polyreme_train::loss::Loss;
 use polyreme_train::lower::{Lowering, training_graph};
 use polyreme_train::record::history::{Column, History};
@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::ending::Failure;
-use super::{Outcome, print_json, train};
+use super::{CommandResult, print_json, train};
 use crate::app::App;
 use crate::process;
 
@@ -54,12 +54,12 @@ struct Tensor {
     elements: usize,
 }
 
-pub(super) fn inspect(app: &App, args: &InspectArgs) -> Outcome {
+pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
     if args.path.extension().is_some_and(|e| e == "toml") {
         return inspect_job(app, args);
     }
     let place = checkpoint::resolve(&args.path)?;
-    if let Place::Weights(file) = &place {
+    if let GivenPath::Weights(file) = &place {
         let tensors: Vec<_> = read_weights(file)?.iter().map(|w| tensor(&w.name, &w.dims)).collect();
         return show_tensors(&tensors, args.json);
     }
@@ -112,10 +112,10 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> Outcome {
     show_tensors(&tensors, false)
 }
 
-fn inspect_job(app: &App, args: &InspectArgs) -> Outcome {
+fn inspect_job(app: &App, args: &InspectArgs) -> CommandResult {
     let job = train::read_job(app, Some(&args.path), &[])?;
     let prepared = Prepared::new(job, app.given(), process::cores())?;
-    let graph = training_graph(&prepared.net, &prepared.spec, prepared.micro(), prepared.team.loss)?;
+    let graph = training_graph(&prepared.net, &prepared.spec, prepared.micro(), prepared.learner.loss)?;
     if let Some(form) = args.graph {
         let ranks = prepared.ranks();
         if args.rank >= ranks {
@@ -141,7 +141,11 @@ fn tensor(name: &str, dims: &[usize]) -> Tensor {
     Tensor { name: name.into(), shape: dims.to_vec(), elements: dims.iter().product() }
 }
 
-fn show_graph(graph: &Graph, form: Form, program: impl FnOnce() -> Result<Program, Failure>) -> Outcome {
+fn show_graph(
+    graph: &Graph,
+    form: Form,
+    program: impl FnOnce() -> Result<Program, Failure>,
+) -> CommandResult {
     let text = match form {
         Form::Text => graph.to_string(),
         Form::Dot => dot(graph),
@@ -150,7 +154,7 @@ fn show_graph(graph: &Graph, form: Form, program: impl FnOnce() -> Result<Progra
     Ok(io::stdout().lock().write_all(text.as_bytes())?)
 }
 
-fn show_tensors(tensors: &[Tensor], json: bool) -> Outcome {
+fn show_tensors(tensors: &[Tensor], json: bool) -> CommandResult {
     if json {
         return tensors.iter().try_for_each(print_json);
     }
@@ -164,7 +168,7 @@ fn show_tensors(tensors: &[Tensor], json: bool) -> Outcome {
     Ok(io::stdout().lock().write_all(text.as_bytes())?)
 }
 
-fn show_checkpoints(folder: &Path) -> Outcome {
+fn show_checkpoints(folder: &Path) -> CommandResult {
     let mut out = io::stdout().lock();
     writeln!(out, "\n  checkpoints")?;
     for entry in checkpoint::list(folder)? {
@@ -176,7 +180,7 @@ fn show_checkpoints(folder: &Path) -> Outcome {
 }
 
 /// The evaluations of a run, a line each; the middle of a long list is left out.
-fn show_history(history: &History) -> Outcome {
+fn show_history(history: &History) -> CommandResult {
     const SHOWN: usize = 12;
     let columns: Vec<_> = history.columns().filter(|(name, _)| name.starts_with("val_")).collect();
     let Some((_, first)) = columns.first() else { return Ok(()) };

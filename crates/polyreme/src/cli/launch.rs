@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory};
 
 use super::ranks::{over, program};
-use super::{Cli, Failure, Outcome};
+use super::{Cli, CommandResult, Failure};
 use crate::app::App;
 use crate::cluster::launch::{LaunchOptions, explain, members, parse_hosts};
 use crate::cluster::{crew, spawn};
@@ -51,7 +51,7 @@ pub(super) struct LaunchArgs {
     rest: Vec<String>,
 }
 
-pub(super) fn launch(app: &App, args: &LaunchArgs) -> Outcome {
+pub(super) fn launch(app: &App, args: &LaunchArgs) -> CommandResult {
     let hosts = parse_hosts(&args.hosts).map_err(Failure::usage)?;
     let options = LaunchOptions {
         hosts,

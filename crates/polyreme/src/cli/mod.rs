@@ -23,7 +23,7 @@ use crate::app::App;
 use crate::doctor;
 
 /// The result of a command.
-type Outcome = Result<(), Failure>;
+type CommandResult = Result<(), Failure>;
 
 /// Trains neural networks on all your cores and machines.
 #[derive(Parser)]
@@ -114,14 +114,14 @@ fn execute(command: &Command, app: &App, start: Instant) -> Result<(), Failure> 
 }
 
 /// Prints the schema of job files, indented.
-fn schema() -> Outcome {
+fn schema() -> CommandResult {
     let mut out = io::stdout().lock();
     serde_json::to_writer_pretty(&mut out, &polyreme_train::job::schema())?;
     Ok(writeln!(out)?)
 }
 
 /// Prints a report for people, or as one line of JSON.
-fn print<T: Serialize + std::fmt::Display>(report: &T, json: bool) -> Outcome {
+fn print<T: Serialize + std::fmt::Display>(report: &T, json: bool) -> CommandResult {
     if json {
         return print_json(report);
     }
@@ -129,7 +129,7 @@ fn print<T: Serialize + std::fmt::Display>(report: &T, json: bool) -> Outcome {
 }
 
 /// Prints one line of JSON.
-fn print_json<T: Serialize>(report: &T) -> Outcome {
+fn print_json<T: Serialize>(report: &T) -> CommandResult {
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, report)?;
     Ok(writeln!(out)?)

@@ -15,7 +15,7 @@ use polyreme_train::preparation::Sample;
 use polyreme_train::trained::Trained;
 use serde::Serialize;
 
-use super::{Failure, Outcome, print_json};
+use super::{CommandResult, Failure, print_json};
 use crate::app::App;
 use crate::process;
 
@@ -81,7 +81,7 @@ struct Continuation<'a> {
     text: String,
 }
 
-pub(super) fn predict(app: &App, args: &PredictArgs) -> Outcome {
+pub(super) fn predict(app: &App, args: &PredictArgs) -> CommandResult {
     let trained = Trained::open(&args.run, &app.given())?;
     match trained.preparation.sample {
         Sample::Ids { .. } if trained.preparation.spec(Layout::Planes).target == Target::NextId => {
@@ -132,7 +132,7 @@ fn table(trained: &Trained, file: &Path, width: usize) -> Result<(Table, Vec<Str
     Ok((set, names))
 }
 
-fn label(trained: &Trained, set: Arc<dyn Dataset>, names: &[String], args: &PredictArgs) -> Outcome {
+fn label(trained: &Trained, set: Arc<dyn Dataset>, names: &[String], args: &PredictArgs) -> CommandResult {
     let preparation = &trained.preparation;
     let spec = set.spec().clone();
     let transform = Transform::new(&spec, preparation.stats().as_ref(), Augment::default())?;
@@ -213,7 +213,7 @@ fn ranked(logits: &[f32], top: usize, name: impl Fn(usize) -> String) -> Vec<Ans
     order.iter().take(top).map(answer).collect()
 }
 
-fn write_on(trained: &Trained, args: &PredictArgs) -> Outcome {
+fn write_on(trained: &Trained, args: &PredictArgs) -> CommandResult {
     let tokenizer = match &trained.preparation.tokenizer {
         Some(path) => Tokenizer::from_file(path)?,
         None => Tokenizer::bytes(),

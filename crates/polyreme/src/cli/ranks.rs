@@ -11,7 +11,7 @@ use polyreme_train::job::{ParallelSpec, Transport as JobTransport};
 use serde_json::json;
 
 use super::ending::INTERRUPTED;
-use super::{Failure, Outcome};
+use super::{CommandResult, Failure};
 use crate::cluster::cores::Machine;
 use crate::cluster::crew::{CrewEnd, Lost};
 use crate::cluster::enter::{Entered, RankEntry, Ranks, enter};
@@ -159,7 +159,7 @@ pub(super) fn show(ranks: &Ranks, as_json: bool) {
 }
 
 /// Ends this process's part: tells the others that it is done, or why it failed.
-pub(super) fn part(control: Option<Control>, outcome: Outcome) -> Outcome {
+pub(super) fn part(control: Option<Control>, outcome: CommandResult) -> CommandResult {
     let Some(control) = control else { return outcome };
     match outcome {
         Ok(()) => Ok(control.goodbye()?),

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use polyreme_train::event::{Ending, Event, Observer, Outline, StepDone, Summary};
-use polyreme_train::record::progress::{Evaluation, Pace, Progress};
+use polyreme_train::record::progress::{Evaluation, Progress, ProgressPace};
 use polyreme_train::record::thousands;
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -40,7 +40,7 @@ pub(super) struct Screen {
     stop: Arc<AtomicBool>,
     said_stop: bool,
     shown: Option<Instant>,
-    pace: Pace,
+    pace: ProgressPace,
     /// A smoothed loss: single values are noisy.
     loss: Option<f64>,
     metrics: Vec<(String, f64)>,
@@ -64,7 +64,7 @@ impl Screen {
             stop,
             said_stop: false,
             shown: None,
-            pace: Pace::default(),
+            pace: ProgressPace::default(),
             loss: None,
             metrics: Vec::new(),
             samples_per_step: 0,

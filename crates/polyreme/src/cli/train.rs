@@ -12,11 +12,11 @@ use polyreme_train::TrainError;
 use polyreme_train::checkpoint::Loaded;
 use polyreme_train::event::Ending;
 use polyreme_train::job::Job;
-use polyreme_train::run::{Found, Hold, Prepared, likely_folder, run_ranks_at};
+use polyreme_train::run::{FoundRun, Hold, Prepared, likely_folder, run_ranks_at};
 
 use super::ranks::{RankArgs, asked_by_job, part, show};
 use super::terminal::{Screen, catch_interrupts, outline_text};
-use super::{Failure, Outcome, print_json};
+use super::{CommandResult, Failure, print_json};
 use crate::app::App;
 use crate::cluster::cores::Machine;
 use crate::cluster::enter::Ranks;
@@ -90,7 +90,7 @@ pub(super) struct ResumeArgs {
     ranks: RankArgs,
 }
 
-pub(super) fn train(app: &App, args: &TrainArgs) -> Outcome {
+pub(super) fn train(app: &App, args: &TrainArgs) -> CommandResult {
     let mut job = read_job(app, args.job.as_deref(), &args.sets)?;
     if let Some(folder) = &args.output {
         job.output.path = Some(folder.clone());
@@ -139,7 +139,7 @@ fn prepare(
 }
 
 /// Refuses a job that does not fit into memory. One process per host checks.
-fn fit(prepared: &Prepared, setup: &Setup) -> Outcome {
+fn fit(prepared: &Prepared, setup: &Setup) -> CommandResult {
     if matches!(setup, Setup::Process(place) if place.local_rank > 0) {
         return Ok(());
     }
@@ -170,7 +170,7 @@ fn for_ranks(
 }
 
 /// Shows what would run, and writes nothing.
-fn check(app: &App, job: Job, args: &TrainArgs) -> Outcome {
+fn check(app: &App, job: Job, args: &TrainArgs) -> CommandResult {
     let machine = Machine::read();
     let decided = args.ranks.decide(asked_by_job(&job.parallel), &machine)?;
     let mut setup = decided.setup;
@@ -192,10 +192,10 @@ fn check(app: &App, job: Job, args: &TrainArgs) -> Outcome {
     fit(&prepared, &setup)
 }
 
-pub(super) fn resume(app: &App, args: &ResumeArgs) -> Outcome {
+pub(super) fn resume(app: &App, args: &ResumeArgs) -> CommandResult {
     // Only rank 0 reads the run, which may be on its host only.
     let reads = args.ranks.speaks()?;
-    let found = reads.then(|| Found::at(&args.run)).transpose()?;
+    let found = reads.then(|| FoundRun::at(&args.run)).transpose()?;
     let mut job = match &found {
         Some(found) => stored_job(&found.job, &found.folder, &args.sets)?,
         None => Job::new("resume"),
@@ -272,7 +272,7 @@ fn start(
     ranks: Ranks,
     json: bool,
     stop: Arc<AtomicBool>,
-) -> Outcome {
+) -> CommandResult {
     prepared.system = process::facts();
     prepared.process_bytes = process::bytes_before_training();
     catch_interrupts(&stop, std::env::var_os(LAUNCHED).is_some())?;

@@ -1,9 +1,9 @@
 use super::*;
 
 /// Random numbers of a seed: SplitMix64.
-struct Random(u64);
+struct BalanceRandom(u64);
 
-impl Random {
+impl BalanceRandom {
     fn next(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -47,7 +47,7 @@ struct Simulation {
 }
 
 /// What became of it.
-struct Outcome {
+struct BalanceOutcome {
     /// The step and the shares of each change.
     changes: Vec<(u64, Vec<usize>)>,
     counts: Vec<usize>,
@@ -61,8 +61,8 @@ impl Simulation {
     }
 
     /// Runs it on ranks whose speed at a step is `speed(step)`.
-    fn run(&self, ranks: usize, speed: impl Fn(u64) -> Vec<f64>) -> Outcome {
-        let mut random = Random(self.seed);
+    fn run(&self, ranks: usize, speed: impl Fn(u64) -> Vec<f64>) -> BalanceOutcome {
+        let mut random = BalanceRandom(self.seed);
         let mut balancer = Balancer::new(counts(self.units, &vec![1.0; ranks]), "samples");
         let (mut timings, mut drift) = (vec![Timings::new(); ranks], vec![0.0; ranks]);
         let equal = balancer.counts().to_vec();
@@ -88,7 +88,7 @@ impl Simulation {
                 }
             }
         }
-        Outcome { changes, counts: balancer.counts().to_vec(), seconds }
+        BalanceOutcome { changes, counts: balancer.counts().to_vec(), seconds }
     }
 }
 
@@ -164,7 +164,7 @@ fn a_change_of_speed_in_the_middle_is_followed() {
                 1010..2010 => vec![1.0, 0.4],
                 _ => vec![1.0, 1.0],
             };
-            let Outcome { changes, counts, .. } = job.run(2, speeds);
+            let BalanceOutcome { changes, counts, .. } = job.run(2, speeds);
             let what = format!("seed {seed}, {noise:?}: {changes:?}");
             let within = |first: u64| changes.iter().any(|(step, _)| (first..=first + 110).contains(step));
             assert!(within(1010) && within(2010), "{what}");

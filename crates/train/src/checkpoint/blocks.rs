@@ -13,7 +13,7 @@ use blake3::Hasher;
 use blake3::hazmat::{ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 
 use super::CheckpointError;
-use super::disk::{Disk, Op};
+use super::disk::{Disk, DiskOp};
 
 /// What is written at once: a power of two, as a subtree of the checksum has to be; large enough for disks at full speed.
 pub(super) const BLOCK_BYTES: usize = if cfg!(test) { 64 << 10 } else { 4 << 20 };
@@ -24,16 +24,16 @@ const ALIGN_BYTES: usize = 4096;
 pub(crate) const WRITER_BYTES: usize = BLOCK_BYTES + ALIGN_BYTES;
 
 /// Where a block is put together.
-pub(super) struct Buffer {
+pub(super) struct BlockBuffer {
     bytes: Vec<u8>,
     start: usize,
 }
 
-impl Buffer {
-    pub(super) fn new() -> Buffer {
+impl BlockBuffer {
+    pub(super) fn new() -> BlockBuffer {
         let bytes = vec![0; WRITER_BYTES];
         let start = bytes.as_ptr().align_offset(ALIGN_BYTES);
-        Buffer { bytes, start }
+        BlockBuffer { bytes, start }
     }
 
     fn block(&mut self, len: usize) -> &mut [u8] {
@@ -67,7 +67,7 @@ impl<'a> BlockFile<'a> {
             }
             Ok((File::create(path)?, false))
         };
-        let opened = disk.op(Op::Create(path), open);
+        let opened = disk.op(DiskOp::Create(path), open);
         let (file, direct) = opened.map_err(|e| CheckpointError::writing(path, e))?;
         Ok(BlockFile { disk, path, file, n_bytes, direct, sums: vec![None; n_blocks], whole: None })
     }
@@ -81,7 +81,7 @@ impl<'a> BlockFile<'a> {
     pub(super) fn put(
         &mut self,
         number: usize,
-        buffer: &mut Buffer,
+        buffer: &mut BlockBuffer,
         fill: impl FnOnce(u64, &mut [u8]),
     ) -> Result<(), CheckpointError> {
         let start = (number * BLOCK_BYTES) as u64;
@@ -116,7 +116,7 @@ impl<'a> BlockFile<'a> {
 
     /// Brings everything to the disk. Gives the checksum.
     pub(super) fn finish(self) -> Result<blake3::Hash, CheckpointError> {
-        let synced = self.disk.op(Op::Sync(self.path), || self.file.sync_all());
+        let synced = self.disk.op(DiskOp::Sync(self.path), || self.file.sync_all());
         synced.map_err(|e| CheckpointError::writing(self.path, e))?;
         let sums: Vec<ChainingValue> = self.sums.into_iter().flatten().collect();
         Ok(match self.whole {
@@ -173,7 +173,7 @@ impl Disk {
     /// Writes bytes at an offset of a file.
     pub(super) fn write_at(&self, file: &File, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut n_done = 0;
-        let written = self.op(Op::Write(path, offset, bytes), || {
+        let written = self.op(DiskOp::Write(path, offset, bytes), || {
             // Not `write_all_at`: it does not say how much went through before the disk was full.
             while n_done < bytes.len() {
                 let n = match file.write_at(&bytes[n_done..], offset + n_done as u64) {
@@ -214,7 +214,7 @@ mod tests {
     }
 
     fn check(path: &Path) {
-        let mut buffer = Buffer::new();
+        let mut buffer = BlockBuffer::new();
         for n_bytes in [1, 1000, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES]
             .into_iter()
             .chain((2..10).map(|n| n * BLOCK_BYTES + 12))

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::disk::Op;
+use super::disk::DiskOp;
 
 /// One operation of a journal, or what the store said by then.
 #[derive(Clone, Debug)]
@@ -32,16 +32,16 @@ pub(super) enum Record {
 }
 
 impl Record {
-    pub(super) fn of(op: Op<'_>) -> Record {
+    pub(super) fn of(op: DiskOp<'_>) -> Record {
         match op {
-            Op::CreateDir(at) => Record::CreateDir(at.into()),
-            Op::Create(at) => Record::Create(at.into()),
-            Op::Write(at, offset, bytes) => Record::Write(at.into(), offset, bytes.into()),
-            Op::Sync(at) => Record::Sync(at.into()),
-            Op::SyncDir(at) => Record::SyncDir(at.into()),
-            Op::Rename(from, to) => Record::Rename(from.into(), to.into()),
-            Op::Link(target, at) => Record::Link(target.into(), at.into()),
-            Op::Remove(at) => Record::Remove(at.into()),
+            DiskOp::CreateDir(at) => Record::CreateDir(at.into()),
+            DiskOp::Create(at) => Record::Create(at.into()),
+            DiskOp::Write(at, offset, bytes) => Record::Write(at.into(), offset, bytes.into()),
+            DiskOp::Sync(at) => Record::Sync(at.into()),
+            DiskOp::SyncDir(at) => Record::SyncDir(at.into()),
+            DiskOp::Rename(from, to) => Record::Rename(from.into(), to.into()),
+            DiskOp::Link(target, at) => Record::Link(target.into(), at.into()),
+            DiskOp::Remove(at) => Record::Remove(at.into()),
         }
     }
 }
@@ -59,7 +59,7 @@ pub(super) enum Bug {
     RemoveFirst,
 }
 
-enum Node {
+enum DiskNode {
     File { synced: Vec<u8>, pending: Vec<(u64, Vec<u8>)> },
     Link(PathBuf),
     Folder { synced: Names, now: Names, pending: Vec<Change> },
@@ -101,7 +101,7 @@ pub(super) enum Fate {
 /// What a disk holds, surely and perhaps.
 pub(super) struct Model {
     base: PathBuf,
-    nodes: Vec<Node>,
+    nodes: Vec<DiskNode>,
     bug: Option<Bug>,
     /// Files whose sync comes after the next rename.
     late: Vec<usize>,
@@ -114,7 +114,7 @@ pub(super) struct Model {
 impl Model {
     /// An empty folder `base`.
     pub(super) fn new(base: &Path, bug: Option<Bug>) -> Model {
-        let root = Node::Folder { synced: Names::new(), now: Names::new(), pending: Vec::new() };
+        let root = DiskNode::Folder { synced: Names::new(), now: Names::new(), pending: Vec::new() };
         Model {
             base: base.into(),
             nodes: vec![root],
@@ -133,14 +133,17 @@ impl Model {
         }
         match record {
             Record::CreateDir(at) => {
-                let folder = Node::Folder { synced: Names::new(), now: Names::new(), pending: Vec::new() };
+                let folder =
+                    DiskNode::Folder { synced: Names::new(), now: Names::new(), pending: Vec::new() };
                 self.put(at, folder);
             }
-            Record::Create(at) => self.put(at, Node::File { synced: Vec::new(), pending: Vec::new() }),
-            Record::Link(target, at) => self.put(at, Node::Link(target.clone())),
+            Record::Create(at) => self.put(at, DiskNode::File { synced: Vec::new(), pending: Vec::new() }),
+            Record::Link(target, at) => self.put(at, DiskNode::Link(target.clone())),
             Record::Write(at, offset, bytes) => {
                 let node = self.find(at);
-                let Node::File { pending, .. } = &mut self.nodes[node] else { panic!("{at:?} is no file") };
+                let DiskNode::File { pending, .. } = &mut self.nodes[node] else {
+                    panic!("{at:?} is no file")
+                };
                 pending.push((*offset, bytes.clone()));
             }
             Record::Sync(at) => {
@@ -177,10 +180,10 @@ impl Model {
 
     /// How many changes are not synced.
     pub(super) fn n_pending(&self) -> usize {
-        let of = |node: &Node| match node {
-            Node::File { pending, .. } => pending.len(),
-            Node::Link(_) => 0,
-            Node::Folder { pending, .. } => pending.len(),
+        let of = |node: &DiskNode| match node {
+            DiskNode::File { pending, .. } => pending.len(),
+            DiskNode::Link(_) => 0,
+            DiskNode::Folder { pending, .. } => pending.len(),
         };
         self.nodes.iter().map(of).sum()
     }
@@ -194,9 +197,9 @@ impl Model {
             .nodes
             .iter()
             .map(|node| match node {
-                Node::File { pending, .. } => take(pending.len()),
-                Node::Link(_) => Vec::new(),
-                Node::Folder { pending, .. } => take(pending.len()),
+                DiskNode::File { pending, .. } => take(pending.len()),
+                DiskNode::Link(_) => Vec::new(),
+                DiskNode::Folder { pending, .. } => take(pending.len()),
             })
             .collect();
         let mut left = BTreeMap::new();
@@ -206,8 +209,8 @@ impl Model {
 
     fn leave(&self, node: usize, at: &Path, fates: &[Vec<Fate>], left: &mut BTreeMap<PathBuf, Option<Left>>) {
         match &self.nodes[node] {
-            Node::Link(target) => drop(left.insert(at.into(), Some(Left::Link(target.clone())))),
-            Node::File { synced, pending } => {
+            DiskNode::Link(target) => drop(left.insert(at.into(), Some(Left::Link(target.clone())))),
+            DiskNode::File { synced, pending } => {
                 let mut bytes = synced.clone();
                 for ((offset, written), fate) in pending.iter().zip(&fates[node]) {
                     let n = match fate {
@@ -219,7 +222,7 @@ impl Model {
                 }
                 left.insert(at.into(), Some(Left::File(bytes)));
             }
-            Node::Folder { synced, pending, .. } => {
+            DiskNode::Folder { synced, pending, .. } => {
                 left.insert(at.into(), None);
                 let mut names = synced.clone();
                 let kept = pending.iter().zip(&fates[node]).filter(|(_, fate)| **fate != Fate::Lost);
@@ -231,25 +234,25 @@ impl Model {
         }
     }
 
-    fn put(&mut self, at: &Path, node: Node) {
+    fn put(&mut self, at: &Path, node: DiskNode) {
         self.nodes.push(node);
         self.change(at, Change::Put(name(at), self.nodes.len() - 1));
     }
 
     fn change(&mut self, at: &Path, change: Change) {
         let folder = self.find(at.parent().expect("below the base"));
-        let Node::Folder { now, pending, .. } = &mut self.nodes[folder] else { panic!("{at:?}") };
+        let DiskNode::Folder { now, pending, .. } = &mut self.nodes[folder] else { panic!("{at:?}") };
         change.apply(now);
         pending.push(change);
     }
 
     fn sync(&mut self, node: usize) {
         match &mut self.nodes[node] {
-            Node::File { synced, pending } => {
+            DiskNode::File { synced, pending } => {
                 pending.drain(..).for_each(|(offset, bytes)| write_at(synced, offset as usize, &bytes));
             }
-            Node::Link(_) => {}
-            Node::Folder { synced, now, pending } => {
+            DiskNode::Link(_) => {}
+            DiskNode::Folder { synced, now, pending } => {
                 synced.clone_from(now);
                 pending.clear();
             }
@@ -259,7 +262,7 @@ impl Model {
     fn find(&self, at: &Path) -> usize {
         let below = at.strip_prefix(&self.base).unwrap_or_else(|_| panic!("{at:?} is below {:?}", self.base));
         below.components().fold(0, |node, part| {
-            let Node::Folder { now, .. } = &self.nodes[node] else { panic!("{at:?}") };
+            let DiskNode::Folder { now, .. } = &self.nodes[node] else { panic!("{at:?}") };
             now[part.as_os_str().to_str().unwrap()]
         })
     }

@@ -72,7 +72,7 @@ fn fates(n: usize, seed: u64) -> Vec<Vec<Fate>> {
 }
 
 /// What must hold of a folder, by what was said before (newest and best step) and is said next.
-type Check<'a> = dyn Fn(&Path, (u64, u64), (u64, u64)) -> Result<(), String> + 'a;
+type CrashCheck<'a> = dyn Fn(&Path, (u64, u64), (u64, u64)) -> Result<(), String> + 'a;
 
 /// Cuts the power after every record, in every way that [`fates`] has, and checks what is left. Gives how many
 /// different disks there were.
@@ -80,7 +80,7 @@ fn cut_everywhere(
     base: &Path,
     journal: &[Record],
     bug: Option<Bug>,
-    check: &Check<'_>,
+    check: &CrashCheck<'_>,
 ) -> Result<usize, String> {
     let mut model = Model::new(base, bug);
     let (mut said, mut seen) = ((0, 0), HashSet::new());

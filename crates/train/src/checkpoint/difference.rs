@@ -7,7 +7,7 @@ use crate::edits::edits;
 
 /// A tensor's name and dims.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Shape {
+pub struct TensorShape {
     /// The name.
     pub name: String,
     /// The dims.
@@ -20,7 +20,7 @@ pub struct Difference {
     /// Tensors of the model that the file lacks.
     pub missing: Vec<Lacking>,
     /// Tensors of the file that the model does not know.
-    pub unexpected: Vec<Shape>,
+    pub unexpected: Vec<TensorShape>,
     /// Tensors whose shapes differ.
     pub reshaped: Vec<Reshaped>,
     /// What stands before every name that is missing, in the file: `module.` of a wrapped PyTorch model, say.
@@ -31,7 +31,7 @@ pub struct Difference {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lacking {
     /// The tensor.
-    pub tensor: Shape,
+    pub tensor: TensorShape,
     /// The nearest name among those that the file has and the model does not know.
     pub near: Option<String>,
 }
@@ -55,15 +55,15 @@ const NAME_MAX: usize = 200;
 impl Difference {
     /// What differs; `None` if names and dims agree, in whatever order.
     pub fn between<'a>(
-        model: &[Shape],
+        model: &[TensorShape],
         file: impl IntoIterator<Item = (&'a str, &'a [usize])>,
     ) -> Option<Difference> {
         let mut rest: BTreeMap<&str, &[usize]> = file.into_iter().collect();
         let mut found = Difference::default();
         let mut missing = Vec::new();
-        for Shape { name, dims } in model {
+        for TensorShape { name, dims } in model {
             match rest.remove(name.as_str()) {
-                None => missing.push(Shape { name: name.clone(), dims: dims.clone() }),
+                None => missing.push(TensorShape { name: name.clone(), dims: dims.clone() }),
                 Some(file) if file == dims.as_slice() => {}
                 Some(file) => {
                     found.reshaped.push(Reshaped {
@@ -84,8 +84,10 @@ impl Difference {
                 tensor,
             })
             .collect();
-        found.unexpected =
-            rest.into_iter().map(|(name, dims)| Shape { name: name.into(), dims: dims.into() }).collect();
+        found.unexpected = rest
+            .into_iter()
+            .map(|(name, dims)| TensorShape { name: name.into(), dims: dims.into() })
+            .collect();
         Some(found)
     }
 }
@@ -105,7 +107,7 @@ impl fmt::Display for Difference {
             Some(near) => format!("{tensor} (perhaps {near})"),
             None => tensor.to_string(),
         });
-        let unexpected = self.unexpected.iter().take(SHOWN).map(Shape::to_string);
+        let unexpected = self.unexpected.iter().take(SHOWN).map(TensorShape::to_string);
         let reshaped = (self.reshaped.iter().take(SHOWN))
             .map(|r| format!("{} ({:?} in the model, {:?} in the file)", r.name, r.model, r.file));
         part(f, "missing in the file", self.missing.len(), missing.collect())?;
@@ -118,14 +120,14 @@ impl fmt::Display for Difference {
     }
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for TensorShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {:?}", self.name, self.dims)
     }
 }
 
 /// The `p` for which the file has `p` + name for every missing name.
-fn common_prefix(missing: &[Shape], rest: &BTreeMap<&str, &[usize]>) -> Option<String> {
+fn common_prefix(missing: &[TensorShape], rest: &BTreeMap<&str, &[usize]>) -> Option<String> {
     let first = missing.first()?;
     let all: BTreeSet<&str> = rest.keys().copied().collect();
     let prefixes = all.iter().filter_map(|name| name.strip_suffix(first.name.as_str()));
@@ -136,7 +138,7 @@ fn common_prefix(missing: &[Shape], rest: &BTreeMap<&str, &[usize]>) -> Option<S
 }
 
 /// The name nearest to that of `tensor`, if it is near at all. Of equally near ones, one with its dims.
-fn nearest(tensor: &Shape, rest: &BTreeMap<&str, &[usize]>) -> Option<String> {
+fn nearest(tensor: &TensorShape, rest: &BTreeMap<&str, &[usize]>) -> Option<String> {
     let near = (rest.iter())
         .filter(|(name, _)| name.len() <= NAME_MAX && tensor.name.len() <= NAME_MAX)
         .map(|(name, dims)| {
@@ -155,8 +157,8 @@ fn letters(name: &str) -> Vec<char> {
 mod tests {
     use super::*;
 
-    fn shapes(of: &[(&str, &[usize])]) -> Vec<Shape> {
-        of.iter().map(|(name, dims)| Shape { name: name.to_string(), dims: dims.to_vec() }).collect()
+    fn shapes(of: &[(&str, &[usize])]) -> Vec<TensorShape> {
+        of.iter().map(|(name, dims)| TensorShape { name: name.to_string(), dims: dims.to_vec() }).collect()
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(crate) struct Disk {
 /// One change of the disk, or one wait for it.
 #[cfg_attr(not(test), allow(dead_code, reason = "only tests keep a journal"))]
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Op<'a> {
+pub(super) enum DiskOp<'a> {
     CreateDir(&'a Path),
     Create(&'a Path),
     /// Path, offset, bytes.
@@ -87,7 +87,8 @@ impl Disk {
     }
 
     pub(super) fn create_dir(&self, path: &Path) -> Result<(), CheckpointError> {
-        self.op(Op::CreateDir(path), || fs::create_dir(path)).map_err(|e| CheckpointError::writing(path, e))
+        self.op(DiskOp::CreateDir(path), || fs::create_dir(path))
+            .map_err(|e| CheckpointError::writing(path, e))
     }
 
     /// Makes a folder and those above it that are not there, and brings their names to the disk. Gives those that
@@ -98,7 +99,7 @@ impl Disk {
         missing.reverse();
         let mut made = Vec::new();
         for at in missing {
-            match self.op(Op::CreateDir(at), || fs::create_dir(at)) {
+            match self.op(DiskOp::CreateDir(at), || fs::create_dir(at)) {
                 Ok(()) => made.push(at.to_path_buf()),
                 // Another process was faster.
                 Err(_) if at.is_dir() => {}
@@ -117,9 +118,9 @@ impl Disk {
     /// Writes a small file and brings it to the disk.
     pub(super) fn write_small(&self, path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
         let write = || {
-            let file = self.op(Op::Create(path), || File::create(path))?;
+            let file = self.op(DiskOp::Create(path), || File::create(path))?;
             self.write_at(&file, path, 0, bytes)?;
-            self.op(Op::Sync(path), || file.sync_all())
+            self.op(DiskOp::Sync(path), || file.sync_all())
         };
         write().map_err(|e| CheckpointError::writing(path, e))
     }
@@ -139,7 +140,7 @@ impl Disk {
     /// Brings a folder's names to the disk, if the file system can.
     pub(crate) fn sync_dir(&self, path: &Path) -> Result<(), CheckpointError> {
         let sync = || self.can(Lack::FolderSync).and_then(|()| File::open(path)?.sync_all());
-        match self.op(Op::SyncDir(path), sync) {
+        match self.op(DiskOp::SyncDir(path), sync) {
             Err(e) if is_lacking(&e, Lack::FolderSync) => self.lacks.add(Lack::FolderSync),
             synced => synced.map_err(|e| CheckpointError::writing(path, e))?,
         }
@@ -147,14 +148,14 @@ impl Disk {
     }
 
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<(), CheckpointError> {
-        let renamed = self.op(Op::Rename(from, to), || fs::rename(from, to));
+        let renamed = self.op(DiskOp::Rename(from, to), || fs::rename(from, to));
         renamed.map_err(|e| CheckpointError::writing(to, e))
     }
 
     /// Makes a link; where there are none, a file with the target's name in it.
     pub(super) fn link(&self, target: &Path, at: &Path) -> Result<(), CheckpointError> {
         let link = || self.can(Lack::Links).and_then(|()| std::os::unix::fs::symlink(target, at));
-        match self.op(Op::Link(target, at), link) {
+        match self.op(DiskOp::Link(target, at), link) {
             Err(e) if is_lacking(&e, Lack::Links) => {
                 self.lacks.add(Lack::Links);
                 self.write_small(at, target.as_os_str().as_encoded_bytes())
@@ -186,17 +187,17 @@ impl Disk {
 
     fn remove_all(&self, path: &Path) -> io::Result<()> {
         if !fs::symlink_metadata(path)?.is_dir() {
-            return self.op(Op::Remove(path), || fs::remove_file(path));
+            return self.op(DiskOp::Remove(path), || fs::remove_file(path));
         }
         for entry in fs::read_dir(path)? {
             self.remove_all(&entry?.path())?;
         }
-        self.op(Op::Remove(path), || fs::remove_dir(path))
+        self.op(DiskOp::Remove(path), || fs::remove_dir(path))
     }
 
     /// Does one more operation.
     #[cfg(test)]
-    pub(super) fn op<T>(&self, op: Op<'_>, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    pub(super) fn op<T>(&self, op: DiskOp<'_>, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         use std::sync::atomic::Ordering::SeqCst;
         let number = self.faults.n_ops.fetch_add(1, SeqCst) + 1;
         let first = self.faults.first.load(SeqCst);
@@ -209,7 +210,7 @@ impl Disk {
     }
 
     #[cfg(not(test))]
-    pub(super) fn op<T>(&self, _: Op<'_>, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    pub(super) fn op<T>(&self, _: DiskOp<'_>, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         act()
     }
 

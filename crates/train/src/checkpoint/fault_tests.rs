@@ -51,7 +51,7 @@ fn check_whole(run: &Path, newest: u64, moment: &str) {
     let found = entries.last().map_or(0, |entry| entry.step);
     assert!(found >= newest, "{moment}: step {newest} was done and {found} is the newest");
     if run.join("checkpoints/best").symlink_metadata().is_ok() {
-        let Place::Checkpoint(best) = resolve(&run.join("best")).unwrap() else {
+        let GivenPath::Checkpoint(best) = resolve(&run.join("best")).unwrap() else {
             panic!("{moment}: no best")
         };
         load(&best).unwrap_or_else(|e| panic!("{moment}: best: {e}"));

@@ -23,7 +23,7 @@ const BEST: &str = "best";
 
 /// A checkpoint that stands under a real name.
 #[derive(Debug)]
-pub struct Entry {
+pub struct CheckpointEntry {
     /// Steps done, by its name.
     pub step: u64,
     /// Its folder.
@@ -35,7 +35,7 @@ pub struct Entry {
 }
 
 /// The checkpoints of a run, by growing step. A run without any gives none.
-pub fn list(run: &Path) -> Result<Vec<Entry>, CheckpointError> {
+pub fn list(run: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
     entries(&root(run))
 }
 
@@ -49,7 +49,7 @@ pub(super) fn step_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-pub(super) fn entries(root: &Path) -> Result<Vec<Entry>, CheckpointError> {
+pub(super) fn entries(root: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
     let best = best_step(root);
     let entry = |(step, path): (u64, PathBuf)| {
         let mut manifest = Manifest::read(&path);
@@ -60,7 +60,7 @@ pub(super) fn entries(root: &Path) -> Result<Vec<Entry>, CheckpointError> {
             manifest =
                 Err(CheckpointError::HalfWritten { path: path.join(super::manifest::MANIFEST_FILE), why });
         }
-        Entry { step, is_best: best == Some(step), manifest, path }
+        CheckpointEntry { step, is_best: best == Some(step), manifest, path }
     };
     Ok(steps(root)?.into_iter().map(entry).collect())
 }
@@ -283,7 +283,8 @@ fn lower_is_better(metric: &str) -> bool {
 
 /// Deletes what is neither among the newest `keep` nor `best`. What cannot be read is neither counted nor deleted.
 pub(super) fn prune(disk: &Disk, root: &Path, keep: usize, best: Option<u64>) -> Result<(), CheckpointError> {
-    let whole: Vec<Entry> = entries(root)?.into_iter().filter(|entry| entry.manifest.is_ok()).collect();
+    let whole: Vec<CheckpointEntry> =
+        entries(root)?.into_iter().filter(|entry| entry.manifest.is_ok()).collect();
     let n_old = whole.len().saturating_sub(keep.max(1));
     let old = whole.iter().take(n_old).filter(|entry| Some(entry.step) != best);
     discard(disk, root, old.map(|entry| entry.path.as_path()))

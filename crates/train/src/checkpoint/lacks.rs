@@ -31,10 +31,10 @@ impl Lack {
 
 /// What was found lacking, each told once.
 #[derive(Default, Debug)]
-pub(super) struct Lacks(Mutex<Found>);
+pub(super) struct Lacks(Mutex<FoundLacks>);
 
 #[derive(Default, Debug)]
-struct Found {
+struct FoundLacks {
     known: Vec<Lack>,
     told: usize,
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CheckpointError, FORMAT, Shape};
+use super::{CheckpointError, FORMAT, TensorShape};
 
 /// The manifest's name in a checkpoint's folder.
 pub(super) const MANIFEST_FILE: &str = "manifest.json";
@@ -69,7 +69,7 @@ pub fn model_id<'a>(tensors: impl IntoIterator<Item = (&'a str, &'a [usize])>) -
 
 impl Manifest {
     /// Whether this is a checkpoint of the model with these tensors.
-    pub fn is_of(&self, model: &[Shape]) -> bool {
+    pub fn is_of(&self, model: &[TensorShape]) -> bool {
         self.model_id == model_id(model.iter().map(|t| (t.name.as_str(), t.dims.as_slice())))
     }
 

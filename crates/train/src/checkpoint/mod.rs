@@ -69,15 +69,15 @@ use std::sync::Arc;
 use polyreme_exec::{Kept, Loan};
 
 pub(crate) use blocks::WRITER_BYTES;
-pub use difference::{Difference, Lacking, Reshaped, Shape};
+pub use difference::{Difference, Lacking, Reshaped, TensorShape};
 pub(crate) use disk::{Disk, above};
 pub use error::{CheckpointError, Skipped};
-pub use folder::{Entry, best, list};
+pub use folder::{CheckpointEntry, best, list};
 pub use lock::Lock;
 pub(crate) use manifest::numbers;
 pub use manifest::{FileEntry, Manifest, model_id};
 pub(crate) use read::load_files;
-pub use read::{Loaded, Place, TensorFile, latest_whole, load, load_at, load_step, resolve, run_of};
+pub use read::{GivenPath, Loaded, TensorFile, latest_whole, load, load_at, load_step, resolve, run_of};
 pub use store::Store;
 use tensors::Numbers;
 pub use write::Written;

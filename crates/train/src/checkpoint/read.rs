@@ -5,7 +5,9 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::manifest::MANIFEST_FILE;
-use super::{CheckpointError, Difference, FileEntry, MODEL_FILE, Manifest, Shape, Skipped, folder, tensors};
+use super::{
+    CheckpointError, Difference, FileEntry, MODEL_FILE, Manifest, Skipped, TensorShape, folder, tensors,
+};
 
 /// A checkpoint whose files were read once and are whole. Its tensors are still on the disk.
 #[derive(Debug)]
@@ -24,12 +26,12 @@ pub struct TensorFile {
     /// Where it is.
     pub path: PathBuf,
     /// Its tensors of floating types, in its order.
-    pub shapes: Vec<Shape>,
+    pub shapes: Vec<TensorShape>,
 }
 
 /// What a path that a person gives means.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum GivenPath {
     /// The folder of a run.
     Run(PathBuf),
     /// The folder of a checkpoint.
@@ -51,7 +53,7 @@ impl Loaded {
     }
 
     /// Whether this is a checkpoint of the model with these tensors; if not, what differs.
-    pub fn check_model(&self, model: &[Shape]) -> Result<(), CheckpointError> {
+    pub fn check_model(&self, model: &[TensorShape]) -> Result<(), CheckpointError> {
         let shapes = self.file(MODEL_FILE).map_or(&[][..], |file| &file.shapes);
         match Difference::between(model, shapes.iter().map(|s| (s.name.as_str(), s.dims.as_slice()))) {
             None => Ok(()),
@@ -133,7 +135,7 @@ pub fn run_of(checkpoint: &Path) -> Result<(PathBuf, u64), CheckpointError> {
 
 /// What `path` means: a run's folder (or its `checkpoints`), a checkpoint's folder, a run's `best`, or a file of
 /// weights.
-pub fn resolve(path: &Path) -> Result<Place, CheckpointError> {
+pub fn resolve(path: &Path) -> Result<GivenPath, CheckpointError> {
     let run_of = |checkpoints: &Path| match checkpoints.parent() {
         Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),
         Some(parent) => parent.into(),
@@ -144,27 +146,31 @@ pub fn resolve(path: &Path) -> Result<Place, CheckpointError> {
         let parent = run_of(path);
         for root in [folder::root(&parent), parent] {
             if let Some(best) = folder::best_path(&root)? {
-                return Ok(Place::Checkpoint(best));
+                return Ok(GivenPath::Checkpoint(best));
             }
         }
     }
     if path.is_file() {
         let of_folder = path.file_name().is_some_and(|name| name == MANIFEST_FILE);
-        return Ok(if of_folder { Place::Checkpoint(run_of(path)) } else { Place::Weights(path.into()) });
+        return Ok(if of_folder {
+            GivenPath::Checkpoint(run_of(path))
+        } else {
+            GivenPath::Weights(path.into())
+        });
     }
     if path.join(MANIFEST_FILE).is_file() {
-        return Ok(Place::Checkpoint(path.into()));
+        return Ok(GivenPath::Checkpoint(path.into()));
     }
     if folder::root(path).is_dir() {
-        return Ok(Place::Run(path.into()));
+        return Ok(GivenPath::Run(path.into()));
     }
     if !folder::steps(path).unwrap_or_default().is_empty() {
-        return Ok(Place::Run(run_of(path)));
+        return Ok(GivenPath::Run(run_of(path)));
     }
     let mut replacement = path.as_os_str().to_owned();
     replacement.push(".new");
     if Path::new(&replacement).join(MANIFEST_FILE).is_file() {
-        return Ok(Place::Checkpoint(replacement.into()));
+        return Ok(GivenPath::Checkpoint(replacement.into()));
     }
     let hint = "give the folder of a run or of a checkpoint, or a .safetensors file";
     match fs::metadata(path) {
@@ -177,9 +183,9 @@ pub fn resolve(path: &Path) -> Result<Place, CheckpointError> {
 /// Reads the checkpoint that `path` means; of a run, the newest whole one. A file of weights is none.
 pub fn load_at(path: &Path) -> Result<(Loaded, Vec<Skipped>), CheckpointError> {
     match resolve(path)? {
-        Place::Run(run) => latest_whole(&run),
-        Place::Checkpoint(folder) => Ok((load(&folder)?, Vec::new())),
-        Place::Weights(file) => {
+        GivenPath::Run(run) => latest_whole(&run),
+        GivenPath::Checkpoint(folder) => Ok((load(&folder)?, Vec::new())),
+        GivenPath::Weights(file) => {
             let hint =
                 "the file holds weights only; start from them with `model.weights`, or give a run's folder";
             Err(CheckpointError::missing(&file.with_file_name(MANIFEST_FILE), hint))
@@ -209,7 +215,7 @@ fn verify(path: PathBuf, entry: &FileEntry) -> Result<TensorFile, CheckpointErro
         return Err(CheckpointError::Checksum { path, expected: entry.blake3.clone(), found });
     }
     let floats = heads?.into_iter().filter(tensors::Head::is_float);
-    let shapes = floats.map(|head| Shape { name: head.name, dims: head.dims }).collect();
+    let shapes = floats.map(|head| TensorShape { name: head.name, dims: head.dims }).collect();
     Ok(TensorFile { path, shapes })
 }
 

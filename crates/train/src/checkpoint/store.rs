@@ -25,11 +25,11 @@ pub struct Store {
 
 struct Writer {
     to: Sender<Snapshot>,
-    from: Receiver<Outcome>,
+    from: Receiver<WriteOutcome>,
     thread: JoinHandle<()>,
 }
 
-struct Outcome {
+struct WriteOutcome {
     result: Result<Written, CheckpointError>,
     buffers: Vec<Vec<f32>>,
 }
@@ -152,7 +152,7 @@ impl Store {
         }
     }
 
-    fn take_outcome(&mut self, outcome: Outcome) {
+    fn take_outcome(&mut self, outcome: WriteOutcome) {
         self.is_writing = false;
         self.buffers = outcome.buffers;
         match outcome.result {
@@ -188,12 +188,12 @@ fn run_writer(
     root: &Path,
     keep: &Keep,
     snapshots: &Receiver<Snapshot>,
-    outcomes: &Sender<Outcome>,
+    outcomes: &Sender<WriteOutcome>,
 ) {
     for snapshot in snapshots {
         let result = write(disk, root, keep, &snapshot);
         let buffers = snapshot.shards.into_iter().map(|shard| shard.data).collect();
         // A store that was dropped needs neither.
-        let _ = outcomes.send(Outcome { result, buffers });
+        let _ = outcomes.send(WriteOutcome { result, buffers });
     }
 }

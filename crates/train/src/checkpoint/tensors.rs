@@ -10,7 +10,7 @@ use std::path::Path;
 use polyreme_dtype::{DType, Stored, bf16, f16};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
-use super::blocks::{BlockFile, Buffer};
+use super::blocks::{BlockBuffer, BlockFile};
 use super::{CheckpointError, Disk};
 use crate::weights::{Integers, View, Weight, WeightsFile};
 
@@ -155,7 +155,7 @@ impl Layout {
         numbers: &(impl Numbers + ?Sized),
     ) -> Result<blake3::Hash, CheckpointError> {
         let mut file = BlockFile::create(disk, path, self.n_bytes())?;
-        let mut buffer = Buffer::new();
+        let mut buffer = BlockBuffer::new();
         for number in 0..file.n_blocks() {
             file.put(number, &mut buffer, |start, block| self.fill(numbers, start, block))?;
         }

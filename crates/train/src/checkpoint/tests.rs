@@ -81,8 +81,8 @@ fn check_round_trip(shards: Vec<Shard>) {
         assert_eq!(file.path.file_name(), Some(want.file.as_ref()));
         let got = read_weights(&file.path).unwrap();
         // Empty tensors share their place with a neighbour, so the order of names may differ.
-        let shapes: Vec<Shape> =
-            want.tensors.iter().map(|t| Shape { name: t.name.clone(), dims: t.dims.clone() }).collect();
+        let shapes: Vec<TensorShape> =
+            want.tensors.iter().map(|t| TensorShape { name: t.name.clone(), dims: t.dims.clone() }).collect();
         let got = match_weights(&shapes, got, run.path()).unwrap();
         for (at, weight) in want.tensors.iter().zip(&got) {
             let want = &want.data[at.start..at.start + weight.data.len()];
@@ -213,7 +213,7 @@ fn leftovers_go_when_a_store_opens() {
     fs::rename(root.join("step-00000002"), root.join("step-00000002.new")).unwrap();
     assert_eq!(latest_whole(run.path()).unwrap().0.manifest.step, 2, "before anyone cleans");
     let plain = root.join("step-00000002");
-    assert_eq!(resolve(&plain).unwrap(), Place::Checkpoint(root.join("step-00000002.new")));
+    assert_eq!(resolve(&plain).unwrap(), GivenPath::Checkpoint(root.join("step-00000002.new")));
     let _store = Store::open(run.path(), 2, None).unwrap();
     let mut names: Vec<_> = fs::read_dir(&root).unwrap().map(|e| e.unwrap().file_name()).collect();
     names.sort();
@@ -308,8 +308,8 @@ fn a_newer_format_is_not_damage() {
 fn a_checkpoint_of_another_model_is_refused() {
     let (run, _store) = saved(&[(1, 0.1)], 5, None);
     let (loaded, _) = latest_whole(run.path()).unwrap();
-    let shape = |name: &str, dims: &[usize]| Shape { name: name.into(), dims: dims.to_vec() };
-    let model = |last: Shape| {
+    let shape = |name: &str, dims: &[usize]| TensorShape { name: name.into(), dims: dims.to_vec() };
+    let model = |last: TensorShape| {
         vec![shape("t0.weight", &[3, 5]), shape("t1.weight", &[0, 4]), shape("t2.weight", &[]), last]
     };
     let same = model(shape("t3.weight", &[7]));
@@ -332,14 +332,14 @@ fn paths_mean_what_people_mean() {
     let run = run.path();
     let root = run.join("checkpoints");
     let first = step_folder(run, 1);
-    let check = |path: &Path, want: Place| assert_eq!(resolve(path).unwrap(), want, "{}", path.display());
-    check(run, Place::Run(run.into()));
-    check(&root, Place::Run(run.into()));
-    check(&first, Place::Checkpoint(first.clone()));
-    check(&first.join("manifest.json"), Place::Checkpoint(first.clone()));
-    check(&root.join("best"), Place::Checkpoint(first.clone()));
-    check(&run.join("best"), Place::Checkpoint(first.clone()));
-    check(&first.join(MODEL_FILE), Place::Weights(first.join(MODEL_FILE)));
+    let check = |path: &Path, want: GivenPath| assert_eq!(resolve(path).unwrap(), want, "{}", path.display());
+    check(run, GivenPath::Run(run.into()));
+    check(&root, GivenPath::Run(run.into()));
+    check(&first, GivenPath::Checkpoint(first.clone()));
+    check(&first.join("manifest.json"), GivenPath::Checkpoint(first.clone()));
+    check(&root.join("best"), GivenPath::Checkpoint(first.clone()));
+    check(&run.join("best"), GivenPath::Checkpoint(first.clone()));
+    check(&first.join(MODEL_FILE), GivenPath::Weights(first.join(MODEL_FILE)));
     let elsewhere = tempfile::tempdir().unwrap();
     for missing in [run.join("nothing"), elsewhere.path().into(), elsewhere.path().join("best")] {
         assert!(matches!(resolve(&missing), Err(CheckpointError::Missing { .. })), "{}", missing.display());
@@ -435,8 +435,10 @@ fn torch_files_are_read() {
         ("bn.running_mean", &[2], vec![0.0, 0.0]),
         ("bn.running_var", &[2], vec![1.0, 1.0]),
     ];
-    let model: Vec<Shape> =
-        rows.iter().map(|(name, dims, _)| Shape { name: name.to_string(), dims: dims.to_vec() }).collect();
+    let model: Vec<TensorShape> = rows
+        .iter()
+        .map(|(name, dims, _)| TensorShape { name: name.to_string(), dims: dims.to_vec() })
+        .collect();
     let matched = match_weights(&model, weights, &path).unwrap();
     for ((name, _, want), got) in rows.iter().zip(&matched) {
         assert_eq!(bits(want), bits(&got.data), "{name}");

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::blocks::{BLOCK_BYTES, BlockFile, Buffer};
+use super::blocks::{BLOCK_BYTES, BlockBuffer, BlockFile};
 use super::folder::{self, WRITING};
 use super::manifest::{MANIFEST_FILE, is_plain};
 use super::tensors::Layout;
@@ -142,7 +142,7 @@ fn write_files(
         blocks.extend((0..files[number].n_blocks()).map(|block| (urgent(block), number, block)));
     }
     blocks.sort_unstable();
-    let mut buffer = Buffer::new();
+    let mut buffer = BlockBuffer::new();
     for (_, number, block) in blocks {
         let (shard, layout) = (&snapshot.shards[number], &layouts[number]);
         files[number].put(block, &mut buffer, |start, bytes| layout.fill(shard, start, bytes))?;

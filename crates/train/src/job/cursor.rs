@@ -4,12 +4,12 @@
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
-use super::error::{JobError, Place, Sources};
+use super::error::{ErrorPlace, JobError, Sources};
 use super::nearest::nearest;
 use super::outline::Outline;
 use super::read::outlines;
 use super::shape::Shape;
-use super::tree::{Node, Table, Value};
+use super::tree::{TreeNode, TreeTable, Value};
 
 /// So many errors show their line, which may be as long as the file; those behind say where it is.
 const LINES_SHOWN_MAX: usize = 100;
@@ -20,7 +20,7 @@ pub(super) struct Reading {
     sources: Sources,
     /// The folder that paths of the file are relative to; those of overrides are relative to the working folder.
     pub(super) base: PathBuf,
-    faults: RefCell<Vec<(Place, JobError)>>,
+    faults: RefCell<Vec<(ErrorPlace, JobError)>>,
 }
 
 impl Reading {
@@ -31,7 +31,7 @@ impl Reading {
     /// Notes an error and goes on.
     pub(super) fn fault(
         &self,
-        place: &Place,
+        place: &ErrorPlace,
         key: &str,
         message: impl Into<String>,
         hint: impl Into<String>,
@@ -59,9 +59,9 @@ impl Reading {
 /// A table that is being read.
 pub(super) struct Cursor<'a> {
     pub(super) reading: &'a Reading,
-    table: &'a Table,
+    table: &'a TreeTable,
     /// Where the table begins: where missing keys are reported.
-    place: &'a Place,
+    place: &'a ErrorPlace,
     outline: &'static Outline,
     /// Such as `train.optimizer` or `model.layers[2]`; empty for the whole file.
     path: String,
@@ -71,8 +71,8 @@ pub(super) struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     /// The whole file.
-    pub(super) fn root(reading: &'a Reading, table: &'a Table, outline: &'static Outline) -> Cursor<'a> {
-        Cursor { reading, table, place: &Place::FILE, outline, path: String::new(), n_faults: 0 }
+    pub(super) fn root(reading: &'a Reading, table: &'a TreeTable, outline: &'static Outline) -> Cursor<'a> {
+        Cursor { reading, table, place: &ErrorPlace::FILE, outline, path: String::new(), n_faults: 0 }
     }
 
     /// The value of a key, if it is there.
@@ -182,7 +182,7 @@ fn join(names: Vec<&&'static str>) -> String {
 #[derive(Clone)]
 pub(super) struct At<'a> {
     pub(super) reading: &'a Reading,
-    pub(super) node: &'a Node,
+    pub(super) node: &'a TreeNode,
     /// Such as `model.hidden[1]`.
     pub(super) path: String,
 }
@@ -243,7 +243,7 @@ impl<'a> At<'a> {
     pub(super) fn cursor(&self, outline: &'static Outline) -> Option<Cursor<'a>> {
         let table = match &self.node.value {
             Value::Table(table) => table,
-            Value::String(_) if outline.short => Table::EMPTY,
+            Value::String(_) if outline.short => TreeTable::EMPTY,
             _ => return None,
         };
         let (reading, place, path) = (self.reading, &self.node.place, self.path.clone());

@@ -9,7 +9,7 @@ use polyreme_nn::model::StackInput;
 use polyreme_nn::{Answer, FitError, Fitted, Model, Sample};
 
 use super::spec::*;
-use crate::schedule::{Schedule, Shape};
+use crate::schedule::{Schedule, ScheduleShape};
 
 /// Tokens a sample, where neither the data nor the model say it.
 const CONTEXT: usize = 256;
@@ -137,7 +137,7 @@ impl Default for TrainSpec {
             batch: 64,
             length: Length::Epochs(10),
             optimizer: OptimizerSpec::default(),
-            schedule: Schedule { shape: Shape::Constant, warmup: 0 },
+            schedule: Schedule { shape: ScheduleShape::Constant, warmup: 0 },
             clip: None,
             accumulate: 1,
             ema: None,

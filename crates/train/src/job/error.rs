@@ -90,16 +90,16 @@ fn window(text: &str, start: usize, length: usize) -> (String, usize) {
 
 /// Where something stands.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct ErrorPlace {
     /// 0: the file; else the override of that number, from 1.
     pub(super) source: usize,
     /// The bytes of it; none: the file as a whole.
     pub(super) span: Option<Range<usize>>,
 }
 
-impl Place {
+impl ErrorPlace {
     /// The file as a whole.
-    pub(super) const FILE: Place = Place { source: 0, span: None };
+    pub(super) const FILE: ErrorPlace = ErrorPlace { source: 0, span: None };
 
     /// Whether it comes from the command line.
     pub(super) fn is_override(&self) -> bool {
@@ -119,7 +119,7 @@ pub(super) struct Sources {
 
 impl Sources {
     /// An error at a place.
-    pub(super) fn error(&self, place: &Place, key: &str, message: String, hint: String) -> JobError {
+    pub(super) fn error(&self, place: &ErrorPlace, key: &str, message: String, hint: String) -> JobError {
         let (origin, text) = match place.source {
             0 => (&self.file, &self.text),
             n => (&self.sets[n - 1], &self.sets[n - 1]),

@@ -6,12 +6,12 @@ use polyreme_nn::model::StackLayer;
 
 use super::cursor::{At, Cursor};
 use super::declare::{field, keys, kinds, section};
-use super::error::Place;
+use super::error::ErrorPlace;
 use super::key::Key;
 use super::model::{CHANNELS_MAX, WIDTH_MAX};
 use super::section::{self, Keyed, Kind, Section};
 use super::shape::Bounds;
-use super::tree::{Node, Value};
+use super::tree::{TreeNode, Value};
 use super::types::{Type, flag, list, maybe, name_of, pair, single, table, whole};
 
 /// Kernels, strides, paddings and dilations.
@@ -201,7 +201,7 @@ pub(super) fn layers(of_model: bool) -> Type<Vec<StackLayer>> {
 }
 
 /// The place of a layer by its path, such as `layers[2].layers[0]`; `list` is the outermost.
-pub(super) fn place_of<'a>(list: &'a Node, path: &str) -> Option<&'a Place> {
+pub(super) fn place_of<'a>(list: &'a TreeNode, path: &str) -> Option<&'a ErrorPlace> {
     let mut list = list;
     let mut found = None;
     for part in path.split('.') {

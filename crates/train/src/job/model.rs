@@ -11,7 +11,7 @@ use super::layers::{self, layers};
 use super::section::{Kind, Section};
 use super::shape::Bounds;
 use super::spec::ModelSpec;
-use super::tree::{Node, Value};
+use super::tree::{TreeNode, Value};
 use super::types::{Type, list, maybe, name_of, pair, path, single, whole};
 
 /// Widths, channels and vocabularies. With the other limits, no product of sizes overflows.
@@ -214,7 +214,8 @@ fn check_stack(stack: &Stack, c: &Cursor) {
         }
     }
     if let (true, Some(last)) = (c.has("classes"), stack.layers.last()) {
-        let has_outputs = |item: &Node| matches!(&item.value, Value::Table(t) if t.get("outputs").is_some());
+        let has_outputs =
+            |item: &TreeNode| matches!(&item.value, Value::Table(t) if t.get("outputs").is_some());
         let is_said = c.get("layers").is_some_and(|at| at.node.items().last().is_some_and(has_outputs));
         if is_said || !matches!(last, StackLayer::Linear { .. }) {
             let message = "`model.classes` is given, but the last layer does not leave its `outputs` open";

@@ -8,12 +8,12 @@ use toml::de::DeTable;
 
 use super::cursor::{Cursor, Reading};
 use super::declare::{keys, section};
-use super::error::{JobErrors, Place, Sources};
+use super::error::{ErrorPlace, JobErrors, Sources};
 use super::outline::Outline;
 use super::section::{Keyed, Section};
 use super::spec::{ClassWeights, Job, LossKind, Source};
 use super::train::no_metric;
-use super::tree::Table;
+use super::tree::TreeTable;
 use super::types::{table, text};
 use super::{parallel, sets};
 
@@ -28,7 +28,7 @@ impl Job {
         let file = path.display().to_string();
         let refuse = |message: String, hint: &str| {
             let sources = Sources { file: file.clone(), text: String::new(), sets: Vec::new() };
-            let error = sources.error(&Place::FILE, "", message, hint.into());
+            let error = sources.error(&ErrorPlace::FILE, "", message, hint.into());
             JobErrors { file: file.clone(), errors: vec![error] }
         };
         let mut bytes = Vec::new();
@@ -66,7 +66,7 @@ impl Job {
             syntax.sort_by_key(|e| e.span().map_or(0, |span| span.start));
             let told = &syntax[..syntax.len().min(SYNTAX_ERRORS_MAX)];
             let errors = told.iter().map(|e| {
-                let place = Place { source: 0, span: e.span() };
+                let place = ErrorPlace { source: 0, span: e.span() };
                 sources.error(&place, "", format!("not TOML: {}", e.message()), String::new())
             });
             let mut errors: Vec<_> = errors.collect();
@@ -76,7 +76,7 @@ impl Job {
             }
             return Err(JobErrors { file: sources.file.clone(), errors });
         }
-        let mut root = Table::of(table.get_ref(), 0, 0);
+        let mut root = TreeTable::of(table.get_ref(), 0, 0);
         let mut errors = sets::apply(&mut root, &sources);
         let reading = Reading::new(sources, base);
         let name = Path::new(origin).file_stem().map(|s| s.to_string_lossy().into_owned());

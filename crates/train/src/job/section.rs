@@ -3,11 +3,11 @@
 //! that each kind starts from. An [`Outline`] says all of it as plain data.
 
 use super::cursor::{At, Cursor};
-use super::error::Place;
+use super::error::ErrorPlace;
 use super::key::Key;
 use super::outline::{Outline, Row};
 use super::shape::Shape;
-use super::tree::{Entry, Node, Table, Value};
+use super::tree::{Entry, TreeNode, TreeTable, Value};
 
 /// What has a section of the file.
 pub(super) trait Keyed: Clone + Sized + 'static {
@@ -158,8 +158,11 @@ impl<S: Keyed> Section<S> {
 
     /// The table with every key; or the kind alone, if it has no others.
     pub(super) fn write(&self, spec: &S) -> Value {
-        let entry =
-            |key: &str, value| Entry { key: key.into(), place: Place::FILE, node: Node::written(value) };
+        let entry = |key: &str, value| Entry {
+            key: key.into(),
+            place: ErrorPlace::FILE,
+            node: TreeNode::written(value),
+        };
         let kind = (self.kind_of)(spec);
         let (mut spec, mut entries) = (spec.clone(), Vec::new());
         if !self.outline.kinds.is_empty() {
@@ -173,7 +176,7 @@ impl<S: Keyed> Section<S> {
         if self.outline.short && entries.len() == 1 {
             return Value::String(kind.into());
         }
-        Value::Table(Table { entries })
+        Value::Table(TreeTable { entries })
     }
 
     /// What a kind that starts is called.

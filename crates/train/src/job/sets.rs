@@ -5,21 +5,21 @@ use std::ops::Range;
 
 use toml::de::DeValue;
 
-use super::error::{JobError, Place, Sources};
+use super::error::{ErrorPlace, JobError, Sources};
 use super::outline::Outline;
 use super::section::Keyed;
 use super::spec::Job;
-use super::tree::{Entry, Node, Table, Value};
+use super::tree::{Entry, TreeNode, TreeTable, Value};
 
 /// What stands before an override in errors.
 pub(super) const PREFIX: &str = "--set ";
 
 /// Puts all overrides into the tree, in order; what cannot be put in is reported.
-pub(super) fn apply(root: &mut Table, sources: &Sources) -> Vec<JobError> {
+pub(super) fn apply(root: &mut TreeTable, sources: &Sources) -> Vec<JobError> {
     let mut errors = Vec::new();
     for (idx, text) in sources.sets.iter().enumerate() {
         if let Err((span, key, message, hint)) = apply_one(root, idx + 1, text) {
-            let place = Place { source: idx + 1, span: Some(span) };
+            let place = ErrorPlace { source: idx + 1, span: Some(span) };
             errors.push(sources.error(&place, &key, message, hint.into()));
         }
     }
@@ -28,7 +28,7 @@ pub(super) fn apply(root: &mut Table, sources: &Sources) -> Vec<JobError> {
 
 type Refused = (Range<usize>, String, String, &'static str);
 
-fn apply_one(root: &mut Table, source: usize, text: &str) -> Result<(), Refused> {
+fn apply_one(root: &mut TreeTable, source: usize, text: &str) -> Result<(), Refused> {
     const FORM: &str = "write SECTION.KEY=VALUE, such as train.batch=128";
     let start = PREFIX.len();
     let Some(equals) = text[start..].find('=').map(|at| start + at) else {
@@ -52,7 +52,7 @@ fn apply_one(root: &mut Table, source: usize, text: &str) -> Result<(), Refused>
     };
 
     let value = value_of(&text[equals + 1..], source, equals + 1);
-    let place = |span: &Range<usize>| Place { source, span: Some(span.clone()) };
+    let place = |span: &Range<usize>| ErrorPlace { source, span: Some(span.clone()) };
     let mut here = Here { value: Inside::Table(root), outline: Some(&Job::section().outline) };
     for (name, span) in lead {
         here = here.down(name, place(span)).map_err(|m| (span.clone(), path.trim().into(), m, FORM))?;
@@ -61,13 +61,13 @@ fn apply_one(root: &mut Table, source: usize, text: &str) -> Result<(), Refused>
 }
 
 /// As TOML, or else as the text itself, so that quotes may be left out.
-fn value_of(text: &str, source: usize, shift: usize) -> Node {
+fn value_of(text: &str, source: usize, shift: usize) -> TreeNode {
     let lead = text.len() - text.trim_start().len();
     let trimmed = text.trim();
-    let place = Place { source, span: Some(shift + lead..shift + lead + trimmed.len()) };
+    let place = ErrorPlace { source, span: Some(shift + lead..shift + lead + trimmed.len()) };
     match DeValue::parse(trimmed) {
-        Ok(value) => Node::of(value.get_ref(), place, source, shift + lead),
-        Err(_) => Node { place, value: Value::String(trimmed.into()) },
+        Ok(value) => TreeNode::of(value.get_ref(), place, source, shift + lead),
+        Err(_) => TreeNode { place, value: Value::String(trimmed.into()) },
     }
 }
 
@@ -79,17 +79,17 @@ struct Here<'a> {
 }
 
 enum Inside<'a> {
-    Table(&'a mut Table),
-    Array(&'a mut Vec<Node>),
+    Table(&'a mut TreeTable),
+    Array(&'a mut Vec<TreeNode>),
 }
 
 impl<'a> Here<'a> {
-    fn down(self, name: &str, place: Place) -> Result<Here<'a>, String> {
+    fn down(self, name: &str, place: ErrorPlace) -> Result<Here<'a>, String> {
         let (node, outline) = match self.value {
             Inside::Table(table) => {
                 if table.get(name).is_none() {
-                    let value = Value::Table(Table::default());
-                    let node = Node { place: place.clone(), value };
+                    let value = Value::Table(TreeTable::default());
+                    let node = TreeNode { place: place.clone(), value };
                     table.entries.push(Entry { key: name.into(), place, node });
                 }
                 let Some(entry) = table.get_mut(name) else { unreachable!("it was put in just now") };
@@ -104,9 +104,9 @@ impl<'a> Here<'a> {
         if let Value::String(kind) = &node.value
             && outline.is_some_and(|o| o.short)
         {
-            let kind = Node { place: node.place.clone(), value: Value::String(kind.clone()) };
+            let kind = TreeNode { place: node.place.clone(), value: Value::String(kind.clone()) };
             let entry = Entry { key: "kind".into(), place: node.place.clone(), node: kind };
-            node.value = Value::Table(Table { entries: vec![entry] });
+            node.value = Value::Table(TreeTable { entries: vec![entry] });
         }
         let value = match &mut node.value {
             Value::Table(table) => Inside::Table(table),
@@ -116,7 +116,7 @@ impl<'a> Here<'a> {
         Ok(Here { value, outline })
     }
 
-    fn put(self, name: &str, place: Place, node: Node) -> Result<(), String> {
+    fn put(self, name: &str, place: ErrorPlace, node: TreeNode) -> Result<(), String> {
         match self.value {
             Inside::Table(table) => {
                 // What cannot be there together with the key is replaced, unless it is an override too.

@@ -239,7 +239,7 @@ pub struct ParallelSpec {
     pub sync_batch_norm: bool,
     /// Whether the weights are the same bits on any number of ranks.
     pub reproducible: bool,
-    /// Into how many pieces a reproducible step is cut, on any number of ranks.
+    /// Into how many logical shards a reproducible step is cut, on any number of ranks.
     pub shards: usize,
     /// Whether each rank keeps the optimizer's state for its own range of the parameters only; `None` for where ranks
     /// share memory.

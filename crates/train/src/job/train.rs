@@ -9,7 +9,7 @@ use super::section::Section;
 use super::shape::Bounds;
 use super::spec::{EarlyStop, Length, LossKind, OptimizerSpec, TrainSpec};
 use super::types::{Type, flag, list, maybe, one_of, real, single, table, whole, within};
-use crate::schedule::{Schedule, Shape};
+use crate::schedule::{Schedule, ScheduleShape};
 
 const BATCH_MAX: u64 = 1 << 20;
 /// Steps and epochs.
@@ -228,56 +228,56 @@ fn check_optimizer(spec: &mut OptimizerSpec, c: &Cursor) {
 section! { Schedule => {
     let kinds = kinds! {
         /// the base learning rate throughout
-        "constant" => |_| of(Shape::Constant);
+        "constant" => |_| of(ScheduleShape::Constant);
         /// multiplied by `factor` after every `every_epochs`
-        "step" => |_| of(Shape::Step { every_epochs: 10, factor: 0.1 });
+        "step" => |_| of(ScheduleShape::Step { every_epochs: 10, factor: 0.1 });
         /// multiplied by `factor` after each epoch
-        "exponential" => |_| of(Shape::Exponential { factor: 0.95 });
+        "exponential" => |_| of(ScheduleShape::Exponential { factor: 0.95 });
         /// half a cosine down to `floor`, with restarts if wanted
-        "cosine" => |_| of(Shape::Cosine { floor: 0.0, restarts: 0 });
+        "cosine" => |_| of(ScheduleShape::Cosine { floor: 0.0, restarts: 0 });
         /// up to the base learning rate, then down to nearly 0
-        "one-cycle" => |_| of(Shape::OneCycle { start_share: 0.3, div: 25.0, final_div: 1e4 });
+        "one-cycle" => |_| of(ScheduleShape::OneCycle { start_share: 0.3, div: 25.0, final_div: 1e4 });
         /// a straight line down to `floor`
-        "linear" => |_| of(Shape::Linear { floor: 0.0 });
+        "linear" => |_| of(ScheduleShape::Linear { floor: 0.0 });
     };
     let such_as = "a schedule's name, or a table such as { kind = \"cosine\", warmup = 100 }";
     let section = Section::of_kinds("train.schedule", such_as, kinds, schedule_kind, schedule());
     section.short()
 } }
 
-fn of(shape: Shape) -> Schedule {
+fn of(shape: ScheduleShape) -> Schedule {
     Schedule { shape, warmup: 0 }
 }
 
 fn schedule_kind(schedule: &Schedule) -> &'static str {
     match schedule.shape {
-        Shape::Constant => "constant",
-        Shape::Step { .. } => "step",
-        Shape::Exponential { .. } => "exponential",
-        Shape::Cosine { .. } => "cosine",
-        Shape::OneCycle { .. } => "one-cycle",
-        Shape::Linear { .. } => "linear",
+        ScheduleShape::Constant => "constant",
+        ScheduleShape::Step { .. } => "step",
+        ScheduleShape::Exponential { .. } => "exponential",
+        ScheduleShape::Cosine { .. } => "cosine",
+        ScheduleShape::OneCycle { .. } => "one-cycle",
+        ScheduleShape::Linear { .. } => "linear",
     }
 }
 
 fn schedule() -> Vec<Key<Schedule>> {
     // One-cycle has its own warm-up.
-    let warmup = |s: &mut Schedule| !matches!(s.shape, Shape::OneCycle { .. });
+    let warmup = |s: &mut Schedule| !matches!(s.shape, ScheduleShape::OneCycle { .. });
     keys! { Schedule;
         /// epochs from one cut to the next
-        every_epochs: whole(1..=COUNT_MAX) => field!(Shape::{Step}.every_epochs in shape);
+        every_epochs: whole(1..=COUNT_MAX) => field!(ScheduleShape::{Step}.every_epochs in shape);
         /// what the learning rate is multiplied by
-        factor: within(Bounds::POSITIVE) => field!(Shape::{Step | Exponential}.factor in shape);
+        factor: within(Bounds::POSITIVE) => field!(ScheduleShape::{Step | Exponential}.factor in shape);
         /// the share of the base learning rate at the end
-        floor: real(0.0..=1.0) => field!(Shape::{Cosine | Linear}.floor in shape);
+        floor: real(0.0..=1.0) => field!(ScheduleShape::{Cosine | Linear}.floor in shape);
         /// how many times it starts again from the base learning rate
-        restarts: whole(0..=COUNT_MAX) => field!(Shape::{Cosine}.restarts in shape);
+        restarts: whole(0..=COUNT_MAX) => field!(ScheduleShape::{Cosine}.restarts in shape);
         /// the share of the run in which the learning rate grows
-        start_share: within(Bounds::SHARE) => field!(Shape::{OneCycle}.start_share in shape);
+        start_share: within(Bounds::SHARE) => field!(ScheduleShape::{OneCycle}.start_share in shape);
         /// the base learning rate divided by the first one
-        div: within(Bounds::POSITIVE) => field!(Shape::{OneCycle}.div in shape);
+        div: within(Bounds::POSITIVE) => field!(ScheduleShape::{OneCycle}.div in shape);
         /// the first learning rate divided by the last one
-        final_div: within(Bounds::POSITIVE) => field!(Shape::{OneCycle}.final_div in shape);
+        final_div: within(Bounds::POSITIVE) => field!(ScheduleShape::{OneCycle}.final_div in shape);
         /// steps in which the learning rate grows from nearly 0
         warmup: whole(0..=COUNT_MAX) => |s| Some(&mut s.warmup); only warmup;
     }

@@ -2,13 +2,13 @@
 
 use toml::de::{DeTable, DeValue};
 
-use super::error::Place;
+use super::error::ErrorPlace;
 use super::shape::Shape;
 
 /// A value and its place.
 #[derive(Clone, Debug)]
-pub(super) struct Node {
-    pub(super) place: Place,
+pub(super) struct TreeNode {
+    pub(super) place: ErrorPlace,
     pub(super) value: Value,
 }
 
@@ -22,8 +22,8 @@ pub(super) enum Value {
     Float(Option<f64>),
     Bool(bool),
     Date,
-    Array(Vec<Node>),
-    Table(Table),
+    Array(Vec<TreeNode>),
+    Table(TreeTable),
 }
 
 impl Value {
@@ -59,7 +59,7 @@ impl Value {
 
 /// Entries in the order in which they stand.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Table {
+pub(super) struct TreeTable {
     pub(super) entries: Vec<Entry>,
 }
 
@@ -67,12 +67,12 @@ pub(super) struct Table {
 pub(super) struct Entry {
     pub(super) key: String,
     /// The key's place.
-    pub(super) place: Place,
-    pub(super) node: Node,
+    pub(super) place: ErrorPlace,
+    pub(super) node: TreeNode,
 }
 
-impl Table {
-    pub(super) const EMPTY: &Table = &Table { entries: Vec::new() };
+impl TreeTable {
+    pub(super) const EMPTY: &TreeTable = &TreeTable { entries: Vec::new() };
 
     pub(super) fn get(&self, key: &str) -> Option<&Entry> {
         self.entries.iter().find(|e| e.key == key)
@@ -83,31 +83,31 @@ impl Table {
     }
 
     /// The parser's table; `shift` is where its text begins in its source.
-    pub(super) fn of(table: &DeTable, source: usize, shift: usize) -> Table {
+    pub(super) fn of(table: &DeTable, source: usize, shift: usize) -> TreeTable {
         let entries = table.iter().map(|(key, value)| Entry {
             key: key.get_ref().to_string(),
             place: place(key.span(), source, shift),
-            node: Node::of(value.get_ref(), place(value.span(), source, shift), source, shift),
+            node: TreeNode::of(value.get_ref(), place(value.span(), source, shift), source, shift),
         });
         let mut entries: Vec<_> = entries.collect();
         entries.sort_by_key(|e| e.place.span.as_ref().map_or(0, |s| s.start));
-        Table { entries }
+        TreeTable { entries }
     }
 }
 
-impl Node {
+impl TreeNode {
     /// A value that is to be written, and stands nowhere yet.
-    pub(super) fn written(value: Value) -> Node {
-        Node { place: Place::FILE, value }
+    pub(super) fn written(value: Value) -> TreeNode {
+        TreeNode { place: ErrorPlace::FILE, value }
     }
 
     /// The elements, if it is an array.
-    pub(super) fn items(&self) -> &[Node] {
+    pub(super) fn items(&self) -> &[TreeNode] {
         if let Value::Array(items) = &self.value { items } else { &[] }
     }
 
     /// The parser's value.
-    pub(super) fn of(value: &DeValue, at: Place, source: usize, shift: usize) -> Node {
+    pub(super) fn of(value: &DeValue, at: ErrorPlace, source: usize, shift: usize) -> TreeNode {
         let value = match value {
             DeValue::String(s) => Value::String(s.to_string()),
             DeValue::Integer(n) => Value::Integer(i128::from_str_radix(n.as_str(), n.radix()).ok()),
@@ -117,15 +117,15 @@ impl Node {
             DeValue::Array(items) => Value::Array(
                 items
                     .iter()
-                    .map(|v| Node::of(v.get_ref(), place(v.span(), source, shift), source, shift))
+                    .map(|v| TreeNode::of(v.get_ref(), place(v.span(), source, shift), source, shift))
                     .collect(),
             ),
-            DeValue::Table(table) => Value::Table(Table::of(table, source, shift)),
+            DeValue::Table(table) => Value::Table(TreeTable::of(table, source, shift)),
         };
-        Node { place: at, value }
+        TreeNode { place: at, value }
     }
 }
 
-fn place(span: std::ops::Range<usize>, source: usize, shift: usize) -> Place {
-    Place { source, span: Some(span.start + shift..span.end + shift) }
+fn place(span: std::ops::Range<usize>, source: usize, shift: usize) -> ErrorPlace {
+    ErrorPlace { source, span: Some(span.start + shift..span.end + shift) }
 }

@@ -7,7 +7,7 @@ use super::cursor::At;
 use super::nearest::nearest;
 use super::section::Keyed;
 use super::shape::{Bounds, Shape};
-use super::tree::{Node, Value};
+use super::tree::{TreeNode, Value};
 
 type Read<T> = Box<dyn Fn(&At) -> Option<T> + Send + Sync>;
 type Write<T> = Box<dyn Fn(&T) -> Option<Value> + Send + Sync>;
@@ -217,7 +217,7 @@ pub(super) fn list<T: 'static>(
         values.into_iter().collect()
     };
     let write = move |values: &Vec<T>| {
-        Some(Value::Array(values.iter().filter_map(&write).map(Node::written).collect()))
+        Some(Value::Array(values.iter().filter_map(&write).map(TreeNode::written).collect()))
     };
     Type::new(shape, read, write)
 }

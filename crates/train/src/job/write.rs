@@ -2,7 +2,7 @@
 
 use super::section::Keyed;
 use super::spec::Job;
-use super::tree::{Table, Value};
+use super::tree::{TreeTable, Value};
 
 impl Job {
     /// The job as TOML, with every key and all paths absolute: read again, it is the same job, from any file, in any
@@ -16,7 +16,7 @@ impl Job {
     }
 }
 
-fn sections(root: &Table) -> String {
+fn sections(root: &TreeTable) -> String {
     let line = |key: &str, value: &Value| match value {
         Value::Array(items) if items.iter().any(|i| matches!(i.value, Value::Table(_))) => {
             let items: Vec<_> = items.iter().map(|item| format!("\n    {}", item.value.toml())).collect();

@@ -3,17 +3,17 @@
 //! Written so that the compiler makes vector code of it on any CPU: lanes of plain arrays, no early way out in the hot
 //! loops. A row stays in the nearest cache between the loops, so two of them cost little more than one.
 
-/// Rows are scanned in pieces of so many lanes: four SSE registers, two of AVX.
+/// Rows are scanned in chunks of so many lanes: four SSE registers, two of AVX.
 const LANES: usize = 16;
 
 /// The index of the greatest logit, the first of equals; `None` if a logit is NaN, or if there is none.
 pub(super) fn first_greatest(row: &[f32]) -> Option<usize> {
-    let (pieces, tail) = row.as_chunks::<LANES>();
+    let (chunks, tail) = row.as_chunks::<LANES>();
     let (mut most, mut nan) = ([f32::NEG_INFINITY; LANES], [0u32; LANES]);
-    for piece in pieces {
+    for chunk in chunks {
         for i in 0..LANES {
-            most[i] = if piece[i] > most[i] { piece[i] } else { most[i] };
-            nan[i] |= u32::from(piece[i].is_nan());
+            most[i] = if chunk[i] > most[i] { chunk[i] } else { most[i] };
+            nan[i] |= u32::from(chunk[i].is_nan());
         }
     }
     let mut greatest = f32::NEG_INFINITY;
@@ -23,27 +23,27 @@ pub(super) fn first_greatest(row: &[f32]) -> Option<usize> {
     if nan.iter().any(|&n| n != 0) || tail.iter().any(|x| x.is_nan()) {
         return None;
     }
-    // The piece first, then the place in it: a branch a piece and not one an element.
-    let piece = pieces.iter().position(|piece| {
+    // The chunk first, then the place in it: a branch a chunk and not one an element.
+    let chunk = chunks.iter().position(|chunk| {
         let mut found = false;
-        for &x in piece {
+        for &x in chunk {
             found |= x == greatest;
         }
         found
     });
-    let start = piece.unwrap_or(pieces.len()) * LANES;
+    let start = chunk.unwrap_or(chunks.len()) * LANES;
     row[start..].iter().position(|&x| x == greatest).map(|i| start + i)
 }
 
 /// How many logits are at least `bound`. NaN counts: PyTorch sorts it above all numbers.
 pub(super) fn at_least(row: &[f32], bound: f32) -> usize {
-    // Lanes of u32 do not run over: a row of 2^32 pieces is 256 GiB. `wrapping_add`, because a check would make the
+    // Lanes of u32 do not run over: a row of 2^32 chunks is 256 GiB. `wrapping_add`, because a check would make the
     // loop scalar in builds that have one.
-    let (pieces, tail) = row.as_chunks::<LANES>();
+    let (chunks, tail) = row.as_chunks::<LANES>();
     let mut counts = [0u32; LANES];
-    for piece in pieces {
+    for chunk in chunks {
         for i in 0..LANES {
-            counts[i] = counts[i].wrapping_add(u32::from(reaches(piece[i], bound)));
+            counts[i] = counts[i].wrapping_add(u32::from(reaches(chunk[i], bound)));
         }
     }
     counts.iter().map(|&n| n as usize).sum::<usize>() + tail.iter().filter(|&&x| reaches(x, bound)).count()

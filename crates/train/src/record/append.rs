@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 const PENDING_BYTES_MAX: usize = 1 << 20;
 
 /// Where an appender writes: a file, or a test's double.
-pub(super) trait Target {
+pub(super) trait AppendTarget {
     /// Writes all of `bytes` at `offset`.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Cuts what lies behind `len`.
     fn cut(&mut self, len: u64) -> io::Result<()>;
 }
 
-impl Target for File {
+impl AppendTarget for File {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.seek(SeekFrom::Start(offset))?;
         self.write_all(bytes)
@@ -61,7 +61,7 @@ impl Appender {
     }
 }
 
-impl<T: Target> Appender<T> {
+impl<T: AppendTarget> Appender<T> {
     fn at(path: &Path, target: T, len: u64) -> Appender<T> {
         Appender { path: path.into(), target, len, pending: Vec::new() }
     }
@@ -120,7 +120,7 @@ mod tests {
         cuts: bool,
     }
 
-    impl Target for Disk {
+    impl AppendTarget for Disk {
         fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
             self.bytes.truncate(offset as usize);
             let fits = bytes.len().min(self.room.saturating_sub(self.bytes.len()));

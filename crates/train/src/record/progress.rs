@@ -27,7 +27,7 @@ pub struct Progress<'a> {
     pub samples_per_s: f64,
     /// Seconds since the start.
     pub elapsed: f64,
-    /// Seconds until the end, as [`Pace`] guesses them.
+    /// Seconds until the end, as [`ProgressPace`] guesses them.
     pub left: Option<f64>,
     /// The share of the time that ranks wait for each other, if there are several.
     pub waiting_for_ranks: Option<f64>,
@@ -175,7 +175,7 @@ fn bar(share: f64, columns: usize) -> String {
 
 /// Speed and time left, smoothed: recent steps count most, and a single slow one does not throw the guess.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Pace {
+pub struct ProgressPace {
     last: Option<(u64, f64)>,
     /// Seconds a step, weighted; and the sum of the weights, which grows to 1.
     seconds_per_step: f64,
@@ -185,7 +185,7 @@ pub struct Pace {
 /// What happened this long ago counts by 1/e.
 const MEMORY_SECONDS: f64 = 15.0;
 
-impl Pace {
+impl ProgressPace {
     /// Takes the number of steps done by `elapsed` seconds. Steps must not be counted backwards; time that stands
     /// still says nothing.
     pub fn observe(&mut self, step: u64, elapsed: f64) {
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn the_pace_follows_recent_steps() {
-        let mut pace = Pace::default();
+        let mut pace = ProgressPace::default();
         assert_eq!((pace.steps_per_s(), pace.left(0, 10)), (None, None));
         pace.observe(0, 0.0);
         assert_eq!(pace.steps_per_s(), None);

@@ -130,7 +130,7 @@ impl Trier<'_> {
         let divisors: Vec<usize> = (now + 1..=batch).filter(|n| batch.is_multiple_of(*n)).collect();
         let with = |n: usize| {
             self.with(self.lodging, |p| {
-                (p.job.train.accumulate, p.cut.accumulate, p.team.plan.microbatches) = (n, n, n);
+                (p.job.train.accumulate, p.cut.accumulate, p.learner.plan.microbatches) = (n, n, n);
             })
         };
         let Some(&most) = divisors.last() else { return Ok(None) };
@@ -156,7 +156,7 @@ impl Trier<'_> {
         else {
             return Ok(None);
         };
-        let need = self.with(self.lodging, |p| p.team.memory_bytes = Some(mib << 20))?;
+        let need = self.with(self.lodging, |p| p.learner.memory_bytes = Some(mib << 20))?;
         let price = "activations are computed a second time, so steps take longer";
         Ok(self.choice(format!("train.memory_mib = {mib}"), need, price))
     }
@@ -171,7 +171,7 @@ impl Trier<'_> {
         if spec.refuses_to_shard(&self.prepared.job.train.optimizer).is_some() {
             return Ok(None);
         }
-        let need = self.with(self.lodging, |p| p.team.keeps = Some(Keeps::OwnGradients))?;
+        let need = self.with(self.lodging, |p| p.learner.keeps = Some(Keeps::OwnGradients))?;
         let price = "gradients are summed as soon as they are ready";
         Ok(self.choice("parallel.shard_gradients = true".into(), need, price))
     }

@@ -6,9 +6,9 @@ use super::snapshot::{Progress, Tables};
 use crate::checkpoint::{Disk, Loaded, Store};
 use crate::error::TrainError;
 use crate::event::{Ending, Event, Observer, Summary};
+use crate::learner::Learner;
 use crate::metrics::Confusion;
 use crate::record::{self, Recorder};
-use crate::team::Team;
 
 /// The files of a run.
 pub(super) struct Files {
@@ -26,7 +26,7 @@ impl Files {
     pub(super) fn open(
         hold: Hold,
         prepared: &Prepared,
-        team: &Team,
+        learner: &Learner,
         resumed: Option<&Loaded>,
     ) -> Result<Files, TrainError> {
         let (job, output) = (prepared.job.to_toml(), &prepared.job.output);
@@ -37,9 +37,9 @@ impl Files {
         let options = record::Options { tensorboard: output.tensorboard, ..Default::default() };
         let recorder = match goes_on {
             false => Recorder::create(&folder, &options)?,
-            true => Recorder::resume(&folder, team.steps_done(), &options)?,
+            true => Recorder::resume(&folder, learner.steps_done(), &options)?,
         };
-        Ok(Files { store, recorder, tables: Tables::new(team), job, notes })
+        Ok(Files { store, recorder, tables: Tables::new(learner), job, notes })
     }
 
     /// Tells what there is to be said about the folder.
@@ -66,13 +66,13 @@ impl Files {
     /// Hands a checkpoint of this moment to the writer. Collective; other ranks hand over their part.
     pub(super) fn save(
         &mut self,
-        team: &mut Team,
+        learner: &mut Learner,
         epoch: u64,
         progress: &Progress,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         let buffers = self.store.take_buffers();
-        let snapshot = self.tables.snapshot(team, epoch, progress, &self.job, buffers)?;
+        let snapshot = self.tables.snapshot(learner, epoch, progress, &self.job, buffers)?;
         if let Err(error) = self.store.save(snapshot) {
             observer.event(Event::Warning(&format!("a checkpoint could not be written: {error}")));
         }

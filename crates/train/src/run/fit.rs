@@ -21,7 +21,7 @@ use crate::error::TrainError;
 use crate::evaluate::EVALUATION_PREFETCH;
 use crate::judge::{Trial, block_samples};
 use crate::lower::training_graph;
-use crate::pace::{Part, Piece};
+use crate::pace::{MicrobatchRange, RankShare};
 use crate::record::thousands;
 
 /// Bytes of an element of parameters, moments, states and features.
@@ -139,8 +139,10 @@ impl Prepared {
         let mut seen: Vec<(RankKind, [usize; 3])> = Vec::new();
         let mut bodies: Vec<(usize, Arc<Body>)> = Vec::new();
         let mut of_rank = |rank: usize| -> Result<[usize; 3], TrainError> {
-            let part = Part::new(self.pace, &self.cut, rank);
-            let lens = |(pieces, _): &(&[Piece], usize)| pieces.iter().map(|p| p.len).collect::<Vec<_>>();
+            let part = RankShare::new(self.pace, &self.cut, rank);
+            let lens = |(microbatches, _): &(&[MicrobatchRange], usize)| {
+                microbatches.iter().map(|p| p.len).collect::<Vec<_>>()
+            };
             let mut lens: Vec<Vec<usize>> = part.kinds().iter().map(lens).collect();
             // What a rank gets of the sums of logical shards is as long as its part of the gradients.
             if self.cut.shards.is_some() {
@@ -153,9 +155,9 @@ impl Prepared {
             }
             let lowering = options.lowering(rank, ranks, shared);
             let mut most = [0; 3];
-            for (pieces, rounds) in part.kinds() {
+            for (microbatches, rounds) in part.kinds() {
                 let runs = self.cut.shard_runs();
-                let program = lowering.step_program(pieces, rounds, runs.as_deref(), &mut |n| {
+                let program = lowering.step_program(microbatches, rounds, runs.as_deref(), &mut |n| {
                     if let Some((_, body)) = bodies.iter().find(|(len, _)| *len == n) {
                         return Ok(body.clone());
                     }
@@ -198,7 +200,7 @@ impl Prepared {
     pub(super) fn plan_bytes(&self, lodging: Lodging) -> Result<usize, TrainError> {
         let local = if lodging.threads { lodging.here } else { 1 };
         let lowering = self.rank_options(local).lowering(self.ranks() - 1, self.ranks(), lodging.shared);
-        let graph = training_graph(&self.net, &self.spec, self.micro(), self.team.loss)?;
+        let graph = training_graph(&self.net, &self.spec, self.micro(), self.learner.loss)?;
         Ok(local * lowering.rank_bytes(&lowering.program(&graph)?))
     }
 
@@ -222,8 +224,8 @@ impl Prepared {
 
     /// Batches of training that are full or being filled, and the one that is used.
     fn training_batches(&self, rank: usize) -> usize {
-        let part = Part::new(self.pace, &self.cut, rank);
-        let of_a_step = part.pieces(0).iter().filter(|piece| piece.len > 0).count() as u64;
+        let part = RankShare::new(self.pace, &self.cut, rank);
+        let of_a_step = part.microbatches(0).iter().filter(|microbatch| microbatch.len > 0).count() as u64;
         let all = self.pace.total_steps(self.job.train.length).saturating_mul(of_a_step);
         let batches = (self.job.data.prefetch as u64 + 1).min(all) as usize;
         batches.saturating_mul(part.lengths()[0] * sample_bytes(&self.spec))
@@ -239,13 +241,13 @@ impl Prepared {
     /// What rank 0 has of weights, moments and states beside its engine's.
     fn copies(&self, sharded: bool) -> Result<Copies, TrainError> {
         // Two samples: statistics of one make no sense.
-        let graph = training_graph(&self.net, &self.spec, 2, self.team.loss)?;
+        let graph = training_graph(&self.net, &self.spec, 2, self.learner.loss)?;
         let floats = |stored: &[polyreme_graph::graph::Stored]| -> usize {
             stored.iter().map(|s| graph.shape(s.value).numel()).sum()
         };
         let (params, states) = (floats(&graph.params), floats(&graph.states));
         let (averaged, optimizer) =
-            (usize::from(self.team.training.ema.is_some()) * params, self.team.training.optimizer);
+            (usize::from(self.learner.training.ema.is_some()) * params, self.learner.training.optimizer);
         let kept_of = |s: &polyreme_graph::graph::Stored| -> usize {
             let dims = optimizer.state_dims(graph.shape(s.value).dims());
             dims.iter().flatten().map(|dims| dims.iter().product::<usize>()).sum()
@@ -269,7 +271,7 @@ impl Prepared {
 
     fn trial_program(&self, spec: &polyreme_data::Spec) -> Result<Program, TrainError> {
         let n = block_samples(&self.net, spec)?;
-        let (graph, _) = Trial::new(&self.net, spec, n, self.team.loss.kind)?;
+        let (graph, _) = Trial::new(&self.net, spec, n, self.learner.loss.kind)?;
         Ok(Program::forward(&graph))
     }
 }

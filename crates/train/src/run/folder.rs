@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{self, CheckpointError, Loaded, Lock, Manifest, Place, Store};
+use crate::checkpoint::{self, CheckpointError, GivenPath, Loaded, Lock, Manifest, Store};
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::record;
@@ -112,7 +112,7 @@ impl Drop for Hold {
 
 /// A run that is to go on, as far as it was looked at without its lock.
 #[derive(Debug)]
-pub struct Found {
+pub struct FoundRun {
     /// The run's folder.
     pub folder: PathBuf,
     /// The job, as TOML.
@@ -121,20 +121,22 @@ pub struct Found {
     step: Option<u64>,
 }
 
-impl Found {
+impl FoundRun {
     /// What `path` names: a run's folder, one of its checkpoints, or its `best`.
-    pub fn at(path: &Path) -> Result<Found, TrainError> {
+    pub fn at(path: &Path) -> Result<FoundRun, TrainError> {
         let place = match checkpoint::resolve(path) {
-            Err(CheckpointError::Missing { .. }) if path.join(JOB_FILE).is_file() => Place::Run(path.into()),
+            Err(CheckpointError::Missing { .. }) if path.join(JOB_FILE).is_file() => {
+                GivenPath::Run(path.into())
+            }
             place => place?,
         };
         match place {
-            Place::Checkpoint(at) => {
+            GivenPath::Checkpoint(at) => {
                 let (folder, step) = checkpoint::run_of(&at)?;
-                Ok(Found { job: Manifest::read(&at)?.job, folder, step: Some(step) })
+                Ok(FoundRun { job: Manifest::read(&at)?.job, folder, step: Some(step) })
             }
-            Place::Run(folder) => Ok(Found { job: job_of(&folder)?, folder, step: None }),
-            Place::Weights(path) => Err(TrainError::WeightsOnly { path }),
+            GivenPath::Run(folder) => Ok(FoundRun { job: job_of(&folder)?, folder, step: None }),
+            GivenPath::Weights(path) => Err(TrainError::WeightsOnly { path }),
         }
     }
 

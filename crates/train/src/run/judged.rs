@@ -74,7 +74,7 @@ impl Run {
         let metrics = scores.named("test");
         self.confusion = scores.confusion().cloned();
         remember(&mut self.progress.metrics, &metrics);
-        let (step, epoch) = (self.team.steps_done(), self.prepared.pace.epoch(self.team.steps_done()));
+        let (step, epoch) = (self.learner.steps_done(), self.prepared.pace.epoch(self.learner.steps_done()));
         self.record(step, &metrics, observer);
         observer.event(Event::Evaluated { step, epoch, metrics: &metrics, best: false });
         Ok(())
@@ -82,15 +82,15 @@ impl Run {
 
     /// The scores of a set with the weights that would be shipped, the same on all ranks.
     fn scores(&mut self, set: &Arc<dyn Dataset>) -> Result<Measured, TrainError> {
-        self.team.average_states()?;
-        self.team.swap_average()?;
+        self.learner.average_states()?;
+        self.learner.swap_average()?;
         let transform = self.prepared.plain_transform(set.as_ref())?;
-        self.team.comm().set_doing(Doing::Evaluating);
-        let mut judge = self.team.judge().expect("a set to evaluate, and so an evaluation");
+        self.learner.comm().set_doing(Doing::Evaluating);
+        let mut judge = self.learner.judge().expect("a set to evaluate, and so an evaluation");
         let blocks = share(n_blocks(&judge, set.as_ref()), &self.prepared.cut.weights, self.rank);
         let part = evaluate_blocks(&mut judge, set, &transform, 1, blocks)?;
-        let scores = part.gather(self.team.comm())?;
-        self.team.swap_average()?;
+        let scores = part.gather(self.learner.comm())?;
+        self.learner.swap_average()?;
         Ok(scores)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //! - [`Prepared`]: the job with its data and its network, checked, before anything is reserved or written. `seats`: how
-//!   many ranks and threads that makes. [`Hold`]: where a run writes, under its lock; [`Found`]: a run that goes on.
+//!   many ranks and threads that makes. [`Hold`]: where a run writes, under its lock; [`FoundRun`]: a run that goes on.
 //! - [`fit`]: whether it fits into memory. [`advice`]: what would.
 //! - [`run_ranks`]: the ranks of this process. `train`: the loop that each of them runs. `step`, `judged`:
 //!   its steps and its evaluations.
@@ -24,7 +24,7 @@ mod train;
 mod tests;
 
 pub use fit::{Limit, Lodging, Need, Scope, TooLarge};
-pub use folder::{Found, Hold, likely_folder};
+pub use folder::{FoundRun, Hold, likely_folder};
 pub use prepared::{Given, Prepared};
 pub use ranks::{run_ranks, run_ranks_at};
 pub use seats::{Seats, seats};

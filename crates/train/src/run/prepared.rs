@@ -14,13 +14,13 @@ use super::seats::{Seats, seats};
 use crate::error::TrainError;
 use crate::event::Outline;
 use crate::job::{Balance, ClassWeights, Job, OrderSpec, ParallelSpec};
+use crate::learner::LearnerOptions;
 use crate::loss::Loss;
 use crate::lower::training_graph;
 use crate::net::Net;
-use crate::pace::{Cut, Pace, Part};
+use crate::pace::{Pace, RankShare, StepCut};
 use crate::preparation::Preparation;
 use crate::sets::{Sets, open_as};
-use crate::team::TeamOptions;
 
 /// So many samples, evenly spread, are enough to know mean and deviation.
 const STATS_SAMPLES: usize = 20_000;
@@ -50,7 +50,7 @@ pub struct Prepared {
     /// Epochs and steps.
     pub pace: Pace,
     /// How steps are cut, and so how many ranks there are.
-    pub cut: Cut,
+    pub cut: StepCut,
     /// Threads of each rank.
     pub threads: usize,
     /// The normalisation.
@@ -58,7 +58,7 @@ pub struct Prepared {
     /// The normalisation of numbers that are to be predicted.
     pub target_stats: Option<Stats>,
     /// How engines are made.
-    pub team: TeamOptions,
+    pub learner: LearnerOptions,
     /// The machine and the program, for the report.
     pub system: Vec<(String, String)>,
     /// What the process has in memory before training: its code, and data that are held there. 0 if it is not known.
@@ -158,8 +158,8 @@ impl Prepared {
         let parallel = &job.parallel;
         let Seats { ranks, threads } = seats(parallel, cores, pace.batch, !two.updates.is_empty());
         let shards = parallel.reproducible.then_some(parallel.shards);
-        let cut = Cut { weights: vec![1.0; ranks], accumulate: train.accumulate, shards };
-        let team = TeamOptions {
+        let cut = StepCut { weights: vec![1.0; ranks], accumulate: train.accumulate, shards };
+        let learner = LearnerOptions {
             threads,
             isa: given.isa,
             seed: train.seed,
@@ -181,7 +181,7 @@ impl Prepared {
             threads,
             stats,
             target_stats,
-            team,
+            learner,
             system,
             process_bytes,
             trace,
@@ -208,7 +208,7 @@ impl Prepared {
         }
         self.cut.weights = weights;
         let (pace, cut) = (self.pace, &self.cut);
-        let meets = self.team.plan.norms == Norms::Synchronised && ranks > 1;
+        let meets = self.learner.plan.norms == Norms::Synchronised && ranks > 1;
         let short = |n: &usize| *n > 0 && cut.least(pace, *n) == 0;
         if let Some(samples) = [pace.batch, pace.tail()].into_iter().find(|n| meets && short(n)) {
             return Err(TrainError::TooFew { samples, ranks });
@@ -216,20 +216,20 @@ impl Prepared {
         Ok(self)
     }
 
-    /// The longest piece of rank 0.
+    /// The longest microbatch of rank 0.
     pub fn micro(&self) -> usize {
-        Part::new(self.pace, &self.cut, 0).lengths()[0]
+        RankShare::new(self.pace, &self.cut, 0).lengths()[0]
     }
 
     /// What is going to run; `output` is where.
     pub fn outline(&self, output: &Path, first_step: u64) -> Result<Outline, TrainError> {
         let (ranks, micro) = (self.ranks(), self.micro());
-        let forward = training_graph(&self.net, &self.spec, micro, self.team.loss)?;
+        let forward = training_graph(&self.net, &self.spec, micro, self.learner.loss)?;
         // The last rank has the largest parts.
         let lowering = self.rank_options(ranks).lowering(ranks - 1, ranks, true);
         let program = lowering.program(&forward)?;
         let params = &program.graph().params;
-        let pieces = self.pace.batch as f64 / micro as f64;
+        let microbatches = self.pace.batch as f64 / micro as f64;
         let bytes = self.expected_bytes()?;
         Ok(Outline {
             name: self.job.name.clone(),
@@ -254,7 +254,7 @@ impl Prepared {
             threads: self.threads,
             shard_gradients: program.grad_buffers.is_some(),
             memory_mib: bytes as f64 / f64::from(1 << 20),
-            step_gflop: cost::product_flops(program.graph()) as f64 * pieces / 1e9,
+            step_gflop: cost::product_flops(program.graph()) as f64 * microbatches / 1e9,
             output: output.to_path_buf(),
         })
     }
@@ -264,26 +264,26 @@ impl Prepared {
         let ranks = self.ranks();
         let options = self.rank_options(ranks);
         let lowering = options.lowering(rank, ranks, true);
-        let part = Part::new(self.pace, &self.cut, rank);
-        let (pieces, rounds) = part.kinds()[0];
-        lowering.step_program(pieces, rounds, self.cut.shard_runs().as_deref(), &mut |n| {
+        let part = RankShare::new(self.pace, &self.cut, rank);
+        let (microbatches, rounds) = part.kinds()[0];
+        lowering.step_program(microbatches, rounds, self.cut.shard_runs().as_deref(), &mut |n| {
             lowering.body(&training_graph(&self.net, &self.spec, n, options.loss)?)
         })
     }
 
     /// How a rank's engine is made in a process of so many ranks, which share what training may take.
-    pub(crate) fn rank_options(&self, ranks: usize) -> TeamOptions {
-        let memory_bytes = self.team.memory_bytes.map(|bytes| bytes / ranks.max(1));
-        TeamOptions { memory_bytes, threads: self.threads, ..self.team.clone() }
+    pub(crate) fn rank_options(&self, ranks: usize) -> LearnerOptions {
+        let memory_bytes = self.learner.memory_bytes.map(|bytes| bytes / ranks.max(1));
+        LearnerOptions { memory_bytes, threads: self.threads, ..self.learner.clone() }
     }
 
     /// What ranks must have in common to train together.
     pub(crate) fn fingerprint(&self) -> String {
         let lens = |set: &Option<Arc<dyn Dataset>>| set.as_ref().map(|s| s.len());
         let sets = (self.sets.train.len(), lens(&self.sets.validation), lens(&self.sets.test));
-        let (job, team) = (&self.job, &self.team);
+        let (job, learner) = (&self.job, &self.learner);
         let data = (&job.data.augment, job.data.order, job.data.fraction, job.data.normalise);
-        let how = (team.keeps, &team.plan, team.memory_bytes, team.loss);
+        let how = (learner.keeps, &learner.plan, learner.memory_bytes, learner.loss);
         let (train, output) =
             (&job.train, (job.output.every_steps, job.output.every_epochs, &job.output.best));
         format!(

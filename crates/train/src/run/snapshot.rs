@@ -15,9 +15,9 @@ use crate::checkpoint::{self, CheckpointError, Loaded, MODEL_FILE, Shard, Snapsh
 use crate::error::TrainError;
 use crate::fingerprint::Fingerprint;
 use crate::install::{install, install_arena};
+use crate::learner::Learner;
 use crate::metrics::{Best, Patience};
 use crate::preparation::Preparation;
-use crate::team::Team;
 
 /// The averaged parameters' file.
 pub const AVERAGE_FILE: &str = "average.safetensors";
@@ -77,22 +77,22 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    pub(crate) fn new(team: &Team) -> Tables {
+    pub(crate) fn new(learner: &Learner) -> Tables {
         let at = |slot: Slot, first: usize| TensorAt {
             name: slot.name,
             dims: slot.dims,
             start: first + slot.range.start,
         };
-        let learner = team.learner();
-        let n_params = learner.kept(Kept::Params).len();
-        let params: Vec<_> = learner.param_slots().into_iter().map(|s| at(s, 0)).collect();
-        let states = learner.state_slots().into_iter().map(|s| at(s, n_params));
+        let engine = learner.engine();
+        let n_params = engine.kept(Kept::Params).len();
+        let params: Vec<_> = engine.param_slots().into_iter().map(|s| at(s, 0)).collect();
+        let states = engine.state_slots().into_iter().map(|s| at(s, n_params));
         Tables {
             model: params.iter().cloned().chain(states).collect(),
             params: params.into(),
             moments: MOMENT_FILES
-                .map(|(_, what)| learner.moment_slots(what).into_iter().map(|s| at(s, 0)).collect()),
-            states: states_of_ranks(learner).into_iter().map(|s| at(s, 0)).collect(),
+                .map(|(_, what)| engine.moment_slots(what).into_iter().map(|s| at(s, 0)).collect()),
+            states: states_of_ranks(engine).into_iter().map(|s| at(s, 0)).collect(),
         }
     }
 
@@ -101,7 +101,7 @@ impl Tables {
     /// [`hand_over`].
     pub(crate) fn snapshot(
         &self,
-        team: &mut Team,
+        learner: &mut Learner,
         epoch: u64,
         progress: &Progress,
         job: &str,
@@ -115,11 +115,11 @@ impl Tables {
             buffer.clear();
             make_room(&mut buffer, len, "the copy that a checkpoint is written from").map(|()| buffer)
         };
-        let states = team.learner_mut().gather_states()?;
-        let loan = team.learner_mut().lend().map(Arc::new);
+        let states = learner.engine_mut().gather_states()?;
+        let loan = learner.engine_mut().lend().map(Arc::new);
         let lent = |what: Kept| loan.clone().map(|loan| (loan, what));
-        let learner = team.learner();
-        let (params, own) = (learner.kept(Kept::Params), learner.kept(Kept::States));
+        let engine = learner.engine();
+        let (params, own) = (engine.kept(Kept::Params), engine.kept(Kept::States));
         let copied = if loan.is_some() { &[] } else { params };
         let mut model = Shard::copy(MODEL_FILE, self.model.clone(), copied, next(copied.len() + own.len())?);
         model.lent = lent(Kept::Params);
@@ -134,81 +134,83 @@ impl Tables {
             lent: None,
             data,
         }));
-        for ((file, what), tensors) in moment_files(team).zip(&self.moments) {
-            let len = if loan.is_some() { 0 } else { team.learner().gathered_len(what) };
+        for ((file, what), tensors) in moment_files(learner).zip(&self.moments) {
+            let len = if loan.is_some() { 0 } else { learner.engine().gathered_len(what) };
             let mut shard = Shard::copy(file, tensors.clone(), &[], next(len)?);
             match lent(what) {
                 Some(lent) => shard.lent = Some(lent),
                 None => {
                     shard.data.resize(len, 0.0);
-                    team.learner_mut().gather_moments(what, Some(&mut shard.data))?;
+                    learner.engine_mut().gather_moments(what, Some(&mut shard.data))?;
                 }
             }
             shards.push(shard);
         }
-        if !team.average().is_empty() {
-            let copied = if loan.is_some() { &[] } else { team.average() };
+        if !learner.average().is_empty() {
+            let copied = if loan.is_some() { &[] } else { learner.average() };
             let mut shard = Shard::copy(AVERAGE_FILE, self.params.clone(), copied, next(copied.len())?);
             shard.lent = lent(Kept::Average);
             shards.push(shard);
         }
         let metrics = progress.metrics.clone();
-        let (step, batches) = (team.steps_done(), team.steps_done().saturating_add(progress.batches_before));
+        let (step, batches) =
+            (learner.steps_done(), learner.steps_done().saturating_add(progress.batches_before));
         let progress = serde_json::to_value(progress).map_err(|e| TrainError::Progress(e.to_string()))?;
         Ok(Snapshot { step, epoch, shards, progress, metrics, job: job.to_string(), batches })
     }
 }
 
 /// What other ranks than 0 do for a checkpoint. Collective, with [`Tables::snapshot`].
-pub(crate) fn hand_over(team: &mut Team) -> Result<(), TrainError> {
-    team.learner_mut().gather_states()?;
-    for (_, what) in moment_files(team) {
-        team.learner_mut().gather_moments(what, None)?;
+pub(crate) fn hand_over(learner: &mut Learner) -> Result<(), TrainError> {
+    learner.engine_mut().gather_states()?;
+    for (_, what) in moment_files(learner) {
+        learner.engine_mut().gather_moments(what, None)?;
     }
     Ok(())
 }
 
 /// Brings all ranks to where the checkpoint was, which rank 0 has. Collective.
-pub(crate) fn restore(team: &mut Team, loaded: Option<&Loaded>) -> Result<(), TrainError> {
-    restore_weights(team, loaded)?;
-    restore_states(team, loaded)?;
-    let alone = team.learner().role().ranks == 1;
-    for (file, what) in moment_files(team) {
-        let slots = team.learner().moment_slots(what);
+pub(crate) fn restore(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<(), TrainError> {
+    restore_weights(learner, loaded)?;
+    restore_states(learner, loaded)?;
+    let alone = learner.engine().role().ranks == 1;
+    for (file, what) in moment_files(learner) {
+        let slots = learner.engine().moment_slots(what);
         let moments = match loaded {
             None => None,
             Some(loaded) if alone => {
-                install_arena(team.learner_mut().kept_mut(what), &slots, loaded.needed(file)?)?;
+                install_arena(learner.engine_mut().kept_mut(what), &slots, loaded.needed(file)?)?;
                 continue;
             }
             Some(loaded) => {
-                let mut moments = floats(team.learner().gathered_len(what), "the optimizer's state")?;
+                let mut moments = floats(learner.engine().gathered_len(what), "the optimizer's state")?;
                 install_arena(&mut moments, &slots, loaded.needed(file)?)?;
                 Some(moments)
             }
         };
-        team.learner_mut().scatter_moments(what, moments.as_deref())?;
+        learner.engine_mut().scatter_moments(what, moments.as_deref())?;
     }
     Ok(())
 }
 
 /// Gives each rank its own states, if the checkpoint is of as many ranks; otherwise all keep the mean. Collective.
-fn restore_states(team: &mut Team, loaded: Option<&Loaded>) -> Result<(), TrainError> {
-    let slots = states_of_ranks(team.learner());
+fn restore_states(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<(), TrainError> {
+    let slots = states_of_ranks(learner.engine());
     let file = loaded.and_then(|loaded| loaded.file(STATES_FILE));
     let states = match file.filter(|file| file.shapes.len() == slots.len()) {
         None => None,
         Some(file) => {
-            let mut states = vec![0.0; team.learner().kept(Kept::States).len() * team.learner().role().ranks];
+            let mut states =
+                vec![0.0; learner.engine().kept(Kept::States).len() * learner.engine().role().ranks];
             install_arena(&mut states, &slots, file)?;
             Some(states)
         }
     };
     let mut there = [i64::from(states.is_some())];
-    team.comm().broadcast(&mut there, 0)?;
+    learner.comm().broadcast(&mut there, 0)?;
     match there {
         [0] => Ok(()),
-        _ => Ok(team.learner_mut().scatter_states(states.as_deref())?),
+        _ => Ok(learner.engine_mut().scatter_states(states.as_deref())?),
     }
 }
 
@@ -240,8 +242,8 @@ pub(crate) fn load_weights(path: &Path) -> Result<Loaded, CheckpointError> {
 }
 
 /// The same without what the optimizer remembers: to evaluate and to ship. Collective.
-pub(crate) fn restore_weights(team: &mut Team, loaded: Option<&Loaded>) -> Result<(), TrainError> {
-    team.exclusively(|engine| {
+pub(crate) fn restore_weights(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<(), TrainError> {
+    learner.exclusively(|engine| {
         let loaded = loaded.expect("rank 0 has the checkpoint");
         install_average(engine, loaded)?;
         install(engine, loaded.needed(MODEL_FILE)?)?;
@@ -251,9 +253,9 @@ pub(crate) fn restore_weights(team: &mut Team, loaded: Option<&Loaded>) -> Resul
 }
 
 /// Weights to start from, which rank 0 reads; it gets the number of batches that they have seen. Collective.
-pub(crate) fn start_from(team: &mut Team, path: &Path) -> Result<u64, TrainError> {
+pub(crate) fn start_from(learner: &mut Learner, path: &Path) -> Result<u64, TrainError> {
     let mut batches = 0;
-    team.exclusively(|engine| {
+    learner.exclusively(|engine| {
         batches = crate::install::install_file(engine, path)?;
         engine.start_average();
         Ok(())
@@ -270,6 +272,6 @@ fn install_average(engine: &mut Engine, loaded: &Loaded) -> Result<(), TrainErro
 }
 
 /// The files of the moments that the optimizer has; the same on all ranks, also on those with an empty part.
-fn moment_files(team: &Team) -> impl Iterator<Item = (&'static str, Kept)> + use<> {
-    MOMENT_FILES.into_iter().take(team.n_moments())
+fn moment_files(learner: &Learner) -> impl Iterator<Item = (&'static str, Kept)> + use<> {
+    MOMENT_FILES.into_iter().take(learner.n_moments())
 }

@@ -1,4 +1,4 @@
-//! One rank's part of every step: its samples, its pieces, and how its part changes with its speed.
+//! One rank's part of every step: its samples, its microbatches, and how its part changes with its speed.
 
 use std::time::Instant;
 
@@ -11,11 +11,11 @@ use crate::balance::{BLOCKS, Balancer, EVERY_STEPS, Timings};
 use crate::error::TrainError;
 use crate::event::{Event, Observer};
 use crate::job::{Balance, Source};
+use crate::learner::{MicrobatchData, RankStep, StepResult};
 use crate::mixup;
-use crate::pace::Part;
+use crate::pace::RankShare;
 use crate::schedule::Horizon;
 use crate::talk;
-use crate::team::{Batch, Step, StepResult};
 
 /// What rank 0 adds to the sum of wishes if it is time for a checkpoint: more than there are ranks who wish to stop.
 const SAVE: f64 = 4_294_967_296.0;
@@ -23,12 +23,12 @@ const SAVE: f64 = 4_294_967_296.0;
 impl Run {
     /// Reads this rank's samples from the next step on, and no others.
     pub(super) fn loader(&self, steps: u64) -> Result<Loader, TrainError> {
-        let (pace, first) = (self.prepared.pace, self.team.steps_done());
+        let (pace, first) = (self.prepared.pace, self.learner.steps_done());
         let (order, part) = (self.prepared.order(0), self.part.clone());
         let plan = (first..steps).flat_map(move |step| {
             let (order, start) = (order.of_epoch(pace.epoch(step)), pace.start(step));
-            let pieces = part.pieces(step).iter().filter(|p| p.len > 0);
-            pieces.map(|p| Span { order, start: start + p.offset, len: p.len }).collect::<Vec<_>>()
+            let microbatches = part.microbatches(step).iter().filter(|p| p.len > 0);
+            microbatches.map(|p| Span { order, start: start + p.offset, len: p.len }).collect::<Vec<_>>()
         });
         let data = &self.prepared.job.data;
         let cheap = !matches!(data.source, Source::Images { .. });
@@ -57,19 +57,19 @@ impl Run {
         let flags = f64::from(u8::from(wishes.stop)) + if wishes.save { SAVE } else { 0.0 };
         let extra = [flags, self.waited_last.as_secs_f64()];
         let (began, waited_before) = (Instant::now(), loader.waited());
-        let pieces = self.part.pieces(step);
+        let microbatches = self.part.microbatches(step);
         let rounds = self.part.rounds(step);
-        let part = Step { samples: pace.len(step), pieces, rounds, lr: lr as f32, extra };
-        let result = self.team.step(part, &mut |_, take| {
-            let loaded = loader.next().expect("the plan has a batch for each piece")?;
-            take(Batch { x: loaded.x.values(), labels: loaded.labels.values(), mix })
+        let part = RankStep { samples: pace.len(step), microbatches, rounds, lr: lr as f32, extra };
+        let result = self.learner.step(part, &mut |_, take| {
+            let loaded = loader.next().expect("the plan has a batch for each microbatch")?;
+            take(MicrobatchData { x: loaded.x.values(), labels: loaded.labels.values(), mix })
         })?;
         let idle = result.waited + (loader.waited() - waited_before);
         if let Some(pulse) = &mut self.pulse
             && pace.len(step) == pace.batch
         {
             let units =
-                if self.prepared.cut.shards.is_some() { pieces.len() } else { self.part.samples(step) };
+                if self.prepared.cut.shards.is_some() { microbatches.len() } else { self.part.samples(step) };
             pulse.timings.note(units, began.elapsed().saturating_sub(idle).as_secs_f64());
         }
         self.waited_last = result.waited;
@@ -86,7 +86,7 @@ impl Run {
         let mut mine = [0.0; BLOCKS + 1];
         mine[..BLOCKS].copy_from_slice(&pulse.timings.take());
         mine[BLOCKS] = std::mem::take(&mut pulse.cost_s);
-        let all = talk::gather_all(self.team.comm(), &mine)?;
+        let all = talk::gather_all(self.learner.comm(), &mine)?;
         let look = all.chunks_exact(BLOCKS + 1).map(|m| std::array::from_fn(|b| m[b])).collect();
         let cost_s = all.iter().skip(BLOCKS).step_by(BLOCKS + 1).copied().fold(0.0, f64::max);
         // Rank 0 decides for all: another machine might round in another way.
@@ -95,14 +95,14 @@ impl Run {
         if let Some(balancer) = &mut pulse.balancer {
             let (pace, cut) = (self.prepared.pace, &self.prepared.cut);
             let steps = pace.total_steps(self.prepared.job.train.length);
-            let meets = self.prepared.team.plan.norms == Norms::Synchronised;
+            let meets = self.prepared.learner.plan.norms == Norms::Synchronised;
             let allowed = |counts: &[usize]| !meets || cut.by(weights_of(counts)).all_meet(pace);
             why = balancer.look(look, steps.saturating_sub(done), cost_s, &allowed);
             if why.is_some() {
                 weights = weights_of(balancer.counts());
             }
         }
-        self.team.comm().broadcast(&mut weights, 0)?;
+        self.learner.comm().broadcast(&mut weights, 0)?;
         if weights == self.prepared.cut.weights {
             return Ok(false);
         }
@@ -119,22 +119,22 @@ impl Run {
     ) -> Result<bool, TrainError> {
         let began = Instant::now();
         let cut = self.prepared.cut.by(weights);
-        let part = Part::new(self.prepared.pace, &cut, self.rank);
-        let ready = self.team.prepare(&part, cut.shard_runs());
+        let part = RankShare::new(self.prepared.pace, &cut, self.rank);
+        let ready = self.learner.prepare(&part, cut.shard_runs());
         // A longer part may take more memory than there is: then all stay as they are.
-        let able = talk::gather_all(self.team.comm(), &[f64::from(u8::from(ready.is_ok()))])?;
+        let able = talk::gather_all(self.learner.comm(), &[f64::from(u8::from(ready.is_ok()))])?;
         if able.contains(&0.0) {
             self.pulse = None;
             let runs = self.prepared.cut.shard_runs();
-            self.team.prepare(&self.part, runs)?;
-            self.team.keep_only(&self.part);
+            self.learner.prepare(&self.part, runs)?;
+            self.learner.keep_only(&self.part);
             let why =
                 ready.err().map_or_else(|| "another rank has no memory for it".into(), |e| e.to_string());
             observer.event(Event::Warning(&format!("samples are shared out as before from now on: {why}")));
             return Ok(false);
         }
         (self.prepared.cut, self.part) = (cut, part);
-        self.team.keep_only(&self.part);
+        self.learner.keep_only(&self.part);
         if let Some(pulse) = &mut self.pulse {
             pulse.cost_s = began.elapsed().as_secs_f64();
         }

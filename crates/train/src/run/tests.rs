@@ -69,9 +69,9 @@ fn a_slow_rank_gets_fewer_samples_from_the_next_step_on() {
     assert_eq!(notes[0], want);
 }
 
-/// Twice as large a batch in twice as many pieces takes the same, and the sums of the pieces.
+/// Twice as large a batch in twice as many microbatches takes the same, and the sums of the microbatches.
 #[test]
-fn the_outline_counts_the_sums_of_pieces_and_shards() {
+fn the_outline_counts_the_sums_of_microbatches_and_shards() {
     let outline = |batch: usize, accumulate: usize, shard_gradients: bool| {
         let mut job = job();
         (job.train.batch, job.train.accumulate) = (batch, accumulate);

@@ -23,18 +23,18 @@ use crate::event::{Ending, Event, Observer, StepDone, Summary};
 use crate::fingerprint::Fingerprint;
 use crate::install::ship;
 use crate::judge::block_samples;
+use crate::learner::{Learner, StepResult};
 use crate::metrics::{Best, Confusion, Patience};
-use crate::pace::Part;
+use crate::pace::RankShare;
 use crate::record::trace;
 use crate::talk;
-use crate::team::{StepResult, Team};
 
 /// One rank of a run.
 pub(super) struct Run {
     pub(super) prepared: Prepared,
     pub(super) rank: usize,
-    pub(super) team: Team,
-    pub(super) part: Part,
+    pub(super) learner: Learner,
+    pub(super) part: RankShare,
     folder: PathBuf,
     /// Rank 0's.
     pub(super) files: Option<Files>,
@@ -79,14 +79,14 @@ impl Run {
         let mut options = prepared.rank_options(usize::try_from(most[0]).unwrap_or(1));
         comm.broadcast(&mut options.class_weights, 0)?;
         let rank = comm.rank();
-        let part = Part::new(prepared.pace, &prepared.cut, rank);
+        let part = RankShare::new(prepared.pace, &prepared.cut, rank);
         let runs = prepared.cut.shard_runs();
-        let team = Team::new(&prepared.net, &prepared.spec, &part, runs, options, comm)?;
+        let learner = Learner::new(&prepared.net, &prepared.spec, &part, runs, options, comm)?;
         let progress = first_progress(&prepared);
         let now = Instant::now();
         Ok(Run {
             rank,
-            team,
+            learner,
             part,
             folder: PathBuf::new(),
             files: None,
@@ -110,10 +110,10 @@ impl Run {
         hold: Option<Hold>,
         resumed: Option<&Loaded>,
     ) -> Result<(), TrainError> {
-        let learner = self.team.learner();
-        let layout = format!("{:?} {:?}", learner.param_slots(), learner.role().parts);
+        let engine = self.learner.engine();
+        let layout = format!("{:?} {:?}", engine.param_slots(), engine.role().parts);
         let what = "its program lays out the parameters in another way; give all the same version";
-        talk::agree(self.team.comm(), "comparing programs", &layout, what)?;
+        talk::agree(self.learner.comm(), "comparing programs", &layout, what)?;
         let mut progress = match resumed {
             Some(loaded) => Progress::of(loaded)?,
             None => self.progress.clone(),
@@ -125,7 +125,7 @@ impl Run {
         let bad = |e: serde_json::Error| TrainError::Progress(e.to_string());
         let bytes = serde_json::to_vec(&opening).map_err(bad)?;
         let opening: Opening =
-            serde_json::from_slice(&talk::broadcast(self.team.comm(), bytes, 0)?).map_err(bad)?;
+            serde_json::from_slice(&talk::broadcast(self.learner.comm(), bytes, 0)?).map_err(bad)?;
         let now = self.prepared.preparation();
         if let Some(what) = opening.progress.preparation.misfit(&now).filter(|_| opening.resumed) {
             return Err(TrainError::DataMisfit { what });
@@ -135,21 +135,21 @@ impl Run {
         self.prepared.stats = self.progress.preparation.stats();
         self.prepared.target_stats = self.progress.preparation.target_stats();
         let resumed = resumed.filter(|_| self.rank == 0);
-        self.team.comm().set_doing(Doing::Loading);
+        self.learner.comm().set_doing(Doing::Loading);
         match (&self.prepared.job.model.weights, opening.resumed) {
-            (_, true) => restore(&mut self.team, resumed)?,
-            (Some(path), false) => self.progress.batches_before = start_from(&mut self.team, path)?,
+            (_, true) => restore(&mut self.learner, resumed)?,
+            (Some(path), false) => self.progress.batches_before = start_from(&mut self.learner, path)?,
             (None, false) => {}
         }
         if let Some(set) = self.prepared.evaluated() {
-            self.team.prepare_trial(set.spec(), block_samples(&self.prepared.net, set.spec())?)?;
+            self.learner.prepare_trial(set.spec(), block_samples(&self.prepared.net, set.spec())?)?;
         }
         self.folder = folder.to_path_buf();
         if self.rank == 0 {
             let hold = hold.map_or_else(|| hold_given(folder, resumed.is_some()), Ok)?;
-            self.files = Some(Files::open(hold, &self.prepared, &self.team, resumed)?);
+            self.files = Some(Files::open(hold, &self.prepared, &self.learner, resumed)?);
         }
-        self.saved_step = self.team.steps_done();
+        self.saved_step = self.learner.steps_done();
         self.saved = Instant::now();
         Ok(())
     }
@@ -175,14 +175,14 @@ impl Run {
 
     /// Tells the others that this rank ends here.
     pub(super) fn fail(&mut self, why: &str) {
-        self.team.comm().fail(why);
+        self.learner.comm().fail(why);
     }
 
     /// Trains to the end, or until an observer of any rank wants to stop. Collective.
     pub(super) fn train(&mut self, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
         let steps = self.prepared.pace.total_steps(self.prepared.job.train.length);
         if self.rank == 0 {
-            let outline = self.prepared.outline(&self.folder, self.team.steps_done())?;
+            let outline = self.prepared.outline(&self.folder, self.learner.steps_done())?;
             observer.event(Event::Started(&outline));
         }
         if let Some(changed) = self.changed.take() {
@@ -195,8 +195,8 @@ impl Run {
         self.started = Instant::now();
         let mut loader = self.loader(steps)?;
         let mut ending = Ending::Finished;
-        while self.team.steps_done() < steps {
-            let step = self.team.steps_done();
+        while self.learner.steps_done() < steps {
+            let step = self.learner.steps_done();
             let wishes = Wishes { stop: observer.stop_requested(), save: self.is_time_to_save() };
             let (result, lr, wishes) = self.step(&mut loader, step, steps, wishes)?;
             self.note(step, steps, result, lr, &loader, observer)?;
@@ -216,7 +216,7 @@ impl Run {
         drop(loader);
         self.end_trace()?;
         self.save(observer)?;
-        self.team.comm().set_doing(Doing::Saving);
+        self.learner.comm().set_doing(Doing::Saving);
         if let Some(files) = &mut self.files {
             files.settle(ending, observer)?;
         }
@@ -226,9 +226,9 @@ impl Run {
     /// From here on this rank records where its time goes, if it is to. Clocks start together. Collective.
     fn begin_trace(&mut self) -> Result<(), TrainError> {
         if self.prepared.trace.is_some() {
-            self.team.comm().barrier()?;
+            self.learner.comm().barrier()?;
             let timeline = Timeline::new(Instant::now(), trace::MOMENTS_MAX);
-            self.team.learner_mut().set_timeline(Some(timeline));
+            self.learner.engine_mut().set_timeline(Some(timeline));
         }
         Ok(())
     }
@@ -236,9 +236,9 @@ impl Run {
     /// Writes what all ranks recorded. Collective.
     fn end_trace(&mut self) -> Result<(), TrainError> {
         let Some(path) = self.prepared.trace.clone() else { return Ok(()) };
-        let moments = self.team.learner().timeline().map_or(Vec::new(), |t| t.moments().to_vec());
-        self.team.learner_mut().set_timeline(None);
-        trace::write(&path, self.team.comm(), &moments)
+        let moments = self.learner.engine().timeline().map_or(Vec::new(), |t| t.moments().to_vec());
+        self.learner.engine_mut().set_timeline(None);
+        trace::write(&path, self.learner.comm(), &moments)
     }
 
     /// Seconds of the whole run, those before a resumption included.
@@ -335,7 +335,7 @@ impl Run {
 
     /// Hands a checkpoint of this moment to the writer, unless there is one already. Collective.
     fn save(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        let step = self.team.steps_done();
+        let step = self.learner.steps_done();
         if step == self.saved_step {
             return Ok(());
         }
@@ -343,8 +343,8 @@ impl Run {
         let progress = Progress { seconds: self.seconds(), ..self.progress.clone() };
         let epoch = step / self.prepared.pace.steps_per_epoch();
         match &mut self.files {
-            Some(files) => files.save(&mut self.team, epoch, &progress, observer)?,
-            None => hand_over(&mut self.team)?,
+            Some(files) => files.save(&mut self.learner, epoch, &progress, observer)?,
+            None => hand_over(&mut self.learner)?,
         }
         (self.saved, self.saved_step) = (Instant::now(), step);
         observer.event(Event::Saving { step, held: began.elapsed() });
@@ -362,16 +362,16 @@ impl Run {
     fn finish(&mut self, ending: Ending, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
         let seconds = self.seconds();
         let model = self.folder.join("model.safetensors");
-        let mut model_step = self.team.steps_done();
+        let mut model_step = self.learner.steps_done();
         if ending != Ending::Interrupted {
             match self.best_elsewhere() {
                 Some(step) => model_step = self.take_best(step, observer)?,
-                None => self.team.average_states()?,
+                None => self.learner.average_states()?,
             }
             self.test(observer)?;
-            self.team.comm().set_doing(Doing::Saving);
+            self.learner.comm().set_doing(Doing::Saving);
             if self.files.is_some() {
-                ship(&model, &self.team, self.progress.batches_before)?;
+                ship(&model, &self.learner, self.progress.batches_before)?;
             }
         }
         let training = (seconds - self.progress.evaluating).max(1e-9);
@@ -394,7 +394,7 @@ impl Run {
             files.finish(&self.prepared, &self.progress, self.confusion.as_ref(), &summary, observer);
         }
         // Nobody is done before rank 0 has written everything: a rank that leaves may end its process.
-        self.team.comm().barrier()?;
+        self.learner.comm().barrier()?;
         observer.event(Event::Finished(&summary));
         Ok(summary)
     }
@@ -407,7 +407,7 @@ impl Run {
         let read = |path: Option<PathBuf>| load_weights(&path.ok_or_else(missing)?);
         let best = (self.rank == 0).then(|| checkpoint::best(&self.folder).and_then(read));
         let mut there = [i64::from(matches!(best, Some(Ok(_))))];
-        self.team.comm().broadcast(&mut there, 0)?;
+        self.learner.comm().broadcast(&mut there, 0)?;
         let best = match best.transpose() {
             Ok(best) => best,
             Err(error) => {
@@ -417,17 +417,17 @@ impl Run {
             }
         };
         if there == [0] {
-            self.team.average_states()?;
-            return Ok(self.team.steps_done());
+            self.learner.average_states()?;
+            return Ok(self.learner.steps_done());
         }
-        restore_weights(&mut self.team, best.as_ref())?;
+        restore_weights(&mut self.learner, best.as_ref())?;
         Ok(best.map_or(step, |loaded| loaded.manifest.step))
     }
 
     /// The step of the best checkpoint, if it is another than the last.
     fn best_elsewhere(&self) -> Option<u64> {
         let best = self.progress.best.as_ref().filter(|b| b.value.is_some())?;
-        (best.step != self.team.steps_done()).then_some(best.step)
+        (best.step != self.learner.steps_done()).then_some(best.step)
     }
 }
 

@@ -5,8 +5,8 @@
 mod buffers;
 mod digests;
 mod failing;
+mod learner;
 mod ranks;
 mod runs;
 mod saved;
 mod targets;
-mod team;

@@ -77,7 +77,7 @@ fn every_optimizer_works_on_ranks() {
 }
 
 #[test]
-fn pieces_weights_and_averages_work_on_ranks() {
+fn microbatches_weights_and_averages_work_on_ranks() {
     let train =
         "[train]\nsteps = 50\nbatch = 36\nevaluate_every = 20\naccumulate = 3\nema = 0.9\nclip = 1.0\n";
     check(
@@ -99,7 +99,7 @@ fn statistics_of_all_ranks_are_those_of_one() {
     let norms = NORMS.replace("padding = 1 }", "padding = 1, bias = false }");
     let lines = format!("{norms}{IMAGES}{train}{OUTPUT}");
     check_with(&lines.replace("accumulate = 2\n", ""), "[parallel]\nsync_batch_norm = true\n", &[2, 3]);
-    // With pieces, statistics are those of a piece of each rank.
+    // With microbatches, statistics are those of a microbatch of each rank.
     let many = self::train(&format!("{lines}[parallel]\nsync_batch_norm = true\n"), 3);
     assert_eq!(many.summary.ending, Ending::Finished);
     assert!(many.watcher.losses[49] < 0.7 * many.watcher.losses[0], "{:?}", many.watcher.losses);
@@ -161,8 +161,8 @@ fn a_run_goes_on_with_another_number_of_ranks() {
 /// Everything that a step can be made of, with gradients that only their owners keep.
 #[test]
 fn ranks_may_keep_their_own_gradients_only() {
-    // Every epoch of 153 samples ends with a step of 5 or 3: some ranks have none of it. Of 50 samples in pieces of one,
-    // 8 ranks have 7 pieces or 6.
+    // Every epoch of 153 samples ends with a step of 5 or 3: some ranks have none of it. Of 50 samples in microbatches of one,
+    // 8 ranks have 7 microbatches or 6.
     let train = "[train]\nsteps = 50\nevaluate_every = 20\nema = 0.9\n";
     let more = "[parallel]\nshard_gradients = true\nbucket_mib = 0.001\n";
     for optimizer in ["sgd", "adam", "adamw"] {

@@ -96,7 +96,7 @@ fn jpeg() {
             let anew = whole(&mut scalar, input, grey).expect("the same file is read again");
             assert_eq!((size.height, size.width), (anew.0.height, anew.0.width));
             assert!(got == anew.1, "scalar and vector code differ, grey {grey}");
-            let part = Part { rows: size.height / 3..size.height, columns: size.width / 2..size.width };
+            let part = ResizePart { rows: size.height / 3..size.height, columns: size.width / 2..size.width };
             let (first, n) = (part.rows.start, part.columns.len() * channels);
             let mut out = vec![0; part.rows.len() * n];
             let start = part.columns.start * channels;

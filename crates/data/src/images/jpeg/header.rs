@@ -1,12 +1,12 @@
 //! The header of a JPEG, before the coefficients: sizes, and where its tables are.
 
 use super::super::decode::{JPEG_PIXELS_A_BYTE_MAX, check_size};
-use super::super::resize::Size;
+use super::super::resize::ImageSize;
 
 /// What the decoder needs to know of a file that it can decode.
 #[derive(Debug)]
 pub(super) struct Header<'a> {
-    pub(super) size: Size,
+    pub(super) size: ImageSize,
     /// One component (grey) or three (luma and two of chroma).
     pub(super) components: Vec<Component<'a>>,
     /// The restart interval in units of the scan; 0: none.
@@ -120,10 +120,10 @@ fn components<'a>(
     scan: &[u8],
     tables: &Tables<'a>,
     jfif: bool,
-) -> Option<(Size, Vec<Component<'a>>)> {
+) -> Option<(ImageSize, Vec<Component<'a>>)> {
     let (&[8, h1, h0, w1, w0, n], frame) = frame.split_first_chunk()? else { return None };
     let size =
-        Size { height: u16::from_be_bytes([h1, h0]).into(), width: u16::from_be_bytes([w1, w0]).into() };
+        ImageSize { height: u16::from_be_bytes([h1, h0]).into(), width: u16::from_be_bytes([w1, w0]).into() };
     let (&[in_scan], scan) = scan.split_first_chunk()?;
     let n = usize::from(n);
     if !matches!(n, 1 | 3) || usize::from(in_scan) != n || frame.len() != 3 * n || scan.len() != 2 * n + 3 {

@@ -17,7 +17,7 @@ const END: u32 = 80;
 /// An entry has the number of bits to skip (bits 0 to 5), how many zeros come before the number (8 to 15) and the number
 /// (16 to 31). One with [`PARTLY`] has only the code: the number's bits are its bits 16 to 19.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct HuffmanTable {
     counts: [u8; 16],
     symbols: Vec<u8>,
     lookup: Box<[u32; 1 << PEEK]>,
@@ -36,9 +36,9 @@ struct Long {
     start: usize,
 }
 
-impl Default for Table {
-    fn default() -> Table {
-        Table {
+impl Default for HuffmanTable {
+    fn default() -> HuffmanTable {
+        HuffmanTable {
             counts: [0; 16],
             symbols: Vec::new(),
             lookup: Box::new([PARTLY; 1 << PEEK]),
@@ -48,7 +48,7 @@ impl Default for Table {
     }
 }
 
-impl Table {
+impl HuffmanTable {
     /// Makes it the table of `codes`, unless it is already. `None`: the codes are invalid.
     pub(super) fn set(&mut self, codes: Codes<'_>, dc: bool) -> Option<()> {
         if self.counts == *codes.counts && self.symbols == codes.symbols {
@@ -186,8 +186,8 @@ impl<'a> Bits<'a> {
     /// far in the zigzag there are some. `None`: no such code, too many coefficients, or nothing more to read.
     pub(super) fn block(
         &mut self,
-        dc: &Table,
-        ac: &Table,
+        dc: &HuffmanTable,
+        ac: &HuffmanTable,
         block: &mut [i16; BLOCK],
         last: &mut i16,
     ) -> Option<usize> {
@@ -298,8 +298,8 @@ mod tests {
     const SYMBOLS: [u8; 16] =
         [0x01, 0x00, 0x12, 0xf0, 0x03, 0x21, 0x04, 0x15, 0x2a, 0x06, 0x37, 0x08, 0x59, 0xea, 0x72, 0x0b];
 
-    fn table(dc: bool) -> Table {
-        let mut table = Table::default();
+    fn table(dc: bool) -> HuffmanTable {
+        let mut table = HuffmanTable::default();
         table.set(Codes { number: 0, counts: &COUNTS, symbols: &SYMBOLS }, dc).unwrap();
         table
     }

@@ -15,9 +15,9 @@ use std::ops::Range;
 use polyreme_kernels::Isa;
 use polyreme_kernels::jpeg::{PLACES, flat, idct};
 
-use super::resize::{Part, Size};
+use super::resize::{ImageSize, ResizePart};
 use header::Header;
-use huffman::{BLOCK, Bits, Table, clean};
+use huffman::{BLOCK, Bits, HuffmanTable, clean};
 pub(super) use rows::Rows;
 
 /// The restart marker, less its number, and the marker that ends the file.
@@ -29,8 +29,8 @@ const END: u8 = 0xd9;
 pub(super) struct Decoder {
     /// The CPU features that it uses; the pixels are the same with any.
     pub(super) isa: Isa,
-    dc: [Table; 4],
-    ac: [Table; 4],
+    dc: [HuffmanTable; 4],
+    ac: [HuffmanTable; 4],
     /// A cleaned segment of the stream.
     stream: Vec<u8>,
     planes: [Plane; 3],
@@ -53,8 +53,8 @@ impl Default for Decoder {
     fn default() -> Decoder {
         Decoder {
             isa: Isa::detect(),
-            dc: array::from_fn(|_| Table::default()),
-            ac: array::from_fn(|_| Table::default()),
+            dc: array::from_fn(|_| HuffmanTable::default()),
+            ac: array::from_fn(|_| HuffmanTable::default()),
             stream: Vec::new(),
             planes: array::from_fn(|_| Plane::default()),
             colours: [Vec::new(), Vec::new()],
@@ -70,7 +70,7 @@ impl Decoder {
         &mut self,
         file: &[u8],
         grey: bool,
-        part: impl FnOnce(Size) -> Part,
+        part: impl FnOnce(ImageSize) -> ResizePart,
     ) -> Option<Rows<'_>> {
         let header = header::read(file)?;
         let part = part(header.size);
@@ -162,7 +162,7 @@ struct Component {
     /// Pixels of the image per sample.
     scale: (usize, usize),
     /// The size in samples.
-    size: Size,
+    size: ImageSize,
     /// The quantisation table, in the order of coefficients.
     quants: [i16; 64],
     codes: Codes,
@@ -188,7 +188,7 @@ impl Frame {
                 down: c.down,
                 across: c.across,
                 scale,
-                size: Size {
+                size: ImageSize {
                     height: header.size.height.div_ceil(scale.0),
                     width: header.size.width.div_ceil(scale.1),
                 },
@@ -206,7 +206,7 @@ impl Frame {
 
 impl Plane {
     /// Makes room for the blocks that `part` needs.
-    fn reserve(&mut self, component: &Component, part: &Part) {
+    fn reserve(&mut self, component: &Component, part: &ResizePart) {
         let blocks = |pixels: &Range<usize>, scale: usize, n: usize| {
             let samples = samples(pixels, scale, n);
             samples.start / 8..samples.end.div_ceil(8)

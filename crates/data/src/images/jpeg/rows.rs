@@ -5,7 +5,7 @@ use std::ops::Range;
 use polyreme_kernels::jpeg::{double, double_between, half_way, rgb};
 
 use super::{Component, Decoder, Plane, samples};
-use crate::images::resize::{Lines, Part, Size};
+use crate::images::resize::{ImageSize, Lines, ResizePart};
 
 /// How many rows are kept at least; otherwise twice as many as are requested at once.
 const KEPT: usize = 32;
@@ -15,8 +15,8 @@ const NARROW: usize = 2;
 /// The requested part of an image.
 pub(in crate::images) struct Rows<'a> {
     decoder: &'a mut Decoder,
-    size: Size,
-    part: Part,
+    size: ImageSize,
+    part: ResizePart,
     grey: bool,
     /// The chroma, if the image has it.
     colours: Option<Colours>,
@@ -28,15 +28,15 @@ pub(in crate::images) struct Rows<'a> {
 struct Colours {
     /// Pixels of the image per sample, vertically and horizontally.
     scale: (usize, usize),
-    size: Size,
+    size: ImageSize,
 }
 
 impl<'a> Rows<'a> {
     /// The rows of what `decoder` has decoded; `components` are those in its planes.
     pub(super) fn new(
         decoder: &'a mut Decoder,
-        size: Size,
-        part: Part,
+        size: ImageSize,
+        part: ResizePart,
         grey: bool,
         components: &[Component],
     ) -> Rows<'a> {
@@ -46,7 +46,7 @@ impl<'a> Rows<'a> {
     }
 
     /// The size of the whole image.
-    pub(in crate::images) fn size(&self) -> Size {
+    pub(in crate::images) fn size(&self) -> ImageSize {
         self.size
     }
 

@@ -10,8 +10,8 @@ pub(super) fn file(name: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("references").join(name)).unwrap()
 }
 
-pub(super) fn whole(decoder: &mut Decoder, file: &[u8], grey: bool) -> Option<(Size, Vec<u8>)> {
-    let mut rows = decoder.decode(file, grey, Part::whole)?;
+pub(super) fn whole(decoder: &mut Decoder, file: &[u8], grey: bool) -> Option<(ImageSize, Vec<u8>)> {
+    let mut rows = decoder.decode(file, grey, ResizePart::whole)?;
     let size = rows.size();
     let mut pixels = vec![0; size.pixels() * if grey { 1 } else { 3 }];
     rows.write(&mut pixels);
@@ -54,7 +54,7 @@ fn a_part_is_that_of_the_whole() {
             let ranges = |n: usize| [0..n, 0..1, n - 1..n, n / 3..n - n / 3, n / 2..n, 0..n / 2 + 1];
             for rows in ranges(size.height) {
                 for columns in ranges(size.width) {
-                    let part = Part { rows: rows.clone(), columns: columns.clone() };
+                    let part = ResizePart { rows: rows.clone(), columns: columns.clone() };
                     let mut got = decoder.decode(&file(name), grey, |_| part).expect(name);
                     // Once as a whole, and once by lines from top to bottom, some of them twice.
                     let mut copied = vec![0; rows.len() * columns.len() * channels];

@@ -25,7 +25,7 @@ pub(super) use view::View;
 
 use super::geometry::{Direction, SpatialDim, pieces};
 use super::micro::{self, ALIGN_SLACK, GatherTarget, GatherWalk, Strip, aligned, padded, panel, strips};
-use super::{Conv2d, Pass, RunEpilogue};
+use super::{Conv2d, ConvPass, RunEpilogue};
 use crate::cx::SharedMut;
 use crate::{Cx, Isa};
 
@@ -341,10 +341,10 @@ impl Gather {
 }
 
 /// Floats of scratch.
-pub(super) fn scratch_len(s: &Conv2d, pass: Pass, workers: usize) -> usize {
+pub(super) fn scratch_len(s: &Conv2d, pass: ConvPass, workers: usize) -> usize {
     match pass {
-        Pass::Forward => Gather::new(s, Direction::Forward).scratch_len(workers),
-        Pass::GradInput => Gather::new(s, Direction::Backward).scratch_len(workers),
-        Pass::GradWeight => grad_weight::scratch_len(s, workers),
+        ConvPass::Forward => Gather::new(s, Direction::Forward).scratch_len(workers),
+        ConvPass::GradInput => Gather::new(s, Direction::Backward).scratch_len(workers),
+        ConvPass::GradWeight => grad_weight::scratch_len(s, workers),
     }
 }

@@ -31,7 +31,7 @@ pub(super) use grad_weight::grad_weight;
 
 use super::geometry::pieces;
 use super::micro::{self, ALIGN_SLACK, GatherTarget, GatherWalk, Strip, aligned, padded, panel, strips};
-use super::{Conv2d, Pass, RunEpilogue};
+use super::{Conv2d, ConvPass, RunEpilogue};
 use crate::cx::SharedMut;
 use crate::{Cx, Isa};
 
@@ -116,9 +116,9 @@ pub(super) struct Correlate {
 }
 
 impl Correlate {
-    pub(super) fn new(s: &Conv2d, pass: Pass) -> Correlate {
+    pub(super) fn new(s: &Conv2d, pass: ConvPass) -> Correlate {
         let (oh, ow, p) = (s.out_h(), s.out_w(), (s.padding.0 as isize, s.padding.1 as isize));
-        if pass == Pass::Forward {
+        if pass == ConvPass::Forward {
             let tiling = Tiling { n: s.n, h: oh, w: ow, read_h: s.h, read_w: s.w, pad_h: p.0, pad_w: p.1 };
             let (c_read, c_made) = (s.c_in, s.c_out);
             Correlate { tiling, c_read, c_made, made_step: 9 * s.c_in, read_step: 9, turned: false }
@@ -360,9 +360,9 @@ const BLOCK_MAX: usize = 48;
 const BLOCK_MIN: usize = 24;
 
 /// Floats of scratch.
-pub(super) fn scratch_len(s: &Conv2d, pass: Pass, workers: usize) -> usize {
+pub(super) fn scratch_len(s: &Conv2d, pass: ConvPass, workers: usize) -> usize {
     match pass {
-        Pass::GradWeight => grad_weight::scratch_len(s),
+        ConvPass::GradWeight => grad_weight::scratch_len(s),
         pass => Correlate::new(s, pass).scratch_len(workers),
     }
 }

@@ -29,7 +29,7 @@ use std::marker::PhantomData;
 use super::avx2::MR;
 use super::block::{Ahead, NR};
 use super::plan::{Operand, part};
-use super::{Block, Epilogue, Gemm};
+use super::{Epilogue, Gemm, OutputBlock};
 use crate::{Cx, Isa};
 use sums::Quarters;
 use tiles::SumTarget;
@@ -380,7 +380,16 @@ impl SevenProduct<'_> {
         // SAFETY: this part of C is this task's alone, and inside C.
         let at = unsafe { self.c.add(row0 * self.c_row + col0) };
         let (rows, cols, stride) = (row1 - row0, col1 - col0, self.c_row);
-        (epilogue.call)(Block { batch: 0, row: row0, col: col0, rows, cols, at, stride, lent: PhantomData });
+        (epilogue.call)(OutputBlock {
+            batch: 0,
+            row: row0,
+            col: col0,
+            rows,
+            cols,
+            at,
+            stride,
+            lent: PhantomData,
+        });
     }
 }
 

@@ -69,7 +69,7 @@ pub(super) fn logits(stack: &Stack, b: &mut Builder, x: Tensor, training: bool) 
     positive(b, "input", &b.shape(x).dims().iter().map(|&d| ("size", d)).collect::<Vec<_>>())?;
     let form = Form::of(stack.input);
     let x = if form == Form::Image { channels_last(b, x)? } else { x };
-    let walk = Walk { input: stack.input, training };
+    let walk = StackTracer { input: stack.input, training };
     let (x, form) = walk.layers(b, &stack.layers, x, form, "")?;
     let shape = b.shape(x).clone();
     match (form, shape.dims()) {
@@ -85,12 +85,12 @@ pub(super) fn logits(stack: &Stack, b: &mut Builder, x: Tensor, training: bool) 
 }
 
 /// Settings that all layers share.
-struct Walk {
+struct StackTracer {
     input: StackInput,
     training: bool,
 }
 
-impl Walk {
+impl StackTracer {
     /// Traces layers under their indices; `at` is the path of the list in the model.
     fn layers(
         &self,

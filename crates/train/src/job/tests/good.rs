@@ -9,7 +9,7 @@ use polyreme_nn::model::{Gpt, Stack, StackInput, StackLayer};
 
 use super::super::*;
 use super::{SMALL, good};
-use crate::schedule::{Schedule, Shape};
+use crate::schedule::{Schedule, ScheduleShape};
 
 #[test]
 fn a_small_file_has_defaults_all_over() {
@@ -121,7 +121,7 @@ fn every_key_is_read() {
         batch: 96,
         length: Length::Steps(1000),
         optimizer: OptimizerSpec { rule: Optimizer::Lamb(moments), lr: 2e-3 },
-        schedule: Schedule { shape: Shape::Cosine { floor: 0.1, restarts: 2 }, warmup: 10 },
+        schedule: Schedule { shape: ScheduleShape::Cosine { floor: 0.1, restarts: 2 }, warmup: 10 },
         clip: Some(1.0),
         accumulate: 4,
         ema: Some(0.999),
@@ -214,7 +214,7 @@ fn sources() {
 fn short_forms_and_defaults_by_kind() {
     let job = good(&format!("{SMALL}[train]\noptimizer = \"sgd\"\nschedule = \"one-cycle\""), &[]);
     assert_eq!(job.train.optimizer, OptimizerSpec::sgd());
-    let shape = Shape::OneCycle { start_share: 0.3, div: 25.0, final_div: 1e4 };
+    let shape = ScheduleShape::OneCycle { start_share: 0.3, div: 25.0, final_div: 1e4 };
     assert_eq!(job.train.schedule, Schedule { shape, warmup: 0 });
     let text = "[model]\nkind = \"gpt\"\n[data]\nkind = \"text\"\npath = \"x\"";
     let job = good(text, &[]);

@@ -10,7 +10,7 @@ use super::super::declare::{keys, section};
 use super::super::error::Sources;
 use super::super::section::{Keyed, Section};
 use super::super::shape::Bounds;
-use super::super::tree::Table;
+use super::super::tree::TreeTable;
 use super::super::types::{auto, either, list, maybe, one_of, table, text, whole, within};
 
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -78,7 +78,7 @@ section! { Group => {
 } }
 
 fn read(text: &str) -> Result<Spec, Vec<String>> {
-    let root = Table::of(DeTable::parse(text).unwrap().get_ref(), 0, 0);
+    let root = TreeTable::of(DeTable::parse(text).unwrap().get_ref(), 0, 0);
     let reading =
         Reading::new(Sources { file: "x".into(), text: text.into(), sets: Vec::new() }, Path::new("/"));
     let spec =

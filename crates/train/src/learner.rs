@@ -18,12 +18,12 @@ use crate::loss::Loss;
 use crate::lower::{Lowering, training_graph};
 use crate::mixup;
 use crate::net::Net;
-use crate::pace::{Part, Piece};
+use crate::pace::{MicrobatchRange, RankShare};
 use crate::talk;
 
 /// How engines are made.
 #[derive(Clone, Debug)]
-pub struct TeamOptions {
+pub struct LearnerOptions {
     /// Threads of each rank.
     pub threads: usize,
     /// The instructions that kernels may use.
@@ -46,7 +46,7 @@ pub struct TeamOptions {
     pub keeps: Option<Keeps>,
 }
 
-impl TeamOptions {
+impl LearnerOptions {
     /// How the programs of a rank are made. `shares_memory` says whether the ranks can hold the weights together.
     pub fn lowering(&self, rank: usize, ranks: usize, shares_memory: bool) -> Lowering {
         let usual = if shares_memory { Keeps::OwnMoments } else { Keeps::All };
@@ -60,8 +60,8 @@ impl TeamOptions {
 }
 
 /// The engine of one rank.
-pub struct Team {
-    options: TeamOptions,
+pub struct Learner {
+    options: LearnerOptions,
     lowering: Lowering,
     net: Net,
     spec: Spec,
@@ -81,7 +81,7 @@ pub struct Team {
 type Bodies = Vec<(usize, Arc<Body>)>;
 
 /// What this rank has of a step, and how many microbatches the rank with the most has.
-type StepKind = (Vec<Piece>, usize);
+type StepKind = (Vec<MicrobatchRange>, usize);
 
 /// What a finished step came to, over all ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -98,7 +98,7 @@ pub struct StepResult {
 
 /// What goes through an engine at once.
 #[derive(Clone, Copy, Debug)]
-pub struct Batch<'a> {
+pub struct MicrobatchData<'a> {
     /// Features, sample by sample.
     pub x: Values<'a>,
     /// Labels: classes or ids as i32, numbers as f32.
@@ -109,11 +109,11 @@ pub struct Batch<'a> {
 
 /// One rank's part of a step.
 #[derive(Clone, Copy, Debug)]
-pub struct Step<'a> {
+pub struct RankStep<'a> {
     /// Samples of the step, over all ranks.
     pub samples: usize,
     /// What this rank has of it.
-    pub pieces: &'a [Piece],
+    pub microbatches: &'a [MicrobatchRange],
     /// How many microbatches the rank with the most has.
     pub rounds: usize,
     /// The learning rate.
@@ -122,61 +122,61 @@ pub struct Step<'a> {
     pub extra: [f64; 2],
 }
 
-/// Takes a batch for a piece.
-pub type Take<'a> = dyn FnMut(Batch) -> Result<(), TrainError> + 'a;
+/// Takes a batch for a microbatch.
+pub type Take<'a> = dyn FnMut(MicrobatchData) -> Result<(), TrainError> + 'a;
 
-/// Finds the batch of a piece and hands it over.
-pub type Load<'a> = dyn FnMut(Piece, &mut Take) -> Result<(), TrainError> + 'a;
+/// Finds the batch of a microbatch and hands it over.
+pub type Load<'a> = dyn FnMut(MicrobatchRange, &mut Take) -> Result<(), TrainError> + 'a;
 
-impl Team {
+impl Learner {
     /// Compiles and reserves everything for one rank's training. Collective; the weights are those of rank 0. In reproducible
     /// mode each rank has such a run of logical shards.
     pub fn new(
         net: &Net,
         spec: &Spec,
-        part: &Part,
+        part: &RankShare,
         runs: Option<Vec<Range<usize>>>,
-        options: TeamOptions,
+        options: LearnerOptions,
         mut comm: Comm,
-    ) -> Result<Team, TrainError> {
+    ) -> Result<Learner, TrainError> {
         let lowering = options.lowering(comm.rank(), comm.size(), comm.shares_memory());
         let mut bodies = Bodies::new();
-        let (pieces, rounds) = part.kinds()[0];
+        let (microbatches, rounds) = part.kinds()[0];
         let mut body = |n: usize| body_of(&mut bodies, n, &lowering, net, spec, options.loss);
-        let compiled = lowering.step_program(pieces, rounds, runs.as_deref(), &mut body);
+        let compiled = lowering.step_program(microbatches, rounds, runs.as_deref(), &mut body);
         // The others would wait for this rank.
         let program = compiled.inspect_err(|error| comm.fail(&error.to_string()))?;
-        let TeamOptions { threads, isa, seed, .. } = options;
+        let LearnerOptions { threads, isa, seed, .. } = options;
         let exec = Options { isa, seed, ..Options::threads(threads) };
         let engine = Engine::join(program, exec, comm)?;
-        let mut team = Team {
+        let mut learner = Learner {
             lowering,
             net: net.clone(),
             spec: spec.clone(),
             input: net.input(spec, 1, true).name,
             engine,
             bodies,
-            programs: vec![((pieces.to_vec(), rounds), 0)],
+            programs: vec![((microbatches.to_vec(), rounds), 0)],
             runs: runs.clone(),
             averaging: None,
             trial: None,
             options,
         };
-        let ready = team.prepare(part, runs).and_then(|()| team.prepare_averaging());
-        ready.inspect_err(|error| team.comm().fail(&error.to_string()))?;
-        Ok(team)
+        let ready = learner.prepare(part, runs).and_then(|()| learner.prepare_averaging());
+        ready.inspect_err(|error| learner.comm().fail(&error.to_string()))?;
+        Ok(learner)
     }
 
     /// Compiles for the steps of a part, as far as that has not been done. On an error everything is as it was.
-    pub fn prepare(&mut self, part: &Part, runs: Option<Vec<Range<usize>>>) -> Result<(), TrainError> {
+    pub fn prepare(&mut self, part: &RankShare, runs: Option<Vec<Range<usize>>>) -> Result<(), TrainError> {
         let before = std::mem::replace(&mut self.runs, runs);
         let known = if before == self.runs { self.programs.len() } else { 0 };
         let mut made = Vec::new();
         let mut outcome = Ok(());
-        for (pieces, rounds) in part.kinds() {
-            let kind = (pieces.to_vec(), rounds);
+        for (microbatches, rounds) in part.kinds() {
+            let kind = (microbatches.to_vec(), rounds);
             if self.programs[..known].iter().all(|(k, _)| *k != kind) {
-                match self.add_program(pieces, rounds) {
+                match self.add_program(microbatches, rounds) {
                     Ok(number) => made.push((kind, number)),
                     Err(error) => outcome = outcome.and(Err(error)),
                 }
@@ -194,10 +194,10 @@ impl Team {
         Ok(())
     }
 
-    fn add_program(&mut self, pieces: &[Piece], rounds: usize) -> Result<usize, TrainError> {
-        let Team { lowering, net, spec, options, bodies, runs, .. } = self;
+    fn add_program(&mut self, microbatches: &[MicrobatchRange], rounds: usize) -> Result<usize, TrainError> {
+        let Learner { lowering, net, spec, options, bodies, runs, .. } = self;
         let mut body = |n: usize| body_of(bodies, n, lowering, net, spec, options.loss);
-        let program = lowering.step_program(pieces, rounds, runs.as_deref(), &mut body)?;
+        let program = lowering.step_program(microbatches, rounds, runs.as_deref(), &mut body)?;
         Ok(self.engine.add(program)?)
     }
 
@@ -213,7 +213,7 @@ impl Team {
     }
 
     /// Gives up programs for other steps than those of a part.
-    pub fn keep_only(&mut self, part: &Part) {
+    pub fn keep_only(&mut self, part: &RankShare) {
         let kinds: Vec<StepKind> = part.kinds().into_iter().map(|(p, rounds)| (p.to_vec(), rounds)).collect();
         let (kept, gone) = self.programs.drain(..).partition(|(kind, _)| kinds.contains(kind));
         self.programs = kept;
@@ -229,7 +229,9 @@ impl Team {
     fn remove(&mut self, gone: Vec<(StepKind, usize)>) {
         // The first program says where everything lies, and stays.
         gone.into_iter().filter(|(_, number)| *number > 0).for_each(|(_, number)| self.engine.remove(number));
-        let used = |n: usize| self.programs.iter().any(|((pieces, _), _)| pieces.iter().any(|p| p.len == n));
+        let used = |n: usize| {
+            self.programs.iter().any(|((microbatches, _), _)| microbatches.iter().any(|p| p.len == n))
+        };
         self.bodies.retain(|(n, _)| used(*n));
     }
 
@@ -241,7 +243,7 @@ impl Team {
         Ok(())
     }
 
-    /// The judge of this rank, with the weights that are being learnt; `None` before [`Team::prepare_trial`].
+    /// The judge of this rank, with the weights that are being learnt; `None` before [`Learner::prepare_trial`].
     pub fn judge(&mut self) -> Option<Judge<&mut Engine>> {
         let trial = self.trial?;
         Some(Judge::over(&mut self.engine, trial))
@@ -256,28 +258,28 @@ impl Team {
         Ok(())
     }
 
-    /// Runs this rank's part of a step of `samples` samples over all ranks. Collective. `load` is asked for each piece that
+    /// Runs this rank's part of a step of `samples` samples over all ranks. Collective. `load` is asked for each microbatch that
     /// has samples, in their order, and hands its batch to the function that it is given.
-    pub fn step(&mut self, step: Step, load: &mut Load) -> Result<StepResult, TrainError> {
-        let Step { samples, pieces, rounds, lr, extra } = step;
-        let known = self.programs.iter().find(|((p, r), _)| (&p[..], *r) == (pieces, rounds));
+    pub fn step(&mut self, step: RankStep, load: &mut Load) -> Result<StepResult, TrainError> {
+        let RankStep { samples, microbatches, rounds, lr, extra } = step;
+        let known = self.programs.iter().find(|((p, r), _)| (&p[..], *r) == (microbatches, rounds));
         let number = match known {
             Some((_, number)) => *number,
             None => {
-                let number = self.add_program(pieces, rounds)?;
-                self.programs.push(((pieces.to_vec(), rounds), number));
+                let number = self.add_program(microbatches, rounds)?;
+                self.programs.push(((microbatches.to_vec(), rounds), number));
                 number
             }
         };
         self.engine.select(number);
         let step_labels = (samples * self.spec.n_labels()).max(1) as f64;
-        let Team { engine, options, input, .. } = self;
+        let Learner { engine, options, input, .. } = self;
         let mut feed = |microbatch: usize, inputs: &mut Inputs| -> Result<f64, TrainError> {
-            let piece = pieces.iter().filter(|p| p.len > 0).nth(microbatch).copied();
-            let piece = piece.expect("a microbatch for each piece with samples");
+            let range = microbatches.iter().filter(|p| p.len > 0).nth(microbatch).copied();
+            let range = range.expect("a range for each microbatch");
             let mut weight = 0.0;
-            load(piece, &mut |batch: Batch| {
-                fill(inputs, input, piece.len, batch, options)?;
+            load(range, &mut |batch: MicrobatchData| {
+                fill(inputs, input, range.len, batch, options)?;
                 weight = label_weight(batch.labels, &options.class_weights) / step_labels;
                 Ok(())
             })?;
@@ -300,12 +302,12 @@ impl Team {
     }
 
     /// The engine.
-    pub fn learner(&self) -> &Engine {
+    pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
     /// The engine, for what all ranks do together.
-    pub fn learner_mut(&mut self) -> &mut Engine {
+    pub fn engine_mut(&mut self) -> &mut Engine {
         &mut self.engine
     }
 
@@ -314,7 +316,7 @@ impl Team {
         self.engine.comm()
     }
 
-    /// The averaged parameters, laid out as the learner's; empty without averaging, and on other ranks than 0.
+    /// The averaged parameters, laid out as the engine's; empty without averaging, and on other ranks than 0.
     pub fn average(&self) -> &[f32] {
         self.engine.kept(Kept::Average)
     }
@@ -387,7 +389,7 @@ fn body_of(
     Ok(body)
 }
 
-/// What the labels of a piece weigh in the mean of its step.
+/// What the labels of a microbatch weigh in the mean of its step.
 fn label_weight(labels: Values, class_weights: &[f32]) -> f64 {
     match labels {
         Values::I32(labels) if !class_weights.is_empty() => {
@@ -401,8 +403,8 @@ fn fill(
     inputs: &mut Inputs,
     input: &str,
     n: usize,
-    batch: Batch,
-    options: &TeamOptions,
+    batch: MicrobatchData,
+    options: &LearnerOptions,
 ) -> Result<(), TrainError> {
     let mixup = options.loss.mixup;
     match batch.x {

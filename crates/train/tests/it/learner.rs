@@ -1,4 +1,4 @@
-//! Pieces of a batch, on one rank and on several, against the whole batch: the same weights, with dropout, class
+//! Microbatches of a batch, on one rank and on several, against the whole batch: the same weights, with dropout, class
 //! weights and short last steps.
 
 use polyreme_collective::Comm;
@@ -8,9 +8,9 @@ use polyreme_graph::memory::ALIGN_BYTES;
 use polyreme_graph::{Keeps, Moments, Optimizer, Traced};
 use polyreme_nn::layer::{BatchNorm2d, Dropout, Linear};
 use polyreme_parallel::{Plan, Training};
+use polyreme_train::learner::{Learner, LearnerOptions, MicrobatchData, RankStep, StepResult};
 use polyreme_train::loss::Loss;
-use polyreme_train::pace::{Cut, Pace, Part};
-use polyreme_train::team::{Batch, Step, StepResult, Team, TeamOptions};
+use polyreme_train::pace::{Pace, RankShare, StepCut};
 use polyreme_train::{Net, TrainError};
 
 const WIDTH: usize = 10;
@@ -35,8 +35,8 @@ fn net(norm: bool) -> Net {
     }))
 }
 
-fn options(loss: Loss) -> TeamOptions {
-    TeamOptions {
+fn options(loss: Loss) -> LearnerOptions {
+    LearnerOptions {
         isa: Isa::detect(),
         threads: 1,
         seed: 3,
@@ -66,27 +66,33 @@ impl Data {
     }
 
     /// One rank's part of a step.
-    fn step(&self, team: &mut Team, pace: Pace, part: &Part, step: u64) -> Result<StepResult, TrainError> {
-        let (pieces, rounds) = (part.pieces(step), part.rounds(step));
-        let of = Step { samples: pace.len(step), pieces, rounds, lr: 0.01, extra: [0.0; 2] };
-        team.step(of, &mut |piece, take| {
-            let start = pace.start(step) + piece.offset;
-            let rows = start..start + piece.len;
+    fn step(
+        &self,
+        learner: &mut Learner,
+        pace: Pace,
+        part: &RankShare,
+        step: u64,
+    ) -> Result<StepResult, TrainError> {
+        let (microbatches, rounds) = (part.microbatches(step), part.rounds(step));
+        let of = RankStep { samples: pace.len(step), microbatches, rounds, lr: 0.01, extra: [0.0; 2] };
+        learner.step(of, &mut |microbatch, take| {
+            let start = pace.start(step) + microbatch.offset;
+            let rows = start..start + microbatch.len;
             let x = Values::F32(&self.x[rows.start * WIDTH..rows.end * WIDTH]);
-            take(Batch { x, labels: Values::I32(&self.labels[rows]), mix: 1.0 })
+            take(MicrobatchData { x, labels: Values::I32(&self.labels[rows]), mix: 1.0 })
         })
     }
 }
 
 /// Trains two epochs and returns rank 0's parameters, averages and losses.
-fn train(pace: Pace, cut: &Cut, options: &TeamOptions) -> (Vec<f32>, Vec<f32>, Vec<f64>) {
+fn train(pace: Pace, cut: &StepCut, options: &LearnerOptions) -> (Vec<f32>, Vec<f32>, Vec<f64>) {
     let data = Data::new(pace.samples);
     let rank = |comm: Comm| {
-        let part = Part::new(pace, cut, comm.rank());
-        let mut team = Team::new(&net(false), &spec(), &part, None, options.clone(), comm).unwrap();
+        let part = RankShare::new(pace, cut, comm.rank());
+        let mut learner = Learner::new(&net(false), &spec(), &part, None, options.clone(), comm).unwrap();
         let steps = 0..2 * pace.steps_per_epoch();
-        let losses = steps.map(|step| data.step(&mut team, pace, &part, step).unwrap().loss).collect();
-        (team.learner().kept(Kept::Params).to_vec(), team.average().to_vec(), losses)
+        let losses = steps.map(|step| data.step(&mut learner, pace, &part, step).unwrap().loss).collect();
+        (learner.engine().kept(Kept::Params).to_vec(), learner.average().to_vec(), losses)
     };
     std::thread::scope(|s| {
         let ranks: Vec<_> = Comm::local(cut.ranks()).into_iter().map(|comm| s.spawn(|| rank(comm))).collect();
@@ -100,10 +106,10 @@ fn train(pace: Pace, cut: &Cut, options: &TeamOptions) -> (Vec<f32>, Vec<f32>, V
 #[track_caller]
 fn check(samples: usize, batch: usize, weights: &[f64], accumulate: usize, loss: Loss) {
     let pace = Pace { samples, batch: batch.min(samples) };
-    let whole = train(pace, &Cut::alone(), &options(loss));
-    let cut = Cut { weights: weights.to_vec(), accumulate, shards: None };
+    let whole = train(pace, &StepCut::alone(), &options(loss));
+    let cut = StepCut { weights: weights.to_vec(), accumulate, shards: None };
     for keeps in [Keeps::OwnMoments, Keeps::OwnGradients] {
-        let cut = train(pace, &cut, &TeamOptions { keeps: Some(keeps), ..options(loss) });
+        let cut = train(pace, &cut, &LearnerOptions { keeps: Some(keeps), ..options(loss) });
         assert_eq!(whole.2.len(), cut.2.len());
         for (a, b) in whole.2.iter().zip(&cut.2) {
             assert!((a - b).abs() < 1e-5, "losses {a} and {b}, {keeps:?}");
@@ -115,7 +121,7 @@ fn check(samples: usize, batch: usize, weights: &[f64], accumulate: usize, loss:
 }
 
 #[test]
-fn accumulated_pieces_give_the_weights_of_the_large_batch() {
+fn accumulated_microbatches_give_the_weights_of_the_large_batch() {
     let rows: [(usize, usize, &[f64], usize); 8] = [
         (48, 24, &[1.0], 4),
         (53, 24, &[1.0], 3),
@@ -136,20 +142,20 @@ fn accumulated_pieces_give_the_weights_of_the_large_batch() {
 
 /// What a rank was planned to take is what it holds once it has trained, however its steps are cut.
 #[test]
-fn the_plan_counts_the_sums_of_pieces() {
+fn the_plan_counts_the_sums_of_microbatches() {
     let pace = Pace { samples: 48, batch: 24 };
     let data = Data::new(pace.samples);
     let (moments, gradients) = (Keeps::OwnMoments, Keeps::OwnGradients);
     for (accumulate, keeps, ranks) in [(1, moments, 1), (3, moments, 1), (3, moments, 2), (3, gradients, 2)] {
-        let cut = Cut { weights: vec![1.0; ranks], accumulate, shards: None };
+        let cut = StepCut { weights: vec![1.0; ranks], accumulate, shards: None };
         let plan = Plan { microbatches: accumulate, ..options(Loss::default()).plan };
-        let options = TeamOptions { plan, keeps: Some(keeps), ..options(Loss::default()) };
+        let options = LearnerOptions { plan, keeps: Some(keeps), ..options(Loss::default()) };
         let rank = |comm: Comm| {
-            let part = Part::new(pace, &cut, comm.rank());
+            let part = RankShare::new(pace, &cut, comm.rank());
             let lowering = options.lowering(comm.rank(), comm.size(), true);
-            let mut team = Team::new(&net(true), &spec(), &part, None, options.clone(), comm).unwrap();
-            data.step(&mut team, pace, &part, 0).unwrap();
-            let engine = team.learner();
+            let mut learner = Learner::new(&net(true), &spec(), &part, None, options.clone(), comm).unwrap();
+            data.step(&mut learner, pace, &part, 0).unwrap();
+            let engine = learner.engine();
             let (held, footprint) = (engine.held(), Engine::footprint(engine.program(), 1));
             let held = held.params + held.grads + held.optimizer + held.states + held.average + held.totals;
             (held + footprint.inputs + footprint.activations, lowering.host_bytes(engine.program()))
@@ -159,7 +165,7 @@ fn the_plan_counts_the_sums_of_pieces() {
             ranks.into_iter().map(|r| r.join().unwrap()).collect()
         });
         let held: usize = taken.iter().map(|(held, _)| held).sum();
-        let what = format!("{accumulate} pieces, {ranks} ranks, {keeps:?}");
+        let what = format!("{accumulate} microbatches, {ranks} ranks, {keeps:?}");
         // Each of a rank's arenas is rounded up to a line.
         let rounding = ranks * 6 * ALIGN_BYTES;
         for (_, planned) in taken {
@@ -171,13 +177,13 @@ fn the_plan_counts_the_sums_of_pieces() {
 #[test]
 fn the_short_last_step_feeds_the_running_statistics() {
     let pace = Pace { samples: 11, batch: 8 };
-    let (data, part) = (Data::new(pace.samples), Part::new(pace, &Cut::alone(), 0));
-    let mut team =
-        Team::new(&net(true), &spec(), &part, None, options(Loss::default()), Comm::alone()).unwrap();
-    let mut seen = vec![team.learner().state("norm.running_mean").unwrap().to_vec()];
+    let (data, part) = (Data::new(pace.samples), RankShare::new(pace, &StepCut::alone(), 0));
+    let mut learner =
+        Learner::new(&net(true), &spec(), &part, None, options(Loss::default()), Comm::alone()).unwrap();
+    let mut seen = vec![learner.engine().state("norm.running_mean").unwrap().to_vec()];
     for step in 0..2 {
-        data.step(&mut team, pace, &part, step).unwrap();
-        let now = team.learner().state("norm.running_mean").unwrap().to_vec();
+        data.step(&mut learner, pace, &part, step).unwrap();
+        let now = learner.engine().state("norm.running_mean").unwrap().to_vec();
         assert!(!seen.contains(&now), "step {step} left the running mean as it was");
         seen.push(now);
     }
@@ -185,7 +191,7 @@ fn the_short_last_step_feeds_the_running_statistics() {
 
 #[test]
 fn a_loss_that_is_not_finite_names_its_place() {
-    // In the only piece, in the first of two, and on one of two ranks.
+    // In the only microbatch, in the first of two, and on one of two ranks.
     for (weights, accumulate, bad, keeps) in [
         (vec![1.0], 1, 3, Keeps::OwnMoments),
         (vec![1.0], 2, 0, Keeps::OwnMoments),
@@ -194,14 +200,14 @@ fn a_loss_that_is_not_finite_names_its_place() {
         (vec![1.0, 1.0], 2, 2, Keeps::OwnGradients),
     ] {
         let pace = Pace { samples: 4, batch: 4 };
-        let cut = Cut { weights, accumulate, shards: None };
+        let cut = StepCut { weights, accumulate, shards: None };
         let mut data = Data::new(pace.samples);
         data.x[bad * WIDTH] = f32::NAN;
         let rank = |comm: Comm| {
-            let part = Part::new(pace, &cut, comm.rank());
-            let options = TeamOptions { keeps: Some(keeps), ..options(Loss::default()) };
-            let mut team = Team::new(&net(false), &spec(), &part, None, options, comm).unwrap();
-            data.step(&mut team, pace, &part, 0).unwrap_err()
+            let part = RankShare::new(pace, &cut, comm.rank());
+            let options = LearnerOptions { keeps: Some(keeps), ..options(Loss::default()) };
+            let mut learner = Learner::new(&net(false), &spec(), &part, None, options, comm).unwrap();
+            data.step(&mut learner, pace, &part, 0).unwrap_err()
         };
         let errors: Vec<TrainError> = std::thread::scope(|s| {
             let ranks: Vec<_> =
@@ -220,13 +226,15 @@ fn mixed_labels_count_by_their_share() {
     let pace = Pace { samples: 2, batch: 2 };
     let loss = Loss { mixup: true, ..Loss::default() };
     let one = |labels: &[i32; 2], mix: f32| {
-        let part = Part::new(pace, &Cut::alone(), 0);
-        let mut team = Team::new(&net(false), &spec(), &part, None, options(loss), Comm::alone()).unwrap();
+        let part = RankShare::new(pace, &StepCut::alone(), 0);
+        let mut learner =
+            Learner::new(&net(false), &spec(), &part, None, options(loss), Comm::alone()).unwrap();
         // Both samples are the same, so that mixing leaves them as they are.
         let x = [0.5; 2 * WIDTH];
-        let batch = Batch { x: Values::F32(&x), labels: Values::I32(labels), mix };
-        let step = Step { samples: 2, pieces: part.pieces(0), rounds: 1, lr: 0.01, extra: [0.0; 2] };
-        team.step(step, &mut |_, take| take(batch)).unwrap().loss
+        let batch = MicrobatchData { x: Values::F32(&x), labels: Values::I32(labels), mix };
+        let step =
+            RankStep { samples: 2, microbatches: part.microbatches(0), rounds: 1, lr: 0.01, extra: [0.0; 2] };
+        learner.step(step, &mut |_, take| take(batch)).unwrap().loss
     };
     let (mixed, first, second) = (one(&[0, 1], 0.3), one(&[0, 1], 1.0), one(&[1, 0], 1.0));
     assert!((mixed - (0.3 * first + 0.7 * second)).abs() < 1e-6, "{mixed}, {first}, {second}");
