@@ -9,17 +9,17 @@ use polyreme_sync::{Mutex, thread};
 use super::found;
 
 /// An arena of numbers that both threads see.
-type Numbers = Arc<Mutex<Vec<f32>>>;
+type SharedArena = Arc<Mutex<Vec<f32>>>;
 
 /// A part of it, in place.
-fn lies(numbers: &Numbers, part: std::ops::Range<usize>) -> &'static [f32] {
+fn lies(numbers: &SharedArena, part: std::ops::Range<usize>) -> &'static [f32] {
     // A scenario is short, so leaking these few numbers is fine.
     Box::leak(numbers.lock().unwrap()[part].into())
 }
 
 /// Two arenas of 5 numbers, room for a copy of two of them, and a reader that goes in reverse.
 fn lend(settles: bool, reads: usize) {
-    let arenas: [Numbers; 2] = std::array::from_fn(|_| Arc::new(Mutex::new(vec![1.0; 5])));
+    let arenas: [SharedArena; 2] = std::array::from_fn(|_| Arc::new(Mutex::new(vec![1.0; 5])));
     let ledger = Arc::new(Ledger::new([vec![0..5], vec![0..5]].into_iter(), 0));
     let reader = {
         let (ledger, arenas) = (ledger.clone(), arenas.clone());

@@ -79,7 +79,7 @@ pub use manifest::{FileEntry, Manifest, model_id};
 pub(crate) use read::load_files;
 pub use read::{GivenPath, Loaded, TensorFile, latest_whole, load, load_at, load_step, resolve, run_of};
 pub use store::Store;
-use tensors::Numbers;
+use tensors::TensorSource;
 pub use write::Written;
 
 /// The version of the folder's layout and of the manifest.
@@ -164,7 +164,7 @@ impl Shard {
     }
 }
 
-impl Numbers for Shard {
+impl TensorSource for Shard {
     fn read(&self, tensor: usize, range: Range<usize>, read: &mut dyn FnMut(&[f32])) {
         let (start, n_lent) = (self.tensors[tensor].start, self.n_lent());
         let range = start + range.start..start + range.end;

@@ -32,13 +32,13 @@ pub(crate) struct Layout {
     n_tensors: u64,
 }
 
-/// Where the numbers of a file are.
-pub(crate) trait Numbers {
+/// Where the numbers of a file come from.
+pub(crate) trait TensorSource {
     /// Reads numbers of a tensor, in parts, in their order.
     fn read(&self, tensor: usize, range: Range<usize>, read: &mut dyn FnMut(&[f32]));
 }
 
-impl Numbers for [View<'_>] {
+impl TensorSource for [View<'_>] {
     fn read(&self, tensor: usize, range: Range<usize>, read: &mut dyn FnMut(&[f32])) {
         read(&self[tensor].data[range]);
     }
@@ -129,7 +129,7 @@ impl Layout {
     }
 
     /// Puts together what the file holds from the byte `start` on.
-    pub(super) fn fill(&self, numbers: &(impl Numbers + ?Sized), start: u64, block: &mut [u8]) {
+    pub(super) fn fill(&self, numbers: &(impl TensorSource + ?Sized), start: u64, block: &mut [u8]) {
         let head = self.head.get(start as usize..).unwrap_or(&[]);
         let n_head = head.len().min(block.len());
         let (of_head, mut rest) = block.split_at_mut(n_head);
@@ -152,7 +152,7 @@ impl Layout {
         &self,
         disk: &Disk,
         path: &Path,
-        numbers: &(impl Numbers + ?Sized),
+        numbers: &(impl TensorSource + ?Sized),
     ) -> Result<blake3::Hash, CheckpointError> {
         let mut file = BlockFile::create(disk, path, self.n_bytes())?;
         let mut buffer = BlockBuffer::new();

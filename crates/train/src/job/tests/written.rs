@@ -207,18 +207,17 @@ fn optimizer() -> impl Strategy<Value = OptimizerSpec> {
 }
 
 fn schedule() -> impl Strategy<Value = Schedule> {
-    let shape =
-        prop_oneof![
-            Just(ScheduleShape::Constant),
-            (1..99_u64, 0.01..2.0)
-                .prop_map(|(every_epochs, factor)| ScheduleShape::Step { every_epochs, factor }),
-            (0.01..2.0).prop_map(|factor| ScheduleShape::Exponential { factor }),
-            (0.0..1.0, 0..9_u64).prop_map(|(floor, restarts)| ScheduleShape::Cosine { floor, restarts }),
-            (0.01..0.99, 1.0..99.0, 1.0..1e5).prop_map(|(start_share, div, final_div)| {
-                ScheduleShape::OneCycle { start_share, div, final_div }
-            }),
-            (0.0..1.0).prop_map(|floor| ScheduleShape::Linear { floor }),
-        ];
+    let shape = prop_oneof![
+        Just(ScheduleShape::Constant),
+        (1..99_u64, 0.01..2.0)
+            .prop_map(|(every_epochs, factor)| ScheduleShape::Step { every_epochs, factor }),
+        (0.01..2.0).prop_map(|factor| ScheduleShape::Exponential { factor }),
+        (0.0..1.0, 0..9_u64).prop_map(|(floor, restarts)| ScheduleShape::Cosine { floor, restarts }),
+        (0.01..0.99, 1.0..99.0, 1.0..1e5).prop_map(|(start_share, div, final_div)| {
+            ScheduleShape::OneCycle { start_share, div, final_div }
+        }),
+        (0.0..1.0).prop_map(|floor| ScheduleShape::Linear { floor }),
+    ];
     (shape, 0..999_u64).prop_map(|(shape, warmup)| {
         let warmup = if matches!(shape, ScheduleShape::OneCycle { .. }) { 0 } else { warmup };
         Schedule { shape, warmup }
