@@ -37,7 +37,9 @@ const LONG: Duration = Duration::from_secs(3600);
 /// What a courier is started with.
 pub(super) struct Route {
     pub(super) system: Arc<dyn System>,
+    /// This rank's place among the members.
     pub(super) rank: usize,
+    /// The ranks that letters go between; the job may call them otherwise than this mailbox does.
     pub(super) members: Arc<[Member]>,
     pub(super) generation: u64,
     pub(super) class: Class,
@@ -193,9 +195,10 @@ impl CourierShared {
         alarm.raised()
     }
 
+    /// What the job is told of a member.
     fn report(&self, rank: usize, cause: Cause) -> Report {
         let place = self.route.pulse.place();
-        let host = self.route.members[rank].host.clone();
+        let Member { rank, host, .. } = self.route.members[rank].clone();
         Report { rank, host, step: place.step, op: place.doing.name().to_owned(), cause }
     }
 }
@@ -244,8 +247,12 @@ impl<'a> Thread<'a> {
 
     /// Everything that can be done without waiting. Returns whether there is more of it.
     fn turn(&mut self) -> bool {
-        let Route { door, group, generation, class, bounds, .. } = &self.shared.route;
-        for (peer, connection) in door.take_all(*group) {
+        let Route { door, group, generation, class, bounds, members, .. } = &self.shared.route;
+        for (name, connection) in door.take_all(*group) {
+            let Some(peer) = members.iter().position(|member| member.rank == name) else {
+                self.fail(format!("rank {name} connects for a mailbox that it has no part in"));
+                continue;
+            };
             match MailLine::new(connection, *class, *generation, *bounds) {
                 Ok(line) => drop(self.lines.insert(peer, line)),
                 Err(e) => self.fail(format!("it cannot use a new connection: {e}")),
@@ -279,7 +286,8 @@ impl<'a> Thread<'a> {
         for (peer, outbox) in boxes.out.iter().enumerate() {
             let wants = !outbox.queue.is_empty() && !self.lines.contains_key(&peer);
             if wants && !std::mem::replace(&mut self.asked[peer], true) {
-                self.shared.route.door.want(Edge { group: self.shared.route.group, peer });
+                let Route { door, group, members, .. } = &self.shared.route;
+                door.want(Edge { group: *group, peer: members[peer].rank });
             }
         }
         boxes.closing
@@ -309,7 +317,8 @@ impl<'a> Thread<'a> {
             LineTrouble::Damaged(what) => (Duration::ZERO, Cause::Damaged { what }),
             LineTrouble::Disagrees(what) => (Duration::ZERO, Cause::Disagrees { what }),
             LineTrouble::NoMemory(bytes) => {
-                return self.fail(format!("no memory for a letter of {bytes} bytes from rank {peer}"));
+                let name = self.shared.route.members[peer].rank;
+                return self.fail(format!("no memory for a letter of {bytes} bytes from rank {name}"));
             }
         };
         self.lost.push((now + grace, peer, cause));

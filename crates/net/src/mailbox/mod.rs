@@ -79,7 +79,7 @@ use inbox::Inbox;
 pub use letter::{Letter, Payload};
 pub use limits::{Class, ClassBounds, Label, Limits};
 use local::Neighbours;
-pub use local::within;
+pub use local::{among, within};
 
 /// How many mailboxes a process may have at the same time; it bounds their numbers.
 pub const MAILBOXES_MAX: u8 = 64;
@@ -144,8 +144,10 @@ enum Reached {
 /// What a mailbox between processes needs.
 pub(crate) struct MailboxOptions<'a> {
     pub(crate) system: Arc<dyn System>,
+    /// This rank's place among the members.
     pub(crate) rank: usize,
-    pub(crate) members: &'a [Member],
+    /// Those who have a part in it, in the order in which it counts them.
+    pub(crate) members: Vec<Member>,
     pub(crate) generation: u64,
     pub(crate) number: u8,
     pub(crate) limits: Limits,
@@ -183,7 +185,7 @@ impl Mailbox {
         Ok(Mailbox { system, rank, limits, inbox, way })
     }
 
-    /// This rank.
+    /// This rank, as the mailbox counts those who have a part in it.
     pub fn rank(&self) -> usize {
         self.rank
     }

@@ -150,7 +150,7 @@ impl Joined {
     pub fn links(&self, group: u16, ranks: &[usize]) -> io::Result<Links> {
         assert!(group < mailbox::GROUPS_FROM, "group {group} is one of a mailbox");
         let meeting = Meeting::new(self.door.clone(), group, ranks)?;
-        let place = ranks.iter().position(|rank| *rank == self.rank).expect("a group that this rank is in");
+        let place = self.place_in(ranks);
         let hosts = ranks.iter().map(|&rank| self.members[rank].host.clone()).collect();
         let mut links = Links::meeting(
             self.system.clone(),
@@ -164,19 +164,27 @@ impl Joined {
         Ok(links)
     }
 
-    /// One of this rank's mailboxes, by number: letters between any two ranks of the job. Each rank calls this once for a number,
-    /// with the same limits. Two ranks are connected when they first talk.
-    pub fn mailbox(&self, number: u8, limits: Limits) -> io::Result<Mailbox> {
+    /// One of this rank's mailboxes, by number: letters between any two of these ranks of the job, which it counts in this
+    /// order. Each of them calls this once for a number, with the same ranks and limits, and no two mailboxes with a pair of ranks
+    /// in common have the same number. Two ranks are connected when they first talk.
+    ///
+    /// # Panics
+    /// If this rank is not one of them.
+    pub fn mailbox(&self, number: u8, ranks: &[usize], limits: Limits) -> io::Result<Mailbox> {
         Mailbox::start(MailboxOptions {
             system: self.system.clone(),
-            rank: self.rank,
-            members: &self.members,
+            rank: self.place_in(ranks),
+            members: ranks.iter().map(|&rank| self.members[rank].clone()).collect(),
             generation: self.generation,
             number,
             limits,
             door: self.door.clone(),
             control: &self.control,
         })
+    }
+
+    fn place_in(&self, ranks: &[usize]) -> usize {
+        ranks.iter().position(|rank| *rank == self.rank).expect("a group that this rank is in")
     }
 
     /// The connections of group 0 that joining made, by rank, as blocking ones. They can be taken once.

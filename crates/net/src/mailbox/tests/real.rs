@@ -36,7 +36,7 @@ fn ranks<T: Send>(
             (options.encrypt, options.generation) = (encrypt, 4);
             s.spawn(move || {
                 let joined = join(options).unwrap();
-                let mailbox = joined.mailbox(0, limits(rank)).unwrap();
+                let mailbox = joined.mailbox(0, &(0..size).collect::<Vec<_>>(), limits(rank)).unwrap();
                 act((joined, mailbox))
             })
         };

@@ -187,7 +187,9 @@ fn live(plan: &MailPlan, rank: &Rank) -> Result<(), MailEnd> {
     options.host_key = Some(format!("host {}", rank.rank));
     let joined = join(options).map_err(|e| MailEnd::Alone(e.to_string()))?;
     let control = joined.control.clone();
-    let mailbox = Arc::new(joined.mailbox(3, plan.limits).expect("files to wait for"));
+    let mailbox = Arc::new(
+        joined.mailbox(3, &(0..joined.size).collect::<Vec<_>>(), plan.limits).expect("files to wait for"),
+    );
     let taken = Arc::new(Mutex::new(None));
     let (theirs, filled, its_plan, its_rank) = (mailbox.clone(), taken.clone(), plan.clone(), rank.clone());
     let body = move || *filled.lock().unwrap() = Some(take(&its_plan, &its_rank, &theirs));
