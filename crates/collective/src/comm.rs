@@ -247,6 +247,7 @@ impl Comm {
         if let Some(Mail::Links(lane)) = self.mail.take() {
             lane.finish();
         }
+        self.leave_rendezvous()?;
         match self.inner {
             CommKind::Shared(shared) => shared.finish(step),
             CommKind::Background(_) => Ok(()),

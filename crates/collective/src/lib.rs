@@ -7,7 +7,7 @@
 //! # Layout
 //! - [`comm`]: one rank's end. [`element`]: element types and reducers. [`work`]: operations that are started and waited for.
 //! - [`mpi`]: MPI's own collectives, through a library that is loaded at run time.
-//! - [`split`]: subgroups of a group.
+//! - [`split`]: subgroups of a group. [`mailbox`]: letters between any two ranks of a group.
 //! - [`record`]: a record of the calls made. [`buffer`]: memory that the others access without a copy.
 //! - `shared`: ranks with shared memory.
 //! - [`links`]: ranks connected by sockets. `background`: a thread that communicates while the rank computes.
@@ -23,6 +23,7 @@ pub mod element;
 mod inbox;
 mod lane;
 pub mod links;
+pub mod mailbox;
 pub mod mpi;
 pub mod record;
 mod shared;
@@ -33,6 +34,7 @@ pub use buffer::Buffer;
 pub use comm::Comm;
 pub use element::{Bool, DType, Element, Reduce};
 pub use links::Linked;
+pub use mailbox::TcpOptions;
 pub use polyreme_net::{Block, Cause, Doing, Report, patience};
 pub use record::Called;
 pub use shared::ShmSetup;

@@ -19,13 +19,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use polyreme_net::{Alarm, Cause, Links, Pulse, Report};
+use polyreme_net::{Alarm, Cause, Links, Mailbox, Pulse, Report};
 
 use crate::background::Background;
 use crate::carrier::{Carrier, measured};
 use crate::comm::{Comm, CommKind, Mail};
 use crate::element::Reduce;
 use crate::lane::Lane;
+use crate::mailbox::Office;
 use crate::shared::{ShmComm, ShmSetup, no_memory};
 use crate::work::{Cuts, digest};
 
@@ -41,6 +42,9 @@ const WORLD: u16 = 13;
 /// A group has one number for itself, and one for messages in each direction.
 const NUMBERS_EACH: u64 = 3;
 
+/// What reports call the making of groups.
+const OP: &str = "split";
+
 /// Room for the path of a segment.
 const PATH_BYTES: usize = 128;
 
@@ -54,6 +58,7 @@ pub(crate) struct Ways {
     /// The host of each rank, as a number.
     hosts: Vec<usize>,
     pub(crate) connect: Option<Connect>,
+    pub(crate) office: Office,
     /// The last group number of this process.
     number: Arc<AtomicU64>,
 }
@@ -65,28 +70,28 @@ enum Local {
     Processes { host: String, alarm: Alarm, stall: Duration },
 }
 
-/// The ends of a group, each until its rank takes it.
-type GroupEnds = Vec<Option<ShmComm>>;
-
-/// Where threads leave the ends of new groups for each other.
-struct Lobby {
-    alarm: Alarm,
+/// Where threads leave each other their ends of what one of them has made.
+pub(crate) struct Lobby {
+    pub(crate) alarm: Alarm,
     stall: Duration,
     pulses: Vec<Pulse>,
-    /// By the number of the group and its first rank, which made them.
-    ends: Mutex<HashMap<(u64, usize), GroupEnds>>,
+    groups: LeftEnds<ShmComm>,
+    pub(crate) mailboxes: LeftEnds<Mailbox>,
 }
+
+/// Ends, each until its rank takes it: by the number of what they are ends of, and the name of the first rank, who made them.
+pub(crate) struct LeftEnds<T>(Mutex<HashMap<(u64, usize), Vec<Option<T>>>>);
 
 impl Ways {
     fn new(local: Option<Local>, hosts: Vec<usize>) -> Ways {
-        let names = (0..hosts.len()).collect();
-        Ways { names, local, hosts, connect: None, number: Arc::new(AtomicU64::new(NUMBERS_KEPT)) }
+        let (names, number) = ((0..hosts.len()).collect(), Arc::new(AtomicU64::new(NUMBERS_KEPT)));
+        Ways { names, local, hosts, connect: None, office: Office::default(), number }
     }
 
     pub(crate) fn threads(alarm: &Alarm, stall: Duration, pulses: &[Pulse]) -> Ways {
-        let (alarm, pulses, ends) = (alarm.clone(), pulses.to_vec(), Mutex::default());
-        let size = pulses.len();
-        let lobby = Lobby { alarm, stall, pulses, ends };
+        let (alarm, pulses, size) = (alarm.clone(), pulses.to_vec(), pulses.len());
+        let lobby =
+            Lobby { alarm, stall, pulses, groups: LeftEnds::default(), mailboxes: LeftEnds::default() };
         Ways::new(Some(Local::Threads(Arc::new(lobby))), vec![0; size])
     }
 
@@ -110,8 +115,17 @@ impl Ways {
 
     /// Those of some of the ranks.
     fn of(&self, members: &[usize]) -> Ways {
-        let names = members.iter().map(|&rank| self.names[rank]).collect();
-        Ways { names, hosts: members.iter().map(|&rank| self.hosts[rank]).collect(), ..self.clone() }
+        let (names, office) =
+            (members.iter().map(|&rank| self.names[rank]).collect(), self.office.of_split());
+        Ways { names, hosts: members.iter().map(|&rank| self.hosts[rank]).collect(), office, ..self.clone() }
+    }
+
+    /// Where ranks that are threads leave things for each other.
+    pub(crate) fn lobby(&self) -> Option<Arc<Lobby>> {
+        match &self.local {
+            Some(Local::Threads(lobby)) => Some(lobby.clone()),
+            Some(Local::Processes { .. }) | None => None,
+        }
     }
 
     fn share_memory(&self) -> bool {
@@ -179,9 +193,10 @@ impl Comm {
         self.all_reduce(&mut said, Reduce::Max)?;
         if said[1] != -said[2] {
             let why = "ranks split their group differently; all must name the same groups";
-            return Err(self.failed(why));
+            return Err(self.failed(OP, why));
         }
-        self.ways.number.store(said[0] as u64 + NUMBERS_EACH - 1, Ordering::SeqCst);
+        // Ranks that are threads count together, and one of them may be ahead in another group.
+        self.ways.number.fetch_max(said[0] as u64 + NUMBERS_EACH - 1, Ordering::SeqCst);
         Ok(said[0] as u64)
     }
 
@@ -200,12 +215,12 @@ impl Comm {
                 Local::Threads(lobby) => {
                     let pulses: Vec<_> = ways.names.iter().map(|&rank| lobby.pulses[rank].clone()).collect();
                     let ends = ShmComm::local(&lobby.alarm, lobby.stall, &pulses, &ways.names);
-                    let ends = ends.map_err(|error| self.failed(&no_memory("a group", &error)))?;
-                    lobby.leave((number, ways.names[0]), ends);
+                    let ends = ends.map_err(|error| self.failed(OP, &no_memory("a group", &error)))?;
+                    lobby.groups.leave((number, ways.names[0]), ends);
                 }
                 Local::Processes { .. } => {
                     let segment = ShmComm::segment(members.len());
-                    let segment = segment.map_err(|error| self.failed(&no_memory("a group", &error)))?;
+                    let segment = segment.map_err(|error| self.failed(OP, &no_memory("a group", &error)))?;
                     path = segment.path().unwrap_or_default();
                     made = Some(segment);
                 }
@@ -217,12 +232,12 @@ impl Comm {
             return Ok(CommKind::Shared(Box::new(self.one(ways)?)));
         }
         let shared = match &ways.local {
-            Some(Local::Threads(lobby)) => Some(lobby.take((number, ways.names[0]), place)),
+            Some(Local::Threads(lobby)) => Some(lobby.groups.take((number, ways.names[0]), place)),
             Some(Local::Processes { host, alarm, stall }) if ways.share_memory() => {
                 let segment = match made {
                     Some(segment) => segment,
                     None => ShmComm::open_segment(&paths[members[0]], members.len())
-                        .map_err(|error| self.failed(&no_memory("a group", &error)))?,
+                        .map_err(|error| self.failed(OP, &no_memory("a group", &error)))?,
                 };
                 let (host, alarm, world) = (host.clone(), alarm.clone(), ways.names.clone());
                 let setup = ShmSetup::new(place, members.len(), segment);
@@ -237,14 +252,14 @@ impl Comm {
             return Ok(CommKind::Shared(Box::new(shared)));
         }
         let Some(connect) = &ways.connect else {
-            return Err(self.failed("this group was made without a way to connect some of its ranks"));
+            return Err(self.failed(OP, "this group was made without a way to connect some of its ranks"));
         };
         let group = u16::try_from(number).ok().filter(|n| u64::from(*n) + NUMBERS_EACH < 1 << 16);
         let group =
-            group.ok_or_else(|| self.failed("no more groups can be made: there are 21,800 of them"))?;
+            group.ok_or_else(|| self.failed(OP, "no more groups can be made: there are 21,800 of them"))?;
         let connected = connect(group, &ways.names);
         let mut links =
-            connected.map_err(|error| self.failed(&format!("a group cannot be connected: {error}")))?;
+            connected.map_err(|error| self.failed(OP, &format!("a group cannot be connected: {error}")))?;
         links.set_names(ways.names.clone());
         let carrier = Carrier::Links(Box::new(measured(crate::links::Linked::over(links))?));
         Ok(CommKind::Background(Background::new(carrier)))
@@ -253,14 +268,14 @@ impl Comm {
     /// A group of this rank alone.
     fn one(&mut self, ways: &Ways) -> Result<ShmComm, Report> {
         let made = ShmComm::local(&Alarm::default(), Duration::MAX, &[self.pulse()], &ways.names);
-        let made = made.map_err(|error| self.failed(&no_memory("a group", &error)))?;
+        let made = made.map_err(|error| self.failed(OP, &no_memory("a group", &error)))?;
         Ok(made.into_iter().next().expect("a group of one has a member"))
     }
 
     /// Exchanges paths: every rank gets those of all.
     fn tell_path(&mut self, path: &str) -> Result<Vec<String>, Report> {
         if path.len() > PATH_BYTES {
-            return Err(self.failed("the path of shared memory is too long"));
+            return Err(self.failed(OP, "the path of shared memory is too long"));
         }
         let (rank, size) = (self.rank(), self.size());
         let mut told = vec![0u8; size * PATH_BYTES];
@@ -272,23 +287,30 @@ impl Comm {
     }
 
     /// Ends this group because of this rank; the report says why.
-    fn failed(&mut self, why: &str) -> Report {
+    pub(crate) fn failed(&mut self, op: &str, why: &str) -> Report {
         self.fail(why);
         let (rank, step) = (self.ways.names[self.rank()], self.step());
         let cause = Cause::Failed { why: why.into() };
-        Report { rank, host: String::new(), step, op: "split".into(), cause }
+        Report { rank, host: String::new(), step, op: op.into(), cause }
     }
 }
 
-impl Lobby {
-    fn leave(&self, group: (u64, usize), ends: Vec<ShmComm>) {
-        let mut all = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+impl<T> Default for LeftEnds<T> {
+    fn default() -> LeftEnds<T> {
+        LeftEnds(Mutex::default())
+    }
+}
+
+impl<T> LeftEnds<T> {
+    /// Before all ranks meet.
+    pub(crate) fn leave(&self, group: (u64, usize), ends: Vec<T>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(group, ends.into_iter().map(Some).collect());
     }
 
-    /// Every rank takes its end once, and the last one cleans up.
-    fn take(&self, group: (u64, usize), place: usize) -> ShmComm {
-        let mut all = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+    /// After that, every rank takes its end once, and the last one cleans up.
+    pub(crate) fn take(&self, group: (u64, usize), place: usize) -> T {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let ends = all.get_mut(&group).expect("the first rank left them before the ranks met");
         let end = ends[place].take().expect("every rank takes its end once");
         if ends.iter().all(Option::is_none) {

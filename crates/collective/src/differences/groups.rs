@@ -14,7 +14,7 @@ use polyreme_net::{Alarm, Encrypt, JoinOptions, Links, Secret, join, loopback};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::rows::PlantedBug;
-use super::{meshes, rows};
+use super::{mailboxes, meshes, rows};
 use crate::comm::Comm;
 use crate::shared::ShmSetup;
 use crate::split::Connect;
@@ -57,6 +57,10 @@ pub(super) enum Play {
     LostRank(Vec<usize>),
     /// The same, and the others wait for its messages.
     LostSender(Vec<usize>),
+    /// Letters between any two ranks.
+    Mailboxes,
+    /// This rank goes away while the others wait for letters.
+    LostMember(usize),
 }
 
 impl Play {
@@ -67,6 +71,8 @@ impl Play {
             Play::Mesh(sizes) => format!("mesh:{}", list(sizes)),
             Play::LostRank(sizes) => format!("lost:{}", list(sizes)),
             Play::LostSender(sizes) => format!("sender:{}", list(sizes)),
+            Play::Mailboxes => "mailboxes:0".into(),
+            Play::LostMember(rank) => format!("member:{rank}"),
         }
     }
 
@@ -77,7 +83,10 @@ impl Play {
             "rows" => Play::Rows(FAULTS[numbers[0]]),
             "mesh" => Play::Mesh(numbers),
             "lost" => Play::LostRank(numbers),
-            _ => Play::LostSender(numbers),
+            "sender" => Play::LostSender(numbers),
+            "mailboxes" => Play::Mailboxes,
+            "member" => Play::LostMember(numbers[0]),
+            kind => panic!("nobody plays {kind}"),
         }
     }
 }
@@ -143,6 +152,9 @@ fn act(mut comm: Comm, play: &Play) -> Result<(), String> {
         Play::Mesh(sizes) => return meshes::run(comm, sizes),
         Play::LostRank(sizes) => return meshes::lose_one(comm, sizes, meshes::Missed::Sum),
         Play::LostSender(sizes) => return meshes::lose_one(comm, sizes, meshes::Missed::Message),
+        Play::Mailboxes => return mailboxes::run(comm),
+        // What a thread leaves without a word is what it drops.
+        Play::LostMember(rank) => return mailboxes::lose_one(&mut comm, *rank, || ()),
     };
     match fault {
         PlantedBug::SecretWays => comm.force_roomy(comm.size() <= cores_here(), false),
@@ -261,7 +273,7 @@ fn joined(
     let all: Vec<usize> = (0..size).collect();
     let links = joined.links(0, &all).map_err(|e| e.to_string())?;
     let mut comm = Comm::tcp(links).map_err(|r| r.to_string())?;
-    comm.set_connect(Arc::new(move |group, ranks| joined.links(group, ranks)));
+    comm.set_joined(joined);
     Ok(comm)
 }
 

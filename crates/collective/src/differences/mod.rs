@@ -7,10 +7,11 @@
 //!
 //! # Layout
 //! [`whole`]: numbers, and the oracle. [`rows`]: what is run and compared. [`messages`]: those that are started. [`meshes`]: the same in
-//! groups of some ranks. [`groups`]: ranks as threads, as processes that
+//! groups of some ranks. [`mailboxes`]: letters between any two. [`groups`]: ranks as threads, as processes that
 //! share memory, over sockets, on two levels.
 
 mod groups;
+mod mailboxes;
 mod meshes;
 mod messages;
 mod rows;
@@ -137,6 +138,30 @@ fn a_rank_that_is_lost_in_a_group_is_named_as_in_the_job() {
             let said = groups::run(transport, 4, Cores::Equal, &play);
             let wrong: Vec<_> = said.into_iter().filter_map(Result::err).collect();
             assert!(wrong.is_empty(), "{transport:?}, {play:?}: {wrong:#?}");
+        }
+    }
+}
+
+/// Letters from any rank in any order, whatever carries the collectives; in groups of one too.
+#[test]
+fn mailboxes_are_made_over_every_transport() {
+    for transport in TRANSPORTS.into_iter().chain([TestTransport::Joined]) {
+        for ranks in [1, 2, 3, 5] {
+            let said = groups::run(transport, ranks, Cores::Equal, &Play::Mailboxes);
+            let wrong: Vec<_> = said.into_iter().filter_map(Result::err).collect();
+            assert!(wrong.is_empty(), "{transport:?}, {ranks} ranks: {wrong:#?}");
+        }
+    }
+}
+
+/// Whoever waits at a mailbox, of whichever group, says what the job calls the rank that is lost.
+#[test]
+fn a_rank_that_is_lost_ends_waits_at_every_mailbox() {
+    for transport in TRANSPORTS.into_iter().chain([TestTransport::Joined]) {
+        for lost in [0, 3] {
+            let said = groups::run(transport, 4, Cores::Equal, &Play::LostMember(lost));
+            let wrong: Vec<_> = said.into_iter().filter_map(Result::err).collect();
+            assert!(wrong.is_empty(), "{transport:?}, rank {lost}: {wrong:#?}");
         }
     }
 }

@@ -3,13 +3,13 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use polyreme_collective::links::peers;
-use polyreme_collective::{Comm, Connect, ShmSetup};
+use polyreme_collective::{Comm, ShmSetup, TcpOptions};
 use polyreme_net::secret::SecretError;
 use polyreme_net::{
     Control, First, JoinError, JoinOptions, Joined, Member, Patience, Report, Secret, Tell, join as meet,
@@ -111,7 +111,7 @@ pub fn join(
         return Ok(JoinedRank { comm: Comm::alone(), control: None, transport: Transport::Local });
     }
     if place.transport == Some(Transport::Mpi) {
-        return by_mpi(place, vars);
+        return by_mpi(place, patience, vars);
     }
     let options = match &lifeline {
         Some(lifeline) => told(place, lifeline, vars)?,
@@ -211,7 +211,7 @@ fn found(place: &ClusterRank, vars: &dyn Fn(&str) -> Option<String>) -> Result<J
 
 /// Processes of one host: rank 0 creates the memory, and the others open it.
 fn over_memory(joined: Joined) -> Result<JoinedRank, JoinFailure> {
-    let Joined { rank, size, members, control, .. } = joined;
+    let Joined { rank, size, ref members, ref control, .. } = joined;
     let fail = |why: String| {
         control.fail(&why);
         JoinFailure::Memory(why)
@@ -233,31 +233,34 @@ fn over_memory(joined: Joined) -> Result<JoinedRank, JoinFailure> {
     // The control plane decides which rank is stuck.
     let (alarm, stall) = (control.alarm(), Duration::MAX);
     let setup = ShmSetup { host, alarm, stall, ..ShmSetup::new(rank, size, segment) };
-    let mut comm = Comm::shm(setup).map_err(JoinFailure::Lost)?;
-    comm.tell(&control);
-    Ok(JoinedRank { comm, control: Some(control), transport: Transport::Shm })
+    let comm = Comm::shm(setup).map_err(JoinFailure::Lost)?;
+    Ok(joined_by(joined, comm, Transport::Shm))
 }
 
 /// Several hosts: streams between ranks that talk.
 fn over_sockets(joined: Joined) -> Result<JoinedRank, JoinFailure> {
     let all: Vec<usize> = (0..joined.size).collect();
     let links = joined.links(ALL_RANKS, &all).map_err(JoinFailure::Listen)?;
-    let mut comm = Comm::tcp(links).map_err(JoinFailure::Lost)?;
-    let control = joined.control.clone();
-    comm.tell(&control);
-    comm.set_connect(connect(joined));
-    Ok(JoinedRank { comm, control: Some(control), transport: Transport::Tcp })
+    let comm = Comm::tcp(links).map_err(JoinFailure::Lost)?;
+    Ok(joined_by(joined, comm, Transport::Tcp))
 }
 
-/// How groups of some ranks, and ranks that send each other messages, are connected.
-pub(super) fn connect(joined: Joined) -> Connect {
-    Arc::new(move |group, ranks| joined.links(group, ranks))
+/// A rank whose group was made where all have met. Groups of some ranks, messages and mailboxes are connected there too.
+pub(super) fn joined_by(joined: Joined, mut comm: Comm, transport: Transport) -> JoinedRank {
+    let control = joined.control.clone();
+    comm.tell(&control);
+    comm.set_joined(joined);
+    JoinedRank { comm, control: Some(control), transport }
 }
 
 /// Ranks that MPI started. It watches its ranks itself.
-fn by_mpi(place: &ClusterRank, vars: &dyn Fn(&str) -> Option<String>) -> Result<JoinedRank, JoinFailure> {
+fn by_mpi(
+    place: &ClusterRank,
+    patience: Patience,
+    vars: &dyn Fn(&str) -> Option<String>,
+) -> Result<JoinedRank, JoinFailure> {
     let library = mpi::library(&place.mpi, vars).map_err(JoinFailure::Mpi)?;
-    let comm = Comm::mpi(&library).map_err(|why| JoinFailure::Mpi(format!("{library}: {why}")))?;
+    let mut comm = Comm::mpi(&library).map_err(|why| JoinFailure::Mpi(format!("{library}: {why}")))?;
     if (comm.rank(), comm.size()) != (place.rank, place.size) {
         return Err(JoinFailure::Mpi(format!(
             "{library} says rank {} of {}, but the launcher started this process as rank {} of {}; set {MPI_LIBRARY} to the library of that launcher",
@@ -267,5 +270,38 @@ fn by_mpi(place: &ClusterRank, vars: &dyn Fn(&str) -> Option<String>) -> Result<
             place.size
         )));
     }
+    comm.set_tcp(beside_mpi(place, patience, vars));
     Ok(JoinedRank { comm, control: None, transport: Transport::Mpi })
+}
+
+/// How ranks that MPI started reach each other over TCP, for mailboxes.
+fn beside_mpi(place: &ClusterRank, patience: Patience, vars: &dyn Fn(&str) -> Option<String>) -> TcpOptions {
+    let (wanted, one_host) = (vars(INTERFACE), place.local_size == place.size);
+    let bind = Arc::new(move |rank| address_beside_mpi(wanted.as_deref(), one_host, rank));
+    TcpOptions { bind, encrypt: place.encrypt, patience, host_key: vars(HOST) }
+}
+
+/// Where nothing is said, rank 0 listens where the others reach it, and they listen on the interface that reaches rank 0.
+fn address_beside_mpi(wanted: Option<&str>, one_host: bool, rank: usize) -> Result<Option<IpAddr>, String> {
+    let chooses = rank == 0 || wanted.is_some();
+    let chosen = chooses.then(|| choose(wanted, None, one_host, &interfaces()));
+    chosen.transpose().map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_mpi_listen_where_others_reach_them() {
+        let check = |wanted, rank, expected: Option<[u8; 4]>| {
+            assert_eq!(address_beside_mpi(wanted, true, rank), Ok(expected.map(IpAddr::from)), "{wanted:?}");
+        };
+        check(None, 0, Some([127, 0, 0, 1]));
+        check(None, 1, None);
+        check(Some("10.1.0.7"), 0, Some([10, 1, 0, 7]));
+        check(Some("10.1.0.7"), 1, Some([10, 1, 0, 7]));
+        let why = address_beside_mpi(Some("none0"), false, 1).unwrap_err();
+        assert!(why.contains("no interface or network none0"), "{why}");
+    }
 }

@@ -7,7 +7,7 @@ use polyreme_collective::{Comm, ShmSetup};
 use polyreme_net::{Joined, Member};
 
 use super::Transport;
-use super::join::{ALL_RANKS, JoinFailure, JoinedRank, connect};
+use super::join::{ALL_RANKS, JoinFailure, JoinedRank, joined_by};
 
 /// The ranks of each host, hosts in the order of their first ranks.
 pub(super) fn by_host(keys: &[&str]) -> Vec<Vec<usize>> {
@@ -79,11 +79,8 @@ pub(super) fn over_levels(joined: Joined) -> Result<JoinedRank, JoinFailure> {
     let between = between.map_err(JoinFailure::Listen)?;
     let all: Vec<usize> = (0..size).collect();
     let every_two = joined.links(ALL_RANKS, &all).map_err(JoinFailure::Listen)?;
-    let mut comm = Comm::two_level(hosts, inside, between, every_two).map_err(JoinFailure::Lost)?;
-    comm.tell(control);
-    let control = control.clone();
-    comm.set_connect(connect(joined));
-    Ok(JoinedRank { comm, control: Some(control), transport: Transport::Tcp })
+    let comm = Comm::two_level(hosts, inside, between, every_two).map_err(JoinFailure::Lost)?;
+    Ok(joined_by(joined, comm, Transport::Tcp))
 }
 
 #[cfg(test)]
