@@ -18,5 +18,6 @@ mod ranks;
 mod saved;
 mod targets;
 mod train;
+mod without_mpi;
 mod wrong_data;
 mod wrong_weights;
