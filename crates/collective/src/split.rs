@@ -80,7 +80,10 @@ pub(crate) struct Lobby {
 }
 
 /// Ends, each until its rank takes it: by the number of what they are ends of, and the name of the first rank, who made them.
-pub(crate) struct LeftEnds<T>(Mutex<HashMap<(u64, usize), Vec<Option<T>>>>);
+pub(crate) struct LeftEnds<T>(Mutex<HashMap<(u64, usize), Ends<T>>>);
+
+/// By rank, an end that is still to be taken.
+type Ends<T> = Vec<Option<T>>;
 
 impl Ways {
     fn new(local: Option<Local>, hosts: Vec<usize>) -> Ways {
