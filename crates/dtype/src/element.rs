@@ -18,6 +18,16 @@ use crate::DType;
 /// }
 /// ```
 ///
+/// Nor can safe code, which could not be blamed for what unsafe code then does:
+///
+/// ```compile_fail
+/// #[derive(Clone, Copy)]
+/// struct Flag(bool);
+/// impl polyreme_dtype::Element for Flag {
+///     const DTYPE: polyreme_dtype::DType = polyreme_dtype::DType::Bool;
+/// }
+/// ```
+///
 /// # Safety
 /// The type has no padding and no invalid bit pattern, is `DTYPE.bytes()` long and is aligned to at most that.
 pub unsafe trait Element: sealed::Sealed + Copy + Send + Sync + 'static {

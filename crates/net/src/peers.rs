@@ -49,6 +49,8 @@ impl Peers {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -57,7 +59,9 @@ mod tests {
         let peers = Peers::watch(&[std::process::id(), child.id(), 0]);
         assert_eq!([0, 1, 2].map(|i| peers.ended(i)), [false, false, true]);
         child.kill().unwrap();
+        let until = Instant::now() + Duration::from_secs(10);
         while !peers.ended(1) {
+            assert!(Instant::now() < until, "the kernel has not said in 10 s that a killed process ended");
             std::thread::yield_now();
         }
         assert!(!peers.ended(0));

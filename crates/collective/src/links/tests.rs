@@ -345,6 +345,23 @@ fn ranks_that_mean_another_reducer_root_cuts_or_algorithm_are_told_so() {
     }
 }
 
+/// The trees of the roots 0 and 2 both have rank 3 below rank 2: what rank 2 sends as a root arrives where the data of rank 0 are
+/// expected, in the same operation with the same length. Only the root in the header tells them apart.
+#[test]
+fn a_rank_that_gives_its_data_as_another_root_is_found_by_who_gets_them() {
+    let all = std::sync::Barrier::new(4);
+    let ends = on_all(4, |linked| {
+        let rank = linked.rank();
+        let end = linked.broadcast(&mut [rank as i64; 100], if rank == 2 { 2 } else { 0 });
+        // No connection is closed before all ranks get here.
+        all.wait();
+        end
+    });
+    let report = ends[3].as_ref().expect_err("its parent means another root").to_string();
+    assert!(report.contains("rank 2 on localhost disagrees with the others"), "{report}");
+    assert!(report.contains("root 2,") && report.contains("root 0,"), "{report}");
+}
+
 /// Two ranks that both send first: messages that fit into the sockets work, and longer ones are reported by both.
 #[test]
 fn two_ranks_that_send_to_each_other_are_told_so() {
