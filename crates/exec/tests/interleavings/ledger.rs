@@ -20,7 +20,8 @@ fn lies(numbers: &SharedArena, part: std::ops::Range<usize>) -> &'static [f32] {
 /// Two arenas of 5 numbers, room for a copy of two of them, and a reader that goes in reverse.
 fn lend(settles: bool, reads: usize) {
     let arenas: [SharedArena; 2] = std::array::from_fn(|_| Arc::new(Mutex::new(vec![1.0; 5])));
-    let ledger = Arc::new(Ledger::new([vec![0..5], vec![0..5]].into_iter(), 0));
+    let tensors = || vec![0..3, 3..5];
+    let ledger = Arc::new(Ledger::new([tensors(), tensors()].into_iter(), 0));
     let reader = {
         let (ledger, arenas) = (ledger.clone(), arenas.clone());
         thread::spawn(move || {
