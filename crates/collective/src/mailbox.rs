@@ -7,7 +7,7 @@
 //!   control plane, also if memory carries their collectives;
 //! - all others, which are those of MPI, have such a rendezvous only from their first mailbox on. They agree on it by
 //!   an operation of the group: rank 0 listens, draws a secret from the system's random source and broadcasts both, and all
-//!   join. That takes one broadcast of [`INVITATION_BYTES`] and a connection of each rank to rank 0. No other process
+//!   join. That takes one broadcast of `INVITATION_BYTES` and a connection of each rank to rank 0. No other process
 //!   knows the secret, so none can join.
 //!
 //! # When a rank dies

@@ -36,27 +36,27 @@ mod whole;
 const PLAY: &str = "POLYREME_MPI_PLAY";
 
 /// A program that starts ranks, with what it takes to start more of them than there are cores, as root.
-struct Launcher {
+struct Mpirun {
     program: String,
     flags: &'static [&'static str],
     /// Has it leave the others alone when a rank dies.
     keeps: &'static [&'static str],
 }
 
-fn launchers() -> Vec<Launcher> {
-    let openmpi = Launcher {
+fn launchers() -> Vec<Mpirun> {
+    let openmpi = Mpirun {
         program: "mpirun.openmpi".into(),
         flags: &["--allow-run-as-root", "--oversubscribe"],
         keeps: &["--enable-recovery"],
     };
-    let mpich = |program: String| Launcher { program, flags: &[], keeps: &["-disable-auto-cleanup"] };
+    let mpich = |program: String| Mpirun { program, flags: &[], keeps: &["-disable-auto-cleanup"] };
     let mut all = vec![openmpi, mpich("mpirun.mpich".into())];
     all.extend(std::env::var("POLYREME_MPIRUN").ok().map(mpich));
     all
 }
 
 /// So many ranks play; what they said, and whether the launcher ended well.
-fn play(launcher: &Launcher, more: &[&str], ranks: usize, play: &str) -> (String, bool) {
+fn play(launcher: &Mpirun, more: &[&str], ranks: usize, play: &str) -> (String, bool) {
     let mut command = Command::new(&launcher.program);
     command.args(launcher.flags).args(more).args(["-n", &ranks.to_string()]);
     if !more.is_empty() {
@@ -71,7 +71,7 @@ fn play(launcher: &Launcher, more: &[&str], ranks: usize, play: &str) -> (String
 }
 
 /// All ranks play, and end well.
-fn well(launcher: &Launcher, ranks: usize, what: &str) {
+fn well(launcher: &Mpirun, ranks: usize, what: &str) {
     let (said, success) = play(launcher, &[], ranks, what);
     let well = said.matches("end: well").count();
     assert!(success && well == ranks, "{}, {what}: {said}", launcher.program);

@@ -23,17 +23,17 @@ const STEPS: usize = 50;
 
 /// A program that starts ranks, with what it takes to start more of them than there are cores, as root.
 #[derive(Clone)]
-struct Launcher {
+struct Mpirun {
     program: String,
     flags: &'static [&'static str],
     /// The library of the other family.
     wrong_library: &'static str,
 }
 
-fn launchers() -> Vec<Launcher> {
+fn launchers() -> Vec<Mpirun> {
     let flags: &[&str] = &["--allow-run-as-root", "--oversubscribe"];
-    let openmpi = Launcher { program: "mpirun.openmpi".into(), flags, wrong_library: "libmpich.so.12" };
-    let mpich = |program: String| Launcher { program, flags: &[], wrong_library: "libmpi.so.40" };
+    let openmpi = Mpirun { program: "mpirun.openmpi".into(), flags, wrong_library: "libmpich.so.12" };
+    let mpich = |program: String| Mpirun { program, flags: &[], wrong_library: "libmpi.so.40" };
     let mut all = vec![openmpi, mpich("mpirun.mpich".into())];
     all.extend(std::env::var("POLYREME_MPIRUN").ok().map(mpich));
     all
@@ -44,7 +44,7 @@ fn binary() -> String {
 }
 
 /// Training digits for [`STEPS`] steps: `ranks` of them under a launcher, or one rank without it.
-fn command(folder: &TempDir, name: &str, ranks: Option<(&Launcher, usize)>, more: &[&str]) -> Command {
+fn command(folder: &TempDir, name: &str, ranks: Option<(&Mpirun, usize)>, more: &[&str]) -> Command {
     let mut command = match ranks {
         None => Command::new(binary()),
         Some((launcher, ranks)) => {
@@ -64,7 +64,7 @@ fn command(folder: &TempDir, name: &str, ranks: Option<(&Launcher, usize)>, more
 }
 
 /// Runs it and returns its output.
-fn train(folder: &TempDir, name: &str, ranks: Option<(&Launcher, usize)>, more: &[&str]) -> String {
+fn train(folder: &TempDir, name: &str, ranks: Option<(&Mpirun, usize)>, more: &[&str]) -> String {
     let out = output(&mut command(folder, name, ranks, more));
     assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
     String::from_utf8(out.stdout).unwrap()
