@@ -5,7 +5,7 @@
 
 use polyreme_dtype::{bf16, f16};
 
-use crate::Cx;
+use crate::{Cx, Isa};
 
 /// Elements of a task: about 8 µs of memory traffic.
 const CHUNK: usize = 32_768;
@@ -72,68 +72,93 @@ pub fn f32_from_bf16(b: bf16) -> f32 {
 
 /// f32 to f16.
 pub fn f32_to_f16(cx: &Cx, x: &[f32], y: &mut [f16]) {
-    assert_eq!(x.len(), y.len(), "lengths of x and y");
-    cx.for_each_chunk(y, CHUNK, |i, y| {
-        let x = &x[i * CHUNK..][..y.len()];
-        #[cfg(target_arch = "x86_64")]
-        if cx.isa.has_f16c() {
-            // SAFETY: the instruction set was detected.
-            return unsafe { avx2::f32_to_f16(x, y) };
-        }
-        map(x, y, f16_from_f32);
-    });
+    in_chunks(cx, x, y, round_f16);
 }
 
 /// f16 to f32.
 pub fn f16_to_f32(cx: &Cx, x: &[f16], y: &mut [f32]) {
-    assert_eq!(x.len(), y.len(), "lengths of x and y");
-    cx.for_each_chunk(y, CHUNK, |i, y| {
-        let x = &x[i * CHUNK..][..y.len()];
-        #[cfg(target_arch = "x86_64")]
-        if cx.isa.has_f16c() {
-            // SAFETY: the instruction set was detected.
-            return unsafe { avx2::f16_to_f32(x, y) };
-        }
-        map(x, y, f32_from_f16);
-    });
+    in_chunks(cx, x, y, widen_f16);
 }
 
 /// f32 to bf16.
 pub fn f32_to_bf16(cx: &Cx, x: &[f32], y: &mut [bf16]) {
-    convert(cx, x, y, bf16_from_f32);
+    in_chunks(cx, x, y, round_bf16);
 }
 
 /// bf16 to f32.
 pub fn bf16_to_f32(cx: &Cx, x: &[bf16], y: &mut [f32]) {
-    convert(cx, x, y, f32_from_bf16);
+    in_chunks(cx, x, y, widen_bf16);
+}
+
+/// f32 to f16, on the calling thread.
+#[inline]
+pub fn round_f16(isa: Isa, x: &[f32], y: &mut [f16]) {
+    assert_eq!(x.len(), y.len(), "lengths of x and y");
+    #[cfg(target_arch = "x86_64")]
+    if isa.has_f16c() {
+        // SAFETY: the instruction set was detected.
+        return unsafe { avx2::f32_to_f16(x, y) };
+    }
+    let _ = isa;
+    map(x, y, f16_from_f32);
+}
+
+/// f16 to f32, on the calling thread.
+#[inline]
+pub fn widen_f16(isa: Isa, x: &[f16], y: &mut [f32]) {
+    assert_eq!(x.len(), y.len(), "lengths of x and y");
+    #[cfg(target_arch = "x86_64")]
+    if isa.has_f16c() {
+        // SAFETY: the instruction set was detected.
+        return unsafe { avx2::f16_to_f32(x, y) };
+    }
+    let _ = isa;
+    map(x, y, f32_from_f16);
+}
+
+/// f32 to bf16, on the calling thread.
+#[inline]
+pub fn round_bf16(isa: Isa, x: &[f32], y: &mut [bf16]) {
+    convert(isa, x, y, bf16_from_f32);
+}
+
+/// bf16 to f32, on the calling thread.
+#[inline]
+pub fn widen_bf16(isa: Isa, x: &[bf16], y: &mut [f32]) {
+    convert(isa, x, y, f32_from_bf16);
 }
 
 /// i32 to the nearest f32.
 pub fn i32_to_f32(cx: &Cx, x: &[i32], y: &mut [f32]) {
-    convert(cx, x, y, |v| v as f32);
+    in_chunks(cx, x, y, |isa, x, y| convert(isa, x, y, |v| v as f32));
 }
 
 /// f32 to i32: towards zero; beyond the range the nearest end, NaN to 0.
 pub fn f32_to_i32(cx: &Cx, x: &[f32], y: &mut [i32]) {
-    convert(cx, x, y, |v| v as i32);
+    in_chunks(cx, x, y, |isa, x, y| convert(isa, x, y, |v| v as i32));
+}
+
+/// Converts chunk by chunk, in parallel.
+fn in_chunks<S: Sync, T: Send>(cx: &Cx, x: &[S], y: &mut [T], f: impl Fn(Isa, &[S], &mut [T]) + Sync) {
+    assert_eq!(x.len(), y.len(), "lengths of x and y");
+    cx.for_each_chunk(y, CHUNK, |i, y| f(cx.isa, &x[i * CHUNK..][..y.len()], y));
 }
 
 /// A conversion that the compiler can vectorise by itself.
-fn convert<S: Copy + Sync, T: Send>(cx: &Cx, x: &[S], y: &mut [T], f: impl Fn(S) -> T + Copy + Sync) {
+#[inline]
+fn convert<S: Copy, T>(isa: Isa, x: &[S], y: &mut [T], f: impl Fn(S) -> T) {
     assert_eq!(x.len(), y.len(), "lengths of x and y");
-    cx.for_each_chunk(y, CHUNK, |i, y| {
-        let x = &x[i * CHUNK..][..y.len()];
-        #[cfg(target_arch = "x86_64")]
-        if cx.isa.has_avx2() {
-            #[target_feature(enable = "avx2,fma")]
-            fn lanes<S: Copy, T>(x: &[S], y: &mut [T], f: impl Fn(S) -> T) {
-                map(x, y, f);
-            }
-            // SAFETY: the instruction set was detected.
-            return unsafe { lanes(x, y, f) };
+    #[cfg(target_arch = "x86_64")]
+    if isa.has_avx2() {
+        #[target_feature(enable = "avx2,fma")]
+        fn lanes<S: Copy, T>(x: &[S], y: &mut [T], f: impl Fn(S) -> T) {
+            map(x, y, f);
         }
-        map(x, y, f);
-    });
+        // SAFETY: the instruction set was detected.
+        return unsafe { lanes(x, y, f) };
+    }
+    let _ = isa;
+    map(x, y, f);
 }
 
 #[inline(always)]

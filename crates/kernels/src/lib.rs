@@ -10,6 +10,7 @@
 //! # Layout
 //! - [`cx`]: what a kernel is given to run with: the instruction set and the tasks' runner.
 //! - [`isa`]: instruction sets as sets of features, of which kernels use those that this CPU has.
+//! - [`floats`]: slices in any of the formats that values are stored in; [`convert`] changes formats.
 //! - `simd`, `lanes`: how one body becomes a kernel for each instruction set.
 //! - [`gemm`]: matrix products.
 //! - `tile`: register tiles on packed panels, for kernels that fuse products with other work.
@@ -38,6 +39,7 @@ pub mod cx;
 pub mod elementwise;
 pub mod embedding;
 mod exp_rows;
+pub mod floats;
 pub mod gemm;
 pub mod isa;
 pub mod jpeg;
@@ -57,4 +59,5 @@ pub mod softmax;
 mod tile;
 
 pub use cx::{Cx, Parallel, Serial};
+pub use floats::{Floats, FloatsMut, SharedFloats};
 pub use isa::{Feature, Isa};

@@ -1,0 +1,232 @@
+//! Floats in any of the formats that values are stored in: f32, f16 and bf16.
+//!
+//! Kernels compute in f32. What is stored in half is widened as it is read, which is exact, and rounded once as it is
+//! written, to nearest with ties to even.
+
+use polyreme_dtype::{DType, bf16, f16};
+
+use crate::cx::SharedMut;
+use crate::{Isa, convert};
+
+/// Floats that are read.
+#[derive(Clone, Copy, Debug)]
+pub enum Floats<'a> {
+    /// 32-bit floats.
+    F32(&'a [f32]),
+    /// IEEE half precision.
+    F16(&'a [f16]),
+    /// bfloat16.
+    Bf16(&'a [bf16]),
+}
+
+/// Floats that are written.
+#[derive(Debug)]
+pub enum FloatsMut<'a> {
+    /// 32-bit floats.
+    F32(&'a mut [f32]),
+    /// IEEE half precision.
+    F16(&'a mut [f16]),
+    /// bfloat16.
+    Bf16(&'a mut [bf16]),
+}
+
+/// Floats that several tasks write in parts.
+#[derive(Clone, Copy)]
+pub enum SharedFloats<'a> {
+    /// 32-bit floats.
+    F32(SharedMut<'a, f32>),
+    /// IEEE half precision.
+    F16(SharedMut<'a, f16>),
+    /// bfloat16.
+    Bf16(SharedMut<'a, bf16>),
+}
+
+/// The same expression for whichever format it is.
+macro_rules! each {
+    ($kind:ident, $floats:expr, $x:ident => $then:expr) => {
+        match $floats {
+            $kind::F32($x) => $then,
+            $kind::F16($x) => $then,
+            $kind::Bf16($x) => $then,
+        }
+    };
+}
+
+/// The same expression for whichever format it is, in that format again.
+macro_rules! map {
+    ($kind:ident, $floats:expr, $to:ident, $x:ident => $then:expr) => {
+        match $floats {
+            $kind::F32($x) => $to::F32($then),
+            $kind::F16($x) => $to::F16($then),
+            $kind::Bf16($x) => $to::Bf16($then),
+        }
+    };
+}
+
+impl<'a> Floats<'a> {
+    /// How many.
+    #[inline]
+    pub fn len(&self) -> usize {
+        each!(Floats, self, x => x.len())
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Their format.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Floats::F32(_) => DType::F32,
+            Floats::F16(_) => DType::F16,
+            Floats::Bf16(_) => DType::Bf16,
+        }
+    }
+
+    /// `start..start + len` of them.
+    #[inline]
+    pub fn part(self, start: usize, len: usize) -> Floats<'a> {
+        map!(Floats, self, Floats, x => &x[start..][..len])
+    }
+
+    /// Writes them as f32.
+    ///
+    /// # Panics
+    /// If `to` has another length.
+    #[inline]
+    pub fn widen(self, isa: Isa, to: &mut [f32]) {
+        match self {
+            Floats::F32(x) => to.copy_from_slice(x),
+            Floats::F16(x) => convert::widen_f16(isa, x, to),
+            Floats::Bf16(x) => convert::widen_bf16(isa, x, to),
+        }
+    }
+
+    /// `start..start + len` of them as f32: in place if they are, else widened into the beginning of `stage`.
+    #[inline]
+    pub fn staged<'b>(self, isa: Isa, start: usize, len: usize, stage: &'b mut [f32]) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        match self.part(start, len) {
+            Floats::F32(x) => x,
+            half => {
+                half.widen(isa, &mut stage[..len]);
+                &stage[..len]
+            }
+        }
+    }
+}
+
+impl<'a> FloatsMut<'a> {
+    /// How many.
+    #[inline]
+    pub fn len(&self) -> usize {
+        each!(FloatsMut, self, x => x.len())
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Their format.
+    pub fn dtype(&self) -> DType {
+        self.as_floats().dtype()
+    }
+
+    /// The same, to be read.
+    pub fn as_floats(&self) -> Floats<'_> {
+        map!(FloatsMut, self, Floats, x => x)
+    }
+
+    /// Writes each, rounded to the format.
+    ///
+    /// # Panics
+    /// If `from` has another length.
+    #[inline]
+    pub fn round(&mut self, isa: Isa, from: &[f32]) {
+        match self {
+            FloatsMut::F32(y) => y.copy_from_slice(from),
+            FloatsMut::F16(y) => convert::round_f16(isa, from, y),
+            FloatsMut::Bf16(y) => convert::round_bf16(isa, from, y),
+        }
+    }
+}
+
+impl<'a> SharedFloats<'a> {
+    /// Lends `data` out in parts.
+    pub fn new(data: FloatsMut<'a>) -> SharedFloats<'a> {
+        map!(FloatsMut, data, SharedFloats, x => SharedMut::new(x))
+    }
+
+    /// The length of the whole.
+    #[inline]
+    pub fn len(&self) -> usize {
+        each!(SharedFloats, self, x => x.len())
+    }
+
+    /// Whether the whole is empty.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The part `start..start + len`. Panics if it is not inside the whole.
+    ///
+    /// # Safety
+    /// No two parts that are alive at the same time may overlap.
+    #[inline]
+    pub unsafe fn part(&self, start: usize, len: usize) -> FloatsMut<'a> {
+        // SAFETY: the caller's promise.
+        map!(SharedFloats, self, FloatsMut, x => unsafe { x.slice(start, len) })
+    }
+}
+
+impl<'a> From<&'a [f32]> for Floats<'a> {
+    fn from(x: &'a [f32]) -> Floats<'a> {
+        Floats::F32(x)
+    }
+}
+
+impl<'a> From<&'a mut [f32]> for FloatsMut<'a> {
+    fn from(x: &'a mut [f32]) -> FloatsMut<'a> {
+        FloatsMut::F32(x)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::convert::{bf16_from_f32, f16_from_f32};
+
+    #[test]
+    fn parts_are_widened_and_rounded_in_every_format() {
+        let x: Vec<f32> = (0..77).map(|i| (i as f32 - 30.0) * 0.37).collect();
+        let halves: Vec<f16> = x.iter().map(|&v| f16_from_f32(v)).collect();
+        let brains: Vec<bf16> = x.iter().map(|&v| bf16_from_f32(v)).collect();
+        for isa in Isa::available() {
+            for (floats, want) in [
+                (Floats::F32(&x), x.clone()),
+                (Floats::F16(&halves), halves.iter().map(|h| h.to_f32()).collect()),
+                (Floats::Bf16(&brains), brains.iter().map(|b| b.to_f32()).collect()),
+            ] {
+                let mut stage = [7.0; 50];
+                assert_eq!(floats.staged(isa, 5, 41, &mut stage), &want[5..46], "{}", floats.dtype());
+                assert_eq!(stage[41..], [7.0; 9]);
+            }
+            let (mut half, mut brain) = (vec![f16::ZERO; 77], vec![bf16::ZERO; 77]);
+            let shared = SharedFloats::new(FloatsMut::F16(&mut half));
+            // SAFETY: one part at a time.
+            unsafe { shared.part(0, 30).round(isa, &x[..30]) };
+            // SAFETY: as above.
+            unsafe { shared.part(30, 47).round(isa, &x[30..]) };
+            assert_eq!(half, halves);
+            FloatsMut::Bf16(&mut brain).round(isa, &x);
+            assert_eq!(brain, brains);
+        }
+    }
+}
