@@ -1,7 +1,7 @@
 //! Steps over a block, a vector at a time.
 
+use super::blocks::Lane;
 use super::expr::{Binary, Unary};
-use super::fused::Lane;
 use super::plan::{FusedStep, StepOp};
 use super::scalar::{self, GELU_CUBE, GELU_SCALE, NORMAL_PEAK};
 use crate::simd::twins;
@@ -10,7 +10,7 @@ twins! {
     /// Evaluates one step over `len` elements.
     ///
     /// # Safety
-    /// The slots that the step names point to `len` floats with step 1, or to [`SPLAT`](super::super::fused::SPLAT) with step 0.
+    /// The slots that the step names point to `len` floats with step 1, or to [`SPLAT`](super::super::blocks::SPLAT) with step 0.
     pub(in super::super) unsafe fn step(step: &FusedStep, table: *const Lane, len: usize) {
         // SAFETY: the caller's promise, here and below.
         unsafe {

@@ -9,16 +9,19 @@
 //!
 //! It is not a compiler of machine code, and it does not reduce: see [`crate::reduce`].
 
+mod blocks;
 mod expr;
 mod fused;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
 mod layout;
+mod pieces;
 mod plan;
 mod scalar;
 
 pub use expr::{Binary, Expr, ExprError, Instr, Reg, Unary};
-pub use fused::{Fused, FusedPieces, PieceSource, PieceTarget, Source};
+pub use fused::{Fused, PieceSource, PieceTarget, Source};
+pub use pieces::FusedPieces;
 
 #[cfg(test)]
 mod tests;

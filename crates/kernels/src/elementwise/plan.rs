@@ -3,8 +3,8 @@
 //! A slot is an entry of the table of pointers that a block is evaluated with. In order: inputs, constants, block
 //! buffers, outputs.
 
+use super::blocks::SPLAT;
 use super::expr::{Binary, Expr, Instr, Unary};
-use super::fused::SPLAT;
 
 /// What a step does.
 #[derive(Clone, Copy, PartialEq, Debug)]

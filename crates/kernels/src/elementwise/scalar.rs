@@ -1,7 +1,7 @@
 //! The scalar twin: each op on one value, and a step as a plain loop.
 
+use super::blocks::Lane;
 use super::expr::{Binary, Unary};
-use super::fused::Lane;
 use super::plan::{FusedStep, StepOp};
 use crate::math::scalar as math;
 
