@@ -10,6 +10,7 @@ use std::ops::Range;
 use polyreme_collective::Span;
 use polyreme_dtype::{DType, Element};
 use polyreme_graph::{Place, Region, ValueId};
+use polyreme_kernels::Floats;
 use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::elementwise::Source;
 
@@ -240,7 +241,7 @@ impl<'a> NodeMemory<'a> {
         let place = |v: ValueId| (plan.places[v.idx()], graph.shape(v).numel());
         match outputs.iter().position(|&o| place(o) == place(inputs[k])) {
             Some(output) => Source::InPlace(output),
-            None => Source::Slice(self.input(k)),
+            None => Source::Slice(Floats::F32(self.input(k))),
         }
     }
 

@@ -4,13 +4,12 @@ use polyreme_graph::DType;
 use polyreme_graph::op::Slab;
 use polyreme_kernels::attention::{Attention, Grads, Mask};
 use polyreme_kernels::conv::ConvPass;
-use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::elementwise::{Expr, Fused, FusedPieces, PieceSource, PieceTarget, Source};
 use polyreme_kernels::gemm::{Epilogue, OutputBlock};
 use polyreme_kernels::norm::RunningStats;
 use polyreme_kernels::random::Positions;
 use polyreme_kernels::rnn::{GruBackward, GruForward, LstmBackward, LstmForward};
-use polyreme_kernels::{Cx, convert, random, softmax};
+use polyreme_kernels::{Cx, Floats, FloatsMut, SharedFloats, convert, random, softmax};
 
 use crate::error::RejectedData;
 use crate::launch::{Launch, Masked, Prepared, Then};
@@ -275,13 +274,13 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -
 }
 
 fn run_fused(cx: &Cx, fused: &Fused, m: &NodeMemory) {
-    let mut inputs = [Source::Slice(&[]); Expr::INPUTS_MAX];
+    let mut inputs = [Source::Slice(Floats::F32(&[])); Expr::INPUTS_MAX];
     for (k, input) in inputs[..m.n_inputs()].iter_mut().enumerate() {
         *input = m.source(k);
     }
-    let mut outputs: [&mut [f32]; Expr::OUTPUTS_MAX] = Default::default();
+    let mut outputs: [FloatsMut; Expr::OUTPUTS_MAX] = std::array::from_fn(|_| FloatsMut::F32(&mut []));
     for (k, output) in outputs[..m.n_outputs()].iter_mut().enumerate() {
-        *output = m.output(k);
+        *output = FloatsMut::F32(m.output(k));
     }
     fused.run(cx, &inputs[..m.n_inputs()], &mut outputs[..m.n_outputs()]);
 }
@@ -292,13 +291,14 @@ fn pieces<'a>(cx: &Cx, then: &'a Then, m: &NodeMemory<'a>) -> FusedPieces<'a> {
     let n_inputs = m.n_inputs() - then.n_base_inputs + 1;
     let mut inputs = [PieceSource::Piece; Expr::INPUTS_MAX];
     for k in 1..n_inputs {
-        inputs[k] = PieceSource::Slice(m.input(then.n_base_inputs + k - 1));
+        inputs[k] = PieceSource::Slice(Floats::F32(m.input(then.n_base_inputs + k - 1)));
     }
     let over = usize::from(!then.keeps_base);
     let n_outputs = m.n_outputs() - then.n_base_outputs + over;
     let mut outputs = [PieceTarget::Piece; Expr::OUTPUTS_MAX];
     for j in over..n_outputs {
-        outputs[j] = PieceTarget::Whole(SharedMut::new(m.output(then.n_base_outputs + j - over)));
+        let whole = FloatsMut::F32(m.output(then.n_base_outputs + j - over));
+        outputs[j] = PieceTarget::Whole(SharedFloats::new(whole));
     }
     // SAFETY: the kernels call an epilogue once for each tile, and tiles are disjoint; the whole tensors are outputs of
     // this node, which the memory plan keeps apart, and are not handed out elsewhere.

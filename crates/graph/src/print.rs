@@ -248,6 +248,8 @@ pub(crate) fn unary_name(op: Unary) -> &'static str {
         Unary::Powf(_) => "powf",
         Unary::Clamp(..) => "clamp",
         Unary::Positive => "positive",
+        Unary::RoundF16 => "round_f16",
+        Unary::RoundBf16 => "round_bf16",
     }
 }
 

@@ -10,7 +10,7 @@ use polyreme_kernels::norm::{BatchNorm, LayerNorm};
 use polyreme_kernels::optim::{Moments, Optimizer, StepHyper};
 use polyreme_kernels::reduce::{Reduce, ReduceKind};
 use polyreme_kernels::softmax::{SoftmaxDim, softmax};
-use polyreme_kernels::{Cx, Isa, Serial};
+use polyreme_kernels::{Cx, Floats, FloatsMut, Isa, Serial};
 
 fn main() {
     let isas: Vec<Isa> = Isa::available().filter(|isa| isa.has_avx2()).collect();
@@ -28,7 +28,7 @@ fn main() {
         let fused = Fused::new(&Expr::unary(op), &[LEN], &[&[LEN]]).expect("shapes that agree");
         let (x, mut y) = (numbers(LEN), numbers(LEN));
         row(&format!("{name} 16 Ki"), &isas, 2 * LEN, |cx| {
-            fused.run(cx, &[Source::Slice(&x)], &mut [&mut y]);
+            fused.run(cx, &[Source::Slice(Floats::F32(&x))], &mut [FloatsMut::F32(&mut y)]);
         });
     }
     for (name, op) in
@@ -37,7 +37,8 @@ fn main() {
         let fused = Fused::new(&Expr::binary(op), &[LEN], &[&[LEN], &[LEN]]).expect("shapes that agree");
         let (a, b, mut y) = (numbers(LEN), numbers(LEN), numbers(LEN));
         row(&format!("{name} 16 Ki"), &isas, 3 * LEN, |cx| {
-            fused.run(cx, &[Source::Slice(&a), Source::Slice(&b)], &mut [&mut y]);
+            let sources = [Source::Slice(Floats::F32(&a)), Source::Slice(Floats::F32(&b))];
+            fused.run(cx, &sources, &mut [FloatsMut::F32(&mut y)]);
         });
     }
     for (rows, d) in [(2048, 256), (128, 10)] {

@@ -198,6 +198,69 @@ impl<'a> From<&'a mut [f32]> for FloatsMut<'a> {
     }
 }
 
+/// For the tests of kernels: values that own their memory.
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+    use crate::convert::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
+
+    /// The formats of storage.
+    pub(crate) const FORMATS: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+    /// Those that are not f32.
+    pub(crate) const HALVES: [DType; 2] = [DType::F16, DType::Bf16];
+
+    /// Values in one of the formats.
+    #[derive(Clone, PartialEq, Debug)]
+    pub(crate) enum Stored {
+        F32(Vec<f32>),
+        F16(Vec<f16>),
+        Bf16(Vec<bf16>),
+    }
+
+    impl Stored {
+        /// Rounds `x` to a format.
+        pub(crate) fn new(dtype: DType, x: &[f32]) -> Stored {
+            match dtype {
+                DType::F32 => Stored::F32(x.to_vec()),
+                DType::F16 => Stored::F16(x.iter().map(|&v| f16_from_f32(v)).collect()),
+                DType::Bf16 => Stored::Bf16(x.iter().map(|&v| bf16_from_f32(v)).collect()),
+                _ => unreachable!("{dtype} is not a format of storage"),
+            }
+        }
+
+        /// `len` values that a kernel has to overwrite.
+        pub(crate) fn unset(dtype: DType, len: usize) -> Stored {
+            Stored::new(dtype, &vec![7.0; len])
+        }
+
+        pub(crate) fn get(&self) -> Floats<'_> {
+            map!(Stored, self, Floats, x => x)
+        }
+
+        pub(crate) fn get_mut(&mut self) -> FloatsMut<'_> {
+            map!(Stored, self, FloatsMut, x => x)
+        }
+
+        /// The same values as f32.
+        pub(crate) fn wide(&self) -> Vec<f32> {
+            match self {
+                Stored::F32(x) => x.clone(),
+                Stored::F16(x) => x.iter().map(|&h| f32_from_f16(h)).collect(),
+                Stored::Bf16(x) => x.iter().map(|&b| f32_from_bf16(b)).collect(),
+            }
+        }
+
+        /// Their bits, since a NaN is not equal to itself.
+        pub(crate) fn bits(&self) -> Vec<u32> {
+            match self {
+                Stored::F32(x) => x.iter().map(|v| v.to_bits()).collect(),
+                Stored::F16(x) => x.iter().map(|h| h.to_bits().into()).collect(),
+                Stored::Bf16(x) => x.iter().map(|b| b.to_bits().into()).collect(),
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

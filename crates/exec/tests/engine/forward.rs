@@ -1,6 +1,7 @@
 //! What ops compute, against their definitions in f64, element by element. Gradients show that a backward pass belongs
 //! to its forward pass; this shows that the forward pass is the intended one: layouts, dims, strides, masks.
 
+use polyreme_dtype::{bf16, f16};
 use polyreme_exec::{Engine, Options};
 use polyreme_graph::builder::BatchNorm;
 use polyreme_graph::op::{Cell, Conv, CrossEntropy, Op, ReduceKind, Slab, Window};
@@ -65,6 +66,8 @@ fn unary_of(op: Unary, x: f64) -> f64 {
         Unary::Powf(a) => x.powf(f64::from(a)),
         Unary::Clamp(low, high) => x.clamp(f64::from(low), f64::from(high)),
         Unary::Positive => f64::from(u8::from(x > 0.0)),
+        Unary::RoundF16 => f16::from_f64(x).to_f64(),
+        Unary::RoundBf16 => bf16::from_f64(x).to_f64(),
     }
 }
 
@@ -76,6 +79,7 @@ fn elementwise() {
         (any, vec![Unary::Elu(0.7), Unary::Gelu, Unary::GeluTanh, Unary::Silu, Unary::Erf, Unary::Abs]),
         (any, vec![Unary::Square, Unary::Sin, Unary::Cos, Unary::Softplus, Unary::Sign, Unary::Floor]),
         (any, vec![Unary::Scale(-1.5), Unary::Offset(0.3), Unary::Clamp(-0.5, 1.0), Unary::Positive]),
+        (any, vec![Unary::RoundF16, Unary::RoundBf16]),
         (
             positive,
             vec![Unary::Ln, Unary::Sqrt, Unary::Rsqrt, Unary::Recip, Unary::Powf(2.5), Unary::Powf(-1.0)],

@@ -16,6 +16,8 @@ fn smooth_at(op: Unary) -> (Values, f32) {
         Unary::Powf(_) => (Values::Between(0.7, 2.0), 1e-2),
         Unary::Relu | Unary::LeakyRelu(_) | Unary::Elu(_) | Unary::Abs => (Values::Signed(0.1, 1.5), 1e-2),
         Unary::Sign | Unary::Positive => (Values::Signed(0.1, 1.5), 1e-2),
+        // Steps so long that rounding is little of them; see `casts`, too.
+        Unary::RoundF16 | Unary::RoundBf16 => (Values::Signed(0.5, 1.0), 0.4),
         // The bounds of the row's clamp are near integers too.
         Unary::Floor | Unary::Clamp(..) => (Values::OffIntegers, 1e-2),
         Unary::Neg
@@ -66,6 +68,7 @@ fn unary() {
         Unary::Powf(-1.0),
         Unary::Clamp(-0.95, 1.05),
         Unary::Positive,
+        Unary::RoundF16,
     ];
     for op in ops {
         let (values, eps) = smooth_at(op);
@@ -342,7 +345,8 @@ fn moves() {
 #[test]
 fn casts() {
     // Rounding to 11 or 8 bits is noise of the differences, so steps are long and the tolerance wide.
-    for (to, tolerance) in [(DType::F16, 1e-2), (DType::Bf16, 3e-2)] {
+    let formats = [(DType::F16, Unary::RoundF16, 1e-2), (DType::Bf16, Unary::RoundBf16, 3e-2)];
+    for (to, round, tolerance) in formats {
         let row =
             || Check::new(&format!("cast to {to}")).values(Values::Signed(0.5, 1.0)).exact(0.4, tolerance);
         let there_and_back = |b: &mut Builder, x| {
@@ -350,6 +354,7 @@ fn casts() {
             b.cast(low, DType::F32)
         };
         row().run(&[&[37]], |b, p| there_and_back(b, p[0]));
+        row().run(&[&[37]], |b, p| b.unary(round, p[0]));
         // The stored value is read twice: contributions to its gradient add up.
         row().run(&[&[37], &[37]], |b, p| {
             let low = b.cast(p[0], to)?;

@@ -68,6 +68,8 @@ pub(super) fn unary(b: &mut Backward, node: &Node, op: Unary, dy: ValueId) -> Gr
         }
         Unary::Scale(f) => b.unary(Unary::Scale(f), dy),
         Unary::Offset(_) => dy,
+        // The slope of rounding is that of the values it joins, as of a `cast` to half.
+        Unary::RoundF16 | Unary::RoundBf16 => dy,
         // d xᵖ = p·xᵖ⁻¹
         Unary::Powf(p) => {
             let q = b.unary(Unary::Powf(p - 1.0), x);

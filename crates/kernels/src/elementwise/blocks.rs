@@ -3,6 +3,7 @@
 use std::mem::MaybeUninit;
 
 use super::expr::Expr;
+use super::formats::Stage;
 use super::fused::{Fused, SHORT_CYCLE};
 #[cfg(target_arch = "x86_64")]
 use super::lanes;
@@ -26,7 +27,7 @@ pub(super) struct Lane {
     pub step: usize,
 }
 
-/// Base pointers of inputs and outputs.
+/// Base pointers of inputs and outputs; those of halves are cast before they are moved or read.
 #[derive(Clone, Copy)]
 pub(super) struct Bind {
     pub inputs: [*mut f32; Expr::INPUTS_MAX],
@@ -60,17 +61,25 @@ impl Fused {
         // Two sizes of stack frame, so that the usual short chain does not touch the pages of the largest.
         // SAFETY: the frames have room for the plan's slots and buffers; the rest is the caller's promise.
         unsafe {
-            if plan.first_output() + plan.n_outputs <= 24 && plan.n_bufs + fills <= 6 {
-                self.range_in::<24, 6>(isa, plan, bind, start, end, spans);
+            let few_slots = plan.first_output() + plan.n_outputs <= ROWS_SLOTS;
+            if self.formats.halves {
+                if few_slots && plan.n_bufs + plan.n_inputs + plan.n_outputs <= ROWS_BUFS_HALVES {
+                    self.range_in::<ROWS_SLOTS, ROWS_BUFS_HALVES, true>(isa, plan, bind, start, end, spans);
+                } else {
+                    self.range_in::<{ SLOTS_MAX }, { BUFS_MAX }, true>(isa, plan, bind, start, end, spans);
+                }
+            } else if few_slots && plan.n_bufs + fills <= ROWS_BUFS {
+                self.range_in::<ROWS_SLOTS, ROWS_BUFS, false>(isa, plan, bind, start, end, spans);
             } else {
-                self.range_in::<{ SLOTS_MAX }, { BUFS_MAX }>(isa, plan, bind, start, end, spans);
+                self.range_in::<{ SLOTS_MAX }, { BUFS_MAX }, false>(isa, plan, bind, start, end, spans);
             }
         }
     }
 
     /// # Safety
-    /// As `range`; the plan has at most `SLOTS` slots, and at most `BUFS` buffers together with its inputs.
-    unsafe fn range_in<const SLOTS: usize, const BUFS: usize>(
+    /// As `range`; the plan has at most `SLOTS` slots, and at most `BUFS` buffers together with its inputs and, where
+    /// there are `HALVES`, its outputs.
+    unsafe fn range_in<const SLOTS: usize, const BUFS: usize, const HALVES: bool>(
         &self,
         isa: Isa,
         plan: &StepPlan,
@@ -90,12 +99,17 @@ impl Fused {
         for b in 0..plan.n_bufs {
             table[plan.first_buf() + b].write(Lane { ptr: bufs.wrapping_add(b * SPACE), step: 1 });
         }
+        let stage = Stage::after(plan, bufs);
+        if HALVES {
+            // SAFETY: there is a buffer for each input and output.
+            unsafe { stage.clear(&self.formats, plan, end - start) };
+        }
         let layout = &self.layout;
         for (k, walk) in layout.walks.iter().enumerate() {
             // SAFETY: there is a splat for each input; a uniform input has one float.
             unsafe {
                 match walk {
-                    InputWalk::Uniform => *splats.add(k) = [*bind.inputs[k]; SPLAT],
+                    InputWalk::Uniform => *splats.add(k) = [self.value::<HALVES>(bind, k, 0); SPLAT],
                     InputWalk::Full | InputWalk::Cycle | InputWalk::Row | InputWalk::Splat => {}
                 }
             }
@@ -112,12 +126,10 @@ impl Fused {
         let (row, mut col) = if single_row { (0, start) } else { (start / inner, start % inner) };
         let mut cursor = RowCursor::new(layout, row);
         // A single step has no use for blocks: nothing is read again.
-        let block = if plan.steps.len() == 1 && !spans { usize::MAX } else { BLOCK };
-        // Fill buffers come after the plan's, one for each input.
-        let fills = bufs.wrapping_add(plan.n_bufs * SPACE);
+        let block = if plan.steps.len() == 1 && !spans && !HALVES { usize::MAX } else { BLOCK };
         if spans {
             // SAFETY: there is a buffer for each input, with room for a block and a short row.
-            unsafe { self.fill_cycles(bind, fills, BLOCK.min(end - start) + inner) };
+            unsafe { self.fill_cycles::<HALVES>(bind, stage, BLOCK.min(end - start) + inner) };
         }
         let mut at = start;
         while at < end {
@@ -125,19 +137,22 @@ impl Fused {
             if spans {
                 len = block.min(end - at);
                 // SAFETY: there is a fill buffer for each input, and the cycles were written.
-                unsafe { self.fill(bind, table, fills, at, len, &mut cursor, &mut col) };
+                unsafe { self.fill::<HALVES>(isa, bind, table, stage, at, len, &mut cursor, &mut col) };
             } else {
                 len = block.min(end - at).min(inner - col);
                 for (k, walk) in layout.walks.iter().enumerate() {
-                    let row = bind.inputs[k].wrapping_add(cursor.offsets[k]);
-                    // SAFETY: slots below `SLOTS`; the row's value exists.
+                    // SAFETY: slots below `SLOTS`; the row's values exist.
                     unsafe {
-                        match walk {
-                            InputWalk::Full => (*table.add(k)).ptr = bind.inputs[k].wrapping_add(at),
-                            InputWalk::Cycle | InputWalk::Row => (*table.add(k)).ptr = row.wrapping_add(col),
-                            InputWalk::Splat => *splats.add(k) = [*row; SPLAT],
-                            InputWalk::Uniform => {}
-                        }
+                        let from = match walk {
+                            InputWalk::Full => at,
+                            InputWalk::Cycle | InputWalk::Row => cursor.offsets[k] + col,
+                            InputWalk::Splat => {
+                                *splats.add(k) = [self.value::<HALVES>(bind, k, cursor.offsets[k]); SPLAT];
+                                continue;
+                            }
+                            InputWalk::Uniform => continue,
+                        };
+                        (*table.add(k)).ptr = self.block::<HALVES>(isa, bind, k, from, len, stage);
                     }
                 }
                 col += len;
@@ -147,29 +162,69 @@ impl Fused {
                 }
             }
             for j in 0..plan.n_outputs {
-                // SAFETY: output slots are below `SLOTS`.
-                unsafe {
-                    *table.add(plan.first_output() + j) =
-                        Lane { ptr: bind.outputs[j].wrapping_add(at), step: 1 }
+                let ptr = if HALVES && self.formats.rounds(j) {
+                    stage.output(j)
+                } else {
+                    bind.outputs[j].wrapping_add(at)
                 };
+                // SAFETY: output slots are below `SLOTS`.
+                unsafe { *table.add(plan.first_output() + j) = Lane { ptr, step: 1 } };
             }
             // SAFETY: every slot that the steps use points to `len` floats, or to `SPLAT` with step 0.
             unsafe { steps(isa, &plan.steps, table, len) };
+            if HALVES {
+                // SAFETY: the steps have written the buffers of the outputs; the rest is the caller's promise.
+                unsafe { self.formats.round(isa, plan, bind, at, len, stage) };
+            }
             at += len;
         }
+    }
+
+    /// Value `at` of input `k`.
+    ///
+    /// # Safety
+    /// The bound pointer is valid there.
+    #[inline(always)]
+    pub(super) unsafe fn value<const HALVES: bool>(&self, bind: &Bind, k: usize, at: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { if HALVES { self.formats.value(bind, k, at) } else { *bind.inputs[k].wrapping_add(at) } }
+    }
+
+    /// Where `from..from + len` of input `k` can be read as f32: in place, or in its buffer.
+    ///
+    /// # Safety
+    /// If the input is in half, its pointer is valid there, and `len` is at most a block and has been cleared.
+    #[inline(always)]
+    pub(super) unsafe fn block<const HALVES: bool>(
+        &self,
+        isa: Isa,
+        bind: &Bind,
+        k: usize,
+        from: usize,
+        len: usize,
+        stage: Stage,
+    ) -> *mut f32 {
+        if HALVES && self.formats.widens(k) {
+            // SAFETY: the caller's promise.
+            unsafe { self.formats.widen(isa, bind, k, from, len, stage.input(k)) };
+            return stage.input(k);
+        }
+        bind.inputs[k].wrapping_add(from)
     }
 
     /// Writes the first `len` values of each cycle of rows.
     ///
     /// # Safety
-    /// As `range`; `fills` has `SPACE` floats for each input, and `len` is at most that.
-    unsafe fn fill_cycles(&self, bind: &Bind, fills: *mut f32, len: usize) {
+    /// As `range`; `stage` has `SPACE` floats for each input, and `len` is at most that.
+    unsafe fn fill_cycles<const HALVES: bool>(&self, bind: &Bind, stage: Stage, len: usize) {
         let inner = self.layout.inner();
         for (k, _) in self.layout.walks.iter().enumerate().filter(|(_, w)| **w == InputWalk::Cycle) {
-            let to = fills.wrapping_add(k * SPACE);
+            let to = stage.input(k);
             for i in 0..len {
                 // SAFETY: the input has `inner` floats; later rounds copy what the first wrote.
-                unsafe { *to.add(i) = if i < inner { *bind.inputs[k].add(i) } else { *to.add(i - inner) } };
+                unsafe {
+                    *to.add(i) = if i < inner { self.value::<HALVES>(bind, k, i) } else { *to.add(i - inner) }
+                };
             }
         }
     }
@@ -178,12 +233,13 @@ impl Fused {
     /// copied, row by row. Moves the cursor past the range.
     ///
     /// # Safety
-    /// As `range`; `fills` has a block for each input.
-    unsafe fn fill(
+    /// As `range`; `stage` has a block for each input.
+    unsafe fn fill<const HALVES: bool>(
         &self,
+        isa: Isa,
         bind: &Bind,
         table: *mut Lane,
-        fills: *mut f32,
+        stage: Stage,
         at: usize,
         len: usize,
         cursor: &mut RowCursor,
@@ -192,9 +248,10 @@ impl Fused {
         let (layout, inner) = (&self.layout, self.layout.inner());
         for (k, walk) in layout.walks.iter().enumerate() {
             let ptr = match walk {
-                InputWalk::Full => bind.inputs[k].wrapping_add(at),
-                InputWalk::Cycle => fills.wrapping_add(k * SPACE + *col),
-                InputWalk::Row | InputWalk::Splat => fills.wrapping_add(k * SPACE),
+                // SAFETY: a block of the whole input.
+                InputWalk::Full => unsafe { self.block::<HALVES>(isa, bind, k, at, len, stage) },
+                InputWalk::Cycle => stage.input(k).wrapping_add(*col),
+                InputWalk::Row | InputWalk::Splat => stage.input(k),
                 InputWalk::Uniform => continue,
             };
             // SAFETY: there is a slot for each input.
@@ -209,19 +266,18 @@ impl Fused {
         while done < len {
             let run = (inner - *col).min(len - done);
             for (k, walk) in layout.walks.iter().enumerate() {
-                let to = fills.wrapping_add(k * SPACE + done);
-                let row = bind.inputs[k].wrapping_add(cursor.offsets[k]);
+                let to = stage.input(k).wrapping_add(done);
+                let row = cursor.offsets[k];
                 // SAFETY: `done + run` is at most a block; the row has `inner` values, or one.
                 unsafe {
                     match walk {
                         InputWalk::Row => {
-                            let from = row.add(*col);
                             for i in 0..run {
-                                *to.add(i) = *from.add(i);
+                                *to.add(i) = self.value::<HALVES>(bind, k, row + *col + i);
                             }
                         }
                         InputWalk::Splat => {
-                            let v = *row;
+                            let v = self.value::<HALVES>(bind, k, row);
                             for i in 0..run {
                                 *to.add(i) = v;
                             }
@@ -239,14 +295,18 @@ impl Fused {
         }
     }
 }
+
 /// The most slots: inputs, constants and buffers (one an instruction, or an input that is an output), outputs.
 const SLOTS_MAX: usize = Expr::INPUTS_MAX + Expr::INSTRS_MAX + Expr::OUTPUTS_MAX * 2;
-/// The most block buffers: one an instruction, one for each output that is an input, one for each broadcast input.
-const BUFS_MAX: usize = Expr::INSTRS_MAX + Expr::OUTPUTS_MAX + Expr::INPUTS_MAX;
+/// The most block buffers: one an instruction, one for each output that is an input, one for each broadcast or half
+/// input, one for each half output.
+const BUFS_MAX: usize = Expr::INSTRS_MAX + Expr::OUTPUTS_MAX * 2 + Expr::INPUTS_MAX;
 
 /// What the usual short chain uses of them.
 pub(super) const ROWS_SLOTS: usize = 24;
 pub(super) const ROWS_BUFS: usize = 6;
+/// The same with a buffer for each input and output, where any of them is in half.
+pub(super) const ROWS_BUFS_HALVES: usize = 12;
 
 #[repr(align(64))]
 pub(super) struct Bufs<const N: usize>(

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use polyreme_dtype::DType;
+
 /// A function of one value.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Unary {
@@ -59,6 +61,10 @@ pub enum Unary {
     Clamp(f32, f32),
     /// 1 where x > 0, else 0.
     Positive,
+    /// The nearest f16, as an f32: what a value becomes that is stored in f16 and read again. NaN stays.
+    RoundF16,
+    /// The nearest bf16, as an f32. NaN stays.
+    RoundBf16,
 }
 
 /// A function of two values. The gradients take `dy` first.
@@ -176,6 +182,15 @@ pub enum ExprError {
     },
     /// More than [`Expr::RANK_MAX`] dims.
     Rank(usize),
+    /// The number of output formats is not the number of outputs.
+    OutputFormats {
+        /// How many formats were given.
+        formats: usize,
+        /// How many outputs the expression has.
+        outputs: usize,
+    },
+    /// Not a type that expressions read or write.
+    Format(DType),
 }
 
 impl fmt::Display for ExprError {
@@ -199,6 +214,12 @@ impl fmt::Display for ExprError {
             }
             ExprError::Broadcast { input, shape, out } => {
                 write!(f, "input {input} of shape {shape:?} does not broadcast to {out:?}")
+            }
+            ExprError::OutputFormats { formats, outputs } => {
+                write!(f, "{formats} output formats for {outputs} outputs, give one for each")
+            }
+            ExprError::Format(dtype) => {
+                write!(f, "expressions do not read or write {dtype}, cast it to f32, f16 or bf16")
             }
             ExprError::Rank(n) => write!(f, "shape has {n} dims, at most {} are supported", Expr::RANK_MAX),
         }

@@ -1,12 +1,14 @@
 //! An expression compiled for fixed shapes, and its two ways to run: over whole tensors, or piece by piece.
 
+use polyreme_dtype::DType;
+
 use super::blocks::UNBOUND;
 use super::expr::{Expr, ExprError};
+use super::formats::Formats;
 use super::layout::{InputWalk, LoopLayout};
 use super::pieces::FusedPieces;
 use super::plan::StepPlan;
-use crate::Isa;
-use crate::cx::{Cx, SharedMut};
+use crate::{Cx, Floats, FloatsMut, Isa, SharedFloats};
 
 /// Rows shorter than this are evaluated several at a time, with broadcast inputs copied into block buffers: a block
 /// of one short row would spend more time on dispatch than on values.
@@ -22,8 +24,8 @@ const TASKS_MAX: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// A slice of the input's shape.
-    Slice(&'a [f32]),
-    /// What the output of this number held before; the input has the output's full shape.
+    Slice(Floats<'a>),
+    /// What the output of this number held before; the input has the output's full shape and format.
     InPlace(usize),
 }
 
@@ -31,10 +33,10 @@ pub enum Source<'a> {
 #[derive(Clone, Copy, Debug)]
 pub enum PieceSource<'a> {
     /// A slice of the input's shape.
-    Slice(&'a [f32]),
-    /// The piece itself; the input has the output's full shape.
+    Slice(Floats<'a>),
+    /// The piece itself; the input has the output's full shape, and is in f32.
     Piece,
-    /// What the output of this number held before; the input has the output's full shape.
+    /// What the output of this number held before; the input has the output's full shape and format.
     Target(usize),
 }
 
@@ -42,15 +44,16 @@ pub enum PieceSource<'a> {
 #[derive(Clone, Copy)]
 pub enum PieceTarget<'a> {
     /// To the same flat position of a whole tensor.
-    Whole(SharedMut<'a, f32>),
-    /// Over the piece.
+    Whole(SharedFloats<'a>),
+    /// Over the piece; the output is in f32.
     Piece,
 }
 
-/// An [`Expr`] compiled for an output shape and the shapes of its inputs.
+/// An [`Expr`] compiled for an output shape and the shapes of its inputs, and for the formats of both.
 #[derive(Clone, Debug)]
 pub struct Fused {
     pub(super) layout: LoopLayout,
+    pub(super) formats: Formats,
     /// Writes outputs as soon as they are known.
     direct: StepPlan,
     /// For inputs in the memory of an output that `direct` would overwrite too early.
@@ -60,17 +63,36 @@ pub struct Fused {
 }
 
 impl Fused {
-    /// Compiles `expr` for an output shape; each input's shape broadcasts to it as in NumPy.
+    /// Compiles `expr` for an output shape; each input's shape broadcasts to it as in NumPy. Everything is in f32.
     pub fn new(expr: &Expr, out_shape: &[usize], input_shapes: &[&[usize]]) -> Result<Fused, ExprError> {
-        if input_shapes.len() != expr.n_inputs() {
-            return Err(ExprError::InputCount { shapes: input_shapes.len(), inputs: expr.n_inputs() });
+        let inputs: Vec<_> = input_shapes.iter().map(|&shape| (shape, DType::F32)).collect();
+        Fused::typed(expr, out_shape, &inputs, &vec![DType::F32; expr.outputs().len()])
+    }
+
+    /// Compiles `expr` as [`Fused::new`] does, for inputs and outputs in the given formats. Each value that is read is
+    /// widened, everything is computed in f32, and each output is rounded once, as it is written: where one register is
+    /// both an output and an operand, the operand is not rounded.
+    pub fn typed(
+        expr: &Expr,
+        out_shape: &[usize],
+        inputs: &[(&[usize], DType)],
+        outputs: &[DType],
+    ) -> Result<Fused, ExprError> {
+        if inputs.len() != expr.n_inputs() {
+            return Err(ExprError::InputCount { shapes: inputs.len(), inputs: expr.n_inputs() });
         }
-        let layout = LoopLayout::new(out_shape, input_shapes)?;
+        if outputs.len() != expr.outputs().len() {
+            return Err(ExprError::OutputFormats { formats: outputs.len(), outputs: expr.outputs().len() });
+        }
+        let formats = Formats::new(inputs.iter().map(|&(_, dtype)| dtype), outputs)?;
+        let input_shapes: Vec<_> = inputs.iter().map(|&(shape, _)| shape).collect();
+        let layout = LoopLayout::new(out_shape, &input_shapes)?;
         let by_row = layout.walks.iter().any(|w| matches!(w, InputWalk::Row | InputWalk::Splat));
         let short = if by_row { SHORT_ROW } else { SHORT_CYCLE };
         let short_rows = layout.dims.len() > 1 && layout.inner() < short;
         Ok(Fused {
             layout,
+            formats,
             direct: StepPlan::new(expr, false),
             careful: StepPlan::new(expr, true),
             short_rows,
@@ -88,13 +110,18 @@ impl Fused {
     }
 
     /// Evaluates the expression over the whole shape. The same bits for any number of workers.
-    pub fn run(&self, cx: &Cx, inputs: &[Source], outputs: &mut [&mut [f32]]) {
+    pub fn run(&self, cx: &Cx, inputs: &[Source], outputs: &mut [FloatsMut]) {
         assert_eq!(inputs.len(), self.direct.n_inputs, "one source for each input");
         assert_eq!(outputs.len(), self.direct.n_outputs, "one slice for each output");
         let mut bind = UNBOUND;
-        for (to, out) in bind.outputs.iter_mut().zip(outputs) {
+        for (j, out) in outputs.iter_mut().enumerate() {
             assert_eq!(out.len(), self.len(), "length of an output");
-            *to = out.as_mut_ptr();
+            assert_eq!(out.dtype(), self.formats.outputs[j], "format of output {j}");
+            bind.outputs[j] = match out {
+                FloatsMut::F32(y) => y.as_mut_ptr(),
+                FloatsMut::F16(y) => y.as_mut_ptr().cast(),
+                FloatsMut::Bf16(y) => y.as_mut_ptr().cast(),
+            };
         }
         let mut plan = &self.direct;
         for (k, source) in inputs.iter().enumerate() {
@@ -103,7 +130,8 @@ impl Fused {
                 Source::InPlace(j) => {
                     self.check_in_place(k);
                     assert!(j < self.direct.n_outputs, "output {j} exists");
-                    if self.direct.late[j] >> k & 1 == 1 {
+                    self.check_format(k, self.formats.outputs[j]);
+                    if self.overwrites(j, k) {
                         plan = &self.careful;
                     }
                     bind.outputs[j]
@@ -152,9 +180,18 @@ impl Fused {
             match target {
                 PieceTarget::Whole(whole) => {
                     assert_eq!(whole.len(), self.len(), "length of an output");
-                    pieces.bind.outputs[j] = whole.as_mut_ptr();
+                    let (dtype, base) = match whole {
+                        SharedFloats::F32(y) => (DType::F32, y.as_mut_ptr()),
+                        SharedFloats::F16(y) => (DType::F16, y.as_mut_ptr().cast()),
+                        SharedFloats::Bf16(y) => (DType::Bf16, y.as_mut_ptr().cast()),
+                    };
+                    assert_eq!(dtype, self.formats.outputs[j], "format of output {j}");
+                    pieces.bind.outputs[j] = base;
                 }
-                PieceTarget::Piece => pieces.piece_outputs |= 1 << j,
+                PieceTarget::Piece => {
+                    assert!(!self.formats.rounds(j), "output {j} goes to the piece, so it is in f32");
+                    pieces.piece_outputs |= 1 << j;
+                }
             }
         }
         assert!(pieces.piece_outputs.count_ones() <= 1, "at most one output goes to the piece");
@@ -167,26 +204,43 @@ impl Fused {
                 }
                 PieceSource::Piece => {
                     self.check_in_place(k);
+                    self.check_format(k, DType::F32);
                     pieces.piece_inputs |= 1 << k;
                     pieces.piece_outputs
                 }
                 PieceSource::Target(j) => {
                     self.check_in_place(k);
                     assert!(matches!(outputs[j], PieceTarget::Whole(_)), "output {j} is a whole tensor");
+                    self.check_format(k, self.formats.outputs[j]);
                     pieces.bind.inputs[k] = pieces.bind.outputs[j];
                     1 << j
                 }
             };
-            if (0..outputs.len()).any(|j| shared >> j & 1 == 1 && self.direct.late[j] >> k & 1 == 1) {
+            if (0..outputs.len()).any(|j| shared >> j & 1 == 1 && self.overwrites(j, k)) {
                 pieces.plan = &self.careful;
             }
         }
         pieces
     }
 
-    fn checked(&self, k: usize, s: &[f32]) -> *mut f32 {
+    fn checked(&self, k: usize, s: Floats) -> *mut f32 {
         assert_eq!(s.len(), self.layout.lens[k], "length of input {k}");
-        s.as_ptr().cast_mut()
+        self.check_format(k, s.dtype());
+        match s {
+            Floats::F32(x) => x.as_ptr().cast_mut(),
+            Floats::F16(x) => x.as_ptr().cast_mut().cast(),
+            Floats::Bf16(x) => x.as_ptr().cast_mut().cast(),
+        }
+    }
+
+    fn check_format(&self, k: usize, dtype: DType) {
+        assert_eq!(dtype, self.formats.inputs[k], "format of input {k}");
+    }
+
+    /// Whether `direct` would overwrite input `k` in the memory of output `j` too early. A half output is written from
+    /// its buffer after all steps.
+    fn overwrites(&self, j: usize, k: usize) -> bool {
+        self.direct.late[j] >> k & 1 == 1 && !self.formats.rounds(j)
     }
 
     fn check_in_place(&self, k: usize) {

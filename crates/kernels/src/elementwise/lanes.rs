@@ -135,6 +135,29 @@ twins! {
         fmadd(e, splat(0.5), splat(0.5))
     }
 
+    /// The nearest f16. A half has a step of 2⁻²⁴ below 2⁻¹⁴, which an f32 has around 0.5; above, it has 13 bits of
+    /// mantissa less. From 65520 up the nearest is infinity.
+    fn round_f16(x: V) -> V {
+        let sign = and(x, splat(-0.0));
+        let abs = andnot(splat(-0.0), x);
+        let small = sub(add(abs, splat(0.5)), splat(0.5));
+        let odd = and_i(shift_right_13(bits(abs)), splat_i(1));
+        let cut = |i: I| from_bits(and_i(i, splat_i(!0x1fff)));
+        let rounded = cut(add_i(bits(abs), add_i(odd, splat_i(0xfff))));
+        let y = select(lt(abs, splat(1.0 / 16_384.0)), small, rounded);
+        let y = select(ge(abs, splat(65_520.0)), splat(f32::INFINITY), y);
+        let y = select(unordered(x, x), or(cut(bits(abs)), splat(f32::NAN)), y);
+        or(y, sign)
+    }
+
+    /// The nearest bf16: 16 bits of mantissa less.
+    fn round_bf16(x: V) -> V {
+        let odd = and_i(shift_right_16(bits(x)), splat_i(1));
+        let cut = |i: I| from_bits(and_i(i, splat_i(!0xffff)));
+        let rounded = cut(add_i(bits(x), add_i(odd, splat_i(0x7fff))));
+        select(unordered(x, x), or(cut(bits(x)), from_bits(splat_i(0x40_0000))), rounded)
+    }
+
     /// `d = op(a)`, element by element.
     ///
     /// # Safety
@@ -200,6 +223,8 @@ twins! {
                     map1(a, d, n, |x| min(hi, max(lo, x)));
                 }
                 Unary::Positive => map1(a, d, n, |x| flag(positive(x))),
+                Unary::RoundF16 => map1(a, d, n, |x| round_f16(x)),
+                Unary::RoundBf16 => map1(a, d, n, |x| round_bf16(x)),
             }
         }
     }

@@ -2,8 +2,9 @@
 
 use std::mem::MaybeUninit;
 
-use super::blocks::{BLOCK, Bind, Bufs, Lane, ROWS_BUFS, ROWS_SLOTS, SPACE, SPLAT, steps};
+use super::blocks::{BLOCK, Bind, Bufs, Lane, ROWS_BUFS, ROWS_BUFS_HALVES, ROWS_SLOTS, SPACE, SPLAT, steps};
 use super::expr::Expr;
+use super::formats::Stage;
 use super::fused::Fused;
 use super::layout::InputWalk;
 use super::plan::StepPlan;
@@ -28,22 +29,35 @@ impl FusedPieces<'_> {
         let (layout, plan) = (&self.fused.layout, self.plan);
         let by_row = layout.walks.iter().any(|w| matches!(w, InputWalk::Row | InputWalk::Splat));
         let same_column = layout.dims.len() == 1 || stride.is_multiple_of(layout.inner());
-        let fits = plan.first_output() + plan.n_outputs <= ROWS_SLOTS && plan.n_bufs <= ROWS_BUFS;
-        if !by_row && same_column && fits {
-            self.rows_at_column(first, stride, pieces);
+        let fits = plan.first_output() + plan.n_outputs <= ROWS_SLOTS;
+        let halves = self.fused.formats.halves;
+        let (n_bufs, room) = if halves {
+            (plan.n_bufs + plan.n_inputs + plan.n_outputs, ROWS_BUFS_HALVES)
         } else {
+            (plan.n_bufs, ROWS_BUFS)
+        };
+        if by_row || !same_column || !fits || n_bufs > room {
             for (r, piece) in pieces.enumerate() {
                 self.piece(first + r * stride, piece);
             }
+        } else if halves {
+            self.rows_at_column::<ROWS_BUFS_HALVES, true>(first, stride, pieces);
+        } else {
+            self.rows_at_column::<ROWS_BUFS, false>(first, stride, pieces);
         }
     }
 
     /// Pieces below each other, where no input depends on the row: all but a few pointers is set up once.
-    fn rows_at_column<'p>(&self, first: usize, stride: usize, pieces: impl Iterator<Item = &'p mut [f32]>) {
+    fn rows_at_column<'p, const BUFS: usize, const HALVES: bool>(
+        &self,
+        first: usize,
+        stride: usize,
+        pieces: impl Iterator<Item = &'p mut [f32]>,
+    ) {
         let (layout, plan) = (&self.fused.layout, self.plan);
         let (n, inner) = (layout.len, layout.inner());
         let col = if layout.dims.len() == 1 { 0 } else { first % inner };
-        let mut bufs = MaybeUninit::<Bufs<ROWS_BUFS>>::uninit();
+        let mut bufs = MaybeUninit::<Bufs<BUFS>>::uninit();
         let bufs: *mut f32 = bufs.as_mut_ptr().cast();
         let mut splats = [[0f32; SPLAT]; Expr::INPUTS_MAX];
         let mut table = [Lane { ptr: std::ptr::null_mut(), step: 1 }; ROWS_SLOTS];
@@ -54,12 +68,18 @@ impl FusedPieces<'_> {
             table[plan.first_buf() + b].ptr = bufs.wrapping_add(b * SPACE);
         }
         for (k, _) in layout.walks.iter().enumerate().filter(|(_, w)| **w == InputWalk::Uniform) {
+            let of_piece = self.piece_inputs >> k & 1 == 1;
             // SAFETY: a uniform input has one float; if it is the piece, its value is set below.
-            let value = if self.piece_inputs >> k & 1 == 1 { 0.0 } else { unsafe { *self.bind.inputs[k] } };
+            let value = if of_piece { 0.0 } else { unsafe { self.fused.value::<HALVES>(&self.bind, k, 0) } };
             splats[k] = [value; SPLAT];
             table[k] = Lane { ptr: splats[k].as_mut_ptr(), step: 0 };
         }
-        let block = if plan.steps.len() == 1 { usize::MAX } else { BLOCK };
+        let stage = Stage::after(plan, bufs);
+        if HALVES {
+            // SAFETY: there is a buffer for each input and output.
+            unsafe { stage.clear(&self.fused.formats, plan, BLOCK) };
+        }
+        let block = if plan.steps.len() == 1 && !HALVES { usize::MAX } else { BLOCK };
         for (r, piece) in pieces.enumerate() {
             let at = first + r * stride;
             assert!(at <= n && piece.len() <= n - at, "piece {at}+{} of {n}", piece.len());
@@ -68,25 +88,38 @@ impl FusedPieces<'_> {
                 let len = block.min(piece.len() - done);
                 let here = piece.as_mut_ptr().wrapping_add(done);
                 for (k, walk) in layout.walks.iter().enumerate() {
-                    let input = self.bind.inputs[k];
-                    match walk {
-                        _ if self.piece_inputs >> k & 1 == 1 => table[k] = Lane { ptr: here, step: 1 },
-                        InputWalk::Full => table[k].ptr = input.wrapping_add(at + done),
-                        InputWalk::Cycle | InputWalk::Row | InputWalk::Splat => {
-                            table[k].ptr = input.wrapping_add(col + done)
+                    let from = match walk {
+                        _ if self.piece_inputs >> k & 1 == 1 => {
+                            table[k] = Lane { ptr: here, step: 1 };
+                            continue;
                         }
-                        InputWalk::Uniform => {}
-                    }
+                        InputWalk::Full => at + done,
+                        InputWalk::Cycle | InputWalk::Row | InputWalk::Splat => col + done,
+                        InputWalk::Uniform => continue,
+                    };
+                    // SAFETY: inputs were checked when bound, and this piece is inside its row and inside the whole.
+                    table[k].ptr =
+                        unsafe { self.fused.block::<HALVES>(self.isa, &self.bind, k, from, len, stage) };
                 }
                 for j in 0..plan.n_outputs {
-                    let whole = self.bind.outputs[j].wrapping_add(at + done);
-                    let ptr = if self.piece_outputs >> j & 1 == 1 { here } else { whole };
+                    let ptr = if self.piece_outputs >> j & 1 == 1 {
+                        here
+                    } else if HALVES && self.fused.formats.rounds(j) {
+                        stage.output(j)
+                    } else {
+                        self.bind.outputs[j].wrapping_add(at + done)
+                    };
                     table[plan.first_output() + j] = Lane { ptr, step: 1 };
                 }
                 // SAFETY: every slot that the steps use points to `len` floats, or to `SPLAT` with step 0: inputs and
                 // outputs were checked when bound, and this piece is inside its row and inside the whole;
                 // disjointness is the promise made to `Fused::pieces`.
                 unsafe { steps(self.isa, &plan.steps, table.as_ptr(), len) };
+                if HALVES {
+                    let formats = &self.fused.formats;
+                    // SAFETY: the steps have written the buffers of the outputs; the rest as above.
+                    unsafe { formats.round(self.isa, plan, &self.bind, at + done, len, stage) };
+                }
             }
         }
     }

@@ -226,6 +226,7 @@ fn cost_ns(op: StepOp) -> f64 {
             | Unary::Offset(_)
             | Unary::Clamp(..)
             | Unary::Positive => 0.4,
+            Unary::RoundF16 | Unary::RoundBf16 => 1.0,
             Unary::Sqrt | Unary::Rsqrt | Unary::Recip => 2.0,
             Unary::Exp | Unary::Ln | Unary::Elu(_) => 2.5,
             Unary::Tanh | Unary::Sigmoid | Unary::GeluTanh | Unary::Silu | Unary::Erf => 4.0,

@@ -3,6 +3,7 @@
 use super::blocks::Lane;
 use super::expr::{Binary, Unary};
 use super::plan::{FusedStep, StepOp};
+use crate::convert;
 use crate::math::scalar as math;
 
 /// √(2/π), for the tanh form of GELU.
@@ -63,6 +64,8 @@ pub(super) fn unary(op: Unary, x: f32) -> f32 {
             if x > hi { hi } else { x }
         }
         Unary::Positive => f32::from(x > 0.0),
+        Unary::RoundF16 => convert::f32_from_f16(convert::f16_from_f32(x)),
+        Unary::RoundBf16 => convert::f32_from_bf16(convert::bf16_from_f32(x)),
     }
 }
 

@@ -2,11 +2,10 @@
 
 use super::scalar;
 use super::*;
-use crate::Isa;
-use crate::cx::{Cx, SharedMut};
 use crate::lanes::testing::Reverse;
+use crate::{Cx, Floats, FloatsMut, Isa, SharedFloats};
 
-fn noise(n: usize, seed: u32) -> Vec<f32> {
+pub(super) fn noise(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -74,8 +73,8 @@ fn check_values(expr: &Expr, out: &[usize], shapes: &[&[usize]], inputs: &[Vec<f
         let first = if isa.has_avx2() { &mut of_vectors } else { &mut of_scalar };
         for workers in [1, 2, 5] {
             let mut got = vec![vec![7.0; n]; want.len()];
-            let sources: Vec<_> = inputs.iter().map(|v| Source::Slice(v)).collect();
-            let mut outs: Vec<&mut [f32]> = got.iter_mut().map(|v| v.as_mut_slice()).collect();
+            let sources: Vec<_> = inputs.iter().map(|v| Source::Slice(Floats::F32(v))).collect();
+            let mut outs: Vec<_> = got.iter_mut().map(|v| FloatsMut::F32(v)).collect();
             fused.run(&Cx { isa, par: &Reverse(workers) }, &sources, &mut outs);
             for (g, w) in got.iter().zip(&want) {
                 assert_close(g, w, &(isa, out, shapes, expr.instrs()));
@@ -102,9 +101,9 @@ fn in_place(
         for k in (0..inputs.len()).filter(|&k| inputs[k].len() == fused.len()) {
             let mut got = vec![vec![7.0; fused.len()]; want.len()];
             got[j].copy_from_slice(&inputs[k]);
-            let mut sources: Vec<_> = inputs.iter().map(|v| Source::Slice(v)).collect();
+            let mut sources: Vec<_> = inputs.iter().map(|v| Source::Slice(Floats::F32(v))).collect();
             sources[k] = Source::InPlace(j);
-            let mut outs: Vec<&mut [f32]> = got.iter_mut().map(|v| v.as_mut_slice()).collect();
+            let mut outs: Vec<_> = got.iter_mut().map(|v| FloatsMut::F32(v)).collect();
             fused.run(&Cx { isa, par: &Reverse(2) }, &sources, &mut outs);
             for (g, w) in got.iter().zip(want) {
                 assert_close(g, w, &("in place", k, j, isa, out, shapes, expr.instrs()));
@@ -124,16 +123,19 @@ fn pieces(shapes: &[&[usize]], inputs: &[Vec<f32>], want: &[Vec<f32>], fused: &F
             }
             let mut c = inputs[k].clone();
             let mut wholes = vec![vec![7.0; fused.len()]; want.len()];
-            let mut sources: Vec<_> = inputs.iter().map(|v| PieceSource::Slice(v)).collect();
+            let mut sources: Vec<_> = inputs.iter().map(|v| PieceSource::Slice(Floats::F32(v))).collect();
             sources[k] = PieceSource::Piece;
-            let targets: Vec<_> =
-                wholes
-                    .iter_mut()
-                    .enumerate()
-                    .map(|(j, w)| {
-                        if j == to_piece { PieceTarget::Piece } else { PieceTarget::Whole(SharedMut::new(w)) }
-                    })
-                    .collect();
+            let targets: Vec<_> = wholes
+                .iter_mut()
+                .enumerate()
+                .map(|(j, w)| {
+                    if j == to_piece {
+                        PieceTarget::Piece
+                    } else {
+                        PieceTarget::Whole(SharedFloats::new(FloatsMut::F32(w)))
+                    }
+                })
+                .collect();
             // SAFETY: pieces are evaluated one after the other, and the wholes are distinct vectors.
             let bound = unsafe { fused.pieces(isa, &sources, &targets) };
             if by_rows {
@@ -158,7 +160,7 @@ fn pieces(shapes: &[&[usize]], inputs: &[Vec<f32>], want: &[Vec<f32>], fused: &F
     }
 }
 
-const UNARIES: &[Unary] = &[
+pub(super) const UNARIES: &[Unary] = &[
     Unary::Neg,
     Unary::Exp,
     Unary::Ln,
@@ -189,9 +191,11 @@ const UNARIES: &[Unary] = &[
     Unary::Powf(1.7),
     Unary::Clamp(-1.0, 0.5),
     Unary::Positive,
+    Unary::RoundF16,
+    Unary::RoundBf16,
 ];
 
-const BINARIES: &[Binary] = &[
+pub(super) const BINARIES: &[Binary] = &[
     Binary::Add,
     Binary::Sub,
     Binary::Mul,
@@ -269,7 +273,7 @@ fn gradients() {
 }
 
 /// gelu(a·b + c)·max(a, 0.5), the inner sum as a second output, an input as a third, and something dead.
-fn tangle() -> Expr {
+pub(super) fn tangle() -> Expr {
     let instrs = vec![
         Instr::Binary(Binary::Mul, 0, 1),
         Instr::Binary(Binary::Add, 3, 2),
@@ -284,29 +288,33 @@ fn tangle() -> Expr {
     Expr::new(3, instrs, vec![11, 4, 1, 9]).unwrap()
 }
 
+/// An output's shape and those of three inputs.
+pub(super) type Shapes = (&'static [usize], [&'static [usize]; 3]);
+
 #[test]
 fn broadcasting() {
-    let rows: &[(&[usize], [&[usize]; 3])] = &[
-        (&[], [&[], &[], &[]]),
-        (&[1], [&[], &[1], &[1]]),
-        (&[5], [&[5], &[1], &[]]),
-        (&[0, 3], [&[0, 3], &[3], &[1, 1]]),
-        (&[3, 5], [&[3, 5], &[5], &[3, 1]]),
-        (&[3, 5], [&[1, 5], &[3, 1], &[]]),
-        (&[7, 65], [&[7, 65], &[65], &[7, 1]]),
-        (&[9, 600], [&[9, 600], &[600], &[9, 1]]),
-        (&[400, 6], [&[400, 6], &[6], &[400, 1]]),
-        (&[2, 3, 4], [&[2, 3, 4], &[2, 1, 4], &[3, 1]]),
-        (&[2, 1, 4, 1], [&[2, 1, 4, 1], &[4, 1], &[1, 1, 1, 1]]),
-        (&[2, 3, 2, 70], [&[2, 3, 2, 70], &[3, 1, 70], &[2, 1, 2, 1]]),
-        (&[2, 3, 2, 3, 5], [&[2, 3, 2, 3, 5], &[2, 1, 2, 1, 5], &[3, 1, 3, 1]]),
-        (&[2, 3, 1, 3, 130], [&[2, 3, 1, 3, 130], &[2, 3, 1, 1, 1], &[1, 3, 130]]),
-        (&[40, 1000], [&[40, 1000], &[40, 1000], &[1000]]),
-    ];
-    for (out, shapes) in rows {
+    for (out, shapes) in BROADCASTS {
         check(&tangle(), out, shapes);
     }
 }
+
+pub(super) const BROADCASTS: &[Shapes] = &[
+    (&[], [&[], &[], &[]]),
+    (&[1], [&[], &[1], &[1]]),
+    (&[5], [&[5], &[1], &[]]),
+    (&[0, 3], [&[0, 3], &[3], &[1, 1]]),
+    (&[3, 5], [&[3, 5], &[5], &[3, 1]]),
+    (&[3, 5], [&[1, 5], &[3, 1], &[]]),
+    (&[7, 65], [&[7, 65], &[65], &[7, 1]]),
+    (&[9, 600], [&[9, 600], &[600], &[9, 1]]),
+    (&[400, 6], [&[400, 6], &[6], &[400, 1]]),
+    (&[2, 3, 4], [&[2, 3, 4], &[2, 1, 4], &[3, 1]]),
+    (&[2, 1, 4, 1], [&[2, 1, 4, 1], &[4, 1], &[1, 1, 1, 1]]),
+    (&[2, 3, 2, 70], [&[2, 3, 2, 70], &[3, 1, 70], &[2, 1, 2, 1]]),
+    (&[2, 3, 2, 3, 5], [&[2, 3, 2, 3, 5], &[2, 1, 2, 1, 5], &[3, 1, 3, 1]]),
+    (&[2, 3, 1, 3, 130], [&[2, 3, 1, 3, 130], &[2, 3, 1, 1, 1], &[1, 3, 130]]),
+    (&[40, 1000], [&[40, 1000], &[40, 1000], &[1000]]),
+];
 
 #[test]
 fn many_registers_alive_at_once() {
@@ -331,7 +339,11 @@ fn swap_in_place() {
     let fused = Fused::new(&expr, &[1000], &[&[1000], &[1000]]).unwrap();
     let (a, b) = (noise(1000, 1), noise(1000, 2));
     let (mut x, mut y) = (a.clone(), b.clone());
-    fused.run(&Cx::serial(), &[Source::InPlace(0), Source::InPlace(1)], &mut [&mut x, &mut y]);
+    fused.run(
+        &Cx::serial(),
+        &[Source::InPlace(0), Source::InPlace(1)],
+        &mut [FloatsMut::F32(&mut x), FloatsMut::F32(&mut y)],
+    );
     assert_eq!((x, y), (b, a));
 }
 

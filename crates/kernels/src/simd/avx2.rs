@@ -42,6 +42,8 @@ super::instructions! { "avx2,fma":
     and_i(a: I, b: I) -> I = _mm256_and_si256;
     shift_left_23(a: I) -> I = _mm256_slli_epi32::<23>;
     shift_left_30(a: I) -> I = _mm256_slli_epi32::<30>;
+    shift_right_13(a: I) -> I = _mm256_srai_epi32::<13>;
+    shift_right_16(a: I) -> I = _mm256_srai_epi32::<16>;
     shift_right_23(a: I) -> I = _mm256_srai_epi32::<23>;
     // Ordered comparisons: no where either is NaN.
     lt(a: V, b: V) -> M = _mm256_cmp_ps::<_CMP_LT_OQ>;

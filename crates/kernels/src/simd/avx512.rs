@@ -42,6 +42,8 @@ super::instructions! { "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma":
     and_i(a: I, b: I) -> I = _mm512_and_si512;
     shift_left_23(a: I) -> I = _mm512_slli_epi32::<23>;
     shift_left_30(a: I) -> I = _mm512_slli_epi32::<30>;
+    shift_right_13(a: I) -> I = _mm512_srai_epi32::<13>;
+    shift_right_16(a: I) -> I = _mm512_srai_epi32::<16>;
     shift_right_23(a: I) -> I = _mm512_srai_epi32::<23>;
     // Ordered comparisons: no where either is NaN.
     lt(a: V, b: V) -> M = _mm512_cmp_ps_mask::<_CMP_LT_OQ>;

@@ -9,7 +9,7 @@ use polyreme_kernels::elementwise::{Binary, Expr, Fused, Source, Unary};
 use polyreme_kernels::gemm::{Gemm, Strides};
 use polyreme_kernels::norm::{BatchNorm, LayerNorm};
 use polyreme_kernels::optim::{Moments, Optimizer, StepHyper};
-use polyreme_kernels::{Cx, Isa, probe, random};
+use polyreme_kernels::{Cx, Floats, FloatsMut, Isa, probe, random};
 use serde::Serialize;
 
 use super::median_seconds;
@@ -272,13 +272,13 @@ impl Bench<'_> {
             if !self.wants(name) {
                 continue;
             }
-            let inputs = [Source::Slice(&dy), Source::Slice(&x)];
+            let inputs = [Source::Slice(Floats::F32(&dy)), Source::Slice(Floats::F32(&x))];
             let inputs = &inputs[..expr.n_inputs()];
             let shapes = vec![&shape[..]; inputs.len()];
             let Ok(fused) = Fused::new(&expr, &shape, &shapes) else { continue };
             let work = Bound::Bytes((size_of::<f32>() * n * (inputs.len() + 1)) as f64);
             self.time(name, format!("gpt {}x{}", shape[0], shape[1]), work, |cx| {
-                fused.run(cx, inputs, &mut [&mut y]);
+                fused.run(cx, inputs, &mut [FloatsMut::F32(&mut y)]);
             });
         }
     }
