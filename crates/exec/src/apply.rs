@@ -20,6 +20,7 @@ impl Engine {
         let pass = loaded.program.optimizer.and_then(|o| o.pass(hyper)).expect("an update by elements");
         let cx = Cx { isa: self.options.isa, par: &*self.pool };
         let slices = self.memory.node(ready, slot, node);
+        slices.stage(&cx);
         let target = slices.update_target(ready.body.graph.params[param].value);
         run(&cx, gemm, &slices, pass, &target);
     }

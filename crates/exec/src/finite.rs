@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use polyreme_dtype::{bf16, f16};
 use polyreme_graph::{DType, Place, ValueId};
 
 use crate::engine::Engine;
@@ -30,6 +31,8 @@ pub enum NonFinite {
         op: &'static str,
         /// Whether it belongs to the backward pass.
         backward: bool,
+        /// Whether a number was too large for the half-precision format of the result, and is infinite for no other reason.
+        overflow: bool,
     },
 }
 
@@ -40,9 +43,11 @@ impl fmt::Display for NonFinite {
                 write!(f, "the data: element {idx} of the input `{name}` is not finite")
             }
             NonFinite::Param { name } => write!(f, "the last update: `{name}` is no longer finite"),
-            NonFinite::Node { layer, op, backward } => {
+            NonFinite::Node { layer, op, backward, overflow } => {
+                let why =
+                    if *overflow { "is too large for f16" } else { "is the first result that is not finite" };
                 let pass = if *backward { "backward" } else { "forward" };
-                write!(f, "layer `{layer}`: {op}, in the {pass} pass, is the first result that is not finite")
+                write!(f, "layer `{layer}`: {op}, in the {pass} pass, {why}")
             }
         }
     }
@@ -74,7 +79,7 @@ impl Engine {
         let compiled = ready.body.clone();
         let graph = &compiled.graph;
         for input in &graph.inputs {
-            if let Some(idx) = self.first_bad(body, slot, input.value) {
+            if let Some((idx, _)) = self.first_bad(body, slot, input.value) {
                 return Ok(Some(NonFinite::Input { name: input.name.clone(), idx }));
             }
         }
@@ -85,19 +90,29 @@ impl Engine {
         }
         for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| compiled.applied[*i].is_none()) {
             self.run_node(body, slot, i, first_sample)?;
-            if node.outputs.iter().any(|&v| self.first_bad(body, slot, v).is_some()) {
+            if let Some((_, overflow)) = node.outputs.iter().find_map(|&v| self.first_bad(body, slot, v)) {
                 let (layer, op) = (node.layer.clone(), node.op.name());
-                return Ok(Some(NonFinite::Node { layer, op, backward: i >= graph.n_forward }));
+                return Ok(Some(NonFinite::Node { layer, op, backward: i >= graph.n_forward, overflow }));
             }
         }
         Ok(None)
     }
 
-    fn first_bad(&self, body: usize, slot: usize, v: ValueId) -> Option<usize> {
+    /// The first element of a value that is not finite, and whether all such elements are infinite numbers in half precision.
+    fn first_bad(&self, body: usize, slot: usize, v: ValueId) -> Option<(usize, bool)> {
         let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
-        if ready.body.graph.value(v).dtype != DType::F32 || ready.plan.places[v.idx()] == Place::Nowhere {
+        if ready.plan.places[v.idx()] == Place::Nowhere {
             return None;
         }
-        self.memory.read::<f32>(ready, slot, v).iter().position(|x| !x.is_finite())
+        fn of<T: Copy>(x: &[T], wide: impl Fn(T) -> f32 + Copy, half: bool) -> Option<(usize, bool)> {
+            let first = x.iter().position(|&x| !wide(x).is_finite())?;
+            Some((first, half && !x[first..].iter().any(|&x| wide(x).is_nan())))
+        }
+        match ready.body.graph.value(v).dtype {
+            DType::F32 => of(self.memory.read::<f32>(ready, slot, v), |x| x, false),
+            DType::F16 => of(self.memory.read::<f16>(ready, slot, v), f16::to_f32, true),
+            DType::Bf16 => of(self.memory.read::<bf16>(ready, slot, v), bf16::to_f32, true),
+            _ => None,
+        }
     }
 }

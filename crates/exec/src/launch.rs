@@ -2,7 +2,7 @@
 
 use polyreme_graph::graph::{Graph, Node};
 use polyreme_graph::op::{self, Cell, Op, Slab, Window};
-use polyreme_graph::{DType, Shape};
+use polyreme_graph::{DType, Shape, ValueId};
 use polyreme_kernels::attention::Attention;
 use polyreme_kernels::conv::{Conv2d, ConvPass};
 use polyreme_kernels::copy::{Gather, Pad, StridedCopy};
@@ -15,6 +15,8 @@ use polyreme_kernels::pool::{Fixed, Pool2d};
 use polyreme_kernels::reduce::{Reduce, ReduceKind};
 use polyreme_kernels::rnn::{Gru, Lstm};
 use polyreme_kernels::softmax::SoftmaxDim;
+
+use crate::staging::{LINE, Staging};
 
 /// How a node is run.
 pub(crate) enum Launch {
@@ -98,8 +100,16 @@ pub(crate) struct Then {
 pub(crate) struct Prepared {
     pub(crate) launch: Launch,
     pub(crate) then: Option<Then>,
-    /// Scratch space in bytes.
-    pub(crate) scratch: usize,
+    /// Floats of scratch space that the kernel uses; what is staged comes behind them.
+    pub(crate) kernel_scratch: usize,
+    pub(crate) staging: Staging,
+}
+
+impl Prepared {
+    /// Bytes of scratch space.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        DType::F32.bytes() * (self.kernel_scratch + self.staging.len)
+    }
 }
 
 /// Prepares node `i` to be run by `workers` threads.
@@ -113,15 +123,26 @@ pub(crate) fn prepare(graph: &Graph, i: usize, at_once: bool, workers: usize) ->
         Launch::MatMul(gemm) if at_once => Launch::Apply(gemm),
         launch => launch,
     };
-    let scratch = 4 * scratch_len(&launch, workers);
-    Prepared { launch, then, scratch }
+    let base = match &then {
+        Some(then) => (then.n_base_inputs, then.n_base_outputs),
+        None => (node.inputs.len(), node.outputs.len()),
+    };
+    let staging = Staging::new(graph, node, &launch, base);
+    // What is staged begins at a cache line, as the scratch space does.
+    let kernel_scratch = scratch_len(&launch, workers).next_multiple_of(LINE);
+    Prepared { launch, then, kernel_scratch, staging }
 }
 
 fn then(graph: &Graph, node: &Node, e: &op::Epilogue) -> Then {
     let out = graph.shape(node.outputs[0]).dims();
-    let extra = node.inputs[e.n_base_inputs..].iter().map(|&v| graph.shape(v).dims());
-    let shapes: Vec<_> = [out].into_iter().chain(extra).collect();
-    let fused = Fused::new(&e.expr, out, &shapes).expect("the graph was verified");
+    let extra = node.inputs[e.n_base_inputs..].iter().map(|&v| typed(graph, v));
+    let inputs: Vec<_> = [(out, DType::F32)].into_iter().chain(extra).collect();
+    // The first result, where it takes the place of the base's, overwrites the tile, which is f32.
+    let mut dtypes = e.dtypes.clone();
+    if !e.keeps_base {
+        dtypes[0] = DType::F32;
+    }
+    let fused = Fused::typed(&e.expr, out, &inputs, &dtypes).expect("the graph was verified");
     let n_extra = e.expr.outputs().len() - usize::from(!e.keeps_base);
     Then {
         fused,
@@ -129,6 +150,10 @@ fn then(graph: &Graph, node: &Node, e: &op::Epilogue) -> Then {
         n_base_inputs: e.n_base_inputs,
         n_base_outputs: node.outputs.len() - n_extra,
     }
+}
+
+fn typed(graph: &Graph, v: ValueId) -> (&[usize], DType) {
+    (graph.shape(v).dims(), graph.value(v).dtype)
 }
 
 fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
@@ -140,8 +165,10 @@ fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
             unreachable!("{} is fused before it runs", op.name())
         }
         Op::Fused(expr) => {
-            let shapes: Vec<_> = node.inputs.iter().map(|&v| graph.shape(v).dims()).collect();
-            Launch::Fused(Fused::new(expr, y(0).dims(), &shapes).expect("the graph was verified"))
+            let inputs: Vec<_> = node.inputs.iter().map(|&v| typed(graph, v)).collect();
+            let dtypes: Vec<_> = node.outputs.iter().map(|&v| graph.value(v).dtype).collect();
+            let fused = Fused::typed(expr, y(0).dims(), &inputs, &dtypes);
+            Launch::Fused(fused.expect("the graph was verified"))
         }
         Op::Permute(perm) => {
             Launch::Copy(StridedCopy::permute(x(0).dims(), perm), graph.value(node.inputs[0]).dtype)
@@ -179,7 +206,7 @@ fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
             };
             Launch::Reduce(Reduce::new(kind, x(0).dims(), axes))
         }
-        &Op::MatMul { ta, tb } => Launch::MatMul(gemm(x(0), x(1), ta, tb)),
+        &Op::MatMul { ta, tb, .. } => Launch::MatMul(gemm(x(0), x(1), ta, tb)),
         Op::Conv2d(c) => Launch::Conv(conv(c, x(0), x(1)), ConvPass::Forward),
         Op::Conv2dGradInput { conv: c, .. } => Launch::Conv(conv(c, y(0), x(1)), ConvPass::GradInput),
         Op::Conv2dGradWeight { conv: c, .. } => Launch::Conv(conv(c, x(0), y(0)), ConvPass::GradWeight),

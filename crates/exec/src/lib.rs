@@ -12,7 +12,8 @@
 //! - `state`: the learnt state. `moments`: where optimizer states lie. [`weights`]: the learnt state from outside, as whole
 //!   arenas. `group`: joining, and what all ranks do between steps. [`loan`], [`ledger`]: lending it to the writer of a
 //!   checkpoint. [`finite`]: where a NaN came from. [`timeline`]: where the time goes.
-//! - `launch`, `run`, `apply`: which kernel runs each op, with which slices. `kernel_types`: which types have kernels.
+//! - `launch`, `run`, `apply`: which kernel runs each op, with which slices. `staging`: half precision for kernels that compute
+//!   on f32. `kernel_types`: which types have kernels.
 //! - `workspace`: prepared bodies, activations, inputs and buffers. `memory`, `arena`: where values lie, as slices.
 //! - [`pool`]: the thread pool.
 //! - [`error`]: what can go wrong.
@@ -33,6 +34,7 @@ mod moments;
 pub mod pool;
 mod reader;
 mod run;
+mod staging;
 mod state;
 pub mod timeline;
 mod vectors;

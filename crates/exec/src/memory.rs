@@ -10,12 +10,14 @@ use std::ops::Range;
 use polyreme_collective::Span;
 use polyreme_dtype::{DType, Element};
 use polyreme_graph::{Place, Region, ValueId};
-use polyreme_kernels::Floats;
+use polyreme_kernels::convert;
 use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::elementwise::Source;
+use polyreme_kernels::{Cx, Floats, FloatsMut};
 
 use crate::arena::Arena;
 use crate::engine::Loaded;
+use crate::staging::Staging;
 use crate::state::State;
 use crate::workspace::{Ready, Workspace};
 
@@ -191,6 +193,21 @@ impl<'a> Located<'a> {
     }
 }
 
+impl<'a> Located<'a> {
+    /// # Safety
+    /// Nothing else may hold these elements while the slice lives.
+    unsafe fn floats_mut(self) -> FloatsMut<'a> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.dtype {
+                DType::F16 => FloatsMut::F16(self.slice_mut()),
+                DType::Bf16 => FloatsMut::Bf16(self.slice_mut()),
+                _ => FloatsMut::F32(self.slice_mut()),
+            }
+        }
+    }
+}
+
 /// The operands of an update that is made block by block: a parameter and its moments.
 pub(crate) struct UpdateTarget<'a> {
     pub(crate) params: SharedMut<'a, f32>,
@@ -228,9 +245,74 @@ impl<'a> NodeMemory<'a> {
         self.taken.set(self.taken.get() | 1 << bit);
     }
 
-    /// Operand `k`.
+    /// Operand `k`; in f32, if it is staged.
     pub(crate) fn input<T: Element>(&self, k: usize) -> &'a [T] {
-        self.memory.read(self.ready, self.slot, self.operands().0[k])
+        let v = self.operands().0[k];
+        match self.staging().inputs.get(k) {
+            Some(&Some(at)) => {
+                check_type::<T>(DType::F32);
+                let len = self.ready.body.graph.shape(v).numel();
+                // SAFETY: it was written before the kernel runs, which only reads it.
+                unsafe { self.work_floats(self.staged(at), len) }
+            }
+            _ => self.memory.read(self.ready, self.slot, v),
+        }
+    }
+
+    /// Operand `k` in the format in which it is stored.
+    pub(crate) fn floats(&self, k: usize) -> Floats<'a> {
+        let v = self.operands().0[k];
+        let (memory, ready, slot) = (self.memory, self.ready, self.slot);
+        match ready.body.graph.value(v).dtype {
+            DType::F16 => Floats::F16(memory.read(ready, slot, v)),
+            DType::Bf16 => Floats::Bf16(memory.read(ready, slot, v)),
+            _ => Floats::F32(memory.read(ready, slot, v)),
+        }
+    }
+
+    fn staging(&self) -> &'a Staging {
+        &self.ready.prepared[self.node].staging
+    }
+
+    /// The offset in the arena of activations, in bytes, of what is staged at `at`.
+    fn staged(&self, at: usize) -> usize {
+        let before = self.ready.prepared[self.node].kernel_scratch + at;
+        let scratch = self.ready.plan.scratch[self.node];
+        self.slot * self.memory.work.activation_bytes + scratch + before * F32_BYTES
+    }
+
+    /// # Safety
+    /// Nothing may write these elements while the slice lives.
+    unsafe fn work_floats<T: Element>(&self, offset: usize, len: usize) -> &'a [T] {
+        // SAFETY: the caller's promise.
+        unsafe { self.memory.work.activations.slice(offset, len) }
+    }
+
+    /// Writes operands that are staged, before the kernel runs.
+    pub(crate) fn stage(&self, cx: &Cx) {
+        let staging = self.staging();
+        for (k, at) in staging.inputs.iter().enumerate() {
+            let Some(at) = *at else { continue };
+            let from = self.floats(k);
+            // SAFETY: `node` took `&mut Memory`; the scratch space is apart from all values, and this part of it is for this
+            // operand alone.
+            let to = unsafe { self.memory.work.activations.slice_mut(self.staged(at), from.len()) };
+            convert::widen(cx, from, staging.rounded, to);
+        }
+    }
+
+    /// Stores results that are staged, after the kernel ran.
+    pub(crate) fn store(&self, cx: &Cx) {
+        for (k, at) in self.staging().outputs.iter().enumerate() {
+            let Some(at) = *at else { continue };
+            let v = self.operands().1[k];
+            let len = self.ready.body.graph.shape(v).numel();
+            // SAFETY: the kernel has returned.
+            let from = unsafe { self.work_floats(self.staged(at), len) };
+            let to = self.memory.find(self.ready, self.slot, v);
+            // SAFETY: `node` took `&mut Memory`, and the kernel was given the staged slice instead of this one.
+            convert::round(cx, from, unsafe { to.floats_mut() });
+        }
     }
 
     /// Operand `k`, or the output that it shares memory with.
@@ -241,7 +323,7 @@ impl<'a> NodeMemory<'a> {
         let place = |v: ValueId| (plan.places[v.idx()], graph.shape(v).numel());
         match outputs.iter().position(|&o| place(o) == place(inputs[k])) {
             Some(output) => Source::InPlace(output),
-            None => Source::Slice(Floats::F32(self.input(k))),
+            None => Source::Slice(self.floats(k)),
         }
     }
 
@@ -255,14 +337,29 @@ impl<'a> NodeMemory<'a> {
         self.operands().1.len()
     }
 
-    /// Result `k`; may be taken once.
+    /// Result `k`; may be taken once. In f32, if it is staged.
     pub(crate) fn output<T: Element>(&self, k: usize) -> &'a mut [T] {
         self.take(k);
-        let at = self.memory.find(self.ready, self.slot, self.operands().1[k]);
+        let v = self.operands().1[k];
+        if let Some(&Some(at)) = self.staging().outputs.get(k) {
+            check_type::<T>(DType::F32);
+            let len = self.ready.body.graph.shape(v).numel();
+            // SAFETY: `node` took `&mut Memory`; this part of the scratch space is for this result alone, and is handed out
+            // once.
+            return unsafe { self.memory.work.activations.slice_mut(self.staged(at), len) };
+        }
+        let at = self.memory.find(self.ready, self.slot, v);
         // SAFETY: `node` took `&mut Memory`; this range is handed out once; the plan was verified to keep the
         // outputs of a node from each other, from its scratch and from its inputs (an in-place operand of a fused
         // pass is passed as `Source::InPlace`, not as a slice).
         unsafe { at.slice_mut() }
+    }
+
+    /// Result `k` in the format in which it is stored; may be taken once, and not together with [`NodeMemory::output`].
+    pub(crate) fn floats_mut(&self, k: usize) -> FloatsMut<'a> {
+        self.take(k);
+        // SAFETY: as for `output`.
+        unsafe { self.memory.find(self.ready, self.slot, self.operands().1[k]).floats_mut() }
     }
 
     /// A parameter that neither this node nor a later one reads, and its moments; taken instead of the node's output.
@@ -284,13 +381,13 @@ impl<'a> NodeMemory<'a> {
         UpdateTarget { params, state1: moments(0), state2: moments(1) }
     }
 
-    /// The node's scratch space; may be taken once.
+    /// The kernel's scratch space; may be taken once.
     pub(crate) fn scratch(&self) -> &'a mut [f32] {
         self.take(31);
-        let (plan, work) = (&self.ready.plan, &self.memory.work);
-        let (offset, bytes) = (plan.scratch[self.node], plan.scratch_bytes[self.node]);
+        let (work, offset) = (&self.memory.work, self.ready.plan.scratch[self.node]);
+        let len = self.ready.prepared[self.node].kernel_scratch;
         // SAFETY: as for outputs.
-        unsafe { work.activations.slice_mut(self.slot * work.activation_bytes + offset, bytes / F32_BYTES) }
+        unsafe { work.activations.slice_mut(self.slot * work.activation_bytes + offset, len) }
     }
 }
 

@@ -18,16 +18,24 @@ use crate::timeline::MomentKind;
 use crate::vectors;
 
 /// What the caller gives a step, beside its microbatches.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepArgs {
     /// The learning rate.
     pub lr: f32,
+    /// What the loss is multiplied by before it is differentiated; updates divide by it again.
+    pub loss_scale: f32,
     /// Numbers of the caller, which are summed over the ranks.
     pub extra: [f64; 2],
 }
 
+impl Default for StepArgs {
+    fn default() -> StepArgs {
+        StepArgs { lr: 0.0, loss_scale: 1.0, extra: [0.0; 2] }
+    }
+}
+
 /// The result of a step over all its microbatches and ranks.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Totals {
     /// The weighted mean of the loss.
     pub loss: f64,
@@ -39,6 +47,10 @@ pub struct Totals {
     pub grad_norm: Option<f64>,
     /// How long this rank waited for others.
     pub waited: Duration,
+    /// Whether nothing was updated, because a scaled loss or its gradients are not finite. The same on all ranks.
+    pub skipped: bool,
+    /// Where a number that is not finite came from, if it is known and lies here.
+    pub not_finite: Option<NonFinite>,
 }
 
 /// The progress of a step. Its vectors are kept from step to step: a steady step allocates nothing.
@@ -55,6 +67,10 @@ pub(crate) struct StepProgress {
     /// What clipping multiplies gradients by.
     clip: f32,
     waited: Duration,
+    /// Whether nothing is updated.
+    skipped: bool,
+    /// States as they were before the step, if it may be skipped.
+    states_before: Vec<f32>,
     /// Whether this rank's own samples gave a loss that is not finite, and where it came from.
     not_finite: Option<Option<NonFinite>>,
 }
@@ -67,14 +83,15 @@ impl StepProgress {
         self.tickets.clear();
         self.tickets.resize(program.exchanges.len(), None);
         (self.args, self.totals, self.clip) = (args, [0.0, 1.0, 0.0, 0.0], 1.0);
-        (self.grad_norm, self.waited, self.not_finite) = (None, Duration::ZERO, None);
+        (self.grad_norm, self.waited, self.not_finite, self.skipped) = (None, Duration::ZERO, None, false);
     }
 }
 
 impl Engine {
     /// Runs the selected program. One that updates parameters counts as a step.
     ///
-    /// If the loss over all ranks is not finite, all ranks get an error and nothing is updated.
+    /// If the loss over all ranks is not finite, all ranks get an error and nothing is updated. In a program that scales the
+    /// loss it is no error: the step is skipped, as it is when gradients are not finite.
     pub fn step_with<E: From<ExecError>>(
         &mut self,
         feed: &mut dyn Feed<E>,
@@ -85,6 +102,12 @@ impl Engine {
         // Ranks evaluate at their own pace: only what trains moves a group to its next step.
         if let (Some(group), true) = (&mut self.group, loaded.program.optimizer.is_some()) {
             group.comm.set_step(self.memory.state.step);
+        }
+        if loaded.program.scaled {
+            let states = Region::States(0..self.memory.state.lengths.states);
+            let now = self.memory.region::<f32>(&loaded, &self.bodies, &states);
+            self.progress.states_before.clear();
+            self.progress.states_before.extend_from_slice(now);
         }
         let called = self.group.as_ref().map_or(0, |group| group.comm.n_calls());
         for instr in &loaded.program.instrs {
@@ -97,11 +120,17 @@ impl Engine {
             loaded.program.exchanges.len(),
             "exchanges that were made and listed"
         );
+        if self.progress.skipped {
+            let states = Region::States(0..self.memory.state.lengths.states);
+            let now = self.memory.region::<f32>(&loaded, &self.bodies, &states);
+            now.copy_from_slice(&self.progress.states_before);
+        }
         if loaded.program.optimizer.is_some() {
             self.memory.state.step += 1;
         }
-        let StepProgress { totals: [loss, weight, a, b], grad_norm, waited, .. } = self.progress;
-        Ok(Totals { loss: loss / weight, weight, extra: [a, b], grad_norm, waited })
+        let not_finite = self.progress.not_finite.take().flatten();
+        let StepProgress { totals: [loss, weight, a, b], grad_norm, waited, skipped, .. } = self.progress;
+        Ok(Totals { loss: loss / weight, weight, extra: [a, b], grad_norm, waited, skipped, not_finite })
     }
 
     fn read<E: From<ExecError>>(
@@ -157,9 +186,12 @@ impl Engine {
             }
             Instr::Clip { squares, max_norm } => {
                 let squares: f64 = self.memory.region::<f64>(loaded, &self.bodies, squares).iter().sum();
-                let norm = squares.sqrt() / self.progress.totals[1];
+                let norm =
+                    squares.sqrt() / self.progress.totals[1] / f64::from(self.progress.args.loss_scale);
+                self.progress.skipped |= loaded.program.scaled && !norm.is_finite();
                 (self.progress.grad_norm, self.progress.clip) = (Some(norm), clip_scale(norm, *max_norm));
             }
+            Instr::Update { .. } | Instr::Follow { .. } if self.progress.skipped => {}
             Instr::Update { params, grads, moments_at } => {
                 let Some(optimizer) = loaded.program.optimizer else {
                     return Err(ExecError::NoOptimizer.into());
@@ -199,7 +231,7 @@ impl Engine {
         let mut inputs = Inputs { memory: &mut self.memory, ready, slot };
         let weight = feed.load(microbatch, &mut inputs)?;
         if inputs.has("weight") {
-            inputs.f32("weight")?[0] = weight as f32;
+            inputs.f32("weight")?[0] = (weight * f64::from(self.progress.args.loss_scale)) as f32;
         }
         self.progress.weights[microbatch] = weight;
         Ok(())
@@ -347,6 +379,10 @@ impl Engine {
         if loss.is_finite() {
             return Ok(());
         }
+        if loaded.program.scaled {
+            self.progress.skipped = true;
+            return Ok(());
+        }
         // Exchanges in flight work on this engine's memory.
         if let Some(group) = &mut self.group {
             for (ticket, _) in self.progress.tickets.iter_mut().filter_map(Option::take) {
@@ -363,7 +399,7 @@ impl Engine {
     /// The hyperparameters of this step's updates; needs the totals.
     pub(crate) fn hyper(&self) -> StepHyper {
         let StepProgress { args, totals, clip, .. } = &self.progress;
-        let grad_scale = (1.0 / totals[1]) as f32 * clip;
+        let grad_scale = (1.0 / totals[1]) as f32 * clip / args.loss_scale;
         StepHyper { lr: args.lr, step: self.memory.state.step + 1, grad_scale, decay_scale: 1.0 }
     }
 

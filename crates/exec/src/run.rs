@@ -44,6 +44,13 @@ impl DrawKey {
 
 /// Runs a node whose slices are `m`.
 pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result<(), RejectedData> {
+    m.stage(cx);
+    launch(cx, prepared, m, draw)?;
+    m.store(cx);
+    Ok(())
+}
+
+fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result<(), RejectedData> {
     let then = prepared.then.as_ref();
     match &prepared.launch {
         Launch::Nothing => {}
@@ -280,7 +287,7 @@ fn run_fused(cx: &Cx, fused: &Fused, m: &NodeMemory) {
     }
     let mut outputs: [FloatsMut; Expr::OUTPUTS_MAX] = std::array::from_fn(|_| FloatsMut::F32(&mut []));
     for (k, output) in outputs[..m.n_outputs()].iter_mut().enumerate() {
-        *output = FloatsMut::F32(m.output(k));
+        *output = m.floats_mut(k);
     }
     fused.run(cx, &inputs[..m.n_inputs()], &mut outputs[..m.n_outputs()]);
 }
@@ -291,14 +298,13 @@ fn pieces<'a>(cx: &Cx, then: &'a Then, m: &NodeMemory<'a>) -> FusedPieces<'a> {
     let n_inputs = m.n_inputs() - then.n_base_inputs + 1;
     let mut inputs = [PieceSource::Piece; Expr::INPUTS_MAX];
     for k in 1..n_inputs {
-        inputs[k] = PieceSource::Slice(Floats::F32(m.input(then.n_base_inputs + k - 1)));
+        inputs[k] = PieceSource::Slice(m.floats(then.n_base_inputs + k - 1));
     }
     let over = usize::from(!then.keeps_base);
     let n_outputs = m.n_outputs() - then.n_base_outputs + over;
     let mut outputs = [PieceTarget::Piece; Expr::OUTPUTS_MAX];
     for j in over..n_outputs {
-        let whole = FloatsMut::F32(m.output(then.n_base_outputs + j - over));
-        outputs[j] = PieceTarget::Whole(SharedFloats::new(whole));
+        outputs[j] = PieceTarget::Whole(SharedFloats::new(m.floats_mut(then.n_base_outputs + j - over)));
     }
     // SAFETY: the kernels call an epilogue once for each tile, and tiles are disjoint; the whole tensors are outputs of
     // this node, which the memory plan keeps apart, and are not handed out elsewhere.

@@ -28,7 +28,7 @@ impl Ready {
         let prepared: Vec<_> = (0..graph.nodes.len())
             .map(|i| prepare(graph, i, body.applied[i].is_some(), threads.max(1)))
             .collect();
-        let scratch: Vec<_> = prepared.iter().map(|p| p.scratch).collect();
+        let scratch: Vec<_> = prepared.iter().map(Prepared::scratch_bytes).collect();
         let mut plan = MemoryPlan::new(graph, &scratch);
         body.place_gradients(&mut plan);
         if let Some(buffers) = &program.grad_buffers {

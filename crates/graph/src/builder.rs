@@ -320,17 +320,25 @@ impl Builder {
 
     /// `a·b`; `ta` and `tb` say which operands are stored transposed.
     pub fn matmul(&mut self, a: Tensor, b: Tensor, ta: bool, tb: bool) -> Traced {
-        self.push(Op::MatMul { ta, tb }, &[a, b])
+        self.product(Op::MatMul { ta, tb, rounded: None }, [a, b], None)
     }
     /// `x·weightᵀ + bias`; the weight is `[out, in]`.
     pub fn linear(&mut self, x: Tensor, weight: Tensor, bias: Option<Tensor>) -> Traced {
-        let y = self.matmul(x, weight, false, true)?;
-        bias.map_or(Ok(y), |b| self.add(y, b))
+        self.product(Op::MatMul { ta: false, tb: true, rounded: None }, [x, weight], bias)
     }
     /// A 2-D convolution of `[n, h, w, c]` with `[out, in/groups, kh, kw]`.
     pub fn conv2d(&mut self, x: Tensor, weight: Tensor, bias: Option<Tensor>, conv: Conv) -> Traced {
-        let y = self.push(Op::Conv2d(conv), &[x, weight])?;
-        bias.map_or(Ok(y), |b| self.add(y, b))
+        self.product(Op::Conv2d(conv), [x, weight], bias)
+    }
+    /// A product of operands of one type, which the result has again; it is rounded once, after the bias is added.
+    fn product(&mut self, op: Op, operands: [Tensor; 2], bias: Option<Tensor>) -> Traced {
+        let own = self.graph.value(operands[0]).dtype;
+        let mut y = self.push(op, &operands)?;
+        if let Some(bias) = bias {
+            let bias = self.wide(bias)?;
+            y = self.add(y, bias)?;
+        }
+        self.cast(y, own)
     }
     /// A transposed 2-D convolution of `[n, h, w, in]` with `[in, out/groups, kh, kw]`.
     pub fn conv_transpose2d(

@@ -104,7 +104,7 @@ fn infer_shapes(op: &Op, x: &[&Value]) -> Result<Vec<Shape>, TraceErrorKind> {
             }
             one(out)
         }
-        &Op::MatMul { ta, tb } => one(matmul(&x[0].shape, &x[1].shape, ta, tb)?),
+        &Op::MatMul { ta, tb, .. } => one(matmul(&x[0].shape, &x[1].shape, ta, tb)?),
         Op::Conv2d(conv) => one(conv2d(name, conv, &x[0].shape, &x[1].shape)?),
         &Op::Conv2dGradInput { conv, size } => {
             let (dy, w) = (&x[0].shape, &x[1].shape);

@@ -11,7 +11,7 @@
 //! - [`builder`]: how models are traced.
 //! - `infer`, `types`, [`grad`], [`cost`], [`mod@print`]: the tables, with one row per op.
 //! - [`mod@dot`]: a graph as a picture.
-//! - [`mod@fuse`], [`mod@recompute`]: rewrites.
+//! - [`precision`], [`mod@recompute`], [`mod@fuse`]: rewrites.
 //! - [`memory`]: where every value is stored.
 //! - [`program`]: everything that one rank does in one step. [`body`]: the graph of a microbatch and the blocks that it is cut
 //!   into. `listing`: a program as text.
@@ -34,6 +34,7 @@ mod infer;
 mod listing;
 pub mod memory;
 pub mod op;
+pub mod precision;
 pub mod print;
 pub mod program;
 pub mod recompute;
@@ -54,6 +55,7 @@ pub use memory::{MemoryPlan, Place};
 pub use op::Op;
 /// What updates do: the vocabulary of the kernels.
 pub use polyreme_kernels::optim::{Adafactor, Moments, Optimizer};
+pub use precision::Precision;
 pub use program::{
     Axis, Buffer, Collective, Exchange, Instr, Keeps, Microbatch, Program, Region, Role, Weights,
 };

@@ -8,7 +8,6 @@ use std::ops::Range;
 
 use crate::graph::{Graph, ValueId};
 use crate::op::Op;
-use crate::shape::DType;
 
 /// Offsets are multiples of this many bytes: a cache line, and two AVX2 vectors.
 pub const ALIGN_BYTES: usize = 64;
@@ -245,7 +244,7 @@ fn lifetimes(graph: &Graph, places: &[Place]) -> Vec<Reservation> {
                         .inputs
                         .iter()
                         .all(|w| of_value[w.idx()] != Some(b) || graph.shape(*w) == graph.shape(v));
-                    (free && alone && graph.value(*u).dtype == DType::F32).then_some(b)
+                    (free && alone && graph.value(*u).dtype == graph.value(v).dtype).then_some(b)
                 }),
                 _ => None,
             };

@@ -131,7 +131,8 @@ pub enum Op {
     Binary(Binary),
     /// `(condition, a, b)`: a where the condition is not zero, else b.
     Select,
-    /// A chain of element-wise ops in one pass; all outputs have the node's shape.
+    /// A chain of element-wise ops in one pass, evaluated in f32; all outputs have the node's shape, and each is stored in its
+    /// own type.
     Fused(Expr),
     /// Another op, followed by element-wise ops on each finished block of its first output.
     Epilogue(Box<Epilogue>),
@@ -195,6 +196,8 @@ pub enum Op {
         ta: bool,
         /// `b` is stored `[.., n, k]`.
         tb: bool,
+        /// The format that operands in f32 are rounded to as they are read.
+        rounded: Option<DType>,
     },
     /// `(x [n,h,w,c], weight [o, c/groups, kh, kw])`.
     Conv2d(Conv),
@@ -371,6 +374,8 @@ pub struct Epilogue {
     pub n_base_inputs: usize,
     /// Input 0 is the base's first output, the others are the rest of the node's inputs.
     pub expr: Expr,
+    /// The element types of the expression's outputs, in which they are stored; it is evaluated in f32.
+    pub dtypes: Vec<DType>,
     /// Whether the base's first output is one of the node's outputs too; if not, the expression's first output
     /// takes its place. The base's other outputs follow, then the expression's (other) outputs.
     pub keeps_base: bool,
@@ -446,10 +451,10 @@ impl Op {
         matches!(self, Op::Input(_) | Op::Param(_) | Op::State(_) | Op::Const(_))
     }
 
-    /// Whether every output element depends on the operands' elements at the same (broadcast) index alone, so that
-    /// the op can join a fused pass.
+    /// Whether every output element depends on the operands' elements at the same (broadcast) index alone. Such an op can
+    /// join a fused pass, if it has to do with floats.
     pub fn is_elementwise(&self) -> bool {
-        matches!(self, Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Expand | Op::Fused(_))
+        matches!(self, Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Expand | Op::Cast(_) | Op::Fused(_))
     }
 
     /// Whether the executor can run element-wise work on finished blocks of the first output.

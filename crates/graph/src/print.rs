@@ -84,12 +84,13 @@ fn options(graph: &Graph, op: &Op) -> String {
         Op::ScatterAdd { axis, len } => format!("dim {axis} of {len}"),
         Op::Cast(to) => to.to_string(),
         Op::Reduce { axes, .. } => format!("{axes:?}"),
-        Op::MatMul { ta, tb } => match (ta, tb) {
-            (false, false) => String::new(),
-            (true, false) => "ta".into(),
-            (false, true) => "tb".into(),
-            (true, true) => "ta tb".into(),
-        },
+        Op::MatMul { ta, tb, rounded } => {
+            let mut words: Vec<String> = Vec::new();
+            words.extend(ta.then(|| "ta".into()));
+            words.extend(tb.then(|| "tb".into()));
+            words.extend(rounded.map(|half| format!("as {half}")));
+            words.join(" ")
+        }
         Op::Conv2d(c) => conv(c),
         Op::Conv2dGradInput { conv: c, .. } | Op::Conv2dGradWeight { conv: c, .. } => conv(c),
         Op::MaxPool(w) | Op::AvgPool(w) => window(w),

@@ -320,6 +320,8 @@ pub struct Program {
     pub instrs: Vec<Instr>,
     /// What updates do.
     pub optimizer: Option<Optimizer>,
+    /// Whether the loss is scaled: then a loss or gradients that are not finite skip the step's updates, and are no error.
+    pub scaled: bool,
     /// This rank's role among others; `None` for a program without other ranks.
     pub role: Option<Role>,
     /// Where gradients are stored until they are summed, if each rank keeps only its own shard of them.
@@ -338,6 +340,7 @@ impl Program {
             exchanges: Vec::new(),
             instrs: Vec::new(),
             optimizer: None,
+            scaled: false,
             role: None,
             grad_buffers: None,
         }

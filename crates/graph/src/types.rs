@@ -1,8 +1,8 @@
 //! The type rule of each op: which element types its operands may have, and which its outputs have then.
 //!
 //! Ops compute on f32, and on f16 and bf16 as formats of storage. A result has its operands' type where an op works element
-//! by element, moves data, or is a product. f32 are: sums over many elements, statistics, losses, softmax, and gradients of
-//! weights, because rounding would pile up in them. Nothing is converted silently: a graph says where by `cast`.
+//! by element or moves data. f32 are: products and other sums over many elements, statistics, losses, softmax, and gradients
+//! of weights, because rounding would pile up in them. Nothing is converted silently: a graph says where by `cast`.
 
 use std::ops::Range;
 
@@ -30,10 +30,14 @@ pub(crate) fn types(op: &Op, x: &[&Value]) -> Result<Vec<DType>, TraceErrorKind>
         Op::Binary(_) | Op::Select => one(given.alike(0..n)?),
         Op::Epilogue(e) => {
             let mut out = types(&e.base, &x[..e.n_base_inputs])?;
-            let first = out[0];
-            given.are(e.n_base_inputs..n, first)?;
-            let extra = e.expr.outputs().len() - usize::from(!e.keeps_base);
-            out.extend(std::iter::repeat_n(first, extra));
+            for k in e.n_base_inputs..n {
+                given.float(k)?;
+            }
+            let mut own = e.dtypes.iter().copied();
+            if !e.keeps_base {
+                out[0] = own.next().expect("an expression has an output");
+            }
+            out.extend(own);
             Ok(out)
         }
         &Op::Cast(to) => cast(x[0].dtype, to),
@@ -76,7 +80,19 @@ pub(crate) fn types(op: &Op, x: &[&Value]) -> Result<Vec<DType>, TraceErrorKind>
         }
 
         // Products, and windows of a few elements.
-        Op::MatMul { .. } | Op::Conv2d(_) | Op::Conv2dGradInput { .. } => one(given.alike(0..2)?),
+        Op::MatMul { rounded: None, .. } | Op::Conv2d(_) => {
+            given.alike(0..2)?;
+            one(F32)
+        }
+        &Op::MatMul { rounded: Some(half), .. } => {
+            for k in 0..2 {
+                if x[k].dtype != F32 {
+                    given.are(k..k + 1, half)?;
+                }
+            }
+            one(F32)
+        }
+        Op::Conv2dGradInput { .. } => one(given.alike(0..2)?),
         Op::Conv2dGradWeight { .. } => {
             given.alike(0..2)?;
             one(F32)
@@ -316,8 +332,8 @@ mod tests {
     #[test]
     fn products_have_one_type() {
         let (conv, window) = (Conv::default(), Window::Adaptive { out: (2, 2) });
-        check(Op::MatMul { ta: false, tb: true }, "t[2,3] t[4,3]", "t");
-        check(Op::Conv2d(conv), "t[1,4,4,3] t[5,3,1,1]", "t");
+        check(Op::MatMul { ta: false, tb: true, rounded: None }, "t[2,3] t[4,3]", "f32");
+        check(Op::Conv2d(conv), "t[1,4,4,3] t[5,3,1,1]", "f32");
         check(Op::Conv2dGradInput { conv, size: (4, 4) }, "t[1,4,4,5] t[5,3,1,1]", "t");
         check(Op::Conv2dGradWeight { conv, kernel: (1, 1) }, "t[1,4,4,3] t[1,4,4,5]", "f32");
         check(Op::MaxPool(window), "t[1,4,4,3]", "t i32");

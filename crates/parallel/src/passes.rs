@@ -24,17 +24,19 @@ pub fn compile(
     training: &Training,
     budget: Option<Budget>,
 ) -> Result<Body, BudgetError> {
-    // 1. Before recomputation: ranks with shards of different sizes may recompute different values, but they must take
+    // 1. What is stored in half, and where it is cast.
+    let step = &plan.precision.apply(step);
+    // 2. Before recomputation: ranks with shards of different sizes may recompute different values, but they must take
     //    part in the same sums.
     let synced = plan.syncs_norms().then(|| sync_batch_norm(step));
     let step = synced.as_ref().unwrap_or(step);
-    // 3. Fusion, and the order in which gradients are made.
+    // 4. Fusion, and the order in which gradients are made.
     let last = |step: &Graph| match plan.updates_at_once(training) {
         true => Body::at_once(step, training.optimizer),
         false => Body::new(step),
     };
     let Some(Budget { bytes, measure }) = budget else { return Ok(last(step)) };
-    // 2. Recomputation, measured on the result of the passes after it. All ranks must come to the same decision, so all
+    // 3. Recomputation, measured on the result of the passes after it. All ranks must come to the same decision, so all
     //    measure the last rank, whose shards are the largest.
     let largest = Plan { rank: plan.mesh.ranks() - 1, ..plan.clone() };
     let measure =

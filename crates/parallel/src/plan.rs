@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use polyreme_graph::{Axis, Keeps, Microbatch, Optimizer, Weights};
+use polyreme_graph::{Axis, Keeps, Microbatch, Optimizer, Precision, Weights};
 
 use crate::mesh::Mesh;
 use crate::tree::run_of;
@@ -48,6 +48,8 @@ pub struct Plan {
     pub shards: Option<usize>,
     /// When parameters are updated.
     pub updates: Updates,
+    /// In which formats activations are stored and multiplied.
+    pub precision: Precision,
 }
 
 /// What a step does with gradients, however it is split.
@@ -57,8 +59,17 @@ pub struct Training {
     pub optimizer: Optimizer,
     /// The maximum of the gradients' norm.
     pub clip: Option<f64>,
+    /// Whether the loss is scaled: then updates wait until it is known that all gradients are finite, and are left out if not.
+    pub scaled: bool,
     /// The decay of averaged parameters, which rank 0 keeps.
     pub ema: Option<f64>,
+}
+
+impl Training {
+    /// The maximum of the gradients' norm, if updates wait for that norm.
+    pub(crate) fn max_norm(&self) -> Option<f64> {
+        self.clip.or(self.scaled.then_some(f64::INFINITY))
+    }
 }
 
 /// One rank's share of a step.
@@ -85,6 +96,7 @@ impl Plan {
             norms: Norms::Local,
             shards: None,
             updates: Updates::AtEnd,
+            precision: Precision::F32,
         }
     }
 
@@ -116,7 +128,7 @@ impl Plan {
 
     /// Whether parameters are updated while gradients are computed.
     pub(crate) fn updates_at_once(&self, training: &Training) -> bool {
-        let lone = self.ranks() == 1 && self.shards.is_none() && training.clip.is_none();
+        let lone = self.ranks() == 1 && self.shards.is_none() && training.max_norm().is_none();
         self.updates == Updates::AtOnce && lone && self.microbatches <= 1
     }
 

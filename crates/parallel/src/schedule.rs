@@ -52,6 +52,7 @@ use crate::reproducible;
 pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &StepShape) -> Program {
     let mut program = Program::empty(bodies.to_vec());
     program.optimizer = Some(training.optimizer);
+    program.scaled = training.scaled;
     program.microbatches = shape.microbatches.iter().flatten().copied().collect();
     let (keeps, weights) = plan.ownership(training.optimizer);
     let one_bucket = (weights == Weights::Shared && keeps != Keeps::OwnGradients)
@@ -95,7 +96,7 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         own_gradients: None,
     };
     match plan.shards {
-        Some(shards) => reproducible::step(&mut lowering, shards, shape, training.clip),
+        Some(shards) => reproducible::step(&mut lowering, shards, shape, training.max_norm()),
         None => lowering.rounds(shape),
     }
     lowering.updates(training, bodies);
@@ -387,11 +388,11 @@ impl Lowering {
         };
         let n_sums = self.sums.len();
         // The norm is that of all gradients, and shared weights are still read by others.
-        let together = training.clip.is_some() || self.role.shares_weights() || whole;
+        let together = training.max_norm().is_some() || self.role.shares_weights() || whole;
         if together {
             self.wait_until(n_sums);
         }
-        if let (Some(max_norm), None) = (training.clip, self.role.shards) {
+        if let (Some(max_norm), None) = (training.max_norm(), self.role.shards) {
             let squares = self.program.buffer("squares", DType::F64, 1);
             self.push(Instr::Zero(squares.clone()));
             for (_, of, _) in own {
@@ -458,7 +459,8 @@ mod tests {
         differentiate(&b.finish(&[("loss", loss)]), loss).unwrap()
     }
 
-    const ADAM: Training = Training { optimizer: Optimizer::Adam(Moments::DEFAULT), clip: None, ema: None };
+    const ADAM: Training =
+        Training { optimizer: Optimizer::Adam(Moments::DEFAULT), clip: None, ema: None, scaled: false };
 
     fn plan() -> Plan {
         Plan { mesh: Mesh::data(2), rank: 1, keeps: Keeps::OwnGradients, bucket_bytes: 1, ..Plan::alone() }
@@ -562,6 +564,9 @@ mod tests {
     #[test]
     #[should_panic(expected = "this optimizer needs the gradients of whole tensors")]
     fn an_optimizer_of_whole_tensors_is_refused() {
-        lower(&plan(), &Training { optimizer: Optimizer::Lamb(Moments::DEFAULT), clip: None, ema: None });
+        lower(
+            &plan(),
+            &Training { optimizer: Optimizer::Lamb(Moments::DEFAULT), clip: None, ema: None, scaled: false },
+        );
     }
 }

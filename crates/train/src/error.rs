@@ -62,6 +62,16 @@ pub enum TrainError {
         /// Where it came from.
         place: String,
     },
+    /// Gradients in f16 stay infinite however small the scale of the loss is.
+    #[error(
+        "step {step}: gradients in f16 are still not finite with the loss scaled down to 1: {place}; use `train.precision = \"bf16\"`, a lower `train.optimizer.lr`, or `train.clip = 1.0`"
+    )]
+    Overflows {
+        /// The step, counted from 0.
+        step: u64,
+        /// Where they came from.
+        place: String,
+    },
     /// The network's sizes.
     #[error("{0}")]
     Fit(#[from] FitError),

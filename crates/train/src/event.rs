@@ -107,8 +107,8 @@ pub struct StepDone {
     pub epoch: u64,
     /// Epochs of the run.
     pub epochs: u64,
-    /// The mean loss of its samples.
-    pub loss: f64,
+    /// The mean loss of its samples; `None` of a step that was skipped because a scaled loss was too large for f16.
+    pub loss: Option<f64>,
     /// The learning rate.
     pub lr: f64,
     /// Samples of the step.

@@ -4,7 +4,7 @@ use std::borrow::BorrowMut;
 
 use polyreme_data::{Features, Spec, Values};
 use polyreme_exec::{Engine, Isa, Options};
-use polyreme_graph::{Graph, Program};
+use polyreme_graph::{Graph, Precision, Program};
 
 use crate::error::TrainError;
 use crate::loss::{IGNORED, LossKind};
@@ -45,8 +45,9 @@ impl Trial {
         spec: &Spec,
         n: usize,
         kind: LossKind,
+        precision: &Precision,
     ) -> Result<(Graph, Trial), TrainError> {
-        let graph = evaluation_graph(net, spec, n, kind)?;
+        let graph = precision.apply(&evaluation_graph(net, spec, n, kind)?);
         let outputs = graph.shape(graph.output("logits").expect("an evaluation has logits")).last();
         Ok((graph, Trial { number: 0, input: net.input(spec, 1, false).name, n, outputs }))
     }
@@ -65,10 +66,11 @@ impl Judge {
         spec: &Spec,
         n: usize,
         kind: LossKind,
+        precision: &Precision,
         threads: usize,
         isa: Isa,
     ) -> Result<Judge, TrainError> {
-        let (graph, trial) = Trial::new(net, spec, n, kind)?;
+        let (graph, trial) = Trial::new(net, spec, n, kind, precision)?;
         let options = Options { isa, ..Options::threads(threads) };
         Ok(Judge { engine: Engine::new(Program::forward(&graph), options)?, trial })
     }

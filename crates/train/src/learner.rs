@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use polyreme_collective::{Comm, Reduce};
 use polyreme_data::{Spec, Values};
-use polyreme_exec::{Engine, ExecError, Inputs, Isa, Kept, Options, Slot, StepArgs, Totals};
+use polyreme_exec::{Engine, ExecError, Inputs, Isa, Kept, NonFinite, Options, Slot, StepArgs, Totals};
 use polyreme_graph::{Body, Keeps, Program, Weights};
 use polyreme_parallel::{Mesh, Plan, Training, average_states};
 
@@ -94,6 +94,8 @@ pub struct StepResult {
     pub extra: [f64; 2],
     /// How long this rank waited for others.
     pub waited: Duration,
+    /// Whether nothing was updated, because a scaled loss or its gradients are not finite.
+    pub skipped: bool,
 }
 
 /// What goes through an engine at once.
@@ -118,6 +120,8 @@ pub struct RankStep<'a> {
     pub rounds: usize,
     /// The learning rate.
     pub lr: f32,
+    /// What the loss is multiplied by before it is differentiated.
+    pub loss_scale: f32,
     /// The caller's numbers, to be added up over the ranks.
     pub extra: [f64; 2],
 }
@@ -237,7 +241,8 @@ impl Learner {
 
     /// Compiles for evaluations of at most `n` samples of `spec` at once.
     pub fn prepare_trial(&mut self, spec: &Spec, n: usize) -> Result<(), TrainError> {
-        let (graph, mut trial) = Trial::new(&self.net, spec, n, self.options.loss.kind)?;
+        let (graph, mut trial) =
+            Trial::new(&self.net, spec, n, self.options.loss.kind, &self.options.plan.precision)?;
         trial.number = self.engine.add(Program::forward(&graph))?;
         self.trial = Some(trial);
         Ok(())
@@ -261,7 +266,7 @@ impl Learner {
     /// Runs this rank's part of a step of `samples` samples over all ranks. Collective. `load` is asked for each microbatch that
     /// has samples, in their order, and hands its batch to the function that it is given.
     pub fn step(&mut self, step: RankStep, load: &mut Load) -> Result<StepResult, TrainError> {
-        let RankStep { samples, microbatches, rounds, lr, extra } = step;
+        let RankStep { samples, microbatches, rounds, lr, loss_scale, extra } = step;
         let known = self.programs.iter().find(|((p, r), _)| (&p[..], *r) == (microbatches, rounds));
         let number = match known {
             Some((_, number)) => *number,
@@ -285,15 +290,39 @@ impl Learner {
             })?;
             Ok(weight)
         };
-        let outcome = engine.step_with(&mut feed, StepArgs { lr, extra });
-        let Totals { loss, extra, grad_norm, waited, .. } = match outcome {
+        let outcome = engine.step_with(&mut feed, StepArgs { lr, loss_scale, extra });
+        let Totals { loss, extra, grad_norm, waited, skipped, not_finite, .. } = match outcome {
             Err(TrainError::Exec(ExecError::NotFinite { loss, here, place })) => {
                 let place = here.then(|| place.map_or_else(|| "the loss itself".into(), |p| p.to_string()));
                 return Err(self.not_finite(loss, place)?);
             }
             outcome => outcome?,
         };
-        Ok(StepResult { loss, grad_norm, extra, waited })
+        if !loss.is_finite() {
+            self.only_overflowed(loss, not_finite)?;
+        }
+        Ok(StepResult { loss, grad_norm, extra, waited, skipped })
+    }
+
+    /// A scaled loss that is not finite: an error, unless on every rank where it came from a number was too large for f16. All
+    /// ranks come here together.
+    fn only_overflowed(&mut self, loss: f64, found: Option<NonFinite>) -> Result<(), TrainError> {
+        let wrong = found.filter(|f| !matches!(f, NonFinite::Node { overflow: true, .. }));
+        let mut wrongs = [i64::from(wrong.is_some())];
+        self.engine.comm().all_reduce(&mut wrongs, Reduce::Sum)?;
+        match wrongs {
+            [0] => Ok(()),
+            _ => Err(self.not_finite(loss, wrong.map(|w| w.to_string()))?),
+        }
+    }
+
+    /// The error of a run that skips step after step. All ranks come here together.
+    pub fn overflows(&mut self, loss: f64) -> Result<TrainError, TrainError> {
+        let place = self.engine.find_non_finite()?.map(|p| p.to_string());
+        match self.not_finite(loss, place)? {
+            TrainError::NotFinite { step, place, .. } => Ok(TrainError::Overflows { step, place }),
+            other => Ok(other),
+        }
     }
 
     /// Steps done.

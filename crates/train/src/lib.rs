@@ -31,6 +31,7 @@ pub mod job;
 pub mod judge;
 pub mod learner;
 pub mod loss;
+pub mod loss_scale;
 pub mod lower;
 pub mod metrics;
 pub mod mixup;

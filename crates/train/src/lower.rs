@@ -17,7 +17,7 @@ use crate::pace::MicrobatchRange;
 const F32_BYTES: usize = DType::F32.bytes();
 
 /// The forward graph of a training step: inputs `x` or `ids`, `labels`, what [`Loss`] names, and `weight`, by which the
-/// batch counts in its step; outputs `logits`, `loss`, and `weighted`, their product, which is what is differentiated.
+/// batch counts in its step; outputs `loss`, and `weighted`, their product, which is what is differentiated.
 pub fn training_graph(net: &Net, spec: &Spec, n: usize, loss: Loss) -> Result<Graph, TrainError> {
     let (mut b, logits) = trace(net, spec, n, true)?;
     let value = loss.training(&mut b, logits, spec, n)?;
@@ -26,7 +26,7 @@ pub fn training_graph(net: &Net, spec: &Spec, n: usize, loss: Loss) -> Result<Gr
         let weight = b.reshape(weight, Shape::scalar())?;
         b.mul(value, weight)
     })?;
-    Ok(b.finish(&[("logits", logits), ("loss", value), ("weighted", weighted)]))
+    Ok(b.finish(&[("loss", value), ("weighted", weighted)]))
 }
 
 /// How many numbers the network gives for one sample.

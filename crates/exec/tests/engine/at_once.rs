@@ -108,7 +108,7 @@ fn gradients_cannot_be_asked_for() {
 
 fn lone(sizes: &[usize], updates: Updates) -> Vec<Program> {
     let plan = Plan { updates, ..Plan::alone() };
-    let training = Training { optimizer: base().optimizer, clip: None, ema: None };
+    let training = Training { optimizer: base().optimizer, clip: None, ema: None, scaled: false };
     let program = |n: &usize| {
         let body = compile(&step_graph(*n, true), &plan, &training, None).unwrap();
         schedule(&plan, &training, &[Arc::new(body)], &StepShape::one())
@@ -125,7 +125,7 @@ fn step(engine: &mut Engine, seed: usize, n: usize, lr: f32, bad: bool) -> Resul
         }
         Ok(0.75)
     };
-    engine.step_with(&mut load, StepArgs { lr, extra: [0.0; 2] })
+    engine.step_with(&mut load, StepArgs { lr, ..StepArgs::default() })
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! gradient of a hundred is above the tolerance.
 
 use polyreme_exec::{Engine, Options};
-use polyreme_graph::{Builder, DType, Graph, Init, Program, Tensor, Traced, differentiate};
+use polyreme_graph::{Builder, DType, Graph, Init, Precision, Program, Tensor, Traced, differentiate};
 use polyreme_kernels::Isa;
 
 use crate::random::TestRandom;
@@ -44,6 +44,8 @@ pub(crate) struct Check {
     values: Vec<Values>,
     eps: f32,
     tolerance: f64,
+    /// How many roundings to half precision results may differ by from f32's, in norm.
+    roundings: f64,
     floats: Vec<(String, Vec<f32>)>,
     integers: Vec<(String, Vec<i32>)>,
 }
@@ -61,6 +63,7 @@ impl Check {
             values: vec![Values::Between(-1.0, 1.0)],
             eps: 1e-2,
             tolerance: 5e-3,
+            roundings: 16.0,
             floats: Vec::new(),
             integers: Vec::new(),
         }
@@ -77,6 +80,10 @@ impl Check {
     pub(crate) fn exact(self, eps: f32, tolerance: f64) -> Check {
         Check { eps, tolerance, ..self }
     }
+    /// Sets how many roundings to half precision results may differ by.
+    pub(crate) fn roundings(self, roundings: f64) -> Check {
+        Check { roundings, ..self }
+    }
     /// Sets an f32 input.
     pub(crate) fn floats(mut self, name: &str, data: Vec<f32>) -> Check {
         self.floats.push((name.into(), data));
@@ -90,7 +97,8 @@ impl Check {
 
     /// Builds `f` of parameters with these shapes and compares.
     pub(crate) fn run(&self, shapes: &[&[usize]], f: impl Fn(&mut Builder, &[Tensor]) -> Traced) {
-        let (forward, step) = self.trace(shapes, f);
+        self.compare_halves(shapes, &f);
+        let (forward, step) = self.trace(shapes, false, f);
         let fast = Options { seed: 7, ..Options::threads(2) };
         let plain = Options { isa: Isa::SCALAR, seed: 7, ..Options::threads(1) };
         let [a, b] = [fast.clone(), plain].map(|options| self.compare(&forward, &step, options));
@@ -103,12 +111,72 @@ impl Check {
         }
     }
 
-    fn trace(&self, shapes: &[&[usize]], f: impl Fn(&mut Builder, &[Tensor]) -> Traced) -> (Graph, Graph) {
+    /// Compares `y` and its gradients in half precision with those in f32.
+    fn compare_halves(&self, shapes: &[&[usize]], f: impl Fn(&mut Builder, &[Tensor]) -> Traced) {
+        let (forward, step) = self.trace(shapes, true, f);
+        let mut random = TestRandom::new(1);
+        let mut w = vec![0.0; forward.shape(forward.output("y").unwrap()).numel()];
+        w.fill_with(|| random.signed(0.5, 1.0));
+        let params: Vec<Vec<f32>> = (0..forward.params.len())
+            .map(|i| {
+                let mut data = vec![0.0; forward.shape(forward.params[i].value).numel()];
+                self.values[i.min(self.values.len() - 1)].fill(&mut random, &mut data);
+                data
+            })
+            .collect();
+        let run = |precision: &Precision, isa: Isa, threads: usize| {
+            let options = Options { seed: 7, isa, ..Options::threads(threads) };
+            let program = Program::gradients(&precision.apply(&step));
+            let mut engine = Engine::new(program, options).unwrap();
+            for i in 0..shapes.len() {
+                engine.input_f32(&format!("zero{i}")).unwrap().fill(0.0);
+            }
+            self.feed(&mut engine, &w, &params);
+            engine.run().unwrap();
+            let mut results = vec![("y".to_string(), engine.output("y").unwrap().to_vec())];
+            for p in &forward.params {
+                results.push((p.name.clone(), engine.grad(&p.name).unwrap().unwrap_or_default().to_vec()));
+            }
+            results
+        };
+        let want = run(&Precision::F32, Isa::detect(), 1);
+        for (half, unit) in [(DType::Bf16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
+            let precision = Precision::half(half);
+            for (isa, threads) in [(Isa::SCALAR, 1), (Isa::detect(), 2)] {
+                for ((what, want), (_, got)) in want.iter().zip(run(&precision, isa, threads)) {
+                    let far: Vec<f32> = want.iter().zip(&got).map(|(a, b)| a - b).collect();
+                    let (far, size) = (dot(&far, &far).sqrt(), dot(want, want).sqrt().max(1e-2));
+                    assert!(
+                        far <= self.roundings * unit * size,
+                        "{}: {what} in {half} with {isa:?} is {:.1} roundings away, {} are allowed",
+                        self.name,
+                        far / size / unit,
+                        self.roundings
+                    );
+                }
+            }
+        }
+    }
+
+    /// With `varies`, operands depend on what is fed, as activations do; what is fed are zeros.
+    fn trace(
+        &self,
+        shapes: &[&[usize]],
+        varies: bool,
+        f: impl Fn(&mut Builder, &[Tensor]) -> Traced,
+    ) -> (Graph, Graph) {
         let mut b = Builder::new();
         let params: Vec<_> = shapes
             .iter()
             .enumerate()
-            .map(|(i, shape)| b.param(&format!("p{i}"), *shape, Init::Const(0.0)).unwrap())
+            .map(|(i, shape)| {
+                let param = b.param(&format!("p{i}"), *shape, Init::Const(0.0)).unwrap();
+                if !varies {
+                    return param;
+                }
+                let zero = b.input(&format!("zero{i}"), *shape, DType::F32).unwrap();
+                b.add(param, zero).unwrap()
+            })
             .collect();
         let y = f(&mut b, &params).unwrap_or_else(|e| panic!("{}: {e}", self.name));
         let dims = b.dims(y);

@@ -506,7 +506,8 @@ fn pools() {
     for window in windows {
         for c in [3, 16] {
             let x: &[usize] = &[2, 7, 6, c];
-            let max = Check::new(&format!("max {window:?}")).values(Values::Apart(0.03));
+            // In bf16 some of these are equal, and the gradient goes to another one.
+            let max = Check::new(&format!("max {window:?}")).values(Values::Apart(0.03)).roundings(80.0);
             max.run(&[x], |b, p| b.max_pool(p[0], window));
             linear(&format!("average {window:?}")).run(&[x], |b, p| b.avg_pool(p[0], window));
         }

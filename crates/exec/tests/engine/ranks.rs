@@ -164,7 +164,7 @@ fn cuts(case: &Case, rank: usize) -> Vec<Range<usize>> {
 pub(crate) fn program(case: &Case, rank: usize) -> (Program, Vec<Range<usize>>) {
     let plan =
         Plan { mesh: Mesh::data(case.ranks), rank, microbatches: case.microbatches, ..case.plan.clone() };
-    let training = Training { optimizer: case.optimizer, clip: case.clip, ema: None };
+    let training = Training { optimizer: case.optimizer, clip: case.clip, ema: None, scaled: false };
     let cuts = self::cuts(case, rank);
     let mut sizes: Vec<usize> = cuts.iter().map(|r| r.len()).filter(|n| *n > 0).collect();
     sizes.sort_unstable();
@@ -205,7 +205,8 @@ fn run_rank(case: &Case, comm: Comm) -> Result<Outcome, ExecError> {
             feed(inputs, step, samples.clone());
             Ok(samples.len() as f64 / BATCH as f64)
         };
-        let totals = engine.step_with(&mut load, StepArgs { lr: 0.05, extra: [1.0, 2.0] })?;
+        let totals =
+            engine.step_with(&mut load, StepArgs { lr: 0.05, extra: [1.0, 2.0], ..StepArgs::default() })?;
         let n = case.ranks as f64;
         assert_eq!(totals.extra, [n, 2.0 * n]);
         assert_eq!(totals.grad_norm.is_some(), case.clip.is_some());

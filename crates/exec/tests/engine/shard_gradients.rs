@@ -221,7 +221,7 @@ fn a_loss_that_is_not_finite_leaves_nothing_under_way() {
                             }
                             Ok(0.5)
                         };
-                        engine.step_with(&mut load, StepArgs { lr: 0.1, extra: [0.0; 2] })
+                        engine.step_with(&mut load, StepArgs { lr: 0.1, ..StepArgs::default() })
                     };
                     let error = step(&mut engine, Some(bad)).unwrap_err();
                     assert!(matches!(error, ExecError::NotFinite { here, .. } if here == (rank == 1)));

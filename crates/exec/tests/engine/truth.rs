@@ -45,7 +45,7 @@ fn check(case: &Case) -> usize {
                 feed(inputs, step, samples[microbatch].clone());
                 Ok(samples[microbatch].len() as f64 / BATCH as f64)
             };
-            engine.step_with(&mut load, StepArgs { lr: 0.05, extra: [0.0; 2] }).unwrap();
+            engine.step_with(&mut load, StepArgs { lr: 0.05, ..StepArgs::default() }).unwrap();
             let called = engine.comm().recorded();
             assert_eq!(called, listed, "{:?}, {} ranks\n{}", case.plan, case.ranks, engine.program());
         }

@@ -13,10 +13,12 @@ pub use norm_relu::join_norm_relu;
 
 use std::collections::HashMap;
 
-use polyreme_kernels::elementwise::{Expr, Instr, Reg};
+use polyreme_kernels::elementwise::{Expr, Instr, Reg, Unary};
 
 use crate::graph::{Graph, Rebuild, ValueId};
 use crate::op::{Epilogue, Op};
+use crate::precision::is_half;
+use crate::shape::DType;
 
 /// The graph with element-wise chains fused.
 pub fn fuse(graph: &Graph) -> Graph {
@@ -78,7 +80,9 @@ impl Clusters {
         let of_node = vec![None; graph.nodes.len()];
         let mut clusters = Clusters { list: Vec::new(), of_node, users, is_result };
         for i in 0..graph.nodes.len() {
-            if graph.nodes[i].op.is_elementwise() {
+            let floats = |v: &ValueId| graph.value(*v).dtype.is_float();
+            let node = &graph.nodes[i];
+            if node.op.is_elementwise() && node.inputs.iter().chain(&node.outputs).all(floats) {
                 clusters.add(graph, i);
             }
         }
@@ -129,7 +133,7 @@ impl Clusters {
 
     fn fits(&self, graph: &Graph, members: &[usize]) -> bool {
         let cluster = self.describe(graph, members.to_vec());
-        let instrs = members.len() + consts(graph, members);
+        let instrs = members.len() + consts(graph, members) + roundings(graph, members);
         // One register each, of at most 256; one input stays free for the result of a host.
         cluster.inputs.len() < Expr::INPUTS_MAX
             && instrs <= Expr::INSTRS_MAX
@@ -209,7 +213,9 @@ impl Clusters {
         let mut inputs: Vec<_> = node.inputs.iter().map(|&v| to.get(v)).collect();
         inputs.extend(cluster.inputs.iter().filter(|v| **v != base).map(|&v| to.get(v)));
         let expr = express(graph, cluster, Some(base));
-        let op = Epilogue { base: node.op.clone(), n_base_inputs: node.inputs.len(), expr, keeps_base };
+        let dtypes = cluster.outputs.iter().map(|&v| graph.value(v).dtype).collect();
+        let op =
+            Epilogue { base: node.op.clone(), n_base_inputs: node.inputs.len(), expr, dtypes, keeps_base };
         to.replace(graph, &values, Op::Epilogue(Box::new(op)), &inputs, &node.layer);
     }
 }
@@ -219,7 +225,14 @@ fn consts(graph: &Graph, members: &[usize]) -> usize {
     inputs.filter(|v| matches!(graph.producer(**v).op, Op::Const(_))).count()
 }
 
-/// The cluster as an expression; `first` is the operand that must be its input 0.
+/// The most roundings that the members' values need inside their pass: one each for those in half, and one for the result of
+/// a host.
+fn roundings(graph: &Graph, members: &[usize]) -> usize {
+    1 + members.iter().filter(|&&m| is_half(graph.value(graph.nodes[m].outputs[0]).dtype)).count()
+}
+
+/// The cluster as an expression; `first` is the operand that must be its input 0. It is evaluated in f32, and values in half
+/// are rounded, so that what is fused makes no difference. Loads widen, and stores round.
 fn express(graph: &Graph, cluster: &Cluster, first: Option<ValueId>) -> Expr {
     let mut regs: HashMap<ValueId, Reg> = HashMap::new();
     let order = first.into_iter().chain(cluster.inputs.iter().copied().filter(|v| Some(*v) != first));
@@ -228,6 +241,20 @@ fn express(graph: &Graph, cluster: &Cluster, first: Option<ValueId>) -> Expr {
     }
     let n_inputs = cluster.inputs.len();
     let mut instrs: Vec<Instr> = Vec::new();
+    let round = |instrs: &mut Vec<Instr>, reg: Reg, dtype: DType| {
+        let op = match dtype {
+            DType::Bf16 => Unary::RoundBf16,
+            DType::F16 => Unary::RoundF16,
+            _ => return reg,
+        };
+        instrs.push(Instr::Unary(op, reg));
+        (n_inputs + instrs.len() - 1) as Reg
+    };
+    // What a host lends is its sums, before they are rounded.
+    if let Some(base) = first {
+        let reg = round(&mut instrs, 0, graph.value(base).dtype);
+        regs.insert(base, reg);
+    }
     for &m in &cluster.members {
         let node = &graph.nodes[m];
         let mut args = Vec::new();
@@ -245,14 +272,23 @@ fn express(graph: &Graph, cluster: &Cluster, first: Option<ValueId>) -> Expr {
             Op::Unary(op) => Instr::Unary(*op, args[0]),
             Op::Binary(op) => Instr::Binary(*op, args[0], args[1]),
             Op::Select => Instr::Select(args[0], args[1], args[2]),
-            Op::Expand => {
+            Op::Expand | Op::Cast(DType::F32) => {
                 regs.insert(node.outputs[0], args[0]);
+                continue;
+            }
+            &Op::Cast(to) => {
+                let read = cluster.members.iter().any(|&m| graph.nodes[m].inputs.contains(&node.outputs[0]));
+                // A store rounds by itself.
+                let reg = if read { round(&mut instrs, args[0], to) } else { args[0] };
+                regs.insert(node.outputs[0], reg);
                 continue;
             }
             other => unreachable!("{} is not element-wise", other.name()),
         };
         instrs.push(instr);
-        regs.insert(node.outputs[0], (n_inputs + instrs.len() - 1) as Reg);
+        let reg = (n_inputs + instrs.len() - 1) as Reg;
+        let reg = round(&mut instrs, reg, graph.value(node.outputs[0]).dtype);
+        regs.insert(node.outputs[0], reg);
     }
     let outputs = cluster.outputs.iter().map(|v| regs[v]).collect();
     Expr::new(n_inputs, instrs, outputs).expect("`fits` keeps clusters within the limits")

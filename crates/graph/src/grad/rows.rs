@@ -68,7 +68,7 @@ pub(super) fn row(b: &mut Backward, node: &Node, dys: &[Option<ValueId>]) -> Gra
         // Gradients are f32 whatever the values are: they pass, and add up without being rounded.
         Op::Cast(_) => b.reach(x[0], dy),
         Op::Reduce { kind, axes } => reduce(b, node, *kind, axes, dy),
-        &Op::MatMul { ta, tb } => matmul(b, x[0], x[1], ta, tb, dy),
+        &Op::MatMul { ta, tb, .. } => matmul(b, x[0], x[1], ta, tb, dy),
         Op::Conv2d(conv) => {
             let (image, weight) = (shape_of(b, x[0]), shape_of(b, x[1]));
             if b.needs(x[1]) {
@@ -231,17 +231,17 @@ fn matmul(b: &mut Backward, p: ValueId, q: ValueId, ta: bool, tb: bool, dy: Valu
         let shared = b.graph.shape(q).rank() == 2;
         let (p, dy) = if shared { (rows(b, p), rows(b, dy)) } else { (p, dy) };
         let dq = if tb {
-            b.one(Op::MatMul { ta: true, tb: ta }, &[dy, p])
+            b.one(Op::MatMul { ta: true, tb: ta, rounded: None }, &[dy, p])
         } else {
-            b.one(Op::MatMul { ta: !ta, tb: false }, &[p, dy])
+            b.one(Op::MatMul { ta: !ta, tb: false, rounded: None }, &[p, dy])
         };
         b.reach(q, dq);
     }
     if b.needs(p) {
         let dp = if ta {
-            b.one(Op::MatMul { ta: tb, tb: true }, &[q, dy])
+            b.one(Op::MatMul { ta: tb, tb: true, rounded: None }, &[q, dy])
         } else {
-            b.one(Op::MatMul { ta: false, tb: !tb }, &[dy, q])
+            b.one(Op::MatMul { ta: false, tb: !tb, rounded: None }, &[dy, q])
         };
         b.reach(p, dp);
     }

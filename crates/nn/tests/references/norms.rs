@@ -203,7 +203,7 @@ fn trained(file: &File, case: &NormCase, sync: bool) -> Got {
             norms: if sync { Norms::Synchronised } else { Norms::Local },
             ..Plan::alone()
         };
-        let training = Training { optimizer: sgd, clip: None, ema: None };
+        let training = Training { optimizer: sgd, clip: None, ema: None, scaled: false };
         let body = Arc::new(compile(&net_step(file, part.len()), &plan, &training, None).unwrap());
         let averaging = average_states(comm.size(), &body);
         let program = schedule(&plan, &training, &[body], &StepShape::one());
@@ -220,7 +220,7 @@ fn trained(file: &File, case: &NormCase, sync: bool) -> Got {
                 file.rows(case, &format!("{name}{step}"), part.clone(), to);
             }
             let mut filled = Filled { weight: part.len() as f64 / total as f64 };
-            let args = StepArgs { lr: file.lr, extra: [0.0; 2] };
+            let args = StepArgs { lr: file.lr, ..StepArgs::default() };
             losses.push(engine.step_with::<ExecError>(&mut filled, args).unwrap().loss as f32);
         }
         let averaging = engine.add(averaging).unwrap();

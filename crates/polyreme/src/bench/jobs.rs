@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use polyreme_collective::Comm;
 use polyreme_exec::{Engine, ExecError, Filled, Isa, Options, StepArgs, Totals};
-use polyreme_graph::{Builder, DType, Graph, Program, Shape, TraceError, differentiate};
+use polyreme_graph::{Builder, DType, Graph, Precision, Program, Shape, TraceError, differentiate};
 use polyreme_kernels::optim::{Moments, Optimizer};
 use polyreme_kernels::{Cx, random};
 use polyreme_nn::{Model, TraceOptions};
@@ -26,6 +26,8 @@ pub struct BenchJob {
     pub lr: f32,
     /// How many steps a measurement takes.
     pub timed_steps: usize,
+    /// In which formats activations are stored and multiplied.
+    pub precision: Precision,
 }
 
 impl BenchJob {
@@ -44,7 +46,7 @@ impl BenchJob {
             _ => (64, sgd, 0.01, 300),
         };
         let model = Model::by_name(name).ok()?;
-        Some(BenchJob { name, model, batch, optimizer, lr, timed_steps })
+        Some(BenchJob { name, model, batch, optimizer, lr, timed_steps, precision: Precision::F32 })
     }
 
     /// The program of a rank's training step; with a budget, activations are recomputed so that an engine with
@@ -55,9 +57,15 @@ impl BenchJob {
         budget_bytes: Option<usize>,
         threads: usize,
     ) -> Result<Program, Box<dyn Error + Send + Sync>> {
-        let training = Training { optimizer: self.optimizer, clip: None, ema: None };
+        let training = Training {
+            optimizer: self.optimizer,
+            clip: None,
+            ema: None,
+            scaled: self.precision.scales_loss(),
+        };
         let measure = |program: &Program| Engine::footprint(program, threads).total();
         let budget = budget_bytes.map(|bytes| Budget { bytes, measure: &measure });
+        let plan = &Plan { precision: self.precision.clone(), ..plan.clone() };
         let body = compile(&self.weighted_step()?, plan, &training, budget)?;
         Ok(schedule(plan, &training, &[Arc::new(body)], &StepShape::one()))
     }
@@ -80,7 +88,7 @@ impl BenchJob {
 
     /// A step with the batch that the engine was filled with.
     pub fn step(&self, engine: &mut Engine) -> Result<Totals, ExecError> {
-        let args = StepArgs { lr: self.lr, extra: [0.0; 2] };
+        let args = StepArgs { lr: self.lr, ..StepArgs::default() };
         engine.step_with::<ExecError>(&mut Filled { weight: self.batch as f64 }, args)
     }
 

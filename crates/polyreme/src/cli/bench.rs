@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use clap::{Args, Subcommand};
 use polyreme_exec::Isa;
+use polyreme_graph::{DType, Precision};
 use polyreme_train::run::Prepared;
 
 use super::ranks::{RankArgs, part, show};
@@ -45,6 +46,9 @@ pub(super) struct StepArgs {
     /// Timed steps of each job [default: what the job says, 8 to 300].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     steps: Option<u32>,
+    /// The format in which activations are stored and multiplied.
+    #[arg(long, value_name = "FORMAT", default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
+    precision: String,
     /// Recompute activations so that parameters, gradients, optimizer state and activations take at most this much.
     #[arg(long, value_name = "MIB")]
     memory_mib: Option<usize>,
@@ -130,7 +134,13 @@ impl StepArgs {
             true => BenchJob::NAMES.to_vec(),
             false => self.jobs.iter().map(String::as_str).collect(),
         };
-        names.iter().map(|name| BenchJob::by_name(name).expect("the name was checked")).collect()
+        let precision = match self.precision.as_str() {
+            "bf16" => Precision::half(DType::Bf16),
+            "f16" => Precision::half(DType::F16),
+            _ => Precision::F32,
+        };
+        let job = |name| BenchJob::by_name(name).expect("the name was checked");
+        names.iter().map(|name| BenchJob { precision: precision.clone(), ..job(name) }).collect()
     }
 }
 

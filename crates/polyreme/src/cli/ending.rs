@@ -147,6 +147,7 @@ fn code_of_training(error: &TrainError) -> u8 {
         TrainError::Exec(_)
         | TrainError::Rank(_)
         | TrainError::NotFinite { .. }
+        | TrainError::Overflows { .. }
         | TrainError::Checkpoint(_)
         | TrainError::Record(_)
         | TrainError::Empty

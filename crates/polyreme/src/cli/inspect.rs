@@ -69,8 +69,17 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
         let graph = training_graph(trained.net(), &spec, trained.job.train.batch, Loss::default())?;
         let optimizer = trained.job.train.optimizer.rule;
         let lone = Lowering {
-            training: Training { optimizer, clip: trained.job.train.clip, ema: trained.job.train.ema },
-            plan: Plan { updates: Updates::AtOnce, ..Plan::alone() },
+            training: Training {
+                optimizer,
+                clip: trained.job.train.clip,
+                ema: trained.job.train.ema,
+                scaled: trained.job.train.precision().scales_loss(),
+            },
+            plan: Plan {
+                updates: Updates::AtOnce,
+                precision: trained.job.train.precision(),
+                ..Plan::alone()
+            },
             budget_bytes: None,
             threads: 1,
         };

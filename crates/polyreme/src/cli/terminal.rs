@@ -95,8 +95,10 @@ impl Screen {
     }
 
     fn step(&mut self, done: &StepDone) {
-        let smooth = self.loss.map_or(done.loss, |l| l + 0.1 * (done.loss - l));
-        self.loss = Some(smooth);
+        // A step that was skipped has none.
+        if let Some(loss) = done.loss {
+            self.loss = Some(self.loss.map_or(loss, |l| l + 0.1 * (loss - l)));
+        }
         self.samples_per_step = self.samples_per_step.max(done.samples);
         let wait = if self.style == Style::Line { FRAME } else { LOG };
         if self.shown.is_some_and(|at| at.elapsed() < wait) {
@@ -107,21 +109,21 @@ impl Screen {
             return;
         }
         self.pace.observe(done.step, done.seconds);
-        let progress = self.progress(done, smooth);
+        let progress = self.progress(done, self.loss);
         match self.style {
             Style::Line => output::err().frame(&progress.line()),
             Style::Plain => output::err().line(&progress.plain()),
             Style::Json => {
                 let speed = progress.samples_per_s;
                 let value = json!({"event": "step", "step": done.step, "steps": done.steps, "epoch": done.epoch,
-                    "loss": smooth, "lr": done.lr, "samples_per_s": speed, "seconds": done.seconds,
+                    "loss": self.loss, "lr": done.lr, "samples_per_s": speed, "seconds": done.seconds,
                     "waiting": done.waiting, "waiting_for_ranks": done.waiting_for_ranks});
                 self.json(&value);
             }
         }
     }
 
-    fn progress(&self, done: &StepDone, loss: f64) -> Progress<'_> {
+    fn progress(&self, done: &StepDone, loss: Option<f64>) -> Progress<'_> {
         // Before two samples only the mean since the start is known.
         let steps_per_s = self.pace.steps_per_s().unwrap_or(done.step as f64 / done.seconds.max(1e-9));
         let speed = steps_per_s * self.samples_per_step as f64;

@@ -141,6 +141,8 @@ impl Default for TrainSpec {
             clip: None,
             accumulate: 1,
             ema: None,
+            precision: PrecisionKind::F32,
+            loss_scale: crate::loss_scale::FIRST,
             loss: LossKind::CrossEntropy,
             label_smoothing: 0.0,
             mixup: 0.0,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 pub use polyreme_data::Augment;
+use polyreme_graph::{DType, Precision};
 use polyreme_nn::Model;
 
 pub use crate::loss::LossKind;
@@ -177,6 +178,10 @@ pub struct TrainSpec {
     pub accumulate: usize,
     /// The decay of the averaged weights.
     pub ema: Option<f64>,
+    /// The format of activations.
+    pub precision: PrecisionKind,
+    /// The first scale of the loss, in f16.
+    pub loss_scale: f32,
     /// What is minimised.
     pub loss: LossKind,
     /// Spread over the other classes.
@@ -193,6 +198,28 @@ pub struct TrainSpec {
     pub seed: u64,
     /// Activations are recomputed so that training takes at most this much.
     pub memory_mib: Option<usize>,
+}
+
+/// `[train] precision`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PrecisionKind {
+    /// f32 everywhere.
+    F32,
+    /// Activations in bf16.
+    Bf16,
+    /// Activations in f16.
+    F16,
+}
+
+impl TrainSpec {
+    /// How the graphs of the run are rewritten.
+    pub fn precision(&self) -> Precision {
+        match self.precision {
+            PrecisionKind::F32 => Precision::F32,
+            PrecisionKind::Bf16 => Precision::half(DType::Bf16),
+            PrecisionKind::F16 => Precision::half(DType::F16),
+        }
+    }
 }
 
 /// When to stop.

@@ -7,7 +7,7 @@ use super::declare::{field, keys, kinds, section};
 use super::key::Key;
 use super::section::Section;
 use super::shape::Bounds;
-use super::spec::{EarlyStop, Length, LossKind, OptimizerSpec, TrainSpec};
+use super::spec::{EarlyStop, Length, LossKind, OptimizerSpec, PrecisionKind, TrainSpec};
 use super::types::{Type, flag, list, maybe, one_of, real, single, table, whole, within};
 use crate::schedule::{Schedule, ScheduleShape};
 
@@ -64,11 +64,25 @@ fn keys() -> Vec<Key<TrainSpec>> {
         log_every: count() => |s| Some(&mut s.log_every_steps);
         /// everything random follows from it
         seed: whole(0..=u64::MAX) => |s| Some(&mut s.seed);
-        /// the element type of weights and activations; only f32 is supported
-        precision: one_of([("f32", (), "")]) => |_| Some(()), |_, ()| {};
+        /// the format in which activations are stored and multiplied; weights, their updates, sums and losses are f32
+        precision: precision() => |s| Some(&mut s.precision);
+        /// in f16: what the loss is multiplied by at first; halved where gradients overflow, doubled after 2000 good steps
+        loss_scale: single(Bounds::POSITIVE) => |s| Some(&mut s.loss_scale);
         /// activations are recomputed so that training takes at most this much memory in each process
         memory_mib: maybe(whole(1..=1 << 32)) => |s| Some(&mut s.memory_mib);
     }
+}
+
+fn precision() -> Type<PrecisionKind> {
+    one_of([
+        ("f32", PrecisionKind::F32, ""),
+        ("bf16", PrecisionKind::Bf16, "half the memory of activations; faster where the CPU multiplies bf16"),
+        (
+            "f16",
+            PrecisionKind::F16,
+            "half the memory of activations, three more bits than bf16 and a smaller range",
+        ),
+    ])
 }
 
 fn loss() -> Type<LossKind> {

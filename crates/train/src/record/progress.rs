@@ -19,8 +19,8 @@ pub struct Progress<'a> {
     pub epoch: u64,
     /// Epochs of the whole run.
     pub epochs: u64,
-    /// The training loss.
-    pub loss: f64,
+    /// The training loss; `None` as long as all steps were skipped.
+    pub loss: Option<f64>,
     /// The learning rate.
     pub lr: f64,
     /// Samples a second.
@@ -45,7 +45,7 @@ impl Progress<'_> {
         let mut parts: Vec<(usize, String)> = vec![
             (6, format!("epoch {}/{}", self.epoch, self.epochs)),
             (0, format!("{:>3}%", (self.share() * 100.0) as u64)),
-            (1, format!("loss {}", figure(self.loss, 4))),
+            (1, format!("loss {}", self.loss())),
         ];
         for (i, (name, value)) in self.metrics.iter().enumerate() {
             parts.push((9 + i, format!("{name} {}", figure(*value, 4))));
@@ -76,6 +76,10 @@ impl Progress<'_> {
         line.join("  ").chars().take(self.width).collect()
     }
 
+    fn loss(&self) -> String {
+        self.loss.map_or_else(|| "-".into(), |loss| figure(loss, 4))
+    }
+
     /// The line for a log: everything, and nothing that moves.
     pub fn plain(&self) -> String {
         let mut line = format!(
@@ -84,7 +88,7 @@ impl Progress<'_> {
             thousands(self.steps),
             self.epoch,
             self.epochs,
-            figure(self.loss, 4),
+            self.loss(),
             trimmed(self.lr, 3),
             short(self.samples_per_s),
         );
@@ -228,7 +232,7 @@ mod tests {
             steps: 1000,
             epoch: 5,
             epochs: 10,
-            loss: 0.41234,
+            loss: Some(0.41234),
             lr: 3e-4,
             samples_per_s: 12_345.0,
             elapsed: 83.0,
@@ -305,7 +309,7 @@ mod tests {
         for width in 0..250 {
             for (step, steps) in [(0, 0), (0, 1), (1, 1), (7, 3), (u64::MAX, u64::MAX), (1, u64::MAX)] {
                 let left = (step % 2 == 0).then_some(1e9);
-                let loss = if width % 2 == 0 { f64::NEG_INFINITY } else { 1e-9 };
+                let loss = [Some(f64::NEG_INFINITY), Some(1e-9), None][width % 3];
                 let line = Progress { step, steps, left, loss, ..progress(&metrics, width) }.line();
                 let columns = line.chars().count();
                 assert!(columns <= width && (width < 40 || columns >= 20), "{width}: {line}");

@@ -163,11 +163,19 @@ impl Prepared {
             threads,
             isa: given.isa,
             seed: train.seed,
-            training: Training { optimizer: train.optimizer.rule, clip: train.clip, ema: train.ema },
+            training: Training {
+                optimizer: train.optimizer.rule,
+                clip: train.clip,
+                ema: train.ema,
+                scaled: train.precision().scales_loss(),
+            },
             loss,
             class_weights,
             memory_bytes: train.memory_mib.map(|mib| mib << 20),
-            plan: plan(parallel, train.accumulate, !two.updates.is_empty()),
+            plan: Plan {
+                precision: train.precision(),
+                ..plan(parallel, train.accumulate, !two.updates.is_empty())
+            },
             keeps: keeps(parallel),
         };
         let system = Vec::new();

@@ -16,6 +16,7 @@ use crate::error::TrainError;
 use crate::fingerprint::Fingerprint;
 use crate::install::{install, install_arena};
 use crate::learner::Learner;
+use crate::loss_scale::LossScale;
 use crate::metrics::{Best, Patience};
 use crate::preparation::Preparation;
 
@@ -56,6 +57,9 @@ pub struct Progress {
     /// Batches that the batch norms had seen in the file of weights that the run began with.
     #[serde(default)]
     pub batches_before: u64,
+    /// The scale of the loss, in f16.
+    #[serde(default)]
+    pub loss_scale: Option<LossScale>,
 }
 
 impl Progress {

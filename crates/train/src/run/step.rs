@@ -59,7 +59,9 @@ impl Run {
         let (began, waited_before) = (Instant::now(), loader.waited());
         let microbatches = self.part.microbatches(step);
         let rounds = self.part.rounds(step);
-        let part = RankStep { samples: pace.len(step), microbatches, rounds, lr: lr as f32, extra };
+        let loss_scale = self.progress.loss_scale.map_or(1.0, |s| s.scale);
+        let part =
+            RankStep { samples: pace.len(step), microbatches, rounds, lr: lr as f32, loss_scale, extra };
         let result = self.learner.step(part, &mut |_, take| {
             let loaded = loader.next().expect("the plan has a batch for each microbatch")?;
             take(MicrobatchData { x: loaded.x.values(), labels: loaded.labels.values(), mix })

@@ -24,6 +24,7 @@ use crate::fingerprint::Fingerprint;
 use crate::install::ship;
 use crate::judge::block_samples;
 use crate::learner::{Learner, StepResult};
+use crate::loss_scale::LossScale;
 use crate::metrics::{Best, Confusion, Patience};
 use crate::pace::RankShare;
 use crate::record::trace;
@@ -265,9 +266,24 @@ impl Run {
         let (pace, seconds, ranks) = (self.prepared.pace, self.seconds(), self.prepared.ranks());
         let samples = pace.len(step);
         self.progress.samples += samples as u64;
-        for (sum, n) in [&mut self.progress.window, &mut self.progress.epoch] {
-            *sum += result.loss;
-            *n += 1;
+        if !result.skipped {
+            for (sum, n) in [&mut self.progress.window, &mut self.progress.epoch] {
+                *sum += result.loss;
+                *n += 1;
+            }
+        }
+        if let Some(scale) = &mut self.progress.loss_scale {
+            scale.note(result.skipped);
+            if scale.is_lost() {
+                return Err(self.learner.overflows(result.loss)?);
+            }
+            if result.skipped {
+                let (done, scale) = (step + 1, scale.scale);
+                let what = format!(
+                    "step {done} overflowed in f16 and is skipped; the loss is scaled by {scale} now"
+                );
+                observer.event(Event::Warning(&what));
+            }
         }
         let here = self.started.elapsed().as_secs_f64().max(1e-9);
         // What a rank waits with nobody to wait for is the price of a look at the clock.
@@ -278,7 +294,7 @@ impl Run {
             steps,
             epoch: pace.epoch(step) + 1,
             epochs: steps.div_ceil(pace.steps_per_epoch()),
-            loss: result.loss,
+            loss: (!result.skipped).then_some(result.loss),
             lr,
             samples,
             seconds,
@@ -289,18 +305,23 @@ impl Run {
         if (step + 1).is_multiple_of(every) || step + 1 == steps {
             let (sum, n) = std::mem::take(&mut self.progress.window);
             let training = (seconds - self.progress.evaluating).max(1e-9);
-            let mut line = vec![
-                ("train_loss".to_string(), sum / n as f64),
-                ("lr".to_string(), lr),
-                ("samples_per_s".to_string(), self.progress.samples as f64 / training),
-            ];
-            line.extend(result.grad_norm.map(|norm| ("grad_norm".to_string(), norm)));
+            let mut line = Vec::new();
+            // Of skipped steps alone there is no loss.
+            line.extend((n > 0).then(|| ("train_loss".to_string(), sum / n as f64)));
+            line.push(("lr".to_string(), lr));
+            line.push(("samples_per_s".to_string(), self.progress.samples as f64 / training));
+            let clips = self.prepared.job.train.clip.is_some() && !result.skipped;
+            line.extend(result.grad_norm.filter(|_| clips).map(|norm| ("grad_norm".to_string(), norm)));
+            if let Some(scale) = self.progress.loss_scale {
+                line.push(("loss_scale".to_string(), f64::from(scale.scale)));
+                line.push(("steps_skipped".to_string(), scale.steps_skipped as f64));
+            }
             line.extend((ranks > 1).then(|| ("wait_share".to_string(), waiting_for_ranks)));
             self.record(step + 1, &line, observer);
         }
         if pace.ends_epoch(step) {
             let (sum, n) = std::mem::take(&mut self.progress.epoch);
-            self.progress.last_epoch_loss = Some(sum / n as f64);
+            self.progress.last_epoch_loss = (n > 0).then(|| sum / n as f64);
         }
         Ok(())
     }
@@ -434,6 +455,7 @@ impl Run {
 /// A run of which nothing is done.
 fn first_progress(prepared: &Prepared) -> Progress {
     let (best, stop) = (&prepared.job.output.best, &prepared.job.train.early_stop);
+    let scales = prepared.learner.training.scaled;
     Progress {
         seconds: 0.0,
         evaluating: 0.0,
@@ -447,5 +469,6 @@ fn first_progress(prepared: &Prepared) -> Progress {
         preparation: prepared.preparation(),
         data: None,
         batches_before: 0,
+        loss_scale: scales.then(|| LossScale::new(prepared.job.train.loss_scale)),
     }
 }

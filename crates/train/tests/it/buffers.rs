@@ -15,7 +15,7 @@ fn step(model: &Model, n: usize) -> Graph {
 }
 
 fn lower(step: &Graph, bucket_bytes: usize, weights: Weights) -> Program {
-    let training = Training { optimizer: Optimizer::AdamW(Moments::DEFAULT), clip: Some(1.0), ema: None };
+    let training = Training { optimizer: Optimizer::AdamW(Moments::DEFAULT), clip: Some(1.0), ema: None, scaled: false };
     let plan = Plan {
         mesh: Mesh::data(4),
         rank: 1,

@@ -40,7 +40,7 @@ fn options(loss: Loss) -> LearnerOptions {
         isa: Isa::detect(),
         threads: 1,
         seed: 3,
-        training: Training { optimizer: Optimizer::AdamW(Moments::DEFAULT), clip: Some(1.0), ema: Some(0.9) },
+        training: Training { optimizer: Optimizer::AdamW(Moments::DEFAULT), clip: Some(1.0), ema: Some(0.9), scaled: false },
         loss,
         class_weights: if loss.class_weights { vec![0.5, 1.0, 4.0] } else { Vec::new() },
         memory_bytes: None,
@@ -74,7 +74,7 @@ impl Data {
         step: u64,
     ) -> Result<StepResult, TrainError> {
         let (microbatches, rounds) = (part.microbatches(step), part.rounds(step));
-        let of = RankStep { samples: pace.len(step), microbatches, rounds, lr: 0.01, extra: [0.0; 2] };
+        let of = RankStep { samples: pace.len(step), microbatches, rounds, lr: 0.01, loss_scale: 1.0, extra: [0.0; 2] };
         learner.step(of, &mut |microbatch, take| {
             let start = pace.start(step) + microbatch.offset;
             let rows = start..start + microbatch.len;
@@ -233,7 +233,7 @@ fn mixed_labels_count_by_their_share() {
         let x = [0.5; 2 * WIDTH];
         let batch = MicrobatchData { x: Values::F32(&x), labels: Values::I32(labels), mix };
         let step =
-            RankStep { samples: 2, microbatches: part.microbatches(0), rounds: 1, lr: 0.01, extra: [0.0; 2] };
+            RankStep { samples: 2, microbatches: part.microbatches(0), rounds: 1, lr: 0.01, loss_scale: 1.0, extra: [0.0; 2] };
         learner.step(step, &mut |_, take| take(batch)).unwrap().loss
     };
     let (mixed, first, second) = (one(&[0, 1], 0.3), one(&[0, 1], 1.0), one(&[1, 0], 1.0));

@@ -24,7 +24,7 @@ impl Observer for Watcher {
     fn event(&mut self, event: Event<'_>) {
         match event {
             Event::Step(done) => {
-                self.losses.push(done.loss);
+                self.losses.push(done.loss.expect("no step is skipped"));
                 self.step = done.step;
                 assert!((0.0..=1.0).contains(&done.waiting_for_ranks), "{}", done.waiting_for_ranks);
             }

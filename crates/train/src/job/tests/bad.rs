@@ -315,7 +315,11 @@ fn kinds_and_keys() {
         "`warmup` does not belong to `train.schedule` of kind `one-cycle`",
         "it belongs to constant, step, exponential, cosine, linear",
     );
-    check(&train("precision = \"bf16\""), "`train.precision` is \"bf16\"; only \"f32\" is supported", "");
+    check(
+        &train("precision = \"f8\""),
+        "`train.precision` is \"f8\", which is not known",
+        "known are f32, bf16, f16",
+    );
     check(
         &train("early_stop = { metric = \"loss\" }"),
         "`train.early_stop.metric` is \"loss\", which is not known",
@@ -324,7 +328,7 @@ fn kinds_and_keys() {
     check(
         &train("colour = 3"),
         "unknown key `colour` in [train]",
-        "valid keys are batch, epochs, steps, optimizer, schedule, clip, accumulate, ema, loss, label_smoothing, mixup, early_stop, evaluate_every, log_every, seed, precision, memory_mib",
+        "valid keys are batch, epochs, steps, optimizer, schedule, clip, accumulate, ema, loss, label_smoothing, mixup, early_stop, evaluate_every, log_every, seed, precision, loss_scale, memory_mib",
     );
     check(
         &rest("[parallel]\nthreads = \"all\""),

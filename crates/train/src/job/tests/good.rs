@@ -125,6 +125,8 @@ fn every_key_is_read() {
         clip: Some(1.0),
         accumulate: 4,
         ema: Some(0.999),
+        precision: PrecisionKind::F16,
+        loss_scale: 1024.0,
         loss: LossKind::CrossEntropy,
         label_smoothing: 0.1,
         mixup: 0.2,

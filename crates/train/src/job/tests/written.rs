@@ -35,13 +35,16 @@ fn whole_files_read_again() {
 
 #[test]
 fn the_file_of_an_earlier_run_reads_as_the_same_job() {
-    // Written for `full.toml` before keys were declared, and before there was a loss to choose. What is written now differs in
-    // that and in the order of keys alone.
-    let (before, job) = (include_str!("before.toml"), good(include_str!("full.toml"), &[]));
+    // Written for `full.toml` before keys were declared, and before there was a loss, a precision or its scale to choose. What is
+    // written now differs in that and in the order of keys alone.
+    let (before, mut job) = (include_str!("before.toml"), good(include_str!("full.toml"), &[]));
+    let TrainSpec { precision, loss_scale, .. } = TrainSpec::default();
+    job.train = TrainSpec { precision, loss_scale, ..job.train };
     assert_eq!(good(before, &[]), job);
     let table = |text: &str| toml::from_str::<toml::Table>(text).unwrap();
     let mut now = table(&job.to_toml());
-    let loss = now["train"].as_table_mut().unwrap().remove("loss");
+    let train = now["train"].as_table_mut().unwrap();
+    let (loss, _) = (train.remove("loss"), train.remove("loss_scale"));
     assert_eq!((loss, now), (Some("cross_entropy".into()), table(before)));
 }
 
@@ -244,6 +247,8 @@ fn train() -> impl Strategy<Value = TrainSpec> {
                 clip,
                 accumulate,
                 ema,
+                precision: [PrecisionKind::F32, PrecisionKind::Bf16, PrecisionKind::F16][(seed % 3) as usize],
+                loss_scale: times as f32,
                 loss,
                 label_smoothing: if loss == LossKind::CrossEntropy { label_smoothing } else { 0.0 },
                 mixup,
