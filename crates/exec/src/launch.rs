@@ -268,6 +268,9 @@ fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
     }
 }
 
+/// Whether kernels are given operands in half.
+const HALVES: bool = false;
+
 /// Scratch space in floats.
 fn scratch_len(launch: &Launch, workers: usize) -> usize {
     match launch {
@@ -284,17 +287,10 @@ fn scratch_len(launch: &Launch, workers: usize) -> usize {
         | Launch::AvgPool(_)
         | Launch::AvgPoolGrad(_)
         | Launch::AxisSum
-        | Launch::LayerNorm(_)
-        | Launch::RmsNorm(_)
-        | Launch::Softmax(_)
-        | Launch::SoftmaxGrad(_)
-        | Launch::LogSoftmax(_)
-        | Launch::LogSoftmaxGrad(_)
-        | Launch::CrossEntropyGrad(_)
         | Launch::Embedding(_)
         | Launch::EmbeddingGrad(_)
         | Launch::Dropout { .. } => 0,
-        Launch::Reduce(r) => r.scratch_len(workers),
+        Launch::Reduce(r) => r.scratch_len(DType::F32, workers),
         Launch::MatMul(g) => g.scratch_len(workers),
         Launch::Apply(g) => g.pass_scratch_len(workers),
         Launch::Conv(c, pass) => c.scratch_len(*pass, workers),
@@ -304,10 +300,16 @@ fn scratch_len(launch: &Launch, workers: usize) -> usize {
         | Launch::BatchNormFromSums(n, _)
         | Launch::BatchNormGradSums(n)
         | Launch::BatchNormGradFromSums(n) => n.scratch_len(workers),
-        Launch::LayerNormGrad(n) => n.scratch_len(workers),
-        Launch::RmsNormGrad(n) => n.scratch_len(workers),
+        Launch::LayerNorm(n) => n.forward_scratch_len(HALVES, workers),
+        Launch::LayerNormGrad(n) => n.backward_scratch_len(HALVES, workers),
+        Launch::RmsNorm(n) => n.forward_scratch_len(HALVES, workers),
+        Launch::RmsNormGrad(n) => n.backward_scratch_len(HALVES, workers),
         Launch::GroupNorm(n) | Launch::GroupNormGrad(n) => n.scratch_len(workers),
-        Launch::CrossEntropy(c) => c.scratch_len(workers),
+        Launch::Softmax(d) | Launch::SoftmaxGrad(d) | Launch::LogSoftmax(d) | Launch::LogSoftmaxGrad(d) => {
+            d.scratch_len(HALVES, workers)
+        }
+        Launch::CrossEntropy(c) => c.forward_scratch_len(HALVES, workers),
+        Launch::CrossEntropyGrad(c) => c.backward_scratch_len(HALVES, workers),
         Launch::Attention(a, _) => a.forward_scratch_len(workers),
         Launch::AttentionGrad(a, _) => a.backward_scratch_len(workers),
         Launch::Lstm(r) => r.forward_scratch_len(workers),

@@ -52,6 +52,9 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -
 
 fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result<(), RejectedData> {
     let then = prepared.then.as_ref();
+    // What may be in any format of storage.
+    let floats = |k: usize| Floats::F32(m.input(k));
+    let floats_mut = |k: usize| FloatsMut::F32(m.output(k));
     match &prepared.launch {
         Launch::Nothing => {}
         Launch::Apply(_) => unreachable!("`Engine::apply` runs it"),
@@ -69,10 +72,10 @@ fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result
         Launch::ScatterAdd(gather) => {
             let dx = m.output(0);
             dx.fill(0.0);
-            gather.scatter_add(cx, m.input(0), m.input(1), dx)?;
+            gather.scatter_add(cx, floats(0), m.input(1), dx)?;
         }
         Launch::Cast { from, to } => cast(cx, *from, *to, m),
-        Launch::Reduce(reduce) => reduce.forward(cx, m.input(0), m.output(0), m.scratch()),
+        Launch::Reduce(reduce) => reduce.forward(cx, floats(0), floats_mut(0), m.scratch()),
         Launch::MatMul(gemm) => {
             let (rows, n) = (gemm.m, gemm.n);
             let pieces = then.map(|t| pieces(cx, t, m));
@@ -164,20 +167,21 @@ fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result
             norm.backward_from_sums(cx, dy, x, gamma, beta, mean, rstd, sums, m.output(0), m.scratch());
         }
         Launch::LayerNorm(norm) => {
-            let (y, mean, rstd) = (m.output(0), m.output(1), m.output(2));
-            norm.forward(cx, m.input(0), Some(m.input(1)), Some(m.input(2)), y, mean, rstd);
+            let (y, mean, rstd) = (floats_mut(0), m.output(1), m.output(2));
+            let (weight, bias) = (Some(m.input(1)), Some(m.input(2)));
+            norm.forward(cx, floats(0), weight, bias, y, mean, rstd, m.scratch());
         }
         Launch::LayerNormGrad(norm) => {
-            let (dx, dgamma, dbeta) = (m.output(0), Some(m.output(1)), Some(m.output(2)));
-            let (dy, x, gamma) = (m.input(0), m.input(1), Some(m.input(2)));
+            let (dx, dgamma, dbeta) = (floats_mut(0), Some(m.output(1)), Some(m.output(2)));
+            let (dy, x, gamma) = (floats(0), floats(1), Some(m.input(2)));
             norm.backward(cx, dy, x, gamma, m.input(3), m.input(4), dx, dgamma, dbeta, m.scratch());
         }
         Launch::RmsNorm(norm) => {
-            norm.forward(cx, m.input(0), Some(m.input(1)), m.output(0), m.output(1));
+            norm.forward(cx, floats(0), Some(m.input(1)), floats_mut(0), m.output(1), m.scratch());
         }
         Launch::RmsNormGrad(norm) => {
-            let (dx, dgamma) = (m.output(0), Some(m.output(1)));
-            norm.backward(cx, m.input(0), m.input(1), Some(m.input(2)), m.input(3), dx, dgamma, m.scratch());
+            let (dx, dgamma) = (floats_mut(0), Some(m.output(1)));
+            norm.backward(cx, floats(0), floats(1), Some(m.input(2)), m.input(3), dx, dgamma, m.scratch());
         }
         Launch::GroupNorm(norm) => {
             let (y, mean, rstd) = (m.output(0), m.output(1), m.output(2));
@@ -188,26 +192,29 @@ fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result
             let (dy, x, gamma) = (m.input(0), m.input(1), m.input(2));
             norm.backward(cx, dy, x, gamma, m.input(3), m.input(4), dx, dgamma, dbeta, m.scratch());
         }
-        Launch::Softmax(axis) => softmax::softmax(cx, *axis, m.input(0), m.output(0)),
+        Launch::Softmax(axis) => softmax::softmax(cx, *axis, floats(0), floats_mut(0), m.scratch()),
         Launch::SoftmaxGrad(axis) => {
-            softmax::softmax_backward(cx, *axis, m.input(0), m.input(1), m.output(0))
+            softmax::softmax_backward(cx, *axis, floats(0), floats(1), floats_mut(0), m.scratch());
         }
-        Launch::LogSoftmax(axis) => softmax::log_softmax(cx, *axis, m.input(0), m.output(0)),
+        Launch::LogSoftmax(axis) => {
+            softmax::log_softmax(cx, *axis, floats(0), floats_mut(0), m.scratch());
+        }
         Launch::LogSoftmaxGrad(axis) => {
-            softmax::log_softmax_backward(cx, *axis, m.input(0), m.input(1), m.output(0));
+            softmax::log_softmax_backward(cx, *axis, floats(0), floats(1), floats_mut(0), m.scratch());
         }
         Launch::CrossEntropy(loss) => {
             let weights = (m.n_inputs() > 2).then(|| m.input(2));
-            let result = loss.forward(cx, m.input(0), m.input(1), weights, m.output(1), m.scratch())?;
+            let result = loss.forward(cx, floats(0), m.input(1), weights, m.output(1), m.scratch())?;
             m.output(0)[0] = result.mean;
         }
         Launch::CrossEntropyGrad(loss) => {
             let weights = (m.n_inputs() > 4).then(|| m.input(4));
             let dloss = m.input::<f32>(0)[0];
-            loss.backward(cx, dloss, m.input(1), m.input(2), weights, m.input(3), m.output(0));
+            let (logits, labels, lse) = (floats(1), m.input(2), m.input(3));
+            loss.backward(cx, dloss, logits, labels, weights, lse, floats_mut(0), m.scratch());
         }
-        Launch::Embedding(e) => e.forward(cx, m.input(1), m.input(0), m.output(0))?,
-        Launch::EmbeddingGrad(e) => e.backward(cx, m.input(1), m.input(0), m.output(0))?,
+        Launch::Embedding(e) => e.forward(cx, floats(1), m.input(0), floats_mut(0))?,
+        Launch::EmbeddingGrad(e) => e.backward(cx, floats(1), m.input(0), m.output(0))?,
         Launch::Attention(a, masked) => {
             let [q, k, v] = qkv(m, masked, 0);
             a.forward(cx, q, k, v, mask(m, masked, 0), m.output(0), m.output(1), m.scratch());
@@ -215,8 +222,8 @@ fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result
         Launch::AttentionGrad(a, masked) => attention_grad(cx, a, masked, m),
         Launch::Dropout { p, stream, slab } => {
             let key = draw.seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            let y = m.output::<f32>(0);
-            random::dropout(cx, *p, key, draw.step, draw.positions(y.len(), *slab), m.input(0), y);
+            let y = floats_mut(0);
+            random::dropout(cx, *p, key, draw.step, draw.positions(y.len(), *slab), floats(0), y);
         }
         Launch::Lstm(lstm) => {
             let x = LstmForward {

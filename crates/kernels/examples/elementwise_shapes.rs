@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use polyreme_dtype::DType;
 use polyreme_kernels::elementwise::{Binary, Expr, Fused, Source, Unary};
 use polyreme_kernels::norm::{BatchNorm, LayerNorm};
 use polyreme_kernels::optim::{Moments, Optimizer, StepHyper};
@@ -44,7 +45,7 @@ fn main() {
     for (rows, d) in [(2048, 256), (128, 10)] {
         let (x, mut y) = (numbers(rows * d), numbers(rows * d));
         row(&format!("softmax {rows}×{d}"), &isas, 2 * rows * d, |cx| {
-            softmax(cx, SoftmaxDim::last(rows, d), &x, &mut y);
+            softmax(cx, SoftmaxDim::last(rows, d), Floats::F32(&x), FloatsMut::F32(&mut y), &mut []);
         });
     }
     layer_norm(&isas, 2048, 384);
@@ -54,9 +55,9 @@ fn main() {
     for (rows, d) in [(2048, 1536), (2048, 384), (128, 512)] {
         let sum = Reduce::new(ReduceKind::Sum, &[rows, d], &[0]);
         let (x, mut y) = (numbers(rows * d), numbers(d));
-        let mut scratch = numbers(sum.scratch_len(1));
+        let mut scratch = numbers(sum.scratch_len(DType::F32, 1));
         row(&format!("sum of rows {rows}×{d}"), &isas, rows * d, |cx| {
-            sum.forward(cx, &x, &mut y, &mut scratch);
+            sum.forward(cx, Floats::F32(&x), FloatsMut::F32(&mut y), &mut scratch);
         });
     }
     for n in [10_800_000, 670_000] {
@@ -73,13 +74,16 @@ fn layer_norm(isas: &[Isa], rows: usize, d: usize) {
     let (x, dy, w, b) = (numbers(rows * d), numbers(rows * d), numbers(d), numbers(d));
     let (mut y, mut dx, mut mean, mut rstd) =
         (numbers(rows * d), numbers(rows * d), numbers(rows), numbers(rows));
-    let (mut dw, mut db, mut scratch) = (numbers(d), numbers(d), numbers(norm.scratch_len(1)));
+    let (mut dw, mut db, mut scratch) =
+        (numbers(d), numbers(d), numbers(norm.backward_scratch_len(false, 1)));
     row(&format!("layer_norm {rows}×{d}"), isas, 2 * rows * d, |cx| {
-        norm.forward(cx, &x, Some(&w), Some(&b), &mut y, &mut mean, &mut rstd);
+        let (x, y) = (Floats::F32(&x), FloatsMut::F32(&mut y));
+        norm.forward(cx, x, Some(&w), Some(&b), y, &mut mean, &mut rstd, &mut []);
     });
     row(&format!("layer_norm_grad {rows}×{d}"), isas, 3 * rows * d, |cx| {
         let (dw, db) = (Some(&mut dw[..]), Some(&mut db[..]));
-        norm.backward(cx, &dy, &x, Some(&w), &mean, &rstd, &mut dx, dw, db, &mut scratch);
+        let (dy, x, dx) = (Floats::F32(&dy), Floats::F32(&x), FloatsMut::F32(&mut dx));
+        norm.backward(cx, dy, x, Some(&w), &mean, &rstd, dx, dw, db, &mut scratch);
     });
 }
 

@@ -1,10 +1,10 @@
 //! Rows of a table `[rows, d]` picked by ids, and the gradient of the table.
 //!
 //! Ids are checked before anything is written. The gradient of a row is summed in the order of the positions that
-//! picked it; each task has its own columns, so the order is the same whatever runs them.
+//! picked it, in f32; each task has its own columns, so the order is the same whatever runs them.
 
-use crate::Cx;
 use crate::cx::SharedMut;
+use crate::{Cx, Floats, FloatsMut, SharedFloats};
 use std::fmt;
 
 /// A table of `rows` vectors of `d` floats, read at `n` positions.
@@ -43,7 +43,7 @@ const COLUMNS: usize = 64;
 
 impl Embedding {
     /// `y[i] = table[ids[i]]`, `[n, d]`.
-    pub fn forward(&self, cx: &Cx, table: &[f32], ids: &[i32], y: &mut [f32]) -> Result<(), IdError> {
+    pub fn forward(&self, cx: &Cx, table: Floats, ids: &[i32], y: FloatsMut) -> Result<(), IdError> {
         let d = self.d;
         assert_eq!(table.len(), self.rows * d, "the table is [rows, d]");
         assert_eq!(y.len(), self.n * d, "y is [n, d]");
@@ -52,16 +52,18 @@ impl Embedding {
             return Ok(());
         }
         let step = (16 * 1024 / d).max(1);
-        cx.for_each_chunk(y, step * d, |task, y| {
-            for (y, &id) in y.chunks_exact_mut(d).zip(&ids[task * step..]) {
-                y.copy_from_slice(&table[id as usize * d..][..d]);
+        let y = SharedFloats::new(y);
+        cx.par.run(self.n.div_ceil(step), &|task, _| {
+            for (i, &id) in ids.iter().enumerate().skip(task * step).take(step) {
+                // SAFETY: tasks have disjoint rows, and each runs once.
+                unsafe { y.part(i * d, d) }.copy_from(cx.isa, table.part(id as usize * d, d));
             }
         });
         Ok(())
     }
 
     /// `dtable[r] = Σ dy[i]` over the positions with `ids[i] == r`, and 0 where there are none: it overwrites.
-    pub fn backward(&self, cx: &Cx, dy: &[f32], ids: &[i32], dtable: &mut [f32]) -> Result<(), IdError> {
+    pub fn backward(&self, cx: &Cx, dy: Floats, ids: &[i32], dtable: &mut [f32]) -> Result<(), IdError> {
         let d = self.d;
         assert_eq!(dtable.len(), self.rows * d, "dtable is [rows, d]");
         assert_eq!(dy.len(), self.n * d, "dy is [n, d]");
@@ -72,11 +74,16 @@ impl Embedding {
         let dtable = SharedMut::new(dtable);
         cx.par.run(d.div_ceil(wide), &|task, _| {
             let (first, wide) = (task * wide, wide.min(d - task * wide));
+            let mut stage = [0.0; COLUMNS];
+            let step = if dy.is_half() { COLUMNS } else { wide };
             for (i, &id) in ids.iter().enumerate() {
-                // SAFETY: each task has its own columns and one part at a time, and runs once.
-                let target = unsafe { dtable.slice(id as usize * d + first, wide) };
-                for (t, &g) in target.iter_mut().zip(&dy[i * d + first..][..wide]) {
-                    *t += g;
+                for at in (first..first + wide).step_by(step) {
+                    let len = step.min(first + wide - at);
+                    // SAFETY: each task has its own columns and one part at a time, and runs once.
+                    let target = unsafe { dtable.slice(id as usize * d + at, len) };
+                    for (t, &g) in target.iter_mut().zip(dy.staged(cx.isa, i * d + at, len, &mut stage)) {
+                        *t += g;
+                    }
                 }
             }
         });
@@ -97,7 +104,9 @@ impl Embedding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::floats::testing::{HALVES, Stored, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
+    use polyreme_dtype::DType;
 
     fn check(rows: usize, d: usize, n: usize) {
         let e = Embedding { rows, d, n };
@@ -106,12 +115,13 @@ mod tests {
         let mut runs = vec![];
         for cx in contexts() {
             let (mut y, mut dtable) = (vec![f32::NAN; n * d], vec![f32::NAN; rows * d]);
-            e.forward(&cx, &table, &ids, &mut y).unwrap();
-            e.backward(&cx, &dy, &ids, &mut dtable).unwrap();
+            e.forward(&cx, Floats::F32(&table), &ids, FloatsMut::F32(&mut y)).unwrap();
+            e.backward(&cx, Floats::F32(&dy), &ids, &mut dtable).unwrap();
             for i in 0..n * d {
                 assert_eq!(y[i], table[ids[i / d] as usize * d + i % d]);
             }
             runs.push(dtable);
+            in_half(&e, &cx, &table, &ids, &dy);
         }
         same_bits("dtable", &runs);
         let mut want = vec![0.0; rows * d];
@@ -119,6 +129,24 @@ mod tests {
             want[ids[i / d] as usize * d + i % d] += f64::from(dy[i]);
         }
         close("dtable", &runs[0], &want, 1e-5);
+    }
+
+    /// Rows rounded as they are picked, rows of a table in half, and gradients in half.
+    fn in_half(e: &Embedding, cx: &Cx, table: &[f32], ids: &[i32], dy: &[f32]) {
+        for half in HALVES {
+            for (from, to) in [(DType::F32, half), (half, half), (half, DType::F32)] {
+                let table = Stored::new(from, table);
+                let (mut want, mut got) = (vec![f32::NAN; e.n * e.d], Stored::unset(to, e.n * e.d));
+                e.forward(cx, Floats::F32(&table.wide()), ids, FloatsMut::F32(&mut want)).unwrap();
+                e.forward(cx, table.get(), ids, got.get_mut()).unwrap();
+                same_rounded("rows", &[got], &[Stored::F32(want)]);
+            }
+            let dy = Stored::new(half, dy);
+            let (mut want, mut got) = (vec![f32::NAN; e.rows * e.d], vec![f32::NAN; e.rows * e.d]);
+            e.backward(cx, Floats::F32(&dy.wide()), ids, &mut want).unwrap();
+            e.backward(cx, dy.get(), ids, &mut got).unwrap();
+            same_rounded("dtable", &[Stored::F32(got)], &[Stored::F32(want)]);
+        }
     }
 
     #[test]
@@ -136,8 +164,9 @@ mod tests {
         for id in [3, -1, i32::MAX] {
             let (mut y, mut dtable) = ([9.0; 4], [9.0; 6]);
             let want = Err(IdError { position: 1, id, rows: 3 });
-            assert_eq!(e.forward(&Cx::serial(), &[0.0; 6], &[0, id], &mut y), want);
-            assert_eq!(e.backward(&Cx::serial(), &[1.0; 4], &[0, id], &mut dtable), want);
+            let (cx, table, dy) = (Cx::serial(), Floats::F32(&[0.0; 6]), Floats::F32(&[1.0; 4]));
+            assert_eq!(e.forward(&cx, table, &[0, id], FloatsMut::F32(&mut y)), want);
+            assert_eq!(e.backward(&cx, dy, &[0, id], &mut dtable), want);
             assert_eq!((y, dtable), ([9.0; 4], [9.0; 6]));
         }
     }

@@ -85,6 +85,22 @@ impl<'a> Floats<'a> {
         }
     }
 
+    /// Whether they are stored in half.
+    #[inline]
+    pub fn is_half(&self) -> bool {
+        !matches!(self, Floats::F32(_))
+    }
+
+    /// One of them, as f32.
+    #[inline]
+    pub fn at(self, i: usize) -> f32 {
+        match self {
+            Floats::F32(x) => x[i],
+            Floats::F16(x) => convert::f32_from_f16(x[i]),
+            Floats::Bf16(x) => convert::f32_from_bf16(x[i]),
+        }
+    }
+
     /// `start..start + len` of them.
     #[inline]
     pub fn part(self, start: usize, len: usize) -> Floats<'a> {
@@ -138,6 +154,12 @@ impl<'a> FloatsMut<'a> {
         self.as_floats().dtype()
     }
 
+    /// Whether they are stored in half.
+    #[inline]
+    pub fn is_half(&self) -> bool {
+        !matches!(self, FloatsMut::F32(_))
+    }
+
     /// The same, to be read.
     pub fn as_floats(&self) -> Floats<'_> {
         map!(FloatsMut, self, Floats, x => x)
@@ -153,6 +175,36 @@ impl<'a> FloatsMut<'a> {
             FloatsMut::F32(y) => y.copy_from_slice(from),
             FloatsMut::F16(y) => convert::round_f16(isa, from, y),
             FloatsMut::Bf16(y) => convert::round_bf16(isa, from, y),
+        }
+    }
+
+    /// Writes what `f` does as f32: in place if they are, else rounded from the beginning of `stage`.
+    #[inline]
+    pub fn staged<R>(self, isa: Isa, stage: &mut [f32], f: impl FnOnce(&mut [f32]) -> R) -> R {
+        match self {
+            FloatsMut::F32(y) => f(y),
+            mut half => {
+                let stage = &mut stage[..half.len()];
+                let result = f(stage);
+                half.round(isa, stage);
+                result
+            }
+        }
+    }
+
+    /// Writes each of `from`, rounded to the format.
+    ///
+    /// # Panics
+    /// If `from` has another length, or both are in half and in different formats.
+    pub fn copy_from(&mut self, isa: Isa, from: Floats) {
+        match (self, from) {
+            (to, Floats::F32(x)) => to.round(isa, x),
+            (FloatsMut::F32(y), half) => half.widen(isa, y),
+            (FloatsMut::F16(y), Floats::F16(x)) => y.copy_from_slice(x),
+            (FloatsMut::Bf16(y), Floats::Bf16(x)) => y.copy_from_slice(x),
+            (FloatsMut::F16(_), Floats::Bf16(_)) | (FloatsMut::Bf16(_), Floats::F16(_)) => {
+                panic!("f16 and bf16 are converted by way of f32")
+            }
         }
     }
 }
@@ -215,6 +267,24 @@ pub(crate) mod testing {
         F32(Vec<f32>),
         F16(Vec<f16>),
         Bf16(Vec<bf16>),
+    }
+
+    /// Checks that a kernel gave the bits of the same kernel in f32, each of them rounded.
+    pub(crate) fn same_rounded(what: &str, got: &[Stored], of_f32: &[Stored]) {
+        assert_eq!(got.len(), of_f32.len(), "{what}");
+        for (k, (got, want)) in got.iter().zip(of_f32).enumerate() {
+            let dtype = got.get().dtype();
+            let want = Stored::new(dtype, &want.wide());
+            let wrong = got.bits().iter().zip(want.bits()).position(|(g, w)| *g != w);
+            let at = |v: &Stored| wrong.map(|i| v.get().at(i));
+            assert_eq!(got.get().len(), want.get().len(), "{what}: result {k} in {dtype}");
+            assert!(
+                wrong.is_none(),
+                "{what}: {wrong:?} of result {k} in {dtype}: {:?}, not {:?}",
+                at(got),
+                at(&want)
+            );
+        }
     }
 
     impl Stored {

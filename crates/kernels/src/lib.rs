@@ -11,6 +11,7 @@
 //! - [`cx`]: what a kernel is given to run with: the instruction set and the tasks' runner.
 //! - [`isa`]: instruction sets as sets of features, of which kernels use those that this CPU has.
 //! - [`floats`]: slices in any of the formats that values are stored in; [`convert`] changes formats.
+//! - `stage`: rows of halves in f32, some at a time.
 //! - `simd`, `lanes`: how one body becomes a kernel for each instruction set.
 //! - [`gemm`]: matrix products.
 //! - `tile`: register tiles on packed panels, for kernels that fuse products with other work.
@@ -56,6 +57,7 @@ pub mod reduce;
 pub mod rnn;
 mod simd;
 pub mod softmax;
+mod stage;
 mod tile;
 
 pub use cx::{Cx, Parallel, Serial};

@@ -3,12 +3,13 @@
 //! With `p = softmax(row)`, the label `t`, the class weights `w` (1 if none) and the smoothing `e`, a row costs
 //! `(1-e) · w[t] · -ln p[t]  +  e/classes · Σ_k w[k] · -ln p[k]`, and the loss is the sum over the rows that are not
 //! ignored divided by the sum of their `w[t]`. The forward keeps each row's `ln Σ e^x`, from which the backward gets
-//! p in one pass.
+//! p in one pass. Logits and their gradient may be stored in half.
 
 use crate::cx::SharedMut;
 use crate::exp_rows::{exp_into, exp_sum};
 use crate::lanes::{max, sum_map, sum_map2, twin};
-use crate::{Cx, Isa};
+use crate::stage::RowStage;
+use crate::{Cx, Floats, FloatsMut, Isa, SharedFloats};
 use std::fmt;
 
 /// The loss of `n` rows of logits against `n` labels.
@@ -57,9 +58,14 @@ impl fmt::Display for LabelError {
 impl std::error::Error for LabelError {}
 
 impl CrossEntropy {
-    /// How many floats of scratch `forward` needs; `backward` needs none.
-    pub fn scratch_len(&self, _workers: usize) -> usize {
-        self.n
+    /// How many floats of scratch `forward` needs; `halves`: whether the logits are stored in half.
+    pub fn forward_scratch_len(&self, halves: bool, workers: usize) -> usize {
+        self.n + RowStage::new(halves, 1, self.classes).len(workers)
+    }
+
+    /// How many floats of scratch `backward` needs; `halves`: whether the logits or their gradient are stored in half.
+    pub fn backward_scratch_len(&self, halves: bool, workers: usize) -> usize {
+        RowStage::new(halves, 2, self.classes).len(workers)
     }
 
     /// The loss; `lse[n]` (the `ln Σ e^x` of each row) is kept for the backward. A wrong label is found before
@@ -67,7 +73,7 @@ impl CrossEntropy {
     pub fn forward(
         &self,
         cx: &Cx,
-        logits: &[f32],
+        logits: Floats,
         labels: &[i32],
         class_weights: Option<&[f32]>,
         lse: &mut [f32],
@@ -75,18 +81,24 @@ impl CrossEntropy {
     ) -> Result<WeightedLoss, LabelError> {
         self.check_shapes(logits, labels, class_weights);
         assert_eq!(lse.len(), self.n, "lse is [n]");
-        assert!(scratch.len() >= self.n, "scratch is too short");
+        let stage = RowStage::new(logits.is_half(), 1, self.classes);
+        assert!(scratch.len() >= self.n + stage.len(cx.par.workers()), "scratch is too short");
         self.check_labels(labels)?;
         let (c, step) = (self.classes, self.task_rows());
-        let (lse, costs) = (SharedMut::new(lse), SharedMut::new(&mut scratch[..self.n]));
-        cx.par.run(self.n.div_ceil(step), &|task, _| {
-            let r = task * step..((task + 1) * step).min(self.n);
-            // SAFETY: tasks have disjoint rows, and each runs once.
-            let (lse, costs) = unsafe { (lse.slice(r.start, r.len()), costs.slice(r.start, r.len())) };
-            let rows = LossRows { c, labels: &labels[r.clone()], weights: class_weights, loss: self };
-            forward_rows(cx.isa, &logits[r.start * c..r.end * c], rows, lse, costs);
+        let (costs, rest) = scratch.split_at_mut(self.n);
+        let (lse, shared, rest) = (SharedMut::new(lse), SharedMut::new(&mut *costs), SharedMut::new(rest));
+        cx.par.run(self.n.div_ceil(step), &|task, worker| {
+            // SAFETY: workers have their own buffers.
+            let [x_stage] = unsafe { stage.buffers(rest, worker) };
+            for r in stage.cut(task * step..((task + 1) * step).min(self.n)) {
+                // SAFETY: tasks have disjoint rows, and each runs once.
+                let (lse, costs) = unsafe { (lse.slice(r.start, r.len()), shared.slice(r.start, r.len())) };
+                let x = logits.staged(cx.isa, r.start * c, r.len() * c, x_stage);
+                let rows = LossRows { c, labels: &labels[r], weights: class_weights, loss: self };
+                forward_rows(cx.isa, x, rows, lse, costs);
+            }
         });
-        let sum: f64 = scratch[..self.n].iter().map(|&v| f64::from(v)).sum();
+        let sum: f64 = costs.iter().map(|&v| f64::from(v)).sum();
         let weight = self.weight(labels, class_weights);
         Ok(WeightedLoss { mean: (sum / weight) as f32, weight })
     }
@@ -99,24 +111,33 @@ impl CrossEntropy {
         &self,
         cx: &Cx,
         dloss: f32,
-        logits: &[f32],
+        logits: Floats,
         labels: &[i32],
         class_weights: Option<&[f32]>,
         lse: &[f32],
-        dlogits: &mut [f32],
+        dlogits: FloatsMut,
+        scratch: &mut [f32],
     ) {
         self.check_shapes(logits, labels, class_weights);
         assert_eq!(lse.len(), self.n, "lse is [n]");
         assert_eq!(dlogits.len(), logits.len(), "dlogits is [n, classes]");
+        let stage = RowStage::new(logits.is_half() || dlogits.is_half(), 2, self.classes);
+        assert!(scratch.len() >= stage.len(cx.par.workers()), "scratch is too short");
         let (c, step) = (self.classes, self.task_rows());
         let scale = (f64::from(dloss) / self.weight(labels, class_weights)) as f32;
-        let dlogits = SharedMut::new(dlogits);
-        cx.par.run(self.n.div_ceil(step), &|task, _| {
-            let r = task * step..((task + 1) * step).min(self.n);
-            // SAFETY: tasks have disjoint rows, and each runs once.
-            let dlogits = unsafe { dlogits.slice(r.start * c, r.len() * c) };
-            let rows = LossRows { c, labels: &labels[r.clone()], weights: class_weights, loss: self };
-            backward_rows(cx.isa, &logits[r.start * c..r.end * c], rows, &lse[r], scale, dlogits);
+        let (dlogits, scratch) = (SharedFloats::new(dlogits), SharedMut::new(scratch));
+        cx.par.run(self.n.div_ceil(step), &|task, worker| {
+            // SAFETY: workers have their own buffers.
+            let [x_stage, dx_stage] = unsafe { stage.buffers(scratch, worker) };
+            for r in stage.cut(task * step..((task + 1) * step).min(self.n)) {
+                // SAFETY: tasks have disjoint rows, and each runs once.
+                let dlogits = unsafe { dlogits.part(r.start * c, r.len() * c) };
+                let x = logits.staged(cx.isa, r.start * c, r.len() * c, x_stage);
+                let rows = LossRows { c, labels: &labels[r.clone()], weights: class_weights, loss: self };
+                dlogits.staged(cx.isa, dx_stage, |dx| {
+                    backward_rows(cx.isa, x, rows, &lse[r], scale, dx);
+                });
+            }
         });
     }
 
@@ -147,7 +168,7 @@ impl CrossEntropy {
         Ok(())
     }
 
-    fn check_shapes(&self, logits: &[f32], labels: &[i32], class_weights: Option<&[f32]>) {
+    fn check_shapes(&self, logits: Floats, labels: &[i32], class_weights: Option<&[f32]>) {
         assert_eq!(logits.len(), self.n * self.classes, "logits are [n, classes]");
         assert_eq!(labels.len(), self.n, "labels are [n]");
         assert!(class_weights.is_none_or(|w| w.len() == self.classes), "class weights are [classes]");
@@ -221,7 +242,28 @@ fn backward_rows_body(isa: Isa, x: &[f32], rows: LossRows<'_>, lse: &[f32], scal
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::floats::testing::{FORMATS, Stored, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
+    use polyreme_dtype::DType;
+
+    /// dlogits in a format, the mean, and lse.
+    fn run(
+        ce: &CrossEntropy,
+        cx: &Cx,
+        x: &Stored,
+        labels: &[i32],
+        w: Option<&[f32]>,
+        to: DType,
+    ) -> [Stored; 3] {
+        let (x, workers) = (x.get(), cx.par.workers());
+        let mut s = vec![f32::NAN; ce.forward_scratch_len(x.is_half(), workers)];
+        let mut lse = vec![0.0; ce.n];
+        let mut dx = Stored::unset(to, x.len());
+        let loss = ce.forward(cx, x, labels, w, &mut lse, &mut s).unwrap();
+        let mut s = vec![f32::NAN; ce.backward_scratch_len(x.is_half() || to != DType::F32, workers)];
+        ce.backward(cx, 0.7, x, labels, w, &lse, dx.get_mut(), &mut s);
+        [dx, Stored::F32(vec![loss.mean]), Stored::F32(lse)]
+    }
 
     fn naive(ce: &CrossEntropy, x: &[f64], labels: &[i32], w: Option<&[f32]>) -> f64 {
         let (c, e) = (ce.classes, f64::from(ce.label_smoothing));
@@ -252,11 +294,15 @@ mod tests {
         let w = weighted.then_some(&weights[..]);
         let mut runs = vec![];
         for cx in contexts() {
-            let (mut lse, mut s) = (vec![0.0; n], vec![f32::NAN; ce.scratch_len(1)]);
-            let mut dx = vec![f32::NAN; x.len()];
-            let loss = ce.forward(&cx, &x, &labels, w, &mut lse, &mut s).unwrap();
-            ce.backward(&cx, 0.7, &x, &labels, w, &lse, &mut dx);
-            runs.push([dx, vec![loss.mean]].concat());
+            let x = Stored::F32(x.clone());
+            let [dx, loss, _] = run(&ce, &cx, &x, &labels, w, DType::F32);
+            runs.push([dx.wide(), loss.wide()].concat());
+            for (from, to) in FORMATS.into_iter().flat_map(|from| FORMATS.map(|to| (from, to))) {
+                let x = Stored::new(from, &x.wide());
+                let want = run(&ce, &cx, &Stored::F32(x.wide()), &labels, w, DType::F32);
+                let got = run(&ce, &cx, &x, &labels, w, to);
+                same_rounded(&format!("{n}x{classes} {from} to {to}"), &got, &want);
+            }
         }
         same_bits("cross entropy", &runs[1..]);
         let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
@@ -293,7 +339,8 @@ mod tests {
         let ce = CrossEntropy { n: 3, classes: 4, label_smoothing: 0.0, ignore_index: Some(-100) };
         for label in [4, -1, i32::MIN, i32::MAX] {
             let (mut lse, mut s) = ([9.0; 3], [9.0; 3]);
-            let got = ce.forward(&Cx::serial(), &[0.0; 12], &[0, -100, label], None, &mut lse, &mut s);
+            let got =
+                ce.forward(&Cx::serial(), Floats::F32(&[0.0; 12]), &[0, -100, label], None, &mut lse, &mut s);
             assert_eq!(got, Err(LabelError { position: 2, label, classes: 4 }));
             assert_eq!((lse, s), ([9.0; 3], [9.0; 3]));
         }
@@ -303,9 +350,10 @@ mod tests {
     fn all_ignored_is_nan_with_zero_gradients() {
         let ce = CrossEntropy { n: 2, classes: 3, label_smoothing: 0.1, ignore_index: Some(7) };
         let (mut lse, mut s, mut dx) = ([0.0; 2], [0.0; 2], [1.0; 6]);
-        let loss = ce.forward(&Cx::serial(), &[0.5; 6], &[7, 7], None, &mut lse, &mut s).unwrap();
+        let x = Floats::F32(&[0.5; 6]);
+        let loss = ce.forward(&Cx::serial(), x, &[7, 7], None, &mut lse, &mut s).unwrap();
         assert!(loss.mean.is_nan() && loss.weight == 0.0);
-        ce.backward(&Cx::serial(), 1.0, &[0.5; 6], &[7, 7], None, &lse, &mut dx);
+        ce.backward(&Cx::serial(), 1.0, x, &[7, 7], None, &lse, FloatsMut::F32(&mut dx), &mut []);
         assert_eq!(dx, [0.0; 6]);
     }
 
@@ -313,10 +361,10 @@ mod tests {
     fn a_masked_logit_costs_nothing_and_gets_no_gradient() {
         let ce = CrossEntropy { n: 1, classes: 3, label_smoothing: 0.0, ignore_index: None };
         let (mut lse, mut s, mut dx) = ([0.0], [0.0], [9.0; 3]);
-        let x = [1.0, f32::NEG_INFINITY, 1.0];
-        let loss = ce.forward(&Cx::serial(), &x, &[0], None, &mut lse, &mut s).unwrap();
+        let x = Floats::F32(&[1.0, f32::NEG_INFINITY, 1.0]);
+        let loss = ce.forward(&Cx::serial(), x, &[0], None, &mut lse, &mut s).unwrap();
         close("loss", &[loss.mean], &[2f64.ln()], 1e-6);
-        ce.backward(&Cx::serial(), 1.0, &x, &[0], None, &lse, &mut dx);
+        ce.backward(&Cx::serial(), 1.0, x, &[0], None, &lse, FloatsMut::F32(&mut dx), &mut []);
         close("dx", &dx, &[-0.5, 0.0, 0.5], 1e-6);
     }
 }

@@ -4,8 +4,7 @@
 //! alone, on any machine, in any order, with the same bits, in scalar code as in lanes. Position `i` of a step is
 //! lane `i % 4` of the block with counter `i / 4`.
 
-use crate::Isa;
-use crate::cx::Cx;
+use crate::{Cx, Floats, FloatsMut, Isa, SharedFloats};
 
 /// Multipliers of a round and increments of the key.
 const MUL: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
@@ -164,24 +163,43 @@ impl Positions {
 ///
 /// Which ones is a function of stream, step and position alone; so the gradient is the same call with `dy` for `x` and `dx`
 /// for `y`, and ranks that have a part of the tensor each draw the mask of the whole. With `p` of 1 or more all is zero.
-pub fn dropout(cx: &Cx, p: f32, key: u64, step: u64, at: Positions, x: &[f32], y: &mut [f32]) {
+pub fn dropout(cx: &Cx, p: f32, key: u64, step: u64, at: Positions, x: Floats, y: FloatsMut) {
     assert_eq!(x.len(), y.len(), "lengths of x and y");
     let mask = Mask::new(p, key, step);
-    cx.for_each_chunk(y, CHUNK, |i, y| {
+    // Halves go through a buffer in f32, which is masked in place.
+    let piece_max = if x.is_half() || y.is_half() { STAGE } else { usize::MAX };
+    let y = SharedFloats::new(y);
+    cx.par.run(y.len().div_ceil(CHUNK), &|i, _| {
         let mut start = i * CHUNK;
-        let end = start + y.len();
-        let mut y = y;
+        let end = y.len().min(start + CHUNK);
+        let mut stage = [0.0; STAGE];
         while start < end {
             let (row, col) = (start / at.run, start % at.run);
-            let (now, rest) = y.split_at_mut((at.run - col).min(end - start));
+            let len = (at.run - col).min(end - start).min(piece_max);
             let position = at.first + row as u64 * at.stride + col as u64;
-            // SAFETY: x has as many floats as y.
-            unsafe { mask.apply(cx.isa, position, x[start..].as_ptr(), now.as_mut_ptr(), now.len()) };
-            start += now.len();
-            y = rest;
+            // SAFETY: chunks of different tasks do not overlap, and each task runs once.
+            let y = unsafe { y.part(start, len) };
+            match (x.part(start, len), y) {
+                (Floats::F32(x), FloatsMut::F32(y)) => {
+                    // SAFETY: both have `len` floats.
+                    unsafe { mask.apply(cx.isa, position, x.as_ptr(), y.as_mut_ptr(), len) };
+                }
+                (x, mut y) => {
+                    let stage = &mut stage[..len];
+                    x.widen(cx.isa, stage);
+                    let ptr = stage.as_mut_ptr();
+                    // SAFETY: `len` floats, read and written in place.
+                    unsafe { mask.apply(cx.isa, position, ptr, ptr, len) };
+                    y.round(cx.isa, stage);
+                }
+            }
+            start += len;
         }
     });
 }
+
+/// Floats of the buffer that halves go through.
+const STAGE: usize = 512;
 
 /// A stream's step of a dropout.
 struct Mask {
@@ -309,6 +327,8 @@ fn philox_avx2(key: u64, step: u64, block: u64) -> [std::arch::x86_64::__m256i; 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::floats::testing::{FORMATS, HALVES, Stored, same_rounded};
+    use crate::lanes::testing::contexts;
 
     /// The known answers that are published with Random123.
     #[test]
@@ -380,6 +400,19 @@ mod tests {
         }
     }
 
+    /// To and from halves: what f32 gives, rounded.
+    fn halves_draw_the_same(cx: &Cx, at: Positions, x: &[f32]) {
+        for (from, to) in HALVES.into_iter().flat_map(|h| FORMATS.map(|other| (h, other))) {
+            for (from, to) in [(from, to), (to, from)] {
+                let x = Stored::new(from, x);
+                let (mut want, mut got) = (vec![7.0; x.get().len()], Stored::unset(to, x.get().len()));
+                dropout(cx, 0.3, 11, 5, at, Floats::F32(&x.wide()), FloatsMut::F32(&mut want));
+                dropout(cx, 0.3, 11, 5, at, x.get(), got.get_mut());
+                same_rounded(&format!("{from} to {to}"), &[got], &[Stored::F32(want)]);
+            }
+        }
+    }
+
     #[test]
     fn dropout_is_a_function_of_position() {
         // Around the place where the low word of the counter overflows, too.
@@ -388,13 +421,16 @@ mod tests {
                 let x: Vec<f32> = (0..n).map(|i| i as f32 + 1.0).collect();
                 let (mut a, mut b) = (vec![0.0; n], vec![0.0; n]);
                 let at = Positions::from(offset, n);
-                dropout(&Cx::oracle(), 0.3, 11, 5, at, &x, &mut a);
-                dropout(&Cx::serial(), 0.3, 11, 5, at, &x, &mut b);
+                dropout(&Cx::oracle(), 0.3, 11, 5, at, Floats::F32(&x), FloatsMut::F32(&mut a));
+                dropout(&Cx::serial(), 0.3, 11, 5, at, Floats::F32(&x), FloatsMut::F32(&mut b));
                 assert_eq!(a, b);
                 for i in 0..n {
                     let pos = offset + i as u64;
                     let gone = unit(block_of(11, 5, pos / 4)[(pos % 4) as usize]) < 0.3;
                     assert_eq!(a[i], if gone { 0.0 } else { x[i] * (1.0 / (1.0 - 0.3)) });
+                }
+                for cx in contexts() {
+                    halves_draw_the_same(&cx, at, &x);
                 }
                 if n == 40_000 {
                     let zeros = a.iter().filter(|v| **v == 0.0).count();
@@ -403,9 +439,9 @@ mod tests {
             }
         }
         let (x, mut y) = ([1.0; 64], [7.0; 64]);
-        dropout(&Cx::serial(), 0.0, 1, 1, Positions::from(0, 64), &x, &mut y);
+        dropout(&Cx::serial(), 0.0, 1, 1, Positions::from(0, 64), Floats::F32(&x), FloatsMut::F32(&mut y));
         assert_eq!(x, y);
-        dropout(&Cx::serial(), 1.0, 1, 1, Positions::from(0, 64), &x, &mut y);
+        dropout(&Cx::serial(), 1.0, 1, 1, Positions::from(0, 64), Floats::F32(&x), FloatsMut::F32(&mut y));
         assert_eq!(y, [0.0; 64]);
     }
 
@@ -415,7 +451,15 @@ mod tests {
         for (rows, cols) in [(1, 50_000), (7, 1), (5, 33), (130, 1000)] {
             let x: Vec<f32> = (0..rows * cols).map(|i| i as f32 + 1.0).collect();
             let mut whole = vec![0.0; x.len()];
-            dropout(&Cx::serial(), 0.5, 3, 9, Positions::from(100, x.len()), &x, &mut whole);
+            dropout(
+                &Cx::serial(),
+                0.5,
+                3,
+                9,
+                Positions::from(100, x.len()),
+                Floats::F32(&x),
+                FloatsMut::F32(&mut whole),
+            );
             let cuts = [0, cols / 3, cols / 2, cols];
             for part in cuts.windows(2).map(|w| w[0]..w[1]).filter(|part| !part.is_empty()) {
                 let of = |m: &[f32]| -> Vec<f32> {
@@ -423,8 +467,9 @@ mod tests {
                 };
                 let at = Positions { first: 100 + part.start as u64, run: part.len(), stride: cols as u64 };
                 for cx in [Cx::serial(), Cx::oracle()] {
+                    halves_draw_the_same(&cx, at, &of(&x));
                     let (x, mut y) = (of(&x), vec![0.0; rows * part.len()]);
-                    dropout(&cx, 0.5, 3, 9, at, &x, &mut y);
+                    dropout(&cx, 0.5, 3, 9, at, Floats::F32(&x), FloatsMut::F32(&mut y));
                     assert_eq!(y, of(&whole), "{rows} rows, columns {part:?} of {cols}");
                 }
             }

@@ -8,8 +8,10 @@
 //!
 //! Extremes give NaN when there is one. It does not say where an extreme is.
 
-use crate::Isa;
-use crate::cx::{Cx, SharedMut};
+use polyreme_dtype::DType;
+
+use crate::cx::SharedMut;
+use crate::{Cx, Floats, FloatsMut, Isa, SharedFloats};
 
 /// What a reduction computes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,10 +99,10 @@ impl Reduce {
         self.y_len
     }
 
-    /// How many floats of scratch `forward` needs; the same for any number of workers.
-    pub fn scratch_len(&self, _workers: usize) -> usize {
+    /// How many floats of scratch `forward` needs for a y in this format; the same for any number of workers.
+    pub fn scratch_len(&self, y: DType, _workers: usize) -> usize {
         let (between, partial) = self.scratch_parts();
-        2 * between + partial
+        2 * between + partial + if y == DType::F32 { 0 } else { self.y_len }
     }
 
     /// The longest result between passes, and the most partial results of a pass.
@@ -110,10 +112,24 @@ impl Reduce {
         (between.unwrap_or(0), partial.unwrap_or(0))
     }
 
-    /// Reduces `x` into `y`.
-    pub fn forward(&self, cx: &Cx, x: &[f32], y: &mut [f32], scratch: &mut [f32]) {
+    /// Reduces `x` into `y`. All is summed in f32 and f64; what is stored in half is widened in blocks, and y is rounded
+    /// at the end.
+    pub fn forward(&self, cx: &Cx, x: Floats, y: FloatsMut, scratch: &mut [f32]) {
         assert_eq!(x.len(), self.x_len, "length of x");
         assert_eq!(y.len(), self.y_len, "length of y");
+        if let FloatsMut::F32(y) = y {
+            return self.forward_f32(cx, x, y, scratch);
+        }
+        let (wide, scratch) = scratch.split_at_mut(self.y_len);
+        self.forward_f32(cx, x, wide, scratch);
+        let y = SharedFloats::new(y);
+        cx.for_each_chunk(wide, TASK_ELEMENTS, |i, wide| {
+            // SAFETY: chunks of different tasks do not overlap, and each task runs once.
+            unsafe { y.part(i * TASK_ELEMENTS, wide.len()) }.round(cx.isa, wide);
+        });
+    }
+
+    fn forward_f32(&self, cx: &Cx, x: Floats, y: &mut [f32], scratch: &mut [f32]) {
         let scale = match self.kind {
             ReduceKind::Mean => self.y_len as f64 / self.x_len as f64,
             ReduceKind::Sum | ReduceKind::Max | ReduceKind::Min | ReduceKind::SumSquares => 1.0,
@@ -124,7 +140,8 @@ impl Reduce {
         let partials = &mut rest[..partial];
         let n = self.passes.len();
         for (i, pass) in self.passes.iter().enumerate() {
-            let x_pass = if i == 0 { x } else { &from_buf[..pass.outer * pass.reduced * pass.inner] };
+            let between = &from_buf[..if i == 0 { 0 } else { pass.outer * pass.reduced * pass.inner }];
+            let x_pass = if i == 0 { x } else { Floats::F32(between) };
             let y_pass = if i + 1 == n { &mut *y } else { &mut to_buf[..pass.outer * pass.inner] };
             let scale = if i + 1 == n { scale } else { 1.0 };
             match self.kind {
@@ -176,7 +193,7 @@ impl ReducePass {
         }
     }
 
-    fn run<F: Fold>(&self, cx: &Cx, x: &[f32], y: &mut [f32], scale: f64, partials: &mut [f32]) {
+    fn run<F: Fold>(&self, cx: &Cx, x: Floats, y: &mut [f32], scale: f64, partials: &mut [f32]) {
         if self.inner == 1 {
             self.run_rows::<F>(cx, x, y, scale, partials);
         } else {
@@ -184,7 +201,7 @@ impl ReducePass {
         }
     }
 
-    fn run_rows<F: Fold>(&self, cx: &Cx, x: &[f32], y: &mut [f32], scale: f64, partials: &mut [f32]) {
+    fn run_rows<F: Fold>(&self, cx: &Cx, x: Floats, y: &mut [f32], scale: f64, partials: &mut [f32]) {
         let len = self.reduced;
         if len == 0 {
             y.fill((f64::from(F::INIT) * scale) as f32);
@@ -194,14 +211,14 @@ impl ReducePass {
         if n_chunks == 1 {
             let rows = (TASK_ELEMENTS / len).max(1);
             cx.for_each_chunk(y, rows, |i, part| {
-                let x = &x[i * rows * len..][..part.len() * len];
+                let x = x.part(i * rows * len, part.len() * len);
                 fold_rows::<F>(cx.isa, x, len, part, scale);
             });
             return;
         }
         cx.for_each_chunk(&mut partials[..self.outer * n_chunks], 1, |i, part| {
             let (row, start) = (i / n_chunks, i % n_chunks * ROW_CHUNK);
-            let x = &x[row * len + start..][..ROW_CHUNK.min(len - start)];
+            let x = x.part(row * len + start, ROW_CHUNK.min(len - start));
             fold_rows::<F>(cx.isa, x, x.len(), part, 1.0);
         });
         for (v, parts) in y.iter_mut().zip(partials.chunks(n_chunks)) {
@@ -210,7 +227,7 @@ impl ReducePass {
         }
     }
 
-    fn run_columns<F: Fold>(&self, cx: &Cx, x: &[f32], y: &mut [f32], scale: f64, partials: &mut [f32]) {
+    fn run_columns<F: Fold>(&self, cx: &Cx, x: Floats, y: &mut [f32], scale: f64, partials: &mut [f32]) {
         if self.outer == 0 || self.inner == 0 {
             return;
         }
@@ -229,10 +246,10 @@ impl ReducePass {
                 let (outer, first) = (slab / c.n_slabs, slab % c.n_slabs * c.slab_rows);
                 let rows = c.slab_rows.min(c.rows - first);
                 let cols = COLUMNS.min(c.width - block * COLUMNS);
-                let x = &x[outer * matrix + first * c.width + block * COLUMNS..];
+                let start = outer * matrix + first * c.width + block * COLUMNS;
                 // SAFETY: each item has its own slab and columns.
                 let sum = unsafe { sums.slice(slab * c.width + block * COLUMNS, cols) };
-                fold_columns::<F>(cx.isa, x, rows, c.width, sum);
+                fold_columns::<F>(cx.isa, x, start, rows, c.width, sum);
             }
         });
         if straight {
@@ -252,7 +269,8 @@ impl ReducePass {
                     total = F::join64(total, f64::from(sums[at * self.inner + col]));
                 }
                 for row in self.reduced - c.left..self.reduced {
-                    total = F::join64(total, f64::from(F::see(x[outer * matrix + row * self.inner + col])));
+                    total =
+                        F::join64(total, f64::from(F::see(x.at(outer * matrix + row * self.inner + col))));
                 }
                 *v = (total * scale) as f32;
             }
@@ -327,83 +345,186 @@ impl Fold for Min {
     }
 }
 
+/// Elements of a row that are summed in f32.
+const BLOCK: usize = 1_024;
+/// Columns of halves that are widened at a time.
+const HALF_COLUMNS: usize = 512;
+
 /// Folds each row of `len` values into one of `y`.
-fn fold_rows<F: Fold>(isa: Isa, x: &[f32], len: usize, y: &mut [f32], scale: f64) {
+fn fold_rows<F: Fold>(isa: Isa, x: Floats, len: usize, y: &mut [f32], scale: f64) {
     #[cfg(target_arch = "x86_64")]
     if isa.has_avx2() {
         #[target_feature(enable = "avx2,fma")]
-        fn lanes<F: Fold>(x: &[f32], len: usize, y: &mut [f32], scale: f64) {
-            fold_rows_body::<F>(x, len, y, scale);
+        fn lanes<F: Fold>(isa: Isa, x: Floats, len: usize, y: &mut [f32], scale: f64) {
+            fold_rows_body::<F>(isa, x, len, y, scale);
         }
         // SAFETY: the instruction set was detected.
-        unsafe { lanes::<F>(x, len, y, scale) };
+        unsafe { lanes::<F>(isa, x, len, y, scale) };
         return;
     }
-    let _ = isa;
-    fold_rows_body::<F>(x, len, y, scale);
+    fold_rows_body::<F>(isa, x, len, y, scale);
 }
 
 /// One body for all instruction sets: the compiler vectorises the fixed-size loops, and the bits are the same.
 #[inline(always)]
-fn fold_rows_body<F: Fold>(x: &[f32], len: usize, y: &mut [f32], scale: f64) {
-    for (row, v) in x.chunks_exact(len).zip(y) {
-        if len < 16 {
-            let total = row.iter().fold(F::INIT, |a, &b| F::join(a, F::see(b)));
-            *v = (f64::from(total) * scale) as f32;
-            continue;
+fn fold_rows_body<F: Fold>(isa: Isa, x: Floats, len: usize, y: &mut [f32], scale: f64) {
+    if let Floats::F32(x) = x {
+        for (row, v) in x.chunks_exact(len).zip(y) {
+            *v = (fold_row::<F>(row) * scale) as f32;
         }
+        return;
+    }
+    let mut stage = [0.0; BLOCK];
+    if len <= BLOCK {
+        let group = BLOCK / len;
+        for (g, y) in y.chunks_mut(group).enumerate() {
+            let rows = x.staged(isa, g * group * len, y.len() * len, &mut stage);
+            for (row, v) in rows.chunks_exact(len).zip(y) {
+                *v = (fold_row::<F>(row) * scale) as f32;
+            }
+        }
+        return;
+    }
+    for (r, v) in y.iter_mut().enumerate() {
         let mut total = f64::from(F::INIT);
-        for block in row.chunks(1024) {
-            let mut lanes = [F::INIT; 32];
-            let mut groups = block.chunks_exact(32);
-            for group in &mut groups {
-                for i in 0..32 {
-                    lanes[i] = F::join(lanes[i], F::see(group[i]));
-                }
-            }
-            for (lane, &b) in lanes.iter_mut().zip(groups.remainder()) {
-                *lane = F::join(*lane, F::see(b));
-            }
-            for half in [16, 8, 4, 2, 1] {
-                for i in 0..half {
-                    lanes[i] = F::join(lanes[i], lanes[i + half]);
-                }
-            }
-            total = F::join64(total, f64::from(lanes[0]));
+        for start in (0..len).step_by(BLOCK) {
+            let block = x.staged(isa, r * len + start, BLOCK.min(len - start), &mut stage);
+            total = F::join64(total, f64::from(fold_block::<F>(block)));
         }
         *v = (total * scale) as f32;
     }
 }
 
-/// Folds `rows` rows that are `stride` apart into `sum`, which is as wide as the part of the rows that is wanted.
-fn fold_columns<F: Fold>(isa: Isa, x: &[f32], rows: usize, stride: usize, sum: &mut [f32]) {
-    #[cfg(target_arch = "x86_64")]
-    if isa.has_avx2() {
-        #[target_feature(enable = "avx2,fma")]
-        fn lanes<F: Fold>(x: &[f32], rows: usize, stride: usize, sum: &mut [f32]) {
-            fold_columns_body::<F>(x, rows, stride, sum);
-        }
-        // SAFETY: the instruction set was detected.
-        unsafe { lanes::<F>(x, rows, stride, sum) };
-        return;
+#[inline(always)]
+fn fold_row<F: Fold>(row: &[f32]) -> f64 {
+    if row.len() < 16 {
+        return f64::from(row.iter().fold(F::INIT, |a, &b| F::join(a, F::see(b))));
     }
-    let _ = isa;
-    fold_columns_body::<F>(x, rows, stride, sum);
+    let mut total = f64::from(F::INIT);
+    for block in row.chunks(BLOCK) {
+        total = F::join64(total, f64::from(fold_block::<F>(block)));
+    }
+    total
 }
 
 #[inline(always)]
-fn fold_columns_body<F: Fold>(x: &[f32], rows: usize, stride: usize, sum: &mut [f32]) {
+fn fold_block<F: Fold>(block: &[f32]) -> f32 {
+    let mut lanes = [F::INIT; 32];
+    let mut groups = block.chunks_exact(32);
+    for group in &mut groups {
+        for i in 0..32 {
+            lanes[i] = F::join(lanes[i], F::see(group[i]));
+        }
+    }
+    for (lane, &b) in lanes.iter_mut().zip(groups.remainder()) {
+        *lane = F::join(*lane, F::see(b));
+    }
+    for half in [16, 8, 4, 2, 1] {
+        for i in 0..half {
+            lanes[i] = F::join(lanes[i], lanes[i + half]);
+        }
+    }
+    lanes[0]
+}
+
+/// Folds `rows` rows that are `stride` apart, the first at `start`, into `sum`, which is as wide as the part of the rows
+/// that is wanted.
+fn fold_columns<F: Fold>(isa: Isa, x: Floats, start: usize, rows: usize, stride: usize, sum: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.has_avx2() {
+        #[target_feature(enable = "avx2,fma")]
+        fn lanes<F: Fold>(isa: Isa, x: Floats, start: usize, rows: usize, stride: usize, sum: &mut [f32]) {
+            fold_columns_body::<F>(isa, x, start, rows, stride, sum);
+        }
+        // SAFETY: the instruction set was detected.
+        unsafe { lanes::<F>(isa, x, start, rows, stride, sum) };
+        return;
+    }
+    fold_columns_body::<F>(isa, x, start, rows, stride, sum);
+}
+
+#[inline(always)]
+fn fold_columns_body<F: Fold>(
+    isa: Isa,
+    x: Floats,
+    start: usize,
+    rows: usize,
+    stride: usize,
+    sum: &mut [f32],
+) {
+    let mut acc = [F::INIT; COLUMNS];
+    if let Floats::F32(x) = x {
+        let n = sum.len();
+        let mut source = InPlace { x: &x[start..], stride, n };
+        return fold_rows_of::<F>(&mut source, rows, sum, &mut acc[..n]);
+    }
+    for (block, sum) in sum.chunks_mut(HALF_COLUMNS).enumerate() {
+        let (n, start) = (sum.len(), start + block * HALF_COLUMNS);
+        let mut source = Widened { isa, x, start, stride, n, stage: [[0.0; HALF_COLUMNS]; 4] };
+        fold_rows_of::<F>(&mut source, rows, sum, &mut acc[..n]);
+    }
+}
+
+/// Rows as f32, four or one at a time.
+trait RowSource {
+    fn four(&mut self, first: usize) -> [&[f32]; 4];
+    fn one(&mut self, row: usize) -> &[f32];
+}
+
+/// Rows of `n` that are `stride` apart.
+struct InPlace<'a> {
+    x: &'a [f32],
+    stride: usize,
+    n: usize,
+}
+
+impl RowSource for InPlace<'_> {
+    #[inline(always)]
+    fn four(&mut self, first: usize) -> [&[f32]; 4] {
+        let at = |k: usize| &self.x[(first + k) * self.stride..][..self.n];
+        [at(0), at(1), at(2), at(3)]
+    }
+    #[inline(always)]
+    fn one(&mut self, row: usize) -> &[f32] {
+        &self.x[row * self.stride..][..self.n]
+    }
+}
+
+/// The same in half, the first row at `start`.
+struct Widened<'a> {
+    isa: Isa,
+    x: Floats<'a>,
+    start: usize,
+    stride: usize,
+    n: usize,
+    stage: [[f32; HALF_COLUMNS]; 4],
+}
+
+impl RowSource for Widened<'_> {
+    #[inline(always)]
+    fn four(&mut self, first: usize) -> [&[f32]; 4] {
+        for (k, stage) in self.stage.iter_mut().enumerate() {
+            self.x.staged(self.isa, self.start + (first + k) * self.stride, self.n, stage);
+        }
+        let [a, b, c, d] = &self.stage;
+        [&a[..self.n], &b[..self.n], &c[..self.n], &d[..self.n]]
+    }
+    #[inline(always)]
+    fn one(&mut self, row: usize) -> &[f32] {
+        self.x.staged(self.isa, self.start + row * self.stride, self.n, &mut self.stage[0])
+    }
+}
+
+#[inline(always)]
+fn fold_rows_of<F: Fold>(source: &mut impl RowSource, rows: usize, sum: &mut [f32], acc: &mut [f32]) {
     let n = sum.len();
     sum.fill(F::INIT);
-    let mut acc = [F::INIT; COLUMNS];
-    let acc = &mut acc[..n];
     for first in (0..rows).step_by(ROWS) {
         let last = rows.min(first + ROWS);
         let mut row = first;
         acc.fill(F::INIT);
         while row + 4 <= last {
-            let at = |k: usize| &x[(row + k) * stride..][..n];
-            let (r0, r1, r2, r3) = (at(0), at(1), at(2), at(3));
+            let [r0, r1, r2, r3] = source.four(row);
             for i in 0..n {
                 let low = F::join(F::see(r0[i]), F::see(r1[i]));
                 let high = F::join(F::see(r2[i]), F::see(r3[i]));
@@ -412,7 +533,7 @@ fn fold_columns_body<F: Fold>(x: &[f32], rows: usize, stride: usize, sum: &mut [
             row += 4;
         }
         for row in row..last {
-            let r = &x[row * stride..][..n];
+            let r = source.one(row);
             for i in 0..n {
                 acc[i] = F::join(acc[i], F::see(r[i]));
             }
@@ -426,7 +547,8 @@ fn fold_columns_body<F: Fold>(x: &[f32], rows: usize, stride: usize, sum: &mut [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lanes::testing::Reverse;
+    use crate::floats::testing::{HALVES, Stored, same_rounded};
+    use crate::lanes::testing::{Reverse, contexts};
 
     const KINDS: [ReduceKind; 5] =
         [ReduceKind::Sum, ReduceKind::Mean, ReduceKind::Max, ReduceKind::Min, ReduceKind::SumSquares];
@@ -462,11 +584,30 @@ mod tests {
     }
 
     fn run(kind: ReduceKind, shape: &[usize], axes: &[usize], x: &[f32], cx: &Cx) -> Vec<f32> {
+        run_in(kind, shape, axes, Floats::F32(x), DType::F32, cx).wide()
+    }
+
+    fn run_in(kind: ReduceKind, shape: &[usize], axes: &[usize], x: Floats, to: DType, cx: &Cx) -> Stored {
         let reduce = Reduce::new(kind, shape, axes);
-        let mut y = vec![7.0; reduce.y_len()];
-        let mut scratch = vec![f32::NAN; reduce.scratch_len(cx.par.workers())];
-        reduce.forward(cx, x, &mut y, &mut scratch);
+        let mut y = Stored::unset(to, reduce.y_len());
+        let mut scratch = vec![f32::NAN; reduce.scratch_len(to, cx.par.workers())];
+        reduce.forward(cx, x, y.get_mut(), &mut scratch);
         y
+    }
+
+    /// To and from halves: what f32 gives, rounded.
+    fn in_half(kind: ReduceKind, shape: &[usize], axes: &[usize], x: &[f32]) {
+        for cx in contexts() {
+            for from in HALVES {
+                let x = Stored::new(from, x);
+                let want = Stored::F32(run(kind, shape, axes, &x.wide(), &cx));
+                for to in [from, DType::F32] {
+                    let got = run_in(kind, shape, axes, x.get(), to, &cx);
+                    let what = format!("{kind:?} of {shape:?} over {axes:?}, {from}");
+                    same_rounded(&what, &[got], std::slice::from_ref(&want));
+                }
+            }
+        }
     }
 
     fn check(shape: &[usize], axes: &[usize]) {
@@ -475,6 +616,7 @@ mod tests {
         let x: Vec<f32> =
             (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 1e7 - 0.1).collect();
         for kind in KINDS {
+            in_half(kind, shape, axes, &x);
             let want = naive(kind, shape, axes, &x);
             let first = run(kind, shape, axes, &x, &Cx::serial());
             assert_eq!(first.len(), want.len());

@@ -2,12 +2,13 @@
 //!
 //! The dim is given as `[outer, axis, inner]`, all contiguous; `inner == 1` is the last dim and the fast case. As in
 //! PyTorch, a row of `-inf` alone, or with a NaN or a `+inf` in it, gives NaN throughout: kernels that mask whole rows
-//! must not call this on them.
+//! must not call this on them. Each operand is in f32, f16 or bf16.
 
 use crate::cx::SharedMut;
 use crate::exp_rows::{exp_each, exp_into, exp_sum};
 use crate::lanes::{max, sum_map, sum_map2, twin};
-use crate::{Cx, Isa};
+use crate::stage::RowStage;
+use crate::{Cx, Floats, FloatsMut, Isa, SharedFloats};
 
 /// Which dim of a contiguous array is normalised.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,58 +31,125 @@ impl SoftmaxDim {
     }
 }
 
+impl SoftmaxDim {
+    /// How many floats of scratch each function of this module needs; `halves`: whether an operand is stored in half.
+    pub fn scratch_len(self, halves: bool, workers: usize) -> usize {
+        // Two operands and a result.
+        self.stage(halves, 3).len(workers)
+    }
+
+    /// How many columns are taken together where there are halves: all, or few enough that they stay in cache.
+    fn wide(self) -> usize {
+        self.inner.min(64)
+    }
+
+    fn stage(self, halves: bool, n_buffers: usize) -> RowStage {
+        RowStage::new(halves, n_buffers, self.axis * self.wide())
+    }
+}
+
 /// `y = e^x / Σ e^x`.
-pub fn softmax(cx: &Cx, shape: SoftmaxDim, x: &[f32], y: &mut [f32]) {
-    assert_eq!(x.len(), shape.len(), "x is [outer, axis, inner]");
-    rows(cx, shape, y, |r, y| match shape.inner {
-        1 => softmax_rows(cx.isa, &x[r], shape.axis, y),
-        _ => forward_columns(cx.isa, &x[r], shape.axis, shape.inner, false, y),
+pub fn softmax(cx: &Cx, shape: SoftmaxDim, x: Floats, y: FloatsMut, scratch: &mut [f32]) {
+    rows(cx, shape, [x], y, scratch, |[x], inner, y| match shape.inner {
+        1 => softmax_rows(cx.isa, x, shape.axis, y),
+        _ => forward_columns(cx.isa, x, shape.axis, inner, false, y),
     });
 }
 
 /// `y = x - ln Σ e^x`.
-pub fn log_softmax(cx: &Cx, shape: SoftmaxDim, x: &[f32], y: &mut [f32]) {
-    assert_eq!(x.len(), shape.len(), "x is [outer, axis, inner]");
-    rows(cx, shape, y, |r, y| match shape.inner {
-        1 => log_softmax_rows(cx.isa, &x[r], shape.axis, y),
-        _ => forward_columns(cx.isa, &x[r], shape.axis, shape.inner, true, y),
+pub fn log_softmax(cx: &Cx, shape: SoftmaxDim, x: Floats, y: FloatsMut, scratch: &mut [f32]) {
+    rows(cx, shape, [x], y, scratch, |[x], inner, y| match shape.inner {
+        1 => log_softmax_rows(cx.isa, x, shape.axis, y),
+        _ => forward_columns(cx.isa, x, shape.axis, inner, true, y),
     });
 }
 
 /// `dx = y * (dy - Σ dy y)`, from softmax's y.
-pub fn softmax_backward(cx: &Cx, shape: SoftmaxDim, dy: &[f32], y: &[f32], dx: &mut [f32]) {
-    assert_eq!(dy.len(), shape.len(), "dy is [outer, axis, inner]");
-    assert_eq!(y.len(), shape.len(), "y is [outer, axis, inner]");
-    rows(cx, shape, dx, |r, dx| match shape.inner {
-        1 => softmax_backward_rows(cx.isa, &dy[r.clone()], &y[r], shape.axis, dx),
-        _ => backward_columns(cx.isa, &dy[r.clone()], &y[r], shape.axis, shape.inner, false, dx),
+pub fn softmax_backward(
+    cx: &Cx,
+    shape: SoftmaxDim,
+    dy: Floats,
+    y: Floats,
+    dx: FloatsMut,
+    scratch: &mut [f32],
+) {
+    rows(cx, shape, [dy, y], dx, scratch, |[dy, y], inner, dx| match shape.inner {
+        1 => softmax_backward_rows(cx.isa, dy, y, shape.axis, dx),
+        _ => backward_columns(cx.isa, dy, y, shape.axis, inner, false, dx),
     });
 }
 
 /// `dx = dy - e^y * Σ dy`, from log-softmax's y.
-pub fn log_softmax_backward(cx: &Cx, shape: SoftmaxDim, dy: &[f32], y: &[f32], dx: &mut [f32]) {
-    assert_eq!(dy.len(), shape.len(), "dy is [outer, axis, inner]");
-    assert_eq!(y.len(), shape.len(), "y is [outer, axis, inner]");
-    rows(cx, shape, dx, |r, dx| match shape.inner {
-        1 => log_softmax_backward_rows(cx.isa, &dy[r.clone()], &y[r], shape.axis, dx),
-        _ => backward_columns(cx.isa, &dy[r.clone()], &y[r], shape.axis, shape.inner, true, dx),
+pub fn log_softmax_backward(
+    cx: &Cx,
+    shape: SoftmaxDim,
+    dy: Floats,
+    y: Floats,
+    dx: FloatsMut,
+    scratch: &mut [f32],
+) {
+    rows(cx, shape, [dy, y], dx, scratch, |[dy, y], inner, dx| match shape.inner {
+        1 => log_softmax_backward_rows(cx.isa, dy, y, shape.axis, dx),
+        _ => backward_columns(cx.isa, dy, y, shape.axis, inner, true, dx),
     });
 }
 
-/// Runs `f(elements, their output)` on tasks of whole outer rows, about 8 Ki elements each.
-fn rows(cx: &Cx, shape: SoftmaxDim, out: &mut [f32], f: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync) {
+/// Runs `f(operands, their inner length, their output)` on tasks of whole outer rows, about 8 Ki elements each. What is
+/// in half is given a few rows, or a few columns of one row, at a time: columns do not depend on each other.
+fn rows<const N: usize>(
+    cx: &Cx,
+    shape: SoftmaxDim,
+    x: [Floats; N],
+    out: FloatsMut,
+    scratch: &mut [f32],
+    f: impl Fn([&[f32]; N], usize, &mut [f32]) + Sync,
+) {
+    assert!(x.iter().all(|x| x.len() == shape.len()), "operands are [outer, axis, inner]");
     assert_eq!(out.len(), shape.len(), "the output is [outer, axis, inner]");
-    let row = shape.axis * shape.inner;
+    let halves = out.is_half() || x.iter().any(|x| x.is_half());
+    let stage = shape.stage(halves, 3);
+    assert!(scratch.len() >= stage.len(cx.par.workers()), "scratch is too short");
+    let (isa, inner) = (cx.isa, shape.inner);
+    let row = shape.axis * inner;
     if row == 0 {
         return;
     }
     let step = (8 * 1024 / row).max(1);
-    let out = SharedMut::new(out);
-    cx.par.run(shape.outer.div_ceil(step), &|task, _| {
-        let r = task * step * row..((task + 1) * step).min(shape.outer) * row;
-        // SAFETY: tasks have disjoint rows, and each runs once.
-        let out = unsafe { out.slice(r.start, r.len()) };
-        f(r, out);
+    let (out, scratch) = (SharedFloats::new(out), SharedMut::new(scratch));
+    cx.par.run(shape.outer.div_ceil(step), &|task, worker| {
+        // SAFETY: workers have their own buffers.
+        let [a, b, out_stage] = unsafe { stage.buffers(scratch, worker) };
+        let mut buffers = [a, b].into_iter();
+        let mut stages: [&mut [f32]; N] =
+            std::array::from_fn(|_| buffers.next().expect("at most two operands"));
+        let outer = task * step..((task + 1) * step).min(shape.outer);
+        if !halves || shape.wide() == inner {
+            for r in stage.cut(outer) {
+                let (first, len) = (r.start * row, r.len() * row);
+                // SAFETY: tasks have disjoint rows, and each runs once.
+                let out = unsafe { out.part(first, len) };
+                let mut stages = stages.iter_mut();
+                let x = x.map(|x| x.staged(isa, first, len, stages.next().expect("one for each")));
+                out.staged(isa, out_stage, |out| f(x, inner, out));
+            }
+            return;
+        }
+        for (o, first) in outer.flat_map(|o| (0..inner).step_by(shape.wide()).map(move |first| (o, first))) {
+            let wide = shape.wide().min(inner - first);
+            let at = |a: usize| o * row + a * inner + first;
+            for (x, stage) in x.iter().zip(stages.iter_mut()) {
+                for (a, to) in stage.chunks_exact_mut(wide).take(shape.axis).enumerate() {
+                    x.part(at(a), wide).widen(isa, to);
+                }
+            }
+            let mut filled = stages.iter();
+            let x = std::array::from_fn(|_| &filled.next().expect("one for each")[..shape.axis * wide]);
+            f(x, wide, &mut out_stage[..shape.axis * wide]);
+            for (a, from) in out_stage.chunks_exact(wide).take(shape.axis).enumerate() {
+                // SAFETY: tasks have disjoint rows, and each runs once.
+                unsafe { out.part(at(a), wide) }.round(isa, from);
+            }
+        }
     });
 }
 
@@ -211,19 +279,50 @@ fn backward_columns_body(isa: Isa, dy: &[f32], y: &[f32], d: usize, inner: usize
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::floats::testing::{FORMATS, Stored, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
+    use polyreme_dtype::DType;
+
+    type Gradient = fn(&Cx, SoftmaxDim, Floats, Floats, FloatsMut, &mut [f32]);
+
+    fn gradient(cx: &Cx, shape: SoftmaxDim, dy: &Stored, y: &Stored, to: DType, f: Gradient) -> Stored {
+        let mut dx = Stored::unset(to, shape.len());
+        let mut s = vec![f32::NAN; shape.scratch_len(true, cx.par.workers())];
+        f(cx, shape, dy.get(), y.get(), dx.get_mut(), &mut s);
+        dx
+    }
+
+    /// y and dx of softmax, and of log-softmax, in a format.
+    fn run(cx: &Cx, shape: SoftmaxDim, [x, dy]: [&Stored; 2], to: DType) -> [Stored; 4] {
+        let (mut y, mut ly) = (Stored::unset(to, shape.len()), Stored::unset(to, shape.len()));
+        let mut s =
+            vec![f32::NAN; shape.scratch_len(x.get().is_half() || to != DType::F32, cx.par.workers())];
+        softmax(cx, shape, x.get(), y.get_mut(), &mut s);
+        log_softmax(cx, shape, x.get(), ly.get_mut(), &mut s);
+        let dx = gradient(cx, shape, dy, &y, to, softmax_backward);
+        let ldx = gradient(cx, shape, dy, &ly, to, log_softmax_backward);
+        [y, dx, ly, ldx]
+    }
 
     fn check(shape: SoftmaxDim, x: &[f32]) {
         let len = shape.len();
         let dy = data(9, len);
         let mut runs = vec![];
         for cx in contexts() {
-            let [mut y, mut dx, mut ly, mut ldx] = std::array::from_fn(|_| vec![f32::INFINITY; len]);
-            softmax(&cx, shape, x, &mut y);
-            softmax_backward(&cx, shape, &dy, &y, &mut dx);
-            log_softmax(&cx, shape, x, &mut ly);
-            log_softmax_backward(&cx, shape, &dy, &ly, &mut ldx);
-            runs.push([y, dx, ly, ldx].concat());
+            let (x, dy) = (Stored::F32(x.to_vec()), Stored::F32(dy.clone()));
+            let of_f32 = run(&cx, shape, [&x, &dy], DType::F32);
+            runs.push(of_f32.map(|v| v.wide()).concat());
+            for (from, to) in FORMATS.into_iter().flat_map(|from| FORMATS.map(|to| (from, to))) {
+                let [x, dy] = [&x, &dy].map(|v| Stored::new(from, &v.wide()));
+                let wide = [&x, &dy].map(|v| Stored::F32(v.wide()));
+                let [y, dx, ly, ldx] = run(&cx, shape, [&wide[0], &wide[1]], DType::F32);
+                let mut want = [y, dx, ly, ldx];
+                // The gradients come from the rounded y.
+                let forward = [0, 2].map(|k| Stored::F32(Stored::new(to, &want[k].wide()).wide()));
+                want[1] = gradient(&cx, shape, &wide[1], &forward[0], DType::F32, softmax_backward);
+                want[3] = gradient(&cx, shape, &wide[1], &forward[1], DType::F32, log_softmax_backward);
+                same_rounded(&format!("{shape:?} {from} to {to}"), &run(&cx, shape, [&x, &dy], to), &want);
+            }
         }
         same_bits("softmax", &runs[1..]);
         let f = |v: f32| f64::from(v);
@@ -284,8 +383,8 @@ mod tests {
             let shape = SoftmaxDim { outer, axis: 2, inner };
             let (mut y, mut ly) = ([0.0; 4], [0.0; 4]);
             let rows = if inner == 1 { [NO, NO, 0.0, NO] } else { [NO, 0.0, NO, NO] };
-            softmax(&Cx::serial(), shape, &rows, &mut y);
-            log_softmax(&Cx::serial(), shape, &rows, &mut ly);
+            softmax(&Cx::serial(), shape, Floats::F32(&rows), FloatsMut::F32(&mut y), &mut []);
+            log_softmax(&Cx::serial(), shape, Floats::F32(&rows), FloatsMut::F32(&mut ly), &mut []);
             let dead = if inner == 1 { [0, 1] } else { [0, 2] };
             assert!(dead.iter().all(|&i| y[i].is_nan() && ly[i].is_nan()));
             let (one, zero) = if inner == 1 { (2, 3) } else { (1, 3) };
@@ -293,7 +392,8 @@ mod tests {
         }
         let mut y = [0.0; 3];
         for bad in [f32::NAN, f32::INFINITY] {
-            softmax(&Cx::serial(), SoftmaxDim::last(1, 3), &[1.0, bad, 2.0], &mut y);
+            let (x, shape) = (Floats::F32(&[1.0, bad, 2.0]), SoftmaxDim::last(1, 3));
+            softmax(&Cx::serial(), shape, x, FloatsMut::F32(&mut y), &mut []);
             assert!(y.iter().all(|v| v.is_nan()));
         }
     }

@@ -3,7 +3,8 @@
 //! Memory-bound and irregular: there is one form for all instruction sets.
 
 use super::{Word, contiguous};
-use crate::cx::{Cx, SharedMut};
+use crate::cx::SharedMut;
+use crate::{Cx, Floats};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -93,7 +94,7 @@ impl Gather {
     }
 
     /// `dx[i, index[i, j, k], k] += dy[i, j, k]`, in the order of `j`. With a bad index, `dx` is left as it was.
-    pub fn scatter_add(&self, cx: &Cx, dy: &[f32], index: &[i32], dx: &mut [f32]) -> Result<(), BadIndex> {
+    pub fn scatter_add(&self, cx: &Cx, dy: Floats, index: &[i32], dx: &mut [f32]) -> Result<(), BadIndex> {
         assert_eq!(dx.len(), self.x_len, "length of dx");
         assert_eq!(index.len(), self.y_len, "length of the index");
         assert_eq!(dy.len(), self.y_len, "length of dy");
@@ -115,16 +116,19 @@ impl Gather {
         cx.par.run(n_items.div_ceil(group), &|task, _| {
             for item in task * group..n_items.min((task + 1) * group) {
                 let (outer, first) = (item / n_columns, item % n_columns * columns);
+                let (end, mut stage) = (row_len.min(first + columns), [0.0; COLUMNS]);
+                let run = if dy.is_half() { COLUMNS } else { columns };
                 for row in outer * rows..(outer + 1) * rows {
                     let base = self.base(row);
-                    for k in first..row_len.min(first + columns) {
-                        let at = index[row * row_len + k] as usize;
-                        // SAFETY: the index was checked, so the place is inside; no other task has this outer
-                        // index and this column.
-                        unsafe {
-                            *shared.as_mut_ptr().add(base + at * axis_step + k * step) +=
-                                dy[row * row_len + k]
-                        };
+                    for first in (first..end).step_by(run) {
+                        let len = run.min(end - first);
+                        let dy = dy.staged(cx.isa, row * row_len + first, len, &mut stage);
+                        for (k, &g) in (first..).zip(dy) {
+                            let at = index[row * row_len + k] as usize;
+                            // SAFETY: the index was checked, so the place is inside; no other task has this outer
+                            // index and this column.
+                            unsafe { *shared.as_mut_ptr().add(base + at * axis_step + k * step) += g };
+                        }
                     }
                 }
             }
@@ -160,6 +164,14 @@ impl Gather {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::floats::testing::{HALVES, Stored};
+    use crate::lanes::testing::contexts;
+
+    fn pick<T: Word>(gather: &Gather, x: &[T], index: &[i32]) -> Vec<T> {
+        let mut y = vec![T::default(); gather.y_len];
+        gather.forward(&Cx::serial(), x, index, &mut y).unwrap();
+        y
+    }
 
     fn check(shape: &[usize], index_shape: &[usize], axis: usize) {
         let gather = Gather::new(shape, index_shape, axis);
@@ -174,12 +186,27 @@ mod tests {
         gather.forward(&Cx::serial(), &x, &index, &mut y).unwrap();
         let dy: Vec<f32> = (0..gather.y_len).map(|i| (i % 13) as f32 * 0.37).collect();
         let (mut dx, mut want) = (vec![1.0; gather.x_len], vec![1.0; gather.x_len]);
-        gather.scatter_add(&Cx::serial(), &dy, &index, &mut dx).unwrap();
+        gather.scatter_add(&Cx::serial(), Floats::F32(&dy), &index, &mut dx).unwrap();
         for flat in 0..gather.y_len {
             assert_eq!(y[flat], x[place(flat)], "{shape:?} {index_shape:?} {axis} at {flat}");
             want[place(flat)] += dy[flat];
         }
         assert_eq!(dx, want);
+        for half in HALVES {
+            let (x, dy) = (Stored::new(half, &x), Stored::new(half, &dy));
+            let picked = match &x {
+                Stored::F16(x) => Stored::F16(pick(&gather, x, &index)),
+                Stored::Bf16(x) => Stored::Bf16(pick(&gather, x, &index)),
+                Stored::F32(_) => unreachable!("a half"),
+            };
+            assert_eq!(picked.wide(), pick(&gather, &x.wide(), &index));
+            for cx in contexts() {
+                let (mut got, mut of_f32) = (vec![1.0; gather.x_len], vec![1.0; gather.x_len]);
+                gather.scatter_add(&cx, dy.get(), &index, &mut got).unwrap();
+                gather.scatter_add(&cx, Floats::F32(&dy.wide()), &index, &mut of_f32).unwrap();
+                assert_eq!(got, of_f32);
+            }
+        }
         for at in
             [0, gather.y_len / 2, gather.y_len.saturating_sub(1)].into_iter().filter(|&at| at < gather.y_len)
         {
@@ -188,7 +215,7 @@ mod tests {
                 index[at..].fill(value);
                 let refused = Err(BadIndex { position: at, value, axis_len: shape[axis] });
                 assert_eq!(gather.forward(&Cx::serial(), &x, &index, &mut y), refused);
-                assert_eq!(gather.scatter_add(&Cx::serial(), &dy, &index, &mut dx), refused);
+                assert_eq!(gather.scatter_add(&Cx::serial(), Floats::F32(&dy), &index, &mut dx), refused);
             }
         }
         assert_eq!(dx, want, "a refused scatter changes nothing");

@@ -2,8 +2,10 @@
 //!
 //! All but gather are a [`StridedCopy`]: a loop nest with a stride on either side, folded into as few
 //! loops as possible. It copies runs where both sides are contiguous, repeats where the source does not move, and
-//! transposes in 8x8 tiles where the sides are contiguous in different dims. Elements are four bytes: f32, i32, u32.
+//! transposes in 8x8 tiles where the sides are contiguous in different dims. Elements are four bytes (f32, i32, u32) or two
+//! (f16, bf16).
 
+mod bits;
 mod gather;
 mod join;
 #[cfg(target_arch = "x86_64")]
@@ -11,26 +13,40 @@ mod narrow;
 mod strided;
 mod transpose;
 
+use polyreme_dtype::{bf16, f16};
+
 pub use gather::{BadIndex, Gather};
 pub use join::{Concat, Pad};
 pub use strided::StridedCopy;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use transpose::TransposeTile;
 
-/// An element of four bytes that may be copied as bits.
+/// An element of four or two bytes that may be copied as bits.
 pub trait Word: Copy + Send + Sync + Default + sealed::Sealed + 'static {}
 
-impl Word for f32 {}
-impl Word for i32 {}
-impl Word for u32 {}
-
 mod sealed {
-    /// Only the types of this file: kernels rely on four bytes without padding.
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for i32 {}
-    impl Sealed for u32 {}
+    use super::bits::Bits;
+
+    /// Only the types of this file: kernels rely on elements of the size of their bits, without padding.
+    pub trait Sealed {
+        /// What is copied.
+        type Bits: Bits;
+    }
 }
+
+macro_rules! words {
+    ($($word:ty: $bits:ty),*) => {
+        $(
+            impl Word for $word {}
+            impl sealed::Sealed for $word {
+                type Bits = $bits;
+            }
+            const _: () = assert!(size_of::<$word>() == size_of::<$bits>());
+            const _: () = assert!(align_of::<$word>() == align_of::<$bits>());
+        )*
+    };
+}
+words!(f32: u32, i32: u32, u32: u32, f16: u16, bf16: u16);
 
 /// The strides of a contiguous shape.
 fn contiguous(shape: &[usize]) -> Vec<usize> {

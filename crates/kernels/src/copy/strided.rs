@@ -1,6 +1,8 @@
 //! A copy with strides on both sides, and its named forms.
 
-use super::{Word, contiguous, transpose};
+use super::bits::Bits;
+use super::transpose::{STRIP, TransposeTile};
+use super::{Word, contiguous};
 use crate::{Cx, Isa};
 
 /// The most loops after folding.
@@ -166,12 +168,13 @@ impl StridedCopy {
         let n_items = n_strips * outer.iter().map(|l| l.size).product::<usize>();
         let item: usize = width.min(inner[0].size) * inner[1..].iter().map(|l| l.size).product::<usize>();
         let group = (TASK_ELEMENTS / item).max(1);
-        let ends = BufferStarts { source: source.as_ptr().cast(), target: target.as_mut_ptr().cast() };
+        let ends: BufferStarts<T::Bits> =
+            BufferStarts { source: source.as_ptr().cast(), target: target.as_mut_ptr().cast() };
         let ends = &ends;
         cx.par.run(n_items.div_ceil(group), &|task, _| {
             let mut at = Cursor::new(outer, task * group / n_strips, self.source_start, self.target_start);
             for item in task * group..n_items.min((task + 1) * group) {
-                // SAFETY: the views lie inside the slices, whose lengths were checked; elements are four bytes;
+                // SAFETY: the views lie inside the slices, whose lengths were checked; elements have the size of their bits;
                 // different items write different places.
                 unsafe {
                     let (s, t) = (ends.source.add(at.source), ends.target.add(at.target));
@@ -186,7 +189,7 @@ impl StridedCopy {
 
     /// # Safety
     /// `s` and `t` are where the inner loops start, inside views that were checked.
-    unsafe fn item(&self, isa: Isa, s: *const u32, t: *mut u32, inner: &[Loop], strip: usize) {
+    unsafe fn item<B: Bits>(&self, isa: Isa, s: *const B, t: *mut B, inner: &[Loop], strip: usize) {
         let l = inner[0];
         let first = strip * self.strip_width();
         let n = self.strip_width().min(l.size - first);
@@ -195,13 +198,13 @@ impl StridedCopy {
             let (s, t) = (s.add(first * l.source), t.add(first * l.target));
             match self.how {
                 How::Nothing => {}
-                How::Runs => copy_run(isa, s, t, n),
+                How::Runs => B::copy_run(isa, s, t, n),
                 How::Repeat => std::slice::from_raw_parts_mut(t, n).fill(*s),
                 How::Steps => (0..n).for_each(|i| *t.add(i * l.target) = *s.add(i * l.source)),
                 How::Transpose => {
                     let (along, source_stride) = (inner[1].size, inner[1].source);
-                    transpose::TransposeTile { across: n, along, source_stride, target_stride: l.target }
-                        .run(isa, s, t);
+                    let tile = TransposeTile { across: n, along, source_stride, target_stride: l.target };
+                    B::transpose(&tile, isa, s, t);
                 }
             }
         }
@@ -210,56 +213,10 @@ impl StridedCopy {
     /// How much of the first inner loop is done at a time.
     fn strip_width(&self) -> usize {
         match self.how {
-            How::Transpose => transpose::STRIP,
+            How::Transpose => STRIP,
             How::Nothing | How::Runs | How::Repeat | How::Steps => RUN_MAX,
         }
     }
-}
-
-/// Copies a run of `n` words.
-///
-/// # Safety
-/// There are `n` words at both places, and they do not overlap.
-#[inline]
-unsafe fn copy_run(isa: Isa, s: *const u32, t: *mut u32, n: usize) {
-    #[cfg(target_arch = "x86_64")]
-    if isa.has_avx2() {
-        /// Not memcpy: the C library's uses `rep movsb` for long runs, which is several times slower on some CPUs
-        /// and alignments; and for short runs the call costs as much as the copy.
-        ///
-        /// # Safety
-        /// The CPU has AVX2. `s` is readable and `t` writable for `n` words, and they do not overlap.
-        #[target_feature(enable = "avx2")]
-        unsafe fn lanes(s: *const u32, t: *mut u32, n: usize) {
-            use std::arch::x86_64::*;
-            let mut i = 0;
-            // SAFETY: `i` and what is read from there stay below `n`.
-            unsafe {
-                while i + 32 <= n {
-                    let at = |k: usize| _mm256_loadu_si256(s.add(i + k).cast());
-                    let (a, b, c, d) = (at(0), at(8), at(16), at(24));
-                    _mm256_storeu_si256(t.add(i).cast(), a);
-                    _mm256_storeu_si256(t.add(i + 8).cast(), b);
-                    _mm256_storeu_si256(t.add(i + 16).cast(), c);
-                    _mm256_storeu_si256(t.add(i + 24).cast(), d);
-                    i += 32;
-                }
-                while i + 8 <= n {
-                    _mm256_storeu_si256(t.add(i).cast(), _mm256_loadu_si256(s.add(i).cast()));
-                    i += 8;
-                }
-                while i < n {
-                    *t.add(i) = *s.add(i);
-                    i += 1;
-                }
-            }
-        }
-        // SAFETY: the instruction set was detected; the rest is the caller's promise.
-        return unsafe { lanes(s, t, n) };
-    }
-    let _ = isa;
-    // SAFETY: the caller's promise.
-    unsafe { std::ptr::copy_nonoverlapping(s, t, n) };
 }
 
 /// Strides, start and length of a window of a contiguous shape.
@@ -287,13 +244,13 @@ fn window(shape: &[usize], starts: &[usize], sizes: &[usize], steps: &[usize]) -
 }
 
 /// The starts of both buffers.
-struct BufferStarts {
-    source: *const u32,
-    target: *mut u32,
+struct BufferStarts<B> {
+    source: *const B,
+    target: *mut B,
 }
 
 // SAFETY: the source is only read, and items write different places of the target.
-unsafe impl Sync for BufferStarts {}
+unsafe impl<B> Sync for BufferStarts<B> {}
 
 /// A place in the outer loops.
 struct Cursor {
@@ -333,6 +290,8 @@ impl Cursor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lanes::testing::Reverse;
+    use polyreme_dtype::f16;
 
     fn sizes(shape: &[usize]) -> Vec<Vec<usize>> {
         let n: usize = shape.iter().product();
@@ -349,6 +308,14 @@ mod tests {
             let mut b = target.to_vec();
             copy.run(&Cx { isa, par: &crate::Serial }, &source, &mut b);
             assert!(a == b, "the twins agree on {}", isa.name());
+        }
+        let upper =
+            |words: &[u32]| words.iter().map(|v| f16::from_bits((v >> 16) as u16)).collect::<Vec<_>>();
+        for isa in Isa::available() {
+            let mut halves = upper(target);
+            copy.run(&Cx { isa, par: &Reverse(3) }, &upper(&source), &mut halves);
+            let same = halves.iter().zip(upper(&a)).all(|(h, w)| h.to_bits() == w.to_bits());
+            assert!(same, "elements of two bytes go where those of four do on {}", isa.name());
         }
         a
     }

@@ -12,7 +12,7 @@ pub(super) const STRIP: usize = 64;
 const SQUARE: usize = 16;
 
 /// `across` is contiguous in the source, `along` is contiguous in the target.
-pub(crate) struct TransposeTile {
+pub struct TransposeTile {
     /// How many elements are contiguous in the source.
     pub across: usize,
     /// How many are contiguous in the target.
@@ -40,6 +40,29 @@ impl TransposeTile {
             // SAFETY: the instruction set was detected; the rest is the caller's promise.
             unsafe {
                 self.avx2(across, along, s, t);
+                self.scalar(0..across, along, s, t);
+                self.scalar(across..self.across, 0, s, t);
+            }
+            return;
+        }
+        let _ = isa;
+        // SAFETY: the caller's promise.
+        unsafe { self.scalar(0..self.across, 0, s, t) };
+    }
+
+    /// The same for elements of two bytes.
+    ///
+    /// # Safety
+    /// As `run`.
+    pub(crate) unsafe fn run_halves(&self, isa: Isa, s: *const u16, t: *mut u16) {
+        #[cfg(target_arch = "x86_64")]
+        if isa.has_avx2() {
+            let (across, along) = (self.across / 8 * 8, self.along / 8 * 8);
+            // SAFETY: the instruction set was detected; the rest is the caller's promise.
+            unsafe {
+                self.squares(across, along, |from, to| {
+                    eight_by_eight_halves(s.add(from), self.source_stride, t.add(to), self.target_stride);
+                });
                 self.scalar(0..across, along, s, t);
                 self.scalar(across..self.across, 0, s, t);
             }
@@ -105,7 +128,13 @@ impl TransposeTile {
     ///
     /// # Safety
     /// As `run`.
-    unsafe fn scalar(&self, across: std::ops::Range<usize>, first_along: usize, s: *const u32, t: *mut u32) {
+    unsafe fn scalar<B: Copy>(
+        &self,
+        across: std::ops::Range<usize>,
+        first_along: usize,
+        s: *const B,
+        t: *mut B,
+    ) {
         for j in first_along..self.along {
             for i in across.clone() {
                 // SAFETY: the caller's promise.
@@ -119,21 +148,63 @@ impl TransposeTile {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma")]
     unsafe fn avx2(&self, across: usize, along: usize, s: *const u32, t: *mut u32) {
+        self.squares(across, along, |from, to| {
+            // SAFETY: eight rows of eight elements, inside the tile on both sides.
+            unsafe {
+                eight_by_eight(s.add(from).cast(), self.source_stride, t.add(to).cast(), self.target_stride)
+            };
+        });
+    }
+
+    /// Calls `f` with where each eight by eight elements start in the source and in the target.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn squares(&self, across: usize, along: usize, f: impl Fn(usize, usize)) {
         for block in (0..along).step_by(STRIP) {
             for i in (0..across).step_by(SQUARE) {
                 for j in (block..along.min(block + STRIP)).step_by(SQUARE) {
                     for j in (j..along.min(j + SQUARE)).step_by(8) {
                         for i in (i..across.min(i + SQUARE)).step_by(8) {
-                            // SAFETY: eight rows of eight elements, inside the tile on both sides.
-                            unsafe {
-                                let s = s.add(j * self.source_stride + i).cast();
-                                let t = t.add(i * self.target_stride + j).cast();
-                                eight_by_eight(s, self.source_stride, t, self.target_stride);
-                            }
+                            f(j * self.source_stride + i, i * self.target_stride + j);
                         }
                     }
                 }
             }
+        }
+    }
+}
+
+/// # Safety
+/// There are eight rows of eight elements on both sides, and they do not overlap; the CPU has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn eight_by_eight_halves(s: *const u16, s_stride: usize, t: *mut u16, t_stride: usize) {
+    use std::arch::x86_64::*;
+    // SAFETY: the caller's promise.
+    let r: [__m128i; 8] = std::array::from_fn(|k| unsafe { _mm_loadu_si128(s.add(k * s_stride).cast()) });
+    // Columns in pairs of rows, then in fours, then in eights.
+    let (a, b) = (_mm_unpacklo_epi16(r[0], r[1]), _mm_unpackhi_epi16(r[0], r[1]));
+    let (c, d) = (_mm_unpacklo_epi16(r[2], r[3]), _mm_unpackhi_epi16(r[2], r[3]));
+    let (e, f) = (_mm_unpacklo_epi16(r[4], r[5]), _mm_unpackhi_epi16(r[4], r[5]));
+    let (g, h) = (_mm_unpacklo_epi16(r[6], r[7]), _mm_unpackhi_epi16(r[6], r[7]));
+    let low = [
+        _mm_unpacklo_epi32(a, c),
+        _mm_unpackhi_epi32(a, c),
+        _mm_unpacklo_epi32(b, d),
+        _mm_unpackhi_epi32(b, d),
+    ];
+    let high = [
+        _mm_unpacklo_epi32(e, g),
+        _mm_unpackhi_epi32(e, g),
+        _mm_unpacklo_epi32(f, h),
+        _mm_unpackhi_epi32(f, h),
+    ];
+    for (k, (low, high)) in low.into_iter().zip(high).enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            _mm_storeu_si128(t.add(2 * k * t_stride).cast(), _mm_unpacklo_epi64(low, high));
+            _mm_storeu_si128(t.add((2 * k + 1) * t_stride).cast(), _mm_unpackhi_epi64(low, high));
         }
     }
 }

@@ -5,7 +5,7 @@ use polyreme_dtype::DType;
 use super::scalar;
 use super::tests::{BINARIES, BROADCASTS, UNARIES, noise, tangle};
 use super::*;
-use crate::floats::testing::{FORMATS, HALVES, Stored};
+use crate::floats::testing::{FORMATS, HALVES, Stored, same_rounded};
 use crate::lanes::testing::Reverse;
 use crate::{Cx, Floats, FloatsMut, Isa, SharedFloats};
 
@@ -61,15 +61,9 @@ impl Case<'_> {
 
     fn same(&self, got: &[Stored], want: &[Stored], what: &dyn std::fmt::Debug) {
         let inputs: Vec<_> = self.inputs.iter().map(|x| x.get().dtype()).collect();
-        for (j, (g, w)) in got.iter().zip(want).enumerate() {
-            let (out, shapes, outputs) = (self.out, self.shapes, &self.outputs);
-            assert_eq!(
-                g.bits(),
-                w.bits(),
-                "{what:?}, output {j} of {outputs:?} from {inputs:?}, {shapes:?} to {out:?}, {:?}",
-                self.expr
-            );
-        }
+        let (out, shapes, outputs) = (self.out, self.shapes, &self.outputs);
+        let what = format!("{what:?}, {outputs:?} from {inputs:?}, {shapes:?} to {out:?}, {:?}", self.expr);
+        same_rounded(&what, got, want);
     }
 
     /// Whether input `k` can lie in the memory of output `j`.

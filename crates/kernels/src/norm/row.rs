@@ -1,11 +1,13 @@
 //! Layer norm and RMS norm: each row of `[rows, d]` by itself.
 //!
 //! A row stays in L1 while it is read two or three times, so these are bound by memory too. RMS norm is layer norm
-//! with the mean taken as 0, and both share their passes.
+//! with the mean taken as 0, and both share their passes. x, y and their gradients may be stored in half; weights and
+//! statistics are f32.
 
-use crate::Cx;
 use crate::cx::SharedMut;
 use crate::lanes::{LANES, fold, sum_map, twin};
+use crate::stage::RowStage;
+use crate::{Cx, Floats, FloatsMut, SharedFloats};
 use std::ops::Range;
 
 /// Layer norm over the last dim: `y = (x - mean) * rstd * weight + bias`, with the biased variance.
@@ -31,24 +33,30 @@ pub struct RmsNorm {
 }
 
 impl LayerNorm {
-    /// How many floats of scratch `backward` needs; `forward` needs none.
-    pub fn scratch_len(&self, _workers: usize) -> usize {
-        slabs(self.rows, self.d) * 2 * self.d
+    /// How many floats of scratch `forward` needs; `halves`: whether x or y is stored in half.
+    pub fn forward_scratch_len(&self, halves: bool, workers: usize) -> usize {
+        forward_stage(halves, self.d).len(workers)
+    }
+
+    /// How many floats of scratch `backward` needs; `halves`: whether dy, x or dx is stored in half.
+    pub fn backward_scratch_len(&self, halves: bool, workers: usize) -> usize {
+        slabs(self.rows, self.d) * 2 * self.d + backward_stage(halves, self.d).len(workers)
     }
 
     /// Writes y, and `mean[rows]` and `rstd[rows]` for the backward. A missing weight is 1, a missing bias 0.
     pub fn forward(
         &self,
         cx: &Cx,
-        x: &[f32],
+        x: Floats,
         weight: Option<&[f32]>,
         bias: Option<&[f32]>,
-        y: &mut [f32],
+        y: FloatsMut,
         mean: &mut [f32],
         rstd: &mut [f32],
+        scratch: &mut [f32],
     ) {
         assert_eq!(mean.len(), self.rows, "mean is [rows]");
-        forward(cx, self.rows, self.d, self.eps, x, weight, bias, y, Some(mean), rstd);
+        forward(cx, self.rows, self.d, self.eps, x, weight, bias, y, Some(mean), rstd, scratch);
     }
 
     /// The gradients, from the forward's x, mean and rstd.
@@ -58,12 +66,12 @@ impl LayerNorm {
     pub fn backward(
         &self,
         cx: &Cx,
-        dy: &[f32],
-        x: &[f32],
+        dy: Floats,
+        x: Floats,
         weight: Option<&[f32]>,
         mean: &[f32],
         rstd: &[f32],
-        dx: &mut [f32],
+        dx: FloatsMut,
         dweight: Option<&mut [f32]>,
         dbias: Option<&mut [f32]>,
         scratch: &mut [f32],
@@ -74,25 +82,38 @@ impl LayerNorm {
 }
 
 impl RmsNorm {
-    /// How many floats of scratch `backward` needs; `forward` needs none.
-    pub fn scratch_len(&self, _workers: usize) -> usize {
-        slabs(self.rows, self.d) * 2 * self.d
+    /// How many floats of scratch `forward` needs; `halves`: whether x or y is stored in half.
+    pub fn forward_scratch_len(&self, halves: bool, workers: usize) -> usize {
+        forward_stage(halves, self.d).len(workers)
+    }
+
+    /// How many floats of scratch `backward` needs; `halves`: whether dy, x or dx is stored in half.
+    pub fn backward_scratch_len(&self, halves: bool, workers: usize) -> usize {
+        slabs(self.rows, self.d) * 2 * self.d + backward_stage(halves, self.d).len(workers)
     }
 
     /// Writes y, and `rstd[rows]` for the backward. A missing weight is 1.
-    pub fn forward(&self, cx: &Cx, x: &[f32], weight: Option<&[f32]>, y: &mut [f32], rstd: &mut [f32]) {
-        forward(cx, self.rows, self.d, self.eps, x, weight, None, y, None, rstd);
+    pub fn forward(
+        &self,
+        cx: &Cx,
+        x: Floats,
+        weight: Option<&[f32]>,
+        y: FloatsMut,
+        rstd: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        forward(cx, self.rows, self.d, self.eps, x, weight, None, y, None, rstd, scratch);
     }
 
     /// The gradients, from the forward's x and rstd: those of [`LayerNorm::backward`] without the terms of the mean.
     pub fn backward(
         &self,
         cx: &Cx,
-        dy: &[f32],
-        x: &[f32],
+        dy: Floats,
+        x: Floats,
         weight: Option<&[f32]>,
         rstd: &[f32],
-        dx: &mut [f32],
+        dx: FloatsMut,
         dweight: Option<&mut [f32]>,
         scratch: &mut [f32],
     ) {
@@ -114,35 +135,55 @@ fn slabs(rows: usize, d: usize) -> usize {
     rows.div_ceil(slab_rows(rows, d))
 }
 
+/// Buffers for rows of x and y.
+fn forward_stage(halves: bool, d: usize) -> RowStage {
+    RowStage::new(halves, 2, d)
+}
+
+/// Buffers for rows of dy, x and dx.
+fn backward_stage(halves: bool, d: usize) -> RowStage {
+    RowStage::new(halves, 3, d)
+}
+
 fn forward(
     cx: &Cx,
     rows: usize,
     d: usize,
     eps: f32,
-    x: &[f32],
+    x: Floats,
     weight: Option<&[f32]>,
     bias: Option<&[f32]>,
-    y: &mut [f32],
+    y: FloatsMut,
     mean: Option<&mut [f32]>,
     rstd: &mut [f32],
+    scratch: &mut [f32],
 ) {
     assert_eq!(x.len(), rows * d, "x is [rows, d]");
     assert_eq!(y.len(), rows * d, "y is [rows, d]");
     assert_eq!(rstd.len(), rows, "rstd is [rows]");
     assert!(weight.is_none_or(|w| w.len() == d), "weight is [d]");
     assert!(bias.is_none_or(|b| b.len() == d), "bias is [d]");
+    let stage = forward_stage(x.is_half() || y.is_half(), d);
+    assert!(scratch.len() >= stage.len(cx.par.workers()), "scratch is too short");
     if d == 0 {
         return;
     }
     let step = task_rows(d);
-    let (y, rstd, mean) = (SharedMut::new(y), SharedMut::new(rstd), mean.map(SharedMut::new));
-    cx.par.run(rows.div_ceil(step), &|task, _| {
-        let r = task * step..((task + 1) * step).min(rows);
-        // SAFETY: tasks have disjoint rows, and each runs once.
-        let (y, rstd) = unsafe { (y.slice(r.start * d, r.len() * d), rstd.slice(r.start, r.len())) };
-        // SAFETY: as above.
-        let mean = mean.map(|m| unsafe { m.slice(r.start, r.len()) });
-        forward_rows(cx.isa, &x[r.start * d..r.end * d], d, eps, weight, bias, y, mean, rstd);
+    let (y, rstd, mean) = (SharedFloats::new(y), SharedMut::new(rstd), mean.map(SharedMut::new));
+    let scratch = SharedMut::new(scratch);
+    cx.par.run(rows.div_ceil(step), &|task, worker| {
+        // SAFETY: workers have their own buffers.
+        let [x_stage, y_stage] = unsafe { stage.buffers(scratch, worker) };
+        for r in stage.cut(task * step..((task + 1) * step).min(rows)) {
+            // SAFETY: tasks have disjoint rows, and each runs once.
+            let (y, rstd) = unsafe { (y.part(r.start * d, r.len() * d), rstd.slice(r.start, r.len())) };
+            // SAFETY: as above.
+            let mean = mean.map(|m| unsafe { m.slice(r.start, r.len()) });
+            let x = x.staged(cx.isa, r.start * d, r.len() * d, x_stage);
+            y.staged(cx.isa, y_stage, |y| {
+                forward_rows(cx.isa, x, d, eps, weight, bias, y, mean, rstd);
+            });
+        }
     });
 }
 
@@ -192,12 +233,12 @@ fn backward(
     cx: &Cx,
     rows: usize,
     d: usize,
-    dy: &[f32],
-    x: &[f32],
+    dy: Floats,
+    x: Floats,
     weight: Option<&[f32]>,
     mean: Option<&[f32]>,
     rstd: &[f32],
-    dx: &mut [f32],
+    dx: FloatsMut,
     dweight: Option<&mut [f32]>,
     dbias: Option<&mut [f32]>,
     scratch: &mut [f32],
@@ -210,21 +251,35 @@ fn backward(
     assert!(dweight.as_ref().is_none_or(|w| w.len() == d), "dweight is [d]");
     assert!(dbias.as_ref().is_none_or(|b| b.len() == d), "dbias is [d]");
     let (n, step) = (slabs(rows, d), slab_rows(rows, d));
-    assert!(scratch.len() >= n * 2 * d, "scratch is too short");
+    let stage = backward_stage(dy.is_half() || x.is_half() || dx.is_half(), d);
+    assert!(scratch.len() >= n * 2 * d + stage.len(cx.par.workers()), "scratch is too short");
     if d == 0 {
         return;
     }
     let columns = dweight.is_some() || dbias.is_some();
-    let sums = &mut scratch[..n * 2 * d];
-    let (dx, shared) = (SharedMut::new(dx), SharedMut::new(sums));
-    cx.par.run(n, &|slab, _| {
-        let r = slab * step..((slab + 1) * step).min(rows);
-        let e = r.start * d..r.end * d;
-        // SAFETY: slabs have disjoint rows and their own sums, and each task runs once.
-        let (dx, sums) = unsafe { (dx.slice(e.start, e.len()), shared.slice(slab * 2 * d, 2 * d)) };
-        let (mean, rstd, sums) = (mean.map(|m| &m[r.clone()]), &rstd[r], columns.then_some(sums));
-        backward_rows(cx.isa, &dy[e.clone()], &x[e], d, weight, mean, rstd, dx, sums);
+    let (sums, rest) = scratch.split_at_mut(n * 2 * d);
+    let (dx, shared, rest) = (SharedFloats::new(dx), SharedMut::new(sums), SharedMut::new(rest));
+    cx.par.run(n, &|slab, worker| {
+        // SAFETY: workers have their own buffers.
+        let [dy_stage, x_stage, dx_stage] = unsafe { stage.buffers(rest, worker) };
+        // SAFETY: slabs have their own sums, and each task runs once.
+        let mut sums = columns.then(|| unsafe { shared.slice(slab * 2 * d, 2 * d) });
+        if let Some(sums) = &mut sums {
+            sums.fill(0.0);
+        }
+        for r in stage.cut(slab * step..((slab + 1) * step).min(rows)) {
+            let (first, len) = (r.start * d, r.len() * d);
+            // SAFETY: slabs have disjoint rows, and each task runs once.
+            let dx = unsafe { dx.part(first, len) };
+            let dy = dy.staged(cx.isa, first, len, dy_stage);
+            let x = x.staged(cx.isa, first, len, x_stage);
+            let (mean, rstd) = (mean.map(|m| &m[r.clone()]), &rstd[r]);
+            dx.staged(cx.isa, dx_stage, |dx| {
+                backward_rows(cx.isa, dy, x, d, weight, mean, rstd, dx, sums.as_deref_mut());
+            });
+        }
     });
+    let sums = &*sums;
     if let Some(dweight) = dweight {
         sum_slabs(cx, sums, d, 0, dweight);
     }
@@ -252,9 +307,6 @@ fn backward_rows_body(
     mut sums: Option<&mut [f32]>,
 ) {
     let inv_d = 1.0 / d as f32;
-    if let Some(sums) = &mut sums {
-        sums.fill(0.0);
-    }
     for (i, ((dy, x), dx)) in
         dy.chunks_exact(d).zip(x.chunks_exact(d)).zip(dx.chunks_exact_mut(d)).enumerate()
     {
@@ -328,7 +380,40 @@ fn sum_columns_body(sums: &[f32], stride: usize, columns: Range<usize>, out: &mu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::floats::testing::{HALVES, Stored, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
+
+    /// y, mean, rstd, dx, dweight and dbias, with x, y, dy and dx in a format.
+    fn run(
+        cx: &Cx,
+        [x, dy]: [&Stored; 2],
+        d: usize,
+        weight: Option<&[f32]>,
+        bias: Option<&[f32]>,
+        center: bool,
+    ) -> [Stored; 6] {
+        let (eps, dtype, halves) = (1e-5, x.get().dtype(), x.get().is_half());
+        let rows = x.get().len().checked_div(d).unwrap_or(3);
+        let (mut y, mut dx) = (Stored::unset(dtype, rows * d), Stored::unset(dtype, rows * d));
+        let (mut mean, mut rstd) = (vec![0.0; rows], vec![f32::NAN; rows]);
+        let (mut dw, mut db) = (vec![0.0; d], vec![0.0; d]);
+        let (x, dy, workers) = (x.get(), dy.get(), cx.par.workers());
+        if center {
+            let n = LayerNorm { rows, d, eps };
+            let mut s = vec![f32::NAN; n.forward_scratch_len(halves, workers)];
+            n.forward(cx, x, weight, bias, y.get_mut(), &mut mean, &mut rstd, &mut s);
+            let mut s = vec![f32::NAN; n.backward_scratch_len(halves, workers)];
+            let (w, b) = (Some(&mut dw[..]), Some(&mut db[..]));
+            n.backward(cx, dy, x, weight, &mean, &rstd, dx.get_mut(), w, b, &mut s);
+        } else {
+            let n = RmsNorm { rows, d, eps };
+            let mut s = vec![f32::NAN; n.forward_scratch_len(halves, workers)];
+            n.forward(cx, x, weight, y.get_mut(), &mut rstd, &mut s);
+            let mut s = vec![f32::NAN; n.backward_scratch_len(halves, workers)];
+            n.backward(cx, dy, x, weight, &rstd, dx.get_mut(), Some(&mut dw), &mut s);
+        }
+        [y, Stored::F32(mean), Stored::F32(rstd), dx, Stored::F32(dw), Stored::F32(db)]
+    }
 
     fn check(rows: usize, d: usize, center: bool, affine: bool) {
         let eps = 1e-5;
@@ -336,22 +421,15 @@ mod tests {
         let (weight, bias) = (affine.then_some(&w[..]), (affine && center).then_some(&b[..]));
         let mut runs = vec![];
         for cx in contexts() {
-            let [mut y, mut dx] = [vec![f32::NAN; rows * d], vec![f32::NAN; rows * d]];
-            let (mut mean, mut rstd) = (vec![0.0; rows], vec![f32::NAN; rows]);
-            let (mut dw, mut db) = (vec![0.0; d], vec![0.0; d]);
-            if center {
-                let n = LayerNorm { rows, d, eps };
-                let mut s = vec![f32::NAN; n.scratch_len(cx.par.workers())];
-                n.forward(&cx, &x, weight, bias, &mut y, &mut mean, &mut rstd);
-                let (w, b) = (Some(&mut dw[..]), Some(&mut db[..]));
-                n.backward(&cx, &dy, &x, weight, &mean, &rstd, &mut dx, w, b, &mut s);
-            } else {
-                let n = RmsNorm { rows, d, eps };
-                let mut s = vec![f32::NAN; n.scratch_len(cx.par.workers())];
-                n.forward(&cx, &x, weight, &mut y, &mut rstd);
-                n.backward(&cx, &dy, &x, weight, &rstd, &mut dx, Some(&mut dw), &mut s);
+            let of_f32 = [&Stored::F32(x.clone()), &Stored::F32(dy.clone())];
+            runs.push(run(&cx, of_f32, d, weight, bias, center).map(|v| v.wide()).concat());
+            for dtype in HALVES {
+                let [x, dy] = [&x, &dy].map(|v| Stored::new(dtype, v));
+                let wide = [&Stored::F32(x.wide()), &Stored::F32(dy.wide())];
+                let want = run(&cx, wide, d, weight, bias, center);
+                let got = run(&cx, [&x, &dy], d, weight, bias, center);
+                same_rounded(&format!("{rows}x{d}"), &got, &want);
             }
-            runs.push([y, mean, rstd, dx, dw, db].concat());
         }
         same_bits("row norm", &runs);
 
@@ -403,7 +481,9 @@ mod tests {
         let (rows, d) = (1, 384);
         let x: Vec<f32> = data(5, d).iter().map(|v| v + 1000.0).collect();
         let (mut y, mut mean, mut rstd) = (vec![0.0; d], vec![0.0; 1], vec![0.0; 1]);
-        LayerNorm { rows, d, eps: 1e-5 }.forward(&Cx::serial(), &x, None, None, &mut y, &mut mean, &mut rstd);
+        let (norm, cx) = (LayerNorm { rows, d, eps: 1e-5 }, Cx::serial());
+        let y = FloatsMut::F32(&mut y);
+        norm.forward(&cx, Floats::F32(&x), None, None, y, &mut mean, &mut rstd, &mut []);
         let mu = x.iter().map(|&v| f64::from(v)).sum::<f64>() / d as f64;
         let var = x.iter().map(|&v| (f64::from(v) - mu).powi(2)).sum::<f64>() / d as f64;
         close("rstd", &rstd, &[1.0 / (var + 1e-5).sqrt()], 1e-6);

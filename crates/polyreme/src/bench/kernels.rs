@@ -211,16 +211,18 @@ impl Bench<'_> {
         if self.wants("layer_norm forward") {
             let work = Bound::Bytes((8 * rows * d) as f64);
             self.time("layer_norm forward", format!("gpt {rows}x{d}"), work, |cx| {
-                norm.forward(cx, &x, Some(&gamma), Some(&gamma), &mut y, &mut mean, &mut rstd);
+                let (x, y, weight) = (Floats::F32(&x), FloatsMut::F32(&mut y), Some(&gamma[..]));
+                norm.forward(cx, x, weight, weight, y, &mut mean, &mut rstd, &mut []);
             });
         }
         if self.wants("layer_norm backward") {
             let (mut dg, mut db) = (vec![0.0; d], vec![0.0; d]);
-            let mut scratch = vec![0.0; norm.scratch_len(self.threads)];
+            let mut scratch = vec![0.0; norm.backward_scratch_len(false, self.threads)];
             let work = Bound::Bytes((12 * rows * d) as f64);
             self.time("layer_norm backward", format!("gpt {rows}x{d}"), work, |cx| {
                 let (dg, db) = (Some(&mut dg[..]), Some(&mut db[..]));
-                norm.backward(cx, &x, &x, Some(&gamma), &mean, &rstd, &mut y, dg, db, &mut scratch);
+                let (x, dx) = (Floats::F32(&x), FloatsMut::F32(&mut y));
+                norm.backward(cx, x, x, Some(&gamma), &mean, &rstd, dx, dg, db, &mut scratch);
             });
         }
         let (rows, channels) = (65536, 64);
