@@ -6,6 +6,7 @@ use polyreme_kernels::attention::{Attention, Grads, Mask};
 use polyreme_kernels::conv::ConvPass;
 use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::elementwise::{Expr, Fused, FusedPieces, PieceSource, PieceTarget, Source};
+use polyreme_kernels::floats::Floats;
 use polyreme_kernels::gemm::{Epilogue, OutputBlock};
 use polyreme_kernels::norm::RunningStats;
 use polyreme_kernels::random::Positions;
@@ -204,7 +205,8 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -
         Launch::EmbeddingGrad(e) => e.backward(cx, m.input(1), m.input(0), m.output(0))?,
         Launch::Attention(a, masked) => {
             let [q, k, v] = qkv(m, masked, 0);
-            a.forward(cx, q, k, v, mask(m, masked, 0), m.output(0), m.output(1), m.scratch());
+            let o = m.output::<f32>(0).into();
+            a.forward(cx, q, k, v, mask(m, masked, 0), o, m.output(1), m.scratch());
         }
         Launch::AttentionGrad(a, masked) => attention_grad(cx, a, masked, m),
         Launch::Dropout { p, stream, slab } => {
@@ -317,8 +319,8 @@ fn cast(cx: &Cx, from: DType, to: DType, m: &NodeMemory) {
     }
 }
 
-fn qkv<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> [&'a [f32]; 3] {
-    if masked.packed { [m.input(first); 3] } else { [0, 1, 2].map(|k| m.input(first + k)) }
+fn qkv<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> [Floats<'a>; 3] {
+    [0, 1, 2].map(|k| m.input::<f32>(if masked.packed { first } else { first + k }).into())
 }
 
 fn mask<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> Option<Mask<'a>> {
@@ -329,9 +331,11 @@ fn mask<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> Option<Mask<'a
 fn attention_grad(cx: &Cx, a: &Attention, masked: &Masked, m: &NodeMemory) {
     let [q, k, v] = qkv(m, masked, 3);
     let grads = if masked.packed {
-        Grads::Packed(m.output(0))
+        Grads::Packed(m.output::<f32>(0).into())
     } else {
-        Grads::Separate { dq: m.output(0), dk: m.output(1), dv: m.output(2) }
+        let [dq, dk, dv] = [0, 1, 2].map(|k| m.output::<f32>(k).into());
+        Grads::Separate { dq, dk, dv }
     };
-    a.backward(cx, m.input(0), q, k, v, mask(m, masked, 3), m.input(1), m.input(2), grads, m.scratch());
+    let (dy, o) = (m.input::<f32>(0).into(), m.input::<f32>(1).into());
+    a.backward(cx, dy, q, k, v, mask(m, masked, 3), o, m.input(2), grads, m.scratch());
 }

@@ -91,6 +91,12 @@ impl<'a> Floats<'a> {
         map!(Floats, self, Floats, x => &x[start..][..len])
     }
 
+    /// Prefetches `start..start + len` of them into L2. It is a hint: they need not exist.
+    #[inline]
+    pub(crate) fn prefetch(self, start: usize, len: usize) {
+        each!(Floats, self, x => prefetch(x.as_ptr(), start, len));
+    }
+
     /// Writes them as f32.
     ///
     /// # Panics
@@ -175,6 +181,12 @@ impl<'a> SharedFloats<'a> {
         self.len() == 0
     }
 
+    /// Prefetches the part `start..start + len` into L2. It is a hint: it need not exist.
+    #[inline]
+    pub(crate) fn prefetch(&self, start: usize, len: usize) {
+        each!(SharedFloats, self, x => prefetch(x.as_mut_ptr(), start, len));
+    }
+
     /// The part `start..start + len`. Panics if it is not inside the whole.
     ///
     /// # Safety
@@ -183,6 +195,21 @@ impl<'a> SharedFloats<'a> {
     pub unsafe fn part(&self, start: usize, len: usize) -> FloatsMut<'a> {
         // SAFETY: the caller's promise.
         map!(SharedFloats, self, FloatsMut, x => unsafe { x.slice(start, len) })
+    }
+}
+
+/// Asks for the cache lines of `start..start + len` from `first` on.
+#[inline]
+fn prefetch<T>(first: *const T, start: usize, len: usize) {
+    let first = first.wrapping_add(start).cast::<u8>();
+    for at in (0..len * size_of::<T>()).step_by(64) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint, which reads nothing: any address will do, and every CPU of this architecture has it.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T1>(first.wrapping_add(at).cast());
+        }
+        let _ = (first, at);
     }
 }
 
@@ -195,6 +222,59 @@ impl<'a> From<&'a [f32]> for Floats<'a> {
 impl<'a> From<&'a mut [f32]> for FloatsMut<'a> {
     fn from(x: &'a mut [f32]) -> FloatsMut<'a> {
         FloatsMut::F32(x)
+    }
+}
+
+/// For tests of kernels: numbers that own their storage, in any format.
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+    use crate::convert::{bf16_from_f32, f16_from_f32};
+
+    /// The formats that are not f32.
+    pub(crate) const HALVES: [DType; 2] = [DType::F16, DType::Bf16];
+
+    /// Numbers in one of the formats.
+    #[derive(Clone, Debug)]
+    pub(crate) enum Stored {
+        F32(Vec<f32>),
+        F16(Vec<f16>),
+        Bf16(Vec<bf16>),
+    }
+
+    impl Stored {
+        /// `x`, each rounded to the format.
+        pub(crate) fn new(dtype: DType, x: &[f32]) -> Stored {
+            match dtype {
+                DType::F16 => Stored::F16(x.iter().map(|&v| f16_from_f32(v)).collect()),
+                DType::Bf16 => Stored::Bf16(x.iter().map(|&v| bf16_from_f32(v)).collect()),
+                _ => Stored::F32(x.to_vec()),
+            }
+        }
+
+        /// As many NaN, to be overwritten.
+        pub(crate) fn nan(dtype: DType, len: usize) -> Stored {
+            Stored::new(dtype, &vec![f32::NAN; len])
+        }
+
+        /// To be read.
+        pub(crate) fn floats(&self) -> Floats<'_> {
+            map!(Stored, self, Floats, x => x)
+        }
+
+        /// To be written.
+        pub(crate) fn floats_mut(&mut self) -> FloatsMut<'_> {
+            map!(Stored, self, FloatsMut, x => x)
+        }
+
+        /// What they are as f32.
+        pub(crate) fn widened(&self) -> Vec<f32> {
+            match self {
+                Stored::F32(x) => x.clone(),
+                Stored::F16(x) => x.iter().map(|h| h.to_f32()).collect(),
+                Stored::Bf16(x) => x.iter().map(|b| b.to_f32()).collect(),
+            }
+        }
     }
 }
 
