@@ -87,13 +87,15 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -
                 }
             };
             let epilogue = pieces.as_ref().map(|_| &epilogue as &_);
-            conv.forward(cx, m.input(0), m.input(1), None, m.output(0), epilogue, m.scratch());
+            let (x, weight, y) = (f32s(m, 0), f32s(m, 1), m.output::<f32>(0).into());
+            conv.forward(cx, x, weight, None, y, epilogue, m.scratch());
         }
         Launch::Conv(conv, ConvPass::GradInput) => {
-            conv.grad_input(cx, m.input(0), m.input(1), m.output(0), m.scratch());
+            let (dy, weight, dx) = (f32s(m, 0), f32s(m, 1), m.output::<f32>(0).into());
+            conv.grad_input(cx, dy, weight, dx, m.scratch());
         }
         Launch::Conv(conv, ConvPass::GradWeight) => {
-            conv.grad_weight(cx, m.input(0), m.input(1), m.output(0), m.scratch());
+            conv.grad_weight(cx, f32s(m, 0), f32s(m, 1), m.output(0), m.scratch());
         }
         Launch::MaxPool(pool) => pool.max_forward(cx, m.input(0), m.output(0), m.output(1)),
         Launch::MaxPoolGrad(pool) => pool.max_backward(cx, m.input(0), m.input(1), m.output(0)),
@@ -319,8 +321,13 @@ fn cast(cx: &Cx, from: DType, to: DType, m: &NodeMemory) {
     }
 }
 
+/// Input `k`, which is f32.
+fn f32s<'a>(m: &NodeMemory<'a>, k: usize) -> Floats<'a> {
+    m.input::<f32>(k).into()
+}
+
 fn qkv<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> [Floats<'a>; 3] {
-    [0, 1, 2].map(|k| m.input::<f32>(if masked.packed { first } else { first + k }).into())
+    [0, 1, 2].map(|k| f32s(m, if masked.packed { first } else { first + k }))
 }
 
 fn mask<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> Option<Mask<'a>> {
@@ -336,6 +343,6 @@ fn attention_grad(cx: &Cx, a: &Attention, masked: &Masked, m: &NodeMemory) {
         let [dq, dk, dv] = [0, 1, 2].map(|k| m.output::<f32>(k).into());
         Grads::Separate { dq, dk, dv }
     };
-    let (dy, o) = (m.input::<f32>(0).into(), m.input::<f32>(1).into());
+    let (dy, o) = (f32s(m, 0), f32s(m, 1));
     a.backward(cx, dy, q, k, v, mask(m, masked, 3), o, m.input(2), grads, m.scratch());
 }

@@ -116,14 +116,8 @@ impl<'a> RowsMut<'a> {
         stage: &mut [f32],
         f: impl FnOnce(&mut [f32]),
     ) {
-        let at = self.first + t * self.stride;
-        if let SharedFloats::F32(data) = self.data {
-            // SAFETY: the caller's promise.
-            return f(unsafe { data.slice(at, d) });
-        }
-        f(&mut stage[..d]);
         // SAFETY: the caller's promise.
-        unsafe { self.data.part(at, d) }.round(isa, &stage[..d]);
+        unsafe { self.data.part(self.first + t * self.stride, d) }.make(isa, stage, f);
     }
 
     /// Prefetches the `d` elements of row `t`, which need not exist.

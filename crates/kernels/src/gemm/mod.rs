@@ -152,6 +152,16 @@ impl Gemm {
         }
     }
 
+    /// How many blocks k is cut into: block `i` of `n` goes from `k*i/n` on, and is added to C after the one before it. So
+    /// a product of each of them, added up in C, gives the bits of the whole, if that is not one of seven or of a vector.
+    pub(crate) fn k_blocks(&self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        return plan::GemmPlan::new(self).n_kb.max(1);
+        // The oracle adds one product after the other to C: any cut will do.
+        #[cfg(not(target_arch = "x86_64"))]
+        self.k.div_ceil(1024).max(1)
+    }
+
     /// Runs the product. `epilogue` is called exactly once for each element of C, from any task, after its last
     /// write. A `k` of zero leaves zeros, or C as it was if it is added to. Strides of A and B may be zero or overlap.
     /// In a large product an element that is not finite may reach all of C, not only its row or column.
