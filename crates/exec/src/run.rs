@@ -218,29 +218,29 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -
         }
         Launch::Lstm(lstm) => {
             let x = LstmForward {
-                xp: m.input(0),
+                xp: f32s(m, 0),
                 w_hh: m.input(1),
                 b_hh: Some(m.input(2)),
                 h0: m.input(3),
                 c0: m.input(4),
-                y: m.output(0),
-                c_all: m.output(1),
-                gates: m.output(2),
+                y: m.output::<f32>(0).into(),
+                c_all: m.output::<f32>(1).into(),
+                gates: m.output::<f32>(2).into(),
             };
             lstm.forward(cx, x, m.scratch());
         }
         Launch::LstmGrad(lstm) => {
             let x = LstmBackward {
-                dy: m.input(0),
+                dy: f32s(m, 0),
                 dh_n: None,
                 dc_n: None,
                 w_hh: m.input(1),
                 h0: m.input(2),
                 c0: m.input(3),
-                y: m.input(4),
-                c_all: m.input(5),
-                gates: m.input(6),
-                dxp: m.output(0),
+                y: f32s(m, 4),
+                c_all: f32s(m, 5),
+                gates: f32s(m, 6),
+                dxp: m.output::<f32>(0).into(),
                 dw_hh: m.output(1),
                 db_hh: Some(m.output(2)),
                 dh0: m.output(3),
@@ -250,24 +250,24 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -
         }
         Launch::Gru(gru) => {
             let x = GruForward {
-                xp: m.input(0),
+                xp: f32s(m, 0),
                 w_hh: m.input(1),
                 b_hh: Some(m.input(2)),
                 h0: m.input(3),
-                y: m.output(0),
-                gates: m.output(1),
+                y: m.output::<f32>(0).into(),
+                gates: m.output::<f32>(1).into(),
             };
             gru.forward(cx, x, m.scratch());
         }
         Launch::GruGrad(gru) => {
             let x = GruBackward {
-                dy: m.input(0),
+                dy: f32s(m, 0),
                 dh_n: None,
                 w_hh: m.input(1),
                 h0: m.input(2),
-                y: m.input(3),
-                gates: m.input(4),
-                dxp: m.output(0),
+                y: f32s(m, 3),
+                gates: f32s(m, 4),
+                dxp: m.output::<f32>(0).into(),
                 dw_hh: m.output(1),
                 db_hh: Some(m.output(2)),
                 dh0: m.output(3),

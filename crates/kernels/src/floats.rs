@@ -191,6 +191,11 @@ impl<'a> FloatsMut<'a> {
         self.as_floats().dtype()
     }
 
+    /// The same, for a shorter time.
+    pub fn reborrow(&mut self) -> FloatsMut<'_> {
+        map!(FloatsMut, self, FloatsMut, x => x)
+    }
+
     /// The same, to be read.
     pub fn as_floats(&self) -> Floats<'_> {
         map!(FloatsMut, self, Floats, x => x)
