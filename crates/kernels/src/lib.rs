@@ -12,7 +12,7 @@
 //! - [`isa`]: instruction sets as sets of features, of which kernels use those that this CPU has.
 //! - [`floats`]: slices in any of the formats that values are stored in; [`convert`] changes formats.
 //! - `simd`, `lanes`: how one body becomes a kernel for each instruction set.
-//! - [`gemm`]: matrix products.
+//! - [`gemm`]: matrix products, in f32 and of bf16.
 //! - `tile`: register tiles on packed panels, for kernels that fuse products with other work.
 //! - [`attention`]: fused scaled dot-product attention.
 //! - [`rnn`]: LSTM and GRU over whole sequences.

@@ -29,6 +29,8 @@
 //! multiplications (`seven`), with tiles, panels and strips as above.
 //!
 //! A product with one row or one column uses `thin`, and without AVX2 all use the oracle (`scalar`).
+//!
+//! Products of bf16 use other instructions, and their operands other copies: [`pairs`].
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -38,6 +40,7 @@ mod avx512;
 mod block;
 #[cfg(target_arch = "x86_64")]
 mod pack;
+pub mod pairs;
 #[cfg(target_arch = "x86_64")]
 mod plan;
 mod scalar;
@@ -174,7 +177,7 @@ impl Gemm {
         assert!(self.c.col == 1 || self.n == 1, "the rows of C are contiguous");
         assert!(self.c_is_disjoint(), "the rows of C do not overlap: {self:?}");
         assert!(c.len() >= self.c.reach(self.batch, self.m, self.n), "C is inside its slice");
-        self.check_operands(a, b);
+        self.check_lengths(a.len(), b.len());
         #[cfg(target_arch = "x86_64")]
         if cx.isa.has_avx2() && self.k > 0 {
             if thin::suits(self) {
@@ -211,7 +214,7 @@ impl Gemm {
             if self.batch == 0 || self.m == 0 || self.n == 0 {
                 return;
             }
-            self.check_operands(a, b);
+            self.check_lengths(a.len(), b.len());
             if cx.isa.has_avx2() {
                 return self.run_tiles(cx, a, b, std::ptr::null_mut(), Some(epilogue), scratch);
             }
@@ -232,10 +235,10 @@ impl Gemm {
         tiles && plan::GemmPlan::new(self).completes()
     }
 
-    fn check_operands(&self, a: &[f32], b: &[f32]) {
+    fn check_lengths(&self, a_len: usize, b_len: usize) {
         if self.k > 0 {
-            assert!(a.len() >= self.a.reach(self.batch, self.m, self.k), "A is inside its slice");
-            assert!(b.len() >= self.b.reach(self.batch, self.k, self.n), "B is inside its slice");
+            assert!(a_len >= self.a.reach(self.batch, self.m, self.k), "A is inside its slice");
+            assert!(b_len >= self.b.reach(self.batch, self.k, self.n), "B is inside its slice");
         }
     }
 
