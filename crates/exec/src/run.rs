@@ -5,6 +5,7 @@ use polyreme_graph::op::Slab;
 use polyreme_kernels::attention::{Attention, Grads, Mask};
 use polyreme_kernels::conv::ConvPass;
 use polyreme_kernels::elementwise::{Expr, Fused, FusedPieces, PieceSource, PieceTarget, Source};
+use polyreme_kernels::floats::Floats;
 use polyreme_kernels::gemm::{Epilogue, OutputBlock};
 use polyreme_kernels::norm::RunningStats;
 use polyreme_kernels::random::Positions;
@@ -95,13 +96,15 @@ fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result
                 }
             };
             let epilogue = pieces.as_ref().map(|_| &epilogue as &_);
-            conv.forward(cx, m.input(0), m.input(1), None, m.output(0), epilogue, m.scratch());
+            let (x, weight, y) = (f32s(m, 0), f32s(m, 1), m.output::<f32>(0).into());
+            conv.forward(cx, x, weight, None, y, epilogue, m.scratch());
         }
         Launch::Conv(conv, ConvPass::GradInput) => {
-            conv.grad_input(cx, m.input(0), m.input(1), m.output(0), m.scratch());
+            let (dy, weight, dx) = (f32s(m, 0), f32s(m, 1), m.output::<f32>(0).into());
+            conv.grad_input(cx, dy, weight, dx, m.scratch());
         }
         Launch::Conv(conv, ConvPass::GradWeight) => {
-            conv.grad_weight(cx, m.input(0), m.input(1), m.output(0), m.scratch());
+            conv.grad_weight(cx, f32s(m, 0), f32s(m, 1), m.output(0), m.scratch());
         }
         Launch::MaxPool(pool) => pool.max_forward(cx, m.input(0), m.output(0), m.output(1)),
         Launch::MaxPoolGrad(pool) => pool.max_backward(cx, m.input(0), m.input(1), m.output(0)),
@@ -217,7 +220,8 @@ fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result
         Launch::EmbeddingGrad(e) => e.backward(cx, floats(1), m.input(0), m.output(0))?,
         Launch::Attention(a, masked) => {
             let [q, k, v] = qkv(m, masked, 0);
-            a.forward(cx, q, k, v, mask(m, masked, 0), m.output(0), m.output(1), m.scratch());
+            let o = m.output::<f32>(0).into();
+            a.forward(cx, q, k, v, mask(m, masked, 0), o, m.output(1), m.scratch());
         }
         Launch::AttentionGrad(a, masked) => attention_grad(cx, a, masked, m),
         Launch::Dropout { p, stream, slab } => {
@@ -227,29 +231,29 @@ fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result
         }
         Launch::Lstm(lstm) => {
             let x = LstmForward {
-                xp: m.input(0),
+                xp: f32s(m, 0),
                 w_hh: m.input(1),
                 b_hh: Some(m.input(2)),
                 h0: m.input(3),
                 c0: m.input(4),
-                y: m.output(0),
-                c_all: m.output(1),
-                gates: m.output(2),
+                y: m.output::<f32>(0).into(),
+                c_all: m.output::<f32>(1).into(),
+                gates: m.output::<f32>(2).into(),
             };
             lstm.forward(cx, x, m.scratch());
         }
         Launch::LstmGrad(lstm) => {
             let x = LstmBackward {
-                dy: m.input(0),
+                dy: f32s(m, 0),
                 dh_n: None,
                 dc_n: None,
                 w_hh: m.input(1),
                 h0: m.input(2),
                 c0: m.input(3),
-                y: m.input(4),
-                c_all: m.input(5),
-                gates: m.input(6),
-                dxp: m.output(0),
+                y: f32s(m, 4),
+                c_all: f32s(m, 5),
+                gates: f32s(m, 6),
+                dxp: m.output::<f32>(0).into(),
                 dw_hh: m.output(1),
                 db_hh: Some(m.output(2)),
                 dh0: m.output(3),
@@ -259,24 +263,24 @@ fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result
         }
         Launch::Gru(gru) => {
             let x = GruForward {
-                xp: m.input(0),
+                xp: f32s(m, 0),
                 w_hh: m.input(1),
                 b_hh: Some(m.input(2)),
                 h0: m.input(3),
-                y: m.output(0),
-                gates: m.output(1),
+                y: m.output::<f32>(0).into(),
+                gates: m.output::<f32>(1).into(),
             };
             gru.forward(cx, x, m.scratch());
         }
         Launch::GruGrad(gru) => {
             let x = GruBackward {
-                dy: m.input(0),
+                dy: f32s(m, 0),
                 dh_n: None,
                 w_hh: m.input(1),
                 h0: m.input(2),
-                y: m.input(3),
-                gates: m.input(4),
-                dxp: m.output(0),
+                y: f32s(m, 3),
+                gates: f32s(m, 4),
+                dxp: m.output::<f32>(0).into(),
                 dw_hh: m.output(1),
                 db_hh: Some(m.output(2)),
                 dh0: m.output(3),
@@ -330,8 +334,13 @@ fn cast(cx: &Cx, from: DType, to: DType, m: &NodeMemory) {
     }
 }
 
-fn qkv<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> [&'a [f32]; 3] {
-    if masked.packed { [m.input(first); 3] } else { [0, 1, 2].map(|k| m.input(first + k)) }
+/// Input `k`, which is f32.
+fn f32s<'a>(m: &NodeMemory<'a>, k: usize) -> Floats<'a> {
+    m.input::<f32>(k).into()
+}
+
+fn qkv<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> [Floats<'a>; 3] {
+    [0, 1, 2].map(|k| f32s(m, if masked.packed { first } else { first + k }))
 }
 
 fn mask<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> Option<Mask<'a>> {
@@ -342,9 +351,11 @@ fn mask<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> Option<Mask<'a
 fn attention_grad(cx: &Cx, a: &Attention, masked: &Masked, m: &NodeMemory) {
     let [q, k, v] = qkv(m, masked, 3);
     let grads = if masked.packed {
-        Grads::Packed(m.output(0))
+        Grads::Packed(m.output::<f32>(0).into())
     } else {
-        Grads::Separate { dq: m.output(0), dk: m.output(1), dv: m.output(2) }
+        let [dq, dk, dv] = [0, 1, 2].map(|k| m.output::<f32>(k).into());
+        Grads::Separate { dq, dk, dv }
     };
-    a.backward(cx, m.input(0), q, k, v, mask(m, masked, 3), m.input(1), m.input(2), grads, m.scratch());
+    let (dy, o) = (f32s(m, 0), f32s(m, 1));
+    a.backward(cx, dy, q, k, v, mask(m, masked, 3), o, m.input(2), grads, m.scratch());
 }

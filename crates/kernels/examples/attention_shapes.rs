@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use polyreme_kernels::Cx;
 use polyreme_kernels::attention::{Attention, Grads};
+use polyreme_kernels::floats::{Floats, FloatsMut};
 
 fn main() {
     println!("{:34} {:>9} {:>8} {:>9} {:>8}", "batch×heads t d", "fwd ms", "GFLOP/s", "bwd ms", "GFLOP/s");
@@ -26,10 +27,13 @@ fn main() {
         let (mut o, mut lse, mut dqkv) = (vec![0.0; n], vec![0.0; at.lse_len()], vec![0.0; 3 * n]);
         let mut scratch = vec![0.0; at.forward_scratch_len(1).max(at.backward_scratch_len(1))];
         let cx = Cx::serial();
-        let forward = least_ms(|| at.forward(&cx, &qkv, &qkv, &qkv, None, &mut o, &mut lse, &mut scratch));
+        let (x, dy) = (Floats::F32(&qkv), Floats::F32(&dy));
+        let forward = least_ms(|| {
+            at.forward(&cx, x, x, x, None, FloatsMut::F32(&mut o), &mut lse, &mut scratch);
+        });
         let backward = least_ms(|| {
-            let grads = Grads::Packed(&mut dqkv);
-            at.backward(&cx, &dy, &qkv, &qkv, &qkv, None, &o, &lse, grads, &mut scratch);
+            let grads = Grads::Packed(FloatsMut::F32(&mut dqkv));
+            at.backward(&cx, dy, x, x, x, None, Floats::F32(&o), &lse, grads, &mut scratch);
         });
         let pairs = if causal { t * (t + 1) / 2 } else { t * t };
         let product = (2 * batch * heads * pairs * d) as f64 * 1e-6;

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use polyreme_kernels::Cx;
 use polyreme_kernels::conv::{Conv2d, ConvPass};
+use polyreme_kernels::floats::{Floats, FloatsMut};
 
 fn main() {
     let only = std::env::args().nth(1);
@@ -60,9 +61,18 @@ fn main() {
             while begin.elapsed().as_millis() < 300 {
                 let start = Instant::now();
                 match pass {
-                    ConvPass::Forward => s.forward(&cx, &x, &weight, None, &mut y, None, &mut scratch),
-                    ConvPass::GradInput => s.grad_input(&cx, &dy, &weight, &mut dx, &mut scratch),
-                    ConvPass::GradWeight => s.grad_weight(&cx, &x, &dy, &mut dw, &mut scratch),
+                    ConvPass::Forward => {
+                        let (x, weight, y) = (Floats::F32(&x), Floats::F32(&weight), FloatsMut::F32(&mut y));
+                        s.forward(&cx, x, weight, None, y, None, &mut scratch);
+                    }
+                    ConvPass::GradInput => {
+                        let (dy, weight, dx) =
+                            (Floats::F32(&dy), Floats::F32(&weight), FloatsMut::F32(&mut dx));
+                        s.grad_input(&cx, dy, weight, dx, &mut scratch);
+                    }
+                    ConvPass::GradWeight => {
+                        s.grad_weight(&cx, Floats::F32(&x), Floats::F32(&dy), &mut dw, &mut scratch);
+                    }
                 }
                 best = best.min(start.elapsed().as_secs_f64());
             }

@@ -5,6 +5,7 @@
 use std::time::Instant;
 
 use polyreme_kernels::Cx;
+use polyreme_kernels::floats::{Floats, FloatsMut};
 use polyreme_kernels::rnn::{Gru, GruBackward, GruForward, Lstm, LstmBackward, LstmForward};
 
 fn main() {
@@ -32,22 +33,20 @@ fn run(cell: &str, batch: usize, time: usize, hidden: usize, n_gates: usize) {
     let len = lstm.forward_scratch_len(1).max(lstm.backward_scratch_len(1)).max(gru.backward_scratch_len(1));
     let mut scratch = vec![0.0; len];
     let forward = least_ms(|| {
-        let (y, c_all, gates) = (&mut y[..], &mut c_all[..], &mut gates[..]);
+        let [y, c_all, gates] = [&mut y, &mut c_all, &mut gates].map(|x| FloatsMut::F32(x));
+        let xp = Floats::F32(&xp);
         if cell == "lstm" {
-            let x = LstmForward { xp: &xp, w_hh: &w, b_hh: Some(&b), h0: &h0, c0: &c0, y, c_all, gates };
+            let x = LstmForward { xp, w_hh: &w, b_hh: Some(&b), h0: &h0, c0: &c0, y, c_all, gates };
             lstm.forward(&cx, x, &mut scratch);
         } else {
-            gru.forward(
-                &cx,
-                GruForward { xp: &xp, w_hh: &w, b_hh: Some(&b), h0: &h0, y, gates },
-                &mut scratch,
-            );
+            gru.forward(&cx, GruForward { xp, w_hh: &w, b_hh: Some(&b), h0: &h0, y, gates }, &mut scratch);
         }
     });
     let backward = least_ms(|| {
-        let (dxp, dw_hh, db_hh) = (&mut dxp[..], &mut dw[..], Some(&mut db[..]));
+        let (dxp, dw_hh, db_hh) = (FloatsMut::F32(&mut dxp), &mut dw[..], Some(&mut db[..]));
         let (dh0, dc0) = (&mut dh0[..], &mut dc0[..]);
-        let (h0, c0, y, c_all, gates, w_hh, dy) = (&h0, &c0, &y, &c_all, &gates, &w, &dy);
+        let (h0, c0, w_hh) = (&h0, &c0, &w);
+        let [y, c_all, gates, dy] = [&y, &c_all, &gates, &dy].map(|x| Floats::F32(x));
         let (dh_n, dc_n) = (None, None);
         if cell == "lstm" {
             let x =

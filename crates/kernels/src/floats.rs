@@ -6,7 +6,10 @@
 use polyreme_dtype::{DType, bf16, f16};
 
 use crate::cx::SharedMut;
-use crate::{Isa, convert};
+use crate::{Cx, Isa, convert};
+
+/// Elements that a task widens: about 8 µs of memory traffic.
+const CHUNK: usize = 32_768;
 
 /// Floats that are read.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +55,8 @@ macro_rules! each {
     };
 }
 
+pub(crate) use each;
+
 /// The same expression for whichever format it is, in that format again.
 macro_rules! map {
     ($kind:ident, $floats:expr, $to:ident, $x:ident => $then:expr) => {
@@ -61,6 +66,33 @@ macro_rules! map {
             $kind::Bf16($x) => $to::Bf16($then),
         }
     };
+}
+
+/// One float, in the format that it is stored in.
+pub(crate) trait Float: Copy + Sync {
+    /// Its value, exactly.
+    fn wide(self) -> f32;
+}
+
+impl Float for f32 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self
+    }
+}
+
+impl Float for f16 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        convert::f32_from_f16(self)
+    }
+}
+
+impl Float for bf16 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        convert::f32_from_bf16(self)
+    }
 }
 
 impl<'a> Floats<'a> {
@@ -91,6 +123,12 @@ impl<'a> Floats<'a> {
         !matches!(self, Floats::F32(_))
     }
 
+    /// Whether they are f32, so that they need no widening.
+    #[inline]
+    pub(crate) fn is_f32(&self) -> bool {
+        !self.is_half()
+    }
+
     /// One of them, as f32.
     #[inline]
     pub fn at(self, i: usize) -> f32 {
@@ -107,6 +145,12 @@ impl<'a> Floats<'a> {
         map!(Floats, self, Floats, x => &x[start..][..len])
     }
 
+    /// Prefetches `start..start + len` of them into L2. It is a hint: they need not exist.
+    #[inline]
+    pub(crate) fn prefetch(self, start: usize, len: usize) {
+        each!(Floats, self, x => prefetch(x.as_ptr(), start, len));
+    }
+
     /// Writes them as f32.
     ///
     /// # Panics
@@ -118,6 +162,15 @@ impl<'a> Floats<'a> {
             Floats::F16(x) => convert::widen_f16(isa, x, to),
             Floats::Bf16(x) => convert::widen_bf16(isa, x, to),
         }
+    }
+
+    /// Writes them as f32, in parallel.
+    ///
+    /// # Panics
+    /// If `to` has another length.
+    pub(crate) fn widen_in_chunks(self, cx: &Cx, to: &mut [f32]) {
+        assert_eq!(self.len(), to.len(), "as many as there are");
+        cx.for_each_chunk(to, CHUNK, |i, to| self.part(i * CHUNK, to.len()).widen(cx.isa, to));
     }
 
     /// `start..start + len` of them as f32: in place if they are, else widened into the beginning of `stage`.
@@ -158,6 +211,11 @@ impl<'a> FloatsMut<'a> {
     #[inline]
     pub fn is_half(&self) -> bool {
         !matches!(self, FloatsMut::F32(_))
+    }
+
+    /// The same, for a shorter time.
+    pub fn reborrow(&mut self) -> FloatsMut<'_> {
+        map!(FloatsMut, self, FloatsMut, x => x)
     }
 
     /// The same, to be read.
@@ -221,10 +279,22 @@ impl<'a> SharedFloats<'a> {
         each!(SharedFloats, self, x => x.len())
     }
 
+    /// Whether they are f32, so that they need no rounding.
+    #[inline]
+    pub(crate) fn is_f32(&self) -> bool {
+        matches!(self, SharedFloats::F32(_))
+    }
+
     /// Whether the whole is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Prefetches the part `start..start + len` into L2. It is a hint: it need not exist.
+    #[inline]
+    pub(crate) fn prefetch(&self, start: usize, len: usize) {
+        each!(SharedFloats, self, x => prefetch(x.as_mut_ptr(), start, len));
     }
 
     /// The part `start..start + len`. Panics if it is not inside the whole.
@@ -235,6 +305,21 @@ impl<'a> SharedFloats<'a> {
     pub unsafe fn part(&self, start: usize, len: usize) -> FloatsMut<'a> {
         // SAFETY: the caller's promise.
         map!(SharedFloats, self, FloatsMut, x => unsafe { x.slice(start, len) })
+    }
+}
+
+/// Asks for the cache lines of `start..start + len` from `first` on.
+#[inline]
+fn prefetch<T>(first: *const T, start: usize, len: usize) {
+    let first = first.wrapping_add(start).cast::<u8>();
+    for at in (0..len * size_of::<T>()).step_by(64) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint, which reads nothing: any address will do, and every CPU of this architecture has it.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T1>(first.wrapping_add(at).cast());
+        }
+        let _ = (first, at);
     }
 }
 

@@ -13,7 +13,7 @@
 //! - [`floats`]: slices in any of the formats that values are stored in; [`convert`] changes formats.
 //! - `stage`: rows of halves in f32, some at a time.
 //! - `simd`, `lanes`: how one body becomes a kernel for each instruction set.
-//! - [`gemm`]: matrix products.
+//! - [`gemm`]: matrix products, in f32 and of bf16.
 //! - `tile`: register tiles on packed panels, for kernels that fuse products with other work.
 //! - [`attention`]: fused scaled dot-product attention.
 //! - [`rnn`]: LSTM and GRU over whole sequences.

@@ -16,9 +16,13 @@
 //! Scores exist for a block of queries at a time, in scratch; backward computes them again. A causal mask is aligned
 //! at the top left, as PyTorch's `is_causal`. A row whose keys are all masked has `o = 0`, `lse = −∞`, and sends no
 //! gradient. There is no dropout, and no sharing of keys between heads.
+//!
+//! q, k, v, o and their gradients may be stored in half, each in its own format; masks and `lse` are f32. The bits are
+//! those of widening all of them, running in f32 and rounding the results.
 
 mod layout;
 mod scalar;
+mod stored;
 
 #[cfg(target_arch = "x86_64")]
 mod rows;
@@ -31,9 +35,11 @@ use std::ops::Range;
 
 pub use layout::HeadLayout;
 use layout::{Sizes, disjoint};
+use stored::{Rows, RowsMut};
 
 use crate::Cx;
 use crate::cx::SharedMut;
+use crate::floats::{Floats, FloatsMut, SharedFloats};
 #[cfg(target_arch = "x86_64")]
 use crate::tile::{Avx2, Avx512};
 
@@ -83,22 +89,22 @@ pub struct Mask<'a> {
 #[derive(Debug)]
 pub enum Grads<'a> {
     /// dq, dk, dv in one buffer, at the offsets and strides of the layouts of q, k, v.
-    Packed(&'a mut [f32]),
+    Packed(FloatsMut<'a>),
     /// dk and dv in one buffer.
     PackedKv {
         /// The gradient of q.
-        dq: &'a mut [f32],
+        dq: FloatsMut<'a>,
         /// The gradients of k and v.
-        dkv: &'a mut [f32],
+        dkv: FloatsMut<'a>,
     },
     /// A buffer for each.
     Separate {
         /// The gradient of q.
-        dq: &'a mut [f32],
+        dq: FloatsMut<'a>,
         /// The gradient of k.
-        dk: &'a mut [f32],
+        dk: FloatsMut<'a>,
         /// The gradient of v.
-        dv: &'a mut [f32],
+        dv: FloatsMut<'a>,
     },
 }
 
@@ -137,15 +143,15 @@ impl Attention {
     pub fn forward(
         &self,
         cx: &Cx,
-        q: &[f32],
-        k: &[f32],
-        v: &[f32],
+        q: Floats,
+        k: Floats,
+        v: Floats,
         mask: Option<Mask>,
-        o: &mut [f32],
+        o: FloatsMut,
         lse: &mut [f32],
         scratch: &mut [f32],
     ) {
-        self.check_inputs(q, k, v, mask, o, lse.len());
+        self.check_inputs(q, k, v, mask, o.as_floats(), lse.len());
         assert!(disjoint(&[(self.o, self.sizes_q())]), "rows of o overlap: {:?}", self.o);
         assert!(
             scratch.len() >= self.forward_scratch_len(cx.par.workers()),
@@ -153,7 +159,7 @@ impl Attention {
         );
         let per_worker = self.forward_worker_len();
         let scratch = SharedMut::new(crate::tile::aligned(scratch));
-        let (o, lse) = (SharedMut::new(o), SharedMut::new(lse));
+        let (o, lse) = (SharedFloats::new(o), SharedMut::new(lse));
 
         let chunk = self.query_chunk();
         let chunks = self.t_q.div_ceil(chunk);
@@ -161,6 +167,7 @@ impl Attention {
         let flops = 4 * chunk.min(self.t_q) * self.t_k * self.d;
         self.for_each_unit(cx, units, flops, &|unit, worker| {
             let head = self.head(unit / chunks, q, k, v, mask);
+            let o = RowsMut::new(o, self.o.at(head.b, head.h), self.o.time);
             let start = unit % chunks * chunk;
             let rows = start..(start + chunk).min(self.t_q);
             // SAFETY: a worker runs one task at a time, and this part is its own.
@@ -169,13 +176,13 @@ impl Attention {
             if cx.isa.has_avx512() {
                 // SAFETY: the instruction set was detected; `check_inputs` has proved the lengths; each unit has its
                 // own rows of o and lse.
-                return unsafe { tiled::forward::<Avx512>(self, &head, rows, o, lse, scratch) };
+                return unsafe { tiled::forward::<Avx512>(self, cx.isa, &head, rows, o, lse, scratch) };
             } else if cx.isa.has_avx2() {
                 // SAFETY: as above.
-                return unsafe { tiled::forward::<Avx2>(self, &head, rows, o, lse, scratch) };
+                return unsafe { tiled::forward::<Avx2>(self, cx.isa, &head, rows, o, lse, scratch) };
             }
             // SAFETY: as above.
-            unsafe { scalar::forward(self, &head, rows, o, lse, scratch) }
+            unsafe { scalar::forward(self, cx.isa, &head, rows, o, lse, scratch) }
         });
     }
 
@@ -183,12 +190,12 @@ impl Attention {
     pub fn backward(
         &self,
         cx: &Cx,
-        dy: &[f32],
-        q: &[f32],
-        k: &[f32],
-        v: &[f32],
+        dy: Floats,
+        q: Floats,
+        k: Floats,
+        v: Floats,
         mask: Option<Mask>,
-        o: &[f32],
+        o: Floats,
         lse: &[f32],
         grads: Grads,
         scratch: &mut [f32],
@@ -207,19 +214,20 @@ impl Attention {
         self.for_each_unit(cx, self.batch * self.heads, flops, &|unit, worker| {
             let head = self.head(unit, q, k, v, mask);
             let saved = self.saved(&head, dy, o, lse);
+            let out = self.grads(&head, &out);
             // SAFETY: a worker runs one task at a time, and this part is its own.
             let scratch = unsafe { scratch.slice(worker * per_worker, per_worker) };
             #[cfg(target_arch = "x86_64")]
             if cx.isa.has_avx512() {
                 // SAFETY: the instruction set was detected; lengths are proved above; `check_grads` has proved that
                 // no two heads share an element of the gradients.
-                return unsafe { tiled::backward::<Avx512>(self, &head, &saved, &out, scratch) };
+                return unsafe { tiled::backward::<Avx512>(self, cx.isa, &head, &saved, &out, scratch) };
             } else if cx.isa.has_avx2() {
                 // SAFETY: as above.
-                return unsafe { tiled::backward::<Avx2>(self, &head, &saved, &out, scratch) };
+                return unsafe { tiled::backward::<Avx2>(self, cx.isa, &head, &saved, &out, scratch) };
             }
             // SAFETY: as above.
-            unsafe { scalar::backward(self, &head, &saved, &out, scratch) }
+            unsafe { scalar::backward(self, cx.isa, &head, &saved, &out, scratch) }
         });
     }
 }
@@ -227,13 +235,13 @@ impl Attention {
 /// Extra floats of scratch, to begin on a cache line.
 const SPARE: usize = 15;
 
-/// One head of one sequence: its inputs, each from its first element on.
+/// One head of one sequence: its inputs.
 struct HeadInputs<'a> {
     b: usize,
     h: usize,
-    q: &'a [f32],
-    k: &'a [f32],
-    v: &'a [f32],
+    q: Rows<'a>,
+    k: Rows<'a>,
+    v: Rows<'a>,
     mask: Option<Mask<'a>>,
 }
 
@@ -248,18 +256,25 @@ impl<'a> HeadInputs<'a> {
     }
 }
 
-/// What backward reads for one head, beside the inputs: each from its first element on.
+/// What backward reads for one head, beside the inputs.
 struct Saved<'a> {
-    dy: &'a [f32],
-    o: &'a [f32],
+    dy: Rows<'a>,
+    o: Rows<'a>,
     lse: &'a [f32],
+}
+
+/// What backward writes for one head.
+struct HeadGrads<'a> {
+    dq: RowsMut<'a>,
+    dk: RowsMut<'a>,
+    dv: RowsMut<'a>,
 }
 
 /// The buffers of dq, dk, dv: three, or one three times.
 struct Out<'a> {
-    dq: SharedMut<'a, f32>,
-    dk: SharedMut<'a, f32>,
-    dv: SharedMut<'a, f32>,
+    dq: SharedFloats<'a>,
+    dk: SharedFloats<'a>,
+    dv: SharedFloats<'a>,
 }
 
 impl Attention {
@@ -311,21 +326,24 @@ impl Attention {
     fn head<'a>(
         &self,
         unit: usize,
-        q: &'a [f32],
-        k: &'a [f32],
-        v: &'a [f32],
+        q: Floats<'a>,
+        k: Floats<'a>,
+        v: Floats<'a>,
         mask: Option<Mask<'a>>,
     ) -> HeadInputs<'a> {
         let (b, h) = (unit / self.heads, unit % self.heads);
-        // Without keys a buffer may be shorter than its first offset.
-        let from = |x: &'a [f32], l: HeadLayout| &x[l.at(b, h).min(x.len())..];
-        HeadInputs { b, h, q: from(q, self.q), k: from(k, self.k), v: from(v, self.v), mask }
+        let rows = |x: Floats<'a>, l: HeadLayout| Rows::new(x, l.at(b, h), l.time);
+        HeadInputs { b, h, q: rows(q, self.q), k: rows(k, self.k), v: rows(v, self.v), mask }
     }
 
-    fn saved<'a>(&self, head: &HeadInputs, dy: &'a [f32], o: &'a [f32], lse: &'a [f32]) -> Saved<'a> {
-        let at = self.o.at(head.b, head.h);
-        let from = |x: &'a [f32]| &x[at.min(x.len())..];
-        Saved { dy: from(dy), o: from(o), lse: &lse[self.lse_range(head, 0..self.t_q)] }
+    fn saved<'a>(&self, head: &HeadInputs, dy: Floats<'a>, o: Floats<'a>, lse: &'a [f32]) -> Saved<'a> {
+        let rows = |x: Floats<'a>| Rows::new(x, self.o.at(head.b, head.h), self.o.time);
+        Saved { dy: rows(dy), o: rows(o), lse: &lse[self.lse_range(head, 0..self.t_q)] }
+    }
+
+    fn grads<'a>(&self, head: &HeadInputs, out: &Out<'a>) -> HeadGrads<'a> {
+        let rows = |x: SharedFloats<'a>, l: HeadLayout| RowsMut::new(x, l.at(head.b, head.h), l.time);
+        HeadGrads { dq: rows(out.dq, self.q), dk: rows(out.dk, self.k), dv: rows(out.dv, self.v) }
     }
 
     fn lse_range(&self, head: &HeadInputs, rows: Range<usize>) -> Range<usize> {
@@ -333,7 +351,7 @@ impl Attention {
         at + rows.start..at + rows.end
     }
 
-    fn check_inputs(&self, q: &[f32], k: &[f32], v: &[f32], mask: Option<Mask>, o: &[f32], lse_len: usize) {
+    fn check_inputs(&self, q: Floats, k: Floats, v: Floats, mask: Option<Mask>, o: Floats, lse_len: usize) {
         assert!(self.d > 0, "a head has at least one element");
         assert!(q.len() >= self.q.span(self.sizes_q()), "q is short: {}", q.len());
         assert!(k.len() >= self.k.span(self.sizes_k()), "k is short: {}", k.len());
@@ -350,7 +368,7 @@ impl Attention {
     /// Checks lengths and that no two gradients share an element.
     fn check_grads<'a>(&self, grads: Grads<'a>) -> Out<'a> {
         let (q, k, v) = ((self.q, self.sizes_q()), (self.k, self.sizes_k()), (self.v, self.sizes_k()));
-        let check = |buffer: &[f32], parts: &[(HeadLayout, Sizes)], name: &str| {
+        let check = |buffer: &FloatsMut, parts: &[(HeadLayout, Sizes)], name: &str| {
             for (layout, sizes) in parts {
                 assert!(buffer.len() >= layout.span(*sizes), "{name} is short: {}", buffer.len());
             }
@@ -358,21 +376,21 @@ impl Attention {
         };
         match grads {
             Grads::Packed(all) => {
-                check(all, &[q, k, v], "packed gradients");
-                let all = SharedMut::new(all);
+                check(&all, &[q, k, v], "packed gradients");
+                let all = SharedFloats::new(all);
                 Out { dq: all, dk: all, dv: all }
             }
             Grads::PackedKv { dq, dkv } => {
-                check(dq, &[q], "rows of dq");
-                check(dkv, &[k, v], "packed gradients of k and v");
-                let dkv = SharedMut::new(dkv);
-                Out { dq: SharedMut::new(dq), dk: dkv, dv: dkv }
+                check(&dq, &[q], "rows of dq");
+                check(&dkv, &[k, v], "packed gradients of k and v");
+                let dkv = SharedFloats::new(dkv);
+                Out { dq: SharedFloats::new(dq), dk: dkv, dv: dkv }
             }
             Grads::Separate { dq, dk, dv } => {
-                check(dq, &[q], "rows of dq");
-                check(dk, &[k], "rows of dk");
-                check(dv, &[v], "rows of dv");
-                Out { dq: SharedMut::new(dq), dk: SharedMut::new(dk), dv: SharedMut::new(dv) }
+                check(&dq, &[q], "rows of dq");
+                check(&dk, &[k], "rows of dk");
+                check(&dv, &[v], "rows of dv");
+                Out { dq: SharedFloats::new(dq), dk: SharedFloats::new(dk), dv: SharedFloats::new(dv) }
             }
         }
     }

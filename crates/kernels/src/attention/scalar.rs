@@ -2,15 +2,19 @@
 
 use std::ops::Range;
 
-use super::{Attention, HeadInputs, Out, Saved};
+use super::stored::RowsMut;
+use super::{Attention, HeadGrads, HeadInputs, Saved};
+use crate::Isa;
 use crate::cx::SharedMut;
 
+/// The scores of a query, k and v, and rows of q and o.
 pub(super) fn forward_len(at: &Attention) -> usize {
-    at.t_k
+    at.t_k + 2 * at.t_k * at.d + 2 * at.d
 }
 
+/// The scores of a query, k, v and their gradients, and rows of q, dq, dy and o.
 pub(super) fn backward_len(at: &Attention) -> usize {
-    at.t_k
+    at.t_k + 4 * at.t_k * at.d + 4 * at.d
 }
 
 /// Queries `rows` of one head.
@@ -19,35 +23,43 @@ pub(super) fn backward_len(at: &Attention) -> usize {
 /// Nothing else accesses these rows of `o` and `lse`.
 pub(super) unsafe fn forward(
     at: &Attention,
+    isa: Isa,
     head: &HeadInputs,
     rows: Range<usize>,
-    o: SharedMut<f32>,
+    o: RowsMut,
     lse: SharedMut<f32>,
     scratch: &mut [f32],
 ) {
+    let d = at.d;
+    let (p, rest) = scratch.split_at_mut(at.t_k);
+    let (k, rest) = rest.split_at_mut(at.t_k * d);
+    let (v, rest) = rest.split_at_mut(at.t_k * d);
+    let (q, rest) = rest.split_at_mut(d);
+    let sums = &mut rest[..d];
+    let keys = rows.end.checked_sub(1).map_or(0, |last| at.keys(last));
+    let (k, v) = (head.k.all(isa, keys, d, k), head.v.all(isa, keys, d, v));
     let lse_range = at.lse_range(head, rows.clone());
     // SAFETY: the caller's promise.
     let lse = unsafe { lse.slice(lse_range.start, rows.len()) };
     for (t, lse) in rows.zip(lse) {
-        let p = &mut scratch[..at.keys(t)];
-        scores(at, head, t, p);
+        let p = &mut p[..at.keys(t)];
+        scores(at, head, t, head.q.row(isa, t, d, q), k, p);
         let max = p.iter().fold(f32::NEG_INFINITY, |m, &s| m.max(s));
-        // SAFETY: the caller's promise.
-        let o = unsafe { o.slice(at.o.at(head.b, head.h) + t * at.o.time, at.d) };
-        o.fill(0.0);
+        sums.fill(0.0);
         *lse = max;
-        if p.iter().all(|&s| s == f32::NEG_INFINITY) {
-            continue;
+        if p.iter().any(|&s| s != f32::NEG_INFINITY) {
+            let mut sum = 0.0;
+            for p in p.iter_mut() {
+                *p = (*p - max).exp();
+                sum += *p;
+            }
+            *lse += sum.ln();
+            for (j, &p) in p.iter().enumerate() {
+                add(sums, p / sum, &v.0[j * v.1..][..d]);
+            }
         }
-        let mut sum = 0.0;
-        for p in p.iter_mut() {
-            *p = (*p - max).exp();
-            sum += *p;
-        }
-        *lse += sum.ln();
-        for (j, &p) in p.iter().enumerate() {
-            add(o, p / sum, &head.v[j * at.v.time..][..at.d]);
-        }
+        // SAFETY: the caller's promise.
+        unsafe { o.write(isa, t, sums) };
     }
 }
 
@@ -57,47 +69,57 @@ pub(super) unsafe fn forward(
 /// Nothing else accesses this head's rows of the gradients, and they do not overlap each other.
 pub(super) unsafe fn backward(
     at: &Attention,
+    isa: Isa,
     head: &HeadInputs,
     saved: &Saved,
-    out: &Out,
+    out: &HeadGrads,
     scratch: &mut [f32],
 ) {
-    let (k_at, v_at) = (at.k.at(head.b, head.h), at.v.at(head.b, head.h));
-    // SAFETY: the caller's promise; a row of dk or dv is held no longer than its statement.
-    let dk = |j: usize| unsafe { out.dk.slice(k_at + j * at.k.time, at.d) };
-    // SAFETY: as above.
-    let dv = |j: usize| unsafe { out.dv.slice(v_at + j * at.v.time, at.d) };
-    for j in 0..at.t_k {
-        dk(j).fill(0.0);
-        dv(j).fill(0.0);
-    }
+    let (d, kv) = (at.d, at.t_k * at.d);
+    let (p, rest) = scratch.split_at_mut(at.t_k);
+    let (k, rest) = rest.split_at_mut(kv);
+    let (v, rest) = rest.split_at_mut(kv);
+    let (dk, rest) = rest.split_at_mut(kv);
+    let (dv, rest) = rest.split_at_mut(kv);
+    let (q, rest) = rest.split_at_mut(d);
+    let (dq, rest) = rest.split_at_mut(d);
+    let (dy, rest) = rest.split_at_mut(d);
+    let o = &mut rest[..d];
+    let keys = at.t_q.checked_sub(1).map_or(0, |last| at.keys(last));
+    let (k, v) = (head.k.all(isa, keys, d, k), head.v.all(isa, keys, d, v));
+    dk.fill(0.0);
+    dv.fill(0.0);
     for t in 0..at.t_q {
-        // SAFETY: as above; one row of dq at a time.
-        let dq = unsafe { out.dq.slice(at.q.at(head.b, head.h) + t * at.q.time, at.d) };
         dq.fill(0.0);
-        if saved.lse[t] == f32::NEG_INFINITY {
-            continue;
+        if saved.lse[t] != f32::NEG_INFINITY {
+            let p = &mut p[..at.keys(t)];
+            let (q, dy) = (head.q.row(isa, t, d, q), saved.dy.row(isa, t, d, dy));
+            scores(at, head, t, q, k, p);
+            let delta = dot(dy, saved.o.row(isa, t, d, o));
+            for (j, &s) in p.iter().enumerate() {
+                let p = (s - saved.lse[t]).exp();
+                let ds = p * (dot(dy, &v.0[j * v.1..][..d]) - delta);
+                add(dq, at.scale * ds, &k.0[j * k.1..][..d]);
+                add(&mut dk[j * d..][..d], at.scale * ds, q);
+                add(&mut dv[j * d..][..d], p, dy);
+            }
         }
-        let p = &mut scratch[..at.keys(t)];
-        scores(at, head, t, p);
-        let dy = &saved.dy[t * at.o.time..][..at.d];
-        let delta = dot(dy, &saved.o[t * at.o.time..][..at.d]);
-        let q = &head.q[t * at.q.time..][..at.d];
-        for (j, &s) in p.iter().enumerate() {
-            let p = (s - saved.lse[t]).exp();
-            let ds = p * (dot(dy, &head.v[j * at.v.time..][..at.d]) - delta);
-            add(dq, at.scale * ds, &head.k[j * at.k.time..][..at.d]);
-            add(dk(j), at.scale * ds, q);
-            add(dv(j), p, dy);
+        // SAFETY: the caller's promise.
+        unsafe { out.dq.write(isa, t, dq) };
+    }
+    for (j, (dk, dv)) in dk.chunks_exact(d).zip(dv.chunks_exact(d)).enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            out.dk.write(isa, j, dk);
+            out.dv.write(isa, j, dv);
         }
     }
 }
 
-/// The scores of query `t` with the keys that it sees.
-fn scores(at: &Attention, head: &HeadInputs, t: usize, s: &mut [f32]) {
-    let q = &head.q[t * at.q.time..][..at.d];
+/// The scores of query `t`, whose row is `q`, with the keys that it sees.
+fn scores(at: &Attention, head: &HeadInputs, t: usize, q: &[f32], k: (&[f32], usize), s: &mut [f32]) {
     for (j, s) in s.iter_mut().enumerate() {
-        *s = at.scale * dot(q, &head.k[j * at.k.time..][..at.d]);
+        *s = at.scale * dot(q, &k.0[j * k.1..][..at.d]);
     }
     if let Some(mask) = head.mask_row(t, 0, s.len()) {
         for (s, m) in s.iter_mut().zip(mask) {

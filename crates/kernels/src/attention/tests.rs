@@ -1,7 +1,10 @@
 //! Oracle against finite differences, tiles against the oracle, and the same bits for any order of tasks and any tiles.
 
+use polyreme_dtype::DType;
+
 use super::*;
 use crate::Isa;
+use crate::floats::testing::{HALVES, Stored};
 use crate::lanes::testing::{Reverse, data};
 
 /// The mask of a row of the table.
@@ -15,6 +18,9 @@ enum MaskKind {
     /// `[batch, heads, t_q, t_k]`, numbers and −∞, and all of row 0 hidden.
     Full,
 }
+
+/// Everything in f32.
+const F32: (DType, DType) = (DType::F32, DType::F32);
 
 /// All results of a run.
 #[derive(PartialEq, Debug)]
@@ -34,6 +40,8 @@ struct AttentionCase {
     dy: Vec<f32>,
     mask: Vec<f32>,
     kind: MaskKind,
+    /// The formats of what is read and of what is written.
+    stored: (DType, DType),
 }
 
 impl AttentionCase {
@@ -58,7 +66,13 @@ impl AttentionCase {
         let (n_q, n_k) = (batch * t_q * heads * d, batch * t_k * heads * d);
         // Scores of a few units, so that the softmax is not flat.
         let q = data(1, n_q).iter().map(|x| 3.0 * x).collect();
-        AttentionCase { at, q, k: data(2, n_k), v: data(3, n_k), dy: data(4, n_q), mask, kind }
+        AttentionCase { at, q, k: data(2, n_k), v: data(3, n_k), dy: data(4, n_q), mask, kind, stored: F32 }
+    }
+
+    /// The same with all that is read rounded to the format, which is then exact in it.
+    fn rounded(&self, dtype: DType) -> AttentionCase {
+        let [q, k, v, dy] = [&self.q, &self.k, &self.v, &self.dy].map(|x| Stored::new(dtype, x).wide());
+        AttentionCase { at: self.at.clone(), mask: self.mask.clone(), q, k, v, dy, ..*self }
     }
 
     fn mask(&self) -> Option<Mask<'_>> {
@@ -72,21 +86,33 @@ impl AttentionCase {
         }
     }
 
+    /// `o` as it is stored, and `lse`.
     fn forward(&self, cx: &Cx) -> (Vec<f32>, Vec<f32>) {
         let mut scratch = vec![f32::NAN; self.at.forward_scratch_len(cx.par.workers())];
-        let (mut o, mut lse) = (vec![f32::NAN; self.q.len()], vec![f32::NAN; self.at.lse_len()]);
-        self.at.forward(cx, &self.q, &self.k, &self.v, self.mask(), &mut o, &mut lse, &mut scratch);
-        (o, lse)
+        let (read, written) = self.stored;
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| Stored::new(read, x));
+        let (mut o, mut lse) = (Stored::unset(written, self.q.len()), vec![f32::NAN; self.at.lse_len()]);
+        let (q, k, v) = (q.get(), k.get(), v.get());
+        self.at.forward(cx, q, k, v, self.mask(), o.get_mut(), &mut lse, &mut scratch);
+        (o.wide(), lse)
     }
 
     fn run(&self, cx: &Cx) -> AttentionResults {
         let (o, lse) = self.forward(cx);
+        self.run_backward(cx, o, lse)
+    }
+
+    /// The gradients, given what forward has left.
+    fn run_backward(&self, cx: &Cx, o: Vec<f32>, lse: Vec<f32>) -> AttentionResults {
         let mut scratch = vec![f32::NAN; self.at.backward_scratch_len(cx.par.workers())];
-        let [mut dq, mut dk, mut dv] = [&self.q, &self.k, &self.v].map(|x| vec![f32::NAN; x.len()]);
-        let grads = Grads::Separate { dq: &mut dq, dk: &mut dk, dv: &mut dv };
-        let mask = self.mask();
-        self.at.backward(cx, &self.dy, &self.q, &self.k, &self.v, mask, &o, &lse, grads, &mut scratch);
-        AttentionResults { o, lse, dq, dk, dv }
+        let (read, written) = self.stored;
+        let [q, k, v, dy] = [&self.q, &self.k, &self.v, &self.dy].map(|x| Stored::new(read, x));
+        let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|x| Stored::unset(written, x.get().len()));
+        let stored_o = Stored::new(written, &o);
+        let grads = Grads::Separate { dq: dq.get_mut(), dk: dk.get_mut(), dv: dv.get_mut() };
+        let (q, k, v, dy) = (q.get(), k.get(), v.get(), dy.get());
+        self.at.backward(cx, dy, q, k, v, self.mask(), stored_o.get(), &lse, grads, &mut scratch);
+        AttentionResults { o, lse, dq: dq.wide(), dk: dk.wide(), dv: dv.wide() }
     }
 
     /// The loss `Σ dy·o`, in f64 and as plainly as possible.
@@ -201,6 +227,47 @@ fn tiles_are_the_oracle() {
     check(40, 1, 20, 20, 32, true, MaskKind::None);
 }
 
+/// Operands and results in half: the bits of widening them, running in f32, and rounding what it gives.
+#[test]
+fn halves_are_f32_that_is_rounded() {
+    let round = |dtype: DType, x: &[f32]| Stored::new(dtype, x).wide();
+    for (batch, heads, t_q, t_k, d, causal, kind) in [
+        (1, 1, 1, 1, 1, true, MaskKind::None),
+        (2, 3, 17, 17, 7, true, MaskKind::None),
+        (1, 2, 33, 50, 20, false, MaskKind::Full),
+        (2, 1, 100, 30, 64, true, MaskKind::Keys),
+        (1, 2, 60, 777, 9, false, MaskKind::Shared),
+        (1, 1, 30, 1100, 8, false, MaskKind::None),
+        (1, 2, 3, 0, 4, false, MaskKind::None),
+        (1, 2, 0, 3, 4, true, MaskKind::None),
+    ] {
+        let case = AttentionCase::new(batch, heads, t_q, t_k, d, causal, kind);
+        for (read, written) in [
+            (DType::F16, DType::F16),
+            (DType::Bf16, DType::Bf16),
+            (DType::Bf16, DType::F32),
+            (DType::F32, DType::F16),
+        ] {
+            let what = format!("{batch}×{heads} heads, {t_q}×{t_k}×{d}, {kind:?}, {read} to {written}");
+            let wide = case.rounded(read);
+            for isa in Isa::available() {
+                let (o, lse) = wide.forward(&Cx { isa, par: &Reverse(1) });
+                let o = round(written, &o);
+                let want = wide.run_backward(&Cx { isa, par: &Reverse(1) }, o, lse);
+                for workers in [1, 3] {
+                    let half = AttentionCase { stored: (read, written), ..case.rounded(DType::F32) };
+                    let got = half.run(&Cx { isa, par: &Reverse(workers) });
+                    let what = format!("{what} with {} on {workers} workers", isa.name());
+                    assert_eq!((&got.o, &got.lse), (&want.o, &want.lse), "o of {what}");
+                    assert_eq!(got.dq, round(written, &want.dq), "dq of {what}");
+                    assert_eq!(got.dk, round(written, &want.dk), "dk of {what}");
+                    assert_eq!(got.dv, round(written, &want.dv), "dv of {what}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn empty_shapes_give_zeros() {
     for isa in Isa::available() {
@@ -246,9 +313,6 @@ fn a_nan_is_not_hidden() {
 #[test]
 fn packed_is_separate() {
     let (batch, t, heads, d) = (2, 21, 3, 10);
-    let case = AttentionCase::new(batch, heads, t, t, d, true, MaskKind::None);
-    let want = case.run(&Cx::serial());
-    let at = Attention::packed(batch, t, heads, d, true);
     let pack = |parts: &[&[f32]]| -> Vec<f32> {
         let row = heads * d;
         (0..batch * t)
@@ -256,23 +320,33 @@ fn packed_is_separate() {
             .copied()
             .collect()
     };
-    let qkv = pack(&[&case.q, &case.k, &case.v]);
-    let mut scratch = vec![f32::NAN; at.forward_scratch_len(1).max(at.backward_scratch_len(1))];
-    let (mut o, mut lse) = (vec![0.0; want.o.len()], vec![0.0; want.lse.len()]);
-    at.forward(&Cx::serial(), &qkv, &qkv, &qkv, None, &mut o, &mut lse, &mut scratch);
-    assert_eq!((&o, &lse), (&want.o, &want.lse));
-    let mut dqkv = vec![f32::NAN; qkv.len()];
-    let grads = Grads::Packed(&mut dqkv);
-    at.backward(&Cx::serial(), &case.dy, &qkv, &qkv, &qkv, None, &o, &lse, grads, &mut scratch);
-    assert_eq!(dqkv, pack(&[&want.dq, &want.dk, &want.dv]));
+    for dtype in HALVES.into_iter().chain([DType::F32]) {
+        let stored = (dtype, dtype);
+        let case =
+            AttentionCase { stored, ..AttentionCase::new(batch, heads, t, t, d, true, MaskKind::None) };
+        let want = case.run(&Cx::serial());
+        let at = Attention::packed(batch, t, heads, d, true);
+        let (qkv, dy) =
+            (Stored::new(dtype, &pack(&[&case.q, &case.k, &case.v])), Stored::new(dtype, &case.dy));
+        let (qkv, dy) = (qkv.get(), dy.get());
+        let mut scratch = vec![f32::NAN; at.forward_scratch_len(1).max(at.backward_scratch_len(1))];
+        let (mut o, mut lse) = (Stored::unset(dtype, want.o.len()), vec![0.0; want.lse.len()]);
+        at.forward(&Cx::serial(), qkv, qkv, qkv, None, o.get_mut(), &mut lse, &mut scratch);
+        assert_eq!((&o.wide(), &lse), (&want.o, &want.lse));
+        let mut dqkv = Stored::unset(dtype, qkv.len());
+        let grads = Grads::Packed(dqkv.get_mut());
+        at.backward(&Cx::serial(), dy, qkv, qkv, qkv, None, o.get(), &lse, grads, &mut scratch);
+        assert_eq!(dqkv.wide(), pack(&[&want.dq, &want.dk, &want.dv]));
 
-    let [k, v] = [0, 1].map(|part| HeadLayout::packed(part, 2, t, heads, d));
-    let at = Attention { k, v, ..case.at.clone() };
-    let kv = pack(&[&case.k, &case.v]);
-    let (mut dq, mut dkv) = (vec![f32::NAN; want.dq.len()], vec![f32::NAN; kv.len()]);
-    let grads = Grads::PackedKv { dq: &mut dq, dkv: &mut dkv };
-    at.backward(&Cx::serial(), &case.dy, &case.q, &kv, &kv, None, &o, &lse, grads, &mut scratch);
-    assert_eq!((dq, dkv), (want.dq, pack(&[&want.dk, &want.dv])));
+        let [k, v] = [0, 1].map(|part| HeadLayout::packed(part, 2, t, heads, d));
+        let at = Attention { k, v, ..case.at.clone() };
+        let (q, kv) = (Stored::new(dtype, &case.q), Stored::new(dtype, &pack(&[&case.k, &case.v])));
+        let (q, kv) = (q.get(), kv.get());
+        let (mut dq, mut dkv) = (Stored::unset(dtype, want.dq.len()), Stored::unset(dtype, kv.len()));
+        let grads = Grads::PackedKv { dq: dq.get_mut(), dkv: dkv.get_mut() };
+        at.backward(&Cx::serial(), dy, q, kv, kv, None, o.get(), &lse, grads, &mut scratch);
+        assert_eq!((dq.wide(), dkv.wide()), (want.dq, pack(&[&want.dk, &want.dv])));
+    }
 }
 
 #[test]
@@ -282,6 +356,7 @@ fn gradients_on_each_other_are_refused() {
     let (o, lse) = case.forward(&Cx::serial());
     let mut scratch = vec![0.0; case.at.backward_scratch_len(1)];
     let mut all = vec![0.0; 3 * case.q.len()];
-    let grads = Grads::Packed(&mut all);
-    case.at.backward(&Cx::serial(), &case.dy, &case.q, &case.k, &case.v, None, &o, &lse, grads, &mut scratch);
+    let grads = Grads::Packed(FloatsMut::F32(&mut all));
+    let [dy, q, k, v, o] = [&case.dy, &case.q, &case.k, &case.v, &o].map(|x| Floats::F32(x));
+    case.at.backward(&Cx::serial(), dy, q, k, v, None, o, &lse, grads, &mut scratch);
 }

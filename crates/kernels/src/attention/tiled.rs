@@ -10,13 +10,17 @@
 //! With a causal mask each tile stops at the diagonal: tiles of scores above it are not computed, and sums of
 //! products leave out the zeros, but for those inside the tiles on the diagonal. A zero more or less changes no sum, and
 //! blocks do not depend on the size of tiles, so all instruction sets give the same bits.
+//!
+//! Operands in half are widened on their way into panels and blocks, in scratch whose turn comes later, and results are
+//! rounded row by row. So they need no scratch beyond that of f32.
 
-use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 
-use super::{Attention, HeadInputs, Out, Saved};
+use super::stored::{Rows, RowsMut};
+use super::{Attention, HeadGrads, HeadInputs, Saved};
+use crate::Isa;
 use crate::cx::SharedMut;
-use crate::tile::avx2::{pack_panels, pack_transposed, panels_len};
+use crate::tile::avx2::{pack_panel_rows, pack_transposed, panels_len};
 use crate::tile::{Left, Right, TILE_COLS, Tiles, round_cols, row_stride};
 
 /// What differs between instruction sets: tiles, and passes over a row.
@@ -92,9 +96,10 @@ pub(super) fn backward_len(at: &Attention) -> usize {
 /// and `lse`.
 pub(super) unsafe fn forward<K: Kernel>(
     at: &Attention,
+    isa: Isa,
     head: &HeadInputs,
     rows: Range<usize>,
-    o: SharedMut<f32>,
+    o: RowsMut,
     lse: SharedMut<f32>,
     scratch: &mut [f32],
 ) {
@@ -109,16 +114,19 @@ pub(super) unsafe fn forward<K: Kernel>(
     let sums = take(&mut scratch, block * d_stride);
     let inverse = take(&mut scratch, block);
 
-    // SAFETY: `head` has `keys` rows of k and v, and the panels have room for them.
-    unsafe {
-        pack_transposed(head.k.as_ptr(), at.k.time, keys, at.d, keys_t.as_mut_ptr());
-        pack_panels(head.v.as_ptr(), at.v.time, at.d, keys, values.as_mut_ptr());
-    }
-    let o_rows = o.as_mut_ptr().wrapping_add(at.o.at(head.b, head.h));
+    head.k.for_each_block(isa, keys, at.d, sums, d_stride, |rows, stride, first, n| {
+        // SAFETY: there are `n` rows of k, and the panels have room for them.
+        unsafe { pack_transposed(rows.as_ptr(), stride, n, at.d, keys_t[first * at.d..].as_mut_ptr()) };
+    });
+    head.v.for_each_block(isa, keys, at.d, sums, d_stride, |rows, stride, first, n| {
+        let panels = values[first * TILE_COLS..].as_mut_ptr();
+        // SAFETY: as above, of v.
+        unsafe { pack_panel_rows(rows.as_ptr(), stride, at.d, n, keys, panels) };
+    });
     for start in rows.clone().step_by(block) {
         let n = (rows.end - start).min(block);
         // SAFETY: the CPU has the instructions, here and below.
-        unsafe { copy_rows::<K>(at.scale, &head.q[start * at.q.time..], at.q.time, n, at.d, q, d_stride) };
+        unsafe { copy_rows::<K>(isa, at.scale, head.q, start, n, at.d, q, d_stride, sums) };
         let bounds = ScoreBlock {
             causal: at.causal,
             query: start,
@@ -133,8 +141,8 @@ pub(super) unsafe fn forward<K: Kernel>(
         // SAFETY: the caller's promise.
         let lse = unsafe { lse.slice(lse_range.start, n) };
         for r in 0..n {
-            ask_for(head.q.as_ptr().wrapping_add((start + n + r) * at.q.time), at.d);
-            ask_for(o_rows.wrapping_add((start + r) * at.o.time), at.d);
+            head.q.ask_for(start + n + r, at.d);
+            o.ask_for(start + r, at.d);
             let seen = at.keys(start + r);
             let row = &mut strip[r * strip_stride..][..strip_stride];
             // SAFETY: as above.
@@ -150,10 +158,12 @@ pub(super) unsafe fn forward<K: Kernel>(
             rows_times_panels::<K, false>(&bounds, at.d, strip, strip_stride, values, keys, sums, d_stride)
         };
         for r in 0..n {
+            // The block's queries are not needed any more.
             // SAFETY: the caller's promise.
             unsafe {
-                let o = o.slice(at.o.at(head.b, head.h) + (start + r) * at.o.time, at.d);
-                K::scaled_copy(inverse[r], &sums[r * d_stride..][..at.d], o);
+                o.make(isa, start + r, at.d, q, |o| {
+                    K::scaled_copy(inverse[r], &sums[r * d_stride..][..at.d], o);
+                });
             }
         }
     }
@@ -166,9 +176,10 @@ pub(super) unsafe fn forward<K: Kernel>(
 /// the gradients, and they do not overlap each other.
 pub(super) unsafe fn backward<K: Kernel>(
     at: &Attention,
+    isa: Isa,
     head: &HeadInputs,
     saved: &Saved,
-    out: &Out,
+    out: &HeadGrads,
     scratch: &mut [f32],
 ) {
     const { assert!(K::ROWS <= 17 && QUERIES.is_multiple_of(K::ROWS) && KEYS.is_multiple_of(K::COLS)) };
@@ -188,26 +199,30 @@ pub(super) unsafe fn backward<K: Kernel>(
     let dq = take(&mut scratch, QUERIES * d_stride);
     let delta = take(&mut scratch, QUERIES);
 
-    // SAFETY: `head` has `keys` rows of k and v, and the panels have room for them.
-    unsafe {
-        pack_transposed(head.k.as_ptr(), at.k.time, keys, at.d, keys_t.as_mut_ptr());
-        pack_transposed(head.v.as_ptr(), at.v.time, keys, at.d, values_t.as_mut_ptr());
-        pack_panels(head.k.as_ptr(), at.k.time, at.d, keys, key_rows.as_mut_ptr());
-    }
+    head.k.for_each_block(isa, keys, at.d, dq, d_stride, |rows, stride, first, n| {
+        let panels = key_rows[first * TILE_COLS..].as_mut_ptr();
+        // SAFETY: there are `n` rows of k, and the panels have room for them.
+        unsafe {
+            pack_transposed(rows.as_ptr(), stride, n, at.d, keys_t[first * at.d..].as_mut_ptr());
+            pack_panel_rows(rows.as_ptr(), stride, at.d, n, keys, panels);
+        }
+    });
+    head.v.for_each_block(isa, keys, at.d, dq, d_stride, |rows, stride, first, n| {
+        // SAFETY: as above, of v.
+        unsafe { pack_transposed(rows.as_ptr(), stride, n, at.d, values_t[first * at.d..].as_mut_ptr()) };
+    });
     dk.fill(0.0);
     dv.fill(0.0);
 
-    let [dq_rows, dk_rows, dv_rows] = [(&out.dq, at.q), (&out.dk, at.k), (&out.dv, at.v)]
-        .map(|(all, layout)| all.as_mut_ptr().wrapping_add(layout.at(head.b, head.h)));
     for start in (0..at.t_q).step_by(QUERIES) {
         let n = (at.t_q - start).min(QUERIES);
         // q carries the scale into the scores and into dk.
         // SAFETY: the CPU has the instructions, here and below.
         unsafe {
-            copy_rows::<K>(at.scale, &head.q[start * at.q.time..], at.q.time, n, at.d, q, d_stride);
-            copy_rows::<K>(1.0, &saved.dy[start * at.o.time..], at.o.time, n, at.d, dy, d_stride);
+            copy_rows::<K>(isa, at.scale, head.q, start, n, at.d, q, d_stride, dq);
+            copy_rows::<K>(isa, 1.0, saved.dy, start, n, at.d, dy, d_stride, dq);
             for r in 0..n {
-                delta[r] = K::dot(&dy[r * d_stride..][..at.d], &saved.o[(start + r) * at.o.time..][..at.d]);
+                delta[r] = K::dot(&dy[r * d_stride..][..at.d], saved.o.row(isa, start + r, at.d, dq));
             }
         }
         dq.fill(0.0);
@@ -223,10 +238,10 @@ pub(super) unsafe fn backward<K: Kernel>(
             }
             for r in 0..n {
                 if key == 0 {
-                    ask_for(head.q.as_ptr().wrapping_add((start + n + r) * at.q.time), at.d);
-                    ask_for(saved.dy.as_ptr().wrapping_add((start + n + r) * at.o.time), at.d);
-                    ask_for(saved.o.as_ptr().wrapping_add((start + n + r) * at.o.time), at.d);
-                    ask_for(dq_rows.wrapping_add((start + r) * at.q.time), at.d);
+                    head.q.ask_for(start + n + r, at.d);
+                    saved.dy.ask_for(start + n + r, at.d);
+                    saved.o.ask_for(start + n + r, at.d);
+                    out.dq.ask_for(start + r, at.d);
                 }
                 let seen = at.keys(start + r).saturating_sub(key).min(n_keys);
                 let mask = head.mask_row(start + r, key, seen);
@@ -244,22 +259,22 @@ pub(super) unsafe fn backward<K: Kernel>(
             }
         }
         for r in 0..n {
+            // The block's queries are not needed any more.
             // SAFETY: the caller's promise.
             unsafe {
-                let row = out.dq.slice(at.q.at(head.b, head.h) + (start + r) * at.q.time, at.d);
-                K::scaled_copy(at.scale, &dq[r * d_stride..][..at.d], row);
+                out.dq.make(isa, start + r, at.d, q, |row| {
+                    K::scaled_copy(at.scale, &dq[r * d_stride..][..at.d], row);
+                });
             }
         }
     }
     for j in 0..at.t_k {
-        ask_for(dk_rows.wrapping_add((j + AHEAD) * at.k.time), at.d);
-        ask_for(dv_rows.wrapping_add((j + AHEAD) * at.v.time), at.d);
+        out.dk.ask_for(j + AHEAD, at.d);
+        out.dv.ask_for(j + AHEAD, at.d);
         // SAFETY: the caller's promise.
         unsafe {
-            let row = out.dk.slice(at.k.at(head.b, head.h) + j * at.k.time, at.d);
-            row.copy_from_slice(&dk[j * d_cols..][..at.d]);
-            let row = out.dv.slice(at.v.at(head.b, head.h) + j * at.v.time, at.d);
-            row.copy_from_slice(&dv[j * d_cols..][..at.d]);
+            out.dk.write(isa, j, &dk[j * d_cols..][..at.d]);
+            out.dv.write(isa, j, &dv[j * d_cols..][..at.d]);
         }
     }
 }
@@ -417,32 +432,26 @@ unsafe fn columns_times_rows<K: Kernel>(
     }
 }
 
-/// `dst = scale·src` for `n` rows of `d`; what follows a row up to its stride is zeros.
+/// `dst = scale·src` for `n` rows of `d` from row `first` on; what follows a row up to its stride is zeros. Rows in half
+/// are widened in `stage`.
 ///
 /// # Safety
 /// The CPU has the instructions.
 unsafe fn copy_rows<K: Kernel>(
+    isa: Isa,
     scale: f32,
-    src: &[f32],
-    src_stride: usize,
+    src: Rows,
+    first: usize,
     n: usize,
     d: usize,
     dst: &mut [f32],
     dst_stride: usize,
+    stage: &mut [f32],
 ) {
     for (r, dst) in dst.chunks_exact_mut(dst_stride).take(n).enumerate() {
         // SAFETY: the caller's promise.
-        unsafe { K::scaled_copy(scale, &src[r * src_stride..][..d], dst) };
+        unsafe { K::scaled_copy(scale, src.row(isa, first + r, d, stage), dst) };
         dst[d..].fill(0.0);
-    }
-}
-
-/// Prefetches a row of `d` floats: rows are too far apart for the hardware prefetcher.
-#[inline]
-fn ask_for(row: *const f32, d: usize) {
-    for j in (0..d).step_by(TILE_COLS) {
-        // SAFETY: a hint, which reads nothing: any address will do.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(j).cast()) };
     }
 }
 

@@ -13,9 +13,10 @@ use std::arch::x86_64::*;
 use super::direct::Gather;
 use super::geometry::{Direction, pieces};
 use super::micro::{ALIGN_SLACK, aligned, mask, padded, store};
-use super::{Conv2d, ConvPass, RunEpilogue};
-use crate::Cx;
+use super::{Conv2d, ConvPass, Operands};
 use crate::cx::SharedMut;
+use crate::floats::{Float, Floats, SharedFloats, each};
+use crate::{Cx, Isa};
 
 /// Enough for 16 workers.
 const SLABS_MAX: usize = 16;
@@ -66,7 +67,8 @@ impl Depthwise {
     /// Returns the first row, the first column and the width of the view.
     fn fill(
         &self,
-        read: &[f32],
+        isa: Isa,
+        read: Floats,
         image: usize,
         from: usize,
         to: usize,
@@ -86,13 +88,13 @@ impl Depthwise {
                 continue;
             }
             let at = ((image as isize * h + row) * w + col) as usize * g.c_read;
-            let source = &read[at..at + g.c_read];
+            let source = read.part(at, g.c_read);
             if repeat == 1 {
-                target[..self.c].copy_from_slice(source);
+                source.widen(isa, &mut target[..self.c]);
             } else {
-                for (t, v) in target.chunks_exact_mut(repeat).zip(source) {
-                    t.fill(*v);
-                }
+                each!(Floats, source, source => for (t, v) in target.chunks_exact_mut(repeat).zip(source) {
+                    t.fill(v.wide());
+                });
             }
             target[self.c..].fill(0.0);
         }
@@ -100,7 +102,7 @@ impl Depthwise {
     }
 
     /// `[phase][tap][channel]`.
-    fn pack(&self, weight: &[f32], packed: &mut [f32]) {
+    fn pack<W: Float>(&self, weight: &[W], packed: &mut [f32]) {
         let mut target = packed.chunks_exact_mut(self.c_pad);
         self.for_each_phase(|rh, rw| {
             let (lh, lw) = (self.gather.rows.lattice(rh), self.gather.cols.lattice(rw));
@@ -108,7 +110,7 @@ impl Depthwise {
                 let Some(target) = target.next() else { return };
                 let tap = lh.tap(jh) * self.gather.cols.k + lw.tap(jw);
                 for (c, v) in target.iter_mut().enumerate() {
-                    *v = if c < self.c { weight[c * self.taps() + tap] } else { 0.0 };
+                    *v = if c < self.c { weight[c * self.taps() + tap].wide() } else { 0.0 };
                 }
             }
         });
@@ -122,58 +124,55 @@ impl Depthwise {
         }
     }
 
-    fn scratch_len(&self, workers: usize) -> usize {
-        (self.taps() + 1) * self.c_pad + workers * (self.view_len() + self.fold_len()) + ALIGN_SLACK
+    fn scratch_len(&self, half: bool, workers: usize) -> usize {
+        let stage = if half { self.gather.made_stage_len() } else { 0 };
+        (self.taps() + 1) * self.c_pad + workers * (self.view_len() + self.fold_len() + stage) + ALIGN_SLACK
     }
 
-    pub(super) fn run(
-        &self,
-        cx: &Cx,
-        read: &[f32],
-        weight: &[f32],
-        bias: Option<&[f32]>,
-        made: &mut [f32],
-        epilogue: Option<&RunEpilogue>,
-        scratch: &mut [f32],
-    ) {
+    pub(super) fn run(&self, cx: &Cx, operands: Operands, scratch: &mut [f32]) {
+        let Operands { read, weight, bias, made, epilogue } = operands;
         let g = &self.gather;
         let (packed, rest) = aligned(scratch).split_at_mut(self.taps() * self.c_pad);
         let (init, rest) = rest.split_at_mut(self.c_pad);
-        self.pack(weight, packed);
+        each!(Floats, weight, weight => self.pack(weight, packed));
         init.fill(0.0);
         if let Some(bias) = bias {
             init[..self.c].copy_from_slice(bias);
         }
         let (packed, init) = (&*packed, &*init);
-        let own_len = self.view_len() + self.fold_len();
-        let (own, made) = (SharedMut::new(rest), SharedMut::new(made));
+        let (own, made) = (SharedMut::new(rest), SharedFloats::new(made));
+        let stage_len = if made.is_f32() { 0 } else { g.made_stage_len() };
+        let own_len = self.view_len() + self.fold_len() + stage_len;
         let row_len = g.cols.made() * g.c_made;
         let per_task = g.units_per_task();
         cx.par.run(self.units().div_ceil(per_task), &|task, worker| {
             // SAFETY: a worker runs one task at a time.
             let own = unsafe { own.slice(worker * own_len, own_len) };
-            let (view, fold) = own.split_at_mut(self.view_len());
+            let (view, rest) = own.split_at_mut(self.view_len());
+            let (fold, stage) = rest.split_at_mut(self.fold_len());
             for idx in task * per_task..((task + 1) * per_task).min(self.units()) {
                 let (image, from, to) = g.unit(idx);
                 let line = image * g.rows.made() + from;
                 // SAFETY: units are disjoint ranges of rows.
-                let out = unsafe { made.slice(line * row_len, (to - from) * row_len) };
-                let place = self.fill(read, image, from, to, view);
-                if self.folds() {
-                    // SAFETY: this runs only on a CPU with AVX2; the view is of these rows.
-                    unsafe { self.make(view, place, packed, init, from, to, fold, self.c_pad) };
-                    for (out, sums) in out.chunks_exact_mut(g.c_made).zip(fold.chunks_exact(self.c_pad)) {
-                        for (v, sums) in out.iter_mut().zip(sums.chunks_exact(self.m)) {
-                            *v = sums.iter().sum();
+                let out = unsafe { made.part(line * row_len, (to - from) * row_len) };
+                let place = self.fill(cx.isa, read, image, from, to, view);
+                out.staged(cx.isa, stage, |out| {
+                    if self.folds() {
+                        // SAFETY: this runs only on a CPU with AVX2; the view is of these rows.
+                        unsafe { self.make(view, place, packed, init, from, to, fold, self.c_pad) };
+                        for (out, sums) in out.chunks_exact_mut(g.c_made).zip(fold.chunks_exact(self.c_pad)) {
+                            for (v, sums) in out.iter_mut().zip(sums.chunks_exact(self.m)) {
+                                *v = sums.iter().sum();
+                            }
                         }
+                    } else {
+                        // SAFETY: as above.
+                        unsafe { self.make(view, place, packed, init, from, to, out, self.c) };
                     }
-                } else {
-                    // SAFETY: as above.
-                    unsafe { self.make(view, place, packed, init, from, to, out, self.c) };
-                }
-                if let Some(epilogue) = epilogue {
-                    epilogue(line * g.cols.made() * g.c_made, out);
-                }
+                    if let Some(epilogue) = epilogue {
+                        epilogue(line * g.cols.made() * g.c_made, out);
+                    }
+                });
             }
         });
     }
@@ -287,13 +286,14 @@ unsafe fn pixels<const P: usize>(
 }
 
 /// Floats of scratch.
-pub(super) fn scratch_len(s: &Conv2d, pass: ConvPass, workers: usize) -> usize {
+pub(super) fn scratch_len(s: &Conv2d, pass: ConvPass, half: bool, workers: usize) -> usize {
     match pass {
-        ConvPass::Forward => Depthwise::new(s, Direction::Forward).scratch_len(workers),
-        ConvPass::GradInput => Depthwise::new(s, Direction::Backward).scratch_len(workers),
+        ConvPass::Forward => Depthwise::new(s, Direction::Forward).scratch_len(half, workers),
+        ConvPass::GradInput => Depthwise::new(s, Direction::Backward).scratch_len(half, workers),
         ConvPass::GradWeight => {
             let d = Depthwise::new(s, Direction::Forward);
-            d.slabs().0 * d.taps() * d.c_pad + workers * d.view_len() + ALIGN_SLACK
+            let stage = if half { d.gather.made_stage_len() } else { 0 };
+            d.slabs().0 * d.taps() * d.c_pad + workers * (d.view_len() + stage) + ALIGN_SLACK
         }
     }
 }
@@ -302,30 +302,30 @@ pub(super) fn scratch_len(s: &Conv2d, pass: ConvPass, workers: usize) -> usize {
 pub(super) fn grad_weight(
     s: &Conv2d,
     cx: &Cx,
-    x: &[f32],
-    dy: &[f32],
+    x: Floats,
+    dy: Floats,
     dweight: &mut [f32],
     scratch: &mut [f32],
 ) {
     let d = Depthwise::new(s, Direction::Forward);
     let (slabs, per_slab) = d.slabs();
     let partial_len = d.taps() * d.c_pad;
-    let (partials, views) = aligned(scratch).split_at_mut(slabs * partial_len);
+    let (partials, own) = aligned(scratch).split_at_mut(slabs * partial_len);
+    let own_len = d.view_len() + if dy.is_f32() { 0 } else { d.gather.made_stage_len() };
     {
-        let (partials, views) = (SharedMut::new(partials), SharedMut::new(views));
+        let (partials, own) = (SharedMut::new(partials), SharedMut::new(own));
         cx.par.run(slabs, &|slab, worker| {
             // SAFETY: a worker runs one task at a time; a slab is one task.
-            let (view, sums) = unsafe {
-                (
-                    views.slice(worker * d.view_len(), d.view_len()),
-                    partials.slice(slab * partial_len, partial_len),
-                )
+            let (own, sums) = unsafe {
+                (own.slice(worker * own_len, own_len), partials.slice(slab * partial_len, partial_len))
             };
+            let (view, stage) = own.split_at_mut(d.view_len());
             sums.fill(0.0);
             for unit in slab * per_slab..((slab + 1) * per_slab).min(d.units()) {
                 let (image, from, to) = d.gather.unit(unit);
-                let (_, _, width) = d.fill(x, image, from, to, view);
-                let dy = &dy[(image * s.out_h() + from) * s.out_w() * d.c..][..(to - from) * s.out_w() * d.c];
+                let (_, _, width) = d.fill(cx.isa, x, image, from, to, view);
+                let (line, row_len) = (image * s.out_h() + from, s.out_w() * d.c);
+                let dy = dy.staged(cx.isa, line * row_len, (to - from) * row_len, stage);
                 // SAFETY: this runs only on a CPU with AVX2; `dy` and the view are of these rows.
                 unsafe { add_unit(s, &d, view, width, dy, to - from, sums) };
             }

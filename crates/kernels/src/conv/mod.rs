@@ -14,6 +14,11 @@
 //! - `depthwise`: one input channel per group: vectors over channels.
 //! - `scalar`: the naive loops: the oracle, and what runs without AVX2.
 //!
+//! Images and weights may be stored in half. What a unit of work reads is then widened into its scratch (a few rows, the
+//! patch of a tile, a block of pixels) where f32 is read in place or copied anyway, and what it makes goes through the
+//! epilogue in f32 and is rounded from there. The bits are those of widening everything, running in f32 and rounding the
+//! result, but for the largest 1x1 products; see `pointwise`. Gradients of weights are f32.
+//!
 //! It is not a layer: the gradient of the bias is a sum over pixels and lives with the other reductions; transposed
 //! convolution is `grad_input` run as a forward pass.
 
@@ -36,6 +41,7 @@ mod winograd;
 use self::{depthwise::Depthwise, direct::Gather, geometry::Direction, winograd::Correlate};
 use crate::Cx;
 use crate::cx::RunEpilogue;
+use crate::floats::{Floats, FloatsMut, each};
 
 /// One of the three products behind a convolution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,6 +92,15 @@ pub struct Conv2d {
     pub dilation: (usize, usize),
     /// Groups of channels that do not mix; divides both channel counts.
     pub groups: usize,
+}
+
+/// What forward and the input gradient have in common: one image is read, and another is made of it.
+struct Operands<'a> {
+    read: Floats<'a>,
+    weight: Floats<'a>,
+    bias: Option<&'a [f32]>,
+    made: FloatsMut<'a>,
+    epilogue: Option<&'a RunEpilogue<'a>>,
 }
 
 /// With fewer channels than these the transforms of Winograd cost what they save.
@@ -164,20 +179,27 @@ impl Conv2d {
             && self.n * h * w >= 6 * tiles
     }
 
-    /// How many floats of scratch a pass needs with this many workers.
+    /// How many floats of scratch a pass on f32 needs with this many workers.
     pub fn scratch_len(&self, pass: ConvPass, workers: usize) -> usize {
         self.check();
-        self.scratch_len_by(self.algorithm(pass), pass, workers)
+        self.scratch_len_by(self.algorithm(pass), pass, false, workers)
     }
 
-    /// `y = conv(x, weight) + bias`, then the epilogue on each finished run. Overwrites `y`.
+    /// How many floats of scratch a pass needs with this many workers if an image or the weights are stored in half.
+    pub fn scratch_len_half(&self, pass: ConvPass, workers: usize) -> usize {
+        self.check();
+        self.scratch_len_by(self.algorithm(pass), pass, true, workers)
+    }
+
+    /// `y = conv(x, weight) + bias`, then the epilogue on each finished run, in f32, before it is rounded to the format of
+    /// `y`. Overwrites `y`.
     pub fn forward(
         &self,
         cx: &Cx,
-        x: &[f32],
-        weight: &[f32],
+        x: Floats,
+        weight: Floats,
         bias: Option<&[f32]>,
-        y: &mut [f32],
+        y: FloatsMut,
         epilogue: Option<&RunEpilogue>,
         scratch: &mut [f32],
     ) {
@@ -185,24 +207,24 @@ impl Conv2d {
     }
 
     /// `dx` from `dy`. Overwrites `dx`, with zeros where no output pixel looked.
-    pub fn grad_input(&self, cx: &Cx, dy: &[f32], weight: &[f32], dx: &mut [f32], scratch: &mut [f32]) {
+    pub fn grad_input(&self, cx: &Cx, dy: Floats, weight: Floats, dx: FloatsMut, scratch: &mut [f32]) {
         self.grad_input_by(self.algorithm(ConvPass::GradInput), cx, dy, weight, dx, scratch);
     }
 
     /// `dweight` (OIHW) from `x` and `dy`. Overwrites `dweight`.
-    pub fn grad_weight(&self, cx: &Cx, x: &[f32], dy: &[f32], dweight: &mut [f32], scratch: &mut [f32]) {
+    pub fn grad_weight(&self, cx: &Cx, x: Floats, dy: Floats, dweight: &mut [f32], scratch: &mut [f32]) {
         self.grad_weight_by(self.algorithm(ConvPass::GradWeight), cx, x, dy, dweight, scratch);
     }
 
-    fn scratch_len_by(&self, algorithm: Algorithm, pass: ConvPass, workers: usize) -> usize {
+    fn scratch_len_by(&self, algorithm: Algorithm, pass: ConvPass, half: bool, workers: usize) -> usize {
         match algorithm {
-            Algorithm::Pointwise => pointwise::scratch_len(self, pass, workers),
+            Algorithm::Pointwise => pointwise::scratch_len(self, pass, half, workers),
             #[cfg(target_arch = "x86_64")]
-            Algorithm::Winograd => winograd::scratch_len(self, pass, workers),
+            Algorithm::Winograd => winograd::scratch_len(self, pass, half, workers),
             #[cfg(target_arch = "x86_64")]
-            Algorithm::Direct => direct::scratch_len(self, pass, workers),
+            Algorithm::Direct => direct::scratch_len(self, pass, half, workers),
             #[cfg(target_arch = "x86_64")]
-            Algorithm::Depthwise => depthwise::scratch_len(self, pass, workers),
+            Algorithm::Depthwise => depthwise::scratch_len(self, pass, half, workers),
             #[cfg(not(target_arch = "x86_64"))]
             _ => 0,
         }
@@ -212,26 +234,28 @@ impl Conv2d {
         &self,
         algorithm: Algorithm,
         cx: &Cx,
-        x: &[f32],
-        weight: &[f32],
+        x: Floats,
+        weight: Floats,
         bias: Option<&[f32]>,
-        y: &mut [f32],
+        y: FloatsMut,
         epilogue: Option<&RunEpilogue>,
         scratch: &mut [f32],
     ) {
-        self.check_slices(x, weight, y);
-        self.check_scratch(algorithm, ConvPass::Forward, cx, scratch);
+        self.check_lens(x.len(), weight.len(), y.len());
+        let f32s = x.is_f32() && weight.is_f32() && y.as_floats().is_f32();
+        self.check_scratch(algorithm, ConvPass::Forward, !f32s, cx, scratch);
         assert!(bias.is_none_or(|b| b.len() == self.c_out), "one bias per channel of the output");
         if y.is_empty() {
             return;
         }
         match algorithm {
-            Algorithm::Pointwise => pointwise::forward(self, cx, x, weight, bias, y, epilogue, scratch),
-            #[cfg(target_arch = "x86_64")]
-            algorithm if cx.isa.has_avx2() => {
-                self.correlate(algorithm, ConvPass::Forward, cx, x, weight, bias, y, epilogue, scratch);
+            algorithm if algorithm == Algorithm::Pointwise || cx.isa.has_avx2() => {
+                let operands = Operands { read: x, weight, bias, made: y, epilogue };
+                self.correlate(algorithm, ConvPass::Forward, cx, operands, scratch);
             }
-            _ => scalar::forward(self, cx, x, weight, bias, y, epilogue),
+            _ => each!(Floats, x, x => each!(Floats, weight, weight => {
+                scalar::forward(self, cx, x, weight, bias, y, epilogue)
+            })),
         }
     }
 
@@ -239,51 +263,49 @@ impl Conv2d {
         &self,
         algorithm: Algorithm,
         cx: &Cx,
-        dy: &[f32],
-        weight: &[f32],
-        dx: &mut [f32],
+        dy: Floats,
+        weight: Floats,
+        dx: FloatsMut,
         scratch: &mut [f32],
     ) {
-        self.check_slices(dx, weight, dy);
-        self.check_scratch(algorithm, ConvPass::GradInput, cx, scratch);
+        self.check_lens(dx.len(), weight.len(), dy.len());
+        let f32s = dy.is_f32() && weight.is_f32() && dx.as_floats().is_f32();
+        self.check_scratch(algorithm, ConvPass::GradInput, !f32s, cx, scratch);
         if dx.is_empty() {
             return;
         }
         match algorithm {
-            Algorithm::Pointwise => pointwise::grad_input(self, cx, dy, weight, dx, scratch),
-            #[cfg(target_arch = "x86_64")]
-            algorithm if cx.isa.has_avx2() => {
-                self.correlate(algorithm, ConvPass::GradInput, cx, dy, weight, None, dx, None, scratch);
+            algorithm if algorithm == Algorithm::Pointwise || cx.isa.has_avx2() => {
+                let operands = Operands { read: dy, weight, bias: None, made: dx, epilogue: None };
+                self.correlate(algorithm, ConvPass::GradInput, cx, operands, scratch);
             }
-            _ => scalar::grad_input(self, cx, dy, weight, dx),
+            _ => each!(Floats, dy, dy => each!(Floats, weight, weight => {
+                scalar::grad_input(self, cx, dy, weight, dx)
+            })),
         }
     }
 
-    /// Forward or input gradient where there is AVX2.
-    #[cfg(target_arch = "x86_64")]
+    /// Forward or input gradient by one of the fast algorithms; all but the products need AVX2.
     fn correlate(
         &self,
         algorithm: Algorithm,
         pass: ConvPass,
         cx: &Cx,
-        read: &[f32],
-        weight: &[f32],
-        bias: Option<&[f32]>,
-        made: &mut [f32],
-        epilogue: Option<&RunEpilogue>,
+        operands: Operands,
         scratch: &mut [f32],
     ) {
+        #[cfg(target_arch = "x86_64")]
         let way = if pass == ConvPass::Forward { Direction::Forward } else { Direction::Backward };
         match algorithm {
-            Algorithm::Winograd => {
-                Correlate::new(self, pass).run(cx, read, weight, bias, made, epilogue, scratch);
-            }
-            Algorithm::Depthwise => {
-                Depthwise::new(self, way).run(cx, read, weight, bias, made, epilogue, scratch);
-            }
-            Algorithm::Direct | Algorithm::Pointwise => {
-                Gather::new(self, way).run(cx, read, weight, bias, made, epilogue, scratch);
-            }
+            Algorithm::Pointwise => pointwise::correlate(self, pass, cx, operands, scratch),
+            #[cfg(target_arch = "x86_64")]
+            Algorithm::Winograd => Correlate::new(self, pass).run(cx, operands, scratch),
+            #[cfg(target_arch = "x86_64")]
+            Algorithm::Depthwise => Depthwise::new(self, way).run(cx, operands, scratch),
+            #[cfg(target_arch = "x86_64")]
+            Algorithm::Direct => Gather::new(self, way).run(cx, operands, scratch),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => unreachable!("no other CPU has AVX2"),
         }
     }
 
@@ -291,13 +313,14 @@ impl Conv2d {
         &self,
         algorithm: Algorithm,
         cx: &Cx,
-        x: &[f32],
-        dy: &[f32],
+        x: Floats,
+        dy: Floats,
         dweight: &mut [f32],
         scratch: &mut [f32],
     ) {
-        self.check_slices(x, dweight, dy);
-        self.check_scratch(algorithm, ConvPass::GradWeight, cx, scratch);
+        self.check_lens(x.len(), dweight.len(), dy.len());
+        let f32s = x.is_f32() && dy.is_f32();
+        self.check_scratch(algorithm, ConvPass::GradWeight, !f32s, cx, scratch);
         if x.is_empty() || dy.is_empty() {
             dweight.fill(0.0);
             return;
@@ -310,7 +333,9 @@ impl Conv2d {
                 Algorithm::Depthwise => depthwise::grad_weight(self, cx, x, dy, dweight, scratch),
                 _ => direct::grad_weight(self, cx, x, dy, dweight, scratch),
             },
-            _ => scalar::grad_weight(self, cx, x, dy, dweight),
+            _ => each!(Floats, x, x => each!(Floats, dy, dy => {
+                scalar::grad_weight(self, cx, x, dy, dweight)
+            })),
         }
     }
 
@@ -329,15 +354,15 @@ impl Conv2d {
         assert!(self.dilation.0 > 0 && self.dilation.1 > 0, "dilations are at least 1");
     }
 
-    fn check_slices(&self, x: &[f32], weight: &[f32], y: &[f32]) {
+    fn check_lens(&self, x: usize, weight: usize, y: usize) {
         self.check();
-        assert_eq!(x.len(), self.x_len(), "x is [n, h, w, c_in]");
-        assert_eq!(y.len(), self.y_len(), "y is [n, oh, ow, c_out]");
-        assert_eq!(weight.len(), self.weight_len(), "weights are [c_out, c_in / groups, kh, kw]");
+        assert_eq!(x, self.x_len(), "x is [n, h, w, c_in]");
+        assert_eq!(y, self.y_len(), "y is [n, oh, ow, c_out]");
+        assert_eq!(weight, self.weight_len(), "weights are [c_out, c_in / groups, kh, kw]");
     }
 
-    fn check_scratch(&self, algorithm: Algorithm, pass: ConvPass, cx: &Cx, scratch: &[f32]) {
-        let want = self.scratch_len_by(algorithm, pass, cx.par.workers());
+    fn check_scratch(&self, algorithm: Algorithm, pass: ConvPass, half: bool, cx: &Cx, scratch: &[f32]) {
+        let want = self.scratch_len_by(algorithm, pass, half, cx.par.workers());
         assert!(scratch.len() >= want, "{pass:?} needs {want} floats of scratch, has {}", scratch.len());
     }
 }

@@ -3,7 +3,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use polyreme_dtype::DType;
+
 use super::*;
+use crate::floats::testing::Stored;
 use crate::lanes::testing::Reverse;
 use crate::{Isa, Parallel};
 
@@ -51,14 +54,46 @@ fn conv(v: [usize; 11]) -> Conv2d {
     Conv2d { n, h, w, c_in, c_out, kh, kw, stride: (s, s), padding: (p, p), dilation: (d, d), groups }
 }
 
-/// `y` (after an epilogue), `dx`, `dweight`.
+/// The formats that a convolution's operands are stored in.
+#[derive(Clone, Copy, Debug)]
+struct Formats {
+    /// Images that are read.
+    read: DType,
+    weight: DType,
+    /// Images that are made.
+    made: DType,
+}
+
+const F32: Formats = Formats { read: DType::F32, weight: DType::F32, made: DType::F32 };
+
+/// `y` (after an epilogue), `dx`, `dweight` of f32.
 fn all(s: &Conv2d, by: Algorithm, cx: &Cx, bias: bool) -> [Vec<f32>; 3] {
-    let (x, weight, dy) = (noise(s.x_len(), 1), noise(s.weight_len(), 2), noise(s.y_len(), 3));
+    all_stored(s, by, cx, bias, F32, F32)
+}
+
+/// `y` (after an epilogue), `dx`, `dweight` of numbers that have been rounded to the formats of `rounded`, and are stored in
+/// those of `stored`.
+fn all_stored(
+    s: &Conv2d,
+    by: Algorithm,
+    cx: &Cx,
+    bias: bool,
+    rounded: Formats,
+    stored: Formats,
+) -> [Vec<f32>; 3] {
+    let operand = |rounded: DType, stored: DType, len: usize, seed: u64| {
+        Stored::new(stored, &Stored::new(rounded, &noise(len, seed)).wide())
+    };
+    let x = operand(rounded.read, stored.read, s.x_len(), 1);
+    let weight = operand(rounded.weight, stored.weight, s.weight_len(), 2);
+    let dy = operand(rounded.read, stored.read, s.y_len(), 3);
+    let (x, weight, dy) = (x.get(), weight.get(), dy.get());
     let b = noise(s.c_out, 4);
     // Scratch and results start as NaN: whatever is not written shows.
-    let scratch = |pass| vec![f32::NAN; s.scratch_len_by(by, pass, cx.par.workers())];
-    let (mut y, mut dx, mut dw) =
-        (vec![f32::NAN; s.y_len()], vec![f32::NAN; s.x_len()], vec![f32::NAN; s.weight_len()]);
+    let is_f32 = [stored.read, stored.weight, stored.made] == [DType::F32; 3];
+    let scratch = |pass| vec![f32::NAN; s.scratch_len_by(by, pass, !is_f32, cx.par.workers())];
+    let (mut y, mut dx) = (Stored::unset(stored.made, s.y_len()), Stored::unset(stored.made, s.x_len()));
+    let mut dw = vec![f32::NAN; s.weight_len()];
     let shift = |first: usize, piece: &mut [f32]| {
         for (i, v) in piece.iter_mut().enumerate() {
             let (pixel, channel) = ((first + i) / s.c_out, (first + i) % s.c_out);
@@ -66,19 +101,38 @@ fn all(s: &Conv2d, by: Algorithm, cx: &Cx, bias: bool) -> [Vec<f32>; 3] {
         }
     };
     let epilogue: Option<&RunEpilogue> = if bias { Some(&shift) } else { None };
-    s.forward_by(
-        by,
-        cx,
-        &x,
-        &weight,
-        bias.then_some(&b[..]),
-        &mut y,
-        epilogue,
-        &mut scratch(ConvPass::Forward),
-    );
-    s.grad_input_by(by, cx, &dy, &weight, &mut dx, &mut scratch(ConvPass::GradInput));
-    s.grad_weight_by(by, cx, &x, &dy, &mut dw, &mut scratch(ConvPass::GradWeight));
-    [y, dx, dw]
+    let b = bias.then_some(&b[..]);
+    s.forward_by(by, cx, x, weight, b, y.get_mut(), epilogue, &mut scratch(ConvPass::Forward));
+    s.grad_input_by(by, cx, dy, weight, dx.get_mut(), &mut scratch(ConvPass::GradInput));
+    s.grad_weight_by(by, cx, x, dy, &mut dw, &mut scratch(ConvPass::GradWeight));
+    [y.wide(), dx.wide(), dw]
+}
+
+/// Images and weights in half: the bits of widening them, running in f32, and rounding what it gives.
+#[track_caller]
+fn check_halves(s: &Conv2d, by: Algorithm) {
+    let all_in = |dtype| Formats { read: dtype, weight: dtype, made: dtype };
+    for (stored, bias) in [
+        (all_in(DType::F16), true),
+        (all_in(DType::Bf16), false),
+        (Formats { weight: DType::F32, ..all_in(DType::Bf16) }, true),
+        (Formats { made: DType::F32, ..all_in(DType::F16) }, true),
+        (Formats { read: DType::F32, ..all_in(DType::Bf16) }, false),
+        (Formats { weight: DType::Bf16, ..F32 }, true),
+    ] {
+        for isa in Isa::available() {
+            let [y, dx, dw] = all_stored(s, by, &Cx { isa, par: &crate::Serial }, bias, stored, F32);
+            let [y, dx] = [y, dx].map(|v| Stored::new(stored.made, &v).wide());
+            for workers in [1, 3] {
+                let cx = Cx { isa, par: &Reverse(workers) };
+                let got = all_stored(s, by, &cx, bias, stored, stored);
+                for ((got, want), what) in got.iter().zip([&y, &dx, &dw]).zip(["y", "dx", "dweight"]) {
+                    let same = got.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{what} of {s:?} in {stored:?} on {workers} of {}", isa.name());
+                }
+            }
+        }
+    }
 }
 
 #[track_caller]
@@ -112,6 +166,43 @@ fn check_conv(s: &Conv2d, algorithm: Algorithm) {
             }
         }
     }
+}
+
+#[test]
+fn halves_are_f32_that_is_rounded() {
+    for (v, by) in [
+        ([2, 8, 8, 16, 24, 3, 3, 1, 1, 1, 1], Algorithm::Winograd),
+        ([1, 5, 7, 17, 31, 3, 3, 1, 1, 1, 1], Algorithm::Winograd),
+        ([3, 3, 3, 33, 16, 3, 3, 1, 0, 1, 1], Algorithm::Winograd),
+        ([1, 4, 3, 16, 18, 3, 3, 1, 4, 1, 1], Algorithm::Winograd),
+        ([9, 16, 16, 16, 16, 3, 3, 1, 1, 1, 1], Algorithm::Winograd),
+        ([0, 8, 8, 16, 16, 3, 3, 1, 1, 1, 1], Algorithm::Winograd),
+        ([3, 32, 32, 3, 6, 5, 5, 1, 0, 1, 1], Algorithm::Direct),
+        ([1, 30, 31, 3, 20, 7, 7, 2, 3, 1, 1], Algorithm::Direct),
+        ([2, 8, 8, 20, 12, 1, 1, 2, 0, 1, 1], Algorithm::Direct),
+        ([2, 13, 14, 6, 9, 3, 4, 4, 5, 6, 3], Algorithm::Direct),
+        ([1, 20, 31, 2, 3, 3, 3, 1, 2, 2, 1], Algorithm::Direct),
+        ([2, 13, 45, 9, 5, 3, 4, 1, 2, 1, 1], Algorithm::Direct),
+        ([1, 9, 8, 30, 86, 3, 3, 2, 1, 1, 2], Algorithm::Direct),
+        ([1, 40, 50, 8, 20, 3, 3, 1, 1, 1, 1], Algorithm::Direct),
+        ([1, 2, 2, 3, 5, 5, 5, 1, 0, 1, 1], Algorithm::Direct),
+        ([1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1], Algorithm::Pointwise),
+        ([2, 9, 9, 40, 33, 1, 1, 1, 0, 1, 1], Algorithm::Pointwise),
+        // Several blocks of pixels: of what is read, and of the sum.
+        ([1, 40, 29, 13, 300, 1, 1, 1, 0, 1, 1], Algorithm::Pointwise),
+        ([1, 40, 29, 300, 13, 1, 1, 1, 0, 1, 1], Algorithm::Pointwise),
+        ([1, 50, 45, 70, 60, 1, 1, 1, 0, 1, 1], Algorithm::Pointwise),
+        ([0, 9, 9, 4, 3, 1, 1, 1, 0, 1, 1], Algorithm::Pointwise),
+        ([2, 9, 8, 19, 19, 3, 3, 2, 1, 1, 19], Algorithm::Depthwise),
+        ([2, 9, 7, 6, 12, 3, 3, 2, 2, 1, 6], Algorithm::Depthwise),
+        ([1, 4, 4, 3, 3, 1, 1, 2, 0, 1, 3], Algorithm::Depthwise),
+    ] {
+        check_halves(&conv(v), by);
+    }
+    // Strides along rows only: few channels go by planes.
+    let mut s = conv([2, 12, 16, 4, 3, 3, 3, 1, 1, 1, 1]);
+    (s.stride, s.dilation) = ((2, 1), (3, 1));
+    check_halves(&s, Algorithm::Direct);
 }
 
 #[track_caller]
@@ -293,11 +384,11 @@ fn the_oracle_has_the_slopes_of_finite_differences() {
     let (mut x, mut weight, r) = (noise(s.x_len(), 5), noise(s.weight_len(), 6), noise(s.y_len(), 7));
     let loss = |x: &[f32], weight: &[f32]| -> f64 {
         let mut y = vec![0.0; s.y_len()];
-        scalar::forward(&s, &cx, x, weight, None, &mut y, None);
+        scalar::forward(&s, &cx, x, weight, None, FloatsMut::F32(&mut y), None);
         y.iter().zip(&r).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
     };
     let (mut dx, mut dw) = (vec![0.0; s.x_len()], vec![0.0; s.weight_len()]);
-    scalar::grad_input(&s, &cx, &r, &weight, &mut dx);
+    scalar::grad_input(&s, &cx, &r, &weight, FloatsMut::F32(&mut dx));
     scalar::grad_weight(&s, &cx, &x, &r, &mut dw);
     let step = 0.125f32;
     for i in 0..x.len() {
@@ -338,7 +429,8 @@ fn the_epilogue_sees_every_value_once() {
         for cx in [Cx::serial(), Cx::oracle()] {
             let (x, weight, mut y) = (noise(s.x_len(), 1), noise(s.weight_len(), 2), vec![0.0; s.y_len()]);
             let mut scratch = vec![0.0; s.scratch_len(ConvPass::Forward, 1)];
-            s.forward(&cx, &x, &weight, None, &mut y, Some(&count), &mut scratch);
+            let (x, weight, y) = (Floats::F32(&x), Floats::F32(&weight), FloatsMut::F32(&mut y));
+            s.forward(&cx, x, weight, None, y, Some(&count), &mut scratch);
             assert!(seen.iter().all(|n| n.swap(0, Ordering::Relaxed) == 1), "{s:?}");
         }
     }

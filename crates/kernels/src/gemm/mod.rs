@@ -29,6 +29,8 @@
 //! multiplications (`seven`), with tiles, panels and strips as above.
 //!
 //! A product with one row or one column uses `thin`, and without AVX2 all use the oracle (`scalar`).
+//!
+//! Products of bf16 use other instructions, and their operands other copies: [`pairs`].
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -38,6 +40,7 @@ mod avx512;
 mod block;
 #[cfg(target_arch = "x86_64")]
 mod pack;
+pub mod pairs;
 #[cfg(target_arch = "x86_64")]
 mod plan;
 mod scalar;
@@ -152,6 +155,16 @@ impl Gemm {
         }
     }
 
+    /// How many blocks k is cut into: block `i` of `n` goes from `k*i/n` on, and is added to C after the one before it. So
+    /// a product of each of them, added up in C, gives the bits of the whole, if that is not one of seven or of a vector.
+    pub(crate) fn k_blocks(&self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        return plan::GemmPlan::new(self).n_kb.max(1);
+        // The oracle adds one product after the other to C: any cut will do.
+        #[cfg(not(target_arch = "x86_64"))]
+        self.k.div_ceil(1024).max(1)
+    }
+
     /// Runs the product. `epilogue` is called exactly once for each element of C, from any task, after its last
     /// write. A `k` of zero leaves zeros, or C as it was if it is added to. Strides of A and B may be zero or overlap.
     /// In a large product an element that is not finite may reach all of C, not only its row or column.
@@ -174,7 +187,7 @@ impl Gemm {
         assert!(self.c.col == 1 || self.n == 1, "the rows of C are contiguous");
         assert!(self.c_is_disjoint(), "the rows of C do not overlap: {self:?}");
         assert!(c.len() >= self.c.reach(self.batch, self.m, self.n), "C is inside its slice");
-        self.check_operands(a, b);
+        self.check_lengths(a.len(), b.len());
         #[cfg(target_arch = "x86_64")]
         if cx.isa.has_avx2() && self.k > 0 {
             if thin::suits(self) {
@@ -211,7 +224,7 @@ impl Gemm {
             if self.batch == 0 || self.m == 0 || self.n == 0 {
                 return;
             }
-            self.check_operands(a, b);
+            self.check_lengths(a.len(), b.len());
             if cx.isa.has_avx2() {
                 return self.run_tiles(cx, a, b, std::ptr::null_mut(), Some(epilogue), scratch);
             }
@@ -232,10 +245,10 @@ impl Gemm {
         tiles && plan::GemmPlan::new(self).completes()
     }
 
-    fn check_operands(&self, a: &[f32], b: &[f32]) {
+    fn check_lengths(&self, a_len: usize, b_len: usize) {
         if self.k > 0 {
-            assert!(a.len() >= self.a.reach(self.batch, self.m, self.k), "A is inside its slice");
-            assert!(b.len() >= self.b.reach(self.batch, self.k, self.n), "B is inside its slice");
+            assert!(a_len >= self.a.reach(self.batch, self.m, self.k), "A is inside its slice");
+            assert!(b_len >= self.b.reach(self.batch, self.k, self.n), "B is inside its slice");
         }
     }
 

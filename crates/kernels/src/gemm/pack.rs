@@ -156,7 +156,7 @@ pub(super) unsafe fn strips(
 /// The CPU has AVX2. `source` is readable for 8 rows of 8 floats, `target` writable for as many, 16 apart.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn transpose8(source: *const f32, stride: usize, target: *mut f32) {
+pub(super) unsafe fn transpose8(source: *const f32, stride: usize, target: *mut f32) {
     // SAFETY: the caller promises 8 rows of 8 in the source and 8 rows of 8, 16 apart, in the target.
     unsafe {
         // Two rows of 4 in each register, so that half the exchange is done by the loads.

@@ -4,7 +4,7 @@ use super::*;
 use crate::Isa;
 use crate::lanes::testing::Reverse;
 
-fn numbers(len: usize, seed: u32) -> Vec<f32> {
+pub(super) fn numbers(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     let mut next = || {
         state ^= state << 13;
@@ -16,7 +16,7 @@ fn numbers(len: usize, seed: u32) -> Vec<f32> {
 }
 
 /// A `rows × cols` layout: row-major or column-major, padded by `pad`, or with no contiguous dim at all.
-fn layout(rows: usize, cols: usize, form: usize, pad: usize) -> Strides {
+pub(super) fn layout(rows: usize, cols: usize, form: usize, pad: usize) -> Strides {
     match form {
         0 => Strides { batch: rows * (cols + pad) + pad, row: cols + pad, col: 1 },
         1 => Strides { batch: cols * (rows + pad) + pad, row: 1, col: rows + pad },

@@ -8,9 +8,10 @@
 //!
 //! The reset gate works on the product, as in PyTorch, so the gradients of `xp_n` and `hp_n` differ by the factor r.
 
-use super::sequence::{SPARE, Sequence, Weights, start_row, take};
+use super::sequence::{OwnLen, SPARE, Sequence, Weights, start_row, take};
 use crate::Cx;
 use crate::cx::SharedMut;
+use crate::floats::{Float, Floats, FloatsMut, SharedFloats, each};
 use crate::tile::{aligned, round_cols};
 
 /// A GRU over `batch` sequences of `time` steps with `hidden` units.
@@ -30,7 +31,7 @@ pub struct Gru {
 #[derive(Debug)]
 pub struct GruForward<'a> {
     /// `[B, T, 3H]`, the projected input with `b_ih`; gates in the order r, z, n.
-    pub xp: &'a [f32],
+    pub xp: Floats<'a>,
     /// `[3H, H]`.
     pub w_hh: &'a [f32],
     /// `[3H]`.
@@ -38,16 +39,16 @@ pub struct GruForward<'a> {
     /// `[B, H]`, the state before the first step.
     pub h0: &'a [f32],
     /// Written: `[B, T, H]`, the states.
-    pub y: &'a mut [f32],
+    pub y: FloatsMut<'a>,
     /// Written, for backward: `[B, T, 4H]`, the gates r, z, n after their activation, and `hp_n`.
-    pub gates: &'a mut [f32],
+    pub gates: FloatsMut<'a>,
 }
 
 /// What [`Gru::backward`] reads and writes; gradients are overwritten.
 #[derive(Debug)]
 pub struct GruBackward<'a> {
     /// `[B, T, H]`, the gradient of the states.
-    pub dy: &'a [f32],
+    pub dy: Floats<'a>,
     /// `[B, H]`, the gradient of the last state, beside that in `dy`.
     pub dh_n: Option<&'a [f32]>,
     /// As in forward.
@@ -55,11 +56,11 @@ pub struct GruBackward<'a> {
     /// As in forward.
     pub h0: &'a [f32],
     /// From forward.
-    pub y: &'a [f32],
+    pub y: Floats<'a>,
     /// From forward.
-    pub gates: &'a [f32],
+    pub gates: Floats<'a>,
     /// Written: `[B, T, 3H]`.
-    pub dxp: &'a mut [f32],
+    pub dxp: FloatsMut<'a>,
     /// Written: `[3H, H]`.
     pub dw_hh: &'a mut [f32],
     /// Written: `[3H]`.
@@ -73,32 +74,53 @@ impl Gru {
         Sequence { batch: self.batch, time: self.time, hidden: self.hidden, gates: 3, reverse: self.reverse }
     }
 
-    /// Floats of forward's scratch for each sequence of a task: the state, and its product with the weights.
-    fn forward_row(&self) -> usize {
-        round_cols(self.hidden) + round_cols(3 * self.hidden)
+    /// Forward's scratch: of each sequence the state and its product with the weights; in half, of the sequence at hand xp,
+    /// the gates and y.
+    fn forward_own(&self, half: bool) -> OwnLen {
+        let [one, three, four] = [1, 3, 4].map(|n| round_cols(n * self.hidden));
+        OwnLen { per_sequence: one + three, once: if half { three + four + one } else { 0 } }
     }
 
-    /// Floats of backward's scratch for each sequence of a task: the gradients of hp and of the state.
-    fn backward_row(&self) -> usize {
-        round_cols(3 * self.hidden) + round_cols(self.hidden)
+    /// Backward's scratch: of each sequence the gradients of hp and of the state; in half, of the sequence at hand dy, the
+    /// gates, the state before and dxp.
+    fn backward_own(&self, half: bool) -> OwnLen {
+        let [one, three, four] = [1, 3, 4].map(|n| round_cols(n * self.hidden));
+        OwnLen { per_sequence: three + one, once: if half { 2 * one + four + three } else { 0 } }
     }
 
-    /// How many floats of scratch `forward` needs with this many workers.
+    /// How many floats of scratch `forward` on f32 needs with this many workers.
     pub fn forward_scratch_len(&self, workers: usize) -> usize {
+        self.forward_len(false, workers)
+    }
+
+    /// How many floats of scratch `forward` needs with this many workers if anything is stored in half.
+    pub fn forward_scratch_len_half(&self, workers: usize) -> usize {
+        self.forward_len(true, workers)
+    }
+
+    fn forward_len(&self, half: bool, workers: usize) -> usize {
         Weights::panels_len(self.hidden, 3 * self.hidden)
-            + workers * self.seq().worker_len(self.forward_row())
+            + workers * self.seq().worker_len(self.forward_own(half))
             + SPARE
     }
 
-    /// How many floats of scratch `backward` needs with this many workers.
+    /// How many floats of scratch `backward` on f32 needs with this many workers.
     pub fn backward_scratch_len(&self, workers: usize) -> usize {
         let seq = self.seq();
         round_cols(seq.states_len())
             + round_cols(3 * seq.states_len())
-            + (Weights::panels_len(3 * self.hidden, self.hidden)
-                + workers * seq.worker_len(self.backward_row()))
-            .max(seq.weight_product().scratch_len(workers))
+            + self.steps_back_len(false, workers).max(seq.weight_product().scratch_len(workers))
             + SPARE
+    }
+
+    /// How many floats of scratch `backward` needs with this many workers if anything is stored in half.
+    pub fn backward_scratch_len_half(&self, workers: usize) -> usize {
+        self.steps_back_len(true, workers).max(self.seq().by_rows_len(workers)) + SPARE
+    }
+
+    fn steps_back_len(&self, half: bool, workers: usize) -> usize {
+        Weights::panels_len(3 * self.hidden, self.hidden)
+            + workers * self.seq().worker_len(self.backward_own(half))
     }
 
     /// Runs all steps.
@@ -109,8 +131,9 @@ impl Gru {
         assert_eq!(x.y.len(), seq.states_len(), "y is [B, T, H]");
         assert_eq!(x.h0.len(), self.batch * h, "h0 is [B, H]");
         assert!(x.b_hh.is_none_or(|b| b.len() == 3 * h), "b_hh is [3H]");
-        let workers = cx.par.workers();
-        assert!(scratch.len() >= self.forward_scratch_len(workers), "scratch of GRU forward is short");
+        let half = !(x.xp.is_f32() && x.y.as_floats().is_f32() && x.gates.as_floats().is_f32());
+        let want = self.forward_len(half, cx.par.workers());
+        assert!(scratch.len() >= want, "scratch of GRU forward is short");
         if h == 0 {
             return;
         }
@@ -118,36 +141,26 @@ impl Gru {
         let mut scratch = aligned(scratch);
         let panels = take(&mut scratch, Weights::panels_len(h, 3 * h));
         let weights = Weights::transposed(cx, x.w_hh, 3 * h, h, panels);
-        let (y, gates) = (SharedMut::new(x.y), SharedMut::new(x.gates));
-        seq.for_each_chunk(cx, self.forward_row(), scratch, |start, n, mut scratch| {
+        let (y, gates) = (SharedFloats::new(x.y), SharedFloats::new(x.gates));
+        let staged = |n: usize| if half { n } else { 0 };
+        seq.for_each_chunk(cx, self.forward_own(half), scratch, |start, n, mut scratch| {
             let state = take(&mut scratch, n * h);
             let hp = take(&mut scratch, n * weights.out_stride());
+            let [xp_stage, gates_stage, y_stage] = [3, 4, 1].map(|n| take(&mut scratch, staged(n * h)));
             state.copy_from_slice(&x.h0[start * h..][..n * h]);
             for s in 0..self.time {
                 weights.product::<false>(n, state, hp);
                 for r in 0..n {
                     let row = seq.row(start + r, s);
                     // SAFETY: a row belongs to one task.
-                    let (y, gates) = unsafe { (y.slice(row * h, h), gates.slice(row * 4 * h, 4 * h)) };
-                    let step = ForwardStep {
-                        hp: &hp[r * weights.out_stride()..][..3 * h],
-                        xp: &x.xp[row * 3 * h..][..3 * h],
-                        bias: x.b_hh,
-                        gates,
-                        state: &mut state[r * h..][..h],
-                        y,
-                    };
-                    #[cfg(target_arch = "x86_64")]
-                    if cx.isa.has_avx512() {
-                        // SAFETY: the instruction set was detected.
-                        unsafe { super::lanes::avx512::gru_forward(h, step) };
-                        continue;
-                    } else if cx.isa.has_avx2() {
-                        // SAFETY: as above.
-                        unsafe { super::lanes::avx2::gru_forward(h, step) };
-                        continue;
-                    }
-                    super::scalar::gru_forward(h, step);
+                    let (y, gates) = unsafe { (y.part(row * h, h), gates.part(row * 4 * h, 4 * h)) };
+                    let (hp, state) = (&hp[r * weights.out_stride()..][..3 * h], &mut state[r * h..][..h]);
+                    let xp = x.xp.staged(cx.isa, row * 3 * h, 3 * h, xp_stage);
+                    y.staged(cx.isa, y_stage, |y| {
+                        gates.staged(cx.isa, gates_stage, |gates| {
+                            gru_forward(cx.isa, h, ForwardStep { hp, xp, bias: x.b_hh, gates, state, y });
+                        });
+                    });
                 }
             }
         });
@@ -164,62 +177,58 @@ impl Gru {
         assert!(x.dh_n.is_none_or(|d| d.len() == per_batch), "dh_n is [B, H]");
         assert_eq!(x.dw_hh.len(), 3 * h * h, "dw_hh is [3H, H]");
         assert!(x.db_hh.as_ref().is_none_or(|d| d.len() == 3 * h), "db_hh is [3H]");
+        let half = ![x.dy, x.y, x.gates, x.dxp.as_floats()].iter().all(Floats::is_f32);
         let workers = cx.par.workers();
-        assert!(scratch.len() >= self.backward_scratch_len(workers), "scratch of GRU backward is short");
+        let want =
+            if half { self.backward_scratch_len_half(workers) } else { self.backward_scratch_len(workers) };
+        assert!(scratch.len() >= want, "scratch of GRU backward is short");
         if h == 0 {
             return;
         }
 
         let mut scratch = aligned(scratch);
-        let h_before = take(&mut scratch, states);
-        let dhp_all = take(&mut scratch, 3 * states);
+        let staged = |n: usize| if half { n } else { 0 };
+        // The state before each step and the gradient of hp, for their product; in half they are made again, some rows at
+        // a time.
+        let h_before = take(&mut scratch, states - staged(states));
+        let dhp_all = take(&mut scratch, 3 * (states - staged(states)));
+        let mut dxp = x.dxp;
+        let state_before = |b: usize, s: usize| match s {
+            0 => Floats::F32(&x.h0[b * h..][..h]),
+            _ => x.y.part(seq.row(b, s - 1) * h, h),
+        };
         {
             let (panels, scratch) = scratch.split_at_mut(Weights::panels_len(3 * h, h));
             let weights = Weights::plain(cx, x.w_hh, 3 * h, h, panels);
-            let (dxp, dh0) = (SharedMut::new(x.dxp), SharedMut::new(x.dh0));
+            let (dxp, dh0) = (SharedFloats::new(dxp.reborrow()), SharedMut::new(x.dh0));
             let (h_before, dhp_all) = (SharedMut::new(&mut *h_before), SharedMut::new(&mut *dhp_all));
-            seq.for_each_chunk(cx, self.backward_row(), scratch, |start, n, mut scratch| {
+            seq.for_each_chunk(cx, self.backward_own(half), scratch, |start, n, mut scratch| {
                 let stride = weights.out_stride();
                 let dhp = take(&mut scratch, n * 3 * h);
                 let dh = take(&mut scratch, n * stride);
+                let [dy_stage, before_stage, gates_stage, dxp_stage] =
+                    [1, 1, 4, 3].map(|n| take(&mut scratch, staged(n * h)));
                 for r in 0..n {
                     start_row(&mut dh[r * stride..][..h], x.dh_n, start + r);
                 }
                 for s in (0..self.time).rev() {
                     for r in 0..n {
                         let row = seq.row(start + r, s);
-                        let before = match s {
-                            0 => &x.h0[(start + r) * h..][..h],
-                            _ => &x.y[seq.row(start + r, s - 1) * h..][..h],
-                        };
+                        let before = state_before(start + r, s).staged(cx.isa, 0, h, before_stage);
+                        let dy = x.dy.staged(cx.isa, row * h, h, dy_stage);
+                        let gates = x.gates.staged(cx.isa, row * 4 * h, 4 * h, gates_stage);
+                        let (dhp, dh) = (&mut dhp[r * 3 * h..][..3 * h], &mut dh[r * stride..][..h]);
                         // SAFETY: a row belongs to one task.
-                        let dxp = unsafe {
-                            h_before.slice(row * h, h).copy_from_slice(before);
-                            dxp.slice(row * 3 * h, 3 * h)
-                        };
-                        let dhp = &mut dhp[r * 3 * h..][..3 * h];
-                        let step = BackwardStep {
-                            dy: &x.dy[row * h..][..h],
-                            gates: &x.gates[row * 4 * h..][..4 * h],
-                            before,
-                            dh: &mut dh[r * stride..][..h],
-                            dxp,
-                            dhp,
-                        };
-                        #[cfg(target_arch = "x86_64")]
-                        if cx.isa.has_avx512() {
-                            // SAFETY: the instruction set was detected.
-                            unsafe { super::lanes::avx512::gru_backward(h, step) };
-                        } else if cx.isa.has_avx2() {
+                        unsafe { dxp.part(row * 3 * h, 3 * h) }.staged(cx.isa, dxp_stage, |dxp| {
+                            gru_backward(cx.isa, h, BackwardStep { dy, gates, before, dh, dxp, dhp });
+                        });
+                        if !half {
                             // SAFETY: as above.
-                            unsafe { super::lanes::avx2::gru_backward(h, step) };
-                        } else {
-                            super::scalar::gru_backward(h, step);
+                            unsafe {
+                                h_before.slice(row * h, h).copy_from_slice(before);
+                                dhp_all.slice(row * 3 * h, 3 * h).copy_from_slice(dhp);
+                            }
                         }
-                        #[cfg(not(target_arch = "x86_64"))]
-                        super::scalar::gru_backward(h, step);
-                        // SAFETY: a row belongs to one task.
-                        unsafe { dhp_all.slice(row * 3 * h, 3 * h) }.copy_from_slice(dhp);
                     }
                     weights.product::<true>(n, dhp, dh);
                 }
@@ -230,8 +239,30 @@ impl Gru {
                 }
             });
         }
-        seq.weight_grads(cx, dhp_all, h_before, x.dw_hh, x.db_hh, scratch);
+        if !half {
+            return seq.weight_grads(cx, dhp_all, h_before, x.dw_hh, x.db_hh, scratch);
+        }
+        let dxp = dxp.as_floats();
+        let row = |row: usize, dhp: &mut [f32], h_before: &mut [f32]| {
+            dxp.part(row * 3 * h, 3 * h).widen(cx.isa, dhp);
+            // The gradient of hp_n is that of xp_n times r.
+            each!(Floats, x.gates.part(row * 4 * h, h), r => for (d, r) in dhp[2 * h..].iter_mut().zip(r) {
+                *d *= r.wide();
+            });
+            let (b, s) = seq.at(row);
+            state_before(b, s).widen(cx.isa, h_before);
+        };
+        seq.weight_grads_by_rows(cx, row, x.dw_hh, x.db_hh, scratch);
     }
+}
+
+cell! {
+    /// One step forward.
+    fn gru_forward(step: ForwardStep)
+}
+cell! {
+    /// One step back.
+    fn gru_backward(step: BackwardStep)
 }
 
 /// One sequence, one step forward. `hp` is the state's product with the weights; `state` becomes the next one, and

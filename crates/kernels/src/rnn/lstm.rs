@@ -5,9 +5,10 @@
 //! c' = f·c + i·g        h' = o·tanh c'
 //! ```
 
-use super::sequence::{SPARE, Sequence, Weights, start_row, take};
+use super::sequence::{OwnLen, SPARE, Sequence, Weights, start_row, take};
 use crate::Cx;
 use crate::cx::SharedMut;
+use crate::floats::{Floats, FloatsMut, SharedFloats};
 use crate::tile::{aligned, round_cols};
 
 /// An LSTM over `batch` sequences of `time` steps with `hidden` units.
@@ -27,7 +28,7 @@ pub struct Lstm {
 #[derive(Debug)]
 pub struct LstmForward<'a> {
     /// `[B, T, 4H]`, the projected input with `b_ih`; gates in the order i, f, g, o.
-    pub xp: &'a [f32],
+    pub xp: Floats<'a>,
     /// `[4H, H]`.
     pub w_hh: &'a [f32],
     /// `[4H]`.
@@ -37,18 +38,18 @@ pub struct LstmForward<'a> {
     /// `[B, H]`, the cell before the first step.
     pub c0: &'a [f32],
     /// Written: `[B, T, H]`, the states.
-    pub y: &'a mut [f32],
+    pub y: FloatsMut<'a>,
     /// Written, for backward: `[B, T, H]`, the cells.
-    pub c_all: &'a mut [f32],
+    pub c_all: FloatsMut<'a>,
     /// Written, for backward: `[B, T, 4H]`, the gates after their activation.
-    pub gates: &'a mut [f32],
+    pub gates: FloatsMut<'a>,
 }
 
 /// What [`Lstm::backward`] reads and writes; gradients are overwritten.
 #[derive(Debug)]
 pub struct LstmBackward<'a> {
     /// `[B, T, H]`, the gradient of the states.
-    pub dy: &'a [f32],
+    pub dy: Floats<'a>,
     /// `[B, H]`, the gradient of the last state, beside that in `dy`.
     pub dh_n: Option<&'a [f32]>,
     /// `[B, H]`, the gradient of the last cell.
@@ -60,13 +61,13 @@ pub struct LstmBackward<'a> {
     /// As in forward.
     pub c0: &'a [f32],
     /// From forward.
-    pub y: &'a [f32],
+    pub y: Floats<'a>,
     /// From forward.
-    pub c_all: &'a [f32],
+    pub c_all: Floats<'a>,
     /// From forward.
-    pub gates: &'a [f32],
+    pub gates: Floats<'a>,
     /// Written: `[B, T, 4H]`.
-    pub dxp: &'a mut [f32],
+    pub dxp: FloatsMut<'a>,
     /// Written: `[4H, H]`.
     pub dw_hh: &'a mut [f32],
     /// Written: `[4H]`.
@@ -82,31 +83,54 @@ impl Lstm {
         Sequence { batch: self.batch, time: self.time, hidden: self.hidden, gates: 4, reverse: self.reverse }
     }
 
-    /// Floats of forward's scratch for each sequence of a task: the state, and its product with the weights.
-    fn forward_row(&self) -> usize {
-        round_cols(self.hidden) + round_cols(4 * self.hidden)
+    /// Forward's scratch: of each sequence the state and its product with the weights; in half also the cell, and of the
+    /// sequence at hand xp, the gates, the next cell and y.
+    fn forward_own(&self, half: bool) -> OwnLen {
+        let (one, four) = (round_cols(self.hidden), round_cols(4 * self.hidden));
+        if half {
+            return OwnLen { per_sequence: 2 * one + four, once: 2 * four + 2 * one };
+        }
+        OwnLen { per_sequence: one + four, once: 0 }
     }
 
-    /// Floats of backward's scratch for each sequence of a task: dz, dh and dc.
-    fn backward_row(&self) -> usize {
-        round_cols(4 * self.hidden) + 2 * round_cols(self.hidden)
+    /// Backward's scratch: of each sequence dz, dh and dc; in half, of the sequence at hand dy, the gates and two cells.
+    fn backward_own(&self, half: bool) -> OwnLen {
+        let (one, four) = (round_cols(self.hidden), round_cols(4 * self.hidden));
+        OwnLen { per_sequence: four + 2 * one, once: if half { four + 3 * one } else { 0 } }
     }
 
-    /// How many floats of scratch `forward` needs with this many workers.
+    /// How many floats of scratch `forward` on f32 needs with this many workers.
     pub fn forward_scratch_len(&self, workers: usize) -> usize {
+        self.forward_len(false, workers)
+    }
+
+    /// How many floats of scratch `forward` needs with this many workers if anything is stored in half.
+    pub fn forward_scratch_len_half(&self, workers: usize) -> usize {
+        self.forward_len(true, workers)
+    }
+
+    fn forward_len(&self, half: bool, workers: usize) -> usize {
         Weights::panels_len(self.hidden, 4 * self.hidden)
-            + workers * self.seq().worker_len(self.forward_row())
+            + workers * self.seq().worker_len(self.forward_own(half))
             + SPARE
     }
 
-    /// How many floats of scratch `backward` needs with this many workers.
+    /// How many floats of scratch `backward` on f32 needs with this many workers.
     pub fn backward_scratch_len(&self, workers: usize) -> usize {
         let seq = self.seq();
         round_cols(seq.states_len())
-            + (Weights::panels_len(4 * self.hidden, self.hidden)
-                + workers * seq.worker_len(self.backward_row()))
-            .max(seq.weight_product().scratch_len(workers))
+            + self.steps_back_len(false, workers).max(seq.weight_product().scratch_len(workers))
             + SPARE
+    }
+
+    /// How many floats of scratch `backward` needs with this many workers if anything is stored in half.
+    pub fn backward_scratch_len_half(&self, workers: usize) -> usize {
+        self.steps_back_len(true, workers).max(self.seq().by_rows_len(workers)) + SPARE
+    }
+
+    fn steps_back_len(&self, half: bool, workers: usize) -> usize {
+        Weights::panels_len(4 * self.hidden, self.hidden)
+            + workers * self.seq().worker_len(self.backward_own(half))
     }
 
     /// Runs all steps.
@@ -121,8 +145,9 @@ impl Lstm {
         );
         assert_eq!((x.h0.len(), x.c0.len()), (self.batch * h, self.batch * h), "h0 and c0 are [B, H]");
         assert!(x.b_hh.is_none_or(|b| b.len() == 4 * h), "b_hh is [4H]");
-        let workers = cx.par.workers();
-        assert!(scratch.len() >= self.forward_scratch_len(workers), "scratch of LSTM forward is short");
+        let half = !(x.xp.is_f32() && [&x.y, &x.c_all, &x.gates].iter().all(|x| x.as_floats().is_f32()));
+        let want = self.forward_len(half, cx.par.workers());
+        assert!(scratch.len() >= want, "scratch of LSTM forward is short");
         if h == 0 {
             return;
         }
@@ -130,10 +155,14 @@ impl Lstm {
         let mut scratch = aligned(scratch);
         let panels = take(&mut scratch, Weights::panels_len(h, 4 * h));
         let weights = Weights::transposed(cx, x.w_hh, 4 * h, h, panels);
-        let (y, c_all, gates) = (SharedMut::new(x.y), SharedMut::new(x.c_all), SharedMut::new(x.gates));
-        seq.for_each_chunk(cx, self.forward_row(), scratch, |start, n, mut scratch| {
+        let [y, c_all, gates] = [x.y, x.c_all, x.gates].map(SharedFloats::new);
+        let staged = |n: usize| if half { n } else { 0 };
+        seq.for_each_chunk(cx, self.forward_own(half), scratch, |start, n, mut scratch| {
             let state = take(&mut scratch, n * h);
             let z = take(&mut scratch, n * weights.out_stride());
+            let cells = take(&mut scratch, staged(n * h));
+            let [xp_stage, gates_stage] = [4 * h, 4 * h].map(|n| take(&mut scratch, staged(n)));
+            let [c_stage, y_stage] = [h, h].map(|n| take(&mut scratch, staged(n)));
             state.copy_from_slice(&x.h0[start * h..][..n * h]);
             for s in 0..self.time {
                 weights.product::<false>(n, state, z);
@@ -141,34 +170,27 @@ impl Lstm {
                     let row = seq.row(start + r, s);
                     // SAFETY: a row belongs to one task, and rows of two steps are different.
                     let (y, c, gates) = unsafe {
-                        (y.slice(row * h, h), c_all.slice(row * h, h), gates.slice(row * 4 * h, 4 * h))
+                        (y.part(row * h, h), c_all.part(row * h, h), gates.part(row * 4 * h, 4 * h))
                     };
-                    let before = match s {
-                        0 => &x.c0[(start + r) * h..][..h],
+                    let before = match (s, c_all) {
+                        (0, _) => &x.c0[(start + r) * h..][..h],
                         // SAFETY: as above, the row of this task's step before.
-                        _ => unsafe { &*c_all.slice(seq.row(start + r, s - 1) * h, h) },
+                        (_, SharedFloats::F32(c)) => unsafe { &*c.slice(seq.row(start + r, s - 1) * h, h) },
+                        _ => &cells[r * h..][..h],
                     };
-                    let step = ForwardStep {
-                        z: &z[r * weights.out_stride()..][..4 * h],
-                        xp: &x.xp[row * 4 * h..][..4 * h],
-                        bias: x.b_hh,
-                        c_before: before,
-                        gates,
-                        c,
-                        y,
-                    };
-                    let state = &mut state[r * h..][..h];
-                    #[cfg(target_arch = "x86_64")]
-                    if cx.isa.has_avx512() {
-                        // SAFETY: the instruction set was detected.
-                        unsafe { super::lanes::avx512::lstm_forward(h, step, state) };
-                        continue;
-                    } else if cx.isa.has_avx2() {
-                        // SAFETY: as above.
-                        unsafe { super::lanes::avx2::lstm_forward(h, step, state) };
-                        continue;
+                    let (z, state) = (&z[r * weights.out_stride()..][..4 * h], &mut state[r * h..][..h]);
+                    let xp = x.xp.staged(cx.isa, row * 4 * h, 4 * h, xp_stage);
+                    y.staged(cx.isa, y_stage, |y| {
+                        c.staged(cx.isa, c_stage, |c| {
+                            gates.staged(cx.isa, gates_stage, |gates| {
+                                let step = ForwardStep { z, xp, bias: x.b_hh, c_before: before, gates, c, y };
+                                lstm_forward(cx.isa, h, step, state);
+                            });
+                        });
+                    });
+                    if !c_all.is_f32() {
+                        cells[r * h..][..h].copy_from_slice(c_stage);
                     }
-                    super::scalar::lstm_forward(h, step, state);
                 }
             }
         });
@@ -190,24 +212,36 @@ impl Lstm {
         assert!(x.dc_n.is_none_or(|d| d.len() == per_batch), "dc_n is [B, H]");
         assert_eq!(x.dw_hh.len(), 4 * h * h, "dw_hh is [4H, H]");
         assert!(x.db_hh.as_ref().is_none_or(|d| d.len() == 4 * h), "db_hh is [4H]");
+        let half = ![x.dy, x.y, x.c_all, x.gates, x.dxp.as_floats()].iter().all(Floats::is_f32);
         let workers = cx.par.workers();
-        assert!(scratch.len() >= self.backward_scratch_len(workers), "scratch of LSTM backward is short");
+        let want =
+            if half { self.backward_scratch_len_half(workers) } else { self.backward_scratch_len(workers) };
+        assert!(scratch.len() >= want, "scratch of LSTM backward is short");
         if h == 0 {
             return;
         }
 
         let mut scratch = aligned(scratch);
-        let h_before = take(&mut scratch, states);
+        let staged = |n: usize| if half { n } else { 0 };
+        // The state before each step, for the product with dxp; in half both are read again, some rows at a time.
+        let h_before = take(&mut scratch, states - staged(states));
+        let mut dxp = x.dxp;
+        let state_before = |b: usize, s: usize| match s {
+            0 => Floats::F32(&x.h0[b * h..][..h]),
+            _ => x.y.part(seq.row(b, s - 1) * h, h),
+        };
         {
             let (panels, scratch) = scratch.split_at_mut(Weights::panels_len(4 * h, h));
             let weights = Weights::plain(cx, x.w_hh, 4 * h, h, panels);
-            let (dxp, h_before) = (SharedMut::new(&mut *x.dxp), SharedMut::new(&mut *h_before));
+            let (dxp, h_before) = (SharedFloats::new(dxp.reborrow()), SharedMut::new(&mut *h_before));
             let (dh0, dc0) = (SharedMut::new(x.dh0), SharedMut::new(x.dc0));
-            seq.for_each_chunk(cx, self.backward_row(), scratch, |start, n, mut scratch| {
+            seq.for_each_chunk(cx, self.backward_own(half), scratch, |start, n, mut scratch| {
                 let stride = weights.out_stride();
                 let dz = take(&mut scratch, n * 4 * h);
                 let dh = take(&mut scratch, n * stride);
                 let dc = take(&mut scratch, n * h);
+                let gates_stage = take(&mut scratch, staged(4 * h));
+                let [dy_stage, before_stage, c_stage] = [h; 3].map(|n| take(&mut scratch, staged(n)));
                 for r in 0..n {
                     start_row(&mut dh[r * stride..][..h], x.dh_n, start + r);
                     start_row(&mut dc[r * h..][..h], x.dc_n, start + r);
@@ -215,39 +249,28 @@ impl Lstm {
                 for s in (0..self.time).rev() {
                     for r in 0..n {
                         let row = seq.row(start + r, s);
-                        let (h_row, c_row) = match s {
-                            0 => (&x.h0[(start + r) * h..][..h], &x.c0[(start + r) * h..][..h]),
-                            _ => {
-                                let before = seq.row(start + r, s - 1) * h;
-                                (&x.y[before..before + h], &x.c_all[before..before + h])
-                            }
+                        let c_before = match s {
+                            0 => &x.c0[(start + r) * h..][..h],
+                            _ => x.c_all.staged(cx.isa, seq.row(start + r, s - 1) * h, h, before_stage),
                         };
-                        // SAFETY: a row belongs to one task.
-                        unsafe { h_before.slice(row * h, h) }.copy_from_slice(h_row);
+                        if !half {
+                            // SAFETY: a row belongs to one task.
+                            let row = unsafe { h_before.slice(row * h, h) };
+                            state_before(start + r, s).widen(cx.isa, row);
+                        }
                         let dz = &mut dz[r * 4 * h..][..4 * h];
                         let step = BackwardStep {
-                            dy: &x.dy[row * h..][..h],
-                            gates: &x.gates[row * 4 * h..][..4 * h],
-                            c_before: c_row,
-                            c: &x.c_all[row * h..][..h],
+                            dy: x.dy.staged(cx.isa, row * h, h, dy_stage),
+                            gates: x.gates.staged(cx.isa, row * 4 * h, 4 * h, gates_stage),
+                            c_before,
+                            c: x.c_all.staged(cx.isa, row * h, h, c_stage),
                             dh: &dh[r * stride..][..h],
                             dc: &mut dc[r * h..][..h],
                             dz,
                         };
-                        #[cfg(target_arch = "x86_64")]
-                        if cx.isa.has_avx512() {
-                            // SAFETY: the instruction set was detected.
-                            unsafe { super::lanes::avx512::lstm_backward(h, step) };
-                        } else if cx.isa.has_avx2() {
-                            // SAFETY: as above.
-                            unsafe { super::lanes::avx2::lstm_backward(h, step) };
-                        } else {
-                            super::scalar::lstm_backward(h, step);
-                        }
-                        #[cfg(not(target_arch = "x86_64"))]
-                        super::scalar::lstm_backward(h, step);
+                        lstm_backward(cx.isa, h, step);
                         // SAFETY: a row belongs to one task.
-                        unsafe { dxp.slice(row * 4 * h, 4 * h) }.copy_from_slice(dz);
+                        unsafe { dxp.part(row * 4 * h, 4 * h) }.round(cx.isa, dz);
                     }
                     weights.product::<false>(n, dz, dh);
                 }
@@ -260,8 +283,27 @@ impl Lstm {
                 }
             });
         }
-        seq.weight_grads(cx, x.dxp, h_before, x.dw_hh, x.db_hh, scratch);
+        match dxp.as_floats() {
+            Floats::F32(dxp) if !half => seq.weight_grads(cx, dxp, h_before, x.dw_hh, x.db_hh, scratch),
+            dxp => {
+                let row = |row: usize, dz: &mut [f32], h_before: &mut [f32]| {
+                    dxp.part(row * 4 * h, 4 * h).widen(cx.isa, dz);
+                    let (b, s) = seq.at(row);
+                    state_before(b, s).widen(cx.isa, h_before);
+                };
+                seq.weight_grads_by_rows(cx, row, x.dw_hh, x.db_hh, scratch);
+            }
+        }
     }
+}
+
+cell! {
+    /// One step forward.
+    fn lstm_forward(step: ForwardStep, state: &mut [f32])
+}
+cell! {
+    /// One step back.
+    fn lstm_backward(step: BackwardStep)
 }
 
 /// One sequence, one step forward. `z` is the state's product with the weights.

@@ -8,7 +8,32 @@
 //! Sequences of a batch do not depend on each other, so a task takes some of them through all steps: tasks never wait
 //! for one another. The recurrent weights are packed once for all steps; their gradient is one product at the end.
 //!
+//! What has T steps (xp, y, cells, gates and their gradients) may be stored in half, each in its own format. A step of a
+//! sequence is then widened as it is read and rounded as it is written, while the state, the cell and their gradients go
+//! from step to step in f32. The bits are those of widening everything, running in f32 and rounding the results, but for
+//! the gradients of the weights: those are sums over `dxp` as it is stored, a block of rows at a time, so that no `dxp` in
+//! f32 exists.
+//!
 //! Sizes: B sequences, T steps, H hidden. Tensors are contiguous, in the order that is stated with each.
+
+/// Makes `fn name(isa, h, args..)`, which runs the twin of that name for the instruction set.
+macro_rules! cell {
+    ($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*)) => {
+        $(#[$doc])*
+        fn $name(isa: $crate::Isa, h: usize, $($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            if isa.has_avx512() {
+                // SAFETY: the instruction set was detected.
+                return unsafe { super::lanes::avx512::$name(h, $($arg),*) };
+            } else if isa.has_avx2() {
+                // SAFETY: as above.
+                return unsafe { super::lanes::avx2::$name(h, $($arg),*) };
+            }
+            let _ = isa;
+            super::scalar::$name(h, $($arg),*);
+        }
+    };
+}
 
 mod gru;
 mod lstm;

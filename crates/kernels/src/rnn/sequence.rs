@@ -10,6 +10,18 @@ use crate::tile::round_cols;
 /// Extra floats of scratch, to begin on a cache line.
 pub(super) const SPARE: usize = 15;
 
+/// Rows of a block that one task writes.
+const ROWS_A_TASK: usize = 16;
+
+/// A worker's floats of scratch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnLen {
+    /// For each sequence of its task.
+    pub per_sequence: usize,
+    /// For whichever sequence it is at.
+    pub once: usize,
+}
+
 /// B sequences of T steps with H hidden, and G gates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sequence {
@@ -41,6 +53,12 @@ impl Sequence {
         b * self.time + self.t(s)
     }
 
+    /// The sequence and the step of row `row` of `[B, T, ..]`.
+    pub(super) fn at(&self, row: usize) -> (usize, usize) {
+        // The index of a step and the step of an index are the same map.
+        (row / self.time, self.t(row % self.time))
+    }
+
     /// Sequences of a task: equal shares of at least 8, whose tiles use each panel of weights twice, in up to 16
     /// tasks; or half of a small batch.
     fn chunk(&self) -> usize {
@@ -49,21 +67,20 @@ impl Sequence {
         self.batch.div_ceil(tasks).max(1)
     }
 
-    /// Scratch of one worker for `n` floats per sequence.
-    pub(super) fn worker_len(&self, n: usize) -> usize {
-        round_cols(self.chunk() * n)
+    /// Scratch of one worker.
+    pub(super) fn worker_len(&self, own: OwnLen) -> usize {
+        round_cols(self.chunk() * own.per_sequence + own.once)
     }
 
-    /// Runs `f(first sequence, how many, the worker's scratch)` for every task, with `n` floats of scratch per
-    /// sequence.
+    /// Runs `f(first sequence, how many, the worker's scratch)` for every task.
     pub(super) fn for_each_chunk(
         &self,
         cx: &Cx,
-        n: usize,
+        own: OwnLen,
         scratch: &mut [f32],
         f: impl Fn(usize, usize, &mut [f32]) + Sync,
     ) {
-        let (chunk, len) = (self.chunk(), self.worker_len(n));
+        let (chunk, len) = (self.chunk(), self.worker_len(own));
         let scratch = SharedMut::new(scratch);
         cx.par.run(self.batch.div_ceil(chunk), &|task, worker| {
             let start = task * chunk;
@@ -85,16 +102,73 @@ impl Sequence {
     ) {
         self.weight_product().run(cx, dz, h_before, dw, None, scratch);
         if let Some(db) = db {
-            let width = self.width();
-            cx.for_each_chunk(db, 128, |i, db| {
-                db.fill(0.0);
-                for row in dz.chunks_exact(width) {
-                    for (db, dz) in db.iter_mut().zip(&row[i * 128..]) {
-                        *db += dz;
-                    }
-                }
-            });
+            self.bias_grad(cx, dz, db, false);
         }
+    }
+
+    /// As [`Sequence::weight_grads`], of rows that `row(idx, dz, h_before)` writes, some hundred at a time: those of a block
+    /// of the product, so that the sums have the order of the whole.
+    pub(super) fn weight_grads_by_rows(
+        &self,
+        cx: &Cx,
+        row: impl Fn(usize, &mut [f32], &mut [f32]) + Sync,
+        dw: &mut [f32],
+        mut db: Option<&mut [f32]>,
+        scratch: &mut [f32],
+    ) {
+        let (whole, width, hidden) = (self.weight_product(), self.width(), self.hidden);
+        let (blocks, rows_max) = self.row_blocks();
+        let (dz, scratch) = scratch.split_at_mut(round_cols(rows_max * width));
+        let (h_before, scratch) = scratch.split_at_mut(round_cols(rows_max * hidden));
+        for i in 0..blocks {
+            let (first, end) = (whole.k * i / blocks, whole.k * (i + 1) / blocks);
+            let k = end - first;
+            let (dz, h_before) = (&mut dz[..k * width], &mut h_before[..k * hidden]);
+            {
+                let h_before = SharedMut::new(&mut *h_before);
+                cx.for_each_chunk(dz, ROWS_A_TASK * width, |task, dz| {
+                    for (r, dz) in dz.chunks_exact_mut(width).enumerate() {
+                        let at = task * ROWS_A_TASK + r;
+                        // SAFETY: a row belongs to one task.
+                        row(first + at, dz, unsafe { h_before.slice(at * hidden, hidden) });
+                    }
+                });
+            }
+            Gemm { k, accumulate: i > 0, ..whole.clone() }.run(cx, dz, h_before, dw, None, scratch);
+            if let Some(db) = &mut db {
+                self.bias_grad(cx, dz, db, i > 0);
+            }
+        }
+    }
+
+    /// How many floats of scratch [`Sequence::weight_grads_by_rows`] needs.
+    pub(super) fn by_rows_len(&self, workers: usize) -> usize {
+        let (_, rows_max) = self.row_blocks();
+        let product = |k: usize| Gemm { k, ..self.weight_product() }.scratch_len(workers);
+        round_cols(rows_max * self.width())
+            + round_cols(rows_max * self.hidden)
+            + product(rows_max).max(product(rows_max.saturating_sub(1)))
+    }
+
+    /// How many blocks of rows the product of the weights' gradient has, and the longest.
+    fn row_blocks(&self) -> (usize, usize) {
+        let whole = self.weight_product();
+        (whole.k_blocks(), whole.k.div_ceil(whole.k_blocks()))
+    }
+
+    /// `db = Σ dz` over rows, or `+=`.
+    fn bias_grad(&self, cx: &Cx, dz: &[f32], db: &mut [f32], add: bool) {
+        let width = self.width();
+        cx.for_each_chunk(db, 128, |i, db| {
+            if !add {
+                db.fill(0.0);
+            }
+            for row in dz.chunks_exact(width) {
+                for (db, dz) in db.iter_mut().zip(&row[i * 128..]) {
+                    *db += dz;
+                }
+            }
+        });
     }
 
     /// The product of [`Sequence::weight_grads`].

@@ -1,8 +1,36 @@
 //! Oracles against an f64 model and finite differences, AVX2 against the oracles, and the same bits for any runner.
 
+use polyreme_dtype::DType;
+
+use super::sequence::Sequence;
 use super::*;
+use crate::floats::testing::Stored;
 use crate::lanes::testing::{Reverse, data};
 use crate::{Cx, Isa};
+
+/// The formats of what has T steps.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Formats {
+    xp: DType,
+    y: DType,
+    c_all: DType,
+    gates: DType,
+    dy: DType,
+    dxp: DType,
+}
+
+impl Formats {
+    const fn all(dtype: DType) -> Formats {
+        Formats { xp: dtype, y: dtype, c_all: dtype, gates: dtype, dy: dtype, dxp: dtype }
+    }
+}
+
+const F32: Formats = Formats::all(DType::F32);
+
+/// `x` rounded to a format, in the other.
+fn rounded(to: DType, stored: DType, x: &[f32]) -> Stored {
+    Stored::new(stored, &Stored::new(to, x).wide())
+}
 
 /// Either cell, with inputs, and weights for its loss `Σ dy·y + dh_n·h_n + dc_n·c_n`.
 struct RnnCase {
@@ -40,42 +68,106 @@ impl RnnCase {
     }
 
     fn run(&self, cx: &Cx) -> RnnResults {
+        self.run_stored(cx, F32, F32)
+    }
+
+    /// A run on numbers in the formats `stored`, of which those that have T steps are rounded to the formats `to`, also
+    /// between forward and backward.
+    fn run_stored(&self, cx: &Cx, to: Formats, stored: Formats) -> RnnResults {
         let RnnCase { batch, time, hidden, reverse, .. } = *self;
         let [xp, w_hh, b_hh, h0, c0] = self.inputs.each_ref().map(|v| &v[..]);
         let b_hh = self.bias.then_some(b_hh);
         let workers = cx.par.workers();
         let nan = |n: usize| vec![f32::NAN; n];
         let states = batch * time * hidden;
-        let (mut y, mut c_all, mut gates) = (nan(states), nan(states), nan(4 * states));
+        let (xp, dy) = (rounded(to.xp, stored.xp, xp), rounded(to.dy, stored.dy, &self.dy));
+        let (xp, dy) = (xp.get(), dy.get());
+        let mut y = Stored::unset(stored.y, states);
+        let mut c_all = Stored::unset(stored.c_all, states);
+        let mut gates = Stored::unset(stored.gates, 4 * states);
+        let mut dxp = Stored::unset(stored.dxp, xp.len());
         let mut grads = self.inputs.each_ref().map(|v| nan(v.len()));
-        let [dxp, dw_hh, db_hh, dh0, dc0] = grads.each_mut().map(|v| &mut v[..]);
+        let [_, dw_hh, db_hh, dh0, dc0] = grads.each_mut().map(|v| &mut v[..]);
         let db_hh = self.bias.then_some(db_hh);
         let (dh_n, dc_n) = (self.dh_n.as_deref(), self.dc_n.as_deref());
-        if self.lstm {
-            let lstm = Lstm { batch, time, hidden, reverse };
-            let (y, c_all, gates) = (&mut y[..], &mut c_all[..], &mut gates[..]);
-            let mut scratch = nan(lstm.forward_scratch_len(workers));
-            lstm.forward(cx, LstmForward { xp, w_hh, b_hh, h0, c0, y, c_all, gates }, &mut scratch);
-            let mut scratch = nan(lstm.backward_scratch_len(workers));
-            let dy = &self.dy;
-            let x =
-                LstmBackward { dy, dh_n, dc_n, w_hh, h0, c0, y, c_all, gates, dxp, dw_hh, db_hh, dh0, dc0 };
-            lstm.backward(cx, x, &mut scratch);
-        } else {
-            let gru = Gru { batch, time, hidden, reverse };
-            let (y, gates) = (&mut y[..], &mut gates[..]);
-            let mut scratch = nan(gru.forward_scratch_len(workers));
-            gru.forward(cx, GruForward { xp, w_hh, b_hh, h0, y, gates }, &mut scratch);
-            let mut scratch = nan(gru.backward_scratch_len(workers));
-            let dy = &self.dy;
-            let x = GruBackward { dy, dh_n, w_hh, h0, y, gates, dxp, dw_hh, db_hh, dh0 };
-            gru.backward(cx, x, &mut scratch);
-            dc0.fill(0.0);
+        let (lstm, gru) = (Lstm { batch, time, hidden, reverse }, Gru { batch, time, hidden, reverse });
+        let half = stored != F32;
+        {
+            let (y, gates) = (y.get_mut(), gates.get_mut());
+            if self.lstm {
+                let n = if half { Lstm::forward_scratch_len_half } else { Lstm::forward_scratch_len };
+                let c_all = c_all.get_mut();
+                let x = LstmForward { xp, w_hh, b_hh, h0, c0, y, c_all, gates };
+                lstm.forward(cx, x, &mut nan(n(&lstm, workers)));
+            } else {
+                let n = if half { Gru::forward_scratch_len_half } else { Gru::forward_scratch_len };
+                gru.forward(cx, GruForward { xp, w_hh, b_hh, h0, y, gates }, &mut nan(n(&gru, workers)));
+            }
+        }
+        let y = rounded(to.y, stored.y, &y.wide());
+        let gates = rounded(to.gates, stored.gates, &gates.wide());
+        {
+            let (y, gates, dxp) = (y.get(), gates.get(), dxp.get_mut());
+            if self.lstm {
+                let n = if half { Lstm::backward_scratch_len_half } else { Lstm::backward_scratch_len };
+                let c_all = rounded(to.c_all, stored.c_all, &c_all.wide());
+                let c_all = c_all.get();
+                let x = LstmBackward {
+                    dy,
+                    dh_n,
+                    dc_n,
+                    w_hh,
+                    h0,
+                    c0,
+                    y,
+                    c_all,
+                    gates,
+                    dxp,
+                    dw_hh,
+                    db_hh,
+                    dh0,
+                    dc0,
+                };
+                lstm.backward(cx, x, &mut nan(n(&lstm, workers)));
+            } else {
+                let n = if half { Gru::backward_scratch_len_half } else { Gru::backward_scratch_len };
+                let x = GruBackward { dy, dh_n, w_hh, h0, y, gates, dxp, dw_hh, db_hh, dh0 };
+                gru.backward(cx, x, &mut nan(n(&gru, workers)));
+                dc0.fill(0.0);
+            }
+        }
+        grads[0] = rounded(to.dxp, stored.dxp, &dxp.wide()).wide();
+        if to != F32 && !half {
+            self.weight_grads(cx, &y.wide(), &gates.wide(), &mut grads);
         }
         if !self.bias {
             grads[2].fill(0.0);
         }
-        (y, grads)
+        (y.wide(), grads)
+    }
+
+    /// The gradients of the weights from a dxp that has been rounded, in f32.
+    fn weight_grads(&self, cx: &Cx, y: &[f32], gates: &[f32], grads: &mut [Vec<f32>; 5]) {
+        let RnnCase { batch, time, hidden, reverse, .. } = *self;
+        let n_gates = if self.lstm { 4 } else { 3 };
+        let seq = Sequence { batch, time, hidden, gates: n_gates, reverse };
+        let [dz, dw_hh, db_hh, ..] = grads;
+        let mut dz = dz.clone();
+        let mut h_before = y.to_vec();
+        for (b, s) in (0..batch * time).map(|i| (i / time, i % time)) {
+            let row = seq.row(b, s);
+            let before =
+                if s == 0 { &self.inputs[3][b * hidden..] } else { &y[seq.row(b, s - 1) * hidden..] };
+            h_before[row * hidden..][..hidden].copy_from_slice(&before[..hidden]);
+            if !self.lstm {
+                let r = &gates[row * 4 * hidden..][..hidden];
+                for (d, r) in dz[row * 3 * hidden + 2 * hidden..][..hidden].iter_mut().zip(r) {
+                    *d *= r;
+                }
+            }
+        }
+        let mut scratch = vec![f32::NAN; seq.weight_product().scratch_len(cx.par.workers())];
+        seq.weight_grads(cx, &dz, &h_before, dw_hh, Some(db_hh), &mut scratch);
     }
 
     /// The states and the loss, in f64, written down from PyTorch's formulas.
@@ -187,6 +279,42 @@ fn vectors_are_the_oracle() {
             check(lstm, batch, 3, 12, false);
         }
         check(lstm, 4, 40, 24, true);
+    }
+}
+
+/// What has T steps in half: the bits of widening it, running in f32, and rounding what it gives.
+#[test]
+fn halves_are_f32_that_is_rounded() {
+    let mixed = Formats { y: DType::F16, c_all: DType::F32, dy: DType::F32, ..Formats::all(DType::Bf16) };
+    for lstm in [true, false] {
+        for (batch, time, hidden, reverse) in [
+            (1, 1, 1, false),
+            (3, 4, 7, false),
+            (2, 3, 33, true),
+            (5, 9, 16, false),
+            (37, 3, 12, true),
+            // Several blocks of rows in the product of the weights' gradient.
+            (60, 15, 9, false),
+            (0, 3, 4, false),
+            (2, 0, 4, false),
+            (2, 3, 0, true),
+        ] {
+            let case = RnnCase::new(lstm, batch, time, hidden, reverse, batch != 2);
+            for formats in [Formats::all(DType::F16), Formats::all(DType::Bf16), mixed] {
+                for isa in Isa::available() {
+                    let want = case.run_stored(&Cx { isa, par: &crate::Serial }, formats, F32);
+                    for workers in [1, 3] {
+                        let cx = Cx { isa, par: &Reverse(workers) };
+                        let got = case.run_stored(&cx, formats, formats);
+                        let name = isa.name();
+                        assert_eq!(
+                            got, want,
+                            "lstm {lstm}, {batch}×{time}×{hidden}, {formats:?}, {workers} workers, {name}"
+                        );
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -149,7 +149,25 @@ pub(crate) unsafe fn pack_transposed(
 /// The CPU has AVX2. `src` is valid for reads of those rows, `dst` for writes of `panels_len(depth, cols)`.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn pack_panels(src: *const f32, stride: usize, cols: usize, depth: usize, dst: *mut f32) {
-    for i in 0..depth {
+    // SAFETY: the caller's promise.
+    unsafe { pack_panel_rows(src, stride, cols, depth, depth, dst) };
+}
+
+/// As [`pack_panels`], for `rows` of a panel's `depth` rows: `dst` is where the first of them begins in the first panel.
+///
+/// # Safety
+/// The CPU has AVX2. `src` is valid for reads of those rows, `dst` for writes of them in every panel.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(crate) unsafe fn pack_panel_rows(
+    src: *const f32,
+    stride: usize,
+    cols: usize,
+    rows: usize,
+    depth: usize,
+    dst: *mut f32,
+) {
+    for i in 0..rows {
         for (panel, c0) in (0..cols).step_by(TILE_COLS).enumerate() {
             let n = (cols - c0).min(TILE_COLS);
             // SAFETY: row i of src has columns c0..c0+n; the panel is inside dst; what is prefetched may be anywhere.

@@ -1,5 +1,6 @@
 //! The weight gradient without packing: a tile is some consecutive floats of the patch by 16 channels of `dy`, and the
-//! sum runs over pixels. Both operands are read in place.
+//! sum runs over pixels. Both operands are read in place, or if they are in half, from the scratch that a unit's rows
+//! are widened into.
 //!
 //! Determinism: the units of work (some rows of an image) are cut into at most [`SLABS_MAX`] slabs by shape alone. Each
 //! slab sums its units in order into its own partial gradient, `[group][panel][patch][lanes]`, and the partials are
@@ -10,6 +11,7 @@ use super::super::geometry::{Direction, pieces};
 use super::super::micro::{self, ALIGN_SLACK, Lanes, Loops, Strip, Sweep, aligned, padded, panel};
 use super::{Gather, View};
 use crate::cx::SharedMut;
+use crate::floats::Floats;
 use crate::{Cx, Isa};
 
 /// Enough for 16 workers.
@@ -92,24 +94,26 @@ impl WeightCut {
 }
 
 /// Floats of scratch.
-pub(super) fn scratch_len(s: &Conv2d, workers: usize) -> usize {
+pub(super) fn scratch_len(s: &Conv2d, half: bool, workers: usize) -> usize {
     let cut = WeightCut::new(s);
-    cut.slabs * cut.partial_len + workers * (cut.view_len() + cut.pack_len()) + ALIGN_SLACK
+    let stage = if half { cut.gather.made_stage_len() } else { 0 };
+    cut.slabs * cut.partial_len + workers * (cut.view_len() + cut.pack_len() + stage) + ALIGN_SLACK
 }
 
 /// `dweight` from `x` and `dy`.
 pub(in super::super) fn grad_weight(
     s: &Conv2d,
     cx: &Cx,
-    x: &[f32],
-    dy: &[f32],
+    x: Floats,
+    dy: Floats,
     dweight: &mut [f32],
     scratch: &mut [f32],
 ) {
     let cut = WeightCut::new(s);
     let gather = &cut.gather;
     let n_units = gather.n * gather.units_per_image();
-    let own_len = cut.view_len() + cut.pack_len();
+    let stage_len = if dy.is_f32() { 0 } else { gather.made_stage_len() };
+    let own_len = cut.view_len() + cut.pack_len() + stage_len;
     let (partials, own) = aligned(scratch).split_at_mut(cut.slabs * cut.partial_len);
     {
         let (partials, own) = (SharedMut::new(partials), SharedMut::new(own));
@@ -117,13 +121,15 @@ pub(in super::super) fn grad_weight(
         cx.par.run(cut.slabs * cut.parts(), &|task, worker| {
             let (slab, part) = (task / cut.parts(), task % cut.parts());
             // SAFETY: a worker runs one task at a time.
-            let (buffer, packed) =
-                unsafe { own.slice(worker * own_len, own_len) }.split_at_mut(cut.view_len());
+            let own = unsafe { own.slice(worker * own_len, own_len) };
+            let (buffer, rest) = own.split_at_mut(cut.view_len());
+            let (packed, stage) = rest.split_at_mut(cut.pack_len());
             for unit in slab * cut.units_per_slab..((slab + 1) * cut.units_per_slab).min(n_units) {
                 let (image, from, to) = gather.unit(unit);
-                let view = View::new(gather, x, image, from, to, buffer);
+                let view = View::new(gather, cx.isa, x, image, from, to, buffer);
                 let pixel = (image * s.out_h() + from) * s.out_w();
-                let dy = &dy[pixel * s.c_out..][..(to - from) * s.out_w() * s.c_out];
+                let len = (to - from) * s.out_w() * s.c_out;
+                let dy = dy.staged(cx.isa, pixel * s.c_out, len, stage);
                 if cut.turns && cx.isa.has_avx512() {
                     // With few channels there is one panel per group, and it is not split.
                     for group in part * cut.panels_per_task..((part + 1) * cut.panels_per_task).min(s.groups)

@@ -25,8 +25,9 @@ pub(super) use view::View;
 
 use super::geometry::{Direction, SpatialDim, pieces};
 use super::micro::{self, ALIGN_SLACK, GatherTarget, GatherWalk, Strip, aligned, padded, panel, strips};
-use super::{Conv2d, ConvPass, RunEpilogue};
+use super::{Conv2d, ConvPass, Operands};
 use crate::cx::SharedMut;
+use crate::floats::{Float, Floats, SharedFloats, each};
 use crate::{Cx, Isa};
 
 /// Multiply-adds that make a task worth starting: about 10 µs.
@@ -162,8 +163,19 @@ impl Gather {
         self.groups * (self.packed_group_len() + padded(self.c_made / self.groups))
     }
 
-    fn scratch_len(&self, workers: usize) -> usize {
-        self.shared_len() + workers * self.own_len() + ALIGN_SLACK
+    fn scratch_len(&self, half: bool, workers: usize) -> usize {
+        let stages = if half { self.made_stage_len() + self.row_stage_len() } else { 0 };
+        self.shared_len() + workers * (self.own_len() + stages) + ALIGN_SLACK
+    }
+
+    /// Floats of what a unit makes, if that is not made in place.
+    pub(super) fn made_stage_len(&self) -> usize {
+        (self.unit_rows * self.cols.made() * self.c_made).next_multiple_of(16)
+    }
+
+    /// Floats of a row that is widened on its way into planes.
+    fn row_stage_len(&self) -> usize {
+        if planar::pays(self) { planar::row_len(self).next_multiple_of(16) } else { 0 }
     }
 
     /// Floats that a worker has for its views, of whichever kind.
@@ -180,7 +192,7 @@ impl Gather {
     }
 
     /// Repacks one panel of one group's weights: for each phase `[tap row][tap column][channel read][lanes]`.
-    fn pack(&self, weight: &[f32], group: usize, idx: usize, packed: SharedMut<f32>) {
+    fn pack<W: Float>(&self, weight: &[W], group: usize, idx: usize, packed: SharedMut<f32>) {
         let (c_read, c_made) = (self.c_read / self.groups, self.c_made / self.groups);
         let filters = weight.len() / self.groups;
         let weight = &weight[group * filters..][..filters];
@@ -197,22 +209,14 @@ impl Gather {
                 let (kh, kw) = (lh.tap(tap / lw.taps), lw.tap(tap % lw.taps));
                 let from = c * self.read_step + kh * self.cols.k + kw + first * self.made_step;
                 for (l, v) in lane.iter_mut().enumerate() {
-                    *v = if l < lanes { weight[from + l * self.made_step] } else { 0.0 };
+                    *v = if l < lanes { weight[from + l * self.made_step].wide() } else { 0.0 };
                 }
             }
         }
     }
 
-    pub(super) fn run(
-        &self,
-        cx: &Cx,
-        read: &[f32],
-        weight: &[f32],
-        bias: Option<&[f32]>,
-        made: &mut [f32],
-        epilogue: Option<&RunEpilogue>,
-        scratch: &mut [f32],
-    ) {
+    pub(super) fn run(&self, cx: &Cx, operands: Operands, scratch: &mut [f32]) {
+        let Operands { read, weight, bias, made, epilogue } = operands;
         let (group_len, lanes) = (self.packed_group_len(), padded(self.c_made / self.groups));
         let (packed, rest) = aligned(scratch).split_at_mut(self.groups * group_len);
         let (init, rest) = rest.split_at_mut(self.groups * lanes);
@@ -229,41 +233,50 @@ impl Gather {
             // Small weights are packed by one task.
             let n = self.groups * group_panels;
             let per_task = n.div_ceil(packed.len().div_ceil(PACK_MIN));
-            cx.par.run(n.div_ceil(per_task), &|task, _| {
+            each!(Floats, weight, weight => cx.par.run(n.div_ceil(per_task), &|task, _| {
                 for idx in task * per_task..((task + 1) * per_task).min(n) {
                     self.pack(weight, idx / group_panels, idx % group_panels, packed);
                 }
-            });
+            }));
         }
         let (packed, init) = (&*packed, &*init);
 
         let by_planes = cx.isa.has_avx512() && planar::pays(self);
         let image_len = self.rows.read() * self.cols.read() * self.c_read;
-        let view_len = self.own_len();
-        let views = SharedMut::new(rest);
-        let made = SharedMut::new(made);
+        let made = SharedFloats::new(made);
+        let stages = if read.is_f32() && made.is_f32() {
+            (0, 0)
+        } else {
+            (self.made_stage_len(), self.row_stage_len())
+        };
+        let own_len = self.own_len() + stages.0 + stages.1;
+        let own = SharedMut::new(rest);
         let row_len = self.cols.made() * self.c_made;
         let n_units = self.n * self.units_per_image();
         let per_task = self.units_per_task();
         cx.par.run(n_units.div_ceil(per_task), &|task, worker| {
             // SAFETY: a worker runs one task at a time.
-            let buffer = unsafe { views.slice(worker * view_len, view_len) };
+            let own = unsafe { own.slice(worker * own_len, own_len) };
+            let (buffer, rest) = own.split_at_mut(self.own_len());
+            let (made_stage, row_stage) = rest.split_at_mut(stages.0);
             for idx in task * per_task..((task + 1) * per_task).min(n_units) {
                 let (image, from, to) = self.unit(idx);
                 let line = image * self.rows.made() + from;
                 // SAFETY: units are disjoint ranges of rows.
-                let out = unsafe { made.slice(line * row_len, (to - from) * row_len) };
-                if by_planes {
-                    let image = &read[image * image_len..][..image_len];
-                    planar::make(cx.isa, self, image, buffer, packed, init, from, to, out);
-                } else {
-                    let view = View::new(self, read, image, from, to, buffer);
-                    // SAFETY: this runs only on a CPU with AVX2; the view has all that these rows read.
-                    unsafe { self.make(cx.isa, &view, packed, init, from, to, out) };
-                }
-                if let Some(epilogue) = epilogue {
-                    epilogue(line * row_len, out);
-                }
+                let out = unsafe { made.part(line * row_len, (to - from) * row_len) };
+                out.staged(cx.isa, made_stage, |out| {
+                    if by_planes {
+                        let image = read.part(image * image_len, image_len);
+                        planar::make(cx.isa, self, image, buffer, row_stage, packed, init, from, to, out);
+                    } else {
+                        let view = View::new(self, cx.isa, read, image, from, to, buffer);
+                        // SAFETY: this runs only on a CPU with AVX2; the view has all that these rows read.
+                        unsafe { self.make(cx.isa, &view, packed, init, from, to, out) };
+                    }
+                    if let Some(epilogue) = epilogue {
+                        epilogue(line * row_len, out);
+                    }
+                });
             }
         });
     }
@@ -341,10 +354,10 @@ impl Gather {
 }
 
 /// Floats of scratch.
-pub(super) fn scratch_len(s: &Conv2d, pass: ConvPass, workers: usize) -> usize {
+pub(super) fn scratch_len(s: &Conv2d, pass: ConvPass, half: bool, workers: usize) -> usize {
     match pass {
-        ConvPass::Forward => Gather::new(s, Direction::Forward).scratch_len(workers),
-        ConvPass::GradInput => Gather::new(s, Direction::Backward).scratch_len(workers),
-        ConvPass::GradWeight => grad_weight::scratch_len(s, workers),
+        ConvPass::Forward => Gather::new(s, Direction::Forward).scratch_len(half, workers),
+        ConvPass::GradInput => Gather::new(s, Direction::Backward).scratch_len(half, workers),
+        ConvPass::GradWeight => grad_weight::scratch_len(s, half, workers),
     }
 }

@@ -10,6 +10,7 @@ use super::super::micro::{self, Lanes, Loops, VECTORS_MAX, padded};
 use super::Gather;
 use crate::Isa;
 use crate::copy::TransposeTile;
+use crate::floats::Floats;
 
 /// Pixels of a vector.
 const PIXELS: usize = 16;
@@ -36,8 +37,21 @@ pub(super) fn view_len(g: &Gather) -> usize {
     g.rows.reads_max(g.unit_rows) * g.c_read * pitch(g)
 }
 
-/// Fills the view of rows `from..to` of one image and returns its first row.
-fn fill(isa: Isa, g: &Gather, image: &[f32], from: usize, to: usize, view: &mut [f32]) -> isize {
+/// Floats of a row of the image, which is widened before it is woven if it is in half.
+pub(super) fn row_len(g: &Gather) -> usize {
+    g.cols.read() * g.c_read
+}
+
+/// Fills the view of rows `from..to` of one image and returns its first row. Rows in half are widened in `row_stage`.
+fn fill(
+    isa: Isa,
+    g: &Gather,
+    image: Floats,
+    from: usize,
+    to: usize,
+    view: &mut [f32],
+    row_stage: &mut [f32],
+) -> isize {
     let (h, w, c) = (g.rows.read() as isize, g.cols.read(), g.c_read);
     let (top, bottom) = g.rows.reads(from, to);
     let (left, pitch) = (g.cols.lattice(0).read_first, pitch(g));
@@ -51,7 +65,7 @@ fn fill(isa: Isa, g: &Gather, image: &[f32], from: usize, to: usize, view: &mut 
         if row < 0 || row >= h || len == 0 {
             continue;
         }
-        let source = &image[(row as usize * w + cut) * c..][..len * c];
+        let source = image.staged(isa, (row as usize * w + cut) * c, len * c, row_stage);
         let tile = TransposeTile { across: c, along: len, source_stride: c, target_stride: pitch };
         // SAFETY: `len` pixels of `c` channels, and `c` lines that have `len` columns from `lead` on.
         unsafe { tile.run(isa, source.as_ptr().cast(), lines[lead..].as_mut_ptr().cast()) };
@@ -63,8 +77,9 @@ fn fill(isa: Isa, g: &Gather, image: &[f32], from: usize, to: usize, view: &mut 
 pub(super) fn make(
     isa: Isa,
     g: &Gather,
-    image: &[f32],
+    image: Floats,
     view: &mut [f32],
+    row_stage: &mut [f32],
     packed: &[f32],
     init: &[f32],
     from: usize,
@@ -72,7 +87,7 @@ pub(super) fn make(
     out: &mut [f32],
 ) {
     assert!(isa.has_avx512(), "planes are for AVX-512");
-    let top = fill(isa, g, image, from, to, view);
+    let top = fill(isa, g, image, from, to, view, row_stage);
     let (pitch, width, lw) = (pitch(g), padded(g.c_made), g.cols.lattice(0));
     let (row_len, per_row) = (g.c_read * pitch, lw.count.div_ceil(PIXELS));
     let mut made = [0.0; MADE_MAX * VECTORS_MAX * PIXELS];

@@ -1,7 +1,9 @@
 //! The rows that a unit of work reads, with padding made real: either the image itself, where no patch leaves it, or a
-//! copy of a few rows with zeros around.
+//! copy of a few rows with zeros around. An image in half is always copied, widened.
 
 use super::Gather;
+use crate::Isa;
+use crate::floats::Floats;
 
 /// Some rows of one image.
 pub(in super::super) struct View<'a> {
@@ -20,7 +22,8 @@ impl<'a> View<'a> {
     /// What rows `from..to` of image `image` read, copied to `buffer` only if it must be.
     pub(in super::super) fn new(
         gather: &Gather,
-        read: &'a [f32],
+        isa: Isa,
+        read: Floats<'a>,
         image: usize,
         from: usize,
         to: usize,
@@ -29,9 +32,10 @@ impl<'a> View<'a> {
         let (h, w, c) = (gather.rows.read(), gather.cols.read(), gather.c_read);
         let (top, bottom) = gather.rows.reads(from, to);
         let (left, right) = gather.cols.reads(0, gather.cols.made());
-        let source = &read[image * h * w * c..][..h * w * c];
+        let source = read.part(image * h * w * c, h * w * c);
         let lent = std::marker::PhantomData;
-        if top >= 0 && bottom <= h as isize && left >= 0 && right <= w as isize {
+        let inside = top >= 0 && bottom <= h as isize && left >= 0 && right <= w as isize;
+        if let (Floats::F32(source), true) = (source, inside) {
             let at = (top as usize * w + left as usize) * c;
             let ptr = source[at.min(source.len())..].as_ptr();
             return View { ptr, row: w * c, pixel: c, first_row: top, first_col: left, lent };
@@ -49,7 +53,7 @@ impl<'a> View<'a> {
                 continue;
             }
             line[..lead].fill(0.0);
-            line[lead..lead + len].copy_from_slice(&source[(at as usize * w + cut_left) * c..][..len]);
+            source.part((at as usize * w + cut_left) * c, len).widen(isa, &mut line[lead..lead + len]);
             line[lead + len..].fill(0.0);
         }
         View { ptr: buffer.as_ptr(), row: width * c, pixel: c, first_row: top, first_col: left, lent }

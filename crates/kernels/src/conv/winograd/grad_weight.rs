@@ -16,6 +16,7 @@ use super::super::geometry::pieces;
 use super::super::micro::{self, ALIGN_SLACK, Strip, Sweep, aligned, padded, panel, panels, strips};
 use super::{POINTS, SKEW, Tiling, transform};
 use crate::cx::SharedMut;
+use crate::floats::Floats;
 use crate::{Cx, Isa};
 
 /// Floats of one transformed chunk: 10 MB of a 32 MB L3.
@@ -71,6 +72,11 @@ impl WeightSums {
         padded(self.c_in.max(self.c_out)).next_multiple_of(16)
     }
 
+    /// Floats of two tiles' patches and pixels, widened.
+    fn stages_len(&self) -> usize {
+        (2 * (POINTS * self.c_in + 16 * self.c_out)).next_multiple_of(32)
+    }
+
     /// Transforms tiles `from..to` of the image into tiles `at..` of the chunk.
     ///
     /// # Safety
@@ -78,20 +84,25 @@ impl WeightSums {
     unsafe fn transform(
         &self,
         isa: Isa,
-        x: &[f32],
-        dy: &[f32],
+        x: Floats,
+        dy: Floats,
         zeros: *const f32,
         from: usize,
         to: usize,
         at: usize,
         u: SharedMut<f32>,
         v: SharedMut<f32>,
+        stages: &mut [f32],
     ) {
         let t = &self.tiling;
         assert!(at + (to - from) <= self.chunk);
-        let find = |idx: usize| {
+        // A tile and the next one: of each its patch and its pixels.
+        let (even, odd) = stages.split_at_mut(stages.len() / 2);
+        let mut find = |idx: usize| {
+            let stage = if idx.is_multiple_of(2) { &mut *even } else { &mut *odd };
+            let (patch, pixels) = stage.split_at_mut((POINTS * self.c_in).min(stage.len()));
             let idx = idx.min(to - 1);
-            (t.patch(idx, x, self.c_in, zeros), t.pixels(idx, dy, self.c_out, zeros))
+            (t.patch(isa, idx, x, self.c_in, zeros, patch), t.pixels(isa, idx, dy, self.c_out, zeros, pixels))
         };
         let mut ahead = find(from);
         for (idx, at) in (from..to).zip(at..) {
@@ -181,17 +192,18 @@ impl WeightSums {
 }
 
 /// Floats of scratch.
-pub(super) fn scratch_len(s: &Conv2d) -> usize {
+pub(super) fn scratch_len(s: &Conv2d, half: bool, workers: usize) -> usize {
     let sums = WeightSums::new(s);
-    sums.zeros_len() + POINTS * (sums.u_plane + sums.v_plane + sums.sum_plane) + ALIGN_SLACK
+    let stages = if half { workers * sums.stages_len() } else { 0 };
+    sums.zeros_len() + POINTS * (sums.u_plane + sums.v_plane + sums.sum_plane) + stages + ALIGN_SLACK
 }
 
 /// `dweight` from `x` and `dy`.
 pub(in super::super) fn grad_weight(
     s: &Conv2d,
     cx: &Cx,
-    x: &[f32],
-    dy: &[f32],
+    x: Floats,
+    dy: Floats,
     dweight: &mut [f32],
     scratch: &mut [f32],
 ) {
@@ -199,7 +211,9 @@ pub(in super::super) fn grad_weight(
     let (zeros, rest) = aligned(scratch).split_at_mut(g.zeros_len());
     let (u, rest) = rest.split_at_mut(POINTS * g.u_plane);
     let (v, rest) = rest.split_at_mut(POINTS * g.v_plane);
-    let sums = &mut rest[..POINTS * g.sum_plane];
+    let (sums, stages) = rest.split_at_mut(POINTS * g.sum_plane);
+    let stages_len = if x.is_f32() && dy.is_f32() { 0 } else { g.stages_len() };
+    let stages = SharedMut::new(stages);
     zeros.fill(0.0);
     // An address that tasks may share: they only read behind it.
     let zeros = &*zeros;
@@ -208,11 +222,16 @@ pub(in super::super) fn grad_weight(
         let len = g.chunk.min(tiles - start);
         {
             let (u, v) = (SharedMut::new(u), SharedMut::new(v));
-            cx.par.run(len.div_ceil(TRANSFORM_TILES), &|task, _| {
+            cx.par.run(len.div_ceil(TRANSFORM_TILES), &|task, worker| {
                 let at = task * TRANSFORM_TILES;
                 let end = (at + TRANSFORM_TILES).min(len);
-                // SAFETY: this runs only on a CPU with AVX2; tiles are disjoint rows of the planes.
-                unsafe { g.transform(cx.isa, x, dy, zeros.as_ptr(), start + at, start + end, at, u, v) };
+                let (zeros, from, to) = (zeros.as_ptr(), start + at, start + end);
+                // SAFETY: this runs only on a CPU with AVX2; tiles are disjoint rows of the planes; a worker runs one
+                // task at a time.
+                unsafe {
+                    let stages = stages.slice(worker * stages_len, stages_len);
+                    g.transform(cx.isa, x, dy, zeros, from, to, at, u, v, stages);
+                }
             });
         }
         let (u, v) = (&*u, &*v);

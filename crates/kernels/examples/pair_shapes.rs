@@ -1,0 +1,113 @@
+//! Prints the time of products of bf16 beside that of the same products in f32, on one core.
+//!
+//! `cargo run --release -p polyreme-kernels --example pair_shapes [rounds] [part of a name] [f32|bf16] [tiles]`
+//!
+//! Short rounds of both kinds alternate, and the best of each counts, in time on the core: there may be other work on the
+//! machine. The operands of the pairs are in bf16, or
+//! in f32, and then rounded as they are copied.
+
+use polyreme_dtype::bf16;
+use polyreme_kernels::gemm::pairs::{PairGemm, PairOrder};
+use polyreme_kernels::gemm::{Epilogue, Gemm, OutputBlock, Strides};
+use polyreme_kernels::probe::fma_peak_gflops;
+use polyreme_kernels::{Cx, Floats, convert};
+
+fn strides(rows: usize, cols: usize, by_columns: bool) -> Strides {
+    let (row, col) = if by_columns { (1, rows) } else { (cols, 1) };
+    Strides { batch: rows * cols, row, col }
+}
+
+fn shapes() -> Vec<(String, Gemm)> {
+    let mut all = Vec::new();
+    let mut add = |name: String, batch: usize, (m, n, k): (usize, usize, usize), a: bool, b: bool| {
+        let (a, b, c) = (strides(m, k, a), strides(k, n, b), strides(m, n, false));
+        all.push((name, Gemm { batch, m, n, k, a, b, c, accumulate: false }));
+    };
+    for n in [32, 64, 128, 256, 512, 1024, 2048] {
+        add(format!("square {n}"), 1, (n, n, n), false, true);
+    }
+    for (job, m, k, n) in [
+        ("gpt", 2048, 384, 1152),
+        ("gpt", 2048, 384, 384),
+        ("gpt", 2048, 384, 1536),
+        ("gpt", 2048, 1536, 384),
+        ("gpt", 4096, 384, 1536),
+        ("mlp", 128, 784, 512),
+        ("mlp", 128, 512, 512),
+        ("mlp", 128, 512, 10),
+        ("thin", 16, 512, 512),
+        ("thin", 32, 512, 512),
+        ("thin", 64, 512, 512),
+        ("thin", 2048, 32, 512),
+        ("thin", 2048, 64, 512),
+        ("thin", 2048, 512, 16),
+        ("thin", 2048, 512, 32),
+        ("thin", 2048, 512, 64),
+    ] {
+        add(format!("{job} y  {m} {k}->{n}"), 1, (m, n, k), false, true);
+        add(format!("{job} dx {m} {k}->{n}"), 1, (m, k, n), false, false);
+        add(format!("{job} dw {m} {k}->{n}"), 1, (n, k, m), true, false);
+    }
+    add("attention qk".into(), 48, (256, 256, 64), false, true);
+    add("attention av".into(), 48, (256, 64, 256), false, false);
+    all
+}
+
+/// Seconds that this thread was on a core.
+fn on_core() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let rounds: usize = args.next().and_then(|v| v.parse().ok()).unwrap_or(20);
+    let wanted = args.next().unwrap_or_default();
+    let rounded = args.next().is_some_and(|v| v == "f32");
+    let order = if args.next().is_some_and(|v| v == "tiles") { PairOrder::Tiles } else { PairOrder::Pairs };
+    let cx = Cx::serial();
+    println!("{:26} {:>9} {:>9}  best times in µs, and their ratio; GFLOP/s of pairs", "", "f32", "pairs");
+    for (name, g) in shapes().into_iter().filter(|(name, _)| name.contains(&wanted)) {
+        let fill = |len: usize| (0..len).map(|i| (i % 31) as f32 - 15.0).collect::<Vec<f32>>();
+        let (a, b) = (fill(g.batch * g.m * g.k), fill(g.batch * g.k * g.n));
+        let mut c = vec![0.0; g.batch * g.m * g.n];
+        let halves = |x: &[f32]| {
+            let mut y = vec![bf16::ZERO; x.len()];
+            convert::f32_to_bf16(&cx, x, &mut y);
+            y
+        };
+        let (a_half, b_half) = (halves(&a), halves(&b));
+        let pairs = PairGemm { gemm: g.clone(), order };
+        let (a_pairs, b_pairs) = if rounded {
+            (Floats::F32(&a), Floats::F32(&b))
+        } else {
+            (Floats::Bf16(&a_half), Floats::Bf16(&b_half))
+        };
+        let mut scratch = vec![0.0; g.scratch_len(1).max(pairs.scratch_len(1))];
+        let flops = 2.0 * (g.batch * g.m * g.n * g.k) as f64;
+        // About 2 ms of each in turn.
+        let times = ((0.002 * fma_peak_gflops(&cx) * 1e9 / flops) as usize).clamp(1, 10_000);
+        let (mut f, mut p) = (f64::INFINITY, f64::INFINITY);
+        for _ in 0..rounds {
+            let start = on_core();
+            for _ in 0..times {
+                g.run(&cx, &a, &b, &mut c, None, &mut scratch);
+            }
+            f = f.min((on_core() - start) / times as f64);
+            let (n, c) = (g.n, polyreme_kernels::cx::SharedMut::new(&mut c));
+            let keep = |block: OutputBlock| {
+                let at = (block.batch * g.m + block.row) * n + block.col;
+                for (i, row) in block.into_rows().enumerate() {
+                    // SAFETY: blocks do not overlap.
+                    unsafe { c.slice(at + i * n, row.len()) }.copy_from_slice(row);
+                }
+            };
+            let start = on_core();
+            for _ in 0..times {
+                pairs.pass(&cx, a_pairs, b_pairs, Epilogue::new(&keep), &mut scratch);
+            }
+            p = p.min((on_core() - start) / times as f64);
+        }
+        println!("{name:26} {:9.1} {:9.1}  {:.2}  {:.0}", f * 1e6, p * 1e6, p / f, flops / p * 1e-9);
+    }
+}

@@ -1,0 +1,117 @@
+//! Matrix products of bf16 with f32 sums: instructions that multiply *pairs* of neighbours along k.
+//!
+//! # How it goes
+//! **Copies.** Both operands are always copied, f32 being rounded to bf16 on the way, into units of 16 rows of A, or 16
+//! columns of B, by a *run* of 32 steps of k (`pack`). A unit of A is 16 rows of 64 bytes; a unit of B is 16 rows of 64
+//! bytes too, in which row `p` has steps `2p` and `2p + 1` of each column side by side. Those are the tiles of AMX, and
+//! the vectors of AVX512-BF16. A *strip* is all units of 16 rows, a *panel* all units of 16 columns, run after run. What is
+//! beyond the operands is zero, so kernels know whole units only.
+//!
+//! **Blocks.** k is cut into blocks of at most 16 runs, so that a panel stays in L1 or near it. The sums of a block of C
+//! wait in the worker's scratch between blocks of k; the order of a sum does not depend on any cut.
+//!
+//! **Tasks.** A task is a range of strips by a range of panels of one product. An operand that is not too large is copied
+//! once, before the tasks start; of a larger one each task copies what it needs, a block at a time (`plan`, `task`).
+//!
+//! **Kernels.** `avx512_bf16` sums as [`PairOrder::Pairs`]; `amx` and its twins `avx512` and `avx2` as
+//! [`PairOrder::Tiles`]. `scalar` is the oracle, and what runs without AVX2.
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod amx_state;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
+#[cfg(target_arch = "x86_64")]
+mod pack;
+#[cfg(target_arch = "x86_64")]
+mod plan;
+mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod task;
+
+pub use amx_state::{AmxState, amx_state};
+
+use super::{Epilogue, Gemm};
+use crate::{Cx, Floats};
+
+/// Steps of k that AMX takes at once.
+const RUN: usize = 32;
+
+/// In which order the products of a sum are added.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PairOrder {
+    /// That of AMX (TDPBF16PS). Of each 32 steps of k the even ones are summed from zero in one chain of fused
+    /// multiply-adds, the odd ones in another, both chains are added, and that is added to the sum of earlier steps. All
+    /// of it rounds to nearest even, reads denormals as zeros and writes zeros for them.
+    ///
+    /// The bits are the same on every machine, for any number of workers, with AMX or without. Only which NaN a NaN is
+    /// may differ.
+    Tiles,
+    /// That of AVX512-BF16 (VDPBF16PS): both products of a pair are added to the sum of the earlier pairs, denormals as
+    /// above. The bits do not depend on the number of workers, but CPUs need not agree on them; those without the
+    /// instruction use [`PairOrder::Tiles`].
+    Pairs,
+}
+
+/// A product of matrices of bf16, each sum in f32.
+#[derive(Clone, Debug)]
+pub struct PairGemm {
+    /// The shape, and the layouts of A and B. That of C does not matter.
+    pub gemm: Gemm,
+    /// The order of its sums.
+    pub order: PairOrder,
+}
+
+impl PairGemm {
+    /// How many floats of scratch [`PairGemm::pass`] needs with this many workers, whatever the instruction set. Their
+    /// contents do not matter.
+    pub fn scratch_len(&self, workers: usize) -> usize {
+        // The oracle has one row of C there.
+        #[cfg(target_arch = "x86_64")]
+        {
+            plan::PairPlan::new(&self.gemm).scratch_len(workers).max(self.gemm.n)
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = workers;
+            self.gemm.n
+        }
+    }
+
+    /// Runs the product; each finished block of C is lent to `epilogue` and then forgotten. `epilogue` is called exactly
+    /// once for each element of C, from any task. Operands in f32 are rounded to bf16, to nearest even, as they are
+    /// copied. Strides of A and B may be zero or overlap. A `k` of zero gives zeros.
+    ///
+    /// # Panics
+    /// If an operand is in f16, which bf16 cannot hold; if a slice is too short for its layout; if C is to be added to; or
+    /// if `scratch` is shorter than `scratch_len(cx.par.workers())`.
+    pub fn pass(&self, cx: &Cx, a: Floats, b: Floats, epilogue: Epilogue, scratch: &mut [f32]) {
+        let g = &self.gemm;
+        assert!(!g.accumulate, "there is no C to add to");
+        assert!(
+            !matches!(a, Floats::F16(_)) && !matches!(b, Floats::F16(_)),
+            "f16 is multiplied in f32: widen it for `Gemm`"
+        );
+        if g.batch == 0 || g.m == 0 || g.n == 0 {
+            return;
+        }
+        g.check_lengths(a.len(), b.len());
+        assert!(
+            scratch.len() >= self.scratch_len(cx.par.workers()),
+            "the scratch has scratch_len(workers) floats"
+        );
+        #[cfg(target_arch = "x86_64")]
+        if let Some(kernel) = task::Kernel::of(cx.isa, self.order) {
+            return task::run(g, kernel, cx, a, b, epilogue, scratch);
+        }
+        let _ = cx;
+        scalar::run(g, a, b, epilogue, scratch);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+//! How a product of pairs is cut: into tasks, blocks of k, and what is copied by whom. It follows from the shape alone.
+
+use super::super::plan::part;
+use super::super::{Gemm, LINE};
+use super::RUN;
+use crate::tile;
+
+/// Rows of a strip, columns of a panel, and pairs of a run.
+pub(super) const UNIT: usize = 16;
+/// Floats that take as much space as a unit: 16 rows of 64 bytes.
+pub(super) const UNIT_LEN: usize = UNIT * UNIT;
+/// The most runs of a block of k: three panels take 48 KB then.
+const RUNS_MAX: usize = 16;
+/// The most strips of a sweep, if there is one block of k: they take half of L2 together with their part of C.
+const STRIPS: usize = 12;
+/// The same if there are several: the panels that a task copies for itself are copied again for each sweep.
+const STRIPS_LONG: usize = 24;
+/// The most panels that a sweep goes over before the epilogue is called.
+const PANELS: usize = 33;
+/// Floats that a copied operand takes at most if it is copied before the tasks start: 4 MB.
+const SHARED_MAX: usize = 1 << 20;
+/// The work worth a task, in units of A by units of B: about 15 µs.
+const TASK_WORK: usize = 180;
+/// The number of tasks of a large product; four times that for a batch.
+const TASKS: usize = 16;
+
+/// One operand: how it is copied and cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Side {
+    /// Strips or panels.
+    pub(super) units: usize,
+    /// Into how many parts they are cut, for tasks.
+    pub(super) tasks: usize,
+    /// The most of them in a sweep.
+    pub(super) most: usize,
+    /// Whether all of it is copied before the tasks start.
+    pub(super) shared: bool,
+}
+
+impl Side {
+    /// The most of them in a block.
+    fn block(&self) -> usize {
+        self.units.div_ceil(self.tasks).min(self.most)
+    }
+    /// Into how many sweeps a task's part is cut.
+    pub(super) fn sweeps(&self, units: usize) -> usize {
+        units.div_ceil(self.most)
+    }
+    fn shared_len(&self, runs: usize) -> usize {
+        if self.shared { self.units * runs * UNIT_LEN } else { 0 }
+    }
+    fn own_len(&self, runs: usize) -> usize {
+        if self.shared { 0 } else { self.block() * runs * UNIT_LEN }
+    }
+}
+
+/// The cut of one product.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PairPlan {
+    batch: usize,
+    /// Runs of k: one of nothing but zeros if there is no k.
+    pub(super) runs: usize,
+    /// Blocks of k.
+    pub(super) n_kb: usize,
+    pub(super) a: Side,
+    pub(super) b: Side,
+}
+
+impl PairPlan {
+    pub(super) fn new(g: &Gemm) -> PairPlan {
+        let (strips, panels) = (g.m.div_ceil(UNIT), g.n.div_ceil(UNIT));
+        let runs = g.k.div_ceil(RUN).max(1);
+        let n_kb = runs.div_ceil(RUNS_MAX);
+        let fits = |units: usize| g.batch == 1 && units * runs * UNIT_LEN <= SHARED_MAX;
+        let (a_fits, b_fits) = (fits(strips), fits(panels));
+        let wanted = (g.batch * strips * panels * runs / TASK_WORK)
+            .clamp(1, if g.batch == 1 { TASKS } else { 4 * TASKS })
+            .div_ceil(g.batch.max(1));
+        let wanted: usize = 1 << wanted.ilog2();
+        // What tasks copy again, or at least read again, is to be small.
+        let cost = |(rows, cols): (usize, usize)| {
+            let (a, b) = (if a_fits { 1 } else { 8 }, if b_fits { 1 } else { 8 });
+            cols * strips * a + rows * panels * b
+        };
+        let floor2 = |n: usize| 1 << n.max(1).ilog2();
+        let cuts =
+            (0..=wanted.ilog2()).map(|i| ((1 << i).min(floor2(strips)), (wanted >> i).min(floor2(panels))));
+        let (row_tasks, col_tasks) =
+            cuts.min_by_key(|&(rows, cols)| (wanted - rows * cols, cost((rows, cols)))).unwrap_or((1, 1));
+        // A task that is alone copies for itself.
+        let several = row_tasks * col_tasks > 1;
+        let most = if n_kb == 1 { STRIPS } else { STRIPS_LONG };
+        PairPlan {
+            batch: g.batch,
+            runs,
+            n_kb,
+            a: Side { units: strips, tasks: row_tasks, most, shared: several && a_fits },
+            b: Side { units: panels, tasks: col_tasks, most: PANELS, shared: several && b_fits },
+        }
+    }
+
+    pub(super) fn n_tasks(&self) -> usize {
+        self.batch * self.a.tasks * self.b.tasks
+    }
+    /// The runs of a block of k.
+    pub(super) fn block(&self, kb: usize) -> (usize, usize) {
+        part(self.runs, self.n_kb, kb)
+    }
+    fn block_runs(&self) -> usize {
+        self.runs.div_ceil(self.n_kb)
+    }
+    /// Where the units of a block of k from `unit` on are in a shared copy.
+    pub(super) fn shared_at(&self, side: &Side, kb: usize, unit: usize) -> usize {
+        let (run0, run1) = self.block(kb);
+        (run0 * side.units + unit * (run1 - run0)) * UNIT_LEN
+    }
+    /// Floats of the shared copy of A, and of both.
+    pub(super) fn shared_lens(&self) -> (usize, usize) {
+        let a = self.a.shared_len(self.runs);
+        (a, a + self.b.shared_len(self.runs))
+    }
+    /// Where a worker's strips end and where its panels do; its part of C follows.
+    pub(super) fn own_lens(&self) -> (usize, usize) {
+        let a = self.a.own_len(self.block_runs());
+        (a, a + self.b.own_len(self.block_runs()))
+    }
+    /// Floats from one row of a worker's part of C to the next.
+    pub(super) fn c_row(&self) -> usize {
+        tile::row_stride(self.b.block() * UNIT)
+    }
+    /// Floats of one worker's scratch.
+    pub(super) fn own_len(&self) -> usize {
+        self.own_lens().1 + self.a.block() * UNIT * self.c_row()
+    }
+    /// All of the scratch, with one line more, to start on a line.
+    pub(super) fn scratch_len(&self, workers: usize) -> usize {
+        LINE + self.shared_lens().1 + workers * self.own_len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::Strides;
+    use super::*;
+
+    fn plan(batch: usize, m: usize, n: usize, k: usize) -> PairPlan {
+        let s = Strides { batch: 0, row: 0, col: 0 };
+        PairPlan::new(&Gemm { batch, m, n, k, a: s, b: s, c: s, accumulate: false })
+    }
+
+    #[test]
+    fn large_operands_are_not_copied_whole() {
+        let shared = |p: PairPlan| (p.a.shared, p.b.shared);
+        assert_eq!(shared(plan(1, 2048, 1536, 384)), (true, true));
+        let long = plan(1, 32768, 1536, 384);
+        assert_eq!((shared(long), long.a.tasks, long.b.tasks), ((false, true), 16, 1));
+        let wide = plan(1, 384, 50_000, 384);
+        assert_eq!((shared(wide), wide.a.tasks, wide.b.tasks), ((true, false), 1, 16));
+        let both = plan(1, 4096, 4096, 4096);
+        assert_eq!((shared(both), both.a.tasks, both.b.tasks), ((false, false), 4, 4));
+        assert_eq!(shared(plan(1, 64, 64, 64)), (false, false), "one task");
+        assert_eq!(shared(plan(48, 256, 256, 64)), (false, false), "a batch");
+        assert!(plan(1, 512, 512, 1_000_000).scratch_len(1) < 1 << 20);
+    }
+}
