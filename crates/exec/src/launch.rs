@@ -255,10 +255,6 @@ fn scratch_len(launch: &Launch, workers: usize) -> usize {
         | Launch::Gather(_)
         | Launch::ScatterAdd(_)
         | Launch::Cast { .. }
-        | Launch::MaxPool(_)
-        | Launch::MaxPoolGrad(_)
-        | Launch::AvgPool(_)
-        | Launch::AvgPoolGrad(_)
         | Launch::AxisSum
         | Launch::Embedding(_)
         | Launch::EmbeddingGrad(_)
@@ -272,12 +268,15 @@ fn scratch_len(launch: &Launch, workers: usize) -> usize {
         | Launch::BatchNormSums(n)
         | Launch::BatchNormFromSums(n, _)
         | Launch::BatchNormGradSums(n)
-        | Launch::BatchNormGradFromSums(n) => n.scratch_len(workers),
+        | Launch::BatchNormGradFromSums(n) => n.scratch_len(HALVES, workers),
         Launch::LayerNorm(n) => n.forward_scratch_len(HALVES, workers),
         Launch::LayerNormGrad(n) => n.backward_scratch_len(HALVES, workers),
         Launch::RmsNorm(n) => n.forward_scratch_len(HALVES, workers),
         Launch::RmsNormGrad(n) => n.backward_scratch_len(HALVES, workers),
-        Launch::GroupNorm(n) | Launch::GroupNormGrad(n) => n.scratch_len(workers),
+        Launch::GroupNorm(n) | Launch::GroupNormGrad(n) => n.scratch_len(HALVES, workers),
+        Launch::MaxPool(p) | Launch::MaxPoolGrad(p) | Launch::AvgPool(p) | Launch::AvgPoolGrad(p) => {
+            p.scratch_len(HALVES, workers)
+        }
         Launch::Softmax(d) | Launch::SoftmaxGrad(d) | Launch::LogSoftmax(d) | Launch::LogSoftmaxGrad(d) => {
             d.scratch_len(HALVES, workers)
         }

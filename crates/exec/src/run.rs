@@ -96,10 +96,10 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -
         Launch::Conv(conv, ConvPass::GradWeight) => {
             conv.grad_weight(cx, m.input(0), m.input(1), m.output(0), m.scratch());
         }
-        Launch::MaxPool(pool) => pool.max_forward(cx, m.input(0), m.output(0), m.output(1)),
-        Launch::MaxPoolGrad(pool) => pool.max_backward(cx, m.input(0), m.input(1), m.output(0)),
-        Launch::AvgPool(pool) => pool.avg_forward(cx, m.input(0), m.output(0)),
-        Launch::AvgPoolGrad(pool) => pool.avg_backward(cx, m.input(0), m.output(0)),
+        Launch::MaxPool(pool) => pool.max_forward(cx, floats(0), floats_mut(0), m.output(1), m.scratch()),
+        Launch::MaxPoolGrad(pool) => pool.max_backward(cx, floats(0), m.input(1), floats_mut(0), m.scratch()),
+        Launch::AvgPool(pool) => pool.avg_forward(cx, floats(0), floats_mut(0), m.scratch()),
+        Launch::AvgPoolGrad(pool) => pool.avg_backward(cx, floats(0), floats_mut(0), m.scratch()),
         Launch::BatchNorm(norm, momentum) => {
             let (mean, var) = (m.output(3), m.output(4));
             mean.copy_from_slice(m.input(3));
@@ -112,27 +112,17 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -
                 }
             };
             let epilogue = pieces.as_ref().map(|_| &epilogue as &_);
-            let (y, mean, rstd) = (m.output(0), m.output(1), m.output(2));
-            norm.forward(
-                cx,
-                m.input(0),
-                m.input(1),
-                m.input(2),
-                y,
-                mean,
-                rstd,
-                running,
-                epilogue,
-                m.scratch(),
-            );
+            let (x, gamma, beta) = (floats(0), m.input(1), m.input(2));
+            let (y, mean, rstd, s) = (floats_mut(0), m.output(1), m.output(2), m.scratch());
+            norm.forward(cx, x, gamma, beta, y, mean, rstd, running, epilogue, s);
         }
         Launch::BatchNormGrad(norm) => {
-            let (dx, dgamma, dbeta) = (m.output(0), m.output(1), m.output(2));
-            let (dy, x, gamma, beta) = (m.input(0), m.input(1), m.input(2), m.input(3));
+            let (dx, dgamma, dbeta) = (floats_mut(0), m.output(1), m.output(2));
+            let (dy, x, gamma, beta) = (floats(0), floats(1), m.input(2), m.input(3));
             norm.backward(cx, dy, x, gamma, beta, m.input(4), m.input(5), dx, dgamma, dbeta, m.scratch());
         }
         Launch::AxisSum => m.output::<f32>(0).copy_from_slice(m.input(0)),
-        Launch::BatchNormSums(norm) => norm.sums(cx, m.input(0), m.input(1), m.output(0), m.scratch()),
+        Launch::BatchNormSums(norm) => norm.sums(cx, floats(0), m.input(1), m.output(0), m.scratch()),
         Launch::BatchNormFromSums(norm, momentum) => {
             let (mean, var) = (m.output(3), m.output(4));
             mean.copy_from_slice(m.input(3));
@@ -145,19 +135,19 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -
                 }
             };
             let epilogue = pieces.as_ref().map(|_| &epilogue as &_);
-            let (x, gamma, beta, shift, sums) = (m.input(0), m.input(1), m.input(2), m.input(3), m.input(5));
-            let (y, mean, rstd, s) = (m.output(0), m.output(1), m.output(2), m.scratch());
+            let (x, gamma, beta, shift, sums) = (floats(0), m.input(1), m.input(2), m.input(3), m.input(5));
+            let (y, mean, rstd, s) = (floats_mut(0), m.output(1), m.output(2), m.scratch());
             norm.forward_from_sums(cx, x, gamma, beta, shift, sums, y, mean, rstd, running, epilogue, s);
         }
         Launch::BatchNormGradSums(norm) => {
             let (sums, dgamma, dbeta) = (m.output(0), m.output(1), m.output(2));
-            let (dy, x, gamma, beta) = (m.input(0), m.input(1), m.input(2), m.input(3));
+            let (dy, x, gamma, beta) = (floats(0), floats(1), m.input(2), m.input(3));
             norm.grad_sums(cx, dy, x, gamma, beta, m.input(4), m.input(5), sums, dgamma, dbeta, m.scratch());
         }
         Launch::BatchNormGradFromSums(norm) => {
-            let (dy, x, gamma, beta) = (m.input(0), m.input(1), m.input(2), m.input(3));
+            let (dy, x, gamma, beta) = (floats(0), floats(1), m.input(2), m.input(3));
             let (mean, rstd, sums) = (m.input(4), m.input(5), m.input(6));
-            norm.backward_from_sums(cx, dy, x, gamma, beta, mean, rstd, sums, m.output(0), m.scratch());
+            norm.backward_from_sums(cx, dy, x, gamma, beta, mean, rstd, sums, floats_mut(0), m.scratch());
         }
         Launch::LayerNorm(norm) => {
             let (y, mean, rstd) = (floats_mut(0), m.output(1), m.output(2));
@@ -177,12 +167,12 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -
             norm.backward(cx, floats(0), floats(1), Some(m.input(2)), m.input(3), dx, dgamma, m.scratch());
         }
         Launch::GroupNorm(norm) => {
-            let (y, mean, rstd) = (m.output(0), m.output(1), m.output(2));
-            norm.forward(cx, m.input(0), m.input(1), m.input(2), y, mean, rstd, m.scratch());
+            let (y, mean, rstd) = (floats_mut(0), m.output(1), m.output(2));
+            norm.forward(cx, floats(0), m.input(1), m.input(2), y, mean, rstd, m.scratch());
         }
         Launch::GroupNormGrad(norm) => {
-            let (dx, dgamma, dbeta) = (m.output(0), m.output(1), m.output(2));
-            let (dy, x, gamma) = (m.input(0), m.input(1), m.input(2));
+            let (dx, dgamma, dbeta) = (floats_mut(0), m.output(1), m.output(2));
+            let (dy, x, gamma) = (floats(0), floats(1), m.input(2));
             norm.backward(cx, dy, x, gamma, m.input(3), m.input(4), dx, dgamma, dbeta, m.scratch());
         }
         Launch::Softmax(axis) => softmax::softmax(cx, *axis, floats(0), floats_mut(0), m.scratch()),

@@ -230,31 +230,21 @@ impl Bench<'_> {
         let (x, gamma) = (noise(rows * channels), noise(channels));
         let (mut y, mut mean, mut rstd) =
             (vec![0.0; rows * channels], vec![0.0; channels], vec![1.0; channels]);
-        let mut scratch = vec![0.0; norm.scratch_len(self.threads)];
+        let mut scratch = vec![0.0; norm.scratch_len(false, self.threads)];
         let shape = format!("cnn {rows}x{channels}, relu");
         if self.wants("batch_norm forward") {
             let work = Bound::Bytes((12 * rows * channels) as f64);
             self.time("batch_norm forward", shape.clone(), work, |cx| {
-                norm.forward(cx, &x, &gamma, &gamma, &mut y, &mut mean, &mut rstd, None, None, &mut scratch);
+                let (x, y, s) = (Floats::F32(&x), FloatsMut::F32(&mut y), &mut scratch);
+                norm.forward(cx, x, &gamma, &gamma, y, &mut mean, &mut rstd, None, None, s);
             });
         }
         if self.wants("batch_norm backward") {
             let (mut dg, mut db) = (vec![0.0; channels], vec![0.0; channels]);
             let work = Bound::Bytes((20 * rows * channels) as f64);
             self.time("batch_norm backward", shape, work, |cx| {
-                norm.backward(
-                    cx,
-                    &x,
-                    &x,
-                    &gamma,
-                    &gamma,
-                    &mean,
-                    &rstd,
-                    &mut y,
-                    &mut dg,
-                    &mut db,
-                    &mut scratch,
-                );
+                let (x, dx, s) = (Floats::F32(&x), FloatsMut::F32(&mut y), &mut scratch);
+                norm.backward(cx, x, x, &gamma, &gamma, &mean, &rstd, dx, &mut dg, &mut db, s);
             });
         }
     }
