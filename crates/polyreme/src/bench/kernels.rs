@@ -6,6 +6,7 @@ use polyreme_exec::Pool;
 use polyreme_kernels::attention::{Attention, Grads};
 use polyreme_kernels::conv::{Conv2d, ConvPass};
 use polyreme_kernels::elementwise::{Binary, Expr, Fused, Source, Unary};
+use polyreme_kernels::floats::{Floats, FloatsMut};
 use polyreme_kernels::gemm::{Gemm, Strides};
 use polyreme_kernels::norm::{BatchNorm, LayerNorm};
 use polyreme_kernels::optim::{Moments, Optimizer, StepHyper};
@@ -171,10 +172,15 @@ impl Bench<'_> {
                     ConvPass::GradInput => x.clone(),
                     ConvPass::GradWeight => w.clone(),
                 };
+                let [x, w, y] = [&x, &w, &y].map(|v| Floats::F32(v));
                 self.time(name, shape, work, |cx| match pass {
-                    ConvPass::Forward => conv.forward(cx, &x, &w, None, &mut out, None, &mut scratch),
-                    ConvPass::GradInput => conv.grad_input(cx, &y, &w, &mut out, &mut scratch),
-                    ConvPass::GradWeight => conv.grad_weight(cx, &x, &y, &mut out, &mut scratch),
+                    ConvPass::Forward => {
+                        conv.forward(cx, x, w, None, FloatsMut::F32(&mut out), None, &mut scratch);
+                    }
+                    ConvPass::GradInput => {
+                        conv.grad_input(cx, y, w, FloatsMut::F32(&mut out), &mut scratch);
+                    }
+                    ConvPass::GradWeight => conv.grad_weight(cx, x, y, &mut out, &mut scratch),
                 });
             }
         }
@@ -188,7 +194,9 @@ impl Bench<'_> {
         let shape = format!("gpt {b}x{t}x{heads}x{d}, causal");
         let pairs = (b * heads * t * (t + 1) / 2 * d) as f64;
         let mut scratch = vec![0.0; a.forward_scratch_len(self.threads)];
-        let mut forward = |cx: &Cx| a.forward(cx, &qkv, &qkv, &qkv, None, &mut o, &mut lse, &mut scratch);
+        let x = Floats::F32(&qkv);
+        let mut forward =
+            |cx: &Cx| a.forward(cx, x, x, x, None, FloatsMut::F32(&mut o), &mut lse, &mut scratch);
         forward(&self.cx);
         if self.wants("attention forward") {
             self.time("attention forward", shape.clone(), Bound::Flops(4.0 * pairs), forward);
@@ -197,8 +205,9 @@ impl Bench<'_> {
             let mut dqkv = vec![0.0; qkv.len()];
             let mut scratch = vec![0.0; a.backward_scratch_len(self.threads)];
             self.time("attention backward", shape, Bound::Flops(10.0 * pairs), |cx| {
-                let grads = Grads::Packed(&mut dqkv);
-                a.backward(cx, &dy, &qkv, &qkv, &qkv, None, &o, &lse, grads, &mut scratch);
+                let (grads, dy, o) =
+                    (Grads::Packed(FloatsMut::F32(&mut dqkv)), Floats::F32(&dy), Floats::F32(&o));
+                a.backward(cx, dy, x, x, x, None, o, &lse, grads, &mut scratch);
             });
         }
     }
