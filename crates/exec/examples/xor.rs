@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let adam = Optimizer::Adam(Moments::DEFAULT);
     let program = Program::train(&differentiate(&forward, loss)?, adam, None);
-    println!("a step takes {} bytes", Engine::footprint(&program, 1).total());
+    println!("a step takes {} bytes", Engine::footprint(&program, 1, polyreme_exec::Isa::detect()).total());
     let mut engine = Engine::new(program, Options::threads(1))?;
     engine.input_f32("x")?.copy_from_slice(&[0., 0., 0., 1., 1., 0., 1., 1.]);
     engine.input_f32("target")?.copy_from_slice(&[0., 1., 1., 0.]);

@@ -1,20 +1,21 @@
 //! Gradients that are applied to the parameter block by block, while they are computed.
 
 use polyreme_kernels::cx::SharedMut;
-use polyreme_kernels::gemm::{Epilogue, Gemm, OutputBlock};
+use polyreme_kernels::gemm::{Epilogue, OutputBlock};
 use polyreme_kernels::optim::Pass;
 use polyreme_kernels::{Cx, Isa};
 
 use crate::engine::{Engine, Loaded};
 use crate::launch::Launch;
 use crate::memory::{NodeMemory, UpdateTarget};
+use crate::product::Product;
 
 impl Engine {
     /// Computes the gradient of a parameter, and updates the parameter meanwhile.
     pub(crate) fn apply(&mut self, loaded: &Loaded, body: usize, slot: usize, node: usize, param: usize) {
         let hyper = self.hyper();
         let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
-        let Launch::Apply(gemm) = &ready.prepared[node].launch else {
+        let Launch::Apply(product) = &ready.prepared[node].launch else {
             unreachable!("prepared as the program says")
         };
         let pass = loaded.program.optimizer.and_then(|o| o.pass(hyper)).expect("an update by elements");
@@ -22,13 +23,13 @@ impl Engine {
         let slices = self.memory.node(ready, slot, node);
         slices.stage(&cx);
         let target = slices.update_target(ready.body.graph.params[param].value);
-        run(&cx, gemm, &slices, pass, &target);
+        run(&cx, product, &slices, pass, &target);
     }
 }
 
-fn run(cx: &Cx, gemm: &Gemm, m: &NodeMemory, pass: Pass, target: &UpdateTarget) {
+fn run(cx: &Cx, product: &Product, m: &NodeMemory, pass: Pass, target: &UpdateTarget) {
     let isa: Isa = cx.isa;
-    let n = gemm.n;
+    let n = product.gemm().n;
     let call = |block: OutputBlock| {
         let mut at = block.row * n + block.col;
         for grad in block.into_rows() {
@@ -41,7 +42,7 @@ fn run(cx: &Cx, gemm: &Gemm, m: &NodeMemory, pass: Pass, target: &UpdateTarget) 
         }
     };
     let beside = [&target.params, &target.state1, &target.state2].map(|s| start(s));
-    gemm.pass(cx, m.input(0), m.input(1), Epilogue { call: &call, beside }, m.scratch());
+    product.pass(cx, m, Epilogue { call: &call, beside });
 }
 
 /// A range of an optimizer state; empty if the optimizer has no such state.

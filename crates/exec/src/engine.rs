@@ -123,7 +123,7 @@ impl Engine {
             Some(pool) => pool.clone(),
             None => Arc::new(Pool::new(threads).map_err(|e| ExecError::Thread { why: e.to_string() })?),
         };
-        let first = Ready::new(&program, &program.bodies[0], threads);
+        let first = Ready::new(&program, &program.bodies[0], threads, options.isa);
         let tensors = moments::tensors(program.optimizer, &first);
         let lengths = lengths(&program, &first);
         let memory = Memory { state: State::new(lengths, blocks, &*pool)?, work: Workspace::new() };
@@ -143,9 +143,10 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The memory that `program` would take with this many threads: of optimizer state and gradients, this rank's part.
-    pub fn footprint(program: &Program, threads: usize) -> Footprint {
-        let ready: Vec<Ready> = program.bodies.iter().map(|b| Ready::new(program, b, threads)).collect();
+    /// The memory that `program` would take with this many threads and these features of the CPU: of optimizer state and
+    /// gradients, this rank's part.
+    pub fn footprint(program: &Program, threads: usize, isa: Isa) -> Footprint {
+        let ready: Vec<Ready> = program.bodies.iter().map(|b| Ready::new(program, b, threads, isa)).collect();
         let lengths = lengths(program, &ready[0]);
         let most = |of: &dyn Fn(&Ready) -> usize| program.slots * ready.iter().map(of).max().unwrap_or(0);
         let buffers = program.buffers.iter().map(|b| (b.len * b.dtype.bytes()).next_multiple_of(ALIGN_BYTES));
@@ -186,7 +187,7 @@ impl Engine {
             }
             check_kernels(&body.graph)?;
             let first = self.bodies[0].as_ref().expect("the first body stays");
-            let mut ready = Ready::new(&program, body, self.options.threads);
+            let mut ready = Ready::new(&program, body, self.options.threads, self.options.isa);
             match ready.learns() {
                 true => same_layout(first, &ready)?,
                 false => ready.follow(first)?,
@@ -424,8 +425,9 @@ fn lengths(program: &Program, first: &Ready) -> Lengths {
 }
 
 /// Bytes of the parameters and of the arena of gradients.
-pub(crate) fn param_and_grad_bytes(program: &Program, threads: usize) -> (usize, usize) {
-    let Lengths { params, grads, .. } = lengths(program, &Ready::new(program, &program.bodies[0], threads));
+pub(crate) fn param_and_grad_bytes(program: &Program, threads: usize, isa: Isa) -> (usize, usize) {
+    let Lengths { params, grads, .. } =
+        lengths(program, &Ready::new(program, &program.bodies[0], threads, isa));
     (params * F32_BYTES, grads * F32_BYTES)
 }
 

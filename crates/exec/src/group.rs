@@ -31,7 +31,7 @@ impl Engine {
         let blocks = match role.ranks {
             1 => SharedBlocks::default(),
             _ => {
-                let (params, grads) = param_and_grad_bytes(&program, options.threads);
+                let (params, grads) = param_and_grad_bytes(&program, options.threads, options.isa);
                 let shared = role.shares_weights();
                 let params = shared.then(|| comm.shared_block(params, "parameters")).transpose()?;
                 SharedBlocks { params, grads: Some(comm.block(grads, "gradients")?) }

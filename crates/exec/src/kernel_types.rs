@@ -9,7 +9,7 @@ use crate::error::ExecError;
 pub(crate) fn check_kernels(graph: &Graph) -> Result<(), ExecError> {
     for node in &graph.nodes {
         let computes = !node.op.is_leaf() && !matches!(node.op, Op::Reshape | Op::Cast(_));
-        let element_wise = matches!(node.op, Op::Fused(_) | Op::Epilogue(_));
+        let element_wise = node.op.is_elementwise() || matches!(node.op, Op::Epilogue(_));
         let has = |dtype: DType| match dtype {
             DType::F32 | DType::F16 | DType::Bf16 => true,
             DType::I32 => !element_wise,

@@ -2,7 +2,9 @@
 
 use polyreme_graph::graph::{Graph, Node};
 use polyreme_graph::op::{self, Cell, Op, Slab, Window};
+use polyreme_graph::precision::is_half;
 use polyreme_graph::{DType, Shape, ValueId};
+use polyreme_kernels::Isa;
 use polyreme_kernels::attention::Attention;
 use polyreme_kernels::conv::{Conv2d, ConvPass};
 use polyreme_kernels::copy::{Gather, Pad, StridedCopy};
@@ -16,6 +18,7 @@ use polyreme_kernels::reduce::{Reduce, ReduceKind};
 use polyreme_kernels::rnn::{Gru, Lstm};
 use polyreme_kernels::softmax::SoftmaxDim;
 
+use crate::product::Product;
 use crate::staging::{LINE, Staging};
 
 /// How a node is run.
@@ -26,18 +29,18 @@ pub(crate) enum Launch {
     /// A strided copy: permutations and slices.
     Copy(StridedCopy, DType),
     /// One strided copy for each operand.
-    Concat(Vec<StridedCopy>),
-    Pad(Pad, f32),
-    Gather(Gather),
+    Concat(Vec<StridedCopy>, DType),
+    Pad(Pad, f32, DType),
+    Gather(Gather, DType),
     ScatterAdd(Gather),
     Cast {
         from: DType,
         to: DType,
     },
     Reduce(Reduce),
-    MatMul(Gemm),
+    MatMul(Product),
     /// A product that computes a gradient, which is applied to the parameter block by block.
-    Apply(Gemm),
+    Apply(Product),
     Conv(Conv2d, ConvPass),
     MaxPool(Pool2d),
     MaxPoolGrad(Pool2d),
@@ -112,16 +115,28 @@ impl Prepared {
     }
 }
 
-/// Prepares node `i` to be run by `workers` threads.
-pub(crate) fn prepare(graph: &Graph, i: usize, at_once: bool, workers: usize) -> Prepared {
+/// What kernels are chosen by, beside shapes and types.
+#[derive(Clone, Copy)]
+pub(crate) struct Choices {
+    /// Threads.
+    pub(crate) workers: usize,
+    /// Features of the CPU.
+    pub(crate) isa: Isa,
+    /// Whether every machine must come to the same bits.
+    pub(crate) reproducible: bool,
+}
+
+/// Prepares node `i`.
+pub(crate) fn prepare(graph: &Graph, i: usize, at_once: bool, with: Choices) -> Prepared {
     let node = &graph.nodes[i];
-    let (op, then) = match &node.op {
-        Op::Epilogue(e) => (&e.base, Some(then(graph, node, e))),
-        op => (op, None),
-    };
-    let launch = match launch(graph, node, op) {
-        Launch::MatMul(gemm) if at_once => Launch::Apply(gemm),
+    let op = if let Op::Epilogue(e) = &node.op { &e.base } else { &node.op };
+    let launch = match launch(graph, node, op, with) {
+        Launch::MatMul(product) if at_once => Launch::Apply(product),
         launch => launch,
+    };
+    let then = match &node.op {
+        Op::Epilogue(e) => Some(then(graph, node, e, overwrites(&launch))),
+        _ => None,
     };
     let base = match &then {
         Some(then) => (then.n_base_inputs, then.n_base_outputs),
@@ -129,17 +144,24 @@ pub(crate) fn prepare(graph: &Graph, i: usize, at_once: bool, workers: usize) ->
     };
     let staging = Staging::new(graph, node, &launch, base);
     // What is staged begins at a cache line, as the scratch space does.
-    let kernel_scratch = scratch_len(&launch, workers).next_multiple_of(LINE);
+    let is_half = |v: &ValueId| is_half(graph.value(*v).dtype);
+    let halves = node.inputs[..base.0].iter().chain(&node.outputs[..base.1]).any(is_half);
+    let kernel_scratch = scratch_len(&launch, halves, with.workers).next_multiple_of(LINE);
     Prepared { launch, then, kernel_scratch, staging }
 }
 
-fn then(graph: &Graph, node: &Node, e: &op::Epilogue) -> Then {
+/// Whether an epilogue's first result overwrites the kernel's own. Products of pairs keep none.
+fn overwrites(launch: &Launch) -> bool {
+    !matches!(launch, Launch::MatMul(Product::Pairs(_)))
+}
+
+fn then(graph: &Graph, node: &Node, e: &op::Epilogue, overwrites: bool) -> Then {
     let out = graph.shape(node.outputs[0]).dims();
     let extra = node.inputs[e.n_base_inputs..].iter().map(|&v| typed(graph, v));
     let inputs: Vec<_> = [(out, DType::F32)].into_iter().chain(extra).collect();
-    // The first result, where it takes the place of the base's, overwrites the tile, which is f32.
+    // The first result, where it overwrites the tile, is f32 as that is.
     let mut dtypes = e.dtypes.clone();
-    if !e.keeps_base {
+    if !e.keeps_base && overwrites {
         dtypes[0] = DType::F32;
     }
     let fused = Fused::typed(&e.expr, out, &inputs, &dtypes).expect("the graph was verified");
@@ -156,9 +178,10 @@ fn typed(graph: &Graph, v: ValueId) -> (&[usize], DType) {
     (graph.shape(v).dims(), graph.value(v).dtype)
 }
 
-fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
+fn launch(graph: &Graph, node: &Node, op: &Op, with: Choices) -> Launch {
     let x = |k: usize| graph.shape(node.inputs[k]);
     let y = |k: usize| graph.shape(node.outputs[k]);
+    let dtype = node.inputs.first().map_or(DType::F32, |&v| graph.value(v).dtype);
     match op {
         Op::Input(_) | Op::Param(_) | Op::State(_) | Op::Const(_) | Op::Reshape => Launch::Nothing,
         Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Expand | Op::Epilogue(_) => {
@@ -170,13 +193,11 @@ fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
             let fused = Fused::typed(expr, y(0).dims(), &inputs, &dtypes);
             Launch::Fused(fused.expect("the graph was verified"))
         }
-        Op::Permute(perm) => {
-            Launch::Copy(StridedCopy::permute(x(0).dims(), perm), graph.value(node.inputs[0]).dtype)
-        }
+        Op::Permute(perm) => Launch::Copy(StridedCopy::permute(x(0).dims(), perm), dtype),
         &Op::Slice { axis, start, .. } => {
             let (starts, steps) = (at_axis(x(0), axis, start), vec![1; x(0).rank()]);
             let copy = StridedCopy::slice(x(0).dims(), &starts, y(0).dims(), &steps);
-            Launch::Copy(copy, graph.value(node.inputs[0]).dtype)
+            Launch::Copy(copy, dtype)
         }
         &Op::Concat { axis } => {
             let mut start = 0;
@@ -188,13 +209,13 @@ fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
                 start += part.dims()[axis];
                 copy
             };
-            Launch::Concat(node.inputs.iter().map(part).collect())
+            Launch::Concat(node.inputs.iter().map(part).collect(), dtype)
         }
         &Op::Pad { axis, before, after, value } => {
             let (before, after) = (at_axis(x(0), axis, before), at_axis(x(0), axis, after));
-            Launch::Pad(Pad::new(x(0).dims(), &before, &after), value)
+            Launch::Pad(Pad::new(x(0).dims(), &before, &after), value, dtype)
         }
-        &Op::Gather { axis } => Launch::Gather(Gather::new(x(0).dims(), x(1).dims(), axis)),
+        &Op::Gather { axis } => Launch::Gather(Gather::new(x(0).dims(), x(1).dims(), axis), dtype),
         &Op::ScatterAdd { axis, .. } => Launch::ScatterAdd(Gather::new(y(0).dims(), x(1).dims(), axis)),
         &Op::Cast(to) => Launch::Cast { from: graph.value(node.inputs[0]).dtype, to },
         Op::Reduce { kind, axes } => {
@@ -206,7 +227,9 @@ fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
             };
             Launch::Reduce(Reduce::new(kind, x(0).dims(), axes))
         }
-        &Op::MatMul { ta, tb, .. } => Launch::MatMul(gemm(x(0), x(1), ta, tb)),
+        &Op::MatMul { ta, tb, rounded } => {
+            Launch::MatMul(Product::new(gemm(x(0), x(1), ta, tb), rounded.unwrap_or(dtype), with))
+        }
         Op::Conv2d(c) => Launch::Conv(conv(c, x(0), x(1)), ConvPass::Forward),
         Op::Conv2dGradInput { conv: c, .. } => Launch::Conv(conv(c, y(0), x(1)), ConvPass::GradInput),
         Op::Conv2dGradWeight { conv: c, .. } => Launch::Conv(conv(c, x(0), y(0)), ConvPass::GradWeight),
@@ -268,53 +291,54 @@ fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
     }
 }
 
-/// Whether kernels are given operands in half.
-const HALVES: bool = false;
-
-/// Scratch space in floats.
-fn scratch_len(launch: &Launch, workers: usize) -> usize {
+/// Scratch space in floats; `halves` says whether operands or results are in half.
+fn scratch_len(launch: &Launch, halves: bool, workers: usize) -> usize {
     match launch {
         Launch::Nothing
         | Launch::Fused(_)
         | Launch::Copy(..)
-        | Launch::Concat(_)
+        | Launch::Concat(..)
         | Launch::Pad(..)
-        | Launch::Gather(_)
+        | Launch::Gather(..)
         | Launch::ScatterAdd(_)
         | Launch::Cast { .. }
-        | Launch::MaxPool(_)
-        | Launch::MaxPoolGrad(_)
-        | Launch::AvgPool(_)
-        | Launch::AvgPoolGrad(_)
         | Launch::AxisSum
         | Launch::Embedding(_)
         | Launch::EmbeddingGrad(_)
         | Launch::Dropout { .. } => 0,
-        Launch::Reduce(r) => r.scratch_len(DType::F32, workers),
+        Launch::Reduce(r) => r.scratch_len(if halves { DType::Bf16 } else { DType::F32 }, workers),
         Launch::MatMul(g) => g.scratch_len(workers),
         Launch::Apply(g) => g.pass_scratch_len(workers),
+        Launch::Conv(c, pass) if halves => c.scratch_len_half(*pass, workers),
         Launch::Conv(c, pass) => c.scratch_len(*pass, workers),
         Launch::BatchNorm(n, _)
         | Launch::BatchNormGrad(n)
         | Launch::BatchNormSums(n)
         | Launch::BatchNormFromSums(n, _)
         | Launch::BatchNormGradSums(n)
-        | Launch::BatchNormGradFromSums(n) => n.scratch_len(workers),
-        Launch::LayerNorm(n) => n.forward_scratch_len(HALVES, workers),
-        Launch::LayerNormGrad(n) => n.backward_scratch_len(HALVES, workers),
-        Launch::RmsNorm(n) => n.forward_scratch_len(HALVES, workers),
-        Launch::RmsNormGrad(n) => n.backward_scratch_len(HALVES, workers),
-        Launch::GroupNorm(n) | Launch::GroupNormGrad(n) => n.scratch_len(workers),
-        Launch::Softmax(d) | Launch::SoftmaxGrad(d) | Launch::LogSoftmax(d) | Launch::LogSoftmaxGrad(d) => {
-            d.scratch_len(HALVES, workers)
+        | Launch::BatchNormGradFromSums(n) => n.scratch_len(halves, workers),
+        Launch::LayerNorm(n) => n.forward_scratch_len(halves, workers),
+        Launch::LayerNormGrad(n) => n.backward_scratch_len(halves, workers),
+        Launch::RmsNorm(n) => n.forward_scratch_len(halves, workers),
+        Launch::RmsNormGrad(n) => n.backward_scratch_len(halves, workers),
+        Launch::GroupNorm(n) | Launch::GroupNormGrad(n) => n.scratch_len(halves, workers),
+        Launch::MaxPool(p) | Launch::MaxPoolGrad(p) | Launch::AvgPool(p) | Launch::AvgPoolGrad(p) => {
+            p.scratch_len(halves, workers)
         }
-        Launch::CrossEntropy(c) => c.forward_scratch_len(HALVES, workers),
-        Launch::CrossEntropyGrad(c) => c.backward_scratch_len(HALVES, workers),
+        Launch::Softmax(d) | Launch::SoftmaxGrad(d) | Launch::LogSoftmax(d) | Launch::LogSoftmaxGrad(d) => {
+            d.scratch_len(halves, workers)
+        }
+        Launch::CrossEntropy(c) => c.forward_scratch_len(halves, workers),
+        Launch::CrossEntropyGrad(c) => c.backward_scratch_len(halves, workers),
         Launch::Attention(a, _) => a.forward_scratch_len(workers),
         Launch::AttentionGrad(a, _) => a.backward_scratch_len(workers),
+        Launch::Lstm(r) if halves => r.forward_scratch_len_half(workers),
         Launch::Lstm(r) => r.forward_scratch_len(workers),
+        Launch::LstmGrad(r) if halves => r.backward_scratch_len_half(workers),
         Launch::LstmGrad(r) => r.backward_scratch_len(workers),
+        Launch::Gru(r) if halves => r.forward_scratch_len_half(workers),
         Launch::Gru(r) => r.forward_scratch_len(workers),
+        Launch::GruGrad(r) if halves => r.backward_scratch_len_half(workers),
         Launch::GruGrad(r) => r.backward_scratch_len(workers),
     }
 }

@@ -12,7 +12,7 @@
 //! - `state`: the learnt state. `moments`: where optimizer states lie. [`weights`]: the learnt state from outside, as whole
 //!   arenas. `group`: joining, and what all ranks do between steps. [`loan`], [`ledger`]: lending it to the writer of a
 //!   checkpoint. [`finite`]: where a NaN came from. [`timeline`]: where the time goes.
-//! - `launch`, `run`, `apply`: which kernel runs each op, with which slices. `staging`: half precision for kernels that compute
+//! - `launch`, `run`, `product`, `apply`: which kernel runs each op, with which slices. `staging`: half precision for kernels that compute
 //!   on f32. `kernel_types`: which types have kernels.
 //! - `workspace`: prepared bodies, activations, inputs and buffers. `memory`, `arena`: where values lie, as slices.
 //! - [`pool`]: the thread pool.
@@ -32,6 +32,7 @@ pub mod loan;
 mod memory;
 mod moments;
 pub mod pool;
+mod product;
 mod reader;
 mod run;
 mod staging;

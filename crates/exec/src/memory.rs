@@ -259,8 +259,15 @@ impl<'a> NodeMemory<'a> {
         }
     }
 
-    /// Operand `k` in the format in which it is stored.
+    /// Operand `k` in the format in which it is stored; in f32, if it is staged.
     pub(crate) fn floats(&self, k: usize) -> Floats<'a> {
+        match self.staging().inputs.get(k) {
+            Some(Some(_)) => Floats::F32(self.input(k)),
+            _ => self.stored(k),
+        }
+    }
+
+    fn stored(&self, k: usize) -> Floats<'a> {
         let v = self.operands().0[k];
         let (memory, ready, slot) = (self.memory, self.ready, self.slot);
         match ready.body.graph.value(v).dtype {
@@ -293,7 +300,7 @@ impl<'a> NodeMemory<'a> {
         let staging = self.staging();
         for (k, at) in staging.inputs.iter().enumerate() {
             let Some(at) = *at else { continue };
-            let from = self.floats(k);
+            let from = self.stored(k);
             // SAFETY: `node` took `&mut Memory`; the scratch space is apart from all values, and this part of it is for this
             // operand alone.
             let to = unsafe { self.memory.work.activations.slice_mut(self.staged(at), from.len()) };
@@ -355,8 +362,11 @@ impl<'a> NodeMemory<'a> {
         unsafe { at.slice_mut() }
     }
 
-    /// Result `k` in the format in which it is stored; may be taken once, and not together with [`NodeMemory::output`].
+    /// Result `k` in the format in which it is stored; in f32, if it is staged. May be taken once.
     pub(crate) fn floats_mut(&self, k: usize) -> FloatsMut<'a> {
+        if let Some(Some(_)) = self.staging().outputs.get(k) {
+            return FloatsMut::F32(self.output(k));
+        }
         self.take(k);
         // SAFETY: as for `output`.
         unsafe { self.memory.find(self.ready, self.slot, self.operands().1[k]).floats_mut() }
@@ -418,7 +428,7 @@ mod tests {
         let (x, half) = (graph.nodes[0].outputs[0], graph.output("half").unwrap());
         let body = Arc::new(Body::new(&graph));
         let program = Program::empty(vec![body.clone()]);
-        let ready = Ready::new(&program, &body, 1);
+        let ready = Ready::new(&program, &body, 1, polyreme_kernels::Isa::detect());
         let lengths = Lengths { params: 0, grads: 0, states: 0, moments: [0; 2], n_moments: 0, average: 0 };
         let state = State::new(lengths, SharedBlocks::default(), &Serial).unwrap();
         let mut work = Workspace::new();

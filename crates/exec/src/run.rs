@@ -1,12 +1,12 @@
 //! Runs one prepared node: slices in, kernel, slices out.
 
+use polyreme_dtype::{bf16, f16};
 use polyreme_graph::DType;
 use polyreme_graph::op::Slab;
 use polyreme_kernels::attention::{Attention, Grads, Mask};
 use polyreme_kernels::conv::ConvPass;
+use polyreme_kernels::convert::{bf16_from_f32, f16_from_f32};
 use polyreme_kernels::elementwise::{Expr, Fused, FusedPieces, PieceSource, PieceTarget, Source};
-use polyreme_kernels::floats::Floats;
-use polyreme_kernels::gemm::{Epilogue, OutputBlock};
 use polyreme_kernels::norm::RunningStats;
 use polyreme_kernels::random::Positions;
 use polyreme_kernels::rnn::{GruBackward, GruForward, LstmBackward, LstmForward};
@@ -43,6 +43,30 @@ impl DrawKey {
     }
 }
 
+/// The same expression with the element type that is moved.
+macro_rules! by_type {
+    ($dtype:expr, $t:ident => $then:expr) => {
+        match $dtype {
+            DType::F16 => {
+                type $t = f16;
+                $then
+            }
+            DType::Bf16 => {
+                type $t = bf16;
+                $then
+            }
+            DType::I32 => {
+                type $t = i32;
+                $then
+            }
+            _ => {
+                type $t = f32;
+                $then
+            }
+        }
+    };
+}
+
 /// Runs a node whose slices are `m`.
 pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result<(), RejectedData> {
     m.stage(cx);
@@ -53,207 +77,202 @@ pub(crate) fn run(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -
 
 fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result<(), RejectedData> {
     let then = prepared.then.as_ref();
-    // What may be in any format of storage.
-    let floats = |k: usize| Floats::F32(m.input(k));
-    let floats_mut = |k: usize| FloatsMut::F32(m.output(k));
     match &prepared.launch {
         Launch::Nothing => {}
         Launch::Apply(_) => unreachable!("`Engine::apply` runs it"),
         Launch::Fused(fused) => run_fused(cx, fused, m),
-        Launch::Copy(copy, DType::I32) => copy.run::<i32>(cx, m.input(0), m.output(0)),
-        Launch::Copy(copy, _) => copy.run::<f32>(cx, m.input(0), m.output(0)),
-        Launch::Concat(parts) => {
-            let y = m.output::<f32>(0);
+        Launch::Copy(copy, dtype) => by_type!(*dtype, T => copy.run::<T>(cx, m.input(0), m.output(0))),
+        Launch::Concat(parts, dtype) => by_type!(*dtype, T => {
+            let y = m.output::<T>(0);
             for (k, part) in parts.iter().enumerate() {
                 part.run(cx, m.input(k), y);
             }
+        }),
+        Launch::Pad(pad, value, DType::F16) => {
+            pad.forward(cx, f16_from_f32(*value), m.input(0), m.output(0));
         }
-        Launch::Pad(pad, value) => pad.forward::<f32>(cx, *value, m.input(0), m.output(0)),
-        Launch::Gather(gather) => gather.forward::<f32>(cx, m.input(0), m.input(1), m.output(0))?,
+        Launch::Pad(pad, value, DType::Bf16) => {
+            pad.forward(cx, bf16_from_f32(*value), m.input(0), m.output(0));
+        }
+        Launch::Pad(pad, value, _) => pad.forward::<f32>(cx, *value, m.input(0), m.output(0)),
+        Launch::Gather(gather, dtype) => {
+            by_type!(*dtype, T => gather.forward::<T>(cx, m.input(0), m.input(1), m.output(0))?);
+        }
         Launch::ScatterAdd(gather) => {
             let dx = m.output(0);
             dx.fill(0.0);
-            gather.scatter_add(cx, floats(0), m.input(1), dx)?;
+            gather.scatter_add(cx, m.floats(0), m.input(1), dx)?;
         }
         Launch::Cast { from, to } => cast(cx, *from, *to, m),
-        Launch::Reduce(reduce) => reduce.forward(cx, floats(0), floats_mut(0), m.scratch()),
-        Launch::MatMul(gemm) => {
-            let (rows, n) = (gemm.m, gemm.n);
-            let pieces = then.map(|t| pieces(cx, t, m));
-            let epilogue = |block: OutputBlock| {
-                if let Some(p) = &pieces {
-                    p.rows((block.batch * rows + block.row) * n + block.col, n, block.into_rows());
-                }
-            };
-            let epilogue = pieces.as_ref().map(|_| Epilogue::new(&epilogue));
-            gemm.run(cx, m.input(0), m.input(1), m.output(0), epilogue, m.scratch());
-        }
+        Launch::Reduce(reduce) => reduce.forward(cx, m.floats(0), m.floats_mut(0), m.scratch()),
+        Launch::MatMul(product) => product.run(cx, then, m),
         Launch::Conv(conv, ConvPass::Forward) => {
-            let pieces = then.map(|t| pieces(cx, t, m));
+            let pieces = then.map(|t| pieces(cx, t, m, true));
             let epilogue = |first: usize, piece: &mut [f32]| {
                 if let Some(p) = &pieces {
                     p.piece(first, piece);
                 }
             };
             let epilogue = pieces.as_ref().map(|_| &epilogue as &_);
-            let (x, weight, y) = (f32s(m, 0), f32s(m, 1), m.output::<f32>(0).into());
+            let (x, weight, y) = (m.floats(0), m.floats(1), m.floats_mut(0));
             conv.forward(cx, x, weight, None, y, epilogue, m.scratch());
         }
         Launch::Conv(conv, ConvPass::GradInput) => {
-            let (dy, weight, dx) = (f32s(m, 0), f32s(m, 1), m.output::<f32>(0).into());
+            let (dy, weight, dx) = (m.floats(0), m.floats(1), m.floats_mut(0));
             conv.grad_input(cx, dy, weight, dx, m.scratch());
         }
         Launch::Conv(conv, ConvPass::GradWeight) => {
-            conv.grad_weight(cx, f32s(m, 0), f32s(m, 1), m.output(0), m.scratch());
+            conv.grad_weight(cx, m.floats(0), m.floats(1), m.output(0), m.scratch());
         }
-        Launch::MaxPool(pool) => pool.max_forward(cx, m.input(0), m.output(0), m.output(1)),
-        Launch::MaxPoolGrad(pool) => pool.max_backward(cx, m.input(0), m.input(1), m.output(0)),
-        Launch::AvgPool(pool) => pool.avg_forward(cx, m.input(0), m.output(0)),
-        Launch::AvgPoolGrad(pool) => pool.avg_backward(cx, m.input(0), m.output(0)),
+        Launch::MaxPool(pool) => pool.max_forward(cx, m.floats(0), m.floats_mut(0), m.output(1), m.scratch()),
+        Launch::MaxPoolGrad(pool) => {
+            pool.max_backward(cx, m.floats(0), m.input(1), m.floats_mut(0), m.scratch())
+        }
+        Launch::AvgPool(pool) => pool.avg_forward(cx, m.floats(0), m.floats_mut(0), m.scratch()),
+        Launch::AvgPoolGrad(pool) => pool.avg_backward(cx, m.floats(0), m.floats_mut(0), m.scratch()),
         Launch::BatchNorm(norm, momentum) => {
             let (mean, var) = (m.output(3), m.output(4));
             mean.copy_from_slice(m.input(3));
             var.copy_from_slice(m.input(4));
             let running = Some(RunningStats { mean, var, momentum: *momentum });
-            let pieces = then.map(|t| pieces(cx, t, m));
+            let pieces = then.map(|t| pieces(cx, t, m, true));
             let epilogue = |first: usize, piece: &mut [f32]| {
                 if let Some(p) = &pieces {
                     p.piece(first, piece);
                 }
             };
             let epilogue = pieces.as_ref().map(|_| &epilogue as &_);
-            let (y, mean, rstd) = (m.output(0), m.output(1), m.output(2));
-            norm.forward(
-                cx,
-                m.input(0),
-                m.input(1),
-                m.input(2),
-                y,
-                mean,
-                rstd,
-                running,
-                epilogue,
-                m.scratch(),
-            );
+            let (x, gamma, beta) = (m.floats(0), m.input(1), m.input(2));
+            let (y, mean, rstd, s) = (m.floats_mut(0), m.output(1), m.output(2), m.scratch());
+            norm.forward(cx, x, gamma, beta, y, mean, rstd, running, epilogue, s);
         }
         Launch::BatchNormGrad(norm) => {
-            let (dx, dgamma, dbeta) = (m.output(0), m.output(1), m.output(2));
-            let (dy, x, gamma, beta) = (m.input(0), m.input(1), m.input(2), m.input(3));
+            let (dx, dgamma, dbeta) = (m.floats_mut(0), m.output(1), m.output(2));
+            let (dy, x, gamma, beta) = (m.floats(0), m.floats(1), m.input(2), m.input(3));
             norm.backward(cx, dy, x, gamma, beta, m.input(4), m.input(5), dx, dgamma, dbeta, m.scratch());
         }
         Launch::AxisSum => m.output::<f32>(0).copy_from_slice(m.input(0)),
-        Launch::BatchNormSums(norm) => norm.sums(cx, m.input(0), m.input(1), m.output(0), m.scratch()),
+        Launch::BatchNormSums(norm) => norm.sums(cx, m.floats(0), m.input(1), m.output(0), m.scratch()),
         Launch::BatchNormFromSums(norm, momentum) => {
             let (mean, var) = (m.output(3), m.output(4));
             mean.copy_from_slice(m.input(3));
             var.copy_from_slice(m.input(4));
             let running = Some(RunningStats { mean, var, momentum: *momentum });
-            let pieces = then.map(|t| pieces(cx, t, m));
+            let pieces = then.map(|t| pieces(cx, t, m, true));
             let epilogue = |first: usize, piece: &mut [f32]| {
                 if let Some(p) = &pieces {
                     p.piece(first, piece);
                 }
             };
             let epilogue = pieces.as_ref().map(|_| &epilogue as &_);
-            let (x, gamma, beta, shift, sums) = (m.input(0), m.input(1), m.input(2), m.input(3), m.input(5));
-            let (y, mean, rstd, s) = (m.output(0), m.output(1), m.output(2), m.scratch());
+            let (x, gamma, beta, shift, sums) = (m.floats(0), m.input(1), m.input(2), m.input(3), m.input(5));
+            let (y, mean, rstd, s) = (m.floats_mut(0), m.output(1), m.output(2), m.scratch());
             norm.forward_from_sums(cx, x, gamma, beta, shift, sums, y, mean, rstd, running, epilogue, s);
         }
         Launch::BatchNormGradSums(norm) => {
             let (sums, dgamma, dbeta) = (m.output(0), m.output(1), m.output(2));
-            let (dy, x, gamma, beta) = (m.input(0), m.input(1), m.input(2), m.input(3));
+            let (dy, x, gamma, beta) = (m.floats(0), m.floats(1), m.input(2), m.input(3));
             norm.grad_sums(cx, dy, x, gamma, beta, m.input(4), m.input(5), sums, dgamma, dbeta, m.scratch());
         }
         Launch::BatchNormGradFromSums(norm) => {
-            let (dy, x, gamma, beta) = (m.input(0), m.input(1), m.input(2), m.input(3));
+            let (dy, x, gamma, beta) = (m.floats(0), m.floats(1), m.input(2), m.input(3));
             let (mean, rstd, sums) = (m.input(4), m.input(5), m.input(6));
-            norm.backward_from_sums(cx, dy, x, gamma, beta, mean, rstd, sums, m.output(0), m.scratch());
+            norm.backward_from_sums(cx, dy, x, gamma, beta, mean, rstd, sums, m.floats_mut(0), m.scratch());
         }
         Launch::LayerNorm(norm) => {
-            let (y, mean, rstd) = (floats_mut(0), m.output(1), m.output(2));
+            let (y, mean, rstd) = (m.floats_mut(0), m.output(1), m.output(2));
             let (weight, bias) = (Some(m.input(1)), Some(m.input(2)));
-            norm.forward(cx, floats(0), weight, bias, y, mean, rstd, m.scratch());
+            norm.forward(cx, m.floats(0), weight, bias, y, mean, rstd, m.scratch());
         }
         Launch::LayerNormGrad(norm) => {
-            let (dx, dgamma, dbeta) = (floats_mut(0), Some(m.output(1)), Some(m.output(2)));
-            let (dy, x, gamma) = (floats(0), floats(1), Some(m.input(2)));
+            let (dx, dgamma, dbeta) = (m.floats_mut(0), Some(m.output(1)), Some(m.output(2)));
+            let (dy, x, gamma) = (m.floats(0), m.floats(1), Some(m.input(2)));
             norm.backward(cx, dy, x, gamma, m.input(3), m.input(4), dx, dgamma, dbeta, m.scratch());
         }
         Launch::RmsNorm(norm) => {
-            norm.forward(cx, floats(0), Some(m.input(1)), floats_mut(0), m.output(1), m.scratch());
+            norm.forward(cx, m.floats(0), Some(m.input(1)), m.floats_mut(0), m.output(1), m.scratch());
         }
         Launch::RmsNormGrad(norm) => {
-            let (dx, dgamma) = (floats_mut(0), Some(m.output(1)));
-            norm.backward(cx, floats(0), floats(1), Some(m.input(2)), m.input(3), dx, dgamma, m.scratch());
+            let (dx, dgamma) = (m.floats_mut(0), Some(m.output(1)));
+            norm.backward(
+                cx,
+                m.floats(0),
+                m.floats(1),
+                Some(m.input(2)),
+                m.input(3),
+                dx,
+                dgamma,
+                m.scratch(),
+            );
         }
         Launch::GroupNorm(norm) => {
-            let (y, mean, rstd) = (m.output(0), m.output(1), m.output(2));
-            norm.forward(cx, m.input(0), m.input(1), m.input(2), y, mean, rstd, m.scratch());
+            let (y, mean, rstd) = (m.floats_mut(0), m.output(1), m.output(2));
+            norm.forward(cx, m.floats(0), m.input(1), m.input(2), y, mean, rstd, m.scratch());
         }
         Launch::GroupNormGrad(norm) => {
-            let (dx, dgamma, dbeta) = (m.output(0), m.output(1), m.output(2));
-            let (dy, x, gamma) = (m.input(0), m.input(1), m.input(2));
+            let (dx, dgamma, dbeta) = (m.floats_mut(0), m.output(1), m.output(2));
+            let (dy, x, gamma) = (m.floats(0), m.floats(1), m.input(2));
             norm.backward(cx, dy, x, gamma, m.input(3), m.input(4), dx, dgamma, dbeta, m.scratch());
         }
-        Launch::Softmax(axis) => softmax::softmax(cx, *axis, floats(0), floats_mut(0), m.scratch()),
+        Launch::Softmax(axis) => softmax::softmax(cx, *axis, m.floats(0), m.floats_mut(0), m.scratch()),
         Launch::SoftmaxGrad(axis) => {
-            softmax::softmax_backward(cx, *axis, floats(0), floats(1), floats_mut(0), m.scratch());
+            softmax::softmax_backward(cx, *axis, m.floats(0), m.floats(1), m.floats_mut(0), m.scratch());
         }
         Launch::LogSoftmax(axis) => {
-            softmax::log_softmax(cx, *axis, floats(0), floats_mut(0), m.scratch());
+            softmax::log_softmax(cx, *axis, m.floats(0), m.floats_mut(0), m.scratch());
         }
         Launch::LogSoftmaxGrad(axis) => {
-            softmax::log_softmax_backward(cx, *axis, floats(0), floats(1), floats_mut(0), m.scratch());
+            softmax::log_softmax_backward(cx, *axis, m.floats(0), m.floats(1), m.floats_mut(0), m.scratch());
         }
         Launch::CrossEntropy(loss) => {
             let weights = (m.n_inputs() > 2).then(|| m.input(2));
-            let result = loss.forward(cx, floats(0), m.input(1), weights, m.output(1), m.scratch())?;
+            let result = loss.forward(cx, m.floats(0), m.input(1), weights, m.output(1), m.scratch())?;
             m.output(0)[0] = result.mean;
         }
         Launch::CrossEntropyGrad(loss) => {
             let weights = (m.n_inputs() > 4).then(|| m.input(4));
             let dloss = m.input::<f32>(0)[0];
-            let (logits, labels, lse) = (floats(1), m.input(2), m.input(3));
-            loss.backward(cx, dloss, logits, labels, weights, lse, floats_mut(0), m.scratch());
+            let (logits, labels, lse) = (m.floats(1), m.input(2), m.input(3));
+            loss.backward(cx, dloss, logits, labels, weights, lse, m.floats_mut(0), m.scratch());
         }
-        Launch::Embedding(e) => e.forward(cx, floats(1), m.input(0), floats_mut(0))?,
-        Launch::EmbeddingGrad(e) => e.backward(cx, floats(1), m.input(0), m.output(0))?,
+        Launch::Embedding(e) => e.forward(cx, m.floats(1), m.input(0), m.floats_mut(0))?,
+        Launch::EmbeddingGrad(e) => e.backward(cx, m.floats(1), m.input(0), m.output(0))?,
         Launch::Attention(a, masked) => {
             let [q, k, v] = qkv(m, masked, 0);
-            let o = m.output::<f32>(0).into();
+            let o = m.floats_mut(0);
             a.forward(cx, q, k, v, mask(m, masked, 0), o, m.output(1), m.scratch());
         }
         Launch::AttentionGrad(a, masked) => attention_grad(cx, a, masked, m),
         Launch::Dropout { p, stream, slab } => {
             let key = draw.seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            let y = floats_mut(0);
-            random::dropout(cx, *p, key, draw.step, draw.positions(y.len(), *slab), floats(0), y);
+            let y = m.floats_mut(0);
+            random::dropout(cx, *p, key, draw.step, draw.positions(y.len(), *slab), m.floats(0), y);
         }
         Launch::Lstm(lstm) => {
             let x = LstmForward {
-                xp: f32s(m, 0),
+                xp: m.floats(0),
                 w_hh: m.input(1),
                 b_hh: Some(m.input(2)),
                 h0: m.input(3),
                 c0: m.input(4),
-                y: m.output::<f32>(0).into(),
-                c_all: m.output::<f32>(1).into(),
-                gates: m.output::<f32>(2).into(),
+                y: m.floats_mut(0),
+                c_all: m.floats_mut(1),
+                gates: m.floats_mut(2),
             };
             lstm.forward(cx, x, m.scratch());
         }
         Launch::LstmGrad(lstm) => {
             let x = LstmBackward {
-                dy: f32s(m, 0),
+                dy: m.floats(0),
                 dh_n: None,
                 dc_n: None,
                 w_hh: m.input(1),
                 h0: m.input(2),
                 c0: m.input(3),
-                y: f32s(m, 4),
-                c_all: f32s(m, 5),
-                gates: f32s(m, 6),
-                dxp: m.output::<f32>(0).into(),
+                y: m.floats(4),
+                c_all: m.floats(5),
+                gates: m.floats(6),
+                dxp: m.floats_mut(0),
                 dw_hh: m.output(1),
                 db_hh: Some(m.output(2)),
                 dh0: m.output(3),
@@ -263,24 +282,24 @@ fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result
         }
         Launch::Gru(gru) => {
             let x = GruForward {
-                xp: f32s(m, 0),
+                xp: m.floats(0),
                 w_hh: m.input(1),
                 b_hh: Some(m.input(2)),
                 h0: m.input(3),
-                y: m.output::<f32>(0).into(),
-                gates: m.output::<f32>(1).into(),
+                y: m.floats_mut(0),
+                gates: m.floats_mut(1),
             };
             gru.forward(cx, x, m.scratch());
         }
         Launch::GruGrad(gru) => {
             let x = GruBackward {
-                dy: f32s(m, 0),
+                dy: m.floats(0),
                 dh_n: None,
                 w_hh: m.input(1),
                 h0: m.input(2),
-                y: f32s(m, 3),
-                gates: f32s(m, 4),
-                dxp: m.output::<f32>(0).into(),
+                y: m.floats(3),
+                gates: m.floats(4),
+                dxp: m.floats_mut(0),
                 dw_hh: m.output(1),
                 db_hh: Some(m.output(2)),
                 dh0: m.output(3),
@@ -305,17 +324,20 @@ fn run_fused(cx: &Cx, fused: &Fused, m: &NodeMemory) {
 
 /// Binds an epilogue: its first input is the tile, the others follow the base op's; its outputs overwrite the tile (the
 /// first, unless the base op's result is kept) and go to the outputs after the base op's.
-fn pieces<'a>(cx: &Cx, then: &'a Then, m: &NodeMemory<'a>) -> FusedPieces<'a> {
+/// With `overwrites` not set, the tile is only read, and all go to outputs of their own.
+pub(crate) fn pieces<'a>(cx: &Cx, then: &'a Then, m: &NodeMemory<'a>, overwrites: bool) -> FusedPieces<'a> {
     let n_inputs = m.n_inputs() - then.n_base_inputs + 1;
     let mut inputs = [PieceSource::Piece; Expr::INPUTS_MAX];
     for k in 1..n_inputs {
         inputs[k] = PieceSource::Slice(m.floats(then.n_base_inputs + k - 1));
     }
+    // The first takes the place of the base op's result.
     let over = usize::from(!then.keeps_base);
     let n_outputs = m.n_outputs() - then.n_base_outputs + over;
     let mut outputs = [PieceTarget::Piece; Expr::OUTPUTS_MAX];
-    for j in over..n_outputs {
-        outputs[j] = PieceTarget::Whole(SharedFloats::new(m.floats_mut(then.n_base_outputs + j - over)));
+    for j in usize::from(overwrites && over == 1)..n_outputs {
+        let k = if j < over { 0 } else { then.n_base_outputs + j - over };
+        outputs[j] = PieceTarget::Whole(SharedFloats::new(m.floats_mut(k)));
     }
     // SAFETY: the kernels call an epilogue once for each tile, and tiles are disjoint; the whole tensors are outputs of
     // this node, which the memory plan keeps apart, and are not handed out elsewhere.
@@ -334,13 +356,8 @@ fn cast(cx: &Cx, from: DType, to: DType, m: &NodeMemory) {
     }
 }
 
-/// Input `k`, which is f32.
-fn f32s<'a>(m: &NodeMemory<'a>, k: usize) -> Floats<'a> {
-    m.input::<f32>(k).into()
-}
-
 fn qkv<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> [Floats<'a>; 3] {
-    [0, 1, 2].map(|k| f32s(m, if masked.packed { first } else { first + k }))
+    [0, 1, 2].map(|k| m.floats(if masked.packed { first } else { first + k }))
 }
 
 fn mask<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> Option<Mask<'a>> {
@@ -351,11 +368,11 @@ fn mask<'a>(m: &NodeMemory<'a>, masked: &Masked, first: usize) -> Option<Mask<'a
 fn attention_grad(cx: &Cx, a: &Attention, masked: &Masked, m: &NodeMemory) {
     let [q, k, v] = qkv(m, masked, 3);
     let grads = if masked.packed {
-        Grads::Packed(m.output::<f32>(0).into())
+        Grads::Packed(m.floats_mut(0))
     } else {
-        let [dq, dk, dv] = [0, 1, 2].map(|k| m.output::<f32>(k).into());
+        let [dq, dk, dv] = [0, 1, 2].map(|k| m.floats_mut(k));
         Grads::Separate { dq, dk, dv }
     };
-    let (dy, o) = (f32s(m, 0), f32s(m, 1));
+    let (dy, o) = (m.floats(0), m.floats(1));
     a.backward(cx, dy, q, k, v, mask(m, masked, 3), o, m.input(2), grads, m.scratch());
 }

@@ -8,6 +8,7 @@ use polyreme_graph::precision::is_half;
 use polyreme_graph::{DType, Op, ValueId};
 
 use crate::launch::Launch;
+use crate::product::Product;
 
 /// Where operands and results are staged: in floats from the start of what the kernel does not use of the scratch space.
 #[derive(Default)]
@@ -32,24 +33,23 @@ impl Staging {
         (n_base_inputs, n_base_outputs): (usize, usize),
     ) -> Staging {
         let mut staging = Staging::default();
-        if takes_halves(launch) {
-            return staging;
-        }
         let base = if let Op::Epilogue(e) = &node.op { &e.base } else { &node.op };
         if let Op::MatMul { rounded, .. } = base {
             staging.rounded = *rounded;
         }
-        let mut place = |v: ValueId, always: bool| {
+        let mut place = |v: ValueId, takes: Takes, rounds: bool| {
             let value = graph.value(v);
-            let staged = is_half(value.dtype) || always && value.dtype == DType::F32;
+            let staged = takes == Takes::F32 && (is_half(value.dtype) || rounds && value.dtype == DType::F32);
             let at = staging.len;
             // Each begins at a cache line.
             staging.len += if staged { value.shape.numel().next_multiple_of(LINE) } else { 0 };
             staged.then_some(at)
         };
         let rounds = staging.rounded.is_some();
-        let inputs = node.inputs[..n_base_inputs].iter().map(|&v| place(v, rounds)).collect();
-        let outputs = node.outputs[..n_base_outputs].iter().map(|&v| place(v, false)).collect();
+        let inputs = node.inputs[..n_base_inputs].iter().enumerate();
+        let inputs = inputs.map(|(k, &v)| place(v, takes_input(launch, k), rounds)).collect();
+        let outputs = node.outputs[..n_base_outputs].iter().enumerate();
+        let outputs = outputs.map(|(k, &v)| place(v, takes_output(launch, k), false)).collect();
         (staging.inputs, staging.outputs) = (inputs, outputs);
         staging
     }
@@ -58,7 +58,42 @@ impl Staging {
 /// Floats of a cache line.
 pub(crate) const LINE: usize = 16;
 
-/// Whether a kernel reads and writes halves by itself.
-fn takes_halves(launch: &Launch) -> bool {
-    matches!(launch, Launch::Nothing | Launch::Fused(_) | Launch::Cast { .. })
+/// What a kernel takes of an operand or a result.
+#[derive(Clone, Copy, PartialEq)]
+enum Takes {
+    /// f32, and integers.
+    F32,
+    /// Any format.
+    Any,
+}
+
+fn any(is: bool) -> Takes {
+    if is { Takes::Any } else { Takes::F32 }
+}
+
+/// What a kernel takes of operand `k`.
+fn takes_input(launch: &Launch, k: usize) -> Takes {
+    match launch {
+        Launch::Lstm(_) | Launch::Gru(_) => any(k == 0),
+        Launch::LstmGrad(_) => any([0, 4, 5, 6].contains(&k)),
+        Launch::GruGrad(_) => any([0, 3, 4].contains(&k)),
+        _ => takes_all(launch),
+    }
+}
+
+/// What a kernel takes of result `k`.
+fn takes_output(launch: &Launch, k: usize) -> Takes {
+    match launch {
+        Launch::Lstm(_) | Launch::Gru(_) => Takes::Any,
+        Launch::LstmGrad(_) | Launch::GruGrad(_) => any(k == 0),
+        _ => takes_all(launch),
+    }
+}
+
+/// Products in f32, and sums of f32 over the ranks, take nothing else; so do recurrent layers of what has no time steps.
+fn takes_all(launch: &Launch) -> Takes {
+    any(!matches!(
+        launch,
+        Launch::MatMul(Product::Wide(_)) | Launch::Apply(Product::Wide(_)) | Launch::AxisSum
+    ))
 }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use polyreme_graph::memory::ALIGN_BYTES;
 use polyreme_graph::{Body, Buffer, Graph, MemoryPlan, Op, Place, Program};
-use polyreme_kernels::Parallel;
+use polyreme_kernels::{Isa, Parallel};
 
 use crate::arena::Arena;
 use crate::error::ExecError;
-use crate::launch::{Prepared, prepare};
+use crate::launch::{Choices, Prepared, prepare};
 
 /// A body that is ready to run.
 pub(crate) struct Ready {
@@ -23,11 +23,11 @@ pub(crate) struct Ready {
 
 impl Ready {
     /// Prepares the kernels of a body of `program`, and plans its memory.
-    pub(crate) fn new(program: &Program, body: &Arc<Body>, threads: usize) -> Ready {
+    pub(crate) fn new(program: &Program, body: &Arc<Body>, threads: usize, isa: Isa) -> Ready {
         let graph = &body.graph;
-        let prepared: Vec<_> = (0..graph.nodes.len())
-            .map(|i| prepare(graph, i, body.applied[i].is_some(), threads.max(1)))
-            .collect();
+        let with = Choices { workers: threads.max(1), isa, reproducible: program.is_reproducible() };
+        let prepared: Vec<_> =
+            (0..graph.nodes.len()).map(|i| prepare(graph, i, body.applied[i].is_some(), with)).collect();
         let scratch: Vec<_> = prepared.iter().map(Prepared::scratch_bytes).collect();
         let mut plan = MemoryPlan::new(graph, &scratch);
         body.place_gradients(&mut plan);

@@ -67,7 +67,7 @@ fn a_steady_step_does_not_allocate() {
             Program::train(&net.step, Optimizer::Adafactor(Adafactor::DEFAULT), Some(1.0)),
             Program::train_at_once(&net.step, adamw),
         ] {
-            let footprint = Engine::footprint(&program, 2);
+            let footprint = Engine::footprint(&program, 2, polyreme_exec::Isa::detect());
             let before = ARENA_BYTES.load(Ordering::Relaxed);
             let mut engine = Engine::new(program, Options::threads(2)).unwrap();
             let reserved = ARENA_BYTES.load(Ordering::Relaxed) - before;

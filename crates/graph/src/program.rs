@@ -346,6 +346,11 @@ impl Program {
         }
     }
 
+    /// Whether results must not depend on the machine.
+    pub fn is_reproducible(&self) -> bool {
+        self.role.as_ref().is_some_and(|role| role.shards.is_some())
+    }
+
     /// A forward pass of one microbatch; states stay as they are.
     pub fn forward(graph: &Graph) -> Program {
         Program::of(Body::forward(graph))

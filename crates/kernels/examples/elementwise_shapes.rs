@@ -92,12 +92,14 @@ fn batch_norm(isas: &[Isa], rows: usize, channels: usize) {
     let (x, dy, w, b) =
         (numbers(rows * channels), numbers(rows * channels), numbers(channels), numbers(channels));
     let (mut y, mut dx, mut mean, mut rstd) = (x.clone(), x.clone(), numbers(channels), numbers(channels));
-    let (mut dw, mut db, mut scratch) = (w.clone(), b.clone(), numbers(norm.scratch_len(1)));
+    let (mut dw, mut db, mut scratch) = (w.clone(), b.clone(), numbers(norm.scratch_len(false, 1)));
     row(&format!("batch_norm {rows}×{channels}"), isas, 2 * rows * channels, |cx| {
-        norm.forward(cx, &x, &w, &b, &mut y, &mut mean, &mut rstd, None, None, &mut scratch);
+        let (x, y) = (Floats::F32(&x), FloatsMut::F32(&mut y));
+        norm.forward(cx, x, &w, &b, y, &mut mean, &mut rstd, None, None, &mut scratch);
     });
     row(&format!("batch_norm_grad {rows}×{channels}"), isas, 3 * rows * channels, |cx| {
-        norm.backward(cx, &dy, &x, &w, &b, &mean, &rstd, &mut dx, &mut dw, &mut db, &mut scratch);
+        let (dy, x, dx) = (Floats::F32(&dy), Floats::F32(&x), FloatsMut::F32(&mut dx));
+        norm.backward(cx, dy, x, &w, &b, &mean, &rstd, dx, &mut dw, &mut db, &mut scratch);
     });
 }
 

@@ -223,6 +223,21 @@ impl<'a> FloatsMut<'a> {
         map!(FloatsMut, self, Floats, x => x)
     }
 
+    /// `start..start + len` of them.
+    #[inline]
+    pub fn part(&mut self, start: usize, len: usize) -> FloatsMut<'_> {
+        map!(FloatsMut, self, FloatsMut, x => &mut x[start..][..len])
+    }
+
+    /// Writes zeros.
+    pub fn clear(&mut self) {
+        match self {
+            FloatsMut::F32(y) => y.fill(0.0),
+            FloatsMut::F16(y) => y.fill(f16::ZERO),
+            FloatsMut::Bf16(y) => y.fill(bf16::ZERO),
+        }
+    }
+
     /// Writes each, rounded to the format.
     ///
     /// # Panics

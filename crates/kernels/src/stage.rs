@@ -29,6 +29,15 @@ impl RowStage {
         RowStage { n_buffers, rows, buffer_len: rows * d }
     }
 
+    /// `n_buffers` for this many rows of `d`; none if there are no `halves`.
+    pub(crate) fn of_rows(halves: bool, n_buffers: usize, rows: usize, d: usize) -> RowStage {
+        if halves {
+            RowStage { n_buffers, rows, buffer_len: rows * d }
+        } else {
+            RowStage::new(false, n_buffers, d)
+        }
+    }
+
     /// How many floats the buffers of all workers have.
     pub(crate) fn len(&self, workers: usize) -> usize {
         workers * self.n_buffers * self.buffer_len

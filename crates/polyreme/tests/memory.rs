@@ -56,7 +56,7 @@ fn held(ranks: usize, shard_gradients: bool) -> Held {
             let (job, meet) = (&job, &meet);
             s.spawn(move || {
                 let program = job.program(&ranks::plan(&comm, shard_gradients), None, 1).unwrap();
-                let planned = Engine::footprint(&program, 1);
+                let planned = Engine::footprint(&program, 1, polyreme_exec::Isa::detect());
                 let mut engine = Engine::join(program, Options::threads(1), comm).unwrap();
                 job.fill(&mut engine).unwrap();
                 for _ in 0..2 {

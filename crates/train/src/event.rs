@@ -73,6 +73,8 @@ pub struct Outline {
     pub sample: String,
     /// Which step the model is of that the run ends with, in a few words.
     pub model_of: String,
+    /// The precision, and if it was measured the figures.
+    pub precision: String,
     /// Samples a step.
     pub batch: usize,
     /// Steps of an epoch.

@@ -55,7 +55,7 @@ impl LearnerOptions {
         let weights = if shared { Weights::Shared } else { Weights::Own };
         let plan = Plan { mesh: Mesh::data(ranks), rank, keeps, weights, ..self.plan.clone() };
         let (budget_bytes, threads) = (self.memory_bytes, self.threads);
-        Lowering { training: self.training, plan, budget_bytes, threads }
+        Lowering { training: self.training, plan, budget_bytes, threads, isa: self.isa }
     }
 }
 
@@ -294,7 +294,8 @@ impl Learner {
         let Totals { loss, extra, grad_norm, waited, skipped, not_finite, .. } = match outcome {
             Err(TrainError::Exec(ExecError::NotFinite { loss, here, place })) => {
                 let place = here.then(|| place.map_or_else(|| "the loss itself".into(), |p| p.to_string()));
-                return Err(self.not_finite(loss, place)?);
+                let step = self.engine.steps_done();
+                return Err(self.not_finite(step, loss, place)?);
             }
             outcome => outcome?,
         };
@@ -312,17 +313,22 @@ impl Learner {
         self.engine.comm().all_reduce(&mut wrongs, Reduce::Sum)?;
         match wrongs {
             [0] => Ok(()),
-            _ => Err(self.not_finite(loss, wrong.map(|w| w.to_string()))?),
+            _ => Err(self.not_finite(self.last_step(), loss, wrong.map(|w| w.to_string()))?),
         }
     }
 
     /// The error of a run that skips step after step. All ranks come here together.
     pub fn overflows(&mut self, loss: f64) -> Result<TrainError, TrainError> {
         let place = self.engine.find_non_finite()?.map(|p| p.to_string());
-        match self.not_finite(loss, place)? {
+        match self.not_finite(self.last_step(), loss, place)? {
             TrainError::NotFinite { step, place, .. } => Ok(TrainError::Overflows { step, place }),
             other => Ok(other),
         }
+    }
+
+    /// The number of the step that was done last.
+    fn last_step(&self) -> u64 {
+        self.engine.steps_done().saturating_sub(1)
     }
 
     /// Steps done.
@@ -383,8 +389,7 @@ impl Learner {
     }
 
     /// All ranks come here together: the first one that knows where it came from tells the others.
-    fn not_finite(&mut self, loss: f64, place: Option<String>) -> Result<TrainError, TrainError> {
-        let step = self.engine.steps_done();
+    fn not_finite(&mut self, step: u64, loss: f64, place: Option<String>) -> Result<TrainError, TrainError> {
         let comm = self.engine.comm();
         let mine = if place.is_some() { comm.rank() } else { comm.size() };
         let mut first = [mine as i64];

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_data::{Spec, Target};
-use polyreme_exec::{Engine, Footprint};
+use polyreme_exec::{Engine, Footprint, Isa};
 use polyreme_graph::{Body, Builder, DType, Graph, Keeps, Microbatch, Program, Shape, Tensor, differentiate};
 use polyreme_parallel::{Budget, Plan, StepShape, Training, compile, schedule};
 
@@ -59,6 +59,8 @@ pub struct Lowering {
     pub budget_bytes: Option<usize>,
     /// Threads of the rank.
     pub threads: usize,
+    /// The CPU features that its kernels may use.
+    pub isa: Isa,
 }
 
 impl Lowering {
@@ -115,7 +117,7 @@ impl Lowering {
     /// What all ranks of one host take together.
     pub fn host_bytes(&self, program: &Program) -> usize {
         let (rest, parts) = self.bytes(program);
-        let Footprint { params, average, .. } = Engine::footprint(program, self.threads);
+        let Footprint { params, average, .. } = Engine::footprint(program, self.threads, self.isa);
         // One rank has the averages of all.
         let of_all = if self.training.ema.is_some() { params } else { 0 };
         (rest - average) * parts.len() + of_all + parts.iter().sum::<usize>()
@@ -126,7 +128,7 @@ impl Lowering {
     pub(crate) fn rank_bytes_at_least(&self, program: &Program, visible: bool) -> [usize; 3] {
         let (rest, parts) = self.bytes(program);
         let all = rest + parts.into_iter().min().unwrap_or(0);
-        let Footprint { params, grads, .. } = Engine::footprint(program, self.threads);
+        let Footprint { params, grads, .. } = Engine::footprint(program, self.threads, self.isa);
         let shared = program.role.as_ref().map_or(1, |r| if r.shares_weights() { r.ranks } else { 1 });
         let mapped = all + params - params / shared;
         [all, mapped, if visible { mapped.saturating_sub(params + grads) } else { mapped }]
@@ -134,7 +136,7 @@ impl Lowering {
 
     /// What a rank takes apart from what it owns, and by rank what that is.
     fn bytes(&self, program: &Program) -> (usize, Vec<usize>) {
-        let footprint = Engine::footprint(program, self.threads);
+        let footprint = Engine::footprint(program, self.threads, self.isa);
         let Some(role) = &program.role else { return (footprint.total(), vec![0]) };
         let moments = program.optimizer.map_or(0, |o| o.n_states());
         let owned = match role.keeps {

@@ -85,7 +85,10 @@ fn gradients_that_are_kept_nowhere_take_no_memory() {
         let numel = |p: usize| program.graph().shape(program.graph().params[p].value).numel();
         let less: usize = program.blocks.iter().filter_map(|b| b.update).map(numel).sum();
         let [at_end, at_once] = [Program::train(&net.step, sgd, None), program.clone()].map(|program| {
-            (Engine::footprint(&program, 2), Engine::new(program, Options::threads(2)).unwrap().held())
+            (
+                Engine::footprint(&program, 2, polyreme_exec::Isa::detect()),
+                Engine::new(program, Options::threads(2)).unwrap().held(),
+            )
         });
         assert!(less > 0, "{}", net.name);
         // Gradients begin on cache lines.

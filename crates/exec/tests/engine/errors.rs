@@ -325,15 +325,12 @@ fn types_without_kernels_are_errors_when_an_engine_is_made() {
     };
     let wide = |b: &mut Builder, x| b.expand(x, [4, 2, 3]);
     for dtype in [DType::F16, DType::Bf16] {
-        let said = |op: &str| {
-            Some(format!("layer `model`: there is no kernel for {op} of {dtype}; cast to f32 before it"))
-        };
-        assert_eq!(refused(&|b, x| b.scale(x, 2.0), dtype), said("fused"));
-        assert_eq!(refused(&wide, dtype), said("fused"));
-        assert_eq!(refused(&|b, x| b.matmul(x, x, false, true), dtype), said("matmul"));
-        assert_eq!(refused(&|b, x| b.transpose(x, 0, 1), dtype), said("permute"));
-        assert_eq!(refused(&|b, x| b.reshape(x, [6]), dtype), None);
+        assert_eq!(refused(&|b, x| b.scale(x, 2.0), dtype), None);
+        assert_eq!(refused(&wide, dtype), None);
+        assert_eq!(refused(&|b, x| b.matmul(x, x, false, true), dtype), None);
+        assert_eq!(refused(&|b, x| b.transpose(x, 0, 1), dtype), None);
     }
-    assert!(refused(&wide, DType::I32).is_some());
+    let said = "layer `model`: there is no kernel for expand of i32; cast to f32 before it";
+    assert_eq!(refused(&wide, DType::I32).as_deref(), Some(said));
     assert_eq!(refused(&|b, x| b.transpose(x, 0, 1), DType::I32), None);
 }

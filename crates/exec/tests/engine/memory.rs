@@ -10,7 +10,7 @@ use crate::nets;
 const THREADS: usize = 2;
 
 fn activations(step: &Graph) -> usize {
-    Engine::footprint(&Program::gradients(step), THREADS).activations
+    Engine::footprint(&Program::gradients(step), THREADS, polyreme_exec::Isa::detect()).activations
 }
 
 /// Losses, gradients, parameters and states of two steps.
@@ -79,7 +79,7 @@ fn a_footprint_is_what_the_plan_says() {
         ] {
             let program = Program::train(&net.step, optimizer, None);
             let plan = MemoryPlan::new(program.graph(), &vec![0; program.graph().nodes.len()]);
-            let got = Engine::footprint(&program, THREADS);
+            let got = Engine::footprint(&program, THREADS, polyreme_exec::Isa::detect());
             let params = plan.param_len * 4;
             let want = Footprint {
                 params,
@@ -97,7 +97,7 @@ fn a_footprint_is_what_the_plan_says() {
             let numel = net.step.param_numel();
             assert!((numel..numel + 16 * net.step.params.len()).contains(&plan.param_len), "{}", net.name);
         }
-        let forward = Engine::footprint(&Program::forward(&net.step), THREADS);
+        let forward = Engine::footprint(&Program::forward(&net.step), THREADS, polyreme_exec::Isa::detect());
         assert_eq!((forward.grads, forward.optimizer), (0, 0));
     }
 }

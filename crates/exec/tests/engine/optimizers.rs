@@ -205,7 +205,10 @@ fn adafactor_keeps_rows_and_columns() {
     let bytes = |optimizer| {
         let program = Program::train(&step(), optimizer, None);
         let engine = Engine::new(program.clone(), Options::threads(1)).unwrap();
-        assert_eq!(engine.held().optimizer, Engine::footprint(&program, 1).optimizer);
+        assert_eq!(
+            engine.held().optimizer,
+            Engine::footprint(&program, 1, polyreme_exec::Isa::detect()).optimizer
+        );
         let kept = [Kept::Moment1, Kept::Moment2].map(|kept| engine.moment_slots(kept));
         (engine.held().optimizer, kept.map(|k| k.into_iter().map(|s| (s.name, s.dims)).collect::<Vec<_>>()))
     };

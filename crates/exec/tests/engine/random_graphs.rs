@@ -145,7 +145,8 @@ fn rewrites_change_nothing() {
         let middle = all[all.len() / 2];
         let step = differentiate(&b.finish(&[("loss", loss), ("middle", middle)]), loss).unwrap();
 
-        let measure = |g: &_| Engine::footprint(&Program::gradients(g), 2).activations;
+        let measure =
+            |g: &_| Engine::footprint(&Program::gradients(g), 2, polyreme_exec::Isa::detect()).activations;
         let least = recompute(&step, 0, &measure).unwrap_err().least_bytes;
         let small = recompute(&step, least, &measure).unwrap().graph;
         recomputed += usize::from(small != step);

@@ -173,9 +173,17 @@ fn case(ranks: usize, keeps: Keeps, microbatches: usize) -> Case {
 
 #[test]
 fn a_rank_takes_its_part_and_two_buckets() {
-    let all = Engine::footprint(&program(&case(4, Keeps::OwnMoments, 1), 0).0, 1);
-    let own: Vec<_> =
-        (0..4).map(|rank| Engine::footprint(&program(&case(4, Keeps::OwnGradients, 1), rank).0, 1)).collect();
+    let all =
+        Engine::footprint(&program(&case(4, Keeps::OwnMoments, 1), 0).0, 1, polyreme_exec::Isa::detect());
+    let own: Vec<_> = (0..4)
+        .map(|rank| {
+            Engine::footprint(
+                &program(&case(4, Keeps::OwnGradients, 1), rank).0,
+                1,
+                polyreme_exec::Isa::detect(),
+            )
+        })
+        .collect();
     let buffers = program(&case(4, Keeps::OwnGradients, 1), 0).0.grad_buffers.unwrap();
     // The largest pair of neighbours is the gradients of 90 x 90.
     assert_eq!(buffers.len, 2 * (8100usize.next_multiple_of(16)));

@@ -1,13 +1,13 @@
 //! Batch norm on channels-last rows: `y = (x - mean[c]) * rstd[c] * gamma[c] + beta[c]`, a ReLU after it if wanted.
 //!
 //! Training reads x twice (moments, then the output) and the backward reads dy and x twice: the passes are bound by
-//! memory. With `relu` the clamp costs nothing in the forward, and the backward finds the mask again from x, so that
+//! memory. x, y and their gradients may be stored in half. With `relu` the clamp costs nothing in the forward, and the backward finds the mask again from x, so that
 //! the clamped output needs neither to be kept nor read.
 
 use super::columns::{self, Affine, slab_range, slab_rows};
-use crate::Cx;
-use crate::cx::RunEpilogue;
-use crate::cx::SharedMut;
+use crate::cx::{RunEpilogue, SharedMut};
+use crate::stage::RowStage;
+use crate::{Cx, Floats, FloatsMut, SharedFloats};
 
 /// Batch norm of a `[rows, channels]` matrix; rows are samples times pixels.
 #[derive(Clone, Debug)]
@@ -33,6 +33,9 @@ pub struct RunningStats<'a> {
     pub momentum: f32,
 }
 
+/// The buffers that halves are widened into, one for each worker.
+pub(super) type Buffers<'a> = (RowStage, SharedMut<'a, f32>);
+
 /// Channels that are combined at a time, in f64 on the stack.
 const COMBINE: usize = 64;
 
@@ -41,9 +44,26 @@ impl BatchNorm {
         self.rows.div_ceil(slab_rows(self.channels))
     }
 
-    /// How many floats of scratch any method needs; it does not depend on the workers.
-    pub fn scratch_len(&self, _workers: usize) -> usize {
+    /// How many floats of scratch any method needs; `halves`: whether x, y or their gradients are stored in half.
+    pub fn scratch_len(&self, halves: bool, workers: usize) -> usize {
+        self.sums_room() + columns::stage(halves, self.channels).len(workers)
+    }
+
+    /// Scratch for sums and factors of channels; buffers follow it.
+    fn sums_room(&self) -> usize {
         (self.slabs() + 1) * 3 * self.channels
+    }
+
+    /// Scratch for sums and factors, and the buffers of the workers.
+    pub(super) fn split<'a>(
+        &self,
+        cx: &Cx,
+        halves: bool,
+        scratch: &'a mut [f32],
+    ) -> (&'a mut [f32], Buffers<'a>) {
+        assert!(scratch.len() >= self.scratch_len(halves, cx.par.workers()), "scratch is too short");
+        let (sums, rest) = scratch.split_at_mut(self.sums_room());
+        (sums, (columns::stage(halves, self.channels), SharedMut::new(rest)))
     }
 
     /// Training: takes mean and variance of x, writes y, `mean[c]` and `rstd[c]` (for the backward), and updates the
@@ -53,10 +73,10 @@ impl BatchNorm {
     pub fn forward(
         &self,
         cx: &Cx,
-        x: &[f32],
+        x: Floats,
         gamma: &[f32],
         beta: &[f32],
-        y: &mut [f32],
+        y: FloatsMut,
         mean: &mut [f32],
         rstd: &mut [f32],
         running: Option<RunningStats>,
@@ -67,39 +87,39 @@ impl BatchNorm {
         assert_eq!(x.len(), rows * c, "x is [rows, channels]");
         assert_eq!(mean.len(), c, "mean is [channels]");
         assert_eq!(rstd.len(), c, "rstd is [channels]");
-        assert!(scratch.len() >= self.scratch_len(cx.par.workers()), "scratch is too short");
+        let (scratch, buffers) = self.split(cx, x.is_half() || y.is_half(), scratch);
         if rows == 0 || c == 0 {
             return;
         }
         let (parts, rest) = scratch.split_at_mut(self.slabs() * 3 * c);
         // `rstd` holds the biased variance until the running statistics have seen it.
-        self.moments(cx, x, parts, mean, rstd);
+        self.moments(cx, x, parts, mean, rstd, buffers);
         self.settle(rows as f64, mean, rstd, running);
-        self.normalise(cx, x, gamma, beta, mean, rstd, y, epilogue, &mut rest[..c]);
+        self.normalise(cx, x, gamma, beta, mean, rstd, y, epilogue, &mut rest[..c], buffers);
     }
 
     /// Evaluation: the running statistics stand for those of x.
     pub fn forward_eval(
         &self,
         cx: &Cx,
-        x: &[f32],
+        x: Floats,
         gamma: &[f32],
         beta: &[f32],
         running_mean: &[f32],
         running_var: &[f32],
-        y: &mut [f32],
+        y: FloatsMut,
         epilogue: Option<&RunEpilogue>,
         scratch: &mut [f32],
     ) {
         let c = self.channels;
         assert_eq!(running_mean.len(), c, "the running mean is [channels]");
         assert_eq!(running_var.len(), c, "the running variance is [channels]");
-        assert!(scratch.len() >= self.scratch_len(cx.par.workers()), "scratch is too short");
+        let (scratch, buffers) = self.split(cx, x.is_half() || y.is_half(), scratch);
         let (rstd, rest) = scratch.split_at_mut(c);
         for j in 0..c {
             rstd[j] = reciprocal_std(running_var[j], self.eps);
         }
-        self.normalise(cx, x, gamma, beta, running_mean, rstd, y, epilogue, &mut rest[..c]);
+        self.normalise(cx, x, gamma, beta, running_mean, rstd, y, epilogue, &mut rest[..c], buffers);
     }
 
     /// The gradients of `forward`, from its x, mean and rstd. With `relu`, dy is that of the clamped output.
@@ -109,22 +129,23 @@ impl BatchNorm {
     pub fn backward(
         &self,
         cx: &Cx,
-        dy: &[f32],
-        x: &[f32],
+        dy: Floats,
+        x: Floats,
         gamma: &[f32],
         beta: &[f32],
         mean: &[f32],
         rstd: &[f32],
-        dx: &mut [f32],
+        dx: FloatsMut,
         dgamma: &mut [f32],
         dbeta: &mut [f32],
         scratch: &mut [f32],
     ) {
         let (rows, c) = (self.rows, self.channels);
-        self.check_backward(cx, dy, x, [gamma, beta, mean, rstd], scratch);
+        self.check_backward(dy, x, [gamma, beta, mean, rstd]);
         assert_eq!(dgamma.len(), c, "dgamma is [channels]");
         assert_eq!(dbeta.len(), c, "dbeta is [channels]");
         assert_eq!(dx.len(), x.len(), "dx is [rows, channels]");
+        let (scratch, buffers) = self.split(cx, dy.is_half() || x.is_half() || dx.is_half(), scratch);
         if rows == 0 || c == 0 {
             dgamma.fill(0.0);
             dbeta.fill(0.0);
@@ -138,7 +159,7 @@ impl BatchNorm {
         }
         let p = Affine { mean, scale, beta };
         let parts = &mut rest[..self.slabs() * 2 * c];
-        self.grad_parts(cx, dy, x, p, parts);
+        self.grad_parts(cx, dy, x, p, parts, buffers);
         for j in 0..c {
             let (sum_dy, sum_dyx) = grad_sums_of(parts, c, j);
             let (r, n) = (f64::from(rstd[j]), rows as f64);
@@ -148,38 +169,40 @@ impl BatchNorm {
             k1[j] = (scale * sum_dy / n) as f32;
             k2[j] = (scale * r * r * sum_dyx / n) as f32;
         }
-        self.input_grad(cx, dy, x, p, k1, k2, dx);
+        self.input_grad(cx, dy, x, p, k1, k2, dx, buffers);
     }
 
     /// Checks what every backward reads: `per_channel` are gamma, beta, mean and rstd.
-    pub(super) fn check_backward(
-        &self,
-        cx: &Cx,
-        dy: &[f32],
-        x: &[f32],
-        per_channel: [&[f32]; 4],
-        scratch: &[f32],
-    ) {
+    pub(super) fn check_backward(&self, dy: Floats, x: Floats, per_channel: [&[f32]; 4]) {
         let (rows, c) = (self.rows, self.channels);
         assert_eq!(x.len(), rows * c, "x is [rows, channels]");
         assert_eq!(dy.len(), rows * c, "dy is [rows, channels]");
         for (name, v) in ["gamma", "beta", "mean", "rstd"].into_iter().zip(per_channel) {
             assert_eq!(v.len(), c, "{name} is [channels]");
         }
-        assert!(scratch.len() >= self.scratch_len(cx.par.workers()), "scratch is too short");
     }
 
     /// Mean and biased variance of x; `parts` is room for three sums of each slab.
-    pub(super) fn moments(&self, cx: &Cx, x: &[f32], parts: &mut [f32], mean: &mut [f32], var: &mut [f32]) {
+    pub(super) fn moments(
+        &self,
+        cx: &Cx,
+        x: Floats,
+        parts: &mut [f32],
+        mean: &mut [f32],
+        var: &mut [f32],
+        (stage, buffers): Buffers,
+    ) {
         let (rows, c) = (self.rows, self.channels);
         let shared = SharedMut::new(parts);
-        cx.par.run(self.slabs(), &|slab, _| {
+        cx.par.run(self.slabs(), &|slab, worker| {
             let r = slab_range(slab, rows, c);
             // SAFETY: each slab has its own part, and each task runs once.
             let part = unsafe { shared.slice(slab * 3 * c, 3 * c) };
+            // SAFETY: workers have their own buffers.
+            let [buffer] = unsafe { stage.buffers(buffers, worker) };
             let (mean, part) = part.split_at_mut(c);
             let (m2, first) = part.split_at_mut(c);
-            columns::moments(cx.isa, &x[r.start * c..r.end * c], c, mean, m2, first);
+            columns::moments(cx.isa, x.part(r.start * c, r.len() * c), c, mean, m2, first, buffer);
         });
         self.combine(parts, mean, var);
     }
@@ -204,15 +227,25 @@ impl BatchNorm {
     }
 
     /// For each slab, the sums over its rows of `g` and of `g (x - mean)`.
-    pub(super) fn grad_parts(&self, cx: &Cx, dy: &[f32], x: &[f32], p: Affine<'_>, parts: &mut [f32]) {
+    pub(super) fn grad_parts(
+        &self,
+        cx: &Cx,
+        dy: Floats,
+        x: Floats,
+        p: Affine<'_>,
+        parts: &mut [f32],
+        (stage, buffers): Buffers,
+    ) {
         let (rows, c) = (self.rows, self.channels);
         let shared = SharedMut::new(parts);
-        cx.par.run(self.slabs(), &|slab, _| {
+        cx.par.run(self.slabs(), &|slab, worker| {
             let r = slab_range(slab, rows, c);
-            let r = r.start * c..r.end * c;
+            let (dy, x) = (dy.part(r.start * c, r.len() * c), x.part(r.start * c, r.len() * c));
             // SAFETY: each slab has its own part, and each task runs once.
             let (sum_dy, sum_dyx) = unsafe { shared.slice(slab * 2 * c, 2 * c) }.split_at_mut(c);
-            columns::dot_sums(cx.isa, &dy[r.clone()], &x[r], c, p, self.relu, sum_dy, sum_dyx);
+            // SAFETY: workers have their own buffers.
+            let [buffer] = unsafe { stage.buffers(buffers, worker) };
+            columns::dot_sums(cx.isa, dy, x, c, p, self.relu, sum_dy, sum_dyx, buffer);
         });
     }
 
@@ -220,22 +253,25 @@ impl BatchNorm {
     pub(super) fn input_grad(
         &self,
         cx: &Cx,
-        dy: &[f32],
-        x: &[f32],
+        dy: Floats,
+        x: Floats,
         p: Affine<'_>,
         k1: &[f32],
         k2: &[f32],
-        dx: &mut [f32],
+        dx: FloatsMut,
+        (stage, buffers): Buffers,
     ) {
         let (rows, c, slabs) = (self.rows, self.channels, self.slabs());
-        let dx = SharedMut::new(dx);
-        cx.par.run(slabs, &|task, _| {
+        let dx = SharedFloats::new(dx);
+        cx.par.run(slabs, &|task, worker| {
             // Backwards: the last slabs are those still in cache.
             let r = slab_range(slabs - 1 - task, rows, c);
-            let r = r.start * c..r.end * c;
+            let (dy, x) = (dy.part(r.start * c, r.len() * c), x.part(r.start * c, r.len() * c));
             // SAFETY: slabs do not overlap, and each task runs once.
-            let dx = unsafe { dx.slice(r.start, r.len()) };
-            columns::input_grad(cx.isa, &dy[r.clone()], &x[r], c, p, k1, k2, self.relu, dx);
+            let dx = unsafe { dx.part(r.start * c, r.len() * c) };
+            // SAFETY: workers have their own buffers.
+            let [buffer] = unsafe { stage.buffers(buffers, worker) };
+            columns::input_grad(cx.isa, dy, x, c, p, k1, k2, self.relu, dx, buffer);
         });
     }
 
@@ -274,14 +310,15 @@ impl BatchNorm {
     pub(super) fn normalise(
         &self,
         cx: &Cx,
-        x: &[f32],
+        x: Floats,
         gamma: &[f32],
         beta: &[f32],
         mean: &[f32],
         rstd: &[f32],
-        y: &mut [f32],
+        y: FloatsMut,
         epilogue: Option<&RunEpilogue>,
         scale: &mut [f32],
+        (stage, buffers): Buffers,
     ) {
         let (rows, c) = (self.rows, self.channels);
         assert_eq!(x.len(), rows * c, "x is [rows, channels]");
@@ -295,22 +332,18 @@ impl BatchNorm {
             scale[j] = rstd[j] * gamma[j];
         }
         let p = Affine { mean, scale, beta };
-        let y = SharedMut::new(y);
+        let y = SharedFloats::new(y);
         let slabs = self.slabs();
-        cx.par.run(slabs, &|task, _| {
+        cx.par.run(slabs, &|task, worker| {
             // Backwards: the last slabs are those still in cache.
             let r = slab_range(slabs - 1 - task, rows, c);
+            let (first, len) = (r.start * c, r.len() * c);
             // SAFETY: slabs do not overlap, and each task runs once.
-            let y = unsafe { y.slice(r.start * c, r.len() * c) };
-            let x = &x[r.start * c..r.end * c];
-            let Some(epilogue) = epilogue else {
-                return columns::apply(cx.isa, x, c, p, self.relu, y);
-            };
-            // Sixteen rows at a time, so that the epilogue finds them in L1.
-            for (i, (x, y)) in x.chunks(16 * c).zip(y.chunks_mut(16 * c)).enumerate() {
-                columns::apply(cx.isa, x, c, p, self.relu, y);
-                epilogue((r.start + i * 16) * c, y);
-            }
+            let y = unsafe { y.part(first, len) };
+            // SAFETY: workers have their own buffers.
+            let [buffer] = unsafe { stage.buffers(buffers, worker) };
+            let epilogue = epilogue.map(|e| (first, e));
+            columns::apply(cx.isa, x.part(first, len), c, p, self.relu, y, epilogue, buffer);
         });
     }
 }
@@ -333,6 +366,7 @@ fn reciprocal_std(var: f32, eps: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::floats::testing::{HALVES, Stored, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
 
     /// The textbook in f64: y, mean, rstd, dx, dgamma, dbeta.
@@ -375,49 +409,50 @@ mod tests {
         [y, mean, rstd, var, dx, dgamma, dbeta]
     }
 
+    /// y, mean, rstd, running mean and variance, dx, dgamma, dbeta, the output for evaluation and one with an epilogue; x, y
+    /// and their gradients in a format.
+    fn run(cx: &Cx, bn: &BatchNorm, [x, dy]: [&Stored; 2], gamma: &[f32], beta: &[f32]) -> [Stored; 10] {
+        let (len, c, halves) = (x.get().len(), bn.channels, x.get().is_half());
+        let [mut y, mut dx, mut seen, mut eval] = [(); 4].map(|()| Stored::unset(x.get().dtype(), len));
+        let [mut mean, mut rstd, mut dgamma, mut dbeta] = [(); 4].map(|()| vec![f32::NAN; c]);
+        let (x, dy) = (x.get(), dy.get());
+        let s = &mut vec![f32::NAN; bn.scratch_len(halves, cx.par.workers())];
+        let (mut rm, mut rv) = (vec![0.5; c], vec![2.0; c]);
+        let running = Some(RunningStats { mean: &mut rm, var: &mut rv, momentum: 0.1 });
+        bn.forward(cx, x, gamma, beta, y.get_mut(), &mut mean, &mut rstd, running, None, s);
+        let (dg, db) = (&mut dgamma, &mut dbeta);
+        bn.backward(cx, dy, x, gamma, beta, &mean, &rstd, dx.get_mut(), dg, db, s);
+        let ep = |first: usize, piece: &mut [f32]| {
+            for (k, v) in piece.iter_mut().enumerate() {
+                *v = *v * 2.0 + ((first + k) / c) as f32;
+            }
+        };
+        let (m, r) = (&mut vec![0.0; c], &mut vec![0.0; c]);
+        bn.forward(cx, x, gamma, beta, seen.get_mut(), m, r, None, Some(&ep), s);
+        if !halves {
+            for (i, (seen, y)) in seen.wide().iter().zip(y.wide()).enumerate() {
+                assert_eq!(*seen, y * 2.0 + (i / c) as f32, "epilogue {i}");
+            }
+        }
+        bn.forward_eval(cx, x, gamma, beta, &rm, &rv, eval.get_mut(), None, s);
+        let [mean, rstd, rm, rv, dgamma, dbeta] = [mean, rstd, rm, rv, dgamma, dbeta].map(Stored::F32);
+        [y, mean, rstd, rm, rv, dx, dgamma, dbeta, eval, seen]
+    }
+
     fn check(rows: usize, c: usize, relu: bool, offset: f32, tol: f64) {
         let bn = BatchNorm { rows, channels: c, eps: 1e-5, relu };
         let x: Vec<f32> = data(1, rows * c).iter().map(|v| v + offset).collect();
         let (dy, gamma, beta) = (data(2, rows * c), data(3, c), data(4, c));
         let mut runs = vec![];
         for cx in contexts() {
-            let mut scratch = vec![f32::NAN; bn.scratch_len(cx.par.workers())];
-            let [mut y, mut dx] = [vec![f32::NAN; rows * c], vec![f32::NAN; rows * c]];
-            let [mut mean, mut rstd, mut dgamma, mut dbeta] = [const { Vec::new() }; 4].map(|mut v| {
-                v.resize(c, f32::NAN);
-                v
-            });
-            let (mut rm, mut rv) = (vec![0.5; c], vec![2.0; c]);
-            let running = RunningStats { mean: &mut rm, var: &mut rv, momentum: 0.1 };
-            bn.forward(
-                &cx,
-                &x,
-                &gamma,
-                &beta,
-                &mut y,
-                &mut mean,
-                &mut rstd,
-                Some(running),
-                None,
-                &mut scratch,
-            );
-            let (g, b, s) = (&mut dgamma, &mut dbeta, &mut scratch);
-            bn.backward(&cx, &dy, &x, &gamma, &beta, &mean, &rstd, &mut dx, g, b, s);
-            let mut seen = vec![f32::NAN; rows * c];
-            let ep = |first: usize, piece: &mut [f32]| {
-                for (k, v) in piece.iter_mut().enumerate() {
-                    *v = *v * 2.0 + ((first + k) / c) as f32;
-                }
-            };
-            let mut again = (vec![0.0; c], vec![0.0; c]);
-            let (m, r) = (&mut again.0, &mut again.1);
-            bn.forward(&cx, &x, &gamma, &beta, &mut seen, m, r, None, Some(&ep), &mut scratch);
-            for i in 0..rows * c {
-                assert_eq!(seen[i], y[i] * 2.0 + (i / c) as f32, "epilogue {i}");
+            let of_f32 = [&Stored::F32(x.clone()), &Stored::F32(dy.clone())];
+            runs.push(run(&cx, &bn, of_f32, &gamma, &beta).map(|v| v.wide()).concat());
+            for half in HALVES {
+                let [x, dy] = [&x, &dy].map(|v| Stored::new(half, v));
+                let wide = [&x, &dy].map(|v| Stored::F32(v.wide()));
+                let want = run(&cx, &bn, [&wide[0], &wide[1]], &gamma, &beta);
+                same_rounded(&format!("{rows}x{c}"), &run(&cx, &bn, [&x, &dy], &gamma, &beta), &want);
             }
-            let mut eval = vec![f32::NAN; rows * c];
-            bn.forward_eval(&cx, &x, &gamma, &beta, &rm, &rv, &mut eval, None, &mut scratch);
-            runs.push([y, mean, rstd, rm, rv, dx, dgamma, dbeta, eval].concat());
         }
         same_bits("batch norm", &runs);
         let [y, mean, rstd, var, dx, dgamma, dbeta] = naive(rows, c, 1e-5, relu, &x, &dy, &gamma, &beta);
@@ -459,11 +494,13 @@ mod tests {
         for (rows, c) in [(0, 0), (0, 3), (3, 0), (1, 5)] {
             let bn = BatchNorm { rows, channels: c, eps: 1e-5, relu: false };
             let (x, p) = (vec![1.0; rows * c], vec![1.0; c]);
-            let mut s = vec![0.0; bn.scratch_len(1)];
+            let s = &mut vec![0.0; bn.scratch_len(false, 1)];
             let (mut y, mut m, mut r) = (x.clone(), p.clone(), p.clone());
-            bn.forward(&Cx::serial(), &x, &p, &p, &mut y, &mut m, &mut r, None, None, &mut s);
+            let (cx, of_x, of_y) = (Cx::serial(), Floats::F32(&x), FloatsMut::F32(&mut y));
+            bn.forward(&cx, of_x, &p, &p, of_y, &mut m, &mut r, None, None, s);
             let (mut dx, mut dg, mut db) = (x.clone(), p.clone(), p.clone());
-            bn.backward(&Cx::serial(), &y, &x, &p, &p, &m, &r, &mut dx, &mut dg, &mut db, &mut s);
+            let (dy, of_dx) = (Floats::F32(&y), FloatsMut::F32(&mut dx));
+            bn.backward(&cx, dy, of_x, &p, &p, &m, &r, of_dx, &mut dg, &mut db, s);
             assert!(y.iter().all(|&v| v == 1.0), "a lone row is its own mean");
             assert!(dx.iter().all(|&v| v == 0.0));
         }

@@ -1,9 +1,13 @@
 //! Passes over a slab of rows of a row-major `[rows, c]` matrix, with something known or summed for each column.
 //!
 //! A slab is at most 128 KiB, so a second pass over it reads from L2. Four rows are taken at a time, so that the
-//! columns' sums are loaded and stored once for the four.
+//! columns' sums are loaded and stored once for the four. Rows in half are widened into a buffer: a whole slab where it is
+//! read twice, else a few rows.
 
+use crate::cx::RunEpilogue;
 use crate::lanes::twin;
+use crate::stage::RowStage;
+use crate::{Floats, FloatsMut, Isa};
 use std::ops::Range;
 
 /// How many rows make a slab of `c` columns: 32 Ki floats, and few enough rows for a sum in f32.
@@ -17,23 +21,126 @@ pub(super) fn slab_range(slab: usize, rows: usize, c: usize) -> Range<usize> {
     slab * step..((slab + 1) * step).min(rows)
 }
 
+/// A buffer for each worker: room for a slab, or for a few rows of three operands. None if there are no `halves`.
+pub(super) fn stage(halves: bool, c: usize) -> RowStage {
+    RowStage::of_rows(halves, 1, slab_rows(c).max(3 * staged_rows(c)), c)
+}
+
+/// Rows of halves that are widened at a time: about 8 KB of them, and whole blocks of [`dot_sums`].
+fn staged_rows(c: usize) -> usize {
+    (2_048 / c.max(1) / BLOCK_ROWS).max(1) * BLOCK_ROWS
+}
+
+/// The mean and the sum of squared deviations of each column of a slab; `first` is room for the first-order correction.
+pub(super) fn moments(
+    isa: Isa,
+    x: Floats,
+    c: usize,
+    mean: &mut [f32],
+    m2: &mut [f32],
+    first: &mut [f32],
+    buffer: &mut [f32],
+) {
+    moments_f32(isa, x.staged(isa, 0, x.len(), buffer), c, mean, m2, first);
+}
+
+/// `y = (x - mean) * scale + beta`, clamped at 0 if `relu`; then the epilogue, with the position of the slab's first
+/// element. It sees f32, before anything is rounded.
+pub(super) fn apply(
+    isa: Isa,
+    x: Floats,
+    c: usize,
+    p: Affine<'_>,
+    relu: bool,
+    mut y: FloatsMut,
+    epilogue: Option<(usize, &RunEpilogue)>,
+    buffer: &mut [f32],
+) {
+    let halves = x.is_half() || y.is_half();
+    // Sixteen rows at a time, so that the epilogue finds them in L1.
+    let step = if epilogue.is_some() { 16 } else { rows_at_a_time(halves, x.len(), c) };
+    let (x_stage, y_stage) = buffer.split_at_mut(buffer.len() / 3);
+    for (first, len) in parts(x.len(), step * c) {
+        let x = x.staged(isa, first, len, x_stage);
+        y.part(first, len).staged(isa, y_stage, |y| {
+            apply_f32(isa, x, c, p, relu, y);
+            if let Some((start, epilogue)) = epilogue {
+                epilogue(start + first, y);
+            }
+        });
+    }
+}
+
+/// The sums of `dy` and of `dy * (x - mean)` of each column of a slab; with `relu`, of the `dy` whose output was above 0.
+pub(super) fn dot_sums(
+    isa: Isa,
+    dy: Floats,
+    x: Floats,
+    c: usize,
+    p: Affine<'_>,
+    relu: bool,
+    sum_dy: &mut [f32],
+    sum_dyx: &mut [f32],
+    buffer: &mut [f32],
+) {
+    sum_dy.fill(0.0);
+    sum_dyx.fill(0.0);
+    let step = rows_at_a_time(dy.is_half() || x.is_half(), x.len(), c);
+    let (dy_stage, x_stage) = buffer.split_at_mut(buffer.len() / 3);
+    for (first, len) in parts(x.len(), step * c) {
+        let (dy, x) = (dy.staged(isa, first, len, dy_stage), x.staged(isa, first, len, x_stage));
+        add_dot_sums(isa, dy, x, c, p, relu, sum_dy, sum_dyx);
+    }
+}
+
+/// `dx = dy * scale - k1 - (x - mean) * k2`; with `relu`, `dy` counts where the output was above 0.
+pub(super) fn input_grad(
+    isa: Isa,
+    dy: Floats,
+    x: Floats,
+    c: usize,
+    p: Affine<'_>,
+    k1: &[f32],
+    k2: &[f32],
+    relu: bool,
+    mut dx: FloatsMut,
+    buffer: &mut [f32],
+) {
+    let step = rows_at_a_time(dy.is_half() || x.is_half() || dx.is_half(), x.len(), c);
+    let third = buffer.len() / 3;
+    let (dy_stage, rest) = buffer.split_at_mut(third);
+    let (x_stage, dx_stage) = rest.split_at_mut(third);
+    for (first, len) in parts(x.len(), step * c) {
+        let (dy, x) = (dy.staged(isa, first, len, dy_stage), x.staged(isa, first, len, x_stage));
+        dx.part(first, len).staged(isa, dx_stage, |dx| {
+            input_grad_f32(isa, dy, x, c, p, k1, k2, relu, dx);
+        });
+    }
+}
+
+/// All rows of a slab of `len` elements, or as many as are staged.
+fn rows_at_a_time(halves: bool, len: usize, c: usize) -> usize {
+    if halves { staged_rows(c) } else { len.div_ceil(c) }
+}
+
+/// Starts and lengths of the parts of `len` elements.
+fn parts(len: usize, step: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..len).step_by(step.max(1)).map(move |first| (first, step.min(len - first)))
+}
+
 twin! {
-    /// The mean and the sum of squared deviations of each column; `first` is room for the first-order correction.
-    pub(super) fn moments(x: &[f32], c: usize, mean: &mut [f32], m2: &mut [f32], first: &mut [f32]) = moments_body
+    fn moments_f32(x: &[f32], c: usize, mean: &mut [f32], m2: &mut [f32], first: &mut [f32]) = moments_body
 }
 twin! {
-    /// `y = (x - mean) * scale + beta`, clamped at 0 if `relu`.
-    pub(super) fn apply(x: &[f32], c: usize, p: Affine<'_>, relu: bool, y: &mut [f32]) = apply_body
+    fn apply_f32(x: &[f32], c: usize, p: Affine<'_>, relu: bool, y: &mut [f32]) = apply_body
 }
 twin! {
-    /// The sums of `dy` and of `dy * (x - mean)` of each column; with `relu`, of the `dy` whose output was above 0.
-    pub(super) fn dot_sums(
+    fn add_dot_sums(
         dy: &[f32], x: &[f32], c: usize, p: Affine<'_>, relu: bool, sum_dy: &mut [f32], sum_dyx: &mut [f32],
-    ) = dot_sums_body
+    ) = add_dot_sums_body
 }
 twin! {
-    /// `dx = dy * scale - k1 - (x - mean) * k2`; with `relu`, `dy` counts where the output was above 0.
-    pub(super) fn input_grad(
+    fn input_grad_f32(
         dy: &[f32], x: &[f32], c: usize, p: Affine<'_>, k1: &[f32], k2: &[f32], relu: bool, dx: &mut [f32],
     ) = input_grad_body
 }
@@ -131,7 +238,7 @@ const BLOCK: usize = 16;
 const BLOCK_ROWS: usize = 32;
 
 #[inline(always)]
-fn dot_sums_body(
+fn add_dot_sums_body(
     dy: &[f32],
     x: &[f32],
     c: usize,
@@ -140,8 +247,6 @@ fn dot_sums_body(
     sum_dy: &mut [f32],
     sum_dyx: &mut [f32],
 ) {
-    sum_dy.fill(0.0);
-    sum_dyx.fill(0.0);
     for (dy, x) in dy.chunks(BLOCK_ROWS * c).zip(x.chunks(BLOCK_ROWS * c)) {
         let whole = c - c % BLOCK;
         for first in (0..whole).step_by(BLOCK) {

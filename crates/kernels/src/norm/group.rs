@@ -2,11 +2,12 @@
 //! a sample has over its pixels and those channels. One group is layer norm over a whole image; as many groups as
 //! channels is instance norm.
 //!
-//! The passes over pixels are batch norm's, on each sample; in between, columns become groups and back.
+//! The passes over pixels are batch norm's, on each sample; in between, columns become groups and back. Images and their
+//! gradients may be stored in half.
 
 use super::columns::{self, Affine, slab_range, slab_rows};
-use crate::Cx;
 use crate::cx::SharedMut;
+use crate::{Cx, Floats, FloatsMut, SharedFloats};
 use std::ops::Range;
 
 /// Group norm: `y = (x - mean[n, g]) * rstd[n, g] * gamma[c] + beta[c]`.
@@ -29,8 +30,13 @@ impl GroupNorm {
         self.pixels.div_ceil(slab_rows(self.channels))
     }
 
-    /// How many floats of scratch either method needs; it does not depend on the workers.
-    pub fn scratch_len(&self, _workers: usize) -> usize {
+    /// How many floats of scratch either method needs; `halves`: whether x, y or their gradients are stored in half.
+    pub fn scratch_len(&self, halves: bool, workers: usize) -> usize {
+        self.sums_room() + columns::stage(halves, self.channels).len(workers)
+    }
+
+    /// Scratch for sums and factors of channels; buffers follow it.
+    fn sums_room(&self) -> usize {
         self.n * (self.slabs() * 3 + 4) * self.channels
     }
 
@@ -38,28 +44,34 @@ impl GroupNorm {
     pub fn forward(
         &self,
         cx: &Cx,
-        x: &[f32],
+        x: Floats,
         gamma: &[f32],
         beta: &[f32],
-        y: &mut [f32],
+        y: FloatsMut,
         mean: &mut [f32],
         rstd: &mut [f32],
         scratch: &mut [f32],
     ) {
         let (pixels, c, slabs) = (self.pixels, self.channels, self.slabs());
-        self.check(cx, [x, y], gamma, beta, mean, rstd, scratch);
+        let halves = x.is_half() || y.is_half();
+        self.check(cx, halves, [x.len(), y.len()], gamma, beta, mean, rstd, scratch);
         if x.is_empty() {
             return;
         }
+        let stage = columns::stage(halves, c);
+        let (scratch, buffers) = scratch.split_at_mut(self.sums_room());
+        let buffers = SharedMut::new(buffers);
         let (parts, rest) = scratch.split_at_mut(self.n * slabs * 3 * c);
         let shared = SharedMut::new(parts);
-        cx.par.run(self.n * slabs, &|task, _| {
+        cx.par.run(self.n * slabs, &|task, worker| {
             let e = self.elements(task);
             // SAFETY: each slab has its own part, and each task runs once.
             let part = unsafe { shared.slice(task * 3 * c, 3 * c) };
+            // SAFETY: workers have their own buffers.
+            let [buffer] = unsafe { stage.buffers(buffers, worker) };
             let (mean, part) = part.split_at_mut(c);
             let (m2, first) = part.split_at_mut(c);
-            columns::moments(cx.isa, &x[e], c, mean, m2, first);
+            columns::moments(cx.isa, x.part(e.start, e.len()), c, mean, m2, first, buffer);
         });
         let per_group = c / self.groups;
         let count = (pixels * per_group) as f64;
@@ -88,14 +100,17 @@ impl GroupNorm {
                 }
             }
         }
-        let y = SharedMut::new(y);
-        cx.par.run(self.n * slabs, &|task, _| {
+        let y = SharedFloats::new(y);
+        cx.par.run(self.n * slabs, &|task, worker| {
             let e = self.elements(task);
             let s = task / slabs;
             let (mean, scale) = rest[s * 2 * c..(s + 1) * 2 * c].split_at(c);
             // SAFETY: slabs do not overlap, and each task runs once.
-            let y = unsafe { y.slice(e.start, e.len()) };
-            columns::apply(cx.isa, &x[e], c, Affine { mean, scale, beta }, false, y);
+            let y = unsafe { y.part(e.start, e.len()) };
+            // SAFETY: workers have their own buffers.
+            let [buffer] = unsafe { stage.buffers(buffers, worker) };
+            let x = x.part(e.start, e.len());
+            columns::apply(cx.isa, x, c, Affine { mean, scale, beta }, false, y, None, buffer);
         });
     }
 
@@ -106,25 +121,29 @@ impl GroupNorm {
     pub fn backward(
         &self,
         cx: &Cx,
-        dy: &[f32],
-        x: &[f32],
+        dy: Floats,
+        x: Floats,
         gamma: &[f32],
         mean: &[f32],
         rstd: &[f32],
-        dx: &mut [f32],
+        dx: FloatsMut,
         dgamma: &mut [f32],
         dbeta: &mut [f32],
         scratch: &mut [f32],
     ) {
         let (c, slabs) = (self.channels, self.slabs());
         assert_eq!(dy.len(), x.len(), "dy has the shape of x");
-        self.check(cx, [x, dx], gamma, dgamma, mean, rstd, scratch);
+        let halves = dy.is_half() || x.is_half() || dx.is_half();
+        self.check(cx, halves, [x.len(), dx.len()], gamma, dgamma, mean, rstd, scratch);
         assert_eq!(dbeta.len(), c, "dbeta is [channels]");
         dgamma.fill(0.0);
         dbeta.fill(0.0);
         if x.is_empty() {
             return;
         }
+        let stage = columns::stage(halves, c);
+        let (scratch, buffers) = scratch.split_at_mut(self.sums_room());
+        let buffers = SharedMut::new(buffers);
         let per_group = c / self.groups;
         let (parts, rest) = scratch.split_at_mut(self.n * slabs * 2 * c);
         // For each sample: mean, scale, k1 and k2 of each channel.
@@ -137,12 +156,15 @@ impl GroupNorm {
             }
         }
         let shared = SharedMut::new(parts);
-        cx.par.run(self.n * slabs, &|task, _| {
+        cx.par.run(self.n * slabs, &|task, worker| {
             let e = self.elements(task);
             // SAFETY: each slab has its own part, and each task runs once.
             let (sum_dy, sum_dyx) = unsafe { shared.slice(task * 2 * c, 2 * c) }.split_at_mut(c);
+            // SAFETY: workers have their own buffers.
+            let [buffer] = unsafe { stage.buffers(buffers, worker) };
             let p = affine(&known[task / slabs * 4 * c..], c);
-            columns::dot_sums(cx.isa, &dy[e.clone()], &x[e], c, p, false, sum_dy, sum_dyx);
+            let (dy, x) = (dy.part(e.start, e.len()), x.part(e.start, e.len()));
+            columns::dot_sums(cx.isa, dy, x, c, p, false, sum_dy, sum_dyx, buffer);
         });
         // The first slab of each sample takes in the others; the sums of a sample are then those of its columns.
         let count = (self.pixels * per_group) as f64;
@@ -176,14 +198,17 @@ impl GroupNorm {
                 known[3 * c..][channels].fill((r * r * r * sum_kx / count) as f32);
             }
         }
-        let dx = SharedMut::new(dx);
-        cx.par.run(self.n * slabs, &|task, _| {
+        let dx = SharedFloats::new(dx);
+        cx.par.run(self.n * slabs, &|task, worker| {
             let e = self.elements(task);
             let known = &known[task / slabs * 4 * c..][..4 * c];
             let (k1, k2) = known[2 * c..].split_at(c);
             // SAFETY: slabs do not overlap, and each task runs once.
-            let dx = unsafe { dx.slice(e.start, e.len()) };
-            columns::input_grad(cx.isa, &dy[e.clone()], &x[e], c, affine(known, c), k1, k2, false, dx);
+            let dx = unsafe { dx.part(e.start, e.len()) };
+            // SAFETY: workers have their own buffers.
+            let [buffer] = unsafe { stage.buffers(buffers, worker) };
+            let (dy, x) = (dy.part(e.start, e.len()), x.part(e.start, e.len()));
+            columns::input_grad(cx.isa, dy, x, c, affine(known, c), k1, k2, false, dx, buffer);
         });
     }
 
@@ -197,7 +222,8 @@ impl GroupNorm {
     fn check(
         &self,
         cx: &Cx,
-        images: [&[f32]; 2],
+        halves: bool,
+        image_lens: [usize; 2],
         gamma: &[f32],
         beta: &[f32],
         mean: &[f32],
@@ -210,14 +236,14 @@ impl GroupNorm {
             self.channels,
             self.groups
         );
-        for image in images {
-            assert_eq!(image.len(), self.n * self.pixels * self.channels, "images are [n, pixels, channels]");
+        for len in image_lens {
+            assert_eq!(len, self.n * self.pixels * self.channels, "images are [n, pixels, channels]");
         }
         assert_eq!(gamma.len(), self.channels, "gamma is [channels]");
         assert_eq!(beta.len(), self.channels, "beta and dgamma are [channels]");
         assert_eq!(mean.len(), self.n * self.groups, "mean is [n, groups]");
         assert_eq!(rstd.len(), self.n * self.groups, "rstd is [n, groups]");
-        assert!(scratch.len() >= self.scratch_len(cx.par.workers()), "scratch is too short");
+        assert!(scratch.len() >= self.scratch_len(halves, cx.par.workers()), "scratch is too short");
     }
 }
 
@@ -229,7 +255,20 @@ fn affine(known: &[f32], c: usize) -> Affine<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::floats::testing::{HALVES, Stored, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
+
+    /// y, mean, rstd, dx, dgamma and dbeta; x, y and their gradients in a format.
+    fn run(cx: &Cx, gn: &GroupNorm, [x, dy]: [&Stored; 2], gamma: &[f32], beta: &[f32]) -> [Stored; 6] {
+        let (len, x, dy) = (x.get().len(), x.get(), dy.get());
+        let s = &mut vec![f32::NAN; gn.scratch_len(x.is_half(), cx.par.workers())];
+        let [mut y, mut dx] = [(); 2].map(|()| Stored::unset(x.dtype(), len));
+        let [mut mean, mut rstd] = [(); 2].map(|()| vec![0.0; gn.n * gn.groups]);
+        let [mut dg, mut db] = [(); 2].map(|()| vec![f32::NAN; gn.channels]);
+        gn.forward(cx, x, gamma, beta, y.get_mut(), &mut mean, &mut rstd, s);
+        gn.backward(cx, dy, x, gamma, &mean, &rstd, dx.get_mut(), &mut dg, &mut db, s);
+        [y, Stored::F32(mean), Stored::F32(rstd), dx, Stored::F32(dg), Stored::F32(db)]
+    }
 
     fn check(n: usize, pixels: usize, c: usize, groups: usize) {
         let gn = GroupNorm { n, pixels, channels: c, groups, eps: 1e-5 };
@@ -238,13 +277,14 @@ mod tests {
         let (dy, gamma, beta) = (data(2, len), data(3, c), data(4, c));
         let mut runs = vec![];
         for cx in contexts() {
-            let mut s = vec![f32::NAN; gn.scratch_len(cx.par.workers())];
-            let (mut y, mut dx) = (vec![f32::NAN; len], vec![f32::NAN; len]);
-            let (mut mean, mut rstd) = (vec![0.0; n * groups], vec![0.0; n * groups]);
-            let (mut dg, mut db) = (vec![f32::NAN; c], vec![f32::NAN; c]);
-            gn.forward(&cx, &x, &gamma, &beta, &mut y, &mut mean, &mut rstd, &mut s);
-            gn.backward(&cx, &dy, &x, &gamma, &mean, &rstd, &mut dx, &mut dg, &mut db, &mut s);
-            runs.push([y, mean, rstd, dx, dg, db].concat());
+            let of_f32 = [&Stored::F32(x.clone()), &Stored::F32(dy.clone())];
+            runs.push(run(&cx, &gn, of_f32, &gamma, &beta).map(|v| v.wide()).concat());
+            for half in HALVES {
+                let [x, dy] = [&x, &dy].map(|v| Stored::new(half, v));
+                let wide = [&x, &dy].map(|v| Stored::F32(v.wide()));
+                let want = run(&cx, &gn, [&wide[0], &wide[1]], &gamma, &beta);
+                same_rounded(&format!("{gn:?}"), &run(&cx, &gn, [&x, &dy], &gamma, &beta), &want);
+            }
         }
         same_bits("group norm", &runs);
 

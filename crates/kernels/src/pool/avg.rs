@@ -1,35 +1,33 @@
 //! Average pooling. The divisor is the product of the counts of the row's and the column's window.
 
 use super::{Pool2d, Window};
-use crate::Cx;
-use crate::cx::SharedMut;
 use crate::lanes::twin;
+use crate::{Cx, Floats, FloatsMut, SharedFloats};
 
 impl Pool2d {
     /// The means.
-    pub fn avg_forward(&self, cx: &Cx, x: &[f32], y: &mut [f32]) {
+    pub fn avg_forward(&self, cx: &Cx, x: Floats, y: FloatsMut, scratch: &mut [f32]) {
         assert_eq!(x.len(), self.in_len(), "x is [n, h, w, c]");
         assert_eq!(y.len(), self.out_len(), "y is [n, out_h, out_w, c]");
         let out = self.out_w() * self.c;
         if out == 0 {
             return;
         }
-        let image = self.h * self.w * self.c;
-        let y = SharedMut::new(y);
-        self.outputs(cx, |row, n, window| {
+        let halves = x.is_half() || y.is_half();
+        let y = SharedFloats::new(y);
+        self.outputs(cx, x, halves, scratch, |row, x, window, _, y_stage| {
             // SAFETY: output rows do not overlap, and each is visited once.
-            let y = unsafe { y.slice(row * out, out) };
-            forward_row(cx.isa, self, &x[n * image..(n + 1) * image], window, y);
+            let y = unsafe { y.part(row * out, out) };
+            y.staged(cx.isa, y_stage, |y| forward_row(cx.isa, self, x, window, y));
         });
     }
 
     /// `dx` gets each `dy`, divided as in the forward, at every pixel of its window; it overwrites.
-    pub fn avg_backward(&self, cx: &Cx, dy: &[f32], dx: &mut [f32]) {
+    pub fn avg_backward(&self, cx: &Cx, dy: Floats, dx: FloatsMut, scratch: &mut [f32]) {
         assert_eq!(dx.len(), self.in_len(), "dx is [n, h, w, c]");
         assert_eq!(dy.len(), self.out_len(), "dy is [n, out_h, out_w, c]");
-        let out = self.out_w() * self.c;
-        self.inputs(cx, dx, |row, window, from, dx| {
-            backward_row(cx.isa, self, &dy[row * out..(row + 1) * out], window, from, dx);
+        self.inputs(cx, dy, dx, scratch, |_, dy, window, from, dx| {
+            backward_row(cx.isa, self, dy, window, from, dx);
         });
     }
 }

@@ -4,13 +4,13 @@
 #[cfg(target_arch = "x86_64")]
 use super::pairs;
 use super::{Pool2d, Window};
-use crate::Cx;
 use crate::cx::SharedMut;
 use crate::lanes::twin;
+use crate::{Cx, Floats, FloatsMut, SharedFloats};
 
 impl Pool2d {
     /// The maxima, and for each the pixel `y * w + x` of its image where it was.
-    pub fn max_forward(&self, cx: &Cx, x: &[f32], y: &mut [f32], argmax: &mut [i32]) {
+    pub fn max_forward(&self, cx: &Cx, x: Floats, y: FloatsMut, argmax: &mut [i32], scratch: &mut [f32]) {
         assert_eq!(x.len(), self.in_len(), "x is [n, h, w, c]");
         assert_eq!(y.len(), self.out_len(), "y is [n, out_h, out_w, c]");
         assert_eq!(argmax.len(), self.out_len(), "argmax is [n, out_h, out_w, c]");
@@ -19,32 +19,35 @@ impl Pool2d {
         if out == 0 {
             return;
         }
-        let image = self.h * self.w * self.c;
-        let (y, argmax) = (SharedMut::new(y), SharedMut::new(argmax));
+        let halves = x.is_half() || y.is_half();
+        let (y, argmax) = (SharedFloats::new(y), SharedMut::new(argmax));
         #[cfg(target_arch = "x86_64")]
         let pairs = cx.isa.has_avx512() && pairs::fit(self);
-        self.outputs(cx, |row, n, window| {
+        self.outputs(cx, x, halves, scratch, |row, x, window, moved, y_stage| {
             // SAFETY: output rows do not overlap, and each is visited once.
-            let (y, argmax) = unsafe { (y.slice(row * out, out), argmax.slice(row * out, out)) };
-            let x = &x[n * image..(n + 1) * image];
-            #[cfg(target_arch = "x86_64")]
-            if pairs && window.end - window.start == 2 {
-                // SAFETY: the CPU has AVX-512, and the windows fit.
-                return unsafe { pairs::forward_row(self, x, window, y, argmax) };
+            let (y, argmax) = unsafe { (y.part(row * out, out), argmax.slice(row * out, out)) };
+            y.staged(cx.isa, y_stage, |y| {
+                #[cfg(target_arch = "x86_64")]
+                if pairs && window.end - window.start == 2 {
+                    // SAFETY: the CPU has AVX-512, and the windows fit.
+                    return unsafe { pairs::forward_row(self, x, window, y, argmax) };
+                }
+                forward_row(cx.isa, self, x, window, y, argmax);
+            });
+            if moved > 0 {
+                argmax.iter_mut().for_each(|at| *at += (moved * self.w) as i32);
             }
-            forward_row(cx.isa, self, x, window, y, argmax);
         });
     }
 
     /// `dx` gets each `dy` at the pixel of its maximum and 0 elsewhere; it overwrites.
-    pub fn max_backward(&self, cx: &Cx, dy: &[f32], argmax: &[i32], dx: &mut [f32]) {
+    pub fn max_backward(&self, cx: &Cx, dy: Floats, argmax: &[i32], dx: FloatsMut, scratch: &mut [f32]) {
         assert_eq!(dx.len(), self.in_len(), "dx is [n, h, w, c]");
         assert_eq!(dy.len(), self.out_len(), "dy is [n, out_h, out_w, c]");
         assert_eq!(argmax.len(), self.out_len(), "argmax is [n, out_h, out_w, c]");
         let out = self.out_w() * self.c;
-        self.inputs(cx, dx, |row, window, from, dx| {
-            let r = row * out..(row + 1) * out;
-            backward_row(cx.isa, self, &dy[r.clone()], &argmax[r], window, from, dx);
+        self.inputs(cx, dy, dx, scratch, |row, dy, window, from, dx| {
+            backward_row(cx.isa, self, dy, &argmax[row * out..(row + 1) * out], window, from, dx);
         });
     }
 }

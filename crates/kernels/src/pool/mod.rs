@@ -1,7 +1,8 @@
 //! Max and average pooling of channels-last images `[n, h, w, c]`, with fixed or adaptive windows.
 //!
 //! A [`Pool2d`] holds the window of each output row and column, made once; the kernels know nothing of strides and
-//! padding. Outputs are `[n, out_h, out_w, c]`, and all loops run along the channels of a pixel.
+//! padding. Outputs are `[n, out_h, out_w, c]`, and all loops run along the channels of a pixel. Images and gradients may be
+//! stored in half: the rows of a window are widened together, and gradients are rounded once no later window adds to them.
 //!
 //! # Layout
 //! - [`max`][]: maxima and where they were.
@@ -12,8 +13,9 @@ pub mod max;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 
-use crate::Cx;
 use crate::cx::SharedMut;
+use crate::stage::RowStage;
+use crate::{Cx, Floats, FloatsMut, SharedFloats};
 use std::ops::Range;
 
 /// The inputs of one output along one dim, and by how many to divide.
@@ -113,6 +115,21 @@ impl Pool2d {
         self.n * self.out_h() * self.out_w() * self.c
     }
 
+    /// How many floats of scratch each method needs; `halves`: whether what is read or written is stored in half.
+    pub fn scratch_len(&self, halves: bool, workers: usize) -> usize {
+        self.stage(halves).len(workers)
+    }
+
+    /// A buffer for each worker: the input rows of a window, and a row of outputs.
+    fn stage(&self, halves: bool) -> RowStage {
+        RowStage::of_rows(halves, 1, 1, self.window_len() + self.out_w() * self.c)
+    }
+
+    /// Elements of the input rows of the highest window.
+    fn window_len(&self) -> usize {
+        self.rows.iter().map(|r| r.end - r.start).max().unwrap_or(0) * self.w * self.c
+    }
+
     /// How many output rows (of all images) make a forward task: about 16 Ki inputs are read.
     fn task_rows(&self) -> usize {
         let read = self.rows.first().map_or(1, |r| r.end - r.start) * self.w * self.c;
@@ -125,31 +142,69 @@ impl Pool2d {
         self.rows.windows(2).all(|r| r[0].end <= r[1].start)
     }
 
-    /// Runs `f(output row of all images, its image, its window, its outputs)` on tasks of output rows.
-    fn outputs(&self, cx: &Cx, f: impl Fn(usize, usize, Window) + Sync) {
-        let (out_h, step) = (self.out_h(), self.task_rows());
+    /// Runs `f(output row of all images, its image or the rows of its window in f32, its window there, how many rows that
+    /// window was moved up, buffer for outputs)` on tasks of output rows.
+    fn outputs(
+        &self,
+        cx: &Cx,
+        x: Floats,
+        halves: bool,
+        scratch: &mut [f32],
+        f: impl Fn(usize, &[f32], Window, usize, &mut [f32]) + Sync,
+    ) {
+        let (out_h, step, line) = (self.out_h(), self.task_rows(), self.w * self.c);
         let all = self.n * out_h;
-        cx.par.run(all.div_ceil(step), &|task, _| {
+        let stage = self.stage(halves);
+        assert!(scratch.len() >= stage.len(cx.par.workers()), "scratch is too short");
+        let scratch = SharedMut::new(scratch);
+        cx.par.run(all.div_ceil(step), &|task, worker| {
+            // SAFETY: workers have their own buffers.
+            let [buffer] = unsafe { stage.buffers(scratch, worker) };
+            let (rows, out) = buffer.split_at_mut(if halves { self.window_len() } else { 0 });
             for row in task * step..((task + 1) * step).min(all) {
-                f(row, row / out_h, self.rows[row % out_h]);
+                let (image, window) = (row / out_h, self.rows[row % out_h]);
+                if let Floats::F32(x) = x {
+                    f(row, &x[image * self.h * line..][..self.h * line], window, 0, out);
+                    continue;
+                }
+                let (first, n) = (window.start, window.end - window.start);
+                let x = x.staged(cx.isa, (image * self.h + first) * line, n * line, rows);
+                f(row, x, Window { start: 0, end: n, ..window }, first, out);
             }
         });
     }
 
-    /// Zeroes dx and runs `f(output row of all images, its image, the input rows from, dx from that row on)` for the
-    /// output rows of each, in an order that no two tasks share inputs.
-    fn inputs(&self, cx: &Cx, dx: &mut [f32], f: impl Fn(usize, Window, usize, &mut [f32]) + Sync) {
-        let (out_h, line) = (self.out_h(), self.w * self.c);
-        if line == 0 || out_h == 0 || self.out_w() == 0 {
-            return dx.fill(0.0);
+    /// Zeroes dx and runs `f(output row of all images, its dy, its window, the input row that dx starts at, dx from that
+    /// row on)` for the output rows of each, in an order that no two tasks share inputs.
+    fn inputs(
+        &self,
+        cx: &Cx,
+        dy: Floats,
+        mut dx: FloatsMut,
+        scratch: &mut [f32],
+        f: impl Fn(usize, &[f32], Window, usize, &mut [f32]) + Sync,
+    ) {
+        let halves = dy.is_half() || dx.is_half();
+        let stage = self.stage(halves);
+        assert!(scratch.len() >= stage.len(cx.par.workers()), "scratch is too short");
+        let (out_h, line, out) = (self.out_h(), self.w * self.c, self.out_w() * self.c);
+        if line == 0 || out_h == 0 || out == 0 {
+            return dx.clear();
         }
         let disjoint = self.disjoint_rows();
         let step = if disjoint { self.task_rows().min(out_h) } else { out_h };
         let per_image = out_h.div_ceil(step);
-        let dx = SharedMut::new(dx);
-        cx.par.run(self.n * per_image, &|task, _| {
+        let (dx, scratch) = (SharedFloats::new(dx), SharedMut::new(scratch));
+        cx.par.run(self.n * per_image, &|task, worker| {
+            // SAFETY: workers have their own buffers.
+            let [buffer] = unsafe { stage.buffers(scratch, worker) };
+            let (rows, dy_stage) = buffer.split_at_mut(if halves { self.window_len() } else { 0 });
             let image = task / per_image;
             let outs = task % per_image * step..((task % per_image + 1) * step).min(out_h);
+            let mut run = |row: usize, from: usize, part: &mut [f32]| {
+                let dy = dy.staged(cx.isa, (image * out_h + row) * out, out, dy_stage);
+                f(image * out_h + row, dy, self.rows[row], from, part);
+            };
             // One output row at a time, so that its inputs are still in cache after they are zeroed.
             let cut = if disjoint { 1 } else { step };
             for first in outs.step_by(cut) {
@@ -157,13 +212,47 @@ impl Pool2d {
                 let owned = self.owned(first, last);
                 // SAFETY: the input rows between the starts of disjoint windows, or whole images, do not overlap, and
                 // each task runs once.
-                let part = unsafe { dx.slice((image * self.h + owned.start) * line, owned.len() * line) };
-                part.fill(0.0);
-                for row in first..last {
-                    f(image * out_h + row, self.rows[row], owned.start, part);
+                let part = unsafe { dx.part((image * self.h + owned.start) * line, owned.len() * line) };
+                match part {
+                    FloatsMut::F32(part) => {
+                        part.fill(0.0);
+                        (first..last).for_each(|row| run(row, owned.start, part));
+                    }
+                    half => self.roll(cx, first..last, owned, half, rows, &mut run),
                 }
             }
         });
+    }
+
+    /// Sums the input rows `owned` of the output rows `outs` in `buffer`, which has room for those of one window: rows are
+    /// rounded into `dx` as soon as the next window starts below them.
+    fn roll(
+        &self,
+        cx: &Cx,
+        outs: Range<usize>,
+        owned: Range<usize>,
+        mut dx: FloatsMut,
+        buffer: &mut [f32],
+        run: &mut impl FnMut(usize, usize, &mut [f32]),
+    ) {
+        let line = self.w * self.c;
+        // The buffer holds the rows from `from` on; those after the last window so far are zero.
+        let mut from = owned.start;
+        buffer.fill(0.0);
+        for row in outs.clone() {
+            let end = self.rows[row].end;
+            run(row, from, buffer);
+            let next = if row + 1 == outs.end { owned.end } else { self.rows[row + 1].start };
+            let done = next.min(end) - from;
+            dx.part((from - owned.start) * line, done * line).round(cx.isa, &buffer[..done * line]);
+            dx.part((from + done - owned.start) * line, (next - from - done) * line).clear();
+            if row + 1 < outs.end {
+                buffer.copy_within(done * line.., 0);
+                let kept = buffer.len() - done * line;
+                buffer[kept..].fill(0.0);
+                from = next;
+            }
+        }
     }
 
     /// The input rows that output rows `first..last` own: all, if all of them are asked for.
@@ -177,24 +266,38 @@ impl Pool2d {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::floats::testing::{HALVES, Stored, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
 
     fn fixed(kernel: usize, stride: usize, padding: usize, count_include_pad: bool) -> Fixed {
         Fixed { kernel: [kernel; 2], stride: [stride; 2], padding: [padding; 2], count_include_pad }
     }
 
+    /// Maxima, where they were, means, and the gradients of both, in a format.
+    fn run(cx: &Cx, p: &Pool2d, [x, dy]: [&Stored; 2]) -> [Stored; 5] {
+        let (dtype, x, dy) = (x.get().dtype(), x.get(), dy.get());
+        let [mut y, mut ya] = [(); 2].map(|()| Stored::unset(dtype, p.out_len()));
+        let [mut dx, mut dxa] = [(); 2].map(|()| Stored::unset(dtype, p.in_len()));
+        let mut argmax = vec![-1i32; p.out_len()];
+        let s = &mut vec![f32::NAN; p.scratch_len(x.is_half(), cx.par.workers())];
+        p.max_forward(cx, x, y.get_mut(), &mut argmax, s);
+        p.max_backward(cx, dy, &argmax, dx.get_mut(), s);
+        p.avg_forward(cx, x, ya.get_mut(), s);
+        p.avg_backward(cx, dy, dxa.get_mut(), s);
+        [y, Stored::F32(argmax.iter().map(|&i| i as f32).collect()), ya, dx, dxa]
+    }
+
     fn check(p: &Pool2d, x: &[f32]) {
         let (dy, out) = (data(8, p.out_len()), p.out_len());
         let mut runs = vec![];
         for cx in contexts() {
-            let (mut y, mut argmax) = (vec![f32::NAN; out], vec![-1i32; out]);
-            let (mut ya, mut dx, mut dxa) =
-                (vec![f32::NAN; out], vec![f32::NAN; p.in_len()], vec![f32::NAN; p.in_len()]);
-            p.max_forward(&cx, x, &mut y, &mut argmax);
-            p.max_backward(&cx, &dy, &argmax, &mut dx);
-            p.avg_forward(&cx, x, &mut ya);
-            p.avg_backward(&cx, &dy, &mut dxa);
-            runs.push([y, argmax.iter().map(|&i| i as f32).collect(), ya, dx, dxa].concat());
+            let of_f32 = [&Stored::F32(x.to_vec()), &Stored::F32(dy.clone())];
+            runs.push(run(&cx, p, of_f32).map(|v| v.wide()).concat());
+            for half in HALVES {
+                let [x, dy] = [x, &dy].map(|v| Stored::new(half, v));
+                let wide = [&x, &dy].map(|v| Stored::F32(v.wide()));
+                same_rounded(&format!("{p:?}"), &run(&cx, p, [&x, &dy]), &run(&cx, p, [&wide[0], &wide[1]]));
+            }
         }
         same_bits("pool", &runs);
         let [mut y, mut arg, mut ya] = [vec![0.0; out], vec![0.0; out], vec![0.0; out]];
@@ -282,7 +385,7 @@ mod tests {
             ] {
                 for cx in contexts() {
                     let (mut y, mut argmax) = ([0.0], [9]);
-                    p.max_forward(&cx, &x, &mut y, &mut argmax);
+                    p.max_forward(&cx, Floats::F32(&x), FloatsMut::F32(&mut y), &mut argmax, &mut []);
                     assert_eq!((y[0].to_bits() << 10, argmax[0]), (want.to_bits() << 10, at), "{x:?}");
                 }
             }

@@ -63,7 +63,7 @@ impl BenchJob {
             ema: None,
             scaled: self.precision.scales_loss(),
         };
-        let measure = |program: &Program| Engine::footprint(program, threads).total();
+        let measure = |program: &Program| Engine::footprint(program, threads, Isa::detect()).total();
         let budget = budget_bytes.map(|bytes| Budget { bytes, measure: &measure });
         let plan = &Plan { precision: self.precision.clone(), ..plan.clone() };
         let body = compile(&self.weighted_step()?, plan, &training, budget)?;

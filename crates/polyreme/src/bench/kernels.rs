@@ -172,9 +172,25 @@ impl Bench<'_> {
                     ConvPass::GradWeight => w.clone(),
                 };
                 self.time(name, shape, work, |cx| match pass {
-                    ConvPass::Forward => conv.forward(cx, &x, &w, None, &mut out, None, &mut scratch),
-                    ConvPass::GradInput => conv.grad_input(cx, &y, &w, &mut out, &mut scratch),
-                    ConvPass::GradWeight => conv.grad_weight(cx, &x, &y, &mut out, &mut scratch),
+                    ConvPass::Forward => conv.forward(
+                        cx,
+                        Floats::F32(&x),
+                        Floats::F32(&w),
+                        None,
+                        FloatsMut::F32(&mut out),
+                        None,
+                        &mut scratch,
+                    ),
+                    ConvPass::GradInput => conv.grad_input(
+                        cx,
+                        Floats::F32(&y),
+                        Floats::F32(&w),
+                        FloatsMut::F32(&mut out),
+                        &mut scratch,
+                    ),
+                    ConvPass::GradWeight => {
+                        conv.grad_weight(cx, Floats::F32(&x), Floats::F32(&y), &mut out, &mut scratch)
+                    }
                 });
             }
         }
@@ -188,7 +204,18 @@ impl Bench<'_> {
         let shape = format!("gpt {b}x{t}x{heads}x{d}, causal");
         let pairs = (b * heads * t * (t + 1) / 2 * d) as f64;
         let mut scratch = vec![0.0; a.forward_scratch_len(self.threads)];
-        let mut forward = |cx: &Cx| a.forward(cx, &qkv, &qkv, &qkv, None, &mut o, &mut lse, &mut scratch);
+        let mut forward = |cx: &Cx| {
+            a.forward(
+                cx,
+                Floats::F32(&qkv),
+                Floats::F32(&qkv),
+                Floats::F32(&qkv),
+                None,
+                FloatsMut::F32(&mut o),
+                &mut lse,
+                &mut scratch,
+            )
+        };
         forward(&self.cx);
         if self.wants("attention forward") {
             self.time("attention forward", shape.clone(), Bound::Flops(4.0 * pairs), forward);
@@ -197,8 +224,19 @@ impl Bench<'_> {
             let mut dqkv = vec![0.0; qkv.len()];
             let mut scratch = vec![0.0; a.backward_scratch_len(self.threads)];
             self.time("attention backward", shape, Bound::Flops(10.0 * pairs), |cx| {
-                let grads = Grads::Packed(&mut dqkv);
-                a.backward(cx, &dy, &qkv, &qkv, &qkv, None, &o, &lse, grads, &mut scratch);
+                let grads = Grads::Packed(FloatsMut::F32(&mut dqkv));
+                a.backward(
+                    cx,
+                    Floats::F32(&dy),
+                    Floats::F32(&qkv),
+                    Floats::F32(&qkv),
+                    Floats::F32(&qkv),
+                    None,
+                    Floats::F32(&o),
+                    &lse,
+                    grads,
+                    &mut scratch,
+                );
             });
         }
     }
@@ -230,31 +268,21 @@ impl Bench<'_> {
         let (x, gamma) = (noise(rows * channels), noise(channels));
         let (mut y, mut mean, mut rstd) =
             (vec![0.0; rows * channels], vec![0.0; channels], vec![1.0; channels]);
-        let mut scratch = vec![0.0; norm.scratch_len(self.threads)];
+        let mut scratch = vec![0.0; norm.scratch_len(false, self.threads)];
         let shape = format!("cnn {rows}x{channels}, relu");
         if self.wants("batch_norm forward") {
             let work = Bound::Bytes((12 * rows * channels) as f64);
             self.time("batch_norm forward", shape.clone(), work, |cx| {
-                norm.forward(cx, &x, &gamma, &gamma, &mut y, &mut mean, &mut rstd, None, None, &mut scratch);
+                let (x, y, s) = (Floats::F32(&x), FloatsMut::F32(&mut y), &mut scratch);
+                norm.forward(cx, x, &gamma, &gamma, y, &mut mean, &mut rstd, None, None, s);
             });
         }
         if self.wants("batch_norm backward") {
             let (mut dg, mut db) = (vec![0.0; channels], vec![0.0; channels]);
             let work = Bound::Bytes((20 * rows * channels) as f64);
             self.time("batch_norm backward", shape, work, |cx| {
-                norm.backward(
-                    cx,
-                    &x,
-                    &x,
-                    &gamma,
-                    &gamma,
-                    &mean,
-                    &rstd,
-                    &mut y,
-                    &mut dg,
-                    &mut db,
-                    &mut scratch,
-                );
+                let (x, dx, s) = (Floats::F32(&x), FloatsMut::F32(&mut y), &mut scratch);
+                norm.backward(cx, x, x, &gamma, &gamma, &mean, &rstd, dx, &mut dg, &mut db, s);
             });
         }
     }

@@ -135,7 +135,7 @@ fn planned_bytes<E>(
 ) -> Result<usize, E> {
     let mut bytes = 0;
     for rank in 0..settings.local {
-        let footprint = Engine::footprint(&program(rank)?, settings.threads);
+        let footprint = Engine::footprint(&program(rank)?, settings.threads, settings.isa);
         bytes += footprint.total();
         bytes -= if weights == Weights::Shared && rank > 0 { footprint.params } else { 0 };
     }

@@ -66,7 +66,7 @@ pub fn measure(
     process::reset_peak();
     let program = job.lone_program(settings.budget_bytes, threads)?;
     let process = process::bytes_before_training();
-    let planned = process + Engine::footprint(&program, threads).total();
+    let planned = process + Engine::footprint(&program, threads, isa).total();
     let flops = cost::product_flops(program.graph());
     let mut engine = job.engine(program, threads, isa)?;
     job.step(&mut engine)?;

@@ -82,6 +82,7 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
             },
             budget_bytes: None,
             threads: 1,
+            isa: app.given().isa,
         };
         return show_graph(&graph, form, || Ok(lone.program(&graph)?));
     }

@@ -237,6 +237,10 @@ pub(super) fn outline_text(o: &Outline, width: Option<usize>) -> String {
         0 => format!("\n  model    of {}; there is no validation set", o.model_of),
         _ => String::new(),
     };
+    let precision = match o.precision.as_str() {
+        "f32" => String::new(),
+        other => format!("\n  numbers  {other}"),
+    };
     let from = if o.first_step > 0 { format!(", from step {}", o.first_step) } else { String::new() };
     let threads = |n: usize| if n == 1 { "1 thread".to_string() } else { format!("{n} threads") };
     let seats = match o.ranks {
@@ -247,7 +251,7 @@ pub(super) fn outline_text(o: &Outline, width: Option<usize>) -> String {
         ranks => format!("{ranks} ranks of {}", threads(o.threads)),
     };
     let text = format!(
-        "{}: {}, {} parameters\n  data     {}; {}\n  training {} steps of {} samples, {} per epoch{from}{model}\n  machine  {}, \
+        "{}: {}, {} parameters\n  data     {}; {}\n  training {} steps of {} samples, {} per epoch{from}{model}{precision}\n  machine  {}, \
          {:.0} MiB planned, {:.2} GFLOP a step\n  output   {}\n",
         o.name,
         o.model,

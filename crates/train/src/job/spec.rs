@@ -209,13 +209,27 @@ pub enum PrecisionKind {
     Bf16,
     /// Activations in f16.
     F16,
+    /// bf16 where it is measured to be faster, else f32.
+    Auto,
+}
+
+impl PrecisionKind {
+    /// Its name in job files.
+    pub fn name(self) -> &'static str {
+        match self {
+            PrecisionKind::F32 => "f32",
+            PrecisionKind::Bf16 => "bf16",
+            PrecisionKind::F16 => "f16",
+            PrecisionKind::Auto => "auto",
+        }
+    }
 }
 
 impl TrainSpec {
-    /// How the graphs of the run are rewritten.
+    /// How the graphs of the run are rewritten; what is measured when the run begins is f32 until then.
     pub fn precision(&self) -> Precision {
         match self.precision {
-            PrecisionKind::F32 => Precision::F32,
+            PrecisionKind::F32 | PrecisionKind::Auto => Precision::F32,
             PrecisionKind::Bf16 => Precision::half(DType::Bf16),
             PrecisionKind::F16 => Precision::half(DType::F16),
         }

@@ -82,6 +82,11 @@ fn precision() -> Type<PrecisionKind> {
             PrecisionKind::F16,
             "half the memory of activations, three more bits than bf16 and a smaller range",
         ),
+        (
+            "auto",
+            PrecisionKind::Auto,
+            "bf16 if steps take less time with it here, which is measured when the run begins, else f32",
+        ),
     ])
 }
 

@@ -132,7 +132,9 @@ impl Prepared {
         let Lodging { here, threads, shared, together, .. } = lodging;
         let (ranks, options) = (self.ranks(), self.rank_options(if threads { here } else { 1 }));
         let trial = match self.evaluated() {
-            Some(set) => Some(Engine::footprint(&self.trial_program(set.spec())?, self.threads)),
+            Some(set) => {
+                Some(Engine::footprint(&self.trial_program(set.spec())?, self.threads, self.learner.isa))
+            }
             None => None,
         };
         // By kinds of steps: what a rank takes for itself, and what of that others see.
@@ -167,7 +169,7 @@ impl Prepared {
                 })?;
                 let bytes = lowering.rank_bytes_at_least(&program, shared && !threads);
                 // An evaluation has the memory of a step's values, and what it needs beyond.
-                let of_step = Engine::footprint(&program, self.threads);
+                let of_step = Engine::footprint(&program, self.threads, self.learner.isa);
                 let beyond = trial.map_or(0, |trial| {
                     trial.activations.saturating_sub(of_step.activations)
                         + trial.inputs.saturating_sub(of_step.inputs)

@@ -19,6 +19,7 @@ mod seats;
 mod snapshot;
 mod step;
 mod train;
+mod trial_run;
 
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use polyreme_collective::{Comm, Doing};
 use polyreme_data::{
     Augment, Dataset, Features, Mode, Order, Spec, Stats, Target, Transform, balanced_weights,
 };
@@ -11,9 +12,10 @@ use polyreme_graph::{Keeps, Program, cost};
 use polyreme_parallel::{Norms, Plan, Training, Updates};
 
 use super::seats::{Seats, seats};
+use super::trial_run::Measured;
 use crate::error::TrainError;
 use crate::event::Outline;
-use crate::job::{Balance, ClassWeights, Job, OrderSpec, ParallelSpec};
+use crate::job::{Balance, ClassWeights, Job, OrderSpec, ParallelSpec, PrecisionKind};
 use crate::learner::LearnerOptions;
 use crate::loss::Loss;
 use crate::lower::training_graph;
@@ -67,6 +69,8 @@ pub struct Prepared {
     pub trace: Option<PathBuf>,
     /// Whether a run may go on with data that changed since it began.
     pub changed_data: bool,
+    /// The precision and the figures that it was chosen by, if it was.
+    pub measured: Option<String>,
 }
 
 impl Prepared {
@@ -194,6 +198,7 @@ impl Prepared {
             process_bytes,
             trace,
             changed_data,
+            measured: None,
             job,
         };
         prepared.transform()?;
@@ -254,6 +259,7 @@ impl Prepared {
                 Some(metric) => format!("the step with the best {metric}"),
                 None => "the last step".into(),
             },
+            precision: self.measured.clone().unwrap_or_else(|| self.job.train.precision.name().into()),
             batch: self.pace.batch,
             steps_per_epoch: self.pace.steps_per_epoch(),
             steps: self.pace.total_steps(self.job.train.length),
@@ -283,6 +289,25 @@ impl Prepared {
     pub(crate) fn rank_options(&self, ranks: usize) -> LearnerOptions {
         let memory_bytes = self.learner.memory_bytes.map(|bytes| bytes / ranks.max(1));
         LearnerOptions { memory_bytes, threads: self.threads, ..self.learner.clone() }
+    }
+
+    /// The same with the precision that rank 0 finds to be faster, if the job leaves that open. Collective.
+    pub(super) fn decided(mut self, comm: &mut Comm) -> Result<Prepared, TrainError> {
+        if self.job.train.precision != PrecisionKind::Auto {
+            return Ok(self);
+        }
+        let mut figures = [0.0; 3];
+        if comm.rank() == 0 {
+            comm.set_doing(Doing::Preparing);
+            let Measured { ms, samples } = self.measure_precisions()?;
+            figures = [ms[0], ms[1], samples as f64];
+        }
+        comm.broadcast(&mut figures, 0)?;
+        let measured = Measured { ms: [figures[0], figures[1]], samples: figures[2] as usize };
+        self.job.train.precision = measured.faster();
+        self.learner.plan.precision = self.job.train.precision();
+        self.measured = Some(measured.words());
+        Ok(self)
     }
 
     /// What ranks must have in common to train together.

@@ -74,6 +74,7 @@ impl Run {
     pub(super) fn new(prepared: Prepared, mut comm: Comm, local: usize) -> Result<Run, TrainError> {
         let (what, op) = ("its job or its data are not those of rank 0; give all the same", "comparing jobs");
         talk::agree(&mut comm, op, &prepared.fingerprint(), what)?;
+        let prepared = prepared.decided(&mut comm)?;
         // Programs must not differ, so the budget is that of the fullest process.
         let mut most = [local as i64];
         comm.all_reduce(&mut most, Reduce::Max)?;

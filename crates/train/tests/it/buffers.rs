@@ -15,7 +15,8 @@ fn step(model: &Model, n: usize) -> Graph {
 }
 
 fn lower(step: &Graph, bucket_bytes: usize, weights: Weights) -> Program {
-    let training = Training { optimizer: Optimizer::AdamW(Moments::DEFAULT), clip: Some(1.0), ema: None, scaled: false };
+    let training =
+        Training { optimizer: Optimizer::AdamW(Moments::DEFAULT), clip: Some(1.0), ema: None, scaled: false };
     let plan = Plan {
         mesh: Mesh::data(4),
         rank: 1,
@@ -47,7 +48,7 @@ fn buckets_lie_in_the_same_places_for_every_batch() {
                         "{name}: {n} samples, buckets of {bucket_bytes}"
                     );
                     // Its plan is verified with it.
-                    let footprint = Engine::footprint(&other, 1);
+                    let footprint = Engine::footprint(&other, 1, polyreme_exec::Isa::detect());
                     let own: usize = other.role.as_ref().unwrap().own().iter().map(|r| r.len()).sum();
                     assert_eq!(footprint.grads, 4 * (buffers.len + own), "{name}");
                 }
@@ -60,7 +61,9 @@ fn buckets_lie_in_the_same_places_for_every_batch() {
 fn recomputation_leaves_buckets_where_they_are() {
     for name in ["mlp", "cnn", "resnet18_cifar", "gpt", "bilstm", "encoder"] {
         let step = step(&Model::by_name(name).unwrap(), 4);
-        let measure = |step: &Graph| Engine::footprint(&lower(step, 1 << 18, Weights::Shared), 1).total();
+        let measure = |step: &Graph| {
+            Engine::footprint(&lower(step, 1 << 18, Weights::Shared), 1, polyreme_exec::Isa::detect()).total()
+        };
         let plain = lower(&step, 1 << 18, Weights::Shared);
         for tenths in [9, 8, 7, 6] {
             let Ok(fits) = recompute(&step, measure(&step) * tenths / 10, &measure) else { continue };

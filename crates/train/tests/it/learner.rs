@@ -5,7 +5,7 @@ use polyreme_collective::Comm;
 use polyreme_data::{Features, Spec, Target, Values};
 use polyreme_exec::{Engine, Isa, Kept};
 use polyreme_graph::memory::ALIGN_BYTES;
-use polyreme_graph::{Keeps, Moments, Optimizer, Traced};
+use polyreme_graph::{DType, Keeps, Moments, Optimizer, Precision, Traced};
 use polyreme_nn::layer::{BatchNorm2d, Dropout, Linear};
 use polyreme_parallel::{Plan, Training};
 use polyreme_train::learner::{Learner, LearnerOptions, MicrobatchData, RankStep, StepResult};
@@ -40,7 +40,12 @@ fn options(loss: Loss) -> LearnerOptions {
         isa: Isa::detect(),
         threads: 1,
         seed: 3,
-        training: Training { optimizer: Optimizer::AdamW(Moments::DEFAULT), clip: Some(1.0), ema: Some(0.9), scaled: false },
+        training: Training {
+            optimizer: Optimizer::AdamW(Moments::DEFAULT),
+            clip: Some(1.0),
+            ema: Some(0.9),
+            scaled: false,
+        },
         loss,
         class_weights: if loss.class_weights { vec![0.5, 1.0, 4.0] } else { Vec::new() },
         memory_bytes: None,
@@ -74,7 +79,14 @@ impl Data {
         step: u64,
     ) -> Result<StepResult, TrainError> {
         let (microbatches, rounds) = (part.microbatches(step), part.rounds(step));
-        let of = RankStep { samples: pace.len(step), microbatches, rounds, lr: 0.01, loss_scale: 1.0, extra: [0.0; 2] };
+        let of = RankStep {
+            samples: pace.len(step),
+            microbatches,
+            rounds,
+            lr: 0.01,
+            loss_scale: 1.0,
+            extra: [0.0; 2],
+        };
         learner.step(of, &mut |microbatch, take| {
             let start = pace.start(step) + microbatch.offset;
             let rows = start..start + microbatch.len;
@@ -156,7 +168,8 @@ fn the_plan_counts_the_sums_of_microbatches() {
             let mut learner = Learner::new(&net(true), &spec(), &part, None, options.clone(), comm).unwrap();
             data.step(&mut learner, pace, &part, 0).unwrap();
             let engine = learner.engine();
-            let (held, footprint) = (engine.held(), Engine::footprint(engine.program(), 1));
+            let (held, footprint) =
+                (engine.held(), Engine::footprint(engine.program(), 1, polyreme_exec::Isa::detect()));
             let held = held.params + held.grads + held.optimizer + held.states + held.average + held.totals;
             (held + footprint.inputs + footprint.activations, lowering.host_bytes(engine.program()))
         };
@@ -191,13 +204,16 @@ fn the_short_last_step_feeds_the_running_statistics() {
 
 #[test]
 fn a_loss_that_is_not_finite_names_its_place() {
-    // In the only microbatch, in the first of two, and on one of two ranks.
-    for (weights, accumulate, bad, keeps) in [
-        (vec![1.0], 1, 3, Keeps::OwnMoments),
-        (vec![1.0], 2, 0, Keeps::OwnMoments),
-        (vec![1.0, 1.0], 1, 3, Keeps::OwnMoments),
-        (vec![1.0, 1.0], 1, 3, Keeps::OwnGradients),
-        (vec![1.0, 1.0], 2, 2, Keeps::OwnGradients),
+    // In the only microbatch, in the first of two, and on one of two ranks; in f16 it is told apart from an overflow.
+    for (weights, accumulate, bad, keeps, precision) in [
+        (vec![1.0], 1, 3, Keeps::OwnMoments, Precision::F32),
+        (vec![1.0], 2, 0, Keeps::OwnMoments, Precision::F32),
+        (vec![1.0, 1.0], 1, 3, Keeps::OwnMoments, Precision::F32),
+        (vec![1.0, 1.0], 1, 3, Keeps::OwnGradients, Precision::F32),
+        (vec![1.0, 1.0], 2, 2, Keeps::OwnGradients, Precision::F32),
+        (vec![1.0], 2, 0, Keeps::OwnMoments, Precision::half(DType::F16)),
+        (vec![1.0, 1.0], 1, 3, Keeps::OwnGradients, Precision::half(DType::F16)),
+        (vec![1.0, 1.0], 1, 3, Keeps::OwnMoments, Precision::half(DType::Bf16)),
     ] {
         let pace = Pace { samples: 4, batch: 4 };
         let cut = StepCut { weights, accumulate, shards: None };
@@ -205,7 +221,9 @@ fn a_loss_that_is_not_finite_names_its_place() {
         data.x[bad * WIDTH] = f32::NAN;
         let rank = |comm: Comm| {
             let part = RankShare::new(pace, &cut, comm.rank());
-            let options = LearnerOptions { keeps: Some(keeps), ..options(Loss::default()) };
+            let mut options = LearnerOptions { keeps: Some(keeps), ..options(Loss::default()) };
+            options.training.scaled = precision.scales_loss();
+            options.plan.precision = precision.clone();
             let mut learner = Learner::new(&net(false), &spec(), &part, None, options, comm).unwrap();
             data.step(&mut learner, pace, &part, 0).unwrap_err()
         };
@@ -232,8 +250,14 @@ fn mixed_labels_count_by_their_share() {
         // Both samples are the same, so that mixing leaves them as they are.
         let x = [0.5; 2 * WIDTH];
         let batch = MicrobatchData { x: Values::F32(&x), labels: Values::I32(labels), mix };
-        let step =
-            RankStep { samples: 2, microbatches: part.microbatches(0), rounds: 1, lr: 0.01, loss_scale: 1.0, extra: [0.0; 2] };
+        let step = RankStep {
+            samples: 2,
+            microbatches: part.microbatches(0),
+            rounds: 1,
+            lr: 0.01,
+            loss_scale: 1.0,
+            extra: [0.0; 2],
+        };
         learner.step(step, &mut |_, take| take(batch)).unwrap().loss
     };
     let (mixed, first, second) = (one(&[0, 1], 0.3), one(&[0, 1], 1.0), one(&[1, 0], 1.0));

@@ -6,6 +6,7 @@ mod buffers;
 mod digests;
 mod failing;
 mod learner;
+mod precision;
 mod ranks;
 mod runs;
 mod saved;

@@ -16,6 +16,8 @@ pub(crate) struct Watcher {
     pub(crate) losses: Vec<f64>,
     pub(crate) metrics: Vec<(String, f64)>,
     pub(crate) notes: Vec<String>,
+    /// Steps that were skipped.
+    pub(crate) overflows: u64,
     pub(crate) stop_after: Option<u64>,
     step: u64,
 }
@@ -24,12 +26,13 @@ impl Observer for Watcher {
     fn event(&mut self, event: Event<'_>) {
         match event {
             Event::Step(done) => {
-                self.losses.push(done.loss.expect("no step is skipped"));
+                self.losses.extend(done.loss);
                 self.step = done.step;
                 assert!((0.0..=1.0).contains(&done.waiting_for_ranks), "{}", done.waiting_for_ranks);
             }
             Event::Evaluated { metrics, .. } => self.metrics.extend_from_slice(metrics),
             Event::Balanced { why, .. } => self.notes.push(why.into()),
+            Event::Warning(text) if text.contains("overflowed in f16") => self.overflows += 1,
             Event::Warning(text) => panic!("{text}"),
             Event::Started(_) | Event::Saving { .. } | Event::Finished(_) => {}
         }

@@ -318,7 +318,7 @@ fn kinds_and_keys() {
     check(
         &train("precision = \"f8\""),
         "`train.precision` is \"f8\", which is not known",
-        "known are f32, bf16, f16",
+        "known are f32, bf16, f16, auto",
     );
     check(
         &train("early_stop = { metric = \"loss\" }"),

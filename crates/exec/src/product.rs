@@ -1,0 +1,108 @@
+//! Matrix products: which kernel multiplies, and where its blocks go.
+
+use polyreme_graph::DType;
+use polyreme_kernels::gemm::pairs::{PairGemm, PairOrder};
+use polyreme_kernels::gemm::{Epilogue, Gemm, OutputBlock};
+use polyreme_kernels::{Cx, Feature, SharedFloats};
+
+use crate::launch::{Choices, Then};
+use crate::memory::NodeMemory;
+use crate::run::pieces;
+
+/// The kernel of a product.
+pub(crate) enum Product {
+    /// In f32, to which operands in half are widened.
+    Wide(Gemm),
+    /// Of pairs in bf16, to which operands in f32 are rounded. Only passes blocks on.
+    Pairs(PairGemm),
+}
+
+impl Product {
+    /// The fastest kernel for operands in this format. Where every machine must come to the same bits, it is the same one on
+    /// each.
+    pub(crate) fn new(gemm: Gemm, format: DType, with: Choices) -> Product {
+        let order = if with.reproducible || with.isa.has(Feature::AmxBf16) {
+            PairOrder::Tiles
+        } else if with.isa.has(Feature::Avx512Bf16) {
+            PairOrder::Pairs
+        } else {
+            return Product::Wide(gemm);
+        };
+        match format {
+            DType::Bf16 => Product::Pairs(PairGemm { gemm, order }),
+            _ => Product::Wide(gemm),
+        }
+    }
+
+    /// The shape.
+    pub(crate) fn gemm(&self) -> &Gemm {
+        match self {
+            Product::Wide(gemm) | Product::Pairs(PairGemm { gemm, .. }) => gemm,
+        }
+    }
+
+    /// Floats of scratch space to compute C.
+    pub(crate) fn scratch_len(&self, workers: usize) -> usize {
+        match self {
+            Product::Wide(gemm) => gemm.scratch_len(workers),
+            Product::Pairs(pairs) => pairs.scratch_len(workers),
+        }
+    }
+
+    /// Floats of scratch space to pass blocks of C on.
+    pub(crate) fn pass_scratch_len(&self, workers: usize) -> usize {
+        match self {
+            Product::Wide(gemm) => gemm.pass_scratch_len(workers),
+            Product::Pairs(pairs) => pairs.scratch_len(workers),
+        }
+    }
+
+    /// Passes the blocks of C on, which is kept nowhere.
+    pub(crate) fn pass(&self, cx: &Cx, m: &NodeMemory, epilogue: Epilogue) {
+        match self {
+            Product::Wide(gemm) => gemm.pass(cx, m.input(0), m.input(1), epilogue, m.scratch()),
+            Product::Pairs(pairs) => pairs.pass(cx, m.floats(0), m.floats(1), epilogue, m.scratch()),
+        }
+    }
+
+    /// Computes C, or what an epilogue makes of it.
+    pub(crate) fn run(&self, cx: &Cx, then: Option<&Then>, m: &NodeMemory) {
+        let (rows, n) = (self.gemm().m, self.gemm().n);
+        let first = |block: &OutputBlock| (block.batch * rows + block.row) * n + block.col;
+        match self {
+            Product::Wide(gemm) => {
+                let pieces = then.map(|t| pieces(cx, t, m, true));
+                let epilogue = |block: OutputBlock| {
+                    if let Some(p) = &pieces {
+                        p.rows(first(&block), n, block.into_rows());
+                    }
+                };
+                let epilogue = pieces.as_ref().map(|_| Epilogue::new(&epilogue));
+                gemm.run(cx, m.input(0), m.input(1), m.output(0), epilogue, m.scratch());
+            }
+            Product::Pairs(_) => {
+                let keeps = then.is_none_or(|t| t.keeps_base);
+                let pieces = then.map(|t| pieces(cx, t, m, false));
+                let c = keeps.then(|| SharedFloats::new(m.floats_mut(0)));
+                let store = |block: OutputBlock| {
+                    let at = first(&block);
+                    match (&c, &pieces) {
+                        (None, Some(p)) => p.rows(at, n, block.into_rows()),
+                        (None, None) => unreachable!("a product without an epilogue is kept"),
+                        (Some(c), p) => {
+                            for (r, row) in block.into_rows().enumerate() {
+                                let at = at + r * n;
+                                // SAFETY: the blocks of a product are disjoint, and each is passed once.
+                                unsafe { c.part(at, row.len()) }.round(cx.isa, row);
+                                if let Some(p) = p {
+                                    p.rows(at, n, std::iter::once(row));
+                                }
+                            }
+                        }
+                    }
+                };
+                self.pass(cx, m, Epilogue::new(&store));
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Runs with activations in half precision: they learn as runs in f32 do, and in f16 they find the scale of the loss.
+
+use polyreme_train::TrainError;
+use polyreme_train::run::Given;
+
+use crate::runs::{Outcome, job, run};
+
+const OUTPUT: &str = "[output]\ntensorboard = false\nevery_epochs = 0\n";
+const ROWS: &str = "[data]\nkind = \"synthetic\"\nsamples = 400\nshape = [20]\nclasses = 5\nnoise = 0.6\n";
+const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [64, 48]\n";
+const IMAGES: &str =
+    "[data]\nkind = \"synthetic\"\nsamples = 300\nshape = [3, 16, 16]\nclasses = 4\nnoise = 0.8\n";
+/// Convolutions, a batch norm with running statistics, and a pool.
+const CONVS: &str = "[model]\nkind = \"layers\"\ninput = [3, 16, 16]\nlayers = [\
+    { kind = \"conv\", outputs = 16, kernel = 3, padding = 1 }, \"batch_norm\", \"relu\", \
+    { kind = \"max_pool\", kernel = 2 }, { kind = \"conv\", outputs = 24, kernel = 3 }, \"relu\", \"flatten\", \
+    { kind = \"linear\" }]\n";
+
+fn trained(lines: &str, ranks: usize) -> Result<Outcome, TrainError> {
+    let folder = tempfile::tempdir().unwrap();
+    run(&job(lines), Given::default(), ranks, &folder.path().join("run"), None)
+}
+
+fn bits(outcome: &Outcome) -> Vec<u32> {
+    assert!(!outcome.weights.is_empty());
+    outcome.weights.iter().flat_map(|(_, data)| data.iter().map(|x| x.to_bits())).collect()
+}
+
+#[test]
+fn half_precision_learns_as_f32_does() {
+    for (model, data) in [(MLP, ROWS), (CONVS, IMAGES)] {
+        for ranks in [1, 2] {
+            let of = |precision: &str| {
+                let train = format!("[train]\nsteps = 60\nbatch = 40\nprecision = \"{precision}\"\n");
+                let outcome = trained(&format!("{model}{data}{train}{OUTPUT}"), ranks).unwrap();
+                let last = &outcome.watcher.losses[50..];
+                last.iter().sum::<f64>() / last.len() as f64
+            };
+            let want = of("f32");
+            for precision in ["bf16", "f16"] {
+                let got = of(precision);
+                assert!(
+                    (got - want).abs() <= 0.03 * want.max(0.1),
+                    "{precision}: {got}, f32: {want}\n{model}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn reproducible_runs_in_bf16_are_the_same_on_any_number_of_ranks() {
+    for (model, data) in [(MLP, ROWS), (CONVS, IMAGES)] {
+        let train = "[train]\nsteps = 10\nbatch = 40\nprecision = \"bf16\"\n";
+        let lines = format!("{model}{data}{train}{OUTPUT}[parallel]\nreproducible = true\nshards = 8\n");
+        let want = bits(&trained(&lines, 1).unwrap());
+        for ranks in [2, 3] {
+            assert!(bits(&trained(&lines, ranks).unwrap()) == want, "{ranks} ranks\n{lines}");
+        }
+    }
+}
+
+/// Gradients overflow with a scale far too high: the steps are skipped, until it is low enough.
+#[test]
+fn a_scale_that_is_far_too_high_comes_down_by_itself() {
+    for (model, data, ranks) in [(MLP, ROWS, 1), (CONVS, IMAGES, 1), (CONVS, IMAGES, 2)] {
+        let train =
+            "[train]\nsteps = 120\nbatch = 40\nprecision = \"f16\"\nloss_scale = 1e25\nlog_every = 1\n";
+        let outcome = trained(&format!("{model}{data}{train}{OUTPUT}"), ranks).unwrap();
+        let (skipped, losses) = (outcome.watcher.overflows, &outcome.watcher.losses);
+        // From 1e25 down to what f16 bears, which is between 1 and a few millions.
+        assert!((55..90).contains(&skipped), "{skipped} steps were skipped");
+        assert_eq!(losses.len() as u64 + skipped, 120);
+        assert!(losses.iter().all(|l| l.is_finite()));
+        assert!(losses.last().unwrap() < &(0.9 * losses[0]), "{losses:?}");
+        assert!(outcome.weights.iter().all(|(_, data)| data.iter().all(|x| x.is_finite())));
+    }
+}
+
+#[test]
+fn a_run_resumes_in_the_middle_of_the_search_for_the_scale() {
+    let train = "[train]\nsteps = 80\nbatch = 40\nprecision = \"f16\"\nloss_scale = 1e20\n";
+    let lines = format!("{CONVS}{IMAGES}{train}{OUTPUT}");
+    for ranks in [1, 2] {
+        let want = trained(&lines, ranks).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("run");
+        let first = run(&job(&lines), Given::default(), ranks, &folder, Some(20)).unwrap();
+        assert!(first.watcher.losses.is_empty(), "all of the first steps are skipped");
+        let rest = run(&job(&lines), Given::default(), ranks, &folder, None).unwrap();
+        assert_eq!(first.watcher.overflows + rest.watcher.overflows, want.watcher.overflows);
+        assert!(bits(&rest) == bits(&want), "{ranks} ranks");
+    }
+}
+
+/// What no scale can help is an error that says where, and what to do.
+#[test]
+fn an_activation_that_f16_cannot_hold_ends_the_run_with_its_layer() {
+    let data = "[data]\nkind = \"synthetic\"\nsamples = 64\nshape = [20]\nclasses = 3\nnoise = 0.5\nnormalise = false\n";
+    let train = "[train]\nsteps = 200\nbatch = 32\nprecision = \"f16\"\nclip = 1e9\n\
+                 optimizer = { kind = \"sgd\", lr = 1e6 }\n";
+    let error =
+        trained(&format!("{MLP}{data}{train}{OUTPUT}"), 1).err().expect("it cannot go on").to_string();
+    assert!(error.contains("layer `") && error.contains("too large for f16"), "{error}");
+    assert!(error.contains("bf16"), "{error}");
+}
