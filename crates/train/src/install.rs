@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
+use polyreme_dtype::DType;
 use polyreme_exec::{Engine, Kept, Slot};
 
 use crate::checkpoint::{CheckpointError, Difference, TensorFile, TensorShape};
@@ -71,18 +72,25 @@ pub fn install_file(engine: &mut Engine, path: &Path) -> Result<u64, TrainError>
     Ok(batches)
 }
 
-/// Writes the model that a learner would ship: its parameters, averaged if they are, and its states. `batches_before` is how
-/// many batches its batch norms had seen before the first step.
-pub fn ship(path: &Path, learner: &Learner, batches_before: u64) -> Result<(), CheckpointError> {
+/// Writes the model that a learner would ship: its parameters, averaged if they are, as `dtype`, and its states, which are
+/// few and lose more by rounding (a variance next to its epsilon), as they are. `batches_before` is how many batches its batch
+/// norms had seen before the first step.
+pub fn ship(
+    path: &Path,
+    learner: &Learner,
+    dtype: DType,
+    batches_before: u64,
+) -> Result<(), CheckpointError> {
     let (params, arena) = learner.shipped();
     let states = learner.engine().state_slots();
     let state_arena = learner.engine().kept(Kept::States);
     let views: Vec<View> = params
         .iter()
-        .map(|s| View { name: &s.name, dims: &s.dims, data: &arena[s.range.clone()] })
+        .map(|s| View { name: &s.name, dims: &s.dims, dtype, data: &arena[s.range.clone()] })
         .chain(states.iter().map(|s| View {
             name: &s.name,
             dims: &s.dims,
+            dtype: DType::F32,
             data: &state_arena[s.range.clone()],
         }))
         .collect();

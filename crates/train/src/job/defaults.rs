@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use polyreme_collective::patience::{SILENCE, STALL};
 use polyreme_data::{Features, Spec, Target};
+use polyreme_dtype::DType;
 use polyreme_graph::{Adafactor, Moments, Optimizer};
 use polyreme_nn::model::StackInput;
 use polyreme_nn::{Answer, FitError, Fitted, Model, Sample};
@@ -256,6 +257,7 @@ impl Default for OutputSpec {
             keep: 3,
             best: Some("val_accuracy".into()),
             tensorboard: true,
+            dtype: DType::F32,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 pub use polyreme_data::Augment;
+use polyreme_dtype::DType;
 use polyreme_nn::Model;
 
 pub use crate::loss::LossKind;
@@ -299,4 +300,6 @@ pub struct OutputSpec {
     pub best: Option<String>,
     /// Whether TensorBoard files are written.
     pub tensorboard: bool,
+    /// What the parameters of the run's model are written in.
+    pub dtype: DType,
 }

@@ -5,6 +5,7 @@
 mod buffers;
 mod digests;
 mod failing;
+mod halves;
 mod learner;
 mod ranks;
 mod runs;

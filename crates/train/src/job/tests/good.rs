@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use polyreme_data::{Features, Layout, Spec, Target};
+use polyreme_dtype::DType;
 use polyreme_graph::{Adafactor, Moments, Optimizer};
 use polyreme_nn::Model;
 use polyreme_nn::model::{Gpt, Stack, StackInput, StackLayer};
@@ -159,6 +160,7 @@ fn every_key_is_read() {
         keep: 5,
         best: Some("val_loss".into()),
         tensorboard: false,
+        dtype: DType::F32,
     };
     assert_eq!(job.output, want);
 }

@@ -35,14 +35,15 @@ fn whole_files_read_again() {
 
 #[test]
 fn the_file_of_an_earlier_run_reads_as_the_same_job() {
-    // Written for `full.toml` before keys were declared, and before there was a loss to choose. What is written now differs in
-    // that and in the order of keys alone.
+    // Written for `full.toml` before keys were declared, and before there was a loss or an element type to choose. What is
+    // written now differs in those and in the order of keys alone.
     let (before, job) = (include_str!("before.toml"), good(include_str!("full.toml"), &[]));
     assert_eq!(good(before, &[]), job);
     let table = |text: &str| toml::from_str::<toml::Table>(text).unwrap();
     let mut now = table(&job.to_toml());
     let loss = now["train"].as_table_mut().unwrap().remove("loss");
-    assert_eq!((loss, now), (Some("cross_entropy".into()), table(before)));
+    let dtype = now["output"].as_table_mut().unwrap().remove("dtype");
+    assert_eq!((loss, dtype, now), (Some("cross_entropy".into()), Some("f32".into()), table(before)));
 }
 
 fn names(names: &'static [&'static str]) -> impl Strategy<Value = String> {
