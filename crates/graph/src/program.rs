@@ -320,6 +320,8 @@ pub struct Program {
     pub instrs: Vec<Instr>,
     /// What updates do.
     pub optimizer: Option<Optimizer>,
+    /// What the optimizer's state is stored in: f32, or bf16 if it goes by element.
+    pub moments: DType,
     /// This rank's role among others; `None` for a program without other ranks.
     pub role: Option<Role>,
     /// Where gradients are stored until they are summed, if each rank keeps only its own shard of them.
@@ -338,6 +340,7 @@ impl Program {
             exchanges: Vec::new(),
             instrs: Vec::new(),
             optimizer: None,
+            moments: DType::F32,
             role: None,
             grad_buffers: None,
         }

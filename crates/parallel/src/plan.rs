@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use polyreme_graph::{Axis, Keeps, Microbatch, Optimizer, Weights};
+use polyreme_graph::{Axis, DType, Keeps, Microbatch, Optimizer, Weights};
 
 use crate::mesh::Mesh;
 use crate::tree::run_of;
@@ -55,6 +55,8 @@ pub struct Plan {
 pub struct Training {
     /// What updates do.
     pub optimizer: Optimizer,
+    /// What its state is stored in: f32, or bf16 if it goes by element.
+    pub moments: DType,
     /// The maximum of the gradients' norm.
     pub clip: Option<f64>,
     /// The decay of averaged parameters, which rank 0 keeps.

@@ -52,6 +52,7 @@ use crate::reproducible;
 pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &StepShape) -> Program {
     let mut program = Program::empty(bodies.to_vec());
     program.optimizer = Some(training.optimizer);
+    program.moments = training.moments;
     program.microbatches = shape.microbatches.iter().flatten().copied().collect();
     let (keeps, weights) = plan.ownership(training.optimizer);
     let one_bucket = (weights == Weights::Shared && keeps != Keeps::OwnGradients)
@@ -458,7 +459,8 @@ mod tests {
         differentiate(&b.finish(&[("loss", loss)]), loss).unwrap()
     }
 
-    const ADAM: Training = Training { optimizer: Optimizer::Adam(Moments::DEFAULT), clip: None, ema: None };
+    const ADAM: Training =
+        Training { optimizer: Optimizer::Adam(Moments::DEFAULT), moments: DType::F32, clip: None, ema: None };
 
     fn plan() -> Plan {
         Plan { mesh: Mesh::data(2), rank: 1, keeps: Keeps::OwnGradients, bucket_bytes: 1, ..Plan::alone() }
@@ -562,6 +564,14 @@ mod tests {
     #[test]
     #[should_panic(expected = "this optimizer needs the gradients of whole tensors")]
     fn an_optimizer_of_whole_tensors_is_refused() {
-        lower(&plan(), &Training { optimizer: Optimizer::Lamb(Moments::DEFAULT), clip: None, ema: None });
+        lower(
+            &plan(),
+            &Training {
+                optimizer: Optimizer::Lamb(Moments::DEFAULT),
+                moments: DType::F32,
+                clip: None,
+                ema: None,
+            },
+        );
     }
 }

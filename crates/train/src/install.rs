@@ -30,6 +30,23 @@ pub fn install_arena(arena: &mut [f32], slots: &[Slot], file: &TensorFile) -> Re
     Ok(file.read(&mut |name, first, numbers| put(arena, &places, name, first, numbers))?)
 }
 
+/// Moments of an engine from a file of a checkpoint that must have just those, in whatever type it has them: they are rounded to
+/// the engine's.
+pub fn install_moments(
+    engine: &mut Engine,
+    what: Kept,
+    slots: &[Slot],
+    file: &TensorFile,
+) -> Result<(), TrainError> {
+    check(slots.iter(), &file.shapes, &file.path)?;
+    let places = by_name(slots);
+    Ok(file.read(&mut |name, first, numbers| {
+        if let Some(range) = places.get(name) {
+            engine.put_kept(what, range.start + first, numbers);
+        }
+    })?)
+}
+
 /// Ranges by the names of their tensors.
 fn by_name(slots: &[Slot]) -> HashMap<&str, Range<usize>> {
     slots.iter().map(|slot| (slot.name.as_str(), slot.range.clone())).collect()

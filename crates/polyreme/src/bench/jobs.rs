@@ -55,7 +55,7 @@ impl BenchJob {
         budget_bytes: Option<usize>,
         threads: usize,
     ) -> Result<Program, Box<dyn Error + Send + Sync>> {
-        let training = Training { optimizer: self.optimizer, clip: None, ema: None };
+        let training = Training { optimizer: self.optimizer, moments: DType::F32, clip: None, ema: None };
         let measure = |program: &Program| Engine::footprint(program, threads).total();
         let budget = budget_bytes.map(|bytes| Budget { bytes, measure: &measure });
         let body = compile(&self.weighted_step()?, plan, &training, budget)?;

@@ -10,6 +10,7 @@ use polyreme_graph::dot::dot;
 use polyreme_graph::{DType, Graph, Program};
 use polyreme_parallel::{Plan, Training, Updates};
 use polyreme_train::checkpoint::{self, GivenPath};
+use polyreme_train::job::OptimizerSpec;
 use polyreme_train::loss::Loss;
 use polyreme_train::lower::{Lowering, training_graph};
 use polyreme_train::record::history::{Column, History};
@@ -79,9 +80,14 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
     if let Some(form) = args.graph {
         let spec = trained.preparation.spec(Layout::Planes);
         let graph = training_graph(trained.net(), &spec, trained.job.train.batch, Loss::default())?;
-        let optimizer = trained.job.train.optimizer.rule;
+        let OptimizerSpec { rule: optimizer, moments, .. } = trained.job.train.optimizer;
         let lone = Lowering {
-            training: Training { optimizer, clip: trained.job.train.clip, ema: trained.job.train.ema },
+            training: Training {
+                optimizer,
+                moments,
+                clip: trained.job.train.clip,
+                ema: trained.job.train.ema,
+            },
             plan: Plan { updates: Updates::AtOnce, ..Plan::alone() },
             budget_bytes: None,
             threads: 1,

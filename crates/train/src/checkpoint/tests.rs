@@ -20,7 +20,13 @@ pub(super) fn shard(file: &str, dims: &[&[usize]], number: impl Fn(usize) -> f32
         at
     };
     let tensors: Vec<TensorAt> = dims.iter().enumerate().map(at).collect();
-    Shard { file: file.into(), tensors: tensors.into(), lent: None, data: (0..start).map(number).collect() }
+    Shard {
+        file: file.into(),
+        dtype: DType::F32,
+        tensors: tensors.into(),
+        lent: None,
+        data: (0..start).map(number).collect(),
+    }
 }
 
 pub(super) fn snapshot(step: u64, metrics: &[(&str, f64)]) -> Snapshot {
@@ -110,6 +116,7 @@ fn what_goes_in_comes_out() {
     let tensors: Arc<[TensorAt]> = [at("c", 8), at("a", 1), at("b", 2)].into();
     check_round_trip(vec![Shard {
         file: MODEL_FILE.into(),
+        dtype: DType::F32,
         tensors,
         lent: None,
         data: (0..10).map(|i| i as f32).collect(),

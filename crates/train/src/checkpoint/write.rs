@@ -3,8 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use polyreme_dtype::DType;
-
 use super::blocks::{BLOCK_BYTES, BlockBuffer, BlockFile};
 use super::folder::{self, WRITING};
 use super::manifest::{MANIFEST_FILE, is_plain};
@@ -71,7 +69,7 @@ pub(super) fn write(
 fn write_aside(disk: &Disk, root: &Path, aside: &Path, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
     snapshot.shards.iter().try_for_each(check)?;
     let layout = |shard: &Shard| {
-        let tensors = shard.tensors.iter().map(|at| (at.name.as_str(), at.dims.as_slice(), DType::F32));
+        let tensors = shard.tensors.iter().map(|at| (at.name.as_str(), at.dims.as_slice(), shard.dtype));
         Layout::new(tensors, Some(snapshot.batches), &shard.file)
     };
     let layouts = snapshot.shards.iter().map(layout).collect::<Result<Vec<_>, _>>()?;

@@ -212,6 +212,8 @@ pub struct OptimizerSpec {
     pub rule: polyreme_graph::Optimizer,
     /// The base learning rate.
     pub lr: f64,
+    /// What the optimizer's state is stored in: f32, or bf16 for rules that go by element.
+    pub moments: DType,
 }
 
 /// When a run that no longer gets better ends.

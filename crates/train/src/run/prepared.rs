@@ -163,7 +163,12 @@ impl Prepared {
             threads,
             isa: given.isa,
             seed: train.seed,
-            training: Training { optimizer: train.optimizer.rule, clip: train.clip, ema: train.ema },
+            training: Training {
+                optimizer: train.optimizer.rule,
+                moments: train.optimizer.moments,
+                clip: train.clip,
+                ema: train.ema,
+            },
             loss,
             class_weights,
             memory_bytes: train.memory_mib.map(|mib| mib << 20),

@@ -5,7 +5,7 @@ use polyreme_collective::Comm;
 use polyreme_data::{Features, Spec, Target, Values};
 use polyreme_exec::{Engine, Isa, Kept};
 use polyreme_graph::memory::ALIGN_BYTES;
-use polyreme_graph::{Keeps, Moments, Optimizer, Traced};
+use polyreme_graph::{DType, Keeps, Moments, Optimizer, Traced};
 use polyreme_nn::layer::{BatchNorm2d, Dropout, Linear};
 use polyreme_parallel::{Plan, Training};
 use polyreme_train::learner::{Learner, LearnerOptions, MicrobatchData, RankStep, StepResult};
@@ -40,7 +40,12 @@ fn options(loss: Loss) -> LearnerOptions {
         isa: Isa::detect(),
         threads: 1,
         seed: 3,
-        training: Training { optimizer: Optimizer::AdamW(Moments::DEFAULT), clip: Some(1.0), ema: Some(0.9) },
+        training: Training {
+            optimizer: Optimizer::AdamW(Moments::DEFAULT),
+            moments: DType::F32,
+            clip: Some(1.0),
+            ema: Some(0.9),
+        },
         loss,
         class_weights: if loss.class_weights { vec![0.5, 1.0, 4.0] } else { Vec::new() },
         memory_bytes: None,

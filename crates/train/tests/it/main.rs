@@ -7,6 +7,7 @@ mod digests;
 mod failing;
 mod halves;
 mod learner;
+mod moments;
 mod ranks;
 mod runs;
 mod saved;

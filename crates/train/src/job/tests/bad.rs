@@ -315,6 +315,11 @@ fn kinds_and_keys() {
         "`warmup` does not belong to `train.schedule` of kind `one-cycle`",
         "it belongs to constant, step, exponential, cosine, linear",
     );
+    check(
+        &train("optimizer = { kind = \"lamb\", moments = \"bf16\" }"),
+        "`moments` does not belong to `train.optimizer` of kind `lamb`",
+        "it belongs to sgd, adam, adamw, lion",
+    );
     check(&train("precision = \"bf16\""), "`train.precision` is \"bf16\"; only \"f32\" is supported", "");
     check(
         &train("early_stop = { metric = \"loss\" }"),

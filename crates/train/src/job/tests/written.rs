@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use polyreme_dtype::DType;
 use polyreme_graph::op::{Cell, Conv};
 use polyreme_graph::{Adafactor, Moments, Optimizer};
 use polyreme_nn::Model;
@@ -204,7 +205,10 @@ fn optimizer() -> impl Strategy<Value = OptimizerSpec> {
         let moments = Moments { beta1, beta2, eps, weight_decay };
         [Optimizer::Adam(moments), Optimizer::AdamW(moments), Optimizer::Lamb(moments)][which as usize]
     });
-    (prop_oneof![sgd, others, lion, adafactor], 1e-9..10.0).prop_map(|(rule, lr)| OptimizerSpec { rule, lr })
+    (prop_oneof![sgd, others, lion, adafactor], 1e-9..10.0).prop_map(|(rule, lr)| {
+        let moments = if rule.by_element() && lr > 5.0 { DType::Bf16 } else { DType::F32 };
+        OptimizerSpec { rule, lr, moments }
+    })
 }
 
 fn schedule() -> impl Strategy<Value = Schedule> {
