@@ -1,19 +1,18 @@
 //! Gradients that are applied to the parameter block by block, while they are computed.
 
+use polyreme_kernels::Cx;
 use polyreme_kernels::cx::SharedMut;
 use polyreme_kernels::gemm::{Epilogue, OutputBlock};
-use polyreme_kernels::optim::Pass;
-use polyreme_kernels::{Cx, Isa};
 
 use crate::engine::{Engine, Loaded};
 use crate::launch::Launch;
-use crate::memory::{NodeMemory, UpdateTarget};
+use crate::memory::{NodeMemory, SharedMoments, UpdateTarget};
 use crate::product::Product;
 
 impl Engine {
     /// Computes the gradient of a parameter, and updates the parameter meanwhile.
     pub(crate) fn apply(&mut self, loaded: &Loaded, body: usize, slot: usize, node: usize, param: usize) {
-        let hyper = self.hyper();
+        let (hyper, rounding) = (self.hyper(), self.rounding(0));
         let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
         let Launch::Apply(product) = &ready.prepared[node].launch else {
             unreachable!("prepared as the program says")
@@ -23,25 +22,48 @@ impl Engine {
         let slices = self.memory.node(ready, slot, node);
         slices.stage(&cx);
         let target = slices.update_target(ready.body.graph.params[param].value);
-        run(&cx, product, &slices, pass, &target);
+        let UpdateTarget { params, at, moments } = &target;
+        match moments {
+            SharedMoments::F32([one, other]) => {
+                let beside = [start(params), start(one), start(other)];
+                run(&cx, product, &slices, params, [one, other], beside, |_, p, g, m, v| {
+                    pass.run(cx.isa, p, g, m, v);
+                });
+            }
+            SharedMoments::Bf16([one, other]) => {
+                // Moments are half as far apart as what is prefetched, and few enough to do without.
+                let beside = [start(params), std::ptr::null(), std::ptr::null()];
+                run(&cx, product, &slices, params, [one, other], beside, |first, p, g, m, v| {
+                    pass.run_half(cx.isa, rounding.after(at + first), p, g, m, v);
+                });
+            }
+        }
     }
 }
 
-fn run(cx: &Cx, product: &Product, m: &NodeMemory, pass: Pass, target: &UpdateTarget) {
-    let isa: Isa = cx.isa;
+/// Computes a gradient; `update` gets rows of its blocks, with the offset of their first element, what they update and the
+/// moments of that.
+fn run<T: Send>(
+    cx: &Cx,
+    product: &Product,
+    m: &NodeMemory,
+    params: &SharedMut<f32>,
+    [state1, state2]: [&SharedMut<T>; 2],
+    beside: [*const f32; 3],
+    update: impl Fn(usize, &mut [f32], &[f32], &mut [T], &mut [T]) + Sync,
+) {
     let n = product.gemm().n;
     let call = |block: OutputBlock| {
         let mut at = block.row * n + block.col;
         for grad in block.into_rows() {
             // SAFETY: the blocks of a product are disjoint, and each is passed once.
             unsafe {
-                let (params, len) = (target.params.slice(at, grad.len()), grad.len());
-                pass.run(isa, params, grad, part(&target.state1, at, len), part(&target.state2, at, len));
+                let (params, len) = (params.slice(at, grad.len()), grad.len());
+                update(at, params, grad, part(state1, at, len), part(state2, at, len));
             }
             at += n;
         }
     };
-    let beside = [&target.params, &target.state1, &target.state2].map(|s| start(s));
     product.pass(cx, m, Epilogue { call: &call, beside });
 }
 
@@ -50,7 +72,7 @@ fn run(cx: &Cx, product: &Product, m: &NodeMemory, pass: Pass, target: &UpdateTa
 /// # Safety
 /// Nothing else may hold this range while the slice lives.
 #[expect(clippy::mut_from_ref, reason = "the caller's promise")]
-unsafe fn part<'a>(state: &'a SharedMut<f32>, at: usize, len: usize) -> &'a mut [f32] {
+unsafe fn part<'a, T>(state: &'a SharedMut<T>, at: usize, len: usize) -> &'a mut [T] {
     let (at, len) = if state.is_empty() { (0, 0) } else { (at, len) };
     // SAFETY: the caller's promise.
     unsafe { state.slice(at, len) }

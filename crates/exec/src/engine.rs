@@ -118,6 +118,7 @@ impl Engine {
         blocks: SharedBlocks,
     ) -> Result<Engine, ExecError> {
         check_kernels(&program.bodies[0].graph)?;
+        moments::check(&program)?;
         let threads = options.threads.max(1);
         let pool = match &options.pool {
             Some(pool) => pool.clone(),
@@ -155,11 +156,15 @@ impl Engine {
             _ => 0,
         }
         .next_multiple_of(ALIGN_BYTES);
+        let moment_bytes = lengths
+            .moments
+            .iter()
+            .map(|len| (len * lengths.moments_dtype.bytes()).next_multiple_of(ALIGN_BYTES));
         Footprint {
             params: lengths.params * F32_BYTES,
             grads: lengths.grads * F32_BYTES + own,
             sums: buffers.sum::<usize>() - own,
-            optimizer: lengths.moments.iter().sum::<usize>() * F32_BYTES,
+            optimizer: moment_bytes.sum(),
             states: lengths.states * F32_BYTES,
             average: lengths.average * F32_BYTES,
             inputs: most(&|r| r.plan.input_bytes),
@@ -419,6 +424,7 @@ fn lengths(program: &Program, first: &Ready) -> Lengths {
         grads: if first.learns() { plan.grad_len } else { 0 },
         states: plan.state_len,
         moments: moments::lengths(program, first),
+        moments_dtype: program.moments,
         n_moments: program.optimizer.map_or(0, |o| o.n_states()),
         average: if program.averages() { plan.param_len } else { 0 },
     }

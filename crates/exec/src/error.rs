@@ -67,6 +67,14 @@ pub enum ExecError {
         /// The element type.
         dtype: polyreme_graph::DType,
     },
+    /// An optimizer's state cannot be stored in this.
+    #[error(
+        "this optimizer's state cannot be stored in {dtype}; f32 always works, bf16 if it goes by element"
+    )]
+    Moments {
+        /// The element type.
+        dtype: polyreme_graph::DType,
+    },
     /// The system has no memory for something.
     #[error(
         "no memory for {what}: {} MiB ({bytes} bytes) could not be reserved; make batches smaller, or raise the limit \

@@ -6,9 +6,11 @@
 //! only inside [`Engine::exclusively`].
 
 use polyreme_collective::{Comm, Cuts};
+use polyreme_dtype::{Element, bf16};
 use polyreme_graph::{Program, Role};
+use polyreme_kernels::floats::{Floats, FloatsMut};
 
-use crate::arena::floats;
+use crate::arena::make_room;
 use crate::engine::{Engine, Options, param_and_grad_bytes};
 use crate::error::ExecError;
 use crate::state::SharedBlocks;
@@ -118,25 +120,12 @@ impl Engine {
             return Ok(());
         }
         let role = self.role().clone();
-        let group = self.group.as_mut().expect("an engine that joined");
-        let mine = self.memory.state.kept(which);
-        if !role.sharded() {
-            if let (0, Some(into)) = (role.rank, into) {
-                into[..mine.len()].copy_from_slice(mine);
-            }
-            return Ok(());
+        let comm = &mut self.group.as_mut().expect("an engine that joined").comm;
+        match self.memory.state.stored(which) {
+            Floats::F32(mine) => gather(comm, &role, mine, into, |x| x),
+            Floats::Bf16(mine) => gather(comm, &role, mine, into, bf16::to_f32),
+            Floats::F16(_) => unreachable!("moments are stored in f32 or bf16"),
         }
-        let cuts = packed_cuts(&role);
-        let mut packed = floats(if role.rank == 0 { cuts[role.ranks] } else { 0 }, "moments of all ranks")?;
-        group.comm.gather(mine, (role.rank == 0).then_some(&mut packed[..]), &cuts, 0)?;
-        if let (0, Some(into)) = (role.rank, into) {
-            let mut at = 0;
-            for range in role.parts.iter().flatten() {
-                into[range.clone()].copy_from_slice(&packed[at..at + range.len()]);
-                at += range.len();
-            }
-        }
-        Ok(())
     }
 
     /// Collective, the reverse: scatters moments from rank 0, to each rank its shard.
@@ -145,22 +134,12 @@ impl Engine {
             return Ok(());
         }
         let role = self.role().clone();
-        let group = self.group.as_mut().expect("an engine that joined");
-        let mine = self.memory.state.kept_mut(which);
-        if !role.sharded() {
-            if let (0, Some(from)) = (role.rank, from) {
-                mine.copy_from_slice(&from[..mine.len()]);
-            }
-            return Ok(group.comm.broadcast(mine, 0)?);
+        let comm = &mut self.group.as_mut().expect("an engine that joined").comm;
+        match self.memory.state.stored_mut(which) {
+            FloatsMut::F32(mine) => scatter(comm, &role, mine, from, |x| x),
+            FloatsMut::Bf16(mine) => scatter(comm, &role, mine, from, bf16::from_f32),
+            FloatsMut::F16(_) => unreachable!("moments are stored in f32 or bf16"),
         }
-        let cuts = packed_cuts(&role);
-        let packed: Option<Vec<f32>> = match (role.rank, from) {
-            (0, Some(from)) => {
-                Some(role.parts.iter().flatten().flat_map(|r| from[r.clone()].iter().copied()).collect())
-            }
-            _ => None,
-        };
-        Ok(group.comm.scatter(mine, packed.as_deref(), &cuts, 0)?)
     }
 
     /// Whether the optimizer has this moment; this rank's shard of it may be empty.
@@ -211,6 +190,61 @@ impl Engine {
         self.memory.state.step = step[0] as u64;
         Ok(group.comm.barrier()?)
     }
+}
+
+/// Gathers the shards of all ranks on rank 0 and widens them.
+fn gather<T: Element + Default>(
+    comm: &mut Comm,
+    role: &Role,
+    mine: &[T],
+    into: Option<&mut [f32]>,
+    widen: impl Fn(T) -> f32,
+) -> Result<(), ExecError> {
+    let copy = |to: &mut [f32], from: &[T]| to.iter_mut().zip(from).for_each(|(to, x)| *to = widen(*x));
+    if !role.sharded() {
+        if let (0, Some(into)) = (role.rank, into) {
+            copy(&mut into[..mine.len()], mine);
+        }
+        return Ok(());
+    }
+    let cuts = packed_cuts(role);
+    let len = if role.rank == 0 { cuts[role.ranks] } else { 0 };
+    let mut packed: Vec<T> = Vec::new();
+    make_room(&mut packed, len, "moments of all ranks")?;
+    packed.resize(len, T::default());
+    comm.gather(mine, (role.rank == 0).then_some(&mut packed[..]), &cuts, 0)?;
+    if let (0, Some(into)) = (role.rank, into) {
+        let mut at = 0;
+        for range in role.parts.iter().flatten() {
+            copy(&mut into[range.clone()], &packed[at..at + range.len()]);
+            at += range.len();
+        }
+    }
+    Ok(())
+}
+
+/// The reverse: rounds what rank 0 has, and gives each rank its shard.
+fn scatter<T: Element>(
+    comm: &mut Comm,
+    role: &Role,
+    mine: &mut [T],
+    from: Option<&[f32]>,
+    round: impl Fn(f32) -> T,
+) -> Result<(), ExecError> {
+    if !role.sharded() {
+        if let (0, Some(from)) = (role.rank, from) {
+            mine.iter_mut().zip(from).for_each(|(to, x)| *to = round(*x));
+        }
+        return Ok(comm.broadcast(mine, 0)?);
+    }
+    let packed: Option<Vec<T>> = match (role.rank, from) {
+        (0, Some(from)) => {
+            let parts = role.parts.iter().flatten();
+            Some(parts.flat_map(|r| from[r.clone()].iter().map(|x| round(*x))).collect())
+        }
+        _ => None,
+    };
+    Ok(comm.scatter(mine, packed.as_deref(), &packed_cuts(role), 0)?)
 }
 
 /// Equal parts of `len` elements, one for each rank.

@@ -8,42 +8,41 @@ use std::ops::Range;
 
 use polyreme_sync::{Condvar, Mutex, MutexGuard};
 
-/// Elements of one chunk, the unit of accounting: copying one takes a millisecond.
+/// Elements of one chunk, the unit of accounting: copying one takes a millisecond at most.
 const CHUNK_LEN: usize = if cfg!(feature = "interleave") { 2 } else { 1 << 20 };
 
 /// The state of everything that is lent.
-pub struct Ledger {
-    book: Mutex<Book>,
+pub struct Ledger<T> {
+    book: Mutex<Book<T>>,
     /// Signalled when something was read, or nothing more will be.
     changed: Condvar,
     /// Elements that copies may hold at the same time.
     room: usize,
 }
 
-struct Book {
+struct Book<T> {
     /// The chunks of each arena.
-    arenas: Vec<Vec<Chunk>>,
+    arenas: Vec<Vec<Chunk<T>>>,
     /// Elements that copies hold.
     copied: usize,
     /// The reader is gone.
     closed: bool,
 }
 
-#[derive(Default)]
-struct Chunk {
+struct Chunk<T> {
     /// Elements of the chunk that are still to be read.
     left: usize,
     /// A copy of the chunk, if it may have been overwritten.
-    copy: Option<Box<[f32]>>,
+    copy: Option<Box<[T]>>,
 }
 
-impl Ledger {
+impl<T: Copy> Ledger<T> {
     /// Lends ranges of arenas, of which every element will be read once. Copies hold at most `room` elements, or one chunk.
-    pub fn new(arenas: impl Iterator<Item = Vec<Range<usize>>>, room: usize) -> Ledger {
+    pub fn new(arenas: impl Iterator<Item = Vec<Range<usize>>>, room: usize) -> Ledger<T> {
         let chunks = |ranges: Vec<Range<usize>>| {
             let end = ranges.iter().map(|r| r.end).max().unwrap_or(0);
-            let mut chunks: Vec<Chunk> = Vec::new();
-            chunks.resize_with(end.div_ceil(CHUNK_LEN), Chunk::default);
+            let mut chunks: Vec<Chunk<T>> = Vec::new();
+            chunks.resize_with(end.div_ceil(CHUNK_LEN), || Chunk { left: 0, copy: None });
             for (chunk, part) in ranges.iter().flat_map(|r| cut(r.clone())) {
                 chunks[chunk].left += part.len();
             }
@@ -59,9 +58,11 @@ impl Ledger {
         &self,
         arena: usize,
         range: Range<usize>,
-        lies: impl Fn(Range<usize>) -> &'a [f32],
-        read: &mut dyn FnMut(&[f32]),
-    ) {
+        lies: impl Fn(Range<usize>) -> &'a [T],
+        read: &mut dyn FnMut(&[T]),
+    ) where
+        T: 'a,
+    {
         for (number, part) in cut(range) {
             // The reader only copies here, so the other thread does not wait for long.
             let mut book = self.lock();
@@ -89,8 +90,10 @@ impl Ledger {
         arena: usize,
         len: usize,
         range: Range<usize>,
-        lies: impl Fn(Range<usize>) -> &'a [f32],
-    ) {
+        lies: impl Fn(Range<usize>) -> &'a [T],
+    ) where
+        T: 'a,
+    {
         let mut book = self.lock();
         for (number, _) in cut(range) {
             while book.is_lying(arena, number) {
@@ -114,12 +117,12 @@ impl Ledger {
     }
 
     /// Nothing inside panics halfway, but for what the reader does with what it gets.
-    fn lock(&self) -> MutexGuard<'_, Book> {
+    fn lock(&self) -> MutexGuard<'_, Book<T>> {
         self.book.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
-impl Book {
+impl<T> Book<T> {
     /// Whether a part of a chunk is still to be read in place.
     fn is_lying(&self, arena: usize, number: usize) -> bool {
         let chunk = self.arenas[arena].get(number);

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use polyreme_collective::Span;
-use polyreme_dtype::{DType, Element};
+use polyreme_dtype::{DType, Element, bf16};
 use polyreme_graph::{Place, Region, ValueId};
 use polyreme_kernels::convert;
 use polyreme_kernels::cx::SharedMut;
@@ -128,8 +128,10 @@ impl Memory {
             UpdateRange {
                 params: state.params.slice_mut(start * F32_BYTES, len),
                 grads: grads.slice(),
-                state1: state.moments[0].slice_mut(moments1.start * F32_BYTES, moments1.len()),
-                state2: state.moments[1].slice_mut(moments2.start * F32_BYTES, moments2.len()),
+                moments: match state.lengths.moments_dtype {
+                    DType::Bf16 => MomentsMut::Bf16(two_moments(state, moments1, moments2)),
+                    _ => MomentsMut::F32(two_moments(state, moments1, moments2)),
+                },
             }
         }
     }
@@ -211,17 +213,43 @@ impl<'a> Located<'a> {
 /// The operands of an update that is made block by block: a parameter and its moments.
 pub(crate) struct UpdateTarget<'a> {
     pub(crate) params: SharedMut<'a, f32>,
+    /// The offset of the parameter among all.
+    pub(crate) at: usize,
     /// The moments; empty where the optimizer has none.
-    pub(crate) state1: SharedMut<'a, f32>,
-    pub(crate) state2: SharedMut<'a, f32>,
+    pub(crate) moments: SharedMoments<'a>,
+}
+
+/// Moments in whatever they are stored in, which several threads update block by block.
+pub(crate) enum SharedMoments<'a> {
+    F32([SharedMut<'a, f32>; 2]),
+    Bf16([SharedMut<'a, bf16>; 2]),
+}
+
+/// Moments in whatever they are stored in.
+pub(crate) enum MomentsMut<'a> {
+    F32([&'a mut [f32]; 2]),
+    Bf16([&'a mut [bf16]; 2]),
+}
+
+/// Ranges of the two moments.
+///
+/// # Safety
+/// Nothing else may hold these elements while the slices live, and moments are stored as `T`.
+unsafe fn two_moments<T: Element>(state: &State, one: Range<usize>, other: Range<usize>) -> [&mut [T]; 2] {
+    // SAFETY: the caller's promise; these are two arenas.
+    unsafe {
+        [
+            state.moments[0].slice_mut(one.start * size_of::<T>(), one.len()),
+            state.moments[1].slice_mut(other.start * size_of::<T>(), other.len()),
+        ]
+    }
 }
 
 /// The operands of an update.
 pub(crate) struct UpdateRange<'a> {
     pub(crate) params: &'a mut [f32],
     pub(crate) grads: &'a [f32],
-    pub(crate) state1: &'a mut [f32],
-    pub(crate) state2: &'a mut [f32],
+    pub(crate) moments: MomentsMut<'a>,
 }
 
 /// The operands and results of a node that is running.
@@ -381,14 +409,17 @@ impl<'a> NodeMemory<'a> {
             unreachable!("{param} is a parameter")
         };
         state.settle_update(at..at + len, [at..at + len, at..at + len]);
-        let moments = |n: usize| {
-            let (at, len) = if state.lengths.n_moments > n { (at, len) } else { (0, 0) };
-            // SAFETY: `node` took `&mut Memory`, they are handed out once, and nodes have no other access to moments.
-            SharedMut::new(unsafe { state.moments[n].slice_mut(at * F32_BYTES, len) })
+        let [one, other] = [0, 1].map(|n| if state.lengths.n_moments > n { at..at + len } else { 0..0 });
+        // SAFETY: `node` took `&mut Memory`, they are handed out once, and nodes have no other access to moments.
+        let moments = unsafe {
+            match state.lengths.moments_dtype {
+                DType::Bf16 => SharedMoments::Bf16(two_moments(state, one, other).map(SharedMut::new)),
+                _ => SharedMoments::F32(two_moments(state, one, other).map(SharedMut::new)),
+            }
         };
         // SAFETY: as above; the program was made so that neither this node nor a later one reads the parameter.
         let params = SharedMut::new(unsafe { state.params.slice_mut(at * F32_BYTES, len) });
-        UpdateTarget { params, state1: moments(0), state2: moments(1) }
+        UpdateTarget { params, at, moments }
     }
 
     /// The kernel's scratch space; may be taken once.
@@ -429,7 +460,15 @@ mod tests {
         let body = Arc::new(Body::new(&graph));
         let program = Program::empty(vec![body.clone()]);
         let ready = Ready::new(&program, &body, 1, polyreme_kernels::Isa::detect());
-        let lengths = Lengths { params: 0, grads: 0, states: 0, moments: [0; 2], n_moments: 0, average: 0 };
+        let lengths = Lengths {
+            params: 0,
+            grads: 0,
+            states: 0,
+            moments: [0; 2],
+            moments_dtype: DType::F32,
+            n_moments: 0,
+            average: 0,
+        };
         let state = State::new(lengths, SharedBlocks::default(), &Serial).unwrap();
         let mut work = Workspace::new();
         work.make_room(&program, &[&ready], &Serial).unwrap();

@@ -6,10 +6,11 @@
 use std::ops::Range;
 
 use polyreme_graph::memory::{ALIGN_BYTES, readiness};
-use polyreme_graph::{Optimizer, Program};
+use polyreme_graph::{DType, Optimizer, Program};
 use polyreme_kernels::optim::ParamTensor;
 
 use crate::engine::Engine;
+use crate::error::ExecError;
 use crate::state::Lengths;
 use crate::weights::{Kept, Slot};
 use crate::workspace::Ready;
@@ -38,6 +39,16 @@ pub(crate) fn tensors(optimizer: Option<Optimizer>, first: &Ready) -> Vec<ParamT
         ParamTensor { range: start..start + shape.numel(), matrix, states }
     };
     readiness(graph).into_iter().map(tensor).collect()
+}
+
+/// Whether the optimizer's state can be stored as a program says: one that needs whole tensors reads it twice in a step.
+pub(crate) fn check(program: &Program) -> Result<(), ExecError> {
+    let by_element = program.optimizer.is_none_or(|o| o.by_element());
+    match program.moments {
+        DType::F32 => Ok(()),
+        DType::Bf16 if by_element => Ok(()),
+        dtype => Err(ExecError::Moments { dtype }),
+    }
 }
 
 /// The lengths of the optimizer states that a rank with this program keeps.

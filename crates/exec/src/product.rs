@@ -3,7 +3,7 @@
 use polyreme_graph::DType;
 use polyreme_kernels::gemm::pairs::{PairGemm, PairOrder};
 use polyreme_kernels::gemm::{Epilogue, Gemm, OutputBlock};
-use polyreme_kernels::{Cx, Feature, SharedFloats};
+use polyreme_kernels::{Cx, SharedFloats};
 
 use crate::launch::{Choices, Then};
 use crate::memory::NodeMemory;
@@ -19,17 +19,13 @@ pub(crate) enum Product {
 
 impl Product {
     /// The fastest kernel for operands in this format. Where every machine must come to the same bits, it is the same one on
-    /// each.
+    /// each, fast or not.
     pub(crate) fn new(gemm: Gemm, format: DType, with: Choices) -> Product {
-        let order = if with.reproducible || with.isa.has(Feature::AmxBf16) {
-            PairOrder::Tiles
-        } else if with.isa.has(Feature::Avx512Bf16) {
-            PairOrder::Pairs
-        } else {
-            return Product::Wide(gemm);
-        };
-        match format {
-            DType::Bf16 => Product::Pairs(PairGemm { gemm, order }),
+        let of = |order: PairOrder| PairGemm { gemm: gemm.clone(), order };
+        let fastest = [PairOrder::Tiles, PairOrder::Pairs].map(of).into_iter().find(|p| p.pays(with.isa));
+        match (format, fastest) {
+            (DType::Bf16, _) if with.reproducible => Product::Pairs(of(PairOrder::Tiles)),
+            (DType::Bf16, Some(pairs)) => Product::Pairs(pairs),
             _ => Product::Wide(gemm),
         }
     }

@@ -7,15 +7,19 @@ use std::time::{Duration, Instant};
 use polyreme_collective::{Reduce, Ticket, Work};
 use polyreme_graph::{Collective, Instr, Region};
 use polyreme_kernels::Cx;
-use polyreme_kernels::optim::{ParamTensor, StepHyper, clip_scale, sum_of_squares};
+use polyreme_kernels::optim::{ParamTensor, Rounding, StepHyper, clip_scale, sum_of_squares};
 
 use crate::engine::{Engine, Loaded};
 use crate::error::ExecError;
 use crate::feed::{Feed, Inputs};
 use crate::finite::NonFinite;
+use crate::memory::MomentsMut;
 use crate::moments;
 use crate::timeline::MomentKind;
 use crate::vectors;
+
+/// Makes the stream of random bits that round moments another one than those of initial values and dropout.
+const ROUNDING: u64 = 0x6D6F_6D65_6E74_7331;
 
 /// What the caller gives a step, beside its microbatches.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -200,10 +204,16 @@ impl Engine {
                 let hyper = self.hyper();
                 let cx = Cx { isa: self.options.isa, par: &*self.pool };
                 let range = (params.start, params.len());
+                let rounding = self.rounding(params.start);
                 let moments = moments::of_update(&optimizer, &self.memory.state.lengths, params, *moments_at);
                 let r = self.memory.update(loaded, &self.bodies, range, grads, moments);
                 let tensors = tensors_in(&self.tensors, params);
-                optimizer.step(&cx, hyper, r.params, r.grads, r.state1, r.state2, tensors);
+                match r.moments {
+                    MomentsMut::F32([m, v]) => optimizer.step(&cx, hyper, r.params, r.grads, m, v, tensors),
+                    MomentsMut::Bf16([m, v]) => {
+                        optimizer.step_half(&cx, hyper, rounding, r.params, r.grads, m, v);
+                    }
+                }
                 self.record(began, MomentKind::Compute, None, || "update".into());
             }
             Instr::Follow { decay } => {
@@ -401,6 +411,11 @@ impl Engine {
         let StepProgress { args, totals, clip, .. } = &self.progress;
         let grad_scale = (1.0 / totals[1]) as f32 * clip / args.loss_scale;
         StepHyper { lr: args.lr, step: self.memory.state.step + 1, grad_scale, decay_scale: 1.0 }
+    }
+
+    /// Where the random bits come from that round the moments of the parameters from `first` on.
+    pub(crate) fn rounding(&self, first: usize) -> Rounding {
+        Rounding { key: self.options.seed ^ ROUNDING, step: self.memory.state.step + 1, first: first as u64 }
     }
 
     /// Records a span of time, if the timeline is on.

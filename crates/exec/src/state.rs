@@ -7,6 +7,7 @@ use std::sync::Arc;
 use polyreme_collective::Block;
 use polyreme_dtype::DType;
 use polyreme_kernels::Parallel;
+use polyreme_kernels::floats::{Floats, FloatsMut};
 
 use crate::arena::Arena;
 use crate::error::ExecError;
@@ -25,6 +26,8 @@ pub(crate) struct Lengths {
     pub(crate) states: usize,
     /// The optimizer state of the parameters that this rank updates.
     pub(crate) moments: [usize; 2],
+    /// What it is stored in: f32 or bf16.
+    pub(crate) moments_dtype: DType,
     /// How many states the optimizer has: 0, 1 or 2. This rank's part of them may be empty.
     pub(crate) n_moments: usize,
     /// The averaged parameters; 0 if this rank keeps none.
@@ -65,7 +68,9 @@ impl State {
         let or = |block: Option<Block>, len: usize, what| {
             block.map(Arena::over).map_or_else(|| floats(len, what), Ok)
         };
-        let moment = |k: usize| floats(lengths.moments[k], "the optimizer's state");
+        let moment = |k: usize| {
+            Arena::new(lengths.moments[k] * lengths.moments_dtype.bytes(), "the optimizer's state", par)
+        };
         Ok(State {
             params: or(blocks.params, lengths.params, "parameters")?.into(),
             grads: or(blocks.grads, lengths.grads, "gradients")?,
@@ -100,19 +105,57 @@ impl State {
         }
     }
 
-    /// A whole arena that outlives the step.
-    pub(crate) fn kept(&self, what: Kept) -> &[f32] {
+    /// What the elements of an arena are.
+    pub(crate) fn dtype(&self, what: Kept) -> DType {
+        match what {
+            Kept::Moment1 | Kept::Moment2 => self.lengths.moments_dtype,
+            Kept::Params | Kept::States | Kept::Average => DType::F32,
+        }
+    }
+
+    /// A whole arena that outlives the step, in whatever it is stored in.
+    pub(crate) fn stored(&self, what: Kept) -> Floats<'_> {
         let (arena, len) = self.arena(what);
-        // SAFETY: `&self` between runs: only a run writes, and it takes `&mut`.
-        unsafe { arena.slice(0, len) }
+        match self.dtype(what) {
+            // SAFETY: `&self` between runs: only a run writes, and it takes `&mut`.
+            DType::Bf16 => Floats::Bf16(unsafe { arena.slice(0, len) }),
+            // SAFETY: as above.
+            _ => Floats::F32(unsafe { arena.slice(0, len) }),
+        }
+    }
+
+    /// The same, mutable.
+    pub(crate) fn stored_mut(&mut self, what: Kept) -> FloatsMut<'_> {
+        let (arena, len) = self.arena(what);
+        self.settle(what, 0..len);
+        match self.dtype(what) {
+            // SAFETY: `&mut self` between runs, and settled.
+            DType::Bf16 => FloatsMut::Bf16(unsafe { arena.slice_mut(0, len) }),
+            // SAFETY: as above.
+            _ => FloatsMut::F32(unsafe { arena.slice_mut(0, len) }),
+        }
+    }
+
+    /// A whole arena that outlives the step.
+    ///
+    /// # Panics
+    /// If it is not stored in f32.
+    pub(crate) fn kept(&self, what: Kept) -> &[f32] {
+        match self.stored(what) {
+            Floats::F32(numbers) => numbers,
+            other => panic!("{what:?} is stored in {}", other.dtype()),
+        }
     }
 
     /// A whole arena that outlives the step, mutable.
+    ///
+    /// # Panics
+    /// If it is not stored in f32.
     pub(crate) fn kept_mut(&mut self, what: Kept) -> &mut [f32] {
-        let (arena, len) = self.arena(what);
-        self.settle(what, 0..len);
-        // SAFETY: `&mut self` between runs, and settled.
-        unsafe { arena.slice_mut(0, len) }
+        match self.stored_mut(what) {
+            FloatsMut::F32(numbers) => numbers,
+            other => panic!("{what:?} is stored in {}", other.dtype()),
+        }
     }
 
     /// An arena that can be lent to another thread, and its length; `None` if it is empty or is never lent.

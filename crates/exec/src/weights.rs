@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use polyreme_graph::graph::Stored;
 use polyreme_graph::{Buffer, DType, Place};
+use polyreme_kernels::floats::FloatsMut;
 
 use crate::arena::Arena;
 use crate::engine::Engine;
@@ -90,6 +91,31 @@ impl Engine {
         let free = what != Kept::Params || self.may_write_weights();
         assert!(free, "weights that ranks share are written inside `exclusively`");
         self.memory.state.kept_mut(what)
+    }
+
+    /// What the elements of an arena are stored in: f32, or bf16 for moments of a program that says so.
+    pub fn kept_dtype(&self, what: Kept) -> DType {
+        self.memory.state.dtype(what)
+    }
+
+    /// A whole arena as f32, whatever it is stored in.
+    pub fn kept_wide(&self, what: Kept) -> Vec<f32> {
+        let stored = self.memory.state.stored(what);
+        let mut wide = vec![0.0; stored.len()];
+        stored.widen(self.options.isa, &mut wide);
+        wide
+    }
+
+    /// Sets elements of an arena from `first` on, rounded to the nearest that can be stored; as for
+    /// [`kept_mut`](Self::kept_mut).
+    pub fn put_kept(&mut self, what: Kept, first: usize, numbers: &[f32]) {
+        let isa = self.options.isa;
+        if self.kept_dtype(what) == DType::F32 {
+            return self.kept_mut(what)[first..first + numbers.len()].copy_from_slice(numbers);
+        }
+        if let FloatsMut::Bf16(all) = self.memory.state.stored_mut(what) {
+            FloatsMut::Bf16(&mut all[first..first + numbers.len()]).round(isa, numbers);
+        }
     }
 
     /// All gradients, laid out as the parameters are.

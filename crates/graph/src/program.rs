@@ -322,6 +322,8 @@ pub struct Program {
     pub optimizer: Option<Optimizer>,
     /// Whether the loss is scaled: then a loss or gradients that are not finite skip the step's updates, and are no error.
     pub scaled: bool,
+    /// What the optimizer's state is stored in: f32, or bf16 if it goes by element.
+    pub moments: DType,
     /// This rank's role among others; `None` for a program without other ranks.
     pub role: Option<Role>,
     /// Where gradients are stored until they are summed, if each rank keeps only its own shard of them.
@@ -341,6 +343,7 @@ impl Program {
             instrs: Vec::new(),
             optimizer: None,
             scaled: false,
+            moments: DType::F32,
             role: None,
             grad_buffers: None,
         }

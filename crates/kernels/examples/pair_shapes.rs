@@ -8,9 +8,9 @@
 
 use polyreme_dtype::bf16;
 use polyreme_kernels::gemm::pairs::{PairGemm, PairOrder};
-use polyreme_kernels::gemm::{Epilogue, Gemm, OutputBlock, Strides};
+use polyreme_kernels::gemm::{Gemm, Strides};
 use polyreme_kernels::probe::fma_peak_gflops;
-use polyreme_kernels::{Cx, Floats, convert};
+use polyreme_kernels::{Cx, Floats, FloatsMut, convert};
 
 fn strides(rows: usize, cols: usize, by_columns: bool) -> Strides {
     let (row, col) = if by_columns { (1, rows) } else { (cols, 1) };
@@ -94,17 +94,9 @@ fn main() {
                 g.run(&cx, &a, &b, &mut c, None, &mut scratch);
             }
             f = f.min((on_core() - start) / times as f64);
-            let (n, c) = (g.n, polyreme_kernels::cx::SharedMut::new(&mut c));
-            let keep = |block: OutputBlock| {
-                let at = (block.batch * g.m + block.row) * n + block.col;
-                for (i, row) in block.into_rows().enumerate() {
-                    // SAFETY: blocks do not overlap.
-                    unsafe { c.slice(at + i * n, row.len()) }.copy_from_slice(row);
-                }
-            };
             let start = on_core();
             for _ in 0..times {
-                pairs.pass(&cx, a_pairs, b_pairs, Epilogue::new(&keep), &mut scratch);
+                pairs.run(&cx, a_pairs, b_pairs, FloatsMut::F32(&mut c), &mut scratch);
             }
             p = p.min((on_core() - start) / times as f64);
         }

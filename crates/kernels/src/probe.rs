@@ -5,6 +5,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use crate::gemm::pairs::PairOrder;
 use crate::{Cx, Isa};
 
 /// How many short runs are made; the best counts.
@@ -15,6 +16,37 @@ const STEPS: usize = 500_000;
 /// Billions of f32 operations per second (a multiply-add is two) in a loop of independent multiply-adds. Takes 20 ms.
 pub fn fma_peak_gflops(cx: &Cx) -> f64 {
     let (steps, run) = chains(cx.isa);
+    gflops(steps, run)
+}
+
+/// Billions of operations per second in products of bf16 with the instructions of an order: pairs in registers, or tiles
+/// that are loaded from L1. `None` without those instructions. Takes 20 ms.
+pub fn pair_peak_gflops(cx: &Cx, order: PairOrder) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use crate::Feature;
+        use crate::gemm::pairs::{AmxState, amx, amx_state};
+        match order {
+            PairOrder::Pairs if cx.isa.has(Feature::Avx512Bf16) => {
+                // SAFETY: the ISA has AVX512-BF16.
+                Some(gflops(STEPS, |steps| unsafe { avx512_bf16(steps) }))
+            }
+            PairOrder::Tiles if cx.isa.has(Feature::AmxBf16) && amx_state() == AmxState::Ready => {
+                // SAFETY: the ISA has AMX, and the system allows it.
+                Some(gflops(STEPS / 64, |times| unsafe { amx::products_in_l1(times) }))
+            }
+            _ => None,
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (cx, order);
+        None
+    }
+}
+
+/// The best of some runs of `steps` steps each; `run` returns their operations.
+fn gflops(steps: usize, run: impl Fn(usize) -> f64) -> f64 {
     best((0..RUNS).map(|_| {
         let start = Instant::now();
         let flops = run(steps);
@@ -103,6 +135,25 @@ fn avx512(steps: usize) -> f64 {
     (steps * 2 * 10 * 16 * 2) as f64
 }
 
+/// The same with pairs of bf16: twice the operations of a multiply-add.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512bf16,avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+fn avx512_bf16(steps: usize) -> f64 {
+    use std::arch::x86_64::*;
+    let mut sums = [_mm512_setzero_ps(); 10];
+    let ones = _mm512_set1_ps(black_box(1.0));
+    let ones = _mm512_cvtne2ps_pbh(ones, ones);
+    for _ in 0..steps {
+        for _ in 0..2 {
+            for s in &mut sums {
+                *s = _mm512_dpbf16_ps(*s, ones, ones);
+            }
+        }
+    }
+    black_box(sums);
+    (steps * 2 * 10 * 32 * 2) as f64
+}
+
 /// The same without SIMD by hand: a multiply and an add of 8 chains.
 fn scalar(steps: usize) -> f64 {
     let mut sums = [0f32; 80];
@@ -119,6 +170,8 @@ fn scalar(steps: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Feature;
+    use crate::gemm::pairs::{AmxState, amx_state};
 
     #[test]
     fn figures_are_of_a_computer() {
@@ -126,6 +179,17 @@ mod tests {
             let cx = Cx { isa, ..Cx::serial() };
             let peak = fma_peak_gflops(&cx);
             assert!((0.05..10_000.0).contains(&peak), "{peak}");
+            for order in [PairOrder::Pairs, PairOrder::Tiles] {
+                assert_eq!(pair_peak_gflops(&cx, order), None, "a named set has neither instruction");
+            }
+        }
+        let cx = Cx::serial();
+        let pairs = pair_peak_gflops(&cx, PairOrder::Pairs);
+        assert_eq!(pairs.is_some(), cx.isa.has(Feature::Avx512Bf16));
+        let tiles = pair_peak_gflops(&cx, PairOrder::Tiles);
+        assert_eq!(tiles.is_some(), cx.isa.has(Feature::AmxBf16) && amx_state() == AmxState::Ready);
+        for peak in pairs.into_iter().chain(tiles) {
+            assert!((0.05..20_000.0).contains(&peak), "{peak}");
         }
         let (mut target, source) = (vec![1.0; 1 << 18], vec![2.0; 1 << 18]);
         let add = add_bandwidth_gbs(&mut target, &source);

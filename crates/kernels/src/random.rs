@@ -100,29 +100,44 @@ fn sin_cos_turn(t: f64) -> (f64, f64) {
     (sin * sign(quarter), cos * sign(quarter + 1))
 }
 
+/// Random bits: positions `offset..offset + y.len()` of the stream's step, on the calling thread.
+pub(crate) fn bits(isa: Isa, key: u64, step: u64, offset: u64, y: &mut [u32]) {
+    fill_part(isa, key, step, offset, y, |bits| bits);
+}
+
 /// Fills `y` with `f` of each block, in parallel.
 fn fill(cx: &Cx, key: u64, step: u64, offset: u64, y: &mut [f32], f: impl Fn([u32; 4]) -> [f32; 4] + Sync) {
-    cx.for_each_chunk(y, CHUNK, |i, y| {
-        let start = offset + (i * CHUNK) as u64;
-        let head = y.len().min((start.next_multiple_of(4) - start) as usize);
-        let (first, rest) = y.split_at_mut(head);
-        if head > 0 {
-            let skip = (start % 4) as usize;
-            first.copy_from_slice(&f(block_of(key, step, start / 4))[skip..skip + head]);
+    cx.for_each_chunk(y, CHUNK, |i, y| fill_part(cx.isa, key, step, offset + (i * CHUNK) as u64, y, &f));
+}
+
+/// Fills `y` with `f` of each block, from position `start` on.
+#[inline]
+fn fill_part<T: Copy>(
+    isa: Isa,
+    key: u64,
+    step: u64,
+    start: u64,
+    y: &mut [T],
+    f: impl Fn([u32; 4]) -> [T; 4],
+) {
+    let head = y.len().min((start.next_multiple_of(4) - start) as usize);
+    let (first, rest) = y.split_at_mut(head);
+    if head > 0 {
+        let skip = (start % 4) as usize;
+        first.copy_from_slice(&f(block_of(key, step, start / 4))[skip..skip + head]);
+    }
+    let mut block = (start + head as u64) / 4;
+    for group in rest.chunks_mut(32) {
+        let words = eight_blocks(isa, key, step, block);
+        let (values, tail) = group.as_chunks_mut::<4>();
+        for (to, bits) in values.iter_mut().zip(&words) {
+            *to = f(*bits);
         }
-        let mut block = (start + head as u64) / 4;
-        for group in rest.chunks_mut(32) {
-            let words = eight_blocks(cx.isa, key, step, block);
-            let (values, tail) = group.as_chunks_mut::<4>();
-            for (to, bits) in values.iter_mut().zip(&words) {
-                *to = f(*bits);
-            }
-            if !tail.is_empty() {
-                tail.copy_from_slice(&f(words[values.len()])[..tail.len()]);
-            }
-            block += 8;
+        if !tail.is_empty() {
+            tail.copy_from_slice(&f(words[values.len()])[..tail.len()]);
         }
-    });
+        block += 8;
+    }
 }
 
 /// The blocks `block..block + 8`.

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use polyreme_graph::{Axis, Keeps, Microbatch, Optimizer, Precision, Weights};
+use polyreme_graph::{Axis, DType, Keeps, Microbatch, Optimizer, Precision, Weights};
 
 use crate::mesh::Mesh;
 use crate::tree::run_of;
@@ -57,6 +57,8 @@ pub struct Plan {
 pub struct Training {
     /// What updates do.
     pub optimizer: Optimizer,
+    /// What its state is stored in: f32, or bf16 if it goes by element.
+    pub moments: DType,
     /// The maximum of the gradients' norm.
     pub clip: Option<f64>,
     /// Whether the loss is scaled: then updates wait until it is known that all gradients are finite, and are left out if not.

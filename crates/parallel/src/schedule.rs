@@ -53,6 +53,7 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     let mut program = Program::empty(bodies.to_vec());
     program.optimizer = Some(training.optimizer);
     program.scaled = training.scaled;
+    program.moments = training.moments;
     program.microbatches = shape.microbatches.iter().flatten().copied().collect();
     let (keeps, weights) = plan.ownership(training.optimizer);
     let one_bucket = (weights == Weights::Shared && keeps != Keeps::OwnGradients)
@@ -459,8 +460,13 @@ mod tests {
         differentiate(&b.finish(&[("loss", loss)]), loss).unwrap()
     }
 
-    const ADAM: Training =
-        Training { optimizer: Optimizer::Adam(Moments::DEFAULT), clip: None, ema: None, scaled: false };
+    const ADAM: Training = Training {
+        optimizer: Optimizer::Adam(Moments::DEFAULT),
+        moments: DType::F32,
+        clip: None,
+        ema: None,
+        scaled: false,
+    };
 
     fn plan() -> Plan {
         Plan { mesh: Mesh::data(2), rank: 1, keeps: Keeps::OwnGradients, bucket_bytes: 1, ..Plan::alone() }
@@ -566,7 +572,13 @@ mod tests {
     fn an_optimizer_of_whole_tensors_is_refused() {
         lower(
             &plan(),
-            &Training { optimizer: Optimizer::Lamb(Moments::DEFAULT), clip: None, ema: None, scaled: false },
+            &Training {
+                optimizer: Optimizer::Lamb(Moments::DEFAULT),
+                moments: DType::F32,
+                clip: None,
+                ema: None,
+                scaled: false,
+            },
         );
     }
 }

@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use polyreme_kernels::gemm::pairs::{PairOrder, amx_state};
 use polyreme_kernels::{Cx, Feature, Isa, probe};
 use polyreme_net::{Segment, seal};
 use serde::Serialize;
@@ -34,6 +35,12 @@ pub struct DoctorReport {
     pub memory_gib: f64,
     /// Multiply-adds of one core, times two.
     pub fma_peak_gflops: f64,
+    /// The same for products of bf16 by AVX512-BF16, if the CPU has it.
+    pub pair_peak_gflops: Option<f64>,
+    /// The same for products of bf16 by AMX's tiles, loads included, if they can be used.
+    pub tile_peak_gflops: Option<f64>,
+    /// Whether AMX is used, and why not.
+    pub amx: String,
     /// `a += b` on one core.
     pub add_bandwidth_gbs: f64,
     /// A copy on one core.
@@ -69,6 +76,9 @@ pub fn examine(isa: Isa) -> DoctorReport {
         features: isa.features().map(Feature::name).collect(),
         memory_gib: process::memory_bytes() as f64 / (1u64 << 30) as f64,
         fma_peak_gflops: probe::fma_peak_gflops(&cx),
+        pair_peak_gflops: probe::pair_peak_gflops(&cx, PairOrder::Pairs),
+        tile_peak_gflops: probe::pair_peak_gflops(&cx, PairOrder::Tiles),
+        amx: amx_state().to_string(),
         add_bandwidth_gbs: probe::add_bandwidth_gbs(&mut target, &source),
         copy_bandwidth_gbs: probe::copy_bandwidth_gbs(&mut target, &source),
         seal_gbs,
@@ -128,6 +138,15 @@ impl std::fmt::Display for DoctorReport {
         writeln!(f, "features     {features}")?;
         writeln!(f, "memory       {:.1} GiB", self.memory_gib)?;
         writeln!(f, "peak         {:.1} GFLOP/s per core, multiply-adds in f32", self.fma_peak_gflops)?;
+        if let Some(peak) = self.pair_peak_gflops {
+            writeln!(f, "             {peak:.1} GFLOP/s per core, products of bf16 in pairs")?;
+        }
+        match self.tile_peak_gflops {
+            Some(peak) => {
+                writeln!(f, "             {peak:.1} GFLOP/s per core, products of bf16 in tiles (AMX)")?
+            }
+            None => writeln!(f, "             {}", self.amx)?,
+        }
         writeln!(f, "bandwidth    {:.1} GB/s per core for a += b", self.add_bandwidth_gbs)?;
         writeln!(f, "             {:.1} GB/s per core for a copy", self.copy_bandwidth_gbs)?;
         writeln!(

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
+use polyreme_dtype::DType;
 use polyreme_exec::{Engine, Kept, Slot};
 
 use crate::checkpoint::{CheckpointError, Difference, TensorFile, TensorShape};
@@ -27,6 +28,23 @@ pub fn install_arena(arena: &mut [f32], slots: &[Slot], file: &TensorFile) -> Re
     check(slots.iter(), &file.shapes, &file.path)?;
     let places = by_name(slots);
     Ok(file.read(&mut |name, first, numbers| put(arena, &places, name, first, numbers))?)
+}
+
+/// Moments of an engine from a file of a checkpoint that must have just those, in whatever type it has them: they are rounded to
+/// the engine's.
+pub fn install_moments(
+    engine: &mut Engine,
+    what: Kept,
+    slots: &[Slot],
+    file: &TensorFile,
+) -> Result<(), TrainError> {
+    check(slots.iter(), &file.shapes, &file.path)?;
+    let places = by_name(slots);
+    Ok(file.read(&mut |name, first, numbers| {
+        if let Some(range) = places.get(name) {
+            engine.put_kept(what, range.start + first, numbers);
+        }
+    })?)
 }
 
 /// Ranges by the names of their tensors.
@@ -71,18 +89,25 @@ pub fn install_file(engine: &mut Engine, path: &Path) -> Result<u64, TrainError>
     Ok(batches)
 }
 
-/// Writes the model that a learner would ship: its parameters, averaged if they are, and its states. `batches_before` is how
-/// many batches its batch norms had seen before the first step.
-pub fn ship(path: &Path, learner: &Learner, batches_before: u64) -> Result<(), CheckpointError> {
+/// Writes the model that a learner would ship: its parameters, averaged if they are, as `dtype`, and its states, which are
+/// few and lose more by rounding (a variance next to its epsilon), as they are. `batches_before` is how many batches its batch
+/// norms had seen before the first step.
+pub fn ship(
+    path: &Path,
+    learner: &Learner,
+    dtype: DType,
+    batches_before: u64,
+) -> Result<(), CheckpointError> {
     let (params, arena) = learner.shipped();
     let states = learner.engine().state_slots();
     let state_arena = learner.engine().kept(Kept::States);
     let views: Vec<View> = params
         .iter()
-        .map(|s| View { name: &s.name, dims: &s.dims, data: &arena[s.range.clone()] })
+        .map(|s| View { name: &s.name, dims: &s.dims, dtype, data: &arena[s.range.clone()] })
         .chain(states.iter().map(|s| View {
             name: &s.name,
             dims: &s.dims,
+            dtype: DType::F32,
             data: &state_arena[s.range.clone()],
         }))
         .collect();

@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use polyreme_collective::{Comm, Reduce};
 use polyreme_data::{Spec, Values};
+use polyreme_dtype::DType;
 use polyreme_exec::{Engine, ExecError, Inputs, Isa, Kept, NonFinite, Options, Slot, StepArgs, Totals};
 use polyreme_graph::{Body, Keeps, Program, Weights};
 use polyreme_parallel::{Mesh, Plan, Training, average_states};
 
+use crate::checkpoint::tensors;
 use crate::error::TrainError;
 use crate::judge::{Judge, Trial};
 use crate::loss::Loss;
@@ -386,6 +388,20 @@ impl Learner {
         let average = self.average();
         let params = if average.is_empty() { self.engine.kept(Kept::Params) } else { average };
         (self.engine.param_slots(), params)
+    }
+
+    /// Rounds the parameters that are shipped to what their file will have them in, so that what is tested is what is
+    /// written. Collective; nothing for f32.
+    pub fn round_shipped(&mut self, dtype: DType) -> Result<(), TrainError> {
+        if dtype == DType::F32 {
+            return Ok(());
+        }
+        self.exclusively(|engine| {
+            let averaged = !engine.kept(Kept::Average).is_empty();
+            let shipped = engine.kept_mut(if averaged { Kept::Average } else { Kept::Params });
+            tensors::round(dtype, shipped);
+            Ok(())
+        })
     }
 
     /// All ranks come here together: the first one that knows where it came from tells the others.

@@ -138,11 +138,11 @@ impl Lowering {
     fn bytes(&self, program: &Program) -> (usize, Vec<usize>) {
         let footprint = Engine::footprint(program, self.threads, self.isa);
         let Some(role) = &program.role else { return (footprint.total(), vec![0]) };
-        let moments = program.optimizer.map_or(0, |o| o.n_states());
+        let moments = program.moments.bytes() * program.optimizer.map_or(0, |o| o.n_states());
         let owned = match role.keeps {
             Keeps::All => 0,
-            Keeps::OwnMoments => F32_BYTES * moments,
-            Keeps::OwnGradients => F32_BYTES * (moments + 1),
+            Keeps::OwnMoments => moments,
+            Keeps::OwnGradients => F32_BYTES + moments,
         };
         let of_rank = |parts: &Vec<Range<usize>>| owned * parts.iter().map(Range::len).sum::<usize>();
         let owned: Vec<usize> = role.parts.iter().map(of_rank).collect();

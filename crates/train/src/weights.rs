@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
-use polyreme_dtype::Stored;
+use polyreme_dtype::{DType, Stored};
 
 use crate::checkpoint::tensors::{self, Layout};
 use crate::checkpoint::{CheckpointError, Difference, Disk, TensorShape, above};
@@ -19,6 +19,8 @@ pub struct Weight {
     pub name: String,
     /// Its dims.
     pub dims: Vec<usize>,
+    /// What the file has its numbers in, one of the floating types.
+    pub dtype: DType,
     /// Its numbers.
     pub data: Vec<f32>,
 }
@@ -30,6 +32,8 @@ pub struct View<'a> {
     pub name: &'a str,
     /// Its dims.
     pub dims: &'a [usize],
+    /// What the file will have its numbers in, one of the floating types: rounded to the nearest, ties to even.
+    pub dtype: DType,
     /// Its numbers: as many as the dims say.
     pub data: &'a [f32],
 }
@@ -37,7 +41,7 @@ pub struct View<'a> {
 impl Weight {
     /// The tensor, to be written.
     pub fn view(&self) -> View<'_> {
-        View { name: &self.name, dims: &self.dims, data: &self.data }
+        View { name: &self.name, dims: &self.dims, dtype: self.dtype, data: &self.data }
     }
 }
 
@@ -176,13 +180,13 @@ pub(crate) fn write_weights_on(
     };
     let name = name.to_string_lossy();
     let folder = above(path);
-    for View { name: tensor, dims, data } in tensors {
+    for View { name: tensor, dims, data, .. } in tensors {
         if dims.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim)) != Some(data.len()) {
             let why = format!("tensor {tensor}: {} numbers for dims {dims:?}", data.len());
             return Err(CheckpointError::Snapshot { file: name.into(), why });
         }
     }
-    let layout = Layout::new(tensors.iter().map(|t| (t.name, t.dims)), batch_norm_steps, &name)?;
+    let layout = Layout::new(tensors.iter().map(|t| (t.name, t.dims, t.dtype)), batch_norm_steps, &name)?;
     let aside = folder.join(format!(".writing-{name}-{}", std::process::id()));
     let write = || -> Result<(), CheckpointError> {
         layout.write(disk, &aside, tensors)?;

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use polyreme_dtype::DType;
 use polyreme_train::checkpoint::{
     CheckpointError, GivenPath, Loaded, MODEL_FILE, Shard, Snapshot, Store, TensorAt, latest_whole, list,
     load, resolve,
@@ -151,7 +152,7 @@ fn writer() {
             let mut data = buffers.next().unwrap_or_default();
             data.clear();
             data.extend((0..N).map(|i| sign * number(step, i)));
-            Shard { file: file.into(), tensors: layout.clone().into(), lent: None, data }
+            Shard { file: file.into(), dtype: DType::F32, tensors: layout.clone().into(), lent: None, data }
         });
         let snapshot = Snapshot {
             step,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use polyreme_collective::Comm;
 use polyreme_exec::{Engine, ExecError, Inputs, Kept, Options, StepArgs, Totals};
-use polyreme_graph::Program;
+use polyreme_graph::{DType, Program};
 use polyreme_kernels::Isa;
 use polyreme_kernels::optim::{Adafactor, Moments, Optimizer};
 use polyreme_parallel::{Plan, StepShape, Training, Updates, compile, schedule};
@@ -44,7 +44,7 @@ fn train(net: &Net, program: Program, options: Options) -> Vec<(String, Vec<u32>
     }
     for moment in [Kept::Moment1, Kept::Moment2] {
         for slot in engine.moment_slots(moment) {
-            seen.push((format!("{moment:?} of {}", slot.name), bits(&engine.kept(moment)[slot.range])));
+            seen.push((format!("{moment:?} of {}", slot.name), bits(&engine.kept_wide(moment)[slot.range])));
         }
     }
     seen.sort();
@@ -59,17 +59,25 @@ fn the_bits_are_those_of_updates_at_the_end() {
             let whole = matches!(optimizer, Optimizer::Lamb(_) | Optimizer::Adafactor(_));
             assert_eq!(n_at_once(&program) == 0, whole, "{}: {optimizer:?}", net.name);
             compare(&net, &program, optimizer, Options::threads(3));
+            if !whole {
+                let half = Program { moments: DType::Bf16, ..program };
+                compare(&net, &half, optimizer, Options::threads(3));
+            }
         }
     }
     let net = &nets::all()[1];
     let program = Program::train_at_once(&net.step, OPTIMIZERS[1]);
     for isa in Isa::available() {
-        compare(net, &program, OPTIMIZERS[1], Options { isa, ..Options::threads(1) });
+        for moments in [DType::F32, DType::Bf16] {
+            let program = Program { moments, ..program.clone() };
+            compare(net, &program, OPTIMIZERS[1], Options { isa, ..Options::threads(1) });
+        }
     }
 }
 
 fn compare(net: &Net, program: &Program, optimizer: Optimizer, options: Options) {
-    let want = train(net, Program::train(&net.step, optimizer, None), options.clone());
+    let late = Program { moments: program.moments, ..Program::train(&net.step, optimizer, None) };
+    let want = train(net, late, options.clone());
     let got = train(net, program.clone(), options.clone());
     for (want, got) in want.iter().zip(&got) {
         assert!(want == got, "{}, {optimizer:?}, {options:?}: {} differs", net.name, want.0);
@@ -111,7 +119,8 @@ fn gradients_cannot_be_asked_for() {
 
 fn lone(sizes: &[usize], updates: Updates) -> Vec<Program> {
     let plan = Plan { updates, ..Plan::alone() };
-    let training = Training { optimizer: base().optimizer, clip: None, ema: None, scaled: false };
+    let training =
+        Training { optimizer: base().optimizer, moments: DType::F32, clip: None, ema: None, scaled: false };
     let program = |n: &usize| {
         let body = compile(&step_graph(*n, true), &plan, &training, None).unwrap();
         schedule(&plan, &training, &[Arc::new(body)], &StepShape::one())

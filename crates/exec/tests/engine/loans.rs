@@ -22,11 +22,12 @@ fn graph() -> Graph {
     differentiate(&forward, loss).unwrap()
 }
 
-/// With updates after all gradients, and with updates while they are computed.
-fn engines() -> [Engine; 2] {
+/// With updates after all gradients, and with updates while they are computed; with moments of bf16, and of f32.
+fn engines() -> [Engine; 4] {
     let late = Program::train(&graph(), ADAM, None);
     let at_once = Program::train_at_once(&graph(), ADAM);
-    [late, at_once].map(|mut program| {
+    let half = |program: &Program| Program { moments: DType::Bf16, ..program.clone() };
+    [half(&late), half(&at_once), late, at_once].map(|mut program| {
         program.instrs.push(Instr::Follow { decay: 0.9 });
         let mut engine = Engine::new(program, Options::threads(2)).unwrap();
         engine.input_f32("x").unwrap().fill(0.5);
@@ -37,7 +38,7 @@ fn engines() -> [Engine; 2] {
 }
 
 fn all(engine: &Engine) -> Vec<Vec<f32>> {
-    KEPT.map(|what| engine.kept(what).to_vec()).into()
+    KEPT.map(|what| engine.kept_wide(what)).into()
 }
 
 /// Reads everything, in the order of the tensors or in reverse, in parts of an odd length.

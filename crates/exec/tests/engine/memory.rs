@@ -2,7 +2,7 @@
 
 use polyreme_exec::{Engine, Footprint, Options};
 use polyreme_graph::graph::Graph;
-use polyreme_graph::{MemoryPlan, Op, Place, Program, recompute};
+use polyreme_graph::{DType, MemoryPlan, Op, Place, Program, recompute};
 use polyreme_kernels::optim::{Moments, Optimizer};
 
 use crate::nets;
@@ -72,12 +72,14 @@ fn recomputation_fits_its_budget_and_changes_no_bit() {
 #[test]
 fn a_footprint_is_what_the_plan_says() {
     for net in nets::all() {
-        for (optimizer, per_param) in [
-            (Optimizer::AdamW(Moments::DEFAULT), 2),
-            (Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 }, 1),
-            (Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 }, 0),
+        for (optimizer, moments, per_param) in [
+            (Optimizer::AdamW(Moments::DEFAULT), DType::F32, 2),
+            (Optimizer::AdamW(Moments::DEFAULT), DType::Bf16, 2),
+            (Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 }, DType::F32, 1),
+            (Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 }, DType::Bf16, 1),
+            (Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 }, DType::F32, 0),
         ] {
-            let program = Program::train(&net.step, optimizer, None);
+            let program = Program { moments, ..Program::train(&net.step, optimizer, None) };
             let plan = MemoryPlan::new(program.graph(), &vec![0; program.graph().nodes.len()]);
             let got = Engine::footprint(&program, THREADS, polyreme_exec::Isa::detect());
             let params = plan.param_len * 4;
@@ -85,7 +87,7 @@ fn a_footprint_is_what_the_plan_says() {
                 params,
                 grads: params,
                 sums: 0,
-                optimizer: per_param * params,
+                optimizer: per_param * (plan.param_len * moments.bytes()).next_multiple_of(64),
                 states: plan.state_len * 4,
                 average: 0,
                 inputs: plan.input_bytes,
@@ -93,6 +95,8 @@ fn a_footprint_is_what_the_plan_says() {
                 activations: got.activations.max(plan.arena_bytes),
             };
             assert_eq!(got, want, "{}", net.name);
+            let held = Engine::new(program.clone(), Options::threads(THREADS)).unwrap().held();
+            assert_eq!(held.optimizer, got.optimizer, "{}", net.name);
             assert_eq!(got.total(), plan.total_bytes() - plan.arena_bytes + got.optimizer + got.activations);
             let numel = net.step.param_numel();
             assert!((numel..numel + 16 * net.step.params.len()).contains(&plan.param_len), "{}", net.name);

@@ -82,6 +82,8 @@ pub(crate) struct Case {
     pub(crate) ranks: usize,
     pub(crate) plan: Plan,
     pub(crate) optimizer: Optimizer,
+    /// What its state is stored in.
+    pub(crate) moments: DType,
     pub(crate) clip: Option<f64>,
     pub(crate) over: Over,
     /// How many microbatches each rank's share is cut into.
@@ -164,7 +166,13 @@ fn cuts(case: &Case, rank: usize) -> Vec<Range<usize>> {
 pub(crate) fn program(case: &Case, rank: usize) -> (Program, Vec<Range<usize>>) {
     let plan =
         Plan { mesh: Mesh::data(case.ranks), rank, microbatches: case.microbatches, ..case.plan.clone() };
-    let training = Training { optimizer: case.optimizer, clip: case.clip, ema: None, scaled: false };
+    let training = Training {
+        optimizer: case.optimizer,
+        moments: case.moments,
+        clip: case.clip,
+        ema: None,
+        scaled: false,
+    };
     let cuts = self::cuts(case, rank);
     let mut sizes: Vec<usize> = cuts.iter().map(|r| r.len()).filter(|n| *n > 0).collect();
     sizes.sort_unstable();
@@ -250,6 +258,7 @@ pub(crate) fn base() -> Case {
         ranks: 1,
         plan: Plan::alone(),
         optimizer: Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.01 },
+        moments: DType::F32,
         clip: None,
         over: Over::Threads,
         microbatches: 1,
@@ -319,22 +328,24 @@ fn a_rank_may_have_no_samples() {
 #[test]
 fn shards_give_the_same_bits_on_any_number_of_ranks() {
     let adam = Optimizer::AdamW(Moments::DEFAULT);
-    for (optimizer, clip) in [
-        (base().optimizer, None),
-        (adam, Some(0.3)),
-        (Optimizer::Lamb(Moments::DEFAULT), None),
-        (LION, None),
-        (Optimizer::Adafactor(Adafactor::DEFAULT), Some(0.3)),
+    for (optimizer, clip, moments) in [
+        (base().optimizer, None, DType::F32),
+        (adam, Some(0.3), DType::F32),
+        (adam, None, DType::Bf16),
+        (Optimizer::Lamb(Moments::DEFAULT), None, DType::F32),
+        (LION, None, DType::F32),
+        (LION, None, DType::Bf16),
+        (Optimizer::Adafactor(Adafactor::DEFAULT), Some(0.3), DType::F32),
     ] {
         let case = |ranks: usize, weights: Weights, over: Over| {
             let plan = Plan { shards: Some(8), keeps: Keeps::OwnMoments, weights, ..Plan::alone() };
-            train(&Case { ranks, plan, optimizer, clip, norm: true, over, ..base() })
+            train(&Case { ranks, plan, optimizer, clip, moments, norm: true, over, ..base() })
         };
         let one = case(1, Weights::Own, Over::Threads);
         for ranks in [2, 3, 4, 8, 11] {
             for (_, weights, over) in PLANS {
                 let many = case(ranks, weights, over);
-                let what = format!("{optimizer:?}, {ranks} ranks, {weights:?}, {over:?}");
+                let what = format!("{optimizer:?}, {moments}, {ranks} ranks, {weights:?}, {over:?}");
                 assert_eq!(many.losses, one.losses, "{what}");
                 assert!(many.params == one.params, "{what}: parameters");
                 assert!(many.states == one.states, "{what}: states");

@@ -1,12 +1,14 @@
 //! The learnt state, seen from outside: microbatches against the whole batch, a copied engine against the first, and the
 //! search for what is not finite.
 
-use polyreme_exec::{Engine, Kept, NonFinite, Options};
-use polyreme_graph::{Builder, DType, Graph, Init, Instr, Optimizer, Program, differentiate};
+use polyreme_exec::{Engine, ExecError, Kept, NonFinite, Options};
+use polyreme_graph::{Builder, DType, Graph, Init, Instr, Moments, Optimizer, Program, differentiate};
 
 use crate::random::TestRandom;
 
 const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+const ADAM: Optimizer = Optimizer::Adam(Moments::DEFAULT);
+const LAMB: Optimizer = Optimizer::Lamb(Moments::DEFAULT);
 const BATCH: usize = 12;
 
 /// A net with dropout, on `batch` rows.
@@ -81,6 +83,37 @@ fn an_engine_with_the_same_arenas_goes_on_with_the_same_bits() {
         engine.step(0.01).unwrap();
     }
     assert_eq!(first.kept(Kept::Params), second.kept(Kept::Params));
+}
+
+/// The same with moments of bf16, which are widened and put back as a checkpoint does it.
+#[test]
+fn moments_of_bf16_are_put_back_exactly_and_others_are_rounded() {
+    let program = || Program { moments: DType::Bf16, ..Program::train(&step(BATCH), ADAM, None) };
+    let [mut first, mut second] = [0, 1].map(|_| Engine::new(program(), Options::threads(2)).unwrap());
+    fill(&mut first, 0, BATCH);
+    fill(&mut second, 0, BATCH);
+    (0..3).for_each(|_| first.step(0.01).unwrap());
+    for what in [Kept::Params, Kept::States, Kept::Moment1, Kept::Moment2] {
+        let numbers = first.kept_wide(what);
+        let (start, end) = numbers.split_at(numbers.len() / 3);
+        second.put_kept(what, start.len(), end);
+        second.put_kept(what, 0, start);
+        assert_eq!(second.kept_wide(what), numbers);
+    }
+    second.set_steps_done(first.steps_done());
+    for engine in [&mut first, &mut second] {
+        engine.step(0.01).unwrap();
+    }
+    for what in [Kept::Params, Kept::Moment1, Kept::Moment2] {
+        assert_eq!(first.kept_wide(what), second.kept_wide(what), "{what:?}");
+    }
+    assert_eq!((first.kept_dtype(Kept::Moment2), first.kept_dtype(Kept::Params)), (DType::Bf16, DType::F32));
+    // A tie, to even, and one that is nearer to the next.
+    first.put_kept(Kept::Moment1, 1, &[f32::from_bits(0x3f80_8000), f32::from_bits(0x3f80_8001)]);
+    assert_eq!(first.kept_wide(Kept::Moment1)[1..3], [1.0, f32::from_bits(0x3f81_0000)]);
+    let whole = Program { moments: DType::Bf16, ..Program::train(&step(BATCH), LAMB, None) };
+    let refused = Engine::new(whole, Options::threads(1)).err().unwrap();
+    assert_eq!(refused, ExecError::Moments { dtype: DType::Bf16 });
 }
 
 #[test]

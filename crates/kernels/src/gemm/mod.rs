@@ -184,9 +184,7 @@ impl Gemm {
         if self.batch == 0 || self.m == 0 || self.n == 0 {
             return;
         }
-        assert!(self.c.col == 1 || self.n == 1, "the rows of C are contiguous");
-        assert!(self.c_is_disjoint(), "the rows of C do not overlap: {self:?}");
-        assert!(c.len() >= self.c.reach(self.batch, self.m, self.n), "C is inside its slice");
+        self.check_output(c.len());
         self.check_lengths(a.len(), b.len());
         #[cfg(target_arch = "x86_64")]
         if cx.isa.has_avx2() && self.k > 0 {
@@ -243,6 +241,12 @@ impl Gemm {
     fn passes_blocks(&self) -> bool {
         let tiles = self.k > 0 && !thin::suits(self) && seven::SevenCut::new(self).is_none();
         tiles && plan::GemmPlan::new(self).completes()
+    }
+
+    fn check_output(&self, c_len: usize) {
+        assert!(self.c.col == 1 || self.n == 1, "the rows of C are contiguous");
+        assert!(self.c_is_disjoint(), "the rows of C do not overlap: {self:?}");
+        assert!(c_len >= self.c.reach(self.batch, self.m, self.n), "C is inside its slice");
     }
 
     fn check_lengths(&self, a_len: usize, b_len: usize) {

@@ -6,8 +6,10 @@
 //! costs no extra pass beyond [`sum_of_squares`].
 
 mod adafactor;
+mod half;
 
 pub use adafactor::Adafactor;
+pub use half::Rounding;
 
 use crate::cx::SharedMut;
 use crate::lanes::twin;
@@ -256,16 +258,16 @@ pub fn scale(cx: &Cx, g: &mut [f32], by: f32) {
 }
 
 /// Runs `f(range, p, state1, state2)` on fixed chunks; an absent state is an empty slice.
-fn each_chunk(
+fn each_chunk<S: Send>(
     cx: &Cx,
     p: &mut [f32],
-    state1: &mut [f32],
-    state2: &mut [f32],
-    f: impl Fn(Range<usize>, &mut [f32], &mut [f32], &mut [f32]) + Sync,
+    state1: &mut [S],
+    state2: &mut [S],
+    f: impl Fn(Range<usize>, &mut [f32], &mut [S], &mut [S]) + Sync,
 ) {
     let n = p.len();
     let (p, s1, s2) = (SharedMut::new(p), SharedMut::new(state1), SharedMut::new(state2));
-    let part = |s: &SharedMut<'_, f32>, r: &Range<usize>| -> Range<usize> {
+    let part = |s: &SharedMut<'_, S>, r: &Range<usize>| -> Range<usize> {
         if s.is_empty() { 0..0 } else { r.clone() }
     };
     cx.par.run(n.div_ceil(CHUNK), &|task, _| {

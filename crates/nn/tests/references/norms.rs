@@ -203,7 +203,7 @@ fn trained(file: &File, case: &NormCase, sync: bool) -> Got {
             norms: if sync { Norms::Synchronised } else { Norms::Local },
             ..Plan::alone()
         };
-        let training = Training { optimizer: sgd, clip: None, ema: None, scaled: false };
+        let training = Training { optimizer: sgd, moments: DType::F32, clip: None, ema: None, scaled: false };
         let body = Arc::new(compile(&net_step(file, part.len()), &plan, &training, None).unwrap());
         let averaging = average_states(comm.size(), &body);
         let program = schedule(&plan, &training, &[body], &StepShape::one());

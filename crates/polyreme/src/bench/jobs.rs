@@ -59,6 +59,7 @@ impl BenchJob {
     ) -> Result<Program, Box<dyn Error + Send + Sync>> {
         let training = Training {
             optimizer: self.optimizer,
+            moments: DType::F32,
             clip: None,
             ema: None,
             scaled: self.precision.scales_loss(),

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use polyreme_data::Layout;
 use polyreme_graph::dot::dot;
-use polyreme_graph::{Graph, Program};
+use polyreme_graph::{DType, Graph, Program};
 use polyreme_parallel::{Plan, Training, Updates};
 use polyreme_train::checkpoint::{self, GivenPath};
+use polyreme_train::job::OptimizerSpec;
 use polyreme_train::loss::Loss;
 use polyreme_train::lower::{Lowering, training_graph};
 use polyreme_train::record::history::{Column, History};
@@ -52,6 +53,17 @@ struct Tensor {
     name: String,
     shape: Vec<usize>,
     elements: usize,
+    dtype: &'static str,
+    #[serde(skip)]
+    bytes: usize,
+}
+
+impl Tensor {
+    fn new(name: &str, dims: &[usize], dtype: DType) -> Tensor {
+        let elements = dims.iter().product();
+        let (dtype, bytes) = (dtype.name(), elements * dtype.bytes());
+        Tensor { name: name.into(), shape: dims.to_vec(), elements, dtype, bytes }
+    }
 }
 
 pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
@@ -60,17 +72,19 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
     }
     let place = checkpoint::resolve(&args.path)?;
     if let GivenPath::Weights(file) = &place {
-        let tensors: Vec<_> = read_weights(file)?.iter().map(|w| tensor(&w.name, &w.dims)).collect();
+        let tensors: Vec<_> =
+            read_weights(file)?.iter().map(|w| Tensor::new(&w.name, &w.dims, w.dtype)).collect();
         return show_tensors(&tensors, args.json);
     }
     let trained = Trained::open(&args.path, &app.given())?;
     if let Some(form) = args.graph {
         let spec = trained.preparation.spec(Layout::Planes);
         let graph = training_graph(trained.net(), &spec, trained.job.train.batch, Loss::default())?;
-        let optimizer = trained.job.train.optimizer.rule;
+        let OptimizerSpec { rule: optimizer, moments, .. } = trained.job.train.optimizer;
         let lone = Lowering {
             training: Training {
                 optimizer,
+                moments,
                 clip: trained.job.train.clip,
                 ema: trained.job.train.ema,
                 scaled: trained.job.train.precision().scales_loss(),
@@ -91,7 +105,7 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
         .needed(checkpoint::MODEL_FILE)?
         .shapes
         .iter()
-        .map(|s| tensor(&s.name, &s.dims))
+        .map(|s| Tensor::new(&s.name, &s.dims, DType::F32))
         .collect();
     let manifest = &trained.loaded.manifest;
     let history = History::read(&trained.folder().join("metrics.jsonl")).unwrap_or_default();
@@ -139,16 +153,9 @@ fn inspect_job(app: &App, args: &InspectArgs) -> CommandResult {
         .params
         .iter()
         .chain(&graph.states)
-        .map(|p| {
-            let shape = graph.shape(p.value);
-            Tensor { name: p.name.clone(), shape: shape.dims().to_vec(), elements: shape.numel() }
-        })
+        .map(|p| Tensor::new(&p.name, graph.shape(p.value).dims(), DType::F32))
         .collect();
     show_tensors(&tensors, args.json)
-}
-
-fn tensor(name: &str, dims: &[usize]) -> Tensor {
-    Tensor { name: name.into(), shape: dims.to_vec(), elements: dims.iter().product() }
 }
 
 fn show_graph(
@@ -171,10 +178,18 @@ fn show_tensors(tensors: &[Tensor], json: bool) -> CommandResult {
     let wide = tensors.iter().map(|t| t.name.len()).max().unwrap_or(0);
     let mut text = String::new();
     for t in tensors {
-        writeln!(text, "  {:<wide$}  {:<20} {:>12}", t.name, format!("{:?}", t.shape), t.elements)?;
+        writeln!(
+            text,
+            "  {:<wide$}  {:<20} {:>12} {}",
+            t.name,
+            format!("{:?}", t.shape),
+            t.elements,
+            t.dtype
+        )?;
     }
     let total: usize = tensors.iter().map(|t| t.elements).sum();
-    writeln!(text, "  {} tensors, {total} elements, {}", tensors.len(), mib(total * size_of::<f32>()))?;
+    let bytes: usize = tensors.iter().map(|t| t.bytes).sum();
+    writeln!(text, "  {} tensors, {total} elements, {}", tensors.len(), mib(bytes))?;
     Ok(io::stdout().lock().write_all(text.as_bytes())?)
 }
 

@@ -19,7 +19,7 @@ use crate::output;
 
 use super::interfaces::{NoAddress, choose, interfaces};
 use super::levels::{self, over_levels};
-use super::lifeline::{Lifeline, Unsaid, listening};
+use super::lifeline::{Lifeline, Unsaid, last_words, listening};
 use super::{ClusterRank, HOST, INTERFACE, MPI_LIBRARY, Transport, mpi};
 
 /// How long a rank waits for the others to be started, and how much longer for each of them: launchers start many one
@@ -106,7 +106,8 @@ pub fn join(
     vars: &dyn Fn(&str) -> Option<String>,
 ) -> Result<JoinedRank, JoinFailure> {
     // It is read until the process ends, whatever happens to the rest.
-    let lifeline = place.launched.then(|| Lifeline::listen(io::stdin(), stop, || std::process::exit(1)));
+    let listen = || Lifeline::listen(io::stdin(), last_words(patience), stop, || std::process::exit(1));
+    let lifeline = place.launched.then(listen);
     if place.size == 1 {
         return Ok(JoinedRank { comm: Comm::alone(), control: None, transport: Transport::Local });
     }

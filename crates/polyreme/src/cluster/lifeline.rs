@@ -11,14 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-use polyreme_net::patience::SILENCE;
+use polyreme_net::patience::{Patience, SILENCE};
 
 /// The longest line.
 const LINE_BYTES_MAX: u64 = 1024;
 /// How long to wait for the launcher's first line.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long a rank whose launcher is gone may take to finish its step and save.
-const LAST_WORDS: Duration = SILENCE;
 /// How the line begins in which rank 0 says where it listens, the first of its standard output.
 const LISTENING: &str = "polyreme listening ";
 
@@ -91,15 +89,24 @@ impl fmt::Display for Unsaid {
 
 impl std::error::Error for Unsaid {}
 
+/// How long a rank whose launcher is gone may take to finish its step and save. Where patience is longer, so is this: the ranks may
+/// have to wait for one that stands still before they can save. A short patience does not make it shorter: that is about
+/// silence, and a rank that computes or writes is not silent.
+pub fn last_words(patience: Patience) -> Duration {
+    patience.silence.max(SILENCE)
+}
+
 /// A rank's end.
 pub struct Lifeline {
     heard: Receiver<LauncherMessage>,
 }
 
 impl Lifeline {
-    /// Reads `input` from now on. `stop` is set when the rank should finish; `end` is called when it must end now.
+    /// Reads `input` from now on. `stop` is set when the rank should finish; `end` is called when it must end now, which is
+    /// `last_words` after the launcher has gone.
     pub fn listen(
         input: impl Read + Send + 'static,
+        last_words: Duration,
         stop: Arc<AtomicBool>,
         end: impl FnOnce() + Send + 'static,
     ) -> Lifeline {
@@ -109,7 +116,7 @@ impl Lifeline {
             drop(tell);
             stop.store(true, Ordering::Relaxed);
             if !told_to_end {
-                std::thread::sleep(LAST_WORDS);
+                std::thread::sleep(last_words);
             }
             end();
         };
@@ -174,7 +181,7 @@ mod tests {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let (ended, end) = mpsc::channel();
-        let line = Lifeline::listen(reader, stop.clone(), move || ended.send(()).unwrap());
+        let line = Lifeline::listen(reader, SILENCE, stop.clone(), move || ended.send(()).unwrap());
         write!(writer, "{}", LauncherMessage::Secret("ab12".into())).unwrap();
         write!(writer, "nonsense\n{}", LauncherMessage::Master("[::1]:80".into())).unwrap();
         assert_eq!(line.secret().unwrap(), "ab12");
@@ -190,7 +197,7 @@ mod tests {
     fn a_launcher_that_is_gone_is_said_at_once() {
         let (reader, writer) = std::io::pipe().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let line = Lifeline::listen(reader, stop.clone(), || {});
+        let line = Lifeline::listen(reader, SILENCE, stop.clone(), || {});
         drop(writer);
         let began = Instant::now();
         assert!(line.secret().unwrap_err().to_string().contains("ended before"));
@@ -198,6 +205,26 @@ mod tests {
         while !stop.load(Ordering::Relaxed) {
             assert!(began.elapsed() < Duration::from_secs(5));
             std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_rank_whose_launcher_is_gone_has_time_to_save_before_it_ends() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let (ended, end) = mpsc::channel();
+        let time = Duration::from_millis(200);
+        let began = Instant::now();
+        let _line =
+            Lifeline::listen(reader, time, Arc::default(), move || ended.send(Instant::now()).unwrap());
+        drop(writer);
+        assert!(end.recv_timeout(Duration::from_secs(20)).unwrap() >= began + time);
+    }
+
+    #[test]
+    fn the_time_to_save_follows_a_long_patience_and_not_a_short_one() {
+        for (patience, time) in [(1, 60), (60, 60), (61, 61), (600, 600)] {
+            let patience = Patience { silence: Duration::from_secs(patience), ..Patience::default() };
+            assert_eq!(last_words(patience), Duration::from_secs(time));
         }
     }
 

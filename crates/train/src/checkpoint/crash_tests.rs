@@ -6,6 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use polyreme_dtype::DType;
+
 use super::crash::{Bug, Fate, Left, Model, Record, build};
 use super::disk::Faults;
 use super::tests::snapshot;
@@ -187,7 +189,7 @@ fn a_power_cut_leaves_the_old_model_or_the_new_one() {
     let (model, job) = (base.path().join("model.safetensors"), base.path().join("job.toml"));
     let numbers: Vec<f32> = (0..200_000).map(|i| i as f32).collect();
     for (step, n) in [(1, 10), (2, numbers.len())] {
-        let view = View { name: "x", dims: &[n], data: &numbers[..n] };
+        let view = View { name: "x", dims: &[n], dtype: DType::F32, data: &numbers[..n] };
         write_weights_on(&disk, &model, &[view], None).unwrap();
         disk.write_whole(&job, format!("step = {step}").repeat(9).as_bytes()).unwrap();
         faults.journal.lock().unwrap().push(Record::Said(step, 0));

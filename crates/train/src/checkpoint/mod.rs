@@ -66,6 +66,7 @@ mod tests;
 use std::ops::Range;
 use std::sync::Arc;
 
+use polyreme_dtype::DType;
 use polyreme_exec::{Kept, Loan};
 
 pub(crate) use blocks::WRITER_BYTES;
@@ -112,6 +113,8 @@ pub struct Snapshot {
 pub struct Shard {
     /// The file's name, such as [`MODEL_FILE`]; it ends with `.safetensors`.
     pub file: String,
+    /// What the file has the numbers in. For the numbers of a type that is stored in half, that type: nothing is lost.
+    pub dtype: DType,
     /// The tensors, in the file's order. Shared, so that the next snapshot need not build it again.
     pub tensors: Arc<[TensorAt]>,
     /// The first numbers: an arena that an engine lends, read once from where it lies.
@@ -137,7 +140,7 @@ impl Shard {
     pub fn copy(file: &str, tensors: Arc<[TensorAt]>, arena: &[f32], mut buffer: Vec<f32>) -> Shard {
         buffer.clear();
         buffer.extend_from_slice(arena);
-        Shard { file: file.into(), tensors, lent: None, data: buffer }
+        Shard { file: file.into(), dtype: DType::F32, tensors, lent: None, data: buffer }
     }
 
     fn n_lent(&self) -> usize {

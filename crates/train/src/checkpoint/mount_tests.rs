@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use polyreme_dtype::DType;
+
 use super::tests::{shard, snapshot};
 use super::*;
 use crate::weights::{View, write_weights};
@@ -71,11 +73,15 @@ fn a_full_disk_leaves_the_previous_checkpoint() {
     );
 
     let path = disk.path().join("model.safetensors");
-    let small = View { name: "x", dims: &[1], data: &[1.0] };
+    let small = View { name: "x", dims: &[1], dtype: DType::F32, data: &[1.0] };
     write_weights(&path, &[small], None).unwrap();
     let numbers = vec![0.0; 500_000];
-    let error =
-        write_weights(&path, &[View { name: "x", dims: &[500_000], data: &numbers }], None).unwrap_err();
+    let error = write_weights(
+        &path,
+        &[View { name: "x", dims: &[500_000], dtype: DType::F32, data: &numbers }],
+        None,
+    )
+    .unwrap_err();
     assert!(matches!(error, CheckpointError::DiskFull { needed: 2_000_000.., .. }), "{error}");
     assert_eq!(crate::weights::read_weights(&path).unwrap()[0].data, [1.0]);
 }
@@ -104,7 +110,7 @@ fn a_run_below_a_file_cannot_be_written() {
     let error = Store::open(&file.join("run"), 3, None).err().unwrap();
     assert!(matches!(error, CheckpointError::Unwritable { .. }), "{error}");
     assert!(error.to_string().contains("choose another one with `output.path`"), "{error}");
-    let small = View { name: "x", dims: &[1], data: &[1.0] };
+    let small = View { name: "x", dims: &[1], dtype: DType::F32, data: &[1.0] };
     let error = write_weights(&file.join("x.safetensors"), &[small], None).unwrap_err();
     assert!(matches!(error, CheckpointError::Unwritable { .. }), "{error}");
 }

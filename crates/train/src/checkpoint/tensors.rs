@@ -27,9 +27,18 @@ pub(crate) const COUNTER: &str = "num_batches_tracked";
 pub(crate) struct Layout {
     /// The header and the counters.
     head: Vec<u8>,
-    /// By tensor, its bytes in the file.
-    tensors: Vec<Range<u64>>,
+    /// In the file's order.
+    tensors: Vec<Place>,
     n_tensors: u64,
+}
+
+/// Where a tensor goes.
+struct Place {
+    /// Which one it is, of those that the layout was made of.
+    tensor: usize,
+    dtype: DType,
+    /// Its bytes in the file.
+    bytes: Range<u64>,
 }
 
 /// Where the numbers of a file come from.
@@ -45,10 +54,11 @@ impl TensorSource for [View<'_>] {
 }
 
 impl Layout {
-    /// The layout of tensors in their order, by name and dims. With `counter`, each batch norm gets the counter of steps
-    /// that PyTorch expects beside its mean. `file` is for errors.
+    /// The layout of tensors, by name, dims and what their numbers are rounded to: those of larger numbers first, as the
+    /// format wants it so that all are aligned, else in their order. With `counter`, each batch norm gets the counter of
+    /// steps that PyTorch expects beside its mean. `file` is for errors.
     pub(crate) fn new<'a>(
-        tensors: impl Iterator<Item = (&'a str, &'a [usize])> + Clone,
+        tensors: impl Iterator<Item = (&'a str, &'a [usize], DType)> + Clone,
         counter: Option<u64>,
         file: &str,
     ) -> Result<Layout, CheckpointError> {
@@ -56,7 +66,7 @@ impl Layout {
         let mut infos: Vec<(String, TensorInfo)> = Vec::new();
         let mut end: usize = 0;
         // Counters come first: eight-byte numbers then lie at multiples of eight.
-        let layers = tensors.clone().filter_map(|(name, _)| match name.rsplit_once('.') {
+        let layers = tensors.clone().filter_map(|(name, ..)| match name.rsplit_once('.') {
             Some((layer, MEAN)) => Some(format!("{layer}.{COUNTER}")),
             None if name == MEAN => Some(COUNTER.to_string()),
             _ => None,
@@ -69,8 +79,13 @@ impl Layout {
             end += 8;
         }
         let n_counters = infos.len();
-        for (name, dims) in tensors {
-            let n_bytes = dims.iter().try_fold(DType::F32.bytes(), |n, dim| n.checked_mul(*dim));
+        let mut ordered: Vec<_> = tensors.enumerate().collect();
+        ordered.sort_by_key(|(_, (_, _, dtype))| std::cmp::Reverse(dtype.bytes()));
+        for &(_, (name, dims, dtype)) in &ordered {
+            let Some(stored) = float(dtype) else {
+                return Err(wrong(format!("tensor {name}: weights cannot be written as {dtype}")));
+            };
+            let n_bytes = dims.iter().try_fold(dtype.bytes(), |n, dim| n.checked_mul(*dim));
             let start = end;
             let Some(next) = n_bytes.and_then(|n| start.checked_add(n)) else {
                 return Err(wrong(format!(
@@ -78,7 +93,7 @@ impl Layout {
                 )));
             };
             end = next;
-            let info = TensorInfo { dtype: Dtype::F32, shape: dims.to_vec(), data_offsets: (start, end) };
+            let info = TensorInfo { dtype: stored, shape: dims.to_vec(), data_offsets: (start, end) };
             infos.push((name.to_string(), info));
         }
         let mut names = BTreeSet::new();
@@ -101,14 +116,16 @@ impl Layout {
         head.append(&mut header);
         let first = head.len() as u64;
         head.extend((0..n_counters).flat_map(|_| counter.to_le_bytes()));
-        let tensors =
-            ranges.into_iter().map(|(start, end)| first + start as u64..first + end as u64).collect();
+        let place = |((tensor, (_, _, dtype)), (start, end)): ((usize, (_, _, DType)), (usize, usize))| {
+            Place { tensor, dtype, bytes: first + start as u64..first + end as u64 }
+        };
+        let tensors = ordered.into_iter().zip(ranges).map(place).collect();
         Ok(Layout { head, tensors, n_tensors: n_tensors as u64 })
     }
 
     /// The length of the file.
     pub(crate) fn n_bytes(&self) -> u64 {
-        self.tensors.last().map_or(self.head.len() as u64, |tensor| tensor.end)
+        self.tensors.last().map_or(self.head.len() as u64, |last| last.bytes.end)
     }
 
     /// How many tensors the file has.
@@ -118,13 +135,18 @@ impl Layout {
 
     /// The tensors that lie in a range of the file, and which of their numbers do.
     pub(super) fn numbers_in(&self, range: Range<u64>) -> impl Iterator<Item = (usize, Range<usize>)> {
-        let first = self.tensors.partition_point(|tensor| tensor.end <= range.start);
-        let tensors = self.tensors.iter().enumerate().skip(first);
-        tensors.take_while(move |(_, tensor)| tensor.start < range.end).map(move |(number, tensor)| {
-            let within = tensor.start.max(range.start)..tensor.end.min(range.end);
+        self.places_in(range).map(|(place, numbers)| (place.tensor, numbers))
+    }
+
+    fn places_in(&self, range: Range<u64>) -> impl Iterator<Item = (&Place, Range<usize>)> {
+        let first = self.tensors.partition_point(|place| place.bytes.end <= range.start);
+        let places = self.tensors[first..].iter();
+        places.take_while(move |place| place.bytes.start < range.end).map(move |place| {
+            let Range { start, end } = place.bytes;
+            let within = start.max(range.start)..end.min(range.end);
             // Tensors begin at multiples of a number's length, and so do blocks: no number is cut.
-            let at = |byte: u64| (byte - tensor.start) as usize / size_of::<f32>();
-            (number, at(within.start)..at(within.end))
+            let at = |byte: u64| (byte - start) as usize / place.dtype.bytes();
+            (place, at(within.start)..at(within.end))
         })
     }
 
@@ -135,12 +157,11 @@ impl Layout {
         let (of_head, mut rest) = block.split_at_mut(n_head);
         of_head.copy_from_slice(&head[..n_head]);
         let first = start + n_head as u64;
-        for (tensor, range) in self.numbers_in(first..first + rest.len() as u64) {
-            numbers.read(tensor, range, &mut |numbers| {
-                let (to, after) = std::mem::take(&mut rest).split_at_mut(size_of_val(numbers));
-                for (bytes, x) in to.as_chunks_mut::<{ size_of::<f32>() }>().0.iter_mut().zip(numbers) {
-                    *bytes = x.to_le_bytes();
-                }
+        for (place, range) in self.places_in(first..first + rest.len() as u64) {
+            numbers.read(place.tensor, range, &mut |numbers| {
+                let n_bytes = numbers.len() * place.dtype.bytes();
+                let (to, after) = std::mem::take(&mut rest).split_at_mut(n_bytes);
+                store(place.dtype, numbers, to);
                 rest = after;
             });
         }
@@ -262,9 +283,11 @@ pub(crate) fn read_all(
             })?;
         }
         let value = head.read(reader, path, &mut |part| data.extend_from_slice(part))?;
-        match head.is_float() {
-            true => weights.push(Weight { name: head.name, dims: head.dims, data }),
-            false => integers.push(Integers { name: head.name, dtype: head.dtype, value }),
+        match head.dtype {
+            Stored::Element(dtype) if dtype.is_float() => {
+                weights.push(Weight { name: head.name, dims: head.dims, dtype, data })
+            }
+            _ => integers.push(Integers { name: head.name, dtype: head.dtype, value }),
         }
     }
     Ok(WeightsFile { weights, integers })
@@ -272,6 +295,46 @@ pub(crate) fn read_all(
 
 fn fill(reader: &mut impl Read, bytes: &mut [u8], path: &Path) -> Result<(), CheckpointError> {
     reader.read_exact(bytes).map_err(|source| CheckpointError::Io { path: path.into(), source })
+}
+
+/// What the format calls a floating type.
+fn float(dtype: DType) -> Option<Dtype> {
+    match dtype {
+        DType::F64 => Some(Dtype::F64),
+        DType::F32 => Some(Dtype::F32),
+        DType::F16 => Some(Dtype::F16),
+        DType::Bf16 => Some(Dtype::BF16),
+        DType::I32 | DType::I64 | DType::U8 | DType::I8 | DType::Bool => None,
+    }
+}
+
+/// Writes numbers in a floating type, rounded to the nearest, ties to even.
+fn store(dtype: DType, numbers: &[f32], to: &mut [u8]) {
+    fn each<const N: usize>(numbers: &[f32], to: &mut [u8], bytes: impl Fn(f32) -> [u8; N]) {
+        to.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(to, x)| *to = bytes(*x));
+    }
+    match dtype {
+        DType::F64 => each(numbers, to, |x| f64::from(x).to_le_bytes()),
+        DType::F32 => each(numbers, to, f32::to_le_bytes),
+        DType::F16 => each(numbers, to, |x| f16::from_f32(x).to_le_bytes()),
+        DType::Bf16 => each(numbers, to, |x| bf16::from_f32(x).to_le_bytes()),
+        DType::I32 | DType::I64 | DType::U8 | DType::I8 | DType::Bool => {
+            unreachable!("a layout has floating types only")
+        }
+    }
+}
+
+/// Rounds numbers to those that a file has of them.
+pub(crate) fn round(dtype: DType, numbers: &mut [f32]) {
+    let mut bytes = vec![0; PART_BYTES];
+    let mut rounded = Vec::with_capacity(PART_BYTES / dtype.bytes());
+    for part in numbers.chunks_mut(PART_BYTES / dtype.bytes()) {
+        let bytes = &mut bytes[..part.len() * dtype.bytes()];
+        store(dtype, part, bytes);
+        rounded.clear();
+        convert(Stored::Element(dtype), bytes, &mut rounded);
+        part.copy_from_slice(&rounded);
+    }
 }
 
 /// Appends the numbers of a floating type as f32; nothing of another type.

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use polyreme_dtype::{DType, bf16, f16};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -19,7 +20,13 @@ pub(super) fn shard(file: &str, dims: &[&[usize]], number: impl Fn(usize) -> f32
         at
     };
     let tensors: Vec<TensorAt> = dims.iter().enumerate().map(at).collect();
-    Shard { file: file.into(), tensors: tensors.into(), lent: None, data: (0..start).map(number).collect() }
+    Shard {
+        file: file.into(),
+        dtype: DType::F32,
+        tensors: tensors.into(),
+        lent: None,
+        data: (0..start).map(number).collect(),
+    }
 }
 
 pub(super) fn snapshot(step: u64, metrics: &[(&str, f64)]) -> Snapshot {
@@ -109,6 +116,7 @@ fn what_goes_in_comes_out() {
     let tensors: Arc<[TensorAt]> = [at("c", 8), at("a", 1), at("b", 2)].into();
     check_round_trip(vec![Shard {
         file: MODEL_FILE.into(),
+        dtype: DType::F32,
         tensors,
         lent: None,
         data: (0..10).map(|i| i as f32).collect(),
@@ -450,7 +458,7 @@ fn weights_are_written_as_torch_wants_them() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     fs::write(&path, "the old file").unwrap();
-    let view = |name, data| View { name, dims: &[2], data };
+    let view = |name, data| View { name, dims: &[2], dtype: DType::F32, data };
     let tensors = [view("bn.running_mean", &[1.0, 2.0][..]), view("bn.weight", &[3.0, 4.0])];
     write_weights(&path, &tensors, Some(70)).unwrap();
     let bytes = fs::read(&path).unwrap();
@@ -471,6 +479,65 @@ fn weights_are_written_as_torch_wants_them() {
     assert!(matches!(wrong, CheckpointError::Snapshot { .. }), "{wrong}");
     assert_eq!(read_weights(&path).unwrap().len(), 2, "the old file stays");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+}
+
+/// Numbers of several types, over several blocks of a file: larger ones first, so that each is aligned and none is cut.
+#[test]
+fn weights_in_half_are_rounded_once_and_read_back_as_they_were_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let numbers = |n: usize, seed: usize| -> Vec<f32> {
+        (0..n).map(|i| ((i * 7919 + seed * 104_729) % 65_521) as f32 / 65_521.0 - 0.5).collect()
+    };
+    let rows = [
+        ("a", DType::Bf16, numbers(70_001, 1)),
+        ("bn.running_mean", DType::F32, numbers(40_003, 2)),
+        ("c", DType::F16, numbers(3, 3)),
+        ("d", DType::F64, numbers(9_001, 4)),
+        ("e", DType::Bf16, numbers(50_000, 5)),
+        ("none", DType::Bf16, vec![]),
+        // A tie goes to the even one; beyond the range is infinite.
+        (
+            "ties",
+            DType::Bf16,
+            [0x3f80_8000, 0x3f81_8000, 0x3f80_8001, 0x7f7f_ffff].map(f32::from_bits).to_vec(),
+        ),
+    ];
+    let dims = rows.each_ref().map(|(_, _, data)| [data.len()]);
+    let views: Vec<View> = rows
+        .iter()
+        .zip(&dims)
+        .map(|((name, dtype, data), dims)| View { name, dims, dtype: *dtype, data })
+        .collect();
+    write_weights(&path, &views, Some(3)).unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let got: Vec<Weight> = read_weights(&path).unwrap();
+    assert_eq!(file.len(), rows.len() + 1);
+    for (name, dtype, data) in &rows {
+        let weight = got.iter().find(|w| w.name == *name).unwrap();
+        let round = |x: &f32| match dtype {
+            DType::Bf16 => bf16::from_f32(*x).to_f32(),
+            DType::F16 => f16::from_f32(*x).to_f32(),
+            _ => *x,
+        };
+        let want: Vec<f32> = data.iter().map(round).collect();
+        assert!(bits(&want) == bits(&weight.data), "{name}");
+        assert_eq!(
+            (weight.dtype, file.tensor(name).unwrap().dtype().to_string()),
+            (*dtype, dtype.safetensors_name().into())
+        );
+        let mut rounded = data.clone();
+        tensors::round(*dtype, &mut rounded);
+        assert!(bits(&want) == bits(&rounded), "{name}");
+        let at = file.tensor(name).unwrap().data().as_ptr() as usize - bytes.as_ptr() as usize;
+        assert!(at.is_multiple_of(dtype.bytes()), "{name} begins at byte {at}");
+    }
+    let ties = &got.iter().find(|w| w.name == "ties").unwrap().data;
+    assert_eq!(bits(ties), [0x3f80_0000, 0x3f82_0000, 0x3f81_0000, 0x7f80_0000]);
+    let integers =
+        write_weights(&path, &[View { name: "x", dims: &[0], dtype: DType::I32, data: &[] }], None);
+    assert!(integers.unwrap_err().to_string().contains("cannot be written as i32"));
 }
 
 #[test]

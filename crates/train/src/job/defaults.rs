@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use polyreme_collective::patience::{SILENCE, STALL};
 use polyreme_data::{Features, Spec, Target};
+use polyreme_dtype::DType;
 use polyreme_graph::{Adafactor, Moments, Optimizer};
 use polyreme_nn::model::StackInput;
 use polyreme_nn::{Answer, FitError, Fitted, Model, Sample};
@@ -159,30 +160,30 @@ impl OptimizerSpec {
     /// Stochastic gradient descent: rate 0.01, momentum 0.9.
     pub fn sgd() -> OptimizerSpec {
         let rule = Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
-        OptimizerSpec { rule, lr: 0.01 }
+        OptimizerSpec { rule, lr: 0.01, moments: DType::F32 }
     }
     /// Adam with PyTorch's defaults.
     pub fn adam() -> OptimizerSpec {
-        OptimizerSpec { rule: Optimizer::Adam(Moments::DEFAULT), lr: 1e-3 }
+        OptimizerSpec { rule: Optimizer::Adam(Moments::DEFAULT), lr: 1e-3, moments: DType::F32 }
     }
     /// AdamW with PyTorch's defaults.
     pub fn adamw() -> OptimizerSpec {
         let rule = Optimizer::AdamW(Moments { weight_decay: 0.01, ..Moments::DEFAULT });
-        OptimizerSpec { rule, lr: 1e-3 }
+        OptimizerSpec { rule, lr: 1e-3, moments: DType::F32 }
     }
     /// LAMB: rate 0.001, decay 0.01, eps 1e-6.
     pub fn lamb() -> OptimizerSpec {
         let rule = Optimizer::Lamb(Moments { weight_decay: 0.01, eps: 1e-6, ..Moments::DEFAULT });
-        OptimizerSpec { rule, lr: 1e-3 }
+        OptimizerSpec { rule, lr: 1e-3, moments: DType::F32 }
     }
     /// Adafactor with PyTorch's defaults.
     pub fn adafactor() -> OptimizerSpec {
-        OptimizerSpec { rule: Optimizer::Adafactor(Adafactor::DEFAULT), lr: 0.01 }
+        OptimizerSpec { rule: Optimizer::Adafactor(Adafactor::DEFAULT), lr: 0.01, moments: DType::F32 }
     }
     /// Lion: rate 0.0001, the paper's betas 0.9 and 0.99, no decay.
     pub fn lion() -> OptimizerSpec {
         let rule = Optimizer::Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.0 };
-        OptimizerSpec { rule, lr: 1e-4 }
+        OptimizerSpec { rule, lr: 1e-4, moments: DType::F32 }
     }
 }
 
@@ -258,6 +259,7 @@ impl Default for OutputSpec {
             keep: 3,
             best: Some("val_accuracy".into()),
             tensorboard: true,
+            dtype: DType::F32,
         }
     }
 }

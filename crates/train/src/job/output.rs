@@ -1,5 +1,7 @@
 //! `[output]`: what a run writes.
 
+use polyreme_dtype::DType;
+
 use super::cursor::Cursor;
 use super::declare::{keys, section};
 use super::key::Key;
@@ -16,6 +18,7 @@ fn keys() -> Vec<Key<OutputSpec>> {
     let or_none = whole(0..=COUNT_MAX).map(|n: u64| Some(n).filter(|&n| n > 0), |n| Some(n.unwrap_or(0)));
     let metric = METRICS.map(|(name, words)| (name, Some(name.to_string()), words));
     let best = one_of(metric.into_iter().chain([("none", None, "")]));
+    let dtype = one_of([("f32", DType::F32, ""), ("bf16", DType::Bf16, "")]);
     keys! { OutputSpec;
         /// the run's folder
         path: maybe(path()) => |s| Some(&mut s.path);
@@ -32,6 +35,8 @@ fn keys() -> Vec<Key<OutputSpec>> {
         best: best => |s| Some(&mut s.best); or "`\"val_accuracy\"` for classes, else `\"val_loss\"`";
         /// whether TensorBoard files are written
         tensorboard: flag() => |s| Some(&mut s.tensorboard);
+        /// element type of the parameters in `model.safetensors`; the test set is evaluated with the rounded ones. The weights of checkpoints are always f32, so that a run resumes exactly
+        dtype: dtype => |s| Some(&mut s.dtype);
     }
 }
 

@@ -252,6 +252,8 @@ pub struct OptimizerSpec {
     pub rule: polyreme_graph::Optimizer,
     /// The base learning rate.
     pub lr: f64,
+    /// What the optimizer's state is stored in: f32, or bf16 for rules that go by element.
+    pub moments: DType,
 }
 
 /// When a run that no longer gets better ends.
@@ -340,4 +342,6 @@ pub struct OutputSpec {
     pub best: Option<String>,
     /// Whether TensorBoard files are written.
     pub tensorboard: bool,
+    /// What the parameters of the run's model are written in.
+    pub dtype: DType,
 }

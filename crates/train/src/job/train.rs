@@ -1,5 +1,6 @@
 //! `[train]`: how to train.
 
+use polyreme_dtype::DType;
 use polyreme_graph::{Adafactor, Moments, Optimizer};
 
 use super::cursor::Cursor;
@@ -207,10 +208,13 @@ impl OptimizerSpec {
 }
 
 fn optimizer() -> Vec<Key<OptimizerSpec>> {
+    let moments = one_of([("f32", DType::F32, ""), ("bf16", DType::Bf16, "")]);
     let betas = list(real(0.0..1.0), &[2], "an array of two numbers");
     keys! { OptimizerSpec;
         /// the base learning rate
         lr: within(Bounds::POSITIVE) => |s| Some(&mut s.lr);
+        /// element type of the optimizer's state; `"bf16"` halves it, and rounds at random so that means stay right
+        moments: moments => |s| s.rule.by_element().then_some(&mut s.moments);
         /// how strongly weights are pulled towards 0
         weight_decay: single(Bounds::FROM_0) => OptimizerSpec::weight_decay;
         /// the share of the last update that is kept

@@ -256,18 +256,20 @@ impl Prepared {
         };
         let moments: usize = graph.params.iter().map(kept_of).sum();
         let ranks = self.ranks();
-        // Weights and moments of a lone rank are lent to whoever writes them.
-        let learnt = params + moments + averaged;
-        let kept = if ranks == 1 { loan_copies(learnt) } else { learnt } + states;
+        // Weights and moments of a lone rank are lent to whoever writes them, as they are stored; other ranks' are copied as f32.
+        let moment_bytes = self.learner.training.moments.bytes();
+        let kept = match ranks {
+            1 => loan_copies(F32_BYTES * (params + averaged) + moment_bytes * moments),
+            _ => F32_BYTES * (params + moments + averaged),
+        } + F32_BYTES * states;
         let gathers = ranks > 1 && sharded && optimizer.by_element() && moments > 0;
-        let moments_of_all = if gathers { params } else { 0 };
+        let moments_of_all = if gathers { moment_bytes * params } else { 0 };
         let states_of_all = if ranks > 1 && self.cut.shards.is_none() { ranks * states } else { 0 };
         // Weights to start from are read as a whole, before there is anything to save.
-        let started = if self.job.model.weights.is_some() { params + states } else { 0 };
-        let kept = kept.max(started);
+        let started = if self.job.model.weights.is_some() { F32_BYTES * (params + states) } else { 0 };
         Ok(Copies {
-            kept: F32_BYTES * kept + WRITER_BYTES,
-            gathered: F32_BYTES * (moments_of_all + states_of_all),
+            kept: kept.max(started) + WRITER_BYTES,
+            gathered: moments_of_all + F32_BYTES * states_of_all,
         })
     }
 

@@ -169,6 +169,7 @@ impl Prepared {
             seed: train.seed,
             training: Training {
                 optimizer: train.optimizer.rule,
+                moments: train.optimizer.moments,
                 clip: train.clip,
                 ema: train.ema,
                 scaled: train.precision().scales_loss(),

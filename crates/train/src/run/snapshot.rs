@@ -8,13 +8,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use polyreme_dtype::DType;
 use polyreme_exec::{Engine, Kept, Slot, floats, make_room};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{self, CheckpointError, Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
 use crate::error::TrainError;
 use crate::fingerprint::Fingerprint;
-use crate::install::{install, install_arena};
+use crate::install::{install, install_arena, install_moments};
 use crate::learner::Learner;
 use crate::loss_scale::LossScale;
 use crate::metrics::{Best, Patience};
@@ -134,6 +135,7 @@ impl Tables {
         let mut shards = vec![model];
         shards.extend(states.map(|data| Shard {
             file: STATES_FILE.into(),
+            dtype: DType::F32,
             tensors: self.states.clone(),
             lent: None,
             data,
@@ -141,6 +143,7 @@ impl Tables {
         for ((file, what), tensors) in moment_files(learner).zip(&self.moments) {
             let len = if loan.is_some() { 0 } else { learner.engine().gathered_len(what) };
             let mut shard = Shard::copy(file, tensors.clone(), &[], next(len)?);
+            shard.dtype = learner.engine().kept_dtype(what);
             match lent(what) {
                 Some(lent) => shard.lent = Some(lent),
                 None => {
@@ -183,7 +186,7 @@ pub(crate) fn restore(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<
         let moments = match loaded {
             None => None,
             Some(loaded) if alone => {
-                install_arena(learner.engine_mut().kept_mut(what), &slots, loaded.needed(file)?)?;
+                install_moments(learner.engine_mut(), what, &slots, loaded.needed(file)?)?;
                 continue;
             }
             Some(loaded) => {

@@ -390,10 +390,12 @@ impl Run {
                 Some(step) => model_step = self.take_best(step, observer)?,
                 None => self.learner.average_states()?,
             }
+            let dtype = self.prepared.job.output.dtype;
+            self.learner.round_shipped(dtype)?;
             self.test(observer)?;
             self.learner.comm().set_doing(Doing::Saving);
             if self.files.is_some() {
-                ship(&model, &self.learner, self.progress.batches_before)?;
+                ship(&model, &self.learner, dtype, self.progress.batches_before)?;
             }
         }
         let training = (seconds - self.progress.evaluating).max(1e-9);

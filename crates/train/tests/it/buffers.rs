@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use polyreme_exec::Engine;
-use polyreme_graph::{Graph, Keeps, Moments, Optimizer, Program, Weights, differentiate, recompute};
+use polyreme_graph::{DType, Graph, Keeps, Moments, Optimizer, Program, Weights, differentiate, recompute};
 use polyreme_nn::{Model, TraceOptions};
 use polyreme_parallel::{Mesh, Plan, Training, compile, schedule, sync_batch_norm};
 
@@ -15,8 +15,13 @@ fn step(model: &Model, n: usize) -> Graph {
 }
 
 fn lower(step: &Graph, bucket_bytes: usize, weights: Weights) -> Program {
-    let training =
-        Training { optimizer: Optimizer::AdamW(Moments::DEFAULT), clip: Some(1.0), ema: None, scaled: false };
+    let training = Training {
+        optimizer: Optimizer::AdamW(Moments::DEFAULT),
+        moments: DType::F32,
+        clip: Some(1.0),
+        ema: None,
+        scaled: false,
+    };
     let plan = Plan {
         mesh: Mesh::data(4),
         rank: 1,

@@ -42,6 +42,7 @@ fn options(loss: Loss) -> LearnerOptions {
         seed: 3,
         training: Training {
             optimizer: Optimizer::AdamW(Moments::DEFAULT),
+            moments: DType::F32,
             clip: Some(1.0),
             ema: Some(0.9),
             scaled: false,

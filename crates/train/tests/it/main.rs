@@ -5,7 +5,9 @@
 mod buffers;
 mod digests;
 mod failing;
+mod halves;
 mod learner;
+mod moments;
 mod precision;
 mod ranks;
 mod runs;

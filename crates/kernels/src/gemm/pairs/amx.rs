@@ -202,6 +202,29 @@ unsafe fn one(block: &PackedBlock, a: *const u32, b: *const u32, c: *mut f32) {
     }
 }
 
+/// Multiplies two strips by two panels over 8 runs, which stay in L1, `times` times, and returns the operations.
+///
+/// # Safety
+/// The CPU has AMX with bf16 and the system allows it.
+pub(crate) unsafe fn products_in_l1(times: usize) -> f64 {
+    const RUNS: usize = 8;
+    let (a, b) = (Line([0x3f80_3f80; 2 * RUNS * UNIT_LEN]), Line([0x3f80_3f80; 2 * RUNS * UNIT_LEN]));
+    let mut c = Line([0.0; 4 * UNIT_LEN]);
+    let (rows, c_row) = (2 * UNIT, 2 * UNIT);
+    for _ in 0..times {
+        let (a, b, c) = (a.0.as_ptr(), b.0.as_ptr(), c.0.as_mut_ptr());
+        let block = PackedBlock { runs: RUNS, rows, panels: 2, a, b, c, c_row, add: false };
+        // SAFETY: the caller's promise; the arrays are of two strips, two panels and their outputs.
+        unsafe { multiply(&block) };
+    }
+    std::hint::black_box(&c.0);
+    (times * 2 * rows * c_row * RUNS * RUN) as f64
+}
+
+/// What starts on a cache line.
+#[repr(align(64))]
+struct Line<T>(T);
+
 /// Whether a kernel gives the bits of the oracle: three strips by three panels, so that whole and single tiles occur, over
 /// two runs twice, so that sums are added to; with denormals, zeros of both signs and infinities in the operands.
 pub(super) fn agrees(multiply: impl Fn(&PackedBlock)) -> bool {
@@ -209,9 +232,6 @@ pub(super) fn agrees(multiply: impl Fn(&PackedBlock)) -> bool {
     const RUNS: usize = 2;
     const LEN: usize = SIDE * RUNS * UNIT_LEN;
     const ROW: usize = SIDE * UNIT;
-    // On cache lines, as in use.
-    #[repr(align(64))]
-    struct Line<T>(T);
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut units = || {
         Line(std::array::from_fn::<u32, LEN, _>(|i| {

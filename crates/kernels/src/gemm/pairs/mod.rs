@@ -17,7 +17,7 @@
 //! [`PairOrder::Tiles`]. `scalar` is the oracle, and what runs without AVX2.
 
 #[cfg(target_arch = "x86_64")]
-mod amx;
+pub(crate) mod amx;
 mod amx_state;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -35,8 +35,8 @@ mod task;
 
 pub use amx_state::{AmxState, amx_state};
 
-use super::{Epilogue, Gemm};
-use crate::{Cx, Floats};
+use super::{Epilogue, Gemm, OutputBlock};
+use crate::{Cx, Floats, FloatsMut, Isa, SharedFloats};
 
 /// Steps of k that AMX takes at once.
 const RUN: usize = 32;
@@ -60,13 +60,38 @@ pub enum PairOrder {
 /// A product of matrices of bf16, each sum in f32.
 #[derive(Clone, Debug)]
 pub struct PairGemm {
-    /// The shape, and the layouts of A and B. That of C does not matter.
+    /// The shape, and the layouts. That of C matters only to [`PairGemm::run`].
     pub gemm: Gemm,
     /// The order of its sums.
     pub order: PairOrder,
 }
 
+/// The fewest rows and columns of C, and steps of k, for which pairs are faster than f32.
+///
+/// Measured on a Zen 4 core with `examples/pair_shapes`, as shares of f32's time, for operands in bf16 and in f32: 0.57 to
+/// 0.86 where the least of rows and columns is 64 (0.89 to 1.03 in a batch whose k is short too), 0.64 to 1.13 where it is
+/// 32, 1.0 to 1.6 where it is 16; 0.65 to 0.76 with a k of 32, 1.2 with 16. On AMX nothing has been measured.
+const PAYS: (usize, usize) = (64, 32);
+
 impl PairGemm {
+    /// Whether this is expected to be faster with these instructions than [`Gemm`] in f32. It never is without the
+    /// order's own instructions: AMX's twins take 1.13 to 1.5 of f32's time with AVX-512.
+    pub fn pays(&self, isa: Isa) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let own = matches!(
+                task::Kernel::of(isa, self.order),
+                Some(task::Kernel::Amx | task::Kernel::Avx512Bf16)
+            );
+            own && self.gemm.m.min(self.gemm.n) >= PAYS.0 && self.gemm.k >= PAYS.1
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = (isa, PAYS);
+            false
+        }
+    }
+
     /// How many floats of scratch [`PairGemm::pass`] needs with this many workers, whatever the instruction set. Their
     /// contents do not matter.
     pub fn scratch_len(&self, workers: usize) -> usize {
@@ -80,6 +105,27 @@ impl PairGemm {
             let _ = workers;
             self.gemm.n
         }
+    }
+
+    /// Runs the product and keeps C, rounded to its format, in the layout that `gemm` says.
+    ///
+    /// # Panics
+    /// As [`PairGemm::pass`]; or if C's slice is too short, or elements of C overlap.
+    pub fn run(&self, cx: &Cx, a: Floats, b: Floats, c: FloatsMut, scratch: &mut [f32]) {
+        let g = &self.gemm;
+        if g.batch == 0 || g.m == 0 || g.n == 0 {
+            return;
+        }
+        g.check_output(c.len());
+        let c = SharedFloats::new(c);
+        let store = |block: OutputBlock| {
+            let first = block.batch * g.c.batch + block.row * g.c.row + block.col;
+            for (i, row) in block.into_rows().enumerate() {
+                // SAFETY: each element is in one row of one block, and elements of C do not overlap.
+                unsafe { c.part(first + i * g.c.row, row.len()) }.round(cx.isa, row);
+            }
+        };
+        self.pass(cx, a, b, Epilogue::new(&store), scratch);
     }
 
     /// Runs the product; each finished block of C is lent to `epilogue` and then forgotten. `epilogue` is called exactly

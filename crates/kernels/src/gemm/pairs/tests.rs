@@ -2,8 +2,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use polyreme_dtype::{bf16, f16};
 
+use super::super::Strides;
 use super::super::tests::{layout, numbers};
-use super::super::{OutputBlock, Strides};
 use super::*;
 use crate::convert::{bf16_from_f32, f32_from_bf16};
 use crate::lanes::testing::Reverse;
@@ -224,6 +224,32 @@ fn an_operand_may_be_shared_by_the_batch_and_overlap() {
     same("overlapping", &g, &collect(&g, &Cx::serial(), Floats::F32(&a), Floats::F32(&b)), &want);
 }
 
+#[test]
+fn kept_products_are_rounded_to_the_format_of_c() {
+    let (batch, m, n, k) = (2, 21, 35, 50);
+    let mut gemm = product(batch, (m, n, k), (0, 1), 0);
+    gemm.c = layout(m, n, 0, 3);
+    let (a, b) = (numbers(batch * m * k, 1), numbers(batch * k * n, 2));
+    let (a, b) = (Floats::F32(&a), Floats::F32(&b));
+    let g = PairGemm { gemm, order: PairOrder::Tiles };
+    let want = collect(&g, &Cx::oracle(), a, b);
+    for isa in Isa::available() {
+        let cx = Cx { isa, par: &Reverse(3) };
+        let len = batch * g.gemm.c.batch;
+        let (mut wide, mut half) = (vec![9.0; len], vec![bf16::from_bits(7); len]);
+        let mut scratch = vec![f32::NAN; g.scratch_len(3)];
+        g.run(&cx, a, b, FloatsMut::F32(&mut wide), &mut scratch);
+        g.run(&cx, a, b, FloatsMut::Bf16(&mut half), &mut scratch);
+        for at in 0..len {
+            let (batch, row, col) =
+                (at / g.gemm.c.batch, at % g.gemm.c.batch / (n + 3), at % g.gemm.c.batch % (n + 3));
+            let sum = (row < m && col < n).then(|| want[(batch * m + row) * n + col]);
+            assert_eq!(wide[at], sum.unwrap_or(9.0), "{isa:?}");
+            assert_eq!(half[at], sum.map_or(bf16::from_bits(7), bf16_from_f32), "{isa:?}");
+        }
+    }
+}
+
 /// The check that AMX must pass before it is used: its twins do, and what sums in another order does not.
 #[cfg(target_arch = "x86_64")]
 #[test]
@@ -261,6 +287,21 @@ fn denormals_are_kept_elsewhere() {
         collect(&g, &Cx { isa, ..Cx::serial() }, Floats::F32(&a), Floats::F32(&b));
         let least = std::hint::black_box(f32::MIN_POSITIVE);
         assert!((least / 2.0).is_subnormal() && least / 2.0 > 0.0, "{isa:?}");
+    }
+}
+
+#[test]
+fn pairs_pay_for_large_products_with_their_own_instructions() {
+    let pays = |shape, order, isa| PairGemm { gemm: product(1, shape, (0, 0), 0), order }.pays(isa);
+    let all = Isa::detect();
+    assert_eq!(pays((2048, 384, 384), PairOrder::Pairs, all), all.has(Feature::Avx512Bf16));
+    assert_eq!(pays((2048, 384, 384), PairOrder::Tiles, all), amx_state() == AmxState::Ready);
+    for shape in [(16, 512, 512), (512, 16, 512), (512, 512, 16), (0, 0, 0)] {
+        assert!(!pays(shape, PairOrder::Pairs, all), "{shape:?}");
+    }
+    for isa in Isa::available() {
+        assert!(!pays((2048, 384, 384), PairOrder::Tiles, isa), "{isa:?}");
+        assert!(!pays((2048, 384, 384), PairOrder::Pairs, isa), "a twin does not: {isa:?}");
     }
 }
 

@@ -27,12 +27,14 @@ pub(super) enum Act {
     Fail { rank: usize },
     /// A rank waits for this long and does nothing else.
     Idle { rank: usize, time: Duration },
+    /// When all are done, a rank works for this long before it leaves.
+    Linger { rank: usize, time: Duration },
 }
 
 impl Act {
     fn doing(&self) -> Doing {
         match self {
-            Act::Compute { .. } | Act::Fail { .. } | Act::Idle { .. } => Doing::OwnWork,
+            Act::Compute { .. } | Act::Fail { .. } | Act::Idle { .. } | Act::Linger { .. } => Doing::OwnWork,
             Act::Share { .. } => Doing::AllGather,
             Act::AllReduce { .. } => Doing::AllReduce,
             Act::Broadcast { .. } => Doing::Broadcast,
@@ -105,6 +107,13 @@ pub(super) fn work(rank: Rank, patience: Patience, early: Early, acts: &[Act]) -
         }
     }
     control.pulse().at(acts.len() as u64, Doing::Finish);
+    for act in acts {
+        if let Act::Linger { rank: late, time } = *act
+            && late == rank.rank
+        {
+            rank.compute(time);
+        }
+    }
     let begun = rank.system.now();
     match control.goodbye() {
         Ok(()) => RankEnd::Fine { parting: rank.system.now() - begun },
@@ -170,7 +179,7 @@ fn perform(rank: &Rank, step: u64, act: &Act, control: &Control, links: &mut Lin
         }
         Act::Fail { rank } if rank == me => return Err(control.fail("its disk is full")),
         Act::Idle { rank: idle, time } if idle == me => rank.sleep(time),
-        Act::Fail { .. } | Act::Idle { .. } => {}
+        Act::Fail { .. } | Act::Idle { .. } | Act::Linger { .. } => {}
     }
     Ok(Ok(()))
 }

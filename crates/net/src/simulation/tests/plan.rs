@@ -225,7 +225,7 @@ impl Act {
                 Duration::from_secs(1) + Duration::from_millis(*bytes as u64 / 20)
             }
             Act::Fail { .. } => Duration::ZERO,
-            Act::Idle { time, .. } => *time,
+            Act::Idle { time, .. } | Act::Linger { time, .. } => *time,
         }
     }
 }
@@ -282,7 +282,7 @@ fn phases(acts: &[Act], settings: &Settings) -> [u64; 2] {
         Act::AllReduce { bytes, .. } | Act::Broadcast { bytes, .. } => {
             (4 + (bytes / settings.buffer_bytes) as u64) * turn
         }
-        Act::Fail { .. } | Act::Idle { .. } => 0,
+        Act::Fail { .. } | Act::Idle { .. } | Act::Linger { .. } => 0,
     };
     [12 * turn, acts.iter().map(busy).sum()]
 }

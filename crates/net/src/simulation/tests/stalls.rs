@@ -114,6 +114,57 @@ fn a_checkpoint_that_takes_longer_than_a_stall_is_waited_for_and_a_rank_that_han
     assert!(ends(Act::Idle { rank: 2, time: long }, Verdict::Stalls { rank: 2 }));
 }
 
+/// A job that all ranks end in order, with the patience that jobs have by default.
+fn ends_well(early: Early, acts: Vec<Act>, faults: Vec<(Duration, Fault)>) {
+    let settings = Settings { faults, ..Settings::default() };
+    let (patience, verdict) = (Patience::default(), Verdict::AllFine);
+    come_of(RunPlan { seed: 1, size: RANKS, patience, early, acts, settings, verdict }).unwrap();
+}
+
+/// Rank 0 reads a large folder before the start, another rank is slow to load its part, or the thread that works is
+/// stopped: what all exchange over the control plane next waits for it.
+#[test]
+fn what_ranks_tell_each_other_waits_for_one_that_reads_for_minutes() {
+    for seconds in [59, 61, 65, 601] {
+        let time = Duration::from_secs(seconds);
+        for rank in 0..RANKS {
+            let exchange = Act::Share { bytes: 100 };
+            let reads = Act::Compute { each: Duration::ZERO, longer: Some((rank, time)) };
+            ends_well(Early::NoPairs, vec![reads, exchange.clone()], vec![]);
+            let starts = Act::Compute { each: Duration::from_secs(1), longer: None };
+            let stopped = (Duration::from_millis(500), Fault::PauseMain { rank, time });
+            ends_well(Early::NoPairs, vec![starts, exchange], vec![stopped]);
+        }
+    }
+}
+
+/// All have done their work, and one needs minutes to leave: to free its memory, or to write a last file.
+#[test]
+fn the_end_of_a_run_waits_for_a_rank_that_takes_minutes_to_finish() {
+    for seconds in [61, 601] {
+        for rank in 0..RANKS {
+            let late = Act::Linger { rank, time: Duration::from_secs(seconds) };
+            ends_well(Early::AllPairs, vec![Act::Share { bytes: 100 }, late], vec![]);
+        }
+    }
+}
+
+/// A machine that swaps stands still for almost as long as patience allows, at any moment of joining, or when two ranks
+/// connect because they talk for the first time: the others go on trying to connect to it.
+#[test]
+fn two_ranks_are_connected_though_one_stands_still_for_most_of_its_patience() {
+    let time = SILENCE - Duration::from_secs(5);
+    let paused = |at: Duration, rank: usize| vec![(at, Fault::Pause { rank, time })];
+    for rank in 0..RANKS {
+        for moment in 0..24 {
+            ends_well(Early::AllPairs, vec![], paused(Duration::from_micros(250) * moment, rank));
+        }
+        let alone = Act::Compute { each: Duration::from_secs(1), longer: None };
+        let talk = Act::AllReduce { bytes: 5000, ring: true };
+        ends_well(Early::NoPairs, vec![alone, talk], paused(Duration::from_millis(999), rank));
+    }
+}
+
 /// Planted bugs are found in every phase: heartbeats that a busy thread does not send, and patience as short as it once
 /// was.
 #[test]

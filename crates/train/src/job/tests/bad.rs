@@ -321,6 +321,11 @@ fn kinds_and_keys() {
         "known are f32, bf16, f16, auto",
     );
     check(
+        &train("optimizer = { kind = \"lamb\", moments = \"bf16\" }"),
+        "`moments` does not belong to `train.optimizer` of kind `lamb`",
+        "it belongs to sgd, adam, adamw, lion",
+    );
+    check(
         &train("early_stop = { metric = \"loss\" }"),
         "`train.early_stop.metric` is \"loss\", which is not known",
         "known are train_loss, val_loss, val_accuracy, val_top5, val_perplexity, val_r2, val_mae, val_f1",

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use polyreme_data::{Features, Layout, Spec, Target};
+use polyreme_dtype::DType;
 use polyreme_graph::{Adafactor, Moments, Optimizer};
 use polyreme_nn::Model;
 use polyreme_nn::model::{Gpt, Stack, StackInput, StackLayer};
@@ -120,7 +121,7 @@ fn every_key_is_read() {
     let want = TrainSpec {
         batch: 96,
         length: Length::Steps(1000),
-        optimizer: OptimizerSpec { rule: Optimizer::Lamb(moments), lr: 2e-3 },
+        optimizer: OptimizerSpec { rule: Optimizer::Lamb(moments), lr: 2e-3, moments: DType::F32 },
         schedule: Schedule { shape: ScheduleShape::Cosine { floor: 0.1, restarts: 2 }, warmup: 10 },
         clip: Some(1.0),
         accumulate: 4,
@@ -161,8 +162,23 @@ fn every_key_is_read() {
         keep: 5,
         best: Some("val_loss".into()),
         tensorboard: false,
+        dtype: DType::F32,
     };
     assert_eq!(job.output, want);
+}
+
+#[test]
+fn files_and_moments_may_be_in_half() {
+    let of = |optimizer: &str| {
+        let job =
+            good(&format!("{SMALL}[train]\noptimizer = {optimizer}\n[output]\ndtype = \"bf16\"\n"), &[]);
+        (job.train.optimizer.kind(), job.train.optimizer.moments, job.output.dtype)
+    };
+    for kind in ["sgd", "adam", "adamw", "lion"] {
+        let table = format!("{{ kind = \"{kind}\", moments = \"bf16\" }}");
+        assert_eq!(of(&table), (kind, DType::Bf16, DType::Bf16));
+        assert_eq!(of(&format!("\"{kind}\"")).1, DType::F32);
+    }
 }
 
 #[test]
@@ -261,12 +277,15 @@ fn overrides() {
     let lion = "train.optimizer={ kind = \"lion\", lr = 3e-4, betas = [0.8, 0.9], weight_decay = 0.5 }";
     let rule = Optimizer::Lion { beta1: 0.8, beta2: 0.9, weight_decay: 0.5 };
     let job = good(list, &["model.layers.0.outputs=6", lion]);
-    assert_eq!(job.train.optimizer, OptimizerSpec { rule, lr: 3e-4 });
+    assert_eq!(job.train.optimizer, OptimizerSpec { rule, lr: 3e-4, moments: DType::F32 });
     let adafactor =
         "train.optimizer={ kind = \"adafactor\", beta2_decay = -0.5, eps1 = 1e-9, eps2 = 0, d = 2 }";
     let rule = Adafactor { beta2_decay: -0.5, eps1: 1e-9, eps2: 0.0, d: 2.0, weight_decay: 0.0 };
     let job = good(list, &["model.layers.0.outputs=6", adafactor]);
-    assert_eq!(job.train.optimizer, OptimizerSpec { rule: Optimizer::Adafactor(rule), lr: 0.01 });
+    assert_eq!(
+        job.train.optimizer,
+        OptimizerSpec { rule: Optimizer::Adafactor(rule), lr: 0.01, moments: DType::F32 }
+    );
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use polyreme_dtype::DType;
 use polyreme_graph::op::{Cell, Conv};
 use polyreme_graph::{Adafactor, Moments, Optimizer};
 use polyreme_nn::Model;
@@ -35,7 +36,7 @@ fn whole_files_read_again() {
 
 #[test]
 fn the_file_of_an_earlier_run_reads_as_the_same_job() {
-    // Written for `full.toml` before keys were declared, and before there was a loss, a precision or its scale to choose. What is
+    // Written for `full.toml` before keys were declared, and before there was a loss, a precision, its scale or an element type to choose. What is
     // written now differs in that and in the order of keys alone.
     let (before, mut job) = (include_str!("before.toml"), good(include_str!("full.toml"), &[]));
     let TrainSpec { precision, loss_scale, .. } = TrainSpec::default();
@@ -45,7 +46,8 @@ fn the_file_of_an_earlier_run_reads_as_the_same_job() {
     let mut now = table(&job.to_toml());
     let train = now["train"].as_table_mut().unwrap();
     let (loss, _) = (train.remove("loss"), train.remove("loss_scale"));
-    assert_eq!((loss, now), (Some("cross_entropy".into()), table(before)));
+    let dtype = now["output"].as_table_mut().unwrap().remove("dtype");
+    assert_eq!((loss, dtype, now), (Some("cross_entropy".into()), Some("f32".into()), table(before)));
 }
 
 fn names(names: &'static [&'static str]) -> impl Strategy<Value = String> {
@@ -206,7 +208,10 @@ fn optimizer() -> impl Strategy<Value = OptimizerSpec> {
         let moments = Moments { beta1, beta2, eps, weight_decay };
         [Optimizer::Adam(moments), Optimizer::AdamW(moments), Optimizer::Lamb(moments)][which as usize]
     });
-    (prop_oneof![sgd, others, lion, adafactor], 1e-9..10.0).prop_map(|(rule, lr)| OptimizerSpec { rule, lr })
+    (prop_oneof![sgd, others, lion, adafactor], 1e-9..10.0).prop_map(|(rule, lr)| {
+        let moments = if rule.by_element() && lr > 5.0 { DType::Bf16 } else { DType::F32 };
+        OptimizerSpec { rule, lr, moments }
+    })
 }
 
 fn schedule() -> impl Strategy<Value = Schedule> {
