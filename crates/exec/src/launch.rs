@@ -2,7 +2,7 @@
 
 use polyreme_graph::graph::{Graph, Node};
 use polyreme_graph::op::{self, Cell, Op, Slab, Window};
-use polyreme_graph::{DType, Shape};
+use polyreme_graph::{Body, DType, Shape};
 use polyreme_kernels::attention::Attention;
 use polyreme_kernels::conv::{Conv2d, ConvPass};
 use polyreme_kernels::copy::{Gather, Pad, StridedCopy};
@@ -102,14 +102,15 @@ pub(crate) struct Prepared {
     pub(crate) scratch: usize,
 }
 
-/// Prepares node `i` to be run by `workers` threads.
-pub(crate) fn prepare(graph: &Graph, i: usize, at_once: bool, workers: usize) -> Prepared {
+/// Prepares node `i` of a body to be run by `workers` threads.
+pub(crate) fn prepare(body: &Body, i: usize, workers: usize) -> Prepared {
+    let (graph, at_once) = (&body.graph, body.applied[i].is_some());
     let node = &graph.nodes[i];
     let (op, then) = match &node.op {
         Op::Epilogue(e) => (&e.base, Some(then(graph, node, e))),
         op => (op, None),
     };
-    let launch = match launch(graph, node, op) {
+    let launch = match launch(graph, node, op, body.strict) {
         Launch::MatMul(gemm) if at_once => Launch::Apply(gemm),
         launch => launch,
     };
@@ -131,7 +132,7 @@ fn then(graph: &Graph, node: &Node, e: &op::Epilogue) -> Then {
     }
 }
 
-fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
+fn launch(graph: &Graph, node: &Node, op: &Op, strict: bool) -> Launch {
     let x = |k: usize| graph.shape(node.inputs[k]);
     let y = |k: usize| graph.shape(node.outputs[k]);
     match op {
@@ -179,10 +180,12 @@ fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
             };
             Launch::Reduce(Reduce::new(kind, x(0).dims(), axes))
         }
-        &Op::MatMul { ta, tb } => Launch::MatMul(gemm(x(0), x(1), ta, tb)),
-        Op::Conv2d(c) => Launch::Conv(conv(c, x(0), x(1)), ConvPass::Forward),
-        Op::Conv2dGradInput { conv: c, .. } => Launch::Conv(conv(c, y(0), x(1)), ConvPass::GradInput),
-        Op::Conv2dGradWeight { conv: c, .. } => Launch::Conv(conv(c, x(0), y(0)), ConvPass::GradWeight),
+        &Op::MatMul { ta, tb } => Launch::MatMul(gemm(x(0), x(1), ta, tb, strict)),
+        Op::Conv2d(c) => Launch::Conv(conv(c, x(0), x(1), strict), ConvPass::Forward),
+        Op::Conv2dGradInput { conv: c, .. } => Launch::Conv(conv(c, y(0), x(1), strict), ConvPass::GradInput),
+        Op::Conv2dGradWeight { conv: c, .. } => {
+            Launch::Conv(conv(c, x(0), y(0), strict), ConvPass::GradWeight)
+        }
         Op::MaxPool(w) => Launch::MaxPool(pool(w, x(0))),
         Op::MaxPoolGrad { window, .. } => Launch::MaxPoolGrad(pool(window, y(0))),
         Op::AvgPool(w) => Launch::AvgPool(pool(w, x(0))),
@@ -227,15 +230,15 @@ fn launch(graph: &Graph, node: &Node, op: &Op) -> Launch {
         &Op::Recurrent { cell, reverse } => {
             let &[batch, time, hidden] = y(0).dims() else { unreachable!("verified") };
             match cell {
-                Cell::Lstm => Launch::Lstm(Lstm { batch, time, hidden, reverse }),
-                Cell::Gru => Launch::Gru(Gru { batch, time, hidden, reverse }),
+                Cell::Lstm => Launch::Lstm(Lstm { batch, time, hidden, reverse, strict }),
+                Cell::Gru => Launch::Gru(Gru { batch, time, hidden, reverse, strict }),
             }
         }
         &Op::RecurrentGrad { cell, reverse } => {
             let &[batch, time, hidden] = x(0).dims() else { unreachable!("verified") };
             match cell {
-                Cell::Lstm => Launch::LstmGrad(Lstm { batch, time, hidden, reverse }),
-                Cell::Gru => Launch::GruGrad(Gru { batch, time, hidden, reverse }),
+                Cell::Lstm => Launch::LstmGrad(Lstm { batch, time, hidden, reverse, strict }),
+                Cell::Gru => Launch::GruGrad(Gru { batch, time, hidden, reverse, strict }),
             }
         }
     }
@@ -295,7 +298,7 @@ fn at_axis(shape: &Shape, axis: usize, value: usize) -> Vec<usize> {
     (0..shape.rank()).map(|d| if d == axis { value } else { 0 }).collect()
 }
 
-fn gemm(a: &Shape, b: &Shape, ta: bool, tb: bool) -> Gemm {
+fn gemm(a: &Shape, b: &Shape, ta: bool, tb: bool, strict: bool) -> Gemm {
     let matrix = |s: &Shape, t: bool| {
         let (r, c) = (s.dims()[s.rank() - 2], s.last());
         let strides = if t { (1, c) } else { (c, 1) };
@@ -311,15 +314,15 @@ fn gemm(a: &Shape, b: &Shape, ta: bool, tb: bool) -> Gemm {
         batch = 1;
     }
     let c = Strides { batch: m * n, row: n, col: 1 };
-    Gemm { batch, m, n, k, a: a_strides, b: b_strides, c, accumulate: false }
+    Gemm { batch, m, n, k, a: a_strides, b: b_strides, c, accumulate: false, strict }
 }
 
-fn conv(c: &op::Conv, image: &Shape, weight: &Shape) -> Conv2d {
+fn conv(c: &op::Conv, image: &Shape, weight: &Shape, strict: bool) -> Conv2d {
     let (&[n, h, w, c_in], &[c_out, _, kh, kw]) = (image.dims(), weight.dims()) else {
         unreachable!("verified")
     };
     let op::Conv { stride, padding, dilation, groups } = *c;
-    Conv2d { n, h, w, c_in, c_out, kh, kw, stride, padding, dilation, groups }
+    Conv2d { n, h, w, c_in, c_out, kh, kw, stride, padding, dilation, groups, strict }
 }
 
 fn pool(window: &Window, image: &Shape) -> Pool2d {

@@ -25,9 +25,7 @@ impl Ready {
     /// Prepares the kernels of a body of `program`, and plans its memory.
     pub(crate) fn new(program: &Program, body: &Arc<Body>, threads: usize) -> Ready {
         let graph = &body.graph;
-        let prepared: Vec<_> = (0..graph.nodes.len())
-            .map(|i| prepare(graph, i, body.applied[i].is_some(), threads.max(1)))
-            .collect();
+        let prepared: Vec<_> = (0..graph.nodes.len()).map(|i| prepare(body, i, threads.max(1))).collect();
         let scratch: Vec<_> = prepared.iter().map(|p| p.scratch).collect();
         let mut plan = MemoryPlan::new(graph, &scratch);
         body.place_gradients(&mut plan);

@@ -48,6 +48,8 @@ pub struct Plan {
     pub shards: Option<usize>,
     /// When parameters are updated.
     pub updates: Updates,
+    /// Whether products and convolutions take no algorithm that trades accuracy for speed.
+    pub strict: bool,
 }
 
 /// What a step does with gradients, however it is split.
@@ -85,6 +87,7 @@ impl Plan {
             norms: Norms::Local,
             shards: None,
             updates: Updates::AtEnd,
+            strict: false,
         }
     }
 

@@ -52,7 +52,7 @@ impl RnnCase {
         let db_hh = self.bias.then_some(db_hh);
         let (dh_n, dc_n) = (self.dh_n.as_deref(), self.dc_n.as_deref());
         if self.lstm {
-            let lstm = Lstm { batch, time, hidden, reverse };
+            let lstm = Lstm { batch, time, hidden, reverse, strict: false };
             let (y, c_all, gates) = (&mut y[..], &mut c_all[..], &mut gates[..]);
             let mut scratch = nan(lstm.forward_scratch_len(workers));
             lstm.forward(cx, LstmForward { xp, w_hh, b_hh, h0, c0, y, c_all, gates }, &mut scratch);
@@ -62,7 +62,7 @@ impl RnnCase {
                 LstmBackward { dy, dh_n, dc_n, w_hh, h0, c0, y, c_all, gates, dxp, dw_hh, db_hh, dh0, dc0 };
             lstm.backward(cx, x, &mut scratch);
         } else {
-            let gru = Gru { batch, time, hidden, reverse };
+            let gru = Gru { batch, time, hidden, reverse, strict: false };
             let (y, gates) = (&mut y[..], &mut gates[..]);
             let mut scratch = nan(gru.forward_scratch_len(workers));
             gru.forward(cx, GruForward { xp, w_hh, b_hh, h0, y, gates }, &mut scratch);
