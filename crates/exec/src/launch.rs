@@ -3,7 +3,7 @@
 use polyreme_graph::graph::{Graph, Node};
 use polyreme_graph::op::{self, Cell, Op, Slab, Window};
 use polyreme_graph::precision::is_half;
-use polyreme_graph::{DType, Shape, ValueId};
+use polyreme_graph::{Body, DType, Shape, ValueId};
 use polyreme_kernels::Isa;
 use polyreme_kernels::attention::Attention;
 use polyreme_kernels::conv::{Conv2d, ConvPass};
@@ -124,10 +124,13 @@ pub(crate) struct Choices {
     pub(crate) isa: Isa,
     /// Whether every machine must come to the same bits.
     pub(crate) reproducible: bool,
+    /// Whether no algorithm may trade accuracy for speed.
+    pub(crate) strict: bool,
 }
 
-/// Prepares node `i`.
-pub(crate) fn prepare(graph: &Graph, i: usize, at_once: bool, with: Choices) -> Prepared {
+/// Prepares node `i` of a body.
+pub(crate) fn prepare(body: &Body, i: usize, with: Choices) -> Prepared {
+    let (graph, at_once) = (&body.graph, body.applied[i].is_some());
     let node = &graph.nodes[i];
     let op = if let Op::Epilogue(e) = &node.op { &e.base } else { &node.op };
     let launch = match launch(graph, node, op, with) {
@@ -182,6 +185,7 @@ fn launch(graph: &Graph, node: &Node, op: &Op, with: Choices) -> Launch {
     let x = |k: usize| graph.shape(node.inputs[k]);
     let y = |k: usize| graph.shape(node.outputs[k]);
     let dtype = node.inputs.first().map_or(DType::F32, |&v| graph.value(v).dtype);
+    let strict = with.strict;
     match op {
         Op::Input(_) | Op::Param(_) | Op::State(_) | Op::Const(_) | Op::Reshape => Launch::Nothing,
         Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Expand | Op::Epilogue(_) => {
@@ -228,11 +232,14 @@ fn launch(graph: &Graph, node: &Node, op: &Op, with: Choices) -> Launch {
             Launch::Reduce(Reduce::new(kind, x(0).dims(), axes))
         }
         &Op::MatMul { ta, tb, rounded } => {
-            Launch::MatMul(Product::new(gemm(x(0), x(1), ta, tb), rounded.unwrap_or(dtype), with))
+            let gemm = gemm(x(0), x(1), ta, tb, strict);
+            Launch::MatMul(Product::new(gemm, rounded.unwrap_or(dtype), with))
         }
-        Op::Conv2d(c) => Launch::Conv(conv(c, x(0), x(1)), ConvPass::Forward),
-        Op::Conv2dGradInput { conv: c, .. } => Launch::Conv(conv(c, y(0), x(1)), ConvPass::GradInput),
-        Op::Conv2dGradWeight { conv: c, .. } => Launch::Conv(conv(c, x(0), y(0)), ConvPass::GradWeight),
+        Op::Conv2d(c) => Launch::Conv(conv(c, x(0), x(1), strict), ConvPass::Forward),
+        Op::Conv2dGradInput { conv: c, .. } => Launch::Conv(conv(c, y(0), x(1), strict), ConvPass::GradInput),
+        Op::Conv2dGradWeight { conv: c, .. } => {
+            Launch::Conv(conv(c, x(0), y(0), strict), ConvPass::GradWeight)
+        }
         Op::MaxPool(w) => Launch::MaxPool(pool(w, x(0))),
         Op::MaxPoolGrad { window, .. } => Launch::MaxPoolGrad(pool(window, y(0))),
         Op::AvgPool(w) => Launch::AvgPool(pool(w, x(0))),
@@ -277,15 +284,15 @@ fn launch(graph: &Graph, node: &Node, op: &Op, with: Choices) -> Launch {
         &Op::Recurrent { cell, reverse } => {
             let &[batch, time, hidden] = y(0).dims() else { unreachable!("verified") };
             match cell {
-                Cell::Lstm => Launch::Lstm(Lstm { batch, time, hidden, reverse }),
-                Cell::Gru => Launch::Gru(Gru { batch, time, hidden, reverse }),
+                Cell::Lstm => Launch::Lstm(Lstm { batch, time, hidden, reverse, strict }),
+                Cell::Gru => Launch::Gru(Gru { batch, time, hidden, reverse, strict }),
             }
         }
         &Op::RecurrentGrad { cell, reverse } => {
             let &[batch, time, hidden] = x(0).dims() else { unreachable!("verified") };
             match cell {
-                Cell::Lstm => Launch::LstmGrad(Lstm { batch, time, hidden, reverse }),
-                Cell::Gru => Launch::GruGrad(Gru { batch, time, hidden, reverse }),
+                Cell::Lstm => Launch::LstmGrad(Lstm { batch, time, hidden, reverse, strict }),
+                Cell::Gru => Launch::GruGrad(Gru { batch, time, hidden, reverse, strict }),
             }
         }
     }
@@ -348,7 +355,7 @@ fn at_axis(shape: &Shape, axis: usize, value: usize) -> Vec<usize> {
     (0..shape.rank()).map(|d| if d == axis { value } else { 0 }).collect()
 }
 
-fn gemm(a: &Shape, b: &Shape, ta: bool, tb: bool) -> Gemm {
+fn gemm(a: &Shape, b: &Shape, ta: bool, tb: bool, strict: bool) -> Gemm {
     let matrix = |s: &Shape, t: bool| {
         let (r, c) = (s.dims()[s.rank() - 2], s.last());
         let strides = if t { (1, c) } else { (c, 1) };
@@ -364,15 +371,15 @@ fn gemm(a: &Shape, b: &Shape, ta: bool, tb: bool) -> Gemm {
         batch = 1;
     }
     let c = Strides { batch: m * n, row: n, col: 1 };
-    Gemm { batch, m, n, k, a: a_strides, b: b_strides, c, accumulate: false }
+    Gemm { batch, m, n, k, a: a_strides, b: b_strides, c, accumulate: false, strict }
 }
 
-fn conv(c: &op::Conv, image: &Shape, weight: &Shape) -> Conv2d {
+fn conv(c: &op::Conv, image: &Shape, weight: &Shape, strict: bool) -> Conv2d {
     let (&[n, h, w, c_in], &[c_out, _, kh, kw]) = (image.dims(), weight.dims()) else {
         unreachable!("verified")
     };
     let op::Conv { stride, padding, dilation, groups } = *c;
-    Conv2d { n, h, w, c_in, c_out, kh, kw, stride, padding, dilation, groups }
+    Conv2d { n, h, w, c_in, c_out, kh, kw, stride, padding, dilation, groups, strict }
 }
 
 fn pool(window: &Window, image: &Shape) -> Pool2d {

@@ -235,6 +235,7 @@ pub(crate) enum MomentsMut<'a> {
 ///
 /// # Safety
 /// Nothing else may hold these elements while the slices live, and moments are stored as `T`.
+#[expect(clippy::mut_from_ref, reason = "the caller's promise")]
 unsafe fn two_moments<T: Element>(state: &State, one: Range<usize>, other: Range<usize>) -> [&mut [T]; 2] {
     // SAFETY: the caller's promise; these are two arenas.
     unsafe {

@@ -25,9 +25,13 @@ impl Ready {
     /// Prepares the kernels of a body of `program`, and plans its memory.
     pub(crate) fn new(program: &Program, body: &Arc<Body>, threads: usize, isa: Isa) -> Ready {
         let graph = &body.graph;
-        let with = Choices { workers: threads.max(1), isa, reproducible: program.is_reproducible() };
-        let prepared: Vec<_> =
-            (0..graph.nodes.len()).map(|i| prepare(graph, i, body.applied[i].is_some(), with)).collect();
+        let with = Choices {
+            workers: threads.max(1),
+            isa,
+            reproducible: program.is_reproducible(),
+            strict: body.strict,
+        };
+        let prepared: Vec<_> = (0..graph.nodes.len()).map(|i| prepare(body, i, with)).collect();
         let scratch: Vec<_> = prepared.iter().map(Prepared::scratch_bytes).collect();
         let mut plan = MemoryPlan::new(graph, &scratch);
         body.place_gradients(&mut plan);

@@ -53,6 +53,8 @@ pub struct Body {
     pub graph: Graph,
     /// By node: the parameter that is updated while the node computes its gradient.
     pub applied: Vec<Option<usize>>,
+    /// Whether products and convolutions take no algorithm that trades accuracy for speed.
+    pub strict: bool,
     kinds: Vec<BlockKind>,
 }
 
@@ -70,7 +72,12 @@ impl Body {
     /// The body of a graph as it is: every element-wise node is a fused pass already.
     pub fn of(graph: Graph) -> Body {
         let kinds = kinds(&graph);
-        Body { applied: vec![None; graph.nodes.len()], kinds, graph }
+        Body { applied: vec![None; graph.nodes.len()], strict: false, kinds, graph }
+    }
+
+    /// The same with products and convolutions that take no algorithm that trades accuracy for speed, or that may.
+    pub fn with_strict(self, strict: bool) -> Body {
+        Body { strict, ..self }
     }
 
     /// Samples of the microbatch: the first dim of the first input.

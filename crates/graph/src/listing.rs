@@ -26,6 +26,9 @@ impl fmt::Display for Program {
                         "run block {block} on slot {slot}: {} of microbatch {microbatch}",
                         b.kind.name()
                     )?;
+                    if self.bodies[b.body].strict {
+                        write!(f, ", strict")?;
+                    }
                     match update {
                         Some(name) => writeln!(f, ", update {name}")?,
                         None => writeln!(f)?,

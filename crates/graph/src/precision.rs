@@ -20,11 +20,14 @@
 use crate::fuse::join_norm_relu;
 use crate::graph::{Graph, Rebuild, ValueId};
 use crate::op::Op;
+use crate::program::Program;
 use crate::shape::DType;
 
-/// In which formats a step stores activations and multiplies.
+/// In which formats a step stores activations and multiplies, and by which algorithms.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Precision {
+    /// Whether products and convolutions take no algorithm that trades accuracy for speed.
+    pub strict: bool,
     /// f16 or bf16; `None` for f32 everywhere.
     pub half: Option<DType>,
     /// Layers that stay in f32: their paths, or the beginnings of paths.
@@ -33,12 +36,15 @@ pub struct Precision {
 
 impl Precision {
     /// f32 everywhere.
-    pub const F32: Precision = Precision { half: None, f32_layers: Vec::new() };
+    pub const F32: Precision = Precision { strict: false, half: None, f32_layers: Vec::new() };
+
+    /// The same without algorithms that trade accuracy for speed.
+    pub const F32_STRICT: Precision = Precision { strict: true, half: None, f32_layers: Vec::new() };
 
     /// This format wherever it is allowed.
     pub fn half(half: DType) -> Precision {
         assert!(is_half(half), "{half} is not a half-precision format");
-        Precision { half: Some(half), f32_layers: Vec::new() }
+        Precision { half: Some(half), ..Precision::F32 }
     }
 
     /// The graph of a step, or of a forward pass, in this precision.
@@ -63,6 +69,11 @@ impl Precision {
             rewrite.to.graph.n_forward = rewrite.to.graph.nodes.len();
         }
         rewrite.finish()
+    }
+
+    /// The program of a forward pass in this precision.
+    pub fn forward(&self, graph: &Graph) -> Program {
+        Program::forward(&self.apply(graph)).with_strict(self.strict)
     }
 
     /// Whether gradients need a larger loss: the smallest numbers of f16 are too large for many of them.

@@ -359,6 +359,12 @@ impl Program {
         Program::of(Body::forward(graph))
     }
 
+    /// The same with bodies that are strict or not; see [`Body::with_strict`].
+    pub fn with_strict(mut self, strict: bool) -> Program {
+        self.bodies.iter_mut().for_each(|body| Arc::make_mut(body).strict = strict);
+        self
+    }
+
     /// The forward and backward pass of one microbatch, without an update; states stay as they are.
     pub fn gradients(step: &Graph) -> Program {
         Program::of(Body::new(step))

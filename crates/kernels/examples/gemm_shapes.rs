@@ -22,7 +22,7 @@ fn shapes() -> Vec<(String, Gemm)> {
     let mut add = |name: String, batch: usize, (m, n, k): (usize, usize, usize), a: bool, b: bool| {
         let a = if a { col_major(m, k) } else { row_major(m, k) };
         let b = if b { col_major(k, n) } else { row_major(k, n) };
-        all.push((name, Gemm { batch, m, n, k, a, b, c: row_major(m, n), accumulate: false }));
+        all.push((name, Gemm { batch, m, n, k, a, b, c: row_major(m, n), accumulate: false, strict: false }));
     };
     let layers = [
         ("gpt", 2048, 384, 1152),

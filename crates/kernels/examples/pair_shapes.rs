@@ -21,7 +21,7 @@ fn shapes() -> Vec<(String, Gemm)> {
     let mut all = Vec::new();
     let mut add = |name: String, batch: usize, (m, n, k): (usize, usize, usize), a: bool, b: bool| {
         let (a, b, c) = (strides(m, k, a), strides(k, n, b), strides(m, n, false));
-        all.push((name, Gemm { batch, m, n, k, a, b, c, accumulate: false }));
+        all.push((name, Gemm { batch, m, n, k, a, b, c, accumulate: false, strict: false }));
     };
     for n in [32, 64, 128, 256, 512, 1024, 2048] {
         add(format!("square {n}"), 1, (n, n, n), false, true);

@@ -28,8 +28,10 @@ fn run(cell: &str, batch: usize, time: usize, hidden: usize, n_gates: usize) {
     let (mut dxp, mut dw, mut db) = (xp.clone(), w.clone(), b.clone());
     let (mut dh0, mut dc0) = (h0.clone(), c0.clone());
 
-    let (lstm, gru) =
-        (Lstm { batch, time, hidden, reverse: false }, Gru { batch, time, hidden, reverse: false });
+    let (lstm, gru) = (
+        Lstm { batch, time, hidden, reverse: false, strict: false },
+        Gru { batch, time, hidden, reverse: false, strict: false },
+    );
     let len = lstm.forward_scratch_len(1).max(lstm.backward_scratch_len(1)).max(gru.backward_scratch_len(1));
     let mut scratch = vec![0.0; len];
     let forward = least_ms(|| {

@@ -104,7 +104,7 @@ impl Embedding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::floats::testing::{HALVES, Stored, same_rounded};
+    use crate::floats::testing::{HALVES, OwnedFloats, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
     use polyreme_dtype::DType;
 
@@ -135,17 +135,17 @@ mod tests {
     fn in_half(e: &Embedding, cx: &Cx, table: &[f32], ids: &[i32], dy: &[f32]) {
         for half in HALVES {
             for (from, to) in [(DType::F32, half), (half, half), (half, DType::F32)] {
-                let table = Stored::new(from, table);
-                let (mut want, mut got) = (vec![f32::NAN; e.n * e.d], Stored::unset(to, e.n * e.d));
+                let table = OwnedFloats::new(from, table);
+                let (mut want, mut got) = (vec![f32::NAN; e.n * e.d], OwnedFloats::unset(to, e.n * e.d));
                 e.forward(cx, Floats::F32(&table.wide()), ids, FloatsMut::F32(&mut want)).unwrap();
                 e.forward(cx, table.get(), ids, got.get_mut()).unwrap();
-                same_rounded("rows", &[got], &[Stored::F32(want)]);
+                same_rounded("rows", &[got], &[OwnedFloats::F32(want)]);
             }
-            let dy = Stored::new(half, dy);
+            let dy = OwnedFloats::new(half, dy);
             let (mut want, mut got) = (vec![f32::NAN; e.rows * e.d], vec![f32::NAN; e.rows * e.d]);
             e.backward(cx, Floats::F32(&dy.wide()), ids, &mut want).unwrap();
             e.backward(cx, dy.get(), ids, &mut got).unwrap();
-            same_rounded("dtable", &[Stored::F32(got)], &[Stored::F32(want)]);
+            same_rounded("dtable", &[OwnedFloats::F32(got)], &[OwnedFloats::F32(want)]);
         }
     }
 

@@ -363,20 +363,20 @@ pub(crate) mod testing {
 
     /// Values in one of the formats.
     #[derive(Clone, PartialEq, Debug)]
-    pub(crate) enum Stored {
+    pub(crate) enum OwnedFloats {
         F32(Vec<f32>),
         F16(Vec<f16>),
         Bf16(Vec<bf16>),
     }
 
     /// Checks that a kernel gave the bits of the same kernel in f32, each of them rounded.
-    pub(crate) fn same_rounded(what: &str, got: &[Stored], of_f32: &[Stored]) {
+    pub(crate) fn same_rounded(what: &str, got: &[OwnedFloats], of_f32: &[OwnedFloats]) {
         assert_eq!(got.len(), of_f32.len(), "{what}");
         for (k, (got, want)) in got.iter().zip(of_f32).enumerate() {
             let dtype = got.get().dtype();
-            let want = Stored::new(dtype, &want.wide());
+            let want = OwnedFloats::new(dtype, &want.wide());
             let wrong = got.bits().iter().zip(want.bits()).position(|(g, w)| *g != w);
-            let at = |v: &Stored| wrong.map(|i| v.get().at(i));
+            let at = |v: &OwnedFloats| wrong.map(|i| v.get().at(i));
             assert_eq!(got.get().len(), want.get().len(), "{what}: result {k} in {dtype}");
             assert!(
                 wrong.is_none(),
@@ -387,45 +387,45 @@ pub(crate) mod testing {
         }
     }
 
-    impl Stored {
+    impl OwnedFloats {
         /// Rounds `x` to a format.
-        pub(crate) fn new(dtype: DType, x: &[f32]) -> Stored {
+        pub(crate) fn new(dtype: DType, x: &[f32]) -> OwnedFloats {
             match dtype {
-                DType::F32 => Stored::F32(x.to_vec()),
-                DType::F16 => Stored::F16(x.iter().map(|&v| f16_from_f32(v)).collect()),
-                DType::Bf16 => Stored::Bf16(x.iter().map(|&v| bf16_from_f32(v)).collect()),
+                DType::F32 => OwnedFloats::F32(x.to_vec()),
+                DType::F16 => OwnedFloats::F16(x.iter().map(|&v| f16_from_f32(v)).collect()),
+                DType::Bf16 => OwnedFloats::Bf16(x.iter().map(|&v| bf16_from_f32(v)).collect()),
                 _ => unreachable!("{dtype} is not a format of storage"),
             }
         }
 
         /// `len` values that a kernel has to overwrite.
-        pub(crate) fn unset(dtype: DType, len: usize) -> Stored {
-            Stored::new(dtype, &vec![7.0; len])
+        pub(crate) fn unset(dtype: DType, len: usize) -> OwnedFloats {
+            OwnedFloats::new(dtype, &vec![7.0; len])
         }
 
         pub(crate) fn get(&self) -> Floats<'_> {
-            map!(Stored, self, Floats, x => x)
+            map!(OwnedFloats, self, Floats, x => x)
         }
 
         pub(crate) fn get_mut(&mut self) -> FloatsMut<'_> {
-            map!(Stored, self, FloatsMut, x => x)
+            map!(OwnedFloats, self, FloatsMut, x => x)
         }
 
         /// The same values as f32.
         pub(crate) fn wide(&self) -> Vec<f32> {
             match self {
-                Stored::F32(x) => x.clone(),
-                Stored::F16(x) => x.iter().map(|&h| f32_from_f16(h)).collect(),
-                Stored::Bf16(x) => x.iter().map(|&b| f32_from_bf16(b)).collect(),
+                OwnedFloats::F32(x) => x.clone(),
+                OwnedFloats::F16(x) => x.iter().map(|&h| f32_from_f16(h)).collect(),
+                OwnedFloats::Bf16(x) => x.iter().map(|&b| f32_from_bf16(b)).collect(),
             }
         }
 
         /// Their bits, since a NaN is not equal to itself.
         pub(crate) fn bits(&self) -> Vec<u32> {
             match self {
-                Stored::F32(x) => x.iter().map(|v| v.to_bits()).collect(),
-                Stored::F16(x) => x.iter().map(|h| h.to_bits().into()).collect(),
-                Stored::Bf16(x) => x.iter().map(|b| b.to_bits().into()).collect(),
+                OwnedFloats::F32(x) => x.iter().map(|v| v.to_bits()).collect(),
+                OwnedFloats::F16(x) => x.iter().map(|h| h.to_bits().into()).collect(),
+                OwnedFloats::Bf16(x) => x.iter().map(|b| b.to_bits().into()).collect(),
             }
         }
     }

@@ -242,7 +242,7 @@ fn backward_rows_body(isa: Isa, x: &[f32], rows: LossRows<'_>, lse: &[f32], scal
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::floats::testing::{FORMATS, Stored, same_rounded};
+    use crate::floats::testing::{FORMATS, OwnedFloats, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
     use polyreme_dtype::DType;
 
@@ -250,19 +250,19 @@ mod tests {
     fn run(
         ce: &CrossEntropy,
         cx: &Cx,
-        x: &Stored,
+        x: &OwnedFloats,
         labels: &[i32],
         w: Option<&[f32]>,
         to: DType,
-    ) -> [Stored; 3] {
+    ) -> [OwnedFloats; 3] {
         let (x, workers) = (x.get(), cx.par.workers());
         let mut s = vec![f32::NAN; ce.forward_scratch_len(x.is_half(), workers)];
         let mut lse = vec![0.0; ce.n];
-        let mut dx = Stored::unset(to, x.len());
+        let mut dx = OwnedFloats::unset(to, x.len());
         let loss = ce.forward(cx, x, labels, w, &mut lse, &mut s).unwrap();
         let mut s = vec![f32::NAN; ce.backward_scratch_len(x.is_half() || to != DType::F32, workers)];
         ce.backward(cx, 0.7, x, labels, w, &lse, dx.get_mut(), &mut s);
-        [dx, Stored::F32(vec![loss.mean]), Stored::F32(lse)]
+        [dx, OwnedFloats::F32(vec![loss.mean]), OwnedFloats::F32(lse)]
     }
 
     fn naive(ce: &CrossEntropy, x: &[f64], labels: &[i32], w: Option<&[f32]>) -> f64 {
@@ -294,12 +294,12 @@ mod tests {
         let w = weighted.then_some(&weights[..]);
         let mut runs = vec![];
         for cx in contexts() {
-            let x = Stored::F32(x.clone());
+            let x = OwnedFloats::F32(x.clone());
             let [dx, loss, _] = run(&ce, &cx, &x, &labels, w, DType::F32);
             runs.push([dx.wide(), loss.wide()].concat());
             for (from, to) in FORMATS.into_iter().flat_map(|from| FORMATS.map(|to| (from, to))) {
-                let x = Stored::new(from, &x.wide());
-                let want = run(&ce, &cx, &Stored::F32(x.wide()), &labels, w, DType::F32);
+                let x = OwnedFloats::new(from, &x.wide());
+                let want = run(&ce, &cx, &OwnedFloats::F32(x.wide()), &labels, w, DType::F32);
                 let got = run(&ce, &cx, &x, &labels, w, to);
                 same_rounded(&format!("{n}x{classes} {from} to {to}"), &got, &want);
             }

@@ -342,7 +342,7 @@ fn philox_avx2(key: u64, step: u64, block: u64) -> [std::arch::x86_64::__m256i; 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::floats::testing::{FORMATS, HALVES, Stored, same_rounded};
+    use crate::floats::testing::{FORMATS, HALVES, OwnedFloats, same_rounded};
     use crate::lanes::testing::contexts;
 
     /// The known answers that are published with Random123.
@@ -419,11 +419,11 @@ mod tests {
     fn halves_draw_the_same(cx: &Cx, at: Positions, x: &[f32]) {
         for (from, to) in HALVES.into_iter().flat_map(|h| FORMATS.map(|other| (h, other))) {
             for (from, to) in [(from, to), (to, from)] {
-                let x = Stored::new(from, x);
-                let (mut want, mut got) = (vec![7.0; x.get().len()], Stored::unset(to, x.get().len()));
+                let x = OwnedFloats::new(from, x);
+                let (mut want, mut got) = (vec![7.0; x.get().len()], OwnedFloats::unset(to, x.get().len()));
                 dropout(cx, 0.3, 11, 5, at, Floats::F32(&x.wide()), FloatsMut::F32(&mut want));
                 dropout(cx, 0.3, 11, 5, at, x.get(), got.get_mut());
-                same_rounded(&format!("{from} to {to}"), &[got], &[Stored::F32(want)]);
+                same_rounded(&format!("{from} to {to}"), &[got], &[OwnedFloats::F32(want)]);
             }
         }
     }

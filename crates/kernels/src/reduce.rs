@@ -547,7 +547,7 @@ fn fold_rows_of<F: Fold>(source: &mut impl RowSource, rows: usize, sum: &mut [f3
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::floats::testing::{HALVES, Stored, same_rounded};
+    use crate::floats::testing::{HALVES, OwnedFloats, same_rounded};
     use crate::lanes::testing::{Reverse, contexts};
 
     const KINDS: [ReduceKind; 5] =
@@ -587,9 +587,16 @@ mod tests {
         run_in(kind, shape, axes, Floats::F32(x), DType::F32, cx).wide()
     }
 
-    fn run_in(kind: ReduceKind, shape: &[usize], axes: &[usize], x: Floats, to: DType, cx: &Cx) -> Stored {
+    fn run_in(
+        kind: ReduceKind,
+        shape: &[usize],
+        axes: &[usize],
+        x: Floats,
+        to: DType,
+        cx: &Cx,
+    ) -> OwnedFloats {
         let reduce = Reduce::new(kind, shape, axes);
-        let mut y = Stored::unset(to, reduce.y_len());
+        let mut y = OwnedFloats::unset(to, reduce.y_len());
         let mut scratch = vec![f32::NAN; reduce.scratch_len(to, cx.par.workers())];
         reduce.forward(cx, x, y.get_mut(), &mut scratch);
         y
@@ -599,8 +606,8 @@ mod tests {
     fn in_half(kind: ReduceKind, shape: &[usize], axes: &[usize], x: &[f32]) {
         for cx in contexts() {
             for from in HALVES {
-                let x = Stored::new(from, x);
-                let want = Stored::F32(run(kind, shape, axes, &x.wide(), &cx));
+                let x = OwnedFloats::new(from, x);
+                let want = OwnedFloats::F32(run(kind, shape, axes, &x.wide(), &cx));
                 for to in [from, DType::F32] {
                     let got = run_in(kind, shape, axes, x.get(), to, &cx);
                     let what = format!("{kind:?} of {shape:?} over {axes:?}, {from}");

@@ -279,22 +279,29 @@ fn backward_columns_body(isa: Isa, dy: &[f32], y: &[f32], d: usize, inner: usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::floats::testing::{FORMATS, Stored, same_rounded};
+    use crate::floats::testing::{FORMATS, OwnedFloats, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
     use polyreme_dtype::DType;
 
     type Gradient = fn(&Cx, SoftmaxDim, Floats, Floats, FloatsMut, &mut [f32]);
 
-    fn gradient(cx: &Cx, shape: SoftmaxDim, dy: &Stored, y: &Stored, to: DType, f: Gradient) -> Stored {
-        let mut dx = Stored::unset(to, shape.len());
+    fn gradient(
+        cx: &Cx,
+        shape: SoftmaxDim,
+        dy: &OwnedFloats,
+        y: &OwnedFloats,
+        to: DType,
+        f: Gradient,
+    ) -> OwnedFloats {
+        let mut dx = OwnedFloats::unset(to, shape.len());
         let mut s = vec![f32::NAN; shape.scratch_len(true, cx.par.workers())];
         f(cx, shape, dy.get(), y.get(), dx.get_mut(), &mut s);
         dx
     }
 
     /// y and dx of softmax, and of log-softmax, in a format.
-    fn run(cx: &Cx, shape: SoftmaxDim, [x, dy]: [&Stored; 2], to: DType) -> [Stored; 4] {
-        let (mut y, mut ly) = (Stored::unset(to, shape.len()), Stored::unset(to, shape.len()));
+    fn run(cx: &Cx, shape: SoftmaxDim, [x, dy]: [&OwnedFloats; 2], to: DType) -> [OwnedFloats; 4] {
+        let (mut y, mut ly) = (OwnedFloats::unset(to, shape.len()), OwnedFloats::unset(to, shape.len()));
         let mut s =
             vec![f32::NAN; shape.scratch_len(x.get().is_half() || to != DType::F32, cx.par.workers())];
         softmax(cx, shape, x.get(), y.get_mut(), &mut s);
@@ -309,16 +316,16 @@ mod tests {
         let dy = data(9, len);
         let mut runs = vec![];
         for cx in contexts() {
-            let (x, dy) = (Stored::F32(x.to_vec()), Stored::F32(dy.clone()));
+            let (x, dy) = (OwnedFloats::F32(x.to_vec()), OwnedFloats::F32(dy.clone()));
             let of_f32 = run(&cx, shape, [&x, &dy], DType::F32);
             runs.push(of_f32.map(|v| v.wide()).concat());
             for (from, to) in FORMATS.into_iter().flat_map(|from| FORMATS.map(|to| (from, to))) {
-                let [x, dy] = [&x, &dy].map(|v| Stored::new(from, &v.wide()));
-                let wide = [&x, &dy].map(|v| Stored::F32(v.wide()));
+                let [x, dy] = [&x, &dy].map(|v| OwnedFloats::new(from, &v.wide()));
+                let wide = [&x, &dy].map(|v| OwnedFloats::F32(v.wide()));
                 let [y, dx, ly, ldx] = run(&cx, shape, [&wide[0], &wide[1]], DType::F32);
                 let mut want = [y, dx, ly, ldx];
                 // The gradients come from the rounded y.
-                let forward = [0, 2].map(|k| Stored::F32(Stored::new(to, &want[k].wide()).wide()));
+                let forward = [0, 2].map(|k| OwnedFloats::F32(OwnedFloats::new(to, &want[k].wide()).wide()));
                 want[1] = gradient(&cx, shape, &wide[1], &forward[0], DType::F32, softmax_backward);
                 want[3] = gradient(&cx, shape, &wide[1], &forward[1], DType::F32, log_softmax_backward);
                 same_rounded(&format!("{shape:?} {from} to {to}"), &run(&cx, shape, [&x, &dy], to), &want);

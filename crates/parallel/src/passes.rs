@@ -31,9 +31,12 @@ pub fn compile(
     let synced = plan.syncs_norms().then(|| sync_batch_norm(step));
     let step = synced.as_ref().unwrap_or(step);
     // 4. Fusion, and the order in which gradients are made.
-    let last = |step: &Graph| match plan.updates_at_once(training) {
-        true => Body::at_once(step, training.optimizer),
-        false => Body::new(step),
+    let last = |step: &Graph| {
+        let body = match plan.updates_at_once(training) {
+            true => Body::at_once(step, training.optimizer),
+            false => Body::new(step),
+        };
+        body.with_strict(plan.precision.strict)
     };
     let Some(Budget { bytes, measure }) = budget else { return Ok(last(step)) };
     // 3. Recomputation, measured on the result of the passes after it. All ranks must come to the same decision, so all

@@ -48,7 +48,7 @@ pub struct Plan {
     pub shards: Option<usize>,
     /// When parameters are updated.
     pub updates: Updates,
-    /// In which formats activations are stored and multiplied.
+    /// In which formats activations are stored and multiplied, and by which algorithms.
     pub precision: Precision,
 }
 

@@ -4,7 +4,7 @@ use std::borrow::BorrowMut;
 
 use polyreme_data::{Features, Spec, Values};
 use polyreme_exec::{Engine, Isa, Options};
-use polyreme_graph::{Graph, Precision, Program};
+use polyreme_graph::{Precision, Program};
 
 use crate::error::TrainError;
 use crate::loss::{IGNORED, LossKind};
@@ -39,17 +39,20 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    /// The graph for batches of at most `n` samples, and how it is fed.
+    /// The program for batches of at most `n` samples, and how it is fed.
     pub(crate) fn new(
         net: &Net,
         spec: &Spec,
         n: usize,
         kind: LossKind,
         precision: &Precision,
-    ) -> Result<(Graph, Trial), TrainError> {
-        let graph = precision.apply(&evaluation_graph(net, spec, n, kind)?);
+    ) -> Result<(Program, Trial), TrainError> {
+        let graph = evaluation_graph(net, spec, n, kind)?;
         let outputs = graph.shape(graph.output("logits").expect("an evaluation has logits")).last();
-        Ok((graph, Trial { number: 0, input: net.input(spec, 1, false).name, n, outputs }))
+        Ok((
+            precision.forward(&graph),
+            Trial { number: 0, input: net.input(spec, 1, false).name, n, outputs },
+        ))
     }
 }
 
@@ -70,9 +73,9 @@ impl Judge {
         threads: usize,
         isa: Isa,
     ) -> Result<Judge, TrainError> {
-        let (graph, trial) = Trial::new(net, spec, n, kind, precision)?;
+        let (program, trial) = Trial::new(net, spec, n, kind, precision)?;
         let options = Options { isa, ..Options::threads(threads) };
-        Ok(Judge { engine: Engine::new(Program::forward(&graph), options)?, trial })
+        Ok(Judge { engine: Engine::new(program, options)?, trial })
     }
 
     /// The engine, to set its weights from elsewhere.

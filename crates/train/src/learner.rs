@@ -10,7 +10,7 @@ use polyreme_collective::{Comm, Reduce};
 use polyreme_data::{Spec, Values};
 use polyreme_dtype::DType;
 use polyreme_exec::{Engine, ExecError, Inputs, Isa, Kept, NonFinite, Options, Slot, StepArgs, Totals};
-use polyreme_graph::{Body, Keeps, Program, Weights};
+use polyreme_graph::{Body, Keeps, Weights};
 use polyreme_parallel::{Mesh, Plan, Training, average_states};
 
 use crate::checkpoint::tensors;
@@ -243,9 +243,9 @@ impl Learner {
 
     /// Compiles for evaluations of at most `n` samples of `spec` at once.
     pub fn prepare_trial(&mut self, spec: &Spec, n: usize) -> Result<(), TrainError> {
-        let (graph, mut trial) =
+        let (program, mut trial) =
             Trial::new(&self.net, spec, n, self.options.loss.kind, &self.options.plan.precision)?;
-        trial.number = self.engine.add(Program::forward(&graph))?;
+        trial.number = self.engine.add(program)?;
         self.trial = Some(trial);
         Ok(())
     }

@@ -35,7 +35,7 @@ use std::ops::Range;
 
 pub use layout::HeadLayout;
 use layout::{Sizes, disjoint};
-use stored::{Rows, RowsMut};
+use stored::{HeadRows, HeadRowsMut};
 
 use crate::Cx;
 use crate::cx::SharedMut;
@@ -167,7 +167,7 @@ impl Attention {
         let flops = 4 * chunk.min(self.t_q) * self.t_k * self.d;
         self.for_each_unit(cx, units, flops, &|unit, worker| {
             let head = self.head(unit / chunks, q, k, v, mask);
-            let o = RowsMut::new(o, self.o.at(head.b, head.h), self.o.time);
+            let o = HeadRowsMut::new(o, self.o.at(head.b, head.h), self.o.time);
             let start = unit % chunks * chunk;
             let rows = start..(start + chunk).min(self.t_q);
             // SAFETY: a worker runs one task at a time, and this part is its own.
@@ -239,9 +239,9 @@ const SPARE: usize = 15;
 struct HeadInputs<'a> {
     b: usize,
     h: usize,
-    q: Rows<'a>,
-    k: Rows<'a>,
-    v: Rows<'a>,
+    q: HeadRows<'a>,
+    k: HeadRows<'a>,
+    v: HeadRows<'a>,
     mask: Option<Mask<'a>>,
 }
 
@@ -258,16 +258,16 @@ impl<'a> HeadInputs<'a> {
 
 /// What backward reads for one head, beside the inputs.
 struct Saved<'a> {
-    dy: Rows<'a>,
-    o: Rows<'a>,
+    dy: HeadRows<'a>,
+    o: HeadRows<'a>,
     lse: &'a [f32],
 }
 
 /// What backward writes for one head.
 struct HeadGrads<'a> {
-    dq: RowsMut<'a>,
-    dk: RowsMut<'a>,
-    dv: RowsMut<'a>,
+    dq: HeadRowsMut<'a>,
+    dk: HeadRowsMut<'a>,
+    dv: HeadRowsMut<'a>,
 }
 
 /// The buffers of dq, dk, dv: three, or one three times.
@@ -332,17 +332,17 @@ impl Attention {
         mask: Option<Mask<'a>>,
     ) -> HeadInputs<'a> {
         let (b, h) = (unit / self.heads, unit % self.heads);
-        let rows = |x: Floats<'a>, l: HeadLayout| Rows::new(x, l.at(b, h), l.time);
+        let rows = |x: Floats<'a>, l: HeadLayout| HeadRows::new(x, l.at(b, h), l.time);
         HeadInputs { b, h, q: rows(q, self.q), k: rows(k, self.k), v: rows(v, self.v), mask }
     }
 
     fn saved<'a>(&self, head: &HeadInputs, dy: Floats<'a>, o: Floats<'a>, lse: &'a [f32]) -> Saved<'a> {
-        let rows = |x: Floats<'a>| Rows::new(x, self.o.at(head.b, head.h), self.o.time);
+        let rows = |x: Floats<'a>| HeadRows::new(x, self.o.at(head.b, head.h), self.o.time);
         Saved { dy: rows(dy), o: rows(o), lse: &lse[self.lse_range(head, 0..self.t_q)] }
     }
 
     fn grads<'a>(&self, head: &HeadInputs, out: &Out<'a>) -> HeadGrads<'a> {
-        let rows = |x: SharedFloats<'a>, l: HeadLayout| RowsMut::new(x, l.at(head.b, head.h), l.time);
+        let rows = |x: SharedFloats<'a>, l: HeadLayout| HeadRowsMut::new(x, l.at(head.b, head.h), l.time);
         HeadGrads { dq: rows(out.dq, self.q), dk: rows(out.dk, self.k), dv: rows(out.dv, self.v) }
     }
 

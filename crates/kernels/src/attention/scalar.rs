@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::stored::RowsMut;
+use super::stored::HeadRowsMut;
 use super::{Attention, HeadGrads, HeadInputs, Saved};
 use crate::Isa;
 use crate::cx::SharedMut;
@@ -26,7 +26,7 @@ pub(super) unsafe fn forward(
     isa: Isa,
     head: &HeadInputs,
     rows: Range<usize>,
-    o: RowsMut,
+    o: HeadRowsMut,
     lse: SharedMut<f32>,
     scratch: &mut [f32],
 ) {

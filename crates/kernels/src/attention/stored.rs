@@ -12,17 +12,17 @@ const TOGETHER: usize = crate::tile::TILE_COLS;
 
 /// Rows that are read, from the head's first one on.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
+pub(super) struct HeadRows<'a> {
     data: Floats<'a>,
     /// Elements from one row to the next.
     stride: usize,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> HeadRows<'a> {
     /// Rows of `data` that begin at element `first`. Without rows the data may end before that.
-    pub(super) fn new(data: Floats<'a>, first: usize, stride: usize) -> Rows<'a> {
+    pub(super) fn new(data: Floats<'a>, first: usize, stride: usize) -> HeadRows<'a> {
         let first = first.min(data.len());
-        Rows { data: data.part(first, data.len() - first), stride }
+        HeadRows { data: data.part(first, data.len() - first), stride }
     }
 
     /// The `d` elements of row `t`: in place, or in `stage`.
@@ -82,16 +82,16 @@ impl<'a> Rows<'a> {
 
 /// Rows that are written, from the head's first one on.
 #[derive(Clone, Copy)]
-pub(super) struct RowsMut<'a> {
+pub(super) struct HeadRowsMut<'a> {
     data: SharedFloats<'a>,
     first: usize,
     stride: usize,
 }
 
-impl<'a> RowsMut<'a> {
+impl<'a> HeadRowsMut<'a> {
     /// Rows of `data` that begin at element `first`.
-    pub(super) fn new(data: SharedFloats<'a>, first: usize, stride: usize) -> RowsMut<'a> {
-        RowsMut { data, first, stride }
+    pub(super) fn new(data: SharedFloats<'a>, first: usize, stride: usize) -> HeadRowsMut<'a> {
+        HeadRowsMut { data, first, stride }
     }
 
     /// Writes row `t`.

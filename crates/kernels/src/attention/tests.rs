@@ -4,7 +4,7 @@ use polyreme_dtype::DType;
 
 use super::*;
 use crate::Isa;
-use crate::floats::testing::{HALVES, Stored};
+use crate::floats::testing::{HALVES, OwnedFloats};
 use crate::lanes::testing::{Reverse, data};
 
 /// The mask of a row of the table.
@@ -71,7 +71,7 @@ impl AttentionCase {
 
     /// The same with all that is read rounded to the format, which is then exact in it.
     fn rounded(&self, dtype: DType) -> AttentionCase {
-        let [q, k, v, dy] = [&self.q, &self.k, &self.v, &self.dy].map(|x| Stored::new(dtype, x).wide());
+        let [q, k, v, dy] = [&self.q, &self.k, &self.v, &self.dy].map(|x| OwnedFloats::new(dtype, x).wide());
         AttentionCase { at: self.at.clone(), mask: self.mask.clone(), q, k, v, dy, ..*self }
     }
 
@@ -90,8 +90,8 @@ impl AttentionCase {
     fn forward(&self, cx: &Cx) -> (Vec<f32>, Vec<f32>) {
         let mut scratch = vec![f32::NAN; self.at.forward_scratch_len(cx.par.workers())];
         let (read, written) = self.stored;
-        let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| Stored::new(read, x));
-        let (mut o, mut lse) = (Stored::unset(written, self.q.len()), vec![f32::NAN; self.at.lse_len()]);
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| OwnedFloats::new(read, x));
+        let (mut o, mut lse) = (OwnedFloats::unset(written, self.q.len()), vec![f32::NAN; self.at.lse_len()]);
         let (q, k, v) = (q.get(), k.get(), v.get());
         self.at.forward(cx, q, k, v, self.mask(), o.get_mut(), &mut lse, &mut scratch);
         (o.wide(), lse)
@@ -106,9 +106,9 @@ impl AttentionCase {
     fn run_backward(&self, cx: &Cx, o: Vec<f32>, lse: Vec<f32>) -> AttentionResults {
         let mut scratch = vec![f32::NAN; self.at.backward_scratch_len(cx.par.workers())];
         let (read, written) = self.stored;
-        let [q, k, v, dy] = [&self.q, &self.k, &self.v, &self.dy].map(|x| Stored::new(read, x));
-        let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|x| Stored::unset(written, x.get().len()));
-        let stored_o = Stored::new(written, &o);
+        let [q, k, v, dy] = [&self.q, &self.k, &self.v, &self.dy].map(|x| OwnedFloats::new(read, x));
+        let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|x| OwnedFloats::unset(written, x.get().len()));
+        let stored_o = OwnedFloats::new(written, &o);
         let grads = Grads::Separate { dq: dq.get_mut(), dk: dk.get_mut(), dv: dv.get_mut() };
         let (q, k, v, dy) = (q.get(), k.get(), v.get(), dy.get());
         self.at.backward(cx, dy, q, k, v, self.mask(), stored_o.get(), &lse, grads, &mut scratch);
@@ -230,7 +230,7 @@ fn tiles_are_the_oracle() {
 /// Operands and results in half: the bits of widening them, running in f32, and rounding what it gives.
 #[test]
 fn halves_are_f32_that_is_rounded() {
-    let round = |dtype: DType, x: &[f32]| Stored::new(dtype, x).wide();
+    let round = |dtype: DType, x: &[f32]| OwnedFloats::new(dtype, x).wide();
     for (batch, heads, t_q, t_k, d, causal, kind) in [
         (1, 1, 1, 1, 1, true, MaskKind::None),
         (2, 3, 17, 17, 7, true, MaskKind::None),
@@ -327,22 +327,23 @@ fn packed_is_separate() {
         let want = case.run(&Cx::serial());
         let at = Attention::packed(batch, t, heads, d, true);
         let (qkv, dy) =
-            (Stored::new(dtype, &pack(&[&case.q, &case.k, &case.v])), Stored::new(dtype, &case.dy));
+            (OwnedFloats::new(dtype, &pack(&[&case.q, &case.k, &case.v])), OwnedFloats::new(dtype, &case.dy));
         let (qkv, dy) = (qkv.get(), dy.get());
         let mut scratch = vec![f32::NAN; at.forward_scratch_len(1).max(at.backward_scratch_len(1))];
-        let (mut o, mut lse) = (Stored::unset(dtype, want.o.len()), vec![0.0; want.lse.len()]);
+        let (mut o, mut lse) = (OwnedFloats::unset(dtype, want.o.len()), vec![0.0; want.lse.len()]);
         at.forward(&Cx::serial(), qkv, qkv, qkv, None, o.get_mut(), &mut lse, &mut scratch);
         assert_eq!((&o.wide(), &lse), (&want.o, &want.lse));
-        let mut dqkv = Stored::unset(dtype, qkv.len());
+        let mut dqkv = OwnedFloats::unset(dtype, qkv.len());
         let grads = Grads::Packed(dqkv.get_mut());
         at.backward(&Cx::serial(), dy, qkv, qkv, qkv, None, o.get(), &lse, grads, &mut scratch);
         assert_eq!(dqkv.wide(), pack(&[&want.dq, &want.dk, &want.dv]));
 
         let [k, v] = [0, 1].map(|part| HeadLayout::packed(part, 2, t, heads, d));
         let at = Attention { k, v, ..case.at.clone() };
-        let (q, kv) = (Stored::new(dtype, &case.q), Stored::new(dtype, &pack(&[&case.k, &case.v])));
+        let (q, kv) = (OwnedFloats::new(dtype, &case.q), OwnedFloats::new(dtype, &pack(&[&case.k, &case.v])));
         let (q, kv) = (q.get(), kv.get());
-        let (mut dq, mut dkv) = (Stored::unset(dtype, want.dq.len()), Stored::unset(dtype, kv.len()));
+        let (mut dq, mut dkv) =
+            (OwnedFloats::unset(dtype, want.dq.len()), OwnedFloats::unset(dtype, kv.len()));
         let grads = Grads::PackedKv { dq: dq.get_mut(), dkv: dkv.get_mut() };
         at.backward(&Cx::serial(), dy, q, kv, kv, None, o.get(), &lse, grads, &mut scratch);
         assert_eq!((dq.wide(), dkv.wide()), (want.dq, pack(&[&want.dk, &want.dv])));

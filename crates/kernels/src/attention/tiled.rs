@@ -16,7 +16,7 @@
 
 use std::ops::Range;
 
-use super::stored::{Rows, RowsMut};
+use super::stored::{HeadRows, HeadRowsMut};
 use super::{Attention, HeadGrads, HeadInputs, Saved};
 use crate::Isa;
 use crate::cx::SharedMut;
@@ -99,7 +99,7 @@ pub(super) unsafe fn forward<K: Kernel>(
     isa: Isa,
     head: &HeadInputs,
     rows: Range<usize>,
-    o: RowsMut,
+    o: HeadRowsMut,
     lse: SharedMut<f32>,
     scratch: &mut [f32],
 ) {
@@ -440,7 +440,7 @@ unsafe fn columns_times_rows<K: Kernel>(
 unsafe fn copy_rows<K: Kernel>(
     isa: Isa,
     scale: f32,
-    src: Rows,
+    src: HeadRows,
     first: usize,
     n: usize,
     d: usize,

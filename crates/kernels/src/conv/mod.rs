@@ -6,7 +6,7 @@
 //! There are four algorithms, and none of them is im2col: in NHWC the patch behind an output pixel is, for each row of
 //! the kernel, one contiguous run of `kw * c` floats, so a micro-kernel can read it in place.
 //!
-//! - `winograd`: 3x3, stride 1, enough channels. F(4x4, 3x3), a quarter of the multiplications.
+//! - `winograd`: 3x3, stride 1, enough channels, not strict. F(4x4, 3x3), a quarter of the multiplications.
 //! - `direct`: everything else, any stride, dilation, padding and groups. A strided input gradient is cut into
 //!   `stride²` phases, each of which is a plain stride-1 correlation with a part of the kernel: no multiplication by
 //!   inserted zeros and no scatter.
@@ -92,6 +92,9 @@ pub struct Conv2d {
     pub dilation: (usize, usize),
     /// Groups of channels that do not mix; divides both channel counts.
     pub groups: usize,
+    /// Takes no algorithm that trades accuracy for speed: neither Winograd's nor seven products for eight. Long sums are
+    /// cut into short ones.
+    pub strict: bool,
 }
 
 /// What forward and the input gradient have in common: one image is read, and another is made of it.
@@ -153,14 +156,18 @@ impl Conv2d {
         2 * self.n * self.out_h() * self.out_w() * self.weight_len()
     }
 
-    /// The algorithm of a pass, by shape alone.
+    /// The algorithm of a pass, by shape and strictness alone.
     pub fn algorithm(&self, pass: ConvPass) -> Algorithm {
         let plain = self.stride == (1, 1) && self.groups == 1;
         if self.groups > 1 && self.groups == self.c_in {
             Algorithm::Depthwise
         } else if plain && (self.kh, self.kw) == (1, 1) && self.padding == (0, 0) {
             Algorithm::Pointwise
-        } else if plain && (self.kh, self.kw) == (3, 3) && self.dilation == (1, 1) && self.winograd_pays(pass)
+        } else if plain
+            && !self.strict
+            && (self.kh, self.kw) == (3, 3)
+            && self.dilation == (1, 1)
+            && self.winograd_pays(pass)
         {
             Algorithm::Winograd
         } else {

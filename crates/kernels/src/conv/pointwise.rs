@@ -27,7 +27,7 @@ fn product(s: &Conv2d, pass: ConvPass) -> Gemm {
         ConvPass::GradInput => (pixels, s.c_in, s.c_out, plain(s.c_out), plain(s.c_in), plain(s.c_in)),
         ConvPass::GradWeight => (s.c_out, s.c_in, pixels, turned(s.c_out), plain(s.c_in), plain(s.c_in)),
     };
-    Gemm { batch: 1, m, n, k, a, b, c, accumulate: false }
+    Gemm { batch: 1, m, n, k, a, b, c, accumulate: false, strict: s.strict }
 }
 
 /// Part `i` of `n` nearly equal ones of `0..len`: where it starts, and how long it is.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use polyreme_dtype::DType;
 
 use super::*;
-use crate::floats::testing::Stored;
+use crate::floats::testing::OwnedFloats;
 use crate::lanes::testing::Reverse;
 use crate::{Isa, Parallel};
 
@@ -51,7 +51,8 @@ fn noise(len: usize, seed: u64) -> Vec<f32> {
 /// `n h w c_in c_out kh kw stride padding dilation groups`, the same both ways unless said otherwise.
 fn conv(v: [usize; 11]) -> Conv2d {
     let [n, h, w, c_in, c_out, kh, kw, s, p, d, groups] = v;
-    Conv2d { n, h, w, c_in, c_out, kh, kw, stride: (s, s), padding: (p, p), dilation: (d, d), groups }
+    let (stride, padding, dilation) = ((s, s), (p, p), (d, d));
+    Conv2d { n, h, w, c_in, c_out, kh, kw, stride, padding, dilation, groups, strict: false }
 }
 
 /// The formats that a convolution's operands are stored in.
@@ -82,7 +83,7 @@ fn all_stored(
     stored: Formats,
 ) -> [Vec<f32>; 3] {
     let operand = |rounded: DType, stored: DType, len: usize, seed: u64| {
-        Stored::new(stored, &Stored::new(rounded, &noise(len, seed)).wide())
+        OwnedFloats::new(stored, &OwnedFloats::new(rounded, &noise(len, seed)).wide())
     };
     let x = operand(rounded.read, stored.read, s.x_len(), 1);
     let weight = operand(rounded.weight, stored.weight, s.weight_len(), 2);
@@ -92,7 +93,8 @@ fn all_stored(
     // Scratch and results start as NaN: whatever is not written shows.
     let is_f32 = [stored.read, stored.weight, stored.made] == [DType::F32; 3];
     let scratch = |pass| vec![f32::NAN; s.scratch_len_by(by, pass, !is_f32, cx.par.workers())];
-    let (mut y, mut dx) = (Stored::unset(stored.made, s.y_len()), Stored::unset(stored.made, s.x_len()));
+    let (mut y, mut dx) =
+        (OwnedFloats::unset(stored.made, s.y_len()), OwnedFloats::unset(stored.made, s.x_len()));
     let mut dw = vec![f32::NAN; s.weight_len()];
     let shift = |first: usize, piece: &mut [f32]| {
         for (i, v) in piece.iter_mut().enumerate() {
@@ -122,7 +124,7 @@ fn check_halves(s: &Conv2d, by: Algorithm) {
     ] {
         for isa in Isa::available() {
             let [y, dx, dw] = all_stored(s, by, &Cx { isa, par: &crate::Serial }, bias, stored, F32);
-            let [y, dx] = [y, dx].map(|v| Stored::new(stored.made, &v).wide());
+            let [y, dx] = [y, dx].map(|v| OwnedFloats::new(stored.made, &v).wide());
             for workers in [1, 3] {
                 let cx = Cx { isa, par: &Reverse(workers) };
                 let got = all_stored(s, by, &cx, bias, stored, stored);
@@ -208,6 +210,67 @@ fn halves_are_f32_that_is_rounded() {
 #[track_caller]
 fn check(v: [usize; 11], algorithm: Algorithm) {
     check_conv(&conv(v), algorithm);
+}
+
+/// Strict convolutions sum directly, with errors that do not grow with the channels.
+#[test]
+fn strict() {
+    for v in [
+        [2, 16, 16, 64, 32, 3, 3, 1, 1, 1, 1],
+        [2, 9, 7, 50, 33, 3, 3, 1, 1, 1, 1],
+        [1, 11, 9, 140, 17, 3, 3, 2, 1, 1, 1],
+        [1, 9, 9, 300, 7, 3, 3, 1, 1, 2, 1],
+        [2, 8, 16, 64, 3, 5, 5, 1, 2, 1, 1],
+        [1, 8, 8, 64, 32, 3, 3, 1, 1, 1, 2],
+        [1, 20, 20, 3, 24, 7, 7, 2, 3, 1, 1],
+    ] {
+        let s = Conv2d { strict: true, ..conv(v) };
+        assert_eq!(s.algorithm(ConvPass::Forward), Algorithm::Direct);
+        check_conv(&s, Algorithm::Direct);
+    }
+    check_conv(&Conv2d { strict: true, ..conv([1, 8, 8, 500, 24, 1, 1, 1, 0, 1, 1]) }, Algorithm::Pointwise);
+    let errors = |channels: usize, strict: bool| {
+        let s = Conv2d { strict, ..conv([2, 16, 16, channels, 32, 3, 3, 1, 1, 1, 1]) };
+        let got = all(&s, s.algorithm(ConvPass::Forward), &Cx::serial(), false).map(|of| widened(&of));
+        let want = exactly(&s);
+        std::array::from_fn::<f64, 3, _>(|k| {
+            let squares = |of: &mut dyn Iterator<Item = f64>| of.map(|v| v * v).sum::<f64>();
+            let error = squares(&mut got[k].iter().zip(&want[k]).map(|(got, want)| got - want));
+            (error / squares(&mut want[k].iter().copied())).sqrt()
+        })
+    };
+    // The oracle sums directly, whatever is asked for.
+    for channels in [64, 256].into_iter().filter(|_| Isa::detect().has_avx2()) {
+        let (fast, strict) = (errors(channels, false), errors(channels, true));
+        assert!(strict.iter().all(|e| *e < 3e-7), "{channels} channels: {strict:?}");
+        assert!(fast.iter().all(|e| (5e-7..2e-6).contains(e)), "{channels} channels: {fast:?}");
+    }
+}
+
+fn widened(of: &[f32]) -> Vec<f64> {
+    of.iter().map(|v| f64::from(*v)).collect()
+}
+
+/// `y`, `dx` and `dweight` of a 3x3 convolution with padding 1, in f64, on the operands of [`all`].
+fn exactly(s: &Conv2d) -> [Vec<f64>; 3] {
+    let [x, weight, dy] =
+        [(s.x_len(), 1), (s.weight_len(), 2), (s.y_len(), 3)].map(|(len, seed)| widened(&noise(len, seed)));
+    let (mut y, mut dx, mut dw) = (vec![0.0; s.y_len()], vec![0.0; s.x_len()], vec![0.0; s.weight_len()]);
+    for (p, tap) in (0..s.n * s.h * s.w).flat_map(|p| (0..9).map(move |tap| (p, tap))) {
+        let (i, row, col) = (p / s.w / s.h, p / s.w % s.h + tap / 3, p % s.w + tap % 3);
+        // The padding shifts by one.
+        if !(1..=s.h).contains(&row) || !(1..=s.w).contains(&col) {
+            continue;
+        }
+        let q = (i * s.h + row - 1) * s.w + col - 1;
+        for (o, c) in (0..s.c_out).flat_map(|o| (0..s.c_in).map(move |c| (o, c))) {
+            let (at, made, read) = ((o * s.c_in + c) * 9 + tap, p * s.c_out + o, q * s.c_in + c);
+            y[made] += x[read] * weight[at];
+            dx[read] += dy[made] * weight[at];
+            dw[at] += x[read] * dy[made];
+        }
+    }
+    [y, dx, dw]
 }
 
 #[test]

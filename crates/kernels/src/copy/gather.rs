@@ -164,7 +164,7 @@ impl Gather {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::floats::testing::{HALVES, Stored};
+    use crate::floats::testing::{HALVES, OwnedFloats};
     use crate::lanes::testing::contexts;
 
     fn pick<T: Word>(gather: &Gather, x: &[T], index: &[i32]) -> Vec<T> {
@@ -193,11 +193,11 @@ mod tests {
         }
         assert_eq!(dx, want);
         for half in HALVES {
-            let (x, dy) = (Stored::new(half, &x), Stored::new(half, &dy));
+            let (x, dy) = (OwnedFloats::new(half, &x), OwnedFloats::new(half, &dy));
             let picked = match &x {
-                Stored::F16(x) => Stored::F16(pick(&gather, x, &index)),
-                Stored::Bf16(x) => Stored::Bf16(pick(&gather, x, &index)),
-                Stored::F32(_) => unreachable!("a half"),
+                OwnedFloats::F16(x) => OwnedFloats::F16(pick(&gather, x, &index)),
+                OwnedFloats::Bf16(x) => OwnedFloats::Bf16(pick(&gather, x, &index)),
+                OwnedFloats::F32(_) => unreachable!("a half"),
             };
             assert_eq!(picked.wide(), pick(&gather, &x.wide(), &index));
             for cx in contexts() {

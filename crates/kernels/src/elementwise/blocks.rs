@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use super::expr::Expr;
-use super::formats::Stage;
+use super::formats::StagedBlock;
 use super::fused::{Fused, SHORT_CYCLE};
 #[cfg(target_arch = "x86_64")]
 use super::lanes;
@@ -99,7 +99,7 @@ impl Fused {
         for b in 0..plan.n_bufs {
             table[plan.first_buf() + b].write(Lane { ptr: bufs.wrapping_add(b * SPACE), step: 1 });
         }
-        let stage = Stage::after(plan, bufs);
+        let stage = StagedBlock::after(plan, bufs);
         if HALVES {
             // SAFETY: there is a buffer for each input and output.
             unsafe { stage.clear(&self.formats, plan, end - start) };
@@ -202,7 +202,7 @@ impl Fused {
         k: usize,
         from: usize,
         len: usize,
-        stage: Stage,
+        stage: StagedBlock,
     ) -> *mut f32 {
         if HALVES && self.formats.widens(k) {
             // SAFETY: the caller's promise.
@@ -216,7 +216,7 @@ impl Fused {
     ///
     /// # Safety
     /// As `range`; `stage` has `SPACE` floats for each input, and `len` is at most that.
-    unsafe fn fill_cycles<const HALVES: bool>(&self, bind: &Bind, stage: Stage, len: usize) {
+    unsafe fn fill_cycles<const HALVES: bool>(&self, bind: &Bind, stage: StagedBlock, len: usize) {
         let inner = self.layout.inner();
         for (k, _) in self.layout.walks.iter().enumerate().filter(|(_, w)| **w == InputWalk::Cycle) {
             let to = stage.input(k);
@@ -239,7 +239,7 @@ impl Fused {
         isa: Isa,
         bind: &Bind,
         table: *mut Lane,
-        stage: Stage,
+        stage: StagedBlock,
         at: usize,
         len: usize,
         cursor: &mut RowCursor,

@@ -10,17 +10,20 @@ use crate::{Floats, FloatsMut, Isa, convert};
 
 /// The format of each input and output.
 #[derive(Clone, Debug)]
-pub(super) struct Formats {
+pub(super) struct PassFormats {
     pub inputs: [DType; Expr::INPUTS_MAX],
     pub outputs: [DType; Expr::OUTPUTS_MAX],
     /// Whether any of them is stored in half.
     pub halves: bool,
 }
 
-impl Formats {
+impl PassFormats {
     /// Of no more inputs and outputs than an expression can have.
-    pub(super) fn new(inputs: impl Iterator<Item = DType>, outputs: &[DType]) -> Result<Formats, ExprError> {
-        let mut formats = Formats {
+    pub(super) fn new(
+        inputs: impl Iterator<Item = DType>,
+        outputs: &[DType],
+    ) -> Result<PassFormats, ExprError> {
+        let mut formats = PassFormats {
             inputs: [DType::F32; Expr::INPUTS_MAX],
             outputs: [DType::F32; Expr::OUTPUTS_MAX],
             halves: false,
@@ -100,7 +103,7 @@ impl Formats {
         bind: &Bind,
         at: usize,
         len: usize,
-        stage: Stage,
+        stage: StagedBlock,
     ) {
         for j in (0..plan.n_outputs).filter(|&j| self.rounds(j)) {
             let to = bind.outputs[j];
@@ -124,14 +127,14 @@ impl Formats {
 
 /// Where the buffers of inputs and outputs lie: after the plan's, one for each, [`SPACE`] floats apart.
 #[derive(Clone, Copy)]
-pub(super) struct Stage {
+pub(super) struct StagedBlock {
     first: *mut f32,
     n_inputs: usize,
 }
 
-impl Stage {
-    pub(super) fn after(plan: &StepPlan, bufs: *mut f32) -> Stage {
-        Stage { first: bufs.wrapping_add(plan.n_bufs * SPACE), n_inputs: plan.n_inputs }
+impl StagedBlock {
+    pub(super) fn after(plan: &StepPlan, bufs: *mut f32) -> StagedBlock {
+        StagedBlock { first: bufs.wrapping_add(plan.n_bufs * SPACE), n_inputs: plan.n_inputs }
     }
 
     /// The buffer of input `k`.
@@ -151,7 +154,7 @@ impl Stage {
     /// # Safety
     /// The buffers exist.
     #[inline]
-    pub(super) unsafe fn clear(&self, formats: &Formats, plan: &StepPlan, len: usize) {
+    pub(super) unsafe fn clear(&self, formats: &PassFormats, plan: &StepPlan, len: usize) {
         let len = len.min(BLOCK);
         for k in (0..plan.n_inputs).filter(|&k| formats.widens(k)) {
             // SAFETY: a buffer has room for a block.

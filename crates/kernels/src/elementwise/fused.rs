@@ -4,7 +4,7 @@ use polyreme_dtype::DType;
 
 use super::blocks::UNBOUND;
 use super::expr::{Expr, ExprError};
-use super::formats::Formats;
+use super::formats::PassFormats;
 use super::layout::{InputWalk, LoopLayout};
 use super::pieces::FusedPieces;
 use super::plan::StepPlan;
@@ -53,7 +53,7 @@ pub enum PieceTarget<'a> {
 #[derive(Clone, Debug)]
 pub struct Fused {
     pub(super) layout: LoopLayout,
-    pub(super) formats: Formats,
+    pub(super) formats: PassFormats,
     /// Writes outputs as soon as they are known.
     direct: StepPlan,
     /// For inputs in the memory of an output that `direct` would overwrite too early.
@@ -84,7 +84,7 @@ impl Fused {
         if outputs.len() != expr.outputs().len() {
             return Err(ExprError::OutputFormats { formats: outputs.len(), outputs: expr.outputs().len() });
         }
-        let formats = Formats::new(inputs.iter().map(|&(_, dtype)| dtype), outputs)?;
+        let formats = PassFormats::new(inputs.iter().map(|&(_, dtype)| dtype), outputs)?;
         let input_shapes: Vec<_> = inputs.iter().map(|&(shape, _)| shape).collect();
         let layout = LoopLayout::new(out_shape, &input_shapes)?;
         let by_row = layout.walks.iter().any(|w| matches!(w, InputWalk::Row | InputWalk::Splat));

@@ -5,7 +5,7 @@ use polyreme_dtype::DType;
 use super::scalar;
 use super::tests::{BINARIES, BROADCASTS, UNARIES, noise, tangle};
 use super::*;
-use crate::floats::testing::{FORMATS, HALVES, Stored, same_rounded};
+use crate::floats::testing::{FORMATS, HALVES, OwnedFloats, same_rounded};
 use crate::lanes::testing::Reverse;
 use crate::{Cx, Floats, FloatsMut, Isa, SharedFloats};
 
@@ -14,7 +14,7 @@ struct Case<'a> {
     expr: &'a Expr,
     out: &'a [usize],
     shapes: &'a [&'a [usize]],
-    inputs: Vec<Stored>,
+    inputs: Vec<OwnedFloats>,
     outputs: Vec<DType>,
 }
 
@@ -29,19 +29,19 @@ impl Case<'_> {
         self.inputs.iter().map(|x| Source::Slice(x.get())).collect()
     }
 
-    fn unset(&self, fused: &Fused) -> Vec<Stored> {
-        self.outputs.iter().map(|&dtype| Stored::unset(dtype, fused.len())).collect()
+    fn unset(&self, fused: &Fused) -> Vec<OwnedFloats> {
+        self.outputs.iter().map(|&dtype| OwnedFloats::unset(dtype, fused.len())).collect()
     }
 
     /// Widened, computed in f32, rounded.
-    fn want(&self, isa: Isa) -> Vec<Stored> {
+    fn want(&self, isa: Isa) -> Vec<OwnedFloats> {
         let fused = Fused::new(self.expr, self.out, self.shapes).unwrap();
-        let wide: Vec<_> = self.inputs.iter().map(Stored::wide).collect();
+        let wide: Vec<_> = self.inputs.iter().map(OwnedFloats::wide).collect();
         let mut got = vec![vec![7.0; fused.len()]; self.outputs.len()];
         let sources: Vec<_> = wide.iter().map(|x| Source::Slice(Floats::F32(x))).collect();
         let mut outs: Vec<_> = got.iter_mut().map(|y| FloatsMut::F32(y)).collect();
         fused.run(&Cx { isa, par: &crate::Serial }, &sources, &mut outs);
-        got.iter().zip(&self.outputs).map(|(y, &dtype)| Stored::new(dtype, y)).collect()
+        got.iter().zip(&self.outputs).map(|(y, &dtype)| OwnedFloats::new(dtype, y)).collect()
     }
 
     fn check(&self) {
@@ -50,7 +50,7 @@ impl Case<'_> {
             let want = self.want(isa);
             for workers in [1, 2, 5] {
                 let mut got = self.unset(&fused);
-                let mut outs: Vec<_> = got.iter_mut().map(Stored::get_mut).collect();
+                let mut outs: Vec<_> = got.iter_mut().map(OwnedFloats::get_mut).collect();
                 fused.run(&Cx { isa, par: &Reverse(workers) }, &self.sources(), &mut outs);
                 self.same(&got, &want, &("run", workers, isa));
             }
@@ -59,7 +59,7 @@ impl Case<'_> {
         }
     }
 
-    fn same(&self, got: &[Stored], want: &[Stored], what: &dyn std::fmt::Debug) {
+    fn same(&self, got: &[OwnedFloats], want: &[OwnedFloats], what: &dyn std::fmt::Debug) {
         let inputs: Vec<_> = self.inputs.iter().map(|x| x.get().dtype()).collect();
         let (out, shapes, outputs) = (self.out, self.shapes, &self.outputs);
         let what = format!("{what:?}, {outputs:?} from {inputs:?}, {shapes:?} to {out:?}, {:?}", self.expr);
@@ -72,14 +72,14 @@ impl Case<'_> {
         x.len() == fused.len() && x.dtype() == self.outputs[j]
     }
 
-    fn in_place(&self, fused: &Fused, want: &[Stored], isa: Isa) {
+    fn in_place(&self, fused: &Fused, want: &[OwnedFloats], isa: Isa) {
         for j in 0..self.outputs.len() {
             for k in (0..self.inputs.len()).filter(|&k| self.fits(fused, k, j)) {
                 let mut got = self.unset(fused);
                 got[j] = self.inputs[k].clone();
                 let mut sources = self.sources();
                 sources[k] = Source::InPlace(j);
-                let mut outs: Vec<_> = got.iter_mut().map(Stored::get_mut).collect();
+                let mut outs: Vec<_> = got.iter_mut().map(OwnedFloats::get_mut).collect();
                 fused.run(&Cx { isa, par: &Reverse(2) }, &sources, &mut outs);
                 self.same(&got, want, &("in place", k, j, isa));
             }
@@ -88,9 +88,9 @@ impl Case<'_> {
 
     /// The first full f32 input is the piece, which an f32 output overwrites, or which is only read; a half input is
     /// also taken from the memory of a half output.
-    fn pieces(&self, fused: &Fused, want: &[Stored], isa: Isa) {
+    fn pieces(&self, fused: &Fused, want: &[OwnedFloats], isa: Isa) {
         let full = |k: &usize| self.inputs[*k].get().len() == fused.len();
-        let of_f32 = |k: &usize| matches!(self.inputs[*k], Stored::F32(_));
+        let of_f32 = |k: &usize| matches!(self.inputs[*k], OwnedFloats::F32(_));
         let Some(k) = (0..self.inputs.len()).filter(full).find(of_f32) else { return };
         let width = self.out.last().copied().unwrap_or(1).max(1);
         let to_piece = (0..self.outputs.len()).filter(|&j| self.outputs[j] == DType::F32).map(Some);
@@ -133,9 +133,9 @@ impl Case<'_> {
                     }
                 }
                 match to_piece {
-                    Some(j) => got[j] = Stored::F32(piece),
+                    Some(j) => got[j] = OwnedFloats::F32(piece),
                     None => assert_eq!(
-                        Stored::F32(piece).bits(),
+                        OwnedFloats::F32(piece).bits(),
                         self.inputs[k].bits(),
                         "the piece keeps its value"
                     ),
@@ -163,7 +163,7 @@ fn check(expr: &Expr, out: &[usize], shapes: &[&[usize]]) {
     for (inputs, outputs) in mixtures(shapes.len(), expr.outputs().len()) {
         let values = shapes.iter().zip(&inputs).enumerate();
         let inputs = values
-            .map(|(k, (s, &dtype))| Stored::new(dtype, &noise(s.iter().product(), k as u32 + 1)))
+            .map(|(k, (s, &dtype))| OwnedFloats::new(dtype, &noise(s.iter().product(), k as u32 + 1)))
             .collect();
         Case { expr, out, shapes, inputs, outputs }.check();
     }
@@ -213,7 +213,7 @@ fn swap_in_place() {
     for dtype in HALVES {
         let of = [(&[1000][..], dtype); 2];
         let fused = Fused::typed(&expr, &[1000], &of, &[dtype; 2]).unwrap();
-        let (a, b) = (Stored::new(dtype, &noise(1000, 1)), Stored::new(dtype, &noise(1000, 2)));
+        let (a, b) = (OwnedFloats::new(dtype, &noise(1000, 1)), OwnedFloats::new(dtype, &noise(1000, 2)));
         let (mut x, mut y) = (a.clone(), b.clone());
         let sources = [Source::InPlace(0), Source::InPlace(1)];
         fused.run(&Cx::serial(), &sources, &mut [x.get_mut(), y.get_mut()]);
@@ -245,7 +245,7 @@ fn rounding_inside_a_pass_is_that_of_storage() {
             // Between the subnormal halves, whose steps are not those of their bits.
             .chain((0..4096).flat_map(|i| near((i as f32 + 0.5) * 2f32.powi(-25))))
             .collect();
-        let want = Stored::F32(Stored::new(dtype, &all).wide());
+        let want = OwnedFloats::F32(OwnedFloats::new(dtype, &all).wide());
         let fused = Fused::new(&Expr::unary(op), &[all.len()], &[&[all.len()]]).unwrap();
         for isa in Isa::available() {
             let mut got = vec![7.0; all.len()];
@@ -277,6 +277,6 @@ fn refusals() {
 #[should_panic(expected = "format of input 0")]
 fn another_format_is_refused() {
     let fused = Fused::typed(&Expr::unary(Unary::Neg), &[4], &[(&[4], DType::F16)], &[DType::F32]).unwrap();
-    let x = Stored::new(DType::Bf16, &[1.0; 4]);
+    let x = OwnedFloats::new(DType::Bf16, &[1.0; 4]);
     fused.run(&Cx::serial(), &[Source::Slice(x.get())], &mut [FloatsMut::F32(&mut [0.0; 4])]);
 }

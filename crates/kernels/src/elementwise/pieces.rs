@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use super::blocks::{BLOCK, Bind, Bufs, Lane, ROWS_BUFS, ROWS_BUFS_HALVES, ROWS_SLOTS, SPACE, SPLAT, steps};
 use super::expr::Expr;
-use super::formats::Stage;
+use super::formats::StagedBlock;
 use super::fused::Fused;
 use super::layout::InputWalk;
 use super::plan::StepPlan;
@@ -74,7 +74,7 @@ impl FusedPieces<'_> {
             splats[k] = [value; SPLAT];
             table[k] = Lane { ptr: splats[k].as_mut_ptr(), step: 0 };
         }
-        let stage = Stage::after(plan, bufs);
+        let stage = StagedBlock::after(plan, bufs);
         if HALVES {
             // SAFETY: there is a buffer for each input and output.
             unsafe { stage.clear(&self.fused.formats, plan, BLOCK) };

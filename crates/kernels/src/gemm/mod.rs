@@ -11,7 +11,7 @@
 //! are stored. The second way costs some fifty cycles per tile, and pays where it saves a large copy: in `x·Wᵀ` with a
 //! short `x` it is `x` that is copied, and `W` is read in place. `plan` estimates both ways.
 //!
-//! **Blocks.** k is cut into blocks of at most 800: a panel then stays near while up to 136 rows, which stay in L2, are
+//! **Blocks.** k is cut into blocks of at most 800 (192 if the product is strict): a panel then stays near while up to 136 rows, which stay in L2, are
 //! swept over it. Every block but the first adds to C. k is never split between tasks, and the cut follows from the
 //! shape alone: the order of every sum, and so its bits, do not depend on which worker computes it.
 //!
@@ -26,7 +26,7 @@
 //! the epilogue on it as soon as the last block of k is added, a sweep of rows at a time.
 //!
 //! **Seven for eight.** A large product is cut into halves and takes seven products of them, an eighth fewer
-//! multiplications (`seven`), with tiles, panels and strips as above.
+//! multiplications (`seven`), with tiles, panels and strips as above. A strict one does not.
 //!
 //! A product with one row or one column uses `thin`, and without AVX2 all use the oracle (`scalar`).
 //!
@@ -134,6 +134,9 @@ pub struct Gemm {
     pub c: Strides,
     /// Adds to C instead of overwriting it.
     pub accumulate: bool,
+    /// Takes eight products of halves and not seven, and sums k in short blocks: a smaller error, and an element that is
+    /// not finite stays in its row or column.
+    pub strict: bool,
 }
 
 impl Gemm {
@@ -167,7 +170,7 @@ impl Gemm {
 
     /// Runs the product. `epilogue` is called exactly once for each element of C, from any task, after its last
     /// write. A `k` of zero leaves zeros, or C as it was if it is added to. Strides of A and B may be zero or overlap.
-    /// In a large product an element that is not finite may reach all of C, not only its row or column.
+    /// In a large product that is not strict an element that is not finite may reach all of C, not only its row or column.
     ///
     /// # Panics
     /// If a slice is too short for its layout, if elements of C overlap, or if `scratch` is shorter than

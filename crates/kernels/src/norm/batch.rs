@@ -366,7 +366,7 @@ fn reciprocal_std(var: f32, eps: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::floats::testing::{HALVES, Stored, same_rounded};
+    use crate::floats::testing::{HALVES, OwnedFloats, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
 
     /// The textbook in f64: y, mean, rstd, dx, dgamma, dbeta.
@@ -411,9 +411,15 @@ mod tests {
 
     /// y, mean, rstd, running mean and variance, dx, dgamma, dbeta, the output for evaluation and one with an epilogue; x, y
     /// and their gradients in a format.
-    fn run(cx: &Cx, bn: &BatchNorm, [x, dy]: [&Stored; 2], gamma: &[f32], beta: &[f32]) -> [Stored; 10] {
+    fn run(
+        cx: &Cx,
+        bn: &BatchNorm,
+        [x, dy]: [&OwnedFloats; 2],
+        gamma: &[f32],
+        beta: &[f32],
+    ) -> [OwnedFloats; 10] {
         let (len, c, halves) = (x.get().len(), bn.channels, x.get().is_half());
-        let [mut y, mut dx, mut seen, mut eval] = [(); 4].map(|()| Stored::unset(x.get().dtype(), len));
+        let [mut y, mut dx, mut seen, mut eval] = [(); 4].map(|()| OwnedFloats::unset(x.get().dtype(), len));
         let [mut mean, mut rstd, mut dgamma, mut dbeta] = [(); 4].map(|()| vec![f32::NAN; c]);
         let (x, dy) = (x.get(), dy.get());
         let s = &mut vec![f32::NAN; bn.scratch_len(halves, cx.par.workers())];
@@ -435,7 +441,7 @@ mod tests {
             }
         }
         bn.forward_eval(cx, x, gamma, beta, &rm, &rv, eval.get_mut(), None, s);
-        let [mean, rstd, rm, rv, dgamma, dbeta] = [mean, rstd, rm, rv, dgamma, dbeta].map(Stored::F32);
+        let [mean, rstd, rm, rv, dgamma, dbeta] = [mean, rstd, rm, rv, dgamma, dbeta].map(OwnedFloats::F32);
         [y, mean, rstd, rm, rv, dx, dgamma, dbeta, eval, seen]
     }
 
@@ -445,11 +451,11 @@ mod tests {
         let (dy, gamma, beta) = (data(2, rows * c), data(3, c), data(4, c));
         let mut runs = vec![];
         for cx in contexts() {
-            let of_f32 = [&Stored::F32(x.clone()), &Stored::F32(dy.clone())];
+            let of_f32 = [&OwnedFloats::F32(x.clone()), &OwnedFloats::F32(dy.clone())];
             runs.push(run(&cx, &bn, of_f32, &gamma, &beta).map(|v| v.wide()).concat());
             for half in HALVES {
-                let [x, dy] = [&x, &dy].map(|v| Stored::new(half, v));
-                let wide = [&x, &dy].map(|v| Stored::F32(v.wide()));
+                let [x, dy] = [&x, &dy].map(|v| OwnedFloats::new(half, v));
+                let wide = [&x, &dy].map(|v| OwnedFloats::F32(v.wide()));
                 let want = run(&cx, &bn, [&wide[0], &wide[1]], &gamma, &beta);
                 same_rounded(&format!("{rows}x{c}"), &run(&cx, &bn, [&x, &dy], &gamma, &beta), &want);
             }

@@ -255,19 +255,25 @@ fn affine(known: &[f32], c: usize) -> Affine<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::floats::testing::{HALVES, Stored, same_rounded};
+    use crate::floats::testing::{HALVES, OwnedFloats, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
 
     /// y, mean, rstd, dx, dgamma and dbeta; x, y and their gradients in a format.
-    fn run(cx: &Cx, gn: &GroupNorm, [x, dy]: [&Stored; 2], gamma: &[f32], beta: &[f32]) -> [Stored; 6] {
+    fn run(
+        cx: &Cx,
+        gn: &GroupNorm,
+        [x, dy]: [&OwnedFloats; 2],
+        gamma: &[f32],
+        beta: &[f32],
+    ) -> [OwnedFloats; 6] {
         let (len, x, dy) = (x.get().len(), x.get(), dy.get());
         let s = &mut vec![f32::NAN; gn.scratch_len(x.is_half(), cx.par.workers())];
-        let [mut y, mut dx] = [(); 2].map(|()| Stored::unset(x.dtype(), len));
+        let [mut y, mut dx] = [(); 2].map(|()| OwnedFloats::unset(x.dtype(), len));
         let [mut mean, mut rstd] = [(); 2].map(|()| vec![0.0; gn.n * gn.groups]);
         let [mut dg, mut db] = [(); 2].map(|()| vec![f32::NAN; gn.channels]);
         gn.forward(cx, x, gamma, beta, y.get_mut(), &mut mean, &mut rstd, s);
         gn.backward(cx, dy, x, gamma, &mean, &rstd, dx.get_mut(), &mut dg, &mut db, s);
-        [y, Stored::F32(mean), Stored::F32(rstd), dx, Stored::F32(dg), Stored::F32(db)]
+        [y, OwnedFloats::F32(mean), OwnedFloats::F32(rstd), dx, OwnedFloats::F32(dg), OwnedFloats::F32(db)]
     }
 
     fn check(n: usize, pixels: usize, c: usize, groups: usize) {
@@ -277,11 +283,11 @@ mod tests {
         let (dy, gamma, beta) = (data(2, len), data(3, c), data(4, c));
         let mut runs = vec![];
         for cx in contexts() {
-            let of_f32 = [&Stored::F32(x.clone()), &Stored::F32(dy.clone())];
+            let of_f32 = [&OwnedFloats::F32(x.clone()), &OwnedFloats::F32(dy.clone())];
             runs.push(run(&cx, &gn, of_f32, &gamma, &beta).map(|v| v.wide()).concat());
             for half in HALVES {
-                let [x, dy] = [&x, &dy].map(|v| Stored::new(half, v));
-                let wide = [&x, &dy].map(|v| Stored::F32(v.wide()));
+                let [x, dy] = [&x, &dy].map(|v| OwnedFloats::new(half, v));
+                let wide = [&x, &dy].map(|v| OwnedFloats::F32(v.wide()));
                 let want = run(&cx, &gn, [&wide[0], &wide[1]], &gamma, &beta);
                 same_rounded(&format!("{gn:?}"), &run(&cx, &gn, [&x, &dy], &gamma, &beta), &want);
             }

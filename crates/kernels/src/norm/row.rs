@@ -380,21 +380,21 @@ fn sum_columns_body(sums: &[f32], stride: usize, columns: Range<usize>, out: &mu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::floats::testing::{HALVES, Stored, same_rounded};
+    use crate::floats::testing::{HALVES, OwnedFloats, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
 
     /// y, mean, rstd, dx, dweight and dbias, with x, y, dy and dx in a format.
     fn run(
         cx: &Cx,
-        [x, dy]: [&Stored; 2],
+        [x, dy]: [&OwnedFloats; 2],
         d: usize,
         weight: Option<&[f32]>,
         bias: Option<&[f32]>,
         center: bool,
-    ) -> [Stored; 6] {
+    ) -> [OwnedFloats; 6] {
         let (eps, dtype, halves) = (1e-5, x.get().dtype(), x.get().is_half());
         let rows = x.get().len().checked_div(d).unwrap_or(3);
-        let (mut y, mut dx) = (Stored::unset(dtype, rows * d), Stored::unset(dtype, rows * d));
+        let (mut y, mut dx) = (OwnedFloats::unset(dtype, rows * d), OwnedFloats::unset(dtype, rows * d));
         let (mut mean, mut rstd) = (vec![0.0; rows], vec![f32::NAN; rows]);
         let (mut dw, mut db) = (vec![0.0; d], vec![0.0; d]);
         let (x, dy, workers) = (x.get(), dy.get(), cx.par.workers());
@@ -412,7 +412,7 @@ mod tests {
             let mut s = vec![f32::NAN; n.backward_scratch_len(halves, workers)];
             n.backward(cx, dy, x, weight, &rstd, dx.get_mut(), Some(&mut dw), &mut s);
         }
-        [y, Stored::F32(mean), Stored::F32(rstd), dx, Stored::F32(dw), Stored::F32(db)]
+        [y, OwnedFloats::F32(mean), OwnedFloats::F32(rstd), dx, OwnedFloats::F32(dw), OwnedFloats::F32(db)]
     }
 
     fn check(rows: usize, d: usize, center: bool, affine: bool) {
@@ -421,11 +421,11 @@ mod tests {
         let (weight, bias) = (affine.then_some(&w[..]), (affine && center).then_some(&b[..]));
         let mut runs = vec![];
         for cx in contexts() {
-            let of_f32 = [&Stored::F32(x.clone()), &Stored::F32(dy.clone())];
+            let of_f32 = [&OwnedFloats::F32(x.clone()), &OwnedFloats::F32(dy.clone())];
             runs.push(run(&cx, of_f32, d, weight, bias, center).map(|v| v.wide()).concat());
             for dtype in HALVES {
-                let [x, dy] = [&x, &dy].map(|v| Stored::new(dtype, v));
-                let wide = [&Stored::F32(x.wide()), &Stored::F32(dy.wide())];
+                let [x, dy] = [&x, &dy].map(|v| OwnedFloats::new(dtype, v));
+                let wide = [&OwnedFloats::F32(x.wide()), &OwnedFloats::F32(dy.wide())];
                 let want = run(&cx, wide, d, weight, bias, center);
                 let got = run(&cx, [&x, &dy], d, weight, bias, center);
                 same_rounded(&format!("{rows}x{d}"), &got, &want);

@@ -174,12 +174,12 @@ fn count(sums: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::floats::testing::{HALVES, Stored, same_rounded};
+    use crate::floats::testing::{HALVES, OwnedFloats, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
     use polyreme_dtype::DType;
 
     /// What a norm and its gradient give, in the order of [`NAMES`].
-    type Results = [Stored; 8];
+    type Results = [OwnedFloats; 8];
     const NAMES: [&str; 8] = ["y", "mean", "rstd", "running mean", "running var", "dx", "dgamma", "dbeta"];
     const RUNNING: (f32, f32) = (0.5, 2.0);
 
@@ -187,16 +187,16 @@ mod tests {
     struct WholeBatch {
         c: usize,
         relu: bool,
-        x: Stored,
-        dy: Stored,
+        x: OwnedFloats,
+        dy: OwnedFloats,
         gamma: Vec<f32>,
         beta: Vec<f32>,
     }
 
     impl WholeBatch {
         fn new(rows: usize, c: usize, relu: bool, offset: f32) -> WholeBatch {
-            let x = Stored::F32(data(1, rows * c).iter().map(|v| v + offset).collect());
-            let dy = Stored::F32(data(2, rows * c));
+            let x = OwnedFloats::F32(data(1, rows * c).iter().map(|v| v + offset).collect());
+            let dy = OwnedFloats::F32(data(2, rows * c));
             WholeBatch { c, relu, x, dy, gamma: data(3, c), beta: data(4, c) }
         }
         fn len(&self) -> usize {
@@ -204,11 +204,11 @@ mod tests {
         }
         /// Rounded to a format.
         fn to(&self, dtype: DType) -> WholeBatch {
-            let [x, dy] = [&self.x, &self.dy].map(|v| Stored::new(dtype, &v.wide()));
+            let [x, dy] = [&self.x, &self.dy].map(|v| OwnedFloats::new(dtype, &v.wide()));
             WholeBatch { x, dy, gamma: self.gamma.clone(), beta: self.beta.clone(), ..*self }
         }
-        fn unset(&self) -> [Stored; 2] {
-            [(); 2].map(|()| Stored::unset(self.x.get().dtype(), self.len()))
+        fn unset(&self) -> [OwnedFloats; 2] {
+            [(); 2].map(|()| OwnedFloats::unset(self.x.get().dtype(), self.len()))
         }
         fn scratch(&self, bn: &BatchNorm, cx: &Cx) -> Vec<f32> {
             room(bn.scratch_len(self.x.get().is_half(), cx.par.workers()))
@@ -236,7 +236,7 @@ mod tests {
         bn.forward(cx, x, &b.gamma, &b.beta, y.get_mut(), m, r, Some(running), None, &mut s);
         let (dg, db) = (&mut dgamma, &mut dbeta);
         bn.backward(cx, dy, x, &b.gamma, &b.beta, &mean, &rstd, dx.get_mut(), dg, db, &mut s);
-        let [mean, rstd, rm, rv, dgamma, dbeta] = [mean, rstd, rm, rv, dgamma, dbeta].map(Stored::F32);
+        let [mean, rstd, rm, rv, dgamma, dbeta] = [mean, rstd, rm, rv, dgamma, dbeta].map(OwnedFloats::F32);
         [y, mean, rstd, rm, rv, dx, dgamma, dbeta]
     }
 
@@ -293,7 +293,7 @@ mod tests {
             let dx = dx.part(first, len);
             bn.backward_from_sums(cx, dy, x, &b.gamma, &b.beta, &mean, &rstd, &sums, dx, s);
         }
-        let [mean, rstd, rm, rv, dgamma, dbeta] = [mean, rstd, rm, rv, dgamma, dbeta].map(Stored::F32);
+        let [mean, rstd, rm, rv, dgamma, dbeta] = [mean, rstd, rm, rv, dgamma, dbeta].map(OwnedFloats::F32);
         [y, mean, rstd, rm, rv, dx, dgamma, dbeta]
     }
 

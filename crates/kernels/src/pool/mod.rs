@@ -266,7 +266,7 @@ impl Pool2d {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::floats::testing::{HALVES, Stored, same_rounded};
+    use crate::floats::testing::{HALVES, OwnedFloats, same_rounded};
     use crate::lanes::testing::{close, contexts, data, same_bits};
 
     fn fixed(kernel: usize, stride: usize, padding: usize, count_include_pad: bool) -> Fixed {
@@ -274,28 +274,28 @@ mod tests {
     }
 
     /// Maxima, where they were, means, and the gradients of both, in a format.
-    fn run(cx: &Cx, p: &Pool2d, [x, dy]: [&Stored; 2]) -> [Stored; 5] {
+    fn run(cx: &Cx, p: &Pool2d, [x, dy]: [&OwnedFloats; 2]) -> [OwnedFloats; 5] {
         let (dtype, x, dy) = (x.get().dtype(), x.get(), dy.get());
-        let [mut y, mut ya] = [(); 2].map(|()| Stored::unset(dtype, p.out_len()));
-        let [mut dx, mut dxa] = [(); 2].map(|()| Stored::unset(dtype, p.in_len()));
+        let [mut y, mut ya] = [(); 2].map(|()| OwnedFloats::unset(dtype, p.out_len()));
+        let [mut dx, mut dxa] = [(); 2].map(|()| OwnedFloats::unset(dtype, p.in_len()));
         let mut argmax = vec![-1i32; p.out_len()];
         let s = &mut vec![f32::NAN; p.scratch_len(x.is_half(), cx.par.workers())];
         p.max_forward(cx, x, y.get_mut(), &mut argmax, s);
         p.max_backward(cx, dy, &argmax, dx.get_mut(), s);
         p.avg_forward(cx, x, ya.get_mut(), s);
         p.avg_backward(cx, dy, dxa.get_mut(), s);
-        [y, Stored::F32(argmax.iter().map(|&i| i as f32).collect()), ya, dx, dxa]
+        [y, OwnedFloats::F32(argmax.iter().map(|&i| i as f32).collect()), ya, dx, dxa]
     }
 
     fn check(p: &Pool2d, x: &[f32]) {
         let (dy, out) = (data(8, p.out_len()), p.out_len());
         let mut runs = vec![];
         for cx in contexts() {
-            let of_f32 = [&Stored::F32(x.to_vec()), &Stored::F32(dy.clone())];
+            let of_f32 = [&OwnedFloats::F32(x.to_vec()), &OwnedFloats::F32(dy.clone())];
             runs.push(run(&cx, p, of_f32).map(|v| v.wide()).concat());
             for half in HALVES {
-                let [x, dy] = [x, &dy].map(|v| Stored::new(half, v));
-                let wide = [&x, &dy].map(|v| Stored::F32(v.wide()));
+                let [x, dy] = [x, &dy].map(|v| OwnedFloats::new(half, v));
+                let wide = [&x, &dy].map(|v| OwnedFloats::F32(v.wide()));
                 same_rounded(&format!("{p:?}"), &run(&cx, p, [&x, &dy]), &run(&cx, p, [&wide[0], &wide[1]]));
             }
         }

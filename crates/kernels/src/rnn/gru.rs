@@ -25,6 +25,8 @@ pub struct Gru {
     pub hidden: usize,
     /// Goes from the last step to the first; tensors keep their order of time.
     pub reverse: bool,
+    /// Whether the product of the weights' gradient is strict, as [`crate::gemm::Gemm`] has it.
+    pub strict: bool,
 }
 
 /// What [`Gru::forward`] reads and writes. The last state is `y` at the last step that is run.
@@ -71,7 +73,8 @@ pub struct GruBackward<'a> {
 
 impl Gru {
     fn seq(&self) -> Sequence {
-        Sequence { batch: self.batch, time: self.time, hidden: self.hidden, gates: 3, reverse: self.reverse }
+        let Self { batch, time, hidden, reverse, strict } = *self;
+        Sequence { batch, time, hidden, gates: 3, reverse, strict }
     }
 
     /// Forward's scratch: of each sequence the state and its product with the weights; in half, of the sequence at hand xp,

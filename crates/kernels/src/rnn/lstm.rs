@@ -22,6 +22,8 @@ pub struct Lstm {
     pub hidden: usize,
     /// Goes from the last step to the first; tensors keep their order of time.
     pub reverse: bool,
+    /// Whether the product of the weights' gradient is strict, as [`crate::gemm::Gemm`] has it.
+    pub strict: bool,
 }
 
 /// What [`Lstm::forward`] reads and writes. The last state is `y` at the last step that is run.
@@ -80,7 +82,8 @@ pub struct LstmBackward<'a> {
 
 impl Lstm {
     fn seq(&self) -> Sequence {
-        Sequence { batch: self.batch, time: self.time, hidden: self.hidden, gates: 4, reverse: self.reverse }
+        let Self { batch, time, hidden, reverse, strict } = *self;
+        Sequence { batch, time, hidden, gates: 4, reverse, strict }
     }
 
     /// Forward's scratch: of each sequence the state and its product with the weights; in half also the cell, and of the

@@ -30,6 +30,7 @@ pub(super) struct Sequence {
     pub hidden: usize,
     pub gates: usize,
     pub reverse: bool,
+    pub strict: bool,
 }
 
 impl Sequence {
@@ -183,6 +184,7 @@ impl Sequence {
             b: Strides { batch: 0, row: hidden, col: 1 },
             c: Strides { batch: 0, row: hidden, col: 1 },
             accumulate: false,
+            strict: self.strict,
         }
     }
 }

@@ -4,7 +4,7 @@ use polyreme_dtype::DType;
 
 use super::sequence::Sequence;
 use super::*;
-use crate::floats::testing::Stored;
+use crate::floats::testing::OwnedFloats;
 use crate::lanes::testing::{Reverse, data};
 use crate::{Cx, Isa};
 
@@ -28,8 +28,8 @@ impl Formats {
 const F32: Formats = Formats::all(DType::F32);
 
 /// `x` rounded to a format, in the other.
-fn rounded(to: DType, stored: DType, x: &[f32]) -> Stored {
-    Stored::new(stored, &Stored::new(to, x).wide())
+fn rounded(to: DType, stored: DType, x: &[f32]) -> OwnedFloats {
+    OwnedFloats::new(stored, &OwnedFloats::new(to, x).wide())
 }
 
 /// Either cell, with inputs, and weights for its loss `Σ dy·y + dh_n·h_n + dc_n·c_n`.
@@ -82,15 +82,18 @@ impl RnnCase {
         let states = batch * time * hidden;
         let (xp, dy) = (rounded(to.xp, stored.xp, xp), rounded(to.dy, stored.dy, &self.dy));
         let (xp, dy) = (xp.get(), dy.get());
-        let mut y = Stored::unset(stored.y, states);
-        let mut c_all = Stored::unset(stored.c_all, states);
-        let mut gates = Stored::unset(stored.gates, 4 * states);
-        let mut dxp = Stored::unset(stored.dxp, xp.len());
+        let mut y = OwnedFloats::unset(stored.y, states);
+        let mut c_all = OwnedFloats::unset(stored.c_all, states);
+        let mut gates = OwnedFloats::unset(stored.gates, 4 * states);
+        let mut dxp = OwnedFloats::unset(stored.dxp, xp.len());
         let mut grads = self.inputs.each_ref().map(|v| nan(v.len()));
         let [_, dw_hh, db_hh, dh0, dc0] = grads.each_mut().map(|v| &mut v[..]);
         let db_hh = self.bias.then_some(db_hh);
         let (dh_n, dc_n) = (self.dh_n.as_deref(), self.dc_n.as_deref());
-        let (lstm, gru) = (Lstm { batch, time, hidden, reverse }, Gru { batch, time, hidden, reverse });
+        let (lstm, gru) = (
+            Lstm { batch, time, hidden, reverse, strict: false },
+            Gru { batch, time, hidden, reverse, strict: false },
+        );
         let half = stored != F32;
         {
             let (y, gates) = (y.get_mut(), gates.get_mut());
@@ -150,7 +153,7 @@ impl RnnCase {
     fn weight_grads(&self, cx: &Cx, y: &[f32], gates: &[f32], grads: &mut [Vec<f32>; 5]) {
         let RnnCase { batch, time, hidden, reverse, .. } = *self;
         let n_gates = if self.lstm { 4 } else { 3 };
-        let seq = Sequence { batch, time, hidden, gates: n_gates, reverse };
+        let seq = Sequence { batch, time, hidden, gates: n_gates, reverse, strict: false };
         let [dz, dw_hh, db_hh, ..] = grads;
         let mut dz = dz.clone();
         let mut h_before = y.to_vec();

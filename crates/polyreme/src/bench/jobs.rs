@@ -1,29 +1,47 @@
-//! The four reference jobs: what people train, with the sizes that every comparison uses.
+//! What `polyreme bench step` times: the four reference jobs, with the sizes that every comparison uses, and job files.
 
 use std::error::Error;
 use std::sync::Arc;
 
 use polyreme_collective::Comm;
+use polyreme_data::{Features, LabelKind, Layout, Spec, Target};
 use polyreme_exec::{Engine, ExecError, Filled, Isa, Options, StepArgs, Totals};
-use polyreme_graph::{Builder, DType, Graph, Precision, Program, Shape, TraceError, differentiate};
+use polyreme_graph::{DType, Precision, Program};
 use polyreme_kernels::optim::{Moments, Optimizer};
 use polyreme_kernels::{Cx, random};
+use polyreme_nn::model::StackInput;
 use polyreme_nn::{Model, TraceOptions};
-use polyreme_parallel::{Budget, Plan, StepShape, Training, Updates, compile, schedule};
+use polyreme_parallel::{Budget, Plan, Training, Updates, compile, schedule};
+use polyreme_train::job::{ClassWeights, Job, Source};
+use polyreme_train::loss::{Loss, LossKind};
+use polyreme_train::lower::{step_graph, training_graph};
+use polyreme_train::run::Given;
+use polyreme_train::{Net, TrainError, sets};
 
-/// A model, its batch and its optimizer.
+/// Steps of a job file that a measurement takes.
+const TIMED_STEPS: usize = 8;
+
+/// A network, its batch and how it is trained. Batches are random: they have the shapes of the job's data.
 #[derive(Clone, Debug)]
 pub struct BenchJob {
     /// Its name.
-    pub name: &'static str,
-    /// The model.
-    pub model: Model,
-    /// Samples (for `gpt`, sequences) per step.
+    pub name: String,
+    /// The network.
+    pub net: Net,
+    /// The samples.
+    pub spec: Spec,
+    /// What is minimised.
+    pub loss: Loss,
+    /// Samples (for `gpt`, sequences) of each microbatch.
     pub batch: usize,
-    /// The optimizer.
-    pub optimizer: Optimizer,
+    /// Microbatches per step.
+    pub accumulate: usize,
+    /// The optimizer, clipping and averaging.
+    pub training: Training,
     /// The learning rate.
     pub lr: f32,
+    /// What an engine may take; activations are recomputed to fit.
+    pub budget_bytes: Option<usize>,
     /// How many steps a measurement takes.
     pub timed_steps: usize,
     /// In which formats activations are stored and multiplied.
@@ -31,10 +49,10 @@ pub struct BenchJob {
 }
 
 impl BenchJob {
-    /// The names of all.
+    /// The names of the reference jobs.
     pub const NAMES: [&'static str; 4] = ["mlp", "lenet", "cnn", "gpt"];
 
-    /// A job by its name.
+    /// A reference job by its name.
     pub fn by_name(name: &str) -> Option<BenchJob> {
         let name = BenchJob::NAMES.into_iter().find(|n| *n == name)?;
         let sgd = Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
@@ -46,7 +64,78 @@ impl BenchJob {
             _ => (64, sgd, 0.01, 300),
         };
         let model = Model::by_name(name).ok()?;
-        Some(BenchJob { name, model, batch, optimizer, lr, timed_steps, precision: Precision::F32 })
+        Some(BenchJob {
+            name: name.into(),
+            spec: made_for(&model, LossKind::CrossEntropy),
+            net: Net::Model(model),
+            loss: Loss::default(),
+            batch,
+            accumulate: 1,
+            training: Training { optimizer, moments: DType::F32, clip: None, ema: None, scaled: false },
+            lr,
+            budget_bytes: None,
+            timed_steps,
+            precision: Precision::F32,
+        })
+    }
+
+    /// The steps of one rank of a job: its network, batch, loss, optimizer, clipping and averaging.
+    ///
+    /// Its data are opened only for the sizes of samples. If they are not there, the model's own sizes count, which the
+    /// job must then give.
+    pub fn of(mut job: Job, given: Given) -> Result<BenchJob, TrainError> {
+        let spec = match (given.sets, described(&job)) {
+            (Some(sets), _) => sets.train.spec().clone(),
+            (None, Some(spec)) => spec,
+            (None, None) => match sets::open_as(&mut job, None, given.isa) {
+                Ok(sets) => sets.train.spec().clone(),
+                Err(_) if given.net.is_none() && job.model.from_data.is_empty() => {
+                    made_for(&job.model.model, job.train.loss)
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        let net = match given.net {
+            Some(net) => net,
+            None => {
+                job.model.fit(&spec)?;
+                Net::Model(job.model.model)
+            }
+        };
+        let train = job.train;
+        let loss = Loss {
+            kind: train.loss,
+            label_smoothing: train.label_smoothing,
+            class_weights: job.data.class_weights != ClassWeights::None,
+            mixup: train.mixup > 0.0,
+        };
+        let mut bench = BenchJob {
+            name: job.name,
+            net,
+            spec,
+            loss,
+            batch: train.batch,
+            accumulate: train.accumulate,
+            training: Training {
+                optimizer: train.optimizer.rule,
+                moments: train.optimizer.moments,
+                clip: train.clip,
+                ema: train.ema,
+                scaled: train.precision().scales_loss(),
+            },
+            lr: train.optimizer.lr as f32,
+            budget_bytes: train.memory_mib.map(|mib| mib << 20),
+            timed_steps: TIMED_STEPS,
+            precision: train.precision(),
+        };
+        bench.set_batch(train.batch);
+        Ok(bench)
+    }
+
+    /// Cuts steps of so many samples into the job's microbatches; what does not divide is left out.
+    pub fn set_batch(&mut self, samples: usize) {
+        self.accumulate = self.accumulate.clamp(1, samples.max(1));
+        self.batch = samples / self.accumulate;
     }
 
     /// The program of a rank's training step; with a budget, activations are recomputed so that an engine with
@@ -57,18 +146,12 @@ impl BenchJob {
         budget_bytes: Option<usize>,
         threads: usize,
     ) -> Result<Program, Box<dyn Error + Send + Sync>> {
-        let training = Training {
-            optimizer: self.optimizer,
-            moments: DType::F32,
-            clip: None,
-            ema: None,
-            scaled: self.precision.scales_loss(),
-        };
+        let plan = Plan { microbatches: self.accumulate, precision: self.precision.clone(), ..plan.clone() };
         let measure = |program: &Program| Engine::footprint(program, threads, Isa::detect()).total();
-        let budget = budget_bytes.map(|bytes| Budget { bytes, measure: &measure });
-        let plan = &Plan { precision: self.precision.clone(), ..plan.clone() };
-        let body = compile(&self.weighted_step()?, plan, &training, budget)?;
-        Ok(schedule(plan, &training, &[Arc::new(body)], &StepShape::one()))
+        let budget = budget_bytes.or(self.budget_bytes).map(|bytes| Budget { bytes, measure: &measure });
+        let forward = training_graph(&self.net, &self.spec, self.batch, self.loss)?;
+        let body = compile(&step_graph(&forward)?, &plan, &self.training, budget)?;
+        Ok(schedule(&plan, &self.training, &[Arc::new(body)], &plan.whole_step()))
     }
 
     /// The program of a lone rank of a run.
@@ -90,37 +173,72 @@ impl BenchJob {
     /// A step with the batch that the engine was filled with.
     pub fn step(&self, engine: &mut Engine) -> Result<Totals, ExecError> {
         let args = StepArgs { lr: self.lr, ..StepArgs::default() };
-        engine.step_with::<ExecError>(&mut Filled { weight: self.batch as f64 }, args)
-    }
-
-    /// The graph of a rank's training step: the loss's gradient is multiplied by the input `weight`.
-    fn weighted_step(&self) -> Result<Graph, TraceError> {
-        let options = TraceOptions::training(self.batch);
-        let mut b = Builder::new();
-        let input = self.model.input(&options);
-        let x = b.input(input.name, input.shape, input.dtype)?;
-        let labels = b.input("labels", [self.model.n_labels(&options)], DType::I32)?;
-        let weight = b.input("weight", [1], DType::F32)?;
-        let logits = self.model.logits(&mut b, x, true)?;
-        let (loss, weighted) = b.layer("loss", |b| {
-            let loss = b.cross_entropy(logits, labels, None, options.loss)?;
-            let weight = b.reshape(weight, Shape::scalar())?;
-            Ok((loss, b.mul(loss, weight)?))
-        })?;
-        differentiate(&b.finish(&[("loss", loss), ("weighted", weighted)]), weighted)
+        // Gradients are those of the mean over all microbatches of all ranks, as in a run.
+        let weight = 1.0 / (self.accumulate * engine.comm().size()) as f64;
+        engine.step_with::<ExecError>(&mut Filled { weight }, args)
     }
 
     /// Fills an engine's inputs with a random batch.
     pub fn fill(&self, engine: &mut Engine) -> Result<(), ExecError> {
-        let options = TraceOptions::training(self.batch);
-        let input = self.model.input(&options);
-        match input.dtype {
-            DType::I32 => fill_integers(engine.input_i32(input.name)?, self.model.classes(), 1),
-            _ => random::normal(&Cx::serial(), 1, 0, 0, 0.0, 1.0, engine.input_f32(input.name)?),
+        let graph = engine.program().graph();
+        let inputs: Vec<_> =
+            graph.inputs.iter().map(|i| (i.name.clone(), graph.value(i.value).dtype)).collect();
+        let ids = match self.spec.features {
+            Features::Ids { vocab, .. } => vocab,
+            _ => 0,
+        };
+        for (name, dtype) in &inputs {
+            match (name.as_str(), dtype) {
+                ("ids", _) => fill_integers(engine.input_i32(name)?, ids, 1),
+                (_, DType::I32) => fill_integers(engine.input_i32(name)?, self.spec.classes(), 2),
+                ("x", _) => random::normal(&Cx::serial(), 1, 0, 0, 0.0, 1.0, engine.input_f32(name)?),
+                // Labels that are numbers, weights of classes, and the share of a mixture.
+                _ => engine.input_f32(name)?.fill(1.0),
+            }
         }
-        fill_integers(engine.input_i32("labels")?, self.model.classes(), 2);
         Ok(())
     }
+}
+
+/// The samples of a job, if the job itself describes them.
+fn described(job: &Job) -> Option<Spec> {
+    let Source::Synthetic { shape, classes, .. } = &job.data.source else { return None };
+    let features = match shape[..] {
+        [channels, height, width] => Features::Image { channels, height, width, layout: Layout::Planes },
+        _ => Features::Row { width: shape.iter().product() },
+    };
+    Some(Spec { features, target: Target::Class { classes: *classes, names: Vec::new() } })
+}
+
+/// The samples that a model with all its sizes was made for, with labels for a loss.
+fn made_for(model: &Model, loss: LossKind) -> Spec {
+    let input = model.input(&TraceOptions::training(1));
+    let vocab = match model {
+        Model::Gpt(m) => m.vocab,
+        Model::Recurrent(m) => m.vocab,
+        Model::Encoder(m) => m.vocab,
+        Model::Layers(m) => match m.input {
+            StackInput::Ids { vocab, .. } => vocab,
+            _ => 0,
+        },
+        _ => 0,
+    };
+    let features = match (input.dtype, &input.shape.dims()[1..]) {
+        (DType::I32, dims) => Features::Ids { time: dims[0], vocab },
+        (_, &[channels, height, width]) => {
+            Features::Image { channels, height, width, layout: Layout::Planes }
+        }
+        (_, dims) => Features::Row { width: dims.iter().product() },
+    };
+    let (n, names) = (model.classes(), Vec::new());
+    let target = match (model, loss.labels()) {
+        (Model::Gpt(_), _) => Target::NextId,
+        (Model::Layers(m), _) if m.is_per_token() => Target::NextId,
+        (_, LabelKind::Classes) => Target::Class { classes: n, names },
+        (_, LabelKind::Numbers) => Target::Numbers { n, names },
+        (_, LabelKind::Labels) => Target::Labels { n, names },
+    };
+    Spec { features, target }
 }
 
 /// Integers below `n`, from a stream.

@@ -116,7 +116,7 @@ impl Bench<'_> {
                     continue;
                 }
                 let c = Strides { batch: 0, row: n, col: 1 };
-                let gemm = Gemm { batch: 1, m, n, k, a, b, c, accumulate: false };
+                let gemm = Gemm { batch: 1, m, n, k, a, b, c, accumulate: false, strict: false };
                 let (a, b, mut c) = (noise(m * k), noise(k * n), vec![0.0; m * n]);
                 let mut scratch = vec![0.0; gemm.scratch_len(self.threads)];
                 let work = Bound::Flops((2 * m * n * k) as f64);
@@ -150,6 +150,7 @@ impl Bench<'_> {
                 padding: (pad, pad),
                 dilation: (1, 1),
                 groups: 1,
+                strict: false,
             };
             let (x, w, y) = (noise(conv.x_len()), noise(conv.weight_len()), noise(conv.y_len()));
             for (name, pass) in [

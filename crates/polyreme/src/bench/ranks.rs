@@ -1,4 +1,4 @@
-//! `polyreme bench step --ranks N`: training steps of the reference jobs on several ranks, each with the job's batch.
+//! `polyreme bench step --ranks N`: training steps on several ranks, each with the job's batch.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ const BUCKET_BYTES: usize = 1 << 20;
 #[derive(Clone, Debug, Serialize)]
 pub struct RanksReport {
     /// The job.
-    pub job: &'static str,
+    pub job: String,
     /// How many ranks.
     pub ranks: usize,
     /// What carried the data.
@@ -94,7 +94,7 @@ pub fn measure(
     engine.comm().all_reduce(&mut bytes, Reduce::Sum)?;
     let [param_mib, grad_mib, optimizer_mib] = bytes.map(|bytes| bytes / MIB);
     let report = RanksReport {
-        job: job.name,
+        job: job.name.clone(),
         ranks: plan.ranks(),
         transport: settings.transport.clone(),
         threads,

@@ -1,4 +1,4 @@
-//! `polyreme bench step`: whole training steps of the reference jobs.
+//! `polyreme bench step`: whole training steps.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -18,7 +18,7 @@ const MIB: f64 = (1 << 20) as f64;
 #[derive(Clone, Debug, Serialize)]
 pub struct StepReport {
     /// The job.
-    pub job: &'static str,
+    pub job: String,
     /// Threads of the one rank.
     pub threads: usize,
     /// The median time of a step.
@@ -78,7 +78,7 @@ pub fn measure(
     let gflops = flops as f64 / seconds / 1e9;
     let peak = probe::fma_peak_gflops(&Cx { isa, ..Cx::serial() }) * threads as f64;
     Ok(StepReport {
-        job: job.name,
+        job: job.name.clone(),
         threads,
         step_ms: seconds * 1e3,
         gflops,
@@ -97,7 +97,7 @@ pub fn measure(
 #[derive(Clone, Debug, Serialize)]
 pub struct OpReport {
     /// The job.
-    pub job: &'static str,
+    pub job: String,
     /// The op, and the shape of its first result.
     pub op: String,
     /// How many such nodes a step has.
@@ -149,7 +149,7 @@ pub fn measure_ops(
     kinds.insert("update".into(), (1, median(&mut updates), 0));
     let report = |(op, (count, ms, flops)): (String, (usize, f64, u64))| {
         let gflops = flops as f64 / ms.max(1e-9) / 1e6;
-        OpReport { job: job.name, op, count, ms, gflops }
+        OpReport { job: job.name.clone(), op, count, ms, gflops }
     };
     let mut reports: Vec<_> = kinds.into_iter().map(report).collect();
     reports.sort_by(|a, b| b.ms.total_cmp(&a.ms));

@@ -21,7 +21,7 @@ use crate::{output, process};
 
 #[derive(Subcommand)]
 pub(super) enum Bench {
-    /// Whole training steps of the reference jobs: forward, backward, update; data in memory.
+    /// Whole training steps of the reference jobs or of a job file: forward, backward, update; data in memory.
     ///
     /// Prints the median time of a step, GFLOP/s (convolutions counted as if computed directly), the share of the
     /// measured multiply-add peak, and planned and actual peak memory; with --json also what parameters, gradients and
@@ -40,15 +40,27 @@ pub(super) enum Bench {
 
 #[derive(Args)]
 pub(super) struct StepArgs {
-    /// The jobs to run; all of them if none is named.
+    /// The reference jobs to run; all of them if neither this nor --job-file is given.
     #[arg(long = "job", value_name = "NAME", value_parser = BenchJob::NAMES)]
     jobs: Vec<String>,
+    /// A job file to run, on random batches; may be given several times.
+    ///
+    /// Sizes that `[model]` leaves out are taken from the data; if it gives all, no data need be there. `[parallel]` is
+    /// not used: see --ranks and --threads.
+    #[arg(long = "job-file", value_name = "JOB.toml")]
+    job_files: Vec<PathBuf>,
+    /// Change a setting of the job files: `--set train.batch=1`.
+    #[arg(long = "set", value_name = "KEY=VALUE", requires = "job_files")]
+    sets: Vec<String>,
+    /// Samples (of text: sequences) per step, instead of what the jobs say.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    batch: Option<u32>,
     /// Timed steps of each job [default: what the job says, 8 to 300].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     steps: Option<u32>,
-    /// The format in which activations are stored and multiplied.
-    #[arg(long, value_name = "FORMAT", default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
-    precision: String,
+    /// The precision of the steps [default: what a job file says, or f32].
+    #[arg(long, value_name = "FORMAT", value_parser = ["f32", "f32-strict", "bf16", "f16"])]
+    precision: Option<String>,
     /// Recompute activations so that parameters, gradients, optimizer state and activations take at most this much.
     #[arg(long, value_name = "MIB")]
     memory_mib: Option<usize>,
@@ -120,8 +132,8 @@ impl Bench {
                 let prepared = Prepared::new(job, app.given(), process::cores())?;
                 print(&load::measure(&prepared, threads(args.threads), args.passes)?, args.json)
             }
-            Bench::Step(args) if args.ranks.any() => bench_ranks(args, app.given().isa),
-            Bench::Step(args) => bench_step(args, app.given().isa, start),
+            Bench::Step(args) if args.ranks.any() => bench_ranks(args, app),
+            Bench::Step(args) => bench_step(args, app, start),
             Bench::Collective(args) => bench_collective(args),
             Bench::Kernels(args) => bench_kernels(args, app.given().isa),
         }
@@ -129,28 +141,45 @@ impl Bench {
 }
 
 impl StepArgs {
-    fn jobs(&self) -> Vec<BenchJob> {
-        let names: Vec<&str> = match self.jobs.is_empty() {
+    fn jobs(&self, app: &App) -> Result<Vec<BenchJob>, Failure> {
+        let names: Vec<&str> = match self.jobs.is_empty() && self.job_files.is_empty() {
             true => BenchJob::NAMES.to_vec(),
             false => self.jobs.iter().map(String::as_str).collect(),
         };
-        let precision = match self.precision.as_str() {
-            "bf16" => Precision::half(DType::Bf16),
-            "f16" => Precision::half(DType::F16),
-            _ => Precision::F32,
+        let mut jobs: Vec<_> =
+            names.iter().map(|name| BenchJob::by_name(name).expect("the name was checked")).collect();
+        for file in &self.job_files {
+            let job = super::train::read_job(app, Some(file), &self.sets)?;
+            jobs.push(BenchJob::of(job, app.given())?);
+        }
+        if let Some(batch) = self.batch {
+            jobs.iter_mut().for_each(|job| job.set_batch(batch as usize));
+        }
+        let precision = match self.precision.as_deref() {
+            Some("f32") => Some(Precision::F32),
+            Some("f32-strict") => Some(Precision::F32_STRICT),
+            Some("bf16") => Some(Precision::half(DType::Bf16)),
+            Some("f16") => Some(Precision::half(DType::F16)),
+            _ => None,
         };
-        let job = |name| BenchJob::by_name(name).expect("the name was checked");
-        names.iter().map(|name| BenchJob { precision: precision.clone(), ..job(name) }).collect()
+        if let Some(precision) = precision {
+            for job in &mut jobs {
+                job.training.scaled = precision.scales_loss();
+                job.precision = precision.clone();
+            }
+        }
+        Ok(jobs)
     }
 }
 
 /// Steps on several ranks. Each job has its own group, as each run has.
-fn bench_ranks(args: &StepArgs, isa: Isa) -> CommandResult {
+fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
     if args.ops || args.memory_mib.is_some() {
         return Err(Failure::usage(
             "--ops and --memory-mib are for one rank; leave out --ranks and related flags",
         ));
     }
+    let jobs = args.jobs(app)?;
     let Some(mut group) = args.ranks.enter(Asked::default(), "bench step", Arc::default())? else {
         return Ok(());
     };
@@ -160,10 +189,9 @@ fn bench_ranks(args: &StepArgs, isa: Isa) -> CommandResult {
         output::err().settle();
         writeln!(io::stdout(), "{}", bench::ranks::HEADER)?;
     }
-    let jobs = args.jobs();
     let settings = bench::ranks::RankSettings {
         threads: group.threads,
-        isa,
+        isa: app.given().isa,
         steps: args.steps.map(|n| n as usize),
         local: if transport == "local" { group.size() } else { 1 },
         transport,
@@ -221,15 +249,17 @@ fn bench_collective(args: &CollectiveArgs) -> CommandResult {
     part(control, outcomes.into_iter().collect())
 }
 
-fn bench_step(args: &StepArgs, isa: Isa, start: Instant) -> CommandResult {
+fn bench_step(args: &StepArgs, app: &App, start: Instant) -> CommandResult {
     if args.shard_gradients {
         return Err(Failure::usage("--shard-gradients needs several ranks; set their number with --ranks"));
     }
+    let jobs = args.jobs(app)?;
     if !args.json {
         writeln!(io::stdout(), "{}", step::HEADER)?;
     }
+    let isa = app.given().isa;
     let mut since = start;
-    for job in args.jobs() {
+    for job in jobs {
         let settings = StepSettings {
             threads: args.ranks.threads().unwrap_or_else(process::cores),
             isa,

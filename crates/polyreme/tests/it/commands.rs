@@ -58,6 +58,58 @@ fn a_step_is_measured_and_stays_within_its_plan() {
     }
 }
 
+/// The shapes of a job file's steps are those of its model and its data; where `[model]` gives all sizes, no data are needed.
+#[test]
+fn steps_of_job_files_are_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |text: &str, args: &[&str], param_mib: f64| {
+        let file = folder.path().join("mine.toml");
+        std::fs::write(&file, text).unwrap();
+        let file = file.to_str().unwrap();
+        let all = [&["bench", "step", "--job-file", file, "--steps", "2", "--json"], args].concat();
+        let report = &objects(&all)[0];
+        assert_eq!(report["job"], "mine");
+        assert!(report["step_ms"].as_f64().unwrap() > 0.0 && report["gflops"].as_f64().unwrap() > 0.0);
+        assert!(report["loss"].as_f64().unwrap().is_finite(), "{report}");
+        let got = report["param_mib"].as_f64().unwrap() * f64::from(1 << 20) / 4.0;
+        // Parameters start at multiples of a cache line.
+        assert!((0.0..200.0).contains(&(got - param_mib)), "{got} floats, not {param_mib}: {report}");
+    };
+    let absent = "[data]\nkind = \"text\"\npath = \"absent.txt\"\n";
+    let gpt = "[model]\nkind = \"gpt\"\nlayers = 1\nwidth = 32\nheads = 2\n";
+    let sized =
+        format!("{gpt}vocab = 100\ncontext = 16\n{absent}[train]\nbatch = 4\naccumulate = 2\nclip = 1.0\n");
+    let params = 2 * 100 * 32 + 16 * 32 + 12 * 32 * 32 + 13 * 32 + 2 * 32;
+    check(&sized, &[], f64::from(params));
+    check(&sized, &["--ranks", "2"], f64::from(params));
+    let table = "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"csv\"\npath = \"t.csv\"\nvalidation = 0.25\n\
+                 [train]\nloss = \"mse\"\n";
+    std::fs::write(folder.path().join("t.csv"), "a,b,c,y\n1,2,3,4.5\n2,3,4,5.5\n3,4,5,1.5\n4,1,1,2.5\n")
+        .unwrap();
+    check(table, &["--batch", "3"], f64::from(3 * 8 + 8 + 8 + 1));
+    let made = "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"synthetic\"\nshape = [5]\nclasses = 3\n\
+                class_weights = \"balanced\"\n[train]\nmixup = 0.2\n";
+    check(made, &["--set", "train.batch=6"], f64::from(5 * 8 + 8 + 8 * 3 + 3));
+    // Sizes that nobody gives are an error that names the data.
+    let file = folder.path().join("open.toml");
+    std::fs::write(&file, format!("{gpt}{absent}")).unwrap();
+    let said = refusal(&["bench", "step", "--job-file", file.to_str().unwrap()]);
+    assert!(said.contains("absent.txt"), "{said}");
+    let said = refusal(&["bench", "step", "--set", "train.batch=6"]);
+    assert!(said.contains("--job-file"), "{said}");
+}
+
+/// The job files of `examples/` that are made to be timed are those that the comparison with PyTorch names.
+#[test]
+fn the_sizes_that_people_train_are_examples() {
+    let compared = std::fs::read_to_string(root().join("bench/compare.py")).unwrap();
+    for name in ["resnet50", "gpt2"] {
+        let file = format!("examples/{name}.toml");
+        assert!(compared.contains(&file), "{file}");
+        polyreme_train::job::Job::from_file(&root().join(&file), &[]).unwrap();
+    }
+}
+
 #[test]
 fn where_the_time_goes_is_told() {
     let reports =

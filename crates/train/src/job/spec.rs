@@ -205,6 +205,8 @@ pub struct TrainSpec {
 pub enum PrecisionKind {
     /// f32 everywhere.
     F32,
+    /// The same, with no algorithm that trades accuracy for speed.
+    F32Strict,
     /// Activations in bf16.
     Bf16,
     /// Activations in f16.
@@ -218,6 +220,7 @@ impl PrecisionKind {
     pub fn name(self) -> &'static str {
         match self {
             PrecisionKind::F32 => "f32",
+            PrecisionKind::F32Strict => "f32-strict",
             PrecisionKind::Bf16 => "bf16",
             PrecisionKind::F16 => "f16",
             PrecisionKind::Auto => "auto",
@@ -230,6 +233,7 @@ impl TrainSpec {
     pub fn precision(&self) -> Precision {
         match self.precision {
             PrecisionKind::F32 | PrecisionKind::Auto => Precision::F32,
+            PrecisionKind::F32Strict => Precision::F32_STRICT,
             PrecisionKind::Bf16 => Precision::half(DType::Bf16),
             PrecisionKind::F16 => Precision::half(DType::F16),
         }

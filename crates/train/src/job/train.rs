@@ -77,6 +77,7 @@ fn keys() -> Vec<Key<TrainSpec>> {
 fn precision() -> Type<PrecisionKind> {
     one_of([
         ("f32", PrecisionKind::F32, ""),
+        ("f32-strict", PrecisionKind::F32Strict, "f32 without algorithms that trade accuracy for speed"),
         ("bf16", PrecisionKind::Bf16, "half the memory of activations; faster where the CPU multiplies bf16"),
         (
             "f16",

@@ -275,9 +275,9 @@ impl Prepared {
 
     fn trial_program(&self, spec: &polyreme_data::Spec) -> Result<Program, TrainError> {
         let n = block_samples(&self.net, spec)?;
-        let (graph, _) =
+        let (program, _) =
             Trial::new(&self.net, spec, n, self.learner.loss.kind, &self.learner.plan.precision)?;
-        Ok(Program::forward(&graph))
+        Ok(program)
     }
 }
 

@@ -12,7 +12,7 @@ use polyreme_graph::{Keeps, Program, cost};
 use polyreme_parallel::{Norms, Plan, Training, Updates};
 
 use super::seats::{Seats, seats};
-use super::trial_run::Measured;
+use super::trial_run::PrecisionTrial;
 use crate::error::TrainError;
 use crate::event::Outline;
 use crate::job::{Balance, ClassWeights, Job, OrderSpec, ParallelSpec, PrecisionKind};
@@ -300,11 +300,11 @@ impl Prepared {
         let mut figures = [0.0; 3];
         if comm.rank() == 0 {
             comm.set_doing(Doing::Preparing);
-            let Measured { ms, samples } = self.measure_precisions()?;
+            let PrecisionTrial { ms, samples } = self.measure_precisions()?;
             figures = [ms[0], ms[1], samples as f64];
         }
         comm.broadcast(&mut figures, 0)?;
-        let measured = Measured { ms: [figures[0], figures[1]], samples: figures[2] as usize };
+        let measured = PrecisionTrial { ms: [figures[0], figures[1]], samples: figures[2] as usize };
         self.job.train.precision = measured.faster();
         self.learner.plan.precision = self.job.train.precision();
         self.measured = Some(measured.words());

@@ -17,14 +17,14 @@ const FLOPS: u64 = 5_000_000_000;
 
 /// What was measured.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct Measured {
+pub(super) struct PrecisionTrial {
     /// Milliseconds of forward and backward pass in f32 and in bf16.
     pub(super) ms: [f64; 2],
     /// How many samples they had.
     pub(super) samples: usize,
 }
 
-impl Measured {
+impl PrecisionTrial {
     /// The faster one.
     pub(super) fn faster(&self) -> PrecisionKind {
         if self.ms[1] < self.ms[0] { PrecisionKind::Bf16 } else { PrecisionKind::F32 }
@@ -40,7 +40,7 @@ impl Measured {
 
 impl Prepared {
     /// Times forward and backward pass of some samples in f32 and in bf16, by turns.
-    pub(super) fn measure_precisions(&self) -> Result<Measured, TrainError> {
+    pub(super) fn measure_precisions(&self) -> Result<PrecisionTrial, TrainError> {
         let most = self.micro().max(1);
         let trace = |n: usize| step_graph(&training_graph(&self.net, &self.spec, n, self.learner.loss)?);
         let flops = cost::product_flops(&trace(most)?).max(1);
@@ -64,6 +64,6 @@ impl Prepared {
                 break;
             }
         }
-        Ok(Measured { ms: best, samples })
+        Ok(PrecisionTrial { ms: best, samples })
     }
 }

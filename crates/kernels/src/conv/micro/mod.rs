@@ -31,6 +31,9 @@ pub(super) const PANEL: usize = 16;
 /// Lanes of the widest strip: two panels.
 pub(super) const STRIP_MAX: usize = 2 * PANEL;
 
+/// Floats of the largest tile of any instruction set: AVX-512's over two panels.
+pub(super) const TILE_MAX: usize = 14 * STRIP_MAX;
+
 /// The most rows of a tile over a strip of `width` lanes.
 pub(super) fn rows_max(isa: Isa, width: usize) -> usize {
     if isa.has_avx512() && width >= PANEL { avx512::rows_max(width) } else { avx2::rows_max(width) }

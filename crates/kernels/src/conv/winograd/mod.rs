@@ -2,7 +2,7 @@
 //! pair instead of 144.
 //!
 //! With `g` a 3x3 filter, `d` the 6x6 patch behind a 4x4 tile of output `y`, and the matrices of the points
-//! 0, ±1, ±2, ∞ written out in [`transform`]:
+//! 0, ±5/8, ±3/2, ∞ written out in [`transform`]:
 //!
 //! ```text
 //! forward        y  = Aᵀ [ Σ_c (G g Gᵀ) ⊙ (Bᵀ d B) ] A

@@ -208,8 +208,8 @@ unsafe fn one(block: &PackedBlock, a: *const u32, b: *const u32, c: *mut f32) {
 /// The CPU has AMX with bf16 and the system allows it.
 pub(crate) unsafe fn products_in_l1(times: usize) -> f64 {
     const RUNS: usize = 8;
-    let (a, b) = (Line([0x3f80_3f80; 2 * RUNS * UNIT_LEN]), Line([0x3f80_3f80; 2 * RUNS * UNIT_LEN]));
-    let mut c = Line([0.0; 4 * UNIT_LEN]);
+    let (a, b) = (TileLine([0x3f80_3f80; 2 * RUNS * UNIT_LEN]), TileLine([0x3f80_3f80; 2 * RUNS * UNIT_LEN]));
+    let mut c = TileLine([0.0; 4 * UNIT_LEN]);
     let (rows, c_row) = (2 * UNIT, 2 * UNIT);
     for _ in 0..times {
         let (a, b, c) = (a.0.as_ptr(), b.0.as_ptr(), c.0.as_mut_ptr());
@@ -223,7 +223,7 @@ pub(crate) unsafe fn products_in_l1(times: usize) -> f64 {
 
 /// What starts on a cache line.
 #[repr(align(64))]
-struct Line<T>(T);
+struct TileLine<T>(T);
 
 /// Whether a kernel gives the bits of the oracle: three strips by three panels, so that whole and single tiles occur, over
 /// two runs twice, so that sums are added to; with denormals, zeros of both signs and infinities in the operands.
@@ -234,7 +234,7 @@ pub(super) fn agrees(multiply: impl Fn(&PackedBlock)) -> bool {
     const ROW: usize = SIDE * UNIT;
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut units = || {
-        Line(std::array::from_fn::<u32, LEN, _>(|i| {
+        TileLine(std::array::from_fn::<u32, LEN, _>(|i| {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
@@ -249,7 +249,7 @@ pub(super) fn agrees(multiply: impl Fn(&PackedBlock)) -> bool {
         }))
     };
     let (a, b) = (units(), units());
-    let mut c = Line([f32::NAN; ROW * ROW]);
+    let mut c = TileLine([f32::NAN; ROW * ROW]);
     for add in [false, true] {
         multiply(&PackedBlock {
             runs: RUNS,

@@ -30,15 +30,15 @@ pub(super) unsafe fn multiply(block: &PackedBlock) {
     }
 }
 
-type TileFn = unsafe fn(&PackedBlock, *const u32, *const u32, *mut f32);
+type PairTileFn = unsafe fn(&PackedBlock, *const u32, *const u32, *mut f32);
 
 /// The kernel of tiles with this many rows and panels.
-fn tile_fn(rows: usize, panels: usize) -> TileFn {
+fn tile_fn(rows: usize, panels: usize) -> PairTileFn {
     macro_rules! rows_of {
         ($nv:literal) => {
             const {
                 [
-                    tile::<1, $nv> as TileFn,
+                    tile::<1, $nv> as PairTileFn,
                     tile::<2, $nv>,
                     tile::<3, $nv>,
                     tile::<4, $nv>,
@@ -54,7 +54,7 @@ fn tile_fn(rows: usize, panels: usize) -> TileFn {
 }
 
 /// The sums of a tile. There are as many rows as `each!` can name; those beyond the tile's are never touched.
-type TileSums = [[__m512; NV]; 12];
+type PairTileSums = [[__m512; NV]; 12];
 
 /// One tile of `M` rows and `V` panels; `a`, `b` and `c` are its first elements.
 ///
@@ -70,7 +70,7 @@ unsafe fn tile<const M: usize, const V: usize>(
     let (c_row, next) = (block.c_row, block.depth());
     // SAFETY: rows `< M` of a strip, panels `< V`, all runs of them, and as much of C.
     unsafe {
-        let mut acc: TileSums = [[_mm512_setzero_ps(); NV]; 12];
+        let mut acc: PairTileSums = [[_mm512_setzero_ps(); NV]; 12];
         if block.add {
             each!(M, |I| {
                 for v in 0..V {

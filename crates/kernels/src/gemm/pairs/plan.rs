@@ -145,7 +145,7 @@ mod tests {
 
     fn plan(batch: usize, m: usize, n: usize, k: usize) -> PairPlan {
         let s = Strides { batch: 0, row: 0, col: 0 };
-        PairPlan::new(&Gemm { batch, m, n, k, a: s, b: s, c: s, accumulate: false })
+        PairPlan::new(&Gemm { batch, m, n, k, a: s, b: s, c: s, accumulate: false, strict: false })
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::{Feature, Isa};
 
 /// What the operands are made of.
 #[derive(Clone, Copy, Debug)]
-enum Values {
+enum OperandValues {
     /// In (-0.5, 0.5).
     Ordinary,
     /// Any bits but NaN: denormals, infinities and all that overflows.
@@ -20,18 +20,18 @@ enum Values {
     Tiny,
 }
 
-fn floats(values: Values, len: usize, seed: u32) -> Vec<f32> {
+fn floats(values: OperandValues, len: usize, seed: u32) -> Vec<f32> {
     let mut x = numbers(len, seed);
     for (i, v) in x.iter_mut().enumerate() {
         let bits = v.to_bits().wrapping_mul(0x9e37_79b9).rotate_left(11) ^ i as u32;
         *v = match values {
-            Values::Ordinary => *v,
-            Values::Any => {
+            OperandValues::Ordinary => *v,
+            OperandValues::Any => {
                 let any = f32::from_bits(bits);
                 if any.is_nan() { f32::from_bits(bits & 0x8000_0000 | 0x7f80_0000) } else { any }
             }
             // Exponents of -66 to -59.
-            Values::Tiny => f32::from_bits(bits & 0x83ff_ffff | 0x1e80_0000),
+            OperandValues::Tiny => f32::from_bits(bits & 0x83ff_ffff | 0x1e80_0000),
         };
     }
     x
@@ -82,11 +82,18 @@ fn product(batch: usize, (m, n, k): (usize, usize, usize), forms: (usize, usize)
         b: layout(k, n, forms.1, pad),
         c: Strides { batch: 0, row: 0, col: 0 },
         accumulate: false,
+        strict: false,
     }
 }
 
 /// In both orders, with operands in f32 and in bf16: the bits of the oracle, and for `Pairs` those that one worker has.
-fn check(batch: usize, shape: (usize, usize, usize), forms: (usize, usize), pad: usize, values: Values) {
+fn check(
+    batch: usize,
+    shape: (usize, usize, usize),
+    forms: (usize, usize),
+    pad: usize,
+    values: OperandValues,
+) {
     let gemm = product(batch, shape, forms, pad);
     let a = floats(values, batch * gemm.a.batch, 1);
     let b = floats(values, batch * gemm.b.batch, 2);
@@ -115,7 +122,7 @@ fn check(batch: usize, shape: (usize, usize, usize), forms: (usize, usize), pad:
     let pair_order = PairGemm { gemm, order: PairOrder::Pairs };
     let (a, b) = pairs(true, true);
     let got = collect(&pair_order, &Cx::serial(), a, b);
-    if let Values::Ordinary = values {
+    if let OperandValues::Ordinary = values {
         // Sums of k products grow to about √k/12, and each of k additions rounds them by up to 2⁻²⁴, in either direction.
         let tolerance = 1e-6 + 6.0 * shape.2 as f32 / 12.0 * 2f32.powi(-24);
         for (i, (x, w)) in got.iter().zip(&want).enumerate() {
@@ -136,7 +143,7 @@ fn awkward_shapes_have_the_bits_of_the_oracle() {
                 // Every form and all values meet every size, without the whole product of them.
                 let turn = i + 2 * j + 3 * l;
                 let forms = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 2), (0, 2), (2, 1)][turn % 7];
-                let values = [Values::Ordinary, Values::Any, Values::Tiny][turn / 7 % 3];
+                let values = [OperandValues::Ordinary, OperandValues::Any, OperandValues::Tiny][turn / 7 % 3];
                 check(1, (m, n, k), forms, turn % 3, values);
             }
         }
@@ -147,7 +154,7 @@ fn awkward_shapes_have_the_bits_of_the_oracle() {
 fn every_rest_of_a_unit_agrees() {
     for rest in 0..17 {
         for forms in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 2)] {
-            for values in [Values::Ordinary, Values::Any, Values::Tiny] {
+            for values in [OperandValues::Ordinary, OperandValues::Any, OperandValues::Tiny] {
                 check(2, (16 + rest, 33 + rest, 49 + rest), forms, rest % 2, values);
             }
         }
@@ -170,11 +177,11 @@ fn blocks_of_every_dim_agree() {
         (0, (3, 3, 3)),
     ] {
         for forms in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-            check(batch, shape, forms, 1, Values::Ordinary);
+            check(batch, shape, forms, 1, OperandValues::Ordinary);
         }
-        check(batch, shape, (0, 1), 0, Values::Tiny);
+        check(batch, shape, (0, 1), 0, OperandValues::Tiny);
     }
-    check(1, (18, 17, 66_000), (0, 1), 0, Values::Ordinary);
+    check(1, (18, 17, 66_000), (0, 1), 0, OperandValues::Ordinary);
     let shared = |shape| {
         let plan = plan::PairPlan::new(&product(1, shape, (0, 0), 0));
         assert!(plan.n_tasks() > 1);
@@ -194,8 +201,8 @@ fn large_operands_agree() {
     };
     assert_eq!(by_parts(4100, 17, 520), (false, true));
     assert_eq!(by_parts(17, 4100, 520), (true, false));
-    check(1, (4100, 17, 520), (0, 1), 0, Values::Ordinary);
-    check(1, (17, 4100, 520), (1, 0), 0, Values::Ordinary);
+    check(1, (4100, 17, 520), (0, 1), 0, OperandValues::Ordinary);
+    check(1, (17, 4100, 520), (1, 0), 0, OperandValues::Ordinary);
 }
 
 #[test]

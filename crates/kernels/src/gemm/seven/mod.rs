@@ -81,9 +81,9 @@ pub(super) struct SevenCut {
 }
 
 impl SevenCut {
-    /// The cut of a product for which this pays.
+    /// The cut of a product for which this pays, and whose error may be larger.
     pub(super) fn new(g: &Gemm) -> Option<SevenCut> {
-        let large = g.m >= ROWS_MIN && g.n >= COLS_MIN && g.k >= K_MIN;
+        let large = !g.strict && g.m >= ROWS_MIN && g.n >= COLS_MIN && g.k >= K_MIN;
         if large { SevenCut::of(g) } else { None }
     }
 

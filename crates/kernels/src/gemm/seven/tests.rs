@@ -19,7 +19,7 @@ fn layout(rows: usize, cols: usize, turned: bool, pad: usize) -> Strides {
 
 fn check((m, n, k): (usize, usize, usize), turned: (bool, bool), pad: usize, accumulate: bool) {
     let (a, b, c) = (layout(m, k, turned.0, pad), layout(k, n, turned.1, pad), layout(m, n, false, pad));
-    let g = Gemm { batch: 1, m, n, k, a, b, c, accumulate };
+    let g = Gemm { batch: 1, m, n, k, a, b, c, accumulate, strict: false };
     let (av, bv) = (whole(m.max(k) * (m.min(k) + pad) + m.max(k) * pad, 1), whole((k + pad) * (n + pad), 2));
     let before = whole(m * (n + pad), 3);
     let mut want = before.clone();
@@ -77,7 +77,17 @@ fn errors_stay_small() {
     };
     let (a, b) = (noise(m * k, 1), noise(k * n, 2));
     let strides = |cols: usize| Strides { batch: 0, row: cols, col: 1 };
-    let g = Gemm { batch: 1, m, n, k, a: strides(k), b: strides(n), c: strides(n), accumulate: false };
+    let g = Gemm {
+        batch: 1,
+        m,
+        n,
+        k,
+        a: strides(k),
+        b: strides(n),
+        c: strides(n),
+        accumulate: false,
+        strict: false,
+    };
     let cut = SevenCut::of(&g).expect("the dims are even");
     let (mut seven, mut plain) = (vec![0.0; m * n], vec![0.0; m * n]);
     let mut scratch = vec![0.0; cut.shared_len() + cut.own_len()];

@@ -318,7 +318,7 @@ fn kinds_and_keys() {
     check(
         &train("precision = \"f8\""),
         "`train.precision` is \"f8\", which is not known",
-        "known are f32, bf16, f16, auto",
+        "known are f32, f32-strict, bf16, f16, auto",
     );
     check(
         &train("optimizer = { kind = \"lamb\", moments = \"bf16\" }"),

@@ -1,14 +1,18 @@
 //! The five transforms of F(4x4, 3x3), a vector of channels at a time. With channels last a vector of channels is one
 //! load, so each transform is the same few lines of arithmetic on whole vectors, first along columns, then along rows.
 //!
+//! With the points 0, ±a, ±b and ∞, `s = a² + b²`, `t = a² b²`, `u = 2a² (a² − b²)` and `v = 2b² (b² − a²)`:
+//!
 //! ```text
-//!      ⎡4  0 −5  0 1 0⎤        ⎡  6   0   0⎤
-//!      ⎢0 −4 −4  1 1 0⎥        ⎢ −4  −4  −4⎥         ⎡1 1  1 1  1 0⎤
-//! Bᵀ = ⎢0  4 −4 −1 1 0⎥   24G= ⎢ −4   4  −4⎥    Aᵀ = ⎢0 1 −1 2 −2 0⎥
-//!      ⎢0 −2 −1  2 1 0⎥        ⎢  1   2   4⎥         ⎢0 1  1 4  4 0⎥
-//!      ⎢0  2 −1 −2 1 0⎥        ⎢  1  −2   4⎥         ⎣0 1 −1 8 −8 1⎦
-//!      ⎣0  4  0 −5 0 1⎦        ⎣  0   0  24⎦
+//!      ⎡t    0   −s  0 1 0⎤        ⎡1/t    0    0⎤
+//!      ⎢0 −ab²  −b²  a 1 0⎥        ⎢1/u  a/u a²/u⎥         ⎡1  1   1  1   1 0⎤
+//! Bᵀ = ⎢0  ab²  −b² −a 1 0⎥    G = ⎢1/u −a/u a²/u⎥    Aᵀ = ⎢0  a  −a  b  −b 0⎥
+//!      ⎢0 −a²b  −a²  b 1 0⎥        ⎢1/v  b/v b²/v⎥         ⎢0 a²  a² b²  b² 0⎥
+//!      ⎢0  a²b  −a² −b 1 0⎥        ⎢1/v −b/v b²/v⎥         ⎣0 a³ −a³ b³ −b³ 1⎦
+//!      ⎣0    t    0 −s 0 1⎦        ⎣  0    0    1⎦
 //! ```
+//!
+//! [`line`] has `a`, `b` and the errors that chose them.
 //!
 //! Each is written once, over [`vector::Vector`], and instantiated for every instruction set by [`levels`].
 
