@@ -16,12 +16,18 @@
 //!
 //! Parameters, their gradients, statistics and losses stay f32. A product takes a parameter, or what is fed to the step, as
 //! it is and rounds it while it copies it, so there is no second copy of the weights.
+//!
+//! A layer that stays in f32 rounds nothing, and neither does what only such layers read. What other layers read too, it
+//! reads rounded.
 
-use crate::fuse::join_norm_relu;
-use crate::graph::{Graph, Rebuild, ValueId};
+use crate::fuse::join_norm_relu_if;
+use crate::graph::{Graph, Node, Rebuild, ValueId};
 use crate::op::Op;
 use crate::program::Program;
 use crate::shape::DType;
+
+#[cfg(test)]
+mod tests;
 
 /// In which formats a step stores activations and multiplies, and by which algorithms.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -50,8 +56,10 @@ impl Precision {
     /// The graph of a step, or of a forward pass, in this precision.
     pub fn apply(&self, graph: &Graph) -> Graph {
         let Some(half) = self.half else { return graph.clone() };
-        // Joined first, as fusion would: casts between the two would hide the pair.
-        let graph = &join_norm_relu(graph);
+        // Joined first, as fusion would: casts between the two would hide the pair. A layer that stays in f32 is not joined
+        // with one that does not, which would make both the same.
+        let alike = |norm: &Node, relu: &Node| self.is_f32(&norm.layer) == self.is_f32(&relu.layer);
+        let graph = &join_norm_relu_if(graph, &alike);
         let mut rewrite = Rewrite {
             old: graph,
             half,
@@ -187,6 +195,10 @@ fn stores(graph: &Graph, is_f32: &dyn Fn(&str) -> bool) -> Vec<bool> {
         }
         users[v.idx()].iter().any(|&(user, k)| {
             let reader = &graph.nodes[user];
+            // What only layers in f32 read reaches them as it was computed, such as the gradient of their results.
+            if is_f32(&reader.layer) {
+                return false;
+            }
             if reader.op.is_elementwise() {
                 // Joined with it by fusion, unless it runs in the other pass or on another shape.
                 let same_pass = (from < graph.n_forward) == (user < graph.n_forward);

@@ -10,6 +10,7 @@
 mod norm_relu;
 
 pub use norm_relu::join_norm_relu;
+pub(crate) use norm_relu::join_norm_relu_if;
 
 use std::collections::HashMap;
 

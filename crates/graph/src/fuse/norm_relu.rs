@@ -5,13 +5,19 @@
 
 use polyreme_kernels::elementwise::{Binary, Unary};
 
-use crate::graph::{Graph, Rebuild, ValueId};
+use crate::graph::{Graph, Node, Rebuild, ValueId};
 use crate::op::Op;
 
 /// The graph with every such pair joined. The first part of [`fuse`](super::fuse), on its own for rewrites that take batch
 /// norms apart.
 pub fn join_norm_relu(graph: &Graph) -> Graph {
-    let pairs = pairs(graph);
+    join_norm_relu_if(graph, &|_, _| true)
+}
+
+/// The same for the pairs of a norm and a ReLU that `joins` accepts.
+pub(crate) fn join_norm_relu_if(graph: &Graph, joins: &dyn Fn(&Node, &Node) -> bool) -> Graph {
+    let mut pairs = pairs(graph);
+    pairs.retain(|pair| joins(&graph.nodes[pair.norm], &graph.nodes[pair.relu]));
     if pairs.is_empty() {
         return graph.clone();
     }
