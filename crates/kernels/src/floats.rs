@@ -72,12 +72,22 @@ macro_rules! map {
 pub(crate) trait Float: Copy + Sync {
     /// Its value, exactly.
     fn wide(self) -> f32;
+
+    /// The same slice, if these are f32.
+    fn as_f32(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
 }
 
 impl Float for f32 {
     #[inline(always)]
     fn wide(self) -> f32 {
         self
+    }
+
+    #[inline(always)]
+    fn as_f32(x: &[f32]) -> Option<&[f32]> {
+        Some(x)
     }
 }
 

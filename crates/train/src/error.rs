@@ -142,6 +142,14 @@ pub enum TrainError {
         /// How many are needed.
         want: usize,
     },
+    /// The path of a layer that the network does not have.
+    #[error("{path:?} is to stay in f32, and the model has no such layer; {hint}")]
+    NoLayer {
+        /// The path.
+        path: String,
+        /// What to write instead.
+        hint: String,
+    },
     /// Weights of ranks that do not exist.
     #[error(
         "parallel.balance has {got} weights, and there are {want} ranks; write one for each, or \"auto\""

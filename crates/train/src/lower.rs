@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use polyreme_data::{Spec, Target};
 use polyreme_exec::{Engine, Footprint, Isa};
-use polyreme_graph::{Body, Builder, DType, Graph, Keeps, Microbatch, Program, Shape, Tensor, differentiate};
+use polyreme_graph::{
+    Body, Builder, DType, Graph, Keeps, Microbatch, Precision, Program, Shape, Tensor, differentiate,
+};
 use polyreme_parallel::{Budget, Plan, StepShape, Training, compile, schedule};
 
 use crate::error::TrainError;
@@ -29,6 +31,12 @@ pub fn training_graph(net: &Net, spec: &Spec, n: usize, loss: Loss) -> Result<Gr
     Ok(b.finish(&[("loss", value), ("weighted", weighted)]))
 }
 
+/// The network alone, as it is trained.
+pub(crate) fn network_graph(net: &Net, spec: &Spec, n: usize) -> Result<Graph, TrainError> {
+    let (b, logits) = trace(net, spec, n, true)?;
+    Ok(b.finish(&[("logits", logits)]))
+}
+
 /// How many numbers the network gives for one sample.
 pub(crate) fn logits_of_one(net: &Net, spec: &Spec) -> Result<usize, TrainError> {
     let (b, logits) = trace(net, spec, 1, false)?;
@@ -46,6 +54,17 @@ pub fn evaluation_graph(net: &Net, spec: &Spec, n: usize, kind: LossKind) -> Res
 pub fn step_graph(forward: &Graph) -> Result<Graph, TrainError> {
     let weighted = forward.output("weighted").expect("a training graph has a weighted loss");
     Ok(differentiate(forward, weighted)?)
+}
+
+/// The forward pass of a training step as it runs in a precision: with what is rounded for the backward pass alone.
+pub fn forward_in(forward: &Graph, precision: &Precision) -> Result<Graph, TrainError> {
+    if precision.half.is_none() {
+        return Ok(forward.clone());
+    }
+    let mut step = precision.apply(&step_graph(forward)?);
+    // Without the gradients, nothing needs the backward pass.
+    step.grads.clear();
+    Ok(step.without_dead())
 }
 
 /// How programs of training are made.

@@ -53,15 +53,8 @@ impl Trained {
 
     /// An engine with these weights for batches of at most `n` samples of `spec`.
     pub fn judge(&self, spec: &Spec, n: usize, threads: usize) -> Result<Judge, TrainError> {
-        let mut judge = Judge::new(
-            &self.net,
-            spec,
-            n,
-            self.job.train.loss,
-            &self.job.train.precision(),
-            threads,
-            self.isa,
-        )?;
+        let mut judge =
+            Judge::new(&self.net, spec, n, self.job.train.loss, &self.job.precision(), threads, self.isa)?;
         let engine = judge.engine_mut();
         install(engine, self.loaded.needed(MODEL_FILE)?)?;
         if let Some(average) = self.loaded.file(AVERAGE_FILE) {

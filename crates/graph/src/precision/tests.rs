@@ -136,7 +136,7 @@ fn a_layer_in_f32_takes_all_that_is_inside_it() {
 fn without_half_a_graph_stays_as_it_is() {
     let step = network();
     for f32_layers in [vec![], vec!["fc1".to_string()]] {
-        let same = Precision { half: None, f32_layers }.apply(&step);
+        let same = Precision { f32_layers, ..Precision::F32 }.apply(&step);
         assert_eq!(same.to_string(), step.to_string());
     }
 }

@@ -209,12 +209,14 @@ unsafe fn eight_by_eight_halves(s: *const u16, s_stride: usize, t: *mut u16, t_s
     }
 }
 
+/// Transposes a square of eight by eight.
+///
 /// # Safety
-/// There are eight rows of eight elements on both sides, and they do not overlap.
+/// The CPU has AVX2. There are eight rows of eight elements on both sides, and they do not overlap.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn eight_by_eight(s: *const f32, s_stride: usize, t: *mut f32, t_stride: usize) {
+pub(crate) unsafe fn eight_by_eight(s: *const f32, s_stride: usize, t: *mut f32, t_stride: usize) {
     use std::arch::x86_64::*;
     // SAFETY: the caller's promise.
     unsafe {

@@ -84,6 +84,7 @@ impl BenchJob {
     /// Its data are opened only for the sizes of samples. If they are not there, the model's own sizes count, which the
     /// job must then give.
     pub fn of(mut job: Job, given: Given) -> Result<BenchJob, TrainError> {
+        let precision = job.precision();
         let spec = match (given.sets, described(&job)) {
             (Some(sets), _) => sets.train.spec().clone(),
             (None, Some(spec)) => spec,
@@ -121,12 +122,12 @@ impl BenchJob {
                 moments: train.optimizer.moments,
                 clip: train.clip,
                 ema: train.ema,
-                scaled: train.precision().scales_loss(),
+                scaled: precision.scales_loss(),
             },
             lr: train.optimizer.lr as f32,
             budget_bytes: train.memory_mib.map(|mib| mib << 20),
             timed_steps: TIMED_STEPS,
-            precision: train.precision(),
+            precision,
         };
         bench.set_batch(train.batch);
         Ok(bench)

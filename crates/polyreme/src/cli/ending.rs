@@ -142,6 +142,7 @@ fn code_of_training(error: &TrainError) -> u8 {
         | TrainError::Balance { .. }
         | TrainError::TooFew { .. }
         | TrainError::ShardGradients { .. }
+        | TrainError::NoLayer { .. }
         | TrainError::NoText
         | TrainError::WeightsOnly { .. } => REFUSED,
         TrainError::Exec(_)

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use polyreme_data::Layout;
 use polyreme_graph::dot::dot;
-use polyreme_graph::{DType, Graph, Program};
+use polyreme_graph::{DType, Graph, Precision, Program};
 use polyreme_parallel::{Plan, Training, Updates};
 use polyreme_train::checkpoint::{self, GivenPath};
 use polyreme_train::job::OptimizerSpec;
 use polyreme_train::loss::Loss;
-use polyreme_train::lower::{Lowering, training_graph};
+use polyreme_train::lower::{Lowering, forward_in, training_graph};
 use polyreme_train::record::history::{Column, History};
 use polyreme_train::run::Prepared;
 use polyreme_train::trained::Trained;
@@ -81,24 +81,21 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
         let spec = trained.preparation.spec(Layout::Planes);
         let graph = training_graph(trained.net(), &spec, trained.job.train.batch, Loss::default())?;
         let OptimizerSpec { rule: optimizer, moments, .. } = trained.job.train.optimizer;
+        let precision = trained.job.precision();
         let lone = Lowering {
             training: Training {
                 optimizer,
                 moments,
                 clip: trained.job.train.clip,
                 ema: trained.job.train.ema,
-                scaled: trained.job.train.precision().scales_loss(),
+                scaled: precision.scales_loss(),
             },
-            plan: Plan {
-                updates: Updates::AtOnce,
-                precision: trained.job.train.precision(),
-                ..Plan::alone()
-            },
+            plan: Plan { updates: Updates::AtOnce, precision: precision.clone(), ..Plan::alone() },
             budget_bytes: None,
             threads: 1,
             isa: app.given().isa,
         };
-        return show_graph(&graph, form, || Ok(lone.program(&graph)?));
+        return show_graph(&graph, &precision, form, || Ok(lone.program(&graph)?));
     }
     let tensors: Vec<_> = trained
         .loaded
@@ -147,7 +144,8 @@ fn inspect_job(app: &App, args: &InspectArgs) -> CommandResult {
             let why = format!("there is no rank {}: the last one of this job is {last}", args.rank);
             return Err(Failure::usage(why));
         }
-        return show_graph(&graph, form, || Ok(prepared.program(args.rank)?));
+        let precision = &prepared.learner.plan.precision;
+        return show_graph(&graph, precision, form, || Ok(prepared.program(args.rank)?));
     }
     let tensors: Vec<_> = graph
         .params
@@ -160,12 +158,13 @@ fn inspect_job(app: &App, args: &InspectArgs) -> CommandResult {
 
 fn show_graph(
     graph: &Graph,
+    precision: &Precision,
     form: Form,
     program: impl FnOnce() -> Result<Program, Failure>,
 ) -> CommandResult {
     let text = match form {
-        Form::Text => graph.to_string(),
-        Form::Dot => dot(graph),
+        Form::Text => forward_in(graph, precision)?.to_string(),
+        Form::Dot => dot(&forward_in(graph, precision)?),
         Form::Program => program()?.to_string(),
     };
     Ok(io::stdout().lock().write_all(text.as_bytes())?)

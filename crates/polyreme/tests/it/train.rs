@@ -92,6 +92,34 @@ fn digits_reach_97_percent() {
     assert_eq!(again.last().unwrap()["output"], "runs/digits-2");
 }
 
+/// The graph that is printed is the one that runs: in bf16, with its casts.
+#[test]
+fn a_printed_graph_is_in_the_precision_of_the_job() {
+    let graph = |precision: &str, of_last: &str, form: &str| {
+        let folder = folder(&format!(
+            "[model]\nlayers = [{{ kind = \"linear\", outputs = 8 }}, \"gelu\", {{ kind = \"linear\", outputs = 8 }}, \"relu\",\
+             {{ kind = \"linear\"{of_last} }}]\n[data]\nkind = \"synthetic\"\n[train]\nprecision = \"{precision}\"\n"
+        ));
+        let out = polyreme(folder.path(), &["inspect", "job.toml", "--graph", form]);
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let halves = |text: &str, layer: &str| {
+        let of_layer = text.lines().filter(|line| line.ends_with(&format!("# {layer}")));
+        of_layer.filter(|line| line.contains("cast{bf16}") || line.contains("as bf16")).count()
+    };
+    let bf16 = graph("bf16", "", "text");
+    assert!(!bf16.contains("-- backward --") && bf16.contains("output loss"), "{bf16}");
+    for (layer, want) in [("0", 2), ("1", 1), ("2", 1), ("3", 1), ("4", 1)] {
+        assert_eq!(halves(&bf16, layer), want, "layer {layer}\n{bf16}");
+    }
+    let kept = graph("bf16", ", precision = \"f32\"", "text");
+    assert_eq!((halves(&kept, "2"), halves(&kept, "4")), (1, 0), "{kept}");
+    assert!(graph("bf16", "", "dot").contains("cast"));
+    let f32 = graph("f32", "", "text");
+    assert!(!f32.contains("cast") && !f32.contains("bf16"), "{f32}");
+}
+
 #[test]
 fn digits_are_learnt_with_lion_and_adafactor() {
     let folder = tempfile::tempdir().unwrap();

@@ -46,12 +46,12 @@ impl ModelSpec {
             _ => true,
         });
         let from_data = open.map(|s| s.to_string()).collect();
-        ModelSpec { model, from_data, weights: None }
+        ModelSpec { model, from_data, weights: None, f32_layers: Vec::new() }
     }
 
     /// The model as it is; data of other sizes are an error.
     pub fn exact(model: Model) -> ModelSpec {
-        ModelSpec { model, from_data: Vec::new(), weights: None }
+        ModelSpec { from_data: Vec::new(), ..ModelSpec::new(model) }
     }
 
     /// The length of sequences that the model is made for, if it takes sequences.
@@ -143,6 +143,7 @@ impl Default for TrainSpec {
             accumulate: 1,
             ema: None,
             precision: PrecisionKind::F32,
+            f32_layers: Vec::new(),
             loss_scale: crate::loss_scale::FIRST,
             loss: LossKind::CrossEntropy,
             label_smoothing: 0.0,

@@ -44,5 +44,6 @@ mod fuzz;
 mod tests;
 
 pub use error::{JobError, JobErrors};
+pub(crate) use nearest::nearest;
 pub use schema::schema;
 pub use spec::*;

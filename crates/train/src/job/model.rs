@@ -7,7 +7,7 @@ use polyreme_nn::{Model, TraceOptions};
 use super::cursor::{At, Cursor};
 use super::declare::{keys, kinds, section};
 use super::key::Key;
-use super::layers::{self, layers};
+use super::layers::{self, ListedLayer, layers, listed, taken_apart};
 use super::section::{Kind, Section};
 use super::shape::Bounds;
 use super::spec::ModelSpec;
@@ -26,6 +26,13 @@ pub(super) const CONTEXT_MAX: u64 = 1 << 16;
 const LAYERS_MAX: u64 = 1 << 10;
 /// Numbers in a row.
 const INPUTS_MAX: u64 = 1 << 28;
+
+impl ModelSpec {
+    /// Whether there is a custom layer at this path, such as `3`, or `3.0` inside a residual.
+    pub(crate) fn has_custom_layer(&self, path: &str) -> bool {
+        matches!(&self.model, Model::Layers(m) if layers::has_layer(&m.layers, path))
+    }
+}
 
 section! { ModelSpec => {
     let section = Section::of_kinds("model", "a section", kinds(), |s| s.model.name(), keys());
@@ -77,8 +84,8 @@ fn keys() -> Vec<Key<ModelSpec>> {
         /// how many layers
         layers: n_layers() => field!(layers of Gpt | Recurrent | Encoder);
         /// the layers, see below
-        layers: layers(true) => |s| stack(s).map(|m| &mut m.layers);
-            needed "write layers = [{ kind = \"linear\", outputs = 64 }, \"relu\", \"linear\"]";
+        layers: layers(true) => listed_of, take_listed;
+            only is_list; needed "write layers = [{ kind = \"linear\", outputs = 64 }, \"relu\", \"linear\"]";
         /// the input, for rows and images
         input: input() => |s| stack(s).map(|m| &mut m.input); or "from the data";
         /// the width of the input
@@ -135,6 +142,17 @@ fn n_layers() -> Type<usize> {
         None
     };
     Type { shape, read: Box::new(read), write }
+}
+
+/// The layers of a list as the file has them, with the precision of each.
+fn listed_of(spec: &ModelSpec) -> Option<Vec<ListedLayer>> {
+    if let Model::Layers(m) = &spec.model { Some(listed(&m.layers, &spec.f32_layers)) } else { None }
+}
+
+fn take_listed(spec: &mut ModelSpec, listed: Vec<ListedLayer>) {
+    if let Model::Layers(m) = &mut spec.model {
+        (m.layers, spec.f32_layers) = taken_apart(listed);
+    }
 }
 
 fn stack(spec: &mut ModelSpec) -> Option<&mut Stack> {

@@ -21,7 +21,7 @@ const ELSEWHERE: [(&str, &str); 14] = [
 ];
 
 /// The name among `known` that is nearest to `name`, if one is near enough to be meant.
-pub(super) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let name = plain(name);
     let elsewhere =
         ELSEWHERE.iter().find(|(other, _)| other.chars().eq(name.iter().copied())).map(|(_, own)| *own);

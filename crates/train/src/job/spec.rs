@@ -35,6 +35,9 @@ pub struct ModelSpec {
     pub from_data: Vec<String>,
     /// Weights to start from: a safetensors file.
     pub weights: Option<PathBuf>,
+    /// The paths of custom layers that stay in f32 whatever the run's precision is, in the order of the list: `3`, or `3.0`
+    /// inside a residual.
+    pub f32_layers: Vec<String>,
 }
 
 /// `[data]`: which samples, and what is done to them.
@@ -180,6 +183,8 @@ pub struct TrainSpec {
     pub ema: Option<f64>,
     /// The format of activations.
     pub precision: PrecisionKind,
+    /// The paths of layers, as parameters are named, that stay in f32 whatever the precision is.
+    pub f32_layers: Vec<String>,
     /// The first scale of the loss, in f16.
     pub loss_scale: f32,
     /// What is minimised.
@@ -228,15 +233,27 @@ impl PrecisionKind {
     }
 }
 
-impl TrainSpec {
+impl Job {
     /// How the graphs of the run are rewritten; what is measured when the run begins is f32 until then.
     pub fn precision(&self) -> Precision {
-        match self.precision {
-            PrecisionKind::F32 | PrecisionKind::Auto => Precision::F32,
-            PrecisionKind::F32Strict => Precision::F32_STRICT,
-            PrecisionKind::Bf16 => Precision::half(DType::Bf16),
-            PrecisionKind::F16 => Precision::half(DType::F16),
-        }
+        self.precision_as(self.train.precision)
+    }
+
+    /// The same if the run's precision were this one.
+    pub fn precision_as(&self, kind: PrecisionKind) -> Precision {
+        let half = match kind {
+            PrecisionKind::F32 | PrecisionKind::Auto => return Precision::F32,
+            PrecisionKind::F32Strict => return Precision::F32_STRICT,
+            PrecisionKind::Bf16 => DType::Bf16,
+            PrecisionKind::F16 => DType::F16,
+        };
+        let f32_layers = self.f32_layers().map(String::from).collect();
+        Precision { f32_layers, ..Precision::half(half) }
+    }
+
+    /// The paths of layers that stay in f32, from `[model]` and from `[train]`.
+    pub(crate) fn f32_layers(&self) -> impl Iterator<Item = &str> {
+        self.model.f32_layers.iter().chain(&self.train.f32_layers).map(String::as_str)
     }
 }
 

@@ -9,7 +9,7 @@ use super::key::Key;
 use super::section::Section;
 use super::shape::Bounds;
 use super::spec::{EarlyStop, Length, LossKind, OptimizerSpec, PrecisionKind, TrainSpec};
-use super::types::{Type, flag, list, maybe, one_of, real, single, table, whole, within};
+use super::types::{Type, flag, list, maybe, one_of, real, single, table, text, whole, within};
 use crate::schedule::{Schedule, ScheduleShape};
 
 const BATCH_MAX: u64 = 1 << 20;
@@ -67,6 +67,9 @@ fn keys() -> Vec<Key<TrainSpec>> {
         seed: whole(0..=u64::MAX) => |s| Some(&mut s.seed);
         /// the format in which activations are stored and multiplied; weights, their updates, sums and losses are f32
         precision: precision() => |s| Some(&mut s.precision);
+        /// layers that stay in f32, with all that is inside them, as parameters are named: `["head", "blocks.0"]`; custom
+        /// layers may say `precision = "f32"` themselves
+        f32_layers: list(text(), &[], "an array of paths of layers") => |s| Some(&mut s.f32_layers);
         /// in f16: what the loss is multiplied by at first; halved where gradients overflow, doubled after 2000 good steps
         loss_scale: single(Bounds::POSITIVE) => |s| Some(&mut s.loss_scale);
         /// activations are recomputed so that training takes at most this much memory in each process

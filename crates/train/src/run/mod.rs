@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //! - [`Prepared`]: the job with its data and its network, checked, before anything is reserved or written. `seats`: how
-//!   many ranks and threads that makes. [`Hold`]: where a run writes, under its lock; [`FoundRun`]: a run that goes on.
+//!   many ranks and threads that makes. `layer_paths`: whether the layers that it names are there. [`Hold`]: where a run writes, under its lock; [`FoundRun`]: a run that goes on.
 //! - [`fit`]: whether it fits into memory. [`advice`]: what would.
 //! - [`run_ranks`]: the ranks of this process. `train`: the loop that each of them runs. `step`, `judged`:
 //!   its steps and its evaluations.
@@ -13,6 +13,7 @@ mod files;
 pub mod fit;
 mod folder;
 mod judged;
+mod layer_paths;
 mod prepared;
 mod ranks;
 mod seats;

@@ -11,6 +11,7 @@ use polyreme_exec::Isa;
 use polyreme_graph::{Keeps, Program, cost};
 use polyreme_parallel::{Norms, Plan, Training, Updates};
 
+use super::layer_paths::check_f32_layers;
 use super::seats::{Seats, seats};
 use super::trial_run::PrecisionTrial;
 use crate::error::TrainError;
@@ -159,6 +160,8 @@ impl Prepared {
         }
         // Two samples: statistics of one make no sense.
         let two = training_graph(&net, &spec, 2, loss)?;
+        check_f32_layers(&job, &net, &spec)?;
+        let precision = job.precision();
         let parallel = &job.parallel;
         let Seats { ranks, threads } = seats(parallel, cores, pace.batch, !two.updates.is_empty());
         let shards = parallel.reproducible.then_some(parallel.shards);
@@ -172,15 +175,12 @@ impl Prepared {
                 moments: train.optimizer.moments,
                 clip: train.clip,
                 ema: train.ema,
-                scaled: train.precision().scales_loss(),
+                scaled: precision.scales_loss(),
             },
             loss,
             class_weights,
             memory_bytes: train.memory_mib.map(|mib| mib << 20),
-            plan: Plan {
-                precision: train.precision(),
-                ..plan(parallel, train.accumulate, !two.updates.is_empty())
-            },
+            plan: Plan { precision, ..plan(parallel, train.accumulate, !two.updates.is_empty()) },
             keeps: keeps(parallel),
         };
         let system = Vec::new();
@@ -306,7 +306,7 @@ impl Prepared {
         comm.broadcast(&mut figures, 0)?;
         let measured = PrecisionTrial { ms: [figures[0], figures[1]], samples: figures[2] as usize };
         self.job.train.precision = measured.faster();
-        self.learner.plan.precision = self.job.train.precision();
+        self.learner.plan.precision = self.job.precision();
         self.measured = Some(measured.words());
         Ok(self)
     }
@@ -318,11 +318,22 @@ impl Prepared {
         let (job, learner) = (&self.job, &self.learner);
         let data = (&job.data.augment, job.data.order, job.data.fraction, job.data.normalise);
         let how = (learner.keeps, &learner.plan, learner.memory_bytes, learner.loss);
-        let (train, output) =
-            (&job.train, (job.output.every_steps, job.output.every_epochs, &job.output.best));
+        let (train, f32_layers) = (&job.train, &job.model.f32_layers);
+        let output = (job.output.every_steps, job.output.every_epochs, &job.output.best);
         format!(
             "{:?}",
-            (&self.net, &self.spec.features, sets, self.pace, &self.cut, data, how, train, output)
+            (
+                &self.net,
+                f32_layers,
+                &self.spec.features,
+                sets,
+                self.pace,
+                &self.cut,
+                data,
+                how,
+                train,
+                output
+            )
         )
     }
 

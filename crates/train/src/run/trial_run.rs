@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use polyreme_exec::{Engine, Options};
-use polyreme_graph::{DType, Precision, Program, cost};
+use polyreme_graph::{Precision, Program, cost};
 
 use super::prepared::Prepared;
 use crate::error::TrainError;
@@ -50,7 +50,8 @@ impl Prepared {
             let options = Options { isa: self.learner.isa, ..Options::threads(self.threads) };
             Engine::new(Program::gradients(&precision.apply(&step)), options)
         };
-        let mut engines = [engine(Precision::F32)?, engine(Precision::half(DType::Bf16))?];
+        let bf16 = self.job.precision_as(PrecisionKind::Bf16);
+        let mut engines = [engine(Precision::F32)?, engine(bf16)?];
         let (mut best, began) = ([f64::INFINITY; 2], Instant::now());
         // The first run of each only brings its memory in.
         for round in 0_u32.. {

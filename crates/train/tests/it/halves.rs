@@ -44,7 +44,7 @@ fn tested(job: &Job, file: &Path) -> Vec<(String, f64)> {
         &prepared.spec,
         n,
         job.train.loss,
-        &job.train.precision(),
+        &job.precision(),
         1,
         Given::default().isa,
     )

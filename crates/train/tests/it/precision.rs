@@ -1,7 +1,7 @@
 //! Runs with activations in half precision: they learn as runs in f32 do, and in f16 they find the scale of the loss.
 
 use polyreme_train::TrainError;
-use polyreme_train::run::Given;
+use polyreme_train::run::{Given, Prepared};
 
 use crate::runs::{Outcome, job, run};
 
@@ -103,4 +103,56 @@ fn an_activation_that_f16_cannot_hold_ends_the_run_with_its_layer() {
         trained(&format!("{MLP}{data}{train}{OUTPUT}"), 1).err().expect("it cannot go on").to_string();
     assert!(error.contains("layer `") && error.contains("too large for f16"), "{error}");
     assert!(error.contains("bf16"), "{error}");
+}
+
+/// Layers that stay in f32, by the list of layers and by their paths: with all of them, the run is one in f32.
+#[test]
+fn layers_stay_in_f32() {
+    let list = |of_each: [&str; 3]| {
+        let [first, second, last] = of_each;
+        format!(
+            "[model]\nlayers = [{{ kind = \"linear\", outputs = 32{first} }}, {{ kind = \"gelu\"{second} }}, \
+             {{ kind = \"linear\"{last} }}]\n"
+        )
+    };
+    let of = |model: &str, train: &str| {
+        let train = format!("[train]\nsteps = 10\nbatch = 40\n{train}\n");
+        bits(&trained(&format!("{model}{ROWS}{train}{OUTPUT}"), 1).unwrap())
+    };
+    const HERE: &str = ", precision = \"f32\"";
+    const BF16: &str = "precision = \"bf16\"";
+    let plain = list([""; 3]);
+    let (f32, bf16) = (of(&plain, ""), of(&plain, BF16));
+    assert!(f32 != bf16);
+    assert!(of(&list([HERE; 3]), BF16) == f32, "all layers");
+    assert!(of(&plain, &format!("{BF16}\nf32_layers = [\"0\", \"1\", \"2\"]")) == f32, "all paths");
+    let last = of(&list(["", "", HERE]), BF16);
+    assert!(last != f32 && last != bf16);
+    assert!(of(&plain, &format!("{BF16}\nf32_layers = [\"2\"]")) == last, "one path");
+    let activation = of(&list(["", HERE, ""]), BF16);
+    assert!(activation != f32 && activation != bf16 && activation != last);
+}
+
+#[test]
+fn a_layer_that_is_not_there_is_named() {
+    let refusal = |model: &str, paths: &str| {
+        let lines = format!("{model}[train]\nprecision = \"bf16\"\nf32_layers = {paths}\n{OUTPUT}");
+        Prepared::new(job(&lines), Given::default(), 1).err().expect("there is no such layer").to_string()
+    };
+    let resnet =
+        "[model]\nkind = \"resnet18_cifar\"\n[data]\nkind = \"synthetic\"\nsamples = 20\nshape = [3, 8, 8]\n";
+    assert_eq!(
+        refusal(resnet, "[\"fc\", \"layr1.0\"]"),
+        "\"layr1.0\" is to stay in f32, and the model has no such layer; did you mean \"layer1.0\"?"
+    );
+    assert_eq!(
+        refusal(resnet, "[\"head\"]"),
+        "\"head\" is to stay in f32, and the model has no such layer; its outermost layers are conv1, bn1, layer1, layer2, \
+         layer3, layer4, fc"
+    );
+    // A layer that does nothing is still one; only residuals have layers in them.
+    let list = "[model]\nlayers = [\"flatten\", \"linear\"]\n";
+    let list = &format!("{list}{ROWS}");
+    assert!(refusal(list, "[\"0\", \"2\"]").starts_with("\"2\" is to stay in f32"));
+    assert!(refusal(list, "[\"0.0\"]").starts_with("\"0.0\" is to stay in f32"));
 }

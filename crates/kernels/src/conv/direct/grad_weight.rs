@@ -9,7 +9,7 @@
 use super::super::Conv2d;
 use super::super::geometry::{Direction, pieces};
 use super::super::micro::{self, ALIGN_SLACK, Lanes, Loops, Strip, Sweep, aligned, padded, panel};
-use super::{Gather, View};
+use super::{Gather, View, turn};
 use crate::cx::SharedMut;
 use crate::floats::Floats;
 use crate::{Cx, Isa};
@@ -301,10 +301,27 @@ fn finish(s: &Conv2d, cx: &Cx, cut: &WeightCut, turned: bool, partials: &[f32], 
         let (group, (first, width, lanes)) = (idx / cut.group_panels, panel(c_out, idx % cut.group_panels));
         // SAFETY: panels are disjoint ranges of output channels.
         let out = unsafe { dweight.slice((group * c_out + first) * filter, lanes * filter) };
+        let partials = &partials[group * cut.group_len + filter * first..];
+        if lanes == micro::PANEL && !turned {
+            let (mut ci, mut tap) = (0, 0);
+            let sum = |_, to: &mut [f32; micro::PANEL]| {
+                *to = [0.0; micro::PANEL];
+                let at = (tap * c_in + ci) * micro::PANEL;
+                for partial in partials.chunks(cut.partial_len) {
+                    to.iter_mut().zip(&partial[at..at + micro::PANEL]).for_each(|(v, p)| *v += p);
+                }
+                tap += 1;
+                if tap == taps {
+                    (ci, tap) = (ci + 1, 0);
+                }
+            };
+            // SAFETY: this runs only on a CPU with AVX2; the rows are those of 16 channels.
+            return unsafe { turn::from_panel(sum, filter, out.as_mut_ptr(), filter) };
+        }
         for at in 0..filter {
             let (tap, ci) = (at / c_in, at % c_in);
             let mut sum = [0.0; micro::PANEL];
-            for partial in partials[group * cut.group_len + filter * first..].chunks(cut.partial_len) {
+            for partial in partials.chunks(cut.partial_len) {
                 if turned {
                     for lane in 0..lanes {
                         sum[lane] += partial[lane * filter + at];

@@ -116,6 +116,7 @@ impl StackTracer {
         Ok((x, form))
     }
 
+    /// Traces a layer in the scope `name`, so that each of its ops is known to be its own.
     fn layer(
         &self,
         b: &mut Builder,
@@ -172,15 +173,15 @@ impl StackTracer {
                 room(b, op, &[&[dims[0], out.0, out.1, last]])?;
                 AdaptiveAvgPool2d { out }.trace(b, name, x)
             }
-            StackLayer::GlobalMean => global_mean(b, x),
+            StackLayer::GlobalMean => b.layer(name, |b| global_mean(b, x)),
             StackLayer::BatchNorm => BatchNorm2d::new(last).trace(b, name, x, self.training),
             StackLayer::LayerNorm => LayerNorm::new(last).trace(b, name, x),
             StackLayer::RmsNorm => RmsNorm::new(last).trace(b, name, x),
             StackLayer::GroupNorm { groups } => GroupNorm::new(groups, last).trace(b, name, x),
-            StackLayer::Activation { ref name } => b.activation(name, x),
+            StackLayer::Activation { name: ref function } => b.layer(name, |b| b.activation(function, x)),
             StackLayer::Dropout { p } => Dropout { p }.trace(b, name, x, self.training),
-            StackLayer::Flatten if form == Form::Image => flatten(b, x),
-            StackLayer::Flatten => b.reshape(x, [dims[0], dims[1..].iter().product()]),
+            StackLayer::Flatten if form == Form::Image => b.layer(name, |b| flatten(b, x)),
+            StackLayer::Flatten => b.layer(name, |b| b.reshape(x, [dims[0], dims[1..].iter().product()])),
             StackLayer::Embedding { width } => {
                 let StackInput::Ids { vocab, .. } = self.input else {
                     unreachable!("only ids have this form")
@@ -204,11 +205,11 @@ impl StackTracer {
                 let recurrent = Recurrent { bidirectional, ..Recurrent::new(cell, last, hidden) };
                 recurrent.trace(b, name, x, self.training)
             }
-            StackLayer::LastStep => {
+            StackLayer::LastStep => b.layer(name, |b| {
                 let step = b.slice(x, 1, dims[1] - 1, 1)?;
                 b.reshape(step, [dims[0], last])
-            }
-            StackLayer::MeanTime => b.mean(x, &[1]),
+            }),
+            StackLayer::MeanTime => b.layer(name, |b| b.mean(x, &[1])),
             StackLayer::Attention { heads, causal } => {
                 room(b, op, &[&[3, last, last], &[3, rows, last]])?;
                 MultiheadAttention { width: last, heads, causal }.trace(b, name, x, None)
@@ -233,7 +234,7 @@ impl StackTracer {
                     let why = "its layers must keep the shape".into();
                     return b.error(TraceErrorKind::Shapes { op, left, right, why });
                 }
-                b.add(x, y)
+                b.layer(name, |b| b.add(x, y))
             }
         }
     }

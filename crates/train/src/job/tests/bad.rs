@@ -326,6 +326,12 @@ fn kinds_and_keys() {
         "it belongs to sgd, adam, adamw, lion",
     );
     check(
+        &train("f32_layers = \"head\""),
+        "`train.f32_layers` is the string \"head\"; an array of paths of layers is needed",
+        "",
+    );
+    check(&train("f32_layers = [3]"), "`train.f32_layers[0]` is the number 3; a string is needed", "");
+    check(
         &train("early_stop = { metric = \"loss\" }"),
         "`train.early_stop.metric` is \"loss\", which is not known",
         "known are train_loss, val_loss, val_accuracy, val_top5, val_perplexity, val_r2, val_mae, val_f1",
@@ -333,7 +339,7 @@ fn kinds_and_keys() {
     check(
         &train("colour = 3"),
         "unknown key `colour` in [train]",
-        "valid keys are batch, epochs, steps, optimizer, schedule, clip, accumulate, ema, loss, label_smoothing, mixup, early_stop, evaluate_every, log_every, seed, precision, loss_scale, memory_mib",
+        "valid keys are batch, epochs, steps, optimizer, schedule, clip, accumulate, ema, loss, label_smoothing, mixup, early_stop, evaluate_every, log_every, seed, precision, f32_layers, loss_scale, memory_mib",
     );
     check(
         &rest("[parallel]\nthreads = \"all\""),
@@ -396,6 +402,11 @@ fn layers() {
         "{ kind = \"residual\", layers = [\"linear\"] }",
         "`model.layers[0].layers[0]` needs `outputs`",
         "only the last layer may leave it out, for the number of classes",
+    );
+    check_list(
+        "{ kind = \"tanh\", precision = \"bf16\" }, \"linear\"",
+        "`model.layers[0].precision` is \"bf16\"; only \"f32\" is supported",
+        "",
     );
     check_list("", "`model.layers` is empty; at least one layer is needed", "");
     let text = r#"[data]

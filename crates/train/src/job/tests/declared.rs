@@ -5,6 +5,7 @@ use polyreme_nn::Model;
 use polyreme_nn::model::StackLayer;
 use serde_json::Value;
 
+use super::super::layers::ListedLayer;
 use super::super::read::outlines;
 use super::super::section::Keyed;
 use super::super::*;
@@ -24,7 +25,7 @@ fn check_kinds<S: Keyed>(want: &[&str]) {
 #[test]
 fn kinds_are_what_they_are_called() {
     check_kinds::<ModelSpec>(&[&Model::NAMES[..], &["layers"]].concat());
-    check_kinds::<StackLayer>(&[&StackLayer::KINDS[..], &ACTIVATIONS.map(|(name, _)| name)].concat());
+    check_kinds::<ListedLayer>(&[&StackLayer::KINDS[..], &ACTIVATIONS.map(|(name, _)| name)].concat());
     let sources = ["idx", "mnist", "fashion-mnist", "cifar10", "cifar100", "csv", "images", "text", "arrays"];
     check_kinds::<DataSpec>(&[&sources[..], &["synthetic", "given"]].concat());
     check_kinds::<OptimizerSpec>(&["sgd", "adam", "adamw", "lamb", "lion", "adafactor"]);
@@ -104,6 +105,9 @@ fn the_schema_accepts_what_is_right() {
         assert!(accepts(&schema, &schema, &value), "{text}");
     };
     let mut texts = vec![SMALL.to_string(), include_str!("full.toml").into()];
+    let inner =
+        "{ kind = \"residual\", precision = \"f32\", layers = [{ kind = \"relu\", precision = \"f32\" }] }";
+    texts.push(format!("[data]\nkind = \"mnist\"\n[model]\nlayers = [{inner}, \"linear\"]"));
     for example in ["digits", "fashion", "gpt"] {
         let path = format!("{}/../../examples/{example}.toml", env!("CARGO_MANIFEST_DIR"));
         texts.push(std::fs::read_to_string(path).unwrap());
@@ -132,6 +136,7 @@ fn neither_the_schema_nor_the_reader_accepts_what_is_wrong() {
         model("width = 3"),
         model("layers = [{ kind = \"conv\", outputs = 3 }]"),
         model("layers = [\"conv\"]"),
+        model("layers = [{ kind = \"linear\", precision = \"bf16\" }]"),
         model("layers = [{ kind = \"residual\", layers = [{ kind = \"dropout\", p = 1 }] }]"),
         data("kind = \"csv\""),
         data("path = \"x\""),
@@ -147,6 +152,7 @@ fn neither_the_schema_nor_the_reader_accepts_what_is_wrong() {
         rest("[train]\noptimizer = { kind = \"sgd\", betas = [0.9, 0.99] }"),
         rest("[train]\nschedule = { warmup = 3 }"),
         rest("[train]\nprecision = \"f64\""),
+        rest("[train]\nf32_layers = \"head\""),
         rest("[parallel]\nranks = \"all\""),
         rest("[parallel]\npatience = 0.5"),
         rest("[output]\nbest = \"accuracy\""),

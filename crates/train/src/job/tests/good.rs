@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use polyreme_data::{Features, Layout, Spec, Target};
-use polyreme_dtype::DType;
-use polyreme_graph::{Adafactor, Moments, Optimizer};
+use polyreme_graph::{Adafactor, DType, Moments, Optimizer, Precision};
 use polyreme_nn::Model;
 use polyreme_nn::model::{Gpt, Stack, StackInput, StackLayer};
 
@@ -100,6 +99,34 @@ fn lists_of_layers() {
 }
 
 #[test]
+fn layers_in_f32() {
+    let check = |text: &str, sets: &[&str], want: &[&str]| {
+        let job = good(&format!("[data]\nkind = \"synthetic\"\n[train]\nprecision = \"bf16\"\n{text}"), sets);
+        assert_eq!(job.precision().f32_layers, want, "{text} {sets:?}");
+        let f32_layers = want.iter().map(|path| path.to_string()).collect();
+        assert_eq!(job.precision(), Precision { f32_layers, ..Precision::half(DType::Bf16) });
+        for kind in [PrecisionKind::F32, PrecisionKind::Auto] {
+            assert_eq!(job.precision_as(kind), Precision::F32);
+        }
+        // What is written says the same.
+        assert_eq!(good(&job.to_toml(), &[]), job, "{}", job.to_toml());
+    };
+    let list = "[model]\nlayers = [\"batch_norm\", { kind = \"residual\", layers = [{ kind = \"linear\", outputs = 3 }, \
+                { kind = \"tanh\", precision = \"f32\" }] }, \"relu\", { kind = \"linear\", precision = \"f32\" }]";
+    check(list, &[], &["1.1", "3"]);
+    check(list, &["model.layers.2.precision=f32"], &["1.1", "2", "3"]);
+    check(list, &["model.layers.1.layers.0.precision=\"f32\""], &["1.0", "1.1", "3"]);
+    check(list, &["model.layers.1.precision=f32", "model.layers.3=linear"], &["1", "1.1"]);
+    let tables =
+        "[[model.layers]]\nkind = \"relu\"\n[[model.layers]]\nkind = \"linear\"\nprecision = \"f32\"";
+    check(tables, &[], &["1"]);
+    // Beside the layers of a list, and for models without one.
+    check(tables, &["train.f32_layers=[\"0\"]"], &["1", "0"]);
+    check("[model]\nkind = \"gpt\"", &[], &[]);
+    check("[model]\nkind = \"gpt\"", &["train.f32_layers=[\"head\", \"blocks.0\"]"], &["head", "blocks.0"]);
+}
+
+#[test]
 fn every_key_is_read() {
     let job = good(include_str!("full.toml"), &[]);
     let Model::Layers(stack) = &job.model.model else { panic!("layers") };
@@ -127,6 +154,7 @@ fn every_key_is_read() {
         accumulate: 4,
         ema: Some(0.999),
         precision: PrecisionKind::F16,
+        f32_layers: vec!["0".into(), "11".into()],
         loss_scale: 1024.0,
         loss: LossKind::CrossEntropy,
         label_smoothing: 0.1,

@@ -36,16 +36,16 @@ fn whole_files_read_again() {
 
 #[test]
 fn the_file_of_an_earlier_run_reads_as_the_same_job() {
-    // Written for `full.toml` before keys were declared, and before there was a loss, a precision, its scale or an element type to choose. What is
-    // written now differs in that and in the order of keys alone.
+    // Written for `full.toml` before keys were declared, and before there was a loss, a precision, its layers, its scale or an element type to choose.
+    // What is written now differs in that and in the order of keys alone.
     let (before, mut job) = (include_str!("before.toml"), good(include_str!("full.toml"), &[]));
-    let TrainSpec { precision, loss_scale, .. } = TrainSpec::default();
-    job.train = TrainSpec { precision, loss_scale, ..job.train };
+    let TrainSpec { precision, f32_layers, loss_scale, .. } = TrainSpec::default();
+    job.train = TrainSpec { precision, f32_layers, loss_scale, ..job.train };
     assert_eq!(good(before, &[]), job);
     let table = |text: &str| toml::from_str::<toml::Table>(text).unwrap();
     let mut now = table(&job.to_toml());
     let train = now["train"].as_table_mut().unwrap();
-    let (loss, _) = (train.remove("loss"), train.remove("loss_scale"));
+    let (loss, _, _) = (train.remove("loss"), train.remove("f32_layers"), train.remove("loss_scale"));
     let dtype = now["output"].as_table_mut().unwrap().remove("dtype");
     assert_eq!((loss, dtype, now), (Some("cross_entropy".into()), Some("f32".into()), table(before)));
 }
@@ -117,8 +117,27 @@ fn layers(depth: u32) -> BoxedStrategy<Vec<StackLayer>> {
 fn model() -> impl Strategy<Value = ModelSpec> {
     prop_oneof![
         select(&Model::NAMES[..]).prop_map(|name| ModelSpec::new(Model::by_name(name).unwrap())),
-        layers(2).prop_map(|layers| ModelSpec::new(Model::Layers(Stack { input: StackInput::Open, layers }))),
+        (layers(2), any::<u64>()).prop_map(|(layers, chosen)| {
+            let paths = paths("", &layers).into_iter().enumerate();
+            let f32_layers =
+                paths.filter(|(i, _)| chosen >> (i % 64) & 1 == 1).map(|(_, path)| path).collect();
+            let model = Model::Layers(Stack { input: StackInput::Open, layers });
+            ModelSpec { f32_layers, ..ModelSpec::new(model) }
+        }),
     ]
+}
+
+/// The paths of layers, each before those inside it.
+fn paths(list: &str, layers: &[StackLayer]) -> Vec<String> {
+    let of_one = |(k, layer): (usize, &StackLayer)| {
+        let path = format!("{list}{k}");
+        let inside = match layer {
+            StackLayer::Residual { layers } => paths(&format!("{path}."), layers),
+            _ => Vec::new(),
+        };
+        [path].into_iter().chain(inside)
+    };
+    layers.iter().enumerate().flat_map(of_one).collect()
 }
 
 fn path() -> impl Strategy<Value = PathBuf> {
@@ -253,6 +272,7 @@ fn train() -> impl Strategy<Value = TrainSpec> {
                 accumulate,
                 ema,
                 precision: [PrecisionKind::F32, PrecisionKind::Bf16, PrecisionKind::F16][(seed % 3) as usize],
+                f32_layers: (0..seed % 3).map(|k| format!("blocks.{k}")).collect(),
                 loss_scale: times as f32,
                 loss,
                 label_smoothing: if loss == LossKind::CrossEntropy { label_smoothing } else { 0.0 },
