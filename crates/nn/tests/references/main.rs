@@ -2,6 +2,7 @@
 //!
 //! # Layout
 //! - `fill`: the generator of weights and batches.
+//! - `half`: whole models in bf16 and f16 over 50 steps.
 //! - `models`: whole models over 20 steps.
 //! - `norms`: batch norm on several ranks.
 //! - `ops`: operations one by one.
@@ -10,6 +11,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod fill;
+mod half;
 mod models;
 mod norms;
 mod ops;

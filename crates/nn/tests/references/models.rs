@@ -12,12 +12,12 @@ use serde::Deserialize;
 use crate::fill::{fill, k, v};
 
 #[derive(Deserialize)]
-struct Reference {
+pub(crate) struct Reference {
     input: Vec<usize>,
     input_name: String,
     vocab: u64,
     classes: u64,
-    optimizer: OptimizerSpec,
+    pub(crate) optimizer: OptimizerSpec,
     grad_floor: f64,
     logits: Samples,
     losses: Vec<f64>,
@@ -27,7 +27,7 @@ struct Reference {
 }
 
 #[derive(Deserialize)]
-struct OptimizerSpec {
+pub(crate) struct OptimizerSpec {
     kind: String,
     lr: f32,
     #[serde(default)]
@@ -109,23 +109,17 @@ fn check(name: &'static str) {
     let mut check = Check { model: name, wrong: Vec::new() };
 
     let model = model(name, &want);
-    let image = want.vocab == 0 && want.input.len() == 4;
-    let training = TraceOptions {
-        time: (want.vocab > 0).then(|| want.input[1]),
-        image: image.then(|| (want.input[2], want.input[3])),
-        ..TraceOptions::training(want.input[0])
-    };
+    let training = want.training();
     let forward = model.trace(&training).unwrap();
     let step = differentiate(&forward, forward.output("loss").unwrap()).unwrap();
     let (optimizer, lr) = optimizer(&want.optimizer);
     let mut engine = Engine::new(Program::train(&step, optimizer, None), Options::threads(2)).unwrap();
     feed(&mut engine, &want);
+    start(&mut engine, &want);
     assert_eq!(forward.params.len(), want.params.len(), "{name}: number of parameters");
     for param in &want.params {
-        let data = engine.param_mut(&param.name).unwrap();
-        assert_eq!(data.len(), param.shape.iter().product::<usize>(), "{name}: {}", param.name);
-        fill(data, &param.name, param.fill);
-        check.near(&format!("{} filled", param.name), f64::from(data[0]), param.first, 1e-6);
+        let first = engine.param(&param.name).unwrap()[0];
+        check.near(&format!("{} filled", param.name), f64::from(first), param.first, 1e-6);
     }
 
     let mut losses = Vec::new();
@@ -178,7 +172,28 @@ fn gradients(check: &mut Check, engine: &Engine, want: &Reference) {
     }
 }
 
-fn feed(engine: &mut Engine, want: &Reference) {
+impl Reference {
+    /// How its training step is traced.
+    pub(crate) fn training(&self) -> TraceOptions {
+        let image = self.vocab == 0 && self.input.len() == 4;
+        TraceOptions {
+            time: (self.vocab > 0).then(|| self.input[1]),
+            image: image.then(|| (self.input[2], self.input[3])),
+            ..TraceOptions::training(self.input[0])
+        }
+    }
+}
+
+/// The weights that training starts from.
+pub(crate) fn start(engine: &mut Engine, want: &Reference) {
+    for param in &want.params {
+        let data = engine.param_mut(&param.name).unwrap();
+        assert_eq!(data.len(), param.shape.iter().product::<usize>(), "{}", param.name);
+        fill(data, &param.name, param.fill);
+    }
+}
+
+pub(crate) fn feed(engine: &mut Engine, want: &Reference) {
     let input = engine.program().graph().inputs[0].clone();
     if engine.program().graph().value(input.value).dtype == DType::I32 {
         for (i, id) in engine.input_i32("ids").unwrap().iter_mut().enumerate() {
@@ -192,7 +207,7 @@ fn feed(engine: &mut Engine, want: &Reference) {
     }
 }
 
-fn optimizer(spec: &OptimizerSpec) -> (Optimizer, f32) {
+pub(crate) fn optimizer(spec: &OptimizerSpec) -> (Optimizer, f32) {
     let OptimizerSpec { beta1, beta2, eps, weight_decay, momentum, .. } = *spec;
     let moments = Moments { beta1, beta2, eps, weight_decay };
     let optimizer = match spec.kind.as_str() {
@@ -205,7 +220,7 @@ fn optimizer(spec: &OptimizerSpec) -> (Optimizer, f32) {
 }
 
 /// The model with the sizes of the reference.
-fn model(name: &str, want: &Reference) -> Model {
+pub(crate) fn model(name: &str, want: &Reference) -> Model {
     let mut model = match name {
         "layers_image" => image_stack(),
         "layers_ids" => ids_stack(),
