@@ -33,7 +33,7 @@ const SPREADS: f64 = 2.0;
 const MEANS: f64 = 1.5;
 
 #[derive(Deserialize)]
-struct File {
+struct HalfFile {
     /// What the loss is multiplied by in f16.
     scale: f32,
     /// How much further the weights of each draw are from the reference's, at most and as a part of each.
@@ -138,7 +138,7 @@ fn losses(
 }
 
 fn check(name: &str) {
-    let file: File = crate::read("half");
+    let file: HalfFile = crate::read("half");
     let run = file.models.iter().find(|r| r.model == name).unwrap();
     assert!(run.float32.len() > 1 && run.float32.iter().all(|draw| draw.len() == 50), "{name}");
     // What every machine of the tests has: products of bf16 are in f32 then.

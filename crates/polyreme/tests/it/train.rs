@@ -110,7 +110,7 @@ fn a_printed_graph_is_in_the_precision_of_the_job() {
     };
     let bf16 = graph("bf16", "", "text");
     assert!(!bf16.contains("-- backward --") && bf16.contains("output loss"), "{bf16}");
-    for (layer, want) in [("0", 2), ("1", 1), ("2", 1), ("3", 1), ("4", 1)] {
+    for (layer, want) in [("0", 2), ("1", 1), ("2", 1), ("3", 1), ("4", 2)] {
         assert_eq!(halves(&bf16, layer), want, "layer {layer}\n{bf16}");
     }
     let kept = graph("bf16", ", precision = \"f32\"", "text");
