@@ -43,7 +43,8 @@ fn binary() -> String {
     std::env::var("POLYREME_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_polyreme").into())
 }
 
-/// Training digits for [`STEPS`] steps: `ranks` of them under a launcher, or one rank without it.
+/// Training digits for [`STEPS`] steps: `ranks` of them under a launcher, or one rank without it. Strictly: Winograd's algorithm rounds
+/// by the place of a pixel in its tile, so which of two equal sums a max pool takes depends on how a batch is cut.
 fn command(folder: &TempDir, name: &str, ranks: Option<(&Mpirun, usize)>, more: &[&str]) -> Command {
     let mut command = match ranks {
         None => Command::new(binary()),
@@ -55,6 +56,7 @@ fn command(folder: &TempDir, name: &str, ranks: Option<(&Mpirun, usize)>, more: 
     };
     command.args(["train", "examples/digits.toml", "--threads", "1", "--json"]);
     command.args(["--set", &format!("train.steps={STEPS}"), "--set", "train.log_every=1"]);
+    command.args(["--set", "train.precision=f32-strict"]);
     command.arg("--output").arg(folder.path().join(name)).args(more);
     if ranks.is_none() {
         command.args(["--ranks", "1"]);
@@ -100,7 +102,7 @@ fn losses_under_mpirun_are_those_of_one_rank() {
         for (step, (a, b)) in one.iter().zip(&many).enumerate() {
             far = far.max((a - b).abs() / a.abs().max(1.0));
             assert!(
-                (a - b).abs() <= 1e-5 * a.abs().max(1.0),
+                (a - b).abs() <= 1e-6 * a.abs().max(1.0),
                 "{program}, {ranks} ranks, step {step}: {b} and not {a}"
             );
         }
@@ -122,7 +124,7 @@ fn sharded_gradients_under_mpirun_give_the_losses_of_one_rank() {
         assert_eq!((one.len(), many.len()), (STEPS, STEPS));
         for (step, (a, b)) in one.iter().zip(&many).enumerate() {
             let program = &launcher.program;
-            assert!((a - b).abs() <= 1e-5 * a.abs().max(1.0), "{program}, step {step}: {b} and not {a}");
+            assert!((a - b).abs() <= 1e-6 * a.abs().max(1.0), "{program}, step {step}: {b} and not {a}");
         }
     }
 }
