@@ -13,7 +13,7 @@
 //! # When a rank dies
 //! The control plane of the rendezvous sees it, and ends all waits at mailboxes with the same report. Under MPI that control plane
 //! is beside MPI's launcher, which mostly ends the whole job first. A rank that cannot listen, or does not reach rank 0, fails its
-//! group, so nobody waits for it.
+//! group, so no rank waits for it.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
@@ -196,7 +196,7 @@ impl Comm {
     }
 }
 
-/// A listener with its address, and a secret for whoever may connect to it.
+/// A listener with its address, and the secret of the ranks that may connect to it.
 fn opened(bind: Option<IpAddr>) -> Result<((String, TcpListener), Secret), String> {
     let bind = bind.ok_or("rank 0 has no address to listen on; name one with --interface")?;
     let listening = TcpListener::bind((bind, 0)).and_then(|l| Ok((l.local_addr()?.to_string(), l)));

@@ -55,7 +55,7 @@ fn launchers() -> Vec<Mpirun> {
     all
 }
 
-/// So many ranks play; what they said, and whether the launcher ended well.
+/// Runs this many ranks; returns what they printed, and whether the launcher succeeded.
 fn play(launcher: &Mpirun, more: &[&str], ranks: usize, play: &str) -> (String, bool) {
     let mut command = Command::new(&launcher.program);
     command.args(launcher.flags).args(more).args(["-n", &ranks.to_string()]);

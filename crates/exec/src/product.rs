@@ -76,25 +76,20 @@ impl Product {
                 let epilogue = pieces.as_ref().map(|_| Epilogue::new(&epilogue));
                 gemm.run(cx, m.input(0), m.input(1), m.output(0), epilogue, m.scratch());
             }
-            Product::Pairs(_) => {
-                let keeps = then.is_none_or(|t| t.keeps_base);
-                let pieces = then.map(|t| pieces(cx, t, m, false));
-                let c = keeps.then(|| SharedFloats::new(m.floats_mut(0)));
+            Product::Pairs(pairs) => {
+                let Some(then) = then else {
+                    return pairs.run(cx, m.floats(0), m.floats(1), m.floats_mut(0), m.scratch());
+                };
+                let pieces = pieces(cx, then, m, false);
+                let c = then.keeps_base.then(|| SharedFloats::new(m.floats_mut(0)));
                 let store = |block: OutputBlock| {
                     let at = first(&block);
-                    match (&c, &pieces) {
-                        (None, Some(p)) => p.rows(at, n, block.into_rows()),
-                        (None, None) => unreachable!("a product without an epilogue is kept"),
-                        (Some(c), p) => {
-                            for (r, row) in block.into_rows().enumerate() {
-                                let at = at + r * n;
-                                // SAFETY: the blocks of a product are disjoint, and each is passed once.
-                                unsafe { c.part(at, row.len()) }.round(cx.isa, row);
-                                if let Some(p) = p {
-                                    p.rows(at, n, std::iter::once(row));
-                                }
-                            }
-                        }
+                    let Some(c) = &c else { return pieces.rows(at, n, block.into_rows()) };
+                    for (r, row) in block.into_rows().enumerate() {
+                        let at = at + r * n;
+                        // SAFETY: the blocks of a product are disjoint, and each is passed once.
+                        unsafe { c.part(at, row.len()) }.round(cx.isa, row);
+                        pieces.rows(at, n, std::iter::once(row));
                     }
                 };
                 self.pass(cx, m, Epilogue::new(&store));

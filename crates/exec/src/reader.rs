@@ -73,8 +73,6 @@ pub(crate) struct StepProgress {
     waited: Duration,
     /// Whether nothing is updated.
     skipped: bool,
-    /// States as they were before the step, if it may be skipped.
-    states_before: Vec<f32>,
     /// Whether this rank's own samples gave a loss that is not finite, and where it came from.
     not_finite: Option<Option<NonFinite>>,
 }
@@ -107,12 +105,6 @@ impl Engine {
         if let (Some(group), true) = (&mut self.group, loaded.program.optimizer.is_some()) {
             group.comm.set_step(self.memory.state.step);
         }
-        if loaded.program.scaled {
-            let states = Region::States(0..self.memory.state.lengths.states);
-            let now = self.memory.region::<f32>(&loaded, &self.bodies, &states);
-            self.progress.states_before.clear();
-            self.progress.states_before.extend_from_slice(now);
-        }
         let called = self.group.as_ref().map_or(0, |group| group.comm.n_calls());
         for instr in &loaded.program.instrs {
             self.read(&loaded, instr, feed)?;
@@ -124,11 +116,6 @@ impl Engine {
             loaded.program.exchanges.len(),
             "exchanges that were made and listed"
         );
-        if self.progress.skipped {
-            let states = Region::States(0..self.memory.state.lengths.states);
-            let now = self.memory.region::<f32>(&loaded, &self.bodies, &states);
-            now.copy_from_slice(&self.progress.states_before);
-        }
         if loaded.program.optimizer.is_some() {
             self.memory.state.step += 1;
         }
@@ -158,7 +145,8 @@ impl Engine {
                 self.weigh_states(loaded, *slot, *microbatch, into);
             }
             Instr::Zero(of) => self.zero(loaded, of),
-            Instr::Copy { from, into } => {
+            Instr::PutBack { .. } if !self.progress.skipped => {}
+            Instr::Copy { from, into } | Instr::PutBack { from, into } => {
                 let cx = Cx { isa: self.options.isa, par: &*self.pool };
                 let (from, into) = self.memory.two_regions(loaded, &self.bodies, [from, into]);
                 vectors::copy(&cx, into, from);

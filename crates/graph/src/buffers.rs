@@ -144,6 +144,7 @@ impl GradBuffers {
                 | Instr::Squares { .. }
                 | Instr::Clip { .. }
                 | Instr::Update { .. }
+                | Instr::PutBack { .. }
                 | Instr::Follow { .. } => {}
             }
         }

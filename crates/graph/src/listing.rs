@@ -54,13 +54,13 @@ impl fmt::Display for Program {
                 Instr::Divide { of, by } => writeln!(f, "{} /= {by}", self.words(of))?,
                 Instr::Start(i) => writeln!(f, "start {i}: {}", self.describe(&self.exchanges[*i]))?,
                 Instr::Wait(i) => writeln!(f, "wait {i}")?,
-                Instr::Judge(of) => writeln!(f, "judge {}", self.words(of))?,
+                Instr::Judge(of) => writeln!(f, "judge {}{}", self.words(of), self.or_skips())?,
                 Instr::Squares { of, into, block } => {
                     let op = if block.is_some() { "=" } else { "+=" };
                     writeln!(f, "{} {op} squares of {}", self.words(into), self.words(of))?;
                 }
                 Instr::Clip { squares, max_norm } => {
-                    writeln!(f, "clip {max_norm} by {}", self.words(squares))?
+                    writeln!(f, "clip {max_norm} by {}{}", self.words(squares), self.or_skips())?
                 }
                 Instr::Update { params, grads, .. } => {
                     let names = names_in(self.graph(), params);
@@ -72,6 +72,9 @@ impl fmt::Display for Program {
                         self.words(grads)
                     )?;
                 }
+                Instr::PutBack { from, into } => {
+                    writeln!(f, "{} = {} if updates were skipped", self.words(into), self.words(from))?;
+                }
                 Instr::Follow { decay } => writeln!(f, "average += (1 - {decay}) · (params - average)")?,
             }
         }
@@ -80,6 +83,11 @@ impl fmt::Display for Program {
 }
 
 impl Program {
+    /// What a number that is not finite does, where the loss is scaled.
+    fn or_skips(&self) -> &'static str {
+        if self.scaled { ", or skip updates" } else { "" }
+    }
+
     /// An exchange in words: op, elements, type, group and wire format.
     pub fn describe(&self, exchange: &Exchange) -> String {
         let Exchange { op, axis, of, dtype, wire } = exchange;

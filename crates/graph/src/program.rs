@@ -265,7 +265,8 @@ pub enum Instr {
     /// Waits for an exchange that was started.
     Wait(usize),
     /// Reads the totals of the step: pairs of weighted losses and weights, then the caller's numbers. If the
-    /// loss is not finite the step ends here, on every rank, and nothing has been updated.
+    /// loss is not finite the step ends here, on every rank, and nothing has been updated; if it is scaled, updates are
+    /// skipped instead.
     Judge(Region),
     /// Adds the sum of squares of gradients to a number; with `block`, sets one number per block of that many elements.
     Squares {
@@ -277,7 +278,7 @@ pub enum Instr {
         block: Option<usize>,
     },
     /// Finds the factor that brings the norm of all gradients, whose squares are given, down to a maximum; the updates
-    /// multiply by it.
+    /// multiply by it. Where the loss is scaled and the norm is not finite, updates are skipped.
     Clip {
         /// The squares, to be added up.
         squares: Region,
@@ -292,6 +293,13 @@ pub enum Instr {
         grads: Region,
         /// The offset of their moments among this rank's.
         moments_at: usize,
+    },
+    /// Copies, if the updates of this step were skipped.
+    PutBack {
+        /// The elements as they were before the step.
+        from: Region,
+        /// The destination.
+        into: Region,
     },
     /// Lets the averaged parameters follow the parameters: each step takes `1 - decay` of the difference, and more in the first
     /// steps, which start from nothing.

@@ -35,7 +35,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use polyreme_graph::memory::ALIGN_BYTES;
+use polyreme_graph::memory::{ALIGN_BYTES, state_len};
 use polyreme_graph::{
     Axis, Body, Collective, DType, GradBuffers, Instr, Keeps, Microbatch, Op, Program, Region, Role, ValueId,
     Weights,
@@ -96,11 +96,13 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         accumulated: None,
         own_gradients: None,
     };
+    let states = lowering.keep_states(training);
     match plan.shards {
         Some(shards) => reproducible::step(&mut lowering, shards, shape, training.max_norm()),
         None => lowering.rounds(shape),
     }
     lowering.updates(training, bodies);
+    lowering.program.instrs.extend(states);
     let program = lowering.program;
     if let Some(buffers) = &program.grad_buffers {
         buffers.verify(&program);
@@ -111,7 +113,7 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
 /// The program that averages each rank's states over all ranks; the body says where they are stored.
 pub fn average_states(ranks: usize, body: &Arc<Body>) -> Program {
     let mut program = Program::empty(vec![body.clone()]);
-    let states = Region::States(0..polyreme_graph::memory::state_len(&body.graph));
+    let states = Region::States(0..state_len(&body.graph));
     program.exchange_now(Collective::AllReduce, Axis::Data, states.clone());
     program.instrs.push(Instr::Divide { of: states, by: ranks });
     program
@@ -167,6 +169,17 @@ struct Round {
 }
 
 impl Lowering {
+    /// Keeps the states of before a step whose updates may be skipped; gives the instruction that puts them back.
+    fn keep_states(&mut self, training: &Training) -> Option<Instr> {
+        let len = state_len(self.program.graph());
+        if !training.scaled || len == 0 {
+            return None;
+        }
+        let (states, kept) = (Region::States(0..len), self.program.buffer("states before", DType::F32, len));
+        self.push(Instr::Copy { from: states.clone(), into: kept.clone() });
+        Some(Instr::PutBack { from: kept, into: states })
+    }
+
     fn push(&mut self, instr: Instr) {
         self.program.instrs.push(instr);
     }

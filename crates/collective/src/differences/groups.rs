@@ -86,7 +86,7 @@ impl Play {
             "sender" => Play::LostSender(numbers),
             "mailboxes" => Play::Mailboxes,
             "member" => Play::LostMember(numbers[0]),
-            kind => panic!("nobody plays {kind}"),
+            kind => panic!("no test is called {kind}"),
         }
     }
 }

@@ -6,7 +6,7 @@ use polyreme_net::mailbox::{Class, Label, Letter, Limits, Mailbox};
 use crate::comm::Comm;
 
 /// Letters of one class from one rank to another, and their lengths: nothing, something, more than a socket holds. All those of a class
-/// have room in an inbox, because nobody takes while it posts; so urgent ones are short.
+/// have room in an inbox, because no rank takes while it posts; so urgent ones are short.
 const LETTERS: u64 = 6;
 const BYTES: [[usize; 3]; 2] = [[0, 3, 700], [0, 700, 1 << 19]];
 
@@ -47,7 +47,7 @@ pub(super) fn lose_one(comm: &mut Comm, lost: usize, die: impl FnOnce()) -> Resu
     serve(&some, group.size())?;
     let together = groups.iter().any(|ranks| ranks.contains(&rank) && ranks.contains(&lost));
     if rank == lost {
-        // Nobody is in an operation of the group any more, which would end with its own report.
+        // No rank is in an operation of the group any more, which would end with its own report.
         for _ in 1..comm.size() {
             take(&all)?;
         }

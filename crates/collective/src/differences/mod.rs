@@ -154,7 +154,7 @@ fn mailboxes_are_made_over_every_transport() {
     }
 }
 
-/// Whoever waits at a mailbox, of whichever group, says what the job calls the rank that is lost.
+/// A rank that waits at a mailbox, of any group, reports the lost rank by its number in the job.
 #[test]
 fn a_rank_that_is_lost_ends_waits_at_every_mailbox() {
     for transport in TRANSPORTS.into_iter().chain([TestTransport::Joined]) {

@@ -15,7 +15,7 @@ use crate::gemm::{self, Gemm, OutputBlock, Strides};
 const STAGE: usize = 1 << 18;
 /// The fewest pixels of a block, unless there are fewer: the weights are copied into panels for each.
 const PIXELS_MIN: usize = 320;
-/// The most pixels of a block with so many channels on both sides that the product of more would be one of seven.
+/// The most pixels of a block, if there are so many channels that a larger product would be done by seven products.
 const PIXELS_MAX: (usize, usize) = (1008, 256);
 
 fn product(s: &Conv2d, pass: ConvPass) -> Gemm {
