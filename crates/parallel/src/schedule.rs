@@ -454,6 +454,7 @@ fn first_reader(graph: &polyreme_graph::Graph, i: usize, value: ValueId) -> usiz
 
 #[cfg(test)]
 mod tests {
+    use polyreme_graph::builder::BatchNorm;
     use polyreme_graph::{Builder, Graph, Init, Moments, Optimizer, differentiate};
 
     use super::*;
@@ -495,6 +496,36 @@ mod tests {
     fn check(program: &Program, want: &str) {
         let got = program.to_string();
         assert_eq!(got, want, "\n--- got ---\n{got}");
+    }
+
+    /// A step with a scaled loss says where it may skip updates, and what it puts back then; its buffer is planned as all are.
+    #[test]
+    fn a_program_says_what_a_skipped_step_puts_back() {
+        let mut b = Builder::new();
+        let x = b.input("x", [4, 48], DType::F32).unwrap();
+        let [gamma, beta] = ["gamma", "beta"].map(|name| b.param(name, [48], Init::Const(1.0)).unwrap());
+        let [running_mean, running_var] =
+            ["mean", "var"].map(|name| b.state(name, [48], Init::Const(1.0)).unwrap());
+        let norm = BatchNorm { gamma, beta, running_mean, running_var, eps: 1e-5, momentum: 0.1 };
+        let y = b.batch_norm(x, norm, true).unwrap();
+        let loss = b.mean(y, &[0, 1]).unwrap();
+        let step = differentiate(&b.finish(&[("loss", loss)]), loss).unwrap();
+        for shards in [None, Some(2)] {
+            let plan = Plan { shards, ..Plan::alone() };
+            let lower = |training: &Training| {
+                let body = compile(&step, &plan, training, None).unwrap();
+                schedule(&plan, training, &[Arc::new(body)], &plan.whole_step())
+            };
+            let said = lower(&ADAM).to_string();
+            assert!(!said.contains("skip"), "{said}");
+            let scaled = lower(&Training { scaled: true, ..ADAM });
+            assert!(scaled.buffers.iter().any(|b| b.name == "states before" && b.len == 96));
+            let said = scaled.to_string();
+            let (kept, back) =
+                (said.find(" = states 0..96").unwrap(), said.find("if updates were skipped").unwrap());
+            let judged = said.find(", or skip updates").unwrap();
+            assert!(kept < judged && judged < back && back > said.rfind("update params").unwrap(), "{said}");
+        }
     }
 
     #[test]
