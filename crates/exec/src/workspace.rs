@@ -25,12 +25,8 @@ impl Ready {
     /// Prepares the kernels of a body of `program`, and plans its memory.
     pub(crate) fn new(program: &Program, body: &Arc<Body>, threads: usize, isa: Isa) -> Ready {
         let graph = &body.graph;
-        let with = Choices {
-            workers: threads.max(1),
-            isa,
-            reproducible: program.is_reproducible(),
-            strict: body.strict,
-        };
+        let with =
+            Choices { workers: threads.max(1), isa, reproducible: body.reproducible, strict: body.strict };
         let prepared: Vec<_> = (0..graph.nodes.len()).map(|i| prepare(body, i, with)).collect();
         let scratch: Vec<_> = prepared.iter().map(Prepared::scratch_bytes).collect();
         let mut plan = MemoryPlan::new(graph, &scratch);

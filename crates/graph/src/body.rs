@@ -55,6 +55,8 @@ pub struct Body {
     pub applied: Vec<Option<usize>>,
     /// Whether products and convolutions take no algorithm that trades accuracy for speed.
     pub strict: bool,
+    /// Whether results must not depend on the machine.
+    pub reproducible: bool,
     kinds: Vec<BlockKind>,
 }
 
@@ -72,12 +74,17 @@ impl Body {
     /// The body of a graph as it is: every element-wise node is a fused pass already.
     pub fn of(graph: Graph) -> Body {
         let kinds = kinds(&graph);
-        Body { applied: vec![None; graph.nodes.len()], strict: false, kinds, graph }
+        Body { applied: vec![None; graph.nodes.len()], strict: false, reproducible: false, kinds, graph }
     }
 
     /// The same with products and convolutions that take no algorithm that trades accuracy for speed, or that may.
     pub fn with_strict(self, strict: bool) -> Body {
         Body { strict, ..self }
+    }
+
+    /// The same with sums that have one order on every machine, or the fastest one on each.
+    pub fn with_reproducible(self, reproducible: bool) -> Body {
+        Body { reproducible, ..self }
     }
 
     /// Samples of the microbatch: the first dim of the first input.

@@ -34,6 +34,8 @@ mod tests;
 pub struct Precision {
     /// Whether products and convolutions take no algorithm that trades accuracy for speed.
     pub strict: bool,
+    /// Whether sums have one order on every machine, so that all come to the same bits, fast or not.
+    pub reproducible: bool,
     /// f16 or bf16; `None` for f32 everywhere.
     pub half: Option<DType>,
     /// Layers that stay in f32: their paths, or the beginnings of paths.
@@ -42,10 +44,12 @@ pub struct Precision {
 
 impl Precision {
     /// f32 everywhere.
-    pub const F32: Precision = Precision { strict: false, half: None, f32_layers: Vec::new() };
+    pub const F32: Precision =
+        Precision { strict: false, reproducible: false, half: None, f32_layers: Vec::new() };
 
     /// The same without algorithms that trade accuracy for speed.
-    pub const F32_STRICT: Precision = Precision { strict: true, half: None, f32_layers: Vec::new() };
+    pub const F32_STRICT: Precision =
+        Precision { strict: true, reproducible: false, half: None, f32_layers: Vec::new() };
 
     /// This format wherever it is allowed.
     pub fn half(half: DType) -> Precision {
@@ -81,7 +85,17 @@ impl Precision {
 
     /// The program of a forward pass in this precision.
     pub fn forward(&self, graph: &Graph) -> Program {
-        Program::forward(&self.apply(graph)).with_strict(self.strict)
+        self.chosen_for(Program::forward(&self.apply(graph)))
+    }
+
+    /// The program of a forward and backward pass in this precision, without an update.
+    pub fn gradients(&self, step: &Graph) -> Program {
+        self.chosen_for(Program::gradients(&self.apply(step)))
+    }
+
+    /// A program whose kernels are chosen by this precision.
+    fn chosen_for(&self, program: Program) -> Program {
+        program.with_strict(self.strict).with_reproducible(self.reproducible)
     }
 
     /// Whether gradients need a larger loss: the smallest numbers of f16 are too large for many of them.

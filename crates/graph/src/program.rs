@@ -357,11 +357,6 @@ impl Program {
         }
     }
 
-    /// Whether results must not depend on the machine.
-    pub fn is_reproducible(&self) -> bool {
-        self.role.as_ref().is_some_and(|role| role.shards.is_some())
-    }
-
     /// A forward pass of one microbatch; states stay as they are.
     pub fn forward(graph: &Graph) -> Program {
         Program::of(Body::forward(graph))
@@ -370,6 +365,12 @@ impl Program {
     /// The same with bodies that are strict or not; see [`Body::with_strict`].
     pub fn with_strict(mut self, strict: bool) -> Program {
         self.bodies.iter_mut().for_each(|body| Arc::make_mut(body).strict = strict);
+        self
+    }
+
+    /// The same with bodies that are reproducible or not; see [`Body::with_reproducible`].
+    pub fn with_reproducible(mut self, reproducible: bool) -> Program {
+        self.bodies.iter_mut().for_each(|body| Arc::make_mut(body).reproducible = reproducible);
         self
     }
 

@@ -36,7 +36,7 @@ pub fn compile(
             true => Body::at_once(step, training.optimizer),
             false => Body::new(step),
         };
-        body.with_strict(plan.precision.strict)
+        body.with_strict(plan.precision.strict).with_reproducible(plan.is_reproducible())
     };
     let Some(Budget { bytes, measure }) = budget else { return Ok(last(step)) };
     // 3. Recomputation, measured on the result of the passes after it. All ranks must come to the same decision, so all

@@ -102,6 +102,11 @@ impl Plan {
         }
     }
 
+    /// Whether results must not depend on the machine. Those of logical shards never do.
+    pub fn is_reproducible(&self) -> bool {
+        self.precision.reproducible || self.shards.is_some()
+    }
+
     /// How many ranks the batch is split over.
     pub fn ranks(&self) -> usize {
         self.mesh.len(Axis::Data)

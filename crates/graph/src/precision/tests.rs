@@ -172,3 +172,16 @@ fn a_relu_in_f32_is_not_joined_with_a_norm_in_half() {
     check(&["relu"], false, &["fc", "bn", "head", "loss"]);
     check(&["bn"], false, &["fc", "relu", "head", "loss"]);
 }
+
+#[test]
+fn programs_have_what_kernels_are_chosen_by() {
+    let step = network();
+    for (strict, reproducible) in [(false, false), (true, false), (false, true)] {
+        let precision = Precision { strict, reproducible, ..bf16(&[]) };
+        for program in [precision.forward(&step), precision.gradients(&step)] {
+            let body = &program.bodies[0];
+            assert_eq!((body.strict, body.reproducible), (strict, reproducible));
+            assert!(layers_in_half(&body.graph).contains(&"fc2"), "{program}");
+        }
+    }
+}

@@ -241,14 +241,15 @@ impl Job {
 
     /// The same if the run's precision were this one.
     pub fn precision_as(&self, kind: PrecisionKind) -> Precision {
-        let half = match kind {
-            PrecisionKind::F32 | PrecisionKind::Auto => return Precision::F32,
-            PrecisionKind::F32Strict => return Precision::F32_STRICT,
-            PrecisionKind::Bf16 => DType::Bf16,
-            PrecisionKind::F16 => DType::F16,
+        let f32_layers = || self.f32_layers().map(String::from).collect();
+        let half = |half: DType| Precision { f32_layers: f32_layers(), ..Precision::half(half) };
+        let precision = match kind {
+            PrecisionKind::F32 | PrecisionKind::Auto => Precision::F32,
+            PrecisionKind::F32Strict => Precision::F32_STRICT,
+            PrecisionKind::Bf16 => half(DType::Bf16),
+            PrecisionKind::F16 => half(DType::F16),
         };
-        let f32_layers = self.f32_layers().map(String::from).collect();
-        Precision { f32_layers, ..Precision::half(half) }
+        Precision { reproducible: self.parallel.reproducible, ..precision }
     }
 
     /// The paths of layers that stay in f32, from `[model]` and from `[train]`.

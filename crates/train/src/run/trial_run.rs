@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use polyreme_exec::{Engine, Options};
-use polyreme_graph::{Precision, Program, cost};
+use polyreme_graph::{Precision, cost};
 
 use super::prepared::Prepared;
 use crate::error::TrainError;
@@ -48,7 +48,7 @@ impl Prepared {
         let step = trace(samples)?;
         let engine = |precision: Precision| {
             let options = Options { isa: self.learner.isa, ..Options::threads(self.threads) };
-            Engine::new(Program::gradients(&precision.apply(&step)), options)
+            Engine::new(precision.gradients(&step), options)
         };
         let bf16 = self.job.precision_as(PrecisionKind::Bf16);
         let mut engines = [engine(Precision::F32)?, engine(bf16)?];
