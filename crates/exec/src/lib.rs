@@ -14,12 +14,14 @@
 //!   checkpoint. [`finite`]: where a NaN came from. [`timeline`]: where the time goes.
 //! - `launch`, `run`, `product`, `apply`: which kernel runs each op, with which slices. `staging`: half precision for kernels that compute
 //!   on f32. `kernel_types`: which types have kernels.
+//! - [`class`]: which kernels sum products, and so which bits a run has.
 //! - `workspace`: prepared bodies, activations, inputs and buffers. `memory`, `arena`: where values lie, as slices.
 //! - [`pool`]: the thread pool.
 //! - [`error`]: what can go wrong.
 
 mod apply;
 mod arena;
+pub mod class;
 pub mod engine;
 pub mod error;
 pub mod feed;
@@ -43,6 +45,7 @@ pub mod weights;
 mod workspace;
 
 pub use arena::{floats, make_room};
+pub use class::KernelClass;
 pub use engine::{Engine, Footprint, Options};
 pub use error::{ExecError, RejectedData};
 pub use feed::{Feed, Filled, Inputs};

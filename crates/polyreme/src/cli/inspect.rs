@@ -14,7 +14,7 @@ use polyreme_train::job::OptimizerSpec;
 use polyreme_train::loss::Loss;
 use polyreme_train::lower::{Lowering, forward_in, training_graph};
 use polyreme_train::record::history::{Column, History};
-use polyreme_train::run::Prepared;
+use polyreme_train::run::{Prepared, Progress, kernels};
 use polyreme_train::trained::Trained;
 use polyreme_train::weights::read_weights;
 use serde::Serialize;
@@ -105,13 +105,15 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
         .map(|s| Tensor::new(&s.name, &s.dims, DType::F32))
         .collect();
     let manifest = &trained.loaded.manifest;
+    let progress = Progress::of(&trained.loaded)?;
+    let classes = kernels::known(&progress.kernels);
     let history = History::read(&trained.folder().join("metrics.jsonl")).unwrap_or_default();
     if args.json {
         let others: Vec<_> = checkpoint::list(&trained.folder())?.iter().map(|e| e.step).collect();
         return print_json(&json!({
             "checkpoint": trained.loaded.path, "step": manifest.step, "epoch": manifest.epoch,
             "metrics": manifest.metrics, "bytes": manifest.n_bytes(), "checkpoints": others,
-            "parameters": tensors, "history": history_json(&history),
+            "kernels": progress.kernels, "parameters": tensors, "history": history_json(&history),
         }));
     }
     let mut out = io::stdout().lock();
@@ -123,6 +125,9 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
         manifest.epoch,
         mib(manifest.n_bytes() as usize)
     )?;
+    if !classes.is_empty() {
+        writeln!(out, "  products are summed {}", kernels::words(&classes))?;
+    }
     for (name, value) in &manifest.metrics {
         writeln!(out, "  {name:<16} {value:.4}")?;
     }

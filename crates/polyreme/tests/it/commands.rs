@@ -2,6 +2,7 @@
 
 use std::process::{Command, Output};
 
+use polyreme_exec::KernelClass;
 use polyreme_kernels::{Feature, Isa};
 use serde_json::Value;
 
@@ -202,6 +203,44 @@ fn the_environment_limits_the_instructions_and_the_bits_stay() {
     let wrong = said(wrong);
     assert!(wrong.contains("POLYREME_ISA=fast") && wrong.contains("scalar, avx2, avx512"), "{wrong}");
     assert!(Feature::ALL.iter().all(|f| wrong.contains(&format!("-{}", f.name()))), "{wrong}");
+}
+
+/// A run in bf16 that is resumed with fewer instructions says so, once; one that is reproducible goes on with its bits.
+#[test]
+fn a_run_that_is_resumed_with_other_instructions_says_what_that_means() {
+    let (folder, job) = (tempfile::tempdir().unwrap(), root().join("examples/digits.toml"));
+    let with = |isa: &str, args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_polyreme"));
+        let out = command.current_dir(folder.path()).env("POLYREME_ISA", isa).args(args).output().unwrap();
+        let said = String::from_utf8([out.stdout, out.stderr].concat()).unwrap();
+        assert!(out.status.success(), "{isa} {args:?}: {said}");
+        said
+    };
+    let recorded = |run: &str| -> Value { serde_json::from_str(&with("-amx", &["inspect", run, "--json"])).unwrap() };
+    // The best that is sure to be without AMX, and whether that has products of pairs.
+    let pairs = Isa::detect().without(Feature::AmxTile).has(Feature::Avx512Bf16);
+    let vectors = Isa::detect().has_avx2();
+    for (run, reproducible, first, then) in [
+        ("fast", "false", if pairs { "avx512_bf16" } else { "f32" }, "f32"),
+        ("same", "true", "amx_bf16-twin", "amx_bf16-twin"),
+    ] {
+        let (first, then) = if vectors { (first, then) } else { ("scalar", "scalar") };
+        let same = format!("parallel.reproducible={reproducible}");
+        let sets = ["--set", "train.precision=bf16", "--set", "train.epochs=1", "--set", &same];
+        let args = [&["train", job.to_str().unwrap(), "--ranks", "1", "--output", run][..], &sets].concat();
+        with("-amx", &args);
+        assert_eq!(recorded(run)["kernels"], serde_json::json!([first]));
+        let said = with("avx2", &["resume", run, "--ranks", "1", "--set", "train.epochs=2"]);
+        let notes: Vec<&str> = said.lines().filter(|line| line.contains("products were summed")).collect();
+        assert_eq!(notes.len(), usize::from(first != then), "{said}");
+        assert!(notes.iter().all(|note| note.starts_with("warning: ") && note.contains("bits will differ")), "{said}");
+        // The best checkpoint may be of either half.
+        let last = format!("{run}/checkpoints/step-00000042");
+        assert_eq!(recorded(&last)["kernels"], serde_json::json!([then]));
+        let shown = with("-amx", &["inspect", &last]);
+        let words = KernelClass::from_name(then).unwrap().words();
+        assert!(shown.contains(&format!("\n  products are summed {words}\n")), "{shown}");
+    }
 }
 
 #[test]

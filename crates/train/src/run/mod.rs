@@ -6,6 +6,7 @@
 //! - [`fit`]: whether it fits into memory. [`advice`]: what would.
 //! - [`run_ranks`]: the ranks of this process. `train`: the loop that each of them runs. `step`, `judged`:
 //!   its steps and its evaluations.
+//! - [`kernels`]: which kernels sum products, and what it means if they are others than before.
 //! - `files`: what rank 0 writes. `snapshot`: to and from checkpoints.
 
 pub mod advice;
@@ -13,6 +14,7 @@ mod files;
 pub mod fit;
 mod folder;
 mod judged;
+pub mod kernels;
 mod layer_paths;
 mod prepared;
 mod ranks;

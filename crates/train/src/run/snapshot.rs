@@ -61,6 +61,9 @@ pub struct Progress {
     /// The scale of the loss, in f16.
     #[serde(default)]
     pub loss_scale: Option<LossScale>,
+    /// Which kernels sum products, on any rank: names of [`polyreme_exec::KernelClass`]. Not known of runs of earlier versions.
+    #[serde(default)]
+    pub kernels: Vec<String>,
 }
 
 impl Progress {

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use polyreme_collective::{Comm, Doing, Reduce};
 use polyreme_data::Loader;
-use polyreme_exec::Timeline;
+use polyreme_exec::{KernelClass, Timeline};
 use serde::{Deserialize, Serialize};
 
 use super::files::Files;
 use super::folder::{Hold, hold_given};
+use super::kernels;
 use super::prepared::{Prepared, is_of_validation};
 use super::snapshot::{Progress, hand_over, load_weights, restore, restore_weights, start_from};
 use super::step::Pulse;
@@ -48,6 +49,8 @@ pub(super) struct Run {
     pub(super) confusion: Option<Confusion>,
     /// What is not as it was in data that may change; rank 0's.
     changed: Option<String>,
+    /// What it means that products are summed by other kernels than before; rank 0's.
+    other_kernels: Option<String>,
     /// How long this rank waited for others in the last step; and all ranks in all steps, on the average.
     pub(super) waited_last: Duration,
     waited: f64,
@@ -98,6 +101,7 @@ impl Run {
             saved_step: 0,
             confusion: None,
             changed: None,
+            other_kernels: None,
             waited_last: Duration::ZERO,
             waited: 0.0,
             pulse: Pulse::new(&prepared, rank),
@@ -133,6 +137,7 @@ impl Run {
             return Err(TrainError::DataMisfit { what });
         }
         self.progress = opening.progress;
+        self.compare_kernels()?;
         // As rank 0 measured it; or as before, whatever the files on the disk would give now.
         self.prepared.stats = self.progress.preparation.stats();
         self.prepared.target_stats = self.progress.preparation.target_stats();
@@ -175,6 +180,15 @@ impl Run {
         Ok(())
     }
 
+    /// Whether products are summed by the kernels that the checkpoint names; from now on it is these. Collective.
+    fn compare_kernels(&mut self) -> Result<(), TrainError> {
+        let own = KernelClass::of(&self.prepared.learner.plan.precision, self.prepared.learner.isa);
+        let now = kernels::of_all_ranks(self.learner.comm(), own)?;
+        self.other_kernels = kernels::change(&self.progress.kernels, &now).filter(|_| self.rank == 0);
+        self.progress.kernels = now.iter().map(|class| class.name().to_string()).collect();
+        Ok(())
+    }
+
     /// Tells the others that this rank ends here.
     pub(super) fn fail(&mut self, why: &str) {
         self.learner.comm().fail(why);
@@ -187,8 +201,8 @@ impl Run {
             let outline = self.prepared.outline(&self.folder, self.learner.steps_done())?;
             observer.event(Event::Started(&outline));
         }
-        if let Some(changed) = self.changed.take() {
-            observer.event(Event::Warning(&changed));
+        for what in [self.changed.take(), self.other_kernels.take()].into_iter().flatten() {
+            observer.event(Event::Warning(&what));
         }
         if let Some(files) = &mut self.files {
             files.tell(observer);
@@ -473,5 +487,6 @@ fn first_progress(prepared: &Prepared) -> Progress {
         data: None,
         batches_before: 0,
         loss_scale: scales.then(|| LossScale::new(prepared.job.train.loss_scale)),
+        kernels: Vec::new(),
     }
 }

@@ -1,7 +1,8 @@
 //! Runs with activations in half precision: they learn as runs in f32 do, and in f16 they find the scale of the loss.
 
-use polyreme_train::TrainError;
-use polyreme_train::run::{Given, Prepared};
+use polyreme_exec::{Isa, KernelClass};
+use polyreme_train::run::{Given, Prepared, Progress};
+use polyreme_train::{TrainError, checkpoint};
 
 use crate::runs::{Outcome, job, run};
 
@@ -56,6 +57,73 @@ fn reproducible_runs_in_bf16_are_the_same_on_any_number_of_ranks() {
         let want = bits(&trained(&lines, 1).unwrap());
         for ranks in [2, 3] {
             assert!(bits(&trained(&lines, ranks).unwrap()) == want, "{ranks} ranks\n{lines}");
+        }
+    }
+}
+
+/// Large enough for products of pairs to pay, in steps and in evaluations.
+const WIDE: &str = "[model]\nkind = \"mlp\"\nhidden = [128, 96]\n[data]\nkind = \"synthetic\"\nsamples = 640\n\
+                    shape = [64]\nclasses = 5\nnoise = 2.0\nvalidation = 0.4\n\
+                    [train]\nsteps = 8\nbatch = 128\nevaluate_every = 4\nprecision = \"bf16\"\n";
+const SAME_BITS: &str = "[parallel]\nreproducible = true\nshards = 2\n";
+
+fn with(words: &str) -> Given {
+    Given { isa: Isa::detect().limited(words).unwrap(), ..Given::default() }
+}
+
+/// Weights and metrics do not depend on the machine, evaluations included.
+#[test]
+fn reproducible_runs_in_bf16_have_the_same_bits_and_metrics_on_every_machine() {
+    let of = |lines: &str, given: Given| {
+        let folder = tempfile::tempdir().unwrap();
+        run(&job(lines), given, 1, &folder.path().join("run"), None).unwrap()
+    };
+    let lines = format!("{WIDE}{OUTPUT}{SAME_BITS}");
+    let want = of(&lines, Given::default());
+    assert!(want.watcher.metrics.iter().filter(|(name, _)| name == "val_loss").count() == 2);
+    for words in ["avx2", "avx512", "-amx,-avx512_bf16"] {
+        let got = of(&lines, with(words));
+        assert!(bits(&got) == bits(&want), "{words}");
+        assert_eq!(got.watcher.metrics, want.watcher.metrics, "{words}");
+    }
+    // Otherwise they do, where there are instructions for bf16.
+    let fast = [Given::default(), with("avx2")].map(|given| of(&format!("{WIDE}{OUTPUT}"), given));
+    let precision = job(WIDE).precision();
+    let native = KernelClass::of(&precision, Isa::detect()) != KernelClass::of(&precision, with("avx2").isa);
+    assert_eq!(bits(&fast[0]) != bits(&fast[1]), native);
+}
+
+/// Half of a run with all instructions, the rest with fewer.
+#[test]
+fn a_run_that_goes_on_with_other_kernels_says_whether_its_bits_stay() {
+    for (more, words) in [("", "avx2"), ("", "scalar"), (SAME_BITS, "avx2"), (SAME_BITS, "scalar")] {
+        let lines = format!("{WIDE}{OUTPUT}{more}");
+        let precision = job(&lines).precision();
+        let [first, second] = [Given::default(), with(words)].map(|g| KernelClass::of(&precision, g.isa));
+        for ranks in [1, 2] {
+            let folder = tempfile::tempdir().unwrap();
+            let folder = folder.path().join("run");
+            let recorded = |step: u64| {
+                let path = folder.join(format!("checkpoints/step-{step:08}"));
+                Progress::of(&checkpoint::load(&path).unwrap()).unwrap().kernels
+            };
+            run(&job(&lines), Given::default(), ranks, &folder, Some(4)).unwrap();
+            assert_eq!(recorded(4), [first.name()]);
+            let rest = run(&job(&lines), with(words), ranks, &folder, None).unwrap();
+            assert_eq!(recorded(8), [second.name()]);
+            let notes = &rest.watcher.notes;
+            match (first == second, first.has_bits_of(second)) {
+                (true, _) => assert!(notes.is_empty(), "{notes:?}"),
+                (_, true) => assert!(notes.len() == 1 && notes[0].contains("slower here"), "{notes:?}"),
+                (_, false) => {
+                    let change = format!("{}, from here on {}", first.words(), second.words());
+                    assert!(notes.len() == 1 && notes[0].contains(&change), "{notes:?}");
+                    assert!(notes[0].contains("bits will differ"), "{notes:?}");
+                }
+            }
+            if first.has_bits_of(second) {
+                assert!(bits(&rest) == bits(&trained(&lines, ranks).unwrap()), "{words}");
+            }
         }
     }
 }

@@ -57,6 +57,27 @@ pub enum PairOrder {
     Pairs,
 }
 
+impl PairOrder {
+    /// Whether there are instructions that sum in this order. Without them twins do, which are slower than f32.
+    pub fn is_native(self, isa: Isa) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use task::Kernel;
+            matches!(Kernel::of(isa, self), Some(Kernel::Amx | Kernel::Avx512Bf16))
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = isa;
+            false
+        }
+    }
+
+    /// The order of the fastest instructions for pairs; `None` without any.
+    pub fn fastest(isa: Isa) -> Option<PairOrder> {
+        [PairOrder::Tiles, PairOrder::Pairs].into_iter().find(|order| order.is_native(isa))
+    }
+}
+
 /// A product of matrices of bf16, each sum in f32.
 #[derive(Clone, Debug)]
 pub struct PairGemm {
@@ -77,19 +98,7 @@ impl PairGemm {
     /// Whether this is expected to be faster with these instructions than [`Gemm`] in f32. It never is without the
     /// order's own instructions: AMX's twins take 1.13 to 1.5 of f32's time with AVX-512.
     pub fn pays(&self, isa: Isa) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let own = matches!(
-                task::Kernel::of(isa, self.order),
-                Some(task::Kernel::Amx | task::Kernel::Avx512Bf16)
-            );
-            own && self.gemm.m.min(self.gemm.n) >= PAYS.0 && self.gemm.k >= PAYS.1
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        {
-            let _ = (isa, PAYS);
-            false
-        }
+        self.order.is_native(isa) && self.gemm.m.min(self.gemm.n) >= PAYS.0 && self.gemm.k >= PAYS.1
     }
 
     /// How many floats of scratch [`PairGemm::pass`] needs with this many workers, whatever the instruction set. Their
