@@ -52,6 +52,64 @@ fn limited(folder: &Path, ulimit: &str, args: &[&str]) -> Output {
     shell.output().unwrap()
 }
 
+/// Follows each advice, alone: it fits or it does not, as was said. How many fit.
+fn every_option_does_what_is_said_of_it(
+    text: &str,
+    check: impl Fn(&[&str]) -> (Option<i32>, String),
+) -> usize {
+    let (mut fits, mut n) = (true, 0);
+    for line in text.lines() {
+        fits &= !line.contains("not enough by themselves");
+        let Some((setting, rest)) = line.strip_prefix("    ").and_then(|line| line.split_once(" takes "))
+        else {
+            continue;
+        };
+        n += usize::from(fits);
+        let (code, why) = match setting.strip_prefix("--ranks ") {
+            Some(ranks) => check(&[&format!("parallel.ranks={ranks}")]),
+            None => check(&[setting]),
+        };
+        assert_eq!(code, Some(if fits { 0 } else { 2 }), "{setting}: {why}");
+        if !fits && setting.contains("bf16") {
+            let takes = rest.split_once(" MiB").unwrap().0;
+            assert!(why.contains(&format!("it takes at least {takes} MiB")), "{setting}, {rest}: {why}");
+        }
+    }
+    n
+}
+
+/// Activations are most of one job, the optimizer's state of another; what is in bf16 already is not advised.
+#[test]
+fn half_precision_is_advised_where_it_makes_a_job_fit() {
+    let advised = |folder: &Path, kib: usize, sets: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
+        let args = [&["train", "job.toml", "--check"][..], &sets].concat();
+        let out = limited(folder, &format!("-d {kib}"), &args);
+        (out.status.code(), said(&out))
+    };
+    let (activations, moments) = ("train.precision = \"bf16\"", "train.optimizer.moments = \"bf16\"");
+    let hidden = ["{ kind = \"linear\", outputs = 256 }, \"gelu\""; 8].join(", ");
+    let layers = "{ kind = \"linear\", outputs = 256 }, \"relu\"";
+    let deep = job(256, 8000).replace(layers, &hidden);
+    assert!(deep.contains("gelu"));
+    // Limits somewhat below what the jobs take, in KiB: 149 MiB and 93 in bf16, 1,256 and 1,130 with its moments.
+    for (job, kib, fitting, other) in
+        [(deep, 130_000, activations, moments), (job(1_000_000, 8), 1_220_000, moments, activations)]
+    {
+        let folder = folder(&job);
+        let check = |sets: &[&str]| advised(folder.path(), kib, sets);
+        let (code, text) = check(&[]);
+        assert_eq!(code, Some(2), "{text}");
+        let first = text.split("not enough by themselves").next().unwrap();
+        assert!(first.contains(&format!("    {fitting} takes ")), "{text}");
+        assert!(!first.contains(&format!("    {other} takes ")), "{text}");
+        every_option_does_what_is_said_of_it(&text, check);
+        let (code, text) = advised(folder.path(), kib / 2, &[activations, moments]);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(!text.contains("bf16"), "{text}");
+    }
+}
+
 #[test]
 fn a_job_larger_than_the_machine_is_refused_with_what_would_fit() {
     // Terabytes for each of some values.
@@ -71,21 +129,8 @@ fn a_job_larger_than_the_machine_is_refused_with_what_would_fit() {
     assert_eq!(code, Some(0), "a batch of {batch}: {why}");
     let (code, why) = check(&[&format!("train.batch={}", batch + batch / 100 + 2)]);
     assert_eq!(code, Some(2), "a batch larger than {batch}: {why}");
-    // Every option does what is said of it.
-    let (mut fits, mut n) = (true, [0, 0]);
-    for line in text.lines() {
-        fits &= !line.contains("not enough by themselves");
-        let Some((setting, _)) = line.strip_prefix("    ").and_then(|line| line.split_once(" takes ")) else {
-            continue;
-        };
-        n[usize::from(fits)] += 1;
-        let (code, why) = match setting.strip_prefix("--ranks ") {
-            Some(ranks) => check(&[&format!("parallel.ranks={ranks}")]),
-            None => check(&[setting]),
-        };
-        assert_eq!(code, Some(if fits { 0 } else { 2 }), "{setting}: {why}");
-    }
-    assert!(text.contains("train.accumulate = ") && n[1] > 0, "{text}");
+    let n = every_option_does_what_is_said_of_it(&text, check);
+    assert!(text.contains("train.accumulate = ") && n > 0, "{text}");
 
     // It does not start either, as threads, as processes, or again.
     for flags in [&["--ranks", "2"][..], &["--processes", "2"]] {

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use polyreme_graph::Keeps;
+use polyreme_graph::{DType, Keeps};
 
 use super::fit::{Limit, Lodging, Need, Scope, mib};
 use super::prepared::Prepared;
 use crate::error::TrainError;
-use crate::job::Balance;
+use crate::job::{Balance, OptimizerSpec, PrecisionKind};
 use crate::pace::Pace;
 
 /// What would fit.
@@ -49,8 +49,14 @@ impl Advice {
         need: Need,
     ) -> Result<Advice, TrainError> {
         let trier = Trier { prepared, lodging, limits, need };
-        let options =
-            [trier.accumulate()?, trier.recompute()?, trier.shard_gradients()?, trier.fewer_ranks()?];
+        let options = [
+            trier.accumulate()?,
+            trier.bf16()?,
+            trier.recompute()?,
+            trier.bf16_moments()?,
+            trier.shard_gradients()?,
+            trier.fewer_ranks()?,
+        ];
         Ok(Advice { batch: trier.batch()?, options: options.into_iter().flatten().collect() })
     }
 
@@ -142,6 +148,32 @@ impl Trier<'_> {
         };
         let price = "a step is cut into as many microbatches";
         Ok(self.choice(format!("train.accumulate = {n}"), need, price))
+    }
+
+    /// Activations and their gradients in bf16. A run that is strict is so for its accuracy.
+    fn bf16(&self) -> Result<Option<Choice>, TrainError> {
+        if !matches!(self.prepared.job.train.precision, PrecisionKind::F32 | PrecisionKind::Auto) {
+            return Ok(None);
+        }
+        let need = self.with(self.lodging, |p| {
+            p.job.train.precision = PrecisionKind::Bf16;
+            p.learner.plan.precision = p.job.precision();
+        })?;
+        let price = "activations are rounded to 8 bits, the weights stay exact";
+        Ok(self.choice("train.precision = \"bf16\"".into(), need, price))
+    }
+
+    /// The optimizer's state in bf16.
+    fn bf16_moments(&self) -> Result<Option<Choice>, TrainError> {
+        let OptimizerSpec { rule, moments, .. } = self.prepared.job.train.optimizer;
+        if !rule.by_element() || rule.n_states() == 0 || moments != DType::F32 {
+            return Ok(None);
+        }
+        let need = self.with(self.lodging, |p| {
+            (p.job.train.optimizer.moments, p.learner.training.moments) = (DType::Bf16, DType::Bf16);
+        })?;
+        let price = "the optimizer's state is rounded to 8 bits, at random";
+        Ok(self.choice("train.optimizer.moments = \"bf16\"".into(), need, price))
     }
 
     /// Values that are computed twice instead of kept.
