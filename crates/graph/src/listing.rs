@@ -6,6 +6,7 @@ use std::ops::Range;
 use crate::graph::Graph;
 use crate::memory::param_ranges;
 use crate::program::{Collective, Exchange, Instr, Program, Region};
+use crate::shape::DType;
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -30,7 +31,7 @@ impl fmt::Display for Program {
                         write!(f, ", strict")?;
                     }
                     match update {
-                        Some(name) => writeln!(f, ", update {name}")?,
+                        Some(name) => writeln!(f, ", update {name}{}", self.moments_format())?,
                         None => writeln!(f)?,
                     }
                     if !std::mem::replace(&mut shown[*block], true) {
@@ -66,10 +67,11 @@ impl fmt::Display for Program {
                     let names = names_in(self.graph(), params);
                     writeln!(
                         f,
-                        "update params {}..{} with {}: {names}",
+                        "update params {}..{} with {}{}: {names}",
                         params.start,
                         params.end,
-                        self.words(grads)
+                        self.words(grads),
+                        self.moments_format()
                     )?;
                 }
                 Instr::PutBack { from, into } => {
@@ -86,6 +88,16 @@ impl Program {
     /// What a number that is not finite does, where the loss is scaled.
     fn or_skips(&self) -> &'static str {
         if self.scaled { ", or skip updates" } else { "" }
+    }
+
+    /// What the optimizer's state is stored in, if it has one and that is not f32.
+    fn moments_format(&self) -> String {
+        let has = self.optimizer.is_some_and(|optimizer| optimizer.n_states() > 0);
+        if has && self.moments != DType::F32 {
+            format!(", moments in {}", self.moments)
+        } else {
+            String::new()
+        }
     }
 
     /// An exchange in words: op, elements, type, group and wire format.

@@ -528,6 +528,23 @@ mod tests {
         }
     }
 
+    /// Only what is not f32 is named, also where a parameter is updated while its gradient is computed.
+    #[test]
+    fn a_program_says_what_the_moments_are_stored_in() {
+        let half = Training { moments: DType::Bf16, ..ADAM };
+        for updates in [Updates::AtEnd, Updates::AtOnce] {
+            let plan = Plan { updates, ..Plan::alone() };
+            let said = lower(&plan, &half).to_string();
+            let of_updates: Vec<&str> = said.lines().filter(|line| line.contains("update ")).collect();
+            assert!(!of_updates.is_empty(), "{said}");
+            assert!(of_updates.iter().all(|line| line.contains(", moments in bf16")), "{said}");
+            assert!(!lower(&plan, &ADAM).to_string().contains("moments"));
+            // Without momentum there are none.
+            let optimizer = Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
+            assert!(!lower(&plan, &Training { optimizer, ..half }).to_string().contains("moments"));
+        }
+    }
+
     #[test]
     fn buckets_take_turns_over_a_network() {
         check(&lower(&plan(), &ADAM), include_str!("../snapshots/own_gradients.txt"));
