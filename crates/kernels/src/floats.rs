@@ -178,7 +178,7 @@ impl<'a> Floats<'a> {
     ///
     /// # Panics
     /// If `to` has another length.
-    pub(crate) fn widen_in_chunks(self, cx: &Cx, to: &mut [f32]) {
+    pub fn widen_in_chunks(self, cx: &Cx, to: &mut [f32]) {
         assert_eq!(self.len(), to.len(), "as many as there are");
         cx.for_each_chunk(to, CHUNK, |i, to| self.part(i * CHUNK, to.len()).widen(cx.isa, to));
     }
