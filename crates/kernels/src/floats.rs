@@ -133,12 +133,6 @@ impl<'a> Floats<'a> {
         !matches!(self, Floats::F32(_))
     }
 
-    /// Whether they are f32, so that they need no widening.
-    #[inline]
-    pub(crate) fn is_f32(&self) -> bool {
-        !self.is_half()
-    }
-
     /// One of them, as f32.
     #[inline]
     pub fn at(self, i: usize) -> f32 {
