@@ -233,7 +233,8 @@ fn launch(graph: &Graph, node: &Node, op: &Op, with: Choices) -> Launch {
         }
         &Op::MatMul { ta, tb, rounded } => {
             let gemm = gemm(x(0), x(1), ta, tb, strict);
-            Launch::MatMul(Product::new(gemm, rounded.unwrap_or(dtype), with))
+            let formats = [node.inputs[0], node.inputs[1], node.outputs[0]].map(|v| graph.value(v).dtype);
+            Launch::MatMul(Product::new(gemm, formats, rounded, with))
         }
         Op::Conv2d(c) => Launch::Conv(conv(c, x(0), x(1), strict), ConvPass::Forward),
         Op::Conv2dGradInput { conv: c, .. } => Launch::Conv(conv(c, y(0), x(1), strict), ConvPass::GradInput),

@@ -326,14 +326,13 @@ impl<'a> NodeMemory<'a> {
 
     /// Writes operands that are staged, before the kernel runs.
     pub(crate) fn stage(&self, cx: &Cx) {
-        let staging = self.staging();
-        for (k, at) in staging.inputs.iter().enumerate() {
+        for (k, at) in self.staging().inputs.iter().enumerate() {
             let Some(at) = *at else { continue };
             let from = self.stored(k);
             // SAFETY: `node` took `&mut Memory`; the scratch space is apart from all values, and this part of it is for this
             // operand alone.
             let to = unsafe { self.memory.work.activations.slice_mut(self.staged(at), from.len()) };
-            convert::widen(cx, from, staging.rounded, to);
+            from.widen_in_chunks(cx, to);
         }
     }
 

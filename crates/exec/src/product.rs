@@ -2,7 +2,7 @@
 
 use polyreme_graph::DType;
 use polyreme_kernels::gemm::pairs::{PairGemm, PairOrder};
-use polyreme_kernels::gemm::{Epilogue, Gemm, OutputBlock};
+use polyreme_kernels::gemm::{Epilogue, Gemm, OutputBlock, WideGemm};
 use polyreme_kernels::{Cx, SharedFloats};
 
 use crate::launch::{Choices, Then};
@@ -12,35 +12,35 @@ use crate::run::pieces;
 /// The kernel of a product.
 pub(crate) enum Product {
     /// In f32, to which operands in half are widened.
-    Wide(Gemm),
+    Wide(WideGemm),
     /// Of pairs in bf16, to which operands in f32 are rounded. Only passes blocks on.
     Pairs(PairGemm),
 }
 
 impl Product {
-    /// The fastest kernel for operands in this format. Where every machine must come to the same bits, it is the same one on
-    /// each, fast or not.
-    pub(crate) fn new(gemm: Gemm, format: DType, with: Choices) -> Product {
+    /// The fastest kernel for operands and a result in these formats, f32 among the operands being rounded. Where every
+    /// machine must come to the same bits, it is the same one on each, fast or not.
+    pub(crate) fn new(gemm: Gemm, [a, b, c]: [DType; 3], rounded: Option<DType>, with: Choices) -> Product {
         let of = |order: PairOrder| PairGemm { gemm: gemm.clone(), order };
         let fastest = [PairOrder::Tiles, PairOrder::Pairs].map(of).into_iter().find(|p| p.pays(with.isa));
-        match (format, fastest) {
+        match (rounded.unwrap_or(a), fastest) {
             (DType::Bf16, _) if with.reproducible => Product::Pairs(of(PairOrder::Tiles)),
             (DType::Bf16, Some(pairs)) => Product::Pairs(pairs),
-            _ => Product::Wide(gemm),
+            _ => Product::Wide(WideGemm { gemm, a, b, c, rounded }),
         }
     }
 
     /// The shape.
     pub(crate) fn gemm(&self) -> &Gemm {
         match self {
-            Product::Wide(gemm) | Product::Pairs(PairGemm { gemm, .. }) => gemm,
+            Product::Wide(WideGemm { gemm, .. }) | Product::Pairs(PairGemm { gemm, .. }) => gemm,
         }
     }
 
     /// Floats of scratch space to compute C.
     pub(crate) fn scratch_len(&self, workers: usize) -> usize {
         match self {
-            Product::Wide(gemm) => gemm.scratch_len(workers),
+            Product::Wide(wide) => wide.scratch_len(workers),
             Product::Pairs(pairs) => pairs.scratch_len(workers),
         }
     }
@@ -48,7 +48,7 @@ impl Product {
     /// Floats of scratch space to pass blocks of C on.
     pub(crate) fn pass_scratch_len(&self, workers: usize) -> usize {
         match self {
-            Product::Wide(gemm) => gemm.pass_scratch_len(workers),
+            Product::Wide(wide) => wide.pass_scratch_len(workers),
             Product::Pairs(pairs) => pairs.scratch_len(workers),
         }
     }
@@ -56,7 +56,7 @@ impl Product {
     /// Passes the blocks of C on, which is kept nowhere.
     pub(crate) fn pass(&self, cx: &Cx, m: &NodeMemory, epilogue: Epilogue) {
         match self {
-            Product::Wide(gemm) => gemm.pass(cx, m.input(0), m.input(1), epilogue, m.scratch()),
+            Product::Wide(wide) => wide.pass(cx, m.floats(0), m.floats(1), epilogue, m.scratch()),
             Product::Pairs(pairs) => pairs.pass(cx, m.floats(0), m.floats(1), epilogue, m.scratch()),
         }
     }
@@ -66,7 +66,7 @@ impl Product {
         let (rows, n) = (self.gemm().m, self.gemm().n);
         let first = |block: &OutputBlock| (block.batch * rows + block.row) * n + block.col;
         match self {
-            Product::Wide(gemm) => {
+            Product::Wide(wide) => {
                 let pieces = then.map(|t| pieces(cx, t, m, true));
                 let epilogue = |block: OutputBlock| {
                     if let Some(p) = &pieces {
@@ -74,7 +74,8 @@ impl Product {
                     }
                 };
                 let epilogue = pieces.as_ref().map(|_| Epilogue::new(&epilogue));
-                gemm.run(cx, m.input(0), m.input(1), m.output(0), epilogue, m.scratch());
+                let (a, b, c) = (m.floats(0), m.floats(1), m.floats_mut(0));
+                wide.run(cx, a, b, c, epilogue, m.scratch());
             }
             Product::Pairs(pairs) => {
                 let Some(then) = then else {

@@ -3,12 +3,11 @@
 //!
 //! It is the general way, and gives the bits that a kernel must give that reads and writes halves by itself.
 
+use polyreme_graph::ValueId;
 use polyreme_graph::graph::{Graph, Node};
 use polyreme_graph::precision::is_half;
-use polyreme_graph::{DType, Op, ValueId};
 
 use crate::launch::Launch;
-use crate::product::Product;
 
 /// Where operands and results are staged: in floats from the start of what the kernel does not use of the scratch space.
 #[derive(Default)]
@@ -17,8 +16,6 @@ pub(crate) struct Staging {
     pub(crate) inputs: Vec<Option<usize>>,
     /// By result.
     pub(crate) outputs: Vec<Option<usize>>,
-    /// The format that operands in f32 are rounded to.
-    pub(crate) rounded: Option<DType>,
     /// Floats of all.
     pub(crate) len: usize,
 }
@@ -33,23 +30,18 @@ impl Staging {
         (n_base_inputs, n_base_outputs): (usize, usize),
     ) -> Staging {
         let mut staging = Staging::default();
-        let base = if let Op::Epilogue(e) = &node.op { &e.base } else { &node.op };
-        if let Op::MatMul { rounded, .. } = base {
-            staging.rounded = *rounded;
-        }
-        let mut place = |v: ValueId, takes: Takes, rounds: bool| {
+        let mut place = |v: ValueId, takes: Takes| {
             let value = graph.value(v);
-            let staged = takes == Takes::F32 && (is_half(value.dtype) || rounds && value.dtype == DType::F32);
+            let staged = takes == Takes::F32 && is_half(value.dtype);
             let at = staging.len;
             // Each begins at a cache line.
             staging.len += if staged { value.shape.numel().next_multiple_of(LINE) } else { 0 };
             staged.then_some(at)
         };
-        let rounds = staging.rounded.is_some();
         let inputs = node.inputs[..n_base_inputs].iter().enumerate();
-        let inputs = inputs.map(|(k, &v)| place(v, takes_input(launch, k), rounds)).collect();
+        let inputs = inputs.map(|(k, &v)| place(v, takes_input(launch, k))).collect();
         let outputs = node.outputs[..n_base_outputs].iter().enumerate();
-        let outputs = outputs.map(|(k, &v)| place(v, takes_output(launch, k), false)).collect();
+        let outputs = outputs.map(|(k, &v)| place(v, takes_output(launch, k))).collect();
         (staging.inputs, staging.outputs) = (inputs, outputs);
         staging
     }
@@ -90,10 +82,7 @@ fn takes_output(launch: &Launch, k: usize) -> Takes {
     }
 }
 
-/// Products in f32, and sums of f32 over the ranks, take nothing else; so do recurrent layers of what has no time steps.
+/// Sums of f32 over the ranks take nothing else; nor do recurrent layers of what has no time steps.
 fn takes_all(launch: &Launch) -> Takes {
-    any(!matches!(
-        launch,
-        Launch::MatMul(Product::Wide(_)) | Launch::Apply(Product::Wide(_)) | Launch::AxisSum
-    ))
+    any(!matches!(launch, Launch::AxisSum))
 }

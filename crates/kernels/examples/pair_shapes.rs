@@ -1,14 +1,14 @@
-//! Prints the time of products of bf16 beside that of the same products in f32, on one core.
+//! Prints the time of products of half precision beside that of the same products in f32, on one core.
 //!
-//! `cargo run --release -p polyreme-kernels --example pair_shapes [rounds] [part of a name] [f32|bf16] [tiles]`
+//! `cargo run --release -p polyreme-kernels --example pair_shapes [rounds] [part of a name] [bf16|f32|f16] [tiles]`
 //!
-//! Short rounds of both kinds alternate, and the best of each counts, in time on the core: there may be other work on the
-//! machine. The operands of the pairs are in bf16, or
-//! in f32, and then rounded as they are copied.
+//! Short rounds of all kinds alternate, and the best of each counts, in time on the core: there may be other work on the
+//! machine. The operands are in bf16; in f32, and then rounded to bf16 as they are copied; or B is in f16 and A in f32, which
+//! is rounded to it, and there are no pairs. `wide` is the product in f32 of the same operands.
 
-use polyreme_dtype::bf16;
+use polyreme_dtype::{DType, bf16, f16};
 use polyreme_kernels::gemm::pairs::{PairGemm, PairOrder};
-use polyreme_kernels::gemm::{Gemm, Strides};
+use polyreme_kernels::gemm::{Gemm, Strides, WideGemm};
 use polyreme_kernels::probe::fma_peak_gflops;
 use polyreme_kernels::{Cx, Floats, FloatsMut, convert};
 
@@ -63,43 +63,56 @@ fn main() {
     let mut args = std::env::args().skip(1);
     let rounds: usize = args.next().and_then(|v| v.parse().ok()).unwrap_or(20);
     let wanted = args.next().unwrap_or_default();
-    let rounded = args.next().is_some_and(|v| v == "f32");
+    let format = args.next().unwrap_or_default();
     let order = if args.next().is_some_and(|v| v == "tiles") { PairOrder::Tiles } else { PairOrder::Pairs };
     let cx = Cx::serial();
-    println!("{:26} {:>9} {:>9}  best times in µs, and their ratio; GFLOP/s of pairs", "", "f32", "pairs");
+    println!("{:26} {:>9} {:>9} {:>15}  best times in µs, and shares of f32's", "", "f32", "wide", "pairs");
     for (name, g) in shapes().into_iter().filter(|(name, _)| name.contains(&wanted)) {
         let fill = |len: usize| (0..len).map(|i| (i % 31) as f32 - 15.0).collect::<Vec<f32>>();
         let (a, b) = (fill(g.batch * g.m * g.k), fill(g.batch * g.k * g.n));
         let mut c = vec![0.0; g.batch * g.m * g.n];
-        let halves = |x: &[f32]| {
-            let mut y = vec![bf16::ZERO; x.len()];
-            convert::f32_to_bf16(&cx, x, &mut y);
-            y
+        let (mut a_half, mut b_half) = (vec![bf16::ZERO; a.len()], vec![bf16::ZERO; b.len()]);
+        let mut b_f16 = vec![f16::ZERO; b.len()];
+        convert::f32_to_bf16(&cx, &a, &mut a_half);
+        convert::f32_to_bf16(&cx, &b, &mut b_half);
+        convert::f32_to_f16(&cx, &b, &mut b_f16);
+        let (a_given, b_given, half) = match format.as_str() {
+            "f16" => (Floats::F32(&a), Floats::F16(&b_f16), DType::F16),
+            "f32" => (Floats::F32(&a), Floats::F32(&b), DType::Bf16),
+            _ => (Floats::Bf16(&a_half), Floats::Bf16(&b_half), DType::Bf16),
         };
-        let (a_half, b_half) = (halves(&a), halves(&b));
-        let pairs = PairGemm { gemm: g.clone(), order };
-        let (a_pairs, b_pairs) = if rounded {
-            (Floats::F32(&a), Floats::F32(&b))
-        } else {
-            (Floats::Bf16(&a_half), Floats::Bf16(&b_half))
-        };
-        let mut scratch = vec![0.0; g.scratch_len(1).max(pairs.scratch_len(1))];
+        let (a_type, b_type) = (a_given.dtype(), b_given.dtype());
+        let wide = WideGemm { gemm: g.clone(), a: a_type, b: b_type, c: DType::F32, rounded: Some(half) };
+        let pairs = (half == DType::Bf16).then(|| PairGemm { gemm: g.clone(), order });
+        let pairs_len = pairs.as_ref().map_or(0, |pairs| pairs.scratch_len(1));
+        let mut scratch = vec![0.0; g.scratch_len(1).max(wide.scratch_len(1)).max(pairs_len)];
         let flops = 2.0 * (g.batch * g.m * g.n * g.k) as f64;
         // About 2 ms of each in turn.
         let times = ((0.002 * fma_peak_gflops(&cx) * 1e9 / flops) as usize).clamp(1, 10_000);
-        let (mut f, mut p) = (f64::INFINITY, f64::INFINITY);
+        let mut best = [f64::INFINITY; 3];
         for _ in 0..rounds {
-            let start = on_core();
-            for _ in 0..times {
-                g.run(&cx, &a, &b, &mut c, None, &mut scratch);
+            for (kind, best) in best.iter_mut().enumerate() {
+                let start = on_core();
+                for _ in 0..times {
+                    match (kind, &pairs) {
+                        (0, _) => g.run(&cx, &a, &b, &mut c, None, &mut scratch),
+                        (1, _) => {
+                            wide.run(&cx, a_given, b_given, FloatsMut::F32(&mut c), None, &mut scratch);
+                        }
+                        (_, Some(pairs)) => {
+                            pairs.run(&cx, a_given, b_given, FloatsMut::F32(&mut c), &mut scratch);
+                        }
+                        _ => continue,
+                    }
+                }
+                *best = best.min((on_core() - start) / times as f64);
             }
-            f = f.min((on_core() - start) / times as f64);
-            let start = on_core();
-            for _ in 0..times {
-                pairs.run(&cx, a_pairs, b_pairs, FloatsMut::F32(&mut c), &mut scratch);
-            }
-            p = p.min((on_core() - start) / times as f64);
         }
-        println!("{name:26} {:9.1} {:9.1}  {:.2}  {:.0}", f * 1e6, p * 1e6, p / f, flops / p * 1e-9);
+        let [f, w, p] = best;
+        print!("{name:26} {:9.1} {:9.1} {:.2}", f * 1e6, w * 1e6, w / f);
+        if pairs.is_some() {
+            print!(" {:9.1} {:.2}  {:.0} GFLOP/s of pairs", p * 1e6, p / f, flops / p * 1e-9);
+        }
+        println!();
     }
 }

@@ -3,9 +3,9 @@
 //! Rounding is to nearest, ties to even. Infinities, subnormals and signs are kept; a NaN stays a NaN (made quiet,
 //! with the payload bits that fit). The scalar and the lane forms give the same bits.
 
-use polyreme_dtype::{DType, bf16, f16};
+use polyreme_dtype::{bf16, f16};
 
-use crate::{Cx, Floats, FloatsMut, Isa};
+use crate::{Cx, FloatsMut, Isa};
 
 /// Elements of a task: about 8 µs of memory traffic.
 const CHUNK: usize = 32_768;
@@ -88,16 +88,6 @@ pub fn f32_to_bf16(cx: &Cx, x: &[f32], y: &mut [bf16]) {
 /// bf16 to f32.
 pub fn bf16_to_f32(cx: &Cx, x: &[bf16], y: &mut [f32]) {
     in_chunks(cx, x, y, widen_bf16);
-}
-
-/// Floats in any format to f32; with `rounded`, those in f32 are rounded to that format on the way.
-pub fn widen(cx: &Cx, x: Floats, rounded: Option<DType>, y: &mut [f32]) {
-    assert_eq!(x.len(), y.len(), "lengths of x and y");
-    cx.for_each_chunk(y, CHUNK, |i, y| match (x.part(i * CHUNK, y.len()), rounded) {
-        (Floats::F32(x), Some(DType::F16)) => convert(cx.isa, x, y, |v| f32_from_f16(f16_from_f32(v))),
-        (Floats::F32(x), Some(DType::Bf16)) => convert(cx.isa, x, y, |v| f32_from_bf16(bf16_from_f32(v))),
-        (x, _) => x.widen(cx.isa, y),
-    });
 }
 
 /// f32 to floats in any format.

@@ -133,12 +133,6 @@ impl<'a> Floats<'a> {
         !matches!(self, Floats::F32(_))
     }
 
-    /// Whether they are f32, so that they need no widening.
-    #[inline]
-    pub(crate) fn is_f32(&self) -> bool {
-        !self.is_half()
-    }
-
     /// One of them, as f32.
     #[inline]
     pub fn at(self, i: usize) -> f32 {
@@ -178,7 +172,7 @@ impl<'a> Floats<'a> {
     ///
     /// # Panics
     /// If `to` has another length.
-    pub(crate) fn widen_in_chunks(self, cx: &Cx, to: &mut [f32]) {
+    pub fn widen_in_chunks(self, cx: &Cx, to: &mut [f32]) {
         assert_eq!(self.len(), to.len(), "as many as there are");
         cx.for_each_chunk(to, CHUNK, |i, to| self.part(i * CHUNK, to.len()).widen(cx.isa, to));
     }

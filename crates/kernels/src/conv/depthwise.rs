@@ -311,7 +311,7 @@ pub(super) fn grad_weight(
     let (slabs, per_slab) = d.slabs();
     let partial_len = d.taps() * d.c_pad;
     let (partials, own) = aligned(scratch).split_at_mut(slabs * partial_len);
-    let own_len = d.view_len() + if dy.is_f32() { 0 } else { d.gather.made_stage_len() };
+    let own_len = d.view_len() + if dy.is_half() { d.gather.made_stage_len() } else { 0 };
     {
         let (partials, own) = (SharedMut::new(partials), SharedMut::new(own));
         cx.par.run(slabs, &|slab, worker| {

@@ -249,7 +249,7 @@ impl Conv2d {
         scratch: &mut [f32],
     ) {
         self.check_lens(x.len(), weight.len(), y.len());
-        let f32s = x.is_f32() && weight.is_f32() && y.as_floats().is_f32();
+        let f32s = !(x.is_half() || weight.is_half() || y.is_half());
         self.check_scratch(algorithm, ConvPass::Forward, !f32s, cx, scratch);
         assert!(bias.is_none_or(|b| b.len() == self.c_out), "one bias per channel of the output");
         if y.is_empty() {
@@ -276,7 +276,7 @@ impl Conv2d {
         scratch: &mut [f32],
     ) {
         self.check_lens(dx.len(), weight.len(), dy.len());
-        let f32s = dy.is_f32() && weight.is_f32() && dx.as_floats().is_f32();
+        let f32s = !(dy.is_half() || weight.is_half() || dx.is_half());
         self.check_scratch(algorithm, ConvPass::GradInput, !f32s, cx, scratch);
         if dx.is_empty() {
             return;
@@ -326,7 +326,7 @@ impl Conv2d {
         scratch: &mut [f32],
     ) {
         self.check_lens(x.len(), dweight.len(), dy.len());
-        let f32s = x.is_f32() && dy.is_f32();
+        let f32s = !(x.is_half() || dy.is_half());
         self.check_scratch(algorithm, ConvPass::GradWeight, !f32s, cx, scratch);
         if x.is_empty() || dy.is_empty() {
             dweight.fill(0.0);

@@ -102,7 +102,7 @@ pub(super) fn correlate(s: &Conv2d, pass: ConvPass, cx: &Cx, operands: Operands,
             (&*stage, rest)
         }
     };
-    if let (Floats::F32(read), true) = (read, made.as_floats().is_f32()) {
+    if let (Floats::F32(read), true) = (read, !made.is_half()) {
         let FloatsMut::F32(made) = made else { unreachable!("it is f32") };
         let finish = |block: OutputBlock| finish(0, block, None);
         let finish = (bias.is_some() || epilogue.is_some()).then(|| gemm::Epilogue::new(&finish));

@@ -10,7 +10,7 @@ const RUN: usize = 64;
 
 /// Writes value `i` of `y` as `value(i)`, in f32; the epilogue sees them, counted from `first`, before they are rounded.
 fn make(isa: Isa, y: FloatsMut, first: usize, value: impl Fn(usize) -> f32, epilogue: Option<&RunEpilogue>) {
-    let run = if y.as_floats().is_f32() { y.len().max(1) } else { RUN };
+    let run = if y.is_half() { RUN } else { y.len().max(1) };
     let (len, y) = (y.len(), SharedFloats::new(y));
     for start in (0..len).step_by(run) {
         // SAFETY: one part at a time.

@@ -3,7 +3,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::plan::{GemmPlan, Panels, part};
+use super::plan::{GemmPlan, Panels, Rows, part};
+use super::source::{Runs, Source, Sources};
 use super::{Epilogue, OutputBlock, avx2, avx512, pack};
 use crate::Isa;
 
@@ -103,8 +104,7 @@ pub(super) fn next_rows(left: usize, most: usize) -> usize {
 pub(super) struct BlockProduct<'a> {
     pub(super) plan: GemmPlan,
     pub(super) tiles: &'static Tiles,
-    pub(super) a: *const f32,
-    pub(super) b: *const f32,
+    pub(super) from: Sources<'a>,
     /// Null if no block of C is kept after the epilogue: they are in the workers' scratch then.
     pub(super) c: *mut f32,
     pub(super) c_batch: usize,
@@ -131,12 +131,12 @@ struct OutputTarget {
 // SAFETY: tasks write disjoint parts of C and of the scratch, and only read the rest.
 unsafe impl Sync for BlockProduct<'_> {}
 
-impl BlockProduct<'_> {
-    fn p(&self) -> *const f32 {
-        if self.plan.swap { self.b } else { self.a }
+impl<'a> BlockProduct<'a> {
+    fn p(&self) -> &Source<'a> {
+        if self.plan.swap { &self.from.b } else { &self.from.a }
     }
-    fn q(&self) -> *const f32 {
-        if self.plan.swap { self.a } else { self.b }
+    fn q(&self) -> &Source<'a> {
+        if self.plan.swap { &self.from.a } else { &self.from.b }
     }
 
     /// Where a panel is in the shared scratch.
@@ -155,19 +155,40 @@ impl BlockProduct<'_> {
         let plan = &self.plan;
         for kb in self.blocks.clone() {
             let (l0, l1) = part(plan.k, plan.n_kb, kb);
-            // SAFETY: inside Q and inside the shared scratch, as `run` has checked.
-            unsafe {
-                let source = self.q().add(l0 * plan.q.k);
-                if plan.q.own == 1 {
-                    let target = self.shared_panel(kb, panel0);
-                    self.pack_wide(source.add(panel0 * NR), panel0, panel1, l1 - l0, target);
-                    continue;
-                }
-                for panel in panel0..panel1 {
-                    let cols = NR.min(plan.cols - panel * NR);
-                    let source = source.add(panel * NR * plan.q.own);
-                    pack::panel(source, plan.q.own, plan.q.k, cols, l1 - l0, self.shared_panel(kb, panel));
-                }
+            // SAFETY: inside the shared scratch, as `run` has checked, where panels lie one after the other.
+            unsafe { self.copy_panels(0, (panel0, panel1), (l0, l1), self.shared_panel(kb, panel0)) };
+        }
+    }
+
+    /// Copies panels of one product and block of k, panel after panel; the last may not be whole.
+    ///
+    /// # Safety
+    /// The CPU has AVX2, the panels are below `n_panels`, `target` has room for them.
+    unsafe fn copy_panels(
+        &self,
+        batch: usize,
+        (panel0, panel1): (usize, usize),
+        (l0, l1): (usize, usize),
+        target: *mut f32,
+    ) {
+        let plan = &self.plan;
+        let (kc, at) = (l1 - l0, batch * plan.q.batch + panel0 * NR * plan.q.own + l0 * plan.q.k);
+        // SAFETY: inside Q, as `run` has checked, and inside the target.
+        unsafe {
+            let Some(q) = self.q().in_place() else {
+                let cols = plan.cols.min(panel1 * NR) - panel0 * NR;
+                let target = std::slice::from_raw_parts_mut(target, (panel1 - panel0) * kc * NR);
+                return pack::converted(self.q(), at, plan.q.own, plan.q.k, cols, kc, target);
+            };
+            let source = q.as_ptr().add(at);
+            if plan.q.own == 1 {
+                return self.pack_wide(source, panel0, panel1, kc, target);
+            }
+            for panel in panel0..panel1 {
+                let cols = NR.min(plan.cols - panel * NR);
+                let source = source.add((panel - panel0) * NR * plan.q.own);
+                let target = target.add((panel - panel0) * kc * NR);
+                pack::panel(source, plan.q.own, plan.q.k, cols, kc, target);
             }
         }
     }
@@ -224,17 +245,12 @@ impl BlockProduct<'_> {
                 let (l0, l1) = part(plan.k, plan.n_kb, kb);
                 let kc = l1 - l0;
                 if plan.panels == Panels::OwnWide {
-                    let source = self.q().add(batch * plan.q.batch + panel0 * NR + l0 * plan.q.k);
-                    self.pack_wide(source, panel0, panel1, kc, own_panels);
+                    self.copy_panels(batch, (panel0, panel1), (l0, l1), own_panels);
                 }
                 for sweep in 0..n_sweeps {
                     let (i0, i1) = part(r1 - r0, n_sweeps, sweep);
                     let (i0, i1) = (r0 + i0, r0 + i1);
-                    let mut p = self.p().add(batch * plan.p.batch + i0 * plan.p.own + l0 * plan.p.k);
-                    if plan.pack_rows {
-                        (self.tiles.strips)(p, plan.p.own, plan.p.k, i1 - i0, kc, own_rows);
-                        p = own_rows;
-                    }
+                    let p = self.rows(batch, (i0, i1), (l0, l1), own_rows);
                     let [mut later_rows, mut later_panels] = self.later(task, kb, sweep);
                     let mut done = panel0;
                     let mut panel = panel0;
@@ -243,7 +259,11 @@ impl BlockProduct<'_> {
                         let whole = (plan.cols / NR).min(panel1).saturating_sub(panel);
                         let wide = self.tiles.panels.min(whole.max(1));
                         let cols = (wide * NR).min(plan.cols - s0);
-                        let source = self.q().add(batch * plan.q.batch + s0 * plan.q.own + l0 * plan.q.k);
+                        let copy = own_panels.add((panel - panel0) * kc * NR);
+                        let source = match self.q().in_place() {
+                            Some(q) => q.as_ptr().add(batch * plan.q.batch + s0 * plan.q.own + l0 * plan.q.k),
+                            None => copy.cast_const(),
+                        };
                         let mut t = Tile {
                             k: kc,
                             p,
@@ -251,7 +271,7 @@ impl BlockProduct<'_> {
                             q: source,
                             q_stride: NR,
                             q_next: kc * NR,
-                            copy: own_panels.add((panel - panel0) * kc * NR),
+                            copy,
                             ahead: PrefetchLines::none(source),
                             c: target.c,
                             c_row: target.row,
@@ -284,11 +304,7 @@ impl BlockProduct<'_> {
                                 t.q_next = NR;
                             }
                             _ => {
-                                for i in 0..wide {
-                                    let source = source.add(i * NR * plan.q.own);
-                                    let copy = t.copy.add(i * kc * NR);
-                                    pack::panel(source, plan.q.own, plan.q.k, NR.min(cols), kc, copy);
-                                }
+                                self.copy_panels(batch, (panel, panel + wide), (l0, l1), t.copy);
                                 t.q = t.copy;
                             }
                         }
@@ -319,6 +335,40 @@ impl BlockProduct<'_> {
         }
     }
 
+    /// Where tiles read the rows of a sweep: in place, or in `own`, to where they are copied.
+    ///
+    /// # Safety
+    /// As for `task`; `own` has room for the rows, if they are copied.
+    unsafe fn rows(
+        &self,
+        batch: usize,
+        (i0, i1): (usize, usize),
+        (l0, l1): (usize, usize),
+        own: *mut f32,
+    ) -> *const f32 {
+        let plan = &self.plan;
+        let (n, kc) = (i1 - i0, l1 - l0);
+        let at = batch * plan.p.batch + i0 * plan.p.own + l0 * plan.p.k;
+        // SAFETY: inside P, as `run` has checked, and inside the copy.
+        unsafe {
+            let Some(p) = self.p().in_place() else {
+                let (outer, inner, stride) = match plan.p_read.k {
+                    1 => ((n, plan.p.own), (kc, plan.p.k), plan.p_read.own),
+                    stride => ((kc, plan.p.k), (n, plan.p.own), stride),
+                };
+                let to = std::slice::from_raw_parts_mut(own, outer.0 * stride);
+                self.p().copy_block(at, outer, inner, to, stride);
+                return own;
+            };
+            let p = p.as_ptr().add(at);
+            if plan.copied_rows == Rows::Strips {
+                (self.tiles.strips)(p, plan.p.own, plan.p.k, n, kc, own);
+                return own;
+            }
+            p
+        }
+    }
+
     /// What this task, or the next one, reads after this sweep: its rows, and its panels if they are its own.
     fn later(&self, task: usize, kb: usize, sweep: usize) -> [Ahead; 2] {
         let plan = &self.plan;
@@ -340,11 +390,11 @@ impl BlockProduct<'_> {
         let (l0, l1) = part(plan.k, plan.n_kb, kb);
         let (r0, r1) = part(plan.rows, plan.row_tasks, in_batch / plan.col_tasks);
         let (i0, i1) = part(r1 - r0, n_sweeps(task), sweep);
-        let p = self.p().wrapping_add(batch * plan.p.batch + (r0 + i0) * plan.p.own + l0 * plan.p.k);
+        let at = batch * plan.p.batch + (r0 + i0) * plan.p.own + l0 * plan.p.k;
         let rows = if plan.p.own == 1 {
-            Ahead::new(p, plan.p.k, l1 - l0, i1 - i0)
+            Ahead::of(self.p(), Runs { at, n: l1 - l0, stride: plan.p.k, len: i1 - i0 })
         } else if plan.p.k == 1 && l1 - l0 >= SHORT_ROW {
-            Ahead::new(p, plan.p.own, i1 - i0, l1 - l0)
+            Ahead::of(self.p(), Runs { at, n: i1 - i0, stride: plan.p.own, len: l1 - l0 })
         } else {
             Ahead::NONE
         };
@@ -353,8 +403,9 @@ impl BlockProduct<'_> {
             return [rows, Ahead::NONE];
         }
         let (panel0, panel1) = part(plan.n_panels(), plan.col_tasks, in_batch % plan.col_tasks);
-        let q = self.q().wrapping_add(batch * plan.q.batch + panel0 * NR + l0 * plan.q.k);
-        [rows, Ahead::new(q, plan.q.k, l1 - l0, (panel1 - panel0) * NR)]
+        let at = batch * plan.q.batch + panel0 * NR + l0 * plan.q.k;
+        let len = (panel1 - panel0) * NR;
+        [rows, Ahead::of(self.q(), Runs { at, n: l1 - l0, stride: plan.q.k, len })]
     }
 
     /// What the epilogue accesses beside the tiles of these rows and columns.
@@ -391,7 +442,8 @@ impl BlockProduct<'_> {
     ) {
         let plan = &self.plan;
         let tiles = self.tiles;
-        let along_k = !plan.pack_rows && plan.p.k == 1;
+        let in_strips = plan.copied_rows == Rows::Strips;
+        let along_k = !in_strips && plan.p_read.k == 1;
         let full: TileFn = (tiles.kernel)(tiles.rows, t.cols, along_k, false);
         let (p, c) = (t.p, t.c);
         let mut current = 0;
@@ -400,12 +452,12 @@ impl BlockProduct<'_> {
         unsafe {
             while i < i1 {
                 let rows = tiles.next_rows(i1 - i);
-                if plan.pack_rows {
+                if in_strips {
                     t.p = p.add((i - i0) * t.k);
                     t.p_stride = rows;
                 } else {
-                    t.p = p.add((i - i0) * plan.p.own);
-                    t.p_stride = if along_k { plan.p.own } else { plan.p.k };
+                    t.p = p.add((i - i0) * plan.p_read.own);
+                    t.p_stride = if along_k { plan.p_read.own } else { plan.p_read.k };
                 }
                 t.c = c.wrapping_add(if plan.swap { s0 * t.c_row + i } else { i * t.c_row + s0 });
                 let f = if rows == tiles.rows && !copy {
@@ -513,6 +565,13 @@ impl Ahead {
     /// A block of `rows` rows of `len` floats.
     pub(super) const fn new(at: *const f32, stride: usize, rows: usize, len: usize) -> Ahead {
         Ahead { at, stride, rows, len, row: 0, col: 0 }
+    }
+
+    /// Runs of an operand. Where it is stored in half they are half as long, to within a float.
+    pub(super) fn of(source: &Source, runs: Runs) -> Ahead {
+        let (at, bytes) = source.address(runs.at);
+        let floats = |n: usize| n * bytes / size_of::<f32>();
+        Ahead::new(at.cast(), floats(runs.stride), runs.n, floats(runs.len).max(1))
     }
 
     /// Lines for a tile that prefetches `n`. With `turns` it goes on beside the last row; otherwise below it, where the

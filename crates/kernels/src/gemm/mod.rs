@@ -30,6 +30,9 @@
 //!
 //! A product with one row or one column uses `thin`, and without AVX2 all use the oracle (`scalar`).
 //!
+//! **Formats.** Operands in half are converted to f32 while they are copied, so they always are, a block at a time, and C is
+//! rounded block by block: [`WideGemm`].
+//!
 //! Products of bf16 use other instructions, and their operands other copies: [`pairs`].
 
 #[cfg(target_arch = "x86_64")]
@@ -46,12 +49,17 @@ mod plan;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod seven;
+mod source;
 #[cfg(target_arch = "x86_64")]
 mod thin;
+mod wide;
+
+pub use wide::WideGemm;
 
 use std::marker::PhantomData;
 
 use crate::Cx;
+use source::{Converted, Sources};
 
 /// The index of element `(batch, row, col)` of a matrix: `batch*self.batch + row*self.row + col*self.col`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,6 +114,11 @@ impl<'a> OutputBlock<'a> {
         OutputBlock { batch, row, col, rows: 1, cols, at, stride: 0, lent: PhantomData }
     }
 
+    /// The same block, for a shorter time.
+    fn reborrow(&mut self) -> OutputBlock<'_> {
+        OutputBlock { lent: PhantomData, ..*self }
+    }
+
     /// The block's rows, one after the other.
     pub fn into_rows(self) -> impl Iterator<Item = &'a mut [f32]> {
         (0..self.rows).map(move |r| {
@@ -142,18 +155,25 @@ pub struct Gemm {
 impl Gemm {
     /// How many floats of scratch `run` needs with this many workers. Their contents do not matter.
     pub fn scratch_len(&self, workers: usize) -> usize {
+        self.scratch_len_from(Converted::NONE, workers)
+    }
+
+    fn scratch_len_from(&self, converted: Converted, workers: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         {
-            if let Some(cut) = seven::SevenCut::new(self) {
-                return LINE + cut.shared_len() + workers * cut.own_len();
-            }
-            let plan = plan::GemmPlan::new(self);
             // One line more, to start on a line.
+            if converted != Converted::NONE && thin::suits(self) {
+                return LINE + workers * thin::own_len(self, converted);
+            }
+            if let Some(cut) = seven::SevenCut::new(self) {
+                return LINE + cut.shared_len() + workers * cut.own_len(converted);
+            }
+            let plan = plan::GemmPlan::new(self, converted);
             LINE + plan.shared_len() + workers * plan.own_len()
         }
         #[cfg(not(target_arch = "x86_64"))]
         {
-            let _ = workers;
+            let _ = (converted, workers);
             0
         }
     }
@@ -162,7 +182,7 @@ impl Gemm {
     /// a product of each of them, added up in C, gives the bits of the whole, if that is not one of seven or of a vector.
     pub(crate) fn k_blocks(&self) -> usize {
         #[cfg(target_arch = "x86_64")]
-        return plan::GemmPlan::new(self).n_kb.max(1);
+        return plan::GemmPlan::new(self, Converted::NONE).n_kb.max(1);
         // The oracle adds one product after the other to C: any cut will do.
         #[cfg(not(target_arch = "x86_64"))]
         self.k.div_ceil(1024).max(1)
@@ -184,33 +204,50 @@ impl Gemm {
         epilogue: Option<Epilogue>,
         scratch: &mut [f32],
     ) {
+        self.run_from(cx, Sources::of_f32(a, b, cx.isa), c, epilogue, scratch);
+    }
+
+    fn run_from(
+        &self,
+        cx: &Cx,
+        from: Sources,
+        c: &mut [f32],
+        epilogue: Option<Epilogue>,
+        scratch: &mut [f32],
+    ) {
         if self.batch == 0 || self.m == 0 || self.n == 0 {
             return;
         }
         self.check_output(c.len());
-        self.check_lengths(a.len(), b.len());
+        self.check_lengths(from.a.len(), from.b.len());
         #[cfg(target_arch = "x86_64")]
         if cx.isa.has_avx2() && self.k > 0 {
             if thin::suits(self) {
-                return thin::run(self, cx, a, b, c, epilogue);
+                return thin::run(self, cx, from, c, epilogue, from_line(scratch));
             }
             if let Some(cut) = seven::SevenCut::new(self) {
-                return seven::run(self, cut, cx, a, b, c, epilogue, from_line(scratch));
+                return seven::run(self, cut, cx, from, c.as_mut_ptr(), epilogue, from_line(scratch));
             }
-            return self.run_tiles(cx, a, b, c.as_mut_ptr(), epilogue, scratch);
+            return self.run_tiles(cx, from, c.as_mut_ptr(), epilogue, scratch);
         }
         let _ = (cx, scratch);
-        scalar::run(self, a, b, c, epilogue);
+        scalar::run(self, from, c, epilogue);
     }
 
     /// How many floats of scratch `pass` needs with this many workers.
     pub fn pass_scratch_len(&self, workers: usize) -> usize {
+        self.pass_scratch_len_from(Converted::NONE, workers)
+    }
+
+    fn pass_scratch_len_from(&self, converted: Converted, workers: usize) -> usize {
+        let run = self.scratch_len_from(converted, workers);
         #[cfg(target_arch = "x86_64")]
-        if self.passes_blocks() {
-            return (self.scratch_len(workers) + workers * plan::GemmPlan::new(self).block_len()).max(self.n);
+        if let Some(block) = self.passed_block_len(converted) {
+            // The oracle has one row of C there.
+            return (run + workers * block).max(self.n);
         }
         // The whole of C, from a line on.
-        self.scratch_len(workers) + LINE + (self.batch * self.m * self.n).next_multiple_of(LINE)
+        run + LINE + (self.batch * self.m * self.n).next_multiple_of(LINE)
     }
 
     /// Runs the product without keeping C: each block is lent to `epilogue` and then forgotten. The blocks have the
@@ -219,31 +256,45 @@ impl Gemm {
     /// # Panics
     /// As `run`, with `pass_scratch_len`; or if C is to be added to.
     pub fn pass(&self, cx: &Cx, a: &[f32], b: &[f32], epilogue: Epilogue, scratch: &mut [f32]) {
+        self.pass_from(cx, Sources::of_f32(a, b, cx.isa), epilogue, scratch);
+    }
+
+    fn pass_from(&self, cx: &Cx, from: Sources, epilogue: Epilogue, scratch: &mut [f32]) {
         assert!(!self.accumulate, "there is no C to add to");
         #[cfg(target_arch = "x86_64")]
-        if self.passes_blocks() {
+        if self.passed_block_len(from.converted()).is_some() {
             if self.batch == 0 || self.m == 0 || self.n == 0 {
                 return;
             }
-            self.check_lengths(a.len(), b.len());
-            if cx.isa.has_avx2() {
-                return self.run_tiles(cx, a, b, std::ptr::null_mut(), Some(epilogue), scratch);
+            self.check_lengths(from.a.len(), from.b.len());
+            let nowhere = std::ptr::null_mut();
+            if !cx.isa.has_avx2() {
+                // Row after row in one place.
+                let row = Gemm { c: Strides { batch: 0, row: 0, col: 1 }, ..self.clone() };
+                return scalar::run(&row, from, &mut scratch[..self.n], Some(epilogue));
             }
-            // Row after row in one place.
-            let row = Gemm { c: Strides { batch: 0, row: 0, col: 1 }, ..self.clone() };
-            return scalar::run(&row, a, b, &mut scratch[..self.n], Some(epilogue));
+            if let Some(cut) = seven::SevenCut::new(self) {
+                return seven::run(self, cut, cx, from, nowhere, Some(epilogue), from_line(scratch));
+            }
+            return self.run_tiles(cx, from, nowhere, Some(epilogue), scratch);
         }
         let whole = Strides { batch: self.m * self.n, row: self.n, col: 1 };
         let (c, rest) =
             from_line(scratch).split_at_mut((self.batch * self.m * self.n).next_multiple_of(LINE));
-        Gemm { c: whole, ..self.clone() }.run(cx, a, b, c, Some(epilogue), rest);
+        Gemm { c: whole, ..self.clone() }.run_from(cx, from, c, Some(epilogue), rest);
     }
 
-    /// Whether C need not be whole for `pass`.
+    /// Floats of a task's part of C, if C need not be whole for `pass`.
     #[cfg(target_arch = "x86_64")]
-    fn passes_blocks(&self) -> bool {
-        let tiles = self.k > 0 && !thin::suits(self) && seven::SevenCut::new(self).is_none();
-        tiles && plan::GemmPlan::new(self).completes()
+    fn passed_block_len(&self, converted: Converted) -> Option<usize> {
+        if self.k == 0 || thin::suits(self) {
+            return None;
+        }
+        if let Some(cut) = seven::SevenCut::new(self) {
+            return cut.completes().then(|| cut.block_len());
+        }
+        let plan = plan::GemmPlan::new(self, converted);
+        plan.completes().then(|| plan.block_len())
     }
 
     fn check_output(&self, c_len: usize) {
@@ -274,13 +325,12 @@ impl Gemm {
     fn run_tiles(
         &self,
         cx: &Cx,
-        a: &[f32],
-        b: &[f32],
+        from: Sources,
         c: *mut f32,
         epilogue: Option<Epilogue>,
         scratch: &mut [f32],
     ) {
-        let plan = plan::GemmPlan::new(self);
+        let plan = plan::GemmPlan::new(self, from.converted());
         let own_len = plan.own_len() + if c.is_null() { plan.block_len() } else { 0 };
         let needed = plan.shared_len() + cx.par.workers() * own_len;
         let scratch = from_line(scratch);
@@ -291,8 +341,7 @@ impl Gemm {
             let job = block::BlockProduct {
                 plan,
                 tiles: block::Tiles::of(cx.isa),
-                a: a.as_ptr(),
-                b: b.as_ptr(),
+                from,
                 c,
                 c_batch: self.c.batch,
                 c_row: self.c.row,

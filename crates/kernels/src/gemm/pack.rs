@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use super::avx2::{MR, store_eight};
 use super::block::{NR, next_rows};
+use super::source::{Runs, Source};
 
 pub(super) mod avx512;
 
@@ -77,6 +78,40 @@ pub(super) unsafe fn panels(
         }
     }
 }
+
+/// Copies panels of `cols` columns and `k` steps, from element `at` of an operand on, that have to be converted to f32: panel
+/// after panel, the last padded with zeros.
+///
+/// # Safety
+/// The CPU has AVX2.
+pub(super) unsafe fn converted(
+    source: &Source,
+    at: usize,
+    col_stride: usize,
+    k_stride: usize,
+    cols: usize,
+    k: usize,
+    target: &mut [f32],
+) {
+    if col_stride == 1 {
+        return source.copy_panels(Runs { at, n: k, stride: k_stride, len: cols }, target);
+    }
+    // In pieces that stay in L1 until they are turned.
+    let mut stage = [0f32; NR * STAGE_STEPS];
+    for (panel, target) in target.chunks_exact_mut(k * NR).enumerate() {
+        let cols = NR.min(cols - panel * NR);
+        for (l0, target) in (0..k).step_by(STAGE_STEPS).zip(target.chunks_mut(STAGE_STEPS * NR)) {
+            let steps = target.len() / NR;
+            let at = at + panel * NR * col_stride + l0 * k_stride;
+            source.copy_block(at, (cols, col_stride), (steps, k_stride), &mut stage, STAGE_STEPS);
+            // SAFETY: the CPU has AVX2, by the caller's promise; the stage has `cols` rows of `steps`, and so has the target.
+            unsafe { self::panel(stage.as_ptr(), STAGE_STEPS, 1, cols, steps, target.as_mut_ptr()) };
+        }
+    }
+}
+
+/// Steps of k that are converted at a time, and then turned: 8 KB of 16 columns.
+const STAGE_STEPS: usize = 128;
 
 /// Steps of k that are copied at a time: long enough to fill whole lines, few enough that the source's stay in L1.
 const LINES: usize = 8;

@@ -3,10 +3,14 @@
 //! A plan follows from the shape and the strides alone, so that sums are computed in the same order, with the same
 //! bits, for any number of workers and with any instruction set. It counts in AVX2's tiles of 6×16; others take several
 //! of those at once.
+//!
+//! An operand that has to be converted to f32 is always copied, so its plan may be another one. The blocks of k are the same,
+//! and so are the bits.
 
 use super::Gemm;
 use super::avx2::MR;
 use super::block::NR;
+use super::source::Converted;
 
 // The figures below were chosen on a Zen 3 core (32 KB of L1, 512 KB of L2) with `examples/gemm_shapes`, beside other
 // work: differences of a few percent were not visible, and those that are stated here were.
@@ -42,6 +46,9 @@ const TASK_WORK: usize = 8000;
 const TASKS: usize = 16;
 /// The fewest rows of a task: a panel is then used eight times for each time that it is fetched.
 const MIN_ROWS: usize = 48;
+/// The fewest panels of a task that converts its rows: they are converted again for each range of panels, and used this many
+/// times.
+const CONVERTED_PANELS: usize = 8;
 /// Floats of shared panels that are made at once, if they are of more than one block of k: 4 MB.
 const SHARED_MAX: usize = 1 << 20;
 
@@ -51,6 +58,17 @@ pub(super) struct Operand {
     pub(super) batch: usize,
     pub(super) own: usize,
     pub(super) k: usize,
+}
+
+/// What happens to the rows' operand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Rows {
+    /// It is read in place.
+    InPlace,
+    /// Each task copies the rows of a sweep, in strips.
+    Strips,
+    /// Each task converts the rows of a sweep, and copies them as they lie.
+    Converted,
 }
 
 /// What happens to the panels of the columns' operand.
@@ -85,8 +103,10 @@ pub(super) struct GemmPlan {
     pub(super) p: Operand,
     /// The columns' operand.
     pub(super) q: Operand,
-    /// The strips of rows are copied.
-    pub(super) pack_rows: bool,
+    /// What happens to the rows.
+    pub(super) copied_rows: Rows,
+    /// Where tiles read the rows, unless in strips: `p`, or a converted copy.
+    pub(super) p_read: Operand,
     /// What happens to the panels.
     pub(super) panels: Panels,
     /// Blocks of k.
@@ -107,35 +127,52 @@ pub(super) fn part(len: usize, n: usize, i: usize) -> (usize, usize) {
 }
 
 /// Into how many parts the rows and the panels are cut.
-fn cut(batch: usize, rows: usize, n_panels: usize, k: usize, pack_rows: bool) -> (usize, usize) {
+fn cut(batch: usize, rows: usize, n_panels: usize, k: usize, copied_rows: Rows) -> (usize, usize) {
     let work = batch * rows.div_ceil(MR) * n_panels * k;
     let wanted =
         (work / TASK_WORK).clamp(1, if batch == 1 { TASKS } else { 4 * TASKS }).div_ceil(batch.max(1));
     let floor2 = |n: usize| if n == 0 { 1 } else { 1 << n.ilog2() };
     let wanted = floor2(wanted);
-    if pack_rows || rows >= n_panels * NR {
+    let most = match copied_rows {
+        Rows::Strips => 1,
+        Rows::InPlace => floor2(n_panels / 2),
+        Rows::Converted => floor2(n_panels / CONVERTED_PANELS),
+    };
+    if copied_rows == Rows::Strips || rows >= n_panels * NR {
         let row_tasks = floor2(rows / MIN_ROWS).min(wanted);
-        let most = if pack_rows { 1 } else { floor2(n_panels / 2) };
         (row_tasks, most.min(wanted / row_tasks))
     } else {
-        let col_tasks = floor2(n_panels / 2).min(wanted);
+        let col_tasks = most.min(wanted);
         (floor2(rows / MIN_ROWS).min(wanted / col_tasks), col_tasks)
+    }
+}
+
+/// How rows lie in their converted copy: along the dim along which they are contiguous, a line apart so that neighbours do not
+/// share a set of the cache.
+pub(super) fn converted_rows(p: &Operand, rows: usize, k: usize) -> Operand {
+    let line = |n: usize| n.next_multiple_of(NR) + NR;
+    if p.own == 1 && p.k != 1 {
+        Operand { batch: 0, own: 1, k: line(rows) }
+    } else {
+        Operand { batch: 0, own: line(k), k: 1 }
     }
 }
 
 impl GemmPlan {
     /// The cheaper of the two plans.
-    pub(super) fn new(g: &Gemm) -> GemmPlan {
-        let straight = GemmPlan::of(g, false);
-        let swapped = GemmPlan::of(g, true);
+    pub(super) fn new(g: &Gemm, converted: Converted) -> GemmPlan {
+        let straight = GemmPlan::of(g, converted, false);
+        let swapped = GemmPlan::of(g, converted, true);
         if swapped.cost() < straight.cost() { swapped } else { straight }
     }
 
     /// The plan with the parts as they are, or swapped.
-    fn of(g: &Gemm, swap: bool) -> GemmPlan {
+    fn of(g: &Gemm, converted: Converted, swap: bool) -> GemmPlan {
         let a = Operand { batch: g.a.batch, own: g.a.row, k: g.a.col };
         let b = Operand { batch: g.b.batch, own: g.b.col, k: g.b.row };
         let (mut p, mut q, rows, cols) = if swap { (b, a, g.n, g.m) } else { (a, b, g.m, g.n) };
+        let (p_converted, q_converted) =
+            if swap { (converted.b, converted.a) } else { (converted.a, converted.b) };
         // The stride of a dim of one does not count.
         if rows == 1 {
             p.own = 1;
@@ -155,14 +192,28 @@ impl GemmPlan {
         let n_panels = cols.div_ceil(NR);
         let from_memory = g.batch * g.k * rows >= FROM_MEMORY;
         let worth = n_panels >= PACK_ROWS_PANELS || (n_panels >= PACK_ROWS_PANELS / 2 && from_memory);
-        let pack_rows = p.k != 1 && (p.own != 1 || worth);
-        let (row_tasks, col_tasks) = cut(g.batch, rows, n_panels, g.k, pack_rows);
+        let copied_rows = match p.k != 1 && (p.own != 1 || worth) {
+            _ if p_converted => Rows::Converted,
+            true => Rows::Strips,
+            false => Rows::InPlace,
+        };
+        let (row_tasks, col_tasks) = cut(g.batch, rows, n_panels, g.k, copied_rows);
         let panels = match q.own {
+            _ if q_converted && rows <= ON_THE_WAY_ROWS && row_tasks == 1 => Panels::Own,
+            1 if q_converted && (g.batch > 1 || row_tasks == 1) => Panels::OwnWide,
+            _ if q_converted && g.batch > 1 => Panels::Own,
+            _ if q_converted => Panels::Shared,
             1 if rows <= 2 * MR || g.k * q.k <= IN_PLACE_MAX || q.k == NR => Panels::InPlace,
             1 if rows <= ON_THE_WAY_ROWS => Panels::OnTheWay,
             _ if g.batch == 1 && row_tasks > 1 => Panels::Shared,
             1 => Panels::OwnWide,
             _ => Panels::Own,
+        };
+        let kc_max = g.k.div_ceil(n_kb);
+        let mc_max = (ROWS_MAX / kc_max.max(1) / MR * MR).clamp(MIN_ROWS, MC_MAX);
+        let p_read = match copied_rows {
+            Rows::Converted => converted_rows(&p, mc_max.min(rows), kc_max),
+            _ => p,
         };
         GemmPlan {
             swap,
@@ -171,11 +222,12 @@ impl GemmPlan {
             k: g.k,
             p,
             q,
-            pack_rows,
+            copied_rows,
+            p_read,
             panels,
             n_kb,
-            kc_max: g.k.div_ceil(n_kb),
-            mc_max: (ROWS_MAX / g.k.div_ceil(n_kb).max(1) / MR * MR).clamp(MIN_ROWS, MC_MAX),
+            kc_max,
+            mc_max,
             row_tasks,
             col_tasks,
             batch: g.batch,
@@ -186,7 +238,7 @@ impl GemmPlan {
     fn cost(&self) -> usize {
         let n_panels = self.cols.div_ceil(NR);
         let strips = self.rows.div_ceil(MR);
-        let step = if self.pack_rows || self.p.k == 1 { 6 * 8 } else { 7 * 8 };
+        let step = if self.copied_rows == Rows::Strips || self.p_read.k == 1 { 6 * 8 } else { 7 * 8 };
         let tile = step * self.k + self.n_kb * 8 * if self.swap { 80 } else { 30 };
         let copies = if self.panels == Panels::Shared { 1 } else { self.row_tasks };
         let an_element = match self.panels {
@@ -196,9 +248,10 @@ impl GemmPlan {
             _ if self.q.k == 1 => 8,
             _ => 24,
         };
-        let rows = match (self.pack_rows, self.p.own) {
-            (false, _) => 0,
-            (true, 1) => 6,
+        let rows = match self.copied_rows {
+            Rows::InPlace => 0,
+            Rows::Converted if self.p.own == 1 || self.p.k == 1 => 3,
+            Rows::Strips if self.p.own == 1 => 6,
             _ => 24,
         };
         n_panels * strips * tile
@@ -254,7 +307,12 @@ impl GemmPlan {
     }
     /// Floats of one worker's scratch, a multiple of a cache line.
     pub(super) fn own_len(&self) -> usize {
-        let rows = if self.pack_rows { self.mc_max.min(self.rows) * self.kc_max } else { 0 };
+        let rows = match self.copied_rows {
+            Rows::InPlace => 0,
+            Rows::Strips => self.mc_max.min(self.rows) * self.kc_max,
+            Rows::Converted if self.p_read.k == 1 => self.mc_max.min(self.rows) * self.p_read.own,
+            Rows::Converted => self.kc_max * self.p_read.k,
+        };
         (self.own_panels_len() + rows).next_multiple_of(NR)
     }
 }

@@ -190,7 +190,7 @@ fn rounds_agree() {
         accumulate: false,
         strict: false,
     };
-    assert!(!plan::GemmPlan::new(&g).completes());
+    assert!(!plan::GemmPlan::new(&g, Converted::NONE).completes());
 }
 
 #[test]

@@ -1,15 +1,21 @@
 //! Products with one row or one column: a matrix by a vector, where every element of the matrix is used once.
 //!
-//! Nothing is copied: the matrix is read once, in memory order, and memory bandwidth is the limit.
+//! Nothing is copied: the matrix is read once, in memory order, and memory bandwidth is the limit. What has to be converted to
+//! f32 is, a few rows at a time.
 
 use std::arch::x86_64::*;
 
+use super::source::{Converted, Runs, Source, Sources};
 use super::{Epilogue, Gemm, OutputBlock};
 use crate::Cx;
 use crate::cx::SharedMut;
 
 /// Outputs of a task, and of the sums that are kept on the stack.
 const OUTPUTS: usize = 256;
+/// Of what is converted, outputs that [`dots`] gets at a time, and steps of k that [`sum_rows`] does: as many as they take at once, or
+/// several times that. Neither cut changes the order of a sum.
+const TOGETHER: usize = 4;
+const STEPS: usize = 16;
 /// Multiply-adds below which a product is one task.
 const TASK_WORK: usize = 1 << 18;
 
@@ -24,29 +30,54 @@ fn parts(g: &Gemm) -> ((usize, usize), usize) {
     if g.m == 1 { ((g.b.col, g.b.row), g.a.col) } else { ((g.a.row, g.a.col), g.b.row) }
 }
 
+/// Floats that one worker converts to: the vector, and some of the matrix.
+pub(super) fn own_len(g: &Gemm, converted: Converted) -> usize {
+    if converted == Converted::NONE { 0 } else { g.k + (TOGETHER * g.k).max(STEPS * OUTPUTS) }
+}
+
 /// Runs the product; `Gemm::run` has checked the slices, and `suits` the shape.
-pub(super) fn run(g: &Gemm, cx: &Cx, a: &[f32], b: &[f32], c: &mut [f32], epilogue: Option<Epilogue>) {
+pub(super) fn run(
+    g: &Gemm,
+    cx: &Cx,
+    from: Sources,
+    c: &mut [f32],
+    epilogue: Option<Epilogue>,
+    scratch: &mut [f32],
+) {
+    let own_len = own_len(g, from.converted());
+    assert!(scratch.len() >= cx.par.workers() * own_len, "the scratch has scratch_len(workers) floats");
+    let own = SharedMut::new(scratch);
     let ((out_stride, k_stride), _) = parts(g);
     let n_out = g.m * g.n;
     let c_stride = if g.m == 1 { 1 } else { g.c.row };
     let chunk = if g.batch * n_out * g.k < TASK_WORK { n_out } else { OUTPUTS.min(n_out) };
     let per_batch = n_out.div_ceil(chunk);
     let c = SharedMut::new(c);
-    cx.par.run(g.batch * per_batch, &|task, _| {
+    cx.par.run(g.batch * per_batch, &|task, worker| {
         let (batch, first) = (task / per_batch, task % per_batch * chunk);
         let last = (first + chunk).min(n_out);
-        let (a, b) = (&a[batch * g.a.batch..], &b[batch * g.b.batch..]);
-        let (matrix, vector) = if g.m == 1 { (b, &a[..g.k]) } else { (a, &b[..g.k]) };
+        // SAFETY: a worker has one task at a time.
+        let own = unsafe { own.slice(worker * own_len, own_len) };
+        let (a, b) = (from.a.from(batch * g.a.batch), from.b.from(batch * g.b.batch));
+        let (matrix, vector) = if g.m == 1 { (b, a) } else { (a, b) };
+        let (vector, own): (&[f32], _) = match vector.in_place() {
+            Some(vector) => (&vector[..g.k], own),
+            None => {
+                let (wide, own) = own.split_at_mut(g.k);
+                vector.copy_runs(Runs { at: 0, n: 1, stride: 0, len: g.k }, wide, g.k);
+                (wide, own)
+            }
+        };
         for start in (first..last).step_by(OUTPUTS) {
             let mut sums = [0f32; OUTPUTS];
             let sums = &mut sums[..OUTPUTS.min(last - start)];
-            let matrix = &matrix[start * out_stride..];
+            let matrix = matrix.from(start * out_stride);
             // SAFETY: the ISA has AVX2, as `Gemm::run` has checked.
             unsafe {
-                if k_stride == 1 {
-                    dots(matrix, out_stride, vector, sums);
-                } else {
-                    sum_rows(matrix, k_stride, vector, sums);
+                match matrix.in_place() {
+                    Some(matrix) if k_stride == 1 => dots(matrix, out_stride, vector, sums),
+                    Some(matrix) => sum_rows(matrix, k_stride, vector, sums),
+                    None => converted(&matrix, (out_stride, k_stride), vector, sums, own),
                 }
             }
             for (j, sum) in sums.iter().enumerate() {
@@ -73,6 +104,35 @@ pub(super) fn run(g: &Gemm, cx: &Cx, a: &[f32], b: &[f32], c: &mut [f32], epilog
             }
         }
     });
+}
+
+/// The sums of a matrix that has to be converted to f32: the same calls, each of some of its rows.
+///
+/// # Safety
+/// The CPU has AVX2.
+unsafe fn converted(
+    matrix: &Source,
+    (out_stride, k_stride): (usize, usize),
+    vector: &[f32],
+    sums: &mut [f32],
+    own: &mut [f32],
+) {
+    let (k, n) = (vector.len(), sums.len());
+    if k_stride == 1 {
+        for (i, sums) in sums.chunks_mut(TOGETHER).enumerate() {
+            let at = i * TOGETHER * out_stride;
+            matrix.copy_runs(Runs { at, n: sums.len(), stride: out_stride, len: k }, own, k);
+            // SAFETY: the caller's promise.
+            unsafe { dots(own, k, vector, sums) };
+        }
+        return;
+    }
+    for (i, vector) in vector.chunks(STEPS).enumerate() {
+        let at = i * STEPS * k_stride;
+        matrix.copy_runs(Runs { at, n: vector.len(), stride: k_stride, len: n }, own, n);
+        // SAFETY: the caller's promise.
+        unsafe { sum_rows(own, n, vector, sums) };
+    }
 }
 
 /// `sums[j] = Σ_l matrix[j * stride + l] * vector[l]`, four sums at a time.

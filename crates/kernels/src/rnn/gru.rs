@@ -134,7 +134,7 @@ impl Gru {
         assert_eq!(x.y.len(), seq.states_len(), "y is [B, T, H]");
         assert_eq!(x.h0.len(), self.batch * h, "h0 is [B, H]");
         assert!(x.b_hh.is_none_or(|b| b.len() == 3 * h), "b_hh is [3H]");
-        let half = !(x.xp.is_f32() && x.y.as_floats().is_f32() && x.gates.as_floats().is_f32());
+        let half = x.xp.is_half() || x.y.is_half() || x.gates.is_half();
         let want = self.forward_len(half, cx.par.workers());
         assert!(scratch.len() >= want, "scratch of GRU forward is short");
         if h == 0 {
@@ -180,7 +180,7 @@ impl Gru {
         assert!(x.dh_n.is_none_or(|d| d.len() == per_batch), "dh_n is [B, H]");
         assert_eq!(x.dw_hh.len(), 3 * h * h, "dw_hh is [3H, H]");
         assert!(x.db_hh.as_ref().is_none_or(|d| d.len() == 3 * h), "db_hh is [3H]");
-        let half = ![x.dy, x.y, x.gates, x.dxp.as_floats()].iter().all(Floats::is_f32);
+        let half = [x.dy, x.y, x.gates, x.dxp.as_floats()].iter().any(Floats::is_half);
         let workers = cx.par.workers();
         let want =
             if half { self.backward_scratch_len_half(workers) } else { self.backward_scratch_len(workers) };

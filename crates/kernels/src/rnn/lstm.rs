@@ -148,7 +148,7 @@ impl Lstm {
         );
         assert_eq!((x.h0.len(), x.c0.len()), (self.batch * h, self.batch * h), "h0 and c0 are [B, H]");
         assert!(x.b_hh.is_none_or(|b| b.len() == 4 * h), "b_hh is [4H]");
-        let half = !(x.xp.is_f32() && [&x.y, &x.c_all, &x.gates].iter().all(|x| x.as_floats().is_f32()));
+        let half = x.xp.is_half() || [&x.y, &x.c_all, &x.gates].iter().any(|x| x.is_half());
         let want = self.forward_len(half, cx.par.workers());
         assert!(scratch.len() >= want, "scratch of LSTM forward is short");
         if h == 0 {
@@ -215,7 +215,7 @@ impl Lstm {
         assert!(x.dc_n.is_none_or(|d| d.len() == per_batch), "dc_n is [B, H]");
         assert_eq!(x.dw_hh.len(), 4 * h * h, "dw_hh is [4H, H]");
         assert!(x.db_hh.as_ref().is_none_or(|d| d.len() == 4 * h), "db_hh is [4H]");
-        let half = ![x.dy, x.y, x.c_all, x.gates, x.dxp.as_floats()].iter().all(Floats::is_f32);
+        let half = [x.dy, x.y, x.c_all, x.gates, x.dxp.as_floats()].iter().any(Floats::is_half);
         let workers = cx.par.workers();
         let want =
             if half { self.backward_scratch_len_half(workers) } else { self.backward_scratch_len(workers) };

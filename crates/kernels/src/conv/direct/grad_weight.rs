@@ -112,7 +112,7 @@ pub(in super::super) fn grad_weight(
     let cut = WeightCut::new(s);
     let gather = &cut.gather;
     let n_units = gather.n * gather.units_per_image();
-    let stage_len = if dy.is_f32() { 0 } else { gather.made_stage_len() };
+    let stage_len = if dy.is_half() { gather.made_stage_len() } else { 0 };
     let own_len = cut.view_len() + cut.pack_len() + stage_len;
     let (partials, own) = aligned(scratch).split_at_mut(cut.slabs * cut.partial_len);
     {

@@ -308,7 +308,7 @@ impl Gather {
         let by_planes = cx.isa.has_avx512() && !self.segmented && planar::pays(self);
         let image_len = self.rows.read() * self.cols.read() * self.c_read;
         let made = SharedFloats::new(made);
-        let stages = if read.is_f32() && made.is_f32() {
+        let stages = if !read.is_half() && made.is_f32() {
             (0, 0)
         } else {
             (self.made_stage_len(), self.row_stage_len())

@@ -212,7 +212,7 @@ pub(in super::super) fn grad_weight(
     let (u, rest) = rest.split_at_mut(POINTS * g.u_plane);
     let (v, rest) = rest.split_at_mut(POINTS * g.v_plane);
     let (sums, stages) = rest.split_at_mut(POINTS * g.sum_plane);
-    let stages_len = if x.is_f32() && dy.is_f32() { 0 } else { g.stages_len() };
+    let stages_len = if x.is_half() || dy.is_half() { g.stages_len() } else { 0 };
     let stages = SharedMut::new(stages);
     zeros.fill(0.0);
     // An address that tasks may share: they only read behind it.

@@ -99,7 +99,7 @@ impl Tiling {
             let line = (image * self.read_h + y as usize) * self.read_w;
             let first = line + (left + from as isize) as usize;
             let len = (to - from) * c;
-            if !read.is_f32() {
+            if read.is_half() {
                 // What the next tile reads beyond this one.
                 read.prefetch(first * c + len, 4 * c);
             }
@@ -224,7 +224,7 @@ impl Correlate {
         }
         let (zeros, filters) = (&*zeros, &*filters);
         let (own, made) = (SharedMut::new(rest), SharedFloats::new(made));
-        let stages_len = if read.is_f32() && made.is_f32() { 0 } else { self.stages_len() };
+        let stages_len = if !read.is_half() && made.is_f32() { 0 } else { self.stages_len() };
         let own_len = self.planes_len() + stages_len;
         let (block, tiles) = (self.block(), self.tiling.count());
         cx.par.run(tiles.div_ceil(block), &|task, worker| {

@@ -17,6 +17,9 @@
 //! k is cut into blocks first, and each block is cut into halves: the rows of a sweep are then short enough to stay in L2,
 //! seven times. The cut follows from the shape alone, as in `plan`, and with it the order of every sum.
 //!
+//! An operand that has to be converted to f32 is copied to a stage first, a sweep's rows or a panel at a time; what is made of it
+//! is the same.
+//!
 //! The price is a larger error: it is bounded by the largest elements of the operands, not by those in a sum,
 //! and an element that is not finite may reach all of C.
 
@@ -28,7 +31,8 @@ use std::marker::PhantomData;
 
 use super::avx2::MR;
 use super::block::{Ahead, NR};
-use super::plan::{Operand, part};
+use super::plan::{Operand, converted_rows, part};
+use super::source::{Converted, Runs, Source, Sources};
 use super::{Epilogue, Gemm, OutputBlock};
 use crate::{Cx, Isa};
 use sums::Quarters;
@@ -133,9 +137,23 @@ impl SevenCut {
     fn wait(&self) -> usize {
         2 * self.mc * NR
     }
-    /// Floats of one worker's rows, and of tiles that wait.
-    pub(super) fn own_len(&self) -> usize {
+    /// Floats of one worker's rows, of tiles that wait, and of the stages of what is converted.
+    pub(super) fn own_len(&self, converted: Converted) -> usize {
+        let rows = if converted.a { 4 * Stage::new(&self.p, self.mc, self.kc).len } else { 0 };
+        let panel = if converted.b { 4 * Stage::new(&self.q, NR, self.kc).len } else { 0 };
+        self.stage_at() + rows.max(panel)
+    }
+    /// Where the stages begin in a worker's scratch.
+    fn stage_at(&self) -> usize {
         7 * self.slot() + 3 * self.wait()
+    }
+    /// Whether the blocks of C are complete, one by one, when their tasks end: all of k is done in one round.
+    pub(super) fn completes(&self) -> bool {
+        self.round() == self.n_kb
+    }
+    /// Floats of a task's part of C, if that is stored separately: whole rows, of both halves.
+    pub(super) fn block_len(&self) -> usize {
+        2 * self.mc * 2 * self.cols
     }
     /// The two halves of a block of k.
     fn halves(&self, kb: usize) -> (usize, usize, usize) {
@@ -144,56 +162,102 @@ impl SevenCut {
     }
 }
 
+/// How a quarter lies in its stage, after it has been converted.
+struct Stage {
+    own: usize,
+    k: usize,
+    /// Floats of it.
+    len: usize,
+}
+
+impl Stage {
+    fn new(operand: &Operand, n_own: usize, n_k: usize) -> Stage {
+        let Operand { own, k, .. } = converted_rows(operand, n_own, n_k);
+        Stage { own, k, len: if k == 1 { n_own * own } else { n_k * k } }
+    }
+
+    /// Converts a block of each quarter; `at` are their first elements.
+    fn fill(
+        &self,
+        from: &Source,
+        operand: &Operand,
+        at: [usize; 4],
+        (n_own, n_k): (usize, usize),
+        stages: &mut [f32],
+    ) -> Quarters {
+        let (outer, inner, stride) = match self.k {
+            1 => ((n_own, operand.own), (n_k, operand.k), self.own),
+            stride => ((n_k, operand.k), (n_own, operand.own), stride),
+        };
+        for (at, stage) in at.into_iter().zip(stages.chunks_exact_mut(self.len)) {
+            from.copy_block(at, outer, inner, stage, stride);
+        }
+        let first = stages.as_ptr();
+        Quarters { at: [0, 1, 2, 3].map(|i| first.wrapping_add(i * self.len)), own: self.own, k: self.k }
+    }
+}
+
 /// A product with its pointers.
 struct SevenProduct<'a> {
     cut: SevenCut,
     isa: Isa,
-    a: *const f32,
-    b: *const f32,
+    from: Sources<'a>,
+    /// Null if no block of C is kept after the epilogue: they are in the workers' scratch then.
     c: *mut f32,
     c_row: usize,
     accumulate: bool,
     epilogue: Option<Epilogue<'a>>,
     blocks: std::ops::Range<usize>,
     shared: *mut f32,
+    /// The workers' scratch, `own_len` each: the cut's, and a task's part of C if C itself is not wanted.
     own: *mut f32,
+    own_len: usize,
+}
+
+/// Where a sweep's part of C is written.
+#[derive(Clone, Copy)]
+struct Target {
+    /// The first element of the sweep's rows, in the upper half and in the lower.
+    halves: [*mut f32; 2],
+    row: usize,
 }
 
 // SAFETY: tasks write disjoint parts of C and of the scratch, and only read the rest.
 unsafe impl Sync for SevenProduct<'_> {}
 
-/// Runs the product. `Gemm::run` has checked the slices, and the scratch begins on a line.
+/// Runs the product. `Gemm` has checked the slices, and the scratch begins on a line. `c` is null if C is not kept after the
+/// epilogue, and all of k is done in one round.
 pub(super) fn run(
     g: &Gemm,
     cut: SevenCut,
     cx: &Cx,
-    a: &[f32],
-    b: &[f32],
-    c: &mut [f32],
+    from: Sources,
+    c: *mut f32,
     epilogue: Option<Epilogue>,
     scratch: &mut [f32],
 ) {
-    assert!(scratch.len() >= cut.shared_len() + cx.par.workers() * cut.own_len(), "the scratch is whole");
+    let own_len = cut.own_len(from.converted()) + if c.is_null() { cut.block_len() } else { 0 };
+    assert!(scratch.len() >= cut.shared_len() + cx.par.workers() * own_len, "the scratch is whole");
     let (shared, own) = scratch.split_at_mut(cut.shared_len());
     let round = cut.round();
     for first in (0..cut.n_kb).step_by(round) {
         let job = SevenProduct {
             cut,
             isa: cx.isa,
-            a: a.as_ptr(),
-            b: b.as_ptr(),
-            c: c.as_mut_ptr(),
+            from,
+            c,
             c_row: g.c.row,
             accumulate: g.accumulate,
             epilogue,
             blocks: first..(first + round).min(cut.n_kb),
             shared: shared.as_mut_ptr(),
             own: own.as_mut_ptr(),
+            own_len,
         };
-        // SAFETY: the ISA has AVX2; each panel is in one task.
-        cx.par.run(cut.n_panels().div_ceil(PANELS_A_TASK), &|task, _| unsafe {
+        // SAFETY: the ISA has AVX2; each panel is in one task, and each worker has one task at a time.
+        cx.par.run(cut.n_panels().div_ceil(PANELS_A_TASK), &|task, worker| unsafe {
             let panel0 = task * PANELS_A_TASK;
-            job.share_panels(panel0, (panel0 + PANELS_A_TASK).min(cut.n_panels()));
+            job.share_panels(panel0, (panel0 + PANELS_A_TASK).min(cut.n_panels()), worker);
         });
         // SAFETY: the ISA has AVX2; the runner gives each task once, and each worker one at a time.
         cx.par.run(cut.sweeps * cut.col_tasks, &|task, worker| unsafe { job.task(task, worker) });
@@ -211,36 +275,83 @@ impl SevenProduct<'_> {
     /// Copies panels of every block of k of this round.
     ///
     /// # Safety
-    /// The CPU has AVX2, the panels are below `n_panels`, no other task copies or reads them now.
-    unsafe fn share_panels(&self, panel0: usize, panel1: usize) {
+    /// The CPU has AVX2, the panels are below `n_panels`, no other task copies or reads them now, or runs as `worker`.
+    unsafe fn share_panels(&self, panel0: usize, panel1: usize, worker: usize) {
         let cut = &self.cut;
         let (own, k) = (cut.q.own, cut.q.k);
         for kb in self.blocks.clone() {
             let (l0, l1, kc) = cut.halves(kb);
-            let (s0, s1) = (panel0 * NR, panel0 * NR + cut.cols);
-            let at =
-                [(l0, s0), (l0, s1), (l1, s0), (l1, s1)].map(|(l, s)| self.b.wrapping_add(l * k + s * own));
-            let cols = cut.cols.min(panel1 * NR) - s0;
-            // SAFETY: quarters of B, which `Gemm::run` has checked, go to panels of the shared scratch.
+            let quarters = |panel: usize| {
+                let (s0, s1) = (panel * NR, panel * NR + cut.cols);
+                [(l0, s0), (l0, s1), (l1, s0), (l1, s1)].map(|(l, s)| l * k + s * own)
+            };
+            let sums = if self.isa.has_avx512() { sums::avx512::panels } else { sums::panels };
+            // SAFETY: quarters of B, which `Gemm` has checked, go to panels of the shared scratch.
             unsafe {
-                let (from, to) = (Quarters { at, own, k }, self.panels(kb, panel0));
-                if self.isa.has_avx512() {
-                    sums::avx512::panels(&from, cols, kc, to);
-                } else {
-                    sums::panels(&from, cols, kc, to);
+                if let Some(b) = self.from.b.in_place() {
+                    let at = quarters(panel0).map(|at| b.as_ptr().add(at));
+                    let cols = cut.cols.min(panel1 * NR) - panel0 * NR;
+                    sums(&Quarters { at, own, k }, cols, kc, self.panels(kb, panel0));
+                    continue;
+                }
+                let stage = Stage::new(&cut.q, NR, cut.kc);
+                for panel in panel0..panel1 {
+                    let cols = cut.cols.min((panel + 1) * NR) - panel * NR;
+                    let stages = self.stages(&stage, worker);
+                    let from = stage.fill(&self.from.b, &cut.q, quarters(panel), (cols, kc), stages);
+                    sums(&from, cols, kc, self.panels(kb, panel));
                 }
             }
         }
     }
 
-    /// Rows `i0..` of both halves, in a block of k.
-    fn quarters(&self, kb: usize, i0: usize) -> Quarters {
+    /// A worker's stages.
+    ///
+    /// # Safety
+    /// No other task runs as `worker` now, and nothing else has them.
+    #[expect(clippy::mut_from_ref, reason = "the caller's promise")]
+    unsafe fn stages(&self, stage: &Stage, worker: usize) -> &mut [f32] {
+        let at = self.own.wrapping_add(worker * self.own_len + self.cut.stage_at());
+        // SAFETY: `own_len` has room for them, and the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(at, 4 * stage.len) }
+    }
+
+    /// Where rows `i0..` of both halves are in A, in a block of k.
+    fn quarters(&self, kb: usize, i0: usize) -> [usize; 4] {
         let cut = &self.cut;
-        let (own, k) = (cut.p.own, cut.p.k);
         let (l0, l1, _) = cut.halves(kb);
         let j0 = i0 + cut.rows;
-        let at = [(i0, l0), (i0, l1), (j0, l0), (j0, l1)].map(|(i, l)| self.a.wrapping_add(i * own + l * k));
-        Quarters { at, own, k }
+        [(i0, l0), (i0, l1), (j0, l0), (j0, l1)].map(|(i, l)| i * cut.p.own + l * cut.p.k)
+    }
+
+    /// Rows `i0..i1` of both halves, in a block of k, as f32.
+    ///
+    /// # Safety
+    /// No other task runs as `worker` now.
+    unsafe fn rows_quarters(&self, kb: usize, (i0, i1): (usize, usize), worker: usize) -> Quarters {
+        let cut = &self.cut;
+        let (_, _, kc) = cut.halves(kb);
+        let at = self.quarters(kb, i0);
+        if let Some(a) = self.from.a.in_place() {
+            let at = at.map(|at| a.as_ptr().wrapping_add(at));
+            return Quarters { at, own: cut.p.own, k: cut.p.k };
+        }
+        let stage = Stage::new(&cut.p, cut.mc, cut.kc);
+        // SAFETY: the caller's promise; these are the only ones now.
+        let stages = unsafe { self.stages(&stage, worker) };
+        stage.fill(&self.from.a, &cut.p, at, (i1 - i0, kc), stages)
+    }
+
+    /// Where the rows of a sweep go.
+    fn target(&self, i0: usize, worker: usize) -> Target {
+        let cut = &self.cut;
+        if self.c.is_null() {
+            let row = 2 * cut.cols;
+            let first = self.own.wrapping_add((worker + 1) * self.own_len - cut.block_len());
+            return Target { halves: [first, first.wrapping_add(cut.mc * row)], row };
+        }
+        let row = self.c_row;
+        Target { halves: [i0, i0 + cut.rows].map(|i| self.c.wrapping_add(i * row)), row }
     }
 
     /// The rows of a task.
@@ -259,8 +370,11 @@ impl SevenProduct<'_> {
         }
         let (i0, i1) = self.rows(task);
         let (_, _, kc) = cut.halves(kb);
-        let Quarters { at, own, k } = self.quarters(kb, i0);
-        at.map(|at| if k == 1 { Ahead::new(at, own, i1 - i0, kc) } else { Ahead::new(at, k, kc, i1 - i0) })
+        let (n, own, k) = (i1 - i0, cut.p.own, cut.p.k);
+        self.quarters(kb, i0).map(|at| match k {
+            1 => Ahead::of(&self.from.a, Runs { at, n, stride: own, len: kc }),
+            _ => Ahead::of(&self.from.a, Runs { at, n: kc, stride: k, len: n }),
+        })
     }
 
     /// Runs one task: a sweep of rows of both halves by a range of panels of both halves.
@@ -274,10 +388,11 @@ impl SevenProduct<'_> {
         // SAFETY: all offsets below are of elements that `run` has checked to be inside the slices; the scratch
         // has `own_len` floats for each worker.
         unsafe {
-            let rows = self.own.add(worker * cut.own_len());
+            let rows = self.own.add(worker * self.own_len);
+            let target = self.target(i0, worker);
             for kb in self.blocks.clone() {
                 let (_, _, kc) = cut.halves(kb);
-                let from = self.quarters(kb, i0);
+                let from = self.rows_quarters(kb, (i0, i1), worker);
                 if self.isa.has_avx512() {
                     sums::avx512::strips(&from, i1 - i0, kc, rows, cut.slot());
                 } else {
@@ -293,18 +408,21 @@ impl SevenProduct<'_> {
                     if panel == first_ask {
                         ahead[2..].copy_from_slice(&self.later(task, kb));
                     }
-                    self.seven(kb, panel, wide, i0, i1, rows, &mut ahead);
+                    self.seven(kb, panel, wide, i1 - i0, target, rows, &mut ahead);
                     panel += wide;
                 }
             }
             if self.blocks.end == cut.n_kb {
                 let (s0, s1) = (panel0 * NR, (panel1 * NR).min(cut.cols));
-                for row in [0, cut.rows] {
+                for (row, at) in [i0, i0 + cut.rows].into_iter().zip(target.halves) {
+                    let finish = |col0: usize, col1: usize| {
+                        self.finish((row, i1 - i0), (col0, col1), at.wrapping_add(col0), target.row);
+                    };
                     if s1 - s0 == cut.cols {
-                        self.finish(row + i0, row + i1, 0, 2 * cut.cols);
+                        finish(0, 2 * cut.cols);
                     } else {
-                        self.finish(row + i0, row + i1, s0, s1);
-                        self.finish(row + i0, row + i1, cut.cols + s0, cut.cols + s1);
+                        finish(s0, s1);
+                        finish(cut.cols + s0, cut.cols + s1);
                     }
                 }
             }
@@ -320,17 +438,16 @@ impl SevenProduct<'_> {
         kb: usize,
         panel: usize,
         wide: usize,
-        i0: usize,
-        i1: usize,
+        n: usize,
+        target: Target,
         own: *mut f32,
         ahead: &mut [Ahead; 6],
     ) {
         let cut = &self.cut;
         let (_, _, kc) = cut.halves(kb);
         let s0 = panel * NR;
-        let n = i1 - i0;
         let panels = self.panels(kb, panel);
-        // SAFETY: rows `i0..i1` and columns `s0..s0 + cols` of each quarter of C are this task's alone.
+        // SAFETY: `n` rows and columns `s0..s0 + cols` of each quarter of C are this task's alone.
         unsafe {
             // What waits: P1 and then U4, U2, U3.
             let x = own.add(7 * cut.slot());
@@ -341,10 +458,9 @@ impl SevenProduct<'_> {
                 Some(SumTarget { to, row: n_cols, cols: n_cols, add: false, plus })
             };
             let done = |quarter: usize, plus: *const f32| {
-                let (row, col) = (quarter / 2 * cut.rows + i0, quarter % 2 * cut.cols + s0);
-                let to = self.c.add(row * self.c_row + col);
+                let to = target.halves[quarter / 2].add(quarter % 2 * cut.cols + s0);
                 let (cols, add) = (n_cols.min(cut.cols - s0), kb > 0 || self.accumulate);
-                Some(SumTarget { to, row: self.c_row, cols, add, plus })
+                Some(SumTarget { to, row: target.row, cols, add, plus })
             };
             let ends = [
                 [keep(x, nothing), None],
@@ -371,25 +487,20 @@ impl SevenProduct<'_> {
         }
     }
 
-    /// Calls the epilogue on rows `row0..row1`, columns `col0..col1` of C.
+    /// Calls the epilogue on `rows` rows of C from `row` on, columns `col0..col1`, which are at `at`.
     ///
     /// # Safety
-    /// They are inside C, and belong to this task alone.
-    unsafe fn finish(&self, row0: usize, row1: usize, col0: usize, col1: usize) {
+    /// They belong to this task alone.
+    unsafe fn finish(
+        &self,
+        (row, rows): (usize, usize),
+        (col0, col1): (usize, usize),
+        at: *mut f32,
+        stride: usize,
+    ) {
         let Some(epilogue) = self.epilogue else { return };
-        // SAFETY: this part of C is this task's alone, and inside C.
-        let at = unsafe { self.c.add(row0 * self.c_row + col0) };
-        let (rows, cols, stride) = (row1 - row0, col1 - col0, self.c_row);
-        (epilogue.call)(OutputBlock {
-            batch: 0,
-            row: row0,
-            col: col0,
-            rows,
-            cols,
-            at,
-            stride,
-            lent: PhantomData,
-        });
+        let (col, cols) = (col0, col1 - col0);
+        (epilogue.call)(OutputBlock { batch: 0, row, col, rows, cols, at, stride, lent: PhantomData });
     }
 }
 
