@@ -8,11 +8,11 @@
 //!
 //! The reset gate works on the product, as in PyTorch, so the gradients of `xp_n` and `hp_n` differ by the factor r.
 
-use super::sequence::{OwnLen, SPARE, Sequence, Weights, start_row, take};
+use super::sequence::{OwnLen, SPARE, Sequence, Weights, start_row};
 use crate::Cx;
 use crate::cx::SharedMut;
 use crate::floats::{Float, Floats, FloatsMut, SharedFloats, each};
-use crate::tile::{aligned, round_cols};
+use crate::tile::{aligned, round_cols, take};
 
 /// A GRU over `batch` sequences of `time` steps with `hidden` units.
 #[derive(Clone, Debug)]

@@ -5,11 +5,11 @@
 //! c' = f·c + i·g        h' = o·tanh c'
 //! ```
 
-use super::sequence::{OwnLen, SPARE, Sequence, Weights, start_row, take};
+use super::sequence::{OwnLen, SPARE, Sequence, Weights, start_row};
 use crate::Cx;
 use crate::cx::SharedMut;
 use crate::floats::{Floats, FloatsMut, SharedFloats};
-use crate::tile::{aligned, round_cols};
+use crate::tile::{aligned, round_cols, take};
 
 /// An LSTM over `batch` sequences of `time` steps with `hidden` units.
 #[derive(Clone, Debug)]

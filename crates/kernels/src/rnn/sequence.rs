@@ -293,10 +293,3 @@ pub(super) fn start_row(target: &mut [f32], source: Option<&[f32]>, row: usize) 
         None => target.fill(0.0),
     }
 }
-
-/// The next `n` floats, rounded up to a cache line.
-pub(super) fn take<'a>(scratch: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
-    let (taken, rest) = std::mem::take(scratch).split_at_mut(round_cols(n));
-    *scratch = rest;
-    &mut taken[..n]
-}
