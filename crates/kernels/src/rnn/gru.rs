@@ -8,7 +8,8 @@
 //!
 //! The reset gate works on the product, as in PyTorch, so the gradients of `xp_n` and `hp_n` differ by the factor r.
 
-use super::sequence::{OwnLen, SPARE, Sequence, Weights, start_row};
+use super::sequence::{OwnLen, SPARE, Sequence, start_row};
+use super::weights::Weights;
 use crate::Cx;
 use crate::cx::SharedMut;
 use crate::floats::{Float, Floats, FloatsMut, SharedFloats, each};

@@ -5,7 +5,8 @@
 //! c' = f·c + i·g        h' = o·tanh c'
 //! ```
 
-use super::sequence::{OwnLen, SPARE, Sequence, Weights, start_row};
+use super::sequence::{OwnLen, SPARE, Sequence, start_row};
+use super::weights::Weights;
 use crate::Cx;
 use crate::cx::SharedMut;
 use crate::floats::{Floats, FloatsMut, SharedFloats};

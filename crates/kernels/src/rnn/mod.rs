@@ -39,6 +39,7 @@ mod gru;
 mod lstm;
 mod scalar;
 mod sequence;
+mod weights;
 
 #[cfg(target_arch = "x86_64")]
 mod lanes;
