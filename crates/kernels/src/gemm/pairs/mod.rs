@@ -162,4 +162,6 @@ impl PairGemm {
 }
 
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
