@@ -10,6 +10,7 @@ use polyreme_kernels::conv::{Conv2d, ConvPass};
 use polyreme_kernels::copy::{Gather, Pad, StridedCopy};
 use polyreme_kernels::elementwise::Fused;
 use polyreme_kernels::embedding::Embedding;
+use polyreme_kernels::gemm::pairs::PairOrder;
 use polyreme_kernels::gemm::{Gemm, Strides};
 use polyreme_kernels::loss::CrossEntropy;
 use polyreme_kernels::norm::{BatchNorm, GroupNorm, LayerNorm, RmsNorm};
@@ -126,6 +127,19 @@ pub(crate) struct Choices {
     pub(crate) reproducible: bool,
     /// Whether no algorithm may trade accuracy for speed.
     pub(crate) strict: bool,
+}
+
+impl Choices {
+    /// The order of sums in which a kernel multiplies operands in this format as pairs of bf16, or `None` for f32: what is
+    /// fastest, where `pays` says that an order is faster than f32. Where every machine must come to the same bits, it is the
+    /// same one on each, fast or not.
+    pub(crate) fn pair_order(&self, format: DType, pays: impl Fn(PairOrder) -> bool) -> Option<PairOrder> {
+        match format {
+            DType::Bf16 if self.reproducible => Some(PairOrder::Tiles),
+            DType::Bf16 => [PairOrder::Tiles, PairOrder::Pairs].into_iter().find(|&order| pays(order)),
+            _ => None,
+        }
+    }
 }
 
 /// Prepares node `i` of a body.
@@ -273,26 +287,26 @@ fn launch(graph: &Graph, node: &Node, op: &Op, with: Choices) -> Launch {
             Launch::EmbeddingGrad(Embedding { rows, d: x(1).last(), n: x(0).numel() })
         }
         Op::Attention(a) => {
-            let (attention, masked) = attention(graph, node, a, 0);
+            let (attention, masked) = attention(graph, node, a, 0, with);
             Launch::Attention(attention, masked)
         }
         Op::AttentionGrad(a) => {
-            let (attention, masked) = attention(graph, node, a, 3);
+            let (attention, masked) = attention(graph, node, a, 3, with);
             Launch::AttentionGrad(attention, masked)
         }
         &Op::Dropout { p, stream, slab } => Launch::Dropout { p, stream, slab },
         &Op::Recurrent { cell, reverse } => {
-            let &[batch, time, hidden] = y(0).dims() else { unreachable!("verified") };
+            let shape = y(0).dims();
             match cell {
-                Cell::Lstm => Launch::Lstm(Lstm { batch, time, hidden, reverse, strict }),
-                Cell::Gru => Launch::Gru(Gru { batch, time, hidden, reverse, strict }),
+                Cell::Lstm => Launch::Lstm(lstm(shape, reverse, dtype, with)),
+                Cell::Gru => Launch::Gru(gru(shape, reverse, dtype, with)),
             }
         }
         &Op::RecurrentGrad { cell, reverse } => {
-            let &[batch, time, hidden] = x(0).dims() else { unreachable!("verified") };
+            let shape = x(0).dims();
             match cell {
-                Cell::Lstm => Launch::LstmGrad(Lstm { batch, time, hidden, reverse, strict }),
-                Cell::Gru => Launch::GruGrad(Gru { batch, time, hidden, reverse, strict }),
+                Cell::Lstm => Launch::LstmGrad(lstm(shape, reverse, dtype, with)),
+                Cell::Gru => Launch::GruGrad(gru(shape, reverse, dtype, with)),
             }
         }
     }
@@ -418,7 +432,25 @@ fn cross_entropy(o: &op::CrossEntropy, logits: &Shape) -> CrossEntropy {
     CrossEntropy { n, classes, label_smoothing: o.label_smoothing, ignore_index: o.ignore_index }
 }
 
-fn attention(graph: &Graph, node: &Node, a: &op::Attention, first: usize) -> (Attention, Masked) {
+fn lstm(shape: &[usize], reverse: bool, format: DType, with: Choices) -> Lstm {
+    let &[batch, time, hidden] = shape else { unreachable!("verified") };
+    let of = |products| Lstm { batch, time, hidden, reverse, strict: with.strict, products };
+    of(with.pair_order(format, |order| of(Some(order)).pays(with.isa)))
+}
+
+fn gru(shape: &[usize], reverse: bool, format: DType, with: Choices) -> Gru {
+    let &[batch, time, hidden] = shape else { unreachable!("verified") };
+    let of = |products| Gru { batch, time, hidden, reverse, strict: with.strict, products };
+    of(with.pair_order(format, |order| of(Some(order)).pays(with.isa)))
+}
+
+fn attention(
+    graph: &Graph,
+    node: &Node,
+    a: &op::Attention,
+    first: usize,
+    with: Choices,
+) -> (Attention, Masked) {
     let dims = |k: usize| graph.shape(node.inputs[first + k]).dims();
     let (n, attention) = if a.packed {
         let &[b, t, _, heads, d] = dims(0) else { unreachable!("verified") };
@@ -435,5 +467,8 @@ fn attention(graph: &Graph, node: &Node, a: &op::Attention, first: usize) -> (At
         [_, heads, _, _] => [heads * t_q * t_k, t_q * t_k, t_k],
         _ => unreachable!("verified"),
     });
-    (Attention { scale: a.scale, ..attention }, Masked { packed: a.packed, mask })
+    let of = |products: Option<PairOrder>| Attention { scale: a.scale, products, ..attention.clone() };
+    let format = graph.value(node.inputs[first]).dtype;
+    let order = with.pair_order(format, |order| of(Some(order)).pays(with.isa));
+    (of(order), Masked { packed: a.packed, mask })
 }

@@ -18,15 +18,12 @@ pub(crate) enum Product {
 }
 
 impl Product {
-    /// The fastest kernel for operands in this format. Where every machine must come to the same bits, it is the same one on
-    /// each, fast or not.
+    /// The kernel for operands in this format.
     pub(crate) fn new(gemm: Gemm, format: DType, with: Choices) -> Product {
         let of = |order: PairOrder| PairGemm { gemm: gemm.clone(), order };
-        let fastest = [PairOrder::Tiles, PairOrder::Pairs].map(of).into_iter().find(|p| p.pays(with.isa));
-        match (format, fastest) {
-            (DType::Bf16, _) if with.reproducible => Product::Pairs(of(PairOrder::Tiles)),
-            (DType::Bf16, Some(pairs)) => Product::Pairs(pairs),
-            _ => Product::Wide(gemm),
+        match with.pair_order(format, |order| of(order).pays(with.isa)) {
+            Some(order) => Product::Pairs(of(order)),
+            None => Product::Wide(gemm),
         }
     }
 
