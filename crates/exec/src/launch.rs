@@ -472,3 +472,81 @@ fn attention(
     let order = with.pair_order(format, |order| of(Some(order)).pays(with.isa));
     (of(order), Masked { packed: a.packed, mask })
 }
+
+#[cfg(test)]
+mod tests {
+    use polyreme_graph::{Builder, Init, Precision, differentiate};
+
+    use super::*;
+
+    #[test]
+    fn pairs_are_taken_where_they_pay_and_always_where_runs_are_reproducible() {
+        let with = Choices { workers: 1, isa: Isa::SCALAR, reproducible: false, strict: false };
+        let same = Choices { reproducible: true, ..with };
+        for (pays, want) in [
+            (&[][..], None),
+            (&[PairOrder::Pairs], Some(PairOrder::Pairs)),
+            (&[PairOrder::Pairs, PairOrder::Tiles], Some(PairOrder::Tiles)),
+        ] {
+            assert_eq!(with.pair_order(DType::Bf16, |order| pays.contains(&order)), want);
+            assert_eq!(same.pair_order(DType::Bf16, |order| pays.contains(&order)), Some(PairOrder::Tiles));
+            for format in [DType::F32, DType::F16] {
+                assert_eq!(with.pair_order(format, |_| true), None);
+                assert_eq!(same.pair_order(format, |_| true), None);
+            }
+        }
+    }
+
+    /// How attention and recurrent layers of a step multiply, in both passes.
+    fn products(half: Option<DType>, reproducible: bool) -> Vec<Option<PairOrder>> {
+        let mut b = Builder::new();
+        let zero = Init::Const(0.0);
+        let qkv = b.input("qkv", [2, 40, 3, 2, 16], DType::F32).unwrap();
+        let scale = b.param("scale", [2, 40, 3, 2, 16], zero).unwrap();
+        let qkv = b.mul(qkv, scale).unwrap();
+        let mut sums = vec![b.attention_packed(qkv, true, None).unwrap()];
+        for (cell, name) in [(Cell::Lstm, "lstm"), (Cell::Gru, "gru")] {
+            let width = cell.gates() * 20;
+            let xp = b.input(name, [2, 5, width], DType::F32).unwrap();
+            let w = b.param(&format!("{name}.w"), [width, 20], zero).unwrap();
+            let bias = b.param(&format!("{name}.b"), [width], zero).unwrap();
+            sums.push(b.recurrent(cell, xp, w, bias, &[], false).unwrap());
+        }
+        let sums = sums.into_iter().map(|y| {
+            let axes: Vec<usize> = (0..b.dims(y).len()).collect();
+            b.sum(y, &axes).unwrap()
+        });
+        let sums: Vec<_> = sums.collect();
+        let loss = b.add(sums[0], sums[1]).unwrap();
+        let loss = b.add(loss, sums[2]).unwrap();
+        let step = differentiate(&b.finish(&[("loss", loss)]), loss).unwrap();
+        let step = half.map_or(Precision::F32, Precision::half).apply(&step);
+        let with = Choices { workers: 1, isa: Isa::SCALAR, reproducible, strict: false };
+        let inside = |op: &Op| {
+            matches!(
+                op,
+                Op::Attention(_) | Op::AttentionGrad(_) | Op::Recurrent { .. } | Op::RecurrentGrad { .. }
+            )
+        };
+        step.nodes
+            .iter()
+            .filter(|node| inside(&node.op))
+            .map(|node| match launch(&step, node, &node.op, with) {
+                Launch::Attention(a, _) | Launch::AttentionGrad(a, _) => a.products,
+                Launch::Lstm(l) | Launch::LstmGrad(l) => l.products,
+                Launch::Gru(g) | Launch::GruGrad(g) => g.products,
+                _ => unreachable!("one of these ops"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn reproducible_steps_of_bf16_multiply_in_one_order() {
+        assert_eq!(products(Some(DType::Bf16), true), [Some(PairOrder::Tiles); 6]);
+        // A twin never pays.
+        assert_eq!(products(Some(DType::Bf16), false), [None; 6]);
+        for half in [None, Some(DType::F16)] {
+            assert_eq!(products(half, true), [None; 6]);
+        }
+    }
+}
