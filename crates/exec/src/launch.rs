@@ -10,6 +10,7 @@ use polyreme_kernels::conv::{Conv2d, ConvPass};
 use polyreme_kernels::copy::{Gather, Pad, StridedCopy};
 use polyreme_kernels::elementwise::Fused;
 use polyreme_kernels::embedding::Embedding;
+use polyreme_kernels::gemm::pairs::PairOrder;
 use polyreme_kernels::gemm::{Gemm, Strides};
 use polyreme_kernels::loss::CrossEntropy;
 use polyreme_kernels::norm::{BatchNorm, GroupNorm, LayerNorm, RmsNorm};
@@ -126,6 +127,19 @@ pub(crate) struct Choices {
     pub(crate) reproducible: bool,
     /// Whether no algorithm may trade accuracy for speed.
     pub(crate) strict: bool,
+}
+
+impl Choices {
+    /// The order of sums in which a kernel multiplies operands in this format as pairs of bf16, or `None` for f32: what is
+    /// fastest, where `pays` says that an order is faster than f32. Where every machine must come to the same bits, it is the
+    /// same one on each, fast or not.
+    pub(crate) fn pair_order(&self, format: DType, pays: impl Fn(PairOrder) -> bool) -> Option<PairOrder> {
+        match format {
+            DType::Bf16 if self.reproducible => Some(PairOrder::Tiles),
+            DType::Bf16 => [PairOrder::Tiles, PairOrder::Pairs].into_iter().find(|&order| pays(order)),
+            _ => None,
+        }
+    }
 }
 
 /// Prepares node `i` of a body.
@@ -274,26 +288,26 @@ fn launch(graph: &Graph, node: &Node, op: &Op, with: Choices) -> Launch {
             Launch::EmbeddingGrad(Embedding { rows, d: x(1).last(), n: x(0).numel() })
         }
         Op::Attention(a) => {
-            let (attention, masked) = attention(graph, node, a, 0);
+            let (attention, masked) = attention(graph, node, a, 0, with);
             Launch::Attention(attention, masked)
         }
         Op::AttentionGrad(a) => {
-            let (attention, masked) = attention(graph, node, a, 3);
+            let (attention, masked) = attention(graph, node, a, 3, with);
             Launch::AttentionGrad(attention, masked)
         }
         &Op::Dropout { p, stream, slab } => Launch::Dropout { p, stream, slab },
         &Op::Recurrent { cell, reverse } => {
-            let &[batch, time, hidden] = y(0).dims() else { unreachable!("verified") };
+            let shape = y(0).dims();
             match cell {
-                Cell::Lstm => Launch::Lstm(Lstm { batch, time, hidden, reverse, strict }),
-                Cell::Gru => Launch::Gru(Gru { batch, time, hidden, reverse, strict }),
+                Cell::Lstm => Launch::Lstm(lstm(shape, reverse, dtype, with)),
+                Cell::Gru => Launch::Gru(gru(shape, reverse, dtype, with)),
             }
         }
         &Op::RecurrentGrad { cell, reverse } => {
-            let &[batch, time, hidden] = x(0).dims() else { unreachable!("verified") };
+            let shape = x(0).dims();
             match cell {
-                Cell::Lstm => Launch::LstmGrad(Lstm { batch, time, hidden, reverse, strict }),
-                Cell::Gru => Launch::GruGrad(Gru { batch, time, hidden, reverse, strict }),
+                Cell::Lstm => Launch::LstmGrad(lstm(shape, reverse, dtype, with)),
+                Cell::Gru => Launch::GruGrad(gru(shape, reverse, dtype, with)),
             }
         }
     }
@@ -419,7 +433,25 @@ fn cross_entropy(o: &op::CrossEntropy, logits: &Shape) -> CrossEntropy {
     CrossEntropy { n, classes, label_smoothing: o.label_smoothing, ignore_index: o.ignore_index }
 }
 
-fn attention(graph: &Graph, node: &Node, a: &op::Attention, first: usize) -> (Attention, Masked) {
+fn lstm(shape: &[usize], reverse: bool, format: DType, with: Choices) -> Lstm {
+    let &[batch, time, hidden] = shape else { unreachable!("verified") };
+    let of = |products| Lstm { batch, time, hidden, reverse, strict: with.strict, products };
+    of(with.pair_order(format, |order| of(Some(order)).pays(with.isa)))
+}
+
+fn gru(shape: &[usize], reverse: bool, format: DType, with: Choices) -> Gru {
+    let &[batch, time, hidden] = shape else { unreachable!("verified") };
+    let of = |products| Gru { batch, time, hidden, reverse, strict: with.strict, products };
+    of(with.pair_order(format, |order| of(Some(order)).pays(with.isa)))
+}
+
+fn attention(
+    graph: &Graph,
+    node: &Node,
+    a: &op::Attention,
+    first: usize,
+    with: Choices,
+) -> (Attention, Masked) {
     let dims = |k: usize| graph.shape(node.inputs[first + k]).dims();
     let (n, attention) = if a.packed {
         let &[b, t, _, heads, d] = dims(0) else { unreachable!("verified") };
@@ -436,5 +468,86 @@ fn attention(graph: &Graph, node: &Node, a: &op::Attention, first: usize) -> (At
         [_, heads, _, _] => [heads * t_q * t_k, t_q * t_k, t_k],
         _ => unreachable!("verified"),
     });
-    (Attention { scale: a.scale, ..attention }, Masked { packed: a.packed, mask })
+    let of = |products: Option<PairOrder>| Attention { scale: a.scale, products, ..attention.clone() };
+    let format = graph.value(node.inputs[first]).dtype;
+    let order = with.pair_order(format, |order| of(Some(order)).pays(with.isa));
+    (of(order), Masked { packed: a.packed, mask })
+}
+
+#[cfg(test)]
+mod tests {
+    use polyreme_graph::{Builder, Init, Precision, differentiate};
+
+    use super::*;
+
+    #[test]
+    fn pairs_are_taken_where_they_pay_and_always_where_runs_are_reproducible() {
+        let with = Choices { workers: 1, isa: Isa::SCALAR, reproducible: false, strict: false };
+        let same = Choices { reproducible: true, ..with };
+        for (pays, want) in [
+            (&[][..], None),
+            (&[PairOrder::Pairs], Some(PairOrder::Pairs)),
+            (&[PairOrder::Pairs, PairOrder::Tiles], Some(PairOrder::Tiles)),
+        ] {
+            assert_eq!(with.pair_order(DType::Bf16, |order| pays.contains(&order)), want);
+            assert_eq!(same.pair_order(DType::Bf16, |order| pays.contains(&order)), Some(PairOrder::Tiles));
+            for format in [DType::F32, DType::F16] {
+                assert_eq!(with.pair_order(format, |_| true), None);
+                assert_eq!(same.pair_order(format, |_| true), None);
+            }
+        }
+    }
+
+    /// How attention and recurrent layers of a step multiply, in both passes.
+    fn products(half: Option<DType>, reproducible: bool) -> Vec<Option<PairOrder>> {
+        let mut b = Builder::new();
+        let zero = Init::Const(0.0);
+        let qkv = b.input("qkv", [2, 40, 3, 2, 16], DType::F32).unwrap();
+        let scale = b.param("scale", [2, 40, 3, 2, 16], zero).unwrap();
+        let qkv = b.mul(qkv, scale).unwrap();
+        let mut sums = vec![b.attention_packed(qkv, true, None).unwrap()];
+        for (cell, name) in [(Cell::Lstm, "lstm"), (Cell::Gru, "gru")] {
+            let width = cell.gates() * 20;
+            let xp = b.input(name, [2, 5, width], DType::F32).unwrap();
+            let w = b.param(&format!("{name}.w"), [width, 20], zero).unwrap();
+            let bias = b.param(&format!("{name}.b"), [width], zero).unwrap();
+            sums.push(b.recurrent(cell, xp, w, bias, &[], false).unwrap());
+        }
+        let sums = sums.into_iter().map(|y| {
+            let axes: Vec<usize> = (0..b.dims(y).len()).collect();
+            b.sum(y, &axes).unwrap()
+        });
+        let sums: Vec<_> = sums.collect();
+        let loss = b.add(sums[0], sums[1]).unwrap();
+        let loss = b.add(loss, sums[2]).unwrap();
+        let step = differentiate(&b.finish(&[("loss", loss)]), loss).unwrap();
+        let step = half.map_or(Precision::F32, Precision::half).apply(&step);
+        let with = Choices { workers: 1, isa: Isa::SCALAR, reproducible, strict: false };
+        let inside = |op: &Op| {
+            matches!(
+                op,
+                Op::Attention(_) | Op::AttentionGrad(_) | Op::Recurrent { .. } | Op::RecurrentGrad { .. }
+            )
+        };
+        step.nodes
+            .iter()
+            .filter(|node| inside(&node.op))
+            .map(|node| match launch(&step, node, &node.op, with) {
+                Launch::Attention(a, _) | Launch::AttentionGrad(a, _) => a.products,
+                Launch::Lstm(l) | Launch::LstmGrad(l) => l.products,
+                Launch::Gru(g) | Launch::GruGrad(g) => g.products,
+                _ => unreachable!("one of these ops"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn reproducible_steps_of_bf16_multiply_in_one_order() {
+        assert_eq!(products(Some(DType::Bf16), true), [Some(PairOrder::Tiles); 6]);
+        // A twin never pays.
+        assert_eq!(products(Some(DType::Bf16), false), [None; 6]);
+        for half in [None, Some(DType::F16)] {
+            assert_eq!(products(half, true), [None; 6]);
+        }
+    }
 }

@@ -18,15 +18,12 @@ pub(crate) enum Product {
 }
 
 impl Product {
-    /// The fastest kernel for operands and a result in these formats, f32 among the operands being rounded. Where every
-    /// machine must come to the same bits, it is the same one on each, fast or not.
+    /// The kernel for operands and a result in these formats, f32 among the operands being rounded.
     pub(crate) fn new(gemm: Gemm, [a, b, c]: [DType; 3], rounded: Option<DType>, with: Choices) -> Product {
         let of = |order: PairOrder| PairGemm { gemm: gemm.clone(), order };
-        let fastest = [PairOrder::Tiles, PairOrder::Pairs].map(of).into_iter().find(|p| p.pays(with.isa));
-        match (rounded.unwrap_or(a), fastest) {
-            (DType::Bf16, _) if with.reproducible => Product::Pairs(of(PairOrder::Tiles)),
-            (DType::Bf16, Some(pairs)) => Product::Pairs(pairs),
-            _ => Product::Wide(WideGemm { gemm, a, b, c, rounded }),
+        match with.pair_order(rounded.unwrap_or(a), |order| of(order).pays(with.isa)) {
+            Some(order) => Product::Pairs(of(order)),
+            None => Product::Wide(WideGemm { gemm, a, b, c, rounded }),
         }
     }
 

@@ -158,7 +158,14 @@ fn in_chunks<S: Sync, T: Send>(cx: &Cx, x: &[S], y: &mut [T], f: impl Fn(Isa, &[
 fn convert<S: Copy, T>(isa: Isa, x: &[S], y: &mut [T], f: impl Fn(S) -> T) {
     assert_eq!(x.len(), y.len(), "lengths of x and y");
     #[cfg(target_arch = "x86_64")]
-    if isa.has_avx2() {
+    if isa.has_avx512() {
+        #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+        fn lanes<S: Copy, T>(x: &[S], y: &mut [T], f: impl Fn(S) -> T) {
+            map(x, y, f);
+        }
+        // SAFETY: the instruction set was detected.
+        return unsafe { lanes(x, y, f) };
+    } else if isa.has_avx2() {
         #[target_feature(enable = "avx2,fma")]
         fn lanes<S: Copy, T>(x: &[S], y: &mut [T], f: impl Fn(S) -> T) {
             map(x, y, f);

@@ -68,6 +68,12 @@ macro_rules! map {
     };
 }
 
+/// Scratch as bf16, two in the place of each float.
+pub(crate) fn as_bf16(scratch: &mut [f32]) -> &mut [bf16] {
+    // SAFETY: both are plain bits, and two of 16 fit where one of 32 is, which is aligned for them.
+    unsafe { std::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast(), 2 * scratch.len()) }
+}
+
 /// One float, in the format that it is stored in.
 pub(crate) trait Float: Copy + Sync {
     /// Its value, exactly.

@@ -18,14 +18,30 @@
 //! gradient. There is no dropout, and no sharing of keys between heads.
 //!
 //! q, k, v, o and their gradients may be stored in half, each in its own format; masks and `lse` are f32. The bits are
-//! those of widening all of them, running in f32 and rounding the results.
+//! those of widening all of them, running in f32 and rounding the results, unless [`Attention::products`] asks for products
+//! of bf16.
+
+/// A function of [`rows::RowPasses`], with those of the instruction set.
+macro_rules! by_isa {
+    ($isa:expr, $($run:ident)::+) => {
+        match $isa {
+            #[cfg(target_arch = "x86_64")]
+            isa if isa.has_avx512() => $($run)::+::<Avx512>,
+            #[cfg(target_arch = "x86_64")]
+            isa if isa.has_avx2() => $($run)::+::<Avx2>,
+            _ => $($run)::+::<scalar::Scalar>,
+        }
+    };
+}
 
 mod layout;
+mod paired;
+mod rows;
 mod scalar;
 mod stored;
 
-#[cfg(target_arch = "x86_64")]
-mod rows;
+#[cfg(test)]
+mod paired_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -37,11 +53,13 @@ pub use layout::HeadLayout;
 use layout::{Sizes, disjoint};
 use stored::{HeadRows, HeadRowsMut};
 
-use crate::Cx;
 use crate::cx::SharedMut;
 use crate::floats::{Floats, FloatsMut, SharedFloats};
+use crate::gemm::pairs::PairOrder;
+use crate::gemm::pairs::blocks::PairBlocks;
 #[cfg(target_arch = "x86_64")]
 use crate::tile::{Avx2, Avx512};
+use crate::{Cx, Isa};
 
 /// Attention of `t_q` queries to `t_k` keys in each of `heads` heads of `batch` sequences. The gradients dq, dk, dv
 /// have the layouts of q, k, v, and dy that of o.
@@ -69,6 +87,8 @@ pub struct Attention {
     pub v: HeadLayout,
     /// The layout of o.
     pub o: HeadLayout,
+    /// Multiplies in bf16, with sums in this order; `None` in f32.
+    pub products: Option<PairOrder>,
 }
 
 /// Numbers that are added to the scores before the softmax; −∞ hides a key. Element (b, h, i, j) is
@@ -121,7 +141,14 @@ impl Attention {
     pub fn separate(batch: usize, t_q: usize, t_k: usize, heads: usize, d: usize, causal: bool) -> Attention {
         let (q, k) = (HeadLayout::contiguous(t_q, heads, d), HeadLayout::contiguous(t_k, heads, d));
         let scale = 1.0 / (d.max(1) as f32).sqrt();
-        Attention { batch, heads, t_q, t_k, d, scale, causal, q, k, v: k, o: q }
+        Attention { batch, heads, t_q, t_k, d, scale, causal, q, k, v: k, o: q, products: None }
+    }
+
+    /// Whether the products of bf16 that it asks for are expected to be faster than f32 with these instructions. They never
+    /// are without the order's own.
+    pub fn pays(&self, isa: Isa) -> bool {
+        let fast = self.products.is_some_and(|order| PairBlocks::new(isa, order).are_fast());
+        fast && self.t_q.min(self.t_k) >= PAYS.0 && self.d >= PAYS.1
     }
 
     /// How many floats of lse `[batch, heads, t_q]` there are.
@@ -172,6 +199,12 @@ impl Attention {
             let rows = start..(start + chunk).min(self.t_q);
             // SAFETY: a worker runs one task at a time, and this part is its own.
             let scratch = unsafe { scratch.slice(worker * per_worker, per_worker) };
+            if let Some(order) = self.products {
+                let with = (cx.isa, PairBlocks::new(cx.isa, order));
+                let run = by_isa!(cx.isa, paired::forward);
+                // SAFETY: the instruction set was detected; each unit has its own rows of o and lse.
+                return unsafe { run(self, with, &head, rows, o, lse, scratch) };
+            }
             #[cfg(target_arch = "x86_64")]
             if cx.isa.has_avx512() {
                 // SAFETY: the instruction set was detected; `check_inputs` has proved the lengths; each unit has its
@@ -202,6 +235,7 @@ impl Attention {
     ) {
         self.check_inputs(q, k, v, mask, o, lse.len());
         assert!(dy.len() >= self.o.span(self.sizes_q()), "dy is short");
+        assert!(self.products.is_none() || !matches!(dy, Floats::F16(_)), "f16 is multiplied in f32");
         assert!(
             scratch.len() >= self.backward_scratch_len(cx.par.workers()),
             "scratch of attention backward is short"
@@ -217,6 +251,13 @@ impl Attention {
             let out = self.grads(&head, &out);
             // SAFETY: a worker runs one task at a time, and this part is its own.
             let scratch = unsafe { scratch.slice(worker * per_worker, per_worker) };
+            if let Some(order) = self.products {
+                let with = (cx.isa, PairBlocks::new(cx.isa, order));
+                let run = by_isa!(cx.isa, paired::backward);
+                // SAFETY: the instruction set was detected; `check_grads` has proved that no two heads share an element of
+                // the gradients.
+                return unsafe { run(self, with, &head, &saved, &out, scratch) };
+            }
             #[cfg(target_arch = "x86_64")]
             if cx.isa.has_avx512() {
                 // SAFETY: the instruction set was detected; lengths are proved above; `check_grads` has proved that
@@ -231,6 +272,14 @@ impl Attention {
         });
     }
 }
+
+/// The fewest queries and keys, and elements of a head, for which products of bf16 are faster than those of f32.
+///
+/// Measured on a Zen 4 core with `examples/attention_shapes`, as shares of the time that operands in bf16 take with products
+/// in f32, forward and backward: 0.61 to 0.75 for heads of 64 and 128 and sequences of 197 to 4096, 0.78 and 0.81 for heads of
+/// 32, 0.94 and 0.93 for 24, 1.10 and 1.17 for 16; with heads of 32 and 64, 0.76 to 0.84 and 0.83 to 0.98 for sequences of 64,
+/// 0.77 to 0.86 and 0.90 to 0.99 for 32, 1.22 and 1.41 for 16. On AMX nothing has been measured.
+const PAYS: (usize, usize) = (32, 24);
 
 /// Extra floats of scratch, to begin on a cache line.
 const SPARE: usize = 15;
@@ -310,6 +359,9 @@ impl Attention {
     }
 
     fn forward_worker_len(&self) -> usize {
+        if self.products.is_some() {
+            return crate::tile::round_cols(paired::forward_len(self));
+        }
         let len = scalar::forward_len(self);
         #[cfg(target_arch = "x86_64")]
         let len = len.max(tiled::forward_len(self));
@@ -317,6 +369,9 @@ impl Attention {
     }
 
     fn backward_worker_len(&self) -> usize {
+        if self.products.is_some() {
+            return crate::tile::round_cols(paired::backward_len(self));
+        }
         let len = scalar::backward_len(self);
         #[cfg(target_arch = "x86_64")]
         let len = len.max(tiled::backward_len(self));
@@ -353,6 +408,11 @@ impl Attention {
 
     fn check_inputs(&self, q: Floats, k: Floats, v: Floats, mask: Option<Mask>, o: Floats, lse_len: usize) {
         assert!(self.d > 0, "a head has at least one element");
+        let is_f16 = |x: &Floats| matches!(x, Floats::F16(_));
+        assert!(
+            self.products.is_none() || ![q, k, v].iter().any(is_f16),
+            "f16 is multiplied in f32: leave `products` unset"
+        );
         assert!(q.len() >= self.q.span(self.sizes_q()), "q is short: {}", q.len());
         assert!(k.len() >= self.k.span(self.sizes_k()), "k is short: {}", k.len());
         assert!(v.len() >= self.v.span(self.sizes_k()), "v is short: {}", v.len());

@@ -1,29 +1,73 @@
 //! Passes over one row of scores, for each instruction set.
 
-use super::tiled::Kernel;
 use crate::simd::twins;
+#[cfg(target_arch = "x86_64")]
 use crate::tile::{Avx2, Avx512};
 
 /// A multiple of the lanes of any vector: rows are padded to it, so that sums have the same zeros with all of them.
 const FULL: usize = 16;
 
-macro_rules! kernel {
+/// The passes of an instruction set.
+///
+/// # Safety
+/// All functions: the CPU has the instructions.
+pub(super) trait RowPasses {
+    /// Makes a row of `n` scores into `exp(scale·s + mask − max)` and gives `(max, sum)`, the sum 0 if all are −∞. At least
+    /// 16 zeros follow: tiles on the diagonal read up to `ROWS − 1` of them.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of the implementation.
+    unsafe fn exponentials(row: &mut [f32], n: usize, scale: f32, mask: Option<&[f32]>) -> (f32, f32);
+    /// Makes a row of `n` scores in `p` into probabilities, and `dp` in `ds` into `p·(dp − delta)`. At least 16 zeros
+    /// follow in both.
+    ///
+    /// # Safety
+    /// As for [`RowPasses::exponentials`].
+    unsafe fn probabilities(
+        p: &mut [f32],
+        ds: &mut [f32],
+        n: usize,
+        scale: f32,
+        mask: Option<&[f32]>,
+        lse: f32,
+        delta: f32,
+    );
+    /// The sum of products.
+    ///
+    /// # Safety
+    /// As for [`RowPasses::exponentials`].
+    unsafe fn dot(a: &[f32], b: &[f32]) -> f32;
+    /// `dst = scale·src`, over the shorter length.
+    ///
+    /// # Safety
+    /// As for [`RowPasses::exponentials`].
+    unsafe fn scaled_copy(scale: f32, src: &[f32], dst: &mut [f32]);
+}
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! passes {
     ($name:ident, $twin:ident) => {
-        impl Kernel for $name {
-            unsafe fn exponentials(row: &mut [f32], n: usize, mask: Option<&[f32]>) -> (f32, f32) {
+        impl RowPasses for $name {
+            unsafe fn exponentials(
+                row: &mut [f32],
+                n: usize,
+                scale: f32,
+                mask: Option<&[f32]>,
+            ) -> (f32, f32) {
                 // SAFETY: the CPU has the instructions, by the caller's promise.
-                unsafe { $twin::exponentials(row, n, mask) }
+                unsafe { $twin::exponentials(row, n, scale, mask) }
             }
             unsafe fn probabilities(
                 p: &mut [f32],
                 ds: &mut [f32],
                 n: usize,
+                scale: f32,
                 mask: Option<&[f32]>,
                 lse: f32,
                 delta: f32,
             ) {
                 // SAFETY: as above.
-                unsafe { $twin::probabilities(p, ds, n, mask, lse, delta) }
+                unsafe { $twin::probabilities(p, ds, n, scale, mask, lse, delta) }
             }
             unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
                 // SAFETY: as above.
@@ -36,13 +80,20 @@ macro_rules! kernel {
         }
     };
 }
-kernel!(Avx2, avx2);
-kernel!(Avx512, avx512);
+#[cfg(target_arch = "x86_64")]
+passes!(Avx2, avx2);
+#[cfg(target_arch = "x86_64")]
+passes!(Avx512, avx512);
 
 twins! {
-    pub(super) fn exponentials(row: &mut [f32], n: usize, mask: Option<&[f32]>) -> (f32, f32) {
+    pub(super) fn exponentials(row: &mut [f32], n: usize, scale: f32, mask: Option<&[f32]>) -> (f32, f32) {
         let (body, rest) = row.split_at_mut(n.next_multiple_of(FULL));
         rest[..FULL].fill(0.0);
+        if scale != 1.0 {
+            for s in &mut body[..n] {
+                *s *= scale;
+            }
+        }
         if let Some(mask) = mask {
             for (s, m) in body[..n].iter_mut().zip(&mask[..n]) {
                 *s += m;
@@ -77,6 +128,7 @@ twins! {
         p: &mut [f32],
         ds: &mut [f32],
         n: usize,
+        scale: f32,
         mask: Option<&[f32]>,
         lse: f32,
         delta: f32,
@@ -90,6 +142,11 @@ twins! {
             p.fill(0.0);
             ds.fill(0.0);
             return;
+        }
+        if scale != 1.0 {
+            for s in &mut p[..n] {
+                *s *= scale;
+            }
         }
         if let Some(mask) = mask {
             for (s, m) in p[..n].iter_mut().zip(&mask[..n]) {

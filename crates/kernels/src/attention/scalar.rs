@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::rows::RowPasses;
 use super::stored::HeadRowsMut;
 use super::{Attention, HeadGrads, HeadInputs, Saved};
 use crate::Isa;
@@ -136,4 +137,61 @@ fn add(y: &mut [f32], a: f32, x: &[f32]) {
     for (y, x) in y.iter_mut().zip(x) {
         *y += a * x;
     }
+}
+
+/// Passes over a row of scores, in plain Rust.
+pub(super) struct Scalar;
+
+impl RowPasses for Scalar {
+    unsafe fn exponentials(row: &mut [f32], n: usize, scale: f32, mask: Option<&[f32]>) -> (f32, f32) {
+        shift_scores(row, n, scale, mask);
+        let row = &mut row[..n];
+        let max = row.iter().fold(f32::NEG_INFINITY, |m, &s| m.max(s));
+        if row.iter().all(|&s| s == f32::NEG_INFINITY) {
+            row.fill(0.0);
+            return (max, 0.0);
+        }
+        let mut sum = 0.0;
+        for s in row {
+            *s = (*s - max).exp();
+            sum += *s;
+        }
+        (max, sum)
+    }
+
+    unsafe fn probabilities(
+        p: &mut [f32],
+        ds: &mut [f32],
+        n: usize,
+        scale: f32,
+        mask: Option<&[f32]>,
+        lse: f32,
+        delta: f32,
+    ) {
+        shift_scores(p, n, scale, mask);
+        ds[n..].fill(0.0);
+        for (p, ds) in p[..n].iter_mut().zip(ds) {
+            let hidden = lse == f32::NEG_INFINITY;
+            (*p, *ds) =
+                if hidden { (0.0, 0.0) } else { ((*p - lse).exp(), (*p - lse).exp() * (*ds - delta)) };
+        }
+    }
+
+    unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
+        dot(a, b)
+    }
+
+    unsafe fn scaled_copy(scale: f32, src: &[f32], dst: &mut [f32]) {
+        for (y, x) in dst.iter_mut().zip(src) {
+            *y = scale * x;
+        }
+    }
+}
+
+/// `scale·s + mask` of `n` scores, and zeros behind them.
+fn shift_scores(row: &mut [f32], n: usize, scale: f32, mask: Option<&[f32]>) {
+    for (j, s) in row[..n].iter_mut().enumerate() {
+        *s = *s * scale + mask.map_or(0.0, |m| m[j]);
+    }
+    row[n..].fill(0.0);
 }

@@ -5,6 +5,7 @@
 
 use crate::Isa;
 use crate::floats::{Floats, SharedFloats};
+use crate::gemm::pairs::blocks::PairOperand;
 
 /// Rows that are widened together: whole panels of keys, and few enough to stay in L1.
 #[cfg(target_arch = "x86_64")]
@@ -73,8 +74,23 @@ impl<'a> HeadRows<'a> {
         }
     }
 
+    /// `n` rows of `d` elements from row `first` on, as an operand whose steps of k are the elements.
+    pub(super) fn along_d(self, first: usize, n: usize, d: usize) -> PairOperand<'a> {
+        PairOperand { x: self.from(first), own: self.stride, k: 1, n_own: n, n_k: d }
+    }
+
+    /// The same, but the steps of k are the rows.
+    pub(super) fn along_rows(self, first: usize, n: usize, d: usize) -> PairOperand<'a> {
+        PairOperand { x: self.from(first), own: 1, k: self.stride, n_own: d, n_k: n }
+    }
+
+    /// All from row `first` on.
+    fn from(self, first: usize) -> Floats<'a> {
+        let at = (first * self.stride).min(self.data.len());
+        self.data.part(at, self.data.len() - at)
+    }
+
     /// Prefetches the `d` elements of row `t`, which need not exist.
-    #[cfg(target_arch = "x86_64")]
     pub(super) fn ask_for(self, t: usize, d: usize) {
         self.data.prefetch(t * self.stride, d);
     }
@@ -107,7 +123,6 @@ impl<'a> HeadRowsMut<'a> {
     ///
     /// # Safety
     /// Nothing else accesses the row.
-    #[cfg(target_arch = "x86_64")]
     pub(super) unsafe fn make(
         &self,
         isa: Isa,
@@ -121,7 +136,6 @@ impl<'a> HeadRowsMut<'a> {
     }
 
     /// Prefetches the `d` elements of row `t`, which need not exist.
-    #[cfg(target_arch = "x86_64")]
     pub(super) fn ask_for(&self, t: usize, d: usize) {
         self.data.prefetch(self.first + t * self.stride, d);
     }

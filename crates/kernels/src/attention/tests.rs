@@ -3,13 +3,12 @@
 use polyreme_dtype::DType;
 
 use super::*;
-use crate::Isa;
 use crate::floats::testing::{HALVES, OwnedFloats};
 use crate::lanes::testing::{Reverse, data};
 
 /// The mask of a row of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum MaskKind {
+pub(super) enum MaskKind {
     None,
     /// `[t_q, t_k]`, numbers.
     Shared,
@@ -19,33 +18,36 @@ enum MaskKind {
     Full,
 }
 
+/// What multiplies: f32, and bf16 in both orders.
+const PRODUCTS: [Option<PairOrder>; 3] = [None, Some(PairOrder::Tiles), Some(PairOrder::Pairs)];
+
 /// Everything in f32.
 const F32: (DType, DType) = (DType::F32, DType::F32);
 
 /// All results of a run.
 #[derive(PartialEq, Debug)]
-struct AttentionResults {
-    o: Vec<f32>,
-    lse: Vec<f32>,
-    dq: Vec<f32>,
-    dk: Vec<f32>,
-    dv: Vec<f32>,
+pub(super) struct AttentionResults {
+    pub(super) o: Vec<f32>,
+    pub(super) lse: Vec<f32>,
+    pub(super) dq: Vec<f32>,
+    pub(super) dk: Vec<f32>,
+    pub(super) dv: Vec<f32>,
 }
 
-struct AttentionCase {
-    at: Attention,
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    dy: Vec<f32>,
+pub(super) struct AttentionCase {
+    pub(super) at: Attention,
+    pub(super) q: Vec<f32>,
+    pub(super) k: Vec<f32>,
+    pub(super) v: Vec<f32>,
+    pub(super) dy: Vec<f32>,
     mask: Vec<f32>,
     kind: MaskKind,
     /// The formats of what is read and of what is written.
-    stored: (DType, DType),
+    pub(super) stored: (DType, DType),
 }
 
 impl AttentionCase {
-    fn new(
+    pub(super) fn new(
         batch: usize,
         heads: usize,
         t_q: usize,
@@ -69,13 +71,23 @@ impl AttentionCase {
         AttentionCase { at, q, k: data(2, n_k), v: data(3, n_k), dy: data(4, n_q), mask, kind, stored: F32 }
     }
 
+    /// The same with other products.
+    pub(super) fn with(self, products: Option<PairOrder>) -> AttentionCase {
+        AttentionCase { at: Attention { products, ..self.at }, ..self }
+    }
+
+    /// The same in these formats.
+    pub(super) fn stored(&self, read: DType, written: DType) -> AttentionCase {
+        AttentionCase { stored: (read, written), ..self.rounded(DType::F32) }
+    }
+
     /// The same with all that is read rounded to the format, which is then exact in it.
-    fn rounded(&self, dtype: DType) -> AttentionCase {
+    pub(super) fn rounded(&self, dtype: DType) -> AttentionCase {
         let [q, k, v, dy] = [&self.q, &self.k, &self.v, &self.dy].map(|x| OwnedFloats::new(dtype, x).wide());
         AttentionCase { at: self.at.clone(), mask: self.mask.clone(), q, k, v, dy, ..*self }
     }
 
-    fn mask(&self) -> Option<Mask<'_>> {
+    pub(super) fn mask(&self) -> Option<Mask<'_>> {
         let (data, t_k) = (&self.mask[..], self.at.t_k);
         let all = self.at.t_q * t_k;
         match self.kind {
@@ -97,7 +109,7 @@ impl AttentionCase {
         (o.wide(), lse)
     }
 
-    fn run(&self, cx: &Cx) -> AttentionResults {
+    pub(super) fn run(&self, cx: &Cx) -> AttentionResults {
         let (o, lse) = self.forward(cx);
         self.run_backward(cx, o, lse)
     }
@@ -147,7 +159,7 @@ impl AttentionCase {
     }
 }
 
-fn close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
+pub(super) fn close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
         assert!(g == w || (g - w).abs() <= tolerance * (1.0 + w.abs()), "{what} at {i}: {g}, not {w}");
@@ -255,7 +267,7 @@ fn halves_are_f32_that_is_rounded() {
                 let o = round(written, &o);
                 let want = wide.run_backward(&Cx { isa, par: &Reverse(1) }, o, lse);
                 for workers in [1, 3] {
-                    let half = AttentionCase { stored: (read, written), ..case.rounded(DType::F32) };
+                    let half = case.stored(read, written);
                     let got = half.run(&Cx { isa, par: &Reverse(workers) });
                     let what = format!("{what} with {} on {workers} workers", isa.name());
                     assert_eq!((&got.o, &got.lse), (&want.o, &want.lse), "o of {what}");
@@ -270,22 +282,22 @@ fn halves_are_f32_that_is_rounded() {
 
 #[test]
 fn empty_shapes_give_zeros() {
-    for isa in Isa::available() {
+    for (isa, products) in Isa::available().flat_map(|isa| PRODUCTS.map(|p| (isa, p))) {
         let cx = Cx { isa, par: &Reverse(2) };
-        let none = AttentionCase::new(1, 2, 3, 0, 4, false, MaskKind::None).run(&cx);
+        let none = AttentionCase::new(1, 2, 3, 0, 4, false, MaskKind::None).with(products).run(&cx);
         assert!(none.o.iter().chain(&none.dq).all(|&x| x == 0.0));
         assert!(none.lse.iter().all(|&x| x == f32::NEG_INFINITY));
-        let none = AttentionCase::new(1, 2, 0, 3, 4, true, MaskKind::None).run(&cx);
+        let none = AttentionCase::new(1, 2, 0, 3, 4, true, MaskKind::None).with(products).run(&cx);
         assert!(none.dk.iter().chain(&none.dv).all(|&x| x == 0.0));
-        AttentionCase::new(0, 2, 3, 3, 4, true, MaskKind::None).run(&cx);
-        AttentionCase::new(2, 0, 3, 3, 4, true, MaskKind::None).run(&cx);
+        AttentionCase::new(0, 2, 3, 3, 4, true, MaskKind::None).with(products).run(&cx);
+        AttentionCase::new(2, 0, 3, 3, 4, true, MaskKind::None).with(products).run(&cx);
     }
 }
 
 #[test]
 fn a_hidden_row_is_zeros_and_sends_no_gradient() {
-    for isa in Isa::available() {
-        let case = AttentionCase::new(1, 1, 9, 20, 4, false, MaskKind::Full);
+    for (isa, products) in Isa::available().flat_map(|isa| PRODUCTS.map(|p| (isa, p))) {
+        let case = AttentionCase::new(1, 1, 9, 20, 4, false, MaskKind::Full).with(products);
         let got = case.run(&Cx { isa, par: &Reverse(1) });
         assert_eq!(
             (&got.o[..4], got.lse[0], &got.dq[..4]),
@@ -298,9 +310,9 @@ fn a_hidden_row_is_zeros_and_sends_no_gradient() {
 
 #[test]
 fn a_nan_is_not_hidden() {
-    for isa in Isa::available() {
+    for (isa, products) in Isa::available().flat_map(|isa| PRODUCTS.map(|p| (isa, p))) {
         for key in [0, 10] {
-            let mut case = AttentionCase::new(1, 1, 20, 20, 8, true, MaskKind::None);
+            let mut case = AttentionCase::new(1, 1, 20, 20, 8, true, MaskKind::None).with(products);
             case.k[key * 8] = f32::NAN;
             let (o, lse) = case.forward(&Cx { isa, par: &Reverse(1) });
             assert!(o[..key * 8].iter().chain(&lse[..key]).all(|x| !x.is_nan()), "rows before {key}");
@@ -320,12 +332,14 @@ fn packed_is_separate() {
             .copied()
             .collect()
     };
-    for dtype in HALVES.into_iter().chain([DType::F32]) {
+    let formats = HALVES.into_iter().chain([DType::F32]).map(|dtype| (dtype, None));
+    let in_pairs = PRODUCTS.into_iter().map(|products| (DType::Bf16, products));
+    for (dtype, products) in formats.chain(in_pairs) {
         let stored = (dtype, dtype);
-        let case =
-            AttentionCase { stored, ..AttentionCase::new(batch, heads, t, t, d, true, MaskKind::None) };
+        let case = AttentionCase::new(batch, heads, t, t, d, true, MaskKind::None).with(products);
+        let case = AttentionCase { stored, ..case };
         let want = case.run(&Cx::serial());
-        let at = Attention::packed(batch, t, heads, d, true);
+        let at = Attention { products, ..Attention::packed(batch, t, heads, d, true) };
         let (qkv, dy) =
             (OwnedFloats::new(dtype, &pack(&[&case.q, &case.k, &case.v])), OwnedFloats::new(dtype, &case.dy));
         let (qkv, dy) = (qkv.get(), dy.get());

@@ -16,48 +16,18 @@
 
 use std::ops::Range;
 
+use super::rows::RowPasses;
 use super::stored::{HeadRows, HeadRowsMut};
 use super::{Attention, HeadGrads, HeadInputs, Saved};
 use crate::Isa;
 use crate::cx::SharedMut;
 use crate::tile::avx2::{pack_panel_rows, pack_transposed, panels_len};
-use crate::tile::{Left, Right, TILE_COLS, Tiles, round_cols, row_stride};
+use crate::tile::{Left, Right, TILE_COLS, Tiles, round_cols, row_stride, take};
 
 /// What differs between instruction sets: tiles, and passes over a row.
-///
-/// # Safety
-/// All functions: the CPU has the instructions.
-pub(super) trait Kernel: Tiles {
-    /// Makes a row of `n` scores into `exp(s + mask − max)` and gives `(max, sum)`, the sum 0 if all are −∞. At least 16
-    /// zeros follow: tiles on the diagonal read up to `ROWS − 1` of them.
-    ///
-    /// # Safety
-    /// The CPU has the instruction set of the implementation.
-    unsafe fn exponentials(row: &mut [f32], n: usize, mask: Option<&[f32]>) -> (f32, f32);
-    /// Makes a row of `n` scores in `p` into probabilities, and `dp` in `ds` into `p·(dp − delta)`. At least 16 zeros
-    /// follow in both.
-    ///
-    /// # Safety
-    /// As for [`Kernel::exponentials`].
-    unsafe fn probabilities(
-        p: &mut [f32],
-        ds: &mut [f32],
-        n: usize,
-        mask: Option<&[f32]>,
-        lse: f32,
-        delta: f32,
-    );
-    /// The sum of products.
-    ///
-    /// # Safety
-    /// As for [`Kernel::exponentials`].
-    unsafe fn dot(a: &[f32], b: &[f32]) -> f32;
-    /// `dst = scale·src`, over the shorter length.
-    ///
-    /// # Safety
-    /// As for [`Kernel::exponentials`].
-    unsafe fn scaled_copy(scale: f32, src: &[f32], dst: &mut [f32]);
-}
+pub(super) trait Kernel: Tiles + RowPasses {}
+
+impl<K: Tiles + RowPasses> Kernel for K {}
 
 /// Queries of a block: whole tiles, and few enough that with one panel of keys they stay in L1.
 const QUERIES: usize = 48;
@@ -146,7 +116,7 @@ pub(super) unsafe fn forward<K: Kernel>(
             let seen = at.keys(start + r);
             let row = &mut strip[r * strip_stride..][..strip_stride];
             // SAFETY: as above.
-            let (max, sum) = unsafe { K::exponentials(row, seen, head.mask_row(start + r, 0, seen)) };
+            let (max, sum) = unsafe { K::exponentials(row, seen, 1.0, head.mask_row(start + r, 0, seen)) };
             // A row that sees nothing is all zeros, and stays so.
             let seen = sum != 0.0;
             lse[r] = if seen { max + sum.ln() } else { max };
@@ -248,7 +218,9 @@ pub(super) unsafe fn backward<K: Kernel>(
                 let row = r * strip_stride..(r + 1) * strip_stride;
                 let lse = saved.lse[start + r];
                 // SAFETY: as above.
-                unsafe { K::probabilities(&mut p[row.clone()], &mut ds[row], seen, mask, lse, delta[r]) };
+                unsafe {
+                    K::probabilities(&mut p[row.clone()], &mut ds[row], seen, 1.0, mask, lse, delta[r])
+                };
             }
             let key_panels = &key_rows[key * TILE_COLS..];
             let (dk, dv) = (&mut dk[key * d_cols..], &mut dv[key * d_cols..]);
@@ -453,11 +425,4 @@ unsafe fn copy_rows<K: Kernel>(
         unsafe { K::scaled_copy(scale, src.row(isa, first + r, d, stage), dst) };
         dst[d..].fill(0.0);
     }
-}
-
-/// The next `n` floats, rounded up to a cache line.
-fn take<'a>(scratch: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
-    let (taken, rest) = std::mem::take(scratch).split_at_mut(round_cols(n));
-    *scratch = rest;
-    &mut taken[..n]
 }

@@ -18,8 +18,9 @@ use polyreme_dtype::{bf16, f16};
 pub use gather::{BadIndex, Gather};
 pub use join::{Concat, Pad};
 pub use strided::StridedCopy;
+pub(crate) use transpose::TransposeTile;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use transpose::{TransposeTile, eight_by_eight};
+pub(crate) use transpose::eight_by_eight;
 
 /// An element of four or two bytes that may be copied as bits.
 pub trait Word: Copy + Send + Sync + Default + sealed::Sealed + 'static {}

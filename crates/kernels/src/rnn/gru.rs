@@ -8,11 +8,13 @@
 //!
 //! The reset gate works on the product, as in PyTorch, so the gradients of `xp_n` and `hp_n` differ by the factor r.
 
-use super::sequence::{OwnLen, SPARE, Sequence, Weights, start_row, take};
-use crate::Cx;
+use super::sequence::{OwnLen, SPARE, Sequence, start_row};
+use super::weights::Weights;
 use crate::cx::SharedMut;
 use crate::floats::{Float, Floats, FloatsMut, SharedFloats, each};
-use crate::tile::{aligned, round_cols};
+use crate::gemm::pairs::PairOrder;
+use crate::tile::{aligned, round_cols, take};
+use crate::{Cx, Isa};
 
 /// A GRU over `batch` sequences of `time` steps with `hidden` units.
 #[derive(Clone, Debug)]
@@ -27,6 +29,8 @@ pub struct Gru {
     pub reverse: bool,
     /// Whether the product of the weights' gradient is strict, as [`crate::gemm::Gemm`] has it.
     pub strict: bool,
+    /// Multiplies in bf16, with sums in this order; `None` in f32.
+    pub products: Option<PairOrder>,
 }
 
 /// What [`Gru::forward`] reads and writes. The last state is `y` at the last step that is run.
@@ -73,22 +77,31 @@ pub struct GruBackward<'a> {
 
 impl Gru {
     fn seq(&self) -> Sequence {
-        let Self { batch, time, hidden, reverse, strict } = *self;
-        Sequence { batch, time, hidden, gates: 3, reverse, strict }
+        let Self { batch, time, hidden, reverse, strict, products } = *self;
+        Sequence { batch, time, hidden, gates: 3, reverse, strict, products }
     }
 
     /// Forward's scratch: of each sequence the state and its product with the weights; in half, of the sequence at hand xp,
     /// the gates and y.
     fn forward_own(&self, half: bool) -> OwnLen {
         let [one, three, four] = [1, 3, 4].map(|n| round_cols(n * self.hidden));
-        OwnLen { per_sequence: one + three, once: if half { three + four + one } else { 0 } }
+        let (m, h) = (self.seq().chunk(), self.hidden);
+        let extra = Weights::extra_len::<false>(self.products, m, h, 3 * h);
+        OwnLen { per_sequence: one + three, once: extra + if half { three + four + one } else { 0 } }
     }
 
     /// Backward's scratch: of each sequence the gradients of hp and of the state; in half, of the sequence at hand dy, the
     /// gates, the state before and dxp.
     fn backward_own(&self, half: bool) -> OwnLen {
         let [one, three, four] = [1, 3, 4].map(|n| round_cols(n * self.hidden));
-        OwnLen { per_sequence: three + one, once: if half { 2 * one + four + three } else { 0 } }
+        let (m, h) = (self.seq().chunk(), self.hidden);
+        let extra = Weights::extra_len::<true>(self.products, m, 3 * h, h);
+        OwnLen { per_sequence: three + one, once: extra + if half { 2 * one + four + three } else { 0 } }
+    }
+
+    /// Whether the products of bf16 that it asks for are expected to be faster than f32 with these instructions.
+    pub fn pays(&self, isa: Isa) -> bool {
+        self.seq().pays(isa)
     }
 
     /// How many floats of scratch `forward` on f32 needs with this many workers.
@@ -102,27 +115,31 @@ impl Gru {
     }
 
     fn forward_len(&self, half: bool, workers: usize) -> usize {
-        Weights::panels_len(self.hidden, 3 * self.hidden)
+        Weights::panels_len(self.products, self.hidden, 3 * self.hidden)
             + workers * self.seq().worker_len(self.forward_own(half))
             + SPARE
     }
 
     /// How many floats of scratch `backward` on f32 needs with this many workers.
     pub fn backward_scratch_len(&self, workers: usize) -> usize {
-        let seq = self.seq();
-        round_cols(seq.states_len())
-            + round_cols(3 * seq.states_len())
-            + self.steps_back_len(false, workers).max(seq.weight_product().scratch_len(workers))
-            + SPARE
+        self.backward_len(false, workers)
     }
 
     /// How many floats of scratch `backward` needs with this many workers if anything is stored in half.
     pub fn backward_scratch_len_half(&self, workers: usize) -> usize {
-        self.steps_back_len(true, workers).max(self.seq().by_rows_len(workers)) + SPARE
+        self.backward_len(true, workers)
+    }
+
+    fn backward_len(&self, half: bool, workers: usize) -> usize {
+        let seq = self.seq();
+        seq.kept_len(half, seq.states_len())
+            + seq.kept_len(half, 3 * seq.states_len())
+            + self.steps_back_len(half, workers).max(seq.weight_grads_len(half, workers))
+            + SPARE
     }
 
     fn steps_back_len(&self, half: bool, workers: usize) -> usize {
-        Weights::panels_len(3 * self.hidden, self.hidden)
+        Weights::panels_len(self.products, 3 * self.hidden, self.hidden)
             + workers * self.seq().worker_len(self.backward_own(half))
     }
 
@@ -142,17 +159,18 @@ impl Gru {
         }
 
         let mut scratch = aligned(scratch);
-        let panels = take(&mut scratch, Weights::panels_len(h, 3 * h));
-        let weights = Weights::transposed(cx, x.w_hh, 3 * h, h, panels);
+        let panels = take(&mut scratch, Weights::panels_len(self.products, h, 3 * h));
+        let weights = Weights::transposed(cx, self.products, x.w_hh, 3 * h, h, panels);
         let (y, gates) = (SharedFloats::new(x.y), SharedFloats::new(x.gates));
         let staged = |n: usize| if half { n } else { 0 };
         seq.for_each_chunk(cx, self.forward_own(half), scratch, |start, n, mut scratch| {
             let state = take(&mut scratch, n * h);
-            let hp = take(&mut scratch, n * weights.out_stride());
+            let hp = take(&mut scratch, weights.out_rows(n) * weights.out_stride());
             let [xp_stage, gates_stage, y_stage] = [3, 4, 1].map(|n| take(&mut scratch, staged(n * h)));
+            let extra = scratch;
             state.copy_from_slice(&x.h0[start * h..][..n * h]);
             for s in 0..self.time {
-                weights.product::<false>(n, state, hp);
+                weights.product::<false>(n, state, hp, extra);
                 for r in 0..n {
                     let row = seq.row(start + r, s);
                     // SAFETY: a row belongs to one task.
@@ -182,8 +200,12 @@ impl Gru {
         assert!(x.db_hh.as_ref().is_none_or(|d| d.len() == 3 * h), "db_hh is [3H]");
         let half = [x.dy, x.y, x.gates, x.dxp.as_floats()].iter().any(Floats::is_half);
         let workers = cx.par.workers();
-        let want =
-            if half { self.backward_scratch_len_half(workers) } else { self.backward_scratch_len(workers) };
+        let want = self.backward_len(half, workers);
+        let is_f16 = |x: &Floats| matches!(x, Floats::F16(_));
+        assert!(
+            self.products.is_none() || ![x.y, x.dxp.as_floats()].iter().any(is_f16),
+            "f16 is multiplied in f32: leave `products` unset"
+        );
         assert!(scratch.len() >= want, "scratch of GRU backward is short");
         if h == 0 {
             return;
@@ -191,26 +213,28 @@ impl Gru {
 
         let mut scratch = aligned(scratch);
         let staged = |n: usize| if half { n } else { 0 };
-        // The state before each step and the gradient of hp, for their product; in half they are made again, some rows at
-        // a time.
-        let h_before = take(&mut scratch, states - staged(states));
-        let dhp_all = take(&mut scratch, 3 * (states - staged(states)));
+        // The state before each step and the gradient of hp, for their product; in half with products in f32 they are made
+        // again, some rows at a time.
+        let mut h_before = seq.kept(half, states, &mut scratch);
+        let mut dhp_all = seq.kept(half, 3 * states, &mut scratch);
         let mut dxp = x.dxp;
         let state_before = |b: usize, s: usize| match s {
             0 => Floats::F32(&x.h0[b * h..][..h]),
             _ => x.y.part(seq.row(b, s - 1) * h, h),
         };
         {
-            let (panels, scratch) = scratch.split_at_mut(Weights::panels_len(3 * h, h));
-            let weights = Weights::plain(cx, x.w_hh, 3 * h, h, panels);
+            let (panels, scratch) = scratch.split_at_mut(Weights::panels_len(self.products, 3 * h, h));
+            let weights = Weights::plain(cx, self.products, x.w_hh, 3 * h, h, panels);
             let (dxp, dh0) = (SharedFloats::new(dxp.reborrow()), SharedMut::new(x.dh0));
-            let (h_before, dhp_all) = (SharedMut::new(&mut *h_before), SharedMut::new(&mut *dhp_all));
+            let [h_before, dhp_all] = [&mut h_before, &mut dhp_all]
+                .map(|kept| kept.as_mut().map(|kept| SharedFloats::new(kept.reborrow())));
             seq.for_each_chunk(cx, self.backward_own(half), scratch, |start, n, mut scratch| {
                 let stride = weights.out_stride();
                 let dhp = take(&mut scratch, n * 3 * h);
                 let dh = take(&mut scratch, n * stride);
                 let [dy_stage, before_stage, gates_stage, dxp_stage] =
                     [1, 1, 4, 3].map(|n| take(&mut scratch, staged(n * h)));
+                let extra = scratch;
                 for r in 0..n {
                     start_row(&mut dh[r * stride..][..h], x.dh_n, start + r);
                 }
@@ -225,15 +249,15 @@ impl Gru {
                         unsafe { dxp.part(row * 3 * h, 3 * h) }.staged(cx.isa, dxp_stage, |dxp| {
                             gru_backward(cx.isa, h, BackwardStep { dy, gates, before, dh, dxp, dhp });
                         });
-                        if !half {
+                        if let (Some(h_before), Some(dhp_all)) = (&h_before, &dhp_all) {
                             // SAFETY: as above.
                             unsafe {
-                                h_before.slice(row * h, h).copy_from_slice(before);
-                                dhp_all.slice(row * 3 * h, 3 * h).copy_from_slice(dhp);
+                                h_before.part(row * h, h).round(cx.isa, before);
+                                dhp_all.part(row * 3 * h, 3 * h).round(cx.isa, dhp);
                             }
                         }
                     }
-                    weights.product::<true>(n, dhp, dh);
+                    weights.product::<true>(n, dhp, dh, extra);
                 }
                 for r in 0..n {
                     // SAFETY: a row belongs to one task.
@@ -242,8 +266,15 @@ impl Gru {
                 }
             });
         }
-        if !half {
-            return seq.weight_grads(cx, dhp_all, h_before, x.dw_hh, x.db_hh, scratch);
+        match (&dhp_all, &h_before, self.products) {
+            (Some(dhp), Some(h_before), Some(order)) => {
+                let (dhp, h_before) = (dhp.as_floats(), h_before.as_floats());
+                return seq.weight_grads_in_pairs(cx, order, dhp, h_before, x.dw_hh, x.db_hh, scratch);
+            }
+            (Some(FloatsMut::F32(dhp)), Some(FloatsMut::F32(h_before)), _) => {
+                return seq.weight_grads(cx, dhp, h_before, x.dw_hh, x.db_hh, scratch);
+            }
+            _ => {}
         }
         let dxp = dxp.as_floats();
         let row = |row: usize, dhp: &mut [f32], h_before: &mut [f32]| {

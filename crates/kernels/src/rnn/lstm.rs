@@ -5,11 +5,13 @@
 //! c' = f·c + i·g        h' = o·tanh c'
 //! ```
 
-use super::sequence::{OwnLen, SPARE, Sequence, Weights, start_row, take};
-use crate::Cx;
+use super::sequence::{OwnLen, SPARE, Sequence, start_row};
+use super::weights::Weights;
 use crate::cx::SharedMut;
 use crate::floats::{Floats, FloatsMut, SharedFloats};
-use crate::tile::{aligned, round_cols};
+use crate::gemm::pairs::PairOrder;
+use crate::tile::{aligned, round_cols, take};
+use crate::{Cx, Isa};
 
 /// An LSTM over `batch` sequences of `time` steps with `hidden` units.
 #[derive(Clone, Debug)]
@@ -24,6 +26,8 @@ pub struct Lstm {
     pub reverse: bool,
     /// Whether the product of the weights' gradient is strict, as [`crate::gemm::Gemm`] has it.
     pub strict: bool,
+    /// Multiplies in bf16, with sums in this order; `None` in f32.
+    pub products: Option<PairOrder>,
 }
 
 /// What [`Lstm::forward`] reads and writes. The last state is `y` at the last step that is run.
@@ -82,24 +86,33 @@ pub struct LstmBackward<'a> {
 
 impl Lstm {
     fn seq(&self) -> Sequence {
-        let Self { batch, time, hidden, reverse, strict } = *self;
-        Sequence { batch, time, hidden, gates: 4, reverse, strict }
+        let Self { batch, time, hidden, reverse, strict, products } = *self;
+        Sequence { batch, time, hidden, gates: 4, reverse, strict, products }
     }
 
     /// Forward's scratch: of each sequence the state and its product with the weights; in half also the cell, and of the
     /// sequence at hand xp, the gates, the next cell and y.
     fn forward_own(&self, half: bool) -> OwnLen {
         let (one, four) = (round_cols(self.hidden), round_cols(4 * self.hidden));
+        let (m, h) = (self.seq().chunk(), self.hidden);
+        let extra = Weights::extra_len::<false>(self.products, m, h, 4 * h);
         if half {
-            return OwnLen { per_sequence: 2 * one + four, once: 2 * four + 2 * one };
+            return OwnLen { per_sequence: 2 * one + four, once: 2 * four + 2 * one + extra };
         }
-        OwnLen { per_sequence: one + four, once: 0 }
+        OwnLen { per_sequence: one + four, once: extra }
     }
 
     /// Backward's scratch: of each sequence dz, dh and dc; in half, of the sequence at hand dy, the gates and two cells.
     fn backward_own(&self, half: bool) -> OwnLen {
         let (one, four) = (round_cols(self.hidden), round_cols(4 * self.hidden));
-        OwnLen { per_sequence: four + 2 * one, once: if half { four + 3 * one } else { 0 } }
+        let (m, h) = (self.seq().chunk(), self.hidden);
+        let extra = Weights::extra_len::<false>(self.products, m, 4 * h, h);
+        OwnLen { per_sequence: four + 2 * one, once: extra + if half { four + 3 * one } else { 0 } }
+    }
+
+    /// Whether the products of bf16 that it asks for are expected to be faster than f32 with these instructions.
+    pub fn pays(&self, isa: Isa) -> bool {
+        self.seq().pays(isa)
     }
 
     /// How many floats of scratch `forward` on f32 needs with this many workers.
@@ -113,26 +126,30 @@ impl Lstm {
     }
 
     fn forward_len(&self, half: bool, workers: usize) -> usize {
-        Weights::panels_len(self.hidden, 4 * self.hidden)
+        Weights::panels_len(self.products, self.hidden, 4 * self.hidden)
             + workers * self.seq().worker_len(self.forward_own(half))
             + SPARE
     }
 
     /// How many floats of scratch `backward` on f32 needs with this many workers.
     pub fn backward_scratch_len(&self, workers: usize) -> usize {
-        let seq = self.seq();
-        round_cols(seq.states_len())
-            + self.steps_back_len(false, workers).max(seq.weight_product().scratch_len(workers))
-            + SPARE
+        self.backward_len(false, workers)
     }
 
     /// How many floats of scratch `backward` needs with this many workers if anything is stored in half.
     pub fn backward_scratch_len_half(&self, workers: usize) -> usize {
-        self.steps_back_len(true, workers).max(self.seq().by_rows_len(workers)) + SPARE
+        self.backward_len(true, workers)
+    }
+
+    fn backward_len(&self, half: bool, workers: usize) -> usize {
+        let seq = self.seq();
+        seq.kept_len(half, seq.states_len())
+            + self.steps_back_len(half, workers).max(seq.weight_grads_len(half, workers))
+            + SPARE
     }
 
     fn steps_back_len(&self, half: bool, workers: usize) -> usize {
-        Weights::panels_len(4 * self.hidden, self.hidden)
+        Weights::panels_len(self.products, 4 * self.hidden, self.hidden)
             + workers * self.seq().worker_len(self.backward_own(half))
     }
 
@@ -156,19 +173,20 @@ impl Lstm {
         }
 
         let mut scratch = aligned(scratch);
-        let panels = take(&mut scratch, Weights::panels_len(h, 4 * h));
-        let weights = Weights::transposed(cx, x.w_hh, 4 * h, h, panels);
+        let panels = take(&mut scratch, Weights::panels_len(self.products, h, 4 * h));
+        let weights = Weights::transposed(cx, self.products, x.w_hh, 4 * h, h, panels);
         let [y, c_all, gates] = [x.y, x.c_all, x.gates].map(SharedFloats::new);
         let staged = |n: usize| if half { n } else { 0 };
         seq.for_each_chunk(cx, self.forward_own(half), scratch, |start, n, mut scratch| {
             let state = take(&mut scratch, n * h);
-            let z = take(&mut scratch, n * weights.out_stride());
+            let z = take(&mut scratch, weights.out_rows(n) * weights.out_stride());
             let cells = take(&mut scratch, staged(n * h));
             let [xp_stage, gates_stage] = [4 * h, 4 * h].map(|n| take(&mut scratch, staged(n)));
             let [c_stage, y_stage] = [h, h].map(|n| take(&mut scratch, staged(n)));
+            let extra = scratch;
             state.copy_from_slice(&x.h0[start * h..][..n * h]);
             for s in 0..self.time {
-                weights.product::<false>(n, state, z);
+                weights.product::<false>(n, state, z, extra);
                 for r in 0..n {
                     let row = seq.row(start + r, s);
                     // SAFETY: a row belongs to one task, and rows of two steps are different.
@@ -217,8 +235,12 @@ impl Lstm {
         assert!(x.db_hh.as_ref().is_none_or(|d| d.len() == 4 * h), "db_hh is [4H]");
         let half = [x.dy, x.y, x.c_all, x.gates, x.dxp.as_floats()].iter().any(Floats::is_half);
         let workers = cx.par.workers();
-        let want =
-            if half { self.backward_scratch_len_half(workers) } else { self.backward_scratch_len(workers) };
+        let want = self.backward_len(half, workers);
+        let is_f16 = |x: &Floats| matches!(x, Floats::F16(_));
+        assert!(
+            self.products.is_none() || ![x.y, x.dxp.as_floats()].iter().any(is_f16),
+            "f16 is multiplied in f32: leave `products` unset"
+        );
         assert!(scratch.len() >= want, "scratch of LSTM backward is short");
         if h == 0 {
             return;
@@ -226,25 +248,28 @@ impl Lstm {
 
         let mut scratch = aligned(scratch);
         let staged = |n: usize| if half { n } else { 0 };
-        // The state before each step, for the product with dxp; in half both are read again, some rows at a time.
-        let h_before = take(&mut scratch, states - staged(states));
+        // The state before each step, for the product with dxp; in half with products in f32 both are read again, some rows at
+        // a time.
+        let mut h_before = seq.kept(half, states, &mut scratch);
         let mut dxp = x.dxp;
         let state_before = |b: usize, s: usize| match s {
             0 => Floats::F32(&x.h0[b * h..][..h]),
             _ => x.y.part(seq.row(b, s - 1) * h, h),
         };
         {
-            let (panels, scratch) = scratch.split_at_mut(Weights::panels_len(4 * h, h));
-            let weights = Weights::plain(cx, x.w_hh, 4 * h, h, panels);
-            let (dxp, h_before) = (SharedFloats::new(dxp.reborrow()), SharedMut::new(&mut *h_before));
+            let (panels, scratch) = scratch.split_at_mut(Weights::panels_len(self.products, 4 * h, h));
+            let weights = Weights::plain(cx, self.products, x.w_hh, 4 * h, h, panels);
+            let dxp = SharedFloats::new(dxp.reborrow());
+            let h_before = h_before.as_mut().map(|kept| SharedFloats::new(kept.reborrow()));
             let (dh0, dc0) = (SharedMut::new(x.dh0), SharedMut::new(x.dc0));
             seq.for_each_chunk(cx, self.backward_own(half), scratch, |start, n, mut scratch| {
                 let stride = weights.out_stride();
                 let dz = take(&mut scratch, n * 4 * h);
-                let dh = take(&mut scratch, n * stride);
+                let dh = take(&mut scratch, weights.out_rows(n) * stride);
                 let dc = take(&mut scratch, n * h);
                 let gates_stage = take(&mut scratch, staged(4 * h));
                 let [dy_stage, before_stage, c_stage] = [h; 3].map(|n| take(&mut scratch, staged(n)));
+                let extra = scratch;
                 for r in 0..n {
                     start_row(&mut dh[r * stride..][..h], x.dh_n, start + r);
                     start_row(&mut dc[r * h..][..h], x.dc_n, start + r);
@@ -256,10 +281,10 @@ impl Lstm {
                             0 => &x.c0[(start + r) * h..][..h],
                             _ => x.c_all.staged(cx.isa, seq.row(start + r, s - 1) * h, h, before_stage),
                         };
-                        if !half {
+                        if let Some(h_before) = &h_before {
                             // SAFETY: a row belongs to one task.
-                            let row = unsafe { h_before.slice(row * h, h) };
-                            state_before(start + r, s).widen(cx.isa, row);
+                            unsafe { h_before.part(row * h, h) }
+                                .copy_from(cx.isa, state_before(start + r, s));
                         }
                         let dz = &mut dz[r * 4 * h..][..4 * h];
                         let step = BackwardStep {
@@ -275,7 +300,7 @@ impl Lstm {
                         // SAFETY: a row belongs to one task.
                         unsafe { dxp.part(row * 4 * h, 4 * h) }.round(cx.isa, dz);
                     }
-                    weights.product::<false>(n, dz, dh);
+                    weights.product::<false>(n, dz, dh, extra);
                 }
                 for r in 0..n {
                     // SAFETY: a row belongs to one task.
@@ -286,9 +311,15 @@ impl Lstm {
                 }
             });
         }
-        match dxp.as_floats() {
-            Floats::F32(dxp) if !half => seq.weight_grads(cx, dxp, h_before, x.dw_hh, x.db_hh, scratch),
-            dxp => {
+        let h_before = h_before.as_ref().map(|kept| kept.as_floats());
+        match (dxp.as_floats(), h_before, self.products) {
+            (dxp, Some(h_before), Some(order)) => {
+                seq.weight_grads_in_pairs(cx, order, dxp, h_before, x.dw_hh, x.db_hh, scratch);
+            }
+            (Floats::F32(dxp), Some(Floats::F32(h_before)), None) => {
+                seq.weight_grads(cx, dxp, h_before, x.dw_hh, x.db_hh, scratch);
+            }
+            (dxp, ..) => {
                 let row = |row: usize, dz: &mut [f32], h_before: &mut [f32]| {
                     dxp.part(row * 4 * h, 4 * h).widen(cx.isa, dz);
                     let (b, s) = seq.at(row);

@@ -12,7 +12,11 @@
 //! sequence is then widened as it is read and rounded as it is written, while the state, the cell and their gradients go
 //! from step to step in f32. The bits are those of widening everything, running in f32 and rounding the results, but for
 //! the gradients of the weights: those are sums over `dxp` as it is stored, a block of rows at a time, so that no `dxp` in
-//! f32 exists.
+//! f32 exists. The tests compare them with the same sums over a `dxp` that was rounded.
+//!
+//! With [`Lstm::products`] or [`Gru::products`] set, states, gradients of gates and the recurrent weights are rounded to bf16
+//! as they become operands, in all three products; sums and what goes from step to step stay f32. The gradients of the
+//! weights are then one product, and those of biases sums, of the operands as they were rounded.
 //!
 //! Sizes: B sequences, T steps, H hidden. Tensors are contiguous, in the order that is stated with each.
 
@@ -20,7 +24,7 @@
 macro_rules! cell {
     ($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*)) => {
         $(#[$doc])*
-        fn $name(isa: $crate::Isa, h: usize, $($arg: $ty),*) {
+        pub(super) fn $name(isa: $crate::Isa, h: usize, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             if isa.has_avx512() {
                 // SAFETY: the instruction set was detected.
@@ -39,9 +43,12 @@ mod gru;
 mod lstm;
 mod scalar;
 mod sequence;
+mod weights;
 
 #[cfg(target_arch = "x86_64")]
 mod lanes;
+#[cfg(test)]
+mod paired_tests;
 #[cfg(test)]
 mod tests;
 

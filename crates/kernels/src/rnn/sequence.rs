@@ -1,11 +1,12 @@
-//! What both cells share: the order of steps, the cut of the batch into tasks, the product of states with the
-//! recurrent weights, and their gradient.
+//! What both cells share: the order of steps, the cut of the batch into tasks, and the gradient of the recurrent weights.
 
-use crate::Cx;
-use crate::Isa;
 use crate::cx::SharedMut;
+use crate::floats::{Float, Floats, FloatsMut, as_bf16, each};
+use crate::gemm::pairs::blocks::PairBlocks;
+use crate::gemm::pairs::{PairGemm, PairOrder};
 use crate::gemm::{Gemm, Strides};
-use crate::tile::round_cols;
+use crate::tile::{round_cols, take};
+use crate::{Cx, Isa};
 
 /// Extra floats of scratch, to begin on a cache line.
 pub(super) const SPARE: usize = 15;
@@ -22,6 +23,13 @@ pub(super) struct OwnLen {
     pub once: usize,
 }
 
+/// The fewest units for which products of bf16 are faster than those of f32.
+///
+/// Measured on a Zen 4 core with `examples/recurrent_shapes`, as shares of the time that steps in bf16 take with products in
+/// f32, forward and backward: 0.52 to 0.72 for 128 to 1024 units and batches of 1 to 64, 0.89 to 0.97 and 0.76 to 0.95 for 32
+/// and 48 units, 1.32 and 1.04 to 1.45 for 16; for 32 units and a batch of 1, 1.02 to 1.13. On AMX nothing has been measured.
+const PAYS: usize = 32;
+
 /// B sequences of T steps with H hidden, and G gates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sequence {
@@ -31,9 +39,17 @@ pub(super) struct Sequence {
     pub gates: usize,
     pub reverse: bool,
     pub strict: bool,
+    pub products: Option<PairOrder>,
 }
 
 impl Sequence {
+    /// Whether the products of bf16 that are asked for are expected to be faster than f32. They never are without the order's
+    /// own instructions.
+    pub(super) fn pays(&self, isa: Isa) -> bool {
+        let fast = self.products.is_some_and(|order| PairBlocks::new(isa, order).are_fast());
+        fast && self.hidden >= PAYS
+    }
+
     /// B·T·H.
     pub(super) fn states_len(&self) -> usize {
         self.batch * self.time * self.hidden
@@ -62,7 +78,7 @@ impl Sequence {
 
     /// Sequences of a task: equal shares of at least 8, whose tiles use each panel of weights twice, in up to 16
     /// tasks; or half of a small batch.
-    fn chunk(&self) -> usize {
+    pub(super) fn chunk(&self) -> usize {
         let tasks = if self.batch < 16 { self.batch / 4 } else { self.batch / 8 };
         let tasks = if tasks == 0 { 1 } else { 1 << tasks.min(16).ilog2() };
         self.batch.div_ceil(tasks).max(1)
@@ -107,6 +123,58 @@ impl Sequence {
         }
     }
 
+    /// As [`Sequence::weight_grads`], with a product of bf16 in this order; `db` sums `dz` as it is stored.
+    pub(super) fn weight_grads_in_pairs(
+        &self,
+        cx: &Cx,
+        order: PairOrder,
+        dz: Floats,
+        h_before: Floats,
+        dw: &mut [f32],
+        db: Option<&mut [f32]>,
+        scratch: &mut [f32],
+    ) {
+        let pairs = PairGemm { gemm: self.weight_product(), order };
+        pairs.run(cx, dz, h_before, FloatsMut::F32(dw), scratch);
+        if let Some(db) = db {
+            each!(Floats, dz, dz => self.bias_grad(cx, dz, db, false));
+        }
+    }
+
+    /// Room for `n` floats of all steps that the gradients of the weights need beside what is stored: as operands in bf16, or
+    /// in f32, unless they are read again some rows at a time.
+    pub(super) fn kept<'a>(
+        &self,
+        half: bool,
+        n: usize,
+        scratch: &mut &'a mut [f32],
+    ) -> Option<FloatsMut<'a>> {
+        let room = take(scratch, self.kept_len(half, n));
+        match self.products {
+            Some(_) => Some(FloatsMut::Bf16(&mut as_bf16(room)[..n])),
+            None if half => None,
+            None => Some(FloatsMut::F32(&mut room[..n])),
+        }
+    }
+
+    /// How many floats of scratch [`Sequence::kept`] takes.
+    pub(super) fn kept_len(&self, half: bool, n: usize) -> usize {
+        match self.products {
+            Some(_) => round_cols(n.div_ceil(2)),
+            None if half => 0,
+            None => round_cols(n),
+        }
+    }
+
+    /// How many floats of scratch the gradients of the weights need.
+    pub(super) fn weight_grads_len(&self, half: bool, workers: usize) -> usize {
+        match self.products {
+            Some(order) => PairGemm { gemm: self.weight_product(), order }.scratch_len(workers),
+            None if half => self.by_rows_len(workers),
+            None => self.weight_product().scratch_len(workers),
+        }
+    }
+
     /// As [`Sequence::weight_grads`], of rows that `row(idx, dz, h_before)` writes, some hundred at a time: those of a block
     /// of the product, so that the sums have the order of the whole.
     pub(super) fn weight_grads_by_rows(
@@ -143,7 +211,7 @@ impl Sequence {
     }
 
     /// How many floats of scratch [`Sequence::weight_grads_by_rows`] needs.
-    pub(super) fn by_rows_len(&self, workers: usize) -> usize {
+    fn by_rows_len(&self, workers: usize) -> usize {
         let (_, rows_max) = self.row_blocks();
         let product = |k: usize| Gemm { k, ..self.weight_product() }.scratch_len(workers);
         round_cols(rows_max * self.width())
@@ -158,7 +226,7 @@ impl Sequence {
     }
 
     /// `db = Σ dz` over rows, or `+=`.
-    fn bias_grad(&self, cx: &Cx, dz: &[f32], db: &mut [f32], add: bool) {
+    fn bias_grad<T: Float>(&self, cx: &Cx, dz: &[T], db: &mut [f32], add: bool) {
         let width = self.width();
         cx.for_each_chunk(db, 128, |i, db| {
             if !add {
@@ -166,7 +234,7 @@ impl Sequence {
             }
             for row in dz.chunks_exact(width) {
                 for (db, dz) in db.iter_mut().zip(&row[i * 128..]) {
-                    *db += dz;
+                    *db += dz.wide();
                 }
             }
         });
@@ -189,114 +257,10 @@ impl Sequence {
     }
 }
 
-/// The recurrent weights as the right operand of a product: `depth × cols`.
-#[derive(Clone, Copy)]
-pub(super) struct Weights<'a> {
-    isa: Isa,
-    /// Packed panels, or for the scalar twin the weights as they are.
-    data: &'a [f32],
-    depth: usize,
-    cols: usize,
-    /// The strides of (depth, col) in weights that are not packed.
-    strides: (usize, usize),
-}
-
-impl<'a> Weights<'a> {
-    /// How many floats `panels` of a `depth × cols` operand are.
-    pub(super) fn panels_len(depth: usize, cols: usize) -> usize {
-        depth * round_cols(cols)
-    }
-
-    /// `wᵀ` of `w [width, hidden]`, for `h·wᵀ`.
-    pub(super) fn transposed(
-        cx: &Cx,
-        w: &'a [f32],
-        width: usize,
-        hidden: usize,
-        panels: &'a mut [f32],
-    ) -> Self {
-        Weights::pack(cx, w, hidden, width, (1, hidden), panels)
-    }
-
-    /// `w [width, hidden]` itself, for `dz·w`.
-    pub(super) fn plain(cx: &Cx, w: &'a [f32], width: usize, hidden: usize, panels: &'a mut [f32]) -> Self {
-        Weights::pack(cx, w, width, hidden, (hidden, 1), panels)
-    }
-
-    fn pack(
-        cx: &Cx,
-        w: &'a [f32],
-        depth: usize,
-        cols: usize,
-        strides: (usize, usize),
-        panels: &'a mut [f32],
-    ) -> Self {
-        assert_eq!(w.len(), depth * cols, "recurrent weights");
-        #[cfg(target_arch = "x86_64")]
-        if cx.isa.has_avx2() {
-            // Four panels per task.
-            let group = 4 * crate::tile::TILE_COLS;
-            let panels = &mut panels[..Weights::panels_len(depth, cols)];
-            cx.for_each_chunk(panels, (group * depth).max(1), |i, panels| {
-                let n = group.min(cols - i * group);
-                let src = &w[i * group * strides.1..];
-                // SAFETY: the instruction set was detected; `w` has depth × cols elements, of which these are columns
-                // `i·group .. i·group + n`, and the panels have room for them.
-                unsafe {
-                    use crate::tile::avx2::{pack_panels, pack_transposed};
-                    if strides.1 == 1 {
-                        pack_panels(src.as_ptr(), strides.0, n, depth, panels.as_mut_ptr());
-                    } else {
-                        pack_transposed(src.as_ptr(), strides.1, n, depth, panels.as_mut_ptr());
-                    }
-                }
-            });
-            return Weights { isa: cx.isa, data: panels, depth, cols, strides };
-        }
-        let _ = panels;
-        Weights { isa: cx.isa, data: w, depth, cols, strides }
-    }
-
-    /// Floats from one row of the product to the next.
-    pub(super) fn out_stride(&self) -> usize {
-        round_cols(self.cols)
-    }
-
-    /// `out[m × cols] = a[m × depth] · weights`, or `+=`, the rows of `out` [`Weights::out_stride`] apart.
-    pub(super) fn product<const ADD: bool>(&self, m: usize, a: &[f32], out: &mut [f32]) {
-        let stride = self.out_stride();
-        assert!(a.len() >= m * self.depth && out.len() >= m * stride, "operands of the recurrent product");
-        #[cfg(target_arch = "x86_64")]
-        if self.isa.has_avx2() {
-            use crate::tile::{Avx2, Avx512, product};
-            let run = if self.isa.has_avx512() { product::<Avx512, ADD> } else { product::<Avx2, ADD> };
-            let (a, panels, out) = (a.as_ptr(), self.data.as_ptr(), out.as_mut_ptr());
-            // SAFETY: the instruction set was detected; lengths by the assertion and by `pack`.
-            return unsafe { run(m, self.cols, self.depth, a, self.depth, panels, out, stride) };
-        }
-        for r in 0..m {
-            for c in 0..self.cols {
-                let sum: f32 = (0..self.depth)
-                    .map(|i| a[r * self.depth + i] * self.data[i * self.strides.0 + c * self.strides.1])
-                    .sum();
-                let out = &mut out[r * stride + c];
-                *out = if ADD { *out + sum } else { sum };
-            }
-        }
-    }
-}
-
 /// Row `row` of the gradient of a last state, or zeros where there is none.
 pub(super) fn start_row(target: &mut [f32], source: Option<&[f32]>, row: usize) {
     match source {
         Some(source) => target.copy_from_slice(&source[row * target.len()..][..target.len()]),
         None => target.fill(0.0),
     }
-}
-
-/// The next `n` floats, rounded up to a cache line.
-pub(super) fn take<'a>(scratch: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
-    let (taken, rest) = std::mem::take(scratch).split_at_mut(round_cols(n));
-    *scratch = rest;
-    &mut taken[..n]
 }

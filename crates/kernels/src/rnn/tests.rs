@@ -5,12 +5,13 @@ use polyreme_dtype::DType;
 use super::sequence::Sequence;
 use super::*;
 use crate::floats::testing::OwnedFloats;
+use crate::gemm::pairs::PairOrder;
 use crate::lanes::testing::{Reverse, data};
 use crate::{Cx, Isa};
 
 /// The formats of what has T steps.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Formats {
+pub(super) struct Formats {
     xp: DType,
     y: DType,
     c_all: DType,
@@ -20,12 +21,12 @@ struct Formats {
 }
 
 impl Formats {
-    const fn all(dtype: DType) -> Formats {
+    pub(super) const fn all(dtype: DType) -> Formats {
         Formats { xp: dtype, y: dtype, c_all: dtype, gates: dtype, dy: dtype, dxp: dtype }
     }
 }
 
-const F32: Formats = Formats::all(DType::F32);
+pub(super) const F32: Formats = Formats::all(DType::F32);
 
 /// `x` rounded to a format, in the other.
 fn rounded(to: DType, stored: DType, x: &[f32]) -> OwnedFloats {
@@ -33,25 +34,34 @@ fn rounded(to: DType, stored: DType, x: &[f32]) -> OwnedFloats {
 }
 
 /// Either cell, with inputs, and weights for its loss `Σ dy·y + dh_n·h_n + dc_n·c_n`.
-struct RnnCase {
-    lstm: bool,
-    reverse: bool,
-    batch: usize,
-    time: usize,
-    hidden: usize,
-    bias: bool,
+pub(super) struct RnnCase {
+    pub(super) lstm: bool,
+    pub(super) reverse: bool,
+    pub(super) batch: usize,
+    pub(super) time: usize,
+    pub(super) hidden: usize,
+    pub(super) bias: bool,
+    /// What multiplies: `None` f32.
+    pub(super) products: Option<PairOrder>,
     /// xp, w_hh, b_hh, h0, c0: what gradients are taken of.
-    inputs: [Vec<f32>; 5],
-    dy: Vec<f32>,
-    dh_n: Option<Vec<f32>>,
-    dc_n: Option<Vec<f32>>,
+    pub(super) inputs: [Vec<f32>; 5],
+    pub(super) dy: Vec<f32>,
+    pub(super) dh_n: Option<Vec<f32>>,
+    pub(super) dc_n: Option<Vec<f32>>,
 }
 
 /// y, then dxp, dw_hh, db_hh, dh0, dc0.
-type RnnResults = (Vec<f32>, [Vec<f32>; 5]);
+pub(super) type RnnResults = (Vec<f32>, [Vec<f32>; 5]);
 
 impl RnnCase {
-    fn new(lstm: bool, batch: usize, time: usize, hidden: usize, reverse: bool, bias: bool) -> RnnCase {
+    pub(super) fn new(
+        lstm: bool,
+        batch: usize,
+        time: usize,
+        hidden: usize,
+        reverse: bool,
+        bias: bool,
+    ) -> RnnCase {
         let gates = if lstm { 4 } else { 3 };
         let scale = 1.0 / (hidden.max(1) as f32).sqrt();
         let w = data(2, gates * hidden * hidden).iter().map(|x| x * 2.0 * scale).collect();
@@ -64,17 +74,30 @@ impl RnnCase {
             data(5, batch * hidden),
         ];
         let dy = data(6, batch * time * hidden);
-        RnnCase { lstm, reverse, batch, time, hidden, bias, inputs, dy, dh_n: last(7), dc_n: last(8) }
+        let products = None;
+        RnnCase {
+            lstm,
+            reverse,
+            batch,
+            time,
+            hidden,
+            bias,
+            products,
+            inputs,
+            dy,
+            dh_n: last(7),
+            dc_n: last(8),
+        }
     }
 
-    fn run(&self, cx: &Cx) -> RnnResults {
+    pub(super) fn run(&self, cx: &Cx) -> RnnResults {
         self.run_stored(cx, F32, F32)
     }
 
     /// A run on numbers in the formats `stored`, of which those that have T steps are rounded to the formats `to`, also
     /// between forward and backward.
-    fn run_stored(&self, cx: &Cx, to: Formats, stored: Formats) -> RnnResults {
-        let RnnCase { batch, time, hidden, reverse, .. } = *self;
+    pub(super) fn run_stored(&self, cx: &Cx, to: Formats, stored: Formats) -> RnnResults {
+        let RnnCase { batch, time, hidden, reverse, products, .. } = *self;
         let [xp, w_hh, b_hh, h0, c0] = self.inputs.each_ref().map(|v| &v[..]);
         let b_hh = self.bias.then_some(b_hh);
         let workers = cx.par.workers();
@@ -91,8 +114,8 @@ impl RnnCase {
         let db_hh = self.bias.then_some(db_hh);
         let (dh_n, dc_n) = (self.dh_n.as_deref(), self.dc_n.as_deref());
         let (lstm, gru) = (
-            Lstm { batch, time, hidden, reverse, strict: false },
-            Gru { batch, time, hidden, reverse, strict: false },
+            Lstm { batch, time, hidden, reverse, strict: false, products },
+            Gru { batch, time, hidden, reverse, strict: false, products },
         );
         let half = stored != F32;
         {
@@ -140,7 +163,7 @@ impl RnnCase {
             }
         }
         grads[0] = rounded(to.dxp, stored.dxp, &dxp.wide()).wide();
-        if to != F32 && !half {
+        if to != F32 && !half && products.is_none() {
             self.weight_grads(cx, &y.wide(), &gates.wide(), &mut grads);
         }
         if !self.bias {
@@ -153,7 +176,7 @@ impl RnnCase {
     fn weight_grads(&self, cx: &Cx, y: &[f32], gates: &[f32], grads: &mut [Vec<f32>; 5]) {
         let RnnCase { batch, time, hidden, reverse, .. } = *self;
         let n_gates = if self.lstm { 4 } else { 3 };
-        let seq = Sequence { batch, time, hidden, gates: n_gates, reverse, strict: false };
+        let seq = Sequence { batch, time, hidden, gates: n_gates, reverse, strict: false, products: None };
         let [dz, dw_hh, db_hh, ..] = grads;
         let mut dz = dz.clone();
         let mut h_before = y.to_vec();

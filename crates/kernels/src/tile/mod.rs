@@ -145,3 +145,10 @@ pub(crate) fn aligned(scratch: &mut [f32]) -> &mut [f32] {
     let skip = scratch.as_ptr().align_offset(64).min(scratch.len());
     &mut scratch[skip..]
 }
+
+/// The next `n` floats, rounded up to a cache line.
+pub(crate) fn take<'a>(scratch: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
+    let (taken, rest) = std::mem::take(scratch).split_at_mut(round_cols(n));
+    *scratch = rest;
+    &mut taken[..n]
+}

@@ -17,6 +17,11 @@ const CONVS: &str = "[model]\nkind = \"layers\"\ninput = [3, 16, 16]\nlayers = [
     { kind = \"max_pool\", kernel = 2 }, { kind = \"conv\", outputs = 24, kernel = 3 }, \"relu\", \"flatten\", \
     { kind = \"linear\" }]\n";
 
+/// Two recurrent layers and causal attention, over text.
+const SEQUENCES: &str = "[model]\nvocab = 256\ncontext = 40\nlayers = [{ kind = \"embedding\", width = 12 }, \
+    { kind = \"lstm\", hidden = 20 }, { kind = \"gru\", hidden = 24 }, \
+    { kind = \"attention\", heads = 3, causal = true }, { kind = \"linear\" }]\n";
+
 fn trained(lines: &str, ranks: usize) -> Result<Outcome, TrainError> {
     let folder = tempfile::tempdir().unwrap();
     run(&job(lines), Given::default(), ranks, &folder.path().join("run"), None)
@@ -51,7 +56,12 @@ fn half_precision_learns_as_f32_does() {
 
 #[test]
 fn reproducible_runs_in_bf16_are_the_same_on_any_number_of_ranks() {
-    for (model, data) in [(MLP, ROWS), (CONVS, IMAGES)] {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("text");
+    let text: String = (0u32..9000).map(|i| char::from(b'a' + (i * i / 7 % 23) as u8)).collect();
+    std::fs::write(&path, text).unwrap();
+    let text = format!("[data]\nkind = \"text\"\npath = \"{}\"\n", path.display());
+    for (model, data) in [(MLP, ROWS), (CONVS, IMAGES), (SEQUENCES, &text)] {
         let train = "[train]\nsteps = 10\nbatch = 40\nprecision = \"bf16\"\n";
         let lines = format!("{model}{data}{train}{OUTPUT}[parallel]\nreproducible = true\nshards = 8\n");
         let want = bits(&trained(&lines, 1).unwrap());

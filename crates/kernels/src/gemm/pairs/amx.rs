@@ -155,9 +155,9 @@ unsafe fn four(block: &PackedBlock, a: *const u32, b: *const u32, c: *mut f32) {
             "tilestored [{c1} + {c_row}*1 + 64], tmm3",
             add = in(reg) u32::from(block.add),
             a0 = inout(reg) a => _,
-            a1 = inout(reg) a.add(block.depth()) => _,
+            a1 = inout(reg) a.add(block.a_next) => _,
             b0 = inout(reg) b => _,
-            b1 = inout(reg) b.add(block.depth()) => _,
+            b1 = inout(reg) b.add(block.b_next) => _,
             c0 = in(reg) c,
             c1 = in(reg) c.add(UNIT * block.c_row),
             c_row = in(reg) block.c_row * size_of::<f32>(),
@@ -213,7 +213,19 @@ pub(crate) unsafe fn products_in_l1(times: usize) -> f64 {
     let (rows, c_row) = (2 * UNIT, 2 * UNIT);
     for _ in 0..times {
         let (a, b, c) = (a.0.as_ptr(), b.0.as_ptr(), c.0.as_mut_ptr());
-        let block = PackedBlock { runs: RUNS, rows, panels: 2, a, b, c, c_row, add: false };
+        let next = RUNS * UNIT_LEN;
+        let block = PackedBlock {
+            runs: RUNS,
+            rows,
+            panels: 2,
+            a,
+            a_next: next,
+            b,
+            b_next: next,
+            c,
+            c_row,
+            add: false,
+        };
         // SAFETY: the caller's promise; the arrays are of two strips, two panels and their outputs.
         unsafe { multiply(&block) };
     }
@@ -256,7 +268,9 @@ pub(super) fn agrees(multiply: impl Fn(&PackedBlock)) -> bool {
             rows: ROW,
             panels: SIDE,
             a: a.0.as_ptr(),
+            a_next: RUNS * UNIT_LEN,
             b: b.0.as_ptr(),
+            b_next: RUNS * UNIT_LEN,
             c: c.0.as_mut_ptr(),
             c_row: ROW,
             add,

@@ -67,7 +67,7 @@ unsafe fn tile<const M: usize, const V: usize>(
     mut b: *const u32,
     c: *mut f32,
 ) {
-    let (c_row, next) = (block.c_row, block.depth());
+    let (c_row, next) = (block.c_row, block.b_next);
     // SAFETY: rows `< M` of a strip, panels `< V`, all runs of them, and as much of C.
     unsafe {
         let mut acc: PairTileSums = [[_mm512_setzero_ps(); NV]; 12];

@@ -15,6 +15,8 @@
 //!
 //! **Kernels.** `avx512_bf16` sums as [`PairOrder::Pairs`]; `amx` and its twins `avx512` and `avx2` as
 //! [`PairOrder::Tiles`]. `scalar` is the oracle, and what runs without AVX2.
+//!
+//! Kernels that fuse products with other work copy and multiply by themselves, with `blocks`.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -25,6 +27,7 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
+pub(crate) mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod pack;
 #[cfg(target_arch = "x86_64")]
@@ -35,11 +38,10 @@ mod task;
 
 pub use amx_state::{AmxState, amx_state};
 
+use blocks::RUN;
+
 use super::{Epilogue, Gemm, OutputBlock};
 use crate::{Cx, Floats, FloatsMut, Isa, SharedFloats};
-
-/// Steps of k that AMX takes at once.
-const RUN: usize = 32;
 
 /// In which order the products of a sum are added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -168,5 +170,7 @@ impl PairGemm {
     }
 }
 
+#[cfg(test)]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

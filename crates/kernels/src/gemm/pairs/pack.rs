@@ -51,71 +51,72 @@ fn pair(early: u16, late: u16) -> u32 {
 }
 
 impl<T: Rounded> Part<'_, T> {
-    /// The unit from `(own, k)` on, each of its rows a row of A or a column of B. Rows along k are contiguous.
+    /// Writes the unit from `(own, k)` on, each of its rows a row of A or a column of B. Rows along k are contiguous.
     #[inline(always)]
-    fn along_k(&self, own: usize, k: usize) -> Unit {
-        let mut unit = [[0; UNIT]; UNIT];
+    fn along_k(&self, own: usize, k: usize, unit: &mut Unit) {
+        *unit = [[0; UNIT]; UNIT];
         let n_k = RUN.min(self.n_k - k);
         for (r, row) in unit.iter_mut().enumerate().take(self.n_own - own) {
             let from = &self.x[(own + r) * self.own + k..][..n_k];
             if let Ok(from) = <&[T; RUN]>::try_from(from) {
-                for p in 0..UNIT {
-                    row[p] = pair(from[2 * p].bits(), from[2 * p + 1].bits());
+                // Pairs are neighbours in memory: on x86 the lower half comes first.
+                let mut halves = [0; RUN];
+                for l in 0..RUN {
+                    halves[l] = from[l].bits();
                 }
+                // SAFETY: both are 64 bytes of any bits.
+                *row = unsafe { std::mem::transmute::<[u16; RUN], [u32; UNIT]>(halves) };
             } else {
                 for (l, x) in from.iter().enumerate() {
                     row[l / 2] |= u32::from(x.bits()) << (16 * (l % 2));
                 }
             }
         }
-        unit
     }
 
     /// The same transposed: each of its rows a pair of steps of k. Rows along the other dim are contiguous.
     #[inline(always)]
-    fn along_own(&self, own: usize, k: usize) -> Unit {
-        let mut unit = [[0; UNIT]; UNIT];
+    fn along_own(&self, own: usize, k: usize, unit: &mut Unit) {
+        *unit = [[0; UNIT]; UNIT];
         let n_own = UNIT.min(self.n_own - own);
         let n_k = RUN.min(self.n_k - k);
         for (p, row) in unit.iter_mut().enumerate().take(n_k.div_ceil(2)) {
             let early = &self.x[(k + 2 * p) * self.k + own..][..n_own];
             let late = if 2 * p + 1 < n_k { &self.x[(k + 2 * p + 1) * self.k + own..][..n_own] } else { &[] };
             if let (Ok(early), Ok(late)) = (<&[T; UNIT]>::try_from(early), <&[T; UNIT]>::try_from(late)) {
+                let mut pairs = [0; UNIT];
                 for r in 0..UNIT {
-                    row[r] = pair(early[r].bits(), late[r].bits());
+                    pairs[r] = pair(early[r].bits(), late[r].bits());
                 }
+                *row = pairs;
             } else {
                 for r in 0..n_own {
                     row[r] = pair(early[r].bits(), late.get(r).map_or(0, |x| x.bits()));
                 }
             }
         }
-        unit
     }
 
     /// As `along_k`, for any strides.
-    fn anywhere(&self, own: usize, k: usize) -> Unit {
-        let mut unit = [[0; UNIT]; UNIT];
+    fn anywhere(&self, own: usize, k: usize, unit: &mut Unit) {
+        *unit = [[0; UNIT]; UNIT];
         for (r, row) in unit.iter_mut().enumerate().take(self.n_own - own) {
             for l in 0..RUN.min(self.n_k - k) {
                 let x = self.x[(own + r) * self.own + (k + l) * self.k];
                 row[l / 2] |= u32::from(x.bits()) << (16 * (l % 2));
             }
         }
-        unit
     }
 }
 
 twins! {
-    /// The transpose of a unit.
-    fn transposed(unit: &Unit) -> Unit {
-        let mut turned = [[0; UNIT]; UNIT];
+    /// Writes the transpose of a unit.
+    fn transpose(unit: &Unit, turned: &mut Unit) {
         let (from, to) = (unit.as_ptr().cast::<f32>(), turned.as_mut_ptr().cast::<f32>());
         for (i, j) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
             // SAFETY: the CPU has AVX2; both units have 16 rows of 16, and this is a quarter of each. Floats are only moved.
             unsafe { transpose8(from.add(i * UNIT + j), UNIT, to.add(j * UNIT + i)) };
         }
-        turned
     }
 
     /// Copies a part, run after run of each strip or panel. With `TURNED` the rows of units are pairs of steps of k, as B
@@ -126,22 +127,40 @@ twins! {
         if part.n_k == 0 {
             return target.as_flattened_mut().fill(0);
         }
+        let mut other = [[0; UNIT]; UNIT];
         if part.k == 1 || part.own != 1 {
             for (at, to) in target.iter_mut().enumerate() {
                 let (own, k) = (at / runs * UNIT, at % runs * RUN);
-                let unit = if part.k == 1 { part.along_k(own, k) } else { part.anywhere(own, k) };
-                let unit = if TURNED { transposed(&unit) } else { unit };
-                to.copy_from_slice(unit.as_flattened());
+                let unit = if TURNED { &mut other } else { rows_of(to) };
+                if part.k == 1 {
+                    part.along_k(own, k, unit);
+                } else {
+                    part.anywhere(own, k, unit);
+                }
+                if TURNED {
+                    transpose(&other, rows_of(to));
+                }
             }
         } else {
             // Along the rows of the source, which are far apart.
             for run in 0..runs {
                 for i in 0..n_units {
-                    let unit = part.along_own(i * UNIT, run * RUN);
-                    let unit = if TURNED { unit } else { transposed(&unit) };
-                    target[i * runs + run].copy_from_slice(unit.as_flattened());
+                    let to = rows_of(&mut target[i * runs + run]);
+                    if TURNED {
+                        part.along_own(i * UNIT, run * RUN, to);
+                    } else {
+                        part.along_own(i * UNIT, run * RUN, &mut other);
+                        transpose(&other, to);
+                    }
                 }
             }
         }
     }
+}
+
+/// A unit by its rows.
+#[inline(always)]
+fn rows_of(unit: &mut [u32; UNIT_LEN]) -> &mut Unit {
+    let rows = unit.as_chunks_mut::<UNIT>().0;
+    rows.try_into().expect("a unit has 16 rows")
 }

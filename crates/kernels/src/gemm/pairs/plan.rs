@@ -3,12 +3,9 @@
 use super::super::plan::part;
 use super::super::{Gemm, LINE};
 use super::RUN;
+pub(super) use super::blocks::{UNIT, UNIT_LEN};
 use crate::tile;
 
-/// Rows of a strip, columns of a panel, and pairs of a run.
-pub(super) const UNIT: usize = 16;
-/// Floats that take as much space as a unit: 16 rows of 64 bytes.
-pub(super) const UNIT_LEN: usize = UNIT * UNIT;
 /// The most runs of a block of k: three panels take 48 KB then.
 const RUNS_MAX: usize = 16;
 /// The most strips of a sweep, if there is one block of k: they take half of L2 together with their part of C.

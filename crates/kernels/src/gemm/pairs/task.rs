@@ -20,9 +20,12 @@ pub(super) struct PackedBlock {
     pub(super) rows: usize,
     /// Panels.
     pub(super) panels: usize,
-    /// The strips and the panels, one after the other, each on a cache line.
+    /// The strips, each on a cache line, and elements (pairs) from one to the next.
     pub(super) a: *const u32,
+    pub(super) a_next: usize,
+    /// The same for the panels.
     pub(super) b: *const u32,
+    pub(super) b_next: usize,
     /// The first element of C: whole strips by whole panels.
     pub(super) c: *mut f32,
     /// From one row of C to the next.
@@ -32,15 +35,10 @@ pub(super) struct PackedBlock {
 }
 
 impl PackedBlock {
-    /// Elements (pairs) of a strip or a panel.
-    pub(super) fn depth(&self) -> usize {
-        self.runs * UNIT_LEN
-    }
-
     /// Where the rows of A from `row` on, the panels from `panel` on, and their outputs start.
     pub(super) fn at(&self, row: usize, panel: usize) -> (*const u32, *const u32, *mut f32) {
-        let a = self.a.wrapping_add(row / UNIT * self.depth() + row % UNIT * UNIT);
-        let b = self.b.wrapping_add(panel * self.depth());
+        let a = self.a.wrapping_add(row / UNIT * self.a_next + row % UNIT * UNIT);
+        let b = self.b.wrapping_add(panel * self.b_next);
         (a, b, self.c.wrapping_add(row * self.c_row + panel * UNIT))
     }
 }
@@ -70,7 +68,7 @@ impl Kernel {
     ///
     /// # Safety
     /// The CPU has its instructions; the pointers are as [`PackedBlock`] says, and nothing else accesses C.
-    unsafe fn multiply(self, block: &PackedBlock) {
+    pub(super) unsafe fn multiply(self, block: &PackedBlock) {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
@@ -85,20 +83,20 @@ impl Kernel {
 
 /// An operand in its role.
 #[derive(Clone, Copy)]
-struct Operand<'a> {
-    x: Floats<'a>,
-    batch: usize,
-    own: usize,
-    k: usize,
-    n_own: usize,
-    n_k: usize,
+pub(super) struct Operand<'a> {
+    pub(super) x: Floats<'a>,
+    pub(super) batch: usize,
+    pub(super) own: usize,
+    pub(super) k: usize,
+    pub(super) n_own: usize,
+    pub(super) n_k: usize,
     /// Whether it is B.
-    turned: bool,
+    pub(super) turned: bool,
 }
 
 impl Operand<'_> {
     /// Copies units `unit0..unit1` of runs `run0..run1` of one matrix.
-    fn copy(
+    pub(super) fn copy(
         &self,
         isa: Isa,
         batch: usize,
@@ -303,7 +301,9 @@ impl<'a> PairProduct<'a> {
                             rows,
                             panels,
                             a,
+                            a_next: runs * UNIT_LEN,
                             b,
+                            b_next: runs * UNIT_LEN,
                             c,
                             c_row,
                             add: kb > 0,
