@@ -30,16 +30,20 @@ mod pack;
 #[cfg(target_arch = "x86_64")]
 mod plan;
 mod scalar;
+mod shape;
+mod source;
 #[cfg(target_arch = "x86_64")]
 mod task;
 
 pub use amx_state::{AmxState, amx_state};
 
+use self::shape::PairShape;
+use self::source::Strided;
 use super::{Epilogue, Gemm, OutputBlock};
 use crate::{Cx, Floats, FloatsMut, Isa, SharedFloats};
 
 /// Steps of k that AMX takes at once.
-const RUN: usize = 32;
+pub(crate) const RUN: usize = 32;
 
 /// In which order the products of a sum are added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +59,32 @@ pub enum PairOrder {
     /// above. The bits do not depend on the number of workers, but CPUs need not agree on them; those without the
     /// instruction use [`PairOrder::Tiles`].
     Pairs,
+}
+
+/// The instructions that an order of sums is named after.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OwnInstructions {
+    /// TDPBF16PS.
+    Amx,
+    /// VDPBF16PS.
+    Avx512Bf16,
+}
+
+impl PairOrder {
+    /// Its own instructions, if these have them, and not a twin.
+    pub(crate) fn instructions(self, isa: Isa) -> Option<OwnInstructions> {
+        #[cfg(target_arch = "x86_64")]
+        return match task::Kernel::of(isa, self) {
+            Some(task::Kernel::Amx) => Some(OwnInstructions::Amx),
+            Some(task::Kernel::Avx512Bf16) => Some(OwnInstructions::Avx512Bf16),
+            _ => None,
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = isa;
+            None
+        }
+    }
 }
 
 /// A product of matrices of bf16, each sum in f32.
@@ -77,34 +107,14 @@ impl PairGemm {
     /// Whether this is expected to be faster with these instructions than [`Gemm`] in f32. It never is without the
     /// order's own instructions: AMX's twins take 1.13 to 1.5 of f32's time with AVX-512.
     pub fn pays(&self, isa: Isa) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let own = matches!(
-                task::Kernel::of(isa, self.order),
-                Some(task::Kernel::Amx | task::Kernel::Avx512Bf16)
-            );
-            own && self.gemm.m.min(self.gemm.n) >= PAYS.0 && self.gemm.k >= PAYS.1
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        {
-            let _ = (isa, PAYS);
-            false
-        }
+        let own = self.order.instructions(isa).is_some();
+        own && self.gemm.m.min(self.gemm.n) >= PAYS.0 && self.gemm.k >= PAYS.1
     }
 
     /// How many floats of scratch [`PairGemm::pass`] needs with this many workers, whatever the instruction set. Their
     /// contents do not matter.
     pub fn scratch_len(&self, workers: usize) -> usize {
-        // The oracle has one row of C there.
-        #[cfg(target_arch = "x86_64")]
-        {
-            plan::PairPlan::new(&self.gemm).scratch_len(workers).max(self.gemm.n)
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        {
-            let _ = workers;
-            self.gemm.n
-        }
+        PairShape::of(&self.gemm).scratch_len(workers)
     }
 
     /// Runs the product and keeps C, rounded to its format, in the layout that `gemm` says.
@@ -146,16 +156,11 @@ impl PairGemm {
             return;
         }
         g.check_lengths(a.len(), b.len());
-        assert!(
-            scratch.len() >= self.scratch_len(cx.par.workers()),
-            "the scratch has scratch_len(workers) floats"
-        );
-        #[cfg(target_arch = "x86_64")]
-        if let Some(kernel) = task::Kernel::of(cx.isa, self.order) {
-            return task::run(g, kernel, cx, a, b, epilogue, scratch);
-        }
-        let _ = cx;
-        scalar::run(g, a, b, epilogue, scratch);
+        let rows =
+            Strided { x: a, batch: g.a.batch, own: g.a.row, k: g.a.col, n_own: g.m, n_k: g.k, turned: false };
+        let columns =
+            Strided { x: b, batch: g.b.batch, own: g.b.col, k: g.b.row, n_own: g.n, n_k: g.k, turned: true };
+        PairShape::of(g).pass(self.order, cx, &rows, &columns, epilogue, scratch);
     }
 }
 

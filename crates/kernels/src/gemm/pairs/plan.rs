@@ -1,14 +1,14 @@
 //! How a product of pairs is cut: into tasks, blocks of k, and what is copied by whom. It follows from the shape alone.
 
+use super::super::LINE;
 use super::super::plan::part;
-use super::super::{Gemm, LINE};
-use super::RUN;
+use super::{PairShape, RUN};
 use crate::tile;
 
 /// Rows of a strip, columns of a panel, and pairs of a run.
-pub(super) const UNIT: usize = 16;
+pub(crate) const UNIT: usize = 16;
 /// Floats that take as much space as a unit: 16 rows of 64 bytes.
-pub(super) const UNIT_LEN: usize = UNIT * UNIT;
+pub(crate) const UNIT_LEN: usize = UNIT * UNIT;
 /// The most runs of a block of k: three panels take 48 KB then.
 const RUNS_MAX: usize = 16;
 /// The most strips of a sweep, if there is one block of k: they take half of L2 together with their part of C.
@@ -67,7 +67,7 @@ pub(super) struct PairPlan {
 }
 
 impl PairPlan {
-    pub(super) fn new(g: &Gemm) -> PairPlan {
+    pub(super) fn new(g: &PairShape) -> PairPlan {
         let (strips, panels) = (g.m.div_ceil(UNIT), g.n.div_ceil(UNIT));
         let runs = g.k.div_ceil(RUN).max(1);
         let n_kb = runs.div_ceil(RUNS_MAX);
@@ -140,12 +140,10 @@ impl PairPlan {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::Strides;
     use super::*;
 
     fn plan(batch: usize, m: usize, n: usize, k: usize) -> PairPlan {
-        let s = Strides { batch: 0, row: 0, col: 0 };
-        PairPlan::new(&Gemm { batch, m, n, k, a: s, b: s, c: s, accumulate: false, strict: false })
+        PairPlan::new(&PairShape { batch, m, n, k })
     }
 
     #[test]

@@ -3,11 +3,11 @@
 use std::marker::PhantomData;
 
 use super::super::plan::part;
-use super::super::{Epilogue, Gemm, OutputBlock, from_line};
-use super::pack::{self, Part, Rounded};
+use super::super::{Epilogue, OutputBlock, from_line};
 use super::plan::{PairPlan, Side, UNIT, UNIT_LEN};
-use super::{AmxState, PairOrder, RUN, amx, avx2, avx512, avx512_bf16};
-use crate::{Cx, Feature, Floats, Isa};
+use super::source::UnitSource;
+use super::{AmxState, PairOrder, PairShape, amx, avx2, avx512, avx512_bf16};
+use crate::{Cx, Feature, Isa};
 
 /// Strips or panels that one task copies to a shared copy.
 const UNITS_A_TASK: usize = 4;
@@ -83,62 +83,6 @@ impl Kernel {
     }
 }
 
-/// An operand in its role.
-#[derive(Clone, Copy)]
-struct Operand<'a> {
-    x: Floats<'a>,
-    batch: usize,
-    own: usize,
-    k: usize,
-    n_own: usize,
-    n_k: usize,
-    /// Whether it is B.
-    turned: bool,
-}
-
-impl Operand<'_> {
-    /// Copies units `unit0..unit1` of runs `run0..run1` of one matrix.
-    fn copy(
-        &self,
-        isa: Isa,
-        batch: usize,
-        units: (usize, usize),
-        runs: (usize, usize),
-        target: &mut [[u32; UNIT_LEN]],
-    ) {
-        match self.x {
-            Floats::F32(x) => self.copy_of(isa, x, batch, units, runs, target),
-            Floats::Bf16(x) => self.copy_of(isa, x, batch, units, runs, target),
-            Floats::F16(_) => unreachable!("operands in f16 were refused"),
-        }
-    }
-
-    fn copy_of<T: Rounded>(
-        &self,
-        isa: Isa,
-        x: &[T],
-        batch: usize,
-        (unit0, unit1): (usize, usize),
-        (run0, run1): (usize, usize),
-        target: &mut [[u32; UNIT_LEN]],
-    ) {
-        let (own0, own1) = (unit0 * UNIT, (unit1 * UNIT).min(self.n_own));
-        let (k0, k1) = (run0 * RUN, (run1 * RUN).min(self.n_k));
-        let start = batch * self.batch + own0 * self.own + k0 * self.k;
-        let x = if k1 > k0 { &x[start..] } else { &[] };
-        let part = Part { x, own: self.own, k: self.k, n_own: own1 - own0, n_k: k1 - k0 };
-        // SAFETY: the ISA has the instructions.
-        unsafe {
-            match (isa.has_avx512(), self.turned) {
-                (true, true) => pack::avx512::copy::<true, T>(&part, target),
-                (true, false) => pack::avx512::copy::<false, T>(&part, target),
-                (false, true) => pack::avx2::copy::<true, T>(&part, target),
-                (false, false) => pack::avx2::copy::<false, T>(&part, target),
-            }
-        }
-    }
-}
-
 /// A product with its pointers, ready to be run in tasks.
 struct PairProduct<'a> {
     plan: PairPlan,
@@ -146,8 +90,8 @@ struct PairProduct<'a> {
     kernel: Kernel,
     m: usize,
     n: usize,
-    a: Operand<'a>,
-    b: Operand<'a>,
+    a: &'a dyn UnitSource,
+    b: &'a dyn UnitSource,
     epilogue: Epilogue<'a>,
     /// The shared copies, then the workers' scratch; from a cache line on.
     scratch: *mut f32,
@@ -156,49 +100,22 @@ struct PairProduct<'a> {
 // SAFETY: tasks write disjoint parts of the scratch, and only read the rest.
 unsafe impl Sync for PairProduct<'_> {}
 
-/// Runs a product whose slices have been checked. The ISA has AVX2 and what the kernel needs.
+/// Runs a product. The ISA has AVX2 and what the kernel needs.
 pub(super) fn run(
-    g: &Gemm,
+    shape: &PairShape,
     kernel: Kernel,
     cx: &Cx,
-    a: Floats,
-    b: Floats,
+    a: &dyn UnitSource,
+    b: &dyn UnitSource,
     epilogue: Epilogue,
     scratch: &mut [f32],
 ) {
-    let plan = PairPlan::new(g);
+    let plan = PairPlan::new(shape);
     let scratch = from_line(scratch);
     let (_, shared_len) = plan.shared_lens();
     assert!(scratch.len() >= shared_len + cx.par.workers() * plan.own_len(), "room for every worker");
-    // The stride of a dim of one does not count.
-    let stride = |n: usize, stride: usize| if n == 1 { 1 } else { stride };
-    let product = PairProduct {
-        plan,
-        isa: cx.isa,
-        kernel,
-        m: g.m,
-        n: g.n,
-        a: Operand {
-            x: a,
-            batch: g.a.batch,
-            own: stride(g.m, g.a.row),
-            k: stride(g.k, g.a.col),
-            n_own: g.m,
-            n_k: g.k,
-            turned: false,
-        },
-        b: Operand {
-            x: b,
-            batch: g.b.batch,
-            own: stride(g.n, g.b.col),
-            k: stride(g.k, g.b.row),
-            n_own: g.n,
-            n_k: g.k,
-            turned: true,
-        },
-        epilogue,
-        scratch: scratch.as_mut_ptr(),
-    };
+    let (isa, m, n, scratch) = (cx.isa, shape.m, shape.n, scratch.as_mut_ptr());
+    let product = PairProduct { plan, isa, kernel, m, n, a, b, epilogue, scratch };
     let copies = |side: &Side| if side.shared { side.units.div_ceil(UNITS_A_TASK) } else { 0 };
     let (of_a, of_b) = (copies(&plan.a), copies(&plan.b));
     if of_a + of_b > 0 {
@@ -219,8 +136,8 @@ pub(super) fn run(
 }
 
 impl<'a> PairProduct<'a> {
-    fn side(&self, of_b: bool) -> (&Operand<'a>, &Side, usize) {
-        if of_b { (&self.b, &self.plan.b, self.plan.shared_lens().0) } else { (&self.a, &self.plan.a, 0) }
+    fn side(&self, of_b: bool) -> (&'a dyn UnitSource, &Side, usize) {
+        if of_b { (self.b, &self.plan.b, self.plan.shared_lens().0) } else { (self.a, &self.plan.a, 0) }
     }
 
     /// Copies some strips or panels, of all of k, to the shared copy.

@@ -183,7 +183,7 @@ fn blocks_of_every_dim_agree() {
     }
     check(1, (18, 17, 66_000), (0, 1), 0, OperandValues::Ordinary);
     let shared = |shape| {
-        let plan = plan::PairPlan::new(&product(1, shape, (0, 0), 0));
+        let plan = plan::PairPlan::new(&PairShape::of(&product(1, shape, (0, 0), 0)));
         assert!(plan.n_tasks() > 1);
         (plan.a.shared, plan.b.shared, plan.n_kb > 1)
     };
@@ -196,7 +196,7 @@ fn blocks_of_every_dim_agree() {
 #[test]
 fn large_operands_agree() {
     let by_parts = |m: usize, n: usize, k: usize| {
-        let plan = plan::PairPlan::new(&product(1, (m, n, k), (0, 0), 0));
+        let plan = plan::PairPlan::new(&PairShape::of(&product(1, (m, n, k), (0, 0), 0)));
         (plan.a.shared, plan.b.shared)
     };
     assert_eq!(by_parts(4100, 17, 520), (false, true));
