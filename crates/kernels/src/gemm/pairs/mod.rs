@@ -11,7 +11,9 @@
 //! wait in the worker's scratch between blocks of k; the order of a sum does not depend on any cut.
 //!
 //! **Tasks.** A task is a range of strips by a range of panels of one product. An operand that is not too large is copied
-//! once, before the tasks start; of a larger one each task copies what it needs, a block at a time (`plan`, `task`).
+//! once, before the tasks start; of a larger one each task copies what it needs, a block at a time (`plan`, `task`). If k is
+//! long and C is small, as in gradients of weights, k goes in *rounds*: both operands are copied for a part of k, and all
+//! tasks add its products to their parts of C, which last from round to round.
 //!
 //! **Kernels.** `avx512_bf16` sums as [`PairOrder::Pairs`]; `amx` and its twins `avx512` and `avx2` as
 //! [`PairOrder::Tiles`]. `scalar` is the oracle, and what runs without AVX2.
