@@ -38,9 +38,11 @@ mod source;
 mod task;
 
 pub use amx_state::{AmxState, amx_state};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use plan::{UNIT, UNIT_LEN};
+pub(crate) use shape::PairShape;
+pub(crate) use source::{Strided, UnitSource};
 
-use self::shape::PairShape;
-use self::source::Strided;
 use super::{Epilogue, Gemm, OutputBlock};
 use crate::{Cx, Floats, FloatsMut, Isa, SharedFloats};
 
