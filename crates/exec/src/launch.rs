@@ -19,6 +19,7 @@ use polyreme_kernels::reduce::{Reduce, ReduceKind};
 use polyreme_kernels::rnn::{Gru, Lstm};
 use polyreme_kernels::softmax::SoftmaxDim;
 
+use crate::convolution::Convolution;
 use crate::product::Product;
 use crate::staging::{LINE, Staging};
 
@@ -42,7 +43,7 @@ pub(crate) enum Launch {
     MatMul(Product),
     /// A product that computes a gradient, which is applied to the parameter block by block.
     Apply(Product),
-    Conv(Conv2d, ConvPass),
+    Conv(Convolution, ConvPass),
     MaxPool(Pool2d),
     MaxPoolGrad(Pool2d),
     AvgPool(Pool2d),
@@ -200,6 +201,7 @@ fn launch(graph: &Graph, node: &Node, op: &Op, with: Choices) -> Launch {
     let y = |k: usize| graph.shape(node.outputs[k]);
     let dtype = node.inputs.first().map_or(DType::F32, |&v| graph.value(v).dtype);
     let strict = with.strict;
+    let pass = |conv: Conv2d, pass: ConvPass| Launch::Conv(Convolution::new(conv, pass, dtype, with), pass);
     match op {
         Op::Input(_) | Op::Param(_) | Op::State(_) | Op::Const(_) | Op::Reshape => Launch::Nothing,
         Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Expand | Op::Epilogue(_) => {
@@ -250,11 +252,9 @@ fn launch(graph: &Graph, node: &Node, op: &Op, with: Choices) -> Launch {
             let formats = [node.inputs[0], node.inputs[1], node.outputs[0]].map(|v| graph.value(v).dtype);
             Launch::MatMul(Product::new(gemm, formats, rounded, with))
         }
-        Op::Conv2d(c) => Launch::Conv(conv(c, x(0), x(1), strict), ConvPass::Forward),
-        Op::Conv2dGradInput { conv: c, .. } => Launch::Conv(conv(c, y(0), x(1), strict), ConvPass::GradInput),
-        Op::Conv2dGradWeight { conv: c, .. } => {
-            Launch::Conv(conv(c, x(0), y(0), strict), ConvPass::GradWeight)
-        }
+        Op::Conv2d(c) => pass(conv(c, x(0), x(1), strict), ConvPass::Forward),
+        Op::Conv2dGradInput { conv: c, .. } => pass(conv(c, y(0), x(1), strict), ConvPass::GradInput),
+        Op::Conv2dGradWeight { conv: c, .. } => pass(conv(c, x(0), y(0), strict), ConvPass::GradWeight),
         Op::MaxPool(w) => Launch::MaxPool(pool(w, x(0))),
         Op::MaxPoolGrad { window, .. } => Launch::MaxPoolGrad(pool(window, y(0))),
         Op::AvgPool(w) => Launch::AvgPool(pool(w, x(0))),
@@ -331,8 +331,7 @@ fn scratch_len(launch: &Launch, halves: bool, workers: usize) -> usize {
         Launch::Reduce(r) => r.scratch_len(if halves { DType::Bf16 } else { DType::F32 }, workers),
         Launch::MatMul(g) => g.scratch_len(workers),
         Launch::Apply(g) => g.pass_scratch_len(workers),
-        Launch::Conv(c, pass) if halves => c.scratch_len_half(*pass, workers),
-        Launch::Conv(c, pass) => c.scratch_len(*pass, workers),
+        Launch::Conv(c, pass) => c.scratch_len(*pass, halves, workers),
         Launch::BatchNorm(n, _)
         | Launch::BatchNormGrad(n)
         | Launch::BatchNormSums(n)

@@ -12,8 +12,8 @@
 //! - `state`: the learnt state. `moments`: where optimizer states lie. [`weights`]: the learnt state from outside, as whole
 //!   arenas. `group`: joining, and what all ranks do between steps. [`loan`], [`ledger`]: lending it to the writer of a
 //!   checkpoint. [`finite`]: where a NaN came from. [`timeline`]: where the time goes.
-//! - `launch`, `run`, `product`, `apply`: which kernel runs each op, with which slices. `staging`: half precision for kernels that compute
-//!   on f32. `kernel_types`: which types have kernels.
+//! - `launch`, `run`, `product`, `convolution`, `apply`: which kernel runs each op, with which slices. `staging`: half precision for
+//!   kernels that compute on f32. `kernel_types`: which types have kernels.
 //! - [`class`]: which kernels sum products, and so which bits a run has.
 //! - `workspace`: prepared bodies, activations, inputs and buffers. `memory`, `arena`: where values lie, as slices.
 //! - [`pool`]: the thread pool.
@@ -22,6 +22,7 @@
 mod apply;
 mod arena;
 pub mod class;
+mod convolution;
 pub mod engine;
 pub mod error;
 pub mod feed;

@@ -4,7 +4,6 @@ use polyreme_dtype::{bf16, f16};
 use polyreme_graph::DType;
 use polyreme_graph::op::Slab;
 use polyreme_kernels::attention::{Attention, Grads, Mask};
-use polyreme_kernels::conv::ConvPass;
 use polyreme_kernels::convert::{bf16_from_f32, f16_from_f32};
 use polyreme_kernels::elementwise::{Expr, Fused, FusedPieces, PieceSource, PieceTarget, Source};
 use polyreme_kernels::norm::RunningStats;
@@ -106,24 +105,7 @@ fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result
         Launch::Cast { from, to } => cast(cx, *from, *to, m),
         Launch::Reduce(reduce) => reduce.forward(cx, m.floats(0), m.floats_mut(0), m.scratch()),
         Launch::MatMul(product) => product.run(cx, then, m),
-        Launch::Conv(conv, ConvPass::Forward) => {
-            let pieces = then.map(|t| pieces(cx, t, m, true));
-            let epilogue = |first: usize, piece: &mut [f32]| {
-                if let Some(p) = &pieces {
-                    p.piece(first, piece);
-                }
-            };
-            let epilogue = pieces.as_ref().map(|_| &epilogue as &_);
-            let (x, weight, y) = (m.floats(0), m.floats(1), m.floats_mut(0));
-            conv.forward(cx, x, weight, None, y, epilogue, m.scratch());
-        }
-        Launch::Conv(conv, ConvPass::GradInput) => {
-            let (dy, weight, dx) = (m.floats(0), m.floats(1), m.floats_mut(0));
-            conv.grad_input(cx, dy, weight, dx, m.scratch());
-        }
-        Launch::Conv(conv, ConvPass::GradWeight) => {
-            conv.grad_weight(cx, m.floats(0), m.floats(1), m.output(0), m.scratch());
-        }
+        Launch::Conv(conv, pass) => conv.run(*pass, cx, then, m),
         Launch::MaxPool(pool) => pool.max_forward(cx, m.floats(0), m.floats_mut(0), m.output(1), m.scratch()),
         Launch::MaxPoolGrad(pool) => {
             pool.max_backward(cx, m.floats(0), m.input(1), m.floats_mut(0), m.scratch())

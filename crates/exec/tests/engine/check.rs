@@ -5,7 +5,6 @@
 //! gradient of a hundred is above the tolerance.
 
 use polyreme_exec::{Engine, Options};
-use polyreme_graph::program::{Keeps, Role, Weights};
 use polyreme_graph::{Builder, DType, Graph, Init, Precision, Program, Tensor, Traced, differentiate};
 use polyreme_kernels::Isa;
 
@@ -49,18 +48,6 @@ pub(crate) struct Check {
     roundings: f64,
     floats: Vec<(String, Vec<f32>)>,
     integers: Vec<(String, Vec<i32>)>,
-}
-
-/// The role of one rank whose results must not depend on the machine.
-fn lone_reproducible_rank() -> Role {
-    Role {
-        rank: 0,
-        ranks: 1,
-        weights: Weights::Own,
-        keeps: Keeps::All,
-        shards: Some(1),
-        parts: vec![Vec::new()],
-    }
 }
 
 /// Checks with the usual settings.
@@ -139,8 +126,7 @@ impl Check {
             .collect();
         let run = |precision: &Precision, isa: Isa, threads: usize, reproducible: bool| {
             let options = Options { seed: 7, isa, ..Options::threads(threads) };
-            let mut program = Program::gradients(&precision.apply(&step));
-            program.role = reproducible.then(lone_reproducible_rank);
+            let program = Program::gradients(&precision.apply(&step)).with_reproducible(reproducible);
             let mut engine = Engine::new(program, options).unwrap();
             for i in 0..shapes.len() {
                 engine.input_f32(&format!("zero{i}")).unwrap().fill(0.0);

@@ -422,7 +422,7 @@ fn linear(name: &str) -> Check {
 fn convolutions() {
     let base = Conv::default();
     // Name, [n, h, w, c], [out, in/groups, kh, kw].
-    let rows: [(&str, [usize; 4], [usize; 4], Conv); 12] = [
+    let rows: [(&str, [usize; 4], [usize; 4], Conv); 14] = [
         ("plain", [2, 5, 6, 3], [4, 3, 3, 3], base),
         ("stride", [1, 7, 6, 3], [4, 3, 3, 2], Conv { stride: (2, 3), ..base }),
         ("padding", [1, 4, 5, 3], [2, 3, 3, 3], Conv { padding: (1, 2), ..base }),
@@ -440,6 +440,14 @@ fn convolutions() {
         ("pointwise", [2, 4, 3, 9], [17, 9, 1, 1], base),
         ("pointwise with stride", [1, 5, 4, 8], [8, 8, 1, 1], Conv { stride: (2, 2), ..base }),
         ("large kernel", [1, 12, 11, 3], [5, 3, 7, 7], Conv { stride: (2, 2), padding: (3, 3), ..base }),
+        // In bf16 these are products of pairs, where there are instructions for it.
+        (
+            "many channels with stride",
+            [4, 9, 8, 64],
+            [50, 64, 3, 3],
+            Conv { stride: (2, 2), padding: (1, 1), ..base },
+        ),
+        ("many channels, pointwise", [2, 7, 6, 66], [48, 66, 1, 1], base),
     ];
     for (name, x, w, conv) in rows {
         linear(name).run(&[&x, &w, &[w[0]]], |b, p| b.conv2d(p[0], p[1], Some(p[2]), conv));

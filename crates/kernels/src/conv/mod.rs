@@ -14,6 +14,8 @@
 //! - `depthwise`: one input channel per group: vectors over channels.
 //! - `scalar`: the naive loops: the oracle, and what runs without AVX2.
 //!
+//! These compute in f32. Convolutions of bf16 by instructions that multiply pairs are in [`pairs`], and chosen by the caller.
+//!
 //! Images and weights may be stored in half. What a unit of work reads is then widened into its scratch (a few rows, the
 //! patch of a tile, a block of pixels) where f32 is read in place or copied anyway, and what it makes goes through the
 //! epilogue in f32 and is rounded from there. The bits are those of widening everything, running in f32 and rounding the
@@ -26,10 +28,11 @@
 mod depthwise;
 #[cfg(target_arch = "x86_64")]
 mod direct;
-#[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "`pairs` needs a part of it"))]
 mod geometry;
 #[cfg(target_arch = "x86_64")]
 mod micro;
+pub mod pairs;
 mod pointwise;
 mod scalar;
 #[cfg(test)]

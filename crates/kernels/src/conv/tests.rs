@@ -38,7 +38,7 @@ unsafe impl Parallel for Threads {
 }
 
 /// Numbers in -1..1 that are not special.
-fn noise(len: usize, seed: u64) -> Vec<f32> {
+pub(super) fn noise(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     (0..len)
         .map(|_| {
@@ -49,7 +49,7 @@ fn noise(len: usize, seed: u64) -> Vec<f32> {
 }
 
 /// `n h w c_in c_out kh kw stride padding dilation groups`, the same both ways unless said otherwise.
-fn conv(v: [usize; 11]) -> Conv2d {
+pub(super) fn conv(v: [usize; 11]) -> Conv2d {
     let [n, h, w, c_in, c_out, kh, kw, s, p, d, groups] = v;
     let (stride, padding, dilation) = ((s, s), (p, p), (d, d));
     Conv2d { n, h, w, c_in, c_out, kh, kw, stride, padding, dilation, groups, strict: false }

@@ -116,7 +116,7 @@ fn losses(
         Training { optimizer, moments: DType::F32, clip: None, ema: None, scaled: precision.scales_loss() };
     let plan = Plan { precision, shards: reproducible.then_some(1), ..Plan::alone() };
     let body = compile(&step(&model(name, &want), &want), &plan, &training, None).unwrap();
-    let shape = StepShape { runs: vec![0..1], ..StepShape::one() };
+    let shape = StepShape { runs: std::iter::once(0..1).collect(), ..StepShape::one() };
     let program = schedule(&plan, &training, &[Arc::new(body)], &shape);
     let mut engine = Engine::new(program, Options { isa, ..Options::threads(2) }).unwrap();
     feed(&mut engine, &want);

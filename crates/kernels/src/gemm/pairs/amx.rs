@@ -10,7 +10,7 @@
 use std::arch::asm;
 use std::sync::OnceLock;
 
-use super::plan::{UNIT, UNIT_LEN};
+use super::blocks::{UNIT, UNIT_LEN};
 use super::scalar;
 use super::task::PackedBlock;
 use super::{AmxState, RUN};

@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 
 use super::super::avx512::each;
-use super::plan::{UNIT, UNIT_LEN};
+use super::blocks::{UNIT, UNIT_LEN};
 use super::task::PackedBlock;
 
 /// Rows of a full tile: half a strip.

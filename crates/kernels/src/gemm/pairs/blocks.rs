@@ -9,7 +9,9 @@ use crate::convert::bf16_from_f32;
 use crate::{Floats, Isa};
 
 #[cfg(target_arch = "x86_64")]
-use super::task::{Kernel, Operand, PackedBlock};
+use super::source::{Strided, UnitSource};
+#[cfg(target_arch = "x86_64")]
+use super::task::{Kernel, PackedBlock};
 
 /// Steps of k that AMX takes at once.
 pub(crate) const RUN: usize = 32;
@@ -111,10 +113,7 @@ impl PairBlocks {
         let to = &mut to[..units_len(n_own, n_k)];
         #[cfg(target_arch = "x86_64")]
         if self.kernel.is_some() && n_own > 0 {
-            // The stride of a dim of one does not count.
-            let stride = |n: usize, stride: usize| if n == 1 { 1 } else { stride };
-            let (own, k) = (stride(n_own, own), stride(n_k, k));
-            let operand = Operand { x, batch: 0, own, k, n_own, n_k, turned };
+            let operand = Strided { x, batch: 0, own, k, n_own, n_k, turned };
             let n_units = to.len() / UNIT_LEN;
             // SAFETY: there is room for as many; any bits are a u32, which has the size and alignment of a float.
             let to = unsafe { std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), n_units) };

@@ -11,7 +11,9 @@
 //! wait in the worker's scratch between blocks of k; the order of a sum does not depend on any cut.
 //!
 //! **Tasks.** A task is a range of strips by a range of panels of one product. An operand that is not too large is copied
-//! once, before the tasks start; of a larger one each task copies what it needs, a block at a time (`plan`, `task`).
+//! once, before the tasks start; of a larger one each task copies what it needs, a block at a time (`plan`, `task`). If k is
+//! long and C is small, as in gradients of weights, k goes in *rounds*: both operands are copied for a part of k, and all
+//! tasks add its products to their parts of C, which last from round to round.
 //!
 //! **Kernels.** `avx512_bf16` sums as [`PairOrder::Pairs`]; `amx` and its twins `avx512` and `avx2` as
 //! [`PairOrder::Tiles`]. `scalar` is the oracle, and what runs without AVX2.
@@ -33,12 +35,18 @@ mod pack;
 #[cfg(target_arch = "x86_64")]
 mod plan;
 mod scalar;
+mod shape;
+mod source;
 #[cfg(target_arch = "x86_64")]
 mod task;
 
 pub use amx_state::{AmxState, amx_state};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use blocks::{UNIT, UNIT_LEN};
+pub(crate) use shape::PairShape;
+pub(crate) use source::{Strided, UnitSource};
 
-use blocks::RUN;
+pub(crate) use blocks::RUN;
 
 use super::{Epilogue, Gemm, OutputBlock};
 use crate::{Cx, Floats, FloatsMut, Isa, SharedFloats};
@@ -59,24 +67,39 @@ pub enum PairOrder {
     Pairs,
 }
 
+/// The instructions that an order of sums is named after.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OwnInstructions {
+    /// TDPBF16PS.
+    Amx,
+    /// VDPBF16PS.
+    Avx512Bf16,
+}
+
 impl PairOrder {
     /// Whether there are instructions that sum in this order. Without them twins do, which are slower than f32.
     pub fn is_native(self, isa: Isa) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use task::Kernel;
-            matches!(Kernel::of(isa, self), Some(Kernel::Amx | Kernel::Avx512Bf16))
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        {
-            let _ = isa;
-            false
-        }
+        self.instructions(isa).is_some()
     }
 
     /// The order of the fastest instructions for pairs; `None` without any.
     pub fn fastest(isa: Isa) -> Option<PairOrder> {
         [PairOrder::Tiles, PairOrder::Pairs].into_iter().find(|order| order.is_native(isa))
+    }
+
+    /// Its own instructions, if these have them, and not a twin.
+    pub(crate) fn instructions(self, isa: Isa) -> Option<OwnInstructions> {
+        #[cfg(target_arch = "x86_64")]
+        return match task::Kernel::of(isa, self) {
+            Some(task::Kernel::Amx) => Some(OwnInstructions::Amx),
+            Some(task::Kernel::Avx512Bf16) => Some(OwnInstructions::Avx512Bf16),
+            _ => None,
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = isa;
+            None
+        }
     }
 }
 
@@ -106,16 +129,7 @@ impl PairGemm {
     /// How many floats of scratch [`PairGemm::pass`] needs with this many workers, whatever the instruction set. Their
     /// contents do not matter.
     pub fn scratch_len(&self, workers: usize) -> usize {
-        // The oracle has one row of C there.
-        #[cfg(target_arch = "x86_64")]
-        {
-            plan::PairPlan::new(&self.gemm).scratch_len(workers).max(self.gemm.n)
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        {
-            let _ = workers;
-            self.gemm.n
-        }
+        PairShape::of(&self.gemm).scratch_len(workers)
     }
 
     /// Runs the product and keeps C, rounded to its format, in the layout that `gemm` says.
@@ -157,16 +171,11 @@ impl PairGemm {
             return;
         }
         g.check_lengths(a.len(), b.len());
-        assert!(
-            scratch.len() >= self.scratch_len(cx.par.workers()),
-            "the scratch has scratch_len(workers) floats"
-        );
-        #[cfg(target_arch = "x86_64")]
-        if let Some(kernel) = task::Kernel::of(cx.isa, self.order) {
-            return task::run(g, kernel, cx, a, b, epilogue, scratch);
-        }
-        let _ = cx;
-        scalar::run(g, a, b, epilogue, scratch);
+        let rows =
+            Strided { x: a, batch: g.a.batch, own: g.a.row, k: g.a.col, n_own: g.m, n_k: g.k, turned: false };
+        let columns =
+            Strided { x: b, batch: g.b.batch, own: g.b.col, k: g.b.row, n_own: g.n, n_k: g.k, turned: true };
+        PairShape::of(g).pass(self.order, cx, &rows, &columns, epilogue, scratch);
     }
 }
 

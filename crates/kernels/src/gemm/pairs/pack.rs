@@ -4,7 +4,7 @@ use polyreme_dtype::bf16;
 
 use super::super::pack::transpose8;
 use super::RUN;
-use super::plan::{UNIT, UNIT_LEN};
+use super::blocks::{UNIT, UNIT_LEN};
 use crate::convert::bf16_from_f32;
 use crate::simd::twins;
 

@@ -1,36 +1,31 @@
 //! The oracle of [`super::PairOrder::Tiles`], and the fallback where there is no AVX2: what the manual says that TDPBF16PS
 //! does, one output at a time.
 
-use super::super::{Epilogue, Gemm, OutputBlock};
-use super::RUN;
-use crate::Floats;
-use crate::convert::{bf16_from_f32, f32_from_bf16};
+use super::super::{Epilogue, OutputBlock};
+use super::source::UnitSource;
+use super::{PairShape, RUN};
 
-/// The same as `PairGemm::pass`, on the calling thread; the row of C that is lent is in `scratch`.
-pub(super) fn run(g: &Gemm, a: Floats, b: Floats, epilogue: Epilogue, scratch: &mut [f32]) {
+/// The same as `PairShape::pass`, on the calling thread; the row of C that is lent is in `scratch`.
+pub(super) fn run(
+    g: &PairShape,
+    a: &dyn UnitSource,
+    b: &dyn UnitSource,
+    epilogue: Epilogue,
+    scratch: &mut [f32],
+) {
     for batch in 0..g.batch {
         for i in 0..g.m {
             let row = &mut scratch[..g.n];
             for (j, c) in row.iter_mut().enumerate() {
-                let a = |l: usize| rounded(a, batch * g.a.batch + i * g.a.row + l * g.a.col);
-                let b = |l: usize| rounded(b, batch * g.b.batch + l * g.b.row + j * g.b.col);
                 *c = 0.0;
                 for start in (0..g.k).step_by(RUN) {
-                    let product = |l: usize| if l < g.k { (a(l), b(l)) } else { (0.0, 0.0) };
+                    let product =
+                        |l: usize| if l < g.k { (a.at(batch, i, l), b.at(batch, j, l)) } else { (0.0, 0.0) };
                     *c = add_run(*c, std::array::from_fn(|l| product(start + l)));
                 }
             }
             (epilogue.call)(OutputBlock::piece(batch, i, 0, row));
         }
-    }
-}
-
-/// An element as bf16, in f32.
-fn rounded(x: Floats, at: usize) -> f32 {
-    match x {
-        Floats::F32(x) => f32_from_bf16(bf16_from_f32(x[at])),
-        Floats::Bf16(x) => f32_from_bf16(x[at]),
-        Floats::F16(_) => unreachable!("operands in f16 were refused"),
     }
 }
 

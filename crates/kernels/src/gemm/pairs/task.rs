@@ -1,16 +1,20 @@
 //! What the tasks of a product of pairs do. How it was cut into them is up to `plan`.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::super::plan::part;
-use super::super::{Epilogue, Gemm, OutputBlock, from_line};
-use super::pack::{self, Part, Rounded};
-use super::plan::{PairPlan, Side, UNIT, UNIT_LEN};
-use super::{AmxState, PairOrder, RUN, amx, avx2, avx512, avx512_bf16};
-use crate::{Cx, Feature, Floats, Isa};
+use super::super::{Epilogue, LINE, OutputBlock, from_line};
+use super::blocks::{UNIT, UNIT_LEN};
+use super::plan::{PairPlan, Side};
+use super::source::UnitSource;
+use super::{AmxState, PairOrder, PairShape, amx, avx2, avx512, avx512_bf16};
+use crate::{Cx, Feature, Isa};
 
-/// Strips or panels that one task copies to a shared copy.
+/// Strips or panels that one task copies to a shared copy, of all of k.
 const UNITS_A_TASK: usize = 4;
+/// Those that one task copies of one block of k in a round. The operands of a gradient of weights are contiguous along them.
+const UNITS_A_TASK_OF_ROUND: usize = 32;
 
 /// Copied strips by copied panels, over one block of k.
 pub(super) struct PackedBlock {
@@ -81,62 +85,6 @@ impl Kernel {
     }
 }
 
-/// An operand in its role.
-#[derive(Clone, Copy)]
-pub(super) struct Operand<'a> {
-    pub(super) x: Floats<'a>,
-    pub(super) batch: usize,
-    pub(super) own: usize,
-    pub(super) k: usize,
-    pub(super) n_own: usize,
-    pub(super) n_k: usize,
-    /// Whether it is B.
-    pub(super) turned: bool,
-}
-
-impl Operand<'_> {
-    /// Copies units `unit0..unit1` of runs `run0..run1` of one matrix.
-    pub(super) fn copy(
-        &self,
-        isa: Isa,
-        batch: usize,
-        units: (usize, usize),
-        runs: (usize, usize),
-        target: &mut [[u32; UNIT_LEN]],
-    ) {
-        match self.x {
-            Floats::F32(x) => self.copy_of(isa, x, batch, units, runs, target),
-            Floats::Bf16(x) => self.copy_of(isa, x, batch, units, runs, target),
-            Floats::F16(_) => unreachable!("operands in f16 were refused"),
-        }
-    }
-
-    fn copy_of<T: Rounded>(
-        &self,
-        isa: Isa,
-        x: &[T],
-        batch: usize,
-        (unit0, unit1): (usize, usize),
-        (run0, run1): (usize, usize),
-        target: &mut [[u32; UNIT_LEN]],
-    ) {
-        let (own0, own1) = (unit0 * UNIT, (unit1 * UNIT).min(self.n_own));
-        let (k0, k1) = (run0 * RUN, (run1 * RUN).min(self.n_k));
-        let start = batch * self.batch + own0 * self.own + k0 * self.k;
-        let x = if k1 > k0 { &x[start..] } else { &[] };
-        let part = Part { x, own: self.own, k: self.k, n_own: own1 - own0, n_k: k1 - k0 };
-        // SAFETY: the ISA has the instructions.
-        unsafe {
-            match (isa.has_avx512(), self.turned) {
-                (true, true) => pack::avx512::copy::<true, T>(&part, target),
-                (true, false) => pack::avx512::copy::<false, T>(&part, target),
-                (false, true) => pack::avx2::copy::<true, T>(&part, target),
-                (false, false) => pack::avx2::copy::<false, T>(&part, target),
-            }
-        }
-    }
-}
-
 /// A product with its pointers, ready to be run in tasks.
 struct PairProduct<'a> {
     plan: PairPlan,
@@ -144,8 +92,8 @@ struct PairProduct<'a> {
     kernel: Kernel,
     m: usize,
     n: usize,
-    a: Operand<'a>,
-    b: Operand<'a>,
+    a: &'a dyn UnitSource,
+    b: &'a dyn UnitSource,
     epilogue: Epilogue<'a>,
     /// The shared copies, then the workers' scratch; from a cache line on.
     scratch: *mut f32,
@@ -154,81 +102,63 @@ struct PairProduct<'a> {
 // SAFETY: tasks write disjoint parts of the scratch, and only read the rest.
 unsafe impl Sync for PairProduct<'_> {}
 
-/// Runs a product whose slices have been checked. The ISA has AVX2 and what the kernel needs.
+/// Runs a product. The ISA has AVX2 and what the kernel needs.
 pub(super) fn run(
-    g: &Gemm,
+    shape: &PairShape,
     kernel: Kernel,
     cx: &Cx,
-    a: Floats,
-    b: Floats,
+    a: &dyn UnitSource,
+    b: &dyn UnitSource,
     epilogue: Epilogue,
     scratch: &mut [f32],
 ) {
-    let plan = PairPlan::new(g);
+    let plan = PairPlan::new(shape);
+    let needed = plan.scratch_len(cx.par.workers()) - LINE;
     let scratch = from_line(scratch);
-    let (_, shared_len) = plan.shared_lens();
-    assert!(scratch.len() >= shared_len + cx.par.workers() * plan.own_len(), "room for every worker");
-    // The stride of a dim of one does not count.
-    let stride = |n: usize, stride: usize| if n == 1 { 1 } else { stride };
-    let product = PairProduct {
-        plan,
-        isa: cx.isa,
-        kernel,
-        m: g.m,
-        n: g.n,
-        a: Operand {
-            x: a,
-            batch: g.a.batch,
-            own: stride(g.m, g.a.row),
-            k: stride(g.k, g.a.col),
-            n_own: g.m,
-            n_k: g.k,
-            turned: false,
-        },
-        b: Operand {
-            x: b,
-            batch: g.b.batch,
-            own: stride(g.n, g.b.col),
-            k: stride(g.k, g.b.row),
-            n_own: g.n,
-            n_k: g.k,
-            turned: true,
-        },
-        epilogue,
-        scratch: scratch.as_mut_ptr(),
-    };
-    let copies = |side: &Side| if side.shared { side.units.div_ceil(UNITS_A_TASK) } else { 0 };
+    assert!(scratch.len() >= needed, "room for every worker");
+    let (isa, m, n, scratch) = (cx.isa, shape.m, shape.n, scratch.as_mut_ptr());
+    let product = PairProduct { plan, isa, kernel, m, n, a, b, epilogue, scratch };
+    let in_rounds = plan.n_rounds() > 1;
+    let per_task = if in_rounds { UNITS_A_TASK_OF_ROUND } else { UNITS_A_TASK };
+    let copies = |side: &Side| if side.shared { side.units.div_ceil(per_task) } else { 0 };
     let (of_a, of_b) = (copies(&plan.a), copies(&plan.b));
-    if of_a + of_b > 0 {
-        cx.par.run(of_a + of_b, &|task, _| {
-            let (of_b, task) = if task < of_a { (false, task) } else { (true, task - of_a) };
-            // SAFETY: the ISA has AVX2; each strip and each panel is in one task.
-            unsafe { product.share(of_b, task * UNITS_A_TASK) };
-        });
-    }
-    let task = |task: usize, worker: usize| {
-        // SAFETY: the ISA has the instructions, and the runner gives each task once, each worker one at a time.
-        unsafe { product.task(task, worker) }
-    };
-    match plan.n_tasks() {
-        1 => task(0, 0),
-        n => cx.par.run(n, &task),
+    for round in 0..plan.n_rounds() {
+        let blocks = plan.round(round);
+        let cuts = if in_rounds { blocks.len() } else { 1 };
+        if of_a + of_b > 0 {
+            cx.par.run(cuts * (of_a + of_b), &|task, _| {
+                let (cut, task) = (task / (of_a + of_b), task % (of_a + of_b));
+                let (of_b, task) = if task < of_a { (false, task) } else { (true, task - of_a) };
+                let (kb0, kb1) = part(blocks.len(), cuts, cut);
+                let blocks = blocks.start + kb0..blocks.start + kb1;
+                // SAFETY: the ISA has AVX2; each strip and each panel of a block of k is in one task.
+                unsafe { product.share(of_b, (task * per_task, (task + 1) * per_task), blocks) };
+            });
+        }
+        let task = |task: usize, worker: usize| {
+            // SAFETY: the ISA has the instructions, and the runner gives each task once, each worker one at a time.
+            unsafe { product.task(task, worker, round) }
+        };
+        match plan.n_tasks() {
+            1 => task(0, 0),
+            n => cx.par.run(n, &task),
+        }
     }
 }
 
 impl<'a> PairProduct<'a> {
-    fn side(&self, of_b: bool) -> (&Operand<'a>, &Side, usize) {
-        if of_b { (&self.b, &self.plan.b, self.plan.shared_lens().0) } else { (&self.a, &self.plan.a, 0) }
+    fn side(&self, of_b: bool) -> (&'a dyn UnitSource, &Side, usize) {
+        if of_b { (self.b, &self.plan.b, self.plan.shared_lens().0) } else { (self.a, &self.plan.a, 0) }
     }
 
-    /// Copies some strips or panels, of all of k, to the shared copy.
+    /// Copies strips or panels `unit0..unit1`, as far as there are such, of some blocks of k to the shared copy.
     ///
     /// # Safety
-    /// No other task copies or reads them now, and `unit0` is below their number.
-    unsafe fn share(&self, of_b: bool, unit0: usize) {
+    /// No other task copies or reads them now, `unit0` is below their number, and the blocks are of one round.
+    unsafe fn share(&self, of_b: bool, (unit0, unit1): (usize, usize), blocks: Range<usize>) {
         let (operand, side, start) = self.side(of_b);
-        let unit1 = (unit0 + UNITS_A_TASK).min(side.units);
-        for kb in 0..self.plan.n_kb {
+        let unit1 = unit1.min(side.units);
+        for kb in blocks {
             let (run0, run1) = self.plan.block(kb);
             let at = start + self.plan.shared_at(side, kb, unit0);
             // SAFETY: inside the shared copy, and this task's alone.
@@ -263,19 +193,20 @@ impl<'a> PairProduct<'a> {
         own.cast()
     }
 
-    /// Runs one task: a range of strips by a range of panels, of one product of the batch.
+    /// Runs one task: a range of strips by a range of panels, of one product of the batch, over a round's part of k.
     ///
     /// # Safety
-    /// The CPU has the instructions; `task` is below `n_tasks` and runs once; no other task runs as `worker` now.
-    unsafe fn task(&self, task: usize, worker: usize) {
+    /// The CPU has the instructions; `task` is below `n_tasks` and runs once a round, after the rounds before; no other task
+    /// runs as `worker` now.
+    unsafe fn task(&self, task: usize, worker: usize, round: usize) {
         let plan = &self.plan;
         let per_batch = plan.a.tasks * plan.b.tasks;
         let (batch, in_batch) = (task / per_batch, task % per_batch);
         let (strip0, strip1) = part(plan.a.units, plan.a.tasks, in_batch / plan.b.tasks);
         let (panel0, panel1) = part(plan.b.units, plan.b.tasks, in_batch % plan.b.tasks);
         let (row_sweeps, col_sweeps) = (plan.a.sweeps(strip1 - strip0), plan.b.sweeps(panel1 - panel0));
-        // SAFETY: the scratch has `own_len` floats for each worker, behind the shared copies.
-        let own_a = unsafe { self.scratch.add(plan.shared_lens().1 + worker * plan.own_len()) };
+        // SAFETY: the scratch has `own_len` floats for each worker or task, behind the shared copies.
+        let own_a = unsafe { self.scratch.add(plan.own_at(task, worker)) };
         let (b_at, c_at) = plan.own_lens();
         // SAFETY: as above.
         let (own_b, c) = unsafe { (own_a.add(b_at), own_a.add(c_at)) };
@@ -286,7 +217,7 @@ impl<'a> PairProduct<'a> {
                 let (s0, s1) = part(strip1 - strip0, row_sweeps, row_sweep);
                 let (s0, s1) = (strip0 + s0, strip0 + s1);
                 let rows = self.m.min(s1 * UNIT) - s0 * UNIT;
-                for kb in 0..plan.n_kb {
+                for kb in plan.round(round) {
                     let (run0, run1) = plan.block(kb);
                     // What was copied last is still there, if it is the same.
                     let new_a = plan.n_kb > 1 || row_sweeps > 1 || col_sweep == 0;
@@ -309,6 +240,9 @@ impl<'a> PairProduct<'a> {
                             add: kb > 0,
                         });
                     }
+                }
+                if round + 1 < plan.n_rounds() {
+                    continue;
                 }
                 (self.epilogue.call)(OutputBlock {
                     batch,

@@ -172,6 +172,7 @@ fn blocks_of_every_dim_agree() {
         (1, (410, 560, 130)),
         (1, (10, 10, 5000)),
         (1, (20, 1400, 96)),
+        (2, (300, 70, 900)),
         (7, (70, 20, 30)),
         (3, (16, 16, 700)),
         (0, (3, 3, 3)),
@@ -182,21 +183,24 @@ fn blocks_of_every_dim_agree() {
         check(batch, shape, (0, 1), 0, OperandValues::Tiny);
     }
     check(1, (18, 17, 66_000), (0, 1), 0, OperandValues::Ordinary);
-    let shared = |shape| {
-        let plan = plan::PairPlan::new(&product(1, shape, (0, 0), 0));
-        assert!(plan.n_tasks() > 1);
-        (plan.a.shared, plan.b.shared, plan.n_kb > 1)
+    check(1, (37, 100, 21_000), (1, 0), 0, OperandValues::Ordinary);
+    let shared = |batch, shape| {
+        let plan = plan::PairPlan::new(&PairShape::of(&product(batch, shape, (0, 0), 0)));
+        assert!(plan.n_tasks() > batch);
+        (plan.a.shared, plan.b.shared, plan.n_kb > 1, plan.n_rounds() > 1)
     };
-    assert_eq!(shared((300, 70, 900)), (true, true, true));
-    assert_eq!(shared((410, 560, 130)), (true, true, false));
-    assert_eq!(shared((18, 17, 66_000)), (false, false, true));
+    assert_eq!(shared(1, (300, 70, 900)), (true, true, true, false));
+    assert_eq!(shared(1, (410, 560, 130)), (true, true, false, false));
+    assert_eq!(shared(2, (300, 70, 900)), (false, false, true, false));
+    assert_eq!(shared(1, (18, 17, 66_000)), (true, true, true, true));
+    assert_eq!(shared(1, (37, 100, 21_000)), (true, true, true, true));
 }
 
 /// An operand that is larger than what is copied at once, on either side.
 #[test]
 fn large_operands_agree() {
     let by_parts = |m: usize, n: usize, k: usize| {
-        let plan = plan::PairPlan::new(&product(1, (m, n, k), (0, 0), 0));
+        let plan = plan::PairPlan::new(&PairShape::of(&product(1, (m, n, k), (0, 0), 0)));
         (plan.a.shared, plan.b.shared)
     };
     assert_eq!(by_parts(4100, 17, 520), (false, true));
