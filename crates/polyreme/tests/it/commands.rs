@@ -216,7 +216,8 @@ fn a_run_that_is_resumed_with_other_instructions_says_what_that_means() {
         assert!(out.status.success(), "{isa} {args:?}: {said}");
         said
     };
-    let recorded = |run: &str| -> Value { serde_json::from_str(&with("-amx", &["inspect", run, "--json"])).unwrap() };
+    let recorded =
+        |run: &str| -> Value { serde_json::from_str(&with("-amx", &["inspect", run, "--json"])).unwrap() };
     // The best that is sure to be without AMX, and whether that has products of pairs.
     let pairs = Isa::detect().without(Feature::AmxTile).has(Feature::Avx512Bf16);
     let vectors = Isa::detect().has_avx2();
@@ -233,7 +234,10 @@ fn a_run_that_is_resumed_with_other_instructions_says_what_that_means() {
         let said = with("avx2", &["resume", run, "--ranks", "1", "--set", "train.epochs=2"]);
         let notes: Vec<&str> = said.lines().filter(|line| line.contains("products were summed")).collect();
         assert_eq!(notes.len(), usize::from(first != then), "{said}");
-        assert!(notes.iter().all(|note| note.starts_with("warning: ") && note.contains("bits will differ")), "{said}");
+        assert!(
+            notes.iter().all(|note| note.starts_with("warning: ") && note.contains("bits will differ")),
+            "{said}"
+        );
         // The best checkpoint may be of either half.
         let last = format!("{run}/checkpoints/step-00000042");
         assert_eq!(recorded(&last)["kernels"], serde_json::json!([then]));

@@ -70,7 +70,10 @@ mod tests {
         assert!(moved.contains("in the order of AVX512-BF16, from here on in f32: "), "{moved}");
         assert!(moved.contains("bits will differ") && !moved.contains('\n'), "{moved}");
         let slower = said(&["amx_bf16"], &[TilesTwin]);
-        assert!(slower.contains("the same bits, and is slower here") && !slower.contains("differ"), "{slower}");
+        assert!(
+            slower.contains("the same bits, and is slower here") && !slower.contains("differ"),
+            "{slower}"
+        );
         assert!(said(&["amx_bf16"], &[Tiles, TilesTwin]).contains("slower here"));
         let differ: [(&[&str], &[KernelClass]); 5] = [
             (&["amx_bf16-twin"], &[Scalar]),

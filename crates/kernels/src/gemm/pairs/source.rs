@@ -6,9 +6,9 @@
 #[cfg(target_arch = "x86_64")]
 use super::RUN;
 #[cfg(target_arch = "x86_64")]
-use super::pack::{self, Part, Rounded};
-#[cfg(target_arch = "x86_64")]
 use super::blocks::{UNIT, UNIT_LEN};
+#[cfg(target_arch = "x86_64")]
+use super::pack::{self, Part, Rounded};
 use crate::Floats;
 #[cfg(target_arch = "x86_64")]
 use crate::Isa;
