@@ -404,13 +404,24 @@ impl Engine {
         let cx = Cx { isa: self.options.isa, par: &*self.pool };
         let ready = self.bodies[0].as_ref().expect("the first body stays");
         let graph = &ready.body.graph;
-        for (i, stored) in graph.params.iter().chain(&graph.states).enumerate() {
-            let key = self.options.seed ^ (i as u64 + 1).wrapping_mul(0xD1B5_4A32_D192_ED03);
+        for stored in graph.params.iter().chain(&graph.states) {
+            let key = self.options.seed ^ (stored.number as u64 + 1).wrapping_mul(0xD1B5_4A32_D192_ED03);
             let data = self.memory.write::<f32>(ready, 0, stored.value);
-            match stored.init {
-                Init::Const(value) => data.fill(value),
-                Init::Uniform { bound } => random::uniform(&cx, key, 0, 0, -bound, bound, data),
-                Init::Normal { std } => random::normal(&cx, key, 0, 0, 0.0, std, data),
+            // What a part has is what the whole tensor has there.
+            let (run, mut at, stride) = match stored.part {
+                None => (data.len().max(1), 0, 0),
+                Some(part) => {
+                    let slab = part.slab(&part.whole_dims(graph.shape(stored.value).dims()));
+                    (slab.run, slab.first as u64, slab.stride as u64)
+                }
+            };
+            for data in data.chunks_mut(run) {
+                match stored.init {
+                    Init::Const(value) => data.fill(value),
+                    Init::Uniform { bound } => random::uniform(&cx, key, 0, at, -bound, bound, data),
+                    Init::Normal { std } => random::normal(&cx, key, 0, at, 0.0, std, data),
+                }
+                at += stride;
             }
         }
     }

@@ -7,29 +7,35 @@
 
 use polyreme_collective::{Comm, Cuts};
 use polyreme_dtype::{Element, bf16};
-use polyreme_graph::{Program, Role};
+use polyreme_graph::{Axis, Program, Role};
 use polyreme_kernels::floats::{Floats, FloatsMut};
 
 use crate::arena::make_room;
+use crate::comms::Comms;
 use crate::engine::{Engine, Options, param_and_grad_bytes};
 use crate::error::ExecError;
 use crate::state::SharedBlocks;
 use crate::timeline::Timeline;
 use crate::weights::Kept;
 
-/// The communicator of this rank.
+/// The communicators of this rank.
 pub(crate) struct Group {
-    pub(crate) comm: Comm,
+    pub(crate) comms: Comms,
     /// Whether weights may be written now.
     open: bool,
 }
 
 impl Engine {
     /// Reserves all memory for one rank of a job; all ranks call it at the same time. Weights and states are those of
-    /// rank 0.
-    pub fn join(program: Program, options: Options, mut comm: Comm) -> Result<Engine, ExecError> {
+    /// the first rank along the data axis.
+    pub fn join(program: Program, options: Options, comms: impl Into<Comms>) -> Result<Engine, ExecError> {
+        let mut comms = comms.into();
         let role = program.role.clone().expect("a program that was lowered for ranks");
-        assert_eq!((role.rank, role.ranks), (comm.rank(), comm.size()), "the program of this rank");
+        let comm = comms.along(Axis::Data);
+        assert!(
+            role.ranks == 1 || (role.rank, role.ranks) == (comm.rank(), comm.size()),
+            "the program of this rank"
+        );
         let blocks = match role.ranks {
             1 => SharedBlocks::default(),
             _ => {
@@ -41,8 +47,8 @@ impl Engine {
         };
         // Otherwise the other ranks would wait for this one.
         let reserved = Engine::reserve(program, options, blocks);
-        let mut engine = reserved.inspect_err(|error| comm.fail(&error.to_string()))?;
-        engine.group = Some(Group { comm, open: false });
+        let mut engine = reserved.inspect_err(|error| comms.job().fail(&error.to_string()))?;
+        engine.group = Some(Group { comms, open: false });
         engine.exclusively(|engine| {
             engine.initialise();
             Ok::<(), ExecError>(())
@@ -53,17 +59,17 @@ impl Engine {
 
     /// Gives an engine a communicator, for the exchanges of a program that was not lowered for ranks. Weights stay as they are.
     pub fn attach(&mut self, comm: Comm) {
-        self.group = Some(Group { comm, open: false });
+        self.group = Some(Group { comms: comm.into(), open: false });
     }
 
-    /// The communicator of this rank.
+    /// The communicator of all ranks.
     pub fn comm(&mut self) -> &mut Comm {
-        &mut self.group.as_mut().expect("an engine that joined").comm
+        self.group.as_mut().expect("an engine that joined").comms.job()
     }
 
     /// Drops the engine and returns its communicator.
     pub fn leave(mut self) -> Comm {
-        self.group.take().expect("an engine that joined").comm
+        self.group.take().expect("an engine that joined").comms.into_job()
     }
 
     /// The role of this rank among all ranks.
@@ -71,7 +77,8 @@ impl Engine {
         self.first().role.as_ref().expect("an engine that joined")
     }
 
-    /// Collective: rank 0 runs `write`, which may set weights and states; all ranks then get them.
+    /// Collective: the first rank along the data axis runs `write`, which may set weights and states; the others along it then
+    /// get them.
     pub fn exclusively<E: From<ExecError> + std::fmt::Display>(
         &mut self,
         write: impl FnOnce(&mut Engine) -> Result<(), E>,
@@ -101,7 +108,12 @@ impl Engine {
         let mut all = vec![0.0f32; if rank == 0 { ranks * len } else { 0 }];
         let group = self.group.as_mut().expect("an engine that joined");
         let mine = self.memory.state.kept(Kept::States);
-        group.comm.gather(mine, (rank == 0).then_some(&mut all[..]), &even_cuts(ranks, len), 0)?;
+        group.comms.along(Axis::Data).gather(
+            mine,
+            (rank == 0).then_some(&mut all[..]),
+            &even_cuts(ranks, len),
+            0,
+        )?;
         let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
         let differ = rank == 0 && !all.chunks_exact(len).all(|states| same(states, mine));
         Ok(differ.then_some(all))
@@ -111,7 +123,7 @@ impl Engine {
     pub fn scatter_states(&mut self, from: Option<&[f32]>) -> Result<(), ExecError> {
         let cuts = even_cuts(self.role().ranks, self.memory.state.lengths.states);
         let group = self.group.as_mut().expect("an engine that joined");
-        Ok(group.comm.scatter(self.memory.state.kept_mut(Kept::States), from, &cuts, 0)?)
+        Ok(group.comms.along(Axis::Data).scatter(self.memory.state.kept_mut(Kept::States), from, &cuts, 0)?)
     }
 
     /// Collective: gathers the moments of all parameters on rank 0, laid out as [`Engine::moment_slots`] says.
@@ -120,7 +132,7 @@ impl Engine {
             return Ok(());
         }
         let role = self.role().clone();
-        let comm = &mut self.group.as_mut().expect("an engine that joined").comm;
+        let comm = self.group.as_mut().expect("an engine that joined").comms.along(Axis::Data);
         match self.memory.state.stored(which) {
             Floats::F32(mine) => gather(comm, &role, mine, into, |x| x),
             Floats::Bf16(mine) => gather(comm, &role, mine, into, bf16::to_f32),
@@ -134,7 +146,7 @@ impl Engine {
             return Ok(());
         }
         let role = self.role().clone();
-        let comm = &mut self.group.as_mut().expect("an engine that joined").comm;
+        let comm = self.group.as_mut().expect("an engine that joined").comms.along(Axis::Data);
         match self.memory.state.stored_mut(which) {
             FloatsMut::F32(mine) => scatter(comm, &role, mine, from, |x| x),
             FloatsMut::Bf16(mine) => scatter(comm, &role, mine, from, bf16::from_f32),
@@ -177,18 +189,18 @@ impl Engine {
     /// Broadcasts weights and states from rank 0.
     fn spread(&mut self) -> Result<(), ExecError> {
         let (shared, ranks) = (self.role().shares_weights(), self.role().ranks);
-        if ranks == 1 {
-            return Ok(());
-        }
         let group = self.group.as_mut().expect("an engine that joined");
-        if !shared {
-            group.comm.broadcast(self.memory.state.kept_mut(Kept::Params), 0)?;
+        if ranks == 1 {
+            return Ok(group.comms.job().barrier()?);
         }
-        group.comm.broadcast(self.memory.state.kept_mut(Kept::States), 0)?;
+        if !shared {
+            group.comms.along(Axis::Data).broadcast(self.memory.state.kept_mut(Kept::Params), 0)?;
+        }
+        group.comms.along(Axis::Data).broadcast(self.memory.state.kept_mut(Kept::States), 0)?;
         let mut step = [self.memory.state.step as i64];
-        group.comm.broadcast(&mut step, 0)?;
+        group.comms.along(Axis::Data).broadcast(&mut step, 0)?;
         self.memory.state.step = step[0] as u64;
-        Ok(group.comm.barrier()?)
+        Ok(group.comms.job().barrier()?)
     }
 }
 

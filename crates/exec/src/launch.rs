@@ -1,7 +1,7 @@
 //! Which kernel runs a node: descriptors of kernels, made once from the node's shapes.
 
 use polyreme_graph::graph::{Graph, Node};
-use polyreme_graph::op::{self, Cell, Op, Slab, Window};
+use polyreme_graph::op::{self, Cell, ExchangeKind, Op, Slab, Window};
 use polyreme_graph::precision::is_half;
 use polyreme_graph::{Body, DType, Shape, ValueId};
 use polyreme_kernels::Isa;
@@ -50,8 +50,8 @@ pub(crate) enum Launch {
     AvgPoolGrad(Pool2d),
     BatchNorm(BatchNorm, f32),
     BatchNormGrad(BatchNorm),
-    /// A copy of this rank's terms, which the engine then sums over the ranks.
-    AxisSum,
+    /// A copy of what this rank brings to an exchange, which works on the copy.
+    Exchange(ExchangeKind),
     BatchNormSums(BatchNorm),
     BatchNormFromSums(BatchNorm, f32),
     BatchNormGradSums(BatchNorm),
@@ -261,7 +261,7 @@ fn launch(graph: &Graph, node: &Node, op: &Op, with: Choices) -> Launch {
         Op::AvgPoolGrad { window, .. } => Launch::AvgPoolGrad(pool(window, y(0))),
         &Op::BatchNorm { eps, momentum, relu } => Launch::BatchNorm(batch_norm(x(0), eps, relu), momentum),
         &Op::BatchNormGrad { relu } => Launch::BatchNormGrad(batch_norm(x(0), 0.0, relu)),
-        Op::AxisSum => Launch::AxisSum,
+        &Op::Exchange { kind, .. } => Launch::Exchange(kind),
         Op::BatchNormSums => Launch::BatchNormSums(batch_norm(x(0), 0.0, false)),
         &Op::BatchNormFromSums { eps, momentum, relu } => {
             Launch::BatchNormFromSums(batch_norm(x(0), eps, relu), momentum)
@@ -324,7 +324,7 @@ fn scratch_len(launch: &Launch, halves: bool, workers: usize) -> usize {
         | Launch::Gather(..)
         | Launch::ScatterAdd(_)
         | Launch::Cast { .. }
-        | Launch::AxisSum
+        | Launch::Exchange(_)
         | Launch::Embedding(_)
         | Launch::EmbeddingGrad(_)
         | Launch::Dropout { .. } => 0,

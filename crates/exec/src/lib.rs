@@ -22,6 +22,7 @@
 mod apply;
 mod arena;
 pub mod class;
+mod comms;
 mod convolution;
 pub mod engine;
 pub mod error;
@@ -47,6 +48,7 @@ mod workspace;
 
 pub use arena::{floats, make_room};
 pub use class::KernelClass;
+pub use comms::Comms;
 pub use engine::{Engine, Footprint, Options};
 pub use error::{ExecError, RejectedData};
 pub use feed::{Feed, Filled, Inputs};

@@ -103,14 +103,14 @@ impl Engine {
         self.progress.begin(&loaded, args);
         // Ranks evaluate at their own pace: only what trains moves a group to its next step.
         if let (Some(group), true) = (&mut self.group, loaded.program.optimizer.is_some()) {
-            group.comm.set_step(self.memory.state.step);
+            group.comms.set_step(self.memory.state.step);
         }
-        let called = self.group.as_ref().map_or(0, |group| group.comm.n_calls());
+        let called = self.group.as_ref().map_or(0, |group| group.comms.n_calls());
         for instr in &loaded.program.instrs {
             self.read(&loaded, instr, feed)?;
         }
         // No communication happens that the program does not list.
-        let called = self.group.as_ref().map_or(0, |group| group.comm.n_calls()) - called;
+        let called = self.group.as_ref().map_or(0, |group| group.comms.n_calls()) - called;
         debug_assert_eq!(
             called as usize,
             loaded.program.exchanges.len(),
@@ -148,7 +148,7 @@ impl Engine {
             Instr::PutBack { .. } if !self.progress.skipped => {}
             Instr::Copy { from, into } | Instr::PutBack { from, into } => {
                 let cx = Cx { isa: self.options.isa, par: &*self.pool };
-                let (from, into) = self.memory.two_regions(loaded, &self.bodies, [from, into]);
+                let (from, into) = self.memory.two_regions::<f32, f32>(loaded, &self.bodies, [from, into]);
                 vectors::copy(&cx, into, from);
             }
             Instr::Add { from, into } => {
@@ -334,12 +334,14 @@ impl Engine {
                 Work::ReduceScatter(span(&exchange.of), cuts.clone(), Reduce::Sum)
             }
             Collective::AllGather(cuts) => Work::AllGather(span(&exchange.of), cuts.clone()),
+            &Collective::Send { to, tag } => Work::Send { to, tag, span: span(&exchange.of) },
+            &Collective::Receive { from, tag } => Work::Receive { from, tag, span: span(&exchange.of) },
             // Done at the wait: there is no compute to overlap it with.
             Collective::AllToAll { .. } | Collective::Meet => return,
         };
         let group = self.group.as_mut().expect("a program with exchanges is run by an engine that joined");
         // SAFETY: the program does not touch these elements before it waits, and their memory outlives the group.
-        let ticket = unsafe { group.comm.start(work) };
+        let ticket = unsafe { group.comms.along(exchange.axis).start(work) };
         self.progress.tickets[number] = Some((ticket, Instant::now()));
     }
 
@@ -348,14 +350,18 @@ impl Engine {
         let group = self.group.as_mut().expect("a program with exchanges is run by an engine that joined");
         let ticket = self.progress.tickets[number].take();
         let exchange = &loaded.program.exchanges[number];
+        let comm = group.comms.along(exchange.axis);
         match (&exchange.op, ticket) {
-            (Collective::Meet, _) => group.comm.barrier()?,
+            (Collective::Meet, _) => comm.barrier()?,
             (Collective::AllToAll { send, into, recv }, _) => {
-                let regions = [&exchange.of, into];
-                let (from, into) = self.memory.two_regions::<f32, f32>(loaded, &self.bodies, regions);
-                group.comm.all_to_all(from, send, into, recv)?;
+                let [from, into] = [&exchange.of, into].map(|r| self.memory.span(loaded, &self.bodies, r));
+                let (send_cuts, recv_cuts) = (send.clone(), recv.clone());
+                // SAFETY: it is waited for at once, and the program names two regions that do not overlap.
+                let ticket =
+                    unsafe { comm.start(Work::AllToAll { send: from, send_cuts, recv: into, recv_cuts }) };
+                comm.wait(ticket)?;
             }
-            (_, Some((ticket, _))) => group.comm.wait(ticket)?,
+            (_, Some((ticket, _))) => comm.wait(ticket)?,
             (_, None) => unreachable!("exchange {number} is waited for before it is started"),
         }
         self.progress.waited += began.elapsed();
@@ -383,8 +389,10 @@ impl Engine {
         }
         // Exchanges in flight work on this engine's memory.
         if let Some(group) = &mut self.group {
-            for (ticket, _) in self.progress.tickets.iter_mut().filter_map(Option::take) {
-                group.comm.wait(ticket)?;
+            for (number, ticket) in self.progress.tickets.iter_mut().enumerate() {
+                if let Some((ticket, _)) = ticket.take() {
+                    group.comms.along(loaded.program.exchanges[number].axis).wait(ticket)?;
+                }
             }
         }
         let (here, place) = match self.progress.not_finite.take() {

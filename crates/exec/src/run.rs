@@ -2,7 +2,7 @@
 
 use polyreme_dtype::{bf16, f16};
 use polyreme_graph::DType;
-use polyreme_graph::op::Slab;
+use polyreme_graph::op::{ExchangeKind, Slab};
 use polyreme_kernels::attention::{Attention, Grads, Mask};
 use polyreme_kernels::convert::{bf16_from_f32, f16_from_f32};
 use polyreme_kernels::elementwise::{Expr, Fused, FusedPieces, PieceSource, PieceTarget, Source};
@@ -14,6 +14,7 @@ use polyreme_kernels::{Cx, Floats, FloatsMut, SharedFloats, convert, random, sof
 use crate::error::RejectedData;
 use crate::launch::{Launch, Masked, Prepared, Then};
 use crate::memory::NodeMemory;
+use crate::vectors;
 
 /// What random draws depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,7 +134,7 @@ fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result
             let (dy, x, gamma, beta) = (m.floats(0), m.floats(1), m.input(2), m.input(3));
             norm.backward(cx, dy, x, gamma, beta, m.input(4), m.input(5), dx, dgamma, dbeta, m.scratch());
         }
-        Launch::AxisSum => m.output::<f32>(0).copy_from_slice(m.input(0)),
+        Launch::Exchange(kind) => bring(cx, *kind, m),
         Launch::BatchNormSums(norm) => norm.sums(cx, m.floats(0), m.input(1), m.output(0), m.scratch()),
         Launch::BatchNormFromSums(norm, momentum) => {
             let (mean, var) = (m.output(3), m.output(4));
@@ -357,4 +358,23 @@ fn attention_grad(cx: &Cx, a: &Attention, masked: &Masked, m: &NodeMemory) {
     };
     let (dy, o) = (m.floats(0), m.floats(1));
     a.backward(cx, dy, q, k, v, mask(m, masked, 3), o, m.input(2), grads, m.scratch());
+}
+
+/// Copies what this rank brings to an exchange to where the exchange takes place.
+fn bring(cx: &Cx, kind: ExchangeKind, m: &NodeMemory) {
+    let rank = match kind {
+        ExchangeKind::Sum | ExchangeKind::Scatter { .. } => 0,
+        ExchangeKind::Gather { rank, .. } => rank,
+        // It goes from the operand to the result.
+        ExchangeKind::Swap { .. } => return,
+    };
+    fn row<T: Copy + Send + Sync>(cx: &Cx, rank: usize, to: &mut [T], from: &[T]) {
+        vectors::copy(cx, &mut to[rank * from.len()..][..from.len()], from);
+    }
+    match (m.floats(0), m.floats_mut(0)) {
+        (Floats::F32(from), FloatsMut::F32(to)) => row(cx, rank, to, from),
+        (Floats::F16(from), FloatsMut::F16(to)) => row(cx, rank, to, from),
+        (Floats::Bf16(from), FloatsMut::Bf16(to)) => row(cx, rank, to, from),
+        _ => unreachable!("an exchange keeps the element type"),
+    }
 }

@@ -3,9 +3,9 @@
 //!
 //! It is the general way, and gives the bits that a kernel must give that reads and writes halves by itself.
 
-use polyreme_graph::ValueId;
 use polyreme_graph::graph::{Graph, Node};
 use polyreme_graph::precision::is_half;
+use polyreme_graph::{ExchangeKind, ValueId};
 
 use crate::launch::Launch;
 
@@ -84,5 +84,5 @@ fn takes_output(launch: &Launch, k: usize) -> Takes {
 
 /// Sums of f32 over the ranks take nothing else; nor do recurrent layers of what has no time steps.
 fn takes_all(launch: &Launch) -> Takes {
-    any(!matches!(launch, Launch::AxisSum))
+    any(!matches!(launch, Launch::Exchange(ExchangeKind::Sum | ExchangeKind::Scatter { .. })))
 }

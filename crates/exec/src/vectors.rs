@@ -9,7 +9,7 @@ const CHUNK: usize = 1 << 15;
 const BLOCKS: usize = 64;
 
 /// `to = from`.
-pub(crate) fn copy(cx: &Cx, to: &mut [f32], from: &[f32]) {
+pub(crate) fn copy<T: Copy + Send + Sync>(cx: &Cx, to: &mut [T], from: &[T]) {
     assert_eq!(to.len(), from.len(), "both have the same length");
     cx.for_each_chunk(to, CHUNK, |i, to| to.copy_from_slice(&from[i * CHUNK..i * CHUNK + to.len()]));
 }

@@ -7,7 +7,8 @@ use polyreme_kernels::elementwise::{Binary, Expr, Unary};
 use crate::error::{TraceError, TraceErrorKind};
 use crate::graph::{Graph, Init, Input, Stored, ValueId};
 use crate::memory::reshape_root;
-use crate::op::{Attention, Cell, Conv, CrossEntropy, Op, ReduceKind, Window};
+use crate::op::{Attention, Cell, Conv, CrossEntropy, ExchangeKind, Op, ReduceKind, Window};
+use crate::program::Axis;
 use crate::shape::{DType, Shape};
 
 /// How the difference of an element and its target counts.
@@ -50,6 +51,8 @@ impl Builder {
     pub fn finish(mut self, outputs: &[(&str, Tensor)]) -> Graph {
         self.graph.outputs = outputs.iter().map(|&(n, v)| (n.to_string(), v)).collect();
         self.graph.n_forward = self.graph.nodes.len();
+        let n_params = self.graph.params.len();
+        self.graph.states.iter_mut().enumerate().for_each(|(k, state)| state.number = n_params + k);
         self.graph.verify();
         self.graph
     }
@@ -97,7 +100,8 @@ impl Builder {
         }
         let (op, layer) = (Op::Param(self.graph.params.len()), self.path());
         let value = self.graph.push_leaf(op, shape.into(), DType::F32, &layer);
-        self.graph.params.push(Stored { name, value, init });
+        let number = self.graph.params.len();
+        self.graph.params.push(Stored { name, value, init, number, part: None });
         Ok(value)
     }
 
@@ -109,7 +113,8 @@ impl Builder {
         }
         let (op, layer) = (Op::State(self.graph.states.len()), self.path());
         let value = self.graph.push_leaf(op, shape.into(), DType::F32, &layer);
-        self.graph.states.push(Stored { name, value, init });
+        let number = self.graph.states.len();
+        self.graph.states.push(Stored { name, value, init, number, part: None });
         Ok(value)
     }
 
@@ -400,7 +405,7 @@ impl Builder {
 
     /// The sum of `x` over the ranks of the data axis; on a lone rank, `x`.
     pub fn axis_sum(&mut self, x: Tensor) -> Traced {
-        self.push(Op::AxisSum, &[x])
+        self.push(Op::Exchange { axis: Axis::Data, kind: ExchangeKind::Sum }, &[x])
     }
 
     // Norms.

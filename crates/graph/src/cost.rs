@@ -98,7 +98,7 @@ fn flops(graph: &Graph, node: &Node, op: &Op) -> u64 {
             11 * n_in(0)
         }
         // The same work in two nodes: the addition costs nothing compared to waiting for the other ranks.
-        Op::AxisSum => n_out,
+        Op::Exchange { .. } => n_out,
         Op::BatchNormSums => 4 * n_in(0),
         Op::BatchNormFromSums { .. } => 3 * n_in(0),
         Op::BatchNormGradSums { .. } => 5 * n_in(0),

@@ -8,6 +8,7 @@ use std::fmt;
 use crate::error::{TraceError, TraceErrorKind};
 use crate::infer::infer;
 use crate::op::Op;
+use crate::part::Part;
 use crate::shape::{DType, Shape};
 
 /// The id of a value of a graph.
@@ -102,6 +103,10 @@ pub struct Stored {
     pub value: ValueId,
     /// How it starts.
     pub init: Init,
+    /// Its place among the whole model's parameters, or its states, which follow them: random initial values depend on it.
+    pub number: usize,
+    /// Which part of the tensor this is, if ranks split it.
+    pub part: Option<Part>,
 }
 
 /// A traced model, or a whole step made from one.

@@ -3,7 +3,7 @@
 
 use crate::error::TraceErrorKind;
 use crate::graph::{Shapes, Value};
-use crate::op::{Conv, Op, Window};
+use crate::op::{Conv, ExchangeKind, Op, Window};
 use crate::shape::Shape;
 use crate::types::types;
 
@@ -28,7 +28,8 @@ fn infer_shapes(op: &Op, x: &[&Value]) -> Result<Vec<Shape>, TraceErrorKind> {
             unreachable!("{name} carries its shape in its value")
         }
         Op::Const(_) => one(Shape::scalar()),
-        Op::Unary(_) | Op::Dropout { .. } | Op::Cast(_) | Op::AxisSum => one(x[0].shape.clone()),
+        Op::Unary(_) | Op::Dropout { .. } | Op::Cast(_) => one(x[0].shape.clone()),
+        Op::Exchange { kind, .. } => one(exchanged(name, *kind, &x[0].shape)?),
         Op::Binary(_) => one(broadcast(name, &x[0].shape, &x[1].shape)?),
         Op::Select => {
             let both = broadcast(name, &x[1].shape, &x[2].shape)?;
@@ -457,4 +458,16 @@ fn shape(op: &'static str, s: &Shape, why: String) -> TraceErrorKind {
 
 fn shapes(op: &'static str, left: &Shape, right: &Shape, why: &str) -> TraceErrorKind {
     TraceErrorKind::Shapes { op, left: left.clone(), right: right.clone(), why: why.into() }
+}
+
+/// The shape of what ranks make of their values together.
+fn exchanged(name: &'static str, kind: ExchangeKind, x: &Shape) -> Result<Shape, TraceErrorKind> {
+    match kind {
+        ExchangeKind::Sum => Ok(x.clone()),
+        ExchangeKind::Gather { ranks, .. } => Ok([&[ranks], x.dims()].concat().into()),
+        ExchangeKind::Scatter { ranks } | ExchangeKind::Swap { ranks } => match x.dims().first() {
+            Some(&rows) if rows == ranks => Ok(x.clone()),
+            _ => Err(shape(name, x, format!("its first dim must be the {ranks} ranks"))),
+        },
+    }
 }

@@ -7,7 +7,7 @@
 //! of element-wise ops and optimizers alone.
 //!
 //! # Layout
-//! - [`shape`], [`op`], [`graph`], [`error`]: the data.
+//! - [`shape`], [`op`], [`graph`], [`part`], [`error`]: the data.
 //! - [`builder`]: how models are traced.
 //! - `infer`, `types`, [`grad`], [`cost`], [`mod@print`]: the tables, with one row per op.
 //! - [`mod@dot`]: a graph as a picture.
@@ -34,6 +34,7 @@ mod infer;
 mod listing;
 pub mod memory;
 pub mod op;
+pub mod part;
 pub mod precision;
 pub mod print;
 pub mod program;
@@ -52,7 +53,8 @@ pub use fuse::fuse;
 pub use grad::differentiate;
 pub use graph::{Graph, Init, NodeId, ValueId};
 pub use memory::{MemoryPlan, Place};
-pub use op::Op;
+pub use op::{ExchangeKind, Op};
+pub use part::Part;
 /// What updates do: the vocabulary of the kernels.
 pub use polyreme_kernels::optim::{Adafactor, Moments, Optimizer};
 pub use precision::Precision;

@@ -108,6 +108,12 @@ impl Program {
             Collective::ReduceScatter(_) => "reduce-scatter",
             Collective::AllGather(_) => "all-gather",
             Collective::AllToAll { .. } => "all-to-all",
+            Collective::Send { to, .. } => {
+                return format!("send {dtype} {} to {} {to}", self.words(of), axis.name());
+            }
+            Collective::Receive { from, .. } => {
+                return format!("receive {dtype} {} from {} {from}", self.words(of), axis.name());
+            }
             Collective::Meet => return format!("meet over {}", axis.name()),
         };
         let form = if wire == dtype { String::new() } else { format!(" as {wire}") };

@@ -7,6 +7,7 @@
 use polyreme_kernels::elementwise::{Binary, Expr, Unary};
 
 use crate::print::{binary_name, unary_name};
+use crate::program::Axis;
 use crate::shape::DType;
 
 /// Stride, padding, dilation and groups of a 2-D convolution, rows first.
@@ -92,6 +93,30 @@ pub struct Slab {
     pub run: usize,
     /// From the beginning of a run to that of the next, in the whole.
     pub stride: usize,
+}
+
+/// What the ranks along an axis make of their values together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExchangeKind {
+    /// The sum: every rank gets the same. A lone rank gets what it had.
+    Sum,
+    /// `x [..]` → `[ranks, ..]`: those of all ranks, in their order.
+    Gather {
+        /// How many ranks there are.
+        ranks: usize,
+        /// This rank's place among them.
+        rank: usize,
+    },
+    /// `x [ranks, ..]` → the same shape, in which row `rank` is the sum of all ranks' row `rank`; other rows are undefined.
+    Scatter {
+        /// How many ranks there are.
+        ranks: usize,
+    },
+    /// `x [ranks, ..]` → `[ranks, ..]`: row `r` is this rank's row of rank `r`'s.
+    Swap {
+        /// How many ranks there are.
+        ranks: usize,
+    },
 }
 
 /// Which cell a recurrent layer has.
@@ -249,9 +274,14 @@ pub enum Op {
         /// Whether `y` was clamped at zero; where it was is found from `x`.
         relu: bool,
     },
-    /// The sum of `x` over the ranks of the data axis, which run this graph on shards of one batch; each gets the same.
-    /// A lone rank gets `x`. Meant for small tensors: every rank waits for it.
-    AxisSum,
+    /// What the ranks along an axis of the mesh make of their `x` together; every rank waits for it. The gradient of a sum is
+    /// a sum; the others are added after differentiation.
+    Exchange {
+        /// The axis.
+        axis: Axis,
+        /// What they make of it.
+        kind: ExchangeKind,
+    },
     /// `(x [.., c], shift)` → `[1 + 2·c]`: how many rows, and of each channel the sums of `x - shift` and of its square.
     BatchNormSums,
     /// `(x [.., c], gamma, beta, running mean, running variance, sums)` → as [`Op::BatchNorm`], with the statistics of
@@ -417,7 +447,10 @@ impl Op {
             Op::AvgPoolGrad { .. } => "avg_pool_grad",
             Op::BatchNorm { .. } => "batch_norm",
             Op::BatchNormGrad { .. } => "batch_norm_grad",
-            Op::AxisSum => "axis_sum",
+            Op::Exchange { kind: ExchangeKind::Sum, .. } => "axis_sum",
+            Op::Exchange { kind: ExchangeKind::Gather { .. }, .. } => "axis_gather",
+            Op::Exchange { kind: ExchangeKind::Scatter { .. }, .. } => "axis_scatter",
+            Op::Exchange { kind: ExchangeKind::Swap { .. }, .. } => "axis_swap",
             Op::BatchNormSums => "batch_norm_sums",
             Op::BatchNormFromSums { .. } => "batch_norm_from_sums",
             Op::BatchNormGradSums { .. } => "batch_norm_grad_sums",

@@ -22,7 +22,7 @@
 
 use crate::fuse::join_norm_relu_if;
 use crate::graph::{Graph, Node, Rebuild, ValueId};
-use crate::op::Op;
+use crate::op::{ExchangeKind, Op};
 use crate::program::Program;
 use crate::shape::DType;
 
@@ -154,7 +154,9 @@ fn wants(op: &Op, k: usize) -> Wants {
 
         // Sums over many elements: in f32, of what is stored.
         Op::Reduce { .. } => Stored,
-        Op::AxisSum => Wide,
+        // Partial sums are added up in f32; what is only moved stays as it is stored.
+        Op::Exchange { kind: ExchangeKind::Sum | ExchangeKind::Scatter { .. }, .. } => Wide,
+        Op::Exchange { kind: ExchangeKind::Gather { .. } | ExchangeKind::Swap { .. }, .. } => Stored,
 
         // Products.
         Op::MatMul { .. } | Op::Conv2d(_) | Op::Conv2dGradInput { .. } | Op::Conv2dGradWeight { .. } => Half,

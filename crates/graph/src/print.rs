@@ -8,6 +8,7 @@ use polyreme_kernels::elementwise::{Binary, Expr, Instr, Unary};
 
 use crate::graph::{Graph, Node};
 use crate::op::{Conv, Op, Slab, Window};
+use crate::program::Axis;
 
 impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -118,6 +119,8 @@ fn options(graph: &Graph, op: &Op) -> String {
             }
             parts.join(" ")
         }
+        Op::Exchange { axis: Axis::Data, .. } => String::new(),
+        Op::Exchange { axis, .. } => format!("over {}", axis.name()),
         Op::EmbeddingGrad { rows } => format!("rows {rows}"),
         Op::Attention(a) | Op::AttentionGrad(a) => {
             let packed = if a.packed { " packed" } else { "" };
@@ -137,7 +140,6 @@ fn options(graph: &Graph, op: &Op) -> String {
         Op::Select
         | Op::Reshape
         | Op::Expand
-        | Op::AxisSum
         | Op::BatchNormSums
         | Op::LayerNormGrad
         | Op::RmsNormGrad

@@ -44,6 +44,9 @@ pub enum Axis {
 }
 
 impl Axis {
+    /// All of them.
+    pub const ALL: [Axis; 4] = [Axis::Data, Axis::Tensor, Axis::Stage, Axis::Sequence];
+
     /// Its name in job files and printed programs.
     pub fn name(self) -> &'static str {
         match self {
@@ -105,6 +108,21 @@ pub enum Collective {
         into: Region,
         /// Which elements come from which rank.
         recv: Arc<[usize]>,
+    },
+    /// Sends the elements to one rank.
+    Send {
+        /// Its place along the axis.
+        to: usize,
+        /// What the receiver names too. Messages from one rank to another with one tag arrive in the order in which they
+        /// were started.
+        tag: u16,
+    },
+    /// Receives the elements from one rank.
+    Receive {
+        /// Its place along the axis.
+        from: usize,
+        /// The tag of the send.
+        tag: u16,
     },
     /// A barrier.
     Meet,

@@ -90,7 +90,7 @@ fn kept_values(graph: &Graph) -> BTreeSet<ValueId> {
     let forward = |v: ValueId| graph.value(v).producer.idx() < graph.n_forward;
     let may_drop = |v: ValueId| {
         let op = &graph.producer(v).op;
-        !op.is_leaf() && !matches!(op, Op::Reshape | Op::AxisSum)
+        !op.is_leaf() && !matches!(op, Op::Reshape | Op::Exchange { .. })
     };
     let results: BTreeSet<_> = graph.results().collect();
     graph.nodes[graph.n_forward..]
@@ -152,7 +152,7 @@ impl Again<'_> {
     fn value(&mut self, to: &mut Rebuild, v: ValueId) -> ValueId {
         let at = self.graph.value(v).producer.idx();
         let node = &self.graph.nodes[at];
-        let stays = node.op.is_leaf() || matches!(node.op, Op::AxisSum);
+        let stays = node.op.is_leaf() || matches!(node.op, Op::Exchange { .. });
         if at >= self.graph.n_forward || stays || !self.reaches_dropped(v) {
             return to.get(v);
         }

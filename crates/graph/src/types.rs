@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::error::TraceErrorKind;
 use crate::graph::Value;
-use crate::op::{Op, ReduceKind};
+use crate::op::{ExchangeKind, Op, ReduceKind};
 use crate::shape::DType;
 
 use DType::{Bf16, F16, F32, I32};
@@ -74,9 +74,12 @@ pub(crate) fn types(op: &Op, x: &[&Value]) -> Result<Vec<DType>, TraceErrorKind>
                 ReduceKind::Max | ReduceKind::Min => own,
             })
         }
-        Op::AxisSum => {
+        Op::Exchange { kind: ExchangeKind::Sum | ExchangeKind::Scatter { .. }, .. } => {
             given.are(0..1, F32)?;
             one(F32)
+        }
+        Op::Exchange { kind: ExchangeKind::Gather { .. } | ExchangeKind::Swap { .. }, .. } => {
+            one(given.float(0)?)
         }
 
         // Products, and windows of a few elements.
@@ -326,7 +329,11 @@ mod tests {
         check(reduce(ReduceKind::Min), "t[2,3]", "t");
         check(Op::ScatterAdd { axis: 1, len: 9 }, "t[2,3] i32[2,3]", "f32");
         check(Op::EmbeddingGrad { rows: 7 }, "i32[2,5] t[2,5,3]", "f32");
-        check(Op::AxisSum, "f32[3]", "f32");
+        let exchange = |kind| Op::Exchange { axis: Axis::Tensor, kind };
+        check(exchange(ExchangeKind::Sum), "f32[3]", "f32");
+        check(exchange(ExchangeKind::Scatter { ranks: 3 }), "f32[3]", "f32");
+        check(exchange(ExchangeKind::Gather { ranks: 3, rank: 0 }), "t[3]", "t");
+        check(exchange(ExchangeKind::Swap { ranks: 3 }), "t[3]", "t");
     }
 
     #[test]

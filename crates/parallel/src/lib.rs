@@ -8,11 +8,13 @@
 //! - [`mod@schedule`]: from bodies and the shape of a step to a program. [`buckets`]: which gradients are sent
 //!   together, and which rank owns them. `reproducible`: steps whose bits do not depend on the number of ranks;
 //!   [`tree`]: the fixed tree in which gradients of logical shards are added up.
+//! - `joint`: exchanges inside a body.
 //! - [`sync_norm`]: batch norms with the statistics of all ranks.
 
 #![forbid(unsafe_code)]
 
 pub mod buckets;
+mod joint;
 pub mod mesh;
 pub mod passes;
 pub mod plan;

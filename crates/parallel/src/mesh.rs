@@ -54,6 +54,12 @@ impl Mesh {
         (0..self.len(axis)).map(|k| first + k * stride).collect()
     }
 
+    /// All groups along an axis; each rank is in one of them.
+    pub fn groups(&self, axis: Axis) -> Vec<Vec<usize>> {
+        let first = |rank: &usize| self.place(*rank, axis) == 0;
+        (0..self.ranks()).filter(first).map(|rank| self.group(rank, axis)).collect()
+    }
+
     fn stride(&self, axis: Axis) -> usize {
         ORDER.iter().take_while(|a| **a != axis).map(|a| self.len(*a)).product()
     }

@@ -37,11 +37,12 @@ use std::sync::Arc;
 
 use polyreme_graph::memory::{ALIGN_BYTES, state_len};
 use polyreme_graph::{
-    Axis, Body, Collective, DType, GradBuffers, Instr, Keeps, Microbatch, Op, Program, Region, Role, ValueId,
+    Axis, Body, Collective, DType, GradBuffers, Instr, Keeps, Microbatch, Program, Region, Role, ValueId,
     Weights,
 };
 
 use crate::buckets::{Bucket, buckets, cuts, in_turn};
+use crate::joint;
 use crate::plan::{Plan, StepShape, Training};
 use crate::reproducible;
 
@@ -127,11 +128,12 @@ pub fn both_passes(ranks: usize, body: &Arc<Body>) -> Program {
     program.instrs.push(Instr::Load { slot: 0, microbatch: 0 });
     let mut from = 0;
     for (i, node) in body.graph.nodes.iter().enumerate() {
-        if ranks > 1 && matches!(node.op, Op::AxisSum) {
+        let Some(axis) = joint::axis_of(node) else { continue };
+        if ranks > 1 || axis != Axis::Data {
             program.run(0, 0, from..i + 1);
             from = i + 1;
-            let of = Region::Value { slot: 0, body: 0, value: node.outputs[0] };
-            program.exchange_now(Collective::AllReduce, Axis::Data, of);
+            let number = joint::exchange(&mut program, 0, 0, node);
+            program.instrs.extend(number.into_iter().flat_map(|n| [Instr::Start(n), Instr::Wait(n)]));
         }
     }
     program.run(0, 0, from..body.graph.nodes.len());
@@ -230,11 +232,10 @@ impl Lowering {
         let totals_sum = (self.role.ranks > 1 && last)
             .then(|| self.program.exchange(Collective::AllReduce, Axis::Data, totals.clone()));
         let mut from = 0;
-        // Sums over the axis that are under way, and the first node that reads each.
-        let mut axis_sums: Vec<(usize, usize)> = Vec::new();
+        // Exchanges of values that are under way, and the first node that reads each.
+        let mut joint: Vec<(usize, usize)> = Vec::new();
         for i in 0..graph.nodes.len() {
-            let ready: Vec<usize> =
-                axis_sums.iter().filter(|(_, reader)| *reader <= i).map(|s| s.0).collect();
+            let ready: Vec<usize> = joint.iter().filter(|(_, reader)| *reader <= i).map(|s| s.0).collect();
             let begun = match &self.own_gradients {
                 // No rank writes where a sum is still under way.
                 Some(_) => self.buckets[number].iter().filter(|b| b.begins <= i).count().saturating_sub(2),
@@ -242,14 +243,16 @@ impl Lowering {
             };
             if !ready.is_empty() || begun > self.n_taken {
                 self.flush(round, &mut from, i);
-                axis_sums.retain(|(_, reader)| *reader > i);
+                joint.retain(|(_, reader)| *reader > i);
                 self.program.instrs.extend(ready.into_iter().map(Instr::Wait));
                 self.wait_until(begun);
             }
-            if matches!(graph.nodes[i].op, Op::AxisSum) && self.role.ranks > 1 {
+            if joint::axis_of(&graph.nodes[i]).is_some_and(|axis| self.exchanges_along(axis, round)) {
                 self.flush(round, &mut from, i + 1);
                 let value = graph.nodes[i].outputs[0];
-                axis_sums.push((self.start_axis_sum(round, value), first_reader(graph, i, value)));
+                let reader =
+                    if joint::reads_operand(&graph.nodes[i]) { i + 1 } else { first_reader(graph, i, value) };
+                joint.extend(self.start_joint(round, i).map(|number| (number, reader)));
             }
             if i == loss {
                 self.flush(round, &mut from, i + 1);
@@ -272,7 +275,7 @@ impl Lowering {
             }
         }
         self.flush(round, &mut from, graph.nodes.len());
-        self.program.instrs.extend(axis_sums.into_iter().map(|(sum, _)| Instr::Wait(sum)));
+        self.program.instrs.extend(joint.into_iter().map(|(sum, _)| Instr::Wait(sum)));
         if last {
             // Nothing is copied out and nothing is updated before all ranks know that the loss is finite.
             self.program.instrs.extend(totals_sum.map(Instr::Wait));
@@ -307,15 +310,26 @@ impl Lowering {
         if self.role.ranks > 1 && self.role.shards.is_none() { self.cuts.len() } else { 0 }
     }
 
-    /// Starts the sum of a value over the axis; a rank without samples adds zeros.
-    fn start_axis_sum(&mut self, round: Round, value: ValueId) -> usize {
-        let of = Region::Value { slot: self.slot, body: round.body, value };
-        if round.microbatch.is_none() {
-            self.push(Instr::Zero(of.clone()));
+    /// Whether this rank exchanges values along an axis in a round. Of ranks that split the batch some may be without samples,
+    /// and take part all the same; along other axes all have the same ones.
+    fn exchanges_along(&self, axis: Axis, round: Round) -> bool {
+        match axis {
+            Axis::Data => self.role.ranks > 1,
+            Axis::Tensor | Axis::Stage | Axis::Sequence => round.microbatch.is_some(),
         }
-        let sum = self.program.exchange(Collective::AllReduce, Axis::Data, of);
-        self.push(Instr::Start(sum));
-        sum
+    }
+
+    /// Starts the exchange that a node stands for; a rank without samples adds zeros.
+    fn start_joint(&mut self, round: Round, node: usize) -> Option<usize> {
+        let body = self.program.bodies[round.body].clone();
+        let node = &body.graph.nodes[node];
+        if round.microbatch.is_none() {
+            let value = node.outputs[0];
+            self.push(Instr::Zero(Region::Value { slot: self.slot, body: round.body, value }));
+        }
+        let number = joint::exchange(&mut self.program, self.slot, round.body, node)?;
+        self.push(Instr::Start(number));
+        Some(number)
     }
 
     /// Starts the sum of bucket `k`.

@@ -28,8 +28,11 @@
 
 use polyreme_graph::fuse::join_norm_relu;
 use polyreme_graph::graph::Rebuild;
-use polyreme_graph::op::Epilogue;
-use polyreme_graph::{Graph, Op, ValueId};
+use polyreme_graph::op::{Epilogue, ExchangeKind};
+use polyreme_graph::{Axis, Graph, Op, ValueId};
+
+/// What a norm waits for.
+const SUM: Op = Op::Exchange { axis: Axis::Data, kind: ExchangeKind::Sum };
 
 /// The step with every batch norm of training, forward and backward, synchronised over the data axis.
 ///
@@ -50,7 +53,7 @@ pub fn sync_batch_norm(step: &Graph) -> Graph {
         match *base {
             Op::BatchNorm { eps, momentum, relu } => {
                 let sums = push(&mut to, Op::BatchNormSums, &[inputs[0], inputs[3]], &node.layer)[0];
-                let sums = push(&mut to, Op::AxisSum, &[sums], &node.layer)[0];
+                let sums = push(&mut to, SUM, &[sums], &node.layer)[0];
                 inputs.insert(n_base_inputs, sums);
                 let norm = Op::BatchNormFromSums { eps, momentum, relu };
                 let op = match &node.op {
@@ -67,7 +70,7 @@ pub fn sync_batch_norm(step: &Graph) -> Graph {
                 for (old, &new) in node.outputs[1..].iter().zip(&parts[1..]) {
                     to.map[old.idx()] = Some(new);
                 }
-                let sums = push(&mut to, Op::AxisSum, &parts[..1], &node.layer)[0];
+                let sums = push(&mut to, SUM, &parts[..1], &node.layer)[0];
                 inputs.push(sums);
                 let op = Op::BatchNormGradFromSums { relu };
                 to.replace(step, &node.outputs[..1], op, &inputs, &node.layer);

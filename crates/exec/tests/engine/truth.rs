@@ -22,6 +22,8 @@ fn listed(engine: &Engine) -> Vec<Called> {
             Collective::AllReduce => (Doing::AllReduce, true),
             Collective::ReduceScatter(_) => (Doing::ReduceScatter, true),
             Collective::AllGather(_) => (Doing::AllGather, true),
+            Collective::Send { .. } => (Doing::Send, true),
+            Collective::Receive { .. } => (Doing::Receive, true),
             Collective::AllToAll { .. } => (Doing::AllToAll, false),
             Collective::Meet => (Doing::Barrier, false),
         };

@@ -4,7 +4,7 @@ use polyreme_kernels::elementwise::{Binary, Unary};
 
 use super::{Backward, GradResult, elementwise, no_gradient};
 use crate::graph::{Node, ValueId};
-use crate::op::{Cell, Op, ReduceKind};
+use crate::op::{Cell, ExchangeKind, Op, ReduceKind};
 use crate::shape::Shape;
 
 pub(super) fn row(b: &mut Backward, node: &Node, dys: &[Option<ValueId>]) -> GradResult {
@@ -113,8 +113,8 @@ pub(super) fn row(b: &mut Backward, node: &Node, dys: &[Option<ValueId>]) -> Gra
             reach_needed(b, &x[..3], &d);
         }
         // Every rank's y is Σ x over the ranks, and the loss is the sum of the ranks' losses: dx = Σ dy over them.
-        Op::AxisSum => {
-            let dx = b.one(Op::AxisSum, &[dy]);
+        &Op::Exchange { axis, kind: kind @ ExchangeKind::Sum } => {
+            let dx = b.one(Op::Exchange { axis, kind }, &[dy]);
             b.reach(x[0], dx);
         }
         Op::LayerNorm { .. } => norm(b, node, Op::LayerNormGrad, dy),
@@ -163,8 +163,9 @@ pub(super) fn row(b: &mut Backward, node: &Node, dys: &[Option<ValueId>]) -> Gra
             let n_states = if cell == Cell::Lstm { 2 } else { 1 };
             reach_needed(b, &x[..3 + n_states], &d);
         }
-        // The parts of a synchronised batch norm are made from a step that has been differentiated.
-        Op::BatchNormSums
+        // The parts of a synchronised batch norm, and what ranks exchange, are made from a step that has been differentiated.
+        Op::Exchange { .. }
+        | Op::BatchNormSums
         | Op::BatchNormFromSums { .. }
         | Op::BatchNormGradSums { .. }
         | Op::BatchNormGradFromSums { .. } => return no_gradient(node),

@@ -1,0 +1,65 @@
+//! The groups that a rank is in: that of the whole job, and those along the axes of its mesh.
+
+use polyreme_collective::{Comm, Report};
+use polyreme_graph::Axis;
+use polyreme_parallel::Mesh;
+
+/// A rank's ends of its groups.
+pub struct Comms {
+    job: Comm,
+    /// By axis: the group along it. `None` where that is the whole job.
+    axes: [Option<Comm>; 4],
+}
+
+impl From<Comm> for Comms {
+    /// Ranks that split only the batch.
+    fn from(job: Comm) -> Comms {
+        Comms { job, axes: [const { None }; 4] }
+    }
+}
+
+impl Comms {
+    /// Makes the groups along the axes of a mesh. Collective.
+    ///
+    /// # Panics
+    /// If the mesh has another number of ranks than the job.
+    pub fn new(mut job: Comm, mesh: &Mesh) -> Result<Comms, Report> {
+        assert_eq!(mesh.ranks(), job.size(), "a place in the mesh for each rank");
+        let mut axes = [const { None }; 4];
+        for axis in Axis::ALL {
+            axes[axis as usize] = match mesh.len(axis) {
+                // That group is there already.
+                all if all == mesh.ranks() => None,
+                1 => Some(Comm::alone()),
+                _ => Some(job.split(&mesh.groups(axis))?),
+            };
+        }
+        Ok(Comms { job, axes })
+    }
+
+    /// The group of all ranks.
+    pub fn job(&mut self) -> &mut Comm {
+        &mut self.job
+    }
+
+    /// Gives up the groups along the axes.
+    pub fn into_job(self) -> Comm {
+        self.job
+    }
+
+    /// The group along an axis.
+    pub fn along(&mut self, axis: Axis) -> &mut Comm {
+        self.axes[axis as usize].as_mut().unwrap_or(&mut self.job)
+    }
+
+    /// How many operations this rank has called.
+    pub(crate) fn n_calls(&self) -> u64 {
+        self.job.n_calls() + self.axes.iter().flatten().map(Comm::n_calls).sum::<u64>()
+    }
+
+    /// Sets the step that reports name.
+    pub(crate) fn set_step(&mut self, step: u64) {
+        self.job.set_step(step);
+        self.axes.iter_mut().flatten().for_each(|comm| comm.set_step(step));
+    }
+}
