@@ -245,6 +245,7 @@ impl Operands<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::program::Axis;
     use crate::op::{Attention, Cell, Conv, CrossEntropy, Window};
     use crate::{Builder, Graph, Init, differentiate, fuse};
 
