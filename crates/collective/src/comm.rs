@@ -464,15 +464,27 @@ impl Comm {
         recv: &mut [T],
         recv_cuts: &Cuts,
     ) -> Result<(), Report> {
-        self.note(Doing::AllToAll, Some(Span::read(send)));
+        // SAFETY: two slices that are borrowed until it returns.
+        unsafe { self.all_to_all_spans(Span::read(send), send_cuts, Span::of(recv), recv_cuts) }
+    }
+
+    /// The same for memory that is named by its address.
+    ///
+    /// # Safety
+    /// Both are there, aligned for their elements, and do not overlap, and nothing else accesses them meanwhile.
+    pub unsafe fn all_to_all_spans(
+        &mut self,
+        send: Span,
+        send_cuts: &Cuts,
+        recv: Span,
+        recv_cuts: &Cuts,
+    ) -> Result<(), Report> {
+        self.note(Doing::AllToAll, Some(send));
         self.wait_started()?;
         self.during(Doing::AllToAll, |comm, step| match &mut comm.inner {
-            CommKind::Shared(shared) => {
-                shared.all_to_all(Span::read(send), send_cuts, Span::of(recv), recv_cuts, step)
-            }
+            CommKind::Shared(shared) => shared.all_to_all(send, send_cuts, recv, recv_cuts, step),
             CommKind::Background(_) => {
-                let (send, send_cuts) = (Span::read(send), send_cuts.clone());
-                let (recv, recv_cuts) = (Span::of(recv), recv_cuts.clone());
+                let (send_cuts, recv_cuts) = (send_cuts.clone(), recv_cuts.clone());
                 comm.run(Work::AllToAll { send, send_cuts, recv, recv_cuts })
             }
         })

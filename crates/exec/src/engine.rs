@@ -21,7 +21,7 @@ use crate::run::{DrawKey, run};
 use crate::state::{Lengths, SharedBlocks, State};
 use crate::timeline::Timeline;
 use crate::weights::Kept;
-use crate::workspace::{Ready, Workspace};
+use crate::workspace::{Need, Ready, Workspace};
 
 /// Bytes of an element of parameters, gradients and moments.
 const F32_BYTES: usize = DType::F32.bytes();
@@ -149,7 +149,7 @@ impl Engine {
     pub fn footprint(program: &Program, threads: usize, isa: Isa) -> Footprint {
         let ready: Vec<Ready> = program.bodies.iter().map(|b| Ready::new(program, b, threads, isa)).collect();
         let lengths = lengths(program, &ready[0]);
-        let most = |of: &dyn Fn(&Ready) -> usize| program.slots * ready.iter().map(of).max().unwrap_or(0);
+        let need = Need::of(program, ready.iter());
         let buffers = program.buffers.iter().map(|b| (b.len * b.dtype.bytes()).next_multiple_of(ALIGN_BYTES));
         let own: usize = match (&program.role, program.grad_buffers.is_some()) {
             (Some(role), true) => role.own().iter().map(|r| r.len() * F32_BYTES).sum::<usize>(),
@@ -167,8 +167,8 @@ impl Engine {
             optimizer: moment_bytes.sum(),
             states: lengths.states * F32_BYTES,
             average: lengths.average * F32_BYTES,
-            inputs: most(&|r| r.plan.input_bytes),
-            activations: most(&|r| r.plan.arena_bytes),
+            inputs: need.inputs(),
+            activations: need.activations(),
         }
     }
 

@@ -43,7 +43,8 @@ impl Memory {
     fn find(&self, ready: &Ready, slot: usize, v: ValueId) -> Located<'_> {
         let value = ready.body.graph.value(v);
         let (arena, offset) = match ready.plan.places[v.idx()] {
-            Place::Arena(offset) => (&self.work.activations, slot * self.work.activation_bytes + offset),
+            Place::Arena(offset) => (&self.work.activations, self.work.slot_at(ready, slot) + offset),
+            Place::Shared(offset) => (&self.work.activations, offset),
             Place::Param(at) => (&*self.state.params, at * F32_BYTES),
             Place::Grad(at) => (&self.state.grads, at * F32_BYTES),
             Place::State(at) => (&self.state.states, at * F32_BYTES),
@@ -150,7 +151,7 @@ impl Memory {
 
     /// Writes the constants of a body into a slot.
     pub(crate) fn set_constants(&mut self, ready: &Ready, slot: usize) {
-        let base = slot * self.work.activation_bytes;
+        let base = self.work.slot_at(ready, slot);
         for (offset, value) in ready.constants() {
             // SAFETY: `&mut self`.
             unsafe { self.work.activations.slice_mut::<f32>(base + offset, 1)[0] = value };
@@ -314,7 +315,7 @@ impl<'a> NodeMemory<'a> {
     fn staged(&self, at: usize) -> usize {
         let before = self.ready.prepared[self.node].kernel_scratch + at;
         let scratch = self.ready.plan.scratch[self.node];
-        self.slot * self.memory.work.activation_bytes + scratch + before * F32_BYTES
+        scratch + before * F32_BYTES
     }
 
     /// # Safety
@@ -428,7 +429,7 @@ impl<'a> NodeMemory<'a> {
         let (work, offset) = (&self.memory.work, self.ready.plan.scratch[self.node]);
         let len = self.ready.prepared[self.node].kernel_scratch;
         // SAFETY: as for outputs.
-        unsafe { work.activations.slice_mut(self.slot * work.activation_bytes + offset, len) }
+        unsafe { work.activations.slice_mut(offset, len) }
     }
 }
 

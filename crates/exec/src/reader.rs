@@ -355,11 +355,8 @@ impl Engine {
             (Collective::Meet, _) => comm.barrier()?,
             (Collective::AllToAll { send, into, recv }, _) => {
                 let [from, into] = [&exchange.of, into].map(|r| self.memory.span(loaded, &self.bodies, r));
-                let (send_cuts, recv_cuts) = (send.clone(), recv.clone());
-                // SAFETY: it is waited for at once, and the program names two regions that do not overlap.
-                let ticket =
-                    unsafe { comm.start(Work::AllToAll { send: from, send_cuts, recv: into, recv_cuts }) };
-                comm.wait(ticket)?;
+                // SAFETY: a program names two regions that do not overlap, and `&mut self` is held until it returns.
+                unsafe { comm.all_to_all_spans(from, send, into, recv)? };
             }
             (_, Some((ticket, _))) => comm.wait(ticket)?,
             (_, None) => unreachable!("exchange {number} is waited for before it is started"),

@@ -2,7 +2,8 @@
 //! in memory, and buffers that live for one step.
 //!
 //! All bodies, those of evaluations too, share one arena of activations and one of inputs: only one of them runs at a time,
-//! and nothing there outlives a step. A slot is the part of both arenas that belongs to one microbatch.
+//! and nothing there outlives a step. A slot is the part of both arenas that belongs to one microbatch. Before the slots of
+//! bodies in segments lies what they share; other bodies have the arena of activations to themselves.
 
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ impl Ready {
             Choices { workers: threads.max(1), isa, reproducible: body.reproducible, strict: body.strict };
         let prepared: Vec<_> = (0..graph.nodes.len()).map(|i| prepare(body, i, with)).collect();
         let scratch: Vec<_> = prepared.iter().map(Prepared::scratch_bytes).collect();
-        let mut plan = MemoryPlan::new(graph, &scratch);
+        let mut plan = MemoryPlan::new(graph, &scratch, &body.segments);
         body.place_gradients(&mut plan);
         if let Some(buffers) = &program.grad_buffers {
             buffers.apply(&mut plan);
@@ -77,20 +78,69 @@ impl Ready {
 pub(crate) struct Workspace {
     pub(crate) activations: Arena,
     pub(crate) inputs: Arena,
+    /// Bytes that the slots of bodies in segments share, at the beginning of the arena of activations.
+    shared_bytes: usize,
     /// Bytes of one slot in each arena.
-    pub(crate) activation_bytes: usize,
+    slot_bytes: usize,
     pub(crate) input_bytes: usize,
     slots: usize,
     /// Buffers of all programs, by name.
     pub(crate) buffers: Vec<(Buffer, Arena)>,
 }
 
+/// What a program needs of inputs and activations, in bytes.
+pub(crate) struct Need {
+    /// Of the arena of activations, by bodies that have it to themselves.
+    alone: usize,
+    /// By bodies in segments: what their slots share, and each slot.
+    shared: usize,
+    slot: usize,
+    /// Inputs of a slot.
+    inputs: usize,
+    slots: usize,
+}
+
+impl Need {
+    pub(crate) fn of<'a>(program: &Program, ready: impl Iterator<Item = &'a Ready> + Clone) -> Need {
+        let most = |of: &dyn Fn(&MemoryPlan) -> usize| {
+            ready.clone().map(|r| of(&r.plan)).max().unwrap_or(0).next_multiple_of(ALIGN_BYTES)
+        };
+        let in_segments = |p: &MemoryPlan| p.shared_bytes.is_some();
+        Need {
+            alone: most(&|p| if in_segments(p) { 0 } else { p.arena_bytes }),
+            shared: most(&|p| p.shared_bytes.unwrap_or(0)),
+            slot: most(&|p| if in_segments(p) { p.arena_bytes } else { 0 }),
+            inputs: most(&|p| p.input_bytes),
+            slots: program.slots,
+        }
+    }
+
+    /// Bytes of activations.
+    pub(crate) fn activations(&self) -> usize {
+        self.alone.max(self.shared + self.slots * self.slot)
+    }
+
+    /// Bytes of inputs.
+    pub(crate) fn inputs(&self) -> usize {
+        self.slots * self.inputs
+    }
+}
+
 impl Workspace {
+    /// Where the values of a body that outlive its segments begin, in bytes: the slot of a microbatch.
+    pub(crate) fn slot_at(&self, ready: &Ready, slot: usize) -> usize {
+        match ready.plan.shared_bytes {
+            Some(_) => self.shared_bytes + slot * self.slot_bytes,
+            None => 0,
+        }
+    }
+
     pub(crate) fn new() -> Workspace {
         Workspace {
             activations: Arena::empty(),
             inputs: Arena::empty(),
-            activation_bytes: 0,
+            shared_bytes: 0,
+            slot_bytes: 0,
             input_bytes: 0,
             slots: 1,
             buffers: Vec::new(),
@@ -104,15 +154,15 @@ impl Workspace {
         ready: &[&Ready],
         par: &dyn Parallel,
     ) -> Result<Vec<usize>, ExecError> {
-        let most = |of: fn(&MemoryPlan) -> usize| {
-            ready.iter().map(|r| of(&r.plan)).max().unwrap_or(0).next_multiple_of(ALIGN_BYTES)
-        };
-        let activation_bytes = most(|p| p.arena_bytes).max(self.activation_bytes);
-        let input_bytes = most(|p| p.input_bytes).max(self.input_bytes);
+        let need = Need::of(program, ready.iter().copied());
+        let shared_bytes = need.shared.max(self.shared_bytes);
+        let slot_bytes = need.slot.max(self.slot_bytes);
+        let input_bytes = need.inputs.max(self.input_bytes);
         let slots = program.slots.max(self.slots);
-        self.activations.grow(slots * activation_bytes, "activations", par)?;
+        self.activations.grow(need.alone.max(shared_bytes + slots * slot_bytes), "activations", par)?;
         self.inputs.grow(slots * input_bytes, "inputs", par)?;
-        (self.activation_bytes, self.input_bytes, self.slots) = (activation_bytes, input_bytes, slots);
+        (self.shared_bytes, self.slot_bytes) = (shared_bytes, slot_bytes);
+        (self.input_bytes, self.slots) = (input_bytes, slots);
         program.buffers.iter().map(|buffer| self.buffer(buffer, par)).collect()
     }
 

@@ -57,6 +57,8 @@ pub struct Body {
     pub strict: bool,
     /// Whether results must not depend on the machine.
     pub reproducible: bool,
+    /// Runs of nodes between which other microbatches may run; none if a microbatch is done before the next one begins.
+    pub segments: Vec<Range<usize>>,
     kinds: Vec<BlockKind>,
 }
 
@@ -74,7 +76,14 @@ impl Body {
     /// The body of a graph as it is: every element-wise node is a fused pass already.
     pub fn of(graph: Graph) -> Body {
         let kinds = kinds(&graph);
-        Body { applied: vec![None; graph.nodes.len()], strict: false, reproducible: false, kinds, graph }
+        Body {
+            applied: vec![None; graph.nodes.len()],
+            strict: false,
+            reproducible: false,
+            segments: Vec::new(),
+            kinds,
+            graph,
+        }
     }
 
     /// The same with products and convolutions that take no algorithm that trades accuracy for speed, or that may.

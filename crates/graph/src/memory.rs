@@ -3,6 +3,12 @@
 //! Parameters, gradients and states have their own arenas, ordered by when gradients become ready. All other values
 //! share one more: each has an offset from its computation to its last use. A reshape shares its operand's memory, and
 //! an element-wise result overwrites an operand that is not read again.
+//!
+//! # Several microbatches at a time
+//! In a pipeline the forward pass of one microbatch runs between those of others. The nodes of a body are then cut into
+//! *segments*, each of which runs as a whole; what lives in one segment only needs no memory of its own for each microbatch.
+//! So values are in two places: those that outlive their segment in the slot of their microbatch, the others, and scratch
+//! space, in memory that all slots share.
 
 use std::ops::Range;
 
@@ -15,8 +21,10 @@ pub const ALIGN_BYTES: usize = 64;
 /// Where a value is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// In the arena of activations, at a byte offset.
+    /// In the arena of activations, at a byte offset; of a body in segments, in the slot of its microbatch.
     Arena(usize),
+    /// In the memory that the microbatches of a body in segments share, at a byte offset.
+    Shared(usize),
     /// In the parameters' arena, at an element offset.
     Param(usize),
     /// In the gradients' arena, at an element offset: that of its parameter, unless buckets alternate there.
@@ -34,7 +42,7 @@ pub enum Place {
 pub struct MemoryPlan {
     /// By value.
     pub places: Vec<Place>,
-    /// By node: the byte offset in the arena of activations of the node's scratch space.
+    /// By node: the byte offset in the arena of activations, or in what microbatches share, of the node's scratch space.
     pub scratch: Vec<usize>,
     /// By node: bytes of scratch.
     pub scratch_bytes: Vec<usize>,
@@ -48,13 +56,16 @@ pub struct MemoryPlan {
     pub state_len: usize,
     /// Bytes of the inputs' arena.
     pub input_bytes: usize,
-    /// Bytes of the arena of activations: the peak of live values, plus fragmentation.
+    /// Bytes of the arena of activations: the peak of live values, plus fragmentation. Of a body in segments, bytes of a slot.
     pub arena_bytes: usize,
+    /// Bytes that all microbatches of a body in segments share; `None` if it is not in segments.
+    pub shared_bytes: Option<usize>,
 }
 
 impl MemoryPlan {
-    /// Plans `graph`; `scratch_bytes` says how much scratch space each node needs while it runs.
-    pub fn new(graph: &Graph, scratch_bytes: &[usize]) -> MemoryPlan {
+    /// Plans `graph`; `scratch_bytes` says how much scratch space each node needs while it runs. `segments` are runs of nodes
+    /// between which other microbatches may run; none if there is only one microbatch at a time.
+    pub fn new(graph: &Graph, scratch_bytes: &[usize], segments: &[Range<usize>]) -> MemoryPlan {
         assert_eq!(scratch_bytes.len(), graph.nodes.len(), "one size per node");
         let mut plan = MemoryPlan {
             places: vec![Place::Nowhere; graph.values.len()],
@@ -66,6 +77,7 @@ impl MemoryPlan {
             state_len: 0,
             input_bytes: 0,
             arena_bytes: 0,
+            shared_bytes: None,
         };
         plan.place_stored(graph);
         plan.grad_len = plan.param_len;
@@ -80,15 +92,22 @@ impl MemoryPlan {
                 offset: 0,
             });
         }
-        plan.arena_bytes = assign_offsets(&mut blocks);
-        for block in &blocks {
-            for v in &block.values {
-                plan.places[v.idx()] = Place::Arena(block.offset);
+        let inside = |b: &Reservation| segments.iter().any(|s| s.start <= b.from && b.to < s.end);
+        let (mut shared, mut own): (Vec<_>, Vec<_>) = blocks.into_iter().partition(inside);
+        plan.arena_bytes = assign_offsets(&mut own);
+        plan.shared_bytes = (!segments.is_empty()).then(|| assign_offsets(&mut shared));
+        let place = |blocks: Vec<Reservation>, at: fn(usize) -> Place, plan: &mut MemoryPlan| {
+            for block in blocks {
+                for v in &block.values {
+                    plan.places[v.idx()] = at(block.offset);
+                }
+                if let Some(i) = block.scratch_of {
+                    plan.scratch[i] = block.offset;
+                }
             }
-            if let Some(i) = block.scratch_of {
-                plan.scratch[i] = block.offset;
-            }
-        }
+        };
+        place(own, Place::Arena, &mut plan);
+        place(shared, Place::Shared, &mut plan);
         // A reshape of something stored elsewhere is stored there too.
         for node in &graph.nodes {
             if matches!(node.op, Op::Reshape) && plan.places[node.outputs[0].idx()] == Place::Nowhere {
@@ -104,6 +123,7 @@ impl MemoryPlan {
         (self.param_len + self.grad_len + self.state_len) * size_of::<f32>()
             + self.input_bytes
             + self.arena_bytes
+            + self.shared_bytes.unwrap_or(0)
     }
 
     fn place_stored(&mut self, graph: &Graph) {
@@ -130,13 +150,15 @@ impl MemoryPlan {
 
     /// Checks that no two values overlap while both are live: this makes it sound to hand out slices by this plan.
     fn verify(&self, graph: &Graph) {
+        let in_segments = self.shared_bytes.is_some();
         let range = |v: ValueId| match self.places[v.idx()] {
-            Place::Arena(o) => Some((o, o + graph.value(v).bytes())),
+            Place::Arena(o) => Some((!in_segments, o, o + graph.value(v).bytes())),
+            Place::Shared(o) => Some((true, o, o + graph.value(v).bytes())),
             _ => None,
         };
-        let overlap = |a: (usize, usize), b: (usize, usize)| a.0 < b.1 && b.0 < a.1;
+        let overlap = |a: (bool, usize, usize), b: (bool, usize, usize)| a.0 == b.0 && a.1 < b.2 && b.1 < a.2;
         for (i, node) in graph.nodes.iter().enumerate().filter(|(_, n)| !matches!(n.op, Op::Reshape)) {
-            let scratch = (self.scratch[i], self.scratch[i] + self.scratch_bytes[i]);
+            let scratch = (true, self.scratch[i], self.scratch[i] + self.scratch_bytes[i]);
             for (k, a) in node.outputs.iter().enumerate() {
                 let Some(ra) = range(*a) else { continue };
                 assert!(!overlap(ra, scratch), "node {i}: output {a} overlaps scratch");

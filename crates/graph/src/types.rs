@@ -245,8 +245,8 @@ impl Operands<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::Axis;
     use crate::op::{Attention, Cell, Conv, CrossEntropy, Window};
+    use crate::program::Axis;
     use crate::{Builder, Graph, Init, differentiate, fuse};
 
     use polyreme_kernels::elementwise::{Binary, Unary};

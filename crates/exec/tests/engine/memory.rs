@@ -80,7 +80,7 @@ fn a_footprint_is_what_the_plan_says() {
             (Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 }, DType::F32, 0),
         ] {
             let program = Program { moments, ..Program::train(&net.step, optimizer, None) };
-            let plan = MemoryPlan::new(program.graph(), &vec![0; program.graph().nodes.len()]);
+            let plan = MemoryPlan::new(program.graph(), &vec![0; program.graph().nodes.len()], &[]);
             let got = Engine::footprint(&program, THREADS, polyreme_exec::Isa::detect());
             let params = plan.param_len * 4;
             let want = Footprint {
@@ -110,7 +110,7 @@ fn a_footprint_is_what_the_plan_says() {
 fn places_are_used_again() {
     for net in nets::all() {
         let graph = Program::gradients(&net.step).graph().clone();
-        let plan = MemoryPlan::new(&graph, &vec![0; graph.nodes.len()]);
+        let plan = MemoryPlan::new(&graph, &vec![0; graph.nodes.len()], &[]);
         let in_arena = |v: &polyreme_graph::ValueId| matches!(plan.places[v.idx()], Place::Arena(_));
         let values = (0..graph.values.len() as u32).map(polyreme_graph::ValueId);
         let sum: usize = values.filter(in_arena).map(|v| graph.value(v).bytes()).sum();
