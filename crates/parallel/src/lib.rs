@@ -9,12 +9,14 @@
 //!   together, and which rank owns them. `reproducible`: steps whose bits do not depend on the number of ranks;
 //!   [`tree`]: the fixed tree in which gradients of logical shards are added up.
 //! - [`sync_norm`]: batch norms with the statistics of all ranks.
+//! - [`pipeline`]: in which order each stage of a pipeline runs its microbatches.
 
 #![forbid(unsafe_code)]
 
 pub mod buckets;
 pub mod mesh;
 pub mod passes;
+pub mod pipeline;
 pub mod plan;
 mod reproducible;
 pub mod schedule;
