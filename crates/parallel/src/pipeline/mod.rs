@@ -17,7 +17,7 @@
 //!   and how many activations a stage holds.
 //! - [`gpipe`], [`one_f_one_b`], [`interleaved`], [`zb_h1`], [`zb_v`]: a file for each schedule of one step; `fill` is the
 //!   list scheduler that makes the last two. [`two_bw`]: the schedule that goes on across steps.
-//! - [`mod@simulate`]: start times, idle times and the end of a step. [`picture`]: a timetable as text.
+//! - [`mod@simulate`]: start times, idle times and the end of a step. [`mod@picture`]: a timetable as text.
 
 pub mod gpipe;
 pub mod interleaved;
