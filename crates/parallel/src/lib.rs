@@ -10,6 +10,7 @@
 //!   [`tree`]: the fixed tree in which gradients of logical shards are added up.
 //! - `joint`: exchanges inside a body.
 //! - [`sync_norm`]: batch norms with the statistics of all ranks.
+//! - [`pipeline`]: in which order each stage of a pipeline runs its microbatches.
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +18,7 @@ pub mod buckets;
 mod joint;
 pub mod mesh;
 pub mod passes;
+pub mod pipeline;
 pub mod plan;
 mod reproducible;
 pub mod schedule;
