@@ -53,7 +53,8 @@ pub use grad::differentiate;
 pub use graph::{Graph, Init, NodeId, ValueId};
 pub use memory::{MemoryPlan, Place};
 pub use op::Op;
-/// What updates do: the vocabulary of the kernels.
+/// What element-wise ops and updates do: the vocabulary of the kernels.
+pub use polyreme_kernels::elementwise::{Binary, Unary};
 pub use polyreme_kernels::optim::{Adafactor, Moments, Optimizer};
 pub use precision::Precision;
 pub use program::{
