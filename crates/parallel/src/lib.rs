@@ -8,6 +8,7 @@
 //! - [`mod@schedule`]: from bodies and the shape of a step to a program. [`buckets`]: which gradients are sent
 //!   together, and which rank owns them. `reproducible`: steps whose bits do not depend on the number of ranks;
 //!   [`tree`]: the fixed tree in which gradients of logical shards are added up.
+//! - [`stage`]: a step's graph in chunks for the stages of a pipeline: where to cut, and the graph of each chunk.
 //! - [`sync_norm`]: batch norms with the statistics of all ranks.
 
 #![forbid(unsafe_code)]
@@ -18,6 +19,7 @@ pub mod passes;
 pub mod plan;
 mod reproducible;
 pub mod schedule;
+pub mod stage;
 pub mod sync_norm;
 pub mod tree;
 
