@@ -96,10 +96,9 @@ impl Body {
         Body { reproducible, ..self }
     }
 
-    /// Samples of the microbatch: the first dim of the first input.
+    /// Samples of the microbatch.
     pub fn samples(&self) -> usize {
-        let first = self.graph.inputs.first();
-        first.and_then(|i| self.graph.shape(i.value).dims().first().copied()).unwrap_or(1)
+        self.graph.n_samples()
     }
 
     /// Whether some parameter is updated while its gradient is computed.
@@ -149,7 +148,7 @@ impl Follows {
 
 /// The kind of each node. A node of the backward pass belongs to a weight gradient if one parameter's gradient is all
 /// that depends on it.
-fn kinds(graph: &Graph) -> Vec<BlockKind> {
+pub fn kinds(graph: &Graph) -> Vec<BlockKind> {
     let mut of_value = vec![Follows::Nothing; graph.values.len()];
     for (param, grad) in graph.grads.iter().enumerate() {
         if let Some(v) = grad {

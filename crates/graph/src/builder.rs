@@ -601,7 +601,7 @@ pub const ACTIVATIONS: [(&str, Option<Unary>); 12] = [
 
 impl Graph {
     /// Appends a reshape, or nothing if the shape is the same already.
-    pub(crate) fn reshape(&mut self, x: ValueId, shape: Shape, layer: &str) -> ValueId {
+    pub fn reshape(&mut self, x: ValueId, shape: Shape, layer: &str) -> ValueId {
         if *self.shape(x) == shape {
             return x;
         }

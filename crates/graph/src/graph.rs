@@ -66,6 +66,9 @@ pub struct Node {
     pub outputs: Vec<ValueId>,
     /// The path of the layer that it belongs to, for messages.
     pub layer: String,
+    /// The number of the traced node that it comes from. A node of the backward pass comes from the one whose row of
+    /// gradients made it, and what a rewrite adds comes from the node that it was added for.
+    pub origin: u32,
 }
 
 /// How a parameter starts.
@@ -130,6 +133,8 @@ pub struct Graph {
     pub grads: Vec<Option<ValueId>>,
     /// Nodes before this one are the forward pass.
     pub n_forward: usize,
+    /// Samples of the batch, where the first input does not tell: a part of a step may be fed activations only.
+    pub samples: Option<usize>,
 }
 
 impl Graph {
@@ -152,6 +157,12 @@ impl Graph {
     /// How many elements all parameters have together.
     pub fn param_numel(&self) -> usize {
         self.params.iter().map(|p| self.shape(p.value).numel()).sum()
+    }
+
+    /// Samples of the batch: the first dim of the first input, unless the graph says otherwise.
+    pub fn n_samples(&self) -> usize {
+        let first = self.inputs.first().and_then(|i| self.shape(i.value).dims().first().copied());
+        self.samples.or(first).unwrap_or(1)
     }
 
     /// Appends a node; its outputs' shapes follow from its operands, or it is an error that names the layer.
@@ -185,6 +196,7 @@ impl Graph {
             inputs: inputs.to_vec(),
             outputs: outputs.clone(),
             layer: layer.to_string(),
+            origin: producer.0,
         });
         outputs
     }
@@ -300,18 +312,26 @@ impl Graph {
     }
 }
 
+/// Whether a layer is the one at `path`, or a part of it.
+pub fn is_within(layer: &str, path: &str) -> bool {
+    layer.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 /// A graph that is built from another, node by node; every rewrite uses it.
 pub struct Rebuild {
     /// The new graph, so far.
     pub graph: Graph,
     /// For each old value, the new one.
     pub map: Vec<Option<ValueId>>,
+    /// How many nodes of the new graph know which traced node they come from.
+    n_attributed: usize,
 }
 
 impl Rebuild {
     /// An empty graph, into which nothing of `old` has been copied.
     pub fn new(old: &Graph) -> Rebuild {
-        Rebuild { graph: Graph::default(), map: vec![None; old.values.len()] }
+        let graph = Graph { samples: old.samples, ..Graph::default() };
+        Rebuild { graph, map: vec![None; old.values.len()], n_attributed: 0 }
     }
 
     /// The new value of an old one that has been copied.
@@ -333,10 +353,25 @@ impl Rebuild {
         for (&v, n) in values.iter().zip(new) {
             self.map[v.idx()] = Some(n);
         }
+        self.comes_from(values.first().map_or(0, |&v| old.producer(v).origin));
+    }
+
+    /// Says that the nodes added since the last call come from this traced node. A rewrite that only uses `copy` and
+    /// `replace`, also after pushing what the replaced node reads, need not call it.
+    pub fn comes_from(&mut self, origin: u32) {
+        for node in &mut self.graph.nodes[self.n_attributed..] {
+            node.origin = origin;
+        }
+        self.n_attributed = self.graph.nodes.len();
     }
 
     /// Copies names and results.
     pub fn finish(mut self, old: &Graph) -> Graph {
+        // What was added last, after every node: it comes from where its operands do.
+        for i in self.n_attributed..self.graph.nodes.len() {
+            let from = self.graph.nodes[i].inputs.first().map(|&v| self.graph.producer(v).origin);
+            self.graph.nodes[i].origin = from.unwrap_or(0);
+        }
         let stored = |s: &Stored| Stored { value: self.get(s.value), ..s.clone() };
         let params = old.params.iter().map(stored).collect();
         let states = old.states.iter().map(stored).collect();

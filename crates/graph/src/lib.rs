@@ -55,7 +55,8 @@ pub use graph::{Graph, Init, NodeId, ValueId};
 pub use memory::{MemoryPlan, Place};
 pub use op::{ExchangeKind, Op};
 pub use part::Part;
-/// What updates do: the vocabulary of the kernels.
+/// What element-wise ops and updates do: the vocabulary of the kernels.
+pub use polyreme_kernels::elementwise::{Binary, Unary};
 pub use polyreme_kernels::optim::{Adafactor, Moments, Optimizer};
 pub use precision::Precision;
 pub use program::{

@@ -21,7 +21,7 @@
 //! reads rounded.
 
 use crate::fuse::join_norm_relu_if;
-use crate::graph::{Graph, Node, Rebuild, ValueId};
+use crate::graph::{Graph, Node, Rebuild, ValueId, is_within};
 use crate::op::{ExchangeKind, Op};
 use crate::program::Program;
 use crate::shape::DType;
@@ -104,10 +104,7 @@ impl Precision {
     }
 
     fn is_f32(&self, layer: &str) -> bool {
-        let within = |path: &String| {
-            layer.strip_prefix(path.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        };
-        self.f32_layers.iter().any(within)
+        self.f32_layers.iter().any(|path| is_within(layer, path))
     }
 }
 
@@ -317,6 +314,7 @@ impl Rewrite<'_> {
                 self.to.map[v.idx()] = None;
             }
         }
+        self.to.comes_from(node.origin);
     }
 
     /// Whether a value is in memory for the whole step anyway: fed to it, or a parameter.

@@ -50,6 +50,36 @@ fn a_recurrent_step_has_one_product_for_all_times() {
     check(recurrent, include_str!("../snapshots/recurrent_step.txt"));
 }
 
+#[test]
+fn every_node_knows_which_traced_node_it_comes_from() {
+    for model in [mlp, residual, attention, recurrent] {
+        let mut b = Builder::new();
+        let (y, loss) = model(&mut b).unwrap();
+        let traced = b.finish(&[("y", y), ("loss", loss)]);
+        let step = differentiate(&traced, loss).unwrap();
+        let half = Precision::half(DType::Bf16).apply(&step);
+        for graph in [&traced, &step, &half] {
+            for (i, node) in graph.nodes.iter().enumerate() {
+                let from = &traced.nodes[node.origin as usize];
+                // The loss's own gradient, which is 1, is named for what it is.
+                let seed = i == graph.n_forward && matches!(node.op, Op::Const(_));
+                assert!(
+                    seed || from.layer == node.layer,
+                    "node {i} ({}) of {}: {}",
+                    node.op.name(),
+                    node.layer,
+                    from.layer
+                );
+            }
+            let origins = |nodes: &[graph::Node]| nodes.iter().map(|n| n.origin).collect::<Vec<_>>();
+            assert!(origins(&graph.nodes[..graph.n_forward]).is_sorted(), "forward");
+            let mut back = origins(&graph.nodes[graph.n_forward..]);
+            back.reverse();
+            assert!(back.is_sorted(), "backward");
+        }
+    }
+}
+
 /// Convolution, norm, ReLU; convolution, norm, sum with the first, ReLU.
 fn residual(b: &mut Builder) -> Traced<(Tensor, Tensor)> {
     let x = b.input("x", [2, 6, 6, 3], DType::F32)?;

@@ -9,6 +9,7 @@
 //!   together, and which rank owns them. `reproducible`: steps whose bits do not depend on the number of ranks;
 //!   [`tree`]: the fixed tree in which gradients of logical shards are added up.
 //! - `joint`: exchanges inside a body.
+//! - [`stage`]: a step's graph in chunks for the stages of a pipeline: where to cut, and the graph of each chunk.
 //! - [`sync_norm`]: batch norms with the statistics of all ranks.
 //! - [`pipeline`]: in which order each stage of a pipeline runs its microbatches.
 
@@ -22,6 +23,7 @@ pub mod pipeline;
 pub mod plan;
 mod reproducible;
 pub mod schedule;
+pub mod stage;
 pub mod sync_norm;
 pub mod tree;
 

@@ -14,7 +14,7 @@ pub(crate) use norm_relu::join_norm_relu_if;
 
 use std::collections::HashMap;
 
-use polyreme_kernels::elementwise::{Expr, Instr, Reg, Unary};
+use polyreme_kernels::elementwise::{Binary, Expr, Instr, Reg, Unary};
 
 use crate::graph::{Graph, Rebuild, ValueId};
 use crate::op::{Epilogue, Op};
@@ -47,6 +47,13 @@ pub fn fuse(graph: &Graph) -> Graph {
     let fused = to.finish(graph).without_dead();
     fused.verify();
     fused
+}
+
+/// Appends to a fused graph the sum of two values of one shape.
+pub fn fused_sum(graph: &mut Graph, a: ValueId, b: ValueId) -> ValueId {
+    let sum = Expr::new(2, vec![Instr::Binary(Binary::Add, 0, 1)], vec![2]).expect("a small expression");
+    let (value, layer) = (graph.value(a).clone(), graph.producer(b).layer.clone());
+    graph.push_shaped(Op::Fused(sum), &[a, b], &layer, vec![(value.shape, value.dtype)])[0]
 }
 
 #[derive(Default)]

@@ -36,6 +36,7 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<Graph, TraceError> 
     let one = back.graph.push_leaf(Op::Const(1.0), Shape::scalar(), DType::F32, "loss");
     let seed = back.graph.reshape(one, shape.clone(), "loss");
     back.grads[loss.idx()] = Some(seed);
+    back.comes_from(n_forward, graph.producer(loss).origin);
     for node in graph.nodes.iter().rev() {
         let dy: Vec<_> = node.outputs.iter().map(|v| back.grads[v.idx()]).collect();
         if node.op.is_leaf() || dy.iter().all(Option::is_none) || !node.inputs.iter().any(|v| back.needs(*v))
@@ -43,10 +44,12 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<Graph, TraceError> 
             continue;
         }
         back.layer.clone_from(&node.layer);
+        let first = back.graph.nodes.len();
         rows::row(&mut back, node, &dy).map_err(|kind| TraceError { layer: node.layer.clone(), kind })?;
+        back.comes_from(first, node.origin);
     }
     let reached = graph.params.iter().map(|p| back.grads[p.value.idx()]).collect();
-    let grads = back.settled(reached);
+    let grads = settled(&mut back.graph, reached);
     let graph = Graph { grads, ..back.graph }.without_dead();
     graph.verify();
     Ok(graph)
@@ -68,6 +71,11 @@ struct Backward {
 impl Backward {
     fn needs(&self, v: ValueId) -> bool {
         self.needed[v.idx()]
+    }
+
+    /// Says which traced node the nodes from `first` on come from.
+    fn comes_from(&mut self, first: usize, origin: u32) {
+        self.graph.nodes[first..].iter_mut().for_each(|node| node.origin = origin);
     }
 
     /// Adds a contribution to the gradient of `v`.
@@ -132,19 +140,6 @@ impl Backward {
         self.reshape(sum, shape.clone())
     }
 
-    /// Gradients that each have their own memory in the arena: a leaf, or a value that is the gradient of two
-    /// parameters, is copied.
-    fn settled(&mut self, grads: Vec<Option<ValueId>>) -> Vec<Option<ValueId>> {
-        let mut roots = Vec::new();
-        let mut settle = |v: ValueId| {
-            let root = reshape_root(&self.graph, v);
-            let own = !self.graph.producer(root).op.is_leaf() && !roots.contains(&root);
-            roots.push(root);
-            if own { v } else { self.unary(Unary::Scale(1.0), v) }
-        };
-        grads.into_iter().map(|g| g.map(&mut settle)).collect()
-    }
-
     /// A contribution that may have been broadcast.
     fn reach_reduced(&mut self, v: ValueId, dv: ValueId) {
         let shape = self.graph.shape(v).clone();
@@ -152,6 +147,32 @@ impl Backward {
         self.reach(v, dv);
     }
 }
+
+/// Gradients that each have their own memory in the arena: a leaf, or a value that is the gradient of two parameters, is
+/// copied.
+pub fn settled(graph: &mut Graph, grads: Vec<Option<ValueId>>) -> Vec<Option<ValueId>> {
+    let mut roots = Vec::new();
+    let mut settle = |v: ValueId| {
+        let root = reshape_root(graph, v);
+        let own = !graph.producer(root).op.is_leaf() && !roots.contains(&root);
+        roots.push(root);
+        if own { v } else { own_copy(graph, v) }
+    };
+    grads.into_iter().map(|g| g.map(&mut settle)).collect()
+}
+
+/// Appends a copy of a value in f32, in memory of its own.
+pub fn own_copy(graph: &mut Graph, v: ValueId) -> ValueId {
+    let (layer, origin) = (graph.producer(v).layer.clone(), graph.producer(v).origin);
+    let shape = (graph.shape(v).clone(), DType::F32);
+    let copy = graph.push_shaped(COPY, &[v], &layer, vec![shape])[0];
+    let node = graph.value(copy).producer.idx();
+    graph.nodes[node].origin = origin;
+    copy
+}
+
+/// What copies: it changes no bit.
+pub const COPY: Op = Op::Unary(Unary::Scale(1.0));
 
 fn depends_on_params(graph: &Graph) -> Vec<bool> {
     let mut needed = vec![false; graph.values.len()];
