@@ -321,6 +321,13 @@ impl Engine {
         Inputs { memory: &mut self.memory, ready, slot: 0 }
     }
 
+    /// Fills the inputs of every slot of the selected program before a run: what it loads later stays as it is, if the feed does
+    /// not fill it again.
+    pub fn fill_slots<E>(&mut self, mut fill: impl FnMut(&mut Inputs) -> Result<(), E>) -> Result<(), E> {
+        let slots = self.program().slots;
+        (0..slots).try_for_each(|slot| fill(&mut Inputs { slot, ..self.inputs() }))
+    }
+
     /// The f32 input `name`, to be filled before a run.
     pub fn input_f32(&mut self, name: &str) -> Result<&mut [f32], ExecError> {
         self.inputs().of(name)

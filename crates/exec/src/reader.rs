@@ -140,7 +140,7 @@ impl Engine {
             Instr::Load { slot, microbatch } => self.load(loaded, *slot, *microbatch, feed)?,
             Instr::Run { block, slot, microbatch } => self.run_block(loaded, *block, *slot, *microbatch)?,
             Instr::Count { slot, microbatch, into } => self.count(loaded, *slot, *microbatch, into)?,
-            Instr::Keep { slot, microbatch } => self.keep(loaded, *slot, *microbatch),
+            Instr::Keep { slot, microbatch, nodes } => self.keep(loaded, *slot, *microbatch, nodes),
             Instr::WeighStates { slot, microbatch, into } => {
                 self.weigh_states(loaded, *slot, *microbatch, into);
             }
@@ -282,11 +282,14 @@ impl Engine {
         Ok(())
     }
 
-    fn keep(&mut self, loaded: &Loaded, slot: usize, microbatch: usize) {
+    fn keep(&mut self, loaded: &Loaded, slot: usize, microbatch: usize, nodes: &Range<usize>) {
         let body = loaded.bodies[loaded.program.microbatches[microbatch].body];
         let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
-        for &(state, value) in &ready.body.graph.updates {
-            self.memory.copy(ready, slot, value, ready.body.graph.states[state].value);
+        let graph = &ready.body.graph;
+        for &(state, value) in &graph.updates {
+            if nodes.contains(&graph.value(value).producer.idx()) {
+                self.memory.copy(ready, slot, value, graph.states[state].value);
+            }
         }
     }
 

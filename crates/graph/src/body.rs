@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use crate::fuse::fuse;
-use crate::graph::Graph;
+use crate::graph::{Graph, ValueId};
 
 /// What the nodes of a block compute.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -46,6 +46,39 @@ pub struct Block {
     pub update: Option<usize>,
 }
 
+/// A run of a body's nodes that is not interrupted; in a pipeline other microbatches run before and after it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// The chunk of the network, counted from its input over all stages.
+    pub chunk: usize,
+    /// What the nodes compute.
+    pub kind: BlockKind,
+    /// The nodes.
+    pub nodes: Range<usize>,
+}
+
+/// A value of a body that one stage of a pipeline computes and another one reads.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Link {
+    /// The value here.
+    pub value: ValueId,
+    /// The chunk that computes it. An earlier one sends activations, a later one gradients.
+    pub from: usize,
+    /// The chunk that reads it.
+    pub to: usize,
+    /// Which one it is of those from the one chunk to the other.
+    pub number: usize,
+}
+
+/// A parameter that several stages of a pipeline use: each has the gradient of its own uses, and the parameter's is their sum.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Tied {
+    /// The parameter, by its number here.
+    pub param: usize,
+    /// The stages that have it, ascending.
+    pub stages: Vec<usize>,
+}
+
 /// The graph of one microbatch, ready to be cut into blocks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Body {
@@ -57,8 +90,15 @@ pub struct Body {
     pub strict: bool,
     /// Whether results must not depend on the machine.
     pub reproducible: bool,
-    /// Runs of nodes between which other microbatches may run; none if a microbatch is done before the next one begins.
-    pub segments: Vec<Range<usize>>,
+    /// Runs of nodes between which other microbatches may run, one after another; none if a microbatch is done before the next
+    /// one begins.
+    pub segments: Vec<Segment>,
+    /// What it gets from other stages: inputs.
+    pub arrives: Vec<Link>,
+    /// What it computes for other stages.
+    pub leaves: Vec<Link>,
+    /// Parameters that other stages have too.
+    pub tied: Vec<Tied>,
     kinds: Vec<BlockKind>,
 }
 
@@ -81,6 +121,9 @@ impl Body {
             strict: false,
             reproducible: false,
             segments: Vec::new(),
+            arrives: Vec::new(),
+            leaves: Vec::new(),
+            tied: Vec::new(),
             kinds,
             graph,
         }

@@ -12,6 +12,7 @@
 
 use std::ops::Range;
 
+use crate::body::{BlockKind, Segment};
 use crate::graph::{Graph, ValueId};
 use crate::op::Op;
 
@@ -65,7 +66,7 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     /// Plans `graph`; `scratch_bytes` says how much scratch space each node needs while it runs. `segments` are runs of nodes
     /// between which other microbatches may run; none if there is only one microbatch at a time.
-    pub fn new(graph: &Graph, scratch_bytes: &[usize], segments: &[Range<usize>]) -> MemoryPlan {
+    pub fn new(graph: &Graph, scratch_bytes: &[usize], segments: &[Segment]) -> MemoryPlan {
         assert_eq!(scratch_bytes.len(), graph.nodes.len(), "one size per node");
         let mut plan = MemoryPlan {
             places: vec![Place::Nowhere; graph.values.len()],
@@ -92,8 +93,17 @@ impl MemoryPlan {
                 offset: 0,
             });
         }
-        let inside = |b: &Reservation| segments.iter().any(|s| s.start <= b.from && b.to < s.end);
+        let inside = |b: &Reservation| segments.iter().any(|s| s.nodes.start <= b.from && b.to < s.nodes.end);
         let (mut shared, mut own): (Vec<_>, Vec<_>) = blocks.into_iter().partition(inside);
+        // Weight gradients run at any time after the input gradients of their chunk: what they leave for a later segment must
+        // not lie where the others' input gradients still find something.
+        let backward = segments.iter().find(|s| s.kind != BlockKind::Forward).map_or(0, |s| s.nodes.start);
+        for block in &mut own {
+            let of = segments.iter().find(|s| s.nodes.contains(&block.from));
+            if of.is_some_and(|s| s.kind == BlockKind::WeightGrad) {
+                block.from = backward;
+            }
+        }
         plan.arena_bytes = assign_offsets(&mut own);
         plan.shared_bytes = (!segments.is_empty()).then(|| assign_offsets(&mut shared));
         let place = |blocks: Vec<Reservation>, at: fn(usize) -> Place, plan: &mut MemoryPlan| {

@@ -243,6 +243,8 @@ pub enum Instr {
         slot: usize,
         /// The microbatch.
         microbatch: usize,
+        /// Of those that these nodes of its body compute.
+        nodes: Range<usize>,
     },
     /// Writes the states as a microbatch would leave them, times its weight.
     WeighStates {
@@ -426,7 +428,8 @@ impl Program {
     fn updating(mut self, optimizer: Optimizer, clip: Option<f64>) -> Program {
         let body = self.bodies[0].clone();
         if !body.graph.updates.is_empty() {
-            self.instrs.push(Instr::Keep { slot: 0, microbatch: 0 });
+            let nodes = 0..body.graph.nodes.len();
+            self.instrs.push(Instr::Keep { slot: 0, microbatch: 0, nodes });
         }
         let updates = body.whole_updates();
         if let Some(max_norm) = clip {

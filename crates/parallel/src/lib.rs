@@ -8,8 +8,9 @@
 //! - [`mod@schedule`]: from bodies and the shape of a step to a program. [`buckets`]: which gradients are sent
 //!   together, and which rank owns them. `reproducible`: steps whose bits do not depend on the number of ranks;
 //!   [`tree`]: the fixed tree in which gradients of logical shards are added up.
-//! - `joint`: exchanges inside a body.
 //! - [`stage`]: a step's graph in chunks for the stages of a pipeline: where to cut, and the graph of each chunk.
+//! - `stage_body`: the body of a stage of a pipeline. `staged`: the schedule of a pipelined step.
+//! - `joint`: exchanges inside a body.
 //! - [`sync_norm`]: batch norms with the statistics of all ranks.
 //! - [`pipeline`]: in which order each stage of a pipeline runs its microbatches.
 
@@ -24,11 +25,13 @@ pub mod plan;
 mod reproducible;
 pub mod schedule;
 pub mod stage;
+mod stage_body;
+mod staged;
 pub mod sync_norm;
 pub mod tree;
 
 pub use mesh::Mesh;
-pub use passes::{Budget, compile};
+pub use passes::{Budget, CompileError, compile};
 pub use plan::{Norms, Plan, StepShape, Training, Updates};
 pub use schedule::{average_states, both_passes, schedule};
 pub use sync_norm::sync_batch_norm;

@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use polyreme_graph::recompute::BudgetError;
 use polyreme_graph::{Body, Graph, Program, recompute};
+use thiserror::Error;
 
 use crate::plan::{Plan, Training};
 use crate::schedule::schedule;
+use crate::stage::{CutError, PlaceError};
+use crate::stage_body::stage_body;
 use crate::sync_norm::sync_batch_norm;
 
 /// How much memory a rank may use, and how to measure a program's.
@@ -17,19 +20,66 @@ pub struct Budget<'a> {
     pub measure: &'a dyn Fn(&Program) -> usize,
 }
 
+/// Why a step cannot be compiled as planned.
+#[derive(Clone, PartialEq, Debug, Error)]
+pub enum CompileError {
+    /// It takes more memory than it may.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
+    /// There is no such pipeline.
+    #[error("{0}")]
+    Pipeline(String),
+    /// The network cannot be cut so.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// What is cut belongs together.
+    #[error(transparent)]
+    Cut(#[from] CutError),
+    /// Another number of cuts than the pipeline has.
+    #[error(
+        "`parallel.cuts` names {got} layers, and a \"{kind}\" pipeline of {n_chunks} parts is cut before {want}; name so many, or none"
+    )]
+    Cuts {
+        /// How many there are.
+        got: usize,
+        /// How many there should be.
+        want: usize,
+        /// How many parts the network is cut into.
+        n_chunks: usize,
+        /// The schedule.
+        kind: &'static str,
+    },
+    /// Memory that is planned for one stage only.
+    #[error("`train.memory_mib` does not work with several stages yet; leave it out, or use more stages")]
+    StagedBudget,
+    /// Logical shards are added up by ranks that have all layers.
+    #[error("`parallel.reproducible` does not work with several stages yet; leave one of them out")]
+    StagedShards,
+}
+
 /// Compiles a differentiated graph for one size of microbatches.
 pub fn compile(
     step: &Graph,
     plan: &Plan,
     training: &Training,
     budget: Option<Budget>,
-) -> Result<Body, BudgetError> {
+) -> Result<Body, CompileError> {
     // 1. What is stored in half, and where it is cast.
     let step = &plan.precision.apply(step);
     // 2. Before recomputation: ranks with shards of different sizes may recompute different values, but they must take
     //    part in the same sums.
     let synced = plan.syncs_norms().then(|| sync_batch_norm(step));
     let step = synced.as_ref().unwrap_or(step);
+    if plan.mesh.stage > 1 {
+        return match (budget, plan.shards) {
+            (Some(_), _) => Err(CompileError::StagedBudget),
+            (None, Some(_)) => Err(CompileError::StagedShards),
+            (None, None) => {
+                let body = stage_body(step, plan)?.with_strict(plan.precision.strict);
+                Ok(body.with_reproducible(plan.is_reproducible()))
+            }
+        };
+    }
     // 4. Fusion, and the order in which gradients are made.
     let last = |step: &Graph| {
         let body = match plan.updates_at_once(training) {

@@ -6,6 +6,7 @@ use std::ops::Range;
 use polyreme_graph::{Axis, DType, Keeps, Microbatch, Optimizer, Precision, Weights};
 
 use crate::mesh::Mesh;
+use crate::pipeline::PipelineKind;
 use crate::tree::run_of;
 
 /// Over which samples batch norms take their statistics.
@@ -50,6 +51,10 @@ pub struct Plan {
     pub updates: Updates,
     /// In which formats activations are stored and multiplied, and by which algorithms.
     pub precision: Precision,
+    /// With several stages: in which order they run microbatches.
+    pub pipeline: PipelineKind,
+    /// With several stages: the layers before which the network is cut. None: where the slowest stage is as fast as can be.
+    pub cuts: Vec<String>,
 }
 
 /// What a step does with gradients, however it is split.
@@ -99,6 +104,8 @@ impl Plan {
             shards: None,
             updates: Updates::AtEnd,
             precision: Precision::F32,
+            pipeline: PipelineKind::OneFOneB,
+            cuts: Vec::new(),
         }
     }
 
@@ -135,7 +142,7 @@ impl Plan {
 
     /// Whether parameters are updated while gradients are computed.
     pub(crate) fn updates_at_once(&self, training: &Training) -> bool {
-        let lone = self.ranks() == 1 && self.shards.is_none() && training.max_norm().is_none();
+        let lone = self.mesh.ranks() == 1 && self.shards.is_none() && training.max_norm().is_none();
         self.updates == Updates::AtOnce && lone && self.microbatches <= 1
     }
 

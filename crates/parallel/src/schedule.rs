@@ -35,7 +35,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use polyreme_graph::memory::{ALIGN_BYTES, state_len};
+use polyreme_graph::memory::{ALIGN_BYTES, param_ranges, state_len};
 use polyreme_graph::{
     Axis, Body, Collective, DType, GradBuffers, Instr, Keeps, Microbatch, Program, Region, Role, ValueId,
     Weights,
@@ -45,6 +45,7 @@ use crate::buckets::{Bucket, buckets, cuts, in_turn};
 use crate::joint;
 use crate::plan::{Plan, StepShape, Training};
 use crate::reproducible;
+use crate::{stage_body, staged};
 
 /// The program of one rank for steps of this shape, over bodies that [`compile`](crate::passes::compile) made.
 ///
@@ -96,10 +97,18 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         continues: false,
         accumulated: None,
         own_gradients: None,
+        split_axes: [Axis::Tensor, Axis::Stage].into_iter().filter(|a| plan.mesh.len(*a) > 1).collect(),
+        counted_elsewhere: counted_elsewhere(plan, &bodies[0]),
     };
     let states = lowering.keep_states(training);
     match plan.shards {
         Some(shards) => reproducible::step(&mut lowering, shards, shape, training.max_norm()),
+        None if plan.mesh.stage > 1 => {
+            let stage = plan.mesh.place(plan.rank, Axis::Stage);
+            let timetable = stage_body::timetable_of(plan, lowering.program.microbatches.len());
+            staged::step(&mut lowering, &timetable.expect("a plan that was compiled"), stage);
+            lowering.start_sums();
+        }
         None => lowering.rounds(shape),
     }
     lowering.updates(training, bodies);
@@ -109,6 +118,19 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         buffers.verify(&program);
     }
     program
+}
+
+/// Ranges of the parameters that another rank along the tensor or stage axis has too: all but the first of those that have a
+/// parameter leave it out of the norm.
+fn counted_elsewhere(plan: &Plan, body: &Body) -> Vec<Range<usize>> {
+    let (first, stage) =
+        (plan.mesh.place(plan.rank, Axis::Tensor) == 0, plan.mesh.place(plan.rank, Axis::Stage));
+    let graph = &body.graph;
+    let elsewhere = |p: &usize| {
+        let whole = graph.params[*p].part.is_none();
+        (!first && whole) || body.tied.iter().any(|t| t.param == *p && t.stages[0] != stage)
+    };
+    param_ranges(graph).into_iter().filter(|(p, _)| elsewhere(p)).map(|(_, range)| range).collect()
 }
 
 /// The program that averages each rank's states over all ranks; the body says where they are stored.
@@ -137,7 +159,8 @@ pub fn both_passes(ranks: usize, body: &Arc<Body>) -> Program {
         }
     }
     program.run(0, 0, from..body.graph.nodes.len());
-    program.instrs.push(Instr::Keep { slot: 0, microbatch: 0 });
+    let nodes = 0..body.graph.nodes.len();
+    program.instrs.push(Instr::Keep { slot: 0, microbatch: 0, nodes });
     program
 }
 
@@ -160,6 +183,10 @@ pub(crate) struct Lowering {
     accumulated: Option<Region>,
     /// Where this rank's shard of the gradients is, if it keeps no others.
     own_gradients: Option<Region>,
+    /// Axes other than data along which ranks have different parameters.
+    split_axes: Vec<Axis>,
+    /// Ascending ranges of the parameters that another rank along these axes has too, and counts.
+    counted_elsewhere: Vec<Range<usize>>,
 }
 
 /// One round: a microbatch of this rank or of others.
@@ -182,7 +209,7 @@ impl Lowering {
         Some(Instr::PutBack { from: kept, into: states })
     }
 
-    fn push(&mut self, instr: Instr) {
+    pub(crate) fn push(&mut self, instr: Instr) {
         self.program.instrs.push(instr);
     }
 
@@ -211,9 +238,17 @@ impl Lowering {
         }
     }
 
+    /// Starts the sums of all buckets.
+    fn start_sums(&mut self) {
+        self.sums = Vec::new();
+        for k in 0..self.n_sums() {
+            self.start_sum(Round { body: 0, microbatch: Some(0), last: true }, k);
+        }
+    }
+
     /// Elements of the arena of gradients.
     pub(crate) fn grad_len(&self) -> usize {
-        let ranges = polyreme_graph::memory::param_ranges(self.program.graph());
+        let ranges = param_ranges(self.program.graph());
         ranges.last().map_or(0, |(_, range)| range.end)
     }
 
@@ -293,7 +328,8 @@ impl Lowering {
             }
         }
         if let (Some(microbatch), false) = (microbatch, graph.updates.is_empty()) {
-            self.push(Instr::Keep { slot: self.slot, microbatch });
+            let nodes = 0..graph.nodes.len();
+            self.push(Instr::Keep { slot: self.slot, microbatch, nodes });
         }
     }
 
@@ -367,7 +403,7 @@ impl Lowering {
             (inside && end < end.next_multiple_of(ALIGN_BYTES / 4))
                 .then(|| end - range.start..r.end - range.start)
         };
-        let gaps: Vec<_> = polyreme_graph::memory::param_ranges(graph).into_iter().filter_map(gap).collect();
+        let gaps: Vec<_> = param_ranges(graph).into_iter().filter_map(gap).collect();
         self.program.instrs.extend(gaps.into_iter().map(|gap| Instr::Zero(of.part(gap))));
     }
 
@@ -403,6 +439,22 @@ impl Lowering {
         self.role.own().iter().map(region).collect()
     }
 
+    /// The gradients, of a range of parameters and where they lie, whose squares this rank adds to the norm: what several ranks
+    /// along other axes than data have is counted by one of them.
+    fn counted_here(&self, params: &Range<usize>, grads: &Region) -> Vec<Region> {
+        let mut counted = Vec::new();
+        let mut at = params.start;
+        let overlapping =
+            self.counted_elsewhere.iter().filter(|r| r.start < params.end && params.start < r.end);
+        for other in overlapping {
+            counted.push(at..other.start.max(at));
+            at = other.end;
+        }
+        counted.push(at..params.end.max(at));
+        let region = |r: Range<usize>| grads.part(r.start - params.start..r.end - params.start);
+        counted.into_iter().filter(|r| !r.is_empty()).map(region).collect()
+    }
+
     fn updates(&mut self, training: &Training, bodies: &[Arc<Body>]) {
         let own = self.own_regions();
         let whole = !training.optimizer.by_element() || self.role.ranks == 1;
@@ -423,11 +475,14 @@ impl Lowering {
         if let (Some(max_norm), None) = (training.max_norm(), self.role.shards) {
             let squares = self.program.buffer("squares", DType::F64, 1);
             self.push(Instr::Zero(squares.clone()));
-            for (_, of, _) in own {
+            for of in own.iter().flat_map(|(params, of, _)| self.counted_here(params, of)).collect::<Vec<_>>()
+            {
                 self.push(Instr::Squares { of, into: squares.clone(), block: None });
             }
-            if self.role.sharded() {
-                self.program.exchange_now(Collective::AllReduce, Axis::Data, squares.clone());
+            let axes = self.split_axes.iter().copied();
+            for axis in self.role.sharded().then_some(Axis::Data).into_iter().chain(axes).collect::<Vec<_>>()
+            {
+                self.program.exchange_now(Collective::AllReduce, axis, squares.clone());
             }
             self.push(Instr::Clip { squares, max_norm });
         }
@@ -456,12 +511,12 @@ impl Lowering {
 }
 
 /// `into += from`, or a copy for the first addition.
-fn add_or_copy(from: Region, into: Region, add: bool) -> Instr {
+pub(crate) fn add_or_copy(from: Region, into: Region, add: bool) -> Instr {
     if add { Instr::Add { from, into } } else { Instr::Copy { from, into } }
 }
 
 /// The first node behind `i` that reads `value`, or one past the last node.
-fn first_reader(graph: &polyreme_graph::Graph, i: usize, value: ValueId) -> usize {
+pub(crate) fn first_reader(graph: &polyreme_graph::Graph, i: usize, value: ValueId) -> usize {
     let reads = |k: &usize| graph.nodes[*k].inputs.contains(&value);
     (i + 1..graph.nodes.len()).find(reads).unwrap_or(graph.nodes.len())
 }

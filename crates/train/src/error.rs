@@ -8,6 +8,7 @@ use polyreme_exec::ExecError;
 use polyreme_graph::TraceError;
 use polyreme_graph::recompute::BudgetError;
 use polyreme_nn::model::FitError;
+use polyreme_parallel::CompileError;
 
 use crate::checkpoint::CheckpointError;
 use crate::job::JobErrors;
@@ -25,7 +26,10 @@ pub enum TrainError {
     Trace(#[from] TraceError),
     /// The memory budget.
     #[error("train.memory_mib: {0}")]
-    Budget(#[from] BudgetError),
+    Budget(BudgetError),
+    /// A plan for which there is no program.
+    #[error("{0}")]
+    Plan(CompileError),
     /// A step.
     #[error(transparent)]
     Exec(ExecError),
@@ -225,5 +229,14 @@ impl TrainError {
     /// An error of the system at `path`.
     pub fn io(path: impl Into<PathBuf>, source: std::io::Error) -> TrainError {
         TrainError::Io { path: path.into(), source }
+    }
+}
+
+impl From<CompileError> for TrainError {
+    fn from(error: CompileError) -> TrainError {
+        match error {
+            CompileError::Budget(error) => TrainError::Budget(error),
+            error => TrainError::Plan(error),
+        }
     }
 }

@@ -17,8 +17,8 @@
 //! forwards of the next step. The drain leaves those out, and the pipeline is empty: this is where a run ends, evaluates or
 //! saves. It can begin again with `warm_up`, whose forwards use the older version: a drain changes no number.
 //!
-//! A step has at least `p - 1` microbatches. With fewer, the first stage would be more than a step ahead, which takes a third
-//! version of the weights.
+//! A step has at least `p - 1` microbatches. With fewer, two versions of the weights let the first stage run too few forwards
+//! ahead, and steps with a flush between them are faster.
 
 use super::kind::at_least_one;
 use super::timetable::{Action, Pass, Timetable};

@@ -126,6 +126,7 @@ fn code_of_training(error: &TrainError) -> u8 {
         TrainError::Io { source, .. } => code(source),
         TrainError::Trace(_)
         | TrainError::Budget(_)
+        | TrainError::Plan(_)
         | TrainError::Misfit { .. }
         | TrainError::Logits { .. }
         | TrainError::Fit(_)

@@ -1,0 +1,321 @@
+//! The schedule of a pipelined step: this stage's passes in the order of a timetable, with what it sends and receives.
+//!
+//! ```text
+//!  start receive of microbatch 1          one action ahead, if there is a slot for it
+//!  load, forward of microbatch 0          on its slot
+//!  start send to the next stage           waited for when the slot is used again
+//!  ...
+//!  wait receive, input gradients of 0     and the gradients that they write are added up
+//!  start send to the stage before
+//!  weight gradients of 0                  in the same pass or later; then the slot is free
+//!  all-reduce totals over data and stages, judge
+//! ```
+//!
+//! A microbatch has a slot from its first forward pass on this stage to its last backward pass. Every segment writes
+//! its gradients where they lie in the arena, and they are added to those of the microbatches before at once: another
+//! microbatch may write there next. Timetables go through microbatches in their order, chunk by chunk and pass by pass, so
+//! the sums have the bits of a lone rank's.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use polyreme_graph::memory::{param_ranges, reshape_root};
+use polyreme_graph::{Axis, BlockKind, Body, Collective, DType, Graph, Instr, Link, Region};
+
+use crate::joint;
+use crate::pipeline::{Action, Pass, Timetable};
+use crate::schedule::{Lowering, add_or_copy, first_reader};
+
+/// Values that may go from one chunk to another in one pass.
+const LINKS_MAX: usize = 64;
+
+/// The tags of gradients of tied parameters begin here.
+const TIED_TAGS: usize = 32_000;
+
+/// Everything up to the sums over the data axis.
+pub(crate) fn step(lowering: &mut Lowering, timetable: &Timetable, stage: usize) {
+    let totals = lowering.program.buffer("totals", DType::F64, 4);
+    lowering.push(Instr::Begin(totals.clone()));
+    let n = lowering.program.microbatches.len();
+    assert_eq!(n, timetable.microbatches, "as many microbatches as the timetable has");
+    let slots = timetable.held(stage).microbatches;
+    lowering.program.slots = slots;
+    let sums = (n > 1).then(|| {
+        let len = lowering.grad_len();
+        lowering.program.buffer("sums of gradients", DType::F32, len)
+    });
+    let mut staged = Staged {
+        timetable,
+        lowering,
+        totals: totals.clone(),
+        sums,
+        free: (0..slots).rev().collect(),
+        slot_of: vec![None; n],
+        left: vec![timetable.chunks_of(stage).len(); n],
+        sending: vec![Vec::new(); slots],
+        posted: Vec::new(),
+    };
+    let actions = &timetable.by_stage[stage];
+    for (i, action) in actions.iter().enumerate() {
+        staged.post(action, true);
+        if let Some(next) = actions.get(i + 1) {
+            staged.post(next, false);
+        }
+        staged.arrived(action);
+        staged.act(action);
+    }
+    let sending: Vec<usize> = staged.sending.drain(..).flatten().collect();
+    lowering.program.instrs.extend(sending.into_iter().map(Instr::Wait));
+    tied_sums(lowering, stage);
+    for (axis, ranks) in [(Axis::Data, lowering.role.ranks), (Axis::Stage, timetable.stages)] {
+        if ranks > 1 {
+            lowering.program.exchange_now(Collective::AllReduce, axis, totals.clone());
+        }
+    }
+    // Nothing is updated before all ranks know that the loss is finite.
+    lowering.push(Instr::Judge(totals));
+}
+
+/// Adds up the gradients of parameters that several stages have, from the last stage to the first, as a lone rank would; then
+/// all have the sum.
+fn tied_sums(lowering: &mut Lowering, stage: usize) {
+    let body = lowering.program.bodies[0].clone();
+    for (k, tied) in body.tied.iter().enumerate() {
+        let found = param_ranges(&body.graph).into_iter().find(|(p, _)| *p == tied.param);
+        let (_, range) = found.expect("every parameter has a place");
+        let here = tied.stages.iter().position(|s| *s == stage).expect("this stage has the parameter");
+        let tag = u16::try_from(TIED_TAGS + k).ok().filter(|tag| *tag < 1 << 15);
+        let tag = tag.expect("few parameters are tied");
+        let (first, grads) = (tied.stages[0], Region::Grads(range.clone()));
+        let now = |lowering: &mut Lowering, op: Collective, of: &Region| {
+            lowering.program.exchange_now(op, Axis::Stage, of.clone());
+        };
+        if let Some(&from) = tied.stages.get(here + 1) {
+            let other = lowering.program.buffer("a tied gradient", DType::F32, range.len());
+            now(lowering, Collective::Receive { from, tag }, &other);
+            lowering.push(Instr::Add { from: other, into: grads.clone() });
+        }
+        match here.checked_sub(1) {
+            None => {
+                for &to in &tied.stages[1..] {
+                    now(lowering, Collective::Send { to, tag }, &grads);
+                }
+            }
+            Some(before) => {
+                now(lowering, Collective::Send { to: tied.stages[before], tag }, &grads);
+                now(lowering, Collective::Receive { from: first, tag }, &grads);
+            }
+        }
+    }
+}
+
+struct Staged<'a> {
+    timetable: &'a Timetable,
+    lowering: &'a mut Lowering,
+    totals: Region,
+    /// Where gradients of earlier microbatches are added up.
+    sums: Option<Region>,
+    /// Slots that no microbatch has.
+    free: Vec<usize>,
+    /// By microbatch.
+    slot_of: Vec<Option<usize>>,
+    /// By microbatch: chunks of this stage whose backward pass is not done.
+    left: Vec<usize>,
+    /// By slot: what is on its way out of it.
+    sending: Vec<Vec<usize>>,
+    /// Receives that were started: for which action, and their exchanges.
+    posted: Vec<(Action, Vec<usize>)>,
+}
+
+impl Staged<'_> {
+    /// Starts to receive what an action reads. If it is `needed` now there is a slot; ahead of time there may be none.
+    fn post(&mut self, action: &Action, needed: bool) {
+        if self.posted.iter().any(|(a, _)| a == action) {
+            return;
+        }
+        let microbatch = action.microbatch;
+        let Some(slot) = self.slot_of[microbatch].or_else(|| self.take_slot(microbatch)) else {
+            assert!(!needed, "a slot for each microbatch that the timetable holds");
+            return;
+        };
+        let (number, body) = (self.number(microbatch), self.body(microbatch));
+        let mut receives = Vec::new();
+        for link in body.arrives.iter().filter(|link| link.to == action.chunk && belongs(link, action.pass)) {
+            let op = Collective::Receive { from: self.timetable.place[link.from], tag: self.tag(link) };
+            receives.push(self.start(op, Region::Value { slot, body: number, value: link.value }));
+        }
+        self.posted.push((*action, receives));
+    }
+
+    /// A slot for a microbatch, and its inputs; `None` if all are taken.
+    fn take_slot(&mut self, microbatch: usize) -> Option<usize> {
+        let slot = self.free.pop()?;
+        self.slot_of[microbatch] = Some(slot);
+        let sending = std::mem::take(&mut self.sending[slot]);
+        self.lowering.program.instrs.extend(sending.into_iter().map(Instr::Wait));
+        self.lowering.push(Instr::Load { slot, microbatch });
+        Some(slot)
+    }
+
+    /// Waits for what an action reads.
+    fn arrived(&mut self, action: &Action) {
+        if let Some(at) = self.posted.iter().position(|(a, _)| a == action) {
+            let (_, receives) = self.posted.swap_remove(at);
+            self.lowering.program.instrs.extend(receives.into_iter().map(Instr::Wait));
+        }
+    }
+
+    /// Runs the nodes of an action and starts to send what they compute for others.
+    fn act(&mut self, action: &Action) {
+        let kinds: &[BlockKind] = match action.pass {
+            Pass::Forward => &[BlockKind::Forward],
+            Pass::InputGrad => &[BlockKind::InputGrad],
+            Pass::WeightGrad => &[BlockKind::WeightGrad],
+            Pass::Backward => &[BlockKind::InputGrad, BlockKind::WeightGrad],
+        };
+        let microbatch = action.microbatch;
+        let body = self.body(microbatch);
+        let slot = self.slot_of[microbatch].expect("a microbatch that runs has a slot");
+        for kind in kinds {
+            let segments = body.segments.iter().filter(|s| s.chunk == action.chunk && s.kind == *kind);
+            for nodes in segments.map(|s| s.nodes.clone()) {
+                self.run(slot, microbatch, &nodes);
+                self.add_up(&body.graph, microbatch, &nodes);
+            }
+            if *kind != BlockKind::WeightGrad {
+                self.send(action, slot, &body.leaves);
+            }
+        }
+        if action.frees() {
+            self.left[microbatch] -= 1;
+            if self.left[microbatch] == 0 {
+                self.free.push(slot);
+            }
+        }
+    }
+
+    /// Runs nodes, with the exchanges along other axes that they contain; counts the loss and keeps the states that they
+    /// compute.
+    fn run(&mut self, slot: usize, microbatch: usize, nodes: &Range<usize>) {
+        let (number, body) = (self.number(microbatch), self.body(microbatch));
+        let graph = &body.graph;
+        let program = &mut self.lowering.program;
+        let (mut from, mut under_way) = (nodes.start, Vec::<(usize, usize)>::new());
+        for i in nodes.clone() {
+            let ready: Vec<usize> =
+                under_way.iter().filter(|(_, reader)| *reader <= i).map(|e| e.0).collect();
+            if !ready.is_empty() {
+                program.run(slot, microbatch, from..i);
+                from = i;
+                under_way.retain(|(_, reader)| *reader > i);
+                program.instrs.extend(ready.into_iter().map(Instr::Wait));
+            }
+            let node = &graph.nodes[i];
+            let takes_part = match joint::axis_of(node) {
+                None => false,
+                Some(Axis::Data) => self.lowering.role.ranks > 1,
+                Some(Axis::Tensor | Axis::Stage | Axis::Sequence) => true,
+            };
+            if takes_part {
+                program.run(slot, microbatch, from..i + 1);
+                from = i + 1;
+                let reads_on = joint::reads_operand(node);
+                let reader = if reads_on { i + 1 } else { first_reader(graph, i, node.outputs[0]) };
+                if let Some(exchange) = joint::exchange(program, slot, number, node) {
+                    program.instrs.push(Instr::Start(exchange));
+                    under_way.push((exchange, reader));
+                }
+            }
+        }
+        program.run(slot, microbatch, from..nodes.end);
+        program.instrs.extend(under_way.into_iter().map(|(exchange, _)| Instr::Wait(exchange)));
+        let computes = |v| nodes.contains(&graph.value(v).producer.idx());
+        if graph.output("loss").is_some_and(computes) {
+            let into = self.totals.part(0..2);
+            self.lowering.push(Instr::Count { slot, microbatch, into });
+        }
+        if graph.updates.iter().any(|(_, v)| computes(*v)) {
+            self.lowering.push(Instr::Keep { slot, microbatch, nodes: nodes.clone() });
+        }
+    }
+
+    /// Adds the gradients that nodes have written to those of the microbatches before. The last microbatch's stay where they
+    /// are, and the others are added to them.
+    fn add_up(&mut self, graph: &Graph, microbatch: usize, nodes: &Range<usize>) {
+        let Some(sums) = self.sums.clone() else { return };
+        for range in written(graph, nodes) {
+            let (sum, grads) = (sums.part(range.clone()), Region::Grads(range));
+            let last = microbatch + 1 == self.left.len();
+            self.lowering.push(match last {
+                true => Instr::Add { from: sum, into: grads },
+                false => add_or_copy(grads, sum, microbatch > 0),
+            });
+        }
+    }
+
+    /// Starts to send what an action has computed for other stages.
+    fn send(&mut self, action: &Action, slot: usize, leaves: &[Link]) {
+        let number = self.number(action.microbatch);
+        for link in leaves.iter().filter(|link| link.from == action.chunk && belongs(link, action.pass)) {
+            let op = Collective::Send { to: self.timetable.place[link.to], tag: self.tag(link) };
+            let exchange = self.start(op, Region::Value { slot, body: number, value: link.value });
+            self.sending[slot].push(exchange);
+        }
+    }
+
+    fn start(&mut self, op: Collective, of: Region) -> usize {
+        let exchange = self.lowering.program.exchange(op, Axis::Stage, of);
+        self.lowering.push(Instr::Start(exchange));
+        exchange
+    }
+
+    /// What both ends call a value that goes from one chunk to another.
+    fn tag(&self, link: &Link) -> u16 {
+        assert!(link.number < LINKS_MAX, "at most {LINKS_MAX} values go from one chunk to another");
+        let tag = (link.from * self.timetable.place.len() + link.to) * LINKS_MAX + link.number;
+        u16::try_from(tag)
+            .ok()
+            .filter(|tag| usize::from(*tag) < TIED_TAGS)
+            .expect("a pipeline of at most 22 chunks")
+    }
+
+    /// The number of a microbatch's body.
+    fn number(&self, microbatch: usize) -> usize {
+        self.lowering.program.microbatches[microbatch].body
+    }
+
+    fn body(&self, microbatch: usize) -> Arc<Body> {
+        self.lowering.program.bodies[self.number(microbatch)].clone()
+    }
+}
+
+/// Whether a link is between passes of this kind: activations come from earlier chunks, gradients from later ones.
+fn belongs(link: &Link, pass: Pass) -> bool {
+    match pass {
+        Pass::Forward => link.from < link.to,
+        Pass::Backward | Pass::InputGrad => link.from > link.to,
+        Pass::WeightGrad => false,
+    }
+}
+
+/// The ranges of the gradients' arena that nodes write, as few as can be.
+///
+/// # Panics
+/// If a node outside of them reads one of these gradients: another microbatch may have overwritten it by then.
+fn written(graph: &Graph, nodes: &Range<usize>) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    for (p, range) in param_ranges(graph) {
+        let Some(grad) = graph.grads[p] else { continue };
+        let root = reshape_root(graph, grad);
+        if !nodes.contains(&graph.value(root).producer.idx()) {
+            continue;
+        }
+        let reads = |i: usize| graph.nodes[i].inputs.iter().any(|&v| reshape_root(graph, v) == root);
+        assert!((nodes.end..graph.nodes.len()).all(|i| !reads(i)), "a gradient is read in its own segment");
+        match ranges.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => ranges.push(range),
+        }
+    }
+    ranges
+}
