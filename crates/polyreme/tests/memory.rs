@@ -12,6 +12,7 @@ use polyreme::bench::ranks;
 use polyreme::exec::{Engine, Held, Options};
 use polyreme::graph::memory::ALIGN_BYTES;
 use polyreme_collective::Comm;
+use polyreme_parallel::Mesh;
 
 struct CountingAllocator;
 
@@ -55,7 +56,8 @@ fn held(ranks: usize, shard_gradients: bool) -> Held {
         let rank = |comm: Comm| {
             let (job, meet) = (&job, &meet);
             s.spawn(move || {
-                let program = job.program(&ranks::plan(&comm, shard_gradients), None, 1).unwrap();
+                let program =
+                    job.program(&ranks::plan(&comm, Mesh::data(ranks), shard_gradients), None, 1).unwrap();
                 let planned = Engine::footprint(&program, 1, polyreme_exec::Isa::detect());
                 let mut engine = Engine::join(program, Options::threads(1), comm).unwrap();
                 job.fill(&mut engine).unwrap();

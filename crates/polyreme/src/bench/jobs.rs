@@ -6,7 +6,7 @@ use std::sync::Arc;
 use polyreme_collective::Comm;
 use polyreme_data::{Features, LabelKind, Layout, Spec, Target};
 use polyreme_exec::{Engine, ExecError, Filled, Isa, Options, StepArgs, Totals};
-use polyreme_graph::{DType, Precision, Program};
+use polyreme_graph::{DType, Precision, Program, ValueId};
 use polyreme_kernels::optim::{Moments, Optimizer};
 use polyreme_kernels::{Cx, random};
 use polyreme_nn::model::StackInput;
@@ -175,29 +175,33 @@ impl BenchJob {
     pub fn step(&self, engine: &mut Engine) -> Result<Totals, ExecError> {
         let args = StepArgs { lr: self.lr, ..StepArgs::default() };
         // Gradients are those of the mean over all microbatches of all ranks, as in a run.
-        let weight = 1.0 / (self.accumulate * engine.comm().size()) as f64;
+        let weight = 1.0 / (self.accumulate * engine.role().ranks) as f64;
         engine.step_with::<ExecError>(&mut Filled { weight }, args)
     }
 
     /// Fills an engine's inputs with a random batch.
     pub fn fill(&self, engine: &mut Engine) -> Result<(), ExecError> {
-        let graph = engine.program().graph();
-        let inputs: Vec<_> =
-            graph.inputs.iter().map(|i| (i.name.clone(), graph.value(i.value).dtype)).collect();
+        let body = engine.program().bodies[0].clone();
+        // What arrives from other stages is not filled.
+        let arrives = |v: ValueId| body.arrives.iter().any(|link| link.value == v);
+        let inputs = body.graph.inputs.iter().filter(|i| !arrives(i.value));
+        let inputs: Vec<_> = inputs.map(|i| (i.name.as_str(), body.graph.value(i.value).dtype)).collect();
         let ids = match self.spec.features {
             Features::Ids { vocab, .. } => vocab,
             _ => 0,
         };
-        for (name, dtype) in &inputs {
-            match (name.as_str(), dtype) {
-                ("ids", _) => fill_integers(engine.input_i32(name)?, ids, 1),
-                (_, DType::I32) => fill_integers(engine.input_i32(name)?, self.spec.classes(), 2),
-                ("x", _) => random::normal(&Cx::serial(), 1, 0, 0, 0.0, 1.0, engine.input_f32(name)?),
-                // Labels that are numbers, weights of classes, and the share of a mixture.
-                _ => engine.input_f32(name)?.fill(1.0),
+        engine.fill_slots(|to| {
+            for &(name, dtype) in &inputs {
+                match (name, dtype) {
+                    ("ids", _) => fill_integers(to.i32(name)?, ids, 1),
+                    (_, DType::I32) => fill_integers(to.i32(name)?, self.spec.classes(), 2),
+                    ("x", _) => random::normal(&Cx::serial(), 1, 0, 0, 0.0, 1.0, to.f32(name)?),
+                    // Labels that are numbers, weights of classes, and the share of a mixture.
+                    _ => to.f32(name)?.fill(1.0),
+                }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 

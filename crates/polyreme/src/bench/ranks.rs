@@ -1,10 +1,12 @@
-//! `polyreme bench step --ranks N`: training steps on several ranks, each with the job's batch.
+//! `polyreme bench step --ranks N`: training steps on several ranks. Each part of the data axis has the job's batch, unless that of
+//! all together is given.
 
 use std::time::Instant;
 
 use polyreme_collective::{Comm, Reduce};
-use polyreme_exec::{Engine, ExecError, Isa, Options};
-use polyreme_graph::{Keeps, Program, Weights, cost};
+use polyreme_exec::{Comms, Engine, ExecError, Isa, Options};
+use polyreme_graph::{Axis, Keeps, Program, Weights, cost};
+use polyreme_parallel::pipeline::PipelineKind;
 use polyreme_parallel::{Mesh, Plan};
 use serde::Serialize;
 
@@ -27,6 +29,14 @@ pub struct RanksReport {
     pub job: String,
     /// How many ranks.
     pub ranks: usize,
+    /// How many of them the batch is split over.
+    pub data: usize,
+    /// How many stages the network is cut into.
+    pub stage: usize,
+    /// How many microbatches a step has.
+    pub microbatches: usize,
+    /// In which order stages run them, if there are several.
+    pub schedule: Option<String>,
     /// What carried the data.
     pub transport: String,
     /// Threads of each rank.
@@ -70,6 +80,10 @@ pub struct RankSettings {
     pub local: usize,
     /// Whether each rank keeps only its own shard of the gradients.
     pub shard_gradients: bool,
+    /// How ranks are arranged.
+    pub mesh: Mesh,
+    /// In which order stages run microbatches.
+    pub schedule: PipelineKind,
 }
 
 /// One rank's part of a measurement; every rank calls it with the same arguments. Returns the group.
@@ -80,22 +94,28 @@ pub fn measure(
 ) -> Result<(RanksReport, Comm), Box<dyn std::error::Error + Send + Sync>> {
     let rank = comm.rank();
     let RankSettings { threads, isa, steps, shard_gradients, .. } = *settings;
-    let plan = plan(&comm, shard_gradients);
+    let plan = Plan { pipeline: settings.schedule, ..plan(&comm, settings.mesh, shard_gradients) };
     let program = |rank: usize| job.program(&Plan { rank, ..plan.clone() }, None, threads);
     let own = program(rank)?;
-    let flops = cost::product_flops(own.graph()) * comm.size() as u64;
-    let planned = if rank == 0 { planned_bytes(settings, plan.weights, program)? } else { 0 };
-    let mut engine = Engine::join(own, Options { isa, ..Options::threads(threads) }, comm)?;
+    let mut flops = [(cost::product_flops(own.graph()) * job.accumulate as u64) as f64];
+    let planned = if rank == 0 { planned_bytes(settings, &plan, program)? } else { 0 };
+    let comms = Comms::new(comm, &plan.mesh)?;
+    let mut engine = Engine::join(own, Options { isa, ..Options::threads(threads) }, comms)?;
+    engine.comm().all_reduce(&mut flops, Reduce::Sum)?;
     job.fill(&mut engine)?;
     let times = time(job, &mut engine, steps.unwrap_or(job.timed_steps))?;
-    let gflops = flops as f64 / times.seconds / 1e9;
+    let gflops = flops[0] / times.seconds / 1e9;
     let held = engine.held();
     let mut bytes = [held.params as f64, held.grads as f64, held.optimizer as f64];
     engine.comm().all_reduce(&mut bytes, Reduce::Sum)?;
     let [param_mib, grad_mib, optimizer_mib] = bytes.map(|bytes| bytes / MIB);
     let report = RanksReport {
         job: job.name.clone(),
-        ranks: plan.ranks(),
+        ranks: plan.mesh.ranks(),
+        data: plan.mesh.data,
+        stage: plan.mesh.stage,
+        microbatches: job.accumulate,
+        schedule: (plan.mesh.stage > 1).then(|| plan.pipeline.name().into()),
         transport: settings.transport.clone(),
         threads,
         step_ms: times.seconds * 1e3,
@@ -114,11 +134,11 @@ pub fn measure(
 }
 
 /// The plan of a rank of this group.
-pub fn plan(comm: &Comm, shard_gradients: bool) -> Plan {
-    let shares = comm.shares_memory() && comm.size() > 1;
+pub fn plan(comm: &Comm, mesh: Mesh, shard_gradients: bool) -> Plan {
+    let shares = comm.shares_memory() && mesh.data > 1;
     let usual = if shares { Keeps::OwnMoments } else { Keeps::All };
     Plan {
-        mesh: Mesh::data(comm.size()),
+        mesh,
         rank: comm.rank(),
         keeps: if shard_gradients { Keeps::OwnGradients } else { usual },
         weights: if shares { Weights::Shared } else { Weights::Own },
@@ -130,14 +150,15 @@ pub fn plan(comm: &Comm, shard_gradients: bool) -> Plan {
 /// Bytes that the engines of this process take.
 fn planned_bytes<E>(
     settings: &RankSettings,
-    weights: Weights,
+    plan: &Plan,
     program: impl Fn(usize) -> Result<Program, E>,
 ) -> Result<usize, E> {
     let mut bytes = 0;
     for rank in 0..settings.local {
         let footprint = Engine::footprint(&program(rank)?, settings.threads, settings.isa);
         bytes += footprint.total();
-        bytes -= if weights == Weights::Shared && rank > 0 { footprint.params } else { 0 };
+        let counted = plan.weights == Weights::Shared && plan.mesh.place(rank, Axis::Data) > 0;
+        bytes -= if counted { footprint.params } else { 0 };
     }
     Ok(bytes)
 }

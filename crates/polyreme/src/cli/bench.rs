@@ -10,6 +10,7 @@ use polyreme_exec::Isa;
 use polyreme_graph::{DType, Precision};
 use polyreme_train::run::Prepared;
 
+use super::mesh::MeshArgs;
 use super::ranks::{RankArgs, part, show};
 use super::{CommandResult, Failure, print};
 use crate::app::App;
@@ -52,7 +53,8 @@ pub(super) struct StepArgs {
     /// Change a setting of the job files: `--set train.batch=1`.
     #[arg(long = "set", value_name = "KEY=VALUE", requires = "job_files")]
     sets: Vec<String>,
-    /// Samples (of text: sequences) per step, instead of what the jobs say.
+    /// Samples (of text: sequences) per step, of all ranks together [default: what the jobs say, for each rank that the
+    /// batch is split over].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     batch: Option<u32>,
     /// Timed steps of each job [default: what the job says, 8 to 300].
@@ -75,6 +77,8 @@ pub(super) struct StepArgs {
     json: bool,
     #[command(flatten)]
     ranks: RankArgs,
+    #[command(flatten)]
+    mesh: MeshArgs,
 }
 
 #[derive(Args)]
@@ -132,7 +136,7 @@ impl Bench {
                 let prepared = Prepared::new(job, app.given(), process::cores())?;
                 print(&load::measure(&prepared, threads(args.threads), args.passes)?, args.json)
             }
-            Bench::Step(args) if args.ranks.any() => bench_ranks(args, app),
+            Bench::Step(args) if args.ranks.any() || args.mesh.any() => bench_ranks(args, app),
             Bench::Step(args) => bench_step(args, app, start),
             Bench::Collective(args) => bench_collective(args),
             Bench::Kernels(args) => bench_kernels(args, app.given().isa),
@@ -151,9 +155,6 @@ impl StepArgs {
         for file in &self.job_files {
             let job = super::train::read_job(app, Some(file), &self.sets)?;
             jobs.push(BenchJob::of(job, app.given())?);
-        }
-        if let Some(batch) = self.batch {
-            jobs.iter_mut().for_each(|job| job.set_batch(batch as usize));
         }
         let precision = match self.precision.as_deref() {
             Some("f32") => Some(Precision::F32),
@@ -179,10 +180,15 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
             "--ops and --memory-mib are for one rank; leave out --ranks and related flags",
         ));
     }
-    let jobs = args.jobs(app)?;
-    let Some(mut group) = args.ranks.enter(Asked::default(), "bench step", Arc::default())? else {
+    let mut jobs = args.jobs(app)?;
+    let asked = Asked { ranks: args.mesh.ranks(), ..Asked::default() };
+    let Some(mut group) = args.ranks.enter(asked, "bench step", Arc::default())? else {
         return Ok(());
     };
+    let mesh = args.mesh.mesh(group.size())?;
+    for job in &mut jobs {
+        args.mesh.cut(job, &mesh, args.batch.map(|n| n as usize))?;
+    }
     let transport = group.rows[0].transport.clone();
     if group.speaks() && !args.json {
         show(&group, false);
@@ -196,6 +202,8 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
         local: if transport == "local" { group.size() } else { 1 },
         transport,
         shard_gradients: args.shard_gradients,
+        mesh,
+        schedule: args.mesh.schedule(),
     };
     let control = group.control.take();
     let outcomes = group.run(|mut comm| -> CommandResult {
@@ -253,7 +261,10 @@ fn bench_step(args: &StepArgs, app: &App, start: Instant) -> CommandResult {
     if args.shard_gradients {
         return Err(Failure::usage("--shard-gradients needs several ranks; set their number with --ranks"));
     }
-    let jobs = args.jobs(app)?;
+    let mut jobs = args.jobs(app)?;
+    if let Some(batch) = args.batch {
+        jobs.iter_mut().for_each(|job| job.set_batch(batch as usize));
+    }
     if !args.json {
         writeln!(io::stdout(), "{}", step::HEADER)?;
     }

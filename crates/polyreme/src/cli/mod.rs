@@ -6,6 +6,7 @@ mod ending;
 mod eval;
 mod inspect;
 mod launch;
+mod mesh;
 mod predict;
 mod ranks;
 mod terminal;

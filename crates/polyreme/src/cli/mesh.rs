@@ -1,0 +1,91 @@
+//! Flags about how ranks split a step.
+
+use clap::Args;
+use polyreme_parallel::Mesh;
+use polyreme_parallel::pipeline::{PipelineKind, timetable};
+
+use super::Failure;
+use crate::bench::jobs::BenchJob;
+
+const HEADING: &str = "Mesh";
+
+/// How many ranks there are along each axis, and how stages run.
+#[derive(Args, Clone, Debug)]
+pub(super) struct MeshArgs {
+    /// Ranks that the batch is split over [default: those that the other axes leave].
+    #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    data: Option<u16>,
+    /// Stages that the layers are split over.
+    #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=64))]
+    stage: Option<u16>,
+    /// Microbatches that a step is cut into [default: what the job says, or with several stages 4 for each].
+    #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    microbatches: Option<u16>,
+    /// In which order stages run microbatches: gpipe, 1f1b, interleaved, zb-h1 or zb-v [default: 1f1b].
+    #[arg(long, value_name = "NAME", help_heading = HEADING, requires = "stage")]
+    schedule: Option<PipelineKind>,
+}
+
+impl MeshArgs {
+    /// Whether something was asked for.
+    pub(super) fn any(&self) -> bool {
+        self.data.is_some() || self.stage.is_some() || self.microbatches.is_some()
+    }
+
+    /// How many ranks the axes make, if they say.
+    pub(super) fn ranks(&self) -> Option<usize> {
+        let asked = self.data.is_some() || self.stage.is_some();
+        asked.then(|| usize::from(self.data.unwrap_or(1)) * self.stage())
+    }
+
+    pub(super) fn stage(&self) -> usize {
+        usize::from(self.stage.unwrap_or(1))
+    }
+
+    pub(super) fn schedule(&self) -> PipelineKind {
+        self.schedule.unwrap_or(PipelineKind::OneFOneB)
+    }
+
+    /// The mesh of so many ranks.
+    pub(super) fn mesh(&self, ranks: usize) -> Result<Mesh, Failure> {
+        let stage = self.stage();
+        if !ranks.is_multiple_of(stage) {
+            let what =
+                format!("{ranks} ranks cannot be arranged in {stage} stages; use a multiple of {stage}");
+            return Err(Failure::usage(what));
+        }
+        let mesh = Mesh { stage, ..Mesh::data(ranks / stage) };
+        match self.data.map(usize::from) {
+            Some(data) if data != mesh.data => {
+                let want = data * stage;
+                Err(Failure::usage(format!(
+                    "--data {data} and --stage {stage} make {want} ranks, and there are {ranks}; leave one of the flags out"
+                )))
+            }
+            _ => Ok(mesh),
+        }
+    }
+
+    /// Cuts a job's step into microbatches for the ranks of a mesh; `batch` is that of all ranks together.
+    pub(super) fn cut(&self, job: &mut BenchJob, mesh: &Mesh, batch: Option<usize>) -> Result<(), Failure> {
+        if self.schedule() == PipelineKind::TwoBw {
+            return Err(Failure::usage(
+                "a pipeline without a flush between steps (2bw) cannot be measured yet",
+            ));
+        }
+        let usual = if mesh.stage > 1 { 4 * mesh.stage } else { job.accumulate };
+        let microbatches = self.microbatches.map_or(usual, usize::from);
+        let samples = batch.unwrap_or(job.batch * job.accumulate * mesh.data);
+        let parts = microbatches * mesh.data;
+        if !samples.is_multiple_of(parts) || samples == 0 {
+            let data = mesh.data;
+            return Err(Failure::usage(format!(
+                "a step of {samples} samples cannot be cut into {microbatches} microbatches for {data} ranks each; \
+                 use a batch that {parts} divides"
+            )));
+        }
+        timetable(self.schedule(), mesh.stage, microbatches).map_err(Failure::usage)?;
+        (job.accumulate, job.batch) = (microbatches, samples / parts);
+        Ok(())
+    }
+}
