@@ -71,3 +71,48 @@ impl Convolution {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use polyreme_kernels::gemm::pairs::{AmxState, amx_state};
+    use polyreme_kernels::{Feature, Isa};
+
+    use super::*;
+
+    /// The order of the sums of a pass of pairs; `None` for f32.
+    fn order(conv: &Conv2d, format: DType, isa: Isa, reproducible: bool) -> Option<PairOrder> {
+        let with = Choices { workers: 1, isa, reproducible, strict: conv.strict };
+        match Convolution::new(conv.clone(), ConvPass::Forward, format, with) {
+            Convolution::Wide(_) => None,
+            Convolution::Pairs(pairs) => Some(pairs.order),
+        }
+    }
+
+    #[test]
+    fn pairs_are_taken_where_they_pay_and_in_reproducible_steps() {
+        let (n, h, w, c_in, c_out, kh, kw) = (8, 28, 28, 128, 256, 3, 3);
+        let (stride, padding, dilation, groups, strict) = ((2, 2), (1, 1), (1, 1), 1, false);
+        let large = Conv2d { n, h, w, c_in, c_out, kh, kw, stride, padding, dilation, groups, strict };
+        let small = Conv2d { c_in: 3, c_out: 6, ..large.clone() };
+        let all = Isa::detect();
+        let fastest = match amx_state() {
+            AmxState::Ready => Some(PairOrder::Tiles),
+            _ => all.has(Feature::Avx512Bf16).then_some(PairOrder::Pairs),
+        };
+        assert_eq!(order(&large, DType::Bf16, all, false), fastest);
+        assert_eq!(order(&small, DType::Bf16, all, false), None);
+        assert_eq!(order(&large, DType::Bf16, Isa::SCALAR, false), None);
+        for conv in [&large, &small] {
+            for isa in [all, Isa::SCALAR] {
+                assert_eq!(order(conv, DType::Bf16, isa, true), Some(PairOrder::Tiles));
+            }
+            for (format, reproducible) in [(DType::F32, false), (DType::F32, true), (DType::F16, true)] {
+                assert_eq!(order(conv, format, all, reproducible), None);
+            }
+        }
+        for conv in [Conv2d { groups: 2, ..large.clone() }, Conv2d { strict: true, ..large.clone() }] {
+            assert_eq!(order(&conv, DType::Bf16, all, false), None, "{conv:?}");
+            assert_eq!(order(&conv, DType::Bf16, all, true), None, "{conv:?}");
+        }
+    }
+}

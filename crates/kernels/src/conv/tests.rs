@@ -187,6 +187,7 @@ fn halves_are_f32_that_is_rounded() {
         ([2, 13, 45, 9, 5, 3, 4, 1, 2, 1, 1], Algorithm::Direct),
         ([1, 9, 8, 30, 86, 3, 3, 2, 1, 1, 2], Algorithm::Direct),
         ([1, 40, 50, 8, 20, 3, 3, 1, 1, 1, 1], Algorithm::Direct),
+        ([1, 8, 8, 100, 90, 3, 3, 1, 1, 1, 1], Algorithm::Direct),
         ([1, 2, 2, 3, 5, 5, 5, 1, 0, 1, 1], Algorithm::Direct),
         ([1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1], Algorithm::Pointwise),
         ([2, 9, 9, 40, 33, 1, 1, 1, 0, 1, 1], Algorithm::Pointwise),
@@ -367,6 +368,9 @@ fn direct() {
         // Strips of two panels, the second of them partly filled; patches long enough that dy is packed.
         [2, 9, 9, 24, 29, 3, 3, 2, 1, 1, 1],
         [1, 9, 8, 30, 86, 3, 3, 2, 1, 1, 2],
+        // One image: channels are cut too, the last pair of panels being short; and groups, cut inside and between.
+        [1, 8, 8, 100, 90, 3, 3, 1, 1, 1, 1],
+        [1, 8, 7, 120, 129, 3, 3, 2, 1, 1, 3],
     ] {
         check(v, Algorithm::Direct);
     }
@@ -420,6 +424,49 @@ fn depthwise() {
     }
 }
 
+/// Runs tasks on the caller, and keeps the largest number of them that it was given.
+struct Counting(AtomicUsize);
+
+// SAFETY: as `Serial`, which runs them.
+unsafe impl Parallel for Counting {
+    fn workers(&self) -> usize {
+        1
+    }
+    fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
+        self.0.fetch_max(n_tasks, Ordering::Relaxed);
+        crate::Serial.run(n_tasks, task);
+    }
+}
+
+/// A convolution of one image is work for several threads.
+#[test]
+fn one_image_makes_several_tasks() {
+    for (v, least) in [([1, 16, 16, 128, 128], 4), ([1, 8, 8, 256, 256], 8), ([1, 8, 8, 128, 256], 4)] {
+        let [n, h, w, c_in, c_out] = v;
+        let s = conv([n, h, w, c_in, c_out, 3, 3, 1, 1, 1, 1]);
+        let (x, weight) = (noise(s.x_len(), 1), noise(s.weight_len(), 2));
+        let (mut y, mut dx, mut dw) = (vec![0.0; s.y_len()], vec![0.0; s.x_len()], vec![0.0; s.weight_len()]);
+        for pass in [ConvPass::Forward, ConvPass::GradInput, ConvPass::GradWeight] {
+            assert_eq!(s.algorithm(pass), Algorithm::Direct, "{v:?}");
+            let par = Counting(AtomicUsize::new(0));
+            let cx = Cx { isa: Isa::detect(), par: &par };
+            let (read, weight) = (Floats::F32(&x), Floats::F32(&weight));
+            let scratch = &mut vec![0.0; s.scratch_len(pass, 1)];
+            match pass {
+                ConvPass::Forward => {
+                    s.forward(&cx, read, weight, None, FloatsMut::F32(&mut y), None, scratch)
+                }
+                ConvPass::GradInput => {
+                    s.grad_input(&cx, Floats::F32(&y), weight, FloatsMut::F32(&mut dx), scratch)
+                }
+                ConvPass::GradWeight => s.grad_weight(&cx, read, Floats::F32(&y), &mut dw, scratch),
+            }
+            let tasks = par.0.into_inner();
+            assert!(!Isa::detect().has_avx2() || tasks >= least, "{pass:?} of {v:?}: {tasks} tasks");
+        }
+    }
+}
+
 #[test]
 fn threads_make_the_same_bits() {
     for v in [
@@ -427,6 +474,7 @@ fn threads_make_the_same_bits() {
         [16, 30, 30, 3, 24, 5, 5, 2, 2, 1, 1],
         [16, 20, 20, 24, 24, 3, 3, 1, 1, 1, 24],
         [16, 14, 14, 24, 24, 3, 3, 1, 1, 1, 3],
+        [1, 8, 8, 128, 96, 3, 3, 1, 1, 1, 1],
     ] {
         let s = conv(v);
         let by = s.algorithm(ConvPass::Forward);
@@ -479,6 +527,7 @@ fn the_epilogue_sees_every_value_once() {
     for v in [
         [9, 9, 7, 16, 24, 3, 3, 1, 1, 1, 1],
         [2, 9, 7, 3, 20, 3, 3, 2, 1, 1, 1],
+        [1, 8, 8, 100, 90, 3, 3, 1, 1, 1, 1],
         [2, 9, 7, 3, 20, 1, 1, 1, 0, 1, 1],
         [2, 9, 7, 6, 12, 3, 3, 1, 1, 1, 6],
     ] {

@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::plan::{GemmPlan, Panels, Rows, part};
-use super::source::{Runs, Source, Sources};
+use super::plan::{GemmPlan, Panels, RowCopies, part};
+use super::source::{OperandSource, OperandSources, Runs};
 use super::{Epilogue, OutputBlock, avx2, avx512, pack};
 use crate::Isa;
 
@@ -104,7 +104,7 @@ pub(super) fn next_rows(left: usize, most: usize) -> usize {
 pub(super) struct BlockProduct<'a> {
     pub(super) plan: GemmPlan,
     pub(super) tiles: &'static Tiles,
-    pub(super) from: Sources<'a>,
+    pub(super) from: OperandSources<'a>,
     /// Null if no block of C is kept after the epilogue: they are in the workers' scratch then.
     pub(super) c: *mut f32,
     pub(super) c_batch: usize,
@@ -132,10 +132,10 @@ struct OutputTarget {
 unsafe impl Sync for BlockProduct<'_> {}
 
 impl<'a> BlockProduct<'a> {
-    fn p(&self) -> &Source<'a> {
+    fn p(&self) -> &OperandSource<'a> {
         if self.plan.swap { &self.from.b } else { &self.from.a }
     }
-    fn q(&self) -> &Source<'a> {
+    fn q(&self) -> &OperandSource<'a> {
         if self.plan.swap { &self.from.a } else { &self.from.b }
     }
 
@@ -361,7 +361,7 @@ impl<'a> BlockProduct<'a> {
                 return own;
             };
             let p = p.as_ptr().add(at);
-            if plan.copied_rows == Rows::Strips {
+            if plan.copied_rows == RowCopies::Strips {
                 (self.tiles.strips)(p, plan.p.own, plan.p.k, n, kc, own);
                 return own;
             }
@@ -442,7 +442,7 @@ impl<'a> BlockProduct<'a> {
     ) {
         let plan = &self.plan;
         let tiles = self.tiles;
-        let in_strips = plan.copied_rows == Rows::Strips;
+        let in_strips = plan.copied_rows == RowCopies::Strips;
         let along_k = !in_strips && plan.p_read.k == 1;
         let full: TileFn = (tiles.kernel)(tiles.rows, t.cols, along_k, false);
         let (p, c) = (t.p, t.c);
@@ -568,7 +568,7 @@ impl Ahead {
     }
 
     /// Runs of an operand. Where it is stored in half they are half as long, to within a float.
-    pub(super) fn of(source: &Source, runs: Runs) -> Ahead {
+    pub(super) fn of(source: &OperandSource, runs: Runs) -> Ahead {
         let (at, bytes) = source.address(runs.at);
         let floats = |n: usize| n * bytes / size_of::<f32>();
         Ahead::new(at.cast(), floats(runs.stride), runs.n, floats(runs.len).max(1))

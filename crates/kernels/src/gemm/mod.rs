@@ -59,7 +59,7 @@ pub use wide::WideGemm;
 use std::marker::PhantomData;
 
 use crate::Cx;
-use source::{Converted, Sources};
+use source::{Converted, OperandSources};
 
 /// The index of element `(batch, row, col)` of a matrix: `batch*self.batch + row*self.row + col*self.col`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -204,13 +204,13 @@ impl Gemm {
         epilogue: Option<Epilogue>,
         scratch: &mut [f32],
     ) {
-        self.run_from(cx, Sources::of_f32(a, b, cx.isa), c, epilogue, scratch);
+        self.run_from(cx, OperandSources::of_f32(a, b, cx.isa), c, epilogue, scratch);
     }
 
     fn run_from(
         &self,
         cx: &Cx,
-        from: Sources,
+        from: OperandSources,
         c: &mut [f32],
         epilogue: Option<Epilogue>,
         scratch: &mut [f32],
@@ -256,10 +256,10 @@ impl Gemm {
     /// # Panics
     /// As `run`, with `pass_scratch_len`; or if C is to be added to.
     pub fn pass(&self, cx: &Cx, a: &[f32], b: &[f32], epilogue: Epilogue, scratch: &mut [f32]) {
-        self.pass_from(cx, Sources::of_f32(a, b, cx.isa), epilogue, scratch);
+        self.pass_from(cx, OperandSources::of_f32(a, b, cx.isa), epilogue, scratch);
     }
 
-    fn pass_from(&self, cx: &Cx, from: Sources, epilogue: Epilogue, scratch: &mut [f32]) {
+    fn pass_from(&self, cx: &Cx, from: OperandSources, epilogue: Epilogue, scratch: &mut [f32]) {
         assert!(!self.accumulate, "there is no C to add to");
         #[cfg(target_arch = "x86_64")]
         if self.passed_block_len(from.converted()).is_some() {
@@ -325,7 +325,7 @@ impl Gemm {
     fn run_tiles(
         &self,
         cx: &Cx,
-        from: Sources,
+        from: OperandSources,
         c: *mut f32,
         epilogue: Option<Epilogue>,
         scratch: &mut [f32],

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::avx2::{MR, store_eight};
 use super::block::{NR, next_rows};
-use super::source::{Runs, Source};
+use super::source::{OperandSource, Runs};
 
 pub(super) mod avx512;
 
@@ -85,7 +85,7 @@ pub(super) unsafe fn panels(
 /// # Safety
 /// The CPU has AVX2.
 pub(super) unsafe fn converted(
-    source: &Source,
+    source: &OperandSource,
     at: usize,
     col_stride: usize,
     k_stride: usize,

@@ -62,7 +62,7 @@ pub(super) struct Operand {
 
 /// What happens to the rows' operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Rows {
+pub(super) enum RowCopies {
     /// It is read in place.
     InPlace,
     /// Each task copies the rows of a sweep, in strips.
@@ -104,7 +104,7 @@ pub(super) struct GemmPlan {
     /// The columns' operand.
     pub(super) q: Operand,
     /// What happens to the rows.
-    pub(super) copied_rows: Rows,
+    pub(super) copied_rows: RowCopies,
     /// Where tiles read the rows, unless in strips: `p`, or a converted copy.
     pub(super) p_read: Operand,
     /// What happens to the panels.
@@ -127,18 +127,18 @@ pub(super) fn part(len: usize, n: usize, i: usize) -> (usize, usize) {
 }
 
 /// Into how many parts the rows and the panels are cut.
-fn cut(batch: usize, rows: usize, n_panels: usize, k: usize, copied_rows: Rows) -> (usize, usize) {
+fn cut(batch: usize, rows: usize, n_panels: usize, k: usize, copied_rows: RowCopies) -> (usize, usize) {
     let work = batch * rows.div_ceil(MR) * n_panels * k;
     let wanted =
         (work / TASK_WORK).clamp(1, if batch == 1 { TASKS } else { 4 * TASKS }).div_ceil(batch.max(1));
     let floor2 = |n: usize| if n == 0 { 1 } else { 1 << n.ilog2() };
     let wanted = floor2(wanted);
     let most = match copied_rows {
-        Rows::Strips => 1,
-        Rows::InPlace => floor2(n_panels / 2),
-        Rows::Converted => floor2(n_panels / CONVERTED_PANELS),
+        RowCopies::Strips => 1,
+        RowCopies::InPlace => floor2(n_panels / 2),
+        RowCopies::Converted => floor2(n_panels / CONVERTED_PANELS),
     };
-    if copied_rows == Rows::Strips || rows >= n_panels * NR {
+    if copied_rows == RowCopies::Strips || rows >= n_panels * NR {
         let row_tasks = floor2(rows / MIN_ROWS).min(wanted);
         (row_tasks, most.min(wanted / row_tasks))
     } else {
@@ -193,9 +193,9 @@ impl GemmPlan {
         let from_memory = g.batch * g.k * rows >= FROM_MEMORY;
         let worth = n_panels >= PACK_ROWS_PANELS || (n_panels >= PACK_ROWS_PANELS / 2 && from_memory);
         let copied_rows = match p.k != 1 && (p.own != 1 || worth) {
-            _ if p_converted => Rows::Converted,
-            true => Rows::Strips,
-            false => Rows::InPlace,
+            _ if p_converted => RowCopies::Converted,
+            true => RowCopies::Strips,
+            false => RowCopies::InPlace,
         };
         let (row_tasks, col_tasks) = cut(g.batch, rows, n_panels, g.k, copied_rows);
         let panels = match q.own {
@@ -212,7 +212,7 @@ impl GemmPlan {
         let kc_max = g.k.div_ceil(n_kb);
         let mc_max = (ROWS_MAX / kc_max.max(1) / MR * MR).clamp(MIN_ROWS, MC_MAX);
         let p_read = match copied_rows {
-            Rows::Converted => converted_rows(&p, mc_max.min(rows), kc_max),
+            RowCopies::Converted => converted_rows(&p, mc_max.min(rows), kc_max),
             _ => p,
         };
         GemmPlan {
@@ -238,7 +238,7 @@ impl GemmPlan {
     fn cost(&self) -> usize {
         let n_panels = self.cols.div_ceil(NR);
         let strips = self.rows.div_ceil(MR);
-        let step = if self.copied_rows == Rows::Strips || self.p_read.k == 1 { 6 * 8 } else { 7 * 8 };
+        let step = if self.copied_rows == RowCopies::Strips || self.p_read.k == 1 { 6 * 8 } else { 7 * 8 };
         let tile = step * self.k + self.n_kb * 8 * if self.swap { 80 } else { 30 };
         let copies = if self.panels == Panels::Shared { 1 } else { self.row_tasks };
         let an_element = match self.panels {
@@ -249,9 +249,9 @@ impl GemmPlan {
             _ => 24,
         };
         let rows = match self.copied_rows {
-            Rows::InPlace => 0,
-            Rows::Converted if self.p.own == 1 || self.p.k == 1 => 3,
-            Rows::Strips if self.p.own == 1 => 6,
+            RowCopies::InPlace => 0,
+            RowCopies::Converted if self.p.own == 1 || self.p.k == 1 => 3,
+            RowCopies::Strips if self.p.own == 1 => 6,
             _ => 24,
         };
         n_panels * strips * tile
@@ -308,10 +308,10 @@ impl GemmPlan {
     /// Floats of one worker's scratch, a multiple of a cache line.
     pub(super) fn own_len(&self) -> usize {
         let rows = match self.copied_rows {
-            Rows::InPlace => 0,
-            Rows::Strips => self.mc_max.min(self.rows) * self.kc_max,
-            Rows::Converted if self.p_read.k == 1 => self.mc_max.min(self.rows) * self.p_read.own,
-            Rows::Converted => self.kc_max * self.p_read.k,
+            RowCopies::InPlace => 0,
+            RowCopies::Strips => self.mc_max.min(self.rows) * self.kc_max,
+            RowCopies::Converted if self.p_read.k == 1 => self.mc_max.min(self.rows) * self.p_read.own,
+            RowCopies::Converted => self.kc_max * self.p_read.k,
         };
         (self.own_panels_len() + rows).next_multiple_of(NR)
     }

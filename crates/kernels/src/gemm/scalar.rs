@@ -1,10 +1,10 @@
 //! The oracle, and the fallback where there is no AVX2: plain loops, row by row of B.
 
-use super::source::Sources;
+use super::source::OperandSources;
 use super::{Epilogue, Gemm, OutputBlock};
 
 /// The same as `Gemm::run`, on the calling thread.
-pub(super) fn run(g: &Gemm, from: Sources, c: &mut [f32], epilogue: Option<Epilogue>) {
+pub(super) fn run(g: &Gemm, from: OperandSources, c: &mut [f32], epilogue: Option<Epilogue>) {
     match (from.a.in_place(), from.b.in_place()) {
         (Some(a), Some(b)) => multiply(g, |i| a[i], |i| b[i], c, epilogue),
         _ => multiply(g, |i| from.a.at(i), |i| from.b.at(i), c, epilogue),

@@ -13,7 +13,7 @@ pub(super) use blocks::Runs;
 
 /// An operand.
 #[derive(Clone, Copy)]
-pub(super) struct Source<'a> {
+pub(super) struct OperandSource<'a> {
     floats: Floats<'a>,
     /// The format that f32 is rounded to.
     rounded: Option<DType>,
@@ -23,9 +23,9 @@ pub(super) struct Source<'a> {
 
 /// Both operands.
 #[derive(Clone, Copy)]
-pub(super) struct Sources<'a> {
-    pub(super) a: Source<'a>,
-    pub(super) b: Source<'a>,
+pub(super) struct OperandSources<'a> {
+    pub(super) a: OperandSource<'a>,
+    pub(super) b: OperandSource<'a>,
 }
 
 /// Which operands are not read as they are stored.
@@ -44,10 +44,10 @@ pub(super) fn is_converted(stored: DType, rounded: Option<DType>) -> bool {
     stored != DType::F32 || rounded.is_some_and(|to| to != DType::F32)
 }
 
-impl<'a> Sources<'a> {
-    pub(super) fn of_f32(a: &'a [f32], b: &'a [f32], isa: Isa) -> Sources<'a> {
-        let of = |x| Source::new(Floats::F32(x), None, isa);
-        Sources { a: of(a), b: of(b) }
+impl<'a> OperandSources<'a> {
+    pub(super) fn of_f32(a: &'a [f32], b: &'a [f32], isa: Isa) -> OperandSources<'a> {
+        let of = |x| OperandSource::new(Floats::F32(x), None, isa);
+        OperandSources { a: of(a), b: of(b) }
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -56,10 +56,10 @@ impl<'a> Sources<'a> {
     }
 }
 
-impl<'a> Source<'a> {
+impl<'a> OperandSource<'a> {
     /// `floats`; if they are f32, each rounded to a format.
-    pub(super) fn new(floats: Floats<'a>, rounded: Option<DType>, isa: Isa) -> Source<'a> {
-        Source { floats, rounded, isa }
+    pub(super) fn new(floats: Floats<'a>, rounded: Option<DType>, isa: Isa) -> OperandSource<'a> {
+        OperandSource { floats, rounded, isa }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -72,8 +72,8 @@ impl<'a> Source<'a> {
 
     /// The same from an element on.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn from(&self, start: usize) -> Source<'a> {
-        Source { floats: self.floats.part(start, self.len() - start), ..*self }
+    pub(super) fn from(&self, start: usize) -> OperandSource<'a> {
+        OperandSource { floats: self.floats.part(start, self.len() - start), ..*self }
     }
 
     /// All of it, if it is read as it is stored.

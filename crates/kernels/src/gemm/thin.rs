@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::source::{Converted, Runs, Source, Sources};
+use super::source::{Converted, OperandSource, OperandSources, Runs};
 use super::{Epilogue, Gemm, OutputBlock};
 use crate::Cx;
 use crate::cx::SharedMut;
@@ -39,7 +39,7 @@ pub(super) fn own_len(g: &Gemm, converted: Converted) -> usize {
 pub(super) fn run(
     g: &Gemm,
     cx: &Cx,
-    from: Sources,
+    from: OperandSources,
     c: &mut [f32],
     epilogue: Option<Epilogue>,
     scratch: &mut [f32],
@@ -111,7 +111,7 @@ pub(super) fn run(
 /// # Safety
 /// The CPU has AVX2.
 unsafe fn converted(
-    matrix: &Source,
+    matrix: &OperandSource,
     (out_stride, k_stride): (usize, usize),
     vector: &[f32],
     sums: &mut [f32],

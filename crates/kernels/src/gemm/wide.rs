@@ -6,7 +6,7 @@
 
 use polyreme_dtype::DType;
 
-use super::source::{Converted, Source, Sources, is_converted};
+use super::source::{Converted, OperandSource, OperandSources, is_converted};
 use super::{Epilogue, Gemm, OutputBlock};
 use crate::{Cx, Floats, FloatsMut, SharedFloats};
 
@@ -89,10 +89,10 @@ impl WideGemm {
         self.gemm.pass_from(cx, self.sources(cx, a, b), epilogue, scratch);
     }
 
-    fn sources<'a>(&self, cx: &Cx, a: Floats<'a>, b: Floats<'a>) -> Sources<'a> {
+    fn sources<'a>(&self, cx: &Cx, a: Floats<'a>, b: Floats<'a>) -> OperandSources<'a> {
         assert_eq!((a.dtype(), b.dtype()), (self.a, self.b), "the formats of A and B");
-        let of = |x| Source::new(x, self.rounded, cx.isa);
-        Sources { a: of(a), b: of(b) }
+        let of = |x| OperandSource::new(x, self.rounded, cx.isa);
+        OperandSources { a: of(a), b: of(b) }
     }
 }
 

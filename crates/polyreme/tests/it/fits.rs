@@ -92,9 +92,10 @@ fn half_precision_is_advised_where_it_makes_a_job_fit() {
     let layers = "{ kind = \"linear\", outputs = 256 }, \"relu\"";
     let deep = job(256, 8000).replace(layers, &hidden);
     assert!(deep.contains("gelu"));
-    // Limits somewhat below what the jobs take, in KiB: 149 MiB and 93 in bf16, 1,256 and 1,130 with its moments.
+    // Limits somewhat below what the jobs take, in KiB: 149 MiB and 93 in bf16; 1,256, 1,042 in bf16 and 1,130 with moments
+    // in bf16.
     for (job, kib, fitting, other) in
-        [(deep, 130_000, activations, moments), (job(1_000_000, 8), 1_220_000, moments, activations)]
+        [(deep, 130_000, activations, Some(moments)), (job(1_000_000, 8), 1_220_000, moments, None)]
     {
         let folder = folder(&job);
         let check = |sets: &[&str]| advised(folder.path(), kib, sets);
@@ -102,7 +103,7 @@ fn half_precision_is_advised_where_it_makes_a_job_fit() {
         assert_eq!(code, Some(2), "{text}");
         let first = text.split("not enough by themselves").next().unwrap();
         assert!(first.contains(&format!("    {fitting} takes ")), "{text}");
-        assert!(!first.contains(&format!("    {other} takes ")), "{text}");
+        assert!(other.is_none_or(|other| !first.contains(&format!("    {other} takes "))), "{text}");
         every_option_does_what_is_said_of_it(&text, check);
         let (code, text) = advised(folder.path(), kib / 2, &[activations, moments]);
         assert_eq!(code, Some(2), "{text}");

@@ -60,8 +60,8 @@ impl WeightCut {
         let slabs = units.div_ceil(units_per_slab.max(1));
         // With fewer slabs than workers might be, cut the panels too, but not below two: each cut reads x again.
         let parts = SLABS_MAX.div_ceil(slabs.max(1)).min(n_panels.div_ceil(2)).max(1);
-        // A convolution that fits one task stays one.
-        let parts = if units <= gather.units_per_task() { 1 } else { parts };
+        // Each part is worth a task.
+        let parts = parts.min(gather.parts_max() / slabs.max(1)).max(1);
         let panels_per_task = n_panels.div_ceil(parts).max(1);
         let packs = gather.patch_len() >= PACK_PATCH_MIN && s.c_out > micro::PANEL;
         let filled = |len: usize| len as f32 / len.next_multiple_of(LANES) as f32;

@@ -14,7 +14,8 @@
 //!
 //! The input gradient is the same code on another [`SpatialDim`]; see `geometry`. The weight gradient is in [`grad_weight`].
 //!
-//! A task is some rows of some images, by shape alone; each output is summed by one task, in the order of its patch.
+//! A task is some rows of some images, by shape alone, and where these are few, as with one image, some of the channels
+//! made; each output is summed by one task, in the order of its patch.
 
 mod grad_weight;
 mod planar;
@@ -30,9 +31,13 @@ use super::{Conv2d, ConvPass, Operands};
 use crate::cx::SharedMut;
 use crate::floats::{Float, Floats, SharedFloats, each};
 use crate::{Cx, Isa};
+use std::ops::Range;
 
 /// Multiply-adds that make a task worth starting: about 10 µs.
 const TASK_MACS_MIN: usize = 1 << 19;
+/// Enough tasks for 16 workers: with fewer, channels are cut too. Each part copies its unit's view again, if that must be
+/// copied.
+const TASKS_MIN: usize = 16;
 /// Floats that the rows made by one unit may take: they are still in L2 when the epilogue comes.
 const UNIT_MADE_MAX: usize = 1 << 15;
 /// Floats that a view may take: half of a 512 KB L2, beside the panel of weights and the rows made.
@@ -147,8 +152,39 @@ impl Gather {
 
     /// Units that one task takes.
     pub(super) fn units_per_task(&self) -> usize {
-        let macs = self.unit_rows * self.cols.made() * self.c_made * self.patch_len() / self.phases();
-        TASK_MACS_MIN.div_ceil(macs.max(1))
+        TASK_MACS_MIN.div_ceil(self.unit_macs().max(1))
+    }
+
+    /// Multiply-adds of a unit.
+    fn unit_macs(&self) -> usize {
+        self.unit_rows * self.cols.made() * self.c_made * self.patch_len() / self.phases()
+    }
+
+    /// Into how many parts the channels made can be cut, so that each is worth a task.
+    pub(super) fn parts_max(&self) -> usize {
+        self.n * self.units_per_image() * self.unit_macs() / TASK_MACS_MIN
+    }
+
+    /// Pairs of panels of one group.
+    fn group_pairs(&self) -> usize {
+        (self.c_made / self.groups).div_ceil(micro::STRIP_MAX)
+    }
+
+    /// Into how many parts the channels made are cut.
+    fn parts(&self) -> usize {
+        let tasks = (self.n * self.units_per_image()).div_ceil(self.units_per_task()).max(1);
+        let most = (self.groups * self.group_pairs()).min(self.parts_max()).max(1);
+        if planar::pays(self) { 1 } else { TASKS_MIN.div_ceil(tasks).min(most) }
+    }
+
+    /// The channels of a part, over all groups: whole pairs of panels.
+    fn part_channels(&self, part: usize) -> Range<usize> {
+        let (pairs, c_group) = (self.group_pairs(), self.c_made / self.groups);
+        let first = |part: usize| {
+            let pair = self.groups * pairs * part / self.parts();
+            pair / pairs * c_group + pair % pairs * micro::STRIP_MAX
+        };
+        first(part)..first(part + 1)
     }
 
     fn phases(&self) -> usize {
@@ -317,38 +353,57 @@ impl Gather {
         let own = SharedMut::new(rest);
         let row_len = self.cols.made() * self.c_made;
         let n_units = self.n * self.units_per_image();
-        let per_task = self.units_per_task();
-        cx.par.run(n_units.div_ceil(per_task), &|task, worker| {
+        let (per_task, parts) = (self.units_per_task(), self.parts());
+        cx.par.run(n_units.div_ceil(per_task) * parts, &|task, worker| {
+            let (task, channels) = (task / parts, self.part_channels(task % parts));
             // SAFETY: a worker runs one task at a time.
             let own = unsafe { own.slice(worker * own_len, own_len) };
             let (buffer, rest) = own.split_at_mut(self.own_len());
             let (made_stage, row_stage) = rest.split_at_mut(stages.0);
             for idx in task * per_task..((task + 1) * per_task).min(n_units) {
                 let (image, from, to) = self.unit(idx);
-                let line = image * self.rows.made() + from;
-                // SAFETY: units are disjoint ranges of rows.
-                let out = unsafe { made.part(line * row_len, (to - from) * row_len) };
-                out.staged(cx.isa, made_stage, |out| {
-                    if by_planes {
-                        let image = read.part(image * image_len, image_len);
-                        planar::make(cx.isa, self, image, buffer, row_stage, packed, init, from, to, out);
-                    } else {
-                        let view = View::new(self, cx.isa, read, image, from, to, buffer);
-                        // SAFETY: this runs only on a CPU with AVX2; the view has all that these rows read.
-                        unsafe { self.make(cx.isa, &view, packed, init, from, to, out) };
-                    }
+                let (first, len) = ((image * self.rows.made() + from) * row_len, (to - from) * row_len);
+                assert!(first + len <= made.len());
+                // Where the unit is made: in place, or in scratch.
+                let out = match made {
+                    SharedFloats::F32(made) => made.as_mut_ptr().wrapping_add(first),
+                    _ => made_stage[..len].as_mut_ptr(),
+                };
+                if by_planes {
+                    let image = read.part(image * image_len, image_len);
+                    // SAFETY: units are disjoint ranges of rows, and this one is not cut into parts.
+                    let out = unsafe { std::slice::from_raw_parts_mut(out, len) };
+                    planar::make(cx.isa, self, image, buffer, row_stage, packed, init, from, to, out);
+                } else {
+                    let view = View::new(self, cx.isa, read, image, from, to, buffer);
+                    // SAFETY: this runs only on a CPU with AVX2; the view has all that these rows read; units are disjoint
+                    // ranges of rows, and parts of channels.
+                    unsafe { self.make(cx.isa, &view, packed, init, from, to, &channels, out) };
+                }
+                if epilogue.is_none() && made.is_f32() {
+                    continue;
+                }
+                // Rows of all channels are one run.
+                let (runs, run_len) = if parts == 1 { (1, len) } else { (len / self.c_made, channels.len()) };
+                for at in (0..runs).map(|px| px * self.c_made + channels.start) {
+                    // SAFETY: these channels of the unit are this task's, and have just been made.
+                    let run = unsafe { std::slice::from_raw_parts_mut(out.add(at), run_len) };
                     if let Some(epilogue) = epilogue {
-                        epilogue(line * row_len, out);
+                        epilogue(first + at, run);
                     }
-                });
+                    if !made.is_f32() {
+                        // SAFETY: as above.
+                        unsafe { made.part(first + at, run_len) }.round(cx.isa, run);
+                    }
+                }
             }
         });
     }
 
-    /// Makes rows `from..to` of one image.
+    /// Makes some channels of rows `from..to` of one image.
     ///
     /// # Safety
-    /// `isa` has AVX2, and the view is of these rows.
+    /// `isa` has AVX2, and the view is of these rows; `out` has them, and nothing else accesses these channels there.
     unsafe fn make(
         &self,
         isa: Isa,
@@ -357,7 +412,8 @@ impl Gather {
         init: &[f32],
         from: usize,
         to: usize,
-        out: &mut [f32],
+        channels: &Range<usize>,
+        out: *mut f32,
     ) {
         let (c_read, c_made) = (self.c_read / self.groups, self.c_made / self.groups);
         for (rh, rw) in self.phase_pairs() {
@@ -378,6 +434,9 @@ impl Gather {
             for (group, strip) in (0..self.groups).flat_map(|g| strips(isa, c_made).map(move |s| (g, s))) {
                 let Strip { first, width, lanes } = strip;
                 let channel = group * c_made + first;
+                if !channels.contains(&channel) {
+                    continue;
+                }
                 let panel = &packed[group * self.packed_group_len() + start * padded(c_made) + len * first..]
                     [..len * width];
                 let init = &init[group * padded(c_made) + first..][..width];
@@ -391,7 +450,8 @@ impl Gather {
                     for (px, rows) in pieces(lw.count, micro::rows_max(isa, width)) {
                         let column = lw.made_first + px * lw.made_step;
                         let at = (line * self.cols.made() + column) * self.c_made + channel;
-                        debug_assert!(at + (rows - 1) * lw.made_step * self.c_made + lanes <= out.len());
+                        let last = at + (rows - 1) * lw.made_step * self.c_made + lanes;
+                        debug_assert!(last <= (to - from) * self.cols.made() * self.c_made);
                         // SAFETY: the view covers every tap of these pixels; the last row ends inside `out`.
                         unsafe {
                             let a = if walk.outer == 0 {
@@ -403,11 +463,8 @@ impl Gather {
                                     group * c_read,
                                 )
                             };
-                            let target = GatherTarget {
-                                ptr: out.as_mut_ptr().add(at),
-                                row: lw.made_step * self.c_made,
-                                lanes,
-                            };
+                            let target =
+                                GatherTarget { ptr: out.add(at), row: lw.made_step * self.c_made, lanes };
                             let (panel, init) = (panel.as_ptr(), init.as_ptr());
                             match self.segmented && walk.outer > 0 {
                                 true => segments(isa, rows, strip, &walk, a, panel, init, target),

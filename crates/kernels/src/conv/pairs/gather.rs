@@ -5,7 +5,7 @@
 
 use polyreme_dtype::bf16;
 
-use super::windows::{Piece, Window, WindowList, Windows};
+use super::windows::{PatchWindow, Piece, WindowList, Windows};
 use crate::convert::f32_from_bf16;
 use crate::gemm::pairs::UnitSource;
 #[cfg(target_arch = "x86_64")]
@@ -109,7 +109,7 @@ impl UnitSource for PatchRows<'_> {
         target: &mut [[u32; UNIT_LEN]],
     ) {
         let windows = &self.0.windows;
-        let (mut room, mut pieces) = ([Window::default(); UNIT], Pieces::none());
+        let (mut room, mut pieces) = ([PatchWindow::default(); UNIT], Pieces::none());
         for (target, unit) in target.chunks_exact_mut(runs.1 - runs.0).zip(units.0..units.1) {
             let list = windows.list(unit * UNIT, &mut room);
             for (target, run) in target.iter_mut().zip(runs.0..) {
@@ -140,7 +140,7 @@ impl UnitSource for PatchColumns<'_> {
         target: &mut [[u32; UNIT_LEN]],
     ) {
         let windows = &self.0.windows;
-        let (mut room, mut pieces) = ([Window::default(); RUN], Pieces::none());
+        let (mut room, mut pieces) = ([PatchWindow::default(); RUN], Pieces::none());
         let n_runs = runs.1 - runs.0;
         // Run by run: the windows of one are near each other.
         for run in runs.0..runs.1 {
@@ -170,7 +170,7 @@ impl UnitSource for PatchColumns<'_> {
 #[cfg(target_arch = "x86_64")]
 struct Vectors<'a> {
     patches: &'a Patches<'a>,
-    list: &'a [Window],
+    list: &'a [PatchWindow],
     pieces: &'a [Piece],
     /// Whether nothing of them is padding.
     inside: bool,
@@ -185,17 +185,23 @@ impl<'a> Vectors<'a> {
 
     /// The lanes of a piece that are inside the image.
     #[inline(always)]
-    fn lanes<const INSIDE: bool>(&self, window: &Window, piece: &Piece) -> u32 {
+    fn lanes<const INSIDE: bool>(&self, window: &PatchWindow, piece: &Piece) -> u32 {
         if INSIDE { piece.lanes() } else { self.patches.windows.lanes_inside(window, piece) }
     }
 
     /// One vector.
-    fn vector<const N: usize>(&self, window: &Window) -> [u16; N] {
+    fn vector<const N: usize>(&self, window: &PatchWindow) -> [u16; N] {
         let mut vector = [0; N];
         for piece in self.pieces {
+            // They are neighbours.
             let lanes = self.lanes::<false>(window, piece);
-            for (l, v) in vector.iter_mut().enumerate().filter(|(l, _)| lanes >> l & 1 != 0) {
-                *v = self.patches.image[(window.first + piece.offset + l as isize) as usize].to_bits();
+            let (low, n) = (lanes.trailing_zeros() as usize, lanes.count_ones() as usize);
+            if n > 0 {
+                let first = window.first + piece.offset + low as isize;
+                let from = &self.patches.image[first as usize..][..n];
+                for (v, x) in vector[low..][..n].iter_mut().zip(from) {
+                    *v = x.to_bits();
+                }
             }
         }
         vector
@@ -234,7 +240,7 @@ mod avx512 {
     impl Vectors<'_> {
         /// Where lane 0 of a piece would be, and its lanes.
         #[inline(always)]
-        fn masked<const INSIDE: bool>(&self, window: &Window, piece: &Piece) -> (*const i16, u32) {
+        fn masked<const INSIDE: bool>(&self, window: &PatchWindow, piece: &Piece) -> (*const i16, u32) {
             let zero = self.patches.image.as_ptr().wrapping_offset(window.first + piece.offset);
             (zero.cast(), self.lanes::<INSIDE>(window, piece))
         }
@@ -290,7 +296,7 @@ mod avx512 {
         /// One vector of 16, each widened to 32 bits.
         #[inline]
         #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
-        fn wide<const INSIDE: bool>(&self, window: &Window) -> __m512i {
+        fn wide<const INSIDE: bool>(&self, window: &PatchWindow) -> __m512i {
             let mut vector = _mm256_setzero_si256();
             for piece in self.pieces {
                 let (at, lanes) = self.masked::<INSIDE>(window, piece);

@@ -42,7 +42,7 @@ fn product(cx: &Cx, order: PairOrder, (m, n): (usize, usize), a: &[Vec<bf16>], b
 }
 
 /// Operands and results of a convolution.
-struct Case {
+struct ConvCase {
     s: Conv2d,
     x: Vec<bf16>,
     weight: Vec<bf16>,
@@ -55,11 +55,11 @@ fn shift(s: &Conv2d, at: usize) -> f32 {
     (at / s.c_out % 5) as f32 + (at % s.c_out % 3) as f32 * 0.25
 }
 
-impl Case {
-    fn new(s: Conv2d) -> Case {
+impl ConvCase {
+    fn new(s: Conv2d) -> ConvCase {
         let (x, weight, dy) = (rounded(s.x_len(), 1), rounded(s.weight_len(), 2), rounded(s.y_len(), 3));
         let bias = noise(s.c_out, 4);
-        Case { s, x, weight, dy, bias }
+        ConvCase { s, x, weight, dy, bias }
     }
 
     /// All pairs of an output pixel and a tap: `(pixel, tap, input pixel)`.
@@ -178,7 +178,7 @@ impl Case {
 
 /// Both orders, with every instruction set.
 fn check(s: Conv2d) {
-    let case = Case::new(s);
+    let case = ConvCase::new(s);
     let want = case.want(&Cx::oracle(), PairOrder::Tiles);
     // The oracle is slow.
     let small = case.s.flops() < 400_000;
@@ -260,7 +260,7 @@ fn large_convolutions_agree_whatever_the_instructions() {
         [2, 20, 20, 96, 40, 3, 3, 2, 1, 1, 1],
         [1, 14, 14, 128, 600, 1, 1, 2, 0, 1, 1],
     ] {
-        let case = Case::new(conv(v));
+        let case = ConvCase::new(conv(v));
         let isa = Isa::detect();
         for order in [PairOrder::Tiles, PairOrder::Pairs] {
             let want = case.want(&Cx { isa, par: &Serial }, order);
@@ -278,7 +278,7 @@ fn large_convolutions_agree_whatever_the_instructions() {
 
 #[test]
 fn results_are_near_those_of_f32() {
-    let case = Case::new(conv([2, 9, 9, 24, 20, 3, 3, 2, 1, 1, 1]));
+    let case = ConvCase::new(conv([2, 9, 9, 24, 20, 3, 3, 2, 1, 1, 1]));
     let s = &case.s;
     let wide = |x: &[bf16]| x.iter().map(|&v| f32_from_bf16(v)).collect::<Vec<f32>>();
     let (x, weight, dy) = (wide(&case.x), wide(&case.weight), wide(&case.dy));
@@ -346,7 +346,7 @@ fn pairs_pay_where_winograd_does_not() {
 #[should_panic(expected = "one group")]
 fn groups_are_refused() {
     let s = Conv2d { groups: 2, ..conv([1, 3, 3, 2, 2, 1, 1, 1, 0, 1, 1]) };
-    let case = Case::new(s);
+    let case = ConvCase::new(s);
     case.got(&Cx::serial(), PairOrder::Tiles, DType::F32);
 }
 

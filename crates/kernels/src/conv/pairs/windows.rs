@@ -24,7 +24,7 @@ pub(super) struct Windows {
 
 /// One window: where its first tap is. It may be outside the image.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Window {
+pub(super) struct PatchWindow {
     /// Its first element, counted over all images.
     pub(super) first: isize,
     row: isize,
@@ -46,7 +46,7 @@ pub(super) struct Piece {
 
 /// Windows next to each other, and the smallest and the largest place of their first taps.
 pub(super) struct WindowList<'a> {
-    pub(super) windows: &'a [Window],
+    pub(super) windows: &'a [PatchWindow],
     rows: (isize, isize),
     ats: (isize, isize),
 }
@@ -116,7 +116,7 @@ impl Windows {
     }
 
     /// Writes the windows from `first` on: as many as there are, and as `to` has room for.
-    pub(super) fn list<'a>(&self, first: usize, to: &'a mut [Window]) -> WindowList<'a> {
+    pub(super) fn list<'a>(&self, first: usize, to: &'a mut [PatchWindow]) -> WindowList<'a> {
         let n = to.len().min(self.count() - first);
         let (mut image, mut row, mut col) = self.place(first);
         let (mut rows, mut ats) = ((isize::MAX, isize::MIN), (isize::MAX, isize::MIN));
@@ -124,7 +124,7 @@ impl Windows {
             let down = self.rows.read_first + (row * self.rows.read_step) as isize;
             let right = self.cols.read_first + (col * self.cols.read_step) as isize;
             let (above, at) = ((image * self.height) as isize, right * self.channels as isize);
-            *window = Window { first: (above + down) * self.row_len as isize + at, row: down, at };
+            *window = PatchWindow { first: (above + down) * self.row_len as isize + at, row: down, at };
             rows = (rows.0.min(down), rows.1.max(down));
             ats = (ats.0.min(at), ats.1.max(at));
             col += 1;
@@ -168,7 +168,7 @@ impl Windows {
 
     /// The lanes of a piece of a window that are inside the image, as bits.
     #[inline(always)]
-    pub(super) fn lanes_inside(&self, window: &Window, piece: &Piece) -> u32 {
+    pub(super) fn lanes_inside(&self, window: &PatchWindow, piece: &Piece) -> u32 {
         let (row, at) = (window.row + piece.down, window.at + piece.right);
         let (low, high) = (piece.lanes.0.max(-at), piece.lanes.1.min(self.row_len as isize - at));
         if (0..self.height as isize).contains(&row) { lanes(low, high) } else { 0 }
@@ -176,7 +176,7 @@ impl Windows {
 
     /// The index of step `k` of a window in the image that is read; none in the padding.
     pub(super) fn element(&self, window: usize, k: usize) -> Option<usize> {
-        let mut list = [Window::default()];
+        let mut list = [PatchWindow::default()];
         self.list(window, &mut list);
         let mut found = None;
         self.pieces(k, 1, |piece| {

@@ -32,7 +32,7 @@ use std::marker::PhantomData;
 use super::avx2::MR;
 use super::block::{Ahead, NR};
 use super::plan::{Operand, converted_rows, part};
-use super::source::{Converted, Runs, Source, Sources};
+use super::source::{Converted, OperandSource, OperandSources, Runs};
 use super::{Epilogue, Gemm, OutputBlock};
 use crate::{Cx, Isa};
 use sums::Quarters;
@@ -139,8 +139,8 @@ impl SevenCut {
     }
     /// Floats of one worker's rows, of tiles that wait, and of the stages of what is converted.
     pub(super) fn own_len(&self, converted: Converted) -> usize {
-        let rows = if converted.a { 4 * Stage::new(&self.p, self.mc, self.kc).len } else { 0 };
-        let panel = if converted.b { 4 * Stage::new(&self.q, NR, self.kc).len } else { 0 };
+        let rows = if converted.a { 4 * QuarterStage::new(&self.p, self.mc, self.kc).len } else { 0 };
+        let panel = if converted.b { 4 * QuarterStage::new(&self.q, NR, self.kc).len } else { 0 };
         self.stage_at() + rows.max(panel)
     }
     /// Where the stages begin in a worker's scratch.
@@ -163,23 +163,23 @@ impl SevenCut {
 }
 
 /// How a quarter lies in its stage, after it has been converted.
-struct Stage {
+struct QuarterStage {
     own: usize,
     k: usize,
     /// Floats of it.
     len: usize,
 }
 
-impl Stage {
-    fn new(operand: &Operand, n_own: usize, n_k: usize) -> Stage {
+impl QuarterStage {
+    fn new(operand: &Operand, n_own: usize, n_k: usize) -> QuarterStage {
         let Operand { own, k, .. } = converted_rows(operand, n_own, n_k);
-        Stage { own, k, len: if k == 1 { n_own * own } else { n_k * k } }
+        QuarterStage { own, k, len: if k == 1 { n_own * own } else { n_k * k } }
     }
 
     /// Converts a block of each quarter; `at` are their first elements.
     fn fill(
         &self,
-        from: &Source,
+        from: &OperandSource,
         operand: &Operand,
         at: [usize; 4],
         (n_own, n_k): (usize, usize),
@@ -201,7 +201,7 @@ impl Stage {
 struct SevenProduct<'a> {
     cut: SevenCut,
     isa: Isa,
-    from: Sources<'a>,
+    from: OperandSources<'a>,
     /// Null if no block of C is kept after the epilogue: they are in the workers' scratch then.
     c: *mut f32,
     c_row: usize,
@@ -216,7 +216,7 @@ struct SevenProduct<'a> {
 
 /// Where a sweep's part of C is written.
 #[derive(Clone, Copy)]
-struct Target {
+struct SweepTarget {
     /// The first element of the sweep's rows, in the upper half and in the lower.
     halves: [*mut f32; 2],
     row: usize,
@@ -231,7 +231,7 @@ pub(super) fn run(
     g: &Gemm,
     cut: SevenCut,
     cx: &Cx,
-    from: Sources,
+    from: OperandSources,
     c: *mut f32,
     epilogue: Option<Epilogue>,
     scratch: &mut [f32],
@@ -294,7 +294,7 @@ impl SevenProduct<'_> {
                     sums(&Quarters { at, own, k }, cols, kc, self.panels(kb, panel0));
                     continue;
                 }
-                let stage = Stage::new(&cut.q, NR, cut.kc);
+                let stage = QuarterStage::new(&cut.q, NR, cut.kc);
                 for panel in panel0..panel1 {
                     let cols = cut.cols.min((panel + 1) * NR) - panel * NR;
                     let stages = self.stages(&stage, worker);
@@ -310,7 +310,7 @@ impl SevenProduct<'_> {
     /// # Safety
     /// No other task runs as `worker` now, and nothing else has them.
     #[expect(clippy::mut_from_ref, reason = "the caller's promise")]
-    unsafe fn stages(&self, stage: &Stage, worker: usize) -> &mut [f32] {
+    unsafe fn stages(&self, stage: &QuarterStage, worker: usize) -> &mut [f32] {
         let at = self.own.wrapping_add(worker * self.own_len + self.cut.stage_at());
         // SAFETY: `own_len` has room for them, and the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(at, 4 * stage.len) }
@@ -336,22 +336,22 @@ impl SevenProduct<'_> {
             let at = at.map(|at| a.as_ptr().wrapping_add(at));
             return Quarters { at, own: cut.p.own, k: cut.p.k };
         }
-        let stage = Stage::new(&cut.p, cut.mc, cut.kc);
+        let stage = QuarterStage::new(&cut.p, cut.mc, cut.kc);
         // SAFETY: the caller's promise; these are the only ones now.
         let stages = unsafe { self.stages(&stage, worker) };
         stage.fill(&self.from.a, &cut.p, at, (i1 - i0, kc), stages)
     }
 
     /// Where the rows of a sweep go.
-    fn target(&self, i0: usize, worker: usize) -> Target {
+    fn target(&self, i0: usize, worker: usize) -> SweepTarget {
         let cut = &self.cut;
         if self.c.is_null() {
             let row = 2 * cut.cols;
             let first = self.own.wrapping_add((worker + 1) * self.own_len - cut.block_len());
-            return Target { halves: [first, first.wrapping_add(cut.mc * row)], row };
+            return SweepTarget { halves: [first, first.wrapping_add(cut.mc * row)], row };
         }
         let row = self.c_row;
-        Target { halves: [i0, i0 + cut.rows].map(|i| self.c.wrapping_add(i * row)), row }
+        SweepTarget { halves: [i0, i0 + cut.rows].map(|i| self.c.wrapping_add(i * row)), row }
     }
 
     /// The rows of a task.
@@ -439,7 +439,7 @@ impl SevenProduct<'_> {
         panel: usize,
         wide: usize,
         n: usize,
-        target: Target,
+        target: SweepTarget,
         own: *mut f32,
         ahead: &mut [Ahead; 6],
     ) {

@@ -30,7 +30,7 @@ fn check((m, n, k): (usize, usize, usize), turned: (bool, bool), pad: usize, acc
             let mut got = before.clone();
             // NaN shows what is read before it is written.
             let mut scratch = vec![f32::NAN; cut.shared_len() + workers * cut.own_len(Converted::NONE)];
-            let from = Sources::of_f32(&av, &bv, isa);
+            let from = OperandSources::of_f32(&av, &bv, isa);
             run(&g, cut, &Cx { isa, par: &Reverse(workers) }, from, got.as_mut_ptr(), None, &mut scratch);
             assert!(want == got, "{g:?} on {workers} workers with {}", isa.name());
         }
@@ -92,7 +92,7 @@ fn errors_stay_small() {
     let cut = SevenCut::of(&g).expect("the dims are even");
     let (mut seven, mut plain) = (vec![0.0; m * n], vec![0.0; m * n]);
     let mut scratch = vec![0.0; cut.shared_len() + cut.own_len(Converted::NONE)];
-    run(&g, cut, &Cx::serial(), Sources::of_f32(&a, &b, isa), seven.as_mut_ptr(), None, &mut scratch);
+    run(&g, cut, &Cx::serial(), OperandSources::of_f32(&a, &b, isa), seven.as_mut_ptr(), None, &mut scratch);
     g.run(&Cx::serial(), &a, &b, &mut plain, None, &mut vec![0.0; g.scratch_len(1)]);
     let error = |c: &[f32]| {
         let square = |i: usize| {

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use polyreme_dtype::{DType, bf16, f16};
 
-use super::Source;
+use super::OperandSource;
 use crate::convert::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
 use crate::floats::each;
 use crate::{Floats, Isa};
@@ -21,7 +21,7 @@ pub(in super::super) struct Runs {
     pub(in super::super) len: usize,
 }
 
-impl Source<'_> {
+impl OperandSource<'_> {
     /// The address of an element, and bytes of one. For prefetching: it need not exist.
     pub(in super::super) fn address(&self, at: usize) -> (*const u8, usize) {
         let floats = self.floats;
@@ -30,15 +30,15 @@ impl Source<'_> {
 
     /// Writes runs as f32, `to_stride` floats apart.
     pub(in super::super) fn copy_runs(&self, runs: Runs, to: &mut [f32], to_stride: usize) {
-        self.convert(&Job { runs, to_stride, panels: false }, to);
+        self.convert(&BlockCopy { runs, to_stride, panels: false }, to);
     }
 
     /// Writes runs, one for each step of k, as panels of [`PANEL`] columns, padded with zeros: panel after panel.
     pub(in super::super) fn copy_panels(&self, runs: Runs, to: &mut [f32]) {
-        self.convert(&Job { runs, to_stride: PANEL, panels: true }, to);
+        self.convert(&BlockCopy { runs, to_stride: PANEL, panels: true }, to);
     }
 
-    fn convert(&self, job: &Job, to: &mut [f32]) {
+    fn convert(&self, job: &BlockCopy, to: &mut [f32]) {
         let isa = self.isa;
         match (self.floats, self.rounded) {
             (Floats::F32(x), Some(DType::F16)) => job.run::<RoundedF16>(isa, x, to),
@@ -70,7 +70,7 @@ impl Source<'_> {
 }
 
 /// What is copied where.
-struct Job {
+struct BlockCopy {
     runs: Runs,
     to_stride: usize,
     /// Whether runs are cut into panels.
@@ -83,11 +83,11 @@ const PANEL: usize = 16;
 /// Runs that are copied at a time to panels, and prefetched meanwhile: strides hide them from the hardware.
 const LINES: usize = 8;
 
-impl Job {
+impl BlockCopy {
     fn run<F: Format>(&self, isa: Isa, x: &[F::Stored], to: &mut [f32]) {
         if isa.has_f16c() {
             #[target_feature(enable = "avx2,fma,f16c")]
-            fn lanes<F: Format>(job: &Job, x: &[F::Stored], to: &mut [f32]) {
+            fn lanes<F: Format>(job: &BlockCopy, x: &[F::Stored], to: &mut [f32]) {
                 // SAFETY: this function has the instructions.
                 job.copy(x, to, |x, to| unsafe { F::widen_lanes(x, to) });
             }
