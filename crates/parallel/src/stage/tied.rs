@@ -38,22 +38,28 @@ pub(crate) fn contributions(
         users.range(..=made).next_back().or(users.first()).copied().or(homes.of_value(step, v)).unwrap_or(0)
     };
     let mut found = Vec::new();
-    let mut rest = grad;
+    let mut whole = grad;
+    // Copies are for gradients that share memory; each chunk makes those that it needs.
+    while step.producer(whole).op == COPY {
+        whole = step.producer(whole).inputs[0];
+    }
+    // What is not taken apart stays as it is, reshapes included: when it is computed says when the gradient is ready.
+    let mut rest = whole;
     loop {
         let node = step.producer(rest);
         match node.op {
-            // Copies are for gradients that share memory; each chunk makes those that it needs.
-            _ if node.op == COPY || node.op == Op::Reshape => rest = node.inputs[0],
+            Op::Reshape => rest = node.inputs[0],
             Op::Binary(Binary::Add)
                 if user(node.inputs[0]) > user(rest)
                     && node.inputs.iter().all(|&v| step.shape(v) == step.shape(rest)) =>
             {
                 found.push((user(rest), node.inputs[1]));
-                rest = node.inputs[0];
+                whole = node.inputs[0];
+                rest = whole;
             }
             _ => break,
         }
     }
-    found.push((user(rest), rest));
+    found.push((user(rest), whole));
     found
 }
