@@ -23,7 +23,7 @@ use polyreme_graph::memory::{param_ranges, reshape_root};
 use polyreme_graph::{Axis, BlockKind, Body, Collective, DType, Graph, Instr, Link, Region};
 
 use crate::joint;
-use crate::pipeline::{Action, Pass, Timetable};
+use crate::pipeline::{Action, StagePass, Timetable};
 use crate::schedule::{Lowering, add_or_copy, first_reader};
 
 /// Values that may go from one chunk to another in one pass.
@@ -168,10 +168,10 @@ impl Staged<'_> {
     /// Runs the nodes of an action and starts to send what they compute for others.
     fn act(&mut self, action: &Action) {
         let kinds: &[BlockKind] = match action.pass {
-            Pass::Forward => &[BlockKind::Forward],
-            Pass::InputGrad => &[BlockKind::InputGrad],
-            Pass::WeightGrad => &[BlockKind::WeightGrad],
-            Pass::Backward => &[BlockKind::InputGrad, BlockKind::WeightGrad],
+            StagePass::Forward => &[BlockKind::Forward],
+            StagePass::InputGrad => &[BlockKind::InputGrad],
+            StagePass::WeightGrad => &[BlockKind::WeightGrad],
+            StagePass::Backward => &[BlockKind::InputGrad, BlockKind::WeightGrad],
         };
         let microbatch = action.microbatch;
         let body = self.body(microbatch);
@@ -290,11 +290,11 @@ impl Staged<'_> {
 }
 
 /// Whether a link is between passes of this kind: activations come from earlier chunks, gradients from later ones.
-fn belongs(link: &Link, pass: Pass) -> bool {
+fn belongs(link: &Link, pass: StagePass) -> bool {
     match pass {
-        Pass::Forward => link.from < link.to,
-        Pass::Backward | Pass::InputGrad => link.from > link.to,
-        Pass::WeightGrad => false,
+        StagePass::Forward => link.from < link.to,
+        StagePass::Backward | StagePass::InputGrad => link.from > link.to,
+        StagePass::WeightGrad => false,
     }
 }
 

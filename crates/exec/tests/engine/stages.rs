@@ -23,13 +23,13 @@ fn training(clip: Option<f64>) -> Training {
 
 /// What a run ends with: losses and norms of its steps, and tensors by name.
 #[derive(PartialEq, Debug)]
-struct Outcome {
+struct StagedOutcome {
     totals: Vec<(f64, Option<f64>)>,
     tensors: BTreeMap<String, Vec<f32>>,
 }
 
 /// Runs some steps of one rank.
-fn run(step: &Graph, plan: &Plan, training: &Training, comms: Comms) -> Result<Outcome, CompileError> {
+fn run(step: &Graph, plan: &Plan, training: &Training, comms: Comms) -> Result<StagedOutcome, CompileError> {
     let body = compile(step, plan, training, None)?;
     let program = schedule(plan, training, &[Arc::new(body)], &plan.whole_step());
     let mut engine = Engine::join(program, Options { seed: 5, ..Options::threads(1) }, comms).unwrap();
@@ -52,7 +52,7 @@ fn run(step: &Graph, plan: &Plan, training: &Training, comms: Comms) -> Result<O
             tensors.insert(name, engine.kept(kept)[range].to_vec());
         }
     }
-    Ok(Outcome { totals, tensors })
+    Ok(StagedOutcome { totals, tensors })
 }
 
 /// Fills the inputs that there are, each from a stream of its own.
@@ -69,8 +69,8 @@ fn fill(step: &Graph, inputs: &mut Inputs, seed: u64) {
 }
 
 /// All ranks of a mesh, as threads; their tensors together. Ranks that have the same tensor must agree.
-fn train(step: &Graph, plan: &Plan, training: &Training) -> Outcome {
-    let outcomes: Vec<Outcome> = std::thread::scope(|s| {
+fn train(step: &Graph, plan: &Plan, training: &Training) -> StagedOutcome {
+    let outcomes: Vec<StagedOutcome> = std::thread::scope(|s| {
         let ranks: Vec<_> = Comm::local(plan.mesh.ranks())
             .into_iter()
             .map(|comm| {
@@ -82,7 +82,7 @@ fn train(step: &Graph, plan: &Plan, training: &Training) -> Outcome {
             .collect();
         ranks.into_iter().map(|r| r.join().unwrap()).collect()
     });
-    let mut all = Outcome { totals: outcomes[0].totals.clone(), tensors: BTreeMap::new() };
+    let mut all = StagedOutcome { totals: outcomes[0].totals.clone(), tensors: BTreeMap::new() };
     for outcome in outcomes {
         assert_eq!(outcome.totals, all.totals, "all ranks know the loss");
         for (name, tensor) in outcome.tensors {
@@ -122,7 +122,7 @@ fn every_schedule_gives_the_bits_of_one_rank() {
 }
 
 /// Compares runs to a relative distance, tensor by tensor; 0 for the same bits.
-fn check(got: &Outcome, want: &Outcome, tolerance: f64, what: &str) {
+fn check(got: &StagedOutcome, want: &StagedOutcome, tolerance: f64, what: &str) {
     for (step, (a, b)) in got.totals.iter().zip(&want.totals).enumerate() {
         assert!((a.0 - b.0).abs() <= tolerance * b.0.abs(), "{what}, step {step}: {a:?} for {b:?}");
         let norms = a.1.zip(b.1);

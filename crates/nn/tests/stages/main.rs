@@ -12,7 +12,7 @@ mod run;
 use polyreme_graph::Graph;
 use polyreme_parallel::stage::{Cut, cut, flops, partition, positions};
 
-use crate::run::{Results, in_chunks, on_ranks, whole};
+use crate::run::{StepResults, in_chunks, on_ranks, whole};
 
 /// Cuts into 1 to 4 chunks: at arbitrary nodes, also inside of blocks and between a norm and its ReLU, and where the search for
 /// even costs would.
@@ -30,7 +30,7 @@ fn check(name: &str, step: &Graph) {
     }
 }
 
-fn check_cut(name: &str, cut: &Cut, want: &Results) {
+fn check_cut(name: &str, cut: &Cut, want: &StepResults) {
     same(name, &in_chunks(cut), want);
     let n = cut.chunks.len();
     let mut without_states = want.clone();
@@ -47,7 +47,7 @@ fn check_cut(name: &str, cut: &Cut, want: &Results) {
     }
 }
 
-fn same(name: &str, got: &Results, want: &Results) {
+fn same(name: &str, got: &StepResults, want: &StepResults) {
     assert!(got.keys().eq(want.keys()), "{name}: {:?}", got.keys());
     for (what, want) in want {
         assert!(got[what] == *want, "{name}: {what} has other bits");

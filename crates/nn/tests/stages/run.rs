@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 use polyreme_exec::{Engine, Options};
 use polyreme_graph::{Body, DType, Graph, Program, fuse};
 use polyreme_kernels::optim::Optimizer;
-use polyreme_parallel::stage::{ChunkGraph, Crossing, Cut, Pass, join};
+use polyreme_parallel::stage::{ChunkGraph, Crossing, CrossingPass, Cut, join};
 
 /// Outputs, gradients and new states as bits, by name.
-pub(crate) type Results = BTreeMap<String, Vec<u32>>;
+pub(crate) type StepResults = BTreeMap<String, Vec<u32>>;
 
 /// Values on their way from one chunk to another.
-type Sent = BTreeMap<String, Vec<f32>>;
+type SentValues = BTreeMap<String, Vec<f32>>;
 
 const SGD: Optimizer = Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
 
 /// The results of a step of the whole graph.
-pub(crate) fn whole(step: &Graph) -> Results {
-    let mut engine = engine(step, Program::train(step, SGD, None), &Sent::new());
+pub(crate) fn whole(step: &Graph) -> StepResults {
+    let mut engine = engine(step, Program::train(step, SGD, None), &SentValues::new());
     engine.step(0.0).unwrap();
-    let mut results = Results::new();
+    let mut results = StepResults::new();
     for (name, _) in &step.outputs {
         results.insert(format!("output {name}"), bits(engine.output(name).unwrap()));
     }
@@ -35,20 +35,20 @@ pub(crate) fn whole(step: &Graph) -> Results {
 
 /// The results of a step in chunks: forward passes from the first chunk to the last, then whole steps from the last to the
 /// first. Gradients of tied parameters are added up.
-pub(crate) fn in_chunks(cut: &Cut) -> Results {
-    let mut sent = Sent::new();
+pub(crate) fn in_chunks(cut: &Cut) -> StepResults {
+    let mut sent = SentValues::new();
     for chunk in &cut.chunks {
         // Its backward pass computes with zeros for now, and is not looked at.
         let mut engine = engine(&chunk.graph, Program::gradients(&chunk.graph), &sent);
         engine.run().unwrap();
-        send(chunk.leaves.iter().filter(|c| c.pass == Pass::Forward), &engine, &mut sent);
+        send(chunk.leaves.iter().filter(|c| c.pass == CrossingPass::Forward), &engine, &mut sent);
     }
-    let mut results = Results::new();
+    let mut results = StepResults::new();
     let mut grads: BTreeMap<String, Vec<f32>> = BTreeMap::new();
     for chunk in cut.chunks.iter().rev() {
         let mut engine = engine(&chunk.graph, Program::train(&chunk.graph, SGD, None), &sent);
         engine.step(0.0).unwrap();
-        send(chunk.leaves.iter().filter(|c| c.pass == Pass::Backward), &engine, &mut sent);
+        send(chunk.leaves.iter().filter(|c| c.pass == CrossingPass::Backward), &engine, &mut sent);
         for (name, _) in chunk.graph.outputs.iter().filter(|(name, _)| !crosses(&chunk.leaves, name)) {
             let before = results.insert(format!("output {name}"), bits(engine.output(name).unwrap()));
             assert!(before.is_none(), "two chunks have output {name}");
@@ -73,10 +73,10 @@ pub(crate) fn in_chunks(cut: &Cut) -> Results {
 
 /// Outputs and gradients of a step whose chunks are joined, those of each rank in one body. Gradients of parameters that
 /// several ranks have are left out.
-pub(crate) fn on_ranks(cut: &Cut, ranks: &[Vec<usize>]) -> Results {
+pub(crate) fn on_ranks(cut: &Cut, ranks: &[Vec<usize>]) -> StepResults {
     let fused = |&k: &usize| ChunkGraph { graph: fuse(&cut.chunks[k].graph), ..cut.chunks[k].clone() };
     let bodies: Vec<_> = ranks.iter().map(|r| join(&r.iter().map(fused).collect::<Vec<_>>())).collect();
-    let (mut sent, mut results) = (Sent::new(), Results::new());
+    let (mut sent, mut results) = (SentValues::new(), StepResults::new());
     // In each round what has arrived is right for one more block of each microbatch: two for each chunk.
     for _ in 0..2 * cut.chunks.len() {
         for body in &bodies {
@@ -102,7 +102,7 @@ fn crosses(crossings: &[Crossing], name: &str) -> bool {
     crossings.iter().any(|c| c.name == name)
 }
 
-fn send<'a>(leaves: impl Iterator<Item = &'a Crossing>, engine: &Engine, sent: &mut Sent) {
+fn send<'a>(leaves: impl Iterator<Item = &'a Crossing>, engine: &Engine, sent: &mut SentValues) {
     for crossing in leaves {
         let value = engine.output(&crossing.name).unwrap().to_vec();
         assert_eq!(value.len(), crossing.shape.numel());
@@ -111,7 +111,7 @@ fn send<'a>(leaves: impl Iterator<Item = &'a Crossing>, engine: &Engine, sent: &
 }
 
 /// An engine whose weights and inputs follow from their names, with what has been sent to it.
-fn engine(graph: &Graph, program: Program, sent: &Sent) -> Engine {
+fn engine(graph: &Graph, program: Program, sent: &SentValues) -> Engine {
     let mut engine = Engine::new(program, Options { seed: 7, ..Options::threads(2) }).unwrap();
     for param in &graph.params {
         fill(engine.param_mut(&param.name).unwrap(), &param.name, 0.2);

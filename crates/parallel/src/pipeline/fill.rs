@@ -10,11 +10,11 @@
 //! its stage holds in the same chunk and later ones is of earlier microbatches: they only lack weight gradients, which can
 //! run. When these are done, only activations of the stage's first chunk can remain, and they leave the last place free.
 
-use super::timetable::{Action, Pass, Timetable};
+use super::timetable::{Action, StagePass, Timetable};
 
 /// How many microbatches each chunk has done, by pass.
 #[derive(Clone)]
-pub(super) struct Progress {
+pub(super) struct FillProgress {
     pub(super) forward: Vec<usize>,
     pub(super) input: Vec<usize>,
     pub(super) weight: Vec<usize>,
@@ -25,12 +25,12 @@ pub(super) fn fill(
     place: Vec<usize>,
     microbatches: usize,
     held_max: usize,
-    may_start: impl Fn(&Progress, usize) -> bool,
+    may_start: impl Fn(&FillProgress, usize) -> bool,
 ) -> Timetable {
     let n_chunks = place.len();
     let stages = place.iter().max().map_or(0, |last| last + 1);
     let none = || vec![0; n_chunks];
-    let mut done = Progress { forward: none(), input: none(), weight: none() };
+    let mut done = FillProgress { forward: none(), input: none(), weight: none() };
     let mut timetable = Timetable {
         stages,
         microbatches,
@@ -56,11 +56,11 @@ pub(super) fn fill(
 
 /// What a stage with these chunks does next, if it can do anything.
 fn choose(
-    done: &Progress,
+    done: &FillProgress,
     own: &[usize],
     microbatches: usize,
     held_max: usize,
-    may_start: impl Fn(&Progress, usize) -> bool,
+    may_start: impl Fn(&FillProgress, usize) -> bool,
 ) -> Option<Action> {
     let held: usize = own.iter().map(|chunk| done.forward[*chunk] - done.weight[*chunk]).sum();
     let forward = own.iter().copied().find(|&chunk| {
@@ -69,7 +69,7 @@ fn choose(
         done.forward[chunk] < arrived && held + reserved < held_max && may_start(done, chunk)
     });
     if let Some(chunk) = forward {
-        return Some(Action { pass: Pass::Forward, chunk, microbatch: done.forward[chunk] });
+        return Some(Action { pass: StagePass::Forward, chunk, microbatch: done.forward[chunk] });
     }
     // Of two chunks at the same microbatch the later one comes first, as in the backward pass.
     let earliest = |pass, next: &[usize], arrived: &dyn Fn(usize) -> usize| {
@@ -81,16 +81,16 @@ fn choose(
         Some(after) => *after,
         None => done.forward[chunk],
     };
-    earliest(Pass::InputGrad, &done.input, &gradients)
-        .or_else(|| earliest(Pass::WeightGrad, &done.weight, &|chunk| done.input[chunk]))
+    earliest(StagePass::InputGrad, &done.input, &gradients)
+        .or_else(|| earliest(StagePass::WeightGrad, &done.weight, &|chunk| done.input[chunk]))
 }
 
-impl Progress {
+impl FillProgress {
     fn count(&mut self, action: Action) {
         let of = match action.pass {
-            Pass::Forward => &mut self.forward,
-            Pass::InputGrad => &mut self.input,
-            Pass::Backward | Pass::WeightGrad => &mut self.weight,
+            StagePass::Forward => &mut self.forward,
+            StagePass::InputGrad => &mut self.input,
+            StagePass::Backward | StagePass::WeightGrad => &mut self.weight,
         };
         of[action.chunk] += 1;
     }

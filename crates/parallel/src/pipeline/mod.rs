@@ -34,8 +34,8 @@ mod fill;
 
 pub use kind::{PipelineKind, timetable};
 pub use picture::picture;
-pub use simulate::{Costs, Simulation, Stuck, simulate};
-pub use timetable::{Action, Channel, Held, Message, Pass, Timetable};
+pub use simulate::{Costs, SimulatedStep, Stuck, simulate};
+pub use timetable::{Action, Channel, HeldMost, Message, StagePass, Timetable};
 pub use two_bw::{AcrossSteps, StepAction, across_steps};
 
 #[cfg(test)]

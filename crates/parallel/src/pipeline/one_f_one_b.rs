@@ -4,7 +4,7 @@
 //! turns: a forward, a backward. So it holds at most `p - s` activations, however many microbatches there are. The bubble
 //! is `(p - 1) (tF + tB)`.
 
-use super::timetable::{Action, Pass, Timetable};
+use super::timetable::{Action, StagePass, Timetable};
 
 /// The timetable of one step.
 pub fn timetable(stages: usize, microbatches: usize) -> Timetable {
@@ -29,10 +29,10 @@ pub(super) fn in_turn(
 ) -> Vec<Action> {
     let action = |pass, (own, microbatch): (usize, usize)| Action { pass, chunk: chunk(own), microbatch };
     let (first, rest) = forwards.split_at(ahead.min(forwards.len()));
-    let mut actions: Vec<Action> = first.iter().map(|of| action(Pass::Forward, *of)).collect();
+    let mut actions: Vec<Action> = first.iter().map(|of| action(StagePass::Forward, *of)).collect();
     for (k, backward) in backwards.iter().enumerate() {
-        actions.extend(rest.get(k).map(|of| action(Pass::Forward, *of)));
-        actions.push(action(Pass::Backward, *backward));
+        actions.extend(rest.get(k).map(|of| action(StagePass::Forward, *of)));
+        actions.push(action(StagePass::Backward, *backward));
     }
     actions
 }

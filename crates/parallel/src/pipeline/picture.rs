@@ -7,7 +7,7 @@
 use std::fmt::Write;
 
 use super::simulate::{Costs, Stuck, simulate};
-use super::timetable::{Action, Pass, Timetable};
+use super::timetable::{Action, StagePass, Timetable};
 use super::two_bw::AcrossSteps;
 
 /// A timetable in which forwards, input gradients and weight gradients take one unit of time each, messages none.
@@ -30,12 +30,12 @@ pub fn picture_across(lists: &AcrossSteps, steps: usize) -> Result<String, Stuck
     })
 }
 
-fn label(pass: Pass, microbatch: usize, small: bool) -> String {
+fn label(pass: StagePass, microbatch: usize, small: bool) -> String {
     let letter = match pass {
-        Pass::Forward => 'F',
-        Pass::Backward => 'B',
-        Pass::InputGrad => 'I',
-        Pass::WeightGrad => 'W',
+        StagePass::Forward => 'F',
+        StagePass::Backward => 'B',
+        StagePass::InputGrad => 'I',
+        StagePass::WeightGrad => 'W',
     };
     let letter = if small { letter.to_ascii_lowercase() } else { letter };
     format!("{letter}{microbatch}")

@@ -4,7 +4,7 @@
 //! after `latency`; links are never busy. Receives are checked as messages without numbers would be: the n-th receive of a
 //! channel gets the n-th message sent, and must want that microbatch.
 
-use super::timetable::{Action, Held, Pass, Timetable};
+use super::timetable::{Action, HeldMost, StagePass, Timetable};
 
 /// What passes cost, in any unit of time.
 #[derive(Clone, PartialEq, Debug)]
@@ -34,17 +34,17 @@ impl Costs {
     pub fn of(&self, action: &Action) -> f64 {
         let chunk = action.chunk;
         match action.pass {
-            Pass::Forward => self.forward[chunk],
-            Pass::Backward => self.input[chunk] + self.weight[chunk],
-            Pass::InputGrad => self.input[chunk],
-            Pass::WeightGrad => self.weight[chunk],
+            StagePass::Forward => self.forward[chunk],
+            StagePass::Backward => self.input[chunk] + self.weight[chunk],
+            StagePass::InputGrad => self.input[chunk],
+            StagePass::WeightGrad => self.weight[chunk],
         }
     }
 }
 
 /// What a timetable takes.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Simulation {
+pub struct SimulatedStep {
     /// By stage: when each of its actions starts.
     pub starts: Vec<Vec<f64>>,
     /// When the last action of all ends.
@@ -52,7 +52,7 @@ pub struct Simulation {
     /// By stage: for how long it does nothing until then.
     pub idle: Vec<f64>,
     /// By stage: how much it holds at its fullest.
-    pub held: Vec<Held>,
+    pub held: Vec<HeldMost>,
 }
 
 /// Why a timetable cannot be run to its end.
@@ -83,7 +83,7 @@ pub enum Stuck {
 }
 
 /// Runs a timetable in virtual time.
-pub fn simulate(timetable: &Timetable, costs: &Costs) -> Result<Simulation, Stuck> {
+pub fn simulate(timetable: &Timetable, costs: &Costs) -> Result<SimulatedStep, Stuck> {
     let n_chunks = timetable.place.len();
     let mut state = State {
         timetable,
@@ -113,7 +113,7 @@ pub fn simulate(timetable: &Timetable, costs: &Costs) -> Result<Simulation, Stuc
     }
     let makespan = ends.iter().copied().fold(0.0, f64::max);
     let busy = |actions: &Vec<Action>| -> f64 { actions.iter().map(|action| costs.of(action)).sum() };
-    Ok(Simulation {
+    Ok(SimulatedStep {
         starts,
         makespan,
         idle: timetable.by_stage.iter().map(|actions| makespan - busy(actions)).collect(),
@@ -138,12 +138,12 @@ impl State<'_> {
     fn ready(&mut self, stage: usize, action: &Action) -> Result<Option<f64>, Stuck> {
         let (chunk, microbatch) = (action.chunk, action.microbatch);
         let own = match action.pass {
-            Pass::Forward => Some(0.0),
-            Pass::Backward | Pass::InputGrad => self.results[chunk][microbatch][0],
-            Pass::WeightGrad => self.results[chunk][microbatch][1],
+            StagePass::Forward => Some(0.0),
+            StagePass::Backward | StagePass::InputGrad => self.results[chunk][microbatch][0],
+            StagePass::WeightGrad => self.results[chunk][microbatch][1],
         };
         let (Some(own), Some(source)) = (own, self.timetable.source_chunk(action)) else { return Ok(own) };
-        let what = usize::from(action.pass != Pass::Forward);
+        let what = usize::from(action.pass != StagePass::Forward);
         let mut latency = 0.0;
         if self.timetable.receives(action).is_some() {
             match self.sent[source][what].get(self.received[chunk][what]) {
@@ -159,9 +159,9 @@ impl State<'_> {
     /// Notes an action's results.
     fn finish(&mut self, action: &Action, end: f64) {
         let what = match action.pass {
-            Pass::Forward => 0,
-            Pass::Backward | Pass::InputGrad => 1,
-            Pass::WeightGrad => return,
+            StagePass::Forward => 0,
+            StagePass::Backward | StagePass::InputGrad => 1,
+            StagePass::WeightGrad => return,
         };
         self.results[action.chunk][action.microbatch][what] = Some(end);
         self.sent[action.chunk][what].push(action.microbatch);

@@ -52,9 +52,9 @@ fn every_pass_of_every_microbatch_runs_once_on_the_stage_that_has_the_chunk() {
             assert_eq!((timetable.by_stage.len(), n_chunks), (stages, stages * timetable.chunks_per_stage));
             let split = matches!(kind, PipelineKind::ZbH1 | PipelineKind::ZbV);
             assert_eq!(timetable.splits_backward(), split, "{name}");
-            let passes: &[Pass] = match split {
-                true => &[Pass::Forward, Pass::InputGrad, Pass::WeightGrad],
-                false => &[Pass::Forward, Pass::Backward],
+            let passes: &[StagePass] = match split {
+                true => &[StagePass::Forward, StagePass::InputGrad, StagePass::WeightGrad],
+                false => &[StagePass::Forward, StagePass::Backward],
             };
             let mut seen = BTreeSet::new();
             for (stage, actions) in timetable.by_stage.iter().enumerate() {
@@ -81,7 +81,7 @@ fn chunks_are_placed_round_the_stages_or_as_a_v() {
 fn gradients_of_a_chunk_are_summed_in_the_order_of_microbatches() {
     for kind in kinds() {
         each(kind, |timetable| {
-            let mut next: BTreeMap<(usize, Pass), usize> = BTreeMap::new();
+            let mut next: BTreeMap<(usize, StagePass), usize> = BTreeMap::new();
             for action in timetable.by_stage.iter().flatten() {
                 let next = next.entry((action.chunk, action.pass)).or_default();
                 assert_eq!(action.microbatch, *next, "{}: {action}", of(kind, timetable));
@@ -143,7 +143,7 @@ fn no_schedule_deadlocks_whatever_passes_and_messages_cost() {
 }
 
 /// Checks start times against the rules themselves, without the simulator's bookkeeping.
-fn check_times(timetable: &Timetable, costs: &Costs, simulation: &Simulation) {
+fn check_times(timetable: &Timetable, costs: &Costs, simulation: &SimulatedStep) {
     let mut starts = BTreeMap::new();
     for (actions, times) in timetable.by_stage.iter().zip(&simulation.starts) {
         assert_eq!(actions.len(), times.len());
@@ -163,15 +163,15 @@ fn check_times(timetable: &Timetable, costs: &Costs, simulation: &Simulation) {
                     + if timetable.place[other] == stage { 0.0 } else { costs.latency }
             };
             let ready = match pass {
-                Pass::Forward if chunk == 0 => 0.0,
-                Pass::Forward => from(chunk - 1),
-                Pass::Backward | Pass::InputGrad if chunk + 1 == timetable.place.len() => {
-                    end(Pass::Forward, chunk, microbatch)
+                StagePass::Forward if chunk == 0 => 0.0,
+                StagePass::Forward => from(chunk - 1),
+                StagePass::Backward | StagePass::InputGrad if chunk + 1 == timetable.place.len() => {
+                    end(StagePass::Forward, chunk, microbatch)
                 }
-                Pass::Backward | Pass::InputGrad => {
-                    from(chunk + 1).max(end(Pass::Forward, chunk, microbatch))
+                StagePass::Backward | StagePass::InputGrad => {
+                    from(chunk + 1).max(end(StagePass::Forward, chunk, microbatch))
                 }
-                Pass::WeightGrad => end(Pass::InputGrad, chunk, microbatch),
+                StagePass::WeightGrad => end(StagePass::InputGrad, chunk, microbatch),
             };
             assert_eq!(starts[action], free.max(ready), "{action}");
             free = end(pass, chunk, microbatch);
@@ -312,7 +312,7 @@ fn two_versions_of_the_weights_are_enough_for_2bw() {
                 let mut used: BTreeMap<(usize, usize), usize> = BTreeMap::new();
                 let (mut older, mut newer) = (0, 0);
                 for action in &lists.warm_up[stage] {
-                    assert_eq!(action.pass, Pass::Forward);
+                    assert_eq!(action.pass, StagePass::Forward);
                     used.insert((0, action.microbatch), older);
                 }
                 let this = |action: &Action| StepAction { action: *action, next_step: false };
@@ -324,7 +324,7 @@ fn two_versions_of_the_weights_are_enough_for_2bw() {
                         let of = (step + usize::from(*next_step), action.microbatch);
                         let version = if *next_step { newer } else { older };
                         match action.pass {
-                            Pass::Forward => assert_eq!(used.insert(of, version), None),
+                            StagePass::Forward => assert_eq!(used.insert(of, version), None),
                             _ => assert_eq!(used.get(&of), Some(&version), "a backward as its forward"),
                         }
                     }
@@ -350,7 +350,7 @@ fn a_simulation_by_hand() {
     // Stage 0: F0 at 0, F1 at 1, B0 when the gradient is there (11 + 2 + 4 + 10), B1 (17 + 2 + 4 + 10).
     assert_eq!(got.starts, [vec![0.0, 1.0, 27.0, 33.0], vec![11.0, 13.0, 17.0, 19.0]]);
     assert_eq!((got.makespan, got.idle), (36.0, vec![28.0, 24.0]));
-    let held = |n| Held { activations: n, microbatches: n };
+    let held = |n| HeldMost { activations: n, microbatches: n };
     assert_eq!(got.held, [held(2), held(1)]);
     // GPipe waits for messages once on the way down and once on the way up.
     for stages in 1..=8 {
@@ -367,13 +367,13 @@ fn timetables_that_cannot_be_run_are_found() {
     // The first stage wants the gradient of microbatch 0 before it has sent that microbatch.
     let mut bad = good.clone();
     bad.by_stage[0].rotate_left(2);
-    let action = Action { pass: Pass::Backward, chunk: 0, microbatch: 0 };
+    let action = Action { pass: StagePass::Backward, chunk: 0, microbatch: 0 };
     assert_eq!(bad.by_stage[0][0], action);
     assert_eq!(simulate(&bad, &costs), Err(Stuck::Deadlock { stage: 0, action }));
     // The first stage sends microbatch 1 first, the second one expects microbatch 0.
     let mut bad = good;
     bad.by_stage[0].swap(0, 1);
-    let action = Action { pass: Pass::Forward, chunk: 1, microbatch: 0 };
+    let action = Action { pass: StagePass::Forward, chunk: 1, microbatch: 0 };
     assert_eq!(simulate(&bad, &costs), Err(Stuck::OutOfOrder { stage: 1, action, sent: 1 }));
 }
 

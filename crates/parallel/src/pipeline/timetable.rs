@@ -4,7 +4,7 @@ use std::fmt;
 
 /// What is computed for a chunk and a microbatch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Pass {
+pub enum StagePass {
     /// The forward pass.
     Forward,
     /// Input gradients, then weight gradients.
@@ -19,7 +19,7 @@ pub enum Pass {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Action {
     /// What is computed.
-    pub pass: Pass,
+    pub pass: StagePass,
     /// The chunk, numbered over all stages from the network's input to its output.
     pub chunk: usize,
     /// The microbatch.
@@ -29,17 +29,17 @@ pub struct Action {
 impl Action {
     /// Whether the microbatch's activations in this chunk are no longer needed after it.
     pub fn frees(&self) -> bool {
-        matches!(self.pass, Pass::Backward | Pass::WeightGrad)
+        matches!(self.pass, StagePass::Backward | StagePass::WeightGrad)
     }
 }
 
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pass = match self.pass {
-            Pass::Forward => "forward",
-            Pass::Backward => "backward",
-            Pass::InputGrad => "input gradients",
-            Pass::WeightGrad => "weight gradients",
+            StagePass::Forward => "forward",
+            StagePass::Backward => "backward",
+            StagePass::InputGrad => "input gradients",
+            StagePass::WeightGrad => "weight gradients",
         };
         write!(f, "{pass} of microbatch {} in chunk {}", self.microbatch, self.chunk)
     }
@@ -70,7 +70,7 @@ pub struct Message {
 /// How much a stage holds at its fullest. An activation is held from the start of its forward to the end of the last part
 /// of its backward.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Held {
+pub struct HeldMost {
     /// Activations: a microbatch counts once for each chunk that holds it.
     pub activations: usize,
     /// Microbatches, however many of the stage's chunks hold them.
@@ -100,26 +100,26 @@ impl Timetable {
 
     /// Whether backward passes are split into input and weight gradients.
     pub fn splits_backward(&self) -> bool {
-        self.by_stage.iter().flatten().any(|action| action.pass == Pass::WeightGrad)
+        self.by_stage.iter().flatten().any(|action| action.pass == StagePass::WeightGrad)
     }
 
     /// The chunk whose results an action waits for, the action's own apart.
     pub fn source_chunk(&self, action: &Action) -> Option<usize> {
         match action.pass {
-            Pass::Forward => action.chunk.checked_sub(1),
-            Pass::Backward | Pass::InputGrad => {
+            StagePass::Forward => action.chunk.checked_sub(1),
+            StagePass::Backward | StagePass::InputGrad => {
                 (action.chunk + 1 < self.place.len()).then_some(action.chunk + 1)
             }
-            Pass::WeightGrad => None,
+            StagePass::WeightGrad => None,
         }
     }
 
     /// The chunk that waits for an action's results.
     pub fn target_chunk(&self, action: &Action) -> Option<usize> {
         match action.pass {
-            Pass::Forward => (action.chunk + 1 < self.place.len()).then_some(action.chunk + 1),
-            Pass::Backward | Pass::InputGrad => action.chunk.checked_sub(1),
-            Pass::WeightGrad => None,
+            StagePass::Forward => (action.chunk + 1 < self.place.len()).then_some(action.chunk + 1),
+            StagePass::Backward | StagePass::InputGrad => action.chunk.checked_sub(1),
+            StagePass::WeightGrad => None,
         }
     }
 
@@ -134,13 +134,13 @@ impl Timetable {
     }
 
     /// How much a stage holds at its fullest. It follows from the order alone, whatever passes cost.
-    pub fn held(&self, stage: usize) -> Held {
+    pub fn held(&self, stage: usize) -> HeldMost {
         let mut chunks = vec![0usize; self.microbatches];
         let (mut activations, mut microbatches) = (0, 0);
-        let mut peak = Held { activations: 0, microbatches: 0 };
+        let mut peak = HeldMost { activations: 0, microbatches: 0 };
         for action in &self.by_stage[stage] {
             let of = &mut chunks[action.microbatch];
-            if action.pass == Pass::Forward {
+            if action.pass == StagePass::Forward {
                 activations += 1;
                 microbatches += usize::from(*of == 0);
                 *of += 1;

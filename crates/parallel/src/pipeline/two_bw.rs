@@ -21,7 +21,7 @@
 //! ahead, and steps with a flush between them are faster.
 
 use super::kind::at_least_one;
-use super::timetable::{Action, Pass, Timetable};
+use super::timetable::{Action, StagePass, Timetable};
 
 /// An action in a step's list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,14 +58,14 @@ pub fn across_steps(stages: usize, microbatches: usize) -> Result<AcrossSteps, S
         ));
     }
     let by_stage = (0..stages).map(|stage| (stage, stages - 1 - stage));
-    let forward = |chunk, microbatch| Action { pass: Pass::Forward, chunk, microbatch };
+    let forward = |chunk, microbatch| Action { pass: StagePass::Forward, chunk, microbatch };
     let steady = |(stage, ahead): (usize, usize)| -> Vec<StepAction> {
         let turn = |k: usize| {
             let (of, next_step) = match ahead + k {
                 later if later >= microbatches => (later - microbatches, true),
                 this => (this, false),
             };
-            let backward = Action { pass: Pass::Backward, chunk: stage, microbatch: k };
+            let backward = Action { pass: StagePass::Backward, chunk: stage, microbatch: k };
             [
                 StepAction { action: forward(stage, of), next_step },
                 StepAction { action: backward, next_step: false },

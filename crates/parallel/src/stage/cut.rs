@@ -12,7 +12,7 @@ use super::tied::{contributions, users};
 
 /// In which pass a value crosses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Pass {
+pub enum CrossingPass {
     /// To a later chunk.
     Forward,
     /// A gradient, to an earlier chunk.
@@ -29,7 +29,7 @@ pub struct Crossing {
     /// The chunk that needs it.
     pub to: usize,
     /// When it crosses.
-    pub pass: Pass,
+    pub pass: CrossingPass,
     /// The value in the graph of the whole step.
     pub value: ValueId,
     /// Its element type.
@@ -99,7 +99,7 @@ pub enum CutError {
 pub fn cut(step: &Graph, place: &[usize]) -> Result<Cut, CutError> {
     let homes = Homes::new(step, place);
     let n = homes.n_chunks();
-    let mut parts = Parts { step, homes, chunks: vec![Part::new(step); n] };
+    let mut parts = ChunkParts { step, homes, chunks: vec![ChunkPart::new(step); n] };
     let users = users(step, &parts.homes);
     for (name, v) in &step.outputs {
         let chunk = parts.homes.of_value(step, *v).unwrap_or(n - 1);
@@ -141,7 +141,7 @@ pub fn cut(step: &Graph, place: &[usize]) -> Result<Cut, CutError> {
 
 /// What a chunk consists of, in nodes and values of the whole step.
 #[derive(Clone)]
-struct Part {
+struct ChunkPart {
     /// By node of the step.
     has: Vec<bool>,
     arrives: BTreeSet<ValueId>,
@@ -151,9 +151,9 @@ struct Part {
     grads: Vec<Option<ValueId>>,
 }
 
-impl Part {
-    fn new(step: &Graph) -> Part {
-        Part {
+impl ChunkPart {
+    fn new(step: &Graph) -> ChunkPart {
+        ChunkPart {
             has: vec![false; step.nodes.len()],
             arrives: BTreeSet::new(),
             outputs: Vec::new(),
@@ -163,13 +163,13 @@ impl Part {
     }
 }
 
-struct Parts<'a> {
+struct ChunkParts<'a> {
     step: &'a Graph,
     homes: Homes,
-    chunks: Vec<Part>,
+    chunks: Vec<ChunkPart>,
 }
 
-impl Parts<'_> {
+impl ChunkParts<'_> {
     /// Makes `v` available in a chunk, with all that it depends on there and elsewhere.
     fn need(&mut self, chunk: usize, v: ValueId) {
         let mut needed = vec![(chunk, v)];
@@ -196,18 +196,19 @@ impl Parts<'_> {
         let crossing = |to: usize, value: ValueId| {
             let node = self.step.value(value).producer.idx();
             let from = self.homes.of_node(node).expect("what crosses has a home");
-            let pass = if node < self.step.n_forward { Pass::Forward } else { Pass::Backward };
+            let pass =
+                if node < self.step.n_forward { CrossingPass::Forward } else { CrossingPass::Backward };
             let layer = &self.step.nodes[node].layer;
             // A rewrite that attributes a node to the wrong traced node would break this.
             assert!(
-                if pass == Pass::Forward { from < to } else { from > to },
+                if pass == CrossingPass::Forward { from < to } else { from > to },
                 "{value} of layer {layer} crosses from chunk {from} to {to} in the {pass:?} pass"
             );
             let (dtype, shape) = (self.step.value(value).dtype, self.step.shape(value).clone());
             Crossing { name: format!("to {to}: {value}"), from, to, pass, value, dtype, shape }
         };
         let of_chunk = |(to, part)| {
-            let part: &Part = part;
+            let part: &ChunkPart = part;
             part.arrives.iter().map(move |&v| crossing(to, v))
         };
         self.chunks.iter().enumerate().flat_map(of_chunk).collect()

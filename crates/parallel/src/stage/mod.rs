@@ -29,7 +29,7 @@ mod tests;
 mod tied;
 
 pub use by_name::{PlaceError, place_by_name};
-pub use cut::{ChunkGraph, Crossing, Cut, CutError, Pass, Tied, cut};
+pub use cut::{ChunkGraph, Crossing, CrossingPass, Cut, CutError, Tied, cut};
 pub use join::{StageBody, join};
 pub use partition::{ChunkLoad, MemoryBound, chunk_costs, flops, partition};
 pub use positions::{Position, positions};

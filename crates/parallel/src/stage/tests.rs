@@ -180,7 +180,8 @@ fn in_half_precision_activations_cross_in_half() {
     let step = Precision::half(DType::Bf16).apply(&layers(&[6, 6, 6, 6]));
     let cut = cut_before(&step, &["fc.1", "fc.3"]);
     let leaves: Vec<_> = cut.chunks.iter().flat_map(|c| &c.leaves).collect();
-    let forward: Vec<_> = leaves.iter().filter(|c| c.pass == Pass::Forward).map(|c| c.dtype).collect();
+    let forward: Vec<_> =
+        leaves.iter().filter(|c| c.pass == CrossingPass::Forward).map(|c| c.dtype).collect();
     assert_eq!(forward, [DType::Bf16; 2]);
     assert_eq!(leaves.len(), 4, "{leaves:?}");
 }
