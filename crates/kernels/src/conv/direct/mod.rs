@@ -19,7 +19,7 @@
 
 mod grad_weight;
 mod planar;
-mod turn;
+pub(super) mod turn;
 mod view;
 
 pub(super) use grad_weight::grad_weight;
