@@ -65,7 +65,7 @@ impl Correlate {
         let (shared_len, planes_len) = self.lens_by_channels();
         let (u, own) = scratch.split_at_mut(shared_len);
         let (u, own, made) = (SharedMut::new(u), SharedMut::new(own), SharedFloats::new(made));
-        let stages_len = if read.is_f32() && made.is_f32() { 0 } else { self.stages_len() };
+        let stages_len = if !read.is_half() && made.is_f32() { 0 } else { self.stages_len() };
         let own_len = planes_len + stages_len;
         // The transformed tiles from `tile` on.
         let tiles_from = |tile: usize| Planes {

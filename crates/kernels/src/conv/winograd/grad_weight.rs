@@ -264,7 +264,7 @@ impl WeightSums {
         let (u, rest) = rest.split_at_mut(POINTS * self.u_plane);
         let (v, rest) = rest.split_at_mut(POINTS * self.v_plane);
         let (sums, stages) = rest.split_at_mut(self.sums_len(kept, cx.par.workers()));
-        let stages_len = if x.is_f32() && dy.is_f32() { 0 } else { self.stages_len() };
+        let stages_len = if x.is_half() || dy.is_half() { self.stages_len() } else { 0 };
         let stages = SharedMut::new(stages);
         zeros.fill(0.0);
         // An address that tasks may share: they only read behind it.
