@@ -182,8 +182,8 @@ fn few_copied_rows_make_several_tasks() {
     for (m, n) in [(few, many), (many, few)] {
         let (a, b, c) = (layout(m, k, 1, 0), layout(k, n, 0, 0), layout(m, n, 0, 0));
         let g = Gemm { batch: 1, m, n, k, a, b, c, accumulate: false, strict: false };
-        let plan = plan::GemmPlan::new(&g);
-        assert!(plan.pack_rows && plan.n_tasks() >= 2, "{plan:?}");
+        let plan = plan::GemmPlan::new(&g, Converted::NONE);
+        assert!(plan.copied_rows == plan::RowCopies::Strips && plan.n_tasks() >= 2, "{plan:?}");
     }
     check(1, (few, many, 1700), (1, 0), 0, false);
     check(1, (many, few, 1700), (1, 0), 3, true);
