@@ -334,8 +334,8 @@ impl<'a> SharedFloats<'a> {
 }
 
 /// Asks for the cache lines of `start..start + len` from `first` on.
-#[inline]
-fn prefetch<T>(first: *const T, start: usize, len: usize) {
+#[inline(always)]
+pub(crate) fn prefetch<T>(first: *const T, start: usize, len: usize) {
     let first = first.wrapping_add(start).cast::<u8>();
     for at in (0..len * size_of::<T>()).step_by(64) {
         #[cfg(target_arch = "x86_64")]

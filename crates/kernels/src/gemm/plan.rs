@@ -46,9 +46,9 @@ const TASK_WORK: usize = 8000;
 const TASKS: usize = 16;
 /// The fewest rows of a task: a panel is then used eight times for each time that it is fetched.
 const MIN_ROWS: usize = 48;
-/// The fewest panels of a task that converts its rows: they are converted again for each range of panels, and used this many
-/// times.
-const CONVERTED_PANELS: usize = 8;
+/// The fewest panels of a task that copies its rows, because they are converted or too few to be cut: they are copied again
+/// for each range of panels. 64×25088 by 25088×256 took 8.4 ms on one thread and on two; in two ranges it takes 8.9 and 4.7.
+const COPIED_ROWS_PANELS: usize = 8;
 /// Floats of shared panels that are made at once, if they are of more than one block of k: 4 MB.
 const SHARED_MAX: usize = 1 << 20;
 
@@ -133,13 +133,13 @@ fn cut(batch: usize, rows: usize, n_panels: usize, k: usize, copied_rows: RowCop
         (work / TASK_WORK).clamp(1, if batch == 1 { TASKS } else { 4 * TASKS }).div_ceil(batch.max(1));
     let floor2 = |n: usize| if n == 0 { 1 } else { 1 << n.ilog2() };
     let wanted = floor2(wanted);
+    let row_tasks = floor2(rows / MIN_ROWS).min(wanted);
     let most = match copied_rows {
-        RowCopies::Strips => 1,
+        RowCopies::Strips if row_tasks > 1 => 1,
         RowCopies::InPlace => floor2(n_panels / 2),
-        RowCopies::Converted => floor2(n_panels / CONVERTED_PANELS),
+        RowCopies::Strips | RowCopies::Converted => floor2(n_panels / COPIED_ROWS_PANELS),
     };
     if copied_rows == RowCopies::Strips || rows >= n_panels * NR {
-        let row_tasks = floor2(rows / MIN_ROWS).min(wanted);
         (row_tasks, most.min(wanted / row_tasks))
     } else {
         let col_tasks = most.min(wanted);

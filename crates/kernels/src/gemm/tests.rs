@@ -175,6 +175,20 @@ fn blocks_of_every_dim_agree() {
     }
 }
 
+/// 64 rows that are copied are too few to be cut, but not one task: the weight gradient of 64 to 256 channels, both ways.
+#[test]
+fn few_copied_rows_make_several_tasks() {
+    let (few, many, k) = (64, 256, 25088);
+    for (m, n) in [(few, many), (many, few)] {
+        let (a, b, c) = (layout(m, k, 1, 0), layout(k, n, 0, 0), layout(m, n, 0, 0));
+        let g = Gemm { batch: 1, m, n, k, a, b, c, accumulate: false, strict: false };
+        let plan = plan::GemmPlan::new(&g, Converted::NONE);
+        assert!(plan.copied_rows == plan::RowCopies::Strips && plan.n_tasks() >= 2, "{plan:?}");
+    }
+    check(1, (few, many, 1700), (1, 0), 0, false);
+    check(1, (many, few, 1700), (1, 0), 3, true);
+}
+
 /// Too many panels to be copied at once: C is complete only after the last round.
 #[test]
 fn rounds_agree() {

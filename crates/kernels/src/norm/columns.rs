@@ -5,6 +5,7 @@
 //! read twice, else a few rows.
 
 use crate::cx::RunEpilogue;
+use crate::floats::prefetch;
 use crate::lanes::twin;
 use crate::stage::RowStage;
 use crate::{Floats, FloatsMut, Isa};
@@ -282,6 +283,9 @@ fn dot_block<const N: usize, const RELU: bool>(
         (lanes::<N>(p.mean, first), lanes::<N>(p.scale, first), lanes::<N>(p.beta, first));
     let (mut sums, mut dots) = ([0.0f32; N], [0.0f32; N]);
     for (dy, x) in dy.chunks_exact(c).zip(x.chunks_exact(c)) {
+        // The next block of rows: columns of this one are too far apart for the hardware prefetchers.
+        prefetch(dy.as_ptr(), BLOCK_ROWS * c + first, 1);
+        prefetch(x.as_ptr(), BLOCK_ROWS * c + first, 1);
         let (dy, x) = (lanes::<N>(dy, first), lanes::<N>(x, first));
         for l in 0..N {
             let on = !RELU || Affine::output(x[l], mean[l], scale[l], beta[l]) > 0.0;

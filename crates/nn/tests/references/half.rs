@@ -147,8 +147,12 @@ fn check(name: &str) {
     // One rounding of a number to the format, as a part of it.
     let (bf16, f16) = ((DType::Bf16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11)));
     let mut cases = vec![(bf16, plain, false), (f16, plain, false)];
-    // The products of the others are too small for instructions of bf16.
-    cases.extend(["lstm", "encoder", "gpt"].contains(&name).then_some((bf16, Isa::detect(), false)));
+    // The products of mlp are too small for instructions of bf16.
+    cases.extend(["lstm", "encoder", "gpt", "cnn", "resnet18"].contains(&name).then_some((
+        bf16,
+        Isa::detect(),
+        false,
+    )));
     // Reproducible runs always multiply in bf16, in the order of AMX, and so do attention and recurrent layers.
     cases.extend(["lstm", "encoder"].contains(&name).then_some((bf16, plain, true)));
     for ((half, rounding), isa, reproducible) in cases {

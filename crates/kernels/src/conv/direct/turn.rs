@@ -8,20 +8,20 @@ use super::super::micro::PANEL;
 use crate::copy::eight_by_eight;
 
 /// Columns that are turned at once, in L1: 8 channels of 3x3.
-const COLS: usize = 72;
+pub(in super::super) const COLS: usize = 72;
 
 /// Columns on their way, 16 floats each.
-pub(super) type PanelColumns = [[f32; PANEL]; COLS];
+pub(in super::super) type PanelColumns = [[f32; PANEL]; COLS];
 
 /// None yet.
-pub(super) const NO_COLUMNS: PanelColumns = [[0.0; PANEL]; COLS];
+pub(in super::super) const NO_COLUMNS: PanelColumns = [[0.0; PANEL]; COLS];
 
 /// For each column `j` below `cols`, copies the 16 floats `source[lane * stride + j]` to `target(j)`.
 ///
 /// # Safety
 /// The CPU has AVX2; 16 rows of `cols` floats are readable, `stride` apart, and 16 floats are writable at each target.
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn into_panel(
+pub(in super::super) unsafe fn into_panel(
     source: *const f32,
     stride: usize,
     cols: usize,
@@ -60,7 +60,7 @@ pub(super) unsafe fn into_panel(
 /// # Safety
 /// The CPU has AVX2; 16 rows of `cols` floats are writable, `stride` apart.
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn from_panel(
+pub(in super::super) unsafe fn from_panel(
     mut source: impl FnMut(usize, &mut [f32; PANEL]),
     cols: usize,
     target: *mut f32,

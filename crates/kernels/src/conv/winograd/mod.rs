@@ -16,7 +16,8 @@
 //!
 //! [`Correlate`] (forward, input gradient) transforms the weights once into panels, then a task takes a block of tiles
 //! through input transform, 36 products and output transform, in its own scratch, which stays in L2/L3; see
-//! [`Correlate::block`]. The weight gradient is in [`grad_weight`].
+//! [`Correlate::block`]. With more channels than tiles it is the tiles that are transformed once; see [`by_channels`]. The
+//! weight gradient is in [`grad_weight`].
 //!
 //! Planes of the 36 points are a cache line further apart than their size: with 64 or 256 channels the 36 stores of a
 //! transform would otherwise all fall into one set of the L1 cache.
@@ -27,17 +28,20 @@
 //! Error: about one decimal digit on the worst element. At 256 channels, of the largest magnitude: 1.6e-5 at most and
 //! 8e-7 in the root of the mean square, where the direct way has 2e-6 at most. Tests hold 1e-4.
 
+mod by_channels;
 mod grad_weight;
 mod transform;
 
 pub(super) use grad_weight::grad_weight;
 
+use super::direct::turn;
 use super::geometry::pieces;
 use super::micro::{self, ALIGN_SLACK, GatherTarget, GatherWalk, Strip, aligned, padded, panel, strips};
 use super::{Conv2d, ConvPass, Operands, RunEpilogue};
 use crate::cx::SharedMut;
 use crate::floats::{Float, Floats, SharedFloats, each};
 use crate::{Cx, Isa};
+use std::ops::Range;
 
 /// Points of the transformed square.
 const POINTS: usize = 36;
@@ -198,31 +202,53 @@ impl Correlate {
         (2 * POINTS * self.c_read + 16 * self.c_made).next_multiple_of(16)
     }
 
+    fn zeros_len(&self) -> usize {
+        padded(self.c_read.max(self.c_made)).next_multiple_of(16)
+    }
+
     fn scratch_len(&self, half: bool, workers: usize) -> usize {
-        let zeros = padded(self.c_read.max(self.c_made)).next_multiple_of(16);
-        let own_len = self.planes_len() + if half { self.stages_len() } else { 0 };
-        zeros + POINTS * self.weight_plane() + workers * own_len + ALIGN_SLACK
+        let stages_len = if half { self.stages_len() } else { 0 };
+        let (shared, own) = match self.goes_by_channels() {
+            true => self.lens_by_channels(),
+            false => self.lens_by_tiles(),
+        };
+        self.zeros_len() + shared + workers * (own + stages_len) + ALIGN_SLACK
+    }
+
+    /// Floats of what all workers share, and of what each has, without what halves need.
+    fn lens_by_tiles(&self) -> (usize, usize) {
+        (POINTS * self.weight_plane(), self.planes_len())
     }
 
     pub(super) fn run(&self, cx: &Cx, operands: Operands, scratch: &mut [f32]) {
-        let Operands { read, weight, bias, made, epilogue } = operands;
-        let zeros = padded(self.c_read.max(self.c_made)).next_multiple_of(16);
-        let (zeros, rest) = aligned(scratch).split_at_mut(zeros);
-        let (filters, rest) = rest.split_at_mut(POINTS * self.weight_plane());
+        let (zeros, rest) = aligned(scratch).split_at_mut(self.zeros_len());
         zeros.fill(0.0);
+        if self.goes_by_channels() {
+            self.run_by_channels(cx, operands, zeros, rest);
+        } else {
+            self.run_by_tiles(cx, operands, zeros, rest);
+        }
+    }
+
+    fn run_by_tiles(&self, cx: &Cx, operands: Operands, zeros: &[f32], scratch: &mut [f32]) {
+        let Operands { read, weight, bias, made, epilogue } = operands;
+        let (filters, rest) = scratch.split_at_mut(POINTS * self.weight_plane());
         {
             // A panel of channels made by a range of channels read is a task.
             let filters = SharedMut::new(filters);
             let ranges = self.c_read.div_ceil(WEIGHT_CHANNELS);
             let n_panels = self.c_made.div_ceil(micro::PANEL);
             each!(Floats, weight, weight => cx.par.run(n_panels * ranges, &|task, _| {
-                let from = task % ranges * WEIGHT_CHANNELS;
+                let (idx, from) = (task / ranges, task % ranges * WEIGHT_CHANNELS);
                 let to = (from + WEIGHT_CHANNELS).min(self.c_read);
                 // SAFETY: this runs only on a CPU with AVX2; tasks write disjoint parts of each plane.
-                unsafe { self.transform_filters(cx.isa, weight, task / ranges, from, to, filters) };
+                unsafe {
+                    let out = filters.as_mut_ptr().add(self.c_read * panel(self.c_made, idx).0);
+                    self.transform_filters(cx.isa, weight, idx, from, to, out, self.weight_plane());
+                }
             }));
         }
-        let (zeros, filters) = (&*zeros, &*filters);
+        let filters = &*filters;
         let (own, made) = (SharedMut::new(rest), SharedFloats::new(made));
         let stages_len = if !read.is_half() && made.is_f32() { 0 } else { self.stages_len() };
         let own_len = self.planes_len() + stages_len;
@@ -232,20 +258,25 @@ impl Correlate {
             let own = unsafe { own.slice(worker * own_len, own_len) };
             let (u, rest) = own.split_at_mut(POINTS * self.read_plane());
             let (m, stages) = rest.split_at_mut(POINTS * self.made_plane());
+            let u = Planes { ptr: u.as_mut_ptr(), plane: self.read_plane(), pitch: padded(self.c_read) };
+            let m = Planes { ptr: m.as_mut_ptr(), plane: self.made_plane(), pitch: padded(self.c_made) };
             let (from, to) = (task * block, ((task + 1) * block).min(tiles));
-            // SAFETY: this runs only on a CPU with AVX2; tiles are disjoint parts of the image that is made.
+            // SAFETY: this runs only on a CPU with AVX2; planes have room for a block of tiles; tiles are disjoint parts of
+            // the image that is made.
             unsafe {
                 self.transform_patches(cx.isa, read, zeros, from, to, u, stages);
-                self.multiply(cx.isa, filters, to - from, zeros, u, m);
-                self.transform_tiles(cx.isa, m, from, to, bias, made, epilogue, stages);
+                let filters = (filters.as_ptr(), self.weight_plane());
+                self.multiply(cx.isa, filters, self.c_made, to - from, zeros, u, m);
+                self.transform_tiles(cx.isa, m, from, to, 0..self.c_made, bias, made, epilogue, stages);
             }
         });
     }
 
-    /// Fills channels `from..to` of panel `idx` of the transformed weights, `[36][panel][c_read][lanes]`.
+    /// Fills channels `from..to` of panel `idx` of the transformed weights: `out` is the panel's `[c_read][lanes]` at the
+    /// first point, `plane` floats before that at the next.
     ///
     /// # Safety
-    /// `isa` has AVX2; nothing else writes that part.
+    /// `isa` has AVX2; the planes have the panel, and nothing else accesses that part of it.
     unsafe fn transform_filters<W: Float>(
         &self,
         isa: Isa,
@@ -253,31 +284,51 @@ impl Correlate {
         idx: usize,
         from: usize,
         to: usize,
-        filters: SharedMut<f32>,
+        out: *mut f32,
+        plane: usize,
     ) {
         let (first, width, lanes) = panel(self.c_made, idx);
-        let mut taps = [[0.0; micro::PANEL]; 9];
-        for c in from..to {
-            for lane in 0..lanes {
-                let filter = &weight[(first + lane) * self.made_step + c * self.read_step..][..9];
-                for (k, v) in filter.iter().enumerate() {
-                    taps[if self.turned { 8 - k } else { k }][lane] = v.wide();
+        let mut taps = turn::NO_COLUMNS;
+        let mut stage = turn::NO_COLUMNS;
+        for from in (from..to).step_by(FILTERS) {
+            let n = FILTERS.min(to - from);
+            let start = first * self.made_step + from * self.read_step;
+            let tap = |k: usize| if self.turned { 8 - k } else { k };
+            if let (Some(weight), micro::PANEL) = (W::as_f32(weight), lanes) {
+                // Forward, taps of all channels read are one run; backward, those of one.
+                let (runs, run) = if self.read_step == 9 { (1, n) } else { (n, 1) };
+                let last = (micro::PANEL - 1) * self.made_step + (runs - 1) * self.read_step + run * 9;
+                let weight = &weight[start..][..last];
+                for i in 0..runs {
+                    let target = |j: usize| taps[(i + j / 9) * 9 + tap(j % 9)].as_mut_ptr();
+                    // SAFETY: the CPU has AVX2; the weights have 16 rows of these columns, targets are rows of 16.
+                    unsafe {
+                        let source = weight.as_ptr().add(i * self.read_step);
+                        turn::into_panel(source, self.made_step, run * 9, &mut stage, target);
+                    }
+                }
+            } else {
+                for (i, lane) in (0..n * lanes).map(|at| (at / lanes, at % lanes)) {
+                    let filter = &weight[start + lane * self.made_step + i * self.read_step..][..9];
+                    for (k, v) in filter.iter().enumerate() {
+                        taps[i * 9 + tap(k)][lane] = v.wide();
+                    }
                 }
             }
-            let at = self.c_read * first + c * width;
-            debug_assert!((POINTS - 1) * self.weight_plane() + at + width <= filters.len());
-            // SAFETY: `taps` has a panel, and every plane has this one.
-            unsafe {
-                let (taps, out) = (taps.as_ptr().cast(), filters.as_mut_ptr().add(at));
-                transform::filter(isa, taps, micro::PANEL, width, out, self.weight_plane());
+            for (i, taps) in taps.chunks_exact(9).take(n).enumerate() {
+                // SAFETY: `taps` has a panel, and every plane has this one.
+                unsafe {
+                    let out = out.add((from + i) * width);
+                    transform::filter(isa, taps.as_ptr().cast(), micro::PANEL, width, out, plane);
+                }
             }
         }
     }
 
-    /// `u[36][tile][c_read] = Bᵀ d B`.
+    /// `u[36][tile][c_read] = Bᵀ d B`, tile `from` being the first of the planes.
     ///
     /// # Safety
-    /// `isa` has AVX2.
+    /// `isa` has AVX2; the planes have these tiles, and nothing else accesses them.
     unsafe fn transform_patches(
         &self,
         isa: Isa,
@@ -285,11 +336,10 @@ impl Correlate {
         zeros: &[f32],
         from: usize,
         to: usize,
-        u: &mut [f32],
+        u: Planes,
         stages: &mut [f32],
     ) {
-        let pitch = padded(self.c_read);
-        assert!((POINTS - 1) * self.read_plane() + (to - from) * pitch <= u.len() && zeros.len() >= pitch);
+        assert!(zeros.len() >= padded(self.c_read));
         // A patch and the next one.
         let (even, odd) = stages.split_at_mut((POINTS * self.c_read).min(stages.len()));
         let mut find = |idx: usize| {
@@ -302,28 +352,29 @@ impl Correlate {
             ahead = find(idx + 1);
             // SAFETY: each of the pixels has `c_read` floats; the planes have this tile in whole vectors.
             unsafe {
-                let out = u.as_mut_ptr().add((idx - from) * pitch);
-                transform::patch(isa, &patch, &ahead, self.c_read, out, self.read_plane());
+                let out = u.ptr.add((idx - from) * u.pitch);
+                transform::patch(isa, &patch, &ahead, self.c_read, out, u.plane);
             }
         }
     }
 
-    /// `m[36][tile][c_made] = u · filters`, point by point.
+    /// `m[36][tile][channels] = u · filters`, point by point; `filters` are the first of their planes, and how far these
+    /// are apart.
     ///
     /// # Safety
-    /// `isa` has AVX2.
+    /// `isa` has AVX2; the planes have `tiles` tiles, and nothing else accesses `m`.
     unsafe fn multiply(
         &self,
         isa: Isa,
-        filters: &[f32],
+        filters: (*const f32, usize),
+        channels: usize,
         tiles: usize,
         zeros: &[f32],
-        u: &[f32],
-        m: &mut [f32],
+        u: Planes,
+        m: Planes,
     ) {
-        let (read_pitch, made_pitch) = (padded(self.c_read), padded(self.c_made));
         let walk = GatherWalk {
-            row: read_pitch,
+            row: u.pitch,
             outer: 1,
             outer_step: 0,
             inner: 1,
@@ -332,17 +383,14 @@ impl Correlate {
             b_panel: self.c_read * micro::PANEL,
         };
         for point in 0..POINTS {
-            let u = &u[point * self.read_plane()..][..tiles * read_pitch];
-            let m = &mut m[point * self.made_plane()..][..tiles * made_pitch];
-            let filters = &filters[point * self.weight_plane()..][..self.weight_plane()];
-            for Strip { first, width, .. } in strips(isa, self.c_made) {
+            for Strip { first, width, .. } in strips(isa, channels) {
                 for (tile, rows) in pieces(tiles, micro::rows_max(isa, width)) {
-                    // SAFETY: rows are tiles of this block; panels and rows are padded to `width` lanes.
+                    // SAFETY: rows are tiles of these planes; panels and rows are padded to `width` lanes.
                     unsafe {
-                        let a = u.as_ptr().add(tile * read_pitch);
-                        let b = filters.as_ptr().add(self.c_read * first);
-                        let ptr = m.as_mut_ptr().add(tile * made_pitch + first);
-                        let target = GatherTarget { ptr, row: made_pitch, lanes: width };
+                        let a = u.ptr.add(point * u.plane + tile * u.pitch);
+                        let b = filters.0.add(point * filters.1 + self.c_read * first);
+                        let ptr = m.ptr.add(point * m.plane + tile * m.pitch + first);
+                        let target = GatherTarget { ptr, row: m.pitch, lanes: width };
                         micro::gather(isa, rows, width, &walk, a, b, zeros.as_ptr(), target);
                     }
                 }
@@ -350,59 +398,74 @@ impl Correlate {
         }
     }
 
-    /// `made = Aᵀ m A + bias`, cut at the image's edges, and the epilogue.
+    /// `made = Aᵀ m A + bias` of some channels, cut at the image's edges, and the epilogue. Tile `from` is the first of the
+    /// planes.
     ///
     /// # Safety
-    /// `isa` has AVX2; nothing else accesses these tiles of `made`.
+    /// `isa` has AVX2; the planes have these tiles; nothing else accesses these channels of them in `made`.
     unsafe fn transform_tiles(
         &self,
         isa: Isa,
-        m: &[f32],
+        m: Planes,
         from: usize,
         to: usize,
+        channels: Range<usize>,
         bias: Option<&[f32]>,
         made: SharedFloats,
         epilogue: Option<&RunEpilogue>,
         stages: &mut [f32],
     ) {
-        let (t, c) = (&self.tiling, self.c_made);
-        let pitch = padded(c);
-        assert!((POINTS - 1) * self.made_plane() + (to - from) * pitch <= m.len());
+        let (t, c, n_channels) = (&self.tiling, self.c_made, channels.len());
+        let bias = bias.map(|bias| &bias[channels.clone()]);
         for idx in from..to {
             let (image, row, col) = t.tile(idx);
             let (rows, cols) = ((t.h - row).min(4), (t.w - col).min(4));
-            let first = (image * t.h + row) * t.w + col;
-            debug_assert!((first + (rows - 1) * t.w + cols) * c <= made.len());
+            let first = ((image * t.h + row) * t.w + col) * c + channels.start;
+            debug_assert!(first + ((rows - 1) * t.w + cols - 1) * c + n_channels <= made.len());
             // Where the tile is made: in place, or in scratch.
-            let (ptr, row_len) = match made {
-                SharedFloats::F32(made) => (made.as_mut_ptr().wrapping_add(first * c), t.w * c),
-                _ => (stages[..rows * cols * c].as_mut_ptr(), cols * c),
+            let (ptr, row_len, pixel) = match made {
+                SharedFloats::F32(made) => (made.as_mut_ptr().wrapping_add(first), t.w * c, c),
+                _ => (stages[..rows * cols * n_channels].as_mut_ptr(), cols * n_channels, n_channels),
             };
             // SAFETY: the planes have this tile in whole vectors, and there are `rows` by `cols` pixels to be written.
             unsafe {
-                let source = m.as_ptr().add((idx - from) * pitch);
-                let target = transform::TileTarget { ptr, row: row_len, rows, cols, channels: c };
-                transform::tile(isa, source, self.made_plane(), bias, &target);
+                let source = m.ptr.add((idx - from) * m.pitch);
+                let target =
+                    transform::TileTarget { ptr, row: row_len, pixel, rows, cols, channels: n_channels };
+                transform::tile(isa, source, m.plane, bias, &target);
             }
             if epilogue.is_none() && made.is_f32() {
                 continue;
             }
-            for i in 0..rows {
-                let at = (first + i * t.w) * c;
-                // SAFETY: the tile's pixels are this task's, and have just been made, in place or in scratch.
-                let run = unsafe { std::slice::from_raw_parts_mut(ptr.add(i * row_len), cols * c) };
+            // A row of all channels is one run.
+            let (runs, run_len) = if n_channels == c { (1, cols * c) } else { (cols, n_channels) };
+            for (i, j) in (0..rows * runs).map(|at| (at / runs, at % runs)) {
+                let at = first + (i * t.w + j) * c;
+                // SAFETY: these channels of the tile are this task's, and have just been made, in place or in scratch.
+                let run =
+                    unsafe { std::slice::from_raw_parts_mut(ptr.add(i * row_len + j * pixel), run_len) };
                 if let Some(epilogue) = epilogue {
                     epilogue(at, run);
                 }
                 if !made.is_f32() {
                     // SAFETY: as above.
-                    unsafe { made.part(at, cols * c) }.round(isa, run);
+                    unsafe { made.part(at, run_len) }.round(isa, run);
                 }
             }
         }
     }
 }
 
+/// 36 planes of rows, one for each tile: row `r` of point `p` starts `p * plane + r * pitch` floats behind `ptr`.
+#[derive(Clone, Copy)]
+struct Planes {
+    ptr: *mut f32,
+    plane: usize,
+    pitch: usize,
+}
+
+/// Filters of each channel made that are turned into vectors of channels at once.
+const FILTERS: usize = turn::COLS / 9;
 /// Channels whose filters one task transforms.
 const WEIGHT_CHANNELS: usize = 64;
 /// See [`Correlate::block`].

@@ -62,11 +62,13 @@ pub(super) struct TileTarget {
     pub(super) ptr: *mut f32,
     /// Floats from one row of pixels to the next.
     pub(super) row: usize,
+    /// Floats from one pixel to the next.
+    pub(super) pixel: usize,
     /// Pixels that exist: fewer than 4 at the image's edges.
     pub(super) rows: usize,
     /// As `rows`.
     pub(super) cols: usize,
-    /// Channels of a pixel.
+    /// Channels that are written of each pixel.
     pub(super) channels: usize,
 }
 
@@ -221,14 +223,14 @@ unsafe fn tile_body<V: Vector>(m: *const f32, plane: usize, bias: Option<&[f32]>
             if whole && target.rows == 4 && target.cols == 4 {
                 square::<6, 4, OutputTile, V>(
                     |i, j| V::load(m.add((i * 6 + j) * plane + c)),
-                    |i, j, v| v.add(add).store(ptr.add(i * target.row + j * target.channels)),
+                    |i, j, v| v.add(add).store(ptr.add(i * target.row + j * target.pixel)),
                 );
             } else {
                 square::<6, 4, OutputTile, V>(
                     |i, j| V::load_first(m.add((i * 6 + j) * plane + c), padded(lanes)),
                     |i, j, v| {
                         if i < target.rows && j < target.cols {
-                            v.add(add).store_first(ptr.add(i * target.row + j * target.channels), lanes);
+                            v.add(add).store_first(ptr.add(i * target.row + j * target.pixel), lanes);
                         }
                     },
                 );
