@@ -10,7 +10,7 @@ use polyreme_kernels::gemm::pairs::PairOrder;
 use polyreme_kernels::{Cx, Floats, FloatsMut, convert};
 
 /// Buffers of one way to run it.
-struct Way {
+struct AttentionWay {
     at: Attention,
     half: bool,
     best_ms: [f64; 2],
@@ -46,7 +46,7 @@ fn main() {
     ] {
         let f32 = Attention::packed(batch, t, heads, d, causal);
         let pairs = Attention { products: Some(order), ..f32.clone() };
-        let mut ways = [(&f32, false), (&f32, true), (&pairs, true)].map(|(at, half)| Way {
+        let mut ways = [(&f32, false), (&f32, true), (&pairs, true)].map(|(at, half)| AttentionWay {
             at: at.clone(),
             half,
             best_ms: [f64::INFINITY; 2],

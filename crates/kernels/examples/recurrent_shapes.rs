@@ -34,9 +34,9 @@ fn main() {
         for lstm in [true, false] {
             let ways = [(DType::F32, None), (DType::Bf16, None), (DType::Bf16, Some(order))];
             let mut ways =
-                ways.map(|(dtype, products)| Way::new(lstm, [batch, time, hidden], dtype, products));
+                ways.map(|(dtype, products)| RecurrentWay::new(lstm, [batch, time, hidden], dtype, products));
             for _ in 0..rounds {
-                ways.iter_mut().for_each(Way::run);
+                ways.iter_mut().for_each(RecurrentWay::run);
             }
             let n_gates = if lstm { 4 } else { 3 };
             let product = (2 * batch * time * hidden * n_gates * hidden) as f64 * 1e-6;
@@ -55,11 +55,11 @@ fn main() {
 }
 
 /// One way to run a cell, its buffers, and the best times forward and backward.
-struct Way {
+struct RecurrentWay {
     lstm: Option<Lstm>,
     gru: Gru,
     /// xp, y, c_all, gates, dy and dxp: what has T steps.
-    steps: [Stored; 6],
+    steps: [StoredAs; 6],
     /// The weights and biases, and their gradients.
     weights: [Vec<f32>; 4],
     /// h0 and c0, and their gradients.
@@ -69,20 +69,20 @@ struct Way {
 }
 
 /// Floats in either format.
-struct Stored {
+struct StoredAs {
     wide: Vec<f32>,
     half: Option<Vec<polyreme_dtype::bf16>>,
 }
 
-impl Stored {
-    fn new(len: usize, dtype: DType) -> Stored {
+impl StoredAs {
+    fn new(len: usize, dtype: DType) -> StoredAs {
         let wide = numbers(len);
         let half = (dtype == DType::Bf16).then(|| {
             let mut half = vec![polyreme_dtype::bf16::ZERO; len];
             convert::f32_to_bf16(&Cx::serial(), &wide, &mut half);
             half
         });
-        Stored { wide, half }
+        StoredAs { wide, half }
     }
     fn get(&self) -> Floats<'_> {
         self.half.as_ref().map_or(Floats::F32(&self.wide), |half| Floats::Bf16(half))
@@ -95,13 +95,13 @@ impl Stored {
     }
 }
 
-impl Way {
+impl RecurrentWay {
     fn new(
         is_lstm: bool,
         [batch, time, hidden]: [usize; 3],
         dtype: DType,
         products: Option<PairOrder>,
-    ) -> Way {
+    ) -> RecurrentWay {
         let lstm = Lstm { batch, time, hidden, reverse: false, strict: false, products };
         let gru = Gru { batch, time, hidden, reverse: false, strict: false, products };
         let states = batch * time * hidden;
@@ -109,8 +109,8 @@ impl Way {
         let (w, b) = (numbers(gates * hidden * hidden), numbers(gates * hidden));
         let len = lstm.forward_scratch_len_half(1).max(lstm.backward_scratch_len_half(1));
         let len = len.max(lstm.backward_scratch_len(1)).max(gru.backward_scratch_len(1));
-        let steps = [gates, 1, 1, 4, 1, gates].map(|n| Stored::new(n * states, dtype));
-        Way {
+        let steps = [gates, 1, 1, 4, 1, gates].map(|n| StoredAs::new(n * states, dtype));
+        RecurrentWay {
             lstm: is_lstm.then_some(lstm),
             scratch: vec![0.0; len.max(gru.backward_scratch_len_half(1))],
             gru,
