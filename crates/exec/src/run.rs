@@ -36,8 +36,10 @@ impl DrawKey {
         match slab {
             None => Positions::from(self.first_sample * of_sample as u64, len.max(1)),
             Some(Slab { first, run, stride }) => {
-                let runs_before = self.first_sample * (of_sample / run) as u64;
-                Positions { first: runs_before * stride as u64 + first as u64, run, stride: stride as u64 }
+                // Of the whole tensor, of which this is as large a part as a run is of its stride.
+                let whole = len / run * stride;
+                let before = self.first_sample * (whole / self.samples.max(1)) as u64;
+                Positions { first: before + first as u64, run, stride: stride as u64 }
             }
         }
     }

@@ -180,7 +180,7 @@ impl Graph {
 
     /// Appends a node whose outputs' shapes are known (reshapes, expansions, fused passes and leaves carry theirs in
     /// the value).
-    pub(crate) fn push_shaped(
+    pub fn push_shaped(
         &mut self,
         op: Op,
         inputs: &[ValueId],
@@ -298,7 +298,7 @@ impl Graph {
     }
 
     /// A copy with these nodes in this order; values are renumbered.
-    pub(crate) fn reordered(&self, order: &[usize]) -> Graph {
+    pub fn reordered(&self, order: &[usize]) -> Graph {
         let mut to = Rebuild::new(self);
         for &i in order {
             if i == self.n_forward {

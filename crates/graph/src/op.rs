@@ -4,7 +4,9 @@
 //! Images are channels-last, `[n, h, w, c]`; weights keep PyTorch's layouts. Legend: `m`, `k`, `n` of a product,
 //! `c` channels, `t` time, `h` hidden.
 
-use polyreme_kernels::elementwise::{Binary, Expr, Unary};
+use polyreme_kernels::elementwise::Expr;
+/// The vocabulary of element-wise ops: that of the kernels.
+pub use polyreme_kernels::elementwise::{Binary, Unary};
 
 use crate::print::{binary_name, unary_name};
 use crate::program::Axis;
@@ -83,11 +85,11 @@ pub struct Attention {
     pub packed: bool,
 }
 
-/// A part of every sample of a tensor, as a split over columns, heads or time leaves it to one rank: runs of elements that lie
-/// further apart in the whole.
+/// A part of a tensor, as a split over samples, columns, heads or time leaves it to one rank: runs of elements that lie further
+/// apart in the whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slab {
-    /// The place of the first element in the whole sample.
+    /// The place of the first element in the whole tensor of a microbatch.
     pub first: usize,
     /// Elements that are neighbours in the whole, too.
     pub run: usize,

@@ -11,6 +11,7 @@
 //! - [`stage`]: a step's graph in chunks for the stages of a pipeline: where to cut, and the graph of each chunk.
 //! - `stage_body`: the body of a stage of a pipeline. `staged`: the schedule of a pipelined step.
 //! - `joint`: exchanges inside a body.
+//! - [`tensor`]: matrices split over ranks.
 //! - [`sync_norm`]: batch norms with the statistics of all ranks.
 //! - [`pipeline`]: in which order each stage of a pipeline runs its microbatches.
 
@@ -28,6 +29,7 @@ pub mod stage;
 mod stage_body;
 mod staged;
 pub mod sync_norm;
+pub mod tensor;
 pub mod tree;
 
 pub use mesh::Mesh;

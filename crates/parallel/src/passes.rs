@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use polyreme_graph::recompute::BudgetError;
-use polyreme_graph::{Body, Graph, Program, recompute};
+use polyreme_graph::{Axis, Body, Graph, Program, recompute};
 use thiserror::Error;
 
 use crate::plan::{Plan, Training};
@@ -11,6 +11,7 @@ use crate::schedule::schedule;
 use crate::stage::{CutError, PlaceError};
 use crate::stage_body::stage_body;
 use crate::sync_norm::sync_batch_norm;
+use crate::tensor::{Place, split};
 
 /// How much memory a rank may use, and how to measure a program's.
 pub struct Budget<'a> {
@@ -26,6 +27,9 @@ pub enum CompileError {
     /// It takes more memory than it may.
     #[error(transparent)]
     Budget(#[from] BudgetError),
+    /// Its matrices cannot be split over so many ranks.
+    #[error("{0}")]
+    Tensor(String),
     /// There is no such pipeline.
     #[error("{0}")]
     Pipeline(String),
@@ -66,7 +70,14 @@ pub fn compile(
 ) -> Result<Body, CompileError> {
     // 1. What is stored in half, and where it is cast.
     let step = &plan.precision.apply(step);
-    // 2. Before recomputation: ranks with shards of different sizes may recompute different values, but they must take
+    // 2. The part of it that this rank of the tensor axis computes.
+    let place = Place { rank: plan.mesh.place(plan.rank, Axis::Tensor), ranks: plan.mesh.tensor };
+    let part = match place.ranks {
+        1 => None,
+        _ => Some(split(step, place).map_err(CompileError::Tensor)?),
+    };
+    let step = part.as_ref().map_or(step, |part| &part.graph);
+    // 3. Before recomputation: ranks with shards of different sizes may recompute different values, but they must take
     //    part in the same sums.
     let synced = plan.syncs_norms().then(|| sync_batch_norm(step));
     let step = synced.as_ref().unwrap_or(step);
@@ -80,7 +91,7 @@ pub fn compile(
             }
         };
     }
-    // 4. Fusion, and the order in which gradients are made.
+    // 5. Fusion, and the order in which gradients are made.
     let last = |step: &Graph| {
         let body = match plan.updates_at_once(training) {
             true => Body::at_once(step, training.optimizer),
@@ -89,7 +100,7 @@ pub fn compile(
         body.with_strict(plan.precision.strict).with_reproducible(plan.is_reproducible())
     };
     let Some(Budget { bytes, measure }) = budget else { return Ok(last(step)) };
-    // 3. Recomputation, measured on the result of the passes after it. All ranks must come to the same decision, so all
+    // 4. Recomputation, measured on the result of the passes after it. All ranks must come to the same decision, so all
     //    measure the last rank, whose shards are the largest.
     let largest = Plan { rank: plan.mesh.ranks() - 1, ..plan.clone() };
     let measure =

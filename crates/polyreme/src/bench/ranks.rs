@@ -31,6 +31,8 @@ pub struct RanksReport {
     pub ranks: usize,
     /// How many of them the batch is split over.
     pub data: usize,
+    /// How many of them each matrix is split over.
+    pub tensor: usize,
     /// How many stages the network is cut into.
     pub stage: usize,
     /// How many microbatches a step has.
@@ -113,6 +115,7 @@ pub fn measure(
         job: job.name.clone(),
         ranks: plan.mesh.ranks(),
         data: plan.mesh.data,
+        tensor: plan.mesh.tensor,
         stage: plan.mesh.stage,
         microbatches: job.accumulate,
         schedule: (plan.mesh.stage > 1).then(|| plan.pipeline.name().into()),

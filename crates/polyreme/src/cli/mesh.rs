@@ -15,6 +15,9 @@ pub(super) struct MeshArgs {
     /// Ranks that the batch is split over [default: those that the other axes leave].
     #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=4096))]
     data: Option<u16>,
+    /// Ranks that each matrix is split over.
+    #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=64))]
+    tensor: Option<u16>,
     /// Stages that the layers are split over.
     #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=64))]
     stage: Option<u16>,
@@ -29,17 +32,14 @@ pub(super) struct MeshArgs {
 impl MeshArgs {
     /// Whether something was asked for.
     pub(super) fn any(&self) -> bool {
-        self.data.is_some() || self.stage.is_some() || self.microbatches.is_some()
+        self.ranks().is_some() || self.microbatches.is_some()
     }
 
     /// How many ranks the axes make, if they say.
     pub(super) fn ranks(&self) -> Option<usize> {
-        let asked = self.data.is_some() || self.stage.is_some();
-        asked.then(|| usize::from(self.data.unwrap_or(1)) * self.stage())
-    }
-
-    pub(super) fn stage(&self) -> usize {
-        usize::from(self.stage.unwrap_or(1))
+        let asked = [self.data, self.tensor, self.stage];
+        let of = |n: &Option<u16>| usize::from(n.unwrap_or(1));
+        asked.iter().any(Option::is_some).then(|| asked.iter().map(of).product())
     }
 
     pub(super) fn schedule(&self) -> PipelineKind {
