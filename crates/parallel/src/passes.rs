@@ -11,7 +11,7 @@ use crate::schedule::schedule;
 use crate::stage::{CutError, PlaceError};
 use crate::stage_body::stage_body;
 use crate::sync_norm::sync_batch_norm;
-use crate::tensor::{Place, split};
+use crate::tensor::{TensorPlace, split};
 
 /// How much memory a rank may use, and how to measure a program's.
 pub struct Budget<'a> {
@@ -71,7 +71,7 @@ pub fn compile(
     // 1. What is stored in half, and where it is cast.
     let step = &plan.precision.apply(step);
     // 2. The part of it that this rank of the tensor axis computes.
-    let place = Place { rank: plan.mesh.place(plan.rank, Axis::Tensor), ranks: plan.mesh.tensor };
+    let place = TensorPlace { rank: plan.mesh.place(plan.rank, Axis::Tensor), ranks: plan.mesh.tensor };
     let part = match place.ranks {
         1 => None,
         _ => Some(split(step, place).map_err(CompileError::Tensor)?),

@@ -39,7 +39,7 @@ impl TestRandom {
 }
 
 /// A model, and what it is traced for: the batch of all ranks together.
-struct Case {
+struct TensorCase {
     name: &'static str,
     model: Model,
     options: TraceOptions,
@@ -51,8 +51,8 @@ struct Case {
     data: usize,
 }
 
-fn case(name: &'static str, model: Model, batch: usize) -> Case {
-    Case {
+fn case(name: &'static str, model: Model, batch: usize) -> TensorCase {
+    TensorCase {
         name,
         model,
         options: TraceOptions::training(batch),
@@ -64,11 +64,11 @@ fn case(name: &'static str, model: Model, batch: usize) -> Case {
 }
 
 /// A rank's part of the batch.
-fn own_options(case: &Case) -> TraceOptions {
+fn own_options(case: &TensorCase) -> TraceOptions {
     TraceOptions { batch: case.options.batch / case.data, ..case.options }
 }
 
-fn step_graph(case: &Case) -> Graph {
+fn step_graph(case: &TensorCase) -> Graph {
     let (model, options) = (&case.model, &own_options(case));
     let mut b = Builder::new();
     let input = model.input(options);
@@ -83,7 +83,7 @@ fn step_graph(case: &Case) -> Graph {
 }
 
 /// A parameter or a state of one rank: its name, which part of the whole it is, its elements at the start and at the end.
-struct Held {
+struct HeldParts {
     name: String,
     dims: Vec<usize>,
     part: Option<Part>,
@@ -91,12 +91,12 @@ struct Held {
     last: Vec<f32>,
 }
 
-struct Outcome {
-    held: Vec<Held>,
+struct TensorOutcome {
+    held: Vec<HeldParts>,
     losses: Vec<f64>,
 }
 
-fn run_rank(case: &Case, comm: Comm) -> Result<Outcome, ExecError> {
+fn run_rank(case: &TensorCase, comm: Comm) -> Result<TensorOutcome, ExecError> {
     let rank = comm.rank();
     let mesh = Mesh { tensor: comm.size() / case.data, ..Mesh::data(case.data) };
     let part = mesh.place(rank, Axis::Data);
@@ -115,11 +115,11 @@ fn run_rank(case: &Case, comm: Comm) -> Result<Outcome, ExecError> {
     let comms = Comms::new(comm, &mesh)?;
     let mut engine = Engine::join(program, Options { seed: 3, ..Options::threads(1) }, comms)?;
     let graph = &body.graph;
-    let mut held: Vec<Held> = Vec::new();
+    let mut held: Vec<HeldParts> = Vec::new();
     for stored in graph.params.iter().chain(&graph.states) {
         let dims = graph.shape(stored.value).dims().to_vec();
         let first = engine.param(&stored.name).or_else(|_| engine.state(&stored.name))?.to_vec();
-        held.push(Held { name: stored.name.clone(), dims, part: stored.part, first, last: Vec::new() });
+        held.push(HeldParts { name: stored.name.clone(), dims, part: stored.part, first, last: Vec::new() });
     }
     let mut losses = Vec::new();
     for step in 0..STEPS {
@@ -149,7 +149,7 @@ fn run_rank(case: &Case, comm: Comm) -> Result<Outcome, ExecError> {
         held.last = engine.param(&held.name).or_else(|_| engine.state(&held.name))?.to_vec();
     }
     engine.comm().barrier()?;
-    Ok(Outcome { held, losses })
+    Ok(TensorOutcome { held, losses })
 }
 
 /// This rank's part of what all ranks are fed.
@@ -157,7 +157,7 @@ fn take<T: Copy>(into: &mut [T], all: &[T], part: usize) {
     into.copy_from_slice(&all[part * into.len()..][..into.len()]);
 }
 
-fn run(case: &Case, ranks: usize) -> Vec<Outcome> {
+fn run(case: &TensorCase, ranks: usize) -> Vec<TensorOutcome> {
     std::thread::scope(|s| {
         let ranks: Vec<_> = Comm::local(ranks)
             .into_iter()
@@ -170,7 +170,7 @@ fn run(case: &Case, ranks: usize) -> Vec<Outcome> {
 }
 
 /// The elements of a whole tensor that a part has.
-fn taken(whole: &[f32], held: &Held) -> Vec<f32> {
+fn taken(whole: &[f32], held: &HeldParts) -> Vec<f32> {
     let Some(part) = held.part else { return whole.to_vec() };
     let slab = part.slab(&part.whole_dims(&held.dims));
     (0..held.first.len()).map(|i| whole[slab.first + i / slab.run * slab.stride + i % slab.run]).collect()
@@ -184,16 +184,18 @@ fn near(what: &str, got: &[f32], want: &[f32], tolerance: f32, least: f32) {
 }
 
 /// The same as one rank, within a relative tolerance; and a share of the parameters on each rank.
-fn check(case: &Case, all_ranks: &[usize], tolerance: f32, held_max: f64) {
-    let one =
-        run(&Case { data: 1, model: case.model.clone(), precision: case.precision.clone(), ..*case }, 1);
+fn check(case: &TensorCase, all_ranks: &[usize], tolerance: f32, held_max: f64) {
+    let one = run(
+        &TensorCase { data: 1, model: case.model.clone(), precision: case.precision.clone(), ..*case },
+        1,
+    );
     let one = &one[0];
     let n_whole: usize = one.held.iter().map(|h| h.first.len()).sum();
     for &ranks in all_ranks {
         let many = run(case, ranks * case.data);
         for (rank, outcome) in many.iter().enumerate() {
             let what = |name: &str| format!("{} on rank {rank} of {ranks}: {name}", case.name);
-            let losses = |o: &Outcome| o.losses.iter().map(|l| *l as f32).collect::<Vec<_>>();
+            let losses = |o: &TensorOutcome| o.losses.iter().map(|l| *l as f32).collect::<Vec<_>>();
             near(&what("losses"), &losses(outcome), &losses(one), tolerance, case.least);
             for (held, whole) in outcome.held.iter().zip(&one.held) {
                 assert_eq!(held.name, whole.name);
@@ -207,7 +209,7 @@ fn check(case: &Case, all_ranks: &[usize], tolerance: f32, held_max: f64) {
     }
 }
 
-fn gpt(dropout: f32) -> Case {
+fn gpt(dropout: f32) -> TensorCase {
     let model = Gpt { vocab: 32, width: 32, heads: 4, layers: 2, context: 8, dropout };
     case("gpt", Model::Gpt(model), 4)
 }
@@ -228,7 +230,7 @@ fn a_gpt_is_split() {
 
 #[test]
 fn a_gpt_is_split_where_rows_do_not_divide() {
-    let odd = Case { options: TraceOptions { time: Some(5), ..TraceOptions::training(3) }, ..gpt(0.2) };
+    let odd = TensorCase { options: TraceOptions { time: Some(5), ..TraceOptions::training(3) }, ..gpt(0.2) };
     check(&odd, &[2, 4], 1e-5, 1.2);
 }
 
@@ -243,7 +245,7 @@ fn labels_are_smoothed_and_ignored_as_on_one_rank() {
 
 #[test]
 fn the_batch_is_split_as_well() {
-    let both = Case { data: 2, ..gpt(0.2) };
+    let both = TensorCase { data: 2, ..gpt(0.2) };
     check(&both, &[2], 1e-5, 1.2);
 }
 
@@ -304,6 +306,6 @@ fn an_encoder_is_split() {
 
 #[test]
 fn bf16_is_split() {
-    let case = Case { precision: Precision::half(DType::Bf16), ..gpt(0.0) };
+    let case = TensorCase { precision: Precision::half(DType::Bf16), ..gpt(0.0) };
     check(&case, &[2], 2e-2, 1.2);
 }

@@ -15,35 +15,42 @@
 use polyreme_graph::op::ExchangeKind;
 use polyreme_graph::{Axis, DType, Graph, Op, Shape, ValueId};
 
-use super::layout::{Layout, Place};
+use super::layout::{TensorPlace, ValueLayout};
 
 /// The cost of a copy of one element, where sending one costs 1.
 pub(super) const COPY: f64 = 0.25;
 
 /// The cost of a conversion of `n` elements; `None` if there is no way.
-pub(super) fn cost(from: Layout, to: Layout, shape: &Shape, dtype: DType, ranks: usize) -> Option<f64> {
+pub(super) fn cost(
+    from: ValueLayout,
+    to: ValueLayout,
+    shape: &Shape,
+    dtype: DType,
+    ranks: usize,
+) -> Option<f64> {
     let (n, t) = (shape.numel() as f64, ranks as f64);
     let others = n * (t - 1.0) / t;
     let cost = match (from, to) {
-        (Layout::Whole, Layout::Whole) | (Layout::Partial, Layout::Partial) => 0.0,
+        (ValueLayout::Whole, ValueLayout::Whole) | (ValueLayout::Partial, ValueLayout::Partial) => 0.0,
         _ if from == to => 0.0,
-        (Layout::Whole, Layout::Split { .. }) => COPY * n,
+        (ValueLayout::Whole, ValueLayout::Split { .. }) => COPY * n,
         // Nothing else is done with integers.
         _ if !dtype.is_float() => return None,
-        (Layout::Split { .. }, Layout::Whole) | (Layout::Partial, Layout::Split { .. }) => others,
-        (Layout::Partial, Layout::Whole) => 2.0 * others,
-        (Layout::Split { .. }, Layout::Split { .. }) => match nested(from, to, shape, ranks) {
+        (ValueLayout::Split { .. }, ValueLayout::Whole)
+        | (ValueLayout::Partial, ValueLayout::Split { .. }) => others,
+        (ValueLayout::Partial, ValueLayout::Whole) => 2.0 * others,
+        (ValueLayout::Split { .. }, ValueLayout::Split { .. }) => match nested(from, to, shape, ranks) {
             Some(_) => others / t,
             None => others + COPY * n,
         },
-        (Layout::Whole | Layout::Split { .. }, Layout::Partial) => return None,
+        (ValueLayout::Whole | ValueLayout::Split { .. }, ValueLayout::Partial) => return None,
     };
     Some(cost)
 }
 
 /// Of two splits, whether the first is the coarser one: each of its pieces is made of whole blocks of the other. `None` if
 /// neither is.
-fn nested(from: Layout, to: Layout, shape: &Shape, ranks: usize) -> Option<bool> {
+fn nested(from: ValueLayout, to: ValueLayout, shape: &Shape, ranks: usize) -> Option<bool> {
     let (a, b) = (from.period(shape.dims())?, to.period(shape.dims())?);
     if (a / ranks).is_multiple_of(b) {
         Some(true)
@@ -58,34 +65,36 @@ fn nested(from: Layout, to: Layout, shape: &Shape, ranks: usize) -> Option<bool>
 pub(super) fn convert(
     graph: &mut Graph,
     x: ValueId,
-    from: Layout,
-    to: Layout,
+    from: ValueLayout,
+    to: ValueLayout,
     shape: &Shape,
-    place: Place,
+    place: TensorPlace,
     layer: &str,
 ) -> ValueId {
     let mut nodes = Nodes { graph, place, layer };
     let (n, ranks) = (shape.numel(), place.ranks);
-    let blocks = |layout: Layout| layout.period(shape.dims()).map_or(1, |period| n / period);
+    let blocks = |layout: ValueLayout| layout.period(shape.dims()).map_or(1, |period| n / period);
     let local = to.local(shape, ranks);
     match (from, to) {
-        (Layout::Whole, Layout::Whole) | (Layout::Partial, Layout::Partial) => x,
+        (ValueLayout::Whole, ValueLayout::Whole) | (ValueLayout::Partial, ValueLayout::Partial) => x,
         _ if from == to => x,
-        (Layout::Whole, Layout::Split { .. }) => {
+        (ValueLayout::Whole, ValueLayout::Split { .. }) => {
             let (a, b) = (blocks(to), n / blocks(to) / ranks);
             let x = nodes.reshape(x, [a, ranks, b].into());
             let piece = nodes.push(Op::Slice { axis: 1, start: place.rank, len: 1 }, x);
             nodes.reshape(piece, local)
         }
-        (Layout::Split { .. }, Layout::Whole) => {
+        (ValueLayout::Split { .. }, ValueLayout::Whole) => {
             let (a, b) = (blocks(from), n / blocks(from) / ranks);
             let x = nodes.reshape(x, [a, b].into());
             let all = nodes.exchange(ExchangeKind::Gather { ranks, rank: place.rank }, x);
             let all = nodes.swap_first(all, [ranks, a, b]);
             nodes.reshape(all, local)
         }
-        (Layout::Partial, Layout::Whole) => nodes.in_f32(x, |nodes, x| nodes.exchange(ExchangeKind::Sum, x)),
-        (Layout::Partial, Layout::Split { .. }) => {
+        (ValueLayout::Partial, ValueLayout::Whole) => {
+            nodes.in_f32(x, |nodes, x| nodes.exchange(ExchangeKind::Sum, x))
+        }
+        (ValueLayout::Partial, ValueLayout::Split { .. }) => {
             let (a, b) = (blocks(to), n / blocks(to) / ranks);
             nodes.in_f32(x, |nodes, x| {
                 let x = nodes.reshape(x, [a, ranks, b].into());
@@ -96,7 +105,7 @@ pub(super) fn convert(
                 nodes.reshape(mine, local)
             })
         }
-        (Layout::Split { .. }, Layout::Split { .. }) => match nested(from, to, shape, ranks) {
+        (ValueLayout::Split { .. }, ValueLayout::Split { .. }) => match nested(from, to, shape, ranks) {
             // This rank's pieces of `a` blocks are whole blocks of the finer split, `c` in each.
             Some(true) => {
                 let (a, b) = (blocks(from), n / blocks(to) / ranks);
@@ -121,11 +130,11 @@ pub(super) fn convert(
                 nodes.reshape(y, local)
             }
             None => {
-                let whole = convert(graph, x, from, Layout::Whole, shape, place, layer);
-                convert(graph, whole, Layout::Whole, to, shape, place, layer)
+                let whole = convert(graph, x, from, ValueLayout::Whole, shape, place, layer);
+                convert(graph, whole, ValueLayout::Whole, to, shape, place, layer)
             }
         },
-        (Layout::Whole | Layout::Split { .. }, Layout::Partial) => {
+        (ValueLayout::Whole | ValueLayout::Split { .. }, ValueLayout::Partial) => {
             unreachable!("nothing is turned into terms of a sum")
         }
     }
@@ -134,7 +143,7 @@ pub(super) fn convert(
 /// Appends nodes whose shapes are known to fit.
 struct Nodes<'a> {
     graph: &'a mut Graph,
-    place: Place,
+    place: TensorPlace,
     layer: &'a str,
 }
 

@@ -2,10 +2,10 @@
 
 use polyreme_graph::op::{Conv, Op};
 
-use super::layout::Layout;
-use super::rules::{Form, Given, Way, fewer_groups};
+use super::layout::ValueLayout;
+use super::rules::{Given, OpForm, Way, fewer_groups};
 
-use Layout::{Partial, Whole};
+use ValueLayout::{Partial, Whole};
 
 /// `[.., m, k]·[.., k, n]`: cut along `k` it gives terms, along anything else a cut result. A weight that is cut along its rows
 /// or columns is one of the two.
@@ -16,15 +16,15 @@ pub(super) fn matmul(g: &Given, ta: bool, tb: bool) -> Vec<Way> {
     // In how many groups a dim is cut already, and in one.
     let groups = |operand: usize, dim: usize| {
         let seen = g.seen[operand].iter().filter_map(move |l| match *l {
-            Layout::Split { dim: d, groups } if d == dim => Some(groups),
+            ValueLayout::Split { dim: d, groups } if d == dim => Some(groups),
             _ => None,
         });
         let mut all: Vec<_> = seen.chain([1]).collect();
         all.dedup();
         all
     };
-    let cut = |dim: usize, groups: usize| Layout::Split { dim, groups };
-    let fits = |operand: usize, l: Layout| l.fits(g.x[operand].dims(), g.place.ranks);
+    let cut = |dim: usize, groups: usize| ValueLayout::Split { dim, groups };
+    let fits = |operand: usize, l: ValueLayout| l.fits(g.x[operand].dims(), g.place.ranks);
     let mut ways = Vec::new();
     if let Some(columns) = g.columns.map(|groups| cut(n, groups)).filter(|l| fits(1, *l)) {
         return vec![g.way(vec![Whole, columns], vec![columns.at(ry - 1)])];
@@ -65,18 +65,22 @@ pub(super) fn conv(g: &Given, conv: Conv) -> Vec<Way> {
     let mut ways = Vec::new();
     if conv.groups > 1 && conv.groups.is_multiple_of(ranks) {
         let op = Op::Conv2d(fewer_groups(conv, ranks));
-        ways.push(g.with(op, vec![Layout::split(3), Layout::split(0)], vec![Layout::split(3)]));
+        ways.push(g.with(
+            op,
+            vec![ValueLayout::split(3), ValueLayout::split(0)],
+            vec![ValueLayout::split(3)],
+        ));
     }
     if conv.groups == 1 {
         if g.fits(g.x[0], 3) {
-            ways.push(g.way(vec![Layout::split(3), Layout::split(1)], vec![Partial]));
+            ways.push(g.way(vec![ValueLayout::split(3), ValueLayout::split(1)], vec![Partial]));
         }
         if g.fits(g.x[1], 0) {
-            ways.push(g.way(vec![Whole, Layout::split(0)], vec![Layout::split(3)]));
+            ways.push(g.way(vec![Whole, ValueLayout::split(0)], vec![ValueLayout::split(3)]));
         }
     }
     if g.fits(g.x[0], 0) {
-        ways.push(g.way(vec![Layout::split(0), Whole], vec![Layout::split(0)]));
+        ways.push(g.way(vec![ValueLayout::split(0), Whole], vec![ValueLayout::split(0)]));
     }
     ways
 }
@@ -87,18 +91,22 @@ pub(super) fn conv_grad_input(g: &Given, conv: Conv, size: (usize, usize)) -> Ve
     let mut ways = Vec::new();
     if conv.groups > 1 && conv.groups.is_multiple_of(ranks) {
         let op = Op::Conv2dGradInput { conv: fewer_groups(conv, ranks), size };
-        ways.push(g.with(op, vec![Layout::split(3), Layout::split(0)], vec![Layout::split(3)]));
+        ways.push(g.with(
+            op,
+            vec![ValueLayout::split(3), ValueLayout::split(0)],
+            vec![ValueLayout::split(3)],
+        ));
     }
     if conv.groups == 1 {
         if g.fits(g.x[0], 3) {
-            ways.push(g.way(vec![Layout::split(3), Layout::split(0)], vec![Partial]));
+            ways.push(g.way(vec![ValueLayout::split(3), ValueLayout::split(0)], vec![Partial]));
         }
         if g.fits(g.x[1], 1) {
-            ways.push(g.way(vec![Whole, Layout::split(1)], vec![Layout::split(3)]));
+            ways.push(g.way(vec![Whole, ValueLayout::split(1)], vec![ValueLayout::split(3)]));
         }
     }
     if g.fits(g.x[0], 0) {
-        ways.push(g.way(vec![Layout::split(0), Whole], vec![Layout::split(0)]));
+        ways.push(g.way(vec![ValueLayout::split(0), Whole], vec![ValueLayout::split(0)]));
     }
     ways
 }
@@ -109,18 +117,18 @@ pub(super) fn conv_grad_weight(g: &Given, conv: Conv, kernel: (usize, usize)) ->
     let mut ways = Vec::new();
     if conv.groups > 1 && conv.groups.is_multiple_of(ranks) {
         let op = Op::Conv2dGradWeight { conv: fewer_groups(conv, ranks), kernel };
-        ways.push(g.with(op, vec![Layout::split(3); 2], vec![Layout::split(0)]));
+        ways.push(g.with(op, vec![ValueLayout::split(3); 2], vec![ValueLayout::split(0)]));
     }
     if conv.groups == 1 {
         if g.fits(g.x[0], 3) {
-            ways.push(g.way(vec![Layout::split(3), Whole], vec![Layout::split(1)]));
+            ways.push(g.way(vec![ValueLayout::split(3), Whole], vec![ValueLayout::split(1)]));
         }
         if g.fits(g.x[1], 3) {
-            ways.push(g.way(vec![Whole, Layout::split(3)], vec![Layout::split(0)]));
+            ways.push(g.way(vec![Whole, ValueLayout::split(3)], vec![ValueLayout::split(0)]));
         }
     }
     if g.fits(g.x[0], 0) {
-        ways.push(g.way(vec![Layout::split(0); 2], vec![Partial]));
+        ways.push(g.way(vec![ValueLayout::split(0); 2], vec![Partial]));
     }
     ways
 }
@@ -129,10 +137,10 @@ pub(super) fn conv_grad_weight(g: &Given, conv: Conv, kernel: (usize, usize)) ->
 pub(super) fn embedding(g: &Given) -> Vec<Way> {
     let last = g.y[0].rank() - 1;
     if g.fits(g.x[1], 0) {
-        let rows = g.way(vec![Whole, Layout::split(0)], vec![Partial]);
-        vec![Way { form: Form::Vocabulary, ..rows }]
+        let rows = g.way(vec![Whole, ValueLayout::split(0)], vec![Partial]);
+        vec![Way { form: OpForm::Vocabulary, ..rows }]
     } else if g.fits(g.x[1], 1) {
-        vec![g.way(vec![Whole, Layout::split(1)], vec![Layout::split(last)])]
+        vec![g.way(vec![Whole, ValueLayout::split(1)], vec![ValueLayout::split(last)])]
     } else {
         Vec::new()
     }
@@ -143,14 +151,14 @@ pub(super) fn embedding_grad(g: &Given) -> Vec<Way> {
     let last = g.x[1].rank() - 1;
     let mut ways = Vec::new();
     if g.fits(g.y[0], 0) {
-        let rows = g.way(vec![Whole, Whole], vec![Layout::split(0)]);
-        ways.push(Way { form: Form::Vocabulary, ..rows });
+        let rows = g.way(vec![Whole, Whole], vec![ValueLayout::split(0)]);
+        ways.push(Way { form: OpForm::Vocabulary, ..rows });
     }
     if g.fits(g.x[1], last) {
-        ways.push(g.way(vec![Whole, Layout::split(last)], vec![Layout::split(1)]));
+        ways.push(g.way(vec![Whole, ValueLayout::split(last)], vec![ValueLayout::split(1)]));
     }
     if g.fits(g.x[0], 0) {
-        ways.push(g.way(vec![Layout::split(0); 2], vec![Partial]));
+        ways.push(g.way(vec![ValueLayout::split(0); 2], vec![Partial]));
     }
     ways
 }

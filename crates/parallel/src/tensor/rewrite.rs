@@ -14,13 +14,13 @@ use polyreme_graph::op::{Op, Unary};
 use polyreme_graph::{DType, Shape, ValueId};
 
 use super::convert;
-use super::layout::{Layout, Place};
+use super::layout::{TensorPlace, ValueLayout};
 use super::order::overlapped;
-use super::rules::{Form, Given, Way, ways};
+use super::rules::{Given, OpForm, Way, ways};
 use super::seeds;
 use super::vocabulary::Vocabulary;
 
-use Layout::{Partial, Whole};
+use ValueLayout::{Partial, Whole};
 
 /// What it costs to keep an element of a weight on every rank where it could be split: more than anything that is sent.
 const REPLICATED_WEIGHT: f64 = 1e6;
@@ -40,7 +40,7 @@ pub struct TensorSplit {
 /// The part of a step, or of a forward pass, that one of several ranks computes.
 ///
 /// It fails if attention heads do not divide by the number of ranks.
-pub fn split(step: &Graph, place: Place) -> Result<TensorSplit, String> {
+pub fn split(step: &Graph, place: TensorPlace) -> Result<TensorSplit, String> {
     if let Some(why) = seeds::refusal(step, place.ranks) {
         return Err(why);
     }
@@ -59,10 +59,10 @@ pub fn split(step: &Graph, place: Place) -> Result<TensorSplit, String> {
 
 struct Rewrite<'a> {
     old: &'a Graph,
-    place: Place,
+    place: TensorPlace,
     graph: Graph,
     /// By old value: the layouts that it exists in, the first of which it was computed in.
-    made: Vec<Vec<(Layout, ValueId)>>,
+    made: Vec<Vec<(ValueLayout, ValueId)>>,
     /// By old value: whether it is made when a reader asks for it.
     lazy: Vec<bool>,
     /// By old value: whether it depends on parameters, states and constants alone.
@@ -77,7 +77,7 @@ struct Rewrite<'a> {
 }
 
 impl<'a> Rewrite<'a> {
-    fn new(old: &'a Graph, place: Place) -> Rewrite<'a> {
+    fn new(old: &'a Graph, place: TensorPlace) -> Rewrite<'a> {
         let n = old.values.len();
         let (mut lazy, mut fixed) = (vec![false; n], vec![false; n]);
         for node in &old.nodes {
@@ -177,7 +177,7 @@ impl<'a> Rewrite<'a> {
     }
 
     /// The layouts in which a value exists, or could without sending anything.
-    fn seen(&self, v: ValueId) -> Vec<Layout> {
+    fn seen(&self, v: ValueId) -> Vec<ValueLayout> {
         let made = &self.made[v.idx()];
         let mut seen: Vec<_> = made.iter().map(|(layout, _)| *layout).collect();
         let node = self.old.producer(v);
@@ -195,7 +195,7 @@ impl<'a> Rewrite<'a> {
     }
 
     /// The layout of a lazy node's result if its operand `x` has this one.
-    fn carried(&self, node: &Node, x: ValueId, layout: Layout) -> Option<Layout> {
+    fn carried(&self, node: &Node, x: ValueId, layout: ValueLayout) -> Option<ValueLayout> {
         let (from, to) = (self.old.shape(x), self.old.shape(node.outputs[0]));
         match &node.op {
             Op::Reshape => layout.reshaped(from.dims(), to.dims(), self.place.ranks),
@@ -207,7 +207,7 @@ impl<'a> Rewrite<'a> {
     }
 
     /// The layouts of a lazy node's operands from which its result follows in this one.
-    fn sources(&self, node: &Node, layout: Layout) -> Option<Vec<Layout>> {
+    fn sources(&self, node: &Node, layout: ValueLayout) -> Option<Vec<ValueLayout>> {
         let to = self.old.shape(node.outputs[0]);
         let Some(dim) = layout.dim() else {
             let terms = layout == Partial && !matches!(node.op, Op::Reshape);
@@ -230,7 +230,7 @@ impl<'a> Rewrite<'a> {
     }
 
     /// What it costs to have a value in a layout; `None` if it cannot be.
-    fn cost(&self, v: ValueId, layout: Layout) -> Option<f64> {
+    fn cost(&self, v: ValueId, layout: ValueLayout) -> Option<f64> {
         let (value, made) = (self.old.value(v), &self.made[v.idx()]);
         if !layout.fits(value.shape.dims(), self.place.ranks) {
             return None;
@@ -244,7 +244,7 @@ impl<'a> Rewrite<'a> {
                 return (layout != Partial).then_some(0.0);
             }
             let sources = self.sources(node, layout).filter(|_| !node.op.is_leaf());
-            let costs = |sources: Vec<Layout>| -> Option<f64> {
+            let costs = |sources: Vec<ValueLayout>| -> Option<f64> {
                 node.inputs.iter().zip(sources).map(|(&x, l)| self.cost(x, l)).sum()
             };
             if let Some(cost) = sources.and_then(costs) {
@@ -256,7 +256,8 @@ impl<'a> Rewrite<'a> {
                 return Some(whole + cut);
             }
         }
-        let convert = |from: Layout| convert::cost(from, layout, &value.shape, value.dtype, self.place.ranks);
+        let convert =
+            |from: ValueLayout| convert::cost(from, layout, &value.shape, value.dtype, self.place.ranks);
         made.iter().filter_map(|(from, _)| convert(*from)).reduce(f64::min)
     }
 
@@ -280,7 +281,7 @@ impl<'a> Rewrite<'a> {
             }
             let then = match self.gradient_of[v.idx()] {
                 Some(param) => self.layout_of(self.old.params[param].value),
-                None if layout == Partial => Layout::split(0),
+                None if layout == Partial => ValueLayout::split(0),
                 None => layout,
             };
             cost += convert::cost(layout, then, &value.shape, value.dtype, self.place.ranks)?;
@@ -291,12 +292,12 @@ impl<'a> Rewrite<'a> {
     }
 
     /// The layout that a parameter or state has.
-    fn layout_of(&self, v: ValueId) -> Layout {
+    fn layout_of(&self, v: ValueId) -> ValueLayout {
         self.made[v.idx()].first().map_or(Whole, |(layout, _)| *layout)
     }
 
     /// The value in a layout, as a result of the step.
-    fn get_result(&mut self, v: ValueId, layout: Layout) -> ValueId {
+    fn get_result(&mut self, v: ValueId, layout: ValueLayout) -> ValueId {
         let node = self.old.producer(v);
         let new = self.get(v, layout, &node.layer);
         self.comes_from(node);
@@ -304,7 +305,7 @@ impl<'a> Rewrite<'a> {
     }
 
     /// The value in a layout.
-    fn get(&mut self, v: ValueId, layout: Layout, layer: &str) -> ValueId {
+    fn get(&mut self, v: ValueId, layout: ValueLayout, layer: &str) -> ValueId {
         let made = &self.made[v.idx()];
         if let Some((_, new)) = made.iter().find(|(l, _)| *l == layout) {
             return *new;
@@ -314,7 +315,8 @@ impl<'a> Rewrite<'a> {
         let new = if self.lazy[v.idx()] && (made.is_empty() || !node.op.is_leaf()) {
             self.get_lazily(v, layout, layer)
         } else {
-            let cost = |from: Layout| convert::cost(from, layout, &value.shape, value.dtype, place.ranks);
+            let cost =
+                |from: ValueLayout| convert::cost(from, layout, &value.shape, value.dtype, place.ranks);
             let options = made.iter().filter_map(|&(from, x)| Some((cost(from)?, from, x)));
             let best = options.reduce(|a, b| if b.0 < a.0 { b } else { a });
             let (_, from, x) = best.expect("operands are made before their users, in a layout that converts");
@@ -324,7 +326,7 @@ impl<'a> Rewrite<'a> {
         new
     }
 
-    fn get_lazily(&mut self, v: ValueId, layout: Layout, layer: &str) -> ValueId {
+    fn get_lazily(&mut self, v: ValueId, layout: ValueLayout, layer: &str) -> ValueId {
         let (old, ranks) = (self.old, self.place.ranks);
         let (value, node) = (old.value(v), old.producer(v));
         let sources = self
@@ -349,18 +351,18 @@ impl<'a> Rewrite<'a> {
             self.comes_from(node);
         }
         let (old, ranks) = (self.old, self.place.ranks);
-        let local = |(v, l): (&ValueId, &Layout)| {
+        let local = |(v, l): (&ValueId, &ValueLayout)| {
             let value = old.value(*v);
             (l.local(&value.shape, ranks), value.dtype)
         };
         let shapes: Vec<(Shape, DType)> = node.outputs.iter().zip(&way.outputs).map(local).collect();
         let mut outputs = match way.form {
-            Form::Op | Form::Divided => {
+            OpForm::Op | OpForm::Divided => {
                 self.graph.push_shaped(way.op.clone(), &inputs, &node.layer, shapes.clone())
             }
-            Form::Vocabulary => self.vocabulary(node, &inputs, &shapes),
+            OpForm::Vocabulary => self.vocabulary(node, &inputs, &shapes),
         };
-        if way.form == Form::Divided {
+        if way.form == OpForm::Divided {
             let op = Op::Unary(Unary::Scale(1.0 / ranks as f32));
             outputs = self.graph.push_shaped(op, &outputs, &node.layer, shapes);
         }

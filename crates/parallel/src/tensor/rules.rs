@@ -6,10 +6,10 @@
 use polyreme_graph::Shape;
 use polyreme_graph::op::{Attention, Binary, Conv, Op, ReduceKind, Unary};
 
-use super::layout::{Layout, Place};
+use super::layout::{TensorPlace, ValueLayout};
 use super::products;
 
-use Layout::{Partial, Whole};
+use ValueLayout::{Partial, Whole};
 
 /// One way to compute an op on each rank.
 #[derive(Clone, PartialEq, Debug)]
@@ -17,16 +17,16 @@ pub(super) struct Way {
     /// The op as each rank runs it.
     pub(super) op: Op,
     /// The layouts of its operands.
-    pub(super) inputs: Vec<Layout>,
+    pub(super) inputs: Vec<ValueLayout>,
     /// The layouts of its results.
-    pub(super) outputs: Vec<Layout>,
+    pub(super) outputs: Vec<ValueLayout>,
     /// Nodes other than the op alone.
-    pub(super) form: Form,
+    pub(super) form: OpForm,
 }
 
 /// What a way consists of.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) enum Form {
+pub(super) enum OpForm {
     /// The op.
     Op,
     /// The op, and its result divided by the number of ranks: a mean of means.
@@ -41,36 +41,36 @@ pub(super) struct Given<'a> {
     pub(super) x: Vec<&'a Shape>,
     pub(super) y: Vec<&'a Shape>,
     /// By operand: the layouts that it has already.
-    pub(super) seen: Vec<Vec<Layout>>,
-    pub(super) place: Place,
+    pub(super) seen: Vec<Vec<ValueLayout>>,
+    pub(super) place: TensorPlace,
     /// Of a product with a parameter: how its columns must be cut, if something that follows needs it.
     pub(super) columns: Option<usize>,
 }
 
 impl Given<'_> {
     /// Layouts of operand `k` that are worth a look: those that it has, and a cut of its rows.
-    pub(super) fn candidates(&self, k: usize) -> Vec<Layout> {
+    pub(super) fn candidates(&self, k: usize) -> Vec<ValueLayout> {
         let splits = self.seen[k].iter().copied().filter(|l| l.dim().is_some());
-        let mut all: Vec<_> = splits.chain([Layout::split(0)]).collect();
+        let mut all: Vec<_> = splits.chain([ValueLayout::split(0)]).collect();
         all.dedup();
         all.retain(|l| l.fits(self.x[k].dims(), self.place.ranks));
         all
     }
 
-    pub(super) fn has(&self, k: usize, layout: Layout) -> bool {
+    pub(super) fn has(&self, k: usize, layout: ValueLayout) -> bool {
         self.seen[k].contains(&layout)
     }
 
-    pub(super) fn way(&self, inputs: Vec<Layout>, outputs: Vec<Layout>) -> Way {
+    pub(super) fn way(&self, inputs: Vec<ValueLayout>, outputs: Vec<ValueLayout>) -> Way {
         self.with(self.op.clone(), inputs, outputs)
     }
 
-    pub(super) fn with(&self, op: Op, inputs: Vec<Layout>, outputs: Vec<Layout>) -> Way {
-        Way { op, inputs, outputs, form: Form::Op }
+    pub(super) fn with(&self, op: Op, inputs: Vec<ValueLayout>, outputs: Vec<ValueLayout>) -> Way {
+        Way { op, inputs, outputs, form: OpForm::Op }
     }
 
     pub(super) fn fits(&self, shape: &Shape, dim: usize) -> bool {
-        Layout::split(dim).fits(shape.dims(), self.place.ranks)
+        ValueLayout::split(dim).fits(shape.dims(), self.place.ranks)
     }
 }
 
@@ -99,7 +99,7 @@ fn split_ways(g: &Given) -> Vec<Way> {
             if slab.is_some() {
                 return Vec::new();
             }
-            let way = |layout: Layout| {
+            let way = |layout: ValueLayout| {
                 let slab = layout.part(g.place).map(|part| part.slab(g.x[0].dims()));
                 g.with(Op::Dropout { p, stream, slab }, vec![layout], vec![layout])
             };
@@ -110,11 +110,11 @@ fn split_ways(g: &Given) -> Vec<Way> {
         // Moved.
         Op::Reshape => {
             let (from, to) = (g.x[0].dims(), g.y[0].dims());
-            let way = |l: Layout| Some(g.way(vec![l], vec![l.reshaped(from, to, g.place.ranks)?]));
+            let way = |l: ValueLayout| Some(g.way(vec![l], vec![l.reshaped(from, to, g.place.ranks)?]));
             passes_terms(g, true).chain(g.candidates(0).into_iter().filter_map(way)).collect()
         }
         Op::Permute(perm) => {
-            let way = |l: Layout| {
+            let way = |l: ValueLayout| {
                 let to = perm.iter().position(|p| Some(*p) == l.dim())?;
                 Some(g.way(vec![l], vec![l.at(to)]))
             };
@@ -137,8 +137,8 @@ fn split_ways(g: &Given) -> Vec<Way> {
 
         // Windows: samples or channels.
         Op::MaxPool(_) | Op::MaxPoolGrad { .. } | Op::AvgPool(_) | Op::AvgPoolGrad { .. } => {
-            let ends = |l: &Layout| matches!(l.dim(), Some(0 | 3));
-            let alike = |l: Layout| g.way(vec![l; g.x.len()], vec![l; g.y.len()]);
+            let ends = |l: &ValueLayout| matches!(l.dim(), Some(0 | 3));
+            let alike = |l: ValueLayout| g.way(vec![l; g.x.len()], vec![l; g.y.len()]);
             let all = (0..g.x.len()).flat_map(|k| g.candidates(k));
             all.filter(ends).map(alike).collect()
         }
@@ -168,14 +168,14 @@ fn split_ways(g: &Given) -> Vec<Way> {
         Op::AttentionGrad(a) => attention(g, *a, 3),
         // By samples; weights whole, and their gradients terms.
         Op::Recurrent { .. } => {
-            let mut inputs = vec![Layout::split(0); g.x.len()];
+            let mut inputs = vec![ValueLayout::split(0); g.x.len()];
             inputs[1..3].fill(Whole);
-            rows_if(g, inputs, vec![Layout::split(0); g.y.len()])
+            rows_if(g, inputs, vec![ValueLayout::split(0); g.y.len()])
         }
         Op::RecurrentGrad { .. } => {
-            let mut inputs = vec![Layout::split(0); g.x.len()];
+            let mut inputs = vec![ValueLayout::split(0); g.x.len()];
             inputs[1] = Whole;
-            let mut outputs = vec![Layout::split(0); g.y.len()];
+            let mut outputs = vec![ValueLayout::split(0); g.y.len()];
             outputs[1..3].fill(Partial);
             rows_if(g, inputs, outputs)
         }
@@ -214,7 +214,7 @@ fn aligned(g: &Given) -> Vec<Way> {
         let at = (dim + g.x[k].rank()).checked_sub(y.rank())?;
         (g.x[k].dims()[at] == y.dims()[dim]).then_some(at)
     };
-    let mut layouts: Vec<Layout> = Vec::new();
+    let mut layouts: Vec<ValueLayout> = Vec::new();
     for (k, seen) in g.seen.iter().enumerate() {
         for l in seen {
             let Some(dim) = l.dim().map(|d| d + y.rank() - g.x[k].rank()) else { continue };
@@ -223,14 +223,14 @@ fn aligned(g: &Given) -> Vec<Way> {
             }
         }
     }
-    layouts.push(Layout::split(0));
-    let mut unique: Vec<Layout> = Vec::new();
+    layouts.push(ValueLayout::split(0));
+    let mut unique: Vec<ValueLayout> = Vec::new();
     for l in layouts {
         if l.fits(y.dims(), g.place.ranks) && !unique.contains(&l) {
             unique.push(l);
         }
     }
-    let way = |l: Layout| {
+    let way = |l: ValueLayout| {
         let dim = l.dim()?;
         let inputs: Vec<_> = (0..g.x.len()).map(|k| place(k, dim).map_or(Whole, |at| l.at(at))).collect();
         Some(g.way(inputs, vec![l; g.y.len()]))
@@ -240,8 +240,8 @@ fn aligned(g: &Given) -> Vec<Way> {
 
 /// All operands and the results cut along the same dim, which is not the one that the op works along.
 fn beside(g: &Given, axis: usize) -> Vec<Way> {
-    let other = |l: &Layout| l.dim() != Some(axis);
-    let alike = |l: Layout| g.way(vec![l; g.x.len()], vec![l; g.y.len()]);
+    let other = |l: &ValueLayout| l.dim() != Some(axis);
+    let alike = |l: ValueLayout| g.way(vec![l; g.x.len()], vec![l; g.y.len()]);
     let mut layouts: Vec<_> = (0..g.x.len()).flat_map(|k| g.candidates(k)).filter(other).collect();
     layouts.sort_by_key(|l| l.dim().is_some_and(|d| d == 0));
     layouts.dedup();
@@ -251,12 +251,12 @@ fn beside(g: &Given, axis: usize) -> Vec<Way> {
 /// Cut along a dim that stays, or, of one that is reduced, sums of what each rank has.
 fn reduce(g: &Given, kind: ReduceKind, axes: &[usize]) -> Vec<Way> {
     let adds = matches!(kind, ReduceKind::Sum | ReduceKind::Mean);
-    let way = |l: Layout| {
+    let way = |l: ValueLayout| {
         let dim = l.dim()?;
         if !axes.contains(&dim) {
             return Some(g.way(vec![l], vec![l]));
         }
-        let form = if kind == ReduceKind::Mean { Form::Divided } else { Form::Op };
+        let form = if kind == ReduceKind::Mean { OpForm::Divided } else { OpForm::Op };
         adds.then(|| Way { form, ..g.way(vec![l], vec![Partial]) })
     };
     passes_terms(g, adds).chain(g.candidates(0).into_iter().filter_map(way)).collect()
@@ -266,11 +266,11 @@ fn reduce(g: &Given, kind: ReduceKind, axes: &[usize]) -> Vec<Way> {
 fn batch_norm(g: &Given) -> Vec<Way> {
     let last = g.x[0].rank() - 1;
     let mut layouts: Vec<_> = g.candidates(0);
-    layouts.push(Layout::split(last));
+    layouts.push(ValueLayout::split(last));
     layouts.retain(|l| l.dim() == Some(last) && l.fits(g.x[0].dims(), g.place.ranks));
     layouts.dedup();
-    let of = |l: Layout| move |s: &&Shape| if s.rank() == last + 1 && last > 0 { l } else { l.at(0) };
-    let way = |l: Layout| g.way(g.x.iter().map(of(l)).collect(), g.y.iter().map(of(l)).collect());
+    let of = |l: ValueLayout| move |s: &&Shape| if s.rank() == last + 1 && last > 0 { l } else { l.at(0) };
+    let way = |l: ValueLayout| g.way(g.x.iter().map(of(l)).collect(), g.y.iter().map(of(l)).collect());
     layouts.into_iter().map(way).collect()
 }
 
@@ -281,7 +281,7 @@ fn row_norm(g: &Given, n_data: usize) -> Vec<Way> {
     let mut layouts: Vec<_> = (0..n_data).flat_map(|k| g.candidates(k)).collect();
     layouts.retain(|l| l.dim() != Some(last));
     layouts.dedup();
-    let way = |l: Layout| {
+    let way = |l: ValueLayout| {
         let backward = n_data == 2;
         let inputs = g.x.iter().enumerate().map(|(k, _)| match k {
             _ if k < n_data => l,
@@ -300,7 +300,7 @@ fn group_norm(g: &Given, n_data: usize, groups: usize, op: impl Fn(usize) -> Op)
     let backward = n_data == 2;
     let mut ways = Vec::new();
     if groups.is_multiple_of(g.place.ranks) {
-        let (data, vector, stats) = (Layout::split(last), Layout::split(0), Layout::split(1));
+        let (data, vector, stats) = (ValueLayout::split(last), ValueLayout::split(0), ValueLayout::split(1));
         let inputs = (0..g.x.len()).map(|k| match k {
             _ if k < n_data => data,
             _ if backward && k > n_data => stats,
@@ -313,7 +313,7 @@ fn group_norm(g: &Given, n_data: usize, groups: usize, op: impl Fn(usize) -> Op)
         });
         ways.push(g.with(op(groups / g.place.ranks), inputs.collect(), outputs.collect()));
     }
-    let samples = row_norm(g, n_data).into_iter().filter(|way| way.inputs[0] == Layout::split(0));
+    let samples = row_norm(g, n_data).into_iter().filter(|way| way.inputs[0] == ValueLayout::split(0));
     ways.extend(samples);
     ways
 }
@@ -322,13 +322,13 @@ fn group_norm(g: &Given, n_data: usize, groups: usize, op: impl Fn(usize) -> Op)
 fn attention(g: &Given, a: Attention, first: usize) -> Vec<Way> {
     let n_data = if a.packed { 1 } else { 3 };
     let heads_at = if a.packed { 3 } else { 2 };
-    let mask = |way: &mut Vec<Layout>, dim: usize, rank: usize| {
+    let mask = |way: &mut Vec<ValueLayout>, dim: usize, rank: usize| {
         for mask in &g.x[first + n_data..] {
             let cut = mask.rank() >= rank && g.fits(mask, dim) && mask.dims()[dim] > 1;
-            way.push(if cut { Layout::split(dim) } else { Whole });
+            way.push(if cut { ValueLayout::split(dim) } else { Whole });
         }
     };
-    let build = |data: Layout, o: Layout, lse: Layout, mask_dim: usize, mask_rank: usize| {
+    let build = |data: ValueLayout, o: ValueLayout, lse: ValueLayout, mask_dim: usize, mask_rank: usize| {
         let mut inputs = if first == 3 { vec![o, o, lse] } else { Vec::new() };
         inputs.extend(std::iter::repeat_n(data, n_data));
         mask(&mut inputs, mask_dim, mask_rank);
@@ -337,26 +337,26 @@ fn attention(g: &Given, a: Attention, first: usize) -> Vec<Way> {
     };
     let mut ways = Vec::new();
     if g.fits(g.x[first], heads_at) {
-        ways.push(build(Layout::split(heads_at), Layout::split(2), Layout::split(1), 1, 4));
+        ways.push(build(ValueLayout::split(heads_at), ValueLayout::split(2), ValueLayout::split(1), 1, 4));
     }
     if g.fits(g.x[first], 0) {
-        ways.push(build(Layout::split(0), Layout::split(0), Layout::split(0), 0, 3));
+        ways.push(build(ValueLayout::split(0), ValueLayout::split(0), ValueLayout::split(0), 0, 3));
     }
     ways
 }
 
 /// By classes, which are the columns of operand `logits`.
 fn split_classes(g: &Given, logits: usize) -> Vec<Way> {
-    if !g.fits(g.x[logits], 1) || !g.has(logits, Layout::split(1)) {
+    if !g.fits(g.x[logits], 1) || !g.has(logits, ValueLayout::split(1)) {
         return Vec::new();
     }
     let mut inputs = vec![Whole; g.x.len()];
-    inputs[logits] = Layout::split(1);
-    let outputs = if logits == 1 { vec![Layout::split(1)] } else { vec![Whole; 2] };
-    vec![Way { form: Form::Vocabulary, ..g.way(inputs, outputs) }]
+    inputs[logits] = ValueLayout::split(1);
+    let outputs = if logits == 1 { vec![ValueLayout::split(1)] } else { vec![Whole; 2] };
+    vec![Way { form: OpForm::Vocabulary, ..g.way(inputs, outputs) }]
 }
 
-fn rows_if(g: &Given, inputs: Vec<Layout>, outputs: Vec<Layout>) -> Vec<Way> {
+fn rows_if(g: &Given, inputs: Vec<ValueLayout>, outputs: Vec<ValueLayout>) -> Vec<Way> {
     if g.fits(g.x[0], 0) { vec![g.way(inputs, outputs)] } else { Vec::new() }
 }
 
@@ -370,7 +370,7 @@ mod tests {
     use super::*;
 
     fn given<'a>(op: &'a Op, x: &'a [Shape], y: &'a [Shape]) -> Given<'a> {
-        let place = Place { rank: 0, ranks: 2 };
+        let place = TensorPlace { rank: 0, ranks: 2 };
         let (x, y) = (x.iter().collect::<Vec<_>>(), y.iter().collect());
         Given { op, seen: vec![vec![Whole]; x.len()], x, y, place, columns: None }
     }
@@ -403,8 +403,8 @@ mod tests {
         let (operands, results) = ([x.clone(), v.clone(), v], [x, stats.clone(), stats]);
         let ways = ways(&given(&op, &operands, &results));
         assert_eq!(ways[0].op, Op::GroupNorm { groups: 2, eps: 1e-5 });
-        assert_eq!(ways[0].inputs, [Layout::split(3), Layout::split(0), Layout::split(0)]);
-        assert_eq!(ways[0].outputs, [Layout::split(3), Layout::split(1), Layout::split(1)]);
-        assert_eq!(ways[1].inputs, [Layout::split(0), Whole, Whole], "by samples");
+        assert_eq!(ways[0].inputs, [ValueLayout::split(3), ValueLayout::split(0), ValueLayout::split(0)]);
+        assert_eq!(ways[0].outputs, [ValueLayout::split(3), ValueLayout::split(1), ValueLayout::split(1)]);
+        assert_eq!(ways[1].inputs, [ValueLayout::split(0), Whole, Whole], "by samples");
     }
 }

@@ -3,7 +3,7 @@
 use polyreme_graph::op::{Cell, CrossEntropy};
 use polyreme_graph::{Builder, DType, Graph, Init, Tensor, Traced, differentiate};
 
-use super::{Place, split};
+use super::{TensorPlace, split};
 
 const NORMAL: Init = Init::Normal { std: 0.1 };
 
@@ -72,7 +72,7 @@ fn step(model: impl Fn(&mut Builder) -> Traced) -> Graph {
 }
 
 fn check(model: impl Fn(&mut Builder) -> Traced, want: &str) {
-    let got = split(&step(model), Place { rank: 1, ranks: 2 }).unwrap().graph.to_string();
+    let got = split(&step(model), TensorPlace { rank: 1, ranks: 2 }).unwrap().graph.to_string();
     assert_eq!(got, want, "\n--- got ---\n{got}");
 }
 
@@ -88,7 +88,7 @@ fn a_block_is_split_by_heads_columns_and_rows() {
 
 #[test]
 fn heads_that_do_not_divide_are_refused() {
-    let said = split(&step(gpt), Place { rank: 0, ranks: 4 }).unwrap_err();
+    let said = split(&step(gpt), TensorPlace { rank: 0, ranks: 4 }).unwrap_err();
     let want = "layer `model` has 2 attention heads, which tensor = 4 does not divide; use a number of tensor ranks that \
                 divides 2, or another number of heads";
     assert_eq!(said, want);
@@ -96,7 +96,7 @@ fn heads_that_do_not_divide_are_refused() {
 
 #[test]
 fn what_does_not_divide_is_listed() {
-    let place = Place { rank: 0, ranks: 2 };
+    let place = TensorPlace { rank: 0, ranks: 2 };
     let odd = step(|b| {
         let x = b.input("x", [3, 5, 7], DType::F32)?;
         let x = linear(b, "odd", x, 12)?;
@@ -117,7 +117,7 @@ fn a_forward_pass_has_whole_logits() {
     let logits = linear(&mut b, "down", h, 10).unwrap();
     let value = loss(&mut b, logits).unwrap();
     let graph = b.finish(&[("logits", logits), ("loss", value)]);
-    let part = split(&graph, Place { rank: 0, ranks: 2 }).unwrap().graph;
+    let part = split(&graph, TensorPlace { rank: 0, ranks: 2 }).unwrap().graph;
     assert_eq!(part.n_forward, part.nodes.len(), "{part}");
     assert_eq!(part.shape(part.output("logits").unwrap()).dims(), [4, 10]);
     assert!(part.params.iter().all(|p| p.part.is_some()), "{part}");

@@ -20,12 +20,12 @@
 use polyreme_graph::op::{Binary, CrossEntropy, Op, ReduceKind, Unary};
 use polyreme_graph::{Axis, DType, ExchangeKind, Graph, Shape, ValueId};
 
-use super::layout::Place;
+use super::layout::TensorPlace;
 
 /// Adds nodes to a rank's graph.
 pub(super) struct Vocabulary<'a> {
     pub(super) graph: &'a mut Graph,
-    pub(super) place: Place,
+    pub(super) place: TensorPlace,
     pub(super) layer: &'a str,
 }
 

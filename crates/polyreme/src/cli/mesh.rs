@@ -48,20 +48,19 @@ impl MeshArgs {
 
     /// The mesh of so many ranks.
     pub(super) fn mesh(&self, ranks: usize) -> Result<Mesh, Failure> {
-        let stage = self.stage();
-        if !ranks.is_multiple_of(stage) {
-            let what =
-                format!("{ranks} ranks cannot be arranged in {stage} stages; use a multiple of {stage}");
-            return Err(Failure::usage(what));
+        let [tensor, stage] = [self.tensor, self.stage].map(|n| usize::from(n.unwrap_or(1)));
+        let rest = tensor * stage;
+        if !ranks.is_multiple_of(rest) {
+            return Err(Failure::usage(format!(
+                "{ranks} ranks cannot be arranged in {stage} stages of {tensor}; use a multiple of {rest}"
+            )));
         }
-        let mesh = Mesh { stage, ..Mesh::data(ranks / stage) };
+        let mesh = Mesh { tensor, stage, ..Mesh::data(ranks / rest) };
         match self.data.map(usize::from) {
-            Some(data) if data != mesh.data => {
-                let want = data * stage;
-                Err(Failure::usage(format!(
-                    "--data {data} and --stage {stage} make {want} ranks, and there are {ranks}; leave one of the flags out"
-                )))
-            }
+            Some(data) if data != mesh.data => Err(Failure::usage(format!(
+                "--data, --tensor and --stage make {} ranks, and there are {ranks}; leave one of the flags out",
+                data * rest
+            ))),
             _ => Ok(mesh),
         }
     }
