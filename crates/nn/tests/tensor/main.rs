@@ -49,6 +49,10 @@ struct TensorCase {
     least: f32,
     /// How many ranks the batch is split over.
     data: usize,
+    /// How many stages the layers are split over.
+    stage: usize,
+    /// The maximum of the gradients' norm.
+    clip: Option<f64>,
 }
 
 fn case(name: &'static str, model: Model, batch: usize) -> TensorCase {
@@ -60,6 +64,8 @@ fn case(name: &'static str, model: Model, batch: usize) -> TensorCase {
         lr: 0.02,
         least: 1e-3,
         data: 1,
+        stage: 1,
+        clip: None,
     }
 }
 
@@ -98,13 +104,14 @@ struct TensorOutcome {
 
 fn run_rank(case: &TensorCase, comm: Comm) -> Result<TensorOutcome, ExecError> {
     let rank = comm.rank();
-    let mesh = Mesh { tensor: comm.size() / case.data, ..Mesh::data(case.data) };
+    let &TensorCase { data, stage, clip, .. } = case;
+    let mesh = Mesh { tensor: comm.size() / data / stage, stage, ..Mesh::data(data) };
     let part = mesh.place(rank, Axis::Data);
     let plan = Plan { mesh, rank, precision: case.precision.clone(), ..Plan::alone() };
     let training = Training {
         optimizer: Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.01 },
         moments: DType::F32,
-        clip: None,
+        clip,
         ema: None,
         scaled: false,
     };
@@ -127,19 +134,27 @@ fn run_rank(case: &TensorCase, comm: Comm) -> Result<TensorOutcome, ExecError> {
             let mut random = TestRandom::new(step as u64);
             let input = case.model.input(&case.options);
             let n = input.shape.numel();
+            // A stage is fed what its layers read.
+            let feeds = inputs.has(input.name);
             match input.dtype {
                 DType::I32 => {
                     let all: Vec<_> = (0..n).map(|_| random.below(16) as i32).collect();
-                    take(inputs.i32(input.name)?, &all, part);
+                    if feeds {
+                        take(inputs.i32(input.name)?, &all, part);
+                    }
                 }
                 _ => {
                     let all: Vec<_> = (0..n).map(|_| random.uniform(-1.0, 1.0)).collect();
-                    take(inputs.f32(input.name)?, &all, part);
+                    if feeds {
+                        take(inputs.f32(input.name)?, &all, part);
+                    }
                 }
             }
             let (n, classes) = (case.model.n_labels(&case.options), case.model.classes());
             let all: Vec<_> = (0..n).map(|_| random.below(classes) as i32).collect();
-            take(inputs.i32("labels")?, &all, part);
+            if inputs.has("labels") {
+                take(inputs.i32("labels")?, &all, part);
+            }
             Ok(1.0 / case.data as f64)
         };
         let args = StepArgs { lr: case.lr, extra: [1.0, 2.0], ..StepArgs::default() };
@@ -186,19 +201,25 @@ fn near(what: &str, got: &[f32], want: &[f32], tolerance: f32, least: f32) {
 /// The same as one rank, within a relative tolerance; and a share of the parameters on each rank.
 fn check(case: &TensorCase, all_ranks: &[usize], tolerance: f32, held_max: f64) {
     let one = run(
-        &TensorCase { data: 1, model: case.model.clone(), precision: case.precision.clone(), ..*case },
+        &TensorCase {
+            data: 1,
+            stage: 1,
+            model: case.model.clone(),
+            precision: case.precision.clone(),
+            ..*case
+        },
         1,
     );
     let one = &one[0];
     let n_whole: usize = one.held.iter().map(|h| h.first.len()).sum();
     for &ranks in all_ranks {
-        let many = run(case, ranks * case.data);
+        let many = run(case, ranks * case.data * case.stage);
         for (rank, outcome) in many.iter().enumerate() {
             let what = |name: &str| format!("{} on rank {rank} of {ranks}: {name}", case.name);
             let losses = |o: &TensorOutcome| o.losses.iter().map(|l| *l as f32).collect::<Vec<_>>();
             near(&what("losses"), &losses(outcome), &losses(one), tolerance, case.least);
-            for (held, whole) in outcome.held.iter().zip(&one.held) {
-                assert_eq!(held.name, whole.name);
+            for held in &outcome.held {
+                let whole = one.held.iter().find(|whole| whole.name == held.name).unwrap();
                 assert_eq!(held.first, taken(&whole.first, held), "{}", what(&held.name));
                 near(&what(&held.name), &held.last, &taken(&whole.last, held), 5.0 * tolerance, case.least);
             }
@@ -247,6 +268,14 @@ fn labels_are_smoothed_and_ignored_as_on_one_rank() {
 fn the_batch_is_split_as_well() {
     let both = TensorCase { data: 2, ..gpt(0.2) };
     check(&both, &[2], 1e-5, 1.2);
+}
+
+#[test]
+fn layers_are_split_as_well() {
+    let both = TensorCase { stage: 2, clip: Some(0.5), ..gpt(0.2) };
+    check(&both, &[1, 2], 1e-5, 1.4);
+    let all = TensorCase { stage: 2, data: 2, clip: Some(0.5), ..gpt(0.0) };
+    check(&all, &[2], 1e-5, 1.4);
 }
 
 #[test]
