@@ -19,7 +19,7 @@
 //! All ranks of the axis run the same samples and make the same choices: these depend on shapes alone. If a peer dies, the exchange
 //! fails and so does the step on every rank; no parameter has changed.
 //!
-//! # ValueLayout
+//! # Layout
 //! - [`layout`]: what of a value each rank has. `convert`: from one layout to another.
 //! - `rules`: a row for each op; `products`: the rows of ops with weights. `seeds`: what is known ahead. `vocabulary`: embedding and
 //!   cross-entropy split over ids.
