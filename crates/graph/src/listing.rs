@@ -108,11 +108,11 @@ impl Program {
             Collective::ReduceScatter(_) => "reduce-scatter",
             Collective::AllGather(_) => "all-gather",
             Collective::AllToAll { .. } => "all-to-all",
-            Collective::Send { to, .. } => {
-                return format!("send {dtype} {} to {} {to}", self.words(of), axis.name());
+            Collective::Send { to, tag } => {
+                return format!("send {dtype} {} to {} {to}, tag {tag}", self.words(of), axis.name());
             }
-            Collective::Receive { from, .. } => {
-                return format!("receive {dtype} {} from {} {from}", self.words(of), axis.name());
+            Collective::Receive { from, tag } => {
+                return format!("receive {dtype} {} from {} {from}, tag {tag}", self.words(of), axis.name());
             }
             Collective::Meet => return format!("meet over {}", axis.name()),
         };

@@ -27,7 +27,7 @@ pub enum CompileError {
     /// It takes more memory than it may.
     #[error(transparent)]
     Budget(#[from] BudgetError),
-    /// Its matrices cannot be split over so many ranks.
+    /// Its matrices cannot be split over this number of ranks.
     #[error("{0}")]
     Tensor(String),
     /// There is no such pipeline.
@@ -41,7 +41,7 @@ pub enum CompileError {
     Cut(#[from] CutError),
     /// Another number of cuts than the pipeline has.
     #[error(
-        "`parallel.cuts` names {got} layers, and a \"{kind}\" pipeline of {n_chunks} parts is cut before {want}; name so many, or none"
+        "`parallel.cuts` names {got} layers, and a \"{kind}\" pipeline of {n_chunks} parts is cut before {want}; name {want}, or none"
     )]
     Cuts {
         /// How many there are.

@@ -7,7 +7,7 @@ use crate::pipeline::{Timetable, timetable};
 use crate::plan::Plan;
 use crate::stage::{ChunkGraph, Crossing, Cut, cut, flops, join, partition, place_by_name};
 
-/// The timetable of a plan with several stages, for steps of so many microbatches.
+/// The timetable of a plan with several stages, for steps of `microbatches`.
 pub(crate) fn timetable_of(plan: &Plan, microbatches: usize) -> Result<Timetable, CompileError> {
     timetable(plan.pipeline, plan.mesh.stage, microbatches).map_err(CompileError::Pipeline)
 }

@@ -47,7 +47,7 @@ pub struct AcrossSteps {
     pub drain: Vec<Vec<Action>>,
 }
 
-/// The lists for steps of so many microbatches; or why there are none, and what to change.
+/// The lists for steps of `microbatches`; or why there are none, and what to change.
 pub fn across_steps(stages: usize, microbatches: usize) -> Result<AcrossSteps, String> {
     at_least_one(stages, microbatches)?;
     if microbatches + 1 < stages {
@@ -81,7 +81,7 @@ pub fn across_steps(stages: usize, microbatches: usize) -> Result<AcrossSteps, S
 }
 
 impl AcrossSteps {
-    /// A run of so many steps as one timetable: microbatch `i` of step `t` has the number `t * microbatches + i`.
+    /// A run of `steps` steps as one timetable: microbatch `i` of step `t` has the number `t * microbatches + i`.
     pub fn run(&self, steps: usize) -> Timetable {
         let of_stage = |stage: usize| {
             let numbered = |step: usize, action: Action| Action {

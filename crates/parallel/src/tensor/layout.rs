@@ -1,7 +1,7 @@
 //! Layouts: what of a value each rank of the tensor axis has.
 //!
 //! A split value is one of its dims cut into equal pieces, or, with several groups, each of `groups` runs of that dim cut so. In
-//! the order of the elements in memory that is a *period*: blocks of so many elements, of each of which rank `t` has the
+//! the order of the elements in memory that is a *period*: blocks of that many elements, of each of which rank `t` has the
 //! `t`-th piece. The period is what a reshape keeps, and what decides how two splits of one value are converted.
 
 use polyreme_graph::{Part, Shape};

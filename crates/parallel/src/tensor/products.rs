@@ -61,52 +61,32 @@ pub(super) fn matmul(g: &Given, ta: bool, tb: bool) -> Vec<Way> {
 
 /// `(x [n,h,w,c], weight [o, c/groups, kh, kw])`: output channels, input channels (terms), or samples.
 pub(super) fn conv(g: &Given, conv: Conv) -> Vec<Way> {
-    let ranks = g.place.ranks;
-    let mut ways = Vec::new();
-    if conv.groups > 1 && conv.groups.is_multiple_of(ranks) {
-        let op = Op::Conv2d(fewer_groups(conv, ranks));
-        ways.push(g.with(
-            op,
-            vec![ValueLayout::split(3), ValueLayout::split(0)],
-            vec![ValueLayout::split(3)],
-        ));
-    }
-    if conv.groups == 1 {
-        if g.fits(g.x[0], 3) {
-            ways.push(g.way(vec![ValueLayout::split(3), ValueLayout::split(1)], vec![Partial]));
-        }
-        if g.fits(g.x[1], 0) {
-            ways.push(g.way(vec![Whole, ValueLayout::split(0)], vec![ValueLayout::split(3)]));
-        }
-    }
-    if g.fits(g.x[0], 0) {
-        ways.push(g.way(vec![ValueLayout::split(0), Whole], vec![ValueLayout::split(0)]));
-    }
-    ways
+    conv_ways(g, conv, &Op::Conv2d, (1, 0))
 }
 
 /// `(dy [n,oh,ow,o], weight [o, c/groups, kh, kw])` → `[n,h,w,c]`: the same with the two kinds of channels in each other's place.
 pub(super) fn conv_grad_input(g: &Given, conv: Conv, size: (usize, usize)) -> Vec<Way> {
-    let ranks = g.place.ranks;
+    conv_ways(g, conv, &|conv| Op::Conv2dGradInput { conv, size }, (0, 1))
+}
+
+/// A convolution that sums over the channels of the weight's dim `reads` and makes those of its dim `makes`; `op` is the one for
+/// fewer groups.
+fn conv_ways(g: &Given, conv: Conv, op: &dyn Fn(Conv) -> Op, (reads, makes): (usize, usize)) -> Vec<Way> {
+    let (ranks, split) = (g.place.ranks, ValueLayout::split);
     let mut ways = Vec::new();
     if conv.groups > 1 && conv.groups.is_multiple_of(ranks) {
-        let op = Op::Conv2dGradInput { conv: fewer_groups(conv, ranks), size };
-        ways.push(g.with(
-            op,
-            vec![ValueLayout::split(3), ValueLayout::split(0)],
-            vec![ValueLayout::split(3)],
-        ));
+        ways.push(g.with(op(fewer_groups(conv, ranks)), vec![split(3), split(0)], vec![split(3)]));
     }
     if conv.groups == 1 {
         if g.fits(g.x[0], 3) {
-            ways.push(g.way(vec![ValueLayout::split(3), ValueLayout::split(0)], vec![Partial]));
+            ways.push(g.way(vec![split(3), split(reads)], vec![Partial]));
         }
-        if g.fits(g.x[1], 1) {
-            ways.push(g.way(vec![Whole, ValueLayout::split(1)], vec![ValueLayout::split(3)]));
+        if g.fits(g.x[1], makes) {
+            ways.push(g.way(vec![Whole, split(makes)], vec![split(3)]));
         }
     }
     if g.fits(g.x[0], 0) {
-        ways.push(g.way(vec![ValueLayout::split(0), Whole], vec![ValueLayout::split(0)]));
+        ways.push(g.way(vec![split(0), Whole], vec![split(0)]));
     }
     ways
 }

@@ -46,13 +46,13 @@ impl MeshArgs {
         self.schedule.unwrap_or(PipelineKind::OneFOneB)
     }
 
-    /// The mesh of so many ranks.
+    /// The mesh of `ranks` ranks.
     pub(super) fn mesh(&self, ranks: usize) -> Result<Mesh, Failure> {
         let [tensor, stage] = [self.tensor, self.stage].map(|n| usize::from(n.unwrap_or(1)));
         let rest = tensor * stage;
         if !ranks.is_multiple_of(rest) {
             return Err(Failure::usage(format!(
-                "{ranks} ranks cannot be arranged in {stage} stages of {tensor}; use a multiple of {rest}"
+                "--tensor {tensor} and --stage {stage} need a multiple of {rest} ranks, and there are {ranks}"
             )));
         }
         let mesh = Mesh { tensor, stage, ..Mesh::data(ranks / rest) };

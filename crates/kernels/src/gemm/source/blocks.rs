@@ -172,7 +172,7 @@ fn widen_each<F: Format>(x: &[F::Stored], to: &mut [f32]) {
 fn widen_eights<F: Format>(x: &[F::Stored], to: &mut [f32], eight: impl Fn(*const F::Stored) -> __m256) {
     let (mut xs, mut tos) = (x.chunks_exact(8), to.chunks_exact_mut(8));
     for (x, to) in (&mut xs).zip(&mut tos) {
-        // SAFETY: eight floats are written; whoever calls has AVX2.
+        // SAFETY: eight floats are written; the caller's CPU has AVX2.
         unsafe { _mm256_storeu_ps(to.as_mut_ptr(), eight(x.as_ptr())) };
     }
     widen_each::<F>(xs.remainder(), tos.into_remainder());
