@@ -58,4 +58,4 @@ pub use polyreme_kernels::Isa;
 pub use pool::Pool;
 pub use reader::{StepArgs, Totals};
 pub use timeline::{Moment, MomentKind, Timeline};
-pub use weights::{Held, Kept, Slot};
+pub use weights::{Held, Kept, KeptArenas, Slot};

@@ -31,8 +31,7 @@ use crate::tree::{Subtree, additions, cut, is_subtree, whole_subtrees};
 /// Everything up to the updates.
 pub(crate) fn step(lowering: &mut Lowering, shards: usize, shape: &StepShape, clip: Option<f64>) {
     let (ranks, rank) = (lowering.role.ranks, lowering.role.rank);
-    let losses = lowering.program.buffer("losses of shards", DType::F64, 2 * shards + 2);
-    lowering.program.instrs.push(Instr::Begin(losses.clone()));
+    let losses = lowering.begin(2 * shards + 2, "losses of shards");
     let learnt = lowering.role.parts.iter().flatten().map(|part| part.end).max().unwrap_or(0);
     let states = state_len(lowering.program.graph());
     let mut tree = Tree { shards, learnt, states, stack: Vec::new(), free: Vec::new(), n_leaves: 0 };

@@ -213,9 +213,20 @@ impl Lowering {
         self.program.instrs.push(instr);
     }
 
-    fn rounds(&mut self, shape: &StepShape) {
-        let totals = self.program.buffer("totals", DType::F64, 4);
+    /// The totals of the step. Ranks that split matrices all count the same loss, so along that axis only the caller's
+    /// numbers are added up, before there is a loss.
+    pub(crate) fn begin(&mut self, len: usize, name: &str) -> Region {
+        let totals = self.program.buffer(name, DType::F64, len);
         self.push(Instr::Begin(totals.clone()));
+        if self.split_axes.contains(&Axis::Tensor) {
+            let given = totals.part(len - 2..len);
+            self.program.exchange_now(Collective::AllReduce, Axis::Tensor, given);
+        }
+        totals
+    }
+
+    fn rounds(&mut self, shape: &StepShape) {
+        let totals = self.begin(4, "totals");
         let n = shape.microbatches.len();
         let grad_len = self.grad_len();
         if self.role.keeps == Keeps::OwnGradients {

@@ -34,8 +34,7 @@ const TIED_TAGS: usize = 32_000;
 
 /// Everything up to the sums over the data axis.
 pub(crate) fn step(lowering: &mut Lowering, timetable: &Timetable, stage: usize) {
-    let totals = lowering.program.buffer("totals", DType::F64, 4);
-    lowering.push(Instr::Begin(totals.clone()));
+    let totals = lowering.begin(4, "totals");
     let n = lowering.program.microbatches.len();
     assert_eq!(n, timetable.microbatches, "as many microbatches as the timetable has");
     let slots = timetable.held(stage).microbatches;
