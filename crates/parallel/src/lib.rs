@@ -36,5 +36,6 @@ pub use mesh::Mesh;
 pub use passes::{Budget, CompileError, compile};
 pub use plan::{Norms, Plan, StepShape, Training, Updates};
 pub use schedule::{average_states, both_passes, schedule};
+pub use stage_body::choose_cuts;
 pub use sync_norm::sync_batch_norm;
 pub use tree::Subtree;

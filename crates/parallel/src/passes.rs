@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::plan::{Plan, Training};
 use crate::schedule::schedule;
 use crate::stage::{CutError, PlaceError};
-use crate::stage_body::stage_body;
+use crate::stage_body::{cut_origins, stage_body};
 use crate::sync_norm::sync_batch_norm;
 use crate::tensor::{TensorPlace, split};
 
@@ -68,6 +68,8 @@ pub fn compile(
     training: &Training,
     budget: Option<Budget>,
 ) -> Result<Body, CompileError> {
+    // 0. Where the network is cut into stages: in the same places on all ranks, whatever is rewritten later.
+    let cuts = cut_origins(step, plan)?;
     // 1. What is stored in half, and where it is cast.
     let step = &plan.precision.apply(step);
     // 2. The part of it that this rank of the tensor axis computes.
@@ -86,7 +88,7 @@ pub fn compile(
             (Some(_), _) => Err(CompileError::StagedBudget),
             (None, Some(_)) => Err(CompileError::StagedShards),
             (None, None) => {
-                let body = stage_body(step, plan)?.with_strict(plan.precision.strict);
+                let body = stage_body(step, plan, &cuts)?.with_strict(plan.precision.strict);
                 Ok(body.with_reproducible(plan.is_reproducible()))
             }
         };

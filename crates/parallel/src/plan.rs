@@ -53,7 +53,8 @@ pub struct Plan {
     pub precision: Precision,
     /// With several stages: in which order they run microbatches.
     pub pipeline: PipelineKind,
-    /// With several stages: the layers before which the network is cut. None: where the slowest stage is as fast as can be.
+    /// With several stages: the layers before which the network is cut, or other places by their names. None: where the slowest
+    /// stage is as fast as can be, which [`choose_cuts`](crate::choose_cuts) finds.
     pub cuts: Vec<String>,
 }
 

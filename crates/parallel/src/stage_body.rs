@@ -1,29 +1,76 @@
 //! The body of one stage of a pipeline: the step's graph is cut into chunks, and those of the stage are joined.
+//!
+//! Where to cut is decided on the graph as it was traced, before it is rewritten for a precision and for this rank: so all
+//! ranks cut in the same places, and all graphs of a model can be cut in the places that were chosen for one of them.
 
 use polyreme_graph::{Axis, Body, Graph, Link, Segment, Tied, fuse};
 
 use crate::passes::CompileError;
 use crate::pipeline::{Timetable, timetable};
 use crate::plan::Plan;
-use crate::stage::{ChunkGraph, Crossing, Cut, cut, flops, join, partition, place_by_name};
+use crate::stage::{
+    ChunkGraph, Crossing, Cut, Homes, MemoryBound, choose, cut, flops, join, nodes_by_name, place,
+};
 
 /// The timetable of a plan with several stages, for steps of `microbatches`.
 pub(crate) fn timetable_of(plan: &Plan, microbatches: usize) -> Result<Timetable, CompileError> {
     timetable(plan.pipeline, plan.mesh.stage, microbatches).map_err(CompileError::Pipeline)
 }
 
-/// The body of a plan's stage, from the graph of the whole step.
-pub(crate) fn stage_body(step: &Graph, plan: &Plan) -> Result<Body, CompileError> {
+/// The names of the places where a plan with several stages cuts the network: its own, or those that make the slowest part as
+/// fast as can be, of at most so much memory. It depends on its arguments alone, so all ranks come to the same cuts. A run
+/// chooses once, for its usual microbatch, and puts them into its plan: then graphs of other sizes and forward passes of the
+/// same model have the same parameters in each part.
+///
+/// `cost` is the time of each node of the step, in any unit. The graph has not been rewritten since it was traced and
+/// differentiated.
+pub fn choose_cuts(
+    step: &Graph,
+    plan: &Plan,
+    cost: &dyn Fn(usize) -> f64,
+    memory: Option<MemoryBound>,
+) -> Result<Vec<String>, CompileError> {
+    if plan.mesh.stage == 1 {
+        return Ok(Vec::new());
+    }
     let timetable = timetable_of(plan, plan.microbatches.max(1))?;
     let n_chunks = timetable.place.len();
-    let place = match plan.cuts.is_empty() {
-        true => partition(step, n_chunks, &flops(step), None)?,
-        false if plan.cuts.len() + 1 == n_chunks => place_by_name(step, &plan.cuts)?,
-        false => {
-            let (got, want) = (plan.cuts.len(), n_chunks - 1);
-            return Err(CompileError::Cuts { got, want, n_chunks, kind: plan.pipeline.name() });
-        }
+    if plan.cuts.is_empty() {
+        let found = choose(step, n_chunks, cost, memory)?;
+        return Ok(found.into_iter().map(|position| position.name).collect());
+    }
+    if plan.cuts.len() + 1 != n_chunks {
+        let (got, want) = (plan.cuts.len(), n_chunks - 1);
+        return Err(CompileError::Cuts { got, want, n_chunks, kind: plan.pipeline.name() });
+    }
+    nodes_by_name(step, &plan.cuts)?;
+    Ok(plan.cuts.clone())
+}
+
+/// The traced nodes before which a plan with several stages cuts a graph: the same ones in every rewrite of it.
+pub(crate) fn cut_origins(step: &Graph, plan: &Plan) -> Result<Vec<u32>, CompileError> {
+    if plan.mesh.stage == 1 {
+        return Ok(Vec::new());
+    }
+    let names = choose_cuts(step, plan, &flops(step), None)?;
+    let nodes = nodes_by_name(step, &names)?;
+    Ok(nodes.into_iter().map(|node| step.nodes[node].origin).collect())
+}
+
+/// The chunk of each node of a rewritten graph that is cut before these traced nodes.
+fn place_by_origin(step: &Graph, cuts: &[u32]) -> Vec<usize> {
+    let homes = Homes::new(step, &vec![0; step.n_forward]);
+    let behind = |cut: &u32| {
+        let found = |&i: &usize| homes.of_node(i).is_some() && step.nodes[i].origin >= *cut;
+        (0..step.n_forward).find(found).unwrap_or(step.n_forward)
     };
+    place(step, &cuts.iter().map(behind).collect::<Vec<_>>())
+}
+
+/// The body of a plan's stage, from the graph of the whole step, which is cut before these traced nodes.
+pub(crate) fn stage_body(step: &Graph, plan: &Plan, cuts: &[u32]) -> Result<Body, CompileError> {
+    let timetable = timetable_of(plan, plan.microbatches.max(1))?;
+    let place = place_by_origin(step, cuts);
     let Cut { chunks, tied } = cut(step, &place)?;
     let stage = plan.mesh.place(plan.rank, Axis::Stage);
     let mine: Vec<ChunkGraph> = chunks.into_iter().filter(|c| timetable.place[c.chunk] == stage).collect();
