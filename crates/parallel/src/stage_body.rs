@@ -5,46 +5,15 @@
 
 use polyreme_graph::{Axis, Body, Graph, Link, Segment, Tied, fuse};
 
+use crate::choice::choose_cuts;
 use crate::passes::CompileError;
 use crate::pipeline::{Timetable, timetable};
 use crate::plan::Plan;
-use crate::stage::{
-    ChunkGraph, Crossing, Cut, Homes, MemoryBound, choose, cut, flops, join, nodes_by_name, place,
-};
+use crate::stage::{ChunkGraph, Crossing, Cut, Homes, StageBody, cut, flops, join, nodes_by_name, place};
 
 /// The timetable of a plan with several stages, for steps of `microbatches`.
 pub(crate) fn timetable_of(plan: &Plan, microbatches: usize) -> Result<Timetable, CompileError> {
     timetable(plan.pipeline, plan.mesh.stage, microbatches).map_err(CompileError::Pipeline)
-}
-
-/// The names of the places where a plan with several stages cuts the network: its own, or those that make the slowest part as
-/// fast as can be, of at most so much memory. It depends on its arguments alone, so all ranks come to the same cuts. A run
-/// chooses once, for its usual microbatch, and puts them into its plan: then graphs of other sizes and forward passes of the
-/// same model have the same parameters in each part.
-///
-/// `cost` is the time of each node of the step, in any unit. The graph has not been rewritten since it was traced and
-/// differentiated.
-pub fn choose_cuts(
-    step: &Graph,
-    plan: &Plan,
-    cost: &dyn Fn(usize) -> f64,
-    memory: Option<MemoryBound>,
-) -> Result<Vec<String>, CompileError> {
-    if plan.mesh.stage == 1 {
-        return Ok(Vec::new());
-    }
-    let timetable = timetable_of(plan, plan.microbatches.max(1))?;
-    let n_chunks = timetable.place.len();
-    if plan.cuts.is_empty() {
-        let found = choose(step, n_chunks, cost, memory)?;
-        return Ok(found.into_iter().map(|position| position.name).collect());
-    }
-    if plan.cuts.len() + 1 != n_chunks {
-        let (got, want) = (plan.cuts.len(), n_chunks - 1);
-        return Err(CompileError::Cuts { got, want, n_chunks, kind: plan.pipeline.name() });
-    }
-    nodes_by_name(step, &plan.cuts)?;
-    Ok(plan.cuts.clone())
 }
 
 /// The traced nodes before which a plan with several stages cuts a graph: the same ones in every rewrite of it.
@@ -58,7 +27,7 @@ pub(crate) fn cut_origins(step: &Graph, plan: &Plan) -> Result<Vec<u32>, Compile
 }
 
 /// The chunk of each node of a rewritten graph that is cut before these traced nodes.
-fn place_by_origin(step: &Graph, cuts: &[u32]) -> Vec<usize> {
+pub(crate) fn place_by_origin(step: &Graph, cuts: &[u32]) -> Vec<usize> {
     let homes = Homes::new(step, &vec![0; step.n_forward]);
     let behind = |cut: &u32| {
         let found = |&i: &usize| homes.of_node(i).is_some() && step.nodes[i].origin >= *cut;
@@ -76,10 +45,8 @@ pub(crate) fn stage_body(step: &Graph, plan: &Plan, cuts: &[u32]) -> Result<Body
     let mine: Vec<ChunkGraph> = chunks.into_iter().filter(|c| timetable.place[c.chunk] == stage).collect();
     let mine: Vec<_> = mine.into_iter().map(|c| ChunkGraph { graph: fuse(&c.graph), ..c }).collect();
     let joined = join(&mine);
+    let (arrives, leaves) = links_of(&joined);
     let graph = &joined.graph;
-    let input = |name: &str| graph.inputs.iter().find(|i| i.name == name).map(|i| i.value);
-    let arrives = links(&joined.arrives, &|name| input(name));
-    let leaves = links(&joined.leaves, &|name| graph.output(name));
     let tied = tied.into_iter().filter_map(|tied| {
         let param = graph.params.iter().position(|p| p.name == tied.name)?;
         let mut stages: Vec<usize> = tied.chunks.iter().map(|c| timetable.place[*c]).collect();
@@ -93,6 +60,13 @@ pub(crate) fn stage_body(step: &Graph, plan: &Plan, cuts: &[u32]) -> Result<Body
     let mut body = Body::of(joined.graph);
     (body.segments, body.arrives, body.leaves, body.tied) = (segments, arrives, leaves, tied);
     Ok(body)
+}
+
+/// What a stage's graph gets from other stages, and what it computes for them.
+pub(crate) fn links_of(joined: &StageBody) -> (Vec<Link>, Vec<Link>) {
+    let graph = &joined.graph;
+    let input = |name: &str| graph.inputs.iter().find(|i| i.name == name).map(|i| i.value);
+    (links(&joined.arrives, &|name| input(name)), links(&joined.leaves, &|name| graph.output(name)))
 }
 
 /// Crossings as links: those between two chunks are numbered alike at both ends.
