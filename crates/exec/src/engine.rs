@@ -469,7 +469,11 @@ fn same_layout(first: &Ready, other: &Ready) -> Result<(), ExecError> {
     let stored =
         |r: &Ready| (r.plan.param_offsets.clone(), r.plan.param_len, r.plan.grad_len, r.plan.state_len);
     let grads = |r: &Ready| grad_starts(&r.body.graph, r);
-    let same = stored(first) == stored(other) && grads(first) == grads(other);
+    let parts = |r: &Ready| {
+        let graph = &r.body.graph;
+        graph.params.iter().chain(&graph.states).map(|s| s.part).collect::<Vec<_>>()
+    };
+    let same = stored(first) == stored(other) && grads(first) == grads(other) && parts(first) == parts(other);
     if same { Ok(()) } else { Err(ExecError::Layout) }
 }
 

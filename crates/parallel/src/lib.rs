@@ -10,6 +10,8 @@
 //!   [`tree`]: the fixed tree in which gradients of logical shards are added up.
 //! - [`stage`]: a step's graph in chunks for the stages of a pipeline: where to cut, and the graph of each chunk.
 //! - `stage_body`: the body of a stage of a pipeline. `staged`: the schedule of a pipelined step.
+//! - `choice`: what is chosen once for all graphs of a run.
+//! - `forward`: the program of a forward pass, for evaluations.
 //! - `joint`: exchanges inside a body.
 //! - [`tensor`]: matrices split over ranks.
 //! - [`sync_norm`]: batch norms with the statistics of all ranks.
@@ -18,6 +20,8 @@
 #![forbid(unsafe_code)]
 
 pub mod buckets;
+mod choice;
+mod forward;
 mod joint;
 pub mod mesh;
 pub mod passes;
@@ -32,6 +36,8 @@ pub mod sync_norm;
 pub mod tensor;
 pub mod tree;
 
+pub use choice::{choose, choose_cuts, choose_layouts};
+pub use forward::compile_forward;
 pub use mesh::Mesh;
 pub use passes::{Budget, CompileError, compile};
 pub use plan::{Norms, Plan, StepShape, Training, Updates};

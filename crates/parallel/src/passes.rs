@@ -9,9 +9,9 @@ use thiserror::Error;
 use crate::plan::{Plan, Training};
 use crate::schedule::schedule;
 use crate::stage::{CutError, PlaceError};
-use crate::stage_body::stage_body;
+use crate::stage_body::{cut_origins, stage_body};
 use crate::sync_norm::sync_batch_norm;
-use crate::tensor::{TensorPlace, split};
+use crate::tensor::{TensorPlace, TensorSplit, split_as};
 
 /// How much memory a rank may use, and how to measure a program's.
 pub struct Budget<'a> {
@@ -61,6 +61,13 @@ pub enum CompileError {
     StagedShards,
 }
 
+/// The part of a graph that this rank of the tensor axis computes, if there are several.
+pub(crate) fn tensor_part(graph: &Graph, plan: &Plan) -> Result<Option<TensorSplit>, CompileError> {
+    let place = TensorPlace { rank: plan.mesh.place(plan.rank, Axis::Tensor), ranks: plan.mesh.tensor };
+    let part = (place.ranks > 1).then(|| split_as(graph, place, &plan.layouts));
+    part.transpose().map_err(CompileError::Tensor)
+}
+
 /// Compiles a differentiated graph for one size of microbatches.
 pub fn compile(
     step: &Graph,
@@ -68,14 +75,12 @@ pub fn compile(
     training: &Training,
     budget: Option<Budget>,
 ) -> Result<Body, CompileError> {
+    // 0. Where the network is cut into stages: in the same places on all ranks, whatever is rewritten later.
+    let cuts = cut_origins(step, plan)?;
     // 1. What is stored in half, and where it is cast.
     let step = &plan.precision.apply(step);
     // 2. The part of it that this rank of the tensor axis computes.
-    let place = TensorPlace { rank: plan.mesh.place(plan.rank, Axis::Tensor), ranks: plan.mesh.tensor };
-    let part = match place.ranks {
-        1 => None,
-        _ => Some(split(step, place).map_err(CompileError::Tensor)?),
-    };
+    let part = tensor_part(step, plan)?;
     let step = part.as_ref().map_or(step, |part| &part.graph);
     // 3. Before recomputation: ranks with shards of different sizes may recompute different values, but they must take
     //    part in the same sums.
@@ -86,7 +91,7 @@ pub fn compile(
             (Some(_), _) => Err(CompileError::StagedBudget),
             (None, Some(_)) => Err(CompileError::StagedShards),
             (None, None) => {
-                let body = stage_body(step, plan)?.with_strict(plan.precision.strict);
+                let body = stage_body(step, plan, &cuts)?.with_strict(plan.precision.strict);
                 Ok(body.with_reproducible(plan.is_reproducible()))
             }
         };

@@ -1,38 +1,52 @@
 //! The body of one stage of a pipeline: the step's graph is cut into chunks, and those of the stage are joined.
+//!
+//! Where to cut is decided on the graph as it was traced, before it is rewritten for a precision and for this rank: so all
+//! ranks cut in the same places, and all graphs of a model can be cut in the places that were chosen for one of them.
 
 use polyreme_graph::{Axis, Body, Graph, Link, Segment, Tied, fuse};
 
+use crate::choice::choose_cuts;
 use crate::passes::CompileError;
 use crate::pipeline::{Timetable, timetable};
 use crate::plan::Plan;
-use crate::stage::{ChunkGraph, Crossing, Cut, cut, flops, join, partition, place_by_name};
+use crate::stage::{ChunkGraph, Crossing, Cut, Homes, StageBody, cut, flops, join, nodes_by_name, place};
 
 /// The timetable of a plan with several stages, for steps of `microbatches`.
 pub(crate) fn timetable_of(plan: &Plan, microbatches: usize) -> Result<Timetable, CompileError> {
     timetable(plan.pipeline, plan.mesh.stage, microbatches).map_err(CompileError::Pipeline)
 }
 
-/// The body of a plan's stage, from the graph of the whole step.
-pub(crate) fn stage_body(step: &Graph, plan: &Plan) -> Result<Body, CompileError> {
-    let timetable = timetable_of(plan, plan.microbatches.max(1))?;
-    let n_chunks = timetable.place.len();
-    let place = match plan.cuts.is_empty() {
-        true => partition(step, n_chunks, &flops(step), None)?,
-        false if plan.cuts.len() + 1 == n_chunks => place_by_name(step, &plan.cuts)?,
-        false => {
-            let (got, want) = (plan.cuts.len(), n_chunks - 1);
-            return Err(CompileError::Cuts { got, want, n_chunks, kind: plan.pipeline.name() });
-        }
+/// The traced nodes before which a plan with several stages cuts a graph: the same ones in every rewrite of it.
+pub(crate) fn cut_origins(step: &Graph, plan: &Plan) -> Result<Vec<u32>, CompileError> {
+    if plan.mesh.stage == 1 {
+        return Ok(Vec::new());
+    }
+    let names = choose_cuts(step, plan, &flops(step), None)?;
+    let nodes = nodes_by_name(step, &names)?;
+    Ok(nodes.into_iter().map(|node| step.nodes[node].origin).collect())
+}
+
+/// The chunk of each node of a rewritten graph that is cut before these traced nodes.
+pub(crate) fn place_by_origin(step: &Graph, cuts: &[u32]) -> Vec<usize> {
+    let homes = Homes::new(step, &vec![0; step.n_forward]);
+    let behind = |cut: &u32| {
+        let found = |&i: &usize| homes.of_node(i).is_some() && step.nodes[i].origin >= *cut;
+        (0..step.n_forward).find(found).unwrap_or(step.n_forward)
     };
+    place(step, &cuts.iter().map(behind).collect::<Vec<_>>())
+}
+
+/// The body of a plan's stage, from the graph of the whole step, which is cut before these traced nodes.
+pub(crate) fn stage_body(step: &Graph, plan: &Plan, cuts: &[u32]) -> Result<Body, CompileError> {
+    let timetable = timetable_of(plan, plan.microbatches.max(1))?;
+    let place = place_by_origin(step, cuts);
     let Cut { chunks, tied } = cut(step, &place)?;
     let stage = plan.mesh.place(plan.rank, Axis::Stage);
     let mine: Vec<ChunkGraph> = chunks.into_iter().filter(|c| timetable.place[c.chunk] == stage).collect();
     let mine: Vec<_> = mine.into_iter().map(|c| ChunkGraph { graph: fuse(&c.graph), ..c }).collect();
     let joined = join(&mine);
+    let (arrives, leaves) = links_of(&joined);
     let graph = &joined.graph;
-    let input = |name: &str| graph.inputs.iter().find(|i| i.name == name).map(|i| i.value);
-    let arrives = links(&joined.arrives, &|name| input(name));
-    let leaves = links(&joined.leaves, &|name| graph.output(name));
     let tied = tied.into_iter().filter_map(|tied| {
         let param = graph.params.iter().position(|p| p.name == tied.name)?;
         let mut stages: Vec<usize> = tied.chunks.iter().map(|c| timetable.place[*c]).collect();
@@ -46,6 +60,13 @@ pub(crate) fn stage_body(step: &Graph, plan: &Plan) -> Result<Body, CompileError
     let mut body = Body::of(joined.graph);
     (body.segments, body.arrives, body.leaves, body.tied) = (segments, arrives, leaves, tied);
     Ok(body)
+}
+
+/// What a stage's graph gets from other stages, and what it computes for them.
+pub(crate) fn links_of(joined: &StageBody) -> (Vec<Link>, Vec<Link>) {
+    let graph = &joined.graph;
+    let input = |name: &str| graph.inputs.iter().find(|i| i.name == name).map(|i| i.value);
+    (links(&joined.arrives, &|name| input(name)), links(&joined.leaves, &|name| graph.output(name)))
 }
 
 /// Crossings as links: those between two chunks are numbered alike at both ends.

@@ -270,12 +270,7 @@ impl Staged<'_> {
 
     /// What both ends call a value that goes from one chunk to another.
     fn tag(&self, link: &Link) -> u16 {
-        assert!(link.number < LINKS_MAX, "at most {LINKS_MAX} values go from one chunk to another");
-        let tag = (link.from * self.timetable.place.len() + link.to) * LINKS_MAX + link.number;
-        u16::try_from(tag)
-            .ok()
-            .filter(|tag| usize::from(*tag) < TIED_TAGS)
-            .expect("a pipeline of at most 22 chunks")
+        link_tag(link, self.timetable.place.len())
     }
 
     /// The number of a microbatch's body.
@@ -286,6 +281,14 @@ impl Staged<'_> {
     fn body(&self, microbatch: usize) -> Arc<Body> {
         self.lowering.program.bodies[self.number(microbatch)].clone()
     }
+}
+
+/// What both ends call a value that goes from one of `n_chunks` chunks to another.
+pub(crate) fn link_tag(link: &Link, n_chunks: usize) -> u16 {
+    assert!(link.number < LINKS_MAX, "at most {LINKS_MAX} values go from one chunk to another");
+    let tag = (link.from * n_chunks + link.to) * LINKS_MAX + link.number;
+    let tag = u16::try_from(tag).ok().filter(|tag| usize::from(*tag) < TIED_TAGS);
+    tag.expect("a pipeline of at most 22 chunks")
 }
 
 /// Whether a link is between passes of this kind: activations come from earlier chunks, gradients from later ones.

@@ -95,7 +95,7 @@ pub enum CutError {
 /// Cuts a differentiated graph that has not been fused. `place` is the chunk of each node of the forward pass; it must not
 /// decrease, but those of leaves and reshapes do not matter.
 ///
-/// A parameter, state or input that nothing reads is in chunk 0.
+/// A parameter, state or input that nothing reads is in chunk 0. A forward pass does without: another chunk may have learnt it.
 pub fn cut(step: &Graph, place: &[usize]) -> Result<Cut, CutError> {
     let homes = Homes::new(step, place);
     let n = homes.n_chunks();
@@ -120,9 +120,10 @@ pub fn cut(step: &Graph, place: &[usize]) -> Result<Cut, CutError> {
             parts.chunks[chunk].grads[p] = Some(v);
         }
     }
+    let learns = step.grads.iter().any(Option::is_some);
     let inputs = step.inputs.iter().map(|i| i.value);
     for v in inputs.chain(step.params.iter().chain(&step.states).map(|s| s.value)) {
-        if parts.holders(v).is_empty() {
+        if learns && parts.holders(v).is_empty() {
             parts.need(0, v);
         }
     }
