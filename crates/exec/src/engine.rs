@@ -328,6 +328,11 @@ impl Engine {
         (0..slots).try_for_each(|slot| fill(&mut Inputs { slot, ..self.inputs() }))
     }
 
+    /// Whether the selected program is fed an input `name`: of a network in stages, each is fed what its layers read.
+    pub fn has_input(&mut self, name: &str) -> bool {
+        self.inputs().has(name)
+    }
+
     /// The f32 input `name`, to be filled before a run.
     pub fn input_f32(&mut self, name: &str) -> Result<&mut [f32], ExecError> {
         self.inputs().of(name)

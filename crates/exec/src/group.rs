@@ -58,8 +58,8 @@ impl Engine {
     }
 
     /// Gives an engine a communicator, for the exchanges of a program that was not lowered for ranks. Weights stay as they are.
-    pub fn attach(&mut self, comm: Comm) {
-        self.group = Some(Group { comms: comm.into(), open: false });
+    pub fn attach(&mut self, comms: impl Into<Comms>) {
+        self.group = Some(Group { comms: comms.into(), open: false });
     }
 
     /// The communicator of all ranks.
@@ -74,7 +74,7 @@ impl Engine {
 
     /// Whether this is one of the ranks that [`Engine::exclusively`] lets write. Together they have the whole model once.
     pub fn is_writer(&self) -> bool {
-        self.group.is_none() || self.role().rank == 0
+        self.first().role.as_ref().is_none_or(|role| role.rank == 0)
     }
 
     /// The group of a writer: all of them. `None` for an engine that did not join.

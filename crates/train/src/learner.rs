@@ -293,7 +293,7 @@ impl Learner {
     /// Compiles for evaluations of at most `n` samples of `spec` at once.
     pub fn prepare_trial(&mut self, spec: &Spec, n: usize) -> Result<(), TrainError> {
         let (program, mut trial) =
-            Trial::new(&self.net, spec, n, self.options.loss.kind, &self.options.plan.precision)?;
+            Trial::new(&self.net, spec, n, self.options.loss.kind, &self.lowering.plan)?;
         trial.number = self.engine.add(program)?;
         self.trial = Some(trial);
         Ok(())

@@ -11,8 +11,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use polyreme_data::{Dataset, Spec};
-use polyreme_exec::{Engine, loan_copies};
+use polyreme_exec::{Engine, Footprint, loan_copies};
 use polyreme_graph::{Body, DType, Keeps, Program};
+use polyreme_parallel::Plan;
 
 use super::advice::Advice;
 use super::prepared::Prepared;
@@ -131,12 +132,14 @@ impl Prepared {
     pub(super) fn need(&self, lodging: Lodging) -> Result<Need, TrainError> {
         let Lodging { here, threads, shared, together, .. } = lodging;
         let (ranks, options) = (self.ranks(), self.rank_options(if threads { here } else { 1 }));
-        let trial = match self.evaluated() {
-            Some(set) => {
-                Some(Engine::footprint(&self.trial_program(set.spec())?, self.threads, self.learner.isa))
-            }
-            None => None,
+        // By place in a copy of the model.
+        let trial = |rank: usize| -> Result<Option<Footprint>, TrainError> {
+            let Some(set) = self.evaluated() else { return Ok(None) };
+            let program = self.trial_program(set.spec(), rank)?;
+            Ok(Some(Engine::footprint(&program, self.threads, self.learner.isa)))
         };
+        let each = self.mesh().replica_ranks();
+        let trials = (0..each).map(trial).collect::<Result<Vec<_>, _>>()?;
         // By kinds of steps: what a rank takes for itself, and what of that others see.
         let mut seen: Vec<(RankKind, [usize; 3])> = Vec::new();
         // By place in a copy of the model, and samples.
@@ -172,7 +175,7 @@ impl Prepared {
                 let bytes = lowering.rank_bytes_at_least(&program, shared && !threads);
                 // An evaluation has the memory of a step's values, and what it needs beyond.
                 let of_step = Engine::footprint(&program, self.threads, self.learner.isa);
-                let beyond = trial.map_or(0, |trial| {
+                let beyond = trials[rank % each].map_or(0, |trial| {
                     trial.activations.saturating_sub(of_step.activations)
                         + trial.inputs.saturating_sub(of_step.inputs)
                 });
@@ -275,10 +278,10 @@ impl Prepared {
         })
     }
 
-    fn trial_program(&self, spec: &polyreme_data::Spec) -> Result<Program, TrainError> {
+    fn trial_program(&self, spec: &polyreme_data::Spec, rank: usize) -> Result<Program, TrainError> {
         let n = block_samples(&self.net, spec)?;
-        let (program, _) =
-            Trial::new(&self.net, spec, n, self.learner.loss.kind, &self.learner.plan.precision)?;
+        let plan = Plan { rank, ..self.learner.plan.clone() };
+        let (program, _) = Trial::new(&self.net, spec, n, self.learner.loss.kind, &plan)?;
         Ok(program)
     }
 }

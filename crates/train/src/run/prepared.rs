@@ -9,7 +9,8 @@ use polyreme_data::{
 };
 use polyreme_exec::Isa;
 use polyreme_graph::{Axis, Keeps, Program, cost};
-use polyreme_parallel::{Mesh, Norms, Plan, Training, Updates};
+use polyreme_parallel::stage::flops;
+use polyreme_parallel::{Mesh, Norms, Plan, Training, Updates, choose};
 
 use super::layer_paths::check_f32_layers;
 use super::seats::{Seats, seats};
@@ -19,7 +20,7 @@ use crate::event::Outline;
 use crate::job::{Balance, ClassWeights, Job, OrderSpec, ParallelSpec, PrecisionKind};
 use crate::learner::LearnerOptions;
 use crate::loss::Loss;
-use crate::lower::training_graph;
+use crate::lower::{step_graph, training_graph};
 use crate::net::Net;
 use crate::pace::{CutOrder, Pace, RankShare, StepCut};
 use crate::preparation::Preparation;
@@ -249,7 +250,23 @@ impl Prepared {
                 false => TrainError::TooFewForStages { samples, ranks: data },
             });
         }
+        self.choose_parts()?;
         Ok(self)
+    }
+
+    /// Chooses which rank of a copy of the model has which part of it, once for all programs: all ranks come to the same.
+    fn choose_parts(&mut self) -> Result<(), TrainError> {
+        let said = self.job.parallel.cuts.clone();
+        let plan = Plan { cuts: said, layouts: Default::default(), ..self.learner.plan.clone() };
+        self.learner.plan = match plan.mesh.replica_ranks() {
+            1 => plan,
+            _ => {
+                let forward = training_graph(&self.net, &self.spec, self.micro().max(2), self.learner.loss)?;
+                let step = step_graph(&forward)?;
+                choose(&step, &plan, &flops(&step), None)?
+            }
+        };
+        Ok(())
     }
 
     /// The longest microbatch of rank 0.
