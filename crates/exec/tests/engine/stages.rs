@@ -121,6 +121,18 @@ fn every_schedule_gives_the_bits_of_one_rank() {
     }
 }
 
+#[test]
+fn weights_that_every_stage_uses_several_times_stay_the_same_on_all() {
+    let net = nets::looped();
+    let alone = train(&net.step, &staged(1, 1, PipelineKind::Gpipe), &training(None));
+    for kind in PipelineKind::ALL {
+        for stages in 2..=3 {
+            let got = train(&net.step, &staged(stages, 1, kind), &training(None));
+            check(&got, &alone, 1e-5, &format!("{kind} on {stages} stages"));
+        }
+    }
+}
+
 /// Compares runs to a relative distance, tensor by tensor; 0 for the same bits.
 fn check(got: &StagedOutcome, want: &StagedOutcome, tolerance: f64, what: &str) {
     for (step, (a, b)) in got.totals.iter().zip(&want.totals).enumerate() {
