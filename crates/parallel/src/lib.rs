@@ -7,7 +7,7 @@
 //! - [`passes`]: from a step's graph to the body of a microbatch: the passes in their order.
 //! - [`mod@schedule`]: from bodies and the shape of a step to a program. [`buckets`]: which gradients are sent
 //!   together, and which rank owns them. `reproducible`: steps whose bits do not depend on the number of ranks;
-//!   [`tree`]: the fixed tree in which gradients of logical shards are added up.
+//!   [`tree`]: the fixed tree in which gradients of logical shards are added up; `fixed_blocks`: their norm.
 //! - [`stage`]: a step's graph in chunks for the stages of a pipeline: where to cut, and the graph of each chunk.
 //! - `stage_body`: the body of a stage of a pipeline. `staged`: the schedule of a pipelined step.
 //! - `joint`: exchanges inside a body.
@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod buckets;
+mod fixed_blocks;
 mod joint;
 pub mod mesh;
 pub mod passes;

@@ -23,7 +23,8 @@ use std::sync::Arc;
 use polyreme_graph::memory::state_len;
 use polyreme_graph::{Axis, Collective, DType, Instr, Region};
 
-use crate::buckets::{PART_ALIGN, cuts};
+use crate::fixed_blocks;
+use crate::joint;
 use crate::plan::StepShape;
 use crate::schedule::Lowering;
 use crate::tree::{Subtree, additions, cut, is_subtree, whole_subtrees};
@@ -59,7 +60,7 @@ pub(crate) fn step(lowering: &mut Lowering, shards: usize, shape: &StepShape, cl
         lowering.program.exchange_now(Collective::AllReduce, Axis::Data, losses.clone());
     }
     lowering.program.instrs.push(Instr::Judge(losses));
-    let cuts = cuts(learnt, ranks);
+    let cuts = lowering.cuts.first().cloned().unwrap_or_else(|| vec![0; ranks + 1].into());
     match ranks {
         1 => tree.whole(lowering),
         _ => tree.exchange(lowering, &shape.runs, &cuts),
@@ -72,8 +73,8 @@ pub(crate) fn step(lowering: &mut Lowering, shards: usize, shape: &StepShape, cl
         lowering.program.exchange_now(op, Axis::Data, of);
     }
     if let Some(max_norm) = clip {
-        let mine = if lowering.role.sharded() { cuts[rank]..cuts[rank + 1] } else { 0..learnt };
-        squares_and_clip(lowering, learnt, mine, max_norm);
+        let mine = lowering.role.own().to_vec();
+        fixed_blocks::clip(lowering, &mine, max_norm);
     }
 }
 
@@ -82,24 +83,9 @@ fn run(lowering: &mut Lowering, microbatch: usize, into: Region) {
     let slot = lowering.slot;
     let body = lowering.program.bodies[lowering.program.microbatches[microbatch].body].clone();
     lowering.program.instrs.push(Instr::Load { slot, microbatch });
-    lowering.program.run(slot, microbatch, 0..body.graph.nodes.len());
+    let (nodes, ranks) = (0..body.graph.nodes.len(), lowering.role.ranks);
+    joint::run(&mut lowering.program, slot, microbatch, &nodes, ranks);
     lowering.program.instrs.push(Instr::Count { slot, microbatch, into });
-}
-
-/// The norm of all gradients, from squares of fixed blocks in their order.
-fn squares_and_clip(lowering: &mut Lowering, learnt: usize, mine: Range<usize>, max_norm: f64) {
-    let n = learnt.div_ceil(PART_ALIGN);
-    let squares = lowering.program.buffer("squares", DType::F64, n);
-    lowering.program.instrs.push(Instr::Zero(squares.clone()));
-    let first = mine.start / PART_ALIGN;
-    let into = squares.part(first..first + mine.len().div_ceil(PART_ALIGN));
-    let of = Region::Grads(mine);
-    lowering.program.instrs.push(Instr::Squares { of, into, block: Some(PART_ALIGN) });
-    if lowering.role.sharded() {
-        // Every other rank has zeros there: adding them changes nothing.
-        lowering.program.exchange_now(Collective::AllReduce, Axis::Data, squares.clone());
-    }
-    lowering.program.instrs.push(Instr::Clip { squares, max_norm });
 }
 
 /// The subtrees that are complete at a point of the program.

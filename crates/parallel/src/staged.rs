@@ -24,7 +24,7 @@ use polyreme_graph::{Axis, BlockKind, Body, Collective, DType, Graph, Instr, Lin
 
 use crate::joint;
 use crate::pipeline::{Action, StagePass, Timetable};
-use crate::schedule::{Lowering, add_or_copy, first_reader};
+use crate::schedule::{Lowering, add_or_copy};
 
 /// Values that may go from one chunk to another in one pass.
 const LINKS_MAX: usize = 64;
@@ -197,38 +197,10 @@ impl Staged<'_> {
     /// Runs nodes, with the exchanges along other axes that they contain; counts the loss and keeps the states that they
     /// compute.
     fn run(&mut self, slot: usize, microbatch: usize, nodes: &Range<usize>) {
-        let (number, body) = (self.number(microbatch), self.body(microbatch));
+        let body = self.body(microbatch);
         let graph = &body.graph;
-        let program = &mut self.lowering.program;
-        let (mut from, mut under_way) = (nodes.start, Vec::<(usize, usize)>::new());
-        for i in nodes.clone() {
-            let ready: Vec<usize> =
-                under_way.iter().filter(|(_, reader)| *reader <= i).map(|e| e.0).collect();
-            if !ready.is_empty() {
-                program.run(slot, microbatch, from..i);
-                from = i;
-                under_way.retain(|(_, reader)| *reader > i);
-                program.instrs.extend(ready.into_iter().map(Instr::Wait));
-            }
-            let node = &graph.nodes[i];
-            let takes_part = match joint::axis_of(node) {
-                None => false,
-                Some(Axis::Data) => self.lowering.role.ranks > 1,
-                Some(Axis::Tensor | Axis::Stage | Axis::Sequence) => true,
-            };
-            if takes_part {
-                program.run(slot, microbatch, from..i + 1);
-                from = i + 1;
-                let reads_on = joint::reads_operand(node);
-                let reader = if reads_on { i + 1 } else { first_reader(graph, i, node.outputs[0]) };
-                if let Some(exchange) = joint::exchange(program, slot, number, node) {
-                    program.instrs.push(Instr::Start(exchange));
-                    under_way.push((exchange, reader));
-                }
-            }
-        }
-        program.run(slot, microbatch, from..nodes.end);
-        program.instrs.extend(under_way.into_iter().map(|(exchange, _)| Instr::Wait(exchange)));
+        let data_ranks = self.lowering.role.ranks;
+        joint::run(&mut self.lowering.program, slot, microbatch, nodes, data_ranks);
         let computes = |v| nodes.contains(&graph.value(v).producer.idx());
         if graph.output("loss").is_some_and(computes) {
             let into = self.totals.part(0..2);
