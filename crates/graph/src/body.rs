@@ -76,6 +76,8 @@ pub struct Link {
 pub struct Tied {
     /// The parameter, by its number here.
     pub param: usize,
+    /// Its number among the tied parameters of the whole step, the same on all stages.
+    pub number: usize,
     /// The stages that have it, ascending.
     pub stages: Vec<usize>,
 }

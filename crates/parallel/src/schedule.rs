@@ -107,15 +107,18 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         counted_elsewhere: counted_elsewhere(plan, &bodies[0]),
     };
     let states = lowering.keep_states(training);
-    match plan.shards {
-        Some(shards) => reproducible::step(&mut lowering, shards, shape, training.max_norm()),
-        None if plan.mesh.stage > 1 => {
-            let stage = plan.mesh.place(plan.rank, Axis::Stage);
-            let timetable = stage_body::timetable_of(plan, lowering.program.microbatches.len());
-            staged::step(&mut lowering, &timetable.expect("a plan that was compiled"), stage);
+    let timetable = (plan.mesh.stage > 1).then(|| {
+        let found = stage_body::timetable_of(plan, lowering.program.microbatches.len());
+        (plan.mesh.place(plan.rank, Axis::Stage), found.expect("a plan that was compiled"))
+    });
+    let stage = timetable.as_ref().map(|(stage, timetable)| (*stage, timetable));
+    match (plan.shards, stage) {
+        (Some(shards), _) => reproducible::step(&mut lowering, shards, shape, training.max_norm(), stage),
+        (None, Some((stage, timetable))) => {
+            staged::step(&mut lowering, timetable, stage);
             lowering.start_sums();
         }
-        None => lowering.rounds(shape),
+        (None, None) => lowering.rounds(shape),
     }
     lowering.updates(training, bodies);
     lowering.program.instrs.extend(states);

@@ -45,6 +45,7 @@ pub(crate) fn all() -> [Net; 3] {
 }
 
 /// One layer six times over: every stage of a pipeline has its weights, and some have none of the sums of its gradient.
+#[allow(dead_code, reason = "another test binary includes this file for the other networks")]
 pub(crate) fn looped() -> Net {
     Net::new("looped", |b| {
         let x = b.input("x", [8, 40], DType::F32)?;

@@ -56,7 +56,7 @@ fn run(step: &Graph, plan: &Plan, training: &Training, comms: Comms) -> Result<S
 }
 
 /// Fills the inputs that there are, each from a stream of its own.
-fn fill(step: &Graph, inputs: &mut Inputs, seed: u64) {
+pub(crate) fn fill(step: &Graph, inputs: &mut Inputs, seed: u64) {
     for (k, input) in step.inputs.iter().enumerate().filter(|(_, i)| inputs.has(&i.name)).collect::<Vec<_>>()
     {
         let mut random = TestRandom::new(seed * 10 + k as u64);
