@@ -59,6 +59,8 @@ struct HandedOn {
     /// This one's place among them.
     here: usize,
     tag: u16,
+    /// Where contributions of other stages arrive, one at a time.
+    other: Option<Region>,
     /// By microbatch.
     plan: Vec<HandOver>,
     /// By microbatch: the send that is under way.
@@ -170,7 +172,9 @@ impl HandedOn {
     fn hand_on(&mut self, lowering: &mut Lowering, microbatch: usize, place: usize, own: &Region) {
         let (plan, tag) = (self.plan[microbatch], self.tag);
         if plan.receive == Some(place) {
-            let other = lowering.program.buffer("a tied gradient", DType::F32, self.range.len());
+            let (name, len) = (format!("tied gradient {}", self.tag), self.range.len());
+            let other = self.other.get_or_insert_with(|| lowering.program.buffer(name, DType::F32, len));
+            let other = other.clone();
             let op = Collective::Receive { from: self.stages[self.here + 1], tag };
             lowering.program.exchange_now(op, Axis::Stage, other.clone());
             lowering.push(Instr::Add { from: other, into: own.clone() });
@@ -211,6 +215,7 @@ fn tied(lowering: &Lowering, timetable: &Timetable, stage: usize) -> Vec<HandedO
             stages: tied.stages.clone(),
             here,
             tag: tied_tag(tied),
+            other: None,
             sending: vec![None; timetable.microbatches],
         }
     };

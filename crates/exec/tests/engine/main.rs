@@ -22,5 +22,6 @@ mod staged_shards;
 mod stages;
 mod strict;
 mod sync_norm;
+mod timelines;
 mod truth;
 mod weights;
