@@ -15,6 +15,7 @@ use crate::group::Group;
 use crate::kernel_types::check_kernels;
 use crate::memory::Memory;
 use crate::moments;
+use crate::pace::Pace;
 use crate::pool::Pool;
 use crate::reader::{StepArgs, StepProgress};
 use crate::run::{DrawKey, run};
@@ -100,6 +101,8 @@ pub struct Engine {
     pub(crate) progress: StepProgress,
     /// Where the time goes, if it is being recorded.
     pub(crate) timeline: Option<Timeline>,
+    /// How long blocks take at least, if that is set.
+    pub(crate) pace: Option<Pace>,
 }
 
 impl Engine {
@@ -139,6 +142,7 @@ impl Engine {
             tensors,
             progress: StepProgress::default(),
             timeline: None,
+            pace: None,
         };
         engine.add(program)?;
         Ok(engine)

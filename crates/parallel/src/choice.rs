@@ -16,7 +16,7 @@ use polyreme_graph::Graph;
 use crate::passes::{CompileError, tensor_part};
 use crate::plan::Plan;
 use crate::stage::{self, MemoryBound, nodes_by_name};
-use crate::stage_body::timetable_of;
+use crate::stage_body::usual_timetable;
 use crate::tensor::StoredLayouts;
 
 /// The plan with everything that is to be chosen once, from a differentiated graph that has not been rewritten. What the plan
@@ -54,7 +54,7 @@ pub fn choose_cuts(
     if plan.mesh.stage == 1 {
         return Ok(Vec::new());
     }
-    let timetable = timetable_of(plan, plan.microbatches.max(1))?;
+    let timetable = usual_timetable(plan)?;
     let n_chunks = timetable.place.len();
     if plan.cuts.is_empty() {
         let found = stage::choose(step, n_chunks, cost, memory)?;

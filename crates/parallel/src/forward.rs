@@ -26,7 +26,7 @@ use crate::joint;
 use crate::passes::{CompileError, tensor_part};
 use crate::plan::Plan;
 use crate::stage::{ChunkGraph, cut, join};
-use crate::stage_body::{cut_origins, links_of, place_by_origin, timetable_of};
+use crate::stage_body::{cut_origins, links_of, place_by_origin, usual_timetable};
 use crate::staged::link_tag;
 
 /// The program of a rank for a forward pass of one microbatch. States stay as they are.
@@ -59,7 +59,7 @@ fn staged_body(
     plan: &Plan,
     cuts: &[u32],
 ) -> Result<(Body, ChunkRuns, Vec<usize>), CompileError> {
-    let place = timetable_of(plan, plan.microbatches.max(1))?.place;
+    let place = usual_timetable(plan)?.place;
     let stage = plan.mesh.place(plan.rank, Axis::Stage);
     let chunks = cut(graph, &place_by_origin(graph, cuts))?.chunks;
     let mine = chunks.into_iter().filter(|c| place[c.chunk] == stage);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use polyreme_graph::recompute::BudgetError;
-use polyreme_graph::{Axis, Body, Graph, Program, recompute};
+use polyreme_graph::{Axis, Body, DType, Graph, Program, recompute};
 use thiserror::Error;
 
 use crate::plan::{Plan, Training};
@@ -56,9 +56,25 @@ pub enum CompileError {
     /// Memory that is planned for one stage only.
     #[error("`train.memory_mib` does not work with several stages yet; leave it out, or use more stages")]
     StagedBudget,
-    /// Logical shards are added up by ranks that have all layers.
-    #[error("`parallel.reproducible` does not work with several stages yet; leave one of them out")]
-    StagedShards,
+    /// The sum of a tied gradient would depend on the number of stages.
+    #[error(
+        "`parallel.reproducible`: {n} parts of a \"{kind}\" pipeline use `{name}`, and its gradient would be added up in \
+         another order than on one rank; set `parallel.schedule = \"1f1b\"` or \"zb-h1\""
+    )]
+    TiedOrder {
+        /// The parameter.
+        name: String,
+        /// How many parts of the network contribute to its gradient.
+        n: usize,
+        /// The schedule.
+        kind: &'static str,
+    },
+    /// Random bits that round moments depend on where they lie, and so on the stage.
+    #[error(
+        "`parallel.reproducible` with several stages needs `train.optimizer` with moments in f32; bf16 ones are rounded by \
+         random bits that depend on the stage"
+    )]
+    StagedRounding,
 }
 
 /// The part of a graph that this rank of the tensor axis computes, if there are several.
@@ -89,8 +105,8 @@ pub fn compile(
     if plan.mesh.stage > 1 {
         return match (budget, plan.shards) {
             (Some(_), _) => Err(CompileError::StagedBudget),
-            (None, Some(_)) => Err(CompileError::StagedShards),
-            (None, None) => {
+            (None, Some(_)) if training.moments != DType::F32 => Err(CompileError::StagedRounding),
+            (None, _) => {
                 let body = stage_body(step, plan, &cuts)?.with_strict(plan.precision.strict);
                 Ok(body.with_reproducible(plan.is_reproducible()))
             }

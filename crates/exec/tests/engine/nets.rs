@@ -44,6 +44,27 @@ pub(crate) fn all() -> [Net; 3] {
     ]
 }
 
+/// One layer six times over: every stage of a pipeline has its weights, and some have none of the sums of its gradient.
+#[allow(dead_code, reason = "another test binary includes this file for the other networks")]
+pub(crate) fn looped() -> Net {
+    Net::new("looped", |b| {
+        let x = b.input("x", [8, 40], DType::F32)?;
+        let labels = b.input("labels", [8], DType::I32)?;
+        let mut h = linear(b, "in", x, 72)?;
+        let w = b.param("again", [72, 72], Init::Uniform { bound: 0.15 })?;
+        for i in 0..6 {
+            h = b.layer(format!("turn{i}"), |b| {
+                let y = norm(b, "norm", h)?;
+                let y = b.linear(y, w, None)?;
+                let y = b.activation("gelu_tanh", y)?;
+                b.add(y, h)
+            })?;
+        }
+        let logits = linear(b, "head", h, CLASSES)?;
+        plain(b, logits, labels)
+    })
+}
+
 const CLASSES: usize = 10;
 
 fn plain(b: &mut Builder, logits: Tensor, labels: Tensor) -> Traced {

@@ -121,7 +121,7 @@ fn a_tied_parameter_is_in_every_chunk_that_uses_it() {
         Ok(x)
     });
     let cut = cut_before(&step, &["fc.1", "fc.2"]);
-    assert_eq!(cut.tied, [Tied { name: "shared".into(), chunks: vec![0, 2] }]);
+    assert_eq!(cut.tied, [Tied { name: "shared".into(), chunks: vec![0, 2], contribute: vec![0, 2] }]);
     for chunk in [0, 2] {
         let graph = &cut.chunks[chunk].graph;
         let p = graph.params.iter().position(|p| p.name == "shared").unwrap();
