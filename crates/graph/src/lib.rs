@@ -62,5 +62,5 @@ pub use precision::Precision;
 pub use program::{
     Axis, Buffer, Collective, Exchange, Instr, Keeps, Microbatch, Program, Region, Role, Weights,
 };
-pub use recompute::recompute;
+pub use recompute::{recompute, recompute_parts};
 pub use shape::{DType, Shape};

@@ -25,7 +25,7 @@ use polyreme_graph::{Axis, BlockKind, Body, Collective, Graph, Instr, Microbatch
 use crate::joint;
 use crate::passes::{CompileError, tensor_part};
 use crate::plan::Plan;
-use crate::stage::{ChunkGraph, cut, join};
+use crate::stage::{BackwardOrder, ChunkGraph, cut, join};
 use crate::stage_body::{cut_origins, links_of, place_by_origin, usual_timetable};
 use crate::staged::link_tag;
 
@@ -34,7 +34,7 @@ use crate::staged::link_tag;
 /// The plan has the cuts and the layouts that were chosen for training ([`choose`](crate::choose())); without any, they are chosen for
 /// this graph, which is of use where nothing is trained.
 pub fn compile_forward(graph: &Graph, plan: &Plan) -> Result<Program, CompileError> {
-    let cuts = cut_origins(graph, plan)?;
+    let cuts = cut_origins(graph, plan, None)?;
     let graph = plan.precision.apply(graph);
     let graph = tensor_part(&graph, plan)?.map_or(graph, |part| part.graph);
     let graph = Graph { updates: Vec::new(), grads: Vec::new(), ..graph };
@@ -64,7 +64,7 @@ fn staged_body(
     let chunks = cut(graph, &place_by_origin(graph, cuts))?.chunks;
     let mine = chunks.into_iter().filter(|c| place[c.chunk] == stage);
     let mine: Vec<_> = mine.map(|c| ChunkGraph { graph: fuse(&c.graph), ..c }).collect();
-    let joined = join(&mine);
+    let joined = join(&mine, BackwardOrder::Apart);
     let (arrives, leaves) = links_of(&joined);
     let forward = |(chunk, kind, nodes)| (kind == BlockKind::Forward).then_some((chunk, nodes));
     let runs = joined.ranges.into_iter().filter_map(forward).collect();

@@ -39,7 +39,7 @@ pub mod sync_norm;
 pub mod tensor;
 pub mod tree;
 
-pub use choice::{choose, choose_cuts, choose_layouts};
+pub use choice::{CutRoom, choose, choose_cuts, choose_layouts};
 pub use forward::compile_forward;
 pub use mesh::Mesh;
 pub use passes::{Budget, CompileError, compile};

@@ -6,10 +6,11 @@ use polyreme_graph::recompute::BudgetError;
 use polyreme_graph::{Axis, Body, DType, Graph, Program, recompute};
 use thiserror::Error;
 
+use crate::choice::CutRoom;
 use crate::plan::{Plan, Training};
 use crate::schedule::schedule;
 use crate::stage::{CutError, PlaceError};
-use crate::stage_body::{cut_origins, stage_body};
+use crate::stage_body::{StageRoom, cut_origins, stage_body};
 use crate::sync_norm::sync_batch_norm;
 use crate::tensor::{TensorPlace, TensorSplit, split_as};
 
@@ -53,9 +54,6 @@ pub enum CompileError {
         /// The schedule.
         kind: &'static str,
     },
-    /// Memory that is planned for one stage only.
-    #[error("`train.memory_mib` does not work with several stages yet; leave it out, or use more stages")]
-    StagedBudget,
     /// The sum of a tied gradient would depend on the number of stages.
     #[error(
         "`parallel.reproducible`: {n} parts of a \"{kind}\" pipeline use `{name}`, and its gradient would be added up in \
@@ -84,6 +82,13 @@ pub(crate) fn tensor_part(graph: &Graph, plan: &Plan) -> Result<Option<TensorSpl
     part.transpose().map_err(CompileError::Tensor)
 }
 
+/// The plan of the rank on whose memory recomputation depends. All ranks of a stage must come to the same decision, so all
+/// measure the last one of their part of the data axis, whose shards are the largest.
+fn largest(plan: &Plan) -> Plan {
+    let rank = plan.mesh.group(plan.rank, Axis::Data).last().copied().unwrap_or(plan.rank);
+    Plan { rank, ..plan.clone() }
+}
+
 /// Compiles a differentiated graph for one size of microbatches.
 pub fn compile(
     step: &Graph,
@@ -92,7 +97,8 @@ pub fn compile(
     budget: Option<Budget>,
 ) -> Result<Body, CompileError> {
     // 0. Where the network is cut into stages: in the same places on all ranks, whatever is rewritten later.
-    let cuts = cut_origins(step, plan)?;
+    let room = budget.as_ref().map(|budget| CutRoom { bytes: budget.bytes, training });
+    let cuts = cut_origins(step, plan, room)?;
     // 1. What is stored in half, and where it is cast.
     let step = &plan.precision.apply(step);
     // 2. The part of it that this rank of the tensor axis computes.
@@ -103,14 +109,24 @@ pub fn compile(
     let synced = plan.syncs_norms().then(|| sync_batch_norm(step));
     let step = synced.as_ref().unwrap_or(step);
     if plan.mesh.stage > 1 {
-        return match (budget, plan.shards) {
-            (Some(_), _) => Err(CompileError::StagedBudget),
-            (None, Some(_)) if training.moments != DType::F32 => Err(CompileError::StagedRounding),
-            (None, _) => {
-                let body = stage_body(step, plan, &cuts)?.with_strict(plan.precision.strict);
-                Ok(body.with_reproducible(plan.is_reproducible()))
+        if plan.shards.is_some() && training.moments != DType::F32 {
+            return Err(CompileError::StagedRounding);
+        }
+        // 4 and 5, chunk by chunk.
+        let of_plan =
+            |body: Body| body.with_strict(plan.precision.strict).with_reproducible(plan.is_reproducible());
+        let largest = largest(plan);
+        let bytes_of = |measure: &dyn Fn(&Program) -> usize, body: Body| {
+            measure(&schedule(&largest, training, &[Arc::new(of_plan(body))], &largest.whole_step()))
+        };
+        let body = match budget {
+            None => stage_body(step, plan, &cuts, None)?,
+            Some(Budget { bytes, measure }) => {
+                let measure = |body: Body| bytes_of(measure, body);
+                stage_body(step, plan, &cuts, Some(StageRoom { bytes, measure: &measure }))?
             }
         };
+        return Ok(of_plan(body));
     }
     // 5. Fusion, and the order in which gradients are made.
     let last = |step: &Graph| {
@@ -121,9 +137,8 @@ pub fn compile(
         body.with_strict(plan.precision.strict).with_reproducible(plan.is_reproducible())
     };
     let Some(Budget { bytes, measure }) = budget else { return Ok(last(step)) };
-    // 4. Recomputation, measured on the result of the passes after it. All ranks must come to the same decision, so all
-    //    measure the last rank, whose shards are the largest.
-    let largest = Plan { rank: plan.mesh.ranks() - 1, ..plan.clone() };
+    // 4. Recomputation, measured on the result of the passes after it.
+    let largest = largest(plan);
     let measure =
         |step: &Graph| measure(&schedule(&largest, training, &[Arc::new(last(step))], &largest.whole_step()));
     Ok(last(&recompute(step, bytes, &measure)?.graph))

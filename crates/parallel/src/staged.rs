@@ -202,11 +202,14 @@ impl Staged<'_> {
         for kind in kinds {
             let segments = body.segments.iter().filter(|s| s.chunk == action.chunk && s.kind == *kind);
             for nodes in segments.map(|s| s.nodes.clone()) {
-                self.run(slot, microbatch, &nodes);
+                // What other stages wait for is on its way while the rest runs.
+                let sent = end_of_sent(&body, action, &nodes);
+                self.run(slot, microbatch, &(nodes.start..sent));
+                if *kind != BlockKind::WeightGrad {
+                    self.send(action, slot, &body.leaves);
+                }
+                self.run(slot, microbatch, &(sent..nodes.end));
                 self.add_up(&body.graph, microbatch, &nodes);
-            }
-            if *kind != BlockKind::WeightGrad {
-                self.send(action, slot, &body.leaves);
             }
         }
         if action.frees() {
@@ -291,6 +294,13 @@ impl Staged<'_> {
     fn body(&self, microbatch: usize) -> Arc<Body> {
         self.lowering.program.bodies[self.number(microbatch)].clone()
     }
+}
+
+/// The end of the nodes of a segment that compute something for other stages.
+fn end_of_sent(body: &Body, action: &Action, nodes: &Range<usize>) -> usize {
+    let leaves = body.leaves.iter().filter(|link| link.from == action.chunk && belongs(link, action.pass));
+    let made = leaves.map(|link| body.graph.value(link.value).producer.idx() + 1);
+    made.filter(|end| nodes.start < *end && *end <= nodes.end).max().unwrap_or(nodes.start)
 }
 
 /// What both ends call a value that goes from one of `n_chunks` chunks to another.

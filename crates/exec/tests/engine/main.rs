@@ -18,6 +18,7 @@ mod random_graphs;
 mod ranks;
 mod same_bits;
 mod shard_gradients;
+mod staged_memory;
 mod staged_shards;
 mod stages;
 mod strict;
