@@ -7,7 +7,7 @@
 
 use polyreme_collective::{Comm, Cuts};
 use polyreme_dtype::{Element, bf16};
-use polyreme_graph::{Axis, Program, Role};
+use polyreme_graph::{Axis, Program, Role, Weights};
 use polyreme_kernels::floats::{Floats, FloatsMut};
 
 use crate::arena::make_room;
@@ -78,14 +78,14 @@ impl Engine {
     }
 
     /// Collective: the first rank along the data axis runs `write`, which may set weights and states; the others along it then
-    /// get them.
+    /// get them. Where each has its own shard of the weights, all run it, and get the states of the first.
     pub fn exclusively<E: From<ExecError> + std::fmt::Display>(
         &mut self,
         write: impl FnOnce(&mut Engine) -> Result<(), E>,
     ) -> Result<(), E> {
         // From here on no rank reads the weights.
         self.comm().barrier().map_err(ExecError::from)?;
-        if self.role().rank == 0 {
+        if self.role().rank == 0 || self.role().shards_weights() {
             self.set_open(true);
             let written = write(self);
             self.set_open(false);
@@ -186,14 +186,14 @@ impl Engine {
         }
     }
 
-    /// Broadcasts weights and states from rank 0.
+    /// Broadcasts weights that all have and states from rank 0.
     fn spread(&mut self) -> Result<(), ExecError> {
-        let (shared, ranks) = (self.role().shares_weights(), self.role().ranks);
+        let (weights, ranks) = (self.role().weights, self.role().ranks);
         let group = self.group.as_mut().expect("an engine that joined");
         if ranks == 1 {
             return Ok(group.comms.job().barrier()?);
         }
-        if !shared {
+        if weights == Weights::Own {
             group.comms.along(Axis::Data).broadcast(self.memory.state.kept_mut(Kept::Params), 0)?;
         }
         group.comms.along(Axis::Data).broadcast(self.memory.state.kept_mut(Kept::States), 0)?;

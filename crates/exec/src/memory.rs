@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use polyreme_collective::Span;
-use polyreme_dtype::{DType, Element, bf16};
+use polyreme_dtype::{DType, Element, bf16, f16};
 use polyreme_graph::{Place, Region, ValueId};
 use polyreme_kernels::convert;
 use polyreme_kernels::cx::SharedMut;
@@ -147,6 +147,15 @@ impl Memory {
     pub(crate) fn write<T: Element>(&mut self, ready: &Ready, slot: usize, v: ValueId) -> &mut [T] {
         // SAFETY: `&mut self` between runs.
         unsafe { self.find(ready, slot, v).slice_mut() }
+    }
+
+    /// Zeroes a value between runs.
+    pub(crate) fn clear(&mut self, ready: &Ready, slot: usize, v: ValueId) {
+        match ready.body.graph.value(v).dtype {
+            DType::F16 => self.write::<f16>(ready, slot, v).fill(f16::ZERO),
+            DType::Bf16 => self.write::<bf16>(ready, slot, v).fill(bf16::ZERO),
+            _ => self.write::<f32>(ready, slot, v).fill(0.0),
+        }
     }
 
     /// Writes the constants of a body into a slot.

@@ -201,12 +201,15 @@ pub fn state_len(graph: &Graph) -> usize {
     graph.states.iter().map(|state| padded_numel(graph, state.value)).sum()
 }
 
-/// Parameters in the order in which their gradients are computed; those without one last.
+/// Parameters in the order in which their gradients are computed: first those whose gradients are summed over the ranks, so that
+/// they can be sent together, then those of which this rank has a shard; those without a gradient last.
 pub fn readiness(graph: &Graph) -> Vec<usize> {
-    let ready =
-        |p: usize| graph.grads.get(p).copied().flatten().map_or(u32::MAX, |g| graph.value(g).producer.0);
+    let place = |p: usize| match graph.grads.get(p).copied().flatten() {
+        Some(grad) => (u8::from(graph.params[p].shard.is_some()), graph.value(grad).producer.0),
+        None => (u8::MAX, 0),
+    };
     let mut order: Vec<_> = (0..graph.params.len()).collect();
-    order.sort_by_key(|&p| (ready(p), p));
+    order.sort_by_key(|&p| (place(p), p));
     order
 }
 

@@ -5,6 +5,7 @@ use polyreme_graph::{Axis, Body, Graph, Link, Segment, Tied, fuse};
 use crate::passes::CompileError;
 use crate::pipeline::{Timetable, timetable};
 use crate::plan::Plan;
+use crate::shard::{Passes, shard};
 use crate::stage::{ChunkGraph, Crossing, Cut, cut, flops, join, partition, place_by_name};
 
 /// The timetable of a plan with several stages, for steps of `microbatches`.
@@ -27,7 +28,12 @@ pub(crate) fn stage_body(step: &Graph, plan: &Plan) -> Result<Body, CompileError
     let Cut { chunks, tied } = cut(step, &place)?;
     let stage = plan.mesh.place(plan.rank, Axis::Stage);
     let mine: Vec<ChunkGraph> = chunks.into_iter().filter(|c| timetable.place[c.chunk] == stage).collect();
-    let mine: Vec<_> = mine.into_iter().map(|c| ChunkGraph { graph: fuse(&c.graph), ..c }).collect();
+    // Each chunk gathers the weights that it reads.
+    let sharded = |graph: Graph| match plan.shard_place() {
+        Some(place) => shard(&graph, place, Passes::Apart),
+        None => graph,
+    };
+    let mine: Vec<_> = mine.into_iter().map(|c| ChunkGraph { graph: fuse(&sharded(c.graph)), ..c }).collect();
     let joined = join(&mine);
     let graph = &joined.graph;
     let input = |name: &str| graph.inputs.iter().find(|i| i.name == name).map(|i| i.value);
