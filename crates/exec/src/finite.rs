@@ -3,7 +3,7 @@
 use std::fmt;
 
 use polyreme_dtype::{bf16, f16};
-use polyreme_graph::{DType, Op, Place, ValueId};
+use polyreme_graph::{DType, ExchangeKind, Op, Place, ValueId};
 
 use crate::engine::Engine;
 use crate::error::ExecError;
@@ -90,7 +90,9 @@ impl Engine {
         }
         for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| compiled.applied[*i].is_none()) {
             // What other ranks would bring is not there: zeros, rather than what the memory held last.
-            if let Op::Exchange { .. } = node.op {
+            if let Op::Exchange { kind: ExchangeKind::Gather { .. } | ExchangeKind::Swap { .. }, .. } =
+                node.op
+            {
                 self.memory.clear(self.bodies[body].as_ref().expect("bodies stay"), slot, node.outputs[0]);
             }
             self.run_node(body, slot, i, first_sample)?;

@@ -396,7 +396,7 @@ impl<'a> NodeMemory<'a> {
         let at = self.memory.find(self.ready, self.slot, v);
         // SAFETY: `node` took `&mut Memory`; this range is handed out once; the plan was verified to keep the
         // outputs of a node from each other, from its scratch and from its inputs (an in-place operand of a fused
-        // pass is passed as `Source::InPlace`, not as a slice).
+        // pass or of a sum over ranks is passed as `Source::InPlace`, not as a slice).
         unsafe { at.slice_mut() }
     }
 
