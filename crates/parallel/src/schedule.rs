@@ -525,8 +525,9 @@ impl Lowering {
                 .collect(),
         };
         let n_sums = self.sums.len();
-        // The norm is that of all gradients, and shared weights are still read by others.
-        let together = training.max_norm().is_some() || self.role.shares_weights() || whole;
+        // The norm is that of all gradients, shared weights are still read by others, and beside shards there are few others.
+        let shared = self.role.shares_weights() || self.role.shards_weights();
+        let together = training.max_norm().is_some() || shared || whole;
         if together {
             self.wait_until(n_sums);
         }

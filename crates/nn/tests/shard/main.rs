@@ -4,6 +4,7 @@
 // All of this is tests; clippy recognises only functions marked `#[test]`.
 #![allow(clippy::unwrap_used)]
 
+mod evaluation;
 mod held;
 mod random;
 mod run;
@@ -11,6 +12,8 @@ mod run;
 use polyreme_graph::op::Cell;
 use polyreme_graph::{DType, Moments, Optimizer, Precision};
 use polyreme_nn::model::{Cnn, EncoderClassifier, Gpt, Mlp, Model, RecurrentClassifier, TraceOptions};
+
+use polyreme_parallel::pipeline::PipelineKind;
 
 use crate::run::{ShardCase, check, check_uneven};
 
@@ -32,6 +35,8 @@ fn case(name: &'static str, model: Model) -> ShardCase {
         clip: None,
         ema: None,
         sharded_min: 0.9,
+        pipeline: PipelineKind::OneFOneB,
+        memory: None,
     }
 }
 
@@ -131,6 +136,23 @@ fn shards_of_parts_of_matrices() {
 fn stages_gather_what_they_read() {
     check(&ShardCase { stage: 2, accumulate: 2, clip: Some(0.1), ..gpt(0.2) }, 1e-5);
     check(&ShardCase { stage: 2, tensor: 2, accumulate: 3, optimizer: ADAMW, ..gpt(0.0) }, 1e-5);
+}
+
+/// Chunks of one rank, and weight gradients that run later than the others.
+#[test]
+fn every_pipeline_gathers_what_it_reads() {
+    for pipeline in
+        [PipelineKind::Gpipe, PipelineKind::Interleaved { chunks: 2 }, PipelineKind::ZbH1, PipelineKind::ZbV]
+    {
+        check(&ShardCase { stage: 2, accumulate: 6, data: 2, clip: Some(0.1), pipeline, ..gpt(0.2) }, 1e-5);
+    }
+}
+
+#[test]
+fn what_is_computed_again_reads_the_weights_of_the_backward_pass() {
+    for (data, memory) in [(2, 0.95), (2, 0.8), (3, 0.85)] {
+        check(&ShardCase { data, memory: Some(memory), ..gpt(0.2) }, 1e-5);
+    }
 }
 
 #[test]

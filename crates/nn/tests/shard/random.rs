@@ -1,10 +1,10 @@
 //! A generator of test data: the high bits of a linear congruence.
 
-pub(crate) struct TestRandom(u64);
+pub(crate) struct SampleRandom(u64);
 
-impl TestRandom {
-    pub(crate) fn new(seed: u64) -> TestRandom {
-        TestRandom(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x1234_5678)
+impl SampleRandom {
+    pub(crate) fn new(seed: u64) -> SampleRandom {
+        SampleRandom(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x1234_5678)
     }
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

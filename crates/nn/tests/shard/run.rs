@@ -4,15 +4,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_collective::Comm;
-use polyreme_exec::{Comms, Engine, ExecError, Inputs, Kept, Options, StepArgs};
+use polyreme_exec::{Comms, Engine, ExecError, Inputs, Isa, Kept, Options, StepArgs};
 use polyreme_graph::graph::Stored;
 use polyreme_graph::{
-    Axis, Body, Builder, DType, Graph, Microbatch, Optimizer, Precision, Shape, differentiate,
+    Axis, Body, Builder, DType, Graph, Microbatch, Optimizer, Precision, Program, Shape, differentiate,
 };
 use polyreme_nn::model::{Model, TraceOptions};
-use polyreme_parallel::{Mesh, Norms, Plan, StepShape, Training, compile, schedule};
+use polyreme_parallel::pipeline::PipelineKind;
+use polyreme_parallel::{Budget, Mesh, Norms, Plan, StepShape, Training, compile, schedule};
 
-use crate::random::TestRandom;
+use crate::random::SampleRandom;
 
 const STEPS: usize = 4;
 
@@ -33,6 +34,10 @@ pub(crate) struct ShardCase {
     pub(crate) ema: Option<f64>,
     /// The least share of the elements that is sharded.
     pub(crate) sharded_min: f64,
+    /// In which order stages run microbatches.
+    pub(crate) pipeline: PipelineKind,
+    /// What a rank may use of what it would; the rest is saved by recomputation.
+    pub(crate) memory: Option<f64>,
 }
 
 /// The samples of each microbatch of each rank of the data axis.
@@ -62,6 +67,7 @@ impl ShardCase {
             norms: Norms::Synchronised,
             microbatches: self.accumulate,
             bucket_bytes: 4096,
+            pipeline: self.pipeline,
             ..Plan::alone()
         }
     }
@@ -70,6 +76,21 @@ impl ShardCase {
         let &ShardCase { optimizer, clip, ema, .. } = self;
         let scaled = self.precision.scales_loss();
         Training { optimizer, moments: DType::F32, clip, ema, scaled }
+    }
+
+    /// The body of so many samples, within the rank's memory.
+    fn body(&self, plan: &Plan, batch: usize) -> Body {
+        let (step, training) = (self.step_graph(batch), self.training());
+        let body = compile(&step, plan, &training, None).unwrap();
+        let Some(share) = self.memory.filter(|_| plan.ranks() > 1) else { return body };
+        let measure = |program: &Program| Engine::footprint(program, 1, Isa::detect()).activations;
+        let whole = measure(&schedule(plan, &training, &[Arc::new(body.clone())], &plan.whole_step()));
+        let budget = Budget { bytes: (whole as f64 * share) as usize, measure: &measure };
+        let again = compile(&step, plan, &training, Some(budget)).unwrap();
+        let count = |body: &Body, name: &str| body.graph.nodes.iter().filter(|n| n.op.name() == name).count();
+        assert!(again.graph.nodes.len() > body.graph.nodes.len(), "something is computed again");
+        assert_eq!(count(&again, "axis_scatter"), count(&body, "axis_scatter"));
+        again
     }
 
     /// The step of a microbatch of so many samples.
@@ -111,7 +132,7 @@ fn bodies(case: &ShardCase, plan: &Plan, samples: &RankSamples) -> (Vec<Arc<Body
     if sizes.is_empty() {
         sizes.push(1);
     }
-    let body = |&n: &usize| Arc::new(compile(&case.step_graph(n), plan, &case.training(), None).unwrap());
+    let body = |&n: &usize| Arc::new(case.body(plan, n));
     let number = |n: usize| sizes.iter().position(|size| *size == n).unwrap();
     let microbatch = |r: &Range<usize>| Microbatch { body: number(r.len()), first_sample: r.start };
     let rounds = samples.iter().map(Vec::len).max().unwrap();
@@ -158,7 +179,7 @@ fn run_rank(case: &ShardCase, samples: &RankSamples, comm: Comm) -> Result<Shard
 
 /// The samples of a range, of those that all ranks are fed in a step. A stage is fed what its layers read.
 fn feed(case: &ShardCase, step: usize, samples: &Range<usize>, inputs: &mut Inputs) -> Result<(), ExecError> {
-    let mut random = TestRandom::new(step as u64);
+    let mut random = SampleRandom::new(step as u64);
     let input = case.model.input(&case.options);
     let n = input.shape.numel();
     let ids: Vec<_> = (0..n).map(|_| random.below(16) as i32).collect();

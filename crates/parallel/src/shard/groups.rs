@@ -11,7 +11,7 @@ use crate::stage::positions::unit;
 
 /// What is gathered of a parameter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Need {
+pub(super) struct ShardRead {
     pub(super) param: usize,
     /// The format of all that reads it, if that is narrower: then shards are cast before they are sent.
     pub(super) half: Option<DType>,
@@ -19,15 +19,15 @@ pub(super) struct Need {
 
 /// A layer in one pass; the last one of the forward pass may go on into the backward pass.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(super) struct GatherGroup {
     unit: String,
     /// In the order in which they are first read.
-    pub(super) needs: Vec<Need>,
+    pub(super) needs: Vec<ShardRead>,
 }
 
 /// The groups of a step.
 pub(super) struct Groups {
-    pub(super) list: Vec<Group>,
+    pub(super) list: Vec<GatherGroup>,
     /// By node: the group that it belongs to, if it reads a sharded parameter.
     pub(super) of_node: Vec<Option<usize>>,
     /// By node: the group whose layer begins there in its pass, with or without reading a parameter.
@@ -93,7 +93,7 @@ impl Groups {
         let continued = last_forward
             .filter(|&g| goes_on && pass == 1 && self.order[1].is_empty() && self.list[g].unit == unit);
         let group = continued.unwrap_or_else(|| {
-            self.list.push(Group { unit: unit.into(), needs: Vec::new() });
+            self.list.push(GatherGroup { unit: unit.into(), needs: Vec::new() });
             self.list.len() - 1
         });
         self.order[pass].push(group);
@@ -126,7 +126,7 @@ fn views(step: &Graph, sharded: &[bool]) -> Vec<bool> {
 }
 
 /// The parameter that a reader's operand is a view of, and the format in which it is read.
-fn need(step: &Graph, reader: &Op, operand: ValueId) -> Need {
+fn need(step: &Graph, reader: &Op, operand: ValueId) -> ShardRead {
     let mut half = match *reader {
         Op::MatMul { rounded, .. } => rounded,
         _ => None,
@@ -135,7 +135,7 @@ fn need(step: &Graph, reader: &Op, operand: ValueId) -> Need {
     loop {
         let node = step.producer(v);
         match node.op {
-            Op::Param(param) => return Need { param, half },
+            Op::Param(param) => return ShardRead { param, half },
             Op::Cast(DType::F32) => half = None,
             Op::Cast(to) => half = Some(to),
             _ => {}

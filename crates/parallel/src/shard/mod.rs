@@ -34,8 +34,9 @@
 //! the layers and shapes of parameters alone. A rank without samples takes part: it brings its shards, adds zeros to gradients,
 //! and takes its shards of the sums ([`idle`]). With stages each chunk of the network gathers what it reads itself.
 //!
-//! If a peer dies, the exchange that is waited for fails with a report that names it, and so does the step on every rank; shards
-//! are updated at the end of a step only, so no parameter has changed.
+//! If a peer dies, the exchange that is waited for fails with a report that names it, and so does the step. A rank updates after
+//! its last exchange of a step, so nothing has changed on the ranks where it failed. The dead rank's shards are gone with it: the run
+//! goes on from a checkpoint.
 //!
 //! # Layout
 //! - `choose`: which parameters are sharded, and how. `groups`: which layers read them, in each pass.

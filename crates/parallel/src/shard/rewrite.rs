@@ -9,7 +9,7 @@ use polyreme_graph::precision::is_half;
 use polyreme_graph::{Axis, DType, Graph, Op, Part, ValueId};
 
 use super::choose::{ShardPlace, shard_of};
-use super::groups::{Groups, Need};
+use super::groups::{Groups, ShardRead};
 
 /// Layers whose weights are gathered at a time: the one that is computed, and the next one.
 const GATHERED_MAX: usize = 2;
@@ -29,7 +29,7 @@ pub fn shard(step: &Graph, place: ShardPlace, passes: Passes) -> Graph {
         step.params.iter().map(|p| shard_of(step.shape(p.value).dims(), place)).collect();
     let is_sharded: Vec<bool> = shards.iter().map(Option::is_some).collect();
     let groups = Groups::new(step, &is_sharded, passes == Passes::Together);
-    let mut rewrite = Rewrite {
+    let mut rewrite = ShardRewrite {
         old: step,
         place,
         on_the_way_max: groups.most(),
@@ -55,7 +55,7 @@ pub fn shard(step: &Graph, place: ShardPlace, passes: Passes) -> Graph {
     rewrite.finish()
 }
 
-struct Rewrite<'a> {
+struct ShardRewrite<'a> {
     old: &'a Graph,
     place: ShardPlace,
     /// By parameter.
@@ -76,7 +76,7 @@ struct Rewrite<'a> {
     grads: Vec<Option<ValueId>>,
 }
 
-impl Rewrite<'_> {
+impl ShardRewrite<'_> {
     /// The shards that this rank keeps. They come first: they are gathered before the nodes around their parameters run.
     fn leaves(&mut self) {
         for (p, shard) in self.shards.iter().enumerate() {
@@ -133,7 +133,7 @@ impl Rewrite<'_> {
         }
     }
 
-    fn gather(&mut self, group: usize, Need { param, half }: Need) {
+    fn gather(&mut self, group: usize, ShardRead { param, half }: ShardRead) {
         let value = self.old.params[param].value;
         let layer = &self.old.producer(value).layer;
         let mut x = self.to.get(value);

@@ -143,20 +143,6 @@ fn halves_are_sent() {
 }
 
 #[test]
-fn recomputation_gathers_nothing_more() {
-    let plan = plan();
-    let measure = |program: &Program| {
-        let plan =
-            polyreme_graph::MemoryPlan::new(program.graph(), &vec![0; program.graph().nodes.len()], &[]);
-        plan.arena_bytes
-    };
-    let least = measure(&schedule(&plan, &ADAM, &[body(&plan)], &plan.whole_step()));
-    let budget = crate::passes::Budget { bytes: least, measure: &measure };
-    let fits = compile(&step(), &plan, &ADAM, Some(budget)).unwrap();
-    assert_eq!(fits.graph.to_string(), body(&plan).graph.to_string());
-}
-
-#[test]
 fn what_cannot_be_sharded_is_refused() {
     let refused = |plan: &Plan, training: &Training, widths: [usize; 5]| {
         let (forward, loss) = forward(widths);
