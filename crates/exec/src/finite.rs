@@ -3,7 +3,7 @@
 use std::fmt;
 
 use polyreme_dtype::{bf16, f16};
-use polyreme_graph::{DType, ExchangeKind, Op, Place, ValueId};
+use polyreme_graph::{DType, ExchangeKind, Instr, Op, Place, ValueId};
 
 use crate::engine::Engine;
 use crate::error::ExecError;
@@ -61,7 +61,12 @@ impl Engine {
     /// another rank is found there.
     pub fn find_non_finite(&mut self) -> Result<Option<NonFinite>, ExecError> {
         let loaded = self.loaded();
-        let Some(last) = loaded.program.microbatches.last() else { return Ok(None) };
+        let load = |i: &Instr| match i {
+            Instr::Load { microbatch, .. } => Some(*microbatch),
+            _ => None,
+        };
+        let Some(last) = loaded.program.instrs.iter().rev().find_map(load) else { return Ok(None) };
+        let last = &loaded.program.microbatches[last];
         let body = loaded.bodies[last.body];
         let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
         self.memory.set_constants(ready, 0);
