@@ -65,6 +65,11 @@ impl Comms {
         self.replica.as_mut().unwrap_or(&mut self.job)
     }
 
+    /// Those that have the whole model once: one replica, or all ranks where they have shards of it.
+    pub(crate) fn writers(&mut self, sharded: bool) -> &mut Comm {
+        if sharded { self.job() } else { self.replica() }
+    }
+
     /// The groups beside that of the job.
     fn others(&mut self) -> impl Iterator<Item = &mut Comm> {
         self.axes.iter_mut().chain([&mut self.replica]).flatten()

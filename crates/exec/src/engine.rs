@@ -424,20 +424,15 @@ impl Engine {
             let key = self.options.seed ^ (stored.number as u64 + 1).wrapping_mul(0xD1B5_4A32_D192_ED03);
             let data = self.memory.write::<f32>(ready, 0, stored.value);
             // What a part has is what the whole tensor has there.
-            let (run, mut at, stride) = match stored.part {
-                None => (data.len().max(1), 0, 0),
-                Some(part) => {
-                    let slab = part.slab(&part.whole_dims(graph.shape(stored.value).dims()));
-                    (slab.run, slab.first as u64, slab.stride as u64)
-                }
-            };
-            for data in data.chunks_mut(run) {
+            let mut rest = data;
+            for run in stored.runs(graph.shape(stored.value).dims()) {
+                let (data, at) = (rest.split_off_mut(..run.len()), run.start as u64);
+                let data = data.expect("the runs are all elements");
                 match stored.init {
                     Init::Const(value) => data.fill(value),
                     Init::Uniform { bound } => random::uniform(&cx, key, 0, at, -bound, bound, data),
                     Init::Normal { std } => random::normal(&cx, key, 0, at, 0.0, std, data),
                 }
-                at += stride;
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use polyreme_dtype::{bf16, f16};
-use polyreme_graph::{DType, Place, ValueId};
+use polyreme_graph::{DType, ExchangeKind, Instr, Op, Place, ValueId};
 
 use crate::engine::Engine;
 use crate::error::ExecError;
@@ -57,11 +57,16 @@ impl Engine {
     /// Runs the last microbatch again and checks every result; `None` if all is finite.
     ///
     /// Slow: meant for the end of a run that has failed. It communicates with no other rank, since others may look
-    /// elsewhere or not at all: sums over ranks hold this rank's terms only, and a number that came from another
-    /// rank is found there.
+    /// elsewhere or not at all: sums over ranks hold this rank's terms only, weights that are gathered hold its shard only, and a number that came from
+    /// another rank is found there.
     pub fn find_non_finite(&mut self) -> Result<Option<NonFinite>, ExecError> {
         let loaded = self.loaded();
-        let Some(last) = loaded.program.microbatches.last() else { return Ok(None) };
+        let load = |i: &Instr| match i {
+            Instr::Load { microbatch, .. } => Some(*microbatch),
+            _ => None,
+        };
+        let Some(last) = loaded.program.instrs.iter().rev().find_map(load) else { return Ok(None) };
+        let last = &loaded.program.microbatches[last];
         let body = loaded.bodies[last.body];
         let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
         self.memory.set_constants(ready, 0);
@@ -89,6 +94,12 @@ impl Engine {
             }
         }
         for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| compiled.applied[*i].is_none()) {
+            // What other ranks would bring is not there: zeros, rather than what the memory held last.
+            if let Op::Exchange { kind: ExchangeKind::Gather { .. } | ExchangeKind::Swap { .. }, .. } =
+                node.op
+            {
+                self.memory.clear(self.bodies[body].as_ref().expect("bodies stay"), slot, node.outputs[0]);
+            }
             self.run_node(body, slot, i, first_sample)?;
             if let Some((_, overflow)) = node.outputs.iter().find_map(|&v| self.first_bad(body, slot, v)) {
                 let (layer, op) = (node.layer.clone(), node.op.name());

@@ -7,7 +7,7 @@
 
 use polyreme_collective::{Comm, Cuts};
 use polyreme_dtype::{Element, bf16};
-use polyreme_graph::{Axis, Program, Role};
+use polyreme_graph::{Axis, Program, Role, Weights};
 use polyreme_kernels::floats::{Floats, FloatsMut};
 
 use crate::arena::make_room;
@@ -74,18 +74,20 @@ impl Engine {
 
     /// Whether this is one of the ranks that [`Engine::exclusively`] lets write. Together they have the whole model once.
     pub fn is_writer(&self) -> bool {
-        self.first().role.as_ref().is_none_or(|role| role.rank == 0)
+        self.first().role.as_ref().is_none_or(|role| role.rank == 0 || role.shards_weights())
     }
 
     /// The group of a writer: all of them. `None` for an engine that did not join.
     pub fn writers(&mut self) -> Option<&mut Comm> {
-        self.group.as_mut().map(|group| group.comms.replica())
+        let sharded = self.first().role.as_ref().is_some_and(Role::shards_weights);
+        self.group.as_mut().map(|group| group.comms.writers(sharded))
     }
 
     /// The arenas of this rank, beside the group of [`Engine::writers`].
     pub fn kept_and_writers(&mut self) -> (KeptArenas<'_>, &mut Comm) {
+        let sharded = self.first().role.as_ref().is_some_and(Role::shards_weights);
         let group = self.group.as_mut().expect("an engine that joined");
-        (KeptArenas { state: &self.memory.state, isa: self.options.isa }, group.comms.replica())
+        (KeptArenas { state: &self.memory.state, isa: self.options.isa }, group.comms.writers(sharded))
     }
 
     /// Drops the engine and returns its communicator.
@@ -99,14 +101,14 @@ impl Engine {
     }
 
     /// Collective: the first rank along the data axis runs `write`, which may set weights and states; the others along it then
-    /// get them.
+    /// get them. Where each has its own shard of the weights, all run it, and get the states of the first.
     pub fn exclusively<E: From<ExecError> + std::fmt::Display>(
         &mut self,
         write: impl FnOnce(&mut Engine) -> Result<(), E>,
     ) -> Result<(), E> {
         // From here on no rank reads the weights.
         self.comm().barrier().map_err(ExecError::from)?;
-        if self.role().rank == 0 {
+        if self.role().rank == 0 || self.role().shards_weights() {
             self.set_open(true);
             let written = write(self);
             self.set_open(false);
@@ -207,14 +209,14 @@ impl Engine {
         }
     }
 
-    /// Broadcasts weights and states from rank 0.
+    /// Broadcasts weights that all have and states from rank 0.
     fn spread(&mut self) -> Result<(), ExecError> {
-        let (shared, ranks) = (self.role().shares_weights(), self.role().ranks);
+        let (weights, ranks) = (self.role().weights, self.role().ranks);
         let group = self.group.as_mut().expect("an engine that joined");
         if ranks == 1 {
             return Ok(group.comms.job().barrier()?);
         }
-        if !shared {
+        if weights == Weights::Own {
             group.comms.along(Axis::Data).broadcast(self.memory.state.kept_mut(Kept::Params), 0)?;
         }
         group.comms.along(Axis::Data).broadcast(self.memory.state.kept_mut(Kept::States), 0)?;

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use polyreme_collective::Span;
-use polyreme_dtype::{DType, Element, bf16};
+use polyreme_dtype::{DType, Element, bf16, f16};
 use polyreme_graph::{Place, Region, ValueId};
 use polyreme_kernels::convert;
 use polyreme_kernels::cx::SharedMut;
@@ -147,6 +147,15 @@ impl Memory {
     pub(crate) fn write<T: Element>(&mut self, ready: &Ready, slot: usize, v: ValueId) -> &mut [T] {
         // SAFETY: `&mut self` between runs.
         unsafe { self.find(ready, slot, v).slice_mut() }
+    }
+
+    /// Zeroes a value between runs.
+    pub(crate) fn clear(&mut self, ready: &Ready, slot: usize, v: ValueId) {
+        match ready.body.graph.value(v).dtype {
+            DType::F16 => self.write::<f16>(ready, slot, v).fill(f16::ZERO),
+            DType::Bf16 => self.write::<bf16>(ready, slot, v).fill(bf16::ZERO),
+            _ => self.write::<f32>(ready, slot, v).fill(0.0),
+        }
     }
 
     /// Writes the constants of a body into a slot.
@@ -387,7 +396,7 @@ impl<'a> NodeMemory<'a> {
         let at = self.memory.find(self.ready, self.slot, v);
         // SAFETY: `node` took `&mut Memory`; this range is handed out once; the plan was verified to keep the
         // outputs of a node from each other, from its scratch and from its inputs (an in-place operand of a fused
-        // pass is passed as `Source::InPlace`, not as a slice).
+        // pass or of a sum over ranks is passed as `Source::InPlace`, not as a slice).
         unsafe { at.slice_mut() }
     }
 

@@ -362,7 +362,7 @@ fn attention_grad(cx: &Cx, a: &Attention, masked: &Masked, m: &NodeMemory) {
     a.backward(cx, dy, q, k, v, mask(m, masked, 3), o, m.input(2), grads, m.scratch());
 }
 
-/// Copies what this rank brings to an exchange to where the exchange takes place.
+/// Copies what this rank brings to an exchange to where the exchange takes place, if it is not there.
 fn bring(cx: &Cx, kind: ExchangeKind, m: &NodeMemory) {
     let rank = match kind {
         ExchangeKind::Sum | ExchangeKind::Scatter { .. } => 0,
@@ -370,6 +370,9 @@ fn bring(cx: &Cx, kind: ExchangeKind, m: &NodeMemory) {
         // It goes from the operand to the result.
         ExchangeKind::Swap { .. } => return,
     };
+    if let Source::InPlace(_) = m.source(0) {
+        return;
+    }
     fn row<T: Copy + Send + Sync>(cx: &Cx, rank: usize, to: &mut [T], from: &[T]) {
         vectors::copy(cx, &mut to[rank * from.len()..][..from.len()], from);
     }

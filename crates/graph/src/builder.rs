@@ -101,7 +101,7 @@ impl Builder {
         let (op, layer) = (Op::Param(self.graph.params.len()), self.path());
         let value = self.graph.push_leaf(op, shape.into(), DType::F32, &layer);
         let number = self.graph.params.len();
-        self.graph.params.push(Stored { name, value, init, number, part: None });
+        self.graph.params.push(Stored { name, value, init, number, part: None, shard: None });
         Ok(value)
     }
 
@@ -114,7 +114,7 @@ impl Builder {
         let (op, layer) = (Op::State(self.graph.states.len()), self.path());
         let value = self.graph.push_leaf(op, shape.into(), DType::F32, &layer);
         let number = self.graph.states.len();
-        self.graph.states.push(Stored { name, value, init, number, part: None });
+        self.graph.states.push(Stored { name, value, init, number, part: None, shard: None });
         Ok(value)
     }
 

@@ -108,8 +108,10 @@ pub struct Stored {
     pub init: Init,
     /// Its place among the whole model's parameters, or its states, which follow them: random initial values depend on it.
     pub number: usize,
-    /// Which part of the tensor this is, if ranks split it.
+    /// Which part of the tensor this rank computes with, if ranks of the tensor axis split it.
     pub part: Option<Part>,
+    /// Which part of that it keeps, if ranks of the data axis shard it; it is gathered where it is read.
+    pub shard: Option<Part>,
 }
 
 /// A traced model, or a whole step made from one.

@@ -54,7 +54,7 @@ pub use grad::differentiate;
 pub use graph::{Graph, Init, NodeId, ValueId};
 pub use memory::{MemoryPlan, Place};
 pub use op::{ExchangeKind, Op};
-pub use part::Part;
+pub use part::{Part, Piece, Splits};
 /// What element-wise ops and updates do: the vocabulary of the kernels.
 pub use polyreme_kernels::elementwise::{Binary, Unary};
 pub use polyreme_kernels::optim::{Adafactor, Moments, Optimizer};

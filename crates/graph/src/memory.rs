@@ -2,7 +2,7 @@
 //!
 //! Parameters, gradients and states have their own arenas, ordered by when gradients become ready. All other values
 //! share one more: each has an offset from its computation to its last use. A reshape shares its operand's memory, and
-//! an element-wise result overwrites an operand that is not read again.
+//! an element-wise result or a sum over ranks overwrites an operand that is not read again.
 //!
 //! # Several microbatches at a time
 //! In a pipeline the forward pass of one microbatch runs between those of others. The nodes of a body are then cut into
@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use crate::body::{BlockKind, Segment};
 use crate::graph::{Graph, ValueId};
-use crate::op::Op;
+use crate::op::{ExchangeKind, Op};
 
 /// Offsets are multiples of this many bytes: a cache line, and two AVX2 vectors.
 pub const ALIGN_BYTES: usize = 64;
@@ -176,7 +176,8 @@ impl MemoryPlan {
                     assert!(range(*b).is_none_or(|rb| !overlap(ra, rb)), "node {i}: outputs {a} {b} overlap");
                 }
                 for b in &node.inputs {
-                    let in_place = matches!(node.op, Op::Fused(_)) && range(*b) == Some(ra);
+                    let may = matches!(node.op, Op::Fused(_)) || sums_in_place(&node.op);
+                    let in_place = may && range(*b) == Some(ra);
                     let clear = in_place || range(*b).is_none_or(|rb| !overlap(ra, rb));
                     assert!(clear, "node {i} ({}): output {a} overlaps input {b}", node.op.name());
                 }
@@ -191,6 +192,11 @@ impl MemoryPlan {
     }
 }
 
+/// Whether an op is an exchange that ends where its operand is, if nothing else reads that.
+fn sums_in_place(op: &Op) -> bool {
+    matches!(op, Op::Exchange { kind: ExchangeKind::Sum | ExchangeKind::Scatter { .. }, .. })
+}
+
 /// Elements of a value, padded so that the next one begins at a multiple of [`ALIGN_BYTES`].
 fn padded_numel(graph: &Graph, v: ValueId) -> usize {
     graph.shape(v).numel().next_multiple_of(ALIGN_BYTES / graph.value(v).dtype.bytes())
@@ -201,12 +207,15 @@ pub fn state_len(graph: &Graph) -> usize {
     graph.states.iter().map(|state| padded_numel(graph, state.value)).sum()
 }
 
-/// Parameters in the order in which their gradients are computed; those without one last.
+/// Parameters in the order in which their gradients are computed: first those whose gradients are summed over the ranks, so that
+/// they can be sent together, then those of which this rank has a shard; those without a gradient last.
 pub fn readiness(graph: &Graph) -> Vec<usize> {
-    let ready =
-        |p: usize| graph.grads.get(p).copied().flatten().map_or(u32::MAX, |g| graph.value(g).producer.0);
+    let place = |p: usize| match graph.grads.get(p).copied().flatten() {
+        Some(grad) => (u8::from(graph.params[p].shard.is_some()), graph.value(grad).producer.0),
+        None => (u8::MAX, 0),
+    };
     let mut order: Vec<_> = (0..graph.params.len()).collect();
-    order.sort_by_key(|&p| (ready(p), p));
+    order.sort_by_key(|&p| (place(p), p));
     order
 }
 
@@ -278,6 +287,8 @@ fn lifetimes(graph: &Graph, places: &[Place]) -> Vec<Reservation> {
                         .all(|w| of_value[w.idx()] != Some(b) || graph.shape(*w) == graph.shape(v));
                     (free && alone && graph.value(*u).dtype == graph.value(v).dtype).then_some(b)
                 }),
+                // A sum over ranks is made where its terms are.
+                op if sums_in_place(op) => of_value[node.inputs[0].idx()].filter(|&b| blocks[b].to == i),
                 _ => None,
             };
             let b = shared.unwrap_or_else(|| {

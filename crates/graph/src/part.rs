@@ -1,7 +1,12 @@
 //! Parts of tensors that ranks split among each other.
+//!
+//! A tensor may be split twice: ranks of the tensor axis compute with parts of it, and ranks of the data axis keep shards of
+//! these. [`Stored::runs`] says where the elements of the result lie in the whole tensor; what is random and what is read from
+//! files goes by it.
 
 use std::ops::Range;
 
+use crate::graph::Stored;
 use crate::op::Slab;
 
 /// A part of a tensor: one of its dims is seen as `groups` runs of equal length, each cut into `of` equal pieces, and this is
@@ -48,36 +53,96 @@ impl Part {
     }
 }
 
-/// Elements that are neighbours in a whole tensor and in a part of it.
+/// Elements that are neighbours in a whole tensor and in what is stored of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
     /// The place of the first in the whole.
     pub in_whole: usize,
-    /// The place of the first in the part.
+    /// The place of the first in what is stored.
     pub in_part: usize,
     /// How many there are.
     pub len: usize,
 }
 
-impl Slab {
-    /// The elements of the whole tensor in `range` that the slab has, in their order.
-    pub fn pieces(self, range: Range<usize>) -> impl Iterator<Item = Piece> {
-        let Slab { first, run, stride } = self;
-        // Runs before this one end before the range.
-        let begin = range.start.saturating_sub(first) / stride.max(1);
-        let runs = (begin..).map(move |k| (k, first + k * stride));
-        runs.take_while(move |(_, start)| *start < range.end).filter_map(move |(k, start)| {
-            let (from, to) = (start.max(range.start), (start + run).min(range.end));
-            let piece =
-                Piece { in_whole: from, in_part: k * run + (from - start), len: to.checked_sub(from)? };
-            (piece.len > 0).then_some(piece)
+/// Which elements of a whole tensor are stored: a part of it, or a shard of that part.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Splits {
+    /// The part of the whole.
+    pub part: Option<Part>,
+    /// The shard of the part.
+    pub shard: Option<Part>,
+}
+
+impl Splits {
+    /// The dims of the whole tensor, of what is stored with these dims.
+    pub fn whole_dims(&self, stored: &[usize]) -> Vec<usize> {
+        let splits = [self.shard, self.part].into_iter().flatten();
+        splits.fold(stored.to_vec(), |dims, part| part.whole_dims(&dims))
+    }
+
+    /// Where the elements that are stored with these dims lie in the whole tensor: runs that follow each other here, each of
+    /// them a range there.
+    pub fn runs(&self, stored: &[usize]) -> impl Iterator<Item = Range<usize>> + use<> {
+        let slab = |part: Option<Part>, dims: &[usize]| match part {
+            Some(part) => part.slab(&part.whole_dims(dims)),
+            None => {
+                let n = dims.iter().product();
+                Slab { first: 0, run: n, stride: n }
+            }
+        };
+        let (inner, n) = (slab(self.shard, stored), stored.iter().product());
+        let outer = slab(self.part, &self.shard.map_or(stored.to_vec(), |shard| shard.whole_dims(stored)));
+        inner.runs(0..n).flat_map(move |run| outer.runs(run))
+    }
+
+    /// The elements of the whole tensor in `range` that are stored, in the order in which they are.
+    pub fn pieces(&self, stored: &[usize], range: Range<usize>) -> impl Iterator<Item = Piece> + use<> {
+        let mut before = 0;
+        self.runs(stored).filter_map(move |run| {
+            let at = before;
+            before += run.len();
+            let (from, to) = (run.start.max(range.start), run.end.min(range.end));
+            (from < to).then(|| Piece { in_whole: from, in_part: at + from - run.start, len: to - from })
         })
+    }
+}
+
+impl Slab {
+    /// Where a range of the part lies in the whole.
+    fn runs(self, mut part: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let next = move || {
+            let inside = part.start % self.run.max(1);
+            let len = (self.run - inside).min(part.len());
+            let first = self.first + part.start / self.run.max(1) * self.stride + inside;
+            part.start += len;
+            (len > 0).then_some(first..first + len)
+        };
+        std::iter::from_fn(next)
+    }
+}
+
+impl Stored {
+    /// Which elements of the whole tensor are stored.
+    pub fn splits(&self) -> Splits {
+        Splits { part: self.part, shard: self.shard }
+    }
+
+    /// The dims of the whole tensor, of what is stored with these dims.
+    pub fn whole_dims(&self, stored: &[usize]) -> Vec<usize> {
+        self.splits().whole_dims(stored)
+    }
+
+    /// Where the elements that are stored with these dims lie in the whole tensor: runs that follow each other here, each of
+    /// them a range there.
+    pub fn runs(&self, stored: &[usize]) -> impl Iterator<Item = Range<usize>> + use<> {
+        self.splits().runs(stored)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::{Init, ValueId};
 
     /// The places of a part's elements in the whole.
     fn places(part: Part, whole: &[usize]) -> Vec<usize> {
@@ -108,7 +173,9 @@ mod tests {
                 let part = Part { dim, groups, index, of };
                 let places = places(part, &whole);
                 for (start, end) in (0..=n).flat_map(|a| (a..=n).map(move |b| (a, b))) {
-                    let got: Vec<_> = part.slab(&whole).pieces(start..end).collect();
+                    let splits = Splits { part: Some(part), shard: None };
+                    let dims = part.dims(&whole).unwrap();
+                    let got: Vec<_> = splits.pieces(&dims, start..end).collect();
                     assert!(got.iter().all(|piece| piece.len > 0));
                     let pairs = got.iter().flat_map(|p| (0..p.len).map(|k| (p.in_part + k, p.in_whole + k)));
                     let want = places.iter().copied().enumerate();
@@ -128,6 +195,43 @@ mod tests {
                 (0..of).flat_map(|index| places(Part { dim, groups, index, of }, &whole)).collect();
             all.sort_unstable();
             assert!(all.into_iter().eq(0..whole.iter().product()), "{whole:?}");
+        }
+    }
+    /// The places in a whole tensor of what is stored of it.
+    fn stored_places(part: Option<Part>, shard: Option<Part>, whole: &[usize]) -> Vec<usize> {
+        let (value, init) = (ValueId(0), Init::Const(0.0));
+        let stored = Stored { name: "w".into(), value, init, number: 0, part, shard };
+        let dims = [part, shard].into_iter().flatten().fold(whole.to_vec(), |d, p| p.dims(&d).unwrap());
+        assert_eq!(stored.whole_dims(&dims), whole);
+        stored.runs(&dims).flatten().collect()
+    }
+
+    #[test]
+    fn a_shard_of_a_part_lies_where_it_should() {
+        let part = |dim, groups, index, of| Some(Part { dim, groups, index, of });
+        assert_eq!(stored_places(None, None, &[2, 3]), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(stored_places(None, part(0, 1, 1, 2), &[4, 2]), [4, 5, 6, 7]);
+        assert_eq!(stored_places(part(1, 1, 1, 2), None, &[2, 4]), [2, 3, 6, 7]);
+        // Columns 2 and 3, and of these the second row.
+        assert_eq!(stored_places(part(1, 1, 1, 2), part(0, 1, 1, 2), &[2, 4]), [6, 7]);
+        // Rows 1, 3, 5, and of these the second column.
+        assert_eq!(stored_places(part(0, 3, 1, 2), part(1, 1, 1, 2), &[6, 2]), [3, 7, 11]);
+        // A shard may be inside of a group, and reach over several.
+        assert_eq!(stored_places(part(0, 2, 0, 2), part(0, 1, 1, 4), &[16, 1]), [2, 3]);
+        assert_eq!(stored_places(part(0, 4, 0, 2), part(0, 1, 0, 2), &[16, 1]), [0, 1, 4, 5]);
+    }
+
+    #[test]
+    fn the_shards_of_all_ranks_are_the_whole() {
+        for (whole, tensor, groups, data) in [([12, 8], (0, 2), 3, (0, 3)), ([12, 8], (1, 4), 1, (0, 2))] {
+            let mut all = Vec::new();
+            for (t, d) in (0..tensor.1).flat_map(|t| (0..data.1).map(move |d| (t, d))) {
+                let part = Part { dim: tensor.0, groups, index: t, of: tensor.1 };
+                let shard = Part { dim: data.0, groups: 1, index: d, of: data.1 };
+                all.extend(stored_places(Some(part), Some(shard), &whole));
+            }
+            all.sort_unstable();
+            assert!(all.into_iter().eq(0..96), "{whole:?}");
         }
     }
 }

@@ -150,6 +150,8 @@ pub enum Weights {
     Own,
     /// All ranks work on one copy.
     Shared,
+    /// Every rank has its own shard of each large tensor, and a copy of the small ones. Whole tensors exist where they are read.
+    Sharded,
 }
 
 /// For which parameters a rank keeps gradients and optimizer state.
@@ -195,6 +197,11 @@ impl Role {
     /// Whether all ranks work on one copy of the weights.
     pub fn shares_weights(&self) -> bool {
         self.weights == Weights::Shared
+    }
+
+    /// Whether each rank has its own shard of the weights.
+    pub fn shards_weights(&self) -> bool {
+        self.weights == Weights::Sharded
     }
 }
 
@@ -456,7 +463,11 @@ impl Program {
 
     /// Runs nodes of a microbatch, by blocks.
     pub fn run(&mut self, slot: usize, microbatch: usize, nodes: Range<usize>) {
-        let number = self.microbatches[microbatch].body;
+        self.run_body(self.microbatches[microbatch].body, slot, microbatch, nodes);
+    }
+
+    /// Runs nodes of any body, by blocks. If they read no samples it does not matter which microbatch they are said to be of.
+    pub fn run_body(&mut self, number: usize, slot: usize, microbatch: usize, nodes: Range<usize>) {
         for block in self.bodies[number].clone().blocks(number, nodes) {
             let known = self.blocks.iter().position(|b| *b == block);
             let block = known.unwrap_or_else(|| {

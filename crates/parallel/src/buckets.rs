@@ -90,7 +90,7 @@ fn in_order(buckets: &mut [Bucket]) {
     }
 }
 
-/// A bucket for each parameter that has a gradient.
+/// A bucket for each parameter that has a gradient to be summed: shards are sums already.
 fn learnt(graph: &Graph) -> Vec<Bucket> {
     // Other nodes may read a gradient too: it must not change before they have.
     let mut last_read = vec![0; graph.values.len()];
@@ -100,7 +100,7 @@ fn learnt(graph: &Graph) -> Vec<Bucket> {
         }
     }
     let of = |(p, range): (usize, Range<usize>)| {
-        let grad = graph.grads.get(p).copied().flatten()?;
+        let grad = graph.grads.get(p).copied().flatten().filter(|_| graph.params[p].shard.is_none())?;
         let root = reshape_root(graph, grad);
         let begins = graph.value(root).producer.idx();
         let ready = graph.value(grad).producer.idx().max(last_read[root.idx()]);

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The ranks of the tensor and stage axes run one microbatch together; each part of the data axis runs its own, and exchanges
-//! nothing. With `S` stages a rank computes `1/S` of the time; evaluations follow each other, so a stage begins with the next
+//! nothing, unless weights are sharded over it. With `S` stages a rank computes `1/S` of the time; evaluations follow each other, so a stage begins with the next
 //! one when its part is done.
 //!
 //! Outputs are on the rank whose chunk computes them, mostly the last stage, and are whole on every rank of the tensor axis.
@@ -25,6 +25,7 @@ use polyreme_graph::{Axis, BlockKind, Body, Collective, Graph, Instr, Microbatch
 use crate::joint;
 use crate::passes::{CompileError, tensor_part};
 use crate::plan::Plan;
+use crate::shard::{Passes, shard};
 use crate::stage::{BackwardOrder, ChunkGraph, cut, join};
 use crate::stage_body::{cut_origins, links_of, place_by_origin, usual_timetable};
 use crate::staged::link_tag;
@@ -40,7 +41,7 @@ pub fn compile_forward(graph: &Graph, plan: &Plan) -> Result<Program, CompileErr
     let graph = Graph { updates: Vec::new(), grads: Vec::new(), ..graph };
     let (body, runs, place) = match plan.mesh.stage {
         1 => {
-            let body = Body::forward(&graph);
+            let body = Body::forward(&sharded(&graph, plan));
             let nodes = 0..body.graph.nodes.len();
             (body, vec![(0, nodes)], vec![0])
         }
@@ -48,6 +49,12 @@ pub fn compile_forward(graph: &Graph, plan: &Plan) -> Result<Program, CompileErr
     };
     let body = body.with_strict(plan.precision.strict).with_reproducible(plan.is_reproducible());
     Ok(lower(Arc::new(body), &runs, &place))
+}
+
+/// The same where ranks of the data axis shard the weights: what a chunk reads is gathered ahead of its use. All of them have to
+/// run as many forward passes then.
+fn sharded(graph: &Graph, plan: &Plan) -> Graph {
+    plan.shard_place().map_or_else(|| graph.clone(), |place| shard(graph, place, Passes::Apart))
 }
 
 /// The nodes of each chunk of a body.
@@ -63,7 +70,7 @@ fn staged_body(
     let stage = plan.mesh.place(plan.rank, Axis::Stage);
     let chunks = cut(graph, &place_by_origin(graph, cuts))?.chunks;
     let mine = chunks.into_iter().filter(|c| place[c.chunk] == stage);
-    let mine: Vec<_> = mine.map(|c| ChunkGraph { graph: fuse(&c.graph), ..c }).collect();
+    let mine: Vec<_> = mine.map(|c| ChunkGraph { graph: fuse(&sharded(&c.graph, plan)), ..c }).collect();
     let joined = join(&mine, BackwardOrder::Apart);
     let (arrives, leaves) = links_of(&joined);
     let forward = |(chunk, kind, nodes)| (kind == BlockKind::Forward).then_some((chunk, nodes));

@@ -15,6 +15,7 @@
 //! - `forward`: the program of a forward pass, for evaluations.
 //! - `joint`: exchanges inside a body.
 //! - [`tensor`]: matrices split over ranks.
+//! - [`shard`](mod@shard): weights sharded over ranks.
 //! - [`sync_norm`]: batch norms with the statistics of all ranks.
 //! - [`pipeline`]: in which order each stage of a pipeline runs its microbatches.
 
@@ -31,6 +32,7 @@ pub mod pipeline;
 pub mod plan;
 mod reproducible;
 pub mod schedule;
+pub mod shard;
 pub mod stage;
 mod stage_body;
 mod staged;
@@ -45,5 +47,6 @@ pub use mesh::Mesh;
 pub use passes::{Budget, CompileError, compile};
 pub use plan::{Norms, Plan, StepShape, Training, Updates};
 pub use schedule::{average_states, both_passes, schedule};
+pub use shard::{Passes, ShardPlace, shard};
 pub use sync_norm::sync_batch_norm;
 pub use tree::Subtree;

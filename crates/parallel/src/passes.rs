@@ -9,6 +9,7 @@ use thiserror::Error;
 use crate::choice::CutRoom;
 use crate::plan::{Plan, Training};
 use crate::schedule::schedule;
+use crate::shard::{Passes, ShardPlace, refusal, shard};
 use crate::stage::{CutError, PlaceError};
 use crate::stage_body::{StageRoom, cut_origins, stage_body};
 use crate::sync_norm::sync_batch_norm;
@@ -28,6 +29,9 @@ pub enum CompileError {
     /// It takes more memory than it may.
     #[error(transparent)]
     Budget(#[from] BudgetError),
+    /// Its weights cannot be sharded so.
+    #[error("{0}")]
+    Shard(String),
     /// Its matrices cannot be split over this number of ranks.
     #[error("{0}")]
     Tensor(String),
@@ -108,6 +112,9 @@ pub fn compile(
     //    part in the same sums.
     let synced = plan.syncs_norms().then(|| sync_batch_norm(step));
     let step = synced.as_ref().unwrap_or(step);
+    if let Some(why) = plan.shard_place().and_then(|place| shard_refusal(step, place, plan, training)) {
+        return Err(CompileError::Shard(why));
+    }
     if plan.mesh.stage > 1 {
         if plan.shards.is_some() && training.moments != DType::F32 {
             return Err(CompileError::StagedRounding);
@@ -128,8 +135,11 @@ pub fn compile(
         };
         return Ok(of_plan(body));
     }
-    // 5. Fusion, and the order in which gradients are made.
+    // 5. Shards of weights: after recomputation, whose nodes gather with the rest of the backward pass. Then fusion, and the order
+    //    in which gradients are made.
     let last = |step: &Graph| {
+        let sharded = plan.shard_place().map(|place| shard(step, place, Passes::Together));
+        let step = sharded.as_ref().unwrap_or(step);
         let body = match plan.updates_at_once(training) {
             true => Body::at_once(step, training.optimizer),
             false => Body::new(step),
@@ -142,4 +152,19 @@ pub fn compile(
     let measure =
         |step: &Graph| measure(&schedule(&largest, training, &[Arc::new(last(step))], &largest.whole_step()));
     Ok(last(&recompute(step, bytes, &measure)?.graph))
+}
+
+/// Why the weights of a step cannot be sharded as planned, if they cannot.
+fn shard_refusal(step: &Graph, place: ShardPlace, plan: &Plan, training: &Training) -> Option<String> {
+    if plan.shards.is_some() {
+        return Some(
+            "`shard_weights` does not work with `parallel.reproducible` yet; leave one of them out".into(),
+        );
+    }
+    if !training.optimizer.by_element() {
+        let why = "this optimizer needs whole tensors, and `shard_weights` leaves a rank shards of them; use adamw, adam, \
+                   sgd or lion, or leave it out";
+        return Some(why.into());
+    }
+    refusal(step, place)
 }

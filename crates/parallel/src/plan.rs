@@ -7,6 +7,7 @@ use polyreme_graph::{Axis, DType, Keeps, Microbatch, Optimizer, Precision, Weigh
 
 use crate::mesh::Mesh;
 use crate::pipeline::PipelineKind;
+use crate::shard::ShardPlace;
 use crate::tensor::StoredLayouts;
 use crate::tree::run_of;
 
@@ -52,6 +53,9 @@ pub struct Plan {
     pub updates: Updates,
     /// In which formats activations are stored and multiplied, and by which algorithms.
     pub precision: Precision,
+    /// Whether ranks of the data axis shard the large parameters, which are gathered where they are read. Then `weights` and
+    /// `keeps` mean nothing: a rank keeps gradients and optimizer state of what it keeps of the weights.
+    pub shard_weights: bool,
     /// With several stages: in which order they run microbatches.
     pub pipeline: PipelineKind,
     /// With several stages: the layers before which the network is cut, or other places by their names. None: where the slowest
@@ -72,7 +76,7 @@ pub struct Training {
     pub clip: Option<f64>,
     /// Whether the loss is scaled: then updates wait until it is known that all gradients are finite, and are left out if not.
     pub scaled: bool,
-    /// The decay of averaged parameters, which rank 0 keeps.
+    /// The decay of averaged parameters, which rank 0 keeps; of shards, each rank those of its own.
     pub ema: Option<f64>,
 }
 
@@ -108,6 +112,7 @@ impl Plan {
             shards: None,
             updates: Updates::AtEnd,
             precision: Precision::F32,
+            shard_weights: false,
             pipeline: PipelineKind::OneFOneB,
             cuts: Vec::new(),
             layouts: StoredLayouts::new(),
@@ -124,12 +129,21 @@ impl Plan {
         self.mesh.len(Axis::Data)
     }
 
+    /// This rank's place among those that shard weights, if they do.
+    pub fn shard_place(&self) -> Option<ShardPlace> {
+        let (rank, ranks) = (self.mesh.place(self.rank, Axis::Data), self.ranks());
+        (self.shard_weights && ranks > 1).then_some(ShardPlace { rank, ranks })
+    }
+
     /// What this rank keeps, with this optimizer.
     ///
     /// # Panics
     /// If gradients are to be kept in part by an optimizer that needs those of whole tensors, or with logical shards, whose
     /// whole gradients are added up in a tree.
     pub(crate) fn ownership(&self, optimizer: Optimizer) -> (Keeps, Weights) {
+        if self.shard_place().is_some() {
+            return (Keeps::All, Weights::Sharded);
+        }
         let whole = !optimizer.by_element();
         let own_gradients = self.keeps == Keeps::OwnGradients;
         assert!(

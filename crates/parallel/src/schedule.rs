@@ -46,6 +46,7 @@ use crate::fixed_blocks::block_cuts;
 use crate::joint;
 use crate::plan::{Plan, StepShape, Training};
 use crate::reproducible;
+use crate::shard::{idle, sharded_range};
 use crate::{stage_body, staged};
 
 /// The program of one rank for steps of this shape, over bodies that [`compile`](crate::passes::compile) made.
@@ -76,8 +77,12 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         None => cuts(b.range.len(), plan.ranks()),
     };
     let cuts: Vec<Arc<[usize]>> = buckets[0].iter().map(bucket_cuts).collect();
+    let sharded = sharded_range(&bodies[0].graph);
     let part = |rank: usize| match keeps {
-        Keeps::All => buckets[0].iter().map(|b| b.range.clone()).collect(),
+        Keeps::All => {
+            let shards = (!sharded.is_empty()).then(|| sharded.clone());
+            buckets[0].iter().map(|b| b.range.clone()).chain(shards).collect()
+        }
         Keeps::OwnMoments | Keeps::OwnGradients => {
             buckets[0].iter().zip(&cuts).map(|(b, cuts)| b.part(cuts, rank)).collect()
         }
@@ -86,6 +91,10 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     let rank = plan.mesh.place(plan.rank, Axis::Data);
     let role = Role { rank, ranks: plan.ranks(), weights, keeps, shards: plan.shards, parts };
     program.role = Some(role.clone());
+    if role.shards_weights() && program.microbatches.is_empty() {
+        // What a rank without samples runs is said to be of a microbatch that is never loaded.
+        program.microbatches.push(Microbatch { body: 0, first_sample: 0 });
+    }
     let at_once = plan.updates_at_once(training);
     assert!(
         !at_once || shape.rounds == 1,
@@ -103,7 +112,9 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         continues: false,
         accumulated: None,
         own_gradients: None,
-        split_axes: [Axis::Tensor, Axis::Stage].into_iter().filter(|a| plan.mesh.len(*a) > 1).collect(),
+        split_axes: split_axes(plan),
+        idle: bodies.iter().map(|body| idle(&body.graph)).collect(),
+        sharded,
         counted_elsewhere: counted_elsewhere(plan, &bodies[0]),
     };
     let states = lowering.keep_states(training);
@@ -129,15 +140,28 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     program
 }
 
-/// Ranges of the parameters that another rank along the tensor or stage axis has too: all but the first of those that have a
-/// parameter leave it out of the norm.
+/// The axes along which ranks have different parameters, and gradients that are no longer to be summed.
+fn split_axes(plan: &Plan) -> Vec<Axis> {
+    let differ = |axis: &Axis| match axis {
+        Axis::Data => plan.shard_place().is_some(),
+        Axis::Tensor | Axis::Stage => plan.mesh.len(*axis) > 1,
+        Axis::Sequence => false,
+    };
+    Axis::ALL.into_iter().filter(differ).collect()
+}
+
+/// Ranges of the parameters that another rank along one of these axes has too: all but the first of those that have a parameter
+/// leave it out of the norm.
 fn counted_elsewhere(plan: &Plan, body: &Body) -> Vec<Range<usize>> {
     let (first, stage) =
         (plan.mesh.place(plan.rank, Axis::Tensor) == 0, plan.mesh.place(plan.rank, Axis::Stage));
+    let others_shard = plan.shard_place().is_some_and(|place| place.rank > 0);
     let graph = &body.graph;
     let elsewhere = |p: &usize| {
         let whole = graph.params[*p].part.is_none();
-        (!first && whole) || body.tied.iter().any(|t| t.param == *p && t.stages[0] != stage)
+        (others_shard && graph.params[*p].shard.is_none())
+            || (!first && whole)
+            || body.tied.iter().any(|t| t.param == *p && t.stages[0] != stage)
     };
     param_ranges(graph).into_iter().filter(|(p, _)| elsewhere(p)).map(|(_, range)| range).collect()
 }
@@ -192,8 +216,12 @@ pub(crate) struct Lowering {
     accumulated: Option<Region>,
     /// Where this rank's shard of the gradients is, if it keeps no others.
     own_gradients: Option<Region>,
-    /// Axes other than data along which ranks have different parameters.
+    /// Axes along which ranks have different parameters, and gradients that are no longer to be summed.
     pub(crate) split_axes: Vec<Axis>,
+    /// By body and node: whether a rank without samples runs it.
+    idle: Vec<Vec<bool>>,
+    /// The shards of weights among the parameters: their gradients are summed over the ranks in each round.
+    sharded: Range<usize>,
     /// Ascending ranges of the parameters that another rank along these axes has too, and counts.
     pub(crate) counted_elsewhere: Vec<Range<usize>>,
 }
@@ -203,6 +231,7 @@ pub(crate) struct Lowering {
 struct Round {
     body: usize,
     microbatch: Option<usize>,
+    first: bool,
     last: bool,
 }
 
@@ -241,9 +270,10 @@ impl Lowering {
         if self.role.keeps == Keeps::OwnGradients {
             let len = self.role.own().iter().map(Range::len).sum();
             self.own_gradients = Some(self.program.buffer("own gradients", DType::F32, len));
-        } else if n > 1 {
+        } else if n > 1 || (shape.rounds > 1 && !self.sharded.is_empty()) {
             self.accumulated = Some(self.program.buffer("sums of gradients", DType::F32, grad_len));
-        } else if n == 0 {
+        }
+        if n == 0 && self.own_gradients.is_none() {
             self.push(Instr::Zero(Region::Grads(0..grad_len)));
         }
         for k in 0..shape.rounds {
@@ -254,7 +284,8 @@ impl Lowering {
                 Some(_) => k > 0,
                 None => microbatch.is_some_and(|m| m > 0),
             };
-            self.round(Round { body, microbatch, last: k + 1 == shape.rounds }, &totals);
+            let (first, last) = (k == 0, k + 1 == shape.rounds);
+            self.round(Round { body, microbatch, first, last }, &totals);
         }
     }
 
@@ -262,7 +293,7 @@ impl Lowering {
     fn start_sums(&mut self) {
         self.sums = Vec::new();
         for k in 0..self.n_sums() {
-            self.start_sum(Round { body: 0, microbatch: Some(0), last: true }, k);
+            self.start_sum(Round { body: 0, microbatch: Some(0), first: true, last: true }, k);
         }
     }
 
@@ -342,21 +373,47 @@ impl Lowering {
             }
         } else {
             self.wait_until(self.sums.len());
-            if let (Some(_), Some(into)) = (microbatch, self.accumulated.clone()) {
-                let from = Region::Grads(0..self.grad_len());
+            let end = if self.sharded.is_empty() { self.grad_len() } else { self.sharded.start };
+            if let (Some(_), Some(into), 1..) = (microbatch, &self.accumulated, end) {
+                let (from, into) = (Region::Grads(0..end), into.part(0..end));
                 self.push(add_or_copy(from, into, self.continues));
             }
         }
+        self.add_up_shards(round);
         if let (Some(microbatch), false) = (microbatch, graph.updates.is_empty()) {
             let nodes = 0..graph.nodes.len();
             self.push(Instr::Keep { slot: self.slot, microbatch, nodes });
         }
     }
 
-    /// Runs the nodes since the last flush, if this rank has samples.
+    /// Adds the shards of a round's gradients to those of earlier rounds, with samples or without; those of the last round stay
+    /// where they are, and the others are added to them.
+    fn add_up_shards(&mut self, round: Round) {
+        let grads = Region::Grads(self.sharded.clone());
+        let sums = self.accumulated.as_ref().filter(|_| !self.sharded.is_empty());
+        let Some(sums) = sums.map(|sums| sums.part(self.sharded.clone())) else { return };
+        match round.last {
+            true if round.first => {}
+            true => self.push(Instr::Add { from: sums, into: grads }),
+            false => self.push(add_or_copy(grads, sums, !round.first)),
+        }
+    }
+
+    /// Runs the nodes since the last flush. Without samples those that others wait for, or that take shards of their gradients.
     fn flush(&mut self, round: Round, from: &mut usize, to: usize) {
-        if let Some(microbatch) = round.microbatch {
-            self.program.run(self.slot, microbatch, *from..to);
+        match round.microbatch {
+            Some(microbatch) => self.program.run(self.slot, microbatch, *from..to),
+            None => {
+                let runs = self.idle[round.body][*from..to].chunk_by(|a, b| a == b);
+                let mut at = *from;
+                let mut nodes = |run: &[bool]| {
+                    at += run.len();
+                    run[0].then_some(at - run.len()..at)
+                };
+                for nodes in runs.filter_map(&mut nodes).collect::<Vec<_>>() {
+                    self.program.run_body(round.body, self.slot, 0, nodes);
+                }
+            }
         }
         *from = to;
     }
@@ -375,11 +432,12 @@ impl Lowering {
         }
     }
 
-    /// Starts the exchange that a node stands for; a rank without samples adds zeros.
+    /// Starts the exchange that a node stands for; a rank without samples adds zeros, but brings its shards of weights.
     fn start_joint(&mut self, round: Round, node: usize) -> Option<usize> {
         let body = self.program.bodies[round.body].clone();
+        let brings = self.idle[round.body][node];
         let node = &body.graph.nodes[node];
-        if round.microbatch.is_none() {
+        if round.microbatch.is_none() && !brings {
             let value = node.outputs[0];
             self.push(Instr::Zero(Region::Value { slot: self.slot, body: round.body, value }));
         }
@@ -487,8 +545,9 @@ impl Lowering {
                 .collect(),
         };
         let n_sums = self.sums.len();
-        // The norm is that of all gradients, and shared weights are still read by others.
-        let together = training.max_norm().is_some() || self.role.shares_weights() || whole;
+        // The norm is that of all gradients, shared weights are still read by others, and beside shards there are few others.
+        let shared = self.role.shares_weights() || self.role.shards_weights();
+        let together = training.max_norm().is_some() || shared || whole;
         if together {
             self.wait_until(n_sums);
         }
@@ -524,7 +583,8 @@ impl Lowering {
             gathers.push(meet);
         }
         self.program.instrs.extend(gathers.into_iter().map(Instr::Wait));
-        if let (Some(decay), 0) = (training.ema, self.role.rank) {
+        let follows = self.role.rank == 0 || self.role.shards_weights();
+        if let Some(decay) = training.ema.filter(|_| follows) {
             self.push(Instr::Follow { decay });
         }
     }

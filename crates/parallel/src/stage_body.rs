@@ -10,6 +10,7 @@ use crate::choice::{CutRoom, choose_cuts};
 use crate::passes::CompileError;
 use crate::pipeline::{PipelineKind, Timetable, timetable};
 use crate::plan::Plan;
+use crate::shard::{Passes, ShardPlace, shard};
 use crate::stage::{
     self, BackwardOrder, ChunkGraph, Crossing, Cut, Homes, StageBody, cut, flops, join, nodes_by_name, place,
 };
@@ -83,7 +84,7 @@ pub(crate) fn stage_body(
     let stage = plan.mesh.place(plan.rank, Axis::Stage);
     let mine: Vec<ChunkGraph> = chunks.into_iter().filter(|c| timetable.place[c.chunk] == stage).collect();
     let body = |graphs: &[Graph], order| {
-        let mut body = joined_body(&mine, graphs, &tied, &timetable, order);
+        let mut body = joined_body(&mine, graphs, &tied, &timetable, order, plan.shard_place());
         body.declared = polyreme_graph::body::declared(step);
         body
     };
@@ -116,8 +117,14 @@ fn joined_body(
     tied: &[stage::Tied],
     timetable: &Timetable,
     order: BackwardOrder,
+    shards: Option<ShardPlace>,
 ) -> Body {
-    let fused = |(c, graph): (&ChunkGraph, &Graph)| ChunkGraph { graph: fuse(graph), ..c.clone() };
+    // Each chunk gathers the weights that it reads.
+    let sharded = |graph: &Graph| match shards {
+        Some(place) => fuse(&shard(graph, place, Passes::Apart)),
+        None => fuse(graph),
+    };
+    let fused = |(c, graph): (&ChunkGraph, &Graph)| ChunkGraph { graph: sharded(graph), ..c.clone() };
     let fused: Vec<_> = chunks.iter().zip(graphs).map(fused).collect();
     let joined = join(&fused, order);
     let (arrives, leaves) = links_of(&joined);

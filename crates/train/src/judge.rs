@@ -104,6 +104,21 @@ impl<E: BorrowMut<Engine>> Judge<E> {
         self.trial.counts
     }
 
+    /// Takes part in a pass of other ranks, where weights are gathered from all for each, with samples that count for nothing.
+    pub fn idle(&mut self) -> Result<(), TrainError> {
+        let engine = self.engine.borrow_mut();
+        engine.select(self.trial.number);
+        // Another program may have left anything there.
+        for name in [self.trial.input, "labels", "counted"] {
+            if let Ok(ids) = engine.input_i32(name) {
+                ids.fill(0);
+            } else if let Ok(numbers) = engine.input_f32(name) {
+                numbers.fill(0.0);
+            }
+        }
+        Ok(engine.run()?)
+    }
+
     /// Samples that fit at once.
     pub fn batch(&self) -> usize {
         self.trial.n

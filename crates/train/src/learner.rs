@@ -244,7 +244,8 @@ impl Learner {
 
     /// Whether several ranks have the model together.
     pub fn is_apart(&self) -> bool {
-        self.lowering.plan.mesh.replica_ranks() > 1
+        let plan = &self.lowering.plan;
+        plan.mesh.replica_ranks() > 1 || plan.shard_place().is_some()
     }
 
     /// Who has what of the model, and the engine.

@@ -157,7 +157,7 @@ fn stages_and_data_ranks_train_as_data_ranks_do() {
             for weights in [Weights::Own, Weights::Shared] {
                 let keeps = match weights {
                     Weights::Own => polyreme_graph::Keeps::All,
-                    Weights::Shared => polyreme_graph::Keeps::OwnMoments,
+                    Weights::Shared | Weights::Sharded => polyreme_graph::Keeps::OwnMoments,
                 };
                 let plan = Plan { weights, keeps, ..staged(2, 2, kind) };
                 let got = train(&net.step, &plan, &training);

@@ -51,6 +51,8 @@ pub struct RanksReport {
     pub waiting: f64,
     /// Whether each rank keeps only its own shard of the gradients.
     pub shard_gradients: bool,
+    /// Whether each rank keeps only its own shard of the weights.
+    pub shard_weights: bool,
     /// The planned memory of the engines in rank 0's process.
     pub planned_mib: f64,
     /// The peak memory of rank 0's process.
@@ -82,6 +84,8 @@ pub struct RankSettings {
     pub local: usize,
     /// Whether each rank keeps only its own shard of the gradients.
     pub shard_gradients: bool,
+    /// Whether each rank keeps only its own shard of the weights.
+    pub shard_weights: bool,
     /// How ranks are arranged.
     pub mesh: Mesh,
     /// In which order stages run microbatches.
@@ -96,7 +100,10 @@ pub fn measure(
 ) -> Result<(RanksReport, Comm), Box<dyn std::error::Error + Send + Sync>> {
     let rank = comm.rank();
     let RankSettings { threads, isa, steps, shard_gradients, .. } = *settings;
-    let plan = Plan { pipeline: settings.schedule, ..plan(&comm, settings.mesh, shard_gradients) };
+    let mut plan = Plan { pipeline: settings.schedule, ..plan(&comm, settings.mesh, shard_gradients) };
+    if settings.shard_weights {
+        (plan.shard_weights, plan.weights) = (true, Weights::Own);
+    }
     let program = |rank: usize| job.program(&Plan { rank, ..plan.clone() }, None, threads);
     let own = program(rank)?;
     let mut flops = [(cost::product_flops(own.graph()) * own.microbatches.len() as u64) as f64];
@@ -125,6 +132,7 @@ pub fn measure(
         gflops,
         waiting: times.waiting,
         shard_gradients,
+        shard_weights: settings.shard_weights,
         planned_mib: planned as f64 / MIB,
         peak_rss_mib: process::peak_resident_bytes() as f64 / MIB,
         param_mib,

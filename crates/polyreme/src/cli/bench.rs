@@ -203,6 +203,7 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
         transport,
         shard_gradients: args.shard_gradients,
         mesh,
+        shard_weights: args.mesh.shard_weights(),
         schedule: args.mesh.schedule(),
     };
     let control = group.control.take();

@@ -31,12 +31,20 @@ pub(super) struct MeshArgs {
     /// stages and of data ranks change no bit.
     #[arg(long, help_heading = HEADING)]
     reproducible: bool,
+    /// Ranks that the batch is split over shard the weights too: each layer's are gathered ahead of their use.
+    #[arg(long, help_heading = HEADING)]
+    shard_weights: bool,
 }
 
 impl MeshArgs {
     /// Whether something was asked for.
     pub(super) fn any(&self) -> bool {
-        self.ranks().is_some() || self.microbatches.is_some() || self.reproducible
+        self.ranks().is_some() || self.microbatches.is_some() || self.reproducible || self.shard_weights
+    }
+
+    /// Whether ranks of the data axis shard the weights.
+    pub(super) fn shard_weights(&self) -> bool {
+        self.shard_weights
     }
 
     /// How many ranks the axes make, if they say.
@@ -65,6 +73,9 @@ impl MeshArgs {
                 "--data, --tensor and --stage make {} ranks, and there are {ranks}; leave one of the flags out",
                 data * rest
             ))),
+            _ if self.shard_weights && mesh.data == 1 => Err(Failure::usage(
+                "--shard-weights needs several ranks that the batch is split over; set their number with --ranks or --data",
+            )),
             _ => Ok(mesh),
         }
     }

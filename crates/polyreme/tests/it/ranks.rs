@@ -421,5 +421,13 @@ fn collectives_and_shared_steps_are_measured() {
         // Of two ranks, half of the gradients each and two buckets: nearly all of `mlp` fits into them.
         let grads = own[0]["grad_mib"].as_f64().unwrap();
         assert!((grads - 3.0 * params).abs() < 0.02, "{grads} MiB of gradients, {params} of weights");
+        // Sharded weights: all ranks together have one copy of everything, and of biases two.
+        let sharded = json(Path::new("."), &[&args[..], &["--shard-weights"]].concat());
+        assert_eq!(sharded[0]["shard_weights"], true);
+        same(&sharded[0]);
+        for key in ["param_mib", "grad_mib", "optimizer_mib"] {
+            let all = sharded[0][key].as_f64().unwrap();
+            assert!((all / params - 1.0).abs() < 0.01, "{key}: {all}, and {params} MiB of weights");
+        }
     }
 }
