@@ -42,7 +42,7 @@ impl Part {
         let inner: usize = whole[self.dim + 1..].iter().product();
         let stride = whole[self.dim] / self.groups * inner;
         let run = stride / self.of;
-        Slab { first: self.index * run, run, stride }
+        Slab { first: self.index * run, second: None, run, stride }
     }
 }
 
@@ -53,7 +53,7 @@ mod tests {
     /// The places of a part's elements in the whole.
     fn places(part: Part, whole: &[usize]) -> Vec<usize> {
         let n: usize = part.dims(whole).unwrap().iter().product();
-        let Slab { first, run, stride } = part.slab(whole);
+        let Slab { first, run, stride, .. } = part.slab(whole);
         (0..n).map(|i| first + i / run * stride + i % run).collect()
     }
 

@@ -24,7 +24,7 @@ use polyreme_graph::{Axis, BlockKind, Body, Collective, DType, Graph, Instr, Lin
 
 use crate::joint;
 use crate::pipeline::{Action, StagePass, Timetable};
-use crate::schedule::{Lowering, add_or_copy, first_reader};
+use crate::schedule::{Lowering, add_or_copy};
 
 /// Values that may go from one chunk to another in one pass.
 const LINKS_MAX: usize = 64;
@@ -219,11 +219,9 @@ impl Staged<'_> {
             if takes_part {
                 program.run(slot, microbatch, from..i + 1);
                 from = i + 1;
-                let reads_on = joint::reads_operand(node);
-                let reader = if reads_on { i + 1 } else { first_reader(graph, i, node.outputs[0]) };
-                if let Some(exchange) = joint::exchange(program, slot, number, node) {
-                    program.instrs.push(Instr::Start(exchange));
-                    under_way.push((exchange, reader));
+                for e in joint::exchanges(program, slot, number, i) {
+                    program.instrs.push(Instr::Start(e.number));
+                    under_way.push((e.number, e.reader));
                 }
             }
         }
