@@ -11,7 +11,7 @@
 //! - [`stage`]: a step's graph in chunks for the stages of a pipeline: where to cut, and the graph of each chunk.
 //! - `stage_body`: the body of a stage of a pipeline. `staged`: the schedule of a pipelined step.
 //! - `joint`: exchanges inside a body.
-//! - [`tensor`]: matrices split over ranks.
+//! - `own_part`: the part of a step that a rank has of each microbatch. [`tensor`]: matrices split over ranks. [`sequence`]: sequences cut over ranks.
 //! - [`sync_norm`]: batch norms with the statistics of all ranks.
 //! - [`pipeline`]: in which order each stage of a pipeline runs its microbatches.
 
@@ -20,11 +20,13 @@
 pub mod buckets;
 mod joint;
 pub mod mesh;
+mod own_part;
 pub mod passes;
 pub mod pipeline;
 pub mod plan;
 mod reproducible;
 pub mod schedule;
+pub mod sequence;
 pub mod stage;
 mod stage_body;
 mod staged;

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use polyreme_graph::recompute::BudgetError;
-use polyreme_graph::{Axis, Body, Graph, Program, recompute};
+use polyreme_graph::{Body, Graph, Program, recompute};
 use thiserror::Error;
 
+use crate::own_part::{own_part, part_of};
 use crate::plan::{Plan, Training};
 use crate::schedule::schedule;
 use crate::stage::{CutError, PlaceError};
 use crate::stage_body::stage_body;
 use crate::sync_norm::sync_batch_norm;
-use crate::tensor::{TensorPlace, split};
 
 /// How much memory a rank may use, and how to measure a program's.
 pub struct Budget<'a> {
@@ -30,6 +30,14 @@ pub enum CompileError {
     /// Its matrices cannot be split over this number of ranks.
     #[error("{0}")]
     Tensor(String),
+    /// Its sequences cannot be cut over this number of ranks.
+    #[error("{0}")]
+    Sequence(String),
+    /// Logical shards are added up by ranks that have all positions.
+    #[error(
+        "`parallel.reproducible` does not work with sequences that are cut over ranks yet; leave one of them out"
+    )]
+    SequenceShards,
     /// There is no such pipeline.
     #[error("{0}")]
     Pipeline(String),
@@ -70,13 +78,10 @@ pub fn compile(
 ) -> Result<Body, CompileError> {
     // 1. What is stored in half, and where it is cast.
     let step = &plan.precision.apply(step);
-    // 2. The part of it that this rank of the tensor axis computes.
-    let place = TensorPlace { rank: plan.mesh.place(plan.rank, Axis::Tensor), ranks: plan.mesh.tensor };
-    let part = match place.ranks {
-        1 => None,
-        _ => Some(split(step, place).map_err(CompileError::Tensor)?),
-    };
-    let step = part.as_ref().map_or(step, |part| &part.graph);
+    // 2. The positions of it that this rank of the sequence axis has, and the part of its matrices.
+    let whole = step;
+    let part = own_part(whole, plan)?;
+    let step = part.as_ref().unwrap_or(whole);
     // 3. Before recomputation: ranks with shards of different sizes may recompute different values, but they must take
     //    part in the same sums.
     let synced = plan.syncs_norms().then(|| sync_batch_norm(step));
@@ -86,7 +91,9 @@ pub fn compile(
             (Some(_), _) => Err(CompileError::StagedBudget),
             (None, Some(_)) => Err(CompileError::StagedShards),
             (None, None) => {
-                let body = stage_body(step, plan)?.with_strict(plan.precision.strict);
+                // Ranks along the sequence axis have different graphs, and must be cut alike.
+                let like = if plan.mesh.sequence > 1 { part_of(whole, plan, 0)? } else { None };
+                let body = stage_body(step, like.as_ref(), plan)?.with_strict(plan.precision.strict);
                 Ok(body.with_reproducible(plan.is_reproducible()))
             }
         };

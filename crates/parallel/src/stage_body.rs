@@ -1,5 +1,8 @@
 //! The body of one stage of a pipeline: the step's graph is cut into chunks, and those of the stage are joined.
 
+use std::collections::BTreeMap;
+
+use polyreme_graph::graph::Node;
 use polyreme_graph::{Axis, Body, Graph, Link, Segment, Tied, fuse};
 
 use crate::passes::CompileError;
@@ -12,18 +15,21 @@ pub(crate) fn timetable_of(plan: &Plan, microbatches: usize) -> Result<Timetable
     timetable(plan.pipeline, plan.mesh.stage, microbatches).map_err(CompileError::Pipeline)
 }
 
-/// The body of a plan's stage, from the graph of the whole step.
-pub(crate) fn stage_body(step: &Graph, plan: &Plan) -> Result<Body, CompileError> {
+/// The body of a plan's stage, from the graph of the whole step. It is cut where `like` would be: the same step, as the first
+/// rank along another axis has it.
+pub(crate) fn stage_body(step: &Graph, like: Option<&Graph>, plan: &Plan) -> Result<Body, CompileError> {
     let timetable = timetable_of(plan, plan.microbatches.max(1))?;
     let n_chunks = timetable.place.len();
+    let model = like.unwrap_or(step);
     let place = match plan.cuts.is_empty() {
-        true => partition(step, n_chunks, &flops(step), None)?,
-        false if plan.cuts.len() + 1 == n_chunks => place_by_name(step, &plan.cuts)?,
+        true => partition(model, n_chunks, &flops(model), None)?,
+        false if plan.cuts.len() + 1 == n_chunks => place_by_name(model, &plan.cuts)?,
         false => {
             let (got, want) = (plan.cuts.len(), n_chunks - 1);
             return Err(CompileError::Cuts { got, want, n_chunks, kind: plan.pipeline.name() });
         }
     };
+    let place = if like.is_some() { place_alike(step, model, &place) } else { place };
     let Cut { chunks, tied } = cut(step, &place)?;
     let stage = plan.mesh.place(plan.rank, Axis::Stage);
     let mine: Vec<ChunkGraph> = chunks.into_iter().filter(|c| timetable.place[c.chunk] == stage).collect();
@@ -46,6 +52,14 @@ pub(crate) fn stage_body(step: &Graph, plan: &Plan) -> Result<Body, CompileError
     let mut body = Body::of(joined.graph);
     (body.segments, body.arrives, body.leaves, body.tied) = (segments, arrives, leaves, tied);
     Ok(body)
+}
+
+/// The places of a step's nodes, from those of the same traced nodes in another form of it.
+fn place_alike(step: &Graph, like: &Graph, place: &[usize]) -> Vec<usize> {
+    let of_origin: BTreeMap<u32, usize> =
+        like.nodes.iter().zip(place).map(|(node, chunk)| (node.origin, *chunk)).collect();
+    let of = |node: &Node| of_origin.range(..=node.origin).next_back().map_or(0, |(_, chunk)| *chunk);
+    step.nodes[..step.n_forward].iter().map(of).collect()
 }
 
 /// Crossings as links: those between two chunks are numbered alike at both ends.
