@@ -12,11 +12,11 @@ use polyreme_parallel::sequence::{FedPart, SequenceOrder, SequencePlace, fed_par
 use polyreme_parallel::{CompileError, Mesh, Plan, StepShape, Training, both_passes, compile, schedule};
 
 /// A generator of test data: the high bits of a linear congruence.
-struct TestRandom(u64);
+struct IdStream(u64);
 
-impl TestRandom {
-    fn new(seed: u64) -> TestRandom {
-        TestRandom(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x1234_5678)
+impl IdStream {
+    fn new(seed: u64) -> IdStream {
+        IdStream(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x1234_5678)
     }
     fn below(&mut self, n: usize) -> i32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -95,7 +95,7 @@ pub(crate) fn footprint(case: &SequenceCase, mesh: Mesh, rank: usize) -> usize {
 }
 
 /// A parameter or a state of one rank at the end: its name, which part of the whole it is, its dims and elements.
-struct Held {
+struct HeldAtEnd {
     name: String,
     part: Option<Part>,
     dims: Vec<usize>,
@@ -103,8 +103,8 @@ struct Held {
 }
 
 /// What a rank had at the end, and its losses.
-struct Outcome {
-    held: Vec<Held>,
+struct SequenceOutcome {
+    held: Vec<HeldAtEnd>,
     losses: Vec<f64>,
 }
 
@@ -121,7 +121,7 @@ fn feed(into: &mut [i32], all: &[i32], parts: &[FedPart], name: &str) {
     }
 }
 
-fn run_rank(case: &SequenceCase, mesh: Mesh, comm: Comm) -> Result<Outcome, ExecError> {
+fn run_rank(case: &SequenceCase, mesh: Mesh, comm: Comm) -> Result<SequenceOutcome, ExecError> {
     let rank = comm.rank();
     let (plan, training) = (plan_of(case, mesh, rank), training(case.clip));
     let batch = case.options.batch / mesh.data / case.microbatches;
@@ -140,10 +140,10 @@ fn run_rank(case: &SequenceCase, mesh: Mesh, comm: Comm) -> Result<Outcome, Exec
     let mut losses = Vec::new();
     for step in 0..case.steps {
         let mut load = |m: usize, inputs: &mut Inputs| -> Result<f64, ExecError> {
-            let mut random = TestRandom::new(step as u64);
+            let mut random = IdStream::new(step as u64);
             let input = case.model.input(&case.options);
             let samples = first(m)..first(m) + batch;
-            let draw = |n: usize, below: usize, random: &mut TestRandom| -> Vec<i32> {
+            let draw = |n: usize, below: usize, random: &mut IdStream| -> Vec<i32> {
                 let all: Vec<_> = (0..n).map(|_| random.below(below)).collect();
                 let each = n / case.options.batch;
                 all[samples.start * each..samples.end * each].to_vec()
@@ -166,10 +166,10 @@ fn run_rank(case: &SequenceCase, mesh: Mesh, comm: Comm) -> Result<Outcome, Exec
     for stored in graph.params.iter().chain(&graph.states) {
         let dims = graph.shape(stored.value).dims().to_vec();
         let last = engine.param(&stored.name).or_else(|_| engine.state(&stored.name))?.to_vec();
-        held.push(Held { name: stored.name.clone(), part: stored.part, dims, last });
+        held.push(HeldAtEnd { name: stored.name.clone(), part: stored.part, dims, last });
     }
     engine.comm().barrier()?;
-    Ok(Outcome { held, losses })
+    Ok(SequenceOutcome { held, losses })
 }
 
 fn on_ranks<T: Send>(ranks: usize, name: &str, act: impl Fn(Comm) -> Result<T, ExecError> + Sync) -> Vec<T> {
@@ -199,9 +199,9 @@ pub(crate) fn check(case: &SequenceCase, meshes: &[Mesh], tolerance: f32) {
         let many = on_ranks(mesh.ranks(), case.name, |comm| run_rank(case, *mesh, comm));
         for (rank, outcome) in many.iter().enumerate() {
             let what = |name: &str| format!("{} on rank {rank} of {mesh:?}: {name}", case.name);
-            let losses = |o: &Outcome| o.losses.iter().map(|l| *l as f32).collect::<Vec<_>>();
+            let losses = |o: &SequenceOutcome| o.losses.iter().map(|l| *l as f32).collect::<Vec<_>>();
             near(&what("losses"), &losses(outcome), &losses(one), tolerance);
-            for Held { name, part, dims, last } in &outcome.held {
+            for HeldAtEnd { name, part, dims, last } in &outcome.held {
                 let whole = &one.held.iter().find(|of| of.name == *name).unwrap().last;
                 let want = match part {
                     None => whole.clone(),
@@ -226,7 +226,7 @@ pub(crate) fn forward_agrees(case: &SequenceCase, ranks: usize) {
     let mut graph = b.finish(&[("logits", logits)]);
     graph.n_forward = graph.nodes.len();
     let whole_shape = graph.shape(logits).clone();
-    let mut random = TestRandom::new(1);
+    let mut random = IdStream::new(1);
     let ids: Vec<i32> = (0..input.shape.numel()).map(|_| random.below(16)).collect();
     let run = |comm: Comm, graph: &Graph, parts: &[FedPart]| -> Result<Vec<f32>, ExecError> {
         let program = both_passes(1, &Arc::new(Body::forward(graph)));

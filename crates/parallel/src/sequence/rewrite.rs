@@ -19,7 +19,7 @@ use super::expand::expand_rings;
 use super::hand_on::{Handed, Layer};
 use super::loss;
 use super::place::{SequencePlace, input_layouts};
-use super::rules::{Given, Rule, RuleForm, is_split, rule};
+use super::rules::{PositionedNode, Rule, RuleForm, is_split, rule};
 use crate::tensor::ValueLayout;
 
 use ValueLayout::{Partial, Split, Whole};
@@ -49,7 +49,7 @@ pub fn split(step: &Graph, place: SequencePlace) -> Result<SequenceSplit, String
 
 /// The same with attention as it was, on the rank's positions: [`expand_rings`] must follow.
 pub fn split_positions(step: &Graph, place: SequencePlace) -> Result<SequenceSplit, String> {
-    let mut rewrite = Rewrite::new(step, place)?;
+    let mut rewrite = PositionSplit::new(step, place)?;
     for i in 0..step.nodes.len() {
         if i == step.n_forward {
             rewrite.graph.n_forward = rewrite.graph.nodes.len();
@@ -62,7 +62,7 @@ pub fn split_positions(step: &Graph, place: SequencePlace) -> Result<SequenceSpl
     rewrite.finish()
 }
 
-struct Rewrite<'a> {
+struct PositionSplit<'a> {
     old: &'a Graph,
     place: SequencePlace,
     graph: Graph,
@@ -87,10 +87,10 @@ struct Rewrite<'a> {
     n_attributed: usize,
 }
 
-impl<'a> Rewrite<'a> {
-    fn new(old: &'a Graph, place: SequencePlace) -> Result<Rewrite<'a>, String> {
+impl<'a> PositionSplit<'a> {
+    fn new(old: &'a Graph, place: SequencePlace) -> Result<PositionSplit<'a>, String> {
         let n = old.values.len();
-        Ok(Rewrite {
+        Ok(PositionSplit {
             old,
             place,
             graph: Graph { samples: old.samples, ..Graph::default() },
@@ -176,9 +176,9 @@ impl<'a> Rewrite<'a> {
         }
     }
 
-    fn given(&self, node: &'a Node) -> Given<'a> {
+    fn given(&self, node: &'a Node) -> PositionedNode<'a> {
         let old = self.old;
-        Given {
+        PositionedNode {
             op: &node.op,
             x: node.inputs.iter().map(|&v| old.shape(v)).collect(),
             y: node.outputs.iter().map(|&v| old.shape(v)).collect(),

@@ -30,11 +30,11 @@ use polyreme_graph::{Axis, DType, Op, ValueId};
 
 use super::convert::Nodes;
 
-/// What a rank computes in a round.
+/// What a rank computes with another one's keys.
 #[derive(Clone, Copy, PartialEq)]
 enum Seen {
-    /// All queries with all keys, or causally with its own.
-    All { causal: bool },
+    /// All queries with all keys.
+    All,
     /// All queries with the early half of the keys.
     Early,
     /// The late half of the queries with all keys.
@@ -43,38 +43,39 @@ enum Seen {
 
 /// Attention of this rank's queries to all keys; `qkv` are its operands → `[o, lse]`.
 pub(super) fn forward(nodes: &mut Nodes, a: Attention, qkv: &[ValueId]) -> Vec<ValueId> {
-    let (q, mut kv) = unpack(nodes, a, qkv);
-    let ranks = nodes.place.ranks;
-    // What the ranks' parts are added up from; in f32 whatever queries are stored in.
-    let mut all: Option<[ValueId; 2]> = None;
+    let [q, k, v] = unpack(nodes, a, qkv);
+    let mut kv = [k, v];
+    let dtype = nodes.graph.value(q).dtype;
+    let mut next = pass(nodes, kv);
+    // Its own keys, from where they are. What parts are added up in is f32, whatever queries are stored in.
+    let own = nodes.push_all(Op::Attention(a), qkv);
+    let mut all = [nodes.cast(own[0], DType::F32), own[1]];
     let mut late: Option<[ValueId; 2]> = None;
-    for round in 0..ranks {
-        let next = (round + 1 < ranks).then(|| pass(nodes, kv));
+    for round in 1..nodes.place.ranks {
+        kv = next;
+        if round + 1 < nodes.place.ranks {
+            next = pass(nodes, kv);
+        }
         let seen = seen(nodes, a, round);
-        let part = block(nodes, a, seen, q, kv);
-        match (seen, all) {
-            (Seen::Late, Some(before)) => {
-                let before = late.unwrap_or_else(|| halves(nodes, before)[1]);
+        let operands = operands(nodes, seen, q, kv);
+        let part = nodes.push_all(Op::Attention(part_of(a)), &operands);
+        let part = [nodes.cast(part[0], DType::F32), part[1]];
+        match seen {
+            Seen::All | Seen::Early => all = merge(nodes, all, part),
+            Seen::Late => {
+                let before = late.unwrap_or_else(|| halves(nodes, all, 1));
                 late = Some(merge(nodes, before, part));
             }
-            (_, Some(before)) => all = Some(merge(nodes, before, part)),
-            (_, None) => all = Some(part),
         }
-        kv = next.unwrap_or(kv);
     }
-    let [o, lse] = all.expect("a rank sees its own keys");
-    let [o, lse] = match late {
-        Some(late) => {
-            let [early, _] = halves(nodes, [o, lse]);
-            [
-                nodes.push(Op::Concat { axis: 1 }, &[early[0], late[0]]),
-                nodes.push(Op::Concat { axis: 2 }, &[early[1], late[1]]),
-            ]
-        }
-        None => [o, lse],
-    };
-    let own = nodes.graph.value(q).dtype;
-    vec![nodes.cast(o, own), lse]
+    if let Some(late) = late {
+        let early = halves(nodes, all, 0);
+        all = [
+            nodes.push(Op::Concat { axis: 1 }, &[early[0], late[0]]),
+            nodes.push(Op::Concat { axis: 2 }, &[early[1], late[1]]),
+        ];
+    }
+    vec![nodes.cast(all[0], dtype), all[1]]
 }
 
 /// `(do, o, lse)` and the operands of the attention → its gradients, packed as the operands are.
@@ -84,110 +85,102 @@ pub(super) fn backward(
     saved: [ValueId; 3],
     qkv: &[ValueId],
 ) -> Vec<ValueId> {
-    let (q, mut kv) = unpack(nodes, a, qkv);
-    let ranks = nodes.place.ranks;
+    let [q, k, v] = unpack(nodes, a, qkv);
+    let mut kv = [k, v];
     let dtype = nodes.graph.value(q).dtype;
-    let mut dq: Option<ValueId> = None;
+    let mut next = pass(nodes, kv);
+    let own = nodes.push_all(Op::AttentionGrad(a), &[&saved[..], qkv].concat());
+    let [mut dq, dk, dv] = unpack(nodes, a, &own).map(|d| nodes.cast(d, DType::F32));
     // Of the keys that this rank has in the round, by the ranks that had them before.
-    let mut dkv: Option<ValueId> = None;
-    for round in 0..ranks {
-        let next = (round + 1 < ranks).then(|| pass(nodes, kv));
-        let arrived = dkv.map(|dkv| pass(nodes, dkv));
+    let mut dkv = [dk, dv];
+    for round in 1..nodes.place.ranks {
+        kv = next;
+        if round + 1 < nodes.place.ranks {
+            next = pass(nodes, kv);
+        }
+        let arrives = pass(nodes, dkv);
         let seen = seen(nodes, a, round);
-        let [q_part, k, v] = operands(nodes, seen, q, kv);
+        let [q, k, v] = operands(nodes, seen, q, kv);
         let [dy, o, lse] = match seen {
             Seen::Late => {
-                let [dy, o] = [saved[0], saved[1]].map(|x| half(nodes, x, 1, 1));
-                [dy, o, half(nodes, saved[2], 2, 1)]
+                let [o, lse] = halves(nodes, [saved[1], saved[2]], 1);
+                [half(nodes, saved[0], 1, 1), o, lse]
             }
-            Seen::All { .. } | Seen::Early => saved,
+            Seen::All | Seen::Early => saved,
         };
-        let op = Op::AttentionGrad(part_of(a, seen));
-        let grads = nodes.push_all(op, &[dy, o, lse, q_part, k, v]);
-        let time = nodes.graph.shape(q).dims()[1];
-        let mut own_dq = nodes.cast(grads[0], DType::F32);
-        let mut own_dkv = {
-            let both = [grads[1], grads[2]].map(|d| in_pair(nodes, d));
-            let both = nodes.push(Op::Concat { axis: 2 }, &both);
-            nodes.cast(both, DType::F32)
-        };
+        let grads = nodes.push_all(Op::AttentionGrad(part_of(a)), &[dy, o, lse, q, k, v]);
+        let mut grads = [0, 1, 2].map(|k| nodes.cast(grads[k], DType::F32));
+        let missing = nodes.graph.shape(kv[0]).dims()[1] / 2;
         match seen {
-            Seen::All { .. } => {}
-            Seen::Early => own_dkv = nodes.pad_zeros(own_dkv, 1, 0, time / 2),
-            Seen::Late => own_dq = nodes.pad_zeros(own_dq, 1, time / 2, 0),
+            Seen::All => {}
+            Seen::Early => {
+                for d in &mut grads[1..] {
+                    *d = nodes.pad_zeros(*d, 1, 0, missing);
+                }
+            }
+            Seen::Late => grads[0] = nodes.pad_zeros(grads[0], 1, missing, 0),
         }
-        dq = Some(add(nodes, dq, own_dq));
-        dkv = Some(add(nodes, arrived, own_dkv));
-        kv = next.unwrap_or(kv);
+        let [dq_part, dk, dv] = grads;
+        let mut add = |x: ValueId, y: ValueId| nodes.push(Op::Binary(Binary::Add), &[x, y]);
+        dq = add(dq, dq_part);
+        dkv = [add(arrives[0], dk), add(arrives[1], dv)];
     }
-    let (dq, dkv) = dq.zip(dkv).expect("a rank sees its own keys");
-    let dkv = pass(nodes, dkv);
-    let (dq, dkv) = (nodes.cast(dq, dtype), nodes.cast(dkv, dtype));
-    if a.packed {
-        let dq = in_pair(nodes, dq);
-        return vec![nodes.push(Op::Concat { axis: 2 }, &[dq, dkv])];
+    let [dk, dv] = pass(nodes, dkv);
+    let grads = [dq, dk, dv].map(|d| nodes.cast(d, dtype));
+    if !a.packed {
+        return grads.to_vec();
     }
-    vec![dq, one_of(nodes, dkv, 0), one_of(nodes, dkv, 1)]
+    let grads = grads.map(|x| {
+        let &[b, t, heads, d] = nodes.graph.shape(x).dims() else { unreachable!("heads of a sequence") };
+        nodes.reshape(x, [b, t, 1, heads, d].into())
+    });
+    vec![nodes.push(Op::Concat { axis: 2 }, &grads)]
 }
 
-/// `q [b, t, heads, d]`, and keys and values as one message `[b, t, 2, heads, d]`.
-fn unpack(nodes: &mut Nodes, a: Attention, qkv: &[ValueId]) -> (ValueId, ValueId) {
-    if a.packed {
-        return (one_of(nodes, qkv[0], 0), nodes.slice(qkv[0], 2, 1, 2));
-    }
-    let both = [qkv[1], qkv[2]].map(|x| in_pair(nodes, x));
-    (qkv[0], nodes.push(Op::Concat { axis: 2 }, &both))
-}
-
-/// Element `k` of dim 2, which is left out.
-fn one_of(nodes: &mut Nodes, x: ValueId, k: usize) -> ValueId {
-    let one = nodes.slice(x, 2, k, 1);
-    let &[b, t, _, heads, d] = nodes.graph.shape(one).dims() else {
-        unreachable!("queries, keys and values side by side")
-    };
-    nodes.reshape(one, [b, t, heads, d].into())
-}
-
-/// `[b, t, heads, d]` as `[b, t, 1, heads, d]`.
-fn in_pair(nodes: &mut Nodes, x: ValueId) -> ValueId {
-    let &[b, t, heads, d] = nodes.graph.shape(x).dims() else { unreachable!("heads of a sequence") };
-    nodes.reshape(x, [b, t, 1, heads, d].into())
+/// Queries, keys and values, each `[b, t, heads, d]`; or their gradients.
+fn unpack(nodes: &mut Nodes, a: Attention, qkv: &[ValueId]) -> [ValueId; 3] {
+    [0, 1, 2].map(|k| {
+        if !a.packed {
+            return qkv[k];
+        }
+        let one = nodes.slice(qkv[0], 2, k, 1);
+        let &[b, t, _, heads, d] = nodes.graph.shape(one).dims() else {
+            unreachable!("queries, keys and values side by side")
+        };
+        nodes.reshape(one, [b, t, heads, d].into())
+    })
 }
 
 /// What the rank before has, for what this one has.
-fn pass(nodes: &mut Nodes, x: ValueId) -> ValueId {
+fn pass(nodes: &mut Nodes, x: [ValueId; 2]) -> [ValueId; 2] {
     let (rank, ranks) = (nodes.place.rank, nodes.place.ranks);
     let kind = ExchangeKind::Pass { to: Some((rank + 1) % ranks), from: Some((rank + ranks - 1) % ranks) };
-    nodes.push(Op::Exchange { axis: Axis::Sequence, kind }, &[x])
+    x.map(|x| nodes.push(Op::Exchange { axis: Axis::Sequence, kind }, &[x]))
 }
 
-/// What queries see of the keys that are here in a round.
+/// What queries see of other ranks' keys, which are here in a round.
 fn seen(nodes: &Nodes, a: Attention, round: usize) -> Seen {
     let (rank, ranks) = (nodes.place.rank, nodes.place.ranks);
     let of = (rank + ranks - round) % ranks;
-    match of.cmp(&rank) {
-        _ if !a.causal || of == rank => Seen::All { causal: a.causal },
-        std::cmp::Ordering::Less => Seen::Early,
-        std::cmp::Ordering::Equal | std::cmp::Ordering::Greater => Seen::Late,
+    match (a.causal, of < rank) {
+        (false, _) => Seen::All,
+        (true, true) => Seen::Early,
+        (true, false) => Seen::Late,
     }
 }
 
-fn part_of(a: Attention, seen: Seen) -> Attention {
-    Attention { packed: false, causal: seen == Seen::All { causal: true }, ..a }
+/// The attention of a round: of other ranks' keys, all are seen that are there.
+fn part_of(a: Attention) -> Attention {
+    Attention { packed: false, causal: false, ..a }
 }
 
 /// The queries, keys and values of a round.
-fn operands(nodes: &mut Nodes, seen: Seen, q: ValueId, kv: ValueId) -> [ValueId; 3] {
-    let q = if seen == Seen::Late { half(nodes, q, 1, 1) } else { q };
-    let kv = if seen == Seen::Early { half(nodes, kv, 1, 0) } else { kv };
-    [q, one_of(nodes, kv, 0), one_of(nodes, kv, 1)]
-}
-
-/// `[o, lse]` of a round.
-fn block(nodes: &mut Nodes, a: Attention, seen: Seen, q: ValueId, kv: ValueId) -> [ValueId; 2] {
-    let operands = operands(nodes, seen, q, kv);
-    let part = nodes.push_all(Op::Attention(part_of(a, seen)), &operands);
-    [nodes.cast(part[0], DType::F32), part[1]]
+fn operands(nodes: &mut Nodes, seen: Seen, q: ValueId, [k, v]: [ValueId; 2]) -> [ValueId; 3] {
+    match seen {
+        Seen::All => [q, k, v],
+        Seen::Early => [q, half(nodes, k, 1, 0), half(nodes, v, 1, 0)],
+        Seen::Late => [half(nodes, q, 1, 1), k, v],
+    }
 }
 
 /// Attention to two sets of keys from that to each.
@@ -215,20 +208,13 @@ fn merge(nodes: &mut Nodes, a: [ValueId; 2], b: [ValueId; 2]) -> [ValueId; 2] {
     [binary(nodes, Binary::Add, a, b), lse]
 }
 
-/// `[o, lse]` of the early and of the late queries.
-fn halves(nodes: &mut Nodes, [o, lse]: [ValueId; 2]) -> [[ValueId; 2]; 2] {
-    [0, 1].map(|k| [half(nodes, o, 1, k), half(nodes, lse, 2, k)])
+/// `[o, lse]` of the early queries, 0, or of the late ones, 1.
+fn halves(nodes: &mut Nodes, [o, lse]: [ValueId; 2], k: usize) -> [ValueId; 2] {
+    [half(nodes, o, 1, k), half(nodes, lse, 2, k)]
 }
 
 /// Half `k` of a dim.
 fn half(nodes: &mut Nodes, x: ValueId, axis: usize, k: usize) -> ValueId {
     let len = nodes.graph.shape(x).dims()[axis] / 2;
     nodes.slice(x, axis, k * len, len)
-}
-
-fn add(nodes: &mut Nodes, sum: Option<ValueId>, x: ValueId) -> ValueId {
-    match sum {
-        Some(sum) => nodes.push(Op::Binary(Binary::Add), &[sum, x]),
-        None => x,
-    }
 }

@@ -40,7 +40,7 @@ pub(super) enum RuleForm {
 }
 
 /// What a rule knows of its node. Shapes are those of whole values.
-pub(super) struct Given<'a> {
+pub(super) struct PositionedNode<'a> {
     pub(super) op: &'a Op,
     pub(super) x: Vec<&'a Shape>,
     pub(super) y: Vec<&'a Shape>,
@@ -49,7 +49,7 @@ pub(super) struct Given<'a> {
     pub(super) place: SequencePlace,
 }
 
-impl Given<'_> {
+impl PositionedNode<'_> {
     fn rule(&self, inputs: Vec<ValueLayout>, outputs: Vec<ValueLayout>) -> Rule {
         Rule { op: self.op.clone(), inputs, outputs, form: RuleForm::Op }
     }
@@ -74,7 +74,7 @@ impl Given<'_> {
 }
 
 /// How a rank computes a node.
-pub(super) fn rule(g: &Given) -> Rule {
+pub(super) fn rule(g: &PositionedNode) -> Rule {
     if g.have.iter().all(|l| *l == Whole) {
         return g.replicated();
     }
@@ -86,7 +86,7 @@ pub(super) fn rule(g: &Given) -> Rule {
 }
 
 /// The row of each op; `None` if it is computed from whole operands.
-fn split_rule(g: &Given) -> Option<Rule> {
+fn split_rule(g: &PositionedNode) -> Option<Rule> {
     match g.op {
         Op::Input(_) | Op::Param(_) | Op::State(_) | Op::Const(_) => unreachable!("leaves have no operands"),
         Op::Fused(_) | Op::Epilogue(_) => unreachable!("fusion comes later"),
@@ -196,13 +196,13 @@ fn split_rule(g: &Given) -> Option<Rule> {
 }
 
 /// Terms in, terms out, if the op is linear and all its operands are terms.
-fn terms(g: &Given, linear: bool) -> Option<Rule> {
+fn terms(g: &PositionedNode, linear: bool) -> Option<Rule> {
     let all = linear && g.have.iter().all(|l| *l == Partial);
     all.then(|| g.rule(vec![Partial; g.x.len()], vec![Partial; g.y.len()]))
 }
 
 /// Sums of terms, and terms times one number.
-fn binary_terms(g: &Given, op: Binary) -> Option<Rule> {
+fn binary_terms(g: &PositionedNode, op: Binary) -> Option<Rule> {
     let is_term = |k: usize| g.have[k] == Partial && g.x[k] == g.y[0];
     let is_number = |k: usize| g.have[k] == Whole && g.x[k].numel() == 1;
     match op {
@@ -218,7 +218,7 @@ fn binary_terms(g: &Given, op: Binary) -> Option<Rule> {
 }
 
 /// All operands cut as the result, where they are not repeated along the dim that is cut.
-fn aligned(g: &Given) -> Option<Rule> {
+fn aligned(g: &PositionedNode) -> Option<Rule> {
     let y = g.y[0];
     // Where dim `dim` of the result is in operand `k`.
     let place = |k: usize, dim: usize| {
@@ -235,13 +235,13 @@ fn aligned(g: &Given) -> Option<Rule> {
 }
 
 /// All operands and the results cut along the same dim, which is not the one that the op works along.
-fn beside(g: &Given, axis: usize) -> Option<Rule> {
+fn beside(g: &PositionedNode, axis: usize) -> Option<Rule> {
     let layout = g.split_of(0..g.x.len()).filter(|l| l.dim() != Some(axis))?;
     Some(g.rule(vec![layout; g.x.len()], vec![layout; g.y.len()]))
 }
 
 /// Positions that are all in one rank's piece.
-fn one_piece(g: &Given, axis: usize, start: usize, len: usize) -> Option<Rule> {
+fn one_piece(g: &PositionedNode, axis: usize, start: usize, len: usize) -> Option<Rule> {
     let layout = g.split_of([0]).filter(|l| *l == ValueLayout::split(axis))?;
     let piece = g.x[0].dims()[axis] / g.place.n_pieces();
     let inside = len > 0 && piece > 0 && start / piece == (start + len - 1) / piece;
@@ -249,7 +249,7 @@ fn one_piece(g: &Given, axis: usize, start: usize, len: usize) -> Option<Rule> {
 }
 
 /// Cut along a dim that stays, or, of one that is reduced, sums of what each rank has.
-fn reduce(g: &Given, kind: ReduceKind, axes: &[usize]) -> Option<Rule> {
+fn reduce(g: &PositionedNode, kind: ReduceKind, axes: &[usize]) -> Option<Rule> {
     let adds = matches!(kind, ReduceKind::Sum | ReduceKind::Mean);
     terms(g, adds).or_else(|| {
         let layout = g.split_of([0])?;
@@ -262,7 +262,7 @@ fn reduce(g: &Given, kind: ReduceKind, axes: &[usize]) -> Option<Rule> {
 }
 
 /// `[.., m, k]·[.., k, n]`: rows of either operand, several products at once, or a sum over rows that both have.
-fn matmul(g: &Given, ta: bool, tb: bool) -> Option<Rule> {
+fn matmul(g: &PositionedNode, ta: bool, tb: bool) -> Option<Rule> {
     let (ra, rb, ry) = (g.x[0].rank(), g.x[1].rank(), g.y[0].rank());
     let (a_rows, a_sum) = if ta { (ra - 1, ra - 2) } else { (ra - 2, ra - 1) };
     let (b_sum, b_cols) = if tb { (rb - 1, rb - 2) } else { (rb - 2, rb - 1) };
@@ -285,7 +285,7 @@ fn matmul(g: &Given, ta: bool, tb: bool) -> Option<Rule> {
 
 /// By rows. The first `n_data` operands, statistics, and the first result have rows; factors and offsets are whole, and their
 /// gradients are terms.
-fn row_norm(g: &Given, n_data: usize) -> Option<Rule> {
+fn row_norm(g: &PositionedNode, n_data: usize) -> Option<Rule> {
     let last = g.x[0].rank() - 1;
     let layout = g.split_of(0..n_data).filter(|l| l.dim() != Some(last))?;
     let backward = n_data == 2;
@@ -295,13 +295,13 @@ fn row_norm(g: &Given, n_data: usize) -> Option<Rule> {
 }
 
 /// The cut of the rows of these operands.
-fn rows_of(g: &Given, operands: impl IntoIterator<Item = usize>) -> Option<ValueLayout> {
+fn rows_of(g: &PositionedNode, operands: impl IntoIterator<Item = usize>) -> Option<ValueLayout> {
     g.split_of(operands).filter(|l| l.dim() == Some(0))
 }
 
 /// By time: later it goes round a ring. Operands of the attention begin at `first`; what comes before them has the shape of its results. A mask is for all
 /// positions, so with one every rank computes all of it.
-fn ring(g: &Given, a: Attention, first: usize) -> Option<Rule> {
+fn ring(g: &PositionedNode, a: Attention, first: usize) -> Option<Rule> {
     let n_data = if a.packed { 1 } else { 3 };
     let time = ValueLayout::split(1);
     let all = g.x.len() == first + n_data && g.have[first..].contains(&time);

@@ -54,7 +54,7 @@ fn attention_passes_its_keys_round_a_ring_twice_and_their_gradients_once() {
             for rank in 0..ranks {
                 let SequenceSplit { graph, replicated, .. } = cut(&step, rank, ranks);
                 let passed = count(&graph, |kind| matches!(kind, ExchangeKind::Pass { .. }));
-                assert_eq!(passed, 2 * (ranks - 1) + ranks, "{graph}");
+                assert_eq!(passed, 2 * (2 * (ranks - 1) + ranks), "keys and values\n{graph}");
                 // The mean over time and the two gradients; the loss is whole by then.
                 assert_eq!(count(&graph, |kind| kind == ExchangeKind::Sum), 3, "{graph}");
                 assert_eq!(replicated, []);
