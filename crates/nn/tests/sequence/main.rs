@@ -114,14 +114,31 @@ fn labels_are_smoothed_and_ignored_as_on_one_rank() {
         let mut smooth = gpt(0.0);
         smooth.options.loss = CrossEntropy { label_smoothing, ignore_index };
         check(&smooth, &[sequence(2), sequence(4)], 1e-5);
+        check(&SequenceCase { class_weights: true, ..smooth }, &[sequence(2)], 1e-5);
     }
 }
 
 #[test]
-fn bf16_is_cut() {
+fn a_rank_may_have_no_labels_that_count() {
+    let mut middle = gpt(0.0);
+    middle.options.loss = CrossEntropy { label_smoothing: 0.1, ignore_index: Some(3) };
+    // The second of two ranks has these positions.
+    check(&SequenceCase { ignored: 4..12, ..middle }, &[sequence(2)], 1e-5);
+}
+
+#[test]
+fn activations_are_computed_again() {
+    for (case, kept) in [(gpt(0.2), 0.9), (recurrent(Cell::Lstm, false), 0.97)] {
+        check(&SequenceCase { kept: Some(kept), ..case }, &[sequence(2)], 1e-5);
+    }
+}
+
+#[test]
+fn halves_are_cut() {
     for case in [gpt(0.0), encoder(0.0), recurrent(Cell::Lstm, false)] {
         check(&SequenceCase { precision: Precision::half(DType::Bf16), ..case }, &[sequence(2)], 2e-2);
     }
+    check(&SequenceCase { precision: Precision::half(DType::F16), ..gpt(0.2) }, &[sequence(4)], 2e-2);
 }
 
 #[test]

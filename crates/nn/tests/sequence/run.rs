@@ -1,15 +1,18 @@
 //! Runs a model on a mesh and compares it with one rank.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_collective::Comm;
-use polyreme_exec::{Comms, Engine, ExecError, Inputs, Options, StepArgs};
+use polyreme_exec::{Comms, Engine, ExecError, Inputs, Isa, Options, StepArgs};
 use polyreme_graph::{
-    Axis, Body, Builder, DType, Graph, Microbatch, Optimizer, Part, Precision, Shape, differentiate,
+    Axis, Body, Builder, DType, Graph, Microbatch, Optimizer, Part, Precision, Program, Shape, differentiate,
 };
 use polyreme_nn::model::{Model, TraceOptions};
 use polyreme_parallel::sequence::{FedPart, SequenceOrder, SequencePlace, fed_parts, split};
-use polyreme_parallel::{CompileError, Mesh, Plan, StepShape, Training, both_passes, compile, schedule};
+use polyreme_parallel::{
+    Budget, CompileError, Mesh, Plan, StepShape, Training, both_passes, compile, schedule,
+};
 
 /// A generator of test data: the high bits of a linear congruence.
 struct IdStream(u64);
@@ -34,6 +37,12 @@ pub(crate) struct SequenceCase {
     /// The maximum of the gradients' norm.
     pub(crate) clip: Option<f64>,
     pub(crate) steps: usize,
+    /// Positions whose labels are the one that is ignored.
+    pub(crate) ignored: Range<usize>,
+    /// Whether classes have weights.
+    pub(crate) class_weights: bool,
+    /// The share of a rank's activations that may be kept; the others are computed again.
+    pub(crate) kept: Option<f64>,
 }
 
 impl SequenceCase {
@@ -47,6 +56,9 @@ impl SequenceCase {
             microbatches: 1,
             clip: None,
             steps: 5,
+            ignored: 0..0,
+            class_weights: false,
+            kept: None,
         }
     }
 }
@@ -75,7 +87,8 @@ pub(crate) fn step_graph(case: &SequenceCase, batch: usize) -> Graph {
     let labels = b.input("labels", [model.n_labels(options)], DType::I32).unwrap();
     let weight = b.input("weight", [1], DType::F32).unwrap();
     let logits = model.logits(&mut b, x, true).unwrap();
-    let loss = b.layer("loss", |b| b.cross_entropy(logits, labels, None, options.loss)).unwrap();
+    let weights = case.class_weights.then(|| b.input("classes", [model.classes()], DType::F32).unwrap());
+    let loss = b.layer("loss", |b| b.cross_entropy(logits, labels, weights, options.loss)).unwrap();
     let scalar = b.reshape(weight, Shape::scalar()).unwrap();
     let weighted = b.mul(loss, scalar).unwrap();
     differentiate(&b.finish(&[("loss", loss), ("weighted", weighted)]), weighted).unwrap()
@@ -91,7 +104,7 @@ pub(crate) fn footprint(case: &SequenceCase, mesh: Mesh, rank: usize) -> usize {
     let body = Arc::new(compiled(case, mesh, rank).unwrap());
     let plan = plan_of(case, mesh, rank);
     let program = schedule(&plan, &training(None), &[body], &plan.whole_step());
-    Engine::footprint(&program, 1, polyreme_exec::Isa::detect()).activations
+    Engine::footprint(&program, 1, Isa::detect()).activations
 }
 
 /// A parameter or a state of one rank at the end: its name, which part of the whole it is, its dims and elements.
@@ -127,7 +140,13 @@ fn run_rank(case: &SequenceCase, mesh: Mesh, comm: Comm) -> Result<SequenceOutco
     let batch = case.options.batch / mesh.data / case.microbatches;
     let whole = step_graph(case, batch);
     let parts = fed_parts(&whole, place_of(&whole, &mesh, rank)).unwrap();
-    let body: Arc<Body> = Arc::new(compile(&whole, &plan, &training, None).unwrap());
+    let measure = |program: &Program| Engine::footprint(program, 1, Isa::detect()).activations;
+    let all = |body: Body| schedule(&plan, &training, &[Arc::new(body)], &plan.whole_step());
+    let budget = case.kept.filter(|_| mesh.ranks() > 1).map(|share| {
+        let all = measure(&all(compile(&whole, &plan, &training, None).unwrap()));
+        Budget { bytes: (all as f64 * share) as usize, measure: &measure }
+    });
+    let body: Arc<Body> = Arc::new(compile(&whole, &plan, &training, budget).unwrap());
     // Microbatches first, then the ranks that share each.
     let data = mesh.place(rank, Axis::Data);
     let first = |m: usize| (m * mesh.data + data) * batch;
@@ -149,7 +168,17 @@ fn run_rank(case: &SequenceCase, mesh: Mesh, comm: Comm) -> Result<SequenceOutco
                 all[samples.start * each..samples.end * each].to_vec()
             };
             let ids = draw(input.shape.numel(), 16, &mut random);
-            let labels = draw(case.model.n_labels(&case.options), case.model.classes(), &mut random);
+            let mut labels = draw(case.model.n_labels(&case.options), case.model.classes(), &mut random);
+            if let Some(ignored) = case.options.loss.ignore_index {
+                let of_sequence = labels.len() / batch;
+                for sequence in labels.chunks_mut(of_sequence) {
+                    sequence[case.ignored.clone()].fill(ignored);
+                }
+            }
+            if inputs.has("classes") {
+                let weights = inputs.f32("classes")?;
+                weights.iter_mut().enumerate().for_each(|(k, w)| *w = 0.5 + k as f32 / 8.0);
+            }
             // A stage is fed what its layers read.
             for (name, all) in [(input.name, ids), ("labels", labels)] {
                 if inputs.has(name) {
@@ -191,12 +220,24 @@ fn near(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
     assert!(worst <= tolerance * scale, "{what}: {worst} of {scale}: {:?}, {:?}", some(got), some(want));
 }
 
+/// Ranks that cut sequences among them have the same weights to the bit.
+fn agree(case: &SequenceCase, mesh: &Mesh, many: &[SequenceOutcome]) {
+    for (rank, outcome) in many.iter().enumerate() {
+        let first = &many[mesh.group(rank, Axis::Sequence)[0]];
+        for (own, other) in outcome.held.iter().zip(&first.held) {
+            assert!(own.last == other.last, "{} on rank {rank} of {mesh:?}: {}", case.name, own.name);
+        }
+        assert_eq!(outcome.losses, first.losses, "{} on rank {rank} of {mesh:?}", case.name);
+    }
+}
+
 /// The same as one rank, within a relative tolerance.
 pub(crate) fn check(case: &SequenceCase, meshes: &[Mesh], tolerance: f32) {
     let one = on_ranks(1, case.name, |comm| run_rank(case, Mesh::data(1), comm));
     let one = &one[0];
     for mesh in meshes {
         let many = on_ranks(mesh.ranks(), case.name, |comm| run_rank(case, *mesh, comm));
+        agree(case, mesh, &many);
         for (rank, outcome) in many.iter().enumerate() {
             let what = |name: &str| format!("{} on rank {rank} of {mesh:?}: {name}", case.name);
             let losses = |o: &SequenceOutcome| o.losses.iter().map(|l| *l as f32).collect::<Vec<_>>();
