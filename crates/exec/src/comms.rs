@@ -31,8 +31,8 @@ impl Comms {
         let mut axes = [const { None }; 4];
         for axis in Axis::ALL {
             axes[axis as usize] = match mesh.len(axis) {
-                // That group is there already.
-                all if all == mesh.ranks() => None,
+                // That group is there already, unless messages have to go beside its operations.
+                all if all == mesh.ranks() && !(passes_messages(axis) && job.orders_messages()) => None,
                 1 => Some(Comm::alone()),
                 _ => Some(job.split(&mesh.groups(axis))?),
             };
@@ -85,5 +85,13 @@ impl Comms {
     pub(crate) fn set_step(&mut self, step: u64) {
         self.job.set_step(step);
         self.others().for_each(|comm| comm.set_step(step));
+    }
+}
+
+/// Whether ranks along an axis send each other messages.
+fn passes_messages(axis: Axis) -> bool {
+    match axis {
+        Axis::Stage | Axis::Sequence => true,
+        Axis::Data | Axis::Tensor => false,
     }
 }

@@ -49,7 +49,7 @@ impl Part {
         let inner: usize = whole[self.dim + 1..].iter().product();
         let stride = whole[self.dim] / self.groups * inner;
         let run = stride / self.of;
-        Slab { first: self.index * run, run, stride }
+        Slab { first: self.index * run, second: None, run, stride }
     }
 }
 
@@ -87,7 +87,7 @@ impl Splits {
             Some(part) => part.slab(&part.whole_dims(dims)),
             None => {
                 let n = dims.iter().product();
-                Slab { first: 0, run: n, stride: n }
+                Slab { first: 0, second: None, run: n, stride: n }
             }
         };
         let (inner, n) = (slab(self.shard, stored), stored.iter().product());
@@ -147,7 +147,7 @@ mod tests {
     /// The places of a part's elements in the whole.
     fn places(part: Part, whole: &[usize]) -> Vec<usize> {
         let n: usize = part.dims(whole).unwrap().iter().product();
-        let Slab { first, run, stride } = part.slab(whole);
+        let Slab { first, run, stride, .. } = part.slab(whole);
         (0..n).map(|i| first + i / run * stride + i % run).collect()
     }
 

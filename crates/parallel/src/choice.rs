@@ -13,7 +13,8 @@
 
 use polyreme_graph::{DType, Graph};
 
-use crate::passes::{CompileError, tensor_part};
+use crate::own_part::own_part;
+use crate::passes::CompileError;
 use crate::pipeline::Timetable;
 use crate::plan::{Plan, Training};
 use crate::stage::{self, ChunkLoad, MemoryBound, PlaceError, Position, nodes_by_name};
@@ -39,7 +40,7 @@ pub fn choose(
 pub fn choose_layouts(step: &Graph, plan: &Plan) -> Result<StoredLayouts, CompileError> {
     let part = match plan.mesh.tensor {
         1 => None,
-        _ => tensor_part(&plan.precision.apply(step), plan)?,
+        _ => own_part(&plan.precision.apply(step), plan)?,
     };
     Ok(part.map_or_else(StoredLayouts::new, |part| part.layouts))
 }

@@ -23,7 +23,8 @@ use std::sync::Arc;
 use polyreme_graph::{Axis, BlockKind, Body, Collective, Graph, Instr, Microbatch, Program, Region, fuse};
 
 use crate::joint;
-use crate::passes::{CompileError, tensor_part};
+use crate::own_part::own_part;
+use crate::passes::CompileError;
 use crate::plan::Plan;
 use crate::shard::{Passes, shard};
 use crate::stage::{BackwardOrder, ChunkGraph, cut, join};
@@ -37,7 +38,7 @@ use crate::staged::link_tag;
 pub fn compile_forward(graph: &Graph, plan: &Plan) -> Result<Program, CompileError> {
     let cuts = cut_origins(graph, plan, None)?;
     let graph = plan.precision.apply(graph);
-    let graph = tensor_part(&graph, plan)?.map_or(graph, |part| part.graph);
+    let graph = own_part(&graph, plan)?.map_or(graph, |part| part.graph);
     let graph = Graph { updates: Vec::new(), grads: Vec::new(), ..graph };
     let (body, runs, place) = match plan.mesh.stage {
         1 => {
@@ -48,7 +49,7 @@ pub fn compile_forward(graph: &Graph, plan: &Plan) -> Result<Program, CompileErr
         _ => staged_body(&graph, plan, &cuts)?,
     };
     let body = body.with_strict(plan.precision.strict).with_reproducible(plan.is_reproducible());
-    Ok(lower(Arc::new(body), &runs, &place))
+    Ok(lower(Arc::new(body), &runs, &place, plan.ranks()))
 }
 
 /// The same where ranks of the data axis shard the weights: what a chunk reads is gathered ahead of its use. All of them have to
@@ -80,7 +81,7 @@ fn staged_body(
     Ok((body, runs, place))
 }
 
-fn lower(body: Arc<Body>, runs: &[(usize, Range<usize>)], place: &[usize]) -> Program {
+fn lower(body: Arc<Body>, runs: &[(usize, Range<usize>)], place: &[usize], data_ranks: usize) -> Program {
     let mut program = Program::empty(vec![body.clone()]);
     program.microbatches.push(Microbatch { body: 0, first_sample: 0 });
     program.instrs.push(Instr::Load { slot: 0, microbatch: 0 });
@@ -99,7 +100,7 @@ fn lower(body: Arc<Body>, runs: &[(usize, Range<usize>)], place: &[usize]) -> Pr
     for (chunk, nodes) in runs {
         let arrived = receives.iter().filter(|(to, _)| to == chunk);
         program.instrs.extend(arrived.map(|(_, number)| Instr::Wait(*number)));
-        run(&mut program, &body, nodes);
+        joint::run(&mut program, 0, 0, nodes, data_ranks);
         for link in body.leaves.iter().filter(|link| link.from == *chunk) {
             let op = Collective::Send { to: place[link.to], tag: link_tag(link, place.len()) };
             sends.push(start(&mut program, op, link.value));
@@ -107,16 +108,4 @@ fn lower(body: Arc<Body>, runs: &[(usize, Range<usize>)], place: &[usize]) -> Pr
     }
     program.instrs.extend(sends.into_iter().map(Instr::Wait));
     program
-}
-
-/// Runs nodes, with the exchanges that they stand for. Forwards almost everything needs the last exchange, so each is waited for.
-fn run(program: &mut Program, body: &Body, nodes: &Range<usize>) {
-    let mut from = nodes.start;
-    for i in nodes.clone() {
-        let Some(number) = joint::exchange(program, 0, 0, &body.graph.nodes[i]) else { continue };
-        program.run(0, 0, from..i + 1);
-        from = i + 1;
-        program.instrs.extend([Instr::Start(number), Instr::Wait(number)]);
-    }
-    program.run(0, 0, from..nodes.end);
 }

@@ -14,7 +14,8 @@
 //! - `choice`: what is chosen once for all graphs of a run.
 //! - `forward`: the program of a forward pass, for evaluations.
 //! - `joint`: exchanges inside a body.
-//! - [`tensor`]: matrices split over ranks.
+//! - `own_part`: the part of a step that a rank has of each microbatch. [`tensor`]: matrices split over ranks.
+//!   [`sequence`]: sequences cut over ranks.
 //! - [`shard`](mod@shard): weights sharded over ranks.
 //! - [`sync_norm`]: batch norms with the statistics of all ranks.
 //! - [`pipeline`]: in which order each stage of a pipeline runs its microbatches.
@@ -27,11 +28,13 @@ mod fixed_blocks;
 mod forward;
 mod joint;
 pub mod mesh;
+mod own_part;
 pub mod passes;
 pub mod pipeline;
 pub mod plan;
 mod reproducible;
 pub mod schedule;
+pub mod sequence;
 pub mod shard;
 pub mod stage;
 mod stage_body;

@@ -7,13 +7,13 @@ use polyreme_graph::{Axis, Body, DType, Graph, Program, recompute};
 use thiserror::Error;
 
 use crate::choice::CutRoom;
+use crate::own_part::own_part;
 use crate::plan::{Plan, Training};
 use crate::schedule::schedule;
 use crate::shard::{Passes, ShardPlace, refusal, shard};
 use crate::stage::{CutError, PlaceError};
 use crate::stage_body::{StageRoom, cut_origins, stage_body};
 use crate::sync_norm::sync_batch_norm;
-use crate::tensor::{TensorPlace, TensorSplit, split_as};
 
 /// How much memory a rank may use, and how to measure a program's.
 pub struct Budget<'a> {
@@ -35,6 +35,14 @@ pub enum CompileError {
     /// Its matrices cannot be split over this number of ranks.
     #[error("{0}")]
     Tensor(String),
+    /// Its sequences cannot be cut over this number of ranks.
+    #[error("{0}")]
+    Sequence(String),
+    /// Logical shards are added up by ranks that have all positions.
+    #[error(
+        "`parallel.reproducible` does not work with sequences that are cut over ranks yet; leave one of them out"
+    )]
+    SequenceShards,
     /// There is no such pipeline.
     #[error("{0}")]
     Pipeline(String),
@@ -79,13 +87,6 @@ pub enum CompileError {
     StagedRounding,
 }
 
-/// The part of a graph that this rank of the tensor axis computes, if there are several.
-pub(crate) fn tensor_part(graph: &Graph, plan: &Plan) -> Result<Option<TensorSplit>, CompileError> {
-    let place = TensorPlace { rank: plan.mesh.place(plan.rank, Axis::Tensor), ranks: plan.mesh.tensor };
-    let part = (place.ranks > 1).then(|| split_as(graph, place, &plan.layouts));
-    part.transpose().map_err(CompileError::Tensor)
-}
-
 /// The plan of the rank on whose memory recomputation depends. All ranks of a stage must come to the same decision, so all
 /// measure the last one of their part of the data axis, whose shards are the largest.
 fn largest(plan: &Plan) -> Plan {
@@ -105,8 +106,8 @@ pub fn compile(
     let cuts = cut_origins(step, plan, room)?;
     // 1. What is stored in half, and where it is cast.
     let step = &plan.precision.apply(step);
-    // 2. The part of it that this rank of the tensor axis computes.
-    let part = tensor_part(step, plan)?;
+    // 2. The positions of it that this rank of the sequence axis has, and the part of its matrices.
+    let part = own_part(step, plan)?;
     let step = part.as_ref().map_or(step, |part| &part.graph);
     // 3. Before recomputation: ranks with shards of different sizes may recompute different values, but they must take
     //    part in the same sums.
