@@ -6,6 +6,7 @@ use polyreme_graph::recompute::BudgetError;
 use polyreme_graph::{Axis, Body, DType, Graph, Program, recompute};
 use thiserror::Error;
 
+use crate::pipeline::PipelineKind;
 use crate::plan::{Plan, Training};
 use crate::schedule::schedule;
 use crate::stage::{CutError, PlaceError};
@@ -69,12 +70,33 @@ pub enum CompileError {
         /// The schedule.
         kind: &'static str,
     },
+    /// What would empty a pipeline that is not to be flushed.
+    #[error(
+        "`parallel.schedule = \"2bw\"` does not work with {what}; set `parallel.schedule = \"zb-h1\"`, or leave it out"
+    )]
+    Flushless {
+        /// The setting.
+        what: &'static str,
+    },
     /// Random bits that round moments depend on where they lie, and so on the stage.
     #[error(
         "`parallel.reproducible` with several stages needs `train.optimizer` with moments in f32; bf16 ones are rounded by \
          random bits that depend on the stage"
     )]
     StagedRounding,
+}
+
+/// Names what a pipeline without a flush between steps cannot have.
+fn without_flush(plan: &Plan, training: &Training) -> Result<(), &'static str> {
+    match () {
+        () if training.clip.is_some() => {
+            Err("`train.clip`, since the norm of all stages is needed before each update")
+        }
+        () if training.scaled => Err("`train.precision = \"f16\"`, whose scale depends on all stages"),
+        () if plan.shards.is_some() => Err("`parallel.reproducible`, since its gradients are one step old"),
+        () if plan.ranks() > 1 => Err("`parallel.data` above 1 yet"),
+        () => Ok(()),
+    }
 }
 
 /// Compiles a differentiated graph for one size of microbatches.
@@ -97,6 +119,9 @@ pub fn compile(
     //    part in the same sums.
     let synced = plan.syncs_norms().then(|| sync_batch_norm(step));
     let step = synced.as_ref().unwrap_or(step);
+    if plan.mesh.stage > 1 && plan.pipeline == PipelineKind::TwoBw {
+        without_flush(plan, training).map_err(|what| CompileError::Flushless { what })?;
+    }
     if plan.mesh.stage > 1 {
         return match (budget, plan.shards) {
             (Some(_), _) => Err(CompileError::StagedBudget),

@@ -3,17 +3,12 @@
 use polyreme_graph::{Axis, Body, Graph, Link, Segment, Tied, fuse};
 
 use crate::passes::CompileError;
-use crate::pipeline::{PipelineKind, Timetable, timetable};
+use crate::pipeline::{Timetable, timetable};
 use crate::plan::Plan;
 use crate::stage::{self, ChunkGraph, Crossing, Cut, cut, flops, join, partition, place_by_name};
 
 /// The timetable of a plan with several stages, for steps of `microbatches`.
 pub(crate) fn timetable_of(plan: &Plan, microbatches: usize) -> Result<Timetable, CompileError> {
-    if plan.pipeline == PipelineKind::TwoBw {
-        let why = "schedule \"2bw\", which goes on from step to step without a flush, cannot be run yet; set \
-                   `parallel.schedule = \"zb-h1\"` or \"zb-v\"";
-        return Err(CompileError::Pipeline(why.into()));
-    }
     if microbatches == 0 {
         // A rank without samples has the chunks of the others, and nothing to run.
         let one = timetable_of(plan, 1)?;
