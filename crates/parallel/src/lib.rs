@@ -10,7 +10,7 @@
 //!   [`tree`]: the fixed tree in which gradients of logical shards are added up; `fixed_blocks`: their norm.
 //! - [`stage`]: a step's graph in chunks for the stages of a pipeline: where to cut, and the graph of each chunk.
 //! - `stage_body`: the body of a stage of a pipeline. `staged`: the schedule of a pipelined step;
-//!   `staged_shards`: of a reproducible one.
+//!   `staged_shards`: of a reproducible one; `staged_across`: of several steps without a flush between them.
 //! - `choice`: what is chosen once for all graphs of a run.
 //! - `forward`: the program of a forward pass, for evaluations.
 //! - `joint`: exchanges inside a body.
@@ -39,6 +39,7 @@ pub mod shard;
 pub mod stage;
 mod stage_body;
 mod staged;
+mod staged_across;
 mod staged_shards;
 pub mod sync_norm;
 pub mod tensor;

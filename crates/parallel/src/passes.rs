@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use crate::choice::CutRoom;
 use crate::own_part::own_part;
+use crate::pipeline::PipelineKind;
 use crate::plan::{Plan, Training};
 use crate::schedule::schedule;
 use crate::shard::{Passes, ShardPlace, refusal, shard};
@@ -79,6 +80,14 @@ pub enum CompileError {
         /// The schedule.
         kind: &'static str,
     },
+    /// What would empty a pipeline that is not to be flushed.
+    #[error(
+        "`parallel.schedule = \"2bw\"` does not work with {what}; set `parallel.schedule = \"zb-h1\"`, or leave it out"
+    )]
+    Flushless {
+        /// The setting.
+        what: &'static str,
+    },
     /// Random bits that round moments depend on where they lie, and so on the stage.
     #[error(
         "`parallel.reproducible` with several stages needs `train.optimizer` with moments in f32; bf16 ones are rounded by \
@@ -92,6 +101,19 @@ pub enum CompileError {
 fn largest(plan: &Plan) -> Plan {
     let rank = plan.mesh.group(plan.rank, Axis::Data).last().copied().unwrap_or(plan.rank);
     Plan { rank, ..plan.clone() }
+}
+
+/// Names what a pipeline without a flush between steps cannot have.
+fn without_flush(plan: &Plan, training: &Training) -> Result<(), &'static str> {
+    match () {
+        () if training.clip.is_some() => {
+            Err("`train.clip`, since the norm of all stages is needed before each update")
+        }
+        () if training.scaled => Err("`train.precision = \"f16\"`, whose scale depends on all stages"),
+        () if plan.shards.is_some() => Err("`parallel.reproducible`, since its gradients are one step old"),
+        () if plan.ranks() > 1 => Err("`parallel.data` above 1 yet"),
+        () => Ok(()),
+    }
 }
 
 /// Compiles a differentiated graph for one size of microbatches.
@@ -115,6 +137,9 @@ pub fn compile(
     let step = synced.as_ref().unwrap_or(step);
     if let Some(why) = plan.shard_place().and_then(|place| shard_refusal(step, place, plan, training)) {
         return Err(CompileError::Shard(why));
+    }
+    if plan.mesh.stage > 1 && plan.pipeline == PipelineKind::TwoBw {
+        without_flush(plan, training).map_err(|what| CompileError::Flushless { what })?;
     }
     if plan.mesh.stage > 1 {
         if plan.shards.is_some() && training.moments != DType::F32 {

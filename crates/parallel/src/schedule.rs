@@ -43,10 +43,11 @@ use polyreme_graph::{
 use crate::buckets::{Bucket, buckets, cuts, in_turn};
 use crate::fixed_blocks::block_cuts;
 use crate::joint;
+use crate::pipeline::{PipelineKind, across_steps};
 use crate::plan::{Plan, StepShape, Training};
 use crate::reproducible;
 use crate::shard::{idle, sharded_range};
-use crate::{stage_body, staged};
+use crate::{stage_body, staged, staged_across};
 
 /// The program of one rank for steps of this shape, over bodies that [`compile`](crate::passes::compile) made.
 ///
@@ -125,6 +126,12 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     let stage = timetable.as_ref().map(|(stage, timetable)| (*stage, timetable));
     match (plan.shards, stage) {
         (Some(shards), _) => reproducible::step(&mut lowering, shards, shape, training.max_norm(), stage),
+        (None, Some((stage, _))) if plan.pipeline == PipelineKind::TwoBw => {
+            let lists = across_steps(plan.mesh.stage, plan.microbatches.max(1));
+            staged_across::run(&mut lowering, &lists.expect("a plan that was compiled"), stage, training);
+            lowering.program.instrs.extend(states);
+            return lowering.program;
+        }
         (None, Some((stage, timetable))) => {
             staged::step(&mut lowering, timetable, stage);
             lowering.start_sums();

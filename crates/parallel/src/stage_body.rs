@@ -8,7 +8,7 @@ use polyreme_graph::{Axis, Body, Graph, Link, Segment, Tied, fuse, recompute_par
 
 use crate::choice::{CutRoom, choose_cuts};
 use crate::passes::CompileError;
-use crate::pipeline::{PipelineKind, Timetable, timetable};
+use crate::pipeline::{Timetable, timetable};
 use crate::plan::Plan;
 use crate::shard::{Passes, ShardPlace, shard};
 use crate::stage::{
@@ -17,11 +17,6 @@ use crate::stage::{
 
 /// The timetable of a plan with several stages, for steps of `microbatches`.
 pub(crate) fn timetable_of(plan: &Plan, microbatches: usize) -> Result<Timetable, CompileError> {
-    if plan.pipeline == PipelineKind::TwoBw {
-        let why = "schedule \"2bw\", which goes on from step to step without a flush, cannot be run yet; set \
-                   `parallel.schedule = \"zb-h1\"` or \"zb-v\"";
-        return Err(CompileError::Pipeline(why.into()));
-    }
     if microbatches == 0 {
         // A rank without samples has the chunks of the others, and nothing to run.
         let one = timetable_of(plan, 1)?;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod across_steps;
 mod at_once;
 mod check;
 mod edges;
