@@ -89,6 +89,8 @@ pub struct Outline {
     pub threads: usize,
     /// Whether each rank keeps the gradients of its own range only.
     pub shard_gradients: bool,
+    /// How ranks are arranged, if they split more than the batch.
+    pub mesh: Option<String>,
     /// What the run takes at its peak on one host, as planned: all ranks, copies for checkpoints, batches that are read ahead,
     /// code, and data that are held in memory.
     pub memory_mib: f64,

@@ -281,6 +281,7 @@ impl Prepared {
         // The last rank has the largest parts.
         let lowering = self.rank_options(ranks).lowering(ranks - 1, true);
         let program = lowering.program(&forward)?;
+        // All ranks of a copy of the model have the same samples.
         let microbatches = self.pace.batch as f64 / micro as f64;
         let bytes = self.expected_bytes()?;
         Ok(Outline {
@@ -306,8 +307,9 @@ impl Prepared {
             ranks,
             threads: self.threads,
             shard_gradients: program.grad_buffers.is_some(),
+            mesh: mesh_words(&self.learner.plan),
             memory_mib: bytes as f64 / f64::from(1 << 20),
-            step_gflop: cost::product_flops(program.graph()) as f64 * microbatches / 1e9,
+            step_gflop: cost::product_flops(&step_graph(&forward)?) as f64 * microbatches / 1e9,
             output: output.to_path_buf(),
         })
     }
@@ -418,6 +420,25 @@ fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Plan {
         shard_weights: spec.shard_weights,
         ..Plan::alone()
     }
+}
+
+/// How ranks are arranged, in words; nothing if they only split the batch.
+fn mesh_words(plan: &Plan) -> Option<String> {
+    let mesh = &plan.mesh;
+    if mesh.replica_ranks() == 1 && plan.shard_place().is_none() {
+        return None;
+    }
+    let axes = Axis::ALL.into_iter().filter(|axis| mesh.len(*axis) > 1);
+    let mut words =
+        axes.map(|axis| format!("{} {}", axis.name(), mesh.len(axis))).collect::<Vec<_>>().join(" x ");
+    if mesh.stage > 1 {
+        words += &format!(", {} with {} microbatches", plan.pipeline, plan.microbatches);
+        words += &format!(", cut before {}", plan.cuts.join(", "));
+    }
+    if plan.shard_place().is_some() {
+        words += ", weights sharded";
+    }
+    Some(words)
 }
 
 /// What ranks keep of gradients and optimizer state, if the job says so.

@@ -7,6 +7,7 @@ mod digests;
 mod failing;
 mod halves;
 mod learner;
+mod mesh;
 mod moments;
 mod precision;
 mod ranks;
