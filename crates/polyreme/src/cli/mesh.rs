@@ -5,6 +5,7 @@ use polyreme_parallel::Mesh;
 use polyreme_parallel::pipeline::{PipelineKind, timetable};
 
 use super::Failure;
+use crate::bench::cuts::CutsBy;
 use crate::bench::jobs::BenchJob;
 
 const HEADING: &str = "Mesh";
@@ -27,6 +28,10 @@ pub(super) struct MeshArgs {
     /// In which order stages run microbatches: gpipe, 1f1b, interleaved, zb-h1 or zb-v [default: 1f1b].
     #[arg(long, value_name = "NAME", help_heading = HEADING, requires = "stage")]
     schedule: Option<PipelineKind>,
+    /// Where stages are cut: `operations` or `measured` for parts of the same cost, or the layers before which to cut,
+    /// such as `blocks.3,blocks.6` [default: operations].
+    #[arg(long, value_name = "HOW", help_heading = HEADING, requires = "stage")]
+    cuts: Option<CutsBy>,
 }
 
 impl MeshArgs {
@@ -44,6 +49,10 @@ impl MeshArgs {
 
     pub(super) fn schedule(&self) -> PipelineKind {
         self.schedule.unwrap_or(PipelineKind::OneFOneB)
+    }
+
+    pub(super) fn cuts(&self) -> CutsBy {
+        self.cuts.clone().unwrap_or_default()
     }
 
     /// The mesh of `ranks` ranks.
