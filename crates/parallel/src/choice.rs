@@ -24,8 +24,8 @@ use crate::tensor::StoredLayouts;
 /// The plan with everything that is to be chosen once, from a differentiated graph that has not been rewritten. What the plan
 /// already says stays.
 ///
-/// `cost` is the time of each node of the step, in any unit ([`flops`](stage::flops)), and
-/// `room` what each rank may take.
+/// `cost` is the time of each node of the step, in any unit ([`flops`](stage::flops), or
+/// [`measured`](stage::measured)), and `room` what each rank may take.
 pub fn choose(
     step: &Graph,
     plan: &Plan,

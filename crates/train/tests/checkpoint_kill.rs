@@ -11,7 +11,6 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use polyreme_dtype::DType;
 use polyreme_train::checkpoint::{
     CheckpointError, GivenPath, Loaded, MODEL_FILE, Shard, Snapshot, Store, TensorAt, latest_whole, list,
     load, resolve,

@@ -12,6 +12,7 @@ mod gradients;
 mod loans;
 mod memory;
 mod nets;
+mod node_times;
 mod optimizers;
 mod oracle;
 mod random;

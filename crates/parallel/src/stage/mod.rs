@@ -17,12 +17,13 @@
 //! - `homes`: which chunk each node belongs to. `tied`: gradients of parameters that several chunks use.
 //! - [`mod@cut`]: the chunks' graphs. [`mod@join`]: the chunks of one rank as one body.
 //! - [`mod@positions`]: where a step may be cut. [`mod@partition`]: where it should be. [`by_name`]: cuts by name; `points`: which
-//!   names there are.
+//!   names there are. `measured`: costs from a measurement.
 
 pub mod by_name;
 pub mod cut;
 mod homes;
 pub mod join;
+mod measured;
 pub mod partition;
 mod points;
 pub mod positions;
@@ -35,6 +36,7 @@ pub use by_name::{PlaceError, place_by_name};
 pub use cut::{ChunkGraph, Crossing, CrossingPass, Cut, CutError, Tied, cut};
 pub(crate) use homes::Homes;
 pub use join::{BackwardOrder, StageBody, join};
+pub use measured::measured;
 pub(crate) use partition::place;
 pub use partition::{ChunkLoad, MemoryBound, choose, chunk_costs, flops, partition};
 pub use positions::{Position, positions};

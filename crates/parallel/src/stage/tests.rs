@@ -327,3 +327,21 @@ fn a_tied_parameter_of_two_chunks_of_a_rank_is_one() {
     assert_eq!(body.graph.grads.iter().flatten().count(), names.len());
     assert!(body.arrives.is_empty() && body.leaves.is_empty());
 }
+
+#[test]
+fn measured_times_move_the_cut() {
+    let step = layers(&[6; 4]);
+    let body = fuse(&step);
+    let params_of_first = |slow: &str| {
+        // A node of this layer takes as long as all others together.
+        let n = body.nodes.len();
+        let time = |layer: &str| if layer == slow { n as f64 } else { 1.0 };
+        let seconds: Vec<f64> = body.nodes.iter().map(|node| time(&node.layer)).collect();
+        let costs = measured(&step, &body, &seconds);
+        assert!((costs.iter().sum::<f64>() - seconds.iter().sum::<f64>()).abs() < 1e-6);
+        let place = partition(&step, 2, &|i| costs[i], None).unwrap();
+        cut(&step, &place).unwrap().chunks[0].graph.params.len() / 2
+    };
+    assert_eq!(params_of_first("fc.0"), 1);
+    assert_eq!(params_of_first("fc.3"), 3);
+}

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use polyreme_collective::Comm;
 use polyreme_data::{Features, LabelKind, Layout, Spec, Target};
 use polyreme_exec::{Engine, ExecError, Filled, Isa, Options, StepArgs, Totals};
-use polyreme_graph::{Axis, DType, Precision, Program, ValueId};
+use polyreme_graph::{Axis, DType, Graph, Precision, Program, ValueId};
 use polyreme_kernels::optim::{Moments, Optimizer};
 use polyreme_kernels::{Cx, random};
 use polyreme_nn::model::StackInput;
@@ -145,6 +145,11 @@ impl BenchJob {
         self.batch = samples / self.accumulate;
     }
 
+    /// The differentiated graph of a microbatch.
+    pub fn graph(&self) -> Result<Graph, TrainError> {
+        step_graph(&training_graph(&self.net, &self.spec, self.batch, self.loss)?)
+    }
+
     /// The program of a rank's training step; with a budget, activations are recomputed so that an engine with
     /// `threads` threads stays within it.
     pub fn program(
@@ -157,8 +162,7 @@ impl BenchJob {
         let plan = Plan { microbatches, shards, precision: self.precision.clone(), ..plan.clone() };
         let measure = |program: &Program| Engine::footprint(program, threads, Isa::detect()).total();
         let budget = budget_bytes.or(self.budget_bytes).map(|bytes| Budget { bytes, measure: &measure });
-        let forward = training_graph(&self.net, &self.spec, self.batch, self.loss)?;
-        let body = compile(&step_graph(&forward)?, &plan, &self.training, budget)?;
+        let body = compile(&self.graph()?, &plan, &self.training, budget)?;
         Ok(schedule(&plan, &self.training, &[Arc::new(body)], &plan.whole_step()))
     }
 

@@ -1,6 +1,7 @@
 //! `polyreme bench`: how fast steps and kernels are, compared with what the machine can do.
 
 pub mod collective;
+pub mod cuts;
 pub mod jobs;
 pub mod kernels;
 pub mod load;

@@ -11,6 +11,7 @@ use polyreme_parallel::{Mesh, Plan};
 use serde::Serialize;
 
 use super::WARM_UP;
+use super::cuts::{self, CutsBy};
 use super::jobs::BenchJob;
 use crate::process;
 
@@ -41,6 +42,8 @@ pub struct RanksReport {
     pub microbatches: usize,
     /// In which order stages run them, if there are several.
     pub schedule: Option<String>,
+    /// Where the network is cut into stages.
+    pub cuts: Vec<String>,
     /// What carried the data.
     pub transport: String,
     /// Threads of each rank.
@@ -92,21 +95,32 @@ pub struct RankSettings {
     pub mesh: Mesh,
     /// In which order stages run microbatches.
     pub schedule: PipelineKind,
+    /// Where the network is cut into stages.
+    pub cuts: CutsBy,
+    /// What a rank may take; activations are recomputed to fit.
+    pub budget_bytes: Option<usize>,
 }
 
 /// One rank's part of a measurement; every rank calls it with the same arguments. Returns the group.
 pub fn measure(
     job: &BenchJob,
-    comm: Comm,
+    mut comm: Comm,
     settings: &RankSettings,
 ) -> Result<(RanksReport, Comm), Box<dyn std::error::Error + Send + Sync>> {
     let rank = comm.rank();
-    let RankSettings { threads, isa, steps, shard_gradients, .. } = *settings;
-    let mut plan = Plan { pipeline: settings.schedule, ..plan(&comm, settings.mesh, shard_gradients) };
+    let RankSettings { threads, isa, steps, shard_gradients, budget_bytes, .. } = *settings;
+    let mut plan = Plan {
+        pipeline: settings.schedule,
+        microbatches: job.accumulate,
+        shards: job.shards,
+        precision: job.precision.clone(),
+        ..plan(&comm, settings.mesh, shard_gradients)
+    };
     if settings.shard_weights {
         (plan.shard_weights, plan.weights) = (true, Weights::Own);
     }
-    let program = |rank: usize| job.program(&Plan { rank, ..plan.clone() }, None, threads);
+    let plan = cuts::chosen(job, &mut comm, plan, settings)?;
+    let program = |rank: usize| job.program(&Plan { rank, ..plan.clone() }, budget_bytes, threads);
     let own = program(rank)?;
     let mut flops = [(cost::product_flops(own.graph()) * own.microbatches.len() as u64) as f64];
     let planned = if rank == 0 { planned_bytes(settings, &plan, program)? } else { 0 };
@@ -130,6 +144,7 @@ pub fn measure(
         sequence: plan.mesh.sequence,
         microbatches: job.accumulate,
         schedule: (plan.mesh.stage > 1).then(|| plan.pipeline.name().into()),
+        cuts: plan.cuts.clone(),
         transport: settings.transport.clone(),
         threads,
         step_ms: times.seconds * 1e3,

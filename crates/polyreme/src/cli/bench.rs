@@ -67,7 +67,7 @@ pub(super) struct StepArgs {
     /// The precision of the steps [default: what a job file says, or f32].
     #[arg(long, value_name = "FORMAT", value_parser = ["f32", "f32-strict", "bf16", "f16"])]
     precision: Option<String>,
-    /// Recompute activations so that parameters, gradients, optimizer state and activations take at most this much.
+    /// Recompute activations so that parameters, gradients, optimizer state and activations of a rank take at most this much.
     #[arg(long, value_name = "MIB")]
     memory_mib: Option<usize>,
     /// With several ranks: each keeps only its own shard of the gradients, as with `parallel.shard_gradients` of a job.
@@ -183,10 +183,8 @@ impl StepArgs {
 
 /// Steps on several ranks. Each job has its own group, as each run has.
 fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
-    if args.ops || args.memory_mib.is_some() {
-        return Err(Failure::usage(
-            "--ops and --memory-mib are for one rank; leave out --ranks and related flags",
-        ));
+    if args.ops {
+        return Err(Failure::usage("--ops is for one rank; leave out --ranks and related flags"));
     }
     let mut jobs = args.jobs(app)?;
     let asked = Asked { ranks: args.mesh.ranks(), ..Asked::default() };
@@ -214,6 +212,8 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
         mesh,
         shard_weights: args.mesh.shard_weights(),
         schedule: args.mesh.schedule(),
+        cuts: args.mesh.cuts(),
+        budget_bytes: args.memory_mib.map(|mib| mib << 20),
     };
     let control = group.control.take();
     let outcomes = group.run(|mut comm| -> CommandResult {

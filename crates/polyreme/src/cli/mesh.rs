@@ -5,6 +5,7 @@ use polyreme_parallel::Mesh;
 use polyreme_parallel::pipeline::{PipelineKind, timetable};
 
 use super::Failure;
+use crate::bench::cuts::CutsBy;
 use crate::bench::jobs::BenchJob;
 
 const HEADING: &str = "Mesh";
@@ -37,6 +38,10 @@ pub(super) struct MeshArgs {
     /// Ranks that the batch is split over shard the weights too: each layer's are gathered ahead of their use.
     #[arg(long, help_heading = HEADING)]
     shard_weights: bool,
+    /// Where stages are cut: `operations` or `measured` for parts of the same cost, or the layers before which to cut,
+    /// such as `blocks.3,blocks.6` [default: operations].
+    #[arg(long, value_name = "HOW", help_heading = HEADING, requires = "stage")]
+    cuts: Option<CutsBy>,
 }
 
 impl MeshArgs {
@@ -59,6 +64,10 @@ impl MeshArgs {
 
     pub(super) fn schedule(&self) -> PipelineKind {
         self.schedule.unwrap_or(PipelineKind::OneFOneB)
+    }
+
+    pub(super) fn cuts(&self) -> CutsBy {
+        self.cuts.clone().unwrap_or_default()
     }
 
     /// The mesh of `ranks` ranks.

@@ -164,6 +164,26 @@ fn a_budget_is_kept_or_refused() {
 }
 
 #[test]
+fn stages_are_cut_by_name_by_operations_and_by_measured_times() {
+    let staged = ["bench", "step", "--job", "lenet", "--stage", "2", "--microbatches", "2", "--steps", "1"];
+    let step =
+        |more: &[&str]| objects(&[&staged[..], &["--threads", "1", "--json"], more].concat()).remove(0);
+    let reports = [
+        step(&["--cuts", "operations"]),
+        step(&["--cuts", "measured"]),
+        step(&["--cuts", "fc1", "--memory-mib", "100"]),
+    ];
+    assert_eq!(reports[2]["cuts"][0], "fc1");
+    for report in &reports {
+        assert_eq!(report["cuts"].as_array().map(Vec::len), Some(1), "{report}");
+        assert_eq!(report["first_losses"], reports[0]["first_losses"], "{report}");
+    }
+    let out = polyreme(&[&staged[..], &["--cuts", "fc9"]].concat());
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert!(!out.status.success() && said.contains("`fc9`") && said.contains("fc1"), "{said}");
+}
+
+#[test]
 fn a_kernel_is_measured() {
     let reports = objects(&["bench", "kernels", "matmul grad_weight", "--threads", "1", "--json"]);
     assert!(reports.len() > 4);
