@@ -1,4 +1,5 @@
-//! The groups that a rank is in: that of the whole job, and those along the axes of its mesh.
+//! The groups that a rank is in: that of the whole job, those along the axes of its mesh, and that of its replica: the ranks
+//! that have the whole model together.
 
 use polyreme_collective::{Comm, Report};
 use polyreme_graph::Axis;
@@ -9,12 +10,14 @@ pub struct Comms {
     job: Comm,
     /// By axis: the group along it. `None` where that is the whole job.
     axes: [Option<Comm>; 4],
+    /// The ranks with the same place along the data axis. `None` where that is the whole job.
+    replica: Option<Comm>,
 }
 
 impl From<Comm> for Comms {
     /// Ranks that split only the batch.
     fn from(job: Comm) -> Comms {
-        Comms { job, axes: [const { None }; 4] }
+        Comms { job, axes: [const { None }; 4], replica: Some(Comm::alone()) }
     }
 }
 
@@ -34,7 +37,12 @@ impl Comms {
                 _ => Some(job.split(&mesh.groups(axis))?),
             };
         }
-        Ok(Comms { job, axes })
+        let replica = match (mesh.data, mesh.replica_ranks()) {
+            (1, _) => None,
+            (_, 1) => Some(Comm::alone()),
+            _ => Some(job.split(&mesh.replicas())?),
+        };
+        Ok(Comms { job, axes, replica })
     }
 
     /// The group of all ranks.
@@ -52,14 +60,25 @@ impl Comms {
         self.axes[axis as usize].as_mut().unwrap_or(&mut self.job)
     }
 
+    /// The ranks that have the whole model together.
+    pub fn replica(&mut self) -> &mut Comm {
+        self.replica.as_mut().unwrap_or(&mut self.job)
+    }
+
+    /// The groups beside that of the job.
+    fn others(&mut self) -> impl Iterator<Item = &mut Comm> {
+        self.axes.iter_mut().chain([&mut self.replica]).flatten()
+    }
+
     /// How many operations this rank has called.
     pub(crate) fn n_calls(&self) -> u64 {
-        self.job.n_calls() + self.axes.iter().flatten().map(Comm::n_calls).sum::<u64>()
+        let others = self.axes.iter().chain([&self.replica]).flatten();
+        self.job.n_calls() + others.map(Comm::n_calls).sum::<u64>()
     }
 
     /// Sets the step that reports name.
     pub(crate) fn set_step(&mut self, step: u64) {
         self.job.set_step(step);
-        self.axes.iter_mut().flatten().for_each(|comm| comm.set_step(step));
+        self.others().for_each(|comm| comm.set_step(step));
     }
 }

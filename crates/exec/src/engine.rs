@@ -15,6 +15,7 @@ use crate::group::Group;
 use crate::kernel_types::check_kernels;
 use crate::memory::Memory;
 use crate::moments;
+use crate::pace::Pace;
 use crate::pool::Pool;
 use crate::reader::{StepArgs, StepProgress};
 use crate::run::{DrawKey, run};
@@ -100,6 +101,8 @@ pub struct Engine {
     pub(crate) progress: StepProgress,
     /// Where the time goes, if it is being recorded.
     pub(crate) timeline: Option<Timeline>,
+    /// How long blocks take at least, if that is set.
+    pub(crate) pace: Option<Pace>,
 }
 
 impl Engine {
@@ -139,6 +142,7 @@ impl Engine {
             tensors,
             progress: StepProgress::default(),
             timeline: None,
+            pace: None,
         };
         engine.add(program)?;
         Ok(engine)
@@ -328,6 +332,11 @@ impl Engine {
         (0..slots).try_for_each(|slot| fill(&mut Inputs { slot, ..self.inputs() }))
     }
 
+    /// Whether the selected program is fed an input `name`: of a network in stages, each is fed what its layers read.
+    pub fn has_input(&mut self, name: &str) -> bool {
+        self.inputs().has(name)
+    }
+
     /// The f32 input `name`, to be filled before a run.
     pub fn input_f32(&mut self, name: &str) -> Result<&mut [f32], ExecError> {
         self.inputs().of(name)
@@ -464,7 +473,11 @@ fn same_layout(first: &Ready, other: &Ready) -> Result<(), ExecError> {
     let stored =
         |r: &Ready| (r.plan.param_offsets.clone(), r.plan.param_len, r.plan.grad_len, r.plan.state_len);
     let grads = |r: &Ready| grad_starts(&r.body.graph, r);
-    let same = stored(first) == stored(other) && grads(first) == grads(other);
+    let parts = |r: &Ready| {
+        let graph = &r.body.graph;
+        graph.params.iter().chain(&graph.states).map(|s| s.part).collect::<Vec<_>>()
+    };
+    let same = stored(first) == stored(other) && grads(first) == grads(other) && parts(first) == parts(other);
     if same { Ok(()) } else { Err(ExecError::Layout) }
 }
 

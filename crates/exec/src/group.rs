@@ -16,7 +16,7 @@ use crate::engine::{Engine, Options, param_and_grad_bytes};
 use crate::error::ExecError;
 use crate::state::SharedBlocks;
 use crate::timeline::Timeline;
-use crate::weights::Kept;
+use crate::weights::{Kept, KeptArenas};
 
 /// The communicators of this rank.
 pub(crate) struct Group {
@@ -58,13 +58,34 @@ impl Engine {
     }
 
     /// Gives an engine a communicator, for the exchanges of a program that was not lowered for ranks. Weights stay as they are.
-    pub fn attach(&mut self, comm: Comm) {
-        self.group = Some(Group { comms: comm.into(), open: false });
+    pub fn attach(&mut self, comms: impl Into<Comms>) {
+        self.group = Some(Group { comms: comms.into(), open: false });
     }
 
     /// The communicator of all ranks.
     pub fn comm(&mut self) -> &mut Comm {
         self.group.as_mut().expect("an engine that joined").comms.job()
+    }
+
+    /// This rank's groups: of all ranks, along the axes of the mesh, and of its replica.
+    pub fn comms(&mut self) -> &mut Comms {
+        &mut self.group.as_mut().expect("an engine that joined").comms
+    }
+
+    /// Whether this is one of the ranks that [`Engine::exclusively`] lets write. Together they have the whole model once.
+    pub fn is_writer(&self) -> bool {
+        self.first().role.as_ref().is_none_or(|role| role.rank == 0)
+    }
+
+    /// The group of a writer: all of them. `None` for an engine that did not join.
+    pub fn writers(&mut self) -> Option<&mut Comm> {
+        self.group.as_mut().map(|group| group.comms.replica())
+    }
+
+    /// The arenas of this rank, beside the group of [`Engine::writers`].
+    pub fn kept_and_writers(&mut self) -> (KeptArenas<'_>, &mut Comm) {
+        let group = self.group.as_mut().expect("an engine that joined");
+        (KeptArenas { state: &self.memory.state, isa: self.options.isa }, group.comms.replica())
     }
 
     /// Drops the engine and returns its communicator.

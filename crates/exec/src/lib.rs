@@ -11,7 +11,8 @@
 //!   long vectors.
 //! - `state`: the learnt state. `moments`: where optimizer states lie. [`weights`]: the learnt state from outside, as whole
 //!   arenas. `group`: joining, and what all ranks do between steps. [`loan`], [`ledger`]: lending it to the writer of a
-//!   checkpoint. [`finite`]: where a NaN came from. [`timeline`]: where the time goes.
+//!   checkpoint. [`finite`]: where a NaN came from. [`timeline`]: where the time goes. [`pace`]: blocks that
+//!   take as long as they are told.
 //! - `launch`, `run`, `product`, `convolution`, `apply`: which kernel runs each op, with which slices. `staging`: half precision for
 //!   kernels that compute on f32. `kernel_types`: which types have kernels.
 //! - [`class`]: which kernels sum products, and so which bits a run has.
@@ -35,6 +36,7 @@ pub mod ledger;
 pub mod loan;
 mod memory;
 mod moments;
+pub mod pace;
 pub mod pool;
 mod product;
 mod reader;
@@ -54,8 +56,9 @@ pub use error::{ExecError, RejectedData};
 pub use feed::{Feed, Filled, Inputs};
 pub use finite::NonFinite;
 pub use loan::{Loan, loan_copies};
+pub use pace::Pace;
 pub use polyreme_kernels::Isa;
 pub use pool::Pool;
 pub use reader::{StepArgs, Totals};
 pub use timeline::{Moment, MomentKind, Timeline};
-pub use weights::{Held, Kept, Slot};
+pub use weights::{Held, Kept, KeptArenas, Slot};

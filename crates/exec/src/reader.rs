@@ -245,6 +245,7 @@ impl Engine {
         let block = &loaded.program.blocks[block];
         let body = loaded.bodies[block.body];
         let first_sample = loaded.program.microbatches[microbatch].first_sample as u64;
+        let entered = self.pace.is_some().then(Instant::now);
         for node in block.nodes.clone() {
             let began = self.timeline.is_some().then(Instant::now);
             match block.update {
@@ -257,6 +258,12 @@ impl Engine {
                 let update = if block.update.is_some() { ", update" } else { "" };
                 self.record(began, MomentKind::Compute, Some(node), || format!("{op} {layer}{update}"));
             }
+        }
+        if let (Some(entered), Some(pace)) = (entered, &self.pace) {
+            let least = pace.of(&loaded.program.bodies[block.body], block);
+            std::thread::sleep(least.saturating_sub(entered.elapsed()));
+            let name = || format!("{} of microbatch {microbatch}", block.kind.name());
+            self.record(Some(entered), MomentKind::Compute, None, name);
         }
         Ok(())
     }

@@ -1,15 +1,19 @@
 //! The learnt state of an engine, seen from outside: whole arenas with a name for each range, for checkpoints, averages,
 //! accumulated gradients, and engines that share a model.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use polyreme_graph::graph::Stored;
-use polyreme_graph::{Buffer, DType, Place};
-use polyreme_kernels::floats::FloatsMut;
+use polyreme_graph::op::Slab;
+use polyreme_graph::{Buffer, DType, Part, Place};
+use polyreme_kernels::Isa;
+use polyreme_kernels::floats::{Floats, FloatsMut};
 
 use crate::arena::Arena;
 use crate::engine::Engine;
 use crate::error::ExecError;
+use crate::state::State;
 
 /// A named range of elements in an arena.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,8 +22,20 @@ pub struct Slot {
     pub name: String,
     /// The shape of the tensor.
     pub dims: Vec<usize>,
+    /// Which part of the whole tensor it is, if ranks split that among them.
+    pub part: Option<Part>,
     /// Its elements in the arena.
     pub range: Range<usize>,
+}
+
+impl Slot {
+    /// Where its elements lie in the whole tensor.
+    pub fn slab(&self) -> Slab {
+        match self.part {
+            Some(part) => part.slab(&part.whole_dims(&self.dims)),
+            None => Slab { first: 0, run: self.range.len(), stride: self.range.len() },
+        }
+    }
 }
 
 /// An arena that outlives a step.
@@ -35,6 +51,26 @@ pub enum Kept {
     Moment2,
     /// The averaged parameters (`train.ema`), if this rank keeps them.
     Average,
+}
+
+/// The arenas of an engine, to be read while something else of it is used.
+#[derive(Clone, Copy)]
+pub struct KeptArenas<'a> {
+    pub(crate) state: &'a State,
+    pub(crate) isa: Isa,
+}
+
+impl<'a> KeptArenas<'a> {
+    /// A whole arena as f32: as it is stored, or a wider copy.
+    pub fn wide(&self, what: Kept) -> Cow<'a, [f32]> {
+        let stored = self.state.stored(what);
+        if let Floats::F32(numbers) = stored {
+            return Cow::Borrowed(numbers);
+        }
+        let mut wide = vec![0.0; stored.len()];
+        stored.widen(self.isa, &mut wide);
+        Cow::Owned(wide)
+    }
 }
 
 /// The bytes that an engine has reserved for what stays from one step to the next.
@@ -100,10 +136,7 @@ impl Engine {
 
     /// A whole arena as f32, whatever it is stored in.
     pub fn kept_wide(&self, what: Kept) -> Vec<f32> {
-        let stored = self.memory.state.stored(what);
-        let mut wide = vec![0.0; stored.len()];
-        stored.widen(self.options.isa, &mut wide);
-        wide
+        KeptArenas { state: &self.memory.state, isa: self.options.isa }.wide(what).into_owned()
     }
 
     /// Sets elements of an arena from `first` on, rounded to the nearest that can be stored; as for
@@ -159,7 +192,8 @@ impl Engine {
                 unreachable!("parameters and states lie in their own arenas")
             };
             let shape = ready.body.graph.shape(s.value);
-            Slot { name: s.name.clone(), dims: shape.dims().to_vec(), range: start..start + shape.numel() }
+            let (name, dims) = (s.name.clone(), shape.dims().to_vec());
+            Slot { name, dims, part: s.part, range: start..start + shape.numel() }
         };
         stored.iter().map(slot).collect()
     }

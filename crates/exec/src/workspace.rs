@@ -7,7 +7,8 @@
 
 use std::sync::Arc;
 
-use polyreme_graph::memory::ALIGN_BYTES;
+use polyreme_graph::graph::Stored;
+use polyreme_graph::memory::{ALIGN_BYTES, reshape_root};
 use polyreme_graph::{Body, Buffer, Graph, MemoryPlan, Op, Place, Program};
 use polyreme_kernels::{Isa, Parallel};
 
@@ -38,23 +39,41 @@ impl Ready {
         Ready { body: body.clone(), prepared, plan }
     }
 
-    /// Lays out a forward pass, in which no gradients become ready, with its parameters where another body has them.
+    /// Lays out a forward pass, in which no gradients become ready, with its parameters and states where another body has them.
+    /// It may have fewer, but the same parts of them.
     pub(crate) fn follow(&mut self, first: &Ready) -> Result<(), ExecError> {
-        let named = |r: &Ready| -> Vec<(String, usize)> {
-            let of = |g: &Graph| {
-                g.params.iter().map(|s| (s.name.clone(), g.shape(s.value).numel())).collect::<Vec<_>>()
+        let (own, other) = (&self.body.graph, &first.body.graph);
+        let mut offsets = Vec::new();
+        for stored in &own.params {
+            let Place::Param(at) = first.place_of(&other.params, stored, own)? else {
+                unreachable!("parameters lie in their own arena")
             };
-            of(&r.body.graph)
-        };
-        if named(self) != named(first) {
-            return Err(ExecError::Layout);
-        }
-        for (stored, &at) in self.body.graph.params.iter().zip(&first.plan.param_offsets) {
             self.plan.places[stored.value.idx()] = Place::Param(at);
+            offsets.push(at);
         }
-        self.plan.param_offsets.clone_from(&first.plan.param_offsets);
+        for stored in &own.states {
+            self.plan.places[stored.value.idx()] = first.place_of(&other.states, stored, own)?;
+        }
+        // Views are where the tensors are.
+        for v in own.nodes.iter().filter(|node| node.op == Op::Reshape).map(|node| node.outputs[0]) {
+            let place = self.plan.places[reshape_root(own, v).idx()];
+            if let Place::Param(_) | Place::State(_) = place {
+                self.plan.places[v.idx()] = place;
+            }
+        }
+        self.plan.param_offsets = offsets;
         (self.plan.param_len, self.plan.grad_len) = (first.plan.param_len, first.plan.grad_len);
+        self.plan.state_len = first.plan.state_len;
         Ok(())
+    }
+
+    /// Where the tensor is that another body's graph has under the same name; an error if there is none that is the same part.
+    fn place_of(&self, known: &[Stored], stored: &Stored, graph: &Graph) -> Result<Place, ExecError> {
+        let same = |s: &&Stored| {
+            (&s.name, s.part, self.body.graph.shape(s.value))
+                == (&stored.name, stored.part, graph.shape(stored.value))
+        };
+        known.iter().find(same).map(|s| self.plan.places[s.value.idx()]).ok_or(ExecError::Layout)
     }
 
     /// Whether the body computes gradients.

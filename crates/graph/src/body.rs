@@ -8,7 +8,8 @@
 use std::ops::Range;
 
 use crate::fuse::fuse;
-use crate::graph::{Graph, ValueId};
+use crate::graph::{Graph, Stored, ValueId};
+use crate::part::Part;
 
 /// What the nodes of a block compute.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -75,8 +76,28 @@ pub struct Link {
 pub struct Tied {
     /// The parameter, by its number here.
     pub param: usize,
+    /// Its number among the tied parameters of the whole step, the same on all stages.
+    pub number: usize,
     /// The stages that have it, ascending.
     pub stages: Vec<usize>,
+}
+
+/// A parameter of the whole step, which may be another stage's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Declared {
+    /// Its name.
+    pub name: String,
+    /// Elements; of a tensor that ranks split among each other, those of one part.
+    pub numel: usize,
+    /// Which part of a tensor a rank has, if it is split.
+    pub part: Option<Part>,
+}
+
+/// The parameters of a graph, in the order in which the model declares them.
+pub fn declared(graph: &Graph) -> Vec<Declared> {
+    let of =
+        |p: &Stored| Declared { name: p.name.clone(), numel: graph.shape(p.value).numel(), part: p.part };
+    graph.params.iter().map(of).collect()
 }
 
 /// The graph of one microbatch, ready to be cut into blocks.
@@ -99,6 +120,8 @@ pub struct Body {
     pub leaves: Vec<Link>,
     /// Parameters that other stages have too.
     pub tied: Vec<Tied>,
+    /// All parameters of the step in the order in which the model declares them, those of other stages too.
+    pub declared: Vec<Declared>,
     kinds: Vec<BlockKind>,
 }
 
@@ -124,6 +147,7 @@ impl Body {
             arrives: Vec::new(),
             leaves: Vec::new(),
             tied: Vec::new(),
+            declared: declared(&graph),
             kinds,
             graph,
         }

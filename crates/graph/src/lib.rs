@@ -45,7 +45,7 @@ mod types;
 #[cfg(test)]
 mod tests;
 
-pub use body::{Block, BlockKind, Body, Link, Segment, Tied};
+pub use body::{Block, BlockKind, Body, Declared, Link, Segment, Tied};
 pub use buffers::GradBuffers;
 pub use builder::{Builder, Tensor, Traced};
 pub use error::{TraceError, TraceErrorKind};

@@ -90,6 +90,33 @@ impl Stored {
     }
 }
 
+/// Elements that are neighbours in a whole tensor and in a part of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// The place of the first in the whole.
+    pub in_whole: usize,
+    /// The place of the first in the part.
+    pub in_part: usize,
+    /// How many there are.
+    pub len: usize,
+}
+
+impl Slab {
+    /// The elements of the whole tensor in `range` that the slab has, in their order.
+    pub fn pieces(self, range: Range<usize>) -> impl Iterator<Item = Piece> {
+        let Slab { first, run, stride } = self;
+        // Runs before this one end before the range.
+        let begin = range.start.saturating_sub(first) / stride.max(1);
+        let runs = (begin..).map(move |k| (k, first + k * stride));
+        runs.take_while(move |(_, start)| *start < range.end).filter_map(move |(k, start)| {
+            let (from, to) = (start.max(range.start), (start + run).min(range.end));
+            let piece =
+                Piece { in_whole: from, in_part: k * run + (from - start), len: to.checked_sub(from)? };
+            (piece.len > 0).then_some(piece)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,6 +139,27 @@ mod tests {
         assert_eq!(places(part(0, 3, 1), &[6, 2]), [2, 3, 6, 7, 10, 11]);
         assert_eq!(part(0, 3, 0).dims(&[8, 2]), None);
         assert_eq!(part(0, 3, 0).whole_dims(&[3, 2]), [6, 2]);
+    }
+
+    #[test]
+    fn pieces_of_a_range_are_the_elements_of_a_part_that_lie_in_it() {
+        for (whole, dim, groups, of) in
+            [(vec![12, 5], 0, 3, 4), (vec![2, 8, 3], 1, 2, 2), (vec![3, 9], 1, 1, 3), (vec![4], 0, 1, 4)]
+        {
+            let n: usize = whole.iter().product();
+            for index in 0..of {
+                let part = Part { dim, groups, index, of };
+                let places = places(part, &whole);
+                for (start, end) in (0..=n).flat_map(|a| (a..=n).map(move |b| (a, b))) {
+                    let got: Vec<_> = part.slab(&whole).pieces(start..end).collect();
+                    assert!(got.iter().all(|piece| piece.len > 0));
+                    let pairs = got.iter().flat_map(|p| (0..p.len).map(|k| (p.in_part + k, p.in_whole + k)));
+                    let want = places.iter().copied().enumerate();
+                    let want = want.filter(|(_, at)| (start..end).contains(at));
+                    assert!(pairs.eq(want), "{whole:?}, {part:?}, {start}..{end}: {got:?}");
+                }
+            }
+        }
     }
 
     #[test]

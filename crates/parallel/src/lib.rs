@@ -7,9 +7,12 @@
 //! - [`passes`]: from a step's graph to the body of a microbatch: the passes in their order.
 //! - [`mod@schedule`]: from bodies and the shape of a step to a program. [`buckets`]: which gradients are sent
 //!   together, and which rank owns them. `reproducible`: steps whose bits do not depend on the number of ranks;
-//!   [`tree`]: the fixed tree in which gradients of logical shards are added up.
+//!   [`tree`]: the fixed tree in which gradients of logical shards are added up; `fixed_blocks`: their norm.
 //! - [`stage`]: a step's graph in chunks for the stages of a pipeline: where to cut, and the graph of each chunk.
-//! - `stage_body`: the body of a stage of a pipeline. `staged`: the schedule of a pipelined step.
+//! - `stage_body`: the body of a stage of a pipeline. `staged`: the schedule of a pipelined step;
+//!   `staged_shards`: of a reproducible one.
+//! - `choice`: what is chosen once for all graphs of a run.
+//! - `forward`: the program of a forward pass, for evaluations.
 //! - `joint`: exchanges inside a body.
 //! - [`tensor`]: matrices split over ranks.
 //! - [`shard`](mod@shard): weights sharded over ranks.
@@ -19,6 +22,9 @@
 #![forbid(unsafe_code)]
 
 pub mod buckets;
+mod choice;
+mod fixed_blocks;
+mod forward;
 mod joint;
 pub mod mesh;
 pub mod passes;
@@ -30,10 +36,13 @@ pub mod shard;
 pub mod stage;
 mod stage_body;
 mod staged;
+mod staged_shards;
 pub mod sync_norm;
 pub mod tensor;
 pub mod tree;
 
+pub use choice::{choose, choose_cuts, choose_layouts};
+pub use forward::compile_forward;
 pub use mesh::Mesh;
 pub use passes::{Budget, CompileError, compile};
 pub use plan::{Norms, Plan, StepShape, Training, Updates};

@@ -60,6 +60,17 @@ impl Mesh {
         (0..self.ranks()).filter(first).map(|rank| self.group(rank, axis)).collect()
     }
 
+    /// How many ranks have the whole model together: those with the same place along the data axis.
+    pub fn replica_ranks(&self) -> usize {
+        self.stride(Axis::Data)
+    }
+
+    /// The ranks of each replica of the model. Data is the last axis, so they are neighbours.
+    pub fn replicas(&self) -> Vec<Vec<usize>> {
+        let n = self.replica_ranks();
+        (0..self.data).map(|k| (k * n..(k + 1) * n).collect()).collect()
+    }
+
     fn stride(&self, axis: Axis) -> usize {
         ORDER.iter().take_while(|a| **a != axis).map(|a| self.len(*a)).product()
     }
@@ -87,6 +98,10 @@ mod tests {
                 }
             }
             assert!(seen.iter().all(|n| *n == mesh.len(axis)));
+        }
+        for (k, replica) in mesh.replicas().iter().enumerate() {
+            assert_eq!(replica.len(), mesh.replica_ranks());
+            assert!(replica.iter().all(|rank| mesh.place(*rank, Axis::Data) == k));
         }
         assert_eq!(mesh.group(5, Axis::Tensor), [4, 5], "neighbours");
         assert_eq!(mesh.group(5, Axis::Data), [5, 21, 37]);

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use polyreme_graph::recompute::BudgetError;
-use polyreme_graph::{Axis, Body, Graph, Program, recompute};
+use polyreme_graph::{Axis, Body, DType, Graph, Program, recompute};
 use thiserror::Error;
 
 use crate::plan::{Plan, Training};
 use crate::schedule::schedule;
 use crate::shard::{Passes, ShardPlace, refusal, shard};
 use crate::stage::{CutError, PlaceError};
-use crate::stage_body::stage_body;
+use crate::stage_body::{cut_origins, stage_body};
 use crate::sync_norm::sync_batch_norm;
-use crate::tensor::{TensorPlace, split};
+use crate::tensor::{TensorPlace, TensorSplit, split_as};
 
 /// How much memory a rank may use, and how to measure a program's.
 pub struct Budget<'a> {
@@ -60,9 +60,32 @@ pub enum CompileError {
     /// Memory that is planned for one stage only.
     #[error("`train.memory_mib` does not work with several stages yet; leave it out, or use more stages")]
     StagedBudget,
-    /// Logical shards are added up by ranks that have all layers.
-    #[error("`parallel.reproducible` does not work with several stages yet; leave one of them out")]
-    StagedShards,
+    /// The sum of a tied gradient would depend on the number of stages.
+    #[error(
+        "`parallel.reproducible`: {n} parts of a \"{kind}\" pipeline use `{name}`, and its gradient would be added up in \
+         another order than on one rank; set `parallel.schedule = \"1f1b\"` or \"zb-h1\""
+    )]
+    TiedOrder {
+        /// The parameter.
+        name: String,
+        /// How many parts of the network contribute to its gradient.
+        n: usize,
+        /// The schedule.
+        kind: &'static str,
+    },
+    /// Random bits that round moments depend on where they lie, and so on the stage.
+    #[error(
+        "`parallel.reproducible` with several stages needs `train.optimizer` with moments in f32; bf16 ones are rounded by \
+         random bits that depend on the stage"
+    )]
+    StagedRounding,
+}
+
+/// The part of a graph that this rank of the tensor axis computes, if there are several.
+pub(crate) fn tensor_part(graph: &Graph, plan: &Plan) -> Result<Option<TensorSplit>, CompileError> {
+    let place = TensorPlace { rank: plan.mesh.place(plan.rank, Axis::Tensor), ranks: plan.mesh.tensor };
+    let part = (place.ranks > 1).then(|| split_as(graph, place, &plan.layouts));
+    part.transpose().map_err(CompileError::Tensor)
 }
 
 /// Compiles a differentiated graph for one size of microbatches.
@@ -72,14 +95,12 @@ pub fn compile(
     training: &Training,
     budget: Option<Budget>,
 ) -> Result<Body, CompileError> {
+    // 0. Where the network is cut into stages: in the same places on all ranks, whatever is rewritten later.
+    let cuts = cut_origins(step, plan)?;
     // 1. What is stored in half, and where it is cast.
     let step = &plan.precision.apply(step);
     // 2. The part of it that this rank of the tensor axis computes.
-    let place = TensorPlace { rank: plan.mesh.place(plan.rank, Axis::Tensor), ranks: plan.mesh.tensor };
-    let part = match place.ranks {
-        1 => None,
-        _ => Some(split(step, place).map_err(CompileError::Tensor)?),
-    };
+    let part = tensor_part(step, plan)?;
     let step = part.as_ref().map_or(step, |part| &part.graph);
     // 3. Before recomputation: ranks with shards of different sizes may recompute different values, but they must take
     //    part in the same sums.
@@ -91,9 +112,9 @@ pub fn compile(
     if plan.mesh.stage > 1 {
         return match (budget, plan.shards) {
             (Some(_), _) => Err(CompileError::StagedBudget),
-            (None, Some(_)) => Err(CompileError::StagedShards),
-            (None, None) => {
-                let body = stage_body(step, plan)?.with_strict(plan.precision.strict);
+            (None, Some(_)) if training.moments != DType::F32 => Err(CompileError::StagedRounding),
+            (None, _) => {
+                let body = stage_body(step, plan, &cuts)?.with_strict(plan.precision.strict);
                 Ok(body.with_reproducible(plan.is_reproducible()))
             }
         };

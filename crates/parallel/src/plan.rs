@@ -8,6 +8,7 @@ use polyreme_graph::{Axis, DType, Keeps, Microbatch, Optimizer, Precision, Weigh
 use crate::mesh::Mesh;
 use crate::pipeline::PipelineKind;
 use crate::shard::ShardPlace;
+use crate::tensor::StoredLayouts;
 use crate::tree::run_of;
 
 /// Over which samples batch norms take their statistics.
@@ -57,8 +58,11 @@ pub struct Plan {
     pub shard_weights: bool,
     /// With several stages: in which order they run microbatches.
     pub pipeline: PipelineKind,
-    /// With several stages: the layers before which the network is cut. None: where the slowest stage is as fast as can be.
+    /// With several stages: the layers before which the network is cut, or other places by their names. None: where the slowest
+    /// stage is as fast as can be, which [`choose_cuts`](crate::choose_cuts) finds.
     pub cuts: Vec<String>,
+    /// With several tensor ranks: how parameters and states are split. Those that it does not name: as is best for each graph.
+    pub layouts: StoredLayouts,
 }
 
 /// What a step does with gradients, however it is split.
@@ -111,6 +115,7 @@ impl Plan {
             shard_weights: false,
             pipeline: PipelineKind::OneFOneB,
             cuts: Vec::new(),
+            layouts: StoredLayouts::new(),
         }
     }
 

@@ -14,6 +14,9 @@
 //! every shard start from those of the step's beginning; the new ones are the weighted mean, added up in the same tree,
 //! on every rank.
 //!
+//! With several stages each has the tree of its own parameters and states; [`crate::staged_shards`] says how their microbatches
+//! become leaves. Stages and ranks of the data axis change no bit.
+//!
 //! Per step a rank sends each of its sums once and whole; it has at most `2·log2(shards)`. If a rank dies, the exchange
 //! ends with a report and nothing is updated.
 
@@ -23,21 +26,66 @@ use std::sync::Arc;
 use polyreme_graph::memory::state_len;
 use polyreme_graph::{Axis, Collective, DType, Instr, Region};
 
-use crate::buckets::{PART_ALIGN, cuts};
+use crate::fixed_blocks;
+use crate::joint;
+use crate::pipeline::Timetable;
 use crate::plan::StepShape;
 use crate::schedule::Lowering;
+use crate::staged;
+use crate::staged_shards::Leaves;
 use crate::tree::{Subtree, additions, cut, is_subtree, whole_subtrees};
 
-/// Everything up to the updates.
-pub(crate) fn step(lowering: &mut Lowering, shards: usize, shape: &StepShape, clip: Option<f64>) {
-    let (ranks, rank) = (lowering.role.ranks, lowering.role.rank);
-    let losses = lowering.program.buffer("losses of shards", DType::F64, 2 * shards + 2);
-    lowering.program.instrs.push(Instr::Begin(losses.clone()));
+/// Everything up to the updates. With several stages, `stage` is this one and the timetable of this rank's microbatches.
+pub(crate) fn step(
+    lowering: &mut Lowering,
+    shards: usize,
+    shape: &StepShape,
+    clip: Option<f64>,
+    stage: Option<(usize, &Timetable)>,
+) {
+    let ranks = lowering.role.ranks;
+    let losses = lowering.begin(2 * shards + 2, "losses of shards");
     let learnt = lowering.role.parts.iter().flatten().map(|part| part.end).max().unwrap_or(0);
     let states = state_len(lowering.program.graph());
-    let mut tree = Tree { shards, learnt, states, stack: Vec::new(), free: Vec::new(), n_leaves: 0 };
+    let tree = Tree { shards, learnt, states, stack: Vec::new(), free: Vec::new(), n_leaves: 0 };
+    let tree = match stage {
+        None => one_by_one(lowering, tree, shape, &losses),
+        Some((stage, timetable)) => {
+            let leaves = Leaves::new(lowering, tree, losses.clone(), shape, timetable, stage);
+            let leaves = staged::passes(lowering, timetable, stage, &losses, Some(leaves));
+            leaves.expect("leaves that were given").sums(lowering)
+        }
+    };
+    let n_stages = stage.map_or(1, |(_, timetable)| timetable.stages);
+    for (axis, ranks) in [(Axis::Data, ranks), (Axis::Stage, n_stages)] {
+        if ranks > 1 {
+            lowering.program.exchange_now(Collective::AllReduce, axis, losses.clone());
+        }
+    }
+    lowering.program.instrs.push(Instr::Judge(losses));
+    let cuts = lowering.cuts.first().cloned().unwrap_or_else(|| vec![0; ranks + 1].into());
+    match ranks {
+        1 => tree.whole(lowering),
+        _ => tree.exchange(lowering, &shape.runs, &cuts),
+    }
+    if states > 0 {
+        lowering.program.instrs.push(Instr::DivideByWeight(Region::States(0..states)));
+    }
+    if !lowering.role.sharded() && ranks > 1 {
+        let (op, of) = (Collective::AllGather(cuts.clone()), Region::Grads(0..learnt));
+        lowering.program.exchange_now(op, Axis::Data, of);
+    }
+    if let Some(max_norm) = clip {
+        let mine = lowering.role.own().to_vec();
+        fixed_blocks::clip(lowering, &mine, max_norm);
+    }
+}
+
+/// Runs the microbatches of a rank with all layers, each as a whole.
+fn one_by_one(lowering: &mut Lowering, mut tree: Tree, shape: &StepShape, losses: &Region) -> Tree {
+    let (learnt, states) = (tree.learnt, tree.states);
     let mut microbatches = 0..;
-    for (shard, microbatch) in shape.runs[rank].clone().zip(&shape.microbatches) {
+    for (shard, microbatch) in shape.runs[lowering.role.rank].clone().zip(&shape.microbatches) {
         let leaf = tree.leaf(lowering);
         match microbatch {
             None => lowering.program.instrs.push(Instr::Zero(leaf.clone())),
@@ -55,26 +103,7 @@ pub(crate) fn step(lowering: &mut Lowering, shards: usize, shape: &StepShape, cl
         }
         tree.push(lowering, shard, leaf);
     }
-    if ranks > 1 {
-        lowering.program.exchange_now(Collective::AllReduce, Axis::Data, losses.clone());
-    }
-    lowering.program.instrs.push(Instr::Judge(losses));
-    let cuts = cuts(learnt, ranks);
-    match ranks {
-        1 => tree.whole(lowering),
-        _ => tree.exchange(lowering, &shape.runs, &cuts),
-    }
-    if states > 0 {
-        lowering.program.instrs.push(Instr::DivideByWeight(Region::States(0..states)));
-    }
-    if !lowering.role.sharded() && ranks > 1 {
-        let (op, of) = (Collective::AllGather(cuts.clone()), Region::Grads(0..learnt));
-        lowering.program.exchange_now(op, Axis::Data, of);
-    }
-    if let Some(max_norm) = clip {
-        let mine = if lowering.role.sharded() { cuts[rank]..cuts[rank + 1] } else { 0..learnt };
-        squares_and_clip(lowering, learnt, mine, max_norm);
-    }
+    tree
 }
 
 /// Runs all nodes of a microbatch and counts its loss.
@@ -82,28 +111,13 @@ fn run(lowering: &mut Lowering, microbatch: usize, into: Region) {
     let slot = lowering.slot;
     let body = lowering.program.bodies[lowering.program.microbatches[microbatch].body].clone();
     lowering.program.instrs.push(Instr::Load { slot, microbatch });
-    lowering.program.run(slot, microbatch, 0..body.graph.nodes.len());
+    let (nodes, ranks) = (0..body.graph.nodes.len(), lowering.role.ranks);
+    joint::run(&mut lowering.program, slot, microbatch, &nodes, ranks);
     lowering.program.instrs.push(Instr::Count { slot, microbatch, into });
 }
 
-/// The norm of all gradients, from squares of fixed blocks in their order.
-fn squares_and_clip(lowering: &mut Lowering, learnt: usize, mine: Range<usize>, max_norm: f64) {
-    let n = learnt.div_ceil(PART_ALIGN);
-    let squares = lowering.program.buffer("squares", DType::F64, n);
-    lowering.program.instrs.push(Instr::Zero(squares.clone()));
-    let first = mine.start / PART_ALIGN;
-    let into = squares.part(first..first + mine.len().div_ceil(PART_ALIGN));
-    let of = Region::Grads(mine);
-    lowering.program.instrs.push(Instr::Squares { of, into, block: Some(PART_ALIGN) });
-    if lowering.role.sharded() {
-        // Every other rank has zeros there: adding them changes nothing.
-        lowering.program.exchange_now(Collective::AllReduce, Axis::Data, squares.clone());
-    }
-    lowering.program.instrs.push(Instr::Clip { squares, max_norm });
-}
-
 /// The subtrees that are complete at a point of the program.
-struct Tree {
+pub(crate) struct Tree {
     shards: usize,
     /// Elements of the gradients, which come first, and of the states after them.
     learnt: usize,
@@ -116,7 +130,7 @@ struct Tree {
 
 impl Tree {
     /// A buffer for the sum of one shard.
-    fn leaf(&mut self, lowering: &mut Lowering) -> Region {
+    pub(crate) fn leaf(&mut self, lowering: &mut Lowering) -> Region {
         self.free.pop().unwrap_or_else(|| {
             let name = format!("shard sum {}", self.n_leaves);
             self.n_leaves += 1;
@@ -125,7 +139,7 @@ impl Tree {
     }
 
     /// Takes the sum of a shard, and adds up the subtrees that it completes.
-    fn push(&mut self, lowering: &mut Lowering, shard: usize, leaf: Region) {
+    pub(crate) fn push(&mut self, lowering: &mut Lowering, shard: usize, leaf: Region) {
         self.stack.push((shard..shard + 1, leaf));
         while let [.., (a, left), (b, right)] = &self.stack[..] {
             let both = a.start..b.end;
@@ -138,6 +152,11 @@ impl Tree {
             self.stack.truncate(self.stack.len() - 2);
             self.stack.push((both, into));
         }
+    }
+
+    /// The sums of the subtrees that are complete, from left to right.
+    pub(crate) fn sums(&self) -> impl Iterator<Item = &Region> {
+        self.stack.iter().map(|(_, sum)| sum)
     }
 
     /// A lone rank has the whole sum.

@@ -42,6 +42,7 @@ use polyreme_graph::{
 };
 
 use crate::buckets::{Bucket, buckets, cuts, in_turn};
+use crate::fixed_blocks::block_cuts;
 use crate::joint;
 use crate::plan::{Plan, StepShape, Training};
 use crate::reproducible;
@@ -70,7 +71,12 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     if keeps == Keeps::OwnGradients {
         program.grad_buffers = Some(GradBuffers::new(buckets[0].iter().map(|b| b.range.clone()).collect()));
     }
-    let cuts: Vec<Arc<[usize]>> = buckets[0].iter().map(|b| cuts(b.range.len(), plan.ranks())).collect();
+    let bucket_cuts = |b: &Bucket| match plan.shards {
+        // There is one bucket, and the norm is that of fixed blocks.
+        Some(_) => block_cuts(&bodies[0].graph, b.range.len(), plan.ranks()),
+        None => cuts(b.range.len(), plan.ranks()),
+    };
+    let cuts: Vec<Arc<[usize]>> = buckets[0].iter().map(bucket_cuts).collect();
     let sharded = sharded_range(&bodies[0].graph);
     let part = |rank: usize| match keeps {
         Keeps::All => {
@@ -112,15 +118,18 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         counted_elsewhere: counted_elsewhere(plan, &bodies[0]),
     };
     let states = lowering.keep_states(training);
-    match plan.shards {
-        Some(shards) => reproducible::step(&mut lowering, shards, shape, training.max_norm()),
-        None if plan.mesh.stage > 1 => {
-            let stage = plan.mesh.place(plan.rank, Axis::Stage);
-            let timetable = stage_body::timetable_of(plan, lowering.program.microbatches.len());
-            staged::step(&mut lowering, &timetable.expect("a plan that was compiled"), stage);
+    let timetable = (plan.mesh.stage > 1).then(|| {
+        let found = stage_body::timetable_of(plan, lowering.program.microbatches.len());
+        (plan.mesh.place(plan.rank, Axis::Stage), found.expect("a plan that was compiled"))
+    });
+    let stage = timetable.as_ref().map(|(stage, timetable)| (*stage, timetable));
+    match (plan.shards, stage) {
+        (Some(shards), _) => reproducible::step(&mut lowering, shards, shape, training.max_norm(), stage),
+        (None, Some((stage, timetable))) => {
+            staged::step(&mut lowering, timetable, stage);
             lowering.start_sums();
         }
-        None => lowering.rounds(shape),
+        (None, None) => lowering.rounds(shape),
     }
     lowering.updates(training, bodies);
     lowering.program.instrs.extend(states);
@@ -193,7 +202,7 @@ pub(crate) struct Lowering {
     /// By body.
     buckets: Vec<Vec<Bucket>>,
     /// By bucket.
-    cuts: Vec<Arc<[usize]>>,
+    pub(crate) cuts: Vec<Arc<[usize]>>,
     pub(crate) role: Role,
     pub(crate) slot: usize,
     at_once: bool,
@@ -208,13 +217,13 @@ pub(crate) struct Lowering {
     /// Where this rank's shard of the gradients is, if it keeps no others.
     own_gradients: Option<Region>,
     /// Axes along which ranks have different parameters, and gradients that are no longer to be summed.
-    split_axes: Vec<Axis>,
+    pub(crate) split_axes: Vec<Axis>,
     /// By body and node: whether a rank without samples runs it.
     idle: Vec<Vec<bool>>,
     /// The shards of weights among the parameters: their gradients are summed over the ranks in each round.
     sharded: Range<usize>,
     /// Ascending ranges of the parameters that another rank along these axes has too, and counts.
-    counted_elsewhere: Vec<Range<usize>>,
+    pub(crate) counted_elsewhere: Vec<Range<usize>>,
 }
 
 /// One round: a microbatch of this rank or of others.
@@ -242,9 +251,20 @@ impl Lowering {
         self.program.instrs.push(instr);
     }
 
-    fn rounds(&mut self, shape: &StepShape) {
-        let totals = self.program.buffer("totals", DType::F64, 4);
+    /// The totals of the step. Ranks that split matrices all count the same loss, so along that axis only the caller's
+    /// numbers are added up, before there is a loss.
+    pub(crate) fn begin(&mut self, len: usize, name: &str) -> Region {
+        let totals = self.program.buffer(name, DType::F64, len);
         self.push(Instr::Begin(totals.clone()));
+        if self.split_axes.contains(&Axis::Tensor) {
+            let given = totals.part(len - 2..len);
+            self.program.exchange_now(Collective::AllReduce, Axis::Tensor, given);
+        }
+        totals
+    }
+
+    fn rounds(&mut self, shape: &StepShape) {
+        let totals = self.begin(4, "totals");
         let n = shape.microbatches.len();
         let grad_len = self.grad_len();
         if self.role.keeps == Keeps::OwnGradients {

@@ -20,11 +20,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_graph::memory::{param_ranges, reshape_root};
-use polyreme_graph::{Axis, BlockKind, Body, Collective, DType, Graph, Instr, Link, Region};
+use polyreme_graph::{Axis, BlockKind, Body, Collective, DType, Graph, Instr, Link, Region, Tied};
 
 use crate::joint;
 use crate::pipeline::{Action, StagePass, Timetable};
-use crate::schedule::{Lowering, add_or_copy, first_reader};
+use crate::schedule::{Lowering, add_or_copy};
+use crate::staged_shards::Leaves;
 
 /// Values that may go from one chunk to another in one pass.
 const LINKS_MAX: usize = 64;
@@ -34,38 +35,8 @@ const TIED_TAGS: usize = 32_000;
 
 /// Everything up to the sums over the data axis.
 pub(crate) fn step(lowering: &mut Lowering, timetable: &Timetable, stage: usize) {
-    let totals = lowering.program.buffer("totals", DType::F64, 4);
-    lowering.push(Instr::Begin(totals.clone()));
-    let n = lowering.program.microbatches.len();
-    assert_eq!(n, timetable.microbatches, "as many microbatches as the timetable has");
-    let slots = timetable.held(stage).microbatches;
-    lowering.program.slots = slots;
-    let sums = (n > 1).then(|| {
-        let len = lowering.grad_len();
-        lowering.program.buffer("sums of gradients", DType::F32, len)
-    });
-    let mut staged = Staged {
-        timetable,
-        lowering,
-        totals: totals.clone(),
-        sums,
-        free: (0..slots).rev().collect(),
-        slot_of: vec![None; n],
-        left: vec![timetable.chunks_of(stage).len(); n],
-        sending: vec![Vec::new(); slots],
-        posted: Vec::new(),
-    };
-    let actions = &timetable.by_stage[stage];
-    for (i, action) in actions.iter().enumerate() {
-        staged.post(action, true);
-        if let Some(next) = actions.get(i + 1) {
-            staged.post(next, false);
-        }
-        staged.arrived(action);
-        staged.act(action);
-    }
-    let sending: Vec<usize> = staged.sending.drain(..).flatten().collect();
-    lowering.program.instrs.extend(sending.into_iter().map(Instr::Wait));
+    let totals = lowering.begin(4, "totals");
+    passes(lowering, timetable, stage, &totals, None);
     tied_sums(lowering, stage);
     for (axis, ranks) in [(Axis::Data, lowering.role.ranks), (Axis::Stage, timetable.stages)] {
         if ranks > 1 {
@@ -76,16 +47,66 @@ pub(crate) fn step(lowering: &mut Lowering, timetable: &Timetable, stage: usize)
     lowering.push(Instr::Judge(totals));
 }
 
+/// All passes of a stage. Gradients are added up one after another, or become leaves of a tree.
+pub(crate) fn passes(
+    lowering: &mut Lowering,
+    timetable: &Timetable,
+    stage: usize,
+    totals: &Region,
+    leaves: Option<Leaves>,
+) -> Option<Leaves> {
+    let n = lowering.program.microbatches.len();
+    assert_eq!(n, timetable.microbatches, "as many microbatches as the timetable has");
+    let slots = timetable.held(stage).microbatches;
+    lowering.program.slots = slots;
+    let sums = (n > 1 && leaves.is_none()).then(|| {
+        let len = lowering.grad_len();
+        lowering.program.buffer("sums of gradients", DType::F32, len)
+    });
+    let mut staged = Staged {
+        timetable,
+        lowering,
+        totals: totals.clone(),
+        sums,
+        leaves,
+        free: (0..slots).rev().collect(),
+        slot_of: vec![None; n],
+        left: vec![timetable.chunks_of(stage).len(); n],
+        sending: vec![Vec::new(); slots],
+        posted: Vec::new(),
+    };
+    let actions = &timetable.by_stage[stage];
+    for (i, action) in actions.iter().enumerate() {
+        staged.leaves_at(i);
+        staged.post(action, true);
+        if let Some(next) = actions.get(i + 1) {
+            staged.post(next, false);
+        }
+        staged.arrived(action);
+        staged.act(action);
+    }
+    staged.leaves_at(actions.len());
+    let sending: Vec<usize> = staged.sending.drain(..).flatten().collect();
+    let leaves = staged.leaves;
+    lowering.program.instrs.extend(sending.into_iter().map(Instr::Wait));
+    leaves
+}
+
+/// The tag of messages about a tied parameter.
+pub(crate) fn tied_tag(tied: &Tied) -> u16 {
+    let tag = u16::try_from(TIED_TAGS + tied.number).ok().filter(|tag| *tag < 1 << 15);
+    tag.expect("few parameters are tied")
+}
+
 /// Adds up the gradients of parameters that several stages have, from the last stage to the first, as a lone rank would; then
 /// all have the sum.
 fn tied_sums(lowering: &mut Lowering, stage: usize) {
     let body = lowering.program.bodies[0].clone();
-    for (k, tied) in body.tied.iter().enumerate() {
+    for tied in &body.tied {
         let found = param_ranges(&body.graph).into_iter().find(|(p, _)| *p == tied.param);
         let (_, range) = found.expect("every parameter has a place");
         let here = tied.stages.iter().position(|s| *s == stage).expect("this stage has the parameter");
-        let tag = u16::try_from(TIED_TAGS + k).ok().filter(|tag| *tag < 1 << 15);
-        let tag = tag.expect("few parameters are tied");
+        let tag = tied_tag(tied);
         let (first, grads) = (tied.stages[0], Region::Grads(range.clone()));
         let now = |lowering: &mut Lowering, op: Collective, of: &Region| {
             lowering.program.exchange_now(op, Axis::Stage, of.clone());
@@ -115,6 +136,8 @@ struct Staged<'a> {
     totals: Region,
     /// Where gradients of earlier microbatches are added up.
     sums: Option<Region>,
+    /// Reproducible mode: what becomes of gradients, states and losses.
+    leaves: Option<Leaves>,
     /// Slots that no microbatch has.
     free: Vec<usize>,
     /// By microbatch.
@@ -189,6 +212,9 @@ impl Staged<'_> {
         if action.frees() {
             self.left[microbatch] -= 1;
             if self.left[microbatch] == 0 {
+                if let Some(leaves) = &mut self.leaves {
+                    leaves.finish(self.lowering, microbatch, slot);
+                }
                 self.free.push(slot);
             }
         }
@@ -197,44 +223,17 @@ impl Staged<'_> {
     /// Runs nodes, with the exchanges along other axes that they contain; counts the loss and keeps the states that they
     /// compute.
     fn run(&mut self, slot: usize, microbatch: usize, nodes: &Range<usize>) {
-        let (number, body) = (self.number(microbatch), self.body(microbatch));
+        let body = self.body(microbatch);
         let graph = &body.graph;
-        let program = &mut self.lowering.program;
-        let (mut from, mut under_way) = (nodes.start, Vec::<(usize, usize)>::new());
-        for i in nodes.clone() {
-            let ready: Vec<usize> =
-                under_way.iter().filter(|(_, reader)| *reader <= i).map(|e| e.0).collect();
-            if !ready.is_empty() {
-                program.run(slot, microbatch, from..i);
-                from = i;
-                under_way.retain(|(_, reader)| *reader > i);
-                program.instrs.extend(ready.into_iter().map(Instr::Wait));
-            }
-            let node = &graph.nodes[i];
-            let takes_part = match joint::axis_of(node) {
-                None => false,
-                Some(Axis::Data) => self.lowering.role.ranks > 1,
-                Some(Axis::Tensor | Axis::Stage | Axis::Sequence) => true,
-            };
-            if takes_part {
-                program.run(slot, microbatch, from..i + 1);
-                from = i + 1;
-                let reads_on = joint::reads_operand(node);
-                let reader = if reads_on { i + 1 } else { first_reader(graph, i, node.outputs[0]) };
-                if let Some(exchange) = joint::exchange(program, slot, number, node) {
-                    program.instrs.push(Instr::Start(exchange));
-                    under_way.push((exchange, reader));
-                }
-            }
-        }
-        program.run(slot, microbatch, from..nodes.end);
-        program.instrs.extend(under_way.into_iter().map(|(exchange, _)| Instr::Wait(exchange)));
+        let data_ranks = self.lowering.role.ranks;
+        joint::run(&mut self.lowering.program, slot, microbatch, nodes, data_ranks);
         let computes = |v| nodes.contains(&graph.value(v).producer.idx());
         if graph.output("loss").is_some_and(computes) {
-            let into = self.totals.part(0..2);
+            let into = self.leaves.as_ref().map_or(self.totals.part(0..2), |l| l.loss_of(microbatch));
             self.lowering.push(Instr::Count { slot, microbatch, into });
         }
-        if graph.updates.iter().any(|(_, v)| computes(*v)) {
+        // Logical shards all start from the states of the step's beginning.
+        if self.leaves.is_none() && graph.updates.iter().any(|(_, v)| computes(*v)) {
             self.lowering.push(Instr::Keep { slot, microbatch, nodes: nodes.clone() });
         }
     }
@@ -242,6 +241,9 @@ impl Staged<'_> {
     /// Adds the gradients that nodes have written to those of the microbatches before. The last microbatch's stay where they
     /// are, and the others are added to them.
     fn add_up(&mut self, graph: &Graph, microbatch: usize, nodes: &Range<usize>) {
+        if let Some(leaves) = &mut self.leaves {
+            return leaves.take(self.lowering, microbatch, written(graph, nodes));
+        }
         let Some(sums) = self.sums.clone() else { return };
         for range in written(graph, nodes) {
             let (sum, grads) = (sums.part(range.clone()), Region::Grads(range));
@@ -250,6 +252,13 @@ impl Staged<'_> {
                 true => Instr::Add { from: sum, into: grads },
                 false => add_or_copy(grads, sum, microbatch > 0),
             });
+        }
+    }
+
+    /// What leaves need before the action with this number.
+    fn leaves_at(&mut self, place: usize) {
+        if let Some(leaves) = &mut self.leaves {
+            leaves.at(self.lowering, place);
         }
     }
 
@@ -271,12 +280,7 @@ impl Staged<'_> {
 
     /// What both ends call a value that goes from one chunk to another.
     fn tag(&self, link: &Link) -> u16 {
-        assert!(link.number < LINKS_MAX, "at most {LINKS_MAX} values go from one chunk to another");
-        let tag = (link.from * self.timetable.place.len() + link.to) * LINKS_MAX + link.number;
-        u16::try_from(tag)
-            .ok()
-            .filter(|tag| usize::from(*tag) < TIED_TAGS)
-            .expect("a pipeline of at most 22 chunks")
+        link_tag(link, self.timetable.place.len())
     }
 
     /// The number of a microbatch's body.
@@ -287,6 +291,14 @@ impl Staged<'_> {
     fn body(&self, microbatch: usize) -> Arc<Body> {
         self.lowering.program.bodies[self.number(microbatch)].clone()
     }
+}
+
+/// What both ends call a value that goes from one of `n_chunks` chunks to another.
+pub(crate) fn link_tag(link: &Link, n_chunks: usize) -> u16 {
+    assert!(link.number < LINKS_MAX, "at most {LINKS_MAX} values go from one chunk to another");
+    let tag = (link.from * n_chunks + link.to) * LINKS_MAX + link.number;
+    let tag = u16::try_from(tag).ok().filter(|tag| usize::from(*tag) < TIED_TAGS);
+    tag.expect("a pipeline of at most 22 chunks")
 }
 
 /// Whether a link is between passes of this kind: activations come from earlier chunks, gradients from later ones.

@@ -1,7 +1,7 @@
 //! Evaluation of a whole set, by one rank or by many.
 //!
-//! The set is cut into blocks by position ([`block_samples`](crate::judge::block_samples)). Each rank judges a run of
-//! blocks, and the sums of all are put together: counts are whole numbers, and losses are added up block by block in
+//! The set is cut into blocks by position ([`block_samples`](crate::judge::block_samples)). Each rank of the data axis judges a
+//! run of blocks, and the sums of all are put together: counts are whole numbers, and losses are added up block by block in
 //! the order of the set. So every rank has the same scores, and they are those of one rank, bit for bit.
 
 use std::borrow::BorrowMut;
@@ -63,7 +63,12 @@ pub fn evaluate_blocks<E: BorrowMut<Engine>>(
     for (batch, block) in Loader::start(set.clone(), transform.clone(), plan, options).zip(blocks) {
         let batch = batch?;
         let labels = batch.labels.values();
+        let counts = judge.counts();
         let (logits, loss) = judge.run(batch.x.values(), labels)?;
+        // Of ranks that have a network together, one counts for all.
+        if !counts {
+            continue;
+        }
         let (weight, own) = (labels.len() as f64, &mut sums[each * block..][..each]);
         own[..2].copy_from_slice(&[loss * weight, weight]);
         counted.add(logits, labels, &mut own[2..]);

@@ -1,7 +1,8 @@
 //! Between files of weights and engines: by name, never by place.
+//!
+//! One rank reads a file; ranks that have the model together ([`Engine::writers`]) all hear its numbers, and each keeps what is
+//! its own. So a file is read in parts of bounded size, and no rank ever has the whole model.
 
-use std::collections::HashMap;
-use std::ops::Range;
 use std::path::Path;
 
 use polyreme_dtype::DType;
@@ -10,117 +11,175 @@ use polyreme_exec::{Engine, Kept, Slot};
 use crate::checkpoint::{CheckpointError, Difference, TensorFile, TensorShape};
 use crate::error::TrainError;
 use crate::learner::Learner;
-use crate::weights::{View, Weight, WeightsFile, match_weights, write_weights};
+use crate::weights::{View, WeightsFile, match_weights, write_weights};
+use crate::whole::{WholeModel, put};
 
-/// Parameters and states of an engine from a file of a checkpoint that must have just those.
-pub fn install(engine: &mut Engine, file: &TensorFile) -> Result<(), TrainError> {
+/// Elements that are told at once.
+const TOLD: usize = 1 << 18;
+
+/// Tells numbers: the name of a tensor, the first element, and elements from there on.
+pub(crate) type Tell<'a> = dyn FnMut(&str, usize, &[f32]) + 'a;
+
+/// The numbers of a whole model, on the rank that has them.
+pub(crate) type Teller<'a> = dyn FnMut(&mut Tell) -> Result<(), TrainError> + 'a;
+
+/// Parameters and states of an engine from a file of a checkpoint that must have just those. Of several writers the first one
+/// has the file, and all call it.
+pub fn install(engine: &mut Engine, whole: &WholeModel, file: Option<&TensorFile>) -> Result<(), TrainError> {
     let (params, states) = (engine.param_slots(), engine.state_slots());
-    check(params.iter().chain(&states), &file.shapes, &file.path)?;
-    let (to_params, to_states) = (by_name(&params), by_name(&states));
-    Ok(file.read(&mut |name, first, numbers| {
-        put(engine.kept_mut(Kept::Params), &to_params, name, first, numbers);
-        put(engine.kept_mut(Kept::States), &to_states, name, first, numbers);
-    })?)
+    hear_file(engine, &whole.all(), file, &mut |engine, name, first, numbers| {
+        put(&params, name, first, numbers, &mut |at, x| engine.put_kept(Kept::Params, at, x));
+        put(&states, name, first, numbers, &mut |at, x| engine.put_kept(Kept::States, at, x));
+    })
 }
 
-/// An arena with such ranges from a file of a checkpoint that must have just those.
-pub fn install_arena(arena: &mut [f32], slots: &[Slot], file: &TensorFile) -> Result<(), TrainError> {
-    check(slots.iter(), &file.shapes, &file.path)?;
-    let places = by_name(slots);
-    Ok(file.read(&mut |name, first, numbers| put(arena, &places, name, first, numbers))?)
-}
-
-/// Moments of an engine from a file of a checkpoint that must have just those, in whatever type it has them: they are rounded to
-/// the engine's.
-pub fn install_moments(
+/// One arena of an engine, with such slots, from a file of a checkpoint that must have just the tensors `whole`, in whatever
+/// type it has them: they are rounded to the engine's. As [`install`].
+pub fn install_kept(
     engine: &mut Engine,
     what: Kept,
     slots: &[Slot],
-    file: &TensorFile,
+    whole: &[TensorShape],
+    file: Option<&TensorFile>,
 ) -> Result<(), TrainError> {
-    check(slots.iter(), &file.shapes, &file.path)?;
-    let places = by_name(slots);
-    Ok(file.read(&mut |name, first, numbers| {
-        if let Some(range) = places.get(name) {
-            engine.put_kept(what, range.start + first, numbers);
-        }
-    })?)
+    hear_file(engine, whole, file, &mut |engine, name, first, numbers| {
+        put(slots, name, first, numbers, &mut |at, x| engine.put_kept(what, at, x));
+    })
 }
 
-/// Ranges by the names of their tensors.
-fn by_name(slots: &[Slot]) -> HashMap<&str, Range<usize>> {
-    slots.iter().map(|slot| (slot.name.as_str(), slot.range.clone())).collect()
+/// Numbers with such slots from a file of a checkpoint, as [`install_kept`].
+pub(crate) fn install_numbers(
+    engine: &mut Engine,
+    to: &mut [f32],
+    slots: &[Slot],
+    whole: &[TensorShape],
+    file: Option<&TensorFile>,
+) -> Result<(), TrainError> {
+    hear_file(engine, whole, file, &mut |_, name, first, numbers| {
+        put(slots, name, first, numbers, &mut |at, x| to[at..at + x.len()].copy_from_slice(x));
+    })
 }
 
-/// Puts elements of a tensor, from the `first` on, where they belong; nowhere if this arena does not have it.
-fn put(arena: &mut [f32], places: &HashMap<&str, Range<usize>>, name: &str, first: usize, numbers: &[f32]) {
-    if let Some(range) = places.get(name) {
-        arena[range.clone()][first..first + numbers.len()].copy_from_slice(numbers);
+/// Parameters and states of an engine from a safetensors file, ours or PyTorch's; of several writers the first one reads it.
+/// Returns how many batches its batch norms have seen. Numbers that are not finite are refused here: in training they would be
+/// blamed on the learning rate.
+pub fn install_file(engine: &mut Engine, whole: &WholeModel, path: &Path) -> Result<u64, TrainError> {
+    let reads = engine.writers().is_none_or(|comm| comm.rank() == 0);
+    let (mut batches, mut matched) = (0, Vec::new());
+    let wanted = whole.all();
+    if reads {
+        let file = WeightsFile::read(path)?;
+        file.check(wanted.iter().map(|t| t.name.as_str()), path)?;
+        batches = file.batches_tracked();
+        matched = match_weights(&wanted, file.weights, path)?;
     }
-}
-
-/// Whether a file has the tensors that are wanted; if not, what differs.
-fn check<'a>(
-    wanted: impl Iterator<Item = &'a Slot>,
-    there: &[TensorShape],
-    path: &Path,
-) -> Result<(), CheckpointError> {
-    let there = there.iter().map(|shape| (shape.name.as_str(), shape.dims.as_slice()));
-    match Difference::between(&shapes(wanted), there) {
-        None => Ok(()),
-        Some(difference) => {
-            Err(CheckpointError::OtherModel { path: path.into(), difference: Box::new(difference) })
-        }
-    }
-}
-
-/// Parameters and states of an engine from a safetensors file, ours or PyTorch's. Returns how many batches its batch norms
-/// have seen. Numbers that are not finite are refused here: in training they would be blamed on the learning rate.
-pub fn install_file(engine: &mut Engine, path: &Path) -> Result<u64, TrainError> {
-    let file = WeightsFile::read(path)?;
-    let wanted: Vec<Slot> = engine.param_slots().into_iter().chain(engine.state_slots()).collect();
-    file.check(wanted.iter().map(|slot| slot.name.as_str()), path)?;
     let (params, states) = (engine.param_slots(), engine.state_slots());
-    let batches = file.batches_tracked();
-    let matched = match_weights(&shapes(wanted.iter()), file.weights, path)?;
-    let (of_params, of_states) = matched.split_at(params.len());
-    copy(engine.kept_mut(Kept::Params), &params, of_params);
-    copy(engine.kept_mut(Kept::States), &states, of_states);
+    let mut teller = |tell: &mut Tell| {
+        for weight in matched.drain(..) {
+            for (k, numbers) in weight.data.chunks(TOLD).enumerate() {
+                tell(&weight.name, k * TOLD, numbers);
+            }
+        }
+        Ok(())
+    };
+    let teller: Option<&mut Teller> = if reads { Some(&mut teller) } else { None };
+    hear(engine, &wanted, teller, &mut |engine, name, first, numbers| {
+        put(&params, name, first, numbers, &mut |at, x| engine.put_kept(Kept::Params, at, x));
+        put(&states, name, first, numbers, &mut |at, x| engine.put_kept(Kept::States, at, x));
+    })?;
     Ok(batches)
 }
 
-/// Writes the model that a learner would ship: its parameters, averaged if they are, as `dtype`, and its states, which are
-/// few and lose more by rounding (a variance next to its epsilon), as they are. `batches_before` is how many batches its batch
-/// norms had seen before the first step.
-pub fn ship(
-    path: &Path,
-    learner: &Learner,
-    dtype: DType,
-    batches_before: u64,
-) -> Result<(), CheckpointError> {
+/// What a rank does with the numbers that it hears.
+type Hear<'a> = dyn FnMut(&mut Engine, &str, usize, &[f32]) + 'a;
+
+/// All writers hear the numbers of a file, which the first one has.
+fn hear_file(
+    engine: &mut Engine,
+    whole: &[TensorShape],
+    file: Option<&TensorFile>,
+    heard: &mut Hear,
+) -> Result<(), TrainError> {
+    let Some(file) = file else { return hear(engine, whole, None, heard) };
+    let there = file.shapes.iter().map(|shape| (shape.name.as_str(), shape.dims.as_slice()));
+    if let Some(difference) = Difference::between(whole, there) {
+        let (path, difference) = (file.path.clone(), Box::new(difference));
+        return Err(CheckpointError::OtherModel { path, difference }.into());
+    }
+    hear(engine, whole, Some(&mut |tell| Ok(file.read(tell)?)), heard)
+}
+
+/// All writers hear what the first one tells. If it fails, the others hear of that as of any rank that fails.
+fn hear(
+    engine: &mut Engine,
+    whole: &[TensorShape],
+    teller: Option<&mut Teller>,
+    heard: &mut Hear,
+) -> Result<(), TrainError> {
+    let together = engine.writers().is_some_and(|comm| comm.size() > 1);
+    match teller {
+        Some(teller) if !together => teller(&mut |name, first, numbers| heard(engine, name, first, numbers)),
+        Some(teller) => {
+            let mut told = Ok(());
+            teller(&mut |name, first, numbers| {
+                let Some(tensor) = whole.iter().position(|t| t.name == name).filter(|_| told.is_ok()) else {
+                    return;
+                };
+                told = tell(engine, [tensor, first, numbers.len()], numbers);
+                heard(engine, name, first, numbers);
+            })?;
+            told?;
+            tell(engine, [whole.len(), 0, 0], &[])
+        }
+        None => listen(engine, whole, heard),
+    }
+}
+
+/// Tells the other writers elements of a tensor: which one, the first element, how many.
+fn tell(engine: &mut Engine, about: [usize; 3], numbers: &[f32]) -> Result<(), TrainError> {
+    let comm = engine.writers().expect("several writers");
+    comm.broadcast(&mut about.map(|n| n as i64), 0)?;
+    Ok(comm.broadcast(&mut numbers.to_vec(), 0)?)
+}
+
+/// What other writers than the first one do.
+fn listen(engine: &mut Engine, whole: &[TensorShape], heard: &mut Hear) -> Result<(), TrainError> {
+    let mut numbers: Vec<f32> = Vec::new();
+    loop {
+        let comm = engine.writers().expect("several writers");
+        let mut about = [0i64; 3];
+        comm.broadcast(&mut about, 0)?;
+        let [tensor, first, len] = about.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+        let Some(tensor) = whole.get(tensor) else { return Ok(()) };
+        // What is told lies inside a tensor that this rank knows too.
+        if first.checked_add(len).is_none_or(|end| end > tensor.dims.iter().product()) {
+            return Err(TrainError::Progress(format!("rank 0 told of more than tensor {} has", tensor.name)));
+        }
+        numbers.resize(len, 0.0);
+        comm.broadcast(&mut numbers, 0)?;
+        heard(engine, &tensor.name, first, &numbers);
+    }
+}
+
+/// What a file of the model has its parameters in, and its states: these are few and lose more by rounding (a variance next to
+/// its epsilon), so they stay as they are.
+pub(crate) fn shipped_types(whole: &WholeModel, dtype: DType) -> Vec<DType> {
+    let params = whole.params.iter().map(|_| dtype);
+    params.chain(whole.states.iter().map(|_| DType::F32)).collect()
+}
+
+/// Writes the model that a learner which has all of it would ship: its parameters, averaged if they are, as `dtype`, and its
+/// states. `batches` is how many batches its batch norms have seen.
+pub fn ship(path: &Path, learner: &Learner, dtype: DType, batches: u64) -> Result<(), CheckpointError> {
     let (params, arena) = learner.shipped();
     let states = learner.engine().state_slots();
     let state_arena = learner.engine().kept(Kept::States);
-    let views: Vec<View> = params
-        .iter()
-        .map(|s| View { name: &s.name, dims: &s.dims, dtype, data: &arena[s.range.clone()] })
-        .chain(states.iter().map(|s| View {
-            name: &s.name,
-            dims: &s.dims,
-            dtype: DType::F32,
-            data: &state_arena[s.range.clone()],
-        }))
-        .collect();
-    write_weights(path, &views, Some(learner.steps_done().saturating_add(batches_before)))
-}
-
-/// Names and dims.
-pub fn shapes<'a>(slots: impl Iterator<Item = &'a Slot>) -> Vec<TensorShape> {
-    slots.map(|s| TensorShape { name: s.name.clone(), dims: s.dims.clone() }).collect()
-}
-
-fn copy(arena: &mut [f32], slots: &[Slot], weights: &[Weight]) {
-    for (slot, weight) in slots.iter().zip(weights) {
-        arena[slot.range.clone()].copy_from_slice(&weight.data);
-    }
+    let of = params.iter().map(|slot| (slot, &arena[slot.range.clone()]));
+    let of = of.chain(states.iter().map(|slot| (slot, &state_arena[slot.range.clone()])));
+    let types = shipped_types(learner.whole(), dtype);
+    let view = |((slot, data), dtype)| {
+        let slot: &Slot = slot;
+        View { name: &slot.name, dims: &slot.dims, dtype, data }
+    };
+    write_weights(path, &of.zip(types).map(view).collect::<Vec<_>>(), Some(batches))
 }

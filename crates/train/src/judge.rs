@@ -4,7 +4,8 @@ use std::borrow::BorrowMut;
 
 use polyreme_data::{Features, Spec, Values};
 use polyreme_exec::{Engine, Isa, Options};
-use polyreme_graph::{Precision, Program};
+use polyreme_graph::{Axis, Precision, Program};
+use polyreme_parallel::{Plan, compile_forward};
 
 use crate::error::TrainError;
 use crate::loss::{IGNORED, LossKind};
@@ -36,23 +37,26 @@ pub(crate) struct Trial {
     n: usize,
     /// The width of a row of logits.
     outputs: usize,
+    /// Whether this rank has the logits, and no other one before it has them too.
+    counts: bool,
 }
 
 impl Trial {
-    /// The program for batches of at most `n` samples, and how it is fed.
+    /// The program of a plan's rank for batches of at most `n` samples, and how it is fed.
     pub(crate) fn new(
         net: &Net,
         spec: &Spec,
         n: usize,
         kind: LossKind,
-        precision: &Precision,
+        plan: &Plan,
     ) -> Result<(Program, Trial), TrainError> {
         let graph = evaluation_graph(net, spec, n, kind)?;
         let outputs = graph.shape(graph.output("logits").expect("an evaluation has logits")).last();
-        Ok((
-            precision.forward(&graph),
-            Trial { number: 0, input: net.input(spec, 1, false).name, n, outputs },
-        ))
+        let program = compile_forward(&graph, plan)?;
+        let first = plan.mesh.place(plan.rank, Axis::Tensor) == 0;
+        let counts = first && program.graph().output("logits").is_some();
+        let input = net.input(spec, 1, false).name;
+        Ok((program, Trial { number: 0, input, n, outputs, counts }))
     }
 }
 
@@ -73,7 +77,8 @@ impl Judge {
         threads: usize,
         isa: Isa,
     ) -> Result<Judge, TrainError> {
-        let (program, trial) = Trial::new(net, spec, n, kind, precision)?;
+        let plan = Plan { precision: precision.clone(), ..Plan::alone() };
+        let (program, trial) = Trial::new(net, spec, n, kind, &plan)?;
         let options = Options { isa, ..Options::threads(threads) };
         Ok(Judge { engine: Engine::new(program, options)?, trial })
     }
@@ -94,17 +99,24 @@ impl<E: BorrowMut<Engine>> Judge<E> {
         self.trial.outputs
     }
 
+    /// Whether this rank has the logits. Of ranks that have a network together one has, and the others compute for it.
+    pub fn counts(&self) -> bool {
+        self.trial.counts
+    }
+
     /// Samples that fit at once.
     pub fn batch(&self) -> usize {
         self.trial.n
     }
 
-    /// The logits of up to [`Judge::batch`] samples, `[labels, classes]` or `[samples, numbers]`, and their mean loss.
+    /// The logits of up to [`Judge::batch`] samples, `[labels, classes]` or `[samples, numbers]`, and their mean loss; nothing on
+    /// a rank that does not have them. All ranks that have a network together are given the same samples.
     pub fn run(&mut self, x: Values, labels: Values) -> Result<(&[f32], f64), TrainError> {
-        let Trial { number, input, n, outputs } = self.trial;
+        let Trial { number, input, n, outputs, counts } = self.trial;
         let engine = self.engine.borrow_mut();
         engine.select(number);
         match x {
+            _ if !engine.has_input(input) => {}
             Values::F32(x) => {
                 let to = engine.input_f32(input)?;
                 to[..x.len()].copy_from_slice(x);
@@ -120,6 +132,7 @@ impl<E: BorrowMut<Engine>> Judge<E> {
         // What a mean over all that fits is multiplied by, to be that of the samples that count.
         let mut factor = 1.0;
         let rows = match labels {
+            _ if !engine.has_input("labels") => 0,
             Values::I32(labels) => {
                 let to = engine.input_i32("labels")?;
                 to[..labels.len()].copy_from_slice(labels);
@@ -140,6 +153,9 @@ impl<E: BorrowMut<Engine>> Judge<E> {
             Values::U8(_) => unreachable!("batches are f32 or i32"),
         };
         engine.run()?;
+        if !counts {
+            return Ok((&[], 0.0));
+        }
         let logits = engine.output("logits")?;
         Ok((&logits[..rows * outputs], f64::from(engine.output("loss")?[0]) * factor))
     }

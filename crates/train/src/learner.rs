@@ -9,11 +9,13 @@ use std::time::Duration;
 use polyreme_collective::{Comm, Reduce};
 use polyreme_data::{Spec, Values};
 use polyreme_dtype::DType;
-use polyreme_exec::{Engine, ExecError, Inputs, Isa, Kept, NonFinite, Options, Slot, StepArgs, Totals};
-use polyreme_graph::{Body, Keeps, Weights};
-use polyreme_parallel::{Mesh, Plan, Training, average_states};
+use polyreme_exec::{
+    Comms, Engine, ExecError, Inputs, Isa, Kept, NonFinite, Options, Slot, StepArgs, Totals,
+};
+use polyreme_graph::{Axis, Body, Keeps, Weights};
+use polyreme_parallel::{Plan, Training, average_states};
 
-use crate::checkpoint::tensors;
+use crate::checkpoint::{TensorShape, tensors};
 use crate::error::TrainError;
 use crate::judge::{Judge, Trial};
 use crate::loss::Loss;
@@ -21,7 +23,9 @@ use crate::lower::{Lowering, training_graph};
 use crate::mixup;
 use crate::net::Net;
 use crate::pace::{MicrobatchRange, RankShare};
+use crate::run::apart::Apart;
 use crate::talk;
+use crate::whole::WholeModel;
 
 /// How engines are made.
 #[derive(Clone, Debug)]
@@ -40,7 +44,7 @@ pub struct LearnerOptions {
     pub class_weights: Vec<f32>,
     /// What the training of one rank may take.
     pub memory_bytes: Option<usize>,
-    /// How a step is split, but for what follows from the group of ranks: this rank, how many there are, who holds the weights.
+    /// How a step is split, but for what follows from the group of ranks: this rank, and who holds the weights.
     pub plan: Plan,
     /// What a rank keeps of gradients and optimizer state. `None`: the optimizer state of its own part where ranks share memory,
     /// and hold the weights together, otherwise everything. Over a network parts cost overlap: updated parameters are sent
@@ -49,13 +53,14 @@ pub struct LearnerOptions {
 }
 
 impl LearnerOptions {
-    /// How the programs of a rank are made. `shares_memory` says whether the ranks can hold the weights together.
-    pub fn lowering(&self, rank: usize, ranks: usize, shares_memory: bool) -> Lowering {
+    /// How the programs of a rank are made. `shares_memory` says whether the ranks of the data axis can hold the weights
+    /// together.
+    pub fn lowering(&self, rank: usize, shares_memory: bool) -> Lowering {
         let usual = if shares_memory { Keeps::OwnMoments } else { Keeps::All };
         let keeps = self.keeps.unwrap_or(usual);
-        let shared = keeps != Keeps::All && shares_memory && ranks > 1;
+        let shared = keeps != Keeps::All && shares_memory && self.plan.mesh.data > 1;
         let weights = if shared { Weights::Shared } else { Weights::Own };
-        let plan = Plan { mesh: Mesh::data(ranks), rank, keeps, weights, ..self.plan.clone() };
+        let plan = Plan { rank, keeps, weights, ..self.plan.clone() };
         let (budget_bytes, threads) = (self.memory_bytes, self.threads);
         Lowering { training: self.training, plan, budget_bytes, threads, isa: self.isa }
     }
@@ -77,6 +82,10 @@ pub struct Learner {
     /// The program that averages states over the ranks, if they have their own.
     averaging: Option<usize>,
     trial: Option<Trial>,
+    /// The tensors of the whole model, whichever rank has them.
+    whole: WholeModel,
+    /// Who has what of them, if several ranks have the model together and this is one of those that write it.
+    apart: Option<Apart>,
 }
 
 /// Bodies by their number of samples.
@@ -143,18 +152,20 @@ impl Learner {
         part: &RankShare,
         runs: Option<Vec<Range<usize>>>,
         options: LearnerOptions,
-        mut comm: Comm,
+        comm: Comm,
     ) -> Result<Learner, TrainError> {
-        let lowering = options.lowering(comm.rank(), comm.size(), comm.shares_memory());
+        let rank = comm.rank();
+        let mut comms = Comms::new(comm, &options.plan.mesh)?;
+        let lowering = options.lowering(rank, comms.along(Axis::Data).shares_memory());
         let mut bodies = Bodies::new();
         let (microbatches, rounds) = part.kinds()[0];
         let mut body = |n: usize| body_of(&mut bodies, n, &lowering, net, spec, options.loss);
         let compiled = lowering.step_program(microbatches, rounds, runs.as_deref(), &mut body);
         // The others would wait for this rank.
-        let program = compiled.inspect_err(|error| comm.fail(&error.to_string()))?;
+        let program = compiled.inspect_err(|error| comms.job().fail(&error.to_string()))?;
         let LearnerOptions { threads, isa, seed, .. } = options;
         let exec = Options { isa, seed, ..Options::threads(threads) };
-        let engine = Engine::join(program, exec, comm)?;
+        let engine = Engine::join(program, exec, comms)?;
         let mut learner = Learner {
             lowering,
             net: net.clone(),
@@ -166,9 +177,13 @@ impl Learner {
             runs: runs.clone(),
             averaging: None,
             trial: None,
+            // Two samples: statistics of one make no sense.
+            whole: WholeModel::of(&training_graph(net, spec, 2, options.loss)?),
+            apart: None,
             options,
         };
         let ready = learner.prepare(part, runs).and_then(|()| learner.prepare_averaging());
+        let ready = ready.and_then(|()| learner.prepare_apart());
         ready.inspect_err(|error| learner.comm().fail(&error.to_string()))?;
         Ok(learner)
     }
@@ -218,6 +233,40 @@ impl Learner {
         Ok(())
     }
 
+    /// Ranks that have the model together find out who has what. Collective.
+    fn prepare_apart(&mut self) -> Result<(), TrainError> {
+        if self.is_apart() && self.engine.is_writer() {
+            let moments: Vec<_> = (0..self.n_moments()).map(|k| self.whole_moments(k)).collect();
+            self.apart = Some(Apart::agree(&mut self.engine, &self.whole, &moments)?);
+        }
+        Ok(())
+    }
+
+    /// Whether several ranks have the model together.
+    pub fn is_apart(&self) -> bool {
+        self.lowering.plan.mesh.replica_ranks() > 1
+    }
+
+    /// Who has what of the model, and the engine.
+    pub(crate) fn apart_and_engine(&mut self) -> (&Apart, &mut Engine) {
+        (self.apart.as_ref().expect("a writer of a model that ranks have together"), &mut self.engine)
+    }
+
+    /// The tensors of the whole model.
+    pub fn whole(&self) -> &WholeModel {
+        &self.whole
+    }
+
+    /// What the optimizer keeps of the whole model as its state number `k`.
+    pub(crate) fn whole_moments(&self, k: usize) -> Vec<TensorShape> {
+        self.whole.moments(self.options.training.optimizer, k)
+    }
+
+    /// The place of this rank along the data axis, and how many there are.
+    pub fn data_place(&self) -> (usize, usize) {
+        (self.engine.role().rank, self.engine.role().ranks)
+    }
+
     /// Gives up programs for other steps than those of a part.
     pub fn keep_only(&mut self, part: &RankShare) {
         let kinds: Vec<StepKind> = part.kinds().into_iter().map(|(p, rounds)| (p.to_vec(), rounds)).collect();
@@ -244,7 +293,7 @@ impl Learner {
     /// Compiles for evaluations of at most `n` samples of `spec` at once.
     pub fn prepare_trial(&mut self, spec: &Spec, n: usize) -> Result<(), TrainError> {
         let (program, mut trial) =
-            Trial::new(&self.net, spec, n, self.options.loss.kind, &self.options.plan.precision)?;
+            Trial::new(&self.net, spec, n, self.options.loss.kind, &self.lowering.plan)?;
         trial.number = self.engine.add(program)?;
         self.trial = Some(trial);
         Ok(())
@@ -457,16 +506,22 @@ fn fill(
     options: &LearnerOptions,
 ) -> Result<(), TrainError> {
     let mixup = options.loss.mixup;
-    match batch.x {
-        Values::F32(x) => {
-            let to = inputs.f32(input)?;
-            to.copy_from_slice(x);
-            if mixup {
-                mixup::mix(to, n, batch.mix);
+    // A stage is fed what its layers read.
+    if inputs.has(input) {
+        match batch.x {
+            Values::F32(x) => {
+                let to = inputs.f32(input)?;
+                to.copy_from_slice(x);
+                if mixup {
+                    mixup::mix(to, n, batch.mix);
+                }
             }
+            Values::I32(x) => inputs.i32(input)?.copy_from_slice(x),
+            Values::U8(_) => unreachable!("batches are f32 or i32"),
         }
-        Values::I32(x) => inputs.i32(input)?.copy_from_slice(x),
-        Values::U8(_) => unreachable!("batches are f32 or i32"),
+    }
+    if !inputs.has("labels") {
+        return Ok(());
     }
     match batch.labels {
         Values::I32(labels) => inputs.i32("labels")?.copy_from_slice(labels),

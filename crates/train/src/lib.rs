@@ -11,6 +11,7 @@
 //!   evaluate.
 //! - [`run`]: the loop. [`event`]: what it tells. [`mod@evaluate`], [`metrics`]: what is measured.
 //! - [`checkpoint`]: what a run leaves to go on from, whole or absent. [`weights`], [`mod@install`]: files of weights.
+//!   [`whole`]: the tensors of a model, whichever rank has them.
 //! - [`record`]: what a run leaves for people and tools.
 //! - [`trained`], [`preparation`], [`mod@generate`]: a model in use.
 //! - [`error`]: what can go wrong. `draw`, `edits`: random numbers, and how far names are apart.
@@ -46,6 +47,7 @@ pub mod share;
 mod talk;
 pub mod trained;
 pub mod weights;
+pub mod whole;
 
 pub use error::TrainError;
 pub use net::Net;

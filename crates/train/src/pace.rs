@@ -3,7 +3,11 @@
 //! Position `p` of epoch `e` belongs to step `p / batch` of that epoch; the last step of an epoch may be short. So
 //! which samples make a step never depends on how many ranks there are. Each rank has a contiguous part of a step's
 //! positions ([`RankShare`]), and cuts it into microbatches, whose gradients are added up. All ranks cut a step into as many
-//! microbatches. A reproducible step is cut into a fixed number of logical shards instead, of which each rank has some.
+//! microbatches. Where microbatches have to be the same samples on any number of ranks ([`CutOrder::Microbatches`]), a step is
+//! cut into them first, and each rank has a part of each. A reproducible step is cut into a fixed number of logical shards
+//! instead, of which each rank has some.
+//!
+//! Ranks are those of the data axis: ranks that have a copy of the model together have the same samples.
 
 use std::ops::Range;
 
@@ -21,13 +25,24 @@ pub struct Pace {
     pub batch: usize,
 }
 
+/// What a step is cut into first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CutOrder {
+    /// The ranks' parts, and each of these into microbatches: every rank reads neighbours.
+    Ranks,
+    /// Microbatches, and each of these into the ranks' parts: a microbatch is the same samples on any number of ranks.
+    Microbatches,
+}
+
 /// How a step is cut.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StepCut {
     /// A weight for each rank: samples are shared out in proportion.
     pub weights: Vec<f64>,
-    /// Into how many microbatches a rank cuts its part of a whole step.
+    /// Into how many microbatches a whole step, or a rank's part of it, is cut.
     pub accumulate: usize,
+    /// Which of the two.
+    pub order: CutOrder,
     /// Reproducible: into how many logical shards the step is cut.
     pub shards: Option<usize>,
 }
@@ -100,7 +115,7 @@ impl Pace {
 impl StepCut {
     /// For one rank: a step is one microbatch.
     pub fn alone() -> StepCut {
-        StepCut { weights: vec![1.0], accumulate: 1, shards: None }
+        StepCut { weights: vec![1.0], accumulate: 1, order: CutOrder::Ranks, shards: None }
     }
 
     /// The same, shared out by other weights.
@@ -127,6 +142,9 @@ impl StepCut {
             };
             return self.shard_run(shards, rank).map(microbatch).collect();
         }
+        if self.order == CutOrder::Microbatches {
+            return self.parts_of_microbatches(n, batch, rank);
+        }
         let most = |n: usize| counts(n, &self.weights).into_iter().max().unwrap_or(0);
         let micro = most(batch).div_ceil(self.accumulate.max(1)).max(1);
         let n_microbatches = most(n).div_ceil(micro);
@@ -134,6 +152,19 @@ impl StepCut {
         let microbatch = |number: usize| {
             let range = even(part.len(), n_microbatches, number);
             MicrobatchRange { offset: part.start + range.start, len: range.len(), number }
+        };
+        (0..n_microbatches).map(microbatch).filter(|p| p.len > 0).collect()
+    }
+
+    /// A rank's parts of the microbatches that a step of `n` samples is cut into. A short step has fewer of them, and no more
+    /// than give every rank a sample of each, if there are so many.
+    fn parts_of_microbatches(&self, n: usize, batch: usize, rank: usize) -> Vec<MicrobatchRange> {
+        let micro = batch.div_ceil(self.accumulate.max(1)).max(1);
+        let n_microbatches = n.div_ceil(micro).min((n / self.ranks().max(1)).max(1));
+        let microbatch = |number: usize| {
+            let all = even(n, n_microbatches, number);
+            let part = share(all.len(), &self.weights, rank);
+            MicrobatchRange { offset: all.start + part.start, len: part.len(), number }
         };
         (0..n_microbatches).map(microbatch).filter(|p| p.len > 0).collect()
     }
@@ -231,8 +262,9 @@ mod tests {
     }
 
     fn cut() -> impl Strategy<Value = StepCut> {
-        (weights(), 1usize..5, prop::option::of(1usize..12))
-            .prop_map(|(weights, accumulate, shards)| StepCut { weights, accumulate, shards })
+        (weights(), 1usize..5, prop::option::of(1usize..12)).prop_map(|(weights, accumulate, shards)| {
+            StepCut { weights, accumulate, order: CutOrder::Ranks, shards }
+        })
     }
 
     proptest! {
@@ -262,9 +294,45 @@ mod tests {
         }
 
         #[test]
+        fn microbatches_that_come_first_do_not_depend_on_ranks(
+            samples in 1usize..500, batch in 1usize..80, accumulate in 1usize..9, ranks in 1usize..9,
+        ) {
+            let pace = Pace { samples, batch: batch.min(samples) };
+            let cut = |ranks| StepCut { weights: vec![1.0; ranks], accumulate, order: CutOrder::Microbatches, shards: None };
+            let of = |ranks: usize| -> Vec<RankShare> {
+                (0..ranks).map(|rank| RankShare::new(pace, &cut(ranks), rank)).collect()
+            };
+            let (one, many) = (of(1), of(ranks));
+            for step in [0, pace.steps_per_epoch() - 1] {
+                let n = pace.len(step);
+                let mut seen: Vec<MicrobatchRange> = many.iter().flat_map(|part| part.microbatches(step).to_vec()).collect();
+                seen.sort_by_key(|p| p.offset);
+                let mut next = 0;
+                for p in &seen {
+                    prop_assert_eq!(p.offset, next);
+                    next += p.len;
+                }
+                prop_assert_eq!(next, n);
+                // Everybody has a part of each microbatch, if there are enough samples.
+                let count = many[0].microbatches(step).len();
+                if n >= ranks {
+                    prop_assert!(many.iter().all(|part| part.microbatches(step).len() == count));
+                }
+                if n >= accumulate * ranks {
+                    prop_assert_eq!(count, one[0].microbatches(step).len());
+                    for (k, whole) in one[0].microbatches(step).iter().enumerate() {
+                        let parts = seen.iter().filter(|p| p.number == k);
+                        prop_assert_eq!(parts.clone().map(|p| p.len).sum::<usize>(), whole.len);
+                        prop_assert_eq!(parts.map(|p| p.offset).min(), Some(whole.offset));
+                    }
+                }
+            }
+        }
+
+        #[test]
         fn shards_do_not_depend_on_ranks(samples in 1usize..500, batch in 1usize..80, shards in 1usize..12, weights in weights()) {
             let pace = Pace { samples, batch: batch.min(samples) };
-            let cut = |weights: &[f64]| StepCut { weights: weights.into(), accumulate: 1, shards: Some(shards) };
+            let cut = |weights: &[f64]| StepCut { weights: weights.into(), shards: Some(shards), ..StepCut::alone() };
             let (one, many) = (RankShare::new(pace, &cut(&[1.0]), 0), cut(&weights));
             prop_assert_eq!(many.units(pace.batch).0.iter().sum::<usize>(), shards);
             let many: Vec<_> = (0..weights.len()).map(|rank| RankShare::new(pace, &many, rank)).collect();
@@ -279,8 +347,11 @@ mod tests {
     fn parts_by_hand() {
         let check = |samples, batch, weights: &[f64], accumulate, rank, whole: &[usize], short: &[usize]| {
             let pace = Pace { samples, batch };
-            let part =
-                RankShare::new(pace, &StepCut { weights: weights.to_vec(), accumulate, shards: None }, rank);
+            let part = RankShare::new(
+                pace,
+                &StepCut { weights: weights.to_vec(), accumulate, ..StepCut::alone() },
+                rank,
+            );
             let lens = |step: u64| part.microbatches(step).iter().map(|p| p.len).collect::<Vec<_>>();
             assert_eq!((lens(0), lens(pace.steps_per_epoch() - 1)), (whole.to_vec(), short.to_vec()));
         };
@@ -293,7 +364,7 @@ mod tests {
         // Who has fewer microbatches than another knows how many rounds there are.
         let rounds = |samples: usize, accumulate: usize| {
             let pace = Pace { samples, batch: 32 };
-            let cut = StepCut { weights: vec![10.0, 2.0, 2.0, 2.0], accumulate, shards: None };
+            let cut = StepCut { weights: vec![10.0, 2.0, 2.0, 2.0], accumulate, ..StepCut::alone() };
             [0, 1].map(|step| (0..4).map(|r| RankShare::new(pace, &cut, r).rounds(step)).collect::<Vec<_>>())
         };
         assert_eq!(rounds(33, 1), [[1; 4], [1; 4]]);
@@ -309,7 +380,7 @@ mod tests {
     #[test]
     fn the_least_piece_is_that_of_any_rank() {
         let pace = Pace { samples: 33, batch: 32 };
-        let cut = StepCut { weights: vec![1.0, 1.0], accumulate: 4, shards: None };
+        let cut = StepCut { weights: vec![1.0, 1.0], accumulate: 4, ..StepCut::alone() };
         assert_eq!((cut.least(pace, 32), cut.least(pace, 1)), (4, 0));
     }
 }

@@ -7,12 +7,14 @@ use polyreme_exec::{Isa, Kept};
 
 use crate::checkpoint::{self, GivenPath, Loaded, MODEL_FILE};
 use crate::error::TrainError;
-use crate::install::{install, install_arena};
+use crate::install::{install, install_kept};
 use crate::job::Job;
 use crate::judge::Judge;
+use crate::lower::evaluation_graph;
 use crate::net::Net;
 use crate::preparation::Preparation;
 use crate::run::{AVERAGE_FILE, Given, Progress};
+use crate::whole::WholeModel;
 
 /// A model out of a checkpoint.
 pub struct Trained {
@@ -56,10 +58,11 @@ impl Trained {
         let mut judge =
             Judge::new(&self.net, spec, n, self.job.train.loss, &self.job.precision(), threads, self.isa)?;
         let engine = judge.engine_mut();
-        install(engine, self.loaded.needed(MODEL_FILE)?)?;
+        let whole = WholeModel::of(&evaluation_graph(&self.net, spec, 1, self.job.train.loss)?);
+        install(engine, &whole, Some(self.loaded.needed(MODEL_FILE)?))?;
         if let Some(average) = self.loaded.file(AVERAGE_FILE) {
             let slots = engine.param_slots();
-            install_arena(engine.kept_mut(Kept::Params), &slots, average)?;
+            install_kept(engine, Kept::Params, &slots, &whole.params, Some(average))?;
         }
         Ok(judge)
     }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use polyreme_dtype::{DType, Stored};
 
-use crate::checkpoint::tensors::{self, Layout};
+use crate::checkpoint::tensors::{self, Layout, TensorSource};
 use crate::checkpoint::{CheckpointError, Difference, Disk, TensorShape, above};
 
 /// A tensor from a file.
@@ -169,27 +169,49 @@ pub fn write_weights(
     write_weights_on(&Disk::default(), path, tensors, batch_norm_steps)
 }
 
+/// Writes a safetensors file as [`write_weights`] does, of tensors by name, dims and type whose numbers come from anywhere.
+pub(crate) fn write_tensors<'a>(
+    path: &Path,
+    tensors: impl Iterator<Item = (&'a str, &'a [usize], DType)> + Clone,
+    batch_norm_steps: Option<u64>,
+    numbers: &(impl TensorSource + ?Sized),
+) -> Result<(), CheckpointError> {
+    write_tensors_on(&Disk::default(), path, tensors, batch_norm_steps, numbers)
+}
+
 pub(crate) fn write_weights_on(
     disk: &Disk,
     path: &Path,
     tensors: &[View<'_>],
     batch_norm_steps: Option<u64>,
 ) -> Result<(), CheckpointError> {
+    for View { name: tensor, dims, data, .. } in tensors {
+        if dims.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim)) != Some(data.len()) {
+            let why = format!("tensor {tensor}: {} numbers for dims {dims:?}", data.len());
+            let file = path.file_name().unwrap_or_default().to_string_lossy().into();
+            return Err(CheckpointError::Snapshot { file, why });
+        }
+    }
+    let heads = tensors.iter().map(|t| (t.name, t.dims, t.dtype));
+    write_tensors_on(disk, path, heads, batch_norm_steps, tensors)
+}
+
+fn write_tensors_on<'a>(
+    disk: &Disk,
+    path: &Path,
+    tensors: impl Iterator<Item = (&'a str, &'a [usize], DType)> + Clone,
+    batch_norm_steps: Option<u64>,
+    numbers: &(impl TensorSource + ?Sized),
+) -> Result<(), CheckpointError> {
     let Some(name) = path.file_name() else {
         return Err(CheckpointError::missing(path, "give the path of a file"));
     };
     let name = name.to_string_lossy();
     let folder = above(path);
-    for View { name: tensor, dims, data, .. } in tensors {
-        if dims.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim)) != Some(data.len()) {
-            let why = format!("tensor {tensor}: {} numbers for dims {dims:?}", data.len());
-            return Err(CheckpointError::Snapshot { file: name.into(), why });
-        }
-    }
-    let layout = Layout::new(tensors.iter().map(|t| (t.name, t.dims, t.dtype)), batch_norm_steps, &name)?;
+    let layout = Layout::new(tensors, batch_norm_steps, &name)?;
     let aside = folder.join(format!(".writing-{name}-{}", std::process::id()));
     let write = || -> Result<(), CheckpointError> {
-        layout.write(disk, &aside, tensors)?;
+        layout.write(disk, &aside, numbers)?;
         disk.rename(&aside, path)?;
         disk.sync_dir(folder)
     };

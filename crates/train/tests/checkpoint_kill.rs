@@ -152,7 +152,7 @@ fn writer() {
             let mut data = buffers.next().unwrap_or_default();
             data.clear();
             data.extend((0..N).map(|i| sign * number(step, i)));
-            Shard { file: file.into(), dtype: DType::F32, tensors: layout.clone().into(), lent: None, data }
+            Shard::copy(file, layout.clone().into(), &data, Vec::new())
         });
         let snapshot = Snapshot {
             step,

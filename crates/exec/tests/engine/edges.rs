@@ -184,3 +184,41 @@ fn nothing_to_compute() {
     engine.run().unwrap();
     assert!(engine.output("loss").unwrap()[0].is_nan(), "as in PyTorch");
 }
+
+#[test]
+fn a_forward_pass_reads_views_of_parameters_where_training_has_them() {
+    let mut b = Builder::new();
+    let x = b.input("x", [2, 3], DType::F32).unwrap();
+    // The second parameter's gradient is ready first, so it comes first in memory.
+    let first = b.param("first", [9], Init::Const(2.0)).unwrap();
+    let second = b.param("second", [3], Init::Const(3.0)).unwrap();
+    let offset = b.state("offset", [6], Init::Const(4.0)).unwrap();
+    let view = b.reshape(first, [3, 3]).unwrap();
+    let y = b.linear(x, view, None).unwrap();
+    let row = b.reshape(second, [1, 3]).unwrap();
+    let y = b.mul(y, row).unwrap();
+    let shift = b.reshape(offset, [2, 3]).unwrap();
+    let y = b.add(y, shift).unwrap();
+    let loss = b.mean_all(y).unwrap();
+    let graph = b.finish(&[("y", y), ("loss", loss)]);
+    let step = differentiate(&graph, loss).unwrap();
+    let mut engine = Engine::new(Program::train(&step, SGD, None), Options::threads(1)).unwrap();
+    let forward = engine.add(Program::forward(&graph)).unwrap();
+    engine.select(forward);
+    engine.input_f32("x").unwrap().fill(1.0);
+    engine.run().unwrap();
+    assert_eq!(engine.output("y").unwrap(), [3.0 * 2.0 * 3.0 + 4.0; 6]);
+    // A forward pass may do without a parameter, but not have another one.
+    let mut b = Builder::new();
+    let first = b.param("first", [9], Init::Const(2.0)).unwrap();
+    let alone = engine.add(Program::forward(&b.finish(&[("first", first)]))).unwrap();
+    engine.select(alone);
+    engine.run().unwrap();
+    assert_eq!(engine.output("first").unwrap(), [2.0; 9]);
+    for (name, n) in [("third", 9), ("first", 8)] {
+        let mut b = Builder::new();
+        let other = b.param(name, [n], Init::Const(2.0)).unwrap();
+        let error = engine.add(Program::forward(&b.finish(&[("other", other)]))).unwrap_err();
+        assert_eq!(error, polyreme_exec::ExecError::Layout);
+    }
+}

@@ -44,6 +44,27 @@ pub(crate) fn all() -> [Net; 3] {
     ]
 }
 
+/// One layer six times over: every stage of a pipeline has its weights, and some have none of the sums of its gradient.
+#[allow(dead_code, reason = "another test binary includes this file for the other networks")]
+pub(crate) fn looped() -> Net {
+    Net::new("looped", |b| {
+        let x = b.input("x", [8, 40], DType::F32)?;
+        let labels = b.input("labels", [8], DType::I32)?;
+        let mut h = linear(b, "in", x, 72)?;
+        let w = b.param("again", [72, 72], Init::Uniform { bound: 0.15 })?;
+        for i in 0..6 {
+            h = b.layer(format!("turn{i}"), |b| {
+                let y = norm(b, "norm", h)?;
+                let y = b.linear(y, w, None)?;
+                let y = b.activation("gelu_tanh", y)?;
+                b.add(y, h)
+            })?;
+        }
+        let logits = linear(b, "head", h, CLASSES)?;
+        plain(b, logits, labels)
+    })
+}
+
 const CLASSES: usize = 10;
 
 fn plain(b: &mut Builder, logits: Tensor, labels: Tensor) -> Traced {
@@ -76,7 +97,8 @@ fn convolutions(b: &mut Builder) -> Traced {
     h = b.dropout(h, 0.1)?;
     let pooled = b.avg_pool(h, Window::Adaptive { out: (1, 1) })?;
     let flat = b.reshape(pooled, [6, 48])?;
-    let logits = linear(b, "head", flat, CLASSES)?;
+    let hidden = linear(b, "hidden", flat, 24)?;
+    let logits = linear(b, "head", hidden, CLASSES)?;
     plain(b, logits, labels)
 }
 
@@ -84,13 +106,20 @@ fn conv_norm(b: &mut Builder, name: &str, x: Tensor, out: usize) -> Traced {
     b.layer(name, |b| {
         let c = b.shape(x).last();
         let w = b.param("weight", [out, c, 3, 3], Init::Normal { std: 0.1 })?;
-        let y = b.conv2d(x, w, None, Conv { padding: (1, 1), ..Conv::default() })?;
+        b.conv2d(x, w, None, Conv { padding: (1, 1), ..Conv::default() })
+    })
+    .and_then(|y| batch_norm(b, &format!("{name}_norm"), y))
+}
+
+fn batch_norm(b: &mut Builder, name: &str, x: Tensor) -> Traced {
+    b.layer(name, |b| {
+        let out = b.shape(x).last();
         let gamma = b.param("gamma", [out], Init::Const(1.0))?;
         let beta = b.param("beta", [out], Init::Uniform { bound: 0.1 })?;
         let running_mean = b.state("mean", [out], Init::Const(0.0))?;
         let running_var = b.state("var", [out], Init::Const(1.0))?;
         let at = BatchNorm { gamma, beta, running_mean, running_var, eps: 1e-5, momentum: 0.1 };
-        b.batch_norm(y, at, true)
+        b.batch_norm(x, at, true)
     })
 }
 

@@ -56,7 +56,7 @@ fn run(step: &Graph, plan: &Plan, training: &Training, comms: Comms) -> Result<S
 }
 
 /// Fills the inputs that there are, each from a stream of its own.
-fn fill(step: &Graph, inputs: &mut Inputs, seed: u64) {
+pub(crate) fn fill(step: &Graph, inputs: &mut Inputs, seed: u64) {
     for (k, input) in step.inputs.iter().enumerate().filter(|(_, i)| inputs.has(&i.name)).collect::<Vec<_>>()
     {
         let mut random = TestRandom::new(seed * 10 + k as u64);
@@ -121,6 +121,18 @@ fn every_schedule_gives_the_bits_of_one_rank() {
     }
 }
 
+#[test]
+fn weights_that_every_stage_uses_several_times_stay_the_same_on_all() {
+    let net = nets::looped();
+    let alone = train(&net.step, &staged(1, 1, PipelineKind::Gpipe), &training(None));
+    for kind in PipelineKind::ALL.into_iter().filter(|kind| *kind != PipelineKind::TwoBw) {
+        for stages in 2..=3 {
+            let got = train(&net.step, &staged(stages, 1, kind), &training(None));
+            check(&got, &alone, 1e-5, &format!("{kind} on {stages} stages"));
+        }
+    }
+}
+
 /// Compares runs to a relative distance, tensor by tensor; 0 for the same bits.
 fn check(got: &StagedOutcome, want: &StagedOutcome, tolerance: f64, what: &str) {
     for (step, (a, b)) in got.totals.iter().zip(&want.totals).enumerate() {
@@ -179,6 +191,8 @@ fn what_cannot_be_cut_is_explained() {
     assert!(many.contains("at most") && many.contains("64"), "{many}");
     let unknown = why(&Plan { cuts: vec!["nowhere".into()], ..staged(2, 1, PipelineKind::OneFOneB) });
     assert!(unknown.contains("`nowhere`"), "{unknown}");
+    let flushless = why(&staged(2, 1, PipelineKind::TwoBw));
+    assert!(flushless.contains("2bw") && flushless.contains("zb-h1"), "{flushless}");
     let few = why(&Plan { cuts: vec!["a".into()], ..staged(3, 1, PipelineKind::OneFOneB) });
     assert!(few.contains("names 1 layers") && few.contains("before 2"), "{few}");
 }

@@ -1,11 +1,14 @@
 //! Models cut into the chunks of a pipeline: every chunk in an engine of its own, and the bits of the whole step.
 //!
 //! # Layout
-//! - `nets`: the models. `run`: a step, whole and in chunks.
+//! - `nets`: the models. `run`: a step, whole and in chunks. `cuts`: places by name, in every graph of a model.
+//!   `evaluation`: forward passes of engines that train on a mesh.
 
 // All of this is tests; clippy recognises only functions marked `#[test]`.
 #![allow(clippy::unwrap_used)]
 
+mod cuts;
+mod evaluation;
 mod nets;
 mod run;
 

@@ -18,8 +18,10 @@
 //! - [`gpipe`], [`one_f_one_b`], [`interleaved`], [`zb_h1`], [`zb_v`]: a file for each schedule of one step; `fill` is the
 //!   list scheduler that makes the last two. [`two_bw`]: the schedule that goes on across steps.
 //! - [`mod@simulate`]: start times, idle times and the end of a step. [`mod@picture`]: a timetable as text.
+//! - [`hand_over`]: when stages exchange their parts of the gradients of tied parameters, microbatch by microbatch.
 
 pub mod gpipe;
+pub mod hand_over;
 pub mod interleaved;
 pub mod kind;
 pub mod one_f_one_b;
@@ -32,6 +34,7 @@ pub mod zb_v;
 
 mod fill;
 
+pub use hand_over::{HandOver, hand_overs};
 pub use kind::{PipelineKind, timetable};
 pub use picture::picture;
 pub use simulate::{Costs, SimulatedStep, Stuck, simulate};

@@ -1,10 +1,9 @@
-//! Cuts by hand: before the first node of each layer that is named.
+//! Cuts by name, chosen by hand or by [`choose`](super::partition::choose()).
 
 use polyreme_graph::Graph;
-use polyreme_graph::graph::is_within;
 
-use super::homes::Homes;
 use super::partition::place;
+use super::points::Places;
 use super::positions::unit;
 
 /// How many names an error suggests.
@@ -61,15 +60,20 @@ pub enum PlaceError {
     },
 }
 
-/// The chunk of each node of the forward pass if the step is cut before these layers.
+/// The chunk of each node of the forward pass if the step is cut in these places.
 pub fn place_by_name(step: &Graph, cuts: &[impl AsRef<str>]) -> Result<Vec<usize>, PlaceError> {
-    let homes = Homes::new(step, &vec![0; step.n_forward]);
-    let nodes: Vec<usize> = (0..step.n_forward).filter(|&i| homes.of_node(i).is_some()).collect();
+    Ok(place(step, &nodes_by_name(step, cuts)?))
+}
+
+/// The nodes before which a step is cut, ascending, by the names of the places.
+pub(crate) fn nodes_by_name(step: &Graph, cuts: &[impl AsRef<str>]) -> Result<Vec<usize>, PlaceError> {
+    let places = Places::new(step);
+    let nodes = places.nodes();
     let mut found: Vec<(usize, &str)> = Vec::new();
     for name in cuts.iter().map(AsRef::as_ref) {
-        let first = nodes.iter().copied().find(|&i| is_within(&step.nodes[i].layer, name));
-        let node =
-            first.ok_or_else(|| PlaceError::Unknown { name: name.into(), near: near(step, &nodes, name) })?;
+        let node = places
+            .find(name)
+            .ok_or_else(|| PlaceError::Unknown { name: name.into(), near: near(step, nodes, name) })?;
         if node == nodes[0] {
             return Err(PlaceError::First { name: name.into() });
         }
@@ -79,7 +83,7 @@ pub fn place_by_name(step: &Graph, cuts: &[impl AsRef<str>]) -> Result<Vec<usize
         found.push((node, name));
     }
     found.sort_unstable();
-    Ok(place(step, &found.iter().map(|(node, _)| *node).collect::<Vec<_>>()))
+    Ok(found.into_iter().map(|(node, _)| node).collect())
 }
 
 /// Layers whose names are like `name`: those with the longest common beginning, and of these the ones that end alike.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use polyreme_graph::grad::{own_copy, settled};
 use polyreme_graph::graph::{Input, Rebuild, Stored};
 use polyreme_graph::memory::reshape_root;
-use polyreme_graph::{DType, Graph, Op, Shape, ValueId};
+use polyreme_graph::{Binary, DType, Graph, Op, Shape, ValueId};
 
 use super::homes::Homes;
 use super::tied::{contributions, users};
@@ -59,13 +59,16 @@ pub struct ChunkGraph {
 }
 
 /// A parameter that several chunks use. The gradient of each is its own contribution, and the whole gradient their sum; with
-/// the bits of the whole step if they are added from the last chunk to the first. A chunk may have no contribution.
+/// the bits of the whole step if they are added from the last chunk to the first. A chunk may have no contribution: its
+/// gradient is zero then, so that it has a place for the sum.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tied {
     /// The parameter.
     pub name: String,
     /// The chunks, ascending.
     pub chunks: Vec<usize>,
+    /// Those of them that have a contribution.
+    pub contribute: Vec<usize>,
 }
 
 /// A step in chunks.
@@ -95,7 +98,7 @@ pub enum CutError {
 /// Cuts a differentiated graph that has not been fused. `place` is the chunk of each node of the forward pass; it must not
 /// decrease, but those of leaves and reshapes do not matter.
 ///
-/// A parameter, state or input that nothing reads is in chunk 0.
+/// A parameter, state or input that nothing reads is in chunk 0. A forward pass does without: another chunk may have learnt it.
 pub fn cut(step: &Graph, place: &[usize]) -> Result<Cut, CutError> {
     let homes = Homes::new(step, place);
     let n = homes.n_chunks();
@@ -120,9 +123,10 @@ pub fn cut(step: &Graph, place: &[usize]) -> Result<Cut, CutError> {
             parts.chunks[chunk].grads[p] = Some(v);
         }
     }
+    let learns = step.grads.iter().any(Option::is_some);
     let inputs = step.inputs.iter().map(|i| i.value);
     for v in inputs.chain(step.params.iter().chain(&step.states).map(|s| s.value)) {
-        if parts.holders(v).is_empty() {
+        if learns && parts.holders(v).is_empty() {
             parts.need(0, v);
         }
     }
@@ -132,7 +136,10 @@ pub fn cut(step: &Graph, place: &[usize]) -> Result<Cut, CutError> {
             return Err(CutError::SharedState { name: step.states[state].name.clone(), chunks });
         }
     }
-    let tied = step.params.iter().map(|p| Tied { name: p.name.clone(), chunks: parts.holders(p.value) });
+    let tied = step.params.iter().enumerate().map(|(p, param)| {
+        let contribute = (0..n).filter(|c| parts.chunks[*c].grads[p].is_some()).collect();
+        Tied { name: param.name.clone(), chunks: parts.holders(param.value), contribute }
+    });
     let tied = tied.filter(|t| t.chunks.len() > 1).collect();
     let crossings = parts.crossings();
     let chunks = (0..n).map(|chunk| parts.build(chunk, &crossings)).collect();
@@ -260,11 +267,22 @@ impl ChunkParts<'_> {
             samples: Some(step.n_samples()),
             ..to.graph.clone()
         };
-        let grads = params.iter().map(|&p| part.grads[p].map(|v| to.get(v))).collect();
+        let learnt = |p: usize| step.grads.get(p).is_some_and(Option::is_some);
+        let grad = |&p: &usize| match part.grads[p] {
+            Some(v) => Some(to.get(v)),
+            None => learnt(p).then(|| nothing(&mut graph, to.get(step.params[p].value))),
+        };
+        let grads = params.iter().map(grad).collect();
         graph.grads = placed(&mut graph, grads);
         graph.verify();
         ChunkGraph { chunk, graph, arrives, leaves }
     }
+}
+
+/// The gradient of a parameter to which a chunk has no contribution.
+fn nothing(graph: &mut Graph, param: ValueId) -> ValueId {
+    let (shape, layer) = (graph.shape(param).clone(), graph.producer(param).layer.clone());
+    graph.push_shaped(Op::Binary(Binary::Sub), &[param, param], &layer, vec![(shape, DType::F32)])[0]
 }
 
 /// Gradients in the shapes of their parameters, and in memory that holds nothing else: what leaves may still be on its way

@@ -16,20 +16,25 @@
 //! # Layout
 //! - `homes`: which chunk each node belongs to. `tied`: gradients of parameters that several chunks use.
 //! - [`mod@cut`]: the chunks' graphs. [`mod@join`]: the chunks of one rank as one body.
-//! - [`mod@positions`]: where a step may be cut. [`mod@partition`]: where it should be. [`by_name`]: cuts by hand.
+//! - [`mod@positions`]: where a step may be cut. [`mod@partition`]: where it should be. [`by_name`]: cuts by name; `points`: which
+//!   names there are.
 
 pub mod by_name;
 pub mod cut;
 mod homes;
 pub mod join;
 pub mod partition;
+mod points;
 pub mod positions;
 #[cfg(test)]
 mod tests;
 mod tied;
 
+pub(crate) use by_name::nodes_by_name;
 pub use by_name::{PlaceError, place_by_name};
 pub use cut::{ChunkGraph, Crossing, CrossingPass, Cut, CutError, Tied, cut};
+pub(crate) use homes::Homes;
 pub use join::{StageBody, join};
-pub use partition::{ChunkLoad, MemoryBound, chunk_costs, flops, partition};
+pub(crate) use partition::place;
+pub use partition::{ChunkLoad, MemoryBound, choose, chunk_costs, flops, partition};
 pub use positions::{Position, positions};

@@ -1,8 +1,9 @@
 //! Choosing where to cut: the slowest chunk as fast as it can be, in two exact searches.
 //!
 //! A pipeline is as fast as its slowest chunk. Positions ([`positions`]) divide the forward pass into slots, and a
-//! chunk is a run of slots. Dynamic programming finds the least cost `T` of the slowest chunk, and then, among all cuts whose
-//! chunks cost at most `T`, the one that sends the fewest bytes. With `m` slots and `n` chunks it looks at `n·m²/2` runs.
+//! chunk is a run of slots with some parameters. Dynamic programming finds the least cost `T` of the slowest chunk, and then,
+//! among all cuts whose chunks cost at most `T`, the one that sends the fewest bytes. With `m` slots and `n` chunks it looks
+//! at `n·m²/2` runs.
 
 use std::collections::BTreeSet;
 
@@ -41,17 +42,30 @@ pub fn partition(
     cost: &dyn Fn(usize) -> f64,
     memory: Option<MemoryBound>,
 ) -> Result<Vec<usize>, PlaceError> {
+    let cuts = choose(step, n_chunks, cost, memory)?;
+    Ok(place(step, &cuts.iter().map(|p| p.node).collect::<Vec<_>>()))
+}
+
+/// The positions between these chunks.
+pub fn choose(
+    step: &Graph,
+    n_chunks: usize,
+    cost: &dyn Fn(usize) -> f64,
+    memory: Option<MemoryBound>,
+) -> Result<Vec<Position>, PlaceError> {
     let positions = positions(step);
     let slots = Slots::new(step, &positions, cost);
     let (n, m) = (n_chunks.max(1), positions.len() + 1);
-    if n > m {
-        return Err(PlaceError::TooMany { wanted: n, most: m });
+    let most = (0..m).filter(|&slot| slots.loads[slot][0].params > 0).count().max(1);
+    if n > most {
+        return Err(PlaceError::TooMany { wanted: n, most });
     }
     let takes =
         |k: usize, a: usize, b: usize| memory.map_or(0, |bound| (bound.takes)(k, slots.loads[a][b - a - 1]));
     let bound = memory.map_or(usize::MAX, |bound| bound.bytes);
     let time = |k: usize, a: usize, b: usize| {
-        if takes(k, a, b) <= bound { slots.cost(a, b) } else { f64::INFINITY }
+        let learns = n == 1 || slots.loads[a][b - a - 1].params > 0;
+        if learns && takes(k, a, b) <= bound { slots.cost(a, b) } else { f64::INFINITY }
     };
     let Some((slowest, _)) = best(n, m, &time, &f64::max) else {
         let least =
@@ -66,8 +80,7 @@ pub fn partition(
         None => 0.0,
     };
     let (_, starts) = best(n, m, &sent, &|a, b| a + b).expect("the cut that was found is one");
-    let cuts: Vec<usize> = starts[1..].iter().map(|&slot| positions[slot - 1].node).collect();
-    Ok(place(step, &cuts))
+    Ok(starts[1..].iter().map(|&slot| positions[slot - 1].clone()).collect())
 }
 
 /// The chunk of each node of the forward pass if it is cut before these nodes, ascending.

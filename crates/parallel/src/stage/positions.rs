@@ -3,12 +3,14 @@
 //! A cut should be narrow: what crosses is sent twice for every microbatch, forwards as it is and backwards as its gradient.
 //! So positions are those between layers, and those inside of a layer where one value is all that crosses, as after the sum
 //! in the middle of a transformer's block, or between recurrent layers. Element-wise work stays with what it is fused to.
+//! There is no cut before the loss, which an evaluation may not have.
 
 use std::collections::BTreeSet;
 
-use polyreme_graph::{Graph, ValueId};
+use polyreme_graph::{Graph, Op, ValueId};
 
 use super::homes::Homes;
+use super::points::Places;
 
 /// A place between two nodes of the forward pass.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -17,14 +19,19 @@ pub struct Position {
     pub node: usize,
     /// The layer of that node.
     pub layer: String,
+    /// Its name, by which it is found in other graphs of the same model.
+    pub name: String,
     /// Bytes that would cross in the forward pass.
     pub bytes: usize,
 }
 
-/// All positions at which a step may be cut, in the order of the forward pass.
+/// All positions at which a step may be cut, in the order of the forward pass. The graph has not been rewritten since it was
+/// traced and differentiated.
 pub fn positions(step: &Graph) -> Vec<Position> {
     let homes = Homes::new(step, &vec![0; step.n_forward]);
     let groups = groups(step, &homes);
+    let places = Places::new(step);
+    let last = last_use_of_params(step, &homes);
     let mut alive = Alive::new(step, &homes);
     let mut found = Vec::new();
     for (before, group) in groups.iter().zip(groups.iter().skip(1)) {
@@ -32,12 +39,22 @@ pub fn positions(step: &Graph) -> Vec<Position> {
         alive.advance(step, node);
         let fused = group.iter().all(|&i| step.nodes[i].op.is_elementwise());
         let between = unit(layer) != unit(&step.nodes[before[0]].layer);
-        if !fused && (between || alive.values.len() == 1) {
+        if fused || node > last || !(between || alive.values.len() == 1) {
+            continue;
+        }
+        if let Some(name) = places.name(node) {
             let bytes = alive.values.iter().map(|&v| step.value(v).bytes()).sum();
-            found.push(Position { node, layer: layer.clone(), bytes });
+            found.push(Position { node, layer: layer.clone(), name, bytes });
         }
     }
     found
+}
+
+/// The last node of the forward pass that reads a parameter; what follows it is the loss.
+fn last_use_of_params(step: &Graph, homes: &Homes) -> usize {
+    let param = |v: &ValueId| matches!(step.producer(homes.source(step, *v)).op, Op::Param(_));
+    let reads = |i: &usize| homes.of_node(*i).is_some() && step.nodes[*i].inputs.iter().any(param);
+    (0..step.n_forward).rev().find(reads).unwrap_or(0)
 }
 
 /// The nodes of the forward pass that have a home; those that come from one traced node together.

@@ -38,4 +38,4 @@ mod vocabulary;
 mod tests;
 
 pub use layout::{TensorPlace, ValueLayout};
-pub use rewrite::{TensorSplit, split};
+pub use rewrite::{StoredLayouts, TensorSplit, split, split_as};

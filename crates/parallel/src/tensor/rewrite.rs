@@ -7,6 +7,8 @@
 //! which have no layout until then; what follows from them and from constants alone; and reshapes, which are another view of
 //! their operand, so that both share their conversions.
 
+use std::collections::BTreeMap;
+
 use polyreme_graph::grad::own_copy;
 use polyreme_graph::graph::{Graph, Input, Node, Stored};
 use polyreme_graph::memory::reshape_root;
@@ -35,16 +37,27 @@ pub struct TensorSplit {
     pub graph: Graph,
     /// What every rank computes alike, as `(op, layer)`, because it has no rule or because its sizes do not divide.
     pub replicated: Vec<(&'static str, String)>,
+    /// How its parameters and states are split.
+    pub layouts: StoredLayouts,
 }
 
 /// The part of a step, or of a forward pass, that one of several ranks computes.
 ///
 /// It fails if attention heads do not divide by the number of ranks.
 pub fn split(step: &Graph, place: TensorPlace) -> Result<TensorSplit, String> {
+    split_as(step, place, &StoredLayouts::new())
+}
+
+/// How parameters and states are split, by name.
+pub type StoredLayouts = BTreeMap<String, ValueLayout>;
+
+/// The same with parameters and states that are split as in another graph of the model ([`TensorSplit::layouts`]). Those
+/// without an entry are split as is best for this one.
+pub fn split_as(step: &Graph, place: TensorPlace, layouts: &StoredLayouts) -> Result<TensorSplit, String> {
     if let Some(why) = seeds::refusal(step, place.ranks) {
         return Err(why);
     }
-    let mut rewrite = Rewrite::new(step, place);
+    let mut rewrite = Rewrite::new(step, place, layouts);
     for i in 0..step.nodes.len() {
         if i == step.n_forward {
             rewrite.graph.n_forward = rewrite.graph.nodes.len();
@@ -67,6 +80,8 @@ struct Rewrite<'a> {
     lazy: Vec<bool>,
     /// By old value: whether it depends on parameters, states and constants alone.
     fixed: Vec<bool>,
+    /// By old value: the layout that a parameter or a state is to have.
+    prescribed: Vec<Option<ValueLayout>>,
     columns: Vec<Option<usize>>,
     gradient_of: Vec<Option<usize>>,
     /// Old outputs, and what they are now.
@@ -77,8 +92,12 @@ struct Rewrite<'a> {
 }
 
 impl<'a> Rewrite<'a> {
-    fn new(old: &'a Graph, place: TensorPlace) -> Rewrite<'a> {
+    fn new(old: &'a Graph, place: TensorPlace, layouts: &StoredLayouts) -> Rewrite<'a> {
         let n = old.values.len();
+        let mut prescribed = vec![None; n];
+        for stored in old.params.iter().chain(&old.states) {
+            prescribed[stored.value.idx()] = layouts.get(&stored.name).copied();
+        }
         let (mut lazy, mut fixed) = (vec![false; n], vec![false; n]);
         for node in &old.nodes {
             let is_fixed = match node.op {
@@ -105,6 +124,7 @@ impl<'a> Rewrite<'a> {
             made: vec![Vec::new(); n],
             lazy,
             fixed,
+            prescribed,
             columns: seeds::columns(old),
             gradient_of: seeds::gradients(old),
             outputs: Vec::new(),
@@ -241,7 +261,10 @@ impl<'a> Rewrite<'a> {
         let node = self.old.producer(v);
         if self.lazy[v.idx()] {
             if node.op.is_leaf() && made.is_empty() {
-                return (layout != Partial).then_some(0.0);
+                return match self.prescribed[v.idx()] {
+                    None => (layout != Partial).then_some(0.0),
+                    Some(from) => convert::cost(from, layout, &value.shape, value.dtype, self.place.ranks),
+                };
             }
             let sources = self.sources(node, layout).filter(|_| !node.op.is_leaf());
             let costs = |sources: Vec<ValueLayout>| -> Option<f64> {
@@ -293,7 +316,8 @@ impl<'a> Rewrite<'a> {
 
     /// The layout that a parameter or state has.
     fn layout_of(&self, v: ValueId) -> ValueLayout {
-        self.made[v.idx()].first().map_or(Whole, |(layout, _)| *layout)
+        let first = self.made[v.idx()].first().map(|(layout, _)| *layout);
+        first.or(self.prescribed[v.idx()]).unwrap_or(Whole)
     }
 
     /// The value in a layout, as a result of the step.
@@ -312,6 +336,11 @@ impl<'a> Rewrite<'a> {
         }
         let (old, place) = (self.old, self.place);
         let (value, node) = (old.value(v), old.producer(v));
+        if let (true, Some(first)) = (made.is_empty(), self.prescribed[v.idx()].filter(|l| *l != layout)) {
+            let stored = self.get_lazily(v, first, layer);
+            self.made[v.idx()].push((first, stored));
+        }
+        let made = &self.made[v.idx()];
         let new = if self.lazy[v.idx()] && (made.is_empty() || !node.op.is_leaf()) {
             self.get_lazily(v, layout, layer)
         } else {
@@ -406,6 +435,8 @@ impl<'a> Rewrite<'a> {
         };
         let params: Vec<_> = old.params.iter().map(|p| stored(&mut self, p)).collect();
         let states: Vec<_> = old.states.iter().map(|s| stored(&mut self, s)).collect();
+        let named = old.params.iter().chain(&old.states);
+        let layouts = named.map(|s| (s.name.clone(), self.layout_of(s.value))).collect();
         let grads = (0..old.grads.len()).map(|p| {
             let grad = old.grads[p]?;
             let value = self.get_result(grad, self.layout_of(old.params[p].value));
@@ -425,7 +456,7 @@ impl<'a> Rewrite<'a> {
         let graph = Graph { params, states, grads, updates, outputs, inputs, ..self.graph };
         let graph = overlapped(&graph.without_dead());
         graph.verify();
-        TensorSplit { graph, replicated: self.replicated }
+        TensorSplit { graph, replicated: self.replicated, layouts }
     }
 
     /// A gradient or an output that an exchange ends in is copied: what follows in a program must not read it before it has arrived.

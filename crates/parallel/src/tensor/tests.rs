@@ -3,7 +3,7 @@
 use polyreme_graph::op::{Cell, CrossEntropy};
 use polyreme_graph::{Builder, DType, Graph, Init, Tensor, Traced, differentiate};
 
-use super::{TensorPlace, split};
+use super::{TensorPlace, ValueLayout, split, split_as};
 
 const NORMAL: Init = Init::Normal { std: 0.1 };
 
@@ -121,4 +121,33 @@ fn a_forward_pass_has_whole_logits() {
     assert_eq!(part.n_forward, part.nodes.len(), "{part}");
     assert_eq!(part.shape(part.output("logits").unwrap()).dims(), [4, 10]);
     assert!(part.params.iter().all(|p| p.part.is_some()), "{part}");
+}
+
+#[test]
+fn layouts_that_were_chosen_for_a_graph_change_nothing_in_it() {
+    for graph in [step(mlp), step(gpt)] {
+        for rank in 0..2 {
+            let place = TensorPlace { rank, ranks: 2 };
+            let chosen = split(&graph, place).unwrap();
+            let again = split_as(&graph, place, &chosen.layouts).unwrap();
+            assert_eq!(again.graph.to_string(), chosen.graph.to_string());
+            assert_eq!(again.layouts, chosen.layouts);
+        }
+    }
+}
+
+#[test]
+fn a_graph_takes_the_layouts_of_another_one() {
+    let graph = step(mlp);
+    let place = TensorPlace { rank: 0, ranks: 2 };
+    let mut layouts = split(&graph, place).unwrap().layouts;
+    assert_eq!(layouts["up.weight"], ValueLayout::split(0));
+    layouts.insert("up.weight".into(), ValueLayout::split(1));
+    layouts.insert("down.bias".into(), ValueLayout::Whole);
+    layouts.insert("of another graph".into(), ValueLayout::Whole);
+    let got = split_as(&graph, place, &layouts).unwrap();
+    layouts.remove("of another graph");
+    assert_eq!(got.layouts, layouts);
+    let up = got.graph.params.iter().find(|p| p.name == "up.weight").unwrap();
+    assert_eq!(got.graph.shape(up.value).dims(), [8, 3]);
 }

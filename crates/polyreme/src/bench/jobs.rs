@@ -34,8 +34,10 @@ pub struct BenchJob {
     pub loss: Loss,
     /// Samples (for `gpt`, sequences) of each microbatch.
     pub batch: usize,
-    /// Microbatches per step.
+    /// Microbatches per step; of logical shards, those of all ranks.
     pub accumulate: usize,
+    /// Reproducible mode: how many logical shards a step has.
+    pub shards: Option<usize>,
     /// The optimizer, clipping and averaging.
     pub training: Training,
     /// The learning rate.
@@ -71,6 +73,7 @@ impl BenchJob {
             loss: Loss::default(),
             batch,
             accumulate: 1,
+            shards: None,
             training: Training { optimizer, moments: DType::F32, clip: None, ema: None, scaled: false },
             lr,
             budget_bytes: None,
@@ -117,6 +120,7 @@ impl BenchJob {
             loss,
             batch: train.batch,
             accumulate: train.accumulate,
+            shards: None,
             training: Training {
                 optimizer: train.optimizer.rule,
                 moments: train.optimizer.moments,
@@ -147,7 +151,8 @@ impl BenchJob {
         budget_bytes: Option<usize>,
         threads: usize,
     ) -> Result<Program, Box<dyn Error + Send + Sync>> {
-        let plan = Plan { microbatches: self.accumulate, precision: self.precision.clone(), ..plan.clone() };
+        let (microbatches, shards) = (self.accumulate, self.shards);
+        let plan = Plan { microbatches, shards, precision: self.precision.clone(), ..plan.clone() };
         let measure = |program: &Program| Engine::footprint(program, threads, Isa::detect()).total();
         let budget = budget_bytes.or(self.budget_bytes).map(|bytes| Budget { bytes, measure: &measure });
         let forward = training_graph(&self.net, &self.spec, self.batch, self.loss)?;
@@ -175,7 +180,8 @@ impl BenchJob {
     pub fn step(&self, engine: &mut Engine) -> Result<Totals, ExecError> {
         let args = StepArgs { lr: self.lr, ..StepArgs::default() };
         // Gradients are those of the mean over all microbatches of all ranks, as in a run.
-        let weight = 1.0 / (self.accumulate * engine.role().ranks) as f64;
+        let n = self.shards.unwrap_or(self.accumulate * engine.role().ranks);
+        let weight = 1.0 / n as f64;
         engine.step_with::<ExecError>(&mut Filled { weight }, args)
     }
 

@@ -106,7 +106,7 @@ pub fn measure(
     }
     let program = |rank: usize| job.program(&Plan { rank, ..plan.clone() }, None, threads);
     let own = program(rank)?;
-    let mut flops = [(cost::product_flops(own.graph()) * job.accumulate as u64) as f64];
+    let mut flops = [(cost::product_flops(own.graph()) * own.microbatches.len() as u64) as f64];
     let planned = if rank == 0 { planned_bytes(settings, &plan, program)? } else { 0 };
     let comms = Comms::new(comm, &plan.mesh)?;
     let mut engine = Engine::join(own, Options { isa, ..Options::threads(threads) }, comms)?;

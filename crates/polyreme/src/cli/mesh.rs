@@ -27,6 +27,10 @@ pub(super) struct MeshArgs {
     /// In which order stages run microbatches: gpipe, 1f1b, interleaved, zb-h1 or zb-v [default: 1f1b].
     #[arg(long, value_name = "NAME", help_heading = HEADING, requires = "stage")]
     schedule: Option<PipelineKind>,
+    /// Add gradients up in a fixed tree over the step's microbatches, which all data ranks share out: the numbers of
+    /// stages and of data ranks change no bit.
+    #[arg(long, help_heading = HEADING)]
+    reproducible: bool,
     /// Ranks that the batch is split over shard the weights too: each layer's are gathered ahead of their use.
     #[arg(long, help_heading = HEADING)]
     shard_weights: bool,
@@ -35,7 +39,7 @@ pub(super) struct MeshArgs {
 impl MeshArgs {
     /// Whether something was asked for.
     pub(super) fn any(&self) -> bool {
-        self.ranks().is_some() || self.microbatches.is_some() || self.shard_weights
+        self.ranks().is_some() || self.microbatches.is_some() || self.shard_weights || self.reproducible
     }
 
     /// Whether ranks of the data axis shard the weights.
@@ -86,9 +90,11 @@ impl MeshArgs {
         let usual = if mesh.stage > 1 { 4 * mesh.stage } else { job.accumulate };
         let microbatches = self.microbatches.map_or(usual, usize::from);
         let samples = batch.unwrap_or(job.batch * job.accumulate * mesh.data);
-        let parts = microbatches * mesh.data;
+        // Logical shards are those of all ranks together.
+        let parts = if self.reproducible { microbatches } else { microbatches * mesh.data };
+        job.shards = self.reproducible.then_some(microbatches);
         if !samples.is_multiple_of(parts) || samples == 0 {
-            let data = mesh.data;
+            let data = parts / microbatches;
             return Err(Failure::usage(format!(
                 "a step of {samples} samples cannot be cut into {microbatches} microbatches for {data} ranks each; \
                  use a batch that {parts} divides"

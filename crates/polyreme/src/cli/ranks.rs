@@ -142,7 +142,7 @@ pub(super) fn asked_by_job(spec: &ParallelSpec) -> Asked {
         silence: Duration::from_secs_f64(spec.patience),
         stall: Duration::from_secs_f64(spec.stall),
     };
-    let (ranks, threads, encrypt) = (spec.ranks, spec.threads, Some(encrypt));
+    let (ranks, threads, encrypt) = (spec.asked_ranks(), spec.threads, Some(encrypt));
     Asked { ranks, processes: None, threads, transport, encrypt, patience }
 }
 

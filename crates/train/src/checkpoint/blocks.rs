@@ -82,12 +82,12 @@ impl<'a> BlockFile<'a> {
         &mut self,
         number: usize,
         buffer: &mut BlockBuffer,
-        fill: impl FnOnce(u64, &mut [u8]),
+        fill: impl FnOnce(u64, &mut [u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         let start = (number * BLOCK_BYTES) as u64;
         let len = (self.n_bytes - start).min(BLOCK_BYTES as u64) as usize;
         let block = buffer.block(len);
-        fill(start, block);
+        fill(start, block)?;
         if self.sums.len() == 1 {
             self.whole = Some(blake3::hash(block));
         } else {
@@ -227,6 +227,7 @@ mod tests {
             for number in (0..n).map(|i| if n.is_multiple_of(7) { i } else { i * 7 % n }).rev() {
                 file.put(number, &mut buffer, |start, block| {
                     block.copy_from_slice(&want[start as usize..][..block.len()]);
+                    Ok(())
                 })
                 .unwrap();
             }

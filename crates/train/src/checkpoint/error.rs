@@ -170,6 +170,9 @@ pub enum CheckpointError {
         /// The newest step that is there.
         newest: u64,
     },
+    /// The ranks that have the numbers do not answer any more.
+    #[error("other ranks have a part of the model, and one of them is gone")]
+    PeersLost,
     /// A snapshot that no file can hold: a bug of the caller.
     #[error("{file}: {why}")]
     Snapshot {
@@ -235,6 +238,7 @@ impl CheckpointError {
             | CheckpointError::Stray { .. }
             | CheckpointError::NoneWhole { .. }
             | CheckpointError::Backwards { .. }
+            | CheckpointError::PeersLost
             | CheckpointError::Snapshot { .. } => false,
         }
     }

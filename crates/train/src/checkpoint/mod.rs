@@ -37,6 +37,7 @@
 //! [`Lock`] keeps others out; [`Store`] writes (in a thread of its own); [`list`], [`load`], [`latest_whole`] and [`resolve`] read;
 //! [`Manifest`] says what is in a checkpoint; [`CheckpointError`] and [`Difference`] say what is wrong.
 
+mod asked;
 mod blocks;
 mod difference;
 mod disk;
@@ -69,6 +70,7 @@ use std::sync::Arc;
 use polyreme_dtype::DType;
 use polyreme_exec::{Kept, Loan};
 
+pub(crate) use asked::{AskedNumbers, NumbersRequest};
 pub(crate) use blocks::WRITER_BYTES;
 pub use difference::{Difference, Lacking, Reshaped, TensorShape};
 pub(crate) use disk::{Disk, above};
@@ -119,6 +121,8 @@ pub struct Shard {
     pub tensors: Arc<[TensorAt]>,
     /// The first numbers: an arena that an engine lends, read once from where it lies.
     pub lent: Option<(Arc<Loan>, Kept)>,
+    /// Whoever gathers the numbers from the ranks that have them, instead of all of these: then tensors lie nowhere here.
+    pub(crate) asked: Option<AskedNumbers>,
     /// The numbers after those. Gaps between tensors are not written.
     pub data: Vec<f32>,
 }
@@ -140,7 +144,7 @@ impl Shard {
     pub fn copy(file: &str, tensors: Arc<[TensorAt]>, arena: &[f32], mut buffer: Vec<f32>) -> Shard {
         buffer.clear();
         buffer.extend_from_slice(arena);
-        Shard { file: file.into(), dtype: DType::F32, tensors, lent: None, data: buffer }
+        Shard { file: file.into(), dtype: DType::F32, tensors, lent: None, asked: None, data: buffer }
     }
 
     fn n_lent(&self) -> usize {
@@ -168,7 +172,15 @@ impl Shard {
 }
 
 impl TensorSource for Shard {
-    fn read(&self, tensor: usize, range: Range<usize>, read: &mut dyn FnMut(&[f32])) {
+    fn read(
+        &self,
+        tensor: usize,
+        range: Range<usize>,
+        read: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), CheckpointError> {
+        if let Some(asked) = &self.asked {
+            return asked.read(tensor, range, read);
+        }
         let (start, n_lent) = (self.tensors[tensor].start, self.n_lent());
         let range = start + range.start..start + range.end;
         match &self.lent {
@@ -176,5 +188,6 @@ impl TensorSource for Shard {
             Some((loan, what)) if range.start < n_lent => loan.read(*what, range, read),
             _ => read(&self.data[range.start - n_lent..range.end - n_lent]),
         }
+        Ok(())
     }
 }

@@ -44,12 +44,23 @@ struct Place {
 /// Where the numbers of a file come from.
 pub(crate) trait TensorSource {
     /// Reads numbers of a tensor, in parts, in their order.
-    fn read(&self, tensor: usize, range: Range<usize>, read: &mut dyn FnMut(&[f32]));
+    fn read(
+        &self,
+        tensor: usize,
+        range: Range<usize>,
+        read: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), CheckpointError>;
 }
 
 impl TensorSource for [View<'_>] {
-    fn read(&self, tensor: usize, range: Range<usize>, read: &mut dyn FnMut(&[f32])) {
+    fn read(
+        &self,
+        tensor: usize,
+        range: Range<usize>,
+        read: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), CheckpointError> {
         read(&self[tensor].data[range]);
+        Ok(())
     }
 }
 
@@ -151,7 +162,12 @@ impl Layout {
     }
 
     /// Puts together what the file holds from the byte `start` on.
-    pub(super) fn fill(&self, numbers: &(impl TensorSource + ?Sized), start: u64, block: &mut [u8]) {
+    pub(super) fn fill(
+        &self,
+        numbers: &(impl TensorSource + ?Sized),
+        start: u64,
+        block: &mut [u8],
+    ) -> Result<(), CheckpointError> {
         let head = self.head.get(start as usize..).unwrap_or(&[]);
         let n_head = head.len().min(block.len());
         let (of_head, mut rest) = block.split_at_mut(n_head);
@@ -163,9 +179,10 @@ impl Layout {
                 let (to, after) = std::mem::take(&mut rest).split_at_mut(n_bytes);
                 store(place.dtype, numbers, to);
                 rest = after;
-            });
+            })?;
         }
         debug_assert!(rest.is_empty(), "a file has no gaps");
+        Ok(())
     }
 
     /// Writes a file in its order. Gives its checksum.

@@ -25,6 +25,7 @@ pub(super) fn shard(file: &str, dims: &[&[usize]], number: impl Fn(usize) -> f32
         dtype: DType::F32,
         tensors: tensors.into(),
         lent: None,
+        asked: None,
         data: (0..start).map(number).collect(),
     }
 }
@@ -119,6 +120,7 @@ fn what_goes_in_comes_out() {
         dtype: DType::F32,
         tensors,
         lent: None,
+        asked: None,
         data: (0..10).map(|i| i as f32).collect(),
     }]);
 }

@@ -204,6 +204,14 @@ impl Default for ParallelSpec {
     fn default() -> ParallelSpec {
         ParallelSpec {
             ranks: None,
+            data: None,
+            tensor: 1,
+            stage: 1,
+            sequence: 1,
+            microbatches: None,
+            schedule: PipelineKind::OneFOneB,
+            cuts: Vec::new(),
+            shard_weights: false,
             threads: None,
             transport: Transport::Auto,
             encrypt: None,

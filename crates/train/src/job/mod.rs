@@ -8,7 +8,8 @@
 //!
 //! # Layout
 //! - `spec`: what a job is. `defaults`: its defaults.
-//! - `read`: the whole file; `model`, `layers`, `data`, `train`, `parallel`, `output`: the keys of its sections.
+//! - `read`: the whole file; `model`, `layers`, `data`, `train`, `parallel`, `output`: the keys of its sections;
+//!   `mesh`: how the ranks of `parallel` are arranged.
 //! - `declare`: how keys are written down. `section`, `key`: tables and keys, read and written. `types`: types of values.
 //! - `outline`, `shape`: tables, keys and what they accept, as plain data.
 //! - `tree`: the file as values that know their places. `sets`: overrides. `cursor`: tables while they are read.
@@ -22,6 +23,7 @@ mod defaults;
 mod error;
 mod key;
 mod layers;
+mod mesh;
 mod model;
 mod nearest;
 mod outline;

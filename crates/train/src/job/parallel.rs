@@ -5,15 +5,19 @@ use std::ops::Bound;
 use super::cursor::Cursor;
 use super::declare::{keys, section};
 use super::key::Key;
+use super::mesh;
 use super::section::Section;
 use super::shape::Bounds;
 use super::spec::{Balance, OptimizerSpec, ParallelSpec, TrainSpec, Transport};
-use super::types::{auto, either, flag, list, one_of, real, whole, within};
+use super::types::{auto, either, flag, list, maybe, one_of, real, text, whole, within};
 
 const RANKS_MAX: u64 = 1 << 16;
 /// More than this is a slip, not a setting.
 pub(super) const THREADS_MAX: u64 = 1 << 10;
 const SHARDS_MAX: u64 = 1 << 12;
+const MICROBATCHES_MAX: u64 = 1 << 12;
+/// More ranks than this share neither a matrix nor the layers of a network in a useful way.
+const AXIS_MAX: u64 = 64;
 /// A bucket of a GiB is as good as none.
 const BUCKET_MIB: Bounds = Bounds { low: Bound::Excluded(0.0), high: Bound::Included(1024.0) };
 /// At least what a few signs of life take; a week is as good as for ever.
@@ -21,7 +25,12 @@ const SECONDS: std::ops::RangeInclusive<f64> = 1.0..=604_800.0;
 
 section! { ParallelSpec => {
     let section = Section::new("parallel", "a section", |_| ParallelSpec::default(), keys());
-    section.unwritten(|s, key| key == "shards" && !s.reproducible).check(check)
+    let idle = |s: &ParallelSpec, key: &str| match key {
+        "shards" => !s.reproducible,
+        "schedule" | "cuts" => s.stage == 1,
+        _ => false,
+    };
+    section.unwritten(idle).check(check)
 } }
 
 fn keys() -> Vec<Key<ParallelSpec>> {
@@ -36,6 +45,27 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         /// how many ranks share a step; auto: as many as were started, or as `balance` has weights; else cores
         /// are split into ranks of at least 16 samples a step, 32 with batch norm
         ranks: auto(whole(1..=RANKS_MAX)) => |s| Some(&mut s.ranks);
+        /// over how many ranks, or groups of ranks that have the model together, each batch is split; auto: those
+        /// that the other axes leave
+        data: auto(whole(1..=RANKS_MAX)) => |s| Some(&mut s.data);
+        /// over how many ranks each matrix is split: column and row parts, heads, vocabulary, channels
+        tensor: whole(1..=AXIS_MAX) => |s| Some(&mut s.tensor);
+        /// over how many ranks the layers are split: a pipeline of stages
+        stage: whole(1..=AXIS_MAX) => |s| Some(&mut s.stage);
+        /// over how many ranks each sequence is split
+        sequence: whole(1..=AXIS_MAX) => |s| Some(&mut s.sequence);
+        /// into how many microbatches a step is cut, before these are split over the ranks of `data`; a pipeline
+        /// wants a few for each stage
+        microbatches: maybe(whole(1..=MICROBATCHES_MAX)) => |s| Some(&mut s.microbatches);
+            or "`train.accumulate`";
+        /// in which order stages run microbatches, see below
+        schedule: one_of(mesh::schedules()) => |s| Some(&mut s.schedule); or "`\"1f1b\"`";
+        /// the layers before which the network is cut into stages, as `["blocks.3"]`; none: where the slowest stage
+        /// is as fast as can be
+        cuts: list(text(), &[], "an array of layer names") => |s| Some(&mut s.cuts); or "none";
+        /// each rank of `data` keeps only its part of the weights, gradients and optimizer state; layers are
+        /// gathered ahead of their use
+        shard_weights: flag() => |s| Some(&mut s.shard_weights);
         /// threads of each rank; auto: the cores that the rank has
         threads: auto(whole(1..=THREADS_MAX)) => |s| Some(&mut s.threads);
         /// what ranks communicate over, see below
@@ -69,7 +99,9 @@ fn keys() -> Vec<Key<ParallelSpec>> {
 
 fn check(spec: &mut ParallelSpec, c: &Cursor) {
     if let Balance::Given(weights) = &spec.balance {
-        let (got, want) = (weights.len(), spec.ranks.unwrap_or(weights.len()));
+        let each = spec.replica_ranks();
+        let (got, want) =
+            (weights.len(), spec.asked_ranks().map_or(weights.len(), |ranks| ranks.div_ceil(each)));
         if got != want || got == 0 {
             let message = match want {
                 0 | 1 => format!("`parallel.balance` has {got} weights for 1 rank"),
@@ -78,8 +110,9 @@ fn check(spec: &mut ParallelSpec, c: &Cursor) {
             c.fault("balance", message, "write one weight for each rank, or \"auto\"");
         }
         // The weights say how many ranks there are.
-        spec.ranks = Some(want);
+        spec.ranks = spec.ranks.or(Some(want * each));
     }
+    mesh::check(spec, c);
     if spec.stall < spec.patience {
         let message = format!(
             "`parallel.stall` of {} s is shorter than `parallel.patience` of {} s: a rank that makes no progress would \
@@ -104,6 +137,7 @@ pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
     if let Some((message, hint)) = spec.refuses_to_shard(&train.optimizer) {
         c.fault("shard_gradients", message, hint);
     }
+    mesh::check_with(spec, train, c);
     if !spec.reproducible {
         return;
     }
@@ -114,7 +148,8 @@ pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
         let near = (1..=spec.shards).rev().find(|n| train.batch.is_multiple_of(*n)).unwrap_or(1);
         c.fault(key, message, format!("shards = {near} would"));
     }
-    if let Some(ranks) = spec.ranks.filter(|&ranks| ranks > spec.shards) {
+    let data = spec.data.or(spec.ranks.map(|ranks| ranks / spec.replica_ranks()));
+    if let Some(ranks) = data.filter(|&ranks| ranks > spec.shards) {
         let message =
             format!("`parallel.shards` of {} leaves some of {ranks} ranks without work", spec.shards);
         c.fault(key, message, "choose at least as many shards as ranks");

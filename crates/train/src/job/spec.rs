@@ -5,6 +5,7 @@ use std::path::PathBuf;
 pub use polyreme_data::Augment;
 use polyreme_graph::{DType, Precision};
 use polyreme_nn::Model;
+pub use polyreme_parallel::pipeline::PipelineKind;
 
 pub use crate::loss::LossKind;
 
@@ -294,6 +295,22 @@ pub struct EarlyStop {
 pub struct ParallelSpec {
     /// How many ranks share a step; `None`: chosen.
     pub ranks: Option<usize>,
+    /// How many of them, or groups of them, each batch is split over; `None`: those that the other axes leave.
+    pub data: Option<usize>,
+    /// How many ranks each matrix is split over.
+    pub tensor: usize,
+    /// How many stages the layers are split over.
+    pub stage: usize,
+    /// How many ranks each sequence is split over.
+    pub sequence: usize,
+    /// Into how many microbatches a step is cut; `None`: `train.accumulate`.
+    pub microbatches: Option<usize>,
+    /// In which order stages run microbatches.
+    pub schedule: PipelineKind,
+    /// The layers before which the network is cut into stages; none: chosen.
+    pub cuts: Vec<String>,
+    /// Whether each rank of the data axis keeps only its part of the weights.
+    pub shard_weights: bool,
     /// Threads of each rank; `None`: the cores that its rank has.
     pub threads: Option<usize>,
     /// What ranks talk over.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use polyreme_graph::{DType, Keeps};
+use polyreme_parallel::Mesh;
 
 use super::fit::{Limit, Lodging, Need, Scope, mib};
 use super::prepared::Prepared;
@@ -196,7 +197,7 @@ impl Trier<'_> {
     /// Every rank keeps its own part of the gradients.
     fn shard_gradients(&self) -> Result<Option<Choice>, TrainError> {
         let mut spec = self.prepared.job.parallel.clone();
-        if spec.shard_gradients || self.prepared.ranks() == 1 {
+        if spec.shard_gradients || self.prepared.mesh().data == 1 {
             return Ok(None);
         }
         spec.shard_gradients = true;
@@ -211,13 +212,15 @@ impl Trier<'_> {
     /// As many ranks as fit, where the user may choose.
     fn fewer_ranks(&self) -> Result<Option<Choice>, TrainError> {
         let (ranks, threads) = (self.prepared.ranks(), self.prepared.threads);
-        let Some(flag) = self.lodging.flag.filter(|_| ranks > 1) else { return Ok(None) };
+        // Of a mesh, fewer copies of the model are another mesh.
+        let only_data = self.prepared.mesh().replica_ranks() == 1;
+        let Some(flag) = self.lodging.flag.filter(|_| ranks > 1 && only_data) else { return Ok(None) };
         if matches!(self.prepared.job.parallel.balance, Balance::Given(_)) {
             return Ok(None);
         }
         let with = |n: usize| {
             self.with(Lodging { here: n, ..self.lodging }, |p| {
-                p.cut.weights = vec![1.0; n];
+                (p.cut.weights, p.learner.plan.mesh) = (vec![1.0; n], Mesh::data(n));
                 if p.job.parallel.threads.is_none() {
                     p.threads = threads * ranks / n;
                 }

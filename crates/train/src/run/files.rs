@@ -1,8 +1,9 @@
 //! What rank 0 writes: the folder of a run, its checkpoints, records and report. Other ranks have none of it.
 
+use super::apart::save_apart;
 use super::folder::{Hold, JOB_FILE};
 use super::prepared::Prepared;
-use super::snapshot::{Progress, Tables};
+use super::snapshot::{Frame, Progress, Tables};
 use crate::checkpoint::{Disk, Loaded, Store};
 use crate::error::TrainError;
 use crate::event::{Ending, Event, Observer, Summary};
@@ -71,9 +72,15 @@ impl Files {
         progress: &Progress,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        let buffers = self.store.take_buffers();
-        let snapshot = self.tables.snapshot(learner, epoch, progress, &self.job, buffers)?;
-        if let Err(error) = self.store.save(snapshot) {
+        let frame = Frame { epoch, progress, job: &self.job };
+        let saved = match learner.is_apart() {
+            true => save_apart(learner, frame, &mut self.store)?,
+            false => {
+                let buffers = self.store.take_buffers();
+                self.store.save(self.tables.snapshot(learner, frame, buffers)?)
+            }
+        };
+        if let Err(error) = saved {
             observer.event(Event::Warning(&format!("a checkpoint could not be written: {error}")));
         }
         self.tell(observer);

@@ -11,8 +11,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use polyreme_data::{Dataset, Spec};
-use polyreme_exec::{Engine, loan_copies};
+use polyreme_exec::{Engine, Footprint, loan_copies};
 use polyreme_graph::{Body, DType, Keeps, Program};
+use polyreme_parallel::Plan;
 
 use super::advice::Advice;
 use super::prepared::Prepared;
@@ -131,17 +132,20 @@ impl Prepared {
     pub(super) fn need(&self, lodging: Lodging) -> Result<Need, TrainError> {
         let Lodging { here, threads, shared, together, .. } = lodging;
         let (ranks, options) = (self.ranks(), self.rank_options(if threads { here } else { 1 }));
-        let trial = match self.evaluated() {
-            Some(set) => {
-                Some(Engine::footprint(&self.trial_program(set.spec())?, self.threads, self.learner.isa))
-            }
-            None => None,
+        // By place in a copy of the model.
+        let trial = |rank: usize| -> Result<Option<Footprint>, TrainError> {
+            let Some(set) = self.evaluated() else { return Ok(None) };
+            let program = self.trial_program(set.spec(), rank)?;
+            Ok(Some(Engine::footprint(&program, self.threads, self.learner.isa)))
         };
+        let each = self.mesh().replica_ranks();
+        let trials = (0..each).map(trial).collect::<Result<Vec<_>, _>>()?;
         // By kinds of steps: what a rank takes for itself, and what of that others see.
         let mut seen: Vec<(RankKind, [usize; 3])> = Vec::new();
-        let mut bodies: Vec<(usize, Arc<Body>)> = Vec::new();
+        // By place in a copy of the model, and samples.
+        let mut bodies: Vec<((usize, usize), Arc<Body>)> = Vec::new();
         let mut of_rank = |rank: usize| -> Result<[usize; 3], TrainError> {
-            let part = RankShare::new(self.pace, &self.cut, rank);
+            let part = RankShare::new(self.pace, &self.cut, self.data_rank(rank));
             let lens = |(microbatches, _): &(&[MicrobatchRange], usize)| {
                 microbatches.iter().map(|p| p.len).collect::<Vec<_>>()
             };
@@ -151,26 +155,27 @@ impl Prepared {
                 lens.push(vec![rank]);
             }
             // Averages are rank 0's.
-            let kind = (rank == 0, lens);
+            let kind = (rank == 0, rank % self.mesh().replica_ranks(), lens);
             if let Some((_, bytes)) = seen.iter().find(|(known, _)| *known == kind) {
                 return Ok(*bytes);
             }
-            let lowering = options.lowering(rank, ranks, shared);
+            let lowering = options.lowering(rank, shared);
             let mut most = [0; 3];
             for (microbatches, rounds) in part.kinds() {
                 let runs = self.cut.shard_runs();
                 let program = lowering.step_program(microbatches, rounds, runs.as_deref(), &mut |n| {
-                    if let Some((_, body)) = bodies.iter().find(|(len, _)| *len == n) {
+                    let which = (rank % self.mesh().replica_ranks(), n);
+                    if let Some((_, body)) = bodies.iter().find(|(known, _)| *known == which) {
                         return Ok(body.clone());
                     }
                     let body = lowering.body(&training_graph(&self.net, &self.spec, n, options.loss)?)?;
-                    bodies.push((n, body.clone()));
+                    bodies.push((which, body.clone()));
                     Ok(body)
                 })?;
                 let bytes = lowering.rank_bytes_at_least(&program, shared && !threads);
                 // An evaluation has the memory of a step's values, and what it needs beyond.
                 let of_step = Engine::footprint(&program, self.threads, self.learner.isa);
-                let beyond = trial.map_or(0, |trial| {
+                let beyond = trials[rank % each].map_or(0, |trial| {
                     trial.activations.saturating_sub(of_step.activations)
                         + trial.inputs.saturating_sub(of_step.inputs)
                 });
@@ -187,7 +192,7 @@ impl Prepared {
             }
         }
         // Which ranks are here is known if all are.
-        let sharded = options.lowering(0, ranks, shared).plan.keeps != Keeps::All;
+        let sharded = options.lowering(0, shared).plan.keeps != Keeps::All;
         for (k, bytes) in all.iter_mut().enumerate() {
             let more = self.beside_engine(if here == ranks { k } else { ranks - 1 }, sharded)?;
             bytes.iter_mut().for_each(|bytes| *bytes += more);
@@ -201,7 +206,7 @@ impl Prepared {
     /// What the training of one process takes by the plan: what `train.memory_mib` bounds.
     pub(super) fn plan_bytes(&self, lodging: Lodging) -> Result<usize, TrainError> {
         let local = if lodging.threads { lodging.here } else { 1 };
-        let lowering = self.rank_options(local).lowering(self.ranks() - 1, self.ranks(), lodging.shared);
+        let lowering = self.rank_options(local).lowering(self.ranks() - 1, lodging.shared);
         let graph = training_graph(&self.net, &self.spec, self.micro(), self.learner.loss)?;
         Ok(local * lowering.rank_bytes(&lowering.program(&graph)?))
     }
@@ -226,7 +231,7 @@ impl Prepared {
 
     /// Batches of training that are full or being filled, and the one that is used.
     fn training_batches(&self, rank: usize) -> usize {
-        let part = RankShare::new(self.pace, &self.cut, rank);
+        let part = RankShare::new(self.pace, &self.cut, self.data_rank(rank));
         let of_a_step = part.microbatches(0).iter().filter(|microbatch| microbatch.len > 0).count() as u64;
         let all = self.pace.total_steps(self.job.train.length).saturating_mul(of_a_step);
         let batches = (self.job.data.prefetch as u64 + 1).min(all) as usize;
@@ -236,7 +241,7 @@ impl Prepared {
     /// The same of an evaluation.
     fn evaluated_batches(&self, set: &dyn Dataset) -> Result<usize, TrainError> {
         let block = block_samples(&self.net, set.spec())?;
-        let batches = (EVALUATION_PREFETCH + 1).min(set.len().div_ceil(block).div_ceil(self.ranks()));
+        let batches = (EVALUATION_PREFETCH + 1).min(set.len().div_ceil(block).div_ceil(self.mesh().data));
         Ok(batches * block.min(set.len()) * sample_bytes(set.spec()))
     }
 
@@ -273,16 +278,17 @@ impl Prepared {
         })
     }
 
-    fn trial_program(&self, spec: &polyreme_data::Spec) -> Result<Program, TrainError> {
+    fn trial_program(&self, spec: &polyreme_data::Spec, rank: usize) -> Result<Program, TrainError> {
         let n = block_samples(&self.net, spec)?;
-        let (program, _) =
-            Trial::new(&self.net, spec, n, self.learner.loss.kind, &self.learner.plan.precision)?;
+        let plan = Plan { rank, ..self.learner.plan.clone() };
+        let (program, _) = Trial::new(&self.net, spec, n, self.learner.loss.kind, &plan)?;
         Ok(program)
     }
 }
 
-/// What decides how much a rank takes: whether it is rank 0, and the microbatches of its kinds of steps.
-type RankKind = (bool, Vec<Vec<usize>>);
+/// What decides how much a rank takes: whether it is rank 0, its place in its copy of the model, and the microbatches of its
+/// kinds of steps.
+type RankKind = (bool, usize, Vec<Vec<usize>>);
 
 /// Bytes that rank 0 has of what the run learns, beside its engine.
 struct Copies {

@@ -87,7 +87,11 @@ impl Run {
         let transform = self.prepared.plain_transform(set.as_ref())?;
         self.learner.comm().set_doing(Doing::Evaluating);
         let mut judge = self.learner.judge().expect("a set to evaluate, and so an evaluation");
-        let blocks = share(n_blocks(&judge, set.as_ref()), &self.prepared.cut.weights, self.rank);
+        let blocks = share(
+            n_blocks(&judge, set.as_ref()),
+            &self.prepared.cut.weights,
+            self.prepared.data_rank(self.rank),
+        );
         let part = evaluate_blocks(&mut judge, set, &transform, 1, blocks)?;
         let scores = part.gather(self.learner.comm())?;
         self.learner.swap_average()?;

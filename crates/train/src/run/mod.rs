@@ -7,9 +7,11 @@
 //! - [`run_ranks`]: the ranks of this process. `train`: the loop that each of them runs. `step`, `judged`:
 //!   its steps and its evaluations.
 //! - [`kernels`]: which kernels sum products, and what it means if they are others than before.
-//! - `files`: what rank 0 writes. `snapshot`: to and from checkpoints.
+//! - `files`: what rank 0 writes. `snapshot`: to and from checkpoints; `apart`, `served`: of a model that several ranks
+//!   have together.
 
 pub mod advice;
+pub(crate) mod apart;
 mod files;
 pub mod fit;
 mod folder;
@@ -19,6 +21,7 @@ mod layer_paths;
 mod prepared;
 mod ranks;
 mod seats;
+pub(crate) mod served;
 mod snapshot;
 mod step;
 mod train;

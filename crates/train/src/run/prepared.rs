@@ -8,8 +8,9 @@ use polyreme_data::{
     Augment, Dataset, Features, Mode, Order, Spec, Stats, Target, Transform, balanced_weights,
 };
 use polyreme_exec::Isa;
-use polyreme_graph::{Keeps, Program, cost};
-use polyreme_parallel::{Norms, Plan, Training, Updates};
+use polyreme_graph::{Axis, Keeps, Program, cost};
+use polyreme_parallel::stage::flops;
+use polyreme_parallel::{Mesh, Norms, Plan, Training, Updates, choose};
 
 use super::layer_paths::check_f32_layers;
 use super::seats::{Seats, seats};
@@ -19,9 +20,9 @@ use crate::event::Outline;
 use crate::job::{Balance, ClassWeights, Job, OrderSpec, ParallelSpec, PrecisionKind};
 use crate::learner::LearnerOptions;
 use crate::loss::Loss;
-use crate::lower::training_graph;
+use crate::lower::{step_graph, training_graph};
 use crate::net::Net;
-use crate::pace::{Pace, RankShare, StepCut};
+use crate::pace::{CutOrder, Pace, RankShare, StepCut};
 use crate::preparation::Preparation;
 use crate::sets::{Sets, open_as};
 
@@ -165,7 +166,12 @@ impl Prepared {
         let parallel = &job.parallel;
         let Seats { ranks, threads } = seats(parallel, cores, pace.batch, !two.updates.is_empty());
         let shards = parallel.reproducible.then_some(parallel.shards);
-        let cut = StepCut { weights: vec![1.0; ranks], accumulate: train.accumulate, shards };
+        let order = match parallel.cuts_microbatches_first() {
+            true => CutOrder::Microbatches,
+            false => CutOrder::Ranks,
+        };
+        let accumulate = parallel.n_microbatches(train.accumulate);
+        let cut = StepCut { weights: vec![1.0], accumulate, order, shards };
         let learner = LearnerOptions {
             threads,
             isa: given.isa,
@@ -180,7 +186,7 @@ impl Prepared {
             loss,
             class_weights,
             memory_bytes: train.memory_mib.map(|mib| mib << 20),
-            plan: Plan { precision, ..plan(parallel, train.accumulate, !two.updates.is_empty()) },
+            plan: Plan { precision, ..plan(parallel, accumulate, !two.updates.is_empty()) },
             keeps: keeps(parallel),
         };
         let system = Vec::new();
@@ -208,26 +214,59 @@ impl Prepared {
 
     /// How many ranks there are.
     pub fn ranks(&self) -> usize {
-        self.cut.ranks()
+        self.mesh().ranks()
+    }
+
+    /// How they are arranged.
+    pub fn mesh(&self) -> &Mesh {
+        &self.learner.plan.mesh
+    }
+
+    /// A rank's place along the data axis, which says what samples it has.
+    pub fn data_rank(&self, rank: usize) -> usize {
+        self.mesh().place(rank, Axis::Data)
     }
 
     /// The same for so many ranks, whatever the job says.
     pub fn for_ranks(mut self, ranks: usize) -> Result<Prepared, TrainError> {
+        let mesh = self.job.parallel.mesh(ranks).map_err(TrainError::Mesh)?;
+        self.learner.plan.mesh = mesh;
+        let data = mesh.data;
         let weights = match &self.job.parallel.balance {
             Balance::Given(weights) => weights.clone(),
-            Balance::Equal | Balance::Auto => vec![1.0; ranks],
+            Balance::Equal | Balance::Auto => vec![1.0; data],
         };
-        if weights.len() != ranks {
-            return Err(TrainError::Balance { got: weights.len(), want: ranks });
+        if weights.len() != data {
+            return Err(TrainError::Balance { got: weights.len(), want: data });
         }
         self.cut.weights = weights;
         let (pace, cut) = (self.pace, &self.cut);
-        let meets = self.learner.plan.norms == Norms::Synchronised && ranks > 1;
         let short = |n: &usize| *n > 0 && cut.least(pace, *n) == 0;
-        if let Some(samples) = [pace.batch, pace.tail()].into_iter().find(|n| meets && short(n)) {
-            return Err(TrainError::TooFew { samples, ranks });
+        let meets = self.learner.plan.norms == Norms::Synchronised && data > 1;
+        let staged = mesh.stage > 1 && cut.shards.is_none();
+        if let Some(samples) = [pace.batch, pace.tail()].into_iter().find(|n| (meets || staged) && short(n)) {
+            return Err(match meets {
+                true => TrainError::TooFew { samples, ranks: data },
+                false => TrainError::TooFewForStages { samples, ranks: data },
+            });
         }
+        self.choose_parts()?;
         Ok(self)
+    }
+
+    /// Chooses which rank of a copy of the model has which part of it, once for all programs: all ranks come to the same.
+    fn choose_parts(&mut self) -> Result<(), TrainError> {
+        let said = self.job.parallel.cuts.clone();
+        let plan = Plan { cuts: said, layouts: Default::default(), ..self.learner.plan.clone() };
+        self.learner.plan = match plan.mesh.replica_ranks() {
+            1 => plan,
+            _ => {
+                let forward = training_graph(&self.net, &self.spec, self.micro().max(2), self.learner.loss)?;
+                let step = step_graph(&forward)?;
+                choose(&step, &plan, &flops(&step), None)?
+            }
+        };
+        Ok(())
     }
 
     /// The longest microbatch of rank 0.
@@ -240,9 +279,8 @@ impl Prepared {
         let (ranks, micro) = (self.ranks(), self.micro());
         let forward = training_graph(&self.net, &self.spec, micro, self.learner.loss)?;
         // The last rank has the largest parts.
-        let lowering = self.rank_options(ranks).lowering(ranks - 1, ranks, true);
+        let lowering = self.rank_options(ranks).lowering(ranks - 1, true);
         let program = lowering.program(&forward)?;
-        let params = &program.graph().params;
         let microbatches = self.pace.batch as f64 / micro as f64;
         let bytes = self.expected_bytes()?;
         Ok(Outline {
@@ -251,7 +289,7 @@ impl Prepared {
                 Net::Model(model) => model.name().to_string(),
                 Net::Function(_) => "function".into(),
             },
-            params: params.iter().map(|p| program.graph().shape(p.value).numel()).sum(),
+            params: forward.params.iter().map(|p| forward.shape(p.value).numel()).sum(),
             train_samples: self.sets.train.len(),
             val_samples: self.sets.validation.as_ref().map_or(0, |s| s.len()),
             test_samples: self.sets.test.as_ref().map_or(0, |s| s.len()),
@@ -278,8 +316,8 @@ impl Prepared {
     pub fn program(&self, rank: usize) -> Result<Program, TrainError> {
         let ranks = self.ranks();
         let options = self.rank_options(ranks);
-        let lowering = options.lowering(rank, ranks, true);
-        let part = RankShare::new(self.pace, &self.cut, rank);
+        let lowering = options.lowering(rank, true);
+        let part = RankShare::new(self.pace, &self.cut, self.data_rank(rank));
         let (microbatches, rounds) = part.kinds()[0];
         lowering.step_program(microbatches, rounds, self.cut.shard_runs().as_deref(), &mut |n| {
             lowering.body(&training_graph(&self.net, &self.spec, n, options.loss)?)
@@ -375,6 +413,8 @@ fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Plan {
         norms: if spec.sync_batch_norm && has_statistics { Norms::Synchronised } else { Norms::Local },
         shards: spec.reproducible.then_some(spec.shards),
         updates: Updates::AtOnce,
+        pipeline: spec.schedule,
+        cuts: spec.cuts.clone(),
         ..Plan::alone()
     }
 }

@@ -24,11 +24,13 @@ pub struct Seats {
 /// network takes statistics from the samples that it sees together.
 pub fn seats(spec: &ParallelSpec, cores: usize, batch: usize, has_statistics: bool) -> Seats {
     let cores = cores.max(1);
+    let each = spec.replica_ranks();
     let asked = match &spec.balance {
-        Balance::Given(weights) => spec.ranks.or(Some(weights.len())),
-        _ => spec.ranks,
+        Balance::Given(weights) => spec.asked_ranks().or(Some(weights.len() * each)),
+        _ => spec.asked_ranks(),
     };
-    let room = (cores / spec.threads.unwrap_or(1)).max(1);
+    // Copies of the model, each of which takes so many ranks.
+    let room = (cores / spec.threads.unwrap_or(1) / each).max(1);
     let ranks = asked.unwrap_or_else(|| {
         let least = if has_statistics && !spec.sync_batch_norm { STATISTICS_MIN } else { SAMPLES_MIN };
         let most = match spec.reproducible {
@@ -36,7 +38,7 @@ pub fn seats(spec: &ParallelSpec, cores: usize, batch: usize, has_statistics: bo
             false => (batch / least).max(1),
         };
         // Cores that cannot be split evenly would idle.
-        (1..=room.min(most)).rev().find(|r| room.is_multiple_of(*r)).unwrap_or(1)
+        (1..=room.min(most)).rev().find(|r| room.is_multiple_of(*r)).unwrap_or(1) * each
     });
     let threads = spec.threads.unwrap_or_else(|| (cores / ranks).max(1));
     Seats { ranks, threads }

@@ -1,6 +1,6 @@
 //! Between a run and its checkpoints: what is learnt, what the optimizer remembers, and how far the run has come.
 //!
-//! Rank 0 reads and writes. A checkpoint knows nothing of ranks: moments are gathered and scattered on the way. But for
+//! Rank 0 reads and writes; `apart` has what is different where several ranks have the model together. A checkpoint knows nothing of ranks: moments are gathered and scattered on the way. But for
 //! one file: where ranks have statistics of their own (batch norms without `sync_batch_norm`), it keeps those of each, so
 //! that the same number of ranks goes on with the same bits; another number starts from their mean. Taking a checkpoint
 //! changes nothing in the run.
@@ -15,17 +15,18 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint::{self, CheckpointError, Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
 use crate::error::TrainError;
 use crate::fingerprint::Fingerprint;
-use crate::install::{install, install_arena, install_moments};
+use crate::install::{install, install_file, install_kept, install_numbers};
 use crate::learner::Learner;
 use crate::loss_scale::LossScale;
 use crate::metrics::{Best, Patience};
 use crate::preparation::Preparation;
+use crate::whole::of_rank;
 
 /// The averaged parameters' file.
 pub const AVERAGE_FILE: &str = "average.safetensors";
 /// The states of each rank, where they differ.
-const STATES_FILE: &str = "states.safetensors";
-const MOMENT_FILES: [(&str, Kept); 2] =
+pub(super) const STATES_FILE: &str = "states.safetensors";
+pub(super) const MOMENT_FILES: [(&str, Kept); 2] =
     [("moment1.safetensors", Kept::Moment1), ("moment2.safetensors", Kept::Moment2)];
 
 /// What a run must remember beside tensors.
@@ -74,6 +75,27 @@ impl Progress {
     }
 }
 
+/// What a checkpoint says beside its tensors.
+pub(crate) struct Frame<'a> {
+    /// Epochs done.
+    pub(crate) epoch: u64,
+    /// How far the run has come.
+    pub(crate) progress: &'a Progress,
+    /// The job, as TOML with everything resolved.
+    pub(crate) job: &'a str,
+}
+
+impl Frame<'_> {
+    /// The checkpoint of a step with these files.
+    pub(super) fn snapshot(self, step: u64, shards: Vec<Shard>) -> Result<Snapshot, TrainError> {
+        let Frame { epoch, progress, job } = self;
+        let metrics = progress.metrics.clone();
+        let batches = step.saturating_add(progress.batches_before);
+        let progress = serde_json::to_value(progress).map_err(|e| TrainError::Progress(e.to_string()))?;
+        Ok(Snapshot { step, epoch, shards, progress, metrics, job: job.to_string(), batches })
+    }
+}
+
 /// What shards hold, made once.
 pub(crate) struct Tables {
     model: Arc<[TensorAt]>,
@@ -110,9 +132,7 @@ impl Tables {
     pub(crate) fn snapshot(
         &self,
         learner: &mut Learner,
-        epoch: u64,
-        progress: &Progress,
-        job: &str,
+        frame: Frame,
         mut buffers: Vec<Vec<f32>>,
     ) -> Result<Snapshot, TrainError> {
         // The smallest that is large enough, so that no large one is kept for a few numbers.
@@ -141,6 +161,7 @@ impl Tables {
             dtype: DType::F32,
             tensors: self.states.clone(),
             lent: None,
+            asked: None,
             data,
         }));
         for ((file, what), tensors) in moment_files(learner).zip(&self.moments) {
@@ -162,11 +183,7 @@ impl Tables {
             shard.lent = lent(Kept::Average);
             shards.push(shard);
         }
-        let metrics = progress.metrics.clone();
-        let (step, batches) =
-            (learner.steps_done(), learner.steps_done().saturating_add(progress.batches_before));
-        let progress = serde_json::to_value(progress).map_err(|e| TrainError::Progress(e.to_string()))?;
-        Ok(Snapshot { step, epoch, shards, progress, metrics, job: job.to_string(), batches })
+        frame.snapshot(learner.steps_done(), shards)
     }
 }
 
@@ -183,54 +200,55 @@ pub(crate) fn hand_over(learner: &mut Learner) -> Result<(), TrainError> {
 pub(crate) fn restore(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<(), TrainError> {
     restore_weights(learner, loaded)?;
     restore_states(learner, loaded)?;
-    let alone = learner.engine().role().ranks == 1;
-    for (file, what) in moment_files(learner) {
-        let slots = learner.engine().moment_slots(what);
-        let moments = match loaded {
-            None => None,
-            Some(loaded) if alone => {
-                install_moments(learner.engine_mut(), what, &slots, loaded.needed(file)?)?;
-                continue;
-            }
-            Some(loaded) => {
-                let mut moments = floats(learner.engine().gathered_len(what), "the optimizer's state")?;
-                install_arena(&mut moments, &slots, loaded.needed(file)?)?;
-                Some(moments)
-            }
-        };
-        learner.engine_mut().scatter_moments(what, moments.as_deref())?;
+    let needed = |file: &str| loaded.map(|loaded| loaded.needed(file)).transpose();
+    for (k, (file, what)) in moment_files(learner).enumerate() {
+        let whole = learner.whole_moments(k);
+        let engine = learner.engine_mut();
+        let (slots, alone) = (engine.moment_slots(what), engine.role().ranks == 1);
+        if alone {
+            install_kept(engine, what, &slots, &whole, needed(file)?)?;
+            continue;
+        }
+        let mut moments = None;
+        if engine.is_writer() {
+            let mut numbers = floats(engine.gathered_len(what), "the optimizer's state")?;
+            install_numbers(engine, &mut numbers, &slots, &whole, needed(file)?)?;
+            moments = Some(numbers);
+        }
+        engine.scatter_moments(what, moments.as_deref())?;
     }
     Ok(())
 }
 
 /// Gives each rank its own states, if the checkpoint is of as many ranks; otherwise all keep the mean. Collective.
 fn restore_states(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<(), TrainError> {
-    let slots = states_of_ranks(learner.engine());
+    let whole = learner.whole().states_of(learner.engine().role().ranks);
     let file = loaded.and_then(|loaded| loaded.file(STATES_FILE));
-    let states = match file.filter(|file| file.shapes.len() == slots.len()) {
-        None => None,
-        Some(file) => {
-            let mut states =
-                vec![0.0; learner.engine().kept(Kept::States).len() * learner.engine().role().ranks];
-            install_arena(&mut states, &slots, file)?;
-            Some(states)
-        }
-    };
-    let mut there = [i64::from(states.is_some())];
+    let file = file.filter(|file| file.shapes.len() == whole.len());
+    let mut there = [i64::from(file.is_some())];
     learner.comm().broadcast(&mut there, 0)?;
-    match there {
-        [0] => Ok(()),
-        _ => Ok(learner.engine_mut().scatter_states(states.as_deref())?),
+    if there == [0] {
+        return Ok(());
     }
+    let engine = learner.engine_mut();
+    let mut states = None;
+    if engine.is_writer() {
+        let slots = states_of_ranks(engine);
+        let mut numbers = vec![0.0; engine.kept(Kept::States).len() * engine.role().ranks];
+        install_numbers(engine, &mut numbers, &slots, &whole, file)?;
+        states = Some(numbers);
+    }
+    Ok(engine.scatter_states(states.as_deref())?)
 }
 
 /// The states of all ranks, one after the other.
-fn states_of_ranks(engine: &Engine) -> Vec<Slot> {
+pub(super) fn states_of_ranks(engine: &Engine) -> Vec<Slot> {
     let (slots, len) = (engine.state_slots(), engine.kept(Kept::States).len());
     let of = |rank: usize| {
         slots.iter().map(move |slot| Slot {
-            name: format!("rank{rank}.{}", slot.name),
+            name: of_rank(rank, &slot.name),
             dims: slot.dims.clone(),
+            part: slot.part,
             range: rank * len + slot.range.start..rank * len + slot.range.end,
         })
     };
@@ -238,7 +256,7 @@ fn states_of_ranks(engine: &Engine) -> Vec<Slot> {
 }
 
 /// The mean of parts of `len` numbers; exactly the number where all parts have the same.
-fn mean(parts: &[f32], len: usize) -> impl Iterator<Item = f32> {
+pub(super) fn mean(parts: &[f32], len: usize) -> impl Iterator<Item = f32> {
     let n = parts.len() / len.max(1);
     (0..len).map(move |i| {
         let sum: f64 = parts[i..].iter().step_by(len).map(|x| f64::from(*x)).sum();
@@ -251,37 +269,36 @@ pub(crate) fn load_weights(path: &Path) -> Result<Loaded, CheckpointError> {
     checkpoint::load_files(path, &|file| [MODEL_FILE, AVERAGE_FILE].contains(&file))
 }
 
-/// The same without what the optimizer remembers: to evaluate and to ship. Collective.
+/// The same without what the optimizer remembers: to evaluate and to ship. Collective; rank 0 has the checkpoint.
 pub(crate) fn restore_weights(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<(), TrainError> {
+    let whole = learner.whole().clone();
+    let mut step = [loaded.map_or(0, |loaded| loaded.manifest.step as i64)];
+    learner.comm().broadcast(&mut step, 0)?;
+    let needed = |file: &str| loaded.map(|loaded| loaded.needed(file)).transpose();
     learner.exclusively(|engine| {
-        let loaded = loaded.expect("rank 0 has the checkpoint");
-        install_average(engine, loaded)?;
-        install(engine, loaded.needed(MODEL_FILE)?)?;
-        engine.set_steps_done(loaded.manifest.step);
+        if !engine.kept(Kept::Average).is_empty() {
+            let slots = engine.param_slots();
+            install_kept(engine, Kept::Average, &slots, &whole.params, needed(AVERAGE_FILE)?)?;
+        }
+        install(engine, &whole, needed(MODEL_FILE)?)?;
+        engine.set_steps_done(step[0] as u64);
         Ok(())
     })
 }
 
 /// Weights to start from, which rank 0 reads; it gets the number of batches that they have seen. Collective.
 pub(crate) fn start_from(learner: &mut Learner, path: &Path) -> Result<u64, TrainError> {
+    let whole = learner.whole().clone();
     let mut batches = 0;
     learner.exclusively(|engine| {
-        batches = crate::install::install_file(engine, path)?;
+        batches = install_file(engine, &whole, path)?;
         engine.start_average();
         Ok(())
     })?;
     Ok(batches)
 }
 
-fn install_average(engine: &mut Engine, loaded: &Loaded) -> Result<(), TrainError> {
-    let slots = engine.param_slots();
-    match engine.kept_mut(Kept::Average) {
-        [] => Ok(()),
-        average => install_arena(average, &slots, loaded.needed(AVERAGE_FILE)?),
-    }
-}
-
 /// The files of the moments that the optimizer has; the same on all ranks, also on those with an empty part.
-fn moment_files(learner: &Learner) -> impl Iterator<Item = (&'static str, Kept)> + use<> {
+pub(super) fn moment_files(learner: &Learner) -> impl Iterator<Item = (&'static str, Kept)> + use<> {
     MOMENT_FILES.into_iter().take(learner.n_moments())
 }

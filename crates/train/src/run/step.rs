@@ -121,7 +121,7 @@ impl Run {
     ) -> Result<bool, TrainError> {
         let began = Instant::now();
         let cut = self.prepared.cut.by(weights);
-        let part = RankShare::new(self.prepared.pace, &cut, self.rank);
+        let part = RankShare::new(self.prepared.pace, &cut, self.prepared.data_rank(self.rank));
         let ready = self.learner.prepare(&part, cut.shard_runs());
         // A longer part may take more memory than there is: then all stay as they are.
         let able = talk::gather_all(self.learner.comm(), &[f64::from(u8::from(ready.is_ok()))])?;

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use polyreme_collective::{Comm, Doing, Reduce};
 use polyreme_data::Loader;
 use polyreme_exec::{KernelClass, Timeline};
+use polyreme_graph::Axis;
 use serde::{Deserialize, Serialize};
 
+use super::apart::{hand_over_apart, ship_apart};
 use super::files::Files;
 use super::folder::{Hold, hold_given};
 use super::kernels;
@@ -84,7 +86,7 @@ impl Run {
         let mut options = prepared.rank_options(usize::try_from(most[0]).unwrap_or(1));
         comm.broadcast(&mut options.class_weights, 0)?;
         let rank = comm.rank();
-        let part = RankShare::new(prepared.pace, &prepared.cut, rank);
+        let part = RankShare::new(prepared.pace, &prepared.cut, prepared.data_rank(rank));
         let runs = prepared.cut.shard_runs();
         let learner = Learner::new(&prepared.net, &prepared.spec, &part, runs, options, comm)?;
         let progress = first_progress(&prepared);
@@ -119,7 +121,8 @@ impl Run {
         let engine = self.learner.engine();
         let layout = format!("{:?} {:?}", engine.param_slots(), engine.role().parts);
         let what = "its program lays out the parameters in another way; give all the same version";
-        talk::agree(self.learner.comm(), "comparing programs", &layout, what)?;
+        let alike = self.learner.engine_mut().comms().along(Axis::Data);
+        talk::agree(alike, "comparing programs", &layout, what)?;
         let mut progress = match resumed {
             Some(loaded) => Progress::of(loaded)?,
             None => self.progress.clone(),
@@ -380,6 +383,7 @@ impl Run {
         let epoch = step / self.prepared.pace.steps_per_epoch();
         match &mut self.files {
             Some(files) => files.save(&mut self.learner, epoch, &progress, observer)?,
+            None if self.learner.is_apart() => hand_over_apart(&mut self.learner)?,
             None => hand_over(&mut self.learner)?,
         }
         (self.saved, self.saved_step) = (Instant::now(), step);
@@ -408,8 +412,11 @@ impl Run {
             self.learner.round_shipped(dtype)?;
             self.test(observer)?;
             self.learner.comm().set_doing(Doing::Saving);
-            if self.files.is_some() {
-                ship(&model, &self.learner, dtype, self.progress.batches_before)?;
+            let batches = self.learner.steps_done().saturating_add(self.progress.batches_before);
+            if self.learner.is_apart() {
+                ship_apart(&model, &mut self.learner, dtype, batches)?;
+            } else if self.files.is_some() {
+                ship(&model, &self.learner, dtype, batches)?;
             }
         }
         let training = (seconds - self.progress.evaluating).max(1e-9);

@@ -10,9 +10,11 @@ use polyreme_train::evaluate::evaluate;
 use polyreme_train::install::install_file;
 use polyreme_train::job::Job;
 use polyreme_train::judge::{Judge, block_samples};
+use polyreme_train::lower::training_graph;
 use polyreme_train::run::{Given, Prepared};
 use polyreme_train::sets::Sets;
 use polyreme_train::weights::{View, Weight, read_weights, write_weights};
+use polyreme_train::whole::WholeModel;
 
 use crate::runs::{job, run};
 
@@ -49,7 +51,8 @@ fn tested(job: &Job, file: &Path) -> Vec<(String, f64)> {
         Given::default().isa,
     )
     .unwrap();
-    install_file(judge.engine_mut(), file).unwrap();
+    let graph = training_graph(&prepared.net, &prepared.spec, 2, prepared.learner.loss).unwrap();
+    install_file(judge.engine_mut(), &WholeModel::of(&graph), file).unwrap();
     let set = prepared.sets.test.clone().unwrap();
     let transform = prepared.plain_transform(set.as_ref()).unwrap();
     evaluate(&mut judge, &set, &transform, 1).unwrap().named("test")

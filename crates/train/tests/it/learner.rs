@@ -7,7 +7,7 @@ use polyreme_exec::{Engine, Isa, Kept};
 use polyreme_graph::memory::ALIGN_BYTES;
 use polyreme_graph::{DType, Keeps, Moments, Optimizer, Precision, Traced};
 use polyreme_nn::layer::{BatchNorm2d, Dropout, Linear};
-use polyreme_parallel::{Plan, Training};
+use polyreme_parallel::{Mesh, Plan, Training};
 use polyreme_train::learner::{Learner, LearnerOptions, MicrobatchData, RankStep, StepResult};
 use polyreme_train::loss::Loss;
 use polyreme_train::pace::{Pace, RankShare, StepCut};
@@ -53,6 +53,11 @@ fn options(loss: Loss) -> LearnerOptions {
         plan: Plan { bucket_bytes: 1 << 10, ..Plan::alone() },
         keeps: Some(Keeps::OwnMoments),
     }
+}
+
+/// The same for ranks that split the batch.
+fn over_ranks(options: LearnerOptions, ranks: usize) -> LearnerOptions {
+    LearnerOptions { plan: Plan { mesh: Mesh::data(ranks), ..options.plan.clone() }, ..options }
 }
 
 fn number(i: usize) -> f32 {
@@ -102,7 +107,8 @@ fn train(pace: Pace, cut: &StepCut, options: &LearnerOptions) -> (Vec<f32>, Vec<
     let data = Data::new(pace.samples);
     let rank = |comm: Comm| {
         let part = RankShare::new(pace, cut, comm.rank());
-        let mut learner = Learner::new(&net(false), &spec(), &part, None, options.clone(), comm).unwrap();
+        let options = over_ranks(options.clone(), comm.size());
+        let mut learner = Learner::new(&net(false), &spec(), &part, None, options, comm).unwrap();
         let steps = 0..2 * pace.steps_per_epoch();
         let losses = steps.map(|step| data.step(&mut learner, pace, &part, step).unwrap().loss).collect();
         (learner.engine().kept(Kept::Params).to_vec(), learner.average().to_vec(), losses)
@@ -120,7 +126,7 @@ fn train(pace: Pace, cut: &StepCut, options: &LearnerOptions) -> (Vec<f32>, Vec<
 fn check(samples: usize, batch: usize, weights: &[f64], accumulate: usize, loss: Loss) {
     let pace = Pace { samples, batch: batch.min(samples) };
     let whole = train(pace, &StepCut::alone(), &options(loss));
-    let cut = StepCut { weights: weights.to_vec(), accumulate, shards: None };
+    let cut = StepCut { weights: weights.to_vec(), accumulate, ..StepCut::alone() };
     for keeps in [Keeps::OwnMoments, Keeps::OwnGradients] {
         let cut = train(pace, &cut, &LearnerOptions { keeps: Some(keeps), ..options(loss) });
         assert_eq!(whole.2.len(), cut.2.len());
@@ -160,12 +166,13 @@ fn the_plan_counts_the_sums_of_microbatches() {
     let data = Data::new(pace.samples);
     let (moments, gradients) = (Keeps::OwnMoments, Keeps::OwnGradients);
     for (accumulate, keeps, ranks) in [(1, moments, 1), (3, moments, 1), (3, moments, 2), (3, gradients, 2)] {
-        let cut = StepCut { weights: vec![1.0; ranks], accumulate, shards: None };
+        let cut = StepCut { weights: vec![1.0; ranks], accumulate, ..StepCut::alone() };
         let plan = Plan { microbatches: accumulate, ..options(Loss::default()).plan };
         let options = LearnerOptions { plan, keeps: Some(keeps), ..options(Loss::default()) };
+        let options = over_ranks(options, ranks);
         let rank = |comm: Comm| {
             let part = RankShare::new(pace, &cut, comm.rank());
-            let lowering = options.lowering(comm.rank(), comm.size(), true);
+            let lowering = options.lowering(comm.rank(), true);
             let mut learner = Learner::new(&net(true), &spec(), &part, None, options.clone(), comm).unwrap();
             data.step(&mut learner, pace, &part, 0).unwrap();
             let engine = learner.engine();
@@ -217,12 +224,13 @@ fn a_loss_that_is_not_finite_names_its_place() {
         (vec![1.0, 1.0], 1, 3, Keeps::OwnMoments, Precision::half(DType::Bf16)),
     ] {
         let pace = Pace { samples: 4, batch: 4 };
-        let cut = StepCut { weights, accumulate, shards: None };
+        let cut = StepCut { weights, accumulate, ..StepCut::alone() };
         let mut data = Data::new(pace.samples);
         data.x[bad * WIDTH] = f32::NAN;
         let rank = |comm: Comm| {
             let part = RankShare::new(pace, &cut, comm.rank());
-            let mut options = LearnerOptions { keeps: Some(keeps), ..options(Loss::default()) };
+            let options = LearnerOptions { keeps: Some(keeps), ..options(Loss::default()) };
+            let mut options = over_ranks(options, comm.size());
             options.training.scaled = precision.scales_loss();
             options.plan.precision = precision.clone();
             let mut learner = Learner::new(&net(false), &spec(), &part, None, options, comm).unwrap();

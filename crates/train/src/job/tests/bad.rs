@@ -579,6 +579,64 @@ fn losses_and_labels() {
 }
 
 #[test]
+fn meshes_that_cannot_be() {
+    let row = |lines: &str, message: &str, hint: &str| {
+        check_one(&format!("{SMALL}[parallel]\n{lines}"), &[], message, hint);
+    };
+    row("stage = 0", "`parallel.stage` is 0; it must be at least 1", "");
+    row(
+        "ranks = 6\ntensor = 2\nstage = 2",
+        "`parallel.ranks` is 6: tensor = 2, stage = 2 make 4 ranks for each copy of the model, and 6 cannot be divided by 4",
+        "use 4 or 8 ranks",
+    );
+    row(
+        "ranks = 8\ndata = 4\ntensor = 4",
+        "`parallel.ranks` is 8: data = 4 and tensor = 4 make 16 ranks, and there are 8",
+        "leave `parallel.data` out, or use 16 ranks",
+    );
+    row(
+        "schedule = \"gpipe\"",
+        "`parallel.schedule` is a pipeline schedule, and the job has one stage",
+        "write `stage = 2` or more, or leave it out",
+    );
+    row(
+        "stage = 2\nschedule = \"zb\"",
+        "`parallel.schedule` is \"zb\", which is not known",
+        "did you mean \"zb-v\"?",
+    );
+    row(
+        "stage = 2\nschedule = \"zb-v\"\ncuts = [\"0\"]",
+        "`parallel.cuts` names 1 layers, and a \"zb-v\" pipeline of 2 stages is cut before 3",
+        "name 3 layers, or leave `cuts` out",
+    );
+    row(
+        "tensor = 2\nbalance = \"auto\"",
+        "`parallel.balance = \"auto\"` measures single ranks, and here several have a copy of the model together",
+        "write \"equal\", or one weight for each rank of the data axis",
+    );
+    row(
+        "stage = 2\nmicrobatches = 8\n[train]\naccumulate = 4",
+        "`parallel.microbatches` is 8 and `train.accumulate` is 4; both say into how many microbatches a step is cut",
+        "leave one of them out",
+    );
+    row(
+        "reproducible = true\nmicrobatches = 4",
+        "`parallel.microbatches` is 4, and a reproducible step is cut into its 8 shards",
+        "leave it out, and set `shards`",
+    );
+    row(
+        "data = 2\nstage = 2\nmicrobatches = 8\n[train]\nbatch = 8",
+        "`train.batch` of 8 is too small for 8 microbatches that 2 data ranks share: 16 samples are needed",
+        "use fewer microbatches or data ranks, or a larger batch",
+    );
+    row(
+        "tensor = 2\n[train]\noptimizer = { kind = \"lamb\", lr = 1e-3 }",
+        "the optimizer \"lamb\" looks at whole tensors, and with `parallel.tensor` of 2 each rank has a part of them",
+        "choose \"adamw\", or use `stage` instead of `tensor`",
+    );
+}
+
+#[test]
 fn ranks_and_shards() {
     let row = |lines: &str, message: &str, hint: &str| {
         check_one(&format!("{SMALL}[parallel]\n{lines}"), &[], message, hint);

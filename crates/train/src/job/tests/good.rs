@@ -168,6 +168,14 @@ fn every_key_is_read() {
     assert_eq!(job.train, want);
     let want = ParallelSpec {
         ranks: Some(4),
+        data: None,
+        tensor: 1,
+        stage: 1,
+        sequence: 1,
+        microbatches: None,
+        schedule: PipelineKind::OneFOneB,
+        cuts: Vec::new(),
+        shard_weights: false,
         threads: Some(3),
         transport: Transport::Shm,
         encrypt: Some(true),

@@ -36,7 +36,8 @@ fn whole_files_read_again() {
 
 #[test]
 fn the_file_of_an_earlier_run_reads_as_the_same_job() {
-    // Written for `full.toml` before keys were declared, and before there was a loss, a precision, its layers, its scale or an element type to choose.
+    // Written for `full.toml` before keys were declared, and before there was a loss, a precision, its layers, its scale, an element type or a mesh
+    // to choose.
     // What is written now differs in that and in the order of keys alone.
     let (before, mut job) = (include_str!("before.toml"), good(include_str!("full.toml"), &[]));
     let TrainSpec { precision, f32_layers, loss_scale, .. } = TrainSpec::default();
@@ -46,6 +47,9 @@ fn the_file_of_an_earlier_run_reads_as_the_same_job() {
     let mut now = table(&job.to_toml());
     let train = now["train"].as_table_mut().unwrap();
     let (loss, _, _) = (train.remove("loss"), train.remove("f32_layers"), train.remove("loss_scale"));
+    let parallel = now["parallel"].as_table_mut().unwrap();
+    let mesh = ["data", "tensor", "stage", "sequence", "shard_weights"].map(|key| parallel.remove(key));
+    assert!(mesh.iter().all(Option::is_some), "one rank has an empty mesh");
     let dtype = now["output"].as_table_mut().unwrap().remove("dtype");
     assert_eq!((loss, dtype, now), (Some("cross_entropy".into()), Some("f32".into()), table(before)));
 }
@@ -295,18 +299,33 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
         prop::collection::vec(0.01..99.0, 1..9).prop_map(Balance::Given),
     ];
     let numbers = (any::<Option<u8>>(), 9..99_usize, 0.01..99.0, 1.0..99.0, 99.0..9999.0);
-    (transport, balance, numbers, any::<(bool, bool, Option<bool>, bool, Option<bool>)>()).prop_map(
-        |(transport, balance, numbers, flags)| {
+    let schedule = select(PipelineKind::ALL.to_vec());
+    let mesh = (1..3_usize, 1..4_usize, 1..3_usize, prop::option::of(4..9_usize), schedule, any::<bool>());
+    (transport, balance, numbers, any::<(bool, bool, Option<bool>, bool, Option<bool>)>(), mesh).prop_map(
+        |(transport, balance, numbers, flags, mesh)| {
             let (threads, shards, bucket_mib, patience, stall) = numbers;
             let (sync_batch_norm, reproducible, shard_optimizer, shard_gradients, encrypt) = flags;
+            let (tensor, stage, sequence, microbatches, schedule, shard_weights) = mesh;
+            let [tensor, stage, sequence] =
+                [tensor, stage, sequence].map(|n| if balance == Balance::Auto { 1 } else { n });
             let ranks = match &balance {
-                Balance::Given(weights) => Some(weights.len()),
+                Balance::Given(weights) => Some(weights.len() * tensor * stage * sequence),
                 _ => None,
             };
+            let parts = stage * schedule.chunks_per_stage();
+            let cuts = (1..if shard_weights { parts } else { 1 }).map(|k| format!("blocks.{k}"));
             let threads = threads.map(|n| usize::from(n) + 1);
             let shards = if reproducible { shards } else { ParallelSpec::default().shards };
             ParallelSpec {
                 ranks,
+                data: None,
+                tensor,
+                stage,
+                sequence,
+                microbatches,
+                schedule: if stage > 1 { schedule } else { ParallelSpec::default().schedule },
+                cuts: if stage > 1 { cuts.collect() } else { Vec::new() },
+                shard_weights,
                 threads,
                 transport,
                 encrypt,
@@ -335,7 +354,18 @@ proptest! {
             job.parallel = ParallelSpec { sync_batch_norm: false, ..job.parallel };
             job.train.batch *= job.parallel.shards;
             job.train.accumulate = 1;
+            job.parallel.microbatches = None;
         }
+        // What cannot be together is tested by hand.
+        if job.parallel.microbatches.is_some() || job.parallel.stage > 1 {
+            job.train.accumulate = 1;
+            job.parallel.microbatches = job.parallel.microbatches.or(Some(4)).filter(|_| !job.parallel.reproducible);
+        }
+        if !job.train.optimizer.rule.by_element() {
+            let ranks = job.parallel.ranks.map(|ranks| ranks / job.parallel.tensor);
+            (job.parallel.ranks, job.parallel.tensor) = (ranks, 1);
+        }
+        job.train.batch *= 100;
         if job.parallel.refuses_to_shard(&job.train.optimizer).is_some() {
             job.parallel.shard_gradients = false;
         }
