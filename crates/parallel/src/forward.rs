@@ -8,8 +8,10 @@
 //! ```
 //!
 //! The ranks of the tensor and stage axes run one microbatch together; each part of the data axis runs its own, and exchanges
-//! nothing. With `S` stages a rank computes `1/S` of the time; evaluations follow each other, so a stage begins with the next
-//! one when its part is done.
+//! nothing. If these parts shard the weights, each gathers what it reads, so all of them must run equally many.
+//!
+//! With `S` stages a rank computes `1/S` of the time; evaluations follow each other, so a stage begins with the next one when its
+//! part is done.
 //!
 //! Outputs are on the rank whose chunk computes them, mostly the last stage, and are whole on every rank of the tensor axis.
 //! Parameters are those of the same plan's training body, or fewer, and split alike, so that one engine runs both. What
@@ -25,6 +27,8 @@ use polyreme_graph::{Axis, BlockKind, Body, Collective, Graph, Instr, Microbatch
 use crate::joint;
 use crate::passes::{CompileError, tensor_part};
 use crate::plan::Plan;
+use crate::schedule::first_reader;
+use crate::shard::{Passes, shard};
 use crate::stage::{ChunkGraph, cut, join};
 use crate::stage_body::{cut_origins, links_of, place_by_origin, usual_timetable};
 use crate::staged::link_tag;
@@ -40,7 +44,7 @@ pub fn compile_forward(graph: &Graph, plan: &Plan) -> Result<Program, CompileErr
     let graph = Graph { updates: Vec::new(), grads: Vec::new(), ..graph };
     let (body, runs, place) = match plan.mesh.stage {
         1 => {
-            let body = Body::forward(&graph);
+            let body = Body::forward(&with_shards(graph, plan));
             let nodes = 0..body.graph.nodes.len();
             (body, vec![(0, nodes)], vec![0])
         }
@@ -63,7 +67,7 @@ fn staged_body(
     let stage = plan.mesh.place(plan.rank, Axis::Stage);
     let chunks = cut(graph, &place_by_origin(graph, cuts))?.chunks;
     let mine = chunks.into_iter().filter(|c| place[c.chunk] == stage);
-    let mine: Vec<_> = mine.map(|c| ChunkGraph { graph: fuse(&c.graph), ..c }).collect();
+    let mine: Vec<_> = mine.map(|c| ChunkGraph { graph: fuse(&with_shards(c.graph, plan)), ..c }).collect();
     let joined = join(&mine);
     let (arrives, leaves) = links_of(&joined);
     let forward = |(chunk, kind, nodes)| (kind == BlockKind::Forward).then_some((chunk, nodes));
@@ -102,14 +106,34 @@ fn lower(body: Arc<Body>, runs: &[(usize, Range<usize>)], place: &[usize]) -> Pr
     program
 }
 
-/// Runs nodes, with the exchanges that they stand for. Forwards almost everything needs the last exchange, so each is waited for.
+/// Runs nodes, with the exchanges that they stand for: each is started at its node, and waited for where its result is read.
 fn run(program: &mut Program, body: &Body, nodes: &Range<usize>) {
-    let mut from = nodes.start;
+    let (mut from, mut under_way) = (nodes.start, Vec::<(usize, usize)>::new());
     for i in nodes.clone() {
-        let Some(number) = joint::exchange(program, 0, 0, &body.graph.nodes[i]) else { continue };
+        let arrived: Vec<usize> = under_way.iter().filter(|(_, reader)| *reader <= i).map(|e| e.0).collect();
+        if !arrived.is_empty() {
+            program.run(0, 0, from..i);
+            from = i;
+            under_way.retain(|(_, reader)| *reader > i);
+            program.instrs.extend(arrived.into_iter().map(Instr::Wait));
+        }
+        let node = &body.graph.nodes[i];
+        let Some(number) = joint::exchange(program, 0, 0, node) else { continue };
         program.run(0, 0, from..i + 1);
         from = i + 1;
-        program.instrs.extend([Instr::Start(number), Instr::Wait(number)]);
+        program.instrs.push(Instr::Start(number));
+        let reads_on = joint::reads_operand(node);
+        let reader = if reads_on { i + 1 } else { first_reader(&body.graph, i, node.outputs[0]) };
+        under_way.push((number, reader));
     }
     program.run(0, 0, from..nodes.end);
+    program.instrs.extend(under_way.into_iter().map(|(number, _)| Instr::Wait(number)));
+}
+
+/// The graph of a rank that gathers weights which are sharded.
+fn with_shards(graph: Graph, plan: &Plan) -> Graph {
+    match plan.shard_place() {
+        Some(place) => shard(&graph, place, Passes::Apart),
+        None => graph,
+    }
 }

@@ -52,7 +52,8 @@ use crate::{stage_body, staged};
 /// The program of one rank for steps of this shape, over bodies that [`compile`](crate::passes::compile) made.
 ///
 /// # Panics
-/// If the plan contradicts itself (see [`Plan::keeps`]), or if parameters are updated at once in a step of several microbatches.
+/// If the plan contradicts itself (see [`Plan::keeps`]), if parameters are updated at once in a step of several microbatches, or if
+/// stages with sharded weights have fewer microbatches than those of other data ranks.
 pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &StepShape) -> Program {
     let mut program = Program::empty(bodies.to_vec());
     program.optimizer = Some(training.optimizer);
@@ -91,6 +92,10 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     let rank = plan.mesh.place(plan.rank, Axis::Data);
     let role = Role { rank, ranks: plan.ranks(), weights, keeps, shards: plan.shards, parts };
     program.role = Some(role.clone());
+    assert!(
+        !role.shards_weights() || plan.mesh.stage == 1 || shape.microbatches.len() == shape.rounds,
+        "stages whose weights are sharded gather them as often on every data rank: as many microbatches on each"
+    );
     if role.shards_weights() && program.microbatches.is_empty() {
         // What a rank without samples runs is said to be of a microbatch that is never loaded.
         program.microbatches.push(Microbatch { body: 0, first_sample: 0 });
