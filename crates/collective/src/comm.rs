@@ -218,6 +218,12 @@ impl Comm {
         }
     }
 
+    /// Whether messages of this group run in the order of its operations, while those of a group that is split from it would go
+    /// beside them: so it is under MPI before the first split. Ranks that pass messages round a ring need the latter.
+    pub fn orders_messages(&self) -> bool {
+        matches!(&self.inner, CommKind::Background(background) if background.is_mpi()) && self.mail.is_none()
+    }
+
     /// Sets the step that the next operations belong to, for reports: for this group, and all groups split from it or
     /// that it was split from.
     pub fn set_step(&mut self, step: u64) {

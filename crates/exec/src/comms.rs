@@ -31,8 +31,8 @@ impl Comms {
         let mut axes = [const { None }; 4];
         for axis in Axis::ALL {
             axes[axis as usize] = match mesh.len(axis) {
-                // That group is there already.
-                all if all == mesh.ranks() => None,
+                // That group is there already, unless messages have to go beside its operations.
+                all if all == mesh.ranks() && !(passes_messages(axis) && job.orders_messages()) => None,
                 1 => Some(Comm::alone()),
                 _ => Some(job.split(&mesh.groups(axis))?),
             };
@@ -65,6 +65,11 @@ impl Comms {
         self.replica.as_mut().unwrap_or(&mut self.job)
     }
 
+    /// Those that have the whole model once: one replica, or all ranks where they have shards of it.
+    pub(crate) fn writers(&mut self, sharded: bool) -> &mut Comm {
+        if sharded { self.job() } else { self.replica() }
+    }
+
     /// The groups beside that of the job.
     fn others(&mut self) -> impl Iterator<Item = &mut Comm> {
         self.axes.iter_mut().chain([&mut self.replica]).flatten()
@@ -80,5 +85,13 @@ impl Comms {
     pub(crate) fn set_step(&mut self, step: u64) {
         self.job.set_step(step);
         self.others().for_each(|comm| comm.set_step(step));
+    }
+}
+
+/// Whether ranks along an axis send each other messages.
+fn passes_messages(axis: Axis) -> bool {
+    match axis {
+        Axis::Stage | Axis::Sequence => true,
+        Axis::Data | Axis::Tensor => false,
     }
 }

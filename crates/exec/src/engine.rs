@@ -130,7 +130,8 @@ impl Engine {
         let first = Ready::new(&program, &program.bodies[0], threads, options.isa);
         let tensors = moments::tensors(program.optimizer, &first);
         let lengths = lengths(&program, &first);
-        let memory = Memory { state: State::new(lengths, blocks, &*pool)?, work: Workspace::new() };
+        let memory =
+            Memory { state: State::new(lengths, blocks, &*pool)?, work: Workspace::new(), params_from: None };
         let mut engine = Engine {
             group: None,
             programs: Vec::new(),
@@ -301,7 +302,7 @@ impl Engine {
         first_sample: u64,
     ) -> Result<(), ExecError> {
         let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
-        let (seed, step) = (self.options.seed, self.memory.state.step);
+        let (seed, step) = (self.options.seed, self.progress.drawn_at.unwrap_or(self.memory.state.step));
         let draw = DrawKey { seed, step, first_sample, samples: ready.body.samples() };
         let cx = Cx { isa: self.options.isa, par: &*self.pool };
         let slices = self.memory.node(ready, slot, node);

@@ -5,6 +5,7 @@ use polyreme_dtype::{DType, Element};
 use crate::engine::unknown;
 use crate::error::ExecError;
 use crate::memory::Memory;
+use crate::reader::StepArgs;
 use crate::workspace::Ready;
 
 /// Fills the inputs of microbatches. `E` is the caller's error, which ends the step.
@@ -12,6 +13,11 @@ pub trait Feed<E> {
     /// Fills the inputs of microbatch `microbatch` of the program, and returns its weight in the step: the loss's gradient is
     /// multiplied by it, and the step's loss is the weighted mean.
     fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<f64, E>;
+
+    /// The arguments of step `step` of a program of several steps, counted from 0; `None` if they are those of the first.
+    fn args(&mut self, _step: usize) -> Option<StepArgs> {
+        None
+    }
 }
 
 /// Inputs that were filled before the step; every microbatch has the same weight.

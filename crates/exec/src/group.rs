@@ -74,18 +74,20 @@ impl Engine {
 
     /// Whether this is one of the ranks that [`Engine::exclusively`] lets write. Together they have the whole model once.
     pub fn is_writer(&self) -> bool {
-        self.first().role.as_ref().is_none_or(|role| role.rank == 0)
+        self.first().role.as_ref().is_none_or(|role| role.rank == 0 || role.shards_weights())
     }
 
     /// The group of a writer: all of them. `None` for an engine that did not join.
     pub fn writers(&mut self) -> Option<&mut Comm> {
-        self.group.as_mut().map(|group| group.comms.replica())
+        let sharded = self.first().role.as_ref().is_some_and(Role::shards_weights);
+        self.group.as_mut().map(|group| group.comms.writers(sharded))
     }
 
     /// The arenas of this rank, beside the group of [`Engine::writers`].
     pub fn kept_and_writers(&mut self) -> (KeptArenas<'_>, &mut Comm) {
+        let sharded = self.first().role.as_ref().is_some_and(Role::shards_weights);
         let group = self.group.as_mut().expect("an engine that joined");
-        (KeptArenas { state: &self.memory.state, isa: self.options.isa }, group.comms.replica())
+        (KeptArenas { state: &self.memory.state, isa: self.options.isa }, group.comms.writers(sharded))
     }
 
     /// Drops the engine and returns its communicator.

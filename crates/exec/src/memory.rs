@@ -28,6 +28,8 @@ const F32_BYTES: usize = DType::F32.bytes();
 pub(crate) struct Memory {
     pub(crate) state: State,
     pub(crate) work: Workspace,
+    /// The buffer that blocks read parameters from, if it is not their arena.
+    pub(crate) params_from: Option<usize>,
 }
 
 /// Contiguous elements of an arena.
@@ -40,12 +42,17 @@ struct Located<'a> {
 }
 
 impl Memory {
+    /// Where blocks read parameters.
+    fn params_arena(&self) -> &Arena {
+        self.params_from.map_or(&*self.state.params, |buffer| &self.work.buffers[buffer].1)
+    }
+
     fn find(&self, ready: &Ready, slot: usize, v: ValueId) -> Located<'_> {
         let value = ready.body.graph.value(v);
         let (arena, offset) = match ready.plan.places[v.idx()] {
             Place::Arena(offset) => (&self.work.activations, self.work.slot_at(ready, slot) + offset),
             Place::Shared(offset) => (&self.work.activations, offset),
-            Place::Param(at) => (&*self.state.params, at * F32_BYTES),
+            Place::Param(at) => (self.params_arena(), at * F32_BYTES),
             Place::Grad(at) => (&self.state.grads, at * F32_BYTES),
             Place::State(at) => (&self.state.states, at * F32_BYTES),
             Place::Input(offset) => (&self.work.inputs, slot * self.work.input_bytes + offset),
@@ -482,7 +489,7 @@ mod tests {
         let state = State::new(lengths, SharedBlocks::default(), &Serial).unwrap();
         let mut work = Workspace::new();
         work.make_room(&program, &[&ready], &Serial).unwrap();
-        let mut memory = Memory { state, work };
+        let mut memory = Memory { state, work, params_from: None };
         memory.write::<f32>(&ready, 0, x).fill(1.0);
         assert_eq!(memory.read::<f32>(&ready, 0, x), [1.0; 4]);
         assert_eq!(memory.read::<f16>(&ready, 0, half), [f16::ZERO; 4]);

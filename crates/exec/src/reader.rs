@@ -73,6 +73,15 @@ pub(crate) struct StepProgress {
     waited: Duration,
     /// Whether nothing is updated.
     skipped: bool,
+    /// In a program of several steps: the step whose random draws all of them use. Microbatches of one step run before and after
+    /// the end of another.
+    pub(crate) drawn_at: Option<u64>,
+    /// The results of the steps before the last one of this program.
+    earlier: Vec<Totals>,
+    /// How many steps follow the present one.
+    steps_left: usize,
+    /// The loss of an earlier step, if it was not finite.
+    late: Option<f64>,
     /// Whether this rank's own samples gave a loss that is not finite, and where it came from.
     not_finite: Option<Option<NonFinite>>,
 }
@@ -86,6 +95,18 @@ impl StepProgress {
         self.tickets.resize(program.exchanges.len(), None);
         (self.args, self.totals, self.clip) = (args, [0.0, 1.0, 0.0, 0.0], 1.0);
         (self.grad_norm, self.waited, self.not_finite, self.skipped) = (None, Duration::ZERO, None, false);
+        self.earlier.clear();
+        self.steps_left = program.instrs.iter().filter(|instr| matches!(instr, Instr::NextStep)).count();
+        (self.drawn_at, self.late) = (None, None);
+    }
+}
+
+impl StepProgress {
+    /// The results of the step that was judged last.
+    fn totals(&mut self) -> Totals {
+        let not_finite = self.not_finite.take().flatten();
+        let StepProgress { totals: [loss, weight, a, b], grad_norm, waited, skipped, .. } = *self;
+        Totals { loss: loss / weight, weight, extra: [a, b], grad_norm, waited, skipped, not_finite }
     }
 }
 
@@ -101,6 +122,10 @@ impl Engine {
     ) -> Result<Totals, E> {
         let loaded = self.loaded();
         self.progress.begin(&loaded, args);
+        self.memory.params_from = None;
+        if self.progress.steps_left > 0 {
+            self.progress.drawn_at = Some(self.memory.state.step);
+        }
         // Ranks evaluate at their own pace: only what trains moves a group to its next step.
         if let (Some(group), true) = (&mut self.group, loaded.program.optimizer.is_some()) {
             group.comms.set_step(self.memory.state.step);
@@ -119,9 +144,13 @@ impl Engine {
         if loaded.program.optimizer.is_some() {
             self.memory.state.step += 1;
         }
-        let not_finite = self.progress.not_finite.take().flatten();
-        let StepProgress { totals: [loss, weight, a, b], grad_norm, waited, skipped, .. } = self.progress;
-        Ok(Totals { loss: loss / weight, weight, extra: [a, b], grad_norm, waited, skipped, not_finite })
+        self.progress.drawn_at = None;
+        Ok(self.progress.totals())
+    }
+
+    /// The results of the earlier steps of a program of several, in their order; the last one's are what it returned.
+    pub fn earlier_steps(&self) -> &[Totals] {
+        &self.progress.earlier
     }
 
     fn read<E: From<ExecError>>(
@@ -203,6 +232,24 @@ impl Engine {
                     }
                 }
                 self.record(began, MomentKind::Compute, None, || "update".into());
+            }
+            Instr::ReadParams(from) => {
+                self.memory.params_from = match from {
+                    Region::Buffer(buffer, _) => Some(loaded.buffers[*buffer]),
+                    Region::Params(_) => None,
+                    Region::Grads(_) | Region::States(_) | Region::Value { .. } => {
+                        unreachable!("parameters are read from their arena or from a copy of it")
+                    }
+                };
+            }
+            Instr::NextStep => {
+                let totals = self.progress.totals();
+                self.progress.earlier.push(totals);
+                self.progress.steps_left -= 1;
+                self.memory.state.step += 1;
+                if let Some(args) = feed.args(self.progress.earlier.len()) {
+                    self.progress.args = args;
+                }
             }
             Instr::Follow { decay } => {
                 let began = self.timeline.is_some().then(Instant::now);
@@ -386,8 +433,13 @@ impl Engine {
         let (pairs, extra) = numbers.split_at(of_pairs(numbers.len()));
         let sum = |k: usize| pairs.iter().skip(k).step_by(2).sum::<f64>();
         self.progress.totals = [sum(0), sum(1), extra[0], extra[1]];
-        let loss = self.progress.totals[0];
+        let loss = self.progress.late.unwrap_or(self.progress.totals[0]);
         if loss.is_finite() {
+            return Ok(());
+        }
+        if self.progress.steps_left > 0 {
+            // Stages are at different places, and wait for each other: the run goes on to its end, where all are done.
+            self.progress.late = Some(loss);
             return Ok(());
         }
         if loaded.program.scaled {

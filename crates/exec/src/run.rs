@@ -35,11 +35,14 @@ impl DrawKey {
         let of_sample = len / self.samples.max(1);
         match slab {
             None => Positions::from(self.first_sample * of_sample as u64, len.max(1)),
-            Some(Slab { first, run, stride }) => {
-                // Of the whole tensor, of which this is as large a part as a run is of its stride.
-                let whole = len / run * stride;
+            Some(Slab { first, second, run, stride }) => {
+                // Of the whole tensor, of which this is as large a part as its runs are of their stride.
+                let runs = 1 + usize::from(second.is_some());
+                let whole = len / (run * runs) * stride;
                 let before = self.first_sample * (whole / self.samples.max(1)) as u64;
-                Positions { first: before + first as u64, run, stride: stride as u64 }
+                let [first, second] = [first, second.unwrap_or(first)].map(|at| before + at as u64);
+                let second = (runs == 2).then_some(second);
+                Positions { first, second, run, stride: stride as u64 }
             }
         }
     }
@@ -249,8 +252,8 @@ fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result
         Launch::LstmGrad(lstm) => {
             let x = LstmBackward {
                 dy: m.floats(0),
-                dh_n: None,
-                dc_n: None,
+                dh_n: (m.n_inputs() > 7).then(|| m.input(7)),
+                dc_n: (m.n_inputs() > 8).then(|| m.input(8)),
                 w_hh: m.input(1),
                 h0: m.input(2),
                 c0: m.input(3),
@@ -279,7 +282,7 @@ fn launch(cx: &Cx, prepared: &Prepared, m: &NodeMemory, draw: DrawKey) -> Result
         Launch::GruGrad(gru) => {
             let x = GruBackward {
                 dy: m.floats(0),
-                dh_n: None,
+                dh_n: (m.n_inputs() > 5).then(|| m.input(5)),
                 w_hh: m.input(1),
                 h0: m.input(2),
                 y: m.floats(3),
@@ -368,7 +371,9 @@ fn bring(cx: &Cx, kind: ExchangeKind, m: &NodeMemory) {
         ExchangeKind::Sum | ExchangeKind::Scatter { .. } => 0,
         ExchangeKind::Gather { rank, .. } => rank,
         // It goes from the operand to the result.
-        ExchangeKind::Swap { .. } => return,
+        ExchangeKind::Swap { .. } | ExchangeKind::Pass { from: Some(_), .. } => return,
+        // It stays here.
+        ExchangeKind::Pass { from: None, .. } => 0,
     };
     if let Source::InPlace(_) = m.source(0) {
         return;

@@ -5,8 +5,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use polyreme_graph::graph::Stored;
-use polyreme_graph::op::Slab;
-use polyreme_graph::{Buffer, DType, Part, Place};
+use polyreme_graph::{Buffer, DType, Piece, Place, Splits};
 use polyreme_kernels::Isa;
 use polyreme_kernels::floats::{Floats, FloatsMut};
 
@@ -22,19 +21,16 @@ pub struct Slot {
     pub name: String,
     /// The shape of the tensor.
     pub dims: Vec<usize>,
-    /// Which part of the whole tensor it is, if ranks split that among them.
-    pub part: Option<Part>,
+    /// Which elements of the whole tensor it has, if ranks split that among them.
+    pub splits: Splits,
     /// Its elements in the arena.
     pub range: Range<usize>,
 }
 
 impl Slot {
-    /// Where its elements lie in the whole tensor.
-    pub fn slab(&self) -> Slab {
-        match self.part {
-            Some(part) => part.slab(&part.whole_dims(&self.dims)),
-            None => Slab { first: 0, run: self.range.len(), stride: self.range.len() },
-        }
+    /// The elements of the whole tensor in `range` that it has.
+    pub fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = Piece> + use<> {
+        self.splits.pieces(&self.dims, range)
     }
 }
 
@@ -193,7 +189,7 @@ impl Engine {
             };
             let shape = ready.body.graph.shape(s.value);
             let (name, dims) = (s.name.clone(), shape.dims().to_vec());
-            Slot { name, dims, part: s.part, range: start..start + shape.numel() }
+            Slot { name, dims, splits: s.splits(), range: start..start + shape.numel() }
         };
         stored.iter().map(slot).collect()
     }

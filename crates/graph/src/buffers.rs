@@ -145,6 +145,8 @@ impl GradBuffers {
                 | Instr::Clip { .. }
                 | Instr::Update { .. }
                 | Instr::PutBack { .. }
+                | Instr::ReadParams(_)
+                | Instr::NextStep
                 | Instr::Follow { .. } => {}
             }
         }

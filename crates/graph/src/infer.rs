@@ -463,7 +463,7 @@ fn shapes(op: &'static str, left: &Shape, right: &Shape, why: &str) -> TraceErro
 /// The shape of what ranks make of their values together.
 fn exchanged(name: &'static str, kind: ExchangeKind, x: &Shape) -> Result<Shape, TraceErrorKind> {
     match kind {
-        ExchangeKind::Sum => Ok(x.clone()),
+        ExchangeKind::Sum | ExchangeKind::Pass { .. } => Ok(x.clone()),
         ExchangeKind::Gather { ranks, .. } => Ok([&[ranks], x.dims()].concat().into()),
         ExchangeKind::Scatter { ranks } | ExchangeKind::Swap { ranks } => match x.dims().first() {
             Some(&rows) if rows == ranks => Ok(x.clone()),

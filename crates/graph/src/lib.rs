@@ -54,7 +54,7 @@ pub use grad::differentiate;
 pub use graph::{Graph, Init, NodeId, ValueId};
 pub use memory::{MemoryPlan, Place};
 pub use op::{ExchangeKind, Op};
-pub use part::Part;
+pub use part::{Part, Piece, Splits};
 /// What element-wise ops and updates do: the vocabulary of the kernels.
 pub use polyreme_kernels::elementwise::{Binary, Unary};
 pub use polyreme_kernels::optim::{Adafactor, Moments, Optimizer};
@@ -62,5 +62,5 @@ pub use precision::Precision;
 pub use program::{
     Axis, Buffer, Collective, Exchange, Instr, Keeps, Microbatch, Program, Region, Role, Weights,
 };
-pub use recompute::recompute;
+pub use recompute::{recompute, recompute_parts};
 pub use shape::{DType, Shape};

@@ -77,6 +77,8 @@ impl fmt::Display for Program {
                 Instr::PutBack { from, into } => {
                     writeln!(f, "{} = {} if updates were skipped", self.words(into), self.words(from))?;
                 }
+                Instr::ReadParams(of) => writeln!(f, "read parameters from {}", self.words(of))?,
+                Instr::NextStep => writeln!(f, "next step")?,
                 Instr::Follow { decay } => writeln!(f, "average += (1 - {decay}) · (params - average)")?,
             }
         }

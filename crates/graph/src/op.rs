@@ -91,9 +91,11 @@ pub struct Attention {
 pub struct Slab {
     /// The place of the first element in the whole tensor of a microbatch.
     pub first: usize,
+    /// Of a part with two runs in each stride, where its second run begins; every other run is one of these.
+    pub second: Option<usize>,
     /// Elements that are neighbours in the whole, too.
     pub run: usize,
-    /// From the beginning of a run to that of the next, in the whole.
+    /// From the beginning of a run, or of a pair of them, to that of the next, in the whole.
     pub stride: usize,
 }
 
@@ -118,6 +120,13 @@ pub enum ExchangeKind {
     Swap {
         /// How many ranks there are.
         ranks: usize,
+    },
+    /// A message: `x` goes to one rank, and the result is what another one sent. A rank that receives nothing keeps its `x`.
+    Pass {
+        /// To which rank along the axis, if to any.
+        to: Option<usize>,
+        /// From which rank along the axis, if from any.
+        from: Option<usize>,
     },
 }
 
@@ -388,7 +397,8 @@ pub enum Op {
         /// Whether time runs from the end.
         reverse: bool,
     },
-    /// `(dy, the operands but b_hh for LSTM.., the outputs)` → `(dxp, dw_hh, db_hh, dh0[, dc0])`.
+    /// `(dy, the operands but b_hh for LSTM.., the outputs)` → `(dxp, dw_hh, db_hh, dh0[, dc0])`. The gradients of the final
+    /// states `dh_n[, dc_n]` may follow, for a sequence that goes on elsewhere.
     RecurrentGrad {
         /// Which cell.
         cell: Cell,
@@ -453,6 +463,7 @@ impl Op {
             Op::Exchange { kind: ExchangeKind::Gather { .. }, .. } => "axis_gather",
             Op::Exchange { kind: ExchangeKind::Scatter { .. }, .. } => "axis_scatter",
             Op::Exchange { kind: ExchangeKind::Swap { .. }, .. } => "axis_swap",
+            Op::Exchange { kind: ExchangeKind::Pass { .. }, .. } => "axis_pass",
             Op::BatchNormSums => "batch_norm_sums",
             Op::BatchNormFromSums { .. } => "batch_norm_from_sums",
             Op::BatchNormGradSums { .. } => "batch_norm_grad_sums",

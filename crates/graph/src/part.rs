@@ -49,7 +49,61 @@ impl Part {
         let inner: usize = whole[self.dim + 1..].iter().product();
         let stride = whole[self.dim] / self.groups * inner;
         let run = stride / self.of;
-        Slab { first: self.index * run, run, stride }
+        Slab { first: self.index * run, second: None, run, stride }
+    }
+}
+
+/// Elements that are neighbours in a whole tensor and in what is stored of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// The place of the first in the whole.
+    pub in_whole: usize,
+    /// The place of the first in what is stored.
+    pub in_part: usize,
+    /// How many there are.
+    pub len: usize,
+}
+
+/// Which elements of a whole tensor are stored: a part of it, or a shard of that part.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Splits {
+    /// The part of the whole.
+    pub part: Option<Part>,
+    /// The shard of the part.
+    pub shard: Option<Part>,
+}
+
+impl Splits {
+    /// The dims of the whole tensor, of what is stored with these dims.
+    pub fn whole_dims(&self, stored: &[usize]) -> Vec<usize> {
+        let splits = [self.shard, self.part].into_iter().flatten();
+        splits.fold(stored.to_vec(), |dims, part| part.whole_dims(&dims))
+    }
+
+    /// Where the elements that are stored with these dims lie in the whole tensor: runs that follow each other here, each of
+    /// them a range there.
+    pub fn runs(&self, stored: &[usize]) -> impl Iterator<Item = Range<usize>> + use<> {
+        let slab = |part: Option<Part>, dims: &[usize]| match part {
+            Some(part) => part.slab(&part.whole_dims(dims)),
+            None => {
+                let n = dims.iter().product();
+                Slab { first: 0, second: None, run: n, stride: n }
+            }
+        };
+        let (inner, n) = (slab(self.shard, stored), stored.iter().product());
+        let outer = slab(self.part, &self.shard.map_or(stored.to_vec(), |shard| shard.whole_dims(stored)));
+        inner.runs(0..n).flat_map(move |run| outer.runs(run))
+    }
+
+    /// The elements of the whole tensor in `range` that are stored, in the order in which they are.
+    pub fn pieces(&self, stored: &[usize], range: Range<usize>) -> impl Iterator<Item = Piece> + use<> {
+        let mut before = 0;
+        self.runs(stored).filter_map(move |run| {
+            let at = before;
+            before += run.len();
+            let (from, to) = (run.start.max(range.start), run.end.min(range.end));
+            (from < to).then(|| Piece { in_whole: from, in_part: at + from - run.start, len: to - from })
+        })
     }
 }
 
@@ -68,52 +122,20 @@ impl Slab {
 }
 
 impl Stored {
+    /// Which elements of the whole tensor are stored.
+    pub fn splits(&self) -> Splits {
+        Splits { part: self.part, shard: self.shard }
+    }
+
     /// The dims of the whole tensor, of what is stored with these dims.
     pub fn whole_dims(&self, stored: &[usize]) -> Vec<usize> {
-        let splits = [self.shard, self.part].into_iter().flatten();
-        splits.fold(stored.to_vec(), |dims, part| part.whole_dims(&dims))
+        self.splits().whole_dims(stored)
     }
 
     /// Where the elements that are stored with these dims lie in the whole tensor: runs that follow each other here, each of
     /// them a range there.
-    pub fn runs(&self, stored: &[usize]) -> impl Iterator<Item = Range<usize>> {
-        let slab = |part: Option<Part>, dims: &[usize]| match part {
-            Some(part) => part.slab(&part.whole_dims(dims)),
-            None => {
-                let n = dims.iter().product();
-                Slab { first: 0, run: n, stride: n }
-            }
-        };
-        let (inner, n) = (slab(self.shard, stored), stored.iter().product());
-        let outer = slab(self.part, &self.shard.map_or(stored.to_vec(), |shard| shard.whole_dims(stored)));
-        inner.runs(0..n).flat_map(move |run| outer.runs(run))
-    }
-}
-
-/// Elements that are neighbours in a whole tensor and in a part of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Piece {
-    /// The place of the first in the whole.
-    pub in_whole: usize,
-    /// The place of the first in the part.
-    pub in_part: usize,
-    /// How many there are.
-    pub len: usize,
-}
-
-impl Slab {
-    /// The elements of the whole tensor in `range` that the slab has, in their order.
-    pub fn pieces(self, range: Range<usize>) -> impl Iterator<Item = Piece> {
-        let Slab { first, run, stride } = self;
-        // Runs before this one end before the range.
-        let begin = range.start.saturating_sub(first) / stride.max(1);
-        let runs = (begin..).map(move |k| (k, first + k * stride));
-        runs.take_while(move |(_, start)| *start < range.end).filter_map(move |(k, start)| {
-            let (from, to) = (start.max(range.start), (start + run).min(range.end));
-            let piece =
-                Piece { in_whole: from, in_part: k * run + (from - start), len: to.checked_sub(from)? };
-            (piece.len > 0).then_some(piece)
-        })
+    pub fn runs(&self, stored: &[usize]) -> impl Iterator<Item = Range<usize>> + use<> {
+        self.splits().runs(stored)
     }
 }
 
@@ -125,7 +147,7 @@ mod tests {
     /// The places of a part's elements in the whole.
     fn places(part: Part, whole: &[usize]) -> Vec<usize> {
         let n: usize = part.dims(whole).unwrap().iter().product();
-        let Slab { first, run, stride } = part.slab(whole);
+        let Slab { first, run, stride, .. } = part.slab(whole);
         (0..n).map(|i| first + i / run * stride + i % run).collect()
     }
 
@@ -151,7 +173,9 @@ mod tests {
                 let part = Part { dim, groups, index, of };
                 let places = places(part, &whole);
                 for (start, end) in (0..=n).flat_map(|a| (a..=n).map(move |b| (a, b))) {
-                    let got: Vec<_> = part.slab(&whole).pieces(start..end).collect();
+                    let splits = Splits { part: Some(part), shard: None };
+                    let dims = part.dims(&whole).unwrap();
+                    let got: Vec<_> = splits.pieces(&dims, start..end).collect();
                     assert!(got.iter().all(|piece| piece.len > 0));
                     let pairs = got.iter().flat_map(|p| (0..p.len).map(|k| (p.in_part + k, p.in_whole + k)));
                     let want = places.iter().copied().enumerate();

@@ -153,7 +153,10 @@ fn wants(op: &Op, k: usize) -> Wants {
         Op::Reduce { .. } => Stored,
         // Partial sums are added up in f32; what is only moved stays as it is stored.
         Op::Exchange { kind: ExchangeKind::Sum | ExchangeKind::Scatter { .. }, .. } => Wide,
-        Op::Exchange { kind: ExchangeKind::Gather { .. } | ExchangeKind::Swap { .. }, .. } => Stored,
+        Op::Exchange {
+            kind: ExchangeKind::Gather { .. } | ExchangeKind::Swap { .. } | ExchangeKind::Pass { .. },
+            ..
+        } => Stored,
 
         // Products.
         Op::MatMul { .. } | Op::Conv2d(_) | Op::Conv2dGradInput { .. } | Op::Conv2dGradWeight { .. } => Half,

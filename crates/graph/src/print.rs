@@ -7,7 +7,7 @@ use std::fmt::{self, Write};
 use polyreme_kernels::elementwise::{Binary, Expr, Instr, Unary};
 
 use crate::graph::{Graph, Node};
-use crate::op::{Conv, Op, Slab, Window};
+use crate::op::{Conv, ExchangeKind, Op, Slab, Window};
 use crate::program::Axis;
 
 impl fmt::Display for Graph {
@@ -119,6 +119,11 @@ fn options(graph: &Graph, op: &Op) -> String {
             }
             parts.join(" ")
         }
+        Op::Exchange { axis, kind: ExchangeKind::Pass { to, from } } => {
+            let end = |word: &str, rank: &Option<usize>| rank.map(|r| format!(" {word} {r}"));
+            let ends = [end("to", to), end("from", from)].into_iter().flatten().collect::<String>();
+            format!("over {}{ends}", axis.name())
+        }
         Op::Exchange { axis: Axis::Data, .. } => String::new(),
         Op::Exchange { axis, .. } => format!("over {}", axis.name()),
         Op::EmbeddingGrad { rows } => format!("rows {rows}"),
@@ -127,8 +132,9 @@ fn options(graph: &Graph, op: &Op) -> String {
             format!("{}scale {}{packed}", if a.causal { "causal " } else { "" }, a.scale)
         }
         Op::Dropout { p, stream, slab: None } => format!("{p} stream {stream}"),
-        Op::Dropout { p, stream, slab: Some(Slab { first, run, stride }) } => {
-            format!("{p} stream {stream} from {first}, {run} of each {stride}")
+        Op::Dropout { p, stream, slab: Some(Slab { first, second, run, stride }) } => {
+            let second = second.map_or(String::new(), |at| format!(" and {at}"));
+            format!("{p} stream {stream} from {first}{second}, {run} of each {stride}")
         }
         Op::Recurrent { reverse, .. } | Op::RecurrentGrad { reverse, .. } => {
             if *reverse {

@@ -328,6 +328,11 @@ pub enum Instr {
         /// The destination.
         into: Region,
     },
+    /// From here on blocks read parameters there: in their arena, where they are at the start of every program, or in a copy of all of
+    /// it.
+    ReadParams(Region),
+    /// One of several steps of this program is over: what follows updates parameters of the next one.
+    NextStep,
     /// Lets the averaged parameters follow the parameters: each step takes `1 - decay` of the difference, and more in the first
     /// steps, which start from nothing.
     Follow {

@@ -43,26 +43,55 @@ pub fn recompute(
     budget_bytes: usize,
     measure: &dyn Fn(&Graph) -> usize,
 ) -> Result<Recomputed, BudgetError> {
-    let now = measure(graph);
+    let parts = recompute_parts(std::slice::from_ref(graph), budget_bytes, &|parts| measure(&parts[0]))?;
+    let RecomputedParts { mut graphs, bytes, extra_flops } = parts;
+    Ok(Recomputed { graph: graphs.remove(0), bytes, extra_flops })
+}
+
+/// The result of a recomputation of several graphs.
+#[derive(Debug)]
+pub struct RecomputedParts {
+    /// The rewritten graphs.
+    pub graphs: Vec<Graph>,
+    /// Bytes of all together, by the caller's measure.
+    pub bytes: usize,
+    /// Floating-point operations that are done twice.
+    pub extra_flops: u64,
+}
+
+/// The same for parts of a step that one rank computes, such as chunks of a pipeline, which are measured together. Each drops
+/// the same share of its values.
+pub fn recompute_parts(
+    parts: &[Graph],
+    budget_bytes: usize,
+    measure: &dyn Fn(&[Graph]) -> usize,
+) -> Result<RecomputedParts, BudgetError> {
+    let now = measure(parts);
     if now <= budget_bytes {
-        return Ok(Recomputed { graph: graph.clone(), bytes: now, extra_flops: 0 });
+        return Ok(RecomputedParts { graphs: parts.to_vec(), bytes: now, extra_flops: 0 });
     }
-    let flops = crate::cost::total(graph).flops;
+    let total = |graphs: &[Graph]| graphs.iter().map(|g| crate::cost::total(g).flops).sum::<u64>();
+    let flops = total(parts);
     let mut least_bytes = now;
-    let mut best: Option<Recomputed> = None;
-    for dropped in choices(graph) {
-        let candidate = drop_values(graph, &dropped);
-        let bytes = measure(&candidate);
+    let mut best: Option<RecomputedParts> = None;
+    let by_part: Vec<_> = parts.iter().map(choices).collect();
+    let n_choices = by_part.first().map_or(0, Vec::len);
+    let together = |k: usize| by_part.iter().map(|of| &of[k]).collect::<Vec<_>>();
+    let mut choices: Vec<_> = (0..n_choices).map(together).collect();
+    choices.dedup();
+    for dropped in choices {
+        let graphs: Vec<_> = parts.iter().zip(dropped).map(|(graph, set)| drop_values(graph, set)).collect();
+        let bytes = measure(&graphs);
         least_bytes = least_bytes.min(bytes);
-        let extra_flops = crate::cost::total(&candidate).flops - flops;
+        let extra_flops = total(&graphs) - flops;
         if bytes <= budget_bytes && best.as_ref().is_none_or(|b| extra_flops < b.extra_flops) {
-            best = Some(Recomputed { graph: candidate, bytes, extra_flops });
+            best = Some(RecomputedParts { graphs, bytes, extra_flops });
         }
     }
     best.ok_or(BudgetError { budget_bytes, least_bytes })
 }
 
-/// Sets of values worth trying.
+/// Sets of values worth trying; as many for every graph.
 fn choices(graph: &Graph) -> Vec<BTreeSet<ValueId>> {
     let kept = kept_values(graph);
     let mut cheap: Vec<(f64, ValueId)> = kept
@@ -81,7 +110,6 @@ fn choices(graph: &Graph) -> Vec<BTreeSet<ValueId>> {
         let stay: BTreeSet<_> = narrow.iter().copied().step_by(every).collect();
         sets.push(kept.difference(&stay).copied().collect());
     }
-    sets.dedup();
     sets
 }
 

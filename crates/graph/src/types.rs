@@ -78,9 +78,10 @@ pub(crate) fn types(op: &Op, x: &[&Value]) -> Result<Vec<DType>, TraceErrorKind>
             given.are(0..1, F32)?;
             one(F32)
         }
-        Op::Exchange { kind: ExchangeKind::Gather { .. } | ExchangeKind::Swap { .. }, .. } => {
-            one(given.float(0)?)
-        }
+        Op::Exchange {
+            kind: ExchangeKind::Gather { .. } | ExchangeKind::Swap { .. } | ExchangeKind::Pass { .. },
+            ..
+        } => one(given.float(0)?),
 
         // Products, and windows of a few elements.
         Op::MatMul { rounded: None, .. } | Op::Conv2d(_) => {
@@ -335,6 +336,7 @@ mod tests {
         check(exchange(ExchangeKind::Scatter { ranks: 3 }), "f32[3]", "f32");
         check(exchange(ExchangeKind::Gather { ranks: 3, rank: 0 }), "t[3]", "t");
         check(exchange(ExchangeKind::Swap { ranks: 3 }), "t[3]", "t");
+        check(exchange(ExchangeKind::Pass { to: Some(1), from: None }), "t[3]", "t");
     }
 
     #[test]

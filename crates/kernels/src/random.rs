@@ -161,16 +161,28 @@ fn eight_blocks(isa: Isa, key: u64, step: u64, block: u64) -> [[u32; 4]; 8] {
 pub struct Positions {
     /// The position of the first element.
     pub first: u64,
+    /// The position of the second run, if runs come in pairs.
+    pub second: Option<u64>,
     /// How many elements are contiguous there too.
     pub run: usize,
-    /// The distance from the start of such a run to the start of the next.
+    /// The distance from the start of such a run, or pair of runs, to the start of the next.
     pub stride: u64,
 }
 
 impl Positions {
     /// `len` contiguous elements.
     pub fn from(first: u64, len: usize) -> Positions {
-        Positions { first, run: len, stride: len as u64 }
+        Positions { first, second: None, run: len, stride: len as u64 }
+    }
+
+    /// The position of element `at` of the tensor.
+    fn of(&self, at: usize) -> u64 {
+        let (row, col) = (at / self.run, (at % self.run) as u64);
+        let start = match self.second {
+            None => self.first + row as u64 * self.stride,
+            Some(second) => [self.first, second][row % 2] + (row / 2) as u64 * self.stride,
+        };
+        start + col
     }
 }
 
@@ -189,9 +201,8 @@ pub fn dropout(cx: &Cx, p: f32, key: u64, step: u64, at: Positions, x: Floats, y
         let end = y.len().min(start + CHUNK);
         let mut stage = [0.0; STAGE];
         while start < end {
-            let (row, col) = (start / at.run, start % at.run);
-            let len = (at.run - col).min(end - start).min(piece_max);
-            let position = at.first + row as u64 * at.stride + col as u64;
+            let len = (at.run - start % at.run).min(end - start).min(piece_max);
+            let position = at.of(start);
             // SAFETY: chunks of different tasks do not overlap, and each task runs once.
             let y = unsafe { y.part(start, len) };
             match (x.part(start, len), y) {
@@ -480,13 +491,35 @@ mod tests {
                 let of = |m: &[f32]| -> Vec<f32> {
                     (0..rows).flat_map(|r| m[r * cols..][part.clone()].to_vec()).collect()
                 };
-                let at = Positions { first: 100 + part.start as u64, run: part.len(), stride: cols as u64 };
+                let (first, run) = (100 + part.start as u64, part.len());
+                let at = Positions { first, second: None, run, stride: cols as u64 };
                 for cx in [Cx::serial(), Cx::oracle()] {
                     halves_draw_the_same(&cx, at, &of(&x));
                     let (x, mut y) = (of(&x), vec![0.0; rows * part.len()]);
                     dropout(&cx, 0.5, 3, 9, at, Floats::F32(&x), FloatsMut::F32(&mut y));
                     assert_eq!(y, of(&whole), "{rows} rows, columns {part:?} of {cols}");
                 }
+            }
+        }
+    }
+
+    /// A part with two runs in each row, in their order, draws what the whole matrix draws.
+    #[test]
+    fn pairs_of_runs_draw_the_mask_of_the_whole() {
+        let (rows, cols, run) = (13, 40, 7);
+        let x = vec![1.0; rows * cols];
+        let mut whole = vec![0.0; x.len()];
+        let all = Positions::from(100, x.len());
+        dropout(&Cx::serial(), 0.5, 3, 9, all, Floats::F32(&x), FloatsMut::F32(&mut whole));
+        for (first, second) in [(0, 33), (7, 14), (20, 1)] {
+            let of_row = |r: usize| [first, second].map(|at| whole[r * cols + at..][..run].to_vec()).concat();
+            let want: Vec<f32> = (0..rows).flat_map(of_row).collect();
+            let stride = cols as u64;
+            let at = Positions { first: 100 + first as u64, second: Some(100 + second as u64), run, stride };
+            for cx in [Cx::serial(), Cx::oracle()] {
+                let (x, mut y) = (vec![1.0; want.len()], vec![0.0; want.len()]);
+                dropout(&cx, 0.5, 3, 9, at, Floats::F32(&x), FloatsMut::F32(&mut y));
+                assert_eq!(y, want, "runs at {first} and {second}");
             }
         }
     }

@@ -25,11 +25,11 @@ use std::sync::Arc;
 use polyreme_graph::{Axis, BlockKind, Body, Collective, Graph, Instr, Microbatch, Program, Region, fuse};
 
 use crate::joint;
-use crate::passes::{CompileError, tensor_part};
+use crate::own_part::own_part;
+use crate::passes::CompileError;
 use crate::plan::Plan;
-use crate::schedule::first_reader;
 use crate::shard::{Passes, shard};
-use crate::stage::{ChunkGraph, cut, join};
+use crate::stage::{BackwardOrder, ChunkGraph, cut, join};
 use crate::stage_body::{cut_origins, links_of, place_by_origin, usual_timetable};
 use crate::staged::link_tag;
 
@@ -38,20 +38,26 @@ use crate::staged::link_tag;
 /// The plan has the cuts and the layouts that were chosen for training ([`choose`](crate::choose())); without any, they are chosen for
 /// this graph, which is of use where nothing is trained.
 pub fn compile_forward(graph: &Graph, plan: &Plan) -> Result<Program, CompileError> {
-    let cuts = cut_origins(graph, plan)?;
+    let cuts = cut_origins(graph, plan, None)?;
     let graph = plan.precision.apply(graph);
-    let graph = tensor_part(&graph, plan)?.map_or(graph, |part| part.graph);
+    let graph = own_part(&graph, plan)?.map_or(graph, |part| part.graph);
     let graph = Graph { updates: Vec::new(), grads: Vec::new(), ..graph };
     let (body, runs, place) = match plan.mesh.stage {
         1 => {
-            let body = Body::forward(&with_shards(graph, plan));
+            let body = Body::forward(&sharded(&graph, plan));
             let nodes = 0..body.graph.nodes.len();
             (body, vec![(0, nodes)], vec![0])
         }
         _ => staged_body(&graph, plan, &cuts)?,
     };
     let body = body.with_strict(plan.precision.strict).with_reproducible(plan.is_reproducible());
-    Ok(lower(Arc::new(body), &runs, &place))
+    Ok(lower(Arc::new(body), &runs, &place, plan.ranks()))
+}
+
+/// The same where ranks of the data axis shard the weights: what a chunk reads is gathered ahead of its use. All of them have to
+/// run as many forward passes then.
+fn sharded(graph: &Graph, plan: &Plan) -> Graph {
+    plan.shard_place().map_or_else(|| graph.clone(), |place| shard(graph, place, Passes::Apart))
 }
 
 /// The nodes of each chunk of a body.
@@ -67,8 +73,8 @@ fn staged_body(
     let stage = plan.mesh.place(plan.rank, Axis::Stage);
     let chunks = cut(graph, &place_by_origin(graph, cuts))?.chunks;
     let mine = chunks.into_iter().filter(|c| place[c.chunk] == stage);
-    let mine: Vec<_> = mine.map(|c| ChunkGraph { graph: fuse(&with_shards(c.graph, plan)), ..c }).collect();
-    let joined = join(&mine);
+    let mine: Vec<_> = mine.map(|c| ChunkGraph { graph: fuse(&sharded(&c.graph, plan)), ..c }).collect();
+    let joined = join(&mine, BackwardOrder::Apart);
     let (arrives, leaves) = links_of(&joined);
     let forward = |(chunk, kind, nodes)| (kind == BlockKind::Forward).then_some((chunk, nodes));
     let runs = joined.ranges.into_iter().filter_map(forward).collect();
@@ -77,7 +83,7 @@ fn staged_body(
     Ok((body, runs, place))
 }
 
-fn lower(body: Arc<Body>, runs: &[(usize, Range<usize>)], place: &[usize]) -> Program {
+fn lower(body: Arc<Body>, runs: &[(usize, Range<usize>)], place: &[usize], data_ranks: usize) -> Program {
     let mut program = Program::empty(vec![body.clone()]);
     program.microbatches.push(Microbatch { body: 0, first_sample: 0 });
     program.instrs.push(Instr::Load { slot: 0, microbatch: 0 });
@@ -96,7 +102,7 @@ fn lower(body: Arc<Body>, runs: &[(usize, Range<usize>)], place: &[usize]) -> Pr
     for (chunk, nodes) in runs {
         let arrived = receives.iter().filter(|(to, _)| to == chunk);
         program.instrs.extend(arrived.map(|(_, number)| Instr::Wait(*number)));
-        run(&mut program, &body, nodes);
+        joint::run(&mut program, 0, 0, nodes, data_ranks);
         for link in body.leaves.iter().filter(|link| link.from == *chunk) {
             let op = Collective::Send { to: place[link.to], tag: link_tag(link, place.len()) };
             sends.push(start(&mut program, op, link.value));
@@ -104,36 +110,4 @@ fn lower(body: Arc<Body>, runs: &[(usize, Range<usize>)], place: &[usize]) -> Pr
     }
     program.instrs.extend(sends.into_iter().map(Instr::Wait));
     program
-}
-
-/// Runs nodes, with the exchanges that they stand for: each is started at its node, and waited for where its result is read.
-fn run(program: &mut Program, body: &Body, nodes: &Range<usize>) {
-    let (mut from, mut under_way) = (nodes.start, Vec::<(usize, usize)>::new());
-    for i in nodes.clone() {
-        let arrived: Vec<usize> = under_way.iter().filter(|(_, reader)| *reader <= i).map(|e| e.0).collect();
-        if !arrived.is_empty() {
-            program.run(0, 0, from..i);
-            from = i;
-            under_way.retain(|(_, reader)| *reader > i);
-            program.instrs.extend(arrived.into_iter().map(Instr::Wait));
-        }
-        let node = &body.graph.nodes[i];
-        let Some(number) = joint::exchange(program, 0, 0, node) else { continue };
-        program.run(0, 0, from..i + 1);
-        from = i + 1;
-        program.instrs.push(Instr::Start(number));
-        let reads_on = joint::reads_operand(node);
-        let reader = if reads_on { i + 1 } else { first_reader(&body.graph, i, node.outputs[0]) };
-        under_way.push((number, reader));
-    }
-    program.run(0, 0, from..nodes.end);
-    program.instrs.extend(under_way.into_iter().map(|(number, _)| Instr::Wait(number)));
-}
-
-/// The graph of a rank that gathers weights which are sharded.
-fn with_shards(graph: Graph, plan: &Plan) -> Graph {
-    match plan.shard_place() {
-        Some(place) => shard(&graph, place, Passes::Apart),
-        None => graph,
-    }
 }

@@ -4,9 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_graph::graph::Node;
-use polyreme_graph::{Axis, Collective, ExchangeKind, Instr, Op, Program, Region, ValueId};
-
-use crate::schedule::first_reader;
+use polyreme_graph::{Axis, Collective, ExchangeKind, Graph, Instr, Op, Program, Region, ValueId};
 
 /// The axis along which a node exchanges something, if it does.
 pub(crate) fn axis_of(node: &Node) -> Option<Axis> {
@@ -16,8 +14,42 @@ pub(crate) fn axis_of(node: &Node) -> Option<Axis> {
     }
 }
 
+/// The tag of messages inside a body. Ranks along an axis run the same exchanges in the same order, so one is enough.
+const PASS_TAG: u16 = 0;
+
+/// An exchange of a program, and the first node that must not run before it is waited for.
+pub(crate) struct JointExchange {
+    /// Its number.
+    pub(crate) number: usize,
+    /// The node.
+    pub(crate) reader: usize,
+}
+
+/// Adds the exchanges that node `i` of a body stands for: none for most nodes, two for a message to one rank and from another.
+///
+/// What is sent is waited for at once, because its memory may be used again; that is no wait for the receiver.
+pub(crate) fn exchanges(program: &mut Program, slot: usize, body: usize, i: usize) -> Vec<JointExchange> {
+    let of = program.bodies[body].clone();
+    let node = &of.graph.nodes[i];
+    let reader = |now: bool| if now { i + 1 } else { first_reader(&of.graph, i, node.outputs[0]) };
+    if let Op::Exchange { axis, kind: ExchangeKind::Pass { to, from } } = node.op {
+        let region = |value: ValueId| Region::Value { slot, body, value };
+        let send = to.map(|to| (Collective::Send { to, tag: PASS_TAG }, node.inputs[0], true));
+        let receive = from.map(|from| (Collective::Receive { from, tag: PASS_TAG }, node.outputs[0], false));
+        let both = [receive, send].into_iter().flatten();
+        return both
+            .map(|(op, of, now)| JointExchange {
+                number: program.exchange(op, axis, region(of)),
+                reader: reader(now),
+            })
+            .collect();
+    }
+    let number = exchange(program, slot, body, node);
+    number.map(|number| JointExchange { number, reader: reader(reads_operand(node)) }).into_iter().collect()
+}
+
 /// Adds the exchange that a node of a body stands for; returns its number. `None` for any other node.
-pub(crate) fn exchange(program: &mut Program, slot: usize, body: usize, node: &Node) -> Option<usize> {
+fn exchange(program: &mut Program, slot: usize, body: usize, node: &Node) -> Option<usize> {
     let Op::Exchange { axis, kind } = node.op else { return None };
     let region = |value: ValueId| Region::Value { slot, body, value };
     let (x, y) = (node.inputs[0], node.outputs[0]);
@@ -33,12 +65,13 @@ pub(crate) fn exchange(program: &mut Program, slot: usize, body: usize, node: &N
             let (send, recv) = (rows(ranks), rows(ranks));
             (Collective::AllToAll { send, into: region(y), recv }, x)
         }
+        ExchangeKind::Pass { .. } => return None,
     };
     Some(program.exchange(op, axis, region(of)))
 }
 
 /// Whether the node's operand is still read while the exchange goes on: then nothing may run before it is waited for.
-pub(crate) fn reads_operand(node: &Node) -> bool {
+fn reads_operand(node: &Node) -> bool {
     matches!(node.op, Op::Exchange { kind: ExchangeKind::Swap { .. }, .. })
 }
 
@@ -72,13 +105,18 @@ pub(crate) fn run(
         if takes_part {
             program.run(slot, microbatch, from..i + 1);
             from = i + 1;
-            let reader = if reads_operand(node) { i + 1 } else { first_reader(graph, i, node.outputs[0]) };
-            if let Some(exchange) = exchange(program, slot, number, node) {
-                program.instrs.push(Instr::Start(exchange));
-                under_way.push((exchange, reader));
+            for JointExchange { number, reader } in exchanges(program, slot, number, i) {
+                program.instrs.push(Instr::Start(number));
+                under_way.push((number, reader));
             }
         }
     }
     program.run(slot, microbatch, from..nodes.end);
     program.instrs.extend(under_way.into_iter().map(|(exchange, _)| Instr::Wait(exchange)));
+}
+
+/// The first node behind `i` that reads `value`, or one past the last node.
+fn first_reader(graph: &Graph, i: usize, value: ValueId) -> usize {
+    let reads = |k: &usize| graph.nodes[*k].inputs.contains(&value);
+    (i + 1..graph.nodes.len()).find(reads).unwrap_or(graph.nodes.len())
 }

@@ -10,11 +10,12 @@
 //!   [`tree`]: the fixed tree in which gradients of logical shards are added up; `fixed_blocks`: their norm.
 //! - [`stage`]: a step's graph in chunks for the stages of a pipeline: where to cut, and the graph of each chunk.
 //! - `stage_body`: the body of a stage of a pipeline. `staged`: the schedule of a pipelined step;
-//!   `staged_shards`: of a reproducible one.
+//!   `staged_shards`: of a reproducible one; `staged_across`: of several steps without a flush between them.
 //! - `choice`: what is chosen once for all graphs of a run.
 //! - `forward`: the program of a forward pass, for evaluations.
 //! - `joint`: exchanges inside a body.
-//! - [`tensor`]: matrices split over ranks.
+//! - `own_part`: the part of a step that a rank has of each microbatch. [`tensor`]: matrices split over ranks.
+//!   [`sequence`]: sequences cut over ranks.
 //! - [`shard`](mod@shard): weights sharded over ranks.
 //! - [`sync_norm`]: batch norms with the statistics of all ranks.
 //! - [`pipeline`]: in which order each stage of a pipeline runs its microbatches.
@@ -27,21 +28,24 @@ mod fixed_blocks;
 mod forward;
 mod joint;
 pub mod mesh;
+mod own_part;
 pub mod passes;
 pub mod pipeline;
 pub mod plan;
 mod reproducible;
 pub mod schedule;
+pub mod sequence;
 pub mod shard;
 pub mod stage;
 mod stage_body;
 mod staged;
+mod staged_across;
 mod staged_shards;
 pub mod sync_norm;
 pub mod tensor;
 pub mod tree;
 
-pub use choice::{choose, choose_cuts, choose_layouts};
+pub use choice::{CutRoom, choose, choose_cuts, choose_layouts};
 pub use forward::compile_forward;
 pub use mesh::Mesh;
 pub use passes::{Budget, CompileError, compile};

@@ -6,13 +6,15 @@ use polyreme_graph::recompute::BudgetError;
 use polyreme_graph::{Axis, Body, DType, Graph, Program, recompute};
 use thiserror::Error;
 
+use crate::choice::CutRoom;
+use crate::own_part::own_part;
+use crate::pipeline::PipelineKind;
 use crate::plan::{Plan, Training};
 use crate::schedule::schedule;
 use crate::shard::{Passes, ShardPlace, refusal, shard};
 use crate::stage::{CutError, PlaceError};
-use crate::stage_body::{cut_origins, stage_body};
+use crate::stage_body::{StageRoom, cut_origins, stage_body};
 use crate::sync_norm::sync_batch_norm;
-use crate::tensor::{TensorPlace, TensorSplit, split_as};
 
 /// How much memory a rank may use, and how to measure a program's.
 pub struct Budget<'a> {
@@ -34,6 +36,14 @@ pub enum CompileError {
     /// Its matrices cannot be split over this number of ranks.
     #[error("{0}")]
     Tensor(String),
+    /// Its sequences cannot be cut over this number of ranks.
+    #[error("{0}")]
+    Sequence(String),
+    /// Logical shards are added up by ranks that have all positions.
+    #[error(
+        "`parallel.reproducible` does not work with sequences that are cut over ranks yet; leave one of them out"
+    )]
+    SequenceShards,
     /// There is no such pipeline.
     #[error("{0}")]
     Pipeline(String),
@@ -57,9 +67,6 @@ pub enum CompileError {
         /// The schedule.
         kind: &'static str,
     },
-    /// Memory that is planned for one stage only.
-    #[error("`train.memory_mib` does not work with several stages yet; leave it out, or use more stages")]
-    StagedBudget,
     /// The sum of a tied gradient would depend on the number of stages.
     #[error(
         "`parallel.reproducible`: {n} parts of a \"{kind}\" pipeline use `{name}`, and its gradient would be added up in \
@@ -73,6 +80,14 @@ pub enum CompileError {
         /// The schedule.
         kind: &'static str,
     },
+    /// What would empty a pipeline that is not to be flushed.
+    #[error(
+        "`parallel.schedule = \"2bw\"` does not work with {what}; set `parallel.schedule = \"zb-h1\"`, or leave it out"
+    )]
+    Flushless {
+        /// The setting.
+        what: &'static str,
+    },
     /// Random bits that round moments depend on where they lie, and so on the stage.
     #[error(
         "`parallel.reproducible` with several stages needs `train.optimizer` with moments in f32; bf16 ones are rounded by \
@@ -81,11 +96,24 @@ pub enum CompileError {
     StagedRounding,
 }
 
-/// The part of a graph that this rank of the tensor axis computes, if there are several.
-pub(crate) fn tensor_part(graph: &Graph, plan: &Plan) -> Result<Option<TensorSplit>, CompileError> {
-    let place = TensorPlace { rank: plan.mesh.place(plan.rank, Axis::Tensor), ranks: plan.mesh.tensor };
-    let part = (place.ranks > 1).then(|| split_as(graph, place, &plan.layouts));
-    part.transpose().map_err(CompileError::Tensor)
+/// The plan of the rank on whose memory recomputation depends. All ranks of a stage must come to the same decision, so all
+/// measure the last one of their part of the data axis, whose shards are the largest.
+fn largest(plan: &Plan) -> Plan {
+    let rank = plan.mesh.group(plan.rank, Axis::Data).last().copied().unwrap_or(plan.rank);
+    Plan { rank, ..plan.clone() }
+}
+
+/// Names what a pipeline without a flush between steps cannot have.
+fn without_flush(plan: &Plan, training: &Training) -> Result<(), &'static str> {
+    match () {
+        () if training.clip.is_some() => {
+            Err("`train.clip`, since the norm of all stages is needed before each update")
+        }
+        () if training.scaled => Err("`train.precision = \"f16\"`, whose scale depends on all stages"),
+        () if plan.shards.is_some() => Err("`parallel.reproducible`, since its gradients are one step old"),
+        () if plan.ranks() > 1 => Err("`parallel.data` above 1 yet"),
+        () => Ok(()),
+    }
 }
 
 /// Compiles a differentiated graph for one size of microbatches.
@@ -96,11 +124,12 @@ pub fn compile(
     budget: Option<Budget>,
 ) -> Result<Body, CompileError> {
     // 0. Where the network is cut into stages: in the same places on all ranks, whatever is rewritten later.
-    let cuts = cut_origins(step, plan)?;
+    let room = budget.as_ref().map(|budget| CutRoom { bytes: budget.bytes, training });
+    let cuts = cut_origins(step, plan, room)?;
     // 1. What is stored in half, and where it is cast.
     let step = &plan.precision.apply(step);
-    // 2. The part of it that this rank of the tensor axis computes.
-    let part = tensor_part(step, plan)?;
+    // 2. The positions of it that this rank of the sequence axis has, and the part of its matrices.
+    let part = own_part(step, plan)?;
     let step = part.as_ref().map_or(step, |part| &part.graph);
     // 3. Before recomputation: ranks with shards of different sizes may recompute different values, but they must take
     //    part in the same sums.
@@ -109,15 +138,28 @@ pub fn compile(
     if let Some(why) = plan.shard_place().and_then(|place| shard_refusal(step, place, plan, training)) {
         return Err(CompileError::Shard(why));
     }
+    if plan.mesh.stage > 1 && plan.pipeline == PipelineKind::TwoBw {
+        without_flush(plan, training).map_err(|what| CompileError::Flushless { what })?;
+    }
     if plan.mesh.stage > 1 {
-        return match (budget, plan.shards) {
-            (Some(_), _) => Err(CompileError::StagedBudget),
-            (None, Some(_)) if training.moments != DType::F32 => Err(CompileError::StagedRounding),
-            (None, _) => {
-                let body = stage_body(step, plan, &cuts)?.with_strict(plan.precision.strict);
-                Ok(body.with_reproducible(plan.is_reproducible()))
+        if plan.shards.is_some() && training.moments != DType::F32 {
+            return Err(CompileError::StagedRounding);
+        }
+        // 4 and 5, chunk by chunk.
+        let of_plan =
+            |body: Body| body.with_strict(plan.precision.strict).with_reproducible(plan.is_reproducible());
+        let largest = largest(plan);
+        let bytes_of = |measure: &dyn Fn(&Program) -> usize, body: Body| {
+            measure(&schedule(&largest, training, &[Arc::new(of_plan(body))], &largest.whole_step()))
+        };
+        let body = match budget {
+            None => stage_body(step, plan, &cuts, None)?,
+            Some(Budget { bytes, measure }) => {
+                let measure = |body: Body| bytes_of(measure, body);
+                stage_body(step, plan, &cuts, Some(StageRoom { bytes, measure: &measure }))?
             }
         };
+        return Ok(of_plan(body));
     }
     // 5. Shards of weights: after recomputation, whose nodes gather with the rest of the backward pass. Then fusion, and the order
     //    in which gradients are made.
@@ -131,9 +173,8 @@ pub fn compile(
         body.with_strict(plan.precision.strict).with_reproducible(plan.is_reproducible())
     };
     let Some(Budget { bytes, measure }) = budget else { return Ok(last(step)) };
-    // 4. Recomputation, measured on the result of the passes after it. All ranks must come to the same decision, so all
-    //    measure the last rank, whose shards are the largest.
-    let largest = Plan { rank: plan.mesh.ranks() - 1, ..plan.clone() };
+    // 4. Recomputation, measured on the result of the passes after it.
+    let largest = largest(plan);
     let measure =
         |step: &Graph| measure(&schedule(&largest, training, &[Arc::new(last(step))], &largest.whole_step()));
     Ok(last(&recompute(step, bytes, &measure)?.graph))

@@ -52,7 +52,7 @@ pub(crate) fn step(
         None => one_by_one(lowering, tree, shape, &losses),
         Some((stage, timetable)) => {
             let leaves = Leaves::new(lowering, tree, losses.clone(), shape, timetable, stage);
-            let leaves = staged::passes(lowering, timetable, stage, &losses, Some(leaves));
+            let leaves = staged::passes(lowering, timetable, stage, &losses, Some(leaves), None);
             leaves.expect("leaves that were given").sums(lowering)
         }
     };

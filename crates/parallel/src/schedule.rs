@@ -37,23 +37,22 @@ use std::sync::Arc;
 
 use polyreme_graph::memory::{ALIGN_BYTES, param_ranges, state_len};
 use polyreme_graph::{
-    Axis, Body, Collective, DType, GradBuffers, Instr, Keeps, Microbatch, Program, Region, Role, ValueId,
-    Weights,
+    Axis, Body, Collective, DType, GradBuffers, Instr, Keeps, Microbatch, Program, Region, Role, Weights,
 };
 
 use crate::buckets::{Bucket, buckets, cuts, in_turn};
 use crate::fixed_blocks::block_cuts;
 use crate::joint;
+use crate::pipeline::{PipelineKind, across_steps};
 use crate::plan::{Plan, StepShape, Training};
 use crate::reproducible;
 use crate::shard::{idle, sharded_range};
-use crate::{stage_body, staged};
+use crate::{stage_body, staged, staged_across};
 
 /// The program of one rank for steps of this shape, over bodies that [`compile`](crate::passes::compile) made.
 ///
 /// # Panics
-/// If the plan contradicts itself (see [`Plan::keeps`]), if parameters are updated at once in a step of several microbatches, or if
-/// stages with sharded weights have fewer microbatches than those of other data ranks.
+/// If the plan contradicts itself (see [`Plan::keeps`]), or if parameters are updated at once in a step of several microbatches.
 pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &StepShape) -> Program {
     let mut program = Program::empty(bodies.to_vec());
     program.optimizer = Some(training.optimizer);
@@ -118,6 +117,7 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         accumulated: None,
         own_gradients: None,
         split_axes: split_axes(plan),
+        alike_axes: [Axis::Tensor, Axis::Sequence].into_iter().filter(|a| plan.mesh.len(*a) > 1).collect(),
         idle: bodies.iter().map(|body| idle(&body.graph)).collect(),
         sharded,
         counted_elsewhere: counted_elsewhere(plan, &bodies[0]),
@@ -130,6 +130,12 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     let stage = timetable.as_ref().map(|(stage, timetable)| (*stage, timetable));
     match (plan.shards, stage) {
         (Some(shards), _) => reproducible::step(&mut lowering, shards, shape, training.max_norm(), stage),
+        (None, Some((stage, _))) if plan.pipeline == PipelineKind::TwoBw => {
+            let lists = across_steps(plan.mesh.stage, plan.microbatches.max(1));
+            staged_across::run(&mut lowering, &lists.expect("a plan that was compiled"), stage, training);
+            lowering.program.instrs.extend(states);
+            return lowering.program;
+        }
         (None, Some((stage, timetable))) => {
             staged::step(&mut lowering, timetable, stage);
             lowering.start_sums();
@@ -192,8 +198,10 @@ pub fn both_passes(ranks: usize, body: &Arc<Body>) -> Program {
         if ranks > 1 || axis != Axis::Data {
             program.run(0, 0, from..i + 1);
             from = i + 1;
-            let number = joint::exchange(&mut program, 0, 0, node);
-            program.instrs.extend(number.into_iter().flat_map(|n| [Instr::Start(n), Instr::Wait(n)]));
+            let numbers: Vec<usize> =
+                joint::exchanges(&mut program, 0, 0, i).iter().map(|e| e.number).collect();
+            program.instrs.extend(numbers.iter().map(|n| Instr::Start(*n)));
+            program.instrs.extend(numbers.into_iter().map(Instr::Wait));
         }
     }
     program.run(0, 0, from..body.graph.nodes.len());
@@ -223,6 +231,8 @@ pub(crate) struct Lowering {
     own_gradients: Option<Region>,
     /// Axes along which ranks have different parameters, and gradients that are no longer to be summed.
     pub(crate) split_axes: Vec<Axis>,
+    /// Axes along which all ranks count the same loss.
+    alike_axes: Vec<Axis>,
     /// By body and node: whether a rank without samples runs it.
     idle: Vec<Vec<bool>>,
     /// The shards of weights among the parameters: their gradients are summed over the ranks in each round.
@@ -256,14 +266,14 @@ impl Lowering {
         self.program.instrs.push(instr);
     }
 
-    /// The totals of the step. Ranks that split matrices all count the same loss, so along that axis only the caller's
-    /// numbers are added up, before there is a loss.
+    /// The totals of the step. Ranks that split matrices or sequences all count the same loss, so along these axes only the
+    /// caller's numbers are added up, before there is a loss.
     pub(crate) fn begin(&mut self, len: usize, name: &str) -> Region {
         let totals = self.program.buffer(name, DType::F64, len);
         self.push(Instr::Begin(totals.clone()));
-        if self.split_axes.contains(&Axis::Tensor) {
+        for axis in self.alike_axes.clone() {
             let given = totals.part(len - 2..len);
-            self.program.exchange_now(Collective::AllReduce, Axis::Tensor, given);
+            self.program.exchange_now(Collective::AllReduce, axis, given);
         }
         totals
     }
@@ -340,10 +350,7 @@ impl Lowering {
             }
             if joint::axis_of(&graph.nodes[i]).is_some_and(|axis| self.exchanges_along(axis, round)) {
                 self.flush(round, &mut from, i + 1);
-                let value = graph.nodes[i].outputs[0];
-                let reader =
-                    if joint::reads_operand(&graph.nodes[i]) { i + 1 } else { first_reader(graph, i, value) };
-                joint.extend(self.start_joint(round, i).map(|number| (number, reader)));
+                joint.extend(self.start_joint(round, i).into_iter().map(|e| (e.number, e.reader)));
             }
             if i == loss {
                 self.flush(round, &mut from, i + 1);
@@ -437,18 +444,16 @@ impl Lowering {
         }
     }
 
-    /// Starts the exchange that a node stands for; a rank without samples adds zeros, but brings its shards of weights.
-    fn start_joint(&mut self, round: Round, node: usize) -> Option<usize> {
-        let body = self.program.bodies[round.body].clone();
+    /// Starts the exchanges that a node stands for; a rank without samples adds zeros, but brings its shards of weights.
+    fn start_joint(&mut self, round: Round, node: usize) -> Vec<joint::JointExchange> {
         let brings = self.idle[round.body][node];
-        let node = &body.graph.nodes[node];
         if round.microbatch.is_none() && !brings {
-            let value = node.outputs[0];
+            let value = self.program.bodies[round.body].graph.nodes[node].outputs[0];
             self.push(Instr::Zero(Region::Value { slot: self.slot, body: round.body, value }));
         }
-        let number = joint::exchange(&mut self.program, self.slot, round.body, node)?;
-        self.push(Instr::Start(number));
-        Some(number)
+        let started = joint::exchanges(&mut self.program, self.slot, round.body, node);
+        self.program.instrs.extend(started.iter().map(|e| Instr::Start(e.number)));
+        started
     }
 
     /// Starts the sum of bucket `k`.
@@ -598,12 +603,6 @@ impl Lowering {
 /// `into += from`, or a copy for the first addition.
 pub(crate) fn add_or_copy(from: Region, into: Region, add: bool) -> Instr {
     if add { Instr::Add { from, into } } else { Instr::Copy { from, into } }
-}
-
-/// The first node behind `i` that reads `value`, or one past the last node.
-pub(crate) fn first_reader(graph: &polyreme_graph::Graph, i: usize, value: ValueId) -> usize {
-    let reads = |k: &usize| graph.nodes[*k].inputs.contains(&value);
-    (i + 1..graph.nodes.len()).find(reads).unwrap_or(graph.nodes.len())
 }
 
 #[cfg(test)]

@@ -3,24 +3,20 @@
 //! Where to cut is decided on the graph as it was traced, before it is rewritten for a precision and for this rank: so all
 //! ranks cut in the same places, and all graphs of a model can be cut in the places that were chosen for one of them.
 
-use polyreme_graph::{Axis, Body, Graph, Link, Segment, Tied, fuse};
+use polyreme_graph::recompute::{BudgetError, RecomputedParts};
+use polyreme_graph::{Axis, Body, Graph, Link, Segment, Tied, fuse, recompute_parts};
 
-use crate::choice::choose_cuts;
+use crate::choice::{CutRoom, choose_cuts};
 use crate::passes::CompileError;
-use crate::pipeline::{PipelineKind, Timetable, timetable};
+use crate::pipeline::{Timetable, timetable};
 use crate::plan::Plan;
-use crate::shard::{Passes, shard};
+use crate::shard::{Passes, ShardPlace, shard};
 use crate::stage::{
-    self, ChunkGraph, Crossing, Cut, Homes, StageBody, cut, flops, join, nodes_by_name, place,
+    self, BackwardOrder, ChunkGraph, Crossing, Cut, Homes, StageBody, cut, flops, join, nodes_by_name, place,
 };
 
 /// The timetable of a plan with several stages, for steps of `microbatches`.
 pub(crate) fn timetable_of(plan: &Plan, microbatches: usize) -> Result<Timetable, CompileError> {
-    if plan.pipeline == PipelineKind::TwoBw {
-        let why = "schedule \"2bw\", which goes on from step to step without a flush, cannot be run yet; set \
-                   `parallel.schedule = \"zb-h1\"` or \"zb-v\"";
-        return Err(CompileError::Pipeline(why.into()));
-    }
     if microbatches == 0 {
         // A rank without samples has the chunks of the others, and nothing to run.
         let one = timetable_of(plan, 1)?;
@@ -36,11 +32,15 @@ pub(crate) fn usual_timetable(plan: &Plan) -> Result<Timetable, CompileError> {
 }
 
 /// The traced nodes before which a plan with several stages cuts a graph: the same ones in every rewrite of it.
-pub(crate) fn cut_origins(step: &Graph, plan: &Plan) -> Result<Vec<u32>, CompileError> {
+pub(crate) fn cut_origins(
+    step: &Graph,
+    plan: &Plan,
+    room: Option<CutRoom>,
+) -> Result<Vec<u32>, CompileError> {
     if plan.mesh.stage == 1 {
         return Ok(Vec::new());
     }
-    let names = choose_cuts(step, plan, &flops(step), None)?;
+    let names = choose_cuts(step, plan, &flops(step), room)?;
     let nodes = nodes_by_name(step, &names)?;
     Ok(nodes.into_iter().map(|node| step.nodes[node].origin).collect())
 }
@@ -55,26 +55,76 @@ pub(crate) fn place_by_origin(step: &Graph, cuts: &[u32]) -> Vec<usize> {
     place(step, &cuts.iter().map(behind).collect::<Vec<_>>())
 }
 
-/// The body of a plan's stage, from the graph of the whole step, which is cut before these traced nodes.
-pub(crate) fn stage_body(step: &Graph, plan: &Plan, cuts: &[u32]) -> Result<Body, CompileError> {
+/// What a stage's body may take.
+pub(crate) struct StageRoom<'a> {
+    /// The most bytes.
+    pub(crate) bytes: usize,
+    /// The bytes of a rank with a body.
+    pub(crate) measure: &'a dyn Fn(Body) -> usize,
+}
+
+/// The body of a plan's stage, from the graph of the whole step, which is cut before these traced nodes. Chunks recompute what
+/// they must to fit.
+pub(crate) fn stage_body(
+    step: &Graph,
+    plan: &Plan,
+    cuts: &[u32],
+    room: Option<StageRoom>,
+) -> Result<Body, CompileError> {
     let timetable = usual_timetable(plan)?;
-    let place = place_by_origin(step, cuts);
-    let Cut { chunks, tied } = cut(step, &place)?;
+    let Cut { chunks, tied } = cut(step, &place_by_origin(step, cuts))?;
     if plan.shards.is_some() {
         same_order(&tied, &timetable, plan)?;
     }
     let stage = plan.mesh.place(plan.rank, Axis::Stage);
     let mine: Vec<ChunkGraph> = chunks.into_iter().filter(|c| timetable.place[c.chunk] == stage).collect();
-    // Each chunk gathers the weights that it reads.
-    let sharded = |graph: Graph| match plan.shard_place() {
-        Some(place) => shard(&graph, place, Passes::Apart),
-        None => graph,
+    let body = |graphs: &[Graph], order| {
+        let mut body = joined_body(&mine, graphs, &tied, &timetable, order, plan.shard_place());
+        body.declared = polyreme_graph::body::declared(step);
+        body
     };
-    let mine: Vec<_> = mine.into_iter().map(|c| ChunkGraph { graph: fuse(&sharded(c.graph)), ..c }).collect();
-    let joined = join(&mine);
+    // Other stages should get what they wait for early; where room is short, it may have to wait for weight gradients.
+    let orders: &[BackwardOrder] = match timetable.splits_backward() {
+        true => &[BackwardOrder::Apart],
+        false => &[BackwardOrder::Apart, BackwardOrder::ByLayer],
+    };
+    let graphs: Vec<Graph> = mine.iter().map(|c| c.graph.clone()).collect();
+    let Some(StageRoom { bytes, measure }) = room else { return Ok(body(&graphs, orders[0])) };
+    let (mut best, mut least) = (None::<(RecomputedParts, BackwardOrder)>, usize::MAX);
+    for &order in orders {
+        match recompute_parts(&graphs, bytes, &|graphs| measure(body(graphs, order))) {
+            Ok(found) if best.as_ref().is_none_or(|(b, _)| found.extra_flops < b.extra_flops) => {
+                best = Some((found, order));
+            }
+            Ok(_) => {}
+            Err(error) => least = least.min(error.least_bytes),
+        }
+    }
+    let error = BudgetError { budget_bytes: bytes, least_bytes: least };
+    let (found, order) = best.ok_or(error)?;
+    Ok(body(&found.graphs, order))
+}
+
+/// The chunks of a stage as one body, with these graphs for their own.
+fn joined_body(
+    chunks: &[ChunkGraph],
+    graphs: &[Graph],
+    tied: &[stage::Tied],
+    timetable: &Timetable,
+    order: BackwardOrder,
+    shards: Option<ShardPlace>,
+) -> Body {
+    // Each chunk gathers the weights that it reads.
+    let sharded = |graph: &Graph| match shards {
+        Some(place) => fuse(&shard(graph, place, Passes::Apart)),
+        None => fuse(graph),
+    };
+    let fused = |(c, graph): (&ChunkGraph, &Graph)| ChunkGraph { graph: sharded(graph), ..c.clone() };
+    let fused: Vec<_> = chunks.iter().zip(graphs).map(fused).collect();
+    let joined = join(&fused, order);
     let (arrives, leaves) = links_of(&joined);
     let graph = &joined.graph;
-    let tied = tied.into_iter().enumerate().filter_map(|(number, tied)| {
+    let tied = tied.iter().enumerate().filter_map(|(number, tied)| {
         let param = graph.params.iter().position(|p| p.name == tied.name)?;
         let mut stages: Vec<usize> = tied.chunks.iter().map(|c| timetable.place[*c]).collect();
         stages.sort_unstable();
@@ -86,8 +136,7 @@ pub(crate) fn stage_body(step: &Graph, plan: &Plan, cuts: &[u32]) -> Result<Body
     let segments = segments.map(|(chunk, kind, nodes)| Segment { chunk, kind, nodes }).collect();
     let mut body = Body::of(joined.graph);
     (body.segments, body.arrives, body.leaves, body.tied) = (segments, arrives, leaves, tied);
-    body.declared = polyreme_graph::body::declared(step);
-    Ok(body)
+    body
 }
 
 /// What a stage's graph gets from other stages, and what it computes for them.

@@ -25,6 +25,7 @@ use polyreme_graph::{Axis, BlockKind, Body, Collective, DType, Graph, Instr, Lin
 use crate::joint;
 use crate::pipeline::{Action, StagePass, Timetable};
 use crate::schedule::{Lowering, add_or_copy};
+use crate::staged_across::Across;
 use crate::staged_shards::Leaves;
 
 /// Values that may go from one chunk to another in one pass.
@@ -33,10 +34,13 @@ const LINKS_MAX: usize = 64;
 /// The tags of gradients of tied parameters begin here.
 const TIED_TAGS: usize = 32_000;
 
+/// The tag of the totals of a step, where stages send them to each other.
+pub(crate) const TOTALS_TAG: u16 = (1 << 15) - 1;
+
 /// Everything up to the sums over the data axis.
 pub(crate) fn step(lowering: &mut Lowering, timetable: &Timetable, stage: usize) {
     let totals = lowering.begin(4, "totals");
-    passes(lowering, timetable, stage, &totals, None);
+    passes(lowering, timetable, stage, &totals, None, None);
     tied_sums(lowering, stage);
     for (axis, ranks) in [(Axis::Data, lowering.role.ranks), (Axis::Stage, timetable.stages)] {
         if ranks > 1 {
@@ -47,19 +51,22 @@ pub(crate) fn step(lowering: &mut Lowering, timetable: &Timetable, stage: usize)
     lowering.push(Instr::Judge(totals));
 }
 
-/// All passes of a stage. Gradients are added up one after another, or become leaves of a tree.
+/// All passes of a stage. Gradients are added up one after another, or become leaves of a tree; `across` if they are of several
+/// steps.
 pub(crate) fn passes(
     lowering: &mut Lowering,
     timetable: &Timetable,
     stage: usize,
     totals: &Region,
     leaves: Option<Leaves>,
+    across: Option<Across>,
 ) -> Option<Leaves> {
     let n = lowering.program.microbatches.len();
     assert_eq!(n, timetable.microbatches, "as many microbatches as the timetable has");
     let slots = timetable.held(stage).microbatches;
     lowering.program.slots = slots;
-    let sums = (n > 1 && leaves.is_none()).then(|| {
+    let per_step = across.as_ref().map_or(n, |across| across.per_step);
+    let sums = (per_step > 1 && leaves.is_none()).then(|| {
         let len = lowering.grad_len();
         lowering.program.buffer("sums of gradients", DType::F32, len)
     });
@@ -69,6 +76,8 @@ pub(crate) fn passes(
         totals: totals.clone(),
         sums,
         leaves,
+        across,
+        per_step,
         free: (0..slots).rev().collect(),
         slot_of: vec![None; n],
         left: vec![timetable.chunks_of(stage).len(); n],
@@ -77,7 +86,7 @@ pub(crate) fn passes(
     };
     let actions = &timetable.by_stage[stage];
     for (i, action) in actions.iter().enumerate() {
-        staged.leaves_at(i);
+        staged.between(i);
         staged.post(action, true);
         if let Some(next) = actions.get(i + 1) {
             staged.post(next, false);
@@ -85,7 +94,7 @@ pub(crate) fn passes(
         staged.arrived(action);
         staged.act(action);
     }
-    staged.leaves_at(actions.len());
+    staged.between(actions.len());
     let sending: Vec<usize> = staged.sending.drain(..).flatten().collect();
     let leaves = staged.leaves;
     lowering.program.instrs.extend(sending.into_iter().map(Instr::Wait));
@@ -94,7 +103,7 @@ pub(crate) fn passes(
 
 /// The tag of messages about a tied parameter.
 pub(crate) fn tied_tag(tied: &Tied) -> u16 {
-    let tag = u16::try_from(TIED_TAGS + tied.number).ok().filter(|tag| *tag < 1 << 15);
+    let tag = u16::try_from(TIED_TAGS + tied.number).ok().filter(|tag| *tag < TOTALS_TAG);
     tag.expect("few parameters are tied")
 }
 
@@ -138,6 +147,10 @@ struct Staged<'a> {
     sums: Option<Region>,
     /// Reproducible mode: what becomes of gradients, states and losses.
     leaves: Option<Leaves>,
+    /// What steps without a flush between them need.
+    across: Option<Across>,
+    /// Microbatches of a step.
+    per_step: usize,
     /// Slots that no microbatch has.
     free: Vec<usize>,
     /// By microbatch.
@@ -199,14 +212,20 @@ impl Staged<'_> {
         let microbatch = action.microbatch;
         let body = self.body(microbatch);
         let slot = self.slot_of[microbatch].expect("a microbatch that runs has a slot");
+        if let Some(across) = &mut self.across {
+            across.read_for(self.lowering, action);
+        }
         for kind in kinds {
             let segments = body.segments.iter().filter(|s| s.chunk == action.chunk && s.kind == *kind);
             for nodes in segments.map(|s| s.nodes.clone()) {
-                self.run(slot, microbatch, &nodes);
+                // What other stages wait for is on its way while the rest runs.
+                let sent = end_of_sent(&body, action, &nodes);
+                self.run(slot, microbatch, &(nodes.start..sent));
+                if *kind != BlockKind::WeightGrad {
+                    self.send(action, slot, &body.leaves);
+                }
+                self.run(slot, microbatch, &(sent..nodes.end));
                 self.add_up(&body.graph, microbatch, &nodes);
-            }
-            if *kind != BlockKind::WeightGrad {
-                self.send(action, slot, &body.leaves);
             }
         }
         if action.frees() {
@@ -229,7 +248,11 @@ impl Staged<'_> {
         joint::run(&mut self.lowering.program, slot, microbatch, nodes, data_ranks);
         let computes = |v| nodes.contains(&graph.value(v).producer.idx());
         if graph.output("loss").is_some_and(computes) {
-            let into = self.leaves.as_ref().map_or(self.totals.part(0..2), |l| l.loss_of(microbatch));
+            let into = match (&self.leaves, &self.across) {
+                (Some(leaves), _) => leaves.loss_of(microbatch),
+                (None, Some(across)) => across.loss_of(microbatch),
+                (None, None) => self.totals.part(0..2),
+            };
             self.lowering.push(Instr::Count { slot, microbatch, into });
         }
         // Logical shards all start from the states of the step's beginning.
@@ -247,16 +270,20 @@ impl Staged<'_> {
         let Some(sums) = self.sums.clone() else { return };
         for range in written(graph, nodes) {
             let (sum, grads) = (sums.part(range.clone()), Region::Grads(range));
-            let last = microbatch + 1 == self.left.len();
+            let number = microbatch % self.per_step;
+            let last = number + 1 == self.per_step;
             self.lowering.push(match last {
                 true => Instr::Add { from: sum, into: grads },
-                false => add_or_copy(grads, sum, microbatch > 0),
+                false => add_or_copy(grads, sum, number > 0),
             });
         }
     }
 
-    /// What leaves need before the action with this number.
-    fn leaves_at(&mut self, place: usize) {
+    /// What is done between passes, before the action with this number.
+    fn between(&mut self, place: usize) {
+        if let Some(across) = &mut self.across {
+            across.at(self.lowering, place);
+        }
         if let Some(leaves) = &mut self.leaves {
             leaves.at(self.lowering, place);
         }
@@ -291,6 +318,13 @@ impl Staged<'_> {
     fn body(&self, microbatch: usize) -> Arc<Body> {
         self.lowering.program.bodies[self.number(microbatch)].clone()
     }
+}
+
+/// The end of the nodes of a segment that compute something for other stages.
+fn end_of_sent(body: &Body, action: &Action, nodes: &Range<usize>) -> usize {
+    let leaves = body.leaves.iter().filter(|link| link.from == action.chunk && belongs(link, action.pass));
+    let made = leaves.map(|link| body.graph.value(link.value).producer.idx() + 1);
+    made.filter(|end| nodes.start < *end && *end <= nodes.end).max().unwrap_or(nodes.start)
 }
 
 /// What both ends call a value that goes from one of `n_chunks` chunks to another.

@@ -63,15 +63,18 @@ pub fn evaluate_blocks<E: BorrowMut<Engine>>(
     for (batch, block) in Loader::start(set.clone(), transform.clone(), plan, options).zip(blocks) {
         let batch = batch?;
         let labels = batch.labels.values();
-        let counts = judge.counts();
+        let (counts, counts_loss, own_labels) =
+            (judge.counts(), judge.counts_loss(), judge.own_labels(&labels));
         let (logits, loss) = judge.run(batch.x.values(), labels)?;
         // Of ranks that have a network together, one counts for all.
         if !counts {
             continue;
         }
         let (weight, own) = (labels.len() as f64, &mut sums[each * block..][..each]);
-        own[..2].copy_from_slice(&[loss * weight, weight]);
-        counted.add(logits, labels, &mut own[2..]);
+        if counts_loss {
+            own[..2].copy_from_slice(&[loss * weight, weight]);
+        }
+        counted.add(logits, own_labels.values(), &mut own[2..]);
     }
     Ok(PartScores { counted, sums })
 }

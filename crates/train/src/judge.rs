@@ -8,6 +8,7 @@ use polyreme_graph::{Axis, Precision, Program};
 use polyreme_parallel::{Plan, compile_forward};
 
 use crate::error::TrainError;
+use crate::fed::{Fed, OwnLabels};
 use crate::loss::{IGNORED, LossKind};
 use crate::lower::{evaluation_graph, logits_of_one};
 use crate::net::Net;
@@ -29,7 +30,7 @@ pub fn block_samples(net: &Net, spec: &Spec) -> Result<usize, TrainError> {
 }
 
 /// How an engine is fed and read in an evaluation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Trial {
     /// The program's number in the engine.
     pub(crate) number: usize,
@@ -39,6 +40,9 @@ pub(crate) struct Trial {
     outputs: usize,
     /// Whether this rank has the logits, and no other one before it has them too.
     counts: bool,
+    /// Whether the loss is counted here: ranks that cut sequences all have that of all positions.
+    counts_loss: bool,
+    fed: Fed,
 }
 
 impl Trial {
@@ -53,10 +57,14 @@ impl Trial {
         let graph = evaluation_graph(net, spec, n, kind)?;
         let outputs = graph.shape(graph.output("logits").expect("an evaluation has logits")).last();
         let program = compile_forward(&graph, plan)?;
-        let first = plan.mesh.place(plan.rank, Axis::Tensor) == 0;
-        let counts = first && program.graph().output("logits").is_some();
+        let fed = Fed::new(&graph, plan)?;
+        let first = |axis| plan.mesh.place(plan.rank, axis) == 0;
+        let here = first(Axis::Tensor) && program.graph().output("logits").is_some();
+        // Each rank has the logits of its own positions, if there are any of single positions.
+        let counts = here && (first(Axis::Sequence) || fed.cuts("labels"));
+        let counts_loss = counts && first(Axis::Sequence);
         let input = net.input(spec, 1, false).name;
-        Ok((program, Trial { number: 0, input, n, outputs, counts }))
+        Ok((program, Trial { number: 0, input, n, outputs, counts, counts_loss, fed }))
     }
 }
 
@@ -104,6 +112,31 @@ impl<E: BorrowMut<Engine>> Judge<E> {
         self.trial.counts
     }
 
+    /// The labels that this rank's logits are of: those of its own positions, where ranks cut sequences.
+    pub(crate) fn own_labels<'a>(&self, labels: &Values<'a>) -> OwnLabels<'a> {
+        self.trial.fed.own_labels(labels)
+    }
+
+    /// Whether this rank counts the loss of a block; others that have logits have the same one.
+    pub(crate) fn counts_loss(&self) -> bool {
+        self.trial.counts_loss
+    }
+
+    /// Takes part in a pass of other ranks, where weights are gathered from all for each, with samples that count for nothing.
+    pub fn idle(&mut self) -> Result<(), TrainError> {
+        let engine = self.engine.borrow_mut();
+        engine.select(self.trial.number);
+        // Another program may have left anything there.
+        for name in [self.trial.input, "labels", "counted"] {
+            if let Ok(ids) = engine.input_i32(name) {
+                ids.fill(0);
+            } else if let Ok(numbers) = engine.input_f32(name) {
+                numbers.fill(0.0);
+            }
+        }
+        Ok(engine.run()?)
+    }
+
     /// Samples that fit at once.
     pub fn batch(&self) -> usize {
         self.trial.n
@@ -112,18 +145,18 @@ impl<E: BorrowMut<Engine>> Judge<E> {
     /// The logits of up to [`Judge::batch`] samples, `[labels, classes]` or `[samples, numbers]`, and their mean loss; nothing on
     /// a rank that does not have them. All ranks that have a network together are given the same samples.
     pub fn run(&mut self, x: Values, labels: Values) -> Result<(&[f32], f64), TrainError> {
-        let Trial { number, input, n, outputs, counts } = self.trial;
+        let Trial { number, input, n, outputs, counts, ref fed, .. } = self.trial;
         let engine = self.engine.borrow_mut();
         engine.select(number);
         match x {
             _ if !engine.has_input(input) => {}
             Values::F32(x) => {
-                let to = engine.input_f32(input)?;
+                let (x, to) = (&fed.own(input, x), engine.input_f32(input)?);
                 to[..x.len()].copy_from_slice(x);
                 to[x.len()..].fill(0.0);
             }
             Values::I32(x) => {
-                let to = engine.input_i32(input)?;
+                let (x, to) = (&fed.own(input, x), engine.input_i32(input)?);
                 to[..x.len()].copy_from_slice(x);
                 to[x.len()..].fill(0);
             }
@@ -134,7 +167,7 @@ impl<E: BorrowMut<Engine>> Judge<E> {
         let rows = match labels {
             _ if !engine.has_input("labels") => 0,
             Values::I32(labels) => {
-                let to = engine.input_i32("labels")?;
+                let (labels, to) = (&fed.own("labels", labels), engine.input_i32("labels")?);
                 to[..labels.len()].copy_from_slice(labels);
                 to[labels.len()..].fill(IGNORED);
                 labels.len()

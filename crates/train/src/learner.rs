@@ -17,6 +17,7 @@ use polyreme_parallel::{Plan, Training, average_states};
 
 use crate::checkpoint::{TensorShape, tensors};
 use crate::error::TrainError;
+use crate::fed::Fed;
 use crate::judge::{Judge, Trial};
 use crate::loss::Loss;
 use crate::lower::{Lowering, training_graph};
@@ -82,6 +83,8 @@ pub struct Learner {
     /// The program that averages states over the ranks, if they have their own.
     averaging: Option<usize>,
     trial: Option<Trial>,
+    /// What of its inputs the rank is fed.
+    fed: Fed,
     /// The tensors of the whole model, whichever rank has them.
     whole: WholeModel,
     /// Who has what of them, if several ranks have the model together and this is one of those that write it.
@@ -166,6 +169,9 @@ impl Learner {
         let LearnerOptions { threads, isa, seed, .. } = options;
         let exec = Options { isa, seed, ..Options::threads(threads) };
         let engine = Engine::join(program, exec, comms)?;
+        // Two samples: statistics of one make no sense.
+        let graph = training_graph(net, spec, 2, options.loss)?;
+        let (fed, whole) = (Fed::new(&graph, &lowering.plan)?, WholeModel::of(&graph));
         let mut learner = Learner {
             lowering,
             net: net.clone(),
@@ -177,8 +183,8 @@ impl Learner {
             runs: runs.clone(),
             averaging: None,
             trial: None,
-            // Two samples: statistics of one make no sense.
-            whole: WholeModel::of(&training_graph(net, spec, 2, options.loss)?),
+            fed,
+            whole,
             apart: None,
             options,
         };
@@ -244,7 +250,8 @@ impl Learner {
 
     /// Whether several ranks have the model together.
     pub fn is_apart(&self) -> bool {
-        self.lowering.plan.mesh.replica_ranks() > 1
+        let plan = &self.lowering.plan;
+        plan.mesh.replica_ranks() > 1 || plan.shard_place().is_some()
     }
 
     /// Who has what of the model, and the engine.
@@ -301,7 +308,7 @@ impl Learner {
 
     /// The judge of this rank, with the weights that are being learnt; `None` before [`Learner::prepare_trial`].
     pub fn judge(&mut self) -> Option<Judge<&mut Engine>> {
-        let trial = self.trial?;
+        let trial = self.trial.clone()?;
         Some(Judge::over(&mut self.engine, trial))
     }
 
@@ -329,13 +336,13 @@ impl Learner {
         };
         self.engine.select(number);
         let step_labels = (samples * self.spec.n_labels()).max(1) as f64;
-        let Learner { engine, options, input, .. } = self;
+        let Learner { engine, options, input, fed, .. } = self;
         let mut feed = |microbatch: usize, inputs: &mut Inputs| -> Result<f64, TrainError> {
             let range = microbatches.iter().filter(|p| p.len > 0).nth(microbatch).copied();
             let range = range.expect("a range for each microbatch");
             let mut weight = 0.0;
             load(range, &mut |batch: MicrobatchData| {
-                fill(inputs, input, range.len, batch, options)?;
+                fill(inputs, input, range.len, batch, options, fed)?;
                 weight = label_weight(batch.labels, &options.class_weights) / step_labels;
                 Ok(())
             })?;
@@ -504,6 +511,7 @@ fn fill(
     n: usize,
     batch: MicrobatchData,
     options: &LearnerOptions,
+    fed: &Fed,
 ) -> Result<(), TrainError> {
     let mixup = options.loss.mixup;
     // A stage is fed what its layers read.
@@ -511,12 +519,12 @@ fn fill(
         match batch.x {
             Values::F32(x) => {
                 let to = inputs.f32(input)?;
-                to.copy_from_slice(x);
+                to.copy_from_slice(&fed.own(input, x));
                 if mixup {
                     mixup::mix(to, n, batch.mix);
                 }
             }
-            Values::I32(x) => inputs.i32(input)?.copy_from_slice(x),
+            Values::I32(x) => inputs.i32(input)?.copy_from_slice(&fed.own(input, x)),
             Values::U8(_) => unreachable!("batches are f32 or i32"),
         }
     }
@@ -524,8 +532,8 @@ fn fill(
         return Ok(());
     }
     match batch.labels {
-        Values::I32(labels) => inputs.i32("labels")?.copy_from_slice(labels),
-        Values::F32(labels) => inputs.f32("labels")?.copy_from_slice(labels),
+        Values::I32(labels) => inputs.i32("labels")?.copy_from_slice(&fed.own("labels", labels)),
+        Values::F32(labels) => inputs.f32("labels")?.copy_from_slice(&fed.own("labels", labels)),
         Values::U8(_) => unreachable!("batches are f32 or i32"),
     }
     if options.loss.class_weights {
@@ -534,8 +542,8 @@ fn fill(
     if mixup {
         inputs.f32("mix")?[0] = batch.mix;
         match batch.labels {
-            Values::I32(labels) => reverse(labels, inputs.i32("labels2")?, n),
-            Values::F32(labels) => reverse(labels, inputs.f32("labels2")?, n),
+            Values::I32(labels) => reverse(&fed.own("labels", labels), inputs.i32("labels2")?, n),
+            Values::F32(labels) => reverse(&fed.own("labels", labels), inputs.f32("labels2")?, n),
             Values::U8(_) => unreachable!("batches are f32 or i32"),
         }
     }

@@ -25,6 +25,7 @@ mod edits;
 pub mod error;
 pub mod evaluate;
 pub mod event;
+mod fed;
 pub mod fingerprint;
 pub mod generate;
 pub mod install;

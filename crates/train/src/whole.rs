@@ -5,8 +5,7 @@ use std::ops::Range;
 use polyreme_collective::{Comm, Cuts};
 use polyreme_exec::Slot;
 use polyreme_graph::graph::{Graph, Stored};
-use polyreme_graph::op::Slab;
-use polyreme_graph::{Optimizer, Part};
+use polyreme_graph::{Optimizer, Part, Piece, Splits};
 
 use crate::checkpoint::TensorShape;
 use crate::error::TrainError;
@@ -65,11 +64,25 @@ pub(crate) fn of_rank(rank: usize, name: &str) -> String {
 #[derive(Debug)]
 pub(crate) struct Owners {
     /// By tensor: ranks and the elements that each gives, in the order of ranks. No element is given twice.
-    of: Vec<Vec<(usize, Slab)>>,
+    of: Vec<Vec<Owned>>,
 }
 
-/// A rank's answer to who has what: by tensor, nothing, the whole, or a part.
-type Claims = Vec<Option<(Vec<usize>, Option<[usize; 4]>)>>;
+/// What one rank gives of a tensor.
+#[derive(Clone, PartialEq, Debug)]
+struct Owned {
+    rank: usize,
+    dims: Vec<usize>,
+    splits: Splits,
+}
+
+impl Owned {
+    fn pieces(&self, range: &Range<usize>) -> impl Iterator<Item = Piece> + use<> {
+        self.splits.pieces(&self.dims, range.clone())
+    }
+}
+
+/// A rank's answer to who has what: by tensor, nothing, or its dims there, which part it is, and which shard of the part.
+type Claims = Vec<Option<(Vec<usize>, [Option<[usize; 4]>; 2])>>;
 
 impl Owners {
     /// Finds out who has what of `tensors`; `slots` are this rank's. Collective.
@@ -80,8 +93,8 @@ impl Owners {
     ) -> Result<Owners, TrainError> {
         let claim = |t: &TensorShape| {
             let slot = slots.iter().find(|slot| slot.name == t.name)?;
-            let part = slot.part.map(|Part { dim, groups, index, of }| [dim, groups, index, of]);
-            Some((slot.dims.clone(), part))
+            let numbers = |p: Option<Part>| p.map(|Part { dim, groups, index, of }| [dim, groups, index, of]);
+            Some((slot.dims.clone(), [slot.splits.part, slot.splits.shard].map(numbers)))
         };
         let mine: Claims = tensors.iter().map(claim).collect();
         let bad = |e: serde_json::Error| TrainError::Progress(e.to_string());
@@ -91,21 +104,21 @@ impl Owners {
         let all = talk::broadcast(comm, all, 0)?;
         let lines = all.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let claims: Vec<Claims> = lines.map(serde_json::from_slice).collect::<Result<_, _>>().map_err(bad)?;
-        let owners = |(k, whole): (usize, &TensorShape)| {
-            let mut owners: Vec<(usize, Slab)> = Vec::new();
+        let owners = |k: usize| {
+            let mut owners: Vec<Owned> = Vec::new();
             for (rank, claim) in claims.iter().enumerate() {
-                let Some((dims, part)) = &claim[k] else { continue };
-                let part = part.map(|[dim, groups, index, of]| Part { dim, groups, index, of });
-                let n = dims.iter().product();
-                let slab = part.map_or(Slab { first: 0, run: n, stride: n }, |p| p.slab(&whole.dims));
+                let Some((dims, splits)) = &claim[k] else { continue };
+                let part = |p: [usize; 4]| Part { dim: p[0], groups: p[1], index: p[2], of: p[3] };
+                let [part, shard] = splits.map(|numbers| numbers.map(part));
+                let owned = Owned { rank, dims: dims.clone(), splits: Splits { part, shard } };
                 // The same elements may be on several ranks: the first one gives them.
-                if owners.iter().all(|(_, known)| *known != slab) {
-                    owners.push((rank, slab));
+                if owners.iter().all(|known| known.splits != owned.splits) {
+                    owners.push(owned);
                 }
             }
             owners
         };
-        Ok(Owners { of: tensors.iter().enumerate().map(owners).collect() })
+        Ok(Owners { of: (0..tensors.len()).map(owners).collect() })
     }
 
     /// Elements of a tensor, put together on the first rank; nothing on the others. `mine` are the elements that this rank has
@@ -118,15 +131,15 @@ impl Owners {
         mine: &[f32],
     ) -> Result<Vec<f32>, TrainError> {
         let (rank, owners) = (comm.rank(), &self.of[tensor]);
-        let count = |slab: &Slab| slab.pieces(range.clone()).map(|piece| piece.len).sum::<usize>();
+        let count = |owned: &Owned| owned.pieces(&range).map(|piece| piece.len).sum::<usize>();
         let mut cuts = vec![0];
         for r in 0..comm.size() {
-            let n: usize = owners.iter().filter(|(owner, _)| *owner == r).map(|(_, slab)| count(slab)).sum();
+            let n: usize = owners.iter().filter(|owned| owned.rank == r).map(count).sum();
             cuts.push(cuts[r] + n);
         }
         let mut packed = Vec::with_capacity(cuts[rank + 1] - cuts[rank]);
-        for (_, slab) in owners.iter().filter(|(owner, _)| *owner == rank) {
-            slab.pieces(range.clone()).for_each(|p| packed.extend_from_slice(&mine[p.in_part..][..p.len]));
+        for owned in owners.iter().filter(|owned| owned.rank == rank) {
+            owned.pieces(&range).for_each(|p| packed.extend_from_slice(&mine[p.in_part..][..p.len]));
         }
         let mut all = vec![0.0; if rank == 0 { cuts[comm.size()] } else { 0 }];
         let cuts: Cuts = cuts.into();
@@ -135,8 +148,8 @@ impl Owners {
             return Ok(Vec::new());
         }
         let (mut numbers, mut at) = (vec![0.0; range.len()], 0);
-        for (_, slab) in owners {
-            for piece in slab.pieces(range.clone()) {
+        for owned in owners {
+            for piece in owned.pieces(&range) {
                 numbers[piece.in_whole - range.start..][..piece.len]
                     .copy_from_slice(&all[at..at + piece.len]);
                 at += piece.len;
@@ -155,7 +168,7 @@ pub(crate) fn put(
     to: &mut dyn FnMut(usize, &[f32]),
 ) {
     let Some(slot) = slots.iter().find(|slot| slot.name == name) else { return };
-    for piece in slot.slab().pieces(first..first + numbers.len()) {
+    for piece in slot.pieces(first..first + numbers.len()) {
         to(slot.range.start + piece.in_part, &numbers[piece.in_whole - first..][..piece.len]);
     }
 }

@@ -682,11 +682,16 @@ fn parts_of_samples_draw_the_masks_of_the_whole() {
         n.flat_map(|n| t.clone().flat_map(move |t| row(n, t))).collect()
     };
     for samples in [0..6, 2..6, 5..6] {
-        let columns = Slab { first: 3, run: 4, stride: width };
+        let columns = Slab { first: 3, second: None, run: 4, stride: width };
         let got = run(samples.len(), time, 4, samples.start, Some(columns));
         assert_eq!(got, of_whole([samples.clone(), 0..time, 3..7]));
-        let steps = Slab { first: 2 * width, run: 3 * width, stride: time * width };
+        let steps = Slab { first: 2 * width, second: None, run: 3 * width, stride: time * width };
         let got = run(samples.len(), 3, width, samples.start, Some(steps));
-        assert_eq!(got, of_whole([samples, 2..5, 0..width]));
+        assert_eq!(got, of_whole([samples.clone(), 2..5, 0..width]));
+        // An early and a late step, as a rank has them of a sequence that is cut in a zigzag.
+        let pair = Slab { first: width, second: Some(4 * width), run: width, stride: time * width };
+        let got = run(samples.len(), 2, width, samples.start, Some(pair));
+        let both = |n: usize| [1, 4].map(|t| of_whole([n..n + 1, t..t + 1, 0..width])).concat();
+        assert_eq!(got, samples.flat_map(both).collect::<Vec<_>>());
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod across_steps;
 mod at_once;
 mod check;
 mod edges;
@@ -18,6 +19,7 @@ mod random_graphs;
 mod ranks;
 mod same_bits;
 mod shard_gradients;
+mod staged_memory;
 mod staged_shards;
 mod stages;
 mod strict;

@@ -191,8 +191,6 @@ fn what_cannot_be_cut_is_explained() {
     assert!(many.contains("at most") && many.contains("64"), "{many}");
     let unknown = why(&Plan { cuts: vec!["nowhere".into()], ..staged(2, 1, PipelineKind::OneFOneB) });
     assert!(unknown.contains("`nowhere`"), "{unknown}");
-    let flushless = why(&staged(2, 1, PipelineKind::TwoBw));
-    assert!(flushless.contains("2bw") && flushless.contains("zb-h1"), "{flushless}");
     let few = why(&Plan { cuts: vec!["a".into()], ..staged(3, 1, PipelineKind::OneFOneB) });
     assert!(few.contains("names 1 layers") && few.contains("before 2"), "{few}");
 }

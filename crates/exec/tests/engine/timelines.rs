@@ -10,9 +10,9 @@ use polyreme_collective::Comm;
 use polyreme_exec::{
     Comms, Engine, ExecError, Filled, Isa, Moment, MomentKind, Options, Pace, StepArgs, Timeline,
 };
-use polyreme_graph::{Builder, DType, Graph, Init, Optimizer, Segment, differentiate};
+use polyreme_graph::{Builder, DType, Graph, Init, Microbatch, Optimizer, Segment, differentiate};
 use polyreme_parallel::pipeline::PipelineKind;
-use polyreme_parallel::{Mesh, Plan, Training, compile, schedule};
+use polyreme_parallel::{Mesh, Plan, StepShape, Training, compile, schedule};
 
 const STAGES: usize = 4;
 const MICROBATCHES: usize = 8;
@@ -50,7 +50,8 @@ struct Seen {
     activations: Vec<usize>,
 }
 
-fn run(kind: PipelineKind) -> Seen {
+/// A step, or a run of several.
+fn run(kind: PipelineKind, steps: usize) -> Seen {
     let graph = layers();
     let cuts = (1..STAGES).map(|i| format!("layer{i}")).collect();
     let mesh = Mesh { stage: STAGES, ..Mesh::data(1) };
@@ -61,7 +62,9 @@ fn run(kind: PipelineKind) -> Seen {
     let rank = |comm: Comm| {
         let plan = Plan { rank: comm.rank(), ..plan.clone() };
         let body = Arc::new(compile(&graph, &plan, &training, None).unwrap());
-        let program = schedule(&plan, &training, &[body], &plan.whole_step());
+        let microbatches = vec![Microbatch { body: 0, first_sample: 0 }; steps * MICROBATCHES];
+        let shape = StepShape::rounds(&microbatches, microbatches.len());
+        let program = schedule(&plan, &training, &[body], &shape);
         let bytes = Engine::footprint(&program, 1, Isa::detect()).activations;
         let comms = Comms::new(comm, &plan.mesh).unwrap();
         let mut engine = Engine::join(program, Options::threads(1), comms).unwrap();
@@ -93,15 +96,15 @@ fn run(kind: PipelineKind) -> Seen {
     Seen {
         idle: Duration::from_secs_f64((STAGES as f64 * (end - start) - busy).max(0.0) / 1e6),
         took: Duration::from_secs_f64((end - start) / 1e6),
-        in_flight: ranks.iter().map(|(moments, _)| in_flight(moments)).collect(),
+        in_flight: ranks.iter().map(|(moments, _)| in_flight(moments, steps * MICROBATCHES)).collect(),
         activations: ranks.iter().map(|(_, bytes)| *bytes).collect(),
     }
 }
 
 /// The most microbatches that have begun and are not done.
-fn in_flight(moments: &[Moment]) -> usize {
+fn in_flight(moments: &[Moment], microbatches: usize) -> usize {
     let number = |m: &Moment| m.name.rsplit(' ').next().unwrap().parse::<usize>().unwrap();
-    let spans: Vec<(f64, f64)> = (0..MICROBATCHES)
+    let spans: Vec<(f64, f64)> = (0..microbatches)
         .map(|k| {
             let of = || moments.iter().filter(|m| number(m) == k);
             let start = of().map(|m| m.start_us).fold(f64::INFINITY, f64::min);
@@ -123,7 +126,7 @@ fn zero_bubble_idles_less_than_1f1b_and_1f1b_holds_less_than_gpipe() {
         one - zero > (one_idles - zero_idles) / 4.0
     };
     for _ in 0..6 {
-        let now = [PipelineKind::OneFOneB, PipelineKind::ZbH1, PipelineKind::Gpipe].map(run);
+        let now = [PipelineKind::OneFOneB, PipelineKind::ZbH1, PipelineKind::Gpipe].map(|kind| run(kind, 1));
         best = Some(match best {
             None => now,
             Some(old) => {
@@ -150,4 +153,24 @@ fn zero_bubble_idles_less_than_1f1b_and_1f1b_holds_less_than_gpipe() {
     for (one, gpipe) in one.activations.iter().zip(&gpipe.activations) {
         assert!(one < gpipe, "{one} bytes against {gpipe}");
     }
+}
+
+#[test]
+fn a_run_without_a_flush_idles_once_and_not_once_per_step() {
+    let steps = 3;
+    // As much work as three steps of 1F1B, and the idle time of one.
+    let once = UNIT.as_secs_f64() * (2 * (STAGES - 1) * STAGES) as f64;
+    let tries = (0..6).map(|_| run(PipelineKind::TwoBw, steps));
+    let enough = |seen: &Seen| seen.idle.as_secs_f64() < 1.75 * once;
+    let mut best: Option<Seen> = None;
+    for seen in tries {
+        let better = best.as_ref().is_none_or(|best| seen.idle < best.idle);
+        best = if better { Some(seen) } else { best };
+        if best.as_ref().is_some_and(enough) {
+            break;
+        }
+    }
+    let best = best.unwrap();
+    assert!(enough(&best), "{best:?}; a flush is {once} s over all stages");
+    assert_eq!(best.in_flight, [4, 3, 2, 1]);
 }

@@ -13,7 +13,7 @@ mod nets;
 mod run;
 
 use polyreme_graph::Graph;
-use polyreme_parallel::stage::{Cut, cut, flops, partition, positions};
+use polyreme_parallel::stage::{BackwardOrder, Cut, cut, flops, partition, positions};
 
 use crate::run::{StepResults, in_chunks, on_ranks, whole};
 
@@ -38,7 +38,9 @@ fn check_cut(name: &str, cut: &Cut, want: &StepResults) {
     let n = cut.chunks.len();
     let mut without_states = want.clone();
     without_states.retain(|what, _| !what.starts_with("state"));
-    same(&format!("{name}, joined"), &on_ranks(cut, &[(0..n).collect()]), &without_states);
+    let orders = [BackwardOrder::Apart, BackwardOrder::ByLayer];
+    let all = &[(0..n).collect()];
+    same(&format!("{name}, joined"), &on_ranks(cut, all, orders[n % 2]), &without_states);
     if n == 4 {
         // As a V: the first rank has the first chunk and the last.
         let ranks = [vec![0, 3], vec![1, 2]];
@@ -46,7 +48,9 @@ fn check_cut(name: &str, cut: &Cut, want: &StepResults) {
         for tied in cut.tied.iter().filter(|t| t.chunks.iter().any(|c| of_rank(c) != of_rank(&t.chunks[0]))) {
             without_states.remove(&format!("gradient {}", tied.name));
         }
-        same(&format!("{name}, as a V"), &on_ranks(cut, &ranks), &without_states);
+        for order in orders {
+            same(&format!("{name}, as a V, {order:?}"), &on_ranks(cut, &ranks, order), &without_states);
+        }
     }
 }
 

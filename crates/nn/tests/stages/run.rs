@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use polyreme_exec::{Engine, Options};
 use polyreme_graph::{Body, DType, Graph, Program, fuse};
 use polyreme_kernels::optim::Optimizer;
-use polyreme_parallel::stage::{ChunkGraph, Crossing, CrossingPass, Cut, join};
+use polyreme_parallel::stage::{BackwardOrder, ChunkGraph, Crossing, CrossingPass, Cut, join};
 
 /// Outputs, gradients and new states as bits, by name.
 pub(crate) type StepResults = BTreeMap<String, Vec<u32>>;
@@ -73,9 +73,10 @@ pub(crate) fn in_chunks(cut: &Cut) -> StepResults {
 
 /// Outputs and gradients of a step whose chunks are joined, those of each rank in one body. Gradients of parameters that
 /// several ranks have are left out.
-pub(crate) fn on_ranks(cut: &Cut, ranks: &[Vec<usize>]) -> StepResults {
+pub(crate) fn on_ranks(cut: &Cut, ranks: &[Vec<usize>], order: BackwardOrder) -> StepResults {
     let fused = |&k: &usize| ChunkGraph { graph: fuse(&cut.chunks[k].graph), ..cut.chunks[k].clone() };
-    let bodies: Vec<_> = ranks.iter().map(|r| join(&r.iter().map(fused).collect::<Vec<_>>())).collect();
+    let bodies: Vec<_> =
+        ranks.iter().map(|r| join(&r.iter().map(fused).collect::<Vec<_>>(), order)).collect();
     let (mut sent, mut results) = (SentValues::new(), StepResults::new());
     // In each round what has arrived is right for one more block of each microbatch: two for each chunk.
     for _ in 0..2 * cut.chunks.len() {

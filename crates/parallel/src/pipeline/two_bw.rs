@@ -15,7 +15,8 @@
 //! forwards), then `n - 1` times `steady`, then `drain`; steady lists and the drain end with an update. A steady list begins
 //! when the first `a` forwards of its step have been done, and does the other `m - a`, all `m` backwards, and the first `a`
 //! forwards of the next step. The drain leaves those out, and the pipeline is empty: this is where a run ends, evaluates or
-//! saves. It can begin again with `warm_up`, whose forwards use the older version: a drain changes no number.
+//! saves. The next run begins with `warm_up`, and both versions are the same again: its first step has a gradient that is not old, and
+//! nothing but the weights has to be saved. How many steps a run has is thus part of the numerics.
 //!
 //! A step has at least `p - 1` microbatches. With fewer, two versions of the weights let the first stage run too few forwards
 //! ahead, and steps with a flush between them are faster.

@@ -5,7 +5,9 @@
 //! ```
 //!
 //! A schedule orders these blocks over microbatches: within a microbatch each block needs at most those before it, and what
-//! arrives from other ranks. What crosses between two chunks of the rank becomes a plain edge. A tied parameter that several
+//! arrives from other ranks. Where the schedule runs nothing between input and weight gradients of a chunk, both can be one
+//! block, `backward b │ backward a`: what is only needed within it is in memory for one microbatch, and not for all that are
+//! in flight. What crosses between two chunks of the rank becomes a plain edge. A tied parameter that several
 //! of them use is one parameter, and its gradient is the sum of theirs, from the last chunk to the first.
 
 use std::collections::HashMap;
@@ -23,7 +25,8 @@ use super::cut::{ChunkGraph, Crossing};
 pub struct StageBody {
     /// The nodes of all its chunks.
     pub graph: Graph,
-    /// Which nodes do what: chunk, kind, nodes. They follow each other, and cover the graph.
+    /// Which nodes do what: chunk, kind, nodes. They follow each other, and cover the graph. A backward pass in one go is of the
+    /// kind of its input gradients.
     pub ranges: Vec<(usize, BlockKind, Range<usize>)>,
     /// What it gets from other ranks.
     pub arrives: Vec<Crossing>,
@@ -31,20 +34,27 @@ pub struct StageBody {
     pub leaves: Vec<Crossing>,
 }
 
+/// In which order a rank's chunks compute gradients.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackwardOrder {
+    /// Weight gradients when the schedule says so.
+    Apart,
+    /// Each chunk in one go, in the order of differentiation: activations that are computed again are needed for the shortest
+    /// time, but what other ranks wait for comes last.
+    ByLayer,
+}
+
 /// Joins the chunks of one rank, ascending, whose graphs have been fused.
-pub fn join(chunks: &[ChunkGraph]) -> StageBody {
+pub fn join(chunks: &[ChunkGraph], backward: BackwardOrder) -> StageBody {
     let here = |chunk: usize| chunks.iter().any(|c| c.chunk == chunk);
     let all = Concatenated::new(chunks, &here);
     let mut to = Rebuild::new(&all.graph);
     to.graph.samples = chunks.first().map(|c| c.graph.n_samples());
     let mut ranges = Vec::new();
-    let forward = (0..chunks.len()).map(|c| (c, BlockKind::Forward));
-    let backward = |kind| (0..chunks.len()).rev().map(move |c| (c, kind));
-    let order = forward.chain(backward(BlockKind::InputGrad)).chain(backward(BlockKind::WeightGrad));
     let mut grads = vec![None; all.graph.params.len()];
-    for (c, kind) in order {
+    for (c, kinds) in order(chunks.len(), backward) {
         let start = to.graph.nodes.len();
-        for i in all.nodes_of(c).filter(|&i| all.kinds[i] == kind && !all.replaced(i)) {
+        for i in all.nodes_of(c).filter(|&i| kinds.contains(&all.kinds[i]) && !all.replaced(i)) {
             to.copy(&all.graph, i);
             for &v in &all.graph.nodes[i].outputs {
                 for &same in all.same.get(&v).into_iter().flatten() {
@@ -52,9 +62,10 @@ pub fn join(chunks: &[ChunkGraph]) -> StageBody {
                 }
             }
         }
-        if kind == BlockKind::WeightGrad {
+        if kinds.contains(&BlockKind::WeightGrad) {
             all.add_grads(c, &mut to, &mut grads);
         }
+        let kind = kinds[0];
         ranges.push((chunks[c].chunk, kind, start..to.graph.nodes.len()));
         if kind == BlockKind::Forward {
             to.graph.n_forward = to.graph.nodes.len();
@@ -65,6 +76,18 @@ pub fn join(chunks: &[ChunkGraph]) -> StageBody {
     let arrives = chunks.iter().flat_map(|c| &c.arrives).filter(|c| !here(c.from)).cloned().collect();
     let leaves = chunks.iter().flat_map(|c| &c.leaves).filter(|c| !here(c.to)).cloned().collect();
     StageBody { graph, ranges, arrives, leaves }
+}
+
+/// The blocks of so many chunks: of which chunk each is, and the kinds of its nodes.
+fn order(n: usize, backward: BackwardOrder) -> Vec<(usize, &'static [BlockKind])> {
+    use BlockKind::{Forward, InputGrad, WeightGrad};
+    let blocks: &'static [&'static [BlockKind]] = match backward {
+        BackwardOrder::Apart => &[&[InputGrad], &[WeightGrad]],
+        BackwardOrder::ByLayer => &[&[InputGrad, WeightGrad]],
+    };
+    let forward = (0..n).map(|c| (c, &[Forward] as &[BlockKind]));
+    let back = blocks.iter().flat_map(|kinds| (0..n).rev().map(move |c| (c, *kinds)));
+    forward.chain(back).collect()
 }
 
 /// All chunks' nodes in one list, one chunk after another.

@@ -34,7 +34,7 @@ pub(crate) use by_name::nodes_by_name;
 pub use by_name::{PlaceError, place_by_name};
 pub use cut::{ChunkGraph, Crossing, CrossingPass, Cut, CutError, Tied, cut};
 pub(crate) use homes::Homes;
-pub use join::{StageBody, join};
+pub use join::{BackwardOrder, StageBody, join};
 pub(crate) use partition::place;
 pub use partition::{ChunkLoad, MemoryBound, choose, chunk_costs, flops, partition};
 pub use positions::{Position, positions};

@@ -279,7 +279,14 @@ fn joined_chunks_follow_each_other_and_what_crosses_between_them_is_an_edge() {
     let cut = cut_before(&step, &["fc.1", "fc.2", "fc.3"]);
     let fused = |k: usize| ChunkGraph { graph: fuse(&cut.chunks[k].graph), ..cut.chunks[k].clone() };
     for chunks in [vec![0, 3], vec![1, 2], vec![0, 1, 2, 3], vec![2]] {
-        let body = join(&chunks.iter().map(|&k| fused(k)).collect::<Vec<_>>());
+        let chunk_graphs: Vec<_> = chunks.iter().map(|&k| fused(k)).collect();
+        let body = join(&chunk_graphs, BackwardOrder::Apart);
+        let whole = join(&chunk_graphs, BackwardOrder::ByLayer);
+        let kinds: Vec<_> = whole.ranges.iter().map(|(c, kind, _)| (*c, *kind)).collect();
+        let backward = chunks.iter().rev().map(|c| (*c, BlockKind::InputGrad));
+        let forward = chunks.iter().map(|c| (*c, BlockKind::Forward));
+        assert_eq!(kinds, forward.chain(backward).collect::<Vec<_>>());
+        assert_eq!(whole.graph.nodes.len(), body.graph.nodes.len());
         let kinds = [BlockKind::Forward, BlockKind::InputGrad, BlockKind::WeightGrad];
         let back: Vec<_> = chunks.iter().rev().copied().collect();
         let want: Vec<_> = kinds
@@ -314,7 +321,7 @@ fn a_tied_parameter_of_two_chunks_of_a_rank_is_one() {
     });
     let chunks = cut_before(&step, &["fc.1"]).chunks;
     let fused: Vec<_> = chunks.into_iter().map(|c| ChunkGraph { graph: fuse(&c.graph), ..c }).collect();
-    let body = join(&fused);
+    let body = join(&fused, BackwardOrder::Apart);
     let names: Vec<_> = body.graph.params.iter().map(|p| p.name.as_str()).collect();
     assert_eq!(names.iter().filter(|n| **n == "shared").count(), 1, "{names:?}");
     assert_eq!(body.graph.grads.iter().flatten().count(), names.len());

@@ -2,7 +2,7 @@
 //! gradients of which parameters.
 
 use polyreme_graph::op::{Binary, Unary};
-use polyreme_graph::{Graph, Op, ValueId};
+use polyreme_graph::{ExchangeKind, Graph, Op, ValueId};
 
 /// By node: of a product whose result goes to an attention, in how many groups its columns are cut, so that each rank gets
 /// whole heads. Of one whose result goes to a loss over classes: 1, so that each rank gets some of the classes.
@@ -43,7 +43,9 @@ pub(super) fn gradients(graph: &Graph) -> Vec<Option<usize>> {
         }
     }
     for node in graph.nodes.iter().rev() {
-        let passes = matches!(node.op, Op::Binary(Binary::Add) | Op::Unary(Unary::Scale(_)) | Op::Cast(_));
+        let sum = matches!(node.op, Op::Exchange { kind: ExchangeKind::Sum, .. });
+        let linear = matches!(node.op, Op::Binary(Binary::Add) | Op::Unary(Unary::Scale(_)) | Op::Cast(_));
+        let passes = sum || linear;
         let Some(param) = of[node.outputs[0].idx()].filter(|_| passes) else { continue };
         for v in &node.inputs {
             if graph.shape(*v) == graph.shape(node.outputs[0]) && of[v.idx()].is_none() {

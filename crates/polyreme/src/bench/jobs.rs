@@ -1,16 +1,18 @@
 //! What `polyreme bench step` times: the four reference jobs, with the sizes that every comparison uses, and job files.
 
 use std::error::Error;
+use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_collective::Comm;
 use polyreme_data::{Features, LabelKind, Layout, Spec, Target};
 use polyreme_exec::{Engine, ExecError, Filled, Isa, Options, StepArgs, Totals};
-use polyreme_graph::{DType, Precision, Program, ValueId};
+use polyreme_graph::{Axis, DType, Precision, Program, ValueId};
 use polyreme_kernels::optim::{Moments, Optimizer};
 use polyreme_kernels::{Cx, random};
 use polyreme_nn::model::StackInput;
 use polyreme_nn::{Model, TraceOptions};
+use polyreme_parallel::sequence::{FedPart, SequenceOrder, SequencePlace, fed_parts};
 use polyreme_parallel::{Budget, Plan, Training, Updates, compile, schedule};
 use polyreme_train::job::{ClassWeights, Job, Source};
 use polyreme_train::loss::{Loss, LossKind};
@@ -169,6 +171,32 @@ impl BenchJob {
         self.program(&Plan { updates: Updates::AtOnce, ..Plan::alone() }, budget_bytes, threads)
     }
 
+    /// Makes a job on sequences one of sequences of another length. Of other jobs it is an error.
+    pub fn set_context(&mut self, context: usize) -> Result<(), String> {
+        let no_sequences = || format!("{} is not a job on sequences, so it has no context", self.name);
+        let Features::Ids { time, .. } = &mut self.spec.features else { return Err(no_sequences()) };
+        match &mut self.net {
+            Net::Model(Model::Gpt(m)) => m.context = context,
+            Net::Model(Model::Encoder(m)) => m.context = context,
+            Net::Model(Model::Recurrent(m)) => m.context = context,
+            _ => {
+                return Err(format!("the context of {} is in its job file; change it with --set", self.name));
+            }
+        }
+        *time = context;
+        Ok(())
+    }
+
+    /// What a rank of a plan is fed of each sequence; nothing is cut if there is one rank along that axis.
+    pub fn fed_parts(&self, plan: &Plan) -> Result<Vec<FedPart>, Box<dyn Error + Send + Sync>> {
+        if plan.mesh.sequence == 1 {
+            return Ok(Vec::new());
+        }
+        let graph = training_graph(&self.net, &self.spec, self.batch, self.loss)?;
+        let (rank, ranks) = (plan.mesh.place(plan.rank, Axis::Sequence), plan.mesh.sequence);
+        Ok(fed_parts(&graph, SequencePlace { rank, ranks, order: SequenceOrder::of(&graph) })?)
+    }
+
     /// An engine for it, filled with a random batch.
     pub fn engine(&self, program: Program, threads: usize, isa: Isa) -> Result<Engine, ExecError> {
         let mut engine = Engine::join(program, Options { isa, ..Options::threads(threads) }, Comm::alone())?;
@@ -187,6 +215,20 @@ impl BenchJob {
 
     /// Fills an engine's inputs with a random batch.
     pub fn fill(&self, engine: &mut Engine) -> Result<(), ExecError> {
+        self.fill_parts(engine, &[])
+    }
+
+    /// Fills an engine's inputs with the rank's parts of a random batch; what is not named is whole.
+    pub fn fill_parts(&self, engine: &mut Engine, parts: &[FedPart]) -> Result<(), ExecError> {
+        let integers = |name: &str, to: &mut [i32], n: usize, stream: u32| {
+            let Some(part) = parts.iter().find(|part| part.name == name) else {
+                return fill_integers(to, n, stream);
+            };
+            let of_sequence: usize = part.ranges.iter().map(Range::len).sum();
+            let mut all = vec![0; to.len() / of_sequence * part.sequence];
+            fill_integers(&mut all, n, stream);
+            part.copy(&all, to);
+        };
         let body = engine.program().bodies[0].clone();
         // What arrives from other stages is not filled.
         let arrives = |v: ValueId| body.arrives.iter().any(|link| link.value == v);
@@ -199,8 +241,8 @@ impl BenchJob {
         engine.fill_slots(|to| {
             for &(name, dtype) in &inputs {
                 match (name, dtype) {
-                    ("ids", _) => fill_integers(to.i32(name)?, ids, 1),
-                    (_, DType::I32) => fill_integers(to.i32(name)?, self.spec.classes(), 2),
+                    ("ids", _) => integers(name, to.i32(name)?, ids, 1),
+                    (_, DType::I32) => integers(name, to.i32(name)?, self.spec.classes(), 2),
                     ("x", _) => random::normal(&Cx::serial(), 1, 0, 0, 0.0, 1.0, to.f32(name)?),
                     // Labels that are numbers, weights of classes, and the share of a mixture.
                     _ => to.f32(name)?.fill(1.0),

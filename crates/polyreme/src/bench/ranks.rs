@@ -35,6 +35,8 @@ pub struct RanksReport {
     pub tensor: usize,
     /// How many stages the network is cut into.
     pub stage: usize,
+    /// How many of them each sequence is cut over.
+    pub sequence: usize,
     /// How many microbatches a step has.
     pub microbatches: usize,
     /// In which order stages run them, if there are several.
@@ -108,10 +110,11 @@ pub fn measure(
     let own = program(rank)?;
     let mut flops = [(cost::product_flops(own.graph()) * own.microbatches.len() as u64) as f64];
     let planned = if rank == 0 { planned_bytes(settings, &plan, program)? } else { 0 };
+    let parts = job.fed_parts(&plan)?;
     let comms = Comms::new(comm, &plan.mesh)?;
     let mut engine = Engine::join(own, Options { isa, ..Options::threads(threads) }, comms)?;
     engine.comm().all_reduce(&mut flops, Reduce::Sum)?;
-    job.fill(&mut engine)?;
+    job.fill_parts(&mut engine, &parts)?;
     let times = time(job, &mut engine, steps.unwrap_or(job.timed_steps))?;
     let gflops = flops[0] / times.seconds / 1e9;
     let held = engine.held();
@@ -124,6 +127,7 @@ pub fn measure(
         data: plan.mesh.data,
         tensor: plan.mesh.tensor,
         stage: plan.mesh.stage,
+        sequence: plan.mesh.sequence,
         microbatches: job.accumulate,
         schedule: (plan.mesh.stage > 1).then(|| plan.pipeline.name().into()),
         transport: settings.transport.clone(),

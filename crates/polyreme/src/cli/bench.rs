@@ -8,6 +8,7 @@ use std::time::Instant;
 use clap::{Args, Subcommand};
 use polyreme_exec::Isa;
 use polyreme_graph::{DType, Precision};
+use polyreme_parallel::Plan;
 use polyreme_train::run::Prepared;
 
 use super::mesh::MeshArgs;
@@ -57,6 +58,9 @@ pub(super) struct StepArgs {
     /// batch is split over].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     batch: Option<u32>,
+    /// The length of sequences, for jobs on sequences [default: what the jobs say].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    context: Option<u32>,
     /// Timed steps of each job [default: what the job says, 8 to 300].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     steps: Option<u32>,
@@ -156,6 +160,10 @@ impl StepArgs {
             let job = super::train::read_job(app, Some(file), &self.sets)?;
             jobs.push(BenchJob::of(job, app.given())?);
         }
+        if let Some(context) = self.context {
+            let set = |job: &mut BenchJob| job.set_context(context as usize);
+            jobs.iter_mut().try_for_each(set).map_err(Failure::usage)?;
+        }
         let precision = match self.precision.as_deref() {
             Some("f32") => Some(Precision::F32),
             Some("f32-strict") => Some(Precision::F32_STRICT),
@@ -188,6 +196,7 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
     let mesh = args.mesh.mesh(group.size())?;
     for job in &mut jobs {
         args.mesh.cut(job, &mesh, args.batch.map(|n| n as usize))?;
+        job.fed_parts(&Plan { mesh, ..Plan::alone() }).map_err(|error| Failure::usage(error.to_string()))?;
     }
     let transport = group.rows[0].transport.clone();
     if group.speaks() && !args.json {

@@ -21,6 +21,9 @@ pub(super) struct MeshArgs {
     /// Stages that the layers are split over.
     #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=64))]
     stage: Option<u16>,
+    /// Ranks that each sequence is cut over.
+    #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=64))]
+    sequence: Option<u16>,
     /// Microbatches that a step is cut into [default: what the job says, or with several stages 4 for each].
     #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=4096))]
     microbatches: Option<u16>,
@@ -39,7 +42,7 @@ pub(super) struct MeshArgs {
 impl MeshArgs {
     /// Whether something was asked for.
     pub(super) fn any(&self) -> bool {
-        self.ranks().is_some() || self.microbatches.is_some() || self.shard_weights || self.reproducible
+        self.ranks().is_some() || self.microbatches.is_some() || self.reproducible || self.shard_weights
     }
 
     /// Whether ranks of the data axis shard the weights.
@@ -49,7 +52,7 @@ impl MeshArgs {
 
     /// How many ranks the axes make, if they say.
     pub(super) fn ranks(&self) -> Option<usize> {
-        let asked = [self.data, self.tensor, self.stage];
+        let asked = [self.data, self.tensor, self.stage, self.sequence];
         let of = |n: &Option<u16>| usize::from(n.unwrap_or(1));
         asked.iter().any(Option::is_some).then(|| asked.iter().map(of).product())
     }
@@ -60,17 +63,18 @@ impl MeshArgs {
 
     /// The mesh of `ranks` ranks.
     pub(super) fn mesh(&self, ranks: usize) -> Result<Mesh, Failure> {
-        let [tensor, stage] = [self.tensor, self.stage].map(|n| usize::from(n.unwrap_or(1)));
-        let rest = tensor * stage;
+        let [tensor, stage, sequence] =
+            [self.tensor, self.stage, self.sequence].map(|n| usize::from(n.unwrap_or(1)));
+        let rest = tensor * stage * sequence;
         if !ranks.is_multiple_of(rest) {
             return Err(Failure::usage(format!(
-                "--tensor {tensor} and --stage {stage} need a multiple of {rest} ranks, and there are {ranks}"
+                "--tensor {tensor}, --stage {stage} and --sequence {sequence} need a multiple of {rest} ranks, and there are {ranks}"
             )));
         }
-        let mesh = Mesh { tensor, stage, ..Mesh::data(ranks / rest) };
+        let mesh = Mesh { tensor, stage, sequence, ..Mesh::data(ranks / rest) };
         match self.data.map(usize::from) {
             Some(data) if data != mesh.data => Err(Failure::usage(format!(
-                "--data, --tensor and --stage make {} ranks, and there are {ranks}; leave one of the flags out",
+                "--data, --tensor, --stage and --sequence make {} ranks, and there are {ranks}; leave one of the flags out",
                 data * rest
             ))),
             _ if self.shard_weights && mesh.data == 1 => Err(Failure::usage(

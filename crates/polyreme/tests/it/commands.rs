@@ -103,6 +103,32 @@ fn steps_of_job_files_are_measured() {
     assert!(said.contains("--job-file"), "{said}");
 }
 
+/// Sequences that are cut over ranks, over every transport: the losses of one rank.
+#[test]
+fn sequences_are_cut_over_ranks_of_any_kind() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("mine.toml");
+    let text = "[model]\nkind = \"gpt\"\nlayers = 1\nwidth = 32\nheads = 2\nvocab = 100\ncontext = 16\n\
+                [data]\nkind = \"text\"\npath = \"absent.txt\"\n[train]\nbatch = 4\n";
+    std::fs::write(&file, text).unwrap();
+    let step = ["bench", "step", "--job-file", file.to_str().unwrap(), "--steps", "1", "--threads", "1"];
+    let first_losses = |more: &[&str]| -> Vec<f64> {
+        let report = &objects(&[&step[..], &["--context", "32", "--json"], more].concat())[0];
+        report["first_losses"].as_array().unwrap().iter().map(|l| l.as_f64().unwrap()).collect()
+    };
+    let one = first_losses(&["--data", "1"]);
+    for transport in ["local", "shm", "tcp"] {
+        let cut = first_losses(&["--sequence", "2", "--transport", transport]);
+        for (a, b) in one.iter().zip(&cut) {
+            assert!((a - b).abs() < 1e-5 * a.abs(), "{transport}: {a} and {b}");
+        }
+    }
+    let said = refusal(&[&step[..], &["--context", "30", "--sequence", "2"]].concat());
+    assert!(said.contains("use a context that 4 divides, such as 32"), "{said}");
+    let said = refusal(&["bench", "step", "--job", "mlp", "--context", "30"]);
+    assert!(said.contains("not a job on sequences"), "{said}");
+}
+
 /// The job files of `examples/` that are made to be timed are those that the comparison with PyTorch names.
 #[test]
 fn the_sizes_that_people_train_are_examples() {

@@ -87,12 +87,15 @@ impl Run {
         let transform = self.prepared.plain_transform(set.as_ref())?;
         self.learner.comm().set_doing(Doing::Evaluating);
         let mut judge = self.learner.judge().expect("a set to evaluate, and so an evaluation");
-        let blocks = share(
-            n_blocks(&judge, set.as_ref()),
-            &self.prepared.cut.weights,
-            self.prepared.data_rank(self.rank),
-        );
+        let n = n_blocks(&judge, set.as_ref());
+        let of = |rank: usize| share(n, &self.prepared.cut.weights, rank);
+        let blocks = of(self.prepared.data_rank(self.rank));
+        let most = (0..self.prepared.mesh().data).map(|rank| of(rank).len()).max().unwrap_or(0);
+        let idle = most - blocks.len();
         let part = evaluate_blocks(&mut judge, set, &transform, 1, blocks)?;
+        if self.prepared.learner.plan.shard_place().is_some() {
+            (0..idle).try_for_each(|_| judge.idle())?;
+        }
         let scores = part.gather(self.learner.comm())?;
         self.learner.swap_average()?;
         Ok(scores)

@@ -415,6 +415,7 @@ fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Plan {
         updates: Updates::AtOnce,
         pipeline: spec.schedule,
         cuts: spec.cuts.clone(),
+        shard_weights: spec.shard_weights,
         ..Plan::alone()
     }
 }

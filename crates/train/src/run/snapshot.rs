@@ -204,8 +204,9 @@ pub(crate) fn restore(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<
     for (k, (file, what)) in moment_files(learner).enumerate() {
         let whole = learner.whole_moments(k);
         let engine = learner.engine_mut();
-        let (slots, alone) = (engine.moment_slots(what), engine.role().ranks == 1);
-        if alone {
+        let (slots, role) = (engine.moment_slots(what), engine.role());
+        // Nothing is shared out over the data axis.
+        if role.ranks == 1 || role.shards_weights() {
             install_kept(engine, what, &slots, &whole, needed(file)?)?;
             continue;
         }
@@ -248,7 +249,7 @@ pub(super) fn states_of_ranks(engine: &Engine) -> Vec<Slot> {
         slots.iter().map(move |slot| Slot {
             name: of_rank(rank, &slot.name),
             dims: slot.dims.clone(),
-            part: slot.part,
+            splits: slot.splits,
             range: rank * len + slot.range.start..rank * len + slot.range.end,
         })
     };
