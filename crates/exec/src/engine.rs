@@ -476,7 +476,7 @@ fn same_layout(first: &Ready, other: &Ready) -> Result<(), ExecError> {
     let grads = |r: &Ready| grad_starts(&r.body.graph, r);
     let parts = |r: &Ready| {
         let graph = &r.body.graph;
-        graph.params.iter().chain(&graph.states).map(|s| s.part).collect::<Vec<_>>()
+        graph.params.iter().chain(&graph.states).map(|s| (s.part, s.shard)).collect::<Vec<_>>()
     };
     let same = stored(first) == stored(other) && grads(first) == grads(other) && parts(first) == parts(other);
     if same { Ok(()) } else { Err(ExecError::Layout) }

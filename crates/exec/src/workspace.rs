@@ -70,8 +70,8 @@ impl Ready {
     /// Where the tensor is that another body's graph has under the same name; an error if there is none that is the same part.
     fn place_of(&self, known: &[Stored], stored: &Stored, graph: &Graph) -> Result<Place, ExecError> {
         let same = |s: &&Stored| {
-            (&s.name, s.part, self.body.graph.shape(s.value))
-                == (&stored.name, stored.part, graph.shape(stored.value))
+            (&s.name, s.part, s.shard, self.body.graph.shape(s.value))
+                == (&stored.name, stored.part, stored.shard, graph.shape(stored.value))
         };
         known.iter().find(same).map(|s| self.plan.places[s.value.idx()]).ok_or(ExecError::Layout)
     }

@@ -8,8 +8,10 @@
 //! ```
 //!
 //! The ranks of the tensor and stage axes run one microbatch together; each part of the data axis runs its own, and exchanges
-//! nothing, unless weights are sharded over it. With `S` stages a rank computes `1/S` of the time; evaluations follow each other, so a stage begins with the next
-//! one when its part is done.
+//! nothing. If these parts shard the weights, each gathers what it reads, so all of them must run equally many.
+//!
+//! With `S` stages a rank computes `1/S` of the time; evaluations follow each other, so a stage begins with the next one when its
+//! part is done.
 //!
 //! Outputs are on the rank whose chunk computes them, mostly the last stage, and are whole on every rank of the tensor axis.
 //! Parameters are those of the same plan's training body, or fewer, and split alike, so that one engine runs both. What

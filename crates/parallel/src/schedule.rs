@@ -91,6 +91,10 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     let rank = plan.mesh.place(plan.rank, Axis::Data);
     let role = Role { rank, ranks: plan.ranks(), weights, keeps, shards: plan.shards, parts };
     program.role = Some(role.clone());
+    assert!(
+        !role.shards_weights() || plan.mesh.stage == 1 || shape.microbatches.len() == shape.rounds,
+        "stages whose weights are sharded gather them as often on every data rank: as many microbatches on each"
+    );
     if role.shards_weights() && program.microbatches.is_empty() {
         // What a rank without samples runs is said to be of a microbatch that is never loaded.
         program.microbatches.push(Microbatch { body: 0, first_sample: 0 });

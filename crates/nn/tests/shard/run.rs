@@ -218,7 +218,7 @@ fn taken(whole: &[f32], held: &HeldShard) -> Vec<f32> {
     held.stored.runs(&held.dims).flat_map(|run| &whole[run]).copied().collect()
 }
 
-fn near(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
+pub(crate) fn near(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
     assert_eq!(got.len(), want.len(), "{what}");
     let scale = want.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
     let worst = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
