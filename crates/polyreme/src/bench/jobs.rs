@@ -36,6 +36,8 @@ pub struct BenchJob {
     pub batch: usize,
     /// Microbatches per step; of logical shards, those of all ranks.
     pub accumulate: usize,
+    /// Steps of one program: several in a pipeline without a flush between steps.
+    pub run_steps: usize,
     /// Reproducible mode: how many logical shards a step has.
     pub shards: Option<usize>,
     /// The optimizer, clipping and averaging.
@@ -73,6 +75,7 @@ impl BenchJob {
             loss: Loss::default(),
             batch,
             accumulate: 1,
+            run_steps: 1,
             shards: None,
             training: Training { optimizer, moments: DType::F32, clip: None, ema: None, scaled: false },
             lr,
@@ -120,6 +123,7 @@ impl BenchJob {
             loss,
             batch: train.batch,
             accumulate: train.accumulate,
+            run_steps: 1,
             shards: None,
             training: Training {
                 optimizer: train.optimizer.rule,
@@ -157,7 +161,12 @@ impl BenchJob {
         let budget = budget_bytes.or(self.budget_bytes).map(|bytes| Budget { bytes, measure: &measure });
         let forward = training_graph(&self.net, &self.spec, self.batch, self.loss)?;
         let body = compile(&step_graph(&forward)?, &plan, &self.training, budget)?;
-        Ok(schedule(&plan, &self.training, &[Arc::new(body)], &plan.whole_step()))
+        let mut shape = plan.whole_step();
+        if self.run_steps > 1 {
+            shape.microbatches = shape.microbatches.repeat(self.run_steps);
+            shape.rounds *= self.run_steps;
+        }
+        Ok(schedule(&plan, &self.training, &[Arc::new(body)], &shape))
     }
 
     /// The program of a lone rank of a run.
@@ -176,7 +185,7 @@ impl BenchJob {
         Ok(engine)
     }
 
-    /// A step with the batch that the engine was filled with.
+    /// A step with the batch that the engine was filled with, or a run of several; the totals are those of the last.
     pub fn step(&self, engine: &mut Engine) -> Result<Totals, ExecError> {
         let args = StepArgs { lr: self.lr, ..StepArgs::default() };
         // Gradients are those of the mean over all microbatches of all ranks, as in a run.
