@@ -56,7 +56,7 @@ pub use error::{ExecError, RejectedData};
 pub use feed::{Feed, Filled, Inputs};
 pub use finite::NonFinite;
 pub use loan::{Loan, loan_copies};
-pub use pace::Pace;
+pub use pace::BlockPace;
 pub use polyreme_kernels::Isa;
 pub use pool::Pool;
 pub use reader::{StepArgs, Totals};
