@@ -15,7 +15,7 @@ use crate::group::Group;
 use crate::kernel_types::check_kernels;
 use crate::memory::Memory;
 use crate::moments;
-use crate::pace::Pace;
+use crate::pace::BlockPace;
 use crate::pool::Pool;
 use crate::reader::{StepArgs, StepProgress};
 use crate::run::{DrawKey, run};
@@ -102,7 +102,7 @@ pub struct Engine {
     /// Where the time goes, if it is being recorded.
     pub(crate) timeline: Option<Timeline>,
     /// How long blocks take at least, if that is set.
-    pub(crate) pace: Option<Pace>,
+    pub(crate) pace: Option<BlockPace>,
 }
 
 impl Engine {

@@ -58,7 +58,7 @@ pub use feed::{Feed, Filled, Inputs};
 pub use finite::NonFinite;
 pub use loan::{Loan, loan_copies};
 pub use node_times::node_seconds;
-pub use pace::Pace;
+pub use pace::BlockPace;
 pub use polyreme_kernels::Isa;
 pub use pool::Pool;
 pub use reader::{StepArgs, Totals};

@@ -16,12 +16,12 @@ type OfBlock = dyn Fn(&Body, &Block) -> Duration + Send + Sync;
 
 /// How long a block of a body takes at least.
 #[derive(Clone)]
-pub struct Pace(Arc<OfBlock>);
+pub struct BlockPace(Arc<OfBlock>);
 
-impl Pace {
+impl BlockPace {
     /// The pace that a function says.
-    pub fn new(of: impl Fn(&Body, &Block) -> Duration + Send + Sync + 'static) -> Pace {
-        Pace(Arc::new(of))
+    pub fn new(of: impl Fn(&Body, &Block) -> Duration + Send + Sync + 'static) -> BlockPace {
+        BlockPace(Arc::new(of))
     }
 
     pub(crate) fn of(&self, body: &Body, block: &Block) -> Duration {
@@ -32,13 +32,13 @@ impl Pace {
 impl Engine {
     /// Lets blocks take at least as long as `pace` says, from now on; `None` for as fast as they are. A timeline has a span for
     /// each.
-    pub fn set_pace(&mut self, pace: Option<Pace>) {
+    pub fn set_pace(&mut self, pace: Option<BlockPace>) {
         self.pace = pace;
     }
 }
 
-impl fmt::Debug for Pace {
+impl fmt::Debug for BlockPace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Pace")
+        f.write_str("BlockPace")
     }
 }

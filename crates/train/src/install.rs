@@ -125,21 +125,24 @@ fn hear(
                 let Some(tensor) = whole.iter().position(|t| t.name == name).filter(|_| told.is_ok()) else {
                     return;
                 };
-                told = tell(engine, [tensor, first, numbers.len()], numbers);
+                told = tell(engine, [tensor, first, numbers.len()], Some(numbers));
                 heard(engine, name, first, numbers);
             })?;
             told?;
-            tell(engine, [whole.len(), 0, 0], &[])
+            tell(engine, [whole.len(), 0, 0], None)
         }
         None => listen(engine, whole, heard),
     }
 }
 
-/// Tells the other writers elements of a tensor: which one, the first element, how many.
-fn tell(engine: &mut Engine, about: [usize; 3], numbers: &[f32]) -> Result<(), TrainError> {
+/// Tells the other writers elements of a tensor: which one, the first element, how many; or that there are no more.
+fn tell(engine: &mut Engine, about: [usize; 3], numbers: Option<&[f32]>) -> Result<(), TrainError> {
     let comm = engine.writers().expect("several writers");
     comm.broadcast(&mut about.map(|n| n as i64), 0)?;
-    Ok(comm.broadcast(&mut numbers.to_vec(), 0)?)
+    if let Some(numbers) = numbers {
+        comm.broadcast(&mut numbers.to_vec(), 0)?;
+    }
+    Ok(())
 }
 
 /// What other writers than the first one do.

@@ -26,7 +26,7 @@ const KINDS: [PipelineKind; 5] = [
 
 /// What is trained, and how.
 #[derive(Clone)]
-struct Case<'a> {
+struct ShardedCase<'a> {
     step: &'a Graph,
     training: Training,
     shards: usize,
@@ -35,11 +35,11 @@ struct Case<'a> {
     precision: Precision,
 }
 
-impl Case<'_> {
-    fn of(net: &Net) -> Case<'_> {
+impl ShardedCase<'_> {
+    fn of(net: &Net) -> ShardedCase<'_> {
         let optimizer = Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.01 };
         let training = Training { optimizer, moments: DType::F32, clip: Some(0.5), ema: None, scaled: false };
-        Case { step: &net.step, training, shards: 5, empty: &[], precision: Precision::F32 }
+        ShardedCase { step: &net.step, training, shards: 5, empty: &[], precision: Precision::F32 }
     }
 
     fn plan(&self, stage: usize, data: usize, pipeline: PipelineKind) -> Plan {
@@ -51,13 +51,13 @@ impl Case<'_> {
 
 /// Bits of losses and norms, and of tensors and moments by name.
 #[derive(PartialEq, Debug)]
-struct Bits {
+struct RunBits {
     totals: Vec<[u64; 2]>,
     tensors: BTreeMap<String, Vec<u32>>,
 }
 
 /// Runs some steps of one rank.
-fn run(case: &Case, plan: &Plan, comms: Comms) -> Result<Bits, CompileError> {
+fn run(case: &ShardedCase, plan: &Plan, comms: Comms) -> Result<RunBits, CompileError> {
     let body = Arc::new(compile(case.step, plan, &case.training, None)?);
     let data = plan.mesh.place(plan.rank, Axis::Data);
     let runs: Vec<_> = (0..plan.ranks()).map(|rank| run_of(case.shards, plan.ranks(), rank)).collect();
@@ -86,7 +86,7 @@ fn run(case: &Case, plan: &Plan, comms: Comms) -> Result<Bits, CompileError> {
             tensors.insert(format!("{name} {part}"), bits(&engine.kept(kept)[range]));
         }
     }
-    Ok(Bits { totals, tensors })
+    Ok(RunBits { totals, tensors })
 }
 
 fn bits(x: &[f32]) -> Vec<u32> {
@@ -94,8 +94,8 @@ fn bits(x: &[f32]) -> Vec<u32> {
 }
 
 /// All ranks of a mesh as threads. Ranks that have the same tensor must agree.
-fn train(case: &Case, plan: &Plan) -> Bits {
-    let outcomes: Vec<Bits> = std::thread::scope(|s| {
+fn train(case: &ShardedCase, plan: &Plan) -> RunBits {
+    let outcomes: Vec<RunBits> = std::thread::scope(|s| {
         let rank = |comm: Comm| {
             s.spawn(move || {
                 let plan = Plan { rank: comm.rank(), ..plan.clone() };
@@ -105,7 +105,7 @@ fn train(case: &Case, plan: &Plan) -> Bits {
         let ranks: Vec<_> = Comm::local(plan.mesh.ranks()).into_iter().map(rank).collect();
         ranks.into_iter().map(|r| r.join().unwrap()).collect()
     });
-    let mut all = Bits { totals: outcomes[0].totals.clone(), tensors: BTreeMap::new() };
+    let mut all = RunBits { totals: outcomes[0].totals.clone(), tensors: BTreeMap::new() };
     for outcome in outcomes {
         assert_eq!(outcome.totals, all.totals, "all ranks know loss and norm");
         for (name, tensor) in outcome.tensors {
@@ -117,7 +117,7 @@ fn train(case: &Case, plan: &Plan) -> Bits {
 }
 
 /// Compares a mesh with one rank, to the bit.
-fn check(case: &Case, plan: &Plan, want: &Bits, what: &str) {
+fn check(case: &ShardedCase, plan: &Plan, want: &RunBits, what: &str) {
     let got = train(case, plan);
     let what = format!("{what}: {} on {:?}", plan.pipeline, plan.mesh);
     assert_eq!(got.totals, want.totals, "{what}: losses and norms");
@@ -130,7 +130,7 @@ fn check(case: &Case, plan: &Plan, want: &Bits, what: &str) {
 #[test]
 fn stages_and_data_ranks_change_no_bit_under_any_schedule() {
     for net in nets::all() {
-        let case = Case::of(&net);
+        let case = ShardedCase::of(&net);
         let alone = train(&case, &case.plan(1, 1, PipelineKind::OneFOneB));
         check(&case, &case.plan(1, 2, PipelineKind::OneFOneB), &alone, net.name);
         for kind in KINDS {
@@ -144,7 +144,7 @@ fn stages_and_data_ranks_change_no_bit_under_any_schedule() {
 #[test]
 fn a_layer_that_all_stages_share_has_the_sum_of_one_rank() {
     let net = nets::looped();
-    let case = Case::of(&net);
+    let case = ShardedCase::of(&net);
     let alone = train(&case, &case.plan(1, 1, PipelineKind::OneFOneB));
     for kind in [PipelineKind::OneFOneB, PipelineKind::Gpipe, PipelineKind::ZbH1] {
         for (stage, data) in [(2, 1), (3, 2), (4, 1)] {
@@ -166,8 +166,9 @@ fn who_keeps_what_and_shards_without_samples_change_no_bit() {
     let lamb = Optimizer::Lamb(Moments::DEFAULT);
     for net in [&nets::all()[1], &nets::all()[0]] {
         for (optimizer, empty) in [(adam, &[][..]), (lamb, &[0, 3]), (adam, &[3, 4, 5])] {
-            let base = Case::of(net);
-            let case = Case { training: Training { optimizer, ..base.training }, shards: 6, empty, ..base };
+            let base = ShardedCase::of(net);
+            let case =
+                ShardedCase { training: Training { optimizer, ..base.training }, shards: 6, empty, ..base };
             let alone = train(&case, &case.plan(1, 1, PipelineKind::OneFOneB));
             for (weights, keeps) in [(Weights::Own, Keeps::OwnMoments), (Weights::Shared, Keeps::OwnMoments)]
             {
@@ -182,7 +183,7 @@ fn who_keeps_what_and_shards_without_samples_change_no_bit() {
 fn half_precision_too() {
     let net = &nets::all()[1];
     let precision = Precision::half(DType::Bf16);
-    let case = Case { precision, ..Case::of(net) };
+    let case = ShardedCase { precision, ..ShardedCase::of(net) };
     let alone = train(&case, &case.plan(1, 1, PipelineKind::OneFOneB));
     for (stage, data, kind) in [(2, 1, PipelineKind::OneFOneB), (3, 2, PipelineKind::ZbV)] {
         check(&case, &case.plan(stage, data, kind), &alone, net.name);
@@ -192,7 +193,7 @@ fn half_precision_too() {
 #[test]
 fn stages_and_data_ranks_change_no_bit_of_split_matrices() {
     for net in [&nets::all()[1], &nets::all()[0]] {
-        let case = Case::of(net);
+        let case = ShardedCase::of(net);
         let split = |stage, data, kind| {
             let plan = case.plan(stage, data, kind);
             Plan { mesh: Mesh { tensor: 2, ..plan.mesh }, ..plan }
@@ -215,7 +216,7 @@ fn stages_and_data_ranks_change_no_bit_of_split_matrices() {
 #[test]
 fn what_would_depend_on_the_stages_is_refused() {
     let net = nets::looped();
-    let case = Case::of(&net);
+    let case = ShardedCase::of(&net);
     let why =
         |training: &Training, plan: &Plan| compile(case.step, plan, training, None).unwrap_err().to_string();
     let order = why(&case.training, &Plan { cuts: turns(), ..case.plan(3, 1, PipelineKind::ZbV) });

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use polyreme_collective::Comm;
 use polyreme_exec::{
-    Comms, Engine, ExecError, Filled, Isa, Moment, MomentKind, Options, Pace, StepArgs, Timeline,
+    BlockPace, Comms, Engine, ExecError, Filled, Isa, Moment, MomentKind, Options, StepArgs, Timeline,
 };
 use polyreme_graph::{Builder, DType, Graph, Init, Microbatch, Optimizer, Segment, differentiate};
 use polyreme_parallel::pipeline::PipelineKind;
@@ -74,7 +74,7 @@ fn run(kind: PipelineKind, steps: usize) -> Seen {
         };
         // The first step touches memory for the first time.
         step(&mut engine);
-        engine.set_pace(Some(Pace::new(|body, block| {
+        engine.set_pace(Some(BlockPace::new(|body, block| {
             let within = |s: &&Segment| s.nodes.contains(&block.nodes.start);
             let segment = body.segments.iter().find(within).unwrap();
             UNIT * block.nodes.len() as u32 / segment.nodes.len() as u32

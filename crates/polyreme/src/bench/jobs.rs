@@ -38,6 +38,8 @@ pub struct BenchJob {
     pub batch: usize,
     /// Microbatches per step; of logical shards, those of all ranks.
     pub accumulate: usize,
+    /// Steps of one program: several in a pipeline without a flush between steps.
+    pub run_steps: usize,
     /// Reproducible mode: how many logical shards a step has.
     pub shards: Option<usize>,
     /// The optimizer, clipping and averaging.
@@ -75,6 +77,7 @@ impl BenchJob {
             loss: Loss::default(),
             batch,
             accumulate: 1,
+            run_steps: 1,
             shards: None,
             training: Training { optimizer, moments: DType::F32, clip: None, ema: None, scaled: false },
             lr,
@@ -122,6 +125,7 @@ impl BenchJob {
             loss,
             batch: train.batch,
             accumulate: train.accumulate,
+            run_steps: 1,
             shards: None,
             training: Training {
                 optimizer: train.optimizer.rule,
@@ -163,7 +167,12 @@ impl BenchJob {
         let measure = |program: &Program| Engine::footprint(program, threads, Isa::detect()).total();
         let budget = budget_bytes.or(self.budget_bytes).map(|bytes| Budget { bytes, measure: &measure });
         let body = compile(&self.graph()?, &plan, &self.training, budget)?;
-        Ok(schedule(&plan, &self.training, &[Arc::new(body)], &plan.whole_step()))
+        let mut shape = plan.whole_step();
+        if self.run_steps > 1 {
+            shape.microbatches = shape.microbatches.repeat(self.run_steps);
+            shape.rounds *= self.run_steps;
+        }
+        Ok(schedule(&plan, &self.training, &[Arc::new(body)], &shape))
     }
 
     /// The program of a lone rank of a run.
@@ -208,7 +217,7 @@ impl BenchJob {
         Ok(engine)
     }
 
-    /// A step with the batch that the engine was filled with.
+    /// A step with the batch that the engine was filled with, or a run of several; the totals are those of the last.
     pub fn step(&self, engine: &mut Engine) -> Result<Totals, ExecError> {
         let args = StepArgs { lr: self.lr, ..StepArgs::default() };
         // Gradients are those of the mean over all microbatches of all ranks, as in a run.

@@ -130,7 +130,8 @@ pub fn measure(
     engine.comm().all_reduce(&mut flops, Reduce::Sum)?;
     job.fill_parts(&mut engine, &parts)?;
     let times = time(job, &mut engine, steps.unwrap_or(job.timed_steps))?;
-    let gflops = flops[0] / times.seconds / 1e9;
+    // Of all microbatches of the program.
+    let gflops = flops[0] / (times.seconds * job.run_steps as f64) / 1e9;
     let held = engine.held();
     let mut bytes = [held.params as f64, held.grads as f64, held.optimizer as f64];
     engine.comm().all_reduce(&mut bytes, Reduce::Sum)?;
@@ -220,11 +221,11 @@ fn time(job: &BenchJob, engine: &mut Engine, n: usize) -> Result<Times, ExecErro
     for _ in 0..n.max(1) {
         let start = Instant::now();
         let totals = step(engine)?;
-        times.push(start.elapsed().as_secs_f64());
+        times.push(start.elapsed().as_secs_f64() / job.run_steps as f64);
         waited += totals.waited.as_secs_f64();
         loss = totals.loss;
     }
-    let waiting = waited / times.iter().sum::<f64>().max(1e-12);
+    let waiting = waited / (times.iter().sum::<f64>() * job.run_steps as f64).max(1e-12);
     times.sort_by(f64::total_cmp);
     Ok(Times { seconds: times[times.len() / 2], waiting, loss, first_losses })
 }

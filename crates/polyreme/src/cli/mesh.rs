@@ -10,6 +10,9 @@ use crate::bench::jobs::BenchJob;
 
 const HEADING: &str = "Mesh";
 
+/// Steps between two drains of a pipeline without a flush between steps.
+const RUN_STEPS: usize = 8;
+
 /// How many ranks there are along each axis, and how stages run.
 #[derive(Args, Clone, Debug)]
 pub(super) struct MeshArgs {
@@ -28,7 +31,7 @@ pub(super) struct MeshArgs {
     /// Microbatches that a step is cut into [default: what the job says, or with several stages 4 for each].
     #[arg(long, value_name = "N", help_heading = HEADING, value_parser = clap::value_parser!(u16).range(1..=4096))]
     microbatches: Option<u16>,
-    /// In which order stages run microbatches: gpipe, 1f1b, interleaved, zb-h1 or zb-v [default: 1f1b].
+    /// In which order stages run microbatches: gpipe, 1f1b, interleaved, zb-h1, zb-v or 2bw [default: 1f1b].
     #[arg(long, value_name = "NAME", help_heading = HEADING, requires = "stage")]
     schedule: Option<PipelineKind>,
     /// Add gradients up in a fixed tree over the step's microbatches, which all data ranks share out: the numbers of
@@ -95,11 +98,8 @@ impl MeshArgs {
 
     /// Cuts a job's step into microbatches for the ranks of a mesh; `batch` is that of all ranks together.
     pub(super) fn cut(&self, job: &mut BenchJob, mesh: &Mesh, batch: Option<usize>) -> Result<(), Failure> {
-        if self.schedule() == PipelineKind::TwoBw {
-            return Err(Failure::usage(
-                "a pipeline without a flush between steps (2bw) cannot be measured yet",
-            ));
-        }
+        let flushless = self.schedule() == PipelineKind::TwoBw && mesh.stage > 1;
+        job.run_steps = if flushless { RUN_STEPS } else { 1 };
         let usual = if mesh.stage > 1 { 4 * mesh.stage } else { job.accumulate };
         let microbatches = self.microbatches.map_or(usual, usize::from);
         let samples = batch.unwrap_or(job.batch * job.accumulate * mesh.data);
