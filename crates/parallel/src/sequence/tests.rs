@@ -1,9 +1,14 @@
 //! Tests of the rewrite on small steps; `polyreme-nn` compares whole models with one rank.
 
+use std::sync::Arc;
+
 use polyreme_graph::op::{Cell, CrossEntropy, ExchangeKind, Op, ReduceKind};
-use polyreme_graph::{Axis, Builder, DType, Graph, Init, Tensor, Traced, differentiate};
+use polyreme_graph::{
+    Axis, Builder, Collective, DType, Graph, Init, Instr, Optimizer, Tensor, Traced, differentiate,
+};
 
 use super::{SequenceOrder, SequencePlace, SequenceSplit, split};
+use crate::{Mesh, Plan, StepShape, Training, compile, schedule};
 
 const SAMPLES: usize = 2;
 const TIME: usize = 8;
@@ -79,6 +84,31 @@ fn a_recurrent_state_is_received_from_one_side_and_sent_to_the_other() {
         let receives = count(&graph, |kind| matches!(kind, ExchangeKind::Pass { from: Some(_), .. }));
         assert_eq!([sends, receives], want, "rank {rank}\n{graph}");
     }
+}
+
+/// What ranks do together is in the program: messages are started before what they overlap with, and waited for after it.
+#[test]
+fn a_program_shows_what_goes_round_the_ring() {
+    let mesh = Mesh { sequence: 2, ..Mesh::data(1) };
+    let plan = Plan { mesh, rank: 1, ..Plan::alone() };
+    let optimizer = Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
+    let training = Training { optimizer, moments: DType::F32, clip: None, scaled: false, ema: None };
+    let body = compile(&step(attention(true)), &plan, &training, None).unwrap();
+    let program = schedule(&plan, &training, &[Arc::new(body)], &StepShape::one());
+    let graph = program.graph();
+    let starts = |op: &str| program.exchanges.iter().filter(|e| program.describe(e).starts_with(op)).count();
+    // Keys and values forwards; backwards again, and twice their gradients.
+    assert_eq!([starts("send f32"), starts("receive f32"), starts("all-reduce f32")], [8, 8, 3], "{program}");
+    let first = program.exchanges.iter().position(|e| matches!(e.op, Collective::Receive { .. })).unwrap();
+    let at = |instr: Instr| program.instrs.iter().position(|i| *i == instr).unwrap();
+    let (started, waited) = (at(Instr::Start(first)), at(Instr::Wait(first)));
+    let attends = |instr: &Instr| match *instr {
+        Instr::Run { block, .. } => {
+            program.blocks[block].nodes.clone().any(|i| graph.nodes[i].op.name() == "attention")
+        }
+        _ => false,
+    };
+    assert!(program.instrs[started..waited].iter().any(attends), "{program}");
 }
 
 #[test]
