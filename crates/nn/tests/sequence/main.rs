@@ -7,7 +7,7 @@ mod run;
 
 use polyreme_graph::op::{Cell, CrossEntropy};
 use polyreme_graph::{DType, Precision};
-use polyreme_nn::model::{EncoderClassifier, Gpt, Model, RecurrentClassifier};
+use polyreme_nn::model::{EncoderClassifier, Gpt, Model, RecurrentClassifier, Stack, StackInput, StackLayer};
 use polyreme_parallel::Mesh;
 use run::{SequenceCase, check, compiled, footprint, plan_of, step_graph, training};
 
@@ -74,6 +74,27 @@ fn recurrent_layers_hand_their_state_on() {
             check(&recurrent(cell, bidirectional), &[sequence(2), sequence(4)], 1e-5);
         }
     }
+}
+
+fn stack(layers: Vec<StackLayer>) -> SequenceCase {
+    let input = StackInput::Ids { vocab: 32, context: 16 };
+    let start = [StackLayer::Embedding { width: 16 }, StackLayer::Positions];
+    let end = [StackLayer::Linear { outputs: Some(8), bias: true }];
+    let layers = start.into_iter().chain(layers).chain(end).collect();
+    SequenceCase::new("stack", Model::Layers(Stack { input, layers }), 4)
+}
+
+/// Causal attention beside a recurrent layer sees whole sequences on each rank, and flattened positions are columns.
+#[test]
+fn what_has_no_rule_has_the_same_results() {
+    let gru = StackLayer::Recurrent { cell: Cell::Gru, hidden: 16, bidirectional: false };
+    let causal = StackLayer::Attention { heads: 2, causal: true };
+    let inside = vec![StackLayer::RmsNorm, causal.clone(), StackLayer::Dropout { p: 0.1 }];
+    let residual = StackLayer::Residual { layers: inside };
+    check(&stack(vec![gru, residual.clone(), StackLayer::Flatten]), &[sequence(2), sequence(4)], 1e-5);
+    check(&stack(vec![residual.clone(), StackLayer::Flatten]), &[sequence(2), sequence(4)], 1e-5);
+    // The last position is in the late piece of the first rank.
+    check(&stack(vec![residual, causal, StackLayer::LastStep]), &[sequence(2), sequence(4)], 1e-5);
 }
 
 #[test]
