@@ -32,7 +32,7 @@ use super::convert::Nodes;
 
 /// What a rank computes with another one's keys.
 #[derive(Clone, Copy, PartialEq)]
-enum Seen {
+enum SeenKeys {
     /// All queries with all keys.
     All,
     /// All queries with the early half of the keys.
@@ -61,8 +61,8 @@ pub(super) fn forward(nodes: &mut Nodes, a: Attention, qkv: &[ValueId]) -> Vec<V
         let part = nodes.push_all(Op::Attention(part_of(a)), &operands);
         let part = [nodes.cast(part[0], DType::F32), part[1]];
         match seen {
-            Seen::All | Seen::Early => all = merge(nodes, all, part),
-            Seen::Late => {
+            SeenKeys::All | SeenKeys::Early => all = merge(nodes, all, part),
+            SeenKeys::Late => {
                 let before = late.unwrap_or_else(|| halves(nodes, all, 1));
                 late = Some(merge(nodes, before, part));
             }
@@ -102,23 +102,23 @@ pub(super) fn backward(
         let seen = seen(nodes, a, round);
         let [q, k, v] = operands(nodes, seen, q, kv);
         let [dy, o, lse] = match seen {
-            Seen::Late => {
+            SeenKeys::Late => {
                 let [o, lse] = halves(nodes, [saved[1], saved[2]], 1);
                 [half(nodes, saved[0], 1, 1), o, lse]
             }
-            Seen::All | Seen::Early => saved,
+            SeenKeys::All | SeenKeys::Early => saved,
         };
         let grads = nodes.push_all(Op::AttentionGrad(part_of(a)), &[dy, o, lse, q, k, v]);
         let mut grads = [0, 1, 2].map(|k| nodes.cast(grads[k], DType::F32));
         let missing = nodes.graph.shape(kv[0]).dims()[1] / 2;
         match seen {
-            Seen::All => {}
-            Seen::Early => {
+            SeenKeys::All => {}
+            SeenKeys::Early => {
                 for d in &mut grads[1..] {
                     *d = nodes.pad_zeros(*d, 1, 0, missing);
                 }
             }
-            Seen::Late => grads[0] = nodes.pad_zeros(grads[0], 1, missing, 0),
+            SeenKeys::Late => grads[0] = nodes.pad_zeros(grads[0], 1, missing, 0),
         }
         let [dq_part, dk, dv] = grads;
         let mut add = |x: ValueId, y: ValueId| nodes.push(Op::Binary(Binary::Add), &[x, y]);
@@ -159,13 +159,13 @@ fn pass(nodes: &mut Nodes, x: [ValueId; 2]) -> [ValueId; 2] {
 }
 
 /// What queries see of other ranks' keys, which are here in a round.
-fn seen(nodes: &Nodes, a: Attention, round: usize) -> Seen {
+fn seen(nodes: &Nodes, a: Attention, round: usize) -> SeenKeys {
     let (rank, ranks) = (nodes.place.rank, nodes.place.ranks);
     let of = (rank + ranks - round) % ranks;
     match (a.causal, of < rank) {
-        (false, _) => Seen::All,
-        (true, true) => Seen::Early,
-        (true, false) => Seen::Late,
+        (false, _) => SeenKeys::All,
+        (true, true) => SeenKeys::Early,
+        (true, false) => SeenKeys::Late,
     }
 }
 
@@ -175,11 +175,11 @@ fn part_of(a: Attention) -> Attention {
 }
 
 /// The queries, keys and values of a round.
-fn operands(nodes: &mut Nodes, seen: Seen, q: ValueId, [k, v]: [ValueId; 2]) -> [ValueId; 3] {
+fn operands(nodes: &mut Nodes, seen: SeenKeys, q: ValueId, [k, v]: [ValueId; 2]) -> [ValueId; 3] {
     match seen {
-        Seen::All => [q, k, v],
-        Seen::Early => [q, half(nodes, k, 1, 0), half(nodes, v, 1, 0)],
-        Seen::Late => [half(nodes, q, 1, 1), k, v],
+        SeenKeys::All => [q, k, v],
+        SeenKeys::Early => [q, half(nodes, k, 1, 0), half(nodes, v, 1, 0)],
+        SeenKeys::Late => [half(nodes, q, 1, 1), k, v],
     }
 }
 
