@@ -15,6 +15,7 @@ use std::ops::Range;
 use crate::body::{BlockKind, Segment};
 use crate::graph::{Graph, ValueId};
 use crate::op::{ExchangeKind, Op};
+use crate::program::Axis;
 
 /// Offsets are multiples of this many bytes: a cache line, and two AVX2 vectors.
 pub const ALIGN_BYTES: usize = 64;
@@ -209,9 +210,20 @@ pub fn state_len(graph: &Graph) -> usize {
 
 /// Parameters in the order in which their gradients are computed: first those whose gradients are summed over the ranks, so that
 /// they can be sent together, then those of which this rank has a shard; those without a gradient last.
+///
+/// How a graph is split over ranks, and so the order of its nodes, may depend on the number of samples, but parameters have one
+/// place: there it is the order of the traced nodes that gradients come from, the last one first.
 pub fn readiness(graph: &Graph) -> Vec<usize> {
+    let split = graph
+        .nodes
+        .iter()
+        .any(|node| matches!(node.op, Op::Exchange { axis: Axis::Tensor | Axis::Sequence, .. }));
     let place = |p: usize| match graph.grads.get(p).copied().flatten() {
-        Some(grad) => (u8::from(graph.params[p].shard.is_some()), graph.value(grad).producer.0),
+        Some(grad) => {
+            let node = graph.value(grad).producer;
+            let when = if split { u32::MAX - graph.nodes[node.idx()].origin } else { node.0 };
+            (u8::from(graph.params[p].shard.is_some()), when)
+        }
         None => (u8::MAX, 0),
     };
     let mut order: Vec<_> = (0..graph.params.len()).collect();

@@ -40,7 +40,7 @@ pub fn choose(
 pub fn choose_layouts(step: &Graph, plan: &Plan) -> Result<StoredLayouts, CompileError> {
     let part = match plan.mesh.tensor {
         1 => None,
-        _ => own_part(&plan.precision.apply(step), plan)?,
+        _ => own_part(&plan.precision.apply(step), plan, &[])?,
     };
     Ok(part.map_or_else(StoredLayouts::new, |part| part.layouts))
 }

@@ -40,7 +40,7 @@ use crate::staged::link_tag;
 pub fn compile_forward(graph: &Graph, plan: &Plan) -> Result<Program, CompileError> {
     let cuts = cut_origins(graph, plan, None)?;
     let graph = plan.precision.apply(graph);
-    let graph = own_part(&graph, plan)?.map_or(graph, |part| part.graph);
+    let graph = own_part(&graph, plan, &cuts)?.map_or(graph, |part| part.graph);
     let graph = Graph { updates: Vec::new(), grads: Vec::new(), ..graph };
     let (body, runs, place) = match plan.mesh.stage {
         1 => {

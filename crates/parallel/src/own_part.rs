@@ -19,14 +19,14 @@ pub(crate) struct OwnPart {
     pub(crate) layouts: StoredLayouts,
 }
 
-/// The part of a plan's rank; `None` if that is all.
-pub(crate) fn own_part(step: &Graph, plan: &Plan) -> Result<Option<OwnPart>, CompileError> {
+/// The part of a plan's rank; `None` if that is all. `cuts` are the traced nodes before which stages are cut.
+pub(crate) fn own_part(step: &Graph, plan: &Plan, cuts: &[u32]) -> Result<Option<OwnPart>, CompileError> {
     let rank = plan.mesh.place(plan.rank, Axis::Sequence);
-    let part = part_of(step, plan, rank)?;
+    let part = part_of(step, plan, rank, cuts)?;
     if let (Some(part), true) = (&part, plan.mesh.sequence > 1 && plan.mesh.tensor > 1) {
         // Every rank looks at all of them, so that all come to the same conclusion.
         for other in 0..plan.mesh.sequence {
-            let other = part_of(step, plan, other)?;
+            let other = part_of(step, plan, other, cuts)?;
             if other.is_some_and(|other| shared(&other.graph) != shared(&part.graph)) {
                 let (tensor, sequence) = (plan.mesh.tensor, plan.mesh.sequence);
                 return Err(CompileError::Sequence(format!(
@@ -40,7 +40,7 @@ pub(crate) fn own_part(step: &Graph, plan: &Plan) -> Result<Option<OwnPart>, Com
 }
 
 /// The part of a rank along the sequence axis.
-fn part_of(step: &Graph, plan: &Plan, rank: usize) -> Result<Option<OwnPart>, CompileError> {
+fn part_of(step: &Graph, plan: &Plan, rank: usize, cuts: &[u32]) -> Result<Option<OwnPart>, CompileError> {
     let mesh = &plan.mesh;
     if mesh.sequence > 1 && plan.shards.is_some() {
         return Err(CompileError::SequenceShards);
@@ -53,8 +53,8 @@ fn part_of(step: &Graph, plan: &Plan, rank: usize) -> Result<Option<OwnPart>, Co
     let tensor = TensorPlace { rank: mesh.place(plan.rank, Axis::Tensor), ranks: mesh.tensor };
     let part = match (&cut, mesh.tensor) {
         (_, 1) => None,
-        (None, _) => Some(split_as(step, tensor, &plan.layouts)),
-        (Some(cut), _) => Some(split_as(&cut.graph, tensor, &plan.layouts)),
+        (None, _) => Some(split_as(step, tensor, &plan.layouts, cuts)),
+        (Some(cut), _) => Some(split_as(&cut.graph, tensor, &plan.layouts, cuts)),
     };
     let part = part.transpose().map_err(CompileError::Tensor)?;
     let part = part.map(|part| OwnPart { graph: part.graph, layouts: part.layouts });

@@ -129,7 +129,7 @@ pub fn compile(
     // 1. What is stored in half, and where it is cast.
     let step = &plan.precision.apply(step);
     // 2. The positions of it that this rank of the sequence axis has, and the part of its matrices.
-    let part = own_part(step, plan)?;
+    let part = own_part(step, plan, &cuts)?;
     let step = part.as_ref().map_or(step, |part| &part.graph);
     // 3. Before recomputation: ranks with shards of different sizes may recompute different values, but they must take
     //    part in the same sums.

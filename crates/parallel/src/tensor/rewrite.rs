@@ -45,7 +45,7 @@ pub struct TensorSplit {
 ///
 /// It fails if attention heads do not divide by the number of ranks.
 pub fn split(step: &Graph, place: TensorPlace) -> Result<TensorSplit, String> {
-    split_as(step, place, &StoredLayouts::new())
+    split_as(step, place, &StoredLayouts::new(), &[])
 }
 
 /// How parameters and states are split, by name.
@@ -53,15 +53,26 @@ pub type StoredLayouts = BTreeMap<String, ValueLayout>;
 
 /// The same with parameters and states that are split as in another graph of the model ([`TensorSplit::layouts`]). Those
 /// without an entry are split as is best for this one.
-pub fn split_as(step: &Graph, place: TensorPlace, layouts: &StoredLayouts) -> Result<TensorSplit, String> {
+///
+/// `cuts` are the traced nodes before which the network is cut into chunks for stages: the backward pass of a chunk does not read
+/// what the forward pass of a later one has made of its values.
+pub fn split_as(
+    step: &Graph,
+    place: TensorPlace,
+    layouts: &StoredLayouts,
+    cuts: &[u32],
+) -> Result<TensorSplit, String> {
     if let Some(why) = seeds::refusal(step, place.ranks) {
         return Err(why);
     }
     let mut rewrite = Rewrite::new(step, place, layouts);
+    rewrite.cuts = cuts.to_vec();
     for i in 0..step.nodes.len() {
         if i == step.n_forward {
             rewrite.graph.n_forward = rewrite.graph.nodes.len();
+            rewrite.is_backward = true;
         }
+        rewrite.reader = step.nodes[i].origin;
         rewrite.node(i);
     }
     if step.n_forward == step.nodes.len() {
@@ -87,6 +98,11 @@ struct Rewrite<'a> {
     /// Old outputs, and what they are now.
     outputs: Vec<(ValueId, ValueId)>,
     replicated: Vec<(&'static str, String)>,
+    /// The traced nodes before which the network is cut.
+    cuts: Vec<u32>,
+    /// The traced node that the node comes from which is rewritten now, and whether that is one of the backward pass.
+    reader: u32,
+    is_backward: bool,
     /// How many nodes of the new graph know which traced node they come from.
     n_attributed: usize,
 }
@@ -129,6 +145,9 @@ impl<'a> Rewrite<'a> {
             gradient_of: seeds::gradients(old),
             outputs: Vec::new(),
             replicated: Vec::new(),
+            cuts: Vec::new(),
+            reader: 0,
+            is_backward: false,
             n_attributed: 0,
         }
     }
@@ -196,9 +215,24 @@ impl<'a> Rewrite<'a> {
         }
     }
 
+    /// The forms of a value that the node which is rewritten now may read.
+    fn made_for_reader(&self, v: ValueId) -> Vec<(ValueLayout, ValueId)> {
+        let chunk = |origin: u32| self.cuts.partition_point(|cut| *cut <= origin);
+        let may_read = |new: ValueId| {
+            let from = self.graph.value(new).producer.idx();
+            let node = &self.graph.nodes[from];
+            let of_forward = self.is_backward && from < self.graph.n_forward;
+            !of_forward || node.op.is_leaf() || chunk(node.origin) <= chunk(self.reader)
+        };
+        let made = &self.made[v.idx()];
+        // What a value was computed in comes first, and is where its readers expect it.
+        let own = made.iter().copied().enumerate().filter(|(k, (_, new))| *k == 0 || may_read(*new));
+        own.map(|(_, form)| form).collect()
+    }
+
     /// The layouts in which a value exists, or could without sending anything.
     fn seen(&self, v: ValueId) -> Vec<ValueLayout> {
-        let made = &self.made[v.idx()];
+        let made = self.made_for_reader(v);
         let mut seen: Vec<_> = made.iter().map(|(layout, _)| *layout).collect();
         let node = self.old.producer(v);
         if !self.lazy[v.idx()] {
@@ -251,7 +285,7 @@ impl<'a> Rewrite<'a> {
 
     /// What it costs to have a value in a layout; `None` if it cannot be.
     fn cost(&self, v: ValueId, layout: ValueLayout) -> Option<f64> {
-        let (value, made) = (self.old.value(v), &self.made[v.idx()]);
+        let (value, made) = (self.old.value(v), self.made_for_reader(v));
         if !layout.fits(value.shape.dims(), self.place.ranks) {
             return None;
         }
@@ -330,7 +364,7 @@ impl<'a> Rewrite<'a> {
 
     /// The value in a layout.
     fn get(&mut self, v: ValueId, layout: ValueLayout, layer: &str) -> ValueId {
-        let made = &self.made[v.idx()];
+        let made = self.made_for_reader(v);
         if let Some((_, new)) = made.iter().find(|(l, _)| *l == layout) {
             return *new;
         }
@@ -340,7 +374,7 @@ impl<'a> Rewrite<'a> {
             let stored = self.get_lazily(v, first, layer);
             self.made[v.idx()].push((first, stored));
         }
-        let made = &self.made[v.idx()];
+        let made = self.made_for_reader(v);
         let new = if self.lazy[v.idx()] && (made.is_empty() || !node.op.is_leaf()) {
             self.get_lazily(v, layout, layer)
         } else {

@@ -129,7 +129,7 @@ fn layouts_that_were_chosen_for_a_graph_change_nothing_in_it() {
         for rank in 0..2 {
             let place = TensorPlace { rank, ranks: 2 };
             let chosen = split(&graph, place).unwrap();
-            let again = split_as(&graph, place, &chosen.layouts).unwrap();
+            let again = split_as(&graph, place, &chosen.layouts, &[]).unwrap();
             assert_eq!(again.graph.to_string(), chosen.graph.to_string());
             assert_eq!(again.layouts, chosen.layouts);
         }
@@ -145,7 +145,7 @@ fn a_graph_takes_the_layouts_of_another_one() {
     layouts.insert("up.weight".into(), ValueLayout::split(1));
     layouts.insert("down.bias".into(), ValueLayout::Whole);
     layouts.insert("of another graph".into(), ValueLayout::Whole);
-    let got = split_as(&graph, place, &layouts).unwrap();
+    let got = split_as(&graph, place, &layouts, &[]).unwrap();
     layouts.remove("of another graph");
     assert_eq!(got.layouts, layouts);
     let up = got.graph.params.iter().find(|p| p.name == "up.weight").unwrap();

@@ -119,7 +119,10 @@ impl Run {
         resumed: Option<&Loaded>,
     ) -> Result<(), TrainError> {
         let engine = self.learner.engine();
-        let layout = format!("{:?} {:?}", engine.param_slots(), engine.role().parts);
+        // Which shard of a tensor a rank has is its own.
+        let slots = engine.param_slots();
+        let slots: Vec<_> = slots.iter().map(|slot| (&slot.name, &slot.dims, &slot.range)).collect();
+        let layout = format!("{slots:?} {:?}", engine.role().parts);
         let what = "its program lays out the parameters in another way; give all the same version";
         let alike = self.learner.engine_mut().comms().along(Axis::Data);
         talk::agree(alike, "comparing programs", &layout, what)?;
