@@ -82,6 +82,10 @@ pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
             c.fault(key, message, "write `stage = 2` or more, or leave it out");
         }
     }
+    if spec.stage > 1 && spec.schedule == PipelineKind::TwoBw {
+        let message = "`parallel.schedule = \"2bw\"` runs several steps as one, which `bench step` does and training does not yet";
+        c.fault("schedule", message, "use \"zb-h1\", which waits little and has no old gradients");
+    }
     let chunks = spec.stage * spec.schedule.chunks_per_stage();
     if spec.stage > 1 && !spec.cuts.is_empty() && spec.cuts.len() + 1 != chunks {
         let (got, want, schedule) = (spec.cuts.len(), chunks - 1, spec.schedule);
@@ -157,7 +161,7 @@ pub(super) fn schedules() -> impl Iterator<Item = (&'static str, PipelineKind, &
                 "two parts for each stage, down and up again, with weight gradients where stages would wait"
             }
             PipelineKind::TwoBw => {
-                "1f1b that goes on from step to step: nothing waits, and gradients are one step old"
+                "1f1b that goes on from step to step: nothing waits, and gradients are one step old; in `bench step` only"
             }
         };
         (kind.name(), kind, words)

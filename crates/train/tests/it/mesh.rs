@@ -72,7 +72,7 @@ fn cases(folder: &Path) -> Vec<MeshCase> {
         ),
         // Deep and without a floor under rounding: a larger learning rate turns last bits into other signs of ReLUs.
         MeshCase {
-            lr: 0.00002,
+            lr: 0.000002,
             more: "precision = \"f32-strict\"\n",
             ..case("resnet18", format!("[model]\nkind = \"resnet18_cifar\"\n{}", images(whole)), None)
         },
@@ -96,7 +96,7 @@ fn lines(case: &MeshCase, parallel: &str, more: &str) -> String {
     // The last step of an epoch is short.
     format!(
         "{model}{data}[train]\nsteps = {STEPS}\nbatch = 16\nevaluate_every = 10\noptimizer = {{ kind = \"sgd\", lr = {lr}, \
-         momentum = 0.9 }}\n{own}{more}[parallel]\n{parallel}[output]\ntensorboard = false\n"
+         momentum = 0.9 }}\n{own}{more}[parallel]\n{parallel}[output]\nevery_epochs = 0\ntensorboard = false\n"
     )
 }
 

@@ -600,6 +600,11 @@ fn meshes_that_cannot_be() {
         "write `stage = 2` or more, or leave it out",
     );
     row(
+        "stage = 2\nschedule = \"2bw\"",
+        "`parallel.schedule = \"2bw\"` runs several steps as one, which `bench step` does and training does not yet",
+        "use \"zb-h1\", which waits little and has no old gradients",
+    );
+    row(
         "stage = 2\nschedule = \"zb\"",
         "`parallel.schedule` is \"zb\", which is not known",
         "did you mean \"zb-v\"?",
