@@ -121,7 +121,7 @@ pub struct Shard {
     pub tensors: Arc<[TensorAt]>,
     /// The first numbers: an arena that an engine lends, read once from where it lies.
     pub lent: Option<(Arc<Loan>, Kept)>,
-    /// Whoever gathers the numbers from the ranks that have them, instead of all of these: then tensors lie nowhere here.
+    /// Where the numbers are asked for, if other ranks have some of them: then tensors lie nowhere here.
     pub(crate) asked: Option<AskedNumbers>,
     /// The numbers after those. Gaps between tensors are not written.
     pub data: Vec<f32>,
