@@ -263,13 +263,17 @@ impl Prepared {
         let ranks = self.ranks();
         // Weights and moments of a lone rank are lent to whoever writes them, as they are stored; other ranks' are copied as f32.
         let moment_bytes = self.learner.training.moments.bytes();
+        let plan = &self.learner.plan;
         let kept = match ranks {
+            // Blocks are gathered from where they are: one that is asked for, one that is packed, and one on its way.
+            _ if plan.mesh.replica_ranks() > 1 || plan.shard_place().is_some() => 3 * WRITER_BYTES,
             1 => loan_copies(F32_BYTES * (params + averaged) + moment_bytes * moments),
             _ => F32_BYTES * (params + moments + averaged),
         } + F32_BYTES * states;
-        let gathers = ranks > 1 && sharded && optimizer.by_element() && moments > 0;
-        let moments_of_all = if gathers { moment_bytes * params } else { 0 };
-        let states_of_all = if ranks > 1 && self.cut.shards.is_none() { ranks * states } else { 0 };
+        let gathers = plan.mesh.data > 1 && sharded && optimizer.by_element() && moments > 0;
+        let gathers = gathers && plan.shard_place().is_none();
+        let moments_of_all = if gathers { moment_bytes * params / plan.mesh.replica_ranks() } else { 0 };
+        let states_of_all = if ranks > 1 && self.cut.shards.is_none() { plan.mesh.data * states } else { 0 };
         // Weights to start from are read as a whole, before there is anything to save.
         let started = if self.job.model.weights.is_some() { F32_BYTES * (params + states) } else { 0 };
         Ok(Copies {
