@@ -10,14 +10,23 @@ pub struct Comms {
     job: Comm,
     /// By axis: the group along it. `None` where that is the whole job.
     axes: [Option<Comm>; 4],
-    /// The ranks with the same place along the data axis. `None` where that is the whole job.
-    replica: Option<Comm>,
+    replica: Replica,
+}
+
+/// The ranks with the same place along the data axis.
+enum Replica {
+    /// All of the job.
+    Job,
+    /// This rank alone; its group is made when it is asked for.
+    Lone(Option<Comm>),
+    /// Some of the job.
+    Group(Comm),
 }
 
 impl From<Comm> for Comms {
     /// Ranks that split only the batch.
     fn from(job: Comm) -> Comms {
-        Comms { job, axes: [const { None }; 4], replica: Some(Comm::alone()) }
+        Comms { job, axes: [const { None }; 4], replica: Replica::Lone(None) }
     }
 }
 
@@ -28,6 +37,9 @@ impl Comms {
     /// If the mesh has another number of ranks than the job.
     pub fn new(mut job: Comm, mesh: &Mesh) -> Result<Comms, Report> {
         assert_eq!(mesh.ranks(), job.size(), "a place in the mesh for each rank");
+        if mesh.replica_ranks() == 1 {
+            return Ok(job.into());
+        }
         let mut axes = [const { None }; 4];
         for axis in Axis::ALL {
             axes[axis as usize] = match mesh.len(axis) {
@@ -37,10 +49,9 @@ impl Comms {
                 _ => Some(job.split(&mesh.groups(axis))?),
             };
         }
-        let replica = match (mesh.data, mesh.replica_ranks()) {
-            (1, _) => None,
-            (_, 1) => Some(Comm::alone()),
-            _ => Some(job.split(&mesh.replicas())?),
+        let replica = match mesh.data {
+            1 => Replica::Job,
+            _ => Replica::Group(job.split(&mesh.replicas())?),
         };
         Ok(Comms { job, axes, replica })
     }
@@ -62,7 +73,11 @@ impl Comms {
 
     /// The ranks that have the whole model together.
     pub fn replica(&mut self) -> &mut Comm {
-        self.replica.as_mut().unwrap_or(&mut self.job)
+        match &mut self.replica {
+            Replica::Job => &mut self.job,
+            Replica::Lone(lone) => lone.get_or_insert_with(Comm::alone),
+            Replica::Group(group) => group,
+        }
     }
 
     /// Those that have the whole model once: one replica, or all ranks where they have shards of it.
@@ -72,13 +87,20 @@ impl Comms {
 
     /// The groups beside that of the job.
     fn others(&mut self) -> impl Iterator<Item = &mut Comm> {
-        self.axes.iter_mut().chain([&mut self.replica]).flatten()
+        let replica = match &mut self.replica {
+            Replica::Group(group) => Some(group),
+            Replica::Job | Replica::Lone(_) => None,
+        };
+        self.axes.iter_mut().flatten().chain(replica)
     }
 
     /// How many operations this rank has called.
     pub(crate) fn n_calls(&self) -> u64 {
-        let others = self.axes.iter().chain([&self.replica]).flatten();
-        self.job.n_calls() + others.map(Comm::n_calls).sum::<u64>()
+        let of_replica = match &self.replica {
+            Replica::Group(group) => group.n_calls(),
+            Replica::Job | Replica::Lone(_) => 0,
+        };
+        self.job.n_calls() + self.axes.iter().flatten().map(Comm::n_calls).sum::<u64>() + of_replica
     }
 
     /// Sets the step that reports name.
