@@ -108,7 +108,7 @@ fn chosen(
     Ok(stage::choose(step, n_chunks, cost, None)?)
 }
 
-/// About how many bytes a rank takes for a chunk, with the activations of so many microbatches.
+/// About how many bytes a rank takes for a chunk, with the activations of this number of microbatches.
 fn taken(plan: &Plan, training: &Training, load: ChunkLoad, microbatches: usize) -> usize {
     let sums = usize::from(plan.microbatches > 1);
     let stored = (2 + sums) * DType::F32.bytes() + training.optimizer.n_states() * training.moments.bytes();

@@ -13,7 +13,7 @@ use polyreme_parallel::{choose, compile, compile_forward, schedule};
 use crate::run::{ShardCase, near};
 use crate::{ADAMW, gpt};
 
-/// The network without dropout, for so many samples.
+/// The network without dropout, for `n` samples.
 fn forward(case: &ShardCase, batch: usize) -> Graph {
     let options = &TraceOptions { batch, ..case.options };
     let mut b = Builder::new();

@@ -78,7 +78,7 @@ impl ShardCase {
         Training { optimizer, moments: DType::F32, clip, ema, scaled }
     }
 
-    /// The body of so many samples, within the rank's memory.
+    /// The body for this number of samples, within the rank's memory.
     fn body(&self, plan: &Plan, batch: usize) -> Body {
         let (step, training) = (self.step_graph(batch), self.training());
         let body = compile(&step, plan, &training, None).unwrap();
@@ -93,7 +93,7 @@ impl ShardCase {
         again
     }
 
-    /// The step of a microbatch of so many samples.
+    /// The step of a microbatch of this number of samples.
     pub(crate) fn step_graph(&self, batch: usize) -> Graph {
         let (model, options) = (&self.model, &TraceOptions { batch, ..self.options });
         let mut b = Builder::new();

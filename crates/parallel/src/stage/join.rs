@@ -78,7 +78,7 @@ pub fn join(chunks: &[ChunkGraph], backward: BackwardOrder) -> StageBody {
     StageBody { graph, ranges, arrives, leaves }
 }
 
-/// The blocks of so many chunks: of which chunk each is, and the kinds of its nodes.
+/// The blocks of this number of chunks: of which chunk each is, and the kinds of its nodes.
 fn order(n: usize, backward: BackwardOrder) -> Vec<(usize, &'static [BlockKind])> {
     use BlockKind::{Forward, InputGrad, WeightGrad};
     let blocks: &'static [&'static [BlockKind]] = match backward {

@@ -29,7 +29,7 @@ pub fn seats(spec: &ParallelSpec, cores: usize, batch: usize, has_statistics: bo
         Balance::Given(weights) => spec.asked_ranks().or(Some(weights.len() * each)),
         _ => spec.asked_ranks(),
     };
-    // Copies of the model, each of which takes so many ranks.
+    // Copies of the model, each on `each` ranks.
     let room = (cores / spec.threads.unwrap_or(1) / each).max(1);
     let ranks = asked.unwrap_or_else(|| {
         let least = if has_statistics && !spec.sync_batch_norm { STATISTICS_MIN } else { SAMPLES_MIN };
