@@ -37,6 +37,6 @@ pub use links::Linked;
 pub use mailbox::TcpOptions;
 pub use polyreme_net::{Block, Cause, Doing, Report, patience};
 pub use record::Called;
-pub use shared::ShmSetup;
+pub use shared::{ShmSetup, staging_bytes};
 pub use split::{Connect, along};
 pub use work::{Cuts, Span, Ticket, Work};

@@ -1,7 +1,7 @@
 //! The groups that a rank is in: that of the whole job, those along the axes of its mesh, and that of its replica: the ranks
 //! that have the whole model together.
 
-use polyreme_collective::{Comm, Report};
+use polyreme_collective::{Comm, Report, staging_bytes};
 use polyreme_graph::Axis;
 use polyreme_parallel::Mesh;
 
@@ -54,6 +54,14 @@ impl Comms {
             _ => Replica::Group(job.split(&mesh.replicas())?),
         };
         Ok(Comms { job, axes, replica })
+    }
+
+    /// What a rank's groups take where they share memory, for data on their way.
+    pub fn staging_bytes(mesh: &Mesh) -> usize {
+        let alone = |n: usize| if n > 1 { staging_bytes(n) } else { 0 };
+        let part = |n: usize| if n < mesh.ranks() { alone(n) } else { 0 };
+        let axes: usize = Axis::ALL.iter().map(|axis| part(mesh.len(*axis))).sum();
+        alone(mesh.ranks()) + axes + part(mesh.replica_ranks())
     }
 
     /// The group of all ranks.

@@ -120,6 +120,11 @@ impl ShmLayout {
         ShmLayout { ranks, piece_bytes, ring_bytes }
     }
 
+    /// Bytes of the staging areas of one rank.
+    pub(super) fn staging_bytes(&self) -> usize {
+        PIECES as usize * self.piece_bytes
+    }
+
     /// The first word of memory with this layout.
     pub(super) fn mark(&self) -> u64 {
         0x706f_6c79_0003_0000 | self.ranks as u64

@@ -53,6 +53,11 @@ pub(crate) use blocks::no_memory;
 use blocks::{GroupBlocks, Handover};
 use call::{Call, MemoryRef, ReadEntry, SharedOp};
 pub use join::ShmSetup;
+
+/// What each rank of a group of so many that share memory takes for data on their way, however large the group's operations are.
+pub fn staging_bytes(ranks: usize) -> usize {
+    layout::ShmLayout::of(ranks).staging_bytes()
+}
 use layout::{ENTRIES, FINISHED, HERE, LEFT};
 use letters::Letters;
 use meet::Meet;

@@ -58,8 +58,8 @@ pub struct RanksReport {
     pub shard_gradients: bool,
     /// Whether each rank keeps only its own shard of the weights.
     pub shard_weights: bool,
-    /// The planned memory of the engines in rank 0's process.
-    pub planned_mib: f64,
+    /// The planned memory of rank 0's process: of its engines and groups, and what it had before.
+    pub planned_peak_mib: f64,
     /// The peak memory of rank 0's process.
     pub peak_rss_mib: f64,
     /// Parameters of all ranks together; shared ones count once.
@@ -153,7 +153,7 @@ pub fn measure(
         waiting: times.waiting,
         shard_gradients,
         shard_weights: settings.shard_weights,
-        planned_mib: planned as f64 / MIB,
+        planned_peak_mib: planned as f64 / MIB,
         peak_rss_mib: process::peak_resident_bytes() as f64 / MIB,
         param_mib,
         grad_mib,
@@ -178,13 +178,14 @@ pub fn plan(comm: &Comm, mesh: Mesh, shard_gradients: bool) -> Plan {
     }
 }
 
-/// Bytes that the engines of this process take.
+/// Bytes that this process takes, in which no engine has been made yet.
 fn planned_bytes<E>(
     settings: &RankSettings,
     plan: &Plan,
     program: impl Fn(usize) -> Result<Program, E>,
 ) -> Result<usize, E> {
-    let mut bytes = 0;
+    // Ranks that do not share memory have buffers of sockets, which are smaller.
+    let mut bytes = process::bytes_before_training() + settings.local * Comms::staging_bytes(&plan.mesh);
     for rank in 0..settings.local {
         let footprint = Engine::footprint(&program(rank)?, settings.threads, settings.isa);
         bytes += footprint.total();
@@ -245,7 +246,7 @@ impl std::fmt::Display for RanksReport {
             self.step_ms,
             self.gflops,
             self.waiting * 100.0,
-            self.planned_mib,
+            self.planned_peak_mib,
             self.grad_mib,
             self.peak_rss_mib,
             self.loss

@@ -62,6 +62,44 @@ fn a_step_is_measured_and_stays_within_its_plan() {
     }
 }
 
+/// A model that is split takes what was planned, and each rank has its part of the parameters and of the optimizer's state.
+#[test]
+fn split_steps_stay_within_their_plans() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("gpt.toml");
+    // Activations and state that make code a small part of the memory.
+    let text = "[model]\nkind = \"gpt\"\nlayers = 4\nwidth = 384\nheads = 4\nvocab = 256\ncontext = 128\n\
+                [data]\nkind = \"text\"\npath = \"absent.txt\"\n[train]\noptimizer = { kind = \"adamw\", lr = 1e-3 }\n";
+    std::fs::write(&file, text).unwrap();
+    let report = |more: &str| {
+        let step = ["bench", "step", "--job-file", file.to_str().unwrap(), "--batch", "8", "--threads", "1"];
+        let more = more.split_whitespace().chain(["--steps", "2", "--json"]);
+        objects(&step.into_iter().chain(more).collect::<Vec<_>>()).remove(0)
+    };
+    let number =
+        |report: &Value, key: &str| report[key].as_f64().unwrap_or_else(|| panic!("{key} in {report}"));
+    let whole = report("");
+    // How often all ranks together have the model: of two that split it, each has at most 55 %. Ranks that split sequences have all of it.
+    let splits = [
+        ("--data 2", 1.0),
+        ("--stage 2 --microbatches 4 --schedule 1f1b", 1.0),
+        ("--stage 2 --microbatches 4 --schedule zb-v", 1.0),
+        ("--tensor 2", 1.0),
+        ("--tensor 2 --stage 2 --microbatches 4", 1.0),
+        ("--sequence 2", 2.0),
+        ("--data 2 --shard-weights", 1.0),
+    ];
+    for (split, copies) in splits {
+        let report = report(split);
+        let (planned, actual) = (number(&report, "planned_peak_mib"), number(&report, "peak_rss_mib"));
+        assert!((actual / planned - 1.0).abs() < 0.05, "{split}: planned {planned} MiB, took {actual}");
+        for key in ["param_mib", "optimizer_mib"] {
+            let (all, one) = (number(&report, key), copies * number(&whole, key));
+            assert!(all <= 1.1 * one, "{split}: {all} MiB of {key}, and {one} expected");
+        }
+    }
+}
+
 /// The shapes of a job file's steps are those of its model and its data; where `[model]` gives all sizes, no data are needed.
 #[test]
 fn steps_of_job_files_are_measured() {

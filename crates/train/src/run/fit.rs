@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use polyreme_data::{Dataset, Spec};
-use polyreme_exec::{Engine, Footprint, loan_copies};
+use polyreme_exec::{Comms, Engine, Footprint, loan_copies};
 use polyreme_graph::{Body, DType, Keeps, Program};
 use polyreme_parallel::Plan;
 
@@ -194,7 +194,8 @@ impl Prepared {
         // Which ranks are here is known if all are.
         let sharded = options.lowering(0, shared).plan.keeps != Keeps::All;
         for (k, bytes) in all.iter_mut().enumerate() {
-            let more = self.beside_engine(if here == ranks { k } else { ranks - 1 }, sharded)?;
+            let groups = if shared { Comms::staging_bytes(self.mesh()) } else { 0 };
+            let more = groups + self.beside_engine(if here == ranks { k } else { ranks - 1 }, sharded)?;
             bytes.iter_mut().for_each(|bytes| *bytes += more);
         }
         let host = all.iter().map(|[host, ..]| host).sum();
