@@ -20,6 +20,7 @@ use super::{CommandResult, Failure, print_json};
 use crate::app::App;
 use crate::cluster::cores::Machine;
 use crate::cluster::enter::Ranks;
+use crate::cluster::places::tensor_apart;
 use crate::cluster::{Decided, LAUNCHED, Setup};
 use crate::{memory, output, process};
 
@@ -277,6 +278,9 @@ fn start(
     prepared.process_bytes = process::bytes_before_training();
     catch_interrupts(&stop, std::env::var_os(LAUNCHED).is_some())?;
     show(&ranks, json);
+    if let Some(apart) = tensor_apart(&ranks.rows, prepared.mesh()).filter(|_| ranks.speaks()) {
+        output::err().line(&format!("note: {apart}"));
+    }
     let mut screen = Screen::new(json, stop);
     let Ranks { mut comms, seats, control, .. } = ranks;
     let voice: Voice = Arc::new(|waiting| output::err().line(&waiting.text()));

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use polyreme_collective::{Comm, Cuts};
+use polyreme_graph::Axis;
 use polyreme_net::Report;
+use polyreme_parallel::Mesh;
 use serde::Serialize;
 
 use super::cores;
@@ -99,6 +101,35 @@ impl fmt::Display for RankTable<'_> {
     }
 }
 
+/// What to say if a group along the tensor axis, which exchanges something in every layer, is on several hosts.
+pub fn tensor_apart(rows: &[RankRow], mesh: &Mesh) -> Option<String> {
+    let apart = |group: &Vec<usize>| group.iter().any(|rank| rows[*rank].host != rows[group[0]].host);
+    let group = mesh.groups(Axis::Tensor).into_iter().find(apart)?;
+    let hosts = |group: &[usize]| {
+        let mut names: Vec<&str> = group.iter().map(|rank| rows[*rank].host.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    };
+    let names = hosts(&group);
+    let all: Vec<usize> = (0..rows.len()).collect();
+    // The fewest ranks that a host has: groups no larger than that could be inside of hosts.
+    let of_host = |name: &str| rows.iter().filter(|row| row.host == name).count();
+    let fewest = hosts(&all).into_iter().map(of_host).min().unwrap_or(0);
+    let advice = match fewest.is_multiple_of(mesh.tensor) {
+        true => {
+            "number the ranks of a host in a row (mpirun --map-by slot, srun --distribution=block)".into()
+        }
+        false => format!("use a tensor that divides the {fewest} ranks of a host"),
+    };
+    let ranks: Vec<String> = group.iter().map(usize::to_string).collect();
+    Some(format!(
+        "ranks {} split each matrix and are on hosts {}: every layer waits for the network; {advice}",
+        ranks.join(", "),
+        names.join(", ")
+    ))
+}
+
 /// This host's name.
 pub fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
@@ -107,6 +138,25 @@ pub fn host() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn matrices_that_are_split_over_hosts_are_pointed_out() {
+        let said = |hosts: &[&str], tensor: usize| {
+            let row = |(rank, host): (usize, &&str)| RankRow {
+                host: (*host).into(),
+                ..RankRow::here(rank, 1, None, "tcp")
+            };
+            let rows: Vec<_> = hosts.iter().enumerate().map(row).collect();
+            tensor_apart(&rows, &Mesh { tensor, stage: hosts.len() / tensor, ..Mesh::data(1) })
+        };
+        assert_eq!(said(&["a", "a", "b", "b"], 2), None);
+        assert_eq!(said(&["a", "b", "a", "b"], 1), None);
+        let by_turns = said(&["a", "b", "a", "b"], 2).unwrap();
+        assert!(by_turns.starts_with("ranks 0, 1 ") && by_turns.contains("on hosts a, b"), "{by_turns}");
+        assert!(by_turns.contains("in a row"), "{by_turns}");
+        let large = said(&["a", "a", "b", "b"], 4).unwrap();
+        assert!(large.contains("divides the 2 ranks of a host"), "{large}");
+    }
 
     #[test]
     fn rows_are_gathered_and_shown() {

@@ -12,11 +12,16 @@ use crate::binary::{command, folder, json};
 use crate::ranks::{by_environment, end, endless, living, pids, send, start, steps_in, wait_for_step};
 
 /// How soon after a rank was killed the others must have reported it and ended.
-const REPORT: Duration = Duration::from_secs(5);
+pub(crate) const REPORT: Duration = Duration::from_secs(5);
 
 /// Starts processes with a launcher and waits until they train; returns the launcher, the processes, and the file with
 /// their messages.
-fn launched(folder: &Path, processes: usize, output: &str, more: &[&str]) -> (Child, Vec<i32>, PathBuf) {
+pub(crate) fn launched(
+    folder: &Path,
+    processes: usize,
+    output: &str,
+    more: &[&str],
+) -> (Child, Vec<i32>, PathBuf) {
     let errors = folder.join(format!("errors_{output}"));
     let until = Instant::now() + Duration::from_secs(60);
     let n = processes.to_string();

@@ -13,6 +13,7 @@ mod in_use;
 mod launch;
 mod lost;
 mod manners;
+mod meshes;
 mod parts;
 mod ranks;
 mod saved;

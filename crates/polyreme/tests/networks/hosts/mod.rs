@@ -60,6 +60,17 @@ impl Hosts {
         command
     }
 
+    /// How many bytes a host has sent over its link.
+    #[allow(dead_code, reason = "one of the two test binaries with hosts counts them")]
+    pub(crate) fn sent_bytes(&self, host: usize) -> u64 {
+        let output =
+            self.command(host, "cat").arg("/sys/class/net/eth0/statistics/tx_bytes").output().unwrap();
+        String::from_utf8_lossy(&output.stdout)
+            .trim()
+            .parse()
+            .expect("a link that was made here has a counter")
+    }
+
     fn join_by_bridge(&mut self, base: &str, rate: u32) {
         let switch = format!("{base}sw");
         ip(&["netns", "add", &switch]);
