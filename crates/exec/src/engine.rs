@@ -98,6 +98,8 @@ pub struct Engine {
     pub(crate) options: Options,
     /// The parameters' tensors, in the order in which gradients become ready.
     pub(crate) tensors: Vec<ParamTensor>,
+    /// Those that the optimizer looks at as a whole.
+    pub(crate) updated: moments::Updated,
     pub(crate) progress: StepProgress,
     /// Where the time goes, if it is being recorded.
     pub(crate) timeline: Option<Timeline>,
@@ -129,6 +131,7 @@ impl Engine {
         };
         let first = Ready::new(&program, &program.bodies[0], threads, options.isa);
         let tensors = moments::tensors(program.optimizer, &first);
+        let updated = moments::Updated::new(program.optimizer, &first, &tensors);
         let lengths = lengths(&program, &first);
         let memory =
             Memory { state: State::new(lengths, blocks, &*pool)?, work: Workspace::new(), params_from: None };
@@ -141,6 +144,7 @@ impl Engine {
             pool,
             options,
             tensors,
+            updated,
             progress: StepProgress::default(),
             timeline: None,
             pace: None,

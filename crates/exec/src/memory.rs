@@ -118,7 +118,8 @@ impl Memory {
         at.arena.span(at.offset, at.len, at.dtype)
     }
 
-    /// Parameters `start..start + len` of the arena, their gradients and the matching part of the optimizer state.
+    /// Parameters `start..start + len` of the arena, their gradients, the matching part of the optimizer state, and sums of split
+    /// tensors.
     pub(crate) fn update(
         &mut self,
         loaded: &Loaded,
@@ -126,12 +127,15 @@ impl Memory {
         (start, len): (usize, usize),
         grads: &Region,
         [moments1, moments2]: [Range<usize>; 2],
+        sums: Option<&Region>,
     ) -> UpdateRange<'_> {
         let grads = self.locate(loaded, bodies, grads);
+        let sums = sums.map(|sums| self.locate(loaded, bodies, sums));
         let state = &self.state;
         assert!(!std::ptr::eq(grads.arena, &*state.params), "gradients do not lie among the parameters");
+        assert!(sums.as_ref().is_none_or(|sums| !sums.overlaps(&grads)), "sums have a buffer of their own");
         state.settle_update(start..start + len, [moments1.clone(), moments2.clone()]);
-        // SAFETY: `&mut self`, these are four different arenas, and settled.
+        // SAFETY: `&mut self`, these are different arenas or buffers, and settled.
         unsafe {
             UpdateRange {
                 params: state.params.slice_mut(start * F32_BYTES, len),
@@ -140,6 +144,7 @@ impl Memory {
                     DType::Bf16 => MomentsMut::Bf16(two_moments(state, moments1, moments2)),
                     _ => MomentsMut::F32(two_moments(state, moments1, moments2)),
                 },
+                sums: sums.map_or(&mut [], |sums| sums.slice_mut()),
             }
         }
     }
@@ -268,6 +273,8 @@ pub(crate) struct UpdateRange<'a> {
     pub(crate) params: &'a mut [f32],
     pub(crate) grads: &'a [f32],
     pub(crate) moments: MomentsMut<'a>,
+    /// What was measured of tensors that ranks split.
+    pub(crate) sums: &'a mut [f64],
 }
 
 /// The operands and results of a node that is running.

@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use polyreme_graph::memory::{ALIGN_BYTES, readiness};
-use polyreme_graph::{DType, Optimizer, Program};
-use polyreme_kernels::optim::ParamTensor;
+use polyreme_graph::{DType, Optimizer, Part, Program, Splits, split_sums};
+use polyreme_kernels::optim::{ParamTensor, SplitTensor};
 
 use crate::engine::Engine;
 use crate::error::ExecError;
@@ -39,6 +39,38 @@ pub(crate) fn tensors(optimizer: Option<Optimizer>, first: &Ready) -> Vec<ParamT
         ParamTensor { range: start..start + shape.numel(), matrix, states }
     };
     readiness(graph).into_iter().map(tensor).collect()
+}
+
+/// The tensors that an optimizer looks at as a whole.
+#[derive(Default)]
+pub(crate) struct Updated {
+    /// Those that this rank has whole.
+    pub(crate) whole: Vec<ParamTensor>,
+    /// Those of which it has a part.
+    pub(crate) split: Vec<SplitTensor>,
+}
+
+impl Updated {
+    /// Both in the order of the parameters' arena; `tensors` are all of them.
+    pub(crate) fn new(optimizer: Option<Optimizer>, first: &Ready, tensors: &[ParamTensor]) -> Updated {
+        let sums = optimizer.and_then(|o| split_sums(&first.body.graph, &o));
+        let mut updated = Updated::default();
+        for tensor in tensors {
+            let of = |p: usize| first.plan.param_offsets[p] == tensor.range.start;
+            let split = sums.iter().flat_map(|sums| &sums.tensors).find(|split| of(split.param));
+            match split {
+                None => updated.whole.push(tensor.clone()),
+                Some(split) => updated.split.push(SplitTensor {
+                    part: tensor.clone(),
+                    numel: split.numel,
+                    matrix: split.matrix,
+                    row_copies: split.row_copies,
+                    sums: split.sums.clone(),
+                }),
+            }
+        }
+        updated
+    }
 }
 
 /// Whether the optimizer's state can be stored as a program says: one that needs whole tensors reads it twice in a step.
@@ -95,8 +127,13 @@ impl Engine {
             if optimizer.by_element() {
                 return Some(slot);
             }
+            // What is kept once for a whole dim is the same on all ranks that split that dim.
+            let whole = slot.splits.whole_dims(&slot.dims);
+            let kept = optimizer.state_dims(&whole)[k].clone()?;
+            let splits = |part: Option<Part>| part.filter(|part| kept[part.dim] == whole[part.dim]);
+            let splits = Splits { part: splits(slot.splits.part), shard: splits(slot.splits.shard) };
             let tensor = self.tensors.iter().find(|t| t.range == slot.range).expect("one of the parameters");
-            Some(Slot { dims, range: tensor.states[k].clone(), ..slot })
+            Some(Slot { dims, splits, range: tensor.states[k].clone(), ..slot })
         };
         self.param_slots().into_iter().filter_map(slot).collect()
     }

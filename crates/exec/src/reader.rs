@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use polyreme_collective::{Reduce, Ticket, Work};
 use polyreme_graph::{Collective, Instr, Region};
 use polyreme_kernels::Cx;
-use polyreme_kernels::optim::{ParamTensor, Rounding, StepHyper, clip_scale, sum_of_squares};
+use polyreme_kernels::optim::{Rounding, StepHyper, clip_scale, sum_of_squares};
 
 use crate::engine::{Engine, Loaded};
 use crate::error::ExecError;
@@ -212,8 +212,23 @@ impl Engine {
                 self.progress.skipped |= loaded.program.scaled && !norm.is_finite();
                 (self.progress.grad_norm, self.progress.clip) = (Some(norm), clip_scale(norm, *max_norm));
             }
-            Instr::Update { .. } | Instr::Follow { .. } if self.progress.skipped => {}
-            Instr::Update { params, grads, moments_at } => {
+            Instr::Measure { .. } | Instr::Update { .. } | Instr::Follow { .. } if self.progress.skipped => {}
+            Instr::Measure { what, params, grads, sums } => {
+                let optimizer = loaded.program.optimizer.ok_or(ExecError::NoOptimizer)?;
+                let began = self.timeline.is_some().then(Instant::now);
+                let hyper = self.hyper();
+                let cx = Cx { isa: self.options.isa, par: &*self.pool };
+                let range = (params.start, params.len());
+                let moments = moments::of_update(&optimizer, &self.memory.state.lengths, params, 0);
+                let r = self.memory.update(loaded, &self.bodies, range, grads, moments, Some(sums));
+                let tensors = within(&self.updated.split, params, |t| t.part.range.start);
+                let MomentsMut::F32(states) = r.moments else {
+                    unreachable!("moments of whole tensors are f32, or refused")
+                };
+                optimizer.measure(*what, &cx, hyper, (r.params, r.grads), states, tensors, r.sums);
+                self.record(began, MomentKind::Compute, None, || format!("measure {}", what.name()));
+            }
+            Instr::Update { params, grads, moments_at, sums } => {
                 let Some(optimizer) = loaded.program.optimizer else {
                     return Err(ExecError::NoOptimizer.into());
                 };
@@ -223,10 +238,18 @@ impl Engine {
                 let range = (params.start, params.len());
                 let rounding = self.rounding(params.start);
                 let moments = moments::of_update(&optimizer, &self.memory.state.lengths, params, *moments_at);
-                let r = self.memory.update(loaded, &self.bodies, range, grads, moments);
-                let tensors = tensors_in(&self.tensors, params);
+                let r = self.memory.update(loaded, &self.bodies, range, grads, moments, sums.as_ref());
+                let whole = within(&self.updated.whole, params, |t| t.range.start);
+                let split = within(&self.updated.split, params, |t| t.part.range.start);
+                assert!(
+                    split.is_empty() || sums.is_some(),
+                    "parts of tensors are updated by sums of all parts"
+                );
                 match r.moments {
-                    MomentsMut::F32([m, v]) => optimizer.step(&cx, hyper, r.params, r.grads, m, v, tensors),
+                    MomentsMut::F32([m, v]) => {
+                        optimizer.step(&cx, hyper, r.params, r.grads, m, v, whole);
+                        optimizer.step_split(&cx, hyper, r.params, r.grads, [m, v], split, r.sums);
+                    }
                     MomentsMut::Bf16([m, v]) => {
                         optimizer.step_half(&cx, hyper, rounding, r.params, r.grads, m, v);
                     }
@@ -488,8 +511,8 @@ impl Engine {
 }
 
 /// The tensors that begin inside a range of the parameters.
-fn tensors_in<'a>(tensors: &'a [ParamTensor], params: &Range<usize>) -> &'a [ParamTensor] {
-    let before = |at: usize| tensors.partition_point(|t| t.range.start < at);
+fn within<'a, T>(tensors: &'a [T], params: &Range<usize>, start: impl Fn(&T) -> usize) -> &'a [T] {
+    let before = |at: usize| tensors.partition_point(|t| start(t) < at);
     &tensors[before(params.start)..before(params.end)]
 }
 

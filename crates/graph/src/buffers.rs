@@ -143,6 +143,7 @@ impl GradBuffers {
                 | Instr::Judge(_)
                 | Instr::Squares { .. }
                 | Instr::Clip { .. }
+                | Instr::Measure { .. }
                 | Instr::Update { .. }
                 | Instr::PutBack { .. }
                 | Instr::ReadParams(_)

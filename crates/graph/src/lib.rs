@@ -15,6 +15,7 @@
 //! - [`memory`]: where every value is stored.
 //! - [`program`]: everything that one rank does in one step. [`body`]: the graph of a microbatch and the blocks that it is cut
 //!   into. `listing`: a program as text.
+//! - [`split_sums`]: what must be known of tensors that ranks split before they are updated.
 //! - [`buffers`]: gradients that are held only until they are summed. [`at_once`]: gradients that go into the update as
 //!   they are computed, and are never stored.
 
@@ -40,6 +41,7 @@ pub mod print;
 pub mod program;
 pub mod recompute;
 pub mod shape;
+pub mod split_sums;
 mod types;
 
 #[cfg(test)]
@@ -57,10 +59,11 @@ pub use op::{ExchangeKind, Op};
 pub use part::{Part, Piece, Splits};
 /// What element-wise ops and updates do: the vocabulary of the kernels.
 pub use polyreme_kernels::elementwise::{Binary, Unary};
-pub use polyreme_kernels::optim::{Adafactor, Moments, Optimizer};
+pub use polyreme_kernels::optim::{Adafactor, Measured, Moments, Optimizer};
 pub use precision::Precision;
 pub use program::{
     Axis, Buffer, Collective, Exchange, Instr, Keeps, Microbatch, Program, Region, Role, Weights,
 };
 pub use recompute::{recompute, recompute_parts};
 pub use shape::{DType, Shape};
+pub use split_sums::{SplitSums, split_sums};

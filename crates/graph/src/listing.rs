@@ -63,11 +63,21 @@ impl fmt::Display for Program {
                 Instr::Clip { squares, max_norm } => {
                     writeln!(f, "clip {max_norm} by {}{}", self.words(squares), self.or_skips())?
                 }
-                Instr::Update { params, grads, .. } => {
+                Instr::Measure { what, params, grads, sums } => writeln!(
+                    f,
+                    "{} = {} of split tensors in params {}..{} with {}",
+                    self.words(sums),
+                    what.name(),
+                    params.start,
+                    params.end,
+                    self.words(grads)
+                )?,
+                Instr::Update { params, grads, sums, .. } => {
                     let names = names_in(self.graph(), params);
+                    let by = sums.as_ref().map_or(String::new(), |sums| format!(" by {}", self.words(sums)));
                     writeln!(
                         f,
-                        "update params {}..{} with {}{}: {names}",
+                        "update params {}..{} with {}{by}{}: {names}",
                         params.start,
                         params.end,
                         self.words(grads),

@@ -20,7 +20,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use polyreme_kernels::optim::Optimizer;
+use polyreme_kernels::optim::{Measured, Optimizer};
 
 use crate::body::{Block, Body};
 use crate::buffers::GradBuffers;
@@ -312,6 +312,18 @@ pub enum Instr {
         /// The maximum.
         max_norm: f64,
     },
+    /// Sets the sums that updates need of tensors which ranks split ([`split_sums`](crate::split_sums())); measuring norms moves
+    /// the moments of these tensors.
+    Measure {
+        /// Which of them.
+        what: Measured,
+        /// Elements of the parameters' arena.
+        params: Range<usize>,
+        /// Their gradients.
+        grads: Region,
+        /// All sums.
+        sums: Region,
+    },
     /// Updates a range of the parameters.
     Update {
         /// Elements of the parameters' arena.
@@ -320,6 +332,8 @@ pub enum Instr {
         grads: Region,
         /// The offset of their moments among this rank's.
         moments_at: usize,
+        /// What was measured of tensors that ranks split, if the optimizer looks at whole ones.
+        sums: Option<Region>,
     },
     /// Copies, if the updates of this step were skipped.
     PutBack {
@@ -569,7 +583,7 @@ impl Body {
         }
         let update = |(params, at, _): (Range<usize>, usize, usize)| {
             let (moments_at, grads) = (params.start, Region::Grads(at..at + params.len()));
-            Instr::Update { params, grads, moments_at }
+            Instr::Update { params, grads, moments_at, sums: None }
         };
         updates.into_iter().map(update).collect()
     }

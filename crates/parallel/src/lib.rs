@@ -17,6 +17,7 @@
 //! - `own_part`: the part of a step that a rank has of each microbatch. [`tensor`]: matrices split over ranks.
 //!   [`sequence`]: sequences cut over ranks.
 //! - [`shard`](mod@shard): weights sharded over ranks.
+//! - `split_tensors`: optimizers that look at whole tensors, where ranks have parts of them.
 //! - [`sync_norm`]: batch norms with the statistics of all ranks.
 //! - [`pipeline`]: in which order each stage of a pipeline runs its microbatches.
 
@@ -36,6 +37,7 @@ mod reproducible;
 pub mod schedule;
 pub mod sequence;
 pub mod shard;
+mod split_tensors;
 pub mod stage;
 mod stage_body;
 mod staged;

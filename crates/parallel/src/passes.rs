@@ -135,7 +135,7 @@ pub fn compile(
     //    part in the same sums.
     let synced = plan.syncs_norms().then(|| sync_batch_norm(step));
     let step = synced.as_ref().unwrap_or(step);
-    if let Some(why) = plan.shard_place().and_then(|place| shard_refusal(step, place, plan, training)) {
+    if let Some(why) = plan.shard_place().and_then(|place| shard_refusal(step, place, plan)) {
         return Err(CompileError::Shard(why));
     }
     if plan.mesh.stage > 1 && plan.pipeline == PipelineKind::TwoBw {
@@ -181,16 +181,11 @@ pub fn compile(
 }
 
 /// Why the weights of a step cannot be sharded as planned, if they cannot.
-fn shard_refusal(step: &Graph, place: ShardPlace, plan: &Plan, training: &Training) -> Option<String> {
+fn shard_refusal(step: &Graph, place: ShardPlace, plan: &Plan) -> Option<String> {
     if plan.shards.is_some() {
         return Some(
             "`shard_weights` does not work with `parallel.reproducible` yet; leave one of them out".into(),
         );
-    }
-    if !training.optimizer.by_element() {
-        let why = "this optimizer needs whole tensors, and `shard_weights` leaves a rank shards of them; use adamw, adam, \
-                   sgd or lion, or leave it out";
-        return Some(why.into());
     }
     refusal(step, place)
 }

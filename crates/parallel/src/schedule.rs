@@ -14,7 +14,8 @@
 //! A bucket is a range of the arena of gradients, which is ordered by readiness, so nothing is copied to be sent. Where
 //! ranks keep the moments of their own part, the sum is a reduce-scatter: a rank gets the sum of its own part of each
 //! bucket, and the updated parts are gathered. That moves as many bytes as an all-reduce. LAMB and Adafactor need whole
-//! tensors, so with them every rank updates everything.
+//! tensors, so with them every rank updates everything that it has; of tensors that ranks split for other reasons, sums are
+//! exchanged first ([`crate::split_tensors`]).
 //!
 //! Ranks that share one copy of the weights have no gather: they meet after the updates. The sum of the last bucket
 //! starts after the last node, and is complete only when all ranks have started it; so no rank writes a parameter that
@@ -47,6 +48,7 @@ use crate::pipeline::{PipelineKind, across_steps};
 use crate::plan::{Plan, StepShape, Training};
 use crate::reproducible;
 use crate::shard::{idle, sharded_range};
+use crate::split_tensors::measured;
 use crate::{stage_body, staged, staged_across};
 
 /// The program of one rank for steps of this shape, over bodies that [`compile`](crate::passes::compile) made.
@@ -551,7 +553,7 @@ impl Lowering {
             false => own
                 .iter()
                 .cloned()
-                .map(|(params, grads, moments_at)| Instr::Update { params, grads, moments_at })
+                .map(|(params, grads, moments_at)| Instr::Update { params, grads, moments_at, sums: None })
                 .collect(),
         };
         let n_sums = self.sums.len();
@@ -575,6 +577,7 @@ impl Lowering {
             }
             self.push(Instr::Clip { squares, max_norm });
         }
+        let updates = measured(self, training.optimizer, updates);
         let mut gathers = Vec::new();
         for (k, update) in updates.into_iter().enumerate() {
             self.wait_until((k + 1).min(n_sums));

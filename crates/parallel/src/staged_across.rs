@@ -42,6 +42,7 @@ use polyreme_graph::{Axis, Collective, DType, Instr, Region, Tied};
 use crate::pipeline::{AcrossSteps, Action};
 use crate::plan::Training;
 use crate::schedule::Lowering;
+use crate::split_tensors::measured;
 use crate::staged::{TOTALS_TAG, passes, tied_tag};
 
 /// A run of as many steps as the program has microbatches for.
@@ -228,11 +229,13 @@ impl Across {
             }
         }
         lowering.push(Instr::Judge(self.totals[self.updated % 2].clone()));
-        for update in body.whole_updates() {
-            let Instr::Update { params, moments_at, .. } = update else { continue };
-            let grads = self.grads.part(params.clone());
-            lowering.push(Instr::Update { params, grads, moments_at });
+        let mut updates = body.whole_updates();
+        for update in &mut updates {
+            let Instr::Update { params, grads, .. } = update else { continue };
+            *grads = self.grads.part(params.clone());
         }
+        let updates = measured(lowering, self.training.optimizer, updates);
+        lowering.program.instrs.extend(updates);
         if let Some(decay) = self.training.ema {
             lowering.push(Instr::Follow { decay });
         }

@@ -13,7 +13,9 @@
 //! `u` is never stored: it is computed once for its root mean square and once to be applied. Work is split by rows, or
 //! by whole matrices where those are small, so results do not depend on the number of workers.
 
-use super::{CHUNK, ParamTensor, SQUARES, StepHyper, chunk_sums_of, squares_body, sum_of_squares};
+use super::{
+    CHUNK, ParamTensor, SQUARES, SplitTensor, StepHyper, chunk_sums_of, squares_body, sum_of_squares,
+};
 use crate::Cx;
 use crate::cx::SharedMut;
 use crate::lanes::twin;
@@ -66,38 +68,117 @@ impl Adafactor {
         if p.is_empty() {
             return;
         }
-        let n = p.len() as f64;
-        let size = (sum_of_squares(cx, p) / n).sqrt().max(f64::from(self.eps2));
-        let step = hyper.step as f64;
-        let k = StepNumbers {
-            take: step.powf(self.beta2_decay) as f32,
+        let size = sum_of_squares(cx, p);
+        let k = self.numbers(hyper);
+        let squares = match tensor.matrix {
+            None => vector_moments(cx, k, g, state1),
+            Some([rows, cols]) => {
+                let m = Matrices { rows, cols, totals: None };
+                m.moments(cx, k, g, state1, state2);
+                m.squares(cx, k, g, state1, state2)
+            }
+        };
+        let k = StepNumbers { rate: self.rate(hyper, [size, squares], p.len()), ..k };
+        match tensor.matrix {
+            None => vector_update(cx, k, p, g, state1),
+            Some([rows, cols]) => {
+                Matrices { rows, cols, totals: None }.apply(cx, k, p, g, state1, state2);
+            }
+        }
+    }
+
+    /// Adds up what the means of rows and columns of a split tensor take, of this rank's part. `sums` are those of all tensors.
+    pub(super) fn measure_means(
+        &self,
+        cx: &Cx,
+        hyper: StepHyper,
+        split: &SplitTensor,
+        g: &[f32],
+        row: &[f32],
+        sums: &mut [f64],
+    ) {
+        let (Some([rows, cols]), Some([_, whole_cols])) = (split.part.matrix, split.matrix) else { return };
+        let (m, k) = (Matrices { rows, cols, totals: None }, self.numbers(hyper));
+        m.row_squares(cx, g, &mut sums[split.sums.rows.clone()]);
+        m.column_squares(cx, g, &mut sums[split.sums.cols.clone()]);
+        let (take, scale) = (f64::from(k.take), f64::from(k.scale).powi(2));
+        for (i, row) in row.chunks_exact(rows).enumerate() {
+            let kept = sum(cx.isa, row) / split.row_copies as f64;
+            let new: f64 = sums[split.sums.rows.clone()][i * rows..(i + 1) * rows].iter().sum();
+            sums[split.sums.totals.start + i] = (1.0 - take) * kept + take * scale * new / whole_cols as f64;
+        }
+    }
+
+    /// Moves the means of a split tensor, of which all sums are known, and adds up the squares of this rank's part: of the
+    /// parameters and of their step's direction.
+    pub(super) fn measure_norms(
+        &self,
+        cx: &Cx,
+        hyper: StepHyper,
+        split: &SplitTensor,
+        p: &[f32],
+        g: &[f32],
+        [row, col]: [&mut [f32]; 2],
+        sums: &mut [f64],
+    ) {
+        let k = self.numbers(hyper);
+        let squares = match Matrices::of_split(split, sums) {
+            None => vector_moments(cx, k, g, row),
+            Some(m) => {
+                match split.matrix {
+                    None => m.moments(cx, k, g, row, col),
+                    Some([rows, cols]) => {
+                        let of = |at: &Range<usize>| sums[at.clone()].iter().copied();
+                        row.iter_mut().zip(of(&split.sums.rows)).for_each(|(r, sum)| k.towards(r, sum, cols));
+                        col.iter_mut().zip(of(&split.sums.cols)).for_each(|(c, sum)| k.towards(c, sum, rows));
+                    }
+                }
+                m.squares(cx, k, g, row, col)
+            }
+        };
+        let norms = &mut sums[split.sums.norms.clone()];
+        norms.copy_from_slice(&[sum_of_squares(cx, p), squares]);
+    }
+
+    /// The step of a part whose norms are known.
+    pub(super) fn step_split(
+        &self,
+        cx: &Cx,
+        hyper: StepHyper,
+        split: &SplitTensor,
+        p: &mut [f32],
+        g: &[f32],
+        [row, col]: [&[f32]; 2],
+        sums: &[f64],
+    ) {
+        let rate = self.rate(hyper, split.norms(sums), split.numel);
+        let k = StepNumbers { rate, ..self.numbers(hyper) };
+        match Matrices::of_split(split, sums) {
+            None => vector_update(cx, k, p, g, row),
+            Some(m) => m.apply(cx, k, p, g, row, col),
+        }
+    }
+
+    /// The numbers of a step; its rate is known later.
+    fn numbers(&self, hyper: StepHyper) -> StepNumbers {
+        StepNumbers {
+            take: (hyper.step as f64).powf(self.beta2_decay) as f32,
             scale: hyper.grad_scale,
             floor: (f64::from(self.eps1).powi(2) as f32).max(f32::MIN_POSITIVE),
             least_mean: self.eps1,
             keep: hyper.keep(self.weight_decay),
             rate: 0.0,
-        };
-        let rate = |squares: f64| {
-            let over = (squares / n).sqrt() / f64::from(self.d);
-            // Not `max`, which would take 1 for a NaN.
-            let over = if over <= 1.0 { 1.0 } else { over };
-            (f64::from(hyper.lr).min(1.0 / step.sqrt()) * size / over) as f32
-        };
-        match tensor.matrix {
-            None => {
-                let k = StepNumbers { rate: rate(vector_moments(cx, k, g, state1)), ..k };
-                cx.for_each_chunk(p, CHUNK, |task, p| {
-                    let r = task * CHUNK..task * CHUNK + p.len();
-                    vector_apply(cx.isa, k, p, &g[r.clone()], &state1[r]);
-                });
-            }
-            Some([rows, cols]) => {
-                let m = Matrices { rows, cols };
-                m.moments(cx, k, g, state1, state2);
-                let k = StepNumbers { rate: rate(m.squares(cx, k, g, state1, state2)), ..k };
-                m.apply(cx, k, p, g, state1, state2);
-            }
         }
+    }
+
+    /// The rate of a tensor of `n` elements, from the squares of its parameters and of its direction, each added up.
+    fn rate(&self, hyper: StepHyper, [p2, u2]: [f64; 2], n: usize) -> f32 {
+        let n = n as f64;
+        let size = (p2 / n).sqrt().max(f64::from(self.eps2));
+        let over = (u2 / n).sqrt() / f64::from(self.d);
+        // Not `max`, which would take 1 for a NaN.
+        let over = if over <= 1.0 { 1.0 } else { over };
+        (f64::from(hyper.lr).min(1.0 / (hyper.step as f64).sqrt()) * size / over) as f32
     }
 }
 
@@ -131,17 +212,62 @@ impl StepNumbers {
     }
 }
 
-/// A tensor as a list of matrices of its last two dims.
+/// A tensor, or a part of one, as a list of matrices of its last two dims.
 #[derive(Clone, Copy)]
-struct Matrices {
+struct Matrices<'a> {
     rows: usize,
     cols: usize,
+    /// Of a part: the sum of the means of all rows of each whole matrix, and how many rows that has.
+    totals: Option<(&'a [f64], usize)>,
 }
 
 /// Columns of a task where a matrix takes more than one.
 const COLUMNS: usize = 64;
 
-impl Matrices {
+impl<'a> Matrices<'a> {
+    /// Those of a part whose sums are known; `None` if it is a vector.
+    fn of_split(split: &SplitTensor, sums: &'a [f64]) -> Option<Matrices<'a>> {
+        let totals = split.matrix.map(|[rows, _]| (&sums[split.sums.totals.clone()], rows));
+        split.part.matrix.map(|[rows, cols]| Matrices { rows, cols, totals })
+    }
+
+    /// The mean that products of rows and columns of matrix `i` are divided by.
+    fn mean(self, cx: &Cx, k: StepNumbers, i: usize, row: &[f32]) -> f32 {
+        let mean = match self.totals {
+            Some((totals, rows)) => totals[i] / rows as f64,
+            None => sum(cx.isa, row) / row.len() as f64,
+        } as f32;
+        if mean < k.least_mean { k.least_mean } else { mean }
+    }
+
+    /// The sums of the squares of each row.
+    fn row_squares(self, cx: &Cx, g: &[f32], sums: &mut [f64]) {
+        let (cols, n) = (self.cols, self.rows_in_task());
+        cx.for_each_chunk(sums, n, |task, sums| {
+            let g = &g[task * n * cols..];
+            row_squares(cx.isa, cols, &g[..sums.len() * cols], sums);
+        });
+    }
+
+    /// The sums of the squares of each column.
+    fn column_squares(self, cx: &Cx, g: &[f32], sums: &mut [f64]) {
+        let Matrices { rows, cols, .. } = self;
+        if let Some(n) = self.in_task() {
+            cx.for_each_chunk(sums, n * cols, |task, sums| {
+                for (i, sums) in sums.chunks_exact_mut(cols).enumerate() {
+                    column_squares(cx.isa, rows, cols, &g[self.of(task * n + i)], sums);
+                }
+            });
+            return;
+        }
+        for (i, sums) in sums.chunks_exact_mut(cols).enumerate() {
+            let g = &g[self.of(i)];
+            cx.for_each_chunk(sums, COLUMNS, |task, sums| {
+                column_squares(cx.isa, rows, cols, &g[task * COLUMNS..], sums);
+            });
+        }
+    }
+
     fn len(self) -> usize {
         self.rows * self.cols
     }
@@ -158,7 +284,7 @@ impl Matrices {
 
     /// The new means of rows and of columns.
     fn moments(self, cx: &Cx, k: StepNumbers, g: &[f32], row: &mut [f32], col: &mut [f32]) {
-        let Matrices { rows, cols } = self;
+        let Matrices { rows, cols, .. } = self;
         cx.for_each_chunk(row, self.rows_in_task(), |task, row| {
             let start = task * self.rows_in_task() * cols;
             row_means(cx.isa, k, cols, &g[start..start + row.len() * cols], row);
@@ -182,14 +308,14 @@ impl Matrices {
 
     /// The sum of the squares of the step's direction.
     fn squares(self, cx: &Cx, k: StepNumbers, g: &[f32], row: &[f32], col: &[f32]) -> f64 {
-        let Matrices { rows, cols } = self;
+        let Matrices { rows, cols, .. } = self;
         let count = g.len() / self.len();
         let whole = |i: usize| (&row[i * rows..(i + 1) * rows], &col[i * cols..(i + 1) * cols]);
         if let Some(n) = self.in_task() {
             let [sum] = chunk_sums_of(cx, count, n, |matrices| {
                 let of = |i: usize| {
                     let (row, col) = whole(i);
-                    factored_squares(cx.isa, k, mean(cx, k, row), &g[self.of(i)], row, col)
+                    factored_squares(cx.isa, k, self.mean(cx, k, i, row), &g[self.of(i)], row, col)
                 };
                 [matrices.map(of).sum()]
             });
@@ -197,7 +323,7 @@ impl Matrices {
         }
         let of = |i: usize| {
             let ((row, col), g) = (whole(i), &g[self.of(i)]);
-            let mean = mean(cx, k, row);
+            let mean = self.mean(cx, k, i, row);
             let [sum] = chunk_sums_of(cx, rows, self.rows_in_task(), |r| {
                 let g = &g[r.start * cols..r.end * cols];
                 [factored_squares(cx.isa, k, mean, g, &row[r], col)]
@@ -209,13 +335,14 @@ impl Matrices {
 
     /// The step itself.
     fn apply(self, cx: &Cx, k: StepNumbers, p: &mut [f32], g: &[f32], row: &[f32], col: &[f32]) {
-        let Matrices { rows, cols } = self;
+        let Matrices { rows, cols, .. } = self;
         let whole = |i: usize| (&row[i * rows..(i + 1) * rows], &col[i * cols..(i + 1) * cols]);
         if let Some(n) = self.in_task() {
             cx.for_each_chunk(p, n * self.len(), |task, p| {
                 for (i, p) in p.chunks_exact_mut(self.len()).enumerate() {
-                    let (row, col) = whole(task * n + i);
-                    factored_apply(cx.isa, k, mean(cx, k, row), p, &g[self.of(task * n + i)], row, col);
+                    let i = task * n + i;
+                    let (row, col) = whole(i);
+                    factored_apply(cx.isa, k, self.mean(cx, k, i, row), p, &g[self.of(i)], row, col);
                 }
             });
             return;
@@ -223,7 +350,7 @@ impl Matrices {
         let per_task = self.rows_in_task();
         for (i, p) in p.chunks_exact_mut(self.len()).enumerate() {
             let ((row, col), g) = (whole(i), &g[self.of(i)]);
-            let mean = mean(cx, k, row);
+            let mean = self.mean(cx, k, i, row);
             cx.for_each_chunk(p, per_task * cols, |task, p| {
                 let r = task * per_task..task * per_task + p.len() / cols;
                 factored_apply(cx.isa, k, mean, p, &g[r.start * cols..r.end * cols], &row[r], col);
@@ -237,12 +364,6 @@ impl Matrices {
     }
 }
 
-/// The mean that products of rows and columns are divided by.
-fn mean(cx: &Cx, k: StepNumbers, row: &[f32]) -> f32 {
-    let mean = (sum(cx.isa, row) / row.len() as f64) as f32;
-    if mean < k.least_mean { k.least_mean } else { mean }
-}
-
 /// The new means of a vector; returns the sum of the squares of the step's direction.
 fn vector_moments(cx: &Cx, k: StepNumbers, g: &[f32], v: &mut [f32]) -> f64 {
     let vs = SharedMut::new(v);
@@ -254,6 +375,16 @@ fn vector_moments(cx: &Cx, k: StepNumbers, g: &[f32], v: &mut [f32]) -> f64 {
     sum
 }
 
+/// The step of a vector, when its means have moved.
+fn vector_update(cx: &Cx, k: StepNumbers, p: &mut [f32], g: &[f32], v: &[f32]) {
+    cx.for_each_chunk(p, CHUNK, |task, p| {
+        let r = task * CHUNK..task * CHUNK + p.len();
+        vector_apply(cx.isa, k, p, &g[r.clone()], &v[r]);
+    });
+}
+
+twin! { fn row_squares(cols: usize, g: &[f32], sums: &mut [f64]) = row_squares_body }
+twin! { fn column_squares(rows: usize, cols: usize, g: &[f32], sums: &mut [f64]) = column_squares_body }
 twin! { fn row_means(k: StepNumbers, cols: usize, g: &[f32], row: &mut [f32]) = row_means_body }
 twin! { fn column_means(k: StepNumbers, rows: usize, cols: usize, g: &[f32], col: &mut [f32]) = column_means_body }
 twin! { fn sum(x: &[f32]) -> f64 = sum_body }
@@ -274,20 +405,43 @@ fn row_means_body(k: StepNumbers, cols: usize, g: &[f32], row: &mut [f32]) {
     }
 }
 
+#[inline(always)]
+fn row_squares_body(cols: usize, g: &[f32], sums: &mut [f64]) {
+    for (g, sum) in g.chunks_exact(cols).zip(sums) {
+        *sum = squares_body(g);
+    }
+}
+
+/// The sums of the squares of up to 64 columns. `g` begins with the first row's element of the first of them.
+#[inline(always)]
+fn block_squares(rows: usize, cols: usize, g: &[f32], width: usize) -> [f64; COLUMNS] {
+    let mut sums = [0.0f64; COLUMNS];
+    for row in 0..rows {
+        let start = row * cols;
+        for (sum, &g) in sums.iter_mut().zip(&g[start..start + width]) {
+            *sum += f64::from(g) * f64::from(g);
+        }
+    }
+    sums
+}
+
 /// `g` begins with the first row's element of the first of these columns.
 #[inline(always)]
 fn column_means_body(k: StepNumbers, rows: usize, cols: usize, g: &[f32], col: &mut [f32]) {
     for (block, col) in col.chunks_mut(COLUMNS).enumerate() {
-        let mut sums = [0.0f64; COLUMNS];
-        for row in 0..rows {
-            let start = row * cols + block * COLUMNS;
-            for (sum, &g) in sums.iter_mut().zip(&g[start..start + col.len()]) {
-                *sum += f64::from(g) * f64::from(g);
-            }
-        }
+        let sums = block_squares(rows, cols, &g[block * COLUMNS..], col.len());
         for (mean, sum) in col.iter_mut().zip(sums) {
             k.towards(mean, sum, rows);
         }
+    }
+}
+
+/// As [`column_means_body`].
+#[inline(always)]
+fn column_squares_body(rows: usize, cols: usize, g: &[f32], sums: &mut [f64]) {
+    for (block, sums) in sums.chunks_mut(COLUMNS).enumerate() {
+        let found = block_squares(rows, cols, &g[block * COLUMNS..], sums.len());
+        sums.copy_from_slice(&found[..sums.len()]);
     }
 }
 

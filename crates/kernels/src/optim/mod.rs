@@ -7,9 +7,11 @@
 
 mod adafactor;
 mod half;
+mod split;
 
 pub use adafactor::Adafactor;
 pub use half::Rounding;
+pub use split::{Measured, PartSums, SplitTensor};
 
 use crate::cx::SharedMut;
 use crate::lanes::twin;
@@ -394,22 +396,52 @@ fn lamb_tensor(
     m: &mut [f32],
     v: &mut [f32],
 ) {
-    // Made with a learning rate of 1, so that `u = step_size · direction + decay · p`.
-    let k = Adam::new(moments, StepHyper { lr: 1.0, ..hyper });
-    let decay = moments.weight_decay * hyper.decay_scale;
+    let norms = lamb_norms(cx, moments, hyper, p, g, m, v);
+    lamb_update(cx, moments, hyper, norms, p, m, v);
+}
+
+/// Moves the moments; returns the squares of the parameters and of their step, each added up.
+fn lamb_norms(
+    cx: &Cx,
+    moments: Moments,
+    hyper: StepHyper,
+    p: &[f32],
+    g: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+) -> [f64; 2] {
+    let (k, decay) = lamb_numbers(moments, hyper);
     let (ms, vs) = (SharedMut::new(m), SharedMut::new(v));
-    let params = &*p;
-    let [p2, u2] = chunk_sums(cx, params.len(), |r| {
+    chunk_sums(cx, p.len(), |r| {
         // SAFETY: chunks do not overlap, and each is visited once.
         let (m, v) = unsafe { (ms.slice(r.start, r.len()), vs.slice(r.start, r.len())) };
-        lamb_moments(cx.isa, k, decay, &params[r.clone()], &g[r], m, v)
-    });
+        lamb_moments(cx.isa, k, decay, &p[r.clone()], &g[r], m, v)
+    })
+}
+
+/// The update itself, when the moments have moved and the norms of the tensor are known.
+fn lamb_update(
+    cx: &Cx,
+    moments: Moments,
+    hyper: StepHyper,
+    [p2, u2]: [f64; 2],
+    p: &mut [f32],
+    m: &[f32],
+    v: &[f32],
+) {
+    let (k, decay) = lamb_numbers(moments, hyper);
     let ratio = if p2 > 0.0 && u2 > 0.0 { (p2 / u2).sqrt() } else { 1.0 };
     let rate = (f64::from(hyper.lr) * ratio) as f32;
     cx.for_each_chunk(p, CHUNK, |task, p| {
         let r = task * CHUNK..task * CHUNK + p.len();
         lamb_apply(cx.isa, k, rate, decay, p, &m[r.clone()], &v[r]);
     });
+}
+
+/// The numbers of a LAMB pass and the decay: made with a learning rate of 1, so that `u = step_size · direction + decay · p`.
+fn lamb_numbers(moments: Moments, hyper: StepHyper) -> (Adam, f32) {
+    let k = Adam::new(moments, StepHyper { lr: 1.0, ..hyper });
+    (k, moments.weight_decay * hyper.decay_scale)
 }
 
 twin! { fn sgd_plain(k: Sgd, p: &mut [f32], g: &[f32]) = sgd_plain_body }

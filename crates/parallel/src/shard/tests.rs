@@ -158,15 +158,27 @@ fn what_cannot_be_sharded_is_refused() {
     assert!(why.contains("would leave most weights whole, such as `c.weight` [64, 32]"), "{why}");
     let why = refused(&Plan { shards: Some(4), ..plan() }, &ADAM, [32; 5]);
     assert!(why.contains("`parallel.reproducible`"), "{why}");
-    let lamb = Training { optimizer: Optimizer::Lamb(Moments::DEFAULT), ..ADAM };
-    let why = refused(&plan(), &lamb, [32; 5]);
-    assert!(why.contains("needs whole tensors"), "{why}");
     // Some dim of most weights divides.
     let (forward, loss) = forward([32, 33, 64, 36, 32]);
     let step = differentiate(&forward, loss).unwrap();
     let body = compile(&step, &three, &ADAM, None).unwrap();
     let dims: Vec<_> = body.graph.params.iter().map(|p| p.shard.map(|s| s.dim)).collect();
     assert_eq!(dims, [Some(0), None, Some(1), Some(0), Some(1)]);
+}
+
+/// LAMB's norms are those of whole tensors: two numbers of each of four shards are added up before the update.
+#[test]
+fn norms_of_shards_are_added_up_before_updates() {
+    let lamb = Training { optimizer: Optimizer::Lamb(Moments::DEFAULT), ..ADAM };
+    let body = Arc::new(compile(&step(), &plan(), &lamb, None).unwrap());
+    let text = schedule(&plan(), &lamb, &[body], &StepShape::one()).to_string();
+    let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("{what} in {text}"));
+    let (measured, summed) =
+        (at(" = norms of split tensors in params "), at("all-reduce f64 sums of split tensors"));
+    let updated = at(" by sums of split tensors");
+    assert!(measured < summed && summed < updated, "{text}");
+    assert!(text[summed..].starts_with("all-reduce f64 sums of split tensors 0..8 over data"), "{text}");
+    assert!(!text.contains("means of split tensors"), "{text}");
 }
 
 #[test]

@@ -137,15 +137,6 @@ pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
     {
         c.fault("schedule", why, "");
     }
-    let whole = !train.optimizer.rule.by_element();
-    if spec.tensor > 1 && whole {
-        let message = format!(
-            "the optimizer \"{}\" looks at whole tensors, and with `parallel.tensor` of {} each rank has a part of them",
-            train.optimizer.kind(),
-            spec.tensor
-        );
-        c.fault("tensor", message, "choose \"adamw\", or use `stage` instead of `tensor`");
-    }
 }
 
 /// The schedules of job files, with words about each.

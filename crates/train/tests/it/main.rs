@@ -14,3 +14,4 @@ mod ranks;
 mod runs;
 mod saved;
 mod targets;
+mod whole_tensors;

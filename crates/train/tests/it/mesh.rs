@@ -14,10 +14,10 @@ use crate::runs::{Outcome, job, run};
 const STEPS: usize = 20;
 
 /// A model in a test size, and its data.
-struct MeshCase {
-    name: &'static str,
+pub(crate) struct MeshCase {
+    pub(crate) name: &'static str,
     model: String,
-    given: Option<Sets>,
+    pub(crate) given: Option<Sets>,
     lr: f64,
     /// More lines of `[train]`.
     more: &'static str,
@@ -57,7 +57,7 @@ fn text(folder: &Path) -> String {
     format!("[data]\nkind = \"text\"\npath = {path:?}\ncontext = 16\n")
 }
 
-fn cases(folder: &Path) -> Vec<MeshCase> {
+pub(crate) fn cases(folder: &Path) -> Vec<MeshCase> {
     let case = |name, model: String, given| MeshCase { name, model, given, lr: 0.05, more: "", refused: &[] };
     let ids = |kind: &str, more: &str| format!("[model]\nkind = \"{kind}\"\nlayers = 8\nwidth = 16\n{more}");
     let rows = "[data]\nkind = \"synthetic\"\nsamples = 120\nclasses = 4\nnoise = 0.6\n";
@@ -90,7 +90,7 @@ fn train(case: &MeshCase, parallel: &str, more: &str, ranks: usize, folder: &Pat
     run(&job, given, ranks, folder, None).unwrap_or_else(|e| panic!("{}, {parallel}: {e}", case.name))
 }
 
-fn lines(case: &MeshCase, parallel: &str, more: &str) -> String {
+pub(crate) fn lines(case: &MeshCase, parallel: &str, more: &str) -> String {
     let (model, lr, own) = (&case.model, case.lr, case.more);
     let data = if case.given.is_some() { "[data]\nkind = \"given\"\n" } else { "" };
     // The last step of an epoch is short.
@@ -100,6 +100,13 @@ fn lines(case: &MeshCase, parallel: &str, more: &str) -> String {
     )
 }
 
+/// The lines of a job with another optimizer.
+pub(crate) fn with_optimizer(lines: &str, optimizer: &str) -> String {
+    let begin = lines.find("optimizer").unwrap();
+    let end = begin + lines[begin..].find('\n').unwrap();
+    format!("{}optimizer = {optimizer}{}", &lines[..begin], &lines[end..])
+}
+
 fn in_folder(case: &MeshCase, parallel: &str, more: &str, ranks: usize) -> Outcome {
     let folder = tempfile::tempdir().unwrap();
     train(case, parallel, more, ranks, &folder.path().join("run"))
@@ -107,7 +114,7 @@ fn in_folder(case: &MeshCase, parallel: &str, more: &str, ranks: usize) -> Outco
 
 /// Losses of all steps, scores and weights are one rank's, up to rounding.
 #[track_caller]
-fn agree(one: &Outcome, many: &Outcome, what: &str) {
+pub(crate) fn agree(one: &Outcome, many: &Outcome, what: &str) {
     assert_eq!(
         (many.watcher.losses.len(), many.summary.ending),
         (one.watcher.losses.len(), Ending::Finished)
@@ -238,11 +245,7 @@ fn checkpoints_know_nothing_of_meshes() {
     ];
     for case in cases(folder.path()).iter().filter(|case| ["cnn", "gpt"].contains(&case.name)) {
         let more = "ema = 0.9\nclip = 1.0\n";
-        let adam = |lines: String| {
-            let begin = lines.find("optimizer").unwrap();
-            let end = begin + lines[begin..].find('\n').unwrap();
-            format!("{}optimizer = {{ kind = \"adamw\", lr = 1e-3 }}{}", &lines[..begin], &lines[end..])
-        };
+        let adam = |lines: String| with_optimizer(&lines, "{ kind = \"adamw\", lr = 1e-3 }");
         let of = |parallel: &str, ranks: usize, stop: Option<u64>, run_in: &Path| {
             let parallel = format!("{parallel}microbatches = 2\nsync_batch_norm = true\n");
             let mut job = job(&adam(lines(case, &parallel, more)));

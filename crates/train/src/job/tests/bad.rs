@@ -634,11 +634,6 @@ fn meshes_that_cannot_be() {
         "`train.batch` of 8 is too small for 8 microbatches that 2 data ranks share: 16 samples are needed",
         "use fewer microbatches or data ranks, or a larger batch",
     );
-    row(
-        "tensor = 2\n[train]\noptimizer = { kind = \"lamb\", lr = 1e-3 }",
-        "the optimizer \"lamb\" looks at whole tensors, and with `parallel.tensor` of 2 each rank has a part of them",
-        "choose \"adamw\", or use `stage` instead of `tensor`",
-    );
 }
 
 #[test]
