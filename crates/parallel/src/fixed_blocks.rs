@@ -24,25 +24,55 @@ use crate::schedule::Lowering;
 
 /// Nearly equal parts of the first `len` elements of the arena, each of whole blocks.
 pub(crate) fn block_cuts(graph: &Graph, len: usize, ranks: usize) -> Arc<[usize]> {
-    let starts = |(p, range): (usize, Range<usize>)| {
-        let numel = graph.shape(graph.params[p].value).numel();
-        (range.start..range.start + numel).step_by(PART_ALIGN)
-    };
-    let starts: Vec<usize> =
-        param_ranges(graph).into_iter().flat_map(starts).filter(|at| *at < len).chain([len]).collect();
+    let tensors = tensors(graph).into_iter().map(|(_, range)| range);
+    block_cuts_of(tensors, len, ranks)
+}
+
+/// The same, of elements among which tensors lie there, in this order.
+pub(crate) fn block_cuts_of(
+    tensors: impl Iterator<Item = Range<usize>>,
+    len: usize,
+    ranks: usize,
+) -> Arc<[usize]> {
+    let starts = tensors.flat_map(|range| range.step_by(PART_ALIGN));
+    let starts: Vec<usize> = starts.filter(|at| *at < len).chain([len]).collect();
     let cut = |rank: usize| starts[starts.partition_point(|at| *at < len * rank / ranks)];
     (0..=ranks).map(cut).collect()
 }
 
-/// Clips by the norm of all gradients, of which this rank has those of the ranges `mine`.
+/// By parameter: its elements in the arena.
+fn tensors(graph: &Graph) -> Vec<(usize, Range<usize>)> {
+    let of = |(p, range): (usize, Range<usize>)| {
+        (p, range.start..range.start + graph.shape(graph.params[p].value).numel())
+    };
+    param_ranges(graph).into_iter().map(of).collect()
+}
+
+/// Gradients of which a rank has some ranges.
+pub(crate) struct BlocksHere<'a> {
+    /// By parameter: where its gradient lies among all.
+    pub(crate) tensors: Vec<(usize, Range<usize>)>,
+    /// The ranges that this rank has.
+    pub(crate) mine: &'a [Range<usize>],
+    /// Where a range of them lies.
+    pub(crate) region: &'a dyn Fn(Range<usize>) -> Region,
+}
+
+/// Clips by the norm of all gradients, of which this rank has those of the ranges `mine` of the arena.
 pub(crate) fn clip(lowering: &mut Lowering, mine: &[Range<usize>], max_norm: f64) {
+    let tensors = tensors(lowering.program.graph());
+    clip_blocks(lowering, &BlocksHere { tensors, mine, region: &Region::Grads }, max_norm);
+}
+
+/// The same for gradients that lie elsewhere.
+pub(crate) fn clip_blocks(lowering: &mut Lowering, here: &BlocksHere, max_norm: f64) {
     let body = lowering.program.bodies[0].clone();
     let firsts = first_blocks(&body.declared);
     let squares = lowering.program.buffer("squares", DType::F64, firsts[body.declared.len()]);
     lowering.push(Instr::Zero(squares.clone()));
-    for (of, block) in counted(lowering, &body, &firsts, mine) {
+    for (of, block) in counted(lowering, &body, &firsts, here) {
         let into = squares.part(block..block + of.len().div_ceil(PART_ALIGN));
-        lowering.push(Instr::Squares { of: Region::Grads(of), into, block: Some(PART_ALIGN) });
+        lowering.push(Instr::Squares { of: (here.region)(of), into, block: Some(PART_ALIGN) });
     }
     let data = lowering.role.sharded().then_some(Axis::Data);
     for axis in data.into_iter().chain(lowering.split_axes.clone()).collect::<Vec<_>>() {
@@ -56,12 +86,15 @@ fn counted(
     lowering: &Lowering,
     body: &Body,
     firsts: &[usize],
-    mine: &[Range<usize>],
+    here: &BlocksHere,
 ) -> Vec<(Range<usize>, usize)> {
     let graph = &body.graph;
     let mut found = Vec::new();
-    for (p, range) in param_ranges(graph) {
-        let elsewhere = |other: &Range<usize>| other.start <= range.start && range.end <= other.end;
+    let places = param_ranges(graph);
+    for (p, range) in &here.tensors {
+        let p = *p;
+        let (_, place) = places.iter().find(|(other, _)| *other == p).expect("every parameter has a place");
+        let elsewhere = |other: &Range<usize>| other.start <= place.start && place.end <= other.end;
         if graph.grads[p].is_none() || lowering.counted_elsewhere.iter().any(elsewhere) {
             continue;
         }
@@ -70,7 +103,7 @@ fn counted(
         let number = number.expect("the step has every parameter of a stage");
         let numel = body.declared[number].numel;
         let first = firsts[number] + stored.part.map_or(0, |part| part.index * numel.div_ceil(PART_ALIGN));
-        for own in mine {
+        for own in here.mine {
             let of = own.start.max(range.start)..own.end.min(range.start + numel);
             if of.is_empty() {
                 continue;

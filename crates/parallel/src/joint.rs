@@ -84,17 +84,32 @@ pub(crate) fn run(
     nodes: &Range<usize>,
     data_ranks: usize,
 ) {
+    run_with(program, slot, microbatch, nodes, data_ranks, &[]);
+}
+
+/// The same, with instructions before some nodes.
+pub(crate) fn run_with(
+    program: &mut Program,
+    slot: usize,
+    microbatch: usize,
+    nodes: &Range<usize>,
+    data_ranks: usize,
+    before: &[(usize, Instr)],
+) {
     let number = program.microbatches[microbatch].body;
     let body = program.bodies[number].clone();
     let graph = &body.graph;
     let (mut from, mut under_way) = (nodes.start, Vec::<(usize, usize)>::new());
     for i in nodes.clone() {
         let ready: Vec<usize> = under_way.iter().filter(|(_, reader)| *reader <= i).map(|e| e.0).collect();
-        if !ready.is_empty() {
+        let mut between =
+            before.iter().filter(|(node, _)| *node == i).map(|(_, instr)| instr.clone()).peekable();
+        if !ready.is_empty() || between.peek().is_some() {
             program.run(slot, microbatch, from..i);
             from = i;
             under_way.retain(|(_, reader)| *reader > i);
             program.instrs.extend(ready.into_iter().map(Instr::Wait));
+            program.instrs.extend(between);
         }
         let node = &graph.nodes[i];
         let takes_part = match axis_of(node) {
@@ -112,6 +127,42 @@ pub(crate) fn run(
         }
     }
     program.run(slot, microbatch, from..nodes.end);
+    program.instrs.extend(under_way.into_iter().map(|(exchange, _)| Instr::Wait(exchange)));
+}
+
+/// Runs what a rank without samples does of some nodes: those that are `idle`, and exchanges along the data axis, to which it
+/// brings its shards of weights, or else zeros.
+pub(crate) fn run_idle(
+    program: &mut Program,
+    slot: usize,
+    number: usize,
+    nodes: &Range<usize>,
+    idle: &[bool],
+) {
+    let body = program.bodies[number].clone();
+    let mut under_way = Vec::<(usize, usize)>::new();
+    for i in nodes.clone() {
+        let exchanges_here = axis_of(&body.graph.nodes[i]) == Some(Axis::Data);
+        if !idle[i] && !exchanges_here {
+            continue;
+        }
+        let ready: Vec<usize> = under_way.iter().filter(|(_, reader)| *reader <= i).map(|e| e.0).collect();
+        under_way.retain(|(_, reader)| *reader > i);
+        program.instrs.extend(ready.into_iter().map(Instr::Wait));
+        if idle[i] {
+            // It reads no samples: any microbatch will do.
+            program.run_body(number, slot, 0, i..i + 1);
+        } else {
+            let value = body.graph.nodes[i].outputs[0];
+            program.instrs.push(Instr::Zero(Region::Value { slot, body: number, value }));
+        }
+        if exchanges_here {
+            for JointExchange { number, reader } in exchanges(program, slot, number, i) {
+                program.instrs.push(Instr::Start(number));
+                under_way.push((number, reader));
+            }
+        }
+    }
     program.instrs.extend(under_way.into_iter().map(|(exchange, _)| Instr::Wait(exchange)));
 }
 

@@ -42,9 +42,6 @@ pub(crate) fn own_part(step: &Graph, plan: &Plan, cuts: &[u32]) -> Result<Option
 /// The part of a rank along the sequence axis.
 fn part_of(step: &Graph, plan: &Plan, rank: usize, cuts: &[u32]) -> Result<Option<OwnPart>, CompileError> {
     let mesh = &plan.mesh;
-    if mesh.sequence > 1 && plan.shards.is_some() {
-        return Err(CompileError::SequenceShards);
-    }
     let place = SequencePlace { rank, ranks: mesh.sequence, order: SequenceOrder::of(step) };
     let cut = match mesh.sequence {
         1 => None,

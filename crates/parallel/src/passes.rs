@@ -39,11 +39,6 @@ pub enum CompileError {
     /// Its sequences cannot be cut over this number of ranks.
     #[error("{0}")]
     Sequence(String),
-    /// Logical shards are added up by ranks that have all positions.
-    #[error(
-        "`parallel.reproducible` does not work with sequences that are cut over ranks yet; leave one of them out"
-    )]
-    SequenceShards,
     /// There is no such pipeline.
     #[error("{0}")]
     Pipeline(String),
@@ -135,7 +130,7 @@ pub fn compile(
     //    part in the same sums.
     let synced = plan.syncs_norms().then(|| sync_batch_norm(step));
     let step = synced.as_ref().unwrap_or(step);
-    if let Some(why) = plan.shard_place().and_then(|place| shard_refusal(step, place, plan)) {
+    if let Some(why) = plan.shard_place().and_then(|place| shard_refusal(step, place, plan, training)) {
         return Err(CompileError::Shard(why));
     }
     if plan.mesh.stage > 1 && plan.pipeline == PipelineKind::TwoBw {
@@ -164,12 +159,15 @@ pub fn compile(
     // 5. Shards of weights: after recomputation, whose nodes gather with the rest of the backward pass. Then fusion, and the order
     //    in which gradients are made.
     let last = |step: &Graph| {
+        let declared = polyreme_graph::body::declared(step);
         let sharded = plan.shard_place().map(|place| shard(step, place, Passes::Together));
         let step = sharded.as_ref().unwrap_or(step);
-        let body = match plan.updates_at_once(training) {
+        let mut body = match plan.updates_at_once(training) {
             true => Body::at_once(step, training.optimizer),
             false => Body::new(step),
         };
+        // The blocks of the norm are those of whole tensors.
+        body.declared = declared;
         body.with_strict(plan.precision.strict).with_reproducible(plan.is_reproducible())
     };
     let Some(Budget { bytes, measure }) = budget else { return Ok(last(step)) };
@@ -181,11 +179,16 @@ pub fn compile(
 }
 
 /// Why the weights of a step cannot be sharded as planned, if they cannot.
-fn shard_refusal(step: &Graph, place: ShardPlace, plan: &Plan) -> Option<String> {
-    if plan.shards.is_some() {
-        return Some(
-            "`shard_weights` does not work with `parallel.reproducible` yet; leave one of them out".into(),
-        );
+fn shard_refusal(step: &Graph, place: ShardPlace, plan: &Plan, training: &Training) -> Option<String> {
+    if plan.shards.is_some() && plan.mesh.stage > 1 {
+        let why = "`shard_weights` with several stages does not work with `parallel.reproducible` yet; leave one of the three out";
+        return Some(why.into());
+    }
+    if plan.shards.is_some() && !training.optimizer.by_element() {
+        let why = "`parallel.reproducible` with `shard_weights` needs an optimizer that goes by element: this one adds up norms \
+                   of shards, whose last bits depend on the number of ranks; use adamw, adam, sgd or lion, or leave one of \
+                   them out";
+        return Some(why.into());
     }
     refusal(step, place)
 }

@@ -132,7 +132,8 @@ impl Plan {
     /// This rank's place among those that shard weights, if they do.
     pub fn shard_place(&self) -> Option<ShardPlace> {
         let (rank, ranks) = (self.mesh.place(self.rank, Axis::Data), self.ranks());
-        (self.shard_weights && ranks > 1).then_some(ShardPlace { rank, ranks })
+        let in_tree = self.shards.is_some();
+        (self.shard_weights && ranks > 1).then_some(ShardPlace { rank, ranks, in_tree })
     }
 
     /// What this rank keeps, with this optimizer.

@@ -26,11 +26,12 @@ use std::sync::Arc;
 use polyreme_graph::memory::state_len;
 use polyreme_graph::{Axis, Collective, DType, Instr, Region};
 
-use crate::fixed_blocks;
+use crate::fixed_blocks::{self, BlocksHere};
 use crate::joint;
 use crate::pipeline::Timetable;
 use crate::plan::StepShape;
 use crate::schedule::Lowering;
+use crate::shard::{LeafLayout, into_leaf};
 use crate::staged;
 use crate::staged_shards::Leaves;
 use crate::tree::{Subtree, additions, cut, is_subtree, whole_subtrees};
@@ -47,9 +48,11 @@ pub(crate) fn step(
     let losses = lowering.begin(2 * shards + 2, "losses of shards");
     let learnt = lowering.role.parts.iter().flatten().map(|part| part.end).max().unwrap_or(0);
     let states = state_len(lowering.program.graph());
-    let tree = Tree { shards, learnt, states, stack: Vec::new(), free: Vec::new(), n_leaves: 0 };
+    let layout = LeafLayout::new(lowering.program.graph(), &lowering.sharded, ranks);
+    let leaf = layout.as_ref().map_or(learnt, |layout| layout.len);
+    let tree = Tree { shards, learnt: leaf, states, stack: Vec::new(), free: Vec::new(), n_leaves: 0 };
     let tree = match stage {
-        None => one_by_one(lowering, tree, shape, &losses),
+        None => one_by_one(lowering, tree, shape, &losses, layout.as_ref()),
         Some((stage, timetable)) => {
             let leaves = Leaves::new(lowering, tree, losses.clone(), shape, timetable, stage);
             let leaves = staged::passes(lowering, timetable, stage, &losses, Some(leaves), None);
@@ -63,13 +66,34 @@ pub(crate) fn step(
         }
     }
     lowering.program.instrs.push(Instr::Judge(losses));
-    let cuts = lowering.cuts.first().cloned().unwrap_or_else(|| vec![0; ranks + 1].into());
-    match ranks {
-        1 => tree.whole(lowering),
-        _ => tree.exchange(lowering, &shape.runs, &cuts),
+    let cuts = match &layout {
+        Some(layout) => layout.cuts(lowering.program.graph()),
+        None => lowering.cuts.first().cloned().unwrap_or_else(|| vec![0; ranks + 1].into()),
+    };
+    let own = cuts[lowering.role.rank]..cuts[lowering.role.rank + 1];
+    match (ranks, &layout) {
+        (1, _) => tree.whole(lowering),
+        (_, None) => {
+            let sum = tree.exchange(lowering, &shape.runs, &cuts);
+            tree.take(lowering, &sum, own);
+        }
+        (_, Some(layout)) => {
+            let sum = tree.exchange(lowering, &shape.runs, &cuts);
+            tree.take_states(lowering, &sum, own.len());
+            if let Some(max_norm) = clip {
+                let region = |r: Range<usize>| sum.part(r.start - own.start..r.end - own.start);
+                let tensors = layout.tensors(lowering.program.graph());
+                let here = BlocksHere { tensors, mine: std::slice::from_ref(&own), region: &region };
+                fixed_blocks::clip_blocks(lowering, &here, max_norm);
+            }
+            layout.deliver(lowering, &sum, &cuts);
+        }
     }
     if states > 0 {
         lowering.program.instrs.push(Instr::DivideByWeight(Region::States(0..states)));
+    }
+    if layout.is_some() {
+        return;
     }
     if !lowering.role.sharded() && ranks > 1 {
         let (op, of) = (Collective::AllGather(cuts.clone()), Region::Grads(0..learnt));
@@ -81,21 +105,35 @@ pub(crate) fn step(
     }
 }
 
-/// Runs the microbatches of a rank with all layers, each as a whole.
-fn one_by_one(lowering: &mut Lowering, mut tree: Tree, shape: &StepShape, losses: &Region) -> Tree {
+/// Runs the microbatches of a rank with all layers, each as a whole. Where weights are sharded, other ranks may have more of them,
+/// and need this one's shards.
+fn one_by_one(
+    lowering: &mut Lowering,
+    mut tree: Tree,
+    shape: &StepShape,
+    losses: &Region,
+    layout: Option<&LeafLayout>,
+) -> Tree {
     let (learnt, states) = (tree.learnt, tree.states);
+    // What lies in the arena; the rest of a leaf is copied while the body runs.
+    let alike = if layout.is_some() { lowering.sharded.start } else { learnt };
     let mut microbatches = 0..;
     for (shard, microbatch) in shape.runs[lowering.role.rank].clone().zip(&shape.microbatches) {
         let leaf = tree.leaf(lowering);
         match microbatch {
-            None => lowering.program.instrs.push(Instr::Zero(leaf.clone())),
+            None => {
+                lowering.program.instrs.push(Instr::Zero(leaf.clone()));
+                bring_shards(lowering, layout);
+            }
             Some(_) => {
                 let microbatch = microbatches.next().expect("counting has no end");
-                run(lowering, microbatch, losses.part(2 * shard..2 * shard + 2));
-                let (from, into) = (Region::Grads(0..learnt), leaf.part(0..learnt));
+                run(lowering, microbatch, losses.part(2 * shard..2 * shard + 2), layout, &leaf);
+                let (from, into) = (Region::Grads(0..alike), leaf.part(0..alike));
                 let weighed = leaf.part(learnt..learnt + states);
                 let slot = lowering.slot;
-                lowering.program.instrs.push(Instr::Copy { from, into });
+                if alike > 0 {
+                    lowering.program.instrs.push(Instr::Copy { from, into });
+                }
                 if states > 0 {
                     lowering.program.instrs.push(Instr::WeighStates { slot, microbatch, into: weighed });
                 }
@@ -103,16 +141,29 @@ fn one_by_one(lowering: &mut Lowering, mut tree: Tree, shape: &StepShape, losses
         }
         tree.push(lowering, shard, leaf);
     }
+    let most = shape.runs.iter().map(Range::len).max().unwrap_or(0);
+    for _ in shape.microbatches.len()..most {
+        bring_shards(lowering, layout);
+    }
     tree
 }
 
-/// Runs all nodes of a microbatch and counts its loss.
-fn run(lowering: &mut Lowering, microbatch: usize, into: Region) {
-    let slot = lowering.slot;
-    let body = lowering.program.bodies[lowering.program.microbatches[microbatch].body].clone();
+/// Takes part in the gathers of a round without samples, if weights are sharded.
+fn bring_shards(lowering: &mut Lowering, layout: Option<&LeafLayout>) {
+    if layout.is_some() {
+        let (slot, nodes) = (lowering.slot, 0..lowering.program.bodies[0].graph.nodes.len());
+        joint::run_idle(&mut lowering.program, slot, 0, &nodes, &lowering.idle[0]);
+    }
+}
+
+/// Runs all nodes of a microbatch and counts its loss; whole gradients of sharded parameters go into the leaf.
+fn run(lowering: &mut Lowering, microbatch: usize, into: Region, layout: Option<&LeafLayout>, leaf: &Region) {
+    let (slot, number) = (lowering.slot, lowering.program.microbatches[microbatch].body);
+    let body = lowering.program.bodies[number].clone();
     lowering.program.instrs.push(Instr::Load { slot, microbatch });
     let (nodes, ranks) = (0..body.graph.nodes.len(), lowering.role.ranks);
-    joint::run(&mut lowering.program, slot, microbatch, &nodes, ranks);
+    let copies = layout.map_or(Vec::new(), |layout| into_leaf(layout, &body, (slot, number), leaf));
+    joint::run_with(&mut lowering.program, slot, microbatch, &nodes, ranks, &copies);
     lowering.program.instrs.push(Instr::Count { slot, microbatch, into });
 }
 
@@ -171,14 +222,19 @@ impl Tree {
         let n = own.len();
         let (from, into) = (sum.part(0..n), Region::Grads(own));
         lowering.program.instrs.push(Instr::Copy { from, into });
+        self.take_states(lowering, sum, n);
+    }
+
+    /// Copies the states out of `sum`, where they follow `n` gradients.
+    fn take_states(&self, lowering: &mut Lowering, sum: &Region, n: usize) {
         if self.states > 0 {
             let (from, into) = (sum.part(n..n + self.states), Region::States(0..self.states));
             lowering.program.instrs.push(Instr::Copy { from, into });
         }
     }
 
-    /// Exchanges the sums: afterwards this rank's part of the gradients, and all states, are those of all shards.
-    fn exchange(&self, lowering: &mut Lowering, runs: &[Range<usize>], cuts: &Arc<[usize]>) {
+    /// Exchanges the sums, and adds them up along the tree: this rank's part of the gradients, and all states, of all shards.
+    fn exchange(&self, lowering: &mut Lowering, runs: &[Range<usize>], cuts: &Arc<[usize]>) -> Region {
         let (ranks, rank) = (lowering.role.ranks, lowering.role.rank);
         let nodes: Vec<Vec<Subtree>> = runs.iter().map(|run| whole_subtrees(self.shards, run)).collect();
         let part = |rank: usize| cuts[rank]..cuts[rank + 1];
@@ -211,6 +267,6 @@ impl Tree {
         for add in additions(self.shards, &all) {
             lowering.program.instrs.push(Instr::Add { from: sum(add.from), into: sum(add.into) });
         }
-        self.take(lowering, &sum(0), part(rank));
+        sum(0)
     }
 }

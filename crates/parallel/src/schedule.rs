@@ -168,7 +168,8 @@ fn split_axes(plan: &Plan) -> Vec<Axis> {
 fn counted_elsewhere(plan: &Plan, body: &Body) -> Vec<Range<usize>> {
     let (first, stage) =
         (plan.mesh.place(plan.rank, Axis::Tensor) == 0, plan.mesh.place(plan.rank, Axis::Stage));
-    let others_shard = plan.shard_place().is_some_and(|place| place.rank > 0);
+    // In the tree of a reproducible step every element has one owner.
+    let others_shard = plan.shard_place().is_some_and(|place| place.rank > 0 && !place.in_tree);
     let graph = &body.graph;
     let elsewhere = |p: &usize| {
         let whole = graph.params[*p].part.is_none();
@@ -236,9 +237,9 @@ pub(crate) struct Lowering {
     /// Axes along which all ranks count the same loss.
     alike_axes: Vec<Axis>,
     /// By body and node: whether a rank without samples runs it.
-    idle: Vec<Vec<bool>>,
+    pub(crate) idle: Vec<Vec<bool>>,
     /// The shards of weights among the parameters: their gradients are summed over the ranks in each round.
-    sharded: Range<usize>,
+    pub(crate) sharded: Range<usize>,
     /// Ascending ranges of the parameters that another rank along these axes has too, and counts.
     pub(crate) counted_elsewhere: Vec<Range<usize>>,
 }

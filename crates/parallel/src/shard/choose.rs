@@ -13,11 +13,19 @@ pub struct ShardPlace {
     pub rank: usize,
     /// How many ranks there are along it.
     pub ranks: usize,
+    /// Whether gradients are added up in the fixed tree of reproducible steps: they stay whole until then, and only runs of rows
+    /// are sharded (see `leaves`).
+    pub in_tree: bool,
 }
 
 /// The shard of a parameter with these dims that a rank keeps; `None` if every rank keeps all of it.
 pub fn shard_of(dims: &[usize], place: ShardPlace) -> Option<Part> {
-    let dim = dims.iter().position(|n| n.is_multiple_of(place.ranks))?;
+    let divides = |n: &usize| n.is_multiple_of(place.ranks);
+    let dim = if place.in_tree {
+        dims.first().filter(|n| divides(n)).map(|_| 0)
+    } else {
+        dims.iter().position(divides)
+    }?;
     is_large(dims).then_some(Part { dim, groups: 1, index: place.rank, of: place.ranks })
 }
 
@@ -32,9 +40,14 @@ pub fn refusal(step: &Graph, place: ShardPlace) -> Option<String> {
     let count = |of: &[usize]| of.iter().map(numel).sum::<usize>();
     if let Some(largest) = whole.iter().max_by_key(|p| numel(p)).filter(|_| count(&whole) > count(&sharded)) {
         let (name, dims) = (&step.params[*largest].name, dims(*largest));
+        let which = if place.in_tree {
+            "with `reproducible` rows are sharded, and they do not divide"
+        } else {
+            "no dim divides"
+        };
         return Some(format!(
             "`shard_weights` over {ranks} data ranks would leave most weights whole, such as `{name}` {dims:?}: \
-             no dim divides by {ranks}; use a number of data ranks that divides the layers' widths, or leave it out"
+             {which} by {ranks}; use a number of data ranks that divides the layers' widths, or leave it out"
         ));
     }
     sharded.is_empty().then(|| {

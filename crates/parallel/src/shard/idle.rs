@@ -9,8 +9,12 @@ use polyreme_graph::{Axis, ExchangeKind, Graph, Op};
 /// takes the rank's shard out of a scattered gradient; none of them reads anything that depends on samples.
 pub(crate) fn idle(graph: &Graph) -> Vec<bool> {
     let mut is_needed = vec![false; graph.values.len()];
+    let scatters =
+        |op: &Op| matches!(op, Op::Exchange { axis: Axis::Data, kind: ExchangeKind::Scatter { .. } });
+    let sums = graph.nodes.iter().any(|node| scatters(&node.op));
     for (p, grad) in graph.grads.iter().enumerate() {
-        if let Some(grad) = grad.filter(|_| graph.params[p].shard.is_some()) {
+        // Gradients that stay whole are of samples alone.
+        if let Some(grad) = grad.filter(|_| sums && graph.params[p].shard.is_some()) {
             is_needed[grad.idx()] = true;
         }
     }

@@ -42,10 +42,12 @@
 //! # Layout
 //! - `choose`: which parameters are sharded, and how. `groups`: which layers read them, in each pass.
 //! - [`rewrite`]: the walk over the nodes. `idle`: what a rank without samples computes.
+//! - `leaves`: reproducible steps, whose gradients are added up in a fixed tree.
 
 mod choose;
 mod groups;
 mod idle;
+mod leaves;
 pub mod rewrite;
 
 #[cfg(test)]
@@ -53,4 +55,5 @@ mod tests;
 
 pub use choose::{ShardPlace, refusal, shard_of};
 pub(crate) use idle::{idle, sharded_range};
+pub(crate) use leaves::{LeafLayout, into_leaf};
 pub use rewrite::{Passes, shard};

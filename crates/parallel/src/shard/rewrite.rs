@@ -141,7 +141,7 @@ impl ShardRewrite<'_> {
             let shape = self.to.graph.shape(x).clone();
             x = self.to.graph.push_shaped(Op::Cast(half), &[x], layer, vec![(shape, half)])[0];
         }
-        let ShardPlace { rank, ranks } = self.place;
+        let ShardPlace { rank, ranks, .. } = self.place;
         let all = self.push(ExchangeKind::Gather { ranks, rank }, x, layer);
         self.gathered.insert((group, param), all);
     }
@@ -183,7 +183,8 @@ impl ShardRewrite<'_> {
         self.to.graph.reshape(whole, shape, layer)
     }
 
-    /// Sums a gradient over the ranks; each gets its shard. The shard of an earlier one is taken.
+    /// Sums a gradient over the ranks; each gets its shard. The shard of an earlier one is taken. In reproducible steps the gradient
+    /// stays whole.
     fn scatter(&mut self, param: usize, grad: ValueId) {
         let layer = &self.old.producer(grad).layer;
         let pieces @ [outer, ranks, inner] = self.pieces(param);
@@ -193,6 +194,11 @@ impl ShardRewrite<'_> {
             x = self.permuted(x, layer);
         }
         let x = self.to.graph.reshape(x, [ranks, outer * inner].into(), layer);
+        if self.place.in_tree {
+            // It is copied into a leaf of the tree before this rank's rows are taken.
+            self.on_the_way.push_back((param, x));
+            return self.take_shard();
+        }
         let sums = self.push(ExchangeKind::Scatter { ranks }, x, layer);
         self.on_the_way.push_back((param, sums));
         if self.on_the_way.len() > self.on_the_way_max {

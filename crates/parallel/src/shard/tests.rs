@@ -69,7 +69,7 @@ fn gathers_are_started_a_layer_ahead() {
 #[test]
 fn the_last_layer_is_gathered_once_and_the_first_has_no_need_in_the_backward_pass() {
     let count = |passes: Passes, op: &str| {
-        let graph = shard(&step(), ShardPlace { rank: 0, ranks: 2 }, passes);
+        let graph = shard(&step(), ShardPlace { rank: 0, ranks: 2, in_tree: false }, passes);
         graph.nodes.iter().filter(|n| n.op.name() == op).count()
     };
     // Of four: all, and two more for the backward pass, where the last one is kept.
@@ -80,7 +80,7 @@ fn the_last_layer_is_gathered_once_and_the_first_has_no_need_in_the_backward_pas
 
 #[test]
 fn a_forward_pass_has_the_shards_of_training() {
-    let place = ShardPlace { rank: 1, ranks: 4 };
+    let place = ShardPlace { rank: 1, ranks: 4, in_tree: false };
     let (forward, _) = forward([32; 5]);
     let (forward, step) = (shard(&forward, place, Passes::Together), shard(&step(), place, Passes::Together));
     let stored = |g: &Graph| -> Vec<_> {
@@ -156,8 +156,13 @@ fn what_cannot_be_sharded_is_refused() {
     let three = Plan { mesh: Mesh::data(3), ..plan() };
     let why = refused(&three, &ADAM, [32, 64, 32, 64, 33]);
     assert!(why.contains("would leave most weights whole, such as `c.weight` [64, 32]"), "{why}");
-    let why = refused(&Plan { shards: Some(4), ..plan() }, &ADAM, [32; 5]);
-    assert!(why.contains("`parallel.reproducible`"), "{why}");
+    // Rows are sharded in reproducible steps, and most do not divide.
+    let in_tree = Plan { shards: Some(4), ..plan() };
+    let why = refused(&in_tree, &ADAM, [64, 33, 32, 33, 32]);
+    assert!(why.contains("`a.weight` [33, 64]: with `reproducible` rows are sharded"), "{why}");
+    let lamb = Training { optimizer: Optimizer::Lamb(Moments::DEFAULT), ..ADAM };
+    let why = refused(&in_tree, &lamb, [32; 5]);
+    assert!(why.contains("needs an optimizer that goes by element"), "{why}");
     // Some dim of most weights divides.
     let (forward, loss) = forward([32, 33, 64, 36, 32]);
     let step = differentiate(&forward, loss).unwrap();

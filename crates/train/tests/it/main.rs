@@ -12,6 +12,7 @@ mod moments;
 mod precision;
 mod ranks;
 mod runs;
+mod same_bits;
 mod saved;
 mod targets;
 mod whole_tensors;

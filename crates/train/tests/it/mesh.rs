@@ -16,7 +16,7 @@ const STEPS: usize = 20;
 /// A model in a test size, and its data.
 pub(crate) struct MeshCase {
     pub(crate) name: &'static str,
-    model: String,
+    pub(crate) model: String,
     pub(crate) given: Option<Sets>,
     lr: f64,
     /// More lines of `[train]`.
