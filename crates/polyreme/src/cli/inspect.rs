@@ -113,7 +113,7 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
         return print_json(&json!({
             "checkpoint": trained.loaded.path, "step": manifest.step, "epoch": manifest.epoch,
             "metrics": manifest.metrics, "bytes": manifest.n_bytes(), "checkpoints": others,
-            "kernels": progress.kernels, "parameters": tensors, "history": history_json(&history),
+            "kernels": progress.kernels, "degrees": progress.degrees, "parameters": tensors, "history": history_json(&history),
         }));
     }
     let mut out = io::stdout().lock();
@@ -127,6 +127,9 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
     )?;
     if !classes.is_empty() {
         writeln!(out, "  products are summed {}", kernels::words(&classes))?;
+    }
+    if let Some(degrees) = &progress.degrees {
+        writeln!(out, "  reproducible on any number of data ranks and stages with {}", degrees.words())?;
     }
     for (name, value) in &manifest.metrics {
         writeln!(out, "  {name:<16} {value:.4}")?;

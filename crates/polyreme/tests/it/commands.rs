@@ -318,6 +318,8 @@ fn a_run_that_is_resumed_with_other_instructions_says_what_that_means() {
         let args = [&["train", job.to_str().unwrap(), "--ranks", "1", "--output", run][..], &sets].concat();
         with("-amx", &args);
         assert_eq!(recorded(run)["kernels"], serde_json::json!([first]));
+        let degrees = (reproducible == "true").then(|| serde_json::json!({ "tensor": 1, "sequence": 1 }));
+        assert_eq!(recorded(run)["degrees"], degrees.unwrap_or_default());
         let said = with("avx2", &["resume", run, "--ranks", "1", "--set", "train.epochs=2"]);
         let notes: Vec<&str> = said.lines().filter(|line| line.contains("products were summed")).collect();
         assert_eq!(notes.len(), usize::from(first != then), "{said}");
@@ -331,6 +333,7 @@ fn a_run_that_is_resumed_with_other_instructions_says_what_that_means() {
         let shown = with("-amx", &["inspect", &last]);
         let words = KernelClass::from_name(then).unwrap().words();
         assert!(shown.contains(&format!("\n  products are summed {words}\n")), "{shown}");
+        assert_eq!(shown.contains(" with tensor = 1 and sequence = 1\n"), reproducible == "true", "{shown}");
     }
 }
 

@@ -6,12 +6,14 @@
 //! - [`fit`]: whether it fits into memory. [`advice`]: what would.
 //! - [`run_ranks`]: the ranks of this process. `train`: the loop that each of them runs. `step`, `judged`:
 //!   its steps and its evaluations.
-//! - [`kernels`]: which kernels sum products, and what it means if they are others than before.
+//! - [`kernels`]: which kernels sum products, and what it means if they are others than before. [`degrees`]: the same of how many
+//!   ranks split sums.
 //! - `files`: what rank 0 writes. `snapshot`: to and from checkpoints; `apart`, `served`: of a model that several ranks
 //!   have together.
 
 pub mod advice;
 pub(crate) mod apart;
+pub mod degrees;
 mod files;
 pub mod fit;
 mod folder;

@@ -12,6 +12,7 @@ use polyreme_dtype::DType;
 use polyreme_exec::{Engine, Kept, Slot, floats, make_room};
 use serde::{Deserialize, Serialize};
 
+use super::degrees::Degrees;
 use crate::checkpoint::{self, CheckpointError, Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
 use crate::error::TrainError;
 use crate::fingerprint::Fingerprint;
@@ -65,6 +66,9 @@ pub struct Progress {
     /// Which kernels sum products, on any rank: names of [`polyreme_exec::KernelClass`]. Not known of runs of earlier versions.
     #[serde(default)]
     pub kernels: Vec<String>,
+    /// Over how many ranks the sums of a reproducible run are split; nothing in other runs, and in those of earlier versions.
+    #[serde(default)]
+    pub degrees: Option<Degrees>,
 }
 
 impl Progress {

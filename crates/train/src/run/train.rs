@@ -14,6 +14,7 @@ use polyreme_graph::Axis;
 use serde::{Deserialize, Serialize};
 
 use super::apart::{hand_over_apart, ship_apart};
+use super::degrees::{self, Degrees};
 use super::files::Files;
 use super::folder::{Hold, hold_given};
 use super::kernels;
@@ -53,6 +54,8 @@ pub(super) struct Run {
     changed: Option<String>,
     /// What it means that products are summed by other kernels than before; rank 0's.
     other_kernels: Option<String>,
+    /// What it means that sums are split over other numbers of ranks than before; rank 0's.
+    other_degrees: Option<String>,
     /// How long this rank waited for others in the last step; and all ranks in all steps, on the average.
     pub(super) waited_last: Duration,
     waited: f64,
@@ -104,6 +107,7 @@ impl Run {
             confusion: None,
             changed: None,
             other_kernels: None,
+            other_degrees: None,
             waited_last: Duration::ZERO,
             waited: 0.0,
             pulse: Pulse::new(&prepared, rank),
@@ -186,12 +190,17 @@ impl Run {
         Ok(())
     }
 
-    /// Whether products are summed by the kernels that the checkpoint names; from now on it is these. Collective.
+    /// Whether products are summed by the kernels that the checkpoint names, and split over as many ranks; from now on it is these.
+    /// Collective.
     fn compare_kernels(&mut self) -> Result<(), TrainError> {
         let own = KernelClass::of(&self.prepared.learner.plan.precision, self.prepared.learner.isa);
         let now = kernels::of_all_ranks(self.learner.comm(), own)?;
         self.other_kernels = kernels::change(&self.progress.kernels, &now).filter(|_| self.rank == 0);
         self.progress.kernels = now.iter().map(|class| class.name().to_string()).collect();
+        let plan = &self.prepared.learner.plan;
+        let now = plan.shards.map(|_| Degrees::of(&plan.mesh));
+        self.other_degrees = degrees::change(self.progress.degrees, now).filter(|_| self.rank == 0);
+        self.progress.degrees = now;
         Ok(())
     }
 
@@ -207,7 +216,8 @@ impl Run {
             let outline = self.prepared.outline(&self.folder, self.learner.steps_done())?;
             observer.event(Event::Started(&outline));
         }
-        for what in [self.changed.take(), self.other_kernels.take()].into_iter().flatten() {
+        let others = [self.changed.take(), self.other_kernels.take(), self.other_degrees.take()];
+        for what in others.into_iter().flatten() {
             observer.event(Event::Warning(&what));
         }
         if let Some(files) = &mut self.files {
@@ -498,5 +508,6 @@ fn first_progress(prepared: &Prepared) -> Progress {
         batches_before: 0,
         loss_scale: scales.then(|| LossScale::new(prepared.job.train.loss_scale)),
         kernels: Vec::new(),
+        degrees: None,
     }
 }

@@ -33,6 +33,7 @@ impl Observer for Watcher {
             Event::Evaluated { metrics, .. } => self.metrics.extend_from_slice(metrics),
             Event::Balanced { why, .. } => self.notes.push(why.into()),
             Event::Warning(text) if text.contains("overflowed in f16") => self.overflows += 1,
+            Event::Warning(text) if text.contains("bits will differ") => self.notes.push(text.into()),
             Event::Warning(text) if text.contains("products were summed") => self.notes.push(text.into()),
             Event::Warning(text) => panic!("{text}"),
             Event::Started(_) | Event::Saving { .. } | Event::Finished(_) => {}

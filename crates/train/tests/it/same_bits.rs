@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use polyreme_train::checkpoint;
 use polyreme_train::job::Job;
-use polyreme_train::run::{Given, Prepared};
+use polyreme_train::run::degrees::Degrees;
+use polyreme_train::run::{Given, Prepared, Progress};
 
 use crate::mesh::{MeshCase, cases, lines};
 use crate::runs::{Outcome, job, run};
@@ -73,6 +75,22 @@ fn data_ranks_and_stages_change_no_bit_of_sequences_that_are_cut() {
             &[("sequence = 2\n", 2), ("data = 2\nsequence = 2\n", 4), ("stage = 2\nsequence = 2\n", 4)],
         );
     }
+}
+
+#[test]
+fn degrees_are_recorded_and_another_one_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let case = cases(folder.path()).into_iter().find(|case| case.name == "gpt").unwrap();
+    let run_in = folder.path().join("moved");
+    let degrees = || Progress::of(&checkpoint::latest_whole(&run_in).unwrap().0).unwrap().degrees;
+    let part = |parallel: &str, ranks: usize, stop: u64| train(&case, parallel, ranks, Some(stop), &run_in);
+    assert!(part("data = 2\ntensor = 2\n", 4, 3).watcher.notes.is_empty());
+    assert_eq!(degrees(), Some(Degrees { tensor: 2, sequence: 1 }));
+    assert!(part("stage = 2\ntensor = 2\n", 4, 5).watcher.notes.is_empty(), "the same bits");
+    let notes = part("sequence = 2\n", 2, 7).watcher.notes;
+    let said = "split over tensor = 2 and sequence = 1, from here on over tensor = 1 and sequence = 2";
+    assert!(notes.len() == 1 && notes[0].contains(said), "{notes:?}");
+    assert_eq!(degrees(), Some(Degrees { tensor: 1, sequence: 2 }));
 }
 
 #[test]
