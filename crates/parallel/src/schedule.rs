@@ -93,10 +93,12 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     let rank = plan.mesh.place(plan.rank, Axis::Data);
     let role = Role { rank, ranks: plan.ranks(), weights, keeps, shards: plan.shards, parts };
     program.role = Some(role.clone());
-    assert!(
-        !role.shards_weights() || plan.mesh.stage == 1 || shape.microbatches.len() == shape.rounds,
-        "stages whose weights are sharded gather them as often on every data rank: as many microbatches on each"
-    );
+    // Stages whose weights are sharded gather them as often on every data rank.
+    let n_idle = match role.shards_weights() && plan.mesh.stage > 1 && plan.shards.is_none() {
+        true => shape.rounds - shape.microbatches.len(),
+        false => 0,
+    };
+    let n_microbatches = n_idle + program.microbatches.len();
     if role.shards_weights() && program.microbatches.is_empty() {
         // What a rank without samples runs is said to be of a microbatch that is never loaded.
         program.microbatches.push(Microbatch { body: 0, first_sample: 0 });
@@ -121,12 +123,13 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         split_axes: split_axes(plan),
         alike_axes: [Axis::Tensor, Axis::Sequence].into_iter().filter(|a| plan.mesh.len(*a) > 1).collect(),
         idle: bodies.iter().map(|body| idle(&body.graph)).collect(),
+        n_idle,
         sharded,
         counted_elsewhere: counted_elsewhere(plan, &bodies[0]),
     };
     let states = lowering.keep_states(training);
     let timetable = (plan.mesh.stage > 1).then(|| {
-        let found = stage_body::timetable_of(plan, lowering.program.microbatches.len());
+        let found = stage_body::timetable_of(plan, n_microbatches);
         (plan.mesh.place(plan.rank, Axis::Stage), found.expect("a plan that was compiled"))
     });
     let stage = timetable.as_ref().map(|(stage, timetable)| (*stage, timetable));
@@ -238,6 +241,8 @@ pub(crate) struct Lowering {
     alike_axes: Vec<Axis>,
     /// By body and node: whether a rank without samples runs it.
     pub(crate) idle: Vec<Vec<bool>>,
+    /// With stages: how many microbatches other ranks of the data axis run before this rank's first one.
+    pub(crate) n_idle: usize,
     /// The shards of weights among the parameters: their gradients are summed over the ranks in each round.
     pub(crate) sharded: Range<usize>,
     /// Ascending ranges of the parameters that another rank along these axes has too, and counts.

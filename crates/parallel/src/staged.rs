@@ -15,6 +15,10 @@
 //! its gradients where they lie in the arena, and they are added to those of the microbatches before at once: another
 //! microbatch may write there next. Timetables go through microbatches in their order, chunk by chunk and pass by pass, so
 //! the sums have the bits of a lone rank's.
+//!
+//! A rank of the data axis without samples has nothing to run, and adds zeros to the sums over that axis. Where weights are
+//! sharded it goes through the timetable of the others all the same, from its first microbatch on: in those that it does not
+//! have, *idle* ones, it brings its shards of weights and takes its shards of the others' gradients; no stage sends anything.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -61,8 +65,7 @@ pub(crate) fn passes(
     leaves: Option<Leaves>,
     across: Option<Across>,
 ) -> Option<Leaves> {
-    let n = lowering.program.microbatches.len();
-    assert_eq!(n, timetable.microbatches, "as many microbatches as the timetable has");
+    let n = timetable.microbatches;
     let slots = timetable.held(stage).microbatches;
     lowering.program.slots = slots;
     let per_step = across.as_ref().map_or(n, |across| across.per_step);
@@ -84,6 +87,7 @@ pub(crate) fn passes(
         sending: vec![Vec::new(); slots],
         posted: Vec::new(),
     };
+    staged.zero_what_nobody_writes();
     let actions = &timetable.by_stage[stage];
     for (i, action) in actions.iter().enumerate() {
         staged.between(i);
@@ -164,6 +168,20 @@ struct Staged<'a> {
 }
 
 impl Staged<'_> {
+    /// This rank's microbatch with that number in the timetable; `None` if only other ranks have samples of it.
+    fn own(&self, microbatch: usize) -> Option<usize> {
+        microbatch.checked_sub(self.lowering.n_idle)
+    }
+
+    /// Gradients that no microbatch of this rank writes are zeros in the sums over the data axis.
+    fn zero_what_nobody_writes(&mut self) {
+        if self.leaves.is_none() && self.timetable.microbatches == self.lowering.n_idle {
+            let sharded = &self.lowering.sharded;
+            let end = if sharded.is_empty() { self.lowering.grad_len() } else { sharded.start };
+            self.lowering.push(Instr::Zero(Region::Grads(0..end)));
+        }
+    }
+
     /// Starts to receive what an action reads. If it is `needed` now there is a slot; ahead of time there may be none.
     fn post(&mut self, action: &Action, needed: bool) {
         if self.posted.iter().any(|(a, _)| a == action) {
@@ -176,7 +194,8 @@ impl Staged<'_> {
         };
         let (number, body) = (self.number(microbatch), self.body(microbatch));
         let mut receives = Vec::new();
-        for link in body.arrives.iter().filter(|link| link.to == action.chunk && belongs(link, action.pass)) {
+        let arrives = if self.own(microbatch).is_some() { &body.arrives[..] } else { &[] };
+        for link in arrives.iter().filter(|link| link.to == action.chunk && belongs(link, action.pass)) {
             let op = Collective::Receive { from: self.timetable.place[link.from], tag: self.tag(link) };
             receives.push(self.start(op, Region::Value { slot, body: number, value: link.value }));
         }
@@ -189,7 +208,9 @@ impl Staged<'_> {
         self.slot_of[microbatch] = Some(slot);
         let sending = std::mem::take(&mut self.sending[slot]);
         self.lowering.program.instrs.extend(sending.into_iter().map(Instr::Wait));
-        self.lowering.push(Instr::Load { slot, microbatch });
+        if let Some(microbatch) = self.own(microbatch) {
+            self.lowering.push(Instr::Load { slot, microbatch });
+        }
         Some(slot)
     }
 
@@ -219,6 +240,12 @@ impl Staged<'_> {
             let segments = body.segments.iter().filter(|s| s.chunk == action.chunk && s.kind == *kind);
             for nodes in segments.map(|s| s.nodes.clone()) {
                 // What other stages wait for is on its way while the rest runs.
+                if self.own(microbatch).is_none() {
+                    let idle = &self.lowering.idle[0];
+                    joint::run_idle(&mut self.lowering.program, slot, 0, &nodes, idle);
+                    self.add_up(&body.graph, microbatch, &nodes);
+                    continue;
+                }
                 let sent = end_of_sent(&body, action, &nodes);
                 self.run(slot, microbatch, &(nodes.start..sent));
                 if *kind != BlockKind::WeightGrad {
@@ -245,7 +272,8 @@ impl Staged<'_> {
         let body = self.body(microbatch);
         let graph = &body.graph;
         let data_ranks = self.lowering.role.ranks;
-        joint::run(&mut self.lowering.program, slot, microbatch, nodes, data_ranks);
+        let own = self.own(microbatch).expect("only microbatches with samples are run");
+        joint::run(&mut self.lowering.program, slot, own, nodes, data_ranks);
         let computes = |v| nodes.contains(&graph.value(v).producer.idx());
         if graph.output("loss").is_some_and(computes) {
             let into = match (&self.leaves, &self.across) {
@@ -253,11 +281,11 @@ impl Staged<'_> {
                 (None, Some(across)) => across.loss_of(microbatch),
                 (None, None) => self.totals.part(0..2),
             };
-            self.lowering.push(Instr::Count { slot, microbatch, into });
+            self.lowering.push(Instr::Count { slot, microbatch: own, into });
         }
         // Logical shards all start from the states of the step's beginning.
         if self.leaves.is_none() && graph.updates.iter().any(|(_, v)| computes(*v)) {
-            self.lowering.push(Instr::Keep { slot, microbatch, nodes: nodes.clone() });
+            self.lowering.push(Instr::Keep { slot, microbatch: own, nodes: nodes.clone() });
         }
     }
 
@@ -268,14 +296,19 @@ impl Staged<'_> {
             return leaves.take(self.lowering, microbatch, written(graph, nodes));
         }
         let Some(sums) = self.sums.clone() else { return };
-        for range in written(graph, nodes) {
+        let sharded = self.lowering.sharded.clone();
+        let number = microbatch % self.per_step;
+        let last = number + 1 == self.per_step;
+        for (range, is_shard) in written(graph, nodes).into_iter().flat_map(|range| cut_at(range, &sharded)) {
+            // Shards of gradients are written in idle microbatches too.
+            let first = if is_shard { 0 } else { self.lowering.n_idle };
             let (sum, grads) = (sums.part(range.clone()), Region::Grads(range));
-            let number = microbatch % self.per_step;
-            let last = number + 1 == self.per_step;
-            self.lowering.push(match last {
-                true => Instr::Add { from: sum, into: grads },
-                false => add_or_copy(grads, sum, number > 0),
-            });
+            match last {
+                false if number >= first => self.lowering.push(add_or_copy(grads, sum, number > first)),
+                true if number > first => self.lowering.push(Instr::Add { from: sum, into: grads }),
+                // It is not written, or nothing is to be added to it.
+                _ => {}
+            }
         }
     }
 
@@ -312,7 +345,7 @@ impl Staged<'_> {
 
     /// The number of a microbatch's body.
     fn number(&self, microbatch: usize) -> usize {
-        self.lowering.program.microbatches[microbatch].body
+        self.own(microbatch).map_or(0, |own| self.lowering.program.microbatches[own].body)
     }
 
     fn body(&self, microbatch: usize) -> Arc<Body> {
@@ -342,6 +375,13 @@ fn belongs(link: &Link, pass: StagePass) -> bool {
         StagePass::Backward | StagePass::InputGrad => link.from > link.to,
         StagePass::WeightGrad => false,
     }
+}
+
+/// A range of gradients in parts: those that every rank has, and shards.
+fn cut_at(range: Range<usize>, sharded: &Range<usize>) -> Vec<(Range<usize>, bool)> {
+    let at = if sharded.is_empty() { range.end } else { sharded.start.clamp(range.start, range.end) };
+    let parts = [(range.start..at, false), (at..range.end, true)];
+    parts.into_iter().filter(|(range, _)| !range.is_empty()).collect()
 }
 
 /// The ranges of the gradients' arena that nodes write, as few as can be.

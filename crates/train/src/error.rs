@@ -175,17 +175,6 @@ pub enum TrainError {
         /// How many ranks there are.
         ranks: usize,
     },
-    /// Stages with fewer samples than there are ranks.
-    #[error(
-        "parallel.stage: a step of {samples} samples does not give every one of {ranks} ranks of `parallel.data` a sample \
-         for each microbatch; use fewer data ranks or microbatches, or a `train.batch` whose last step is longer"
-    )]
-    TooFewForStages {
-        /// Samples of the step.
-        samples: usize,
-        /// How many ranks the batch is split over.
-        ranks: usize,
-    },
     /// Ranks that cannot be arranged as the job says.
     #[error("parallel: {0}")]
     Mesh(String),

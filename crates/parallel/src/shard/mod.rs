@@ -32,8 +32,9 @@
 //! # What must hold
 //! All ranks of the data axis gather and scatter in the same order, however many samples they have: what is gathered follows from
 //! the layers and shapes of parameters alone. A rank without samples takes part: it brings its shards, adds zeros to gradients,
-//! and takes its shards of the sums (`idle`). With stages each chunk of the network gathers what it reads itself, and data ranks
-//! must have equally many microbatches. So must they in evaluations, whose forward passes gather too.
+//! and takes its shards of the sums (`idle`). With stages each chunk of the network gathers what it reads itself, and a data rank
+//! with fewer microbatches goes through the timetable of the others. In evaluations, whose forward passes gather too, all must
+//! have equally many.
 //!
 //! If a peer dies, the exchange that is waited for fails with a report that names it, and so does the step. A rank updates after
 //! its last exchange of a step, so nothing has changed on the ranks where it failed. The dead rank's shards are gone with it: the run

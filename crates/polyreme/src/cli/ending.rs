@@ -142,7 +142,6 @@ fn code_of_training(error: &TrainError) -> u8 {
         | TrainError::ClassWeights { .. }
         | TrainError::Balance { .. }
         | TrainError::TooFew { .. }
-        | TrainError::TooFewForStages { .. }
         | TrainError::Mesh(_)
         | TrainError::ShardGradients { .. }
         | TrainError::NoLayer { .. }

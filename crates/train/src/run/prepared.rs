@@ -243,12 +243,8 @@ impl Prepared {
         let (pace, cut) = (self.pace, &self.cut);
         let short = |n: &usize| *n > 0 && cut.least(pace, *n) == 0;
         let meets = self.learner.plan.norms == Norms::Synchronised && data > 1;
-        let staged = mesh.stage > 1 && cut.shards.is_none();
-        if let Some(samples) = [pace.batch, pace.tail()].into_iter().find(|n| (meets || staged) && short(n)) {
-            return Err(match meets {
-                true => TrainError::TooFew { samples, ranks: data },
-                false => TrainError::TooFewForStages { samples, ranks: data },
-            });
+        if let Some(samples) = [pace.batch, pace.tail()].into_iter().find(|n| meets && short(n)) {
+            return Err(TrainError::TooFew { samples, ranks: data });
         }
         self.choose_parts()?;
         Ok(self)

@@ -14,5 +14,6 @@ mod ranks;
 mod runs;
 mod same_bits;
 mod saved;
+mod stages;
 mod targets;
 mod whole_tensors;
