@@ -57,7 +57,7 @@ pub use error::{ExecError, RejectedData};
 pub use feed::{Feed, Filled, Inputs};
 pub use finite::NonFinite;
 pub use loan::{Loan, loan_copies};
-pub use node_times::node_seconds;
+pub use node_times::{node_seconds, step_seconds};
 pub use pace::BlockPace;
 pub use polyreme_kernels::Isa;
 pub use pool::Pool;

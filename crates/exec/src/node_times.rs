@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use polyreme_graph::Program;
+use polyreme_graph::{Graph, Precision, Program};
+use polyreme_parallel::stage::measured;
 
 use crate::engine::{Engine, Options};
 use crate::error::ExecError;
@@ -35,6 +36,21 @@ pub fn node_seconds(
         }
     }
     Ok(Some(times.iter_mut().map(|times| median(times)).collect()))
+}
+
+/// The seconds of each node of a differentiated graph that was not rewritten, in this precision: what the nodes of its body take.
+/// As [`node_seconds`].
+pub fn step_seconds(
+    step: &Graph,
+    precision: &Precision,
+    options: Options,
+    runs: usize,
+    bytes_max: usize,
+) -> Result<Option<Vec<f64>>, ExecError> {
+    let program = precision.gradients(step);
+    let body = program.bodies[0].clone();
+    let seconds = node_seconds(program, options, runs, bytes_max)?;
+    Ok(seconds.map(|seconds| measured(step, &body.graph, &seconds)))
 }
 
 fn median(times: &mut [f64]) -> f64 {

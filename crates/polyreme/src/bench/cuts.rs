@@ -5,9 +5,9 @@ use std::error::Error;
 use std::str::FromStr;
 
 use polyreme_collective::Comm;
-use polyreme_exec::{Options, node_seconds};
+use polyreme_exec::{Options, step_seconds};
 use polyreme_graph::Graph;
-use polyreme_parallel::stage::{flops, measured};
+use polyreme_parallel::stage::flops;
 use polyreme_parallel::{CutRoom, Plan, choose};
 
 use super::jobs::BenchJob;
@@ -73,11 +73,8 @@ fn measured_costs(
     settings: &RankSettings,
     bytes: Option<usize>,
 ) -> Result<Option<Vec<f64>>, Box<dyn Error + Send + Sync>> {
-    let program = plan.precision.gradients(step);
-    let body = program.bodies[0].clone();
     let options = Options { isa: settings.isa, ..Options::threads(settings.threads) };
-    let seconds = node_seconds(program, options, RUNS, bytes.unwrap_or(usize::MAX))?;
-    Ok(seconds.map(|seconds| measured(step, &body.graph, &seconds)))
+    Ok(step_seconds(step, &plan.precision, options, RUNS, bytes.unwrap_or(usize::MAX))?)
 }
 
 /// What rank 0 says.

@@ -61,7 +61,7 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         /// in which order stages run microbatches, see below
         schedule: one_of(mesh::schedules()) => |s| Some(&mut s.schedule); or "`\"1f1b\"`";
         /// the layers before which the network is cut into stages, as `["blocks.3"]`; none: where the slowest stage
-        /// is as fast as can be
+        /// is as fast as can be, as measured when the run begins
         cuts: list(text(), &[], "an array of layer names") => |s| Some(&mut s.cuts); or "none";
         /// each rank of `data` keeps only its part of the weights, gradients and optimizer state; layers are
         /// gathered ahead of their use

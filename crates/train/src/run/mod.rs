@@ -6,6 +6,7 @@
 //! - [`fit`]: whether it fits into memory. [`advice`]: what would.
 //! - [`run_ranks`]: the ranks of this process. `train`: the loop that each of them runs. `step`, `judged`:
 //!   its steps and its evaluations.
+//! - `measured_cuts`: where a network is cut into stages, by measured times.
 //! - [`kernels`]: which kernels sum products, and what it means if they are others than before. [`degrees`]: the same of how many
 //!   ranks split sums.
 //! - `files`: what rank 0 writes. `snapshot`: to and from checkpoints; `apart`, `served`: of a model that several ranks
@@ -20,6 +21,7 @@ mod folder;
 mod judged;
 pub mod kernels;
 mod layer_paths;
+mod measured_cuts;
 mod prepared;
 mod ranks;
 mod seats;
@@ -34,6 +36,7 @@ mod tests;
 
 pub use fit::{Limit, Lodging, Need, Scope, TooLarge};
 pub use folder::{FoundRun, Hold, likely_folder};
+pub use measured_cuts::CutsFrom;
 pub use prepared::{Given, Prepared};
 pub use ranks::{run_ranks, run_ranks_at};
 pub use seats::{Seats, seats};

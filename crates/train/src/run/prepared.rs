@@ -13,6 +13,7 @@ use polyreme_parallel::stage::flops;
 use polyreme_parallel::{Mesh, Norms, Plan, Training, Updates, choose};
 
 use super::layer_paths::check_f32_layers;
+use super::measured_cuts::CutsFrom;
 use super::seats::{Seats, seats};
 use super::trial_run::PrecisionTrial;
 use crate::error::TrainError;
@@ -73,6 +74,8 @@ pub struct Prepared {
     pub changed_data: bool,
     /// The precision and the figures that it was chosen by, if it was.
     pub measured: Option<String>,
+    /// Where the cuts between stages come from.
+    pub cuts_from: CutsFrom,
 }
 
 impl Prepared {
@@ -206,6 +209,7 @@ impl Prepared {
             trace,
             changed_data,
             measured: None,
+            cuts_from: CutsFrom::default(),
             job,
         };
         prepared.transform()?;
@@ -303,7 +307,7 @@ impl Prepared {
             ranks,
             threads: self.threads,
             shard_gradients: program.grad_buffers.is_some(),
-            mesh: mesh_words(&self.learner.plan),
+            mesh: mesh_words(&self.learner.plan, self.cuts_from),
             memory_mib: bytes as f64 / f64::from(1 << 20),
             step_gflop: cost::product_flops(&step_graph(&forward)?) as f64 * microbatches / 1e9,
             output: output.to_path_buf(),
@@ -419,7 +423,7 @@ fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Plan {
 }
 
 /// How ranks are arranged, in words; nothing if they only split the batch.
-fn mesh_words(plan: &Plan) -> Option<String> {
+fn mesh_words(plan: &Plan, cuts_from: CutsFrom) -> Option<String> {
     let mesh = &plan.mesh;
     if mesh.replica_ranks() == 1 && plan.shard_place().is_none() {
         return None;
@@ -430,6 +434,7 @@ fn mesh_words(plan: &Plan) -> Option<String> {
     if mesh.stage > 1 {
         words += &format!(", {} with {} microbatches", plan.pipeline, plan.microbatches);
         words += &format!(", cut before {}", plan.cuts.join(", "));
+        words += cuts_from.words();
     }
     if plan.shard_place().is_some() {
         words += ", weights sharded";

@@ -103,7 +103,7 @@ fn one_rank(
     local: usize,
     observer: &mut dyn Observer,
 ) -> Result<Summary, Stop> {
-    let mut run = Run::new(prepared, comm, local).map_err(Stop::Error)?;
+    let mut run = Run::new(prepared, comm, local, resumed).map_err(Stop::Error)?;
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         run.open(folder, hold, resumed)?;
         run.train(observer)

@@ -69,6 +69,9 @@ pub struct Progress {
     /// Over how many ranks the sums of a reproducible run are split; nothing in other runs, and in those of earlier versions.
     #[serde(default)]
     pub degrees: Option<Degrees>,
+    /// Where the network is cut into stages, if that was chosen when the run began.
+    #[serde(default)]
+    pub cuts: Vec<String>,
 }
 
 impl Progress {

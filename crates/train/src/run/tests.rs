@@ -34,7 +34,7 @@ fn a_slow_rank_gets_fewer_samples_from_the_next_step_on() {
     let prepared = Prepared::new(job(), Given::default(), 1).unwrap();
     let rank = |comm: Comm| {
         let (mut notes, rank) = (Notes::default(), comm.rank());
-        let mut run = Run::new(prepared.clone(), comm, 2).unwrap();
+        let mut run = Run::new(prepared.clone(), comm, 2, None).unwrap();
         run.open(&folder.path().join("run"), None, None).unwrap();
         // Rank 1 takes twice as long for a sample, and then for a while rank 0 does.
         let mut look = |run: &mut Run, step: u64, seconds: [f64; 2]| {

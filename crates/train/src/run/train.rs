@@ -79,10 +79,19 @@ struct Opening {
 
 impl Run {
     /// Reserves everything for one rank. Collective; `local` is the number of ranks in this process.
-    pub(super) fn new(prepared: Prepared, mut comm: Comm, local: usize) -> Result<Run, TrainError> {
+    /// `resumed` is the checkpoint that the run will go on from, if this is rank 0 and there is one.
+    pub(super) fn new(
+        prepared: Prepared,
+        mut comm: Comm,
+        local: usize,
+        resumed: Option<&Loaded>,
+    ) -> Result<Run, TrainError> {
         let (what, op) = ("its job or its data are not those of rank 0; give all the same", "comparing jobs");
         talk::agree(&mut comm, op, &prepared.fingerprint(), what)?;
         let prepared = prepared.decided(&mut comm)?;
+        let before = resumed.filter(|_| comm.rank() == 0).map(Progress::of).transpose()?;
+        let before = before.map_or(Vec::new(), |progress| progress.cuts);
+        let prepared = prepared.with_cuts(&mut comm, &before, local)?;
         // Programs must not differ, so the budget is that of the fullest process.
         let mut most = [local as i64];
         comm.all_reduce(&mut most, Reduce::Max)?;
@@ -147,6 +156,10 @@ impl Run {
             return Err(TrainError::DataMisfit { what });
         }
         self.progress = opening.progress;
+        self.progress.cuts = match self.prepared.cuts_from.is_kept() {
+            true => self.prepared.learner.plan.cuts.clone(),
+            false => Vec::new(),
+        };
         self.compare_kernels()?;
         // As rank 0 measured it; or as before, whatever the files on the disk would give now.
         self.prepared.stats = self.progress.preparation.stats();
@@ -509,5 +522,6 @@ fn first_progress(prepared: &Prepared) -> Progress {
         loss_scale: scales.then(|| LossScale::new(prepared.job.train.loss_scale)),
         kernels: Vec::new(),
         degrees: None,
+        cuts: Vec::new(),
     }
 }

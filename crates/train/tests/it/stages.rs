@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use polyreme_train::run::{Given, Prepared};
+use polyreme_train::checkpoint;
+use polyreme_train::run::{Given, Prepared, Progress};
 
 use crate::mesh::{MeshCase, agree, cases, lines};
 use crate::runs::{Outcome, job, run};
@@ -50,5 +51,31 @@ fn a_data_rank_without_samples_adds_nothing() {
             let many = train(case, &parallel, batch, *ranks, None, &at(&k.to_string()));
             agree(&one, &many, &format!("{}: {parallel}", case.name));
         }
+    }
+}
+
+#[test]
+fn cuts_are_measured_once_and_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let case = cases(folder.path()).into_iter().find(|case| case.name == "gpt").unwrap();
+    let run_in = folder.path().join("kept");
+    let cuts = |run_in: &Path| Progress::of(&checkpoint::latest_whole(run_in).unwrap().0).unwrap().cuts;
+    train(&case, "stage = 4\n", 16, 4, Some(2), &run_in);
+    let first = cuts(&run_in);
+    assert_eq!(first.len(), 3, "{first:?}");
+    train(&case, "stage = 4\n", 16, 4, Some(4), &run_in);
+    assert_eq!(cuts(&run_in), first);
+    // With another number of stages they are measured again, and one stage has none.
+    train(&case, "stage = 2\n", 16, 2, Some(6), &run_in);
+    assert_eq!(cuts(&run_in).len(), 1);
+    train(&case, "", 16, 1, Some(8), &run_in);
+    assert!(cuts(&run_in).is_empty());
+    for (name, parallel) in [
+        ("given", "stage = 2\ncuts = [\"blocks.3\"]\n"),
+        ("reproducible", "stage = 2\nreproducible = true\nshards = 8\n"),
+    ] {
+        let run_in = folder.path().join(name);
+        train(&case, parallel, 16, 2, Some(2), &run_in);
+        assert!(cuts(&run_in).is_empty(), "{name}");
     }
 }
