@@ -180,10 +180,6 @@ pub fn compile(
 
 /// Why the weights of a step cannot be sharded as planned, if they cannot.
 fn shard_refusal(step: &Graph, place: ShardPlace, plan: &Plan, training: &Training) -> Option<String> {
-    if plan.shards.is_some() && plan.mesh.stage > 1 {
-        let why = "`shard_weights` with several stages does not work with `parallel.reproducible` yet; leave one of the three out";
-        return Some(why.into());
-    }
     if plan.shards.is_some() && !training.optimizer.by_element() {
         let why = "`parallel.reproducible` with `shard_weights` needs an optimizer that goes by element: this one adds up norms \
                    of shards, whose last bits depend on the number of ranks; use adamw, adam, sgd or lion, or leave one of \

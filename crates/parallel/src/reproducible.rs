@@ -54,7 +54,7 @@ pub(crate) fn step(
     let tree = match stage {
         None => one_by_one(lowering, tree, shape, &losses, layout.as_ref()),
         Some((stage, timetable)) => {
-            let leaves = Leaves::new(lowering, tree, losses.clone(), shape, timetable, stage);
+            let leaves = Leaves::new(lowering, tree, losses.clone(), shape, timetable, stage, layout.clone());
             let leaves = staged::passes(lowering, timetable, stage, &losses, Some(leaves), None);
             leaves.expect("leaves that were given").sums(lowering)
         }

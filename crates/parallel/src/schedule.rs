@@ -93,12 +93,10 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     let rank = plan.mesh.place(plan.rank, Axis::Data);
     let role = Role { rank, ranks: plan.ranks(), weights, keeps, shards: plan.shards, parts };
     program.role = Some(role.clone());
-    // Stages whose weights are sharded gather them as often on every data rank.
-    let n_idle = match role.shards_weights() && plan.mesh.stage > 1 && plan.shards.is_none() {
-        true => shape.rounds - shape.microbatches.len(),
-        false => 0,
+    let own = match role.shards_weights() && plan.mesh.stage > 1 {
+        true => beside_others(shape),
+        false => (0..program.microbatches.len()).map(Some).collect(),
     };
-    let n_microbatches = n_idle + program.microbatches.len();
     if role.shards_weights() && program.microbatches.is_empty() {
         // What a rank without samples runs is said to be of a microbatch that is never loaded.
         program.microbatches.push(Microbatch { body: 0, first_sample: 0 });
@@ -123,13 +121,13 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         split_axes: split_axes(plan),
         alike_axes: [Axis::Tensor, Axis::Sequence].into_iter().filter(|a| plan.mesh.len(*a) > 1).collect(),
         idle: bodies.iter().map(|body| idle(&body.graph)).collect(),
-        n_idle,
+        own,
         sharded,
         counted_elsewhere: counted_elsewhere(plan, &bodies[0]),
     };
     let states = lowering.keep_states(training);
     let timetable = (plan.mesh.stage > 1).then(|| {
-        let found = stage_body::timetable_of(plan, n_microbatches);
+        let found = stage_body::timetable_of(plan, lowering.own.len());
         (plan.mesh.place(plan.rank, Axis::Stage), found.expect("a plan that was compiled"))
     });
     let stage = timetable.as_ref().map(|(stage, timetable)| (*stage, timetable));
@@ -154,6 +152,19 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         buffers.verify(&program);
     }
     program
+}
+
+/// Stages whose weights are sharded gather them as often on every data rank: this rank's microbatches among as many as the rank with
+/// the most has. Others come first, or in a reproducible step where logical shards have no samples.
+fn beside_others(shape: &StepShape) -> Vec<Option<usize>> {
+    let mut next = 0..;
+    if shape.runs.is_empty() {
+        let n_idle = shape.rounds - shape.microbatches.len();
+        return (0..shape.rounds).map(|t| t.checked_sub(n_idle)).collect();
+    }
+    let most = shape.runs.iter().map(Range::len).max().unwrap_or(0);
+    let microbatch = |t: usize| shape.microbatches.get(t).copied().flatten();
+    (0..most).map(|t| microbatch(t).and_then(|_| next.next())).collect()
 }
 
 /// The axes along which ranks have different parameters, and gradients that are no longer to be summed.
@@ -241,8 +252,9 @@ pub(crate) struct Lowering {
     alike_axes: Vec<Axis>,
     /// By body and node: whether a rank without samples runs it.
     pub(crate) idle: Vec<Vec<bool>>,
-    /// With stages: how many microbatches other ranks of the data axis run before this rank's first one.
-    pub(crate) n_idle: usize,
+    /// With stages, by microbatch of the timetable: which one of this rank it is; `None` if only other ranks of the data axis have
+    /// samples of it.
+    pub(crate) own: Vec<Option<usize>>,
     /// The shards of weights among the parameters: their gradients are summed over the ranks in each round.
     pub(crate) sharded: Range<usize>,
     /// Ascending ranges of the parameters that another rank along these axes has too, and counts.

@@ -170,12 +170,12 @@ struct Staged<'a> {
 impl Staged<'_> {
     /// This rank's microbatch with that number in the timetable; `None` if only other ranks have samples of it.
     fn own(&self, microbatch: usize) -> Option<usize> {
-        microbatch.checked_sub(self.lowering.n_idle)
+        self.lowering.own[microbatch]
     }
 
     /// Gradients that no microbatch of this rank writes are zeros in the sums over the data axis.
     fn zero_what_nobody_writes(&mut self) {
-        if self.leaves.is_none() && self.timetable.microbatches == self.lowering.n_idle {
+        if self.leaves.is_none() && self.lowering.own.iter().all(Option::is_none) {
             let sharded = &self.lowering.sharded;
             let end = if sharded.is_empty() { self.lowering.grad_len() } else { sharded.start };
             self.lowering.push(Instr::Zero(Region::Grads(0..end)));
@@ -258,8 +258,8 @@ impl Staged<'_> {
         if action.frees() {
             self.left[microbatch] -= 1;
             if self.left[microbatch] == 0 {
-                if let Some(leaves) = &mut self.leaves {
-                    leaves.finish(self.lowering, microbatch, slot);
+                if let (Some(leaves), Some(own)) = (&mut self.leaves, self.lowering.own[microbatch]) {
+                    leaves.finish(self.lowering, own, slot);
                 }
                 self.free.push(slot);
             }
@@ -273,11 +273,16 @@ impl Staged<'_> {
         let graph = &body.graph;
         let data_ranks = self.lowering.role.ranks;
         let own = self.own(microbatch).expect("only microbatches with samples are run");
-        joint::run(&mut self.lowering.program, slot, own, nodes, data_ranks);
+        let number = self.number(microbatch);
+        let copies = match &mut self.leaves {
+            Some(leaves) => leaves.whole_grads(self.lowering, own, &body, (slot, number), nodes),
+            None => Vec::new(),
+        };
+        joint::run_with(&mut self.lowering.program, slot, own, nodes, data_ranks, &copies);
         let computes = |v| nodes.contains(&graph.value(v).producer.idx());
         if graph.output("loss").is_some_and(computes) {
             let into = match (&self.leaves, &self.across) {
-                (Some(leaves), _) => leaves.loss_of(microbatch),
+                (Some(leaves), _) => leaves.loss_of(own),
                 (None, Some(across)) => across.loss_of(microbatch),
                 (None, None) => self.totals.part(0..2),
             };
@@ -293,15 +298,21 @@ impl Staged<'_> {
     /// are, and the others are added to them.
     fn add_up(&mut self, graph: &Graph, microbatch: usize, nodes: &Range<usize>) {
         if let Some(leaves) = &mut self.leaves {
-            return leaves.take(self.lowering, microbatch, written(graph, nodes));
+            let Some(own) = self.lowering.own[microbatch] else { return };
+            // Whole gradients of sharded parameters are in the leaf already.
+            let sharded = self.lowering.sharded.clone();
+            let parts = written(graph, nodes).into_iter().flat_map(|range| cut_at(range, &sharded));
+            let alike = parts.filter(|(_, is_shard)| !is_shard).map(|(range, _)| range).collect();
+            return leaves.take(self.lowering, own, alike);
         }
         let Some(sums) = self.sums.clone() else { return };
         let sharded = self.lowering.sharded.clone();
+        let first_own = self.lowering.own.iter().take_while(|own| own.is_none()).count();
         let number = microbatch % self.per_step;
         let last = number + 1 == self.per_step;
         for (range, is_shard) in written(graph, nodes).into_iter().flat_map(|range| cut_at(range, &sharded)) {
             // Shards of gradients are written in idle microbatches too.
-            let first = if is_shard { 0 } else { self.lowering.n_idle };
+            let first = if is_shard { 0 } else { first_own };
             let (sum, grads) = (sums.part(range.clone()), Region::Grads(range));
             match last {
                 false if number >= first => self.lowering.push(add_or_copy(grads, sum, number > first)),

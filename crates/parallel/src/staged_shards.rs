@@ -24,12 +24,13 @@
 use std::ops::Range;
 
 use polyreme_graph::memory::{param_ranges, state_len};
-use polyreme_graph::{Axis, Collective, DType, Instr, Region, Tied};
+use polyreme_graph::{Axis, Body, Collective, DType, Instr, Region, Tied};
 
 use crate::pipeline::{HandOver, Timetable, hand_overs};
 use crate::plan::StepShape;
 use crate::reproducible::Tree;
 use crate::schedule::Lowering;
+use crate::shard::{LeafLayout, into_leaf, whole_grads};
 use crate::staged::tied_tag;
 
 /// What becomes of the gradients of this stage's microbatches.
@@ -45,6 +46,8 @@ pub(crate) struct Leaves {
     /// By microbatch: the place in the stage's list at which its leaf enters the tree.
     enters: Vec<usize>,
     tied: Vec<HandedOn>,
+    /// Where whole gradients of sharded parameters lie in a leaf.
+    layout: Option<LeafLayout>,
     /// How many microbatches and shards are in the tree.
     n_microbatches: usize,
     n_shards: usize,
@@ -52,7 +55,7 @@ pub(crate) struct Leaves {
 
 /// A tied parameter, as this stage sees it.
 struct HandedOn {
-    /// Its gradient.
+    /// Its gradient in a leaf.
     range: Range<usize>,
     /// The stages that have it, ascending.
     stages: Vec<usize>,
@@ -76,20 +79,23 @@ impl Leaves {
         shape: &StepShape,
         timetable: &Timetable,
         stage: usize,
+        layout: Option<LeafLayout>,
     ) -> Leaves {
+        let times: Vec<usize> =
+            lowering.own.iter().enumerate().filter(|(_, own)| own.is_some()).map(|(t, _)| t).collect();
         let run = shape.runs[lowering.role.rank].clone();
         let with_samples = run.clone().zip(&shape.microbatches).filter(|(_, m)| m.is_some());
         let shards: Vec<usize> = with_samples.map(|(shard, _)| shard).collect();
         let n = shards.len();
-        let tied = tied(lowering, timetable, stage);
+        let tied = tied(lowering, timetable, stage, &times, layout.as_ref());
         let last = |m: usize| {
-            let at = timetable.by_stage[stage].iter().rposition(|a| a.microbatch == m);
+            let at = timetable.by_stage[stage].iter().rposition(|a| a.microbatch == times[m]);
             at.map_or(0, |at| at + 1)
         };
         let enters = |m: usize| tied.iter().map(|t| t.plan[m].done).fold(last(m), usize::max);
         let enters = (0..n).map(enters).collect();
         let leaves = vec![None; n];
-        Leaves { tree, losses, run, shards, leaves, enters, tied, n_microbatches: 0, n_shards: 0 }
+        Leaves { tree, losses, run, shards, leaves, enters, tied, layout, n_microbatches: 0, n_shards: 0 }
     }
 
     /// Where the loss of a microbatch is counted.
@@ -104,6 +110,24 @@ impl Leaves {
             let into = self.leaf(lowering, microbatch).part(range.clone());
             lowering.push(Instr::Copy { from: Region::Grads(range), into });
         }
+    }
+
+    /// Copies of whole gradients of sharded parameters, which these nodes compute, into the leaf of a microbatch; each with the node
+    /// before which it is made.
+    pub(crate) fn whole_grads(
+        &mut self,
+        lowering: &mut Lowering,
+        microbatch: usize,
+        body: &Body,
+        place: (usize, usize),
+        nodes: &Range<usize>,
+    ) -> Vec<(usize, Instr)> {
+        let Some(layout) = self.layout.clone() else { return Vec::new() };
+        if !whole_grads(&body.graph).iter().any(|grad| nodes.contains(&grad.taken_by)) {
+            return Vec::new();
+        }
+        let leaf = self.leaf(lowering, microbatch);
+        into_leaf(&layout, body, place, &leaf)
     }
 
     /// The last pass of a microbatch has run; its slot is still there.
@@ -200,8 +224,14 @@ impl HandedOn {
     }
 }
 
-/// The tied parameters of this stage.
-fn tied(lowering: &Lowering, timetable: &Timetable, stage: usize) -> Vec<HandedOn> {
+/// The tied parameters of this stage. `times` are the numbers of this rank's microbatches in the timetable.
+fn tied(
+    lowering: &Lowering,
+    timetable: &Timetable,
+    stage: usize,
+    times: &[usize],
+    layout: Option<&LeafLayout>,
+) -> Vec<HandedOn> {
     let body = &lowering.program.bodies[0];
     let ranges = param_ranges(&body.graph);
     let of = |tied: &Tied| {
@@ -209,14 +239,19 @@ fn tied(lowering: &Lowering, timetable: &Timetable, stage: usize) -> Vec<HandedO
         let plans = hand_overs(timetable, &chain).expect("timetables are tested not to deadlock");
         let here = tied.stages.iter().position(|s| *s == stage).expect("this stage has the parameter");
         let found = ranges.iter().find(|(p, _)| *p == tied.param);
+        let whole = layout.filter(|_| body.graph.params[tied.param].shard.is_some());
+        let plan = &plans[chain.len() - 1 - here];
         HandedOn {
-            range: found.expect("every parameter has a place").1.clone(),
-            plan: plans[chain.len() - 1 - here].clone(),
+            range: match whole {
+                Some(layout) => layout.of(tied.param),
+                None => found.expect("every parameter has a place").1.clone(),
+            },
+            plan: times.iter().map(|t| plan[*t]).collect(),
             stages: tied.stages.clone(),
             here,
             tag: tied_tag(tied),
             other: None,
-            sending: vec![None; timetable.microbatches],
+            sending: vec![None; times.len()],
         }
     };
     body.tied.iter().map(of).collect()

@@ -56,5 +56,5 @@ mod tests;
 
 pub use choose::{ShardPlace, refusal, shard_of};
 pub(crate) use idle::{idle, sharded_range};
-pub(crate) use leaves::{LeafLayout, into_leaf};
+pub(crate) use leaves::{LeafLayout, into_leaf, whole_grads};
 pub use rewrite::{Passes, shard};
