@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use polyreme_graph::{Builder, Exchange, Graph, Init, Moments, Optimizer, Program, differentiate};
+use polyreme_graph::{Body, Builder, Exchange, Graph, Init, Moments, Optimizer, Program, differentiate};
 
 use super::*;
 use crate::mesh::Mesh;
@@ -34,7 +34,7 @@ fn step(tied: bool) -> Graph {
 struct Reader<'a> {
     program: &'a Program,
     next: usize,
-    /// By exchange: the how manieth of its kind it is, once it was started.
+    /// By exchange that is under way: its number among those of its kind.
     started: BTreeMap<usize, usize>,
 }
 
@@ -154,44 +154,79 @@ fn check(programs: &[Program], what: &str) {
     assert_eq!(counts.sent, counts.posted, "{what}");
 }
 
+/// The plans and bodies of all stages of one copy of the model.
+fn stages_of(graph: &Graph, mesh: Mesh, training: &Training) -> Vec<(Plan, Arc<Body>)> {
+    let plan = Plan { mesh, pipeline: PipelineKind::TwoBw, microbatches: 8, ..Plan::alone() };
+    let first = |rank: &usize| mesh.place(*rank, Axis::Data) == 0;
+    let of_rank = |rank: usize| {
+        let plan = Plan { rank, ..plan.clone() };
+        let body = compile(graph, &plan, training, None).unwrap();
+        (plan, Arc::new(body))
+    };
+    (0..mesh.ranks()).filter(first).map(of_rank).collect()
+}
+
+/// Their programs for so many steps.
+fn programs(
+    stages: &[(Plan, Arc<Body>)],
+    microbatches: usize,
+    steps: usize,
+    training: &Training,
+) -> Vec<Program> {
+    let program = |(plan, body): &(Plan, Arc<Body>)| {
+        let plan = Plan { microbatches, run_steps: steps, ..plan.clone() };
+        schedule(&plan, training, std::slice::from_ref(body), &plan.whole_step())
+    };
+    stages.iter().map(program).collect()
+}
+
+fn training(clip: Option<f64>) -> Training {
+    let optimizer = Optimizer::Adam(Moments::DEFAULT);
+    Training { optimizer, moments: DType::F32, clip, ema: None, scaled: false }
+}
+
 #[test]
 fn stages_never_wait_in_a_circle() {
     for (tied, data) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
         let graph = step(tied);
         for stages in 2..=6 {
-            for clip in [None, Some(1.0)] {
-                let training = Training {
-                    optimizer: Optimizer::Adam(Moments::DEFAULT),
-                    moments: DType::F32,
-                    clip,
-                    ema: None,
-                    scaled: false,
-                };
+            for training in [None, Some(1.0)].map(training) {
                 let mesh = Mesh { stage: stages, ..Mesh::data(data) };
-                let plan = Plan { mesh, pipeline: PipelineKind::TwoBw, microbatches: 8, ..Plan::alone() };
-                let plans: Vec<Plan> = (0..stages)
-                    .map(|s| {
-                        let rank = (0..mesh.ranks())
-                            .find(|r| mesh.place(*r, Axis::Stage) == s && mesh.place(*r, Axis::Data) == 0);
-                        Plan { rank: rank.unwrap(), ..plan.clone() }
-                    })
-                    .collect();
-                let bodies: Vec<_> =
-                    plans.iter().map(|p| Arc::new(compile(&graph, p, &training, None).unwrap())).collect();
+                let of_stages = stages_of(&graph, mesh, &training);
+                assert_eq!(of_stages.len(), stages);
                 for microbatches in stages - 1..=stages + 4 {
-                    for run_steps in 2..=4 {
-                        let program = |(plan, body): (&Plan, &Arc<_>)| {
-                            let plan = Plan { microbatches, run_steps, ..plan.clone() };
-                            schedule(&plan, &training, std::slice::from_ref(body), &plan.whole_step())
-                        };
-                        let programs: Vec<Program> = plans.iter().zip(&bodies).map(program).collect();
+                    for steps in 2..=4 {
                         let what = format!(
-                            "{stages} stages, {microbatches} microbatches, {run_steps} steps, data {data}, tied {tied}"
+                            "{stages} stages, {microbatches} microbatches, {steps} steps, data {data}, tied {tied}"
                         );
-                        check(&programs, &what);
+                        check(&programs(&of_stages, microbatches, steps, &training), &what);
                     }
                 }
             }
         }
+    }
+}
+
+/// The check above fails where it should.
+#[test]
+fn a_message_that_is_missing_or_used_too_early_is_noticed() {
+    let training = training(Some(1.0));
+    let stages = stages_of(&step(true), Mesh { stage: 3, ..Mesh::data(1) }, &training);
+    let whole = programs(&stages, 4, 3, &training);
+    let fails = |programs: Vec<Program>| std::panic::catch_unwind(|| check(&programs, "spoilt")).is_err();
+    let kept = |number: usize| matches!(whole[1].exchanges[number].of, Region::Buffer(..));
+    let exchanges = (0..whole[1].exchanges.len()).filter(|n| kept(*n)).collect::<Vec<_>>();
+    // Squares, tied gradients and losses of two steps at least.
+    assert!(exchanges.len() > 12, "{exchanges:?}");
+    for number in exchanges {
+        let mut missing = whole.clone();
+        let of = |instr: &Instr| matches!(instr, Instr::Start(n) | Instr::Wait(n) if *n == number);
+        missing[1].instrs.retain(|instr| !of(instr));
+        assert!(fails(missing), "exchange {number} is missing");
+        let mut late = whole.clone();
+        late[1].instrs.retain(|instr| *instr != Instr::Wait(number));
+        late[1].instrs.push(Instr::Wait(number));
+        let receives = matches!(whole[1].exchanges[number].op, Collective::Receive { .. });
+        assert!(!receives || fails(late), "what exchange {number} brings is used before it is there");
     }
 }

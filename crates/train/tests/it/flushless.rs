@@ -185,6 +185,17 @@ fn a_loss_that_is_not_finite_is_that_of_its_step() {
     }
 }
 
+/// Nine samples make five microbatches where six were asked for.
+#[test]
+fn too_few_microbatches_are_refused_before_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = "steps = 8\noptimizer = { kind = \"sgd\", lr = 0.1 }\n";
+    let lines = lines(folder.path(), train, &format!("stage = 7\n{FLUSHLESS}"));
+    let lines = lines.replace("batch = 12", "batch = 9").replace("microbatches = 4", "microbatches = 6");
+    let error = Prepared::new(job(&lines), Given::default(), 7).err().unwrap().to_string();
+    assert!(error.contains("needs 6 or more microbatches in a step, not 5"), "{error}");
+}
+
 /// What old gradients cost a small gpt: its validation loss is that of a pipeline that flushes, within two percent.
 #[test]
 fn a_gpt_learns_as_much_from_as_many_samples() {
