@@ -73,9 +73,11 @@ pub(crate) struct StepProgress {
     waited: Duration,
     /// Whether nothing is updated.
     skipped: bool,
-    /// In a program of several steps: the step whose random draws all of them use. Microbatches of one step run before and after
-    /// the end of another.
+    /// In a program of several steps: the step of the microbatch that runs, which random draws depend on. Microbatches of one step run
+    /// before and after the end of another.
     pub(crate) drawn_at: Option<u64>,
+    /// The first of several steps, and how many microbatches each has.
+    first_step: Option<(u64, usize)>,
     /// The results of the steps before the last one of this program.
     earlier: Vec<Totals>,
     /// How many steps follow the present one.
@@ -97,14 +99,13 @@ impl StepProgress {
         (self.grad_norm, self.waited, self.not_finite, self.skipped) = (None, Duration::ZERO, None, false);
         self.earlier.clear();
         self.steps_left = program.instrs.iter().filter(|instr| matches!(instr, Instr::NextStep)).count();
-        (self.drawn_at, self.late) = (None, None);
+        (self.drawn_at, self.first_step, self.late) = (None, None, None);
     }
 }
 
 impl StepProgress {
     /// The results of the step that was judged last.
-    fn totals(&mut self) -> Totals {
-        let not_finite = self.not_finite.take().flatten();
+    fn totals(&self, not_finite: Option<NonFinite>) -> Totals {
         let StepProgress { totals: [loss, weight, a, b], grad_norm, waited, skipped, .. } = *self;
         Totals { loss: loss / weight, weight, extra: [a, b], grad_norm, waited, skipped, not_finite }
     }
@@ -124,7 +125,8 @@ impl Engine {
         self.progress.begin(&loaded, args);
         self.memory.params_from = None;
         if self.progress.steps_left > 0 {
-            self.progress.drawn_at = Some(self.memory.state.step);
+            let per_step = loaded.program.microbatches.len() / (self.progress.steps_left + 1);
+            self.progress.first_step = Some((self.memory.state.step, per_step));
         }
         // Ranks evaluate at their own pace: only what trains moves a group to its next step.
         if let (Some(group), true) = (&mut self.group, loaded.program.optimizer.is_some()) {
@@ -145,7 +147,8 @@ impl Engine {
             self.memory.state.step += 1;
         }
         self.progress.drawn_at = None;
-        Ok(self.progress.totals())
+        let not_finite = self.progress.not_finite.take().flatten();
+        Ok(self.progress.totals(not_finite))
     }
 
     /// The results of the earlier steps of a program of several, in their order; the last one's are what it returned.
@@ -212,7 +215,8 @@ impl Engine {
                 self.progress.skipped |= loaded.program.scaled && !norm.is_finite();
                 (self.progress.grad_norm, self.progress.clip) = (Some(norm), clip_scale(norm, *max_norm));
             }
-            Instr::Measure { .. } | Instr::Update { .. } | Instr::Follow { .. } if self.progress.skipped => {}
+            Instr::Measure { .. } | Instr::Update { .. } | Instr::Follow { .. }
+                if self.progress.skipped || self.progress.late.is_some() => {}
             Instr::Measure { what, params, grads, sums } => {
                 let optimizer = loaded.program.optimizer.ok_or(ExecError::NoOptimizer)?;
                 let began = self.timeline.is_some().then(Instant::now);
@@ -266,7 +270,8 @@ impl Engine {
                 };
             }
             Instr::NextStep => {
-                let totals = self.progress.totals();
+                // What is not finite may be of a later step, whose microbatches have begun.
+                let totals = self.progress.totals(None);
                 self.progress.earlier.push(totals);
                 self.progress.steps_left -= 1;
                 self.memory.state.step += 1;
@@ -316,6 +321,8 @@ impl Engine {
         let body = loaded.bodies[block.body];
         let first_sample = loaded.program.microbatches[microbatch].first_sample as u64;
         let entered = self.pace.is_some().then(Instant::now);
+        let step_of = |(first, per_step): (u64, usize)| first + (microbatch / per_step) as u64;
+        self.progress.drawn_at = self.progress.first_step.map(step_of);
         for node in block.nodes.clone() {
             let began = self.timeline.is_some().then(Instant::now);
             match block.update {

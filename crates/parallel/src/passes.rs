@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use polyreme_graph::recompute::BudgetError;
-use polyreme_graph::{Axis, Body, DType, Graph, Program, recompute};
+use polyreme_graph::{Axis, Body, DType, Graph, Keeps, Program, Weights, recompute};
 use thiserror::Error;
 
 use crate::choice::CutRoom;
 use crate::own_part::own_part;
-use crate::pipeline::PipelineKind;
 use crate::plan::{Plan, Training};
 use crate::schedule::schedule;
 use crate::shard::{Passes, ShardPlace, refusal, shard};
@@ -95,18 +94,23 @@ pub enum CompileError {
 /// measure the last one of their part of the data axis, whose shards are the largest.
 fn largest(plan: &Plan) -> Plan {
     let rank = plan.mesh.group(plan.rank, Axis::Data).last().copied().unwrap_or(plan.rank);
-    Plan { rank, ..plan.clone() }
+    // A longer run takes no more memory than two steps.
+    Plan { rank, run_steps: plan.run_steps.min(2), ..plan.clone() }
 }
 
 /// Names what a pipeline without a flush between steps cannot have.
 fn without_flush(plan: &Plan, training: &Training) -> Result<(), &'static str> {
     match () {
-        () if training.clip.is_some() => {
-            Err("`train.clip`, since the norm of all stages is needed before each update")
-        }
-        () if training.scaled => Err("`train.precision = \"f16\"`, whose scale depends on all stages"),
+        () if training.scaled => Err(
+            "`train.precision = \"f16\"`, whose scale would have to be chosen for each step before its forward passes",
+        ),
         () if plan.shards.is_some() => Err("`parallel.reproducible`, since its gradients are one step old"),
-        () if plan.ranks() > 1 => Err("`parallel.data` above 1 yet"),
+        () if plan.shard_place().is_some() => {
+            Err("`parallel.shard_weights`, since shards are gathered from one version of the weights")
+        }
+        () if plan.ranks() > 1 && (plan.keeps, plan.weights) != (Keeps::All, Weights::Own) => Err(
+            "`parallel.shard_optimizer` or `shard_gradients`, since ranks would wait for each other's part of every update",
+        ),
         () => Ok(()),
     }
 }
@@ -133,7 +137,7 @@ pub fn compile(
     if let Some(why) = plan.shard_place().and_then(|place| shard_refusal(step, place, plan, training)) {
         return Err(CompileError::Shard(why));
     }
-    if plan.mesh.stage > 1 && plan.pipeline == PipelineKind::TwoBw {
+    if plan.is_flushless() {
         without_flush(plan, training).map_err(|what| CompileError::Flushless { what })?;
     }
     if plan.mesh.stage > 1 {

@@ -58,6 +58,8 @@ pub struct Plan {
     pub shard_weights: bool,
     /// With several stages: in which order they run microbatches.
     pub pipeline: PipelineKind,
+    /// With a schedule that has no flush between steps: how many steps a whole run of them has.
+    pub run_steps: usize,
     /// With several stages: the layers before which the network is cut, or other places by their names. None: where the slowest
     /// stage is as fast as can be, which [`choose_cuts`](crate::choose_cuts) finds.
     pub cuts: Vec<String>,
@@ -87,13 +89,15 @@ impl Training {
     }
 }
 
-/// One rank's share of a step.
+/// One rank's share of a step, or of several that are run without a flush between them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StepShape {
     /// Its microbatches in their order. In reproducible mode, one for each of its logical shards: `None` without samples.
     pub microbatches: Vec<Option<Microbatch>>,
     /// The largest number of microbatches on any rank; ranks with fewer first take part in the others' exchanges.
     pub rounds: usize,
+    /// Over how many steps the microbatches are spread, as many for each.
+    pub steps: usize,
     /// Reproducible mode: which logical shards each rank has.
     pub runs: Vec<Range<usize>>,
 }
@@ -114,6 +118,7 @@ impl Plan {
             precision: Precision::F32,
             shard_weights: false,
             pipeline: PipelineKind::OneFOneB,
+            run_steps: 1,
             cuts: Vec::new(),
             layouts: StoredLayouts::new(),
         }
@@ -166,12 +171,18 @@ impl Plan {
         self.updates == Updates::AtOnce && lone && self.microbatches <= 1
     }
 
-    /// The shape of a full step in which every microbatch runs the first body.
+    /// Whether stages go on from step to step without a flush.
+    pub fn is_flushless(&self) -> bool {
+        self.mesh.stage > 1 && self.pipeline == PipelineKind::TwoBw
+    }
+
+    /// The shape of a full step, or of a whole run of them, in which every microbatch runs the first body.
     pub fn whole_step(&self) -> StepShape {
         let microbatch = Microbatch { body: 0, first_sample: 0 };
         let Some(shards) = self.shards else {
             let n = self.microbatches.max(1);
-            return StepShape::rounds(&vec![microbatch; n], n);
+            let steps = if self.is_flushless() { self.run_steps } else { 1 };
+            return StepShape::rounds(&vec![microbatch; n], n).times(steps);
         };
         let runs: Vec<_> = (0..self.ranks()).map(|rank| run_of(shards, self.ranks(), rank)).collect();
         let mine = runs[self.mesh.place(self.rank, Axis::Data)].len();
@@ -194,11 +205,22 @@ impl StepShape {
     /// These microbatches, in a step where the rank with the most has `rounds`.
     pub fn rounds(microbatches: &[Microbatch], rounds: usize) -> StepShape {
         let microbatches: Vec<_> = microbatches.iter().copied().map(Some).collect();
-        StepShape { rounds: rounds.max(microbatches.len()).max(1), microbatches, runs: Vec::new() }
+        StepShape { rounds: rounds.max(microbatches.len()).max(1), microbatches, steps: 1, runs: Vec::new() }
+    }
+
+    /// So many steps of this shape, without a flush between them.
+    pub fn times(self, steps: usize) -> StepShape {
+        let steps = steps.max(1);
+        StepShape {
+            microbatches: self.microbatches.repeat(steps),
+            rounds: self.rounds * steps,
+            steps,
+            ..self
+        }
     }
 
     /// This rank's logical shards; `runs` says which each rank has.
     pub fn shards(microbatches: Vec<Option<Microbatch>>, runs: Vec<Range<usize>>) -> StepShape {
-        StepShape { rounds: microbatches.len(), microbatches, runs }
+        StepShape { rounds: microbatches.len(), microbatches, steps: 1, runs }
     }
 }

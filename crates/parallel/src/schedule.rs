@@ -44,7 +44,6 @@ use polyreme_graph::{
 use crate::buckets::{Bucket, buckets, cuts, in_turn};
 use crate::fixed_blocks::block_cuts;
 use crate::joint;
-use crate::pipeline::{PipelineKind, across_steps};
 use crate::plan::{Plan, StepShape, Training};
 use crate::reproducible;
 use crate::shard::{idle, sharded_range};
@@ -126,6 +125,11 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         counted_elsewhere: counted_elsewhere(plan, &bodies[0]),
     };
     let states = lowering.keep_states(training);
+    if shape.steps > 1 {
+        assert!(plan.is_flushless(), "only a schedule without a flush runs several steps as one");
+        staged_across::run(&mut lowering, plan, shape.steps, training);
+        return lowering.program;
+    }
     let timetable = (plan.mesh.stage > 1).then(|| {
         let found = stage_body::timetable_of(plan, lowering.own.len());
         (plan.mesh.place(plan.rank, Axis::Stage), found.expect("a plan that was compiled"))
@@ -133,12 +137,6 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     let stage = timetable.as_ref().map(|(stage, timetable)| (*stage, timetable));
     match (plan.shards, stage) {
         (Some(shards), _) => reproducible::step(&mut lowering, shards, shape, training.max_norm(), stage),
-        (None, Some((stage, _))) if plan.pipeline == PipelineKind::TwoBw => {
-            let lists = across_steps(plan.mesh.stage, plan.microbatches.max(1));
-            staged_across::run(&mut lowering, &lists.expect("a plan that was compiled"), stage, training);
-            lowering.program.instrs.extend(states);
-            return lowering.program;
-        }
         (None, Some((stage, timetable))) => {
             staged::step(&mut lowering, timetable, stage);
             lowering.start_sums();
@@ -249,7 +247,7 @@ pub(crate) struct Lowering {
     /// Axes along which ranks have different parameters, and gradients that are no longer to be summed.
     pub(crate) split_axes: Vec<Axis>,
     /// Axes along which all ranks count the same loss.
-    alike_axes: Vec<Axis>,
+    pub(crate) alike_axes: Vec<Axis>,
     /// By body and node: whether a rank without samples runs it.
     pub(crate) idle: Vec<Vec<bool>>,
     /// With stages, by microbatch of the timetable: which one of this rank it is; `None` if only other ranks of the data axis have
@@ -549,7 +547,7 @@ impl Lowering {
 
     /// The gradients, of a range of parameters and where they lie, whose squares this rank adds to the norm: what several ranks
     /// along other axes than data have is counted by one of them.
-    fn counted_here(&self, params: &Range<usize>, grads: &Region) -> Vec<Region> {
+    pub(crate) fn counted_here(&self, params: &Range<usize>, grads: &Region) -> Vec<Region> {
         let mut counted = Vec::new();
         let mut at = params.start;
         let overlapping =

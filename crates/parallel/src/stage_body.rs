@@ -8,7 +8,7 @@ use polyreme_graph::{Axis, Body, Graph, Link, Segment, Tied, fuse, recompute_par
 
 use crate::choice::{CutRoom, choose_cuts};
 use crate::passes::CompileError;
-use crate::pipeline::{Timetable, timetable};
+use crate::pipeline::{PipelineKind, Timetable, across_steps, timetable};
 use crate::plan::Plan;
 use crate::shard::{Passes, ShardPlace, shard};
 use crate::stage::{
@@ -22,13 +22,18 @@ pub(crate) fn timetable_of(plan: &Plan, microbatches: usize) -> Result<Timetable
         let one = timetable_of(plan, 1)?;
         return Ok(Timetable { microbatches, by_stage: vec![Vec::new(); one.stages], ..one });
     }
-    timetable(plan.pipeline, plan.mesh.stage, microbatches).map_err(CompileError::Pipeline)
+    // A step with a flush before it and behind it, however short, is one of 1F1B.
+    let kind = if plan.is_flushless() { PipelineKind::OneFOneB } else { plan.pipeline };
+    timetable(kind, plan.mesh.stage, microbatches).map_err(CompileError::Pipeline)
 }
 
 /// That of a full step.
 pub(crate) fn usual_timetable(plan: &Plan) -> Result<Timetable, CompileError> {
-    let microbatches = plan.shards.map_or(plan.microbatches, |shards| shards.div_ceil(plan.ranks()));
-    timetable_of(plan, microbatches.max(1))
+    let microbatches = plan.shards.map_or(plan.microbatches, |shards| shards.div_ceil(plan.ranks())).max(1);
+    if plan.is_flushless() {
+        across_steps(plan.mesh.stage, microbatches).map_err(CompileError::Pipeline)?;
+    }
+    timetable_of(plan, microbatches)
 }
 
 /// The traced nodes before which a plan with several stages cuts a graph: the same ones in every rewrite of it.

@@ -41,6 +41,9 @@ const TIED_TAGS: usize = 32_000;
 /// The tag of the totals of a step, where stages send them to each other.
 pub(crate) const TOTALS_TAG: u16 = (1 << 15) - 1;
 
+/// The tag of squares of gradients, where stages send them to each other.
+pub(crate) const SQUARES_TAG: u16 = TOTALS_TAG - 1;
+
 /// Everything up to the sums over the data axis.
 pub(crate) fn step(lowering: &mut Lowering, timetable: &Timetable, stage: usize) {
     let totals = lowering.begin(4, "totals");
@@ -107,7 +110,7 @@ pub(crate) fn passes(
 
 /// The tag of messages about a tied parameter.
 pub(crate) fn tied_tag(tied: &Tied) -> u16 {
-    let tag = u16::try_from(TIED_TAGS + tied.number).ok().filter(|tag| *tag < TOTALS_TAG);
+    let tag = u16::try_from(TIED_TAGS + tied.number).ok().filter(|tag| *tag < SQUARES_TAG);
     tag.expect("few parameters are tied")
 }
 

@@ -6,31 +6,44 @@
 //!  first forwards of step 0                        with the older weights
 //!  ── list 0: the other passes of step 0           with the older weights
 //!     first forwards of step 1                     with the newest
-//!     keep gradients of step 0; start their exchanges, and that of its loss
+//!     kept:    gradients of step 0; start their sum over the data axis, and the messages with its loss
 //!     older weights = params
 //!  ── list 1: the other passes of step 1           with the older weights
-//!     wait for step 0's exchanges, judge, update   before the first pass that needs the result
+//!     summed:  wait for that sum, start to exchange tied gradients
+//!     whole:   wait for these, take the squares of the gradients, start to exchange them
+//!     updated: wait for the squares and the loss, judge, clip, update
 //!     first forwards of step 2                     with the newest weights
 //!  ...
-//!  wait, judge, update with step n - 1
+//!  the same for step n - 1, with nothing to hide it behind
 //! ```
 //!
 //! Stages are not at the same place of their lists: one that waited for all others at the end of each step would empty the
-//! pipeline. So what a step exchanges over stages (its loss, and the gradients of tied parameters) is started at the end of its list, and
-//! waited for in the next list, before the first forward pass that reads the new weights. By then every other stage has
-//! ended the list: it has run passes that this stage's depend on. The gradients wait meanwhile in a buffer, since passes of the next
-//! step write the arena.
+//! pipeline. So what a step exchanges is started at one *station* and waited for at the next, with passes of the next step in between. What
+//! stages exchange are messages: a collective over stages would hold up the activations behind it. The gradients wait in a
+//! buffer, since passes of the next step write the arena.
+//!
+//! # Where stations are
+//! A list has `m` turns of a forward and a backward pass. Stage `s`, which is `a = p - 1 - s` forwards ahead, needs the update before
+//! turn `m - a`, where the forwards of the step after the next begin. Exchanges start at turn 0, in the middle, and at three quarters
+//! of that; a station that has nothing to wait for is where the one before it is. A stage that waits at turn `c` of its list for what
+//! stage `s'` starts at turn `b` of its own lets that one come so far if `b <= c`, or for a later stage `b <= c + (s' - s)`: with these
+//! places that is so, and no circle of stages waits (`staged_across/tests.rs` tries them all). The first stage ends its list last and has
+//! the least time, `m - (p - 1)` turns: with `m = p - 1` it waits for everything at once.
 //!
 //! # What it costs
 //! - Staleness: the gradient of step `t` is taken at the weights of step `t - 1`, `W[t+1] = W[t] - update(gradient at W[t-1])`. Only
-//!   the first step of a run has the newest. A run of one step is a step of 1F1B.
+//!   the first step of a run has the newest.
 //! - Memory: a stage's weights once more, and its gradients once more.
 //! - Time: copies of both per step; a flush per run instead of per step.
-//! - A loss that is not finite is an error at the end of the run, when stages do not wait for each other any more; updates have been made
-//!   meanwhile.
+//! - Messages: per step 32 bytes from the last stage to each other one; with clipping 8 bytes from each stage to each other; tied gradients
+//!   from each stage that has them to each other.
+//! - A loss that is not finite is an error at the end of the run, when stages do not wait for each other any more. From its step on
+//!   nothing is updated: all stages judge a step before they update with it.
 //!
-//! Norms of all gradients and scaled losses would have to be known before each update on all stages at the same place, which
-//! is a flush; they are refused, as are several data ranks (not done yet) and logical shards (whose bits must not depend on stages).
+//! The caller's numbers are added up over all ranks in the last step of a run, where all meet; those of other steps are the last stage's.
+//!
+//! Refused: scaled losses, whose scale would have to be known before the forward passes of each step; logical shards, whose bits must not
+//! depend on stages; optimizer state or weights that ranks of the data axis share out, since each update would wait for all of them.
 //!
 //! If a peer dies, the exchange that waits for it ends with a report; updates of earlier steps of the run have been made.
 
@@ -39,40 +52,63 @@ use std::ops::Range;
 use polyreme_graph::memory::param_ranges;
 use polyreme_graph::{Axis, Collective, DType, Instr, Region, Tied};
 
-use crate::pipeline::{AcrossSteps, Action};
-use crate::plan::Training;
+use crate::pipeline::{Action, across_steps};
+use crate::plan::{Plan, Training};
 use crate::schedule::Lowering;
 use crate::split_tensors::measured;
-use crate::staged::{TOTALS_TAG, passes, tied_tag};
+use crate::staged::{SQUARES_TAG, TOTALS_TAG, passes, tied_tag};
 
-/// A run of as many steps as the program has microbatches for.
-pub(crate) fn run(lowering: &mut Lowering, lists: &AcrossSteps, stage: usize, training: &Training) {
-    let n_steps = lowering.program.microbatches.len() / lists.microbatches;
+/// A run of `n_steps` steps, over which the program's microbatches are spread.
+///
+/// # Panics
+/// If a step has too few microbatches for the stages.
+pub(crate) fn run(lowering: &mut Lowering, plan: &Plan, n_steps: usize, training: &Training) {
+    let (stages, stage) = (plan.mesh.stage, plan.mesh.place(plan.rank, Axis::Stage));
+    let per_step = lowering.program.microbatches.len() / n_steps;
+    let lists = across_steps(stages, per_step).expect("a step with enough microbatches");
+    let timetable = lists.run(n_steps);
     let len = lowering.grad_len();
     let mut buffer = |name: &str, dtype, len| lowering.program.buffer(name, dtype, len);
     let steps = Across {
         older: buffer("older weights", DType::F32, len),
         grads: buffer("gradients of a step", DType::F32, len),
         totals: [buffer("totals 0", DType::F64, 4), buffer("totals 1", DType::F64, 4)],
-        per_step: lists.microbatches,
-        ahead: lists.stages - 1 - stage,
-        n_actions: lists.run(n_steps).by_stage[stage].len(),
+        squares: training.clip.map(|_| buffer("squares by stage", DType::F64, stages)),
+        per_step,
+        ahead: stages - 1 - stage,
+        n_actions: timetable.by_stage[stage].len(),
         n_steps,
-        stages: lists.stages,
+        stages,
         stage,
         training: *training,
         ended: 0,
         updated: 0,
+        station: Station::Kept,
         reads_older: false,
-        arriving: Vec::new(),
-        tied_arriving: Vec::new(),
+        summing: None,
+        totals_arriving: None,
+        squares_arriving: Vec::new(),
+        tied_exchanges: Vec::new(),
         sending: Vec::new(),
     };
-    lowering.push(Instr::Copy { from: Region::Params(0..len), into: steps.older.clone() });
-    lowering.push(Instr::Begin(steps.totals[0].clone()));
     let totals = steps.totals[0].clone();
-    passes(lowering, &lists.run(n_steps), stage, &totals, None, Some(steps));
+    lowering.push(Instr::Copy { from: Region::Params(0..len), into: steps.older.clone() });
+    lowering.push(Instr::Begin(totals.clone()));
+    passes(lowering, &timetable, stage, &totals, None, Some(steps));
     lowering.push(Instr::ReadParams(Region::Params(0..len)));
+}
+
+/// How far a step has come whose passes are done.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Station {
+    /// Its gradients are in their buffer.
+    Kept,
+    /// They are summed over the data axis.
+    Summed,
+    /// Those of tied parameters are summed over the stages.
+    Whole,
+    /// The weights are updated.
+    Updated,
 }
 
 /// What several steps need between the passes of a stage.
@@ -83,6 +119,8 @@ pub(crate) struct Across {
     grads: Region,
     /// By parity of the step.
     totals: [Region; 2],
+    /// By stage: the sum of the squares of its gradients, if they are clipped.
+    squares: Option<Region>,
     pub(crate) per_step: usize,
     /// How many forwards of the next step a list ends with.
     ahead: usize,
@@ -94,11 +132,17 @@ pub(crate) struct Across {
     /// How many lists have ended, and how many steps have updated the weights.
     ended: usize,
     updated: usize,
+    /// Where the step is that has ended and not updated.
+    station: Station,
     reads_older: bool,
+    /// The sum of gradients over the data axis that is under way.
+    summing: Option<usize>,
     /// Totals that are on their way to this stage.
-    arriving: Vec<usize>,
-    /// Tied gradients that are: the exchange, and where they arrive, and which of the gradients they are.
-    tied_arriving: Vec<(usize, Region, Range<usize>)>,
+    totals_arriving: Option<usize>,
+    /// Squares that are.
+    squares_arriving: Vec<usize>,
+    /// Tied gradients that are on their way, to this stage and from it.
+    tied_exchanges: Vec<usize>,
     /// What is on its way out of the buffers of the step that ended last.
     sending: Vec<usize>,
 }
@@ -122,13 +166,13 @@ impl Across {
 
     /// What is done before the action with this number.
     pub(crate) fn at(&mut self, lowering: &mut Lowering, place: usize) {
-        self.update_at(lowering, place);
+        self.advance(lowering, place);
         if place == self.end_of(self.ended) && self.ended < self.n_steps {
             self.end_list(lowering);
-            self.update_at(lowering, place);
+            self.advance(lowering, place);
         }
         if place == self.n_actions {
-            lowering.program.instrs.extend(self.sending.drain(..).map(Instr::Wait));
+            self.sent(lowering);
         }
     }
 
@@ -137,112 +181,192 @@ impl Across {
         (self.ahead + 2 * self.per_step * (step + 1)).min(self.n_actions)
     }
 
-    /// The place of a step's update: in the next list, before its first forward of the step after, or at its end.
-    fn place_of_update(&self, step: usize) -> usize {
-        match step + 2 < self.n_steps && self.ahead > 0 {
-            true => self.end_of(step) + 2 * (self.per_step - self.ahead),
-            false => self.end_of(step + 1),
-        }
+    /// The place in the next list where a step comes to a station. The last two updates of a run come behind its last pass.
+    fn place_of(&self, lowering: &Lowering, step: usize, station: Station) -> usize {
+        let turns = self.per_step - self.ahead;
+        let summed = if lowering.role.ranks > 1 { turns / 2 } else { 0 };
+        let turn = match station {
+            Station::Kept => 0,
+            Station::Summed => summed,
+            Station::Whole if lowering.program.bodies[0].tied.is_empty() => summed,
+            Station::Whole => turns * 3 / 4,
+            Station::Updated if step + 2 >= self.n_steps => return self.n_actions,
+            Station::Updated => turns,
+        };
+        (self.end_of(step) + 2 * turn).min(self.n_actions)
     }
 
-    fn update_at(&mut self, lowering: &mut Lowering, place: usize) {
-        if self.updated < self.ended && place >= self.place_of_update(self.updated) {
+    /// Brings the step that ended last to the stations that are due.
+    fn advance(&mut self, lowering: &mut Lowering, place: usize) {
+        let step = self.updated;
+        if step == self.ended {
+            return;
+        }
+        let due = |across: &Across, lowering: &Lowering, station: Station| {
+            across.station < station && across.place_of(lowering, step, station) <= place
+        };
+        if due(self, lowering, Station::Summed) {
+            self.sum(lowering);
+        }
+        if due(self, lowering, Station::Whole) {
+            self.complete(lowering);
+        }
+        if due(self, lowering, Station::Updated) {
             self.update(lowering);
         }
     }
 
-    /// Keeps the gradients of a step whose passes are done, and starts what stages exchange of it.
+    /// Waits for what is on its way out of the buffers of a step.
+    fn sent(&mut self, lowering: &mut Lowering) {
+        lowering.program.instrs.extend(self.sending.drain(..).map(Instr::Wait));
+    }
+
+    /// Keeps the gradients of a step whose passes are done, and starts their sum and the messages with its loss.
     fn end_list(&mut self, lowering: &mut Lowering) {
         let (step, len) = (self.ended, lowering.grad_len());
-        // What was sent of the step before is still in these buffers.
-        lowering.program.instrs.extend(self.sending.drain(..).map(Instr::Wait));
+        self.sent(lowering);
         lowering.push(Instr::Copy { from: Region::Grads(0..len), into: self.grads.clone() });
-        let last = self.stages - 1;
-        let totals = self.totals[step % 2].clone();
-        if self.stage == last {
-            for to in 0..last {
-                let send = start(lowering, Collective::Send { to, tag: TOTALS_TAG }, &totals);
-                self.sending.push(send);
-            }
-        } else {
-            let op = Collective::Receive { from: last, tag: TOTALS_TAG };
-            self.arriving.push(start(lowering, op, &totals));
-        }
-        let body = lowering.program.bodies[0].clone();
-        for tied in &body.tied {
-            self.start_tied(lowering, tied);
+        if lowering.role.ranks > 1 {
+            self.summing = Some(start(lowering, Collective::AllReduce, Axis::Data, &self.grads));
         }
         self.ended += 1;
+        self.station = Station::Kept;
         if self.ended < self.n_steps {
+            self.start_totals(lowering, &self.totals[step % 2].clone());
             lowering.push(Instr::Copy { from: Region::Params(0..len), into: self.older.clone() });
             lowering.push(Instr::Begin(self.totals[self.ended % 2].clone()));
         }
     }
 
-    /// Contributions to a tied parameter go to the first stage that has it, and come back as their sum.
-    fn start_tied(&mut self, lowering: &mut Lowering, tied: &Tied) {
-        let (range, tag, first) = (range_of(lowering, tied), tied_tag(tied), tied.stages[0]);
-        let own = self.grads.part(range.clone());
-        let from: Vec<usize> = match self.stage == first {
-            true => tied.stages[1..].iter().rev().copied().collect(),
-            false => {
-                self.sending.push(start(lowering, Collective::Send { to: first, tag }, &own));
-                vec![first]
-            }
-        };
-        for from in from {
-            let name = format!("tied gradient {tag} of stage {from}");
-            // One buffer for all steps.
-            let known = lowering.program.buffers.iter().position(|b| b.name == name);
-            let into = match known {
-                Some(buffer) => Region::Buffer(buffer, 0..range.len()),
-                None => lowering.program.buffer(name, DType::F32, range.len()),
-            };
-            let exchange = start(lowering, Collective::Receive { from, tag }, &into);
-            self.tied_arriving.push((exchange, into, range.clone()));
+    /// The loss is known to the last stage, which tells the others. Behind the last step all meet instead.
+    fn start_totals(&mut self, lowering: &mut Lowering, totals: &Region) {
+        let last = self.stages - 1;
+        if self.stage < last {
+            self.totals_arriving = Some(receive(lowering, last, TOTALS_TAG, totals));
+            return;
+        }
+        for to in 0..last {
+            self.sending.push(send(lowering, to, TOTALS_TAG, totals));
         }
     }
 
-    /// Waits for what stages exchange of a step, and updates the weights with it.
-    fn update(&mut self, lowering: &mut Lowering) {
+    /// Waits for the sums over the data axis, and starts to exchange tied gradients: each stage that has one sends its contribution
+    /// to the others, and all add them up.
+    fn sum(&mut self, lowering: &mut Lowering) {
+        lowering.program.instrs.extend(self.summing.take().map(Instr::Wait));
+        if lowering.role.ranks > 1 && self.updated + 1 < self.n_steps {
+            self.totals_arrived(lowering);
+            let totals = self.totals[self.updated % 2].clone();
+            lowering.program.exchange_now(Collective::AllReduce, Axis::Data, totals);
+        }
         let body = lowering.program.bodies[0].clone();
-        lowering.program.instrs.extend(self.arriving.drain(..).map(Instr::Wait));
-        let mut sums = Vec::new();
-        for (exchange, from, range) in self.tied_arriving.drain(..) {
-            let into = self.grads.part(range.clone());
-            lowering.push(Instr::Wait(exchange));
-            let tied = body.tied.iter().find(|t| range_of(lowering, t) == range).expect("a tied parameter");
-            if tied.stages[0] == self.stage {
+        for tied in &body.tied {
+            let own = self.grads.part(range_of(lowering, tied));
+            for other in tied.stages.iter().copied().filter(|stage| *stage != self.stage) {
+                let into = contribution(lowering, tied, other);
+                self.tied_exchanges.push(send(lowering, other, tied_tag(tied), &own));
+                self.tied_exchanges.push(receive(lowering, other, tied_tag(tied), &into));
+            }
+        }
+        self.station = Station::Summed;
+    }
+
+    /// Adds up tied gradients, and starts to exchange the squares of all of them.
+    fn complete(&mut self, lowering: &mut Lowering) {
+        let body = lowering.program.bodies[0].clone();
+        lowering.program.instrs.extend(self.tied_exchanges.drain(..).map(Instr::Wait));
+        for tied in &body.tied {
+            self.add_up(lowering, tied);
+        }
+        if let Some(squares) = self.squares.clone() {
+            let own = squares.part(self.stage..self.stage + 1);
+            lowering.push(Instr::Zero(own.clone()));
+            for (params, grads, _) in self.whole_updates(lowering) {
+                for of in lowering.counted_here(&params, &grads) {
+                    lowering.push(Instr::Squares { of, into: own.clone(), block: None });
+                }
+            }
+            for axis in lowering.split_axes.clone().into_iter().filter(|axis| *axis != Axis::Stage) {
+                lowering.program.exchange_now(Collective::AllReduce, axis, own.clone());
+            }
+            for other in (0..self.stages).filter(|stage| *stage != self.stage) {
+                let into = squares.part(other..other + 1);
+                self.sending.push(send(lowering, other, SQUARES_TAG, &own));
+                self.squares_arriving.push(receive(lowering, other, SQUARES_TAG, &into));
+            }
+        }
+        self.station = Station::Whole;
+    }
+
+    /// The sum of all contributions to a tied parameter, from the last stage to the first as a lone rank would: the same bits on all of
+    /// these stages.
+    fn add_up(&self, lowering: &mut Lowering, tied: &Tied) {
+        let own = self.grads.part(range_of(lowering, tied));
+        let mut sum: Option<Region> = None;
+        for &stage in tied.stages.iter().rev() {
+            let into = if stage == self.stage { own.clone() } else { contribution(lowering, tied, stage) };
+            if let Some(from) = sum.replace(into.clone()) {
                 lowering.push(Instr::Add { from, into });
-                sums.push(tied.clone());
-            } else {
-                // This stage's contribution has arrived: the sum contains it. Its send is over, and is waited for here.
-                lowering.program.instrs.extend(self.sending.drain(..).map(Instr::Wait));
-                lowering.push(Instr::Copy { from, into });
             }
         }
-        sums.dedup();
-        for tied in sums {
-            let sum = self.grads.part(range_of(lowering, &tied));
-            for &to in &tied.stages[1..] {
-                self.sending.push(start(lowering, Collective::Send { to, tag: tied_tag(&tied) }, &sum));
-            }
+        if let Some(from) = sum.filter(|sum| *sum != own) {
+            lowering.push(Instr::Copy { from, into: own });
         }
-        lowering.push(Instr::Judge(self.totals[self.updated % 2].clone()));
-        let mut updates = body.whole_updates();
-        for update in &mut updates {
-            let Instr::Update { params, grads, .. } = update else { continue };
-            *grads = self.grads.part(params.clone());
+    }
+
+    /// Waits for the rest of what stages exchange of a step, and updates the weights with it.
+    fn update(&mut self, lowering: &mut Lowering) {
+        let totals = self.totals[self.updated % 2].clone();
+        match self.updated + 1 == self.n_steps {
+            true => self.meet(lowering, &totals),
+            false => self.totals_arrived(lowering),
         }
+        lowering.push(Instr::Judge(totals));
+        lowering.program.instrs.extend(self.squares_arriving.drain(..).map(Instr::Wait));
+        if let (Some(squares), Some(max_norm)) = (self.squares.clone(), self.training.clip) {
+            lowering.push(Instr::Clip { squares, max_norm });
+        }
+        let update = |(params, grads, moments_at)| Instr::Update { params, grads, moments_at, sums: None };
+        let updates = self.whole_updates(lowering).into_iter().map(update).collect();
         let updates = measured(lowering, self.training.optimizer, updates);
         lowering.program.instrs.extend(updates);
-        if let Some(decay) = self.training.ema {
+        if let Some(decay) = self.training.ema.filter(|_| lowering.role.rank == 0) {
             lowering.push(Instr::Follow { decay });
         }
         self.updated += 1;
+        self.station = Station::Updated;
         if self.updated < self.n_steps {
             lowering.push(Instr::NextStep);
         }
+    }
+
+    fn totals_arrived(&mut self, lowering: &mut Lowering) {
+        lowering.program.instrs.extend(self.totals_arriving.take().map(Instr::Wait));
+    }
+
+    /// The totals of the last step, with the caller's numbers as they are by now, over all ranks.
+    fn meet(&self, lowering: &mut Lowering, totals: &Region) {
+        let given = totals.part(2..4);
+        lowering.push(Instr::Begin(given.clone()));
+        for axis in lowering.alike_axes.clone() {
+            lowering.program.exchange_now(Collective::AllReduce, axis, given.clone());
+        }
+        if lowering.role.ranks > 1 {
+            lowering.program.exchange_now(Collective::AllReduce, Axis::Data, totals.clone());
+        }
+        lowering.program.exchange_now(Collective::AllReduce, Axis::Stage, totals.clone());
+    }
+
+    /// All updates of a step: parameters, their gradients, and the offset of their moments.
+    fn whole_updates(&self, lowering: &Lowering) -> Vec<(Range<usize>, Region, usize)> {
+        let updates = lowering.program.bodies[0].whole_updates().into_iter();
+        let of = |update| match update {
+            Instr::Update { params, moments_at, .. } => {
+                Some((params.clone(), self.grads.part(params), moments_at))
+            }
+            _ => None,
+        };
+        updates.filter_map(of).collect()
     }
 }
 
@@ -252,8 +376,29 @@ fn range_of(lowering: &Lowering, tied: &Tied) -> Range<usize> {
     found.expect("every parameter has a place").1
 }
 
-fn start(lowering: &mut Lowering, op: Collective, of: &Region) -> usize {
-    let exchange = lowering.program.exchange(op, Axis::Stage, of.clone());
+/// Where the contribution of another stage to a tied gradient arrives, in all steps.
+fn contribution(lowering: &mut Lowering, tied: &Tied, stage: usize) -> Region {
+    let len = range_of(lowering, tied).len();
+    let name = format!("tied gradient {} of stage {stage}", tied_tag(tied));
+    match lowering.program.buffers.iter().position(|b| b.name == name) {
+        Some(buffer) => Region::Buffer(buffer, 0..len),
+        None => lowering.program.buffer(name, DType::F32, len),
+    }
+}
+
+fn send(lowering: &mut Lowering, to: usize, tag: u16, of: &Region) -> usize {
+    start(lowering, Collective::Send { to, tag }, Axis::Stage, of)
+}
+
+fn receive(lowering: &mut Lowering, from: usize, tag: u16, into: &Region) -> usize {
+    start(lowering, Collective::Receive { from, tag }, Axis::Stage, into)
+}
+
+fn start(lowering: &mut Lowering, op: Collective, axis: Axis, of: &Region) -> usize {
+    let exchange = lowering.program.exchange(op, axis, of.clone());
     lowering.push(Instr::Start(exchange));
     exchange
 }
+
+#[cfg(test)]
+mod tests;

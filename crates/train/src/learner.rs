@@ -10,7 +10,7 @@ use polyreme_collective::{Comm, Reduce};
 use polyreme_data::{Spec, Values};
 use polyreme_dtype::DType;
 use polyreme_exec::{
-    Comms, Engine, ExecError, Inputs, Isa, Kept, NonFinite, Options, Slot, StepArgs, Totals,
+    Comms, Engine, ExecError, Feed, Inputs, Isa, Kept, NonFinite, Options, Slot, StepArgs, Totals,
 };
 use polyreme_graph::{Axis, Body, Keeps, Weights};
 use polyreme_parallel::{Plan, Training, average_states};
@@ -23,7 +23,7 @@ use crate::loss::Loss;
 use crate::lower::{Lowering, training_graph};
 use crate::mixup;
 use crate::net::Net;
-use crate::pace::{MicrobatchRange, RankShare};
+use crate::pace::{MicrobatchRange, RankShare, StepKind};
 use crate::run::apart::Apart;
 use crate::talk;
 use crate::whole::WholeModel;
@@ -57,7 +57,9 @@ impl LearnerOptions {
     /// How the programs of a rank are made. `shares_memory` says whether the ranks of the data axis can hold the weights
     /// together.
     pub fn lowering(&self, rank: usize, shares_memory: bool) -> Lowering {
-        let usual = if shares_memory { Keeps::OwnMoments } else { Keeps::All };
+        // Without a flush, no rank may write weights that another one reads, or wait for its part of an update.
+        let alone = !shares_memory || self.plan.is_flushless();
+        let usual = if alone { Keeps::All } else { Keeps::OwnMoments };
         let keeps = self.keeps.unwrap_or(usual);
         let shared = keeps != Keeps::All && shares_memory && self.plan.mesh.data > 1;
         let weights = if shared { Weights::Shared } else { Weights::Own };
@@ -77,7 +79,7 @@ pub struct Learner {
     engine: Engine,
     bodies: Bodies,
     /// The kinds of steps that there are programs for, and their numbers.
-    programs: Vec<(StepKind, usize)>,
+    programs: Vec<(OwnedKind, usize)>,
     /// Reproducible: which logical shards each rank has.
     runs: Option<Vec<Range<usize>>>,
     /// The program that averages states over the ranks, if they have their own.
@@ -94,8 +96,12 @@ pub struct Learner {
 /// Bodies by their number of samples.
 type Bodies = Vec<(usize, Arc<Body>)>;
 
-/// What this rank has of a step, and how many microbatches the rank with the most has.
-type StepKind = (Vec<MicrobatchRange>, usize);
+/// A [`StepKind`], with its microbatches, rounds and steps.
+type OwnedKind = (Vec<MicrobatchRange>, usize, usize);
+
+fn owned(kind: StepKind) -> OwnedKind {
+    (kind.microbatches.to_vec(), kind.rounds, kind.steps)
+}
 
 /// What a finished step came to, over all ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -104,9 +110,9 @@ pub struct StepResult {
     pub loss: f64,
     /// The gradients' norm, if they are clipped.
     pub grad_norm: Option<f64>,
-    /// The caller's numbers, added up over the ranks.
+    /// The caller's numbers, added up over the ranks; of several steps without a flush, those of the last.
     pub extra: [f64; 2],
-    /// How long this rank waited for others.
+    /// How long this rank waited for others, since the last flush.
     pub waited: Duration,
     /// Whether nothing was updated, because a scaled loss or its gradients are not finite.
     pub skipped: bool,
@@ -123,28 +129,33 @@ pub struct MicrobatchData<'a> {
     pub mix: f32,
 }
 
-/// One rank's part of a step.
-#[derive(Clone, Copy, Debug)]
+/// One rank's part of a step, or of several without a flush between them.
+#[derive(Clone, Copy)]
 pub struct RankStep<'a> {
-    /// Samples of the step, over all ranks.
+    /// Samples of each step, over all ranks.
     pub samples: usize,
-    /// What this rank has of it.
-    pub microbatches: &'a [MicrobatchRange],
-    /// How many microbatches the rank with the most has.
-    pub rounds: usize,
-    /// The learning rate.
-    pub lr: f32,
+    /// What this rank has of it, and how many steps there are.
+    pub kind: StepKind<'a>,
+    /// The learning rate of each step, counted from 0.
+    pub lr: &'a dyn Fn(usize) -> f32,
     /// What the loss is multiplied by before it is differentiated.
     pub loss_scale: f32,
-    /// The caller's numbers, to be added up over the ranks.
-    pub extra: [f64; 2],
+    /// The caller's numbers, to be added up over the ranks; asked for as late as can be.
+    pub extra: &'a dyn Fn() -> [f64; 2],
+}
+
+impl RankStep<'_> {
+    /// The arguments of one of the steps.
+    fn args(&self, step: usize) -> StepArgs {
+        StepArgs { lr: (self.lr)(step), loss_scale: self.loss_scale, extra: (self.extra)() }
+    }
 }
 
 /// Takes a batch for a microbatch.
 pub type Take<'a> = dyn FnMut(MicrobatchData) -> Result<(), TrainError> + 'a;
 
-/// Finds the batch of a microbatch and hands it over.
-pub type Load<'a> = dyn FnMut(MicrobatchRange, &mut Take) -> Result<(), TrainError> + 'a;
+/// Finds the batch of a microbatch of one of the steps, counted from 0, and hands it over.
+pub type Load<'a> = dyn FnMut(usize, MicrobatchRange, &mut Take) -> Result<(), TrainError> + 'a;
 
 impl Learner {
     /// Compiles and reserves everything for one rank's training. Collective; the weights are those of rank 0. In reproducible
@@ -161,9 +172,9 @@ impl Learner {
         let mut comms = Comms::new(comm, &options.plan.mesh)?;
         let lowering = options.lowering(rank, comms.along(Axis::Data).shares_memory());
         let mut bodies = Bodies::new();
-        let (microbatches, rounds) = part.kinds()[0];
+        let kind = part.kinds()[0];
         let mut body = |n: usize| body_of(&mut bodies, n, &lowering, net, spec, options.loss);
-        let compiled = lowering.step_program(microbatches, rounds, runs.as_deref(), &mut body);
+        let compiled = lowering.step_program(kind, runs.as_deref(), &mut body);
         // The others would wait for this rank.
         let program = compiled.inspect_err(|error| comms.job().fail(&error.to_string()))?;
         let LearnerOptions { threads, isa, seed, .. } = options;
@@ -179,7 +190,7 @@ impl Learner {
             input: net.input(spec, 1, true).name,
             engine,
             bodies,
-            programs: vec![((microbatches.to_vec(), rounds), 0)],
+            programs: vec![(owned(kind), 0)],
             runs: runs.clone(),
             averaging: None,
             trial: None,
@@ -200,11 +211,10 @@ impl Learner {
         let known = if before == self.runs { self.programs.len() } else { 0 };
         let mut made = Vec::new();
         let mut outcome = Ok(());
-        for (microbatches, rounds) in part.kinds() {
-            let kind = (microbatches.to_vec(), rounds);
-            if self.programs[..known].iter().all(|(k, _)| *k != kind) {
-                match self.add_program(microbatches, rounds) {
-                    Ok(number) => made.push((kind, number)),
+        for kind in part.kinds() {
+            if self.programs[..known].iter().all(|(k, _)| *k != owned(kind)) {
+                match self.add_program(kind) {
+                    Ok(number) => made.push((owned(kind), number)),
                     Err(error) => outcome = outcome.and(Err(error)),
                 }
             }
@@ -221,10 +231,10 @@ impl Learner {
         Ok(())
     }
 
-    fn add_program(&mut self, microbatches: &[MicrobatchRange], rounds: usize) -> Result<usize, TrainError> {
+    fn add_program(&mut self, kind: StepKind) -> Result<usize, TrainError> {
         let Learner { lowering, net, spec, options, bodies, runs, .. } = self;
         let mut body = |n: usize| body_of(bodies, n, lowering, net, spec, options.loss);
-        let program = lowering.step_program(microbatches, rounds, runs.as_deref(), &mut body)?;
+        let program = lowering.step_program(kind, runs.as_deref(), &mut body)?;
         Ok(self.engine.add(program)?)
     }
 
@@ -276,7 +286,7 @@ impl Learner {
 
     /// Gives up programs for other steps than those of a part.
     pub fn keep_only(&mut self, part: &RankShare) {
-        let kinds: Vec<StepKind> = part.kinds().into_iter().map(|(p, rounds)| (p.to_vec(), rounds)).collect();
+        let kinds: Vec<OwnedKind> = part.kinds().into_iter().map(owned).collect();
         let (kept, gone) = self.programs.drain(..).partition(|(kind, _)| kinds.contains(kind));
         self.programs = kept;
         self.remove(gone);
@@ -288,11 +298,11 @@ impl Learner {
         self.remove(gone);
     }
 
-    fn remove(&mut self, gone: Vec<(StepKind, usize)>) {
+    fn remove(&mut self, gone: Vec<(OwnedKind, usize)>) {
         // The first program says where everything lies, and stays.
         gone.into_iter().filter(|(_, number)| *number > 0).for_each(|(_, number)| self.engine.remove(number));
         let used = |n: usize| {
-            self.programs.iter().any(|((microbatches, _), _)| microbatches.iter().any(|p| p.len == n))
+            self.programs.iter().any(|((microbatches, ..), _)| microbatches.iter().any(|p| p.len == n))
         };
         self.bodies.retain(|(n, _)| used(*n));
     }
@@ -321,38 +331,31 @@ impl Learner {
         Ok(())
     }
 
-    /// Runs this rank's part of a step of `samples` samples over all ranks. Collective. `load` is asked for each microbatch that
-    /// has samples, in their order, and hands its batch to the function that it is given.
-    pub fn step(&mut self, step: RankStep, load: &mut Load) -> Result<StepResult, TrainError> {
-        let RankStep { samples, microbatches, rounds, lr, loss_scale, extra } = step;
-        let known = self.programs.iter().find(|((p, r), _)| (&p[..], *r) == (microbatches, rounds));
-        let number = match known {
+    /// Runs this rank's part of a step, or of several without a flush between them, and returns what each came to. Collective. `load` is
+    /// asked for each microbatch that has samples, in their order, and hands its batch to the function that it is given.
+    pub fn step(&mut self, step: RankStep, load: &mut Load) -> Result<Vec<StepResult>, TrainError> {
+        let kind = step.kind;
+        let same = |(p, r, n): &OwnedKind| (&p[..], *r, *n) == (kind.microbatches, kind.rounds, kind.steps);
+        let number = match self.programs.iter().find(|(known, _)| same(known)) {
             Some((_, number)) => *number,
             None => {
-                let number = self.add_program(microbatches, rounds)?;
-                self.programs.push(((microbatches.to_vec(), rounds), number));
+                let number = self.add_program(kind)?;
+                self.programs.push((owned(kind), number));
                 number
             }
         };
         self.engine.select(number);
-        let step_labels = (samples * self.spec.n_labels()).max(1) as f64;
+        let step_labels = (step.samples * self.spec.n_labels()).max(1) as f64;
         let Learner { engine, options, input, fed, .. } = self;
-        let mut feed = |microbatch: usize, inputs: &mut Inputs| -> Result<f64, TrainError> {
-            let range = microbatches.iter().filter(|p| p.len > 0).nth(microbatch).copied();
-            let range = range.expect("a range for each microbatch");
-            let mut weight = 0.0;
-            load(range, &mut |batch: MicrobatchData| {
-                fill(inputs, input, range.len, batch, options, fed)?;
-                weight = label_weight(batch.labels, &options.class_weights) / step_labels;
-                Ok(())
-            })?;
-            Ok(weight)
-        };
-        let outcome = engine.step_with(&mut feed, StepArgs { lr, loss_scale, extra });
+        let mut feed = RankFeed { step, load, step_labels, options, input, fed };
+        let outcome = engine.step_with(&mut feed, step.args(0));
         let Totals { loss, extra, grad_norm, waited, skipped, not_finite, .. } = match outcome {
             Err(TrainError::Exec(ExecError::NotFinite { loss, here, place })) => {
                 let place = here.then(|| place.map_or_else(|| "the loss itself".into(), |p| p.to_string()));
-                let step = self.engine.steps_done();
+                // Of several steps, an earlier one may be to blame.
+                let earlier = self.engine.earlier_steps();
+                let later = earlier.iter().skip_while(|totals| totals.loss.is_finite()).count();
+                let step = self.engine.steps_done() - later as u64;
                 return Err(self.not_finite(step, loss, place)?);
             }
             outcome => outcome?,
@@ -360,7 +363,13 @@ impl Learner {
         if !loss.is_finite() {
             self.only_overflowed(loss, not_finite)?;
         }
-        Ok(StepResult { loss, grad_norm, extra, waited, skipped })
+        let result = |totals: &Totals| {
+            let Totals { loss, grad_norm, waited, skipped, .. } = *totals;
+            StepResult { loss, grad_norm, extra: [0.0; 2], waited, skipped }
+        };
+        let mut results: Vec<StepResult> = self.engine.earlier_steps().iter().map(result).collect();
+        results.push(StepResult { loss, grad_norm, extra, waited, skipped });
+        Ok(results)
     }
 
     /// A scaled loss that is not finite: an error, unless on every rank where it came from a number was too large for f16. All
@@ -475,6 +484,37 @@ impl Learner {
             _ => "the sum over the ranks".into(),
         };
         Ok(TrainError::NotFinite { step, loss, place })
+    }
+}
+
+/// Feeds the microbatches of a rank's steps.
+struct RankFeed<'a, 'b> {
+    step: RankStep<'a>,
+    load: &'a mut Load<'b>,
+    /// Labels of a step.
+    step_labels: f64,
+    options: &'a LearnerOptions,
+    input: &'a str,
+    fed: &'a Fed,
+}
+
+impl Feed<TrainError> for RankFeed<'_, '_> {
+    fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<f64, TrainError> {
+        let RankFeed { step, load, step_labels, options, input, fed } = self;
+        let ranges = || step.kind.microbatches.iter().filter(|p| p.len > 0);
+        let n = ranges().count();
+        let range = *ranges().nth(microbatch % n).expect("a range for each microbatch");
+        let mut weight = 0.0;
+        load(microbatch / n, range, &mut |batch: MicrobatchData| {
+            fill(inputs, input, range.len, batch, options, fed)?;
+            weight = label_weight(batch.labels, &options.class_weights) / *step_labels;
+            Ok(())
+        })?;
+        Ok(weight)
+    }
+
+    fn args(&mut self, step: usize) -> Option<StepArgs> {
+        Some(self.step.args(step))
     }
 }
 

@@ -5,7 +5,8 @@
 //!
 //! # Layout
 //! - [`job`]: what to train, from a file or from Rust. [`sets`]: its data, opened. [`fingerprint`]: whether they changed.
-//! - [`schedule`]: how the rate changes. [`pace`]: how a run is cut into epochs, steps and microbatches. [`mod@mixup`].
+//! - [`schedule`]: how the rate changes. [`pace`]: how a run is cut into epochs, steps and microbatches. [`flush`]: which steps a
+//!   pipeline without a flush between them runs as one. [`mod@mixup`].
 //! - [`mod@share`]: how a step is shared out among ranks. [`balance`]: by their speed. `talk`: what they tell each other.
 //! - [`loss`]: what is minimised. [`net`], [`lower`]: from a network to programs. [`learner`], [`judge`]: the engines that train and
 //!   evaluate.
@@ -27,6 +28,7 @@ pub mod evaluate;
 pub mod event;
 mod fed;
 pub mod fingerprint;
+pub mod flush;
 pub mod generate;
 pub mod install;
 pub mod job;

@@ -8,12 +8,13 @@ use polyreme_exec::{Engine, Footprint, Isa};
 use polyreme_graph::{
     Body, Builder, DType, Graph, Keeps, Microbatch, Precision, Program, Shape, Tensor, differentiate,
 };
+use polyreme_parallel::pipeline::across_steps;
 use polyreme_parallel::{Budget, Plan, StepShape, Training, compile, schedule};
 
 use crate::error::TrainError;
 use crate::loss::{Loss, LossKind};
 use crate::net::Net;
-use crate::pace::MicrobatchRange;
+use crate::pace::StepKind;
 
 /// Bytes of an element of parameters, gradients and moments.
 const F32_BYTES: usize = DType::F32.bytes();
@@ -97,18 +98,17 @@ impl Lowering {
         Ok(schedule(&self.plan, &self.training, &bodies, &self.plan.whole_step()))
     }
 
-    /// The program of a step of which this rank has microbatches of these ranges, and the rank with the most has `rounds`; in reproducible
-    /// mode each rank has such a run of logical shards. `body` gives the body for a number of samples.
+    /// The program of a kind of steps; in reproducible mode each rank has such a run of logical shards. `body` gives the body for
+    /// a number of samples.
     pub fn step_program(
         &self,
-        ranges: &[MicrobatchRange],
-        rounds: usize,
+        kind: StepKind,
         runs: Option<&[Range<usize>]>,
         body: &mut dyn FnMut(usize) -> Result<Arc<Body>, TrainError>,
     ) -> Result<Program, TrainError> {
         let mut bodies: Vec<(usize, Arc<Body>)> = Vec::new();
         let mut microbatches = Vec::new();
-        for range in ranges {
+        for range in kind.microbatches {
             if range.len > 0 && bodies.iter().all(|(len, _)| *len != range.len) {
                 bodies.push((range.len, body(range.len)?));
             }
@@ -121,7 +121,13 @@ impl Lowering {
         }
         let shape = match runs {
             Some(runs) => StepShape::shards(microbatches, runs.to_vec()),
-            None => StepShape::rounds(&microbatches.into_iter().flatten().collect::<Vec<_>>(), rounds),
+            None => {
+                let microbatches: Vec<_> = microbatches.into_iter().flatten().collect();
+                if kind.steps > 1 {
+                    across_steps(self.plan.mesh.stage, microbatches.len()).map_err(TrainError::Mesh)?;
+                }
+                StepShape::rounds(&microbatches, kind.rounds).times(kind.steps)
+            }
         };
         let bodies: Vec<_> = bodies.into_iter().map(|(_, body)| body).collect();
         Ok(schedule(&self.plan, &self.training, &bodies, &shape))

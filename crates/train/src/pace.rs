@@ -13,6 +13,7 @@ use std::ops::Range;
 
 use polyreme_parallel::tree::run_of;
 
+use crate::flush::Flushes;
 use crate::job::Length;
 use crate::share::{counts, even, share};
 
@@ -45,6 +46,19 @@ pub struct StepCut {
     pub order: CutOrder,
     /// Reproducible: into how many logical shards the step is cut.
     pub shards: Option<usize>,
+    /// Which steps are run without a flush between them.
+    pub flushes: Flushes,
+}
+
+/// What a program is made for: a step, or several like it without a flush between them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepKind<'a> {
+    /// A rank's microbatches of each step.
+    pub microbatches: &'a [MicrobatchRange],
+    /// How many microbatches of a step the rank with the most has.
+    pub rounds: usize,
+    /// How many steps.
+    pub steps: usize,
 }
 
 /// A part of a step that goes through the engine at once.
@@ -70,6 +84,8 @@ pub struct RankShare {
     longest: usize,
     /// Of a whole step and of a short one: the most microbatches that any rank has.
     rounds: [usize; 2],
+    /// How many whole steps are run without a flush, the longest run first.
+    runs: Vec<usize>,
 }
 
 impl Pace {
@@ -115,7 +131,8 @@ impl Pace {
 impl StepCut {
     /// For one rank: a step is one microbatch.
     pub fn alone() -> StepCut {
-        StepCut { weights: vec![1.0], accumulate: 1, order: CutOrder::Ranks, shards: None }
+        let flushes = Flushes::every_step();
+        StepCut { weights: vec![1.0], accumulate: 1, order: CutOrder::Ranks, shards: None, flushes }
     }
 
     /// The same, shared out by other weights.
@@ -211,7 +228,8 @@ impl RankShare {
         let most =
             |n: usize| (0..cut.ranks()).map(|r| cut.microbatches(n, pace.batch, r).len()).max().unwrap_or(0);
         let rounds = [most(pace.batch), most(pace.tail())];
-        RankShare { pace, whole: microbatches(pace.batch), short: microbatches(pace.tail()), longest, rounds }
+        let (whole, short) = (microbatches(pace.batch), microbatches(pace.tail()));
+        RankShare { pace, whole, short, longest, rounds, runs: cut.flushes.lengths(pace) }
     }
 
     /// The microbatches of a step; none if this rank has no samples of it.
@@ -224,12 +242,14 @@ impl RankShare {
         self.rounds[usize::from(self.pace.len(step) != self.pace.batch)]
     }
 
-    /// The two kinds of steps, a whole one and the short last one of an epoch if there is one: this rank's microbatches, and how many
-    /// the rank with the most has.
-    pub fn kinds(&self) -> Vec<(&[MicrobatchRange], usize)> {
-        let mut kinds = vec![(&self.whole[..], self.rounds[0])];
+    /// What there are programs for: runs of whole steps, the longest first, and the short last step of an epoch if there is
+    /// one.
+    pub fn kinds(&self) -> Vec<StepKind<'_>> {
+        let [rounds, of_short] = self.rounds;
+        let whole = |steps: &usize| StepKind { microbatches: &self.whole, rounds, steps: *steps };
+        let mut kinds: Vec<_> = self.runs.iter().map(whole).collect();
         if self.pace.tail() > 0 {
-            kinds.push((&self.short, self.rounds[1]));
+            kinds.push(StepKind { microbatches: &self.short, rounds: of_short, steps: 1 });
         }
         kinds
     }
@@ -263,7 +283,7 @@ mod tests {
 
     fn cut() -> impl Strategy<Value = StepCut> {
         (weights(), 1usize..5, prop::option::of(1usize..12)).prop_map(|(weights, accumulate, shards)| {
-            StepCut { weights, accumulate, order: CutOrder::Ranks, shards }
+            StepCut { weights, accumulate, shards, ..StepCut::alone() }
         })
     }
 
@@ -298,7 +318,8 @@ mod tests {
             samples in 1usize..500, batch in 1usize..80, accumulate in 1usize..9, ranks in 1usize..9,
         ) {
             let pace = Pace { samples, batch: batch.min(samples) };
-            let cut = |ranks| StepCut { weights: vec![1.0; ranks], accumulate, order: CutOrder::Microbatches, shards: None };
+            let order = CutOrder::Microbatches;
+            let cut = |ranks| StepCut { weights: vec![1.0; ranks], accumulate, order, ..StepCut::alone() };
             let of = |ranks: usize| -> Vec<RankShare> {
                 (0..ranks).map(|rank| RankShare::new(pace, &cut(ranks), rank)).collect()
             };

@@ -10,9 +10,9 @@ use polyreme_collective::Comm;
 use polyreme_exec::{
     BlockPace, Comms, Engine, ExecError, Filled, Isa, Moment, MomentKind, Options, StepArgs, Timeline,
 };
-use polyreme_graph::{Builder, DType, Graph, Init, Microbatch, Optimizer, Segment, differentiate};
+use polyreme_graph::{Builder, DType, Graph, Init, Optimizer, Segment, differentiate};
 use polyreme_parallel::pipeline::PipelineKind;
-use polyreme_parallel::{Mesh, Plan, StepShape, Training, compile, schedule};
+use polyreme_parallel::{Mesh, Plan, Training, compile, schedule};
 
 const STAGES: usize = 4;
 const MICROBATCHES: usize = 8;
@@ -55,16 +55,17 @@ fn run(kind: PipelineKind, steps: usize) -> Seen {
     let graph = layers();
     let cuts = (1..STAGES).map(|i| format!("layer{i}")).collect();
     let mesh = Mesh { stage: STAGES, ..Mesh::data(1) };
-    let plan = Plan { mesh, pipeline: kind, microbatches: MICROBATCHES, cuts, ..Plan::alone() };
+    let plan =
+        Plan { mesh, pipeline: kind, microbatches: MICROBATCHES, run_steps: steps, cuts, ..Plan::alone() };
     let optimizer = Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
-    let training = Training { optimizer, moments: DType::F32, clip: None, ema: None, scaled: false };
+    // Runs of several steps clip, by the norm of the gradients of all stages: that is to cost no flush.
+    let clip = (steps > 1).then_some(1.0);
+    let training = Training { optimizer, moments: DType::F32, clip, ema: None, scaled: false };
     let origin = Instant::now();
     let rank = |comm: Comm| {
         let plan = Plan { rank: comm.rank(), ..plan.clone() };
         let body = Arc::new(compile(&graph, &plan, &training, None).unwrap());
-        let microbatches = vec![Microbatch { body: 0, first_sample: 0 }; steps * MICROBATCHES];
-        let shape = StepShape::rounds(&microbatches, microbatches.len());
-        let program = schedule(&plan, &training, &[body], &shape);
+        let program = schedule(&plan, &training, &[body], &plan.whole_step());
         let bytes = Engine::footprint(&program, 1, Isa::detect()).activations;
         let comms = Comms::new(comm, &plan.mesh).unwrap();
         let mut engine = Engine::join(program, Options::threads(1), comms).unwrap();

@@ -163,16 +163,12 @@ impl BenchJob {
         threads: usize,
     ) -> Result<Program, Box<dyn Error + Send + Sync>> {
         let (microbatches, shards) = (self.accumulate, self.shards);
-        let plan = Plan { microbatches, shards, precision: self.precision.clone(), ..plan.clone() };
+        let (precision, run_steps) = (self.precision.clone(), self.run_steps);
+        let plan = Plan { microbatches, shards, precision, run_steps, ..plan.clone() };
         let measure = |program: &Program| Engine::footprint(program, threads, Isa::detect()).total();
         let budget = budget_bytes.or(self.budget_bytes).map(|bytes| Budget { bytes, measure: &measure });
         let body = compile(&self.graph()?, &plan, &self.training, budget)?;
-        let mut shape = plan.whole_step();
-        if self.run_steps > 1 {
-            shape.microbatches = shape.microbatches.repeat(self.run_steps);
-            shape.rounds *= self.run_steps;
-        }
-        Ok(schedule(&plan, &self.training, &[Arc::new(body)], &shape))
+        Ok(schedule(&plan, &self.training, &[Arc::new(body)], &plan.whole_step()))
     }
 
     /// The program of a lone rank of a run.

@@ -119,6 +119,10 @@ pub fn measure(
     if settings.shard_weights {
         (plan.shard_weights, plan.weights) = (true, Weights::Own);
     }
+    if plan.is_flushless() && !shard_gradients {
+        // As in training: every rank updates all of its stage.
+        (plan.keeps, plan.weights) = (Keeps::All, Weights::Own);
+    }
     let plan = cuts::chosen(job, &mut comm, plan, settings)?;
     let program = |rank: usize| job.program(&Plan { rank, ..plan.clone() }, budget_bytes, threads);
     let own = program(rank)?;

@@ -39,7 +39,8 @@ enum Command {
     /// Train what a job file describes.
     ///
     /// Writes a folder: the job as it was resolved, checkpoints, `metrics.jsonl`, TensorBoard files, `report.html` and
-    /// `model.safetensors`. Ctrl-C finishes the step, saves, and prints how to resume.
+    /// `model.safetensors`. Ctrl-C finishes the step (with `schedule = "2bw"` those up to the next
+    /// flush), saves, and prints how to resume.
     Train(train::TrainArgs),
     /// Train on several hosts: one process per slot of each host, started over ssh.
     Launch(launch::LaunchArgs),

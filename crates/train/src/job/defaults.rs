@@ -210,6 +210,7 @@ impl Default for ParallelSpec {
             sequence: 1,
             microbatches: None,
             schedule: PipelineKind::OneFOneB,
+            flush_every: 16,
             cuts: Vec::new(),
             shard_weights: false,
             threads: None,

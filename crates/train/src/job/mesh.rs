@@ -4,7 +4,7 @@ use polyreme_parallel::Mesh;
 use polyreme_parallel::pipeline::{PipelineKind, timetable};
 
 use super::cursor::Cursor;
-use super::spec::{Balance, ParallelSpec, TrainSpec};
+use super::spec::{Balance, ParallelSpec, PrecisionKind, TrainSpec};
 
 impl ParallelSpec {
     /// How many ranks have the whole model together.
@@ -48,6 +48,11 @@ impl ParallelSpec {
         if split.is_empty() { "one rank".into() } else { split.join(", ") }
     }
 
+    /// Whether stages go on from step to step without a flush.
+    pub fn is_flushless(&self) -> bool {
+        self.stage > 1 && self.schedule == PipelineKind::TwoBw
+    }
+
     /// Into how many microbatches a step is cut: logical shards are the microbatches of a reproducible one.
     pub fn n_microbatches(&self, accumulate: usize) -> usize {
         match self.reproducible {
@@ -83,9 +88,12 @@ pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
             c.fault(key, message, "write `stage = 2` or more, or leave it out");
         }
     }
-    if spec.stage > 1 && spec.schedule == PipelineKind::TwoBw {
-        let message = "`parallel.schedule = \"2bw\"` runs several steps as one, which `bench step` does and training does not yet";
-        c.fault("schedule", message, "use \"zb-h1\", which waits little and has no old gradients");
+    if c.has("flush_every") && !c.has("schedule") {
+        let message = "`parallel.flush_every` is for pipelines that go on from step to step without a flush";
+        c.fault("flush_every", message, "write schedule = \"2bw\", or leave it out");
+    }
+    if spec.is_flushless() {
+        check_flushless(spec, c);
     }
     let chunks = spec.stage * spec.schedule.chunks_per_stage();
     if spec.stage > 1 && !spec.cuts.is_empty() && spec.cuts.len() + 1 != chunks {
@@ -99,6 +107,27 @@ pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
     if spec.replica_ranks() > 1 && spec.balance == Balance::Auto {
         let message = "`parallel.balance = \"auto\"` measures single ranks, and here several have a copy of the model together";
         c.fault("balance", message, "write \"equal\", or one weight for each rank of the data axis");
+    }
+}
+
+/// What stages that go on from step to step cannot have.
+fn check_flushless(spec: &ParallelSpec, c: &Cursor) {
+    let refuse = |key: &str, why: &str| {
+        let message = format!("`parallel.schedule = \"2bw\"` does not work with `parallel.{key}`: {why}");
+        c.fault(
+            key,
+            message,
+            format!("leave `{key}` out, or use \"zb-h1\", which waits little and has no old gradients"),
+        );
+    };
+    if spec.reproducible {
+        refuse("reproducible", "gradients that are one step old are not those of one rank");
+    }
+    if spec.shard_weights {
+        refuse("shard_weights", "passes read two versions of the weights, and shards are gathered from one");
+    }
+    if spec.shard_optimizer == Some(true) {
+        refuse("shard_optimizer", "ranks would wait for each other's part of every update");
     }
 }
 
@@ -137,6 +166,11 @@ pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
     {
         c.fault("schedule", why, "");
     }
+    if spec.is_flushless() && train.precision == PrecisionKind::F16 {
+        let message = "`parallel.schedule = \"2bw\"` does not work with `train.precision = \"f16\"`: the next step's passes begin before \
+                       it is known whether this one overflowed";
+        c.fault("schedule", message, "use precision = \"bf16\", or the schedule \"zb-h1\"");
+    }
 }
 
 /// The schedules of job files, with words about each.
@@ -153,7 +187,7 @@ pub(super) fn schedules() -> impl Iterator<Item = (&'static str, PipelineKind, &
                 "two parts for each stage, down and up again, with weight gradients where stages would wait"
             }
             PipelineKind::TwoBw => {
-                "1f1b that goes on from step to step: nothing waits, and gradients are one step old; in `bench step` only"
+                "1f1b that goes on from step to step: stages wait once in `flush_every` steps, and gradients are one step old"
             }
         };
         (kind.name(), kind, words)

@@ -16,6 +16,8 @@ const RANKS_MAX: u64 = 1 << 16;
 pub(super) const THREADS_MAX: u64 = 1 << 10;
 const SHARDS_MAX: u64 = 1 << 12;
 const MICROBATCHES_MAX: u64 = 1 << 12;
+/// A flush after so many steps costs next to nothing, and the program of a run has passes for all of them.
+const FLUSH_EVERY_MAX: u64 = 1 << 8;
 /// More ranks than this share neither a matrix nor the layers of a network in a useful way.
 const AXIS_MAX: u64 = 64;
 /// A bucket of a GiB is as good as none.
@@ -28,6 +30,7 @@ section! { ParallelSpec => {
     let idle = |s: &ParallelSpec, key: &str| match key {
         "shards" => !s.reproducible,
         "schedule" | "cuts" => s.stage == 1,
+        "flush_every" => !s.is_flushless(),
         _ => false,
     };
     section.unwritten(idle).check(check)
@@ -60,6 +63,8 @@ fn keys() -> Vec<Key<ParallelSpec>> {
             or "`train.accumulate`";
         /// in which order stages run microbatches, see below
         schedule: one_of(mesh::schedules()) => |s| Some(&mut s.schedule); or "`\"1f1b\"`";
+        /// with `schedule = "2bw"`: the most steps from one flush of the pipeline to the next; requests to stop wait for one
+        flush_every: whole(1..=FLUSH_EVERY_MAX) => |s| Some(&mut s.flush_every); or "16";
         /// the layers before which the network is cut into stages, as `["blocks.3"]`; none: where the slowest stage
         /// is as fast as can be, as measured when the run begins
         cuts: list(text(), &[], "an array of layer names") => |s| Some(&mut s.cuts); or "none";
@@ -178,6 +183,13 @@ impl ParallelSpec {
             let message = "`parallel.shard_gradients` does not work with `reproducible`, which adds up whole gradients \
                            in a fixed tree";
             return Some((message.into(), "leave one of them out"));
+        }
+        if self.is_flushless() {
+            let message = "`parallel.schedule = \"2bw\"` does not work with `parallel.shard_gradients`: ranks would wait for \
+                           each other's part of every update";
+            let hint =
+                "leave `shard_gradients` out, or use \"zb-h1\", which waits little and has no old gradients";
+            return Some((message.into(), hint));
         }
         if self.shard_optimizer == Some(false) {
             let message = "`parallel.shard_gradients` needs `shard_optimizer`: with its part of the gradients, a rank \

@@ -307,6 +307,8 @@ pub struct ParallelSpec {
     pub microbatches: Option<usize>,
     /// In which order stages run microbatches.
     pub schedule: PipelineKind,
+    /// Without a flush between steps: the most steps from one flush to the next.
+    pub flush_every: usize,
     /// The layers before which the network is cut into stages; none: chosen.
     pub cuts: Vec<String>,
     /// Whether each rank of the data axis keeps only its part of the weights.

@@ -94,6 +94,8 @@ impl Trier<'_> {
             Ok(need) => Ok(Some(need)),
             // Less than this can be had by no recomputation.
             Err(TrainError::Budget(_)) => Ok(None),
+            // Too few microbatches for the stages.
+            Err(TrainError::Mesh(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }

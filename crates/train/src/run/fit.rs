@@ -22,7 +22,7 @@ use crate::error::TrainError;
 use crate::evaluate::EVALUATION_PREFETCH;
 use crate::judge::{Trial, block_samples};
 use crate::lower::training_graph;
-use crate::pace::{MicrobatchRange, RankShare};
+use crate::pace::{RankShare, StepKind};
 use crate::record::thousands;
 
 /// Bytes of an element of parameters, moments, states and features.
@@ -146,9 +146,7 @@ impl Prepared {
         let mut bodies: Vec<((usize, usize), Arc<Body>)> = Vec::new();
         let mut of_rank = |rank: usize| -> Result<[usize; 3], TrainError> {
             let part = RankShare::new(self.pace, &self.cut, self.data_rank(rank));
-            let lens = |(microbatches, _): &(&[MicrobatchRange], usize)| {
-                microbatches.iter().map(|p| p.len).collect::<Vec<_>>()
-            };
+            let lens = |kind: &StepKind| kind.microbatches.iter().map(|p| p.len).collect::<Vec<_>>();
             let mut lens: Vec<Vec<usize>> = part.kinds().iter().map(lens).collect();
             // What a rank gets of the sums of logical shards is as long as its part of the gradients.
             if self.cut.shards.is_some() {
@@ -161,9 +159,9 @@ impl Prepared {
             }
             let lowering = options.lowering(rank, shared);
             let mut most = [0; 3];
-            for (microbatches, rounds) in part.kinds() {
+            for kind in part.kinds() {
                 let runs = self.cut.shard_runs();
-                let program = lowering.step_program(microbatches, rounds, runs.as_deref(), &mut |n| {
+                let program = lowering.step_program(kind, runs.as_deref(), &mut |n| {
                     let which = (rank % self.mesh().replica_ranks(), n);
                     if let Some((_, body)) = bodies.iter().find(|(known, _)| *known == which) {
                         return Ok(body.clone());

@@ -9,6 +9,7 @@ use polyreme_data::{
 };
 use polyreme_exec::Isa;
 use polyreme_graph::{Axis, Keeps, Program, cost};
+use polyreme_parallel::pipeline::across_steps;
 use polyreme_parallel::stage::flops;
 use polyreme_parallel::{Mesh, Norms, Plan, Training, Updates, choose};
 
@@ -18,6 +19,7 @@ use super::seats::{Seats, seats};
 use super::trial_run::PrecisionTrial;
 use crate::error::TrainError;
 use crate::event::Outline;
+use crate::flush::Flushes;
 use crate::job::{Balance, ClassWeights, Job, OrderSpec, ParallelSpec, PrecisionKind};
 use crate::learner::LearnerOptions;
 use crate::loss::Loss;
@@ -25,6 +27,7 @@ use crate::lower::{step_graph, training_graph};
 use crate::net::Net;
 use crate::pace::{CutOrder, Pace, RankShare, StepCut};
 use crate::preparation::Preparation;
+use crate::schedule::Horizon;
 use crate::sets::{Sets, open_as};
 
 /// So many samples, evenly spread, are enough to know mean and deviation.
@@ -174,7 +177,9 @@ impl Prepared {
             false => CutOrder::Ranks,
         };
         let accumulate = parallel.n_microbatches(train.accumulate);
-        let cut = StepCut { weights: vec![1.0], accumulate, order, shards };
+        let flushes = flushes(&job, pace);
+        let run_steps = flushes.lengths(pace)[0];
+        let cut = StepCut { weights: vec![1.0], accumulate, order, shards, flushes };
         let learner = LearnerOptions {
             threads,
             isa: given.isa,
@@ -189,7 +194,7 @@ impl Prepared {
             loss,
             class_weights,
             memory_bytes: train.memory_mib.map(|mib| mib << 20),
-            plan: Plan { precision, ..plan(parallel, accumulate, !two.updates.is_empty()) },
+            plan: Plan { precision, run_steps, ..plan(parallel, accumulate, !two.updates.is_empty()) },
             keeps: keeps(parallel),
         };
         let system = Vec::new();
@@ -226,6 +231,13 @@ impl Prepared {
         &self.learner.plan.mesh
     }
 
+    /// The learning rate of a step.
+    pub fn lr(&self, step: u64) -> f64 {
+        let (pace, train) = (self.pace, &self.job.train);
+        let (steps, steps_per_epoch) = (pace.total_steps(train.length), pace.steps_per_epoch());
+        train.schedule.rate(train.optimizer.lr, step, Horizon { steps, steps_per_epoch })
+    }
+
     /// A rank's place along the data axis, which says what samples it has.
     pub fn data_rank(&self, rank: usize) -> usize {
         self.mesh().place(rank, Axis::Data)
@@ -249,6 +261,11 @@ impl Prepared {
         let meets = self.learner.plan.norms == Norms::Synchronised && data > 1;
         if let Some(samples) = [pace.batch, pace.tail()].into_iter().find(|n| meets && short(n)) {
             return Err(TrainError::TooFew { samples, ranks: data });
+        }
+        if self.learner.plan.is_flushless() {
+            // Fewer microbatches than asked for, if that makes them alike.
+            let whole = RankShare::new(pace, cut, 0).microbatches(0).len();
+            across_steps(mesh.stage, whole).map_err(TrainError::Mesh)?;
         }
         self.choose_parts()?;
         Ok(self)
@@ -320,8 +337,7 @@ impl Prepared {
         let options = self.rank_options(ranks);
         let lowering = options.lowering(rank, true);
         let part = RankShare::new(self.pace, &self.cut, self.data_rank(rank));
-        let (microbatches, rounds) = part.kinds()[0];
-        lowering.step_program(microbatches, rounds, self.cut.shard_runs().as_deref(), &mut |n| {
+        lowering.step_program(part.kinds()[0], self.cut.shard_runs().as_deref(), &mut |n| {
             lowering.body(&training_graph(&self.net, &self.spec, n, options.loss)?)
         })
     }
@@ -422,6 +438,16 @@ fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Plan {
     }
 }
 
+/// Where stages that go on from step to step are flushed; after every step if they do not.
+fn flushes(job: &Job, pace: Pace) -> Flushes {
+    let parallel = &job.parallel;
+    if !parallel.is_flushless() {
+        return Flushes::every_step();
+    }
+    let every = job.saves_every(pace).chain([job.evaluates_every(pace)]).collect();
+    Flushes::new(parallel.flush_every, every, pace.total_steps(job.train.length))
+}
+
 /// How ranks are arranged, in words; nothing if they only split the batch.
 fn mesh_words(plan: &Plan, cuts_from: CutsFrom) -> Option<String> {
     let mesh = &plan.mesh;
@@ -433,6 +459,10 @@ fn mesh_words(plan: &Plan, cuts_from: CutsFrom) -> Option<String> {
         axes.map(|axis| format!("{} {}", axis.name(), mesh.len(axis))).collect::<Vec<_>>().join(" x ");
     if mesh.stage > 1 {
         words += &format!(", {} with {} microbatches", plan.pipeline, plan.microbatches);
+        if plan.is_flushless() && plan.run_steps > 1 {
+            words +=
+                &format!(" (gradients are one step old; a flush after at most {} steps)", plan.run_steps);
+        }
         words += &format!(", cut before {}", plan.cuts.join(", "));
         words += cuts_from.words();
     }

@@ -13,8 +13,7 @@ use crate::event::{Event, Observer};
 use crate::job::{Balance, Source};
 use crate::learner::{MicrobatchData, RankStep, StepResult};
 use crate::mixup;
-use crate::pace::RankShare;
-use crate::schedule::Horizon;
+use crate::pace::{RankShare, StepKind};
 use crate::talk;
 
 /// What rank 0 adds to the sum of wishes if it is time for a checkpoint: more than there are ranks who wish to stop.
@@ -42,42 +41,60 @@ impl Run {
         Ok(Loader::start(self.prepared.sets.train.clone(), self.prepared.transform()?, plan, options))
     }
 
-    /// This rank's part of a step. Returns what all ranks wish.
-    pub(super) fn step(
+    /// This rank's part of the steps up to the next flush, which are one step unless the schedule has none between steps. Returns what
+    /// they came to, and what all ranks wish.
+    pub(super) fn steps(
         &mut self,
         loader: &mut Loader,
-        step: u64,
+        first: u64,
         steps: u64,
-        wishes: Wishes,
-    ) -> Result<(StepResult, f64, Wishes), TrainError> {
+        observer: &dyn Observer,
+    ) -> Result<(Vec<StepResult>, Wishes), TrainError> {
         let (pace, train) = (self.prepared.pace, &self.prepared.job.train);
-        let horizon = Horizon { steps, steps_per_epoch: pace.steps_per_epoch() };
-        let lr = train.schedule.rate(train.optimizer.lr, step, horizon);
-        let mix = if train.mixup > 0.0 { mixup::share(train.mixup, train.seed, step) } else { 1.0 };
-        let flags = f64::from(u8::from(wishes.stop)) + if wishes.save { SAVE } else { 0.0 };
-        let extra = [flags, self.waited_last.as_secs_f64()];
+        let until_end = usize::try_from(steps - first).unwrap_or(usize::MAX);
+        let n_steps = self.prepared.cut.flushes.run_from(pace, first).min(until_end);
+        let (rank, saved, waited_last) = (self.rank, self.saved, self.waited_last.as_secs_f64());
+        let limit = self.prepared.job.output.every_minutes;
+        let extra = || {
+            // Rank 0 finds that too much would be lost.
+            let minutes = saved.elapsed().as_secs_f64() / 60.0;
+            let save = rank == 0 && limit.is_some_and(|limit| minutes >= limit);
+            let stop = f64::from(u8::from(observer.stop_requested()));
+            [stop + if save { SAVE } else { 0.0 }, waited_last]
+        };
+        let mix = |step: u64| match train.mixup > 0.0 {
+            true => mixup::share(train.mixup, train.seed, step),
+            false => 1.0,
+        };
         let (began, waited_before) = (Instant::now(), loader.waited());
-        let microbatches = self.part.microbatches(step);
-        let rounds = self.part.rounds(step);
-        let loss_scale = self.progress.loss_scale.map_or(1.0, |s| s.scale);
-        let part =
-            RankStep { samples: pace.len(step), microbatches, rounds, lr: lr as f32, loss_scale, extra };
-        let result = self.learner.step(part, &mut |_, take| {
+        let microbatches = self.part.microbatches(first);
+        let part = RankStep {
+            samples: pace.len(first),
+            kind: StepKind { microbatches, rounds: self.part.rounds(first), steps: n_steps },
+            lr: &|k| self.prepared.lr(first + k as u64) as f32,
+            loss_scale: self.progress.loss_scale.map_or(1.0, |s| s.scale),
+            extra: &extra,
+        };
+        let results = self.learner.step(part, &mut |k, _, take| {
             let loaded = loader.next().expect("the plan has a batch for each microbatch")?;
+            let mix = mix(first + k as u64);
             take(MicrobatchData { x: loaded.x.values(), labels: loaded.labels.values(), mix })
         })?;
-        let idle = result.waited + (loader.waited() - waited_before);
+        let last = results.last().expect("at least one step");
+        let idle = last.waited + (loader.waited() - waited_before);
         if let Some(pulse) = &mut self.pulse
-            && pace.len(step) == pace.batch
+            && pace.len(first) == pace.batch
         {
-            let units =
-                if self.prepared.cut.shards.is_some() { microbatches.len() } else { self.part.samples(step) };
+            let units = match self.prepared.cut.shards {
+                Some(_) => microbatches.len(),
+                None => self.part.samples(first),
+            };
             pulse.timings.note(units, began.elapsed().saturating_sub(idle).as_secs_f64());
         }
-        self.waited_last = result.waited;
-        let save = result.extra[0] >= SAVE;
-        let stop = result.extra[0] - if save { SAVE } else { 0.0 } > 0.0;
-        Ok((result, lr, Wishes { stop, save }))
+        self.waited_last = last.waited;
+        let save = last.extra[0] >= SAVE;
+        let stop = last.extra[0] - if save { SAVE } else { 0.0 } > 0.0;
+        Ok((results, Wishes { stop, save }))
     }
 
     /// Looks at the ranks' speeds now and then; whether samples are shared out in another way from now on. Collective.

@@ -2,7 +2,8 @@
 //!
 //! Ranks take the same way through it, because all that decides the way is the same on all of them: the number of
 //! steps, the scores of evaluations, and what they told each other at the end of the step (somebody wants to stop, rank
-//! 0 finds that it is time for a checkpoint).
+//! 0 finds that it is time for a checkpoint). Steps of a pipeline without a flush between them are taken together, up to the next
+//! flush: what comes between steps comes between such runs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -47,7 +48,7 @@ pub(super) struct Run {
     /// When this process began to train, moved back by what earlier ones took.
     started: Instant,
     /// When the last checkpoint was taken.
-    saved: Instant,
+    pub(super) saved: Instant,
     saved_step: u64,
     pub(super) confusion: Option<Confusion>,
     /// What is not as it was in data that may change; rank 0's.
@@ -63,7 +64,7 @@ pub(super) struct Run {
     pub(super) pulse: Option<Pulse>,
 }
 
-/// What ranks wish, and tell each other in every step.
+/// What ranks wish, and tell each other in every step, or in the last of several without a flush.
 #[derive(Clone, Copy)]
 pub(super) struct Wishes {
     pub(super) stop: bool,
@@ -241,10 +242,13 @@ impl Run {
         let mut loader = self.loader(steps)?;
         let mut ending = Ending::Finished;
         while self.learner.steps_done() < steps {
-            let step = self.learner.steps_done();
-            let wishes = Wishes { stop: observer.stop_requested(), save: self.is_time_to_save() };
-            let (result, lr, wishes) = self.step(&mut loader, step, steps, wishes)?;
-            self.note(step, steps, result, lr, &loader, observer)?;
+            let first = self.learner.steps_done();
+            let (results, wishes) = self.steps(&mut loader, first, steps, observer)?;
+            // Without a flush between steps, what each came to is known behind the last of them.
+            for (step, result) in (first..).zip(&results) {
+                self.note(step, steps, *result, &loader, observer)?;
+            }
+            let step = first + results.len() as u64 - 1;
             let stopped_early = self.end_of_step(step, step + 1 == steps, wishes, observer)?;
             if stopped_early {
                 ending = Ending::EarlyStop;
@@ -291,24 +295,16 @@ impl Run {
         self.progress.seconds + self.started.elapsed().as_secs_f64()
     }
 
-    /// Whether rank 0 finds that too much would be lost.
-    fn is_time_to_save(&self) -> bool {
-        let minutes = self.saved.elapsed().as_secs_f64() / 60.0;
-        let limit = self.prepared.job.output.every_minutes;
-        self.rank == 0 && limit.is_some_and(|limit| minutes >= limit)
-    }
-
     fn note(
         &mut self,
         step: u64,
         steps: u64,
         result: StepResult,
-        lr: f64,
         loader: &Loader,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         let (pace, seconds, ranks) = (self.prepared.pace, self.seconds(), self.prepared.ranks());
-        let samples = pace.len(step);
+        let (samples, lr) = (pace.len(step), self.prepared.lr(step));
         self.progress.samples += samples as u64;
         if !result.skipped {
             for (sum, n) in [&mut self.progress.window, &mut self.progress.epoch] {
@@ -378,20 +374,12 @@ impl Run {
         wishes: Wishes,
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainError> {
-        let (pace, train) = (self.prepared.pace, &self.prepared.job.train);
-        let done = step + 1;
-        let due = match train.evaluate_every_steps {
-            Some(every) => done.is_multiple_of(every.max(1)),
-            None => pace.ends_epoch(step),
-        };
+        let (pace, done) = (self.prepared.pace, step + 1);
+        let due = done.is_multiple_of(self.prepared.job.evaluates_every(pace));
         // Also if a stop is wished: a run that was interrupted in its last step ends as one that was not.
         let (best, stop) = if due || last { self.evaluate(done, observer)? } else { (false, false) };
-        let output = &self.prepared.job.output;
-        let per_epoch = output.every_epochs.map(|n| n.max(1) * pace.steps_per_epoch());
-        let save = best
-            || wishes.save
-            || output.every_steps.is_some_and(|n| done.is_multiple_of(n.max(1)))
-            || per_epoch.is_some_and(|n| done.is_multiple_of(n));
+        let mut saves = self.prepared.job.saves_every(pace);
+        let save = best || wishes.save || saves.any(|n| done.is_multiple_of(n));
         if save {
             self.save(observer)?;
         }

@@ -10,7 +10,7 @@ use polyreme_nn::layer::{BatchNorm2d, Dropout, Linear};
 use polyreme_parallel::{Mesh, Plan, Training};
 use polyreme_train::learner::{Learner, LearnerOptions, MicrobatchData, RankStep, StepResult};
 use polyreme_train::loss::Loss;
-use polyreme_train::pace::{Pace, RankShare, StepCut};
+use polyreme_train::pace::{Pace, RankShare, StepCut, StepKind};
 use polyreme_train::{Net, TrainError};
 
 const WIDTH: usize = 10;
@@ -87,18 +87,18 @@ impl Data {
         let (microbatches, rounds) = (part.microbatches(step), part.rounds(step));
         let of = RankStep {
             samples: pace.len(step),
-            microbatches,
-            rounds,
-            lr: 0.01,
+            kind: StepKind { microbatches, rounds, steps: 1 },
+            lr: &|_| 0.01,
             loss_scale: 1.0,
-            extra: [0.0; 2],
+            extra: &|| [0.0; 2],
         };
-        learner.step(of, &mut |microbatch, take| {
+        let results = learner.step(of, &mut |_, microbatch, take| {
             let start = pace.start(step) + microbatch.offset;
             let rows = start..start + microbatch.len;
             let x = Values::F32(&self.x[rows.start * WIDTH..rows.end * WIDTH]);
             take(MicrobatchData { x, labels: Values::I32(&self.labels[rows]), mix: 1.0 })
-        })
+        })?;
+        Ok(results[0])
     }
 }
 
@@ -261,13 +261,12 @@ fn mixed_labels_count_by_their_share() {
         let batch = MicrobatchData { x: Values::F32(&x), labels: Values::I32(labels), mix };
         let step = RankStep {
             samples: 2,
-            microbatches: part.microbatches(0),
-            rounds: 1,
-            lr: 0.01,
+            kind: part.kinds()[0],
+            lr: &|_| 0.01,
             loss_scale: 1.0,
-            extra: [0.0; 2],
+            extra: &|| [0.0; 2],
         };
-        learner.step(step, &mut |_, take| take(batch)).unwrap().loss
+        learner.step(step, &mut |_, _, take| take(batch)).unwrap()[0].loss
     };
     let (mixed, first, second) = (one(&[0, 1], 0.3), one(&[0, 1], 1.0), one(&[1, 0], 1.0));
     assert!((mixed - (0.3 * first + 0.7 * second)).abs() < 1e-6, "{mixed}, {first}, {second}");

@@ -5,6 +5,7 @@
 mod buffers;
 mod digests;
 mod failing;
+mod flushless;
 mod halves;
 mod learner;
 mod mesh;

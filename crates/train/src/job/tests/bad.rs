@@ -600,10 +600,34 @@ fn meshes_that_cannot_be() {
         "write `stage = 2` or more, or leave it out",
     );
     row(
-        "stage = 2\nschedule = \"2bw\"",
-        "`parallel.schedule = \"2bw\"` runs several steps as one, which `bench step` does and training does not yet",
-        "use \"zb-h1\", which waits little and has no old gradients",
+        "stage = 2\nflush_every = 4",
+        "`parallel.flush_every` is for pipelines that go on from step to step without a flush",
+        "write schedule = \"2bw\", or leave it out",
     );
+    row(
+        "stage = 4\nmicrobatches = 2\nschedule = \"2bw\"",
+        "schedule \"2bw\" with 4 stages needs 3 or more microbatches in a step, not 2; raise `parallel.microbatches`, lower \
+         `parallel.stage`, or set `parallel.schedule = \"1f1b\"`",
+        "",
+    );
+    row(
+        "stage = 2\nschedule = \"2bw\"\n[train]\nprecision = \"f16\"",
+        "`parallel.schedule = \"2bw\"` does not work with `train.precision = \"f16\"`: the next step's passes begin before it is \
+         known whether this one overflowed",
+        "use precision = \"bf16\", or the schedule \"zb-h1\"",
+    );
+    for (key, why) in [
+        ("reproducible", "gradients that are one step old are not those of one rank"),
+        ("shard_weights", "passes read two versions of the weights, and shards are gathered from one"),
+        ("shard_gradients", "ranks would wait for each other's part of every update"),
+        ("shard_optimizer", "ranks would wait for each other's part of every update"),
+    ] {
+        row(
+            &format!("stage = 2\nschedule = \"2bw\"\n{key} = true"),
+            &format!("`parallel.schedule = \"2bw\"` does not work with `parallel.{key}`: {why}"),
+            &format!("leave `{key}` out, or use \"zb-h1\", which waits little and has no old gradients"),
+        );
+    }
     row(
         "stage = 2\nschedule = \"zb\"",
         "`parallel.schedule` is \"zb\", which is not known",

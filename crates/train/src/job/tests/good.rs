@@ -174,6 +174,7 @@ fn every_key_is_read() {
         sequence: 1,
         microbatches: None,
         schedule: PipelineKind::OneFOneB,
+        flush_every: 16,
         cuts: Vec::new(),
         shard_weights: false,
         threads: Some(3),
