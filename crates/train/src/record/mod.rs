@@ -4,6 +4,7 @@
 //! - [`Recorder`] ties them together.
 //! - [`jsonl`] and [`tensorboard`] write, [`history`] reads back, [`report`] draws.
 //! - [`trace`] writes where the time of every rank went, if somebody asks.
+//! - `axis` and `escape` are what drawings share.
 //! - [`progress`] is the text of the line that a terminal shows meanwhile.
 
 pub mod history;
@@ -14,7 +15,9 @@ pub mod tensorboard;
 pub mod trace;
 
 mod append;
+mod axis;
 mod error;
+mod escape;
 mod recorder;
 mod wording;
 
