@@ -1,4 +1,4 @@
-//! Timelines of real runs through the binary: `train --trace`.
+//! Timelines of real runs through the binary: `train --trace`, and `inspect --timeline` of what it wrote.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::binary::{folder, polyreme};
+use crate::binary::{folder, json, polyreme};
 use crate::ranks::JOB;
 
 /// Five steps and an evaluation of a network that can be cut into eight.
@@ -131,6 +131,14 @@ fn a_timeline_shows_stages_microbatches_and_waiting() {
         assert!(out.status.success(), "{parallel}: {}", String::from_utf8_lossy(&out.stderr));
         let file = folder.path().join("run/trace.json");
         check(&events(&file), ranks, stages, tensor, microbatches);
+        let drawn = &json(folder.path(), &["inspect", "run", "--timeline", "step.svg", "--json"])[0];
+        let idle = drawn["steps"][0]["idle"].as_f64().unwrap();
+        assert!(idle > 0.0 && idle < 1.0, "{drawn}");
+        let picture = fs::read_to_string(folder.path().join("step.svg")).unwrap();
+        for stage in 0..stages {
+            assert!(picture.contains(&format!(">stage {stage}")), "{picture}");
+        }
+        assert!(picture.contains(&format!("{stages} stages · ")) && picture.contains("Measured, step "));
     }
 }
 
@@ -151,5 +159,31 @@ fn a_timeline_has_every_rank() {
                 assert!(events.iter().any(of), "{kind} of rank {rank}");
             }
         }
+        let drawn =
+            &json(folder.path(), &["inspect", "trace.json", "--timeline", "a.svg", "--json", "--step", "3"])
+                [0];
+        assert_eq!(drawn["steps"][0]["step"], 3);
     }
+    let said = |args: &[&str], code: i32| {
+        let out = polyreme(folder.path(), args);
+        let text = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(code), "{args:?}: {text}");
+        text
+    };
+    let args = ["inspect", "trace.json", "--timeline", "b.svg", "--beside", "trace.json"];
+    assert!(polyreme(folder.path(), &args).status.success());
+    let picture = fs::read_to_string(folder.path().join("b.svg")).unwrap();
+    assert_eq!(picture.matches("Measured, step ").count(), 2);
+    let draw = |path, more: &[&'static str], code| {
+        said(&[&["inspect", path, "--timeline", "c.svg"], more].concat(), code)
+    };
+    assert!(draw("trace.json", &["--step", "900"], 2).contains("step 900 is not in it: it has steps 1 to "));
+    assert!(draw("job.toml", &[], 2).contains("run `polyreme train job.toml --trace trace.json`"));
+    assert!(
+        draw("run", &[], 2).contains("there is no trace.json in it; train with `--trace run/trace.json`")
+    );
+    assert!(draw("run/metrics.jsonl", &[], 2).contains("not a timeline: "));
+    assert!(draw("nothing.json", &[], 1).contains("cannot be read"));
+    assert!(said(&["inspect", "run", "--step", "3"], 2).contains("--timeline"));
+    assert!(!folder.path().join("c.svg").exists());
 }

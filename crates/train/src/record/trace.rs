@@ -16,7 +16,7 @@
 //! Times are microseconds since all ranks left one barrier: clocks of hosts are not compared, so spans of different ranks may be off by as much as
 //! the barrier's last message takes.
 //!
-//! A simulated run makes the same [`Moment`]s and the same [`text`].
+//! A simulated run makes the same [`Moment`]s and the same [`text`]. [`super::timeline`] reads the file again.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -165,7 +165,7 @@ fn events(mesh: &Mesh, rank: usize, moments: &[Moment]) -> String {
 }
 
 /// The row of what a rank does.
-const WORK: u64 = 0;
+pub(super) const WORK: u64 = 0;
 /// The row of exchanges under way.
 const EXCHANGES: u64 = 1;
 
