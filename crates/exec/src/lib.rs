@@ -62,5 +62,5 @@ pub use pace::BlockPace;
 pub use polyreme_kernels::Isa;
 pub use pool::Pool;
 pub use reader::{StepArgs, Totals};
-pub use timeline::{Moment, MomentKind, Timeline};
+pub use timeline::Timeline;
 pub use weights::{Held, Kept, KeptArenas, Slot};

@@ -30,7 +30,7 @@ pub fn node_seconds(
         engine.set_timeline((run > 0).then(|| Timeline::new(Instant::now(), usize::MAX)));
         engine.run()?;
         for moment in engine.timeline().map_or(&[][..], Timeline::moments) {
-            if let Some(node) = moment.node {
+            if let Some(node) = moment.label.node {
                 times[node].push(moment.us / 1e6);
             }
         }

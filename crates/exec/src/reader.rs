@@ -15,7 +15,6 @@ use crate::feed::{Feed, Inputs};
 use crate::finite::NonFinite;
 use crate::memory::MomentsMut;
 use crate::moments;
-use crate::timeline::MomentKind;
 use crate::vectors;
 
 /// Makes the stream of random bits that round moments another one than those of initial values and dropout.
@@ -72,7 +71,9 @@ pub(crate) struct StepProgress {
     clip: f32,
     waited: Duration,
     /// Whether nothing is updated.
-    skipped: bool,
+    pub(crate) skipped: bool,
+    /// By slot: the microbatch that was loaded into it last.
+    pub(crate) in_slots: Vec<usize>,
     /// In a program of several steps: the step of the microbatch that runs, which random draws depend on. Microbatches of one step run
     /// before and after the end of another.
     pub(crate) drawn_at: Option<u64>,
@@ -95,6 +96,8 @@ impl StepProgress {
         self.weights.resize(program.microbatches.len(), 0.0);
         self.tickets.clear();
         self.tickets.resize(program.exchanges.len(), None);
+        self.in_slots.clear();
+        self.in_slots.resize(program.slots, 0);
         (self.args, self.totals, self.clip) = (args, [0.0, 1.0, 0.0, 0.0], 1.0);
         (self.grad_norm, self.waited, self.not_finite, self.skipped) = (None, Duration::ZERO, None, false);
         self.earlier.clear();
@@ -104,6 +107,11 @@ impl StepProgress {
 }
 
 impl StepProgress {
+    /// Whether nothing is updated, because the step is skipped or has failed.
+    pub(crate) fn keeps_weights(&self) -> bool {
+        self.skipped || self.late.is_some()
+    }
+
     /// The results of the step that was judged last.
     fn totals(&self, not_finite: Option<NonFinite>) -> Totals {
         let StepProgress { totals: [loss, weight, a, b], grad_norm, waited, skipped, .. } = *self;
@@ -133,9 +141,13 @@ impl Engine {
             group.comms.set_step(self.memory.state.step);
         }
         let called = self.group.as_ref().map_or(0, |group| group.comms.n_calls());
+        let (entered, step) = (self.clock(), self.step_number(&loaded));
         for instr in &loaded.program.instrs {
+            let began = self.clock();
             self.read(&loaded, instr, feed)?;
+            self.note_instr(&loaded, instr, began);
         }
+        self.note_program(&loaded, step, entered);
         // No communication happens that the program does not list.
         let called = self.group.as_ref().map_or(0, |group| group.comms.n_calls()) - called;
         debug_assert_eq!(
@@ -216,10 +228,9 @@ impl Engine {
                 (self.progress.grad_norm, self.progress.clip) = (Some(norm), clip_scale(norm, *max_norm));
             }
             Instr::Measure { .. } | Instr::Update { .. } | Instr::Follow { .. }
-                if self.progress.skipped || self.progress.late.is_some() => {}
+                if self.progress.keeps_weights() => {}
             Instr::Measure { what, params, grads, sums } => {
                 let optimizer = loaded.program.optimizer.ok_or(ExecError::NoOptimizer)?;
-                let began = self.timeline.is_some().then(Instant::now);
                 let hyper = self.hyper();
                 let cx = Cx { isa: self.options.isa, par: &*self.pool };
                 let range = (params.start, params.len());
@@ -230,13 +241,11 @@ impl Engine {
                     unreachable!("moments of whole tensors are f32, or refused")
                 };
                 optimizer.measure(*what, &cx, hyper, (r.params, r.grads), states, tensors, r.sums);
-                self.record(began, MomentKind::Compute, None, || format!("measure {}", what.name()));
             }
             Instr::Update { params, grads, moments_at, sums } => {
                 let Some(optimizer) = loaded.program.optimizer else {
                     return Err(ExecError::NoOptimizer.into());
                 };
-                let began = self.timeline.is_some().then(Instant::now);
                 let hyper = self.hyper();
                 let cx = Cx { isa: self.options.isa, par: &*self.pool };
                 let range = (params.start, params.len());
@@ -258,7 +267,6 @@ impl Engine {
                         optimizer.step_half(&cx, hyper, rounding, r.params, r.grads, m, v);
                     }
                 }
-                self.record(began, MomentKind::Compute, None, || "update".into());
             }
             Instr::ReadParams(from) => {
                 self.memory.params_from = match from {
@@ -280,12 +288,10 @@ impl Engine {
                 }
             }
             Instr::Follow { decay } => {
-                let began = self.timeline.is_some().then(Instant::now);
                 let share = 1.0 - warm_decay(*decay, self.memory.state.step + 1);
                 let cx = Cx { isa: self.options.isa, par: &*self.pool };
                 let (params, average) = self.memory.state.params_and_average();
                 vectors::follow(&cx, average, params, share);
-                self.record(began, MomentKind::Compute, None, || "average".into());
             }
         }
         Ok(())
@@ -307,40 +313,34 @@ impl Engine {
             inputs.f32("weight")?[0] = (weight * f64::from(self.progress.args.loss_scale)) as f32;
         }
         self.progress.weights[microbatch] = weight;
+        self.progress.in_slots[slot] = microbatch;
         Ok(())
     }
 
     fn run_block(
         &mut self,
         loaded: &Loaded,
-        block: usize,
+        number: usize,
         slot: usize,
         microbatch: usize,
     ) -> Result<(), ExecError> {
-        let block = &loaded.program.blocks[block];
+        let block = &loaded.program.blocks[number];
         let body = loaded.bodies[block.body];
         let first_sample = loaded.program.microbatches[microbatch].first_sample as u64;
         let entered = self.pace.is_some().then(Instant::now);
         let step_of = |(first, per_step): (u64, usize)| first + (microbatch / per_step) as u64;
         self.progress.drawn_at = self.progress.first_step.map(step_of);
         for node in block.nodes.clone() {
-            let began = self.timeline.is_some().then(Instant::now);
+            let began = self.clock();
             match block.update {
                 Some(param) => self.apply(loaded, body, slot, node, param),
                 None => self.run_node(body, slot, node, first_sample)?,
             }
-            if began.is_some() {
-                let graph = &loaded.program.bodies[block.body].graph;
-                let (op, layer) = (graph.nodes[node].op.name(), &graph.nodes[node].layer);
-                let update = if block.update.is_some() { ", update" } else { "" };
-                self.record(began, MomentKind::Compute, Some(node), || format!("{op} {layer}{update}"));
-            }
+            self.note_node(loaded, number, node, microbatch, began);
         }
         if let (Some(entered), Some(pace)) = (entered, &self.pace) {
             let least = pace.of(&loaded.program.bodies[block.body], block);
             std::thread::sleep(least.saturating_sub(entered.elapsed()));
-            let name = || format!("{} of microbatch {microbatch}", block.kind.name());
-            self.record(Some(entered), MomentKind::Compute, None, name);
         }
         Ok(())
     }
@@ -449,11 +449,7 @@ impl Engine {
             (_, None) => unreachable!("exchange {number} is waited for before it is started"),
         }
         self.progress.waited += began.elapsed();
-        if self.timeline.is_some() {
-            let name = || loaded.program.describe(&loaded.program.exchanges[number]);
-            self.record(ticket.map(|(_, started)| started), MomentKind::Exchange, None, name);
-            self.record(Some(began), MomentKind::Wait, None, name);
-        }
+        self.note_exchange(loaded, number, ticket.map(|(_, started)| started));
         Ok(())
     }
 
@@ -501,19 +497,6 @@ impl Engine {
     /// Where the random bits come from that round the moments of the parameters from `first` on.
     pub(crate) fn rounding(&self, first: usize) -> Rounding {
         Rounding { key: self.options.seed ^ ROUNDING, step: self.memory.state.step + 1, first: first as u64 }
-    }
-
-    /// Records a span of time, if the timeline is on.
-    fn record(
-        &mut self,
-        began: Option<Instant>,
-        kind: MomentKind,
-        node: Option<usize>,
-        name: impl FnOnce() -> String,
-    ) {
-        if let (Some(began), Some(timeline)) = (began, &mut self.timeline) {
-            timeline.push(name, kind, self.memory.state.step, began, node);
-        }
     }
 }
 

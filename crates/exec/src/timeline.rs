@@ -1,35 +1,14 @@
-//! Where the time of steps goes, as a list of spans: what was computed, when this rank waited for others, which
-//! exchanges were in flight.
+//! Where the time of steps goes, as the engine measures it: a span for each program, each instruction and each node.
+//!
+//! What spans are called is the program's business ([`polyreme_graph::moment`]); here is when. Nothing is recorded, and no clock is
+//! read, unless a timeline was set. Names are made while the step runs, outside of the spans: they cost the next instruction
+//! a few microseconds at most.
 
 use std::time::Instant;
 
-/// What kind of work a span of time was.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum MomentKind {
-    /// Computing: a node or an update.
-    Compute,
-    /// An exchange, from its start until it was waited for; others may overlap it.
-    Exchange,
-    /// Waiting for an exchange.
-    Wait,
-}
+use polyreme_graph::{Collective, Instr, Moment, MomentKind, MomentLabel};
 
-/// A span of time.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Moment {
-    /// The name of the work.
-    pub name: String,
-    /// The kind of work.
-    pub kind: MomentKind,
-    /// The number of the step.
-    pub step: u64,
-    /// The node of the body, if it computed one.
-    pub node: Option<usize>,
-    /// Microseconds since the timeline began.
-    pub start_us: f64,
-    /// Its duration in microseconds.
-    pub us: f64,
-}
+use crate::engine::{Engine, Loaded};
 
 /// A recording. It stops when it is full.
 #[derive(Clone, Debug)]
@@ -45,23 +24,81 @@ impl Timeline {
         Timeline { origin, moments: Vec::new(), max }
     }
 
-    /// The recorded spans.
+    /// The recorded spans, in the order in which they ended.
     pub fn moments(&self) -> &[Moment] {
         &self.moments
     }
 
-    pub(crate) fn push(
-        &mut self,
-        name: impl FnOnce() -> String,
-        kind: MomentKind,
-        step: u64,
-        start: Instant,
-        node: Option<usize>,
-    ) {
-        if self.moments.len() < self.max {
+    fn is_full(&self) -> bool {
+        self.moments.len() >= self.max
+    }
+
+    fn push(&mut self, label: MomentLabel, step: u64, [start, end]: [Instant; 2]) {
+        if !self.is_full() {
             let start_us = start.duration_since(self.origin).as_secs_f64() * 1e6;
-            let us = start.elapsed().as_secs_f64() * 1e6;
-            self.moments.push(Moment { name: name(), kind, step, node, start_us, us });
+            let us = end.duration_since(start).as_secs_f64() * 1e6;
+            self.moments.push(Moment { label, step, start_us, us });
+        }
+    }
+}
+
+impl Engine {
+    /// The time, if it is being recorded.
+    pub(crate) fn clock(&self) -> Option<Instant> {
+        self.timeline.as_ref().is_some_and(|timeline| !timeline.is_full()).then(Instant::now)
+    }
+
+    /// The number of the step that is being run; of the last one, if this program updates nothing.
+    pub(crate) fn step_number(&self, loaded: &Loaded) -> u64 {
+        self.memory.state.step + u64::from(loaded.program.optimizer.is_some())
+    }
+
+    /// Records a whole program that began with this step.
+    pub(crate) fn note_program(&mut self, loaded: &Loaded, step: u64, began: Option<Instant>) {
+        let Some(began) = began else { return };
+        let span = [began, Instant::now()];
+        self.note(loaded.program.whole_label(step), step, span);
+    }
+
+    /// Records an instruction, unless it was skipped.
+    pub(crate) fn note_instr(&mut self, loaded: &Loaded, instr: &Instr, began: Option<Instant>) {
+        let Some(began) = began else { return };
+        let span = [began, Instant::now()];
+        let updates = matches!(instr, Instr::Measure { .. } | Instr::Update { .. } | Instr::Follow { .. });
+        let puts_back = matches!(instr, Instr::PutBack { .. });
+        if updates && self.progress.keeps_weights() || puts_back && !self.progress.skipped {
+            return;
+        }
+        if let Some(label) = loaded.program.label(instr, &self.progress.in_slots) {
+            self.note(label, self.step_number(loaded), span);
+        }
+    }
+
+    /// Records a node of a block.
+    pub(crate) fn note_node(
+        &mut self,
+        loaded: &Loaded,
+        block: usize,
+        node: usize,
+        microbatch: usize,
+        began: Option<Instant>,
+    ) {
+        let Some(began) = began else { return };
+        let span = [began, Instant::now()];
+        self.note(loaded.program.node_label(block, node, microbatch), self.step_number(loaded), span);
+    }
+
+    /// Records an exchange that is over, from its start. When a message that was sent is over is not known here.
+    pub(crate) fn note_exchange(&mut self, loaded: &Loaded, number: usize, started: Option<Instant>) {
+        let sent = matches!(loaded.program.exchanges[number].op, Collective::Send { .. });
+        let (Some(started), Some(end), false) = (started, self.clock(), sent) else { return };
+        let label = loaded.program.exchange_label(number, MomentKind::Exchange, &self.progress.in_slots);
+        self.note(label, self.step_number(loaded), [started, end]);
+    }
+
+    fn note(&mut self, label: MomentLabel, step: u64, span: [Instant; 2]) {
+        if let Some(timeline) = &mut self.timeline {
+            timeline.push(label, step, span);
         }
     }
 }

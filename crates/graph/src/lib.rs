@@ -14,7 +14,7 @@
 //! - [`precision`], [`mod@recompute`], [`mod@fuse`]: rewrites.
 //! - [`memory`]: where every value is stored.
 //! - [`program`]: everything that one rank does in one step. [`body`]: the graph of a microbatch and the blocks that it is cut
-//!   into. `listing`: a program as text.
+//!   into. `listing`: a program as text. [`moment`]: where its time goes, and what spans of it are called.
 //! - [`split_sums`]: what must be known of tensors that ranks split before they are updated.
 //! - [`buffers`]: gradients that are held only until they are summed. [`at_once`]: gradients that go into the update as
 //!   they are computed, and are never stored.
@@ -34,6 +34,7 @@ pub mod graph;
 mod infer;
 mod listing;
 pub mod memory;
+pub mod moment;
 pub mod op;
 pub mod part;
 pub mod precision;
@@ -55,6 +56,7 @@ pub use fuse::fuse;
 pub use grad::differentiate;
 pub use graph::{Graph, Init, NodeId, ValueId};
 pub use memory::{MemoryPlan, Place};
+pub use moment::{Exchanged, Moment, MomentKind, MomentLabel};
 pub use op::{ExchangeKind, Op};
 pub use part::{Part, Piece, Splits};
 /// What element-wise ops and updates do: the vocabulary of the kernels.

@@ -115,19 +115,20 @@ impl Program {
     /// An exchange in words: op, elements, type, group and wire format.
     pub fn describe(&self, exchange: &Exchange) -> String {
         let Exchange { op, axis, of, dtype, wire } = exchange;
-        let name = match op {
-            Collective::AllReduce => "all-reduce",
-            Collective::ReduceScatter(_) => "reduce-scatter",
-            Collective::AllGather(_) => "all-gather",
-            Collective::AllToAll { .. } => "all-to-all",
+        let name = op.name();
+        match op {
+            Collective::AllReduce
+            | Collective::ReduceScatter(_)
+            | Collective::AllGather(_)
+            | Collective::AllToAll { .. } => {}
             Collective::Send { to, tag } => {
-                return format!("send {dtype} {} to {} {to}, tag {tag}", self.words(of), axis.name());
+                return format!("{name} {dtype} {} to {} {to}, tag {tag}", self.words(of), axis.name());
             }
             Collective::Receive { from, tag } => {
-                return format!("receive {dtype} {} from {} {from}, tag {tag}", self.words(of), axis.name());
+                return format!("{name} {dtype} {} from {} {from}, tag {tag}", self.words(of), axis.name());
             }
-            Collective::Meet => return format!("meet over {}", axis.name()),
-        };
+            Collective::Meet => return format!("{name} over {}", axis.name()),
+        }
         let form = if wire == dtype { String::new() } else { format!(" as {wire}") };
         let mut names = String::new();
         if let (Region::Grads(_) | Region::Params(_), Some(params)) = (of, self.params_of(of)) {

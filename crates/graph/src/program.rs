@@ -128,6 +128,21 @@ pub enum Collective {
     Meet,
 }
 
+impl Collective {
+    /// Its name in printed programs and timelines.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Collective::AllReduce => "all-reduce",
+            Collective::ReduceScatter(_) => "reduce-scatter",
+            Collective::AllGather(_) => "all-gather",
+            Collective::AllToAll { .. } => "all-to-all",
+            Collective::Send { .. } => "send",
+            Collective::Receive { .. } => "receive",
+            Collective::Meet => "meet",
+        }
+    }
+}
+
 /// An exchange with the other ranks along an axis.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Exchange {

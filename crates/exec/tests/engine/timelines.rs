@@ -7,10 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use polyreme_collective::Comm;
-use polyreme_exec::{
-    BlockPace, Comms, Engine, ExecError, Filled, Isa, Moment, MomentKind, Options, StepArgs, Timeline,
-};
-use polyreme_graph::{Builder, DType, Graph, Init, Optimizer, Segment, differentiate};
+use polyreme_exec::{BlockPace, Comms, Engine, ExecError, Filled, Isa, Options, StepArgs, Timeline};
+use polyreme_graph::{Builder, DType, Graph, Init, Moment, MomentKind, Optimizer, Segment, differentiate};
 use polyreme_parallel::pipeline::PipelineKind;
 use polyreme_parallel::{Mesh, Plan, Training, compile, schedule};
 
@@ -83,7 +81,7 @@ fn run(kind: PipelineKind, steps: usize) -> Seen {
         engine.set_timeline(Some(Timeline::new(origin, usize::MAX)));
         step(&mut engine);
         let passes = engine.timeline().unwrap().moments().iter();
-        let paced = |m: &&Moment| m.kind == MomentKind::Compute && m.name.contains("of microbatch");
+        let paced = |m: &&Moment| matches!(m.label.kind, MomentKind::Block(_));
         (passes.filter(paced).cloned().collect::<Vec<_>>(), bytes)
     };
     let ranks: Vec<(Vec<Moment>, usize)> = std::thread::scope(|s| {
@@ -104,10 +102,9 @@ fn run(kind: PipelineKind, steps: usize) -> Seen {
 
 /// The most microbatches that have begun and are not done.
 fn in_flight(moments: &[Moment], microbatches: usize) -> usize {
-    let number = |m: &Moment| m.name.rsplit(' ').next().unwrap().parse::<usize>().unwrap();
     let spans: Vec<(f64, f64)> = (0..microbatches)
         .map(|k| {
-            let of = || moments.iter().filter(|m| number(m) == k);
+            let of = || moments.iter().filter(|m| m.label.microbatch == Some(k));
             let start = of().map(|m| m.start_us).fold(f64::INFINITY, f64::min);
             (start, of().map(|m| m.start_us + m.us).fold(0.0, f64::max))
         })

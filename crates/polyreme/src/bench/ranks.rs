@@ -1,13 +1,15 @@
 //! `polyreme bench step --ranks N`: training steps on several ranks. Each part of the data axis has the job's batch, unless that of
 //! all together is given.
 
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use polyreme_collective::{Comm, Reduce};
-use polyreme_exec::{Comms, Engine, ExecError, Isa, Options};
+use polyreme_exec::{Comms, Engine, ExecError, Isa, Options, Timeline};
 use polyreme_graph::{Axis, Keeps, Program, Weights, cost};
 use polyreme_parallel::pipeline::PipelineKind;
 use polyreme_parallel::{Mesh, Plan};
+use polyreme_train::record::trace::{self, About};
 use serde::Serialize;
 
 use super::WARM_UP;
@@ -19,6 +21,9 @@ const MIB: f64 = (1 << 20) as f64;
 
 /// Steps whose losses are reported, however fast the machine is.
 const FIRST: usize = 3;
+
+/// Steps that are recorded with `--trace`.
+const TRACED: usize = 5;
 
 /// The size of gradient buckets, which are sent during the backward pass.
 const BUCKET_BYTES: usize = 1 << 20;
@@ -99,6 +104,8 @@ pub struct RankSettings {
     pub cuts: CutsBy,
     /// What a rank may take; activations are recomputed to fit.
     pub budget_bytes: Option<usize>,
+    /// Where a timeline of some more steps goes.
+    pub trace: Option<PathBuf>,
 }
 
 /// One rank's part of a measurement; every rank calls it with the same arguments. Returns the group.
@@ -134,6 +141,9 @@ pub fn measure(
     engine.comm().all_reduce(&mut flops, Reduce::Sum)?;
     job.fill_parts(&mut engine, &parts)?;
     let times = time(job, &mut engine, steps.unwrap_or(job.timed_steps))?;
+    if let Some(path) = &settings.trace {
+        record(job, &mut engine, &plan, path)?;
+    }
     // Of all microbatches of the program.
     let gflops = flops[0] / (times.seconds * job.run_steps as f64) / 1e9;
     let held = engine.held();
@@ -197,6 +207,23 @@ fn planned_bytes<E>(
         bytes -= if counted { footprint.params } else { 0 };
     }
     Ok(bytes)
+}
+
+/// Records some steps, after those that were timed: recording takes time.
+fn record(
+    job: &BenchJob,
+    engine: &mut Engine,
+    plan: &Plan,
+    path: &Path,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    engine.comm().barrier()?;
+    engine.set_timeline(Some(Timeline::new(Instant::now(), trace::MOMENTS_MAX)));
+    for _ in 0..TRACED {
+        job.step(engine)?;
+    }
+    let moments = engine.timeline().map_or(Vec::new(), |timeline| timeline.moments().to_vec());
+    engine.set_timeline(None);
+    Ok(trace::write(path, &About::of_plan(&job.name, plan), engine.comm(), &moments)?)
 }
 
 struct Times {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use polyreme_exec::{Engine, ExecError, Timeline};
-use polyreme_graph::cost;
+use polyreme_graph::{MomentKind, cost};
 use polyreme_kernels::{Cx, Isa, probe};
 use serde::Serialize;
 
@@ -128,9 +128,10 @@ pub fn measure_ops(
         }
         let mut rest = 0.0;
         for moment in engine.timeline().map_or(&[][..], Timeline::moments) {
-            match moment.node {
-                Some(node) => times[node].push(moment.us / 1e3),
-                None => rest += moment.us / 1e3,
+            match (moment.label.node, moment.label.kind) {
+                (Some(node), _) => times[node].push(moment.us / 1e3),
+                (None, MomentKind::Update) => rest += moment.us / 1e3,
+                (None, _) => {}
             }
         }
         updates.push(rest);

@@ -76,6 +76,9 @@ pub(super) struct StepArgs {
     /// Also show where the time goes: one line per kind of node, the slowest first.
     #[arg(long)]
     ops: bool,
+    /// With --ranks or a mesh, and one job: write a timeline of five more steps, as `train --trace` does.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Print one JSON object per job.
     #[arg(long)]
     json: bool,
@@ -187,6 +190,9 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
         return Err(Failure::usage("--ops is for one rank; leave out --ranks and related flags"));
     }
     let mut jobs = args.jobs(app)?;
+    if args.trace.is_some() && jobs.len() != 1 {
+        return Err(Failure::usage("--trace records one job; name it with --job or --job-file"));
+    }
     let asked = Asked { ranks: args.mesh.ranks(), ..Asked::default() };
     let Some(mut group) = args.ranks.enter(asked, "bench step", Arc::default())? else {
         return Ok(());
@@ -214,6 +220,7 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
         schedule: args.mesh.schedule(),
         cuts: args.mesh.cuts(),
         budget_bytes: args.memory_mib.map(|mib| mib << 20),
+        trace: args.trace.clone(),
     };
     let control = group.control.take();
     let outcomes = group.run(|mut comm| -> CommandResult {
@@ -270,6 +277,9 @@ fn bench_collective(args: &CollectiveArgs) -> CommandResult {
 fn bench_step(args: &StepArgs, app: &App, start: Instant) -> CommandResult {
     if args.shard_gradients {
         return Err(Failure::usage("--shard-gradients needs several ranks; set their number with --ranks"));
+    }
+    if args.trace.is_some() {
+        return Err(Failure::usage("--trace is for ranks; set their number with --ranks, which may be 1"));
     }
     let mut jobs = args.jobs(app)?;
     if let Some(batch) = args.batch {

@@ -21,13 +21,14 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::ending::Failure;
+use super::timeline::TimelineArgs;
 use super::{CommandResult, print_json, train};
 use crate::app::App;
 use crate::process;
 
 #[derive(Args)]
 pub(super) struct InspectArgs {
-    /// A run's folder, a checkpoint, a `.safetensors` file, or a job file.
+    /// A run's folder, a checkpoint, a `.safetensors` file, or a job file; with `--timeline`, what `--trace` wrote.
     #[arg(value_name = "PATH")]
     path: PathBuf,
     /// Print the graph instead: as text, as DOT for Graphviz, or as the program of a whole training step.
@@ -36,6 +37,8 @@ pub(super) struct InspectArgs {
     /// Of a job file, with `--graph program`: the rank whose program is printed.
     #[arg(long, value_name = "R", default_value_t = 0)]
     rank: usize,
+    #[command(flatten)]
+    timeline: TimelineArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -67,6 +70,9 @@ impl Tensor {
 }
 
 pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
+    if let Some(picture) = &args.timeline.timeline {
+        return args.timeline.draw(&args.path, picture, args.json);
+    }
     if args.path.extension().is_some_and(|e| e == "toml") {
         return inspect_job(app, args);
     }

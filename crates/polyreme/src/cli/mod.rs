@@ -10,6 +10,7 @@ mod mesh;
 mod predict;
 mod ranks;
 mod terminal;
+mod timeline;
 mod train;
 
 use std::io::{self, Write};
@@ -50,7 +51,7 @@ enum Command {
     Eval(eval::EvalArgs),
     /// Use a trained model: labels with probabilities for images and tables, or generated text.
     Predict(predict::PredictArgs),
-    /// Show a run, a checkpoint, a weights file or a job: parameters, history, graph.
+    /// Show a run, a checkpoint, a weights file or a job: parameters, history, graph; or draw a timeline.
     Inspect(inspect::InspectArgs),
     /// Print the JSON schema of job files, with which editors complete and check them.
     ///

@@ -62,7 +62,8 @@ pub(super) struct TrainArgs {
     /// Print JSON lines; the last one is the summary, or the error.
     #[arg(long)]
     json: bool,
-    /// Write a timeline of every rank: computing, exchanging, waiting. chrome://tracing and Perfetto show it.
+    /// Write a timeline of every rank: passes of microbatches, exchanges, waiting. chrome://tracing and Perfetto show it, and
+    /// `inspect FILE --timeline STEP.svg` draws a step.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     #[command(flatten)]
@@ -84,7 +85,8 @@ pub(super) struct ResumeArgs {
     /// Print JSON lines; the last one is the summary, or the error.
     #[arg(long)]
     json: bool,
-    /// Write a timeline of every rank: computing, exchanging, waiting. chrome://tracing and Perfetto show it.
+    /// Write a timeline of every rank: passes of microbatches, exchanges, waiting. chrome://tracing and Perfetto show it, and
+    /// `inspect FILE --timeline STEP.svg` draws a step.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     #[command(flatten)]

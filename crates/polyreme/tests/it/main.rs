@@ -18,6 +18,7 @@ mod parts;
 mod ranks;
 mod saved;
 mod targets;
+mod timelines;
 mod train;
 mod without_mpi;
 mod wrong_data;

@@ -199,29 +199,6 @@ fn ranks_of_any_kind_may_keep_their_own_gradients_only() {
 }
 
 #[test]
-fn a_timeline_has_every_rank() {
-    let folder = folder(JOB);
-    for (flags, ranks) in [(["--ranks", "2"], 2), (["--processes", "3"], 3)] {
-        let args =
-            [&["train", "job.toml", "--overwrite", "--output", "run", "--trace", "trace.json"][..], &flags]
-                .concat();
-        let out = polyreme(folder.path(), &args);
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        let text = fs::read_to_string(folder.path().join("trace.json")).unwrap();
-        let trace: Value = serde_json::from_str(&text).unwrap();
-        for rank in 0..ranks {
-            for kind in ["compute", "exchange", "wait"] {
-                let of = |e: &&Value| e["pid"] == rank && e["cat"] == kind;
-                assert!(
-                    trace["traceEvents"].as_array().unwrap().iter().any(|e| of(&e)),
-                    "{kind} of rank {rank}"
-                );
-            }
-        }
-    }
-}
-
-#[test]
 fn ctrl_c_stops_all_processes_after_the_step_and_saves() {
     let folder = folder(&endless());
     let (run, errors) = (folder.path().join("run"), folder.path().join("errors"));

@@ -3,7 +3,8 @@
 //!
 //! - [`Recorder`] ties them together.
 //! - [`jsonl`] and [`tensorboard`] write, [`history`] reads back, [`report`] draws.
-//! - [`trace`] writes where the time of every rank went, if somebody asks.
+//! - [`trace`] writes where the time of every rank went, if asked to; [`timeline`] draws a step of it.
+//! - `axis` and `escape` are what drawings share.
 //! - [`progress`] is the text of the line that a terminal shows meanwhile.
 
 pub mod history;
@@ -11,10 +12,13 @@ pub mod jsonl;
 pub mod progress;
 pub mod report;
 pub mod tensorboard;
+pub mod timeline;
 pub mod trace;
 
 mod append;
+mod axis;
 mod error;
+mod escape;
 mod recorder;
 mod wording;
 

@@ -32,7 +32,7 @@ use crate::learner::{Learner, StepResult};
 use crate::loss_scale::LossScale;
 use crate::metrics::{Best, Confusion, Patience};
 use crate::pace::RankShare;
-use crate::record::trace;
+use crate::record::trace::{self, About};
 use crate::talk;
 
 /// One rank of a run.
@@ -287,7 +287,8 @@ impl Run {
         let Some(path) = self.prepared.trace.clone() else { return Ok(()) };
         let moments = self.learner.engine().timeline().map_or(Vec::new(), |t| t.moments().to_vec());
         self.learner.engine_mut().set_timeline(None);
-        trace::write(&path, self.learner.comm(), &moments)
+        let about = About::of_plan(&self.prepared.job.name, &self.prepared.learner.plan);
+        trace::write(&path, &about, self.learner.comm(), &moments)
     }
 
     /// Seconds of the whole run, those before a resumption included.

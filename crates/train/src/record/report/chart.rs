@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use super::axis::{Axis, Scale, Unit};
 use super::curve::Curve;
-use super::escape::{html, script};
+use crate::record::axis::{Axis, Scale, Unit};
+use crate::record::escape::{html, script};
 
 /// Room beside the plot for labels, in the SVG's units.
 const LEFT: f64 = 58.0;

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::escape::html;
 use crate::metrics::Confusion;
+use crate::record::escape::html;
 use crate::record::wording::thousands;
 
 /// The most classes of a heat map; more would be finer than a page shows.

@@ -1,11 +1,9 @@
 //! `report.html`: a run on one page, in one file that needs nothing else: no scripts, fonts or pictures from elsewhere.
 //! Curves are SVG made here; a few lines of script show numbers under the pointer.
 
-mod axis;
 mod chart;
 mod classes;
 mod curve;
-mod escape;
 mod page;
 
 use std::path::Path;

@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use super::Summary;
-use super::axis::Unit;
 use super::chart::{Chart, Size};
 use super::classes;
 use super::curve::Curve;
-use super::escape::html;
 use crate::metrics::Best;
+use crate::record::axis::Unit;
+use crate::record::escape::html;
 use crate::record::history::History;
 use crate::record::wording::{clock, figure, short, thousands};
 

@@ -1,6 +1,6 @@
 //! Axes: from numbers to places on the page, with ticks at round numbers.
 
-use super::super::wording::{short, trimmed};
+use super::wording::{short, trimmed};
 
 /// How a number becomes a place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
