@@ -61,7 +61,7 @@ pub use op::{ExchangeKind, Op};
 pub use part::{Part, Piece, Splits};
 /// What element-wise ops and updates do: the vocabulary of the kernels.
 pub use polyreme_kernels::elementwise::{Binary, Unary};
-pub use polyreme_kernels::optim::{Adafactor, Measured, Moments, Optimizer};
+pub use polyreme_kernels::optim::{Adafactor, Moments, Optimizer, SumsOf};
 pub use precision::Precision;
 pub use program::{
     Axis, Buffer, Collective, Exchange, Instr, Keeps, Microbatch, Program, Region, Role, Weights,

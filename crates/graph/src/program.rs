@@ -20,7 +20,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use polyreme_kernels::optim::{Measured, Optimizer};
+use polyreme_kernels::optim::{Optimizer, SumsOf};
 
 use crate::body::{Block, Body};
 use crate::buffers::GradBuffers;
@@ -331,7 +331,7 @@ pub enum Instr {
     /// the moments of these tensors.
     Measure {
         /// Which of them.
-        what: Measured,
+        what: SumsOf,
         /// Elements of the parameters' arena.
         params: Range<usize>,
         /// Their gradients.

@@ -16,7 +16,7 @@
 
 use std::ops::Range;
 
-use polyreme_kernels::optim::{Measured, Optimizer, PartSums};
+use polyreme_kernels::optim::{Optimizer, PartSums, SumsOf};
 
 use crate::graph::Graph;
 use crate::part::Splits;
@@ -52,7 +52,7 @@ pub struct SplitParam {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SumsOver {
     /// When.
-    pub what: Measured,
+    pub what: SumsOf,
     /// The axis.
     pub axis: Axis,
     /// The sums.
@@ -61,10 +61,10 @@ pub struct SumsOver {
 
 impl SplitSums {
     /// Whether there is something to measure.
-    pub fn measures(&self, what: Measured) -> bool {
+    pub fn measures(&self, what: SumsOf) -> bool {
         match what {
-            Measured::Means => self.tensors.iter().any(|t| t.matrix.is_some()),
-            Measured::Norms => !self.tensors.is_empty(),
+            SumsOf::Means => self.tensors.iter().any(|t| t.matrix.is_some()),
+            SumsOf::Norms => !self.tensors.is_empty(),
         }
     }
 }
@@ -87,7 +87,7 @@ enum Kind {
 struct Sum {
     tensor: usize,
     kind: Kind,
-    what: Measured,
+    what: SumsOf,
     along: Along,
     len: usize,
 }
@@ -108,7 +108,7 @@ pub fn split_sums(graph: &Graph, optimizer: &Optimizer) -> Option<SplitSums> {
         }
     }
     let (mut len, mut over) = (0, Vec::new());
-    for what in Measured::ALL {
+    for what in SumsOf::ALL {
         let mut ends = vec![len];
         for along in ORDER {
             for sum in sums.iter().filter(|sum| sum.what == what && sum.along == along) {
@@ -148,14 +148,14 @@ fn of_tensor(
     let [by_rows, by_cols] = [rows_dim, cols_dim].map(splits_dim);
     let either = [0, 1].map(|axis| by_rows[axis] || by_cols[axis]);
     let mut add = |what, kind, along, len| sums.push(Sum { tensor, kind, what, along, len });
-    add(Measured::Norms, Kind::Norms, axes.map(|part| part.is_some()), 2);
+    add(SumsOf::Norms, Kind::Norms, axes.map(|part| part.is_some()), 2);
     let factored = matches!(optimizer, Optimizer::Adafactor(_)) && either != [false; 2];
     let matrix = match (dims, &whole[..]) {
         ([.., rows, cols], [.., whole_rows, whole_cols]) if factored => {
             let count = dims[..dims.len() - 2].iter().product::<usize>();
-            add(Measured::Means, Kind::Rows, by_cols, count * rows);
-            add(Measured::Means, Kind::Cols, by_rows, count * cols);
-            add(Measured::Means, Kind::Totals, either, count);
+            add(SumsOf::Means, Kind::Rows, by_cols, count * rows);
+            add(SumsOf::Means, Kind::Cols, by_rows, count * cols);
+            add(SumsOf::Means, Kind::Totals, either, count);
             Some([*whole_rows, *whole_cols])
         }
         _ => None,
@@ -203,7 +203,7 @@ mod tests {
         let graph = graph([[part(0, 2), part(0, 3)], [part(0, 2), None], [part(1, 2), part(0, 3)]]);
         assert_eq!(split_sums(&graph, &Optimizer::AdamW(Moments::DEFAULT)), None);
         let over = |what, axis, range| SumsOver { what, axis, range };
-        let (means, norms) = (Measured::Means, Measured::Norms);
+        let (means, norms) = (SumsOf::Means, SumsOf::Norms);
 
         let lamb = split_sums(&graph, &Optimizer::Lamb(Moments::DEFAULT)).unwrap();
         assert_eq!(lamb.over, [over(norms, Axis::Tensor, 0..6), over(norms, Axis::Data, 2..6)]);

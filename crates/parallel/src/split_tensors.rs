@@ -18,7 +18,7 @@
 //! gradients like any other by then. If a peer dies, the exchange ends with a report, no parameter has changed, and the run goes
 //! on from a checkpoint: moments may have moved.
 
-use polyreme_graph::{Collective, DType, Instr, Measured, Optimizer, Region, split_sums};
+use polyreme_graph::{Collective, DType, Instr, Optimizer, Region, SumsOf, split_sums};
 
 use crate::schedule::Lowering;
 
@@ -34,7 +34,7 @@ pub(crate) fn measured(lowering: &mut Lowering, optimizer: Optimizer, updates: V
         Some(buffer) => Region::Buffer(buffer, 0..layout.len),
         None => lowering.program.buffer(SUMS, DType::F64, layout.len),
     };
-    for what in Measured::ALL {
+    for what in SumsOf::ALL {
         if !layout.measures(what) {
             continue;
         }

@@ -11,7 +11,7 @@ mod split;
 
 pub use adafactor::Adafactor;
 pub use half::Rounding;
-pub use split::{Measured, PartSums, SplitTensor};
+pub use split::{PartSums, SplitTensor, SumsOf};
 
 use crate::cx::SharedMut;
 use crate::lanes::twin;

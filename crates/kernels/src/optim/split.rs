@@ -24,22 +24,22 @@ use std::ops::Range;
 
 /// What is added up over the ranks that split a tensor, in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Measured {
+pub enum SumsOf {
     /// What means of rows and columns take.
     Means,
     /// Squares of the parameters and of their step.
     Norms,
 }
 
-impl Measured {
+impl SumsOf {
     /// All of them, in their order.
-    pub const ALL: [Measured; 2] = [Measured::Means, Measured::Norms];
+    pub const ALL: [SumsOf; 2] = [SumsOf::Means, SumsOf::Norms];
 
     /// Its name in printed programs.
     pub fn name(self) -> &'static str {
         match self {
-            Measured::Means => "means",
-            Measured::Norms => "norms",
+            SumsOf::Means => "means",
+            SumsOf::Norms => "norms",
         }
     }
 }
@@ -85,7 +85,7 @@ impl Optimizer {
     /// have been added up over the ranks; they move the states.
     pub fn measure(
         &self,
-        what: Measured,
+        what: SumsOf,
         cx: &Cx,
         hyper: StepHyper,
         (p, g): (&[f32], &[f32]),
@@ -98,13 +98,13 @@ impl Optimizer {
             let (p, g) = (&p[at.clone()], &g[at]);
             let (s1, s2) = (&mut state1[t.part.states[0].clone()], &mut state2[t.part.states[1].clone()]);
             match (*self, what) {
-                (Optimizer::Lamb(_), Measured::Means) => {}
-                (Optimizer::Lamb(m), Measured::Norms) => {
+                (Optimizer::Lamb(_), SumsOf::Means) => {}
+                (Optimizer::Lamb(m), SumsOf::Norms) => {
                     let norms = lamb_norms(cx, m, hyper, p, g, s1, s2);
                     sums[t.sums.norms.clone()].copy_from_slice(&norms);
                 }
-                (Optimizer::Adafactor(a), Measured::Means) => a.measure_means(cx, hyper, t, g, s1, sums),
-                (Optimizer::Adafactor(a), Measured::Norms) => {
+                (Optimizer::Adafactor(a), SumsOf::Means) => a.measure_means(cx, hyper, t, g, s1, sums),
+                (Optimizer::Adafactor(a), SumsOf::Norms) => {
                     a.measure_norms(cx, hyper, t, p, g, [s1, s2], sums);
                 }
                 (
@@ -246,7 +246,7 @@ mod tests {
     fn run_step(cx: &Cx, o: Optimizer, step: u64, dims: [usize; 3], ranks: &mut [Rank]) {
         let g = data(step + 9, dims.iter().product());
         let mut sums: Vec<Vec<f64>> = ranks.iter().map(|r| vec![0.0; r.split.sums.norms.end]).collect();
-        for what in Measured::ALL {
+        for what in SumsOf::ALL {
             for (rank, sums) in ranks.iter_mut().zip(&mut sums) {
                 let g = taken(&g, dims, &rank.at);
                 let [a, b] = &mut rank.s;
@@ -264,8 +264,8 @@ mod tests {
                     }
                 };
                 match what {
-                    Measured::Norms => add(&s.norms, &|_| true),
-                    Measured::Means => {
+                    SumsOf::Norms => add(&s.norms, &|_| true),
+                    SumsOf::Means => {
                         add(&s.totals, &|b| same(b, 0));
                         add(&s.rows, &|b| same(b, 0) && same(b, 1));
                         add(&s.cols, &|b| same(b, 0) && same(b, 2));
