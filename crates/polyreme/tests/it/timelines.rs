@@ -187,3 +187,21 @@ fn a_timeline_has_every_rank() {
     assert!(said(&["inspect", "run", "--step", "3"], 2).contains("--timeline"));
     assert!(!folder.path().join("c.svg").exists());
 }
+
+#[test]
+fn measured_steps_are_recorded_after_they_were_timed() {
+    let folder = folder(DEEP);
+    let bench = ["bench", "step", "--job-file", "job.toml", "--steps", "1", "--trace", "t.json"];
+    let mesh = ["--stage", "2", "--microbatches", "4", "--schedule", "zb-h1", "--threads", "1"];
+    let out = polyreme(folder.path(), &[&bench[..], &mesh].concat());
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let args = ["inspect", "t.json", "--timeline", "t.svg", "--json"];
+    let drawn = &json(folder.path(), &args)[0];
+    assert!(drawn["steps"][0]["step_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{drawn}");
+    let events = events(&folder.path().join("t.json"));
+    for rank in 0..2 {
+        assert_eq!(work(&events, rank).iter().filter(|e| e["cat"] == "step").count(), 5);
+    }
+    let refused = polyreme(folder.path(), &bench);
+    assert_eq!(refused.status.code(), Some(2), "one rank has no ranks to show");
+}

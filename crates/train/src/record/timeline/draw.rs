@@ -1,14 +1,14 @@
 //! The picture: SVG with everything as attributes, so that browsers, slides and converters show the same.
 //!
-//! It is 1280 units wide and as high as it must be. Lettering that would not fit is cut off or left out.
+//! It is 1280 units wide and as high as it must be. Text that would not fit is cut off or left out.
 
 use std::fmt::Write;
 
-use super::lettering::{INK, Lettering, SOFT, duration, fitted, text, unit, width};
+use super::caption::{heading, left_out, title};
+use super::lettering::{Lettering, SOFT, duration, fitted, text, unit, width};
 use super::step::{Bar, BarKind, RankRow, StepTimeline};
 use crate::record::axis::{Axis, Scale, Unit};
 use crate::record::escape::html;
-use crate::record::trace::{About, TimeSource};
 
 const WIDTH: f64 = 1280.0;
 const MARGIN: f64 = 28.0;
@@ -30,54 +30,6 @@ const HAIR: f64 = 0.3;
 
 /// The smallest and the largest size of numbers inside bars.
 const NUMBER: (f64, f64) = (8.0, 13.0);
-
-impl BarKind {
-    const ALL: [BarKind; 7] = [
-        BarKind::Forward,
-        BarKind::InputGrad,
-        BarKind::WeightGrad,
-        BarKind::Update,
-        BarKind::Exchange,
-        BarKind::Other,
-        BarKind::Waiting,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            BarKind::Forward => "forward",
-            BarKind::InputGrad => "input gradients",
-            BarKind::WeightGrad => "weight gradients",
-            BarKind::Update => "update",
-            BarKind::Exchange => "exchange",
-            BarKind::Other => "load, add, copy",
-            BarKind::Waiting => "waiting",
-        }
-    }
-
-    /// The colour as red, green and blue, and whether dark letters are legible on it. They differ in lightness too.
-    fn colour(self) -> ([u8; 3], bool) {
-        match self {
-            BarKind::Forward => ([0x3f, 0x7c, 0xdf], false),
-            BarKind::InputGrad => ([0x12, 0x93, 0x66], false),
-            BarKind::WeightGrad => ([0xf2, 0xb4, 0x31], true),
-            BarKind::Update => ([0xa3, 0x46, 0xc7], false),
-            BarKind::Exchange => ([0xe0, 0x5a, 0x2b], false),
-            BarKind::Other => ([0x8a, 0x94, 0xa6], false),
-            BarKind::Waiting => ([0xc9, 0xcf, 0xd9], true),
-        }
-    }
-
-    /// What fills a bar, and the colour of letters in it. Later chunks of a rank are lighter.
-    fn fill(self, (chunk, chunks): (usize, usize)) -> (String, &'static str) {
-        let (rgb, dark) = self.colour();
-        if self == BarKind::Waiting {
-            return ("url(#waiting)".into(), INK);
-        }
-        let share = if chunks > 1 { 0.62 * chunk as f64 / (chunks - 1) as f64 } else { 0.0 };
-        let [r, g, b] = rgb.map(|c| (f64::from(c) + (255.0 - f64::from(c)) * share).round() as u8);
-        (format!("#{r:02x}{g:02x}{b:02x}"), if dark || share > 0.3 { INK } else { "#ffffff" })
-    }
-}
 
 /// Draws one step, or several above each other on the same scale.
 pub fn svg(steps: &[StepTimeline]) -> String {
@@ -311,16 +263,6 @@ impl Page {
     }
 }
 
-impl Bar {
-    /// Whether it is a part of a pass over a microbatch.
-    fn is_pass(&self) -> bool {
-        match self.kind {
-            BarKind::Forward | BarKind::InputGrad | BarKind::WeightGrad => true,
-            BarKind::Update | BarKind::Exchange | BarKind::Other | BarKind::Waiting => false,
-        }
-    }
-}
-
 /// A key for each kind of bar that occurs, in as many lines as it takes; gives where it ends.
 fn legend(out: &mut String, steps: &[StepTimeline], mut y: f64) -> f64 {
     let bars = || steps.iter().flat_map(|step| &step.rows).flat_map(|row| &row.bars);
@@ -348,42 +290,4 @@ fn legend(out: &mut String, steps: &[StepTimeline], mut y: f64) -> f64 {
         x += wide;
     }
     y
-}
-
-/// What ran.
-fn title(steps: &[StepTimeline]) -> String {
-    let Some(about) = steps.iter().find_map(|step| step.about.as_ref()) else { return "Timeline".into() };
-    let About { job, schedule, microbatches, .. } = about;
-    let mut parts = vec![job.clone()];
-    parts.extend(schedule.clone());
-    let axes = [(about.stage, "stage"), (about.tensor, "tensor rank"), (about.sequence, "sequence rank")];
-    for (n, name) in axes.into_iter().chain([(about.data, "data rank")]) {
-        if n > 1 {
-            parts.push(format!("{n} {name}s"));
-        }
-    }
-    if *microbatches > 1 {
-        parts.push(format!("{microbatches} microbatches"));
-    }
-    parts.join(" · ")
-}
-
-/// Which step it is, and how it went.
-fn heading(step: &StepTimeline) -> String {
-    let source = match step.about.as_ref().map(|about| about.source) {
-        Some(TimeSource::Simulated) => "Simulated, ",
-        Some(TimeSource::Measured) => "Measured, ",
-        None => "",
-    };
-    let which = match step.steps {
-        (first, last) if first == last => format!("step {first}"),
-        (first, last) => format!("steps {first} to {last}"),
-    };
-    let idle = format!("{:.0} % idle", 100.0 * step.idle());
-    format!("{source}{which}: {}, {idle}", duration(step.took_us))
-}
-
-fn left_out(step: &StepTimeline, n: usize, which: &str) -> String {
-    let shown = step.rows.len();
-    format!("{shown} of {} ranks are shown, {which}.", shown + n)
 }

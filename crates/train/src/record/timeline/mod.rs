@@ -7,13 +7,16 @@
 //! All that is known is the file ([`super::trace`] writes it), so it does not matter whether a run or a simulator made it. Two
 //! steps, such as a measured and a simulated one, are drawn one above the other on the same scale.
 //!
-//! - `read`: the file. `step`: which step is drawn, and what each rank did in it. `draw`: the picture, and `lettering` its texts.
+//! - `read`: the file. `step`: which step is drawn, and what each rank did in it. `draw`: the picture; `bars` has its colours,
+//!   `caption` its words, `lettering` its letters.
 //!
 //! # What is idle
 //! A rank works while it runs instructions, and is idle while it waits for a message or for an exchange of a few bytes (hatched), and
 //! before and after its own part of the step (blank). Any other collective is a bar of its own kind: whether a rank waits there for a
 //! slower one or adds up numbers is not known, since ranks that share memory do both in one place.
 
+mod bars;
+mod caption;
 mod draw;
 #[cfg(test)]
 mod fuzz;
