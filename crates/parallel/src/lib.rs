@@ -12,7 +12,7 @@
 //! - `stage_body`: the body of a stage of a pipeline. `staged`: the schedule of a pipelined step;
 //!   `staged_shards`: of a reproducible one; `staged_across`: of several steps without a flush between them.
 //! - `choice`: what is chosen once for all graphs of a run.
-//! - `forward`: the program of a forward pass, for evaluations.
+//! - `forward`: the program of a forward pass, for evaluations. `answer`: what predictions and text need of its output.
 //! - `joint`: exchanges inside a body.
 //! - `own_part`: the part of a step that a rank has of each microbatch. [`tensor`]: matrices split over ranks.
 //!   [`sequence`]: sequences cut over ranks.
@@ -23,6 +23,7 @@
 
 #![forbid(unsafe_code)]
 
+mod answer;
 pub mod buckets;
 mod choice;
 mod fixed_blocks;
@@ -47,8 +48,9 @@ pub mod sync_norm;
 pub mod tensor;
 pub mod tree;
 
+pub use answer::AnswerRows;
 pub use choice::{CutRoom, choose, choose_cuts, choose_layouts};
-pub use forward::compile_forward;
+pub use forward::{compile_answer, compile_forward, standalone};
 pub use mesh::Mesh;
 pub use passes::{Budget, CompileError, compile};
 pub use plan::{Norms, Plan, StepShape, Training, Updates};

@@ -33,7 +33,7 @@ use crate::staged_across::Across;
 use crate::staged_shards::Leaves;
 
 /// Values that may go from one chunk to another in one pass.
-const LINKS_MAX: usize = 64;
+pub(crate) const LINKS_MAX: usize = 64;
 
 /// The tags of gradients of tied parameters begin here.
 const TIED_TAGS: usize = 32_000;

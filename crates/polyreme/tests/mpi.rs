@@ -61,8 +61,13 @@ fn command(folder: &TempDir, name: &str, ranks: Option<(&Mpirun, usize)>, more: 
     if ranks.is_none() {
         command.args(["--ranks", "1"]);
     }
-    command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap());
+    command.current_dir(root());
     command
+}
+
+/// The repository.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap()
 }
 
 /// Runs it and returns its output.
@@ -147,6 +152,34 @@ fn a_split_model_under_mpirun_has_the_losses_of_one_rank() {
         }
         let far = one.iter().zip(&many).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         println!("tensor 2 x stage 2 under {program}: losses off by {far:.1e} at most");
+    }
+}
+
+/// The same for a model in use: four ranks have it together, and rank 0 prints its scores.
+#[test]
+fn a_trained_model_under_mpirun_has_the_scores_of_one_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    train(&folder, "one", None, &[]);
+    let scores = |launcher: Option<&Mpirun>| -> Value {
+        let mut command = Command::new(launcher.map_or_else(binary, |l| l.program.clone()));
+        if let Some(launcher) = launcher {
+            command.args(launcher.flags).args(["-n", "4", &binary()]);
+        }
+        command.arg("eval").arg(folder.path().join("one")).args(["--json", "--threads", "1"]);
+        if launcher.is_some() {
+            command.args(["--set", "parallel.tensor=2", "--set", "parallel.stage=2"]);
+        }
+        let out = output(command.current_dir(root()));
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        serde_json::from_slice::<Value>(&out.stdout).unwrap()["metrics"].clone()
+    };
+    let one = scores(None);
+    for launcher in launchers() {
+        let many = scores(Some(&launcher));
+        for (name, a) in one.as_object().unwrap() {
+            let (a, b) = (a.as_f64().unwrap(), many[name].as_f64().unwrap());
+            assert!((a - b).abs() <= 1e-5 * a.abs(), "{}: {name} is {b} and not {a}", launcher.program);
+        }
     }
 }
 

@@ -178,6 +178,26 @@ pub enum TrainError {
     /// Ranks that cannot be arranged as the job says.
     #[error("parallel: {0}")]
     Mesh(String),
+    /// Ranks that cannot use a model as it was trained.
+    #[error(
+        "{why}, or use the model on another mesh than it was trained on: `--set parallel.tensor=1`, `parallel.stage=1` and so on"
+    )]
+    UseMesh {
+        /// Why.
+        why: String,
+    },
+    /// Ranks that would all write the same text.
+    #[error(
+        "text is written one token after another, and {ranks} ranks have {data} copies of the model, which would all write the \
+         same; use {} ranks, or split the model over more of them with `--set parallel.tensor=N` or `parallel.stage=N`",
+        ranks / data
+    )]
+    Copies {
+        /// How many copies.
+        data: usize,
+        /// All ranks.
+        ranks: usize,
+    },
     /// Gradients that cannot be sharded.
     #[error("{message}; {hint}")]
     ShardGradients {

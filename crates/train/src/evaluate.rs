@@ -2,42 +2,63 @@
 //!
 //! The set is cut into blocks by position ([`block_samples`](crate::judge::block_samples)). Each rank of the data axis judges a
 //! run of blocks, and the sums of all are put together: counts are whole numbers, and losses are added up block by block in
-//! the order of the set. So every rank has the same scores, and they are those of one rank, bit for bit.
+//! the order of the set. So every rank has the same scores, and the number of data ranks changes no bit of them.
 
 use std::borrow::BorrowMut;
 use std::ops::Range;
 use std::sync::Arc;
 
-use polyreme_collective::{Comm, Reduce};
-use polyreme_data::{Dataset, Loader, LoaderOptions, Order, Span, Transform, spans};
+use polyreme_collective::{Comm, Doing, Reduce};
+use polyreme_data::{Dataset, Loader, LoaderOptions, Order, Span, Transform};
 use polyreme_exec::Engine;
 
 use crate::error::TrainError;
 use crate::judge::Judge;
 use crate::metrics::Measured;
+use crate::share::{counts, share};
+use crate::talk;
 
 /// Batches that are read ahead of an evaluation.
 pub(crate) const EVALUATION_PREFETCH: usize = 2;
 
-/// The scores of `set` with the judge's weights. `threads` loader threads work ahead.
+/// The scores of `set` with the judge's weights, the same on all ranks. Ranks of the data axis have blocks in proportion to
+/// `weights`, one for each. `threads` loader threads work ahead. Collective.
 pub fn evaluate<E: BorrowMut<Engine>>(
     judge: &mut Judge<E>,
     set: &Arc<dyn Dataset>,
     transform: &Transform,
     threads: usize,
+    weights: &[f64],
 ) -> Result<Measured, TrainError> {
-    let blocks = 0..n_blocks(judge, set.as_ref());
-    Ok(evaluate_blocks(judge, set, transform, threads, blocks)?.whole())
+    same_set(judge.engine().comm(), set.as_ref())?;
+    judge.engine().comm().set_doing(Doing::Evaluating);
+    let n = n_blocks(judge, set.as_ref());
+    let role = judge.engine().role();
+    let (blocks, sharded) = (share(n, weights, role.rank), role.shards_weights());
+    let most = counts(n, weights).into_iter().max().unwrap_or(0);
+    let idle = most - blocks.len();
+    let part = evaluate_blocks(judge, set, transform, threads, blocks)?;
+    if sharded {
+        (0..idle).try_for_each(|_| judge.idle())?;
+    }
+    part.gather(judge.engine().comm())
+}
+
+/// Ends with a report that names a rank whose set is another: ranks would wait for each other. Collective.
+pub(crate) fn same_set(comm: &mut Comm, set: &dyn Dataset) -> Result<(), TrainError> {
+    let about = format!("{} {:?}", set.len(), set.spec());
+    let what = "its samples are not those of rank 0; give all the same files";
+    talk::agree(comm, "comparing samples", &about, what)
 }
 
 /// Into how many blocks a set is cut.
-pub fn n_blocks<E: BorrowMut<Engine>>(judge: &Judge<E>, set: &dyn Dataset) -> usize {
+fn n_blocks<E: BorrowMut<Engine>>(judge: &Judge<E>, set: &dyn Dataset) -> usize {
     set.len().div_ceil(judge.batch())
 }
 
 /// What one rank found out.
 #[derive(Clone, PartialEq, Debug)]
-pub struct PartScores {
+struct PartScores {
     /// Counts, without what is added up by blocks.
     counted: Measured,
     /// By block of the whole set: the sum of its losses, their number, and what [`Measured::add`] gives. Zeros for blocks
@@ -46,7 +67,7 @@ pub struct PartScores {
 }
 
 /// Judges some of the blocks of `set`.
-pub fn evaluate_blocks<E: BorrowMut<Engine>>(
+fn evaluate_blocks<E: BorrowMut<Engine>>(
     judge: &mut Judge<E>,
     set: &Arc<dyn Dataset>,
     transform: &Transform,
@@ -81,7 +102,7 @@ pub fn evaluate_blocks<E: BorrowMut<Engine>>(
 
 impl PartScores {
     /// The scores of all ranks together. Collective.
-    pub fn gather(mut self, comm: &mut Comm) -> Result<Measured, TrainError> {
+    fn gather(mut self, comm: &mut Comm) -> Result<Measured, TrainError> {
         // Every block is one rank's: the others add zeros, which changes nothing.
         comm.all_reduce(&mut self.sums, Reduce::Sum)?;
         let mut counts = self.counted.counts();
@@ -90,7 +111,7 @@ impl PartScores {
         Ok(self.whole())
     }
 
-    /// The scores, if this rank has judged everything.
+    /// The scores, if there is nothing to be added of other ranks.
     fn whole(mut self) -> Measured {
         let each = 2 + self.counted.sums();
         self.sums
@@ -98,23 +119,4 @@ impl PartScores {
             .for_each(|block| self.counted.add_block(block[0], block[1], &block[2..]));
         self.counted
     }
-}
-
-/// The logits of every label of a set, or the numbers of every sample, row by row and in order. `tell` may fail, which ends it.
-pub fn logits(
-    judge: &mut Judge,
-    set: &Arc<dyn Dataset>,
-    transform: &Transform,
-    tell: &mut dyn FnMut(&[f32]) -> std::io::Result<()>,
-) -> Result<(), TrainError> {
-    let options = LoaderOptions { batch_max: judge.batch(), threads: 0, prefetch: 1, seed: 0 };
-    let plan = spans(Order::in_order(set.len()), judge.batch());
-    for batch in Loader::start(set.clone(), transform.clone(), plan, options) {
-        let (batch, outputs) = (batch?, judge.outputs());
-        let (rows, _) = judge.run(batch.x.values(), batch.labels.values())?;
-        for row in rows.chunks_exact(outputs) {
-            tell(row).map_err(|source| TrainError::Io { path: "standard output".into(), source })?;
-        }
-    }
-    Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::BorrowMut;
 
+use polyreme_collective::Comm;
 use polyreme_data::{Features, Spec, Values};
 use polyreme_exec::{Engine, Isa, Options};
 use polyreme_graph::{Axis, Precision, Program};
@@ -9,6 +10,7 @@ use polyreme_parallel::{Plan, compile_forward};
 
 use crate::error::TrainError;
 use crate::fed::{Fed, OwnLabels};
+use crate::inference::join;
 use crate::loss::{IGNORED, LossKind};
 use crate::lower::{evaluation_graph, logits_of_one};
 use crate::net::Net;
@@ -86,20 +88,48 @@ impl Judge {
         isa: Isa,
     ) -> Result<Judge, TrainError> {
         let plan = Plan { precision: precision.clone(), ..Plan::alone() };
-        let (program, trial) = Trial::new(net, spec, n, kind, &plan)?;
         let options = Options { isa, ..Options::threads(threads) };
-        Ok(Judge { engine: Engine::new(program, options)?, trial })
+        Judge::join(net, spec, n, kind, &plan, options, Comm::alone())
+    }
+
+    /// The same for one of several ranks that have the network together, or copies of it, as a plan says. Collective.
+    pub(crate) fn join(
+        net: &Net,
+        spec: &Spec,
+        n: usize,
+        kind: LossKind,
+        plan: &Plan,
+        options: Options,
+        comm: Comm,
+    ) -> Result<Judge, TrainError> {
+        let (engine, trial) = join(comm, plan, options, |plan| Trial::new(net, spec, n, kind, plan))?;
+        Ok(Judge { engine, trial })
     }
 
     /// The engine, to set its weights from elsewhere.
     pub fn engine_mut(&mut self) -> &mut Engine {
         &mut self.engine
     }
+
+    /// Tells the other ranks that this one ends here.
+    pub fn fail(&mut self, why: &str) {
+        self.engine.comm().fail(why);
+    }
+
+    /// Gives up the engine; its communicator stays.
+    pub fn leave(self) -> Comm {
+        self.engine.leave()
+    }
 }
 
 impl<E: BorrowMut<Engine>> Judge<E> {
     pub(crate) fn over(engine: E, trial: Trial) -> Judge<E> {
         Judge { engine, trial }
+    }
+
+    /// The engine.
+    pub(crate) fn engine(&mut self) -> &mut Engine {
+        self.engine.borrow_mut()
     }
 
     /// The width of a row of logits: how many classes they tell apart, or how many numbers there are.

@@ -14,7 +14,7 @@
 //! - [`checkpoint`]: what a run leaves to go on from, whole or absent. [`weights`], [`mod@install`]: files of weights.
 //!   [`whole`]: the tensors of a model, whichever rank has them.
 //! - [`record`]: what a run leaves for people and tools.
-//! - [`trained`], [`preparation`], [`mod@generate`]: a model in use.
+//! - [`trained`], [`preparation`], [`predict`], [`mod@generate`]: a model in use. [`inference`]: by several ranks.
 //! - [`error`]: what can go wrong. `draw`, `edits`: random numbers, and how far names are apart.
 
 #![forbid(unsafe_code)]
@@ -30,6 +30,7 @@ mod fed;
 pub mod fingerprint;
 pub mod flush;
 pub mod generate;
+pub mod inference;
 pub mod install;
 pub mod job;
 pub mod judge;
@@ -41,6 +42,7 @@ pub mod metrics;
 pub mod mixup;
 pub mod net;
 pub mod pace;
+pub mod predict;
 pub mod preparation;
 pub mod record;
 pub mod run;

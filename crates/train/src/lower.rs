@@ -51,6 +51,12 @@ pub fn evaluation_graph(net: &Net, spec: &Spec, n: usize, kind: LossKind) -> Res
     Ok(b.finish(&[("logits", logits), ("loss", value)]))
 }
 
+/// The graph of predictions: the network alone, as it is used.
+pub(crate) fn prediction_graph(net: &Net, spec: &Spec, n: usize) -> Result<Graph, TrainError> {
+    let (b, logits) = trace(net, spec, n, false)?;
+    Ok(b.finish(&[("logits", logits)]))
+}
+
 /// The differentiated graph of a training step: the gradients are those of `weighted`.
 pub fn step_graph(forward: &Graph) -> Result<Graph, TrainError> {
     let weighted = forward.output("weighted").expect("a training graph has a weighted loss");

@@ -11,7 +11,9 @@ use polyreme_nn::model::{Cnn, EncoderClassifier, Gpt, RecurrentClassifier, ResNe
 use polyreme_nn::{Model, TraceOptions};
 use polyreme_parallel::pipeline::PipelineKind;
 use polyreme_parallel::stage::flops;
-use polyreme_parallel::{Mesh, Plan, Training, choose, compile, compile_forward, schedule};
+use polyreme_parallel::{
+    AnswerRows, Mesh, Plan, Training, choose, compile, compile_answer, compile_forward, schedule, standalone,
+};
 
 /// Samples of an evaluation: another number than training has.
 const EVALUATED: usize = 6;
@@ -224,5 +226,46 @@ fn recurrent_layers_evaluate_as_on_one_rank() {
             classes: 8,
         };
         check(&Evaluated::new("recurrent", Model::Recurrent(model)), &MESHES, 1e-5);
+    }
+}
+
+/// The logits of a rank whose engine only answers.
+fn answer(case: &Evaluated, plan: &Plan, comm: Comm) -> Vec<f32> {
+    let (step, graph) = (case.step(4), case.forward(false));
+    let plan = Plan { rank: comm.rank(), ..plan.clone() };
+    let plan = choose(&step, &plan, &flops(&step), None).unwrap();
+    let program = standalone(compile_answer(&graph, &plan, AnswerRows::All).unwrap(), &plan);
+    let comms = Comms::new(comm, &plan.mesh).unwrap();
+    let mut engine = Engine::join(program, Options { seed: 3, ..Options::threads(1) }, comms).unwrap();
+    let filled: Result<(), ExecError> = engine.fill_slots(|inputs| {
+        fill(&graph, inputs, 50);
+        Ok(())
+    });
+    filled.unwrap();
+    engine.run().unwrap();
+    engine.output("logits").unwrap().to_vec()
+}
+
+/// Every stage has the outputs of the last one, whichever rank has its last chunk.
+#[test]
+fn answers_are_on_every_rank() {
+    let case = Evaluated::new("gpt", gpt());
+    let answers = |plan: Plan| -> Vec<Vec<f32>> {
+        std::thread::scope(|s| {
+            let comms = Comm::local(plan.mesh.ranks());
+            let rank = |comm| s.spawn(|| answer(&case, &plan, comm));
+            let ranks: Vec<_> = comms.into_iter().map(rank).collect();
+            ranks.into_iter().map(|r| r.join().unwrap()).collect()
+        })
+    };
+    let one = answers(plan(1, 1, PipelineKind::OneFOneB)).remove(0);
+    let more = [(4, 1, PipelineKind::OneFOneB), (2, 1, PipelineKind::Interleaved { chunks: 2 })];
+    for (stage, tensor, kind) in MESHES.into_iter().chain(more) {
+        for (rank, got) in answers(plan(stage, tensor, kind)).into_iter().enumerate() {
+            let far = one.iter().zip(&got).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            let bound = if tensor == 1 { 0.0 } else { 1e-5 };
+            let what = format!("rank {rank} of {stage} stages of {tensor}, {kind}");
+            assert!(got.len() == one.len() && far <= bound, "{what}: {far}");
+        }
     }
 }

@@ -143,6 +143,8 @@ fn code_of_training(error: &TrainError) -> u8 {
         | TrainError::Balance { .. }
         | TrainError::TooFew { .. }
         | TrainError::Mesh(_)
+        | TrainError::UseMesh { .. }
+        | TrainError::Copies { .. }
         | TrainError::ShardGradients { .. }
         | TrainError::NoLayer { .. }
         | TrainError::NoText

@@ -84,7 +84,7 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
     }
     let trained = Trained::open(&args.path, &app.given())?;
     if let Some(form) = args.graph {
-        let spec = trained.preparation.spec(Layout::Planes);
+        let spec = trained.preparation().spec(Layout::Planes);
         let graph = training_graph(trained.net(), &spec, trained.job.train.batch, Loss::default())?;
         let OptimizerSpec { rule: optimizer, moments, .. } = trained.job.train.optimizer;
         let precision = trained.job.precision();
@@ -103,27 +103,27 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
         };
         return show_graph(&graph, &precision, form, || Ok(lone.program(&graph)?));
     }
-    let tensors: Vec<_> = trained
-        .loaded
+    let loaded = trained.loaded.as_ref().expect("it was opened here");
+    let tensors: Vec<_> = loaded
         .needed(checkpoint::MODEL_FILE)?
         .shapes
         .iter()
         .map(|s| Tensor::new(&s.name, &s.dims, DType::F32))
         .collect();
-    let manifest = &trained.loaded.manifest;
-    let progress = Progress::of(&trained.loaded)?;
+    let manifest = &loaded.manifest;
+    let progress = Progress::of(loaded)?;
     let classes = kernels::known(&progress.kernels);
     let history = History::read(&trained.folder().join("metrics.jsonl")).unwrap_or_default();
     if args.json {
         let others: Vec<_> = checkpoint::list(&trained.folder())?.iter().map(|e| e.step).collect();
         return print_json(&json!({
-            "checkpoint": trained.loaded.path, "step": manifest.step, "epoch": manifest.epoch,
+            "checkpoint": loaded.path, "step": manifest.step, "epoch": manifest.epoch,
             "metrics": manifest.metrics, "bytes": manifest.n_bytes(), "checkpoints": others,
             "kernels": progress.kernels, "degrees": progress.degrees, "parameters": tensors, "history": history_json(&history),
         }));
     }
     let mut out = io::stdout().lock();
-    writeln!(out, "{}", trained.loaded.path.display())?;
+    writeln!(out, "{}", loaded.path.display())?;
     writeln!(
         out,
         "  step {}, epoch {}, {}",

@@ -12,6 +12,7 @@ mod ranks;
 mod terminal;
 mod timeline;
 mod train;
+mod used;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

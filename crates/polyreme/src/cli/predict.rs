@@ -8,25 +8,37 @@ use clap::Args;
 use polyreme_data::images::decode_file;
 use polyreme_data::table::{Table, TableOptions};
 use polyreme_data::{Augment, Dataset, InMemory, Layout, Stats, Target, Tokenizer, Transform};
-use polyreme_train::evaluate::logits;
-use polyreme_train::generate::{Sampling, generate};
-use polyreme_train::job::Source;
+use polyreme_net::Doing;
+use polyreme_train::generate::{NextToken, Sampling, generate};
+use polyreme_train::job::{ParallelSpec, Source};
+use polyreme_train::predict::Predictor;
 use polyreme_train::preparation::Sample;
 use polyreme_train::trained::Trained;
 use serde::Serialize;
 
+use super::ranks::or_tell;
+use super::used::{UseArgs, UsedModel, on_ranks};
 use super::{CommandResult, Failure, print_json};
 use crate::app::App;
-use crate::process;
 
 /// Samples that are predicted at once.
 const BATCH: usize = 64;
 
+/// Examples for `predict --help`.
+const EXAMPLES: &str = "\
+Examples:
+  Labels for images, on all cores:
+    polyreme predict runs/digits seven.png three.png
+  Text, with a model that four ranks have together:
+    polyreme predict runs/gpt --prompt 'Once' --processes 4 --set parallel.tensor=2 --set parallel.stage=2
+
+A model that was trained with tensor or stage ranks is used by as many; `--ranks 1` puts all of it on one.";
+
 #[derive(Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct PredictArgs {
-    /// A run's folder (its best checkpoint counts), or a checkpoint.
-    #[arg(value_name = "RUN")]
-    run: PathBuf,
+    #[command(flatten)]
+    used: UseArgs,
     /// Images (PNG, JPEG), tables (CSV with the columns of the training file, in any order if they have names; the label
     /// may be left out), or text files to go on from.
     #[arg(value_name = "FILE")]
@@ -81,12 +93,59 @@ struct Continuation<'a> {
     text: String,
 }
 
+/// What is predicted.
+enum Asked {
+    /// Labels, or numbers, of some sets, with a name for each sample.
+    Sets(Vec<(Arc<dyn Dataset>, Vec<String>)>),
+    /// How texts go on.
+    Prompts(Tokenizer, Vec<String>),
+}
+
 pub(super) fn predict(app: &App, args: &PredictArgs) -> CommandResult {
-    let trained = Trained::open(&args.run, &app.given())?;
-    match trained.preparation.sample {
-        Sample::Ids { .. } if trained.preparation.spec(Layout::Planes).target == Target::NextId => {
-            write_on(&trained, args)
+    let plan_for = |trained: &Trained, parallel: &ParallelSpec, ranks: usize| match writes_text(trained) {
+        true => NextToken::plan(trained, parallel, ranks),
+        false => trained.plan(&trained.preparation().spec(Layout::Planes), BATCH, parallel, ranks),
+    };
+    let Some(used) = args.used.open(app, "predict", args.json, &plan_for)? else { return Ok(()) };
+    let UsedModel { trained, plan, mut ranks } = used;
+    let asked = or_tell(&mut ranks, |ranks| {
+        ranks.comms.iter_mut().for_each(|comm| comm.set_doing(Doing::Preparing));
+        read_asked(app, args, &trained)
+    })?;
+    let threads = ranks.threads;
+    on_ranks(ranks, |comm| match &asked {
+        Asked::Prompts(tokenizer, prompts) => {
+            let speaks = comm.rank() == 0;
+            let mut next = NextToken::new(&trained, &plan, threads, comm)?;
+            let written = write_on(&mut next, tokenizer, prompts, args, speaks);
+            written.inspect_err(|failure| next.fail(&failure.message))?;
+            Ok(next.leave().finish()?)
         }
+        Asked::Sets(sets) => {
+            let Some(spec) = sets.first().map(|(set, _)| set.spec()) else { return Ok(()) };
+            let speaks = comm.rank() == 0;
+            let longest = sets.iter().map(|(set, _)| set.len().div_ceil(plan.ranks())).max().unwrap_or(0);
+            let n = BATCH.min(longest).max(1);
+            let mut predictor = Predictor::new(&trained, spec, n, &plan, threads, comm)?;
+            let labelled = sets
+                .iter()
+                .try_for_each(|(set, names)| label(&trained, &mut predictor, set, names, args, speaks));
+            labelled.inspect_err(|failure| predictor.fail(&failure.message))?;
+            Ok(predictor.leave().finish()?)
+        }
+    })
+}
+
+/// Whether the model is asked how texts go on.
+fn writes_text(trained: &Trained) -> bool {
+    trained.preparation().spec(Layout::Planes).target == Target::NextId
+}
+
+/// Reads what is to be predicted.
+fn read_asked(app: &App, args: &PredictArgs, trained: &Trained) -> Result<Asked, Failure> {
+    let job = args.used.data_job(trained)?;
+    match trained.preparation().sample {
+        Sample::Ids { .. } if writes_text(trained) => read_prompts(args, trained),
         Sample::Ids { .. } => Err(Failure::usage(
             "a model that labels ids takes arrays, which `predict` does not read; use `eval`",
         )),
@@ -94,7 +153,7 @@ pub(super) fn predict(app: &App, args: &PredictArgs) -> CommandResult {
             Err(Failure::usage("files to predict are needed: `polyreme predict RUN FILE...`"))
         }
         Sample::Image { .. } => {
-            let spec = trained.preparation.spec(Layout::Interleaved);
+            let spec = trained.preparation().spec(Layout::Interleaved);
             let mut pixels = Vec::new();
             for file in &args.files {
                 pixels.extend(decode_file(file, &spec.features, app.given().isa)?);
@@ -104,43 +163,57 @@ pub(super) fn predict(app: &App, args: &PredictArgs) -> CommandResult {
                 false => InMemory::new(spec, pixels, vec![0; n])?,
                 true => InMemory::with_values(spec, pixels, vec![0.0; n * each])?,
             };
-            let names: Vec<_> = args.files.iter().map(|f| f.display().to_string()).collect();
-            label(&trained, Arc::new(set), &names, args)
+            let names = args.files.iter().map(|f| f.display().to_string()).collect();
+            Ok(Asked::Sets(vec![(Arc::new(set), names)]))
         }
         Sample::Row { width } => {
-            for file in &args.files {
-                let (set, names) = table(&trained, file, width)?;
-                label(&trained, Arc::new(set), &names, args)?;
-            }
-            Ok(())
+            let table = |file: &PathBuf| -> Result<(Arc<dyn Dataset>, Vec<String>), Failure> {
+                let (set, names) = table(trained, &job.data.source, file, width)?;
+                Ok((Arc::new(set), names))
+            };
+            Ok(Asked::Sets(args.files.iter().map(table).collect::<Result<_, _>>()?))
         }
     }
 }
 
 /// The rows of a table, and what each is called.
-fn table(trained: &Trained, file: &Path, width: usize) -> Result<(Table, Vec<String>), Failure> {
-    let columns = trained.preparation.columns();
-    let options = match &trained.job.data.source {
+fn table(
+    trained: &Trained,
+    source: &Source,
+    file: &Path,
+    width: usize,
+) -> Result<(Table, Vec<String>), Failure> {
+    let columns = trained.preparation().columns();
+    let options = match source {
         Source::Csv { delimiter, label, .. } => {
             TableOptions { delimiter: *delimiter, labels: label.clone(), columns, ..TableOptions::default() }
         }
         _ => TableOptions { columns, ..TableOptions::default() },
     };
-    let target = trained.preparation.spec(Layout::Planes).target;
+    let target = trained.preparation().spec(Layout::Planes).target;
     let set = Table::features_only(file, width, &options)?.with_target(&target)?;
     let names = (1..=set.len()).map(|row| format!("{}:{row}", file.display())).collect();
     Ok((set, names))
 }
 
-fn label(trained: &Trained, set: Arc<dyn Dataset>, names: &[String], args: &PredictArgs) -> CommandResult {
-    let preparation = &trained.preparation;
-    let spec = set.spec().clone();
-    let transform = Transform::new(&spec, preparation.stats().as_ref(), Augment::default())?;
-    let mut judge = trained.judge(&spec, BATCH.min(set.len()).max(1), process::cores())?;
+/// Predicts the samples of a set; the rank that speaks prints.
+fn label(
+    trained: &Trained,
+    predictor: &mut Predictor,
+    set: &Arc<dyn Dataset>,
+    names: &[String],
+    args: &PredictArgs,
+    speaks: bool,
+) -> CommandResult {
+    let (preparation, spec) = (trained.preparation(), set.spec());
+    let transform = Transform::new(spec, preparation.stats().as_ref(), Augment::default())?;
+    if !speaks {
+        return Ok(predictor.logits(set, &transform, &mut |_| Ok(()))?);
+    }
     let mut out = io::stdout().lock();
     let mut row = 0;
     let units = preparation.target_stats();
-    logits(&mut judge, &set, &transform, &mut |logits: &[f32]| {
+    predictor.logits(set, &transform, &mut |logits: &[f32]| {
         let sample = &names[row];
         row += 1;
         if let Target::Numbers { names, .. } = &spec.target {
@@ -213,13 +286,11 @@ fn ranked(logits: &[f32], top: usize, name: impl Fn(usize) -> String) -> Vec<Ans
     order.iter().take(top).map(answer).collect()
 }
 
-fn write_on(trained: &Trained, args: &PredictArgs) -> CommandResult {
-    let tokenizer = match &trained.preparation.tokenizer {
+fn read_prompts(args: &PredictArgs, trained: &Trained) -> Result<Asked, Failure> {
+    let tokenizer = match &trained.preparation().tokenizer {
         Some(path) => Tokenizer::from_file(path)?,
         None => Tokenizer::bytes(),
     };
-    let how =
-        Sampling { length: args.length, temperature: args.temperature, top: args.from_top, seed: args.seed };
     let mut prompts: Vec<String> = args.prompt.iter().cloned().collect();
     for file in &args.files {
         let text =
@@ -229,13 +300,30 @@ fn write_on(trained: &Trained, args: &PredictArgs) -> CommandResult {
     if prompts.is_empty() {
         prompts.push("\n".into());
     }
-    for prompt in &prompts {
+    Ok(Asked::Prompts(tokenizer, prompts))
+}
+
+/// Writes how each prompt goes on; the rank that speaks prints.
+fn write_on(
+    next: &mut NextToken,
+    tokenizer: &Tokenizer,
+    prompts: &[String],
+    args: &PredictArgs,
+    speaks: bool,
+) -> CommandResult {
+    let how =
+        Sampling { length: args.length, temperature: args.temperature, top: args.from_top, seed: args.seed };
+    for prompt in prompts {
+        if !speaks {
+            generate(next, tokenizer, prompt, how, &mut |_| ())?;
+            continue;
+        }
         let mut out = io::stdout();
         if !args.json {
             write!(out, "{prompt}")?;
         }
         let (mut pending, mut broken) = (Vec::new(), None);
-        let ids = generate(trained, &tokenizer, prompt, how, process::cores(), &mut |id| {
+        let ids = generate(next, tokenizer, prompt, how, &mut |id| {
             if args.json || broken.is_some() {
                 return;
             }

@@ -6,7 +6,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::Args;
+use polyreme_net::control::Voice;
 use polyreme_net::{Control, Encrypt, Patience};
+use polyreme_parallel::Mesh;
 use polyreme_train::job::{ParallelSpec, Transport as JobTransport};
 use serde_json::json;
 
@@ -15,7 +17,7 @@ use super::{CommandResult, Failure};
 use crate::cluster::cores::Machine;
 use crate::cluster::crew::{CrewEnd, Lost};
 use crate::cluster::enter::{Entered, RankEntry, Ranks, enter};
-use crate::cluster::places::RankTable;
+use crate::cluster::places::{RankTable, tensor_apart};
 use crate::cluster::{Asked, Decided, Setup, Transport, decide};
 use crate::output::{self, fit::cut};
 
@@ -156,6 +158,32 @@ pub(super) fn show(ranks: &Ranks, as_json: bool) {
     }
     let table = cut(&RankTable(&ranks.rows).to_string(), output::err().width());
     output::err().text(table.into_bytes());
+}
+
+/// Points out matrices that are split over hosts.
+pub(super) fn note_apart(ranks: &Ranks, mesh: &Mesh) {
+    if let Some(apart) = tensor_apart(&ranks.rows, mesh).filter(|_| ranks.speaks()) {
+        output::err().line(&format!("note: {apart}"));
+    }
+}
+
+/// Tells the user when ranks wait for one of them for long.
+pub(super) fn voice_waits(ranks: &mut Ranks) {
+    let voice: Voice = Arc::new(|waiting| output::err().line(&waiting.text()));
+    match &ranks.control {
+        Some(control) => control.on_long_wait(voice),
+        None => ranks.comms[0].on_long_wait(voice),
+    }
+}
+
+/// Runs what has to be done before ranks work together. If it fails, the other ranks are told why.
+pub(super) fn or_tell<T>(
+    ranks: &mut Ranks,
+    work: impl FnOnce(&mut Ranks) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    work(ranks).inspect_err(|failure| {
+        ranks.comms.iter_mut().for_each(|comm| comm.fail(failure.message.trim_start_matches("error: ")));
+    })
 }
 
 /// Ends this process's part: tells the others that it is done, or why it failed.

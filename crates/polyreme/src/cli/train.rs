@@ -7,20 +7,18 @@ use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use polyreme_net::Doing;
-use polyreme_net::control::Voice;
 use polyreme_train::TrainError;
 use polyreme_train::checkpoint::Loaded;
 use polyreme_train::event::Ending;
 use polyreme_train::job::Job;
 use polyreme_train::run::{FoundRun, Hold, Prepared, likely_folder, run_ranks_at};
 
-use super::ranks::{RankArgs, asked_by_job, part, show};
+use super::ranks::{RankArgs, asked_by_job, note_apart, or_tell, part, show, voice_waits};
 use super::terminal::{Screen, catch_interrupts, outline_text};
 use super::{CommandResult, Failure, print_json};
 use crate::app::App;
 use crate::cluster::cores::Machine;
 use crate::cluster::enter::Ranks;
-use crate::cluster::places::tensor_apart;
 use crate::cluster::{Decided, LAUNCHED, Setup};
 use crate::{memory, output, process};
 
@@ -237,15 +235,8 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> CommandResult {
     start(prepared, &found.folder, Some(hold), loaded.as_ref(), ranks, args.json, stop)
 }
 
-/// Runs what has to be done before a run starts. If it fails, the other ranks are told why.
-fn or_tell<T>(ranks: &mut Ranks, work: impl FnOnce(&mut Ranks) -> Result<T, Failure>) -> Result<T, Failure> {
-    work(ranks).inspect_err(|failure| {
-        ranks.comms.iter_mut().for_each(|comm| comm.fail(failure.message.trim_start_matches("error: ")));
-    })
-}
-
 /// The job that a run has stored, with changes.
-pub(super) fn stored_job(text: &str, folder: &Path, sets: &[String]) -> Result<Job, Failure> {
+fn stored_job(text: &str, folder: &Path, sets: &[String]) -> Result<Job, Failure> {
     let origin = folder.join("job.toml");
     let mut job =
         Job::from_text(text, &origin.display().to_string(), Path::new("."), sets).map_err(Failure::job)?;
@@ -272,7 +263,7 @@ fn start(
     folder: &Path,
     hold: Option<Hold>,
     resumed: Option<&Loaded>,
-    ranks: Ranks,
+    mut ranks: Ranks,
     json: bool,
     stop: Arc<AtomicBool>,
 ) -> CommandResult {
@@ -280,16 +271,10 @@ fn start(
     prepared.process_bytes = process::bytes_before_training();
     catch_interrupts(&stop, std::env::var_os(LAUNCHED).is_some())?;
     show(&ranks, json);
-    if let Some(apart) = tensor_apart(&ranks.rows, prepared.mesh()).filter(|_| ranks.speaks()) {
-        output::err().line(&format!("note: {apart}"));
-    }
+    note_apart(&ranks, prepared.mesh());
     let mut screen = Screen::new(json, stop);
-    let Ranks { mut comms, seats, control, .. } = ranks;
-    let voice: Voice = Arc::new(|waiting| output::err().line(&waiting.text()));
-    match &control {
-        Some(control) => control.on_long_wait(voice),
-        None => comms[0].on_long_wait(voice),
-    }
+    voice_waits(&mut ranks);
+    let Ranks { comms, seats, control, .. } = ranks;
     let trained = run_ranks_at(prepared, folder, hold, resumed, comms, &mut screen, &|rank| seats.pin(rank));
     let mut ending = Ending::Finished;
     let parted = part(control, trained.map(|summary| ending = summary.ending).map_err(Failure::from));

@@ -20,6 +20,7 @@ mod saved;
 mod targets;
 mod timelines;
 mod train;
+mod used;
 mod without_mpi;
 mod wrong_data;
 mod wrong_weights;

@@ -3,15 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use polyreme_collective::Doing;
 use polyreme_data::Dataset;
 
 use super::train::Run;
 use crate::error::TrainError;
-use crate::evaluate::{evaluate_blocks, n_blocks};
+use crate::evaluate::evaluate;
 use crate::event::{Event, Observer};
 use crate::metrics::{Measured, Verdict};
-use crate::share::share;
 
 /// The one metric that needs no set to be evaluated.
 const TRAIN_LOSS: &str = "train_loss";
@@ -85,18 +83,8 @@ impl Run {
         self.learner.average_states()?;
         self.learner.swap_average()?;
         let transform = self.prepared.plain_transform(set.as_ref())?;
-        self.learner.comm().set_doing(Doing::Evaluating);
         let mut judge = self.learner.judge().expect("a set to evaluate, and so an evaluation");
-        let n = n_blocks(&judge, set.as_ref());
-        let of = |rank: usize| share(n, &self.prepared.cut.weights, rank);
-        let blocks = of(self.prepared.data_rank(self.rank));
-        let most = (0..self.prepared.mesh().data).map(|rank| of(rank).len()).max().unwrap_or(0);
-        let idle = most - blocks.len();
-        let part = evaluate_blocks(&mut judge, set, &transform, 1, blocks)?;
-        if self.prepared.learner.plan.shard_place().is_some() {
-            (0..idle).try_for_each(|_| judge.idle())?;
-        }
-        let scores = part.gather(self.learner.comm())?;
+        let scores = evaluate(&mut judge, set, &transform, 1, &self.prepared.cut.weights)?;
         self.learner.swap_average()?;
         Ok(scores)
     }

@@ -55,7 +55,7 @@ fn tested(job: &Job, file: &Path) -> Vec<(String, f64)> {
     install_file(judge.engine_mut(), &WholeModel::of(&graph), file).unwrap();
     let set = prepared.sets.test.clone().unwrap();
     let transform = prepared.plain_transform(set.as_ref()).unwrap();
-    evaluate(&mut judge, &set, &transform, 1).unwrap().named("test")
+    evaluate(&mut judge, &set, &transform, 1, &[1.0]).unwrap().named("test")
 }
 
 #[test]

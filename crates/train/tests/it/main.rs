@@ -17,4 +17,5 @@ mod same_bits;
 mod saved;
 mod stages;
 mod targets;
+mod used;
 mod whole_tensors;

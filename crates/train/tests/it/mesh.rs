@@ -82,7 +82,7 @@ pub(crate) fn cases(folder: &Path) -> Vec<MeshCase> {
     ]
 }
 
-fn train(case: &MeshCase, parallel: &str, more: &str, ranks: usize, folder: &Path) -> Outcome {
+pub(crate) fn train(case: &MeshCase, parallel: &str, more: &str, ranks: usize, folder: &Path) -> Outcome {
     let lines = lines(case, parallel, more);
     let given = Given { sets: case.given.clone(), ..Given::default() };
     let mut job = job(&lines);
