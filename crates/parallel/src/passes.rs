@@ -141,6 +141,10 @@ pub fn compile(
         without_flush(plan, training).map_err(|what| CompileError::Flushless { what })?;
     }
     if plan.mesh.stage > 1 {
+        let (keeps, weights) = plan.ownership(training.optimizer);
+        if keeps == Keeps::OwnGradients && weights != Weights::Sharded {
+            return Err(CompileError::Shard(OWN_GRADIENTS_STAGED.into()));
+        }
         if plan.shards.is_some() && training.moments != DType::F32 {
             return Err(CompileError::StagedRounding);
         }
@@ -181,6 +185,10 @@ pub fn compile(
         |step: &Graph| measure(&schedule(&largest, training, &[Arc::new(last(step))], &largest.whole_step()));
     Ok(last(&recompute(step, bytes, &measure)?.graph))
 }
+
+/// Buffers that alternate hold the gradients of one microbatch, and stages of a pipeline have several on their way.
+const OWN_GRADIENTS_STAGED: &str = "`parallel.shard_gradients` does not work with several stages yet; set `shard_weights = true`, which shards \
+     gradients too, or leave it out";
 
 /// Why the weights of a step cannot be sharded as planned, if they cannot.
 fn shard_refusal(step: &Graph, place: ShardPlace, plan: &Plan, training: &Training) -> Option<String> {

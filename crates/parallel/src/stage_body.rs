@@ -14,6 +14,7 @@ use crate::shard::{Passes, ShardPlace, shard};
 use crate::stage::{
     self, BackwardOrder, ChunkGraph, Crossing, Cut, Homes, StageBody, cut, flops, join, nodes_by_name, place,
 };
+use crate::staged::CHUNKS_MAX;
 
 /// The timetable of a plan with several stages, for steps of `microbatches`.
 pub(crate) fn timetable_of(plan: &Plan, microbatches: usize) -> Result<Timetable, CompileError> {
@@ -24,7 +25,16 @@ pub(crate) fn timetable_of(plan: &Plan, microbatches: usize) -> Result<Timetable
     }
     // A step with a flush before it and behind it, however short, is one of 1F1B.
     let kind = if plan.is_flushless() { PipelineKind::OneFOneB } else { plan.pipeline };
-    timetable(kind, plan.mesh.stage, microbatches).map_err(CompileError::Pipeline)
+    let found = timetable(kind, plan.mesh.stage, microbatches).map_err(CompileError::Pipeline)?;
+    let n_chunks = found.place.len();
+    if n_chunks > CHUNKS_MAX {
+        let kind = plan.pipeline;
+        let why = format!(
+            "a \"{kind}\" pipeline of {n_chunks} parts is too long; use stages that come to at most {CHUNKS_MAX}"
+        );
+        return Err(CompileError::Pipeline(why));
+    }
+    Ok(found)
 }
 
 /// That of a full step.

@@ -38,6 +38,10 @@ pub(crate) const LINKS_MAX: usize = 64;
 /// The tags of gradients of tied parameters begin here.
 const TIED_TAGS: usize = 32_000;
 
+/// The most chunks of a pipeline: every pair of them has tags for all its values, below those of tied parameters.
+pub(crate) const CHUNKS_MAX: usize = 22;
+const _: () = assert!(CHUNKS_MAX * CHUNKS_MAX * LINKS_MAX <= TIED_TAGS);
+
 /// The tag of the totals of a step, where stages send them to each other.
 pub(crate) const TOTALS_TAG: u16 = (1 << 15) - 1;
 
@@ -379,7 +383,7 @@ pub(crate) fn link_tag(link: &Link, n_chunks: usize) -> u16 {
     assert!(link.number < LINKS_MAX, "at most {LINKS_MAX} values go from one chunk to another");
     let tag = (link.from * n_chunks + link.to) * LINKS_MAX + link.number;
     let tag = u16::try_from(tag).ok().filter(|tag| usize::from(*tag) < TIED_TAGS);
-    tag.expect("a pipeline of at most 22 chunks")
+    tag.expect("a longer pipeline has no timetable")
 }
 
 /// Whether a link is between passes of this kind: activations come from earlier chunks, gradients from later ones.
