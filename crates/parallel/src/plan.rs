@@ -124,6 +124,19 @@ impl Plan {
         }
     }
 
+    /// The same plan with what ranks of the data axis keep: as `keeps` says, or else as is usual. `shares_memory` says whether they
+    /// can hold the weights together. Then each usually keeps the optimizer state of its own part; over a network parts cost
+    /// overlap, as updated parameters are sent when there is nothing left to compute, so there each keeps everything.
+    pub fn kept(self, keeps: Option<Keeps>, shares_memory: bool) -> Plan {
+        // Without a flush, no rank may write weights that another one reads, or wait for its part of an update.
+        let alone = !shares_memory || self.is_flushless();
+        let usual = if alone { Keeps::All } else { Keeps::OwnMoments };
+        let keeps = keeps.unwrap_or(usual);
+        let shared = keeps != Keeps::All && shares_memory && self.mesh.data > 1;
+        let weights = if shared { Weights::Shared } else { Weights::Own };
+        Plan { keeps, weights, ..self }
+    }
+
     /// Whether results must not depend on the machine. Those of logical shards never do.
     pub fn is_reproducible(&self) -> bool {
         self.precision.reproducible || self.shards.is_some()

@@ -12,7 +12,7 @@ use polyreme_dtype::DType;
 use polyreme_exec::{
     Comms, Engine, ExecError, Feed, Inputs, Isa, Kept, NonFinite, Options, Slot, StepArgs, Totals,
 };
-use polyreme_graph::{Axis, Body, Keeps, Weights};
+use polyreme_graph::{Axis, Body, Keeps};
 use polyreme_parallel::{Plan, Training, average_states};
 
 use crate::checkpoint::{TensorShape, tensors};
@@ -57,13 +57,7 @@ impl LearnerOptions {
     /// How the programs of a rank are made. `shares_memory` says whether the ranks of the data axis can hold the weights
     /// together.
     pub fn lowering(&self, rank: usize, shares_memory: bool) -> Lowering {
-        // Without a flush, no rank may write weights that another one reads, or wait for its part of an update.
-        let alone = !shares_memory || self.plan.is_flushless();
-        let usual = if alone { Keeps::All } else { Keeps::OwnMoments };
-        let keeps = self.keeps.unwrap_or(usual);
-        let shared = keeps != Keeps::All && shares_memory && self.plan.mesh.data > 1;
-        let weights = if shared { Weights::Shared } else { Weights::Own };
-        let plan = Plan { rank, keeps, weights, ..self.plan.clone() };
+        let plan = Plan { rank, ..self.plan.clone() }.kept(self.keeps, shares_memory);
         let (budget_bytes, threads) = (self.memory_bytes, self.threads);
         Lowering { training: self.training, plan, budget_bytes, threads, isa: self.isa }
     }
