@@ -50,6 +50,7 @@
 //! - [`work`]: what nodes and instructions do. [`speed`]: how long that takes on a host. `exchange`: what exchanges cost.
 //! - [`fleet`]: the programs of all ranks. `score`: a program with times. `clock`: virtual time.
 //! - [`mod@simulate`]: all of it together. [`report`]: what was found. `timeline`: what traced ranks did.
+//! - [`search`]: which plan is the best.
 
 #![forbid(unsafe_code)]
 
@@ -60,6 +61,7 @@ mod exchange;
 pub mod fleet;
 pub mod report;
 mod score;
+pub mod search;
 pub mod simulate;
 pub mod speed;
 mod timeline;

@@ -182,7 +182,7 @@ fn node_times(program: &Program, speed: &HostSpeed, threads: usize, cores: usize
     program.bodies.iter().map(of_body).collect()
 }
 
-fn meeting(program: &Program, number: usize) -> (Axis, Meeting) {
+pub(crate) fn meeting(program: &Program, number: usize) -> (Axis, Meeting) {
     let exchange = &program.exchanges[number];
     let bytes = exchanged_bytes(program, number);
     // Parameters and gradients lie where other processes see them.

@@ -2,6 +2,7 @@
 
 mod files;
 mod scale;
+mod search;
 mod steps;
 mod twins;
 mod ways;
