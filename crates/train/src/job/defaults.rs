@@ -9,6 +9,7 @@ use polyreme_graph::{Adafactor, Moments, Optimizer};
 use polyreme_nn::model::StackInput;
 use polyreme_nn::{Answer, FitError, Fitted, Model, Sample};
 
+use super::open::OpenKeys;
 use super::spec::*;
 use crate::schedule::{Schedule, ScheduleShape};
 
@@ -203,6 +204,7 @@ impl Default for EarlyStop {
 impl Default for ParallelSpec {
     fn default() -> ParallelSpec {
         ParallelSpec {
+            open: OpenKeys::default(),
             ranks: None,
             data: None,
             tensor: 1,

@@ -9,23 +9,25 @@
 //! # Layout
 //! - `spec`: what a job is. `defaults`: its defaults.
 //! - `read`: the whole file; `model`, `layers`, `data`, `train`, `parallel`, `output`: the keys of its sections;
-//!   `mesh`: how the ranks of `parallel` are arranged.
+//!   `mesh`: how the ranks of `parallel` are arranged; `open`: what is left to the planner.
 //! - `declare`: how keys are written down. `section`, `key`: tables and keys, read and written. `types`: types of values.
 //! - `outline`, `shape`: tables, keys and what they accept, as plain data.
 //! - `tree`: the file as values that know their places. `sets`: overrides. `cursor`: tables while they are read.
 //! - `error`: errors and how they are shown. `nearest`: which name was meant.
-//! - `write`: a job as a file. `schema`: the keys as a JSON schema.
+//! - [`edit`]: which keys a file sets, and how some are changed. `write`: a job as a file. `schema`: the keys as a JSON schema.
 
 mod cursor;
 mod data;
 mod declare;
 mod defaults;
+pub mod edit;
 mod error;
 mod key;
 mod layers;
 mod mesh;
 mod model;
 mod nearest;
+mod open;
 mod outline;
 mod output;
 mod parallel;
@@ -47,5 +49,6 @@ mod tests;
 
 pub use error::{JobError, JobErrors};
 pub(crate) use nearest::nearest;
+pub use open::OpenKeys;
 pub use schema::schema;
 pub use spec::*;

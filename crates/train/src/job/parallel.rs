@@ -9,7 +9,7 @@ use super::mesh;
 use super::section::Section;
 use super::shape::Bounds;
 use super::spec::{Balance, OptimizerSpec, ParallelSpec, TrainSpec, Transport};
-use super::types::{auto, either, flag, list, maybe, one_of, real, text, whole, within};
+use super::types::{auto, either, flag, list, one_of, real, text, whole, within};
 
 const RANKS_MAX: u64 = 1 << 16;
 /// More than this is a slip, not a setting.
@@ -29,7 +29,7 @@ section! { ParallelSpec => {
     let section = Section::new("parallel", "a section", |_| ParallelSpec::default(), keys());
     let idle = |s: &ParallelSpec, key: &str| match key {
         "shards" => !s.reproducible,
-        "schedule" | "cuts" => s.stage == 1,
+        "schedule" | "cuts" => s.stage == 1 && !s.open.schedule,
         "flush_every" => !s.is_flushless(),
         _ => false,
     };
@@ -44,6 +44,10 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         }),
     );
     let transport = one_of(Transport::ALL.map(|t| (t.name(), t, t.words())));
+    let open = [("auto", None, "the fastest of those that follow but `2bw`, found by the planner")];
+    let schedule = one_of(
+        open.into_iter().chain(mesh::schedules().map(|(name, kind, words)| (name, Some(kind), words))),
+    );
     keys! { ParallelSpec;
         /// how many ranks share a step; auto: as many as were started, or as `balance` has weights; else cores
         /// are split into ranks of at least 16 samples a step, 32 with batch norm
@@ -52,17 +56,17 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         /// that the other axes leave
         data: auto(whole(1..=RANKS_MAX)) => |s| Some(&mut s.data);
         /// over how many ranks each matrix is split: column and row parts, heads, vocabulary, channels
-        tensor: whole(1..=AXIS_MAX) => |s| Some(&mut s.tensor);
+        tensor: auto(whole(1..=AXIS_MAX)) => ParallelSpec::tensor_key, ParallelSpec::set_tensor_key;
         /// over how many ranks the layers are split: a pipeline of stages
-        stage: whole(1..=AXIS_MAX) => |s| Some(&mut s.stage);
+        stage: auto(whole(1..=AXIS_MAX)) => ParallelSpec::stage_key, ParallelSpec::set_stage_key;
         /// over how many ranks each sequence is split
-        sequence: whole(1..=AXIS_MAX) => |s| Some(&mut s.sequence);
+        sequence: auto(whole(1..=AXIS_MAX)) => ParallelSpec::sequence_key, ParallelSpec::set_sequence_key;
         /// into how many microbatches a step is cut, before these are split over the ranks of `data`; a pipeline
         /// wants a few for each stage
-        microbatches: maybe(whole(1..=MICROBATCHES_MAX)) => |s| Some(&mut s.microbatches);
+        microbatches: auto(whole(1..=MICROBATCHES_MAX)) => ParallelSpec::microbatches_key, ParallelSpec::set_microbatches_key;
             or "`train.accumulate`";
         /// in which order stages run microbatches, see below
-        schedule: one_of(mesh::schedules()) => |s| Some(&mut s.schedule); or "`\"1f1b\"`";
+        schedule: schedule => ParallelSpec::schedule_key, ParallelSpec::set_schedule_key; or "`\"1f1b\"`";
         /// with `schedule = "2bw"`: the most steps from one flush of the pipeline to the next; requests to stop wait for one
         flush_every: whole(1..=FLUSH_EVERY_MAX) => |s| Some(&mut s.flush_every); or "16";
         /// the layers before which the network is cut into stages, as `["blocks.3"]`; none: where the slowest stage
@@ -70,7 +74,7 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         cuts: list(text(), &[], "an array of layer names") => |s| Some(&mut s.cuts); or "none";
         /// each rank of `data` keeps only its part of the weights, gradients and optimizer state; layers are
         /// gathered ahead of their use
-        shard_weights: flag() => |s| Some(&mut s.shard_weights);
+        shard_weights: auto(flag()) => ParallelSpec::shard_weights_key, ParallelSpec::set_shard_weights_key;
         /// threads of each rank; auto: the cores that the rank has
         threads: auto(whole(1..=THREADS_MAX)) => |s| Some(&mut s.threads);
         /// what ranks communicate over, see below
@@ -88,7 +92,7 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         /// memory
         shard_optimizer: auto(flag()) => |s| Some(&mut s.shard_optimizer);
         /// each rank keeps the gradients of its own range only, and so the optimizer state too
-        shard_gradients: flag() => |s| Some(&mut s.shard_gradients);
+        shard_gradients: auto(flag()) => ParallelSpec::shard_gradients_key, ParallelSpec::set_shard_gradients_key;
         /// how much of the gradients is reduced at once
         bucket_mib: within(BUCKET_MIB) => |s| Some(&mut s.bucket_mib);
         /// how samples are divided among ranks: equally, by measured speed, or in proportion to these weights

@@ -7,6 +7,7 @@ use polyreme_graph::{DType, Precision};
 use polyreme_nn::Model;
 pub use polyreme_parallel::pipeline::PipelineKind;
 
+use super::open::OpenKeys;
 pub use crate::loss::LossKind;
 
 /// Everything that a run needs to know.
@@ -293,6 +294,8 @@ pub struct EarlyStop {
 /// `[parallel]`: with what.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ParallelSpec {
+    /// Keys that are left to the planner.
+    pub open: OpenKeys,
     /// How many ranks share a step; `None`: chosen.
     pub ranks: Option<usize>,
     /// How many of them, or groups of them, each batch is split over; `None`: those that the other axes leave.

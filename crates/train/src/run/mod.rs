@@ -37,7 +37,7 @@ mod tests;
 pub use fit::{Limit, Lodging, Need, Scope, TooLarge};
 pub use folder::{FoundRun, Hold, likely_folder};
 pub use measured_cuts::CutsFrom;
-pub use prepared::{Given, Prepared};
+pub use prepared::{Given, Prepared, plan};
 pub use ranks::{run_ranks, run_ranks_at};
 pub use seats::{Seats, seats};
 pub use snapshot::{AVERAGE_FILE, Progress};

@@ -112,6 +112,12 @@ impl Prepared {
         rank: usize,
         trained: Option<&Preparation>,
     ) -> Result<Prepared, TrainError> {
+        if let Some(key) = job.parallel.open.names().first() {
+            return Err(TrainError::Mesh(format!(
+                "`parallel.{key}` is \"auto\", and only `polyreme train` on one machine plans for itself; put a plan into the job \
+                 file with `polyreme plan JOB.toml --write`, with --hosts or --cluster for several machines"
+            )));
+        }
         let sets = match given.sets {
             Some(sets) => sets,
             None => open_as(&mut job, trained, given.isa)?,
@@ -424,7 +430,7 @@ impl Prepared {
 }
 
 /// How a job's steps are split, but for what follows from the group of ranks.
-fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Plan {
+pub fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Plan {
     Plan {
         microbatches: accumulate.max(1),
         bucket_bytes: (spec.bucket_mib * f64::from(1 << 20)) as usize,

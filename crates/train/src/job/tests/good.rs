@@ -167,6 +167,7 @@ fn every_key_is_read() {
     };
     assert_eq!(job.train, want);
     let want = ParallelSpec {
+        open: OpenKeys::default(),
         ranks: Some(4),
         data: None,
         tensor: 1,

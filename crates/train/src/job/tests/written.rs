@@ -22,6 +22,29 @@ fn check(job: &Job) {
 }
 
 #[test]
+fn keys_that_are_left_to_the_planner_read_again() {
+    let keys =
+        ["tensor", "stage", "sequence", "microbatches", "schedule", "shard_weights", "shard_gradients"];
+    let lines: String = keys.iter().map(|key| format!("{key} = \"auto\"\n")).collect();
+    let job = good(&format!("{SMALL}[parallel]\n{lines}"), &[]);
+    assert_eq!(job.parallel.open.names(), keys);
+    check(&job);
+    // What a plan says closes them.
+    let sets = [
+        "tensor=2",
+        "stage=1",
+        "sequence=1",
+        "microbatches=4",
+        "schedule=1f1b",
+        "shard_weights=false",
+        "shard_gradients=true",
+    ];
+    let sets: Vec<String> = sets.iter().map(|set| format!("parallel.{set}")).collect();
+    let job = Job::from_text(&job.to_toml(), "job.toml", Path::new("."), &sets).unwrap();
+    assert!(!job.parallel.open.any() && job.parallel.tensor == 2 && job.parallel.shard_gradients);
+}
+
+#[test]
 fn whole_files_read_again() {
     check(&good(SMALL, &[]));
     check(&good(include_str!("full.toml"), &[]));
@@ -322,6 +345,7 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
             let threads = threads.map(|n| usize::from(n) + 1);
             let shards = if reproducible { shards } else { ParallelSpec::default().shards };
             ParallelSpec {
+                open: OpenKeys::default(),
                 ranks,
                 data: None,
                 tensor,
