@@ -8,6 +8,7 @@
 //! - [`cli`]: the commands. [`mod@bench`], [`doctor`]: two of them that are libraries too.
 //! - [`cluster`]: how many ranks there are, on which cores, and what starts them.
 //! - [`output`]: the standard streams, which never block training.
+//! - [`plan`]: how a job would be split over machines.
 //! - [`process`]: the process and the machine, as the operating system sees them.
 
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ pub mod cluster;
 pub mod doctor;
 pub mod memory;
 pub mod output;
+pub mod plan;
 pub mod process;
 
 pub use app::App;

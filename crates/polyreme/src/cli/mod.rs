@@ -7,6 +7,8 @@ mod eval;
 mod inspect;
 mod launch;
 mod mesh;
+mod plan;
+mod planned;
 mod predict;
 mod ranks;
 mod terminal;
@@ -54,6 +56,8 @@ enum Command {
     Predict(predict::PredictArgs),
     /// Show a run, a checkpoint, a weights file or a job: parameters, history, graph; or draw a timeline.
     Inspect(inspect::InspectArgs),
+    /// Find the best way to split a job over machines, before it runs: simulated times, memory and cost.
+    Plan(plan::PlanArgs),
     /// Print the JSON schema of job files, with which editors complete and check them.
     ///
     /// Save it beside the job file as `job.schema.json`, and begin the job file with `#:schema ./job.schema.json`.
@@ -110,6 +114,7 @@ fn execute(command: &Command, app: &App, start: Instant) -> Result<(), Failure> 
         Command::Eval(args) => eval::eval(app, args),
         Command::Predict(args) => predict::predict(app, args),
         Command::Inspect(args) => inspect::inspect(app, args),
+        Command::Plan(args) => plan::plan(app, args),
         Command::Schema => schema(),
         Command::Data(data) => data.run(),
         Command::Bench(bench) => bench.run(app, start),

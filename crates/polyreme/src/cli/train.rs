@@ -13,6 +13,7 @@ use polyreme_train::event::Ending;
 use polyreme_train::job::Job;
 use polyreme_train::run::{FoundRun, Hold, Prepared, likely_folder, run_ranks_at};
 
+use super::planned::{planned, with_plan};
 use super::ranks::{RankArgs, asked_by_job, note_apart, or_tell, part, show, voice_waits};
 use super::terminal::{Screen, catch_interrupts, outline_text};
 use super::{CommandResult, Failure, print_json};
@@ -97,6 +98,7 @@ pub(super) fn train(app: &App, args: &TrainArgs) -> CommandResult {
         job.output.path = Some(folder.clone());
     }
     job.parallel.threads = args.ranks.threads().or(job.parallel.threads);
+    let job = planned(app, job, args.job.as_deref(), &args.sets, &args.ranks)?;
     if args.check {
         return check(app, job, args);
     }
@@ -124,7 +126,7 @@ fn prepare(
     if decided.open {
         let prepared = Prepared::new(job, app.given(), machine.cores())?;
         let setup = Setup::Threads { ranks: prepared.ranks(), threads: prepared.threads };
-        fit(&prepared, &setup)?;
+        fit(&prepared, &setup).map_err(|failure| with_plan(app, &prepared.job, failure))?;
         let ranks = args.enter_as(Decided { setup, ..decided }, machine, &name, stop.clone())?;
         return Ok(ranks.map(|ranks| (ranks, prepared)));
     }

@@ -15,6 +15,7 @@ mod lost;
 mod manners;
 mod meshes;
 mod parts;
+mod plan;
 mod ranks;
 mod saved;
 mod targets;

@@ -1,0 +1,71 @@
+//! A plan as keys of a job file.
+
+use std::collections::BTreeSet;
+
+use polyreme_sim::Cluster;
+use polyreme_sim::search::{FoundPlan, Sharding};
+use polyreme_train::job::edit::set_key;
+
+use super::row::recompute_mib;
+
+/// A key of a job file and its value, as TOML.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ChosenKey {
+    /// The section.
+    pub section: &'static str,
+    /// The key.
+    pub key: &'static str,
+    /// The value.
+    pub value: String,
+}
+
+/// The keys that a plan sets, but for those that the job has set itself; `auto_precision` if the job leaves that open.
+pub fn keys(
+    plan: &FoundPlan,
+    cluster: &Cluster,
+    precision: &str,
+    said: &BTreeSet<String>,
+    auto_precision: bool,
+) -> Vec<ChosenKey> {
+    let choice = &plan.choice;
+    let mesh = &choice.mesh;
+    let mut found = Vec::new();
+    let mut set = |section, key, value: String| found.push(ChosenKey { section, key, value });
+    set("parallel", "data", mesh.data.to_string());
+    for (key, n) in [("tensor", mesh.tensor), ("stage", mesh.stage), ("sequence", mesh.sequence)] {
+        set("parallel", key, n.to_string());
+    }
+    // Logical shards, or what is accumulated, say it already.
+    let cut = said.contains("train.accumulate") || plan.fleet.plan.shards.is_some();
+    if choice.microbatches > 1 && !cut {
+        set("parallel", "microbatches", choice.microbatches.to_string());
+    }
+    if mesh.stage > 1 {
+        set("parallel", "schedule", format!("\"{}\"", choice.schedule));
+    }
+    match choice.sharding {
+        Sharding::Usual | Sharding::Nothing => {}
+        Sharding::Optimizer => set("parallel", "shard_optimizer", "true".into()),
+        Sharding::Gradients => set("parallel", "shard_gradients", "true".into()),
+        Sharding::Weights => set("parallel", "shard_weights", "true".into()),
+    }
+    set("parallel", "threads", choice.seating.threads.to_string());
+    if let Some(mib) = recompute_mib(choice, cluster) {
+        set("train", "memory_mib", mib.to_string());
+    }
+    if auto_precision {
+        set("train", "precision", format!("\"{precision}\""));
+    }
+    let kept = |key: &ChosenKey| {
+        let open = key.key == "precision" || !said.contains(&format!("{}.{}", key.section, key.key));
+        // The number of ranks says the rest.
+        open && !(key.key == "data" && said.contains("parallel.ranks"))
+    };
+    found.retain(kept);
+    found
+}
+
+/// The text of a job file with these keys.
+pub fn written(text: &str, keys: &[ChosenKey]) -> String {
+    keys.iter().fold(text.to_string(), |text, key| set_key(&text, key.section, key.key, &key.value))
+}
