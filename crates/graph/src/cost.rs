@@ -1,7 +1,9 @@
 //! The cost of each op: floating-point operations and bytes that must move, for planners and benchmarks.
 
+use polyreme_kernels::elementwise::{Expr, Instr};
+
 use crate::graph::{Graph, Node};
-use crate::op::Op;
+use crate::op::{Binary, Op, Unary};
 
 /// What a node costs.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -119,6 +121,41 @@ fn flops(graph: &Graph, node: &Node, op: &Op) -> u64 {
             let (dxp, h) = (n_out, dims(1)[1] as u64);
             4 * dxp * h
         }
+    }
+}
+
+/// How many exponentials, or functions that take as long as one, an element-wise pass or an epilogue computes. Additions and the
+/// like hide behind the bytes that it moves; these do not.
+pub fn functions(graph: &Graph, node: &Node) -> u64 {
+    let n_out = graph.shape(node.outputs[0]).numel() as u64;
+    let of_expr = |expr: &Expr| expr.instrs().iter().map(exponentials).sum::<u64>();
+    match &node.op {
+        Op::Fused(expr) => n_out * of_expr(expr),
+        Op::Epilogue(e) => n_out * of_expr(&e.expr),
+        Op::Unary(op) => n_out * exponentials(&Instr::Unary(*op, 0)),
+        Op::Binary(op) => n_out * exponentials(&Instr::Binary(*op, 0, 0)),
+        _ => 0,
+    }
+}
+
+fn exponentials(instr: &Instr) -> u64 {
+    match instr {
+        Instr::Const(_) | Instr::Select(..) => 0,
+        Instr::Unary(op, _) => match op {
+            Unary::Exp | Unary::Ln | Unary::Elu(_) => 1,
+            Unary::Tanh | Unary::Sigmoid | Unary::GeluTanh | Unary::Silu => 1,
+            Unary::Gelu | Unary::Erf | Unary::Sin | Unary::Cos | Unary::Softplus | Unary::Powf(_) => 2,
+            Unary::Neg | Unary::Sqrt | Unary::Rsqrt | Unary::Recip | Unary::Relu | Unary::LeakyRelu(_) => 0,
+            Unary::Abs | Unary::Square | Unary::Sign | Unary::Floor | Unary::Scale(_) | Unary::Offset(_) => 0,
+            Unary::Clamp(..) | Unary::Positive | Unary::RoundF16 | Unary::RoundBf16 => 0,
+        },
+        Instr::Binary(op, ..) => match op {
+            Binary::Pow | Binary::GeluGrad => 2,
+            Binary::GeluTanhGrad | Binary::SiluGrad | Binary::SoftplusGrad | Binary::EluGrad(_) => 1,
+            Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Max | Binary::Min => 0,
+            Binary::Greater | Binary::GreaterEqual | Binary::Equal | Binary::ReluGrad => 0,
+            Binary::TanhGrad | Binary::SigmoidGrad | Binary::LeakyReluGrad(_) => 0,
+        },
     }
 }
 

@@ -4,7 +4,9 @@
 //! rounds, messages, bytes and reductions one after the other; overlap within long messages helps all algorithms alike,
 //! and only their ranking matters here.
 
-use polyreme_net::frame::{FrameOp, segment_bytes};
+/// The operations, as messages name them.
+pub use polyreme_net::frame::FrameOp;
+use polyreme_net::frame::segment_bytes;
 
 use super::plan::n_blocks;
 
@@ -103,17 +105,22 @@ fn fits(op: FrameOp, algorithm: Algorithm, bytes: usize, ranks: usize) -> bool {
 
 /// What happens one after the other between the start and the end of an operation.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Effort {
-    rounds: f64,
-    messages: f64,
-    sent_bytes: f64,
-    reduced_bytes: f64,
+pub struct Effort {
+    /// Messages that wait for each other, each for the latency of a link.
+    pub rounds: f64,
+    /// Messages that a rank sends.
+    pub messages: f64,
+    /// Bytes that a rank sends.
+    pub sent_bytes: f64,
+    /// Bytes that a rank reduces.
+    pub reduced_bytes: f64,
     /// Bytes that a link could have carried while it was idle.
-    idle_bytes: f64,
+    pub idle_bytes: f64,
 }
 
 impl Effort {
-    fn us(&self, costs: &Costs) -> f64 {
+    /// The time that it takes with these costs.
+    pub fn us(&self, costs: &Costs) -> f64 {
         self.rounds * costs.latency_us
             + self.messages * costs.message_us
             + self.sent_bytes / costs.bytes_per_us
@@ -123,7 +130,7 @@ impl Effort {
 }
 
 /// The costs that the heads of the algorithms' files state, as formulas.
-fn estimate(op: FrameOp, algorithm: Algorithm, bytes: usize, ranks: usize) -> Effort {
+pub fn estimate(op: FrameOp, algorithm: Algorithm, bytes: usize, ranks: usize) -> Effort {
     let (n, b) = (ranks as f64, bytes as f64);
     let (low, high) = (f64::from(ranks.ilog2()), f64::from(ranks.next_power_of_two().ilog2()));
     // Bytes of all chunks but one; of all core ranks' chunks but one; and one if ranks are folded in.

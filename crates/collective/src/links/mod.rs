@@ -26,10 +26,10 @@ pub mod ring;
 mod tests;
 pub mod tree;
 
-use polyreme_net::frame::{FrameOp, Tag, Terms};
+use polyreme_net::frame::{Tag, Terms};
 use polyreme_net::{Alarm, Cause, Links, Report};
 
-pub use choose::{Algorithm, Choice, Costs, choose};
+pub use choose::{Algorithm, Choice, Costs, Effort, FrameOp, choose};
 pub use levels::{Level, TwoLevel};
 pub use measure::measure;
 pub use peers::peers;

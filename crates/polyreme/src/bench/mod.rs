@@ -1,10 +1,12 @@
 //! `polyreme bench`: how fast steps and kernels are, compared with what the machine can do.
 
+pub mod calibrate;
 pub mod collective;
 pub mod cuts;
 pub mod jobs;
 pub mod kernels;
 pub mod load;
+pub mod predict;
 pub mod ranks;
 pub mod step;
 

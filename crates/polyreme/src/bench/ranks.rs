@@ -26,7 +26,7 @@ const FIRST: usize = 3;
 const TRACED: usize = 5;
 
 /// The size of gradient buckets, which are sent during the backward pass.
-const BUCKET_BYTES: usize = 1 << 20;
+pub(super) const BUCKET_BYTES: usize = 1 << 20;
 
 /// The result for one job.
 #[derive(Clone, Debug, Serialize)]

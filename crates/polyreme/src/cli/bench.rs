@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 use polyreme_exec::Isa;
 use polyreme_graph::{DType, Precision};
 use polyreme_parallel::Plan;
+use polyreme_sim::Calibration;
 use polyreme_train::run::Prepared;
 
 use super::mesh::MeshArgs;
@@ -17,7 +18,8 @@ use super::{CommandResult, Failure, print};
 use crate::app::App;
 use crate::bench::collective::{self, BenchOp, Measured};
 use crate::bench::jobs::BenchJob;
-use crate::bench::{self, kernels, load, step, step::StepSettings};
+use crate::bench::predict::{self, Prediction};
+use crate::bench::{self, calibrate, kernels, load, step, step::StepSettings};
 use crate::cluster::Asked;
 use crate::{output, process};
 
@@ -36,6 +38,12 @@ pub(super) enum Bench {
     Collective(CollectiveArgs),
     /// Kernels one by one, at the shapes of the reference jobs.
     Kernels(KernelArgs),
+    /// Everything that predictions of step times need to know about this machine, in about a minute.
+    ///
+    /// Measures kernels by shape, in f32 and bf16, with one thread, with all, and with one on each core at the same time; and
+    /// exchanges between two ranks by size, in memory and over loopback sockets. Looks at no job. Nothing else should run
+    /// meanwhile.
+    Calibrate(CalibrateArgs),
     /// Loading of a job's training set: reading, decoding, augmentation, batches.
     Load(LoadArgs),
 }
@@ -79,6 +87,10 @@ pub(super) struct StepArgs {
     /// With --ranks or a mesh, and one job: write a timeline of five more steps, as `train --trace` does.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Also simulate each step on this machine, by a file of `bench calibrate`, and compare. With --trace FILE.json, also write
+    /// the timeline of the simulation, as FILE.simulated.json.
+    #[arg(long, value_name = "CALIBRATION.json")]
+    predict: Option<PathBuf>,
     /// Print one JSON object per job.
     #[arg(long)]
     json: bool,
@@ -117,6 +129,19 @@ pub(super) struct KernelArgs {
 }
 
 #[derive(Args)]
+pub(super) struct CalibrateArgs {
+    /// The file to write.
+    #[arg(long, value_name = "FILE", default_value = "calibration.json")]
+    output: PathBuf,
+    /// Measure few shapes, a few times each: a first impression.
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
 pub(super) struct LoadArgs {
     /// The job file.
     #[arg(value_name = "JOB.toml")]
@@ -147,11 +172,19 @@ impl Bench {
             Bench::Step(args) => bench_step(args, app, start),
             Bench::Collective(args) => bench_collective(args),
             Bench::Kernels(args) => bench_kernels(args, app.given().isa),
+            Bench::Calibrate(args) => {
+                let report = calibrate::write(&args.output, app.given().isa, args.quick);
+                print(&report.map_err(Failure::boxed)?, args.json)
+            }
         }
     }
 }
 
 impl StepArgs {
+    fn calibration(&self) -> Result<Option<Arc<Calibration>>, Failure> {
+        self.predict.as_deref().map(predict::read).transpose().map_err(Failure::usage)
+    }
+
     fn jobs(&self, app: &App) -> Result<Vec<BenchJob>, Failure> {
         let names: Vec<&str> = match self.jobs.is_empty() && self.job_files.is_empty() {
             true => BenchJob::NAMES.to_vec(),
@@ -193,6 +226,7 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
     if args.trace.is_some() && jobs.len() != 1 {
         return Err(Failure::usage("--trace records one job; name it with --job or --job-file"));
     }
+    let calibration = args.calibration()?;
     let asked = Asked { ranks: args.mesh.ranks(), ..Asked::default() };
     let Some(mut group) = args.ranks.enter(asked, "bench step", Arc::default())? else {
         return Ok(());
@@ -230,6 +264,11 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
                 Ok((report, comm)) => {
                     if comm.rank() == 0 {
                         print(&report, args.json)?;
+                    }
+                    if let (0, Some(calibration)) = (comm.rank(), &calibration) {
+                        let simulated = predict::together(job, calibration, &settings, &report.cuts);
+                        let simulated = simulated.map_err(Failure::boxed)?;
+                        print(&Prediction::new(&report.job, &simulated, report.step_ms), args.json)?;
                     }
                     comm
                 }
@@ -290,6 +329,7 @@ fn bench_step(args: &StepArgs, app: &App, start: Instant) -> CommandResult {
         writeln!(io::stdout(), "{}", step::HEADER)?;
     }
     let isa = app.given().isa;
+    let calibration = args.calibration()?;
     let mut since = start;
     for job in jobs {
         let settings = StepSettings {
@@ -301,6 +341,11 @@ fn bench_step(args: &StepArgs, app: &App, start: Instant) -> CommandResult {
         let report =
             step::measure(&job, settings, || since.elapsed().as_secs_f64() * 1e3).map_err(Failure::boxed)?;
         print(&report, args.json)?;
+        if let Some(calibration) = &calibration {
+            let simulated = predict::alone(&job, calibration, settings.threads, isa, settings.budget_bytes);
+            let simulated = simulated.map_err(Failure::boxed)?;
+            print(&Prediction::new(&report.job, &simulated, report.step_ms), args.json)?;
+        }
         if args.ops {
             for op in step::measure_ops(&job, settings).map_err(Failure::boxed)? {
                 print(&op, args.json)?;
