@@ -15,7 +15,7 @@
 //! ranks keep the moments of their own part, the sum is a reduce-scatter: a rank gets the sum of its own part of each
 //! bucket, and the updated parts are gathered. That moves as many bytes as an all-reduce. LAMB and Adafactor need whole
 //! tensors, so with them every rank updates everything that it has; of tensors that ranks split for other reasons, sums are
-//! exchanged first ([`crate::split_tensors`]).
+//! exchanged first (`split_tensors`).
 //!
 //! Ranks that share one copy of the weights have no gather: they meet after the updates. The sum of the last bucket
 //! starts after the last node, and is complete only when all ranks have started it; so no rank writes a parameter that

@@ -38,7 +38,7 @@
 //! ```
 //!
 //! A planner lowers and simulates one plan after another. [`Fleet::lower`] takes most of the time, and its result serves for every
-//! cluster: another bandwidth, a slow host or another price only needs [`simulate`] again.
+//! cluster: another bandwidth, a slow host or another price only needs [`simulate()`] again.
 //!
 //! # What it does not know
 //! It knows nothing of sockets or kernels. Which kernel runs an op, and how fast, is in the tables of a calibration. What a rank

@@ -120,10 +120,11 @@ fn zero_bubble_idles_less_than_1f1b_and_1f1b_holds_less_than_gpipe() {
     // A stage sends input gradients before it computes weight gradients, so 1F1B idles for two of the three passes.
     let (one_idles, zero_idles) = (unit(2 * (STAGES - 1) * STAGES), unit((STAGES - 1) * STAGES));
     let between = |seen: &[Seen; 3]| {
-        let [one, zero, _] = seen.each_ref().map(|seen| seen.idle.as_secs_f64());
-        one - zero > (one_idles - zero_idles) / 4.0
+        let [one, zero, _] = seen;
+        let less_s = one.idle.as_secs_f64() - zero.idle.as_secs_f64();
+        less_s > (one_idles - zero_idles) / 4.0 && zero.took < one.took
     };
-    for _ in 0..6 {
+    for _ in 0..12 {
         let now = [PipelineKind::OneFOneB, PipelineKind::ZbH1, PipelineKind::Gpipe].map(|kind| run(kind, 1));
         best = Some(match best {
             None => now,
@@ -142,7 +143,6 @@ fn zero_bubble_idles_less_than_1f1b_and_1f1b_holds_less_than_gpipe() {
     let best = best.unwrap();
     assert!(between(&best), "{best:?}; 1F1B idles for {one_idles} s, ZB-H1 for {zero_idles}");
     let [one, zero, gpipe] = best;
-    assert!(zero.took < one.took, "{zero:?} {one:?}");
     assert_eq!((&one.in_flight[..], &gpipe.in_flight[..]), (&[4, 3, 2, 1][..], &[8; 4][..]));
     assert!(
         zero.in_flight.iter().all(|n| *n <= STAGES),
@@ -158,7 +158,7 @@ fn a_run_without_a_flush_idles_once_and_not_once_per_step() {
     let steps = 3;
     // As much work as three steps of 1F1B, and the idle time of one.
     let once = UNIT.as_secs_f64() * (2 * (STAGES - 1) * STAGES) as f64;
-    let tries = (0..6).map(|_| run(PipelineKind::TwoBw, steps));
+    let tries = (0..12).map(|_| run(PipelineKind::TwoBw, steps));
     let enough = |seen: &Seen| seen.idle.as_secs_f64() < 1.75 * once;
     let mut best: Option<Seen> = None;
     for seen in tries {

@@ -31,7 +31,7 @@ fn step(tied: bool) -> Graph {
 }
 
 /// A stage that reads its program.
-struct Reader<'a> {
+struct StageReader<'a> {
     program: &'a Program,
     next: usize,
     /// By exchange that is under way: its number among those of its kind.
@@ -46,7 +46,7 @@ struct Counts {
     met: BTreeMap<usize, usize>,
 }
 
-impl Reader<'_> {
+impl StageReader<'_> {
     fn exchange(&self, number: usize) -> &Exchange {
         &self.program.exchanges[number]
     }
@@ -142,8 +142,8 @@ fn overlap(a: &Region, b: &Region) -> bool {
 /// All stages come to the end of their programs.
 fn check(programs: &[Program], what: &str) {
     let stages = programs.len();
-    let mut readers: Vec<Reader> =
-        programs.iter().map(|program| Reader { program, next: 0, started: BTreeMap::new() }).collect();
+    let mut readers: Vec<StageReader> =
+        programs.iter().map(|program| StageReader { program, next: 0, started: BTreeMap::new() }).collect();
     let mut counts = Counts::default();
     while readers.iter().any(|r| r.next < r.program.instrs.len()) {
         let moved: Vec<bool> =

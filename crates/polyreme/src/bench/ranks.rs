@@ -104,6 +104,8 @@ pub struct RankSettings {
     pub cuts: CutsBy,
     /// What a rank may take; activations are recomputed to fit.
     pub budget_bytes: Option<usize>,
+    /// What the process took before its ranks were started.
+    pub process_bytes: usize,
     /// Where a timeline of some more steps goes.
     pub trace: Option<PathBuf>,
 }
@@ -192,14 +194,14 @@ pub fn plan(comm: &Comm, mesh: Mesh, shard_gradients: bool) -> Plan {
     }
 }
 
-/// Bytes that this process takes, in which no engine has been made yet.
+/// Bytes that this process takes.
 fn planned_bytes<E>(
     settings: &RankSettings,
     plan: &Plan,
     program: impl Fn(usize) -> Result<Program, E>,
 ) -> Result<usize, E> {
     // Ranks that do not share memory have buffers of sockets, which are smaller.
-    let mut bytes = process::bytes_before_training() + settings.local * Comms::staging_bytes(&plan.mesh);
+    let mut bytes = settings.process_bytes + settings.local * Comms::staging_bytes(&plan.mesh);
     for rank in 0..settings.local {
         let footprint = Engine::footprint(&program(rank)?, settings.threads, settings.isa);
         bytes += footprint.total();

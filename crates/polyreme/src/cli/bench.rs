@@ -255,6 +255,7 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
         cuts: args.mesh.cuts(),
         budget_bytes: args.memory_mib.map(|mib| mib << 20),
         trace: args.trace.clone(),
+        process_bytes: process::bytes_before_training(),
     };
     let control = group.control.take();
     let outcomes = group.run(|mut comm| -> CommandResult {

@@ -10,9 +10,17 @@ use crate::binary::{folder, json};
 use crate::lost::{REPORT, launched};
 use crate::ranks::{JOB, end, endless, living, losses, send};
 
-/// Matrices over two ranks, layers over two.
-const SPLIT: [&str; 6] =
-    ["--set", "parallel.tensor=2", "--set", "parallel.stage=2", "--set", "parallel.microbatches=4"];
+/// Matrices over two ranks, layers over two, cut where no measurement decides.
+const SPLIT: [&str; 8] = [
+    "--set",
+    "parallel.tensor=2",
+    "--set",
+    "parallel.stage=2",
+    "--set",
+    "parallel.microbatches=4",
+    "--set",
+    "parallel.cuts=[\"2\"]",
+];
 
 #[test]
 fn a_split_model_trains_the_same_over_every_transport() {
@@ -54,7 +62,7 @@ fn a_killed_rank_of_a_split_model_ends_the_others_and_one_rank_goes_on() {
         assert_eq!(living(&pids), [0; 0]);
         let (loaded, _) = checkpoint::latest_whole(&folder.path().join(transport)).unwrap();
         let steps = format!("train.steps={}", loaded.manifest.step + 20);
-        let alone = ["parallel.tensor=1", "parallel.stage=1", &steps];
+        let alone = ["parallel.tensor=1", "parallel.stage=1", "parallel.cuts=[]", &steps];
         let sets = alone.into_iter().flat_map(|set| ["--set", set]);
         let resume = ["resume", transport, "--ranks", "1", "--json"];
         let lines = json(folder.path(), &resume.into_iter().chain(sets).collect::<Vec<_>>());

@@ -70,7 +70,12 @@ fn a_split_model_trains_over_two_hosts() {
             "data.fraction=0.2",
             "train.steps=40",
         ];
-        let mesh = ["parallel.tensor=2", "parallel.stage=2", "parallel.microbatches=4"];
+        let mesh = [
+            "parallel.tensor=2",
+            "parallel.stage=2",
+            "parallel.microbatches=4",
+            "parallel.cuts=[\"blocks.2\"]",
+        ];
         let sets = small.iter().chain(&mesh).flat_map(|set| ["--set", set]);
         common.into_iter().chain(sets).chain(more.iter().copied()).map(String::from).collect()
     };

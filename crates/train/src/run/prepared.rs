@@ -269,9 +269,10 @@ impl Prepared {
             return Err(TrainError::TooFew { samples, ranks: data });
         }
         if self.learner.plan.is_flushless() {
-            // Fewer microbatches than asked for, if that makes them alike.
-            let whole = RankShare::new(pace, cut, 0).microbatches(0).len();
-            across_steps(mesh.stage, whole).map_err(TrainError::Mesh)?;
+            // Fewer than asked for, if that makes microbatches alike, or if a rank's weight gives it no sample of some.
+            let of_rank = |rank: usize| RankShare::new(pace, cut, rank).microbatches(0).len();
+            let least = (0..data).map(of_rank).min().unwrap_or(0);
+            across_steps(mesh.stage, least).map_err(TrainError::Mesh)?;
         }
         self.choose_parts()?;
         Ok(self)
