@@ -9,7 +9,7 @@ use polyreme_graph::op::{Cell, CrossEntropy};
 use polyreme_graph::{DType, Precision};
 use polyreme_nn::model::{EncoderClassifier, Gpt, Model, RecurrentClassifier, Stack, StackInput, StackLayer};
 use polyreme_parallel::Mesh;
-use run::{SequenceCase, check, compiled, footprint, plan_of, step_graph, training};
+use run::{SequenceCase, check, compiled, footprint};
 
 fn sequence(ranks: usize) -> Mesh {
     Mesh { sequence: ranks, ..Mesh::data(1) }
@@ -186,10 +186,6 @@ fn what_cannot_be_cut_is_explained() {
     odd.options.time = Some(10);
     let said = compiled(&odd, sequence(2), 0).unwrap_err().to_string();
     assert!(said.contains("4 equal pieces") && said.contains("such as 12"), "{said}");
-    let mut plan = plan_of(&gpt(0.0), sequence(2), 0);
-    plan.shards = Some(4);
-    let said = polyreme_parallel::compile(&step_graph(&gpt(0.0), 4), &plan, &training(None), None);
-    assert!(said.unwrap_err().to_string().contains("`parallel.reproducible`"));
 }
 
 #[test]
