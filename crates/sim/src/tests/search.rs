@@ -17,7 +17,7 @@ use crate::search::{
 use crate::{BetweenSpec, Cluster, Described, Fleet, InsideSpec};
 
 /// A job, with everything that a question borrows.
-struct Asked {
+struct AskedPlan {
     model: Model,
     base: Plan,
     training: Training,
@@ -26,10 +26,10 @@ struct Asked {
     fixed: FixedKeys,
 }
 
-impl Asked {
-    fn gpt(layers: usize, batch: usize) -> Asked {
+impl AskedPlan {
+    fn gpt(layers: usize, batch: usize) -> AskedPlan {
         let gpt = Gpt { vocab: 64, width: 64, heads: 4, layers, context: 32, dropout: 0.0 };
-        Asked {
+        AskedPlan {
             model: Model::Gpt(gpt),
             base: Plan::alone(),
             training: adamw(),
@@ -85,13 +85,13 @@ fn small(hosts: usize, memory_mib: f64, between: BetweenSpec) -> Cluster {
 #[test]
 fn free_links_prefer_data_parallelism() {
     let cluster = Cluster { inside: InsideSpec::free(), ..small(8, 1e4, BetweenSpec::free()) };
-    let best = Asked::gpt(4, 64).best(&cluster);
+    let best = AskedPlan::gpt(4, 64).best(&cluster);
     assert_eq!((best.mesh, best.microbatches), (Mesh::data(8), 1), "{best:?}");
 }
 
 #[test]
 fn a_job_that_does_not_fit_one_rank_is_split() {
-    let asked = Asked::gpt(8, 8);
+    let asked = AskedPlan::gpt(8, 8);
     let links = BetweenSpec::new(20.0, 10.0);
     let alone = asked.search(&small(1, 1e4, links)).plans[0].process_bytes as f64 / f64::from(1 << 20);
     // A third of what it takes: recomputation does not save parameters.
@@ -111,7 +111,7 @@ fn a_job_that_does_not_fit_one_rank_is_split() {
 }
 
 /// A question of which only sizes are asked.
-fn question_of(asked: &Asked) -> Question<'_> {
+fn question_of(asked: &AskedPlan) -> Question<'_> {
     Question {
         step: &|_| Err(String::new()),
         training: asked.training,
@@ -128,9 +128,9 @@ fn question_of(asked: &Asked) -> Question<'_> {
 #[test]
 fn slow_links_prefer_stages_to_parts_of_matrices() {
     // Too large for one host, and links on which every all-reduce hurts.
-    let asked = Asked {
+    let asked = AskedPlan {
         fixed: FixedKeys { data: Some(1), ranks: Some(4), ..FixedKeys::default() },
-        ..Asked::gpt(8, 16)
+        ..AskedPlan::gpt(8, 16)
     };
     let slow = small(4, 1e4, BetweenSpec::new(100.0, 1.0));
     let answer = asked.search(&slow);
@@ -153,23 +153,24 @@ fn what_is_fixed_is_kept() {
         threads: Some(2),
         ..FixedKeys::default()
     };
-    let asked = Asked { fixed, ..Asked::gpt(4, 16) };
+    let asked = AskedPlan { fixed, ..AskedPlan::gpt(4, 16) };
     for plan in asked.search(&cluster(2)).plans {
         let choice = plan.choice;
         assert_eq!((choice.mesh.stage, choice.microbatches, choice.schedule), (2, 4, PipelineKind::Gpipe));
         assert_eq!(choice.seating.threads, 2);
         assert_eq!(choice.mesh.ranks(), choice.seating.ranks());
     }
-    let odd = Asked { fixed: FixedKeys { tensor: Some(7), ..FixedKeys::default() }, ..Asked::gpt(4, 16) };
+    let odd =
+        AskedPlan { fixed: FixedKeys { tensor: Some(7), ..FixedKeys::default() }, ..AskedPlan::gpt(4, 16) };
     let refused = odd.with(|question| Planner::new(question).search(&cluster(2), SearchEffort::LITTLE).err());
     assert!(matches!(refused, Some(SearchError::NoChoice { hosts: 2, .. })), "{refused:?}");
 }
 
 #[test]
 fn the_same_question_has_the_same_answer() {
-    let asked = Asked {
+    let asked = AskedPlan {
         precisions: vec![("f32", Precision::F32), ("bf16", Precision::half(DType::Bf16))],
-        ..Asked::gpt(4, 16)
+        ..AskedPlan::gpt(4, 16)
     };
     let text = || {
         let answer = asked.search(&cluster(4));
@@ -182,7 +183,7 @@ fn the_same_question_has_the_same_answer() {
 
 #[test]
 fn plans_are_ordered_and_their_shares_add_up() {
-    let asked = Asked::gpt(4, 32);
+    let asked = AskedPlan::gpt(4, 32);
     let cluster = cluster(4);
     let answer = asked.search(&cluster);
     assert!(
@@ -205,7 +206,7 @@ fn plans_are_ordered_and_their_shares_add_up() {
 
 #[test]
 fn what_pipelines_cannot_do_is_refused() {
-    let step = step_of(&Asked::gpt(24, 4).model, 1);
+    let step = step_of(&AskedPlan::gpt(24, 4).model, 1);
     let refused =
         |plan: Plan| Fleet::lower(&step, &plan, &adamw(), &|_| 0, None).map(|_| ()).unwrap_err().to_string();
     let mesh = Mesh { data: 2, tensor: 1, stage: 2, sequence: 1 };
@@ -219,7 +220,7 @@ fn what_pipelines_cannot_do_is_refused() {
 /// Estimates order choices, and are compared with times that were simulated: far above one they would discard what may win.
 #[test]
 fn estimates_are_below_what_is_simulated_or_near_it() {
-    let asked = Asked::gpt(4, 32);
+    let asked = AskedPlan::gpt(4, 32);
     for cluster in [cluster(1), cluster(4), small(8, 1e4, BetweenSpec::new(100.0, 1.0))] {
         let answer = asked.search(&cluster);
         asked.with(|question| {
@@ -238,7 +239,7 @@ fn estimates_are_below_what_is_simulated_or_near_it() {
 fn a_search_over_64_hosts_takes_seconds() {
     let began = Instant::now();
     let gpt = Gpt { vocab: 50_304, width: 1024, heads: 16, layers: 24, context: 1024, dropout: 0.0 };
-    let asked = Asked { model: Model::Gpt(gpt), batch: 512, ..Asked::gpt(1, 1) };
+    let asked = AskedPlan { model: Model::Gpt(gpt), batch: 512, ..AskedPlan::gpt(1, 1) };
     let mut host = host(Described::default());
     host.cores = 32;
     let cluster = Cluster::of(64, &host, BetweenSpec::new(20.0, 100.0));
