@@ -125,7 +125,8 @@ fn flops(graph: &Graph, node: &Node, op: &Op) -> u64 {
 }
 
 /// How many exponentials, or functions that take as long as one, an element-wise pass or an epilogue computes. Additions and the
-/// like hide behind the bytes that it moves; these do not.
+/// like hide behind the bytes that it moves; these do not. Other ops (softmax, norms, attention) have none of their own here: they are
+/// measured as a whole.
 pub fn functions(graph: &Graph, node: &Node) -> u64 {
     let n_out = graph.shape(node.outputs[0]).numel() as u64;
     let of_expr = |expr: &Expr| expr.instrs().iter().map(exponentials).sum::<u64>();

@@ -221,7 +221,7 @@ impl StepShape {
         StepShape { rounds: rounds.max(microbatches.len()).max(1), microbatches, steps: 1, runs: Vec::new() }
     }
 
-    /// So many steps of this shape, without a flush between them.
+    /// The same shape for several steps, without a flush between them.
     pub fn times(self, steps: usize) -> StepShape {
         let steps = steps.max(1);
         StepShape {

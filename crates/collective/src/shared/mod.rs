@@ -54,7 +54,7 @@ use blocks::{GroupBlocks, Handover};
 use call::{Call, MemoryRef, ReadEntry, SharedOp};
 pub use join::ShmSetup;
 
-/// What each rank of a group of so many that share memory takes for data on their way, however large the group's operations are.
+/// Bytes of the staging buffers of each rank, in a group of `ranks` that share memory. They do not depend on what is exchanged.
 pub fn staging_bytes(ranks: usize) -> usize {
     layout::ShmLayout::of(ranks).staging_bytes()
 }

@@ -166,7 +166,7 @@ fn stages_of(graph: &Graph, mesh: Mesh, training: &Training) -> Vec<(Plan, Arc<B
     (0..mesh.ranks()).filter(first).map(of_rank).collect()
 }
 
-/// Their programs for so many steps.
+/// The program of each stage for a number of steps.
 fn programs(
     stages: &[(Plan, Arc<Body>)],
     microbatches: usize,

@@ -22,7 +22,7 @@ use crate::plan::row::{HEADER, PlanRow, lost_words, mesh_words, price_per_hour};
 use crate::plan::what_if::Change;
 use crate::plan::{chosen, plot};
 
-/// Choices that are not possible, of which so many are shown.
+/// How many of the choices that are not possible are shown.
 const LOST_SHOWN: usize = 6;
 
 /// Examples for `plan --help`.
