@@ -119,6 +119,12 @@ impl BetweenSpec {
         }
     }
 
+    /// The same link with less bandwidth. Sockets take as much of a core for each byte as before, and so a smaller share of it.
+    pub fn slowed_to(&self, bytes_per_us: f64) -> BetweenSpec {
+        let share = (bytes_per_us / self.bytes_per_us).min(1.0);
+        BetweenSpec { bytes_per_us, core_share: self.core_share * share, ..*self }
+    }
+
     /// A link that takes no time.
     pub fn free() -> BetweenSpec {
         BetweenSpec {

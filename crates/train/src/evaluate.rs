@@ -88,14 +88,14 @@ fn evaluate_blocks<E: BorrowMut<Engine>>(
             (judge.counts(), judge.counts_loss(), judge.own_labels(&labels));
         let (logits, loss) = judge.run(batch.x.values(), labels)?;
         // Of ranks that have a network together, one counts for all.
-        if !counts {
-            continue;
+        if counts {
+            let (weight, own) = (labels.len() as f64, &mut sums[each * block..][..each]);
+            if counts_loss {
+                own[..2].copy_from_slice(&[loss * weight, weight]);
+            }
+            counted.add(logits, own_labels.values(), &mut own[2..]);
         }
-        let (weight, own) = (labels.len() as f64, &mut sums[each * block..][..each]);
-        if counts_loss {
-            own[..2].copy_from_slice(&[loss * weight, weight]);
-        }
-        counted.add(logits, own_labels.values(), &mut own[2..]);
+        judge.keep_together(block)?;
     }
     Ok(PartScores { counted, sums })
 }

@@ -44,6 +44,8 @@ pub(crate) struct Trial {
     counts: bool,
     /// Whether the loss is counted here: ranks that cut sequences all have that of all positions.
     counts_loss: bool,
+    /// Whether this rank sends to or receives from other stages.
+    staged: bool,
     fed: Fed,
 }
 
@@ -66,7 +68,8 @@ impl Trial {
         let counts = here && (first(Axis::Sequence) || fed.cuts("labels"));
         let counts_loss = counts && first(Axis::Sequence);
         let input = net.input(spec, 1, false).name;
-        Ok((program, Trial { number: 0, input, n, outputs, counts, counts_loss, fed }))
+        let staged = plan.mesh.stage > 1;
+        Ok((program, Trial { number: 0, input, n, outputs, counts, counts_loss, staged, fed }))
     }
 }
 
@@ -150,6 +153,15 @@ impl<E: BorrowMut<Engine>> Judge<E> {
     /// Whether this rank counts the loss of a block; others that have logits have the same one.
     pub(crate) fn counts_loss(&self) -> bool {
         self.trial.counts_loss
+    }
+
+    /// Waits for the other ranks of a network that is cut into stages, after every second block. A stage does not wait for those that
+    /// it sends to: a fast one would be ahead of a slow one by the whole set, with all that it sent in memory. Collective.
+    pub(crate) fn keep_together(&mut self, block: usize) -> Result<(), TrainError> {
+        if self.trial.staged && block % 2 == 1 {
+            self.engine().comms().replica().barrier()?;
+        }
+        Ok(())
     }
 
     /// Takes part in a pass of other ranks, where weights are gathered from all for each, with samples that count for nothing.

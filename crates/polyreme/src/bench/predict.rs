@@ -81,12 +81,14 @@ pub fn alone(
     Ok(simulate(&fleet, &cluster, &SimSettings { threads, ..SimSettings::default() })?)
 }
 
-/// A step of several ranks of this machine, cut as it was measured. If a timeline of it is written, so is a simulated one, beside it.
+/// A step of several ranks of this machine, cut as it was measured, over sockets of so many Mbit/s if that is given. If a timeline of
+/// it is written, so is a simulated one, beside it.
 pub fn together(
     job: &BenchJob,
     calibration: &Arc<Calibration>,
     settings: &RankSettings,
     cuts: &[String],
+    link_mbits: Option<u32>,
 ) -> Result<SimReport, Box<dyn Error + Send + Sync>> {
     let RankSettings { threads, isa, mesh, .. } = *settings;
     let by = match settings.transport.as_str() {
@@ -111,7 +113,10 @@ pub fn together(
     };
     let bytes_of = |program: &Program| Engine::footprint(program, threads, isa).total();
     let fleet = Fleet::lower(&job.graph()?, &plan, &job.training, &bytes_of, settings.budget_bytes)?;
-    let cluster = Cluster::measured(calibration, 1, by, BetweenSpec::free());
+    let mut cluster = Cluster::measured(calibration, 1, by, BetweenSpec::free());
+    if let Some(mbits) = link_mbits {
+        cluster.inside.sockets = calibration.links.loopback.slowed_to(f64::from(mbits) / 8.0);
+    }
     let ranks = mesh.ranks();
     let traced = if settings.trace.is_some() { 0..ranks } else { 0..0 };
     let sim = SimSettings { ranks_per_host: ranks, threads, traced, ..SimSettings::default() };

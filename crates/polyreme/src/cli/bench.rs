@@ -91,6 +91,10 @@ pub(super) struct StepArgs {
     /// the timeline of the simulation, as FILE.simulated.json.
     #[arg(long, value_name = "CALIBRATION.json")]
     predict: Option<PathBuf>,
+    /// With --predict: ranks are connected by links of this bandwidth, each its own, in Mbit/s; as between containers or network
+    /// namespaces of this machine [default: as measured between processes of this machine].
+    #[arg(long, value_name = "MBIT", requires = "predict", value_parser = clap::value_parser!(u32).range(1..))]
+    link_mbits: Option<u32>,
     /// Print one JSON object per job.
     #[arg(long)]
     json: bool,
@@ -266,7 +270,8 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
                         print(&report, args.json)?;
                     }
                     if let (0, Some(calibration)) = (comm.rank(), &calibration) {
-                        let simulated = predict::together(job, calibration, &settings, &report.cuts);
+                        let link = args.link_mbits;
+                        let simulated = predict::together(job, calibration, &settings, &report.cuts, link);
                         let simulated = simulated.map_err(Failure::boxed)?;
                         print(&Prediction::new(&report.job, &simulated, report.step_ms), args.json)?;
                     }

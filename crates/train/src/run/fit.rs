@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use polyreme_data::{Dataset, Spec};
 use polyreme_exec::{Comms, Engine, Footprint, loan_copies};
-use polyreme_graph::{Body, DType, Keeps, Program};
+use polyreme_graph::{Axis, Body, Collective, DType, Keeps, Program};
 use polyreme_parallel::Plan;
 
 use super::advice::Advice;
@@ -132,11 +132,12 @@ impl Prepared {
     pub(super) fn need(&self, lodging: Lodging) -> Result<Need, TrainError> {
         let Lodging { here, threads, shared, together, .. } = lodging;
         let (ranks, options) = (self.ranks(), self.rank_options(if threads { here } else { 1 }));
-        // By place in a copy of the model.
-        let trial = |rank: usize| -> Result<Option<Footprint>, TrainError> {
+        // By place in a copy of the model: the memory of an evaluation, and what it has on its way to other stages.
+        let trial = |rank: usize| -> Result<Option<(Footprint, usize)>, TrainError> {
             let Some(set) = self.evaluated() else { return Ok(None) };
             let program = self.trial_program(set.spec(), rank)?;
-            Ok(Some(Engine::footprint(&program, self.threads, self.learner.isa)))
+            let footprint = Engine::footprint(&program, self.threads, self.learner.isa);
+            Ok(Some((footprint, sent_bytes(&program))))
         };
         let each = self.mesh().replica_ranks();
         let trials = (0..each).map(trial).collect::<Result<Vec<_>, _>>()?;
@@ -173,9 +174,10 @@ impl Prepared {
                 let bytes = lowering.rank_bytes_at_least(&program, shared && !threads);
                 // An evaluation has the memory of a step's values, and what it needs beyond.
                 let of_step = Engine::footprint(&program, self.threads, self.learner.isa);
-                let beyond = trials[rank % each].map_or(0, |trial| {
+                let beyond = trials[rank % each].map_or(0, |(trial, sent)| {
                     trial.activations.saturating_sub(of_step.activations)
                         + trial.inputs.saturating_sub(of_step.inputs)
+                        + sent
                 });
                 most = std::array::from_fn(|i| most[i].max(bytes[i] + beyond));
             }
@@ -216,16 +218,16 @@ impl Prepared {
         Ok(self.need(Lodging::threads(self.ranks()))?.host + self.process_bytes)
     }
 
-    /// What a rank has beside the memory of its engine: batches that are read ahead, and on rank 0 averaged weights and
-    /// what checkpoints need. A checkpoint is gathered when no evaluation runs.
+    /// What a rank has beside the memory of its engine: batches that are read ahead, on the first rank of its data axis what is
+    /// gathered for checkpoints, and on rank 0 averaged weights and what writes them. Checkpoints are gathered when no evaluation runs.
     fn beside_engine(&self, rank: usize, sharded: bool) -> Result<usize, TrainError> {
         let batches = self.training_batches(rank);
         let evaluated = self.evaluated().map_or(Ok(0), |set| self.evaluated_batches(set.as_ref()))?;
-        if rank > 0 {
+        if self.data_rank(rank) > 0 {
             return Ok(batches + evaluated);
         }
         let Copies { kept, gathered } = self.copies(sharded)?;
-        Ok(batches + kept + evaluated.max(gathered))
+        Ok(batches + if rank == 0 { kept } else { 0 } + evaluated.max(gathered))
     }
 
     /// Batches of training that are full or being filled, and the one that is used.
@@ -263,20 +265,28 @@ impl Prepared {
         // Weights and moments of a lone rank are lent to whoever writes them, as they are stored; other ranks' are copied as f32.
         let moment_bytes = self.learner.training.moments.bytes();
         let plan = &self.learner.plan;
+        let largest = graph.params.iter().map(|s| F32_BYTES * graph.shape(s.value).numel()).max().unwrap_or(0);
+        let apart = plan.mesh.replica_ranks() > 1 || plan.shard_place().is_some();
         let kept = match ranks {
-            // Blocks are gathered from where they are: one that is asked for, one that is packed, and one on its way.
-            _ if plan.mesh.replica_ranks() > 1 || plan.shard_place().is_some() => 3 * WRITER_BYTES,
+            // Blocks of tensors are gathered from where they are: one that is asked for, one that is packed, and one on its way.
+            _ if apart => 3 * largest.min(WRITER_BYTES),
             1 => loan_copies(F32_BYTES * (params + averaged) + moment_bytes * moments),
             _ => F32_BYTES * (params + moments + averaged),
         } + F32_BYTES * states;
         let gathers = plan.mesh.data > 1 && sharded && optimizer.by_element() && moments > 0;
         let gathers = gathers && plan.shard_place().is_none();
-        let moments_of_all = if gathers { moment_bytes * params / plan.mesh.replica_ranks() } else { 0 };
+        let moments_of_all = match (gathers, apart) {
+            (false, _) => 0,
+            // One kind after the other, into what is written.
+            (true, false) => moment_bytes * params,
+            // All of them, until the writer has asked for the last, and one as it arrives.
+            (true, true) => F32_BYTES * (moments + params) / plan.mesh.replica_ranks(),
+        };
         let states_of_all = if ranks > 1 && self.cut.shards.is_none() { plan.mesh.data * states } else { 0 };
         // Weights to start from are read as a whole, before there is anything to save.
         let started = if self.job.model.weights.is_some() { F32_BYTES * (params + states) } else { 0 };
         Ok(Copies {
-            kept: kept.max(started) + WRITER_BYTES,
+            kept: kept.max(started) + WRITER_BYTES.min(F32_BYTES * params),
             gathered: moments_of_all + F32_BYTES * states_of_all,
         })
     }
@@ -299,6 +309,14 @@ struct Copies {
     kept: usize,
     /// While one is gathered.
     gathered: usize,
+}
+
+/// What a rank has sent to other stages and they have not looked at yet, at the end of a program.
+fn sent_bytes(program: &Program) -> usize {
+    let sent = program.exchanges.iter().filter(|exchange| {
+        exchange.axis == Axis::Stage && matches!(exchange.op, Collective::Send { .. })
+    });
+    sent.map(|exchange| program.len_of(&exchange.of) * exchange.wire.bytes()).sum()
 }
 
 /// What a sample takes in a batch.
