@@ -82,6 +82,20 @@ pub struct LinkTimes {
     pub loopback: BetweenSpec,
     /// All-reduces between two ranks over it: bytes and time.
     pub over_loopback: Vec<(f64, f64)>,
+    /// How long two ranks that compute the same for a millisecond and then meet wait for each other, as a share of it. No two cores are
+    /// equally fast at every moment.
+    #[serde(default)]
+    pub unevenness: f64,
+}
+
+impl LinkTimes {
+    /// How long so many ranks wait for the slowest, after they have computed for so long: a sum of many small differences grows as
+    /// the square root of their number.
+    pub(crate) fn uneven_us(&self, ranks: usize, computed_us: f64) -> f64 {
+        let ms = computed_us.max(0.0) / 1e3;
+        let times = if ms > 1.0 { ms.sqrt() } else { ms };
+        self.unevenness * 1e3 * times * (ranks.max(1) as f64).log2()
+    }
 }
 
 /// Why a calibration is refused.

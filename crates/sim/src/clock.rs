@@ -218,6 +218,8 @@ struct HostClock {
 struct GroupClock {
     arrived: usize,
     op: Option<GroupOp>,
+    /// When it was last done with something.
+    met: f64,
 }
 
 #[derive(Default)]
@@ -500,7 +502,7 @@ impl<'a> Clock<'a> {
         clock.op = Some(op);
         clock.arrived += 1;
         if clock.arrived == group.members.len() {
-            *clock = GroupClock::default();
+            *clock = GroupClock { met: clock.met, ..GroupClock::default() };
             self.begin(number, op);
         }
         Ok(())
@@ -520,7 +522,12 @@ impl<'a> Clock<'a> {
             self.seen.memory_bytes[host] += cost.memory_bytes / group.hosts.len() as f64;
         }
         self.occupy(group, way.core_share());
-        self.enter(self.now + cost.us, TickOf::Group(number));
+        // Ranks that stop for an exchange wait for whoever was slower this time. Others go on meanwhile.
+        let measured =
+            scene.cluster.inside.measured.as_ref().filter(|_| scene.contention && !way.in_background());
+        let computed = self.now - self.groups[number].met;
+        let uneven = measured.map_or(0.0, |c| c.links.uneven_us(group.members.len(), computed));
+        self.enter(self.now + uneven + cost.us, TickOf::Group(number));
     }
 
     /// Takes, or gives back, a share of a core of each rank of a group.
@@ -540,6 +547,7 @@ impl<'a> Clock<'a> {
         let group = &scene.groups[number];
         self.occupy(group, -scene.ways[group.way].core_share());
         let axis = group.axis;
+        self.groups[number].met = self.now;
         for &rank in &group.members {
             self.ranks[rank].comms[axis as usize].done += 1;
         }

@@ -65,6 +65,8 @@ pub fn measure(isa: Isa, quick: bool) -> Result<CalibrationFile, Box<dyn Error +
         let found = timing::measure(&trials, grid.elements, variant, isa, repeats)?;
         tables.extend(timing::tables(found, variant));
     }
+    let unevenness = timing::unevenness(&trials, isa, if quick { 20 } else { 300 })?;
+    let links = links::measure(quick, unevenness)?;
     let machine = MachineFacts {
         name: process::cpu_name(),
         isa: isa.name().into(),
@@ -72,7 +74,7 @@ pub fn measure(isa: Isa, quick: bool) -> Result<CalibrationFile, Box<dyn Error +
         memory_bytes: process::memory_bytes() as f64,
         date: today(),
     };
-    Ok(CalibrationFile { format: FORMAT, machine, tables, links: links::measure(quick)? })
+    Ok(CalibrationFile { format: FORMAT, machine, tables, links })
 }
 
 /// Measures, checks and writes.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use polyreme_collective::Comm;
 use polyreme_exec::{Engine, ExecError, Filled, Isa, Options, Pool, StepArgs, Timeline};
 use polyreme_graph::{
     Body, Builder, DType, Graph, Init, Instr, MomentKind, Moments, Optimizer, Program, differentiate,
@@ -34,6 +35,9 @@ pub(super) struct Repeats {
     pub(super) runs_min: usize,
     pub(super) runs_max: usize,
 }
+
+/// Runs before those that count, when ranks meet.
+const COLD_RUNS: usize = 5;
 
 /// Runs all trials as a variant says.
 pub(super) fn measure(
@@ -80,6 +84,59 @@ fn own_times(
     for points in found.values_mut() {
         points.sort_by(|a, b| a.sizes.partial_cmp(&b.sizes).expect("sizes are numbers"));
         points.dedup_by(|a, b| a.sizes == b.sizes);
+    }
+    Ok(found)
+}
+
+/// How long two ranks that compute the same for a millisecond and then meet wait for each other, as a share of it.
+pub(super) fn unevenness(
+    trials: &[Trial],
+    isa: Isa,
+    meetings: usize,
+) -> Result<f64, Box<dyn std::error::Error + Send + Sync>> {
+    type OwnAndAll = Result<(f64, f64), Box<dyn std::error::Error + Send + Sync>>;
+    let of_rank = |mut comm: Comm| -> OwnAndAll {
+        let mut engine = about_a_millisecond(trials, isa)?;
+        for _ in 0..COLD_RUNS {
+            engine.run()?;
+            comm.barrier()?;
+        }
+        let (start, mut own) = (Instant::now(), Duration::ZERO);
+        for _ in 0..meetings {
+            let computing = Instant::now();
+            engine.run()?;
+            own += computing.elapsed();
+            comm.barrier()?;
+        }
+        let all = start.elapsed();
+        comm.finish()?;
+        let each = |time: Duration| time.as_secs_f64() * 1e3 / meetings as f64;
+        Ok((each(own), each(all)))
+    };
+    let seen = std::thread::scope(|scope| {
+        let ranks: Vec<_> = Comm::local(2).into_iter().map(|comm| scope.spawn(|| of_rank(comm))).collect();
+        let joined =
+            ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|p| std::panic::resume_unwind(p)));
+        joined.collect::<Result<Vec<_>, _>>()
+    })?;
+    let mean = |of: fn(&(f64, f64)) -> f64| seen.iter().map(of).sum::<f64>() / seen.len() as f64;
+    let (own_ms, all_ms) = (mean(|times| times.0), mean(|times| times.1));
+    let times = if own_ms > 1.0 { own_ms.sqrt() } else { own_ms };
+    Ok(((all_ms - own_ms) / times.max(1e-3)).max(0.0))
+}
+
+/// An engine that runs for about a millisecond: the first trial that takes half of one, or else the last.
+fn about_a_millisecond(trials: &[Trial], isa: Isa) -> Result<Engine, ExecError> {
+    let mut found = engine(&trials[trials.len() - 1], Options { isa, ..Options::threads(1) })?;
+    for trial in trials {
+        let mut candidate = engine(trial, Options { isa, ..Options::threads(1) })?;
+        candidate.run()?;
+        let start = Instant::now();
+        candidate.run()?;
+        if start.elapsed() > Duration::from_micros(500) {
+            found = candidate;
+            break;
+        }
     }
     Ok(found)
 }
