@@ -50,12 +50,17 @@ pub(super) fn planned(
     asked.fixed_mut().ranks = asked_ranks.or(asked.fixed_mut().ranks);
     let answer = asked.with(|question| Planner::new(question).search(&known.cluster, SearchEffort::USUAL));
     let answer = answer.map_err(Failure::usage)?;
-    let Some(best) = answer.plans.first() else { return Err(nothing_fits(&answer)) };
+    let Some(first) = answer.plans.first() else { return Err(nothing_fits(&answer)) };
+    // What is nearly as fast as the first by prediction may be faster.
+    let (best, tried) = match asked.tried(&answer.plans).map_err(Failure::boxed)? {
+        Some((best, ms)) => (best, format!(", {ms:.1} as tried")),
+        None => (first, String::new()),
+    };
     let precision = asked.precision(best.choice.precision);
     let keys = chosen::keys(best, &known.cluster, precision, &said, false);
     let words: Vec<String> = keys.iter().map(|k| format!("{}.{} = {}", k.section, k.key, k.value)).collect();
     output::say(&format!(
-        "planned: {}, about {:.1} ms per step by {}: {}",
+        "planned: {}, about {:.1} ms per step by {}{tried}: {}",
         mesh_words(&best.choice.mesh),
         best.report.step_us / 1e3,
         known.source,

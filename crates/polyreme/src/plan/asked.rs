@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use polyreme_exec::Isa;
 use polyreme_graph::{Graph, Precision, Program};
 use polyreme_parallel::{Norms, Plan};
-use polyreme_sim::search::{FixedKeys, Question, Sharding};
+use polyreme_sim::search::{FixedKeys, FoundPlan, Question, Sharding};
 use polyreme_train::job::{Job, PrecisionKind};
 use polyreme_train::lower::{Lowering, step_graph, training_graph};
 use polyreme_train::run::{Given, plan};
 use polyreme_train::{TrainError, sets};
 
+use super::tried;
 use crate::bench::jobs::BenchJob;
 use crate::process;
 
@@ -83,6 +84,14 @@ impl AskedJob {
     /// What the job has decided, for flags to add to.
     pub fn fixed_mut(&mut self) -> &mut FixedKeys {
         &mut self.fixed
+    }
+
+    /// The fastest of the first plans, as tried here, and the milliseconds of its step; see [`tried::fastest`].
+    pub fn tried<'p>(
+        &self,
+        plans: &'p [FoundPlan],
+    ) -> Result<Option<(&'p FoundPlan, f64)>, Box<dyn std::error::Error + Send + Sync>> {
+        tried::fastest(&self.job, self.batch, plans, self.isa)
     }
 
     /// Asks something of the job as a question.
