@@ -78,7 +78,8 @@ impl Run {
         let results = self.learner.step(part, &mut |k, _, take| {
             let loaded = loader.next().expect("the plan has a batch for each microbatch")?;
             let mix = mix(first + k as u64);
-            take(MicrobatchData { x: loaded.x.values(), labels: loaded.labels.values(), mix })
+            let (x, labels) = (loaded.x.values(), loaded.labels.values());
+            take(MicrobatchData { x, labels, mix, samples: loaded.tally })
         })?;
         let last = results.last().expect("at least one step");
         let idle = last.waited + (loader.waited() - waited_before);
