@@ -1,5 +1,7 @@
 //! Batches: which positions of an epoch make one, and the memory that holds it.
 
+use polyreme_kernels::tally::Tally;
+
 use crate::dataset::Values;
 use crate::error::DataError;
 use crate::order::Order;
@@ -36,6 +38,8 @@ pub struct Batch {
     pub n: usize,
     /// The range of positions that they come from.
     pub span: Span,
+    /// The samples that were read into it: their epoch and their index in the set.
+    pub tally: Tally,
 }
 
 /// The features or the labels of a batch.
@@ -76,12 +80,13 @@ impl Batch {
         let x = values(!spec.features.is_ids(), spec.features.numel())?;
         let labels = values(spec.target.is_values(), spec.n_labels())?;
         let span = Span { order: Order::in_order(0), start: 0, len: 0 };
-        Ok(Batch { x, labels, n: 0, span })
+        Ok(Batch { x, labels, n: 0, span, tally: Tally::default() })
     }
 
     /// Makes this a batch of `n` samples, whose values are still to be written. Allocates nothing within the reserved size.
     pub(crate) fn resize(&mut self, spec: &Spec, n: usize) {
         self.n = n;
+        self.tally = Tally::default();
         self.labels.resize(n * spec.n_labels());
         self.x.resize(n * spec.features.numel());
     }

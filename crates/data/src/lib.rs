@@ -53,6 +53,8 @@ pub use joined::Joined;
 pub use loader::{BatchGuard, Loader, LoaderOptions};
 pub use memory::InMemory;
 pub use order::{Mode, Order};
+/// Which samples were read, as a digest.
+pub use polyreme_kernels::tally::Tally;
 pub use spec::{Features, LabelKind, Layout, Spec, Target};
 pub use split::{Subset, split};
 pub use stats::{Stats, balanced_weights};

@@ -340,6 +340,8 @@ impl Shared {
             let sample = self.set.fetch(idx, scratch)?;
             let (x, labels) = batch.slot(i);
             self.transform.write(sample, Address { seed, epoch, idx }, x, labels)?;
+            // Of what was read, not of what was planned: that is what makes it worth comparing with the plan.
+            batch.tally.note(epoch, idx as u64);
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Feeding a program: the caller fills the inputs of each microbatch when the program loads it.
 
 use polyreme_dtype::{DType, Element};
+use polyreme_kernels::tally::Tally;
 
 use crate::engine::unknown;
 use crate::error::ExecError;
@@ -10,13 +11,28 @@ use crate::workspace::Ready;
 
 /// Fills the inputs of microbatches. `E` is the caller's error, which ends the step.
 pub trait Feed<E> {
-    /// Fills the inputs of microbatch `microbatch` of the program, and returns its weight in the step: the loss's gradient is
-    /// multiplied by it, and the step's loss is the weighted mean.
-    fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<f64, E>;
+    /// Fills the inputs of microbatch `microbatch` of the program, and returns what it counts in the step.
+    fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<Counted, E>;
 
     /// The arguments of step `step` of a program of several steps, counted from 0; `None` if they are those of the first.
     fn args(&mut self, _step: usize) -> Option<StepArgs> {
         None
+    }
+}
+
+/// What a microbatch counts in its step.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub struct Counted {
+    /// Its weight: the loss's gradient is multiplied by it, and the step's loss is the weighted mean.
+    pub weight: f64,
+    /// The samples that it was filled with; empty if the caller does not follow them.
+    pub samples: Tally,
+}
+
+impl From<f64> for Counted {
+    /// A weight, of samples that are not followed.
+    fn from(weight: f64) -> Counted {
+        Counted { weight, samples: Tally::default() }
     }
 }
 
@@ -28,14 +44,14 @@ pub struct Filled {
 }
 
 impl<E> Feed<E> for Filled {
-    fn load(&mut self, _: usize, _: &mut Inputs) -> Result<f64, E> {
-        Ok(self.weight)
+    fn load(&mut self, _: usize, _: &mut Inputs) -> Result<Counted, E> {
+        Ok(self.weight.into())
     }
 }
 
 impl<E, F: FnMut(usize, &mut Inputs) -> Result<f64, E>> Feed<E> for F {
-    fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<f64, E> {
-        self(microbatch, inputs)
+    fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<Counted, E> {
+        self(microbatch, inputs).map(Counted::from)
     }
 }
 

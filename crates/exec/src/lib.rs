@@ -54,7 +54,7 @@ pub use class::KernelClass;
 pub use comms::Comms;
 pub use engine::{Engine, Footprint, Options};
 pub use error::{ExecError, RejectedData};
-pub use feed::{Feed, Filled, Inputs};
+pub use feed::{Counted, Feed, Filled, Inputs};
 pub use finite::NonFinite;
 pub use loan::{Loan, loan_copies};
 pub use node_times::{node_seconds, step_seconds};

@@ -5,13 +5,14 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use polyreme_collective::{Reduce, Ticket, Work};
-use polyreme_graph::{Collective, Instr, Region};
+use polyreme_graph::{Collective, Instr, Region, totals};
 use polyreme_kernels::Cx;
 use polyreme_kernels::optim::{Rounding, StepHyper, clip_scale, sum_of_squares};
+use polyreme_kernels::tally::Tally;
 
 use crate::engine::{Engine, Loaded};
 use crate::error::ExecError;
-use crate::feed::{Feed, Inputs};
+use crate::feed::{Counted, Feed, Inputs};
 use crate::finite::NonFinite;
 use crate::memory::MomentsMut;
 use crate::moments;
@@ -19,6 +20,9 @@ use crate::vectors;
 
 /// Makes the stream of random bits that round moments another one than those of initial values and dropout.
 const ROUNDING: u64 = 0x6D6F_6D65_6E74_7331;
+
+/// Programs reserve as many numbers for a tally as it has.
+const _: () = assert!(Tally::NUMBERS == totals::TALLY);
 
 /// What the caller gives a step, beside its microbatches.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -46,6 +50,8 @@ pub struct Totals {
     pub weight: f64,
     /// The caller's numbers, summed over the ranks.
     pub extra: [f64; 2],
+    /// The samples whose loss was counted, over the ranks.
+    pub samples: Tally,
     /// The norm of the gradients before clipping, if they are clipped.
     pub grad_norm: Option<f64>,
     /// How long this rank waited for others.
@@ -60,12 +66,14 @@ pub struct Totals {
 #[derive(Default)]
 pub(crate) struct StepProgress {
     args: StepArgs,
-    /// The weight of each microbatch.
-    weights: Vec<f64>,
+    /// What each microbatch counts.
+    counted: Vec<Counted>,
     /// For each exchange, the ticket while it is in flight.
     tickets: Vec<Option<(Ticket, Instant)>>,
     /// Of the whole step: the weighted loss, the weight and the caller's numbers; known after `judge`.
     totals: [f64; 4],
+    /// Of the whole step: its samples.
+    samples: Tally,
     pub(crate) grad_norm: Option<f64>,
     /// What clipping multiplies gradients by.
     clip: f32,
@@ -92,13 +100,14 @@ pub(crate) struct StepProgress {
 impl StepProgress {
     fn begin(&mut self, loaded: &Loaded, args: StepArgs) {
         let program = &loaded.program;
-        self.weights.clear();
-        self.weights.resize(program.microbatches.len(), 0.0);
+        self.counted.clear();
+        self.counted.resize(program.microbatches.len(), Counted::default());
         self.tickets.clear();
         self.tickets.resize(program.exchanges.len(), None);
         self.in_slots.clear();
         self.in_slots.resize(program.slots, 0);
         (self.args, self.totals, self.clip) = (args, [0.0, 1.0, 0.0, 0.0], 1.0);
+        self.samples = Tally::default();
         (self.grad_norm, self.waited, self.not_finite, self.skipped) = (None, Duration::ZERO, None, false);
         self.earlier.clear();
         self.steps_left = program.instrs.iter().filter(|instr| matches!(instr, Instr::NextStep)).count();
@@ -114,8 +123,8 @@ impl StepProgress {
 
     /// The results of the step that was judged last.
     fn totals(&self, not_finite: Option<NonFinite>) -> Totals {
-        let StepProgress { totals: [loss, weight, a, b], grad_norm, waited, skipped, .. } = *self;
-        Totals { loss: loss / weight, weight, extra: [a, b], grad_norm, waited, skipped, not_finite }
+        let StepProgress { totals: [loss, weight, a, b], samples, grad_norm, waited, skipped, .. } = *self;
+        Totals { loss: loss / weight, weight, extra: [a, b], samples, grad_norm, waited, skipped, not_finite }
     }
 }
 
@@ -177,13 +186,15 @@ impl Engine {
         match instr {
             Instr::Begin(of) => {
                 let totals = self.memory.region::<f64>(loaded, &self.bodies, of);
-                let (sums, extra) = totals.split_at_mut(of_pairs(totals.len()));
+                let (sums, extra) = totals.split_at_mut(totals::given(totals.len()).start);
                 sums.fill(0.0);
                 extra.copy_from_slice(&self.progress.args.extra);
             }
             Instr::Load { slot, microbatch } => self.load(loaded, *slot, *microbatch, feed)?,
             Instr::Run { block, slot, microbatch } => self.run_block(loaded, *block, *slot, *microbatch)?,
-            Instr::Count { slot, microbatch, into } => self.count(loaded, *slot, *microbatch, into)?,
+            Instr::Count { slot, microbatch, into, tally } => {
+                self.count(loaded, (*slot, *microbatch), into, tally)?;
+            }
             Instr::Keep { slot, microbatch, nodes } => self.keep(loaded, *slot, *microbatch, nodes),
             Instr::WeighStates { slot, microbatch, into } => {
                 self.weigh_states(loaded, *slot, *microbatch, into);
@@ -308,11 +319,11 @@ impl Engine {
         let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
         self.memory.set_constants(ready, slot);
         let mut inputs = Inputs { memory: &mut self.memory, ready, slot };
-        let weight = feed.load(microbatch, &mut inputs)?;
+        let counted = feed.load(microbatch, &mut inputs)?;
         if inputs.has("weight") {
-            inputs.f32("weight")?[0] = (weight * f64::from(self.progress.args.loss_scale)) as f32;
+            inputs.f32("weight")?[0] = (counted.weight * f64::from(self.progress.args.loss_scale)) as f32;
         }
-        self.progress.weights[microbatch] = weight;
+        self.progress.counted[microbatch] = counted;
         self.progress.in_slots[slot] = microbatch;
         Ok(())
     }
@@ -349,16 +360,19 @@ impl Engine {
     fn count(
         &mut self,
         loaded: &Loaded,
-        slot: usize,
-        microbatch: usize,
+        (slot, microbatch): (usize, usize),
         into: &Region,
+        tally: &Region,
     ) -> Result<(), ExecError> {
         let body = loaded.bodies[loaded.program.microbatches[microbatch].body];
-        let weight = self.progress.weights[microbatch];
+        let Counted { weight, samples } = self.progress.counted[microbatch];
         let loss = f64::from(self.output_of(body, slot, "loss")?[0]);
         let sums = self.memory.region::<f64>(loaded, &self.bodies, into);
         sums[0] += weight * loss;
         sums[1] += weight;
+        let tally = self.memory.region::<f64>(loaded, &self.bodies, tally);
+        // Modulo 2¹²⁸ on each rank, so that the sum over ranks is exact however many microbatches there are.
+        tally.copy_from_slice(&(Tally::of_numbers(tally) + samples).to_numbers());
         if !loss.is_finite() && self.progress.not_finite.is_none() {
             let first_sample = loaded.program.microbatches[microbatch].first_sample as u64;
             self.progress.not_finite = Some(self.find_non_finite_in(body, slot, first_sample)?);
@@ -378,7 +392,7 @@ impl Engine {
     }
 
     fn weigh_states(&mut self, loaded: &Loaded, slot: usize, microbatch: usize, into: &Region) {
-        let weight = self.progress.weights[microbatch] as f32;
+        let weight = self.progress.counted[microbatch].weight as f32;
         let ready = self.bodies[loaded.bodies[loaded.program.microbatches[microbatch].body]].as_ref();
         let ready = ready.expect("bodies of a program stay with it");
         let all = Region::States(0..self.memory.state.lengths.states);
@@ -456,7 +470,9 @@ impl Engine {
     /// Records the totals of the step; an error if the loss is not finite.
     fn judge(&mut self, loaded: &Loaded, of: &Region) -> Result<(), ExecError> {
         let numbers = self.memory.region::<f64>(loaded, &self.bodies, of);
-        let (pairs, extra) = numbers.split_at(of_pairs(numbers.len()));
+        let part = |range: Range<usize>| &numbers[range];
+        let (pairs, extra) = (part(totals::pairs(numbers.len())), part(totals::given(numbers.len())));
+        self.progress.samples = Tally::of_numbers(part(totals::tally(numbers.len())));
         let sum = |k: usize| pairs.iter().skip(k).step_by(2).sum::<f64>();
         self.progress.totals = [sum(0), sum(1), extra[0], extra[1]];
         let loss = self.progress.late.unwrap_or(self.progress.totals[0]);
@@ -504,11 +520,6 @@ impl Engine {
 fn within<'a, T>(tensors: &'a [T], params: &Range<usize>, start: impl Fn(&T) -> usize) -> &'a [T] {
     let before = |at: usize| tensors.partition_point(|t| start(t) < at);
     &tensors[before(params.start)..before(params.end)]
-}
-
-/// How many of the totals are pairs of a weighted loss and a weight; the caller's two follow them.
-fn of_pairs(len: usize) -> usize {
-    len - 2
 }
 
 /// The decay of averages at step `t`: at first they follow more quickly, `min(decay, (1 + t) / (10 + t))`.

@@ -15,6 +15,7 @@
 //! - [`memory`]: where every value is stored.
 //! - [`program`]: everything that one rank does in one step. [`body`]: the graph of a microbatch and the blocks that it is cut
 //!   into. `listing`: a program as text. [`moment`]: where its time goes, and what spans of it are called.
+//! - [`totals`]: what ranks add up once per step.
 //! - [`mod@split_sums`]: what must be known of tensors that ranks split before they are updated.
 //! - [`buffers`]: gradients that are held only until they are summed. [`at_once`]: gradients that go into the update as
 //!   they are computed, and are never stored.
@@ -43,6 +44,7 @@ pub mod program;
 pub mod recompute;
 pub mod shape;
 pub mod split_sums;
+pub mod totals;
 mod types;
 
 #[cfg(test)]

@@ -41,8 +41,9 @@ impl fmt::Display for Program {
                         }
                     }
                 }
-                Instr::Count { microbatch, into, .. } => {
-                    writeln!(f, "count loss of microbatch {microbatch} into {}", self.words(into))?;
+                Instr::Count { microbatch, into, tally, .. } => {
+                    let (into, tally) = (self.words(into), self.words(tally));
+                    writeln!(f, "count loss of microbatch {microbatch} into {into}, samples into {tally}")?;
                 }
                 Instr::Keep { microbatch, .. } => writeln!(f, "keep states of microbatch {microbatch}")?,
                 Instr::WeighStates { microbatch, into, .. } => {

@@ -3,7 +3,7 @@
 //! ```text
 //!  load microbatch 0            inputs into a slot: the memory of one microbatch
 //!  run  forward                 a block of nodes, on that slot
-//!  count                        its loss and its weight into the totals
+//!  count                        its loss, its weight and its samples into the totals
 //!  start 0: all-reduce totals   an exchange with the other ranks ...
 //!  run  input gradients ...
 //!  start 1: all-reduce gradients
@@ -250,7 +250,7 @@ pub enum Instr {
         /// The microbatch in that slot.
         microbatch: usize,
     },
-    /// Adds `[weight · loss, weight]` of a microbatch to two numbers.
+    /// Adds `[weight · loss, weight]` of a microbatch to two numbers, and the samples that it was fed to a tally.
     Count {
         /// The slot.
         slot: usize,
@@ -258,6 +258,8 @@ pub enum Instr {
         microbatch: usize,
         /// The numbers.
         into: Region,
+        /// The tally.
+        tally: Region,
     },
     /// Keeps the states as a microbatch left them.
     Keep {
@@ -306,7 +308,7 @@ pub enum Instr {
     Start(usize),
     /// Waits for an exchange that was started.
     Wait(usize),
-    /// Reads the totals of the step: pairs of weighted losses and weights, then the caller's numbers. If the
+    /// Reads the totals of the step: pairs of weighted losses and weights, the tally of samples, then the caller's numbers. If the
     /// loss is not finite the step ends here, on every rank, and nothing has been updated; if it is scaled, updates are
     /// skipped instead.
     Judge(Region),

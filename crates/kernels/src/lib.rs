@@ -29,6 +29,7 @@
 //! - [`bytes`]: rows of pixels mixed into rows of numbers.
 //! - [`pixels`]: images scaled in integers.
 //! - [`jpeg`]: from coefficients to samples to colours.
+//! - [`random`]: random numbers by address. [`tally`]: digests of bags of numbers, in any order.
 //! - [`optim`]: optimizer steps, norms and clipping on flat arenas.
 
 pub mod attention;
@@ -58,6 +59,7 @@ pub mod rnn;
 mod simd;
 pub mod softmax;
 mod stage;
+pub mod tally;
 mod tile;
 
 pub use cx::{Cx, Parallel, Serial};

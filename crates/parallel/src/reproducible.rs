@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_graph::memory::state_len;
-use polyreme_graph::{Axis, Collective, DType, Instr, Region};
+use polyreme_graph::{Axis, Collective, DType, Instr, Region, totals};
 
 use crate::fixed_blocks::{self, BlocksHere};
 use crate::joint;
@@ -45,7 +45,7 @@ pub(crate) fn step(
     stage: Option<(usize, &Timetable)>,
 ) {
     let ranks = lowering.role.ranks;
-    let losses = lowering.begin(2 * shards + 2, "losses of shards");
+    let losses = lowering.begin(shards, "losses of shards");
     let learnt = lowering.role.parts.iter().flatten().map(|part| part.end).max().unwrap_or(0);
     let states = state_len(lowering.program.graph());
     let layout = LeafLayout::new(lowering.program.graph(), &lowering.sharded, ranks);
@@ -127,7 +127,7 @@ fn one_by_one(
             }
             Some(_) => {
                 let microbatch = microbatches.next().expect("counting has no end");
-                run(lowering, microbatch, losses.part(2 * shard..2 * shard + 2), layout, &leaf);
+                run(lowering, microbatch, (losses, shard), layout, &leaf);
                 let (from, into) = (Region::Grads(0..alike), leaf.part(0..alike));
                 let weighed = leaf.part(learnt..learnt + states);
                 let slot = lowering.slot;
@@ -157,14 +157,21 @@ fn bring_shards(lowering: &mut Lowering, layout: Option<&LeafLayout>) {
 }
 
 /// Runs all nodes of a microbatch and counts its loss; whole gradients of sharded parameters go into the leaf.
-fn run(lowering: &mut Lowering, microbatch: usize, into: Region, layout: Option<&LeafLayout>, leaf: &Region) {
+fn run(
+    lowering: &mut Lowering,
+    microbatch: usize,
+    (losses, shard): (&Region, usize),
+    layout: Option<&LeafLayout>,
+    leaf: &Region,
+) {
     let (slot, number) = (lowering.slot, lowering.program.microbatches[microbatch].body);
     let body = lowering.program.bodies[number].clone();
     lowering.program.instrs.push(Instr::Load { slot, microbatch });
     let (nodes, ranks) = (0..body.graph.nodes.len(), lowering.role.ranks);
     let copies = layout.map_or(Vec::new(), |layout| into_leaf(layout, &body, (slot, number), leaf));
     joint::run_with(&mut lowering.program, slot, microbatch, &nodes, ranks, &copies);
-    lowering.program.instrs.push(Instr::Count { slot, microbatch, into });
+    let (into, tally) = (losses.part(totals::pair(shard)), lowering.tally_of(losses));
+    lowering.program.instrs.push(Instr::Count { slot, microbatch, into, tally });
 }
 
 /// The subtrees that are complete at a point of the program.

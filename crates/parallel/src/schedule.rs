@@ -39,6 +39,7 @@ use std::sync::Arc;
 use polyreme_graph::memory::{ALIGN_BYTES, param_ranges, state_len};
 use polyreme_graph::{
     Axis, Body, Collective, DType, GradBuffers, Instr, Keeps, Microbatch, Program, Region, Role, Weights,
+    totals,
 };
 
 use crate::buckets::{Bucket, buckets, cuts, in_turn};
@@ -286,18 +287,24 @@ impl Lowering {
 
     /// The totals of the step. Ranks that split matrices or sequences all count the same loss, so along these axes only the
     /// caller's numbers are added up, before there is a loss.
-    pub(crate) fn begin(&mut self, len: usize, name: &str) -> Region {
+    pub(crate) fn begin(&mut self, n_pairs: usize, name: &str) -> Region {
+        let len = totals::len(n_pairs);
         let totals = self.program.buffer(name, DType::F64, len);
         self.push(Instr::Begin(totals.clone()));
         for axis in self.alike_axes.clone() {
-            let given = totals.part(len - 2..len);
+            let given = totals.part(totals::given(len));
             self.program.exchange_now(Collective::AllReduce, axis, given);
         }
         totals
     }
 
+    /// Where the samples of a step are counted, in its totals.
+    pub(crate) fn tally_of(&self, totals: &Region) -> Region {
+        totals.part(totals::tally(self.program.len_of(totals)))
+    }
+
     fn rounds(&mut self, shape: &StepShape) {
-        let totals = self.begin(4, "totals");
+        let totals = self.begin(1, "totals");
         let n = shape.microbatches.len();
         let grad_len = self.grad_len();
         if self.role.keeps == Keeps::OwnGradients {
@@ -373,8 +380,8 @@ impl Lowering {
             if i == loss {
                 self.flush(round, &mut from, i + 1);
                 if let Some(microbatch) = microbatch {
-                    let into = totals.part(0..2);
-                    self.push(Instr::Count { slot: self.slot, microbatch, into });
+                    let (into, tally) = (totals.part(totals::pair(0)), self.tally_of(totals));
+                    self.push(Instr::Count { slot: self.slot, microbatch, into, tally });
                 }
                 self.program.instrs.extend(totals_sum.map(Instr::Start));
                 if self.at_once {

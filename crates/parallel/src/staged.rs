@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_graph::memory::{param_ranges, reshape_root};
-use polyreme_graph::{Axis, BlockKind, Body, Collective, DType, Graph, Instr, Link, Region, Tied};
+use polyreme_graph::{Axis, BlockKind, Body, Collective, DType, Graph, Instr, Link, Region, Tied, totals};
 
 use crate::joint;
 use crate::pipeline::{Action, StagePass, Timetable};
@@ -50,7 +50,7 @@ pub(crate) const SQUARES_TAG: u16 = TOTALS_TAG - 1;
 
 /// Everything up to the sums over the data axis.
 pub(crate) fn step(lowering: &mut Lowering, timetable: &Timetable, stage: usize) {
-    let totals = lowering.begin(4, "totals");
+    let totals = lowering.begin(1, "totals");
     passes(lowering, timetable, stage, &totals, None, None);
     tied_sums(lowering, stage);
     for (axis, ranks) in [(Axis::Data, lowering.role.ranks), (Axis::Stage, timetable.stages)] {
@@ -288,12 +288,16 @@ impl Staged<'_> {
         joint::run_with(&mut self.lowering.program, slot, own, nodes, data_ranks, &copies);
         let computes = |v| nodes.contains(&graph.value(v).producer.idx());
         if graph.output("loss").is_some_and(computes) {
-            let into = match (&self.leaves, &self.across) {
-                (Some(leaves), _) => leaves.loss_of(own),
-                (None, Some(across)) => across.loss_of(microbatch),
-                (None, None) => self.totals.part(0..2),
+            let totals = match &self.across {
+                Some(across) => across.totals_of(microbatch),
+                None => &self.totals,
             };
-            self.lowering.push(Instr::Count { slot, microbatch: own, into });
+            let into = match &self.leaves {
+                Some(leaves) => leaves.loss_of(own),
+                None => totals.part(totals::pair(0)),
+            };
+            let tally = self.lowering.tally_of(totals);
+            self.lowering.push(Instr::Count { slot, microbatch: own, into, tally });
         }
         // Logical shards all start from the states of the step's beginning.
         if self.leaves.is_none() && graph.updates.iter().any(|(_, v)| computes(*v)) {

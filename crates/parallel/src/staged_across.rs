@@ -50,7 +50,7 @@
 use std::ops::Range;
 
 use polyreme_graph::memory::param_ranges;
-use polyreme_graph::{Axis, Collective, DType, Instr, Region, Tied};
+use polyreme_graph::{Axis, Collective, DType, Instr, Region, Tied, totals};
 
 use crate::pipeline::{Action, across_steps};
 use crate::plan::{Plan, Training};
@@ -72,7 +72,7 @@ pub(crate) fn run(lowering: &mut Lowering, plan: &Plan, n_steps: usize, training
     let steps = Across {
         older: buffer("older weights", DType::F32, len),
         grads: buffer("gradients of a step", DType::F32, len),
-        totals: [buffer("totals 0", DType::F64, 4), buffer("totals 1", DType::F64, 4)],
+        totals: ["totals 0", "totals 1"].map(|name| buffer(name, DType::F64, totals::len(1))),
         squares: training.clip.map(|_| buffer("squares by stage", DType::F64, stages)),
         per_step,
         ahead: stages - 1 - stage,
@@ -148,9 +148,9 @@ pub(crate) struct Across {
 }
 
 impl Across {
-    /// Where the loss of a microbatch is counted.
-    pub(crate) fn loss_of(&self, microbatch: usize) -> Region {
-        self.totals[microbatch / self.per_step % 2].part(0..2)
+    /// Where a microbatch is counted.
+    pub(crate) fn totals_of(&self, microbatch: usize) -> &Region {
+        &self.totals[microbatch / self.per_step % 2]
     }
 
     /// The weights that an action reads: those of the list's own step are the older ones.
@@ -346,7 +346,7 @@ impl Across {
 
     /// The totals of the last step, with the caller's numbers as they are by now, over all ranks.
     fn meet(&self, lowering: &mut Lowering, totals: &Region) {
-        let given = totals.part(2..4);
+        let given = totals.part(totals::given(totals::len(1)));
         lowering.push(Instr::Begin(given.clone()));
         for axis in lowering.alike_axes.clone() {
             lowering.program.exchange_now(Collective::AllReduce, axis, given.clone());

@@ -24,7 +24,7 @@
 use std::ops::Range;
 
 use polyreme_graph::memory::{param_ranges, state_len};
-use polyreme_graph::{Axis, Body, Collective, DType, Instr, Region, Tied};
+use polyreme_graph::{Axis, Body, Collective, DType, Instr, Region, Tied, totals};
 
 use crate::pipeline::{HandOver, Timetable, hand_overs};
 use crate::plan::StepShape;
@@ -101,7 +101,7 @@ impl Leaves {
     /// Where the loss of a microbatch is counted.
     pub(crate) fn loss_of(&self, microbatch: usize) -> Region {
         let shard = self.shards[microbatch];
-        self.losses.part(2 * shard..2 * shard + 2)
+        self.losses.part(totals::pair(shard))
     }
 
     /// Copies gradients of a microbatch out of the arena, where the next one's will be written.

@@ -318,7 +318,7 @@ fn instr_passes(program: &Program, instr: &Instr) -> Vec<Work> {
             let fed = graph.inputs.iter().filter(|input| !arrives(input.value));
             copy(fed.map(|input| 2.0 * graph.value(input.value).bytes() as f64).sum())
         }
-        Instr::Count { into, .. } => copy(bytes(into)),
+        Instr::Count { into, tally, .. } => copy(bytes(into) + bytes(tally)),
         Instr::Keep { microbatch, nodes, .. } => {
             let graph = graph(*microbatch);
             let kept = graph.updates.iter().filter(|(_, v)| nodes.contains(&graph.value(*v).producer.idx()));

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::ledger::LedgerReport;
+
 /// Watches a run. The terminal, JSON lines and tests are observers.
 pub trait Observer {
     /// Something happened.
@@ -158,6 +160,8 @@ pub struct Summary {
     pub ending: Ending,
     /// The step whose weights `model` has.
     pub model_step: u64,
+    /// Which samples counted, and whether each did as often as it should; rank 0's, and not known of runs that an earlier version began.
+    pub ledger: Option<LedgerReport>,
 }
 
 impl Summary {

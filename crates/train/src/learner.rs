@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use polyreme_collective::{Comm, Reduce};
-use polyreme_data::{Spec, Values};
+use polyreme_data::{Spec, Tally, Values};
 use polyreme_dtype::DType;
 use polyreme_exec::{
-    Comms, Engine, ExecError, Feed, Inputs, Isa, Kept, NonFinite, Options, Slot, StepArgs, Totals,
+    Comms, Counted, Engine, ExecError, Feed, Inputs, Isa, Kept, NonFinite, Options, Slot, StepArgs, Totals,
 };
 use polyreme_graph::{Axis, Body, Keeps};
 use polyreme_parallel::{Plan, Training, average_states};
@@ -106,6 +106,8 @@ pub struct StepResult {
     pub grad_norm: Option<f64>,
     /// The caller's numbers, added up over the ranks; of several steps without a flush, those of the last.
     pub extra: [f64; 2],
+    /// The samples that it counted.
+    pub samples: Tally,
     /// How long this rank waited for others, since the last flush.
     pub waited: Duration,
     /// Whether nothing was updated, because a scaled loss or its gradients are not finite.
@@ -121,6 +123,8 @@ pub struct MicrobatchData<'a> {
     pub labels: Values<'a>,
     /// The share of each sample in its mixture; 1 without mixup.
     pub mix: f32,
+    /// Which samples they are.
+    pub samples: Tally,
 }
 
 /// One rank's part of a step, or of several without a flush between them.
@@ -343,7 +347,7 @@ impl Learner {
         let Learner { engine, options, input, fed, .. } = self;
         let mut feed = RankFeed { step, load, step_labels, options, input, fed };
         let outcome = engine.step_with(&mut feed, step.args(0));
-        let Totals { loss, extra, grad_norm, waited, skipped, not_finite, .. } = match outcome {
+        let Totals { loss, extra, samples, grad_norm, waited, skipped, not_finite, .. } = match outcome {
             Err(TrainError::Exec(ExecError::NotFinite { loss, here, place })) => {
                 let place = here.then(|| place.map_or_else(|| "the loss itself".into(), |p| p.to_string()));
                 // Of several steps, an earlier one may be to blame.
@@ -358,11 +362,11 @@ impl Learner {
             self.only_overflowed(loss, not_finite)?;
         }
         let result = |totals: &Totals| {
-            let Totals { loss, grad_norm, waited, skipped, .. } = *totals;
-            StepResult { loss, grad_norm, extra: [0.0; 2], waited, skipped }
+            let Totals { loss, samples, grad_norm, waited, skipped, .. } = *totals;
+            StepResult { loss, grad_norm, extra: [0.0; 2], samples, waited, skipped }
         };
         let mut results: Vec<StepResult> = self.engine.earlier_steps().iter().map(result).collect();
-        results.push(StepResult { loss, grad_norm, extra, waited, skipped });
+        results.push(StepResult { loss, grad_norm, extra, samples, waited, skipped });
         Ok(results)
     }
 
@@ -493,18 +497,19 @@ struct RankFeed<'a, 'b> {
 }
 
 impl Feed<TrainError> for RankFeed<'_, '_> {
-    fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<f64, TrainError> {
+    fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<Counted, TrainError> {
         let RankFeed { step, load, step_labels, options, input, fed } = self;
         let ranges = || step.kind.microbatches.iter().filter(|p| p.len > 0);
         let n = ranges().count();
         let range = *ranges().nth(microbatch % n).expect("a range for each microbatch");
-        let mut weight = 0.0;
+        let mut counted = Counted::default();
         load(microbatch / n, range, &mut |batch: MicrobatchData| {
             fill(inputs, input, range.len, batch, options, fed)?;
-            weight = label_weight(batch.labels, &options.class_weights) / *step_labels;
+            let weight = label_weight(batch.labels, &options.class_weights) / *step_labels;
+            counted = Counted { weight, samples: batch.samples };
             Ok(())
         })?;
-        Ok(weight)
+        Ok(counted)
     }
 
     fn args(&mut self, step: usize) -> Option<StepArgs> {

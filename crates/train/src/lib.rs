@@ -10,6 +10,7 @@
 //! - [`mod@share`]: how a step is shared out among ranks. [`balance`]: by their speed. `talk`: what they tell each other.
 //! - [`loss`]: what is minimised. [`net`], [`lower`]: from a network to programs. [`learner`], [`judge`]: the engines that train and
 //!   evaluate.
+//! - [`ledger`]: which samples have counted.
 //! - [`run`]: the loop. [`event`]: what it tells. [`mod@evaluate`], [`metrics`]: what is measured.
 //! - [`checkpoint`]: what a run leaves to go on from, whole or absent. [`weights`], [`mod@install`]: files of weights.
 //!   [`whole`]: the tensors of a model, whichever rank has them.
@@ -35,6 +36,7 @@ pub mod install;
 pub mod job;
 pub mod judge;
 pub mod learner;
+pub mod ledger;
 pub mod loss;
 pub mod loss_scale;
 pub mod lower;

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use polyreme_collective::Comm;
-use polyreme_exec::{Comms, Engine, ExecError, Feed, Inputs, Kept, Options, Slot, StepArgs, Totals};
+use polyreme_exec::{Comms, Counted, Engine, ExecError, Feed, Inputs, Kept, Options, Slot, StepArgs, Totals};
 use polyreme_graph::{Axis, DType, Graph, Keeps, Microbatch, Optimizer};
+use polyreme_kernels::tally::Tally;
 use polyreme_parallel::pipeline::PipelineKind;
 use polyreme_parallel::{Mesh, Plan, StepShape, Training, compile, schedule};
 
@@ -66,13 +67,16 @@ impl Steps<'_> {
 }
 
 impl Feed<ExecError> for Steps<'_> {
-    fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<f64, ExecError> {
+    fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<Counted, ExecError> {
         let (step, number) = (self.first + microbatch / self.per_step, self.number(microbatch));
         fill(self.graph, inputs, (step * 100 + number) as u64);
         if self.spoilt == Some(step) && inputs.has("x") {
             inputs.f32("x")?[0] = f32::NAN;
         }
-        Ok(1.0 / (1 + number) as f64)
+        // Sample `number` of the step, as if steps were epochs.
+        let mut samples = Tally::default();
+        samples.note(step as u64, number as u64);
+        Ok(Counted { weight: 1.0 / (1 + number) as f64, samples })
     }
 
     fn args(&mut self, step: usize) -> Option<StepArgs> {
@@ -87,11 +91,11 @@ fn params(engine: &Engine) -> Tensors {
     engine.param_slots().into_iter().map(of).collect()
 }
 
-/// What a step came to: its loss, and the norm of its gradients if they are clipped.
-type StepTotals = (f64, Option<f64>);
+/// What a step came to: its loss, the norm of its gradients if they are clipped, and its samples.
+type StepTotals = (f64, Option<f64>, Tally);
 
 fn of_totals(totals: &Totals) -> StepTotals {
-    (totals.loss, totals.grad_norm)
+    (totals.loss, totals.grad_norm, totals.samples)
 }
 
 /// What a rank ends with: the totals of its steps, and its weights.
@@ -204,6 +208,7 @@ fn agree(case: RunCase, want: &(Vec<StepTotals>, Tensors), what: &str) {
     for (a, b) in got.iter().zip(totals) {
         let norms = a.1.zip(b.1).is_none_or(|(a, b)| near(a, b));
         assert!(near(a.0, b.0) && norms && a.1.is_some() == b.1.is_some(), "{what}: {got:?} for {totals:?}");
+        assert_eq!(a.2, b.2, "{what}: the samples of a step");
     }
     // Parts of matrices are compared by the norms above.
     for (name, want) in weights.iter().filter(|_| case.mesh.tensor == 1) {

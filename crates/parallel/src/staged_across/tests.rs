@@ -114,7 +114,7 @@ impl StageReader<'_> {
             Instr::Copy { from, into } => (vec![from], vec![into]),
             Instr::Add { from, into } => (vec![from, into], vec![into]),
             Instr::Begin(of) | Instr::Zero(of) => (vec![], vec![of]),
-            Instr::Count { into, .. } => (vec![into], vec![into]),
+            Instr::Count { into, tally, .. } => (vec![into, tally], vec![into, tally]),
             Instr::Squares { of, into, .. } => (vec![of, into], vec![into]),
             Instr::Judge(of) => (vec![of], vec![]),
             Instr::Clip { squares, .. } => (vec![squares], vec![]),

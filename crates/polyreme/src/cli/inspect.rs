@@ -11,6 +11,7 @@ use polyreme_graph::{DType, Graph, Precision, Program};
 use polyreme_parallel::{Plan, Training, Updates};
 use polyreme_train::checkpoint::{self, GivenPath};
 use polyreme_train::job::OptimizerSpec;
+use polyreme_train::ledger::LedgerReport;
 use polyreme_train::loss::Loss;
 use polyreme_train::lower::{Lowering, forward_in, training_graph};
 use polyreme_train::record::history::{Column, History};
@@ -113,14 +114,16 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
     let manifest = &loaded.manifest;
     let progress = Progress::of(loaded)?;
     let classes = kernels::known(&progress.kernels);
+    let ledger = progress.ledger.as_ref().map(|ledger| ledger.report(manifest.step));
     let history = History::read(&trained.folder().join("metrics.jsonl")).unwrap_or_default();
     if args.json {
         let others: Vec<_> = checkpoint::list(&trained.folder())?.iter().map(|e| e.step).collect();
-        return print_json(&json!({
+        print_json(&json!({
             "checkpoint": loaded.path, "step": manifest.step, "epoch": manifest.epoch,
             "metrics": manifest.metrics, "bytes": manifest.n_bytes(), "checkpoints": others,
-            "kernels": progress.kernels, "degrees": progress.degrees, "parameters": tensors, "history": history_json(&history),
-        }));
+            "kernels": progress.kernels, "degrees": progress.degrees, "ledger": ledger, "parameters": tensors, "history": history_json(&history),
+        }))?;
+        return counted_once(ledger.as_ref());
     }
     let mut out = io::stdout().lock();
     writeln!(out, "{}", loaded.path.display())?;
@@ -137,6 +140,9 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
     if let Some(degrees) = &progress.degrees {
         writeln!(out, "  reproducible on any number of data ranks and stages with {}", degrees.words())?;
     }
+    if let Some(ledger) = &ledger {
+        writeln!(out, "  {ledger}")?;
+    }
     for (name, value) in &manifest.metrics {
         writeln!(out, "  {name:<16} {value:.4}")?;
     }
@@ -144,7 +150,18 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
     show_checkpoints(&trained.folder())?;
     show_history(&history)?;
     writeln!(io::stdout())?;
-    show_tensors(&tensors, false)
+    show_tensors(&tensors, false)?;
+    counted_once(ledger.as_ref())
+}
+
+/// Fails where samples were left out or counted twice.
+fn counted_once(ledger: Option<&LedgerReport>) -> CommandResult {
+    match ledger {
+        Some(report) if report.exact == Some(false) => {
+            Err(Failure::world(format!("the ledger of samples does not add up: {report}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn inspect_job(app: &App, args: &InspectArgs) -> CommandResult {

@@ -296,6 +296,9 @@ fn summary_text(s: &Summary) -> String {
             break;
         }
     }
+    if let Some(ledger) = &s.ledger {
+        let _ = write!(text, "\n  samples              {}", ledger.words);
+    }
     if s.ending == Ending::Interrupted {
         let _ = writeln!(text, "\n  to go on: {}", Summary::resume_hint(&s.output));
         return text;

@@ -11,6 +11,7 @@ mod examples;
 mod fits;
 mod in_use;
 mod launch;
+mod ledger;
 mod lost;
 mod manners;
 mod meshes;

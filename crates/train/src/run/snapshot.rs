@@ -18,6 +18,7 @@ use crate::error::TrainError;
 use crate::fingerprint::Fingerprint;
 use crate::install::{install, install_file, install_kept, install_numbers};
 use crate::learner::Learner;
+use crate::ledger::SampleLedger;
 use crate::loss_scale::LossScale;
 use crate::metrics::{Best, Patience};
 use crate::preparation::Preparation;
@@ -72,6 +73,9 @@ pub struct Progress {
     /// Where the network is cut into stages, if that was chosen when the run began.
     #[serde(default)]
     pub cuts: Vec<String>,
+    /// Which samples have counted; not known of runs of earlier versions.
+    #[serde(default)]
+    pub ledger: Option<SampleLedger>,
 }
 
 impl Progress {

@@ -29,6 +29,7 @@ use crate::fingerprint::Fingerprint;
 use crate::install::ship;
 use crate::judge::block_samples;
 use crate::learner::{Learner, StepResult};
+use crate::ledger::SampleLedger;
 use crate::loss_scale::LossScale;
 use crate::metrics::{Best, Confusion, Patience};
 use crate::pace::RankShare;
@@ -69,6 +70,8 @@ pub(super) struct Run {
 pub(super) struct Wishes {
     pub(super) stop: bool,
     pub(super) save: bool,
+    /// Rank 0 finds that it is time to look at speeds.
+    pub(super) look: bool,
 }
 
 /// How a run begins: rank 0 says it to the others.
@@ -180,7 +183,11 @@ impl Run {
             let hold = hold.map_or_else(|| hold_given(folder, resumed.is_some()), Ok)?;
             self.files = Some(Files::open(hold, &self.prepared, &self.learner, resumed)?);
         }
-        self.saved_step = self.learner.steps_done();
+        let done = self.learner.steps_done();
+        if let Some(ledger) = &mut self.progress.ledger {
+            ledger.follow(done, self.prepared.order(0), self.prepared.pace.batch);
+        }
+        self.saved_step = done;
         self.saved = Instant::now();
         Ok(())
     }
@@ -258,7 +265,7 @@ impl Run {
                 ending = Ending::Interrupted;
                 break;
             }
-            if self.rebalance(step + 1, observer)? {
+            if wishes.look && self.rebalance(step + 1, observer)? {
                 loader = self.loader(steps)?;
             }
         }
@@ -307,6 +314,9 @@ impl Run {
         let (pace, seconds, ranks) = (self.prepared.pace, self.seconds(), self.prepared.ranks());
         let (samples, lr) = (pace.len(step), self.prepared.lr(step));
         self.progress.samples += samples as u64;
+        if let Some(ledger) = &mut self.progress.ledger {
+            ledger.commit(pace.epoch(step), result.samples, result.skipped);
+        }
         if !result.skipped {
             for (sum, n) in [&mut self.progress.window, &mut self.progress.epoch] {
                 *sum += result.loss;
@@ -439,6 +449,12 @@ impl Run {
         let partial = (n > 0).then(|| sum / n as f64);
         let final_loss = self.progress.last_epoch_loss.or(partial).unwrap_or(f64::NAN);
         let metrics = self.progress.metrics.iter().map(|(name, v)| (name.clone(), (*v).into())).collect();
+        // Rank 0 speaks for all: they have the same sums.
+        let ledger = self.progress.ledger.as_ref().filter(|_| self.rank == 0);
+        let ledger = ledger.map(|ledger| ledger.report(self.saved_step));
+        if let Some(report) = ledger.as_ref().filter(|report| report.exact == Some(false)) {
+            observer.event(Event::Warning(&format!("the ledger of samples does not add up: {report}")));
+        }
         let summary = Summary {
             steps: self.saved_step,
             seconds,
@@ -449,6 +465,7 @@ impl Run {
             model,
             ending,
             model_step,
+            ledger,
         };
         if let Some(files) = self.files.take() {
             files.finish(&self.prepared, &self.progress, self.confusion.as_ref(), &summary, observer);
@@ -512,5 +529,6 @@ fn first_progress(prepared: &Prepared) -> Progress {
         kernels: Vec::new(),
         degrees: None,
         cuts: Vec::new(),
+        ledger: Some(SampleLedger::default()),
     }
 }

@@ -92,7 +92,8 @@ fn twin(lines: &str, flushed: &Prepared) -> (Vec<f64>, Tensors) {
         };
         let results = learner.step(of, &mut |_, _, take| {
             let loaded = loader.next().unwrap()?;
-            take(MicrobatchData { x: loaded.x.values(), labels: loaded.labels.values(), mix: 1.0 })
+            let (x, labels) = (loaded.x.values(), loaded.labels.values());
+            take(MicrobatchData { x, labels, mix: 1.0, samples: loaded.tally })
         });
         losses.push(results.unwrap()[0].loss);
         let mut next = newest.clone();

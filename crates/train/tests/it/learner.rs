@@ -2,7 +2,7 @@
 //! weights and short last steps.
 
 use polyreme_collective::Comm;
-use polyreme_data::{Features, Spec, Target, Values};
+use polyreme_data::{Features, Spec, Tally, Target, Values};
 use polyreme_exec::{Engine, Isa, Kept};
 use polyreme_graph::memory::ALIGN_BYTES;
 use polyreme_graph::{DType, Keeps, Moments, Optimizer, Precision, Traced};
@@ -96,7 +96,8 @@ impl Data {
             let start = pace.start(step) + microbatch.offset;
             let rows = start..start + microbatch.len;
             let x = Values::F32(&self.x[rows.start * WIDTH..rows.end * WIDTH]);
-            take(MicrobatchData { x, labels: Values::I32(&self.labels[rows]), mix: 1.0 })
+            let labels = Values::I32(&self.labels[rows]);
+            take(MicrobatchData { x, labels, mix: 1.0, samples: Tally::default() })
         })?;
         Ok(results[0])
     }
@@ -258,7 +259,12 @@ fn mixed_labels_count_by_their_share() {
             Learner::new(&net(false), &spec(), &part, None, options(loss), Comm::alone()).unwrap();
         // Both samples are the same, so that mixing leaves them as they are.
         let x = [0.5; 2 * WIDTH];
-        let batch = MicrobatchData { x: Values::F32(&x), labels: Values::I32(labels), mix };
+        let batch = MicrobatchData {
+            x: Values::F32(&x),
+            labels: Values::I32(labels),
+            mix,
+            samples: Tally::default(),
+        };
         let step = RankStep {
             samples: 2,
             kind: part.kinds()[0],

@@ -8,6 +8,7 @@ mod failing;
 mod flushless;
 mod halves;
 mod learner;
+mod ledger;
 mod mesh;
 mod moments;
 mod precision;

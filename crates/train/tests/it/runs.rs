@@ -70,6 +70,9 @@ pub(crate) fn run(
     let resumed: Option<Loaded> = folder.exists().then(|| checkpoint::latest_whole(folder).unwrap().0);
     let mut watcher = Watcher { stop_after, ..Watcher::default() };
     let summary = run_ranks(prepared, folder, resumed.as_ref(), Comm::local(ranks), &mut watcher)?;
+    // Whatever the job is and however it is split: each sample counts as often as it should.
+    let exact = summary.ledger.as_ref().map(|ledger| ledger.exact);
+    assert_eq!(exact, Some(Some(true)), "{:?}", summary.ledger);
     let weights = match summary.ending {
         Ending::Interrupted => Vec::new(),
         _ => read_weights(&summary.model).unwrap().into_iter().map(|w| (w.name, w.data)).collect(),
