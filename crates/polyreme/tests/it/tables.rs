@@ -20,7 +20,7 @@ fn houses(rows: usize) -> String {
         let area = if i % 11 == 3 { "NA".into() } else { format!("{}.5", 50 + i * 37 % 90) };
         let garden = ["yes", "no", ""][i % 3];
         let built = format!("{}-{:02}-15", 1950 + i % 70, 1 + i % 12);
-        let sold = if town % 2 == 0 { "sold" } else { "left" };
+        let sold = if town.is_multiple_of(2) { "sold" } else { "left" };
         format!(
             "ref-{i},town {town},{area},{garden},{},{built},{sold}\n",
             ["flat", "house", "barn"][i * 13 % 3]
