@@ -113,7 +113,7 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
 }
 
 /// Whether a name matches the pattern, in which each `*` stands for any text.
-fn matches(pattern: &str, name: &str) -> bool {
+pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let mut pieces = pattern.split('*');
     let Some(mut rest) = name.strip_prefix(pieces.next().unwrap_or_default()) else { return false };
     let Some(last) = pieces.next_back() else { return rest.is_empty() };

@@ -28,6 +28,14 @@ pub enum Features {
         /// How many numbers a row has.
         width: usize,
     },
+    /// A row of numbers, and after them ids of categories; batches are `[n, numbers + ids]`, f32. An f32 has every whole number
+    /// up to 2²⁴, and there are fewer values of a category.
+    Mixed {
+        /// How many numbers a row has.
+        numbers: usize,
+        /// For each category how many ids there are; its id is below this.
+        ids: Vec<usize>,
+    },
     /// A sequence of token ids; batches are `[n, time]`, i32.
     Ids {
         /// The length of the sequence.
@@ -92,6 +100,7 @@ impl Features {
         match *self {
             Features::Image { channels, height, width, .. } => channels * height * width,
             Features::Row { width } => width,
+            Features::Mixed { numbers, ref ids } => numbers + ids.len(),
             Features::Ids { time, .. } => time,
         }
     }
@@ -101,8 +110,14 @@ impl Features {
         match *self {
             Features::Image { channels, height, width, .. } => vec![channels, height, width],
             Features::Row { width } => vec![width],
+            Features::Mixed { .. } => vec![self.numel()],
             Features::Ids { time, .. } => vec![time],
         }
+    }
+
+    /// Whether some of a sample's values are ids, which have no mean and cannot be mixed.
+    pub fn has_ids(&self) -> bool {
+        matches!(self, Features::Ids { .. } | Features::Mixed { .. })
     }
 
     /// Whether batches are integers.

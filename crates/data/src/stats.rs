@@ -19,6 +19,13 @@ impl Stats {
     /// The statistics of at most `limit` samples, evenly spaced over the set.
     pub fn of(set: &dyn Dataset, limit: usize) -> Result<Stats, DataError> {
         let (groups, group_of) = grouping(&set.spec().features)?;
+        // Ids that follow the numbers of a row have no mean.
+        let grouped = match &set.spec().features {
+            Features::Mixed { numbers, .. } => *numbers,
+            Features::Image { .. } | Features::Row { .. } | Features::Ids { .. } => {
+                set.spec().features.numel()
+            }
+        };
         let n = set.len().min(limit);
         if n == 0 {
             return Err(DataError::Setting {
@@ -37,7 +44,9 @@ impl Stats {
             }
             match values {
                 Values::U8(values) => group_of.each(values, |group, values| sums[group].add_bytes(values)),
-                Values::F32(values) => group_of.each(values, |group, values| sums[group].add_numbers(values)),
+                Values::F32(values) => {
+                    group_of.each(&values[..grouped], |group, values| sums[group].add_numbers(values))
+                }
                 Values::I32(_) => return Err(DataError::Setting { why: IDS.into() }),
             }
         }
@@ -142,7 +151,7 @@ enum Grouping {
 
 fn grouping(features: &Features) -> Result<(usize, Grouping), DataError> {
     match *features {
-        Features::Row { width } => Ok((width, Grouping::Columns)),
+        Features::Row { width } | Features::Mixed { numbers: width, .. } => Ok((width, Grouping::Columns)),
         Features::Image { channels, height, width, layout: Layout::Planes } => {
             Ok((channels, Grouping::Planes((height * width).max(1))))
         }

@@ -30,9 +30,12 @@ impl Transform {
         let n_groups = match spec.features {
             Features::Image { channels, .. } => channels,
             Features::Row { width } => width,
+            Features::Mixed { numbers, .. } => numbers,
             Features::Ids { .. } => 0,
         };
-        if let Some(stats) = stats {
+        // A row of ids alone has nothing to normalise.
+        let mixed = matches!(spec.features, Features::Mixed { .. });
+        if let Some(stats) = stats.filter(|stats| !(mixed && n_groups == 0 && stats.mean.is_empty())) {
             check_stats(stats, n_groups)?;
         }
         check_augment(&augment, &spec.features)?;
@@ -41,7 +44,7 @@ impl Transform {
         }
         let tables = match spec.features {
             Features::Image { channels, .. } => (0..channels).map(|channel| table(stats, channel)).collect(),
-            Features::Row { .. } | Features::Ids { .. } => Vec::new(),
+            Features::Row { .. } | Features::Mixed { .. } | Features::Ids { .. } => Vec::new(),
         };
         let augment = (augment != Augment::default()).then_some(augment);
         Ok(Transform { spec: spec.clone(), stats: stats.cloned(), tables, augment, targets: None })
@@ -138,6 +141,22 @@ impl Transform {
                     }
                 }
             },
+            (Features::Mixed { numbers, ids }, SlotValues::F32(x), Values::F32(values)) => {
+                let (values, given) = values.split_at(*numbers);
+                let (x, places) = x.split_at_mut(*numbers);
+                for (column, (x, value)) in x.iter_mut().zip(values).enumerate() {
+                    let (mean, std) = normal(self.stats.as_ref(), column);
+                    *x = (value - mean) / std;
+                }
+                let fits = |(id, n): (&f32, &usize)| id.fract() == 0.0 && *id >= 0.0 && (*id as usize) < *n;
+                if let Some(at) = given.iter().zip(ids).position(|pair| !fits(pair)) {
+                    return wrong(format!(
+                        "sample {idx} has the id {}, which is not in 0..{}",
+                        given[at], ids[at]
+                    ));
+                }
+                places.copy_from_slice(given);
+            }
             (Features::Row { .. }, SlotValues::F32(x), Values::U8(values)) => {
                 for (column, (x, &value)) in x.iter_mut().zip(values).enumerate() {
                     let (mean, std) = normal(self.stats.as_ref(), column);

@@ -125,7 +125,7 @@ pub enum TrainError {
         metric: String,
     },
     /// Ids cannot be mixed.
-    #[error("train.mixup mixes images or numbers, and the data are token ids; leave it out")]
+    #[error("train.mixup mixes images or numbers, and the data have ids; leave it out")]
     MixupOfIds,
     /// A loss for other labels than the data have.
     #[error(

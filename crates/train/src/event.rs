@@ -73,6 +73,8 @@ pub struct Outline {
     pub test_samples: usize,
     /// A sample in a few words.
     pub sample: String,
+    /// What was found in the columns of a table, as lines; empty if there is nothing to say.
+    pub columns: Vec<String>,
     /// Which step the model is of that the run ends with, in a few words.
     pub model_of: String,
     /// The precision, and if it was measured the figures.

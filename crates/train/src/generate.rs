@@ -55,7 +55,7 @@ impl NextToken {
 
     /// On one rank of a plan. Collective.
     pub fn new(trained: &Trained, plan: &Plan, threads: usize, comm: Comm) -> Result<NextToken, TrainError> {
-        let Sample::Ids { time, vocab } = trained.preparation().sample else {
+        let &Sample::Ids { time, vocab } = &trained.preparation().sample else {
             return Err(TrainError::NoText);
         };
         let (net, spec) = (trained.net(), trained.preparation().spec(Layout::Planes));

@@ -26,7 +26,7 @@ const BLOCK_LOGITS: usize = 1 << 25;
 pub fn block_samples(net: &Net, spec: &Spec) -> Result<usize, TrainError> {
     let n = match spec.features {
         Features::Ids { time, .. } => (BLOCK_TOKENS / time.max(1)).clamp(1, BLOCK_SAMPLES),
-        Features::Image { .. } | Features::Row { .. } => BLOCK_SAMPLES,
+        Features::Image { .. } | Features::Row { .. } | Features::Mixed { .. } => BLOCK_SAMPLES,
     };
     Ok(n.min(BLOCK_LOGITS / logits_of_one(net, spec)?.max(1)).max(1))
 }

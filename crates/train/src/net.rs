@@ -48,7 +48,7 @@ pub fn options(spec: &Spec, n: usize, training: bool) -> TraceOptions {
     match spec.features {
         Features::Image { height, width, .. } => options.image = Some((height, width)),
         Features::Ids { time, .. } => options.time = Some(time),
-        Features::Row { .. } => {}
+        Features::Row { .. } | Features::Mixed { .. } => {}
     }
     options
 }

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use polyreme_data::table::Columns;
+use polyreme_data::table::{Columns, TableSchema};
 use polyreme_data::{Features, Layout, Spec, Stats, Target};
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +31,9 @@ pub struct Preparation {
     /// What is said in place of a class: numbers, or labels that each hold or not.
     #[serde(default)]
     pub values: Option<TargetValues>,
+    /// As what the columns of a table are read; `None`: as numbers.
+    #[serde(default)]
+    pub schema: Option<TableSchema>,
 }
 
 /// Numbers, or labels that each hold or not, as a checkpoint keeps them.
@@ -49,7 +52,7 @@ pub struct TargetValues {
 }
 
 /// What a sample is, as a checkpoint keeps it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sample {
     /// An image.
@@ -66,6 +69,13 @@ pub enum Sample {
         /// How many.
         width: usize,
     },
+    /// Numbers, followed by ids of categories.
+    Mixed {
+        /// How many numbers.
+        numbers: usize,
+        /// For each category how many ids there are.
+        ids: Vec<usize>,
+    },
     /// Token ids.
     Ids {
         /// How many.
@@ -78,10 +88,11 @@ pub enum Sample {
 impl Preparation {
     /// Of a set with this spec.
     pub fn new(spec: &Spec, stats: Option<&Stats>, tokenizer: Option<PathBuf>) -> Preparation {
-        let sample = match spec.features {
-            Features::Image { channels, height, width, .. } => Sample::Image { channels, height, width },
-            Features::Row { width } => Sample::Row { width },
-            Features::Ids { time, vocab } => Sample::Ids { time, vocab },
+        let sample = match &spec.features {
+            &Features::Image { channels, height, width, .. } => Sample::Image { channels, height, width },
+            &Features::Row { width } => Sample::Row { width },
+            Features::Mixed { numbers, ids } => Sample::Mixed { numbers: *numbers, ids: ids.clone() },
+            &Features::Ids { time, vocab } => Sample::Ids { time, vocab },
         };
         let (classes, names) = match &spec.target {
             Target::Class { classes, names } => (*classes, names.clone()),
@@ -98,7 +109,7 @@ impl Preparation {
         });
         let (mean, std) = stats.map_or_else(Default::default, |s| (s.mean.clone(), s.std.clone()));
         let (columns, label) = (Vec::new(), None);
-        Preparation { sample, classes, names, mean, std, tokenizer, columns, label, values }
+        Preparation { sample, classes, names, mean, std, tokenizer, columns, label, values, schema: None }
     }
 
     /// The same where numbers to be predicted are normalised by `stats`.
@@ -115,6 +126,11 @@ impl Preparation {
         Preparation { columns: columns.features, label, ..self }
     }
 
+    /// The same for a table whose columns are read so.
+    pub fn with_schema(self, schema: Option<TableSchema>) -> Preparation {
+        Preparation { schema, ..self }
+    }
+
     /// The columns of the table that was trained on.
     pub fn columns(&self) -> Columns {
         let several = self.values.as_ref().map(|values| values.names.clone());
@@ -127,6 +143,18 @@ impl Preparation {
         let list = |names: &[String]| names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
         if !self.columns.is_empty() && !now.columns.is_empty() && self.columns != now.columns {
             return Some(format!("columns are {} and were {}", list(&now.columns), list(&self.columns)));
+        }
+        match (&self.schema, &now.schema) {
+            (Some(was), Some(is)) => {
+                if let Some(what) = was.misfit(is) {
+                    return Some(what);
+                }
+            }
+            (None, Some(_)) => {
+                return Some("columns have words, dates or blanks and were all numbers".into());
+            }
+            (Some(_), None) => return Some("columns are all numbers and were not".into()),
+            (None, None) => {}
         }
         let targets = |p: &Preparation| p.values.as_ref().map(|v| (v.labels, v.n, v.names.clone()));
         if targets(self) != targets(now) {
@@ -146,10 +174,11 @@ impl Preparation {
 
     /// The spec of samples that are to be predicted; images lie as `layout` says.
     pub fn spec(&self, layout: Layout) -> Spec {
-        let features = match self.sample {
-            Sample::Image { channels, height, width } => Features::Image { channels, height, width, layout },
-            Sample::Row { width } => Features::Row { width },
-            Sample::Ids { time, vocab } => Features::Ids { time, vocab },
+        let features = match &self.sample {
+            &Sample::Image { channels, height, width } => Features::Image { channels, height, width, layout },
+            &Sample::Row { width } => Features::Row { width },
+            Sample::Mixed { numbers, ids } => Features::Mixed { numbers: *numbers, ids: ids.clone() },
+            &Sample::Ids { time, vocab } => Features::Ids { time, vocab },
         };
         let target = match (&self.values, self.classes) {
             (Some(TargetValues { labels: false, n, names, .. }), _) => {

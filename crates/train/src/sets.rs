@@ -8,7 +8,8 @@ use polyreme_data::cifar::{self, Cifar};
 use polyreme_data::idx::{self, Idx};
 use polyreme_data::images::{self, ImageOptions, Images};
 use polyreme_data::joined::files;
-use polyreme_data::table::{Columns, Table, TableOptions};
+use polyreme_data::table::schema::like_an_id;
+use polyreme_data::table::{Columns, Table, TableOptions, TableSchema};
 use polyreme_data::{
     DataError, Dataset, Features, Joined, LabelKind, Layout, Spec, Synthetic, Target, Text, Tokenizer, split,
 };
@@ -38,6 +39,10 @@ pub struct Sets {
     pub tokenizer: Option<PathBuf>,
     /// The names of a table's columns.
     pub columns: Columns,
+    /// As what they are read, if they are not all numbers.
+    pub schema: Option<Arc<TableSchema>>,
+    /// Columns of numbers that look like ids.
+    pub like_ids: Vec<String>,
     /// Where they come from.
     pub origin: Origin,
 }
@@ -51,6 +56,8 @@ impl Sets {
             test: None,
             tokenizer: None,
             columns: Columns::default(),
+            schema: None,
+            like_ids: Vec::new(),
             origin: Origin::default(),
         }
     }
@@ -58,6 +65,14 @@ impl Sets {
     /// The same with a set for the test.
     pub fn with_test(self, test: Arc<dyn Dataset>) -> Sets {
         Sets { test: Some(test), ..self }
+    }
+
+    /// What was found in the columns of a table, as lines for people.
+    pub fn notes(&self) -> Vec<String> {
+        match &self.schema {
+            Some(schema) => schema.lines(),
+            None => self.like_ids.iter().map(|name| like_an_id(name)).collect(),
+        }
     }
 }
 
@@ -112,15 +127,11 @@ fn open_source(job: &Job, trained: Option<&Preparation>, isa: Isa) -> Result<Set
             let sets = both(Arc::new(open(&found.train)?), test.map(shared));
             with_files(sets, found.train.into_iter().chain(found.test).collect())
         }
-        Source::Csv { path, test, label, delimiter, header } => {
+        Source::Table { path, test, .. } => {
             let options = TableOptions {
-                labels: label.clone(),
-                kind: job.train.loss.labels(),
-                delimiter: *delimiter,
-                header: *header,
                 columns: trained.map(Preparation::columns).unwrap_or_default(),
-                // Who says how many classes there are knows that there are classes.
-                surely_classes: !job.model.from_data.iter().any(|size| size == "classes"),
+                schema: trained.and_then(|t| t.schema.clone()).map(Arc::new),
+                ..table_options(job, &job.data.source).unwrap_or_default()
             };
             let paths = files(path)?;
             let tables = match trained {
@@ -135,15 +146,18 @@ fn open_source(job: &Job, trained: Option<&Preparation>, isa: Isa) -> Result<Set
                 Some(table) if options.columns.is_empty() => table.columns().clone(),
                 _ => options.columns.clone(),
             };
+            let schema = tables.first().and_then(|table| table.schema().cloned());
+            let like_ids = tables.first().map(Table::like_ids).unwrap_or_default();
             let train = join(tables.into_iter().map(shared), &paths)?;
             let target = train.spec().target.clone();
-            let options = TableOptions { columns: columns.clone(), ..options };
+            let options = TableOptions { columns: columns.clone(), schema: schema.clone(), ..options };
             let test_paths = test.as_ref().map(|p| files(p)).transpose()?;
             let open = |paths: &Vec<PathBuf>| -> Result<_, DataError> {
                 let parts = paths.iter().map(|p| Table::open_as(p, &options, &target).map(shared));
                 join(parts.collect::<Result<Vec<_>, _>>()?, paths)
             };
-            let sets = Sets { columns, ..both(train, test_paths.as_ref().map(open).transpose()?) };
+            let sets =
+                Sets { columns, schema, like_ids, ..both(train, test_paths.as_ref().map(open).transpose()?) };
             with_files(sets, paths.into_iter().chain(test_paths.into_iter().flatten()).collect())
         }
         Source::Images { path, size, grey } => {
@@ -205,6 +219,32 @@ fn open_source(job: &Job, trained: Option<&Preparation>, isa: Isa) -> Result<Set
         }
         Source::Given => return Err(TrainError::NoData),
     })
+}
+
+/// How the table of a job is read, if its source is one.
+fn table_options(job: &Job, source: &Source) -> Option<TableOptions> {
+    let Source::Table { format, label, delimiter, header, choice, .. } = source else { return None };
+    Some(TableOptions {
+        format: *format,
+        labels: label.clone(),
+        kind: job.train.loss.labels(),
+        delimiter: *delimiter,
+        header: *header,
+        // Who says how many classes there are knows that there are classes.
+        surely_classes: !job.model.from_data.iter().any(|size| size == "classes"),
+        choice: choice.clone(),
+        ..TableOptions::default()
+    })
+}
+
+/// The training files of a job's table, and how they are read; `None` if its data are not a table.
+pub fn table_of(job: &Job) -> Result<Option<(Vec<PathBuf>, TableOptions)>, TrainError> {
+    let (Source::Table { path, .. }, Some(options)) =
+        (&job.data.source, table_options(job, &job.data.source))
+    else {
+        return Ok(None);
+    };
+    Ok(Some((files(path)?, options)))
 }
 
 /// All names of some sets of images, each under its folder, and some of the files.

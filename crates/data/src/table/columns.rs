@@ -1,4 +1,4 @@
-//! The columns of a table by name: finds the wanted features among a file's columns, in any order.
+//! The columns of a table by name: finds the wanted features among a file's columns, in any order and among others.
 
 use std::collections::{HashMap, HashSet};
 
@@ -21,7 +21,7 @@ impl Columns {
     }
 
     /// Where the features are among the columns that a file `has`; `labels` are its labels' columns, as far as it has them.
-    /// An error says which are missing and which are unknown.
+    /// Others are passed over; an error says which are missing, and which are there that training did not have.
     pub(super) fn find(&self, has: &[String], labels: &[usize]) -> Result<Vec<usize>, String> {
         let others = |i: &usize| !labels.contains(i);
         let in_order: Vec<usize> = (0..has.len()).filter(others).collect();
@@ -30,7 +30,8 @@ impl Columns {
         }
         let twice = |names: &[&String]| {
             let mut seen = HashSet::new();
-            names.iter().find(|name| !seen.insert(**name)).map(|name| name.to_string())
+            let wanted = |name: &&&String| self.features.contains(**name);
+            names.iter().filter(wanted).find(|name| !seen.insert(**name)).map(|name| name.to_string())
         };
         let here: Vec<&String> = in_order.iter().map(|&i| &has[i]).collect();
         let wanted: Vec<&String> = self.features.iter().collect();
@@ -45,13 +46,10 @@ impl Columns {
         let missing: Vec<&String> =
             wanted.iter().copied().filter(|name| !places.contains_key(name)).collect();
         let unknown: Vec<&String> = here.into_iter().filter(|name| !self.features.contains(name)).collect();
-        if missing.is_empty() && unknown.is_empty() {
+        if missing.is_empty() {
             return Ok(self.features.iter().map(|name| places[name]).collect());
         }
-        let mut parts = Vec::new();
-        if !missing.is_empty() {
-            parts.push(format!("the header lacks {}", list(missing)));
-        }
+        let mut parts = vec![format!("the header lacks {}", list(missing))];
         if !unknown.is_empty() {
             parts.push(format!("it has {}, which training did not", list(unknown)));
         }
@@ -59,7 +57,8 @@ impl Columns {
     }
 }
 
-fn list(names: Vec<&String>) -> String {
+/// Some names, the first of them in full.
+pub(super) fn list(names: Vec<&String>) -> String {
     let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect();
     let more = names.len().saturating_sub(SHOWN);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -90,7 +89,7 @@ mod tests {
         check(&["a", "b"], &["b", "a"], None, Ok(&[1, 0]));
         check(&["a", "b"], &["b", "y", "a"], Some(1), Ok(&[2, 0]));
         check(&["a", "b"], &["a", "c"], None, Err(&["lacks \"b\"", "it has \"c\""]));
-        check(&["a", "b"], &["a", "b", "id"], None, Err(&["it has \"id\", which training did not"]));
+        check(&["a", "b"], &["a", "id", "b"], None, Ok(&[0, 2]));
         check(&["a", "b"], &["b"], None, Err(&["lacks \"a\""]));
         // Names that occur twice identify nothing, unless all columns are in the same order.
         check(&["a", "a"], &["a", "a"], None, Ok(&[0, 1]));

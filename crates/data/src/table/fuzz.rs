@@ -51,7 +51,8 @@ fn csv() {
             b"1.0",
         ],
         mend: &|_, _| {},
-        memory: &|len| (64 << 10) + 256 * len,
+        // What is known of a column before its type is takes more than the two bytes that a column can be.
+        memory: &|len| (64 << 10) + 512 * len,
     };
     let file = InFile::new("csv");
     target.run(|input| {

@@ -1,14 +1,22 @@
-//! Tables: text files with a row per line and fields between delimiters (CSV). Features are numbers; the label is a small
-//! integer or a name, or labels are numbers, or zeros and ones. Read whole into memory at opening, so that whatever is wrong
-//! with the text is said then.
+//! Tables: text files with a row per line and fields between delimiters (CSV), or a JSON object per line (`lines`). The label is a small integer or a name, or labels
+//! are numbers, or zeros and ones. Read whole into memory at opening, so that whatever is wrong with the text is said then.
 //!
-//! Not a data frame: columns of words, dates and missing values are errors, to be handled before.
+//! A table is first read as numbers, in one pass. Only if a feature is something else, or options say something about columns,
+//! they are looked at one by one (`survey`), it is learnt as what each is read (`schema`), and the file is read again by that
+//! (`encode`): words become categories, blanks the mean and a mark, dates some numbers. So a table of numbers costs what it
+//! did before there was anything else, and its rows have the same bits.
 //!
 //! Columns that have names are looked for by name, in any order, where it is known which are wanted
-//! ([`TableOptions::columns`]); others by position, of which there must be as many.
+//! ([`TableOptions::columns`], [`TableOptions::schema`]); others by position, of which there must be as many.
 
+mod choose;
 mod classes;
 mod columns;
+mod date;
+mod encode;
+mod lines;
+pub mod schema;
+mod survey;
 mod text;
 
 use std::collections::HashMap;
@@ -18,13 +26,20 @@ use std::sync::Arc;
 use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
 use crate::spec::{Features, LabelKind, Spec, Target};
+pub use choose::{BLANKS, ColumnChoice, ONE_HOT};
 use classes::Distinct;
 pub use columns::Columns;
-use text::{Heading, Text};
+use encode::RowEncoder;
+pub use lines::TableFormat;
+pub use schema::TableSchema;
+pub use survey::{ColumnSurvey, ColumnType};
+use text::{Heading, Row, Text};
 
 /// Options for reading a table.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct TableOptions {
+    /// How the table is written.
+    pub format: TableFormat,
     /// The labels' columns: a name in the header, or a number counted from 0 (from the end if negative, `-1` is the
     /// last). Empty: the last column. Classes have one.
     pub labels: Vec<String>,
@@ -39,17 +54,24 @@ pub struct TableOptions {
     pub columns: Columns,
     /// Whether labels are classes, however many there are.
     pub surely_classes: bool,
+    /// Which columns are read, and as what.
+    pub choice: ColumnChoice,
+    /// What was learnt of the columns in training; `None`: they are numbers, or it is learnt now.
+    pub schema: Option<Arc<TableSchema>>,
 }
 
 impl Default for TableOptions {
     fn default() -> TableOptions {
         TableOptions {
+            format: TableFormat::Csv,
             labels: Vec::new(),
             kind: LabelKind::Classes,
             delimiter: b',',
             header: None,
             columns: Columns::default(),
             surely_classes: false,
+            choice: ColumnChoice::default(),
+            schema: None,
         }
     }
 }
@@ -67,6 +89,38 @@ pub struct Table {
     class_of: Vec<u32>,
     /// Labels that are numbers, row by row; empty for classes.
     targets: Vec<f32>,
+    /// As what its columns were read, if they are not all numbers.
+    schema: Option<Arc<TableSchema>>,
+}
+
+/// How the features of rows are read.
+enum FeatureReader<'a> {
+    /// As numbers.
+    Numbers(Vec<usize>),
+    /// As a schema says.
+    Encoded(RowEncoder<'a>),
+}
+
+/// Why a table was not read.
+enum Unread {
+    /// Something is wrong.
+    Wrong(DataError),
+    /// A feature is not a number; the error says where.
+    NotNumbers(DataError),
+}
+
+impl From<DataError> for Unread {
+    fn from(error: DataError) -> Unread {
+        Unread::Wrong(error)
+    }
+}
+
+impl From<Unread> for DataError {
+    fn from(unread: Unread) -> DataError {
+        match unread {
+            Unread::Wrong(error) | Unread::NotNumbers(error) => error,
+        }
+    }
 }
 
 impl Table {
@@ -80,13 +134,17 @@ impl Table {
     /// Reads the tables at these paths, parts of one: their classes are those of all of them together, and their columns
     /// those of the first.
     pub fn open_all(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<Table>, DataError> {
-        let mut tables: Vec<Table> = Vec::with_capacity(paths.len());
-        for path in paths {
-            let known = tables.first().map(|t| t.columns.clone()).filter(|_| options.columns.is_empty());
-            let options =
-                TableOptions { columns: known.unwrap_or(options.columns.clone()), ..options.clone() };
-            tables.push(Table::labelled(path, &options)?);
-        }
+        let tables = match options.schema.is_none() && options.choice != ColumnChoice::default() {
+            true => Table::learn_and_read(paths, options)?,
+            false => match Table::read_all(paths, options) {
+                Ok(tables) => tables,
+                // A table of a model that was trained on numbers is numbers.
+                Err(Unread::NotNumbers(_)) if options.columns.is_empty() && options.schema.is_none() => {
+                    Table::learn_and_read(paths, options)?
+                }
+                Err(unread) => return Err(unread.into()),
+            },
+        };
         let (mut places, mut distinct) = (HashMap::<&str, usize>::new(), Vec::<Distinct>::new());
         for label in tables.iter().flat_map(|t| &t.distinct) {
             let place = *places.entry(&label.text).or_insert(distinct.len());
@@ -107,29 +165,36 @@ impl Table {
         tables.into_iter().map(|t| t.with_target(&target)).collect()
     }
 
+    /// Reads tables whose labels are not mapped to classes yet.
+    fn read_all(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<Table>, Unread> {
+        let mut tables: Vec<Table> = Vec::with_capacity(paths.len());
+        for path in paths {
+            let known = tables.first().map(|t| t.columns.clone()).filter(|_| options.columns.is_empty());
+            let options =
+                TableOptions { columns: known.unwrap_or(options.columns.clone()), ..options.clone() };
+            tables.push(Table::labelled(path, &options)?);
+        }
+        Ok(tables)
+    }
+
+    /// The same where it is learnt first as what columns are read, from all of them.
+    fn learn_and_read(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<Table>, DataError> {
+        let schema = Some(Arc::new(learn(paths, options)?));
+        Ok(Table::read_all(paths, &TableOptions { schema, ..options.clone() })?)
+    }
+
     /// Reads the table at `path` with the target of another, so that a test set has the classes of its training set.
     pub fn open_as(path: &Path, options: &TableOptions, target: &Target) -> Result<Table, DataError> {
         let kind = target.kind().unwrap_or_default();
-        Table::labelled(path, &TableOptions { kind, ..options.clone() })?.with_target(target)
+        let table = Table::labelled(path, &TableOptions { kind, ..options.clone() });
+        table.map_err(DataError::from)?.with_target(target)
     }
 
     /// Reads a table whose labels are not mapped to classes yet.
-    fn labelled(path: &Path, options: &TableOptions) -> Result<Table, DataError> {
+    fn labelled(path: &Path, options: &TableOptions) -> Result<Table, Unread> {
         let text = Text::open(path, options)?;
         let heading = text.heading()?;
-        if heading.width < 2 {
-            return Err(text.error(
-                0,
-                0,
-                "only one column; a row is features and a label: is the delimiter right?",
-            ));
-        }
-        let labels = heading.labels(&text)?;
-        if options.kind == LabelKind::Classes && labels.len() > 1 {
-            let why = "classes have one label's column; for several numbers set `train.loss = \"mse\"`, for several \
-                       labels of 0 or 1 `train.loss = \"bce\"`";
-            return Err(text.error(0, 0, why));
-        }
+        let labels = labels_of(&text, &heading, options)?;
         Table::read(&text, &heading, &labels, true)
     }
 
@@ -143,6 +208,10 @@ impl Table {
         }
         let text = Text::open(path, options)?;
         let heading = text.heading()?;
+        if options.schema.is_some() {
+            let labels = heading.known_labels(&text);
+            return Ok(Table::read(&text, &heading, &labels, false)?);
+        }
         let n_labels = options.labels.len().max(1);
         let labels = match heading.is_known(&text) {
             // The error names the columns that are missing or unknown.
@@ -156,7 +225,7 @@ impl Table {
                 }
             },
         };
-        Table::read(&text, &heading, &labels, false)
+        Ok(Table::read(&text, &heading, &labels, false)?)
     }
 
     /// The same with the target of another table, so that a test set has the classes of its training set.
@@ -194,6 +263,27 @@ impl Table {
         &self.columns
     }
 
+    /// As what the columns were read, if they are not all numbers.
+    pub fn schema(&self) -> Option<&Arc<TableSchema>> {
+        self.schema.as_ref()
+    }
+
+    /// The names of columns that are read as numbers and count the rows, as an id does.
+    pub fn like_ids(&self) -> Vec<String> {
+        if let Some(schema) = &self.schema {
+            return schema.like_ids.clone();
+        }
+        let (width, rows) = (self.width(), self.len());
+        let counts = |column: &usize| {
+            let value = |row: usize| self.values[row * width + column];
+            // An f32 cannot count further.
+            rows >= survey::ROWS_OF_IDS
+                && (1..rows.min(1 << 20)).all(|row| value(row) == value(row - 1) + 1.0)
+        };
+        let name = |column: usize| self.columns.features.get(column).cloned().unwrap_or(column.to_string());
+        (0..width).filter(counts).map(name).collect()
+    }
+
     /// Whether the rows have labels; not those of [`Table::features_only`].
     pub fn has_labels(&self) -> bool {
         !self.labels.is_empty() || !self.targets.is_empty()
@@ -204,18 +294,42 @@ impl Table {
     }
 
     /// Reads all rows; `fields` are columns that are no features, and are kept if `labelled`.
-    fn read(text: &Text, heading: &Heading, fields: &[usize], labelled: bool) -> Result<Table, DataError> {
-        let features = heading.features(text, fields)?;
+    fn read(text: &Text, heading: &Heading, fields: &[usize], labelled: bool) -> Result<Table, Unread> {
+        let schema = text.schema().cloned();
+        let mut features = match &schema {
+            None => FeatureReader::Numbers(heading.features(text, fields)?),
+            Some(schema) => {
+                let names = if heading.is_named() { heading.names.as_slice() } else { &[] };
+                let places = schema.find(names, heading.width).map_err(|why| text.error(0, 0, &why))?;
+                FeatureReader::Encoded(RowEncoder::new(schema, &places))
+            }
+        };
+        let choice = schema.as_ref().map(|schema| schema.choice());
+        let mut not_numbers = false;
         let kind = text.kind();
         let path: Arc<Path> = text.path().into();
         let (mut values, mut labels, mut targets) = (Vec::new(), Vec::new(), Vec::new());
         let (mut distinct, mut known) = (Vec::<Distinct>::new(), HashMap::<String, u32>::new());
-        text.rows(heading, |row| {
-            for &field in &features {
-                values.push(row.number(field)?);
+        let outcome = text.rows(heading, |row| {
+            match &mut features {
+                FeatureReader::Numbers(fields) => {
+                    for &field in fields.iter() {
+                        match row.number(field) {
+                            Ok(number) => values.push(number),
+                            Err(error) => {
+                                not_numbers = row.is_not_number(field);
+                                return Err(error);
+                            }
+                        }
+                    }
+                }
+                FeatureReader::Encoded(encoder) => encoder.row(row, &mut values)?,
             }
             for &field in fields {
                 row.on_one_line(field)?;
+                if labelled && let Some(choice) = &choice {
+                    check_label(row, field, choice)?;
+                }
                 match kind {
                     LabelKind::Numbers if labelled => targets.push(row.target(field)?),
                     LabelKind::Labels if labelled => targets.push(row.zero_or_one(field)?),
@@ -241,12 +355,27 @@ impl Table {
             distinct[number as usize].rows += 1;
             labels.push(number);
             Ok(())
-        })?;
+        });
+        match outcome {
+            Err(error) if not_numbers => return Err(Unread::NotNumbers(error)),
+            outcome => outcome?,
+        }
         let name = |field: usize| heading.name(field).map(String::from);
-        let columns = Columns {
-            features: features.iter().copied().filter_map(name).collect(),
-            labels: fields.iter().copied().filter_map(name).collect(),
+        let mut columns =
+            Columns { features: Vec::new(), labels: fields.iter().copied().filter_map(name).collect() };
+        let shape = match (&features, &schema) {
+            (FeatureReader::Encoded(encoder), Some(schema)) => {
+                encoder.finish().map_err(|why| text.error(0, 0, &why))?;
+                columns.features = if schema.unnamed.is_some() { Vec::new() } else { schema.names() };
+                schema.features()
+            }
+            (FeatureReader::Numbers(fields), _) => {
+                columns.features = fields.iter().copied().filter_map(name).collect();
+                Features::Row { width: fields.len() }
+            }
+            (FeatureReader::Encoded(_), None) => unreachable!("only a schema encodes"),
         };
+        drop(features);
         let (n, names) = (fields.len(), columns.labels.clone());
         let target = match kind {
             LabelKind::Numbers if labelled => Target::Numbers { n, names },
@@ -255,9 +384,100 @@ impl Table {
                 Target::Class { classes: 1, names: Vec::new() }
             }
         };
-        let spec = Spec { features: Features::Row { width: features.len() }, target };
-        Ok(Table { spec, columns, values, labels, distinct, class_of: Vec::new(), targets })
+        let spec = Spec { features: shape, target };
+        Ok(Table { spec, columns, values, labels, distinct, class_of: Vec::new(), targets, schema })
     }
+}
+
+/// The labels' columns of a table that has labels.
+fn labels_of(text: &Text, heading: &Heading, options: &TableOptions) -> Result<Vec<usize>, DataError> {
+    if heading.width < 2 {
+        return Err(text.error(
+            0,
+            0,
+            "only one column; a row is features and a label: is the delimiter right?",
+        ));
+    }
+    let labels = heading.labels(text)?;
+    if options.kind == LabelKind::Classes && labels.len() > 1 {
+        let why = "classes have one label's column; for several numbers set `train.loss = \"mse\"`, for several \
+                   labels of 0 or 1 `train.loss = \"bce\"`";
+        return Err(text.error(0, 0, why));
+    }
+    Ok(labels)
+}
+
+/// Fails for a label that is blank.
+fn check_label(row: &Row, field: usize, choice: &ColumnChoice) -> Result<(), DataError> {
+    if !choice.is_blank(row.field(field)) {
+        return Ok(());
+    }
+    let why = "is blank, and a row without a label teaches nothing; fill it, or leave out the row (what stands for blanks is \
+               said by `data.blanks`)";
+    Err(row.wrong(field, why))
+}
+
+/// Learns as what the columns of tables are read, from all of them together. Columns are those of the first.
+pub fn learn(paths: &[PathBuf], options: &TableOptions) -> Result<TableSchema, DataError> {
+    let mut surveys: Vec<ColumnSurvey> = Vec::new();
+    let mut unnamed = None;
+    for path in paths {
+        let text = Text::open(path, options)?;
+        let heading = text.heading()?;
+        let labels = labels_of(&text, &heading, options)?;
+        let names = heading.names_or_numbers();
+        let fields = match surveys.is_empty() {
+            true => options.choice.features(&names, &labels),
+            false => places(&surveys, &names),
+        };
+        let fields = fields.map_err(|why| text.error(0, 0, &why))?;
+        if surveys.is_empty() {
+            unnamed = (!heading.is_named()).then(|| (heading.width, labels.clone()));
+            let survey =
+                |&field: &usize| ColumnSurvey::new(&names[field], options.choice.is_category(&names[field]));
+            surveys = fields.iter().map(survey).collect();
+        }
+        text.rows(&heading, |row| {
+            for (survey, &field) in surveys.iter_mut().zip(&fields) {
+                survey.add(row, field, &options.choice);
+            }
+            Ok(())
+        })?;
+    }
+    Ok(TableSchema { unnamed, ..TableSchema::learn(&surveys, &options.choice)? })
+}
+
+/// Looks at all columns of tables, labels as well. Columns are those of the first.
+pub fn survey(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<ColumnSurvey>, DataError> {
+    let mut surveys: Vec<ColumnSurvey> = Vec::new();
+    for path in paths {
+        let text = Text::open(path, options)?;
+        let heading = text.heading()?;
+        let names = heading.names_or_numbers();
+        let fields = match surveys.is_empty() {
+            true => {
+                surveys = names.iter().map(|name| ColumnSurvey::new(name, true)).collect();
+                (0..names.len()).collect()
+            }
+            false => places(&surveys, &names).map_err(|why| text.error(0, 0, &why))?,
+        };
+        text.rows(&heading, |row| {
+            for (survey, &field) in surveys.iter_mut().zip(&fields) {
+                survey.add(row, field, &options.choice);
+            }
+            Ok(())
+        })?;
+    }
+    Ok(surveys)
+}
+
+/// Where columns that were looked at in a first file are in another one.
+fn places(surveys: &[ColumnSurvey], names: &[String]) -> Result<Vec<usize>, String> {
+    let place = |survey: &ColumnSurvey| {
+        let lacks = || format!("the header lacks {:?}, which the first file has", survey.name);
+        names.iter().position(|name| *name == survey.name).ok_or_else(lacks)
+    };
+    surveys.iter().map(place).collect()
 }
 
 impl Dataset for Table {
@@ -293,5 +513,7 @@ impl Dataset for Table {
 
 #[cfg(test)]
 mod fuzz;
+#[cfg(test)]
+mod mixed_tests;
 #[cfg(test)]
 mod tests;

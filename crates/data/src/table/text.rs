@@ -1,17 +1,22 @@
 //! The text of a table: its heading, its rows, and where in the text a field is.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::str;
+use std::sync::Arc;
 
 use csv::{ByteRecord, Reader, ReaderBuilder, Trim};
 
-use super::TableOptions;
+use super::{TableFormat, TableOptions, TableSchema};
 use crate::error::DataError;
 use crate::map::{self, Bytes};
 use crate::spec::LabelKind;
 
 /// The byte order mark that some programs put before a text in UTF-8.
 const BOM: &[u8] = b"\xef\xbb\xbf";
+
+/// So many rows show whether the words of the first one occur again.
+const ROWS_OF_WORDS: usize = 100;
 
 /// A table's text and its options.
 pub(super) struct Text {
@@ -59,7 +64,9 @@ impl Text {
             });
         }
         let text = Text { path: path.into(), bytes: map::open(path)?, options: options.clone() };
-        text.check_quotes()?;
+        if options.format == TableFormat::Csv {
+            text.check_quotes()?;
+        }
         Ok(text)
     }
 
@@ -72,8 +79,21 @@ impl Text {
         &self.path
     }
 
+    /// The content of the file.
+    pub(super) fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// What was learnt of the columns, if they are not all numbers.
+    pub(super) fn schema(&self) -> Option<&Arc<TableSchema>> {
+        self.options.schema.as_ref()
+    }
+
     /// Looks at the first two rows.
     pub(super) fn heading(&self) -> Result<Heading, DataError> {
+        if self.options.format == TableFormat::JsonLines {
+            return self.keys();
+        }
         let mut reader = self.reader();
         let (first, second) = (self.record(&mut reader)?, self.record(&mut reader)?);
         let Some(first) = first else {
@@ -90,7 +110,10 @@ impl Text {
         });
         let known = &self.options.columns.features;
         let has_known = first.iter().any(|field| known.iter().any(|name| name.as_bytes() == field));
-        let is_row = self.options.header.unwrap_or(by_name || word_over_number || has_known);
+        let is_row = match self.options.header {
+            Some(header) => header,
+            None => by_name || word_over_number || has_known || self.names_over_words(&first)?,
+        };
         let mut names = Vec::new();
         if is_row {
             for (i, field) in first.iter().enumerate() {
@@ -102,12 +125,35 @@ impl Text {
         Ok(Heading { is_row, names, width: first.len() })
     }
 
+    /// Whether the first row is the only one with its words, in a table that has no numbers in its first two rows: words that are
+    /// values occur again.
+    fn names_over_words(&self, first: &ByteRecord) -> Result<bool, DataError> {
+        if first.iter().any(|field| field.is_empty() || number(field).is_some()) {
+            return Ok(false);
+        }
+        let (mut reader, mut seen) = (self.reader(), vec![HashSet::new(); first.len()]);
+        let (mut again, mut rows) = (false, 0);
+        while let Some(record) = self.record(&mut reader)?.filter(|_| rows < ROWS_OF_WORDS) {
+            if rows > 0 && record.iter().zip(first).any(|(field, name)| field == name) {
+                return Ok(false);
+            }
+            for (seen, field) in seen.iter_mut().zip(&record).filter(|_| rows > 0) {
+                again |= !seen.insert(field.to_vec());
+            }
+            rows += 1;
+        }
+        Ok(again)
+    }
+
     /// Calls `each` with every row under the heading; all have as many fields as the heading.
     pub(super) fn rows(
         &self,
         heading: &Heading,
         mut each: impl FnMut(&Row) -> Result<(), DataError>,
     ) -> Result<(), DataError> {
+        if self.options.format == TableFormat::JsonLines {
+            return self.lines(heading, each);
+        }
         let mut reader = self.reader();
         let mut record = ByteRecord::new();
         let (mut n, mut skip) = (0usize, heading.is_row);
@@ -204,6 +250,9 @@ impl Text {
         if at == 0 && text.starts_with(BOM) {
             at = BOM.len();
         }
+        if self.options.format == TableFormat::JsonLines {
+            return self.place_at(at);
+        }
         while matches!(text.get(at), Some(b'\r' | b'\n')) && at + 1 < text.len() {
             at += 1;
         }
@@ -271,6 +320,11 @@ impl Heading {
                 return Err(text.error(0, 0, &why));
             }
         }
+        if text.options.labels.is_empty() && text.options.format == TableFormat::JsonLines {
+            let shown = self.names.iter().take(20).cloned().collect::<Vec<_>>().join(", ");
+            let why = format!("name the label's key with `data.label`; there are {shown}");
+            return Err(text.error(0, 0, &why));
+        }
         if text.options.labels.is_empty() {
             return Ok(vec![self.width - 1]);
         }
@@ -309,6 +363,24 @@ impl Heading {
 }
 
 impl Heading {
+    /// Of columns that all have names.
+    pub(super) fn named(names: Vec<String>) -> Heading {
+        Heading { is_row: true, width: names.len(), names }
+    }
+
+    /// The names of the columns; their numbers, from 0, without a header.
+    pub(super) fn names_or_numbers(&self) -> Vec<String> {
+        match self.is_row {
+            true => self.names.clone(),
+            false => (0..self.width).map(|field| field.to_string()).collect(),
+        }
+    }
+
+    /// Whether the first row is a header.
+    pub(super) fn is_named(&self) -> bool {
+        self.is_row
+    }
+
     /// The name of a column.
     pub(super) fn name(&self, field: usize) -> Option<&str> {
         self.names.get(field).map(String::as_str)
@@ -344,7 +416,32 @@ impl Heading {
     }
 }
 
-impl Row<'_> {
+impl<'a> Row<'a> {
+    /// The fields of a row.
+    pub(super) fn new(text: &'a Text, heading: &'a Heading, record: &'a ByteRecord) -> Row<'a> {
+        Row { text, heading, record }
+    }
+
+    /// The text of a field.
+    pub(super) fn field(&self, field: usize) -> &[u8] {
+        &self.record[field]
+    }
+
+    /// A field as a number, if it is one; it may be infinite.
+    pub(super) fn plain_number(&self, field: usize) -> Option<f32> {
+        number(&self.record[field])
+    }
+
+    /// Whether a field is something else than a number: a word, or nothing.
+    pub(super) fn is_not_number(&self, field: usize) -> bool {
+        number(&self.record[field]).is_none_or(f32::is_nan)
+    }
+
+    /// The file.
+    pub(super) fn path(&self) -> &Path {
+        &self.text.path
+    }
+
     /// Fails if a quoted field spans several lines.
     pub(super) fn on_one_line(&self, field: usize) -> Result<(), DataError> {
         match self.record[field].iter().any(|b| matches!(b, b'\r' | b'\n')) {
@@ -410,7 +507,8 @@ impl Row<'_> {
         self.text.error(start(self.record), field, why)
     }
 
-    fn wrong(&self, field: usize, what: &str) -> DataError {
+    /// An error that names the field and shows its text.
+    pub(super) fn wrong(&self, field: usize, what: &str) -> DataError {
         let name = match self.heading.names.get(field) {
             Some(name) => format!("{name:?}"),
             None => field.to_string(),

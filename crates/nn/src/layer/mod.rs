@@ -4,6 +4,7 @@
 //! Options that a layer does not document are as in PyTorch's layer of the same name.
 
 mod attention;
+mod categories;
 mod check;
 mod conv;
 mod dropout;
@@ -19,6 +20,7 @@ mod recurrent;
 mod tests;
 
 pub use attention::MultiheadAttention;
+pub use categories::Categories;
 pub use conv::{Conv2d, ConvInit, ConvTranspose2d};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, Positions};

@@ -6,7 +6,7 @@ use super::{Model, StackInput, TraceOptions};
 
 /// What one sample of the data is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sample {
+pub enum Sample<'a> {
     /// An image, `[channels, height, width]`.
     Image {
         /// The number of channels.
@@ -20,6 +20,13 @@ pub enum Sample {
     Row {
         /// How many numbers a row has.
         width: usize,
+    },
+    /// A row of numbers, followed by ids of categories.
+    Mixed {
+        /// How many numbers a row has.
+        numbers: usize,
+        /// How many ids each category has.
+        ids: &'a [usize],
     },
     /// A sequence of token ids.
     Ids {
@@ -93,6 +100,10 @@ pub enum FitError {
     Layers(#[from] TraceError),
 }
 
+/// What layers take of a table.
+const NUMBERS: &str =
+    "numbers, images or ids (a larger `data.one_hot` makes numbers of categories with many values)";
+
 const LEAVE_OUT: &str = "leave it out to take it from the data";
 
 impl Model {
@@ -123,6 +134,7 @@ impl Model {
                             StackInput::Image { channels, height, width }
                         }
                         Sample::Row { width } => StackInput::Row { width },
+                        Sample::Mixed { .. } => return kind(NUMBERS),
                         Sample::Ids { vocab, time } => StackInput::Ids { vocab, context: time },
                     };
                 }
@@ -141,8 +153,13 @@ impl Model {
                 stack.set_classes(n_classes(sample, answer));
             }
             (Model::Mlp(m), Sample::Row { .. } | Sample::Image { .. }) => {
+                m.categories.clear();
                 let width = numel(sample);
                 set("inputs", &mut m.inputs, width, open("inputs"), "numbers a sample")?;
+            }
+            (Model::Mlp(m), Sample::Mixed { ids, .. }) => {
+                m.categories = ids.to_vec();
+                set("inputs", &mut m.inputs, numel(sample), open("inputs"), "numbers a sample")?;
             }
             (Model::Mlp(_), _) => return kind("rows or images"),
             (Model::Lenet(m), Sample::Image { channels, height, width }) => {
@@ -221,6 +238,7 @@ fn numel(sample: Sample) -> usize {
     match sample {
         Sample::Image { channels, height, width } => channels.saturating_mul(height).saturating_mul(width),
         Sample::Row { width } => width,
+        Sample::Mixed { numbers, ids } => numbers.saturating_add(ids.len()),
         Sample::Ids { time, .. } => time,
     }
 }
@@ -245,6 +263,9 @@ fn found(sample: Sample, answer: Answer) -> String {
             format!("images of {channels}x{height}x{width} {labels}")
         }
         Sample::Row { width } => format!("rows of {width} numbers {labels}"),
+        Sample::Mixed { numbers, ids } => {
+            format!("rows of {numbers} numbers and {} categories with many values {labels}", ids.len())
+        }
         Sample::Ids { time, .. } => format!("sequences of {time} ids {labels}"),
     }
 }
@@ -285,6 +306,9 @@ fn check_input(input: StackInput, sample: Sample, fitted: &mut Fitted) -> Result
         let found = match sample {
             Sample::Ids { vocab, time } => format!("sequences of {time} ids out of {vocab}"),
             Sample::Row { width } => format!("rows of {width}"),
+            Sample::Mixed { numbers, ids } => {
+                format!("rows of {numbers} numbers and {} categories with many values", ids.len())
+            }
             Sample::Image { channels, height, width } => format!("images of {channels}x{height}x{width}"),
         };
         Err(FitError::Differs { key: "input", said, found, advice: LEAVE_OUT })

@@ -2,13 +2,15 @@
 
 use polyreme_graph::{Builder, Tensor, Traced};
 
-use crate::layer::{Dropout, Linear};
+use crate::layer::{Categories, Dropout, Linear};
 
 /// `fc1`, `fc2`, ..: linear layers with an activation between. By default 784-512-512-10 with ReLU.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Mlp {
     /// The width of a row.
     pub inputs: usize,
+    /// For each category whose id is at the end of a row, how many ids there are; a vector is learnt for each.
+    pub categories: Vec<usize>,
     /// The widths of the hidden layers.
     pub hidden: Vec<usize>,
     /// How many classes.
@@ -21,7 +23,14 @@ pub struct Mlp {
 
 impl Default for Mlp {
     fn default() -> Mlp {
-        Mlp { inputs: 784, hidden: vec![512, 512], classes: 10, activation: "relu".into(), dropout: 0.0 }
+        Mlp {
+            inputs: 784,
+            categories: Vec::new(),
+            hidden: vec![512, 512],
+            classes: 10,
+            activation: "relu".into(),
+            dropout: 0.0,
+        }
     }
 }
 
@@ -29,7 +38,8 @@ impl Mlp {
     /// `x [n, inputs]` → `[n, classes]`.
     pub fn logits(&self, b: &mut Builder, x: Tensor, training: bool) -> Traced {
         let drop = Dropout { p: self.dropout };
-        let (mut x, mut width) = (x, self.inputs);
+        let categories = Categories { ids: &self.categories };
+        let (mut x, mut width) = (categories.trace(b, x)?, categories.width(self.inputs));
         for (i, &next) in self.hidden.iter().enumerate() {
             x = Linear::new(width, next).trace(b, &format!("fc{}", i + 1), x)?;
             x = b.activation(&self.activation, x)?;

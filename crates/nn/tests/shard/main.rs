@@ -48,8 +48,14 @@ fn gpt(dropout: f32) -> ShardCase {
 
 #[test]
 fn an_mlp_is_sharded() {
-    let model =
-        Mlp { inputs: 24, hidden: vec![48, 36], classes: 12, activation: "gelu".into(), dropout: 0.3 };
+    let model = Mlp {
+        inputs: 24,
+        categories: vec![],
+        hidden: vec![48, 36],
+        classes: 12,
+        activation: "gelu".into(),
+        dropout: 0.3,
+    };
     let options = TraceOptions::training(36);
     let mlp = ShardCase { sharded_min: 0.75, options, ..case("mlp", Model::Mlp(model)) };
     for data in [2, 3, 4] {

@@ -238,7 +238,14 @@ fn gpt(dropout: f32) -> TensorCase {
 #[test]
 fn an_mlp_is_split() {
     for dropout in [0.0, 0.3] {
-        let model = Mlp { inputs: 12, hidden: vec![32, 24], classes: 8, activation: "gelu".into(), dropout };
+        let model = Mlp {
+            inputs: 12,
+            categories: vec![],
+            hidden: vec![32, 24],
+            classes: 8,
+            activation: "gelu".into(),
+            dropout,
+        };
         check(&case("mlp", Model::Mlp(model), 8), &[2, 4], 1e-5, 1.3);
     }
 }

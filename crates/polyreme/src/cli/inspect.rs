@@ -1,4 +1,4 @@
-//! `polyreme inspect`: what is in a run, a checkpoint, a weights file or a job.
+//! `polyreme inspect`: what is in a run, a checkpoint, a weights file, a job or a table.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -23,13 +23,14 @@ use serde_json::json;
 
 use super::ending::Failure;
 use super::timeline::TimelineArgs;
-use super::{CommandResult, print_json, train};
+use super::{CommandResult, columns, print_json, train};
 use crate::app::App;
 use crate::process;
 
 #[derive(Args)]
 pub(super) struct InspectArgs {
-    /// A run's folder, a checkpoint, a `.safetensors` file, or a job file; with `--timeline`, what `--trace` wrote.
+    /// A run's folder, a checkpoint, a `.safetensors` file, or a job file; with `--timeline`, what `--trace` wrote; with `--data`, a
+    /// table or a job file.
     #[arg(value_name = "PATH")]
     path: PathBuf,
     /// Print the graph instead: as text, as DOT for Graphviz, or as the program of a whole training step.
@@ -38,6 +39,9 @@ pub(super) struct InspectArgs {
     /// Of a job file, with `--graph program`: the rank whose program is printed.
     #[arg(long, value_name = "R", default_value_t = 0)]
     rank: usize,
+    /// Show the columns of a table, or of a job's table: type, a picture of the values, blanks, range and different values.
+    #[arg(long, conflicts_with_all = ["graph", "timeline"])]
+    data: bool,
     #[command(flatten)]
     timeline: TimelineArgs,
     /// Print JSON.
@@ -73,6 +77,9 @@ impl Tensor {
 pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
     if let Some(picture) = &args.timeline.timeline {
         return args.timeline.draw(&args.path, picture, args.json);
+    }
+    if args.data {
+        return columns::show(&args.path, args.json);
     }
     if args.path.extension().is_some_and(|e| e == "toml") {
         return inspect_job(app, args);

@@ -1,6 +1,7 @@
 //! The command line: flags in, events and results out, exit codes that mean something (`polyreme --help` lists them).
 
 mod bench;
+mod columns;
 mod data;
 mod ending;
 mod eval;

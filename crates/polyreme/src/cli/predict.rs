@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use polyreme_data::images::decode_file;
-use polyreme_data::table::{Table, TableOptions};
+use polyreme_data::table::{Table, TableFormat, TableOptions};
 use polyreme_data::{Augment, Dataset, InMemory, Layout, Stats, Target, Tokenizer, Transform};
 use polyreme_net::Doing;
 use polyreme_train::generate::{NextToken, Sampling, generate};
@@ -144,7 +144,7 @@ fn writes_text(trained: &Trained) -> bool {
 /// Reads what is to be predicted.
 fn read_asked(app: &App, args: &PredictArgs, trained: &Trained) -> Result<Asked, Failure> {
     let job = args.used.data_job(trained)?;
-    match trained.preparation().sample {
+    match &trained.preparation().sample {
         Sample::Ids { .. } if writes_text(trained) => read_prompts(args, trained),
         Sample::Ids { .. } => Err(Failure::usage(
             "a model that labels ids takes arrays, which `predict` does not read; use `eval`",
@@ -166,7 +166,8 @@ fn read_asked(app: &App, args: &PredictArgs, trained: &Trained) -> Result<Asked,
             let names = args.files.iter().map(|f| f.display().to_string()).collect();
             Ok(Asked::Sets(vec![(Arc::new(set), names)]))
         }
-        Sample::Row { width } => {
+        Sample::Row { .. } | Sample::Mixed { .. } => {
+            let width = trained.preparation().spec(Layout::Planes).features.numel();
             let table = |file: &PathBuf| -> Result<(Arc<dyn Dataset>, Vec<String>), Failure> {
                 let (set, names) = table(trained, &job.data.source, file, width)?;
                 Ok((Arc::new(set), names))
@@ -184,11 +185,17 @@ fn table(
     width: usize,
 ) -> Result<(Table, Vec<String>), Failure> {
     let columns = trained.preparation().columns();
+    let schema = trained.preparation().schema.clone().map(Arc::new);
     let options = match source {
-        Source::Csv { delimiter, label, .. } => {
-            TableOptions { delimiter: *delimiter, labels: label.clone(), columns, ..TableOptions::default() }
-        }
-        _ => TableOptions { columns, ..TableOptions::default() },
+        Source::Table { format, delimiter, label, .. } => TableOptions {
+            format: TableFormat::of(file).unwrap_or(*format),
+            delimiter: *delimiter,
+            labels: label.clone(),
+            columns,
+            schema,
+            ..TableOptions::default()
+        },
+        _ => TableOptions { columns, schema, ..TableOptions::default() },
     };
     let target = trained.preparation().spec(Layout::Planes).target;
     let set = Table::features_only(file, width, &options)?.with_target(&target)?;

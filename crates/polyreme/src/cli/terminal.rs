@@ -251,8 +251,9 @@ pub(super) fn outline_text(o: &Outline, width: Option<usize>) -> String {
         ranks => format!("{ranks} ranks of {}", threads(o.threads)),
     };
     let mesh = o.mesh.as_ref().map_or_else(String::new, |mesh| format!("\n  mesh     {mesh}"));
+    let columns: String = o.columns.iter().map(|line| format!("\n  columns  {line}")).collect();
     let text = format!(
-        "{}: {}, {} parameters\n  data     {}; {}\n  training {} steps of {} samples, {} per epoch{from}{model}{precision}\n  machine  {}, \
+        "{}: {}, {} parameters\n  data     {}; {}{columns}\n  training {} steps of {} samples, {} per epoch{from}{model}{precision}\n  machine  {}, \
          {:.0} MiB planned, {:.2} GFLOP a step{mesh}\n  output   {}\n",
         o.name,
         o.model,

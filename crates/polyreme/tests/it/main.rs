@@ -19,6 +19,7 @@ mod parts;
 mod plan;
 mod ranks;
 mod saved;
+mod tables;
 mod targets;
 mod timelines;
 mod train;

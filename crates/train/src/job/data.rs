@@ -10,13 +10,15 @@ use super::model::{CONTEXT_MAX, SIDE_MAX, WIDTH_MAX};
 use super::parallel::THREADS_MAX;
 use super::section::{Kind, Section};
 use super::shape::Bounds;
-use super::spec::{Augment, ClassWeights, DataSpec, OrderSpec, Source};
+use super::spec::{Augment, ClassWeights, ColumnChoice, DataSpec, OrderSpec, Source, TableFormat};
 use super::types::{
     Type, either, flag, list, maybe, one_of, pair, path, real, single, table, text, whole, within,
 };
 
 /// Samples of a set, or of a block.
 const SAMPLES_MAX: u64 = 1 << 32;
+/// Values of a category that is one-hot.
+const ONE_HOT_MAX: u64 = 1 << 10;
 /// More than 0, up to everything.
 const FRACTION: Bounds = Bounds { low: Bound::Excluded(0.0), high: Bound::Included(1.0) };
 
@@ -41,8 +43,10 @@ fn kinds() -> Vec<Kind<DataSpec>> {
         "cifar10" => |name| of(Source::Cifar { path: Source::default_folder(name), classes: 10 });
         /// the binary version of CIFAR-100, with fine labels
         "cifar100" => |name| of(Source::Cifar { path: Source::default_folder(name), classes: 100 });
-        /// a table
-        "csv" => |_| of(Source::Csv { path: PathBuf::new(), test: None, label: Vec::new(), delimiter: b',', header: None });
+        /// a table of fields between delimiters, see `docs/tables.md`
+        "csv" => |_| of(table_of(TableFormat::Csv));
+        /// a table of a JSON object per line, or of one array of objects, whose keys are the columns
+        "jsonl" => |_| of(table_of(TableFormat::JsonLines));
         /// a folder of images for each class, or `train` and `test` with such folders in them
         "images" => |_| of(Source::Images { path: PathBuf::new(), size: None, grey: false });
         /// a text; labels are the next tokens
@@ -54,6 +58,11 @@ fn kinds() -> Vec<Kind<DataSpec>> {
         /// a dataset that the program brings, for jobs defined in Rust
         "given" => |_| of(Source::Given);
     }
+}
+
+fn table_of(format: TableFormat) -> Source {
+    let (path, label, choice) = (PathBuf::new(), Vec::new(), ColumnChoice::default());
+    Source::Table { format, path, test: None, label, delimiter: b',', header: None, choice }
 }
 
 fn of(source: Source) -> DataSpec {
@@ -77,12 +86,13 @@ fn keys() -> Vec<Key<DataSpec>> {
     let given = |w: &ClassWeights| if let ClassWeights::Given(w) = w { Some(w.clone()) } else { None };
     let class_weights =
         either(one_of([("balanced", ClassWeights::Balanced, "")]), weights.map(ClassWeights::Given, given));
-    let has_images = |s: &mut DataSpec| !matches!(s.source, Source::Csv { .. } | Source::Text { .. });
+    let has_images = |s: &mut DataSpec| !matches!(s.source, Source::Table { .. } | Source::Text { .. });
+    let is_csv = |s: &mut DataSpec| matches!(s.source, Source::Table { format: TableFormat::Csv, .. });
     let has_classes = |s: &mut DataSpec| !matches!(s.source, Source::Text { .. });
     keys! { DataSpec;
         /// the file; several files if the last name has a `*`, as in `data/part-*.csv`
         path: path() => |s| match &mut s.source {
-            Source::Csv { path, .. } | Source::Text { path, .. } | Source::Arrays { path, .. } => Some(path),
+            Source::Table { path, .. } | Source::Text { path, .. } | Source::Arrays { path, .. } => Some(path),
             _ => None,
         }; needed "say where the file is; paths are relative to the job file's folder";
         /// the folder
@@ -96,13 +106,23 @@ fn keys() -> Vec<Key<DataSpec>> {
             _ => None,
         }; or "`data/KIND` in the working folder";
         /// the test file, or files; evaluated once, at the end, and nothing is chosen by it
-        test: maybe(path()) => field!(Source::{Csv | Text | Arrays}.test in source);
-        /// the column with the labels, by name or by number from 0; or several, for numbers and for labels of 0 or 1
-        label: columns() => field!(Source::{Csv}.label in source); or "the last column";
+        test: maybe(path()) => field!(Source::{Table | Text | Arrays}.test in source);
+        /// the column with the labels, by name or by number from 0; or several, for numbers and for labels of 0 or 1; needed for jsonl
+        label: columns() => field!(Source::{Table}.label in source); or "the last column";
         /// the character between fields
-        delimiter: delimiter() => field!(Source::{Csv}.delimiter in source);
+        delimiter: delimiter() => field!(Source::{Table}.delimiter in source); only is_csv;
         /// whether the first line holds names
-        header: maybe(flag()) => field!(Source::{Csv}.header in source); or "detected";
+        header: maybe(flag()) => field!(Source::{Table}.header in source); only is_csv; or "detected";
+        /// the features, by name or by pattern, as in `["age", "x_*"]`; columns without names are called by their numbers from 0
+        columns: patterns() => |s| choice(s).map(|c| &mut c.columns); or "all but the labels";
+        /// columns that are left out, by name or by pattern
+        ignore: patterns() => |s| choice(s).map(|c| &mut c.ignore); or "none";
+        /// columns that are categories though they look like numbers or like ids, by name or by pattern
+        categories: patterns() => |s| choice(s).map(|c| &mut c.categories); or "columns of words";
+        /// what stands for a blank, besides an empty field
+        blanks: patterns() => |s| choice(s).map(|c| &mut c.blanks); or "NA, N/A, NaN, null and ?";
+        /// up to how many values a category is one-hot; a vector is learnt for each value of one with more
+        one_hot: whole(0..=ONE_HOT_MAX) => |s| choice(s).map(|c| &mut c.one_hot);
         /// the size that every image is brought to
         size: maybe(pair(1..=SIDE_MAX)) => field!(Source::{Images}.size in source);
             or "all images must have the same size";
@@ -184,6 +204,19 @@ fn columns() -> Type<Vec<String>> {
         all.is_empty().then(|| ("is empty; name a column".into(), "leave it out for the last column"))
     });
     either(one, several.map(|all| all, |all| (!all.is_empty()).then(|| all.clone())))
+}
+
+/// Which columns of a table are read.
+fn choice(spec: &mut DataSpec) -> Option<&mut ColumnChoice> {
+    if let Source::Table { choice, .. } = &mut spec.source { Some(choice) } else { None }
+}
+
+/// Names or patterns; nothing is written if there are none.
+fn patterns() -> Type<Vec<String>> {
+    let all = list(text(), &[], "an array of strings").check(|all: &Vec<String>| {
+        all.is_empty().then(|| ("is empty; name something".into(), "leave it out for the default"))
+    });
+    all.map(|all| all, |all| (!all.is_empty()).then(|| all.clone()))
 }
 
 /// A column, by name or number; kept as a string.

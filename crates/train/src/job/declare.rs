@@ -44,7 +44,7 @@ macro_rules! kinds {
     }};
 }
 
-/// The field of the variants that have it: `field!(Source::{Csv | Text}.test in source)`.
+/// The field of the variants that have it: `field!(Source::{Table | Text}.test in source)`.
 macro_rules! field {
     ($enum:ident::{$($variant:ident)|+}.$field:ident $(in $place:ident)?) => {
         |s| match &mut (*s)$(.$place)? {

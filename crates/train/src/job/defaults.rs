@@ -71,10 +71,11 @@ impl ModelSpec {
 
     /// Takes open sizes from the data and holds the others against them; nothing is open afterwards.
     pub fn fit(&mut self, data: &Spec) -> Result<Fitted, FitError> {
-        let sample = match data.features {
-            Features::Image { channels, height, width, .. } => Sample::Image { channels, height, width },
-            Features::Row { width } => Sample::Row { width },
-            Features::Ids { time, vocab } => Sample::Ids { vocab, time },
+        let sample = match &data.features {
+            &Features::Image { channels, height, width, .. } => Sample::Image { channels, height, width },
+            &Features::Row { width } => Sample::Row { width },
+            Features::Mixed { numbers, ids } => Sample::Mixed { numbers: *numbers, ids },
+            &Features::Ids { time, vocab } => Sample::Ids { vocab, time },
         };
         let answer = match &data.target {
             Target::Class { classes, .. } => Answer::Class { classes: *classes },
@@ -117,7 +118,8 @@ impl Source {
             Source::Idx { known: None, .. } => "idx",
             Source::Cifar { classes: 100, .. } => "cifar100",
             Source::Cifar { .. } => "cifar10",
-            Source::Csv { .. } => "csv",
+            Source::Table { format: TableFormat::Csv, .. } => "csv",
+            Source::Table { format: TableFormat::JsonLines, .. } => "jsonl",
             Source::Images { .. } => "images",
             Source::Text { .. } => "text",
             Source::Arrays { .. } => "arrays",

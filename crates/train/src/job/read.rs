@@ -137,7 +137,7 @@ fn check(job: &mut Job, c: &Cursor) {
         let message = format!("`data.class_weights` is for classes, and `train.loss` is {loss:?}");
         c.fault("class_weights", message, "leave it out");
     }
-    if let Source::Csv { label, .. } = &job.data.source
+    if let Source::Table { label, .. } = &job.data.source
         && has_classes
         && label.len() > 1
     {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 pub use polyreme_data::Augment;
+pub use polyreme_data::table::{ColumnChoice, TableFormat};
 use polyreme_graph::{DType, Precision};
 use polyreme_nn::Model;
 pub use polyreme_parallel::pipeline::PipelineKind;
@@ -84,7 +85,9 @@ pub enum Source {
         classes: usize,
     },
     /// A table.
-    Csv {
+    Table {
+        /// How it is written.
+        format: TableFormat,
         /// The training file.
         path: PathBuf,
         /// The test file.
@@ -95,6 +98,8 @@ pub enum Source {
         delimiter: u8,
         /// Whether the first line holds names; `None`: found out.
         header: Option<bool>,
+        /// Which columns are read, and as what.
+        choice: ColumnChoice,
     },
     /// A folder with a folder of images for each class; or one with `train` and `test` (or `val`) of that kind.
     Images {

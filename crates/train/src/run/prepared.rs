@@ -170,7 +170,7 @@ impl Prepared {
             class_weights: !class_weights.is_empty(),
             mixup: train.mixup > 0.0,
         };
-        if loss.mixup && spec.features.is_ids() {
+        if loss.mixup && spec.features.has_ids() {
             return Err(TrainError::MixupOfIds);
         }
         // Two samples: statistics of one make no sense.
@@ -322,6 +322,7 @@ impl Prepared {
             val_samples: self.sets.validation.as_ref().map_or(0, |s| s.len()),
             test_samples: self.sets.test.as_ref().map_or(0, |s| s.len()),
             sample: describe(&self.spec),
+            columns: self.sets.notes(),
             model_of: match &self.job.output.best {
                 Some(metric) => format!("the step with the best {metric}"),
                 None => "the last step".into(),
@@ -429,6 +430,7 @@ impl Prepared {
     pub fn preparation(&self) -> Preparation {
         Preparation::new(&self.spec, self.stats.as_ref(), self.sets.tokenizer.clone())
             .with_columns(self.sets.columns.clone())
+            .with_schema(self.sets.schema.as_deref().cloned())
             .with_targets(self.target_stats.as_ref())
     }
 }
@@ -524,6 +526,9 @@ fn describe(spec: &Spec) -> String {
     let sample = match spec.features {
         Features::Image { channels, height, width, .. } => format!("image {channels}x{height}x{width}"),
         Features::Row { width } => format!("{width} numbers"),
+        Features::Mixed { numbers, ref ids } => {
+            format!("{numbers} numbers, {} categories with learnt vectors", ids.len())
+        }
         Features::Ids { time, vocab } => format!("{time} ids below {vocab}"),
     };
     format!("{sample}, {}", describe_target(spec))

@@ -33,7 +33,7 @@ fn every_model_has_its_sizes() {
     };
     check(
         "kind = \"mlp\"\nhidden = [3]\nactivation = \"tanh\"\ninputs = 5\nclasses = 7\ndropout = 0.5",
-        "Mlp(Mlp { inputs: 5, hidden: [3], classes: 7, activation: \"tanh\", dropout: 0.5 })",
+        "Mlp(Mlp { inputs: 5, categories: [], hidden: [3], classes: 7, activation: \"tanh\", dropout: 0.5 })",
         &[],
     );
     check(
@@ -234,17 +234,30 @@ fn sources() {
     check("kind = \"cifar100\"", Source::Cifar { path: here("data/cifar100"), classes: 100 });
     check(
         "kind = \"csv\"\npath = \"a.csv\"\ntest = \"b.csv\"\nlabel = 4\ndelimiter = \"\\t\"\nheader = false",
-        Source::Csv {
+        Source::Table {
+            format: TableFormat::Csv,
             path: "/jobs/a.csv".into(),
             test: Some("/jobs/b.csv".into()),
             label: vec!["4".into()],
             delimiter: b'\t',
             header: Some(false),
+            choice: ColumnChoice::default(),
         },
     );
     let several = "kind = \"csv\"\npath = \"a.csv\"\nlabel = [\"a\", 2]\n[train]\nloss = \"mse\"";
     let (path, label) = ("/jobs/a.csv".into(), vec!["a".into(), "2".into()]);
-    check(several, Source::Csv { path, test: None, label, delimiter: b',', header: None });
+    check(
+        several,
+        Source::Table {
+            format: TableFormat::Csv,
+            path,
+            test: None,
+            label,
+            delimiter: b',',
+            header: None,
+            choice: ColumnChoice::default(),
+        },
+    );
     check(
         "kind = \"text\"\npath = \"a.txt\"\ntokenizer = \"t.json\"\ncontext = 8",
         Source::Text {
@@ -303,7 +316,7 @@ fn overrides() {
     assert_eq!(job.train.optimizer, OptimizerSpec { lr: 0.5, ..OptimizerSpec::adam() });
     assert_eq!(job.train.schedule.warmup, 7);
     // An override's path is relative to where the command was given.
-    let Source::Csv { path, .. } = &job.data.source else { panic!("csv") };
+    let Source::Table { path, .. } = &job.data.source else { panic!("csv") };
     assert_eq!(*path, std::path::absolute("a=b.csv").unwrap());
     let Model::Mlp(m) = &job.model.model else { panic!("mlp") };
     assert_eq!(m.hidden, [3, 5]);
@@ -359,7 +372,7 @@ fn a_file_gives_its_name_and_folder() {
     std::fs::write(&path, "[model]\nkind = \"mlp\"\n[data]\nkind = \"csv\"\npath = \"x.csv\"").unwrap();
     let job = Job::from_file(&path, &[]).unwrap();
     assert_eq!(job.name, "digits.v2");
-    let Source::Csv { path, .. } = &job.data.source else { panic!("csv") };
+    let Source::Table { path, .. } = &job.data.source else { panic!("csv") };
     assert_eq!(*path, folder.path().join("x.csv"));
 }
 

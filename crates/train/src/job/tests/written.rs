@@ -171,6 +171,19 @@ fn path() -> impl Strategy<Value = PathBuf> {
     "/[a-zA-Z\"'\\\\ äß=.]{1,12}x".prop_map(|p| std::path::absolute(p).unwrap())
 }
 
+fn choice() -> impl Strategy<Value = ColumnChoice> {
+    let patterns = || prop::collection::vec("[a-z*\" ]{0,9}", 0..3);
+    (patterns(), patterns(), patterns(), patterns(), 0..99_usize).prop_map(
+        |(columns, ignore, categories, blanks, one_hot)| ColumnChoice {
+            columns,
+            ignore,
+            categories,
+            blanks,
+            one_hot,
+        },
+    )
+}
+
 fn source() -> impl Strategy<Value = Source> {
     let test = || prop::option::of(path());
     prop_oneof![
@@ -181,14 +194,18 @@ fn source() -> impl Strategy<Value = Source> {
             test(),
             prop::collection::vec("[a-z\" ]{0,9}", 0..4),
             select(b",;\t|".to_vec()),
-            any::<Option<bool>>()
+            any::<Option<bool>>(),
+            choice(),
+            any::<bool>()
         )
-            .prop_map(|(path, test, label, delimiter, header)| Source::Csv {
+            .prop_map(|(path, test, label, delimiter, header, choice, is_csv)| Source::Table {
+                format: if is_csv { TableFormat::Csv } else { TableFormat::JsonLines },
                 path,
                 test,
                 label,
-                delimiter,
-                header
+                delimiter: if is_csv { delimiter } else { b',' },
+                header: header.filter(|_| is_csv),
+                choice
             }),
         (path(), prop::option::of((1..99_usize, 1..99_usize)), any::<bool>())
             .prop_map(|(path, size, grey)| Source::Images { path, size, grey }),
@@ -222,7 +239,7 @@ fn data() -> impl Strategy<Value = DataSpec> {
     (source(), rest, (0..9_usize, any::<bool>(), 0..9_usize, 0.0..1.0)).prop_map(
         |(source, (validation, normalise, class_weights, order, fraction, threads, prefetch), augment)| {
             let (crop, flip, shift, erase) = augment;
-            let is_table = matches!(source, Source::Csv { .. });
+            let is_table = matches!(source, Source::Table { .. });
             let augment = if is_table { Augment::default() } else { Augment { crop, flip, shift, erase } };
             DataSpec {
                 source,
@@ -405,7 +422,7 @@ proptest! {
             job.parallel.shard_gradients = false;
         }
         match (job.train.loss, &mut job.data.source) {
-            (LossKind::CrossEntropy, Source::Csv { label, .. }) => label.truncate(1),
+            (LossKind::CrossEntropy, Source::Table { label, .. }) => label.truncate(1),
             (LossKind::CrossEntropy, _) => {}
             _ => {
                 job.data.class_weights = ClassWeights::None;

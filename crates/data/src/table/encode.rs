@@ -1,0 +1,125 @@
+//! From the fields of a row to the numbers of a sample, as a schema says.
+
+use std::collections::HashMap;
+
+use super::choose::ColumnChoice;
+use super::date::Moment;
+use super::schema::{ColumnRule, Reading, TableSchema};
+use super::survey::boolean;
+use super::text::Row;
+use crate::error::DataError;
+
+/// Reads rows of one file by a schema.
+pub(super) struct RowEncoder<'a> {
+    choice: ColumnChoice,
+    /// Columns that become numbers, and then those that become ids.
+    columns: Vec<EncodedColumn<'a>>,
+}
+
+struct EncodedColumn<'a> {
+    rule: &'a ColumnRule,
+    field: usize,
+    /// The place of each value of a category.
+    places: HashMap<&'a [u8], usize>,
+    /// Whether a category was words, and fields that were numbers or others since.
+    was_words: bool,
+    numbers: usize,
+    others: usize,
+}
+
+impl<'a> RowEncoder<'a> {
+    /// For a file whose columns of the schema are these fields.
+    pub(super) fn new(schema: &'a TableSchema, fields: &[usize]) -> RowEncoder<'a> {
+        let column = |(rule, &field): (&'a ColumnRule, &usize)| {
+            let values: &[String] = match &rule.reading {
+                Reading::Category { values, .. } => values,
+                Reading::Number { .. } | Reading::Boolean { .. } | Reading::Date { .. } => &[],
+            };
+            let places = values.iter().enumerate().map(|(i, value)| (value.as_bytes(), i)).collect();
+            let was_words = !values.is_empty() && values.iter().all(|value| value.parse::<f64>().is_err());
+            EncodedColumn { rule, field, places, was_words, numbers: 0, others: 0 }
+        };
+        let mut columns: Vec<_> = schema.rules.iter().zip(fields).map(column).collect();
+        columns.sort_by_key(|column| column.rule.n_ids().is_some());
+        RowEncoder { choice: schema.choice(), columns }
+    }
+
+    /// Adds what a row becomes to `values`.
+    pub(super) fn row(&mut self, row: &Row, values: &mut Vec<f32>) -> Result<(), DataError> {
+        self.columns.iter_mut().try_for_each(|column| column.field(row, &self.choice, values))
+    }
+
+    /// An error if a column that was words has nothing but numbers now.
+    pub(super) fn finish(&self) -> Result<(), String> {
+        for column in self.columns.iter().filter(|c| c.was_words && c.numbers > 0 && c.others == 0) {
+            let Reading::Category { values, .. } = &column.rule.reading else { continue };
+            return Err(format!(
+                "column {:?} has only numbers, but in training it had words such as {:?}; is it another column of the same name?",
+                column.rule.name, values[0]
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl EncodedColumn<'_> {
+    fn field(&mut self, row: &Row, choice: &ColumnChoice, to: &mut Vec<f32>) -> Result<(), DataError> {
+        let (field, rule) = (self.field, self.rule);
+        let text = row.field(field);
+        let blank = choice.is_blank(text);
+        let wrong = |what: &str| {
+            let why = format!("is not {what}, as it was in training; write {what}, or leave it blank");
+            Err(row.wrong(field, &why))
+        };
+        match &rule.reading {
+            Reading::Number { mean } if blank => to.push(*mean as f32),
+            Reading::Number { .. } => match row.plain_number(field) {
+                Some(number) if number.is_finite() => to.push(number),
+                Some(_) => return Err(row.wrong(field, "is not a finite number of 32 bits")),
+                None => return wrong("a number"),
+            },
+            Reading::Boolean { mean } if blank => to.push(*mean as f32),
+            Reading::Boolean { .. } => match (boolean(text), row.plain_number(field)) {
+                (Some(is), _) => to.push(f32::from(u8::from(is))),
+                (None, Some(number)) if number == 0.0 || number == 1.0 => to.push(number),
+                _ => return wrong("true or false"),
+            },
+            Reading::Date { parts } if blank => to.extend(parts.iter().map(|(_, mean)| *mean as f32)),
+            Reading::Date { parts } => match Moment::read(text) {
+                Some(moment) => to.extend(parts.iter().map(|(part, _)| part.of(moment) as f32)),
+                None => return wrong("a date such as 2024-03-31"),
+            },
+            Reading::Category { values, learnt } => {
+                let place = if blank { None } else { self.places.get(text).copied() };
+                if self.was_words && !blank {
+                    match place.is_none() && row.plain_number(field).is_some() {
+                        true => self.numbers += 1,
+                        false => self.others += 1,
+                    }
+                }
+                if *learnt {
+                    let id = match place {
+                        Some(place) => place + 1,
+                        None if blank && rule.blanks => values.len() + 1,
+                        None => 0,
+                    };
+                    // Below 2^24, of which an f32 has every whole number: there are at most so many values.
+                    to.push(id as f32);
+                    return Ok(());
+                }
+                let start = to.len();
+                to.resize(start + values.len() + usize::from(rule.blanks), 0.0);
+                match place {
+                    Some(place) => to[start + place] = 1.0,
+                    None if blank && rule.blanks => to[start + values.len()] = 1.0,
+                    None => {}
+                }
+                return Ok(());
+            }
+        }
+        if rule.blanks {
+            to.push(f32::from(u8::from(blank)));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,315 @@
+//! What is in the columns of a table: one pass over its rows, from which types are found, what a model must know of the columns
+//! is learnt, and `inspect --data` draws its pictures.
+//!
+//! A column is numbers, or dates, or yes and no, if all its fields that are not blank are. A column of which most fields are
+//! numbers (or dates) and some are not is neither: a typing error must not make a category of every number. Everything else is
+//! words: a category, or, where most rows have a word of their own, what looks like an id or free text.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::choose::ColumnChoice;
+use super::date::{DatePart, Moment};
+use super::text::{Row, TextPlace};
+use crate::error::DataError;
+
+/// Different values are counted up to this many.
+const DISTINCT_MAX: usize = 1 << 16;
+/// Fewer rows than this say nothing about what looks like an id.
+pub(super) const ROWS_OF_IDS: usize = 20;
+/// A sample of the numbers, for pictures, has between half of this and this many.
+const SAMPLE: usize = 4096;
+
+/// What a column seems to hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ColumnType {
+    /// Numbers.
+    Number,
+    /// Yes and no.
+    Boolean,
+    /// Dates.
+    Date,
+    /// Words that occur again and again.
+    Category,
+    /// Words of which most rows have their own: an id, a name, or free text.
+    Text,
+    /// Nothing but blanks.
+    Blank,
+    /// Mostly numbers or dates, and some fields that are none.
+    Unclear,
+}
+
+/// What is in a column.
+#[derive(Clone, Debug)]
+pub struct ColumnSurvey {
+    /// The column's name; its number, from 0, in a table without a header.
+    pub name: String,
+    /// How many rows there are.
+    pub rows: usize,
+    /// How many of them are blank here.
+    pub blanks: usize,
+    numbers: usize,
+    booleans: usize,
+    dates: usize,
+    /// Of the numbers; of dates, in seconds since 1970.
+    range: Option<(f64, f64)>,
+    mean: f64,
+    /// Whether each number is the one before and one more.
+    counts_up: bool,
+    last: f64,
+    /// Mean, least and largest value of each part of the dates.
+    parts: Vec<PartSums>,
+    /// How often each value occurs.
+    distinct: HashMap<Box<[u8]>, usize>,
+    /// Whether there are more than were counted.
+    more: bool,
+    counts_numbers: bool,
+    /// The first field that is not blank and no number, and the first that is no date.
+    not_number: Option<(DataPlace, String)>,
+    not_date: Option<(DataPlace, String)>,
+    sample: Vec<f64>,
+    /// Every so many numbers one is in the sample.
+    stride: usize,
+}
+
+/// A place in a file.
+#[derive(Clone, Debug)]
+struct DataPlace {
+    path: Box<Path>,
+    place: TextPlace,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct PartSums {
+    sum: f64,
+    least: f64,
+    most: f64,
+}
+
+impl ColumnSurvey {
+    /// Of a column that has no rows yet. Different values of numbers are only counted if asked for.
+    pub(super) fn new(name: &str, counts_numbers: bool) -> ColumnSurvey {
+        ColumnSurvey {
+            name: name.into(),
+            rows: 0,
+            blanks: 0,
+            numbers: 0,
+            booleans: 0,
+            dates: 0,
+            range: None,
+            mean: 0.0,
+            counts_up: true,
+            last: f64::NAN,
+            parts: Vec::new(),
+            distinct: HashMap::new(),
+            more: false,
+            counts_numbers,
+            not_number: None,
+            not_date: None,
+            sample: Vec::new(),
+            stride: 1,
+        }
+    }
+
+    /// Looks at a field.
+    pub(super) fn add(&mut self, row: &Row, field: usize, choice: &ColumnChoice) {
+        let text = row.field(field);
+        self.rows += 1;
+        if choice.is_blank(text) {
+            self.blanks += 1;
+            return;
+        }
+        let number = str::from_utf8(text).ok().and_then(|text| text.parse::<f64>().ok());
+        if let Some(number) = number.filter(|x| !x.is_nan()) {
+            self.add_number(number);
+            if !self.counts_numbers {
+                return;
+            }
+        } else {
+            let first = |known: &mut Option<(DataPlace, String)>| {
+                known.get_or_insert_with(|| {
+                    let place = DataPlace { path: row.path().into(), place: row.place(field) };
+                    (place, String::from_utf8_lossy(text).chars().take(40).collect())
+                });
+            };
+            first(&mut self.not_number);
+            match Moment::read(text) {
+                Some(moment) => self.add_date(moment),
+                None => first(&mut self.not_date),
+            }
+            self.booleans += usize::from(boolean(text).is_some());
+        }
+        let full = self.distinct.len() == DISTINCT_MAX;
+        match self.distinct.get_mut(text) {
+            Some(n) => *n += 1,
+            None if full => self.more = true,
+            None => {
+                self.distinct.insert(text.into(), 1);
+            }
+        }
+    }
+
+    fn add_number(&mut self, number: f64) {
+        self.numbers += 1;
+        // That an infinite one is no number to learn from is said where the row is read.
+        if number.is_infinite() {
+            return;
+        }
+        self.mean += (number - self.mean) / self.numbers as f64;
+        self.counts_up &= self.last.is_nan() || number == self.last + 1.0;
+        self.last = number;
+        self.widen(number);
+    }
+
+    fn add_date(&mut self, moment: Moment) {
+        self.dates += 1;
+        let none = PartSums { sum: 0.0, least: f64::INFINITY, most: f64::NEG_INFINITY };
+        self.parts.resize(DatePart::ALL.len(), none);
+        for (sums, part) in self.parts.iter_mut().zip(DatePart::ALL) {
+            let value = part.of(moment);
+            sums.sum += value;
+            (sums.least, sums.most) = (sums.least.min(value), sums.most.max(value));
+        }
+        // Numbers and dates in one column have no range in common; it is then not clear what they are.
+        self.widen(moment.order() as f64);
+    }
+
+    fn widen(&mut self, value: f64) {
+        let (least, most) = self.range.unwrap_or((value, value));
+        self.range = Some((least.min(value), most.max(value)));
+        if (self.numbers + self.dates).is_multiple_of(self.stride) {
+            self.sample.push(value);
+        }
+        if self.sample.len() == SAMPLE {
+            let mut odd = false;
+            self.sample.retain(|_| {
+                odd = !odd;
+                !odd
+            });
+            self.stride *= 2;
+        }
+    }
+
+    /// Fields that are not blank.
+    pub fn present(&self) -> usize {
+        self.rows - self.blanks
+    }
+
+    /// What the column seems to hold.
+    pub fn kind(&self) -> ColumnType {
+        let present = self.present();
+        match present {
+            0 => ColumnType::Blank,
+            n if n == self.numbers => ColumnType::Number,
+            n if n == self.booleans => ColumnType::Boolean,
+            n if n == self.dates => ColumnType::Date,
+            n if 2 * self.numbers.max(self.dates) >= n => ColumnType::Unclear,
+            _ if self.mostly_differ() => ColumnType::Text,
+            _ => ColumnType::Category,
+        }
+    }
+
+    /// Whether most rows have a value of their own.
+    pub(super) fn mostly_differ(&self) -> bool {
+        self.present() >= ROWS_OF_IDS && (self.more || 2 * self.distinct.len() > self.present())
+    }
+
+    /// Whether numbers count the rows, as an id or an index does.
+    pub fn counts_rows(&self) -> bool {
+        self.kind() == ColumnType::Number && self.counts_up && self.rows >= ROWS_OF_IDS
+    }
+
+    /// How many different values there are that are not blank, and whether there are more than were counted.
+    pub fn n_distinct(&self) -> (usize, bool) {
+        (self.distinct.len(), self.more)
+    }
+
+    /// The values with how often they occur, the most frequent first.
+    pub fn values(&self) -> Vec<(String, usize)> {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let mut values: Vec<_> = self.distinct.iter().map(|(value, &n)| (text(value), n)).collect();
+        values.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        values
+    }
+
+    /// The mean of the numbers.
+    pub fn mean(&self) -> f64 {
+        self.mean
+    }
+
+    /// Least and largest number; of dates in seconds since 1970.
+    pub fn range(&self) -> Option<(f64, f64)> {
+        self.range
+    }
+
+    /// Least and largest value, as they are written.
+    pub fn range_text(&self) -> Option<(String, String)> {
+        let (least, most) = self.range?;
+        let written = |x: f64| match self.kind() {
+            ColumnType::Date => Moment::at(x as i64).written(),
+            _ => (x as f32).to_string(),
+        };
+        Some((written(least), written(most)))
+    }
+
+    /// How many of the numbers, or dates, lie in each of `n` equal parts of their range; of a sample where there are many.
+    pub fn histogram(&self, n: usize) -> Vec<usize> {
+        let mut bins = vec![0; n];
+        let Some((least, most)) = self.range else { return bins };
+        for value in &self.sample {
+            let share = if most > least { (value - least) / (most - least) } else { 0.0 };
+            bins[((share * n as f64) as usize).min(n - 1)] += 1;
+        }
+        bins
+    }
+
+    /// The share of yes among yes and no.
+    pub(super) fn share_of_true(&self) -> f64 {
+        let yes = self.distinct.iter().filter(|(word, _)| boolean(word) == Some(true));
+        yes.map(|(_, n)| n).sum::<usize>() as f64 / self.booleans.max(1) as f64
+    }
+
+    /// The parts of the dates that are not the same everywhere, with their means.
+    pub(super) fn parts(&self) -> Vec<(DatePart, f64)> {
+        let parts = DatePart::ALL.into_iter().zip(&self.parts);
+        let vary = parts.filter(|(_, sums)| sums.most - sums.least > 1e-9);
+        vary.map(|(part, sums)| (part, sums.sum / self.dates as f64)).collect()
+    }
+
+    /// The error for a column of which it is not clear what it holds.
+    pub(super) fn unclear(&self) -> DataError {
+        let dates = self.dates > self.numbers;
+        let (what, n, other) = match dates {
+            true => ("date", self.dates, &self.not_date),
+            false => ("number", self.numbers, &self.not_number),
+        };
+        let Some((DataPlace { path, place }, text)) = other else {
+            return DataError::Setting { why: format!("column {:?} is not clear", self.name) };
+        };
+        let why = format!(
+            "field {:?}: {text:?} is not a {what}, but {n} of {} fields of the column are; repair it, name what stands for \
+             blanks with `data.blanks`, or put the column into `data.categories` or `data.ignore`",
+            self.name,
+            self.present()
+        );
+        place.error(path, &why)
+    }
+}
+
+/// Yes or no, if that is what a field says.
+pub(super) fn boolean(field: &[u8]) -> Option<bool> {
+    const WORDS: [(&str, bool); 8] = [
+        ("true", true),
+        ("false", false),
+        ("yes", true),
+        ("no", false),
+        ("t", true),
+        ("f", false),
+        ("y", true),
+        ("n", false),
+    ];
+    WORDS.iter().find(|(word, _)| field.eq_ignore_ascii_case(word.as_bytes())).map(|(_, is)| *is)
+}

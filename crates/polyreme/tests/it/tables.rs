@@ -1,0 +1,217 @@
+//! Tables with names, words, dates and blanks, as people have them: trained on, predicted, evaluated, looked at.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::binary::{folder, json, polyreme};
+use crate::wrong_data::refusal;
+
+const JOB: &str = "[model]\nkind = 'mlp'\nhidden = [16]\n[data]\nkind = 'csv'\npath = 'houses.csv'\nlabel = 'sold'\n\
+                   [train]\nbatch = 32\nepochs = 30\noptimizer = { kind = 'adam', lr = 0.02 }\n\
+                   [parallel]\nranks = 1\nthreads = 1\n[output]\ntensorboard = false\n";
+
+/// Whether a house was sold follows from its town alone, of which there are 40; other columns are noise, with blanks.
+fn houses(rows: usize) -> String {
+    let row = |i: usize| {
+        let town = i * 7 % 40;
+        let area = if i % 11 == 3 { "NA".into() } else { format!("{}.5", 50 + i * 37 % 90) };
+        let garden = ["yes", "no", ""][i % 3];
+        let built = format!("{}-{:02}-15", 1950 + i % 70, 1 + i % 12);
+        let sold = if town.is_multiple_of(2) { "sold" } else { "left" };
+        format!(
+            "ref-{i},town {town},{area},{garden},{},{built},{sold}\n",
+            ["flat", "house", "barn"][i * 13 % 3]
+        )
+    };
+    "ref,town,area,garden,kind,built,sold\n".to_string() + &(0..rows).map(row).collect::<String>()
+}
+
+fn with_houses() -> TempDir {
+    let folder = folder(JOB);
+    fs::write(folder.path().join("houses.csv"), houses(400)).unwrap();
+    folder
+}
+
+fn write(folder: &Path, name: &str, text: &str) {
+    fs::write(folder.join(name), text).unwrap();
+}
+
+#[test]
+fn a_table_as_it_is_is_trained_on_and_used() {
+    let folder = with_houses();
+    let folder = folder.path();
+    let shown = polyreme(folder, &["train", "job.toml", "--check"]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned() + &String::from_utf8_lossy(&shown.stderr);
+    for part in [
+        "1 number, 1 yes or no, 1 date, 1 category (one-hot), 1 category (learnt vectors); 2 with blanks",
+        "\"ref\" is left out: it looks like an id or free text (400 different values in 400 rows)",
+    ] {
+        assert!(
+            shown.split_whitespace().collect::<Vec<_>>().join(" ").contains(part),
+            "{part} is not in\n{shown}"
+        );
+    }
+    let summary = json(folder, &["train", "job.toml", "--json"]).pop().unwrap();
+    let accuracy = summary["metrics"]["val_accuracy"].as_f64().unwrap();
+    assert!(accuracy > 0.95, "{summary}");
+
+    // Columns in another order, some that are new, blanks, a town that is new, and no label.
+    let answers = |name: &str| -> Vec<String> {
+        let lines = json(folder, &["predict", "runs/job", name, "--json"]);
+        lines.iter().map(|line| line["labels"][0]["label"].as_str().unwrap().into()).collect()
+    };
+    write(
+        folder,
+        "new.csv",
+        "kind,town,price,built,garden,area\nbarn,town 2,1,1980-01-15,yes,70\nflat,town 3,2,,,\nflat,town 99,2,1999-05-15,no,60\n",
+    );
+    let said = answers("new.csv");
+    assert_eq!((said.len(), &said[..2]), (3, &["sold".to_string(), "left".to_string()][..]));
+    // The same rows in the order of training, with their labels.
+    write(
+        folder,
+        "old.csv",
+        "ref,town,area,garden,kind,built,sold\n?,town 2,70,yes,barn,1980-01-15,?\n?,town 3,,,flat,,?\n\
+         ?,town 99,60,no,flat,1999-05-15,?\n",
+    );
+    let probabilities = |name: &str| -> Vec<Value> {
+        json(folder, &["predict", "runs/job", name, "--json"]).iter().map(|l| l["labels"].clone()).collect()
+    };
+    assert_eq!(probabilities("old.csv"), probabilities("new.csv"));
+
+    // An evaluation of a file in another order, without the column that was left out.
+    let rows = houses(200);
+    let moved = |line: &str| {
+        let f: Vec<&str> = line.split(',').collect();
+        format!("{},{},{},{},{},{}\n", f[6], f[5], f[4], f[3], f[2], f[1])
+    };
+    write(folder, "moved.csv", &rows.lines().map(moved).collect::<String>());
+    write(folder, "plain.csv", &rows);
+    let eval = |name: &str| {
+        let set = format!("data.path={name}");
+        let args =
+            ["eval", "runs/job", "--json", "--on", "train", "--set", &set, "--set", "data.validation=0"];
+        json(folder, &args)[0]["metrics"].clone()
+    };
+    assert_eq!(eval("moved.csv"), eval("plain.csv"));
+    assert!(eval("moved.csv")["train_accuracy"].as_f64().unwrap() > 0.95);
+
+    for (content, parts) in [
+        ("town,area,garden,kind\ntown 1,1,yes,flat\n", ["the header lacks \"built\"", "leave fields blank"]),
+        (
+            "town,area,garden,kind,built\ntown 1,large,yes,flat,2000-01-01\n",
+            ["field \"area\": \"large\" is not a number, as it was in training", "line 2"],
+        ),
+        (
+            "town,area,garden,kind,built\n12,3,yes,flat,2000-01-01\n",
+            ["column \"town\" has only numbers", "words such as"],
+        ),
+    ] {
+        write(folder, "wrong.csv", content);
+        refusal(folder, &["predict", "runs/job", "wrong.csv"], &["wrong.csv", parts[0], parts[1]]);
+    }
+}
+
+/// Embeddings on ranks: split over tensor ranks and over the data, in bf16, and in a run that goes on.
+#[test]
+fn categories_are_learnt_on_ranks_as_on_one() {
+    let folder = with_houses();
+    let folder = folder.path();
+    let losses = |name: &str, more: &[&str]| -> Vec<f64> {
+        let args =
+            [&["train", "job.toml", "--json", "--output", name, "--set", "train.epochs=3"], more].concat();
+        let lines = json(folder, &args);
+        let of =
+            |line: &Value| line["metrics"]["val_loss"].as_f64().filter(|_| line["event"] == "evaluation");
+        lines.iter().filter_map(of).collect()
+    };
+    let alone = losses("alone", &[]);
+    assert_eq!(alone.len(), 3, "{alone:?}");
+    for (name, more) in [
+        ("tensor", &["--set", "parallel.ranks=2", "--set", "parallel.tensor=2"][..]),
+        ("data", &["--ranks", "2"]),
+        (
+            "stage",
+            &["--set", "parallel.ranks=2", "--set", "parallel.stage=2", "--set", "parallel.microbatches=2"],
+        ),
+    ] {
+        let split = losses(name, more);
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-4;
+        assert!(split.len() == 3 && split.iter().zip(&alone).all(near), "{name}: {split:?} {alone:?}");
+    }
+    // An id in bf16 would be another town from 257 on.
+    let half = losses("half", &["--set", "train.precision=bf16"]);
+    assert!(half.iter().zip(&alone).all(|(a, b)| (a - b).abs() < 0.05), "{half:?} {alone:?}");
+    // A run goes on with columns as it knows them, and refuses others.
+    write(folder, "houses.csv", &houses(400).replace(",barn,", ",mill,"));
+    refusal(
+        folder,
+        &["resume", "alone", "--set", "train.epochs=4", "--changed-data"],
+        &["column \"kind\" is category of 3 values"],
+    );
+    write(folder, "houses.csv", &houses(400));
+    json(folder, &["resume", "alone", "--json", "--set", "train.epochs=4"]);
+    refusal(folder, &["train", "job.toml", "--check", "--set", "train.mixup=0.2"], &["train.mixup", "ids"]);
+    let layers = "[model]\nlayers = [{ kind = 'linear', outputs = 8 }, 'relu', 'linear']\n";
+    write(folder, "layers.toml", &(layers.to_string() + &JOB[JOB.find("[data]").unwrap()..]));
+    refusal(folder, &["train", "layers.toml", "--check"], &["categories with many values", "data.one_hot"]);
+    json(folder, &["train", "layers.toml", "--json", "--set", "data.one_hot=40", "--set", "train.epochs=1"]);
+}
+
+#[test]
+fn columns_are_chosen_and_what_is_wrong_is_said_before_training() {
+    let folder = with_houses();
+    let folder = folder.path();
+    let check = |sets: &[&str], parts: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        refusal(folder, &[&["train", "job.toml", "--check"], &sets[..]].concat(), parts);
+    };
+    check(&["data.columns=['towns']"], &["`data.columns` has \"towns\"", "\"town\""]);
+    check(&["data.ignore=['x*']"], &["`data.ignore` has \"x*\""]);
+    check(&["data.label=price"], &["no column \"price\""]);
+    check(&["data.blanks=['-']"], &["\"NA\" is not a number", "data.blanks"]);
+    check(&["data.columns=[]"], &["data.columns", "is empty"]);
+    // A numeric target, from chosen columns, with a part of them written as categories.
+    let sets = ["data.label=area", "train.loss=mse", "data.columns=['town', 'b*', 'kind']"];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let args = [&["train", "job.toml", "--check"], &sets[..]].concat();
+    refusal(folder, &args, &["field \"area\": \"NA\" is blank", "leave out the row"]);
+    write(folder, "houses.csv", &houses(400).replace(",NA,", ",77,"));
+    let args = [&["train", "job.toml", "--json", "--set", "train.epochs=1"], &sets[..]].concat();
+    json(folder, &args);
+    for (content, parts) in [
+        ("town,town,sold\na,b,c\nd,e,f\n", ["column \"town\" occurs twice", "data.ignore"]),
+        ("town,area,sold\na,1,c\nd,2\n", ["2 fields, but the first row has 3", "line 3"]),
+    ] {
+        write(folder, "houses.csv", content);
+        refusal(folder, &["train", "job.toml", "--check"], &parts);
+    }
+}
+
+#[test]
+fn columns_are_shown() {
+    let folder = with_houses();
+    let folder = folder.path();
+    let found = json(folder, &["inspect", "houses.csv", "--data", "--json"]).pop().unwrap();
+    let columns = found["columns"].as_array().unwrap();
+    let types: Vec<_> = columns.iter().map(|c| c["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["text", "category", "number", "boolean", "category", "date", "category"]);
+    assert_eq!((&columns[1]["distinct"], &columns[2]["blanks"]), (&40.into(), &37.into()));
+    assert_eq!((&columns[2]["min"], &columns[5]["min"]), (&50.5.into(), &"1950-01-15".into()));
+    let values: u64 =
+        columns[4]["values"].as_array().unwrap().iter().map(|v| v["rows"].as_u64().unwrap()).sum();
+    assert_eq!(values, 400);
+    // A job's table is read as the job says.
+    for path in ["houses.csv", "job.toml"] {
+        let out = polyreme(folder, &["inspect", path, "--data"]);
+        let text = String::from_utf8(out.stdout).unwrap();
+        assert!(
+            text.lines().count() == 8 && text.contains("400 rows, 7 columns") && text.contains('█'),
+            "{text}"
+        );
+    }
+    refusal(folder, &["inspect", "nosuch.csv", "--data"], &["nosuch.csv", "not found"]);
+}
