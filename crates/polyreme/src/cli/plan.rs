@@ -10,7 +10,7 @@ use polyreme_sim::Cluster;
 use polyreme_sim::search::{
     FoundPlan, LostBy, PlanChoice, Planner, Question, SearchAnswer, SearchEffort, TimeShares,
 };
-use polyreme_train::job::edit::said_keys;
+use polyreme_train::job::edit::{said_keys, with_keys};
 use polyreme_train::job::{Job, PrecisionKind};
 use serde_json::{Value, json};
 
@@ -288,7 +288,8 @@ pub(super) fn nothing_fits(answer: &SearchAnswer) -> Failure {
 /// Puts keys into a job file, and checks that it reads as it should.
 fn write_keys(file: &Path, keys: &[chosen::ChosenKey], json: bool) -> CommandResult {
     let text = fs::read_to_string(file)?;
-    let changed = chosen::written(&text, keys);
+    let changed = with_keys(&text, keys.iter().map(|k| (k.section, k.key, k.value.as_str())));
+    let changed = changed.map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?;
     let lines = || {
         keys.iter().map(|k| format!("  {}.{} = {}", k.section, k.key, k.value)).collect::<Vec<_>>().join("\n")
     };

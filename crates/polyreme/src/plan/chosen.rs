@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use polyreme_sim::Cluster;
 use polyreme_sim::search::{FoundPlan, Sharding};
-use polyreme_train::job::edit::set_key;
 
 use super::row::recompute_mib;
 
@@ -63,9 +62,4 @@ pub fn keys(
     };
     found.retain(kept);
     found
-}
-
-/// The text of a job file with these keys.
-pub fn written(text: &str, keys: &[ChosenKey]) -> String {
-    keys.iter().fold(text.to_string(), |text, key| set_key(&text, key.section, key.key, &key.value))
 }
