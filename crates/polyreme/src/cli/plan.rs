@@ -18,7 +18,7 @@ use super::{CommandResult, Failure, print_json, train};
 use crate::app::App;
 use crate::plan::asked::{AskedJob, decided};
 use crate::plan::machine::{KnownCluster, from_file, this_machine, with_hosts};
-use crate::plan::row::{HEADER, PlanRow, lost_words, mesh_words, price_per_hour};
+use crate::plan::row::{HEADER, PlanRow, counted, lost_words, mesh_words, price_per_hour};
 use crate::plan::what_if::Change;
 use crate::plan::{chosen, plot};
 
@@ -172,7 +172,8 @@ fn show(
     let shares = TimeShares::of(best, cluster);
     let more = more_hosts(question, planner, cluster, best);
     if let Some(file) = &args.plot {
-        let bar = |row: &PlanRow| (format!("{} ({} hosts)", row.mesh(), row.hosts), Some(row.step_ms));
+        let bar =
+            |row: &PlanRow| (format!("{} ({})", row.mesh(), counted(row.hosts, "host")), Some(row.step_ms));
         fs::write(file, plot::bars("Time of a step", "ms", &rows.iter().map(bar).collect::<Vec<_>>()))?;
     }
     if args.json {
@@ -190,20 +191,20 @@ fn show(
     }
     let mut out = io::stdout().lock();
     let cores = cluster.hosts.first().map_or(0, |host| host.cores);
-    let hosts = match cluster.hosts.len() {
-        1 => "1 host".to_string(),
-        n => format!("{n} hosts"),
-    };
-    writeln!(out, "{hosts} of {cores} cores, by {}", known.source)?;
+    let (hosts, cores) = (counted(cluster.hosts.len(), "host"), counted(cores, "core"));
+    writeln!(out, "{hosts} of {cores}, by {}", known.source)?;
     writeln!(
         out,
-        "{} choices, {} simulated; a step has {} samples\n\n{HEADER}",
-        answer.considered, answer.simulated, question.batch
+        "{}, {} simulated; a step has {}\n\n{HEADER}",
+        counted(answer.considered, "choice"),
+        answer.simulated,
+        counted(question.batch, "sample")
     )?;
     for row in &rows {
         writeln!(out, "{}", row.line())?;
     }
     let percent = |share: f64| share * 100.0;
+            false if used == 1 => writeln!(out, "with {hosts} hosts: no faster, 1 is enough")?,
     writeln!(
         out,
         "\nthe best is bounded by {}: computing {:.0} %, memory bandwidth {:.0} %, bubble {:.0} %, waiting along data {:.0} %, \
@@ -241,11 +242,8 @@ fn show(
         writeln!(out, "  {:<34} {}", mesh_words(&choice.mesh), lost_words(why))?;
     }
     if best.choice.seating.hosts == 1 && cluster.hosts.len() == 1 && args.job.is_some() {
-        let ranks = best.choice.mesh.ranks();
-        writeln!(
-            out,
-            "\nto run it: put it into the job file with --write, then `polyreme train` ({ranks} ranks)"
-        )?;
+        let ranks = counted(best.choice.mesh.ranks(), "rank");
+        writeln!(out, "\nto run it: put it into the job file with --write, then `polyreme train` ({ranks})")?;
     }
     Ok(())
 }
@@ -272,17 +270,26 @@ fn more_hosts(
     hosts.into_iter().filter_map(found).collect()
 }
 
-/// What is said if there is no plan.
+/// What is said if there is no plan: what is nearest to fitting; or why the job cannot be split so, if that is not a question of memory.
 pub(super) fn nothing_fits(answer: &SearchAnswer) -> Failure {
-    let least =
-        |why: &LostBy| if let LostBy::Memory { needs, has } = why { needs / has } else { f64::INFINITY };
-    let nearest = answer.lost.iter().min_by(|a, b| least(&a.1).total_cmp(&least(&b.1)));
-    let words = nearest.map_or(String::new(), |(choice, why)| {
-        format!("; nearest: {}: {}", mesh_words(&choice.mesh), lost_words(why))
-    });
-    Failure::usage(format!(
-        "no plan fits{words}; use more hosts or memory, a smaller batch, `train.precision = \"auto\"`, or fix fewer keys of `[parallel]`"
-    ))
+    let short = |(choice, why): &(PlanChoice, LostBy)| match why {
+        LostBy::Memory { needs, has } => {
+            Some((needs / has, format!("{}: {}", mesh_words(&choice.mesh), lost_words(why))))
+        }
+        LostBy::Refused(_) | LostBy::Bound { .. } => None,
+    };
+    let nearest = answer.lost.iter().filter_map(short).min_by(|a, b| a.0.total_cmp(&b.0));
+    if let Some((_, nearest)) = nearest {
+        return Failure::usage(format!(
+            "no plan fits; nearest: {nearest}; use more hosts or memory, a smaller batch, `train.precision = \"auto\"`, or fix fewer keys of \
+             `[parallel]`"
+        ));
+    }
+    // Refusals say what to write instead. Those of other meshes are consequences of the same keys.
+    let refused = answer.lost.iter().map(|(_, why)| lost_words(why)).next();
+    Failure::usage(
+        refused.unwrap_or_else(|| "there is no way to split this job; fix fewer keys of `[parallel]`".into()),
+    )
 }
 
 /// Puts keys into a job file, and checks that it reads as it should.
