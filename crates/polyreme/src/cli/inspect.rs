@@ -20,6 +20,7 @@ use polyreme_train::weights::read_weights;
 use serde::Serialize;
 use serde_json::json;
 
+use super::compared::ComparedRun;
 use super::ending::Failure;
 use super::timeline::TimelineArgs;
 use super::{CommandResult, print_json, train};
@@ -28,7 +29,7 @@ use crate::process;
 
 #[derive(Args)]
 pub(super) struct InspectArgs {
-    /// A run's folder, a checkpoint, a `.safetensors` file, or a job file; with `--timeline`, what `--trace` wrote.
+    /// A run's folder, a checkpoint, a `.safetensors` file, or a job file; with `--timeline`, also what `--trace` wrote.
     #[arg(value_name = "PATH")]
     path: PathBuf,
     /// Print the graph instead: as text, as DOT for Graphviz, or as the program of a whole training step.
@@ -70,8 +71,9 @@ impl Tensor {
 }
 
 pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
+    args.timeline.check()?;
     if let Some(picture) = &args.timeline.timeline {
-        return args.timeline.draw(&args.path, picture, args.json);
+        return args.timeline.draw(app, &args.path, picture, args.json);
     }
     if args.path.extension().is_some_and(|e| e == "toml") {
         return inspect_job(app, args);
@@ -114,12 +116,14 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
     let progress = Progress::of(loaded)?;
     let classes = kernels::known(&progress.kernels);
     let history = History::read(&trained.folder().join("metrics.jsonl")).unwrap_or_default();
+    let compared = ComparedRun::of(&trained.folder(), &history);
     if args.json {
         let others: Vec<_> = checkpoint::list(&trained.folder())?.iter().map(|e| e.step).collect();
         return print_json(&json!({
             "checkpoint": loaded.path, "step": manifest.step, "epoch": manifest.epoch,
             "metrics": manifest.metrics, "bytes": manifest.n_bytes(), "checkpoints": others,
             "kernels": progress.kernels, "degrees": progress.degrees, "parameters": tensors, "history": history_json(&history),
+            "planned": compared,
         }));
     }
     let mut out = io::stdout().lock();
@@ -143,6 +147,9 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
     drop(out);
     show_checkpoints(&trained.folder())?;
     show_history(&history)?;
+    if let Some(compared) = &compared {
+        compared.show()?;
+    }
     writeln!(io::stdout())?;
     show_tensors(&tensors, false)
 }

@@ -1,11 +1,13 @@
 //! The command line: flags in, events and results out, exit codes that mean something (`polyreme --help` lists them).
 
 mod bench;
+mod compared;
 mod data;
 mod ending;
 mod eval;
 mod inspect;
 mod launch;
+mod machines;
 mod mesh;
 mod plan;
 mod planned;

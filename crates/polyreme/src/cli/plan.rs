@@ -14,10 +14,11 @@ use polyreme_train::job::edit::{said_keys, with_keys};
 use polyreme_train::job::{Job, PrecisionKind};
 use serde_json::{Value, json};
 
+use super::machines::MachineArgs;
 use super::{CommandResult, Failure, print_json, train};
 use crate::app::App;
 use crate::plan::asked::{AskedJob, decided};
-use crate::plan::machine::{KnownCluster, from_file, this_machine, with_hosts};
+use crate::plan::machine::{KnownCluster, with_hosts};
 use crate::plan::row::{HEADER, PlanRow, counted, lost_words, mesh_words, price_per_hour};
 use crate::plan::what_if::Change;
 use crate::plan::{chosen, plot};
@@ -46,16 +47,8 @@ pub(super) struct PlanArgs {
     /// The job file.
     #[arg(value_name = "JOB.toml")]
     job: Option<PathBuf>,
-    /// A file that describes the cluster [default: this machine].
-    #[arg(long, value_name = "CLUSTER.toml", conflicts_with = "calibration")]
-    cluster: Option<PathBuf>,
-    /// What `polyreme bench calibrate` wrote about this machine [default: calibration.json in the working folder, if it
-    /// is of this machine; otherwise a quick look at it].
-    #[arg(long, value_name = "FILE")]
-    calibration: Option<PathBuf>,
-    /// Hosts: so many of the cluster's, or machines like this one.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8192))]
-    hosts: Option<u16>,
+    #[command(flatten)]
+    machines: MachineArgs,
     /// Ranks on each host [default: searched].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     ranks_per_host: Option<u16>,
@@ -89,7 +82,7 @@ pub(super) fn plan(app: &App, args: &PlanArgs) -> CommandResult {
     if args.write && args.job.is_none() {
         return Err(Failure::usage("--write needs a job file: `polyreme plan JOB.toml --write`"));
     }
-    let known = cluster(app, args)?;
+    let known = args.machines.known(app)?;
     let mut asked = AskedJob::new(job.clone(), &said, app.given())?;
     let fixed = asked.fixed_mut();
     fixed.ranks_per_host = args.ranks_per_host.map(usize::from);
@@ -127,19 +120,6 @@ pub(super) fn said(job: &Job, file: Option<&Path>, sets: &[String]) -> Result<BT
         .map(String::from)
         .collect();
     Ok(said_keys(&changed.join("\n"), sets))
-}
-
-fn cluster(app: &App, args: &PlanArgs) -> Result<KnownCluster, Failure> {
-    let hosts = args.hosts.map(usize::from);
-    match &args.cluster {
-        Some(file) => {
-            let known = from_file(file).map_err(Failure::usage)?;
-            let cluster = hosts.map_or(known.cluster.clone(), |n| with_hosts(&known.cluster, n));
-            Ok(KnownCluster { cluster, ..known })
-        }
-        None => this_machine(args.calibration.as_deref(), hosts.unwrap_or(1), app.given().isa)
-            .map_err(Failure::usage),
-    }
 }
 
 /// The best plans, one of each mesh.
@@ -204,7 +184,6 @@ fn show(
         writeln!(out, "{}", row.line())?;
     }
     let percent = |share: f64| share * 100.0;
-            false if used == 1 => writeln!(out, "with {hosts} hosts: no faster, 1 is enough")?,
     writeln!(
         out,
         "\nthe best is bounded by {}: computing {:.0} %, memory bandwidth {:.0} %, bubble {:.0} %, waiting along data {:.0} %, \
@@ -225,6 +204,7 @@ fn show(
             true => {
                 writeln!(out, "with {hosts} hosts: {ms:.2} ms, {faster:.2} times as fast: {mesh} on {used}")?
             }
+            false if used == 1 => writeln!(out, "with {hosts} hosts: no faster, 1 is enough")?,
             false => writeln!(out, "with {hosts} hosts: no faster, {used} are enough")?,
         }
     }

@@ -85,6 +85,18 @@ impl AskedJob {
         &mut self.fixed
     }
 
+    /// Fixes what the job leaves to be searched as it is without a search, except how many ranks there are.
+    pub fn fix_defaults(&mut self) {
+        let fixed = &mut self.fixed;
+        let (mesh, n) = (&self.base.mesh, self.base.microbatches);
+        fixed.tensor = fixed.tensor.or(Some(mesh.tensor));
+        fixed.stage = fixed.stage.or(Some(mesh.stage));
+        fixed.sequence = fixed.sequence.or(Some(mesh.sequence));
+        fixed.microbatches = fixed.microbatches.or(Some(n));
+        fixed.schedule = fixed.schedule.or(Some(self.base.pipeline));
+        fixed.sharding = fixed.sharding.or(Some(Sharding::Usual));
+    }
+
     /// Asks something of the job as a question.
     pub fn with<T>(&self, ask: impl FnOnce(&Question) -> T) -> T {
         let job = &self.job;

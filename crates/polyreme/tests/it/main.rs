@@ -16,6 +16,7 @@ mod manners;
 mod meshes;
 mod parts;
 mod plan;
+mod planned;
 mod ranks;
 mod saved;
 mod targets;

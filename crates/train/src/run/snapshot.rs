@@ -13,6 +13,7 @@ use polyreme_exec::{Engine, Kept, Slot, floats, make_room};
 use serde::{Deserialize, Serialize};
 
 use super::degrees::Degrees;
+use super::planned_step::PlannedStep;
 use crate::checkpoint::{self, CheckpointError, Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
 use crate::error::TrainError;
 use crate::fingerprint::Fingerprint;
@@ -72,6 +73,12 @@ pub struct Progress {
     /// Where the network is cut into stages, if that was chosen when the run began.
     #[serde(default)]
     pub cuts: Vec<String>,
+    /// What was predicted of the run, if a planner chose how it is split.
+    #[serde(default)]
+    pub planned: Option<PlannedStep>,
+    /// What rank 0's process has taken at most, in MiB, if the system says so.
+    #[serde(default)]
+    pub peak_mib: Option<f64>,
 }
 
 impl Progress {
