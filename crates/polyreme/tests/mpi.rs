@@ -155,6 +155,28 @@ fn a_split_model_under_mpirun_has_the_losses_of_one_rank() {
     }
 }
 
+/// Rank 0 plans for all: which ranks there are is MPI's word, and how they are arranged is its.
+#[test]
+fn ranks_under_mpirun_train_what_rank_0_planned() {
+    let folder = tempfile::tempdir().unwrap();
+    train(&folder, "one", None, &[]);
+    let open = ["parallel.tensor=auto", "parallel.stage=auto", "parallel.schedule=auto"];
+    let open: Vec<_> = open.into_iter().flat_map(|set| ["--set", set]).collect();
+    for (k, launcher) in launchers().into_iter().enumerate() {
+        let name = format!("mpi{k}");
+        let out = output(&mut command(&folder, &name, Some((&launcher, 2)), &open));
+        let said = String::from_utf8_lossy(&out.stderr).into_owned() + &String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success(), "{said}");
+        assert_eq!(said.matches("planned: ").count(), 1, "one rank plans: {said}");
+        let (one, many) = (losses(&folder, "one"), losses(&folder, &name));
+        assert_eq!((one.len(), many.len()), (STEPS, STEPS));
+        for (step, (a, b)) in one.iter().zip(&many).enumerate() {
+            let program = &launcher.program;
+            assert!((a - b).abs() <= 1e-4 * a.abs().max(1.0), "{program}, step {step}: {b} and not {a}");
+        }
+    }
+}
+
 /// The same for a model in use: four ranks have it together, and rank 0 prints its scores.
 #[test]
 fn a_trained_model_under_mpirun_has_the_scores_of_one_rank() {

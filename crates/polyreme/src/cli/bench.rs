@@ -30,7 +30,7 @@ pub(super) enum Bench {
     /// Prints the median time of a step, GFLOP/s (convolutions counted as if computed directly), the share of the
     /// measured multiply-add peak, and planned and actual peak memory; with --json also what parameters, gradients and
     /// optimizer state take of it, on all ranks together.
-    Step(StepArgs),
+    Step(Box<StepArgs>),
     /// Collectives: all-reduce and its family, by size.
     ///
     /// Prints the mean time of a call on the slowest rank, and the bytes of each rank's buffer over it. What was timed is

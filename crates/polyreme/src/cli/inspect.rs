@@ -21,6 +21,7 @@ use polyreme_train::weights::read_weights;
 use serde::Serialize;
 use serde_json::json;
 
+use super::compared::ComparedRun;
 use super::ending::Failure;
 use super::timeline::TimelineArgs;
 use super::{CommandResult, columns, print_json, train};
@@ -29,7 +30,7 @@ use crate::process;
 
 #[derive(Args)]
 pub(super) struct InspectArgs {
-    /// A run's folder, a checkpoint, a `.safetensors` file, or a job file; with `--timeline`, what `--trace` wrote; with `--data`, a
+    /// A run's folder, a checkpoint, a `.safetensors` file, or a job file; with `--timeline`, also what `--trace` wrote; with `--data`, a
     /// table or a job file.
     #[arg(value_name = "PATH")]
     path: PathBuf,
@@ -75,8 +76,9 @@ impl Tensor {
 }
 
 pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
+    args.timeline.check()?;
     if let Some(picture) = &args.timeline.timeline {
-        return args.timeline.draw(&args.path, picture, args.json);
+        return args.timeline.draw(app, &args.path, picture, args.json);
     }
     if args.data {
         return columns::show(&args.path, args.json);
@@ -123,12 +125,14 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
     let classes = kernels::known(&progress.kernels);
     let ledger = progress.ledger.as_ref().map(|ledger| ledger.report(manifest.step));
     let history = History::read(&trained.folder().join("metrics.jsonl")).unwrap_or_default();
+    let compared = ComparedRun::of(&trained.folder(), &history);
     if args.json {
         let others: Vec<_> = checkpoint::list(&trained.folder())?.iter().map(|e| e.step).collect();
         print_json(&json!({
             "checkpoint": loaded.path, "step": manifest.step, "epoch": manifest.epoch,
             "metrics": manifest.metrics, "bytes": manifest.n_bytes(), "checkpoints": others,
             "kernels": progress.kernels, "degrees": progress.degrees, "ledger": ledger, "parameters": tensors, "history": history_json(&history),
+            "planned": compared,
         }))?;
         return counted_once(ledger.as_ref());
     }
@@ -156,6 +160,9 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
     drop(out);
     show_checkpoints(&trained.folder())?;
     show_history(&history)?;
+    if let Some(compared) = &compared {
+        compared.show()?;
+    }
     writeln!(io::stdout())?;
     show_tensors(&tensors, false)?;
     counted_once(ledger.as_ref())

@@ -2,11 +2,13 @@
 
 mod bench;
 mod columns;
+mod compared;
 mod data;
 mod ending;
 mod eval;
 mod inspect;
 mod launch;
+mod machines;
 mod mesh;
 mod plan;
 mod planned;

@@ -10,15 +10,16 @@ use polyreme_sim::Cluster;
 use polyreme_sim::search::{
     FoundPlan, LostBy, PlanChoice, Planner, Question, SearchAnswer, SearchEffort, TimeShares,
 };
-use polyreme_train::job::edit::said_keys;
+use polyreme_train::job::edit::{said_keys, with_keys};
 use polyreme_train::job::{Job, PrecisionKind};
 use serde_json::{Value, json};
 
+use super::machines::MachineArgs;
 use super::{CommandResult, Failure, print_json, train};
 use crate::app::App;
 use crate::plan::asked::{AskedJob, decided};
-use crate::plan::machine::{KnownCluster, from_file, this_machine, with_hosts};
-use crate::plan::row::{HEADER, PlanRow, lost_words, mesh_words, price_per_hour};
+use crate::plan::machine::{KnownCluster, with_hosts};
+use crate::plan::row::{HEADER, PlanRow, counted, lost_words, mesh_words, price_per_hour};
 use crate::plan::what_if::Change;
 use crate::plan::{chosen, plot};
 
@@ -46,16 +47,8 @@ pub(super) struct PlanArgs {
     /// The job file.
     #[arg(value_name = "JOB.toml")]
     job: Option<PathBuf>,
-    /// A file that describes the cluster [default: this machine].
-    #[arg(long, value_name = "CLUSTER.toml", conflicts_with = "calibration")]
-    cluster: Option<PathBuf>,
-    /// What `polyreme bench calibrate` wrote about this machine [default: calibration.json in the working folder, if it
-    /// is of this machine; otherwise a quick look at it].
-    #[arg(long, value_name = "FILE")]
-    calibration: Option<PathBuf>,
-    /// Hosts: so many of the cluster's, or machines like this one.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8192))]
-    hosts: Option<u16>,
+    #[command(flatten)]
+    machines: MachineArgs,
     /// Ranks on each host [default: searched].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     ranks_per_host: Option<u16>,
@@ -89,7 +82,7 @@ pub(super) fn plan(app: &App, args: &PlanArgs) -> CommandResult {
     if args.write && args.job.is_none() {
         return Err(Failure::usage("--write needs a job file: `polyreme plan JOB.toml --write`"));
     }
-    let known = cluster(app, args)?;
+    let known = args.machines.known(app)?;
     let mut asked = AskedJob::new(job.clone(), &said, app.given())?;
     let fixed = asked.fixed_mut();
     fixed.ranks_per_host = args.ranks_per_host.map(usize::from);
@@ -129,19 +122,6 @@ pub(super) fn said(job: &Job, file: Option<&Path>, sets: &[String]) -> Result<BT
     Ok(said_keys(&changed.join("\n"), sets))
 }
 
-fn cluster(app: &App, args: &PlanArgs) -> Result<KnownCluster, Failure> {
-    let hosts = args.hosts.map(usize::from);
-    match &args.cluster {
-        Some(file) => {
-            let known = from_file(file).map_err(Failure::usage)?;
-            let cluster = hosts.map_or(known.cluster.clone(), |n| with_hosts(&known.cluster, n));
-            Ok(KnownCluster { cluster, ..known })
-        }
-        None => this_machine(args.calibration.as_deref(), hosts.unwrap_or(1), app.given().isa)
-            .map_err(Failure::usage),
-    }
-}
-
 /// The best plans, one of each mesh.
 fn of_each_mesh(plans: &[FoundPlan], top: usize) -> Vec<&FoundPlan> {
     let what = |choice: &PlanChoice| (choice.mesh, choice.seating, choice.precision);
@@ -166,13 +146,15 @@ fn show(
     let Some(best) = answer.plans.first() else { return Err(nothing_fits(answer)) };
     let shown = of_each_mesh(&answer.plans, args.top);
     let row = |(i, plan): (usize, &&FoundPlan)| {
-        PlanRow::new(i + 1, plan, best, question, cluster, asked.epoch_samples)
+        let row = PlanRow::new(i + 1, plan, best, question, cluster, asked.epoch_samples);
+        PlanRow { memory_mib: asked.run_bytes(plan, cluster) as f64 / f64::from(1 << 20), ..row }
     };
     let rows: Vec<PlanRow> = shown.iter().enumerate().map(row).collect();
     let shares = TimeShares::of(best, cluster);
     let more = more_hosts(question, planner, cluster, best);
     if let Some(file) = &args.plot {
-        let bar = |row: &PlanRow| (format!("{} ({} hosts)", row.mesh(), row.hosts), Some(row.step_ms));
+        let bar =
+            |row: &PlanRow| (format!("{} ({})", row.mesh(), counted(row.hosts, "host")), Some(row.step_ms));
         fs::write(file, plot::bars("Time of a step", "ms", &rows.iter().map(bar).collect::<Vec<_>>()))?;
     }
     if args.json {
@@ -190,15 +172,14 @@ fn show(
     }
     let mut out = io::stdout().lock();
     let cores = cluster.hosts.first().map_or(0, |host| host.cores);
-    let hosts = match cluster.hosts.len() {
-        1 => "1 host".to_string(),
-        n => format!("{n} hosts"),
-    };
-    writeln!(out, "{hosts} of {cores} cores, by {}", known.source)?;
+    let (hosts, cores) = (counted(cluster.hosts.len(), "host"), counted(cores, "core"));
+    writeln!(out, "{hosts} of {cores}, by {}", known.source)?;
     writeln!(
         out,
-        "{} choices, {} simulated; a step has {} samples\n\n{HEADER}",
-        answer.considered, answer.simulated, question.batch
+        "{}, {} simulated; a step has {}\n\n{HEADER}",
+        counted(answer.considered, "choice"),
+        answer.simulated,
+        counted(question.batch, "sample")
     )?;
     for row in &rows {
         writeln!(out, "{}", row.line())?;
@@ -224,6 +205,7 @@ fn show(
             true => {
                 writeln!(out, "with {hosts} hosts: {ms:.2} ms, {faster:.2} times as fast: {mesh} on {used}")?
             }
+            false if used == 1 => writeln!(out, "with {hosts} hosts: no faster, 1 is enough")?,
             false => writeln!(out, "with {hosts} hosts: no faster, {used} are enough")?,
         }
     }
@@ -241,11 +223,8 @@ fn show(
         writeln!(out, "  {:<34} {}", mesh_words(&choice.mesh), lost_words(why))?;
     }
     if best.choice.seating.hosts == 1 && cluster.hosts.len() == 1 && args.job.is_some() {
-        let ranks = best.choice.mesh.ranks();
-        writeln!(
-            out,
-            "\nto run it: put it into the job file with --write, then `polyreme train` ({ranks} ranks)"
-        )?;
+        let ranks = counted(best.choice.mesh.ranks(), "rank");
+        writeln!(out, "\nto run it: put it into the job file with --write, then `polyreme train` ({ranks})")?;
     }
     Ok(())
 }
@@ -272,23 +251,33 @@ fn more_hosts(
     hosts.into_iter().filter_map(found).collect()
 }
 
-/// What is said if there is no plan.
+/// What is said if there is no plan: what is nearest to fitting; or why the job cannot be split so, if that is not a question of memory.
 pub(super) fn nothing_fits(answer: &SearchAnswer) -> Failure {
-    let least =
-        |why: &LostBy| if let LostBy::Memory { needs, has } = why { needs / has } else { f64::INFINITY };
-    let nearest = answer.lost.iter().min_by(|a, b| least(&a.1).total_cmp(&least(&b.1)));
-    let words = nearest.map_or(String::new(), |(choice, why)| {
-        format!("; nearest: {}: {}", mesh_words(&choice.mesh), lost_words(why))
-    });
-    Failure::usage(format!(
-        "no plan fits{words}; use more hosts or memory, a smaller batch, `train.precision = \"auto\"`, or fix fewer keys of `[parallel]`"
-    ))
+    let short = |(choice, why): &(PlanChoice, LostBy)| match why {
+        LostBy::Memory { needs, has } => {
+            Some((needs / has, format!("{}: {}", mesh_words(&choice.mesh), lost_words(why))))
+        }
+        LostBy::Refused(_) | LostBy::Bound { .. } => None,
+    };
+    let nearest = answer.lost.iter().filter_map(short).min_by(|a, b| a.0.total_cmp(&b.0));
+    if let Some((_, nearest)) = nearest {
+        return Failure::usage(format!(
+            "no plan fits; nearest: {nearest}; use more hosts or memory, a smaller batch, `train.precision = \"auto\"`, or fix fewer keys of \
+             `[parallel]`"
+        ));
+    }
+    // Refusals say what to write instead. Those of other meshes are consequences of the same keys.
+    let refused = answer.lost.iter().map(|(_, why)| lost_words(why)).next();
+    Failure::usage(
+        refused.unwrap_or_else(|| "there is no way to split this job; fix fewer keys of `[parallel]`".into()),
+    )
 }
 
 /// Puts keys into a job file, and checks that it reads as it should.
 fn write_keys(file: &Path, keys: &[chosen::ChosenKey], json: bool) -> CommandResult {
     let text = fs::read_to_string(file)?;
-    let changed = chosen::written(&text, keys);
+    let changed = with_keys(&text, keys.iter().map(|k| (k.section, k.key, k.value.as_str())));
+    let changed = changed.map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?;
     let lines = || {
         keys.iter().map(|k| format!("  {}.{} = {}", k.section, k.key, k.value)).collect::<Vec<_>>().join("\n")
     };

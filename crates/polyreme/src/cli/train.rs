@@ -1,5 +1,6 @@
 //! `polyreme train` and `polyreme resume`.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use polyreme_train::event::Ending;
 use polyreme_train::job::Job;
 use polyreme_train::run::{FoundRun, Hold, Prepared, likely_folder, run_ranks_at};
 
-use super::planned::{planned, with_plan};
+use super::plan::said;
+use super::planned::{PlannedJob, planned, planned_together, with_plan};
 use super::ranks::{RankArgs, asked_by_job, note_apart, or_tell, part, show, voice_waits};
 use super::terminal::{Screen, catch_interrupts, outline_text};
 use super::{CommandResult, Failure, print_json};
@@ -98,12 +100,21 @@ pub(super) fn train(app: &App, args: &TrainArgs) -> CommandResult {
         job.output.path = Some(folder.clone());
     }
     job.parallel.threads = args.ranks.threads().or(job.parallel.threads);
-    let job = planned(app, job, args.job.as_deref(), &args.sets, &args.ranks)?;
+    // Only a search asks which keys were said; a job file may be a pipe, which is read once.
+    let keys = match job.parallel.open.any() {
+        true => said(&job, args.job.as_deref(), &args.sets)?,
+        false => BTreeSet::new(),
+    };
+    let machine = Machine::read();
+    let decided = args.ranks.decide(asked_by_job(&job.parallel), &machine)?;
+    let planned = planned(app, job, &keys, &decided, machine.cores(), args.check)?;
     if args.check {
-        return check(app, job, args);
+        return check(app, planned.job, args);
     }
     let stop = Arc::new(AtomicBool::new(false));
-    let Some((mut ranks, prepared)) = prepare(app, job, &args.ranks, &stop)? else { return Ok(()) };
+    let Some((mut ranks, prepared)) = prepare(app, planned, &keys, &args.ranks, &stop)? else {
+        return Ok(());
+    };
     let mut hold = None;
     let mut choose = || {
         let hold = hold.insert(Hold::new(&prepared.job, args.overwrite)?);
@@ -117,10 +128,12 @@ pub(super) fn train(app: &App, args: &TrainArgs) -> CommandResult {
 /// The ranks of this process and the job, ready to run; `None` if this process was the launcher.
 fn prepare(
     app: &App,
-    job: Job,
+    planned: PlannedJob,
+    keys: &BTreeSet<String>,
     args: &RankArgs,
     stop: &Arc<AtomicBool>,
 ) -> Result<Option<(Ranks, Prepared)>, Failure> {
+    let PlannedJob { job, step } = planned;
     let (machine, name) = (Machine::read(), job.name.clone());
     let decided = args.decide(asked_by_job(&job.parallel), &machine)?;
     if decided.open {
@@ -128,15 +141,16 @@ fn prepare(
         let setup = Setup::Threads { ranks: prepared.ranks(), threads: prepared.threads };
         fit(&prepared, &setup).map_err(|failure| with_plan(app, &prepared.job, failure))?;
         let ranks = args.enter_as(Decided { setup, ..decided }, machine, &name, stop.clone())?;
-        return Ok(ranks.map(|ranks| (ranks, prepared)));
+        return Ok(ranks.map(|ranks| (ranks, Prepared { planned: step, ..prepared })));
     }
-    let setup = decided.setup.clone();
+    let (setup, cores) = (decided.setup.clone(), machine.cores());
     let Some(mut ranks) = args.enter_as(decided, machine, &name, stop.clone())? else { return Ok(None) };
     ranks.comms.iter_mut().for_each(|comm| comm.set_doing(Doing::Preparing));
     let prepared = or_tell(&mut ranks, |ranks| {
-        let prepared = for_ranks(app, job, ranks.size(), ranks.threads, ranks.first())?;
+        let together = planned_together(app, job, keys, &setup, cores, ranks)?;
+        let prepared = for_ranks(app, together.job, ranks.size(), ranks.threads, ranks.first())?;
         fit(&prepared, &setup)?;
-        Ok(prepared)
+        Ok(Prepared { planned: step.or(together.step), ..prepared })
     })?;
     Ok(Some((ranks, prepared)))
 }
@@ -208,7 +222,10 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> CommandResult {
     let machine = Machine::read();
     let decided = args.ranks.decide(asked_by_job(&job.parallel), &machine)?;
     let (mut ranks, prepared) = if decided.open {
-        let Some(entered) = prepare(app, job, &args.ranks, &stop)? else { return Ok(()) };
+        let stored = PlannedJob { job, step: None };
+        let Some(entered) = prepare(app, stored, &BTreeSet::new(), &args.ranks, &stop)? else {
+            return Ok(());
+        };
         entered
     } else {
         let setup = decided.setup.clone();
@@ -272,6 +289,7 @@ fn start(
     prepared.system = process::facts();
     prepared.process_bytes = process::bytes_before_training();
     prepared.hosts = ranks.rows.iter().map(|row| row.host.clone()).collect();
+    prepared.peak_bytes = Some(process::peak_resident_bytes);
     catch_interrupts(&stop, std::env::var_os(LAUNCHED).is_some())?;
     show(&ranks, json);
     note_apart(&ranks, prepared.mesh());

@@ -6,12 +6,14 @@ use polyreme_exec::Isa;
 use polyreme_graph::{Graph, Precision, Program};
 use polyreme_parallel::{Norms, Plan};
 use polyreme_sim::search::{FixedKeys, FoundPlan, Question, Sharding};
+use polyreme_sim::{Cluster, InsideBy};
 use polyreme_train::job::{Job, PrecisionKind};
 use polyreme_train::lower::{Lowering, step_graph, training_graph};
-use polyreme_train::run::{Given, plan};
-use polyreme_train::{TrainError, sets};
+use polyreme_train::run::{Given, Lodging, Prepared, plan};
+use polyreme_train::sets::{self, Sets};
+use polyreme_train::{Net, TrainError};
 
-use super::tried;
+use super::{chosen, tried};
 use crate::bench::jobs::BenchJob;
 use crate::process;
 
@@ -27,6 +29,12 @@ pub struct AskedJob {
     precisions: Vec<(&'static str, Precision)>,
     fixed: FixedKeys,
     isa: Isa,
+    /// The job as it was asked, what it has decided, and its network if a program brings one.
+    asked: (Job, BTreeSet<String>, Option<Net>),
+    /// Its data, if they are there.
+    sets: Option<Sets>,
+    /// What this process has, with the data, before a search.
+    process_bytes: usize,
     /// Samples of an epoch, if the data are there.
     pub epoch_samples: Option<usize>,
 }
@@ -36,10 +44,11 @@ impl AskedJob {
     /// there.
     pub fn new(job: Job, said: &BTreeSet<String>, given: Given) -> Result<AskedJob, TrainError> {
         let isa = given.isa;
-        let epoch_samples = match &given.sets {
-            Some(sets) => Some(sets.train.len()),
-            None => sets::open_as(&mut job.clone(), None, isa).ok().map(|sets| sets.train.len()),
+        let opened = match &given.sets {
+            Some(sets) => Some(sets.clone()),
+            None => sets::open_as(&mut job.clone(), None, isa).ok(),
         };
+        let epoch_samples = opened.as_ref().map(|sets| sets.train.len());
         let epoch_samples = epoch_samples.map(|n| ((n as f64 * job.data.fraction).ceil() as usize).max(1));
         let precisions = match job.train.precision {
             PrecisionKind::Auto => {
@@ -48,6 +57,7 @@ impl AskedJob {
             }
             kind => vec![(kind.name(), job.precision())],
         };
+        let net = given.net.clone();
         let bench = BenchJob::of(job.clone(), given)?;
         // Two samples: statistics of one make no sense.
         let has_statistics = !training_graph(&bench.net, &bench.spec, 2, bench.loss)?.updates.is_empty();
@@ -61,6 +71,9 @@ impl AskedJob {
             precisions,
             fixed: fixed(&job, said),
             isa,
+            asked: (job, said.clone(), net),
+            sets: opened,
+            process_bytes: process::bytes_before_training(),
             epoch_samples,
             job: bench,
         })
@@ -86,12 +99,51 @@ impl AskedJob {
         &mut self.fixed
     }
 
+    /// What the largest process of a run with this plan takes, as the run itself counts it: with evaluations, batches that are read
+    /// ahead, and what checkpoints are made of. Without the data, what its ranks' programs take.
+    pub fn run_bytes(&self, plan: &FoundPlan, cluster: &Cluster) -> usize {
+        self.counted_bytes(plan, cluster).unwrap_or(plan.process_bytes)
+    }
+
+    fn counted_bytes(&self, plan: &FoundPlan, cluster: &Cluster) -> Option<usize> {
+        let (job, said, net) = &self.asked;
+        let auto = job.train.precision == PrecisionKind::Auto;
+        let keys = chosen::keys(plan, cluster, self.precision(plan.choice.precision), said, auto);
+        let job = chosen::applied(job, &chosen::settings(&keys, &job.parallel.open.names())).ok()?;
+        let seating = plan.choice.seating;
+        let given = Given { net: net.clone(), sets: Some(self.sets.clone()?), isa: self.isa };
+        // Not as rank 0, which would read all of the data for their mean.
+        let prepared = Prepared::of_rank(job, given, seating.ranks() * seating.threads, 1).ok()?;
+        let threads = cluster.inside.by == InsideBy::Threads;
+        let lodging = Lodging {
+            here: seating.ranks_per_host,
+            threads,
+            shared: seating.hosts == 1 && cluster.inside.by != InsideBy::Sockets,
+            together: true,
+            flag: None,
+        };
+        let need = prepared.fit(lodging, &[]).ok()?;
+        Some(self.process_bytes + if threads { need.host } else { need.mapped })
+    }
+
     /// The fastest of the first plans, as tried here, and the milliseconds of its step; see [`tried::fastest`].
     pub fn tried<'p>(
         &self,
         plans: &'p [FoundPlan],
     ) -> Result<Option<(&'p FoundPlan, f64)>, Box<dyn std::error::Error + Send + Sync>> {
         tried::fastest(&self.job, self.batch, plans, self.isa)
+    }
+
+    /// Fixes what the job leaves to be searched as it is without a search, except how many ranks there are.
+    pub fn fix_defaults(&mut self) {
+        let fixed = &mut self.fixed;
+        let (mesh, n) = (&self.base.mesh, self.base.microbatches);
+        fixed.tensor = fixed.tensor.or(Some(mesh.tensor));
+        fixed.stage = fixed.stage.or(Some(mesh.stage));
+        fixed.sequence = fixed.sequence.or(Some(mesh.sequence));
+        fixed.microbatches = fixed.microbatches.or(Some(n));
+        fixed.schedule = fixed.schedule.or(Some(self.base.pipeline));
+        fixed.sharding = fixed.sharding.or(Some(Sharding::Usual));
     }
 
     /// Asks something of the job as a question.
@@ -113,7 +165,7 @@ impl AskedJob {
             batch: self.batch,
             least_samples: self.least_samples,
             bytes_of: &bytes_of,
-            process_bytes: process::bytes_before_training(),
+            process_bytes: self.process_bytes,
             precisions: &self.precisions,
             base: &self.base,
             fixed: self.fixed,

@@ -1,10 +1,11 @@
 //! A plan as keys of a job file.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use polyreme_sim::Cluster;
 use polyreme_sim::search::{FoundPlan, Sharding};
-use polyreme_train::job::edit::set_key;
+use polyreme_train::job::{Job, JobErrors};
 
 use super::row::recompute_mib;
 
@@ -65,7 +66,23 @@ pub fn keys(
     found
 }
 
-/// The text of a job file with these keys.
-pub fn written(text: &str, keys: &[ChosenKey]) -> String {
-    keys.iter().fold(text.to_string(), |text, key| set_key(&text, key.section, key.key, &key.value))
+/// The keys as settings (`parallel.data=2`), with defaults for what the job leaves open and the plan does not need.
+pub fn settings(keys: &[ChosenKey], open: &[&str]) -> Vec<String> {
+    let mut sets: Vec<String> = keys.iter().map(|k| format!("{}.{}={}", k.section, k.key, k.value)).collect();
+    let closed = |key: &str| keys.iter().any(|k| k.key == key);
+    let defaults = [
+        ("shard_weights", "false"),
+        ("shard_gradients", "false"),
+        ("microbatches", "1"),
+        ("schedule", "1f1b"),
+    ];
+    let left = defaults.into_iter().filter(|(key, _)| open.contains(key) && !closed(key));
+    sets.extend(left.map(|(key, value)| format!("parallel.{key}={value}")));
+    sets
+}
+
+/// The job with such settings.
+pub fn applied(job: &Job, sets: &[String]) -> Result<Job, JobErrors> {
+    let origin = format!("{}.toml", job.name);
+    Job::from_text(&job.to_toml(), &origin, Path::new("."), sets)
 }

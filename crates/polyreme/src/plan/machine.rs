@@ -33,14 +33,22 @@ pub fn from_file(path: &Path) -> Result<KnownCluster, String> {
 }
 
 /// Hosts like this machine: by a calibration, by the one in the working folder if it is of this machine, or by probes.
-pub fn this_machine(calibration: Option<&Path>, hosts: usize, isa: Isa) -> Result<KnownCluster, String> {
+///
+/// `cores` is how many a host has, which a process that is pinned cannot see, and `by` is how ranks of one host reach each other.
+pub fn this_machine(
+    calibration: Option<&Path>,
+    hosts: usize,
+    cores: usize,
+    by: InsideBy,
+    isa: Isa,
+) -> Result<KnownCluster, String> {
     let between = BetweenSpec::new(BETWEEN.0, BETWEEN.1);
     let links = match hosts {
         1 => String::new(),
         _ => format!(", links of {} Gbit/s", BETWEEN.1),
     };
     let known = |path: &Path, calibration: &Arc<Calibration>| {
-        let mut cluster = Cluster::measured(calibration, hosts, InsideBy::Threads, between);
+        let mut cluster = Cluster::measured(calibration, hosts, by, between);
         for host in &mut cluster.hosts {
             host.memory_bytes = host.memory_bytes.min(memory_bytes());
         }
@@ -50,29 +58,30 @@ pub fn this_machine(calibration: Option<&Path>, hosts: usize, isa: Isa) -> Resul
         return predict::read(path).map(|calibration| known(path, &calibration));
     }
     let at_hand = Path::new(CALIBRATION);
-    let of_this =
-        |c: &Arc<Calibration>| c.machine.name == process::cpu_name() && c.machine.cores == process::cores();
+    let of_this = |c: &Arc<Calibration>| c.machine.name == process::cpu_name() && c.machine.cores == cores;
     if let Some(calibration) = predict::read(at_hand).ok().filter(of_this) {
         return Ok(known(at_hand, &calibration));
     }
-    let host = described(&doctor::examine(isa));
+    let host = described(&doctor::examine(isa), cores);
     let source = format!("a quick look at this machine (better: `polyreme bench calibrate`){links}");
-    Ok(KnownCluster { cluster: Cluster::of(hosts, &host, between), source })
+    let mut cluster = Cluster::of(hosts, &host, between);
+    cluster.inside.by = by;
+    Ok(KnownCluster { cluster, source })
 }
 
 /// A machine by what `doctor` measured. Its cores are taken not to slow each other down.
-fn described(report: &DoctorReport) -> HostSpec {
+fn described(report: &DoctorReport, cores: usize) -> HostSpec {
     let half = report.tile_peak_gflops.or(report.pair_peak_gflops).unwrap_or(report.fma_peak_gflops);
     let core_bytes_per_us = report.copy_bandwidth_gbs * 1e3;
     let speed = Described {
         flops_per_us: report.fma_peak_gflops * 1e3,
         half_flops_per_us: half * 1e3,
         core_bytes_per_us,
-        host_bytes_per_us: core_bytes_per_us * report.cores as f64,
+        host_bytes_per_us: core_bytes_per_us * cores as f64,
         ..Described::default()
     };
     HostSpec {
-        cores: report.cores,
+        cores,
         memory_bytes: memory_bytes(),
         speed: HostSpeed::Described(speed),
         slowness: 1.0,

@@ -4,6 +4,7 @@
 //! - [`asked`]: a job as a question: its step graph, what it takes of memory, which of its keys are fixed.
 //! - [`machine`]: this machine as a cluster, from a calibration or from probes.
 //! - [`row`]: a plan as a row of the table, or as JSON. [`chosen`]: a plan as keys of a job file.
+//! - [`simulated`]: what the ranks of a plan do when, to be drawn.
 //! - [`tried`]: the first plans of a search, tried on this machine.
 //! - [`what_if`]: other clusters, one change at a time. [`plot`]: the result as an image.
 
@@ -12,5 +13,6 @@ pub mod chosen;
 pub mod machine;
 pub mod plot;
 pub mod row;
+pub mod simulated;
 pub mod tried;
 pub mod what_if;

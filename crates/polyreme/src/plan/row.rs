@@ -164,6 +164,11 @@ pub fn mesh_words(mesh: &Mesh) -> String {
     if words.is_empty() { "one rank".into() } else { words.join(" x ") }
 }
 
+/// A number of things, in words: `1 rank`, `2 ranks`.
+pub fn counted(n: usize, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
 /// Why a choice is not among the plans, in words.
 pub fn lost_words(why: &LostBy) -> String {
     match why {

@@ -17,6 +17,7 @@ mod manners;
 mod meshes;
 mod parts;
 mod plan;
+mod planned;
 mod ranks;
 mod saved;
 mod tables;

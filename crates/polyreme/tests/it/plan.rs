@@ -145,7 +145,16 @@ fn what_cannot_be_is_refused_in_words() {
     let with =
         |args: &[&str]| refusal(folder.path(), &[&["job.toml", "--cluster", "cluster.toml"], args].concat());
     assert!(with(&["--what-if", "speed=2"]).contains("bandwidth=10G"));
-    assert!(with(&["--set", "parallel.tensor=3"]).contains("no mesh goes together"));
+    assert!(with(&["--set", "parallel.data=5"]).contains("no mesh goes together"));
+    // What a key that is set cannot do is the error itself, whether the cluster has room for so many ranks or not.
+    for (set, why) in [
+        ("parallel.tensor=3", "which tensor = 3 does not divide"),
+        ("parallel.tensor=8", "which tensor = 8 does not divide"),
+        ("parallel.stage=16", "stages, and 16 are asked for"),
+    ] {
+        let text = with(&["--set", set]);
+        assert!(text.contains(why) && !text.contains("fits") && text.lines().count() == 1, "{set}: {text}");
+    }
     assert!(refusal(folder.path(), &["job.toml", "--cluster", "none.toml"]).contains("none.toml"));
     let small = CLUSTER.replace("memory_gib = 8", "memory_gib = 0.001");
     fs::write(folder.path().join("small.toml"), small).unwrap();

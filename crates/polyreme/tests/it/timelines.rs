@@ -178,14 +178,49 @@ fn a_timeline_has_every_rank() {
         said(&[&["inspect", path, "--timeline", "c.svg"], more].concat(), code)
     };
     assert!(draw("trace.json", &["--step", "900"], 2).contains("step 900 is not in it: it has steps 1 to "));
-    assert!(draw("job.toml", &[], 2).contains("run `polyreme train job.toml --trace trace.json`"));
     assert!(
         draw("run", &[], 2).contains("there is no trace.json in it; train with `--trace run/trace.json`")
     );
     assert!(draw("run/metrics.jsonl", &[], 2).contains("not a timeline: "));
     assert!(draw("nothing.json", &[], 1).contains("cannot be read"));
     assert!(said(&["inspect", "run", "--step", "3"], 2).contains("--timeline"));
+    assert!(said(&["inspect", "job.toml", "--hosts", "3"], 2).contains("--timeline FILE.svg"));
     assert!(!folder.path().join("c.svg").exists());
+}
+
+#[test]
+fn a_job_file_is_drawn_by_simulating_it() {
+    const CLUSTER: &str = "[[hosts]]\ncount = 4\ncores = 2\nmemory_gib = 8\ngflops = 50\ncore_gbs = 10\n";
+    let mesh = "[parallel]\ndata = 2\nstage = 4\nmicrobatches = 8\nschedule = \"1f1b\"\nthreads = 1\n";
+    let folder = folder(&format!("{DEEP}{mesh}"));
+    fs::write(folder.path().join("cluster.toml"), CLUSTER).unwrap();
+    let open =
+        mesh.replace("stage = 4", "stage = \"auto\"").replace("schedule = \"1f1b\"", "tensor = \"auto\"");
+    fs::write(folder.path().join("open.toml"), format!("{DEEP}{open}")).unwrap();
+    let picture = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+    let args = ["job.toml", "--timeline", "a.svg", "--cluster", "cluster.toml", "--json"];
+    let drawn = &json(folder.path(), &[&["inspect"][..], &args].concat())[0];
+    assert!(drawn["steps"][0]["step_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{drawn}");
+    let a = picture("a.svg");
+    // Eight rows, each with its passes of all microbatches.
+    for stage in 0..4 {
+        assert_eq!(a.matches(&format!(">stage {stage}</text>")).count(), 2, "{a}");
+    }
+    assert!(a.contains("1f1b · 4 stages · 2 data ranks · 8 microbatches") && a.contains("Simulated, step "));
+    for microbatch in 0..8 {
+        assert_eq!(
+            a.matches(&format!("forward of microbatch {microbatch}:")).count(),
+            8,
+            "microbatch {microbatch}"
+        );
+    }
+    // Keys that are open are searched; a second one goes below.
+    let args = ["open.toml", "--timeline", "b.svg", "--cluster", "cluster.toml", "--beside", "job.toml"];
+    assert!(polyreme(folder.path(), &[&["inspect"][..], &args].concat()).status.success());
+    assert_eq!(picture("b.svg").matches("Simulated, step ").count(), 2);
+    let refused =
+        polyreme(folder.path(), &["inspect", "job.toml", "--timeline", "c.svg", "--cluster", "none.toml"]);
+    assert_eq!(refused.status.code(), Some(2));
 }
 
 #[test]

@@ -76,6 +76,23 @@ impl PlanChoice {
     }
 }
 
+/// The splits that a job fixes, with nothing else: whether the model can be split so at all is asked of this.
+pub(super) fn as_fixed(question: &Question) -> PlanChoice {
+    let fixed = &question.fixed;
+    let axis = |asked: Option<usize>| asked.unwrap_or(1);
+    let (tensor, stage, sequence) = (axis(fixed.tensor), axis(fixed.stage), axis(fixed.sequence));
+    let mesh = Mesh { data: 1, tensor, stage, sequence };
+    PlanChoice {
+        seating: Seating { hosts: 1, ranks_per_host: mesh.ranks(), threads: 1 },
+        mesh,
+        microbatches: fixed.microbatches.unwrap_or(stage),
+        schedule: fixed.schedule.unwrap_or(PipelineKind::OneFOneB),
+        sharding: fixed.sharding.unwrap_or_default(),
+        precision: 0,
+        budget_bytes: None,
+    }
+}
+
 /// All choices.
 pub(super) fn choices(question: &Question, cluster: &Cluster) -> Vec<PlanChoice> {
     let fixed = &question.fixed;

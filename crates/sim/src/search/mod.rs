@@ -89,9 +89,12 @@ pub struct SearchAnswer {
 /// Why there is nothing to search.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum SearchError {
+    /// The model cannot be split as the job says, on any cluster.
+    #[error("{0}")]
+    Refused(String),
     /// What the job fixes does not go together with the cluster.
     #[error(
-        "no mesh goes together with what the job fixes: {hosts} hosts of {cores} cores, a batch of {batch}; leave a key of `[parallel]` out, or set it to \"auto\""
+        "no mesh goes together with what the job fixes (hosts: {hosts}, cores of each: {cores}, samples of a step: {batch}); leave a key of `[parallel]` out, or set it to \"auto\""
     )]
     NoChoice {
         /// Hosts of the cluster.
@@ -123,6 +126,10 @@ impl<'q> Planner<'q> {
         let all = choices(question, cluster);
         let considered = all.len();
         if all.is_empty() {
+            // Most often a key that is set can be met on no cluster: then that is the reason.
+            if let Some(why) = self.steps.refusal(&candidates::as_fixed(question)) {
+                return Err(SearchError::Refused(why));
+            }
             let (hosts, cores) = (cluster.hosts.len(), cluster.hosts.first().map_or(0, |host| host.cores));
             return Err(SearchError::NoChoice { hosts, cores, batch: question.batch });
         }

@@ -1,19 +1,21 @@
-//! Job files as text: which keys one sets, and how some are changed while comments and the order of lines stay.
+//! Job files as text: which keys one sets, and how some are changed while comments, layout and everything else stay.
 //!
-//! Only lines of the form `key = value` under a `[section]` are changed or added. Whoever changes a file reads the result again
-//! and compares: a section that is written as an inline table is not understood here, and then the values differ.
+//! The text is edited as a document of `toml_edit`, so it does not matter how a section is written: under a header, as dotted keys or as
+//! an inline table.
 
 use std::collections::BTreeSet;
+
+use toml_edit::{DocumentMut, Item, Table, TomlError, Value};
 
 /// The keys that a job file and overrides (`train.batch=128`) set, as `parallel.data`; of tables in tables the first two names.
 /// A text that cannot be read sets none.
 pub fn said_keys(text: &str, sets: &[String]) -> BTreeSet<String> {
-    let root: toml::Table = text.parse().unwrap_or_default();
+    let root: DocumentMut = text.parse().unwrap_or_default();
     let mut said = BTreeSet::new();
-    for (section, value) in &root {
-        match value.as_table() {
-            Some(table) => said.extend(table.keys().map(|key| format!("{section}.{key}"))),
-            None => drop(said.insert(section.clone())),
+    for (section, item) in root.iter() {
+        match item.as_table_like() {
+            Some(table) => said.extend(table.iter().map(|(key, _)| format!("{section}.{key}"))),
+            None => drop(said.insert(section.to_string())),
         }
     }
     for set in sets {
@@ -24,69 +26,72 @@ pub fn said_keys(text: &str, sets: &[String]) -> BTreeSet<String> {
     said
 }
 
-/// The text with `key = value` under `[section]`: changed where it stands, or else added at the end of the section, or else in a
-/// new section at the end. `value` is TOML.
-pub fn set_key(text: &str, section: &str, key: &str, value: &str) -> String {
-    let mut lines: Vec<String> = text.lines().map(String::from).collect();
-    let header = format!("[{section}]");
-    let Some(start) = lines.iter().position(|line| without_comment(line).trim() == header) else {
-        if lines.last().is_some_and(|line| !line.trim().is_empty()) {
-            lines.push(String::new());
-        }
-        lines.extend([header, format!("{key} = {value}")]);
-        return lines.join("\n") + "\n";
-    };
-    let after = |line: &String| line.trim_start().starts_with('[');
-    let end = lines[start + 1..].iter().position(after).map_or(lines.len(), |n| start + 1 + n);
-    let of_key = |line: &String| line.split_once('=').is_some_and(|(name, _)| name.trim() == key);
-    match (start + 1..end).find(|i| of_key(&lines[*i])) {
-        Some(i) => {
-            let line = &lines[i];
-            let (name, _) = line.split_once('=').unwrap_or((key, ""));
-            let comment = &line[without_comment(line).trim_end().len()..];
-            lines[i] = format!("{name}= {value}{comment}");
-        }
-        None => {
-            // Before the empty lines and comments that lead to the next section.
-            let last =
-                (start..end).rev().find(|i| !without_comment(&lines[*i]).trim().is_empty()).unwrap_or(start);
-            lines.insert(last + 1, format!("{key} = {value}"));
-        }
-    }
-    lines.join("\n") + "\n"
-}
-
-/// A line up to its comment.
-fn without_comment(line: &str) -> &str {
-    let mut quote = None;
-    for (at, c) in line.char_indices() {
-        match (quote, c) {
-            (None, '#') => return &line[..at],
-            (None, '"' | '\'') => quote = Some(c),
-            (Some(open), c) if c == open => quote = None,
-            (None | Some(_), _) => {}
+/// The text with `key = value` in `section`, for each of `keys` (section, key, value as TOML): changed where it stands, or else at the end of
+/// its section, or else in a new section at the end.
+///
+/// An error if the text or a value is not TOML. A key whose section is not a table is left out: no job file reads so.
+pub fn with_keys<'a>(
+    text: &str,
+    keys: impl IntoIterator<Item = (&'a str, &'a str, &'a str)>,
+) -> Result<String, TomlError> {
+    let mut root: DocumentMut = text.parse()?;
+    for (section, key, value) in keys {
+        let mut value: Value = value.parse()?;
+        let section = root.entry(section).or_insert(Item::Table(Table::new()));
+        let Some(table) = section.as_table_like_mut() else { continue };
+        match table.get_mut(key).and_then(Item::as_value_mut) {
+            Some(old) => {
+                // What stands around a value is its comment, and how the line is aligned.
+                *value.decor_mut() = old.decor().clone();
+                *old = value;
+            }
+            None => {
+                table.insert(key, Item::Value(value));
+                // The space before a closing brace belongs to the value that was the last.
+                if let Some(inline) = section.as_inline_table_mut() {
+                    inline.fmt();
+                }
+            }
         }
     }
-    line
+    Ok(root.to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn set(text: &str, section: &str, key: &str, value: &str) -> String {
+        with_keys(text, [(section, key, value)]).unwrap()
+    }
+
     #[test]
     fn keys_are_found_and_changed() {
-        let text = "name = \"a # b\"\n\n[train] # how\nbatch = 8  # few\n\n# for later\n[parallel]\ndata = \"auto\" # any\n";
+        let text = "name = \"a # b\"\n\n[train] # how\nbatch  =  8  # few\n\n# for later\n[parallel]\ndata = \"auto\" # any\n";
         let said: Vec<_> = said_keys(text, &["train.optimizer.lr=1".into()]).into_iter().collect();
         assert_eq!(said, ["name", "parallel.data", "train.batch", "train.optimizer"]);
-        let changed = set_key(text, "train", "batch", "16");
-        assert_eq!(changed, text.replace("batch = 8  # few", "batch = 16  # few"));
-        let changed = set_key(text, "parallel", "data", "2");
-        assert_eq!(changed, text.replace("\"auto\"", "2"));
-        let added = set_key(text, "train", "precision", "\"bf16\"");
-        assert_eq!(added, text.replace("# few\n", "# few\nprecision = \"bf16\"\n"));
-        let added = set_key("[train]\nbatch = 8", "parallel", "data", "2");
-        assert_eq!(added, "[train]\nbatch = 8\n\n[parallel]\ndata = 2\n");
-        assert_eq!(set_key("", "parallel", "data", "2"), "[parallel]\ndata = 2\n");
+        assert_eq!(set(text, "train", "batch", "16"), text.replace("8  # few", "16  # few"));
+        assert_eq!(set(text, "parallel", "data", "2"), text.replace("\"auto\"", "2"));
+        let added = text.replace("# few\n", "# few\nprecision = \"bf16\"\n");
+        assert_eq!(set(text, "train", "precision", "\"bf16\""), added);
+        let two = with_keys(text, [("parallel", "data", "2"), ("parallel", "stage", "4")]).unwrap();
+        assert_eq!(two, text.replace("\"auto\" # any\n", "2 # any\nstage = 4\n"));
+    }
+
+    #[test]
+    fn sections_may_be_written_in_any_way() {
+        for (text, want) in [
+            ("", "[parallel]\ndata = 2\n"),
+            ("[train]\nbatch = 8", "[train]\nbatch = 8\n\n[parallel]\ndata = 2\n"),
+            ("parallel = { tensor = 2 } # so\n", "parallel = { tensor = 2, data = 2 } # so\n"),
+            ("parallel = { data = 1 }\n[train]\n", "parallel = { data = 2 }\n[train]\n"),
+            ("parallel.data = 1\nparallel.stage = 2\n", "parallel.data = 2\nparallel.stage = 2\n"),
+            ("parallel.stage = 2\n[train]\n", "parallel.stage = 2\nparallel.data = 2\n[train]\n"),
+            ("[parallel]\n# none yet\n", "[parallel]\ndata = 2\n# none yet\n"),
+            ("[parallel]\r\nstage = 2\r\n", "[parallel]\nstage = 2\ndata = 2\n"),
+        ] {
+            assert_eq!(set(text, "parallel", "data", "2"), want, "{text}");
+        }
+        assert!(with_keys("[parallel", []).is_err() && with_keys("", [("a", "b", "2 3")]).is_err());
     }
 }

@@ -12,9 +12,10 @@ impl ParallelSpec {
         self.tensor * self.stage * self.sequence
     }
 
-    /// How many ranks the job asks for, if it does.
+    /// How many ranks the job asks for, if it does: not while an axis is left to the planner.
     pub fn asked_ranks(&self) -> Option<usize> {
-        self.ranks.or(self.data.map(|data| data * self.replica_ranks()))
+        let open = self.open.tensor || self.open.stage || self.open.sequence;
+        self.ranks.or(self.data.filter(|_| !open).map(|data| data * self.replica_ranks()))
     }
 
     /// How `ranks` ranks are arranged, or why they cannot be.

@@ -9,6 +9,7 @@
 //! - `measured_cuts`: where a network is cut into stages, by measured times.
 //! - [`kernels`]: which kernels sum products, and what it means if they are others than before. [`degrees`]: the same of how many
 //!   ranks split sums.
+//! - [`planned_step`]: what a planner predicted of a run, to compare with what was measured.
 //! - `files`: what rank 0 writes. `snapshot`: to and from checkpoints; `apart`, `served`: of a model that several ranks
 //!   have together.
 
@@ -22,6 +23,7 @@ mod judged;
 pub mod kernels;
 mod layer_paths;
 mod measured_cuts;
+pub mod planned_step;
 mod prepared;
 mod ranks;
 mod seats;

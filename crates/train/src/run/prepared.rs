@@ -15,6 +15,7 @@ use polyreme_parallel::{Mesh, Norms, Plan, Training, Updates, choose};
 
 use super::layer_paths::check_f32_layers;
 use super::measured_cuts::CutsFrom;
+use super::planned_step::PlannedStep;
 use super::seats::{Seats, seats};
 use super::trial_run::PrecisionTrial;
 use crate::error::TrainError;
@@ -73,6 +74,10 @@ pub struct Prepared {
     pub hosts: Vec<String>,
     /// What the process has in memory before training: its code, and data that are held there. 0 if it is not known.
     pub process_bytes: usize,
+    /// What the process has had in memory at most, if the caller can say so.
+    pub peak_bytes: Option<fn() -> usize>,
+    /// What was predicted of the run, if a planner chose how it is split; rank 0's.
+    pub planned: Option<PlannedStep>,
     /// Where a timeline of all ranks goes; all ranks have it, or none.
     pub trace: Option<PathBuf>,
     /// Whether a run may go on with data that changed since it began.
@@ -116,7 +121,7 @@ impl Prepared {
     ) -> Result<Prepared, TrainError> {
         if let Some(key) = job.parallel.open.names().first() {
             return Err(TrainError::Mesh(format!(
-                "`parallel.{key}` is \"auto\", and only `polyreme train` on one machine plans for itself; put a plan into the job \
+                "`parallel.{key}` is \"auto\", and only `polyreme train` plans for itself; put a plan into the job \
                  file with `polyreme plan JOB.toml --write`, with --hosts or --cluster for several machines"
             )));
         }
@@ -206,7 +211,7 @@ impl Prepared {
             keeps: keeps(parallel),
         };
         let system = Vec::new();
-        let (process_bytes, trace, changed_data) = (0, None, false);
+        let (process_bytes, trace, changed_data, planned) = (0, None, false, None);
         let prepared = Prepared {
             net,
             sets,
@@ -220,6 +225,8 @@ impl Prepared {
             system,
             hosts: Vec::new(),
             process_bytes,
+            peak_bytes: None,
+            planned,
             trace,
             changed_data,
             measured: None,

@@ -13,6 +13,7 @@ use polyreme_exec::{Engine, Kept, Slot, floats, make_room};
 use serde::{Deserialize, Serialize};
 
 use super::degrees::Degrees;
+use super::planned_step::PlannedStep;
 use crate::checkpoint::{self, CheckpointError, Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
 use crate::error::TrainError;
 use crate::fingerprint::Fingerprint;
@@ -76,6 +77,12 @@ pub struct Progress {
     /// Which samples have counted; not known of runs of earlier versions.
     #[serde(default)]
     pub ledger: Option<SampleLedger>,
+    /// What was predicted of the run, if a planner chose how it is split.
+    #[serde(default)]
+    pub planned: Option<PlannedStep>,
+    /// What rank 0's process has taken at most, in MiB, if the system says so.
+    #[serde(default)]
+    pub peak_mib: Option<f64>,
 }
 
 impl Progress {

@@ -164,6 +164,9 @@ impl Run {
             true => self.prepared.learner.plan.cuts.clone(),
             false => Vec::new(),
         };
+        // Other ranks than a run began with were not planned.
+        let (mesh, threads) = (*self.prepared.mesh(), self.prepared.threads);
+        self.progress.planned.take_if(|plan| !plan.is_of(&mesh, threads));
         self.compare_kernels()?;
         // As rank 0 measured it; or as before, whatever the files on the disk would give now.
         self.prepared.stats = self.progress.preparation.stats();
@@ -404,7 +407,8 @@ impl Run {
             return Ok(());
         }
         let began = Instant::now();
-        let progress = Progress { seconds: self.seconds(), ..self.progress.clone() };
+        let peak_mib = self.prepared.peak_bytes.map(|peak| peak() as f64 / f64::from(1 << 20));
+        let progress = Progress { seconds: self.seconds(), peak_mib, ..self.progress.clone() };
         let epoch = step / self.prepared.pace.steps_per_epoch();
         match &mut self.files {
             Some(files) => files.save(&mut self.learner, epoch, &progress, observer)?,
@@ -530,5 +534,7 @@ fn first_progress(prepared: &Prepared) -> Progress {
         degrees: None,
         cuts: Vec::new(),
         ledger: Some(SampleLedger::default()),
+        planned: prepared.planned.clone(),
+        peak_mib: None,
     }
 }
