@@ -5,28 +5,49 @@
 //! ahead are thrown away, programs for other lengths are compiled), and timings are noisy (another process takes a core
 //! for a moment, a page has to be fetched). Shares that follow the noise are worse than equal ones, so:
 //!
-//! - A rank says how long a unit of its work took as a few medians, each over a few steps: a single hiccup does not
-//!   show. A unit is a sample; in a reproducible run a logical shard, which moves whole.
+//! - A rank says how long a unit of its work took as a few means, each over a few steps, the longest of which is left out: a single
+//!   hiccup does not show. A unit is a sample; in a reproducible run a logical shard, which moves whole. Looks come after 20 steps, or
+//!   sooner where steps are long ([`is_due`]).
 //! - Another sharing is judged by what it would have won in each of those times, over the last looks: its mean gain
 //!   less twice its standard error must still be worth a change. How far looks scatter is learnt, and assumed to be much
 //!   until it is known: so a rank at half the speed is believed after two looks, and one that is a fifth slower later.
 //! - What it wins in the steps that are left must exceed what the last change cost.
 //! - A change that did not win what was promised was a mistake: the next one needs twice as many looks, until nothing
 //!   has changed for a while.
+//! - A rank whose share was cut gets it back by trial (`probe`): with little to do, one that may only use a part of its core
+//!   looks as fast as any other.
+//!
+//! [`slow`] says which ranks to report.
 
 use std::collections::VecDeque;
 use std::fmt;
 
 use crate::share::counts;
 
-/// Speeds are looked at after so many steps.
-pub const EVERY_STEPS: u64 = 20;
+mod probe;
+pub mod slow;
 
-/// A look has so many medians of a rank: each over five steps, of which two may be anything.
+use probe::{Instead, TrialVerdict, Trials};
+
+/// Speeds are looked at after so many steps at the latest.
+pub const EVERY_STEPS: u64 = 20;
+/// And after so many, if they took so long: a process that is held to a part of its core is held back once in 0.1 s, and has to be
+/// seen both running and waiting.
+const EVERY: (u64, f64) = (4, 0.2);
+
+/// A look has so many means of a rank: each over five steps, of which one may be anything.
 pub const BLOCKS: usize = 4;
+
+/// Whether to look again, so many steps and seconds after the last look.
+pub fn is_due(steps: u64, seconds: f64) -> bool {
+    steps >= EVERY_STEPS || (steps >= EVERY.0 && seconds >= EVERY.1)
+}
 
 /// What a change must win of a step's time.
 pub const GAIN_MIN: f64 = 0.05;
+/// The same before the first change, where nobody asked for shares by speed: machines of one kind differ by less, and keep equal
+/// shares.
+pub const GAIN_MIN_UNASKED: f64 = 0.15;
 
 /// The fewest looks that a change rests on.
 const LOOKS_MIN: usize = 2;
@@ -35,6 +56,8 @@ const LOOKS_MAX: usize = 16;
 
 /// How far single looks lie apart, as long as few have shown it; counts as much as two looks.
 const SCATTER: f64 = 0.1;
+/// What a pair of looks adds to it at most, so that one real change of speed does not hide the next.
+const SCATTER_MAX: f64 = 0.2;
 /// What is left of the scatter of a look when the next one comes.
 const SCATTER_KEPT: f64 = 0.97;
 /// After so many looks without a change an old mistake is half forgotten.
@@ -66,12 +89,12 @@ impl Timings {
         }
     }
 
-    /// Medians of what was noted, and starts anew; zeros where nothing was.
+    /// Means of what was noted, and starts anew; zeros where nothing was.
     pub fn take(&mut self) -> [f64; BLOCKS] {
         let n = self.steps.len();
-        let medians = std::array::from_fn(|b| median(&mut self.steps[b * n / BLOCKS..(b + 1) * n / BLOCKS]));
+        let means = std::array::from_fn(|b| typical(&self.steps[b * n / BLOCKS..(b + 1) * n / BLOCKS]));
         self.steps.clear();
-        medians
+        means
     }
 }
 
@@ -124,6 +147,8 @@ pub struct Stakes {
     pub cost_s: f64,
     /// How far single looks lie apart, relative.
     pub scatter: f64,
+    /// What a change must win of a step's time.
+    pub gain_min: f64,
 }
 
 /// Whether to share out a step in another way than by `now`, the units of each rank. A pure function. `looks` are those
@@ -144,8 +169,7 @@ pub fn decide(now: &[usize], looks: &[Look], stakes: Stakes) -> Decision {
 
 /// The same from these looks alone.
 fn weigh(now: &[usize], looks: &[Look], stakes: Stakes) -> Decision {
-    let times = |rank: usize| looks.iter().flat_map(move |look| look[rank]).filter(|t| *t > 0.0);
-    let typical: Vec<f64> = (0..now.len()).map(|r| median(&mut times(r).collect::<Vec<_>>())).collect();
+    let typical = typical_units(now.len(), looks);
     let slowest = typical.iter().copied().fold(0.0, f64::max);
     if slowest == 0.0 {
         return Decision::Stay(Reason::Unknown);
@@ -161,7 +185,7 @@ fn weigh(now: &[usize], looks: &[Look], stakes: Stakes) -> Decision {
     let gain = mean(&gains);
     let squares: f64 = gains.iter().map(|g| (g - gain) * (g - gain)).sum();
     let error = ((2.0 * stakes.scatter * stakes.scatter + squares) / (n + 1.0) / n).sqrt();
-    if gain.is_nan() || gain - ERRORS * error < GAIN_MIN {
+    if gain.is_nan() || gain - ERRORS * error < stakes.gain_min {
         return Decision::Stay(Reason::Small { gain, error });
     }
     let step_s = mean(&looks.iter().map(|look| step_s(now, look, &typical)).collect::<Vec<_>>());
@@ -169,6 +193,12 @@ fn weigh(now: &[usize], looks: &[Look], stakes: Stakes) -> Decision {
         return Decision::Stay(Reason::Dear { gain });
     }
     Decision::Change { counts: then, gain }
+}
+
+/// Seconds of a unit of each rank, as it was in most blocks; zero where a rank had nothing to do.
+fn typical_units(ranks: usize, looks: &[Look]) -> Vec<f64> {
+    let times = |rank: usize| looks.iter().flat_map(move |look| look[rank]).filter(|t| *t > 0.0);
+    (0..ranks).map(|rank| median(&mut times(rank).collect::<Vec<_>>())).collect()
 }
 
 /// The share of a look's time that `then` would have won over `now`.
@@ -207,6 +237,17 @@ fn fair(units: usize, seconds: &[f64]) -> Vec<usize> {
     }
 }
 
+/// The mean of all but the largest, if there are enough to leave it out. Not the median: a process that stands still in two steps of
+/// five is slow.
+fn typical(values: &[f64]) -> f64 {
+    let (sum, most) = (values.iter().sum::<f64>(), values.iter().copied().fold(0.0, f64::max));
+    match values.len() {
+        0 => 0.0,
+        n @ 1..4 => sum / n as f64,
+        n => (sum - most) / (n - 1) as f64,
+    }
+}
+
 fn median(values: &mut [f64]) -> f64 {
     let middle = values.len() / 2;
     match values.len() {
@@ -230,6 +271,15 @@ pub struct Balancer {
     cost_s: f64,
     /// What the last change promised, until it is known whether it was kept.
     promised: Option<Promise>,
+    gain_min: f64,
+    trials: Trials,
+}
+
+/// Shares that have changed.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Shift {
+    /// What to say of it; nothing of trials, and of those that are taken back.
+    pub said: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -237,14 +287,30 @@ struct Promise {
     /// The counts before it.
     before: Vec<usize>,
     gain: f64,
+    /// Seconds of a unit that it rested on.
+    typical: Vec<f64>,
 }
 
 impl Balancer {
     /// A step of which each rank has so many units; `unit` is their name, such as `samples`.
     pub fn new(counts: Vec<usize>, unit: &'static str) -> Balancer {
-        let (looks, promised) = (VecDeque::with_capacity(LOOKS_MAX), None);
-        let scatter = Scatter { squares: 2.0 * SCATTER * SCATTER, looks: 2.0 };
-        Balancer { counts, unit, looks, looks_min: LOOKS_MIN, calm: 0, scatter, cost_s: 0.0, promised }
+        Balancer {
+            trials: Trials::new(counts.len()),
+            counts,
+            unit,
+            looks: VecDeque::with_capacity(LOOKS_MAX),
+            looks_min: LOOKS_MIN,
+            calm: 0,
+            scatter: Scatter { squares: 2.0 * SCATTER * SCATTER, looks: 2.0 },
+            cost_s: 0.0,
+            promised: None,
+            gain_min: GAIN_MIN,
+        }
+    }
+
+    /// The same, where the first change must win more.
+    pub fn unasked(counts: Vec<usize>, unit: &'static str) -> Balancer {
+        Balancer { gain_min: GAIN_MIN_UNASKED, ..Balancer::new(counts, unit) }
     }
 
     /// Units of each rank.
@@ -260,12 +326,19 @@ impl Balancer {
         steps_left: u64,
         cost_s: f64,
         allowed: &dyn Fn(&[usize]) -> bool,
-    ) -> Option<String> {
+    ) -> Option<Shift> {
         if cost_s > 0.0 {
             self.cost_s = cost_s;
         }
         if let Some(last) = self.looks.back() {
             self.scatter.add(last, &look);
+        }
+        let idle = vec![0.0; self.counts.len()];
+        let look_s = (EVERY.0 as f64 * step_s(&self.counts, &look, &idle)).max(EVERY.1);
+        let verdict = self.trials.verdict(&look, self.cost_s, look_s);
+        if let TrialVerdict::Failed { before } = verdict {
+            self.take_up(before);
+            return Some(Shift { said: None });
         }
         if self.looks.len() == LOOKS_MAX {
             self.looks.pop_front();
@@ -275,6 +348,7 @@ impl Balancer {
         if looks.len() >= self.looks_min
             && let Some(promise) = self.promised.take()
             && !kept(&promise, &self.counts, looks)
+            && !self.trials.explain(&promise.before, &self.counts, &promise.typical, looks)
         {
             self.looks_min = (2 * self.looks_min).min(LOOKS_MAX);
         }
@@ -283,18 +357,55 @@ impl Balancer {
             (self.calm, self.looks_min) = (0, (self.looks_min / 2).max(LOOKS_MIN));
         }
         let scatter = (self.scatter.squares / self.scatter.looks).sqrt().max(SCATTER);
-        let stakes = Stakes { looks_min: self.looks_min, steps_left, cost_s: self.cost_s, scatter };
+        let stakes = Stakes {
+            looks_min: self.looks_min,
+            steps_left,
+            cost_s: self.cost_s,
+            scatter,
+            gain_min: self.gain_min,
+        };
+        // A trial that went well has shown what other looks are needed for.
+        let stakes = match verdict {
+            TrialVerdict::Passed => Stakes { looks_min: 1, scatter: 0.0, ..stakes },
+            TrialVerdict::None | TrialVerdict::Failed { .. } => stakes,
+        };
+        let passed = verdict == TrialVerdict::Passed;
+        let typical = typical_units(self.counts.len(), looks);
         match decide(&self.counts, looks, stakes) {
-            Decision::Stay(_) => None,
-            Decision::Change { counts, .. } if !allowed(&counts) => None,
-            Decision::Change { counts, gain } => {
-                let before = std::mem::replace(&mut self.counts, counts);
-                self.looks.clear();
-                self.calm = 0;
-                self.promised = Some(Promise { before, gain });
-                Some(Said { counts: &self.counts, unit: self.unit, gain }.to_string())
+            Decision::Change { counts, gain } if allowed(&counts) => {
+                match self.trials.instead_of(&self.counts, &counts, &typical) {
+                    Instead::Nothing => {
+                        let before = self.take_up(counts);
+                        self.trials.cut(&before, &self.counts);
+                        self.promised = Some(Promise { before, gain, typical });
+                        self.gain_min = GAIN_MIN;
+                        let said = Said { counts: &self.counts, unit: self.unit, gain }.to_string();
+                        Some(Shift { said: Some(said) })
+                    }
+                    Instead::Trial(counts) if allowed(&counts) => {
+                        self.trials.begin(&self.counts, &counts, &typical);
+                        self.take_up(counts);
+                        Some(Shift { said: None })
+                    }
+                    Instead::Trial(_) | Instead::Wait => None,
+                }
             }
+            // The trial was all that was wanted.
+            _ if passed => Some(Shift { said: Some(format!("{} from now on", self.words())) }),
+            Decision::Stay(_) | Decision::Change { .. } => None,
         }
+    }
+
+    /// Shares out by other counts from now on, and returns those before.
+    fn take_up(&mut self, counts: Vec<usize>) -> Vec<usize> {
+        self.looks.clear();
+        self.calm = 0;
+        std::mem::replace(&mut self.counts, counts)
+    }
+
+    fn words(&self) -> String {
+        let counts: Vec<_> = self.counts.iter().map(usize::to_string).collect();
+        format!("ranks take {} {} a step", counts.join(", "), self.unit)
     }
 }
 
@@ -315,7 +426,7 @@ impl Scatter {
         };
         let (Some(a), Some(b)) = (relative(last), relative(next)) else { return };
         let apart = a.iter().zip(&b).map(|(a, b)| (b - a) * (b - a) / 2.0).sum::<f64>() / a.len() as f64;
-        self.squares = SCATTER_KEPT * self.squares + apart;
+        self.squares = SCATTER_KEPT * self.squares + apart.min(SCATTER_MAX * SCATTER_MAX);
         self.looks = SCATTER_KEPT * self.looks + 1.0;
     }
 }

@@ -271,6 +271,7 @@ fn start(
 ) -> CommandResult {
     prepared.system = process::facts();
     prepared.process_bytes = process::bytes_before_training();
+    prepared.hosts = ranks.rows.iter().map(|row| row.host.clone()).collect();
     catch_interrupts(&stop, std::env::var_os(LAUNCHED).is_some())?;
     show(&ranks, json);
     note_apart(&ranks, prepared.mesh());

@@ -1,14 +1,15 @@
 //! Ranks of different speeds, through the binary: one is paused again and again.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::binary::{command, folder, json};
-use crate::ranks::{end, losses, pids, start};
+use crate::binary::{cannot_run, command, folder, json};
+use crate::ranks::{end, losses, pids, send, start};
 
 /// Steps of some milliseconds on each rank, so that computing dominates; and enough steps to show the effect on a busy
 /// machine.
@@ -120,4 +121,178 @@ fn reproducible_runs_have_the_same_weights_whoever_has_which_shards() {
     ] {
         assert!(run(name, flags) == one, "{name} has other weights or losses");
     }
+}
+
+/// A control group of processes that may use a part of a core: the kernel's own way to make a machine slow.
+struct Quota {
+    group: PathBuf,
+}
+
+impl Quota {
+    const PERIOD_US: u32 = 100_000;
+
+    /// A group beside that of this process, without a limit; or why there can be none.
+    fn new() -> Result<Quota, String> {
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let of_cpu = |line: &str| {
+            let mut parts = line.splitn(3, ':').skip(1);
+            let (controllers, path) = (parts.next()?, parts.next()?);
+            controllers.split(',').any(|c| c == "cpu").then(|| path.trim_start_matches('/').to_string())
+        };
+        let path = own.lines().find_map(of_cpu).ok_or("there is no cgroup v1 controller for cpu")?;
+        let parent = Path::new("/sys/fs/cgroup/cpu").join(path);
+        let group = parent.join(format!("polyreme-test-{}", std::process::id()));
+        let why = |e: std::io::Error| format!("{}: {e}", group.display());
+        fs::create_dir(&group).map_err(why)?;
+        let quota = Quota { group: group.clone() };
+        fs::write(group.join("cpu.cfs_period_us"), Quota::PERIOD_US.to_string()).map_err(why)?;
+        Ok(quota)
+    }
+
+    /// Moves a process with all its threads into the group.
+    fn take(&self, pid: i32) {
+        fs::write(self.group.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+
+    /// From now on its processes have this part of a core together; `None` for all they want.
+    fn allow(&self, cores: Option<f64>) {
+        let us = cores.map_or(-1, |cores| (cores * f64::from(Quota::PERIOD_US)) as i64);
+        fs::write(self.group.join("cpu.cfs_quota_us"), us.to_string()).unwrap();
+    }
+}
+
+impl Drop for Quota {
+    fn drop(&mut self) {
+        // Processes that have ended leave it a moment later.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.group).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        eprintln!("{} is left", self.group.display());
+    }
+}
+
+/// Steps of some 50 ms of two cores, all of one length, and as many as are wanted.
+const LONG_STEPS: &str = r#"
+[model]
+layers = [{ kind = "linear", outputs = 1024 }, "relu", { kind = "linear", outputs = 1024 }, "relu", { kind = "linear" }]
+[data]
+kind = "synthetic"
+samples = 8192
+shape = [128]
+classes = 10
+validation = 0
+[train]
+batch = 1024
+steps = 1000000
+optimizer = { kind = "sgd", lr = 0.001 }
+log_every = 1
+[parallel]
+threads = 1
+[output]
+every_epochs = 0
+best = "none"
+"#;
+
+/// A run on two processes, the second of which is in a group.
+struct HeldRun {
+    launcher: Child,
+    pids: Vec<i32>,
+    errors: PathBuf,
+    metrics: PathBuf,
+}
+
+impl HeldRun {
+    fn start(folder: &Path, balance: &str, quota: &Quota) -> HeldRun {
+        let errors = folder.join(format!("errors_{balance}"));
+        let set = format!("parallel.balance={balance}");
+        let args =
+            ["train", "job.toml", "--processes", "2", "--output", balance, "--overwrite", "--set", &set];
+        let launcher = start(command(folder, &args), &errors);
+        let pids = pids(&errors, 2, Instant::now() + Duration::from_secs(60));
+        quota.take(pids[1]);
+        HeldRun { launcher, pids, errors, metrics: folder.join(balance).join("metrics.jsonl") }
+    }
+
+    /// Steps done.
+    fn steps(&self) -> u64 {
+        let text = fs::read_to_string(&self.metrics).unwrap_or_default();
+        let step = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64();
+        text.lines().rev().find_map(step).unwrap_or(0)
+    }
+
+    /// Steps a second, over some time.
+    fn pace(&self, over: Duration) -> f64 {
+        let (first, began) = (self.steps(), Instant::now());
+        std::thread::sleep(over);
+        (self.steps() - first) as f64 / began.elapsed().as_secs_f64()
+    }
+
+    /// The step after which the second rank has at least so many samples again, among those after `from`.
+    fn back_at(&self, from: u64, samples: usize) -> Option<u64> {
+        let said = fs::read_to_string(&self.errors).unwrap();
+        let shares = |line: &str| {
+            let (step, rest) = line.strip_prefix("step ")?.split_once(": ranks take ")?;
+            let second = rest.split_once(" samples")?.0.split(", ").nth(1)?;
+            Some((step.parse::<u64>().ok()?, second.parse::<usize>().ok()?))
+        };
+        let back = |(step, n): &(u64, usize)| *step > from && *n >= samples;
+        said.lines().filter_map(shares).find(back).map(|(step, _)| step)
+    }
+
+    fn stop(self) -> String {
+        send(self.launcher.id() as i32, Signal::TERM);
+        let out = end(self.launcher, Duration::from_secs(60));
+        let said = fs::read_to_string(&self.errors).unwrap();
+        assert!(!out.status.success() && !self.pids.is_empty(), "it was interrupted: {said}");
+        said
+    }
+}
+
+/// One rank of two is held to a quarter of its core. With shares by speed a step takes 0.4 of what it takes with equal ones, at best.
+/// Others use this machine too, so it is tried a few times.
+#[test]
+fn a_rank_held_to_a_quarter_of_its_core_costs_little_and_gets_its_share_back() {
+    let quota = match Quota::new() {
+        Ok(quota) => quota,
+        Err(why) => return cannot_run(&why),
+    };
+    let folder = folder(LONG_STEPS);
+    let attempt = || -> Result<(), String> {
+        quota.allow(Some(0.25));
+        let equal = HeldRun::start(folder.path(), "equal", &quota);
+        std::thread::sleep(Duration::from_secs(1));
+        let pace_equal = equal.pace(Duration::from_secs(4));
+        equal.stop();
+        let auto = HeldRun::start(folder.path(), "auto", &quota);
+        // Time to find out.
+        let until = Instant::now() + Duration::from_secs(20);
+        while auto.steps() < 16 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let pace_auto = auto.pace(Duration::from_secs(5));
+        quota.allow(None);
+        let lifted = auto.steps();
+        let until = Instant::now() + Duration::from_secs(20);
+        while auto.steps() < lifted + 24 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let (back, times) = (auto.back_at(lifted, 400).map(|step| step - lifted), pace_auto / pace_equal);
+        let said = auto.stop();
+        println!("{pace_equal:.1} and {pace_auto:.1} steps/s, {times:.2} times; back after {back:?} steps");
+        match times >= 1.6 && back.is_some_and(|steps| steps <= 20) && said.contains("rank 1 on ") {
+            true => Ok(()),
+            false => Err(format!("{times:.2} times as fast, back after {back:?} steps: {said}")),
+        }
+    };
+    let mut why = String::new();
+    for _ in 0..4 {
+        match attempt() {
+            Ok(()) => return,
+            Err(said) => why = said,
+        }
+    }
+    panic!("{why}");
 }

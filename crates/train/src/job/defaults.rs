@@ -226,7 +226,7 @@ impl Default for ParallelSpec {
             bucket_mib: 1.0,
             patience: SILENCE.as_secs_f64(),
             stall: STALL.as_secs_f64(),
-            balance: Balance::Equal,
+            balance: Balance::Hosts,
         }
     }
 }

@@ -38,7 +38,7 @@ section! { ParallelSpec => {
 
 fn keys() -> Vec<Key<ParallelSpec>> {
     let balance = either(
-        one_of([("equal", Balance::Equal, ""), ("auto", Balance::Auto, "")]),
+        one_of([("hosts", Balance::Hosts, ""), ("equal", Balance::Equal, ""), ("auto", Balance::Auto, "")]),
         list(within(Bounds::POSITIVE), &[], "an array of weights").map(Balance::Given, |b| {
             if let Balance::Given(weights) = b { Some(weights.clone()) } else { None }
         }),
@@ -95,7 +95,8 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         shard_gradients: auto(flag()) => ParallelSpec::shard_gradients_key, ParallelSpec::set_shard_gradients_key;
         /// how much of the gradients is reduced at once
         bucket_mib: within(BUCKET_MIB) => |s| Some(&mut s.bucket_mib);
-        /// how samples are divided among ranks: equally, by measured speed, or in proportion to these weights
+        /// how samples are divided among ranks: equally, by measured speed, in proportion to these weights; or
+        /// `"hosts"`, by measured speed where ranks are on several hosts that differ, and equally on one
         balance: balance => |s| Some(&mut s.balance);
         /// seconds after which a silent rank counts as lost, since its host vanished. A process that ends is
         /// noticed at once; one that computes, reads, writes or is paused for less is waited for

@@ -361,6 +361,8 @@ pub enum Transport {
 /// How a step's samples are shared out among ranks.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Balance {
+    /// By their speed if they are on several hosts that differ; as many for each otherwise.
+    Hosts,
     /// As many for each.
     Equal,
     /// By the speed of each, measured now and then.

@@ -265,7 +265,8 @@ impl Prepared {
         // Weights and moments of a lone rank are lent to whoever writes them, as they are stored; other ranks' are copied as f32.
         let moment_bytes = self.learner.training.moments.bytes();
         let plan = &self.learner.plan;
-        let largest = graph.params.iter().map(|s| F32_BYTES * graph.shape(s.value).numel()).max().unwrap_or(0);
+        let largest =
+            graph.params.iter().map(|s| F32_BYTES * graph.shape(s.value).numel()).max().unwrap_or(0);
         let apart = plan.mesh.replica_ranks() > 1 || plan.shard_place().is_some();
         let kept = match ranks {
             // Blocks of tensors are gathered from where they are: one that is asked for, one that is packed, and one on its way.
@@ -313,9 +314,10 @@ struct Copies {
 
 /// What a rank has sent to other stages and they have not looked at yet, at the end of a program.
 fn sent_bytes(program: &Program) -> usize {
-    let sent = program.exchanges.iter().filter(|exchange| {
-        exchange.axis == Axis::Stage && matches!(exchange.op, Collective::Send { .. })
-    });
+    let sent = program
+        .exchanges
+        .iter()
+        .filter(|exchange| exchange.axis == Axis::Stage && matches!(exchange.op, Collective::Send { .. }));
     sent.map(|exchange| program.len_of(&exchange.of) * exchange.wire.bytes()).sum()
 }
 

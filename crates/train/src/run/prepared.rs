@@ -69,6 +69,8 @@ pub struct Prepared {
     pub learner: LearnerOptions,
     /// The machine and the program, for the report.
     pub system: Vec<(String, String)>,
+    /// The host of each rank; empty if they are all on this one.
+    pub hosts: Vec<String>,
     /// What the process has in memory before training: its code, and data that are held there. 0 if it is not known.
     pub process_bytes: usize,
     /// Where a timeline of all ranks goes; all ranks have it, or none.
@@ -216,6 +218,7 @@ impl Prepared {
             target_stats,
             learner,
             system,
+            hosts: Vec::new(),
             process_bytes,
             trace,
             changed_data,
@@ -256,7 +259,7 @@ impl Prepared {
         let data = mesh.data;
         let weights = match &self.job.parallel.balance {
             Balance::Given(weights) => weights.clone(),
-            Balance::Equal | Balance::Auto => vec![1.0; data],
+            Balance::Hosts | Balance::Equal | Balance::Auto => vec![1.0; data],
         };
         if weights.len() != data {
             return Err(TrainError::Balance { got: weights.len(), want: data });

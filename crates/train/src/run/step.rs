@@ -7,7 +7,8 @@ use polyreme_parallel::Norms;
 
 use super::prepared::Prepared;
 use super::train::{Run, Wishes};
-use crate::balance::{BLOCKS, Balancer, EVERY_STEPS, Timings};
+use crate::balance::slow::SlowRanks;
+use crate::balance::{BLOCKS, Balancer, Look, Timings, is_due};
 use crate::error::TrainError;
 use crate::event::{Event, Observer};
 use crate::job::{Balance, Source};
@@ -17,7 +18,9 @@ use crate::pace::{RankShare, StepKind};
 use crate::talk;
 
 /// What rank 0 adds to the sum of wishes if it is time for a checkpoint: more than there are ranks who wish to stop.
-const SAVE: f64 = 4_294_967_296.0;
+const SAVE: u64 = 1 << 32;
+/// The same if it is time to look at the ranks' speeds.
+const LOOK: u64 = SAVE << 1;
 
 impl Run {
     /// Reads this rank's samples from the next step on, and no others.
@@ -55,12 +58,14 @@ impl Run {
         let n_steps = self.prepared.cut.flushes.run_from(pace, first).min(until_end);
         let (rank, saved, waited_last) = (self.rank, self.saved, self.waited_last.as_secs_f64());
         let limit = self.prepared.job.output.every_minutes;
+        let look = rank == 0 && self.pulse.as_ref().is_some_and(Pulse::is_due);
         let extra = || {
             // Rank 0 finds that too much would be lost.
             let minutes = saved.elapsed().as_secs_f64() / 60.0;
             let save = rank == 0 && limit.is_some_and(|limit| minutes >= limit);
-            let stop = f64::from(u8::from(observer.stop_requested()));
-            [stop + if save { SAVE } else { 0.0 }, waited_last]
+            let wishes = [(observer.stop_requested(), 1), (save, SAVE), (look, LOOK)];
+            let wishes: u64 = wishes.iter().filter(|(wished, _)| *wished).map(|(_, worth)| worth).sum();
+            [wishes as f64, waited_last]
         };
         let mix = |step: u64| match train.mixup > 0.0 {
             true => mixup::share(train.mixup, train.seed, step),
@@ -93,33 +98,43 @@ impl Run {
             pulse.timings.note(units, began.elapsed().saturating_sub(idle).as_secs_f64());
         }
         self.waited_last = last.waited;
-        let save = last.extra[0] >= SAVE;
-        let stop = last.extra[0] - if save { SAVE } else { 0.0 } > 0.0;
-        Ok((results, Wishes { stop, save }))
+        let wished = last.extra[0] as u64;
+        let wishes =
+            Wishes { stop: !wished.is_multiple_of(SAVE), save: wished & SAVE > 0, look: wished & LOOK > 0 };
+        if let Some(pulse) = &mut self.pulse {
+            pulse.n_steps += results.len() as u64;
+        }
+        Ok((results, wishes))
     }
 
-    /// Looks at the ranks' speeds now and then; whether samples are shared out in another way from now on. Collective.
+    /// Looks at the ranks' speeds; whether samples are shared out in another way from now on. Collective.
     pub(super) fn rebalance(&mut self, done: u64, observer: &mut dyn Observer) -> Result<bool, TrainError> {
-        let Some(pulse) = self.pulse.as_mut().filter(|_| done.is_multiple_of(EVERY_STEPS)) else {
-            return Ok(false);
-        };
+        let Some(pulse) = self.pulse.as_mut() else { return Ok(false) };
+        (pulse.n_steps, pulse.looked) = (0, Instant::now());
         let mut mine = [0.0; BLOCKS + 1];
         mine[..BLOCKS].copy_from_slice(&pulse.timings.take());
         mine[BLOCKS] = std::mem::take(&mut pulse.cost_s);
         let all = talk::gather_all(self.learner.comm(), &mine)?;
-        let look = all.chunks_exact(BLOCKS + 1).map(|m| std::array::from_fn(|b| m[b])).collect();
+        let look: Look = all.chunks_exact(BLOCKS + 1).map(|m| std::array::from_fn(|b| m[b])).collect();
         let cost_s = all.iter().skip(BLOCKS).step_by(BLOCKS + 1).copied().fold(0.0, f64::max);
+        let (pace, cut) = (self.prepared.pace, &self.prepared.cut);
+        if let Some(slow) = &mut pulse.slow {
+            let lines = slow.look(&look, &cut.units(pace.batch).0);
+            lines.iter().for_each(|line| observer.event(Event::Balanced { step: done, why: line }));
+        }
+        if !pulse.balances {
+            return Ok(false);
+        }
         // Rank 0 decides for all: another machine might round in another way.
-        let mut weights = self.prepared.cut.weights.clone();
+        let mut weights = cut.weights.clone();
         let mut why = None;
         if let Some(balancer) = &mut pulse.balancer {
-            let (pace, cut) = (self.prepared.pace, &self.prepared.cut);
             let steps = pace.total_steps(self.prepared.job.train.length);
             let meets = self.prepared.learner.plan.norms == Norms::Synchronised;
             let allowed = |counts: &[usize]| !meets || cut.by(weights_of(counts)).all_meet(pace);
-            why = balancer.look(look, steps.saturating_sub(done), cost_s, &allowed);
-            if why.is_some() {
+            if let Some(shift) = balancer.look(look, steps.saturating_sub(done), cost_s, &allowed) {
                 weights = weights_of(balancer.counts());
+                why = shift.said;
             }
         }
         self.learner.comm().broadcast(&mut weights, 0)?;
@@ -158,7 +173,9 @@ impl Run {
         if let Some(pulse) = &mut self.pulse {
             pulse.cost_s = began.elapsed().as_secs_f64();
         }
-        observer.event(Event::Balanced { step: done, why: &why.unwrap_or_default() });
+        if let Some(why) = &why {
+            observer.event(Event::Balanced { step: done, why });
+        }
         Ok(true)
     }
 }
@@ -167,21 +184,52 @@ fn weights_of(counts: &[usize]) -> Vec<f64> {
     counts.iter().map(|n| *n as f64).collect()
 }
 
-/// What a rank knows of its speed, if samples are shared out by it.
+/// What a rank knows of its speed, if somebody is to know.
 pub(super) struct Pulse {
     pub(super) timings: Timings,
+    /// Steps since the last look, and when that was.
+    n_steps: u64,
+    looked: Instant,
     /// Seconds that the last change took, until the others have been told.
     cost_s: f64,
-    /// Rank 0's.
+    /// Whether samples are shared out by it.
+    balances: bool,
+    /// Rank 0's, if they are.
     balancer: Option<Balancer>,
+    /// Rank 0's.
+    slow: Option<SlowRanks>,
 }
 
 impl Pulse {
-    /// Of a rank of a prepared job; `None` if nothing is shared out by speed.
+    /// Of a rank of a prepared job; `None` if speeds are of no interest: ranks of one host share its cores, and wait for each other in
+    /// other ways.
     pub(super) fn new(prepared: &Prepared, rank: usize) -> Option<Pulse> {
-        let looks = prepared.job.parallel.balance == Balance::Auto && prepared.ranks() > 1;
+        let (parallel, hosts) = (&prepared.job.parallel, &prepared.hosts);
+        let apart = hosts.iter().any(|host| *host != hosts[0]);
+        let balances = match parallel.balance {
+            Balance::Auto => true,
+            Balance::Hosts => apart,
+            Balance::Equal | Balance::Given(_) => false,
+        };
+        if parallel.replica_ranks() > 1 || prepared.ranks() == 1 || !(balances || apart) {
+            return None;
+        }
         let (counts, unit) = prepared.cut.units(prepared.pace.batch);
-        let balancer = (rank == 0).then(|| Balancer::new(counts, unit));
-        looks.then(|| Pulse { timings: Timings::new(), cost_s: 0.0, balancer })
+        let names = (0..prepared.ranks()).map(|rank| match hosts.get(rank) {
+            Some(host) => format!("rank {rank} on {host}"),
+            None => format!("rank {rank}"),
+        });
+        let slow = (rank == 0).then(|| SlowRanks::new(names.collect()));
+        let balancer = (rank == 0 && balances).then(|| match parallel.balance {
+            Balance::Hosts => Balancer::unasked(counts, unit),
+            Balance::Auto | Balance::Equal | Balance::Given(_) => Balancer::new(counts, unit),
+        });
+        let (timings, looked) = (Timings::new(), Instant::now());
+        Some(Pulse { timings, n_steps: 0, looked, cost_s: 0.0, balances, balancer, slow })
+    }
+
+    /// Whether the step that begins is the last one before a look.
+    fn is_due(&self) -> bool {
+        is_due(self.n_steps + 1, self.looked.elapsed().as_secs_f64())
     }
 }

@@ -42,7 +42,6 @@ fn a_slow_rank_gets_fewer_samples_from_the_next_step_on() {
             (0..20).for_each(|_| pulse.timings.note(10, 10.0 * seconds[rank]));
             run.rebalance(step, &mut notes).unwrap()
         };
-        assert!(!look(&mut run, 19, [1.0, 2.0]), "it is not time yet");
         assert!(!look(&mut run, 20, [1.0, 2.0]), "one look may mislead");
         assert!(look(&mut run, 40, [1.0, 2.0]));
         assert_eq!(run.prepared.cut.weights, [20.0, 10.0]);
@@ -52,6 +51,8 @@ fn a_slow_rank_gets_fewer_samples_from_the_next_step_on() {
         }
         assert!(!look(&mut run, 120, [2.0, 1.0]), "one look may mislead");
         assert!(look(&mut run, 140, [2.0, 1.0]));
+        assert_eq!(run.part.lengths(), [[15], [15]][rank], "half as much again, for a trial");
+        assert!(look(&mut run, 160, [2.0, 1.0]));
         assert_eq!(run.part.lengths(), [[10], [20]][rank]);
         run.prepared.job.train.length = Length::Steps(15);
         let summary = run.train(&mut Silent).unwrap();
@@ -64,7 +65,7 @@ fn a_slow_rank_gets_fewer_samples_from_the_next_step_on() {
     });
     let want = [
         "40: ranks take 20, 10 samples a step from now on, by their speed; that wins 33 %",
-        "140: ranks take 10, 20 samples a step from now on, by their speed; that wins 50 %",
+        "160: ranks take 10, 20 samples a step from now on, by their speed; that wins 33 %",
     ];
     assert_eq!(notes[0], want);
 }

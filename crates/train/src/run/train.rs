@@ -70,6 +70,8 @@ pub(super) struct Run {
 pub(super) struct Wishes {
     pub(super) stop: bool,
     pub(super) save: bool,
+    /// Rank 0 finds that it is time to look at speeds.
+    pub(super) look: bool,
 }
 
 /// How a run begins: rank 0 says it to the others.
@@ -263,7 +265,7 @@ impl Run {
                 ending = Ending::Interrupted;
                 break;
             }
-            if self.rebalance(step + 1, observer)? {
+            if wishes.look && self.rebalance(step + 1, observer)? {
                 loader = self.loader(steps)?;
             }
         }

@@ -693,7 +693,7 @@ fn ranks_and_shards() {
     row("balance = [1, 0]", "`parallel.balance[1]` is 0.0; it must be more than 0", "");
     row(
         "balance = 2",
-        "`parallel.balance` is the number 2; \"equal\", \"auto\" or an array of weights is needed",
+        "`parallel.balance` is the number 2; \"hosts\", \"equal\", \"auto\" or an array of weights is needed",
         "",
     );
     row("balance = \"atuo\"", "`parallel.balance` is \"atuo\", which is not known", "did you mean \"auto\"?");

@@ -317,6 +317,7 @@ fn train() -> impl Strategy<Value = TrainSpec> {
 fn parallel() -> impl Strategy<Value = ParallelSpec> {
     let transport = select(Transport::ALL.to_vec());
     let balance = prop_oneof![
+        Just(Balance::Hosts),
         Just(Balance::Equal),
         Just(Balance::Auto),
         prop::collection::vec(0.01..99.0, 1..9).prop_map(Balance::Given),
