@@ -14,7 +14,7 @@
 //! - What it wins in the steps that are left must exceed what the last change cost.
 //! - A change that did not win what was promised was a mistake: the next one needs twice as many looks, until nothing
 //!   has changed for a while.
-//! - A rank whose share was cut gets it back by trial ([`probe`]): with little to do, one that may only use a part of its core
+//! - A rank whose share was cut gets it back by trial (`probe`): with little to do, one that may only use a part of its core
 //!   looks as fast as any other.
 //!
 //! [`slow`] says which ranks to report.
