@@ -55,6 +55,8 @@ pub struct HostSpec {
     pub cores: usize,
     /// How much memory.
     pub memory_bytes: f64,
+    /// How much of it one process may take.
+    pub process_bytes: f64,
     /// How fast it computes.
     pub speed: HostSpeed,
     /// What every time of it is multiplied by: 2 for a host of half the speed.
@@ -287,6 +289,7 @@ impl Cluster {
         let host = HostSpec {
             cores: calibration.machine.cores,
             memory_bytes: calibration.machine.memory_bytes,
+            process_bytes: f64::INFINITY,
             speed: HostSpeed::Measured(calibration.clone()),
             slowness: 1.0,
             price: None,
@@ -337,6 +340,7 @@ impl HostsFile {
         HostSpec {
             cores: self.cores,
             memory_bytes: self.memory_gib * f64::from(1 << 30),
+            process_bytes: f64::INFINITY,
             speed: HostSpeed::Described(speed),
             slowness: 1.0 / self.speed.unwrap_or(1.0),
             price: self.price,

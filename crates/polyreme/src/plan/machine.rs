@@ -51,6 +51,7 @@ pub fn this_machine(
         let mut cluster = Cluster::measured(calibration, hosts, by, between);
         for host in &mut cluster.hosts {
             host.memory_bytes = host.memory_bytes.min(memory_bytes());
+            host.process_bytes = process_limit();
         }
         KnownCluster { cluster, source: format!("{}{links}", path.display()) }
     };
@@ -83,6 +84,7 @@ fn described(report: &DoctorReport, cores: usize) -> HostSpec {
     HostSpec {
         cores,
         memory_bytes: memory_bytes(),
+        process_bytes: process_limit(),
         speed: HostSpeed::Described(speed),
         slowness: 1.0,
         price: None,
@@ -94,6 +96,13 @@ fn memory_bytes() -> f64 {
     let limits = memory::limits();
     let of_all = limits.iter().filter(|limit| matches!(limit.scope, Scope::Host | Scope::Group));
     of_all.map(|limit| limit.bytes as f64).fold(process::memory_bytes() as f64, f64::min)
+}
+
+/// What one process may take beyond what this one has: ulimits.
+fn process_limit() -> f64 {
+    let limits = memory::limits();
+    let of_one = limits.iter().filter(|limit| matches!(limit.scope, Scope::Mapped | Scope::Private));
+    of_one.map(|limit| limit.bytes as f64).fold(f64::INFINITY, f64::min)
 }
 
 /// The cluster with another number of hosts: the first ones, or all of them again and again.

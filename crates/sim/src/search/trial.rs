@@ -140,6 +140,10 @@ impl Room {
             InsideBy::Processes | InsideBy::Sockets => 1.0,
         };
         let of_host = Room { bytes, ranks, beside: beside * ranks / in_process };
+        // What this process has already is not part of what it may take.
+        let of_process = hosts.iter().map(|host| host.process_bytes).fold(f64::INFINITY, f64::min);
+        let of_process = Room { bytes: of_process, ranks: in_process, beside: 0.0 };
+        let of_host = if of_process.of_rank() < of_host.of_rank() { of_process } else { of_host };
         match question.fixed.memory_bytes.map(|bytes| bytes as f64) {
             // What a job file bounds is the training itself.
             Some(asked) if asked / in_process < of_host.of_rank() as f64 => {

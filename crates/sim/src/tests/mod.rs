@@ -35,7 +35,7 @@ fn adamw() -> Training {
 
 fn host(speed: Described) -> HostSpec {
     let speed = HostSpeed::Described(speed);
-    HostSpec { cores: 8, memory_bytes: 64e9, speed, slowness: 1.0, price: None }
+    HostSpec { cores: 8, memory_bytes: 64e9, process_bytes: f64::INFINITY, speed, slowness: 1.0, price: None }
 }
 
 /// Ordinary hosts with ordinary links.

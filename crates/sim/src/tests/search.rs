@@ -14,7 +14,7 @@ use crate::search::{
     ALLOWANCE, FixedKeys, LostBy, PlanChoice, Planner, Question, SearchAnswer, SearchEffort, SearchError,
     Sharding, TimeShares, why_slower,
 };
-use crate::{BetweenSpec, Cluster, Described, Fleet, InsideSpec};
+use crate::{BetweenSpec, Cluster, Described, Fleet, InsideBy, InsideSpec};
 
 /// A job, with everything that a question borrows.
 struct AskedPlan {
@@ -108,6 +108,20 @@ fn a_job_that_does_not_fit_one_rank_is_split() {
     let tight = asked.search(&small(1, alone / 20.0, links));
     assert!(tight.plans.is_empty(), "{:?}", tight.plans[0].choice);
     assert!(tight.lost.iter().any(|(_, why)| matches!(why, LostBy::Memory { needs, has } if needs > has)));
+}
+
+/// A host with room for everything, whose processes may each take 0.6 of what the largest plan takes.
+#[test]
+fn what_one_process_may_take_is_kept_to() {
+    let asked = AskedPlan::gpt(8, 8);
+    let mut host = small(1, 1e4, BetweenSpec::new(20.0, 10.0));
+    (host.hosts[0].cores, host.inside.by) = (8, InsideBy::Processes);
+    let alone = asked.search(&host).plans.iter().map(|plan| plan.process_bytes).max().unwrap() as f64;
+    host.hosts[0].process_bytes = 0.6 * alone;
+    let answer = asked.search(&host);
+    assert!(!answer.plans.is_empty());
+    assert!(answer.plans.iter().all(|plan| plan.report.memory_bytes as f64 <= 0.6 * alone));
+    assert!(answer.lost.iter().any(|(_, why)| matches!(why, LostBy::Memory { .. })));
 }
 
 /// A question of which only sizes are asked.
