@@ -358,7 +358,8 @@ mod tests {
             }
         };
         assert_eq!(lines + left_out, n);
-        assert!(lines > KEPT_BYTES / 1001 && left_out > 0, "{lines} {left_out}");
+        // At least what is kept; what the pipe took meanwhile comes on top, if the thread that writes was that fast.
+        assert!(lines >= KEPT_BYTES / 1001 && left_out > 0, "{lines} {left_out}");
         text.clear();
         reader.read_line(&mut text).unwrap();
         assert_eq!(text, "the end\n");
