@@ -174,10 +174,15 @@ fn what_is_fixed_is_kept() {
         assert_eq!(choice.seating.threads, 2);
         assert_eq!(choice.mesh.ranks(), choice.seating.ranks());
     }
-    let odd =
-        AskedPlan { fixed: FixedKeys { tensor: Some(7), ..FixedKeys::default() }, ..AskedPlan::gpt(4, 16) };
-    let refused = odd.with(|question| Planner::new(question).search(&cluster(2), SearchEffort::LITTLE).err());
-    assert!(matches!(refused, Some(SearchError::NoChoice { hosts: 2, .. })), "{refused:?}");
+    let refused = |fixed: FixedKeys| {
+        let asked = AskedPlan { fixed, ..AskedPlan::gpt(4, 16) };
+        asked.with(|question| Planner::new(question).search(&cluster(2), SearchEffort::LITTLE).err())
+    };
+    // A key that no cluster can meet is the reason; keys that do not go together are another one.
+    let odd = refused(FixedKeys { tensor: Some(7), ..FixedKeys::default() });
+    assert!(matches!(&odd, Some(SearchError::Refused(why)) if why.contains("4 attention heads")), "{odd:?}");
+    let few = refused(FixedKeys { tensor: Some(4), ranks: Some(2), ..FixedKeys::default() });
+    assert!(matches!(few, Some(SearchError::NoChoice { hosts: 2, .. })), "{few:?}");
 }
 
 #[test]
