@@ -50,7 +50,7 @@ def microbatches(data: int, stage: int) -> int:
 
 
 def keys_of(hosts: int, tensor: int | None, stage: int | None):
-    """The keys of `[parallel]` that a way sets; None if so many hosts cannot be arranged so, or have no samples."""
+    """The keys of `[parallel]` that a way sets; None if this number of hosts cannot be arranged in that way, or some would have no samples."""
     keys = {"ranks": hosts, "sequence": 1}
     if tensor is None or stage is None:
         return keys | {"stage": "auto", "schedule": "zb-h1"}
@@ -179,7 +179,7 @@ def svg(title: str, results) -> str:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--polyreme", default=str(ROOT / "target/release/polyreme"), help="the program")
-    parser.add_argument("--hosts-max", type=int, default=HOSTS[-1], help="stop at so many hosts, to try it out; writes nothing")
+    parser.add_argument("--hosts-max", type=int, default=HOSTS[-1], help="the largest number of hosts, for a quick try; nothing is written")
     args = parser.parse_args()
     began = time.monotonic()
     text = []

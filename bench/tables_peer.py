@@ -80,7 +80,7 @@ def ours(binary, train, test, label, numbers):
 
 
 def theirs(train, test, label, numbers):
-    """Words become whole numbers, marked as categories; a name of one's own is left out, as ours is."""
+    """Words become whole numbers, marked as categories; a column in which every row has another word is left out, as we do."""
     keys = [key for key in train[0] if key != label]
     words = [k for k in keys if any(isinstance(row[k], str) for row in train)]
     distinct = {k: sorted({row[k] for row in train if row[k] is not None}) for k in words}

@@ -7,7 +7,7 @@
 //! what makes them fit for ranks: each counts its own part, and the parts are added where sums are exchanged anyway.
 //!
 //! The hash is one block of Philox under a fixed key, a bijection of the 128 bits of its two numbers: different things never have
-//! the same hash. It guards against mistakes, not against somebody who looks for two bags with one sum.
+//! the same hash. It guards against mistakes, not against an attacker who searches for two sets with the same sum.
 
 use std::ops::{Add, AddAssign};
 

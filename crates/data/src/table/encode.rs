@@ -103,7 +103,7 @@ impl EncodedColumn<'_> {
                         None if blank && rule.blanks => values.len() + 1,
                         None => 0,
                     };
-                    // Below 2^24, of which an f32 has every whole number: there are at most so many values.
+                    // An f32 holds every whole number below 2^24, and there are fewer values than that.
                     to.push(id as f32);
                     return Ok(());
                 }

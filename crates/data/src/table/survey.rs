@@ -71,7 +71,7 @@ pub struct ColumnSurvey {
     not_number: Option<(DataPlace, String)>,
     not_date: Option<(DataPlace, String)>,
     sample: Vec<f64>,
-    /// Every so many numbers one is in the sample.
+    /// The distance between two numbers that are in the sample.
     stride: usize,
 }
 

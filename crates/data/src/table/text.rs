@@ -15,7 +15,7 @@ use crate::spec::LabelKind;
 /// The byte order mark that some programs put before a text in UTF-8.
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// So many rows show whether the words of the first one occur again.
+/// How many rows are looked at to see whether words of the first row occur again.
 const ROWS_OF_WORDS: usize = 100;
 
 /// A table's text and its options.
