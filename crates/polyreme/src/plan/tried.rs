@@ -12,6 +12,7 @@ use polyreme_parallel::Plan;
 use polyreme_sim::search::FoundPlan;
 
 use crate::bench::jobs::BenchJob;
+use crate::bench::on_ranks;
 
 /// Plans that are predicted to take at most this much longer than the first are tried.
 const NEARLY: f64 = 1.3;
@@ -97,14 +98,5 @@ fn step_seconds(job: &BenchJob, batch: usize, plan: &FoundPlan, isa: Isa) -> Try
         engine.leave().finish()?;
         Ok(times[times.len() / 2])
     };
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> =
-            Comm::local(choice.mesh.ranks()).into_iter().map(|comm| scope.spawn(|| of_rank(comm))).collect();
-        let mut slowest: f64 = 0.0;
-        for rank in ranks {
-            let seconds = rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            slowest = slowest.max(seconds);
-        }
-        Ok(slowest)
-    })
+    Ok(on_ranks(Comm::local(choice.mesh.ranks()), of_rank)?.into_iter().fold(0.0, f64::max))
 }

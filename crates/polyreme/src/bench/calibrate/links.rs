@@ -9,6 +9,7 @@ use polyreme_sim::BetweenSpec;
 use polyreme_sim::calibration::LinkTimes;
 
 use crate::bench::collective::{self, BenchOp};
+use crate::bench::on_ranks;
 
 /// Bytes of all-reduces.
 const SIZES: [usize; 7] = [64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 8 << 20, 32 << 20];
@@ -61,14 +62,7 @@ fn times(comms: Vec<Comm>, sizes: &[usize]) -> Measuring<(f64, Vec<(f64, f64)>)>
         comm.finish()?;
         Ok((meet, found))
     };
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || of_rank(comm))).collect();
-        let mut all = Vec::new();
-        for rank in ranks {
-            all.push(rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
-        }
-        all.pop().ok_or_else(|| "there are no ranks".into())
-    })
+    on_ranks(comms, of_rank)?.pop().ok_or_else(|| "there are no ranks".into())
 }
 
 /// What production measures when ranks connect.

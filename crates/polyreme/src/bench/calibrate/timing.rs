@@ -15,6 +15,7 @@ use polyreme_sim::calibration::{TimePoint, TimeTable};
 use polyreme_sim::work::{Work, WorkKind, of_instr, of_node};
 
 use super::trials::{IDS, Trial};
+use crate::bench::on_ranks;
 
 /// How ranks are placed for a set of times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,12 +114,7 @@ pub(super) fn unevenness(
         let each = |time: Duration| time.as_secs_f64() * 1e3 / meetings as f64;
         Ok((each(own), each(all)))
     };
-    let seen = std::thread::scope(|scope| {
-        let ranks: Vec<_> = Comm::local(2).into_iter().map(|comm| scope.spawn(|| of_rank(comm))).collect();
-        let joined =
-            ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|p| std::panic::resume_unwind(p)));
-        joined.collect::<Result<Vec<_>, _>>()
-    })?;
+    let seen = on_ranks(Comm::local(2), of_rank)?;
     let mean = |of: fn(&(f64, f64)) -> f64| seen.iter().map(of).sum::<f64>() / seen.len() as f64;
     let (own_ms, all_ms) = (mean(|times| times.0), mean(|times| times.1));
     let times = if own_ms > 1.0 { own_ms.sqrt() } else { own_ms };
