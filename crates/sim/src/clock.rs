@@ -4,19 +4,11 @@
 //! it wait. What happens next, anywhere, is at the head of one queue, ordered by time and then by the order of entry, so the
 //! same input gives the same times to the bit.
 //!
-//! # Groups
-//! A group does one collective after the other, in the order in which each rank begins them. It starts when the last rank has
-//! come to it, and all are done when its time is over. Over links a rank comes to a collective as soon as it was started and
-//! those before it are done, while the rank computes; in shared memory, when the rank waits for it, or for one behind it.
-//!
 //! # Messages
 //! A sender copies a message and goes on. The way between two ranks carries one message at a time. A receiver waits until it is
 //! there.
 //!
-//! # Hosts
-//! Ranks that compute on one host at the same time slow each other down ([`Sharing`]): how fast they are changes whenever one of
-//! them begins or ends. So what is left of a stretch is kept up to date, and of each host only the next end is in the queue.
-//! Without contention this is an expression of sums and maxima, in which nothing that gets slower makes anything earlier.
+//! [`groups`] says when collectives begin and end, [`hosts`] how fast ranks compute.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -27,6 +19,9 @@ use polyreme_graph::Axis;
 use crate::cluster::Cluster;
 use crate::exchange::{ExchangeCost, GroupOp, GroupWay, MessageCost, message};
 use crate::score::{Act, Meeting, Score};
+
+mod groups;
+mod hosts;
 
 /// What the clock runs.
 pub(crate) struct Scene<'a> {
@@ -468,200 +463,5 @@ impl<'a> Clock<'a> {
             let (run, to) = (self.ranks[rank].run, self.now);
             self.seen.marks[rank - self.scene.traced.start].push(Mark { run, what, from, to });
         }
-    }
-
-    /// A rank comes to the next collective of its group, if it can.
-    fn arrive(&mut self, rank: usize, axis: Axis) -> Result<(), ClockError> {
-        let place = &self.scene.ranks[rank];
-        let state = &mut self.ranks[rank];
-        let comm = &mut state.comms[axis as usize];
-        let Some(number) = place.groups[axis as usize] else {
-            (comm.arrived, comm.done) = (comm.started, comm.started);
-            return Ok(());
-        };
-        let group = &self.scene.groups[number];
-        let way = &self.scene.ways[group.way];
-        let waits = match state.doing {
-            RankDoing::Awaiting { axis: a, target: Some(target), .. } => a == axis && target >= comm.arrived,
-            RankDoing::Awaiting { .. } | RankDoing::Computing { .. } | RankDoing::Nothing => false,
-        };
-        let comes = comm.arrived == comm.done && comm.started > comm.arrived;
-        if !comes || !(waits || way.in_background()) {
-            return Ok(());
-        }
-        let order = &self.scene.scores[place.score].order[axis as usize];
-        let exchange = order[comm.arrived % order.len()];
-        comm.arrived += 1;
-        let Meeting::Group { op, .. } = self.scene.scores[place.score].meetings[exchange].1 else {
-            unreachable!("collectives are counted by group")
-        };
-        let clock = &mut self.groups[number];
-        if clock.op.is_some_and(|other| (other.op, other.bytes) != (op.op, op.bytes)) {
-            return Err(ClockError::Differs { rank, axis });
-        }
-        clock.op = Some(op);
-        clock.arrived += 1;
-        if clock.arrived == group.members.len() {
-            *clock = GroupClock { met: clock.met, ..GroupClock::default() };
-            self.begin(number, op);
-        }
-        Ok(())
-    }
-
-    /// A group has come together.
-    fn begin(&mut self, number: usize, op: GroupOp) {
-        let scene = self.scene;
-        let group = &scene.groups[number];
-        let way = &scene.ways[group.way];
-        let cores = scene.cluster.hosts[group.hosts[0]].cores;
-        let key = (group.way, op.op as u8, op.bytes.to_bits(), op.visible);
-        let find = || way.cost(&scene.cluster.inside, group.members.len(), cores, op);
-        let cost = *self.costs.entry(key).or_insert_with(find);
-        for &host in &group.hosts {
-            self.seen.link_bytes[host][group.axis as usize] += cost.link_bytes;
-            self.seen.memory_bytes[host] += cost.memory_bytes / group.hosts.len() as f64;
-        }
-        self.occupy(group, way.core_share());
-        // Ranks that stop for an exchange wait for whoever was slower this time. Others go on meanwhile.
-        let measured =
-            scene.cluster.inside.measured.as_ref().filter(|_| scene.contention && !way.in_background());
-        let computed = self.now - self.groups[number].met;
-        let uneven = measured.map_or(0.0, |c| c.links.uneven_us(group.members.len(), computed));
-        self.enter(self.now + uneven + cost.us, TickOf::Group(number));
-    }
-
-    /// Takes, or gives back, a share of a core of each rank of a group.
-    fn occupy(&mut self, group: &GroupPlace, share: f64) {
-        if share == 0.0 {
-            return;
-        }
-        for &rank in &group.members {
-            let host = self.scene.ranks[rank].host;
-            self.catch_up(host);
-            self.hosts[host].background += share;
-        }
-    }
-
-    fn group_is_done(&mut self, number: usize) -> Result<(), ClockError> {
-        let scene = self.scene;
-        let group = &scene.groups[number];
-        self.occupy(group, -scene.ways[group.way].core_share());
-        let axis = group.axis;
-        self.groups[number].met = self.now;
-        for &rank in &group.members {
-            self.ranks[rank].comms[axis as usize].done += 1;
-        }
-        for &rank in &group.members {
-            let done = self.ranks[rank].comms[axis as usize].done;
-            self.arrive(rank, axis)?;
-            if let RankDoing::Awaiting { axis: a, target: Some(target), .. } = self.ranks[rank].doing
-                && a == axis
-                && done > target
-            {
-                self.wake(rank)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A rank begins to compute.
-    fn compute(&mut self, rank: usize, what: MarkOf, alone_us: f64, crowded_us: f64) {
-        let place = &self.scene.ranks[rank];
-        self.catch_up(place.host);
-        let state = &mut self.ranks[rank];
-        state.doing = RankDoing::Computing { what, since: self.now };
-        state.left_us = alone_us * self.scene.cluster.hosts[place.host].slowness;
-        state.crowd = crowded_us / alone_us;
-        let host = &mut self.hosts[place.host];
-        host.busy.push(rank);
-        host.threads += place.threads;
-    }
-
-    fn end_computing(&mut self, rank: usize) -> Result<(), ClockError> {
-        let place = &self.scene.ranks[rank];
-        self.catch_up(place.host);
-        let host = &mut self.hosts[place.host];
-        let at = host.busy.iter().position(|r| *r == rank).expect("a rank that computes is busy");
-        host.busy.remove(at);
-        host.threads -= place.threads;
-        let doing = std::mem::replace(&mut self.ranks[rank].doing, RankDoing::Nothing);
-        if let RankDoing::Computing { what, since } = doing {
-            self.seen.computed[rank] += self.now - since;
-            self.mark(rank, what, since);
-            if let MarkOf::Copy(exchange) = what
-                && let Meeting::Send { bytes, .. } = self.scene.scores[place.score].meetings[exchange].1
-            {
-                self.send(place.channels[exchange].expect("every message has a channel"), bytes);
-            }
-        }
-        self.go(rank)
-    }
-
-    /// Brings what is left of a host's stretches up to date, before something changes there.
-    fn catch_up(&mut self, host: usize) {
-        let clock = &mut self.hosts[host];
-        let passed = self.now - clock.since;
-        if passed > 0.0 {
-            for &rank in &clock.busy {
-                let state = &mut self.ranks[rank];
-                state.left_us = (state.left_us - passed * state.rate).max(0.0);
-            }
-        }
-        clock.since = self.now;
-        if !clock.is_stale {
-            clock.is_stale = true;
-            self.stale.push(host);
-        }
-    }
-
-    /// Finds the next end of a stretch on each host where something changed.
-    fn retime(&mut self) {
-        while let Some(host) = self.stale.pop() {
-            let sharing = Sharing {
-                cores: self.scene.cluster.hosts[host].cores as f64,
-                load: self.hosts[host].threads + self.hosts[host].background,
-                contention: self.scene.contention,
-            };
-            let clock = &mut self.hosts[host];
-            clock.is_stale = false;
-            clock.version += 1;
-            let (mut least, mut next) = (f64::INFINITY, None);
-            for &rank in &clock.busy {
-                let state = &mut self.ranks[rank];
-                state.rate = sharing.rate(self.scene.ranks[rank].threads, state.crowd);
-                let us = state.left_us / state.rate;
-                if us < least {
-                    (least, next) = (us, Some(rank));
-                }
-            }
-            if let Some(rank) = next {
-                clock.next = rank;
-                let version = clock.version;
-                self.enter(self.now + least, TickOf::Host { host, version });
-            }
-        }
-    }
-}
-
-/// How ranks of a host share it.
-///
-/// A rank alone goes at its own speed. The more of the other cores are busy, the nearer it comes to the speed that was measured
-/// with all of them busy: caches, memory and the clock rate are shared. With more threads than cores, they take turns.
-struct Sharing {
-    cores: f64,
-    /// Threads that compute, and cores that exchanges take.
-    load: f64,
-    contention: bool,
-}
-
-impl Sharing {
-    fn rate(&self, threads: f64, crowd: f64) -> f64 {
-        if !self.contention {
-            return 1.0;
-        }
-        let others = (self.load - threads).max(0.0);
-        let crowding = (others / (self.cores - threads).max(1.0)).min(1.0);
-        let turns = (self.load / self.cores).max(1.0);
-        1.0 / ((1.0 + crowding * (crowd - 1.0)) * turns)
     }
 }
