@@ -20,6 +20,7 @@ use crate::app::App;
 use crate::plan::asked::{AskedJob, decided};
 use crate::plan::machine::{KnownCluster, with_hosts};
 use crate::plan::row::{HEADER, PlanRow, counted, lost_words, mesh_words, price_per_hour};
+use crate::plan::searching::SearchLine;
 use crate::plan::what_if::Change;
 use crate::plan::{chosen, plot};
 
@@ -90,10 +91,12 @@ pub(super) fn plan(app: &App, args: &PlanArgs) -> CommandResult {
     if let Some(changes) = changes {
         return what_if(&mut asked, &known, &changes, args);
     }
+    let line = SearchLine::new();
+    let watch = |progress| line.show(progress);
     let answer = asked.with(|question| {
-        let mut planner = Planner::new(question);
+        let mut planner = Planner::new(question).watched(&watch);
         let answer = planner.search(&known.cluster, SearchEffort::USUAL).map_err(Failure::usage)?;
-        show(question, &asked, &known, &mut planner, &answer, args)?;
+        show(question, &asked, &known, &mut planner, &answer, args, &line)?;
         Ok::<SearchAnswer, Failure>(answer)
     })?;
     if args.write {
@@ -141,6 +144,7 @@ fn show(
     planner: &mut Planner,
     answer: &SearchAnswer,
     args: &PlanArgs,
+    line: &SearchLine,
 ) -> CommandResult {
     let cluster = &known.cluster;
     let Some(best) = answer.plans.first() else { return Err(nothing_fits(answer)) };
@@ -152,6 +156,7 @@ fn show(
     let rows: Vec<PlanRow> = shown.iter().enumerate().map(row).collect();
     let shares = TimeShares::of(best, cluster);
     let more = more_hosts(question, planner, cluster, best);
+    line.clear();
     if let Some(file) = &args.plot {
         let bar =
             |row: &PlanRow| (format!("{} ({})", row.mesh(), counted(row.hosts, "host")), Some(row.step_ms));
@@ -313,9 +318,11 @@ struct Changed {
 /// How step time and cost move with each change, and with all of them.
 fn what_if(asked: &mut AskedJob, known: &KnownCluster, changes: &[Change], args: &PlanArgs) -> CommandResult {
     let usual = asked.batch();
+    let line = SearchLine::new();
+    let watch = |progress| line.show(progress);
     let first = asked.with(|question| {
-        let answer =
-            Planner::new(question).search(&known.cluster, SearchEffort::USUAL).map_err(Failure::usage)?;
+        let mut planner = Planner::new(question).watched(&watch);
+        let answer = planner.search(&known.cluster, SearchEffort::USUAL).map_err(Failure::usage)?;
         let plan = answer.plans.first().cloned();
         plan.ok_or_else(|| nothing_fits(&answer))
     })?;
@@ -339,7 +346,7 @@ fn what_if(asked: &mut AskedJob, known: &KnownCluster, changes: &[Change], args:
         let batch = case.iter().find_map(Change::batch).unwrap_or(usual);
         asked.set_batch(batch);
         let row = asked.with(|question| {
-            let mut planner = Planner::new(question);
+            let mut planner = Planner::new(question).watched(&watch);
             let answer = planner.search(&cluster, SearchEffort::LITTLE).ok();
             // The plan as it was, where it still can be.
             let same = (batch == usual).then(|| planner.again(&first, &cluster).ok()).flatten();
@@ -355,6 +362,7 @@ fn what_if(asked: &mut AskedJob, known: &KnownCluster, changes: &[Change], args:
         rows.push(Changed { what, ..row });
     }
     asked.set_batch(usual);
+    line.clear();
     if let Some(file) = &args.plot {
         let ms = |row: &Changed| row.best.as_ref().map(|plan| plan.report.step_us / 1e3);
         let bars: Vec<_> = rows.iter().map(|row| (row.what.clone(), ms(row))).collect();

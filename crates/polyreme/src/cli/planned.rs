@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use polyreme_parallel::Mesh;
 use polyreme_sim::InsideBy;
-use polyreme_sim::search::{Planner, SearchEffort};
+use polyreme_sim::search::{Planner, Question, SearchEffort};
 use polyreme_train::job::Job;
 use polyreme_train::run::planned_step::PlannedStep;
 
@@ -22,6 +22,7 @@ use crate::plan::asked::{AskedJob, decided};
 use crate::plan::chosen;
 use crate::plan::machine::this_machine;
 use crate::plan::row::mesh_words;
+use crate::plan::searching::SearchLine;
 use crate::{output, process};
 
 /// A job that runs as it is now, with what was predicted of it if it was planned.
@@ -180,8 +181,13 @@ fn search(
     // Ranks stay where they are.
     fixed.ranks_per_host = seats.ranks.filter(|_| seats.hosts > 1).map(|ranks| ranks / seats.hosts);
     let before = process::bytes_before_training();
-    let answer = asked.with(|question| Planner::new(question).search(&known.cluster, SearchEffort::USUAL));
-    let answer = answer.map_err(Failure::usage)?;
+    let line = SearchLine::new();
+    let watch = |progress| line.show(progress);
+    let search = |question: &Question| {
+        Planner::new(question).watched(&watch).search(&known.cluster, SearchEffort::USUAL)
+    };
+    let answer = asked.with(search).map_err(Failure::usage)?;
+    line.clear();
     let Some(first) = answer.plans.first() else { return Err(nothing_fits(&answer)) };
     // What is nearly as fast as the first by prediction may be faster.
     let here = seats.inside == InsideBy::Threads && seats.hosts == 1;

@@ -16,6 +16,7 @@ use super::plan::{nothing_fits, said};
 use super::{CommandResult, print_json, train};
 use crate::app::App;
 use crate::plan::asked::{AskedJob, decided};
+use crate::plan::searching::SearchLine;
 use crate::plan::simulated;
 
 #[derive(Args)]
@@ -94,9 +95,11 @@ impl TimelineArgs {
         if !job.parallel.open.any() {
             asked.fix_defaults();
         }
+        let line = SearchLine::new();
+        let watch = |progress| line.show(progress);
         let plan = asked.with(|question| {
-            let answer =
-                Planner::new(question).search(&known.cluster, SearchEffort::USUAL).map_err(Failure::usage)?;
+            let mut planner = Planner::new(question).watched(&watch);
+            let answer = planner.search(&known.cluster, SearchEffort::USUAL).map_err(Failure::usage)?;
             let best = answer.plans.first().cloned();
             best.ok_or_else(|| nothing_fits(&answer))
         })?;

@@ -13,6 +13,7 @@ pub mod chosen;
 pub mod machine;
 pub mod plot;
 pub mod row;
+pub mod searching;
 pub mod simulated;
 pub mod tried;
 pub mod what_if;

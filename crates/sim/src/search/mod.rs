@@ -86,6 +86,19 @@ pub struct SearchAnswer {
     pub simulated: usize,
 }
 
+/// How far a search is.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SearchProgress {
+    /// Choices that are left after what is refused, or does not hold its parameters; until these are known, those that were looked at.
+    pub choices: usize,
+    /// Plans that were simulated.
+    pub simulated: usize,
+    /// The share of the effort that was spent, from 0 to 1.
+    pub spent: f64,
+    /// The shortest step so far.
+    pub best_us: Option<f64>,
+}
+
 /// Why there is nothing to search.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum SearchError {
@@ -111,12 +124,24 @@ pub struct Planner<'q> {
     question: &'q Question<'q>,
     steps: Steps<'q>,
     graphs: Graphs<'q>,
+    watch: Option<&'q dyn Fn(SearchProgress)>,
 }
 
 impl<'q> Planner<'q> {
     /// A planner for a question.
     pub fn new(question: &'q Question<'q>) -> Planner<'q> {
-        Planner { question, steps: Steps::new(question), graphs: Graphs::new(question) }
+        Planner { question, steps: Steps::new(question), graphs: Graphs::new(question), watch: None }
+    }
+
+    /// The same, which says now and then how far it is.
+    pub fn watched(self, watch: &'q dyn Fn(SearchProgress)) -> Planner<'q> {
+        Planner { watch: Some(watch), ..self }
+    }
+
+    fn say(&self, progress: SearchProgress) {
+        if let Some(watch) = self.watch {
+            watch(progress);
+        }
     }
 
     /// The best plans on a cluster.
@@ -135,7 +160,8 @@ impl<'q> Planner<'q> {
         }
         let mut lost = Lost::default();
         let mut order: Vec<(f64, PlanChoice)> = Vec::new();
-        for choice in all {
+        for (number, choice) in all.into_iter().enumerate() {
+            self.say(SearchProgress { choices: number, simulated: 0, spent: 0.0, best_us: None });
             if let Some(why) = self.steps.refusal(&choice) {
                 lost.add(choice, LostBy::Refused(why));
                 continue;
@@ -154,6 +180,7 @@ impl<'q> Planner<'q> {
             planner: self,
             cluster,
             effort,
+            choices: order.len(),
             spent: 0.0,
             plans: Vec::new(),
             lost,
@@ -200,6 +227,7 @@ struct SearchRun<'p, 'q, 'c> {
     planner: &'p mut Planner<'q>,
     cluster: &'c Cluster,
     effort: SearchEffort,
+    choices: usize,
     spent: f64,
     plans: Vec<FoundPlan>,
     lost: Lost,
@@ -287,6 +315,10 @@ impl SearchRun<'_, '_, '_> {
         if known || over {
             return false;
         }
+        let best_us = self.plans.iter().map(|plan| plan.report.step_us).min_by(f64::total_cmp);
+        let (choices, simulated) = (self.choices, self.plans.len());
+        let spent = (self.spent / self.effort.units).min(1.0);
+        self.planner.say(SearchProgress { choices, simulated, spent, best_us });
         self.spent += self.planner.steps.effort(choice);
         match self.planner.graphs.attempt(choice, self.cluster) {
             Ok(plan) => {

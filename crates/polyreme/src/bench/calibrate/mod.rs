@@ -19,7 +19,7 @@ use polyreme_sim::{Calibration, CalibrationError};
 use serde::Serialize;
 
 use crate::process;
-use timing::{Repeats, Variant};
+use timing::{Found, Repeats, Variant};
 use trials::Grid;
 
 /// What was measured, in a few numbers.
@@ -49,9 +49,9 @@ impl fmt::Display for CalibrateReport {
 /// Measures this machine; `quick` for a first impression in a few seconds.
 pub fn measure(isa: Isa, quick: bool) -> Result<CalibrationFile, Box<dyn Error + Send + Sync>> {
     let grid = if quick { Grid::QUICK } else { Grid::USUAL };
-    let repeats = match quick {
-        true => Repeats { each: Duration::from_millis(1), runs_min: 2, runs_max: 3 },
-        false => Repeats { each: Duration::from_millis(20), runs_min: 4, runs_max: 50 },
+    let (rounds, repeats) = match quick {
+        true => (1, Repeats { each: Duration::from_millis(1), runs_min: 2, runs_max: 3 }),
+        false => (2, Repeats { each: Duration::from_millis(12), runs_min: 3, runs_max: 50 }),
     };
     let cores = process::cores();
     let trials = grid.trials()?;
@@ -60,11 +60,15 @@ pub fn measure(isa: Isa, quick: bool) -> Result<CalibrationFile, Box<dyn Error +
         variants.push(Variant { threads: cores, ranks: 1 });
         variants.push(Variant { threads: 1, ranks: cores });
     }
-    let mut tables = Vec::new();
-    for variant in variants {
-        let found = timing::measure(&trials, grid.elements, variant, isa, repeats)?;
-        tables.extend(timing::tables(found, variant));
+    // Somebody else may use the machine for some seconds: what is measured again later is not hit by it twice.
+    let mut found = vec![Found::new(); variants.len()];
+    for _ in 0..rounds {
+        for (variant, found) in variants.iter().zip(&mut found) {
+            timing::join(found, timing::measure(&trials, grid.elements, *variant, isa, repeats)?);
+        }
     }
+    let tables =
+        variants.iter().zip(found).flat_map(|(variant, found)| timing::tables(found, *variant)).collect();
     let unevenness = timing::unevenness(&trials, isa, if quick { 20 } else { 300 })?;
     let links = links::measure(quick, unevenness)?;
     let machine = MachineFacts {
