@@ -31,7 +31,7 @@ impl SearchLine {
         }
         self.shown.set(Instant::now());
         self.is_there.set(true);
-        output::err().frame(&cut(&words(progress), width));
+        output::err().frame(cut(&words(progress), width).trim_end());
     }
 
     /// Takes it away, before something is printed.
