@@ -2,14 +2,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::binary::{cannot_run, command, folder, json};
-use crate::ranks::{end, losses, pids, send, start};
+use crate::ranks::{end, environment_commands, losses, pids, send, start};
 
 /// Steps of some milliseconds on each rank, so that computing dominates; and enough steps to show the effect on a busy
 /// machine.
@@ -150,7 +150,7 @@ impl Quota {
     }
 
     /// Moves a process with all its threads into the group.
-    fn take(&self, pid: i32) {
+    fn take(&self, pid: u32) {
         fs::write(self.group.join("cgroup.procs"), pid.to_string()).unwrap();
     }
 
@@ -206,36 +206,53 @@ fn second_shares(errors: &Path) -> Vec<usize> {
     said.lines().filter_map(second).collect()
 }
 
-/// One rank of two is held to a quarter of its core, and then no more. How much that wins and how soon depends on what else the
-/// machine does, so it is measured by `bench/quota.py` and not here.
+/// A command on a host of this name.
+fn on_host(name: &str, command: &Command) -> Command {
+    let mut named = Command::new("unshare");
+    named.args(["--uts", "sh", "-c", "hostname \"$0\" && exec \"$@\"", name]);
+    named.arg(command.get_program()).args(command.get_args());
+    named.envs(command.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    if let Some(folder) = command.get_current_dir() {
+        named.current_dir(folder);
+    }
+    named
+}
+
+/// A rank on another host is held to a quarter of its core, and then no more: nobody has to ask for shares by speed there. How much that
+/// wins and how soon depends on what else the machine does, so it is measured by `bench/quota.py` and not here.
 #[test]
-fn a_rank_held_to_a_quarter_of_its_core_is_named_and_its_share_goes_down_and_up() {
+fn a_slow_host_is_named_and_its_share_goes_down_and_up() {
     let quota = match Quota::new() {
         Ok(quota) => quota,
         Err(why) => return cannot_run(&why),
     };
     let folder = folder(LONG_STEPS);
-    let errors = folder.path().join("errors");
-    let args = ["train", "job.toml", "--processes", "2", "--output", "run", "--set", "parallel.balance=auto"];
-    let mut launcher = start(command(folder.path(), &args), &errors);
-    let pids = pids(&errors, 2, Instant::now() + Duration::from_secs(60));
-    quota.take(pids[1]);
+    let errors = folder.path().join("errors0");
+    let hosts = ["here", "there"];
+    let commands = environment_commands(folder.path(), &hosts, &[]);
+    let mut ranks: Vec<Child> = (commands.iter().zip(hosts).enumerate())
+        .map(|(rank, (command, host))| {
+            start(on_host(host, command), &folder.path().join(format!("errors{rank}")))
+        })
+        .collect();
+    quota.take(ranks[1].id());
     quota.allow(Some(0.25));
+    let said = || fs::read_to_string(&errors).unwrap();
     let mut wait = |what: &str, done: &dyn Fn() -> bool| {
         let until = Instant::now() + Duration::from_secs(90);
         while !done() {
-            let said = || fs::read_to_string(&errors).unwrap();
-            assert!(launcher.try_wait().unwrap().is_none(), "it ended: {}", said());
+            assert!(ranks[0].try_wait().unwrap().is_none(), "it ended: {}", said());
             assert!(Instant::now() < until, "{what} did not come: {}", said());
             std::thread::sleep(Duration::from_millis(20));
         }
     };
-    let said = || fs::read_to_string(&errors).unwrap();
     wait("a smaller share", &|| second_shares(&errors).last().is_some_and(|n| *n <= 340));
-    wait("its name", &|| said().contains("rank 1 on "));
+    wait("its name", &|| said().contains("rank 1 on there takes "));
     quota.allow(None);
     wait("its share again", &|| second_shares(&errors).last().is_some_and(|n| *n >= 400));
-    send(launcher.id() as i32, Signal::TERM);
-    let out = end(launcher, Duration::from_secs(60));
-    assert!(!out.status.success(), "it was interrupted: {}", said());
+    send(ranks[0].id() as i32, Signal::TERM);
+    for rank in ranks {
+        let out = end(rank, Duration::from_secs(60));
+        assert!(!out.status.success(), "it was interrupted: {}", said());
+    }
 }

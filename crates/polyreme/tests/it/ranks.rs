@@ -239,6 +239,12 @@ fn ranks_do_not_outlive_their_launcher() {
 /// Starts ranks as an external launcher would; `hosts` says which host each counts as. Their standard errors go to the
 /// files `errors0`, `errors1` and so on.
 pub(crate) fn by_environment(folder: &Path, hosts: &[&str], more: &[&str]) -> Vec<Child> {
+    let commands = environment_commands(folder, hosts, more).into_iter().enumerate();
+    commands.map(|(rank, command)| start(command, &folder.join(format!("errors{rank}")))).collect()
+}
+
+/// What an external launcher would start.
+pub(crate) fn environment_commands(folder: &Path, hosts: &[&str], more: &[&str]) -> Vec<Command> {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let rank = |(rank, host): (usize, &&str)| {
         let args = ["train", "job.toml", "--output", "run", "--overwrite"];
@@ -252,7 +258,7 @@ pub(crate) fn by_environment(folder: &Path, hosts: &[&str], more: &[&str]) -> Ve
         ]);
         command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port.to_string())]);
         command.envs([("POLYREME_SECRET", SECRET), ("POLYREME_HOST", host)]);
-        start(command, &folder.join(format!("errors{rank}")))
+        command
     };
     hosts.iter().enumerate().map(rank).collect()
 }
