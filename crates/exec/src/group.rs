@@ -187,6 +187,11 @@ impl Engine {
         }
     }
 
+    /// So many of this rank's threads compute from now on; results are the same bits.
+    pub fn set_active_threads(&self, threads: usize) {
+        self.pool.set_active(threads);
+    }
+
     /// Records where the time goes from now on.
     pub fn set_timeline(&mut self, timeline: Option<Timeline>) {
         self.timeline = timeline;

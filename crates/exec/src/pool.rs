@@ -9,6 +9,8 @@
 //! back to the parts of the tensors that it wrote in the region before, and finds them in its own cache; and counters do
 //! not bounce between the cores.
 //!
+//! Workers can be sent to rest ([`Pool::set_active`]): the others take their tasks. Tasks are cut as before, so results are the same bits.
+//!
 //! It is not a scheduler: one job at a time, no nesting, no queues.
 
 use std::any::Any;
@@ -57,6 +59,9 @@ struct Shared {
     wake: Condvar,
     /// Helpers that have started.
     n_up: AtomicUsize,
+    /// Workers that take tasks; those from this number on rest.
+    n_active: AtomicUsize,
+    rested: Condvar,
 }
 
 /// Two cache lines long, so that no two counters share a line or a pair of adjacent lines that are prefetched together.
@@ -97,6 +102,8 @@ impl Pool {
             lock: Mutex::new(()),
             wake: Condvar::new(),
             n_up: AtomicUsize::new(0),
+            n_active: AtomicUsize::new(threads.max(1)),
+            rested: Condvar::new(),
         });
         let mut pool = Pool { shared, helpers: Vec::new(), busy: AtomicBool::new(false) };
         for worker in 1..threads {
@@ -119,6 +126,14 @@ impl Pool {
         drop(guard);
         Ok(pool)
     }
+
+    /// From now on so many workers take tasks, the caller included; the others sleep. A helper that is on its way may still take part
+    /// in one more job.
+    pub fn set_active(&self, workers: usize) {
+        self.shared.n_active.store(workers.max(1), Ordering::SeqCst);
+        drop(self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.rested.notify_all();
+    }
 }
 
 // SAFETY: ranges are disjoint, and counters give each number once; every thread has its own worker number; `run` returns
@@ -129,7 +144,9 @@ unsafe impl Parallel for Pool {
     }
 
     fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
-        let alone = n_tasks <= 1 || self.helpers.is_empty() || self.busy.swap(true, Ordering::Acquire);
+        let resting = self.shared.n_active.load(Ordering::Relaxed) <= 1;
+        let alone =
+            n_tasks <= 1 || self.helpers.is_empty() || resting || self.busy.swap(true, Ordering::Acquire);
         if alone {
             for i in 0..n_tasks {
                 task(i, 0);
@@ -208,7 +225,11 @@ impl Shared {
 
     fn help(&self, worker: usize) {
         let mut seen = 0;
-        while self.wait_for_job(seen) {
+        loop {
+            self.rest(worker);
+            if !self.wait_for_job(seen) {
+                return;
+            }
             let gate = self.gate.load(Ordering::Acquire);
             seen = gate >> 16;
             let entered = gate & OPEN != 0
@@ -224,6 +245,17 @@ impl Shared {
             let job = unsafe { *self.job.get() };
             self.work(job, worker);
             self.gate.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Sleeps as long as this worker is not needed.
+    fn rest(&self, worker: usize) {
+        let rests = || worker >= self.n_active.load(Ordering::SeqCst) && !self.stop.load(Ordering::SeqCst);
+        if rests() {
+            let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            while rests() {
+                guard = self.rested.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            }
         }
     }
 
@@ -252,6 +284,7 @@ impl Drop for Pool {
         self.shared.stop.store(true, Ordering::SeqCst);
         drop(self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.wake.notify_all();
+        self.shared.rested.notify_all();
         for helper in self.helpers.drain(..) {
             // A helper only panics if the pool itself is wrong; no caller is left to tell.
             drop(helper.join());
@@ -293,6 +326,29 @@ mod tests {
             });
             assert_eq!(sum.into_inner(), 1225);
         }
+    }
+
+    /// However many rest, every task runs once, and after a moment none of them runs on a worker that rests.
+    #[test]
+    fn workers_rest_and_come_back() {
+        let pool = Pool::new(4).unwrap();
+        for active in [4, 1, 3, 2, 4, 0, 4] {
+            pool.set_active(active);
+            // Helpers that are awake see one more job.
+            pool.run(100, &|_, _| {});
+            std::thread::sleep(std::time::Duration::from_millis(3));
+            pool.run(100, &|_, _| {});
+            for _ in 0..50 {
+                let counts: Vec<_> = (0..100).map(|_| AtomicU32::new(0)).collect();
+                pool.run(100, &|i, worker| {
+                    assert!(worker < 4);
+                    counts[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+            }
+        }
+        pool.set_active(1);
+        std::thread::scope(|_| pool.run(100, &|_, worker| assert_eq!(worker, 0)));
     }
 
     #[test]

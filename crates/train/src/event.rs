@@ -50,6 +50,13 @@ pub enum Event<'a> {
         /// What changed, and why.
         why: &'a str,
     },
+    /// This rank uses another number of threads from now on.
+    Followed {
+        /// Steps done.
+        step: u64,
+        /// How many, and why.
+        why: &'a str,
+    },
     /// Something is wrong that does not end the run.
     Warning(&'a str),
     /// The run is over.

@@ -30,6 +30,7 @@ pub mod event;
 mod fed;
 pub mod fingerprint;
 pub mod flush;
+pub mod follow_load;
 pub mod generate;
 pub mod inference;
 pub mod install;

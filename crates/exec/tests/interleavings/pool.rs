@@ -50,6 +50,16 @@ fn runs_of_any_length() {
     drop(ManuallyDrop::into_inner(pool));
 }
 
+fn workers_rest() {
+    let pool = boxed(3);
+    for active in [1, 3, 2] {
+        pool.set_active(active);
+        run(&pool, 3);
+    }
+    // Those that rest end as well.
+    drop(ManuallyDrop::into_inner(pool));
+}
+
 fn a_task_panics() {
     let pool = boxed(2);
     let seen = Arc::new(AtomicU32::new(0));
@@ -81,6 +91,11 @@ fn two_callers() {
 #[test]
 fn every_task_runs_once_and_none_after_its_run() {
     check(2_000, SOUND, runs_of_any_length);
+}
+
+#[test]
+fn workers_that_rest_are_not_missed() {
+    check(2_000, SOUND, workers_rest);
 }
 
 #[test]

@@ -189,7 +189,12 @@ impl Observer for Screen {
             Event::Balanced { step, why } if self.style == Style::Json => {
                 self.json(&json!({"event": "balanced", "step": step, "why": why}));
             }
-            Event::Balanced { step, why } => self.say(&format!("step {step}: {why}")),
+            Event::Followed { step, why } if self.style == Style::Json => {
+                self.json(&json!({"event": "followed_load", "step": step, "why": why}));
+            }
+            Event::Balanced { step, why } | Event::Followed { step, why } => {
+                self.say(&format!("step {step}: {why}"));
+            }
             Event::Warning(text) if self.style == Style::Json => {
                 self.json(&json!({"event": "warning", "message": text}));
             }

@@ -1,6 +1,7 @@
 //! Ranks of different speeds, through the binary: one is paused again and again.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::binary::{cannot_run, command, folder, json};
+use crate::binary::{cannot_run, command, folder, json, polyreme};
 use crate::ranks::{end, environment_commands, losses, pids, send, start};
 
 /// Steps of some milliseconds on each rank, so that computing dominates; and enough steps to show the effect on a busy
@@ -218,7 +219,7 @@ fn on_host(name: &str, command: &Command) -> Command {
     named
 }
 
-/// A rank on another host is held to a quarter of its core, and then no more: nobody has to ask for shares by speed there. How much that
+/// A rank on another host is held to a small part of its core, and then no more: nobody has to ask for shares by speed there. How much that
 /// wins and how soon depends on what else the machine does, so it is measured by `bench/quota.py` and not here.
 #[test]
 fn a_slow_host_is_named_and_its_share_goes_down_and_up() {
@@ -236,7 +237,7 @@ fn a_slow_host_is_named_and_its_share_goes_down_and_up() {
         })
         .collect();
     quota.take(ranks[1].id());
-    quota.allow(Some(0.25));
+    quota.allow(Some(0.06));
     let said = || fs::read_to_string(&errors).unwrap();
     let mut wait = |what: &str, done: &dyn Fn() -> bool| {
         let until = Instant::now() + Duration::from_secs(90);
@@ -255,4 +256,24 @@ fn a_slow_host_is_named_and_its_share_goes_down_and_up() {
         let out = end(rank, Duration::from_secs(60));
         assert!(!out.status.success(), "it was interrupted: {}", said());
     }
+}
+
+/// Somebody else computes on this machine: a run that follows the load sends a thread to rest, and learns the same.
+#[test]
+fn a_run_that_follows_the_load_gives_up_a_core_and_keeps_its_bits() {
+    let folder =
+        folder(&LONG_STEPS.replace("steps = 1000000", "steps = 80").replace("threads = 1", "threads = 2"));
+    let args = |name: &'static str| ["train", "job.toml", "--ranks", "1", "--output", name];
+    let model = |name: &str| fs::read(folder.path().join(name).join("model.safetensors")).unwrap();
+    let out = polyreme(folder.path(), &args("alone"));
+    assert!(out.status.success());
+    let mut other = Command::new("sh").args(["-c", "while :; do :; done"]).process_group(0).spawn().unwrap();
+    let out =
+        polyreme(folder.path(), &[&args("beside")[..], &["--set", "parallel.follow_load=true"]].concat());
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{said}");
+    assert!(said.contains(": 1 of 2 threads from now on: others use "), "{said}");
+    assert!(model("alone") == model("beside"), "weights differ");
 }

@@ -226,6 +226,7 @@ impl Default for ParallelSpec {
             shard_optimizer: None,
             shard_gradients: false,
             bucket_mib: 1.0,
+            follow_load: false,
             patience: SILENCE.as_secs_f64(),
             stall: STALL.as_secs_f64(),
             balance: Balance::Hosts,

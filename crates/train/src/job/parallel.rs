@@ -98,6 +98,8 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         /// how samples are divided among ranks: equally, by measured speed, in proportion to these weights; or
         /// `"hosts"`, by measured speed where ranks are on several hosts that differ, and equally on one
         balance: balance => |s| Some(&mut s.balance);
+        /// threads rest while other programs need the cores of a host, and come back; weights have the same bits
+        follow_load: flag() => |s| Some(&mut s.follow_load);
         /// seconds after which a silent rank counts as lost, since its host vanished. A process that ends is
         /// noticed at once; one that computes, reads, writes or is paused for less is waited for
         patience: real(SECONDS) => |s| Some(&mut s.patience);

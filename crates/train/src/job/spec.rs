@@ -342,6 +342,8 @@ pub struct ParallelSpec {
     pub bucket_mib: f64,
     /// How a step's samples are shared out.
     pub balance: Balance,
+    /// Whether threads rest while others need the cores.
+    pub follow_load: bool,
     /// Seconds after which a rank of which nothing is heard is lost.
     pub patience: f64,
     /// Seconds after which a run in which no rank gets on ends, though all of them live.

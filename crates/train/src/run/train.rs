@@ -26,6 +26,7 @@ use crate::checkpoint::{self, CheckpointError, Loaded};
 use crate::error::TrainError;
 use crate::event::{Ending, Event, Observer, StepDone, Summary};
 use crate::fingerprint::Fingerprint;
+use crate::follow_load::FollowedLoad;
 use crate::install::ship;
 use crate::judge::block_samples;
 use crate::learner::{Learner, StepResult};
@@ -63,6 +64,8 @@ pub(super) struct Run {
     waited: f64,
     /// Its speed, if samples are shared out by it.
     pub(super) pulse: Option<Pulse>,
+    /// The load of its host, if threads follow it.
+    load: Option<FollowedLoad>,
 }
 
 /// What ranks wish, and tell each other in every step, or in the last of several without a flush.
@@ -79,6 +82,22 @@ pub(super) struct Wishes {
 struct Opening {
     resumed: bool,
     progress: Progress,
+}
+
+/// Why nothing is followed.
+const NO_LOAD: &str = "`parallel.follow_load` does nothing here: ranks have one thread each, which they cannot give up, or this kernel \
+                       does not say how long threads wait for a core; use fewer ranks with more threads";
+
+/// What a rank follows, if it is to and can.
+fn followed_load(prepared: &Prepared, rank: usize) -> Option<FollowedLoad> {
+    if !prepared.job.parallel.follow_load || prepared.threads < 2 {
+        return None;
+    }
+    // Without names all ranks are on this host.
+    let (hosts, ranks) = (&prepared.hosts, prepared.ranks());
+    let beside = |other: &usize| hosts.get(*other) == hosts.get(rank);
+    let turn = ((0..rank).filter(beside).count(), (0..ranks).filter(beside).count());
+    FollowedLoad::new(prepared.threads, turn)
 }
 
 impl Run {
@@ -124,6 +143,7 @@ impl Run {
             waited_last: Duration::ZERO,
             waited: 0.0,
             pulse: Pulse::new(&prepared, rank),
+            load: followed_load(&prepared, rank),
             prepared,
         })
     }
@@ -244,6 +264,9 @@ impl Run {
         for what in others.into_iter().flatten() {
             observer.event(Event::Warning(&what));
         }
+        if self.rank == 0 && self.prepared.job.parallel.follow_load && self.load.is_none() {
+            observer.event(Event::Warning(NO_LOAD));
+        }
         if let Some(files) = &mut self.files {
             files.tell(observer);
         }
@@ -268,6 +291,7 @@ impl Run {
                 ending = Ending::Interrupted;
                 break;
             }
+            self.follow_load(step + 1, observer);
             if wishes.look && self.rebalance(step + 1, observer)? {
                 loader = self.loader(steps)?;
             }
@@ -280,6 +304,13 @@ impl Run {
             files.settle(ending, observer)?;
         }
         self.finish(ending, observer)
+    }
+
+    /// Lets threads rest, or wakes them, as others use this host.
+    fn follow_load(&mut self, done: u64, observer: &mut dyn Observer) {
+        let Some((threads, why)) = self.load.as_mut().and_then(FollowedLoad::look) else { return };
+        self.learner.engine().set_active_threads(threads);
+        observer.event(Event::Followed { step: done, why: &why });
     }
 
     /// From here on this rank records where its time goes, if it is to. Clocks start together. Collective.

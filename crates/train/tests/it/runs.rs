@@ -31,7 +31,7 @@ impl Observer for Watcher {
                 assert!((0.0..=1.0).contains(&done.waiting_for_ranks), "{}", done.waiting_for_ranks);
             }
             Event::Evaluated { metrics, .. } => self.metrics.extend_from_slice(metrics),
-            Event::Balanced { why, .. } => self.notes.push(why.into()),
+            Event::Balanced { why, .. } | Event::Followed { why, .. } => self.notes.push(why.into()),
             Event::Warning(text) if text.contains("overflowed in f16") => self.overflows += 1,
             Event::Warning(text) if text.contains("bits will differ") => self.notes.push(text.into()),
             Event::Warning(text) if text.contains("products were summed") => self.notes.push(text.into()),

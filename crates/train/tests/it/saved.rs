@@ -85,6 +85,7 @@ impl Observer for Thief {
             | Event::Evaluated { .. }
             | Event::Saving { .. }
             | Event::Balanced { .. }
+            | Event::Followed { .. }
             | Event::Finished(_) => {}
         }
     }

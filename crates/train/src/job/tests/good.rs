@@ -187,6 +187,7 @@ fn every_key_is_read() {
         shard_optimizer: Some(false),
         shard_gradients: false,
         bucket_mib: 0.5,
+        follow_load: false,
         patience: 3.0,
         stall: 90.5,
         balance: Balance::Given(vec![1.0, 1.0, 2.5, 1.0]),
@@ -379,6 +380,7 @@ fn a_file_gives_its_name_and_folder() {
 #[test]
 fn gradients_are_sharded_on_request() {
     let parallel = |lines: &str| good(&format!("{SMALL}[parallel]\n{lines}"), &[]).parallel;
+    assert!(!parallel("").follow_load && parallel("follow_load = true").follow_load);
     assert!(!parallel("").shard_gradients && !parallel("shard_gradients = false").shard_gradients);
     let spec = parallel("shard_gradients = true");
     assert_eq!((spec.shard_gradients, spec.shard_optimizer), (true, None));

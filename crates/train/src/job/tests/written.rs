@@ -59,8 +59,8 @@ fn whole_files_read_again() {
 
 #[test]
 fn the_file_of_an_earlier_run_reads_as_the_same_job() {
-    // Written for `full.toml` before keys were declared, and before there was a loss, a precision, its layers, its scale, an element type or a mesh
-    // to choose.
+    // Written for `full.toml` before keys were declared, and before there was a loss, a precision, its layers, its scale, an element type, a mesh
+    // or a load to follow.
     // What is written now differs in that and in the order of keys alone.
     let (before, mut job) = (include_str!("before.toml"), good(include_str!("full.toml"), &[]));
     let TrainSpec { precision, f32_layers, loss_scale, .. } = TrainSpec::default();
@@ -71,8 +71,9 @@ fn the_file_of_an_earlier_run_reads_as_the_same_job() {
     let train = now["train"].as_table_mut().unwrap();
     let (loss, _, _) = (train.remove("loss"), train.remove("f32_layers"), train.remove("loss_scale"));
     let parallel = now["parallel"].as_table_mut().unwrap();
-    let mesh = ["data", "tensor", "stage", "sequence", "shard_weights"].map(|key| parallel.remove(key));
-    assert!(mesh.iter().all(Option::is_some), "one rank has an empty mesh");
+    let newer = ["data", "tensor", "stage", "sequence", "shard_weights", "follow_load"]
+        .map(|key| parallel.remove(key));
+    assert!(newer.iter().all(Option::is_some), "{newer:?}");
     let dtype = now["output"].as_table_mut().unwrap().remove("dtype");
     assert_eq!((loss, dtype, now), (Some("cross_entropy".into()), Some("f32".into()), table(before)));
 }
@@ -384,6 +385,7 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                 shard_gradients,
                 bucket_mib,
                 balance,
+                follow_load: sync_batch_norm,
                 patience,
                 stall,
             }
