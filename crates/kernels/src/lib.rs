@@ -30,10 +30,12 @@
 //! - [`pixels`]: images scaled in integers.
 //! - [`jpeg`]: from coefficients to samples to colours.
 //! - [`random`]: random numbers by address. [`tally`]: digests of bags of numbers, in any order.
+//! - [`codec`]: shorter formats in which floats travel between ranks.
 //! - [`optim`]: optimizer steps, norms and clipping on flat arenas.
 
 pub mod attention;
 pub mod bytes;
+pub mod codec;
 pub mod conv;
 pub mod convert;
 pub mod copy;

@@ -1,0 +1,141 @@
+//! Codecs: formats in which floats travel between ranks, shorter than f32.
+//!
+//! A [`BlockCodec`] writes every number in a fixed number of bits, block by block, so the coded length follows from the count
+//! alone and a range that begins at a multiple of [`BLOCK`] can be decoded by itself:
+//!
+//! | codec | block | bytes of `n` numbers |
+//! |---|---|---|
+//! | bf16 | — | `2 n` |
+//! | f16 | a power of two as its scale, then 1024 halves | `2 n + 4 ⌈n / 1024⌉` |
+//! | int8 | a scale, then 256 integers of a byte | `n + 4 ⌈n / 256⌉` |
+//!
+//! Halves have a scale because gradients are sums over samples, times the scale of the loss: 65504 is soon exceeded at one
+//! end, and 6e-8 at the other. A power of two changes no bit of a mantissa.
+//!
+//! # Error feedback
+//! [`BlockCodec::encode`] codes `x + residual` and leaves in the residual what the code lost. The next message carries it, so
+//! over many steps everything arrives: what is lost is only delayed.
+//!
+//! A block with a number that is not finite decodes to NaN, or to that number, and leaves no residual: the error shows in the
+//! sum, and nothing of it stays behind.
+//!
+//! # Layout
+//! `halves`: bf16 and f16. `int8`: integers of a byte. [`layout`]: where the parts of a coded sum lie.
+
+mod halves;
+mod int8;
+pub mod layout;
+#[cfg(test)]
+mod tests;
+
+use crate::Isa;
+
+pub use layout::CodedLayout;
+
+/// Parts of a message begin at multiples of this many numbers, so that blocks of every codec do.
+pub const BLOCK: usize = 1024;
+
+/// A format of floats on the wire in which every number takes as many bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BlockCodec {
+    /// The upper half of an f32, rounded.
+    Bf16,
+    /// Halves, with a power of two for each 1024 as their scale.
+    F16,
+    /// Integers of a byte, with a scale for each 256.
+    Int8,
+}
+
+impl BlockCodec {
+    /// All of them.
+    pub const ALL: [BlockCodec; 3] = [BlockCodec::Bf16, BlockCodec::F16, BlockCodec::Int8];
+
+    /// Its name in job files and printed programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            BlockCodec::Bf16 => "bf16",
+            BlockCodec::F16 => "f16",
+            BlockCodec::Int8 => "int8",
+        }
+    }
+
+    /// Bytes that `n` numbers take.
+    pub fn coded_len(self, n: usize) -> usize {
+        match self {
+            BlockCodec::Bf16 => 2 * n,
+            BlockCodec::F16 => 2 * n + SCALE_BYTES * n.div_ceil(halves::F16_BLOCK),
+            BlockCodec::Int8 => n + SCALE_BYTES * n.div_ceil(int8::INT8_BLOCK),
+        }
+    }
+
+    /// Codes `x + residual`; the residual becomes what the code lost.
+    ///
+    /// # Panics
+    /// If the lengths do not fit.
+    pub fn encode(self, isa: Isa, x: &[f32], residual: &mut [f32], coded: &mut [u8]) {
+        assert_eq!(x.len(), residual.len(), "a residual for each number");
+        assert_eq!(coded.len(), self.coded_len(x.len()), "room for the code");
+        match self {
+            BlockCodec::Bf16 => halves::encode_bf16(isa, x, residual, coded),
+            BlockCodec::F16 => halves::encode_f16(isa, x, residual, coded),
+            BlockCodec::Int8 => int8::encode(isa, x, residual, coded),
+        }
+    }
+
+    /// Writes the numbers of a code.
+    ///
+    /// # Panics
+    /// If the lengths do not fit.
+    pub fn decode(self, isa: Isa, coded: &[u8], y: &mut [f32]) {
+        assert_eq!(coded.len(), self.coded_len(y.len()), "the code of as many numbers");
+        match self {
+            BlockCodec::Bf16 => halves::decode_bf16(isa, coded, y),
+            BlockCodec::F16 => halves::decode_f16(isa, coded, y),
+            BlockCodec::Int8 => int8::decode(isa, coded, y),
+        }
+    }
+
+    /// Adds the numbers of a code.
+    ///
+    /// # Panics
+    /// If the lengths do not fit.
+    pub fn decode_add(self, isa: Isa, coded: &[u8], y: &mut [f32]) {
+        assert_eq!(coded.len(), self.coded_len(y.len()), "the code of as many numbers");
+        match self {
+            BlockCodec::Bf16 => halves::add_bf16(isa, coded, y),
+            BlockCodec::F16 => halves::add_f16(isa, coded, y),
+            BlockCodec::Int8 => int8::add(isa, coded, y),
+        }
+    }
+}
+
+crate::lanes::twin! {
+    /// `y += x`.
+    pub fn add_to(y: &mut [f32], x: &[f32]) = add_body
+}
+
+#[inline(always)]
+fn add_body(y: &mut [f32], x: &[f32]) {
+    assert_eq!(y.len(), x.len(), "as many of both");
+    y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
+}
+
+/// Bytes of the scale before a block.
+const SCALE_BYTES: usize = size_of::<f32>();
+
+/// The bits of infinity: those of every number that is not finite, without its sign, are at least as large.
+const INFINITE: u32 = 0x7f80_0000;
+
+/// The largest magnitude among numbers, as bits: NaN are larger than all others.
+#[inline(always)]
+fn largest_bits(y: &[f32]) -> u32 {
+    let mut lanes = [0u32; crate::lanes::LANES];
+    let (chunks, rest) = y.as_chunks::<{ crate::lanes::LANES }>();
+    for chunk in chunks {
+        for (lane, y) in lanes.iter_mut().zip(chunk) {
+            *lane = (*lane).max(y.to_bits() & 0x7fff_ffff);
+        }
+    }
+    let rest = rest.iter().map(|y| y.to_bits() & 0x7fff_ffff);
+    lanes.into_iter().chain(rest).fold(0, u32::max)
+}

@@ -1,0 +1,119 @@
+//! Codecs against what they should compute, written as plainly as can be, and every instruction set against the scalar twin.
+
+use super::*;
+use crate::lanes::testing::data;
+
+const LENGTHS: [usize; 12] = [0, 1, 7, 31, 255, 256, 257, 1023, 1024, 1025, 5000, 100_003];
+
+/// Numbers of very different magnitudes, as gradients of several tensors have them.
+fn uneven(seed: u64, len: usize) -> Vec<f32> {
+    let size = |i: usize| [1.0, 1e-4, 300.0, 1e-9][i / 700 % 4];
+    data(seed, len).into_iter().enumerate().map(|(i, x)| x * size(i)).collect()
+}
+
+/// The largest error of one number of a block with this largest magnitude.
+fn bound(codec: BlockCodec, x: f32, largest: f32) -> f32 {
+    match codec {
+        BlockCodec::Bf16 => x.abs() / 256.0,
+        // Small numbers of a block are rounded to multiples of 2⁻²⁴ of its scale.
+        BlockCodec::F16 => (x.abs() / 2048.0).max(largest * 2f32.powi(-38)),
+        BlockCodec::Int8 => largest / 127.0 * 0.501,
+    }
+}
+
+fn block(codec: BlockCodec) -> usize {
+    match codec {
+        BlockCodec::Bf16 => 1,
+        BlockCodec::F16 => 1024,
+        BlockCodec::Int8 => 256,
+    }
+}
+
+#[test]
+fn what_arrives_is_near_and_the_rest_is_the_residual() {
+    for codec in BlockCodec::ALL {
+        for n in LENGTHS {
+            let (x, before) = (uneven(3, n), uneven(5, n).iter().map(|r| r * 0.01).collect::<Vec<_>>());
+            let mut runs = Vec::new();
+            for isa in Isa::available() {
+                let (mut residual, mut coded) = (before.clone(), vec![0; codec.coded_len(n)]);
+                codec.encode(isa, &x, &mut residual, &mut coded);
+                let (mut y, mut sum) = (vec![f32::NAN; n], x.clone());
+                codec.decode(isa, &coded, &mut y);
+                codec.decode_add(isa, &coded, &mut sum);
+                for i in 0..n {
+                    let meant = x[i] + before[i];
+                    let of_block =
+                        i / block(codec) * block(codec)..n.min((i / block(codec) + 1) * block(codec));
+                    let largest = of_block.map(|j| (x[j] + before[j]).abs()).fold(0.0, f32::max);
+                    let name = codec.name();
+                    assert!(
+                        (y[i] - meant).abs() <= bound(codec, meant, largest),
+                        "{name}[{i}]: {} for {meant}",
+                        y[i]
+                    );
+                    assert!(
+                        (residual[i] - (meant - y[i])).abs() <= largest * 1e-6,
+                        "{name}[{i}]: what was lost"
+                    );
+                    assert_eq!(sum[i], x[i] + y[i], "{name}[{i}]");
+                }
+                runs.push((coded, y, residual));
+            }
+            assert!(
+                runs.windows(2).all(|w| w[0] == w[1]),
+                "{} of {n} on every instruction set",
+                codec.name()
+            );
+        }
+    }
+}
+
+/// What was lost is sent later: the mean of many messages of the same numbers tends to these numbers.
+#[test]
+fn nothing_is_lost_for_ever() {
+    for codec in BlockCodec::ALL {
+        let (x, isa) = (uneven(7, 3000), Isa::detect());
+        let (mut residual, mut coded) = (vec![0.0; x.len()], vec![0; codec.coded_len(x.len())]);
+        let mut sum = vec![0.0f32; x.len()];
+        for _ in 0..64 {
+            codec.encode(isa, &x, &mut residual, &mut coded);
+            codec.decode_add(isa, &coded, &mut sum);
+        }
+        for i in 0..x.len() {
+            let (mean, largest) = (sum[i] / 64.0, 300.0);
+            let once = bound(codec, x[i], largest);
+            assert!((mean - x[i]).abs() <= once / 16.0 + x[i].abs() * 1e-5, "{}[{i}]", codec.name());
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_shows_and_leaves_nothing() {
+    for codec in BlockCodec::ALL {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for isa in Isa::available() {
+                let mut x = uneven(9, 3000);
+                x[1234] = bad;
+                let (mut residual, mut coded) = (vec![0.0; x.len()], vec![0; codec.coded_len(x.len())]);
+                codec.encode(isa, &x, &mut residual, &mut coded);
+                let mut y = vec![0.0; x.len()];
+                codec.decode(isa, &coded, &mut y);
+                assert!(!y[1234].is_finite(), "{} of {bad}", codec.name());
+                assert!(y[0].is_finite() && y[2999].is_finite(), "other blocks");
+                assert!(residual.iter().all(|r| r.is_finite()), "{} of {bad}", codec.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn lengths_are_as_documented() {
+    assert_eq!(BlockCodec::Bf16.coded_len(1025), 2050);
+    assert_eq!(BlockCodec::F16.coded_len(1025), 2050 + 8);
+    assert_eq!(BlockCodec::Int8.coded_len(1025), 1025 + 20);
+    // A part that begins at a multiple of a block is coded as it would be alone.
+    for codec in BlockCodec::ALL {
+        assert_eq!(codec.coded_len(5 * BLOCK + 3), 5 * codec.coded_len(BLOCK) + codec.coded_len(3));
+    }
+}
