@@ -48,6 +48,8 @@ struct BackgroundShared {
     moved: Condvar,
     /// The last operation that is done.
     done: AtomicU64,
+    /// Bytes that operations have sent.
+    sent_bytes: AtomicU64,
 }
 
 struct BackgroundState {
@@ -68,6 +70,7 @@ impl Background {
     /// Starts the thread.
     pub(crate) fn new(carrier: Carrier) -> Background {
         let (name, alarm, mpi) = (carrier.name(), carrier.alarm(), matches!(carrier, Carrier::Mpi(_)));
+        let sent_bytes = AtomicU64::new(carrier.sent_bytes());
         let state = BackgroundState {
             queue: VecDeque::with_capacity(STARTED_MAX),
             carrier: Some(Box::new(carrier)),
@@ -76,7 +79,8 @@ impl Background {
         };
         let state = Mutex::new(state);
         let (started, moved) = (Condvar::new(), Condvar::new());
-        let shared = Arc::new(BackgroundShared { state, started, moved, done: AtomicU64::new(0) });
+        let shared =
+            Arc::new(BackgroundShared { state, started, moved, done: AtomicU64::new(0), sent_bytes });
         let for_thread = shared.clone();
         let thread = std::thread::Builder::new().name(format!("links of rank {}", name.0));
         let thread = thread.spawn(move || for_thread.work()).expect("the system can start a thread");
@@ -91,6 +95,11 @@ impl Background {
     /// The alarm that ends this rank's waits.
     pub(crate) fn alarm(&self) -> Alarm {
         self.alarm.clone()
+    }
+
+    /// Bytes that operations which are done have sent; not known of MPI.
+    pub(crate) fn sent_bytes(&self) -> Option<u64> {
+        (!self.mpi).then(|| self.shared.sent_bytes.load(Ordering::Acquire))
     }
 
     /// Messages beside the operations of an MPI group that was split.
@@ -268,6 +277,7 @@ impl BackgroundShared {
             carrier.fail(&report);
             Err(report)
         });
+        self.sent_bytes.store(carrier.sent_bytes(), Ordering::Release);
         let mut state = self.lock();
         state.carrier = Some(carrier);
         match done {

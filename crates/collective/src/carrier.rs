@@ -2,6 +2,7 @@
 
 use polyreme_net::{Alarm, Report};
 
+use crate::coded;
 use crate::comm::Comm;
 use crate::element::{Bool, DType, Element};
 use crate::links::{Linked, TwoLevel};
@@ -30,18 +31,44 @@ impl Carrier {
                 linked.set_step(step);
                 let may = linked.links().spins();
                 linked.links().set_spins(may && spins);
-                // SAFETY: the caller's promise.
-                let done = unsafe { linked.work(work) };
+                let done = match work {
+                    // SAFETY: the caller's promise.
+                    Work::CodedSum(sum) => unsafe { coded::over_links(linked, sum) },
+                    // SAFETY: the caller's promise.
+                    _ => unsafe { linked.work(work) },
+                };
                 linked.links().set_spins(may);
                 done
             }
             Carrier::Levels { levels, every_two } => {
                 every_two.set_step(step);
-                // SAFETY: the caller's promise.
-                unsafe { two_levels(levels, every_two, work) }
+                match work {
+                    // SAFETY: the caller's promise.
+                    Work::CodedSum(sum) => unsafe { coded::over_levels(levels, sum) },
+                    // SAFETY: the caller's promise.
+                    _ => unsafe { two_levels(levels, every_two, work) },
+                }
             }
-            // SAFETY: the caller's promise.
-            Carrier::Mpi(mpi) => unsafe { mpi.run(work, step) },
+            Carrier::Mpi(mpi) => match work {
+                Work::CodedSum(sum) => {
+                    let rank = mpi.rank();
+                    // SAFETY: the caller's promise, and parts of what it named.
+                    unsafe { coded::sum(sum, &sum.layout, rank, &mut |work| mpi.run(work, step)) }
+                }
+                // SAFETY: the caller's promise.
+                _ => unsafe { mpi.run(work, step) },
+            },
+        }
+    }
+
+    /// Bytes that this rank has sent over links.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        match self {
+            Carrier::Links(linked) => linked.sent_bytes(),
+            Carrier::Levels { levels, every_two } => {
+                every_two.sent_bytes() + levels.leading().map_or(0, Linked::sent_bytes)
+            }
+            Carrier::Mpi(_) => 0,
         }
     }
 
@@ -88,6 +115,7 @@ unsafe fn two_levels(
         Work::AllReduce(span, _) | Work::Broadcast(span, _) => span,
         Work::ReduceScatter(span, ..) | Work::AllGather(span, _) => span,
         Work::Barrier => return levels.barrier(),
+        Work::CodedSum(_) => unreachable!("made of other operations"),
         Work::Gather { .. }
         | Work::Scatter { .. }
         | Work::AllToAll { .. }
@@ -125,7 +153,7 @@ unsafe fn two_levels(
 
 /// # Safety
 /// The span is of this type, its memory is valid, and nothing else accesses it while the slice lives.
-unsafe fn elements<'a, T: Element>(span: &Span) -> &'a mut [T] {
+pub(crate) unsafe fn elements<'a, T: Element>(span: &Span) -> &'a mut [T] {
     assert_eq!(span.dtype, T::DTYPE, "the span's type");
     if span.count == 0 {
         return &mut [];

@@ -224,6 +224,19 @@ impl Comm {
         matches!(&self.inner, CommKind::Background(background) if background.is_mpi()) && self.mail.is_none()
     }
 
+    /// Bytes that this rank has sent in this group, over whatever connects ranks that do not share memory; frames and their heads
+    /// are not counted. `None` under MPI, which chooses its own algorithms.
+    pub fn sent_bytes(&self) -> Option<u64> {
+        let messages = match &self.mail {
+            Some(Mail::Links(lane)) => lane.sent_bytes(),
+            Some(Mail::Mpi(_)) | None => 0,
+        };
+        match &self.inner {
+            CommKind::Shared(_) => Some(0),
+            CommKind::Background(background) => Some(background.sent_bytes()? + messages),
+        }
+    }
+
     /// Sets the step that the next operations belong to, for reports: for this group, and all groups split from it or
     /// that it was split from.
     pub fn set_step(&mut self, step: u64) {
@@ -311,8 +324,11 @@ impl Comm {
             return unsafe { self.start_message(work, step) };
         }
         match &mut self.inner {
-            // SAFETY: promised by the caller.
-            CommKind::Shared(shared) => unsafe { shared.start(work, step) },
+            CommKind::Shared(shared) => {
+                let work = if let Work::CodedSum(sum) = work { sum.plain() } else { work };
+                // SAFETY: promised by the caller.
+                unsafe { shared.start(work, step) }
+            }
             CommKind::Background(background) => {
                 background.set_step(step);
                 // SAFETY: promised by the caller.

@@ -44,6 +44,7 @@ pub(crate) struct Lane {
     writers: HashMap<usize, LaneWriter>,
     readers: HashMap<usize, JoinHandle<()>>,
     next: u64,
+    sent_bytes: u64,
     /// The sender of each receive that was not waited for.
     from: HashMap<u64, usize>,
     shared: Arc<LaneShared>,
@@ -74,7 +75,12 @@ impl Lane {
         let shared = Arc::new(LaneShared { alarm, failed: Mutex::new(None) });
         let (inbox, writers, readers, from) =
             (Arc::default(), HashMap::new(), HashMap::new(), HashMap::new());
-        Lane { rank, names, connect, number, inbox, writers, readers, next: 0, from, shared }
+        Lane { rank, names, connect, number, inbox, writers, readers, next: 0, sent_bytes: 0, from, shared }
+    }
+
+    /// Bytes of the messages that were sent.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
     }
 
     /// Sends a message. When this returns, the memory is the caller's again.
@@ -93,6 +99,7 @@ impl Lane {
             let thread = self.thread("sends", to, move || shared.note(write(links, place, &queue)));
             self.writers.insert(to, LaneWriter { letters, thread });
         }
+        self.sent_bytes += bytes.len() as u64;
         // A writer that ended has reported why.
         let _ = self.writers[&to].letters.send(Some(Sent { tag, dtype, bytes }));
         Ok(())

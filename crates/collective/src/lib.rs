@@ -11,11 +11,12 @@
 //! - [`record`]: a record of the calls made. [`buffer`]: memory that the others access without a copy.
 //! - `shared`: ranks with shared memory.
 //! - [`links`]: ranks connected by sockets. `background`: a thread that communicates while the rank computes.
-//!   `carrier`: the transport that it drives. `lane`: messages over sockets. `inbox`: where messages meet receives.
+//!   `carrier`: the transport that it drives. `coded`: sums that travel in fewer bytes. `lane`: messages over sockets. `inbox`: where messages meet receives.
 
 mod background;
 pub mod buffer;
 mod carrier;
+mod coded;
 pub mod comm;
 #[cfg(test)]
 mod differences;
@@ -39,4 +40,4 @@ pub use polyreme_net::{Block, Cause, Doing, Report, patience};
 pub use record::Called;
 pub use shared::{ShmSetup, staging_bytes};
 pub use split::{Connect, along};
-pub use work::{Cuts, Span, Ticket, Work};
+pub use work::{CodedSum, Cuts, Span, Ticket, Work};

@@ -58,6 +58,7 @@ impl Comm {
             | Work::Broadcast(span, _)
             | Work::Send { span, .. }
             | Work::Receive { span, .. } => Some(*span),
+            Work::CodedSum(sum) => Some(sum.span),
             Work::Gather { mine, .. } | Work::Scatter { mine, .. } => Some(*mine),
             Work::AllToAll { send, .. } => Some(*send),
             Work::Barrier => None,

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use polyreme_kernels::Isa;
+use polyreme_kernels::codec::CodedLayout;
 use polyreme_net::Doing;
 
 use crate::element::{DType, Element, Reduce};
@@ -53,6 +55,8 @@ pub enum Work {
     AllReduce(Span, Reduce),
     /// Afterwards each rank has the reduction of its own range; the rest of the memory is unspecified.
     ReduceScatter(Span, Cuts, Reduce),
+    /// A sum that travels in fewer bytes where ranks are connected by a network.
+    CodedSum(CodedSum),
     /// Afterwards every rank has the ranges of all.
     AllGather(Span, Cuts),
     /// Afterwards every rank has the data of this one.
@@ -119,6 +123,8 @@ impl Work {
         match self {
             Work::AllReduce(..) => Doing::AllReduce,
             Work::ReduceScatter(..) => Doing::ReduceScatter,
+            Work::CodedSum(sum) if sum.scattered => Doing::ReduceScatter,
+            Work::CodedSum(_) => Doing::AllReduce,
             Work::AllGather(..) => Doing::AllGather,
             Work::Broadcast(..) => Doing::Broadcast,
             Work::Barrier => Doing::Barrier,
@@ -133,6 +139,33 @@ impl Work {
     /// Its name in reports.
     pub fn name(&self) -> &'static str {
         self.doing().name()
+    }
+}
+
+/// A sum of f32 over the ranks that travels coded.
+#[derive(Clone, Debug)]
+pub struct CodedSum {
+    /// The numbers.
+    pub span: Span,
+    /// Their format on the wire, and where the parts lie.
+    pub layout: Arc<CodedLayout>,
+    /// What earlier codes lost, as many f32.
+    pub residual: Span,
+    /// Bytes that it travels through, as many as the layout asks for.
+    pub coded: Span,
+    /// Whether each rank gets the sum of its own part only.
+    pub scattered: bool,
+    /// What codes and decodes.
+    pub isa: Isa,
+}
+
+impl CodedSum {
+    /// The same sum as it is where ranks see each other's memory: nothing travels, so nothing is coded.
+    pub(crate) fn plain(self) -> Work {
+        match self.scattered {
+            true => Work::ReduceScatter(self.span, self.layout.cuts.clone(), Reduce::Sum),
+            false => Work::AllReduce(self.span, Reduce::Sum),
+        }
     }
 }
 

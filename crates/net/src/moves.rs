@@ -78,6 +78,8 @@ pub struct Moves {
     pub(crate) ends: (usize, usize),
     /// Their segments.
     pub(crate) pieces: Pieces,
+    /// Bytes of all sends.
+    pub(crate) sent_bytes: u64,
     /// For each move, whether its bytes may be lent: they are sent, and stay as they are until the peer has taken them.
     pub(crate) lends: Vec<bool>,
 }
@@ -109,7 +111,12 @@ impl Moves {
                 moves.queues.len() - 1
             });
             let queue = &mut moves.queues[at];
-            if this.sends() { queue.sends.push(k) } else { queue.recvs.push(k) }
+            if this.sends() {
+                queue.sends.push(k)
+            } else {
+                queue.recvs.push(k)
+            }
+            moves.sent_bytes += if this.sends() { this.bytes.len() as u64 } else { 0 };
         }
         moves.pieces = Pieces::new(&list);
         moves.lends = vec![false; list.len()];

@@ -143,9 +143,24 @@ impl<I: Level, B: Level> TwoLevel<I, B> {
 
     /// Every rank gets the reduction of all.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], reduce: Reduce) -> Result<(), Report> {
+        self.all_reduce_by(data, reduce, |between, data| between.all_reduce(data, reduce))
+    }
+
+    /// The same, with another way to reduce between the hosts' leaders.
+    pub fn all_reduce_by<T: Element>(
+        &mut self,
+        data: &mut [T],
+        reduce: Reduce,
+        by: impl FnOnce(&mut B, &mut [T]) -> Result<(), Report>,
+    ) -> Result<(), Report> {
         self.inside(|inside| inside.reduce_to_first(data, reduce))?;
-        self.between(|between| between.all_reduce(data, reduce))?;
+        self.between(|between| by(between, data))?;
         self.inside(|inside| inside.broadcast(data, 0))
+    }
+
+    /// The level between hosts, if this rank leads its own.
+    pub fn leading(&self) -> Option<&B> {
+        self.between.as_ref()
     }
 
     /// Each rank gets the reduction of its own range; the rest of the memory is unspecified.

@@ -88,6 +88,11 @@ impl Linked {
         self.links.alarm().clone()
     }
 
+    /// Bytes that this rank has sent.
+    pub fn sent_bytes(&self) -> u64 {
+        self.links.sent_bytes()
+    }
+
     /// The links.
     pub fn links(&mut self) -> &mut Links {
         &mut self.links
@@ -216,6 +221,7 @@ impl Linked {
             }
             Work::AllGather(span, cuts) => self.all_gather_bytes(bytes(span), span.dtype, cuts),
             Work::Broadcast(span, root) => self.broadcast_bytes(bytes(span), span.dtype, *root),
+            Work::CodedSum(_) => unreachable!("made of other operations"),
             Work::Barrier => self.barrier(),
             Work::Gather { mine, into, cuts, root } => {
                 let into = into.as_ref().map_or(&mut [] as &mut [u8], bytes);

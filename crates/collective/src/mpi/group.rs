@@ -118,6 +118,7 @@ impl<H: Handle> MpiGroup<H> {
         let dtype = |span: &Span| self.runtime.dtype(span.dtype);
         // Every call below: the caller's promise; parts lie inside their spans by `parts`, and there is one for each rank.
         match work {
+            Work::CodedSum(_) => unreachable!("made of other operations"),
             Work::Barrier => call!(self, barrier, start_barrier, comm),
             Work::AllReduce(span, reduce) => pieces(span).try_for_each(|(ptr, count)| {
                 let (from, op) = (self.runtime.in_place(), self.runtime.op(span.dtype, *reduce));

@@ -110,6 +110,7 @@ impl ShmComm {
             }
             Work::AllGather(span, cuts) => self.on(SharedOp::AllGather, span, Some(cuts), 0, Reduce::Sum),
             Work::Broadcast(span, root) => self.on(SharedOp::Broadcast, span, None, root, Reduce::Sum),
+            Work::CodedSum(_) => unreachable!("nothing is coded in memory"),
             Work::Barrier
             | Work::Gather { .. }
             | Work::Scatter { .. }

@@ -109,6 +109,8 @@ pub struct Links {
     at: Vec<(usize, usize)>,
     /// Checksums of segments, by the first one with the same bytes; of the current run.
     sums: Vec<Option<u32>>,
+    /// Bytes that runs have sent, or lent.
+    sent_bytes: u64,
     failed: Option<Report>,
 }
 
@@ -168,6 +170,7 @@ impl Links {
             done: Vec::new(),
             at: Vec::new(),
             sums: Vec::new(),
+            sent_bytes: 0,
             failed: None,
         };
         for (peer, connection) in streams.into_iter().enumerate() {
@@ -268,7 +271,10 @@ impl Links {
         }
         let mut memory = Memory { from, into };
         match self.work(tag, moves, &mut memory, combine) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.sent_bytes += moves.sent_bytes;
+                Ok(())
+            }
             Err(found) => {
                 let report = self.verdict(found);
                 // Peers read a farewell only after whole frames.
@@ -288,6 +294,12 @@ impl Links {
                 Err(report)
             }
         }
+    }
+
+    /// Bytes that this rank has sent, without the heads of frames. What was lent to a rank of the same host counts too: it would
+    /// go over the wire to another host.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
     }
 
     /// Tells every peer that this rank ends, and why. Nothing can be run afterwards.
