@@ -111,6 +111,16 @@ impl Comms {
         self.job.n_calls() + self.axes.iter().flatten().map(Comm::n_calls).sum::<u64>() + of_replica
     }
 
+    /// Bytes that this rank has sent in all groups, as far as they say.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        let of_replica = match &self.replica {
+            Replica::Group(group) => group.sent_bytes(),
+            Replica::Job | Replica::Lone(_) => None,
+        };
+        let of_axes = self.axes.iter().flatten().filter_map(Comm::sent_bytes);
+        self.job.sent_bytes().into_iter().chain(of_axes).chain(of_replica).sum()
+    }
+
     /// Sets the step that reports name.
     pub(crate) fn set_step(&mut self, step: u64) {
         self.job.set_step(step);

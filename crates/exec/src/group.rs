@@ -10,7 +10,7 @@ use polyreme_dtype::{Element, bf16};
 use polyreme_graph::{Axis, Program, Role, Weights};
 use polyreme_kernels::floats::{Floats, FloatsMut};
 
-use crate::arena::make_room;
+use crate::arena::{floats, make_room};
 use crate::comms::Comms;
 use crate::engine::{Engine, Options, param_and_grad_bytes};
 use crate::error::ExecError;
@@ -128,25 +128,32 @@ impl Engine {
         if ranks == 1 || len == 0 || self.role().shards.is_some() {
             return Ok(None);
         }
-        let mut all = vec![0.0f32; if rank == 0 { ranks * len } else { 0 }];
-        let group = self.group.as_mut().expect("an engine that joined");
+        let all = self.gather_of_each(Kept::States)?;
         let mine = self.memory.state.kept(Kept::States);
-        group.comms.along(Axis::Data).gather(
-            mine,
-            (rank == 0).then_some(&mut all[..]),
-            &even_cuts(ranks, len),
-            0,
-        )?;
         let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
         let differ = rank == 0 && !all.chunks_exact(len).all(|states| same(states, mine));
         Ok(differ.then_some(all))
     }
 
-    /// Collective, the reverse: scatters states from rank 0, to each rank its own.
-    pub fn scatter_states(&mut self, from: Option<&[f32]>) -> Result<(), ExecError> {
-        let cuts = even_cuts(self.role().ranks, self.memory.state.lengths.states);
+    /// Collective: gathers an arena of f32 that each rank has for itself on rank 0, in rank order; empty on other ranks.
+    pub fn gather_of_each(&mut self, what: Kept) -> Result<Vec<f32>, ExecError> {
+        let (rank, ranks, len) = (self.role().rank, self.role().ranks, self.memory.state.kept(what).len());
+        let mut all = floats(if rank == 0 { ranks * len } else { 0 }, "what each rank has for itself")?;
         let group = self.group.as_mut().expect("an engine that joined");
-        Ok(group.comms.along(Axis::Data).scatter(self.memory.state.kept_mut(Kept::States), from, &cuts, 0)?)
+        group.comms.along(Axis::Data).gather(
+            self.memory.state.kept(what),
+            (rank == 0).then_some(&mut all[..]),
+            &even_cuts(ranks, len),
+            0,
+        )?;
+        Ok(all)
+    }
+
+    /// Collective, the reverse: scatters such an arena from rank 0, to each rank its own.
+    pub fn scatter_to_each(&mut self, what: Kept, from: Option<&[f32]>) -> Result<(), ExecError> {
+        let cuts = even_cuts(self.role().ranks, self.memory.state.kept(what).len());
+        let group = self.group.as_mut().expect("an engine that joined");
+        Ok(group.comms.along(Axis::Data).scatter(self.memory.state.kept_mut(what), from, &cuts, 0)?)
     }
 
     /// Collective: gathers the moments of all parameters on rank 0, laid out as [`Engine::moment_slots`] says.
@@ -183,7 +190,7 @@ impl Engine {
         match which {
             Kept::Moment1 => n > 0,
             Kept::Moment2 => n > 1,
-            Kept::Params | Kept::States | Kept::Average => false,
+            Kept::Params | Kept::States | Kept::Average | Kept::Residual => false,
         }
     }
 

@@ -72,6 +72,7 @@ impl Memory {
             Region::Params(r) => of(&self.state.params, r.start, r.len(), DType::F32),
             Region::Grads(r) => of(&self.state.grads, r.start, r.len(), DType::F32),
             Region::States(r) => of(&self.state.states, r.start, r.len(), DType::F32),
+            Region::Residual(r) => of(&self.state.residual, r.start, r.len(), DType::F32),
             Region::Buffer(buffer, r) => {
                 let (buffer, arena) = &self.work.buffers[loaded.buffers[*buffer]];
                 of(arena, r.start, r.len(), buffer.dtype)
@@ -485,6 +486,7 @@ mod tests {
         let program = Program::empty(vec![body.clone()]);
         let ready = Ready::new(&program, &body, 1, polyreme_kernels::Isa::detect());
         let lengths = Lengths {
+            residual: 0,
             params: 0,
             grads: 0,
             states: 0,

@@ -119,7 +119,7 @@ impl Engine {
         let k = match which {
             Kept::Moment1 => 0,
             Kept::Moment2 => 1,
-            Kept::Params | Kept::States | Kept::Average => return Vec::new(),
+            Kept::Params | Kept::States | Kept::Average | Kept::Residual => return Vec::new(),
         };
         let Some(optimizer) = self.optimizer() else { return Vec::new() };
         let slot = |slot: Slot| {
@@ -148,6 +148,7 @@ impl Engine {
         match which {
             Kept::Params => lengths.params,
             Kept::Average => lengths.average,
+            Kept::Residual => lengths.residual,
             Kept::States => lengths.states,
             Kept::Moment1 => moment(0),
             Kept::Moment2 => moment(1),

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use polyreme_collective::{Reduce, Ticket, Work};
+use polyreme_collective::{CodedSum, Reduce, Ticket, Work};
 use polyreme_graph::{Collective, Instr, Region, totals};
 use polyreme_kernels::Cx;
 use polyreme_kernels::optim::{Rounding, StepHyper, clip_scale, sum_of_squares};
@@ -93,6 +93,8 @@ pub(crate) struct StepProgress {
     steps_left: usize,
     /// The loss of an earlier step, if it was not finite.
     late: Option<f64>,
+    /// Bytes that steps of training have sent, all of them together.
+    sent_bytes: u64,
     /// Whether this rank's own samples gave a loss that is not finite, and where it came from.
     not_finite: Option<Option<NonFinite>>,
 }
@@ -150,7 +152,7 @@ impl Engine {
             group.comms.set_step(self.memory.state.step);
         }
         let called = self.group.as_ref().map_or(0, |group| group.comms.n_calls());
-        let (entered, step) = (self.clock(), self.step_number(&loaded));
+        let (entered, step, sent) = (self.clock(), self.step_number(&loaded), self.sent_bytes());
         for instr in &loaded.program.instrs {
             let began = self.clock();
             self.read(&loaded, instr, feed)?;
@@ -166,10 +168,22 @@ impl Engine {
         );
         if loaded.program.optimizer.is_some() {
             self.memory.state.step += 1;
+            self.progress.sent_bytes += self.sent_bytes().saturating_sub(sent);
         }
         self.progress.drawn_at = None;
         let not_finite = self.progress.not_finite.take().flatten();
         Ok(self.progress.totals(not_finite))
+    }
+
+    /// Bytes that this rank has sent in steps of training, over whatever connects ranks that do not share memory; 0 under MPI,
+    /// which does not say.
+    pub fn wire_bytes(&self) -> u64 {
+        self.progress.sent_bytes
+    }
+
+    /// Bytes that this rank has sent in all its groups.
+    fn sent_bytes(&self) -> u64 {
+        self.group.as_ref().map_or(0, |group| group.comms.sent_bytes())
     }
 
     /// The results of the earlier steps of a program of several, in their order; the last one's are what it returned.
@@ -283,7 +297,7 @@ impl Engine {
                 self.memory.params_from = match from {
                     Region::Buffer(buffer, _) => Some(loaded.buffers[*buffer]),
                     Region::Params(_) => None,
-                    Region::Grads(_) | Region::States(_) | Region::Value { .. } => {
+                    Region::Grads(_) | Region::States(_) | Region::Residual(_) | Region::Value { .. } => {
                         unreachable!("parameters are read from their arena or from a copy of it")
                     }
                 };
@@ -430,6 +444,17 @@ impl Engine {
         let exchange = &loaded.program.exchanges[number];
         let span = |region: &Region| self.memory.span(loaded, &self.bodies, region);
         let work = match &exchange.op {
+            Collective::AllReduce | Collective::ReduceScatter(_) if exchange.coding.is_some() => {
+                let coding = exchange.coding.as_ref().expect("asked above");
+                Work::CodedSum(CodedSum {
+                    span: span(&exchange.of),
+                    layout: coding.layout.clone(),
+                    residual: span(&coding.residual),
+                    coded: span(&coding.coded),
+                    scattered: matches!(exchange.op, Collective::ReduceScatter(_)),
+                    isa: self.options.isa,
+                })
+            }
             Collective::AllReduce => Work::AllReduce(span(&exchange.of), Reduce::Sum),
             Collective::ReduceScatter(cuts) => {
                 Work::ReduceScatter(span(&exchange.of), cuts.clone(), Reduce::Sum)

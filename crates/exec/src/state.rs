@@ -32,6 +32,8 @@ pub(crate) struct Lengths {
     pub(crate) n_moments: usize,
     /// The averaged parameters; 0 if this rank keeps none.
     pub(crate) average: usize,
+    /// What codes of gradients have lost; 0 if none are coded.
+    pub(crate) residual: usize,
 }
 
 /// Memory that other ranks see too, used instead of a private allocation.
@@ -50,6 +52,7 @@ pub(crate) struct State {
     pub(crate) states: Arena,
     pub(crate) moments: [Arc<Arena>; 2],
     pub(crate) average: Arc<Arena>,
+    pub(crate) residual: Arena,
     pub(crate) lengths: Lengths,
     /// How many training steps are done.
     pub(crate) step: u64,
@@ -77,6 +80,7 @@ impl State {
             states: floats(lengths.states, "states")?,
             moments: [moment(0)?.into(), moment(1)?.into()],
             average: floats(lengths.average, "averaged parameters")?.into(),
+            residual: floats(lengths.residual, "residuals of gradients")?,
             lengths,
             step: 0,
             lent: None,
@@ -87,7 +91,7 @@ impl State {
     pub(crate) fn held(&self) -> Held {
         Held {
             params: self.params.bytes(),
-            grads: self.grads.bytes(),
+            grads: self.grads.bytes() + self.residual.bytes(),
             optimizer: self.moments.iter().map(|arena| arena.bytes()).sum(),
             states: self.states.bytes(),
             average: self.average.bytes(),
@@ -102,6 +106,7 @@ impl State {
             Kept::Moment1 => (&self.moments[0], self.lengths.moments[0]),
             Kept::Moment2 => (&self.moments[1], self.lengths.moments[1]),
             Kept::Average => (&self.average, self.lengths.average),
+            Kept::Residual => (&self.residual, self.lengths.residual),
         }
     }
 
@@ -109,7 +114,7 @@ impl State {
     pub(crate) fn dtype(&self, what: Kept) -> DType {
         match what {
             Kept::Moment1 | Kept::Moment2 => self.lengths.moments_dtype,
-            Kept::Params | Kept::States | Kept::Average => DType::F32,
+            Kept::Params | Kept::States | Kept::Average | Kept::Residual => DType::F32,
         }
     }
 
@@ -165,7 +170,7 @@ impl State {
             Kept::Moment1 => &self.moments[0],
             Kept::Moment2 => &self.moments[1],
             Kept::Average => &self.average,
-            Kept::States => return None,
+            Kept::States | Kept::Residual => return None,
         };
         let (_, len) = self.arena(what);
         (len > 0).then(|| (arena.clone(), len))

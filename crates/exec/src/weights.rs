@@ -47,6 +47,8 @@ pub enum Kept {
     Moment2,
     /// The averaged parameters (`train.ema`), if this rank keeps them.
     Average,
+    /// What codes of gradients have lost so far, if gradients travel coded. Each rank has its own.
+    Residual,
 }
 
 /// The arenas of an engine, to be read while something else of it is used.
@@ -75,7 +77,7 @@ pub struct Held {
     /// Parameters. Weights that ranks share are counted on rank 0.
     pub params: usize,
     /// Gradients, or their buffers; and what a step needs besides: this rank's own gradients, sums of earlier microbatches or
-    /// of logical shards.
+    /// of logical shards, codes and what they have lost.
     pub grads: usize,
     /// The averaged parameters (`train.ema`), if this rank keeps them.
     pub average: usize,
@@ -92,7 +94,7 @@ impl Engine {
     pub fn held(&self) -> Held {
         let held = self.memory.state.held();
         let bytes = |sums: bool| -> usize {
-            let of = |(buffer, _): &&(Buffer, Arena)| (buffer.dtype == DType::F32) == sums;
+            let of = |(buffer, _): &&(Buffer, Arena)| (buffer.dtype != DType::F64) == sums;
             self.memory.work.buffers.iter().filter(of).map(|(_, arena)| arena.bytes()).sum()
         };
         let held = Held { grads: held.grads + bytes(true), totals: bytes(false), ..held };

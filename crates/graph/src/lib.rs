@@ -61,12 +61,13 @@ pub use memory::{MemoryPlan, Place};
 pub use moment::{Exchanged, Moment, MomentKind, MomentLabel};
 pub use op::{ExchangeKind, Op};
 pub use part::{Part, Piece, Splits};
-/// What element-wise ops and updates do: the vocabulary of the kernels.
+/// What element-wise ops, updates and codecs do: the vocabulary of the kernels.
+pub use polyreme_kernels::codec::{BlockCodec, CodedLayout};
 pub use polyreme_kernels::elementwise::{Binary, Unary};
 pub use polyreme_kernels::optim::{Adafactor, Moments, Optimizer, SumsOf};
 pub use precision::Precision;
 pub use program::{
-    Axis, Buffer, Collective, Exchange, Instr, Keeps, Microbatch, Program, Region, Role, Weights,
+    Axis, Buffer, Coding, Collective, Exchange, Instr, Keeps, Microbatch, Program, Region, Role, Weights,
 };
 pub use recompute::{recompute, recompute_parts};
 pub use shape::{DType, Shape};

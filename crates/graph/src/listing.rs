@@ -115,7 +115,7 @@ impl Program {
 
     /// An exchange in words: op, elements, type, group and wire format.
     pub fn describe(&self, exchange: &Exchange) -> String {
-        let Exchange { op, axis, of, dtype, wire } = exchange;
+        let Exchange { op, axis, of, dtype, coding } = exchange;
         let name = op.name();
         match op {
             Collective::AllReduce
@@ -130,7 +130,9 @@ impl Program {
             }
             Collective::Meet => return format!("{name} over {}", axis.name()),
         }
-        let form = if wire == dtype { String::new() } else { format!(" as {wire}") };
+        let form = coding.as_ref().map_or(String::new(), |coding| {
+            format!(" as {} with {}", coding.layout.codec.name(), self.words(&coding.residual))
+        });
         let mut names = String::new();
         if let (Region::Grads(_) | Region::Params(_), Some(params)) = (of, self.params_of(of)) {
             names = format!(": {}", names_in(self.graph(), &params));
@@ -142,7 +144,14 @@ impl Program {
     fn params_of(&self, region: &Region) -> Option<Range<usize>> {
         match (region, &self.grad_buffers) {
             (Region::Params(r), _) | (Region::Grads(r), None) => Some(r.clone()),
-            (Region::Grads(_) | Region::States(_) | Region::Buffer(..) | Region::Value { .. }, _) => None,
+            (
+                Region::Grads(_)
+                | Region::States(_)
+                | Region::Residual(_)
+                | Region::Buffer(..)
+                | Region::Value { .. },
+                _,
+            ) => None,
         }
     }
 
@@ -151,6 +160,7 @@ impl Program {
             Region::Params(r) => format!("params {}..{}", r.start, r.end),
             Region::Grads(r) => format!("grads {}..{}", r.start, r.end),
             Region::States(r) => format!("states {}..{}", r.start, r.end),
+            Region::Residual(r) => format!("residual {}..{}", r.start, r.end),
             Region::Buffer(buffer, r) => format!("{} {}..{}", self.buffers[*buffer].name, r.start, r.end),
             Region::Value { slot, value, .. } => format!("{value} of slot {slot}"),
         }

@@ -210,9 +210,13 @@ impl Program {
         };
         let microbatch = match exchange.of {
             Region::Value { slot, .. } => in_slots.get(slot).copied(),
-            Region::Params(_) | Region::Grads(_) | Region::States(_) | Region::Buffer(..) => None,
+            Region::Params(_)
+            | Region::Grads(_)
+            | Region::States(_)
+            | Region::Residual(_)
+            | Region::Buffer(..) => None,
         };
-        let bytes = self.len_of(&exchange.of) * exchange.wire.bytes();
+        let bytes = self.wire_bytes(exchange, self.len_of(&exchange.of));
         let text = self.describe(exchange);
         let exchanged = Some(Exchanged { op, axis: exchange.axis, message, bytes, text });
         MomentLabel { microbatch, exchanged, ..MomentLabel::new(name, kind) }

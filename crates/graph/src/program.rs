@@ -20,6 +20,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use polyreme_kernels::codec::CodedLayout;
 use polyreme_kernels::optim::{Optimizer, SumsOf};
 
 use crate::body::{Block, Body};
@@ -67,6 +68,8 @@ pub enum Region {
     Grads(Range<usize>),
     /// Of the states without a gradient.
     States(Range<usize>),
+    /// Of what codes of gradients have lost so far, laid out as the parameters.
+    Residual(Range<usize>),
     /// Of one of the program's buffers.
     Buffer(usize, Range<usize>),
     /// All of a value of a body.
@@ -154,8 +157,19 @@ pub struct Exchange {
     pub of: Region,
     /// Their type.
     pub dtype: DType,
-    /// Their type on the wire.
-    pub wire: DType,
+    /// How they travel, if not as they are.
+    pub coding: Option<Coding>,
+}
+
+/// How the elements of a sum travel between ranks that do not share memory: in fewer bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Coding {
+    /// Their format, and where the coded parts lie.
+    pub layout: Arc<CodedLayout>,
+    /// What is added before coding, and then what the code lost.
+    pub residual: Region,
+    /// Bytes that the codes lie in. Exchanges over one axis run one after the other, so they share them.
+    pub coded: Region,
 }
 
 /// Who holds the weights.
@@ -487,6 +501,19 @@ impl Program {
         self
     }
 
+    /// Bytes that elements of an exchange take as they travel.
+    pub fn wire_bytes(&self, exchange: &Exchange, elements: usize) -> usize {
+        match &exchange.coding {
+            Some(coding) => coding.layout.codec.coded_len(elements),
+            None => elements * exchange.dtype.bytes(),
+        }
+    }
+
+    /// Whether some of what ranks send is coded with a loss, of which they keep a residual.
+    pub fn keeps_residual(&self) -> bool {
+        self.exchanges.iter().any(|exchange| exchange.coding.is_some())
+    }
+
     /// Whether the rank keeps averaged parameters.
     pub fn averages(&self) -> bool {
         self.instrs.iter().any(|instr| matches!(instr, Instr::Follow { .. }))
@@ -523,7 +550,7 @@ impl Program {
     /// Adds an exchange of elements in their own type; returns its number.
     pub fn exchange(&mut self, op: Collective, axis: Axis, of: Region) -> usize {
         let dtype = self.dtype(&of);
-        self.exchanges.push(Exchange { op, axis, of, dtype, wire: dtype });
+        self.exchanges.push(Exchange { op, axis, of, dtype, coding: None });
         self.exchanges.len() - 1
     }
 
@@ -546,7 +573,7 @@ impl Program {
     /// The element type of a region.
     pub fn dtype(&self, region: &Region) -> DType {
         match region {
-            Region::Params(_) | Region::Grads(_) | Region::States(_) => DType::F32,
+            Region::Params(_) | Region::Grads(_) | Region::States(_) | Region::Residual(_) => DType::F32,
             Region::Buffer(buffer, _) => self.buffers[*buffer].dtype,
             Region::Value { body, value, .. } => self.bodies[*body].graph.value(*value).dtype,
         }
@@ -555,7 +582,11 @@ impl Program {
     /// How many elements a region has.
     pub fn len_of(&self, region: &Region) -> usize {
         match region {
-            Region::Params(r) | Region::Grads(r) | Region::States(r) | Region::Buffer(_, r) => r.len(),
+            Region::Params(r)
+            | Region::Grads(r)
+            | Region::States(r)
+            | Region::Residual(r)
+            | Region::Buffer(_, r) => r.len(),
             Region::Value { body, value, .. } => self.bodies[*body].graph.shape(*value).numel(),
         }
     }
@@ -575,6 +606,7 @@ impl Region {
             Region::Params(r) => Region::Params(cut(r)),
             Region::Grads(r) => Region::Grads(cut(r)),
             Region::States(r) => Region::States(cut(r)),
+            Region::Residual(r) => Region::Residual(cut(r)),
             Region::Buffer(buffer, r) => Region::Buffer(*buffer, cut(r)),
             Region::Value { .. } => panic!("a value is taken as a whole"),
         }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use polyreme_graph::{Axis, DType, Keeps, Microbatch, Optimizer, Precision, Weights};
+use polyreme_graph::{Axis, BlockCodec, DType, Keeps, Microbatch, Optimizer, Precision, Weights};
 
 use crate::mesh::Mesh;
 use crate::pipeline::PipelineKind;
@@ -45,6 +45,8 @@ pub struct Plan {
     pub microbatches: usize,
     /// Gradients are sent in buckets of at least this many bytes.
     pub bucket_bytes: usize,
+    /// The format in which gradients travel between ranks of the data axis that do not share memory; none: as they are.
+    pub wire: Option<BlockCodec>,
     /// Which samples batch norms take their statistics over.
     pub norms: Norms,
     /// Reproducible mode: how many logical shards the global batch has, each of them one microbatch.
@@ -112,6 +114,7 @@ impl Plan {
             keeps: Keeps::All,
             microbatches: 1,
             bucket_bytes: 1 << 20,
+            wire: None,
             norms: Norms::Local,
             shards: None,
             updates: Updates::AtEnd,

@@ -38,8 +38,8 @@ use std::sync::Arc;
 
 use polyreme_graph::memory::{ALIGN_BYTES, param_ranges, state_len};
 use polyreme_graph::{
-    Axis, Body, Collective, DType, GradBuffers, Instr, Keeps, Microbatch, Program, Region, Role, Weights,
-    totals,
+    Axis, BlockCodec, Body, CodedLayout, Coding, Collective, DType, GradBuffers, Instr, Keeps, Microbatch,
+    Program, Region, Role, Weights, totals,
 };
 
 use crate::buckets::{Bucket, buckets, cuts, in_turn};
@@ -50,6 +50,9 @@ use crate::reproducible;
 use crate::shard::{idle, sharded_range};
 use crate::split_tensors::measured;
 use crate::{stage_body, staged, staged_across};
+
+/// The buffer that codes travel through.
+const CODES: &str = "codes";
 
 /// The program of one rank for steps of this shape, over bodies that [`compile`](crate::passes::compile) made.
 ///
@@ -113,6 +116,7 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         role,
         slot: 0,
         at_once,
+        wire: plan.wire,
         sums: Vec::new(),
         n_taken: 0,
         continues: false,
@@ -235,6 +239,8 @@ pub(crate) struct Lowering {
     pub(crate) role: Role,
     pub(crate) slot: usize,
     at_once: bool,
+    /// The format in which gradients travel, if not as they are.
+    wire: Option<BlockCodec>,
     /// The sums of buckets that were started in this round, in their order.
     sums: Vec<usize>,
     /// How many of them have been waited for and copied out of their buffers.
@@ -491,7 +497,7 @@ impl Lowering {
         if self.own_gradients.is_some() {
             self.fill_up(round, &range, &of);
         } else if let (true, Some(sums)) = (self.continues, &self.accumulated) {
-            let from = sums.part(range);
+            let from = sums.part(range.clone());
             self.push(Instr::Add { from, into: of.clone() });
         }
         let op = match self.role.sharded() {
@@ -499,8 +505,30 @@ impl Lowering {
             false => Collective::AllReduce,
         };
         let sum = self.program.exchange(op, Axis::Data, of);
+        self.code(sum, k, range);
         self.push(Instr::Start(sum));
         self.sums.push(sum);
+    }
+
+    /// Lets the sum of bucket `k` travel in fewer bytes, if the plan says so.
+    fn code(&mut self, sum: usize, k: usize, range: Range<usize>) {
+        let Some(codec) = self.wire else { return };
+        let layout = CodedLayout::new(codec, self.cuts[k].clone(), self.role.rank);
+        let coded = self.codes(layout.room());
+        let residual = Region::Residual(range);
+        self.program.exchanges[sum].coding = Some(Coding { layout: layout.into(), residual, coded });
+    }
+
+    /// Room for codes: one buffer for all exchanges, which run one after the other.
+    fn codes(&mut self, len: usize) -> Region {
+        let buffers = &mut self.program.buffers;
+        match buffers.iter().position(|buffer| buffer.name == CODES) {
+            Some(at) => {
+                buffers[at].len = buffers[at].len.max(len);
+                Region::Buffer(at, 0..len)
+            }
+            None => self.program.buffer(CODES, DType::U8, len),
+        }
     }
 
     /// Zeroes what a buffer still holds of another bucket: the gaps between tensors, or everything if this rank has no

@@ -374,7 +374,7 @@ pub(crate) fn exchanged_bytes(program: &Program, number: usize) -> f64 {
         | Collective::Receive { .. } => program.len_of(&exchange.of),
         Collective::Meet => 0,
     };
-    (elements * exchange.wire.bytes()) as f64
+    program.wire_bytes(exchange, elements) as f64
 }
 
 fn functions(graph: &Graph, node: &Node) -> Option<Work> {

@@ -171,6 +171,9 @@ pub struct Summary {
     pub model_step: u64,
     /// Which samples counted, and whether each did as often as it should; rank 0's, and not known of runs that an earlier version began.
     pub ledger: Option<LedgerReport>,
+    /// Bytes that ranks have sent to each other in steps of training since the run was started or resumed, all together: over
+    /// sockets, without the heads of frames. Not known under MPI; 0 where ranks share memory.
+    pub wire_bytes: u64,
 }
 
 impl Summary {

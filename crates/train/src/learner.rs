@@ -18,6 +18,7 @@ use polyreme_parallel::{Plan, Training, average_states};
 use crate::checkpoint::{TensorShape, tensors};
 use crate::error::TrainError;
 use crate::fed::Fed;
+use crate::job;
 use crate::judge::{Judge, Trial};
 use crate::loss::Loss;
 use crate::lower::{Lowering, training_graph};
@@ -168,7 +169,15 @@ impl Learner {
     ) -> Result<Learner, TrainError> {
         let rank = comm.rank();
         let mut comms = Comms::new(comm, &options.plan.mesh)?;
-        let lowering = options.lowering(rank, comms.along(Axis::Data).shares_memory());
+        let in_memory = comms.along(Axis::Data).shares_memory();
+        if let Some(codec) = options.plan.wire.filter(|_| in_memory && options.plan.mesh.data > 1) {
+            return Err(TrainError::Mesh(format!(
+                "`wire = \"{}\"` {}; leave it out, or write transport = \"tcp\"",
+                codec.name(),
+                job::in_memory()
+            )));
+        }
+        let lowering = options.lowering(rank, in_memory);
         let mut bodies = Bodies::new();
         let kind = part.kinds()[0];
         let mut body = |n: usize| body_of(&mut bodies, n, &lowering, net, spec, options.loss);

@@ -47,12 +47,22 @@ impl WholeModel {
 
     /// The states of each of `ranks` ranks of the data axis, one rank after the other.
     pub fn states_of(&self, ranks: usize) -> Vec<TensorShape> {
-        let of = |rank: usize| {
-            let named = move |s: &TensorShape| TensorShape { name: of_rank(rank, &s.name), ..s.clone() };
-            self.states.iter().map(named)
-        };
-        (0..ranks).flat_map(of).collect()
+        of_each(&self.states, ranks)
     }
+
+    /// What codes of gradients have lost on each of `ranks` ranks of the data axis, one rank after the other.
+    pub fn residuals_of(&self, ranks: usize) -> Vec<TensorShape> {
+        of_each(&self.params, ranks)
+    }
+}
+
+/// Tensors that each rank has for itself.
+fn of_each(tensors: &[TensorShape], ranks: usize) -> Vec<TensorShape> {
+    let of = |rank: usize| {
+        let named = move |t: &TensorShape| TensorShape { name: of_rank(rank, &t.name), ..t.clone() };
+        tensors.iter().map(named)
+    };
+    (0..ranks).flat_map(of).collect()
 }
 
 /// What the state of one rank is called.

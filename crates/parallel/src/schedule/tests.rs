@@ -44,6 +44,29 @@ fn check(program: &Program, want: &str) {
     assert_eq!(got, want, "\n--- got ---\n{got}");
 }
 
+/// What travels coded is said where it is exchanged, with its residual; one buffer is enough for all codes. Alone there is nothing
+/// to send.
+#[test]
+fn a_program_says_what_travels_coded() {
+    let coded = Plan { keeps: Keeps::All, wire: Some(BlockCodec::Int8), ..plan() };
+    let program = lower(&coded, &ADAM);
+    let said = program.to_string();
+    let of = |range: &str| format!("all-reduce f32 grads {range} over data as int8 with residual {range}");
+    assert!(said.contains(&of("0..2304")) && said.contains(&of("6912..9216")), "{said}");
+    assert_eq!(program.exchanges.iter().filter(|e| e.coding.is_some()).count(), 4, "{said}");
+    assert!(program.keeps_residual() && program.buffers.iter().filter(|b| b.name == CODES).count() == 1);
+    let plain = lower(&Plan { wire: None, ..coded.clone() }, &ADAM);
+    let bytes = |p: &Program| -> usize {
+        p.exchanges.iter().map(|exchange| p.wire_bytes(exchange, p.len_of(&exchange.of))).sum()
+    };
+    let totals = plain.exchanges.iter().filter(|e| e.dtype == DType::F64);
+    let totals: usize = totals.map(|e| plain.wire_bytes(e, plain.len_of(&e.of))).sum();
+    assert_eq!(bytes(&plain) - totals, 4 * 9216);
+    assert_eq!(bytes(&program) - totals, 9216 + 4 * 36);
+    let alone = lower(&Plan { mesh: Mesh::data(1), rank: 0, ..coded }, &ADAM);
+    assert!(!alone.keeps_residual());
+}
+
 /// A step with a scaled loss says where it may skip updates, and what it puts back then; its buffer is planned as all are.
 #[test]
 fn a_program_says_what_a_skipped_step_puts_back() {

@@ -4,6 +4,7 @@ use std::io;
 
 use polyreme_exec::Pool;
 use polyreme_kernels::attention::{Attention, Grads};
+use polyreme_kernels::codec::BlockCodec;
 use polyreme_kernels::conv::{Conv2d, ConvPass};
 use polyreme_kernels::elementwise::{Binary, Expr, Fused, Source, Unary};
 use polyreme_kernels::gemm::{Gemm, Strides};
@@ -64,6 +65,7 @@ pub fn measure(
     bench.norms();
     bench.element_wise();
     bench.optimizers();
+    bench.codecs();
     Ok(())
 }
 
@@ -84,6 +86,27 @@ impl Bench<'_> {
         let peak_share = gflops.map(|g| g / self.peak);
         let (kernel, threads) = (kernel.to_string(), self.threads);
         (self.report)(KernelReport { kernel, shape, threads, us: seconds * 1e6, gflops, peak_share, gbs });
+    }
+
+    /// Formats on the wire, of a bucket of gradients; the bytes are those of the f32. One core, as the thread that communicates.
+    fn codecs(&mut self) {
+        let n = 1 << 18;
+        for codec in BlockCodec::ALL {
+            let bytes = || Bound::Bytes((n * size_of::<f32>()) as f64);
+            let mut x = vec![0.0f32; n];
+            random::normal(&self.cx, 1, 0, 0, 0.0, 1.0, &mut x);
+            let (mut residual, mut coded) = (vec![0.0f32; n], vec![0u8; codec.coded_len(n)]);
+            let (encode, add) = (format!("encode_{}", codec.name()), format!("decode_{}", codec.name()));
+            codec.encode(self.cx.isa, &x, &mut residual, &mut coded);
+            if self.wants(&encode) {
+                self.time(&encode, n.to_string(), bytes(), |cx| {
+                    codec.encode(cx.isa, &x, &mut residual, &mut coded)
+                });
+            }
+            if self.wants(&add) {
+                self.time(&add, n.to_string(), bytes(), |cx| codec.decode(cx.isa, &coded, &mut x));
+            }
+        }
     }
 
     fn wants(&self, kernel: &str) -> bool {

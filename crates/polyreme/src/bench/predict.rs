@@ -104,6 +104,7 @@ pub fn together(
         weights: if shares && !settings.shard_weights { Weights::Shared } else { Weights::Own },
         shard_weights: settings.shard_weights,
         bucket_bytes: BUCKET_BYTES,
+        wire: settings.wire,
         pipeline: settings.schedule,
         cuts: cuts.to_vec(),
         microbatches: job.accumulate,

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use clap::{Args, Subcommand};
 use polyreme_exec::Isa;
-use polyreme_graph::{DType, Precision};
+use polyreme_graph::{BlockCodec, DType, Precision};
 use polyreme_parallel::Plan;
 use polyreme_sim::Calibration;
 use polyreme_train::run::Prepared;
@@ -81,6 +81,9 @@ pub(super) struct StepArgs {
     /// With several ranks: each keeps only its own shard of the gradients, as with `parallel.shard_gradients` of a job.
     #[arg(long)]
     shard_gradients: bool,
+    /// With several ranks over sockets: the format in which gradients travel, as `parallel.wire` of a job [default: f32].
+    #[arg(long, value_name = "FORMAT", value_parser = parse_wire, conflicts_with = "shard_gradients")]
+    wire: Option<BlockCodec>,
     /// Also show where the time goes: one line per kind of node, the slowest first.
     #[arg(long)]
     ops: bool,
@@ -222,6 +225,12 @@ impl StepArgs {
 }
 
 /// Steps on several ranks. Each job has its own group, as each run has.
+/// A format on the wire by its name.
+fn parse_wire(name: &str) -> Result<BlockCodec, String> {
+    let names = BlockCodec::ALL.map(BlockCodec::name).join(", ");
+    BlockCodec::ALL.into_iter().find(|codec| codec.name() == name).ok_or(format!("one of {names} is needed"))
+}
+
 fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
     if args.ops {
         return Err(Failure::usage("--ops is for one rank; leave out --ranks and related flags"));
@@ -241,6 +250,12 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
         job.fed_parts(&Plan { mesh, ..Plan::alone() }).map_err(|error| Failure::usage(error.to_string()))?;
     }
     let transport = group.rows[0].transport.clone();
+    let whole = mesh.replica_ranks() == 1 && !args.mesh.shard_weights();
+    if args.wire.is_some() && (!whole || ["local", "shm"].contains(&transport.as_str())) {
+        return Err(Failure::usage(
+            "--wire is for ranks that are connected by sockets and have the whole model each; add --transport tcp",
+        ));
+    }
     if group.speaks() && !args.json {
         show(&group, false);
         output::err().settle();
@@ -253,6 +268,7 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
         local: if transport == "local" { group.size() } else { 1 },
         transport,
         shard_gradients: args.shard_gradients,
+        wire: args.wire,
         mesh,
         shard_weights: args.mesh.shard_weights(),
         schedule: args.mesh.schedule(),
@@ -322,6 +338,11 @@ fn bench_collective(args: &CollectiveArgs) -> CommandResult {
 fn bench_step(args: &StepArgs, app: &App, start: Instant) -> CommandResult {
     if args.shard_gradients {
         return Err(Failure::usage("--shard-gradients needs several ranks; set their number with --ranks"));
+    }
+    if args.wire.is_some() {
+        return Err(Failure::usage(
+            "--wire needs several ranks; set their number with --ranks or --processes",
+        ));
     }
     if args.trace.is_some() {
         return Err(Failure::usage("--trace is for ranks; set their number with --ranks, which may be 1"));

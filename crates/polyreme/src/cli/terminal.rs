@@ -305,6 +305,10 @@ fn summary_text(s: &Summary) -> String {
     if let Some(ledger) = &s.ledger {
         let _ = write!(text, "\n  samples              {}", ledger.words);
     }
+    if s.wire_bytes > 0 {
+        let mb = s.wire_bytes as f64 / 1e6;
+        let _ = write!(text, "\n  sent between ranks   {mb:.1} MB in steps of training");
+    }
     if s.ending == Ending::Interrupted {
         let _ = writeln!(text, "\n  to go on: {}", Summary::resume_hint(&s.output));
         return text;

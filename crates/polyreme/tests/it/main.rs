@@ -25,6 +25,7 @@ mod targets;
 mod timelines;
 mod train;
 mod used;
+mod wire;
 mod without_mpi;
 mod wrong_data;
 mod wrong_weights;

@@ -227,6 +227,7 @@ impl Default for ParallelSpec {
             shard_gradients: false,
             bucket_mib: 1.0,
             follow_load: false,
+            wire: None,
             patience: SILENCE.as_secs_f64(),
             stall: STALL.as_secs_f64(),
             balance: Balance::Hosts,

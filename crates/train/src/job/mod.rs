@@ -40,6 +40,7 @@ mod spec;
 mod train;
 mod tree;
 mod types;
+mod wire;
 mod write;
 
 #[cfg(test)]
@@ -52,3 +53,4 @@ pub(crate) use nearest::nearest;
 pub use open::OpenKeys;
 pub use schema::schema;
 pub use spec::*;
+pub(crate) use wire::in_memory;

@@ -10,6 +10,7 @@ use super::section::Section;
 use super::shape::Bounds;
 use super::spec::{Balance, OptimizerSpec, ParallelSpec, TrainSpec, Transport};
 use super::types::{auto, either, flag, list, one_of, real, text, whole, within};
+use super::wire;
 
 const RANKS_MAX: u64 = 1 << 16;
 /// More than this is a slip, not a setting.
@@ -95,6 +96,8 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         shard_gradients: auto(flag()) => ParallelSpec::shard_gradients_key, ParallelSpec::set_shard_gradients_key;
         /// how much of the gradients is reduced at once
         bucket_mib: within(BUCKET_MIB) => |s| Some(&mut s.bucket_mib);
+        /// the format in which gradients travel between ranks of `data` that are connected by a network, see below
+        wire: wire::wire() => |s| Some(&mut s.wire);
         /// how samples are divided among ranks: equally, by measured speed, in proportion to these weights; or
         /// `"hosts"`, by measured speed where ranks are on several hosts that differ, and equally on one
         balance: balance => |s| Some(&mut s.balance);
@@ -125,6 +128,7 @@ fn check(spec: &mut ParallelSpec, c: &Cursor) {
         spec.ranks = spec.ranks.or(Some(want * each));
     }
     mesh::check(spec, c);
+    wire::check(spec, c);
     if spec.stall < spec.patience {
         let message = format!(
             "`parallel.stall` of {} s is shorter than `parallel.patience` of {} s: a rank that makes no progress would \

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 pub use polyreme_data::Augment;
 pub use polyreme_data::table::{ColumnChoice, TableFormat};
-use polyreme_graph::{DType, Precision};
+use polyreme_graph::{BlockCodec, DType, Precision};
 use polyreme_nn::Model;
 pub use polyreme_parallel::pipeline::PipelineKind;
 
@@ -340,6 +340,8 @@ pub struct ParallelSpec {
     pub shard_gradients: bool,
     /// How much of the gradients is reduced at once.
     pub bucket_mib: f64,
+    /// The format in which gradients travel between ranks that are connected by a network; `None`: as they are.
+    pub wire: Option<BlockCodec>,
     /// How a step's samples are shared out.
     pub balance: Balance,
     /// Whether threads rest while others need the cores.

@@ -274,6 +274,9 @@ impl Prepared {
             1 => loan_copies(F32_BYTES * (params + averaged) + moment_bytes * moments),
             _ => F32_BYTES * (params + moments + averaged),
         } + F32_BYTES * states;
+        // What codes have lost on each rank, gathered.
+        let kept =
+            kept + if plan.wire.is_some() && ranks > 1 { F32_BYTES * plan.mesh.data * params } else { 0 };
         let gathers = plan.mesh.data > 1 && sharded && optimizer.by_element() && moments > 0;
         let gathers = gathers && plan.shard_place().is_none();
         let moments_of_all = match (gathers, apart) {
@@ -318,7 +321,7 @@ fn sent_bytes(program: &Program) -> usize {
         .exchanges
         .iter()
         .filter(|exchange| exchange.axis == Axis::Stage && matches!(exchange.op, Collective::Send { .. }));
-    sent.map(|exchange| program.len_of(&exchange.of) * exchange.wire.bytes()).sum()
+    sent.map(|exchange| program.wire_bytes(exchange, program.len_of(&exchange.of))).sum()
 }
 
 /// What a sample takes in a batch.

@@ -447,6 +447,7 @@ pub fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Pla
     Plan {
         microbatches: accumulate.max(1),
         bucket_bytes: (spec.bucket_mib * f64::from(1 << 20)) as usize,
+        wire: spec.wire,
         norms: if spec.sync_batch_norm && has_statistics { Norms::Synchronised } else { Norms::Local },
         shards: spec.reproducible.then_some(spec.shards),
         updates: Updates::AtOnce,

@@ -29,6 +29,8 @@ use crate::whole::of_rank;
 pub const AVERAGE_FILE: &str = "average.safetensors";
 /// The states of each rank, where they differ.
 pub(super) const STATES_FILE: &str = "states.safetensors";
+/// What codes of gradients have lost on each rank, where they travel coded.
+pub(super) const RESIDUAL_FILE: &str = "residual.safetensors";
 pub(super) const MOMENT_FILES: [(&str, Kept); 2] =
     [("moment1.safetensors", Kept::Moment1), ("moment2.safetensors", Kept::Moment2)];
 
@@ -122,6 +124,8 @@ pub(crate) struct Tables {
     moments: [Arc<[TensorAt]>; 2],
     /// Of each rank, one after the other.
     states: Arc<[TensorAt]>,
+    /// Of each rank, one after the other.
+    residuals: Arc<[TensorAt]>,
 }
 
 impl Tables {
@@ -141,6 +145,7 @@ impl Tables {
             moments: MOMENT_FILES
                 .map(|(_, what)| engine.moment_slots(what).into_iter().map(|s| at(s, 0)).collect()),
             states: states_of_ranks(engine).into_iter().map(|s| at(s, 0)).collect(),
+            residuals: residuals_of_ranks(engine).into_iter().map(|s| at(s, 0)).collect(),
         }
     }
 
@@ -201,6 +206,11 @@ impl Tables {
             shard.lent = lent(Kept::Average);
             shards.push(shard);
         }
+        if keeps_residual(learner) {
+            let data = learner.engine_mut().gather_of_each(Kept::Residual)?;
+            let (file, tensors) = (RESIDUAL_FILE.into(), self.residuals.clone());
+            shards.push(Shard { file, dtype: DType::F32, tensors, lent: None, asked: None, data });
+        }
         frame.snapshot(learner.steps_done(), shards)
     }
 }
@@ -210,6 +220,9 @@ pub(crate) fn hand_over(learner: &mut Learner) -> Result<(), TrainError> {
     learner.engine_mut().gather_states()?;
     for (_, what) in moment_files(learner) {
         learner.engine_mut().gather_moments(what, None)?;
+    }
+    if keeps_residual(learner) {
+        learner.engine_mut().gather_of_each(Kept::Residual)?;
     }
     Ok(())
 }
@@ -236,7 +249,45 @@ pub(crate) fn restore(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<
         }
         engine.scatter_moments(what, moments.as_deref())?;
     }
-    Ok(())
+    restore_residuals(learner, loaded)
+}
+
+/// Gives each rank what its codes had lost. Of another number of ranks each takes over what several had lost, or starts with
+/// nothing: their sum is what has yet to arrive. Collective.
+fn restore_residuals(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<(), TrainError> {
+    if !keeps_residual(learner) {
+        return Ok(());
+    }
+    let file = loaded.and_then(|loaded| loaded.file(RESIDUAL_FILE));
+    let n_params = learner.whole().params.len();
+    let mut before = [file.map_or(0, |file| file.shapes.len() / n_params.max(1)) as i64];
+    learner.comm().broadcast(&mut before, 0)?;
+    let before = usize::try_from(before[0]).unwrap_or(0);
+    if before == 0 {
+        return Ok(());
+    }
+    let whole = learner.whole().residuals_of(before);
+    let engine = learner.engine_mut();
+    let mut residuals = None;
+    if engine.is_writer() {
+        let (len, ranks) = (engine.kept(Kept::Residual).len(), engine.role().ranks);
+        let mut all = floats(len * before.max(ranks), "residuals of gradients")?;
+        let slots = of_ranks(&engine.param_slots(), len, before);
+        install_numbers(engine, &mut all, &slots, &whole, file)?;
+        let (kept, more) = all.split_at_mut(len * ranks);
+        for (k, one) in more.chunks_exact(len.max(1)).enumerate() {
+            let to = &mut kept[k % ranks * len..][..len];
+            to.iter_mut().zip(one).for_each(|(to, x)| *to += x);
+        }
+        all.truncate(len * ranks);
+        residuals = Some(all);
+    }
+    Ok(engine.scatter_to_each(Kept::Residual, residuals.as_deref())?)
+}
+
+/// Whether ranks keep what codes of gradients have lost; the same on all of them.
+fn keeps_residual(learner: &Learner) -> bool {
+    !learner.engine().kept(Kept::Residual).is_empty()
 }
 
 /// Gives each rank its own states, if the checkpoint is of as many ranks; otherwise all keep the mean. Collective.
@@ -257,12 +308,24 @@ fn restore_states(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<(), 
         install_numbers(engine, &mut numbers, &slots, &whole, file)?;
         states = Some(numbers);
     }
-    Ok(engine.scatter_states(states.as_deref())?)
+    Ok(engine.scatter_to_each(Kept::States, states.as_deref())?)
 }
 
 /// The states of all ranks, one after the other.
 pub(super) fn states_of_ranks(engine: &Engine) -> Vec<Slot> {
-    let (slots, len) = (engine.state_slots(), engine.kept(Kept::States).len());
+    of_ranks(&engine.state_slots(), engine.kept(Kept::States).len(), engine.role().ranks)
+}
+
+/// The residuals of all ranks, one after the other; none if they keep none.
+fn residuals_of_ranks(engine: &Engine) -> Vec<Slot> {
+    match engine.kept(Kept::Residual).len() {
+        0 => Vec::new(),
+        len => of_ranks(&engine.param_slots(), len, engine.role().ranks),
+    }
+}
+
+/// Slots of arenas of `len` elements that each of `ranks` ranks has, one after the other.
+fn of_ranks(slots: &[Slot], len: usize, ranks: usize) -> Vec<Slot> {
     let of = |rank: usize| {
         slots.iter().map(move |slot| Slot {
             name: of_rank(rank, &slot.name),
@@ -271,7 +334,7 @@ pub(super) fn states_of_ranks(engine: &Engine) -> Vec<Slot> {
             range: rank * len + slot.range.start..rank * len + slot.range.end,
         })
     };
-    (0..engine.role().ranks).flat_map(of).collect()
+    (0..ranks).flat_map(of).collect()
 }
 
 /// The mean of parts of `len` numbers; exactly the number where all parts have the same.

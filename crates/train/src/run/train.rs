@@ -490,6 +490,8 @@ impl Run {
         if let Some(report) = ledger.as_ref().filter(|report| report.exact == Some(false)) {
             observer.event(Event::Warning(&format!("the ledger of samples does not add up: {report}")));
         }
+        let mut wire_bytes = [self.learner.engine().wire_bytes() as i64];
+        self.learner.comm().all_reduce(&mut wire_bytes, Reduce::Sum)?;
         let summary = Summary {
             steps: self.saved_step,
             seconds,
@@ -501,6 +503,7 @@ impl Run {
             ending,
             model_step,
             ledger,
+            wire_bytes: wire_bytes[0] as u64,
         };
         if let Some(files) = self.files.take() {
             files.finish(&self.prepared, &self.progress, self.confusion.as_ref(), &summary, observer);

@@ -696,6 +696,22 @@ fn ranks_and_shards() {
         "",
     );
     row("balance = \"atuo\"", "`parallel.balance` is \"atuo\", which is not known", "did you mean \"auto\"?");
+    row("wire = \"int9\"", "`parallel.wire` is \"int9\", which is not known", "did you mean \"int8\"?");
+    row(
+        "wire = \"int8\"\nreproducible = true",
+        "`parallel.wire = \"int8\"` does not work with `reproducible`: what is lost depends on how many ranks there are",
+        "leave one of them out",
+    );
+    row(
+        "wire = \"bf16\"\ntransport = \"shm\"",
+        "`parallel.wire = \"bf16\"` is for ranks that are connected by a network; those that share memory send nothing",
+        "leave `wire` out, or write transport = \"tcp\"",
+    );
+    row(
+        "wire = \"f16\"\nshard_optimizer = true",
+        "`parallel.wire = \"f16\"` works where each rank has the whole model and updates all of it, and not with `shard_optimizer`",
+        "leave one of them out",
+    );
     row(
         "shards = 4",
         "`parallel.shards` is for reproducible runs",

@@ -188,6 +188,7 @@ fn every_key_is_read() {
         shard_gradients: false,
         bucket_mib: 0.5,
         follow_load: false,
+        wire: None,
         patience: 3.0,
         stall: 90.5,
         balance: Balance::Given(vec![1.0, 1.0, 2.5, 1.0]),

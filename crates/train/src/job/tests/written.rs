@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use polyreme_dtype::DType;
 use polyreme_graph::op::{Cell, Conv};
-use polyreme_graph::{Adafactor, Moments, Optimizer};
+use polyreme_graph::{Adafactor, BlockCodec, Moments, Optimizer};
 use polyreme_nn::Model;
 use polyreme_nn::model::{Stack, StackInput, StackLayer};
 use proptest::prelude::*;
@@ -363,6 +363,11 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
             let cuts = (1..if shard_weights { parts } else { 1 }).map(|k| format!("blocks.{k}"));
             let threads = threads.map(|n| usize::from(n) + 1);
             let shards = if reproducible { shards } else { ParallelSpec::default().shards };
+            // A format that loses something goes only with ranks that have the whole model, over a network.
+            let whole = tensor * stage * sequence == 1 && !shard_weights && !shard_gradients;
+            let over_network = !matches!(transport, Transport::Local | Transport::Shm);
+            let coded = whole && over_network && !reproducible && shard_optimizer != Some(true);
+            let wire = [None, Some(BlockCodec::Bf16), Some(BlockCodec::F16), Some(BlockCodec::Int8)];
             ParallelSpec {
                 open: OpenKeys::default(),
                 ranks,
@@ -384,6 +389,7 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                 shard_optimizer,
                 shard_gradients,
                 bucket_mib,
+                wire: if coded { wire[threads.unwrap_or(0) % 4] } else { None },
                 balance,
                 follow_load: sync_batch_norm,
                 patience,

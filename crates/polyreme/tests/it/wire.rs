@@ -1,0 +1,82 @@
+//! Gradients that travel in fewer bytes, through the binary: processes over sockets.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::binary::{folder, json, polyreme, root};
+
+/// The digits that ship with the repository, for as long as the test says.
+fn digits(length: &str) -> String {
+    let job = fs::read_to_string(root().join("examples/digits.toml")).unwrap();
+    let data = root().join("examples/data/digits");
+    job.replace("data/digits", data.to_str().unwrap()).replace("epochs = 25", length)
+}
+
+/// The last line of a run of two processes over sockets.
+fn train(folder: &Path, wire: &str, output: &str) -> Value {
+    let wire = format!("parallel.wire={wire}");
+    let args = ["train", "job.toml", "--output", output, "--set", &wire];
+    json(folder, &[&args[..], &OVER_SOCKETS].concat()).pop().unwrap()
+}
+
+const OVER_SOCKETS: [&str; 5] = ["--processes", "2", "--transport", "tcp", "--json"];
+
+/// Every format reaches the accuracy of f32, and sends the stated share of its bytes.
+#[test]
+fn digits_are_learnt_with_fewer_bytes() {
+    let folder = folder(&digits("epochs = 8"));
+    let accuracy = |run: &Value| run["metrics"]["test_accuracy"].as_f64().unwrap();
+    let sent = |run: &Value| run["wire_bytes"].as_u64().unwrap() as f64;
+    let plain = train(folder.path(), "f32", "f32");
+    assert!(accuracy(&plain) > 0.95, "{plain}");
+    for (wire, share) in [("bf16", 0.5), ("f16", 0.5 + 1.0 / 1024.0), ("int8", 0.25 + 1.0 / 256.0)] {
+        let coded = train(folder.path(), wire, wire);
+        let (a, b) = (accuracy(&coded), accuracy(&plain));
+        assert!((a - b).abs() <= 0.015, "{wire}: {a} for {b}");
+        // The totals of a step are sent beside the codes.
+        let ratio = sent(&coded) / sent(&plain);
+        assert!((ratio / share - 1.0).abs() < 0.01, "{wire}: {ratio} of the bytes for {share}");
+    }
+}
+
+/// A run that is resumed has the bits of one that went on: what codes have lost is saved with it, for each rank.
+#[test]
+fn a_resumed_run_has_the_same_bits() {
+    let job =
+        digits("steps = 40").replace("best = \"val_loss\"", "best = \"none\"\nevery_steps = 15\nkeep = 9");
+    let folder = folder(&job);
+    let model = || fs::read(folder.path().join("run/model.safetensors")).unwrap();
+    train(folder.path(), "int8", "run");
+    let (whole, from) = (model(), "run/checkpoints/step-00000015");
+    let residual = fs::read(folder.path().join(from).join("residual.safetensors")).unwrap();
+    assert!(residual.windows(6).any(|w| w == b"rank1."), "each rank has its own");
+    // A copy, because what follows the checkpoint makes way.
+    let copy = folder.path().join("copy");
+    fs::create_dir_all(copy.join("checkpoints")).unwrap();
+    let to = copy.join("checkpoints/step-00000015");
+    fs::create_dir(&to).unwrap();
+    for file in fs::read_dir(folder.path().join(from)).unwrap().flatten() {
+        fs::copy(file.path(), to.join(file.file_name())).unwrap();
+    }
+    json(folder.path(), &[&["resume", from][..], &OVER_SOCKETS].concat());
+    assert!(model() == whole, "the same bits");
+    // One rank takes over what both had lost, and has nothing to send.
+    let alone = json(folder.path(), &["resume", "copy", "--ranks", "1", "--json"]);
+    assert_eq!(alone.last().unwrap()["wire_bytes"], 0);
+}
+
+/// Ranks that share memory send nothing: the run is refused before it begins.
+#[test]
+fn memory_is_no_wire() {
+    let folder = folder(&digits("steps = 4"));
+    for ranks in [&["--ranks", "2"][..], &["--processes", "2"]] {
+        let args = ["train", "job.toml", "--set", "parallel.wire=int8", "--output", "run"];
+        let out = polyreme(folder.path(), &[&args[..], ranks].concat());
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{said}");
+        assert!(said.contains("those that share memory send nothing"), "{said}");
+        assert!(!folder.path().join("run").exists(), "no folder is made");
+    }
+}
