@@ -12,12 +12,14 @@ use crate::product::Product;
 impl Engine {
     /// Computes the gradient of a parameter, and updates the parameter meanwhile.
     pub(crate) fn apply(&mut self, loaded: &Loaded, body: usize, slot: usize, node: usize, param: usize) {
-        let (hyper, rounding) = (self.hyper(), self.rounding(0));
+        let rounding = self.rounding(0);
         let ready = self.bodies[body].as_ref().expect("bodies of a program stay with it");
         let Launch::Apply(product) = &ready.prepared[node].launch else {
             unreachable!("prepared as the program says")
         };
-        let pass = loaded.program.optimizer.and_then(|o| o.pass(hyper)).expect("an update by elements");
+        let learning = &ready.body.graph.params[param].learning;
+        let rule = loaded.program.optimizer.map(|optimizer| self.rule(optimizer, learning));
+        let pass = rule.and_then(|(optimizer, hyper)| optimizer.pass(hyper)).expect("an update by elements");
         let cx = Cx { isa: self.options.isa, par: &*self.pool };
         let slices = self.memory.node(ready, slot, node);
         slices.stage(&cx);

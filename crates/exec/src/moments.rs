@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use polyreme_graph::memory::{ALIGN_BYTES, readiness};
+use polyreme_graph::memory::{ALIGN_BYTES, learnt_len, readiness};
 use polyreme_graph::{DType, Optimizer, Part, Program, Splits, split_sums};
 use polyreme_kernels::optim::{ParamTensor, SplitTensor};
 
@@ -25,7 +25,10 @@ pub(crate) fn tensors(optimizer: Option<Optimizer>, first: &Ready) -> Vec<ParamT
     let tensor = |p: usize| {
         let (start, shape) = (first.plan.param_offsets[p], graph.shape(graph.params[p].value));
         let dims = shape.dims();
-        let kept = optimizer.map_or([None, None], |o| o.state_dims(dims));
+        let kept = match optimizer {
+            Some(optimizer) if !graph.params[p].learning.frozen => optimizer.state_dims(dims),
+            _ => [None, None],
+        };
         let states = [0, 1].map(|k| {
             let len = kept[k].as_ref().map_or(0, |dims| dims.iter().product());
             let at = next[k];
@@ -89,7 +92,7 @@ pub(crate) fn lengths(program: &Program, first: &Ready) -> [usize; 2] {
     let own = match &program.role {
         _ if !optimizer.by_element() => None,
         Some(role) if role.sharded() => Some(role.own().iter().map(Range::len).sum()),
-        _ => Some(first.plan.param_len),
+        _ => Some(learnt_len(&first.body.graph)),
     };
     let tensors = tensors(Some(optimizer), first);
     let packed = |k: usize| tensors.last().map_or(0, |t| t.states[k].end.next_multiple_of(ALIGN));
@@ -114,7 +117,7 @@ pub(crate) fn of_update(
 
 impl Engine {
     /// Where optimizer states lie when they are gathered, in the order in which the parameters are declared; parameters of
-    /// which nothing is kept are left out.
+    /// which nothing is kept, such as frozen ones, are left out.
     pub fn moment_slots(&self, which: Kept) -> Vec<Slot> {
         let k = match which {
             Kept::Moment1 => 0,
@@ -135,14 +138,14 @@ impl Engine {
             let tensor = self.tensors.iter().find(|t| t.range == slot.range).expect("one of the parameters");
             Some(Slot { dims, splits, range: tensor.states[k].clone(), ..slot })
         };
-        self.param_slots().into_iter().filter_map(slot).collect()
+        self.learnt_slots().into_iter().filter_map(slot).collect()
     }
 
     /// The length of an arena when it is gathered.
     pub fn gathered_len(&self, which: Kept) -> usize {
         let lengths = &self.memory.state.lengths;
         let moment = |k: usize| match self.optimizer() {
-            Some(o) if o.by_element() && o.n_states() > k => lengths.params,
+            Some(o) if o.by_element() && o.n_states() > k => learnt_len(&self.layout().body.graph),
             _ => lengths.moments[k],
         };
         match which {

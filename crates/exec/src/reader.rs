@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use polyreme_collective::{CodedSum, Reduce, Ticket, Work};
-use polyreme_graph::{Collective, Instr, Region, totals};
+use polyreme_graph::{Collective, Instr, Learning, Region, totals};
 use polyreme_kernels::Cx;
-use polyreme_kernels::optim::{Rounding, StepHyper, clip_scale, sum_of_squares};
+use polyreme_kernels::optim::{Optimizer, Rounding, StepHyper, clip_scale, sum_of_squares};
 use polyreme_kernels::tally::Tally;
 
 use crate::engine::{Engine, Loaded};
@@ -267,11 +267,11 @@ impl Engine {
                 };
                 optimizer.measure(*what, &cx, hyper, (r.params, r.grads), states, tensors, r.sums);
             }
-            Instr::Update { params, grads, moments_at, sums } => {
+            Instr::Update { params, grads, moments_at, sums, learning } => {
                 let Some(optimizer) = loaded.program.optimizer else {
                     return Err(ExecError::NoOptimizer.into());
                 };
-                let hyper = self.hyper();
+                let (optimizer, hyper) = self.rule(optimizer, learning);
                 let cx = Cx { isa: self.options.isa, par: &*self.pool };
                 let range = (params.start, params.len());
                 let rounding = self.rounding(params.start);
@@ -533,6 +533,14 @@ impl Engine {
         let StepProgress { args, totals, clip, .. } = &self.progress;
         let grad_scale = (1.0 / totals[1]) as f32 * clip / args.loss_scale;
         StepHyper { lr: args.lr, step: self.memory.state.step + 1, grad_scale, decay_scale: 1.0 }
+    }
+
+    /// The rule and the hyperparameters for parameters that are learnt so.
+    pub(crate) fn rule(&self, optimizer: Optimizer, learning: &Learning) -> (Optimizer, StepHyper) {
+        let hyper = self.hyper();
+        let lr = (f64::from(hyper.lr) * learning.lr_scale) as f32;
+        let optimizer = learning.weight_decay.map_or(optimizer, |decay| optimizer.with_weight_decay(decay));
+        (optimizer, StepHyper { lr, ..hyper })
     }
 
     /// Where the random bits come from that round the moments of the parameters from `first` on.

@@ -109,6 +109,13 @@ impl Engine {
         self.slots(&self.layout().body.graph.params)
     }
 
+    /// The ranges of the parameters that are not frozen.
+    pub(crate) fn learnt_slots(&self) -> Vec<Slot> {
+        let params = &self.layout().body.graph.params;
+        let learnt: Vec<_> = params.iter().filter(|p| !p.learning.frozen).cloned().collect();
+        self.slots(&learnt)
+    }
+
     /// The states' ranges.
     pub fn state_slots(&self) -> Vec<Slot> {
         self.slots(&self.layout().body.graph.states)

@@ -52,7 +52,8 @@ impl Body {
         for (p, range) in param_ranges(&self.graph) {
             let place = if at_once[p] { Place::Nowhere } else { Place::Grad(plan.grad_len) };
             places.insert(range.start, place);
-            plan.grad_len += if at_once[p] { 0 } else { range.len() };
+            let stored = !at_once[p] && !self.graph.params[p].learning.frozen;
+            plan.grad_len += if stored { range.len() } else { 0 };
         }
         for place in &mut plan.places {
             if let Place::Grad(at) = place {

@@ -2,6 +2,8 @@
 //!
 //! Every call checks shapes at once, and an error names the layer in whose scope it happened.
 
+use std::sync::Arc;
+
 use polyreme_kernels::elementwise::{Binary, Expr, Unary};
 
 use crate::error::{TraceError, TraceErrorKind};
@@ -10,6 +12,7 @@ use crate::memory::reshape_root;
 use crate::op::{Attention, Cell, Conv, CrossEntropy, ExchangeKind, Op, ReduceKind, Window};
 use crate::program::Axis;
 use crate::shape::{DType, Shape};
+use crate::tuning::{Learning, Tuning};
 
 /// How the difference of an element and its target counts.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -39,12 +42,18 @@ pub struct Builder {
     graph: Graph,
     scope: Vec<String>,
     n_streams: u64,
+    tuning: Option<Arc<Tuning>>,
 }
 
 impl Builder {
     /// An empty trace.
     pub fn new() -> Builder {
         Builder::default()
+    }
+
+    /// Says how the parameters that are declared from here on are learnt.
+    pub fn tune(&mut self, tuning: Arc<Tuning>) {
+        self.tuning = Some(tuning);
     }
 
     /// Ends the trace with these named outputs.
@@ -101,7 +110,8 @@ impl Builder {
         let (op, layer) = (Op::Param(self.graph.params.len()), self.path());
         let value = self.graph.push_leaf(op, shape.into(), DType::F32, &layer);
         let number = self.graph.params.len();
-        self.graph.params.push(Stored { name, value, init, number, part: None, shard: None });
+        let learning = self.tuning.as_ref().map_or(Learning::PLAIN, |tuning| tuning.of(&name));
+        self.graph.params.push(Stored { name, value, init, number, part: None, shard: None, learning });
         Ok(value)
     }
 
@@ -114,7 +124,8 @@ impl Builder {
         let (op, layer) = (Op::State(self.graph.states.len()), self.path());
         let value = self.graph.push_leaf(op, shape.into(), DType::F32, &layer);
         let number = self.graph.states.len();
-        self.graph.states.push(Stored { name, value, init, number, part: None, shard: None });
+        let learning = Learning::PLAIN;
+        self.graph.states.push(Stored { name, value, init, number, part: None, shard: None, learning });
         Ok(value)
     }
 

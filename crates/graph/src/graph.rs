@@ -10,6 +10,7 @@ use crate::infer::infer;
 use crate::op::Op;
 use crate::part::Part;
 use crate::shape::{DType, Shape};
+use crate::tuning::Learning;
 
 /// The id of a value of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -112,6 +113,8 @@ pub struct Stored {
     pub part: Option<Part>,
     /// Which part of that it keeps, if ranks of the data axis shard it; it is gathered where it is read.
     pub shard: Option<Part>,
+    /// How it is learnt, if it is a parameter.
+    pub learning: Learning,
 }
 
 /// A traced model, or a whole step made from one.
@@ -123,7 +126,7 @@ pub struct Graph {
     pub values: Vec<Value>,
     /// What is fed to each run.
     pub inputs: Vec<Input>,
-    /// The parameters, which are learnt.
+    /// The parameters, which are learnt unless they are frozen.
     pub params: Vec<Stored>,
     /// The states, which are kept from step to step.
     pub states: Vec<Stored>,
@@ -131,7 +134,8 @@ pub struct Graph {
     pub updates: Vec<(usize, ValueId)>,
     /// What is read after a run, by name.
     pub outputs: Vec<(String, ValueId)>,
-    /// The gradient of each parameter, once differentiated; `None` where the loss does not depend on it.
+    /// The gradient of each parameter, once differentiated; `None` where the loss does not depend on it, and where it is
+    /// frozen.
     pub grads: Vec<Option<ValueId>>,
     /// Nodes before this one are the forward pass.
     pub n_forward: usize,

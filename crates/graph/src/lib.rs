@@ -19,6 +19,7 @@
 //! - [`mod@split_sums`]: what must be known of tensors that ranks split before they are updated.
 //! - [`buffers`]: gradients that are held only until they are summed. [`at_once`]: gradients that go into the update as
 //!   they are computed, and are never stored.
+//! - [`tuning`]: parameters that are not learnt, or not as the others are.
 
 #![forbid(unsafe_code)]
 
@@ -45,6 +46,7 @@ pub mod recompute;
 pub mod shape;
 pub mod split_sums;
 pub mod totals;
+pub mod tuning;
 mod types;
 
 #[cfg(test)]
@@ -72,3 +74,4 @@ pub use program::{
 pub use recompute::{recompute, recompute_parts};
 pub use shape::{DType, Shape};
 pub use split_sums::{SplitSums, split_sums};
+pub use tuning::{Learning, LearningGroup, NamePattern, Tuning, learnt_alike};

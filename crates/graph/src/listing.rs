@@ -21,7 +21,7 @@ impl fmt::Display for Program {
                 }
                 Instr::Run { block, slot, microbatch } => {
                     let b = &self.blocks[*block];
-                    let update = b.update.map(|p| &self.bodies[b.body].graph.params[p].name);
+                    let update = b.update.map(|p| &self.bodies[b.body].graph.params[p]);
                     write!(
                         f,
                         "run block {block} on slot {slot}: {} of microbatch {microbatch}",
@@ -31,7 +31,10 @@ impl fmt::Display for Program {
                         write!(f, ", strict")?;
                     }
                     match update {
-                        Some(name) => writeln!(f, ", update {name}{}", self.moments_format())?,
+                        Some(param) => {
+                            let (name, how) = (&param.name, param.learning.words());
+                            writeln!(f, ", update {name}{}{how}", self.moments_format())?;
+                        }
                         None => writeln!(f)?,
                     }
                     if !std::mem::replace(&mut shown[*block], true) {
@@ -73,16 +76,17 @@ impl fmt::Display for Program {
                     params.end,
                     self.words(grads)
                 )?,
-                Instr::Update { params, grads, sums, .. } => {
+                Instr::Update { params, grads, sums, learning, .. } => {
                     let names = names_in(self.graph(), params);
                     let by = sums.as_ref().map_or(String::new(), |sums| format!(" by {}", self.words(sums)));
                     writeln!(
                         f,
-                        "update params {}..{} with {}{by}{}: {names}",
+                        "update params {}..{} with {}{by}{}{}: {names}",
                         params.start,
                         params.end,
                         self.words(grads),
-                        self.moments_format()
+                        self.moments_format(),
+                        learning.words()
                     )?;
                 }
                 Instr::PutBack { from, into } => {

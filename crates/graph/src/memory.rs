@@ -52,7 +52,7 @@ pub struct MemoryPlan {
     pub param_offsets: Vec<usize>,
     /// Elements of the parameters' arena.
     pub param_len: usize,
-    /// Elements of the gradients' arena: as many as parameters, or those of the buffers that buckets alternate between.
+    /// Elements of the gradients' arena: as many as parameters that are not frozen, or those of the buffers that buckets alternate between.
     pub grad_len: usize,
     /// Elements of the states' arena.
     pub state_len: usize,
@@ -82,7 +82,7 @@ impl MemoryPlan {
             shared_bytes: None,
         };
         plan.place_stored(graph);
-        plan.grad_len = plan.param_len;
+        plan.grad_len = learnt_len(graph);
         let mut blocks = lifetimes(graph, &plan.places);
         for (i, &bytes) in scratch_bytes.iter().enumerate().filter(|(_, b)| **b > 0) {
             blocks.push(Reservation {
@@ -209,7 +209,7 @@ pub fn state_len(graph: &Graph) -> usize {
 }
 
 /// Parameters in the order in which their gradients are computed: first those whose gradients are summed over the ranks, so that
-/// they can be sent together, then those of which this rank has a shard; those without a gradient last.
+/// they can be sent together, then those of which this rank has a shard, then those without a gradient; frozen ones last.
 ///
 /// How a graph is split over ranks, and so the order of its nodes, may depend on the number of samples, but parameters have one
 /// place: there it is the order of the traced nodes that gradients come from, the last one first.
@@ -224,7 +224,7 @@ pub fn readiness(graph: &Graph) -> Vec<usize> {
             let when = if split { u32::MAX - graph.nodes[node.idx()].origin } else { node.0 };
             (u8::from(graph.params[p].shard.is_some()), when)
         }
-        None => (u8::MAX, 0),
+        None => (u8::MAX, u32::from(graph.params[p].learning.frozen)),
     };
     let mut order: Vec<_> = (0..graph.params.len()).collect();
     order.sort_by_key(|&p| (place(p), p));
@@ -336,6 +336,12 @@ pub fn param_ranges(graph: &Graph) -> Vec<(usize, Range<usize>)> {
         (p, start..next)
     };
     readiness(graph).into_iter().map(range).collect()
+}
+
+/// Elements of the parameters' arena that come before the frozen parameters: as many gradients and moments as there can be.
+pub fn learnt_len(graph: &Graph) -> usize {
+    let ranges = param_ranges(graph).into_iter();
+    ranges.filter(|(p, _)| !graph.params[*p].learning.frozen).map(|(_, range)| range.end).max().unwrap_or(0)
 }
 
 /// Largest first, each at the lowest offset that is free for its whole life. Returns the arena's size.

@@ -143,6 +143,7 @@ impl Stored {
 mod tests {
     use super::*;
     use crate::graph::{Init, ValueId};
+    use crate::tuning::Learning;
 
     /// The places of a part's elements in the whole.
     fn places(part: Part, whole: &[usize]) -> Vec<usize> {
@@ -200,7 +201,8 @@ mod tests {
     /// The places in a whole tensor of what is stored of it.
     fn stored_places(part: Option<Part>, shard: Option<Part>, whole: &[usize]) -> Vec<usize> {
         let (value, init) = (ValueId(0), Init::Const(0.0));
-        let stored = Stored { name: "w".into(), value, init, number: 0, part, shard };
+        let stored =
+            Stored { name: "w".into(), value, init, number: 0, part, shard, learning: Learning::PLAIN };
         let dims = [part, shard].into_iter().flatten().fold(whole.to_vec(), |d, p| p.dims(&d).unwrap());
         assert_eq!(stored.whole_dims(&dims), whole);
         stored.runs(&dims).flatten().collect()

@@ -30,6 +30,7 @@ use crate::grad::differentiate;
 use crate::graph::{Graph, ValueId};
 use crate::memory::{param_ranges, readiness};
 use crate::shape::DType;
+use crate::tuning::Learning;
 
 /// An axis of the mesh of ranks: those that split something along it exchange over it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -365,6 +366,8 @@ pub enum Instr {
         moments_at: usize,
         /// What was measured of tensors that ranks split, if the optimizer looks at whole ones.
         sums: Option<Region>,
+        /// In which way they are learnt, all of them alike.
+        learning: Learning,
     },
     /// Copies, if the updates of this step were skipped.
     PutBack {
@@ -621,18 +624,20 @@ impl Body {
         let numel = |p: usize| graph.shape(graph.params[p].value).numel();
         let places = self.grad_places();
         let ranges = param_ranges(graph);
-        let mut updates: Vec<(Range<usize>, usize, usize)> = Vec::new();
+        let mut updates: Vec<(Range<usize>, usize, usize, Learning)> = Vec::new();
         for (i, (p, range)) in ranges.iter().enumerate().take(self.n_learnt()) {
             let Some(at) = places[*p] else { continue };
-            let end = range.start + numel(*p);
+            let (end, learning) = (range.start + numel(*p), graph.params[*p].learning);
             match updates.last_mut() {
-                Some((params, _, last)) if *last + 1 == i => (params.end, *last) = (end, i),
-                _ => updates.push((range.start..end, at, i)),
+                Some((params, _, last, alike)) if *last + 1 == i && *alike == learning => {
+                    (params.end, *last) = (end, i);
+                }
+                _ => updates.push((range.start..end, at, i, learning)),
             }
         }
-        let update = |(params, at, _): (Range<usize>, usize, usize)| {
+        let update = |(params, at, _, learning): (Range<usize>, usize, usize, Learning)| {
             let (moments_at, grads) = (params.start, Region::Grads(at..at + params.len()));
-            Instr::Update { params, grads, moments_at, sums: None }
+            Instr::Update { params, grads, moments_at, sums: None, learning }
         };
         updates.into_iter().map(update).collect()
     }

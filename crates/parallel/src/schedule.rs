@@ -36,10 +36,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use polyreme_graph::memory::{ALIGN_BYTES, param_ranges, state_len};
+use polyreme_graph::memory::{ALIGN_BYTES, learnt_len, param_ranges, state_len};
 use polyreme_graph::{
-    Axis, BlockCodec, Body, CodedLayout, Coding, Collective, DType, GradBuffers, Instr, Keeps, Microbatch,
-    Program, Region, Role, Weights, totals,
+    Axis, BlockCodec, Body, CodedLayout, Coding, Collective, DType, GradBuffers, Instr, Keeps, Learning,
+    Microbatch, Program, Region, Role, Weights, learnt_alike, totals,
 };
 
 use crate::buckets::{Bucket, buckets, cuts, in_turn};
@@ -345,6 +345,11 @@ impl Lowering {
 
     /// Elements of the arena of gradients.
     pub(crate) fn grad_len(&self) -> usize {
+        learnt_len(self.program.graph())
+    }
+
+    /// Elements of the arena of parameters, frozen ones included.
+    pub(crate) fn param_len(&self) -> usize {
         let ranges = param_ranges(self.program.graph());
         ranges.last().map_or(0, |(_, range)| range.end)
     }
@@ -596,17 +601,19 @@ impl Lowering {
         counted.into_iter().filter(|r| !r.is_empty()).map(region).collect()
     }
 
+    /// The updates of a range of parameters, whose gradients and moments lie there: one for each run that is learnt alike.
+    fn updates_of(&self, (params, grads, moments_at): (Range<usize>, Region, usize)) -> Vec<Instr> {
+        let update = |(part, learning): (Range<usize>, Learning)| {
+            let inside = part.start - params.start..part.end - params.start;
+            let moments_at = moments_at + inside.start;
+            Instr::Update { params: part, grads: grads.part(inside), moments_at, sums: None, learning }
+        };
+        learnt_alike(self.program.graph(), &params).into_iter().map(update).collect()
+    }
+
     fn updates(&mut self, training: &Training, bodies: &[Arc<Body>]) {
         let own = self.own_regions();
         let whole = !training.optimizer.by_element() || self.role.ranks == 1;
-        let updates: Vec<Instr> = match whole {
-            true => bodies[0].whole_updates(),
-            false => own
-                .iter()
-                .cloned()
-                .map(|(params, grads, moments_at)| Instr::Update { params, grads, moments_at, sums: None })
-                .collect(),
-        };
         let n_sums = self.sums.len();
         // The norm is that of all gradients, shared weights are still read by others, and beside shards there are few others.
         let shared = self.role.shares_weights() || self.role.shards_weights();
@@ -628,11 +635,15 @@ impl Lowering {
             }
             self.push(Instr::Clip { squares, max_norm });
         }
-        let updates = measured(self, training.optimizer, updates);
+        // Those of each bucket, if ranks keep parts of it.
+        let updates: Vec<Vec<Instr>> = match whole {
+            true => vec![measured(self, training.optimizer, bodies[0].whole_updates())],
+            false => own.into_iter().map(|own| self.updates_of(own)).collect(),
+        };
         let mut gathers = Vec::new();
-        for (k, update) in updates.into_iter().enumerate() {
+        for (k, updates) in updates.into_iter().enumerate() {
             self.wait_until((k + 1).min(n_sums));
-            self.push(update);
+            self.program.instrs.extend(updates);
             if self.role.sharded() && !self.role.shares_weights() {
                 let of = Region::Params(self.buckets[0][k].range.clone());
                 let gather =

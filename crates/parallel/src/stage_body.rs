@@ -140,7 +140,8 @@ fn joined_body(
     let (arrives, leaves) = links_of(&joined);
     let graph = &joined.graph;
     let tied = tied.iter().enumerate().filter_map(|(number, tied)| {
-        let param = graph.params.iter().position(|p| p.name == tied.name)?;
+        // A frozen one has no gradient to be added up.
+        let param = graph.params.iter().position(|p| p.name == tied.name && !p.learning.frozen)?;
         let mut stages: Vec<usize> = tied.chunks.iter().map(|c| timetable.place[*c]).collect();
         stages.sort_unstable();
         stages.dedup();

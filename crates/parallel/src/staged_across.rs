@@ -67,10 +67,10 @@ pub(crate) fn run(lowering: &mut Lowering, plan: &Plan, n_steps: usize, training
     let per_step = lowering.program.microbatches.len() / n_steps;
     let lists = across_steps(stages, per_step).expect("a step with enough microbatches");
     let timetable = lists.run(n_steps);
-    let len = lowering.grad_len();
+    let (len, param_len) = (lowering.grad_len(), lowering.param_len());
     let mut buffer = |name: &str, dtype, len| lowering.program.buffer(name, dtype, len);
     let steps = Across {
-        older: buffer("older weights", DType::F32, len),
+        older: buffer("older weights", DType::F32, param_len),
         grads: buffer("gradients of a step", DType::F32, len),
         totals: ["totals 0", "totals 1"].map(|name| buffer(name, DType::F64, totals::len(1))),
         squares: training.clip.map(|_| buffer("squares by stage", DType::F64, stages)),
@@ -92,10 +92,10 @@ pub(crate) fn run(lowering: &mut Lowering, plan: &Plan, n_steps: usize, training
         sending: Vec::new(),
     };
     let totals = steps.totals[0].clone();
-    lowering.push(Instr::Copy { from: Region::Params(0..len), into: steps.older.clone() });
+    lowering.push(Instr::Copy { from: Region::Params(0..param_len), into: steps.older.clone() });
     lowering.push(Instr::Begin(totals.clone()));
     passes(lowering, &timetable, stage, &totals, None, Some(steps));
-    lowering.push(Instr::ReadParams(Region::Params(0..len)));
+    lowering.push(Instr::ReadParams(Region::Params(0..param_len)));
 }
 
 /// How far a step has come whose passes are done.
@@ -157,7 +157,7 @@ impl Across {
     pub(crate) fn read_for(&mut self, lowering: &mut Lowering, action: &Action) {
         let older = action.microbatch / self.per_step == self.ended;
         if older != self.reads_older {
-            let len = lowering.grad_len();
+            let len = lowering.param_len();
             let from = if older { self.older.clone() } else { Region::Params(0..len) };
             lowering.push(Instr::ReadParams(from));
             self.reads_older = older;
@@ -233,7 +233,8 @@ impl Across {
         self.station = Station::Kept;
         if self.ended < self.n_steps {
             self.start_totals(lowering, &self.totals[step % 2].clone());
-            lowering.push(Instr::Copy { from: Region::Params(0..len), into: self.older.clone() });
+            let all = Region::Params(0..lowering.param_len());
+            lowering.push(Instr::Copy { from: all, into: self.older.clone() });
             lowering.push(Instr::Begin(self.totals[self.ended % 2].clone()));
         }
     }
@@ -281,8 +282,8 @@ impl Across {
         if let Some(squares) = self.squares.clone() {
             let own = squares.part(self.stage..self.stage + 1);
             lowering.push(Instr::Zero(own.clone()));
-            for (params, grads, _) in self.whole_updates(lowering) {
-                for of in lowering.counted_here(&params, &grads) {
+            for (params, grads) in self.whole_updates(lowering).iter().filter_map(updated) {
+                for of in lowering.counted_here(params, grads) {
                     lowering.push(Instr::Squares { of, into: own.clone(), block: None });
                 }
             }
@@ -326,9 +327,7 @@ impl Across {
         if let (Some(squares), Some(max_norm)) = (self.squares.clone(), self.training.clip) {
             lowering.push(Instr::Clip { squares, max_norm });
         }
-        let update = |(params, grads, moments_at)| Instr::Update { params, grads, moments_at, sums: None };
-        let updates = self.whole_updates(lowering).into_iter().map(update).collect();
-        let updates = measured(lowering, self.training.optimizer, updates);
+        let updates = measured(lowering, self.training.optimizer, self.whole_updates(lowering));
         lowering.program.instrs.extend(updates);
         if let Some(decay) = self.training.ema.filter(|_| lowering.role.rank == 0) {
             lowering.push(Instr::Follow { decay });
@@ -357,17 +356,21 @@ impl Across {
         lowering.program.exchange_now(Collective::AllReduce, Axis::Stage, totals.clone());
     }
 
-    /// All updates of a step: parameters, their gradients, and the offset of their moments.
-    fn whole_updates(&self, lowering: &Lowering) -> Vec<(Range<usize>, Region, usize)> {
-        let updates = lowering.program.bodies[0].whole_updates().into_iter();
-        let of = |update| match update {
-            Instr::Update { params, moments_at, .. } => {
-                Some((params.clone(), self.grads.part(params), moments_at))
+    /// All updates of a step, with gradients where a step keeps them.
+    fn whole_updates(&self, lowering: &Lowering) -> Vec<Instr> {
+        let mut updates = lowering.program.bodies[0].whole_updates();
+        for update in &mut updates {
+            if let Instr::Update { params, grads, .. } = update {
+                *grads = self.grads.part(params.clone());
             }
-            _ => None,
-        };
-        updates.filter_map(of).collect()
+        }
+        updates
     }
+}
+
+/// The parameters of an update and their gradients.
+fn updated(update: &Instr) -> Option<(&Range<usize>, &Region)> {
+    if let Instr::Update { params, grads, .. } = update { Some((params, grads)) } else { None }
 }
 
 /// The gradient of a tied parameter.

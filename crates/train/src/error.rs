@@ -54,6 +54,21 @@ pub enum TrainError {
         /// What the data need.
         want: Vec<usize>,
     },
+    /// A pattern that names no parameter.
+    #[error("`{key}`: the model has no parameter {pattern:?} that is learnt; {hint}")]
+    NoParameter {
+        /// The key of the job.
+        key: &'static str,
+        /// The pattern.
+        pattern: String,
+        /// What there is.
+        hint: String,
+    },
+    /// Nothing to learn.
+    #[error(
+        "`model.freeze` names every parameter, so there is nothing to train; leave out at least the last layer"
+    )]
+    AllFrozen,
     /// The loss is not a number any more.
     #[error(
         "step {step}: the loss is {loss}; it came from {place}; try a lower `train.optimizer.lr`, or `train.clip = 1.0`"

@@ -72,6 +72,10 @@ pub struct Outline {
     pub model: String,
     /// Parameters.
     pub params: usize,
+    /// Those of them that stay as they are.
+    pub frozen_params: usize,
+    /// What the run begins with, if that is not random.
+    pub weights: Option<String>,
     /// Training samples.
     pub train_samples: usize,
     /// Validation samples.

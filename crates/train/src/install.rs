@@ -11,7 +11,8 @@ use polyreme_exec::{Engine, Kept, Slot};
 use crate::checkpoint::{CheckpointError, Difference, TensorFile, TensorShape};
 use crate::error::TrainError;
 use crate::learner::Learner;
-use crate::weights::{View, WeightsFile, match_weights, write_weights};
+use crate::starting::StartingWeights;
+use crate::weights::{View, write_weights};
 use crate::whole::{WholeModel, put};
 
 /// Elements that are told at once.
@@ -60,18 +61,19 @@ pub(crate) fn install_numbers(
     })
 }
 
-/// Parameters and states of an engine from a safetensors file, ours or PyTorch's; of several writers the first one reads it.
-/// Returns how many batches its batch norms have seen. Numbers that are not finite are refused here: in training they would be
-/// blamed on the learning rate.
-pub fn install_file(engine: &mut Engine, whole: &WholeModel, path: &Path) -> Result<u64, TrainError> {
+/// Parameters and states of an engine from a safetensors file, ours or PyTorch's; those of a new head stay as they are. Of several
+/// writers the first one reads it. Returns how many batches its batch norms have seen.
+pub fn install_file(
+    engine: &mut Engine,
+    whole: &WholeModel,
+    start: StartingWeights,
+) -> Result<u64, TrainError> {
     let reads = engine.writers().is_none_or(|comm| comm.rank() == 0);
     let (mut batches, mut matched) = (0, Vec::new());
     let wanted = whole.all();
     if reads {
-        let file = WeightsFile::read(path)?;
-        file.check(wanted.iter().map(|t| t.name.as_str()), path)?;
-        batches = file.batches_tracked();
-        matched = match_weights(&wanted, file.weights, path)?;
+        let taken = start.read(&wanted, whole.params.len())?;
+        (matched, batches) = (taken.weights, taken.batches);
     }
     let (params, states) = (engine.param_slots(), engine.state_slots());
     let mut teller = |tell: &mut Tell| {

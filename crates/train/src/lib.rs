@@ -52,6 +52,7 @@ pub mod run;
 pub mod schedule;
 pub mod sets;
 pub mod share;
+pub mod starting;
 mod talk;
 pub mod trained;
 pub mod weights;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use polyreme_data::{Features, Spec};
-use polyreme_graph::{Builder, DType, Shape, Tensor, Traced};
+use polyreme_graph::{Builder, DType, Shape, Tensor, Traced, Tuning};
 use polyreme_nn::{Model, ModelInput, TraceOptions};
 
 /// Traces the logits of a batch: the builder, the batch, and whether this is for training.
@@ -17,12 +17,15 @@ pub enum Net {
     Model(Model),
     /// A function. Its batch is `[n, ..]` as the data are; its logits are `[labels, classes]`.
     Function(Arc<TraceFn>),
+    /// One of these, whose parameters are not all learnt alike.
+    Tuned(Arc<Net>, Arc<Tuning>),
 }
 
 impl Net {
     /// What the network is fed: `x` or `ids`, for a batch of `n` samples of `spec`.
     pub fn input(&self, spec: &Spec, n: usize, training: bool) -> ModelInput {
         match self {
+            Net::Tuned(net, _) => net.input(spec, n, training),
             Net::Model(model) => model.input(&options(spec, n, training)),
             Net::Function(_) => {
                 let dims: Vec<usize> = [n].into_iter().chain(spec.features.dims()).collect();
@@ -38,6 +41,24 @@ impl Net {
         match self {
             Net::Model(model) => model.logits(b, x, training),
             Net::Function(f) => f(b, x, training),
+            Net::Tuned(net, tuning) => {
+                b.tune(tuning.clone());
+                net.logits(b, x, training)
+            }
+        }
+    }
+
+    /// The same network with parameters that are learnt so.
+    pub fn tuned(self, tuning: Tuning) -> Net {
+        if tuning == Tuning::default() { self } else { Net::Tuned(Arc::new(self), Arc::new(tuning)) }
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Net::Model(model) => model.name(),
+            Net::Function(_) => "function",
+            Net::Tuned(net, _) => net.name(),
         }
     }
 }
@@ -58,6 +79,7 @@ impl fmt::Debug for Net {
         match self {
             Net::Model(model) => model.fmt(f),
             Net::Function(_) => f.write_str("a function"),
+            Net::Tuned(net, tuning) => write!(f, "{net:?} with {tuning:?}"),
         }
     }
 }

@@ -16,6 +16,8 @@ use crate::talk;
 pub struct WholeModel {
     /// Parameters.
     pub params: Vec<TensorShape>,
+    /// By parameter: whether it is frozen, so that the optimizer keeps nothing of it.
+    pub frozen: Vec<bool>,
     /// States without a gradient.
     pub states: Vec<TensorShape>,
 }
@@ -27,6 +29,7 @@ impl WholeModel {
             |s: &Stored| TensorShape { name: s.name.clone(), dims: graph.shape(s.value).dims().to_vec() };
         WholeModel {
             params: graph.params.iter().map(shape).collect(),
+            frozen: graph.params.iter().map(|p| p.learning.frozen).collect(),
             states: graph.states.iter().map(shape).collect(),
         }
     }
@@ -42,7 +45,8 @@ impl WholeModel {
             let dims = optimizer.state_dims(&p.dims)[k].clone()?;
             Some(TensorShape { name: p.name.clone(), dims })
         };
-        self.params.iter().filter_map(moment).collect()
+        let learnt = self.params.iter().zip(&self.frozen).filter(|(_, frozen)| !**frozen);
+        learnt.map(|(param, _)| param).filter_map(moment).collect()
     }
 
     /// The states of each of `ranks` ranks of the data axis, one rank after the other.

@@ -1,7 +1,8 @@
 //! Differentiation: a rewrite that appends to a graph the nodes that compute the gradient of each parameter.
 //!
 //! Forward nodes are walked backwards; each has a row in `rows` that says what reaches its operands. Contributions
-//! to the same value are added. A node is visited only if the loss depends on it and it depends on a parameter.
+//! to the same value are added. A node is visited only if the loss depends on it and it depends on a parameter that is learnt:
+//! so the backward pass ends where all that is further up is frozen.
 
 mod elementwise;
 mod rows;
@@ -9,14 +10,14 @@ mod rows;
 use std::collections::HashMap;
 
 use crate::error::{TraceError, TraceErrorKind};
-use crate::graph::{Graph, Node, ValueId};
+use crate::graph::{Graph, Node, Stored, ValueId};
 use crate::memory::reshape_root;
 use crate::op::{Op, ReduceKind};
 use crate::shape::{DType, Shape};
 
 use polyreme_kernels::elementwise::{Binary, Unary};
 
-/// The graph with a backward pass: the gradient of the scalar `loss` with respect to every parameter, in
+/// The graph with a backward pass: the gradient of the scalar `loss` with respect to every parameter that is not frozen, in
 /// [`Graph::grads`].
 pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<Graph, TraceError> {
     let shape = graph.shape(loss);
@@ -29,7 +30,7 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<Graph, TraceError> 
     let mut back = Backward {
         graph: Graph { n_forward, ..graph.clone() },
         grads: vec![None; graph.values.len()],
-        needed: depends_on_params(graph),
+        needed: depends_on_learnt(graph),
         wide: HashMap::new(),
         layer: "loss".into(),
     };
@@ -48,7 +49,9 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<Graph, TraceError> 
         rows::row(&mut back, node, &dy).map_err(|kind| TraceError { layer: node.layer.clone(), kind })?;
         back.comes_from(first, node.origin);
     }
-    let reached = graph.params.iter().map(|p| back.grads[p.value.idx()]).collect();
+    // A row may reach operands that nobody asked about.
+    let reached = |p: &Stored| back.grads[p.value.idx()].filter(|_| !p.learning.frozen);
+    let reached = graph.params.iter().map(reached).collect();
     let grads = settled(&mut back.graph, reached);
     let graph = Graph { grads, ..back.graph }.without_dead();
     graph.verify();
@@ -61,7 +64,7 @@ struct Backward {
     graph: Graph,
     /// What has reached each value so far.
     grads: Vec<Option<ValueId>>,
-    /// Which values depend on a parameter.
+    /// Which values depend on a parameter that is learnt.
     needed: Vec<bool>,
     /// Values in half precision, and what they were cast to.
     wide: HashMap<ValueId, ValueId>,
@@ -174,10 +177,13 @@ pub fn own_copy(graph: &mut Graph, v: ValueId) -> ValueId {
 /// What copies: it changes no bit.
 pub const COPY: Op = Op::Unary(Unary::Scale(1.0));
 
-fn depends_on_params(graph: &Graph) -> Vec<bool> {
+fn depends_on_learnt(graph: &Graph) -> Vec<bool> {
     let mut needed = vec![false; graph.values.len()];
     for node in &graph.nodes {
-        let does = matches!(node.op, Op::Param(_)) || node.inputs.iter().any(|v| needed[v.idx()]);
+        let does = match node.op {
+            Op::Param(p) => !graph.params[p].learning.frozen,
+            _ => node.inputs.iter().any(|v| needed[v.idx()]),
+        };
         for v in &node.outputs {
             needed[v.idx()] = does && graph.value(*v).dtype.is_float();
         }

@@ -120,6 +120,18 @@ impl Optimizer {
         }
     }
 
+    /// The same rule with another weight decay.
+    pub fn with_weight_decay(self, weight_decay: f32) -> Optimizer {
+        match self {
+            Optimizer::Sgd { momentum, nesterov, .. } => Optimizer::Sgd { momentum, nesterov, weight_decay },
+            Optimizer::Adam(m) => Optimizer::Adam(Moments { weight_decay, ..m }),
+            Optimizer::AdamW(m) => Optimizer::AdamW(Moments { weight_decay, ..m }),
+            Optimizer::Lamb(m) => Optimizer::Lamb(Moments { weight_decay, ..m }),
+            Optimizer::Lion { beta1, beta2, .. } => Optimizer::Lion { beta1, beta2, weight_decay },
+            Optimizer::Adafactor(a) => Optimizer::Adafactor(Adafactor { weight_decay, ..a }),
+        }
+    }
+
     /// The dims of what each state keeps of a tensor of these dims; `None` if that is nothing. An optimizer that goes by
     /// element keeps a number for each.
     pub fn state_dims(&self, dims: &[usize]) -> [Option<Vec<usize>>; 2] {

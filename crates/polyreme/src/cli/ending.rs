@@ -147,6 +147,8 @@ fn code_of_training(error: &TrainError) -> u8 {
         | TrainError::Copies { .. }
         | TrainError::ShardGradients { .. }
         | TrainError::NoLayer { .. }
+        | TrainError::NoParameter { .. }
+        | TrainError::AllFrozen
         | TrainError::NoText
         | TrainError::WeightsOnly { .. } => REFUSED,
         TrainError::Exec(_)

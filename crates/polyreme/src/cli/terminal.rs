@@ -256,9 +256,14 @@ pub(super) fn outline_text(o: &Outline, width: Option<usize>) -> String {
         ranks => format!("{ranks} ranks of {}", threads(o.threads)),
     };
     let mesh = o.mesh.as_ref().map_or_else(String::new, |mesh| format!("\n  mesh     {mesh}"));
+    let frozen = match o.frozen_params {
+        0 => String::new(),
+        n => format!(", {} of them frozen", thousands(n as u64)),
+    };
+    let weights = o.weights.as_ref().map_or_else(String::new, |words| format!("\n  weights  {words}"));
     let columns: String = o.columns.iter().map(|line| format!("\n  columns  {line}")).collect();
     let text = format!(
-        "{}: {}, {} parameters\n  data     {}; {}{columns}\n  training {} steps of {} samples, {} per epoch{from}{model}{precision}\n  machine  {}, \
+        "{}: {}, {} parameters{frozen}{weights}\n  data     {}; {}{columns}\n  training {} steps of {} samples, {} per epoch{from}{model}{precision}\n  machine  {}, \
          {:.0} MiB planned, {:.2} GFLOP a step{mesh}\n  output   {}\n",
         o.name,
         o.model,

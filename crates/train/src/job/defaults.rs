@@ -47,7 +47,8 @@ impl ModelSpec {
             _ => true,
         });
         let from_data = open.map(|s| s.to_string()).collect();
-        ModelSpec { model, from_data, weights: None, f32_layers: Vec::new() }
+        let (weights, map, head, freeze) = (None, Vec::new(), HeadStart::File, Vec::new());
+        ModelSpec { model, from_data, weights, map, head, freeze, f32_layers: Vec::new() }
     }
 
     /// The model as it is; data of other sizes are an error.
@@ -141,6 +142,7 @@ impl Default for TrainSpec {
             batch: 64,
             length: Length::Epochs(10),
             optimizer: OptimizerSpec::default(),
+            groups: Vec::new(),
             schedule: Schedule { shape: ScheduleShape::Constant, warmup: 0 },
             clip: None,
             accumulate: 1,

@@ -39,6 +39,7 @@ mod shape;
 mod spec;
 mod train;
 mod tree;
+mod tuning;
 mod types;
 mod wire;
 mod write;

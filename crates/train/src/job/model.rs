@@ -12,7 +12,8 @@ use super::section::{Kind, Section};
 use super::shape::Bounds;
 use super::spec::ModelSpec;
 use super::tree::{TreeNode, Value};
-use super::types::{Type, list, maybe, name_of, pair, path, single, whole};
+use super::tuning::{HeadStart, head, patterns};
+use super::types::{Type, list, maybe, name_of, pair, path, single, table, whole};
 
 /// Widths, channels and vocabularies. With the other limits, no product of sizes overflows.
 pub(super) const WIDTH_MAX: u64 = 1 << 20;
@@ -81,6 +82,13 @@ fn keys() -> Vec<Key<ModelSpec>> {
         /// a safetensors file to start from, with exactly the model's tensors, of a floating-point type and finite;
         /// batch norms go on counting batches where it ended
         weights: maybe(path()) => |s| Some(&mut s.weights);
+        /// what tensors of that file are called in the model, where the names differ; the first rule that fits counts
+        map: list(table(), &[], "an array of tables") => |s| Some(&mut s.map);
+        /// what the last layer begins with, if there is such a file
+        head: head() => |s| Some(&mut s.head);
+        /// parameters that stay as they are: names, or paths of layers, with `*` for any characters, such as `["conv1", "layer1.*"]`;
+        /// they have no gradient, no optimizer state, and are not exchanged
+        freeze: patterns() => |s| Some(&mut s.freeze);
         /// how many layers
         layers: n_layers() => field!(layers of Gpt | Recurrent | Encoder);
         /// the layers, see below
@@ -214,6 +222,11 @@ fn check(spec: &mut ModelSpec, c: &Cursor) {
     }
     if let Model::Layers(stack) = &spec.model {
         check_stack(stack, c);
+    }
+    let of_file = [("head", spec.head != HeadStart::File), ("map", !spec.map.is_empty())];
+    for (key, _) in of_file.into_iter().filter(|(_, given)| *given && spec.weights.is_none()) {
+        let message = format!("`model.{key}` is about a file of weights, and there is no `model.weights`");
+        c.fault(key, message, "give `weights = \"FILE.safetensors\"`, or leave it out");
     }
     let open = ModelSpec::new(spec.model.clone()).from_data;
     let is_layers = matches!(spec.model, Model::Layers(_));

@@ -9,6 +9,7 @@ use polyreme_nn::Model;
 pub use polyreme_parallel::pipeline::PipelineKind;
 
 use super::open::OpenKeys;
+pub use super::tuning::{GroupSpec, HeadStart, NameRule};
 pub use crate::loss::LossKind;
 
 /// Everything that a run needs to know.
@@ -38,6 +39,12 @@ pub struct ModelSpec {
     pub from_data: Vec<String>,
     /// Weights to start from: a safetensors file.
     pub weights: Option<PathBuf>,
+    /// What the file's tensors are called here.
+    pub map: Vec<NameRule>,
+    /// What the last layer starts from.
+    pub head: HeadStart,
+    /// Patterns of the parameters that stay as they are.
+    pub freeze: Vec<String>,
     /// The paths of custom layers that stay in f32 whatever the run's precision is, in the order of the list: `3`, or `3.0`
     /// inside a residual.
     pub f32_layers: Vec<String>,
@@ -180,6 +187,8 @@ pub struct TrainSpec {
     pub length: Length,
     /// The optimizer and its rate.
     pub optimizer: OptimizerSpec,
+    /// Parameters with rates of their own.
+    pub groups: Vec<GroupSpec>,
     /// How the rate changes.
     pub schedule: crate::schedule::Schedule,
     /// The maximum of the gradients' norm.

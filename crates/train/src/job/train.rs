@@ -43,6 +43,8 @@ fn keys() -> Vec<Key<TrainSpec>> {
         steps: count() => steps, |s, n| s.length = Length::Steps(n); instead_of "epochs";
         /// the optimizer and its learning rate
         optimizer: table() => |s| Some(&mut s.optimizer); or "`\"adamw\"`";
+        /// parameters with a learning rate or a weight decay of their own; the first group that names one counts
+        groups: list(table(), &[], "an array of tables") => |s| Some(&mut s.groups);
         /// how the learning rate changes over the run
         schedule: table() => |s| Some(&mut s.schedule); or "`\"constant\"`";
         /// the largest norm of all gradients together; larger ones are scaled down to it
@@ -114,6 +116,11 @@ fn check(spec: &mut TrainSpec, c: &Cursor) {
         let message =
             format!("`train.label_smoothing` is for classes, and `train.loss` is {:?}", spec.loss.name());
         c.fault("label_smoothing", message, "leave it out");
+    }
+    if !spec.groups.is_empty() && !spec.optimizer.rule.by_element() {
+        let message =
+            "`train.groups` needs an optimizer that goes by element, and this one looks at whole tensors";
+        c.fault("groups", message, "use adamw, adam, sgd or lion, or leave `groups` out");
     }
     let metric = spec.early_stop.as_ref().map(|stop| &stop.metric);
     if let Some(metric) = metric.filter(|metric| !spec.loss.has_metric(metric)) {

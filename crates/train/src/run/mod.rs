@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //! - [`Prepared`]: the job with its data and its network, checked, before anything is reserved or written. `seats`: how
-//!   many ranks and threads that makes. `layer_paths`: whether the layers that it names are there. [`Hold`]: where a run writes, under its lock; [`FoundRun`]: a run that goes on.
+//!   many ranks and threads that makes. `layer_paths`, `tuned`: whether the layers and parameters that it names are there. [`Hold`]: where a run writes, under its lock; [`FoundRun`]: a run that goes on.
 //! - [`fit`]: whether it fits into memory. [`advice`]: what would.
 //! - [`run_ranks`]: the ranks of this process. `train`: the loop that each of them runs. `step`, `judged`:
 //!   its steps and its evaluations.
@@ -32,6 +32,7 @@ mod snapshot;
 mod step;
 mod train;
 mod trial_run;
+mod tuned;
 
 #[cfg(test)]
 mod tests;

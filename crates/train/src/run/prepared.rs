@@ -18,6 +18,7 @@ use super::measured_cuts::CutsFrom;
 use super::planned_step::PlannedStep;
 use super::seats::{Seats, seats};
 use super::trial_run::PrecisionTrial;
+use super::tuned::{check_tuning, frozen_numel};
 use crate::error::TrainError;
 use crate::event::Outline;
 use crate::flush::Flushes;
@@ -152,6 +153,7 @@ impl Prepared {
                 Net::Model(job.model.model.clone())
             }
         };
+        let net = net.tuned(job.tuning());
         let order = order(&job, sets.train.len());
         let train = &job.train;
         if let Some((message, hint)) = job.parallel.refuses_to_shard(&train.optimizer) {
@@ -181,6 +183,9 @@ impl Prepared {
         // Two samples: statistics of one make no sense.
         let two = training_graph(&net, &spec, 2, loss)?;
         check_f32_layers(&job, &net, &spec)?;
+        if trained.is_none() {
+            check_tuning(&job, &two)?;
+        }
         let precision = job.precision();
         let parallel = &job.parallel;
         let Seats { ranks, threads } = seats(parallel, cores, pace.batch, !two.updates.is_empty());
@@ -320,11 +325,10 @@ impl Prepared {
         let bytes = self.expected_bytes()?;
         Ok(Outline {
             name: self.job.name.clone(),
-            model: match &self.net {
-                Net::Model(model) => model.name().to_string(),
-                Net::Function(_) => "function".into(),
-            },
+            model: self.net.name().into(),
             params: forward.params.iter().map(|p| forward.shape(p.value).numel()).sum(),
+            frozen_params: frozen_numel(&forward),
+            weights: self.weights_note()?,
             train_samples: self.sets.train.len(),
             val_samples: self.sets.validation.as_ref().map_or(0, |s| s.len()),
             test_samples: self.sets.test.as_ref().map_or(0, |s| s.len()),

@@ -23,6 +23,7 @@ use crate::ledger::SampleLedger;
 use crate::loss_scale::LossScale;
 use crate::metrics::{Best, Patience};
 use crate::preparation::Preparation;
+use crate::starting::StartingWeights;
 use crate::whole::of_rank;
 
 /// The averaged parameters' file.
@@ -369,11 +370,11 @@ pub(crate) fn restore_weights(learner: &mut Learner, loaded: Option<&Loaded>) ->
 }
 
 /// Weights to start from, which rank 0 reads; it gets the number of batches that they have seen. Collective.
-pub(crate) fn start_from(learner: &mut Learner, path: &Path) -> Result<u64, TrainError> {
+pub(crate) fn start_from(learner: &mut Learner, start: StartingWeights) -> Result<u64, TrainError> {
     let whole = learner.whole().clone();
     let mut batches = 0;
     learner.exclusively(|engine| {
-        batches = install_file(engine, &whole, path)?;
+        batches = install_file(engine, &whole, start)?;
         engine.start_average();
         Ok(())
     })?;

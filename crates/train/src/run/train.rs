@@ -35,6 +35,7 @@ use crate::loss_scale::LossScale;
 use crate::metrics::{Best, Confusion, Patience};
 use crate::pace::RankShare;
 use crate::record::trace::{self, About};
+use crate::starting::StartingWeights;
 use crate::talk;
 
 /// One rank of a run.
@@ -193,9 +194,9 @@ impl Run {
         self.prepared.target_stats = self.progress.preparation.target_stats();
         let resumed = resumed.filter(|_| self.rank == 0);
         self.learner.comm().set_doing(Doing::Loading);
-        match (&self.prepared.job.model.weights, opening.resumed) {
+        match (StartingWeights::of(&self.prepared.job.model), opening.resumed) {
             (_, true) => restore(&mut self.learner, resumed)?,
-            (Some(path), false) => self.progress.batches_before = start_from(&mut self.learner, path)?,
+            (Some(start), false) => self.progress.batches_before = start_from(&mut self.learner, start)?,
             (None, false) => {}
         }
         if let Some(set) = self.prepared.evaluated() {

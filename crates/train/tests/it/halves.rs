@@ -13,6 +13,7 @@ use polyreme_train::judge::{Judge, block_samples};
 use polyreme_train::lower::training_graph;
 use polyreme_train::run::{Given, Prepared};
 use polyreme_train::sets::Sets;
+use polyreme_train::starting::StartingWeights;
 use polyreme_train::weights::{View, Weight, read_weights, write_weights};
 use polyreme_train::whole::WholeModel;
 
@@ -52,7 +53,7 @@ fn tested(job: &Job, file: &Path) -> Vec<(String, f64)> {
     )
     .unwrap();
     let graph = training_graph(&prepared.net, &prepared.spec, 2, prepared.learner.loss).unwrap();
-    install_file(judge.engine_mut(), &WholeModel::of(&graph), file).unwrap();
+    install_file(judge.engine_mut(), &WholeModel::of(&graph), StartingWeights::file(file)).unwrap();
     let set = prepared.sets.test.clone().unwrap();
     let transform = prepared.plain_transform(set.as_ref()).unwrap();
     evaluate(&mut judge, &set, &transform, 1, &[1.0]).unwrap().named("test")

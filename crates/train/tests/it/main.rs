@@ -18,5 +18,6 @@ mod same_bits;
 mod saved;
 mod stages;
 mod targets;
+mod tuned;
 mod used;
 mod whole_tensors;

@@ -14,15 +14,16 @@ use crate::runs::{Outcome, job, run};
 const STEPS: usize = 20;
 
 /// A model in a test size, and its data.
+#[derive(Clone)]
 pub(crate) struct MeshCase {
     pub(crate) name: &'static str,
     pub(crate) model: String,
     pub(crate) given: Option<Sets>,
-    lr: f64,
+    pub(crate) lr: f64,
     /// More lines of `[train]`.
-    more: &'static str,
+    pub(crate) more: &'static str,
     /// Meshes that cannot be, with a part of what is said.
-    refused: &'static [([usize; 3], &'static str)],
+    pub(crate) refused: &'static [([usize; 3], &'static str)],
 }
 
 /// Sequences of ids with a class each.

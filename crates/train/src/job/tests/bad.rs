@@ -221,6 +221,21 @@ fn kinds_and_keys() {
         "",
     );
     check(
+        &model("kind = \"mlp\"\nhead = \"new\""),
+        "`model.head` is about a file of weights, and there is no `model.weights`",
+        "give `weights = \"FILE.safetensors\"`, or leave it out",
+    );
+    check(
+        &model("kind = \"mlp\"\nweights = \"x\"\nmap = [{ from = \"a.*\", to = \"*.*\" }]"),
+        "`to` of \"*.*\" has more `*` than `from` of \"a.*\"",
+        "each one stands for what one of `from` stood for",
+    );
+    check(
+        &train("optimizer = \"lamb\"\ngroups = [{ params = [\"fc1\"], lr = 0.1 }]"),
+        "`train.groups` needs an optimizer that goes by element, and this one looks at whole tensors",
+        "use adamw, adam, sgd or lion, or leave `groups` out",
+    );
+    check(
         &model("kind = \"mlp\"\nweights = \"\""),
         "`model.weights` is not a path",
         "write the path of a file or a folder",
@@ -338,7 +353,7 @@ fn kinds_and_keys() {
     check(
         &train("colour = 3"),
         "unknown key `colour` in [train]",
-        "valid keys are batch, epochs, steps, optimizer, schedule, clip, accumulate, ema, loss, label_smoothing, mixup, early_stop, evaluate_every, log_every, seed, precision, f32_layers, loss_scale, memory_mib",
+        "valid keys are batch, epochs, steps, optimizer, groups, schedule, clip, accumulate, ema, loss, label_smoothing, mixup, early_stop, evaluate_every, log_every, seed, precision, f32_layers, loss_scale, memory_mib",
     );
     check(
         &rest("[parallel]\nthreads = \"all\""),

@@ -127,6 +127,21 @@ fn layers_in_f32() {
 }
 
 #[test]
+fn groups_are_factors_of_the_base_rate() {
+    let groups = "[{ params = [\"*.bias\"], weight_decay = 0 }, { params = [\"fc\", \"a.*\"], lr = 1e-3 }]";
+    let optimizer = "{ kind = \"adamw\", lr = 1e-2 }";
+    let text = format!(
+        "[model]\nkind = \"mlp\"\n[data]\nkind = \"synthetic\"\n[train]\noptimizer = {optimizer}\ngroups = {groups}\n"
+    );
+    let job = good(&text, &[]);
+    let tuning = job.tuning();
+    assert_eq!((tuning.groups[0].lr_scale, tuning.groups[0].weight_decay), (1.0, Some(0.0)));
+    assert_eq!((tuning.groups[1].lr_scale, tuning.groups[1].weight_decay), (0.1, None));
+    assert_eq!(tuning.groups[1].params[1].text(), "a.*");
+    assert_eq!(good(&job.to_toml(), &[]), job);
+}
+
+#[test]
 fn every_key_is_read() {
     let job = good(include_str!("full.toml"), &[]);
     let Model::Layers(stack) = &job.model.model else { panic!("layers") };
@@ -145,7 +160,12 @@ fn every_key_is_read() {
     };
     assert_eq!(job.data, want);
     let moments = Moments { beta1: 0.8, beta2: 0.99, eps: 1e-7, weight_decay: 0.1 };
+    let rules = [("module.*", "*"), ("old.*", "")];
+    let rule = |(from, to): (&str, &str)| NameRule { from: from.into(), to: to.into() };
+    assert_eq!(job.model.map, rules.map(rule));
+    assert_eq!((job.model.head, job.model.freeze.clone()), (HeadStart::New, vec!["0".into(), "1.*".into()]));
     let want = TrainSpec {
+        groups: Vec::new(),
         batch: 96,
         length: Length::Steps(1000),
         optimizer: OptimizerSpec { rule: Optimizer::Lamb(moments), lr: 2e-3, moments: DType::F32 },

@@ -59,17 +59,23 @@ fn whole_files_read_again() {
 
 #[test]
 fn the_file_of_an_earlier_run_reads_as_the_same_job() {
-    // Written for `full.toml` before keys were declared, and before there was a loss, a precision, its layers, its scale, an element type, a mesh
-    // or a load to follow.
+    // Written for `full.toml` before keys were declared, and before there was a loss, a precision, its layers, its scale, an element type, a mesh,
+    // a load to follow, groups, frozen parameters, rules for names and new heads.
     // What is written now differs in that and in the order of keys alone.
     let (before, mut job) = (include_str!("before.toml"), good(include_str!("full.toml"), &[]));
     let TrainSpec { precision, f32_layers, loss_scale, .. } = TrainSpec::default();
     job.train = TrainSpec { precision, f32_layers, loss_scale, ..job.train };
+    let ModelSpec { map, head, freeze, .. } = ModelSpec::default();
+    job.model = ModelSpec { map, head, freeze, ..job.model };
     assert_eq!(good(before, &[]), job);
     let table = |text: &str| toml::from_str::<toml::Table>(text).unwrap();
     let mut now = table(&job.to_toml());
     let train = now["train"].as_table_mut().unwrap();
     let (loss, _, _) = (train.remove("loss"), train.remove("f32_layers"), train.remove("loss_scale"));
+    assert_eq!(train.remove("groups"), Some(toml::Value::Array(Vec::new())));
+    let model = now["model"].as_table_mut().unwrap();
+    let tuned = ["map", "head", "freeze"].map(|key| model.remove(key).is_some());
+    assert_eq!(tuned, [true; 3]);
     let parallel = now["parallel"].as_table_mut().unwrap();
     let newer = ["data", "tensor", "stage", "sequence", "shard_weights", "follow_load"]
         .map(|key| parallel.remove(key));
@@ -150,7 +156,12 @@ fn model() -> impl Strategy<Value = ModelSpec> {
             let f32_layers =
                 paths.filter(|(i, _)| chosen >> (i % 64) & 1 == 1).map(|(_, path)| path).collect();
             let model = Model::Layers(Stack { input: StackInput::Open, layers });
-            ModelSpec { f32_layers, ..ModelSpec::new(model) }
+            let weights = (chosen % 2 == 0).then(|| PathBuf::from("/start.safetensors"));
+            let head = if chosen % 4 == 0 { HeadStart::New } else { HeadStart::File };
+            let rule = NameRule { from: "a.*".into(), to: "*".into() };
+            let map = weights.iter().map(|_| rule.clone()).collect();
+            let freeze = (0..chosen % 3).map(|k| format!("{k}.*")).collect();
+            ModelSpec { f32_layers, weights, head, map, freeze, ..ModelSpec::new(model) }
         }),
     ]
 }
@@ -308,7 +319,14 @@ fn train() -> impl Strategy<Value = TrainSpec> {
         |(length, optimizer, schedule, options, more, loss)| {
             let (clip, ema, early_stop, seed) = options;
             let (accumulate, times, label_smoothing, mixup, log_every_steps) = more;
+            let group = |k: u64| GroupSpec {
+                params: vec![format!("blocks.{k}.*"), "*.bias".into()],
+                lr: (k == 0).then_some(mixup),
+                weight_decay: (k == 1).then_some(label_smoothing),
+            };
+            let n_groups = if optimizer.rule.by_element() { seed % 3 } else { 0 };
             TrainSpec {
+                groups: (0..n_groups).map(group).collect(),
                 batch: accumulate * times,
                 length,
                 optimizer,

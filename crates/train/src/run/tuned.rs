@@ -1,0 +1,73 @@
+//! Whether the parameters that a job names are in its network, and what it begins with.
+
+use polyreme_graph::graph::{Graph, Stored};
+use polyreme_graph::{Learning, NamePattern};
+
+use super::prepared::Prepared;
+use crate::error::TrainError;
+use crate::job::{HeadStart, Job, nearest};
+use crate::lower::training_graph;
+use crate::starting::head_of;
+
+/// Checks that every pattern names a parameter that is learnt, and that something is.
+pub(super) fn check_tuning(job: &Job, graph: &Graph) -> Result<(), TrainError> {
+    let names = |pattern: &NamePattern, p: &Stored| pattern.matches(&p.name);
+    let tuning = job.tuning();
+    for pattern in &tuning.frozen {
+        if !graph.params.iter().any(|p| names(pattern, p)) {
+            return Err(unknown("model.freeze", pattern, graph));
+        }
+    }
+    for pattern in tuning.groups.iter().flat_map(|group| &group.params) {
+        let mut named = graph.params.iter().filter(|p| names(pattern, p)).peekable();
+        if named.peek().is_none() {
+            return Err(unknown("train.groups", pattern, graph));
+        }
+        if named.all(|p| p.learning.frozen) {
+            let hint = "`model.freeze` names all of these; take them out of one of the two".into();
+            return Err(TrainError::NoParameter {
+                key: "train.groups",
+                pattern: pattern.text().into(),
+                hint,
+            });
+        }
+    }
+    if graph.params.iter().all(|p| p.learning == Learning::FROZEN) {
+        return Err(TrainError::AllFrozen);
+    }
+    Ok(())
+}
+
+fn unknown(key: &'static str, pattern: &NamePattern, graph: &Graph) -> TrainError {
+    let all = graph.params.iter().map(|p| p.name.as_str());
+    let hint = match nearest(pattern.text(), all.clone()) {
+        Some(near) => format!("did you mean {near:?}?"),
+        None => {
+            let mut outermost: Vec<&str> = all.map(|name| name.split('.').next().unwrap_or(name)).collect();
+            outermost.dedup();
+            format!("its parameters are in {}", outermost.join(", "))
+        }
+    };
+    TrainError::NoParameter { key, pattern: pattern.text().into(), hint }
+}
+
+/// How many elements stay as they are.
+pub(super) fn frozen_numel(graph: &Graph) -> usize {
+    let frozen = graph.params.iter().filter(|p| p.learning.frozen);
+    frozen.map(|p| graph.shape(p.value).numel()).sum()
+}
+
+impl Prepared {
+    /// What the run begins with, if that is not random: the file, and which tensors are new.
+    pub(super) fn weights_note(&self) -> Result<Option<String>, TrainError> {
+        let model = &self.job.model;
+        let Some(path) = &model.weights else { return Ok(None) };
+        let file = path.display();
+        if model.head == HeadStart::File {
+            return Ok(Some(file.to_string()));
+        }
+        let graph = training_graph(&self.net, &self.spec, 2, self.learner.loss)?;
+        let names: Vec<String> = graph.params.iter().map(|p| p.name.clone()).collect();
+        Ok(Some(format!("{file}; new: {}", head_of(&names).join(", "))))
+    }
+}
