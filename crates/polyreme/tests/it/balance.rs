@@ -207,6 +207,19 @@ fn second_shares(errors: &Path) -> Vec<usize> {
     said.lines().filter_map(second).collect()
 }
 
+/// Ranks that end with the test, however it ends.
+struct Started(Vec<Child>);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        for rank in &mut self.0 {
+            // One that has ended already is fine.
+            drop(rank.kill());
+            drop(rank.wait());
+        }
+    }
+}
+
 /// A command on a host of this name.
 fn on_host(name: &str, command: &Command) -> Command {
     let mut named = Command::new("unshare");
@@ -231,18 +244,17 @@ fn a_slow_host_is_named_and_its_share_goes_down_and_up() {
     let errors = folder.path().join("errors0");
     let hosts = ["here", "there"];
     let commands = environment_commands(folder.path(), &hosts, &[]);
-    let mut ranks: Vec<Child> = (commands.iter().zip(hosts).enumerate())
-        .map(|(rank, (command, host))| {
-            start(on_host(host, command), &folder.path().join(format!("errors{rank}")))
-        })
-        .collect();
-    quota.take(ranks[1].id());
+    let begin = |(rank, (command, host)): (usize, (&Command, &str))| {
+        start(on_host(host, command), &folder.path().join(format!("errors{rank}")))
+    };
+    let mut ranks = Started(commands.iter().zip(hosts).enumerate().map(begin).collect());
+    quota.take(ranks.0[1].id());
     quota.allow(Some(0.06));
     let said = || fs::read_to_string(&errors).unwrap();
     let mut wait = |what: &str, done: &dyn Fn() -> bool| {
         let until = Instant::now() + Duration::from_secs(90);
         while !done() {
-            assert!(ranks[0].try_wait().unwrap().is_none(), "it ended: {}", said());
+            assert!(ranks.0[0].try_wait().unwrap().is_none(), "it ended: {}", said());
             assert!(Instant::now() < until, "{what} did not come: {}", said());
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -251,8 +263,8 @@ fn a_slow_host_is_named_and_its_share_goes_down_and_up() {
     wait("its name", &|| said().contains("rank 1 on there takes "));
     quota.allow(None);
     wait("its share again", &|| second_shares(&errors).last().is_some_and(|n| *n >= 400));
-    send(ranks[0].id() as i32, Signal::TERM);
-    for rank in ranks {
+    send(ranks.0[0].id() as i32, Signal::TERM);
+    for rank in std::mem::take(&mut ranks.0) {
         let out = end(rank, Duration::from_secs(60));
         assert!(!out.status.success(), "it was interrupted: {}", said());
     }

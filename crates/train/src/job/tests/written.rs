@@ -60,7 +60,7 @@ fn whole_files_read_again() {
 #[test]
 fn the_file_of_an_earlier_run_reads_as_the_same_job() {
     // Written for `full.toml` before keys were declared, and before there was a loss, a precision, its layers, its scale, an element type, a mesh,
-    // a load to follow, groups, frozen parameters, rules for names and new heads.
+    // a load to follow, a format on the wire, groups, frozen parameters, rules for names and new heads.
     // What is written now differs in that and in the order of keys alone.
     let (before, mut job) = (include_str!("before.toml"), good(include_str!("full.toml"), &[]));
     let TrainSpec { precision, f32_layers, loss_scale, .. } = TrainSpec::default();
@@ -77,7 +77,7 @@ fn the_file_of_an_earlier_run_reads_as_the_same_job() {
     let tuned = ["map", "head", "freeze"].map(|key| model.remove(key).is_some());
     assert_eq!(tuned, [true; 3]);
     let parallel = now["parallel"].as_table_mut().unwrap();
-    let newer = ["data", "tensor", "stage", "sequence", "shard_weights", "follow_load"]
+    let newer = ["data", "tensor", "stage", "sequence", "shard_weights", "follow_load", "wire"]
         .map(|key| parallel.remove(key));
     assert!(newer.iter().all(Option::is_some), "{newer:?}");
     let dtype = now["output"].as_table_mut().unwrap().remove("dtype");
