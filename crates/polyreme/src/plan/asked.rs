@@ -73,7 +73,7 @@ impl AskedJob {
             isa,
             asked: (job, said.clone(), net),
             sets: opened,
-            process_bytes: process::bytes_before_training(),
+            process_bytes: process::bytes_of_a_planned_process(),
             epoch_samples,
             job: bench,
         })
