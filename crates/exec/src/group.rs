@@ -14,7 +14,7 @@ use crate::arena::{floats, make_room};
 use crate::comms::Comms;
 use crate::engine::{Engine, Options, param_and_grad_bytes};
 use crate::error::ExecError;
-use crate::state::SharedBlocks;
+use crate::state::{LearntState, Lengths, SharedBlocks, State};
 use crate::timeline::Timeline;
 use crate::weights::{Kept, KeptArenas};
 
@@ -93,6 +93,52 @@ impl Engine {
     /// Drops the engine and returns its communicator.
     pub fn leave(mut self) -> Comm {
         self.group.take().expect("an engine that joined").comms.into_job()
+    }
+
+    /// Ends the engine and keeps what it has learnt. Whatever its exchanges were doing has ended then.
+    pub fn into_learnt(self) -> LearntState {
+        let Engine { group, memory, .. } = self;
+        drop(group);
+        LearntState(memory.state)
+    }
+
+    /// Goes on with what another engine has learnt, of the same model; `false` if the two keep different things, and then nothing has changed. Gradients
+    /// stay this engine's own: they may be visible to its group.
+    #[must_use]
+    pub fn adopt(&mut self, learnt: LearntState) -> bool {
+        let alike = |l: Lengths| (l.params, l.states, l.moments, l.moments_dtype, l.average);
+        let shares = self.first().role.as_ref().is_some_and(Role::shares_weights);
+        if alike(self.memory.state.lengths) != alike(learnt.0.lengths) || shares {
+            return false;
+        }
+        let State { params, states, moments, average, step, lent, .. } = learnt.0;
+        let state = &mut self.memory.state;
+        (state.params, state.states, state.moments, state.average) = (params, states, moments, average);
+        (state.step, state.lent) = (step, lent);
+        true
+    }
+
+    /// Collective: parameters, states, moments and the count of steps become those of rank `root`. `keeps_states`: this rank keeps
+    /// its own running statistics.
+    pub fn receive_learnt(&mut self, root: usize, keeps_states: bool) -> Result<(), ExecError> {
+        let group = self.group.as_mut().expect("an engine that joined");
+        let comm = group.comms.along(Axis::Data);
+        let state = &mut self.memory.state;
+        for what in [Kept::Params, Kept::States, Kept::Moment1, Kept::Moment2] {
+            let own = (what == Kept::States && keeps_states).then(|| state.kept(what).to_vec());
+            match state.stored_mut(what) {
+                FloatsMut::F32(numbers) => comm.broadcast(numbers, root)?,
+                FloatsMut::Bf16(numbers) => comm.broadcast(numbers, root)?,
+                FloatsMut::F16(_) => unreachable!("moments are stored in f32 or bf16"),
+            }
+            if let Some(own) = own {
+                state.kept_mut(what).copy_from_slice(&own);
+            }
+        }
+        let mut step = [state.step as i64];
+        comm.broadcast(&mut step, root)?;
+        state.step = step[0] as u64;
+        Ok(())
     }
 
     /// The role of this rank among all ranks.

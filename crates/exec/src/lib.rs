@@ -62,5 +62,6 @@ pub use pace::BlockPace;
 pub use polyreme_kernels::Isa;
 pub use pool::Pool;
 pub use reader::{StepArgs, Totals};
+pub use state::LearntState;
 pub use timeline::Timeline;
 pub use weights::{Held, Kept, KeptArenas, Slot};

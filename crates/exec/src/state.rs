@@ -45,6 +45,21 @@ pub(crate) struct SharedBlocks {
     pub(crate) grads: Option<Block>,
 }
 
+/// The learnt state of a rank, taken out of an engine: what it needs to go on in another one, with other ranks.
+pub struct LearntState(pub(crate) State);
+
+impl LearntState {
+    /// How many training steps are done.
+    pub fn steps_done(&self) -> u64 {
+        self.0.step
+    }
+
+    /// States without a gradient, such as running statistics.
+    pub fn states_mut(&mut self) -> &mut [f32] {
+        self.0.kept_mut(Kept::States)
+    }
+}
+
 /// The learnt state of a rank.
 pub(crate) struct State {
     pub(crate) params: Arc<Arena>,

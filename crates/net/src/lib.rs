@@ -9,6 +9,7 @@
 //! - [`frame`]: the header of every message. [`moves`]: which rank sends which bytes to which, in which order.
 //! - [`links`]: connections to other ranks, made when two first talk, over which moves are run. [`loopback`]: links
 //!   between ranks of one process.
+//! - [`members`]: who the ranks of an elastic job are, and how that changes.
 //! - [`mailbox`]: letters between any two ranks, in any order.
 //! - [`secret`]: the secret that the ranks of a job share. [`seal`]: encryption between hosts. [`rendezvous`]: how
 //!   processes become ranks, and how two of them are connected. [`control`]: which ranks are alive. [`environment`]:
@@ -31,6 +32,7 @@ pub mod frame;
 pub mod links;
 pub mod loopback;
 pub mod mailbox;
+pub mod members;
 pub mod moves;
 pub mod notice;
 pub mod patience;

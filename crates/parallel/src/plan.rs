@@ -65,6 +65,9 @@ pub struct Plan {
     /// With several stages: the layers before which the network is cut, or other places by their names. None: where the slowest
     /// stage is as fast as can be, which [`choose_cuts`](crate::choose_cuts) finds.
     pub cuts: Vec<String>,
+    /// Whether ranks may be lost: then each keeps everything, and begins to update when all sums of the step are complete. From there
+    /// on it needs no other rank, so its state is always that of a whole number of steps.
+    pub elastic: bool,
     /// With several tensor ranks: how parameters and states are split. Those that it does not name: as is best for each graph.
     pub layouts: StoredLayouts,
 }
@@ -123,6 +126,7 @@ impl Plan {
             pipeline: PipelineKind::OneFOneB,
             run_steps: 1,
             cuts: Vec::new(),
+            elastic: false,
             layouts: StoredLayouts::new(),
         }
     }
@@ -165,6 +169,9 @@ impl Plan {
     pub(crate) fn ownership(&self, optimizer: Optimizer) -> (Keeps, Weights) {
         if self.shard_place().is_some() {
             return (Keeps::All, Weights::Sharded);
+        }
+        if self.elastic {
+            return (Keeps::All, Weights::Own);
         }
         let whole = !optimizer.by_element();
         let own_gradients = self.keeps == Keeps::OwnGradients;

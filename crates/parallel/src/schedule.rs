@@ -26,6 +26,10 @@
 //! the ranks starts. A rank with fewer microbatches than others takes part in the exchanges of the first rounds without
 //! samples; a rank without any adds zeros.
 //!
+//! # Ranks that may be lost
+//! In an elastic plan every rank keeps everything and updates everything, and no update comes before the last sum: a step that cannot
+//! be finished because a rank is lost has changed no parameter, and one that has begun to change them needs no other rank.
+//!
 //! # Sharded gradients
 //! Where a rank keeps only its own shard of the gradients, buckets alternate between two buffers ([`GradBuffers`]):
 //! before the first gradient of bucket `k` is written, the sum of bucket `k - 2` is waited for and this rank's shard
@@ -128,6 +132,7 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         own,
         sharded,
         counted_elsewhere: counted_elsewhere(plan, &bodies[0]),
+        sums_first: plan.elastic,
     };
     let states = lowering.keep_states(training);
     if shape.steps > 1 {
@@ -264,6 +269,8 @@ pub(crate) struct Lowering {
     pub(crate) sharded: Range<usize>,
     /// Ascending ranges of the parameters that another rank along these axes has too, and counts.
     pub(crate) counted_elsewhere: Vec<Range<usize>>,
+    /// Whether no update comes before the last sum.
+    sums_first: bool,
 }
 
 /// One round: a microbatch of this rank or of others.
@@ -617,7 +624,7 @@ impl Lowering {
         let n_sums = self.sums.len();
         // The norm is that of all gradients, shared weights are still read by others, and beside shards there are few others.
         let shared = self.role.shares_weights() || self.role.shards_weights();
-        let together = training.max_norm().is_some() || shared || whole;
+        let together = training.max_norm().is_some() || shared || whole || self.sums_first;
         if together {
             self.wait_until(n_sums);
         }

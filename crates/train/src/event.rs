@@ -16,6 +16,35 @@ pub trait Observer {
     fn stop_requested(&self) -> bool {
         false
     }
+
+    /// Whether an elastic run is to change its ranks after this step. Only rank 0's observer is asked.
+    fn change_requested(&self) -> bool {
+        false
+    }
+
+    /// What changes of an elastic run's ranks have cost so far.
+    fn membership(&self) -> Option<MembershipCost> {
+        None
+    }
+}
+
+/// What changes of an elastic run's ranks cost.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub struct MembershipCost {
+    /// Ranks that were lost.
+    pub ranks_lost: u64,
+    /// Ranks that joined after the start.
+    pub ranks_joined: u64,
+    /// Steps that were begun, not finished, and done again.
+    pub steps_redone: u64,
+    /// Half of the stalls after losses were at most this long.
+    pub stall_ms_p50: f64,
+    /// Ninety-nine of a hundred were.
+    pub stall_ms_p99: f64,
+    /// The longest.
+    pub stall_ms_max: f64,
+    /// Medians of the parts of stalls: until a loss was noticed, until all others had stopped, until they trained again.
+    pub stall_parts_ms_p50: [f64; 3],
 }
 
 /// Something that happened in a run.
@@ -42,6 +71,17 @@ pub enum Event<'a> {
         step: u64,
         /// How long training was held.
         held: Duration,
+    },
+    /// The ranks of an elastic run are others from now on. Every rank tells its observer.
+    Membership {
+        /// The number of this group of ranks.
+        generation: u64,
+        /// How many ranks it has.
+        ranks: usize,
+        /// Steps done.
+        step: u64,
+        /// Why.
+        why: &'a str,
     },
     /// Samples are shared out among ranks in another way from now on.
     Balanced {
@@ -178,6 +218,9 @@ pub struct Summary {
     /// Bytes that ranks have sent to each other in steps of training since the run was started or resumed, all together: over
     /// sockets, without the heads of frames. Not known under MPI; 0 where ranks share memory.
     pub wire_bytes: u64,
+    /// What changes of ranks cost, in an elastic run.
+    #[serde(flatten)]
+    pub membership: Option<MembershipCost>,
 }
 
 impl Summary {

@@ -10,7 +10,8 @@ use polyreme_collective::{Comm, Reduce};
 use polyreme_data::{Spec, Tally, Values};
 use polyreme_dtype::DType;
 use polyreme_exec::{
-    Comms, Counted, Engine, ExecError, Feed, Inputs, Isa, Kept, NonFinite, Options, Slot, StepArgs, Totals,
+    Comms, Counted, Engine, ExecError, Feed, Inputs, Isa, Kept, LearntState, NonFinite, Options, Slot,
+    StepArgs, Totals,
 };
 use polyreme_graph::{Axis, Body, Keeps};
 use polyreme_parallel::{Plan, Training, average_states};
@@ -289,6 +290,11 @@ impl Learner {
     /// The place of this rank along the data axis, and how many there are.
     pub fn data_place(&self) -> (usize, usize) {
         (self.engine.role().rank, self.engine.role().ranks)
+    }
+
+    /// Ends, and keeps what was learnt.
+    pub(crate) fn into_learnt(self) -> LearntState {
+        self.engine.into_learnt()
     }
 
     /// Gives up programs for other steps than those of a part.

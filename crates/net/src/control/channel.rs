@@ -2,8 +2,10 @@
 //! part is kept until the rest is there. On an encrypted connection each message is a sealed frame; its head is the length.
 
 use std::io::{ErrorKind, Read, Write};
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use super::bytes::Malformed;
 use super::message::Message;
 use crate::connection::Connection;
 use crate::seal::{SEAL_BYTES, Seals};
@@ -26,8 +28,17 @@ pub(crate) enum Ended {
     },
 }
 
-/// One connection.
-pub(crate) struct Channel {
+/// A message that a channel carries.
+pub(crate) trait Wire: Sized {
+    /// Its bytes, without a length.
+    fn encode(&self) -> Vec<u8>;
+    /// Reads what [`Wire::encode`] writes.
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed>;
+}
+
+/// One connection, over which messages `S` are sent and messages `R` received: control messages, if nothing else is said.
+pub(crate) struct Channel<S = Message, R = S> {
+    kinds: PhantomData<fn(S) -> R>,
     stream: Stream,
     seals: Option<Box<Seals>>,
     inbox: Vec<u8>,
@@ -39,17 +50,18 @@ pub(crate) struct Channel {
     ended: Option<Ended>,
 }
 
-impl Channel {
+impl<S: Wire, R: Wire> Channel<S, R> {
     /// Takes over a connection; `bytes_max` bounds incoming messages.
     pub(crate) fn new(
         connection: impl Into<Connection>,
         message_bytes_max: usize,
-    ) -> std::io::Result<Channel> {
+    ) -> std::io::Result<Channel<S, R>> {
         let Connection { stream, seals } = connection.into();
         stream.set_nonblocking(true)?;
         stream.set_nodelay()?;
         let (inbox, outbox) = (Vec::new(), Vec::new());
         Ok(Channel {
+            kinds: PhantomData,
             stream,
             seals,
             inbox,
@@ -62,7 +74,7 @@ impl Channel {
     }
 
     /// Sends a message, now or by a later [`Channel::flush`]. One to a connection that has ended is dropped.
-    pub(crate) fn send(&mut self, message: &Message) {
+    pub(crate) fn send(&mut self, message: &S) {
         let mut bytes = message.encode();
         let length = (bytes.len() as u32).to_le_bytes();
         match &mut self.seals {
@@ -101,7 +113,7 @@ impl Channel {
 
     /// The next message that has come whole, if any. After the last one the reason why no more come. What follows
     /// something malformed cannot be trusted, and is dropped; messages can still be sent.
-    pub(crate) fn receive(&mut self) -> Result<Option<Message>, Ended> {
+    pub(crate) fn receive(&mut self) -> Result<Option<R>, Ended> {
         loop {
             if self.malformed {
                 self.inbox.clear();
@@ -142,7 +154,7 @@ impl Channel {
     }
 
     /// The next message if all of it is here; what is wrong with it, if something is.
-    fn next_whole(&mut self) -> Result<Option<Message>, String> {
+    fn next_whole(&mut self) -> Result<Option<R>, String> {
         let changed = |_| "a control message failed authentication".to_owned();
         let length = match (self.length, &mut self.seals) {
             (Some(length), _) => length,
@@ -167,14 +179,14 @@ impl Channel {
         if let Some(seals) = &mut self.seals {
             seals.into.open_payload(bytes).map_err(changed)?;
         }
-        let message = Message::decode(bytes);
+        let message = R::decode(bytes);
         self.inbox.drain(..head_bytes + length);
         self.length = None;
         message.map(Some).map_err(|_| "a malformed control message".into())
     }
 }
 
-impl AsFd for Channel {
+impl<S, R> AsFd for Channel<S, R> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }

@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 
 use super::bytes::{Malformed, Put, Reader};
+use super::channel::Wire;
 use crate::pulse::{Doing, Position};
 use crate::rendezvous::Member;
 use crate::report::{Cause, Report};
@@ -47,6 +48,16 @@ pub(crate) enum Message {
     Report(Report),
     /// The regular end; answered in kind.
     Goodbye,
+}
+
+impl Wire for Message {
+    fn encode(&self) -> Vec<u8> {
+        Message::encode(self)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Message, Malformed> {
+        Message::decode(bytes)
+    }
 }
 
 impl Message {

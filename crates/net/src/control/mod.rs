@@ -6,7 +6,7 @@
 //! # Layout
 //! `watch`: the decisions. `plane`: the thread. `channel`, `message`, `bytes`: messages over a connection.
 
-mod bytes;
+pub(crate) mod bytes;
 pub(crate) mod channel;
 pub(crate) mod message;
 mod plane;

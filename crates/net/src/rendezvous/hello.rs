@@ -40,6 +40,8 @@ pub(crate) enum Purpose {
     Data,
     /// Only a request: the sender wants a data connection, which the other rank has to make.
     Call,
+    /// A member's connection to the coordinator of an elastic job.
+    Member,
 }
 
 /// The sender's identity. Everything in it is part of the proof.
@@ -134,6 +136,7 @@ impl Hello {
             Purpose::Control => 1,
             Purpose::Data => 2,
             Purpose::Call => 3,
+            Purpose::Member => 4,
         };
         let encrypt = match self.encrypt {
             Encrypt::Auto => 0,
@@ -170,6 +173,7 @@ impl Hello {
             1 => Purpose::Control,
             2 => Purpose::Data,
             3 => Purpose::Call,
+            4 => Purpose::Member,
             _ => return Err(Turned::Stranger),
         };
         let encrypt = match bytes[11] & 0x7f {

@@ -301,7 +301,7 @@ impl Mesh {
                     None => drop(self.ways.insert(edge, PeerPath::new(stage, until))),
                 }
             }
-            Purpose::Call | Purpose::Data | Purpose::Control => {}
+            Purpose::Call | Purpose::Data | Purpose::Control | Purpose::Member => {}
         }
     }
 

@@ -13,10 +13,10 @@
 //! connections that were turned away.
 
 mod bounds;
-mod dial;
+pub(crate) mod dial;
 pub(crate) mod door;
 mod enlist;
-mod gate;
+pub(crate) mod gate;
 mod gather;
 pub(crate) mod hello;
 mod host;
@@ -49,6 +49,7 @@ use door::Door;
 pub(crate) use gather::CLOSE_TIME;
 pub use hello::PROTOCOL_VERSION;
 use hello::{Hello, Purpose, fingerprint};
+pub(crate) use host::name as host_name;
 pub use knock::Tell;
 use mesh::{Edge, Mesh, MeshOptions, Opened};
 

@@ -139,6 +139,30 @@ fn a_reproducible_program_lists_its_tree() {
     check(&lower(&plan, &clipped), include_str!("../../snapshots/reproducible.txt"));
 }
 
+/// A rank that has begun to update needs no other one: whoever is lost then, its state is that of a whole number of steps.
+#[test]
+fn an_elastic_program_exchanges_nothing_after_its_first_update() {
+    for (shards, clip) in [(None, None), (None, Some(1.0)), (Some(5), None), (Some(5), Some(1.0))] {
+        for elastic in [true, false] {
+            let plan = Plan { keeps: Keeps::All, shards, elastic, ..plan() };
+            let program = lower(&plan, &Training { clip, ..ADAM });
+            let updates = |i: &Instr| matches!(i, Instr::Update { .. });
+            let first = program.instrs.iter().position(updates).expect("an update");
+            let exchanges = |i: &Instr| matches!(i, Instr::Start(_) | Instr::Wait(_));
+            let late = program.instrs[first..].iter().any(exchanges);
+            // The others wait for one bucket after the other, or gather what each has updated.
+            assert_eq!(
+                late,
+                !elastic && (clip.is_none() || shards.is_some()),
+                "{shards:?} {clip:?} {elastic}"
+            );
+            let role = program.role.as_ref().expect("a rank's program");
+            let own: usize = role.own().iter().map(|range| range.len()).sum();
+            assert_eq!(own == 4 * 48 * 48, elastic || shards.is_none(), "{shards:?} {elastic}");
+        }
+    }
+}
+
 /// A rank without samples makes the same exchanges as the others, in the same order, and computes nothing.
 #[test]
 fn a_rank_without_samples_takes_part_in_every_exchange() {

@@ -4,6 +4,7 @@ mod bench;
 mod columns;
 mod compared;
 mod data;
+mod elastic;
 mod ending;
 mod eval;
 mod inspect;
@@ -51,6 +52,13 @@ enum Command {
     Train(train::TrainArgs),
     /// Train on several hosts: one process per slot of each host, started over ssh.
     Launch(launch::LaunchArgs),
+    /// Join an elastic run as a rank, from any machine.
+    ///
+    /// The run was started with `polyreme train --elastic --listen ADDR:PORT`. POLYREME_SECRET has to be the same for both. The data of
+    /// the job file have to be on this machine; if the run's first rank may be lost, so has the run's folder.
+    Join(elastic::JoinArgs),
+    /// Show the members of an elastic run: ranks, steps, stalls.
+    Status(elastic::StatusArgs),
     /// Resume a run from its last complete checkpoint, as if it had never stopped.
     Resume(train::ResumeArgs),
     /// Evaluate a trained model.
@@ -113,6 +121,8 @@ fn execute(command: &Command, app: &App, start: Instant) -> Result<(), Failure> 
     match command {
         Command::Train(args) => train::train(app, args),
         Command::Launch(args) => launch::launch(app, args),
+        Command::Join(args) => elastic::join(app, args),
+        Command::Status(args) => elastic::status(args),
         Command::Resume(args) => train::resume(app, args),
         Command::Eval(args) => eval::eval(app, args),
         Command::Predict(args) => predict::predict(app, args),

@@ -9,7 +9,7 @@ use clap::Args;
 use polyreme_net::control::Voice;
 use polyreme_net::{Control, Encrypt, Patience};
 use polyreme_parallel::Mesh;
-use polyreme_train::job::{ParallelSpec, Transport as JobTransport};
+use polyreme_train::job::{Job, ParallelSpec, Transport as JobTransport};
 use serde_json::json;
 
 use super::ending::INTERRUPTED;
@@ -108,6 +108,26 @@ impl RankArgs {
     pub(super) fn speaks(&self) -> Result<bool, Failure> {
         let decided = self.decide(Asked::default(), &Machine::read())?;
         Ok(!matches!(decided.setup, Setup::Process(place) if place.rank > 0))
+    }
+
+    /// Whether a flag names the transport.
+    pub(super) fn names_transport(&self) -> bool {
+        self.transport.is_some()
+    }
+
+    /// Whether a flag says how many processes there are.
+    pub(super) fn names_processes(&self) -> bool {
+        self.processes.is_some()
+    }
+
+    /// How many processes or ranks the flags ask for.
+    pub(super) fn n_processes(&self) -> Option<usize> {
+        self.processes.or(self.ranks).map(usize::from)
+    }
+
+    /// Whether connections are encrypted: as the flag says, or the job.
+    pub(super) fn encryption(&self, job: &Job) -> Encrypt {
+        self.encrypt.or(asked_by_job(&job.parallel).encrypt).unwrap_or_default()
     }
 
     /// Threads of each rank, from the flags.

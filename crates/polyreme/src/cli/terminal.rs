@@ -186,6 +186,19 @@ impl Observer for Screen {
                 self.json(&json!({"event": "checkpoint", "step": step, "held_ms": held.as_secs_f64() * 1e3}));
             }
             Event::Saving { .. } => {}
+            Event::Membership { generation, ranks, step, why } if self.style == Style::Json => {
+                let value = json!({"event": "membership", "generation": generation, "ranks": ranks, "step": step, "why": why});
+                self.json(&value);
+            }
+            Event::Membership { generation: 1, .. } => {}
+            Event::Membership { generation, ranks, step, why } => {
+                self.has_ranks = ranks > 1;
+                self.pace.pause();
+                let plural = if ranks == 1 { "rank" } else { "ranks" };
+                self.say(&format!(
+                    "step {step}: {ranks} {plural} from here on, generation {generation}: {why}"
+                ));
+            }
             Event::Balanced { step, why } if self.style == Style::Json => {
                 self.json(&json!({"event": "balanced", "step": step, "why": why}));
             }

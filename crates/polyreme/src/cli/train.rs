@@ -14,6 +14,7 @@ use polyreme_train::event::Ending;
 use polyreme_train::job::Job;
 use polyreme_train::run::{FoundRun, Hold, Prepared, likely_folder, run_ranks_at};
 
+use super::elastic::{self, ElasticArgs, ElasticTrain};
 use super::plan::said;
 use super::planned::{PlannedJob, planned, planned_together, with_plan};
 use super::ranks::{RankArgs, asked_by_job, note_apart, or_tell, part, show, voice_waits};
@@ -39,6 +40,9 @@ Examples:
     srun --ntasks 8 polyreme train job.toml
   Several hosts over ssh:
     polyreme launch --hosts a,b,c:4 job.toml
+  Four processes, of which any may be lost, and others may join:
+    polyreme train job.toml --elastic --processes 4 --listen 10.0.0.1:7777
+    polyreme join 10.0.0.1:7777 job.toml
 
 `train.batch` is that of all ranks together: the same job means the same training on any number of them.";
 
@@ -69,6 +73,8 @@ pub(super) struct TrainArgs {
     trace: Option<PathBuf>,
     #[command(flatten)]
     ranks: RankArgs,
+    #[command(flatten)]
+    elastic: ElasticArgs,
 }
 
 #[derive(Args)]
@@ -92,6 +98,8 @@ pub(super) struct ResumeArgs {
     trace: Option<PathBuf>,
     #[command(flatten)]
     ranks: RankArgs,
+    #[command(flatten)]
+    elastic: ElasticArgs,
 }
 
 pub(super) fn train(app: &App, args: &TrainArgs) -> CommandResult {
@@ -100,6 +108,15 @@ pub(super) fn train(app: &App, args: &TrainArgs) -> CommandResult {
         job.output.path = Some(folder.clone());
     }
     job.parallel.threads = args.ranks.threads().or(job.parallel.threads);
+    let elastic = args.elastic.apply(&mut job)?;
+    if elastic && !args.check {
+        if args.trace.is_some() {
+            return Err(Failure::usage("--trace follows one group of ranks; leave it out, or --elastic"));
+        }
+        let (args, ranks, overwrite, json) = (&args.elastic, &args.ranks, args.overwrite, args.json);
+        let asked = ElasticTrain { args, ranks, overwrite, json, resumes: None, changed_data: false };
+        return elastic::train(app, job, &asked);
+    }
     // Only a search asks which keys were said; a job file may be a pipe, which is read once.
     let keys = match job.parallel.open.any() {
         true => said(&job, args.job.as_deref(), &args.sets)?,
@@ -156,7 +173,7 @@ fn prepare(
 }
 
 /// Refuses a job that does not fit into memory. One process per host checks.
-fn fit(prepared: &Prepared, setup: &Setup) -> CommandResult {
+pub(super) fn fit(prepared: &Prepared, setup: &Setup) -> CommandResult {
     if matches!(setup, Setup::Process(place) if place.local_rank > 0) {
         return Ok(());
     }
@@ -173,7 +190,7 @@ fn fit(prepared: &Prepared, setup: &Setup) -> CommandResult {
 }
 
 /// A job for this many ranks and threads, whatever it says itself; its own settings are kept in it.
-fn for_ranks(
+pub(super) fn for_ranks(
     app: &App,
     mut job: Job,
     ranks: usize,
@@ -218,6 +235,12 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> CommandResult {
         None => Job::new("resume"),
     };
     job.parallel.threads = args.ranks.threads().or(job.parallel.threads);
+    if args.elastic.is_asked() {
+        return resume_elastic(app, args, job, found);
+    }
+    // Without the flag it goes on with as many ranks as are started, whatever it began with.
+    job.parallel.elastic = None;
+    args.elastic.apply(&mut job)?;
     let stop = Arc::new(AtomicBool::new(false));
     let machine = Machine::read();
     let decided = args.ranks.decide(asked_by_job(&job.parallel), &machine)?;
@@ -252,6 +275,22 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> CommandResult {
     let warn = &mut |note: &str| output::say(&format!("warning: {note}"));
     let (hold, loaded) = or_tell(&mut ranks, |_| Ok(found.hold(warn)?))?;
     start(prepared, &found.folder, Some(hold), loaded.as_ref(), ranks, args.json, stop)
+}
+
+/// `resume --elastic`: its ranks find the folder noted, as those of a generation do that has lost the state.
+fn resume_elastic(app: &App, args: &ResumeArgs, mut job: Job, found: Option<FoundRun>) -> CommandResult {
+    args.elastic.apply(&mut job)?;
+    if args.trace.is_some() {
+        return Err(Failure::usage("--trace follows one group of ranks; leave it out, or --elastic"));
+    }
+    let Some(found) = found.filter(|found| found.folder == args.run) else {
+        return Err(Failure::usage(
+            "`resume --elastic` goes on from the last checkpoint of a run; give the run's folder",
+        ));
+    };
+    let (resumes, changed_data, json) = (Some(found.folder), args.changed_data, args.json);
+    let (args, ranks) = (&args.elastic, &args.ranks);
+    elastic::train(app, job, &ElasticTrain { args, ranks, overwrite: false, json, resumes, changed_data })
 }
 
 /// The job that a run has stored, with changes.

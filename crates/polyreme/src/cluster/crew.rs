@@ -317,7 +317,7 @@ impl Crew {
 }
 
 /// Sends a line to a rank. One that no longer listens is noticed when it ends.
-fn say(line: &mut Option<ChildStdin>, said: &LauncherMessage) {
+pub(super) fn say(line: &mut Option<ChildStdin>, said: &LauncherMessage) {
     if let Some(to) = line {
         drop(write!(to, "{said}").and_then(|()| to.flush()));
     }

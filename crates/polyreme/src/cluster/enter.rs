@@ -91,6 +91,11 @@ pub struct Seats {
 }
 
 impl Seats {
+    /// A rank on any cores.
+    pub fn anywhere(rank: usize) -> Seats {
+        Seats { first: rank, cores: vec![None] }
+    }
+
     /// Pins the calling thread, and those that it will start, to the cores of `rank`.
     pub fn pin(&self, rank: usize) {
         let cores = rank.checked_sub(self.first).and_then(|i| self.cores.get(i)?.as_ref());

@@ -239,7 +239,7 @@ fn over_memory(joined: Joined) -> Result<JoinedRank, JoinFailure> {
 }
 
 /// Several hosts: streams between ranks that talk.
-fn over_sockets(joined: Joined) -> Result<JoinedRank, JoinFailure> {
+pub(super) fn over_sockets(joined: Joined) -> Result<JoinedRank, JoinFailure> {
     let all: Vec<usize> = (0..joined.size).collect();
     let links = joined.links(ALL_RANKS, &all).map_err(JoinFailure::Listen)?;
     let comm = Comm::tcp(links).map_err(JoinFailure::Lost)?;

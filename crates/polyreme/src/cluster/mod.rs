@@ -8,12 +8,14 @@
 //! - [`crew`]: processes that are started, watched and ended together. [`pumps`]: their output. [`spawn`]: on this
 //!   host. [`launch`]: over ssh.
 //! - [`enter`]: from a decision to ranks that can talk. [`join`]: how a process finds the others.
+//! - [`elastic`]: ranks that come and go.
 //! - [`mpi`]: the MPI library of the launcher that started this process.
 //! - [`lifeline`]: what a launcher tells its processes.
 //! - [`places`]: where each rank runs.
 
 pub mod cores;
 pub mod crew;
+pub mod elastic;
 pub mod enter;
 pub mod interfaces;
 pub mod join;

@@ -230,10 +230,17 @@ impl Default for ParallelSpec {
             bucket_mib: 1.0,
             follow_load: false,
             wire: None,
+            elastic: None,
             patience: SILENCE.as_secs_f64(),
             stall: STALL.as_secs_f64(),
             balance: Balance::Hosts,
         }
+    }
+}
+
+impl Default for Elastic {
+    fn default() -> Elastic {
+        Elastic { min: 1, max: 16 }
     }
 }
 

@@ -8,8 +8,8 @@ use super::key::Key;
 use super::mesh;
 use super::section::Section;
 use super::shape::Bounds;
-use super::spec::{Balance, OptimizerSpec, ParallelSpec, TrainSpec, Transport};
-use super::types::{auto, either, flag, list, one_of, real, text, whole, within};
+use super::spec::{Balance, Elastic, OptimizerSpec, ParallelSpec, PrecisionKind, TrainSpec, Transport};
+use super::types::{auto, either, flag, list, maybe, one_of, real, table, text, whole, within};
 use super::wire;
 
 const RANKS_MAX: u64 = 1 << 16;
@@ -98,6 +98,8 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         bucket_mib: within(BUCKET_MIB) => |s| Some(&mut s.bucket_mib);
         /// the format in which gradients travel between ranks of `data` that are connected by a network, see below
         wire: wire::wire() => |s| Some(&mut s.wire);
+        /// ranks may be lost and may join while training goes on, see `docs/elastic.md`
+        elastic: maybe(table()) => |s| Some(&mut s.elastic);
         /// how samples are divided among ranks: equally, by measured speed, in proportion to these weights; or
         /// `"hosts"`, by measured speed where ranks are on several hosts that differ, and equally on one
         balance: balance => |s| Some(&mut s.balance);
@@ -111,6 +113,16 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         stall: real(SECONDS) => |s| Some(&mut s.stall);
     }
 }
+
+section! { Elastic => {
+    let keys = keys! { Elastic;
+        /// with fewer ranks the run saves and waits for more
+        min: whole(1..=RANKS_MAX) => |s| Some(&mut s.min);
+        /// more ranks than this wait until there is room
+        max: whole(1..=RANKS_MAX) => |s| Some(&mut s.max);
+    };
+    Section::new("parallel.elastic", "a table such as { min = 2, max = 16 }", |_| Elastic::default(), keys)
+} }
 
 fn check(spec: &mut ParallelSpec, c: &Cursor) {
     if let Balance::Given(weights) = &spec.balance {
@@ -154,6 +166,9 @@ pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
         c.fault("shard_gradients", message, hint);
     }
     mesh::check_with(spec, train, c);
+    if let Some((message, hint)) = spec.refuses_elastic(train) {
+        c.fault("elastic", message, hint);
+    }
     if !spec.reproducible {
         return;
     }
@@ -177,6 +192,62 @@ pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
 }
 
 impl ParallelSpec {
+    /// Why ranks cannot come and go, and what to write instead; `None` if they can, or need not.
+    pub fn refuses_elastic(&self, train: &TrainSpec) -> Option<(String, &'static str)> {
+        let Elastic { min, max } = self.elastic?;
+        let refused = |what: &str, hint| Some((format!("`parallel.elastic` {what}"), hint));
+        if min > max {
+            return refused(&format!("has min = {min} above max = {max}"), "choose a min of at most max");
+        }
+        if self.replica_ranks() > 1 {
+            let hint = "leave `tensor`, `stage` and `sequence` out, or `elastic`";
+            return refused("is for ranks that split the batch alone", hint);
+        }
+        if self.open.any() {
+            let what = format!(
+                "changes the number of ranks, and a plan for `{}` would be for one",
+                self.open.names().join("`, `")
+            );
+            return refused(&what, "leave keys with \"auto\" out");
+        }
+        if self.data.is_some() {
+            return refused("changes the number of ranks", "leave `data` out");
+        }
+        if self.shard_weights || self.shard_gradients || self.shard_optimizer == Some(true) {
+            let hint = "leave `shard_weights`, `shard_gradients` and `shard_optimizer` out, or `elastic`";
+            return refused("keeps the whole state on every rank, so that none is lost with one", hint);
+        }
+        if matches!(self.balance, Balance::Given(_)) {
+            return refused("changes the number of ranks", "leave `balance` out, or write \"auto\"");
+        }
+        match self.transport {
+            Transport::Auto | Transport::Tcp => {}
+            Transport::Mpi => {
+                let what = "does not work over MPI, which ends all ranks when one is lost";
+                return refused(what, "write transport = \"tcp\"");
+            }
+            Transport::Local | Transport::Shm => {
+                return refused("needs ranks that talk over sockets", "write transport = \"tcp\"");
+            }
+        }
+        if self.reproducible && max > self.shards {
+            let what = format!("has max = {max}, and a reproducible step is cut into {} shards", self.shards);
+            return refused(&what, "choose a max of at most `shards`, or more shards");
+        }
+        if train.ema.is_some() {
+            let hint = "leave `train.ema` out, or `elastic`";
+            return refused("does not work with `train.ema`, whose averages only rank 0 keeps", hint);
+        }
+        if train.precision == PrecisionKind::Auto {
+            let hint = "name a `train.precision`";
+            return refused(
+                "does not work with `train.precision = \"auto\"`, which ranks measure together",
+                hint,
+            );
+        }
+        None
+    }
+
     /// Why gradients cannot be sharded, and what to write instead; `None` if they can, or need not be.
     pub(crate) fn refuses_to_shard(&self, optimizer: &OptimizerSpec) -> Option<(String, &'static str)> {
         if !self.shard_gradients {

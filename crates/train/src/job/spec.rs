@@ -351,6 +351,8 @@ pub struct ParallelSpec {
     pub bucket_mib: f64,
     /// The format in which gradients travel between ranks that are connected by a network; `None`: as they are.
     pub wire: Option<BlockCodec>,
+    /// Whether ranks may come and go, and how many there may be.
+    pub elastic: Option<Elastic>,
     /// How a step's samples are shared out.
     pub balance: Balance,
     /// Whether threads rest while others need the cores.
@@ -359,6 +361,15 @@ pub struct ParallelSpec {
     pub patience: f64,
     /// Seconds after which a run in which no rank gets on ends, though all of them live.
     pub stall: f64,
+}
+
+/// How many ranks an elastic run may have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Elastic {
+    /// With fewer it saves and waits.
+    pub min: usize,
+    /// More than these wait until there is room.
+    pub max: usize,
 }
 
 /// What ranks talk over.

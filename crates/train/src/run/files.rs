@@ -4,7 +4,7 @@ use super::apart::save_apart;
 use super::folder::{Hold, JOB_FILE};
 use super::prepared::Prepared;
 use super::snapshot::{Frame, Progress, Tables};
-use crate::checkpoint::{Disk, Loaded, Store};
+use crate::checkpoint::{Disk, Store};
 use crate::error::TrainError;
 use crate::event::{Ending, Event, Observer, Summary};
 use crate::learner::Learner;
@@ -24,15 +24,10 @@ pub(super) struct Files {
 
 impl Files {
     /// Begins the run in its folder, or goes on with it.
-    pub(super) fn open(
-        hold: Hold,
-        prepared: &Prepared,
-        learner: &Learner,
-        resumed: Option<&Loaded>,
-    ) -> Result<Files, TrainError> {
+    pub(super) fn open(hold: Hold, prepared: &Prepared, learner: &Learner) -> Result<Files, TrainError> {
         let (job, output) = (prepared.job.to_toml(), &prepared.job.output);
         let folder = hold.folder().to_path_buf();
-        let (store, goes_on, notes) = hold.begin(output.keep, output.best.clone(), resumed)?;
+        let (store, goes_on, notes) = hold.begin(output.keep, output.best.clone(), learner.steps_done())?;
         // Before anything else: from here on the run can go on, whenever it is killed.
         Disk::default().write_whole(&folder.join(JOB_FILE), job.as_bytes())?;
         let options = record::Options { tensorboard: output.tensorboard, ..Default::default() };
@@ -41,6 +36,11 @@ impl Files {
             true => Recorder::resume(&folder, learner.steps_done(), &options)?,
         };
         Ok(Files { store, recorder, tables: Tables::new(learner), job, notes })
+    }
+
+    /// The same for a group of other ranks, which have the same model.
+    pub(super) fn of_group(self, learner: &Learner) -> Files {
+        Files { tables: Tables::new(learner), ..self }
     }
 
     /// Tells what there is to be said about the folder.

@@ -70,12 +70,12 @@ impl Hold {
         self.lock.as_ref().map_or(Path::new(""), Lock::run)
     }
 
-    /// Begins: opens the folder's checkpoints. Gives whether the run goes on, and what is to be said about it.
+    /// Begins: opens the folder's checkpoints, at a step of the run. Gives whether the run goes on, and what is to be said about it.
     pub(super) fn begin(
         mut self,
         keep: usize,
         best: Option<String>,
-        resumed: Option<&Loaded>,
+        at_step: u64,
     ) -> Result<(Store, bool, Vec<String>), TrainError> {
         let lock = self.lock.take().expect("a hold begins once");
         let (goes_on, damaged) = match &self.begin {
@@ -89,8 +89,7 @@ impl Hold {
         let mut store = Store::open_held(lock, keep, best)?;
         let mut notes = Vec::new();
         if goes_on {
-            let step = resumed.map_or(0, |loaded| loaded.manifest.step);
-            for (step, path) in store.go_back(step, damaged)? {
+            for (step, path) in store.go_back(at_step, damaged)? {
                 let until = match damaged.contains(&step) {
                     true => "it goes when a newer one is whole",
                     false => "remove it when it is no longer needed",

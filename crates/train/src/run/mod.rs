@@ -10,12 +10,14 @@
 //! - [`kernels`]: which kernels sum products, and what it means if they are others than before. [`degrees`]: the same of how many
 //!   ranks split sums.
 //! - [`planned_step`]: what a planner predicted of a run, to compare with what was measured.
+//! - [`elastic`]: one generation of an elastic run, and what ranks carry to the next.
 //! - `files`: what rank 0 writes. `snapshot`: to and from checkpoints; `apart`, `served`: of a model that several ranks
 //!   have together.
 
 pub mod advice;
 pub(crate) mod apart;
 pub mod degrees;
+pub mod elastic;
 mod files;
 pub mod fit;
 mod folder;

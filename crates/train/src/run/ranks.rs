@@ -132,4 +132,8 @@ impl Observer for Deaf<'_> {
     fn stop_requested(&self) -> bool {
         self.0.stop_requested()
     }
+
+    fn change_requested(&self) -> bool {
+        self.0.change_requested()
+    }
 }

@@ -21,6 +21,8 @@ use crate::talk;
 const SAVE: u64 = 1 << 32;
 /// The same if it is time to look at the ranks' speeds.
 const LOOK: u64 = SAVE << 1;
+/// The same if the ranks of an elastic run are to change after this step.
+const CHANGE: u64 = LOOK << 1;
 
 impl Run {
     /// Reads this rank's samples from the next step on, and no others.
@@ -63,7 +65,8 @@ impl Run {
             // Rank 0 finds that too much would be lost.
             let minutes = saved.elapsed().as_secs_f64() / 60.0;
             let save = rank == 0 && limit.is_some_and(|limit| minutes >= limit);
-            let wishes = [(observer.stop_requested(), 1), (save, SAVE), (look, LOOK)];
+            let change = rank == 0 && observer.change_requested();
+            let wishes = [(observer.stop_requested(), 1), (save, SAVE), (look, LOOK), (change, CHANGE)];
             let wishes: u64 = wishes.iter().filter(|(wished, _)| *wished).map(|(_, worth)| worth).sum();
             [wishes as f64, waited_last]
         };
@@ -80,6 +83,9 @@ impl Run {
             loss_scale: self.progress.loss_scale.map_or(1.0, |s| s.scale),
             extra: &extra,
         };
+        if let Some(undo) = &mut self.undo {
+            undo.keep(&self.learner);
+        }
         let results = self.learner.step(part, &mut |k, _, take| {
             let loaded = loader.next().expect("the plan has a batch for each microbatch")?;
             let mix = mix(first + k as u64);
@@ -99,8 +105,12 @@ impl Run {
         }
         self.waited_last = last.waited;
         let wished = last.extra[0] as u64;
-        let wishes =
-            Wishes { stop: !wished.is_multiple_of(SAVE), save: wished & SAVE > 0, look: wished & LOOK > 0 };
+        let wishes = Wishes {
+            stop: !wished.is_multiple_of(SAVE),
+            save: wished & SAVE > 0,
+            look: wished & LOOK > 0,
+            change: wished & CHANGE > 0,
+        };
         if let Some(pulse) = &mut self.pulse {
             pulse.n_steps += results.len() as u64;
         }

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::apart::{hand_over_apart, ship_apart};
 use super::degrees::{self, Degrees};
+use super::elastic::Undo;
 use super::files::Files;
 use super::folder::{Hold, hold_given};
 use super::kernels;
@@ -44,15 +45,15 @@ pub(super) struct Run {
     pub(super) rank: usize,
     pub(super) learner: Learner,
     pub(super) part: RankShare,
-    folder: PathBuf,
+    pub(super) folder: PathBuf,
     /// Rank 0's.
     pub(super) files: Option<Files>,
     pub(super) progress: Progress,
     /// When this process began to train, moved back by what earlier ones took.
-    started: Instant,
+    pub(super) started: Instant,
     /// When the last checkpoint was taken.
     pub(super) saved: Instant,
-    saved_step: u64,
+    pub(super) saved_step: u64,
     pub(super) confusion: Option<Confusion>,
     /// What is not as it was in data that may change; rank 0's.
     changed: Option<String>,
@@ -67,6 +68,10 @@ pub(super) struct Run {
     pub(super) pulse: Option<Pulse>,
     /// The load of its host, if threads follow it.
     load: Option<FollowedLoad>,
+    /// What a step that is not finished must give back, if ranks may be lost.
+    pub(super) undo: Option<Undo>,
+    /// Whether what follows the last step (evaluation, checkpoint) is done.
+    pub(super) ended: bool,
 }
 
 /// What ranks wish, and tell each other in every step, or in the last of several without a flush.
@@ -76,6 +81,8 @@ pub(super) struct Wishes {
     pub(super) save: bool,
     /// Rank 0 finds that it is time to look at speeds.
     pub(super) look: bool,
+    /// The ranks of an elastic run are to change.
+    pub(super) change: bool,
 }
 
 /// How a run begins: rank 0 says it to the others.
@@ -145,6 +152,8 @@ impl Run {
             waited: 0.0,
             pulse: Pulse::new(&prepared, rank),
             load: followed_load(&prepared, rank),
+            undo: prepared.job.parallel.elastic.map(|_| Undo::default()),
+            ended: true,
             prepared,
         })
     }
@@ -205,7 +214,7 @@ impl Run {
         self.folder = folder.to_path_buf();
         if self.rank == 0 {
             let hold = hold.map_or_else(|| hold_given(folder, resumed.is_some()), Ok)?;
-            self.files = Some(Files::open(hold, &self.prepared, &self.learner, resumed)?);
+            self.files = Some(Files::open(hold, &self.prepared, &self.learner)?);
         }
         let done = self.learner.steps_done();
         if let Some(ledger) = &mut self.progress.ledger {
@@ -237,7 +246,7 @@ impl Run {
 
     /// Whether products are summed by the kernels that the checkpoint names, and split over as many ranks; from now on it is these.
     /// Collective.
-    fn compare_kernels(&mut self) -> Result<(), TrainError> {
+    pub(super) fn compare_kernels(&mut self) -> Result<(), TrainError> {
         let own = KernelClass::of(&self.prepared.learner.plan.precision, self.prepared.learner.isa);
         let now = kernels::of_all_ranks(self.learner.comm(), own)?;
         self.other_kernels = kernels::change(&self.progress.kernels, &now).filter(|_| self.rank == 0);
@@ -256,11 +265,17 @@ impl Run {
 
     /// Trains to the end, or until an observer of any rank wants to stop. Collective.
     pub(super) fn train(&mut self, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
-        let steps = self.prepared.pace.total_steps(self.prepared.job.train.length);
         if self.rank == 0 {
             let outline = self.prepared.outline(&self.folder, self.learner.steps_done())?;
             observer.event(Event::Started(&outline));
         }
+        self.tell_changes(observer);
+        let ending = self.train_steps(observer)?;
+        self.complete(ending.unwrap_or(Ending::Finished), observer)
+    }
+
+    /// Tells what is not as it was when the run was left.
+    pub(super) fn tell_changes(&mut self, observer: &mut dyn Observer) {
         let others = [self.changed.take(), self.other_kernels.take(), self.other_degrees.take()];
         for what in others.into_iter().flatten() {
             observer.event(Event::Warning(&what));
@@ -271,6 +286,11 @@ impl Run {
         if let Some(files) = &mut self.files {
             files.tell(observer);
         }
+    }
+
+    /// All steps that are left; `None` if ranks are to change before the last of them. Collective.
+    pub(super) fn train_steps(&mut self, observer: &mut dyn Observer) -> Result<Option<Ending>, TrainError> {
+        let steps = self.prepared.pace.total_steps(self.prepared.job.train.length);
         self.begin_trace()?;
         self.started = Instant::now();
         let mut loader = self.loader(steps)?;
@@ -283,7 +303,9 @@ impl Run {
                 self.note(step, steps, *result, &loader, observer)?;
             }
             let step = first + results.len() as u64 - 1;
+            self.ended = false;
             let stopped_early = self.end_of_step(step, step + 1 == steps, wishes, observer)?;
+            self.ended = true;
             if stopped_early {
                 ending = Ending::EarlyStop;
                 break;
@@ -293,12 +315,24 @@ impl Run {
                 break;
             }
             self.follow_load(step + 1, observer);
+            if wishes.change && step + 1 < steps {
+                return Ok(None);
+            }
             if wishes.look && self.rebalance(step + 1, observer)? {
                 loader = self.loader(steps)?;
             }
         }
         drop(loader);
         self.end_trace()?;
+        Ok(Some(ending))
+    }
+
+    /// What follows the last step. Collective.
+    pub(super) fn complete(
+        &mut self,
+        ending: Ending,
+        observer: &mut dyn Observer,
+    ) -> Result<Summary, TrainError> {
         self.save(observer)?;
         self.learner.comm().set_doing(Doing::Saving);
         if let Some(files) = &mut self.files {
@@ -413,7 +447,7 @@ impl Run {
     }
 
     /// Evaluates and saves where it is time to; whether the run is to stop early.
-    fn end_of_step(
+    pub(super) fn end_of_step(
         &mut self,
         step: u64,
         last: bool,
@@ -433,7 +467,7 @@ impl Run {
     }
 
     /// Hands a checkpoint of this moment to the writer, unless there is one already. Collective.
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
+    pub(super) fn save(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let step = self.learner.steps_done();
         if step == self.saved_step {
             return Ok(());
@@ -505,6 +539,7 @@ impl Run {
             model_step,
             ledger,
             wire_bytes: wire_bytes[0] as u64,
+            membership: observer.membership(),
         };
         if let Some(files) = self.files.take() {
             files.finish(&self.prepared, &self.progress, self.confusion.as_ref(), &summary, observer);

@@ -30,6 +30,7 @@ fn channel(input: &[u8], seals: Option<Box<Seals>>) -> Channel {
     let stream = Stream::Tcp(TcpStream::from(OwnedFd::from(take)));
     stream.set_nonblocking(true).unwrap();
     Channel {
+        kinds: std::marker::PhantomData,
         stream,
         seals,
         inbox: Vec::new(),

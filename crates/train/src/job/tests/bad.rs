@@ -675,6 +675,43 @@ fn meshes_that_cannot_be() {
 }
 
 #[test]
+fn ranks_that_come_and_go() {
+    let row = |lines: &str, message: &str, hint: &str| {
+        check_one(
+            &format!("{SMALL}[parallel]\nelastic = {{ min = 1, max = 4 }}\n{lines}"),
+            &[],
+            message,
+            hint,
+        );
+    };
+    row(
+        "tensor = 2",
+        "`parallel.elastic` is for ranks that split the batch alone",
+        "leave `tensor`, `stage` and `sequence` out, or `elastic`",
+    );
+    row(
+        "microbatches = \"auto\"",
+        "`parallel.elastic` changes the number of ranks, and a plan for `microbatches` would be for one",
+        "leave keys with \"auto\" out",
+    );
+    row(
+        "transport = \"shm\"",
+        "`parallel.elastic` needs ranks that talk over sockets",
+        "write transport = \"tcp\"",
+    );
+    row(
+        "reproducible = true\nshards = 2",
+        "`parallel.elastic` has max = 4, and a reproducible step is cut into 2 shards",
+        "choose a max of at most `shards`, or more shards",
+    );
+    row(
+        "shard_optimizer = true",
+        "`parallel.elastic` keeps the whole state on every rank, so that none is lost with one",
+        "leave `shard_weights`, `shard_gradients` and `shard_optimizer` out, or `elastic`",
+    );
+}
+
+#[test]
 fn ranks_and_shards() {
     let row = |lines: &str, message: &str, hint: &str| {
         check_one(&format!("{SMALL}[parallel]\n{lines}"), &[], message, hint);

@@ -209,6 +209,7 @@ fn every_key_is_read() {
         bucket_mib: 0.5,
         follow_load: false,
         wire: None,
+        elastic: None,
         patience: 3.0,
         stall: 90.5,
         balance: Balance::Given(vec![1.0, 1.0, 2.5, 1.0]),
@@ -419,6 +420,19 @@ fn encryption_is_left_to_the_hosts_unless_it_is_said() {
     ];
     for (lines, want) in rows {
         assert_eq!(parallel(lines).encrypt, want, "{lines}");
+    }
+}
+
+#[test]
+fn elastic_jobs_are_read_and_written() {
+    for (lines, want) in [
+        ("elastic = { min = 2, max = 4 }", Elastic { min: 2, max: 4 }),
+        ("elastic = {}", Elastic { min: 1, max: 16 }),
+        ("elastic = { max = 8 }\nreproducible = true", Elastic { min: 1, max: 8 }),
+    ] {
+        let job = good(&format!("{SMALL}[parallel]\n{lines}"), &[]);
+        assert_eq!(job.parallel.elastic, Some(want), "{lines}");
+        assert_eq!(good(&job.to_toml(), &[]).parallel, job.parallel, "{lines}");
     }
 }
 

@@ -408,6 +408,7 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                 shard_gradients,
                 bucket_mib,
                 wire: if coded { wire[threads.unwrap_or(0) % 4] } else { None },
+                elastic: None,
                 balance,
                 follow_load: sync_batch_norm,
                 patience,

@@ -1,0 +1,64 @@
+//! Membership of an elastic job: which processes are its ranks now, and how that changes while it trains.
+//!
+//! A **member** is a process that may be a rank. A **generation** is one group of ranks: numbers from 0 without gaps, one master,
+//! one set of connections. It never changes; a change of membership is a new generation. One **coordinator** numbers them.
+//!
+//! ```text
+//!  member                                   coordinator
+//!    enter                            -->   a new member
+//!    ready (which state it holds)     -->   ... when all that must be ready are:
+//!                                     <--   form generation g: rank, size, master, whose state counts
+//!    the ranks connect, share the state
+//!    running g                        -->
+//!    beat, beat, beat ...             -->   signs of life, with the steps done
+//!                                     <--   change g: at the end of this step       (a member wants in or out)
+//!                                     <--   cancel g: now                           (a rank is lost)
+//!    ready ...                        -->
+//! ```
+//!
+//! A generation ends on all its ranks before the next one begins: the coordinator waits until each rank of it is either ready again
+//! or gone. So no two generations train at the same time. Frames between ranks carry the generation, and one of another
+//! generation is refused. A member that was taken for dead and comes back is a new one: its state is worth nothing, since the
+//! others may have gone on without it. One that the coordinator's host runs is killed before the others go on, so that it cannot write
+//! into the run's folder either.
+//!
+//! # What a step needs to survive
+//! Every rank of an elastic job keeps the whole state, and a rank changes it only when all sums of the step have come: from there
+//! on it needs no other rank to finish the step. So a survivor has the state after step `s` or the state after step `s + 1`, whole;
+//! two ranks are never further apart, because nobody can finish step `s + 1` without what all ranks send for it. The state that is
+//! furthest is that of the next generation, and ranks behind it receive it. A step that nobody finished is done again,
+//! with the same samples.
+//!
+//! # Who may go on
+//! A change of membership needs half of the last generation, together with its coordinator. Ranks whose end their own host
+//! reports, or whose connection it closed, do not count: only those that fell silent. Otherwise the coordinator waits: the missing ranks may be alive on the other side of a cut network.
+//!
+//! # Leaving
+//! A member that wants to leave says so; the generation ends with a step, and the member is let go when its state is also that of a rank that
+//! stays, or is saved. If all want to leave, they form a generation that only saves.
+//!
+//! # When a peer dies
+//! The coordinator learns of it from the host that ran it, from a closed connection, or from silence longer than patience, whichever
+//! comes first. It cancels the generation on all others, which also notice it in their own connections. The loss of
+//! the coordinator ends the run: its members save and stop.
+//!
+//! # Layout
+//! - [`Coordinator`]: the decisions, a pure function of time, state and event. [`Seat`]: the member's side of the same.
+//! - [`message`]: what the two tell each other. [`Office`]: the coordinator's sockets. [`Membership`]: the member's.
+//! - [`tally`]: what changes cost.
+
+mod coordinator;
+pub mod message;
+mod office;
+mod seat;
+mod session;
+pub mod tally;
+#[cfg(test)]
+mod tests;
+
+pub use coordinator::{Coordinator, Decision, MemberAction, MemberEvent, Reason, Rules};
+pub use message::{Formation, HeldSteps, MemberId, Ready, ToCoordinator, ToMember};
+pub use office::{MemberRow, Office, OfficeOptions, OfficeOrder};
+pub use seat::{Seat, SeatAction};
+pub use session::{Apart, EnterError, EnterOptions, Membership, Wish, ask_status};
+pub use tally::{Stall, Tally, TallySummary};

@@ -1,0 +1,340 @@
+//! The coordinator's sockets: takes connections of members, hands what they say to the [`Coordinator`], and does what it decides.
+//!
+//! It has no thread: the process that runs it calls [`Office::turn`] again and again. What the coordinator cannot do by itself, such as
+//! killing a process of its host, it gives back as an [`OfficeOrder`].
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFd;
+
+use super::coordinator::{Coordinator, Decision, MemberAction, MemberEvent, Reason, Rules};
+use super::message::{MESSAGE_BYTES_MAX, MemberId, ToCoordinator, ToMember};
+use crate::connection::Proven;
+use crate::control::channel::{Channel, Ended};
+use crate::ready;
+use crate::rendezvous::Tell;
+use crate::rendezvous::gate::Gate;
+use crate::rendezvous::hello::{Hello, Purpose};
+use crate::seal::Encrypt;
+use crate::secret::Secret;
+use crate::socket::Listener;
+use crate::system::System;
+
+/// How long somebody who has proved the secret may take to say what it wants.
+const FIRST_WORD: Duration = Duration::from_secs(5);
+
+/// What an office needs.
+pub struct OfficeOptions {
+    /// Where members connect.
+    pub listener: Listener,
+    /// The job's secret.
+    pub secret: Secret,
+    /// The job: members of another one are refused.
+    pub job: String,
+    /// What the coordinator goes by.
+    pub rules: Rules,
+    /// What the first ranks are to know of an earlier run; empty for a new one.
+    pub note: Vec<u8>,
+    /// Whether connections are encrypted; the same for all members.
+    pub encrypt: Encrypt,
+    /// Receives lines about connections that are turned away.
+    pub tell: Tell,
+    /// Time and sockets.
+    pub system: Arc<dyn System>,
+}
+
+/// What the caller has to do, or may tell.
+#[derive(Clone, PartialEq, Debug)]
+pub enum OfficeOrder {
+    /// Kill one of its children; the others wait until its end was reported.
+    Kill {
+        /// Which.
+        child: u64,
+    },
+    /// Something was decided.
+    Decided(Decision),
+    /// Somebody asks how things stand: answer with [`Office::answer`].
+    Asked {
+        /// Whom to answer.
+        asker: u64,
+    },
+}
+
+/// One member, for a table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemberRow {
+    /// Its number.
+    pub id: MemberId,
+    /// Its rank in the last generation.
+    pub rank: Option<usize>,
+    /// Its host.
+    pub host: String,
+    /// Its process.
+    pub pid: u32,
+    /// Steps that it has done.
+    pub step: u64,
+}
+
+struct Guest {
+    channel: Channel<ToMember, ToCoordinator>,
+    /// Until it has said what it wants.
+    until: Option<Instant>,
+    member: Option<Known>,
+    gone: bool,
+}
+
+struct Known {
+    host: String,
+    pid: u32,
+    child: Option<u64>,
+}
+
+/// The coordinator and its connections.
+pub struct Office {
+    system: Arc<dyn System>,
+    gate: Gate,
+    job: String,
+    patience: Duration,
+    coordinator: Coordinator,
+    guests: BTreeMap<MemberId, Guest>,
+    /// Children whose connections are closed and whose end was not reported yet.
+    closed_children: BTreeMap<u64, MemberId>,
+    next: MemberId,
+    orders: Vec<OfficeOrder>,
+}
+
+impl Office {
+    /// Opens at a listener.
+    pub fn open(options: OfficeOptions) -> io::Result<Office> {
+        let OfficeOptions { listener, secret, job, rules, note, encrypt, tell, system } = options;
+        let hello = member_hello(encrypt);
+        let gate = Gate::new(listener, secret, hello, rules.max, tell)?;
+        let (mut coordinator, patience) = (Coordinator::new(rules), rules.patience);
+        coordinator.keep_note(note);
+        let (guests, closed_children) = (BTreeMap::new(), BTreeMap::new());
+        let (next, orders) = (1, Vec::new());
+        Ok(Office { system, gate, job, patience, coordinator, guests, closed_children, next, orders })
+    }
+
+    /// Where members connect.
+    pub fn addr(&self) -> io::Result<SocketAddr> {
+        self.gate.addr()
+    }
+
+    /// The decisions so far.
+    pub fn coordinator(&self) -> &Coordinator {
+        &self.coordinator
+    }
+
+    /// Waits until something happens, at most until then, and sees to it. Returns what the caller has to do.
+    pub fn turn(&mut self, until: Instant) -> io::Result<Vec<OfficeOrder>> {
+        let due = [self.gate.due(), self.coordinator.due()].into_iter().flatten();
+        let until = due.chain([until]).min().unwrap_or(until);
+        let mut fds: Vec<PollFd> = Vec::new();
+        self.gate.interests(&mut fds);
+        let guests = self.guests.values();
+        fds.extend(guests.map(|guest| ready::interest(guest.channel.as_fd(), guest.channel.sending())));
+        self.system.wait(&mut fds, until)?;
+        drop(fds);
+        let now = self.system.now();
+        for Proven { connection, hello, .. } in self.gate.turn(now) {
+            if hello.purpose != Purpose::Member {
+                continue;
+            }
+            let Ok(channel) = Channel::new(connection, MESSAGE_BYTES_MAX) else { continue };
+            let guest = Guest { channel, until: Some(now + FIRST_WORD), member: None, gone: false };
+            self.guests.insert(self.next, guest);
+            self.next += 1;
+        }
+        self.listen(now);
+        let decisions = self.coordinator.tick(now);
+        self.act(decisions);
+        self.guests.retain(|_, guest| !guest.gone);
+        Ok(std::mem::take(&mut self.orders))
+    }
+
+    /// A child of the caller has ended.
+    pub fn exited(&mut self, child: u64) {
+        self.about(child, MemberEvent::Exited);
+    }
+
+    /// The caller is about to kill a child to see what happens.
+    pub fn struck(&mut self, child: u64) {
+        self.about(child, MemberEvent::Struck);
+    }
+
+    /// All members hear that the run is over, for this reason.
+    pub fn end(&mut self, why: Option<String>) {
+        let message = ToMember::End { why };
+        self.guests.values_mut().for_each(|guest| guest.channel.send(&message));
+    }
+
+    /// Answers somebody who asked.
+    pub fn answer(&mut self, asker: u64, text: String) {
+        if let Some(guest) = self.guests.get_mut(&asker) {
+            guest.channel.send(&ToMember::Status(text));
+        }
+    }
+
+    /// All members.
+    pub fn rows(&self) -> Vec<MemberRow> {
+        let (_, ranks) = self.coordinator.generation();
+        let row = |(id, guest): (&MemberId, &Guest)| {
+            let Known { host, pid, .. } = guest.member.as_ref()?;
+            let rank = ranks.iter().position(|rank| rank == id);
+            let step = self.coordinator.step_of(*id)?;
+            Some(MemberRow { id: *id, rank, host: host.clone(), pid: *pid, step })
+        };
+        self.guests.iter().filter_map(row).collect()
+    }
+
+    /// The caller's children that are ranks of the last generation, in order of rank.
+    pub fn child_ranks(&self) -> Vec<u64> {
+        let (_, ranks) = self.coordinator.generation();
+        let child = |id: &MemberId| self.guests.get(id)?.member.as_ref()?.child;
+        ranks.iter().filter_map(child).collect()
+    }
+
+    fn about(&mut self, child: u64, event: MemberEvent) {
+        let now = self.system.now();
+        // Also of a member whose connection has closed already: the coordinator waits for its end.
+        let of_child = |guest: &Guest| guest.member.as_ref().is_some_and(|known| known.child == Some(child));
+        let found = self.guests.iter().find(|(_, guest)| of_child(guest)).map(|(id, _)| *id);
+        let id = found.or_else(|| self.closed_children.remove(&child));
+        if let Some(id) = id {
+            let decisions = self.coordinator.step(now, id, event);
+            self.act(decisions);
+        }
+    }
+
+    /// Reads what members say.
+    fn listen(&mut self, now: Instant) {
+        let ids: Vec<MemberId> = self.guests.keys().copied().collect();
+        for id in ids {
+            while let Some(guest) = self.guests.get_mut(&id).filter(|guest| !guest.gone) {
+                guest.channel.flush();
+                match guest.channel.receive() {
+                    Ok(Some(message)) => self.hear(now, id, message),
+                    Ok(None) => {
+                        guest.gone |= guest.until.is_some_and(|until| until <= now);
+                        break;
+                    }
+                    Err(Ended::Closed | Ended::Malformed { .. }) => {
+                        guest.gone = true;
+                        let child = guest.member.as_ref().and_then(|known| known.child);
+                        if let Some(child) = child {
+                            self.closed_children.insert(child, id);
+                        }
+                        let decisions = self.coordinator.step(now, id, MemberEvent::Closed);
+                        self.act(decisions);
+                    }
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, now: Instant, id: MemberId, message: ToCoordinator) {
+        let guest = self.guests.get_mut(&id).expect("a guest that spoke");
+        let is_member = guest.member.is_some();
+        let event = match message {
+            ToCoordinator::Ask => {
+                guest.until = None;
+                return self.orders.push(OfficeOrder::Asked { asker: id });
+            }
+            ToCoordinator::Enter { host, pid, job, child, was } if !is_member => {
+                if job != self.job {
+                    let why = format!(
+                        "this run trains {:?}, and the job file that was given is of {job:?}; give it the run's own",
+                        self.job
+                    );
+                    return guest.channel.send(&ToMember::Refused { why });
+                }
+                guest.until = None;
+                guest.member = Some(Known { host, pid, child });
+                let patience_ms = self.patience.as_millis() as u64;
+                guest.channel.send(&ToMember::Welcome { id, patience_ms });
+                MemberEvent::Entered { watched: child.is_some(), was }
+            }
+            ToCoordinator::Ready(ready) if is_member => MemberEvent::Ready(ready),
+            ToCoordinator::Running { generation } if is_member => MemberEvent::Running { generation },
+            ToCoordinator::Note(note) if is_member => return self.coordinator.keep_note(note),
+            ToCoordinator::Beat { step } if is_member => MemberEvent::Beat { step },
+            ToCoordinator::Leaves if is_member => MemberEvent::Leaves,
+            ToCoordinator::Done { generation } if is_member => MemberEvent::Done { generation },
+            ToCoordinator::Enter { .. }
+            | ToCoordinator::Ready(_)
+            | ToCoordinator::Running { .. }
+            | ToCoordinator::Note(_)
+            | ToCoordinator::Beat { .. }
+            | ToCoordinator::Leaves
+            | ToCoordinator::Done { .. } => {
+                guest.gone = true;
+                return;
+            }
+        };
+        let trained = self.coordinator.trains();
+        let decisions = self.coordinator.step(now, id, event);
+        self.act(decisions);
+        if !trained && self.coordinator.trains() {
+            let (_, ranks) = self.coordinator.generation();
+            let tally = ToMember::Tally(self.coordinator.tally.summary());
+            ranks.iter().for_each(|id| self.say(*id, &tally));
+            let (action, why) = (MemberAction::Trains, Reason::AllRun);
+            self.orders.push(OfficeOrder::Decided(Decision { action, why }));
+        }
+    }
+
+    fn act(&mut self, decisions: Vec<Decision>) {
+        for decision in decisions {
+            match &decision.action {
+                MemberAction::Form { members, forms } => {
+                    for (id, form) in members.iter().zip(forms) {
+                        self.say(*id, &ToMember::Form(Box::new(form.clone())));
+                    }
+                }
+                MemberAction::Cancel { generation, members } => {
+                    let message = ToMember::Cancel { generation: *generation, why: decision.why.to_string() };
+                    members.iter().for_each(|id| self.say(*id, &message));
+                }
+                MemberAction::Change { generation, members } => {
+                    let message = ToMember::Change { generation: *generation };
+                    members.iter().for_each(|id| self.say(*id, &message));
+                }
+                MemberAction::Remove { member } => {
+                    if let Some(guest) = self.guests.get_mut(member) {
+                        guest.gone = true;
+                        let child = guest.member.as_ref().and_then(|known| known.child);
+                        if let Some(child) = child {
+                            self.closed_children.insert(child, *member);
+                            self.orders.push(OfficeOrder::Kill { child });
+                        }
+                    }
+                }
+                MemberAction::Release { member } => self.say(*member, &ToMember::End { why: None }),
+                MemberAction::End { finished } => {
+                    let why = (!finished).then(|| decision.why.to_string());
+                    self.end(why);
+                }
+                MemberAction::Wait | MemberAction::Trains => {}
+            }
+            self.orders.push(OfficeOrder::Decided(decision));
+        }
+    }
+
+    fn say(&mut self, id: MemberId, message: &ToMember) {
+        if let Some(guest) = self.guests.get_mut(&id) {
+            guest.channel.send(message);
+        }
+    }
+}
+
+/// The hello of both sides: ranks and sizes mean nothing here.
+pub(super) fn member_hello(encrypt: Encrypt) -> Hello {
+    let (purpose, job, generation, rank, size, peer, group) = (Purpose::Member, 0, 0, 0, 0, 0, 0);
+    Hello { purpose, job, generation, rank, size, peer, group, encrypt, here: false, key: [0; 32] }
+}

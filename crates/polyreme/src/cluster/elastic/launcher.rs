@@ -1,0 +1,384 @@
+//! The process that starts the ranks of an elastic run on this host, and coordinates all of them.
+//!
+//! One loop: the coordinator's sockets, the children's ends, the user's signals, and faults if they are asked for. A child that a
+//! signal has killed is a lost rank, and the others go on; one that ends with an error of its own ends the run, because its
+//! successor would meet the same error.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use polyreme_net::members::{MemberAction, Office, OfficeOptions, OfficeOrder, Reason};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::super::LAUNCHED;
+use super::super::crew::{CrewEnd, Lost, say};
+use super::super::lifeline::LauncherMessage;
+use super::super::pumps::{LastWords, Pump, PumpEvent, SaidErrors};
+use super::MEMBER;
+use super::chaos::{Chaos, ChaosSpec, Fault};
+use crate::{output, process};
+
+/// How often children and signals are looked at.
+const GLANCE: Duration = Duration::from_millis(5);
+/// How long children may take to end when the run is over.
+const GRACE: Duration = Duration::from_secs(10);
+/// The exit code of a rank that was interrupted and has saved.
+const INTERRUPTED: i32 = 130;
+
+/// What to start.
+pub struct ElasticLaunch {
+    /// This program.
+    pub program: PathBuf,
+    /// Its arguments, for copies of it.
+    pub args: Vec<OsString>,
+    /// How many are started.
+    pub processes: usize,
+    /// The most ranks.
+    pub max: usize,
+    /// The job's secret, as text.
+    pub secret: String,
+    /// Faults, if they are wanted.
+    pub chaos: Option<ChaosSpec>,
+    /// Whether lines are for programs.
+    pub json: bool,
+}
+
+struct Running {
+    child: Child,
+    line: Option<ChildStdin>,
+    words: Arc<Mutex<LastWords>>,
+}
+
+struct Launcher {
+    launch: ElasticLaunch,
+    office: Office,
+    addr: SocketAddr,
+    running: BTreeMap<u64, Running>,
+    next: u64,
+    n_pumps: usize,
+    tell: Sender<PumpEvent>,
+    events: Receiver<PumpEvent>,
+    said: Arc<SaidErrors>,
+    chaos: Option<Chaos>,
+    /// The first that failed with an error of its own.
+    failed: Option<Lost>,
+    /// Why the coordinator gave the run up.
+    given_up: Option<String>,
+    interrupted: bool,
+    /// A child has left as it was asked to.
+    left: bool,
+    ending: Option<Instant>,
+}
+
+/// Starts the children and stays until the run is over.
+pub fn run(launch: ElasticLaunch, office: OfficeOptions) -> io::Result<CrewEnd> {
+    let (interrupt, hangup) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, interrupt.clone())?;
+    }
+    // `nohup` ignores it.
+    if !process::ignores(SIGHUP) {
+        signal_hook::flag::register(SIGHUP, hangup.clone())?;
+    }
+    let office = Office::open(office)?;
+    let addr = office.addr()?;
+    let (tell, events) = channel();
+    let mut launcher = Launcher {
+        office,
+        addr,
+        running: BTreeMap::new(),
+        next: 0,
+        n_pumps: 0,
+        tell,
+        events,
+        said: Arc::default(),
+        chaos: None,
+        failed: None,
+        given_up: None,
+        interrupted: false,
+        left: false,
+        ending: None,
+        launch,
+    };
+    for _ in 0..launcher.launch.processes {
+        if let Err(error) = launcher.start() {
+            launcher.kill_all();
+            return Err(error);
+        }
+    }
+    let mut interrupts = 0;
+    while launcher.goes_on() {
+        launcher.turn()?;
+        let hung_up = hangup.swap(false, Ordering::Relaxed) && interrupts == 0;
+        if interrupt.swap(false, Ordering::Relaxed) || hung_up {
+            interrupts += 1;
+            launcher.interrupted = true;
+            match interrupts {
+                1 => launcher.tell_all(&LauncherMessage::Stop),
+                _ => launcher.kill_all(),
+            }
+        }
+    }
+    launcher.drain();
+    Ok(launcher.result(interrupts > 1))
+}
+
+impl Launcher {
+    fn start(&mut self) -> io::Result<()> {
+        let number = self.next;
+        self.next += 1;
+        let mut command = Command::new(&self.launch.program);
+        command.args(&self.launch.args).env(LAUNCHED, "1").env(MEMBER, number.to_string());
+        for key in [
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "SSH_CONNECTION",
+        ] {
+            command.env_remove(key);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let words = Arc::new(Mutex::new(LastWords::default()));
+        let mut line = child.stdin.take();
+        say(&mut line, &LauncherMessage::Secret(self.launch.secret.clone()));
+        say(&mut line, &LauncherMessage::Master(self.addr.to_string()));
+        // Whichever of them is rank 0 speaks for all, so no line is marked with a rank.
+        let pump = Pump { rank: 0, tell: self.tell.clone(), said: self.said.clone(), words: words.clone() };
+        if let Some(out) = child.stdout.take() {
+            pump.clone().start_out(out)?;
+            self.n_pumps += 1;
+        }
+        if let Some(errors) = child.stderr.take() {
+            pump.start_err(errors)?;
+            self.n_pumps += 1;
+        }
+        self.running.insert(number, Running { child, line, words });
+        Ok(())
+    }
+
+    /// Whether there is anything to wait for.
+    fn goes_on(&self) -> bool {
+        let over = self.office.coordinator().is_over() || self.failed.is_some() || self.interrupted;
+        // Members of other hosts go on without children here.
+        !self.running.is_empty() || (!over && !self.office.rows().is_empty())
+    }
+
+    fn turn(&mut self) -> io::Result<()> {
+        for order in self.office.turn(Instant::now() + GLANCE)? {
+            match order {
+                OfficeOrder::Kill { child } => {
+                    if let Some(running) = self.running.get_mut(&child) {
+                        // It is a child that was not waited for yet, so its pid is still valid.
+                        drop(running.child.kill());
+                    }
+                }
+                OfficeOrder::Asked { asker } => {
+                    let text = self.status().to_string();
+                    self.office.answer(asker, text);
+                }
+                OfficeOrder::Decided(decision) => self.note(&decision.action, &decision.why),
+            }
+        }
+        while let Ok(event) = self.events.try_recv() {
+            self.n_pumps -= usize::from(matches!(event, PumpEvent::Drained));
+        }
+        self.look();
+        self.strike()?;
+        if self.ending.is_some_and(|at| at.elapsed() >= GRACE) {
+            self.kill_all();
+        }
+        Ok(())
+    }
+
+    /// Tells the user what ranks cannot tell, because none trains.
+    fn note(&mut self, action: &MemberAction, why: &Reason) {
+        match action {
+            MemberAction::Wait if self.launch.json => {
+                output::out().line(&json!({"event": "waiting", "why": why.to_string()}).to_string());
+            }
+            MemberAction::Wait if self.office.coordinator().generation().0 > 0 => {
+                output::err().line(&format!("waiting: {why}"));
+            }
+            MemberAction::End { finished } => {
+                self.ending.get_or_insert_with(Instant::now);
+                if !finished {
+                    self.given_up = Some(why.to_string());
+                }
+            }
+            MemberAction::Wait
+            | MemberAction::Form { .. }
+            | MemberAction::Cancel { .. }
+            | MemberAction::Change { .. }
+            | MemberAction::Remove { .. }
+            | MemberAction::Release { .. }
+            | MemberAction::Trains => {}
+        }
+    }
+
+    /// Looks which children have ended.
+    fn look(&mut self) {
+        let mut ended = Vec::new();
+        for (number, running) in &mut self.running {
+            if let Ok(Some(status)) = running.child.try_wait() {
+                ended.push((*number, status));
+            }
+        }
+        for (number, status) in ended {
+            let running = self.running.remove(&number).expect("it was there");
+            self.office.exited(number);
+            let (pid, code) = (running.child.id(), status.code());
+            if status.success() || code == Some(INTERRUPTED) || self.failed.is_some() {
+                self.left |= status.success();
+                continue;
+            }
+            let words = running.words.lock().unwrap_or_else(PoisonError::into_inner);
+            match (code, status.signal()) {
+                (Some(code), _) => {
+                    let (last_line, error) = (words.last_line.clone(), words.error.clone());
+                    let (rank, host, ended) = (number as usize, String::new(), Vec::new());
+                    self.failed = Some(Lost { rank, host, pid, how: Ok(code), last_line, error, ended });
+                    let why = format!("process {pid} ended with exit code {code}");
+                    drop(words);
+                    self.office.end(Some(why));
+                    self.ending.get_or_insert_with(Instant::now);
+                }
+                (None, signal) => {
+                    let signal = signal.unwrap_or(0);
+                    self.tell_loss(pid, signal);
+                }
+            }
+        }
+    }
+
+    fn tell_loss(&self, pid: u32, signal: i32) {
+        if self.ending.is_some() {
+            return;
+        }
+        match self.launch.json {
+            true => output::out().line(&json!({"event": "lost", "pid": pid, "signal": signal}).to_string()),
+            false => {
+                output::err().line(&format!("process {pid} was killed by signal {signal}; the others go on"))
+            }
+        }
+    }
+
+    /// Does what `--chaos` asks for.
+    fn strike(&mut self) -> io::Result<()> {
+        let Some(spec) = self.launch.chaos.clone().filter(|_| self.ending.is_none() && !self.interrupted)
+        else {
+            return Ok(());
+        };
+        let now = Instant::now();
+        if self.chaos.is_none() && self.office.coordinator().trains() {
+            self.chaos = Some(Chaos::new(spec, now));
+        }
+        let ranks = self.office.child_ranks();
+        let room = self.running.len() < self.launch.max;
+        let Some(chaos) = &mut self.chaos else { return Ok(()) };
+        for fault in chaos.due(now, &ranks, room) {
+            let child = |number: u64, running: &BTreeMap<u64, Running>| {
+                running.get(&number).and_then(|r| Pid::from_raw(r.child.id() as i32))
+            };
+            match fault {
+                Fault::Kill(number) => {
+                    if let Some(pid) = child(number, &self.running) {
+                        self.office.struck(number);
+                        // A child that was not waited for yet: its pid is still its own.
+                        kill_process(pid, Signal::KILL)?;
+                    }
+                }
+                Fault::Stop(number) => {
+                    if let Some(pid) = child(number, &self.running) {
+                        kill_process(pid, Signal::STOP)?;
+                    }
+                }
+                Fault::Continue(number) => {
+                    if let Some(pid) = child(number, &self.running) {
+                        kill_process(pid, Signal::CONT)?;
+                    }
+                }
+                Fault::Join => self.start()?,
+            }
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let coordinator = self.office.coordinator();
+        let (generation, ranks) = coordinator.generation();
+        let row = |row: polyreme_net::members::MemberRow| json!({"member": row.id, "rank": row.rank, "host": row.host, "pid": row.pid, "step": row.step});
+        let tally = coordinator.tally.summary();
+        let ms = |us: u64| us as f64 / 1e3;
+        json!({
+            "generation": generation,
+            "ranks": ranks.len(),
+            "trains": coordinator.trains(),
+            "members": self.office.rows().into_iter().map(row).collect::<Vec<_>>(),
+            "ranks_lost": tally.ranks_lost,
+            "ranks_joined": tally.ranks_joined,
+            "steps_redone": tally.steps_redone,
+            "stall_ms_p50": ms(tally.stall_us_p50),
+            "stall_ms_p99": ms(tally.stall_us_p99),
+            "stall_ms_max": ms(tally.stall_us_max),
+        })
+    }
+
+    fn tell_all(&mut self, message: &LauncherMessage) {
+        self.running.values_mut().for_each(|running| say(&mut running.line, message));
+    }
+
+    fn kill_all(&mut self) {
+        for running in self.running.values_mut() {
+            drop(running.child.kill());
+        }
+    }
+
+    /// Waits a moment for the rest of the output.
+    fn drain(&mut self) {
+        let until = Instant::now() + Duration::from_millis(700);
+        while self.n_pumps > 0 {
+            match self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(PumpEvent::Drained) => self.n_pumps -= 1,
+                Ok(PumpEvent::Listening(_)) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn result(self, at_once: bool) -> CrewEnd {
+        if let Some(lost) = self.failed {
+            return CrewEnd::Lost(lost);
+        }
+        if self.interrupted {
+            return CrewEnd::Interrupted { saved: !at_once };
+        }
+        let finished = self.office.coordinator().is_over() && self.given_up.is_none();
+        if finished {
+            return CrewEnd::Done;
+        }
+        // All ranks were asked to leave: the last ones have saved.
+        if self.left && self.given_up.is_none() {
+            return CrewEnd::Interrupted { saved: true };
+        }
+        let why = self
+            .given_up
+            .unwrap_or_else(|| "no rank is left; `polyreme resume` goes on from the last checkpoint".into());
+        let (rank, host, pid, last_line, ended) = (0, String::new(), 0, String::new(), Vec::new());
+        CrewEnd::Lost(Lost { rank, host, pid, how: Ok(1), last_line, error: Some(why), ended })
+    }
+}

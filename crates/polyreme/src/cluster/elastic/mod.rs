@@ -1,0 +1,16 @@
+//! Ranks that come and go: the process that starts them, watches them and coordinates them, and how they form groups.
+//!
+//! `train --elastic --processes N` is one process that trains nothing. It starts N copies of this program, listens for
+//! members (`polyreme_net::members`), and decides who the ranks are. Its children are members that it watches: it sees their end at
+//! once, and kills one that has to be gone. Other processes join it with `polyreme join`. When it ends, all ranks save and stop.
+//!
+//! # Layout
+//! - [`launcher`]: the children and the coordinator, in one loop. [`chaos`]: faults from a seed.
+//! - [`group`]: from a generation that a rank is told to form to a group that can talk.
+
+pub mod chaos;
+pub mod group;
+pub mod launcher;
+
+/// Set in the children of an elastic launcher: which one it is.
+pub const MEMBER: &str = "POLYREME_MEMBER";

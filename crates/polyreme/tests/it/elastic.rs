@@ -1,0 +1,296 @@
+//! Ranks that come and go, through the binary: real processes, real kills.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::binary::{command, folder, json, polyreme};
+use crate::ranks::{JOB, SECRET, send};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A job whose weights have the same bits on any number of ranks, and that never ends by itself: however busy the machine is, what a
+/// test does to it happens while it trains.
+fn endless() -> String {
+    JOB.replace("epochs = 4", "epochs = 1000000")
+        .replace("threads = 1", "threads = 1\nreproducible = true")
+        .replace("every_steps = 10", "every_steps = 100")
+}
+
+/// Does as many steps on one rank as a run did that was interrupted: weights, moments and ledger must be the same.
+#[track_caller]
+fn equals_an_undisturbed_run(folder: &Path, summary: &Value) {
+    let steps = summary["steps"].as_u64().unwrap();
+    let job = endless().replace("epochs = 1000000", &format!("steps = {steps}"));
+    fs::write(folder.join("calm.toml"), job).unwrap();
+    let calm = json(folder, &["train", "calm.toml", "--ranks", "1", "--json", "--output", "calm"]);
+    let calm = calm.into_iter().find(|line| line.get("final_loss").is_some()).unwrap();
+    assert_eq!(calm["steps"], summary["steps"]);
+    let tensors = |run: &str| {
+        let last = folder.join(run).join("checkpoints").join(format!("step-{steps:08}"));
+        let files =
+            fs::read_dir(&last).unwrap_or_else(|e| panic!("{last:?}: {e}")).map(|f| f.unwrap().path());
+        let mut files: Vec<_> = files.filter(|f| f.extension().is_some_and(|e| e == "safetensors")).collect();
+        files.sort();
+        files
+            .into_iter()
+            .map(|f| (f.file_name().unwrap().to_owned(), fs::read(f).unwrap()))
+            .collect::<Vec<_>>()
+    };
+    let (calm_tensors, tensors) = (tensors("calm"), tensors("run"));
+    assert!(calm_tensors.len() > 1, "weights and moments");
+    for ((name, calm), (other, disturbed)) in calm_tensors.iter().zip(&tensors) {
+        assert!(name == other && calm == disturbed, "{name:?} differs after {steps} steps");
+    }
+    assert_eq!(calm_tensors.len(), tensors.len());
+    assert_eq!(summary["ledger"]["exact"], true, "{summary}");
+    assert_eq!(calm["ledger"]["digest"], summary["ledger"]["digest"]);
+}
+
+/// A running `train --json`, whose lines are read as they come.
+struct Watched {
+    child: Child,
+    lines: Receiver<Value>,
+    seen: Vec<Value>,
+}
+
+impl Watched {
+    fn start(mut command: Command) -> Watched {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let out = child.stdout.take().unwrap();
+        let (tell, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                if let Ok(value) = serde_json::from_str(&line) {
+                    drop(tell.send(value));
+                }
+            }
+        });
+        Watched { child, lines, seen: Vec::new() }
+    }
+
+    /// The next line that is wanted.
+    #[track_caller]
+    fn until(&mut self, wanted: impl Fn(&Value) -> bool) -> Value {
+        let until = Instant::now() + LIMIT;
+        loop {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    self.seen.push(line.clone());
+                    if wanted(&line) {
+                        return line;
+                    }
+                }
+                Err(_) => {
+                    drop(self.child.kill());
+                    panic!(
+                        "it did not come; the last were {:?}",
+                        self.seen.iter().rev().take(8).collect::<Vec<_>>()
+                    );
+                }
+            }
+        }
+    }
+
+    /// The summary of a run that is asked to save and stop.
+    #[track_caller]
+    fn interrupt(mut self) -> Value {
+        send(self.child.id() as i32, Signal::INT);
+        let summary = self.until(|line| line.get("final_loss").is_some());
+        assert_eq!(summary["ending"], "interrupted");
+        assert_eq!(self.child.wait().unwrap().code(), Some(130));
+        summary
+    }
+}
+
+fn is_generation(line: &Value, n: u64) -> bool {
+    line["event"] == "membership" && line["generation"].as_u64() >= Some(n)
+}
+
+/// The processes of the ranks, by rank, from the table that rank 0 prints.
+fn pids(placed: &Value) -> Vec<i32> {
+    placed["ranks"].as_array().unwrap().iter().map(|row| row["pid"].as_i64().unwrap() as i32).collect()
+}
+
+/// Of three ranks the last is killed, then the first: no step is lost, and weights, moments and ledger are those of a run in which
+/// nothing happened.
+#[test]
+fn killed_ranks_change_no_bit() {
+    let folder = folder(&endless());
+    let mut run = Watched::start(command(
+        folder.path(),
+        &["train", "job.toml", "--elastic", "--processes", "3", "--json", "--output", "run"],
+    ));
+    let placed = run.until(|line| line["event"] == "placed");
+    let pids = pids(&placed);
+    run.until(|line| line["event"] == "checkpoint");
+    send(pids[2], Signal::KILL);
+    let second = run.until(|line| is_generation(line, 2));
+    assert_eq!(second["ranks"], 2);
+    run.until(|line| line["event"] == "checkpoint");
+    send(pids[0], Signal::KILL);
+    let third = run.until(|line| is_generation(line, 3));
+    assert_eq!(third["ranks"], 1);
+    assert!(third["step"].as_u64() >= second["step"].as_u64(), "{third}");
+    run.until(|line| line["event"] == "checkpoint");
+    let summary = run.interrupt();
+    assert_eq!(summary["ranks_lost"], 2);
+    assert!(summary["steps_redone"].as_u64().unwrap() <= 2, "{summary}");
+    equals_an_undisturbed_run(folder.path(), &summary);
+}
+
+/// Faults from a seed, and ranks that are added: the same again.
+#[test]
+fn a_run_under_chaos_ends_with_the_weights_of_one_without() {
+    let folder = folder(&endless());
+    let chaos = "kill=600ms,join=900ms,seed=7";
+    let args =
+        ["train", "job.toml", "--elastic", "--processes", "3", "--json", "--output", "run", "--chaos", chaos];
+    let mut run = Watched::start(command(folder.path(), &args));
+    run.until(|line| is_generation(line, 7));
+    let summary = run.interrupt();
+    assert!(summary["ranks_lost"].as_u64().unwrap() >= 1, "{summary}");
+    assert!(summary["ranks_joined"].as_u64().unwrap() >= 1, "{summary}");
+    assert!(summary["stall_ms_max"].as_f64() >= summary["stall_ms_p50"].as_f64(), "{summary}");
+    equals_an_undisturbed_run(folder.path(), &summary);
+    println!("{summary}");
+}
+
+/// A rank that is asked to end finishes the step and leaves, also the first one: no rank is lost. When all are asked, the last save.
+#[test]
+fn a_terminated_rank_hands_over_and_leaves() {
+    let folder = folder(&endless());
+    let args = ["train", "job.toml", "--elastic", "--processes", "3", "--json", "--output", "run"];
+    let mut run = Watched::start(command(folder.path(), &args));
+    let placed = run.until(|line| line["event"] == "placed");
+    let pids = pids(&placed);
+    run.until(|line| line["event"] == "checkpoint");
+    send(pids[0], Signal::TERM);
+    let second = run.until(|line| is_generation(line, 2));
+    assert!(second["ranks"] == 2 && second["why"].as_str().unwrap().ends_with("leaves"), "{second}");
+    run.until(|line| line["event"] == "checkpoint");
+    // It ends by itself, and is no loss.
+    let until = Instant::now() + LIMIT;
+    while !crate::ranks::living(&pids[..1]).is_empty() {
+        assert!(Instant::now() < until, "it stays");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let at = crate::ranks::steps_in(&folder.path().join("run"));
+    pids[1..].iter().for_each(|pid| send(*pid, Signal::TERM));
+    run.until(|line| line["event"] == "waiting");
+    assert_eq!(run.child.wait().unwrap().code(), Some(130));
+    assert!(!run.seen.iter().any(|line| line["event"] == "lost"), "{:?}", run.seen.last());
+    let saved = crate::ranks::steps_in(&folder.path().join("run"));
+    assert!(saved > at, "the last checkpoint is of step {saved}, as before");
+    // It goes on from there, with ranks that come and go.
+    let args = ["resume", "run", "--elastic", "--processes", "2", "--json"];
+    let mut run = Watched::start(command(folder.path(), &args));
+    let first = run.until(|line| is_generation(line, 1));
+    assert_eq!((first["step"].as_u64(), &first["ranks"]), (Some(saved), &Value::from(2)));
+    run.until(|line| line["event"] == "checkpoint");
+    let summary = run.interrupt();
+    assert_eq!(summary["ranks_lost"], 0);
+    equals_an_undisturbed_run(folder.path(), &summary);
+}
+
+/// A process that was started by hand joins; `status` shows it.
+#[test]
+fn a_process_joins_a_run_that_trains() {
+    let folder = folder(&endless());
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let at = port.to_string();
+    let with_secret = |args: &[&str]| {
+        let mut command = command(folder.path(), args);
+        command.env("POLYREME_SECRET", SECRET);
+        command
+    };
+    let mut run = Watched::start(with_secret(&[
+        "train",
+        "job.toml",
+        "--elastic",
+        "--processes",
+        "1",
+        "--listen",
+        &at,
+        "--json",
+        "--output",
+        "run",
+    ]));
+    run.until(|line| is_generation(line, 1));
+    let mut joined = with_secret(&["join", &at, "job.toml"]).stderr(Stdio::piped()).spawn().unwrap();
+    let second = run.until(|line| is_generation(line, 2));
+    assert_eq!((&second["ranks"], second["why"].as_str()), (&Value::from(2), Some("a rank joins")));
+    let status = with_secret(&["status", &at, "--json"]).output().unwrap();
+    assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
+    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!(status["members"].as_array().unwrap().len(), 2, "{status}");
+    let text = with_secret(&["status", &at]).output().unwrap();
+    assert!(String::from_utf8_lossy(&text.stdout).contains("2 ranks"), "{text:?}");
+    // With another secret it is turned away.
+    let stranger =
+        command(folder.path(), &["status", &at]).env("POLYREME_SECRET", "ab".repeat(32)).output().unwrap();
+    assert!(String::from_utf8_lossy(&stranger.stderr).contains("another secret"), "{stranger:?}");
+    send(joined.id() as i32, Signal::KILL);
+    drop(joined.wait());
+    run.until(|line| is_generation(line, 3));
+    let summary = run.interrupt();
+    assert_eq!((&summary["ranks_joined"], &summary["ranks_lost"]), (&Value::from(1), &Value::from(1)));
+}
+
+/// Below `min` the run saves and waits; a rank that joins lets it go on.
+#[test]
+fn below_min_it_saves_and_waits() {
+    let folder = folder(&endless().replace("threads = 1", "threads = 1\nelastic = { min = 2, max = 4 }"));
+    let at = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let args =
+        ["train", "job.toml", "--elastic", "--processes", "2", "--listen", &at, "--json", "--output", "run"];
+    let mut start = command(folder.path(), &args);
+    start.env("POLYREME_SECRET", SECRET);
+    let mut run = Watched::start(start);
+    let placed = run.until(|line| line["event"] == "placed");
+    run.until(|line| line["event"] == "checkpoint");
+    send(pids(&placed)[0], Signal::KILL);
+    let waiting =
+        run.until(|line| line["event"] == "waiting" && line["why"].as_str().unwrap().contains("at least 2"));
+    assert!(waiting["why"].as_str().unwrap().contains("parallel.elastic.min"), "{waiting}");
+    let mut joined = command(folder.path(), &["join", &at, "job.toml"]);
+    let mut joined =
+        joined.env("POLYREME_SECRET", SECRET).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    run.until(|line| is_generation(line, 3) && line["ranks"] == 2);
+    run.interrupt();
+    assert_eq!(joined.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn what_cannot_be_elastic_is_refused_before_anything_runs() {
+    let folder = folder(JOB);
+    let check = |args: &[&str], words: &str| {
+        let out = polyreme(folder.path(), &[&["train", "job.toml", "--output", "never"], args].concat());
+        let said = String::from_utf8_lossy(&out.stderr).replace('\n', " ");
+        assert!(out.status.code() == Some(2) && said.contains(words), "{args:?}: {said}");
+    };
+    check(&["--elastic", "--processes", "2", "--transport", "shm"], "--transport tcp");
+    check(&["--elastic", "--ranks", "2"], "--processes N");
+    check(
+        &["--elastic", "--processes", "2", "--set", "parallel.tensor=2"],
+        "leave `tensor`, `stage` and `sequence` out",
+    );
+    check(&["--elastic", "--processes", "2", "--set", "train.ema=0.9"], "train.ema");
+    check(&["--elastic", "--processes", "2", "--set", "parallel.transport=mpi"], "MPI");
+    check(&["--elastic", "--processes", "20"], "parallel.elastic.max");
+    check(&["--chaos", "kill=1s"], "--elastic");
+    check(&["--elastic", "--processes", "2", "--listen", "0.0.0.0:0"], "one address");
+    let out = command(folder.path(), &["train", "job.toml", "--elastic"])
+        .envs([("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")])
+        .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1"), ("POLYREME_SECRET", SECRET)])
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&out.stderr).contains("polyreme join"), "{out:?}");
+    assert!(!folder.path().join("never").exists());
+}
