@@ -228,7 +228,8 @@ fn check(app: &App, job: Job, args: &TrainArgs) -> CommandResult {
 
 pub(super) fn resume(app: &App, args: &ResumeArgs) -> CommandResult {
     // Only rank 0 reads the run, which may be on its host only.
-    let reads = args.ranks.speaks()?;
+    // The ranks of an elastic run have no numbers yet; its launcher and their children all read it.
+    let reads = args.elastic.is_asked() || args.ranks.speaks()?;
     let found = reads.then(|| FoundRun::at(&args.run)).transpose()?;
     let mut job = match &found {
         Some(found) => stored_job(&found.job, &found.folder, &args.sets)?,
