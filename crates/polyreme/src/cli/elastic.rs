@@ -528,6 +528,7 @@ impl Observer for MemberObserver<'_> {
             | Event::Evaluated { .. }
             | Event::Saving { .. }
             | Event::Balanced { .. }
+            | Event::Followed { .. }
             | Event::Warning(_)
             | Event::Finished(_) => {}
         }

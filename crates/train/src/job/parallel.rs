@@ -217,6 +217,10 @@ impl ParallelSpec {
             let hint = "leave `shard_weights`, `shard_gradients` and `shard_optimizer` out, or `elastic`";
             return refused("keeps the whole state on every rank, so that none is lost with one", hint);
         }
+        if self.wire.is_some() {
+            let what = "does not work with `parallel.wire`: what rounding left out in a step that is done again cannot be given back";
+            return refused(what, "leave `wire` out, or `elastic`");
+        }
         if matches!(self.balance, Balance::Given(_)) {
             return refused("changes the number of ranks", "leave `balance` out, or write \"auto\"");
         }

@@ -198,9 +198,6 @@ impl Run {
             observer.event(Event::Started(&outline));
         }
         self.tell_changes(observer);
-        if let Some(files) = &mut self.files {
-            files.tell(observer);
-        }
         observer.event(Event::Membership { generation: number, ranks: self.prepared.ranks(), step, why });
         let steps = self.prepared.pace.total_steps(self.prepared.job.train.length);
         if !self.ended && step > 0 {
