@@ -440,7 +440,8 @@ impl Coordinator {
                 }
             }
             MemberEvent::Closed => {
-                let watched = known.watched;
+                // Who is done ends by itself, and may still be writing what it has to say.
+                let watched = known.watched && !self.over && !matches!(known.stand, Stand::Done);
                 self.lose(now, id, Reason::Closed(id), decisions);
                 if watched {
                     decisions.push(Decision {

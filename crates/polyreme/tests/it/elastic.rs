@@ -62,7 +62,12 @@ struct Watched {
 
 impl Watched {
     fn start(mut command: Command) -> Watched {
+        // What it says on stderr is shown if the test fails.
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let errors = child.stderr.take().unwrap();
+        std::thread::spawn(move || {
+            BufReader::new(errors).lines().map_while(Result::ok).for_each(|line| println!("{line}"));
+        });
         let out = child.stdout.take().unwrap();
         let (tell, lines) = channel();
         std::thread::spawn(move || {
@@ -261,7 +266,7 @@ fn below_min_it_saves_and_waits() {
     assert!(waiting["why"].as_str().unwrap().contains("parallel.elastic.min"), "{waiting}");
     let mut joined = command(folder.path(), &["join", &at, "job.toml"]);
     let mut joined =
-        joined.env("POLYREME_SECRET", SECRET).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        joined.env("POLYREME_SECRET", SECRET).stdout(Stdio::null()).spawn().unwrap();
     run.until(|line| is_generation(line, 3) && line["ranks"] == 2);
     run.interrupt();
     assert_eq!(joined.wait().unwrap().code(), Some(130));

@@ -288,3 +288,14 @@ fn one_that_is_done_ends_the_run() {
     assert!(story.on(1, MemberEvent::Exited).decisions.is_empty());
     assert!(story.on(2, MemberEvent::Closed).cancelled().is_none());
 }
+
+/// A rank that is done closes its connection while it still writes what it has to say: it is not killed for it, and neither is one
+/// that was told of the end.
+#[test]
+fn who_is_done_ends_by_itself() {
+    let mut story = three(true);
+    story.on(2, MemberEvent::Done { generation: 1 }).on(2, MemberEvent::Closed);
+    assert_eq!(story.decisions, []);
+    story.on(0, MemberEvent::Closed);
+    assert_eq!(story.decisions, []);
+}
