@@ -265,8 +265,7 @@ fn below_min_it_saves_and_waits() {
         run.until(|line| line["event"] == "waiting" && line["why"].as_str().unwrap().contains("at least 2"));
     assert!(waiting["why"].as_str().unwrap().contains("parallel.elastic.min"), "{waiting}");
     let mut joined = command(folder.path(), &["join", &at, "job.toml"]);
-    let mut joined =
-        joined.env("POLYREME_SECRET", SECRET).stdout(Stdio::null()).spawn().unwrap();
+    let mut joined = joined.env("POLYREME_SECRET", SECRET).stdout(Stdio::null()).spawn().unwrap();
     run.until(|line| is_generation(line, 3) && line["ranks"] == 2);
     run.interrupt();
     assert_eq!(joined.wait().unwrap().code(), Some(130));
