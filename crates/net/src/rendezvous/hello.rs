@@ -537,7 +537,7 @@ mod tests {
         let huge = [(1u64 << 60).to_le_bytes().as_slice(), &[0; 64]].concat();
         check(Role::Acceptor, &huge, stranger(), 0);
         let mut purpose = genuine.clone();
-        purpose[10] = 4;
+        purpose[10] = 5;
         check(Role::Acceptor, &purpose, stranger(), 0);
         let mut encrypt = genuine.clone();
         encrypt[11] = 3;
