@@ -462,6 +462,7 @@ fn attention(
     let (t_q, t_k) = (attention.t_q, attention.t_k);
     let mask = (node.inputs.len() > first + n).then(|| match *dims(n) {
         [_, _] => [0, 0, t_k],
+        [_, 1, _] => [t_k, 0, 0],
         [_, _, _] => [t_q * t_k, 0, t_k],
         [_, 1, _, _] => [t_q * t_k, 0, t_k],
         [_, heads, _, _] => [heads * t_q * t_k, t_q * t_k, t_k],

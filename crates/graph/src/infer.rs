@@ -372,12 +372,15 @@ fn attention(op: &'static str, packed: bool, x: &[&Value]) -> Result<[usize; 5],
         let [b, t, t_k, heads, _] = sizes;
         let fits = match *mask.shape.dims() {
             [mt, mk] => (mt, mk) == (t, t_k),
-            [mb, mt, mk] => (mb, mt, mk) == (b, t, t_k),
+            // One row for all queries of a sample: what hides its padding.
+            [mb, mt, mk] => (mb, mk) == (b, t_k) && (mt == t || mt == 1),
             [mb, mh, mt, mk] => (mb, mt, mk) == (b, t, t_k) && (mh == heads || mh == 1),
             _ => false,
         };
         if !fits {
-            let why = format!("a mask is [{t}, {t_k}], [{b}, {t}, {t_k}] or [{b}, {heads}, {t}, {t_k}]");
+            let why = format!(
+                "a mask is [{t}, {t_k}], [{b}, 1, {t_k}], [{b}, {t}, {t_k}] or [{b}, {heads}, {t}, {t_k}]"
+            );
             return Err(shape(op, &mask.shape, why));
         }
     }

@@ -375,7 +375,8 @@ pub enum Op {
         /// `v`.
         rows: usize,
     },
-    /// `(qkv)` or `(q, k, v)`, and an additive mask if any → `(o [b, t, heads, d], lse [b, heads, t])`.
+    /// `(qkv)` or `(q, k, v)`, and an additive mask if any → `(o [b, t, heads, d], lse [b, heads, t])`. The mask is
+    /// `[t, t_k]`, `[b, t, t_k]`, `[b, heads, t, t_k]`, or `[b, 1, t_k]`: the same for all queries of a sample.
     Attention(Attention),
     /// `(do, o, lse)` and then the operands of the attention → `dqkv` or `(dq, dk, dv)`.
     AttentionGrad(Attention),

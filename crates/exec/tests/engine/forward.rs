@@ -524,7 +524,14 @@ fn attentions() {
     let (n, heads, d) = (2, 3, 4);
     for causal in [false, true] {
         for (t_q, t_k) in [(5, 5), (3, 6), (6, 3)] {
-            for mask in [&[][..], &[t_q, t_k], &[n, t_q, t_k], &[n, 1, t_q, t_k], &[n, heads, t_q, t_k]] {
+            for mask in [
+                &[][..],
+                &[t_q, t_k],
+                &[n, 1, t_k],
+                &[n, t_q, t_k],
+                &[n, 1, t_q, t_k],
+                &[n, heads, t_q, t_k],
+            ] {
                 let o = |q: &dyn Fn(usize, usize, usize, usize) -> [f64; 3],
                          m: &dyn Fn(&[usize]) -> f64,
                          i: &[usize]| {
@@ -538,7 +545,7 @@ fn attentions() {
                     (0..seen).map(|j| score(j) / total * q(b, j, h, c)[2]).sum::<f64>()
                 };
                 let bias = |p: Option<&Array>, i: &[usize]| match p.filter(|_| !mask.is_empty()) {
-                    Some(p) if mask.len() == 3 => p.at(&[i[0], i[2], i[3]]),
+                    Some(p) if mask.len() == 3 => p.at(&[i[0], i[2].min(mask[1] - 1), i[3]]),
                     Some(p) => p.at(i),
                     None => 0.0,
                 };
