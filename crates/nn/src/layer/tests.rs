@@ -136,16 +136,16 @@ fn recurrent() {
         r.bias_ih_l1_reverse [16] ±0.5000
         r.bias_hh_l1_reverse [16] ±0.5000
         : [2, 5, 8]";
-    check(&[2, 5, 3], |b, x| lstm.trace(b, "r", x, true), want);
+    check(&[2, 5, 3], |b, x| lstm.trace(b, "r", x, None, true), want);
     let gru = Recurrent::new(Cell::Gru, 3, 4);
     let want = "r.weight_ih_l0 [12, 3] ±0.5000
         r.weight_hh_l0 [12, 4] ±0.5000
         r.bias_ih_l0 [12] ±0.5000
         r.bias_hh_l0 [12] ±0.5000
         : [2, 5, 4]";
-    check(&[2, 5, 3], |b, x| gru.trace(b, "r", x, true), want);
+    check(&[2, 5, 3], |b, x| gru.trace(b, "r", x, None, true), want);
     let want = "layer `r`: recurrent: `layers` is 0; it must be at least 1";
-    check_error(&[2, 5, 3], |b, x| Recurrent { layers: 0, ..gru }.trace(b, "r", x, true), want);
+    check_error(&[2, 5, 3], |b, x| Recurrent { layers: 0, ..gru }.trace(b, "r", x, None, true), want);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use polyreme_graph::{Builder, Tensor, Traced};
 
 use super::sequence;
-use crate::layer::{Embedding, LayerNorm, Linear, Positions, TransformerEncoderLayer};
+use crate::layer::{Embedding, LayerNorm, Linear, Padding, Positions, TransformerEncoderLayer, mean_time};
 
 /// `tok` and learnt `pos`, pre-norm `encoder.layers.K` with GELU, `norm`, and `head` on the mean over time.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -24,12 +24,24 @@ pub struct EncoderClassifier {
     pub dropout: f32,
     /// How many classes.
     pub classes: usize,
+    /// The id that fills shorter sequences up; `None`: all are of one length.
+    pub padding: Option<usize>,
 }
 
 impl Default for EncoderClassifier {
     fn default() -> EncoderClassifier {
         let (vocab, width, heads, hidden, layers, context) = (64, 64, 4, 128, 2, 32);
-        EncoderClassifier { vocab, width, heads, hidden, layers, context, dropout: 0.0, classes: 5 }
+        EncoderClassifier {
+            vocab,
+            width,
+            heads,
+            hidden,
+            layers,
+            context,
+            dropout: 0.0,
+            classes: 5,
+            padding: None,
+        }
     }
 }
 
@@ -44,13 +56,15 @@ impl EncoderClassifier {
             ..TransformerEncoderLayer::new(width, heads, hidden)
         };
         sequence(b, ids)?;
+        let padding = self.padding.map(|id| Padding::of(b, ids, id)).transpose()?;
+        let hidden_keys = padding.map(|padding| padding.scores(b)).transpose()?;
         let mut x = Embedding { rows: vocab, width }.trace(b, "tok", ids)?;
         x = Positions { context, width }.trace(b, "pos", x)?;
         for k in 0..self.layers {
-            x = layer.trace(b, &format!("encoder.layers.{k}"), x, None, training)?;
+            x = layer.trace(b, &format!("encoder.layers.{k}"), x, hidden_keys, training)?;
         }
         x = LayerNorm::new(width).trace(b, "norm", x)?;
-        x = b.mean(x, &[1])?;
+        x = mean_time(b, x, padding)?;
         Linear::new(width, self.classes).trace(b, "head", x)
     }
 }

@@ -35,6 +35,15 @@ pub enum Sample<'a> {
         /// The length of the sequence.
         time: usize,
     },
+    /// Sequences of token ids of different lengths, filled up at their end.
+    Texts {
+        /// The size of the vocabulary, with the id that fills up.
+        vocab: usize,
+        /// The longest sequence.
+        time: usize,
+        /// The id that fills up.
+        padding: usize,
+    },
 }
 
 /// What the data's labels are.
@@ -136,7 +145,16 @@ impl Model {
                         Sample::Row { width } => StackInput::Row { width },
                         Sample::Mixed { .. } => return kind(NUMBERS),
                         Sample::Ids { vocab, time } => StackInput::Ids { vocab, context: time },
+                        Sample::Texts { vocab, time, padding } => {
+                            StackInput::Texts { vocab, context: time, padding }
+                        }
                     };
+                }
+                // A job file says sizes of ids; that texts differ in length is known from the data.
+                if let (StackInput::Ids { vocab, context }, Sample::Texts { padding, .. }) =
+                    (stack.input, sample)
+                {
+                    stack.input = StackInput::Texts { vocab, context, padding };
                 }
                 check_input(stack.input, sample, &mut fitted)?;
                 match (answer, stack.is_per_token()) {
@@ -189,10 +207,14 @@ impl Model {
             }
             (Model::Gpt(_), _) => return kind("text whose labels are the next tokens"),
             (
-                Model::Recurrent(super::RecurrentClassifier { vocab: v, context: c, .. })
-                | Model::Encoder(super::EncoderClassifier { vocab: v, context: c, .. }),
-                Sample::Ids { vocab, time },
+                Model::Recurrent(super::RecurrentClassifier { vocab: v, context: c, padding: p, .. })
+                | Model::Encoder(super::EncoderClassifier { vocab: v, context: c, padding: p, .. }),
+                Sample::Ids { vocab, time } | Sample::Texts { vocab, time, .. },
             ) if answer != Answer::NextId => {
+                *p = match sample {
+                    Sample::Texts { padding, .. } => Some(padding),
+                    _ => None,
+                };
                 set_ids(v, c, vocab, time, open("vocab"), open("context"))?;
                 fitted.time = Some(time);
             }
@@ -239,7 +261,7 @@ fn numel(sample: Sample) -> usize {
         Sample::Image { channels, height, width } => channels.saturating_mul(height).saturating_mul(width),
         Sample::Row { width } => width,
         Sample::Mixed { numbers, ids } => numbers.saturating_add(ids.len()),
-        Sample::Ids { time, .. } => time,
+        Sample::Ids { time, .. } | Sample::Texts { time, .. } => time,
     }
 }
 
@@ -267,6 +289,7 @@ fn found(sample: Sample, answer: Answer) -> String {
             format!("rows of {numbers} numbers and {} categories with many values {labels}", ids.len())
         }
         Sample::Ids { time, .. } => format!("sequences of {time} ids {labels}"),
+        Sample::Texts { time, .. } => format!("texts of up to {time} tokens {labels}"),
     }
 }
 
@@ -305,6 +328,7 @@ fn check_input(input: StackInput, sample: Sample, fitted: &mut Fitted) -> Result
     let differs = |said: String| {
         let found = match sample {
             Sample::Ids { vocab, time } => format!("sequences of {time} ids out of {vocab}"),
+            Sample::Texts { vocab, time, .. } => format!("texts of up to {time} tokens out of {vocab}"),
             Sample::Row { width } => format!("rows of {width}"),
             Sample::Mixed { numbers, ids } => {
                 format!("rows of {numbers} numbers and {} categories with many values", ids.len())
@@ -325,14 +349,17 @@ fn check_input(input: StackInput, sample: Sample, fitted: &mut Fitted) -> Result
                 return differs(format!("[{channels}, {height}, {width}]"));
             }
         }
-        (StackInput::Ids { vocab, context }, Sample::Ids { vocab: v, time }) => {
+        (StackInput::Ids { vocab, context }, Sample::Ids { vocab: v, time })
+        | (StackInput::Texts { vocab, context, .. }, Sample::Texts { vocab: v, time, .. }) => {
             if v > vocab || time > context {
                 return differs(format!("{context} ids out of {vocab}"));
             }
             fitted.time = Some(time);
         }
         (StackInput::Open, _) => return differs("open".into()),
-        (StackInput::Ids { vocab, context }, _) => return differs(format!("{context} ids out of {vocab}")),
+        (StackInput::Ids { vocab, context } | StackInput::Texts { vocab, context, .. }, _) => {
+            return differs(format!("{context} ids out of {vocab}"));
+        }
         (StackInput::Row { width }, _) => return differs(format!("[{width}]")),
         (StackInput::Image { channels, height, width }, _) => {
             return differs(format!("[{channels}, {height}, {width}]"));

@@ -4,7 +4,7 @@ use polyreme_graph::op::Cell;
 use polyreme_graph::{Builder, Tensor, Traced};
 
 use super::sequence;
-use crate::layer::{Embedding, Linear, Recurrent, positive};
+use crate::layer::{Embedding, Linear, Padding, Recurrent, last_step, mean_time, positive};
 
 /// `embed`, `lstm` or `gru`, and `head` on the last time step; in both directions, on the mean over time.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -27,6 +27,8 @@ pub struct RecurrentClassifier {
     pub dropout: f32,
     /// How many classes.
     pub classes: usize,
+    /// The id that fills shorter sequences up; `None`: all are of one length.
+    pub padding: Option<usize>,
 }
 
 impl Default for RecurrentClassifier {
@@ -42,6 +44,7 @@ impl Default for RecurrentClassifier {
             context: 20,
             dropout: 0.0,
             classes: 5,
+            padding: None,
         }
     }
 }
@@ -50,21 +53,17 @@ impl RecurrentClassifier {
     /// `ids [b, t]` → `[b, classes]`.
     pub fn logits(&self, b: &mut Builder, ids: Tensor, training: bool) -> Traced {
         let &RecurrentClassifier { cell, vocab, width, hidden, layers, bidirectional, dropout, .. } = self;
-        let [batch, t] = sequence(b, ids)?;
+        let [_, t] = sequence(b, ids)?;
         positive(b, "ids", &[("time", t)])?;
         let name = match cell {
             Cell::Lstm => "lstm",
             Cell::Gru => "gru",
         };
         let recurrent = Recurrent { layers, bidirectional, dropout, ..Recurrent::new(cell, width, hidden) };
+        let padding = self.padding.map(|id| Padding::of(b, ids, id)).transpose()?;
         let x = Embedding { rows: vocab, width }.trace(b, "embed", ids)?;
-        let y = recurrent.trace(b, name, x, training)?;
-        let y = if bidirectional {
-            b.mean(y, &[1])?
-        } else {
-            let last = b.slice(y, 1, t - 1, 1)?;
-            b.reshape(last, [batch, hidden])?
-        };
+        let y = recurrent.trace(b, name, x, padding, training)?;
+        let y = if bidirectional { mean_time(b, y, padding)? } else { last_step(b, y, padding)? };
         Linear::new(recurrent.outputs(), self.classes).trace(b, "head", y)
     }
 }

@@ -269,7 +269,7 @@ fn y(case: &OpCase, attrs: &mut Attrs, b: &mut Builder) -> Traced {
             let x = case.leaf(b, "x")?;
             let cell = if case.op == "lstm" { Cell::Lstm } else { Cell::Gru };
             let (layers, bidirectional) = (attrs.get("layers"), attrs.get("both"));
-            Recurrent { layers, bidirectional, ..Recurrent::new(cell, 3, 4) }.trace(b, LAYER, x, true)
+            Recurrent { layers, bidirectional, ..Recurrent::new(cell, 3, 4) }.trace(b, LAYER, x, None, true)
         }
         other => panic!("{}: unknown op {other}", case.case),
     }

@@ -30,6 +30,7 @@ fn encoder(dropout: f32) -> SequenceCase {
         context: 8,
         dropout,
         classes: 8,
+        ..EncoderClassifier::default()
     };
     SequenceCase::new("encoder", Model::Encoder(model), 4)
 }
@@ -45,6 +46,7 @@ fn recurrent(cell: Cell, bidirectional: bool) -> SequenceCase {
         context: 8,
         dropout: 0.2,
         classes: 8,
+        ..RecurrentClassifier::default()
     };
     SequenceCase::new("recurrent", Model::Recurrent(model), 4)
 }

@@ -89,6 +89,7 @@ fn recurrent_layers_are_sharded() {
             context: 6,
             dropout: 0.2,
             classes: 12,
+            ..RecurrentClassifier::default()
         };
         let recurrent = case("recurrent", Model::Recurrent(model));
         for (data, accumulate) in [(2, 3), (3, 1)] {
@@ -108,6 +109,7 @@ fn an_encoder_is_sharded() {
         context: 6,
         dropout: 0.1,
         classes: 12,
+        ..EncoderClassifier::default()
     };
     let encoder = case("encoder", Model::Encoder(model));
     check(&ShardCase { clip: Some(0.2), ..encoder.clone() }, 1e-5);

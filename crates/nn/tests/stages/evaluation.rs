@@ -194,6 +194,7 @@ fn an_encoder_evaluates_as_on_one_rank() {
         context: 8,
         dropout: 0.1,
         classes: 8,
+        ..EncoderClassifier::default()
     };
     check(&Evaluated::new("encoder", Model::Encoder(model)), &MESHES, 1e-5);
 }
@@ -224,6 +225,7 @@ fn recurrent_layers_evaluate_as_on_one_rank() {
             context: 6,
             dropout: 0.2,
             classes: 8,
+            ..RecurrentClassifier::default()
         };
         check(&Evaluated::new("recurrent", Model::Recurrent(model)), &MESHES, 1e-5);
     }

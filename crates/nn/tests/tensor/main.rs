@@ -320,6 +320,7 @@ fn recurrent_layers_are_split() {
             context: 6,
             dropout: 0.2,
             classes: 8,
+            ..RecurrentClassifier::default()
         };
         check(&case("recurrent", Model::Recurrent(model), 4), &[2, 4], 1e-5, 3.0);
     }
@@ -336,6 +337,7 @@ fn an_encoder_is_split() {
         context: 8,
         dropout: 0.1,
         classes: 8,
+        ..EncoderClassifier::default()
     };
     check(&case("encoder", Model::Encoder(model), 4), &[2, 4], 1e-5, 1.3);
 }

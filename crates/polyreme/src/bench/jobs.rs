@@ -280,7 +280,7 @@ fn made_for(model: &Model, loss: LossKind) -> Spec {
         Model::Recurrent(m) => m.vocab,
         Model::Encoder(m) => m.vocab,
         Model::Layers(m) => match m.input {
-            StackInput::Ids { vocab, .. } => vocab,
+            StackInput::Ids { vocab, .. } | StackInput::Texts { vocab, .. } => vocab,
             _ => 0,
         },
         _ => 0,

@@ -169,7 +169,10 @@ fn stack(spec: &mut ModelSpec) -> Option<&mut Stack> {
 
 fn ids(spec: &ModelSpec) -> Option<(usize, usize)> {
     match &spec.model {
-        Model::Layers(Stack { input: StackInput::Ids { vocab, context }, .. }) => Some((*vocab, *context)),
+        Model::Layers(Stack {
+            input: StackInput::Ids { vocab, context } | StackInput::Texts { vocab, context, .. },
+            ..
+        }) => Some((*vocab, *context)),
         _ => None,
     }
 }
@@ -202,7 +205,7 @@ fn input() -> Type<StackInput> {
     dims.map(to, |input| match *input {
         StackInput::Row { width } => Some(vec![width]),
         StackInput::Image { channels, height, width } => Some(vec![channels, height, width]),
-        StackInput::Open | StackInput::Ids { .. } => None,
+        StackInput::Open | StackInput::Ids { .. } | StackInput::Texts { .. } => None,
     })
 }
 

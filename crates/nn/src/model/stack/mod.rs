@@ -50,6 +50,15 @@ pub enum StackInput {
         /// The length of sequences, and the limit of learnt positions.
         context: usize,
     },
+    /// Sequences of token ids of different lengths, filled up at their end.
+    Texts {
+        /// The size of the vocabulary.
+        vocab: usize,
+        /// The longest sequence, and the limit of learnt positions.
+        context: usize,
+        /// The id that fills them up.
+        padding: usize,
+    },
 }
 
 /// One layer of a [`Stack`]. Pairs are rows and columns.
@@ -254,7 +263,7 @@ impl Stack {
                 let (h, w) = options.image.unwrap_or((height, width));
                 numbers([n, channels, h, w].into())
             }
-            StackInput::Ids { context, .. } => {
+            StackInput::Ids { context, .. } | StackInput::Texts { context, .. } => {
                 let shape = [n, options.time.unwrap_or(context)].into();
                 ModelInput { name: "ids", shape, dtype: DType::I32 }
             }

@@ -8,8 +8,8 @@ use polyreme_graph::{Builder, Tensor, TraceError, TraceErrorKind, Traced};
 use super::{Stack, StackInput, StackLayer};
 use crate::layer::{
     AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, Conv2d, ConvInit, ConvTranspose2d, Dropout, Embedding,
-    GroupNorm, LayerNorm, Linear, MaxPool2d, MultiheadAttention, Positions, Recurrent, RmsNorm,
-    TransformerEncoderLayer, channels_last, flatten, global_mean, positive,
+    GroupNorm, LayerNorm, Linear, MaxPool2d, MultiheadAttention, Padding, Positions, Recurrent, RmsNorm,
+    TransformerEncoderLayer, channels_last, flatten, global_mean, last_step, mean_time, positive,
 };
 
 /// The most elements of one tensor: beyond any memory, and far below where products of sizes would overflow.
@@ -29,7 +29,7 @@ impl Form {
         match input {
             StackInput::Open | StackInput::Row { .. } => Form::Row,
             StackInput::Image { .. } => Form::Image,
-            StackInput::Ids { .. } => Form::Ids,
+            StackInput::Ids { .. } | StackInput::Texts { .. } => Form::Ids,
         }
     }
 
@@ -69,7 +69,11 @@ pub(super) fn logits(stack: &Stack, b: &mut Builder, x: Tensor, training: bool) 
     positive(b, "input", &b.shape(x).dims().iter().map(|&d| ("size", d)).collect::<Vec<_>>())?;
     let form = Form::of(stack.input);
     let x = if form == Form::Image { channels_last(b, x)? } else { x };
-    let walk = StackTracer { input: stack.input, training };
+    let padding = match stack.input {
+        StackInput::Texts { padding, .. } => Some(Padding::of(b, x, padding)?),
+        StackInput::Open | StackInput::Row { .. } | StackInput::Image { .. } | StackInput::Ids { .. } => None,
+    };
+    let walk = StackTracer { input: stack.input, padding, training };
     let (x, form) = walk.layers(b, &stack.layers, x, form, "")?;
     let shape = b.shape(x).clone();
     match (form, shape.dims()) {
@@ -87,6 +91,8 @@ pub(super) fn logits(stack: &Stack, b: &mut Builder, x: Tensor, training: bool) 
 /// Settings that all layers share.
 struct StackTracer {
     input: StackInput,
+    /// Which positions of sequences are padding, if they differ in length.
+    padding: Option<Padding>,
     training: bool,
 }
 
@@ -128,6 +134,9 @@ impl StackTracer {
     ) -> Traced {
         let op = layer.kind();
         takes(b, layer, x, form)?;
+        if self.padding.is_some() && form == Form::Sequence {
+            takes_padding(b, layer, x)?;
+        }
         let dims = b.dims(x);
         let last = dims.last().copied().unwrap_or(0);
         let rows = b.shape(x).rows();
@@ -183,14 +192,14 @@ impl StackTracer {
             StackLayer::Flatten if form == Form::Image => b.layer(name, |b| flatten(b, x)),
             StackLayer::Flatten => b.layer(name, |b| b.reshape(x, [dims[0], dims[1..].iter().product()])),
             StackLayer::Embedding { width } => {
-                let StackInput::Ids { vocab, .. } = self.input else {
+                let (StackInput::Ids { vocab, .. } | StackInput::Texts { vocab, .. }) = self.input else {
                     unreachable!("only ids have this form")
                 };
                 room(b, op, &[&[vocab, width], &[rows, last, width]])?;
                 Embedding { rows: vocab, width }.trace(b, name, x)
             }
             StackLayer::Positions => {
-                let StackInput::Ids { context, .. } = self.input else {
+                let (StackInput::Ids { context, .. } | StackInput::Texts { context, .. }) = self.input else {
                     unreachable!("only ids become sequences")
                 };
                 room(b, op, &[&[context, last]])?;
@@ -203,16 +212,14 @@ impl StackTracer {
                     &[&[2, cell.gates(), hidden, last.max(hidden)], &[2, cell.gates(), hidden, rows]],
                 )?;
                 let recurrent = Recurrent { bidirectional, ..Recurrent::new(cell, last, hidden) };
-                recurrent.trace(b, name, x, self.training)
+                recurrent.trace(b, name, x, self.padding, self.training)
             }
-            StackLayer::LastStep => b.layer(name, |b| {
-                let step = b.slice(x, 1, dims[1] - 1, 1)?;
-                b.reshape(step, [dims[0], last])
-            }),
-            StackLayer::MeanTime => b.layer(name, |b| b.mean(x, &[1])),
+            StackLayer::LastStep => b.layer(name, |b| last_step(b, x, self.padding)),
+            StackLayer::MeanTime => b.layer(name, |b| mean_time(b, x, self.padding)),
             StackLayer::Attention { heads, causal } => {
                 room(b, op, &[&[3, last, last], &[3, rows, last]])?;
-                MultiheadAttention { width: last, heads, causal }.trace(b, name, x, None)
+                let hidden = self.padding.map(|padding| padding.scores(b)).transpose()?;
+                MultiheadAttention { width: last, heads, causal }.trace(b, name, x, hidden)
             }
             StackLayer::EncoderLayer { heads, hidden, ref activation, dropout, norm_first, causal } => {
                 let hidden = hidden.unwrap_or(4 * last);
@@ -224,7 +231,8 @@ impl StackTracer {
                     causal,
                     ..TransformerEncoderLayer::new(last, heads, hidden)
                 };
-                layer.trace(b, name, x, None, self.training)
+                let hidden_keys = self.padding.map(|padding| padding.scores(b)).transpose()?;
+                layer.trace(b, name, x, hidden_keys, self.training)
             }
             StackLayer::Residual { ref layers } => {
                 let at = format!("{place}.");
@@ -283,6 +291,35 @@ fn takes(b: &Builder, layer: &StackLayer, x: Tensor, form: Form) -> Traced<()> {
         _ => "",
     };
     let why = format!("it takes {wanted_names}, not {}{advice}", plural(&form));
+    b.error(TraceErrorKind::Shape { op: layer.kind(), shape: b.shape(x).clone(), why })
+}
+
+/// Fails for a layer that would mix padding into what it makes of a sequence.
+fn takes_padding(b: &Builder, layer: &StackLayer, x: Tensor) -> Traced<()> {
+    let instead = match layer {
+        StackLayer::Flatten => "`mean_time` or `last_step`",
+        StackLayer::BatchNorm | StackLayer::GroupNorm { .. } => "`layer_norm` or `rms_norm`",
+        StackLayer::Linear { .. }
+        | StackLayer::Conv { .. }
+        | StackLayer::ConvTranspose { .. }
+        | StackLayer::MaxPool { .. }
+        | StackLayer::AvgPool { .. }
+        | StackLayer::AdaptiveAvgPool { .. }
+        | StackLayer::GlobalMean
+        | StackLayer::LayerNorm
+        | StackLayer::RmsNorm
+        | StackLayer::Activation { .. }
+        | StackLayer::Dropout { .. }
+        | StackLayer::Embedding { .. }
+        | StackLayer::Positions
+        | StackLayer::Recurrent { .. }
+        | StackLayer::LastStep
+        | StackLayer::MeanTime
+        | StackLayer::Attention { .. }
+        | StackLayer::EncoderLayer { .. }
+        | StackLayer::Residual { .. } => return Ok(()),
+    };
+    let why = format!("texts differ in length, and it would mix their padding in; use {instead} instead");
     b.error(TraceErrorKind::Shape { op: layer.kind(), shape: b.shape(x).clone(), why })
 }
 
