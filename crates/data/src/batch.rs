@@ -2,10 +2,10 @@
 
 use polyreme_kernels::tally::Tally;
 
-use crate::dataset::Values;
+use crate::dataset::{Dataset, Values};
 use crate::error::DataError;
 use crate::order::Order;
-use crate::spec::Spec;
+use crate::spec::{Features, Spec};
 
 /// A range of positions of an epoch, which make one batch.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -16,6 +16,26 @@ pub struct Span {
     pub start: usize,
     /// The number of positions.
     pub len: usize,
+    /// The length that texts are filled up to; `None`: that of the longest of the set.
+    pub time: Option<usize>,
+}
+
+impl Span {
+    /// These positions, filled up as far as the longest text of the set.
+    pub fn new(order: Order, start: usize, len: usize) -> Span {
+        Span { order, start, len, time: None }
+    }
+}
+
+/// The length that the texts at these positions are filled up to: the least of the set's that holds all of them. `None` if the
+/// set's samples are all of one length. It depends on the positions alone, so all ranks of a step come to the same.
+pub fn time_of(set: &dyn Dataset, order: Order, start: usize, len: usize) -> Option<usize> {
+    let Features::Texts { times, .. } = &set.spec().features else { return None };
+    if times.len() < 2 {
+        return None;
+    }
+    let tokens = order.walk(start).take(len).map(|idx| set.tokens(idx).unwrap_or(usize::MAX));
+    Some(set.spec().features.time_for(tokens.max().unwrap_or(0)))
 }
 
 /// An epoch cut into batches; the last may be short. A `batch` of 0 counts as 1.
@@ -23,7 +43,7 @@ pub fn spans(order: Order, batch: usize) -> impl Iterator<Item = Span> + Send + 
     let (epoch_len, batch) = (order.epoch_len(), batch.max(1));
     (0..epoch_len.div_ceil(batch)).map(move |i| {
         let start = i * batch;
-        Span { order, start, len: batch.min(epoch_len - start) }
+        Span::new(order, start, batch.min(epoch_len - start))
     })
 }
 
@@ -60,6 +80,21 @@ pub enum SlotValues<'a> {
     I32(&'a mut [i32]),
 }
 
+impl SlotValues<'_> {
+    /// How many values have room.
+    pub fn len(&self) -> usize {
+        match self {
+            SlotValues::F32(x) => x.len(),
+            SlotValues::I32(x) => x.len(),
+        }
+    }
+
+    /// Whether there is no room.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 impl Batch {
     /// An empty batch with memory for `n_max` samples; an error if there is not enough.
     pub fn reserve(spec: &Spec, n_max: usize) -> Result<Batch, DataError> {
@@ -79,16 +114,16 @@ impl Batch {
         };
         let x = values(!spec.features.is_ids(), spec.features.numel())?;
         let labels = values(spec.target.is_values(), spec.n_labels())?;
-        let span = Span { order: Order::in_order(0), start: 0, len: 0 };
+        let span = Span::new(Order::in_order(0), 0, 0);
         Ok(Batch { x, labels, n: 0, span, tally: Tally::default() })
     }
 
     /// Makes this a batch of `n` samples, whose values are still to be written. Allocates nothing within the reserved size.
-    pub(crate) fn resize(&mut self, spec: &Spec, n: usize) {
+    pub(crate) fn resize(&mut self, spec: &Spec, n: usize, time: Option<usize>) {
         self.n = n;
         self.tally = Tally::default();
         self.labels.resize(n * spec.n_labels());
-        self.x.resize(n * spec.features.numel());
+        self.x.resize(n * time.unwrap_or(spec.features.numel()));
     }
 
     /// The slices of sample `i` of `n`.
@@ -147,7 +182,7 @@ fn part<T>(all: &mut [T], i: usize, n: usize) -> &mut [T] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{Features, Target};
+    use crate::spec::Target;
 
     #[test]
     fn spans_cover_an_epoch_and_end_short() {
@@ -179,7 +214,7 @@ mod tests {
         let mut batch = Batch::reserve(&spec, 5).unwrap();
         let place = batch.labels.i32().unwrap().as_ptr();
         for n in [5, 2, 5, 0, 4] {
-            batch.resize(&spec, n);
+            batch.resize(&spec, n, None);
             assert_eq!(batch.x.i32().map(<[i32]>::len), Some(3 * n));
             let labels = batch.labels.i32().unwrap();
             assert_eq!((labels.len(), labels.as_ptr()), (3 * n, place));
@@ -194,7 +229,7 @@ mod tests {
         let target = Target::Numbers { n: 2, names: vec![] };
         let spec = Spec { features: Features::Row { width: 3 }, target };
         let mut batch = Batch::reserve(&spec, 2).unwrap();
-        batch.resize(&spec, 2);
+        batch.resize(&spec, 2, None);
         let SlotValues::F32(labels) = batch.slot(1).1 else { panic!("numbers are f32") };
         labels.copy_from_slice(&[7.0, 8.0]);
         assert_eq!(batch.labels, BatchValues::F32(vec![0.0, 0.0, 7.0, 8.0]));

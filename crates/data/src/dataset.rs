@@ -19,6 +19,11 @@ pub trait Dataset: Send + Sync {
     /// [`crate::Target::Class`].
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError>;
 
+    /// How many tokens sample `idx` has, where samples differ in length; `None` where they do not.
+    fn tokens(&self, _idx: usize) -> Option<usize> {
+        None
+    }
+
     /// An error if what was read since the set was opened may not be what its files held: a mapped file that is cut short
     /// reads as zeros. Called after samples were read. A set that wraps others may keep this default: all maps of the
     /// process are then checked.
@@ -53,7 +58,7 @@ pub struct Scratch {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Fetched<'a> {
     /// The features: as many as [`crate::Features::numel`], in the set's layout; one more for
-    /// [`crate::Target::NextId`], so that features are `[..time]` and labels `[1..]`.
+    /// [`crate::Target::NextId`], so that features are `[..time]` and labels `[1..]`; the tokens of a text, however many.
     pub values: Values<'a>,
     /// The label.
     pub label: Label<'a>,

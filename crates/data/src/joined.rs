@@ -74,6 +74,11 @@ impl Dataset for Joined {
         let (part, idx) = self.find(idx);
         part.class(idx)
     }
+
+    fn tokens(&self, idx: usize) -> Option<usize> {
+        let (part, idx) = self.find(idx);
+        part.tokens(idx)
+    }
 }
 
 /// What a model is to say of samples, in words.

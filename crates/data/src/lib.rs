@@ -7,7 +7,8 @@
 //! - [`spec`]: what a sample is. [`dataset`]: random access to samples. [`error`]: what can be wrong with files.
 //! - Formats: [`idx`] (MNIST), [`cifar`], [`table`] (CSV), [`images`] (a folder per class), [`arrays`] (safetensors),
 //!   [`text`] with [`bpe`], its tokenizers; all over [`map`], mapped files.
-//! - [`memory`], [`synthetic`]: sets that are given as vectors, or generated. [`mod@split`]: parts of a set.
+//! - [`memory`], [`synthetic`]: sets that are given as vectors, or generated. [`mod@split`]: parts of a set. [`by_length`]: texts,
+//!   the shortest first.
 //! - [`order`]: which sample stands where in an epoch; `permute` and `draw` are its randomness.
 //! - [`stats`]: means, deviations and class counts. [`augment`], [`transform`]: from a sample to its place in a batch.
 //! - [`batch`], [`loader`]: batches, and the threads that prefetch them.
@@ -19,6 +20,7 @@ pub mod arrays;
 pub mod augment;
 pub mod batch;
 pub mod bpe;
+pub mod by_length;
 pub mod cifar;
 #[cfg(test)]
 mod damage;
@@ -45,7 +47,7 @@ pub mod text;
 pub mod transform;
 
 pub use augment::Augment;
-pub use batch::{Batch, BatchValues, Span, spans};
+pub use batch::{Batch, BatchValues, Span, spans, time_of};
 pub use bpe::Tokenizer;
 pub use dataset::{Dataset, Fetched, Label, Scratch, Values};
 pub use error::DataError;

@@ -314,7 +314,7 @@ impl Shared {
                 batch
             }
         };
-        batch.resize(spec, span.len);
+        batch.resize(spec, span.len, span.time);
         batch.span = span;
         let read = self.read(&mut batch, scratch, at);
         // Checked first: the content of a file that was cut may be wrong in any way, or in none.

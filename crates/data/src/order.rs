@@ -24,7 +24,19 @@ pub enum Mode {
     /// half of the set, and so on: ranks that split batches in the same way read only their own part of the files.
     /// 0 counts as 1. In epochs of a fraction of the set that do not begin with a pass, parts and places are shifted.
     Parts(usize),
+    /// The set is arranged by length ([`crate::by_length`]), and batches are neighbours in it: samples are in random order inside
+    /// a length, and batches in random order. The short batch of a pass comes last, and is taken from anywhere. In epochs of a
+    /// fraction of the set that do not begin with a pass, steps are no longer such batches, and more of them mix lengths.
+    Lengths {
+        /// Samples of a batch; 0 counts as 1.
+        batch: usize,
+        /// Where each length ends in the set, ascending; the last is its end.
+        ends: [usize; LENGTHS_MAX],
+    },
 }
+
+/// How many lengths [`Mode::Lengths`] tells apart.
+pub const LENGTHS_MAX: usize = 16;
 
 /// The order of one epoch.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -123,6 +135,7 @@ enum Pass {
     Sample(Permutation),
     Block(Blocks),
     Parts(Parts),
+    Lengths(Lengths),
 }
 
 impl Pass {
@@ -139,6 +152,7 @@ impl Pass {
                 len: order.len,
                 batch: batch.clamp(1, order.len.max(1)),
             }),
+            Mode::Lengths { batch, ends } => Pass::Lengths(Lengths::new(order, batch.max(1), ends, number)),
         }
     }
 
@@ -148,7 +162,65 @@ impl Pass {
             Pass::Sample(permutation) => permutation.at(within),
             Pass::Block(blocks) => blocks.at(within),
             Pass::Parts(parts) => parts.at(within),
+            Pass::Lengths(lengths) => lengths.at(within),
         }
+    }
+}
+
+/// A pass of batches of neighbours in a set that is arranged by length. Whole batches are permuted; the short one, if there is one,
+/// comes last, and lies at a random place among the others.
+#[derive(Clone, Debug)]
+struct Lengths {
+    seed: u64,
+    number: u64,
+    batch: usize,
+    ends: [usize; LENGTHS_MAX],
+    whole: Permutation,
+    n_whole: usize,
+    short_len: usize,
+    /// How many whole batches lie before the short one.
+    before_short: usize,
+    /// The length that was read last and the order inside it.
+    open: Option<(usize, Permutation)>,
+}
+
+impl Lengths {
+    fn new(order: &Order, batch: usize, ends: [usize; LENGTHS_MAX], number: u64) -> Lengths {
+        let (n_whole, short_len) = (order.len / batch, order.len % batch);
+        Lengths {
+            seed: order.seed,
+            number,
+            batch,
+            ends,
+            whole: Permutation::new(n_whole, word64(order.seed, Purpose::Pass, number, 0)),
+            n_whole,
+            short_len,
+            before_short: below64(word64(order.seed, Purpose::ShortBlock, number, 0), n_whole + 1),
+            open: None,
+        }
+    }
+
+    fn at(&mut self, within: usize) -> usize {
+        let (batch, offset) = (within / self.batch, within % self.batch);
+        let start = match batch < self.n_whole {
+            true => {
+                let place = self.whole.at(batch);
+                place * self.batch + if place < self.before_short { 0 } else { self.short_len }
+            }
+            false => self.before_short * self.batch,
+        };
+        let at = start + offset;
+        // Samples beyond the last end would be ones that nobody counted; they are of the last length.
+        let length = self.ends.iter().position(|end| at < *end).unwrap_or(LENGTHS_MAX - 1);
+        let first = if length == 0 { 0 } else { self.ends[length - 1] };
+        let inside = match self.open {
+            Some((open, inside)) if open == length => inside,
+            _ => {
+                let key = word64(self.seed, Purpose::Block, self.number, length as u64);
+                self.open.insert((length, Permutation::new(self.ends[length] - first, key))).1
+            }
+        };
+        first + inside.at(at - first)
     }
 }
 

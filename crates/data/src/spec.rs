@@ -43,6 +43,15 @@ pub enum Features {
         /// The size of the vocabulary; ids are below this.
         vocab: usize,
     },
+    /// Sequences of token ids of different lengths; batches are `[n, time]`, i32, and shorter ones are filled up.
+    Texts {
+        /// The lengths that they may be filled up to, ascending; the last is that of the longest.
+        times: Vec<usize>,
+        /// The size of the vocabulary; ids are below this.
+        vocab: usize,
+        /// The id that fills up, which is no token's.
+        padding: usize,
+    },
 }
 
 /// The order of an image's values in a set.
@@ -102,6 +111,7 @@ impl Features {
             Features::Row { width } => width,
             Features::Mixed { numbers, ref ids } => numbers + ids.len(),
             Features::Ids { time, .. } => time,
+            Features::Texts { ref times, .. } => longest(times),
         }
     }
 
@@ -112,18 +122,48 @@ impl Features {
             Features::Row { width } => vec![width],
             Features::Mixed { .. } => vec![self.numel()],
             Features::Ids { time, .. } => vec![time],
+            Features::Texts { ref times, .. } => vec![longest(times)],
         }
     }
 
     /// Whether some of a sample's values are ids, which have no mean and cannot be mixed.
     pub fn has_ids(&self) -> bool {
-        matches!(self, Features::Ids { .. } | Features::Mixed { .. })
+        matches!(self, Features::Ids { .. } | Features::Texts { .. } | Features::Mixed { .. })
     }
 
     /// Whether batches are integers.
     pub fn is_ids(&self) -> bool {
-        matches!(self, Features::Ids { .. })
+        matches!(self, Features::Ids { .. } | Features::Texts { .. })
     }
+
+    /// The length that sequences are filled up to in a batch whose longest has so many tokens; that of all where they are alike.
+    pub fn time_for(&self, tokens: usize) -> usize {
+        match self {
+            Features::Texts { times, .. } => {
+                times.iter().copied().find(|time| *time >= tokens).unwrap_or_else(|| longest(times))
+            }
+            Features::Image { .. } | Features::Row { .. } | Features::Mixed { .. } | Features::Ids { .. } => {
+                self.numel()
+            }
+        }
+    }
+
+    /// The same where sequences that differ in length are all filled up to `time`.
+    pub fn filled_to(&self, time: usize) -> Features {
+        match self {
+            Features::Texts { vocab, padding, .. } => {
+                Features::Texts { times: vec![time], vocab: *vocab, padding: *padding }
+            }
+            Features::Image { .. } | Features::Row { .. } | Features::Mixed { .. } | Features::Ids { .. } => {
+                self.clone()
+            }
+        }
+    }
+}
+
+/// The last of some ascending lengths.
+fn longest(times: &[usize]) -> usize {
+    times.last().copied().unwrap_or(0)
 }
 
 impl Target {

@@ -137,6 +137,10 @@ impl Dataset for Subset {
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
         self.set.class(self.place(idx))
     }
+
+    fn tokens(&self, idx: usize) -> Option<usize> {
+        self.set.tokens(self.place(idx))
+    }
 }
 
 #[cfg(test)]

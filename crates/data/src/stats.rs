@@ -22,7 +22,7 @@ impl Stats {
         // Ids that follow the numbers of a row have no mean.
         let grouped = match &set.spec().features {
             Features::Mixed { numbers, .. } => *numbers,
-            Features::Image { .. } | Features::Row { .. } | Features::Ids { .. } => {
+            Features::Image { .. } | Features::Row { .. } | Features::Ids { .. } | Features::Texts { .. } => {
                 set.spec().features.numel()
             }
         };
@@ -158,7 +158,7 @@ fn grouping(features: &Features) -> Result<(usize, Grouping), DataError> {
         Features::Image { channels, layout: Layout::Interleaved, .. } => {
             Ok((channels, Grouping::Interleaved(channels.max(1))))
         }
-        Features::Ids { .. } => Err(DataError::Setting { why: IDS.into() }),
+        Features::Ids { .. } | Features::Texts { .. } => Err(DataError::Setting { why: IDS.into() }),
     }
 }
 

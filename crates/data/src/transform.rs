@@ -31,7 +31,7 @@ impl Transform {
             Features::Image { channels, .. } => channels,
             Features::Row { width } => width,
             Features::Mixed { numbers, .. } => numbers,
-            Features::Ids { .. } => 0,
+            Features::Ids { .. } | Features::Texts { .. } => 0,
         };
         // A row of ids alone has nothing to normalise.
         let mixed = matches!(spec.features, Features::Mixed { .. });
@@ -44,7 +44,9 @@ impl Transform {
         }
         let tables = match spec.features {
             Features::Image { channels, .. } => (0..channels).map(|channel| table(stats, channel)).collect(),
-            Features::Row { .. } | Features::Mixed { .. } | Features::Ids { .. } => Vec::new(),
+            Features::Row { .. } | Features::Mixed { .. } | Features::Ids { .. } | Features::Texts { .. } => {
+                Vec::new()
+            }
         };
         let augment = (augment != Augment::default()).then_some(augment);
         Ok(Transform { spec: spec.clone(), stats: stats.cloned(), tables, augment, targets: None })
@@ -83,7 +85,13 @@ impl Transform {
     ) -> Result<(), DataError> {
         let (numel, idx) = (self.spec.features.numel(), address.idx);
         let expected = numel + usize::from(self.spec.target == Target::NextId);
-        if sample.values.len() != expected {
+        let is_text = matches!(self.spec.features, Features::Texts { .. });
+        if is_text {
+            let (n, room) = (sample.values.len(), x.len());
+            if n == 0 || n > room {
+                return wrong(format!("sample {idx} has {n} tokens, and 1 to {room} have room"));
+            }
+        } else if sample.values.len() != expected {
             let n = sample.values.len();
             return wrong(format!("sample {idx} has {n} values, but the set's samples have {expected}"));
         }
@@ -173,6 +181,17 @@ impl Transform {
                 if let Some(labels) = next_ids {
                     labels.copy_from_slice(&values[1..]);
                 }
+            }
+            (&Features::Texts { vocab, padding, .. }, SlotValues::I32(x), Values::I32(values)) => {
+                let is_token = |&&id: &&i32| usize::try_from(id).is_ok_and(|id| id < vocab && id != padding);
+                if let Some(id) = values.iter().find(|id| !is_token(id)) {
+                    return wrong(format!(
+                        "sample {idx} has the id {id}, which is not a token's: those are in 0..{vocab} without {padding}"
+                    ));
+                }
+                let (tokens, rest) = x.split_at_mut(values.len());
+                tokens.copy_from_slice(values);
+                rest.fill(padding as i32);
             }
             (&Features::Ids { vocab, .. }, SlotValues::I32(x), Values::U8(values)) => {
                 if let Some(id) = values.iter().find(|&&id| usize::from(id) >= vocab) {

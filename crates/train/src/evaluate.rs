@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_collective::{Comm, Doing, Reduce};
-use polyreme_data::{Dataset, Loader, LoaderOptions, Order, Span, Transform};
+use polyreme_data::{Dataset, Loader, LoaderOptions, Order, Span, Transform, time_of};
 use polyreme_exec::Engine;
 
 use crate::error::TrainError;
@@ -80,12 +80,18 @@ fn evaluate_blocks<E: BorrowMut<Engine>>(
     let mut sums = vec![0.0; each * n_blocks(judge, set.as_ref())];
     let options = LoaderOptions { batch_max: n, threads, prefetch: EVALUATION_PREFETCH, seed: 0 };
     let order = Order::in_order(len);
-    let plan = blocks.clone().map(move |b| Span { order, start: b * n, len: n.min(len - b * n) });
+    let by_block = judge.fills_by_block().then(|| set.clone());
+    let plan = blocks.clone().map(move |b| {
+        let (start, len) = (b * n, n.min(len - b * n));
+        let time = by_block.as_ref().and_then(|set| time_of(set.as_ref(), order, start, len));
+        Span { order, start, len, time }
+    });
     for (batch, block) in Loader::start(set.clone(), transform.clone(), plan, options).zip(blocks) {
         let batch = batch?;
         let labels = batch.labels.values();
         let (counts, counts_loss, own_labels) =
             (judge.counts(), judge.counts_loss(), judge.own_labels(&labels));
+        judge.fill_up_to(batch.span.time);
         let (logits, loss) = judge.run(batch.x.values(), labels)?;
         // Of ranks that have a network together, one counts for all.
         if counts {

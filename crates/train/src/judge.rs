@@ -25,7 +25,9 @@ const BLOCK_LOGITS: usize = 1 << 25;
 /// every number of ranks and threads comes to the same bits.
 pub fn block_samples(net: &Net, spec: &Spec) -> Result<usize, TrainError> {
     let n = match spec.features {
-        Features::Ids { time, .. } => (BLOCK_TOKENS / time.max(1)).clamp(1, BLOCK_SAMPLES),
+        Features::Ids { .. } | Features::Texts { .. } => {
+            (BLOCK_TOKENS / spec.features.numel().max(1)).clamp(1, BLOCK_SAMPLES)
+        }
         Features::Image { .. } | Features::Row { .. } | Features::Mixed { .. } => BLOCK_SAMPLES,
     };
     Ok(n.min(BLOCK_LOGITS / logits_of_one(net, spec)?.max(1)).max(1))
@@ -36,6 +38,8 @@ pub fn block_samples(net: &Net, spec: &Spec) -> Result<usize, TrainError> {
 pub(crate) struct Trial {
     /// The program's number in the engine.
     pub(crate) number: usize,
+    /// Of texts: the lengths that they can be filled up to beside the longest, and the numbers of the programs for them.
+    pub(crate) by_time: Vec<(usize, usize)>,
     input: &'static str,
     n: usize,
     /// The width of a row of logits.
@@ -69,14 +73,35 @@ impl Trial {
         let counts_loss = counts && first(Axis::Sequence);
         let input = net.input(spec, 1, false).name;
         let staged = plan.mesh.stage > 1;
-        Ok((program, Trial { number: 0, input, n, outputs, counts, counts_loss, staged, fed }))
+        let by_time = Vec::new();
+        Ok((program, Trial { number: 0, by_time, input, n, outputs, counts, counts_loss, staged, fed }))
     }
+}
+
+/// The programs for texts that are filled up less far than the longest, with their lengths. None where ranks have the network
+/// together: their parts of it are made for one length.
+pub(crate) fn shorter(
+    net: &Net,
+    spec: &Spec,
+    n: usize,
+    kind: LossKind,
+    plan: &Plan,
+) -> Result<Vec<(usize, Program)>, TrainError> {
+    let Features::Texts { times, .. } = &spec.features else { return Ok(Vec::new()) };
+    let times = if plan.mesh.replica_ranks() > 1 { &[] } else { &times[..times.len().saturating_sub(1)] };
+    let program = |&time: &usize| {
+        let spec = Spec { features: spec.features.filled_to(time), target: spec.target.clone() };
+        Ok((time, Trial::new(net, &spec, n, kind, plan)?.0))
+    };
+    times.iter().map(program).collect()
 }
 
 /// Evaluates with an engine of its own, or with one that is lent.
 pub struct Judge<E = Engine> {
     engine: E,
     trial: Trial,
+    /// The program that is run next.
+    number: usize,
 }
 
 impl Judge {
@@ -105,8 +130,14 @@ impl Judge {
         options: Options,
         comm: Comm,
     ) -> Result<Judge, TrainError> {
-        let (engine, trial) = join(comm, plan, options, |plan| Trial::new(net, spec, n, kind, plan))?;
-        Ok(Judge { engine, trial })
+        let (mut engine, (mut trial, shorter)) = join(comm, plan, options, |plan| {
+            let (program, trial) = Trial::new(net, spec, n, kind, plan)?;
+            Ok((program, (trial, shorter(net, spec, n, kind, plan)?)))
+        })?;
+        for (time, program) in shorter {
+            trial.by_time.push((time, engine.add(program)?));
+        }
+        Ok(Judge::over(engine, trial))
     }
 
     /// The engine, to set its weights from elsewhere.
@@ -127,7 +158,19 @@ impl Judge {
 
 impl<E: BorrowMut<Engine>> Judge<E> {
     pub(crate) fn over(engine: E, trial: Trial) -> Judge<E> {
-        Judge { engine, trial }
+        let number = trial.number;
+        Judge { engine, trial, number }
+    }
+
+    /// Whether texts may be filled up less far than the longest of the set.
+    pub(crate) fn fills_by_block(&self) -> bool {
+        !self.trial.by_time.is_empty()
+    }
+
+    /// What runs next is texts that are filled up to this length; `None`: to that of the longest.
+    pub(crate) fn fill_up_to(&mut self, time: Option<usize>) {
+        let of_time = self.trial.by_time.iter().find(|(t, _)| Some(*t) == time);
+        self.number = of_time.map_or(self.trial.number, |(_, number)| *number);
     }
 
     /// The engine.
@@ -187,8 +230,8 @@ impl<E: BorrowMut<Engine>> Judge<E> {
     /// The logits of up to [`Judge::batch`] samples, `[labels, classes]` or `[samples, numbers]`, and their mean loss; nothing on
     /// a rank that does not have them. All ranks that have a network together are given the same samples.
     pub fn run(&mut self, x: Values, labels: Values) -> Result<(&[f32], f64), TrainError> {
-        let Trial { number, input, n, outputs, counts, ref fed, .. } = self.trial;
-        let engine = self.engine.borrow_mut();
+        let Trial { input, n, outputs, counts, ref fed, .. } = self.trial;
+        let (number, engine) = (self.number, self.engine.borrow_mut());
         engine.select(number);
         match x {
             _ if !engine.has_input(input) => {}

@@ -20,7 +20,7 @@ use crate::checkpoint::{TensorShape, tensors};
 use crate::error::TrainError;
 use crate::fed::Fed;
 use crate::job;
-use crate::judge::{Judge, Trial};
+use crate::judge::{Judge, Trial, shorter};
 use crate::loss::Loss;
 use crate::lower::{Lowering, training_graph};
 use crate::mixup;
@@ -89,14 +89,14 @@ pub struct Learner {
     apart: Option<Apart>,
 }
 
-/// Bodies by their number of samples.
-type Bodies = Vec<(usize, Arc<Body>)>;
+/// Bodies by their number of samples, and the length that texts are filled up to.
+type Bodies = Vec<((usize, Option<usize>), Arc<Body>)>;
 
-/// A [`StepKind`], with its microbatches, rounds and steps.
-type OwnedKind = (Vec<MicrobatchRange>, usize, usize);
+/// A [`StepKind`], with its microbatches, rounds, steps and length.
+type OwnedKind = (Vec<MicrobatchRange>, usize, usize, Option<usize>);
 
 fn owned(kind: StepKind) -> OwnedKind {
-    (kind.microbatches.to_vec(), kind.rounds, kind.steps)
+    (kind.microbatches.to_vec(), kind.rounds, kind.steps, kind.time)
 }
 
 /// What a finished step came to, over all ranks.
@@ -181,7 +181,7 @@ impl Learner {
         let lowering = options.lowering(rank, in_memory);
         let mut bodies = Bodies::new();
         let kind = part.kinds()[0];
-        let mut body = |n: usize| body_of(&mut bodies, n, &lowering, net, spec, options.loss);
+        let mut body = |n: usize| body_of(&mut bodies, (n, kind.time), &lowering, net, spec, options.loss);
         let compiled = lowering.step_program(kind, runs.as_deref(), &mut body);
         // The others would wait for this rank.
         let program = compiled.inspect_err(|error| comms.job().fail(&error.to_string()))?;
@@ -241,7 +241,7 @@ impl Learner {
 
     fn add_program(&mut self, kind: StepKind) -> Result<usize, TrainError> {
         let Learner { lowering, net, spec, options, bodies, runs, .. } = self;
-        let mut body = |n: usize| body_of(bodies, n, lowering, net, spec, options.loss);
+        let mut body = |n: usize| body_of(bodies, (n, kind.time), lowering, net, spec, options.loss);
         let program = lowering.step_program(kind, runs.as_deref(), &mut body)?;
         Ok(self.engine.add(program)?)
     }
@@ -300,7 +300,9 @@ impl Learner {
     /// Gives up programs for other steps than those of a part.
     pub fn keep_only(&mut self, part: &RankShare) {
         let kinds: Vec<OwnedKind> = part.kinds().into_iter().map(owned).collect();
-        let (kept, gone) = self.programs.drain(..).partition(|(kind, _)| kinds.contains(kind));
+        // Whatever texts are filled up to.
+        let stays = |(m, r, n, _): &OwnedKind| kinds.iter().any(|(a, b, c, _)| (a, b, c) == (m, r, n));
+        let (kept, gone) = self.programs.drain(..).partition(|(kind, _)| stays(kind));
         self.programs = kept;
         self.remove(gone);
     }
@@ -314,10 +316,11 @@ impl Learner {
     fn remove(&mut self, gone: Vec<(OwnedKind, usize)>) {
         // The first program says where everything lies, and stays.
         gone.into_iter().filter(|(_, number)| *number > 0).for_each(|(_, number)| self.engine.remove(number));
-        let used = |n: usize| {
-            self.programs.iter().any(|((microbatches, ..), _)| microbatches.iter().any(|p| p.len == n))
+        let used = |(n, time): (usize, Option<usize>)| {
+            let has = |m: &[MicrobatchRange]| m.iter().any(|p| p.len == n);
+            self.programs.iter().any(|((microbatches, _, _, t), _)| *t == time && has(microbatches))
         };
-        self.bodies.retain(|(n, _)| used(*n));
+        self.bodies.retain(|(key, _)| used(*key));
     }
 
     /// Compiles for evaluations of at most `n` samples of `spec` at once.
@@ -325,6 +328,9 @@ impl Learner {
         let (program, mut trial) =
             Trial::new(&self.net, spec, n, self.options.loss.kind, &self.lowering.plan)?;
         trial.number = self.engine.add(program)?;
+        for (time, program) in shorter(&self.net, spec, n, self.options.loss.kind, &self.lowering.plan)? {
+            trial.by_time.push((time, self.engine.add(program)?));
+        }
         self.trial = Some(trial);
         Ok(())
     }
@@ -348,7 +354,9 @@ impl Learner {
     /// asked for each microbatch that has samples, in their order, and hands its batch to the function that it is given.
     pub fn step(&mut self, step: RankStep, load: &mut Load) -> Result<Vec<StepResult>, TrainError> {
         let kind = step.kind;
-        let same = |(p, r, n): &OwnedKind| (&p[..], *r, *n) == (kind.microbatches, kind.rounds, kind.steps);
+        let same = |(p, r, n, time): &OwnedKind| {
+            (&p[..], *r, *n, *time) == (kind.microbatches, kind.rounds, kind.steps, kind.time)
+        };
         let number = match self.programs.iter().find(|(known, _)| same(known)) {
             Some((_, number)) => *number,
             None => {
@@ -532,20 +540,27 @@ impl Feed<TrainError> for RankFeed<'_, '_> {
     }
 }
 
-/// The body for `n` samples, compiled if it is not there yet.
+/// The body for `n` samples, of texts that are filled up to `time` if they are; compiled if it is not there yet.
 fn body_of(
     bodies: &mut Bodies,
-    n: usize,
+    (n, time): (usize, Option<usize>),
     lowering: &Lowering,
     net: &Net,
     spec: &Spec,
     loss: Loss,
 ) -> Result<Arc<Body>, TrainError> {
-    if let Some((_, body)) = bodies.iter().find(|(len, _)| *len == n) {
+    if let Some((_, body)) = bodies.iter().find(|(key, _)| *key == (n, time)) {
         return Ok(body.clone());
     }
-    let body = lowering.body(&training_graph(net, spec, n, loss)?)?;
-    bodies.push((n, body.clone()));
+    let graph = match time {
+        None => training_graph(net, spec, n, loss)?,
+        Some(time) => {
+            let spec = Spec { features: spec.features.filled_to(time), target: spec.target.clone() };
+            training_graph(net, &spec, n, loss)?
+        }
+    };
+    let body = lowering.body(&graph)?;
+    bodies.push(((n, time), body.clone()));
     Ok(body)
 }
 

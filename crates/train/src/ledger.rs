@@ -15,6 +15,7 @@
 
 use std::fmt;
 
+use polyreme_data::order::LENGTHS_MAX;
 use polyreme_data::{Mode, Order, Tally};
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +71,7 @@ enum ModeForm {
     Sample,
     Block(usize),
     Parts(usize),
+    Lengths { batch: usize, ends: [usize; LENGTHS_MAX] },
 }
 
 /// What the ledger of a run comes to.

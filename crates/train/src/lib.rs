@@ -54,6 +54,7 @@ pub mod sets;
 pub mod share;
 pub mod starting;
 mod talk;
+pub mod texts;
 pub mod trained;
 pub mod weights;
 pub mod whole;

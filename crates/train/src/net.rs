@@ -68,7 +68,7 @@ pub fn options(spec: &Spec, n: usize, training: bool) -> TraceOptions {
     let mut options = if training { TraceOptions::training(n) } else { TraceOptions::evaluation(n) };
     match spec.features {
         Features::Image { height, width, .. } => options.image = Some((height, width)),
-        Features::Ids { time, .. } => options.time = Some(time),
+        Features::Ids { .. } | Features::Texts { .. } => options.time = Some(spec.features.numel()),
         Features::Row { .. } | Features::Mixed { .. } => {}
     }
     options

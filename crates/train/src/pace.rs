@@ -59,6 +59,8 @@ pub struct StepKind<'a> {
     pub rounds: usize,
     /// How many steps.
     pub steps: usize,
+    /// The length that texts are filled up to; `None`: that of the longest.
+    pub time: Option<usize>,
 }
 
 /// A part of a step that goes through the engine at once.
@@ -246,10 +248,10 @@ impl RankShare {
     /// one.
     pub fn kinds(&self) -> Vec<StepKind<'_>> {
         let [rounds, of_short] = self.rounds;
-        let whole = |steps: &usize| StepKind { microbatches: &self.whole, rounds, steps: *steps };
+        let whole = |steps: &usize| StepKind { microbatches: &self.whole, rounds, steps: *steps, time: None };
         let mut kinds: Vec<_> = self.runs.iter().map(whole).collect();
         if self.pace.tail() > 0 {
-            kinds.push(StepKind { microbatches: &self.short, rounds: of_short, steps: 1 });
+            kinds.push(StepKind { microbatches: &self.short, rounds: of_short, steps: 1, time: None });
         }
         kinds
     }

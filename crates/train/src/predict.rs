@@ -73,7 +73,7 @@ impl Predictor {
         let rounds = len.div_ceil(n * ranks);
         let order = Order::in_order(len);
         let mine = (0..rounds).map(move |round| span(round, rank)).filter(|(_, len)| *len > 0);
-        let mine = mine.map(move |(start, len)| Span { order, start, len });
+        let mine = mine.map(move |(start, len)| Span::new(order, start, len));
         let options = LoaderOptions { batch_max: n, threads: 0, prefetch: 1, seed: 0 };
         let mut loader = Loader::start(set.clone(), transform.clone(), mine, options);
         for round in 0..rounds {

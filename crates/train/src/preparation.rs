@@ -22,6 +22,9 @@ pub struct Preparation {
     pub std: Vec<f32>,
     /// The tokenizer's file; `None`: bytes.
     pub tokenizer: Option<PathBuf>,
+    /// The digest of that file, where ids must be those of the same tokenizer later.
+    #[serde(default)]
+    pub tokenizer_digest: Option<String>,
     /// The names of a table's features, in their order; empty without a header.
     #[serde(default)]
     pub columns: Vec<String>,
@@ -83,6 +86,15 @@ pub enum Sample {
         /// Ids are below this.
         vocab: usize,
     },
+    /// The tokens of a text.
+    Texts {
+        /// The lengths that texts are filled up to.
+        times: Vec<usize>,
+        /// Ids are below this.
+        vocab: usize,
+        /// The id that fills up.
+        padding: usize,
+    },
 }
 
 impl Preparation {
@@ -93,6 +105,9 @@ impl Preparation {
             &Features::Row { width } => Sample::Row { width },
             Features::Mixed { numbers, ids } => Sample::Mixed { numbers: *numbers, ids: ids.clone() },
             &Features::Ids { time, vocab } => Sample::Ids { time, vocab },
+            Features::Texts { times, vocab, padding } => {
+                Sample::Texts { times: times.clone(), vocab: *vocab, padding: *padding }
+            }
         };
         let (classes, names) = match &spec.target {
             Target::Class { classes, names } => (*classes, names.clone()),
@@ -109,7 +124,19 @@ impl Preparation {
         });
         let (mean, std) = stats.map_or_else(Default::default, |s| (s.mean.clone(), s.std.clone()));
         let (columns, label) = (Vec::new(), None);
-        Preparation { sample, classes, names, mean, std, tokenizer, columns, label, values, schema: None }
+        Preparation {
+            sample,
+            classes,
+            names,
+            mean,
+            std,
+            tokenizer,
+            tokenizer_digest: None,
+            columns,
+            label,
+            values,
+            schema: None,
+        }
     }
 
     /// The same where numbers to be predicted are normalised by `stats`.
@@ -129,6 +156,11 @@ impl Preparation {
     /// The same for a table whose columns are read so.
     pub fn with_schema(self, schema: Option<TableSchema>) -> Preparation {
         Preparation { schema, ..self }
+    }
+
+    /// The same for texts whose tokenizer's file has this digest.
+    pub fn with_tokenizer_digest(self, tokenizer_digest: Option<String>) -> Preparation {
+        Preparation { tokenizer_digest, ..self }
     }
 
     /// The columns of the table that was trained on.
@@ -156,6 +188,9 @@ impl Preparation {
             (Some(_), None) => return Some("columns are all numbers and were not".into()),
             (None, None) => {}
         }
+        if self.tokenizer_digest != now.tokenizer_digest {
+            return Some("texts are cut into tokens by another tokenizer than they were".into());
+        }
         let targets = |p: &Preparation| p.values.as_ref().map(|v| (v.labels, v.n, v.names.clone()));
         if targets(self) != targets(now) {
             let words = |p: &Preparation| match targets(p) {
@@ -179,6 +214,9 @@ impl Preparation {
             &Sample::Row { width } => Features::Row { width },
             Sample::Mixed { numbers, ids } => Features::Mixed { numbers: *numbers, ids: ids.clone() },
             &Sample::Ids { time, vocab } => Features::Ids { time, vocab },
+            Sample::Texts { times, vocab, padding } => {
+                Features::Texts { times: times.clone(), vocab: *vocab, padding: *padding }
+            }
         };
         let target = match (&self.values, self.classes) {
             (Some(TargetValues { labels: false, n, names, .. }), _) => {

@@ -19,6 +19,7 @@ use crate::error::TrainError;
 use crate::fingerprint::{IMAGES, Origin};
 use crate::job::{Job, Source};
 use crate::preparation::Preparation;
+use crate::texts;
 
 /// Where Debian's package puts Fashion-MNIST.
 const DEBIAN_FASHION: &str = "/usr/share/datasets/fashion-mnist";
@@ -37,12 +38,16 @@ pub struct Sets {
     pub test: Option<Arc<dyn Dataset>>,
     /// The tokenizer's file.
     pub tokenizer: Option<PathBuf>,
+    /// The digest of that file, if texts with labels are made of its tokens.
+    pub tokenizer_digest: Option<String>,
     /// The names of a table's columns.
     pub columns: Columns,
     /// As what they are read, if they are not all numbers.
     pub schema: Option<Arc<TableSchema>>,
     /// Columns of numbers that look like ids.
     pub like_ids: Vec<String>,
+    /// What was found in texts, as lines for people.
+    pub texts: Vec<String>,
     /// Where they come from.
     pub origin: Origin,
 }
@@ -55,9 +60,11 @@ impl Sets {
             validation: None,
             test: None,
             tokenizer: None,
+            tokenizer_digest: None,
             columns: Columns::default(),
             schema: None,
             like_ids: Vec::new(),
+            texts: Vec::new(),
             origin: Origin::default(),
         }
     }
@@ -71,7 +78,7 @@ impl Sets {
     pub fn notes(&self) -> Vec<String> {
         match &self.schema {
             Some(schema) => schema.lines(),
-            None => self.like_ids.iter().map(|name| like_an_id(name)).collect(),
+            None => self.texts.iter().cloned().chain(self.like_ids.iter().map(|n| like_an_id(n))).collect(),
         }
     }
 }
@@ -127,8 +134,13 @@ fn open_source(job: &Job, trained: Option<&Preparation>, isa: Isa) -> Result<Set
             let sets = both(Arc::new(open(&found.train)?), test.map(shared));
             with_files(sets, found.train.into_iter().chain(found.test).collect())
         }
-        Source::Table { path, test, .. } => {
+        Source::Table { path, test, choice, .. } => {
+            let texts = match trained {
+                None => texts::to_train(job, &choice.text)?,
+                Some(trained) => texts::to_use(&choice.text, trained)?,
+            };
             let options = TableOptions {
+                texts,
                 columns: trained.map(Preparation::columns).unwrap_or_default(),
                 schema: trained.and_then(|t| t.schema.clone()).map(Arc::new),
                 ..table_options(job, &job.data.source).unwrap_or_default()
@@ -142,6 +154,16 @@ fn open_source(job: &Job, trained: Option<&Preparation>, isa: Isa) -> Result<Set
                     paths.iter().map(open).collect::<Result<_, _>>()?
                 }
             };
+            let (mut options, mut tables, mut found) = (options, tables, Vec::new());
+            if let (Some(texts), None) = (&mut options.texts, trained) {
+                let (filled, times) = texts::with_times(tables, choice.text.buckets);
+                found = texts::notes(&filled, texts, &times);
+                tables = filled;
+                texts.length = times.last().copied().unwrap_or(1);
+                texts.times = times;
+            }
+            let tokenizer = options.texts.as_ref().and(choice.text.tokenizer.clone());
+            let tokenizer_digest = tokenizer.as_deref().map(texts::digest).transpose()?;
             let columns = match tables.first() {
                 Some(table) if options.columns.is_empty() => table.columns().clone(),
                 _ => options.columns.clone(),
@@ -156,9 +178,19 @@ fn open_source(job: &Job, trained: Option<&Preparation>, isa: Isa) -> Result<Set
                 let parts = paths.iter().map(|p| Table::open_as(p, &options, &target).map(shared));
                 join(parts.collect::<Result<Vec<_>, _>>()?, paths)
             };
-            let sets =
-                Sets { columns, schema, like_ids, ..both(train, test_paths.as_ref().map(open).transpose()?) };
-            with_files(sets, paths.into_iter().chain(test_paths.into_iter().flatten()).collect())
+            let sets = Sets {
+                columns,
+                schema,
+                like_ids,
+                texts: found,
+                tokenizer: tokenizer.clone(),
+                tokenizer_digest,
+                ..both(train, test_paths.as_ref().map(open).transpose()?)
+            };
+            with_files(
+                sets,
+                paths.into_iter().chain(test_paths.into_iter().flatten()).chain(tokenizer).collect(),
+            )
         }
         Source::Images { path, size, grey } => {
             let found = images::find(path)?;

@@ -174,7 +174,7 @@ fn a_plan_that_panics_is_an_error_after_what_it_said() {
 
 #[test]
 fn spans_that_do_not_fit_are_errors() {
-    let span = |len, start, n| Span { order: Order::in_order(len), start, len: n };
+    let span = |len, start, n| Span::new(Order::in_order(len), start, n);
     for (span, part) in [
         (span(100, 0, 17), "longer than batch_max"),
         (span(101, 0, 10), "longer than the set"),

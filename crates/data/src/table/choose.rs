@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use super::texts::TextChoice;
 use crate::joined::matches;
 
 /// Up to this many different values a category is one-hot, unless options say otherwise; with more its values get vectors that
@@ -24,12 +25,21 @@ pub struct ColumnChoice {
     pub blanks: Vec<String>,
     /// Up to how many different values a category is one-hot.
     pub one_hot: usize,
+    /// Columns that are texts; with them no other column is a feature.
+    pub text: TextChoice,
 }
 
 impl Default for ColumnChoice {
     fn default() -> ColumnChoice {
         let none = Vec::new;
-        ColumnChoice { columns: none(), ignore: none(), categories: none(), blanks: none(), one_hot: ONE_HOT }
+        ColumnChoice {
+            columns: none(),
+            ignore: none(),
+            categories: none(),
+            blanks: none(),
+            one_hot: ONE_HOT,
+            text: TextChoice::default(),
+        }
     }
 }
 

@@ -18,6 +18,7 @@ mod lines;
 pub mod schema;
 mod survey;
 mod text;
+mod texts;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,8 @@ pub use lines::TableFormat;
 pub use schema::TableSchema;
 pub use survey::{ColumnSurvey, ColumnType};
 use text::{Heading, Row, Text};
+use texts::TokenRows;
+pub use texts::{LENGTH, TextChoice, TextColumns, choose_times};
 
 /// Options for reading a table.
 #[derive(Clone, PartialEq, Debug)]
@@ -58,6 +61,8 @@ pub struct TableOptions {
     pub choice: ColumnChoice,
     /// What was learnt of the columns in training; `None`: they are numbers, or it is learnt now.
     pub schema: Option<Arc<TableSchema>>,
+    /// Columns that are texts: they are the features then, and no other column is.
+    pub texts: Option<TextColumns>,
 }
 
 impl Default for TableOptions {
@@ -72,6 +77,7 @@ impl Default for TableOptions {
             surely_classes: false,
             choice: ColumnChoice::default(),
             schema: None,
+            texts: None,
         }
     }
 }
@@ -91,6 +97,8 @@ pub struct Table {
     targets: Vec<f32>,
     /// As what its columns were read, if they are not all numbers.
     schema: Option<Arc<TableSchema>>,
+    /// The tokens of its texts, if its features are texts.
+    texts: Option<TokenRows>,
 }
 
 /// How the features of rows are read.
@@ -99,6 +107,8 @@ enum FeatureReader<'a> {
     Numbers(Vec<usize>),
     /// As a schema says.
     Encoded(RowEncoder<'a>),
+    /// As texts.
+    Texts(&'a TextColumns, Vec<usize>, TokenRows),
 }
 
 /// Why a table was not read.
@@ -134,7 +144,8 @@ impl Table {
     /// Reads the tables at these paths, parts of one: their classes are those of all of them together, and their columns
     /// those of the first.
     pub fn open_all(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<Table>, DataError> {
-        let tables = match options.schema.is_none() && options.choice != ColumnChoice::default() {
+        let chosen = options.texts.is_none() && options.choice != ColumnChoice::default();
+        let tables = match options.schema.is_none() && chosen {
             true => Table::learn_and_read(paths, options)?,
             false => match Table::read_all(paths, options) {
                 Ok(tables) => tables,
@@ -208,7 +219,7 @@ impl Table {
         }
         let text = Text::open(path, options)?;
         let heading = text.heading()?;
-        if options.schema.is_some() {
+        if options.schema.is_some() || options.texts.is_some() {
             let labels = heading.known_labels(&text);
             return Ok(Table::read(&text, &heading, &labels, false)?);
         }
@@ -273,6 +284,9 @@ impl Table {
         if let Some(schema) = &self.schema {
             return schema.like_ids.clone();
         }
+        if self.texts.is_some() {
+            return Vec::new();
+        }
         let (width, rows) = (self.width(), self.len());
         let counts = |column: &usize| {
             let value = |row: usize| self.values[row * width + column];
@@ -282,6 +296,24 @@ impl Table {
         };
         let name = |column: usize| self.columns.features.get(column).cloned().unwrap_or(column.to_string());
         (0..width).filter(counts).map(name).collect()
+    }
+
+    /// The same where texts are filled up to these lengths, ascending; the last is at least that of the longest.
+    pub fn with_times(mut self, lengths: &[usize]) -> Table {
+        if let Features::Texts { times, .. } = &mut self.spec.features {
+            *times = lengths.to_vec();
+        }
+        self
+    }
+
+    /// How many tokens each row has; nothing if the features are no texts.
+    pub fn lengths(&self) -> impl Iterator<Item = usize> + Clone + '_ {
+        self.texts.iter().flat_map(TokenRows::lengths)
+    }
+
+    /// How many texts were longer than there is room for, and were cut.
+    pub fn n_cut(&self) -> usize {
+        self.texts.as_ref().map_or(0, |texts| texts.cut)
     }
 
     /// Whether the rows have labels; not those of [`Table::features_only`].
@@ -296,9 +328,13 @@ impl Table {
     /// Reads all rows; `fields` are columns that are no features, and are kept if `labelled`.
     fn read(text: &Text, heading: &Heading, fields: &[usize], labelled: bool) -> Result<Table, Unread> {
         let schema = text.schema().cloned();
-        let mut features = match &schema {
-            None => FeatureReader::Numbers(heading.features(text, fields)?),
-            Some(schema) => {
+        let mut features = match (text.texts(), &schema) {
+            (Some(columns), _) => {
+                let places = columns.fields(text, heading, fields)?;
+                FeatureReader::Texts(columns, places, TokenRows::default())
+            }
+            (None, None) => FeatureReader::Numbers(heading.features(text, fields)?),
+            (None, Some(schema)) => {
                 let names = if heading.is_named() { heading.names.as_slice() } else { &[] };
                 let places = schema.find(names, heading.width).map_err(|why| text.error(0, 0, &why))?;
                 FeatureReader::Encoded(RowEncoder::new(schema, &places))
@@ -324,6 +360,7 @@ impl Table {
                     }
                 }
                 FeatureReader::Encoded(encoder) => encoder.row(row, &mut values)?,
+                FeatureReader::Texts(columns, places, rows) => rows.push(columns, row, places)?,
             }
             for &field in fields {
                 row.on_one_line(field)?;
@@ -373,9 +410,16 @@ impl Table {
                 columns.features = fields.iter().copied().filter_map(name).collect();
                 Features::Row { width: fields.len() }
             }
+            (FeatureReader::Texts(texts, places, rows), _) => {
+                columns.features = places.iter().copied().filter_map(name).collect();
+                rows.features(texts)
+            }
             (FeatureReader::Encoded(_), None) => unreachable!("only a schema encodes"),
         };
-        drop(features);
+        let texts = match features {
+            FeatureReader::Texts(_, _, rows) => Some(rows),
+            FeatureReader::Numbers(_) | FeatureReader::Encoded(_) => None,
+        };
         let (n, names) = (fields.len(), columns.labels.clone());
         let target = match kind {
             LabelKind::Numbers if labelled => Target::Numbers { n, names },
@@ -385,7 +429,7 @@ impl Table {
             }
         };
         let spec = Spec { features: shape, target };
-        Ok(Table { spec, columns, values, labels, distinct, class_of: Vec::new(), targets, schema })
+        Ok(Table { spec, columns, values, labels, distinct, class_of: Vec::new(), targets, schema, texts })
     }
 }
 
@@ -486,11 +530,18 @@ impl Dataset for Table {
     }
 
     fn len(&self) -> usize {
-        self.values.len() / self.width()
+        self.texts.as_ref().map_or_else(|| self.values.len() / self.width(), TokenRows::len)
+    }
+
+    fn tokens(&self, idx: usize) -> Option<usize> {
+        self.texts.as_ref().map(|texts| texts.row(idx).len())
     }
 
     fn fetch<'a>(&'a self, idx: usize, _scratch: &'a mut Scratch) -> Result<Fetched<'a>, DataError> {
-        let values = &self.values[idx * self.width()..][..self.width()];
+        let values = match &self.texts {
+            Some(texts) => Values::I32(texts.row(idx)),
+            None => Values::F32(&self.values[idx * self.width()..][..self.width()]),
+        };
         let label = match self.class(idx)? {
             Some(class) => Label::Class(class),
             None => {
@@ -498,7 +549,7 @@ impl Dataset for Table {
                 Label::Values(&self.targets[idx * n..][..n])
             }
         };
-        Ok(Fetched { values: Values::F32(values), label })
+        Ok(Fetched { values, label })
     }
 
     fn intact(&self) -> Result<(), DataError> {

@@ -287,7 +287,7 @@ fn reading(survey: &ColumnSurvey, choice: &ColumnChoice) -> Result<Result<Readin
         },
         ColumnType::Unclear => return Err(survey.unclear()),
         ColumnType::Text if !choice.is_named(&survey.name) => Err(format!(
-            "looks like an id or free text ({many}{n} different values in {} rows); put it into `data.categories` to use it",
+            "looks like an id or free text ({many}{n} different values in {} rows); use it as a text with `data.text`, or put it into `data.categories`",
             survey.rows
         )),
         ColumnType::Category | ColumnType::Text => category(survey, choice),

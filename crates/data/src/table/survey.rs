@@ -66,6 +66,8 @@ pub struct ColumnSurvey {
     distinct: HashMap<Box<[u8]>, usize>,
     /// Whether there are more than were counted.
     more: bool,
+    /// Bytes of words: the least, the most, and of all together.
+    word_bytes: Option<(usize, usize, usize)>,
     counts_numbers: bool,
     /// The first field that is not blank and no number, and the first that is no date.
     not_number: Option<(DataPlace, String)>,
@@ -106,6 +108,7 @@ impl ColumnSurvey {
             parts: Vec::new(),
             distinct: HashMap::new(),
             more: false,
+            word_bytes: None,
             counts_numbers,
             not_number: None,
             not_date: None,
@@ -135,6 +138,8 @@ impl ColumnSurvey {
                     (place, String::from_utf8_lossy(text).chars().take(40).collect())
                 });
             };
+            let (least, most, all) = self.word_bytes.unwrap_or((usize::MAX, 0, 0));
+            self.word_bytes = Some((least.min(text.len()), most.max(text.len()), all + text.len()));
             first(&mut self.not_number);
             match Moment::read(text) {
                 Some(moment) => self.add_date(moment),
@@ -191,6 +196,12 @@ impl ColumnSurvey {
             });
             self.stride *= 2;
         }
+    }
+
+    /// Bytes of its words: the least, the mean and the most; `None` if it has none.
+    pub fn word_bytes(&self) -> Option<(usize, usize, usize)> {
+        let (least, most, all) = self.word_bytes?;
+        Some((least, all / (self.present() - self.numbers).max(1), most))
     }
 
     /// Fields that are not blank.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use csv::{ByteRecord, Reader, ReaderBuilder, Trim};
 
-use super::{TableFormat, TableOptions, TableSchema};
+use super::{TableFormat, TableOptions, TableSchema, TextColumns};
 use crate::error::DataError;
 use crate::map::{self, Bytes};
 use crate::spec::LabelKind;
@@ -89,6 +89,11 @@ impl Text {
         self.options.schema.as_ref()
     }
 
+    /// The columns that are texts, if there are.
+    pub(super) fn texts(&self) -> Option<&TextColumns> {
+        self.options.texts.as_ref()
+    }
+
     /// Looks at the first two rows.
     pub(super) fn heading(&self) -> Result<Heading, DataError> {
         if self.options.format == TableFormat::JsonLines {
@@ -99,7 +104,8 @@ impl Text {
         let Some(first) = first else {
             return Err(self.error(0, 0, "the file is empty"));
         };
-        let by_name = self.options.labels.iter().any(|label| {
+        let texts = self.options.texts.iter().flat_map(|texts| &texts.columns);
+        let by_name = self.options.labels.iter().chain(texts).any(|label| {
             label.parse::<i64>().is_err() && first.iter().any(|field| field == label.as_bytes())
         });
         let word_over_number = second.is_some_and(|second| {
@@ -343,7 +349,7 @@ impl Heading {
     }
 
     /// The column that a label's name or number stands for.
-    fn label(&self, text: &Text, label: &str) -> Result<usize, DataError> {
+    pub(super) fn label(&self, text: &Text, label: &str) -> Result<usize, DataError> {
         if let Some(column) = self.names.iter().position(|n| n == label) {
             return Ok(column);
         }

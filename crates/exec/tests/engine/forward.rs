@@ -524,14 +524,9 @@ fn attentions() {
     let (n, heads, d) = (2, 3, 4);
     for causal in [false, true] {
         for (t_q, t_k) in [(5, 5), (3, 6), (6, 3)] {
-            for mask in [
-                &[][..],
-                &[t_q, t_k],
-                &[n, 1, t_k],
-                &[n, t_q, t_k],
-                &[n, 1, t_q, t_k],
-                &[n, heads, t_q, t_k],
-            ] {
+            for mask in
+                [&[][..], &[t_q, t_k], &[n, 1, t_k], &[n, t_q, t_k], &[n, 1, t_q, t_k], &[n, heads, t_q, t_k]]
+            {
                 let o = |q: &dyn Fn(usize, usize, usize, usize) -> [f64; 3],
                          m: &dyn Fn(&[usize]) -> f64,
                          i: &[usize]| {

@@ -628,7 +628,8 @@ fn attentions() {
             check(&name, &shapes, |b, p| b.attention([p[0], p[1], p[2]], causal, None));
         }
         let (t_q, t_k) = (4, 6);
-        for dims in [&[t_q, t_k][..], &[b_, 1, t_k], &[b_, t_q, t_k], &[b_, 1, t_q, t_k], &[b_, h, t_q, t_k]] {
+        for dims in [&[t_q, t_k][..], &[b_, 1, t_k], &[b_, t_q, t_k], &[b_, 1, t_q, t_k], &[b_, h, t_q, t_k]]
+        {
             let row = Check::new(&format!("masked attention {causal} {dims:?}"));
             let row = row.floats("mask", mask(dims.iter().product()));
             row.run(&[&[b_, t_q, h, d], &[b_, t_k, h, d], &[b_, t_k, h, d]], |b, p| {

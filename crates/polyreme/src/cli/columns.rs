@@ -98,6 +98,10 @@ fn content(survey: &ColumnSurvey) -> String {
     match (survey.kind(), survey.range_text()) {
         (ColumnType::Blank, _) => String::new(),
         (ColumnType::Number | ColumnType::Date, Some((least, most))) => format!("{least} to {most}, {n}"),
+        (ColumnType::Text, _) => {
+            let (least, mean, most) = survey.word_bytes().unwrap_or_default();
+            format!("{n} of {least} to {most} bytes, {mean} on average")
+        }
         _ => {
             let values = survey.values();
             let shown =
@@ -110,7 +114,7 @@ fn content(survey: &ColumnSurvey) -> String {
 
 fn remark(survey: &ColumnSurvey) -> &'static str {
     match survey.kind() {
-        ColumnType::Text => "left out unless `data.categories` has it",
+        ColumnType::Text => "a text or an id: left out unless `data.text` or `data.categories` has it",
         ColumnType::Unclear => "mostly numbers or dates, and some that are not",
         _ if survey.counts_rows() => "counts the rows: an id?",
         ColumnType::Number
@@ -165,7 +169,7 @@ fn as_json(paths: &[PathBuf], surveys: &[ColumnSurvey]) -> Value {
         json!({
             "name": s.name, "type": s.kind(), "rows": s.rows, "blanks": s.blanks, "distinct": distinct,
             "distinct_more": more, "min": range.as_ref().map(|r| value(&r.0)), "max": range.as_ref().map(|r| value(&r.1)),
-            "mean": numbers.then(|| s.mean()), "histogram": bars(s), "counts_rows": s.counts_rows(),
+            "mean": numbers.then(|| s.mean()), "word_bytes": s.word_bytes(), "histogram": bars(s), "counts_rows": s.counts_rows(),
             "values": if numbers { Vec::new() } else { values.collect::<Vec<_>>() },
         })
     };

@@ -13,6 +13,7 @@ use polyreme_train::generate::{NextToken, Sampling, generate};
 use polyreme_train::job::{ParallelSpec, Source};
 use polyreme_train::predict::Predictor;
 use polyreme_train::preparation::Sample;
+use polyreme_train::texts::to_use;
 use polyreme_train::trained::Trained;
 use serde::Serialize;
 
@@ -166,7 +167,7 @@ fn read_asked(app: &App, args: &PredictArgs, trained: &Trained) -> Result<Asked,
             let names = args.files.iter().map(|f| f.display().to_string()).collect();
             Ok(Asked::Sets(vec![(Arc::new(set), names)]))
         }
-        Sample::Row { .. } | Sample::Mixed { .. } => {
+        Sample::Row { .. } | Sample::Mixed { .. } | Sample::Texts { .. } => {
             let width = trained.preparation().spec(Layout::Planes).features.numel();
             let table = |file: &PathBuf| -> Result<(Arc<dyn Dataset>, Vec<String>), Failure> {
                 let (set, names) = table(trained, &job.data.source, file, width)?;
@@ -187,7 +188,8 @@ fn table(
     let columns = trained.preparation().columns();
     let schema = trained.preparation().schema.clone().map(Arc::new);
     let options = match source {
-        Source::Table { format, delimiter, label, .. } => TableOptions {
+        Source::Table { format, delimiter, label, choice, .. } => TableOptions {
+            texts: to_use(&choice.text, trained.preparation())?,
             format: TableFormat::of(file).unwrap_or(*format),
             delimiter: *delimiter,
             labels: label.clone(),

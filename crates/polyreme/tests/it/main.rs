@@ -23,6 +23,7 @@ mod ranks;
 mod saved;
 mod tables;
 mod targets;
+mod texts;
 mod timelines;
 mod train;
 mod used;

@@ -17,6 +17,8 @@ use super::types::{
 
 /// Samples of a set, or of a block.
 const SAMPLES_MAX: u64 = 1 << 32;
+/// Lengths that texts are filled up to: each is a program of its own.
+const BUCKETS_MAX: u64 = 16;
 /// Values of a category that is one-hot.
 const ONE_HOT_MAX: u64 = 1 << 10;
 /// More than 0, up to everything.
@@ -28,6 +30,11 @@ section! { DataSpec => {
         // A well-known set whose folder was not given is looked for again.
         "path" => matches!(s.source, Source::Idx { known: Some(_), .. }),
         "augment" => s.augment == Augment::default(),
+        // Each is refused where the other is of use.
+        "one_hot" | "buckets" => {
+            let has_texts = matches!(&s.source, Source::Table { choice, .. } if !choice.text.columns.is_empty());
+            has_texts == (key == "one_hot")
+        }
         _ => false,
     };
     section.unwritten(unwritten).check(check)
@@ -123,13 +130,24 @@ fn keys() -> Vec<Key<DataSpec>> {
         blanks: patterns() => |s| choice(s).map(|c| &mut c.blanks); or "NA, N/A, NaN, null and ?";
         /// up to how many values a category is one-hot; a vector is learnt for each value of one with more
         one_hot: whole(0..=ONE_HOT_MAX) => |s| choice(s).map(|c| &mut c.one_hot);
+        /// the column that is a text, by name or by number from 0; several for pairs of texts, see `docs/texts.md`
+        text: columns() => |s| choice(s).map(|c| &mut c.text.columns); or "none";
+        /// the most tokens of a text; longer ones are cut
+        length: maybe(whole(1..=CONTEXT_MAX)) => |s| choice(s).map(|c| &mut c.text.length);
+            or "`model.context`, or as many as the longest has, at most 512";
+        /// how many lengths there are that texts are filled up to
+        buckets: whole(1..=BUCKETS_MAX) => |s| choice(s).map(|c| &mut c.text.buckets);
         /// the size that every image is brought to
         size: maybe(pair(1..=SIDE_MAX)) => field!(Source::{Images}.size in source);
             or "all images must have the same size";
         /// whether colours are dropped
         grey: flag() => field!(Source::{Images}.grey in source);
         /// a `tokenizer.json`
-        tokenizer: maybe(path()) => field!(Source::{Text}.tokenizer in source); or "bytes are tokens";
+        tokenizer: maybe(path()) => |s| match &mut s.source {
+            Source::Text { tokenizer, .. } => Some(tokenizer),
+            Source::Table { choice, .. } => Some(&mut choice.text.tokenizer),
+            _ => None,
+        }; or "bytes are tokens";
         /// tokens per sample
         context: maybe(whole(1..=CONTEXT_MAX)) => field!(Source::{Text}.context in source); or "the model's";
         /// the name of the array of features
@@ -239,6 +257,23 @@ fn check(spec: &mut DataSpec, c: &Cursor) {
     if c.has("block") && spec.order.block().is_none() {
         let message = "`data.block` is given, but `data.order` is not \"block\"";
         c.fault("block", message, "write order = \"block\"");
+    }
+    if let Source::Table { choice, .. } = &spec.source {
+        let texts = !choice.text.columns.is_empty();
+        for key in ["tokenizer", "length", "buckets"] {
+            if c.has(key) && !texts {
+                let message = format!("`data.{key}` is for texts, and `data.text` names no column");
+                c.fault(key, message, "write text = \"COLUMN\"");
+            }
+        }
+        for key in ["columns", "ignore", "categories", "blanks", "one_hot"] {
+            if c.has(key) && texts {
+                let message = format!(
+                    "`data.{key}` is for columns of numbers and words, and `data.text` leaves those out"
+                );
+                c.fault(key, message, "leave out one of the two");
+            }
+        }
     }
     // A folder that was given is just a folder with IDX files.
     if let Source::Idx { known, .. } = &mut spec.source

@@ -63,7 +63,7 @@ impl ModelSpec {
             Model::Recurrent(m) => Some(m.context),
             Model::Encoder(m) => Some(m.context),
             Model::Layers(m) => match m.input {
-                StackInput::Ids { context, .. } => Some(context),
+                StackInput::Ids { context, .. } | StackInput::Texts { context, .. } => Some(context),
                 _ => None,
             },
             _ => None,
@@ -77,6 +77,9 @@ impl ModelSpec {
             &Features::Row { width } => Sample::Row { width },
             Features::Mixed { numbers, ids } => Sample::Mixed { numbers: *numbers, ids },
             &Features::Ids { time, vocab } => Sample::Ids { vocab, time },
+            &Features::Texts { vocab, padding, .. } => {
+                Sample::Texts { vocab, time: data.features.numel(), padding }
+            }
         };
         let answer = match &data.target {
             Target::Class { classes, .. } => Answer::Class { classes: *classes },

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 pub use polyreme_data::Augment;
-pub use polyreme_data::table::{ColumnChoice, TableFormat};
+pub use polyreme_data::table::{ColumnChoice, TableFormat, TextChoice};
 use polyreme_graph::{BlockCodec, DType, Precision};
 use polyreme_nn::Model;
 pub use polyreme_parallel::pipeline::PipelineKind;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use polyreme_collective::{Comm, Doing};
+use polyreme_data::by_length::{ByLength, length_ends};
 use polyreme_data::{
     Augment, Dataset, Features, Mode, Order, Spec, Stats, Target, Transform, balanced_weights,
 };
@@ -130,6 +131,7 @@ impl Prepared {
             Some(sets) => sets,
             None => open_as(&mut job, trained, given.isa)?,
         };
+        let sets = by_length(sets, job.data.order);
         if sets.validation.is_none() {
             let stop = job.train.early_stop.as_ref().filter(|s| is_of_validation(&s.metric));
             if let Some(stop) = stop.filter(|_| trained.is_none()) {
@@ -154,7 +156,7 @@ impl Prepared {
             }
         };
         let net = net.tuned(job.tuning());
-        let order = order(&job, sets.train.len());
+        let order = order(&job, sets.train.as_ref());
         let train = &job.train;
         if let Some((message, hint)) = job.parallel.refuses_to_shard(&train.optimizer) {
             return Err(TrainError::ShardGradients { message, hint });
@@ -308,6 +310,12 @@ impl Prepared {
         Ok(())
     }
 
+    /// Whether the texts of a step are filled up only as far as the longest of them needs. Parts of a model that several ranks
+    /// have together are made for one length, and so are programs of several steps.
+    pub fn fills_by_step(&self) -> bool {
+        self.mesh().replica_ranks() == 1 && !self.learner.plan.is_flushless()
+    }
+
     /// The longest microbatch of rank 0.
     pub fn micro(&self) -> usize {
         RankShare::new(self.pace, &self.cut, 0).lengths()[0]
@@ -417,7 +425,7 @@ impl Prepared {
 
     /// The order of an epoch.
     pub fn order(&self, epoch: u64) -> Order {
-        Order { epoch, ..order(&self.job, self.sets.train.len()) }
+        Order { epoch, ..order(&self.job, self.sets.train.as_ref()) }
     }
 
     /// What is done to training samples.
@@ -442,6 +450,7 @@ impl Prepared {
         Preparation::new(&self.spec, self.stats.as_ref(), self.sets.tokenizer.clone())
             .with_columns(self.sets.columns.clone())
             .with_schema(self.sets.schema.as_deref().cloned())
+            .with_tokenizer_digest(self.sets.tokenizer_digest.clone())
             .with_targets(self.target_stats.as_ref())
     }
 }
@@ -512,9 +521,26 @@ pub(crate) fn is_of_validation(metric: &str) -> bool {
     metric.starts_with("val_")
 }
 
-fn order(job: &Job, len: usize) -> Order {
+/// Texts that are filled up to several lengths are arranged by them: those that are evaluated, and those that are learnt from
+/// if their order is free.
+fn by_length(sets: Sets, order: OrderSpec) -> Sets {
+    Sets {
+        train: match order {
+            OrderSpec::Sample => ByLength::arrange(sets.train),
+            OrderSpec::InOrder | OrderSpec::Block(_) | OrderSpec::Parts => sets.train,
+        },
+        validation: sets.validation.map(ByLength::arrange),
+        test: sets.test.map(ByLength::arrange),
+        ..sets
+    }
+}
+
+fn order(job: &Job, set: &dyn Dataset) -> Order {
+    let len = set.len();
+    let several = matches!(&set.spec().features, Features::Texts { times, .. } if times.len() > 1);
     let mode = match job.data.order {
         OrderSpec::InOrder => Mode::InOrder,
+        OrderSpec::Sample if several => Mode::Lengths { batch: job.train.batch, ends: length_ends(set) },
         OrderSpec::Sample => Mode::Sample,
         OrderSpec::Block(n) => Mode::Block(n),
         OrderSpec::Parts => Mode::Parts(job.train.batch),
@@ -543,6 +569,9 @@ fn describe(spec: &Spec) -> String {
             format!("{numbers} numbers, {} categories with learnt vectors", ids.len())
         }
         Features::Ids { time, vocab } => format!("{time} ids below {vocab}"),
+        Features::Texts { vocab, .. } => {
+            format!("a text of up to {} tokens below {vocab}", spec.features.numel())
+        }
     };
     format!("{sample}, {}", describe_target(spec))
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use polyreme_data::{Loader, LoaderOptions, Span};
+use polyreme_data::{Loader, LoaderOptions, Span, time_of};
 use polyreme_parallel::Norms;
 
 use super::prepared::Prepared;
@@ -29,10 +29,14 @@ impl Run {
     pub(super) fn loader(&self, steps: u64) -> Result<Loader, TrainError> {
         let (pace, first) = (self.prepared.pace, self.learner.steps_done());
         let (order, part) = (self.prepared.order(0), self.part.clone());
+        let set = self.prepared.fills_by_step().then(|| self.prepared.sets.train.clone());
         let plan = (first..steps).flat_map(move |step| {
             let (order, start) = (order.of_epoch(pace.epoch(step)), pace.start(step));
+            let time = set.as_ref().and_then(|set| time_of(set.as_ref(), order, start, pace.len(step)));
             let microbatches = part.microbatches(step).iter().filter(|p| p.len > 0);
-            microbatches.map(|p| Span { order, start: start + p.offset, len: p.len }).collect::<Vec<_>>()
+            microbatches
+                .map(|p| Span { order, start: start + p.offset, len: p.len, time })
+                .collect::<Vec<_>>()
         });
         let data = &self.prepared.job.data;
         let cheap = !matches!(data.source, Source::Images { .. });
@@ -76,9 +80,15 @@ impl Run {
         };
         let (began, waited_before) = (Instant::now(), loader.waited());
         let microbatches = self.part.microbatches(first);
+        let order = self.prepared.order(pace.epoch(first));
+        let time = self
+            .prepared
+            .fills_by_step()
+            .then(|| time_of(self.prepared.sets.train.as_ref(), order, pace.start(first), pace.len(first)));
+        let rounds = self.part.rounds(first);
         let part = RankStep {
             samples: pace.len(first),
-            kind: StepKind { microbatches, rounds: self.part.rounds(first), steps: n_steps },
+            kind: StepKind { microbatches, rounds, steps: n_steps, time: time.flatten() },
             lr: &|k| self.prepared.lr(first + k as u64) as f32,
             loss_scale: self.progress.loss_scale.map_or(1.0, |s| s.scale),
             extra: &extra,

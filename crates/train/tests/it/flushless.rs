@@ -56,7 +56,7 @@ fn twin(lines: &str, flushed: &Prepared) -> (Vec<f64>, Tensors) {
     let plan = (0..steps).flat_map(move |step| {
         let (order, start) = (order.of_epoch(pace.epoch(step)), pace.start(step));
         let spans = of_step.microbatches(step).iter();
-        spans.map(|p| Span { order, start: start + p.offset, len: p.len }).collect::<Vec<_>>()
+        spans.map(|p| Span::new(order, start + p.offset, p.len)).collect::<Vec<_>>()
     });
     let options = LoaderOptions {
         batch_max: part.lengths()[0],
@@ -82,7 +82,12 @@ fn twin(lines: &str, flushed: &Prepared) -> (Vec<f64>, Tensors) {
             Ok(())
         };
         learner.exclusively(set).unwrap();
-        let kind = StepKind { microbatches: part.microbatches(step), rounds: part.rounds(step), steps: 1 };
+        let kind = StepKind {
+            microbatches: part.microbatches(step),
+            rounds: part.rounds(step),
+            steps: 1,
+            time: None,
+        };
         let of = RankStep {
             samples: pace.len(step),
             kind,

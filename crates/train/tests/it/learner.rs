@@ -87,7 +87,7 @@ impl Data {
         let (microbatches, rounds) = (part.microbatches(step), part.rounds(step));
         let of = RankStep {
             samples: pace.len(step),
-            kind: StepKind { microbatches, rounds, steps: 1 },
+            kind: StepKind { microbatches, rounds, steps: 1, time: None },
             lr: &|_| 0.01,
             loss_scale: 1.0,
             extra: &|| [0.0; 2],

@@ -18,6 +18,7 @@ mod same_bits;
 mod saved;
 mod stages;
 mod targets;
+mod texts;
 mod tuned;
 mod used;
 mod whole_tensors;

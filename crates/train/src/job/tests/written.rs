@@ -185,15 +185,24 @@ fn path() -> impl Strategy<Value = PathBuf> {
 
 fn choice() -> impl Strategy<Value = ColumnChoice> {
     let patterns = || prop::collection::vec("[a-z*\" ]{0,9}", 0..3);
-    (patterns(), patterns(), patterns(), patterns(), 0..99_usize).prop_map(
+    let columns = (patterns(), patterns(), patterns(), patterns(), 0..99_usize).prop_map(
         |(columns, ignore, categories, blanks, one_hot)| ColumnChoice {
             columns,
             ignore,
             categories,
             blanks,
             one_hot,
+            ..ColumnChoice::default()
         },
-    )
+    );
+    let names = prop::collection::vec("[a-z\" ]{1,9}", 1..3);
+    let texts = (names, prop::option::of(path()), prop::option::of(1..99_usize), 1..16_usize).prop_map(
+        |(columns, tokenizer, length, buckets)| ColumnChoice {
+            text: TextChoice { columns, tokenizer, length, buckets },
+            ..ColumnChoice::default()
+        },
+    );
+    prop_oneof![columns, texts]
 }
 
 fn source() -> impl Strategy<Value = Source> {
